@@ -1,0 +1,136 @@
+//! Linkerd's `ExternalWorkload`: a workload that runs outside the cluster (a virtual machine, say) and takes part in the mesh.
+//!
+//! The CRD is Linkerd's (`crd/linkerd/externalworkloads.yaml`); this is the part of it that becomes endpoints, read
+//! leniently. Go's controller tolerates a missing `ip`, `status: {}` and unknown condition values, so must we: what the
+//! CRD admits today, and what was stored under an older one, decodes.
+
+use std::borrow::Cow;
+
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
+use kube::core::NamespaceResourceScope;
+use serde::Deserialize;
+
+use crate::cluster::object::lean_metadata;
+
+/// `externalworkloads.workload.linkerd.io/v1beta1`, as the API server sends it.
+#[derive(Clone, Debug, Deserialize)]
+pub struct ExternalWorkload {
+    #[serde(deserialize_with = "lean_metadata")]
+    pub metadata: ObjectMeta,
+    #[serde(default)]
+    pub spec: Option<ExternalWorkloadSpec>,
+    #[serde(default)]
+    pub status: Option<ExternalWorkloadStatus>,
+}
+
+#[derive(Clone, Debug, Default, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct ExternalWorkloadSpec {
+    #[serde(default)]
+    pub ports: Option<Vec<ExternalWorkloadPort>>,
+    #[serde(default, rename = "workloadIPs")]
+    pub workload_ips: Option<Vec<WorkloadIp>>,
+}
+
+#[derive(Clone, Debug, Default, Deserialize)]
+pub struct ExternalWorkloadPort {
+    #[serde(default)]
+    pub name: Option<String>,
+    /// 1 to 65535 by the CRD; anything else matches no Service port.
+    #[serde(default)]
+    pub port: i64,
+    #[serde(default)]
+    pub protocol: Option<String>,
+}
+
+#[derive(Clone, Debug, Default, Deserialize)]
+pub struct WorkloadIp {
+    #[serde(default)]
+    pub ip: Option<String>,
+}
+
+#[derive(Clone, Debug, Default, Deserialize)]
+pub struct ExternalWorkloadStatus {
+    #[serde(default)]
+    pub conditions: Option<Vec<Condition>>,
+}
+
+/// One condition. The list is a plain one, so a type may stand in it more than once.
+#[derive(Clone, Debug, Default, Deserialize)]
+pub struct Condition {
+    #[serde(default, rename = "type")]
+    pub type_: String,
+    #[serde(default)]
+    pub status: String,
+}
+
+// === impl ExternalWorkload ===
+
+impl kube::Resource for ExternalWorkload {
+    type DynamicType = ();
+    type Scope = NamespaceResourceScope;
+
+    fn kind((): &()) -> Cow<'_, str> {
+        Cow::Borrowed("ExternalWorkload")
+    }
+
+    fn group((): &()) -> Cow<'_, str> {
+        Cow::Borrowed("workload.linkerd.io")
+    }
+
+    fn version((): &()) -> Cow<'_, str> {
+        Cow::Borrowed("v1beta1")
+    }
+
+    fn plural((): &()) -> Cow<'_, str> {
+        Cow::Borrowed("externalworkloads")
+    }
+
+    fn meta(&self) -> &ObjectMeta {
+        &self.metadata
+    }
+
+    fn meta_mut(&mut self) -> &mut ObjectMeta {
+        &mut self.metadata
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    fn read(value: serde_json::Value) -> ExternalWorkload {
+        serde_json::from_value(value).expect("the type reads whatever the API server may hold")
+    }
+
+    #[test]
+    fn every_shape_an_old_or_hand_made_object_may_have_is_read() {
+        for spec_and_status in [
+            json!({}),
+            json!({"spec": {}}),
+            json!({"spec": null, "status": null}),
+            json!({"spec": {"workloadIPs": [{}], "ports": null}, "status": {}}),
+            json!({"spec": {"meshTls": {"identity": "a", "serverName": "b"}}, "status": {"conditions": null}}),
+            json!({"spec": {"ports": [{"port": 99999}, {}]}, "status": {"conditions": [{"type": "Ready", "status": "Perhaps"}]}}),
+        ] {
+            let mut object = json!({"metadata": {"name": "vm", "namespace": "ns"}});
+            object.as_object_mut().unwrap().extend(spec_and_status.as_object().unwrap().clone());
+            read(object);
+        }
+    }
+
+    #[test]
+    fn of_managed_fields_only_the_newest_update_time_is_kept() {
+        let object = read(json!({"metadata": {"name": "vm", "namespace": "ns", "managedFields": [
+            {"operation": "Update", "time": "2026-01-01T00:00:00Z", "fieldsV1": {"f:spec": {}}},
+            {"operation": "Apply", "time": "2026-01-03T00:00:00Z", "fieldsV1": {"f:spec": {}}},
+            {"operation": "Update", "time": "2026-01-02T00:00:00Z", "fieldsV1": {"f:spec": {}}},
+        ]}}));
+        let kept = object.metadata.managed_fields.unwrap();
+        assert_eq!(kept.len(), 1);
+        assert_eq!(kept[0].time.as_ref().unwrap().0.to_string(), "2026-01-02T00:00:00Z");
+        assert!(kept[0].fields_v1.is_none());
+    }
+}

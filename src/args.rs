@@ -1,0 +1,212 @@
+//! The command line: flags, each with an environment variable, parsed into typed settings. Nothing else in the process reads
+//! the environment, except kube where it looks for a kubeconfig or a ServiceAccount.
+
+use std::{net::SocketAddr, path::PathBuf, str::FromStr, time::Duration};
+
+use clap::{Args as ClapArgs, Parser, Subcommand, ValueEnum};
+use k8s_openapi::jiff::SignedDuration;
+
+/// A control plane for the Linkerd service mesh.
+#[derive(Debug, Parser)]
+#[command(name = "linkerd-operator", version, about, max_term_width = 100)]
+pub struct Args {
+    #[command(subcommand)]
+    command: Option<Command>,
+    #[command(flatten)]
+    manager: ManagerArgs,
+}
+
+#[derive(Debug, Subcommand)]
+enum Command {
+    /// Watches the cluster and does the enabled jobs (the default)
+    Manager(Box<ManagerArgs>),
+}
+
+#[derive(Clone, Debug, ClapArgs)]
+pub struct ManagerArgs {
+    /// The kubeconfig to use; else $KUBECONFIG, ~/.kube/config, or the ServiceAccount of the pod, in this order
+    #[arg(long, env = "LINKERD_OPERATOR_KUBECONFIG", value_name = "FILE")]
+    pub kubeconfig: Option<PathBuf>,
+
+    /// Where to serve /live, /ready, /ping and /metrics
+    #[arg(long, env = "LINKERD_OPERATOR_ADMIN_ADDR", value_name = "IP:PORT", default_value = "0.0.0.0:9996")]
+    pub admin_addr: SocketAddr,
+
+    /// The namespace of Linkerd's control plane: the Lease for EndpointSlice writes is there
+    #[arg(long, env = "LINKERD_OPERATOR_CONTROLLER_NAMESPACE", value_name = "NAME", default_value = "linkerd")]
+    pub controller_namespace: String,
+
+    /// Write EndpointSlices for ExternalWorkloads
+    #[arg(
+        long,
+        env = "LINKERD_OPERATOR_ENABLE_EXTERNAL_WORKLOAD",
+        value_name = "BOOL",
+        default_value_t = true,
+        action = clap::ArgAction::Set,
+        num_args = 0..=1,
+        default_missing_value = "true"
+    )]
+    pub enable_external_workload: bool,
+
+    /// Services whose EndpointSlices are written at the same time
+    #[arg(
+        long,
+        env = "LINKERD_OPERATOR_EXTERNAL_WORKLOAD_CONCURRENCY",
+        value_name = "NUMBER",
+        default_value_t = 8,
+        value_parser = clap::value_parser!(u16).range(1..=256)
+    )]
+    pub external_workload_concurrency: u16,
+
+    /// How often every Service is compared with its EndpointSlices though nothing happened
+    #[arg(
+        long,
+        env = "LINKERD_OPERATOR_FULL_PASS_INTERVAL",
+        value_name = "DURATION",
+        default_value = "10m",
+        value_parser = positive_duration
+    )]
+    pub full_pass_interval: Duration,
+
+    /// Tells this replica from others in Leases and Events; else the pod's name, or the host's with a random suffix.
+    /// Pods with host network share their node's name: set it for them
+    #[arg(long, env = "LINKERD_OPERATOR_LEADER_ELECTION_IDENTITY", value_name = "NAME")]
+    pub leader_election_identity: Option<String>,
+
+    /// How long other replicas wait for a leader that does not renew its Lease
+    #[arg(
+        long,
+        env = "LINKERD_OPERATOR_LEADER_ELECTION_LEASE_DURATION",
+        value_name = "DURATION",
+        default_value = "30s",
+        value_parser = positive_duration
+    )]
+    pub leader_election_lease_duration: Duration,
+
+    /// How long a leader that cannot renew its Lease goes on writing
+    #[arg(
+        long,
+        env = "LINKERD_OPERATOR_LEADER_ELECTION_RENEW_DEADLINE",
+        value_name = "DURATION",
+        default_value = "10s",
+        value_parser = positive_duration
+    )]
+    pub leader_election_renew_deadline: Duration,
+
+    /// How often a leader renews its Lease; others look twice as often
+    #[arg(
+        long,
+        env = "LINKERD_OPERATOR_LEADER_ELECTION_RETRY_PERIOD",
+        value_name = "DURATION",
+        default_value = "2s",
+        value_parser = positive_duration
+    )]
+    pub leader_election_retry_period: Duration,
+
+    /// What to log: error, warn, info, debug, trace, or directives such as info,linkerd_operator=debug
+    #[arg(long, env = "LINKERD_OPERATOR_LOG_LEVEL", value_name = "FILTER", default_value = "info")]
+    pub log_level: String,
+
+    /// How to log
+    #[arg(long, env = "LINKERD_OPERATOR_LOG_FORMAT", value_name = "FORMAT", default_value = "plain")]
+    pub log_format: LogFormat,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum LogFormat {
+    Plain,
+    Json,
+}
+
+// === impl Args ===
+
+impl Args {
+    /// The settings of the process.
+    ///
+    /// # Errors
+    /// A sentence for the user, when flags contradict each other.
+    pub fn settings(self) -> Result<ManagerArgs, String> {
+        let args = match self.command {
+            Some(Command::Manager(args)) => *args,
+            None => self.manager,
+        };
+        let (duration, deadline, retry) = (
+            args.leader_election_lease_duration,
+            args.leader_election_renew_deadline,
+            args.leader_election_retry_period,
+        );
+        if duration.subsec_nanos() != 0 {
+            return Err(
+                "--leader-election-lease-duration has to be whole seconds: a Lease records nothing finer".to_owned()
+            );
+        }
+        if deadline >= duration {
+            return Err(format!(
+                "--leader-election-renew-deadline ({deadline:?}) has to be shorter than --leader-election-lease-duration ({duration:?}): \
+                 else two replicas could write at the same time"
+            ));
+        }
+        if retry.saturating_mul(2) > deadline {
+            return Err(format!(
+                "--leader-election-retry-period ({retry:?}) has to be at most half of --leader-election-renew-deadline ({deadline:?}): \
+                 else one failed renewal ends a leadership"
+            ));
+        }
+        Ok(args)
+    }
+}
+
+/// A duration with a unit, as Kubernetes and Go write it: `90s`, `10m`, `1h30m`.
+fn positive_duration(text: &str) -> Result<Duration, String> {
+    let duration = SignedDuration::from_str(text).map_err(|error| error.to_string())?;
+    match Duration::try_from(duration) {
+        Ok(duration) if !duration.is_zero() => Ok(duration),
+        _ => Err("it has to be longer than nothing".to_owned()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn settings(args: &[&str]) -> Result<ManagerArgs, String> {
+        let args = std::iter::once("linkerd-operator").chain(args.iter().copied());
+        Args::try_parse_from(args).map_err(|error| error.to_string())?.settings()
+    }
+
+    #[test]
+    fn the_command_line_is_well_formed() {
+        <Args as clap::CommandFactory>::command().debug_assert();
+    }
+
+    #[test]
+    fn manager_is_the_default_subcommand() {
+        assert_eq!(settings(&["--admin-addr", "127.0.0.1:1"]).unwrap().admin_addr.port(), 1);
+        assert_eq!(settings(&["manager", "--admin-addr", "127.0.0.1:2"]).unwrap().admin_addr.port(), 2);
+    }
+
+    #[test]
+    fn the_defaults_of_the_lease_are_linkerds() {
+        let settings = settings(&[]).unwrap();
+        assert_eq!(settings.leader_election_lease_duration, Duration::from_secs(30));
+        assert_eq!(settings.leader_election_renew_deadline, Duration::from_secs(10));
+        assert_eq!(settings.leader_election_retry_period, Duration::from_secs(2));
+        assert!(settings.enable_external_workload);
+    }
+
+    #[test]
+    fn flags_that_would_let_two_replicas_write_are_refused_with_a_reason() {
+        let error = settings(&["--leader-election-renew-deadline", "30s"]).unwrap_err();
+        assert!(error.contains("two replicas could write"), "{error}");
+        let error = settings(&["--leader-election-retry-period", "6s"]).unwrap_err();
+        assert!(error.contains("one failed renewal"), "{error}");
+        assert!(settings(&["--full-pass-interval", "0s"]).is_err());
+        assert!(settings(&["--full-pass-interval", "soon"]).is_err());
+    }
+
+    #[test]
+    fn a_job_is_switched_off_by_its_flag() {
+        assert!(!settings(&["--enable-external-workload=false"]).unwrap().enable_external_workload);
+        assert!(settings(&["--enable-external-workload"]).unwrap().enable_external_workload);
+    }
+}

@@ -1,0 +1,175 @@
+//! Labels, equality selectors, and the two lookups that join them without a scan.
+//!
+//! A selector matches labels that hold every one of its pairs. [`ByLabel`] files an object under each of its pairs, so
+//! that what a selector matches is found among the fewest candidates; [`BySelector`] files a selector under one of its
+//! pairs, so that the selectors which match some labels are found by looking up those labels.
+
+use std::{
+    collections::{BTreeSet, HashMap},
+    sync::Arc,
+};
+
+/// One label: key and value.
+pub type Pair = (Arc<str>, Arc<str>);
+
+/// The labels of an object, sorted by key: a few strings in one allocation.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Labels(Box<[Pair]>);
+
+/// A selector with at least one pair. An empty one, which would match everything, cannot be made: for a Service it
+/// means that somebody else manages its endpoints.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Selector(Labels);
+
+/// Names of objects by each label they carry. One namespace's worth.
+#[derive(Debug, Default)]
+pub struct ByLabel(HashMap<Pair, BTreeSet<Arc<str>>>);
+
+/// Names of objects that have a selector, by its first pair. One namespace's worth.
+#[derive(Debug, Default)]
+pub struct BySelector(HashMap<Pair, BTreeSet<Arc<str>>>);
+
+// === impl Labels ===
+
+impl Labels {
+    pub fn get(&self, key: &str) -> Option<&Arc<str>> {
+        let at = self.0.binary_search_by(|(k, _)| (**k).cmp(key)).ok()?;
+        self.0.get(at).map(|(_, value)| value)
+    }
+
+    pub fn iter(&self) -> impl Iterator<Item = &Pair> {
+        self.0.iter()
+    }
+}
+
+impl<K: AsRef<str>, V: AsRef<str>> FromIterator<(K, V)> for Labels {
+    fn from_iter<I: IntoIterator<Item = (K, V)>>(pairs: I) -> Self {
+        let mut pairs: Vec<Pair> =
+            pairs.into_iter().map(|(k, v)| (Arc::from(k.as_ref()), Arc::from(v.as_ref()))).collect();
+        pairs.sort();
+        pairs.dedup_by(|a, b| a.0 == b.0);
+        Self(pairs.into())
+    }
+}
+
+// === impl Selector ===
+
+impl Selector {
+    /// `None` for an empty selector.
+    pub fn new(labels: Labels) -> Option<Self> {
+        (!labels.0.is_empty()).then_some(Self(labels))
+    }
+
+    pub fn matches(&self, labels: &Labels) -> bool {
+        self.0.iter().all(|(key, value)| labels.get(key) == Some(value))
+    }
+
+    fn filed_under(&self) -> Option<&Pair> {
+        self.0.0.first()
+    }
+}
+
+// === impl ByLabel ===
+
+impl ByLabel {
+    pub fn insert(&mut self, labels: &Labels, name: &Arc<str>) {
+        for pair in labels.iter() {
+            file(&mut self.0, pair, name);
+        }
+    }
+
+    pub fn remove(&mut self, labels: &Labels, name: &str) {
+        for pair in labels.iter() {
+            unfile(&mut self.0, pair, name);
+        }
+    }
+
+    /// The fewest names among which everything is that the selector matches; each is still to be asked.
+    pub fn candidates(&self, selector: &Selector) -> impl Iterator<Item = &Arc<str>> {
+        let mut fewest: Option<&BTreeSet<Arc<str>>> = None;
+        for pair in selector.0.iter() {
+            // A pair that nobody carries: nothing matches.
+            let Some(names) = self.0.get(pair) else { return None.into_iter().flatten() };
+            if fewest.is_none_or(|fewest| names.len() < fewest.len()) {
+                fewest = Some(names);
+            }
+        }
+        fewest.into_iter().flatten()
+    }
+}
+
+// === impl BySelector ===
+
+impl BySelector {
+    pub fn insert(&mut self, selector: &Selector, name: &Arc<str>) {
+        if let Some(pair) = selector.filed_under() {
+            file(&mut self.0, pair, name);
+        }
+    }
+
+    pub fn remove(&mut self, selector: &Selector, name: &str) {
+        if let Some(pair) = selector.filed_under() {
+            unfile(&mut self.0, pair, name);
+        }
+    }
+
+    /// Names whose selector may match the labels; each is still to be asked.
+    pub fn candidates<'a>(&'a self, labels: &'a Labels) -> impl Iterator<Item = &'a Arc<str>> {
+        labels.iter().filter_map(|pair| self.0.get(pair)).flatten()
+    }
+}
+
+fn file(index: &mut HashMap<Pair, BTreeSet<Arc<str>>>, pair: &Pair, name: &Arc<str>) {
+    index.entry(pair.clone()).or_default().insert(Arc::clone(name));
+}
+
+fn unfile(index: &mut HashMap<Pair, BTreeSet<Arc<str>>>, pair: &Pair, name: &str) {
+    if let Some(names) = index.get_mut(pair) {
+        names.remove(name);
+        if names.is_empty() {
+            index.remove(pair);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    fn labels(pairs: &[(u8, u8)]) -> Labels {
+        pairs.iter().map(|(k, v)| (format!("k{k}"), format!("v{v}"))).collect()
+    }
+
+    #[test]
+    fn an_empty_selector_cannot_be_made() {
+        assert_eq!(Selector::new(labels(&[])), None);
+    }
+
+    proptest! {
+        #[test]
+        fn the_lookups_find_what_a_scan_finds(
+            objects in prop::collection::vec(prop::collection::vec((0..4u8, 0..3u8), 0..4), 0..12),
+            selectors in prop::collection::vec(prop::collection::vec((0..4u8, 0..3u8), 1..3), 0..6),
+        ) {
+            let objects: Vec<(Arc<str>, Labels)> =
+                objects.iter().enumerate().map(|(i, l)| (format!("o{i}").into(), labels(l))).collect();
+            let selectors: Vec<(Arc<str>, Selector)> = selectors.iter().enumerate()
+                .map(|(i, l)| (format!("s{i}").into(), Selector::new(labels(l)).unwrap())).collect();
+            let (mut by_label, mut by_selector) = (ByLabel::default(), BySelector::default());
+            for (name, labels) in &objects { by_label.insert(labels, name); }
+            for (name, selector) in &selectors { by_selector.insert(selector, name); }
+            for (selector_name, selector) in &selectors {
+                for (name, labels) in &objects {
+                    let matches = selector.matches(labels);
+                    prop_assert!(!matches || by_label.candidates(selector).any(|n| n == name));
+                    prop_assert!(!matches || by_selector.candidates(labels).any(|n| n == selector_name));
+                }
+            }
+            for (name, labels) in &objects { by_label.remove(labels, name); }
+            for (name, selector) in &selectors { by_selector.remove(selector, name); }
+            prop_assert!(by_label.0.is_empty() && by_selector.0.is_empty());
+        }
+    }
+}

@@ -1,0 +1,287 @@
+//! Services: what of them decides about endpoints, and which of them select a workload.
+
+use std::{
+    collections::{BTreeMap, HashMap},
+    sync::Arc,
+};
+
+use k8s_openapi::{
+    api::core::v1 as core, apimachinery::pkg::apis::meta::v1::ObjectMeta, apimachinery::pkg::util::intstr::IntOrString,
+};
+use kube::{
+    core::{PartialObjectMeta, PartialObjectMetaExt},
+    runtime::{
+        reflector::{Store, store::Writer},
+        watcher,
+    },
+};
+use serde::Deserialize;
+
+use super::{
+    Affected, Kind, Projected, State,
+    object::{NamespacedName, lean_metadata},
+    selector::{BySelector, Labels, Selector},
+    slice::Family,
+};
+
+/// A Service, reduced to what decides about its endpoints. Two Services that compare equal have the same endpoints.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Service {
+    pub key: NamespacedName,
+    pub uid: Arc<str>,
+    pub labels: BTreeMap<String, String>,
+    /// `None` also when it is there and empty: then somebody else manages the endpoints.
+    pub selector: Option<Selector>,
+    pub external_name: bool,
+    /// `clusterIP: None`, literally: an empty `clusterIP` is one that was not assigned yet.
+    pub headless: bool,
+    pub families: Vec<Family>,
+    pub ports: Vec<ServicePort>,
+    pub deleting: bool,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ServicePort {
+    /// Empty where the Service has a single unnamed port.
+    pub name: String,
+    pub protocol: String,
+    pub app_protocol: Option<String>,
+    pub target: TargetPort,
+}
+
+/// `targetPort`: a string of digits is a name, never a number.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum TargetPort {
+    Number(i32),
+    Name(String),
+}
+
+/// A Service as the API server sends it.
+#[derive(Clone, Debug, Deserialize, kube::Resource)]
+#[resource(inherit = "core::Service")]
+pub struct ServiceObject {
+    #[serde(deserialize_with = "lean_metadata")]
+    metadata: ObjectMeta,
+    #[serde(default)]
+    spec: Option<ServiceSpec>,
+}
+
+#[derive(Clone, Debug, Default, Deserialize)]
+#[serde(rename_all = "camelCase", default)]
+struct ServiceSpec {
+    #[serde(rename = "type")]
+    type_: Option<String>,
+    #[serde(rename = "clusterIP")]
+    cluster_ip: Option<String>,
+    selector: Option<BTreeMap<String, String>>,
+    ip_families: Option<Vec<String>>,
+    ports: Option<Vec<core::ServicePort>>,
+}
+
+/// What a Controller keyed by Service keeps of one: its name. All else is read from the [`State`] when it reconciles.
+pub type ServiceName = PartialObjectMeta<core::Service>;
+
+/// All Services of a cluster.
+pub struct Services {
+    namespaces: HashMap<Arc<str>, Namespace>,
+    names: Writer<ServiceName>,
+    listed: bool,
+}
+
+#[derive(Default)]
+struct Namespace {
+    by_name: HashMap<Arc<str>, Arc<Service>>,
+    by_selector: BySelector,
+}
+
+// === impl Service ===
+
+impl Projected for Service {
+    type Wire = ServiceObject;
+    const KIND: Kind = Kind::Service;
+
+    fn project(wire: ServiceObject) -> Self {
+        let spec = wire.spec.unwrap_or_default();
+        let key = NamespacedName::of(&wire.metadata);
+        // Both families where none is known, as Linkerd's controller does.
+        let mut families: Vec<Family> =
+            spec.ip_families.iter().flatten().filter_map(|name| Family::from_address_type(name)).collect();
+        if families.is_empty() {
+            families = vec![Family::IPv4, Family::IPv6];
+        }
+        Self {
+            key,
+            uid: wire.metadata.uid.unwrap_or_default().into(),
+            labels: wire.metadata.labels.unwrap_or_default(),
+            selector: Selector::new(spec.selector.unwrap_or_default().iter().collect()),
+            external_name: spec.type_.as_deref() == Some("ExternalName"),
+            headless: spec.cluster_ip.as_deref() == Some("None"),
+            families,
+            ports: spec.ports.into_iter().flatten().map(ServicePort::from).collect(),
+            deleting: wire.metadata.deletion_timestamp.is_some(),
+        }
+    }
+
+    fn apply(self, state: &mut State) -> Affected {
+        let key = self.key.clone();
+        if state.services.insert(self) { vec![key] } else { Affected::new() }
+    }
+
+    fn remove(key: &NamespacedName, state: &mut State) -> Affected {
+        if state.services.remove(key) { vec![key.clone()] } else { Affected::new() }
+    }
+
+    fn keys(state: &State) -> Vec<NamespacedName> {
+        state.services.keys().collect()
+    }
+
+    fn listed(state: &mut State) {
+        state.services.listed();
+    }
+}
+
+impl From<core::ServicePort> for ServicePort {
+    fn from(port: core::ServicePort) -> Self {
+        Self {
+            name: port.name.unwrap_or_default(),
+            protocol: port.protocol.unwrap_or_else(|| "TCP".to_owned()),
+            app_protocol: port.app_protocol,
+            target: match port.target_port {
+                Some(IntOrString::String(name)) => TargetPort::Name(name),
+                // The API server fills in what is absent; 0 is its way to say absent.
+                Some(IntOrString::Int(0)) | None => TargetPort::Number(port.port),
+                Some(IntOrString::Int(number)) => TargetPort::Number(number),
+            },
+        }
+    }
+}
+
+// === impl Services ===
+
+impl Default for Services {
+    fn default() -> Self {
+        Self { namespaces: HashMap::new(), names: Writer::new(()), listed: false }
+    }
+}
+
+impl Services {
+    pub fn get(&self, key: &NamespacedName) -> Option<&Arc<Service>> {
+        self.namespaces.get(&key.namespace)?.by_name.get(&key.name)
+    }
+
+    /// The names of all Services, for kube-runtime's Controller; ready once they were listed.
+    pub fn names(&self) -> Store<ServiceName> {
+        self.names.as_reader()
+    }
+
+    pub fn keys(&self) -> impl Iterator<Item = NamespacedName> {
+        self.namespaces.values().flat_map(|namespace| namespace.by_name.values()).map(|service| service.key.clone())
+    }
+
+    /// The Services of a namespace whose selector matches.
+    pub fn selecting(&self, namespace: &str, labels: &Labels) -> Vec<NamespacedName> {
+        let Some(namespace) = self.namespaces.get(namespace) else { return Vec::new() };
+        let candidates = namespace.by_selector.candidates(labels).filter_map(|name| namespace.by_name.get(name));
+        candidates
+            .filter(|service| service.selector.as_ref().is_some_and(|selector| selector.matches(labels)))
+            .map(|service| service.key.clone())
+            .collect()
+    }
+
+    /// Whether anything changed that decides about endpoints.
+    fn insert(&mut self, service: Service) -> bool {
+        let namespace = self.namespaces.entry(Arc::clone(&service.key.namespace)).or_default();
+        let old = namespace.by_name.get(&service.key.name);
+        if old.is_some_and(|old| **old == service) {
+            return false;
+        }
+        if let Some(selector) = old.and_then(|old| old.selector.as_ref()) {
+            namespace.by_selector.remove(selector, &service.key.name);
+        }
+        if let Some(selector) = &service.selector {
+            namespace.by_selector.insert(selector, &service.key.name);
+        }
+        if old.is_none_or(|old| old.uid != service.uid) {
+            let name = service_name(&service);
+            // Until the first list is complete the store collects, and swaps all of it in at the end.
+            self.names.apply_watcher_event(&if self.listed {
+                watcher::Event::Apply(name)
+            } else {
+                watcher::Event::InitApply(name)
+            });
+        }
+        namespace.by_name.insert(Arc::clone(&service.key.name), Arc::new(service));
+        true
+    }
+
+    fn remove(&mut self, key: &NamespacedName) -> bool {
+        let Some(namespace) = self.namespaces.get_mut(&key.namespace) else { return false };
+        let Some(old) = namespace.by_name.remove(&key.name) else { return false };
+        if let Some(selector) = &old.selector {
+            namespace.by_selector.remove(selector, &key.name);
+        }
+        if namespace.by_name.is_empty() {
+            self.namespaces.remove(&key.namespace);
+        }
+        self.names.apply_watcher_event(&watcher::Event::Delete(service_name(&old)));
+        true
+    }
+
+    fn listed(&mut self) {
+        if !self.listed {
+            self.listed = true;
+            self.names.apply_watcher_event(&watcher::Event::InitDone);
+        }
+    }
+}
+
+fn service_name(service: &Service) -> ServiceName {
+    ObjectMeta {
+        name: Some(service.key.name.to_string()),
+        namespace: Some(service.key.namespace.to_string()),
+        uid: Some(service.uid.to_string()),
+        ..ObjectMeta::default()
+    }
+    .into_response_partial()
+}
+
+#[cfg(test)]
+pub mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    /// A Service from the `spec` a user would write.
+    pub fn service(spec: &serde_json::Value) -> Service {
+        let object = json!({"metadata": {"name": "legacy", "namespace": "ns", "uid": "service-uid"}, "spec": spec});
+        Service::project(serde_json::from_value(object).unwrap())
+    }
+
+    #[test]
+    fn a_target_port_of_digits_in_quotes_is_a_name() {
+        let service = service(&json!({"ports": [
+            {"port": 80, "targetPort": "8080"}, {"port": 81, "targetPort": 8081}, {"port": 82}]}));
+        let targets: Vec<_> = service.ports.into_iter().map(|port| port.target).collect();
+        assert_eq!(targets, [TargetPort::Name("8080".into()), TargetPort::Number(8081), TargetPort::Number(82)]);
+    }
+
+    #[test]
+    fn an_empty_selector_counts_as_none() {
+        assert_eq!(service(&json!({"selector": {}})).selector, None);
+    }
+
+    #[test]
+    fn an_unassigned_cluster_ip_is_not_headless() {
+        assert!(!service(&json!({"clusterIP": ""})).headless);
+        assert!(service(&json!({"clusterIP": "None"})).headless);
+    }
+
+    #[test]
+    fn a_changed_selector_is_found_under_the_new_labels_only() {
+        let mut services = Services::default();
+        services.insert(service(&json!({"selector": {"app": "a"}})));
+        services.insert(service(&json!({"selector": {"app": "b"}})));
+        let selecting = |value| services.selecting("ns", &[("app", value)].into_iter().collect()).len();
+        assert_eq!((selecting("a"), selecting("b")), (0, 1));
+    }
+}

@@ -1,0 +1,380 @@
+//! One watch: a list and its changes, kept in step with the [`State`] for as long as the process lives.
+//!
+//! In: kube's watcher over one kind. Out: changes of the state, marks on [`Triggers`], a [`Status`]. Always holds: after
+//! a relist the state has exactly the listed objects, and only what changed or vanished meanwhile was marked; an object
+//! that cannot be read costs only itself, and the last version of it that could be read stays.
+
+use std::{collections::HashSet, fmt, pin::pin, sync::Arc, time::Duration};
+
+use futures::StreamExt;
+use k8s_openapi::jiff::Timestamp;
+use kube::{
+    Api, Resource,
+    runtime::{
+        WatchStreamExt,
+        utils::ResetTimerBackoff,
+        watcher::{self, Event},
+    },
+};
+use parking_lot::RwLock;
+use prometheus::{Gauge, GaugeVec, Histogram, HistogramOpts, IntCounterVec, Opts, Registry};
+use tokio::sync::watch as channel;
+use tracing::{info, warn};
+
+use super::{
+    Projected, State,
+    object::{Guarded, NamespacedName, last_update},
+    trigger::Triggers,
+};
+use crate::tasks::Tasks;
+
+/// Seconds after which the API server ends a watch and we resume it. kube gives a silent connection up after this and
+/// five seconds more; bookmarks keep an idle but healthy one from being silent.
+const WATCH_SECONDS: u32 = 60;
+
+/// A watched kind.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Kind {
+    Service,
+    EndpointSlice,
+    ExternalWorkload,
+}
+
+/// Something that a watch waits for.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Problem {
+    /// For a person: what is missing, and what to do.
+    pub text: String,
+    /// Whether the process is not ready because of it.
+    pub blocks_readiness: bool,
+}
+
+/// How far a watch is.
+#[derive(Clone, Debug)]
+pub(super) struct Status {
+    kind: Kind,
+    pub synced: bool,
+    failure: Option<Failure>,
+}
+
+/// Why a list or a watch failed, as far as anybody can act on it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+enum Failure {
+    /// 404: the API server does not serve the kind.
+    KindMissing,
+    /// 401 and 403.
+    Denied(String),
+    Unreachable(String),
+}
+
+/// What all watches of a cluster share.
+#[derive(Clone)]
+pub(super) struct Context {
+    pub state: Arc<RwLock<State>>,
+    pub triggers: Arc<Triggers>,
+    pub metrics: Metrics,
+}
+
+#[derive(Clone)]
+pub(super) struct Metrics {
+    lag: Histogram,
+    undecodable: IntCounterVec,
+    failures: IntCounterVec,
+    events: IntCounterVec,
+}
+
+// === impl Kind ===
+
+impl Kind {
+    pub const ALL: [Self; 3] = [Self::Service, Self::EndpointSlice, Self::ExternalWorkload];
+
+    /// The resource, as RBAC rules spell it.
+    pub const fn resource(self) -> &'static str {
+        match self {
+            Self::Service => "services",
+            Self::EndpointSlice => "endpointslices.discovery.k8s.io",
+            Self::ExternalWorkload => "externalworkloads.workload.linkerd.io",
+        }
+    }
+}
+
+// === impl Status ===
+
+impl Status {
+    /// `None` when the kind is followed.
+    pub(super) fn problem(&self) -> Option<Problem> {
+        let resource = self.kind.resource();
+        let text = match &self.failure {
+            None if self.synced => return None,
+            None => format!("the first list of {resource} has not come yet"),
+            Some(Failure::KindMissing) => {
+                format!("the API server does not serve {resource}: install its CustomResourceDefinition (make install)")
+            }
+            Some(Failure::Denied(message)) => {
+                format!("list and watch of {resource} are denied, grant them to this ServiceAccount: {message}")
+            }
+            Some(Failure::Unreachable(message)) => format!("cannot list or watch {resource}: {message}"),
+        };
+        let blocks_readiness = !self.synced && self.failure != Some(Failure::KindMissing);
+        Some(Problem { text, blocks_readiness })
+    }
+}
+
+impl Failure {
+    fn of(error: &watcher::Error) -> Self {
+        let cause = match error {
+            watcher::Error::InitialListFailed(cause)
+            | watcher::Error::WatchStartFailed(cause)
+            | watcher::Error::WatchFailed(cause) => cause,
+            watcher::Error::WatchError(status) => return Self::Unreachable(status.message.clone()),
+            watcher::Error::NoResourceVersion => return Self::Unreachable(error.to_string()),
+        };
+        match cause {
+            kube::Error::Api(status) if status.is_not_found() => Self::KindMissing,
+            kube::Error::Api(status) if matches!(status.code, 401 | 403) => Self::Denied(status.message.clone()),
+            kube::Error::Api(status) => Self::Unreachable(status.message.clone()),
+            other => Self::Unreachable(crate::client::describe(other)),
+        }
+    }
+}
+
+impl fmt::Display for Failure {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::KindMissing => f.write_str("the API server does not serve this kind"),
+            Self::Denied(message) | Self::Unreachable(message) => f.write_str(message),
+        }
+    }
+}
+
+// === impl Context ===
+
+impl Context {
+    /// Follows a kind in a task of its own.
+    pub(super) fn spawn<T: Projected>(
+        &self,
+        api: Api<Guarded<T::Wire>>,
+        config: watcher::Config,
+        tasks: &mut Tasks,
+    ) -> channel::Receiver<Status> {
+        let (status, receiver) = channel::channel(Status { kind: T::KIND, synced: false, failure: None });
+        let context = self.clone();
+        tasks.spawn(T::KIND.resource(), async move { context.run::<T>(api, config, status).await });
+        receiver
+    }
+
+    async fn run<T: Projected>(
+        self,
+        api: Api<Guarded<T::Wire>>,
+        config: watcher::Config,
+        status: channel::Sender<Status>,
+    ) {
+        let mut events = pin!(watcher::watcher(api, config.timeout(WATCH_SECONDS)).backoff(backoff()));
+        let mut relist = Relist::default();
+        while let Some(event) = events.next().await {
+            match event {
+                Ok(event) => {
+                    let done = matches!(event, Event::InitDone);
+                    if !matches!(event, Event::Init) {
+                        self.metrics.events.with_label_values(&[T::KIND.resource()]).inc();
+                    }
+                    self.apply::<T>(event, &mut relist);
+                    status.send_if_modified(|status| recovered(status, done));
+                }
+                Err(error) => {
+                    self.metrics.failures.with_label_values(&[T::KIND.resource()]).inc();
+                    let failure = Failure::of(&error);
+                    status.send_if_modified(|status| failed(status, failure));
+                }
+            }
+        }
+    }
+
+    /// Brings one event into the state, then marks what it affects: whoever reacts finds the state up to date.
+    fn apply<T: Projected>(&self, event: Event<Guarded<T::Wire>>, relist: &mut Relist) {
+        let affected = match event {
+            Event::Init => {
+                relist.seen.clear();
+                return;
+            }
+            Event::InitApply(object) => {
+                relist.seen.insert(NamespacedName::of(object.meta()));
+                let affected = self.store::<T>(object);
+                // The Controller knows a Service only when the list is complete.
+                relist.affected.extend(affected);
+                return;
+            }
+            Event::InitDone => {
+                let mut state = self.state.write();
+                T::listed(&mut state);
+                let mut affected = std::mem::take(&mut relist.affected);
+                for vanished in T::keys(&state).into_iter().filter(|key| !relist.seen.contains(key)) {
+                    affected.extend(T::remove(&vanished, &mut state));
+                }
+                relist.seen = HashSet::new();
+                affected
+            }
+            Event::Apply(object) => {
+                if let (Kind::ExternalWorkload, Some(updated)) = (T::KIND, last_update(object.meta())) {
+                    let lag = Timestamp::now().duration_since(updated).as_secs_f64();
+                    self.metrics.lag.observe(lag.max(0.0));
+                }
+                self.store::<T>(object)
+            }
+            Event::Delete(object) => T::remove(&NamespacedName::of(object.meta()), &mut self.state.write()),
+        };
+        self.triggers.mark(affected);
+    }
+
+    fn store<T: Projected>(&self, object: Guarded<T::Wire>) -> super::Affected {
+        match object {
+            Guarded::Valid(object) => {
+                let object = T::project(object);
+                object.apply(&mut self.state.write())
+            }
+            Guarded::Invalid { metadata, error } => {
+                self.metrics.undecodable.with_label_values(&[T::KIND.resource()]).inc();
+                let object = NamespacedName::of(&metadata);
+                let resource = T::KIND.resource();
+                warn!(%object, resource, %error, "cannot read an object: it is left out, or stays as it was last read");
+                super::Affected::new()
+            }
+        }
+    }
+}
+
+/// A list under way.
+#[derive(Default)]
+struct Relist {
+    seen: HashSet<NamespacedName>,
+    affected: super::Affected,
+}
+
+fn recovered(status: &mut Status, listed: bool) -> bool {
+    let (resource, changed) = (status.kind.resource(), status.failure.is_some() || (listed && !status.synced));
+    if status.failure.take().is_some() {
+        info!(resource, "watching again");
+    }
+    if listed && !status.synced {
+        status.synced = true;
+        info!(resource, "listed");
+    }
+    changed
+}
+
+fn failed(status: &mut Status, failure: Failure) -> bool {
+    let changed = status.failure.as_ref() != Some(&failure);
+    if changed {
+        let resource = status.kind.resource();
+        warn!(resource, error = %failure, "list or watch failed, trying on");
+        status.failure = Some(failure);
+    }
+    changed
+}
+
+/// 200 ms to 10 s: kube's default waits up to 30 s, which a person who has just installed the CRD would see as a hang.
+/// Three watches that ask every ten seconds are no burden to an API server in trouble.
+/// It starts anew only after two quiet minutes: a list that succeeds before a watch that fails is no recovery.
+fn backoff() -> ResetTimerBackoff<Backoff> {
+    ResetTimerBackoff::new(Backoff::default(), Duration::from_secs(120))
+}
+
+#[derive(Default)]
+struct Backoff {
+    failures: u32,
+}
+
+impl Iterator for Backoff {
+    type Item = Duration;
+
+    fn next(&mut self) -> Option<Duration> {
+        let delay = super::trigger::backoff(self.failures, Duration::from_millis(200), Duration::from_secs(10));
+        self.failures = self.failures.saturating_add(1);
+        Some(delay)
+    }
+}
+
+impl kube::runtime::utils::Backoff for Backoff {
+    fn reset(&mut self) {
+        self.failures = 0;
+    }
+}
+
+// === impl Metrics ===
+
+impl Metrics {
+    pub(super) fn register(registry: &Registry, state: &Arc<RwLock<State>>) -> prometheus::Result<Self> {
+        let by_resource = |name, help| IntCounterVec::new(Opts::new(name, help), &["resource"]);
+        let metrics = Self {
+            // Linkerd's name and buckets.
+            lag: Histogram::with_opts(
+                HistogramOpts::new(
+                    "externalworkload_informer_lag_seconds",
+                    "From the newest update time in an ExternalWorkload's managedFields (whole seconds, the API server's clock) to its watch event",
+                )
+                .buckets(vec![0.5, 1.0, 2.5, 5.0, 10.0, 25.0, 50.0, 100.0, 250.0, 1000.0]),
+            )?,
+            undecodable: by_resource(
+                "linkerd_operator_undecodable_objects_total",
+                "Objects that could not be read and were left out",
+            )?,
+            failures: by_resource("linkerd_operator_watch_failures_total", "Lists and watches that failed")?,
+            events: by_resource("linkerd_operator_watch_events_total", "Objects received by list and watch")?,
+        };
+        for kind in Kind::ALL {
+            for counter in [&metrics.undecodable, &metrics.failures, &metrics.events] {
+                counter.with_label_values(&[kind.resource()]);
+            }
+        }
+        registry.register(Box::new(metrics.lag.clone()))?;
+        registry.register(Box::new(metrics.undecodable.clone()))?;
+        registry.register(Box::new(metrics.failures.clone()))?;
+        registry.register(Box::new(metrics.events.clone()))?;
+        registry.register(Box::new(Sizes::new(state)?))?;
+        Ok(metrics)
+    }
+}
+
+/// How much the state holds, measured when somebody looks.
+struct Sizes {
+    state: Arc<RwLock<State>>,
+    workloads: Gauge,
+    endpoints: GaugeVec,
+}
+
+impl Sizes {
+    fn new(state: &Arc<RwLock<State>>) -> prometheus::Result<Self> {
+        Ok(Self {
+            state: Arc::clone(state),
+            workloads: Gauge::with_opts(
+                Opts::new("externalworkload_cache_size", "ExternalWorkloads in the cache")
+                    .const_label("cluster", "local"),
+            )?,
+            endpoints: GaugeVec::new(
+                Opts::new(
+                    "linkerd_operator_external_workload_endpoints",
+                    "Endpoints in the slices that the ExternalWorkload controller manages",
+                ),
+                &["ready"],
+            )?,
+        })
+    }
+}
+
+impl prometheus::core::Collector for Sizes {
+    fn desc(&self) -> Vec<&prometheus::core::Desc> {
+        self.workloads.desc().into_iter().chain(self.endpoints.desc()).collect()
+    }
+
+    #[allow(clippy::cast_precision_loss, reason = "counts stay far below 2^52")]
+    fn collect(&self) -> Vec<prometheus::proto::MetricFamily> {
+        let (workloads, (ready, unready)) = {
+            let state = self.state.read();
+            (state.workloads.len(), state.slices.endpoints_by_readiness())
+        };
+        self.workloads.set(workloads as f64);
+        self.endpoints.with_label_values(&["true"]).set(ready as f64);
+        self.endpoints.with_label_values(&["false"]).set(unready as f64);
+        self.workloads.collect().into_iter().chain(self.endpoints.collect()).collect()
+    }
+}

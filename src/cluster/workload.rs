@@ -1,0 +1,299 @@
+//! ExternalWorkloads: what of them becomes endpoints, and which of them a Service selects.
+
+use std::{collections::HashMap, net::IpAddr, sync::Arc};
+
+use super::{
+    Affected, Kind, Projected, State,
+    object::NamespacedName,
+    selector::{ByLabel, Labels, Selector},
+    slice::Family,
+};
+use crate::api::{ExternalWorkload, ExternalWorkloadPort, WorkloadIp, ZONE_LABEL};
+
+/// An ExternalWorkload, reduced to what becomes endpoints. Two that compare equal have the same endpoints: annotations,
+/// TLS, probe times and other conditions do not count.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Workload {
+    pub key: NamespacedName,
+    pub uid: Arc<str>,
+    pub labels: Labels,
+    pub addresses: Vec<Address>,
+    pub ports: Vec<WorkloadPort>,
+    /// Any condition `Ready` is `True`.
+    pub ready: bool,
+}
+
+/// One of `workloadIPs`.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Address {
+    /// What the API server takes as an endpoint address; `text` is what the user wrote.
+    Valid { family: Family, text: String },
+    /// What it would refuse together with the whole slice; `reason` is for the user.
+    Invalid { text: String, reason: &'static str },
+}
+
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct WorkloadPort {
+    pub name: String,
+    pub number: i32,
+    pub protocol: String,
+}
+
+/// All ExternalWorkloads of a cluster.
+#[derive(Default)]
+pub struct Workloads {
+    namespaces: HashMap<Arc<str>, Namespace>,
+    count: usize,
+}
+
+#[derive(Default)]
+struct Namespace {
+    by_name: HashMap<Arc<str>, Arc<Workload>>,
+    by_label: ByLabel,
+}
+
+// === impl Workload ===
+
+impl Workload {
+    pub fn zone(&self) -> Option<&str> {
+        self.labels.get(ZONE_LABEL).map(|zone| &**zone)
+    }
+}
+
+impl Projected for Workload {
+    type Wire = ExternalWorkload;
+    const KIND: Kind = Kind::ExternalWorkload;
+
+    fn project(wire: ExternalWorkload) -> Self {
+        let spec = wire.spec.unwrap_or_default();
+        let conditions = wire.status.and_then(|status| status.conditions).unwrap_or_default();
+        Self {
+            key: NamespacedName::of(&wire.metadata),
+            uid: wire.metadata.uid.unwrap_or_default().into(),
+            labels: wire.metadata.labels.unwrap_or_default().iter().collect(),
+            addresses: spec.workload_ips.into_iter().flatten().map(Address::from).collect(),
+            ports: spec.ports.into_iter().flatten().filter_map(WorkloadPort::parse).collect(),
+            ready: conditions.iter().any(|condition| condition.type_ == "Ready" && condition.status == "True"),
+        }
+    }
+
+    fn apply(self, state: &mut State) -> Affected {
+        let (new, key) = (self.labels.clone(), self.key.clone());
+        match state.workloads.insert(self) {
+            Insertion::Unchanged => Affected::new(),
+            Insertion::Added => state.services.selecting(&key.namespace, &new),
+            Insertion::Replaced(old) => {
+                let mut affected = state.services.selecting(&key.namespace, &new);
+                if old.labels != new {
+                    affected.extend(state.services.selecting(&key.namespace, &old.labels));
+                }
+                affected
+            }
+        }
+    }
+
+    fn remove(key: &NamespacedName, state: &mut State) -> Affected {
+        let Some(old) = state.workloads.remove(key) else { return Affected::new() };
+        state.services.selecting(&key.namespace, &old.labels)
+    }
+
+    fn keys(state: &State) -> Vec<NamespacedName> {
+        let namespaces = state.workloads.namespaces.values();
+        namespaces.flat_map(|namespace| namespace.by_name.values()).map(|workload| workload.key.clone()).collect()
+    }
+}
+
+impl WorkloadPort {
+    /// `None` for a number that is no port: nothing can match it.
+    fn parse(port: ExternalWorkloadPort) -> Option<Self> {
+        let number = u16::try_from(port.port).ok().filter(|number| *number != 0)?;
+        Some(Self {
+            name: port.name.unwrap_or_default(),
+            number: i32::from(number),
+            protocol: port.protocol.unwrap_or_else(|| "TCP".to_owned()),
+        })
+    }
+}
+
+impl From<WorkloadIp> for Address {
+    /// The API server's rule for endpoint addresses (`ValidateNonSpecialIP`, and the syntax of `addressType`), with
+    /// two forms refused that it takes or refuses depending on its version: IPv4 octets with leading zeros, which
+    /// readers disagree about, and IPv4-mapped IPv6.
+    fn from(ip: WorkloadIp) -> Self {
+        let text = ip.ip.unwrap_or_default();
+        let invalid = |text, reason| Self::Invalid { text, reason };
+        if text.is_empty() {
+            return invalid(text, "it is empty");
+        }
+        let Ok(address) = text.parse::<IpAddr>() else { return invalid(text, "it is not an IP address") };
+        let link_local = match address {
+            IpAddr::V4(v4) => v4.is_link_local() || v4.octets().starts_with(&[224, 0, 0]),
+            IpAddr::V6(v6) => v6.is_unicast_link_local() || v6.segments().first().is_some_and(|s| s & 0xff0f == 0xff02),
+        };
+        match address {
+            IpAddr::V6(v6) if v6.to_ipv4_mapped().is_some() => invalid(text, "it is an IPv4-mapped IPv6 address"),
+            _ if address.is_unspecified() => invalid(text, "it is the unspecified address"),
+            _ if address.is_loopback() => invalid(text, "it is a loopback address"),
+            _ if link_local => invalid(text, "it is a link-local address"),
+            IpAddr::V4(_) => Self::Valid { family: Family::IPv4, text },
+            IpAddr::V6(_) => Self::Valid { family: Family::IPv6, text },
+        }
+    }
+}
+
+// === impl Workloads ===
+
+enum Insertion {
+    Added,
+    Replaced(Arc<Workload>),
+    Unchanged,
+}
+
+impl Workloads {
+    /// How many there are.
+    pub fn len(&self) -> usize {
+        self.count
+    }
+
+    pub fn is_empty(&self) -> bool {
+        self.count == 0
+    }
+
+    /// The workloads of a namespace that the selector matches.
+    pub fn selected(&self, namespace: &str, selector: &Selector) -> Vec<Arc<Workload>> {
+        let Some(namespace) = self.namespaces.get(namespace) else { return Vec::new() };
+        let candidates = namespace.by_label.candidates(selector).filter_map(|name| namespace.by_name.get(name));
+        candidates.filter(|workload| selector.matches(&workload.labels)).cloned().collect()
+    }
+
+    fn insert(&mut self, workload: Workload) -> Insertion {
+        let namespace = self.namespaces.entry(Arc::clone(&workload.key.namespace)).or_default();
+        let name = Arc::clone(&workload.key.name);
+        let old = namespace.by_name.get(&name);
+        if old.is_some_and(|old| **old == workload) {
+            return Insertion::Unchanged;
+        }
+        if let Some(old) = old {
+            namespace.by_label.remove(&old.labels, &name);
+        }
+        namespace.by_label.insert(&workload.labels, &name);
+        match namespace.by_name.insert(name, Arc::new(workload)) {
+            Some(old) => Insertion::Replaced(old),
+            None => {
+                self.count += 1;
+                Insertion::Added
+            }
+        }
+    }
+
+    fn remove(&mut self, key: &NamespacedName) -> Option<Arc<Workload>> {
+        let namespace = self.namespaces.get_mut(&key.namespace)?;
+        let old = namespace.by_name.remove(&key.name)?;
+        namespace.by_label.remove(&old.labels, &key.name);
+        if namespace.by_name.is_empty() {
+            self.namespaces.remove(&key.namespace);
+        }
+        self.count -= 1;
+        Some(old)
+    }
+}
+
+#[cfg(test)]
+pub mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    /// A workload from what a user would write below `spec`, with labels and a Ready condition.
+    pub fn workload(name: &str, ready: bool, labels: &serde_json::Value, spec: &serde_json::Value) -> Workload {
+        Workload::project(
+            serde_json::from_value(json!({
+                "metadata": {"name": name, "namespace": "ns", "uid": format!("uid-{name}"), "labels": labels},
+                "spec": spec,
+                "status": {"conditions": [{"type": "Ready", "status": if ready { "True" } else { "False" }}]},
+            }))
+            .unwrap(),
+        )
+    }
+
+    fn address(text: &str) -> Address {
+        Address::from(WorkloadIp { ip: Some(text.to_owned()) })
+    }
+
+    #[test]
+    fn addresses_that_the_api_server_would_refuse_are_told_apart_from_those_it_takes() {
+        for text in ["192.0.2.4", "10.0.0.1", "239.1.1.1", "2001:db8::1", "fd08::5678:0000:0000:9abc:def0", "ff05::1"] {
+            assert!(matches!(&address(text), Address::Valid { text: kept, .. } if kept == text), "{text}");
+        }
+        for text in [
+            "",
+            "bogus",
+            "192.0.2",
+            "192.0.2.4 ",
+            "010.0.0.1",
+            "192.0.2.4/32",
+            "fe80::1%eth0",
+            "0.0.0.0",
+            "::",
+            "127.0.0.1",
+            "::1",
+            "169.254.0.1",
+            "fe80::1",
+            "224.0.0.1",
+            "ff02::1",
+            "::ffff:192.0.2.4",
+        ] {
+            assert!(matches!(&address(text), Address::Invalid { text: kept, .. } if kept == text), "{text}");
+        }
+    }
+
+    #[test]
+    fn any_ready_condition_that_is_true_makes_a_workload_ready() {
+        let ready = |conditions| {
+            let object = json!({"metadata": {"name": "vm", "namespace": "ns"}, "status": {"conditions": conditions}});
+            Workload::project(serde_json::from_value(object).unwrap()).ready
+        };
+        assert!(ready(json!([{"type": "Ready", "status": "False"}, {"type": "Ready", "status": "True"}])));
+        assert!(!ready(json!([{"type": "Ready", "status": "Unknown"}, {"type": "Live", "status": "True"}])));
+        assert!(!ready(json!(null)));
+    }
+
+    #[test]
+    fn a_port_number_out_of_range_is_dropped_and_a_missing_protocol_is_tcp() {
+        let spec = json!({"ports": [{"port": 0}, {"port": 65536}, {"port": 80, "name": "http"}]});
+        let kept = workload("vm", true, &json!({}), &spec).ports;
+        assert_eq!(kept, [WorkloadPort { name: "http".into(), number: 80, protocol: "TCP".into() }]);
+    }
+
+    #[test]
+    fn relabelling_affects_the_services_left_and_the_services_joined() {
+        let mut state = State::default();
+        for (name, app) in [("left", "a"), ("joined", "b"), ("other", "c")] {
+            let mut service = crate::cluster::service::tests::service(&json!({"selector": {"app": app}}));
+            service.key.name = name.into();
+            service.apply(&mut state);
+        }
+        workload("vm", true, &json!({"app": "a"}), &json!({})).apply(&mut state);
+        let affected = workload("vm", true, &json!({"app": "b"}), &json!({})).apply(&mut state);
+        let mut names: Vec<_> = affected.into_iter().map(|key| key.name.to_string()).collect();
+        names.sort();
+        assert_eq!(names, ["joined", "left"]);
+    }
+
+    #[test]
+    fn an_unrelated_edit_affects_nothing() {
+        let mut state = State::default();
+        crate::cluster::service::tests::service(&json!({"selector": {"app": "a"}})).apply(&mut state);
+        let edited = |annotation: &str| {
+            Workload::project(
+                serde_json::from_value(json!({
+                    "metadata": {"name": "vm", "namespace": "ns", "labels": {"app": "a"}, "annotations": {"note": annotation}},
+                    "status": {"conditions": [{"type": "Ready", "status": "True", "lastProbeTime": "2026-01-01T00:00:00Z"}]},
+                }))
+                .unwrap(),
+            )
+        };
+        assert_eq!(edited("one").apply(&mut state).len(), 1);
+        assert_eq!(edited("two").apply(&mut state).len(), 0);
+    }
+}

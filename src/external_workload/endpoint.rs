@@ -1,0 +1,213 @@
+//! What an ExternalWorkload looks like as an endpoint of a Service. Pure.
+//!
+//! In: a Service and the workloads that it selects. Out: per family, each workload's endpoint and the ports that its slice has
+//! to have; and what is wrong with workloads, for people.
+
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    sync::Arc,
+};
+
+use super::report::{Finding, FindingReason};
+use crate::{
+    api::EXTERNAL_WORKLOAD_KIND,
+    cluster::{
+        service::{Service, ServicePort, TargetPort},
+        slice::{Endpoint, EndpointConditions, EndpointPort, Family, TargetRef},
+        workload::{Address, Workload, WorkloadPort},
+    },
+};
+
+/// The ports of a slice. Their order means nothing to readers.
+pub(super) type Ports = BTreeSet<EndpointPort>;
+
+/// Where a workload wants to be, in one family.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Desired {
+    pub ports: Ports,
+    pub endpoint: Endpoint,
+}
+
+/// The endpoints of one family, by the name of their workload.
+pub(super) type DesiredEndpoints = BTreeMap<Arc<str>, Desired>;
+
+/// The endpoints of each family of the Service, by the workload's name.
+pub(super) fn desired(
+    service: &Service,
+    workloads: &[Arc<Workload>],
+) -> (BTreeMap<Family, DesiredEndpoints>, Vec<Finding>) {
+    let mut families: BTreeMap<Family, DesiredEndpoints> =
+        service.families.iter().map(|family| (*family, BTreeMap::new())).collect();
+    let mut findings = Vec::new();
+    for workload in workloads {
+        let (ports, unmatched) = match_ports(service, workload);
+        let hostname = service.headless.then(|| workload.key.name.to_string());
+        let hostname_invalid = hostname.as_deref().is_some_and(|name| !is_dns_label(name));
+        for (family, endpoints) in &mut families {
+            let mut addresses: Vec<String> =
+                workload.addresses.iter().filter_map(|address| address.of(*family)).collect();
+            addresses.sort();
+            addresses.dedup();
+            if addresses.is_empty() {
+                continue;
+            }
+            let endpoint = Endpoint {
+                addresses,
+                // Explicit, all three: to readers an absent one has a meaning of its own.
+                conditions: EndpointConditions {
+                    ready: Some(workload.ready),
+                    serving: Some(workload.ready),
+                    terminating: Some(false),
+                },
+                hostname: hostname.clone().filter(|_| !hostname_invalid),
+                zone: workload.zone().map(str::to_owned),
+                // No apiVersion: Linkerd's controller leaves it out, and readers look at the kind alone.
+                target_ref: Some(TargetRef {
+                    kind: Some(EXTERNAL_WORKLOAD_KIND.to_owned()),
+                    namespace: Some(workload.key.namespace.to_string()),
+                    name: Some(workload.key.name.to_string()),
+                    uid: Some(workload.uid.to_string()),
+                    ..TargetRef::default()
+                }),
+                ..Endpoint::default()
+            };
+            endpoints.insert(Arc::clone(&workload.key.name), Desired { ports: ports.clone(), endpoint });
+        }
+        let mut find = |reason, text| findings.push(Finding::new(workload, reason, text));
+        for address in &workload.addresses {
+            if let Address::Invalid { text, reason } = address {
+                find(
+                    FindingReason::InvalidWorkloadIP,
+                    format!("workloadIPs has {text:?}, which no endpoint can have: {reason}; it is left out"),
+                );
+            }
+        }
+        // Without an address it is no endpoint, which is legal: then its ports and its name do not matter here.
+        if workload.addresses.is_empty() {
+            continue;
+        }
+        if hostname_invalid {
+            find(
+                FindingReason::InvalidHostname,
+                "its name cannot be a host name (63 characters of a-z, 0-9 and -, no dots): it is published without one"
+                    .to_owned(),
+            );
+        }
+        if !unmatched.is_empty() {
+            find(FindingReason::UnmatchedPort, describe_unmatched(&unmatched));
+        }
+    }
+    (families, findings)
+}
+
+/// The workload that an endpoint of the Service stands for.
+pub(super) fn workload<'a>(service: &Service, endpoint: &'a Endpoint) -> Option<&'a str> {
+    let target = endpoint.target_ref.as_ref()?;
+    let is_workload = target.kind.as_deref() == Some(EXTERNAL_WORKLOAD_KIND);
+    let is_here = target.namespace.as_deref().is_none_or(|namespace| namespace == &*service.key.namespace);
+    target.name.as_deref().filter(|_| is_workload && is_here)
+}
+
+/// The slice's ports for a workload, and the Service's ports that it does not have. Unlike a Pod, a workload has to name
+/// also a port that the Service targets by number.
+fn match_ports<'a>(service: &'a Service, workload: &Workload) -> (Ports, Vec<&'a ServicePort>) {
+    let mut ports = Ports::new();
+    let mut unmatched = Vec::new();
+    for port in &service.ports {
+        let targets = |candidate: &&WorkloadPort| {
+            candidate.protocol == port.protocol
+                && match &port.target {
+                    TargetPort::Number(number) => candidate.number == *number,
+                    TargetPort::Name(name) => candidate.name == *name,
+                }
+        };
+        match workload.ports.iter().find(targets) {
+            None => unmatched.push(port),
+            Some(found) => {
+                ports.insert(EndpointPort {
+                    name: port.name.clone(),
+                    port: Some(found.number),
+                    protocol: port.protocol.clone(),
+                    app_protocol: port.app_protocol.clone(),
+                });
+            }
+        }
+    }
+    (ports, unmatched)
+}
+
+fn describe_unmatched(ports: &[&ServicePort]) -> String {
+    let targets: Vec<String> = ports
+        .iter()
+        .map(|port| match &port.target {
+            TargetPort::Number(number) => format!("{number}/{}", port.protocol),
+            TargetPort::Name(name) => format!("{name:?}/{}", port.protocol),
+        })
+        .collect();
+    format!("spec.ports has no {}, which the Service targets: it is published without", targets.join(", "))
+}
+
+/// A label of RFC 1123, which a `hostname` of an endpoint has to be. Names of workloads may be longer and have dots.
+fn is_dns_label(name: &str) -> bool {
+    let inner = |byte: u8| byte.is_ascii_lowercase() || byte.is_ascii_digit() || byte == b'-';
+    (1..=63).contains(&name.len()) && name.bytes().all(inner) && !name.starts_with('-') && !name.ends_with('-')
+}
+
+impl Address {
+    /// The text, where it is an address of the family.
+    fn of(&self, wanted: Family) -> Option<String> {
+        match self {
+            Self::Valid { family, text } if *family == wanted => Some(text.clone()),
+            _ => None,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+    use crate::cluster::{service::tests::service, workload::tests::workload};
+
+    fn ports(service_ports: &serde_json::Value, workload_ports: &serde_json::Value) -> (Vec<(String, i32)>, usize) {
+        let service = service(&json!({ "ports": service_ports }));
+        let workload = workload("vm", true, &json!({}), &json!({ "ports": workload_ports }));
+        let (ports, unmatched) = match_ports(&service, &workload);
+        let ports = ports.into_iter().map(|port| (port.name, port.port.unwrap())).collect();
+        (ports, unmatched.len())
+    }
+
+    #[test]
+    fn a_port_targeted_by_number_has_to_be_named_by_the_workload_with_its_protocol() {
+        let target = json!([{"name": "dns", "port": 53, "protocol": "UDP"}]);
+        assert_eq!(ports(&target, &json!([{"port": 53, "protocol": "UDP"}])), (vec![("dns".into(), 53)], 0));
+        assert_eq!(ports(&target, &json!([{"port": 53}])), (vec![], 1));
+        assert_eq!(ports(&target, &json!([])), (vec![], 1));
+    }
+
+    #[test]
+    fn a_port_targeted_by_name_is_the_first_of_that_name_and_protocol() {
+        let target = json!([{"port": 80, "targetPort": "http"}]);
+        let workload = json!([{"name": "http", "port": 1, "protocol": "UDP"}, {"name": "http", "port": 8080}, {"name": "http", "port": 8081}]);
+        assert_eq!(ports(&target, &workload), (vec![(String::new(), 8080)], 0));
+    }
+
+    #[test]
+    fn the_application_protocol_of_the_service_is_passed_on() {
+        let service = service(&json!({"ports": [{"port": 80, "appProtocol": "kubernetes.io/h2c"}]}));
+        let workload = workload("vm", true, &json!({}), &json!({"ports": [{"port": 80}]}));
+        let (ports, _) = match_ports(&service, &workload);
+        assert_eq!(ports.first().unwrap().app_protocol.as_deref(), Some("kubernetes.io/h2c"));
+    }
+
+    #[test]
+    fn names_that_can_be_host_names_are_told_apart() {
+        for name in ["a", "vm-1", "0", &"a".repeat(63)] {
+            assert!(is_dns_label(name), "{name}");
+        }
+        for name in ["", "vm.example", "-a", "a-", "VM", &"a".repeat(64)] {
+            assert!(!is_dns_label(name), "{name}");
+        }
+    }
+}

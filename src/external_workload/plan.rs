@@ -1,0 +1,300 @@
+//! What the EndpointSlices of one Service have to become. Pure.
+//!
+//! In: a Service, the ExternalWorkloads that it selects, the slices that name it. Out: a [`Plan`]. Always holds, for the
+//! slices after the plan:
+//! - every workload with a publishable address of a family of the Service is in exactly one slice of that family;
+//! - an endpoint stays in its slice as long as it can, also when its ports change: Linkerd's destination mishandles an
+//!   endpoint that moves between slices, and a slice that is deleted while it holds endpoints;
+//! - planning again changes nothing.
+//!
+//! Endpoints are dealt out as Kubernetes' own EndpointSlice controller does it (`k8s.io/endpointslice`), so that slices
+//! change hands between the two without a write.
+
+use std::{
+    collections::{BTreeMap, BTreeSet, HashSet},
+    sync::Arc,
+};
+
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::{ObjectMeta, OwnerReference};
+use sha2::{Digest, Sha256};
+
+use super::{
+    endpoint::{self, Desired, DesiredEndpoints, Ports},
+    report::{self, Finding, Transition},
+};
+use crate::{
+    api::{HEADLESS_LABEL, KUBE_SYSTEM, MANAGED_BY, MANAGED_BY_LABEL, SERVICE_NAME_LABEL},
+    cluster::{
+        service::Service,
+        slice::{Endpoint, EndpointSlice, Family},
+        workload::Workload,
+    },
+};
+
+/// Endpoints that we put into one slice, as in Kubernetes. The API server's own limit is 1000; a slice that somebody
+/// else filled further is left as it is.
+pub(super) const MAX_ENDPOINTS: usize = 100;
+
+/// The writes, in the order in which they have to be made, and what they mean to people.
+#[derive(Debug, Default)]
+pub(super) struct Plan {
+    pub creates: Vec<EndpointSlice>,
+    pub updates: Vec<Update>,
+    /// Written empty first where they hold endpoints, then deleted.
+    pub retires: Vec<Arc<EndpointSlice>>,
+    pub transitions: Vec<Transition>,
+    pub findings: Vec<Finding>,
+}
+
+/// A slice to replace, and what replaces it: with the same resourceVersion, so that only what was planned on is replaced.
+#[derive(Debug)]
+pub(super) struct Update {
+    pub base: Arc<EndpointSlice>,
+    pub slice: EndpointSlice,
+}
+
+/// What a plan is made from.
+pub(super) struct Input<'a> {
+    pub service: &'a Service,
+    pub workloads: &'a [Arc<Workload>],
+    /// Every slice with our `managed-by` that names the Service.
+    pub slices: &'a [Arc<EndpointSlice>],
+    /// Names of slices that are not among `slices`, but exist.
+    pub taken: &'a HashSet<String>,
+}
+
+/// A slice in the making: one that exists, or a new one.
+struct Draft<'a> {
+    base: Option<&'a Arc<EndpointSlice>>,
+    ports: Ports,
+    endpoints: Vec<Endpoint>,
+    /// It is written in any case, so filling it up costs no further write.
+    dirty: bool,
+}
+
+// === impl Plan ===
+
+impl Plan {
+    pub(super) fn is_empty(&self) -> bool {
+        self.creates.is_empty() && self.updates.is_empty() && self.retires.is_empty()
+    }
+}
+
+/// See the module's documentation.
+pub(super) fn plan(input: &Input<'_>) -> Plan {
+    let service = input.service;
+    if &*service.key.namespace == KUBE_SYSTEM {
+        return Plan::default();
+    }
+    // One that is already on its way out counts for nothing, but keeps its name until it is gone.
+    let live = input.slices.iter().filter(|slice| !slice.is_terminating());
+    let mut plan = Plan::default();
+    if service.selector.is_none() || service.external_name {
+        plan.retires = live.cloned().collect();
+        plan.transitions = report::transitions(service, input.slices, &[]);
+        return plan;
+    }
+
+    let mut drafts = Vec::new();
+    let (mut reusable, mut retired): (Vec<_>, Vec<_>) = live.partition(|slice| {
+        slice.is_owned_by(&service.uid) && slice.family().is_some_and(|family| service.families.contains(&family))
+    });
+    reusable.sort_by(|a, b| a.name().cmp(b.name()));
+    let (desired, findings) = endpoint::desired(service, input.workloads);
+    plan.findings = findings;
+    for (family, desired) in desired {
+        let slices = reusable.iter().copied().filter(|slice| slice.family() == Some(family));
+        let mut names = Names::new(input, family);
+        for draft in arrange(service, slices, desired) {
+            match draft.base {
+                Some(base) if draft.endpoints.is_empty() => retired.push(base),
+                Some(base) => {
+                    if draft.dirty {
+                        plan.updates.push(Update { base: Arc::clone(base), slice: draft.rewrite(base, service) });
+                    }
+                    drafts.push(draft);
+                }
+                // The API server would refuse, or the garbage collector undo it.
+                None if service.deleting => {}
+                None => {
+                    plan.creates.push(draft.create(service, family, names.next()));
+                    drafts.push(draft);
+                }
+            }
+        }
+    }
+    plan.retires = retired.into_iter().cloned().collect();
+    let after: Vec<&Endpoint> = drafts.iter().flat_map(|draft| &draft.endpoints).collect();
+    plan.transitions = report::transitions(service, input.slices, &after);
+    plan
+}
+
+/// Deals the desired endpoints of one family out to the slices that exist, and to as few new ones as needed.
+fn arrange<'a>(
+    service: &Service,
+    slices: impl Iterator<Item = &'a Arc<EndpointSlice>>,
+    mut desired: DesiredEndpoints,
+) -> Vec<Draft<'a>> {
+    let mut drafts: Vec<Draft<'a>> = slices.map(|base| keep(service, base, &mut desired)).collect();
+    // What found no place yet, by the ports that its slice has to have.
+    let mut groups: BTreeMap<Ports, Vec<Endpoint>> = BTreeMap::new();
+    for (_, Desired { ports, endpoint }) in desired {
+        groups.entry(ports).or_default().push(endpoint);
+    }
+    for (ports, rest) in &mut groups {
+        // Slices that are written anyway, the fullest first.
+        let mut dirty: Vec<&mut Draft<'_>> = drafts.iter_mut().filter(|d| d.dirty && d.ports == *ports).collect();
+        dirty.sort_by_key(|draft| std::cmp::Reverse(draft.endpoints.len()));
+        for draft in dirty {
+            draft.fill(rest);
+        }
+    }
+    for (ports, mut rest) in groups {
+        while !rest.is_empty() {
+            // Slices that lost all they had would be emptied and deleted: one write instead of three.
+            let vacant = drafts.iter_mut().find(|draft| draft.dirty && draft.endpoints.is_empty());
+            if let Some(draft) = vacant {
+                draft.ports = ports.clone();
+                draft.fill(&mut rest);
+                continue;
+            }
+            // A slice that takes all the rest, and is then the fullest; never several for one rest.
+            let fits = |draft: &Draft<'_>| draft.endpoints.len() + rest.len() <= MAX_ENDPOINTS;
+            let roomy = drafts
+                .iter_mut()
+                .filter(|draft| {
+                    draft.ports == ports && !draft.endpoints.is_empty() && draft.base.is_some() && fits(draft)
+                })
+                .max_by_key(|draft| draft.endpoints.len());
+            if let Some(draft) = roomy {
+                draft.dirty = true;
+                draft.fill(&mut rest);
+                continue;
+            }
+            let mut draft = Draft { base: None, ports: ports.clone(), endpoints: Vec::new(), dirty: true };
+            draft.fill(&mut rest);
+            drafts.push(draft);
+        }
+    }
+    drafts
+}
+
+/// Takes out of `desired` what the slice already has a place for, in the order in which it stands there.
+fn keep<'a>(service: &Service, base: &'a Arc<EndpointSlice>, desired: &mut DesiredEndpoints) -> Draft<'a> {
+    let stored: Ports = base.ports.iter().cloned().collect();
+    let workloads: Vec<&str> = base.endpoints.iter().filter_map(|e| endpoint::workload(service, e)).collect();
+    // The ports that most of its endpoints want now, so that the fewest have to move; the ones it has where that decides.
+    let mut votes: BTreeMap<&Ports, usize> = BTreeMap::new();
+    for workload in workloads.iter().filter_map(|name| desired.get(*name)) {
+        *votes.entry(&workload.ports).or_default() += 1;
+    }
+    let ports =
+        votes.into_iter().max_by_key(|(ports, votes)| (*votes, **ports == stored)).map_or(&stored, |(ports, _)| ports);
+    let ports = ports.clone();
+    let mut endpoints = Vec::with_capacity(workloads.len());
+    for name in workloads {
+        // An endpoint that stands twice is kept once.
+        if desired.get(name).is_some_and(|desired| desired.ports == ports)
+            && let Some(desired) = desired.remove(name)
+        {
+            endpoints.push(desired.endpoint);
+        }
+    }
+    let unchanged = base.has_content(&endpoints, &ports) && base.metadata.labels.as_ref() == Some(&labels(service));
+    // One that is found empty is deleted, whatever else there is to do: whoever made it so meant that.
+    let dirty = !unchanged && !base.endpoints.is_empty();
+    Draft { base: Some(base), ports, endpoints, dirty }
+}
+
+// === impl Draft ===
+
+impl Draft<'_> {
+    /// Moves as many of `rest` into the slice as it has room for.
+    fn fill(&mut self, rest: &mut Vec<Endpoint>) {
+        let room = MAX_ENDPOINTS.saturating_sub(self.endpoints.len()).min(rest.len());
+        self.endpoints.extend(rest.drain(..room));
+    }
+
+    /// Labels become exactly ours; annotations, finalizers and owners stay.
+    fn rewrite(&self, base: &EndpointSlice, service: &Service) -> EndpointSlice {
+        EndpointSlice {
+            metadata: ObjectMeta { labels: Some(labels(service)), ..base.metadata.clone() },
+            address_type: base.address_type.clone(),
+            endpoints: self.endpoints.clone(),
+            ports: self.ports.iter().cloned().collect(),
+        }
+    }
+
+    fn create(&self, service: &Service, family: Family, name: String) -> EndpointSlice {
+        EndpointSlice {
+            metadata: ObjectMeta {
+                name: Some(name),
+                namespace: Some(service.key.namespace.to_string()),
+                labels: Some(labels(service)),
+                owner_references: Some(vec![OwnerReference {
+                    api_version: "v1".to_owned(),
+                    kind: "Service".to_owned(),
+                    name: service.key.name.to_string(),
+                    uid: service.uid.to_string(),
+                    controller: Some(true),
+                    block_owner_deletion: Some(true),
+                }]),
+                ..ObjectMeta::default()
+            },
+            address_type: family.address_type().to_owned(),
+            endpoints: self.endpoints.clone(),
+            ports: self.ports.iter().cloned().collect(),
+        }
+    }
+}
+
+/// The Service's labels, with the three that are the controller's to set.
+fn labels(service: &Service) -> BTreeMap<String, String> {
+    let mut labels = service.labels.clone();
+    labels.insert(SERVICE_NAME_LABEL.to_owned(), service.key.name.to_string());
+    labels.insert(MANAGED_BY_LABEL.to_owned(), MANAGED_BY.to_owned());
+    labels.remove(HEADLESS_LABEL);
+    if service.headless {
+        labels.insert(HEADLESS_LABEL.to_owned(), String::new());
+    }
+    labels
+}
+
+/// Names for the new slices of one Service and family, in a fixed order: a create that is repeated, or arrives late, meets the
+/// slice it has already made instead of making a second one.
+struct Names<'a> {
+    input: &'a Input<'a>,
+    existing: BTreeSet<&'a str>,
+    family: Family,
+    ordinal: u32,
+}
+
+impl<'a> Names<'a> {
+    fn new(input: &'a Input<'a>, family: Family) -> Self {
+        let existing = input.slices.iter().map(|slice| slice.name()).collect();
+        Self { input, existing, family, ordinal: 0 }
+    }
+
+    fn next(&mut self) -> String {
+        loop {
+            let name = slice_name(self.input.service, self.family, self.ordinal);
+            self.ordinal += 1;
+            if !self.existing.contains(name.as_str()) && !self.input.taken.contains(&name) {
+                return name;
+            }
+        }
+    }
+}
+
+/// `linkerd-external-<service>-<hash>`: 63 characters at most, so that it can be a label value too. Sixteen hex digits of
+/// SHA-256 over the Service's uid, the family and the ordinal tell slices apart.
+fn slice_name(service: &Service, family: Family, ordinal: u32) -> String {
+    let hash = Sha256::digest(format!("{}/{}/{ordinal}", service.uid, family.address_type()));
+    let hash: String = hash.iter().take(8).map(|byte| format!("{byte:02x}")).collect();
+    let cut: String = service.key.name.chars().take(63 - "linkerd-external-".len() - 1 - hash.len()).collect();
+    format!("linkerd-external-{}-{hash}", cut.trim_end_matches(['-', '.']))
+}
+
+#[cfg(test)]
+#[path = "plan_tests.rs"]
+mod tests;

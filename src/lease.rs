@@ -1,0 +1,440 @@
+//! Leader election on a Kubernetes Lease, as client-go does it, so that its electors and ours can share one.
+//!
+//! In: a Lease by name. Out: a [`Leadership`] that is asked right before each write. Always holds:
+//! - whether another's Lease has expired is judged by how long we have not seen its record change, never by comparing clocks;
+//! - a write begins only within the renew deadline after our last renewal, and its own deadline ends before the Lease can
+//!   expire for anybody else;
+//! - a namespace that is missing, an API server that is away, a Lease that was deleted: all are waited for.
+
+use std::{fmt, time::Duration};
+
+use k8s_openapi::{
+    api::coordination::v1::{Lease, LeaseSpec},
+    apimachinery::pkg::apis::meta::v1::MicroTime,
+    jiff::Timestamp,
+};
+use kube::{
+    Api, Client,
+    api::{ObjectMeta, PostParams},
+};
+use prometheus::{IntCounterVec, IntGaugeVec, Opts, Registry};
+use tokio::{
+    sync::watch,
+    time::{Instant, sleep, timeout},
+};
+use tokio_util::sync::CancellationToken;
+use tracing::{info, warn};
+
+/// Which Lease, on whose behalf, and how patiently. The defaults are Linkerd's: 30 s, 10 s, 2 s.
+#[derive(Clone, Debug)]
+pub struct Settings {
+    pub namespace: String,
+    pub name: &'static str,
+    pub identity: String,
+    /// How long others wait for us after our last renewal. Whole seconds.
+    pub duration: Duration,
+    /// How long we go on without a renewal.
+    pub renew_deadline: Duration,
+    pub retry_period: Duration,
+}
+
+/// Whether this process leads. Cheap to clone and to ask.
+#[derive(Clone)]
+pub struct Leadership(watch::Receiver<State>);
+
+#[derive(Clone, Debug, Default)]
+struct State {
+    term: Option<Term>,
+    /// Grows with each term, so that one that was lost and won again unseen is noticed.
+    terms: u64,
+    problem: Option<String>,
+}
+
+#[derive(Clone, Copy, Debug)]
+struct Term {
+    /// No write begins after this.
+    writes_until: Instant,
+    /// Every write has ended by this.
+    deadline: Instant,
+}
+
+struct Elector {
+    settings: Settings,
+    api: Api<Lease>,
+    state: watch::Sender<State>,
+    metrics: Metrics,
+    /// The Lease as we last saw or wrote it, and when we first saw its record that way.
+    seen: Option<(Lease, Instant)>,
+    /// After a failure what we believe about the Lease may be wrong: it is read before it is written.
+    stale: bool,
+    /// When our last successful renewal was sent; `None` when we do not lead.
+    renewed: Option<Instant>,
+}
+
+#[derive(Clone)]
+struct Metrics {
+    leading: IntGaugeVec,
+    transitions: IntCounterVec,
+}
+
+/// What to do about a Lease.
+#[derive(Debug, PartialEq, Eq)]
+enum Step {
+    Create,
+    Renew,
+    TakeOver,
+    Wait,
+}
+
+/// Starts taking part in the election of a Lease; ends, and hands the Lease over, when `stop` is cancelled.
+///
+/// # Errors
+/// When the metrics are registered already.
+pub fn spawn(
+    client: &Client,
+    settings: Settings,
+    registry: &Registry,
+    stop: CancellationToken,
+    tasks: &mut crate::tasks::Tasks,
+) -> prometheus::Result<Leadership> {
+    let metrics = Metrics::register(registry, settings.name)?;
+    let (state, leadership) = watch::channel(State::default());
+    let api = Api::namespaced(client.clone(), &settings.namespace);
+    let elector = Elector { settings, api, state, metrics, seen: None, stale: false, renewed: None };
+    tasks.spawn("lease", elector.run(stop));
+    Ok(Leadership(leadership))
+}
+
+// === impl Leadership ===
+
+impl Leadership {
+    /// When a write that begins now has to have ended. `None`: do not write.
+    pub fn write_deadline(&self) -> Option<Instant> {
+        let term = self.0.borrow().term?;
+        (Instant::now() < term.writes_until).then_some(term.deadline)
+    }
+
+    /// Resolves when a term has begun that is newer than `seen`, to its number.
+    pub async fn next_term(&mut self, seen: u64) -> u64 {
+        let term = self.0.wait_for(|state| state.term.is_some() && state.terms > seen).await.map(|state| state.terms);
+        match term {
+            Ok(term) => term,
+            // The elector ended: the process is about to.
+            Err(_) => std::future::pending().await,
+        }
+    }
+
+    /// Why nobody can lead here, for the reader of `/ready`.
+    pub fn problem(&self) -> Option<String> {
+        self.0.borrow().problem.clone()
+    }
+}
+
+// === impl Elector ===
+
+impl Elector {
+    async fn run(mut self, stop: CancellationToken) {
+        loop {
+            self.step().await;
+            let pause = jittered(self.pause());
+            tokio::select! {
+                () = sleep(pause) => {}
+                () = stop.cancelled() => break,
+            }
+        }
+        self.release().await;
+    }
+
+    /// One attempt to lead or to go on leading, within half the renew deadline so that there is time for a second.
+    async fn step(&mut self) {
+        let attempt = timeout(self.settings.renew_deadline / 2, self.attempt()).await;
+        let problem = match attempt {
+            Ok(Ok(())) => None,
+            Ok(Err(error)) => {
+                self.stale = true;
+                Some(self.explain(&error))
+            }
+            Err(_) => {
+                self.stale = true;
+                Some(format!("{self}: the API server did not answer in time"))
+            }
+        };
+        if self.renewed.is_some_and(|renewed| renewed.elapsed() >= self.settings.renew_deadline) {
+            self.lose("it could not be renewed in time");
+        }
+        self.state.send_if_modified(|state| {
+            let changed = state.problem != problem;
+            if let (true, Some(problem)) = (changed, &problem) {
+                warn!(%problem, "cannot take part in the election");
+            }
+            state.problem = problem;
+            changed
+        });
+    }
+
+    async fn attempt(&mut self) -> kube::Result<()> {
+        // A leader writes at once: what it holds is the newest, or the write is refused.
+        if self.renewed.is_none() || self.stale {
+            let lease = self.api.get_opt(self.settings.name).await?;
+            self.observe(lease);
+            self.stale = false;
+        }
+        let step =
+            decide(self.seen.as_ref().map(|(lease, since)| (lease.spec.as_ref(), since.elapsed())), &self.settings);
+        // Taken before the request: others count from when they see it, which is later.
+        let sent = Instant::now();
+        let lease = match step {
+            Step::Wait => {
+                if self.renewed.is_some() {
+                    self.lose("somebody else holds it");
+                }
+                return Ok(());
+            }
+            Step::Create => self.api.create(&PostParams::default(), &self.record(Lease::default())).await?,
+            Step::Renew | Step::TakeOver => {
+                let base = self.seen.as_ref().map(|(lease, _)| lease.clone()).unwrap_or_default();
+                self.api.replace(self.settings.name, &PostParams::default(), &self.record(base)).await?
+            }
+        };
+        self.observe(Some(lease));
+        self.win(sent);
+        Ok(())
+    }
+
+    /// The Lease as we write it: who held it before decides whether this is a new term.
+    fn record(&self, mut lease: Lease) -> Lease {
+        let now = MicroTime(Timestamp::now());
+        lease.metadata = ObjectMeta {
+            name: Some(self.settings.name.to_owned()),
+            namespace: Some(self.settings.namespace.clone()),
+            managed_fields: None,
+            ..lease.metadata
+        };
+        let spec = lease.spec.get_or_insert_default();
+        let ours = spec.holder_identity.as_deref() == Some(&self.settings.identity);
+        if !ours {
+            spec.lease_transitions =
+                Some(spec.lease_transitions.map_or(0, |transitions| transitions.saturating_add(1)));
+            spec.acquire_time = Some(now.clone());
+            spec.holder_identity = Some(self.settings.identity.clone());
+        }
+        spec.lease_duration_seconds = i32::try_from(self.settings.duration.as_secs()).ok();
+        spec.renew_time = Some(now);
+        lease
+    }
+
+    /// Notes what the Lease is now; the time only when its record differs from what we saw before.
+    fn observe(&mut self, lease: Option<Lease>) {
+        self.seen = lease.map(|lease| match &self.seen {
+            Some((seen, since)) if seen.spec == lease.spec => (lease, *since),
+            _ => (lease, Instant::now()),
+        });
+    }
+
+    fn win(&mut self, sent: Instant) {
+        let Settings { duration, renew_deadline, .. } = self.settings;
+        let fresh = self.renewed.is_none();
+        self.renewed = Some(sent);
+        self.state.send_modify(|state| {
+            state.terms += u64::from(fresh);
+            state.term = Some(Term {
+                writes_until: sent + renew_deadline,
+                deadline: sent + duration - (duration - renew_deadline) / 4,
+            });
+        });
+        if fresh {
+            self.metrics.leading.with_label_values(&[self.settings.name]).set(1);
+            self.metrics.transitions.with_label_values(&[self.settings.name]).inc();
+            info!(lease = %self, identity = self.settings.identity, "leading");
+        }
+    }
+
+    fn lose(&mut self, why: &'static str) {
+        if self.renewed.take().is_some() {
+            self.state.send_modify(|state| state.term = None);
+            self.metrics.leading.with_label_values(&[self.settings.name]).set(0);
+            warn!(lease = %self, why, "no longer leading: writes have stopped, everything else goes on");
+        }
+    }
+
+    /// Until the next attempt. Followers look twice as often as leaders renew, and four times as often when the Lease is
+    /// about to expire: a hand-over is then noticed within about a second, and no watch permission is needed.
+    fn pause(&self) -> Duration {
+        let retry = self.settings.retry_period;
+        if self.renewed.is_some() {
+            return retry;
+        }
+        let left = self.seen.as_ref().map(|(lease, since)| {
+            recorded_duration(lease.spec.as_ref(), &self.settings).saturating_sub(since.elapsed())
+        });
+        match left {
+            Some(left) if left <= retry => retry / 4,
+            Some(_) => retry / 2,
+            None => retry,
+        }
+    }
+
+    /// Hands the Lease over at once instead of letting it expire. Two attempts: somebody may have edited it.
+    async fn release(mut self) {
+        if self.renewed.is_none() {
+            return;
+        }
+        self.lose("the process is stopping");
+        for _ in 0..2 {
+            let Some((mut lease, _)) = self.seen.clone() else { return };
+            let now = MicroTime(Timestamp::now());
+            let spec = lease.spec.get_or_insert_default();
+            if spec.holder_identity.as_deref() != Some(&self.settings.identity) {
+                return;
+            }
+            // As client-go releases: an empty holder, and a duration that any reader sees expire.
+            spec.holder_identity = Some(String::new());
+            spec.lease_duration_seconds = Some(1);
+            spec.renew_time = Some(now.clone());
+            spec.acquire_time = Some(now);
+            lease.metadata.managed_fields = None;
+            let replaced = timeout(
+                self.settings.retry_period,
+                self.api.replace(self.settings.name, &PostParams::default(), &lease),
+            )
+            .await;
+            match replaced {
+                Ok(Ok(_)) => {
+                    info!(lease = %self, "handed over");
+                    return;
+                }
+                Ok(Err(kube::Error::Api(status))) if status.is_conflict() => {
+                    let Ok(Ok(lease)) = timeout(self.settings.retry_period, self.api.get_opt(self.settings.name)).await
+                    else {
+                        return;
+                    };
+                    self.observe(lease);
+                }
+                _ => {
+                    warn!(lease = %self, "could not be handed over, it will expire");
+                    return;
+                }
+            }
+        }
+    }
+
+    fn explain(&self, error: &kube::Error) -> String {
+        match error {
+            // Reading a missing Lease is no error, so this was its creation: the namespace is missing.
+            kube::Error::Api(status) if status.is_not_found() && self.seen.is_none() => {
+                format!("{self}: namespace {} does not exist; it is waited for", self.settings.namespace)
+            }
+            kube::Error::Api(status) => format!("{self}: {}", status.message),
+            other => format!("{self}: {}", crate::client::describe(other)),
+        }
+    }
+}
+
+impl fmt::Display for Elector {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Lease {}/{}", self.settings.namespace, self.settings.name)
+    }
+}
+
+/// What to do about a Lease of which this record (if it exists) has been seen unchanged for that long.
+fn decide(seen: Option<(Option<&LeaseSpec>, Duration)>, settings: &Settings) -> Step {
+    let Some((spec, unchanged)) = seen else { return Step::Create };
+    match spec.and_then(|spec| spec.holder_identity.as_deref()).unwrap_or_default() {
+        "" => Step::TakeOver,
+        holder if holder == settings.identity => Step::Renew,
+        _ if unchanged >= recorded_duration(spec, settings) => Step::TakeOver,
+        _ => Step::Wait,
+    }
+}
+
+/// How long the holder asked to be waited for; our own duration where it did not say.
+fn recorded_duration(spec: Option<&LeaseSpec>, settings: &Settings) -> Duration {
+    let seconds = spec.and_then(|spec| spec.lease_duration_seconds).and_then(|seconds| u64::try_from(seconds).ok());
+    seconds.map_or(settings.duration, Duration::from_secs)
+}
+
+/// Up to a tenth less, so that replicas do not ask in step.
+fn jittered(pause: Duration) -> Duration {
+    pause.mul_f64(1.0 - 0.1 * rand::random::<f64>())
+}
+
+// === impl Metrics ===
+
+impl Metrics {
+    fn register(registry: &Registry, lease: &str) -> prometheus::Result<Self> {
+        let metrics = Self {
+            leading: IntGaugeVec::new(
+                Opts::new("linkerd_operator_leader", "1 while this process holds the Lease"),
+                &["lease"],
+            )?,
+            transitions: IntCounterVec::new(
+                Opts::new("linkerd_operator_leader_terms_total", "How often this process began to hold the Lease"),
+                &["lease"],
+            )?,
+        };
+        metrics.leading.with_label_values(&[lease]).set(0);
+        metrics.transitions.with_label_values(&[lease]);
+        registry.register(Box::new(metrics.leading.clone()))?;
+        registry.register(Box::new(metrics.transitions.clone()))?;
+        Ok(metrics)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn settings() -> Settings {
+        Settings {
+            namespace: "linkerd".to_owned(),
+            name: "linkerd-destination-endpoint-write",
+            identity: "us".to_owned(),
+            duration: Duration::from_secs(30),
+            renew_deadline: Duration::from_secs(10),
+            retry_period: Duration::from_secs(2),
+        }
+    }
+
+    fn held_by(holder: &str, seconds: i32) -> LeaseSpec {
+        LeaseSpec {
+            holder_identity: Some(holder.to_owned()),
+            lease_duration_seconds: Some(seconds),
+            ..LeaseSpec::default()
+        }
+    }
+
+    #[test]
+    fn a_lease_is_taken_when_it_is_missing_released_or_expired_and_renewed_when_it_is_ours() {
+        let seconds = Duration::from_secs;
+        assert_eq!(decide(None, &settings()), Step::Create);
+        assert_eq!(decide(Some((None, seconds(0))), &settings()), Step::TakeOver);
+        assert_eq!(decide(Some((Some(&held_by("", 1)), seconds(0))), &settings()), Step::TakeOver);
+        assert_eq!(decide(Some((Some(&held_by("us", 30)), seconds(99))), &settings()), Step::Renew);
+        assert_eq!(decide(Some((Some(&held_by("them", 30)), seconds(29))), &settings()), Step::Wait);
+        assert_eq!(decide(Some((Some(&held_by("them", 30)), seconds(30))), &settings()), Step::TakeOver);
+    }
+
+    #[test]
+    fn the_holders_own_duration_counts_not_ours() {
+        let seconds = Duration::from_secs;
+        assert_eq!(decide(Some((Some(&held_by("them", 60)), seconds(31))), &settings()), Step::Wait);
+        assert_eq!(decide(Some((Some(&held_by("them", 15)), seconds(15))), &settings()), Step::TakeOver);
+        let unspecified = LeaseSpec { lease_duration_seconds: None, ..held_by("them", 0) };
+        assert_eq!(decide(Some((Some(&unspecified), seconds(29))), &settings()), Step::Wait);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_write_may_begin_until_the_renew_deadline_and_has_to_end_before_the_lease_does() {
+        let (sender, receiver) = watch::channel(State::default());
+        let leadership = Leadership(receiver);
+        assert_eq!(leadership.write_deadline(), None);
+        let renewed = Instant::now();
+        let term =
+            Term { writes_until: renewed + settings().renew_deadline, deadline: renewed + Duration::from_secs(25) };
+        sender.send_modify(|state| state.term = Some(term));
+        tokio::time::advance(Duration::from_millis(9_999)).await;
+        assert_eq!(leadership.write_deadline(), Some(renewed + Duration::from_secs(25)));
+        tokio::time::advance(Duration::from_millis(1)).await;
+        assert_eq!(leadership.write_deadline(), None);
+    }
+}

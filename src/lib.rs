@@ -1,0 +1,23 @@
+//! `linkerd-operator`: a control plane for the Linkerd service mesh.
+//!
+//! ```text
+//! kube-apiserver ──watch──▶ cluster ──Triggers──▶ external_workload: State → Plan → apply ──write──▶ kube-apiserver
+//!                                                        ▲                    └─▶ events
+//!                                                      lease
+//! ```
+//!
+//! Data goes one way: a reader of the state never writes it, and a controller's own write comes back through the watch
+//! like anybody's. Decisions are functions from values to values ([`external_workload`]'s `plan`); what surrounds them
+//! reads, waits and writes. [`manager`] puts the parts together.
+
+pub mod admin;
+pub mod api;
+pub mod args;
+pub mod client;
+pub mod cluster;
+pub mod events;
+pub mod external_workload;
+pub mod lease;
+pub mod manager;
+pub mod metrics;
+pub mod tasks;
