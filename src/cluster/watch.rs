@@ -10,27 +10,30 @@ use futures::StreamExt;
 use k8s_openapi::jiff::Timestamp;
 use kube::{
     Api, Resource,
-    runtime::{
-        WatchStreamExt,
-        utils::ResetTimerBackoff,
-        watcher::{self, Event},
-    },
+    runtime::watcher::{self, Event},
 };
 use parking_lot::RwLock;
 use prometheus::{Gauge, GaugeVec, Histogram, HistogramOpts, IntCounterVec, Opts, Registry};
-use tokio::sync::watch as channel;
+use tokio::{
+    sync::watch as channel,
+    time::{Instant, sleep, timeout},
+};
 use tracing::{info, warn};
 
 use super::{
     Projected, State,
     object::{Guarded, NamespacedName, last_update},
-    trigger::Triggers,
+    trigger::{Triggers, backoff},
 };
 use crate::tasks::Tasks;
 
 /// Seconds after which the API server ends a watch and we resume it. kube gives a silent connection up after this and
 /// five seconds more; bookmarks keep an idle but healthy one from being silent.
 const WATCH_SECONDS: u32 = 60;
+
+/// A watch that was resumed says nothing until something changes. One that has not failed for so long, longer than any
+/// attempt and the pause before it, is taken as healthy again.
+const QUIET: Duration = Duration::from_secs(25);
 
 /// A watched kind.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -130,7 +133,8 @@ impl Failure {
             watcher::Error::NoResourceVersion => return Self::Unreachable(error.to_string()),
         };
         match cause {
-            kube::Error::Api(status) if status.is_not_found() => Self::KindMissing,
+            // By the code: an API group that does not exist is answered in plain text, without a reason.
+            kube::Error::Api(status) if status.code == 404 => Self::KindMissing,
             kube::Error::Api(status) if matches!(status.code, 401 | 403) => Self::Denied(status.message.clone()),
             kube::Error::Api(status) => Self::Unreachable(status.message.clone()),
             other => Self::Unreachable(crate::client::describe(other)),
@@ -169,22 +173,32 @@ impl Context {
         config: watcher::Config,
         status: channel::Sender<Status>,
     ) {
-        let mut events = pin!(watcher::watcher(api, config.timeout(WATCH_SECONDS)).backoff(backoff()));
+        let mut events = pin!(watcher::watcher(api, config.timeout(WATCH_SECONDS)));
         let mut relist = Relist::default();
-        while let Some(event) = events.next().await {
+        let mut failures = Failures::default();
+        loop {
+            let event = match timeout(QUIET, events.next()).await {
+                Ok(Some(event)) => event,
+                // kube's watcher never ends.
+                Ok(None) => return,
+                Err(_) => {
+                    status.send_if_modified(recovered);
+                    continue;
+                }
+            };
             match event {
                 Ok(event) => {
-                    let done = matches!(event, Event::InitDone);
-                    if !matches!(event, Event::Init) {
+                    let (done, heard) = (matches!(event, Event::InitDone), !matches!(event, Event::Init));
+                    if heard {
                         self.metrics.events.with_label_values(&[T::KIND.resource()]).inc();
                     }
                     self.apply::<T>(event, &mut relist);
-                    status.send_if_modified(|status| recovered(status, done));
+                    status.send_if_modified(|status| (heard && recovered(status)) | (done && listed(status)));
                 }
                 Err(error) => {
                     self.metrics.failures.with_label_values(&[T::KIND.resource()]).inc();
-                    let failure = Failure::of(&error);
-                    status.send_if_modified(|status| failed(status, failure));
+                    status.send_if_modified(|status| failed(status, Failure::of(&error)));
+                    sleep(failures.pause()).await;
                 }
             }
         }
@@ -250,16 +264,20 @@ struct Relist {
     affected: super::Affected,
 }
 
-fn recovered(status: &mut Status, listed: bool) -> bool {
-    let (resource, changed) = (status.kind.resource(), status.failure.is_some() || (listed && !status.synced));
-    if status.failure.take().is_some() {
-        info!(resource, "watching again");
+fn recovered(status: &mut Status) -> bool {
+    let failed = status.failure.take().is_some();
+    if failed {
+        info!(resource = status.kind.resource(), "watching again");
     }
-    if listed && !status.synced {
-        status.synced = true;
-        info!(resource, "listed");
+    failed
+}
+
+fn listed(status: &mut Status) -> bool {
+    let first = !std::mem::replace(&mut status.synced, true);
+    if first {
+        info!(resource = status.kind.resource(), "listed");
     }
-    changed
+    first
 }
 
 fn failed(status: &mut Status, failure: Failure) -> bool {
@@ -272,31 +290,24 @@ fn failed(status: &mut Status, failure: Failure) -> bool {
     changed
 }
 
-/// 200 ms to 10 s: kube's default waits up to 30 s, which a person who has just installed the CRD would see as a hang.
-/// Three watches that ask every ten seconds are no burden to an API server in trouble.
-/// It starts anew only after two quiet minutes: a list that succeeds before a watch that fails is no recovery.
-fn backoff() -> ResetTimerBackoff<Backoff> {
-    ResetTimerBackoff::new(Backoff::default(), Duration::from_secs(120))
-}
-
+/// Failures in a row. Not kube's backoff: that one starts anew with every `Init`, so with every list it is to slow down,
+/// and it waits up to 30 s, which a person who has just installed a CRD sees as a hang.
 #[derive(Default)]
-struct Backoff {
-    failures: u32,
+struct Failures {
+    count: u32,
+    last: Option<Instant>,
 }
 
-impl Iterator for Backoff {
-    type Item = Duration;
-
-    fn next(&mut self) -> Option<Duration> {
-        let delay = super::trigger::backoff(self.failures, Duration::from_millis(200), Duration::from_secs(10));
-        self.failures = self.failures.saturating_add(1);
-        Some(delay)
-    }
-}
-
-impl kube::runtime::utils::Backoff for Backoff {
-    fn reset(&mut self) {
-        self.failures = 0;
+impl Failures {
+    /// From 200 ms to 10 s; from the start again after two quiet minutes, because a list that succeeds before a watch
+    /// that fails is no recovery.
+    fn pause(&mut self) -> Duration {
+        if self.last.replace(Instant::now()).is_some_and(|last| last.elapsed() > Duration::from_secs(120)) {
+            self.count = 0;
+        }
+        let pause = backoff(self.count, Duration::from_millis(200), Duration::from_secs(10));
+        self.count = self.count.saturating_add(1);
+        pause
     }
 }
 
@@ -376,5 +387,29 @@ impl prometheus::core::Collector for Sizes {
         self.endpoints.with_label_values(&["true"]).set(ready as f64);
         self.endpoints.with_label_values(&["false"]).set(unready as f64);
         self.workloads.collect().into_iter().chain(self.endpoints.collect()).collect()
+    }
+}
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_kind_that_the_api_server_does_not_serve_is_told_from_one_that_cannot_be_reached() {
+        let status =
+            |code, reason: &str| kube::core::Status::failure("404 page not found", reason).with_code(code).boxed();
+        let failure = |status| Failure::of(&watcher::Error::InitialListFailed(kube::Error::Api(status)));
+        assert_eq!(failure(status(404, "Failed to parse error data")), Failure::KindMissing);
+        assert_eq!(failure(status(404, "NotFound")), Failure::KindMissing);
+        assert!(matches!(failure(status(403, "Forbidden")), Failure::Denied(_)));
+        assert!(matches!(failure(status(503, "ServiceUnavailable")), Failure::Unreachable(_)));
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn failures_slow_down_and_two_quiet_minutes_forgive_them() {
+        let mut failures = Failures::default();
+        let pauses: Vec<f64> = (0..8).map(|_| failures.pause().as_secs_f64()).collect();
+        assert!(pauses[0] <= 0.2 && (9.0..=10.0).contains(&pauses[7]), "{pauses:?}");
+        tokio::time::advance(Duration::from_secs(121)).await;
+        assert!(failures.pause() <= Duration::from_millis(200));
     }
 }
