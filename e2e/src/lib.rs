@@ -1,1 +1,36 @@
+//! The harness: a real Kubernetes control plane, the operator's manager as a child process, and the faults between them.
+//!
+//! ```text
+//!   test ──▶ Manager ──(FaultProxy)──▶ ControlPlane: kube-apiserver, etcd, kube-controller-manager, kube-scheduler, kwok
+//!               └────────── every child under the `supervisor` ──────────┘
+//! ```
+//!
+//! * In: Go (to build the Kubernetes binaries once) or `KUBEBUILDER_ASSETS`; see [`binaries`].
+//! * Out: a [`ControlPlane`] with clients and kubeconfigs, a [`Manager`] to start, pause and kill, a [`FaultProxy`] to put between them.
+//! * Always: every wait has a deadline, and no child process or directory outlives the process that made it, however that one ends.
 
+pub mod binaries;
+mod certificate;
+mod component;
+pub mod control_plane;
+pub mod crd;
+mod etcd;
+//pub mod fault_proxy;
+pub mod kubeconfig;
+pub mod manager;
+pub mod metric;
+pub mod namespace;
+pub mod node;
+mod plain_http;
+mod port;
+pub mod process;
+mod shared;
+pub mod wait;
+
+pub use control_plane::{ControlPlane, Options, User};
+//pub use fault_proxy::{Action, Fault, FaultProxy, Rule};
+pub use manager::{Manager, ManagerOptions};
+pub use namespace::TestNamespace;
+pub use process::{Process, Signal, Spawn};
+pub use shared::shared;
+pub use wait::{eventually, holds};

@@ -1,0 +1,278 @@
+//! The Kubernetes binaries: found, or built once from `e2e/controlplane` and kept in the user's cache.
+//!
+//! * In: `KUBEBUILDER_ASSETS` (the field's convention: a directory with etcd, kube-apiserver and kubectl), or a Go toolchain.
+//! * Out: a directory in which every tool is complete and executable.
+//! * Always: an interrupted build leaves nothing half-made, and two processes never build at once.
+
+use std::{
+    fs::{self, File},
+    io::ErrorKind,
+    path::{Path, PathBuf},
+    process::{Command, Stdio},
+    time::{Duration, Instant},
+};
+
+use anyhow::{Context, Result, bail, ensure};
+use sha2::{Digest, Sha256};
+
+const KUBERNETES_VERSION: &str = "v1.36.3";
+const KUBERNETES_MINOR: &str = "36";
+/// Longer than any build, so that it only ends a wait for a holder that is stuck.
+const LOCK_DEADLINE: Duration = Duration::from_secs(45 * 60);
+
+/// The tools by file name, and the Go package each one is built from, cheapest last.
+const TOOLS: [(&str, &str); 6] = [
+    ("etcd", "go.etcd.io/etcd/server/v3"),
+    ("kube-apiserver", "k8s.io/kubernetes/cmd/kube-apiserver"),
+    (
+        "kube-controller-manager",
+        "k8s.io/kubernetes/cmd/kube-controller-manager",
+    ),
+    ("kube-scheduler", "k8s.io/kubernetes/cmd/kube-scheduler"),
+    ("kubectl", "k8s.io/kubernetes/cmd/kubectl"),
+    ("kwok", "sigs.k8s.io/kwok/cmd/kwok"),
+];
+
+/// kwok's own descriptions of how a node and a pod come to life, copied beside the binaries.
+const STAGES: [&str; 5] = [
+    "node/fast/node-initialize.yaml",
+    "node/heartbeat-with-lease/node-heartbeat-with-lease.yaml",
+    "pod/fast/pod-ready.yaml",
+    "pod/fast/pod-complete.yaml",
+    "pod/fast/pod-delete.yaml",
+];
+
+/// Where the tools are. Asking for one that is missing gives an error that says how to get it.
+#[derive(Clone, Debug)]
+pub struct Binaries {
+    directory: PathBuf,
+}
+
+impl Binaries {
+    /// Finds the binaries, building what is missing. Blocks; the first build takes minutes.
+    pub fn find_or_build() -> Result<Self> {
+        if let Some(assets) =
+            std::env::var_os("KUBEBUILDER_ASSETS").filter(|value| !value.is_empty())
+        {
+            let found = Self {
+                directory: assets.into(),
+            };
+            for required in ["etcd", "kube-apiserver", "kubectl"] {
+                found.tool(required)?;
+            }
+            return Ok(found);
+        }
+        let module = module_directory();
+        let directory = cache_directory(&module)?;
+        fs::create_dir_all(&directory)
+            .with_context(|| format!("creating {}", directory.display()))?;
+        let found = Self { directory };
+        if !found.complete() {
+            let _lock = lock(&found.directory)?;
+            found.build(&module)?;
+        }
+        Ok(found)
+    }
+
+    /// The path of one tool.
+    pub fn tool(&self, name: &str) -> Result<PathBuf> {
+        let path = self.directory.join(name);
+        ensure!(
+            path.is_file(),
+            "{name} is missing in {}: add it there, or unset KUBEBUILDER_ASSETS and run `make control-plane` to have it built",
+            self.directory.display()
+        );
+        Ok(path)
+    }
+
+    /// kwok's stage files, to be passed with `--config`.
+    pub fn kwok_stages(&self) -> Result<Vec<PathBuf>> {
+        STAGES
+            .iter()
+            .map(|stage| self.tool(&stage_file(stage)))
+            .collect()
+    }
+
+    pub fn directory(&self) -> &Path {
+        &self.directory
+    }
+
+    fn complete(&self) -> bool {
+        TOOLS
+            .iter()
+            .all(|(name, _)| self.directory.join(name).is_file())
+            && STAGES
+                .iter()
+                .all(|stage| self.directory.join(stage_file(stage)).is_file())
+    }
+
+    fn build(&self, module: &Path) -> Result<()> {
+        check_go(module)?;
+        let count = TOOLS.len();
+        for (number, (name, package)) in (1..).zip(TOOLS) {
+            let output = self.directory.join(name);
+            if output.is_file() {
+                continue;
+            }
+            eprintln!(
+                "building {name} ({number} of {count}); the first build takes about eight minutes on two cores, later ones none"
+            );
+            // Built under another name and renamed, so that a file with the tool's name is always a whole one.
+            let unfinished = self.directory.join(format!(".{name}.unfinished"));
+            let status = go(module)
+                .args(["build", "-trimpath", "-ldflags", &linker_flags(), "-o"])
+                .arg(&unfinished)
+                .arg(package)
+                .stdin(Stdio::null())
+                .stdout(Stdio::null())
+                .status()
+                .context("running go build")?;
+            ensure!(
+                status.success(),
+                "go build {package} failed ({status}); its output is above"
+            );
+            fs::rename(&unfinished, &output)
+                .with_context(|| format!("moving {name} into place"))?;
+        }
+        self.copy_stages(module)
+    }
+
+    fn copy_stages(&self, module: &Path) -> Result<()> {
+        let listed = go(module)
+            .args(["list", "-m", "-f", "{{.Dir}}", "sigs.k8s.io/kwok"])
+            .stdin(Stdio::null())
+            .output()
+            .context("asking go for kwok's directory")?;
+        ensure!(
+            listed.status.success(),
+            "go list: {}",
+            String::from_utf8_lossy(&listed.stderr).trim()
+        );
+        let kwok = PathBuf::from(String::from_utf8_lossy(&listed.stdout).trim());
+        for stage in STAGES {
+            let source = kwok.join("kustomize/stage").join(stage);
+            let text =
+                fs::read(&source).with_context(|| format!("reading {}", source.display()))?;
+            let unfinished = self.directory.join(".stage.unfinished");
+            fs::write(&unfinished, text)?;
+            fs::rename(&unfinished, self.directory.join(stage_file(stage)))?;
+        }
+        Ok(())
+    }
+}
+
+fn stage_file(stage: &str) -> String {
+    format!("kwok-{}", stage.rsplit('/').next().unwrap_or(stage))
+}
+
+fn linker_flags() -> String {
+    let version = "-X k8s.io/component-base/version.git";
+    format!(
+        "-s -w {version}Version={KUBERNETES_VERSION} {version}Major=1 {version}Minor={KUBERNETES_MINOR}"
+    )
+}
+
+fn go(module: &Path) -> Command {
+    let mut command = Command::new("go");
+    // A GOFLAGS or workspace of the user's must not change what is built.
+    command
+        .current_dir(module)
+        .env("CGO_ENABLED", "0")
+        .env("GOFLAGS", "-buildvcs=false -mod=readonly")
+        .env("GOWORK", "off");
+    command
+}
+
+fn check_go(module: &Path) -> Result<()> {
+    const HOW: &str = "install Go 1.26 or newer (https://go.dev/dl), or set KUBEBUILDER_ASSETS to a directory with etcd, \
+         kube-apiserver and kubectl";
+    match go(module).arg("version").stdin(Stdio::null()).output() {
+        Ok(output) if output.status.success() => Ok(()),
+        Ok(output) => bail!(
+            "`go version` failed: {}; {HOW}",
+            String::from_utf8_lossy(&output.stderr).trim()
+        ),
+        Err(error) if error.kind() == ErrorKind::NotFound => {
+            bail!(
+                "the Kubernetes control plane for the tests is built with Go, which was not found: {HOW}"
+            )
+        }
+        Err(error) => Err(error).context("running `go version`"),
+    }
+}
+
+fn module_directory() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("controlplane")
+}
+
+/// Named by what goes in, so that a change of versions is another directory and never a stale binary.
+fn cache_directory(module: &Path) -> Result<PathBuf> {
+    let mut hash = Sha256::new();
+    for file in ["go.mod", "go.sum"] {
+        let path = module.join(file);
+        hash.update(fs::read(&path).with_context(|| format!("reading {}", path.display()))?);
+    }
+    let key: String = hash
+        .finalize()
+        .iter()
+        .take(8)
+        .map(|byte| format!("{byte:02x}"))
+        .collect();
+    let set = |name: &str| {
+        std::env::var_os(name)
+            .filter(|value| !value.is_empty())
+            .map(PathBuf::from)
+    };
+    let cache = set("XDG_CACHE_HOME")
+        .or_else(|| set("HOME").map(|home| home.join(".cache")))
+        .context("neither XDG_CACHE_HOME nor HOME is set: there is no place to keep the Kubernetes binaries")?;
+    Ok(cache
+        .join("linkerd-operator")
+        .join(format!("controlplane-{key}")))
+}
+
+/// Held until the file is dropped; the kernel lets go of it if this process dies.
+fn lock(directory: &Path) -> Result<File> {
+    let path = directory.join(".lock");
+    let file = File::create(&path).with_context(|| format!("creating {}", path.display()))?;
+    let started = Instant::now();
+    let mut told = false;
+    loop {
+        match file.try_lock() {
+            Ok(()) => return Ok(file),
+            Err(fs::TryLockError::WouldBlock) => {
+                ensure!(
+                    started.elapsed() < LOCK_DEADLINE,
+                    "another process has held {} for too long",
+                    path.display()
+                );
+                if !told {
+                    eprintln!(
+                        "another process is building the Kubernetes binaries; waiting for it"
+                    );
+                    told = true;
+                }
+                std::thread::sleep(Duration::from_millis(200));
+            }
+            Err(fs::TryLockError::Error(error)) => {
+                return Err(error).with_context(|| format!("locking {}", path.display()));
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_missing_tool_is_named_with_the_way_to_get_it() {
+        let empty = tempfile::tempdir().unwrap();
+        let binaries = Binaries {
+            directory: empty.path().to_owned(),
+        };
+        let error = binaries.tool("kwok").unwrap_err().to_string();
+        assert!(error.starts_with("kwok is missing"), "{error}");
+        assert!(error.contains("make control-plane"), "{error}");
+    }
+}

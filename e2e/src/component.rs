@@ -1,0 +1,198 @@
+//! The command lines of the control plane's components.
+//!
+//! * In: a [`Layout`]: the directory, the ports and the files of one control plane.
+//! * Out: what to spawn. Always: everything listens on loopback and writes only into the directory.
+
+use std::{
+    net::{Ipv4Addr, SocketAddr},
+    path::{Path, PathBuf},
+    time::Duration,
+};
+
+use anyhow::Result;
+
+use crate::{
+    binaries::Binaries, certificate, control_plane::Options, kubeconfig, port, process::Spawn,
+};
+
+const SERVICE_RANGE: &str = "10.96.0.0/16,fd00:10:96::/112";
+const ISSUER: &str = "https://kubernetes.default.svc";
+
+pub(crate) struct Layout {
+    directory: PathBuf,
+    binaries: Binaries,
+    pub(crate) etcd_port: u16,
+    etcd_peer_port: u16,
+    pub(crate) api_port: u16,
+    extra_api_server_args: Vec<String>,
+    pub(crate) ca_pem: String,
+    pub(crate) kubeconfig: PathBuf,
+}
+
+impl Layout {
+    /// Chooses ports and writes every file the components read.
+    pub(crate) fn prepare(
+        directory: &Path,
+        binaries: Binaries,
+        options: &Options,
+        admin_token: &str,
+    ) -> Result<Self> {
+        let certificate = certificate::for_loopback()?;
+        let write = |name: &str, text: &str| std::fs::write(directory.join(name), text);
+        write("ca.crt", &certificate.ca_pem)?;
+        write("server.crt", &certificate.certificate_pem)?;
+        write("server.key", &certificate.key_pem)?;
+        let (private, public) = certificate::signing_keys_pem()?;
+        write("service-account.key", &private)?;
+        write("service-account.pub", &public)?;
+        let mut tokens = format!("{admin_token},admin,admin,system:masters\n");
+        for user in &options.users {
+            tokens += &format!(
+                "{},{},{},\"{}\"\n",
+                user.token(),
+                user.name,
+                user.name,
+                user.groups.join(",")
+            );
+        }
+        write("tokens.csv", &tokens)?;
+        let layout = Self {
+            directory: directory.to_owned(),
+            binaries,
+            etcd_port: port::free()?,
+            etcd_peer_port: port::free()?,
+            api_port: port::free()?,
+            extra_api_server_args: options.extra_api_server_args.clone(),
+            ca_pem: certificate.ca_pem,
+            kubeconfig: directory.join("kubeconfig"),
+        };
+        kubeconfig::write(
+            &layout.kubeconfig,
+            &layout.server_url(),
+            &layout.ca_pem,
+            "admin",
+            admin_token,
+        )?;
+        Ok(layout)
+    }
+
+    pub(crate) fn server_url(&self) -> String {
+        format!("https://127.0.0.1:{}", self.api_port)
+    }
+
+    pub(crate) fn etcd_address(&self) -> SocketAddr {
+        (Ipv4Addr::LOCALHOST, self.etcd_port).into()
+    }
+
+    pub(crate) fn etcd(&self) -> Result<Spawn> {
+        let client = format!("http://127.0.0.1:{}", self.etcd_port);
+        let peer = format!("http://127.0.0.1:{}", self.etcd_peer_port);
+        let mut spawn = self.spawn("etcd")?.args([
+            format!("--data-dir={}", self.file("etcd")),
+            format!("--listen-client-urls={client}"),
+            format!("--advertise-client-urls={client}"),
+            format!("--listen-peer-urls={peer}"),
+            format!("--initial-advertise-peer-urls={peer}"),
+            format!("--initial-cluster=default={peer}"),
+            "--unsafe-no-fsync".into(),
+            "--log-level=warn".into(),
+        ]);
+        // The first component to start takes the directory with it when this process dies.
+        spawn.remove = Some(self.directory.clone());
+        Ok(spawn)
+    }
+
+    pub(crate) fn api_server(&self) -> Result<Spawn> {
+        let spawn = self.spawn("kube-apiserver")?.args([
+            format!("--etcd-servers=http://127.0.0.1:{}", self.etcd_port),
+            "--bind-address=127.0.0.1".into(),
+            "--advertise-address=127.0.0.1".into(),
+            format!("--secure-port={}", self.api_port),
+            format!("--cert-dir={}", self.file("certificates")),
+            format!("--tls-cert-file={}", self.file("server.crt")),
+            format!("--tls-private-key-file={}", self.file("server.key")),
+            format!("--token-auth-file={}", self.file("tokens.csv")),
+            "--authorization-mode=RBAC".into(),
+            format!("--service-cluster-ip-range={SERVICE_RANGE}"),
+            format!("--service-account-issuer={ISSUER}"),
+            format!("--api-audiences={ISSUER}"),
+            format!(
+                "--service-account-key-file={}",
+                self.file("service-account.pub")
+            ),
+            format!(
+                "--service-account-signing-key-file={}",
+                self.file("service-account.key")
+            ),
+            // Pods are created before, and without, the ServiceAccounts of their namespace.
+            "--disable-admission-plugins=ServiceAccount".into(),
+            "--allow-privileged=true".into(),
+            "--profiling=false".into(),
+        ]);
+        Ok(spawn.args(self.extra_api_server_args.clone()))
+    }
+
+    pub(crate) fn controller_manager(&self) -> Result<Spawn> {
+        Ok(self.spawn("kube-controller-manager")?.args([
+            format!("--kubeconfig={}", self.kubeconfig.display()),
+            "--leader-elect=false".into(),
+            "--secure-port=0".into(),
+            "--use-service-account-credentials=false".into(),
+            "--allocate-node-cidrs=false".into(),
+            "--kube-api-qps=300".into(),
+            "--kube-api-burst=600".into(),
+            format!(
+                "--service-account-private-key-file={}",
+                self.file("service-account.key")
+            ),
+            format!("--root-ca-file={}", self.file("ca.crt")),
+        ]))
+    }
+
+    pub(crate) fn scheduler(&self) -> Result<Spawn> {
+        Ok(self.spawn("kube-scheduler")?.args([
+            format!("--kubeconfig={}", self.kubeconfig.display()),
+            "--leader-elect=false".into(),
+            "--secure-port=0".into(),
+            "--kube-api-qps=300".into(),
+            "--kube-api-burst=600".into(),
+        ]))
+    }
+
+    pub(crate) fn kwok(&self) -> Result<Spawn> {
+        let mut args = vec![
+            format!("--kubeconfig={}", self.kubeconfig.display()),
+            "--manage-nodes-with-annotation-selector=kwok.x-k8s.io/node=fake".into(),
+            "--node-lease-duration-seconds=40".into(),
+            "--cidr=10.244.0.0/24".into(),
+        ];
+        args.extend(
+            self.binaries
+                .kwok_stages()?
+                .iter()
+                .map(|stage| format!("--config={}", stage.display())),
+        );
+        let mut spawn = self.spawn("kwok")?.args(args);
+        // It reads a configuration in the home directory, if there is one.
+        spawn
+            .env
+            .push(("HOME".into(), self.directory.display().to_string()));
+        Ok(spawn)
+    }
+
+    pub(crate) fn kubectl(&self) -> Result<PathBuf> {
+        self.binaries.tool("kubectl")
+    }
+
+    fn spawn(&self, tool: &str) -> Result<Spawn> {
+        let log = self.directory.join(format!("{tool}.log"));
+        let mut spawn = Spawn::new(tool, self.binaries.tool(tool)?, log);
+        // Nothing they hold is worth keeping, and a graceful end takes them seconds.
+        spawn.grace = Duration::ZERO;
+        Ok(spawn)
+    }
+
+    fn file(&self, name: &str) -> String {
+        self.directory.join(name).display().to_string()
+    }
+}

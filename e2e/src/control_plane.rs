@@ -1,0 +1,410 @@
+//! A Kubernetes control plane of our own: etcd and kube-apiserver, and on request what makes Deployments, nodes and pods live.
+//!
+//! * In: [`Options`]; the [`Binaries`](crate::binaries::Binaries). Or, with `E2E_KUBECONFIG=<path>`, an existing cluster, used as it is.
+//! * Out: kubeconfigs, clients, and the faults only the owner of a control plane can cause.
+//! * Always: ready when `start` returns; gone, with its directory, when dropped or when this process ends. Lives without an async runtime.
+
+use std::{
+    path::{Path, PathBuf},
+    process::Stdio,
+    time::Duration,
+};
+
+use anyhow::{Context, Result, anyhow, ensure};
+use k8s_openapi::api::{authentication::v1::TokenRequest, core::v1::ServiceAccount};
+use kube::{
+    Api, Client, Config,
+    api::PostParams,
+    config::{KubeConfigOptions, Kubeconfig},
+};
+use serde_json::json;
+use tempfile::TempDir;
+use tokio::{
+    sync::{Semaphore, SemaphorePermit},
+    time::timeout,
+};
+
+use crate::{
+    binaries::Binaries,
+    component::Layout,
+    etcd, kubeconfig,
+    process::{Process, Signal},
+    wait::eventually,
+};
+
+/// Under `make test` every control plane is a few hundred MiB and a busy core while it starts.
+static PRIVATE: Semaphore = Semaphore::const_new(2);
+const PERMIT_DEADLINE: Duration = Duration::from_secs(15 * 60);
+const READY_DEADLINE: Duration = Duration::from_secs(90);
+const STOP_DEADLINE: Duration = Duration::from_secs(90);
+const KUBECTL_DEADLINE: Duration = Duration::from_secs(60);
+const ADMIN_TOKEN: &str = "admin-token";
+
+/// What to start. The default is etcd and kube-apiserver alone.
+#[derive(Clone, Debug, Default)]
+pub struct Options {
+    pub controller_manager: bool,
+    pub scheduler: bool,
+    /// Nodes and pods that run as far as the API tells. Add nodes with [`ControlPlane::add_node`].
+    pub kwok: bool,
+    pub extra_api_server_args: Vec<String>,
+    pub users: Vec<User>,
+}
+
+impl Options {
+    /// Everything, so that a Deployment gets pods, and the pods get addresses.
+    pub fn full() -> Self {
+        Self {
+            controller_manager: true,
+            scheduler: true,
+            kwok: true,
+            ..Self::default()
+        }
+    }
+}
+
+/// A user besides the admin; may do what RBAC grants it.
+#[derive(Clone, Debug)]
+pub struct User {
+    pub name: String,
+    pub groups: Vec<String>,
+}
+
+impl User {
+    pub(crate) fn token(&self) -> String {
+        format!("{}-token", self.name)
+    }
+}
+
+pub struct ControlPlane {
+    kubeconfig: PathBuf,
+    server_url: String,
+    /// `None` for an existing cluster, which is not ours to break.
+    own: Option<Own>,
+    directory: TempDir,
+    _permit: Option<SemaphorePermit<'static>>,
+}
+
+struct Own {
+    layout: Layout,
+    options: Options,
+    etcd: Process,
+    api_server: Option<Process>,
+    others: Vec<Process>,
+}
+
+impl ControlPlane {
+    /// Starts a control plane that belongs to the caller. At most two exist at a time in a process; the third waits.
+    pub async fn start(options: Options) -> Result<Self> {
+        let permit = timeout(PERMIT_DEADLINE, PRIVATE.acquire())
+            .await
+            .context("other tests kept their control planes for too long")??;
+        let mut control_plane = Self::launch(options).await?;
+        control_plane._permit = Some(permit);
+        Ok(control_plane)
+    }
+
+    pub(crate) async fn launch(options: Options) -> Result<Self> {
+        let directory = tempfile::Builder::new()
+            .prefix("linkerd-operator-e2e-")
+            .tempdir()?;
+        if let Some(path) = std::env::var_os("E2E_KUBECONFIG").filter(|value| !value.is_empty()) {
+            return Self::existing(path.into(), directory).await;
+        }
+        // The build blocks for minutes the first time.
+        let binaries = tokio::task::spawn_blocking(Binaries::find_or_build).await??;
+        let layout = Layout::prepare(directory.path(), binaries, &options, ADMIN_TOKEN)?;
+        let etcd = Process::spawn(layout.etcd()?)?;
+        let api_server = Process::spawn(layout.api_server()?)?;
+        let own = Own {
+            layout,
+            options,
+            etcd,
+            api_server: Some(api_server),
+            others: Vec::new(),
+        };
+        let mut control_plane = Self {
+            kubeconfig: own.layout.kubeconfig.clone(),
+            server_url: own.layout.server_url(),
+            own: Some(own),
+            directory,
+            _permit: None,
+        };
+        control_plane.ready().await?;
+        control_plane.start_others().await?;
+        Ok(control_plane)
+    }
+
+    async fn existing(kubeconfig: PathBuf, directory: TempDir) -> Result<Self> {
+        let read = Kubeconfig::read_from(&kubeconfig)
+            .with_context(|| format!("E2E_KUBECONFIG {}", kubeconfig.display()))?;
+        let config = Config::from_custom_kubeconfig(read, &KubeConfigOptions::default()).await?;
+        let server_url = config.cluster_url.to_string();
+        let mut control_plane = Self {
+            kubeconfig,
+            server_url,
+            own: None,
+            directory,
+            _permit: None,
+        };
+        control_plane.ready().await?;
+        Ok(control_plane)
+    }
+
+    async fn start_others(&mut self) -> Result<()> {
+        let client = self.client().await?;
+        let own = self.own()?;
+        let (layout, options) = (&own.layout, &own.options);
+        let wanted = [
+            (options.controller_manager, layout.controller_manager()),
+            (options.scheduler, layout.scheduler()),
+            (options.kwok, layout.kwok()),
+        ];
+        for (_, spawn) in wanted.into_iter().filter(|(wanted, _)| *wanted) {
+            own.others.push(Process::spawn(spawn?)?);
+        }
+        if own.options.controller_manager {
+            let accounts: Api<ServiceAccount> = Api::namespaced(client, "default");
+            eventually(
+                READY_DEADLINE,
+                "kube-controller-manager to make the first ServiceAccount",
+                async || {
+                    if let Some(ended) = own.others.iter_mut().find_map(ended) {
+                        return Ok(Err(ended));
+                    }
+                    accounts.get("default").await?;
+                    Ok(Ok(()))
+                },
+            )
+            .await??;
+        }
+        Ok(())
+    }
+
+    /// The kubeconfig of an admin.
+    pub fn kubeconfig(&self) -> &Path {
+        &self.kubeconfig
+    }
+
+    pub fn server_url(&self) -> &str {
+        &self.server_url
+    }
+
+    /// The authority that signed the API server's certificate.
+    pub fn ca_pem(&self) -> Result<&str> {
+        Ok(&self.ours()?.layout.ca_pem)
+    }
+
+    /// The admin's bearer token.
+    pub fn admin_token(&self) -> Result<&str> {
+        self.ours().map(|_| ADMIN_TOKEN)
+    }
+
+    /// A directory that goes away with the control plane: the logs of the components, and of what is started on them.
+    pub fn directory(&self) -> &Path {
+        self.directory.path()
+    }
+
+    /// A client of the admin's. Belongs to the async runtime it is made in, so a test makes its own.
+    pub async fn client(&self) -> Result<Client> {
+        kubeconfig::client(&self.kubeconfig).await
+    }
+
+    /// A kubeconfig for one of [`Options::users`].
+    pub fn kubeconfig_for(&self, user: &str) -> Result<PathBuf> {
+        let known = self
+            .ours()?
+            .options
+            .users
+            .iter()
+            .find(|known| known.name == user);
+        let token = known
+            .with_context(|| format!("{user} is not among the control plane's users"))?
+            .token();
+        self.kubeconfig_with_token(user, &token)
+    }
+
+    /// A kubeconfig for a ServiceAccount that exists, as a pod of its would have it.
+    pub async fn kubeconfig_for_service_account(
+        &self,
+        namespace: &str,
+        name: &str,
+    ) -> Result<PathBuf> {
+        let accounts: Api<ServiceAccount> = Api::namespaced(self.client().await?, namespace);
+        let body = json!({
+            "apiVersion": "authentication.k8s.io/v1", "kind": "TokenRequest", "spec": {"audiences": [], "expirationSeconds": 86400},
+        });
+        let request: TokenRequest = accounts
+            .create_subresource("token", name, &PostParams::default(), &body)
+            .await
+            .context("asking for a token")?;
+        let token = request
+            .status
+            .context("the API server gave no token")?
+            .token;
+        self.kubeconfig_with_token(&format!("{namespace}.{name}"), &token)
+    }
+
+    fn kubeconfig_with_token(&self, user: &str, token: &str) -> Result<PathBuf> {
+        let path = self.directory.path().join(format!("kubeconfig-{user}"));
+        kubeconfig::write(&path, &self.server_url, self.ca_pem()?, user, token)?;
+        Ok(path)
+    }
+
+    /// Runs kubectl as the admin; its output, or an error with what it said.
+    pub async fn kubectl(&self, args: &[&str]) -> Result<String> {
+        let kubectl = match &self.own {
+            Some(own) => own.layout.kubectl()?,
+            None => "kubectl".into(),
+        };
+        let mut command = tokio::process::Command::new(kubectl);
+        command
+            .args(args)
+            .env("KUBECONFIG", &self.kubeconfig)
+            .stdin(Stdio::null())
+            .kill_on_drop(true);
+        // Its discovery cache lives in the home directory, and must not be shared between control planes on one port.
+        command
+            .env("HOME", self.directory.path())
+            .env_remove("KUBECACHEDIR");
+        let output = timeout(KUBECTL_DEADLINE, command.output())
+            .await
+            .context("kubectl took too long")??;
+        ensure!(
+            output.status.success(),
+            "kubectl {}: {}",
+            args.join(" "),
+            String::from_utf8_lossy(&output.stderr).trim()
+        );
+        Ok(String::from_utf8(output.stdout)?)
+    }
+
+    /// Ends the API server: by SIGTERM if `graceful`, else by SIGKILL.
+    pub async fn stop_api_server(&mut self, graceful: bool) -> Result<()> {
+        let mut process = self
+            .own()?
+            .api_server
+            .take()
+            .context("the API server is not running")?;
+        process.signal(if graceful { Signal::TERM } else { Signal::KILL })?;
+        process.wait(STOP_DEADLINE).await?;
+        Ok(())
+    }
+
+    /// Starts a stopped API server on its old port, and waits until it is ready.
+    pub async fn start_api_server(&mut self) -> Result<()> {
+        let own = self.own()?;
+        ensure!(own.api_server.is_none(), "the API server is running");
+        own.api_server = Some(Process::spawn(own.layout.api_server()?)?);
+        self.ready().await
+    }
+
+    pub async fn restart_api_server(&mut self, graceful: bool) -> Result<()> {
+        self.stop_api_server(graceful).await?;
+        self.start_api_server().await
+    }
+
+    /// Makes the API server stand still (SIGSTOP): connections stay open, and nothing is answered.
+    pub fn pause_api_server(&mut self) -> Result<()> {
+        self.own()?
+            .api_server
+            .as_mut()
+            .context("the API server is not running")?
+            .signal(Signal::STOP)
+    }
+
+    pub fn resume_api_server(&mut self) -> Result<()> {
+        self.own()?
+            .api_server
+            .as_mut()
+            .context("the API server is not running")?
+            .signal(Signal::CONT)
+    }
+
+    /// Makes etcd forget its history. A watch from an older resource version gets 410, at the latest after a restart of the
+    /// API server, whose watch cache may still remember. Returns the revision compacted to.
+    pub async fn compact_etcd(&self) -> Result<i64> {
+        etcd::compact(self.ours()?.layout.etcd_address()).await
+    }
+
+    /// The processes that run now, by name.
+    pub fn processes(&self) -> Vec<(String, u32)> {
+        let own = self.own.iter();
+        own.flat_map(|own| {
+            std::iter::once(&own.etcd)
+                .chain(&own.api_server)
+                .chain(&own.others)
+        })
+        .map(|process| (process.name().to_owned(), process.pid()))
+        .collect()
+    }
+
+    fn ours(&self) -> Result<&Own> {
+        self.own.as_ref().ok_or_else(not_ours)
+    }
+
+    fn own(&mut self) -> Result<&mut Own> {
+        self.own.as_mut().ok_or_else(not_ours)
+    }
+
+    async fn ready(&mut self) -> Result<()> {
+        let client = self.client().await?;
+        let result = eventually(READY_DEADLINE, "the API server to be ready", async || {
+            if let Some(own) = &mut self.own {
+                let api_server = own.api_server.as_mut();
+                if let Some(ended) = std::iter::once(&mut own.etcd)
+                    .chain(api_server)
+                    .find_map(ended)
+                {
+                    return Ok(Err(ended));
+                }
+            }
+            let request = http::Request::get("/readyz").body(Vec::new())?;
+            // One look must not use up the deadline, should the server accept and say nothing.
+            let answer = timeout(Duration::from_secs(5), client.request_text(request)).await??;
+            ensure!(answer == "ok", "/readyz: {answer}");
+            Ok(Ok(()))
+        })
+        .await;
+        // The outer error: not ready in time. The inner one: it ended, and waiting does not help.
+        result.map_err(|error| match &self.own {
+            Some(Own {
+                api_server: Some(api_server),
+                ..
+            }) => error.context(format!(
+                "the log of kube-apiserver ends with:\n{}",
+                api_server.log_tail(15)
+            )),
+            _ => error,
+        })?
+    }
+}
+
+impl Drop for ControlPlane {
+    fn drop(&mut self) {
+        if let Some(own) = &mut self.own {
+            // All at once; each is then waited for as it is dropped.
+            own.others
+                .iter_mut()
+                .chain(&mut own.api_server)
+                .for_each(Process::begin_end);
+            own.etcd.begin_end();
+        }
+    }
+}
+
+fn not_ours() -> anyhow::Error {
+    anyhow!(
+        "this needs a control plane of our own, and E2E_KUBECONFIG names an existing cluster: unset it"
+    )
+}
+
+/// Why there is nothing to wait for any more.
+fn ended(process: &mut Process) -> Option<anyhow::Error> {
+    let status = process.exit_status()?;
+    Some(anyhow!(
+        "{} ended with {status}; its log ends with:\n{}",
+        process.name(),
+        process.log_tail(15)
+    ))
+}

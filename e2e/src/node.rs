@@ -1,0 +1,68 @@
+//! Nodes that kwok runs.
+//!
+//! * In: a name and a zone. Out: a node that is ready and takes pods, with pod addresses of both families.
+
+use std::{
+    sync::atomic::{AtomicU8, Ordering},
+    time::Duration,
+};
+
+use anyhow::{Context, Result, ensure};
+use k8s_openapi::api::core::v1::Node;
+use kube::{Api, api::PostParams};
+use serde_json::json;
+
+use crate::{control_plane::ControlPlane, wait::eventually};
+
+/// Distinct within this process, so that no two nodes give out one pod address.
+static NEXT: AtomicU8 = AtomicU8::new(1);
+
+impl ControlPlane {
+    /// Adds a node and waits until it is ready. Needs kwok and kube-controller-manager.
+    pub async fn add_node(&self, name: &str, zone: &str) -> Result<()> {
+        let number = NEXT.fetch_add(1, Ordering::Relaxed);
+        let ranges = [
+            format!("10.244.{number}.0/24"),
+            format!("fd00:10:244:{number:x}::/64"),
+        ];
+        let nodes: Api<Node> = Api::all(self.client().await?);
+        let node: Node = serde_json::from_value(json!({
+            "metadata": {
+                "name": name,
+                "annotations": {"kwok.x-k8s.io/node": "fake", "node.alpha.kubernetes.io/ttl": "0"},
+                "labels": {
+                    "kubernetes.io/hostname": name,
+                    "kubernetes.io/os": "linux",
+                    "kubernetes.io/arch": "amd64",
+                    "topology.kubernetes.io/zone": zone,
+                },
+            },
+            "spec": {"podCIDR": ranges.first(), "podCIDRs": ranges},
+        }))?;
+        nodes
+            .create(&PostParams::default(), &node)
+            .await
+            .with_context(|| format!("creating node {name}"))?;
+        eventually(
+            Duration::from_secs(60),
+            format_args!("node {name} to be ready"),
+            async || {
+                let node = nodes.get(name).await?;
+                let taints = node.spec.and_then(|spec| spec.taints).unwrap_or_default();
+                ensure!(taints.is_empty(), "it has taints {taints:?}");
+                let conditions = node
+                    .status
+                    .and_then(|status| status.conditions)
+                    .unwrap_or_default();
+                ensure!(
+                    conditions
+                        .iter()
+                        .any(|condition| condition.type_ == "Ready" && condition.status == "True"),
+                    "its conditions are {conditions:?}"
+                );
+                Ok(())
+            },
+        )
+        .await
+    }
+}

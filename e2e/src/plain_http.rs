@@ -1,0 +1,46 @@
+//! One HTTP/1.1 request in the clear to a loopback port: the manager's admin port, etcd's JSON gateway.
+//!
+//! * Always: the whole exchange ends within the timeout.
+
+use std::{net::SocketAddr, time::Duration};
+
+use anyhow::{Context, Result};
+use bytes::Bytes;
+use http_body_util::{BodyExt, Full};
+use hyper::{Method, Request, StatusCode, client::conn::http1, header};
+use hyper_util::rt::TokioIo;
+use tokio::{net::TcpStream, time::timeout};
+
+pub(crate) async fn request(
+    address: SocketAddr,
+    method: Method,
+    path: &str,
+    body: impl Into<Bytes>,
+    deadline: Duration,
+) -> Result<(StatusCode, Bytes)> {
+    let request = Request::builder()
+        .method(method)
+        .uri(path)
+        .header(header::HOST, address.to_string())
+        .header(header::CONNECTION, "close")
+        .body(Full::new(body.into()))?;
+    let exchange = async {
+        let stream = TcpStream::connect(address).await?;
+        let (mut sender, connection) = http1::handshake(TokioIo::new(stream)).await?;
+        let answer = async {
+            let response = sender.send_request(request).await?;
+            let status = response.status();
+            anyhow::Ok((status, response.into_body().collect().await?.to_bytes()))
+        };
+        let mut answer = std::pin::pin!(answer);
+        tokio::select! {
+            answer = &mut answer => answer,
+            // The connection may be done before the answer is read; what it received is kept for the reader.
+            _ = connection => answer.await,
+        }
+    };
+    timeout(deadline, exchange)
+        .await
+        .with_context(|| format!("http://{address}{path} did not answer within {deadline:?}"))?
+        .with_context(|| format!("http://{address}{path}"))
+}

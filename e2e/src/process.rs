@@ -1,0 +1,317 @@
+//! A child process that cannot outlive us: it runs under the `supervisor`, which ends it when our end of a pipe closes.
+//!
+//! * In: a command, and the file its output goes to.
+//! * Out: its process id, signals to it, its exit status, its log.
+//! * Always: dropping a [`Process`] ends its whole process group before the drop returns (within the grace time plus seconds), and so does
+//!   the end of this process, however it comes. Needs no async runtime to stay alive.
+
+use std::{
+    ffi::OsString,
+    fs::{File, OpenOptions},
+    io::{BufRead, BufReader},
+    os::unix::process::CommandExt,
+    path::{Path, PathBuf},
+    process::{Child, ChildStdout, Command, ExitStatus, Stdio},
+    sync::mpsc,
+    time::{Duration, Instant},
+};
+
+use anyhow::{Context, Result, anyhow, bail, ensure};
+use rustix::process::{Pid, kill_process};
+
+pub use rustix::process::Signal;
+
+const START_DEADLINE: Duration = Duration::from_secs(20);
+/// Variables of the caller's that would change what a child does, and so what a test says.
+const NOT_INHERITED: [&str; 13] = [
+    "KUBECONFIG",
+    "RUST_LOG",
+    "HOSTNAME",
+    "HTTP_PROXY",
+    "HTTPS_PROXY",
+    "ALL_PROXY",
+    "NO_PROXY",
+    "http_proxy",
+    "https_proxy",
+    "all_proxy",
+    "no_proxy",
+    "KUBERNETES_SERVICE_HOST",
+    "KUBERNETES_SERVICE_PORT",
+];
+
+/// What to run.
+pub struct Spawn {
+    /// For messages.
+    pub name: String,
+    pub program: PathBuf,
+    pub args: Vec<OsString>,
+    pub env: Vec<(String, String)>,
+    /// Appended to.
+    pub log: PathBuf,
+    /// From SIGTERM to SIGKILL when the process is dropped; zero kills at once.
+    pub grace: Duration,
+    /// Removed once the process was ended because we let go of it.
+    pub remove: Option<PathBuf>,
+}
+
+impl Spawn {
+    pub fn new(
+        name: impl Into<String>,
+        program: impl Into<PathBuf>,
+        log: impl Into<PathBuf>,
+    ) -> Self {
+        Self {
+            name: name.into(),
+            program: program.into(),
+            args: Vec::new(),
+            env: Vec::new(),
+            log: log.into(),
+            grace: Duration::from_secs(5),
+            remove: None,
+        }
+    }
+
+    pub fn args(mut self, args: impl IntoIterator<Item = impl Into<OsString>>) -> Self {
+        self.args.extend(args.into_iter().map(Into::into));
+        self
+    }
+}
+
+/// A running (or ended) child.
+pub struct Process {
+    name: String,
+    pid: Pid,
+    log: PathBuf,
+    grace: Duration,
+    supervisor: Child,
+    ended: Option<ExitStatus>,
+}
+
+impl Process {
+    pub fn spawn(spawn: Spawn) -> Result<Self> {
+        let Spawn {
+            name,
+            program,
+            args,
+            env,
+            log,
+            grace,
+            remove,
+        } = spawn;
+        let supervisor_path = beside_this_executable("supervisor", "E2E_SUPERVISOR")?;
+        let open = || OpenOptions::new().create(true).append(true).open(&log);
+        let output = open().with_context(|| format!("opening {}", log.display()))?;
+        let mut command = Command::new(supervisor_path);
+        command.arg("--grace").arg(grace.as_secs_f64().to_string());
+        if let Some(directory) = remove {
+            command.arg("--remove").arg(directory);
+        }
+        command.arg("--").arg(&program).args(args);
+        for variable in NOT_INHERITED {
+            command.env_remove(variable);
+        }
+        // In a group of its own, or Ctrl-C would end the supervisor before it could end its child.
+        command
+            .envs(env)
+            .process_group(0)
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .stderr(output);
+        let mut supervisor = command.spawn().context("starting the supervisor")?;
+        let pid = supervisor
+            .stdout
+            .take()
+            .context("the supervisor has no output")
+            .and_then(read_pid);
+        match pid {
+            Ok(pid) => Ok(Self {
+                name,
+                pid,
+                log,
+                grace,
+                supervisor,
+                ended: None,
+            }),
+            Err(error) => {
+                drop(supervisor.stdin.take());
+                let _ = wait_until(&mut supervisor, Instant::now() + Duration::from_secs(5));
+                let _ = supervisor.kill();
+                Err(error.context(format!(
+                    "starting {name} ({}): {}",
+                    program.display(),
+                    tail(&log, 5)
+                )))
+            }
+        }
+    }
+
+    pub fn name(&self) -> &str {
+        &self.name
+    }
+
+    /// The process id of the command itself, not of its supervisor.
+    pub fn pid(&self) -> u32 {
+        self.pid.as_raw_nonzero().get().unsigned_abs()
+    }
+
+    /// Sends a signal to the command alone, not to its group.
+    pub fn signal(&mut self, signal: Signal) -> Result<()> {
+        ensure!(self.is_running(), "{} is not running", self.name);
+        kill_process(self.pid, signal).with_context(|| format!("signalling {}", self.name))?;
+        if signal == Signal::STOP {
+            self.stopped()
+        } else {
+            Ok(())
+        }
+    }
+
+    /// A signal takes effect a moment after it was sent, and one sent in that moment may overtake it.
+    fn stopped(&mut self) -> Result<()> {
+        let end = Instant::now() + Duration::from_secs(5);
+        while self.is_running() && Instant::now() < end {
+            let stat =
+                std::fs::read_to_string(format!("/proc/{}/stat", self.pid())).unwrap_or_default();
+            if stat.contains(") T ") {
+                return Ok(());
+            }
+            std::thread::sleep(Duration::from_millis(1));
+        }
+        bail!("{} did not stop", self.name)
+    }
+
+    pub fn is_running(&mut self) -> bool {
+        self.exit_status().is_none()
+    }
+
+    /// `None` while it runs. A command ended by signal N has the exit code 128 + N.
+    pub fn exit_status(&mut self) -> Option<ExitStatus> {
+        if self.ended.is_none() {
+            self.ended = self.supervisor.try_wait().ok().flatten();
+        }
+        self.ended
+    }
+
+    /// Waits for it to end by itself.
+    pub async fn wait(&mut self, timeout: Duration) -> Result<ExitStatus> {
+        let end = Instant::now() + timeout;
+        loop {
+            if let Some(status) = self.exit_status() {
+                return Ok(status);
+            }
+            if Instant::now() >= end {
+                bail!(
+                    "{} was still running after {timeout:?}; its log ends with:\n{}",
+                    self.name,
+                    self.log_tail(20)
+                );
+            }
+            tokio::time::sleep(Duration::from_millis(5)).await;
+        }
+    }
+
+    pub fn log_path(&self) -> &Path {
+        &self.log
+    }
+
+    /// Everything it wrote so far.
+    pub fn log(&self) -> String {
+        read_lossy(&self.log)
+    }
+
+    pub fn log_tail(&self, lines: usize) -> String {
+        tail(&self.log, lines)
+    }
+
+    /// Ends its group: SIGTERM, the grace time, SIGKILL. Blocks for no longer than that and some seconds.
+    pub fn end(&mut self) {
+        drop(self.supervisor.stdin.take());
+        if self.ended.is_none() {
+            self.ended = wait_until(
+                &mut self.supervisor,
+                Instant::now() + self.grace + Duration::from_secs(15),
+            );
+        }
+    }
+
+    /// Lets go of the pipe without waiting, so that several processes can end at the same time.
+    pub(crate) fn begin_end(&mut self) {
+        drop(self.supervisor.stdin.take());
+    }
+}
+
+impl Drop for Process {
+    fn drop(&mut self) {
+        self.end();
+    }
+}
+
+/// A binary of this workspace: named by the variable, or beside the executable that runs now.
+pub fn beside_this_executable(name: &str, variable: &str) -> Result<PathBuf> {
+    if let Some(path) = std::env::var_os(variable).filter(|value| !value.is_empty()) {
+        let path = PathBuf::from(path);
+        ensure!(
+            path.is_file(),
+            "{variable} is {}, which is not a file",
+            path.display()
+        );
+        return Ok(path);
+    }
+    let current = std::env::current_exe().context("finding this executable")?;
+    // Tests run from `deps`, one below the binaries.
+    current
+        .ancestors()
+        .skip(1)
+        .take(2)
+        .map(|directory| directory.join(name))
+        .find(|path| path.is_file())
+        .ok_or_else(|| {
+            anyhow!(
+                "the binary `{name}` was not found beside {}: build it with `cargo build --workspace --bins`, or set {variable}",
+                current.display()
+            )
+        })
+}
+
+/// Reads the first line, on a thread because a pipe has no read timeout.
+fn read_pid(output: ChildStdout) -> Result<Pid> {
+    let (sender, receiver) = mpsc::channel();
+    std::thread::spawn(move || {
+        let mut line = String::new();
+        let read = BufReader::new(output).read_line(&mut line);
+        let _ = sender.send(read.map(|_| line));
+    });
+    let line = receiver
+        .recv_timeout(START_DEADLINE)
+        .context("the supervisor said nothing")??;
+    let id: i32 = line
+        .trim()
+        .parse()
+        .map_err(|_| anyhow!("the command did not start"))?;
+    Pid::from_raw(id).context("the supervisor named no process")
+}
+
+fn wait_until(child: &mut Child, end: Instant) -> Option<ExitStatus> {
+    loop {
+        match child.try_wait() {
+            Ok(Some(status)) => return Some(status),
+            Ok(None) if Instant::now() < end => std::thread::sleep(Duration::from_millis(5)),
+            Ok(None) | Err(_) => return None,
+        }
+    }
+}
+
+fn read_lossy(path: &Path) -> String {
+    let mut bytes = Vec::new();
+    if let Ok(mut file) = File::open(path) {
+        let _ = std::io::Read::read_to_end(&mut file, &mut bytes);
+    }
+    String::from_utf8_lossy(&bytes).into_owned()
+}
+
+fn tail(path: &Path, lines: usize) -> String {
+    let text = read_lossy(path);
+    let all: Vec<&str> = text.lines().collect();
+    all.get(all.len().saturating_sub(lines)..)
+        .unwrap_or_default()
+        .join("\n")
+}

@@ -1,0 +1,224 @@
+//! The harness holds what it promises.
+
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, ensure};
+use e2e::{ControlPlane, Options, Process, Signal, Spawn, TestNamespace, User, eventually};
+use futures::StreamExt;
+use k8s_openapi::api::{
+    apps::v1::Deployment,
+    core::v1::{ConfigMap, Service},
+    discovery::v1::EndpointSlice,
+};
+use kube::{
+    Api, ResourceExt,
+    api::{ListParams, PostParams, WatchEvent, WatchParams},
+};
+use serde_json::json;
+
+const DEADLINE: Duration = Duration::from_secs(60);
+
+#[tokio::test]
+async fn the_shared_control_plane_takes_dual_stack_services() -> Result<()> {
+    let namespace = TestNamespace::create(&e2e::shared().await?.client().await?, "dual").await?;
+    let service: Service = serde_json::from_value(json!({
+        "metadata": {"name": "web"},
+        "spec": {"ipFamilyPolicy": "RequireDualStack", "ports": [{"port": 80}]},
+    }))?;
+    let created = namespace
+        .api::<Service>()
+        .create(&PostParams::default(), &service)
+        .await?;
+    let families = created.spec.and_then(|spec| spec.ip_families);
+    assert_eq!(families, Some(vec!["IPv4".to_owned(), "IPv6".to_owned()]));
+    Ok(())
+}
+
+#[tokio::test]
+async fn a_deployment_becomes_ready_and_gets_slices() -> Result<()> {
+    let namespace = TestNamespace::create(&e2e::shared().await?.client().await?, "rollout").await?;
+    let labels = json!({"app": "web"});
+    let deployment: Deployment = serde_json::from_value(json!({
+        "metadata": {"name": "web"},
+        "spec": {
+            "replicas": 2,
+            "selector": {"matchLabels": labels},
+            "template": {
+                "metadata": {"labels": labels},
+                "spec": {"containers": [{"name": "web", "image": "web"}]},
+            },
+        },
+    }))?;
+    let service: Service = serde_json::from_value(json!({
+        "metadata": {"name": "web"},
+        "spec": {"selector": labels, "ipFamilyPolicy": "RequireDualStack", "ports": [{"port": 80}]},
+    }))?;
+    let deployments = namespace.api::<Deployment>();
+    deployments
+        .create(&PostParams::default(), &deployment)
+        .await?;
+    namespace
+        .api::<Service>()
+        .create(&PostParams::default(), &service)
+        .await?;
+    eventually(DEADLINE, "two ready replicas", async || {
+        let status = deployments.get("web").await?.status;
+        ensure!(
+            status.as_ref().and_then(|status| status.ready_replicas) == Some(2),
+            "{status:?}"
+        );
+        Ok(())
+    })
+    .await?;
+    eventually(
+        DEADLINE,
+        "a slice of each family with two endpoints",
+        async || {
+            let slices = namespace
+                .api::<EndpointSlice>()
+                .list(&ListParams::default())
+                .await?;
+            let mut seen: Vec<_> = slices
+                .iter()
+                .map(|slice| (slice.address_type.clone(), slice.endpoints.len()))
+                .collect();
+            seen.sort();
+            ensure!(
+                seen == [("IPv4".to_owned(), 2), ("IPv6".to_owned(), 2)],
+                "{seen:?}"
+            );
+            Ok(())
+        },
+    )
+    .await
+}
+
+#[tokio::test]
+async fn a_child_and_its_children_end_with_the_parent() -> Result<()> {
+    let directory = tempfile::tempdir()?;
+    let removed = directory.path().join("removed");
+    std::fs::create_dir(&removed)?;
+    let mut spawn = Spawn::new("sh", "/bin/sh", directory.path().join("log"));
+    // It ignores SIGTERM and has a child of its own.
+    spawn = spawn.args([
+        "-c",
+        "trap '' TERM; sleep 1000 & echo child $!; wait; sleep 1000",
+    ]);
+    spawn.grace = Duration::from_millis(100);
+    spawn.remove = Some(removed.clone());
+    let process = Process::spawn(spawn)?;
+    let pid = process.pid();
+    let child: u32 = eventually(DEADLINE, "the shell's child", async || {
+        let log = process.log();
+        Ok(log
+            .trim()
+            .strip_prefix("child ")
+            .context(log.clone())?
+            .parse()?)
+    })
+    .await?;
+    assert!(alive(pid) && alive(child));
+    drop(process);
+    assert!(!alive(pid));
+    eventually(DEADLINE, "the grandchild to be gone", async || {
+        ensure!(!alive(child), "{child} is alive");
+        Ok(())
+    })
+    .await?;
+    assert!(!removed.exists());
+    Ok(())
+}
+
+#[tokio::test]
+async fn a_child_is_paused_and_ends_with_its_own_status() -> Result<()> {
+    let directory = tempfile::tempdir()?;
+    let spawn = Spawn::new("sh", "/bin/sh", directory.path().join("log")).args([
+        "-c",
+        "trap 'exit 7' TERM; echo ready; while :; do sleep 0.01; done",
+    ]);
+    let mut process = Process::spawn(spawn)?;
+    eventually(DEADLINE, "the trap to be set", async || {
+        ensure!(process.log().contains("ready"), "it says nothing");
+        Ok(())
+    })
+    .await?;
+    process.signal(Signal::STOP)?;
+    process.signal(Signal::TERM)?;
+    assert!(process.wait(Duration::from_millis(100)).await.is_err());
+    process.signal(Signal::CONT)?;
+    assert_eq!(process.wait(DEADLINE).await?.code(), Some(7));
+    assert!(process.signal(Signal::TERM).is_err());
+    Ok(())
+}
+
+#[tokio::test]
+async fn a_private_control_plane_restarts_compacts_and_leaves_nothing() -> Result<()> {
+    let options = Options {
+        users: vec![User {
+            name: "nobody".into(),
+            groups: vec![],
+        }],
+        ..Options::default()
+    };
+    let started = Instant::now();
+    let mut control_plane = ControlPlane::start(options).await?;
+    eprintln!(
+        "etcd and kube-apiserver were ready after {:?}",
+        started.elapsed()
+    );
+    let client = control_plane.client().await?;
+    let namespace = TestNamespace::create(&client, "history").await?;
+    let maps = namespace.api::<ConfigMap>();
+    let map: ConfigMap = serde_json::from_value(json!({"metadata": {"name": "a"}}))?;
+    let old = maps
+        .create(&PostParams::default(), &map)
+        .await?
+        .resource_version()
+        .context("no version")?;
+    for name in ["b", "c"] {
+        let map: ConfigMap = serde_json::from_value(json!({"metadata": {"name": name}}))?;
+        maps.create(&PostParams::default(), &map).await?;
+    }
+
+    let nobody = e2e::kubeconfig::client(&control_plane.kubeconfig_for("nobody")?).await?;
+    let refused = Api::<ConfigMap>::namespaced(nobody, namespace.name())
+        .list(&ListParams::default())
+        .await;
+    assert!(refused.is_err_and(|error| error.to_string().contains("forbidden")));
+
+    control_plane.compact_etcd().await?;
+    for graceful in [false, true] {
+        let started = Instant::now();
+        control_plane.restart_api_server(graceful).await?;
+        eprintln!(
+            "a restart (graceful: {graceful}) took {:?}",
+            started.elapsed()
+        );
+        let mut watch = maps
+            .watch(&WatchParams::default().timeout(20), &old)
+            .await?
+            .boxed();
+        let first = tokio::time::timeout(DEADLINE, watch.next())
+            .await?
+            .context("the watch ended")??;
+        assert!(
+            matches!(&first, WatchEvent::Error(status) if status.code == 410),
+            "{first:?}"
+        );
+    }
+
+    let directory = control_plane.directory().to_owned();
+    let processes = control_plane.processes();
+    assert_eq!(processes.len(), 2);
+    let started = Instant::now();
+    drop(control_plane);
+    eprintln!("its end took {:?}", started.elapsed());
+    assert!(processes.iter().all(|(_, pid)| !alive(*pid)));
+    assert!(!directory.exists());
+    Ok(())
+}
+
+fn alive(pid: u32) -> bool {
+    // A process that has ended and was not yet waited for still has a folder.
+    std::fs::read_to_string(format!("/proc/{pid}/stat")).is_ok_and(|stat| !stat.contains(") Z "))
+}

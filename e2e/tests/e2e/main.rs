@@ -1,0 +1,3 @@
+//! The end-to-end tests: one binary, so that they share one control plane; a module per topic.
+
+mod harness;
