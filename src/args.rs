@@ -8,7 +8,7 @@ use k8s_openapi::jiff::SignedDuration;
 
 /// A control plane for the Linkerd service mesh.
 #[derive(Debug, Parser)]
-#[command(name = "linkerd-operator", version, about, max_term_width = 100)]
+#[command(name = "linkerd-operator", version, about, max_term_width = 100, args_override_self = true)]
 pub struct Args {
     #[command(subcommand)]
     command: Option<Command>,
@@ -19,6 +19,7 @@ pub struct Args {
 #[derive(Debug, Subcommand)]
 enum Command {
     /// Watches the cluster and does the enabled jobs (the default)
+    #[command(args_override_self = true)]
     Manager(Box<ManagerArgs>),
 }
 
@@ -183,6 +184,12 @@ mod tests {
     fn manager_is_the_default_subcommand() {
         assert_eq!(settings(&["--admin-addr", "127.0.0.1:1"]).unwrap().admin_addr.port(), 1);
         assert_eq!(settings(&["manager", "--admin-addr", "127.0.0.1:2"]).unwrap().admin_addr.port(), 2);
+    }
+
+    #[test]
+    fn of_a_flag_that_is_given_twice_the_last_counts() {
+        let settings = settings(&["manager", "--admin-addr=127.0.0.1:1", "--admin-addr=127.0.0.1:2"]).unwrap();
+        assert_eq!(settings.admin_addr.port(), 2);
     }
 
     #[test]

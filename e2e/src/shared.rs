@@ -5,7 +5,11 @@
 use anyhow::Result;
 use tokio::sync::OnceCell;
 
-use crate::control_plane::{ControlPlane, Options};
+use crate::{
+    control_plane::{ControlPlane, Options},
+    manager::{Manager, ManagerOptions},
+    mesh::SOON,
+};
 
 static SHARED: OnceCell<ControlPlane> = OnceCell::const_new();
 
@@ -17,12 +21,26 @@ pub async fn shared() -> Result<&'static ControlPlane> {
             // Not on somebody's real cluster.
             if control_plane.ca_pem().is_ok() {
                 for letter in ["a", "b", "c"] {
-                    control_plane
-                        .add_node(&format!("node-{letter}"), &format!("zone-{letter}"))
-                        .await?;
+                    control_plane.add_node(&format!("node-{letter}"), &format!("zone-{letter}")).await?;
                 }
             }
             Ok(control_plane)
         })
         .await
+}
+
+/// The shared control plane with Linkerd's CRDs, and one manager that leads.
+pub async fn shared_manager() -> Result<(&'static ControlPlane, &'static Manager)> {
+    static MANAGER: OnceCell<Manager> = OnceCell::const_new();
+    let control_plane = shared().await?;
+    let manager = MANAGER
+        .get_or_try_init(async || {
+            control_plane.install_crds("crd/linkerd").await?;
+            control_plane.kubectl(&["create", "namespace", "linkerd"]).await?;
+            let mut manager = Manager::start(control_plane, ManagerOptions::default())?;
+            manager.ready(SOON).await?;
+            anyhow::Ok(manager)
+        })
+        .await?;
+    Ok((control_plane, manager))
 }

@@ -1,0 +1,81 @@
+# `make help` lists the targets.
+SHELL := /bin/bash
+.SHELLFLAGS := -euo pipefail -c
+.DEFAULT_GOAL := help
+MAKEFLAGS += --no-print-directory
+
+CARGO ?= cargo
+TARGET ?= $(or $(CARGO_TARGET_DIR),target)
+# Yours, or the one that the control plane is built with.
+KUBECTL ?= $(shell command -v kubectl 2>/dev/null || $(CARGO) run --quiet --bin control-plane -- kubectl-path 2>/dev/null)
+CRDS := $(filter-out %/kustomization.yaml,$(wildcard crd/linkerd/*.yaml))
+MARK := app.kubernetes.io/managed-by=linkerd-operator
+# Prints what a phase took; the phases are recipes' lines, so this is a shell function.
+PHASE = phase() { local name=$$1 begun=$$SECONDS; shift; echo "==> $$name"; "$$@"; echo "==> $$name took $$((SECONDS - begun)) s"; }
+
+##@ See it work
+
+.PHONY: demo
+demo: build ## A virtual machine becomes an endpoint of a Service, on a real control plane (KEEP=1 leaves it running)
+	$(TARGET)/debug/demo $(if $(KEEP),--keep)
+
+.PHONY: control-plane
+control-plane: build ## A control plane to play with, in the foreground until Ctrl-C
+	$(TARGET)/debug/control-plane run
+
+.PHONY: run
+run: ## The manager against the current kubeconfig
+	$(CARGO) run --release --bin linkerd-operator -- manager
+
+##@ Test it
+
+.PHONY: check
+check: ## Format, lints, unit and property tests: before every commit
+	@$(PHASE); phase format $(CARGO) fmt --all --check; \
+	phase lints $(CARGO) clippy --workspace --all-targets --locked -- -D warnings; \
+	phase "unit tests" $(CARGO) test --locked --workspace --lib --bins
+
+.PHONY: test
+test: ## Everything that CI runs: check, then the end-to-end tests on a real control plane
+	@$(PHASE); phase check $(MAKE) check; \
+	phase build $(MAKE) build; \
+	phase "control plane" $(TARGET)/debug/control-plane build; \
+	phase "end-to-end tests" $(CARGO) test --locked --package e2e --test e2e
+
+.PHONY: bench
+bench: ## What it costs: figures of the ExternalWorkload controller, release build (BENCH="name …" runs some of them)
+	$(CARGO) build --locked --release --workspace --bins
+	$(TARGET)/release/bench $(BENCH)
+
+.PHONY: build
+build: ## The debug binaries of the operator and its tests
+	$(CARGO) build --locked --workspace --bins
+
+##@ Install it
+
+.PHONY: install
+install: ## Linkerd's CRDs into the current cluster, where they are absent
+	@for crd in $(CRDS); do \
+		if $(KUBECTL) get -f "$$crd" >/dev/null 2>&1; then \
+			echo "$$crd: there already, left as it is"; \
+		else \
+			$(KUBECTL) label --local -f "$$crd" $(MARK) -o yaml | $(KUBECTL) create -f -; \
+			$(KUBECTL) wait --for=condition=Established --timeout=60s -f "$$crd"; \
+		fi; \
+	done
+
+.PHONY: uninstall
+uninstall: ## Removes the CRDs that `make install` made, if nothing uses them
+	@for crd in $$($(KUBECTL) get crd -l $(MARK) -o jsonpath='{.items[*].metadata.name}'); do \
+		if [ -n "$$($(KUBECTL) get "$$crd" --all-namespaces -o name --request-timeout=30s)" ]; then \
+			echo "$$crd still has objects, left as it is: kubectl get $$crd --all-namespaces"; \
+		else \
+			$(KUBECTL) delete crd "$$crd"; \
+		fi; \
+	done
+
+##@ Help
+
+.PHONY: help
+help: ## This list
+	@awk 'BEGIN {FS = ":.*## "} /^##@ / {printf "\n%s\n", substr($$0, 5)} /^[a-z-]+:.*## / {printf "  make %-15s %s\n", $$1, $$2}' $(MAKEFILE_LIST)

@@ -1,0 +1,386 @@
+//! The ExternalWorkload controller: 10,000 workloads over 500 Services.
+//!
+//! The manager waits behind a Lease that we hold until everything is there; handing it over starts the clock. What it
+//! needed is compared with a loop that does nothing but create as many slices of the same size, as many at a time.
+
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, bail, ensure};
+use e2e::{
+    ControlPlane, Manager, ManagerOptions, Options,
+    mesh::{Mesh, external_workload},
+    wait::eventually,
+};
+use futures::{StreamExt, TryStreamExt, stream};
+use k8s_openapi::api::{
+    coordination::v1::Lease,
+    core::v1::Service,
+    discovery::v1::{Endpoint, EndpointSlice},
+};
+use kube::{
+    Api, Client,
+    api::{DeleteParams, DynamicObject, ListParams, Patch, PatchParams, PostParams, WatchEvent, WatchParams},
+};
+use serde_json::{Value, json};
+use tokio::time::timeout;
+
+use crate::report::Report;
+
+const SERVICES: usize = 500;
+const WORKLOADS: usize = 10_000;
+const FLIPS: usize = 1_000;
+/// The operator's default.
+const CONCURRENCY: usize = 8;
+const NAMESPACE: &str = "default";
+const LEASE: &str = "linkerd-destination-endpoint-write";
+const PATIENCE: Duration = Duration::from_secs(300);
+
+/// Everything that needs the big cluster once: memory, convergence, rest, flips.
+pub(crate) async fn steady(report: &mut Report, wanted: impl Fn(&str) -> bool) -> Result<()> {
+    eprintln!("a control plane with {SERVICES} Services and {WORKLOADS} ExternalWorkloads");
+    let control_plane = start().await?;
+    let client = control_plane.client().await?;
+    let empty = Manager::start(&control_plane, ManagerOptions::default())?;
+    settle(&empty).await?;
+    if wanted("memory") {
+        tokio::time::sleep(Duration::from_secs(5)).await;
+        memory(report, "resident memory, empty cluster", &empty, "≤ 20 MiB")?;
+    }
+    drop(empty);
+
+    populate(&client).await?;
+    hold_lease(&client).await?;
+    let manager = Manager::start(&control_plane, ManagerOptions::default())?;
+    settle(&manager).await?;
+    let ours = converge(&client).await?;
+    if wanted("converge") {
+        let bare = bare_loop(&client).await?;
+        report.row(
+            format!("{WORKLOADS} workloads over {SERVICES} Services, {SERVICES} slice writes"),
+            format!(
+                "{:.2} s; a bare loop {:.2} s: {:.2} times",
+                ours.as_secs_f64(),
+                bare.as_secs_f64(),
+                ours.as_secs_f64() / bare.as_secs_f64()
+            ),
+            "≤ 1.5 times the bare loop",
+            json!({"ours_seconds": ours.as_secs_f64(), "bare_seconds": bare.as_secs_f64()}),
+        );
+    }
+    if wanted("memory") {
+        tokio::time::sleep(Duration::from_secs(5)).await;
+        memory(report, &format!("resident memory, {WORKLOADS} workloads"), &manager, "≤ 48 MiB")?;
+    }
+    if wanted("rest") {
+        rest(report, &client).await?;
+    }
+    if wanted("flip") {
+        flips(report, &client).await?;
+    }
+    Ok(())
+}
+
+/// Two replicas: one ends, politely or not; until the other's first write.
+pub(crate) async fn hand_over(report: &mut Report) -> Result<()> {
+    let control_plane = start().await?;
+    let client = control_plane.client().await?;
+    let mesh = Mesh::new(&client, NAMESPACE);
+    mesh.put_service("web", json!({})).await?;
+    mesh.put_workload("vm", "web", &["192.0.2.4"]).await?;
+    for (how, wanted) in [("SIGTERM", "< 2 s"), ("SIGKILL", "≤ 33 s")] {
+        let mut samples = Vec::new();
+        for _ in 0..if how == "SIGTERM" { 10 } else { 2 } {
+            let mut leader = Manager::start(&control_plane, ManagerOptions::default())?;
+            leads(&leader).await?;
+            mesh.set_ready("vm", true).await?;
+            mesh.shows("web", &[("vm", true)]).await?;
+            let mut other = Manager::start(&control_plane, ManagerOptions::default())?;
+            other.ready(PATIENCE).await?;
+            // A second of following, so that it knows the record as it would in production.
+            tokio::time::sleep(Duration::from_secs(2)).await;
+            let ended = Instant::now();
+            if how == "SIGTERM" {
+                leader.terminate(PATIENCE).await?;
+            } else {
+                leader.kill().await?;
+            }
+            mesh.set_ready("vm", false).await?;
+            eventually(PATIENCE, "the other's first write", async || {
+                let slices = mesh.readiness("web").await?;
+                ensure!(slices.get("vm") == Some(&false), "{slices:?}");
+                Ok(())
+            })
+            .await?;
+            samples.push(ended.elapsed());
+            other.terminate(PATIENCE).await?;
+        }
+        report.distribution(format!("hand-over after {how}, until the other's first write"), samples, wanted);
+    }
+    Ok(())
+}
+
+async fn start() -> Result<ControlPlane> {
+    let control_plane = ControlPlane::start(Options::default()).await?;
+    control_plane.install_crds("crd/linkerd").await?;
+    control_plane.kubectl(&["create", "namespace", "linkerd"]).await?;
+    Ok(control_plane)
+}
+
+async fn settle(manager: &Manager) -> Result<()> {
+    eventually(PATIENCE, "the manager to be ready", async || {
+        let (status, body) = manager.get("/ready").await?;
+        ensure!(status.is_success(), "{body}");
+        Ok(())
+    })
+    .await
+}
+
+async fn leads(manager: &Manager) -> Result<()> {
+    eventually(PATIENCE, "the manager to lead", async || {
+        let leading = manager.metric("linkerd_operator_leader", &[]).await;
+        ensure!(leading == Some(1.0), "{leading:?}");
+        Ok(())
+    })
+    .await
+}
+
+fn memory(report: &mut Report, figure: &str, manager: &Manager, wanted: &'static str) -> Result<()> {
+    let bytes = manager.resident_memory_bytes()?;
+    #[allow(clippy::cast_precision_loss, reason = "for people")]
+    let mebibytes = bytes as f64 / 1024.0 / 1024.0;
+    report.row(figure, format!("{mebibytes:.1} MiB"), wanted, json!({ "bytes": bytes }));
+    Ok(())
+}
+
+fn service_name(number: usize) -> String {
+    format!("service-{:03}", number % SERVICES)
+}
+
+fn workload_name(number: usize) -> String {
+    format!("vm-{number:05}")
+}
+
+fn address(number: usize) -> String {
+    format!("10.{}.{}.{}", 1 + number / 62_500, (number / 250) % 250, 1 + number % 250)
+}
+
+async fn populate(client: &Client) -> Result<()> {
+    let services: Api<Service> = Api::namespaced(client.clone(), NAMESPACE);
+    let workloads = Mesh::new(client, NAMESPACE).workloads;
+    stream::iter(0..SERVICES)
+        .map(|number| {
+            let name = service_name(number);
+            let service = json!({"metadata": {"name": name}, "spec": {"clusterIP": "None", "ipFamilies": ["IPv4"],
+                "ipFamilyPolicy": "SingleStack", "selector": {"app": name}, "ports": [{"name": "http", "port": 80}]}});
+            let services = &services;
+            async move {
+                services.create(&PostParams::default(), &serde_json::from_value(service)?).await.context("a Service")
+            }
+        })
+        .buffer_unordered(16)
+        .try_for_each(|_| std::future::ready(Ok(())))
+        .await?;
+    stream::iter(0..WORKLOADS)
+        .map(|number| {
+            let workload = json!({
+                "apiVersion": "workload.linkerd.io/v1beta1", "kind": "ExternalWorkload",
+                "metadata": {"name": workload_name(number), "labels": {"app": service_name(number), "topology.kubernetes.io/zone": "zone-a"}},
+                "spec": {"meshTLS": {"identity": "spiffe://root.linkerd.cluster.local/vm", "serverName": "vm.example.com"},
+                    "workloadIPs": [{"ip": address(number)}], "ports": [{"name": "http", "port": 80}]},
+            });
+            let workloads = &workloads;
+            async move { workloads.create(&PostParams::default(), &serde_json::from_value(workload)?).await.context("a workload") }
+        })
+        .buffer_unordered(16)
+        .try_for_each(|_| std::future::ready(Ok(())))
+        .await
+}
+
+/// Holds the Lease, so that the manager fills its caches and writes nothing.
+async fn hold_lease(client: &Client) -> Result<()> {
+    let leases: Api<Lease> = Api::namespaced(client.clone(), "linkerd");
+    let _ = leases.delete(LEASE, &DeleteParams::default()).await;
+    let lease = json!({"metadata": {"name": LEASE}, "spec": {"holderIdentity": "bench", "leaseDurationSeconds": 3600}});
+    leases.create(&PostParams::default(), &serde_json::from_value(lease)?).await?;
+    Ok(())
+}
+
+/// From the moment that the manager takes the Lease to the last slice.
+async fn converge(client: &Client) -> Result<Duration> {
+    let slices: Api<EndpointSlice> = Api::namespaced(client.clone(), NAMESPACE);
+    let leases: Api<Lease> = Api::namespaced(client.clone(), "linkerd");
+    let fields = WatchParams::default().fields(&format!("metadata.name={LEASE}"));
+    let mut lease_events = leases.watch(&fields, "0").await?.boxed();
+    let version = slices.list(&ListParams::default().limit(1)).await?.metadata.resource_version.unwrap_or_default();
+    let mut slice_events = slices.watch(&WatchParams::default(), &version).await?.boxed();
+    let free = json!({"spec": {"holderIdentity": "", "leaseDurationSeconds": 1}});
+    leases.patch(LEASE, &PatchParams::default(), &Patch::Merge(free)).await?;
+    let taken = timeout(PATIENCE, async {
+        while let Some(event) = lease_events.try_next().await? {
+            if let WatchEvent::Added(lease) | WatchEvent::Modified(lease) = event {
+                let holder = lease.spec.and_then(|spec| spec.holder_identity).unwrap_or_default();
+                if !holder.is_empty() && holder != "bench" {
+                    return Ok(Instant::now());
+                }
+            }
+        }
+        bail!("the watch of the Lease ended")
+    })
+    .await??;
+    let mut endpoints = 0;
+    timeout(PATIENCE, async {
+        while endpoints < WORKLOADS {
+            match slice_events.try_next().await?.context("the watch of slices ended")? {
+                WatchEvent::Added(slice) => endpoints += slice.endpoints.len(),
+                WatchEvent::Bookmark(_) => {}
+                other => bail!("a slice was not created once: {other:?}"),
+            }
+        }
+        Ok(())
+    })
+    .await??;
+    Ok(taken.elapsed())
+}
+
+/// As many creates of the same slices, as many at a time, by a loop that does nothing else.
+async fn bare_loop(client: &Client) -> Result<Duration> {
+    let slices: Api<EndpointSlice> = Api::namespaced(client.clone(), NAMESPACE);
+    let ours = slices
+        .list(
+            &ListParams::default()
+                .labels("endpointslice.kubernetes.io/managed-by=linkerd-external-workloads-controller"),
+        )
+        .await?;
+    ensure!(ours.items.len() == SERVICES, "{} slices", ours.items.len());
+    let copies: Vec<EndpointSlice> = ours
+        .items
+        .into_iter()
+        .enumerate()
+        .map(|(number, mut slice)| {
+            slice.metadata = serde_json::from_value(json!({
+                "name": format!("bare-{number}"), "labels": {"bench": "bare", "kubernetes.io/service-name": "bare"},
+                "ownerReferences": slice.metadata.owner_references,
+            }))
+            .unwrap_or_default();
+            slice
+        })
+        .collect();
+    let begun = Instant::now();
+    stream::iter(&copies)
+        .map(|slice| slices.create_one(slice))
+        .buffer_unordered(CONCURRENCY)
+        .try_for_each(|()| std::future::ready(Ok(())))
+        .await?;
+    let took = begun.elapsed();
+    slices.delete_collection(&DeleteParams::default(), &ListParams::default().labels("bench=bare")).await?;
+    Ok(took)
+}
+
+trait CreateOne {
+    async fn create_one(&self, slice: &EndpointSlice) -> kube::Result<()>;
+}
+
+impl CreateOne for Api<EndpointSlice> {
+    async fn create_one(&self, slice: &EndpointSlice) -> kube::Result<()> {
+        self.create(&PostParams::default(), slice).await.map(drop)
+    }
+}
+
+/// Slice writes while nothing happens, and while every Service's annotations are touched.
+async fn rest(report: &mut Report, client: &Client) -> Result<()> {
+    let services: Api<Service> = Api::namespaced(client.clone(), NAMESPACE);
+    let quiet = writes_during(client, tokio::time::sleep(Duration::from_secs(10))).await?;
+    report.row("slice writes in 10 s at rest", quiet.to_string(), "0", json!(quiet));
+    let touch = async {
+        for number in 0..SERVICES {
+            let patch = Patch::Merge(json!({"metadata": {"annotations": {"bench": "touched"}}}));
+            let _ = services.patch(&service_name(number), &PatchParams::default(), &patch).await;
+        }
+        tokio::time::sleep(Duration::from_secs(3)).await;
+    };
+    let touched = writes_during(client, touch).await?;
+    report.row(
+        format!("slice writes after touching {SERVICES} Services' annotations"),
+        touched.to_string(),
+        "0",
+        json!(touched),
+    );
+    Ok(())
+}
+
+async fn writes_during(client: &Client, work: impl Future<Output = ()>) -> Result<usize> {
+    let slices: Api<EndpointSlice> = Api::namespaced(client.clone(), NAMESPACE);
+    let labels = "endpointslice.kubernetes.io/managed-by";
+    let version = slices.list(&ListParams::default().limit(1)).await?.metadata.resource_version.unwrap_or_default();
+    let events = slices.watch(&WatchParams::default().labels(labels), &version).await?;
+    let mut writes = 0;
+    let count = events.try_for_each(|event| {
+        writes += usize::from(!matches!(event, WatchEvent::Bookmark(_)));
+        std::future::ready(Ok(()))
+    });
+    tokio::select! {
+        ended = count => { ended?; bail!("the watch of slices ended") }
+        () = work => {}
+    }
+    Ok(writes)
+}
+
+/// One flip after the other: from the workload's watch event to the slice's, both as this process receives them.
+async fn flips(report: &mut Report, client: &Client) -> Result<()> {
+    let mesh = Mesh::new(client, NAMESPACE);
+    let slices: Api<EndpointSlice> = Api::namespaced(client.clone(), NAMESPACE);
+    let workloads: Api<DynamicObject> = Api::namespaced_with(client.clone(), NAMESPACE, &external_workload());
+    let version = slices.list(&ListParams::default().limit(1)).await?.metadata.resource_version.unwrap_or_default();
+    let mut slice_events =
+        slices.watch(&WatchParams::default().labels("endpointslice.kubernetes.io/managed-by"), &version).await?.boxed();
+    let version = workloads.list(&ListParams::default().limit(1)).await?.metadata.resource_version.unwrap_or_default();
+    let mut workload_events = workloads.watch(&WatchParams::default(), &version).await?.boxed();
+    let (mut samples, mut writes) = (Vec::with_capacity(FLIPS), 0_usize);
+    for flip in 0..FLIPS {
+        // Far apart, so that each flip meets another Service and comes back to it with the other value.
+        let name = workload_name((flip * 37) % SERVICES);
+        let ready = (flip / SERVICES).is_multiple_of(2);
+        let (mut seen, mut written) = (None, None);
+        let flipped = mesh.set_ready(&name, ready);
+        tokio::pin!(flipped);
+        let mut acknowledged = false;
+        let deadline = tokio::time::Instant::now() + Duration::from_secs(30);
+        while seen.is_none() || written.is_none() || !acknowledged {
+            tokio::select! {
+                biased;
+                result = &mut flipped, if !acknowledged => { result?; acknowledged = true; }
+                event = workload_events.try_next() => {
+                    if let WatchEvent::Modified(object) = event?.context("the watch of workloads ended")?
+                        && object.metadata.name.as_deref() == Some(name.as_str())
+                    {
+                        seen = Some(Instant::now());
+                    }
+                }
+                event = slice_events.try_next() => {
+                    if let WatchEvent::Modified(slice) = event?.context("the watch of slices ended")? {
+                        writes += 1;
+                        if slice.endpoints.iter().any(|endpoint| is_flipped(endpoint, &name, ready)) {
+                            written = Some(Instant::now());
+                        }
+                    }
+                }
+                () = tokio::time::sleep_until(deadline) => bail!("flip {flip} of {name} did not reach its slice within 30 s"),
+            }
+        }
+        if let (Some(seen), Some(written)) = (seen, written) {
+            samples.push(written.saturating_duration_since(seen));
+        }
+    }
+    report.distribution(
+        format!("{FLIPS} readiness flips, workload's watch event to slice's"),
+        samples,
+        "p50 ≤ 5 ms, p99 ≤ 20 ms",
+    );
+    report.row("slice writes for them", writes.to_string(), "1 a flip", Value::from(writes));
+    Ok(())
+}
+
+fn is_flipped(endpoint: &Endpoint, workload: &str, ready: bool) -> bool {
+    let is = endpoint.target_ref.as_ref().is_some_and(|target| target.name.as_deref() == Some(workload));
+    is && endpoint.conditions.as_ref().is_some_and(|conditions| conditions.ready == Some(ready))
+}

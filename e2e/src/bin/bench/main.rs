@@ -1,0 +1,42 @@
+//! `make bench`: what the operator costs, as ratios and distributions. Nothing here passes or fails on time.
+//!
+//! Without arguments all figures; else those named: `memory`, `converge`, `rest`, `flip`, `hand-over`. Printed as a table with
+//! the machine and the versions, and written as JSON to `target/bench.json`. Everything runs on one machine: API server, etcd,
+//! manager and this client share its cores, so absolute times are those of a busy machine.
+
+mod controller;
+mod report;
+
+use std::process::ExitCode;
+
+use anyhow::{Result, ensure};
+use report::Report;
+
+const FIGURES: [&str; 5] = ["memory", "converge", "rest", "flip", "hand-over"];
+
+#[tokio::main]
+async fn main() -> ExitCode {
+    let named: Vec<String> = std::env::args().skip(1).collect();
+    match bench(&named).await {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("bench: {error:#}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+async fn bench(named: &[String]) -> Result<()> {
+    for name in named {
+        ensure!(FIGURES.contains(&name.as_str()), "no figure is called {name}; there are {}", FIGURES.join(", "));
+    }
+    let wanted = |name: &str| named.is_empty() || named.iter().any(|named| named == name);
+    let mut report = Report::new();
+    if ["memory", "converge", "rest", "flip"].iter().any(|name| wanted(name)) {
+        controller::steady(&mut report, wanted).await?;
+    }
+    if wanted("hand-over") {
+        controller::hand_over(&mut report).await?;
+    }
+    report.publish()
+}

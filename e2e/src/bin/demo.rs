@@ -1,0 +1,185 @@
+//! `make demo`: a virtual machine becomes an endpoint of a Service, told step by step.
+//!
+//! Everything is real: etcd, kube-apiserver, kube-controller-manager, and our manager as a process of its own. Each step says
+//! what will happen, does it with kubectl, and checks that it did; the first thing that is not as told ends the demo with
+//! an error. Nothing stays behind, except with `--keep`.
+
+use std::{path::Path, process::ExitCode, time::Duration};
+
+use anyhow::{Context, Result, ensure};
+use e2e::{
+    ControlPlane, Manager, ManagerOptions, Options,
+    mesh::{Mesh, SOON},
+    wait::eventually,
+};
+
+const NAMESPACE: &str = "mixed";
+const SLICES: [&str; 7] = [
+    "-n",
+    NAMESPACE,
+    "get",
+    "endpointslices",
+    "-l",
+    "kubernetes.io/service-name=legacy",
+    "-o=custom-columns=SLICE:.metadata.name,ADDRESSES:.endpoints[*].addresses[0],READY:.endpoints[*].conditions.ready,PORT:.ports[*].port",
+];
+
+#[tokio::main]
+async fn main() -> ExitCode {
+    let keep = std::env::args().any(|argument| argument == "--keep");
+    match demo(keep).await {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("\nNot as told: {error:#}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+async fn demo(keep: bool) -> Result<()> {
+    say(
+        "A Kubernetes control plane: etcd, kube-apiserver, kube-controller-manager, kube-scheduler. No containers needed.",
+    );
+    let control_plane = ControlPlane::start(Options::full()).await?;
+    control_plane.add_node("node-1", "zone-a").await?;
+    let show = Kubectl(&control_plane);
+    show.run(&["version"]).await?;
+
+    say("Linkerd's ExternalWorkload CRD, and the namespace of its control plane, where the Lease will be.");
+    control_plane.install_crds("crd/linkerd").await?;
+    show.run(&["create", "namespace", "linkerd"]).await?;
+    show.run(&["get", "crd", "externalworkloads.workload.linkerd.io"]).await?;
+
+    say("Our manager, as a process of its own. It is ready when it has listed what it watches.");
+    let mut manager = Manager::start(&control_plane, ManagerOptions::default())?;
+    manager.ready(Duration::from_secs(30)).await?;
+    println!("$ curl http://{}/ready\n{}", manager.admin_address(), manager.get("/ready").await?.1);
+
+    say("A Service over two virtual machines and one Pod (config/samples/external-workload.yaml).");
+    let samples = Path::new(env!("CARGO_MANIFEST_DIR")).join("../config/samples");
+    let samples = samples.canonicalize().context("config/samples is missing")?;
+    let output = control_plane.kubectl(&["apply", "-k", &samples.display().to_string()]).await?;
+    println!("$ kubectl apply -k config/samples\n{output}");
+    let mesh = Mesh::new(&control_plane.client().await?, NAMESPACE);
+    mesh.shows("legacy", &[("vm-1", false), ("vm-2", false)]).await?;
+    eventually(SOON, "the Pod to be an endpoint too", async || {
+        let slices = control_plane.kubectl(&SLICES).await?;
+        ensure!(slices.lines().count() == 3, "{slices}");
+        Ok(())
+    })
+    .await?;
+    say(
+        "One slice is ours, with the machines; the other is Kubernetes' own, with the Pod. Readers take both together.\n\
+         The machines are not ready yet: nobody has said that they are.",
+    );
+    show.run(&SLICES).await?;
+
+    say("Whoever checks their health says so in their status.");
+    for machine in ["vm-1", "vm-2"] {
+        show.set_ready(machine, true).await?;
+    }
+    mesh.shows("legacy", &[("vm-1", true), ("vm-2", true)]).await?;
+    show.run(&SLICES).await?;
+
+    say("vm-2 becomes unready: it stays in the slice and gets no more traffic.");
+    show.set_ready("vm-2", false).await?;
+    mesh.shows("legacy", &[("vm-1", true), ("vm-2", false)]).await?;
+    show.run(&SLICES).await?;
+
+    say("And back.");
+    show.set_ready("vm-2", true).await?;
+    mesh.shows("legacy", &[("vm-1", true), ("vm-2", true)]).await?;
+    show.run(&SLICES).await?;
+
+    say(
+        "A third machine comes with a typing error in its address. It is left out, its owner is told, the others stay.",
+    );
+    let workload = serde_json::json!({
+        "spec": {"workloadIPs": [{"ip": "192.0.2.300"}], "ports": [{"name": "http", "port": 8080}]},
+    });
+    mesh.put_workload_with("vm-3", "legacy", workload).await?;
+    println!("$ kubectl -n {NAMESPACE} create -f vm-3.yaml   # spec.workloadIPs: [{{ip: 192.0.2.300}}]\n");
+    mesh.tells("vm-3", "InvalidWorkloadIP").await?;
+    mesh.shows("legacy", &[("vm-1", true), ("vm-2", true)]).await?;
+    show.run(&SLICES).await?;
+
+    say("What it told, as `kubectl describe` and `kubectl events` show it.");
+    mesh.tells("vm-2", "BecameUnready").await?;
+    let columns = "-o=custom-columns=TYPE:.type,REASON:.reason,OBJECT:.regarding.name,NOTE:.note";
+    show.run(&[
+        "-n",
+        NAMESPACE,
+        "get",
+        "events.events.k8s.io",
+        "--field-selector=reportingController=linkerd-operator",
+        columns,
+    ])
+    .await?;
+
+    say("What its metrics say: slices written, endpoints by readiness, who leads.");
+    let metrics = manager.get("/metrics").await?.1;
+    for name in [
+        "linkerd_operator_endpointslice_writes_total{result=\"ok\"",
+        "linkerd_operator_external_workload_endpoints",
+        "linkerd_operator_leader{",
+        "externalworkload_cache_size",
+        "workqueue_adds_total",
+    ] {
+        let lines: Vec<&str> = metrics.lines().filter(|line| line.starts_with(name)).collect();
+        ensure!(!lines.is_empty(), "/metrics has no {name}");
+        lines.iter().for_each(|line| println!("{line}"));
+    }
+    let failed: f64 = manager.metric("linkerd_operator_reconcile_errors_total", &[]).await.unwrap_or(0.0);
+    ensure!(failed == 0.0, "{failed} reconciles failed:\n{}", manager.log());
+
+    if keep {
+        let kubeconfig = control_plane.kubeconfig().display();
+        say(&format!(
+            "It is yours until Ctrl-C:\n\n  export KUBECONFIG={kubeconfig}\n  kubectl -n {NAMESPACE} get externalworkloads,endpointslices,events"
+        ));
+        tokio::signal::ctrl_c().await?;
+    }
+    say("SIGTERM: the manager finishes its writes, hands its Lease over, and ends.");
+    let status = manager.terminate(Duration::from_secs(20)).await?;
+    ensure!(status.success(), "it ended with {status}");
+    let holder = "-o=jsonpath=holder: {.spec.holderIdentity}";
+    show.run(&["-n", "linkerd", "get", "lease", "linkerd-destination-endpoint-write", holder]).await?;
+    say("That was all. Everything is cleaned up.");
+    Ok(())
+}
+
+fn say(words: &str) {
+    println!("\n# {}\n", words.replace('\n', "\n# "));
+}
+
+/// kubectl, with the command shown above its output.
+struct Kubectl<'a>(&'a ControlPlane);
+
+impl Kubectl<'_> {
+    async fn run(&self, args: &[&str]) -> Result<()> {
+        let shown: Vec<String> = args
+            .iter()
+            .map(|arg| if arg.contains([' ', '[', '{']) { format!("'{arg}'") } else { (*arg).to_owned() })
+            .collect();
+        println!("$ kubectl {}", shown.join(" "));
+        println!("{}", self.0.kubectl(args).await?.trim_end());
+        Ok(())
+    }
+
+    async fn set_ready(&self, machine: &str, ready: bool) -> Result<()> {
+        let status = if ready { "True" } else { "False" };
+        let patch = format!(r#"{{"status":{{"conditions":[{{"type":"Ready","status":"{status}"}}]}}}}"#);
+        self.run(&[
+            "-n",
+            NAMESPACE,
+            "patch",
+            "externalworkload",
+            machine,
+            "--subresource=status",
+            "--type=merge",
+            "-p",
+            &patch,
+        ])
+        .await
+    }
+}

@@ -1,0 +1,238 @@
+//! A namespace with Services over ExternalWorkloads: the objects as users write them, the slices as readers see them.
+//!
+//! * In: a client and a namespace. Out: objects put, patched and deleted; EndpointSlices and Events read back, live.
+//! * Written with other types than the operator's, so that a mistake in those cannot hide itself.
+
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    time::Duration,
+};
+
+use anyhow::{Context, Result, bail, ensure};
+use futures::{StreamExt, stream::BoxStream};
+use k8s_openapi::api::{
+    core::v1::Service,
+    discovery::v1::{Endpoint, EndpointSlice},
+    events::v1::Event,
+};
+use kube::{
+    Api, Client, ResourceExt,
+    api::{
+        ApiResource, DeleteParams, DynamicObject, GroupVersionKind, ListParams, Patch, PatchParams, PostParams,
+        WatchEvent, WatchParams,
+    },
+};
+use serde_json::{Value, json};
+use tokio::time::timeout;
+
+use crate::wait::eventually;
+
+/// Long enough for a busy machine, short enough to fail a test before its reader loses patience.
+pub const SOON: Duration = Duration::from_secs(20);
+pub const MANAGED_BY: &str = "linkerd-external-workloads-controller";
+
+pub struct Mesh {
+    namespace: String,
+    pub services: Api<Service>,
+    pub slices: Api<EndpointSlice>,
+    pub workloads: Api<DynamicObject>,
+    pub events: Api<Event>,
+}
+
+/// What a reader gets from all of a Service's slices: workload → its endpoint and the ports of its slice.
+pub type Published = BTreeMap<String, (Endpoint, BTreeSet<(String, i32)>)>;
+
+/// The kind ExternalWorkload, in the version that Linkerd stores.
+pub fn external_workload() -> ApiResource {
+    ApiResource::from_gvk(&GroupVersionKind::gvk("workload.linkerd.io", "v1beta1", "ExternalWorkload"))
+}
+
+impl Mesh {
+    pub fn new(client: &Client, namespace: &str) -> Self {
+        Self {
+            namespace: namespace.to_owned(),
+            services: Api::namespaced(client.clone(), namespace),
+            slices: Api::namespaced(client.clone(), namespace),
+            workloads: Api::namespaced_with(client.clone(), namespace, &external_workload()),
+            events: Api::namespaced(client.clone(), namespace),
+        }
+    }
+
+    pub fn namespace(&self) -> &str {
+        &self.namespace
+    }
+
+    /// A Service that selects `app: <name>`, with this `spec` over the defaults: port 80, single-stack IPv4.
+    pub async fn put_service(&self, name: &str, spec: Value) -> Result<Service> {
+        let mut object = json!({
+            "metadata": {"name": name},
+            "spec": {"selector": {"app": name}, "ipFamilies": ["IPv4"], "ipFamilyPolicy": "SingleStack",
+                "ports": [{"name": "http", "port": 80}]},
+        });
+        merge(&mut object, json!({ "spec": spec }));
+        self.services
+            .create(&PostParams::default(), &serde_json::from_value(object)?)
+            .await
+            .with_context(|| format!("creating Service {name}"))
+    }
+
+    pub async fn patch_service(&self, name: &str, patch: Value) -> Result<Service> {
+        Ok(self.services.patch(name, &PatchParams::default(), &Patch::Merge(patch)).await?)
+    }
+
+    /// An ExternalWorkload labelled `app: <app>`, ready, with these addresses and port 80.
+    pub async fn put_workload(&self, name: &str, app: &str, ips: &[&str]) -> Result<()> {
+        let ips: Vec<Value> = ips.iter().map(|ip| json!({ "ip": ip })).collect();
+        self.put_workload_with(name, app, json!({ "spec": { "workloadIPs": ips } })).await?;
+        self.set_ready(name, true).await
+    }
+
+    /// The same, not ready yet, with whatever else the object is to have.
+    pub async fn put_workload_with(&self, name: &str, app: &str, object: Value) -> Result<()> {
+        let mut whole = json!({
+            "apiVersion": "workload.linkerd.io/v1beta1", "kind": "ExternalWorkload",
+            "metadata": {"name": name, "labels": {"app": app}},
+            "spec": {"meshTLS": {"identity": format!("spiffe://root.linkerd.cluster.local/{name}"), "serverName": "vm.example"},
+                "ports": [{"name": "http", "port": 80}]},
+        });
+        merge(&mut whole, object);
+        self.workloads
+            .create(&PostParams::default(), &serde_json::from_value(whole)?)
+            .await
+            .with_context(|| format!("creating ExternalWorkload {name}"))?;
+        Ok(())
+    }
+
+    pub async fn patch_workload(&self, name: &str, patch: Value) -> Result<()> {
+        self.workloads.patch(name, &PatchParams::default(), &Patch::Merge(patch)).await?;
+        Ok(())
+    }
+
+    /// What a health checker does: `status` has to go through its subresource.
+    pub async fn set_ready(&self, name: &str, ready: bool) -> Result<()> {
+        let status = if ready { "True" } else { "False" };
+        let patch = json!({"status": {"conditions": [{"type": "Ready", "status": status}]}});
+        self.workloads.patch_status(name, &PatchParams::default(), &Patch::Merge(patch)).await?;
+        Ok(())
+    }
+
+    pub async fn delete_workload(&self, name: &str) -> Result<()> {
+        self.workloads.delete(name, &DeleteParams::default()).await?;
+        Ok(())
+    }
+
+    /// The slices of a Service that are ours, by name.
+    pub async fn our_slices(&self, service: &str) -> Result<Vec<EndpointSlice>> {
+        let labels =
+            format!("kubernetes.io/service-name={service},endpointslice.kubernetes.io/managed-by={MANAGED_BY}");
+        let mut slices = self.slices.list(&ListParams::default().labels(&labels)).await?.items;
+        slices.sort_by_key(ResourceExt::name_any);
+        Ok(slices)
+    }
+
+    /// Every change of our slices in this namespace from now on.
+    pub async fn watch_slices(&self) -> Result<SliceWatch> {
+        let labels = format!("endpointslice.kubernetes.io/managed-by={MANAGED_BY}");
+        let now = self.slices.list(&ListParams::default().labels(&labels)).await?;
+        let version = now.metadata.resource_version.context("a list without resourceVersion")?;
+        Ok(SliceWatch(self.slices.watch(&WatchParams::default().labels(&labels), &version).await?.boxed()))
+    }
+
+    /// What readers see; an error when a workload stands in two slices of one family.
+    pub async fn published(&self, service: &str) -> Result<Published> {
+        let mut published = Published::new();
+        let mut places = BTreeSet::new();
+        for slice in self.our_slices(service).await? {
+            let ports = slice.ports.iter().flatten();
+            let ports: BTreeSet<_> =
+                ports.map(|port| (port.name.clone().unwrap_or_default(), port.port.unwrap_or_default())).collect();
+            for endpoint in slice.endpoints {
+                let target = endpoint.target_ref.clone().context("an endpoint of ours without targetRef")?;
+                let name = target.name.context("a targetRef of ours without name")?;
+                ensure!(
+                    places.insert((slice.address_type.clone(), name.clone())),
+                    "{name} stands in two slices of {service}"
+                );
+                published.insert(name, (endpoint, ports.clone()));
+            }
+        }
+        Ok(published)
+    }
+
+    /// Which workloads are published, and whether each is ready.
+    pub async fn readiness(&self, service: &str) -> Result<BTreeMap<String, bool>> {
+        let published = self.published(service).await?;
+        let ready = |endpoint: &Endpoint| endpoint.conditions.as_ref().and_then(|c| c.ready) == Some(true);
+        Ok(published.into_iter().map(|(name, (endpoint, _))| (name, ready(&endpoint))).collect())
+    }
+
+    /// Waits until exactly these workloads are published, with this readiness.
+    pub async fn shows(&self, service: &str, expected: &[(&str, bool)]) -> Result<()> {
+        let expected: BTreeMap<String, bool> =
+            expected.iter().map(|(name, ready)| ((*name).to_owned(), *ready)).collect();
+        eventually(SOON, format_args!("Service {service} to have {expected:?}"), async || {
+            let seen = self.readiness(service).await?;
+            ensure!(seen == expected, "{seen:?}");
+            Ok(())
+        })
+        .await
+    }
+
+    /// The Events of one object, as `reason: note`, oldest first.
+    pub async fn events_of(&self, name: &str) -> Result<Vec<String>> {
+        let fields = format!("regarding.name={name}");
+        let mut events = self.events.list(&ListParams::default().fields(&fields)).await?.items;
+        events.retain(|event| event.reporting_controller.as_deref() == Some("linkerd-operator"));
+        events.sort_by(|a, b| a.event_time.as_ref().map(|t| t.0).cmp(&b.event_time.as_ref().map(|t| t.0)));
+        let line = |event: Event| format!("{}: {}", event.reason.unwrap_or_default(), event.note.unwrap_or_default());
+        Ok(events.into_iter().map(line).collect())
+    }
+
+    /// Waits for an Event of the object with this reason.
+    pub async fn tells(&self, name: &str, reason: &str) -> Result<String> {
+        eventually(SOON, format_args!("an Event {reason} on {name}"), async || {
+            let events = self.events_of(name).await?;
+            let found = events.iter().find(|event| event.starts_with(&format!("{reason}: ")));
+            found.cloned().with_context(|| format!("its Events are {events:?}"))
+        })
+        .await
+    }
+}
+
+/// The changes of slices, one by one.
+pub struct SliceWatch(BoxStream<'static, kube::Result<WatchEvent<EndpointSlice>>>);
+
+impl SliceWatch {
+    /// The next change of the slice, as `added`, `modified` or `deleted with N endpoints`.
+    pub async fn next_of(&mut self, name: &str) -> Result<String> {
+        timeout(SOON, async {
+            loop {
+                let event = self.0.next().await.context("the watch ended")??;
+                let (what, slice) = match event {
+                    WatchEvent::Added(slice) => ("added", slice),
+                    WatchEvent::Modified(slice) => ("modified", slice),
+                    WatchEvent::Deleted(slice) => ("deleted", slice),
+                    WatchEvent::Bookmark(_) => continue,
+                    WatchEvent::Error(status) => bail!("the watch failed: {}", status.message),
+                };
+                if slice.name_any() == name {
+                    return Ok(format!("{what} with {} endpoints", slice.endpoints.len()));
+                }
+            }
+        })
+        .await
+        .with_context(|| format!("waiting for a change of slice {name}"))?
+    }
+}
+
+/// RFC 7386, without removal: objects are merged, everything else is replaced.
+fn merge(into: &mut Value, from: Value) {
+    match (into, from) {
+        (Value::Object(into), Value::Object(from)) => {
+            for (key, value) in from {
+                merge(into.entry(key).or_insert(Value::Null), value);
+            }
+        }
+        (into, from) => *into = from,
+    }
+}

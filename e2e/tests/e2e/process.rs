@@ -1,0 +1,238 @@
+//! The manager as a process: what it waits for, what it says while it waits, when it exits and with what.
+
+use std::{net::TcpListener, time::Duration};
+
+use anyhow::{Context, Result, ensure};
+use e2e::{
+    ControlPlane, Manager, ManagerOptions, Options, TestNamespace, eventually, holds,
+    mesh::{Mesh, SOON},
+};
+use hyper::StatusCode;
+use serde_json::json;
+
+const STOP: Duration = Duration::from_secs(20);
+
+fn args(args: &[&str]) -> ManagerOptions {
+    ManagerOptions { args: args.iter().map(|arg| (*arg).to_owned()).collect(), ..ManagerOptions::default() }
+}
+
+/// A control plane without Linkerd: no CRD, no namespace.
+async fn bare() -> Result<ControlPlane> {
+    ControlPlane::start(Options::default()).await
+}
+
+#[tokio::test]
+async fn it_waits_for_the_crd_and_the_namespace_and_says_so() -> Result<()> {
+    let control_plane = bare().await?;
+    let mut manager = Manager::start(&control_plane, ManagerOptions::default())?;
+    manager.ready(SOON).await?;
+    let waiting = eventually(SOON, "/ready to name both", async || {
+        let (status, body) = manager.get("/ready").await?;
+        ensure!(status == StatusCode::OK, "{status}: a job that lacks its CRD waits alone");
+        ensure!(body.contains("externalworkloads.workload.linkerd.io") && body.contains("namespace linkerd"), "{body}");
+        Ok(body)
+    })
+    .await?;
+    assert!(waiting.contains("make install"), "{waiting}");
+
+    control_plane.install_crds("crd/linkerd").await?;
+    let client = control_plane.client().await?;
+    control_plane.kubectl(&["create", "namespace", "linkerd"]).await?;
+    let mesh = Mesh::new(&client, "default");
+    mesh.put_service("web", json!({})).await?;
+    mesh.put_workload("vm", "web", &["192.0.2.4"]).await?;
+    mesh.shows("web", &[("vm", true)]).await?;
+    eventually(SOON, "/ready to name nothing", async || {
+        let (_, body) = manager.get("/ready").await?;
+        ensure!(body == "ready\n", "{body}");
+        Ok(())
+    })
+    .await?;
+    assert!(manager.is_running());
+
+    // One line for each change, not for each attempt.
+    let log = manager.log();
+    assert_eq!(log.matches("list or watch failed").count(), 1, "{log}");
+    assert_eq!(log.matches("cannot take part in the election").count(), 1, "{log}");
+    Ok(())
+}
+
+#[tokio::test]
+async fn it_waits_for_an_api_server_that_is_away_and_is_not_ready_until_it_has_listed() -> Result<()> {
+    let mut control_plane = bare().await?;
+    control_plane.stop_api_server(true).await?;
+    let manager = Manager::start(&control_plane, ManagerOptions::default())?;
+    let body = eventually(SOON, "/ready to say why not", async || {
+        let (status, body) = manager.get("/ready").await?;
+        ensure!(
+            status == StatusCode::SERVICE_UNAVAILABLE && body.contains("cannot list or watch services"),
+            "{status} {body}"
+        );
+        Ok(body)
+    })
+    .await?;
+    assert!(body.starts_with("not ready\n"), "{body}");
+    assert_eq!(manager.get("/live").await?.0, StatusCode::OK);
+    control_plane.start_api_server().await?;
+    eventually(Duration::from_secs(40), "readiness", async || {
+        let (status, body) = manager.get("/ready").await?;
+        ensure!(status == StatusCode::OK, "{body}");
+        Ok(())
+    })
+    .await
+}
+
+#[tokio::test]
+async fn the_admin_server_answers_probes_and_refuses_the_rest() -> Result<()> {
+    let control_plane = bare().await?;
+    let mut manager = Manager::start(&control_plane, ManagerOptions::default())?;
+    manager.ready(SOON).await?;
+    assert_eq!(manager.get("/ping").await?, (StatusCode::OK, "pong\n".to_owned()));
+    assert_eq!(manager.get("/live").await?.0, StatusCode::OK);
+    assert_eq!(manager.get("/nothing").await?.0, StatusCode::NOT_FOUND);
+    let metrics = manager.get("/metrics").await?.1;
+    for name in [
+        "workqueue_depth{name=\"endpoints_controller_workqueue\"}",
+        "workqueue_adds_total",
+        "workqueue_queue_duration_seconds_bucket",
+        "workqueue_work_duration_seconds_bucket",
+        "workqueue_unfinished_work_seconds",
+        "workqueue_longest_running_processor_seconds",
+        "workqueue_retries_total",
+        "workqueue_drops_total",
+        "externalworkload_cache_size{cluster=\"local\"} 0",
+        "externalworkload_informer_lag_seconds_bucket",
+        "linkerd_operator_endpointslice_writes_total{result=\"ok\",verb=\"create\"} 0",
+        "linkerd_operator_external_workload_endpoints{ready=\"true\"} 0",
+        "linkerd_operator_events_sent_total{reason=\"Published\"} 0",
+        "linkerd_operator_events_dropped_total{cause=\"denied\"} 0",
+        "linkerd_operator_leader{lease=\"linkerd-destination-endpoint-write\"}",
+        "process_resident_memory_bytes",
+    ] {
+        assert!(metrics.lines().any(|line| line.starts_with(name)), "no {name} in\n{metrics}");
+    }
+    Ok(())
+}
+
+#[tokio::test]
+async fn on_sigterm_it_stops_being_ready_hands_over_and_exits_with_0() -> Result<()> {
+    let control_plane = bare().await?;
+    control_plane.kubectl(&["create", "namespace", "linkerd"]).await?;
+    let mut manager = Manager::start(&control_plane, ManagerOptions::default())?;
+    eventually(SOON, "leadership", async || {
+        ensure!(manager.metric("linkerd_operator_leader", &[]).await == Some(1.0), "not leading");
+        Ok(())
+    })
+    .await?;
+    let status = manager.terminate(STOP).await?;
+    assert!(status.success(), "{status}");
+    let holder = control_plane
+        .kubectl(&[
+            "-n",
+            "linkerd",
+            "get",
+            "lease",
+            "linkerd-destination-endpoint-write",
+            "-o=jsonpath={.spec.holderIdentity}",
+        ])
+        .await?;
+    assert_eq!(holder, "");
+    Ok(())
+}
+
+#[tokio::test]
+async fn a_job_that_is_off_asks_for_nothing() -> Result<()> {
+    let control_plane = bare().await?;
+    control_plane.kubectl(&["create", "namespace", "linkerd"]).await?;
+    let mut manager = Manager::start(&control_plane, args(&["--enable-external-workload=false"]))?;
+    manager.ready(SOON).await?;
+    assert_eq!(manager.get("/ready").await?.1, "ready\n");
+    holds(Duration::from_secs(2), "no Lease", async || {
+        let leases = control_plane.kubectl(&["-n", "linkerd", "get", "leases", "-o=name"]).await?;
+        ensure!(leases.is_empty(), "{leases}");
+        Ok(())
+    })
+    .await
+}
+
+#[tokio::test]
+async fn bad_flags_an_unreadable_kubeconfig_and_a_taken_port_end_it_with_a_sentence() -> Result<()> {
+    let control_plane = bare().await?;
+    let refused = async |options: ManagerOptions, code: i32, sentence: &str| -> Result<()> {
+        let mut manager = Manager::start(&control_plane, options)?;
+        let status = manager.wait(SOON).await?;
+        let log = manager.log();
+        ensure!(status.code() == Some(code), "{status}: {log}");
+        ensure!(log.contains(sentence), "{log}");
+        Ok(())
+    };
+    refused(args(&["--no-such-flag"]), 2, "--no-such-flag").await?;
+    refused(args(&["--leader-election-renew-deadline=40s"]), 64, "two replicas could write").await?;
+    refused(args(&["--log-level=linkerd_operator=loud"]), 64, "--log-level").await?;
+    refused(args(&["--kubeconfig=/nowhere/kubeconfig"]), 1, "cannot read the kubeconfig /nowhere/kubeconfig").await?;
+    let taken = TcpListener::bind("127.0.0.1:0")?;
+    let address = taken.local_addr()?;
+    refused(args(&[&format!("--admin-addr={address}")]), 1, "choose another --admin-addr").await
+}
+
+#[tokio::test]
+async fn logs_are_json_on_request_with_stable_fields() -> Result<()> {
+    let control_plane = bare().await?;
+    let mut manager = Manager::start(&control_plane, args(&["--log-format=json"]))?;
+    manager.ready(SOON).await?;
+    manager.terminate(STOP).await?;
+    let log = manager.log();
+    for line in log.lines() {
+        let line: serde_json::Value = serde_json::from_str(line).with_context(|| line.to_owned())?;
+        ensure!(line["level"].is_string() && line["message"].is_string() && line["timestamp"].is_string(), "{line}");
+    }
+    ensure!(log.contains(r#""resource":"services""#), "{log}");
+    Ok(())
+}
+
+#[tokio::test]
+async fn objects_that_cannot_be_read_cost_only_themselves_d33() -> Result<()> {
+    let control_plane = bare().await?;
+    control_plane.kubectl(&["create", "namespace", "linkerd"]).await?;
+    control_plane.install_crds("crd/linkerd").await?;
+    let client = control_plane.client().await?;
+    // A schema that takes anything, as an older or a broken installation may have.
+    let any = json!({"spec": {"versions": [
+        {"name": "v1alpha1", "served": false, "storage": false, "schema": {"openAPIV3Schema": {"type": "object"}}},
+        {"name": "v1beta1", "served": true, "storage": true, "subresources": {"status": {}},
+         "schema": {"openAPIV3Schema": {"type": "object", "x-kubernetes-preserve-unknown-fields": true}}}]}});
+    let crd = "externalworkloads.workload.linkerd.io";
+    control_plane.kubectl(&["patch", "crd", crd, "--type=merge", "-p", &any.to_string()]).await?;
+    let namespace = TestNamespace::create(&client, "d33").await?;
+    let mesh = Mesh::new(&client, namespace.name());
+    mesh.put_service("web", json!({})).await?;
+    let put_bad = async |name: &str, object: serde_json::Value| {
+        eventually(SOON, "the new schema to be in force", async || {
+            mesh.put_workload_with(name, "web", object.clone()).await
+        })
+        .await
+    };
+    put_bad("bad-list", json!({"spec": {"workloadIPs": "none"}})).await?;
+    put_bad("bad-ports", json!({"spec": {"ports": {"http": 80}, "workloadIPs": [{"ip": "192.0.2.9"}]}})).await?;
+    put_bad("bad-spec", json!({"spec": 7})).await?;
+    put_bad("odd-but-readable", json!({"spec": {"workloadIPs": [{"ip": "192.0.2.8"}], "meshTLS": null}, "status": {}}))
+        .await?;
+    let manager = Manager::start(&control_plane, ManagerOptions::default())?;
+    mesh.put_workload("good", "web", &["192.0.2.4"]).await?;
+    // Listed and watched.
+    mesh.shows("web", &[("good", true), ("odd-but-readable", false)]).await?;
+    put_bad("bad-later", json!({"spec": {"workloadIPs": {}}})).await?;
+    mesh.put_workload("good-later", "web", &["192.0.2.5"]).await?;
+    mesh.shows("web", &[("good", true), ("good-later", true), ("odd-but-readable", false)]).await?;
+    // What was readable once stays as it was, and goes when it is deleted.
+    mesh.patch_workload("good", json!({"spec": {"ports": "none"}})).await?;
+    mesh.delete_workload("odd-but-readable").await?;
+    mesh.shows("web", &[("good", true), ("good-later", true)]).await?;
+    mesh.delete_workload("good").await?;
+    mesh.shows("web", &[("good-later", true)]).await?;
+    let labels = [("resource", "externalworkloads.workload.linkerd.io")];
+    let counted = manager.metric("linkerd_operator_undecodable_objects_total", &labels).await.unwrap_or_default();
+    ensure!(counted >= 5.0, "{counted} counted");
+    ensure!(manager.log().contains("object="), "they are named");
+    Ok(())
+}
