@@ -38,9 +38,10 @@ pub async fn run(args: ManagerArgs) -> anyhow::Result<()> {
     let (mut writers, mut stewards, mut readers) = (Tasks::default(), Tasks::default(), Tasks::default());
     let (stop, stop_leases) = (CancellationToken::new(), CancellationToken::new());
 
-    let events = events::spawn(&client, &identity, &registry, &mut stewards)?;
     let mut followed = None;
     if args.enable_external_workload {
+        // Ends when nobody can hand an Event in any more: with the controller.
+        let events = events::spawn(&client, &identity, &registry, &mut stewards)?;
         let triggers = Triggers::new(&registry)?;
         let cluster = Cluster::spawn(&client, &triggers, &registry, &mut readers)?;
         let election = lease::Settings {
@@ -77,8 +78,6 @@ pub async fn run(args: ManagerArgs) -> anyhow::Result<()> {
         }
     });
     readers.spawn("admin", admin::serve(admin_listener, Arc::new(Admin { registry, readiness })));
-    // The task that writes Events ends when nobody can hand one in any more.
-    drop(events);
 
     let died = tokio::select! {
         _ = terminate.recv() => None,

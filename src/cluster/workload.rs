@@ -26,7 +26,8 @@ pub struct Workload {
 /// One of `workloadIPs`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Address {
-    /// What the API server takes as an endpoint address; `text` is what the user wrote.
+    /// What the API server takes as an endpoint address; `text` is its canonical form (RFC 5952), because API servers
+    /// refuse a slice with any other (seen with 1.36), whatever the user wrote.
     Valid { family: Family, text: String },
     /// What it would refuse together with the whole slice; `reason` is for the user.
     Invalid { text: String, reason: &'static str },
@@ -135,8 +136,8 @@ impl From<WorkloadIp> for Address {
             _ if address.is_unspecified() => invalid(text, "it is the unspecified address"),
             _ if address.is_loopback() => invalid(text, "it is a loopback address"),
             _ if link_local => invalid(text, "it is a link-local address"),
-            IpAddr::V4(_) => Self::Valid { family: Family::IPv4, text },
-            IpAddr::V6(_) => Self::Valid { family: Family::IPv6, text },
+            IpAddr::V4(_) => Self::Valid { family: Family::IPv4, text: address.to_string() },
+            IpAddr::V6(_) => Self::Valid { family: Family::IPv6, text: address.to_string() },
         }
     }
 }
@@ -222,8 +223,17 @@ pub mod tests {
 
     #[test]
     fn addresses_that_the_api_server_would_refuse_are_told_apart_from_those_it_takes() {
-        for text in ["192.0.2.4", "10.0.0.1", "239.1.1.1", "2001:db8::1", "fd08::5678:0000:0000:9abc:def0", "ff05::1"] {
-            assert!(matches!(&address(text), Address::Valid { text: kept, .. } if kept == text), "{text}");
+        for (text, canonical) in [
+            ("192.0.2.4", "192.0.2.4"),
+            ("239.1.1.1", "239.1.1.1"),
+            ("2001:DB8::A", "2001:db8::a"),
+            ("fd08::5678:0000:0000:9abc:def0", "fd08::5678:0:0:9abc:def0"),
+            ("2001:db8:0:0:1:0:0:1", "2001:db8::1:0:0:1"),
+            ("64:ff9b::192.0.2.1", "64:ff9b::c000:201"),
+            ("::192.0.2.1", "::c000:201"),
+            ("ff05::1", "ff05::1"),
+        ] {
+            assert!(matches!(&address(text), Address::Valid { text, .. } if text == canonical), "{text}");
         }
         for text in [
             "",

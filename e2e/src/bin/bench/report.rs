@@ -21,7 +21,13 @@ impl Report {
         Self { rows: Vec::new() }
     }
 
-    pub(crate) fn row(&mut self, figure: impl Into<String>, value: impl Into<String>, wanted: &'static str, raw: Value) {
+    pub(crate) fn row(
+        &mut self,
+        figure: impl Into<String>,
+        value: impl Into<String>,
+        wanted: &'static str,
+        raw: Value,
+    ) {
         let row = Row { figure: figure.into(), value: value.into(), wanted, raw };
         eprintln!("  {}: {}", row.figure, row.value);
         self.rows.push(row);
