@@ -24,10 +24,7 @@ const LOCK_DEADLINE: Duration = Duration::from_secs(45 * 60);
 const TOOLS: [(&str, &str); 6] = [
     ("etcd", "go.etcd.io/etcd/server/v3"),
     ("kube-apiserver", "k8s.io/kubernetes/cmd/kube-apiserver"),
-    (
-        "kube-controller-manager",
-        "k8s.io/kubernetes/cmd/kube-controller-manager",
-    ),
+    ("kube-controller-manager", "k8s.io/kubernetes/cmd/kube-controller-manager"),
     ("kube-scheduler", "k8s.io/kubernetes/cmd/kube-scheduler"),
     ("kubectl", "k8s.io/kubernetes/cmd/kubectl"),
     ("kwok", "sigs.k8s.io/kwok/cmd/kwok"),
@@ -51,12 +48,8 @@ pub struct Binaries {
 impl Binaries {
     /// Finds the binaries, building what is missing. Blocks; the first build takes minutes.
     pub fn find_or_build() -> Result<Self> {
-        if let Some(assets) =
-            std::env::var_os("KUBEBUILDER_ASSETS").filter(|value| !value.is_empty())
-        {
-            let found = Self {
-                directory: assets.into(),
-            };
+        if let Some(assets) = std::env::var_os("KUBEBUILDER_ASSETS").filter(|value| !value.is_empty()) {
+            let found = Self { directory: assets.into() };
             for required in ["etcd", "kube-apiserver", "kubectl"] {
                 found.tool(required)?;
             }
@@ -64,8 +57,7 @@ impl Binaries {
         }
         let module = module_directory();
         let directory = cache_directory(&module)?;
-        fs::create_dir_all(&directory)
-            .with_context(|| format!("creating {}", directory.display()))?;
+        fs::create_dir_all(&directory).with_context(|| format!("creating {}", directory.display()))?;
         let found = Self { directory };
         if !found.complete() {
             let _lock = lock(&found.directory)?;
@@ -87,10 +79,7 @@ impl Binaries {
 
     /// kwok's stage files, to be passed with `--config`.
     pub fn kwok_stages(&self) -> Result<Vec<PathBuf>> {
-        STAGES
-            .iter()
-            .map(|stage| self.tool(&stage_file(stage)))
-            .collect()
+        STAGES.iter().map(|stage| self.tool(&stage_file(stage))).collect()
     }
 
     pub fn directory(&self) -> &Path {
@@ -98,12 +87,8 @@ impl Binaries {
     }
 
     fn complete(&self) -> bool {
-        TOOLS
-            .iter()
-            .all(|(name, _)| self.directory.join(name).is_file())
-            && STAGES
-                .iter()
-                .all(|stage| self.directory.join(stage_file(stage)).is_file())
+        TOOLS.iter().all(|(name, _)| self.directory.join(name).is_file())
+            && STAGES.iter().all(|stage| self.directory.join(stage_file(stage)).is_file())
     }
 
     fn build(&self, module: &Path) -> Result<()> {
@@ -127,12 +112,8 @@ impl Binaries {
                 .stdout(Stdio::null())
                 .status()
                 .context("running go build")?;
-            ensure!(
-                status.success(),
-                "go build {package} failed ({status}); its output is above"
-            );
-            fs::rename(&unfinished, &output)
-                .with_context(|| format!("moving {name} into place"))?;
+            ensure!(status.success(), "go build {package} failed ({status}); its output is above");
+            fs::rename(&unfinished, &output).with_context(|| format!("moving {name} into place"))?;
         }
         self.copy_stages(module)
     }
@@ -143,16 +124,11 @@ impl Binaries {
             .stdin(Stdio::null())
             .output()
             .context("asking go for kwok's directory")?;
-        ensure!(
-            listed.status.success(),
-            "go list: {}",
-            String::from_utf8_lossy(&listed.stderr).trim()
-        );
+        ensure!(listed.status.success(), "go list: {}", String::from_utf8_lossy(&listed.stderr).trim());
         let kwok = PathBuf::from(String::from_utf8_lossy(&listed.stdout).trim());
         for stage in STAGES {
             let source = kwok.join("kustomize/stage").join(stage);
-            let text =
-                fs::read(&source).with_context(|| format!("reading {}", source.display()))?;
+            let text = fs::read(&source).with_context(|| format!("reading {}", source.display()))?;
             let unfinished = self.directory.join(".stage.unfinished");
             fs::write(&unfinished, text)?;
             fs::rename(&unfinished, self.directory.join(stage_file(stage)))?;
@@ -167,9 +143,7 @@ fn stage_file(stage: &str) -> String {
 
 fn linker_flags() -> String {
     let version = "-X k8s.io/component-base/version.git";
-    format!(
-        "-s -w {version}Version={KUBERNETES_VERSION} {version}Major=1 {version}Minor={KUBERNETES_MINOR}"
-    )
+    format!("-s -w {version}Version={KUBERNETES_VERSION} {version}Major=1 {version}Minor={KUBERNETES_MINOR}")
 }
 
 fn go(module: &Path) -> Command {
@@ -188,14 +162,9 @@ fn check_go(module: &Path) -> Result<()> {
          kube-apiserver and kubectl";
     match go(module).arg("version").stdin(Stdio::null()).output() {
         Ok(output) if output.status.success() => Ok(()),
-        Ok(output) => bail!(
-            "`go version` failed: {}; {HOW}",
-            String::from_utf8_lossy(&output.stderr).trim()
-        ),
+        Ok(output) => bail!("`go version` failed: {}; {HOW}", String::from_utf8_lossy(&output.stderr).trim()),
         Err(error) if error.kind() == ErrorKind::NotFound => {
-            bail!(
-                "the Kubernetes control plane for the tests is built with Go, which was not found: {HOW}"
-            )
+            bail!("the Kubernetes control plane for the tests is built with Go, which was not found: {HOW}")
         }
         Err(error) => Err(error).context("running `go version`"),
     }
@@ -212,23 +181,12 @@ fn cache_directory(module: &Path) -> Result<PathBuf> {
         let path = module.join(file);
         hash.update(fs::read(&path).with_context(|| format!("reading {}", path.display()))?);
     }
-    let key: String = hash
-        .finalize()
-        .iter()
-        .take(8)
-        .map(|byte| format!("{byte:02x}"))
-        .collect();
-    let set = |name: &str| {
-        std::env::var_os(name)
-            .filter(|value| !value.is_empty())
-            .map(PathBuf::from)
-    };
+    let key: String = hash.finalize().iter().take(8).map(|byte| format!("{byte:02x}")).collect();
+    let set = |name: &str| std::env::var_os(name).filter(|value| !value.is_empty()).map(PathBuf::from);
     let cache = set("XDG_CACHE_HOME")
         .or_else(|| set("HOME").map(|home| home.join(".cache")))
         .context("neither XDG_CACHE_HOME nor HOME is set: there is no place to keep the Kubernetes binaries")?;
-    Ok(cache
-        .join("linkerd-operator")
-        .join(format!("controlplane-{key}")))
+    Ok(cache.join("linkerd-operator").join(format!("controlplane-{key}")))
 }
 
 /// Held until the file is dropped; the kernel lets go of it if this process dies.
@@ -241,15 +199,9 @@ fn lock(directory: &Path) -> Result<File> {
         match file.try_lock() {
             Ok(()) => return Ok(file),
             Err(fs::TryLockError::WouldBlock) => {
-                ensure!(
-                    started.elapsed() < LOCK_DEADLINE,
-                    "another process has held {} for too long",
-                    path.display()
-                );
+                ensure!(started.elapsed() < LOCK_DEADLINE, "another process has held {} for too long", path.display());
                 if !told {
-                    eprintln!(
-                        "another process is building the Kubernetes binaries; waiting for it"
-                    );
+                    eprintln!("another process is building the Kubernetes binaries; waiting for it");
                     told = true;
                 }
                 std::thread::sleep(Duration::from_millis(200));
@@ -268,9 +220,7 @@ mod tests {
     #[test]
     fn a_missing_tool_is_named_with_the_way_to_get_it() {
         let empty = tempfile::tempdir().unwrap();
-        let binaries = Binaries {
-            directory: empty.path().to_owned(),
-        };
+        let binaries = Binaries { directory: empty.path().to_owned() };
         let error = binaries.tool("kwok").unwrap_err().to_string();
         assert!(error.starts_with("kwok is missing"), "{error}");
         assert!(error.contains("make control-plane"), "{error}");

@@ -4,8 +4,7 @@
 
 use anyhow::Result;
 use rcgen::{
-    BasicConstraints, CertificateParams, DnType, ExtendedKeyUsagePurpose, IsCa, Issuer, KeyPair,
-    KeyUsagePurpose,
+    BasicConstraints, CertificateParams, DnType, ExtendedKeyUsagePurpose, IsCa, Issuer, KeyPair, KeyUsagePurpose,
 };
 
 pub(crate) struct ServingCertificate {
@@ -19,26 +18,18 @@ pub(crate) fn for_loopback() -> Result<ServingCertificate> {
     let mut ca = CertificateParams::new(Vec::new())?;
     ca.distinguished_name.push(DnType::CommonName, "e2e-ca");
     ca.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
-    ca.key_usages = vec![
-        KeyUsagePurpose::KeyCertSign,
-        KeyUsagePurpose::DigitalSignature,
-    ];
+    ca.key_usages = vec![KeyUsagePurpose::KeyCertSign, KeyUsagePurpose::DigitalSignature];
     let ca_pem = ca.self_signed(&ca_key)?.pem();
     let issuer = Issuer::new(ca, ca_key);
 
     let key = KeyPair::generate()?;
     let names = ["127.0.0.1", "localhost", "kubernetes.default.svc"].map(str::to_owned);
     let mut leaf = CertificateParams::new(names)?;
-    leaf.distinguished_name
-        .push(DnType::CommonName, "e2e-server");
+    leaf.distinguished_name.push(DnType::CommonName, "e2e-server");
     leaf.extended_key_usages = vec![ExtendedKeyUsagePurpose::ServerAuth];
     leaf.use_authority_key_identifier_extension = true;
     let certificate_pem = leaf.signed_by(&key, &issuer)?.pem();
-    Ok(ServingCertificate {
-        ca_pem,
-        certificate_pem,
-        key_pem: key.serialize_pem(),
-    })
+    Ok(ServingCertificate { ca_pem, certificate_pem, key_pem: key.serialize_pem() })
 }
 
 /// A private key and its public half, for service account tokens.

@@ -11,9 +11,7 @@ use std::{
 
 use anyhow::Result;
 
-use crate::{
-    binaries::Binaries, certificate, control_plane::Options, kubeconfig, port, process::Spawn,
-};
+use crate::{binaries::Binaries, certificate, control_plane::Options, kubeconfig, port, process::Spawn};
 
 const SERVICE_RANGE: &str = "10.96.0.0/16,fd00:10:96::/112";
 const ISSUER: &str = "https://kubernetes.default.svc";
@@ -31,12 +29,7 @@ pub(crate) struct Layout {
 
 impl Layout {
     /// Chooses ports and writes every file the components read.
-    pub(crate) fn prepare(
-        directory: &Path,
-        binaries: Binaries,
-        options: &Options,
-        admin_token: &str,
-    ) -> Result<Self> {
+    pub(crate) fn prepare(directory: &Path, binaries: Binaries, options: &Options, admin_token: &str) -> Result<Self> {
         let certificate = certificate::for_loopback()?;
         let write = |name: &str, text: &str| std::fs::write(directory.join(name), text);
         write("ca.crt", &certificate.ca_pem)?;
@@ -47,13 +40,7 @@ impl Layout {
         write("service-account.pub", &public)?;
         let mut tokens = format!("{admin_token},admin,admin,system:masters\n");
         for user in &options.users {
-            tokens += &format!(
-                "{},{},{},\"{}\"\n",
-                user.token(),
-                user.name,
-                user.name,
-                user.groups.join(",")
-            );
+            tokens += &format!("{},{},{},\"{}\"\n", user.token(), user.name, user.name, user.groups.join(","));
         }
         write("tokens.csv", &tokens)?;
         let layout = Self {
@@ -66,13 +53,7 @@ impl Layout {
             ca_pem: certificate.ca_pem,
             kubeconfig: directory.join("kubeconfig"),
         };
-        kubeconfig::write(
-            &layout.kubeconfig,
-            &layout.server_url(),
-            &layout.ca_pem,
-            "admin",
-            admin_token,
-        )?;
+        kubeconfig::write(&layout.kubeconfig, &layout.server_url(), &layout.ca_pem, "admin", admin_token)?;
         Ok(layout)
     }
 
@@ -116,14 +97,8 @@ impl Layout {
             format!("--service-cluster-ip-range={SERVICE_RANGE}"),
             format!("--service-account-issuer={ISSUER}"),
             format!("--api-audiences={ISSUER}"),
-            format!(
-                "--service-account-key-file={}",
-                self.file("service-account.pub")
-            ),
-            format!(
-                "--service-account-signing-key-file={}",
-                self.file("service-account.key")
-            ),
+            format!("--service-account-key-file={}", self.file("service-account.pub")),
+            format!("--service-account-signing-key-file={}", self.file("service-account.key")),
             // Pods are created before, and without, the ServiceAccounts of their namespace.
             "--disable-admission-plugins=ServiceAccount".into(),
             "--allow-privileged=true".into(),
@@ -141,10 +116,7 @@ impl Layout {
             "--allocate-node-cidrs=false".into(),
             "--kube-api-qps=300".into(),
             "--kube-api-burst=600".into(),
-            format!(
-                "--service-account-private-key-file={}",
-                self.file("service-account.key")
-            ),
+            format!("--service-account-private-key-file={}", self.file("service-account.key")),
             format!("--root-ca-file={}", self.file("ca.crt")),
         ]))
     }
@@ -166,17 +138,10 @@ impl Layout {
             "--node-lease-duration-seconds=40".into(),
             "--cidr=10.244.0.0/24".into(),
         ];
-        args.extend(
-            self.binaries
-                .kwok_stages()?
-                .iter()
-                .map(|stage| format!("--config={}", stage.display())),
-        );
+        args.extend(self.binaries.kwok_stages()?.iter().map(|stage| format!("--config={}", stage.display())));
         let mut spawn = self.spawn("kwok")?.args(args);
         // It reads a configuration in the home directory, if there is one.
-        spawn
-            .env
-            .push(("HOME".into(), self.directory.display().to_string()));
+        spawn.env.push(("HOME".into(), self.directory.display().to_string()));
         Ok(spawn)
     }
 

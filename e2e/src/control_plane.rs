@@ -54,12 +54,7 @@ pub struct Options {
 impl Options {
     /// Everything, so that a Deployment gets pods, and the pods get addresses.
     pub fn full() -> Self {
-        Self {
-            controller_manager: true,
-            scheduler: true,
-            kwok: true,
-            ..Self::default()
-        }
+        Self { controller_manager: true, scheduler: true, kwok: true, ..Self::default() }
     }
 }
 
@@ -105,9 +100,7 @@ impl ControlPlane {
     }
 
     pub(crate) async fn launch(options: Options) -> Result<Self> {
-        let directory = tempfile::Builder::new()
-            .prefix("linkerd-operator-e2e-")
-            .tempdir()?;
+        let directory = tempfile::Builder::new().prefix("linkerd-operator-e2e-").tempdir()?;
         if let Some(path) = std::env::var_os("E2E_KUBECONFIG").filter(|value| !value.is_empty()) {
             return Self::existing(path.into(), directory).await;
         }
@@ -116,13 +109,7 @@ impl ControlPlane {
         let layout = Layout::prepare(directory.path(), binaries, &options, ADMIN_TOKEN)?;
         let etcd = Process::spawn(layout.etcd()?)?;
         let api_server = Process::spawn(layout.api_server()?)?;
-        let own = Own {
-            layout,
-            options,
-            etcd,
-            api_server: Some(api_server),
-            others: Vec::new(),
-        };
+        let own = Own { layout, options, etcd, api_server: Some(api_server), others: Vec::new() };
         let mut control_plane = Self {
             kubeconfig: own.layout.kubeconfig.clone(),
             server_url: own.layout.server_url(),
@@ -136,17 +123,11 @@ impl ControlPlane {
     }
 
     async fn existing(kubeconfig: PathBuf, directory: TempDir) -> Result<Self> {
-        let read = Kubeconfig::read_from(&kubeconfig)
-            .with_context(|| format!("E2E_KUBECONFIG {}", kubeconfig.display()))?;
+        let read =
+            Kubeconfig::read_from(&kubeconfig).with_context(|| format!("E2E_KUBECONFIG {}", kubeconfig.display()))?;
         let config = Config::from_custom_kubeconfig(read, &KubeConfigOptions::default()).await?;
         let server_url = config.cluster_url.to_string();
-        let mut control_plane = Self {
-            kubeconfig,
-            server_url,
-            own: None,
-            directory,
-            _permit: None,
-        };
+        let mut control_plane = Self { kubeconfig, server_url, own: None, directory, _permit: None };
         control_plane.ready().await?;
         Ok(control_plane)
     }
@@ -165,17 +146,13 @@ impl ControlPlane {
         }
         if own.options.controller_manager {
             let accounts: Api<ServiceAccount> = Api::namespaced(client, "default");
-            eventually(
-                READY_DEADLINE,
-                "kube-controller-manager to make the first ServiceAccount",
-                async || {
-                    if let Some(ended) = own.others.iter_mut().find_map(ended) {
-                        return Ok(Err(ended));
-                    }
-                    accounts.get("default").await?;
-                    Ok(Ok(()))
-                },
-            )
+            eventually(READY_DEADLINE, "kube-controller-manager to make the first ServiceAccount", async || {
+                if let Some(ended) = own.others.iter_mut().find_map(ended) {
+                    return Ok(Err(ended));
+                }
+                accounts.get("default").await?;
+                Ok(Ok(()))
+            })
             .await??;
         }
         Ok(())
@@ -212,24 +189,13 @@ impl ControlPlane {
 
     /// A kubeconfig for one of [`Options::users`].
     pub fn kubeconfig_for(&self, user: &str) -> Result<PathBuf> {
-        let known = self
-            .ours()?
-            .options
-            .users
-            .iter()
-            .find(|known| known.name == user);
-        let token = known
-            .with_context(|| format!("{user} is not among the control plane's users"))?
-            .token();
+        let known = self.ours()?.options.users.iter().find(|known| known.name == user);
+        let token = known.with_context(|| format!("{user} is not among the control plane's users"))?.token();
         self.kubeconfig_with_token(user, &token)
     }
 
     /// A kubeconfig for a ServiceAccount that exists, as a pod of its would have it.
-    pub async fn kubeconfig_for_service_account(
-        &self,
-        namespace: &str,
-        name: &str,
-    ) -> Result<PathBuf> {
+    pub async fn kubeconfig_for_service_account(&self, namespace: &str, name: &str) -> Result<PathBuf> {
         let accounts: Api<ServiceAccount> = Api::namespaced(self.client().await?, namespace);
         let body = json!({
             "apiVersion": "authentication.k8s.io/v1", "kind": "TokenRequest", "spec": {"audiences": [], "expirationSeconds": 86400},
@@ -238,10 +204,7 @@ impl ControlPlane {
             .create_subresource("token", name, &PostParams::default(), &body)
             .await
             .context("asking for a token")?;
-        let token = request
-            .status
-            .context("the API server gave no token")?
-            .token;
+        let token = request.status.context("the API server gave no token")?.token;
         self.kubeconfig_with_token(&format!("{namespace}.{name}"), &token)
     }
 
@@ -258,18 +221,11 @@ impl ControlPlane {
             None => "kubectl".into(),
         };
         let mut command = tokio::process::Command::new(kubectl);
-        command
-            .args(args)
-            .env("KUBECONFIG", &self.kubeconfig)
-            .stdin(Stdio::null())
-            .kill_on_drop(true);
-        // Its discovery cache lives in the home directory, and must not be shared between control planes on one port.
-        command
-            .env("HOME", self.directory.path())
-            .env_remove("KUBECACHEDIR");
-        let output = timeout(KUBECTL_DEADLINE, command.output())
-            .await
-            .context("kubectl took too long")??;
+        command.args(args).env("KUBECONFIG", &self.kubeconfig).stdin(Stdio::null()).kill_on_drop(true);
+        command.env("HOME", self.directory.path());
+        // Where no directory can be made it keeps no discovery cache, which would hide definitions installed a moment ago.
+        command.env("KUBECACHEDIR", "/dev/null/none");
+        let output = timeout(KUBECTL_DEADLINE, command.output()).await.context("kubectl took too long")??;
         ensure!(
             output.status.success(),
             "kubectl {}: {}",
@@ -281,11 +237,7 @@ impl ControlPlane {
 
     /// Ends the API server: by SIGTERM if `graceful`, else by SIGKILL.
     pub async fn stop_api_server(&mut self, graceful: bool) -> Result<()> {
-        let mut process = self
-            .own()?
-            .api_server
-            .take()
-            .context("the API server is not running")?;
+        let mut process = self.own()?.api_server.take().context("the API server is not running")?;
         process.signal(if graceful { Signal::TERM } else { Signal::KILL })?;
         process.wait(STOP_DEADLINE).await?;
         Ok(())
@@ -306,19 +258,11 @@ impl ControlPlane {
 
     /// Makes the API server stand still (SIGSTOP): connections stay open, and nothing is answered.
     pub fn pause_api_server(&mut self) -> Result<()> {
-        self.own()?
-            .api_server
-            .as_mut()
-            .context("the API server is not running")?
-            .signal(Signal::STOP)
+        self.own()?.api_server.as_mut().context("the API server is not running")?.signal(Signal::STOP)
     }
 
     pub fn resume_api_server(&mut self) -> Result<()> {
-        self.own()?
-            .api_server
-            .as_mut()
-            .context("the API server is not running")?
-            .signal(Signal::CONT)
+        self.own()?.api_server.as_mut().context("the API server is not running")?.signal(Signal::CONT)
     }
 
     /// Makes etcd forget its history. A watch from an older resource version gets 410, at the latest after a restart of the
@@ -330,13 +274,9 @@ impl ControlPlane {
     /// The processes that run now, by name.
     pub fn processes(&self) -> Vec<(String, u32)> {
         let own = self.own.iter();
-        own.flat_map(|own| {
-            std::iter::once(&own.etcd)
-                .chain(&own.api_server)
-                .chain(&own.others)
-        })
-        .map(|process| (process.name().to_owned(), process.pid()))
-        .collect()
+        own.flat_map(|own| std::iter::once(&own.etcd).chain(&own.api_server).chain(&own.others))
+            .map(|process| (process.name().to_owned(), process.pid()))
+            .collect()
     }
 
     fn ours(&self) -> Result<&Own> {
@@ -352,10 +292,7 @@ impl ControlPlane {
         let result = eventually(READY_DEADLINE, "the API server to be ready", async || {
             if let Some(own) = &mut self.own {
                 let api_server = own.api_server.as_mut();
-                if let Some(ended) = std::iter::once(&mut own.etcd)
-                    .chain(api_server)
-                    .find_map(ended)
-                {
+                if let Some(ended) = std::iter::once(&mut own.etcd).chain(api_server).find_map(ended) {
                     return Ok(Err(ended));
                 }
             }
@@ -368,13 +305,9 @@ impl ControlPlane {
         .await;
         // The outer error: not ready in time. The inner one: it ended, and waiting does not help.
         result.map_err(|error| match &self.own {
-            Some(Own {
-                api_server: Some(api_server),
-                ..
-            }) => error.context(format!(
-                "the log of kube-apiserver ends with:\n{}",
-                api_server.log_tail(15)
-            )),
+            Some(Own { api_server: Some(api_server), .. }) => {
+                error.context(format!("the log of kube-apiserver ends with:\n{}", api_server.log_tail(15)))
+            }
             _ => error,
         })?
     }
@@ -384,27 +317,18 @@ impl Drop for ControlPlane {
     fn drop(&mut self) {
         if let Some(own) = &mut self.own {
             // All at once; each is then waited for as it is dropped.
-            own.others
-                .iter_mut()
-                .chain(&mut own.api_server)
-                .for_each(Process::begin_end);
+            own.others.iter_mut().chain(&mut own.api_server).for_each(Process::begin_end);
             own.etcd.begin_end();
         }
     }
 }
 
 fn not_ours() -> anyhow::Error {
-    anyhow!(
-        "this needs a control plane of our own, and E2E_KUBECONFIG names an existing cluster: unset it"
-    )
+    anyhow!("this needs a control plane of our own, and E2E_KUBECONFIG names an existing cluster: unset it")
 }
 
 /// Why there is nothing to wait for any more.
 fn ended(process: &mut Process) -> Option<anyhow::Error> {
     let status = process.exit_status()?;
-    Some(anyhow!(
-        "{} ended with {status}; its log ends with:\n{}",
-        process.name(),
-        process.log_tail(15)
-    ))
+    Some(anyhow!("{} ended with {status}; its log ends with:\n{}", process.name(), process.log_tail(15)))
 }

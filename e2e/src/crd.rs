@@ -15,33 +15,18 @@ const DEADLINE: Duration = Duration::from_secs(60);
 impl ControlPlane {
     /// Applies the folder (for example `crd/linkerd`) and waits until its definitions are established and served.
     pub async fn install_crds(&self, folder: &str) -> Result<()> {
-        let root = Path::new(env!("CARGO_MANIFEST_DIR"))
-            .parent()
-            .context("the repository has no root")?;
+        let root = Path::new(env!("CARGO_MANIFEST_DIR")).parent().context("the repository has no root")?;
         let folder = root.join(folder).display().to_string();
-        let applied = self
-            .kubectl(&[
-                "apply",
-                "--server-side",
-                "--force-conflicts",
-                "-k",
-                &folder,
-                "-o",
-                "name",
-            ])
-            .await?;
+        let applied =
+            self.kubectl(&["apply", "--server-side", "--force-conflicts", "-k", &folder, "-o", "name"]).await?;
         let client = self.client().await?;
         let definitions: Api<CustomResourceDefinition> = Api::all(client.clone());
-        for name in applied.lines().filter_map(|line| {
-            line.split_once("customresourcedefinition")
-                .map(|(_, name)| name)
-        }) {
+        for name in applied.lines().filter_map(|line| line.split_once("customresourcedefinition").map(|(_, name)| name))
+        {
             let name = name.rsplit('/').next().unwrap_or(name);
-            eventually(
-                DEADLINE,
-                format_args!("{name} to be established"),
-                async || served(&client, &definitions.get(name).await?).await,
-            )
+            eventually(DEADLINE, format_args!("{name} to be established"), async || {
+                served(&client, &definitions.get(name).await?).await
+            })
             .await?;
         }
         Ok(())
@@ -49,29 +34,14 @@ impl ControlPlane {
 }
 
 async fn served(client: &Client, definition: &CustomResourceDefinition) -> Result<()> {
-    let conditions = definition
-        .status
-        .as_ref()
-        .and_then(|status| status.conditions.as_ref());
-    let established = conditions.is_some_and(|all| {
-        all.iter()
-            .any(|condition| condition.type_ == "Established" && condition.status == "True")
-    });
+    let conditions = definition.status.as_ref().and_then(|status| status.conditions.as_ref());
+    let established = conditions
+        .is_some_and(|all| all.iter().any(|condition| condition.type_ == "Established" && condition.status == "True"));
     ensure!(established, "its conditions are {conditions:?}");
     // Established comes a moment before the paths answer.
-    for version in definition
-        .spec
-        .versions
-        .iter()
-        .filter(|version| version.served)
-    {
-        let path = format!(
-            "/apis/{}/{}/{}?limit=1",
-            definition.spec.group, version.name, definition.spec.names.plural
-        );
-        client
-            .request_text(http::Request::get(path).body(Vec::new())?)
-            .await?;
+    for version in definition.spec.versions.iter().filter(|version| version.served) {
+        let path = format!("/apis/{}/{}/{}?limit=1", definition.spec.group, version.name, definition.spec.names.plural);
+        client.request_text(http::Request::get(path).body(Vec::new())?).await?;
     }
     Ok(())
 }

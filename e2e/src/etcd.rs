@@ -15,39 +15,16 @@ const DEADLINE: Duration = Duration::from_secs(10);
 /// Forgets all history before now. Returns the revision compacted to.
 pub(crate) async fn compact(address: SocketAddr) -> Result<i64> {
     // Any key will do (this one is "a"): the answer's header carries the revision.
-    let range = call(
-        address,
-        "/v3/kv/range",
-        &json!({"key": "YQ==", "limit": "1"}),
-    )
-    .await?;
-    let revision: i64 = range
-        .pointer("/header/revision")
-        .and_then(Value::as_str)
-        .context("etcd's answer has no revision")?
-        .parse()?;
-    call(
-        address,
-        "/v3/kv/compaction",
-        &json!({"revision": revision.to_string(), "physical": true}),
-    )
-    .await?;
+    let range = call(address, "/v3/kv/range", &json!({"key": "YQ==", "limit": "1"})).await?;
+    let revision: i64 =
+        range.pointer("/header/revision").and_then(Value::as_str).context("etcd's answer has no revision")?.parse()?;
+    call(address, "/v3/kv/compaction", &json!({"revision": revision.to_string(), "physical": true})).await?;
     Ok(revision)
 }
 
 async fn call(address: SocketAddr, path: &str, body: &Value) -> Result<Value> {
-    let (status, answer) = plain_http::request(
-        address,
-        Method::POST,
-        path,
-        serde_json::to_vec(body)?,
-        DEADLINE,
-    )
-    .await?;
-    ensure!(
-        status.is_success(),
-        "etcd {path}: {status} {}",
-        String::from_utf8_lossy(&answer)
-    );
+    let (status, answer) =
+        plain_http::request(address, Method::POST, path, serde_json::to_vec(body)?, DEADLINE).await?;
+    ensure!(status.is_success(), "etcd {path}: {status} {}", String::from_utf8_lossy(&answer));
     Ok(serde_json::from_slice(&answer)?)
 }

@@ -12,13 +12,7 @@ use kube::{
 use serde_json::json;
 
 /// Writes a kubeconfig with one cluster and one user.
-pub(crate) fn write(
-    path: &Path,
-    server: &str,
-    ca_pem: &str,
-    user: &str,
-    token: &str,
-) -> Result<()> {
+pub(crate) fn write(path: &Path, server: &str, ca_pem: &str, user: &str, token: &str) -> Result<()> {
     let ca_path = path.with_extension("ca.crt");
     fs::write(&ca_path, ca_pem).with_context(|| format!("writing {}", ca_path.display()))?;
     let config = json!({
@@ -30,18 +24,15 @@ pub(crate) fn write(
         "current-context": "e2e",
     });
     // JSON is YAML.
-    fs::write(path, serde_json::to_vec_pretty(&config)?)
-        .with_context(|| format!("writing {}", path.display()))
+    fs::write(path, serde_json::to_vec_pretty(&config)?).with_context(|| format!("writing {}", path.display()))
 }
 
 /// A client for the current context of a kubeconfig. Belongs to the async runtime it is made in.
 pub async fn client(path: &Path) -> Result<Client> {
     // The second call and later ones find it installed.
     let _ = rustls::crypto::ring::default_provider().install_default();
-    let kubeconfig =
-        Kubeconfig::read_from(path).with_context(|| format!("reading {}", path.display()))?;
-    let mut config =
-        Config::from_custom_kubeconfig(kubeconfig, &KubeConfigOptions::default()).await?;
+    let kubeconfig = Kubeconfig::read_from(path).with_context(|| format!("reading {}", path.display()))?;
+    let mut config = Config::from_custom_kubeconfig(kubeconfig, &KubeConfigOptions::default()).await?;
     config.default_retry = false;
     config.connect_timeout = Some(Duration::from_secs(5));
     config.proxy_url = None;

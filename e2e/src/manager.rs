@@ -51,32 +51,20 @@ impl Manager {
         let binary = beside_this_executable("linkerd-operator", "LINKERD_OPERATOR_BIN")?;
         let admin = SocketAddr::from((Ipv4Addr::LOCALHOST, port::free()?));
         let number = STARTED.fetch_add(1, Ordering::Relaxed);
-        let log = control_plane
-            .directory()
-            .join(format!("manager-{number}.log"));
-        let kubeconfig = options
-            .kubeconfig
-            .unwrap_or_else(|| control_plane.kubeconfig().to_owned());
+        let log = control_plane.directory().join(format!("manager-{number}.log"));
+        let kubeconfig = options.kubeconfig.unwrap_or_else(|| control_plane.kubeconfig().to_owned());
         let mut spawn = Spawn::new(format!("manager {number}"), binary, log)
             .args([options.subcommand.unwrap_or_else(|| "manager".into())])
             .args(["--kubeconfig".into(), kubeconfig.into_os_string()])
             .args(["--admin-addr", &admin.to_string()])
-            .args([
-                "--controller-namespace",
-                "linkerd",
-                "--operator-namespace",
-                "linkerd-operator-system",
-            ])
+            .args(["--controller-namespace", "linkerd", "--operator-namespace", "linkerd-operator-system"])
             .args(["--log-format", "plain", "--log-level", "info"]);
         if let Some(identity) = options.identity {
             spawn = spawn.args(["--leader-election-identity".into(), identity]);
         }
         spawn = spawn.args(options.args);
         spawn.env = options.env;
-        Ok(Self {
-            process: Process::spawn(spawn)?,
-            admin,
-        })
+        Ok(Self { process: Process::spawn(spawn)?, admin })
     }
 
     /// Waits for `/ready` to say 200. An end of the process is an error at once.
@@ -95,10 +83,7 @@ impl Manager {
         })
         .await;
         if let Some(status) = ended {
-            bail!(
-                "the manager ended with {status}; its log ends with:\n{}",
-                self.process.log_tail(20)
-            );
+            bail!("the manager ended with {status}; its log ends with:\n{}", self.process.log_tail(20));
         }
         result.with_context(|| format!("its log ends with:\n{}", self.process.log_tail(20)))
     }
@@ -176,11 +161,7 @@ impl Manager {
 impl Drop for Manager {
     fn drop(&mut self) {
         if std::thread::panicking() {
-            eprintln!(
-                "the log of {} ends with:\n{}",
-                self.process.name(),
-                self.process.log_tail(40)
-            );
+            eprintln!("the log of {} ends with:\n{}", self.process.name(), self.process.log_tail(40));
         }
     }
 }
@@ -191,9 +172,7 @@ async fn get(admin: SocketAddr, path: &str) -> Result<(StatusCode, String)> {
 }
 
 fn resident_bytes(status: &str) -> Option<u64> {
-    let line = status
-        .lines()
-        .find_map(|line| line.strip_prefix("VmRSS:"))?;
+    let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:"))?;
     let kibibytes: u64 = line.split_whitespace().next()?.parse().ok()?;
     Some(kibibytes * 1024)
 }
@@ -204,10 +183,7 @@ mod tests {
 
     #[test]
     fn resident_memory_is_read_in_bytes() {
-        assert_eq!(
-            resident_bytes("Name:\tx\nVmRSS:\t    2048 kB\n"),
-            Some(2 * 1024 * 1024)
-        );
+        assert_eq!(resident_bytes("Name:\tx\nVmRSS:\t    2048 kB\n"), Some(2 * 1024 * 1024));
         assert_eq!(resident_bytes("Name:\tx\n"), None);
     }
 }

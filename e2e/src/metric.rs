@@ -13,19 +13,12 @@ pub struct Sample {
 impl Sample {
     /// True when every given label has the given value; further labels do not matter.
     pub fn has(&self, labels: &[(&str, &str)]) -> bool {
-        labels.iter().all(|(name, value)| {
-            self.labels
-                .iter()
-                .any(|(own, own_value)| own == name && own_value == value)
-        })
+        labels.iter().all(|(name, value)| self.labels.iter().any(|(own, own_value)| own == name && own_value == value))
     }
 }
 
 pub fn parse(text: &str) -> Vec<Sample> {
-    text.lines()
-        .filter(|line| !line.starts_with('#'))
-        .filter_map(sample)
-        .collect()
+    text.lines().filter(|line| !line.starts_with('#')).filter_map(sample).collect()
 }
 
 fn sample(line: &str) -> Option<Sample> {
@@ -48,11 +41,7 @@ fn sample(line: &str) -> Option<Sample> {
     }
     // A timestamp may follow the value.
     let value = rest.split_whitespace().next()?.parse().ok()?;
-    Some(Sample {
-        name: name.to_owned(),
-        labels,
-        value,
-    })
+    Some(Sample { name: name.to_owned(), labels, value })
 }
 
 /// The unescaped text up to the closing quote, and what follows it.
@@ -78,18 +67,10 @@ mod tests {
 
     #[test]
     fn reads_names_labels_and_values() {
-        let text =
-            "# HELP x y\nup 1\nq{name=\"a,\\\"b}\",le=\"+Inf\"} 2.5e3 1700\nnan NaN\nbroken{a=\"\n";
+        let text = "# HELP x y\nup 1\nq{name=\"a,\\\"b}\",le=\"+Inf\"} 2.5e3 1700\nnan NaN\nbroken{a=\"\n";
         let samples = parse(text);
         assert_eq!(samples.len(), 3);
-        assert_eq!(
-            samples[0],
-            Sample {
-                name: "up".into(),
-                labels: vec![],
-                value: 1.0
-            }
-        );
+        assert_eq!(samples[0], Sample { name: "up".into(), labels: vec![], value: 1.0 });
         assert!(samples[1].has(&[("name", "a,\"b}"), ("le", "+Inf")]));
         assert!(!samples[1].has(&[("le", "1")]));
         assert_eq!(samples[1].value, 2500.0);

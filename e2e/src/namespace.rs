@@ -27,14 +27,8 @@ impl TestNamespace {
             .create(&PostParams::default(), &namespace)
             .await
             .with_context(|| format!("creating a namespace {prefix}-*"))?;
-        let name = created
-            .metadata
-            .name
-            .context("the API server gave the namespace no name")?;
-        Ok(Self {
-            name,
-            client: client.clone(),
-        })
+        let name = created.metadata.name.context("the API server gave the namespace no name")?;
+        Ok(Self { name, client: client.clone() })
     }
 
     pub fn name(&self) -> &str {
@@ -57,9 +51,7 @@ impl TestNamespace {
     /// Asks for its deletion, without waiting for the end of it.
     pub async fn delete(self) -> Result<()> {
         let namespaces: Api<Namespace> = Api::all(self.client);
-        namespaces
-            .delete(&self.name, &DeleteParams::default())
-            .await?;
+        namespaces.delete(&self.name, &DeleteParams::default()).await?;
         Ok(())
     }
 }

@@ -21,10 +21,7 @@ impl ControlPlane {
     /// Adds a node and waits until it is ready. Needs kwok and kube-controller-manager.
     pub async fn add_node(&self, name: &str, zone: &str) -> Result<()> {
         let number = NEXT.fetch_add(1, Ordering::Relaxed);
-        let ranges = [
-            format!("10.244.{number}.0/24"),
-            format!("fd00:10:244:{number:x}::/64"),
-        ];
+        let ranges = [format!("10.244.{number}.0/24"), format!("fd00:10:244:{number:x}::/64")];
         let nodes: Api<Node> = Api::all(self.client().await?);
         let node: Node = serde_json::from_value(json!({
             "metadata": {
@@ -39,30 +36,18 @@ impl ControlPlane {
             },
             "spec": {"podCIDR": ranges.first(), "podCIDRs": ranges},
         }))?;
-        nodes
-            .create(&PostParams::default(), &node)
-            .await
-            .with_context(|| format!("creating node {name}"))?;
-        eventually(
-            Duration::from_secs(60),
-            format_args!("node {name} to be ready"),
-            async || {
-                let node = nodes.get(name).await?;
-                let taints = node.spec.and_then(|spec| spec.taints).unwrap_or_default();
-                ensure!(taints.is_empty(), "it has taints {taints:?}");
-                let conditions = node
-                    .status
-                    .and_then(|status| status.conditions)
-                    .unwrap_or_default();
-                ensure!(
-                    conditions
-                        .iter()
-                        .any(|condition| condition.type_ == "Ready" && condition.status == "True"),
-                    "its conditions are {conditions:?}"
-                );
-                Ok(())
-            },
-        )
+        nodes.create(&PostParams::default(), &node).await.with_context(|| format!("creating node {name}"))?;
+        eventually(Duration::from_secs(60), format_args!("node {name} to be ready"), async || {
+            let node = nodes.get(name).await?;
+            let taints = node.spec.and_then(|spec| spec.taints).unwrap_or_default();
+            ensure!(taints.is_empty(), "it has taints {taints:?}");
+            let conditions = node.status.and_then(|status| status.conditions).unwrap_or_default();
+            ensure!(
+                conditions.iter().any(|condition| condition.type_ == "Ready" && condition.status == "True"),
+                "its conditions are {conditions:?}"
+            );
+            Ok(())
+        })
         .await
     }
 }

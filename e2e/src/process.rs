@@ -55,11 +55,7 @@ pub struct Spawn {
 }
 
 impl Spawn {
-    pub fn new(
-        name: impl Into<String>,
-        program: impl Into<PathBuf>,
-        log: impl Into<PathBuf>,
-    ) -> Self {
+    pub fn new(name: impl Into<String>, program: impl Into<PathBuf>, log: impl Into<PathBuf>) -> Self {
         Self {
             name: name.into(),
             program: program.into(),
@@ -89,15 +85,7 @@ pub struct Process {
 
 impl Process {
     pub fn spawn(spawn: Spawn) -> Result<Self> {
-        let Spawn {
-            name,
-            program,
-            args,
-            env,
-            log,
-            grace,
-            remove,
-        } = spawn;
+        let Spawn { name, program, args, env, log, grace, remove } = spawn;
         let supervisor_path = beside_this_executable("supervisor", "E2E_SUPERVISOR")?;
         let open = || OpenOptions::new().create(true).append(true).open(&log);
         let output = open().with_context(|| format!("opening {}", log.display()))?;
@@ -111,36 +99,16 @@ impl Process {
             command.env_remove(variable);
         }
         // In a group of its own, or Ctrl-C would end the supervisor before it could end its child.
-        command
-            .envs(env)
-            .process_group(0)
-            .stdin(Stdio::piped())
-            .stdout(Stdio::piped())
-            .stderr(output);
+        command.envs(env).process_group(0).stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(output);
         let mut supervisor = command.spawn().context("starting the supervisor")?;
-        let pid = supervisor
-            .stdout
-            .take()
-            .context("the supervisor has no output")
-            .and_then(read_pid);
+        let pid = supervisor.stdout.take().context("the supervisor has no output").and_then(read_pid);
         match pid {
-            Ok(pid) => Ok(Self {
-                name,
-                pid,
-                log,
-                grace,
-                supervisor,
-                ended: None,
-            }),
+            Ok(pid) => Ok(Self { name, pid, log, grace, supervisor, ended: None }),
             Err(error) => {
                 drop(supervisor.stdin.take());
                 let _ = wait_until(&mut supervisor, Instant::now() + Duration::from_secs(5));
                 let _ = supervisor.kill();
-                Err(error.context(format!(
-                    "starting {name} ({}): {}",
-                    program.display(),
-                    tail(&log, 5)
-                )))
+                Err(error.context(format!("starting {name} ({}): {}", program.display(), tail(&log, 5))))
             }
         }
     }
@@ -158,19 +126,14 @@ impl Process {
     pub fn signal(&mut self, signal: Signal) -> Result<()> {
         ensure!(self.is_running(), "{} is not running", self.name);
         kill_process(self.pid, signal).with_context(|| format!("signalling {}", self.name))?;
-        if signal == Signal::STOP {
-            self.stopped()
-        } else {
-            Ok(())
-        }
+        if signal == Signal::STOP { self.stopped() } else { Ok(()) }
     }
 
     /// A signal takes effect a moment after it was sent, and one sent in that moment may overtake it.
     fn stopped(&mut self) -> Result<()> {
         let end = Instant::now() + Duration::from_secs(5);
         while self.is_running() && Instant::now() < end {
-            let stat =
-                std::fs::read_to_string(format!("/proc/{}/stat", self.pid())).unwrap_or_default();
+            let stat = std::fs::read_to_string(format!("/proc/{}/stat", self.pid())).unwrap_or_default();
             if stat.contains(") T ") {
                 return Ok(());
             }
@@ -199,11 +162,7 @@ impl Process {
                 return Ok(status);
             }
             if Instant::now() >= end {
-                bail!(
-                    "{} was still running after {timeout:?}; its log ends with:\n{}",
-                    self.name,
-                    self.log_tail(20)
-                );
+                bail!("{} was still running after {timeout:?}; its log ends with:\n{}", self.name, self.log_tail(20));
             }
             tokio::time::sleep(Duration::from_millis(5)).await;
         }
@@ -226,10 +185,7 @@ impl Process {
     pub fn end(&mut self) {
         drop(self.supervisor.stdin.take());
         if self.ended.is_none() {
-            self.ended = wait_until(
-                &mut self.supervisor,
-                Instant::now() + self.grace + Duration::from_secs(15),
-            );
+            self.ended = wait_until(&mut self.supervisor, Instant::now() + self.grace + Duration::from_secs(15));
         }
     }
 
@@ -249,11 +205,7 @@ impl Drop for Process {
 pub fn beside_this_executable(name: &str, variable: &str) -> Result<PathBuf> {
     if let Some(path) = std::env::var_os(variable).filter(|value| !value.is_empty()) {
         let path = PathBuf::from(path);
-        ensure!(
-            path.is_file(),
-            "{variable} is {}, which is not a file",
-            path.display()
-        );
+        ensure!(path.is_file(), "{variable} is {}, which is not a file", path.display());
         return Ok(path);
     }
     let current = std::env::current_exe().context("finding this executable")?;
@@ -280,13 +232,8 @@ fn read_pid(output: ChildStdout) -> Result<Pid> {
         let read = BufReader::new(output).read_line(&mut line);
         let _ = sender.send(read.map(|_| line));
     });
-    let line = receiver
-        .recv_timeout(START_DEADLINE)
-        .context("the supervisor said nothing")??;
-    let id: i32 = line
-        .trim()
-        .parse()
-        .map_err(|_| anyhow!("the command did not start"))?;
+    let line = receiver.recv_timeout(START_DEADLINE).context("the supervisor said nothing")??;
+    let id: i32 = line.trim().parse().map_err(|_| anyhow!("the command did not start"))?;
     Pid::from_raw(id).context("the supervisor named no process")
 }
 
@@ -311,7 +258,5 @@ fn read_lossy(path: &Path) -> String {
 fn tail(path: &Path, lines: usize) -> String {
     let text = read_lossy(path);
     let all: Vec<&str> = text.lines().collect();
-    all.get(all.len().saturating_sub(lines)..)
-        .unwrap_or_default()
-        .join("\n")
+    all.get(all.len().saturating_sub(lines)..).unwrap_or_default().join("\n")
 }

@@ -17,9 +17,7 @@ pub async fn shared() -> Result<&'static ControlPlane> {
             // Not on somebody's real cluster.
             if control_plane.ca_pem().is_ok() {
                 for letter in ["a", "b", "c"] {
-                    control_plane
-                        .add_node(&format!("node-{letter}"), &format!("zone-{letter}"))
-                        .await?;
+                    control_plane.add_node(&format!("node-{letter}"), &format!("zone-{letter}")).await?;
                 }
             }
             Ok(control_plane)

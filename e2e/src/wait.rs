@@ -62,31 +62,23 @@ mod tests {
     #[tokio::test]
     async fn says_what_was_awaited_and_last_seen() {
         let mut looks = 0;
-        let error = eventually(
-            Duration::from_millis(50),
-            "the moon",
-            async || -> Result<()> {
-                looks += 1;
-                anyhow::bail!("a cloud ({looks})")
-            },
-        )
-        .await
-        .unwrap_err()
-        .to_string();
-        assert!(
-            error.starts_with("waited 50ms for the moon; last seen: a cloud ("),
-            "{error}"
-        );
-    }
-
-    #[tokio::test]
-    async fn a_probe_that_hangs_does_not_outlast_the_deadline() {
-        let error = eventually(Duration::from_millis(20), "an answer", async || {
-            std::future::pending::<Result<()>>().await
+        let error = eventually(Duration::from_millis(50), "the moon", async || -> Result<()> {
+            looks += 1;
+            anyhow::bail!("a cloud ({looks})")
         })
         .await
         .unwrap_err()
         .to_string();
+        assert!(error.starts_with("waited 50ms for the moon; last seen: a cloud ("), "{error}");
+    }
+
+    #[tokio::test]
+    async fn a_probe_that_hangs_does_not_outlast_the_deadline() {
+        let error =
+            eventually(Duration::from_millis(20), "an answer", async || std::future::pending::<Result<()>>().await)
+                .await
+                .unwrap_err()
+                .to_string();
         assert!(error.contains("the first look did not return"), "{error}");
     }
 }

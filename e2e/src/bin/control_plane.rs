@@ -12,10 +12,7 @@ async fn main() -> Result<()> {
     match std::env::args().nth(1).as_deref() {
         Some("build") => {
             let binaries = tokio::task::spawn_blocking(Binaries::find_or_build).await??;
-            eprintln!(
-                "the Kubernetes binaries are in {}",
-                binaries.directory().display()
-            );
+            eprintln!("the Kubernetes binaries are in {}", binaries.directory().display());
             Ok(())
         }
         Some("run") => run().await,
@@ -27,24 +24,13 @@ async fn run() -> Result<()> {
     let mut terminate = signal(SignalKind::terminate())?;
     let control_plane = ControlPlane::start(Options::full()).await?;
     for letter in ["a", "b", "c"] {
-        control_plane
-            .add_node(&format!("node-{letter}"), &format!("zone-{letter}"))
-            .await?;
+        control_plane.add_node(&format!("node-{letter}"), &format!("zone-{letter}")).await?;
     }
     println!("The control plane is ready. In another terminal:\n");
-    println!(
-        "  export KUBECONFIG={}",
-        control_plane.kubeconfig().display()
-    );
-    println!(
-        "  export PATH=\"$PATH:{}\"",
-        Binaries::find_or_build()?.directory().display()
-    );
+    println!("  export KUBECONFIG={}", control_plane.kubeconfig().display());
+    println!("  export PATH=\"$PATH:{}\"", Binaries::find_or_build()?.directory().display());
     println!("  kubectl get nodes\n");
-    println!(
-        "Its logs are in {}. Ctrl-C ends it and removes them.",
-        control_plane.directory().display()
-    );
+    println!("Its logs are in {}. Ctrl-C ends it and removes them.", control_plane.directory().display());
     tokio::select! {
         _ = tokio::signal::ctrl_c() => {}
         _ = terminate.recv() => {}

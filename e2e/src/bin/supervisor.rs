@@ -43,9 +43,7 @@ fn main() {
 
 fn run() -> Result<i32> {
     let arguments = parse(std::env::args().skip(1))?;
-    let runtime = tokio::runtime::Builder::new_current_thread()
-        .enable_all()
-        .build()?;
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
     let code = runtime.block_on(supervise(&arguments))?;
     // The runtime must not be waited for either.
     runtime.shutdown_background();
@@ -53,11 +51,7 @@ fn run() -> Result<i32> {
 }
 
 fn parse(mut words: impl Iterator<Item = String>) -> Result<Arguments> {
-    let mut arguments = Arguments {
-        grace: Duration::from_secs(5),
-        remove: None,
-        command: Vec::new(),
-    };
+    let mut arguments = Arguments { grace: Duration::from_secs(5), remove: None, command: Vec::new() };
     while let Some(word) = words.next() {
         match word.as_str() {
             "--grace" => {
@@ -81,28 +75,19 @@ async fn supervise(arguments: &Arguments) -> Result<i32> {
     let mut hangup = signal(SignalKind::hangup())?;
     let parent_gone = watch_parent();
 
-    let (program, rest) = arguments
-        .command
-        .split_first()
-        .context("no command after --")?;
+    let (program, rest) = arguments.command.split_first().context("no command after --")?;
     let mut command = std::process::Command::new(program);
-    command
-        .args(rest)
-        .process_group(0)
-        .stdin(std::process::Stdio::null());
+    command.args(rest).process_group(0).stdin(std::process::Stdio::null());
     // What the command prints goes where our errors go: standard output carries the process id only.
     command.stdout(std::io::stderr());
-    let mut child = Command::from(command)
-        .spawn()
-        .with_context(|| format!("starting {program}"))?;
+    let mut child = Command::from(command).spawn().with_context(|| format!("starting {program}"))?;
     let group = child
         .id()
         .and_then(|id| i32::try_from(id).ok())
         .and_then(Pid::from_raw)
         .context("the command has no process id")?;
     // A parent that is gone already is noticed through the pipe.
-    let _ = writeln!(std::io::stdout(), "{}", group.as_raw_nonzero())
-        .and_then(|()| std::io::stdout().flush());
+    let _ = writeln!(std::io::stdout(), "{}", group.as_raw_nonzero()).and_then(|()| std::io::stdout().flush());
 
     tokio::select! {
         status = child.wait() => {
@@ -159,7 +144,5 @@ async fn remove(directory: &Path) {
 }
 
 fn code(status: ExitStatus) -> i32 {
-    status
-        .code()
-        .unwrap_or_else(|| 128 + status.signal().unwrap_or(0))
+    status.code().unwrap_or_else(|| 128 + status.signal().unwrap_or(0))
 }

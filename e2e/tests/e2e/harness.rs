@@ -25,10 +25,7 @@ async fn the_shared_control_plane_takes_dual_stack_services() -> Result<()> {
         "metadata": {"name": "web"},
         "spec": {"ipFamilyPolicy": "RequireDualStack", "ports": [{"port": 80}]},
     }))?;
-    let created = namespace
-        .api::<Service>()
-        .create(&PostParams::default(), &service)
-        .await?;
+    let created = namespace.api::<Service>().create(&PostParams::default(), &service).await?;
     let families = created.spec.and_then(|spec| spec.ip_families);
     assert_eq!(families, Some(vec!["IPv4".to_owned(), "IPv6".to_owned()]));
     Ok(())
@@ -54,42 +51,21 @@ async fn a_deployment_becomes_ready_and_gets_slices() -> Result<()> {
         "spec": {"selector": labels, "ipFamilyPolicy": "RequireDualStack", "ports": [{"port": 80}]},
     }))?;
     let deployments = namespace.api::<Deployment>();
-    deployments
-        .create(&PostParams::default(), &deployment)
-        .await?;
-    namespace
-        .api::<Service>()
-        .create(&PostParams::default(), &service)
-        .await?;
+    deployments.create(&PostParams::default(), &deployment).await?;
+    namespace.api::<Service>().create(&PostParams::default(), &service).await?;
     eventually(DEADLINE, "two ready replicas", async || {
         let status = deployments.get("web").await?.status;
-        ensure!(
-            status.as_ref().and_then(|status| status.ready_replicas) == Some(2),
-            "{status:?}"
-        );
+        ensure!(status.as_ref().and_then(|status| status.ready_replicas) == Some(2), "{status:?}");
         Ok(())
     })
     .await?;
-    eventually(
-        DEADLINE,
-        "a slice of each family with two endpoints",
-        async || {
-            let slices = namespace
-                .api::<EndpointSlice>()
-                .list(&ListParams::default())
-                .await?;
-            let mut seen: Vec<_> = slices
-                .iter()
-                .map(|slice| (slice.address_type.clone(), slice.endpoints.len()))
-                .collect();
-            seen.sort();
-            ensure!(
-                seen == [("IPv4".to_owned(), 2), ("IPv6".to_owned(), 2)],
-                "{seen:?}"
-            );
-            Ok(())
-        },
-    )
+    eventually(DEADLINE, "a slice of each family with two endpoints", async || {
+        let slices = namespace.api::<EndpointSlice>().list(&ListParams::default()).await?;
+        let mut seen: Vec<_> = slices.iter().map(|slice| (slice.address_type.clone(), slice.endpoints.len())).collect();
+        seen.sort();
+        ensure!(seen == [("IPv4".to_owned(), 2), ("IPv6".to_owned(), 2)], "{seen:?}");
+        Ok(())
+    })
     .await
 }
 
@@ -100,21 +76,14 @@ async fn a_child_and_its_children_end_with_the_parent() -> Result<()> {
     std::fs::create_dir(&removed)?;
     let mut spawn = Spawn::new("sh", "/bin/sh", directory.path().join("log"));
     // It ignores SIGTERM and has a child of its own.
-    spawn = spawn.args([
-        "-c",
-        "trap '' TERM; sleep 1000 & echo child $!; wait; sleep 1000",
-    ]);
+    spawn = spawn.args(["-c", "trap '' TERM; sleep 1000 & echo child $!; wait; sleep 1000"]);
     spawn.grace = Duration::from_millis(100);
     spawn.remove = Some(removed.clone());
     let process = Process::spawn(spawn)?;
     let pid = process.pid();
     let child: u32 = eventually(DEADLINE, "the shell's child", async || {
         let log = process.log();
-        Ok(log
-            .trim()
-            .strip_prefix("child ")
-            .context(log.clone())?
-            .parse()?)
+        Ok(log.trim().strip_prefix("child ").context(log.clone())?.parse()?)
     })
     .await?;
     assert!(alive(pid) && alive(child));
@@ -132,10 +101,8 @@ async fn a_child_and_its_children_end_with_the_parent() -> Result<()> {
 #[tokio::test]
 async fn a_child_is_paused_and_ends_with_its_own_status() -> Result<()> {
     let directory = tempfile::tempdir()?;
-    let spawn = Spawn::new("sh", "/bin/sh", directory.path().join("log")).args([
-        "-c",
-        "trap 'exit 7' TERM; echo ready; while :; do sleep 0.01; done",
-    ]);
+    let spawn = Spawn::new("sh", "/bin/sh", directory.path().join("log"))
+        .args(["-c", "trap 'exit 7' TERM; echo ready; while :; do sleep 0.01; done"]);
     let mut process = Process::spawn(spawn)?;
     eventually(DEADLINE, "the trap to be set", async || {
         ensure!(process.log().contains("ready"), "it says nothing");
@@ -153,58 +120,32 @@ async fn a_child_is_paused_and_ends_with_its_own_status() -> Result<()> {
 
 #[tokio::test]
 async fn a_private_control_plane_restarts_compacts_and_leaves_nothing() -> Result<()> {
-    let options = Options {
-        users: vec![User {
-            name: "nobody".into(),
-            groups: vec![],
-        }],
-        ..Options::default()
-    };
+    let options = Options { users: vec![User { name: "nobody".into(), groups: vec![] }], ..Options::default() };
     let started = Instant::now();
     let mut control_plane = ControlPlane::start(options).await?;
-    eprintln!(
-        "etcd and kube-apiserver were ready after {:?}",
-        started.elapsed()
-    );
+    eprintln!("etcd and kube-apiserver were ready after {:?}", started.elapsed());
     let client = control_plane.client().await?;
     let namespace = TestNamespace::create(&client, "history").await?;
     let maps = namespace.api::<ConfigMap>();
     let map: ConfigMap = serde_json::from_value(json!({"metadata": {"name": "a"}}))?;
-    let old = maps
-        .create(&PostParams::default(), &map)
-        .await?
-        .resource_version()
-        .context("no version")?;
+    let old = maps.create(&PostParams::default(), &map).await?.resource_version().context("no version")?;
     for name in ["b", "c"] {
         let map: ConfigMap = serde_json::from_value(json!({"metadata": {"name": name}}))?;
         maps.create(&PostParams::default(), &map).await?;
     }
 
     let nobody = e2e::kubeconfig::client(&control_plane.kubeconfig_for("nobody")?).await?;
-    let refused = Api::<ConfigMap>::namespaced(nobody, namespace.name())
-        .list(&ListParams::default())
-        .await;
+    let refused = Api::<ConfigMap>::namespaced(nobody, namespace.name()).list(&ListParams::default()).await;
     assert!(refused.is_err_and(|error| error.to_string().contains("forbidden")));
 
     control_plane.compact_etcd().await?;
     for graceful in [false, true] {
         let started = Instant::now();
         control_plane.restart_api_server(graceful).await?;
-        eprintln!(
-            "a restart (graceful: {graceful}) took {:?}",
-            started.elapsed()
-        );
-        let mut watch = maps
-            .watch(&WatchParams::default().timeout(20), &old)
-            .await?
-            .boxed();
-        let first = tokio::time::timeout(DEADLINE, watch.next())
-            .await?
-            .context("the watch ended")??;
-        assert!(
-            matches!(&first, WatchEvent::Error(status) if status.code == 410),
-            "{first:?}"
-        );
+        eprintln!("a restart (graceful: {graceful}) took {:?}", started.elapsed());
+        let mut watch = maps.watch(&WatchParams::default().timeout(20), &old).await?.boxed();
+        let first = tokio::time::timeout(DEADLINE, watch.next()).await?.context("the watch ended")??;
+        assert!(matches!(&first, WatchEvent::Error(status) if status.code == 410), "{first:?}");
     }
 
     let directory = control_plane.directory().to_owned();

@@ -1,3 +1,5 @@
 //! The end-to-end tests: one binary, so that they share one control plane; a module per topic.
 
+mod crd;
+mod fault_proxy;
 mod harness;
