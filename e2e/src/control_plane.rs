@@ -222,8 +222,9 @@ impl ControlPlane {
         };
         let mut command = tokio::process::Command::new(kubectl);
         command.args(args).env("KUBECONFIG", &self.kubeconfig).stdin(Stdio::null()).kill_on_drop(true);
-        // Its discovery cache lives in the home directory, and must not be shared between control planes on one port.
-        command.env("HOME", self.directory.path()).env_remove("KUBECACHEDIR");
+        command.env("HOME", self.directory.path());
+        // Where no directory can be made it keeps no discovery cache, which would hide definitions installed a moment ago.
+        command.env("KUBECACHEDIR", "/dev/null/none");
         let output = timeout(KUBECTL_DEADLINE, command.output()).await.context("kubectl took too long")??;
         ensure!(
             output.status.success(),

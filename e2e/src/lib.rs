@@ -15,7 +15,7 @@ mod component;
 pub mod control_plane;
 pub mod crd;
 mod etcd;
-//pub mod fault_proxy;
+pub mod fault_proxy;
 pub mod kubeconfig;
 pub mod manager;
 pub mod mesh;
@@ -29,7 +29,7 @@ mod shared;
 pub mod wait;
 
 pub use control_plane::{ControlPlane, Options, User};
-//pub use fault_proxy::{Action, Fault, FaultProxy, Rule};
+pub use fault_proxy::{Action, Fault, FaultProxy, Rule};
 pub use manager::{Manager, ManagerOptions};
 pub use namespace::TestNamespace;
 pub use process::{Process, Signal, Spawn};

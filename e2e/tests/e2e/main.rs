@@ -1,5 +1,7 @@
 //! The end-to-end tests: one binary, so that they share one control plane; a module per topic.
 
+mod crd;
 mod external_workload;
+mod fault_proxy;
 mod harness;
 mod process;

@@ -1,0 +1,58 @@
+//! A byte stream that can fall silent, as a peer behind a dead router does.
+//!
+//! * Always: once frozen it neither passes a byte nor reports an end or an error; it stays so until it is dropped.
+
+use std::{
+    io,
+    pin::Pin,
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering},
+    },
+    task::{Context, Poll},
+};
+
+use tokio::{
+    io::{AsyncRead, AsyncWrite, ReadBuf},
+    net::TcpStream,
+};
+
+pub(super) struct Gate {
+    stream: TcpStream,
+    frozen: Arc<AtomicBool>,
+}
+
+impl Gate {
+    pub(super) fn new(stream: TcpStream, frozen: Arc<AtomicBool>) -> Self {
+        Self { stream, frozen }
+    }
+
+    /// Pending without a waker is what is meant: nothing will ever happen here again.
+    fn open(&self) -> Poll<()> {
+        if self.frozen.load(Ordering::SeqCst) { Poll::Pending } else { Poll::Ready(()) }
+    }
+}
+
+impl AsyncRead for Gate {
+    fn poll_read(mut self: Pin<&mut Self>, cx: &mut Context<'_>, buffer: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
+        std::task::ready!(self.open());
+        Pin::new(&mut self.stream).poll_read(cx, buffer)
+    }
+}
+
+impl AsyncWrite for Gate {
+    fn poll_write(mut self: Pin<&mut Self>, cx: &mut Context<'_>, bytes: &[u8]) -> Poll<io::Result<usize>> {
+        std::task::ready!(self.open());
+        Pin::new(&mut self.stream).poll_write(cx, bytes)
+    }
+
+    fn poll_flush(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        std::task::ready!(self.open());
+        Pin::new(&mut self.stream).poll_flush(cx)
+    }
+
+    fn poll_shutdown(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        std::task::ready!(self.open());
+        Pin::new(&mut self.stream).poll_shutdown(cx)
+    }
+}

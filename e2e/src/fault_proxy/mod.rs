@@ -1,0 +1,314 @@
+//! A reverse proxy in front of the API server that can misbehave.
+//!
+//! ```text
+//!   client ──TLS──▶ rules ──TLS──▶ kube-apiserver       one connection there for each connection here
+//! ```
+//!
+//! * In: requests with bearer tokens, passed on as they are. [`Rule`]s and their [`Action`]s, changeable at any time.
+//! * Out: answers, streamed as they come (a watch is never buffered); a [record](Request) of what passed.
+//! * Always: without rules it changes nothing. It lives in the async runtime it was started in, and ends when dropped.
+
+mod gate;
+mod record;
+mod rule;
+
+use std::{
+    collections::HashMap,
+    net::{Ipv4Addr, SocketAddr},
+    path::{Path, PathBuf},
+    sync::{
+        Arc, Mutex, MutexGuard, PoisonError,
+        atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering},
+    },
+    time::Duration,
+};
+
+use anyhow::{Context, Result, bail};
+use bytes::Bytes;
+use http_body_util::{BodyExt, Full, combinators::BoxBody};
+use hyper::{
+    Request as HttpRequest, Response, body::Incoming, client::conn::http1 as client, header,
+    server::conn::http1 as server, service::service_fn,
+};
+use hyper_util::rt::{TokioIo, TokioTimer};
+use rustls::pki_types::{CertificateDer, PrivateKeyDer, ServerName, pem::PemObject};
+use serde_json::json;
+use tokio::{
+    net::{TcpListener, TcpStream},
+    task::{AbortHandle, JoinHandle},
+    time::timeout,
+};
+use tokio_rustls::{TlsAcceptor, TlsConnector};
+
+pub use record::Request;
+pub use rule::{Action, Fault, Rule};
+
+use crate::{certificate, control_plane::ControlPlane, kubeconfig};
+
+const CONNECT_DEADLINE: Duration = Duration::from_secs(10);
+static STARTED: AtomicUsize = AtomicUsize::new(0);
+
+type Body = BoxBody<Bytes, hyper::Error>;
+
+pub struct FaultProxy {
+    shared: Arc<Shared>,
+    kubeconfig: PathBuf,
+    url: String,
+    accepting: JoinHandle<()>,
+}
+
+struct Shared {
+    upstream: SocketAddr,
+    acceptor: TlsAcceptor,
+    connector: TlsConnector,
+    rules: rule::Rules,
+    record: record::Record,
+    connections: Mutex<HashMap<u64, Connection>>,
+    next: AtomicU64,
+}
+
+struct Connection {
+    task: AbortHandle,
+    frozen: Arc<AtomicBool>,
+}
+
+impl FaultProxy {
+    /// Starts it with the admin's kubeconfig.
+    pub async fn start(control_plane: &ControlPlane) -> Result<Self> {
+        Self::start_with_token(control_plane, "admin", control_plane.admin_token()?).await
+    }
+
+    /// Starts it with a kubeconfig that carries another bearer token.
+    pub async fn start_with_token(control_plane: &ControlPlane, user: &str, token: &str) -> Result<Self> {
+        let serving = certificate::for_loopback()?;
+        let upstream = control_plane.server_url().trim_start_matches("https://").parse()?;
+        let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).await?;
+        let url = format!("https://{}", listener.local_addr()?);
+        let number = STARTED.fetch_add(1, Ordering::Relaxed);
+        let path = control_plane.directory().join(format!("kubeconfig-proxy-{number}"));
+        kubeconfig::write(&path, &url, &serving.ca_pem, user, token)?;
+        let shared = Arc::new(Shared {
+            upstream,
+            acceptor: acceptor(&serving)?,
+            connector: connector(control_plane.ca_pem()?)?,
+            rules: rule::Rules::default(),
+            record: record::Record::default(),
+            connections: Mutex::default(),
+            next: AtomicU64::new(0),
+        });
+        let accepting = tokio::spawn(accept(shared.clone(), listener));
+        Ok(Self { shared, kubeconfig: path, url, accepting })
+    }
+
+    pub fn kubeconfig(&self) -> &Path {
+        &self.kubeconfig
+    }
+
+    pub fn url(&self) -> &str {
+        &self.url
+    }
+
+    /// A client that goes through the proxy.
+    pub async fn client(&self) -> Result<kube::Client> {
+        kubeconfig::client(&self.kubeconfig).await
+    }
+
+    /// Puts a rule in force, after those that are.
+    pub fn inject(&self, rule: Rule, action: Action) -> Fault {
+        self.shared.rules.add(rule, action)
+    }
+
+    /// Ends all faults; what they hold goes on.
+    pub fn clear(&self) {
+        self.shared.rules.clear();
+    }
+
+    /// Closes every open connection, watches among them. New ones are taken.
+    pub fn cut_all(&self) {
+        self.shared.connections().drain().for_each(|(_, connection)| connection.task.abort());
+    }
+
+    /// Makes every open connection fall silent, without an end: nothing passes in either direction until they are cut. New ones work.
+    pub fn half_open(&self) {
+        self.shared.connections().values().for_each(|connection| connection.frozen.store(true, Ordering::SeqCst));
+    }
+
+    pub fn open_connections(&self) -> usize {
+        self.shared.connections().len()
+    }
+
+    /// How many requests came, also those that went wrong: by method, and text contained in the path.
+    pub fn count(&self, method: &str, path_contains: &str) -> usize {
+        self.shared.record.count(method, path_contains)
+    }
+
+    /// The newest requests, oldest first.
+    pub fn log(&self) -> Vec<Request> {
+        self.shared.record.log()
+    }
+}
+
+impl Drop for FaultProxy {
+    fn drop(&mut self) {
+        self.accepting.abort();
+        self.cut_all();
+    }
+}
+
+impl Shared {
+    fn connections(&self) -> MutexGuard<'_, HashMap<u64, Connection>> {
+        self.connections.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+async fn accept(shared: Arc<Shared>, listener: TcpListener) {
+    loop {
+        let Ok((stream, _)) = listener.accept().await else {
+            tokio::time::sleep(Duration::from_millis(10)).await;
+            continue;
+        };
+        let number = shared.next.fetch_add(1, Ordering::Relaxed);
+        let frozen = Arc::new(AtomicBool::new(false));
+        let stream = gate::Gate::new(stream, frozen.clone());
+        let serving = shared.clone();
+        // Held while the task is made, so that the task cannot end before it is in the table.
+        let mut connections = shared.connections();
+        let task = tokio::spawn(async move {
+            if let Err(error) = serve(&serving, stream).await {
+                tracing::debug!("proxied connection {number}: {error:#}");
+            }
+            serving.connections().remove(&number);
+        });
+        connections.insert(number, Connection { task: task.abort_handle(), frozen });
+    }
+}
+
+async fn serve(shared: &Arc<Shared>, stream: gate::Gate) -> Result<()> {
+    let stream = timeout(CONNECT_DEADLINE, shared.acceptor.accept(stream)).await??;
+    let upstream: Arc<tokio::sync::Mutex<Option<client::SendRequest<Incoming>>>> = Arc::default();
+    let service = service_fn(|request| {
+        let (shared, upstream) = (shared.clone(), upstream.clone());
+        async move { shared.answer(&mut *upstream.lock().await, request).await }
+    });
+    // An error from the service closes the connection, which is what `Cut` is.
+    server::Builder::new()
+        .timer(TokioTimer::new())
+        .serve_connection(TokioIo::new(stream), service)
+        .await
+        .map_err(anyhow::Error::from)
+}
+
+impl Shared {
+    async fn answer(
+        &self,
+        upstream: &mut Option<client::SendRequest<Incoming>>,
+        request: HttpRequest<Incoming>,
+    ) -> Result<Response<Body>> {
+        let method = request.method().as_str().to_owned();
+        let path = request.uri().path_and_query().map_or("/", |path| path.as_str()).to_owned();
+        let number = self.record.arrived(&method, &path);
+        let fault = self.rules.decide(&method, &path);
+        let mut drop_answer = false;
+        if let Some(fault) = fault {
+            match fault.action() {
+                Action::Status { code, retry_after } => {
+                    self.record.answered(number, code);
+                    return status(code, retry_after);
+                }
+                Action::Delay(delay) => tokio::time::sleep(delay).await,
+                // The client's own deadline, or the end of the connection, ends the wait.
+                Action::Hang | Action::Hold => fault.released().await,
+                Action::Cut => bail!("cut by a rule"),
+                Action::After => drop_answer = true,
+            }
+        }
+        let response = self.forward(upstream, request).await?;
+        if drop_answer {
+            // To the last byte, so that the request is carried out and not only received.
+            response.into_body().collect().await?;
+            bail!("cut by a rule after the request was carried out");
+        }
+        self.record.answered(number, response.status().as_u16());
+        Ok(response.map(BodyExt::boxed))
+    }
+
+    async fn forward(
+        &self,
+        upstream: &mut Option<client::SendRequest<Incoming>>,
+        request: HttpRequest<Incoming>,
+    ) -> Result<Response<Incoming>> {
+        // The API server may have closed it since the last request.
+        if let Some(sender) = upstream.as_mut()
+            && sender.ready().await.is_err()
+        {
+            *upstream = None;
+        }
+        let sender = match upstream.take() {
+            Some(sender) => sender,
+            None => self.connect().await?,
+        };
+        Ok(upstream.insert(sender).send_request(request).await?)
+    }
+
+    async fn connect(&self) -> Result<client::SendRequest<Incoming>> {
+        let connecting = async {
+            let stream = TcpStream::connect(self.upstream).await?;
+            let name = ServerName::from(self.upstream.ip());
+            let stream = self.connector.connect(name, stream).await?;
+            anyhow::Ok(client::handshake(TokioIo::new(stream)).await?)
+        };
+        let (sender, connection) =
+            timeout(CONNECT_DEADLINE, connecting).await.context("connecting took too long")??;
+        // Ends when the sender and the body it gave are dropped, which is when the client's connection ends.
+        tokio::spawn(connection);
+        Ok(sender)
+    }
+}
+
+/// What the API server would say.
+fn status(code: u16, retry_after: Option<u32>) -> Result<Response<Body>> {
+    let reason = match code {
+        403 => "Forbidden",
+        404 => "NotFound",
+        409 => "Conflict",
+        410 => "Expired",
+        429 => "TooManyRequests",
+        500 => "InternalError",
+        503 => "ServiceUnavailable",
+        504 => "Timeout",
+        _ => "Unknown",
+    };
+    let mut body = json!({
+        "kind": "Status", "apiVersion": "v1", "metadata": {}, "status": "Failure",
+        "message": format!("injected {code}"), "reason": reason, "code": code,
+    });
+    let mut response = Response::builder().status(code).header(header::CONTENT_TYPE, "application/json");
+    if let (Some(seconds), Some(object)) = (retry_after, body.as_object_mut()) {
+        object.insert("details".into(), json!({"retryAfterSeconds": seconds}));
+        response = response.header(header::RETRY_AFTER, seconds);
+    }
+    let body = Full::new(serde_json::to_vec(&body)?.into()).map_err(|never| match never {});
+    Ok(response.body(body.boxed())?)
+}
+
+fn acceptor(serving: &certificate::ServingCertificate) -> Result<TlsAcceptor> {
+    let certificate = CertificateDer::from_pem_slice(serving.certificate_pem.as_bytes())?;
+    let key = PrivateKeyDer::from_pem_slice(serving.key_pem.as_bytes())?;
+    let provider = Arc::new(rustls::crypto::ring::default_provider());
+    let config = rustls::ServerConfig::builder_with_provider(provider)
+        .with_safe_default_protocol_versions()?
+        .with_no_client_auth()
+        .with_single_cert(vec![certificate], key)?;
+    Ok(TlsAcceptor::from(Arc::new(config)))
+}
+
+fn connector(ca_pem: &str) -> Result<TlsConnector> {
+    let mut roots = rustls::RootCertStore::empty();
+    roots.add(CertificateDer::from_pem_slice(ca_pem.as_bytes())?)?;
+    let provider = Arc::new(rustls::crypto::ring::default_provider());
+    let config = rustls::ClientConfig::builder_with_provider(provider)
+        .with_safe_default_protocol_versions()?
+        .with_root_certificates(roots)
+        .with_no_client_auth();
+    Ok(TlsConnector::from(Arc::new(config)))
+}

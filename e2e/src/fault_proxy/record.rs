@@ -1,0 +1,67 @@
+//! What passed through the proxy.
+//!
+//! * Always: the log keeps the newest requests only; the counts keep all, by method and path without the query.
+
+use std::{
+    collections::{BTreeMap, VecDeque},
+    sync::{Mutex, MutexGuard, PoisonError},
+};
+
+const LOG_LENGTH: usize = 10_000;
+
+/// One request, with the status the client got; `None` when it got none (yet).
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Request {
+    pub method: String,
+    /// With the query.
+    pub path: String,
+    pub status: Option<u16>,
+}
+
+#[derive(Default)]
+pub(super) struct Record(Mutex<Inner>);
+
+#[derive(Default)]
+struct Inner {
+    log: VecDeque<Request>,
+    /// The number of requests that have left the log.
+    forgotten: usize,
+    counts: BTreeMap<(String, String), usize>,
+}
+
+impl Record {
+    /// Returns the number under which [`Record::answered`] finds it.
+    pub(super) fn arrived(&self, method: &str, path: &str) -> usize {
+        let mut inner = self.lock();
+        let bare = path.split('?').next().unwrap_or(path);
+        *inner.counts.entry((method.to_owned(), bare.to_owned())).or_default() += 1;
+        inner.log.push_back(Request { method: method.to_owned(), path: path.to_owned(), status: None });
+        if inner.log.len() > LOG_LENGTH {
+            inner.log.pop_front();
+            inner.forgotten += 1;
+        }
+        inner.forgotten + inner.log.len() - 1
+    }
+
+    pub(super) fn answered(&self, number: usize, status: u16) {
+        let mut inner = self.lock();
+        let place = number.checked_sub(inner.forgotten);
+        if let Some(request) = place.and_then(|place| inner.log.get_mut(place)) {
+            request.status = Some(status);
+        }
+    }
+
+    pub(super) fn log(&self) -> Vec<Request> {
+        self.lock().log.iter().cloned().collect()
+    }
+
+    pub(super) fn count(&self, method: &str, path_contains: &str) -> usize {
+        let inner = self.lock();
+        let matching = inner.counts.iter().filter(|((own, path), _)| own == method && path.contains(path_contains));
+        matching.map(|(_, count)| count).sum()
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Inner> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
