@@ -101,6 +101,8 @@ impl Layout {
             format!("--service-account-signing-key-file={}", self.file("service-account.key")),
             // Pods are created before, and without, the ServiceAccounts of their namespace.
             "--disable-admission-plugins=ServiceAccount".into(),
+            // Else an open watch keeps a graceful end waiting for a minute.
+            "--shutdown-watch-termination-grace-period=1s".into(),
             "--allow-privileged=true".into(),
             "--profiling=false".into(),
         ]);

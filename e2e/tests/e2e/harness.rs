@@ -7,8 +7,9 @@ use e2e::{ControlPlane, Options, Process, Signal, Spawn, TestNamespace, User, ev
 use futures::StreamExt;
 use k8s_openapi::api::{
     apps::v1::Deployment,
-    core::v1::{ConfigMap, Service},
+    core::v1::{ConfigMap, Service, ServiceAccount},
     discovery::v1::EndpointSlice,
+    rbac::v1::RoleBinding,
 };
 use kube::{
     Api, ResourceExt,
@@ -67,6 +68,32 @@ async fn a_deployment_becomes_ready_and_gets_slices() -> Result<()> {
         Ok(())
     })
     .await
+}
+
+#[tokio::test]
+async fn a_service_account_may_do_what_it_is_granted_and_no_more() -> Result<()> {
+    let control_plane = e2e::shared().await?;
+    let namespace = TestNamespace::create(&control_plane.client().await?, "account").await?;
+    let account = serde_json::from_value(json!({"metadata": {"name": "reader"}}))?;
+    namespace.api::<ServiceAccount>().create(&PostParams::default(), &account).await?;
+    let binding = serde_json::from_value(json!({
+        "metadata": {"name": "reader"},
+        "roleRef": {"apiGroup": "rbac.authorization.k8s.io", "kind": "ClusterRole", "name": "view"},
+        "subjects": [{"kind": "ServiceAccount", "name": "reader", "namespace": namespace.name()}],
+    }))?;
+    namespace.api::<RoleBinding>().create(&PostParams::default(), &binding).await?;
+    let kubeconfig = control_plane.kubeconfig_for_service_account(namespace.name(), "reader").await?;
+    let client = e2e::kubeconfig::client(&kubeconfig).await?;
+    let maps: Api<ConfigMap> = Api::namespaced(client, namespace.name());
+    // The authorizer learns of the binding through a watch.
+    eventually(DEADLINE, "the account to be allowed to list", async || {
+        maps.list(&ListParams::default()).await.map(drop).map_err(Into::into)
+    })
+    .await?;
+    let map = serde_json::from_value(json!({"metadata": {"name": "a"}}))?;
+    let refused = maps.create(&PostParams::default(), &map).await;
+    assert!(matches!(refused, Err(kube::Error::Api(status)) if status.is_forbidden()));
+    Ok(())
 }
 
 #[tokio::test]
@@ -140,6 +167,10 @@ async fn a_private_control_plane_restarts_compacts_and_leaves_nothing() -> Resul
 
     control_plane.compact_etcd().await?;
     for graceful in [false, true] {
+        // An open watch must not keep a graceful end waiting.
+        let mut open = maps.watch(&WatchParams::default().timeout(200), "0").await?.boxed();
+        let event = tokio::time::timeout(DEADLINE, open.next()).await?.context("the watch ended")??;
+        assert!(matches!(event, WatchEvent::Added(_)), "{event:?}");
         let started = Instant::now();
         control_plane.restart_api_server(graceful).await?;
         eprintln!("a restart (graceful: {graceful}) took {:?}", started.elapsed());
