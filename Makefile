@@ -7,7 +7,7 @@ MAKEFLAGS += --no-print-directory
 CARGO ?= cargo
 TARGET ?= $(or $(CARGO_TARGET_DIR),target)
 # Yours, or the one that the control plane is built with.
-KUBECTL ?= $(shell command -v kubectl 2>/dev/null || $(CARGO) run --quiet --bin control-plane -- kubectl-path 2>/dev/null)
+KUBECTL ?= $(shell command -v kubectl 2>/dev/null || $(CARGO) run --quiet --bin control-plane -- kubectl-path)
 CRDS := $(filter-out %/kustomization.yaml,$(wildcard crd/linkerd/*.yaml))
 MARK := app.kubernetes.io/managed-by=linkerd-operator
 # Prints what a phase took; the phases are recipes' lines, so this is a shell function.
@@ -44,7 +44,7 @@ test: ## Everything that CI runs: check, then the end-to-end tests on a real con
 
 .PHONY: bench
 bench: ## What it costs: figures of the ExternalWorkload controller, release build (BENCH="name …" runs some of them)
-	$(CARGO) build --locked --release --workspace --bins
+	$(CARGO) build --locked --release --workspace --bin linkerd-operator --bin bench --bin supervisor
 	$(TARGET)/release/bench $(BENCH)
 
 .PHONY: build

@@ -45,6 +45,7 @@ pub struct ManagerArgs {
         default_value_t = true,
         action = clap::ArgAction::Set,
         num_args = 0..=1,
+        require_equals = true,
         default_missing_value = "true"
     )]
     pub enable_external_workload: bool,

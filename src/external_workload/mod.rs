@@ -282,6 +282,10 @@ impl Context {
             (taken, record.taken.len() > TAKEN_LIMIT)
         };
         if let Some(first) = outcome.failures.first() {
+            if matches!(first.error, WriteError::NotLeading) {
+                // The successor looks at everything; so do we when we lead again.
+                return Ok(Action::await_change());
+            }
             self.report_failure(service, &first.to_string(), &first.error);
             return Err(Error {
                 first: first.to_string(),
@@ -306,8 +310,8 @@ impl Context {
     }
 
     fn report_failure(&self, service: &Service, note: &str, error: &WriteError) {
-        // Not leading is no failure of the Service, and an API server that is away takes no Events either.
-        if matches!(error, WriteError::NotLeading) {
+        // What the API server said is for the Service's owner; one that says nothing takes no Events either.
+        if !matches!(error, WriteError::Refused(_)) {
             return;
         }
         let mut records = self.records.lock();

@@ -1,7 +1,8 @@
-//! `control-plane build | run`: the Kubernetes of the tests, for hands.
+//! `control-plane build | run | kubectl-path`: the Kubernetes of the tests, for hands.
 //!
 //! * `build`: only builds the binaries, saying how far it is.
 //! * `run`: starts everything, with three nodes, and keeps it until Ctrl-C.
+//! * `kubectl-path`: where its kubectl is, for a Makefile on a machine without one.
 
 use anyhow::{Result, bail};
 use e2e::{ControlPlane, Options, binaries::Binaries};
@@ -16,7 +17,12 @@ async fn main() -> Result<()> {
             Ok(())
         }
         Some("run") => run().await,
-        _ => bail!("usage: control-plane build | run"),
+        Some("kubectl-path") => {
+            let binaries = tokio::task::spawn_blocking(Binaries::find_or_build).await??;
+            println!("{}", binaries.tool("kubectl")?.display());
+            Ok(())
+        }
+        _ => bail!("usage: control-plane build | run | kubectl-path"),
     }
 }
 
