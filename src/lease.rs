@@ -150,7 +150,7 @@ impl Elector {
 
     /// One attempt to lead or to go on leading, within half the renew deadline so that there is time for a second.
     async fn step(&mut self) {
-        let attempt = timeout(self.settings.renew_deadline / 2, self.attempt()).await;
+        let attempt = timeout(self.settings.renew_deadline / 2, self.informed_attempt()).await;
         let problem = match attempt {
             Ok(Ok(())) => None,
             Ok(Err(error)) => {
@@ -173,6 +173,18 @@ impl Elector {
             state.problem = problem;
             changed
         });
+    }
+
+    /// A conflict means that the Lease is not what we took it for. What it is decides whether we still lead, so a leader does
+    /// not wait for its next turn to look.
+    async fn informed_attempt(&mut self) -> kube::Result<()> {
+        match self.attempt().await {
+            Err(kube::Error::Api(status)) if status.is_conflict() || status.is_already_exists() => {
+                self.stale = true;
+                self.attempt().await
+            }
+            result => result,
+        }
     }
 
     async fn attempt(&mut self) -> kube::Result<()> {
