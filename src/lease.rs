@@ -45,7 +45,8 @@ pub struct Leadership(watch::Receiver<State>);
 #[derive(Clone, Debug, Default)]
 struct State {
     term: Option<Term>,
-    /// Grows with each term, so that one that was lost and won again unseen is noticed.
+    /// Grows with each term, so that one that was lost and won again unseen is noticed. A term that was renewed only after
+    /// writes had stopped counts as lost: nobody else has led, but what changed meanwhile was nobody's to write.
     terms: u64,
     problem: Option<String>,
 }
@@ -110,7 +111,9 @@ pub fn spawn(
 impl Leadership {
     /// When a write that begins now has to have ended. `None`: do not write.
     pub fn write_deadline(&self) -> Option<Instant> {
-        let term = self.0.borrow().term?;
+        let state = self.0.borrow();
+        let term = state.term?;
+        // With the state still borrowed: who is told no here is sure to see the next term as a new one.
         (Instant::now() < term.writes_until).then_some(term.deadline)
     }
 
@@ -147,7 +150,7 @@ impl Elector {
 
     /// One attempt to lead or to go on leading, within half the renew deadline so that there is time for a second.
     async fn step(&mut self) {
-        let attempt = timeout(self.settings.renew_deadline / 2, self.attempt()).await;
+        let attempt = timeout(self.settings.renew_deadline / 2, self.informed_attempt()).await;
         let problem = match attempt {
             Ok(Ok(())) => None,
             Ok(Err(error)) => {
@@ -170,6 +173,18 @@ impl Elector {
             state.problem = problem;
             changed
         });
+    }
+
+    /// A conflict means that the Lease is not what we took it for. What it is decides whether we still lead, so a leader does
+    /// not wait for its next turn to look.
+    async fn informed_attempt(&mut self) -> kube::Result<()> {
+        match self.attempt().await {
+            Err(kube::Error::Api(status)) if status.is_conflict() || status.is_already_exists() => {
+                self.stale = true;
+                self.attempt().await
+            }
+            result => result,
+        }
     }
 
     async fn attempt(&mut self) -> kube::Result<()> {
@@ -236,7 +251,8 @@ impl Elector {
         let fresh = self.renewed.is_none();
         self.renewed = Some(sent);
         self.state.send_modify(|state| {
-            state.terms += u64::from(fresh);
+            let unbroken = state.term.is_some_and(|term| Instant::now() < term.writes_until);
+            state.terms += u64::from(!unbroken);
             state.term = Some(Term {
                 writes_until: sent + renew_deadline,
                 deadline: sent + duration - (duration - renew_deadline) / 4,

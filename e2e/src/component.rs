@@ -133,6 +133,21 @@ impl Layout {
         ]))
     }
 
+    /// A kube-scheduler that is there for its leader election: client-go's, on a Lease of the caller's choice.
+    pub(crate) fn elector(&self, namespace: &str, lease: &str) -> Result<Spawn> {
+        let mut spawn = self.scheduler()?.args([
+            "--leader-elect=true".into(),
+            format!("--leader-elect-resource-namespace={namespace}"),
+            format!("--leader-elect-resource-name={lease}"),
+            "--leader-elect-lease-duration=6s".into(),
+            "--leader-elect-renew-deadline=3s".into(),
+            "--leader-elect-retry-period=1s".into(),
+        ]);
+        spawn.name = "elector".into();
+        spawn.log = self.directory.join("elector.log");
+        Ok(spawn)
+    }
+
     pub(crate) fn kwok(&self) -> Result<Spawn> {
         let mut args = vec![
             format!("--kubeconfig={}", self.kubeconfig.display()),

@@ -235,6 +235,12 @@ impl ControlPlane {
         Ok(String::from_utf8(output.stdout)?)
     }
 
+    /// Starts one more process, which takes part in the election of a Lease as client-go does: it waits 6 s for a holder that
+    /// is silent, gives up after 3 s without a renewal, and looks every second. It ends when it stops leading.
+    pub fn start_elector(&self, namespace: &str, lease: &str) -> Result<Process> {
+        Process::spawn(self.ours()?.layout.elector(namespace, lease)?)
+    }
+
     /// Ends the API server: by SIGTERM if `graceful`, else by SIGKILL.
     pub async fn stop_api_server(&mut self, graceful: bool) -> Result<()> {
         let mut process = self.own()?.api_server.take().context("the API server is not running")?;

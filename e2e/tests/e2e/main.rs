@@ -4,4 +4,5 @@ mod crd;
 mod external_workload;
 mod fault_proxy;
 mod harness;
+mod leadership;
 mod process;

@@ -1,0 +1,183 @@
+//! The leader ends, and the other replica goes on.
+
+use std::{
+    collections::BTreeMap,
+    time::{Duration, Instant},
+};
+
+use anyhow::{Result, ensure};
+use e2e::{Action, FaultProxy, Manager, Rule, eventually, holds, mesh::SOON};
+use serde_json::json;
+
+use super::{DURATION, EXPIRED, RETRY, SLACK, STOP, Stage, gap, is_leading, leads, signed, slice_writes, writes};
+
+#[tokio::test]
+async fn on_sigterm_of_the_leader_the_other_replica_writes_within_two_seconds_with_default_times() -> Result<()> {
+    let stage = Stage::new().await?;
+    let mut first = stage.start("first", &[], None).await?;
+    leads(&first, SOON).await?;
+    stage.mesh.shows("web", &[("vm", true)]).await?;
+    // Behind a proxy that counts: what a replica itself says of its writes is not all that it may have sent.
+    let proxy = FaultProxy::start(&stage.control_plane).await?;
+    let second = stage.start("second", &[], Some(&proxy)).await?;
+    stage.flip(false).await?;
+    holds(Duration::from_secs(3), "the follower to write nothing", async || {
+        let sent = ["POST", "PUT", "PATCH", "DELETE"].iter().map(|method| proxy.count(method, "")).sum::<usize>();
+        ensure!(sent == 0 && writes(&second).await? == 0.0, "{sent} writes of anything");
+        Ok(())
+    })
+    .await?;
+    let before = stage.record().await?;
+    ensure!(before.holder_identity.as_deref() == Some("first"), "{before:?}");
+
+    let status = first.terminate(STOP).await?;
+    let ended = Instant::now();
+    ensure!(status.success(), "{status}");
+    stage.mesh.set_ready("vm", true).await?;
+    stage.mesh.shows("web", &[("vm", true)]).await?;
+    let took = ended.elapsed();
+    ensure!(took < Duration::from_secs(2), "written {took:?} after the leader had ended");
+    let after = stage.record().await?;
+    ensure!(after.holder_identity.as_deref() == Some("second"), "{after:?}");
+    assert_eq!(after.lease_transitions, before.lease_transitions.map(|transitions| transitions + 1));
+    assert_eq!(slice_writes(&proxy), 1, "one flip is one write, and the rest was right already");
+    Ok(())
+}
+
+#[tokio::test]
+async fn after_a_kill_the_other_replica_takes_over_when_the_lease_has_expired_and_not_before() -> Result<()> {
+    let stage = Stage::new().await?;
+    let (mut first, second) = stage.pair().await?;
+    first.kill().await?;
+    let last = stage.record().await?;
+    // While nobody leads.
+    stage.mesh.put_service("late", json!({})).await?;
+    stage.mesh.put_workload("vm-late", "late", &["192.0.2.5"]).await?;
+    stage.mesh.put_workload("vm-2", "web", &["192.0.2.6"]).await?;
+    stage.mesh.set_ready("vm", false).await?;
+    ensure!(writes(&second).await? == 0.0, "the follower wrote");
+
+    let record = stage.held_by("second", EXPIRED).await?;
+    let gap = gap(&last, &record)?;
+    ensure!(gap >= signed(DURATION)?, "taken {gap:?} after the last renewal");
+    ensure!(gap <= signed(DURATION + RETRY + SLACK)?, "taken {gap:?} after the last renewal");
+    assert_eq!(record.lease_transitions, last.lease_transitions.map(|transitions| transitions + 1));
+    stage.mesh.shows("web", &[("vm", false), ("vm-2", true)]).await?;
+    stage.mesh.shows("late", &[("vm-late", true)]).await
+}
+
+#[tokio::test]
+async fn a_leader_killed_between_two_slices_leaves_nothing_that_the_next_one_does_not_finish_f18() -> Result<()> {
+    let stage = Stage::new().await?;
+    let proxy = FaultProxy::start(&stage.control_plane).await?;
+    let mut first = stage.manager_behind(&proxy, "first").await?;
+    leads(&first, SOON).await?;
+    stage.mesh.shows("web", &[("vm", true)]).await?;
+    // One slice of each family: the second one does not come through.
+    let held = proxy.inject(Rule::path("/endpointslices").method("POST").skip(1).times(1), Action::Hold);
+    let both = json!({"ipFamilies": ["IPv4", "IPv6"], "ipFamilyPolicy": "PreferDualStack"});
+    stage.mesh.put_workload("vm-both", "both", &["192.0.2.7", "2001:db8::7"]).await?;
+    stage.mesh.put_service("both", both).await?;
+    eventually(SOON, "the second slice to be on its way", async || {
+        ensure!(held.hits() == 1, "{} held", held.hits());
+        Ok(())
+    })
+    .await?;
+    assert_eq!(stage.mesh.our_slices("both").await?.len(), 1);
+    first.kill().await?;
+
+    let second = stage.manager("second").await?;
+    stage.held_by("second", EXPIRED).await?;
+    eventually(SOON, "a slice of each family", async || {
+        let slices = stage.mesh.our_slices("both").await?;
+        let families: Vec<&str> = slices.iter().map(|slice| slice.address_type.as_str()).collect();
+        ensure!(families.len() == 2 && families.contains(&"IPv4") && families.contains(&"IPv6"), "{families:?}");
+        ensure!(slices.iter().all(|slice| slice.endpoints.len() == 1), "{slices:?}");
+        Ok(())
+    })
+    .await?;
+    // What the first one had written stays as it is.
+    assert_eq!(writes(&second).await?, 1.0);
+    Ok(())
+}
+
+#[tokio::test]
+async fn replicas_that_end_in_turn_under_churn_leave_every_endpoint_right_and_there_once() -> Result<()> {
+    const SERVICES: usize = 3;
+    const WORKLOADS: usize = 48;
+    let stage = Stage::new().await?;
+    let service = |number: usize| format!("web-{}", number % SERVICES);
+    for number in 0..SERVICES {
+        stage.mesh.put_service(&service(number), json!({})).await?;
+    }
+    // What readers have to see in the end: readiness by workload.
+    let mut wanted: BTreeMap<usize, bool> = BTreeMap::new();
+    let put = async |number: usize| {
+        stage
+            .mesh
+            .put_workload(&format!("vm-{number}"), &service(number), &[&format!("198.51.100.{}", number + 1)])
+            .await
+    };
+    for number in 0..WORKLOADS {
+        put(number).await?;
+        wanted.insert(number, true);
+    }
+    let mut replicas = vec![stage.manager("replica-0").await?, stage.manager("replica-1").await?];
+    for round in 0..4 {
+        let mut leader = replicas.remove(leader_of(&replicas).await?);
+        let end = async {
+            // By turns as an update ends it and as its node does.
+            if round % 2 == 0 { leader.terminate(STOP).await.map(drop) } else { leader.kill().await }
+        };
+        // While it ends, and while nobody leads: readiness for most, and a few that go and come.
+        let churn = async {
+            for step in 0..WORKLOADS {
+                let number = (step * 7 + round) % WORKLOADS;
+                let name = format!("vm-{number}");
+                match wanted.get(&number).copied() {
+                    Some(_) if step % 6 == 5 => {
+                        stage.mesh.delete_workload(&name).await?;
+                        wanted.remove(&number);
+                    }
+                    Some(ready) => {
+                        stage.mesh.set_ready(&name, !ready).await?;
+                        wanted.insert(number, !ready);
+                    }
+                    None => {
+                        put(number).await?;
+                        wanted.insert(number, true);
+                    }
+                }
+            }
+            anyhow::Ok(())
+        };
+        tokio::try_join!(end, churn)?;
+        replicas.push(stage.manager(&format!("replica-{}", round + 2)).await?);
+    }
+    for number in 0..SERVICES {
+        let names: Vec<(String, bool)> = wanted
+            .iter()
+            .filter(|(workload, _)| *workload % SERVICES == number)
+            .map(|(workload, ready)| (format!("vm-{workload}"), *ready))
+            .collect();
+        let expected: Vec<(&str, bool)> = names.iter().map(|(name, ready)| (name.as_str(), *ready)).collect();
+        // It fails, too, while a workload stands in two slices.
+        stage.mesh.shows(&service(number), &expected).await?;
+        let slices = stage.mesh.our_slices(&service(number)).await?;
+        ensure!(slices.len() == 1, "{} slices for {} workloads", slices.len(), expected.len());
+    }
+    Ok(())
+}
+
+/// The place of the replica that leads, once one does.
+async fn leader_of(replicas: &[Manager]) -> Result<usize> {
+    eventually(EXPIRED, "a replica to lead", async || {
+        for (place, replica) in replicas.iter().enumerate() {
+            if is_leading(replica).await {
+                return Ok(place);
+            }
+        }
+        anyhow::bail!("none does")
+    })
+    .await
+}
