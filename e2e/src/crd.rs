@@ -13,16 +13,18 @@ use crate::{control_plane::ControlPlane, wait::eventually};
 const DEADLINE: Duration = Duration::from_secs(60);
 
 impl ControlPlane {
-    /// Applies the folder (for example `crd/linkerd`) and waits until its definitions are established and served.
+    /// Applies the folder (for example `crd/linkerd`), unless all of it is there, and waits until its definitions are established and served.
     pub async fn install_crds(&self, folder: &str) -> Result<()> {
         let root = Path::new(env!("CARGO_MANIFEST_DIR")).parent().context("the repository has no root")?;
         let folder = root.join(folder).display().to_string();
-        let applied =
-            self.kubectl(&["apply", "--server-side", "--force-conflicts", "-k", &folder, "-o", "name"]).await?;
+        // What is there stays as it is: on an existing cluster it is somebody else's.
+        let names = match self.kubectl(&["get", "-k", &folder, "-o", "name"]).await {
+            Ok(names) => names,
+            Err(_) => self.kubectl(&["apply", "--server-side", "-k", &folder, "-o", "name"]).await?,
+        };
         let client = self.client().await?;
         let definitions: Api<CustomResourceDefinition> = Api::all(client.clone());
-        for name in applied.lines().filter_map(|line| line.split_once("customresourcedefinition").map(|(_, name)| name))
-        {
+        for name in names.lines().filter_map(|line| line.split_once("customresourcedefinition").map(|(_, name)| name)) {
             let name = name.rsplit('/').next().unwrap_or(name);
             eventually(DEADLINE, format_args!("{name} to be established"), async || {
                 served(&client, &definitions.get(name).await?).await

@@ -36,7 +36,10 @@ pub async fn shared_manager() -> Result<(&'static ControlPlane, &'static Manager
     let manager = MANAGER
         .get_or_try_init(async || {
             control_plane.install_crds("crd/linkerd").await?;
-            control_plane.kubectl(&["create", "namespace", "linkerd"]).await?;
+            // It may exist on an existing cluster.
+            if control_plane.kubectl(&["get", "namespace", "linkerd"]).await.is_err() {
+                control_plane.kubectl(&["create", "namespace", "linkerd"]).await?;
+            }
             let mut manager = Manager::start(control_plane, ManagerOptions::default())?;
             manager.ready(SOON).await?;
             anyhow::Ok(manager)

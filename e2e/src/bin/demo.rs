@@ -6,7 +6,7 @@
 
 use std::{path::Path, process::ExitCode, time::Duration};
 
-use anyhow::{Context, Result, ensure};
+use anyhow::{Result, ensure};
 use e2e::{
     ControlPlane, Manager, ManagerOptions, Options,
     mesh::{Mesh, SOON},
@@ -56,10 +56,7 @@ async fn demo(keep: bool) -> Result<()> {
     println!("$ curl http://{}/ready\n{}", manager.admin_address(), manager.get("/ready").await?.1);
 
     say("A Service over two virtual machines and one Pod (config/samples/external-workload.yaml).");
-    let samples = Path::new(env!("CARGO_MANIFEST_DIR")).join("../config/samples");
-    let samples = samples.canonicalize().context("config/samples is missing")?;
-    let output = control_plane.kubectl(&["apply", "-k", &samples.display().to_string()]).await?;
-    println!("$ kubectl apply -k config/samples\n{output}");
+    show.file("-k", "config/samples").await?;
     let mesh = Mesh::new(&control_plane.client().await?, NAMESPACE);
     mesh.shows("legacy", &[("vm-1", false), ("vm-2", false)]).await?;
     eventually(SOON, "the Pod to be an endpoint too", async || {
@@ -94,11 +91,7 @@ async fn demo(keep: bool) -> Result<()> {
     say(
         "A third machine comes with a typing error in its address. It is left out, its owner is told, the others stay.",
     );
-    let workload = serde_json::json!({
-        "spec": {"workloadIPs": [{"ip": "192.0.2.300"}], "ports": [{"name": "http", "port": 8080}]},
-    });
-    mesh.put_workload_with("vm-3", "legacy", workload).await?;
-    println!("$ kubectl -n {NAMESPACE} create -f vm-3.yaml   # spec.workloadIPs: [{{ip: 192.0.2.300}}]\n");
+    show.file("-f", "config/samples/bad-address.yaml").await?;
     mesh.tells("vm-3", "InvalidWorkloadIP").await?;
     mesh.shows("legacy", &[("vm-1", true), ("vm-2", true)]).await?;
     show.run(&SLICES).await?;
@@ -163,6 +156,14 @@ impl Kubectl<'_> {
             .collect();
         println!("$ kubectl {}", shown.join(" "));
         println!("{}", self.0.kubectl(args).await?.trim_end());
+        Ok(())
+    }
+
+    /// Applies what lies in the repository, as a user does who stands in it.
+    async fn file(&self, flag: &str, path: &str) -> Result<()> {
+        let absolute = Path::new(env!("CARGO_MANIFEST_DIR")).join("..").join(path);
+        println!("$ kubectl apply {flag} {path}");
+        println!("{}", self.0.kubectl(&["apply", flag, &absolute.display().to_string()]).await?.trim_end());
         Ok(())
     }
 
