@@ -453,4 +453,31 @@ mod tests {
         tokio::time::advance(Duration::from_millis(1)).await;
         assert_eq!(leadership.write_deadline(), None);
     }
+
+    /// An elector that never asks the API server anything.
+    fn elector() -> (Elector, Leadership) {
+        let unused = tower::service_fn(|_: http::Request<kube::client::Body>| {
+            std::future::pending::<Result<http::Response<kube::client::Body>, std::convert::Infallible>>()
+        });
+        let api = Api::default_namespaced(Client::new(unused, "linkerd"));
+        let metrics = Metrics::register(&Registry::new(), "linkerd-destination-endpoint-write").unwrap();
+        let (state, receiver) = watch::channel(State::default());
+        let elector = Elector { settings: settings(), api, state, metrics, seen: None, stale: false, renewed: None };
+        (elector, Leadership(receiver))
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_renewal_continues_a_term_unless_writes_had_stopped_meanwhile() {
+        let (mut elector, mut leadership) = elector();
+        elector.win(Instant::now());
+        assert_eq!(leadership.next_term(0).await, 1);
+        tokio::time::advance(Duration::from_secs(9)).await;
+        elector.win(Instant::now());
+        let next = timeout(Duration::from_millis(1), leadership.next_term(1)).await;
+        assert!(next.is_err(), "the same term: {next:?}");
+        tokio::time::advance(Duration::from_secs(10)).await;
+        assert_eq!(leadership.write_deadline(), None);
+        elector.win(Instant::now());
+        assert_eq!(leadership.next_term(1).await, 2);
+    }
 }
