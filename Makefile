@@ -66,8 +66,10 @@ install: ## Linkerd's CRDs into the current cluster, where they are absent
 
 .PHONY: uninstall
 uninstall: ## Removes the CRDs that `make install` made, if nothing uses them
-	@for crd in $$($(KUBECTL) get crd -l $(MARK) -o jsonpath='{.items[*].metadata.name}'); do \
-		if [ -n "$$($(KUBECTL) get "$$crd" --all-namespaces -o name --request-timeout=30s)" ]; then \
+	@crds=$$($(KUBECTL) get crd -l $(MARK) -o jsonpath='{.items[*].metadata.name}') || exit 1; \
+	for crd in $$crds; do \
+		objects=$$($(KUBECTL) get "$$crd" --all-namespaces -o name --request-timeout=30s) || exit 1; \
+		if [ -n "$$objects" ]; then \
 			echo "$$crd still has objects, left as it is: kubectl get $$crd --all-namespaces"; \
 		else \
 			$(KUBECTL) delete crd "$$crd"; \

@@ -7,7 +7,13 @@
 //! | `/ping`    | `pong`, as Linkerd's admin servers answer |
 //! | `/metrics` | Prometheus' text format |
 
-use std::{convert::Infallible, net::SocketAddr, sync::Arc, time::Duration};
+use std::{
+    convert::Infallible,
+    io::ErrorKind,
+    net::{Ipv4Addr, Ipv6Addr, SocketAddr},
+    sync::Arc,
+    time::Duration,
+};
 
 use anyhow::Context;
 use http::{Method, Request, Response, StatusCode, header};
@@ -43,9 +49,14 @@ pub struct Admin {
 /// # Errors
 /// When the address is taken or not ours.
 pub async fn bind(address: SocketAddr) -> anyhow::Result<TcpListener> {
-    TcpListener::bind(address)
-        .await
-        .with_context(|| format!("cannot listen on {address} for probes and metrics: choose another --admin-addr"))
+    let bound = match TcpListener::bind(address).await {
+        // A node without IPv6 cannot listen on [::].
+        Err(error) if address.ip() == Ipv6Addr::UNSPECIFIED && error.kind() != ErrorKind::AddrInUse => {
+            TcpListener::bind((Ipv4Addr::UNSPECIFIED, address.port())).await
+        }
+        bound => bound,
+    };
+    bound.with_context(|| format!("cannot listen on {address} for probes and metrics: choose another --admin-addr"))
 }
 
 /// Serves for ever.

@@ -8,7 +8,14 @@ use k8s_openapi::jiff::SignedDuration;
 
 /// A control plane for the Linkerd service mesh.
 #[derive(Debug, Parser)]
-#[command(name = "linkerd-operator", version, about, max_term_width = 100, args_override_self = true)]
+#[command(
+    name = "linkerd-operator",
+    version,
+    about,
+    max_term_width = 100,
+    args_override_self = true,
+    args_conflicts_with_subcommands = true
+)]
 pub struct Args {
     #[command(subcommand)]
     command: Option<Command>,
@@ -29,8 +36,8 @@ pub struct ManagerArgs {
     #[arg(long, env = "LINKERD_OPERATOR_KUBECONFIG", value_name = "FILE")]
     pub kubeconfig: Option<PathBuf>,
 
-    /// Where to serve /live, /ready, /ping and /metrics
-    #[arg(long, env = "LINKERD_OPERATOR_ADMIN_ADDR", value_name = "IP:PORT", default_value = "0.0.0.0:9996")]
+    /// Where to serve /live, /ready, /ping and /metrics; [::] takes IPv4 too, and is 0.0.0.0 where there is no IPv6
+    #[arg(long, env = "LINKERD_OPERATOR_ADMIN_ADDR", value_name = "IP:PORT", default_value = "[::]:9996")]
     pub admin_addr: SocketAddr,
 
     /// The namespace of Linkerd's control plane: the Lease for EndpointSlice writes is there
@@ -185,6 +192,11 @@ mod tests {
     fn manager_is_the_default_subcommand() {
         assert_eq!(settings(&["--admin-addr", "127.0.0.1:1"]).unwrap().admin_addr.port(), 1);
         assert_eq!(settings(&["manager", "--admin-addr", "127.0.0.1:2"]).unwrap().admin_addr.port(), 2);
+    }
+
+    #[test]
+    fn flags_before_the_subcommand_are_refused_instead_of_ignored() {
+        assert!(settings(&["--admin-addr=127.0.0.1:1", "manager"]).is_err());
     }
 
     #[test]

@@ -5,6 +5,7 @@
 
 use std::{
     error::Error,
+    io::ErrorKind,
     path::Path,
     pin::Pin,
     task::{Context, Poll},
@@ -16,7 +17,7 @@ use http::{Request, Response};
 use kube::{
     Client, Config,
     client::{Body, ClientBuilder},
-    config::{KubeConfigOptions, Kubeconfig},
+    config::{KubeConfigOptions, Kubeconfig, KubeconfigError},
 };
 use tower::{BoxError, Layer, Service};
 
@@ -31,15 +32,11 @@ const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
 /// # Errors
 /// When the file cannot be read, or none of the sources is there.
 pub async fn config(kubeconfig: Option<&Path>) -> anyhow::Result<Config> {
-    let mut config = match kubeconfig {
-        Some(path) => {
-            let file = Kubeconfig::read_from(path)
-                .with_context(|| format!("cannot read the kubeconfig {}", path.display()))?;
-            Config::from_custom_kubeconfig(file, &KubeConfigOptions::default())
-                .await
-                .with_context(|| format!("cannot use the kubeconfig {}", path.display()))?
-        }
-        None => Config::infer().await.context(
+    let mut config = match read(kubeconfig)? {
+        Some((file, source)) => Config::from_custom_kubeconfig(file, &KubeConfigOptions::default())
+            .await
+            .with_context(|| format!("cannot use the kubeconfig of {source}"))?,
+        None => Config::incluster().context(
             "no way to an API server: pass --kubeconfig, set KUBECONFIG, write ~/.kube/config, or run in a pod with a ServiceAccount",
         )?,
     };
@@ -49,6 +46,25 @@ pub async fn config(kubeconfig: Option<&Path>) -> anyhow::Result<Config> {
     // Without it the time that a connection idles in the pool counts as silence.
     config.reset_reader_on_write = true;
     Ok(config)
+}
+
+/// The first kubeconfig that there is, and where it is from. One that is there and cannot be read is an error: what its owner
+/// meant to reach must not be replaced by another cluster in silence.
+fn read(named: Option<&Path>) -> anyhow::Result<Option<(Kubeconfig, String)>> {
+    if let Some(path) = named {
+        let source = path.display().to_string();
+        let file = Kubeconfig::read_from(path).with_context(|| format!("cannot read the kubeconfig {source}"))?;
+        return Ok(Some((file, source)));
+    }
+    if let Some(file) = Kubeconfig::from_env().context("cannot read the kubeconfig that KUBECONFIG names")? {
+        return Ok(Some((file, "KUBECONFIG".to_owned())));
+    }
+    match Kubeconfig::read() {
+        Ok(file) => Ok(Some((file, "~/.kube/config".to_owned()))),
+        Err(KubeconfigError::FindPath) => Ok(None),
+        Err(KubeconfigError::ReadConfig(error, _)) if error.kind() == ErrorKind::NotFound => Ok(None),
+        Err(error) => Err(error).context("cannot read ~/.kube/config"),
+    }
 }
 
 /// A client for an API server.

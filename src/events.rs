@@ -5,7 +5,11 @@
 //! reason; what is dropped is counted. kube's `Recorder` scans its history under a lock for each Event, so it lives in
 //! this task alone.
 
-use std::{collections::HashMap, time::Duration};
+use std::{
+    collections::HashMap,
+    hash::{DefaultHasher, Hash, Hasher},
+    time::Duration,
+};
 
 use k8s_openapi::api::core::v1::ObjectReference;
 use kube::{
@@ -29,6 +33,8 @@ const PER_OBJECT: Duration = Duration::from_secs(60);
 /// too, and neither changes with asking.
 const DENIED: Duration = Duration::from_secs(600);
 const REQUEST_TIMEOUT: Duration = Duration::from_secs(5);
+/// More than the overall rate lets the recorder gather in the six minutes that it remembers.
+const NOTES: usize = 10_000;
 /// The API server's limit for a note, in bytes.
 const NOTE_LIMIT: usize = 1024;
 
@@ -63,7 +69,7 @@ pub struct Events {
 }
 
 struct Publisher {
-    recorder: Recorder,
+    memory: Memory,
     limits: Limits,
     /// Namespaces that answered 403, and when.
     denied: HashMap<String, Instant>,
@@ -77,6 +83,16 @@ struct Limits {
     filled: Instant,
     /// When each object had its last Event of a reason; older entries than [`PER_OBJECT`] go, and the overall rate bounds the rest.
     recent: HashMap<(String, Reason), Instant>,
+}
+
+/// kube's Recorder, made to say what is to be said now: it takes a second Event for the first one repeated when only the note
+/// differs, and would send the old note again; and it goes on counting up an Event that somebody has deleted.
+struct Memory {
+    client: Client,
+    reporter: Reporter,
+    recorder: Recorder,
+    /// The notes that the recorder remembers, as hashes, by what it takes for the same Event.
+    notes: HashMap<(String, Reason, String), u64>,
 }
 
 /// Starts the task that writes Events. `instance` tells replicas apart.
@@ -100,7 +116,12 @@ pub fn spawn(client: &Client, instance: &str, registry: &Registry, tasks: &mut T
     registry.register(Box::new(dropped.clone()))?;
     let reporter = Reporter { controller: "linkerd-operator".to_owned(), instance: Some(instance.to_owned()) };
     let publisher = Publisher {
-        recorder: Recorder::new(client.clone(), reporter),
+        memory: Memory {
+            client: client.clone(),
+            recorder: Recorder::new(client.clone(), reporter.clone()),
+            reporter,
+            notes: HashMap::new(),
+        },
         limits: Limits { tokens: BURST, filled: Instant::now(), recent: HashMap::new() },
         denied: HashMap::new(),
         sent,
@@ -218,7 +239,7 @@ impl Publisher {
             secondary: related,
         };
         let namespace = regarding.namespace.clone().unwrap_or_default();
-        match timeout(REQUEST_TIMEOUT, self.recorder.publish(&event, &regarding)).await {
+        match timeout(REQUEST_TIMEOUT, self.memory.publish(reason, &event, &regarding)).await {
             Ok(Ok(())) => {
                 self.sent.with_label_values(&[reason.as_str()]).inc();
                 if self.denied.remove(&namespace).is_some() {
@@ -246,6 +267,36 @@ impl Publisher {
                 debug!(namespace, "an Event was not written in time");
             }
         }
+    }
+}
+
+// === impl Memory ===
+
+impl Memory {
+    async fn publish(&mut self, reason: Reason, event: &Event, regarding: &ObjectReference) -> kube::Result<()> {
+        let uid = |object: &ObjectReference| object.uid.clone().unwrap_or_default();
+        let key = (uid(regarding), reason, event.secondary.as_ref().map(uid).unwrap_or_default());
+        let mut hasher = DefaultHasher::new();
+        event.note.hash(&mut hasher);
+        let note = hasher.finish();
+        let another = self.notes.insert(key.clone(), note).is_some_and(|last| last != note);
+        if another || self.notes.len() > NOTES {
+            self.forget();
+            self.notes.insert(key, note);
+        }
+        match self.recorder.publish(event, regarding).await {
+            Err(kube::Error::Api(status)) if status.is_not_found() => {
+                self.forget();
+                self.recorder.publish(event, regarding).await
+            }
+            result => result,
+        }
+    }
+
+    /// What comes next begins a new Event instead of counting up an old one.
+    fn forget(&mut self) {
+        self.recorder = Recorder::new(self.client.clone(), self.reporter.clone());
+        self.notes.clear();
     }
 }
 

@@ -25,6 +25,9 @@ use tokio::{
 use tokio_util::sync::CancellationToken;
 use tracing::{info, warn};
 
+/// For handing a Lease over when the process stops: two reads and two writes of an API server that is well.
+const RELEASE_TIMEOUT: Duration = Duration::from_secs(3);
+
 /// Which Lease, on whose behalf, and how patiently. The defaults are Linkerd's: 30 s, 10 s, 2 s.
 #[derive(Clone, Debug)]
 pub struct Settings {
@@ -68,6 +71,8 @@ struct Elector {
     seen: Option<(Lease, Instant)>,
     /// After a failure what we believe about the Lease may be wrong: it is read before it is written.
     stale: bool,
+    /// We may be the holder: we said so to the API server, and have not seen another since.
+    claimed: bool,
     /// When our last successful renewal was sent; `None` when we do not lead.
     renewed: Option<Instant>,
 }
@@ -101,7 +106,7 @@ pub fn spawn(
     let metrics = Metrics::register(registry, settings.name)?;
     let (state, leadership) = watch::channel(State::default());
     let api = Api::namespaced(client.clone(), &settings.namespace);
-    let elector = Elector { settings, api, state, metrics, seen: None, stale: false, renewed: None };
+    let elector = Elector { settings, api, state, metrics, seen: None, stale: false, claimed: false, renewed: None };
     tasks.spawn("lease", elector.run(stop));
     Ok(Leadership(leadership))
 }
@@ -115,6 +120,21 @@ impl Leadership {
         let term = state.term?;
         // With the state still borrowed: who is told no here is sure to see the next term as a new one.
         (Instant::now() < term.writes_until).then_some(term.deadline)
+    }
+
+    /// The number of the term in which writes are allowed now.
+    pub fn term(&self) -> Option<u64> {
+        let state = self.0.borrow();
+        state.term.filter(|term| Instant::now() < term.writes_until).map(|_| state.terms)
+    }
+
+    /// Resolves when this process does not lead.
+    pub async fn ended(&self) {
+        let ended = self.0.clone().wait_for(|state| state.term.is_none()).await.is_ok();
+        if !ended {
+            // The elector is gone, and so is whoever permits a write; deadlines end the rest.
+            std::future::pending::<()>().await;
+        }
     }
 
     /// Resolves when a term has begun that is newer than `seen`, to its number.
@@ -133,19 +153,46 @@ impl Leadership {
     }
 }
 
+#[cfg(test)]
+impl Leadership {
+    /// Of a process that leads, for as long as any test takes.
+    pub(crate) fn for_test() -> Self {
+        let deadline = Instant::now() + Duration::from_secs(3600);
+        let term = Some(Term { writes_until: deadline, deadline });
+        Self(watch::channel(State { term, terms: 1, problem: None }).1)
+    }
+
+    pub(crate) fn for_test_of_a_follower() -> Self {
+        Self(watch::channel(State::default()).1)
+    }
+}
+
 // === impl Elector ===
 
 impl Elector {
     async fn run(mut self, stop: CancellationToken) {
-        loop {
-            self.step().await;
-            let pause = jittered(self.pause());
-            tokio::select! {
-                () = sleep(pause) => {}
-                () = stop.cancelled() => break,
+        let election = async {
+            loop {
+                self.step().await;
+                sleep(jittered(self.pause())).await;
             }
+        };
+        tokio::select! {
+            () = election => {}
+            () = stop.cancelled() => {}
         }
-        self.release().await;
+        if !self.claimed {
+            return;
+        }
+        self.lose("the process is stopping");
+        match timeout(RELEASE_TIMEOUT, self.release()).await {
+            Ok(Ok(true)) => info!(lease = %self, "handed over"),
+            Ok(Ok(false)) => {}
+            Ok(Err(error)) => {
+                warn!(lease = %self, error = crate::client::describe(&error), "could not be handed over, it will expire");
+            }
+            Err(_) => warn!(lease = %self, "could not be handed over in time, it will expire"),
+        }
     }
 
     /// One attempt to lead or to go on leading, within half the renew deadline so that there is time for a second.
@@ -196,6 +243,7 @@ impl Elector {
         }
         let step =
             decide(self.seen.as_ref().map(|(lease, since)| (lease.spec.as_ref(), since.elapsed())), &self.settings);
+        self.claimed = step != Step::Wait;
         // Taken before the request: others count from when they see it, which is later.
         let sent = Instant::now();
         let lease = match step {
@@ -290,48 +338,29 @@ impl Elector {
         }
     }
 
-    /// Hands the Lease over at once instead of letting it expire. Two attempts: somebody may have edited it.
-    async fn release(mut self) {
-        if self.renewed.is_none() {
-            return;
-        }
-        self.lose("the process is stopping");
+    /// Hands the Lease over at once instead of letting it expire; whether it was ours. Two attempts: a renewal of ours may
+    /// still be under way, or somebody may have edited it.
+    async fn release(&mut self) -> kube::Result<bool> {
+        let mut result = Ok(false);
         for _ in 0..2 {
-            let Some((mut lease, _)) = self.seen.clone() else { return };
-            let now = MicroTime(Timestamp::now());
+            let Some(mut lease) = self.api.get_opt(self.settings.name).await? else { return Ok(false) };
             let spec = lease.spec.get_or_insert_default();
             if spec.holder_identity.as_deref() != Some(&self.settings.identity) {
-                return;
+                return Ok(false);
             }
+            let now = MicroTime(Timestamp::now());
             // As client-go releases: an empty holder, and a duration that any reader sees expire.
             spec.holder_identity = Some(String::new());
             spec.lease_duration_seconds = Some(1);
             spec.renew_time = Some(now.clone());
             spec.acquire_time = Some(now);
             lease.metadata.managed_fields = None;
-            let replaced = timeout(
-                self.settings.retry_period,
-                self.api.replace(self.settings.name, &PostParams::default(), &lease),
-            )
-            .await;
-            match replaced {
-                Ok(Ok(_)) => {
-                    info!(lease = %self, "handed over");
-                    return;
-                }
-                Ok(Err(kube::Error::Api(status))) if status.is_conflict() => {
-                    let Ok(Ok(lease)) = timeout(self.settings.retry_period, self.api.get_opt(self.settings.name)).await
-                    else {
-                        return;
-                    };
-                    self.observe(lease);
-                }
-                _ => {
-                    warn!(lease = %self, "could not be handed over, it will expire");
-                    return;
-                }
+            result = self.api.replace(self.settings.name, &PostParams::default(), &lease).await.map(|_| true);
+            if !matches!(&result, Err(kube::Error::Api(status)) if status.is_conflict()) {
+                break;
             }
         }
+        result
     }
 
     fn explain(&self, error: &kube::Error) -> String {
@@ -462,7 +491,16 @@ mod tests {
         let api = Api::default_namespaced(Client::new(unused, "linkerd"));
         let metrics = Metrics::register(&Registry::new(), "linkerd-destination-endpoint-write").unwrap();
         let (state, receiver) = watch::channel(State::default());
-        let elector = Elector { settings: settings(), api, state, metrics, seen: None, stale: false, renewed: None };
+        let elector = Elector {
+            settings: settings(),
+            api,
+            state,
+            metrics,
+            seen: None,
+            stale: false,
+            claimed: false,
+            renewed: None,
+        };
         (elector, Leadership(receiver))
     }
 

@@ -29,7 +29,12 @@ impl Tasks {
 
     /// Waits for all of them to end, as they were told to; aborts what has not ended by the deadline.
     pub async fn finish(mut self, deadline: Duration) {
-        let all = async { while self.set.join_next().await.is_some() {} };
+        let all = async {
+            while let Some(ended) = self.set.join_next_with_id().await {
+                let id = ended.map_or_else(|error| error.id(), |(id, ())| id);
+                self.names.remove(&id);
+            }
+        };
         if tokio::time::timeout(deadline, all).await.is_err() {
             let names: Vec<_> = self.names.values().copied().collect();
             warn!(tasks = names.join(", "), "tasks were still at work when the time to stop was over");

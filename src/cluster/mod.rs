@@ -18,7 +18,7 @@ use kube::{Api, Client, Resource, runtime::watcher};
 use parking_lot::{RwLock, RwLockReadGuard};
 use prometheus::Registry;
 use serde::de::DeserializeOwned;
-use tokio::sync::watch as channel;
+use tokio::sync::{Notify, watch as channel};
 
 use crate::tasks::Tasks;
 pub use watch::{Kind, Problem};
@@ -38,6 +38,7 @@ pub type Affected = Vec<NamespacedName>;
 pub struct Cluster {
     state: Arc<RwLock<State>>,
     watches: Arc<[channel::Receiver<watch::Status>]>,
+    relist: Arc<Notify>,
 }
 
 /// What the watches have said so far.
@@ -82,13 +83,19 @@ impl Cluster {
         let workloads: Api<object::Guarded<crate::api::ExternalWorkload>> = Api::all(client.clone());
         let every = watcher::Config::default;
         let managed = every().labels(&slice::managed_selector());
-        let watch = watch::Context { state: Arc::clone(&state), triggers: Arc::clone(triggers), metrics };
+        let relist = Arc::new(Notify::new());
+        let watch = watch::Context {
+            state: Arc::clone(&state),
+            triggers: Arc::clone(triggers),
+            relist: Arc::clone(&relist),
+            metrics,
+        };
         let watches = [
             watch.spawn::<Service>(services, every(), tasks),
             watch.spawn::<EndpointSlice>(slices, managed, tasks),
             watch.spawn::<Workload>(workloads, every(), tasks),
         ];
-        Ok(Self { state, watches: Arc::new(watches) })
+        Ok(Self { state, watches: Arc::new(watches), relist })
     }
 
     /// The state as it is now. Hold the guard for a few lookups, never across an await.
@@ -98,9 +105,20 @@ impl Cluster {
 
     /// Resolves when every watch has listed its kind once.
     pub async fn synced(&self) {
+        self.all_watches(|status| status.synced).await;
+    }
+
+    /// Resolves when no watch is failing; one that is lists its kind anew at once, and so misses nothing.
+    pub async fn recovered(&self) {
+        self.relist.notify_waiters();
+        self.all_watches(watch::Status::is_followed).await;
+    }
+
+    async fn all_watches(&self, are: impl Fn(&watch::Status) -> bool) {
         for watch in self.watches.iter() {
-            // A watch that ended takes the process with it, so this wait does too.
-            if watch.clone().wait_for(|status| status.synced).await.is_err() {
+            let ended = watch.clone().wait_for(&are).await.is_err();
+            if ended {
+                // It takes the process with it, so this wait does too.
                 std::future::pending::<()>().await;
             }
         }

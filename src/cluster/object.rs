@@ -112,6 +112,7 @@ pub fn lean_metadata<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Objec
     #[serde(rename_all = "camelCase")]
     struct Lean {
         name: Option<String>,
+        generate_name: Option<String>,
         namespace: Option<String>,
         uid: Option<String>,
         resource_version: Option<String>,
@@ -139,6 +140,7 @@ pub fn lean_metadata<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Objec
         .max_by_key(|time| time.0);
     Ok(ObjectMeta {
         name: lean.name,
+        generate_name: lean.generate_name,
         namespace: lean.namespace,
         uid: lean.uid,
         resource_version: lean.resource_version,

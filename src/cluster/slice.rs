@@ -106,6 +106,7 @@ pub struct Slices {
     count: usize,
     ready: usize,
     unready: usize,
+    seen_version: u64,
 }
 
 #[derive(Default)]
@@ -261,6 +262,11 @@ impl Slices {
         (self.ready, self.unready)
     }
 
+    /// The newest resourceVersion that the watch has brought: what was written at it, or before, has been seen.
+    pub fn seen_version(&self) -> u64 {
+        self.seen_version
+    }
+
     pub fn get(&self, namespace: &str, name: &str) -> Option<&Arc<EndpointSlice>> {
         self.namespaces.get(namespace)?.by_name.get(name)
     }
@@ -273,6 +279,7 @@ impl Slices {
     }
 
     fn insert(&mut self, slice: EndpointSlice) -> Affected {
+        self.seen_version = self.seen_version.max(slice.version().unwrap_or_default());
         let key = NamespacedName::of(&slice.metadata);
         let known = self.get(&key.namespace, &key.name);
         if known.is_some_and(|known| known.metadata.resource_version == slice.metadata.resource_version) {

@@ -4,7 +4,7 @@
 //! a relist the state has exactly the listed objects, and only what changed or vanished meanwhile was marked; an object
 //! that cannot be read costs only itself, and the last version of it that could be read stays.
 
-use std::{collections::HashSet, fmt, pin::pin, sync::Arc, time::Duration};
+use std::{collections::HashSet, fmt, sync::Arc, time::Duration};
 
 use futures::StreamExt;
 use k8s_openapi::jiff::Timestamp;
@@ -15,7 +15,7 @@ use kube::{
 use parking_lot::RwLock;
 use prometheus::{Gauge, GaugeVec, Histogram, HistogramOpts, IntCounterVec, Opts, Registry};
 use tokio::{
-    sync::watch as channel,
+    sync::{Notify, watch as channel},
     time::{Instant, sleep, timeout},
 };
 use tracing::{info, warn};
@@ -75,6 +75,8 @@ enum Failure {
 pub(super) struct Context {
     pub state: Arc<RwLock<State>>,
     pub triggers: Arc<Triggers>,
+    /// Has a failing watch list its kind anew instead of waiting for its next attempt.
+    pub relist: Arc<Notify>,
     pub metrics: Metrics,
 }
 
@@ -104,6 +106,12 @@ impl Kind {
 // === impl Status ===
 
 impl Status {
+    /// The state has all of the kind, and follows it as far as anybody can tell: a connection that fell silent is noticed after
+    /// a minute only.
+    pub(super) fn is_followed(&self) -> bool {
+        self.synced && self.failure.is_none()
+    }
+
     /// `None` when the kind is followed.
     pub(super) fn problem(&self) -> Option<Problem> {
         let resource = self.kind.resource();
@@ -173,16 +181,30 @@ impl Context {
         config: watcher::Config,
         status: channel::Sender<Status>,
     ) {
-        let mut events = pin!(watcher::watcher(api, config.timeout(WATCH_SECONDS)));
+        let config = config.timeout(WATCH_SECONDS);
+        let watch = || Box::pin(watcher::watcher(api.clone(), config.clone()));
+        let mut events = watch();
         let mut relist = Relist::default();
         let mut failures = Failures::default();
         loop {
-            let event = match timeout(QUIET, events.next()).await {
+            let event = tokio::select! {
+                event = timeout(QUIET, events.next()) => event,
+                () = self.relist.notified() => {
+                    if status.borrow().failure.is_some() {
+                        events = watch();
+                    }
+                    continue;
+                }
+            };
+            let event = match event {
                 Ok(Some(event)) => event,
                 // kube's watcher never ends.
                 Ok(None) => return,
                 Err(_) => {
-                    status.send_if_modified(recovered);
+                    // A list that takes so long is not a watch that has nothing to say.
+                    if !relist.under_way {
+                        status.send_if_modified(recovered);
+                    }
                     continue;
                 }
             };
@@ -198,7 +220,10 @@ impl Context {
                 Err(error) => {
                     self.metrics.failures.with_label_values(&[T::KIND.resource()]).inc();
                     status.send_if_modified(|status| failed(status, Failure::of(&error)));
-                    sleep(failures.pause()).await;
+                    tokio::select! {
+                        () = sleep(failures.pause()) => {}
+                        () = self.relist.notified() => events = watch(),
+                    }
                 }
             }
         }
@@ -208,7 +233,8 @@ impl Context {
     fn apply<T: Projected>(&self, event: Event<Guarded<T::Wire>>, relist: &mut Relist) {
         let affected = match event {
             Event::Init => {
-                relist.seen.clear();
+                *relist =
+                    Relist { under_way: true, affected: std::mem::take(&mut relist.affected), ..Relist::default() };
                 return;
             }
             Event::InitApply(object) => {
@@ -225,7 +251,7 @@ impl Context {
                 for vanished in T::keys(&state).into_iter().filter(|key| !relist.seen.contains(key)) {
                     affected.extend(T::remove(&vanished, &mut state));
                 }
-                relist.seen = HashSet::new();
+                *relist = Relist::default();
                 affected
             }
             Event::Apply(object) => {
@@ -260,6 +286,7 @@ impl Context {
 /// A list under way.
 #[derive(Default)]
 struct Relist {
+    under_way: bool,
     seen: HashSet<NamespacedName>,
     affected: super::Affected,
 }

@@ -1,8 +1,9 @@
 //! Carries out a [`Plan`].
 //!
-//! In: a plan. Out: an [`Outcome`]: what the cache has to show before the next plan, what failed, what stood in the way.
-//! Always holds: leadership is checked right before each write and the write has ended before the Lease can expire; a write
-//! replaces exactly the version that was planned on; a slice that is refused does not hold up another.
+//! In: a plan. Out: an [`Outcome`]: what is stored now, what the cache has to show before the next plan, what failed, what
+//! stood in the way. Always holds: leadership is checked right before each write, and the write has ended before the Lease
+//! can expire; a write replaces exactly the version that was planned on; a slice that is refused does not hold up another;
+//! no workload leaves a slice before it stands in its next one.
 
 use std::{collections::HashSet, fmt, sync::Arc, time::Duration};
 
@@ -12,6 +13,7 @@ use kube::{
 };
 use prometheus::{IntCounterVec, Opts, Registry};
 use tokio::time::{Instant, timeout_at};
+use tokio_util::sync::CancellationToken;
 
 use super::{
     endpoint,
@@ -29,43 +31,42 @@ const REQUEST_TIMEOUT: Duration = Duration::from_secs(10);
 pub(super) struct Writer {
     client: Client,
     leadership: Leadership,
+    stop: CancellationToken,
     writes: IntCounterVec,
 }
 
 #[derive(Debug, Default)]
 pub(super) struct Outcome {
-    pub written: Vec<Written>,
-    pub failures: Vec<Failure>,
+    /// Slices as they are stored now, of those that were written.
+    pub(super) stored: Vec<Arc<EndpointSlice>>,
+    /// Names of slices that are gone.
+    pub(super) deleted: HashSet<String>,
+    pub(super) written: Vec<Written>,
+    pub(super) failures: Vec<Failure>,
     /// Names of planned slices that turned out to be taken by slices that are not ours to write.
-    pub taken: Vec<String>,
+    pub(super) taken: Vec<String>,
     /// A slice was not what the plan took it for; the watch is about to say so.
-    pub stale: bool,
-    /// Workloads in slices that were to be written and were not: nothing has changed for them yet.
-    pub missed: HashSet<String>,
+    pub(super) stale: bool,
+    /// Workloads that were to enter a slice which could not be written: they stay where they are.
+    homeless: HashSet<String>,
 }
 
 /// A write of ours that the cache will show.
 #[derive(Debug)]
-pub(super) struct Written {
-    pub name: String,
-    pub uid: String,
-    pub what: What,
-}
-
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum What {
-    /// At this resourceVersion, or a later one.
-    Created(u64),
-    /// Likewise; that it is not there at all means that it was deleted since.
-    Updated(u64),
-    Deleted,
+pub(super) enum Written {
+    /// Once the watch has come this far. Versions of one kind are ordered, and so are the events of its watch.
+    Version(u64),
+    Deleted {
+        name: String,
+        uid: String,
+    },
 }
 
 #[derive(Debug)]
 pub(super) struct Failure {
     verb: Verb,
     slice: NamespacedName,
-    pub error: WriteError,
+    pub(super) error: WriteError,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -91,11 +92,18 @@ pub(super) enum WriteError {
 // === impl Writer ===
 
 impl Writer {
+    /// Begins no write once `stop` is cancelled.
+    ///
     /// # Errors
     /// When the metrics are registered already.
-    pub(super) fn new(client: &Client, leadership: Leadership, registry: &Registry) -> prometheus::Result<Self> {
+    pub(super) fn new(
+        client: &Client,
+        leadership: Leadership,
+        stop: CancellationToken,
+        registry: &Registry,
+    ) -> prometheus::Result<Self> {
         let writes = IntCounterVec::new(
-            Opts::new("linkerd_operator_endpointslice_writes_total", "Writes of EndpointSlices"),
+            Opts::new("linkerd_operator_endpointslice_writes_total", "Writes of EndpointSlices that were sent"),
             &["verb", "result"],
         )?;
         for verb in [Verb::Create, Verb::Update, Verb::Delete] {
@@ -104,36 +112,31 @@ impl Writer {
             }
         }
         registry.register(Box::new(writes.clone()))?;
-        Ok(Self { client: client.clone(), leadership, writes })
+        Ok(Self { client: client.clone(), leadership, stop, writes })
     }
 
-    /// Whether a write that begins now is allowed.
-    pub(super) fn may_write(&self) -> bool {
-        self.leadership.write_deadline().is_some()
-    }
-
-    /// Creates, then updates, then deletes: no endpoint disappears before its successor is there. A slice stays as long as
-    /// it is the only one that has a workload whose new slice could not be created.
+    /// Creates, then updates, then deletes; among updates first those that take workloads in.
     pub(super) async fn apply(&self, service: &Service, plan: Plan) -> Outcome {
         let api: Api<EndpointSlice> = Api::namespaced(self.client.clone(), &service.key.namespace);
         let mut outcome = Outcome::default();
         for slice in plan.creates {
             let workloads = workloads(service, &slice);
             if !self.create(&api, service, slice, &mut outcome).await {
-                outcome.missed.extend(workloads);
+                outcome.homeless.extend(workloads);
             }
         }
-        let homeless = outcome.missed.clone();
-        for Update { base, slice } in plan.updates {
-            let workloads = [workloads(service, &base), workloads(service, &slice)];
+        let gained = |update: &Update| &workloads(service, &update.slice) - &workloads(service, &update.base);
+        let (gaining, others): (Vec<_>, Vec<_>) = plan.updates.into_iter().partition(|u| !gained(u).is_empty());
+        for update in gaining.into_iter().chain(others) {
+            let gained = gained(&update);
+            let Some(slice) = keep_homeless(service, &update, &outcome.homeless) else { continue };
             if self.update(&api, slice, &mut outcome).await.is_none() {
-                outcome.missed.extend(workloads.into_iter().flatten());
+                outcome.homeless.extend(gained);
             }
         }
         for slice in plan.retires {
-            let workloads = workloads(service, &slice);
-            if !workloads.is_disjoint(&homeless) || !self.retire(&api, slice, &mut outcome).await {
-                outcome.missed.extend(workloads);
+            if workloads(service, &slice).is_disjoint(&outcome.homeless) {
+                self.retire(&api, slice, &mut outcome).await;
             }
         }
         outcome
@@ -149,11 +152,11 @@ impl Writer {
     ) -> bool {
         match self.send(Verb::Create, api.create(&PostParams::default(), &slice)).await {
             Ok(created) => {
-                outcome.note(&created, What::Created);
+                outcome.note(created);
                 return true;
             }
             Err(WriteError::Refused(status)) if status.is_already_exists() => {
-                self.meet(api, service, slice, outcome).await;
+                self.meet(api, service, &slice, outcome).await;
             }
             // Its garbage collection is under way: nothing has to be, or can be, created.
             Err(WriteError::Refused(status)) if is_namespace_terminating(&status) => {}
@@ -163,13 +166,15 @@ impl Writer {
     }
 
     /// The name exists, and the cache did not know: either an earlier create of ours was late, or it is not ours to write.
-    async fn meet(&self, api: &Api<EndpointSlice>, service: &Service, slice: EndpointSlice, outcome: &mut Outcome) {
-        let name = slice.name().to_owned();
-        match self.send_uncounted(api.get_opt(&name)).await {
+    async fn meet(&self, api: &Api<EndpointSlice>, service: &Service, slice: &EndpointSlice, outcome: &mut Outcome) {
+        match self.while_leading(api.get_opt(slice.name())).await {
             Ok(None) => outcome.stale = true,
-            Ok(Some(live)) if is_for(&live, service) => outcome.note(&live, What::Created),
-            Ok(Some(_)) => outcome.taken.push(name),
-            Err(error) => outcome.fail(Verb::Create, &slice, error),
+            Ok(Some(live)) if is_for(&live, service) => {
+                outcome.stale = true;
+                outcome.written.extend(live.version().map(Written::Version));
+            }
+            Ok(Some(_)) => outcome.taken.push(slice.name().to_owned()),
+            Err(error) => outcome.fail(Verb::Create, slice, error),
         }
     }
 
@@ -179,56 +184,78 @@ impl Writer {
         api: &Api<EndpointSlice>,
         slice: EndpointSlice,
         outcome: &mut Outcome,
-    ) -> Option<EndpointSlice> {
-        let name = slice.name().to_owned();
-        match self.send(Verb::Update, api.replace(&name, &PostParams::default(), &slice)).await {
-            Ok(updated) => {
-                outcome.note(&updated, What::Updated);
-                return Some(updated);
-            }
+    ) -> Option<Arc<EndpointSlice>> {
+        match self.send(Verb::Update, api.replace(slice.name(), &PostParams::default(), &slice)).await {
+            Ok(updated) => return Some(outcome.note(updated)),
             Err(WriteError::Refused(status)) if status.is_conflict() || status.is_not_found() => outcome.stale = true,
             Err(error) => outcome.fail(Verb::Update, &slice, error),
         }
         None
     }
 
-    /// Whether the slice has nothing more. It is emptied first: to Linkerd's Go destination a deleted slice does not remove
-    /// endpoints whose workload is gone.
-    async fn retire(&self, api: &Api<EndpointSlice>, slice: Arc<EndpointSlice>, outcome: &mut Outcome) -> bool {
+    /// Empties it first: to Linkerd's Go destination a deleted slice does not remove endpoints whose workload is gone.
+    async fn retire(&self, api: &Api<EndpointSlice>, slice: Arc<EndpointSlice>, outcome: &mut Outcome) {
         let mut last = slice;
         if !last.endpoints.is_empty() {
             let empty = EndpointSlice { endpoints: Vec::new(), ..EndpointSlice::clone(&last) };
-            let Some(emptied) = self.update(api, empty, outcome).await else { return false };
-            last = Arc::new(emptied);
+            let Some(emptied) = self.update(api, empty, outcome).await else { return };
+            last = emptied;
         }
         let preconditions =
             Preconditions { resource_version: last.metadata.resource_version.clone(), uid: last.metadata.uid.clone() };
         let params = DeleteParams { preconditions: Some(preconditions), ..DeleteParams::default() };
         match self.send(Verb::Delete, api.delete(last.name(), &params)).await {
-            Ok(_) => outcome.note(&last, |_| What::Deleted),
+            Ok(_) => {
+                let (name, uid) = (last.name().to_owned(), last.uid().to_owned());
+                outcome.deleted.insert(name.clone());
+                outcome.written.push(Written::Deleted { name, uid });
+            }
             Err(WriteError::Refused(status)) if status.is_not_found() => {}
             Err(WriteError::Refused(status)) if status.is_conflict() => outcome.stale = true,
             Err(error) => outcome.fail(Verb::Delete, &last, error),
         }
-        true
     }
 
     async fn send<T>(&self, verb: Verb, request: impl Future<Output = kube::Result<T>>) -> Result<T, WriteError> {
-        let result = self.send_uncounted(request).await;
+        let result = self.while_leading(request).await;
         let label = result.as_ref().map_or_else(WriteError::label, |_| "ok");
-        self.writes.with_label_values(&[verb.as_str(), label]).inc();
+        if label != NOT_LEADING {
+            self.writes.with_label_values(&[verb.as_str(), label]).inc();
+        }
         result
     }
 
-    async fn send_uncounted<T>(&self, request: impl Future<Output = kube::Result<T>>) -> Result<T, WriteError> {
-        let deadline = self.leadership.write_deadline().ok_or(WriteError::NotLeading)?;
-        match timeout_at(deadline.min(Instant::now() + REQUEST_TIMEOUT), request).await {
+    /// Sends a request if this process leads, and gives it up when it no longer does.
+    async fn while_leading<T>(&self, request: impl Future<Output = kube::Result<T>>) -> Result<T, WriteError> {
+        let deadline = self.leadership.write_deadline().filter(|_| !self.stop.is_cancelled());
+        let deadline = deadline.ok_or(WriteError::NotLeading)?.min(Instant::now() + REQUEST_TIMEOUT);
+        let response = tokio::select! {
+            response = timeout_at(deadline, request) => response,
+            () = self.leadership.ended() => return Err(WriteError::NotLeading),
+        };
+        match response {
             Ok(Ok(response)) => Ok(response),
             Ok(Err(kube::Error::Api(status))) => Err(WriteError::Refused(status)),
             Ok(Err(error)) => Err(WriteError::Transport(error)),
             Err(_) => Err(WriteError::TimedOut),
         }
     }
+}
+
+/// What an update has to write so that no workload without a place loses the one that it has. `None`: nothing.
+fn keep_homeless(service: &Service, update: &Update, homeless: &HashSet<String>) -> Option<EndpointSlice> {
+    let Update { base, slice } = update;
+    let mut slice = slice.clone();
+    // With other ports the endpoint would be another one, and wrong.
+    if slice.ports == base.ports {
+        let staying = workloads(service, &slice);
+        let leaves = |workload: &str| homeless.contains(workload) && !staying.contains(workload);
+        let kept = base.endpoints.iter().filter(|e| endpoint::workload(service, e).is_some_and(leaves));
+        slice.endpoints.extend(kept.cloned());
+    }
+    let ports = slice.ports.iter().cloned().collect();
+    let unchanged = base.has_content(&slice.endpoints, &ports) && base.metadata.labels == slice.metadata.labels;
+    (!unchanged).then_some(slice)
 }
 
 /// The names of the Service's workloads that the slice holds.
@@ -251,25 +278,36 @@ fn is_namespace_terminating(status: &kube::core::Status) -> bool {
 // === impl Outcome ===
 
 impl Outcome {
-    fn note(&mut self, slice: &EndpointSlice, what: impl FnOnce(u64) -> What) {
+    fn note(&mut self, stored: EndpointSlice) -> Arc<EndpointSlice> {
         // Without a version to wait for there is nothing to wait for; the next plan then relies on preconditions alone.
-        if let Some(version) = slice.version() {
-            let (name, uid) = (slice.name().to_owned(), slice.uid().to_owned());
-            self.written.push(Written { name, uid, what: what(version) });
-        }
+        self.written.extend(stored.version().map(Written::Version));
+        let stored = Arc::new(stored);
+        self.stored.push(Arc::clone(&stored));
+        stored
     }
 
     fn fail(&mut self, verb: Verb, slice: &EndpointSlice, error: WriteError) {
         self.failures.push(Failure { verb, slice: NamespacedName::of(&slice.metadata), error });
     }
+
+    /// What the slices `before` have become.
+    pub(super) fn after(&self, before: &[Arc<EndpointSlice>]) -> Vec<Arc<EndpointSlice>> {
+        // Of a slice that was written twice, emptied and deleted, the later state is the last.
+        let mut after: Vec<Arc<EndpointSlice>> = self.stored.iter().rev().cloned().collect();
+        after.extend(before.iter().cloned());
+        let mut seen = HashSet::new();
+        after.retain(|slice| seen.insert(slice.name().to_owned()) && !self.deleted.contains(slice.name()));
+        after
+    }
 }
 
 // === impl WriteError ===
 
-/// All that [`WriteError::label`] returns, and `ok`.
-const RESULTS: [&str; 11] = [
+const NOT_LEADING: &str = "not_leading";
+
+/// All results of a write that was sent.
+const RESULTS: [&str; 10] = [
     "ok",
-    "not_leading",
     "timed_out",
     "conflict",
     "already_exists",
@@ -285,7 +323,7 @@ impl WriteError {
     /// The category, as a metric's label.
     pub(super) fn label(&self) -> &'static str {
         match self {
-            Self::NotLeading => "not_leading",
+            Self::NotLeading => NOT_LEADING,
             Self::TimedOut => "timed_out",
             Self::Transport(_) => "transport",
             Self::Refused(status) if status.is_already_exists() => "already_exists",
@@ -299,10 +337,10 @@ impl WriteError {
     }
 
     /// How long the API server asked us to stay away.
-    pub(super) fn retry_after(&self) -> Option<Duration> {
-        let Self::Refused(status) = self else { return None };
-        let seconds = status.details.as_ref()?.retry_after_seconds;
-        (seconds > 0).then(|| Duration::from_secs(seconds.into()))
+    pub(super) fn retry_after(&self) -> Duration {
+        let Self::Refused(status) = self else { return Duration::ZERO };
+        let seconds = status.details.as_ref().map(|details| details.retry_after_seconds);
+        Duration::from_secs(seconds.unwrap_or_default().into())
     }
 }
 
@@ -321,3 +359,7 @@ impl fmt::Display for Failure {
         write!(f, "cannot {} EndpointSlice {}: {}", self.verb.as_str(), self.slice, self.error)
     }
 }
+
+#[cfg(test)]
+#[path = "apply_tests.rs"]
+mod tests;

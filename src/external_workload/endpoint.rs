@@ -42,6 +42,7 @@ pub(super) fn desired(
     for workload in workloads {
         let (ports, unmatched) = match_ports(service, workload);
         let hostname = service.headless.then(|| workload.key.name.to_string());
+        let mut published = false;
         let hostname_invalid = hostname.as_deref().is_some_and(|name| !is_dns_label(name));
         for (family, endpoints) in &mut families {
             let mut addresses: Vec<String> =
@@ -71,6 +72,7 @@ pub(super) fn desired(
                 }),
                 ..Endpoint::default()
             };
+            published = true;
             endpoints.insert(Arc::clone(&workload.key.name), Desired { ports: ports.clone(), endpoint });
         }
         let mut find = |reason, text| findings.push(Finding::new(workload, reason, text));
@@ -82,8 +84,8 @@ pub(super) fn desired(
                 );
             }
         }
-        // Without an address it is no endpoint, which is legal: then its ports and its name do not matter here.
-        if workload.addresses.is_empty() {
+        // Without an address of the Service's families it is no endpoint: then its ports and its name do not matter here.
+        if !published {
             continue;
         }
         if hostname_invalid {
@@ -199,6 +201,19 @@ mod tests {
         let workload = workload("vm", true, &json!({}), &json!({"ports": [{"port": 80}]}));
         let (ports, _) = match_ports(&service, &workload);
         assert_eq!(ports.first().unwrap().app_protocol.as_deref(), Some("kubernetes.io/h2c"));
+    }
+
+    #[test]
+    fn of_a_workload_that_is_no_endpoint_only_its_bad_addresses_are_told() {
+        let service = service(&json!({"ipFamilies": ["IPv4"], "clusterIP": "None", "ports": [{"port": 80}]}));
+        let findings = |ips: &[&str]| {
+            let ips: Vec<_> = ips.iter().map(|ip| json!({"ip": ip})).collect();
+            let workload = Arc::new(workload("vm.example", true, &json!({}), &json!({"workloadIPs": ips})));
+            desired(&service, &[workload]).1.len()
+        };
+        assert_eq!(findings(&["192.0.2.1"]), 2, "its name and its ports");
+        assert_eq!(findings(&["2001:db8::1"]), 0);
+        assert_eq!(findings(&["bogus"]), 1);
     }
 
     #[test]

@@ -13,12 +13,14 @@
 mod apply;
 mod endpoint;
 mod plan;
+mod record;
 mod report;
 
 use std::{
-    collections::{HashMap, HashSet},
-    pin::pin,
-    sync::Arc,
+    sync::{
+        Arc,
+        atomic::{AtomicU64, Ordering},
+    },
     time::Duration,
 };
 
@@ -27,20 +29,19 @@ use kube::{
     Client, Resource,
     runtime::controller::{self, Action, Controller},
 };
-use parking_lot::Mutex;
 use prometheus::{HistogramOpts, HistogramVec, IntCounterVec, Opts, Registry, exponential_buckets};
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 use tracing::{debug, info, warn};
 
 use self::{
-    apply::{Outcome, What, WriteError, Writer, Written},
-    plan::{Input, Plan, plan},
-    report::Finding,
+    apply::{Failure, Outcome, WriteError, Writer},
+    plan::{Input, plan},
+    record::Records,
 };
 use crate::{
     cluster::{
-        Cluster, State,
+        Cluster,
         object::NamespacedName,
         service::{Service, ServiceName},
         trigger::{Triggers, backoff},
@@ -53,15 +54,8 @@ use crate::{
 /// The Lease that Linkerd's Go controller holds while it writes slices. Sharing it makes the two take turns.
 pub const LEASE: &str = "linkerd-destination-endpoint-write";
 
-/// How long the cache may take to show our own writes before we plan without: preconditions and fixed names then keep a
-/// second write harmless.
-const OWN_WRITES_SEEN: Duration = Duration::from_secs(5);
-/// After a conflict the watch brings what we did not know; this is for the case that it does not.
-const STALE_RETRY: Duration = Duration::from_secs(1);
 const BACKOFF_BASE: Duration = Duration::from_millis(100);
 const BACKOFF_CAP: Duration = Duration::from_secs(60);
-/// Names of one Service's slices that others may occupy before we back off.
-const TAKEN_LIMIT: usize = 256;
 
 #[derive(Clone, Debug)]
 pub struct Settings {
@@ -74,24 +68,14 @@ pub struct Settings {
 struct Context {
     cluster: Cluster,
     triggers: Arc<Triggers>,
+    leadership: Leadership,
+    /// The term for which every watch is known to be at work; nothing is planned in another.
+    confirmed_term: AtomicU64,
     writer: Writer,
     events: Events,
     settings: Settings,
     metrics: Metrics,
-    /// One for each Service that was written to or found faulty; gone with the Service.
-    records: Mutex<HashMap<NamespacedName, Record>>,
-}
-
-/// What is remembered of a Service between reconciles; losing it costs repeated warnings and a conflict at most.
-#[derive(Default)]
-struct Record {
-    unseen: Vec<Written>,
-    written: Option<Instant>,
-    failures: u32,
-    /// The last failure that was reported.
-    failed: Option<&'static str>,
-    findings: HashSet<Finding>,
-    taken: HashSet<String>,
+    records: Records,
 }
 
 struct Metrics {
@@ -105,7 +89,14 @@ struct Error {
     first: String,
     count: usize,
     label: &'static str,
-    retry_after: Option<Duration>,
+    retry_after: Duration,
+}
+
+/// How a reconcile ended that did not fail.
+enum Verdict {
+    /// Nothing was planned: we do not lead, or our last writes have not come back yet.
+    Skipped(Action),
+    Done(Action),
 }
 
 /// What the controller is made of; see [`spawn`].
@@ -131,17 +122,19 @@ pub fn spawn(
     let context = Arc::new(Context {
         cluster: parts.cluster.clone(),
         triggers: Arc::clone(parts.triggers),
-        writer: Writer::new(parts.client, parts.leadership.clone(), parts.registry)?,
+        leadership: parts.leadership.clone(),
+        confirmed_term: AtomicU64::new(0),
+        writer: Writer::new(parts.client, parts.leadership.clone(), stop.clone(), parts.registry)?,
         events: parts.events.clone(),
         settings,
         metrics: Metrics::register(parts.registry)?,
-        records: Mutex::default(),
+        records: Records::default(),
     });
-    tasks.spawn("external-workload-controller", run(context, parts.leadership.clone(), stop));
+    tasks.spawn("external-workload-controller", run(context, stop));
     Ok(())
 }
 
-async fn run(context: Arc<Context>, leadership: Leadership, stop: CancellationToken) {
+async fn run(context: Arc<Context>, stop: CancellationToken) {
     tokio::select! {
         () = context.cluster.synced() => {}
         () = stop.cancelled() => return,
@@ -160,18 +153,17 @@ async fn run(context: Arc<Context>, leadership: Leadership, stop: CancellationTo
             }
             std::future::ready(())
         });
-    // Whoever begins to lead looks at everything: much may have changed while nobody led.
-    let terms = stream::unfold((leadership, 0), |(mut leadership, seen)| async move {
-        let term = leadership.next_term(seen).await;
-        Some(((), (leadership, term)))
-    });
-    let passes = terms.for_each(|()| {
-        let services: Vec<_> = context.cluster.read().services.keys().collect();
-        info!(services = services.len(), "looking at every Service");
-        context.triggers.mark(services);
-        std::future::ready(())
-    });
-    futures::future::select(pin!(outcomes), pin!(passes)).await;
+    let passes = async {
+        let (mut leadership, mut term) = (context.leadership.clone(), 0);
+        loop {
+            term = leadership.next_term(term).await;
+            context.begin(term).await;
+        }
+    };
+    tokio::select! {
+        () = outcomes => {}
+        () = passes => {}
+    }
 }
 
 async fn reconcile(name: Arc<ServiceName>, context: Arc<Context>) -> Result<Action, Error> {
@@ -179,9 +171,13 @@ async fn reconcile(name: Arc<ServiceName>, context: Arc<Context>) -> Result<Acti
     let work = context.triggers.started(&key);
     let begun = Instant::now();
     let result = context.reconcile(&key).await;
-    let label = if result.is_ok() { "ok" } else { "error" };
-    context.metrics.duration.with_label_values(&[label]).observe(begun.elapsed().as_secs_f64());
     drop(work);
+    let (label, result) = match result {
+        Ok(Verdict::Skipped(action)) => return Ok(action),
+        Ok(Verdict::Done(action)) => ("ok", Ok(action)),
+        Err(error) => ("error", Err(error)),
+    };
+    context.metrics.duration.with_label_values(&[label]).observe(begun.elapsed().as_secs_f64());
     result
 }
 
@@ -190,170 +186,124 @@ fn on_error(name: Arc<ServiceName>, error: &Error, context: Arc<Context>) -> Act
     let service = NamespacedName::of(name.meta());
     context.triggers.retried();
     context.metrics.errors.with_label_values(&[error.label]).inc();
-    let mut records = context.records.lock();
-    let record = records.entry(service.clone()).or_default();
-    let delay = backoff(record.failures, BACKOFF_BASE, BACKOFF_CAP);
-    record.failures = record.failures.saturating_add(1);
-    if record.failures == 1 {
+    let failures = context.records.failed(&service);
+    if failures == 0 {
         warn!(%service, %error, "EndpointSlices could not be written, trying on");
     } else {
-        debug!(%service, %error, failures = record.failures, "EndpointSlices could not be written, trying on");
+        debug!(%service, %error, failures, "EndpointSlices could not be written, trying on");
     }
-    Action::requeue(delay.max(error.retry_after.unwrap_or_default()).min(BACKOFF_CAP))
+    Action::requeue(backoff(failures, BACKOFF_BASE, BACKOFF_CAP).max(error.retry_after).min(BACKOFF_CAP))
 }
 
 // === impl Context ===
 
 impl Context {
-    async fn reconcile(&self, key: &NamespacedName) -> Result<Action, Error> {
-        if !self.writer.may_write() {
-            return Ok(Action::await_change());
+    /// Whoever begins to lead looks at everything, because much may have changed while nobody led; but first makes sure that
+    /// no watch is failing: on what it does not know it would undo what its predecessor wrote.
+    async fn begin(&self, term: u64) {
+        self.cluster.recovered().await;
+        self.confirmed_term.store(term, Ordering::Release);
+        let services: Vec<_> = self.cluster.read().services.keys().collect();
+        info!(services = services.len(), "looking at every Service");
+        self.triggers.mark(services);
+    }
+
+    fn may_plan(&self) -> bool {
+        self.leadership.term() == Some(self.confirmed_term.load(Ordering::Acquire))
+    }
+
+    async fn reconcile(&self, key: &NamespacedName) -> Result<Verdict, Error> {
+        if !self.may_plan() {
+            return Ok(Verdict::Skipped(Action::await_change()));
         }
-        let (service, plan) = {
+        let (service, workloads, slices) = {
             let state = self.cluster.read();
-            if let Some(wait) = self.own_writes_unseen(key, &state) {
-                return Ok(Action::requeue(wait));
+            if let Some(wait) = self.records.own_writes_unseen(key, &state.slices) {
+                return Ok(Verdict::Skipped(Action::requeue(wait)));
             }
-            let Some(service) = state.services.get(key) else { return Ok(Action::await_change()) };
-            (Arc::clone(service), self.plan(service, &state))
+            let Some(service) = state.services.get(key) else {
+                return Ok(Verdict::Skipped(Action::await_change()));
+            };
+            let selected = service.selector.as_ref().map(|it| state.workloads.selected(&key.namespace, it));
+            (Arc::clone(service), selected.unwrap_or_default(), state.slices.of_service(key))
         };
-        self.report_findings(&service, &plan);
-        let next_pass = match &service.selector {
-            Some(_) => Action::requeue(backoff(0, self.settings.full_pass_interval, self.settings.full_pass_interval)),
-            None => Action::await_change(),
-        };
-        if plan.is_empty() {
-            self.settle(key);
-            return Ok(next_pass);
+        let taken = self.records.taken(key);
+        let plan = plan(&Input { service: &service, workloads: &workloads, slices: &slices, taken: &taken });
+        for finding in self.records.new_findings(key, &plan.findings) {
+            self.events.publish(finding.notice(&service));
         }
-        let transitions = plan.transitions.clone();
-        let outcome = self.writer.apply(&service, plan).await;
-        debug!(service = %key, written = outcome.written.len(), failed = outcome.failures.len(), "wrote EndpointSlices");
-        // What was missed has not changed yet: the next plan says so again.
-        for transition in transitions.iter().filter(|transition| !outcome.missed.contains(&*transition.workload)) {
+        let outcome = if plan.is_empty() { Outcome::default() } else { self.writer.apply(&service, plan).await };
+        // From what was written, not from what was planned: the rest has not happened yet.
+        for transition in report::transitions(&service, &slices, &outcome.after(&slices)) {
             self.events.publish(transition.notice(&service));
         }
-        self.conclude(&service, outcome, next_pass)
-    }
-
-    fn plan(&self, service: &Service, state: &State) -> Plan {
-        let workloads = match &service.selector {
-            Some(selector) => state.workloads.selected(&service.key.namespace, selector),
-            None => Vec::new(),
-        };
-        let slices = state.slices.of_service(&service.key);
-        let taken = self.records.lock().get(&service.key).map(|record| record.taken.clone()).unwrap_or_default();
-        plan(&Input { service, workloads: &workloads, slices: &slices, taken: &taken })
-    }
-
-    /// How long to wait for the cache to show what we wrote last. An event of one of those slices comes sooner, and has the
-    /// Service looked at again.
-    fn own_writes_unseen(&self, key: &NamespacedName, state: &State) -> Option<Duration> {
-        let mut records = self.records.lock();
-        let record = records.get_mut(key)?;
-        record.unseen.retain(|written| !is_seen(written, key, state));
-        let left = OWN_WRITES_SEEN.saturating_sub(record.written?.elapsed());
-        (!record.unseen.is_empty() && !left.is_zero()).then_some(left)
-    }
-
-    /// Tells of what is wrong with workloads once, and again when it was mended in between.
-    fn report_findings(&self, service: &Service, plan: &Plan) {
-        let mut records = self.records.lock();
-        if plan.findings.is_empty() && !records.contains_key(&service.key) {
-            return;
-        }
-        let record = records.entry(service.key.clone()).or_default();
-        for finding in plan.findings.iter().filter(|finding| !record.findings.contains(*finding)) {
-            self.events.publish(finding.notice(service));
-        }
-        record.findings = plan.findings.iter().cloned().collect();
+        self.conclude(&service, outcome)
     }
 
     /// Notes what was written, and turns what was not into the time of the next attempt.
-    fn conclude(&self, service: &Service, outcome: Outcome, next_pass: Action) -> Result<Action, Error> {
-        let stale = outcome.stale;
-        let (taken, crowded) = {
-            let mut records = self.records.lock();
-            let record = records.entry(service.key.clone()).or_default();
-            record.unseen = outcome.written;
-            record.written = Some(Instant::now());
-            let taken = !outcome.taken.is_empty();
-            record.taken.extend(outcome.taken);
-            (taken, record.taken.len() > TAKEN_LIMIT)
-        };
+    fn conclude(&self, service: &Service, outcome: Outcome) -> Result<Verdict, Error> {
+        let key = &service.key;
+        self.records.wrote(key, outcome.written);
+        if outcome.failures.iter().any(|failure| matches!(failure.error, WriteError::NotLeading)) {
+            // The successor looks at everything; so do we when we lead again.
+            return Ok(Verdict::Done(Action::await_change()));
+        }
         if let Some(first) = outcome.failures.first() {
-            if matches!(first.error, WriteError::NotLeading) {
-                // The successor looks at everything; so do we when we lead again.
-                return Ok(Action::await_change());
-            }
-            self.report_failure(service, &first.to_string(), &first.error);
+            self.tell_refusal(service, &outcome.failures);
             return Err(Error {
                 first: first.to_string(),
                 count: outcome.failures.len(),
                 label: first.error.label(),
-                retry_after: first.error.retry_after(),
+                retry_after: outcome
+                    .failures
+                    .iter()
+                    .map(|failure| failure.error.retry_after())
+                    .max()
+                    .unwrap_or_default(),
             });
         }
-        if crowded {
-            self.records.lock().remove(&service.key);
-            let first = format!("more than {TAKEN_LIMIT} names of its EndpointSlices are taken by slices of others");
-            return Err(Error { first, count: 1, label: "already_exists", retry_after: None });
+        if !outcome.taken.is_empty() {
+            if self.records.met(key, outcome.taken) {
+                let first = "the names of its EndpointSlices are taken by slices of others".to_owned();
+                return Err(Error { first, count: 1, label: "already_exists", retry_after: Duration::ZERO });
+            }
+            return Ok(Verdict::Done(Action::requeue(Duration::ZERO)));
         }
-        if taken {
-            return Ok(Action::requeue(Duration::ZERO));
+        if outcome.stale {
+            return Ok(Verdict::Done(Action::requeue(self.records.conflicted(key))));
         }
-        if stale {
-            return Ok(Action::requeue(STALE_RETRY));
+        let failures = self.records.settled(key);
+        if failures > 0 {
+            info!(service = %key, failures, "EndpointSlices are written again");
         }
-        self.settle(&service.key);
-        Ok(next_pass)
+        Ok(Verdict::Done(match service.selector {
+            Some(_) => Action::requeue(backoff(0, self.settings.full_pass_interval, self.settings.full_pass_interval)),
+            None => Action::await_change(),
+        }))
     }
 
-    fn report_failure(&self, service: &Service, note: &str, error: &WriteError) {
-        // What the API server said is for the Service's owner; one that says nothing takes no Events either.
-        if !matches!(error, WriteError::Refused(_)) {
-            return;
-        }
-        let mut records = self.records.lock();
-        let record = records.entry(service.key.clone()).or_default();
-        if record.failed.replace(error.label()) != Some(error.label()) {
+    /// Tells the Service's owner what the API server said. One that says nothing takes no Events either.
+    fn tell_refusal(&self, service: &Service, failures: &[Failure]) {
+        let refused = failures.iter().find(|failure| matches!(failure.error, WriteError::Refused(_)));
+        if let Some(failure) = refused
+            && self.records.is_news(&service.key, failure.error.label())
+        {
             self.events.publish(Notice {
                 reason: Reason::EndpointSliceWriteFailed,
                 regarding: report::reference(service),
                 related: None,
-                note: note.to_owned(),
+                note: failure.to_string(),
             });
         }
     }
 
-    /// All that was planned is there.
-    fn settle(&self, key: &NamespacedName) {
-        let mut records = self.records.lock();
-        let Some(record) = records.get_mut(key) else { return };
-        if record.failures > 0 {
-            info!(service = %key, failures = record.failures, "EndpointSlices are written again");
+    fn forget(&self, service: &NamespacedName) {
+        self.triggers.forget(service);
+        self.records.forget(service);
+        // It may have come back since the Controller looked, and its mark just been forgotten.
+        if self.cluster.read().services.get(service).is_some() {
+            self.triggers.mark([service.clone()]);
         }
-        record.failures = 0;
-        record.failed = None;
-        record.taken = HashSet::new();
-        if record.unseen.is_empty() && record.findings.is_empty() {
-            records.remove(key);
-        }
-    }
-
-    fn forget(&self, key: &NamespacedName) {
-        self.triggers.forget(key);
-        self.records.lock().remove(key);
-    }
-}
-
-fn is_seen(written: &Written, service: &NamespacedName, state: &State) -> bool {
-    let cached = state.slices.get(&service.namespace, &written.name);
-    let same = cached.filter(|slice| slice.uid() == written.uid);
-    match written.what {
-        What::Created(version) => cached.is_some_and(|slice| same.is_none() || slice.version() >= Some(version)),
-        What::Updated(version) => same.is_none_or(|slice| slice.version() >= Some(version)),
-        What::Deleted => same.is_none(),
     }
 }
 

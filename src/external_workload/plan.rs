@@ -20,7 +20,7 @@ use sha2::{Digest, Sha256};
 
 use super::{
     endpoint::{self, Desired, DesiredEndpoints, Ports},
-    report::{self, Finding, Transition},
+    report::Finding,
 };
 use crate::{
     api::{HEADLESS_LABEL, KUBE_SYSTEM, MANAGED_BY, MANAGED_BY_LABEL, SERVICE_NAME_LABEL},
@@ -35,14 +35,13 @@ use crate::{
 /// else filled further is left as it is.
 pub(super) const MAX_ENDPOINTS: usize = 100;
 
-/// The writes, in the order in which they have to be made, and what they mean to people.
+/// The writes that are needed, and what is to be told.
 #[derive(Debug, Default)]
 pub(super) struct Plan {
     pub creates: Vec<EndpointSlice>,
     pub updates: Vec<Update>,
     /// Written empty first where they hold endpoints, then deleted.
     pub retires: Vec<Arc<EndpointSlice>>,
-    pub transitions: Vec<Transition>,
     pub findings: Vec<Finding>,
 }
 
@@ -91,11 +90,9 @@ pub(super) fn plan(input: &Input<'_>) -> Plan {
     let mut plan = Plan::default();
     if service.selector.is_none() || service.external_name {
         plan.retires = live.cloned().collect();
-        plan.transitions = report::transitions(service, input.slices, &[]);
         return plan;
     }
 
-    let mut drafts = Vec::new();
     let (mut reusable, mut retired): (Vec<_>, Vec<_>) = live.partition(|slice| {
         slice.is_owned_by(&service.uid) && slice.family().is_some_and(|family| service.families.contains(&family))
     });
@@ -108,24 +105,17 @@ pub(super) fn plan(input: &Input<'_>) -> Plan {
         for draft in arrange(service, slices, desired) {
             match draft.base {
                 Some(base) if draft.endpoints.is_empty() => retired.push(base),
-                Some(base) => {
-                    if draft.dirty {
-                        plan.updates.push(Update { base: Arc::clone(base), slice: draft.rewrite(base, service) });
-                    }
-                    drafts.push(draft);
+                Some(base) if draft.dirty => {
+                    plan.updates.push(Update { base: Arc::clone(base), slice: draft.rewrite(base, service) });
                 }
+                Some(_) => {}
                 // The API server would refuse, or the garbage collector undo it.
                 None if service.deleting => {}
-                None => {
-                    plan.creates.push(draft.create(service, family, names.next()));
-                    drafts.push(draft);
-                }
+                None => plan.creates.push(draft.create(service, family, names.next())),
             }
         }
     }
     plan.retires = retired.into_iter().cloned().collect();
-    let after: Vec<&Endpoint> = drafts.iter().flat_map(|draft| &draft.endpoints).collect();
-    plan.transitions = report::transitions(service, input.slices, &after);
     plan
 }
 

@@ -4,7 +4,10 @@ use proptest::prelude::*;
 use serde_json::{Value, json};
 
 use super::*;
-use crate::cluster::{service, workload};
+use crate::{
+    cluster::{service, workload},
+    external_workload::report,
+};
 
 const NONE: &[Arc<EndpointSlice>] = &[];
 
@@ -96,8 +99,16 @@ impl World {
     fn settle(&mut self) -> Writes {
         let count = self.apply(self.plan());
         let again = self.plan();
-        assert!(again.is_empty() && again.transitions.is_empty(), "a second plan writes: {again:?}");
+        assert!(again.is_empty(), "a second plan writes: {again:?}");
         count
+    }
+
+    /// What people are told when the plan has been carried out.
+    fn transitions(&mut self) -> Vec<(String, report::Change)> {
+        let before = self.slices.clone();
+        self.apply(self.plan());
+        let transitions = report::transitions(&self.service, &before, &self.slices);
+        transitions.into_iter().map(|t| (t.workload.to_string(), t.change)).collect()
     }
 
     /// A slice that holds just these workloads, as a controller left it.
@@ -154,10 +165,6 @@ impl World {
 
 fn many(range: std::ops::Range<usize>) -> Vec<Arc<Workload>> {
     range.map(numbered).collect()
-}
-
-fn names(plan: &Plan) -> Vec<(String, report::Change)> {
-    plan.transitions.iter().map(|t| (t.workload.to_string(), t.change)).collect()
 }
 
 #[test]
@@ -285,7 +292,7 @@ fn a_service_that_is_being_deleted_gets_updates_and_deletes_but_no_new_slices_d9
     let plan = world.plan();
     assert_eq!((plan.creates.len(), plan.updates.len(), plan.retires.len()), (0, 1, 0));
     // What has no place is not said to be published.
-    assert_eq!(names(&plan).len(), 100 + 1);
+    assert_eq!(world.transitions().len(), 100 + 1);
     let mut gone = World::new(world.service.clone(), []);
     gone.hold("a", &many(0..3));
     assert_eq!(gone.settle(), writes(0, 0, 1));
@@ -332,8 +339,8 @@ fn a_workload_that_loses_a_family_leaves_that_familys_slice_only_d12() {
     assert_eq!(world.settle(), writes(2, 0, 0));
     world.workloads[1] = two_families("vm2", &["192.0.2.2"]);
     let plan = world.plan();
-    assert_eq!(names(&plan), [], "it is still published");
-    assert_eq!(world.apply(plan), writes(0, 1, 0));
+    assert_eq!((plan.creates.len(), plan.updates.len(), plan.retires.len()), (0, 1, 0));
+    assert_eq!(world.transitions(), [], "it is still published");
     assert_eq!(world.sorted_lengths(), [2, 1]);
 }
 
@@ -373,22 +380,24 @@ fn a_workload_without_the_port_is_in_a_slice_without_ports_and_reported_d15() {
 fn edited_endpoints_are_restored_d17() {
     let mut world = World::new(legacy(), many(0..2));
     world.settle();
-    for spoil in [
-        (|slice| slice.endpoints.clear()) as fn(&mut EndpointSlice),
-        |slice| slice.endpoints[0].addresses = vec!["203.0.113.1".to_owned()],
-        |slice| slice.endpoints[0].conditions.ready = Some(false),
-        |slice| slice.endpoints[0].zone = Some("elsewhere".to_owned()),
-        |slice| slice.endpoints[0].node_name = Some("node".to_owned()),
-        |slice| slice.endpoints[0].hints = Some(json!({"forZones": [{"name": "b"}]})),
-        |slice| slice.endpoints[0].target_ref = None,
-        |slice| slice.ports.clear(),
-        |slice| _ = slice.metadata.labels.as_mut().unwrap().insert("theirs".to_owned(), String::new()),
+    for (expected, spoil) in [
+        // One that is found empty is deleted and made anew; everything else is mended where it stands.
+        (writes(1, 0, 1), (|slice| slice.endpoints.clear()) as fn(&mut EndpointSlice)),
+        (writes(0, 1, 0), |slice| _ = slice.endpoints.pop()),
+        (writes(0, 1, 0), |slice| slice.endpoints[0].addresses = vec!["203.0.113.1".to_owned()]),
+        (writes(0, 1, 0), |slice| slice.endpoints[0].conditions.ready = Some(false)),
+        (writes(0, 1, 0), |slice| slice.endpoints[0].zone = Some("elsewhere".to_owned())),
+        (writes(0, 1, 0), |slice| slice.endpoints[0].node_name = Some("node".to_owned())),
+        (writes(0, 1, 0), |slice| slice.endpoints[0].hints = Some(json!({"forZones": [{"name": "b"}]}))),
+        (writes(0, 1, 0), |slice| slice.endpoints[0].target_ref = None),
+        (writes(0, 1, 0), |slice| slice.ports.clear()),
+        (writes(0, 1, 0), |slice| {
+            _ = slice.metadata.labels.as_mut().unwrap().insert("theirs".to_owned(), String::new());
+        }),
     ] {
         let name = world.only().name().to_owned();
         world.edit_slice(&name, spoil);
-        let count = world.settle();
-        // One found empty is deleted and made anew; everything else is mended where it stands.
-        assert!(count == writes(0, 1, 0) || count == writes(1, 0, 1), "{count:?}");
+        assert_eq!(world.settle(), expected);
         assert_eq!(world.only().endpoints.len(), 2);
     }
 }
@@ -525,10 +534,9 @@ fn a_service_that_stops_selecting_loses_our_slices_d35() {
         world.settle();
         change(&mut world.service);
         world.workloads.clear();
-        let plan = world.plan();
-        assert_eq!(names(&plan).len(), 2);
-        assert_eq!(world.apply(plan), writes(0, 0, 1));
-        assert!(world.plan().is_empty());
+        assert_eq!(world.plan().retires.len(), 1);
+        assert_eq!(world.transitions().len(), 2);
+        assert!(world.plan().is_empty() && world.slices.is_empty());
     }
 }
 
@@ -545,9 +553,8 @@ fn a_readiness_flip_is_one_update_and_the_endpoint_stays_d36() {
     let mut world = World::new(legacy(), many(0..2));
     world.settle();
     world.workloads[1] = edit(&world.workloads[1], |workload| workload.ready = false);
-    let plan = world.plan();
-    assert_eq!(names(&plan), [("vm-0001".to_owned(), report::Change::BecameUnready)]);
-    assert_eq!(world.apply(plan), writes(0, 1, 0));
+    assert_eq!(world.plan().updates.len(), 1);
+    assert_eq!(world.transitions(), [("vm-0001".to_owned(), report::Change::BecameUnready)]);
     let conditions = world.only().endpoints[1].conditions;
     assert_eq!((conditions.ready, conditions.serving, conditions.terminating), (Some(false), Some(false), Some(false)));
 }
@@ -657,13 +664,34 @@ fn names_are_short_and_the_same_every_time() {
 /// One random step in the life of a Service.
 #[derive(Clone, Debug)]
 enum Step {
-    Put { number: usize, ready: bool, port: i32, families: u8 },
-    Remove { number: usize },
+    Put {
+        number: usize,
+        ready: bool,
+        port: i32,
+        families: u8,
+    },
+    Remove {
+        number: usize,
+    },
+    /// Many at once, so that slices overflow.
+    Fill {
+        from: usize,
+        count: usize,
+        port: i32,
+    },
+    Clear {
+        from: usize,
+        count: usize,
+    },
     Families(u8),
     Rename(bool),
     Label(bool),
-    Vandalise { at: usize },
-    DeleteSlice { at: usize },
+    Vandalise {
+        at: usize,
+    },
+    DeleteSlice {
+        at: usize,
+    },
     Recreate(u8),
 }
 
@@ -672,6 +700,8 @@ fn step() -> impl Strategy<Value = Step> {
         8 => (0..160usize, any::<bool>(), 80..83i32, 1..4u8)
             .prop_map(|(number, ready, port, families)| Step::Put { number, ready, port, families }),
         4 => (0..160usize).prop_map(|number| Step::Remove { number }),
+        2 => (0..400usize, 20..230usize, 80..82i32).prop_map(|(from, count, port)| Step::Fill { from, count, port }),
+        1 => (0..400usize, 20..230usize).prop_map(|(from, count)| Step::Clear { from, count }),
         1 => (1..4u8).prop_map(Step::Families),
         1 => any::<bool>().prop_map(Step::Rename),
         1 => any::<bool>().prop_map(Step::Label),
@@ -692,7 +722,7 @@ impl World {
                 let ips: Vec<Value> = families(*bits)
                     .into_iter()
                     .map(|family| match family {
-                        Family::IPv4 => json!({"ip": format!("10.0.0.{}", number + 1)}),
+                        Family::IPv4 => json!({"ip": format!("10.0.{}.{}", number / 250, 1 + number % 250)}),
                         Family::IPv6 => json!({"ip": format!("fd00::{number:x}")}),
                     })
                     .collect();
@@ -700,6 +730,16 @@ impl World {
                 let put = edit(&workload(&format!("vm-{number}"), &spec), |workload| workload.ready = *ready);
                 self.workloads.retain(|workload| workload.key != put.key);
                 self.workloads.push(put);
+            }
+            Step::Fill { from, count, port } => {
+                for number in *from..from + count {
+                    self.take(&Step::Put { number, ready: true, port: *port, families: 3 });
+                }
+            }
+            Step::Clear { from, count } => {
+                for number in *from..from + count {
+                    self.take(&Step::Remove { number });
+                }
             }
             Step::Remove { number } => self.workloads.retain(|workload| *workload.key.name != *format!("vm-{number}")),
             Step::Families(bits) => self.service.families = families(*bits),
@@ -753,29 +793,30 @@ proptest! {
         }
     }
 
-    /// An endpoint that wants the ports its slice keeps does not move, whatever else happens around it.
+    /// Of the endpoints of a slice, at most those move that want other ports than most of them.
     #[test]
-    fn no_endpoint_moves_without_need(first in prop::collection::vec(step(), 1..80), then in prop::collection::vec(step(), 1..20)) {
+    fn no_endpoint_moves_without_need(first in prop::collection::vec(step(), 1..60), then in prop::collection::vec(step(), 1..20)) {
         let mut world = World::new(dual(), []);
         for step in &first { world.take(step); }
         world.settle();
-        let (before, slices, uid) = (world.places(), world.slices.clone(), world.service.uid.clone());
+        let (before, uid) = (world.slices.clone(), world.service.uid.clone());
         // Vandalism aside: what others took out of a slice is not there to stay in it.
         for step in then.iter().filter(|step| !matches!(step, Step::Vandalise { .. } | Step::DeleteSlice { .. })) { world.take(step); }
         world.settle();
         prop_assume!(world.service.uid == uid);
-        let after = world.places();
-        for (workload, slice) in &before {
-            let Some(now) = after.get(workload) else { continue };
-            if now != slice {
-                // It moved: then its slice has other ports now than it wants, or is gone because none of its endpoints wanted to stay.
-                let (_, desired) = (&workload.1, endpoint::desired(&world.service, &world.workloads).0);
-                let family = Family::from_address_type(&workload.0).unwrap();
-                let wanted = &desired[&family][&*workload.1].ports;
-                if let Some(old) = world.slices.iter().find(|s| s.name() == slice) {
-                    prop_assert_ne!(&old.ports.iter().cloned().collect::<Ports>(), wanted, "{:?}", slices.len());
-                }
+        let (after, desired) = (world.places(), endpoint::desired(&world.service, &world.workloads).0);
+        for slice in before {
+            let Some(desired) = desired.get(&slice.family().unwrap()) else { continue };
+            let mut votes: BTreeMap<&Ports, usize> = BTreeMap::new();
+            let mut stayed = 0;
+            for workload in slice.endpoints.iter().filter_map(|e| endpoint::workload(&world.service, e)) {
+                let Some(desired) = desired.get(workload) else { continue };
+                *votes.entry(&desired.ports).or_default() += 1;
+                let place = after.get(&(slice.address_type.clone(), workload.to_owned()));
+                stayed += usize::from(place.map(String::as_str) == Some(slice.name()));
             }
+            let most = votes.values().max().copied().unwrap_or_default();
+            prop_assert!(stayed >= most, "{stayed} of at least {most} stayed in {}", slice.name());
         }
     }
 }

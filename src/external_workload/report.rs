@@ -1,7 +1,7 @@
 //! What a plan means to people: which workloads appear, disappear or turn, and what is wrong with them. Pure.
 //!
-//! Transitions are the difference between the slices that exist and those that are planned, so a restart or a change of
-//! leaders repeats none.
+//! Transitions are the difference that a write made to the slices, so a restart or a change of leaders repeats none, and what
+//! was not written is not told.
 
 use std::{collections::BTreeMap, sync::Arc};
 
@@ -10,12 +10,7 @@ use k8s_openapi::api::core::v1::ObjectReference;
 use super::endpoint;
 use crate::{
     api::EXTERNAL_WORKLOAD_KIND,
-    cluster::{
-        object::NamespacedName,
-        service::Service,
-        slice::{Endpoint, EndpointSlice},
-        workload::Workload,
-    },
+    cluster::{object::NamespacedName, service::Service, slice::EndpointSlice, workload::Workload},
     events::{Notice, Reason},
 };
 
@@ -55,21 +50,25 @@ pub(super) enum FindingReason {
 
 /// What stands in slices for one workload, over both families.
 struct Seen {
+    /// In every slice.
     ready: bool,
     uid: String,
     addresses: Vec<String>,
 }
 
-/// The difference between what the slices hold and `after`.
-pub(super) fn transitions(service: &Service, slices: &[Arc<EndpointSlice>], after: &[&Endpoint]) -> Vec<Transition> {
-    let ours = slices.iter().filter(|slice| slice.is_owned_by(&service.uid) && !slice.is_terminating());
-    let mut before = seen(service, ours.flat_map(|slice| &slice.endpoints));
+/// The difference between what the Service's slices held `before` and what they hold `after`.
+pub(super) fn transitions(
+    service: &Service,
+    before: &[Arc<EndpointSlice>],
+    after: &[Arc<EndpointSlice>],
+) -> Vec<Transition> {
+    let mut before = seen(service, before);
     let mut transitions = Vec::new();
     let mut push = |workload: &str, seen: Seen, change| {
         let Seen { uid, addresses, .. } = seen;
         transitions.push(Transition { workload: workload.into(), uid, addresses, change });
     };
-    for (workload, now) in seen(service, after.iter().copied()) {
+    for (workload, now) in seen(service, after) {
         let change = match before.remove(workload) {
             None => Change::Published { ready: now.ready },
             Some(then) if then.ready == now.ready => continue,
@@ -84,15 +83,17 @@ pub(super) fn transitions(service: &Service, slices: &[Arc<EndpointSlice>], afte
     transitions
 }
 
-fn seen<'a>(service: &Service, endpoints: impl Iterator<Item = &'a Endpoint>) -> BTreeMap<&'a str, Seen> {
+fn seen<'a>(service: &Service, slices: &'a [Arc<EndpointSlice>]) -> BTreeMap<&'a str, Seen> {
     let mut seen: BTreeMap<&str, Seen> = BTreeMap::new();
-    for endpoint in endpoints {
+    let ours = slices.iter().filter(|slice| slice.is_owned_by(&service.uid) && !slice.is_terminating());
+    for endpoint in ours.flat_map(|slice| &slice.endpoints) {
         let Some(workload) = endpoint::workload(service, endpoint) else { continue };
         let entry = seen.entry(workload).or_insert_with(|| Seen {
-            ready: endpoint.is_ready(),
+            ready: true,
             uid: endpoint.target_ref.as_ref().and_then(|target| target.uid.clone()).unwrap_or_default(),
             addresses: Vec::new(),
         });
+        entry.ready &= endpoint.is_ready();
         entry.addresses.extend(endpoint.addresses.iter().cloned());
     }
     seen

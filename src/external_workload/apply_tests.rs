@@ -1,0 +1,244 @@
+//! What is sent for a plan, and what follows from the answers: against an API server of a few lines.
+
+use std::sync::Mutex;
+
+use http::{Method, Request, Response};
+use http_body_util::BodyExt;
+use kube::client::Body;
+use serde_json::{Value, json};
+
+use super::*;
+use crate::cluster::{Projected, slice::Endpoint};
+
+/// Answers with what was sent, at version 100, unless told otherwise; keeps a line for each request.
+#[derive(Clone, Default)]
+struct Server {
+    lines: Arc<Mutex<Vec<String>>>,
+    refusals: Arc<Mutex<Vec<(&'static str, Value)>>>,
+    live: Arc<Mutex<Option<Value>>>,
+}
+
+impl Server {
+    /// Has requests whose line begins so answered with this `Status`.
+    fn refuse(self, line: &'static str, code: u16, reason: &str) -> Self {
+        self.answer(line, status(code, reason))
+    }
+
+    fn answer(self, line: &'static str, status: Value) -> Self {
+        self.refusals.lock().unwrap().push((line, status));
+        self
+    }
+
+    fn writer(&self, leadership: Leadership) -> Writer {
+        let server = self.clone();
+        let service = tower::service_fn(move |request: Request<Body>| {
+            let server = server.clone();
+            async move { Ok::<_, std::convert::Infallible>(server.serve(request).await) }
+        });
+        let client = Client::new(service, "default");
+        Writer::new(&client, leadership, CancellationToken::new(), &Registry::new()).unwrap()
+    }
+
+    async fn serve(&self, request: Request<Body>) -> Response<Body> {
+        let (parts, body) = request.into_parts();
+        let body = body.collect().await.unwrap().to_bytes();
+        let body: Value = serde_json::from_slice(&body).unwrap_or_default();
+        let name = parts.uri.path().rsplit('/').next().unwrap().to_owned();
+        let line = match parts.method {
+            Method::POST => format!("create {}", body["metadata"]["name"].as_str().unwrap()),
+            Method::PUT => format!("update {name} with {}", names(&body).join(",")),
+            Method::DELETE => {
+                let preconditions = &body["preconditions"];
+                format!("delete {name} if {}@{}", preconditions["uid"], preconditions["resourceVersion"])
+                    .replace('"', "")
+            }
+            _ => format!("get {name}"),
+        };
+        self.lines.lock().unwrap().push(line.clone());
+        let refusals = self.refusals.lock().unwrap();
+        let refusal = refusals.iter().find(|(refused, _)| line.starts_with(refused)).map(|(_, status)| status.clone());
+        let answer = match (refusal, parts.method) {
+            (Some(status), _) => status,
+            (None, Method::GET) => self.live.lock().unwrap().clone().unwrap_or_else(|| status(404, "NotFound")),
+            (None, Method::DELETE) => json!({"kind": "Status", "status": "Success"}),
+            (None, _) => {
+                let mut stored = body;
+                stored["metadata"]["resourceVersion"] = json!("100");
+                stored
+            }
+        };
+        let code = answer["code"].as_u64().map_or(200, |code| u16::try_from(code).unwrap());
+        Response::builder().status(code).body(Body::from(answer.to_string().into_bytes())).unwrap()
+    }
+
+    fn lines(&self) -> Vec<String> {
+        self.lines.lock().unwrap().clone()
+    }
+}
+
+fn status(code: u16, reason: &str) -> Value {
+    json!({"kind": "Status", "status": "Failure", "code": code, "reason": reason, "message": format!("{reason}, it says")})
+}
+
+fn names(slice: &Value) -> Vec<String> {
+    let endpoints = slice["endpoints"].as_array().into_iter().flatten();
+    endpoints.map(|endpoint| endpoint["targetRef"]["name"].as_str().unwrap().to_owned()).collect()
+}
+
+fn service() -> Service {
+    let object = json!({"metadata": {"name": "web", "namespace": "ns", "uid": "service-uid"}, "spec": {"selector": {"app": "web"}}});
+    Service::project(serde_json::from_value(object).unwrap())
+}
+
+fn slice(name: &str, port: u16, workloads: &[&str]) -> EndpointSlice {
+    let endpoints: Vec<Endpoint> = workloads
+        .iter()
+        .map(|workload| {
+            let target = json!({"kind": "ExternalWorkload", "namespace": "ns", "name": workload});
+            serde_json::from_value(json!({"addresses": ["192.0.2.1"], "targetRef": target})).unwrap()
+        })
+        .collect();
+    let mut slice: EndpointSlice = serde_json::from_value(json!({
+        "metadata": {"name": name, "namespace": "ns", "uid": format!("uid-{name}"), "resourceVersion": "7",
+            "labels": {"kubernetes.io/service-name": "web", "endpointslice.kubernetes.io/managed-by": crate::api::MANAGED_BY},
+            "ownerReferences": [{"apiVersion": "v1", "kind": "Service", "name": "web", "uid": "service-uid"}]},
+        "addressType": "IPv4", "ports": [{"port": port}],
+    }))
+    .unwrap();
+    slice.endpoints = endpoints;
+    slice
+}
+
+fn update(name: &str, before: &[&str], after: &[&str]) -> Update {
+    Update { base: Arc::new(slice(name, 80, before)), slice: slice(name, 80, after) }
+}
+
+async fn apply(server: &Server, plan: Plan) -> Outcome {
+    server.writer(Leadership::for_test()).apply(&service(), plan).await
+}
+
+#[tokio::test]
+async fn creates_come_first_then_updates_that_take_workloads_in_and_a_slice_is_emptied_before_it_is_deleted() {
+    let server = Server::default();
+    let plan = Plan {
+        creates: vec![slice("new", 81, &["a"])],
+        updates: vec![update("loses", &["a", "b", "c"], &["c"]), update("gains", &["d"], &["d", "b"])],
+        retires: vec![Arc::new(slice("old", 80, &["e"])), Arc::new(slice("empty", 80, &[]))],
+        ..Plan::default()
+    };
+    let outcome = apply(&server, plan).await;
+    assert_eq!(
+        server.lines(),
+        [
+            "create new",
+            "update gains with d,b",
+            "update loses with c",
+            "update old with ",
+            "delete old if uid-old@100",
+            "delete empty if uid-empty@7",
+        ]
+    );
+    assert!(outcome.failures.is_empty() && outcome.taken.is_empty() && !outcome.stale);
+    assert_eq!(outcome.written.len(), 6);
+    let before = ["loses", "gains", "old", "empty"].map(|name| Arc::new(slice(name, 80, &["x"])));
+    let mut after: Vec<_> = outcome.after(&before).iter().map(|s| (s.name().to_owned(), s.endpoints.len())).collect();
+    after.sort();
+    assert_eq!(after, [("gains".to_owned(), 2), ("loses".to_owned(), 1), ("new".to_owned(), 1)]);
+}
+
+#[tokio::test]
+async fn a_workload_whose_next_slice_is_refused_stays_where_it_is_and_the_rest_is_written() {
+    let server = Server::default().refuse("create", 403, "Forbidden").refuse("update gains", 422, "Invalid");
+    let plan = Plan {
+        creates: vec![slice("new", 81, &["a"])],
+        updates: vec![
+            update("loses", &["a", "b", "c", "d"], &["c"]),
+            update("gains", &["e"], &["e", "b"]),
+            update("only-loses", &["a"], &[]),
+        ],
+        retires: vec![Arc::new(slice("holds-b", 80, &["b"])), Arc::new(slice("old", 80, &["f"]))],
+        ..Plan::default()
+    };
+    let outcome = apply(&server, plan).await;
+    // d is no longer wanted anywhere and goes; a and b have nowhere to go.
+    assert_eq!(
+        server.lines(),
+        [
+            "create new",
+            "update gains with e,b",
+            "update loses with c,a,b",
+            "update old with ",
+            "delete old if uid-old@100"
+        ]
+    );
+    assert_eq!(outcome.failures.len(), 2);
+    assert_eq!(outcome.failures[0].to_string(), "cannot create EndpointSlice ns/new: Forbidden, it says");
+}
+
+#[tokio::test]
+async fn a_create_that_meets_its_name_looks_whose_it_is() {
+    let plan = || Plan { creates: vec![slice("new", 80, &["a"])], ..Plan::default() };
+    let server = Server::default().refuse("create", 409, "AlreadyExists");
+    *server.live.lock().unwrap() = Some(serde_json::to_value(slice("new", 80, &["a"])).unwrap());
+    let outcome = apply(&server, plan()).await;
+    assert!(
+        outcome.stale && matches!(outcome.written[..], [Written::Version(7)]),
+        "an earlier create of ours was late"
+    );
+    assert_eq!(server.lines(), ["create new", "get new"]);
+
+    for (key, value) in
+        [("labels", json!({})), ("ownerReferences", json!([])), ("deletionTimestamp", json!("2026-01-01T00:00:00Z"))]
+    {
+        let mut live = serde_json::to_value(slice("new", 80, &["a"])).unwrap();
+        live["metadata"][key] = value;
+        *server.live.lock().unwrap() = Some(live);
+        assert_eq!(apply(&server, plan()).await.taken, ["new"], "{key}");
+    }
+
+    *server.live.lock().unwrap() = None;
+    let outcome = apply(&server, plan()).await;
+    assert!(outcome.stale && outcome.taken.is_empty(), "it is gone again");
+}
+
+#[tokio::test]
+async fn what_changed_or_vanished_meanwhile_is_no_failure() {
+    for (code, reason) in [(409, "Conflict"), (404, "NotFound")] {
+        let server = Server::default().refuse("update", code, reason);
+        let plan = Plan { updates: vec![update("s", &["a"], &["a", "b"])], ..Plan::default() };
+        let outcome = apply(&server, plan).await;
+        assert!(outcome.stale && outcome.failures.is_empty(), "{reason}");
+    }
+    let server = Server::default().refuse("delete", 404, "NotFound");
+    let plan = Plan { retires: vec![Arc::new(slice("s", 80, &[]))], ..Plan::default() };
+    let outcome = apply(&server, plan).await;
+    assert!(!outcome.stale && outcome.failures.is_empty());
+}
+
+#[tokio::test]
+async fn nothing_has_to_be_created_in_a_namespace_that_is_terminating() {
+    let mut terminating = status(403, "Forbidden");
+    terminating["details"] = json!({"causes": [{"reason": "NamespaceTerminating"}]});
+    let server = Server::default().answer("create", terminating);
+    let outcome = apply(&server, Plan { creates: vec![slice("new", 80, &["a"])], ..Plan::default() }).await;
+    assert!(outcome.failures.is_empty());
+}
+
+#[tokio::test]
+async fn without_leadership_nothing_is_sent() {
+    let server = Server::default();
+    let plan = Plan { creates: vec![slice("new", 80, &["a"])], ..Plan::default() };
+    let outcome = server.writer(Leadership::for_test_of_a_follower()).apply(&service(), plan).await;
+    assert_eq!(server.lines(), Vec::<String>::new());
+    assert!(matches!(outcome.failures[0].error, WriteError::NotLeading));
+}
+
+#[tokio::test]
+async fn once_the_process_stops_nothing_more_is_sent() {
+    let server = Server::default();
+    let writer = server.writer(Leadership::for_test());
+    writer.stop.cancel();
+    let outcome = writer.apply(&service(), Plan { creates: vec![slice("new", 80, &["a"])], ..Plan::default() }).await;
+    assert_eq!(server.lines(), Vec::<String>::new());
+    assert_eq!(outcome.failures.len(), 1);
+}
