@@ -3,5 +3,6 @@
 mod crd;
 mod external_workload;
 mod fault_proxy;
+mod faults;
 mod harness;
 mod process;
