@@ -4,7 +4,10 @@
 //! Each test breaks a control plane of its own. The manager goes through the fault proxy, the test past it, so what the test
 //! sees and does is never touched by the fault.
 
+mod crash;
 mod lost_answers;
+mod namespaces;
+mod permissions;
 mod refusals;
 mod slices;
 mod watches;
