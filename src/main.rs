@@ -43,8 +43,9 @@ fn main() -> ExitCode {
 }
 
 fn log(args: &ManagerArgs) -> Result<(), tracing_subscriber::filter::ParseError> {
-    // kube logs each denied list and watch at warn, every time; `/ready` and our own line per change say it once.
-    let filter = EnvFilter::try_new(format!("kube_runtime=error,{}", args.log_level))?;
+    // kube logs each denied list and watch at warn and each answer of 5xx at error, every time; `/ready` and our own line per
+    // change say it once.
+    let filter = EnvFilter::try_new(format!("kube_runtime=error,kube_client::client::builder=off,{}", args.log_level))?;
     let subscriber = tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr);
     match args.log_format {
         LogFormat::Plain => subscriber.with_ansi(false).init(),

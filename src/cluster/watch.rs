@@ -185,7 +185,8 @@ impl Context {
         let watch = || Box::pin(watcher::watcher(api.clone(), config.clone()));
         let mut events = watch();
         let mut relist = Relist::default();
-        let mut failures = Failures::default();
+        // A history that is gone often ends an outage: the list that then helps must not wait as long as the outage's last attempt.
+        let (mut failures, mut expirations) = (Failures::default(), Failures::default());
         loop {
             let event = tokio::select! {
                 event = timeout(QUIET, events.next()) => event,
@@ -220,8 +221,16 @@ impl Context {
                 Err(error) => {
                     self.metrics.failures.with_label_values(&[T::KIND.resource()]).inc();
                     status.send_if_modified(|status| failed(status, Failure::of(&error)));
+                    let expired = is_expired(&error);
+                    let pause = if expired { expirations.pause() } else { failures.pause() };
                     tokio::select! {
-                        () = sleep(failures.pause()) => {}
+                        () = sleep(pause) => {
+                            if expired && matches!(error, watcher::Error::WatchStartFailed(_)) {
+                                // kube lists anew when an event says 410, but would ask for the same version for ever when
+                                // the answer does.
+                                events = watch();
+                            }
+                        }
                         () = self.relist.notified() => events = watch(),
                     }
                 }
@@ -280,6 +289,16 @@ impl Context {
                 super::Affected::new()
             }
         }
+    }
+}
+
+/// 410: the version to go on from is forgotten.
+fn is_expired(error: &watcher::Error) -> bool {
+    match error {
+        watcher::Error::WatchError(status) => status.code == 410,
+        watcher::Error::InitialListFailed(kube::Error::Api(status))
+        | watcher::Error::WatchStartFailed(kube::Error::Api(status)) => status.code == 410,
+        _ => false,
     }
 }
 

@@ -200,7 +200,7 @@ async fn serve(shared: &Arc<Shared>, stream: gate::Gate) -> Result<()> {
 
 impl Shared {
     async fn answer(
-        &self,
+        self: &Arc<Self>,
         upstream: &mut Option<client::SendRequest<Incoming>>,
         request: HttpRequest<Incoming>,
     ) -> Result<Response<Body>> {
@@ -218,6 +218,7 @@ impl Shared {
                 Action::Delay(delay) => tokio::time::sleep(delay).await,
                 // The client's own deadline, or the end of the connection, ends the wait.
                 Action::Hang | Action::Hold => fault.released().await,
+                Action::Detain => return self.detain(fault, number, request).await,
                 Action::Cut => bail!("cut by a rule"),
                 Action::After => drop_answer = true,
             }
@@ -230,6 +231,27 @@ impl Shared {
         }
         self.record.answered(number, response.status().as_u16());
         Ok(response.map(BodyExt::boxed))
+    }
+
+    async fn detain(
+        self: &Arc<Self>,
+        fault: Fault,
+        number: usize,
+        request: HttpRequest<Incoming>,
+    ) -> Result<Response<Body>> {
+        let (parts, body) = request.into_parts();
+        let request = HttpRequest::from_parts(parts, Full::new(body.collect().await?.to_bytes()));
+        let shared = self.clone();
+        // In a task of its own, which outlives the connection that the request came on.
+        let carried_out = tokio::spawn(async move {
+            fault.released().await;
+            let response = shared.connect().await?.send_request(request).await?;
+            let (parts, body) = response.into_parts();
+            let body = body.collect().await?.to_bytes();
+            shared.record.answered(number, parts.status.as_u16());
+            anyhow::Ok(Response::from_parts(parts, Full::new(body).map_err(|never| match never {}).boxed()))
+        });
+        carried_out.await?
     }
 
     async fn forward(
@@ -250,7 +272,11 @@ impl Shared {
         Ok(upstream.insert(sender).send_request(request).await?)
     }
 
-    async fn connect(&self) -> Result<client::SendRequest<Incoming>> {
+    async fn connect<B>(&self) -> Result<client::SendRequest<B>>
+    where
+        B: hyper::body::Body<Data = Bytes> + Send + 'static,
+        B::Error: Into<Box<dyn std::error::Error + Send + Sync>>,
+    {
         let connecting = async {
             let stream = TcpStream::connect(self.upstream).await?;
             let name = ServerName::from(self.upstream.ip());

@@ -24,8 +24,10 @@ pub enum Action {
     Hang,
     /// Not forwarded; the connection is closed.
     Cut,
-    /// Forwarded once [`Fault::release`] is called.
+    /// Forwarded once [`Fault::release`] is called, if the client is still there.
     Hold,
+    /// Forwarded once [`Fault::release`] is called, also when the client has long gone: a request that arrives late.
+    Detain,
     /// Forwarded and carried out; then the connection is closed instead of an answer.
     After,
 }
@@ -91,7 +93,7 @@ impl Fault {
         self.0.hits.load(Ordering::SeqCst)
     }
 
-    /// Lets the requests of [`Action::Hold`] and [`Action::Hang`] go on, and those to come.
+    /// Lets the requests of [`Action::Hold`], [`Action::Detain`] and [`Action::Hang`] go on, and those to come.
     pub fn release(&self) {
         self.0.released.send_replace(true);
     }

@@ -121,6 +121,18 @@ async fn it_holds_the_nth_write_until_released() -> Result<()> {
 }
 
 #[tokio::test]
+async fn it_carries_a_detained_write_out_after_the_client_has_gone() -> Result<()> {
+    let Setup { proxy, through, past } = setup().await?;
+    let fault = proxy.inject(Rule::path("/configmaps").method("POST").times(1), Action::Detain);
+    assert!(timeout(MOMENT, through.create(&PostParams::default(), &map("late")?)).await.is_err());
+    assert!(past.get_opt("late").await?.is_none());
+    fault.release();
+    eventually(DEADLINE, "the late write", async || past.get("late").await.map(drop).map_err(Into::into)).await?;
+    assert_eq!(fault.hits(), 1);
+    Ok(())
+}
+
+#[tokio::test]
 async fn it_cuts_before_and_after_a_write_is_carried_out() -> Result<()> {
     let Setup { proxy, through, past } = setup().await?;
     proxy.inject(Rule::path("/configmaps").method("POST").times(1), Action::Cut);

@@ -3,6 +3,7 @@
 mod crd;
 mod external_workload;
 mod fault_proxy;
+mod faults;
 mod harness;
 mod leadership;
 mod process;

@@ -1,0 +1,114 @@
+//! A manager that is killed between two writes, and the one that comes after it.
+
+use anyhow::{Result, ensure};
+use e2e::{Action, Options, Rule, eventually, holds, mesh::SOON};
+use kube::ResourceExt;
+use serde_json::json;
+
+use super::{QUIET, Rig};
+
+/// A step of the life of a Service's slices: the write that is under way when the manager is killed, and what is to come of it.
+struct Step {
+    method: &'static str,
+    change: Change,
+    after: &'static [(&'static str, bool)],
+}
+
+#[derive(Clone, Copy)]
+enum Change {
+    Publish,
+    Flip,
+    Remove,
+}
+
+const STEPS: [Step; 4] = [
+    Step { method: "POST", change: Change::Publish, after: &[("vm", true)] },
+    Step { method: "PUT", change: Change::Flip, after: &[("vm", false)] },
+    // A slice is emptied before it is deleted.
+    Step { method: "PUT", change: Change::Remove, after: &[] },
+    Step { method: "DELETE", change: Change::Remove, after: &[] },
+];
+
+/// Kills the manager at each step. `late`: the write is carried out all the same, after the next manager has done its work.
+async fn killed_at_each_step(late: bool) -> Result<()> {
+    let rig = Rig::start(Options::default()).await?;
+    for (number, step) in STEPS.iter().enumerate() {
+        let service = format!("web-{number}");
+        let mesh = super::new_mesh(&rig.client).await?;
+        mesh.put_service(&service, json!({})).await?;
+        let mut manager = rig.manager().await?;
+        if !matches!(step.change, Change::Publish) {
+            mesh.put_workload("vm", &service, &["192.0.2.1"]).await?;
+            mesh.shows(&service, &[("vm", true)]).await?;
+        }
+        let path = format!("/{}/endpointslices", mesh.namespace());
+        let action = if late { Action::Detain } else { Action::Hold };
+        let fault = rig.proxy.inject(Rule::path(&path).method(step.method).times(1), action);
+        match step.change {
+            Change::Publish => mesh.put_workload("vm", &service, &["192.0.2.1"]).await?,
+            Change::Flip => mesh.set_ready("vm", false).await?,
+            Change::Remove => mesh.delete_workload("vm").await?,
+        }
+        eventually(SOON, format_args!("the {} to be under way", step.method), async || {
+            ensure!(fault.hits() == 1, "it is not");
+            Ok(())
+        })
+        .await?;
+        manager.kill().await?;
+
+        let attempts = rig.proxy.log().iter().filter(|r| r.method != "GET" && r.path.contains(&path)).count();
+        let mut manager = rig.manager().await?;
+        mesh.shows(&service, step.after).await?;
+        let slices = usize::from(!step.after.is_empty());
+        let settled = async || {
+            let names: Vec<_> = mesh.our_slices(&service).await?.iter().map(ResourceExt::name_any).collect();
+            ensure!(names.len() == slices, "{} slices: {names:?}", step.method);
+            ensure!(mesh.readiness(&service).await?.len() == slices, "an endpoint came or went");
+            Ok(())
+        };
+        eventually(SOON, "no slice too many or too few", settled).await?;
+        fault.release();
+        holds(QUIET, "the end state", settled).await?;
+        mesh.shows(&service, step.after).await?;
+        let all = rig.proxy.log().iter().filter(|r| r.method != "GET" && r.path.contains(&path)).count();
+        // What was left to do, and no more: emptying and deleting are two.
+        let left = if matches!(step.change, Change::Remove) && step.method == "PUT" { 2 } else { 1 };
+        assert_eq!(all - attempts, left, "writes of the next manager after a {} that was killed", step.method);
+        manager.kill().await?;
+    }
+    Ok(())
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_manager_killed_before_a_write_leaves_the_rest_to_the_next() -> Result<()> {
+    killed_at_each_step(false).await
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_write_that_outlives_its_manager_undoes_nothing_of_the_next() -> Result<()> {
+    killed_at_each_step(true).await
+}
+
+/// The write was carried out, and the one who made it never knew.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_manager_killed_right_after_a_write_has_it_not_made_again() -> Result<()> {
+    let rig = Rig::start(Options::default()).await?;
+    rig.mesh.put_service("web", json!({})).await?;
+    let mut manager = rig.manager().await?;
+    let fault = rig.proxy.inject(Rule::path("/endpointslices").method("POST").times(1), Action::Detain);
+    rig.mesh.put_workload_with("vm", "web", json!({"spec": {"workloadIPs": [{"ip": "192.0.2.1"}]}})).await?;
+    eventually(SOON, "the create to be under way", async || {
+        ensure!(fault.hits() == 1, "it is not");
+        Ok(())
+    })
+    .await?;
+    manager.kill().await?;
+    fault.release();
+    rig.mesh.shows("web", &[("vm", false)]).await?;
+    let (before, writes) = (rig.versions().await?, rig.writes());
+    let mut manager = rig.manager().await?;
+    rig.follows(&manager).await?;
+    assert_eq!(rig.versions().await?, before);
+    assert_eq!(rig.writes(), writes);
+    manager.kill().await
+}

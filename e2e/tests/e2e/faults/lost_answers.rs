@@ -1,0 +1,185 @@
+//! Writes of which the manager does not know whether they were carried out, and writes that meet somebody else's.
+
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, ensure};
+use e2e::{Action, Fault, Options, Rule, eventually, holds, mesh::SOON};
+use kube::{
+    ResourceExt,
+    api::{DeleteParams, Patch, PatchParams},
+};
+use serde_json::json;
+
+use super::{QUIET, Rig};
+
+/// A conflict is made good by the watch, or a second later.
+const AT_ONCE: Duration = Duration::from_secs(4);
+
+async fn met(fault: &Fault) -> Result<()> {
+    eventually(SOON, "the request that the fault is for", async || {
+        ensure!(fault.hits() > 0, "it has not come");
+        Ok(())
+    })
+    .await
+}
+
+/// One slice, and it stays the same one.
+async fn one_slice(rig: &Rig) -> Result<String> {
+    let names = async || {
+        let slices = rig.mesh.our_slices("web").await?;
+        anyhow::Ok(slices.iter().map(ResourceExt::name_any).collect::<Vec<_>>())
+    };
+    let name = names().await?;
+    ensure!(name.len() == 1, "{name:?}");
+    holds(QUIET, "one slice", async || {
+        let now = names().await?;
+        ensure!(now == name, "{name:?} became {now:?}");
+        Ok(())
+    })
+    .await?;
+    name.into_iter().next().context("one name")
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn writes_whose_answers_are_lost_are_not_made_twice() -> Result<()> {
+    let rig = Rig::start(Options::default()).await?;
+    let _manager = rig.manager().await?;
+    let lose = |method: &str| rig.proxy.inject(Rule::path("/endpointslices").method(method).times(1), Action::After);
+
+    let create = lose("POST");
+    rig.mesh.put_workload("vm", "web", &["192.0.2.1"]).await?;
+    rig.mesh.put_service("web", json!({})).await?;
+    met(&create).await?;
+    rig.mesh.shows("web", &[("vm", true)]).await?;
+    let name = one_slice(&rig).await?;
+    let slice = rig.mesh.slices.get(&name).await?;
+    assert_eq!(slice.metadata.generation, Some(1), "nothing was written over it");
+
+    let update = lose("PUT");
+    rig.mesh.set_ready("vm", false).await?;
+    met(&update).await?;
+    rig.mesh.shows("web", &[("vm", false)]).await?;
+    assert_eq!(one_slice(&rig).await?, name);
+    assert_eq!(rig.mesh.slices.get(&name).await?.metadata.generation, Some(2));
+
+    let (empty, delete) = (lose("PUT"), lose("DELETE"));
+    rig.mesh.delete_workload("vm").await?;
+    met(&empty).await?;
+    met(&delete).await?;
+    eventually(SOON, "the slice to go", async || {
+        ensure!(rig.mesh.our_slices("web").await?.is_empty(), "it is still there");
+        Ok(())
+    })
+    .await?;
+    rig.mesh.put_workload("vm", "web", &["192.0.2.1"]).await?;
+    rig.mesh.shows("web", &[("vm", true)]).await?;
+    assert_eq!(one_slice(&rig).await?, name);
+    Ok(())
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_create_that_arrives_after_its_repetition_makes_no_second_slice() -> Result<()> {
+    let rig = Rig::start(Options::default()).await?;
+    let _manager = rig.manager().await?;
+    let late = rig.proxy.inject(Rule::path("/endpointslices").method("POST").times(1), Action::Detain);
+    rig.mesh.put_workload("vm", "web", &["192.0.2.1"]).await?;
+    rig.mesh.put_service("web", json!({})).await?;
+    met(&late).await?;
+    // Given up after nine seconds, and repeated.
+    rig.mesh.shows("web", &[("vm", true)]).await?;
+    let name = one_slice(&rig).await?;
+    late.release();
+    let log = eventually(SOON, "the late create to be answered", async || {
+        let log = rig.proxy.log();
+        let creates: Vec<_> = log.iter().filter(|r| r.method == "POST" && r.path.contains("/endpointslices")).collect();
+        ensure!(creates.iter().all(|create| create.status.is_some()), "{creates:?}");
+        Ok(creates.iter().filter_map(|create| create.status).collect::<Vec<_>>())
+    })
+    .await?;
+    assert_eq!(log, [409, 201]);
+    assert_eq!(one_slice(&rig).await?, name);
+    Ok(())
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn an_update_that_arrives_after_its_repetition_changes_nothing() -> Result<()> {
+    let rig = Rig::start(Options::default()).await?;
+    let _manager = rig.manager().await?;
+    rig.mesh.put_service("web", json!({})).await?;
+    rig.mesh.put_workload("vm", "web", &["192.0.2.1"]).await?;
+    rig.mesh.shows("web", &[("vm", true)]).await?;
+    let late = rig.proxy.inject(Rule::path("/endpointslices").method("PUT").times(1), Action::Detain);
+    rig.mesh.set_ready("vm", false).await?;
+    met(&late).await?;
+    // By the time it was to go out, what it says is no longer so.
+    rig.mesh.put_workload("vm-2", "web", &["192.0.2.2"]).await?;
+    rig.mesh.shows("web", &[("vm", false), ("vm-2", true)]).await?;
+    let name = one_slice(&rig).await?;
+    let before = rig.mesh.slices.get(&name).await?.resource_version();
+    late.release();
+    eventually(SOON, "the late update to be refused", async || {
+        let log = rig.proxy.log();
+        ensure!(log.iter().any(|r| r.method == "PUT" && r.path.contains(&name) && r.status == Some(409)), "{log:?}");
+        Ok(())
+    })
+    .await?;
+    holds(QUIET, "the newer state", async || {
+        let now = rig.mesh.slices.get(&name).await?.resource_version();
+        ensure!(now == before, "{before:?} became {now:?}");
+        Ok(())
+    })
+    .await
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_slice_that_somebody_else_edits_or_deletes_at_the_same_time_is_made_right_at_once() -> Result<()> {
+    let rig = Rig::start(Options::default()).await?;
+    let manager = rig.manager().await?;
+    rig.mesh.put_service("web", json!({})).await?;
+    rig.mesh.put_workload("vm", "web", &["192.0.2.1"]).await?;
+    rig.mesh.shows("web", &[("vm", true)]).await?;
+    let name = one_slice(&rig).await?;
+    let edit = json!({"metadata": {"annotations": {"note": "mine"}}, "endpoints": [{"addresses": ["203.0.113.1"]}]});
+    let converges = async |ready: bool| {
+        let started = Instant::now();
+        rig.mesh.shows("web", &[("vm", ready)]).await?;
+        ensure!(started.elapsed() < AT_ONCE, "after {:?}", started.elapsed());
+        anyhow::Ok(())
+    };
+    let mut ready = true;
+    // Several times, as somebody does who fights for it: no pause grows.
+    for _ in 0..3 {
+        let held = rig.proxy.inject(Rule::path("/endpointslices").method("PUT").times(1), Action::Hold);
+        ready = !ready;
+        rig.mesh.set_ready("vm", ready).await?;
+        met(&held).await?;
+        rig.mesh.slices.patch(&name, &PatchParams::default(), &Patch::Merge(&edit)).await?;
+        held.release();
+        converges(ready).await?;
+        let annotations = rig.mesh.slices.get(&name).await?.annotations().clone();
+        assert_eq!(annotations.get("note").map(String::as_str), Some("mine"), "what is not ours stays");
+    }
+    for _ in 0..3 {
+        let held = rig.proxy.inject(Rule::path("/endpointslices").method("PUT").times(1), Action::Hold);
+        ready = !ready;
+        rig.mesh.set_ready("vm", ready).await?;
+        met(&held).await?;
+        rig.mesh.slices.delete(&name, &DeleteParams::default()).await?;
+        held.release();
+        converges(ready).await?;
+    }
+    // And a delete that is late itself.
+    let held = rig.proxy.inject(Rule::path("/endpointslices").method("DELETE").times(1), Action::Hold);
+    rig.mesh.delete_workload("vm").await?;
+    met(&held).await?;
+    rig.mesh.slices.delete(&name, &DeleteParams::default()).await?;
+    held.release();
+    rig.mesh.put_workload("vm", "web", &["192.0.2.1"]).await?;
+    converges(true).await?;
+    one_slice(&rig).await?;
+    // A race is no failure.
+    let log = manager.log();
+    assert!(!log.contains("could not be written"), "{log}");
+    assert_eq!(rig.mesh.events_of("web").await?, Vec::<String>::new());
+    Ok(())
+}

@@ -1,0 +1,172 @@
+//! Namespaces in which nothing can be created any more: on their way out, or full.
+
+use anyhow::{Result, ensure};
+use e2e::{Options, eventually, holds, mesh::SOON};
+use k8s_openapi::api::core::v1::{Namespace, ResourceQuota};
+use kube::{
+    Api,
+    api::{DeleteParams, Patch, PatchParams, PostParams},
+};
+use serde_json::{Value, json};
+
+use super::{BACKED_OFF, QUIET, Rig, new_mesh, told_once};
+
+fn with_controllers() -> Options {
+    Options { controller_manager: true, ..Options::default() }
+}
+
+async fn terminating(rig: &Rig) -> Result<()> {
+    let namespaces: Api<Namespace> = Api::all(rig.client.clone());
+    namespaces.delete(rig.mesh.namespace(), &DeleteParams::default()).await?;
+    eventually(SOON, "the namespace to be terminating", async || {
+        let phase = namespaces.get(rig.mesh.namespace()).await?.status.and_then(|status| status.phase);
+        ensure!(phase.as_deref() == Some("Terminating"), "{phase:?}");
+        Ok(())
+    })
+    .await
+}
+
+/// Another Service, elsewhere, is served while this namespace is in trouble.
+async fn others_go_on(rig: &Rig) -> Result<()> {
+    let elsewhere = new_mesh(&rig.client).await?;
+    elsewhere.put_service("web", json!({})).await?;
+    elsewhere.put_workload("vm", "web", &["192.0.2.1"]).await?;
+    elsewhere.shows("web", &[("vm", true)]).await?;
+    elsewhere.tells("vm", "Published").await.map(drop)
+}
+
+/// What the manager asked of a namespace.
+fn requests(rig: &Rig) -> Vec<e2e::fault_proxy::Request> {
+    let path = format!("/namespaces/{}/", rig.mesh.namespace());
+    rig.proxy.log().into_iter().filter(|request| request.path.contains(&path)).collect()
+}
+
+/// Without the controllers that would empty it, so that it stays as it is: a namespace in which everything may still change
+/// and nothing may be created.
+#[tokio::test(flavor = "multi_thread")]
+async fn in_a_terminating_namespace_what_can_be_written_is_and_the_rest_is_not_fought_for() -> Result<()> {
+    let rig = Rig::start(Options::default()).await?;
+    let manager = rig.manager().await?;
+    for service in ["web", "loses"] {
+        rig.mesh.put_service(service, json!({})).await?;
+        rig.mesh.put_workload(&format!("vm-{service}"), service, &["192.0.2.1"]).await?;
+        rig.mesh.shows(service, &[(&format!("vm-{service}"), true)]).await?;
+        rig.mesh.tells(&format!("vm-{service}"), "Published").await?;
+    }
+    terminating(&rig).await?;
+    let before = requests(&rig).len();
+    rig.mesh.set_ready("vm-web", false).await?;
+    rig.mesh.shows("web", &[("vm-web", false)]).await?;
+    for slice in rig.mesh.our_slices("loses").await? {
+        rig.mesh.slices.delete(&kube::ResourceExt::name_any(&slice), &DeleteParams::default()).await?;
+    }
+    for ready in [false, true, false] {
+        rig.mesh.set_ready("vm-loses", ready).await?;
+    }
+    rig.mesh.set_ready("vm-web", true).await?;
+    rig.mesh.shows("web", &[("vm-web", true)]).await?;
+    others_go_on(&rig).await?;
+    holds(QUIET, "a handful of requests", async || {
+        let seen = requests(&rig);
+        let seen = seen.get(before..).unwrap_or_default();
+        // Two updates, an attempt for each change of `loses`, and one Event that was refused.
+        ensure!(seen.len() <= 8, "{seen:?}");
+        let events = seen.iter().filter(|request| request.path.contains("/events")).count();
+        ensure!(events <= 1, "{events} Events were tried");
+        Ok(())
+    })
+    .await?;
+    let log = manager.log();
+    assert_eq!(log.matches("Events are denied").count(), 1, "{log}");
+    assert!(!log.contains("could not be written"), "{log}");
+    Ok(())
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_namespace_that_takes_its_time_to_go_is_left_in_peace() -> Result<()> {
+    let rig = Rig::start(with_controllers()).await?;
+    let manager = rig.manager().await?;
+    let holding = json!({"metadata": {"finalizers": ["example.com/slow"]}});
+    for service in ["web", "stays"] {
+        rig.mesh.put_service(service, json!({})).await?;
+        for number in 1..=5 {
+            let name = format!("{service}-{number}");
+            rig.mesh.put_workload(&name, service, &[&format!("192.0.2.{number}")]).await?;
+        }
+        let all: Vec<String> = (1..=5).map(|number| format!("{service}-{number}")).collect();
+        rig.mesh.shows(service, &all.iter().map(|name| (name.as_str(), true)).collect::<Vec<_>>()).await?;
+    }
+    rig.mesh.patch_workload("web-1", holding.clone()).await?;
+    rig.mesh.patch_workload("stays-1", holding.clone()).await?;
+    rig.mesh.patch_service("stays", holding).await?;
+    let before = requests(&rig).len();
+    terminating(&rig).await?;
+    others_go_on(&rig).await?;
+    eventually(BACKED_OFF, "only what is held to be left", async || {
+        let workloads = rig.mesh.workloads.list(&super::ours().labels("")).await?.items;
+        let services = rig.mesh.services.list(&super::ours().labels("")).await?.items;
+        ensure!((workloads.len(), services.len()) == (2, 1), "{} and {}", workloads.len(), services.len());
+        ensure!(rig.mesh.our_slices("web").await?.is_empty(), "slices of a Service that is gone");
+        Ok(())
+    })
+    .await?;
+    holds(QUIET, "a handful of requests", async || {
+        let seen = requests(&rig);
+        let seen = seen.get(before..).unwrap_or_default();
+        // Each workload that goes is a change that may be written; nothing is tried again and again.
+        ensure!(seen.len() <= 30, "{} requests: {seen:?}", seen.len());
+        Ok(())
+    })
+    .await?;
+    let log = manager.log();
+    assert!(log.matches("Events are denied").count() <= 1, "{log}");
+    assert!(!log.contains("could not be written"), "{log}");
+
+    let release = json!({"metadata": {"finalizers": null}});
+    rig.mesh.patch_workload("web-1", release.clone()).await?;
+    rig.mesh.patch_workload("stays-1", release.clone()).await?;
+    rig.mesh.patch_service("stays", release).await?;
+    let namespaces: Api<Namespace> = Api::all(rig.client.clone());
+    eventually(BACKED_OFF, "the namespace to go", async || {
+        let left = namespaces.get_opt(rig.mesh.namespace()).await?;
+        ensure!(left.is_none(), "{:?}", left.and_then(|left| left.status));
+        Ok(())
+    })
+    .await?;
+    others_go_on(&rig).await
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn an_exhausted_quota_is_told_and_made_good_when_it_is_raised() -> Result<()> {
+    const COUNTED: &str = "count/endpointslices.discovery.k8s.io";
+    let rig = Rig::start(with_controllers()).await?;
+    let manager = rig.manager().await?;
+    let quotas: Api<ResourceQuota> = Api::namespaced(rig.client.clone(), rig.mesh.namespace());
+    let quota: Value = json!({"metadata": {"name": "slices"}, "spec": {"hard": {COUNTED: "0"}}});
+    quotas.create(&PostParams::default(), &serde_json::from_value(quota)?).await?;
+    eventually(SOON, "the quota to be in force", async || {
+        let status = quotas.get("slices").await?.status;
+        let hard = status.and_then(|status| status.hard).unwrap_or_default();
+        ensure!(hard.contains_key(COUNTED), "{hard:?}");
+        Ok(())
+    })
+    .await?;
+    rig.mesh.put_service("web", json!({})).await?;
+    rig.mesh.put_workload("vm", "web", &["192.0.2.1"]).await?;
+    let note = told_once(&rig.mesh, "web", "EndpointSliceWriteFailed").await?;
+    assert!(note.contains("exceeded quota: slices") && note.contains(COUNTED), "{note}");
+    others_go_on(&rig).await?;
+    let labels = [("reason", "forbidden")];
+    assert!(manager.metric("linkerd_operator_reconcile_errors_total", &labels).await.unwrap_or_default() >= 1.0);
+
+    let raised = json!({"spec": {"hard": {COUNTED: "20"}}});
+    quotas.patch("slices", &PatchParams::default(), &Patch::Merge(raised)).await?;
+    eventually(BACKED_OFF, "the slice", async || {
+        let seen = rig.mesh.readiness("web").await?;
+        ensure!(seen.get("vm") == Some(&true), "{seen:?}");
+        Ok(())
+    })
+    .await?;
+    told_once(&rig.mesh, "web", "EndpointSliceWriteFailed").await?;
+    rig.mesh.tells("vm", "Published").await.map(drop)
+}

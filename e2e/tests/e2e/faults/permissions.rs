@@ -1,0 +1,233 @@
+//! The manager with exactly the permissions that the repository ships, and with less.
+
+use std::path::Path;
+
+use anyhow::{Context, Result, ensure};
+use e2e::{ControlPlane, FaultProxy, Options, eventually, holds, mesh::SOON};
+use hyper::StatusCode;
+use k8s_openapi::api::rbac::v1::ClusterRole;
+use kube::{
+    Api,
+    api::{Patch, PatchParams},
+};
+use serde_json::{Value, json};
+
+use super::{BACKED_OFF, QUIET, Rig, new_mesh, told_once};
+
+const ROLE: &str = "linkerd-operator-external-workload";
+
+/// A control plane as strict as OpenShift's, and the manager's own ServiceAccount with what `config/rbac` grants.
+async fn start() -> Result<Rig> {
+    let strict = "--enable-admission-plugins=OwnerReferencesPermissionEnforcement".to_owned();
+    let mut rig = Rig::start(Options { extra_api_server_args: vec![strict], ..Options::default() }).await?;
+    let control_plane = &rig.control_plane;
+    let root = Path::new(env!("CARGO_MANIFEST_DIR")).parent().context("the repository has no root")?;
+    let folder = root.join("config/rbac").display().to_string();
+    control_plane.kubectl(&["apply", "-k", &folder]).await?;
+    for arguments in [
+        &["create", "serviceaccount", "linkerd-operator"] as &[&str],
+        &["create", "clusterrolebinding", "linkerd-operator", ROLE_FLAG, ACCOUNT_FLAG],
+        &["create", "rolebinding", "linkerd-operator", "--role=linkerd-operator-leader-election", ACCOUNT_FLAG],
+    ] {
+        control_plane.kubectl(&[&["--namespace=linkerd"], arguments].concat()).await?;
+    }
+    let token = token(control_plane).await?;
+    rig.proxy = FaultProxy::start_with_token(control_plane, "linkerd-operator", &token).await?;
+    Ok(rig)
+}
+
+const ROLE_FLAG: &str = "--clusterrole=linkerd-operator-external-workload";
+const ACCOUNT_FLAG: &str = "--serviceaccount=linkerd:linkerd-operator";
+
+async fn token(control_plane: &ControlPlane) -> Result<String> {
+    let path = control_plane.kubeconfig_for_service_account("linkerd", "linkerd-operator").await?;
+    let kubeconfig: Value = serde_json::from_slice(&std::fs::read(path)?)?;
+    let token = kubeconfig.pointer("/users/0/user/token").and_then(Value::as_str);
+    token.map(str::to_owned).context("a kubeconfig without a token")
+}
+
+/// Takes verbs on a resource away, until what this returns is applied again.
+async fn revoke(rig: &Rig, resource: &str, verbs: &[&str]) -> Result<Value> {
+    let roles: Api<ClusterRole> = Api::all(rig.client.clone());
+    let whole = serde_json::to_value(roles.get(ROLE).await?.rules)?;
+    let mut less = whole.clone();
+    for rule in less.as_array_mut().into_iter().flatten() {
+        if rule["resources"] == json!([resource]) {
+            let kept = rule["verbs"].as_array_mut().context("a rule without verbs")?;
+            kept.retain(|verb| !verbs.iter().any(|revoked| verb == revoked));
+        }
+    }
+    // A rule has to have a verb.
+    if let Some(rules) = less.as_array_mut() {
+        rules.retain(|rule| rule["verbs"] != json!([]));
+    }
+    ensure!(less != whole, "{resource} is not in {whole}");
+    grant(rig, &less).await?;
+    Ok(whole)
+}
+
+async fn grant(rig: &Rig, rules: &Value) -> Result<()> {
+    let roles: Api<ClusterRole> = Api::all(rig.client.clone());
+    roles.patch(ROLE, &PatchParams::default(), &Patch::Merge(json!({ "rules": rules }))).await?;
+    Ok(())
+}
+
+/// Waits until the API server itself says that the manager may, or may not.
+async fn in_force(rig: &Rig, allowed: bool, verb: &str, resource: &str) -> Result<()> {
+    let account = "--as=system:serviceaccount:linkerd:linkerd-operator";
+    eventually(SOON, format_args!("{verb} of {resource} to be {allowed}"), async || {
+        // Exits with 1 for "no".
+        let may = rig.control_plane.kubectl(&["auth", "can-i", verb, resource, account, "--all-namespaces"]).await;
+        ensure!(may.is_ok() == allowed, "it is not");
+        Ok(())
+    })
+    .await
+}
+
+fn refused(rig: &Rig) -> Vec<e2e::fault_proxy::Request> {
+    rig.proxy.log().into_iter().filter(|request| matches!(request.status, Some(401 | 403))).collect()
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn what_the_repository_grants_is_enough_for_everything_d26() -> Result<()> {
+    let rig = start().await?;
+    let mut manager = rig.manager().await?;
+    rig.mesh.put_service("web", json!({"ipFamilies": ["IPv4", "IPv6"], "ipFamilyPolicy": "RequireDualStack"})).await?;
+    rig.mesh.put_workload("vm", "web", &["192.0.2.1", "2001:db8::1"]).await?;
+    rig.mesh.shows("web", &[("vm", true)]).await?;
+    rig.mesh.tells("vm", "Published").await?;
+    rig.mesh.set_ready("vm", false).await?;
+    rig.mesh.shows("web", &[("vm", false)]).await?;
+    rig.mesh.tells("vm", "BecameUnready").await?;
+    // A create that meets a slice reads it.
+    let name = rig.mesh.our_slices("web").await?.first().map(kube::ResourceExt::name_any).context("a slice")?;
+    rig.mesh.delete_workload("vm").await?;
+    eventually(SOON, "the slices to go", async || {
+        ensure!(rig.mesh.our_slices("web").await?.is_empty(), "they are still there");
+        Ok(())
+    })
+    .await?;
+    let squatter = json!({"metadata": {"name": name}, "addressType": "IPv4", "endpoints": [], "ports": []});
+    rig.mesh.slices.create(&kube::api::PostParams::default(), &serde_json::from_value(squatter)?).await?;
+    rig.mesh.put_workload("vm", "web", &["192.0.2.1", "2001:db8::1"]).await?;
+    rig.mesh.shows("web", &[("vm", true)]).await?;
+    let (_, body) = manager.get("/ready").await?;
+    assert_eq!(body, "ready\n");
+    let status = manager.terminate(SOON).await?;
+    assert!(status.success(), "{status}");
+    assert_eq!(refused(&rig), []);
+    assert!(manager.log().contains("handed over"), "the Lease too");
+    Ok(())
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn slices_that_may_not_be_written_any_more_are_told_and_made_good_when_they_may_again() -> Result<()> {
+    let rig = start().await?;
+    let manager = rig.manager().await?;
+    rig.mesh.put_service("web", json!({})).await?;
+    rig.mesh.put_workload("vm", "web", &["192.0.2.1"]).await?;
+    rig.mesh.shows("web", &[("vm", true)]).await?;
+    let whole = revoke(&rig, "endpointslices", &["create", "update", "delete"]).await?;
+    in_force(&rig, false, "update", "endpointslices.discovery.k8s.io").await?;
+    let writes = rig.writes();
+    rig.mesh.set_ready("vm", false).await?;
+    rig.mesh.put_service("new", json!({})).await?;
+    rig.mesh.put_workload("vm-new", "new", &["192.0.2.2"]).await?;
+    for (service, verb) in [("web", "cannot update"), ("new", "cannot create")] {
+        let note = told_once(&rig.mesh, service, "EndpointSliceWriteFailed").await?;
+        assert!(note.contains(verb) && note.contains("is forbidden: User"), "{note}");
+    }
+    holds(QUIET, "few attempts, and a ready process", async || {
+        // Of each Service: 0.1, 0.2, 0.4 … s apart.
+        ensure!(rig.writes() - writes <= 20, "{} attempts", rig.writes() - writes);
+        let (status, body) = manager.get("/ready").await?;
+        ensure!(status == StatusCode::OK, "{body}");
+        Ok(())
+    })
+    .await?;
+    rig.mesh.shows("web", &[("vm", true)]).await?;
+    grant(&rig, &whole).await?;
+    eventually(BACKED_OFF, "what changed meanwhile", async || {
+        let seen = (rig.mesh.readiness("web").await?, rig.mesh.readiness("new").await?);
+        ensure!(seen.0.get("vm") == Some(&false) && seen.1.get("vm-new") == Some(&true), "{seen:?}");
+        Ok(())
+    })
+    .await?;
+    told_once(&rig.mesh, "web", "EndpointSliceWriteFailed").await.map(drop)
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn events_that_may_not_be_written_cost_one_line_and_no_endpoint() -> Result<()> {
+    let rig = start().await?;
+    let manager = rig.manager().await?;
+    revoke(&rig, "events", &["create", "patch"]).await?;
+    in_force(&rig, false, "create", "events.events.k8s.io").await?;
+    rig.mesh.put_service("web", json!({})).await?;
+    let names: Vec<String> = (1..=5).map(|number| format!("vm-{number}")).collect();
+    for name in &names {
+        rig.mesh.put_workload(name, "web", &[&format!("192.0.2.{}", name.trim_start_matches("vm-"))]).await?;
+    }
+    rig.mesh.shows("web", &names.iter().map(|name| (name.as_str(), true)).collect::<Vec<_>>()).await?;
+    let elsewhere = new_mesh(&rig.client).await?;
+    elsewhere.put_service("web", json!({})).await?;
+    elsewhere.put_workload("vm", "web", &["192.0.2.1"]).await?;
+    elsewhere.shows("web", &[("vm", true)]).await?;
+    eventually(SOON, "both namespaces to be given up", async || {
+        let lines = manager.log().matches("Events are denied").count();
+        ensure!(lines == 2, "{lines} lines");
+        Ok(())
+    })
+    .await?;
+    assert_eq!(refused(&rig).len(), 2, "one attempt for each namespace");
+    eventually(SOON, "what was not told to be counted", async || {
+        let denied = manager.metric("linkerd_operator_events_dropped_total", &[("cause", "denied")]).await;
+        ensure!(denied.unwrap_or_default() >= 4.0, "{denied:?}");
+        Ok(())
+    })
+    .await
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn workloads_that_may_not_be_watched_any_more_keep_their_endpoints() -> Result<()> {
+    let rig = start().await?;
+    let manager = rig.manager().await?;
+    rig.mesh.put_service("web", json!({})).await?;
+    rig.mesh.put_workload("vm", "web", &["192.0.2.1"]).await?;
+    rig.mesh.put_workload("goes", "web", &["192.0.2.2"]).await?;
+    rig.mesh.shows("web", &[("vm", true), ("goes", true)]).await?;
+    let before = rig.versions().await?;
+    let whole = revoke(&rig, "externalworkloads", &["get", "list", "watch"]).await?;
+    in_force(&rig, false, "watch", "externalworkloads.workload.linkerd.io").await?;
+    // A watch goes on until it is begun anew.
+    rig.proxy.cut_all();
+    let body = eventually(SOON, "/ready to name it", async || {
+        let (status, body) = manager.get("/ready").await?;
+        ensure!(status == StatusCode::OK, "{status}: what was listed once is served on: {body}");
+        ensure!(body.contains("list and watch of externalworkloads.workload.linkerd.io are denied"), "{body}");
+        Ok(body)
+    })
+    .await?;
+    assert!(body.contains("grant them to this ServiceAccount"), "{body}");
+    rig.mesh.delete_workload("goes").await?;
+    // A Service that is looked at in this state still has what was known last.
+    rig.mesh.patch_service("web", json!({"metadata": {"annotations": {"note": "look"}}})).await?;
+    holds(QUIET, "the last known endpoints", async || {
+        let now = rig.versions().await?;
+        ensure!(now == before, "{before:?} became {now:?}");
+        Ok(())
+    })
+    .await?;
+    grant(&rig, &whole).await?;
+    eventually(BACKED_OFF, "the workload that went meanwhile", async || {
+        let seen = rig.mesh.readiness("web").await?;
+        ensure!(seen.len() == 1, "{seen:?}");
+        Ok(())
+    })
+    .await?;
+    eventually(SOON, "/ready to name nothing", async || {
+        let (_, body) = manager.get("/ready").await?;
+        ensure!(body == "ready\n", "{body}");
+        Ok(())
+    })
+    .await
+}
