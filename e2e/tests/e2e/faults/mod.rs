@@ -12,11 +12,15 @@ mod refusals;
 mod slices;
 mod watches;
 
-use std::{collections::BTreeMap, sync::Arc, time::Duration};
+use std::{
+    collections::BTreeMap,
+    sync::{Arc, Mutex, PoisonError},
+    time::{Duration, Instant},
+};
 
 use anyhow::{Result, ensure};
 use e2e::{
-    ControlPlane, FaultProxy, Manager, ManagerOptions, Options, TestNamespace, eventually,
+    ControlPlane, Fault, FaultProxy, Manager, ManagerOptions, Options, TestNamespace, eventually,
     mesh::{MANAGED_BY, Mesh, SOON},
 };
 use futures::StreamExt;
@@ -58,14 +62,18 @@ impl Rig {
 
     /// A manager behind the proxy. Always under one name, so that the next one leads without waiting for a Lease to expire.
     async fn manager(&self) -> Result<Manager> {
+        let mut manager = self.unready_manager()?;
+        manager.ready(SOON).await?;
+        Ok(manager)
+    }
+
+    fn unready_manager(&self) -> Result<Manager> {
         let options = ManagerOptions {
             identity: Some("operator".to_owned()),
             kubeconfig: Some(self.proxy.kubeconfig().to_owned()),
             ..ManagerOptions::default()
         };
-        let mut manager = Manager::start(&self.control_plane, options)?;
-        manager.ready(SOON).await?;
-        Ok(manager)
+        Manager::start(&self.control_plane, options)
     }
 
     /// How often the manager tried to change slices of the test's namespace.
@@ -123,9 +131,22 @@ async fn told_once(mesh: &Mesh, name: &str, reason: &str) -> Result<String> {
     Ok(note)
 }
 
+/// Waits until the fault has met so many requests, and returns how long after the first one the last one came.
+async fn spacing(fault: &Fault, count: usize) -> Result<Duration> {
+    let reached = async |count: usize| {
+        eventually(BACKED_OFF, format_args!("attempt {count}"), async || {
+            ensure!(fault.hits() >= count, "{} so far", fault.hits());
+            Ok(Instant::now())
+        })
+        .await
+    };
+    let first = reached(1).await?;
+    Ok(reached(count).await? - first)
+}
+
 /// Every version of our slices in a namespace from its start on, so that nothing that happened in between is missed.
 struct Recorder {
-    seen: Arc<std::sync::Mutex<Vec<EndpointSlice>>>,
+    seen: Arc<Mutex<Vec<EndpointSlice>>>,
     task: JoinHandle<()>,
 }
 
@@ -135,12 +156,12 @@ impl Recorder {
         let labels = format!("endpointslice.kubernetes.io/managed-by={MANAGED_BY}");
         let params = WatchParams::default().labels(&labels).timeout(290);
         let mut watch = mesh.slices.watch(&params, &now).await?.boxed();
-        let seen = Arc::<std::sync::Mutex<Vec<EndpointSlice>>>::default();
+        let seen = Arc::<Mutex<Vec<EndpointSlice>>>::default();
         let into = seen.clone();
         let task = tokio::spawn(async move {
             while let Some(Ok(event)) = watch.next().await {
                 if let WatchEvent::Added(slice) | WatchEvent::Modified(slice) | WatchEvent::Deleted(slice) = event {
-                    into.lock().unwrap_or_else(std::sync::PoisonError::into_inner).push(slice);
+                    into.lock().unwrap_or_else(PoisonError::into_inner).push(slice);
                 }
             }
         });
@@ -149,7 +170,7 @@ impl Recorder {
 
     /// The workloads that each version held, of the slices with this prefix.
     fn workloads(&self, prefix: &str) -> Vec<Vec<String>> {
-        let seen = self.seen.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
+        let seen = self.seen.lock().unwrap_or_else(PoisonError::into_inner);
         let names = |slice: &EndpointSlice| {
             let targets = slice.endpoints.iter().filter_map(|endpoint| endpoint.target_ref.as_ref()?.name.clone());
             targets.collect()

@@ -1,25 +1,12 @@
 //! Writes that the API server refuses for a while: what is retried, how often, and who is told.
 
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use anyhow::{Result, ensure};
-use e2e::{Action, Fault, Manager, Options, Rule, eventually, mesh::SOON};
+use e2e::{Action, Manager, Options, Rule, eventually, mesh::SOON};
 use serde_json::json;
 
-use super::{BACKED_OFF, Rig, new_mesh, told_once};
-
-/// Waits until the fault has met so many requests, and returns how long after the first one the last one came.
-async fn spacing(fault: &Fault, count: usize) -> Result<Duration> {
-    let reached = async |count: usize| {
-        eventually(BACKED_OFF, format_args!("attempt {count}"), async || {
-            ensure!(fault.hits() >= count, "{} so far", fault.hits());
-            Ok(Instant::now())
-        })
-        .await
-    };
-    let first = reached(1).await?;
-    Ok(reached(count).await? - first)
-}
+use super::{BACKED_OFF, Rig, new_mesh, spacing, told_once};
 
 async fn errors(manager: &Manager, reason: &str) -> f64 {
     manager.metric("linkerd_operator_reconcile_errors_total", &[("reason", reason)]).await.unwrap_or_default()
@@ -34,9 +21,9 @@ async fn a_write_that_is_refused_for_a_while_is_retried_ever_more_rarely_and_tol
     let fault = rig.proxy.inject(Rule::path(&path).method("POST"), Action::Status { code: 503, retry_after: None });
     rig.mesh.put_workload("vm", "web", &["192.0.2.1"]).await?;
     rig.mesh.put_service("web", json!({})).await?;
-    let spacing = spacing(&fault, 6).await?;
+    let between = spacing(&fault, 6).await?;
     // 0.1, 0.2, 0.4, 0.8, 1.6 s, each less up to a tenth.
-    ensure!(spacing > Duration::from_millis(2500), "six attempts in {spacing:?}");
+    ensure!(between > Duration::from_millis(2500), "six attempts in {between:?}");
     let note = told_once(&rig.mesh, "web", "EndpointSliceWriteFailed").await?;
     assert!(note.contains("cannot create EndpointSlice") && note.contains("injected 503"), "{note}");
 
@@ -76,8 +63,8 @@ async fn a_write_that_is_throttled_stays_away_as_long_as_it_was_asked_to() -> Re
     let throttled = Action::Status { code: 429, retry_after: Some(3) };
     let fault = rig.proxy.inject(Rule::path("/endpointslices").method("PUT"), throttled);
     rig.mesh.set_ready("vm", false).await?;
-    let spacing = spacing(&fault, 3).await?;
-    ensure!(spacing > Duration::from_millis(5800), "three attempts in {spacing:?}");
+    let between = spacing(&fault, 3).await?;
+    ensure!(between > Duration::from_millis(5800), "three attempts in {between:?}");
     assert!(errors(&manager, "unavailable").await >= 3.0);
     fault.remove();
     rig.mesh.shows("web", &[("vm", false)]).await?;

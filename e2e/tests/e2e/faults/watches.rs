@@ -7,7 +7,7 @@ use e2e::{Action, Options, Rule, eventually, holds, mesh::SOON};
 use hyper::StatusCode;
 use serde_json::json;
 
-use super::{BACKED_OFF, KINDS, QUIET, Recorder, Rig};
+use super::{BACKED_OFF, KINDS, QUIET, Recorder, Rig, spacing};
 
 /// With the garbage collector, which removes the slices of a Service that was deleted. An API server that is told to stop
 /// waits as long for open watches as it allows requests to take, a minute by default.
@@ -150,19 +150,6 @@ async fn what_vanished_before_etcd_was_compacted_is_handled_as_deleted() -> Resu
     Ok(())
 }
 
-/// How long the `count`th attempt comes after the first one.
-async fn spacing(fault: &e2e::Fault, count: usize) -> Result<Duration> {
-    let reached = async |count: usize| {
-        eventually(Duration::from_secs(60), format_args!("attempt {count}"), async || {
-            ensure!(fault.hits() >= count, "{} so far", fault.hits());
-            Ok(Instant::now())
-        })
-        .await
-    };
-    let first = reached(1).await?;
-    Ok(reached(count).await? - first)
-}
-
 #[tokio::test(flavor = "multi_thread")]
 async fn lists_and_watches_that_are_refused_are_tried_again_ever_more_rarely() -> Result<()> {
     let rig = Rig::start(Options::default()).await?;
@@ -181,9 +168,9 @@ async fn lists_and_watches_that_are_refused_are_tried_again_ever_more_rarely() -
     ];
     rig.proxy.cut_all();
     let spacings = futures::future::try_join_all(faults.iter().map(|fault| spacing(fault, 6))).await?;
-    for spacing in spacings {
+    for between in spacings {
         // 0.2, 0.4, 0.8, 1.6, 3.2 s, each less up to a tenth.
-        ensure!(spacing > Duration::from_secs(5), "six attempts in {spacing:?}");
+        ensure!(between > Duration::from_secs(5), "six attempts in {between:?}");
     }
     let (status, body) = manager.get("/ready").await?;
     assert_eq!(status, StatusCode::OK, "{body}");
@@ -193,8 +180,36 @@ async fn lists_and_watches_that_are_refused_are_tried_again_ever_more_rarely() -
     let log = manager.log();
     let lines = log.lines().filter(|line| line.contains("list or watch failed") && line.contains("services"));
     assert!(lines.count() <= 2, "{log}");
+    assert!(!log.contains("failed with status"), "{log}");
     rig.proxy.clear();
     rig.follows(&manager).await
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_manager_whose_first_lists_are_refused_waits_without_writing_and_says_why() -> Result<()> {
+    let rig = Rig::start(Options::default()).await?;
+    let manager = rig.manager().await?;
+    rig.mesh.put_service("web", json!({})).await?;
+    rig.mesh.put_workload("vm", "web", &["192.0.2.1"]).await?;
+    rig.mesh.shows("web", &[("vm", true)]).await?;
+    drop(manager);
+    let (before, writes) = (rig.versions().await?, rig.writes());
+    // Services and slices are listed, workloads are not: whoever acted on that would remove every endpoint.
+    let throttled = Action::Status { code: 429, retry_after: Some(1) };
+    let fault = rig.proxy.inject(Rule::path("/externalworkloads?"), throttled);
+    let mut manager = rig.unready_manager()?;
+    let between = spacing(&fault, 5).await?;
+    // 0.2, 0.4, 0.8, 1.6 s, each less up to a tenth.
+    ensure!(between > Duration::from_millis(2500), "five attempts in {between:?}");
+    let (status, body) = manager.get("/ready").await?;
+    assert_eq!(status, StatusCode::SERVICE_UNAVAILABLE, "{body}");
+    assert!(body.contains("cannot list or watch externalworkloads.workload.linkerd.io: injected 429"), "{body}");
+    assert_eq!((rig.versions().await?, rig.writes()), (before.clone(), writes));
+    fault.remove();
+    manager.ready(SOON).await?;
+    rig.follows(&manager).await?;
+    assert_eq!((rig.versions().await?, rig.writes()), (before, writes));
+    Ok(())
 }
 
 /// Slow, because a silent connection is told from an idle one only by its age.
