@@ -25,7 +25,7 @@ control-plane: build ## A control plane to play with, in the foreground until Ct
 
 .PHONY: run
 run: ## The manager against the current kubeconfig
-	$(CARGO) run --release --bin linkerd-operator -- manager
+	$(CARGO) run --bin linkerd-operator -- manager
 
 ##@ Test it
 

@@ -232,7 +232,10 @@ impl Context {
         for finding in self.records.new_findings(key, &plan.findings) {
             self.events.publish(finding.notice(&service));
         }
-        let outcome = if plan.is_empty() { Outcome::default() } else { self.writer.apply(&service, plan).await };
+        if plan.is_empty() {
+            return self.conclude(&service, Outcome::default());
+        }
+        let outcome = self.writer.apply(&service, plan).await;
         // From what was written, not from what was planned: the rest has not happened yet.
         for transition in report::transitions(&service, &slices, &outcome.after(&slices)) {
             self.events.publish(transition.notice(&service));

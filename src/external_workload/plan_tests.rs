@@ -1,6 +1,5 @@
 //! The plan, case by case: D-numbers are those of the acceptance table, with an API server that fills in its defaults.
 
-use proptest::prelude::*;
 use serde_json::{Value, json};
 
 use super::*;
@@ -8,6 +7,9 @@ use crate::{
     cluster::{service, workload},
     external_workload::report,
 };
+
+#[path = "plan_properties.rs"]
+mod properties;
 
 const NONE: &[Arc<EndpointSlice>] = &[];
 
@@ -659,164 +661,4 @@ fn names_are_short_and_the_same_every_time() {
     assert_ne!(name, slice_name(&service, Family::IPv4, 0));
     // Written into clusters: it may never change.
     assert_eq!(slice_name(&legacy(), Family::IPv4, 0), "linkerd-external-legacy-3b89b8ab61829eac");
-}
-
-/// One random step in the life of a Service.
-#[derive(Clone, Debug)]
-enum Step {
-    Put {
-        number: usize,
-        ready: bool,
-        port: i32,
-        families: u8,
-    },
-    Remove {
-        number: usize,
-    },
-    /// Many at once, so that slices overflow.
-    Fill {
-        from: usize,
-        count: usize,
-        port: i32,
-    },
-    Clear {
-        from: usize,
-        count: usize,
-    },
-    Families(u8),
-    Rename(bool),
-    Label(bool),
-    Vandalise {
-        at: usize,
-    },
-    DeleteSlice {
-        at: usize,
-    },
-    Recreate(u8),
-}
-
-fn step() -> impl Strategy<Value = Step> {
-    prop_oneof![
-        8 => (0..160usize, any::<bool>(), 80..83i32, 1..4u8)
-            .prop_map(|(number, ready, port, families)| Step::Put { number, ready, port, families }),
-        4 => (0..160usize).prop_map(|number| Step::Remove { number }),
-        2 => (0..400usize, 20..230usize, 80..82i32).prop_map(|(from, count, port)| Step::Fill { from, count, port }),
-        1 => (0..400usize, 20..230usize).prop_map(|(from, count)| Step::Clear { from, count }),
-        1 => (1..4u8).prop_map(Step::Families),
-        1 => any::<bool>().prop_map(Step::Rename),
-        1 => any::<bool>().prop_map(Step::Label),
-        1 => (0..8usize).prop_map(|at| Step::Vandalise { at }),
-        1 => (0..8usize).prop_map(|at| Step::DeleteSlice { at }),
-        1 => (0..3u8).prop_map(Step::Recreate),
-    ]
-}
-
-fn families(bits: u8) -> Vec<Family> {
-    [Family::IPv4, Family::IPv6].into_iter().enumerate().filter(|(i, _)| bits & (1 << i) != 0).map(|(_, f)| f).collect()
-}
-
-impl World {
-    fn take(&mut self, step: &Step) {
-        match step {
-            Step::Put { number, ready, port, families: bits } => {
-                let ips: Vec<Value> = families(*bits)
-                    .into_iter()
-                    .map(|family| match family {
-                        Family::IPv4 => json!({"ip": format!("10.0.{}.{}", number / 250, 1 + number % 250)}),
-                        Family::IPv6 => json!({"ip": format!("fd00::{number:x}")}),
-                    })
-                    .collect();
-                let spec = json!({"workloadIPs": ips, "ports": [{"name": "http", "port": port}]});
-                let put = edit(&workload(&format!("vm-{number}"), &spec), |workload| workload.ready = *ready);
-                self.workloads.retain(|workload| workload.key != put.key);
-                self.workloads.push(put);
-            }
-            Step::Fill { from, count, port } => {
-                for number in *from..from + count {
-                    self.take(&Step::Put { number, ready: true, port: *port, families: 3 });
-                }
-            }
-            Step::Clear { from, count } => {
-                for number in *from..from + count {
-                    self.take(&Step::Remove { number });
-                }
-            }
-            Step::Remove { number } => self.workloads.retain(|workload| *workload.key.name != *format!("vm-{number}")),
-            Step::Families(bits) => self.service.families = families(*bits),
-            Step::Rename(other) => self.service.ports[0].name = if *other { "two" } else { "one" }.to_owned(),
-            Step::Label(on) => {
-                self.service.labels = on.then(|| ("foo".to_owned(), "bar".to_owned())).into_iter().collect();
-            }
-            Step::Vandalise { at } => {
-                if let Some(name) = self.slices.get(*at).map(|slice| slice.name().to_owned()) {
-                    self.edit_slice(&name, |slice| _ = slice.endpoints.pop());
-                }
-            }
-            Step::DeleteSlice { at } => {
-                if *at < self.slices.len() {
-                    self.slices.remove(*at);
-                }
-            }
-            Step::Recreate(generation) => self.service.uid = format!("uid-{generation}").into(),
-        }
-    }
-}
-
-proptest! {
-    #![proptest_config(ProptestConfig { cases: 64, ..ProptestConfig::default() })]
-
-    /// After any history: every desired endpoint in exactly one slice, nothing else, and a plan on the planned state is empty.
-    #[test]
-    fn any_history_settles_with_every_endpoint_exactly_once(history in prop::collection::vec(prop::collection::vec(step(), 1..60), 1..6)) {
-        let mut world = World::new(dual(), []);
-        for steps in history {
-            for step in &steps {
-                world.take(step);
-            }
-            world.settle();
-            let mut expected: BTreeMap<(String, String), Desired> = BTreeMap::new();
-            for (family, desired) in endpoint::desired(&world.service, &world.workloads).0 {
-                for (name, desired) in desired {
-                    expected.insert((family.address_type().to_owned(), name.to_string()), desired);
-                }
-            }
-            // `places` holds that nothing stands twice.
-            prop_assert_eq!(world.places().into_keys().collect::<Vec<_>>(), expected.keys().cloned().collect::<Vec<_>>());
-            for slice in &world.slices {
-                prop_assert!(slice.endpoints.len() <= MAX_ENDPOINTS && !slice.endpoints.is_empty());
-                for endpoint in &slice.endpoints {
-                    let key = (slice.address_type.clone(), endpoint::workload(&world.service, endpoint).unwrap().to_owned());
-                    prop_assert_eq!(endpoint, &expected[&key].endpoint);
-                    prop_assert_eq!(&slice.ports.iter().cloned().collect::<Ports>(), &expected[&key].ports);
-                }
-            }
-        }
-    }
-
-    /// Of the endpoints of a slice, at most those move that want other ports than most of them.
-    #[test]
-    fn no_endpoint_moves_without_need(first in prop::collection::vec(step(), 1..60), then in prop::collection::vec(step(), 1..20)) {
-        let mut world = World::new(dual(), []);
-        for step in &first { world.take(step); }
-        world.settle();
-        let (before, uid) = (world.slices.clone(), world.service.uid.clone());
-        // Vandalism aside: what others took out of a slice is not there to stay in it.
-        for step in then.iter().filter(|step| !matches!(step, Step::Vandalise { .. } | Step::DeleteSlice { .. })) { world.take(step); }
-        world.settle();
-        prop_assume!(world.service.uid == uid);
-        let (after, desired) = (world.places(), endpoint::desired(&world.service, &world.workloads).0);
-        for slice in before {
-            let Some(desired) = desired.get(&slice.family().unwrap()) else { continue };
-            let mut votes: BTreeMap<&Ports, usize> = BTreeMap::new();
-            let mut stayed = 0;
-            for workload in slice.endpoints.iter().filter_map(|e| endpoint::workload(&world.service, e)) {
-                let Some(desired) = desired.get(workload) else { continue };
-                *votes.entry(&desired.ports).or_default() += 1;
-                let place = after.get(&(slice.address_type.clone(), workload.to_owned()));
-                stayed += usize::from(place.map(String::as_str) == Some(slice.name()));
-            }
-            let most = votes.values().max().copied().unwrap_or_default();
-            prop_assert!(stayed >= most, "{stayed} of at least {most} stayed in {}", slice.name());
-        }
-    }
 }

@@ -6,4 +6,5 @@ mod fault_proxy;
 mod faults;
 mod harness;
 mod leadership;
+mod placement;
 mod process;

@@ -6,6 +6,8 @@
 //!   expire for anybody else;
 //! - a namespace that is missing, an API server that is away, a Lease that was deleted: all are waited for.
 
+mod leadership;
+
 use std::{fmt, time::Duration};
 
 use k8s_openapi::{
@@ -25,6 +27,9 @@ use tokio::{
 use tokio_util::sync::CancellationToken;
 use tracing::{info, warn};
 
+pub use leadership::Leadership;
+use leadership::{State, Term};
+
 /// For handing a Lease over when the process stops: two reads and two writes of an API server that is well.
 const RELEASE_TIMEOUT: Duration = Duration::from_secs(3);
 
@@ -39,27 +44,6 @@ pub struct Settings {
     /// How long we go on without a renewal.
     pub renew_deadline: Duration,
     pub retry_period: Duration,
-}
-
-/// Whether this process leads. Cheap to clone and to ask.
-#[derive(Clone)]
-pub struct Leadership(watch::Receiver<State>);
-
-#[derive(Clone, Debug, Default)]
-struct State {
-    term: Option<Term>,
-    /// Grows with each term, so that one that was lost and won again unseen is noticed. A term that was renewed only after
-    /// writes had stopped counts as lost: nobody else has led, but what changed meanwhile was nobody's to write.
-    terms: u64,
-    problem: Option<String>,
-}
-
-#[derive(Clone, Copy, Debug)]
-struct Term {
-    /// No write begins after this.
-    writes_until: Instant,
-    /// Every write has ended by this.
-    deadline: Instant,
 }
 
 struct Elector {
@@ -109,62 +93,6 @@ pub fn spawn(
     let elector = Elector { settings, api, state, metrics, seen: None, stale: false, claimed: false, renewed: None };
     tasks.spawn("lease", elector.run(stop));
     Ok(Leadership(leadership))
-}
-
-// === impl Leadership ===
-
-impl Leadership {
-    /// When a write that begins now has to have ended. `None`: do not write.
-    pub fn write_deadline(&self) -> Option<Instant> {
-        let state = self.0.borrow();
-        let term = state.term?;
-        // With the state still borrowed: who is told no here is sure to see the next term as a new one.
-        (Instant::now() < term.writes_until).then_some(term.deadline)
-    }
-
-    /// The number of the term in which writes are allowed now.
-    pub fn term(&self) -> Option<u64> {
-        let state = self.0.borrow();
-        state.term.filter(|term| Instant::now() < term.writes_until).map(|_| state.terms)
-    }
-
-    /// Resolves when this process does not lead.
-    pub async fn ended(&self) {
-        let ended = self.0.clone().wait_for(|state| state.term.is_none()).await.is_ok();
-        if !ended {
-            // The elector is gone, and so is whoever permits a write; deadlines end the rest.
-            std::future::pending::<()>().await;
-        }
-    }
-
-    /// Resolves when a term has begun that is newer than `seen`, to its number.
-    pub async fn next_term(&mut self, seen: u64) -> u64 {
-        let term = self.0.wait_for(|state| state.term.is_some() && state.terms > seen).await.map(|state| state.terms);
-        match term {
-            Ok(term) => term,
-            // The elector ended: the process is about to.
-            Err(_) => std::future::pending().await,
-        }
-    }
-
-    /// Why nobody can lead here, for the reader of `/ready`.
-    pub fn problem(&self) -> Option<String> {
-        self.0.borrow().problem.clone()
-    }
-}
-
-#[cfg(test)]
-impl Leadership {
-    /// Of a process that leads, for as long as any test takes.
-    pub(crate) fn for_test() -> Self {
-        let deadline = Instant::now() + Duration::from_secs(3600);
-        let term = Some(Term { writes_until: deadline, deadline });
-        Self(watch::channel(State { term, terms: 1, problem: None }).1)
-    }
-
-    pub(crate) fn for_test_of_a_follower() -> Self {
-        Self(watch::channel(State::default()).1)
-    }
 }
 
 // === impl Elector ===
