@@ -259,6 +259,14 @@ fn a_full_slice_more_is_created_and_an_empty_one_that_is_found_deleted_d5() {
 }
 
 #[test]
+fn an_empty_slice_that_is_found_is_deleted_even_if_it_would_have_to_be_written() {
+    let mut world = World::new(legacy(), many(0..10));
+    world.hold("a", &[]);
+    world.edit_slice("a", |slice| slice.metadata.labels.as_mut().unwrap().clear());
+    assert_eq!(world.settle(), writes(1, 0, 1));
+}
+
+#[test]
 fn the_fullest_clean_slice_that_has_room_is_filled_d6() {
     let mut world = World::new(legacy(), many(0..100));
     world.hold("a", &many(0..1));
@@ -344,6 +352,28 @@ fn a_workload_that_loses_a_family_leaves_that_familys_slice_only_d12() {
     assert_eq!((plan.creates.len(), plan.updates.len(), plan.retires.len()), (0, 1, 0));
     assert_eq!(world.transitions(), [], "it is still published");
     assert_eq!(world.sorted_lengths(), [2, 1]);
+}
+
+#[test]
+fn a_workload_of_two_families_is_ready_to_people_when_both_slices_say_so() {
+    let mut world = World::new(dual(), [two_families("vm1", &["192.0.2.1", "2001:db8::1"])]);
+    assert_eq!(world.transitions(), [("vm1".to_owned(), report::Change::Published { ready: true })]);
+    let both = world.slices.clone();
+    for at in [0, 1] {
+        let mut half = both.clone();
+        let mut flipped = EndpointSlice::clone(&half[at]);
+        flipped.endpoints[0].conditions.ready = Some(false);
+        half[at] = Arc::new(flipped);
+        let one = &both[at..=at];
+        let change = |before: &[_], after: &[_]| {
+            report::transitions(&world.service, before, after).into_iter().map(|t| t.change).next()
+        };
+        // One family was written, the other refused: told now, and not again when the other follows.
+        assert_eq!(change(&both, &half), Some(report::Change::BecameUnready));
+        assert_eq!(change(&half, &both), Some(report::Change::BecameReady));
+        assert_eq!(change(&both, one), None, "it is still published");
+        assert_eq!(change(one, &both), None);
+    }
 }
 
 #[test]
