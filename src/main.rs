@@ -5,7 +5,7 @@ use std::process::ExitCode;
 use clap::Parser;
 use linkerd_operator::{
     args::{Args, LogFormat, ManagerArgs},
-    manager,
+    client, manager,
 };
 use tracing_subscriber::EnvFilter;
 
@@ -36,7 +36,7 @@ fn main() -> ExitCode {
     match runtime.block_on(manager::run(args)) {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
-            tracing::error!("{error:#}");
+            tracing::error!("{}", client::describe(&*error));
             ExitCode::FAILURE
         }
     }
