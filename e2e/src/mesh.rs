@@ -87,7 +87,15 @@ impl Mesh {
         self.set_ready(name, true).await
     }
 
-    /// The same, not ready yet, with whatever else the object is to have.
+    /// The Service `web` over the ready machine `vm` at 192.0.2.4, published: how most tests begin.
+    pub async fn put_web_over_vm(&self) -> Result<Service> {
+        let service = self.put_service("web", json!({})).await?;
+        self.put_workload("vm", "web", &["192.0.2.4"]).await?;
+        self.shows("web", &[("vm", true)]).await?;
+        Ok(service)
+    }
+
+    /// An ExternalWorkload like those of [`Mesh::put_workload`], not ready yet, with whatever else the object is to have.
     pub async fn put_workload_with(&self, name: &str, app: &str, object: Value) -> Result<()> {
         let mut whole = json!({
             "apiVersion": "workload.linkerd.io/v1beta1", "kind": "ExternalWorkload",

@@ -8,7 +8,7 @@ use std::{
     sync::Arc,
 };
 
-use super::report::{Finding, FindingReason};
+use super::report::Finding;
 use crate::{
     api::EXTERNAL_WORKLOAD_KIND,
     cluster::{
@@ -16,6 +16,7 @@ use crate::{
         slice::{Endpoint, EndpointConditions, EndpointPort, Family, TargetRef},
         workload::{Address, Workload, WorkloadPort},
     },
+    events::Reason,
 };
 
 /// The ports of a slice. Their order means nothing to readers.
@@ -79,7 +80,7 @@ pub(super) fn desired(
         for address in &workload.addresses {
             if let Address::Invalid { text, reason } = address {
                 find(
-                    FindingReason::InvalidWorkloadIP,
+                    Reason::InvalidWorkloadIP,
                     format!("workloadIPs has {text:?}, which no endpoint can have: {reason}; it is left out"),
                 );
             }
@@ -90,13 +91,13 @@ pub(super) fn desired(
         }
         if hostname_invalid {
             find(
-                FindingReason::InvalidHostname,
+                Reason::InvalidHostname,
                 "its name cannot be a host name (63 characters of a-z, 0-9 and -, no dots): it is published without one"
                     .to_owned(),
             );
         }
         if !unmatched.is_empty() {
-            find(FindingReason::UnmatchedPort, describe_unmatched(&unmatched));
+            find(Reason::UnmatchedPort, describe_unmatched(&unmatched));
         }
     }
     (families, findings)

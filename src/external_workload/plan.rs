@@ -286,5 +286,5 @@ fn slice_name(service: &Service, family: Family, ordinal: u32) -> String {
 }
 
 #[cfg(test)]
-#[path = "plan_tests.rs"]
+#[path = "plan_tests/mod.rs"]
 mod tests;

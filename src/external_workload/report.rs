@@ -36,16 +36,8 @@ pub(super) enum Change {
 pub(super) struct Finding {
     workload: NamespacedName,
     uid: Arc<str>,
-    reason: FindingReason,
+    reason: Reason,
     text: String,
-}
-
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-#[allow(clippy::enum_variant_names, reason = "the reasons of Events, spelled as users see them")]
-pub(super) enum FindingReason {
-    InvalidWorkloadIP,
-    InvalidHostname,
-    UnmatchedPort,
 }
 
 /// What stands in slices for one workload, over both families.
@@ -133,19 +125,14 @@ impl Transition {
 // === impl Finding ===
 
 impl Finding {
-    pub(super) fn new(workload: &Workload, reason: FindingReason, text: String) -> Self {
+    pub(super) fn new(workload: &Workload, reason: Reason, text: String) -> Self {
         Self { workload: workload.key.clone(), uid: Arc::clone(&workload.uid), reason, text }
     }
 
     pub(super) fn notice(&self, service: &Service) -> Notice {
-        let reason = match self.reason {
-            FindingReason::InvalidWorkloadIP => Reason::InvalidWorkloadIP,
-            FindingReason::InvalidHostname => Reason::InvalidHostname,
-            FindingReason::UnmatchedPort => Reason::UnmatchedPort,
-        };
         let note = format!("As an endpoint of Service {}: {}", service.key.name, self.text);
         Notice {
-            reason,
+            reason: self.reason,
             regarding: workload_reference(&self.workload, &self.uid),
             related: Some(reference(service)),
             note,

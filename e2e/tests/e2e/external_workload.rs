@@ -58,9 +58,7 @@ async fn patch_slice(mesh: &Mesh, slice: &EndpointSlice, patch: serde_json::Valu
 #[tokio::test]
 async fn a_virtual_machine_becomes_an_endpoint_of_the_service_that_selects_it() -> Result<()> {
     let mesh = mesh("first").await?;
-    let service = mesh.put_service("web", json!({})).await?;
-    mesh.put_workload("vm", "web", &["192.0.2.4"]).await?;
-    mesh.shows("web", &[("vm", true)]).await?;
+    let service = mesh.put_web_over_vm().await?;
     let slice = only_slice(&mesh, "web").await?;
     assert!(slice.name_any().starts_with("linkerd-external-web-"));
     assert_eq!(slice.labels()["endpointslice.kubernetes.io/managed-by"], MANAGED_BY);
@@ -78,9 +76,7 @@ async fn a_virtual_machine_becomes_an_endpoint_of_the_service_that_selects_it() 
 #[tokio::test]
 async fn nothing_is_written_while_nothing_changes_and_touching_the_service_changes_nothing_d1() -> Result<()> {
     let mesh = mesh("d1").await?;
-    mesh.put_service("web", json!({})).await?;
-    mesh.put_workload("vm", "web", &["192.0.2.4"]).await?;
-    mesh.shows("web", &[("vm", true)]).await?;
+    mesh.put_web_over_vm().await?;
     let before = versions(&mesh, "web").await?;
     mesh.patch_service("web", json!({"metadata": {"annotations": {"note": "touched"}}})).await?;
     mesh.patch_workload("vm", json!({"metadata": {"annotations": {"note": "touched"}}})).await?;
@@ -114,9 +110,7 @@ async fn a_headless_service_without_ports_settles_and_names_its_hosts_d10() -> R
 #[tokio::test]
 async fn a_slice_left_by_a_deleted_service_of_the_same_name_is_replaced_d8_d27() -> Result<()> {
     let mesh = mesh("d27").await?;
-    mesh.put_service("web", json!({})).await?;
-    mesh.put_workload("vm", "web", &["192.0.2.4"]).await?;
-    mesh.shows("web", &[("vm", true)]).await?;
+    mesh.put_web_over_vm().await?;
     for _ in 0..3 {
         mesh.services.delete("web", &DeleteParams::default()).await?;
         let uid = mesh.put_service("web", json!({})).await?.uid().unwrap();
@@ -151,9 +145,7 @@ async fn a_service_that_waits_for_its_finalizer_gets_updates_but_no_new_slices_d
 #[tokio::test]
 async fn the_last_workload_takes_the_slice_along_after_it_was_emptied_d11_d38() -> Result<()> {
     let mesh = mesh("d11").await?;
-    mesh.put_service("web", json!({})).await?;
-    mesh.put_workload("vm", "web", &["192.0.2.4"]).await?;
-    mesh.shows("web", &[("vm", true)]).await?;
+    mesh.put_web_over_vm().await?;
     let name = only_slice(&mesh, "web").await?.name_any();
     let mut seen = mesh.watch_slices().await?;
     mesh.delete_workload("vm").await?;
@@ -202,9 +194,7 @@ async fn both_families_are_published_and_leave_one_by_one_d12() -> Result<()> {
 #[tokio::test]
 async fn a_changed_address_and_a_changed_port_stay_in_their_slice_d13_d39() -> Result<()> {
     let mesh = mesh("d13").await?;
-    mesh.put_service("web", json!({})).await?;
-    mesh.put_workload("vm", "web", &["192.0.2.4"]).await?;
-    mesh.shows("web", &[("vm", true)]).await?;
+    mesh.put_web_over_vm().await?;
     let name = only_slice(&mesh, "web").await?.name_any();
     mesh.patch_workload("vm", json!({"spec": {"workloadIPs": [{"ip": "192.0.2.5"}]}})).await?;
     let ports = json!([{"name": "http", "port": 8080}]);
@@ -275,9 +265,7 @@ async fn slices_of_others_are_never_touched_d16() -> Result<()> {
 #[tokio::test]
 async fn edited_emptied_and_deleted_slices_are_restored_d17_d18_d24() -> Result<()> {
     let mesh = mesh("d17").await?;
-    mesh.put_service("web", json!({})).await?;
-    mesh.put_workload("vm", "web", &["192.0.2.4"]).await?;
-    mesh.shows("web", &[("vm", true)]).await?;
+    mesh.put_web_over_vm().await?;
     let slice = only_slice(&mesh, "web").await?;
     let healed = async |what: &str| {
         eventually(SOON, format_args!("the slice to be as it was after {what}"), async || {
@@ -305,9 +293,7 @@ async fn edited_emptied_and_deleted_slices_are_restored_d17_d18_d24() -> Result<
 #[tokio::test]
 async fn a_changed_zone_and_a_changed_service_label_reach_the_slice_d19_d20() -> Result<()> {
     let mesh = mesh("d19").await?;
-    mesh.put_service("web", json!({})).await?;
-    mesh.put_workload("vm", "web", &["192.0.2.4"]).await?;
-    mesh.shows("web", &[("vm", true)]).await?;
+    mesh.put_web_over_vm().await?;
     let zone = async |expected: Option<&str>| {
         eventually(SOON, format_args!("zone {expected:?}"), async || {
             let zone = only_slice(&mesh, "web").await?.endpoints[0].zone.clone();
@@ -443,9 +429,7 @@ async fn kube_system_is_left_alone_d31() -> Result<()> {
     system.put_workload("d31", "d31", &["192.0.2.4"]).await?;
     // Somebody else's workload is published meanwhile: the controller is at work.
     let mesh = mesh("d31").await?;
-    mesh.put_service("web", json!({})).await?;
-    mesh.put_workload("vm", "web", &["192.0.2.4"]).await?;
-    mesh.shows("web", &[("vm", true)]).await?;
+    mesh.put_web_over_vm().await?;
     assert!(system.our_slices("d31").await?.is_empty());
     Ok(())
 }
@@ -604,9 +588,7 @@ async fn a_slice_of_a_type_that_we_do_not_make_is_removed() -> Result<()> {
 #[tokio::test]
 async fn a_foreign_slice_under_our_name_keeps_it() -> Result<()> {
     let mesh = mesh("names").await?;
-    mesh.put_service("web", json!({})).await?;
-    mesh.put_workload("vm", "web", &["192.0.2.4"]).await?;
-    mesh.shows("web", &[("vm", true)]).await?;
+    mesh.put_web_over_vm().await?;
     let name = only_slice(&mesh, "web").await?.name_any();
     mesh.delete_workload("vm").await?;
     mesh.shows("web", &[]).await?;

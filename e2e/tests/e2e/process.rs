@@ -39,9 +39,7 @@ async fn it_waits_for_the_crd_and_the_namespace_and_says_so() -> Result<()> {
     let client = control_plane.client().await?;
     control_plane.kubectl(&["create", "namespace", "linkerd"]).await?;
     let mesh = Mesh::new(&client, "default");
-    mesh.put_service("web", json!({})).await?;
-    mesh.put_workload("vm", "web", &["192.0.2.4"]).await?;
-    mesh.shows("web", &[("vm", true)]).await?;
+    mesh.put_web_over_vm().await?;
     eventually(SOON, "/ready to name nothing", async || {
         let (_, body) = manager.get("/ready").await?;
         ensure!(body == "ready\n", "{body}");

@@ -105,9 +105,7 @@ async fn a_create_that_arrives_after_its_repetition_makes_no_second_slice() -> R
 async fn an_update_that_arrives_after_its_repetition_changes_nothing() -> Result<()> {
     let rig = Rig::start(Options::default()).await?;
     let _manager = rig.manager().await?;
-    rig.mesh.put_service("web", json!({})).await?;
-    rig.mesh.put_workload("vm", "web", &["192.0.2.1"]).await?;
-    rig.mesh.shows("web", &[("vm", true)]).await?;
+    rig.mesh.put_web_over_vm().await?;
     let late = rig.proxy.inject(Rule::path("/endpointslices").method("PUT").times(1), Action::Detain);
     rig.mesh.set_ready("vm", false).await?;
     met(&late).await?;
@@ -135,9 +133,7 @@ async fn an_update_that_arrives_after_its_repetition_changes_nothing() -> Result
 async fn a_slice_that_somebody_else_edits_or_deletes_at_the_same_time_is_made_right_at_once() -> Result<()> {
     let rig = Rig::start(Options::default()).await?;
     let manager = rig.manager().await?;
-    rig.mesh.put_service("web", json!({})).await?;
-    rig.mesh.put_workload("vm", "web", &["192.0.2.1"]).await?;
-    rig.mesh.shows("web", &[("vm", true)]).await?;
+    rig.mesh.put_web_over_vm().await?;
     let name = one_slice(&rig).await?;
     let edit = json!({"metadata": {"annotations": {"note": "mine"}}, "endpoints": [{"addresses": ["203.0.113.1"]}]});
     let converges = async |ready: bool| {

@@ -124,9 +124,7 @@ async fn what_the_repository_grants_is_enough_for_everything_d26() -> Result<()>
 async fn slices_that_may_not_be_written_any_more_are_told_and_made_good_when_they_may_again() -> Result<()> {
     let rig = start().await?;
     let manager = rig.manager().await?;
-    rig.mesh.put_service("web", json!({})).await?;
-    rig.mesh.put_workload("vm", "web", &["192.0.2.1"]).await?;
-    rig.mesh.shows("web", &[("vm", true)]).await?;
+    rig.mesh.put_web_over_vm().await?;
     let whole = revoke(&rig, "endpointslices", &["create", "update", "delete"]).await?;
     in_force(&rig, false, "update", "endpointslices.discovery.k8s.io").await?;
     let writes = rig.writes();

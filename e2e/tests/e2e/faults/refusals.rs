@@ -57,9 +57,7 @@ async fn a_write_that_is_refused_for_a_while_is_retried_ever_more_rarely_and_tol
 async fn a_write_that_is_throttled_stays_away_as_long_as_it_was_asked_to() -> Result<()> {
     let rig = Rig::start(Options::default()).await?;
     let manager = rig.manager().await?;
-    rig.mesh.put_service("web", json!({})).await?;
-    rig.mesh.put_workload("vm", "web", &["192.0.2.1"]).await?;
-    rig.mesh.shows("web", &[("vm", true)]).await?;
+    rig.mesh.put_web_over_vm().await?;
     let throttled = Action::Status { code: 429, retry_after: Some(3) };
     let fault = rig.proxy.inject(Rule::path("/endpointslices").method("PUT"), throttled);
     rig.mesh.set_ready("vm", false).await?;
@@ -78,9 +76,7 @@ async fn a_write_that_is_throttled_stays_away_as_long_as_it_was_asked_to() -> Re
 async fn a_delete_that_is_refused_leaves_an_empty_slice_and_no_endpoint() -> Result<()> {
     let rig = Rig::start(Options::default()).await?;
     let _manager = rig.manager().await?;
-    rig.mesh.put_service("web", json!({})).await?;
-    rig.mesh.put_workload("vm", "web", &["192.0.2.1"]).await?;
-    rig.mesh.shows("web", &[("vm", true)]).await?;
+    rig.mesh.put_web_over_vm().await?;
     let unavailable = Action::Status { code: 503, retry_after: None };
     let fault = rig.proxy.inject(Rule::path("/endpointslices").method("DELETE"), unavailable);
     rig.mesh.delete_workload("vm").await?;

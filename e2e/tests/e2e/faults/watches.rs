@@ -154,9 +154,7 @@ async fn what_vanished_before_etcd_was_compacted_is_handled_as_deleted() -> Resu
 async fn lists_and_watches_that_are_refused_are_tried_again_ever_more_rarely() -> Result<()> {
     let rig = Rig::start(Options::default()).await?;
     let manager = rig.manager().await?;
-    rig.mesh.put_service("web", json!({})).await?;
-    rig.mesh.put_workload("vm", "web", &["192.0.2.1"]).await?;
-    rig.mesh.shows("web", &[("vm", true)]).await?;
+    rig.mesh.put_web_over_vm().await?;
     let before = rig.versions().await?;
     let unavailable = Action::Status { code: 503, retry_after: None };
     let throttled = Action::Status { code: 429, retry_after: Some(1) };
@@ -189,9 +187,7 @@ async fn lists_and_watches_that_are_refused_are_tried_again_ever_more_rarely() -
 async fn a_manager_whose_first_lists_are_refused_waits_without_writing_and_says_why() -> Result<()> {
     let rig = Rig::start(Options::default()).await?;
     let manager = rig.manager().await?;
-    rig.mesh.put_service("web", json!({})).await?;
-    rig.mesh.put_workload("vm", "web", &["192.0.2.1"]).await?;
-    rig.mesh.shows("web", &[("vm", true)]).await?;
+    rig.mesh.put_web_over_vm().await?;
     drop(manager);
     let (before, writes) = (rig.versions().await?, rig.writes());
     // Services and slices are listed, workloads are not: whoever acted on that would remove every endpoint.

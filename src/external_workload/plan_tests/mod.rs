@@ -1,0 +1,183 @@
+//! The plan, case by case: D-numbers are those of the acceptance table. Here stands the [`World`] that the cases share, with
+//! an API server that fills in its defaults.
+
+use serde_json::{Value, json};
+
+use super::*;
+use crate::{
+    cluster::{service, workload},
+    external_workload::report,
+};
+
+mod content;
+mod placement;
+mod properties;
+
+const NONE: &[Arc<EndpointSlice>] = &[];
+
+/// A Service, its workloads and slices, as a cluster would hold them between two plans.
+struct World {
+    service: Service,
+    workloads: Vec<Arc<Workload>>,
+    slices: Vec<Arc<EndpointSlice>>,
+    version: u64,
+}
+
+/// How many writes a plan came to.
+#[derive(Debug, PartialEq, Eq)]
+struct Writes {
+    creates: usize,
+    updates: usize,
+    retires: usize,
+}
+
+fn writes(creates: usize, updates: usize, retires: usize) -> Writes {
+    Writes { creates, updates, retires }
+}
+
+fn legacy() -> Service {
+    service::tests::service(&json!({
+        "selector": {"app": "legacy"}, "clusterIP": "10.96.0.1", "ipFamilies": ["IPv4"],
+        "ports": [{"name": "one", "port": 80, "targetPort": "http"}],
+    }))
+}
+
+fn workload(name: &str, spec: &Value) -> Arc<Workload> {
+    Arc::new(workload::tests::workload(name, true, &json!({"app": "legacy"}), spec))
+}
+
+/// The `number`th workload, with an address of its own and port http:80.
+fn numbered(number: usize) -> Arc<Workload> {
+    let ip = format!("192.0.{}.{}", 2 + number / 250, 1 + number % 250);
+    workload(&format!("vm-{number:04}"), &json!({"workloadIPs": [{"ip": ip}], "ports": [{"name": "http", "port": 80}]}))
+}
+
+fn edit(workload: &Arc<Workload>, edit: impl FnOnce(&mut Workload)) -> Arc<Workload> {
+    let mut workload = Workload::clone(workload);
+    edit(&mut workload);
+    Arc::new(workload)
+}
+
+impl World {
+    fn new(service: Service, workloads: impl IntoIterator<Item = Arc<Workload>>) -> Self {
+        Self { service, workloads: workloads.into_iter().collect(), slices: NONE.to_vec(), version: 0 }
+    }
+
+    fn plan(&self) -> Plan {
+        plan(&Input {
+            service: &self.service,
+            workloads: &self.workloads,
+            slices: &self.slices,
+            taken: &HashSet::new(),
+        })
+    }
+
+    /// Carries a plan out as an API server would, defaults filled in.
+    fn apply(&mut self, plan: Plan) -> Writes {
+        let count = writes(plan.creates.len(), plan.updates.len(), plan.retires.len());
+        for retired in plan.retires {
+            self.slices.retain(|slice| slice.name() != retired.name());
+        }
+        for Update { base, slice } in plan.updates {
+            assert_eq!(base.metadata.resource_version, slice.metadata.resource_version);
+            self.slices.retain(|known| known.name() != slice.name());
+            self.store(&slice);
+        }
+        for slice in plan.creates {
+            assert!(self.slices.iter().all(|known| known.name() != slice.name()), "a name is used once");
+            self.store(&slice);
+        }
+        count
+    }
+
+    fn store(&mut self, slice: &EndpointSlice) {
+        self.version += 1;
+        // Through JSON, as over the wire.
+        let mut slice: EndpointSlice = serde_json::from_value(serde_json::to_value(slice).unwrap()).unwrap();
+        slice.metadata.uid.get_or_insert_with(|| format!("uid-{}", self.version));
+        slice.metadata.resource_version = Some(self.version.to_string());
+        self.slices.push(Arc::new(slice));
+    }
+
+    /// Plans and applies; planning once more must come to nothing.
+    fn settle(&mut self) -> Writes {
+        let count = self.apply(self.plan());
+        let again = self.plan();
+        assert!(again.is_empty(), "a second plan writes: {again:?}");
+        count
+    }
+
+    /// What people are told when the plan has been carried out.
+    fn transitions(&mut self) -> Vec<(String, report::Change)> {
+        let before = self.slices.clone();
+        self.apply(self.plan());
+        let transitions = report::transitions(&self.service, &before, &self.slices);
+        transitions.into_iter().map(|t| (t.workload.to_string(), t.change)).collect()
+    }
+
+    /// A slice that holds just these workloads, as a controller left it.
+    fn hold(&mut self, name: &str, workloads: &[Arc<Workload>]) {
+        let (mut families, _) = endpoint::desired(&self.service, workloads);
+        let desired = families.remove(&Family::IPv4).unwrap_or_default();
+        let ports = desired.values().next().map_or_else(
+            || serde_json::from_value(json!([{"name": "one", "port": 80}])).unwrap(),
+            |desired| desired.ports.clone(),
+        );
+        let endpoints = desired.into_values().map(|desired| desired.endpoint).collect();
+        let draft = Draft { base: None, ports, endpoints, dirty: true };
+        self.store(&draft.create(&self.service, Family::IPv4, name.to_owned()));
+    }
+
+    fn edit_slice(&mut self, name: &str, edit: impl FnOnce(&mut EndpointSlice)) {
+        let slice = self.slices.iter_mut().find(|slice| slice.name() == name).unwrap();
+        let mut edited = EndpointSlice::clone(slice);
+        edit(&mut edited);
+        *slice = Arc::new(edited);
+    }
+
+    /// How many endpoints each slice has, by name of the slice.
+    fn lengths(&self) -> Vec<usize> {
+        let mut slices: Vec<_> = self.slices.iter().map(|slice| (slice.name(), slice.endpoints.len())).collect();
+        slices.sort();
+        slices.into_iter().map(|(_, length)| length).collect()
+    }
+
+    fn sorted_lengths(&self) -> Vec<usize> {
+        let mut lengths = self.lengths();
+        lengths.sort_by(|a, b| b.cmp(a));
+        lengths
+    }
+
+    fn only(&self) -> &EndpointSlice {
+        assert_eq!(self.slices.len(), 1, "{:?}", self.slices);
+        &self.slices[0]
+    }
+
+    /// In which slice each workload is, family by family.
+    fn places(&self) -> BTreeMap<(String, String), String> {
+        let mut places = BTreeMap::new();
+        for slice in &self.slices {
+            for endpoint in &slice.endpoints {
+                let workload = endpoint::workload(&self.service, endpoint).unwrap().to_owned();
+                let twice = places.insert((slice.address_type.clone(), workload), slice.name().to_owned());
+                assert_eq!(twice, None, "a workload is in one slice");
+            }
+        }
+        places
+    }
+}
+
+fn many(range: std::ops::Range<usize>) -> Vec<Arc<Workload>> {
+    range.map(numbered).collect()
+}
+
+fn dual() -> Service {
+    let mut service = legacy();
+    service.families = vec![Family::IPv4, Family::IPv6];
+    service
+}
+
+fn two_families(name: &str, ips: &[&str]) -> Arc<Workload> {
+    let ips: Vec<Value> = ips.iter().map(|ip| json!({"ip": ip})).collect();
+    workload(name, &json!({"workloadIPs": ips, "ports": [{"name": "http", "port": 80}]}))
+}
