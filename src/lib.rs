@@ -20,4 +20,5 @@ pub mod external_workload;
 pub mod lease;
 pub mod manager;
 pub mod metrics;
+pub mod proto;
 pub mod tasks;

@@ -14,6 +14,7 @@ mod certificate;
 mod component;
 pub mod control_plane;
 pub mod crd;
+pub mod discovery;
 mod etcd;
 pub mod fault_proxy;
 pub mod kubeconfig;

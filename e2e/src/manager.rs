@@ -17,6 +17,7 @@ use hyper::{Method, StatusCode};
 
 use crate::{
     control_plane::ControlPlane,
+    discovery::Discovery,
     metric::{self, Sample},
     plain_http, port,
     process::{Process, Signal, Spawn, beside_this_executable},
@@ -43,6 +44,7 @@ pub struct ManagerOptions {
 pub struct Manager {
     process: Process,
     admin: SocketAddr,
+    destination: SocketAddr,
 }
 
 impl Manager {
@@ -50,6 +52,7 @@ impl Manager {
     pub fn start(control_plane: &ControlPlane, options: ManagerOptions) -> Result<Self> {
         let binary = beside_this_executable("linkerd-operator", "LINKERD_OPERATOR_BIN")?;
         let admin = SocketAddr::from((Ipv4Addr::LOCALHOST, port::free()?));
+        let destination = SocketAddr::from((Ipv4Addr::LOCALHOST, port::free()?));
         let number = STARTED.fetch_add(1, Ordering::Relaxed);
         let log = control_plane.directory().join(format!("manager-{number}.log"));
         let kubeconfig = options.kubeconfig.unwrap_or_else(|| control_plane.kubeconfig().to_owned());
@@ -57,6 +60,7 @@ impl Manager {
             .args([options.subcommand.unwrap_or_else(|| "manager".into())])
             .args(["--kubeconfig".into(), kubeconfig.into_os_string()])
             .args(["--admin-addr", &admin.to_string()])
+            .args(["--destination-addr", &destination.to_string()])
             .args(["--controller-namespace", "linkerd"])
             .args(["--log-format", "plain", "--log-level", "info"]);
         if let Some(identity) = options.identity {
@@ -64,7 +68,7 @@ impl Manager {
         }
         spawn = spawn.args(options.args);
         spawn.env = options.env;
-        Ok(Self { process: Process::spawn(spawn)?, admin })
+        Ok(Self { process: Process::spawn(spawn)?, admin, destination })
     }
 
     /// Waits for `/ready` to say 200. An end of the process is an error at once.
@@ -112,6 +116,15 @@ impl Manager {
 
     pub fn admin_address(&self) -> SocketAddr {
         self.admin
+    }
+
+    /// Where it serves the Destination API.
+    pub fn destination_address(&self) -> SocketAddr {
+        self.destination
+    }
+
+    pub async fn discovery(&self) -> Result<Discovery> {
+        Discovery::connect(self.destination).await
     }
 
     pub fn log(&self) -> String {
