@@ -6,6 +6,14 @@ use std::{net::SocketAddr, path::PathBuf, str::FromStr, time::Duration};
 use clap::{Args as ClapArgs, Parser, Subcommand, ValueEnum};
 use k8s_openapi::jiff::SignedDuration;
 
+use crate::{
+    cluster::{object::Problems, port_ranges::PortRanges},
+    destination::{
+        Settings,
+        settings::{Http2Params, TransportMode},
+    },
+};
+
 /// A control plane for the Linkerd service mesh.
 #[derive(Debug, Parser)]
 #[command(
@@ -67,6 +75,22 @@ pub struct ManagerArgs {
     )]
     pub external_workload_concurrency: u16,
 
+    /// Serve discovery to Linkerd's proxies
+    #[arg(
+        long,
+        env = "LINKERD_OPERATOR_ENABLE_DESTINATION",
+        value_name = "BOOL",
+        default_value_t = true,
+        action = clap::ArgAction::Set,
+        num_args = 0..=1,
+        require_equals = true,
+        default_missing_value = "true"
+    )]
+    pub enable_destination: bool,
+
+    #[command(flatten)]
+    pub destination: DestinationArgs,
+
     /// How often every Service is compared with its EndpointSlices though nothing happened
     #[arg(
         long,
@@ -121,6 +145,111 @@ pub struct ManagerArgs {
     pub log_format: LogFormat,
 }
 
+/// What the destination server serves, and how. The defaults are those that Linkerd's charts install.
+#[derive(Clone, Debug, ClapArgs)]
+#[command(next_help_heading = "Destination")]
+pub struct DestinationArgs {
+    /// Where to serve the Destination API, in plain HTTP/2: the pod's own proxy adds TLS
+    #[arg(long, env = "LINKERD_OPERATOR_DESTINATION_ADDR", value_name = "IP:PORT", default_value = "[::]:8086")]
+    pub destination_addr: SocketAddr,
+
+    /// The domain of the cluster's Services
+    #[arg(long, env = "LINKERD_OPERATOR_CLUSTER_DOMAIN", value_name = "DOMAIN", default_value = "cluster.local")]
+    pub cluster_domain: String,
+
+    /// The trust domain of the mesh's identities
+    #[arg(
+        long,
+        env = "LINKERD_OPERATOR_IDENTITY_TRUST_DOMAIN",
+        value_name = "DOMAIN",
+        default_value = "cluster.local"
+    )]
+    pub identity_trust_domain: String,
+
+    /// Ports and ranges that are opaque unless a workload says otherwise
+    #[arg(
+        long,
+        env = "LINKERD_OPERATOR_DEFAULT_OPAQUE_PORTS",
+        value_name = "PORTS",
+        default_value = "25,587,3306,4444,5432,6379,9300,11211",
+        value_parser = port_ranges
+    )]
+    pub default_opaque_ports: PortRanges,
+
+    /// How traffic to meshed endpoints travels
+    #[arg(
+        long,
+        env = "LINKERD_OPERATOR_OUTBOUND_TRANSPORT_MODE",
+        value_name = "MODE",
+        default_value = "transport-header"
+    )]
+    pub outbound_transport_mode: TransportMode,
+
+    /// Have proxies carry HTTP/1 between meshed Pods over HTTP/2
+    #[arg(
+        long,
+        env = "LINKERD_OPERATOR_ENABLE_H2_UPGRADE",
+        value_name = "BOOL",
+        default_value_t = true,
+        action = clap::ArgAction::Set
+    )]
+    pub enable_h2_upgrade: bool,
+
+    /// Prefer a Pod's IPv6 address; off, IPv6 addresses of Pods are not served
+    #[arg(
+        long,
+        env = "LINKERD_OPERATOR_ENABLE_IPV6",
+        value_name = "BOOL",
+        default_value_t = false,
+        action = clap::ArgAction::Set
+    )]
+    pub enable_ipv6: bool,
+
+    /// Give endpoints in the client's zone ten times the weight
+    #[arg(
+        long,
+        env = "LINKERD_OPERATOR_EXT_ENDPOINT_ZONE_WEIGHTS",
+        value_name = "BOOL",
+        default_value_t = false,
+        action = clap::ArgAction::Set
+    )]
+    pub ext_endpoint_zone_weights: bool,
+
+    /// HTTP/2 settings for proxies' connections to meshed endpoints, as JSON; empty for none
+    #[arg(
+        long,
+        env = "LINKERD_OPERATOR_MESHED_HTTP2_CLIENT_PARAMS",
+        value_name = "JSON",
+        default_value = r#"{"keep_alive":{"interval":{"seconds":10},"timeout":{"seconds":3},"while_idle":true}}"#,
+        value_parser = Http2Params::from_str
+    )]
+    pub meshed_http2_client_params: Http2Params,
+
+    /// Say nothing about a Service without endpoints, as Linkerd's destination does, instead of that it has none
+    #[arg(
+        long,
+        env = "LINKERD_OPERATOR_STRICT_UPSTREAM_PARITY",
+        value_name = "BOOL",
+        default_value_t = false,
+        action = clap::ArgAction::Set,
+        num_args = 0..=1,
+        require_equals = true,
+        default_missing_value = "true"
+    )]
+    pub strict_upstream_parity: bool,
+
+    /// How long a stream's client may take nothing although something waits for it, before the stream is reset; and how
+    /// long after that before the connection is closed, if no stream on it took anything either
+    #[arg(
+        long,
+        env = "LINKERD_OPERATOR_STREAM_STALL_TIMEOUT",
+        value_name = "DURATION",
+        default_value = "60s",
+        value_parser = positive_duration
+    )]
+    pub stream_stall_timeout: Duration,
+}
+
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum LogFormat {
     Plain,
@@ -163,6 +292,31 @@ impl Args {
         }
         Ok(args)
     }
+}
+
+impl DestinationArgs {
+    pub fn settings(&self, controller_namespace: &str) -> Settings {
+        Settings {
+            controller_namespace: controller_namespace.into(),
+            cluster_domain: self.cluster_domain.clone(),
+            identity_trust_domain: self.identity_trust_domain.clone(),
+            default_opaque_ports: self.default_opaque_ports.clone(),
+            outbound_transport_mode: self.outbound_transport_mode,
+            enable_h2_upgrade: self.enable_h2_upgrade,
+            enable_ipv6: self.enable_ipv6,
+            ext_endpoint_zone_weights: self.ext_endpoint_zone_weights,
+            meshed_http2_client_params: self.meshed_http2_client_params.clone(),
+            strict_upstream_parity: self.strict_upstream_parity,
+            stream_stall_timeout: self.stream_stall_timeout,
+        }
+    }
+}
+
+/// Ports and ranges; on the command line a mistake is an error, not something to leave out.
+fn port_ranges(text: &str) -> Result<PortRanges, String> {
+    let mut problems = Problems::default();
+    let ranges = PortRanges::parse(text, |_| None, &mut problems);
+    if problems.is_empty() { Ok(ranges) } else { Err(problems.to_string()) }
 }
 
 /// A duration with a unit, as Kubernetes and Go write it: `90s`, `10m`, `1h30m`.

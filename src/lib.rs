@@ -15,6 +15,7 @@ pub mod api;
 pub mod args;
 pub mod client;
 pub mod cluster;
+pub mod destination;
 pub mod events;
 pub mod external_workload;
 pub mod lease;

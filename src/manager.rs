@@ -11,11 +11,13 @@ use crate::{
     admin::{self, Admin, Readiness},
     args::ManagerArgs,
     client,
-    cluster::{Cluster, trigger::Triggers},
-    events, external_workload, lease, metrics,
+    cluster::{Cluster, Readers, dirty::Dirty, trigger::Triggers},
+    destination, events, external_workload, lease, metrics,
     tasks::Tasks,
 };
 
+/// For streams to end.
+const STOP_SERVING: Duration = Duration::from_secs(4);
 /// For the writes under way when the process is told to stop; each is bounded by less.
 const STOP_WRITING: Duration = Duration::from_secs(12);
 /// For handing Leases over and writing the last Events.
@@ -30,20 +32,37 @@ pub async fn run(args: ManagerArgs) -> anyhow::Result<()> {
     let mut interrupt = signal(SignalKind::interrupt()).context("cannot listen for SIGINT")?;
     let client = client::client(client::config(args.kubeconfig.as_deref()).await?)?;
     let admin_listener = admin::bind(args.admin_addr).await?;
+    let destination_listener = match args.enable_destination {
+        true => Some(destination::bind(args.destination.destination_addr).await?),
+        false => None,
+    };
     let identity = args.leader_election_identity.clone().unwrap_or_else(identity);
     info!(version = env!("CARGO_PKG_VERSION"), identity, admin = %args.admin_addr, "starting");
 
     let registry = metrics::registry()?;
-    // By the order in which they stop: who writes, who permits and records it, who reads.
-    let (mut writers, mut stewards, mut readers) = (Tasks::default(), Tasks::default(), Tasks::default());
+    // By the order in which they stop: who serves and who writes, who permits and records it, who reads.
+    let (mut servers, mut writers) = (Tasks::default(), Tasks::default());
+    let (mut stewards, mut readers) = (Tasks::default(), Tasks::default());
     let (stop, stop_leases) = (CancellationToken::new(), CancellationToken::new());
 
-    let mut followed = None;
-    if args.enable_external_workload {
+    // One set of watches for all jobs; a kind that no job reads is not watched.
+    let followed_by = Readers {
+        external_workload: args.enable_external_workload.then(|| Triggers::new(&registry)).transpose()?,
+        destination: args.enable_destination.then(Dirty::new),
+    };
+    let cluster = match &followed_by {
+        Readers { external_workload: None, destination: None } => None,
+        _ => Some(Cluster::spawn(&client, &followed_by, &registry, &mut readers)?),
+    };
+    if let (Some(cluster), Some(dirty), Some(listener)) = (&cluster, &followed_by.destination, destination_listener) {
+        let parts = destination::Parts { cluster, dirty, registry: &registry, listener };
+        let settings = args.destination.settings(&args.controller_namespace);
+        destination::spawn(parts, settings, stop.clone(), &mut servers, &mut readers)?;
+    }
+    let mut led = None;
+    if let (Some(cluster), Some(triggers)) = (&cluster, &followed_by.external_workload) {
         // Ends when nobody can hand an Event in any more: with the controller.
         let events = events::spawn(&client, &identity, &registry, &mut stewards)?;
-        let triggers = Triggers::new(&registry)?;
-        let cluster = Cluster::spawn(&client, &triggers, &registry, &mut readers)?;
         let election = lease::Settings {
             namespace: args.controller_namespace.clone(),
             name: external_workload::LEASE,
@@ -59,19 +78,19 @@ pub async fn run(args: ManagerArgs) -> anyhow::Result<()> {
         };
         let parts = external_workload::Parts {
             client: &client,
-            cluster: &cluster,
-            triggers: &triggers,
+            cluster,
+            triggers,
             leadership: &leadership,
             events: &events,
             registry: &registry,
         };
         external_workload::spawn(&parts, settings, stop.clone(), &mut writers)?;
-        followed = Some((cluster, leadership));
+        led = Some(leadership);
     }
     let stopping = stop.clone();
     let readiness = Box::new(move || {
-        let problems = followed.as_ref().map(|(cluster, _)| cluster.problems()).unwrap_or_default();
-        let leadership = followed.as_ref().and_then(|(_, leadership)| leadership.problem());
+        let problems = cluster.as_ref().map(Cluster::problems).unwrap_or_default();
+        let leadership = led.as_ref().and_then(lease::Leadership::problem);
         Readiness {
             ready: !stopping.is_cancelled() && !problems.iter().any(|problem| problem.blocks_readiness),
             waiting_for: problems.into_iter().map(|problem| problem.text).chain(leadership).collect(),
@@ -82,15 +101,16 @@ pub async fn run(args: ManagerArgs) -> anyhow::Result<()> {
     let died = tokio::select! {
         _ = terminate.recv() => None,
         _ = interrupt.recv() => None,
+        ended = servers.ended() => Some(ended),
         ended = writers.ended() => Some(ended),
         ended = stewards.ended() => Some(ended),
         ended = readers.ended() => Some(ended),
     };
 
-    info!("stopping: writes under way are finished, then Leases handed over");
+    info!("stopping: streams end, writes under way are finished, then Leases handed over");
     stop.cancel();
     let orderly = async {
-        writers.finish(STOP_WRITING).await;
+        tokio::join!(servers.finish(STOP_SERVING), writers.finish(STOP_WRITING));
         stop_leases.cancel();
         stewards.finish(STOP_REST).await;
     };

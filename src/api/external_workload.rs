@@ -30,6 +30,16 @@ pub struct ExternalWorkloadSpec {
     pub ports: Option<Vec<ExternalWorkloadPort>>,
     #[serde(default, rename = "workloadIPs")]
     pub workload_ips: Option<Vec<WorkloadIp>>,
+    #[serde(default, rename = "meshTLS")]
+    pub mesh_tls: Option<MeshTls>,
+}
+
+/// Who the workload is to the mesh.
+#[derive(Clone, Debug, Default, Deserialize)]
+#[serde(rename_all = "camelCase", default)]
+pub struct MeshTls {
+    pub identity: Option<String>,
+    pub server_name: Option<String>,
 }
 
 #[derive(Clone, Debug, Default, Deserialize)]

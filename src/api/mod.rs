@@ -4,10 +4,13 @@
 //! version of it never had, is read as absent. Whether a value makes sense is decided where it is used.
 
 mod external_workload;
+mod server;
 
 pub use external_workload::{
-    Condition, ExternalWorkload, ExternalWorkloadPort, ExternalWorkloadSpec, ExternalWorkloadStatus, WorkloadIp,
+    Condition, ExternalWorkload, ExternalWorkloadPort, ExternalWorkloadSpec, ExternalWorkloadStatus, MeshTls,
+    WorkloadIp,
 };
+pub use server::{Server, ServerSpec};
 
 /// Names the Service that a slice belongs to.
 pub const SERVICE_NAME_LABEL: &str = "kubernetes.io/service-name";
@@ -18,9 +21,31 @@ pub const MANAGED_BY_LABEL: &str = "endpointslice.kubernetes.io/managed-by";
 pub const MANAGED_BY: &str = "linkerd-external-workloads-controller";
 /// Present, and empty, on the slices of a headless Service.
 pub const HEADLESS_LABEL: &str = "service.kubernetes.io/headless";
-/// The zone of a workload, as on nodes.
+/// The zone of a node, and of a workload outside the cluster.
 pub const ZONE_LABEL: &str = "topology.kubernetes.io/zone";
 /// The `kind` of a slice's `targetRef` that names an ExternalWorkload.
 pub const EXTERNAL_WORKLOAD_KIND: &str = "ExternalWorkload";
 /// Its Services are left alone: what runs there must not depend on the mesh.
 pub const KUBE_SYSTEM: &str = "kube-system";
+/// On a Pod: it is meshed, by the control plane in the namespace that this names.
+pub const CONTROL_PLANE_NAMESPACE_LABEL: &str = "linkerd.io/control-plane-ns";
+/// On a Pod of a ReplicaSet: which of its templates it was made from.
+pub const POD_TEMPLATE_HASH_LABEL: &str = "pod-template-hash";
+/// On a Pod or an ExternalWorkload: its ports whose protocol proxies do not look at.
+pub const OPAQUE_PORTS_ANNOTATION: &str = "config.linkerd.io/opaque-ports";
+/// On a Pod: its ports that bypass the proxy.
+pub const SKIP_INBOUND_PORTS_ANNOTATION: &str = "config.linkerd.io/skip-inbound-ports";
+/// The name of the proxy's container in a Pod, and of its inbound port in an ExternalWorkload.
+pub const PROXY_NAME: &str = "linkerd-proxy";
+/// On a Service: the cluster where its endpoints are (a label), or the members of a federated one (an annotation).
+pub const REMOTE_DISCOVERY: &str = "multicluster.linkerd.io/remote-discovery";
+/// On a Service with [`REMOTE_DISCOVERY`]: the name of the Service in that cluster.
+pub const REMOTE_SERVICE_LABEL: &str = "multicluster.linkerd.io/remote-service";
+/// On a federated Service: its member in this cluster.
+pub const LOCAL_DISCOVERY_ANNOTATION: &str = "multicluster.linkerd.io/local-discovery";
+/// On the slices of a mirrored Service: the cluster that it is from.
+pub const MIRROR_CLUSTER_LABEL: &str = "mirror.linkerd.io/cluster-name";
+/// On the slices of a mirrored Service: its name in its own cluster.
+pub const MIRROR_SERVICE_ANNOTATION: &str = "mirror.linkerd.io/remote-svc-fq-name";
+/// On the slices of a mirrored Service: who the gateway in front of it is.
+pub const MIRROR_GATEWAY_IDENTITY_ANNOTATION: &str = "mirror.linkerd.io/remote-gateway-identity";

@@ -1,19 +1,32 @@
 //! What one API server says: every watched kind, reduced to what its readers need, with the lookups that join kinds.
 //!
-//! In: one watch per kind ([`watch`]). Out: the [`State`], and the Services that a change affects, marked on
-//! [`Triggers`]. Always holds: nobody but the watches writes the state; the lock is held for the work of one event; and
-//! before [`Cluster::synced`] nothing may be concluded from what the state does not hold.
+//! In: one watch per kind ([`watch`]). Out: the [`State`], and what a change affects, marked where it is waited for: on
+//! [`Triggers`] for the ExternalWorkload controller, on [`Dirty`] for discovery. Always holds: nobody but the watches writes
+//! the state; the lock is held for the work of one event; and before a kind was listed nothing may be concluded from what
+//! the state does not hold of it.
 
+pub mod dirty;
+mod kind;
+pub mod label_selector;
+mod metrics;
+pub mod node;
 pub mod object;
+pub mod owner;
+pub mod pod;
+pub mod port_ranges;
+pub mod ready_slice;
 pub mod selector;
+pub mod server;
 pub mod service;
 pub mod slice;
+pub mod slices;
 pub mod trigger;
 mod watch;
 pub mod workload;
 
 use std::{fmt::Debug, sync::Arc};
 
+use k8s_openapi::api::{apps::v1::ReplicaSet, batch::v1::Job};
 use kube::{Api, Client, Resource, runtime::watcher};
 use parking_lot::{RwLock, RwLockReadGuard};
 use prometheus::Registry;
@@ -21,17 +34,31 @@ use serde::de::DeserializeOwned;
 use tokio::sync::{Notify, watch as channel};
 
 use crate::tasks::Tasks;
-pub use watch::{Kind, Problem};
+pub use kind::Kind;
+pub use watch::Problem;
 use {
-    object::NamespacedName,
+    dirty::Dirty,
+    node::{Node, Nodes, Zone},
+    object::{Guarded, NamespacedName, Problems},
+    owner::{Owned, Owner, Owners},
+    pod::{Pod, Pods},
+    server::{Server, Servers},
     service::{Service, Services},
-    slice::{EndpointSlice, Slices},
+    slices::{Slice, Slices},
     trigger::Triggers,
     workload::{Workload, Workloads},
 };
 
-/// Services whose endpoints may have to change.
-pub type Affected = Vec<NamespacedName>;
+/// What a change may change for those who read the state.
+#[derive(Debug, Default, PartialEq, Eq)]
+pub struct Affected {
+    /// Services whose slices the ExternalWorkload controller may have to write.
+    pub written: Vec<NamespacedName>,
+    /// Services of which clients may have to be told something.
+    pub discovered: Vec<NamespacedName>,
+    /// Zones that a node has left.
+    pub moved_from: Vec<Zone>,
+}
 
 /// A handle to the state of one cluster, and to how far it is known.
 #[derive(Clone)]
@@ -44,9 +71,23 @@ pub struct Cluster {
 /// What the watches have said so far.
 #[derive(Default)]
 pub struct State {
+    /// Grows with every change: of two values made from the state, the one of the higher generation is newer.
+    pub generation: u64,
     pub services: Services,
     pub slices: Slices,
     pub workloads: Workloads,
+    pub pods: Pods,
+    pub servers: Servers,
+    pub nodes: Nodes,
+    pub replica_sets: Owners,
+    pub jobs: Owners,
+}
+
+/// Who reads the state, and is told what changes in it. A kind that nobody reads is not watched.
+#[derive(Clone, Default)]
+pub struct Readers {
+    pub external_workload: Option<Arc<Triggers>>,
+    pub destination: Option<Arc<Dirty>>,
 }
 
 /// A watched kind: how its objects are reduced, and what they change in the [`State`].
@@ -55,8 +96,8 @@ pub trait Projected: Sized + Send + 'static {
     type Wire: Resource<DynamicType = ()> + DeserializeOwned + Clone + Debug + Send + Sync + 'static;
     const KIND: Kind;
 
-    /// Total: whatever decoded as [`Projected::Wire`] becomes an object.
-    fn project(wire: Self::Wire) -> Self;
+    /// Total: whatever decoded as [`Projected::Wire`] becomes an object. What in it cannot be used is left out, and named.
+    fn project(wire: Self::Wire, problems: &mut Problems) -> Self;
     /// Puts the object in the place of the one with its key. An object that did not change affects nothing.
     fn apply(self, state: &mut State) -> Affected;
     fn remove(key: &NamespacedName, state: &mut State) -> Affected;
@@ -66,36 +107,91 @@ pub trait Projected: Sized + Send + 'static {
     fn listed(_state: &mut State) {}
 }
 
+// === impl Affected ===
+
+impl Affected {
+    /// A Service that itself changed.
+    fn both(service: NamespacedName) -> Self {
+        Self { written: vec![service.clone()], discovered: vec![service], ..Self::default() }
+    }
+
+    fn discovered(services: impl IntoIterator<Item = NamespacedName>) -> Self {
+        Self { discovered: services.into_iter().collect(), ..Self::default() }
+    }
+
+    fn moved_from(zone: Zone) -> Self {
+        Self { moved_from: vec![zone], ..Self::default() }
+    }
+
+    fn extend(&mut self, more: Self) {
+        self.written.extend(more.written);
+        self.discovered.extend(more.discovered);
+        self.moved_from.extend(more.moved_from);
+    }
+}
+
+// === impl State ===
+
+impl State {
+    fn size(&self, kind: Kind) -> usize {
+        match kind {
+            Kind::Service => self.services.len(),
+            Kind::EndpointSlice => self.slices.len(),
+            Kind::ExternalWorkload => self.workloads.len(),
+            Kind::Pod => self.pods.len(),
+            Kind::Server => self.servers.len(),
+            Kind::Node => self.nodes.len(),
+            Kind::ReplicaSet => self.replica_sets.len(),
+            Kind::Job => self.jobs.len(),
+        }
+    }
+
+    /// The Services that have endpoints whose workload is found through this ReplicaSet or Job.
+    fn discovered_through(&self, kind: &str, key: &NamespacedName) -> Affected {
+        let owner = Owner { kind: kind.into(), name: Arc::clone(&key.name) };
+        let pods = self.pods.owned(&key.namespace, &owner);
+        let pods = pods.map(|name| NamespacedName::new(Arc::clone(&key.namespace), Arc::clone(name)));
+        Affected::discovered(pods.flat_map(|pod| self.slices.naming_pod(&pod)))
+    }
+}
+
 // === impl Cluster ===
 
 impl Cluster {
-    /// Starts the watches that the ExternalWorkload controller reads: one task per kind.
+    /// Starts the watches that the readers need: one task per kind.
     pub fn spawn(
         client: &Client,
-        triggers: &Arc<Triggers>,
+        readers: &Readers,
         registry: &Registry,
         tasks: &mut Tasks,
     ) -> prometheus::Result<Self> {
         let state = Arc::<RwLock<State>>::default();
-        let metrics = watch::Metrics::register(registry, &state)?;
-        let services: Api<object::Guarded<service::ServiceObject>> = Api::all(client.clone());
-        let slices: Api<object::Guarded<EndpointSlice>> = Api::all(client.clone());
-        let workloads: Api<object::Guarded<crate::api::ExternalWorkload>> = Api::all(client.clone());
-        let every = watcher::Config::default;
-        let managed = every().labels(&slice::managed_selector());
         let relist = Arc::new(Notify::new());
         let watch = watch::Context {
             state: Arc::clone(&state),
-            triggers: Arc::clone(triggers),
+            readers: readers.clone(),
             relist: Arc::clone(&relist),
-            metrics,
+            metrics: metrics::Metrics::register(registry, &state)?,
         };
-        let watches = [
-            watch.spawn::<Service>(services, every(), tasks),
-            watch.spawn::<EndpointSlice>(slices, managed, tasks),
-            watch.spawn::<Workload>(workloads, every(), tasks),
+        let every = watcher::Config::default;
+        let discovery = readers.destination.is_some();
+        // Clients read the slices of all controllers.
+        let slices = if discovery { every() } else { every().labels(&slices::managed_selector()) };
+        let mut watches = vec![
+            watch.spawn::<Service>(all(client), every(), tasks),
+            watch.spawn::<Slice>(all(client), slices, tasks),
+            watch.spawn::<Workload>(all(client), every(), tasks),
         ];
-        Ok(Self { state, watches: Arc::new(watches), relist })
+        if discovery {
+            watches.extend([
+                watch.spawn::<Pod>(all(client), every(), tasks),
+                watch.spawn::<Server>(all(client), every(), tasks),
+                watch.spawn::<Node>(all(client), every(), tasks),
+                watch.spawn::<Owned<ReplicaSet>>(all(client), every(), tasks),
+                watch.spawn::<Owned<Job>>(all(client), every(), tasks),
+            ]);
+        }
+        Ok(Self { state, watches: watches.into(), relist })
     }
 
     /// The state as it is now. Hold the guard for a few lookups, never across an await.
@@ -103,15 +199,21 @@ impl Cluster {
         self.state.read()
     }
 
-    /// Resolves when every watch has listed its kind once.
+    /// Resolves when every kind has been listed once that the ExternalWorkload controller reads.
     pub async fn synced(&self) {
-        self.all_watches(|status| status.synced).await;
+        self.all_watches(|status| status.synced || !status.kind.is_for_external_workload()).await;
     }
 
-    /// Resolves when no watch is failing; one that is lists its kind anew at once, and so misses nothing.
+    /// Resolves when no watch is failing of a kind that the ExternalWorkload controller reads; one that is lists its kind
+    /// anew at once, and so misses nothing.
     pub async fn recovered(&self) {
         self.relist.notify_waiters();
-        self.all_watches(watch::Status::is_followed).await;
+        self.all_watches(|status| status.is_followed() || !status.kind.is_for_external_workload()).await;
+    }
+
+    /// Whether clients can be told what there is, and what there is not: every kind was listed once, or is not served.
+    pub fn is_discoverable(&self) -> bool {
+        self.watches.iter().all(|watch| watch.borrow().is_known())
     }
 
     async fn all_watches(&self, are: impl Fn(&watch::Status) -> bool) {
@@ -129,4 +231,19 @@ impl Cluster {
     pub fn problems(&self) -> Vec<Problem> {
         self.watches.iter().filter_map(|watch| watch.borrow().problem()).collect()
     }
+
+    /// A state that nobody watches, for tests.
+    #[cfg(test)]
+    pub fn for_test(state: State) -> Self {
+        Self { state: Arc::new(RwLock::new(state)), watches: Arc::new([]), relist: Arc::default() }
+    }
+
+    #[cfg(test)]
+    pub fn write(&self) -> parking_lot::RwLockWriteGuard<'_, State> {
+        self.state.write()
+    }
+}
+
+fn all<W: Resource<DynamicType = ()>>(client: &Client) -> Api<Guarded<W>> {
+    Api::all(client.clone())
 }

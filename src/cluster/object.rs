@@ -30,6 +30,46 @@ pub enum Guarded<T> {
     Invalid { metadata: Box<ObjectMeta>, error: Arc<str> },
 }
 
+/// What cannot be used in an object that could be read: each costs only itself. For the log, so of many only the first are
+/// kept, in few words.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
+pub struct Problems {
+    texts: Vec<String>,
+    more: usize,
+}
+
+// === impl Problems ===
+
+impl Problems {
+    const KEPT: usize = 5;
+    const LENGTH: usize = 200;
+
+    pub fn add(&mut self, problem: fmt::Arguments<'_>) {
+        if self.texts.len() == Self::KEPT {
+            self.more += 1;
+            return;
+        }
+        let mut text = problem.to_string();
+        text.truncate(text.floor_char_boundary(Self::LENGTH));
+        self.texts.push(text);
+    }
+
+    pub fn len(&self) -> usize {
+        self.texts.len() + self.more
+    }
+
+    pub fn is_empty(&self) -> bool {
+        self.texts.is_empty()
+    }
+}
+
+impl fmt::Display for Problems {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.texts.join("; "))?;
+        if self.more > 0 { write!(f, "; and {} more", self.more) } else { Ok(()) }
+    }
+}
+
 // === impl NamespacedName ===
 
 impl NamespacedName {
@@ -103,6 +143,10 @@ impl<T: Resource> Resource for Guarded<T> {
             Self::Invalid { metadata, .. } => metadata,
         }
     }
+
+    fn metadata_api() -> bool {
+        T::metadata_api()
+    }
 }
 
 /// Reads metadata without what costs most and serves nobody: of `managedFields`, often half of an object, one entry is
@@ -117,6 +161,7 @@ pub fn lean_metadata<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Objec
         uid: Option<String>,
         resource_version: Option<String>,
         generation: Option<i64>,
+        creation_timestamp: Option<Time>,
         deletion_timestamp: Option<Time>,
         labels: Option<std::collections::BTreeMap<String, String>>,
         annotations: Option<std::collections::BTreeMap<String, String>>,
@@ -145,6 +190,7 @@ pub fn lean_metadata<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Objec
         uid: lean.uid,
         resource_version: lean.resource_version,
         generation: lean.generation,
+        creation_timestamp: lean.creation_timestamp,
         deletion_timestamp: lean.deletion_timestamp,
         labels: lean.labels,
         annotations: lean.annotations,

@@ -19,12 +19,13 @@ use serde::Deserialize;
 
 use super::{
     Affected, Kind, Projected, State,
-    object::{NamespacedName, lean_metadata},
+    object::{NamespacedName, Problems, lean_metadata},
     selector::{BySelector, Labels, Selector},
     slice::Family,
 };
+use crate::api::{LOCAL_DISCOVERY_ANNOTATION, REMOTE_DISCOVERY};
 
-/// A Service, reduced to what decides about its endpoints. Two Services that compare equal have the same endpoints.
+/// A Service, reduced to what decides about its endpoints and who is told of them. Two that compare equal have the same.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Service {
     pub key: NamespacedName,
@@ -38,12 +39,17 @@ pub struct Service {
     pub families: Vec<Family>,
     pub ports: Vec<ServicePort>,
     pub deleting: bool,
+    /// `internalTrafficPolicy: Local`: clients are told only of Pods on their own node.
+    pub local: bool,
+    /// Its endpoints are those of Services in several clusters.
+    pub federated: bool,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ServicePort {
     /// Empty where the Service has a single unnamed port.
     pub name: String,
+    pub number: i32,
     pub protocol: String,
     pub app_protocol: Option<String>,
     pub target: TargetPort,
@@ -75,6 +81,7 @@ struct ServiceSpec {
     cluster_ip: Option<String>,
     selector: Option<BTreeMap<String, String>>,
     ip_families: Option<Vec<String>>,
+    internal_traffic_policy: Option<String>,
     ports: Option<Vec<core::ServicePort>>,
 }
 
@@ -100,7 +107,7 @@ impl Projected for Service {
     type Wire = ServiceObject;
     const KIND: Kind = Kind::Service;
 
-    fn project(wire: ServiceObject) -> Self {
+    fn project(wire: ServiceObject, _: &mut Problems) -> Self {
         let spec = wire.spec.unwrap_or_default();
         let key = NamespacedName::of(&wire.metadata);
         // Both families where none is known, as Linkerd's controller does.
@@ -109,8 +116,11 @@ impl Projected for Service {
         if families.is_empty() {
             families = vec![Family::IPv4, Family::IPv6];
         }
+        let annotations = wire.metadata.annotations.unwrap_or_default();
         Self {
             key,
+            local: spec.internal_traffic_policy.as_deref() == Some("Local"),
+            federated: [REMOTE_DISCOVERY, LOCAL_DISCOVERY_ANNOTATION].iter().any(|it| annotations.contains_key(*it)),
             uid: wire.metadata.uid.unwrap_or_default().into(),
             labels: wire.metadata.labels.unwrap_or_default(),
             selector: Selector::new(spec.selector.unwrap_or_default().iter().collect()),
@@ -124,11 +134,11 @@ impl Projected for Service {
 
     fn apply(self, state: &mut State) -> Affected {
         let key = self.key.clone();
-        if state.services.insert(self) { vec![key] } else { Affected::new() }
+        if state.services.insert(self) { Affected::both(key) } else { Affected::default() }
     }
 
     fn remove(key: &NamespacedName, state: &mut State) -> Affected {
-        if state.services.remove(key) { vec![key.clone()] } else { Affected::new() }
+        if state.services.remove(key) { Affected::both(key.clone()) } else { Affected::default() }
     }
 
     fn keys(state: &State) -> Vec<NamespacedName> {
@@ -144,6 +154,7 @@ impl From<core::ServicePort> for ServicePort {
     fn from(port: core::ServicePort) -> Self {
         Self {
             name: port.name.unwrap_or_default(),
+            number: port.port,
             protocol: port.protocol.unwrap_or_else(|| "TCP".to_owned()),
             app_protocol: port.app_protocol,
             target: match port.target_port {
@@ -165,6 +176,14 @@ impl Default for Services {
 }
 
 impl Services {
+    pub fn len(&self) -> usize {
+        self.namespaces.values().map(|namespace| namespace.by_name.len()).sum()
+    }
+
+    pub fn is_empty(&self) -> bool {
+        self.namespaces.is_empty()
+    }
+
     pub fn get(&self, key: &NamespacedName) -> Option<&Arc<Service>> {
         self.namespaces.get(&key.namespace)?.by_name.get(&key.name)
     }
@@ -254,7 +273,7 @@ pub mod tests {
     /// A Service from the `spec` a user would write.
     pub fn service(spec: &serde_json::Value) -> Service {
         let object = json!({"metadata": {"name": "legacy", "namespace": "ns", "uid": "service-uid"}, "spec": spec});
-        Service::project(serde_json::from_value(object).unwrap())
+        Service::project(serde_json::from_value(object).unwrap(), &mut Problems::default())
     }
 
     #[test]

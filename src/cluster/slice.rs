@@ -1,19 +1,12 @@
-//! EndpointSlices: their content as it is read, planned and written, and which of them belong to a Service.
+//! EndpointSlices: their content as it is read, planned and written.
 
-use std::{
-    collections::{BTreeSet, HashMap},
-    net::IpAddr,
-    sync::Arc,
-};
+use std::{collections::BTreeSet, net::IpAddr, sync::Arc};
 
 use k8s_openapi::{api::discovery::v1 as discovery, apimachinery::pkg::apis::meta::v1::ObjectMeta};
 use serde::{Deserialize, Deserializer, Serialize};
 
-use super::{
-    Affected, Kind, Projected, State,
-    object::{NamespacedName, lean_metadata},
-};
-use crate::api::{MANAGED_BY_LABEL, SERVICE_NAME_LABEL};
+use super::object::{NamespacedName, lean_metadata};
+use crate::api::SERVICE_NAME_LABEL;
 
 /// The IP families that a slice of ours may have.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -36,6 +29,22 @@ pub struct EndpointSlice {
     pub endpoints: Vec<Endpoint>,
     #[serde(default, deserialize_with = "null_as_default")]
     pub ports: Vec<EndpointPort>,
+}
+
+/// An EndpointSlice as the API server sends it. To readers no list of ports is not the same as an empty one; whoever writes
+/// always writes one.
+#[derive(Clone, Debug, Deserialize, kube::Resource)]
+#[resource(inherit = "discovery::EndpointSlice")]
+#[serde(rename_all = "camelCase")]
+pub struct SliceObject {
+    #[serde(deserialize_with = "lean_metadata")]
+    pub metadata: ObjectMeta,
+    #[serde(default)]
+    pub address_type: String,
+    #[serde(default, deserialize_with = "null_as_default")]
+    pub endpoints: Vec<Endpoint>,
+    #[serde(default)]
+    pub ports: Option<Vec<EndpointPort>>,
 }
 
 #[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize, Serialize)]
@@ -97,22 +106,6 @@ pub struct EndpointPort {
     pub protocol: String,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub app_protocol: Option<String>,
-}
-
-/// All watched EndpointSlices of a cluster.
-#[derive(Default)]
-pub struct Slices {
-    namespaces: HashMap<Arc<str>, Namespace>,
-    count: usize,
-    ready: usize,
-    unready: usize,
-    seen_version: u64,
-}
-
-#[derive(Default)]
-struct Namespace {
-    by_name: HashMap<Arc<str>, Arc<EndpointSlice>>,
-    by_service: HashMap<Arc<str>, BTreeSet<Arc<str>>>,
 }
 
 // === impl Family ===
@@ -177,7 +170,7 @@ impl EndpointSlice {
 
     /// Services whose endpoints the slice may be about: the one it names and those that own it. After an edit by
     /// somebody else these may differ.
-    fn services(&self) -> impl Iterator<Item = NamespacedName> {
+    pub(super) fn services(&self) -> impl Iterator<Item = NamespacedName> {
         let namespace: Arc<str> = self.metadata.namespace.as_deref().unwrap_or_default().into();
         let owners = self.metadata.owner_references.iter().flatten().filter(|owner| owner.kind == "Service");
         let owners = owners.map(move |owner| NamespacedName::new(Arc::clone(&namespace), owner.name.as_str()));
@@ -190,6 +183,19 @@ impl EndpointSlice {
             && self.endpoints.iter().zip(endpoints).all(|(a, b)| a.means(b))
             && self.ports.len() == ports.len()
             && self.ports.iter().all(|port| ports.contains(port))
+    }
+}
+
+impl From<SliceObject> for EndpointSlice {
+    fn from(mut object: SliceObject) -> Self {
+        object.metadata.managed_fields = None;
+        object.endpoints.shrink_to_fit();
+        Self {
+            metadata: object.metadata,
+            address_type: object.address_type,
+            endpoints: object.endpoints,
+            ports: object.ports.unwrap_or_default(),
+        }
     }
 }
 
@@ -217,118 +223,6 @@ impl Endpoint {
             && self.hints == other.hints
             && (self.addresses == other.addresses || addresses(self) == addresses(other))
     }
-}
-
-impl Projected for EndpointSlice {
-    type Wire = Self;
-    const KIND: Kind = Kind::EndpointSlice;
-
-    fn project(mut wire: Self) -> Self {
-        wire.metadata.managed_fields = None;
-        wire.endpoints.shrink_to_fit();
-        wire
-    }
-
-    fn apply(self, state: &mut State) -> Affected {
-        state.slices.insert(self)
-    }
-
-    fn remove(key: &NamespacedName, state: &mut State) -> Affected {
-        match state.slices.remove(key) {
-            Some(old) => old.services().collect(),
-            None => Affected::new(),
-        }
-    }
-
-    fn keys(state: &State) -> Vec<NamespacedName> {
-        let slices = state.slices.namespaces.values().flat_map(|namespace| namespace.by_name.values());
-        slices.map(|slice| NamespacedName::of(&slice.metadata)).collect()
-    }
-}
-
-// === impl Slices ===
-
-impl Slices {
-    pub fn len(&self) -> usize {
-        self.count
-    }
-
-    pub fn is_empty(&self) -> bool {
-        self.count == 0
-    }
-
-    /// How many endpoints are ready, and how many are not.
-    pub fn endpoints_by_readiness(&self) -> (usize, usize) {
-        (self.ready, self.unready)
-    }
-
-    /// The newest resourceVersion that the watch has brought: what was written at it, or before, has been seen.
-    pub fn seen_version(&self) -> u64 {
-        self.seen_version
-    }
-
-    pub fn get(&self, namespace: &str, name: &str) -> Option<&Arc<EndpointSlice>> {
-        self.namespaces.get(namespace)?.by_name.get(name)
-    }
-
-    /// The slices that name the Service, by name.
-    pub fn of_service(&self, service: &NamespacedName) -> Vec<Arc<EndpointSlice>> {
-        let Some(namespace) = self.namespaces.get(&service.namespace) else { return Vec::new() };
-        let names = namespace.by_service.get(&service.name).into_iter().flatten();
-        names.filter_map(|name| namespace.by_name.get(name)).cloned().collect()
-    }
-
-    fn insert(&mut self, slice: EndpointSlice) -> Affected {
-        self.seen_version = self.seen_version.max(slice.version().unwrap_or_default());
-        let key = NamespacedName::of(&slice.metadata);
-        let known = self.get(&key.namespace, &key.name);
-        if known.is_some_and(|known| known.metadata.resource_version == slice.metadata.resource_version) {
-            return Affected::new();
-        }
-        let old = self.remove(&key);
-        let affected: Affected = slice.services().chain(old.iter().flat_map(|old| old.services())).collect();
-        let (ready, unready) = readiness(&slice);
-        self.count += 1;
-        self.ready += ready;
-        self.unready += unready;
-        let namespace = self.namespaces.entry(key.namespace).or_default();
-        if let Some(service) = slice.service() {
-            namespace.by_service.entry(service.name).or_default().insert(Arc::clone(&key.name));
-        }
-        namespace.by_name.insert(key.name, Arc::new(slice));
-        affected
-    }
-
-    fn remove(&mut self, key: &NamespacedName) -> Option<Arc<EndpointSlice>> {
-        let namespace = self.namespaces.get_mut(&key.namespace)?;
-        let old = namespace.by_name.remove(&key.name)?;
-        if let Some(service) = old.service()
-            && let Some(names) = namespace.by_service.get_mut(&service.name)
-        {
-            names.remove(&key.name);
-            if names.is_empty() {
-                namespace.by_service.remove(&service.name);
-            }
-        }
-        if namespace.by_name.is_empty() {
-            self.namespaces.remove(&key.namespace);
-        }
-        let (ready, unready) = readiness(&old);
-        self.count -= 1;
-        self.ready -= ready;
-        self.unready -= unready;
-        Some(old)
-    }
-}
-
-/// The watch's selector while slices serve only the ExternalWorkload controller: the ones it manages.
-pub fn managed_selector() -> String {
-    format!("{MANAGED_BY_LABEL}={}", crate::api::MANAGED_BY)
-}
-
-fn readiness(slice: &EndpointSlice) -> (usize, usize) {
-    let ready = slice.endpoints.iter().filter(|endpoint| endpoint.is_ready()).count();
-    (ready, slice.endpoints.len() - ready)
 }
 
 fn null_as_default<'de, D: Deserializer<'de>, T: Default + Deserialize<'de>>(deserializer: D) -> Result<T, D::Error> {
@@ -377,34 +271,5 @@ mod tests {
         let (ready, unset) =
             (json!({"addresses": ["10.0.0.1"], "conditions": {"ready": true}}), json!({"addresses": ["10.0.0.1"]}));
         assert!(!endpoint(ready).means(&endpoint(unset)));
-    }
-
-    fn slice(service: &str, version: &str, ready: bool) -> EndpointSlice {
-        serde_json::from_value(json!({
-            "metadata": {"name": "s", "namespace": "ns", "resourceVersion": version, "labels": {"kubernetes.io/service-name": service},
-                "ownerReferences": [{"apiVersion": "v1", "kind": "Service", "name": "owner", "uid": "u"}]},
-            "addressType": "IPv4", "endpoints": [{"addresses": ["10.0.0.1"], "conditions": {"ready": ready}}]}))
-        .unwrap()
-    }
-
-    #[test]
-    fn a_relabelled_slice_affects_the_service_it_left_the_one_it_names_and_its_owner() {
-        let mut slices = Slices::default();
-        slices.insert(slice("left", "1", true));
-        let affected: BTreeSet<_> =
-            slices.insert(slice("joined", "2", false)).into_iter().map(|key| key.name.to_string()).collect();
-        assert_eq!(affected.into_iter().collect::<Vec<_>>(), ["joined", "left", "owner"]);
-        assert!(slices.of_service(&NamespacedName::new("ns", "left")).is_empty());
-        assert_eq!(slices.of_service(&NamespacedName::new("ns", "joined")).len(), 1);
-        assert_eq!(slices.endpoints_by_readiness(), (0, 1));
-    }
-
-    #[test]
-    fn a_relist_of_the_same_version_affects_nothing() {
-        let mut slices = Slices::default();
-        slices.insert(slice("web", "1", true));
-        assert_eq!(slices.insert(slice("web", "1", true)).len(), 0);
-        slices.remove(&NamespacedName::new("ns", "s"));
-        assert!(slices.is_empty() && slices.namespaces.is_empty());
     }
 }

@@ -1,19 +1,24 @@
 //! One watch: a list and its changes, kept in step with the [`State`] for as long as the process lives.
 //!
-//! In: kube's watcher over one kind. Out: changes of the state, marks on [`Triggers`], a [`Status`]. Always holds: after
-//! a relist the state has exactly the listed objects, and only what changed or vanished meanwhile was marked; an object
-//! that cannot be read costs only itself, and the last version of it that could be read stays.
+//! In: kube's watcher over one kind. Out: changes of the state, told to its [`Readers`]; a [`Status`]. Always holds: after a
+//! relist the state has exactly the listed objects, and only what changed or vanished meanwhile was told; an object that
+//! cannot be read costs only itself, and the last version of it that could be read stays.
 
-use std::{collections::HashSet, fmt, sync::Arc, time::Duration};
+use std::{
+    collections::{HashMap, HashSet},
+    fmt,
+    hash::{DefaultHasher, Hash, Hasher},
+    sync::Arc,
+    time::Duration,
+};
 
 use futures::StreamExt;
-use k8s_openapi::jiff::Timestamp;
+use k8s_openapi::{apimachinery::pkg::apis::meta::v1::ObjectMeta, jiff::Timestamp};
 use kube::{
     Api, Resource,
     runtime::watcher::{self, Event},
 };
 use parking_lot::RwLock;
-use prometheus::{Gauge, GaugeVec, Histogram, HistogramOpts, IntCounterVec, Opts, Registry};
 use tokio::{
     sync::{Notify, watch as channel},
     time::{Instant, sleep, timeout},
@@ -21,9 +26,10 @@ use tokio::{
 use tracing::{info, warn};
 
 use super::{
-    Projected, State,
-    object::{Guarded, NamespacedName, last_update},
-    trigger::{Triggers, backoff},
+    Affected, Kind, Projected, Readers, State,
+    metrics::Metrics,
+    object::{Guarded, NamespacedName, Problems, last_update},
+    trigger::backoff,
 };
 use crate::tasks::Tasks;
 
@@ -34,14 +40,6 @@ const WATCH_SECONDS: u32 = 60;
 /// A watch that was resumed says nothing until something changes. One that has not failed for so long, longer than any
 /// attempt and the pause before it, is taken as healthy again.
 const QUIET: Duration = Duration::from_secs(25);
-
-/// A watched kind.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Kind {
-    Service,
-    EndpointSlice,
-    ExternalWorkload,
-}
 
 /// Something that a watch waits for.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -55,7 +53,7 @@ pub struct Problem {
 /// How far a watch is.
 #[derive(Clone, Debug)]
 pub(super) struct Status {
-    kind: Kind,
+    pub kind: Kind,
     pub synced: bool,
     failure: Option<Failure>,
 }
@@ -74,33 +72,10 @@ enum Failure {
 #[derive(Clone)]
 pub(super) struct Context {
     pub state: Arc<RwLock<State>>,
-    pub triggers: Arc<Triggers>,
+    pub readers: Readers,
     /// Has a failing watch list its kind anew instead of waiting for its next attempt.
     pub relist: Arc<Notify>,
     pub metrics: Metrics,
-}
-
-#[derive(Clone)]
-pub(super) struct Metrics {
-    lag: Histogram,
-    undecodable: IntCounterVec,
-    failures: IntCounterVec,
-    events: IntCounterVec,
-}
-
-// === impl Kind ===
-
-impl Kind {
-    pub const ALL: [Self; 3] = [Self::Service, Self::EndpointSlice, Self::ExternalWorkload];
-
-    /// The resource, as RBAC rules spell it.
-    pub const fn resource(self) -> &'static str {
-        match self {
-            Self::Service => "services",
-            Self::EndpointSlice => "endpointslices.discovery.k8s.io",
-            Self::ExternalWorkload => "externalworkloads.workload.linkerd.io",
-        }
-    }
 }
 
 // === impl Status ===
@@ -110,6 +85,11 @@ impl Status {
     /// a minute only.
     pub(super) fn is_followed(&self) -> bool {
         self.synced && self.failure.is_none()
+    }
+
+    /// Whether what the state does not have of the kind is not there: it was listed, or there is no such kind.
+    pub(super) fn is_known(&self) -> bool {
+        self.synced || self.failure == Some(Failure::KindMissing)
     }
 
     /// `None` when the kind is followed.
@@ -185,6 +165,7 @@ impl Context {
         let watch = || Box::pin(watcher::watcher(api.clone(), config.clone()));
         let mut events = watch();
         let mut relist = Relist::default();
+        let mut memory = Memory::default();
         // A history that is gone often ends an outage: the list that then helps must not wait as long as the outage's last attempt.
         let (mut failures, mut expirations) = (Failures::default(), Failures::default());
         loop {
@@ -204,6 +185,7 @@ impl Context {
                 Err(_) => {
                     // A list that takes so long is not a watch that has nothing to say.
                     if !relist.under_way {
+                        self.metrics.heard(T::KIND);
                         status.send_if_modified(recovered);
                     }
                     continue;
@@ -215,11 +197,14 @@ impl Context {
                     if heard {
                         self.metrics.events.with_label_values(&[T::KIND.resource()]).inc();
                     }
-                    self.apply::<T>(event, &mut relist);
+                    self.apply::<T>(event, &mut relist, &mut memory);
+                    if heard {
+                        self.metrics.heard(T::KIND);
+                    }
                     status.send_if_modified(|status| (heard && recovered(status)) | (done && listed(status)));
                 }
                 Err(error) => {
-                    self.metrics.failures.with_label_values(&[T::KIND.resource()]).inc();
+                    self.metrics.failed(T::KIND);
                     status.send_if_modified(|status| failed(status, Failure::of(&error)));
                     let expired = is_expired(&error);
                     let pause = if expired { expirations.pause() } else { failures.pause() };
@@ -238,8 +223,9 @@ impl Context {
         }
     }
 
-    /// Brings one event into the state, then marks what it affects: whoever reacts finds the state up to date.
-    fn apply<T: Projected>(&self, event: Event<Guarded<T::Wire>>, relist: &mut Relist) {
+    /// Brings one event into the state, then tells the readers what it affects: they find the state up to date.
+    fn apply<T: Projected>(&self, event: Event<Guarded<T::Wire>>, relist: &mut Relist, memory: &mut Memory) {
+        let received = Instant::now();
         let affected = match event {
             Event::Init => {
                 *relist =
@@ -248,48 +234,120 @@ impl Context {
             }
             Event::InitApply(object) => {
                 relist.seen.insert(NamespacedName::of(object.meta()));
-                let affected = self.store::<T>(object);
-                // The Controller knows a Service only when the list is complete.
+                if T::KIND.informer_lag().is_some() {
+                    memory.is_new_update(object.meta());
+                }
+                let affected = self.store::<T>(object, memory);
+                // The Controller knows a Service only when the list is complete; and what was moved from one object to
+                // another is seen as moved only when both are there.
                 relist.affected.extend(affected);
                 return;
             }
             Event::InitDone => {
                 let mut state = self.state.write();
+                state.generation += 1;
                 T::listed(&mut state);
                 let mut affected = std::mem::take(&mut relist.affected);
                 for vanished in T::keys(&state).into_iter().filter(|key| !relist.seen.contains(key)) {
+                    memory.forget(&vanished);
                     affected.extend(T::remove(&vanished, &mut state));
                 }
                 *relist = Relist::default();
                 affected
             }
             Event::Apply(object) => {
-                if let (Kind::ExternalWorkload, Some(updated)) = (T::KIND, last_update(object.meta())) {
+                if T::KIND.informer_lag().is_some()
+                    && let Some(updated) = memory.is_new_update(object.meta())
+                {
                     let lag = Timestamp::now().duration_since(updated).as_secs_f64();
-                    self.metrics.lag.observe(lag.max(0.0));
+                    self.metrics.observe_lag(T::KIND, lag.max(0.0));
                 }
-                self.store::<T>(object)
+                self.store::<T>(object, memory)
             }
-            Event::Delete(object) => T::remove(&NamespacedName::of(object.meta()), &mut self.state.write()),
+            Event::Delete(object) => {
+                let key = NamespacedName::of(object.meta());
+                memory.forget(&key);
+                let mut state = self.state.write();
+                state.generation += 1;
+                T::remove(&key, &mut state)
+            }
         };
-        self.triggers.mark(affected);
+        let Affected { written, discovered, moved_from } = affected;
+        if let Some(triggers) = &self.readers.external_workload {
+            triggers.mark(written);
+        }
+        if let Some(dirty) = &self.readers.destination {
+            dirty.mark(discovered, moved_from, received);
+        }
     }
 
-    fn store<T: Projected>(&self, object: Guarded<T::Wire>) -> super::Affected {
+    fn store<T: Projected>(&self, object: Guarded<T::Wire>, memory: &mut Memory) -> Affected {
+        let resource = T::KIND.resource();
+        let key = NamespacedName::of(object.meta());
         match object {
-            Guarded::Valid(object) => {
-                let object = T::project(object);
-                object.apply(&mut self.state.write())
+            Guarded::Valid(wire) => {
+                let mut problems = Problems::default();
+                let projected = T::project(wire, &mut problems);
+                if memory.is_news(&key, &problems) {
+                    let count = u64::try_from(problems.len()).unwrap_or(u64::MAX);
+                    self.metrics.unusable.with_label_values(&[resource]).inc_by(count);
+                    warn!(object = %key, resource, %problems, "parts of an object cannot be used: they are left out");
+                }
+                let mut state = self.state.write();
+                state.generation += 1;
+                projected.apply(&mut state)
             }
-            Guarded::Invalid { metadata, error } => {
-                self.metrics.undecodable.with_label_values(&[T::KIND.resource()]).inc();
-                let object = NamespacedName::of(&metadata);
-                let resource = T::KIND.resource();
-                warn!(%object, resource, %error, "cannot read an object: it is left out, or stays as it was last read");
-                super::Affected::new()
+            Guarded::Invalid { error, .. } => {
+                self.metrics.undecodable.with_label_values(&[resource]).inc();
+                let mut problems = Problems::default();
+                problems.add(format_args!("{error}"));
+                if memory.is_news(&key, &problems) {
+                    warn!(object = %key, resource, %error, "cannot read an object: it is left out, or stays as it was last read");
+                }
+                Affected::default()
             }
         }
     }
+}
+
+/// What a watch remembers of objects to say things once: by the hashes of their keys, because there are many.
+#[derive(Default)]
+struct Memory {
+    /// The second of each object's last update.
+    updated: HashMap<u64, i64>,
+    /// What of an object could not be used, as far as it was told.
+    told: HashMap<u64, u64>,
+}
+
+impl Memory {
+    /// The time of the object's last update, if it is another than before. A change that is no update (a deletion that
+    /// begins, an apply) leaves the old time standing, and would look like an old update that arrives late.
+    fn is_new_update(&mut self, metadata: &ObjectMeta) -> Option<Timestamp> {
+        let updated = last_update(metadata)?;
+        let before = self.updated.insert(hash(&NamespacedName::of(metadata)), updated.as_second());
+        (before != Some(updated.as_second())).then_some(updated)
+    }
+
+    fn is_news(&mut self, key: &NamespacedName, problems: &Problems) -> bool {
+        if problems.is_empty() {
+            self.told.remove(&hash(key));
+            return false;
+        }
+        let problems = hash(problems);
+        self.told.insert(hash(key), problems) != Some(problems)
+    }
+
+    fn forget(&mut self, key: &NamespacedName) {
+        let key = hash(key);
+        self.updated.remove(&key);
+        self.told.remove(&key);
+    }
+}
+
+fn hash(value: &impl Hash) -> u64 {
+    let mut hasher = DefaultHasher::new();
+    value.hash(&mut hasher);
+    hasher.finish()
 }
 
 /// 410: the version to go on from is forgotten.
@@ -307,7 +365,7 @@ fn is_expired(error: &watcher::Error) -> bool {
 struct Relist {
     under_way: bool,
     seen: HashSet<NamespacedName>,
-    affected: super::Affected,
+    affected: Affected,
 }
 
 fn recovered(status: &mut Status) -> bool {
@@ -357,84 +415,6 @@ impl Failures {
     }
 }
 
-// === impl Metrics ===
-
-impl Metrics {
-    pub(super) fn register(registry: &Registry, state: &Arc<RwLock<State>>) -> prometheus::Result<Self> {
-        let by_resource = |name, help| IntCounterVec::new(Opts::new(name, help), &["resource"]);
-        let metrics = Self {
-            // Linkerd's name and buckets.
-            lag: Histogram::with_opts(
-                HistogramOpts::new(
-                    "externalworkload_informer_lag_seconds",
-                    "From the newest update time in an ExternalWorkload's managedFields (whole seconds, the API server's clock) to its watch event",
-                )
-                .buckets(vec![0.5, 1.0, 2.5, 5.0, 10.0, 25.0, 50.0, 100.0, 250.0, 1000.0]),
-            )?,
-            undecodable: by_resource(
-                "linkerd_operator_undecodable_objects_total",
-                "Objects that could not be read and were left out",
-            )?,
-            failures: by_resource("linkerd_operator_watch_failures_total", "Lists and watches that failed")?,
-            events: by_resource("linkerd_operator_watch_events_total", "Objects received by list and watch")?,
-        };
-        for kind in Kind::ALL {
-            for counter in [&metrics.undecodable, &metrics.failures, &metrics.events] {
-                counter.with_label_values(&[kind.resource()]);
-            }
-        }
-        registry.register(Box::new(metrics.lag.clone()))?;
-        registry.register(Box::new(metrics.undecodable.clone()))?;
-        registry.register(Box::new(metrics.failures.clone()))?;
-        registry.register(Box::new(metrics.events.clone()))?;
-        registry.register(Box::new(Sizes::new(state)?))?;
-        Ok(metrics)
-    }
-}
-
-/// How much the state holds, measured when somebody looks.
-struct Sizes {
-    state: Arc<RwLock<State>>,
-    workloads: Gauge,
-    endpoints: GaugeVec,
-}
-
-impl Sizes {
-    fn new(state: &Arc<RwLock<State>>) -> prometheus::Result<Self> {
-        Ok(Self {
-            state: Arc::clone(state),
-            workloads: Gauge::with_opts(
-                Opts::new("externalworkload_cache_size", "ExternalWorkloads in the cache")
-                    .const_label("cluster", "local"),
-            )?,
-            endpoints: GaugeVec::new(
-                Opts::new(
-                    "linkerd_operator_external_workload_endpoints",
-                    "Endpoints in the slices that the ExternalWorkload controller manages",
-                ),
-                &["ready"],
-            )?,
-        })
-    }
-}
-
-impl prometheus::core::Collector for Sizes {
-    fn desc(&self) -> Vec<&prometheus::core::Desc> {
-        self.workloads.desc().into_iter().chain(self.endpoints.desc()).collect()
-    }
-
-    #[allow(clippy::cast_precision_loss, reason = "counts stay far below 2^52")]
-    fn collect(&self) -> Vec<prometheus::proto::MetricFamily> {
-        let (workloads, (ready, unready)) = {
-            let state = self.state.read();
-            (state.workloads.len(), state.slices.endpoints_by_readiness())
-        };
-        self.workloads.set(workloads as f64);
-        self.endpoints.with_label_values(&["true"]).set(ready as f64);
-        self.endpoints.with_label_values(&["false"]).set(unready as f64);
-        self.workloads.collect().into_iter().chain(self.endpoints.collect()).collect()
-    }
-}
 #[cfg(test)]
 mod tests {
     use super::*;

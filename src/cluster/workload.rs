@@ -4,14 +4,17 @@ use std::{collections::HashMap, net::IpAddr, sync::Arc};
 
 use super::{
     Affected, Kind, Projected, State,
-    object::NamespacedName,
+    label_selector::LabelSelector,
+    object::{NamespacedName, Problems},
+    owner::Owner,
+    port_ranges::PortRanges,
     selector::{ByLabel, Labels, Selector},
     slice::Family,
 };
-use crate::api::{ExternalWorkload, ExternalWorkloadPort, WorkloadIp, ZONE_LABEL};
+use crate::api::{ExternalWorkload, ExternalWorkloadPort, OPAQUE_PORTS_ANNOTATION, WorkloadIp, ZONE_LABEL};
 
-/// An ExternalWorkload, reduced to what becomes endpoints. Two that compare equal have the same endpoints: annotations,
-/// TLS, probe times and other conditions do not count.
+/// An ExternalWorkload, reduced to what becomes endpoints and what clients see of them: probe times, other conditions and
+/// most annotations do not count.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Workload {
     pub key: NamespacedName,
@@ -21,6 +24,17 @@ pub struct Workload {
     pub ports: Vec<WorkloadPort>,
     /// Any condition `Ready` is `True`.
     pub ready: bool,
+    pub mesh: Mesh,
+}
+
+/// What of an ExternalWorkload is no part of its slices, but seen by clients.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Mesh {
+    pub identity: Arc<str>,
+    pub server_name: Arc<str>,
+    /// `None` leaves the choice to the mesh's default.
+    pub opaque_ports: Option<PortRanges>,
+    pub owner: Option<Owner>,
 }
 
 /// One of `workloadIPs`.
@@ -59,43 +73,69 @@ impl Workload {
     pub fn zone(&self) -> Option<&str> {
         self.labels.get(ZONE_LABEL).map(|zone| &**zone)
     }
+
+    /// Whether both stand in slices in the same way.
+    fn has_same_endpoints(&self, other: &Self) -> bool {
+        let Self { key, uid, labels, addresses, ports, ready, mesh: _ } = self;
+        (key, uid, labels, addresses, ports, ready)
+            == (&other.key, &other.uid, &other.labels, &other.addresses, &other.ports, &other.ready)
+    }
 }
 
 impl Projected for Workload {
     type Wire = ExternalWorkload;
     const KIND: Kind = Kind::ExternalWorkload;
 
-    fn project(wire: ExternalWorkload) -> Self {
+    fn project(wire: ExternalWorkload, problems: &mut Problems) -> Self {
         let spec = wire.spec.unwrap_or_default();
         let conditions = wire.status.and_then(|status| status.conditions).unwrap_or_default();
+        let ports: Vec<_> = spec.ports.into_iter().flatten().filter_map(WorkloadPort::parse).collect();
+        let named = |name: &str| {
+            let port = ports.iter().rev().find(|port| port.name == name)?;
+            u16::try_from(port.number).ok()
+        };
+        let opaque_ports = wire.metadata.annotations.as_ref().and_then(|all| all.get(OPAQUE_PORTS_ANNOTATION));
+        let tls = spec.mesh_tls.unwrap_or_default();
+        let mesh = Mesh {
+            identity: tls.identity.unwrap_or_default().into(),
+            server_name: tls.server_name.unwrap_or_default().into(),
+            opaque_ports: opaque_ports.map(|text| PortRanges::parse(text, named, problems)),
+            owner: Owner::only(&wire.metadata),
+        };
         Self {
             key: NamespacedName::of(&wire.metadata),
             uid: wire.metadata.uid.unwrap_or_default().into(),
             labels: wire.metadata.labels.unwrap_or_default().iter().collect(),
             addresses: spec.workload_ips.into_iter().flatten().map(Address::from).collect(),
-            ports: spec.ports.into_iter().flatten().filter_map(WorkloadPort::parse).collect(),
+            ports,
             ready: conditions.iter().any(|condition| condition.type_ == "Ready" && condition.status == "True"),
+            mesh,
         }
     }
 
     fn apply(self, state: &mut State) -> Affected {
-        let (new, key) = (self.labels.clone(), self.key.clone());
-        match state.workloads.insert(self) {
-            Insertion::Unchanged => Affected::new(),
-            Insertion::Added => state.services.selecting(&key.namespace, &new),
-            Insertion::Replaced(old) => {
-                let mut affected = state.services.selecting(&key.namespace, &new);
-                if old.labels != new {
-                    affected.extend(state.services.selecting(&key.namespace, &old.labels));
-                }
-                affected
-            }
+        let old = state.workloads.get(&self.key).cloned();
+        if old.as_deref() == Some(&self) {
+            return Affected::default();
         }
+        let selecting = |labels| state.services.selecting(&self.key.namespace, labels);
+        let written = match &old {
+            Some(old) if old.has_same_endpoints(&self) => Vec::new(),
+            Some(old) if old.labels != self.labels => [selecting(&self.labels), selecting(&old.labels)].concat(),
+            Some(_) | None => selecting(&self.labels),
+        };
+        let discovered = state.slices.naming_workload(&self.key);
+        state.workloads.insert(self);
+        Affected { written, discovered, ..Affected::default() }
     }
 
     fn remove(key: &NamespacedName, state: &mut State) -> Affected {
-        let Some(old) = state.workloads.remove(key) else { return Affected::new() };
-        state.services.selecting(&key.namespace, &old.labels)
+        let Some(old) = state.workloads.remove(key) else { return Affected::default() };
+        Affected {
+            written: state.services.selecting(&key.namespace, &old.labels),
+            discovered: state.slices.naming_workload(key),
+            ..Affected::default()
+        }
     }
 
     fn keys(state: &State) -> Vec<NamespacedName> {
@@ -144,12 +184,6 @@ impl From<WorkloadIp> for Address {
 
 // === impl Workloads ===
 
-enum Insertion {
-    Added,
-    Replaced(Arc<Workload>),
-    Unchanged,
-}
-
 impl Workloads {
     /// How many there are.
     pub fn len(&self) -> usize {
@@ -167,24 +201,30 @@ impl Workloads {
         candidates.filter(|workload| selector.matches(&workload.labels)).cloned().collect()
     }
 
-    fn insert(&mut self, workload: Workload) -> Insertion {
+    pub fn get(&self, key: &NamespacedName) -> Option<&Arc<Workload>> {
+        self.namespaces.get(&key.namespace)?.by_name.get(&key.name)
+    }
+
+    /// The workloads of a namespace that a selector with expressions matches.
+    pub fn matched<'a>(
+        &'a self,
+        namespace: &str,
+        selector: &'a LabelSelector,
+    ) -> impl Iterator<Item = &'a Arc<Workload>> {
+        let namespace = self.namespaces.get(namespace);
+        let by_label = namespace.and_then(|it| Some(it.by_label.candidates(selector.equal()?)));
+        let all = namespace.filter(|_| selector.equal().is_none()).map(|it| it.by_name.keys());
+        let names = by_label.into_iter().flatten().chain(all.into_iter().flatten());
+        let workloads = names.filter_map(move |name| namespace?.by_name.get(name));
+        workloads.filter(|workload| selector.matches(&workload.labels))
+    }
+
+    fn insert(&mut self, workload: Workload) {
+        self.remove(&workload.key);
+        self.count += 1;
         let namespace = self.namespaces.entry(Arc::clone(&workload.key.namespace)).or_default();
-        let name = Arc::clone(&workload.key.name);
-        let old = namespace.by_name.get(&name);
-        if old.is_some_and(|old| **old == workload) {
-            return Insertion::Unchanged;
-        }
-        if let Some(old) = old {
-            namespace.by_label.remove(&old.labels, &name);
-        }
-        namespace.by_label.insert(&workload.labels, &name);
-        match namespace.by_name.insert(name, Arc::new(workload)) {
-            Some(old) => Insertion::Replaced(old),
-            None => {
-                self.count += 1;
-                Insertion::Added
-            }
-        }
+        namespace.by_label.insert(&workload.labels, &workload.key.name);
+        namespace.by_name.insert(Arc::clone(&workload.key.name), Arc::new(workload));
     }
 
     fn remove(&mut self, key: &NamespacedName) -> Option<Arc<Workload>> {
@@ -207,14 +247,12 @@ pub mod tests {
 
     /// A workload from what a user would write below `spec`, with labels and a Ready condition.
     pub fn workload(name: &str, ready: bool, labels: &serde_json::Value, spec: &serde_json::Value) -> Workload {
-        Workload::project(
-            serde_json::from_value(json!({
-                "metadata": {"name": name, "namespace": "ns", "uid": format!("uid-{name}"), "labels": labels},
-                "spec": spec,
-                "status": {"conditions": [{"type": "Ready", "status": if ready { "True" } else { "False" }}]},
-            }))
-            .unwrap(),
-        )
+        let object = json!({
+            "metadata": {"name": name, "namespace": "ns", "uid": format!("uid-{name}"), "labels": labels},
+            "spec": spec,
+            "status": {"conditions": [{"type": "Ready", "status": if ready { "True" } else { "False" }}]},
+        });
+        Workload::project(serde_json::from_value(object).unwrap(), &mut Problems::default())
     }
 
     fn address(text: &str) -> Address {
@@ -261,7 +299,7 @@ pub mod tests {
     fn any_ready_condition_that_is_true_makes_a_workload_ready() {
         let ready = |conditions| {
             let object = json!({"metadata": {"name": "vm", "namespace": "ns"}, "status": {"conditions": conditions}});
-            Workload::project(serde_json::from_value(object).unwrap()).ready
+            Workload::project(serde_json::from_value(object).unwrap(), &mut Problems::default()).ready
         };
         assert!(ready(json!([{"type": "Ready", "status": "False"}, {"type": "Ready", "status": "True"}])));
         assert!(!ready(json!([{"type": "Ready", "status": "Unknown"}, {"type": "Live", "status": "True"}])));
@@ -284,26 +322,28 @@ pub mod tests {
             service.apply(&mut state);
         }
         workload("vm", true, &json!({"app": "a"}), &json!({})).apply(&mut state);
-        let affected = workload("vm", true, &json!({"app": "b"}), &json!({})).apply(&mut state);
+        let affected = workload("vm", true, &json!({"app": "b"}), &json!({})).apply(&mut state).written;
         let mut names: Vec<_> = affected.into_iter().map(|key| key.name.to_string()).collect();
         names.sort();
         assert_eq!(names, ["joined", "left"]);
     }
 
     #[test]
-    fn an_unrelated_edit_affects_nothing() {
+    fn only_an_edit_that_slices_show_has_them_written() {
         let mut state = State::default();
         crate::cluster::service::tests::service(&json!({"selector": {"app": "a"}})).apply(&mut state);
-        let edited = |annotation: &str| {
-            Workload::project(
-                serde_json::from_value(json!({
-                    "metadata": {"name": "vm", "namespace": "ns", "labels": {"app": "a"}, "annotations": {"note": annotation}},
-                    "status": {"conditions": [{"type": "Ready", "status": "True", "lastProbeTime": "2026-01-01T00:00:00Z"}]},
-                }))
-                .unwrap(),
-            )
+        let edited = |annotations: serde_json::Value, identity: &str| {
+            let object = json!({
+                "metadata": {"name": "vm", "namespace": "ns", "labels": {"app": "a"}, "annotations": annotations},
+                "spec": {"meshTLS": {"identity": identity, "serverName": "vm.example"}},
+                "status": {"conditions": [{"type": "Ready", "status": "True", "lastProbeTime": "2026-01-01T00:00:00Z"}]},
+            });
+            Workload::project(serde_json::from_value(object).unwrap(), &mut Problems::default())
         };
-        assert_eq!(edited("one").apply(&mut state).len(), 1);
-        assert_eq!(edited("two").apply(&mut state).len(), 0);
+        assert_eq!(edited(json!({"note": "one"}), "a").apply(&mut state).written.len(), 1);
+        assert_eq!(edited(json!({"note": "two"}), "a").apply(&mut state).written.len(), 0);
+        assert_eq!(edited(json!({OPAQUE_PORTS_ANNOTATION: "80"}), "b").apply(&mut state).written.len(), 0);
+        let mesh = &state.workloads.get(&NamespacedName::new("ns", "vm")).unwrap().mesh;
+        assert_eq!((&*mesh.identity, mesh.opaque_ports.as_ref().unwrap().contains(80)), ("b", true));
     }
 }

@@ -8,7 +8,7 @@ use kube::client::Body;
 use serde_json::{Value, json};
 
 use super::*;
-use crate::cluster::{Projected, slice::Endpoint};
+use crate::cluster::{Projected, object::Problems, slice::Endpoint};
 
 /// Answers with what was sent, at version 100, unless told otherwise; keeps a line for each request.
 #[derive(Clone, Default)]
@@ -87,7 +87,7 @@ fn names(slice: &Value) -> Vec<String> {
 
 fn service() -> Service {
     let object = json!({"metadata": {"name": "web", "namespace": "ns", "uid": "service-uid"}, "spec": {"selector": {"app": "web"}}});
-    Service::project(serde_json::from_value(object).unwrap())
+    Service::project(serde_json::from_value(object).unwrap(), &mut Problems::default())
 }
 
 fn slice(name: &str, port: u16, workloads: &[&str]) -> EndpointSlice {

@@ -12,7 +12,7 @@ use parking_lot::Mutex;
 use tokio::time::Instant;
 
 use super::{apply::Written, report::Finding};
-use crate::cluster::{object::NamespacedName, slice::Slices, trigger::backoff};
+use crate::cluster::{object::NamespacedName, slices::Slices, trigger::backoff};
 
 /// How long the cache may take to show our own writes before we plan without: preconditions and fixed names then keep a
 /// second write harmless.
@@ -144,19 +144,24 @@ mod tests {
     use serde_json::json;
 
     use super::*;
-    use crate::cluster::{Projected, State, slice::EndpointSlice};
+    use crate::{
+        api::{MANAGED_BY, MANAGED_BY_LABEL},
+        cluster::{Projected, State, object::Problems, slices::Slice},
+    };
 
     fn service() -> NamespacedName {
         NamespacedName::new("ns", "web")
     }
 
     fn watched(state: &mut State, version: &str, deleting: bool) {
-        let mut metadata = json!({"name": "s", "namespace": "ns", "uid": "u", "resourceVersion": version});
+        let labels = json!({ MANAGED_BY_LABEL: MANAGED_BY });
+        let mut metadata =
+            json!({"name": "s", "namespace": "ns", "uid": "u", "resourceVersion": version, "labels": labels});
         if deleting {
             metadata["deletionTimestamp"] = json!("2026-01-01T00:00:00Z");
         }
-        let slice: EndpointSlice = serde_json::from_value(json!({ "metadata": metadata })).unwrap();
-        slice.apply(state);
+        let slice = serde_json::from_value(json!({ "metadata": metadata })).unwrap();
+        Slice::project(slice, &mut Problems::default()).apply(state);
     }
 
     #[tokio::test(start_paused = true)]

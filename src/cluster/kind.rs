@@ -1,0 +1,71 @@
+//! The watched kinds: what RBAC, logs and metrics call them.
+
+/// A watched kind.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Kind {
+    Service,
+    EndpointSlice,
+    ExternalWorkload,
+    Pod,
+    Server,
+    Node,
+    ReplicaSet,
+    Job,
+}
+
+impl Kind {
+    pub const ALL: [Self; 8] = [
+        Self::Service,
+        Self::EndpointSlice,
+        Self::ExternalWorkload,
+        Self::Pod,
+        Self::Server,
+        Self::Node,
+        Self::ReplicaSet,
+        Self::Job,
+    ];
+
+    /// The resource, as RBAC rules spell it.
+    pub const fn resource(self) -> &'static str {
+        match self {
+            Self::Service => "services",
+            Self::EndpointSlice => "endpointslices.discovery.k8s.io",
+            Self::ExternalWorkload => "externalworkloads.workload.linkerd.io",
+            Self::Pod => "pods",
+            Self::Server => "servers.policy.linkerd.io",
+            Self::Node => "nodes",
+            Self::ReplicaSet => "replicasets.apps",
+            Self::Job => "jobs.batch",
+        }
+    }
+
+    /// Linkerd's metric for how many of them the cache holds.
+    pub(super) const fn cache_size(self) -> &'static str {
+        match self {
+            Self::Service => "service_cache_size",
+            Self::EndpointSlice => "endpointslices_cache_size",
+            Self::ExternalWorkload => "externalworkload_cache_size",
+            Self::Pod => "pod_cache_size",
+            Self::Server => "server_cache_size",
+            Self::Node => "node_cache_size",
+            Self::ReplicaSet => "replicaset_cache_size",
+            Self::Job => "job_cache_size",
+        }
+    }
+
+    /// Linkerd's metric for how late its updates arrive; it has none for kinds of which only the metadata is watched.
+    pub(super) const fn informer_lag(self) -> Option<&'static str> {
+        match self {
+            Self::Service => Some("services_informer_lag_seconds"),
+            Self::EndpointSlice => Some("endpointslices_informer_lag_seconds"),
+            Self::ExternalWorkload => Some("externalworkload_informer_lag_seconds"),
+            Self::Pod => Some("pods_informer_lag_seconds"),
+            Self::Server => Some("servers_informer_lag_seconds"),
+            Self::Node | Self::ReplicaSet | Self::Job => None,
+        }
+    }
+
+    pub(super) const fn is_for_external_workload(self) -> bool {
+        matches!(self, Self::Service | Self::EndpointSlice | Self::ExternalWorkload)
+    }
+}

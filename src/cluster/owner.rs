@@ -1,0 +1,175 @@
+//! Who owns what: the workload a Pod belongs to, seen through the ReplicaSet or Job in between.
+//!
+//! Of ReplicaSets and Jobs only the metadata is watched.
+
+use std::{borrow::Cow, collections::HashMap, fmt::Debug, marker::PhantomData, sync::Arc};
+
+use k8s_openapi::{
+    api::{apps::v1::ReplicaSet, batch::v1::Job},
+    apimachinery::pkg::apis::meta::v1::ObjectMeta,
+};
+use kube::Resource;
+use serde::Deserialize;
+
+use super::{
+    Affected, Kind, Projected, State,
+    object::{NamespacedName, Problems, lean_metadata},
+};
+
+/// The only owner of an object. Several owners tell nothing about where it belongs, and count as none.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub struct Owner {
+    pub kind: Arc<str>,
+    pub name: Arc<str>,
+}
+
+/// An object of which only the metadata is asked for and kept.
+#[derive(Clone, Debug, Deserialize)]
+#[serde(bound = "")]
+pub struct MetadataOf<K> {
+    #[serde(deserialize_with = "lean_metadata")]
+    pub metadata: ObjectMeta,
+    #[serde(skip)]
+    kind: PhantomData<fn() -> K>,
+}
+
+/// A ReplicaSet or Job: whose it is.
+pub struct Owned<K> {
+    key: NamespacedName,
+    owner: Option<Owner>,
+    kind: PhantomData<fn() -> K>,
+}
+
+/// The owners of all ReplicaSets, or of all Jobs.
+#[derive(Default)]
+pub struct Owners(HashMap<NamespacedName, Option<Owner>>);
+
+/// What stands between Pods and their workloads.
+pub trait Between: Resource<DynamicType = ()> + Clone + Debug + 'static {
+    const WATCHED: Kind;
+    fn owners(state: &State) -> &Owners;
+    fn owners_mut(state: &mut State) -> &mut Owners;
+}
+
+// === impl Owner ===
+
+impl Owner {
+    pub fn only(metadata: &ObjectMeta) -> Option<Self> {
+        match metadata.owner_references.as_deref() {
+            Some([owner]) => Some(Self { kind: owner.kind.as_str().into(), name: owner.name.as_str().into() }),
+            _ => None,
+        }
+    }
+
+    pub fn is(&self, kind: &str) -> bool {
+        &*self.kind == kind
+    }
+}
+
+// === impl Owners ===
+
+impl Owners {
+    /// The only owner of the object, if it is known and has one.
+    pub fn of(&self, key: &NamespacedName) -> Option<&Owner> {
+        self.0.get(key)?.as_ref()
+    }
+
+    pub fn len(&self) -> usize {
+        self.0.len()
+    }
+
+    pub fn is_empty(&self) -> bool {
+        self.0.is_empty()
+    }
+}
+
+// === impl Owned ===
+
+impl<K: Between> Projected for Owned<K> {
+    type Wire = MetadataOf<K>;
+    const KIND: Kind = K::WATCHED;
+
+    fn project(wire: MetadataOf<K>, _: &mut Problems) -> Self {
+        Self { key: NamespacedName::of(&wire.metadata), owner: Owner::only(&wire.metadata), kind: PhantomData }
+    }
+
+    fn apply(self, state: &mut State) -> Affected {
+        let owners = &mut K::owners_mut(state).0;
+        if owners.get(&self.key).is_some_and(|known| *known == self.owner) {
+            return Affected::default();
+        }
+        owners.insert(self.key.clone(), self.owner);
+        state.discovered_through(&K::kind(&()), &self.key)
+    }
+
+    fn remove(key: &NamespacedName, state: &mut State) -> Affected {
+        match K::owners_mut(state).0.remove(key) {
+            Some(Some(_)) => state.discovered_through(&K::kind(&()), key),
+            // Without an owner it said nothing that its absence does not.
+            Some(None) | None => Affected::default(),
+        }
+    }
+
+    fn keys(state: &State) -> Vec<NamespacedName> {
+        K::owners(state).0.keys().cloned().collect()
+    }
+}
+
+impl Between for ReplicaSet {
+    const WATCHED: Kind = Kind::ReplicaSet;
+
+    fn owners(state: &State) -> &Owners {
+        &state.replica_sets
+    }
+
+    fn owners_mut(state: &mut State) -> &mut Owners {
+        &mut state.replica_sets
+    }
+}
+
+impl Between for Job {
+    const WATCHED: Kind = Kind::Job;
+
+    fn owners(state: &State) -> &Owners {
+        &state.jobs
+    }
+
+    fn owners_mut(state: &mut State) -> &mut Owners {
+        &mut state.jobs
+    }
+}
+
+// === impl MetadataOf ===
+
+impl<K: Resource> Resource for MetadataOf<K> {
+    type DynamicType = K::DynamicType;
+    type Scope = K::Scope;
+
+    fn kind(dynamic: &Self::DynamicType) -> Cow<'_, str> {
+        K::kind(dynamic)
+    }
+
+    fn group(dynamic: &Self::DynamicType) -> Cow<'_, str> {
+        K::group(dynamic)
+    }
+
+    fn version(dynamic: &Self::DynamicType) -> Cow<'_, str> {
+        K::version(dynamic)
+    }
+
+    fn plural(dynamic: &Self::DynamicType) -> Cow<'_, str> {
+        K::plural(dynamic)
+    }
+
+    fn meta(&self) -> &ObjectMeta {
+        &self.metadata
+    }
+
+    fn meta_mut(&mut self) -> &mut ObjectMeta {
+        &mut self.metadata
+    }
+
+    fn metadata_api() -> bool {
+        true
+    }
+}

@@ -1,0 +1,236 @@
+//! What clients of a Service can be told of one EndpointSlice: its ready endpoints, with their addresses parsed.
+//!
+//! Any tenant may write a slice. What makes no sense in one is left out here, alone, and is a problem for the log; what is
+//! left can be trusted to be well-formed, not to be true.
+
+use std::{net::IpAddr, sync::Arc};
+
+use serde_json::Value;
+
+use super::{
+    object::{NamespacedName, Problems},
+    slice::{Endpoint, SliceObject},
+};
+use crate::api::{
+    EXTERNAL_WORKLOAD_KIND, MIRROR_CLUSTER_LABEL, MIRROR_GATEWAY_IDENTITY_ANNOTATION, MIRROR_SERVICE_ANNOTATION,
+    SERVICE_NAME_LABEL,
+};
+
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ReadySlice {
+    pub name: Arc<str>,
+    pub service: NamespacedName,
+    /// `None` where the slice has no list of ports, which is not the same as an empty one.
+    pub ports: Option<Box<[SlicePort]>>,
+    pub endpoints: Box<[ReadyEndpoint]>,
+    /// What a multicluster mirror wrote on it.
+    pub mirror: Option<Box<Mirror>>,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct SlicePort {
+    /// Empty for an unnamed port.
+    pub name: Arc<str>,
+    /// `None` means any port to Kubernetes, and nothing that a client could connect to.
+    pub number: Option<u16>,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ReadyEndpoint {
+    /// At least one.
+    pub addresses: Box<[IpAddr]>,
+    pub target: Target,
+    pub hostname: Option<Arc<str>>,
+    pub zone: Option<Arc<str>>,
+    /// The zones whose clients should use it; empty when there is no hint.
+    pub hints: Box<[Arc<str>]>,
+}
+
+/// What an endpoint stands for, in the namespace of its slice.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub enum Target {
+    /// Nothing but its address.
+    Address,
+    Pod(Arc<str>),
+    ExternalWorkload(Arc<str>),
+}
+
+/// Of a Service in another cluster.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Mirror {
+    pub cluster: Option<Arc<str>>,
+    /// The Service's name in its own cluster.
+    pub service: Option<Arc<str>>,
+    pub gateway_identity: Option<Arc<str>>,
+}
+
+// === impl ReadySlice ===
+
+impl ReadySlice {
+    /// `None` for a slice that names no Service.
+    pub(super) fn of(object: &SliceObject, problems: &mut Problems) -> Option<Self> {
+        let metadata = &object.metadata;
+        let labels = metadata.labels.as_ref()?;
+        let service = labels.get(SERVICE_NAME_LABEL)?.as_str();
+        let key = NamespacedName::of(metadata);
+        let annotation = |key| metadata.annotations.as_ref()?.get(key).map(|value| Arc::from(value.as_str()));
+        let mirror = Mirror {
+            cluster: labels.get(MIRROR_CLUSTER_LABEL).map(|cluster| Arc::from(cluster.as_str())),
+            service: annotation(MIRROR_SERVICE_ANNOTATION),
+            gateway_identity: annotation(MIRROR_GATEWAY_IDENTITY_ANNOTATION).filter(|identity| !identity.is_empty()),
+        };
+        let ports = object.ports.as_ref().map(|ports| {
+            let port = |port: &super::slice::EndpointPort| {
+                let number = port.port.and_then(|number| u16::try_from(number).ok()).filter(|number| *number != 0);
+                if number.is_none() {
+                    problems.add(format_args!("port {:?} has no number that a client could connect to", port.name));
+                }
+                SlicePort { name: port.name.as_str().into(), number }
+            };
+            ports.iter().map(port).collect()
+        });
+        let ready = object.endpoints.iter().filter(|endpoint| endpoint.is_ready());
+        Some(Self {
+            ports,
+            endpoints: ready.filter_map(|endpoint| ReadyEndpoint::of(endpoint, &key.namespace, problems)).collect(),
+            mirror: (mirror != Mirror::default()).then(|| Box::new(mirror)),
+            service: NamespacedName::new(key.namespace, service),
+            name: key.name,
+        })
+    }
+}
+
+impl ReadyEndpoint {
+    /// `None` where it stands for something that no client can be told of, or has no address.
+    fn of(endpoint: &Endpoint, namespace: &str, problems: &mut Problems) -> Option<Self> {
+        let target = match &endpoint.target_ref {
+            None => Target::Address,
+            Some(target) => {
+                let name = target.name.as_deref().unwrap_or_default();
+                if let Some(other) = target.namespace.as_deref().filter(|it| !it.is_empty() && *it != namespace) {
+                    problems.add(format_args!("an endpoint refers to {name:?} in another namespace, {other:?}"));
+                    return None;
+                }
+                match target.kind.as_deref().unwrap_or_default() {
+                    "Pod" => Target::Pod(name.into()),
+                    EXTERNAL_WORKLOAD_KIND => Target::ExternalWorkload(name.into()),
+                    kind => {
+                        problems.add(format_args!("an endpoint refers to a {kind:?}, {name:?}, which is no endpoint"));
+                        return None;
+                    }
+                }
+            }
+        };
+        let mut addresses = Vec::with_capacity(endpoint.addresses.len());
+        for text in &endpoint.addresses {
+            match text.parse::<IpAddr>() {
+                Ok(address) => addresses.push(address),
+                Err(_) => problems.add(format_args!("{text:?} is not an IP address")),
+            }
+        }
+        if addresses.is_empty() {
+            return None;
+        }
+        let text = |text: &Option<String>| text.as_deref().filter(|text| !text.is_empty()).map(Arc::from);
+        Some(Self {
+            addresses: addresses.into(),
+            target,
+            hostname: text(&endpoint.hostname),
+            zone: text(&endpoint.zone),
+            hints: zones(endpoint.hints.as_ref()),
+        })
+    }
+}
+
+/// `hints.forZones[].name`. Hints for nodes are not followed.
+fn zones(hints: Option<&Value>) -> Box<[Arc<str>]> {
+    let zones = hints.and_then(|hints| hints.get("forZones")).and_then(Value::as_array);
+    let names = zones.into_iter().flatten().filter_map(|zone| zone.get("name")?.as_str());
+    names.map(Arc::from).collect()
+}
+
+#[cfg(test)]
+pub mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    /// A slice of Service `ns/web` from what a user would write beside its metadata; and how much of it could not be used.
+    pub fn ready_slice(content: &Value) -> (ReadySlice, usize) {
+        let mut object = json!({"metadata": {"name": "web-1", "namespace": "ns", "labels": {"kubernetes.io/service-name": "web"}},
+            "addressType": "IPv4"});
+        object.as_object_mut().unwrap().extend(content.as_object().unwrap().clone());
+        let mut problems = Problems::default();
+        let slice = ReadySlice::of(&serde_json::from_value(object).unwrap(), &mut problems).unwrap();
+        (slice, problems.len())
+    }
+
+    #[test]
+    fn what_is_ready_or_does_not_say_is_kept_and_nothing_else_of_its_conditions_counts() {
+        let conditions = [
+            (json!(null), true),
+            (json!({}), true),
+            (json!({"ready": null}), true),
+            (json!({"ready": true, "serving": false, "terminating": true}), true),
+            (json!({"ready": false, "serving": true}), false),
+        ];
+        for (conditions, kept) in conditions {
+            let endpoints = json!({"endpoints": [{"addresses": ["10.0.0.1"], "conditions": conditions}]});
+            assert_eq!(ready_slice(&endpoints).0.endpoints.len(), usize::from(kept), "{conditions}");
+        }
+    }
+
+    #[test]
+    fn what_makes_no_sense_costs_only_itself() {
+        let (slice, problems) = ready_slice(&json!({
+        "ports": [{"name": null, "port": 80}, {"name": "any", "port": null}, {"name": "big", "port": 70000}],
+        "endpoints": [
+            {"addresses": ["10.0.0.1"], "targetRef": {"kind": "Pod", "name": "a"}},
+            {"addresses": ["10.0.0.2"], "targetRef": {"kind": "Pod", "name": "a", "namespace": "ns"}},
+            {"addresses": ["10.0.0.3"], "targetRef": {"kind": "Pod", "name": "a", "namespace": "theirs"}},
+            {"addresses": ["10.0.0.4"], "targetRef": {"kind": "Node", "name": "a"}},
+            {"addresses": ["10.0.0.5"], "targetRef": {"name": "a"}},
+            {"addresses": ["web.example", "10.0.0.6", "010.0.0.1", "fe80::1%eth0"]},
+            {"addresses": ["web.example"]},
+            {"addresses": []},
+            {"addresses": null},
+            {"addresses": ["2001:db8::7"], "targetRef": {"kind": "ExternalWorkload", "name": "vm"}, "hostname": null,
+                "zone": "", "hints": {"forZones": [{"name": "a"}, {"name": 7}, {}], "forNodes": [{"name": "n"}]}},
+        ]}));
+        let kept: Vec<_> = slice.endpoints.iter().map(|it| (it.target.clone(), it.addresses[0].to_string())).collect();
+        assert_eq!(
+            kept,
+            [
+                (Target::Pod("a".into()), "10.0.0.1".to_owned()),
+                (Target::Pod("a".into()), "10.0.0.2".to_owned()),
+                (Target::Address, "10.0.0.6".to_owned()),
+                (Target::ExternalWorkload("vm".into()), "2001:db8::7".to_owned()),
+            ]
+        );
+        let last = slice.endpoints.last().unwrap();
+        assert_eq!((last.zone.as_deref(), &*last.hints), (None, &["a".into()][..]));
+        let numbers: Vec<_> = slice.ports.unwrap().iter().map(|port| port.number).collect();
+        assert_eq!(numbers, [Some(80), None, None]);
+        assert_eq!(problems, 2 + 3 + 3 + 1);
+    }
+
+    #[test]
+    fn no_list_of_ports_is_told_from_an_empty_one() {
+        assert_eq!(ready_slice(&json!({"ports": null})).0.ports, None);
+        assert_eq!(ready_slice(&json!({})).0.ports, None);
+        assert_eq!(ready_slice(&json!({"ports": []})).0.ports, Some([].into()));
+    }
+
+    #[test]
+    fn an_empty_gateway_identity_is_none() {
+        let mut object = json!({"metadata": {"name": "a", "namespace": "ns", "labels": {"kubernetes.io/service-name": "web"},
+            "annotations": {"mirror.linkerd.io/remote-gateway-identity": ""}}});
+        let mirror = |object: &Value| {
+            let object = serde_json::from_value(object.clone()).unwrap();
+            ReadySlice::of(&object, &mut Problems::default()).unwrap().mirror
+        };
+        assert_eq!(mirror(&object), None);
+        object["metadata"]["annotations"]["mirror.linkerd.io/remote-svc-fq-name"] = json!("web.prod.svc.far");
+        assert_eq!(mirror(&object).unwrap().service.as_deref(), Some("web.prod.svc.far"));
+    }
+}

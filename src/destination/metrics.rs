@@ -1,0 +1,280 @@
+//! What the destination tells Prometheus: gRPC's metrics by the names that Go's middleware gives them, and our own.
+
+use std::{sync::Arc, time::Duration};
+
+use prometheus::{
+    Histogram, HistogramOpts, HistogramVec, IntCounter, IntCounterVec, IntGauge, IntGaugeVec, Opts, Registry,
+    exponential_buckets,
+};
+use tokio::time::Instant;
+use tonic::Code;
+
+use super::snapshot::Messages;
+
+const SERVICE: &str = "io.linkerd.proxy.destination.Destination";
+
+pub(super) struct Metrics {
+    started: IntCounter,
+    handled: IntCounterVec,
+    received: IntCounter,
+    sent: IntCounter,
+    handling: Histogram,
+    add: IntCounter,
+    remove: IntCounter,
+    no_endpoints: IntCounter,
+    pub(super) published: IntCounter,
+    shared_deltas: IntCounter,
+    own_deltas: IntCounter,
+    states: [IntGauge; 3],
+    ended: IntCounterVec,
+    applied: Histogram,
+    encoded: Histogram,
+    taken: Histogram,
+    pub(super) stalled_connections: IntCounter,
+}
+
+/// What a stream is doing.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum StreamState {
+    /// Nothing of it was taken by the transport yet.
+    Opening,
+    /// Its client has all there is.
+    Idle,
+    /// Something waits for its client.
+    Blocked,
+}
+
+/// Why a stream ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum End {
+    /// The client went away, or its connection did.
+    Client,
+    /// The process stops.
+    Shutdown,
+    /// The target is answered in another way now; the client asks again.
+    Rerouted,
+    /// The client took nothing for too long.
+    Stalled,
+}
+
+/// From the start of a call to its end, however it ends.
+pub(super) struct Call {
+    metrics: Arc<Metrics>,
+    begun: Instant,
+    code: Code,
+}
+
+// === impl Metrics ===
+
+impl Metrics {
+    pub(super) fn register(registry: &Registry) -> prometheus::Result<Arc<Self>> {
+        let call = |opts: Opts| {
+            opts.const_label("grpc_type", "server_stream")
+                .const_label("grpc_service", SERVICE)
+                .const_label("grpc_method", "Get")
+        };
+        let counter = |name, help| IntCounter::with_opts(call(Opts::new(name, help)));
+        let handling = HistogramOpts {
+            common_opts: call(Opts::new("grpc_server_handling_seconds", "From the start of a stream to its end")),
+            buckets: vec![0.1, 1.0, 300.0, 3600.0],
+        };
+        let handled = call(Opts::new("grpc_server_handled_total", "Streams that ended, by code"));
+        let messages = IntCounterVec::new(
+            Opts::new("linkerd_operator_discovery_messages_total", "Messages handed to the transport"),
+            &["message"],
+        )?;
+        let deltas = IntCounterVec::new(
+            Opts::new(
+                "linkerd_operator_discovery_deltas_total",
+                "Changes sent to streams: encoded once for all of a view, or for one stream that had fallen behind",
+            ),
+            &["encoded"],
+        )?;
+        let states = IntGaugeVec::new(
+            Opts::new("linkerd_operator_discovery_streams", "Open streams, by what they are doing"),
+            &["state"],
+        )?;
+        let latency = HistogramVec::new(
+            HistogramOpts::new(
+                "linkerd_operator_discovery_latency_seconds",
+                "From the receipt of a watch event until its change was applied to the state, encoded, and taken by a stream's transport",
+            )
+            .buckets(exponential_buckets(0.000_1, 2.0, 18)?),
+            &["stage"],
+        )?;
+        let metrics = Self {
+            started: counter("grpc_server_started_total", "Streams that began")?,
+            handled: IntCounterVec::new(handled, &["grpc_code"])?,
+            received: counter("grpc_server_msg_received_total", "Messages received from clients")?,
+            sent: counter("grpc_server_msg_sent_total", "Messages sent to clients")?,
+            handling: Histogram::with_opts(handling)?,
+            add: messages.with_label_values(&["add"]),
+            remove: messages.with_label_values(&["remove"]),
+            no_endpoints: messages.with_label_values(&["no_endpoints"]),
+            published: IntCounter::new("linkerd_operator_discovery_snapshots_total", "Snapshots published to views")?,
+            shared_deltas: deltas.with_label_values(&["once"]),
+            own_deltas: deltas.with_label_values(&["alone"]),
+            states: StreamState::ALL.map(|state| states.with_label_values(&[state.as_str()])),
+            ended: IntCounterVec::new(
+                Opts::new("linkerd_operator_discovery_streams_ended_total", "Streams that ended, by why"),
+                &["reason"],
+            )?,
+            applied: latency.with_label_values(&["applied"]),
+            encoded: latency.with_label_values(&["encoded"]),
+            taken: latency.with_label_values(&["taken"]),
+            stalled_connections: IntCounter::new(
+                "linkerd_operator_discovery_connections_stalled_total",
+                "Connections that were closed because no stream on them took anything",
+            )?,
+        };
+        // Linkerd's destination ends a stream whose queue is full and counts it here. Ours has no queue; alerts stay valid.
+        let overflow = IntCounterVec::new(
+            Opts::new("endpoint_updates_queue_overflow", "Always 0: streams have no queue"),
+            &["service"],
+        )?;
+        overflow.with_label_values(&[""]);
+        for end in [End::Client, End::Shutdown, End::Rerouted, End::Stalled] {
+            metrics.ended.with_label_values(&[end.as_str()]);
+        }
+        for code in [
+            Code::Ok,
+            Code::InvalidArgument,
+            Code::NotFound,
+            Code::FailedPrecondition,
+            Code::Unknown,
+            Code::Unavailable,
+            Code::Internal,
+        ] {
+            metrics.handled.with_label_values(&[code_name(code)]);
+        }
+        registry.register(Box::new(metrics.started.clone()))?;
+        registry.register(Box::new(metrics.handled.clone()))?;
+        registry.register(Box::new(metrics.received.clone()))?;
+        registry.register(Box::new(metrics.sent.clone()))?;
+        registry.register(Box::new(metrics.handling.clone()))?;
+        registry.register(Box::new(messages))?;
+        registry.register(Box::new(metrics.published.clone()))?;
+        registry.register(Box::new(deltas))?;
+        registry.register(Box::new(states))?;
+        registry.register(Box::new(metrics.ended.clone()))?;
+        registry.register(Box::new(latency))?;
+        registry.register(Box::new(metrics.stalled_connections.clone()))?;
+        registry.register(Box::new(overflow))?;
+        Ok(Arc::new(metrics))
+    }
+
+    pub(super) fn began(self: &Arc<Self>) -> Call {
+        self.started.inc();
+        Call { metrics: Arc::clone(self), begun: Instant::now(), code: Code::Ok }
+    }
+
+    pub(super) fn received(&self) {
+        self.received.inc();
+    }
+
+    pub(super) fn sent(&self, messages: Messages) {
+        self.sent.inc_by(u64::from(messages.add + messages.remove + messages.no_endpoints));
+        self.add.inc_by(messages.add.into());
+        self.remove.inc_by(messages.remove.into());
+        self.no_endpoints.inc_by(messages.no_endpoints.into());
+    }
+
+    pub(super) fn delta(&self, shared: bool) {
+        if shared { &self.shared_deltas } else { &self.own_deltas }.inc();
+    }
+
+    pub(super) fn state(&self, state: StreamState) -> &IntGauge {
+        let [opening, idle, blocked] = &self.states;
+        match state {
+            StreamState::Opening => opening,
+            StreamState::Idle => idle,
+            StreamState::Blocked => blocked,
+        }
+    }
+
+    pub(super) fn ended(&self, end: End) {
+        self.ended.with_label_values(&[end.as_str()]).inc();
+    }
+
+    pub(super) fn applied(&self, received: Instant) {
+        self.applied.observe(seconds(received.elapsed()));
+    }
+
+    pub(super) fn encoded(&self, received: Instant) {
+        self.encoded.observe(seconds(received.elapsed()));
+    }
+
+    pub(super) fn taken(&self, received: Instant) {
+        self.taken.observe(seconds(received.elapsed()));
+    }
+}
+
+fn seconds(duration: Duration) -> f64 {
+    duration.as_secs_f64()
+}
+
+// === impl Call ===
+
+impl Call {
+    /// The code it will have ended with. A stream that its client leaves ended well: that is how streams end.
+    pub(super) fn will_end(&mut self, code: Code) {
+        self.code = code;
+    }
+}
+
+impl Drop for Call {
+    fn drop(&mut self) {
+        self.metrics.handled.with_label_values(&[code_name(self.code)]).inc();
+        self.metrics.handling.observe(seconds(self.begun.elapsed()));
+    }
+}
+
+// === impl StreamState ===
+
+impl StreamState {
+    const ALL: [Self; 3] = [Self::Opening, Self::Idle, Self::Blocked];
+
+    const fn as_str(self) -> &'static str {
+        match self {
+            Self::Opening => "opening",
+            Self::Idle => "idle",
+            Self::Blocked => "blocked",
+        }
+    }
+}
+
+// === impl End ===
+
+impl End {
+    const fn as_str(self) -> &'static str {
+        match self {
+            Self::Client => "client",
+            Self::Shutdown => "shutdown",
+            Self::Rerouted => "rerouted",
+            Self::Stalled => "stalled",
+        }
+    }
+}
+
+/// The names that Go's middleware uses.
+fn code_name(code: Code) -> &'static str {
+    match code {
+        Code::Ok => "OK",
+        Code::Cancelled => "Canceled",
+        Code::Unknown => "Unknown",
+        Code::InvalidArgument => "InvalidArgument",
+        Code::DeadlineExceeded => "DeadlineExceeded",
+        Code::NotFound => "NotFound",
+        Code::AlreadyExists => "AlreadyExists",
+        Code::PermissionDenied => "PermissionDenied",
+        Code::ResourceExhausted => "ResourceExhausted",
+        Code::FailedPrecondition => "FailedPrecondition",
+        Code::Aborted => "Aborted",
+        Code::OutOfRange => "OutOfRange",
+        Code::Unimplemented => "Unimplemented",
+        Code::Internal => "Internal",
+        Code::Unavailable => "Unavailable",
+        Code::DataLoss => "DataLoss",
+        Code::Unauthenticated => "Unauthenticated",
+    }
+}

@@ -1,0 +1,93 @@
+//! The destination server: for each Linkerd proxy, what there is at the Services it asks for, and every change of it.
+//!
+//! ```text
+//! cluster ──Dirty──▶ views: State ─▶ Members ─▶ Snapshot ──watch──▶ stream ─▶ transport ─▶ proxy
+//!                                  (members, view, endpoint, snapshot: pure)
+//! ```
+//!
+//! In: the cluster's state, requests. Out: `Get` streams of the Destination API. Always holds: a client's folded state is a
+//! pure function of what the watches have said, whatever the order; live and fresh streams are told the same; a client
+//! that does not read costs nobody but itself.
+
+mod authority;
+mod context_token;
+mod endpoint;
+mod exports;
+mod members;
+mod metrics;
+mod progress;
+mod resolve;
+mod server;
+pub mod settings;
+mod snapshot;
+#[cfg(test)]
+mod snapshot_tests;
+mod stream;
+mod transport;
+mod view;
+mod views;
+
+use std::{sync::Arc, time::Duration};
+
+use prometheus::Registry;
+use tokio_util::sync::CancellationToken;
+use tonic_health::{
+    ServingStatus::{NotServing, Serving},
+    pb::health_server::HealthServer,
+    server::{HealthReporter, HealthService},
+};
+
+use crate::{
+    cluster::{Cluster, dirty::Dirty},
+    tasks::Tasks,
+};
+pub use server::bind;
+pub use settings::Settings;
+use {exports::Groups, metrics::Metrics, server::Server, views::Views};
+
+/// What the destination is made of; see [`spawn`].
+pub struct Parts<'a> {
+    pub cluster: &'a Cluster,
+    pub dirty: &'a Arc<Dirty>,
+    pub registry: &'a Registry,
+    pub listener: tokio::net::TcpListener,
+}
+
+/// Starts the destination: the publisher, and the server, which ends after its streams when `stop` is cancelled.
+///
+/// # Errors
+/// When the metrics are registered already.
+pub fn spawn(
+    parts: Parts<'_>,
+    settings: Settings,
+    stop: CancellationToken,
+    servers: &mut Tasks,
+    readers: &mut Tasks,
+) -> prometheus::Result<()> {
+    let Parts { cluster, dirty, registry, listener } = parts;
+    let metrics = Metrics::register(registry)?;
+    let views = Views::new(cluster.clone(), settings, metrics);
+    registry.register(Box::new(Groups::new(&views)?))?;
+    let reporter = HealthReporter::new();
+    let health = HealthServer::new(HealthService::from_health_reporter(reporter.clone()));
+    let server = Server { views: Arc::clone(&views), health, reporter: reporter.clone() };
+    readers.spawn("discovery-publisher", views.publish(Arc::clone(dirty)));
+    servers.spawn("destination-server", Arc::new(server).serve(listener, stop));
+    readers.spawn("destination-health", report_health(cluster.clone(), reporter));
+    Ok(())
+}
+
+/// Says that we serve, once we can; nobody has to be told to the millisecond.
+async fn report_health(cluster: Cluster, reporter: HealthReporter) {
+    const SERVICES: [&str; 2] = ["", "io.linkerd.proxy.destination.Destination"];
+    for service in SERVICES {
+        reporter.set_service_status(service, NotServing).await;
+    }
+    while !cluster.is_discoverable() {
+        tokio::time::sleep(Duration::from_millis(50)).await;
+    }
+    for service in SERVICES {
+        reporter.set_service_status(service, Serving).await;
+    }
+    std::future::pending::<()>().await;
+}

@@ -1,0 +1,95 @@
+//! What a request is answered with: a view, or a refusal. Pure.
+//!
+//! In: the cluster's state, a request that was read. Out: which view answers it, or the status that Linkerd's destination
+//! would answer with; proxies ask for ever, or never again, depending on its code.
+
+use std::sync::Arc;
+
+use tonic::Status;
+
+use super::{
+    authority::ServiceAuthority,
+    view::{Location, Query},
+};
+use crate::{
+    api::{REMOTE_DISCOVERY, REMOTE_SERVICE_LABEL},
+    cluster::{State, object::NamespacedName, service::Service},
+};
+
+/// The key of a view.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub(super) struct ViewKey {
+    pub(super) service: NamespacedName,
+    pub(super) query: Query,
+    pub(super) location: Location,
+}
+
+/// Who asks for what.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Request {
+    /// As the client wrote it, for messages.
+    pub(super) path: Box<str>,
+    pub(super) service: NamespacedName,
+    pub(super) query: Query,
+    /// The client's node; empty when it is not known.
+    pub(super) node: Arc<str>,
+}
+
+impl Request {
+    pub(super) fn new(path: &str, authority: ServiceAuthority, node: &str) -> Self {
+        let ServiceAuthority { service, port, instance } = authority;
+        Self { path: path.into(), service, query: Query { port, instance }, node: node.into() }
+    }
+
+    /// # Errors
+    /// When the Service is not there, or is none that has endpoints of its own in this cluster.
+    pub(super) fn resolve(&self, state: &State) -> Result<ViewKey, Status> {
+        let NamespacedName { namespace, name } = &self.service;
+        let service = state.services.get(&self.service);
+        let service = service.ok_or_else(|| Status::not_found(format!("Service {name}.{namespace} not found")))?;
+        match kind(service) {
+            Kind::Endpoints => Ok(self.view(service, state)),
+            // Until federated Services are watched none is known as such.
+            Kind::Federated => Err(Status::unknown(format!("service {namespace}/{name} is not a federated service"))),
+            Kind::Remote { service: None, .. } => Err(Status::failed_precondition(format!(
+                "Remote discovery service missing remote service name {}",
+                self.path
+            ))),
+            Kind::Remote { cluster, .. } => Err(Status::not_found(format!("Remote cluster not found: {cluster}"))),
+            Kind::ExternalName => Err(Status::invalid_argument(format!("Invalid authority: {}", self.path))),
+        }
+    }
+
+    fn view(&self, service: &Service, state: &State) -> ViewKey {
+        let location =
+            Location { zone: state.nodes.zone(&self.node), node: service.local.then(|| Arc::clone(&self.node)) };
+        ViewKey { service: self.service.clone(), query: self.query.clone(), location }
+    }
+}
+
+impl ViewKey {
+    /// Whether the Service, as it is now, is answered with this kind of view. One that is gone has no other.
+    pub(super) fn is_for(&self, service: Option<&Service>) -> bool {
+        service.is_none_or(|service| {
+            matches!(kind(service), Kind::Endpoints) && service.local == self.location.node.is_some()
+        })
+    }
+}
+
+/// Where the endpoints of a Service come from.
+enum Kind<'a> {
+    Endpoints,
+    Federated,
+    Remote { cluster: &'a str, service: Option<&'a str> },
+    ExternalName,
+}
+
+fn kind(service: &Service) -> Kind<'_> {
+    let label = |key| service.labels.get(key).map(String::as_str);
+    match label(REMOTE_DISCOVERY) {
+        _ if service.federated => Kind::Federated,
+        Some(cluster) => Kind::Remote { cluster, service: label(REMOTE_SERVICE_LABEL) },
+        None if service.external_name => Kind::ExternalName,
+        None => Kind::Endpoints,
+    }
+}

@@ -1,0 +1,299 @@
+//! The gRPC server: connections, calls, and their ends.
+//!
+//! In: plain HTTP/2 connections (the pod's own proxy has ended the TLS). Out: `Get` streams, the health service. Not tonic's
+//! server: its bodies are encoded for each stream anew, and none of its streams can be ended alone.
+//!
+//! Always holds: a connection, a request and a reader that stands still have a deadline; every task is waited for at the
+//! end; streams end with OK when the process stops.
+
+use std::{
+    convert::Infallible,
+    net::{Ipv4Addr, Ipv6Addr, SocketAddr},
+    pin::Pin,
+    sync::Arc,
+    task::{Context, Poll},
+    time::Duration,
+};
+
+use anyhow::Context as _;
+use bytes::{Buf, Bytes};
+use http::{HeaderValue, Method, Request, Response, StatusCode, header};
+use http_body::{Body, Frame};
+use http_body_util::BodyExt;
+use hyper::{body::Incoming, server::conn::http2, service::service_fn};
+use hyper_util::rt::{TokioIo, TokioTimer};
+use prost::Message;
+use tokio::{
+    net::{TcpListener, TcpStream},
+    sync::Semaphore,
+    time::timeout,
+};
+use tokio_util::{sync::CancellationToken, task::TaskTracker};
+use tonic::{Status, server::NamedService};
+use tonic_health::{
+    pb::health_server::HealthServer,
+    server::{HealthReporter, HealthService},
+};
+use tower::Service;
+use tracing::{debug, warn};
+
+use super::{
+    authority::ServiceAuthority,
+    context_token::ContextToken,
+    metrics::Call,
+    progress::{ConnectionProgress, Executor, Progress},
+    resolve,
+    stream::GetStream,
+    transport::Transport,
+    views::Views,
+};
+use crate::proto::destination::GetDestination;
+
+const GET: &str = "/io.linkerd.proxy.destination.Destination/Get";
+
+/// What every proxy of a large mesh needs if each connects by itself.
+const CONNECTIONS: usize = 20_000;
+/// One sidecar multiplexes what a whole cluster asks.
+const STREAMS_PER_CONNECTION: u32 = 100_000;
+/// Longer than any request can be that means something: a name of 253 characters, a port, a token.
+const LONGEST_REQUEST: usize = 16 * 1024;
+const REQUEST_TIMEOUT: Duration = Duration::from_secs(10);
+/// Dead peers are noticed after both.
+const KEEP_ALIVE_INTERVAL: Duration = Duration::from_secs(10);
+const KEEP_ALIVE_TIMEOUT: Duration = Duration::from_secs(20);
+/// For clients to take the ends of their streams.
+const GOODBYE: Duration = Duration::from_secs(2);
+/// Of a path that comes back in a message: whoever reads that has seen enough.
+const LONGEST_QUOTE: usize = 512;
+
+pub(super) struct Server {
+    pub(super) views: Arc<Views>,
+    pub(super) health: HealthServer<HealthService>,
+    pub(super) reporter: HealthReporter,
+}
+
+/// # Errors
+/// When the address is taken or not ours.
+pub async fn bind(address: SocketAddr) -> anyhow::Result<TcpListener> {
+    let bound = match TcpListener::bind(address).await {
+        // A node without IPv6 cannot listen on [::].
+        Err(error) if address.ip() == Ipv6Addr::UNSPECIFIED && error.kind() != std::io::ErrorKind::AddrInUse => {
+            TcpListener::bind((Ipv4Addr::UNSPECIFIED, address.port())).await
+        }
+        bound => bound,
+    };
+    bound.with_context(|| format!("cannot listen on {address} for proxies: choose another --destination-addr"))
+}
+
+impl Server {
+    /// Serves until `stop`, and then until the streams have ended.
+    pub(super) async fn serve(self: Arc<Self>, listener: TcpListener, stop: CancellationToken) {
+        let tasks = TaskTracker::new();
+        let places = Arc::new(Semaphore::new(CONNECTIONS));
+        let accept = async {
+            loop {
+                let Ok(place) = Arc::clone(&places).acquire_owned().await else { return };
+                match listener.accept().await {
+                    Ok((stream, _)) => {
+                        let connection = Arc::clone(&self).connection(stream, tasks.clone(), stop.clone());
+                        tasks.spawn(async move {
+                            let _place = place;
+                            connection.await;
+                        });
+                    }
+                    Err(error) => {
+                        // Out of descriptors, most likely: without the pause this loop would take a core as well.
+                        warn!(%error, "cannot accept a connection for discovery");
+                        tokio::time::sleep(Duration::from_millis(200)).await;
+                    }
+                }
+            }
+        };
+        tokio::select! {
+            () = accept => {}
+            () = stop.cancelled() => {}
+        }
+        // Streams that begin now are refused, so that their clients ask another replica.
+        self.reporter.set_service_status("", tonic_health::ServingStatus::NotServing).await;
+        self.views.close();
+        tasks.close();
+        if timeout(GOODBYE, tasks.wait()).await.is_err() {
+            debug!("some clients did not take the ends of their streams");
+        }
+    }
+
+    async fn connection(self: Arc<Self>, stream: TcpStream, tasks: TaskTracker, stop: CancellationToken) {
+        let transport = match Transport::accept(stream).await {
+            Ok(transport) => transport,
+            Err(error) => {
+                debug!(%error, "a connection for discovery was given up");
+                return;
+            }
+        };
+        let progress = Arc::<ConnectionProgress>::default();
+        let executor = Executor { progress: Arc::clone(&progress), tasks };
+        let server = Arc::clone(&self);
+        let service = service_fn(move |request| {
+            let server = Arc::clone(&server);
+            async move { Ok::<_, Infallible>(server.call(request).await) }
+        });
+        let connection = http2::Builder::new(executor)
+            .timer(TokioTimer::new())
+            .max_concurrent_streams(STREAMS_PER_CONNECTION)
+            .max_header_list_size(16 * 1024)
+            .keep_alive_interval(KEEP_ALIVE_INTERVAL)
+            .keep_alive_timeout(KEEP_ALIVE_TIMEOUT)
+            .serve_connection(TokioIo::new(transport), service);
+        let mut connection = std::pin::pin!(connection);
+        let stall_timeout = self.views.settings.stream_stall_timeout;
+        tokio::select! {
+            ended = &mut connection => {
+                if let Err(error) = ended {
+                    debug!(%error, "a connection for discovery broke");
+                }
+                return;
+            }
+            () = progress.stalled(stall_timeout) => {
+                self.views.metrics.stalled_connections.inc();
+                return;
+            }
+            () = stop.cancelled() => connection.as_mut().graceful_shutdown(),
+        }
+        _ = timeout(GOODBYE, connection).await;
+    }
+
+    async fn call(&self, request: Request<Incoming>) -> Response<ResponseBody> {
+        let path = request.uri().path();
+        if path.strip_prefix('/').is_some_and(|path| path.starts_with(HealthServer::<HealthService>::NAME)) {
+            let response = match self.health.clone().call(request).await {
+                Ok(response) => response,
+                Err(never) => match never {},
+            };
+            return response.map(ResponseBody::Health);
+        }
+        if request.method() != Method::POST {
+            return plain(StatusCode::METHOD_NOT_ALLOWED);
+        }
+        let content_type = request.headers().get(header::CONTENT_TYPE).map(HeaderValue::as_bytes);
+        if !content_type.is_some_and(|it| it.starts_with(b"application/grpc")) {
+            return plain(StatusCode::UNSUPPORTED_MEDIA_TYPE);
+        }
+        if path != GET {
+            return refuse(&Status::unimplemented(format!("no method {}", quote(path))));
+        }
+        let mut call = self.views.metrics.began();
+        match self.get(request, &mut call).await {
+            Ok((request, subscription)) => {
+                let stream = GetStream::new(Arc::clone(&self.views), request, subscription, Progress::current(), call);
+                let mut response = Response::new(ResponseBody::Get(Box::new(stream)));
+                response.headers_mut().insert(header::CONTENT_TYPE, HeaderValue::from_static("application/grpc"));
+                response
+            }
+            Err(status) => {
+                call.will_end(status.code());
+                refuse(&status)
+            }
+        }
+    }
+
+    async fn get(
+        &self,
+        request: Request<Incoming>,
+        _call: &mut Call,
+    ) -> Result<(resolve::Request, super::views::Subscription), Status> {
+        let message = timeout(REQUEST_TIMEOUT, read(request.into_body()));
+        let message = message.await.map_err(|_| Status::deadline_exceeded("the request did not come in time"))??;
+        let message = GetDestination::decode(message)
+            .map_err(|error| Status::internal(format!("cannot read the request: {error}")))?;
+        self.views.metrics.received();
+        if !self.views.cluster.is_discoverable() {
+            return Err(Status::unavailable("the caches are not filled yet: ask another replica, or again"));
+        }
+        let authority = ServiceAuthority::parse(&message.path, &self.views.settings.cluster_domain)
+            .map_err(|error| Status::invalid_argument(quote(&error.to_string())))?;
+        let token = ContextToken::parse(&message.context_token);
+        let request = resolve::Request::new(quote(&message.path).as_str(), authority, &token.node);
+        let subscription = self.views.subscribe(&request)?;
+        Ok((request, subscription))
+    }
+}
+
+/// The one message of a request.
+async fn read(mut body: Incoming) -> Result<Bytes, Status> {
+    const PREFIX: usize = 5;
+    let mut received = bytes::BytesMut::new();
+    loop {
+        if let Some((prefix, message)) = received.split_at_checked(PREFIX) {
+            let mut prefix = prefix;
+            let compressed = prefix.get_u8() != 0;
+            let length = prefix.get_u32() as usize;
+            if compressed {
+                return Err(Status::unimplemented("the request is compressed: send it as it is"));
+            }
+            if length > LONGEST_REQUEST {
+                let text =
+                    format!("Invalid authority: a request of {length} bytes names none; the most is {LONGEST_REQUEST}");
+                return Err(Status::invalid_argument(text));
+            }
+            if message.len() >= length {
+                received.advance(PREFIX);
+                received.truncate(length);
+                return Ok(received.freeze());
+            }
+        }
+        match body.frame().await {
+            Some(Ok(frame)) => {
+                if let Some(data) = frame.data_ref() {
+                    received.extend_from_slice(data);
+                }
+            }
+            Some(Err(error)) => return Err(Status::cancelled(format!("the request broke off: {error}"))),
+            None => return Err(Status::internal("the request ended before its message")),
+        }
+    }
+}
+
+/// The beginning of what a client wrote.
+fn quote(text: &str) -> String {
+    let mut quoted = text.to_owned();
+    quoted.truncate(text.floor_char_boundary(LONGEST_QUOTE));
+    quoted
+}
+
+/// An answer that is a status only: headers that are trailers.
+fn refuse(status: &Status) -> Response<ResponseBody> {
+    status.clone().into_http::<()>().map(|()| ResponseBody::Empty)
+}
+
+fn plain(code: StatusCode) -> Response<ResponseBody> {
+    let mut response = Response::new(ResponseBody::Empty);
+    *response.status_mut() = code;
+    response
+}
+
+enum ResponseBody {
+    Get(Box<GetStream>),
+    Health(tonic::body::Body),
+    Empty,
+}
+
+impl Body for ResponseBody {
+    type Data = Bytes;
+    type Error = Status;
+
+    fn poll_frame(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, Status>>> {
+        match self.get_mut() {
+            Self::Get(stream) => Pin::new(&mut **stream).poll_frame(cx).map_err(|never| match never {}),
+            Self::Health(body) => Pin::new(body).poll_frame(cx),
+            Self::Empty => Poll::Ready(None),
+        }
+    }
+
+    fn is_end_stream(&self) -> bool {
+        match self {
+            Self::Get(_) => false,
+            Self::Health(body) => body.is_end_stream(),
+            Self::Empty => true,
+        }
+    }
+}

@@ -1,0 +1,176 @@
+//! How the destination serves: what its flags say, in types.
+
+use std::{str::FromStr, sync::Arc, time::Duration};
+
+use clap::ValueEnum;
+use serde::Deserialize;
+use serde_json::Value;
+
+use crate::{
+    cluster::port_ranges::PortRanges,
+    proto::destination::{Http2ClientParams, http2_client_params},
+};
+
+#[derive(Clone, Debug)]
+pub struct Settings {
+    /// The namespace of the control plane: only Pods of its mesh get an identity.
+    pub controller_namespace: Arc<str>,
+    pub cluster_domain: String,
+    /// Empty: no Pod gets an identity.
+    pub identity_trust_domain: String,
+    pub default_opaque_ports: PortRanges,
+    pub outbound_transport_mode: TransportMode,
+    pub enable_h2_upgrade: bool,
+    pub enable_ipv6: bool,
+    pub ext_endpoint_zone_weights: bool,
+    pub meshed_http2_client_params: Http2Params,
+    /// No `no_endpoints`, ever.
+    pub strict_upstream_parity: bool,
+    /// How long a client may leave untaken what waits for it.
+    pub stream_stall_timeout: Duration,
+}
+
+/// How proxies carry traffic to meshed endpoints.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum TransportMode {
+    /// To the proxy's own inbound port, with a header that names the target; opaque traffic always travels so.
+    TransportHeader,
+    /// To the target's port, from where it is redirected to the proxy.
+    Transparent,
+}
+
+/// HTTP/2 settings for connections to meshed endpoints; `None` leaves them to the proxy.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Http2Params(pub Option<Http2ClientParams>);
+
+// === impl Http2Params ===
+
+/// The JSON that Linkerd's charts pass: names as in the protocol, durations as `{"seconds": 10, "nanos": 0}`. Keys in any
+/// case, and unknown ones ignored, as Go reads it.
+impl FromStr for Http2Params {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        #[derive(Default, Deserialize)]
+        #[serde(default)]
+        struct Params {
+            flow_control: Option<FlowControl>,
+            keep_alive: Option<KeepAlive>,
+            internals: Option<Internals>,
+        }
+        #[derive(Default, Deserialize)]
+        #[serde(default)]
+        struct FlowControl {
+            initial_connection_window_size: u32,
+            initial_stream_window_size: u32,
+            adaptive_flow_control: bool,
+        }
+        #[derive(Default, Deserialize)]
+        #[serde(default)]
+        struct KeepAlive {
+            interval: Option<Seconds>,
+            timeout: Option<Seconds>,
+            while_idle: bool,
+        }
+        #[derive(Default, Deserialize)]
+        #[serde(default)]
+        struct Seconds {
+            seconds: i64,
+            nanos: i32,
+        }
+        #[derive(Default, Deserialize)]
+        #[serde(default)]
+        struct Internals {
+            max_concurrent_reset_streams: u32,
+            max_frame_size: u32,
+            max_send_buf_size: u32,
+        }
+        if text.trim().is_empty() {
+            return Ok(Self(None));
+        }
+        let value: Value = serde_json::from_str(text).map_err(|error| format!("it is not JSON: {error}"))?;
+        let params: Params = serde_json::from_value(lower_case(value))
+            .map_err(|error| format!("it has a value of the wrong type: {error}"))?;
+        let duration =
+            |it: Option<Seconds>| it.map(|it| prost_types::Duration { seconds: it.seconds, nanos: it.nanos });
+        Ok(Self(Some(Http2ClientParams {
+            flow_control: params.flow_control.map(|it| http2_client_params::FlowControl {
+                initial_connection_window_size: it.initial_connection_window_size,
+                initial_stream_window_size: it.initial_stream_window_size,
+                adaptive_flow_control: it.adaptive_flow_control,
+            }),
+            keep_alive: params.keep_alive.map(|it| http2_client_params::KeepAlive {
+                interval: duration(it.interval),
+                timeout: duration(it.timeout),
+                while_idle: it.while_idle,
+            }),
+            internals: params.internals.map(|it| http2_client_params::Internals {
+                max_concurrent_reset_streams: it.max_concurrent_reset_streams,
+                max_frame_size: it.max_frame_size,
+                max_send_buf_size: it.max_send_buf_size,
+            }),
+        })))
+    }
+}
+
+/// Drops `null`s too: to Go they are absent.
+fn lower_case(value: Value) -> Value {
+    match value {
+        Value::Object(fields) => {
+            let fields = fields.into_iter().filter(|(_, value)| !value.is_null());
+            fields.map(|(key, value)| (key.to_ascii_lowercase(), lower_case(value))).collect()
+        }
+        other => other,
+    }
+}
+
+#[cfg(test)]
+pub mod tests {
+    use super::*;
+    use crate::cluster::object::Problems;
+
+    /// The fixture of upstream's tests.
+    pub fn settings() -> Settings {
+        Settings {
+            controller_namespace: "linkerd".into(),
+            cluster_domain: "mycluster.local".into(),
+            identity_trust_domain: "trust.domain".into(),
+            default_opaque_ports: PortRanges::parse("25,443,587,3306,5432,11211", |_| None, &mut Problems::default()),
+            outbound_transport_mode: TransportMode::Transparent,
+            enable_h2_upgrade: true,
+            enable_ipv6: true,
+            ext_endpoint_zone_weights: false,
+            meshed_http2_client_params: Http2Params::default(),
+            strict_upstream_parity: false,
+            stream_stall_timeout: Duration::from_secs(60),
+        }
+    }
+
+    fn parse(text: &str) -> Result<Option<Http2ClientParams>, String> {
+        text.parse::<Http2Params>().map(|params| params.0)
+    }
+
+    #[test]
+    fn the_value_of_linkerds_charts_is_read() {
+        let text = r#"{"keep_alive":{"interval":{"seconds":10},"timeout":{"seconds":3},"while_idle":true}}"#;
+        let keep_alive = parse(text).unwrap().unwrap().keep_alive.unwrap();
+        let seconds = |it: Option<prost_types::Duration>| it.unwrap().seconds;
+        assert_eq!((seconds(keep_alive.interval), seconds(keep_alive.timeout), keep_alive.while_idle), (10, 3, true));
+    }
+
+    #[test]
+    fn keys_are_read_in_any_case_and_unknown_ones_ignored() {
+        let text = r#"{"Flow_Control":{"INITIAL_STREAM_WINDOW_SIZE":7},"keepAlive":{},"internals":null}"#;
+        let params = parse(text).unwrap().unwrap();
+        assert_eq!(params.flow_control.unwrap().initial_stream_window_size, 7);
+        assert_eq!((params.keep_alive, params.internals), (None, None));
+        assert_eq!(parse(" ").unwrap(), None);
+        assert_eq!(parse("{}").unwrap(), Some(Http2ClientParams::default()));
+    }
+
+    #[test]
+    fn durations_as_text_and_broken_json_are_refused_with_a_reason() {
+        assert!(parse(r#"{"keep_alive":{"interval":"10s"}}"#).unwrap_err().contains("wrong type"));
+        assert!(parse("{").unwrap_err().contains("not JSON"));
+    }
+}

@@ -1,0 +1,362 @@
+//! What clients of a view are told, as an immutable value; and what has to be sent to get from one to the next. Pure.
+//!
+//! In: encoded endpoints, sorted by socket address. Out: finished gRPC frames. Always holds: folding the frames between two
+//! snapshots into the first gives the second; an Add goes before a Remove; nothing is framed when nothing differs. A small
+//! message is encoded once and shared by all who get it; a large one is put together from its endpoints piece by piece, so
+//! that a client that reads slowly costs two pointers and one piece.
+
+use std::{
+    collections::BTreeMap,
+    net::SocketAddr,
+    sync::{
+        Arc, OnceLock,
+        atomic::{AtomicU64, Ordering},
+    },
+};
+
+use bytes::{BufMut, Bytes, BytesMut};
+use prost::{
+    Message,
+    encoding::{WireType, encode_key, encode_varint, encoded_len_varint},
+};
+use tokio::time::Instant;
+
+use super::endpoint::tcp_address;
+use crate::proto::destination::{NoEndpoints, Update, WeightedAddrSet, update};
+
+/// No buffer of a message is longer.
+const PIECE: usize = 64 * 1024;
+/// Clients of gRPC refuse messages of more than 4 MiB.
+const LONGEST_MESSAGE: usize = 3 * 1024 * 1024;
+
+/// The fields of `Update`.
+const ADD: u32 = 1;
+const REMOVE: u32 = 2;
+/// The field of `WeightedAddrSet` and `AddrSet` that holds addresses.
+const ADDRS: u32 = 1;
+
+/// An endpoint as clients of one view see it.
+#[derive(Debug, PartialEq, Eq)]
+pub(super) struct Endpoint {
+    pub(super) address: SocketAddr,
+    /// Its `WeightedAddr`, with the key and the length that it has in a set.
+    field: Box<[u8]>,
+}
+
+/// The whole state of a view at one time.
+#[derive(Debug)]
+pub(super) struct Snapshot {
+    /// No two snapshots of a process have the same.
+    version: u64,
+    /// The labels of the set, as fields of `WeightedAddrSet`.
+    labels: Box<[u8]>,
+    endpoints: Box<[Arc<Endpoint>]>,
+    full: OnceLock<Option<Shared>>,
+    /// What leads here from the version before.
+    delta: Option<(u64, Shared)>,
+    /// When the event was received that this is the answer to.
+    pub(super) received: Instant,
+}
+
+/// Finished frames, and how many messages they are.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Shared {
+    pub(super) frames: Bytes,
+    pub(super) messages: Messages,
+}
+
+/// How many messages of each kind.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(super) struct Messages {
+    pub(super) add: u32,
+    pub(super) remove: u32,
+    pub(super) no_endpoints: u32,
+}
+
+/// What is sent to one client, in pieces that are made when they are asked for.
+#[derive(Debug)]
+pub(super) enum Frames {
+    Shared(Option<Shared>),
+    Made(Box<Made>),
+}
+
+#[derive(Debug)]
+pub(super) struct Made {
+    from: Option<Arc<Snapshot>>,
+    to: Arc<Snapshot>,
+    phase: Phase,
+    /// How far both snapshots were walked.
+    at: Cursor,
+    /// Items left of the message under way.
+    left: usize,
+    /// The messages that began with the piece under way.
+    begun: Messages,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Phase {
+    Add,
+    Remove,
+    Done,
+}
+
+#[derive(Clone, Copy, Debug, Default)]
+struct Cursor {
+    from: usize,
+    to: usize,
+}
+
+// === impl Endpoint ===
+
+impl Endpoint {
+    pub(super) fn new(address: SocketAddr, weighted_address: &[u8]) -> Self {
+        Self { address, field: field(ADDRS, weighted_address) }
+    }
+
+    /// Whether this is how it looks.
+    pub(super) fn is(&self, weighted_address: &[u8]) -> bool {
+        self.field.ends_with(weighted_address) && self.field.len() == field_length(ADDRS, weighted_address.len())
+    }
+}
+
+// === impl Snapshot ===
+
+impl Snapshot {
+    pub(super) fn new(labels: BTreeMap<String, String>, endpoints: Box<[Arc<Endpoint>]>, received: Instant) -> Self {
+        static VERSIONS: AtomicU64 = AtomicU64::new(0);
+        Self {
+            version: VERSIONS.fetch_add(1, Ordering::Relaxed),
+            labels: WeightedAddrSet { addrs: Vec::new(), metric_labels: labels }.encode_to_vec().into(),
+            endpoints,
+            full: OnceLock::new(),
+            delta: None,
+            received,
+        }
+    }
+
+    /// The snapshot that comes after another, with the frames between them. `None` when clients see no difference.
+    pub(super) fn after(self, before: &Arc<Self>) -> Option<Self> {
+        if self.labels == before.labels && same(&self.endpoints, &before.endpoints) {
+            return None;
+        }
+        let next = Arc::new(self);
+        let frames = shared(&mut Made::new(Some(Arc::clone(before)), Arc::clone(&next)));
+        // Nobody else has it yet.
+        let mut next = Arc::into_inner(next)?;
+        next.delta = frames.map(|frames| (before.version, frames));
+        Some(next)
+    }
+
+    pub(super) fn len(&self) -> usize {
+        self.endpoints.len()
+    }
+
+    pub(super) fn is_empty(&self) -> bool {
+        self.endpoints.is_empty()
+    }
+
+    pub(super) fn endpoints(&self) -> &[Arc<Endpoint>] {
+        &self.endpoints
+    }
+
+    pub(super) fn is_version_of(&self, other: &Self) -> bool {
+        self.version == other.version
+    }
+}
+
+// === impl Frames ===
+
+impl Frames {
+    /// The first message of a stream: all endpoints. Of none there is nothing to say but [`no_endpoints`].
+    pub(super) fn first(to: &Arc<Snapshot>) -> Self {
+        match to.full.get_or_init(|| shared(&mut Made::new(None, Arc::clone(to)))) {
+            Some(frames) => Self::Shared(Some(frames.clone())),
+            None => Self::Made(Box::new(Made::new(None, Arc::clone(to)))),
+        }
+    }
+
+    /// The message for a Service that has no endpoints.
+    pub(super) fn no_endpoints() -> Self {
+        static FRAME: OnceLock<Bytes> = OnceLock::new();
+        let frame = || {
+            let none = update::Update::NoEndpoints(NoEndpoints { exists: true });
+            let message = Update { update: Some(none) }.encode_to_vec();
+            let mut frame = BytesMut::new();
+            frame_header(message.len(), &mut frame);
+            frame.extend_from_slice(&message);
+            frame.freeze()
+        };
+        let messages = Messages { no_endpoints: 1, ..Messages::default() };
+        Self::Shared(Some(Shared { frames: FRAME.get_or_init(frame).clone(), messages }))
+    }
+
+    /// What leads from one snapshot to another, not necessarily the next.
+    pub(super) fn between(from: &Arc<Snapshot>, to: &Arc<Snapshot>) -> Self {
+        match &to.delta {
+            Some((version, frames)) if *version == from.version => Self::Shared(Some(frames.clone())),
+            _ => Self::Made(Box::new(Made::new(Some(Arc::clone(from)), Arc::clone(to)))),
+        }
+    }
+
+    pub(super) fn is_shared(&self) -> bool {
+        matches!(self, Self::Shared(_))
+    }
+
+    /// The next piece, of at most 64 KiB unless one endpoint alone is longer, and the messages that begin in it. `None` at
+    /// the end.
+    pub(super) fn next(&mut self) -> Option<Shared> {
+        match self {
+            Self::Shared(frames) => frames.take(),
+            Self::Made(made) => {
+                let frames = made.next()?;
+                Some(Shared { frames, messages: std::mem::take(&mut made.begun) })
+            }
+        }
+    }
+}
+
+/// All frames in one, if they are short enough for one piece.
+fn shared(made: &mut Made) -> Option<Shared> {
+    let frames = made.next().unwrap_or_default();
+    (made.phase == Phase::Done).then_some(Shared { frames, messages: made.begun })
+}
+
+// === impl Made ===
+
+impl Made {
+    fn new(from: Option<Arc<Snapshot>>, to: Arc<Snapshot>) -> Self {
+        Self { from, to, phase: Phase::Add, at: Cursor::default(), left: 0, begun: Messages::default() }
+    }
+
+    fn next(&mut self) -> Option<Bytes> {
+        let mut piece = BytesMut::new();
+        while self.phase != Phase::Done {
+            if self.left == 0 && !self.begin_message(&mut piece) {
+                (self.phase, self.at) = (self.phase.next(), Cursor::default());
+                continue;
+            }
+            let mut at = self.at;
+            let Some(item) = self.item(&mut at) else { break };
+            if !piece.is_empty() && piece.len() + item.length() > PIECE {
+                return Some(piece.freeze());
+            }
+            item.put(&mut piece);
+            (self.at, self.left) = (at, self.left - 1);
+        }
+        (!piece.is_empty()).then(|| piece.freeze())
+    }
+
+    /// Counts what goes into the next message and writes what stands before it. `false` when nothing is left for this phase.
+    fn begin_message(&mut self, piece: &mut BytesMut) -> bool {
+        let to = Arc::clone(&self.to);
+        let labels: &[u8] = if self.phase == Phase::Add { &to.labels } else { &[] };
+        let (mut count, mut length, mut at) = (0, labels.len(), self.at);
+        while let Some(item) = self.item(&mut at) {
+            if count > 0 && length + item.length() > LONGEST_MESSAGE {
+                break;
+            }
+            count += 1;
+            length += item.length();
+        }
+        if count > 0 {
+            let update = if self.phase == Phase::Add { ADD } else { REMOVE };
+            match self.phase {
+                Phase::Add => self.begun.add += 1,
+                Phase::Remove | Phase::Done => self.begun.remove += 1,
+            }
+            frame_header(field_length(update, length), piece);
+            encode_key(update, WireType::LengthDelimited, piece);
+            encode_varint(length as u64, piece);
+            piece.extend_from_slice(labels);
+            self.left = count;
+        }
+        count > 0
+    }
+
+    /// The next endpoint that has to be told in this phase, at or after the cursor, which then stands behind it.
+    fn item(&self, at: &mut Cursor) -> Option<Item<'_>> {
+        let to = &self.to.endpoints;
+        let from = self.from.as_deref().map(|from| &*from.endpoints).unwrap_or_default();
+        let relabelled = self.from.as_ref().is_some_and(|from| from.labels != self.to.labels);
+        match self.phase {
+            Phase::Add => loop {
+                let new = to.get(at.to)?;
+                at.to += 1;
+                while from.get(at.from).is_some_and(|old| old.address < new.address) {
+                    at.from += 1;
+                }
+                let old = from.get(at.from).filter(|old| old.address == new.address);
+                if relabelled || old.is_none_or(|old| !is_same(old, new)) {
+                    return Some(Item::Added(&new.field));
+                }
+            },
+            Phase::Remove => loop {
+                let old = from.get(at.from)?;
+                at.from += 1;
+                while to.get(at.to).is_some_and(|new| new.address < old.address) {
+                    at.to += 1;
+                }
+                if to.get(at.to).is_none_or(|new| new.address != old.address) {
+                    return Some(Item::Removed(field(ADDRS, &tcp_address(old.address).encode_to_vec())));
+                }
+            },
+            Phase::Done => None,
+        }
+    }
+}
+
+enum Item<'a> {
+    Added(&'a [u8]),
+    Removed(Box<[u8]>),
+}
+
+impl Item<'_> {
+    fn length(&self) -> usize {
+        match self {
+            Self::Added(field) => field.len(),
+            Self::Removed(field) => field.len(),
+        }
+    }
+
+    fn put(&self, piece: &mut BytesMut) {
+        match self {
+            Self::Added(field) => piece.extend_from_slice(field),
+            Self::Removed(field) => piece.extend_from_slice(field),
+        }
+    }
+}
+
+impl Phase {
+    const fn next(self) -> Self {
+        match self {
+            Self::Add => Self::Remove,
+            Self::Remove | Self::Done => Self::Done,
+        }
+    }
+}
+
+fn same(one: &[Arc<Endpoint>], other: &[Arc<Endpoint>]) -> bool {
+    one.len() == other.len() && one.iter().zip(other).all(|(one, other)| is_same(one, other))
+}
+
+fn is_same(one: &Arc<Endpoint>, other: &Arc<Endpoint>) -> bool {
+    Arc::ptr_eq(one, other) || one == other
+}
+
+fn field(tag: u32, content: &[u8]) -> Box<[u8]> {
+    let mut field = Vec::with_capacity(field_length(tag, content.len()));
+    encode_key(tag, WireType::LengthDelimited, &mut field);
+    encode_varint(content.len() as u64, &mut field);
+    field.extend_from_slice(content);
+    field.into()
+}
+
+fn field_length(tag: u32, content: usize) -> usize {
+    prost::encoding::key_len(tag) + encoded_len_varint(content as u64) + content
+}
+
+/// Not compressed, and the length.
+fn frame_header(message: usize, frame: &mut BytesMut) {
+    frame.put_u8(0);
+    frame.put_u32(u32::try_from(message).unwrap_or(u32::MAX));
+}

@@ -1,0 +1,318 @@
+//! The views that clients look at, from the first client to the last; and the publisher that keeps them in step.
+//!
+//! ```text
+//! Dirty ─▶ publisher: State ─▶ Members ─▶ Snapshot of each view of the Service ─▶ watch channel ─▶ streams
+//! ```
+//!
+//! In: Services marked by the watches; clients that come and go. Out: snapshots. Always holds: a view never goes back to an
+//! older generation of the state; what a client that comes now is told is what one that has been there was told; a view
+//! lives as long as it has clients, and so do its metrics. State is published, not events: a client that is slow finds the
+//! latest, and nothing waits in line.
+
+use std::{
+    collections::HashMap,
+    sync::{
+        Arc,
+        atomic::{AtomicU64, AtomicUsize, Ordering},
+    },
+};
+
+use parking_lot::Mutex;
+use tokio::{sync::watch, time::Instant};
+use tonic::Status;
+
+use super::{
+    members::Members,
+    metrics::Metrics,
+    resolve::{Request, ViewKey},
+    settings::Settings,
+    snapshot::Snapshot,
+    view::{Location, Query, endpoints, set_labels},
+};
+use crate::cluster::{Cluster, dirty::Dirty, node::Zone, object::NamespacedName};
+
+pub(super) struct Views {
+    pub(super) cluster: Cluster,
+    pub(super) settings: Settings,
+    pub(super) metrics: Arc<Metrics>,
+    registry: Mutex<Registry>,
+}
+
+#[derive(Default)]
+struct Registry {
+    services: HashMap<NamespacedName, HashMap<Query, Target>>,
+    closed: bool,
+}
+
+/// All views of one Service and port.
+#[derive(Default)]
+struct Target {
+    views: HashMap<Location, Arc<View>>,
+    updates: Arc<AtomicU64>,
+}
+
+/// What clients at one location are told.
+pub(super) struct View {
+    key: ViewKey,
+    clients: AtomicUsize,
+    /// The generation of the state that was published last; `None` when the snapshot is not what clients are to be told.
+    /// Held while a snapshot is made.
+    made_at: Mutex<Option<u64>>,
+    sender: watch::Sender<Published>,
+    /// How often it was looked at whether there is something to publish.
+    updates: Arc<AtomicU64>,
+}
+
+/// The state of a view, for its streams.
+#[derive(Clone)]
+pub(super) struct Published {
+    pub(super) snapshot: Arc<Snapshot>,
+    /// Another number means that the request may have to be resolved to another view.
+    pub(super) placement: u64,
+    /// There will be no more.
+    pub(super) closed: bool,
+    pub(super) exists: bool,
+}
+
+/// A client's hold on a view.
+pub(super) struct Subscription {
+    views: Arc<Views>,
+    view: Arc<View>,
+    receiver: watch::Receiver<Published>,
+    placement: u64,
+}
+
+/// One line of Linkerd's `endpoints_*` metrics.
+#[derive(Debug, PartialEq, Eq)]
+pub(super) struct Group {
+    pub(super) service: NamespacedName,
+    pub(super) query: Query,
+    pub(super) node: Arc<str>,
+    pub(super) subscribers: usize,
+    pub(super) updates: u64,
+    pub(super) pods: usize,
+    pub(super) exists: bool,
+}
+
+// === impl Views ===
+
+impl Views {
+    pub(super) fn new(cluster: Cluster, settings: Settings, metrics: Arc<Metrics>) -> Arc<Self> {
+        Arc::new(Self { cluster, settings, metrics, registry: Mutex::default() })
+    }
+
+    /// Finds the request's view, with a snapshot in it.
+    ///
+    /// # Errors
+    /// When the request is answered with a status instead.
+    pub(super) fn subscribe(self: &Arc<Self>, request: &Request) -> Result<Subscription, Status> {
+        let key = request.resolve(&self.cluster.read())?;
+        let (view, receiver) = self.view(key)?;
+        // From before the snapshot is made: if the answer changes meanwhile, the stream is to notice.
+        let placement = receiver.borrow().placement;
+        let subscription = Subscription { views: Arc::clone(self), view, receiver, placement };
+        let view = &subscription.view;
+        let mut made_at = view.made_at.lock();
+        if made_at.is_none() {
+            let members = Members::of(&self.cluster.read(), &view.key.service);
+            view.publish(&mut made_at, &members, &self.settings, Instant::now());
+        }
+        drop(made_at);
+        Ok(subscription)
+    }
+
+    /// Publishes what is marked, for ever.
+    pub(super) async fn publish(self: Arc<Self>, dirty: Arc<Dirty>) {
+        loop {
+            let batch = dirty.next().await;
+            for (service, received) in batch.services {
+                self.publish_service(&service, received);
+                // A long batch must not keep streams from being polled where there is one worker.
+                tokio::task::yield_now().await;
+            }
+            for zone in batch.zones {
+                self.clients_left(&zone);
+            }
+        }
+    }
+
+    /// Brings all views of a Service up to date.
+    fn publish_service(&self, service: &NamespacedName, received: Instant) {
+        let views = self.views_of(service);
+        if views.is_empty() {
+            return;
+        }
+        self.metrics.applied(received);
+        let members = Members::of(&self.cluster.read(), service);
+        for view in views {
+            view.updates.fetch_add(1, Ordering::Relaxed);
+            if view.publish(&mut view.made_at.lock(), &members, &self.settings, received) {
+                self.metrics.published.inc();
+                self.metrics.encoded(received);
+            }
+        }
+    }
+
+    /// A node is in another zone now: so are the clients on it.
+    fn clients_left(&self, zone: &Zone) {
+        let views: Vec<Arc<View>> = {
+            let registry = self.registry.lock();
+            let all = registry.services.values().flat_map(HashMap::values).flat_map(|target| target.views.values());
+            all.filter(|view| view.key.location.zone == *zone).cloned().collect()
+        };
+        for view in views {
+            view.sender.send_modify(|published| published.placement += 1);
+        }
+    }
+
+    /// Ends all streams, well, and lets no new one begin.
+    pub(super) fn close(&self) {
+        let views: Vec<Arc<View>> = {
+            let mut registry = self.registry.lock();
+            registry.closed = true;
+            let all = registry.services.values().flat_map(HashMap::values).flat_map(|target| target.views.values());
+            all.cloned().collect()
+        };
+        for view in views {
+            view.sender.send_modify(|published| published.closed = true);
+        }
+    }
+
+    /// What Linkerd's metrics say of each Service, port, instance and, where it matters, node.
+    pub(super) fn groups(&self) -> Vec<Group> {
+        let registry = self.registry.lock();
+        let mut groups = Vec::new();
+        for (service, targets) in &registry.services {
+            for (query, target) in targets {
+                // Views of several zones are one line: their zones are no label.
+                let mut by_node: HashMap<Arc<str>, Group> = HashMap::new();
+                for view in target.views.values() {
+                    let node = view.key.location.node.clone().unwrap_or_default();
+                    let group = by_node.entry(Arc::clone(&node)).or_insert_with(|| Group {
+                        service: service.clone(),
+                        query: query.clone(),
+                        node,
+                        subscribers: 0,
+                        updates: target.updates.load(Ordering::Relaxed),
+                        pods: 0,
+                        exists: false,
+                    });
+                    let published = view.sender.borrow();
+                    group.subscribers += view.clients.load(Ordering::Relaxed);
+                    group.pods = group.pods.max(published.snapshot.len());
+                    group.exists |= published.exists;
+                }
+                groups.extend(by_node.into_values());
+            }
+        }
+        groups
+    }
+
+    fn view(&self, key: ViewKey) -> Result<(Arc<View>, watch::Receiver<Published>), Status> {
+        let mut registry = self.registry.lock();
+        if registry.closed {
+            return Err(Status::unavailable("this destination is stopping: ask another"));
+        }
+        let target = registry.services.entry(key.service.clone()).or_default().entry(key.query.clone()).or_default();
+        let updates = &target.updates;
+        let view = target.views.entry(key.location.clone()).or_insert_with(|| Arc::new(View::new(key, updates)));
+        // Under the lock, so that nobody takes the view away before it has its client.
+        view.clients.fetch_add(1, Ordering::Relaxed);
+        Ok((Arc::clone(view), view.sender.subscribe()))
+    }
+
+    fn views_of(&self, service: &NamespacedName) -> Vec<Arc<View>> {
+        let registry = self.registry.lock();
+        let targets = registry.services.get(service).into_iter().flat_map(HashMap::values);
+        targets.flat_map(|target| target.views.values()).cloned().collect()
+    }
+
+    /// A client has left the view.
+    fn left(&self, view: &View) {
+        let mut registry = self.registry.lock();
+        if view.clients.fetch_sub(1, Ordering::Relaxed) > 1 {
+            return;
+        }
+        let ViewKey { service, query, location } = &view.key;
+        let Some(targets) = registry.services.get_mut(service) else { return };
+        let Some(target) = targets.get_mut(query) else { return };
+        target.views.remove(location);
+        if target.views.is_empty() {
+            targets.remove(query);
+        }
+        if targets.is_empty() {
+            registry.services.remove(service);
+        }
+    }
+}
+
+// === impl View ===
+
+impl View {
+    fn new(key: ViewKey, updates: &Arc<AtomicU64>) -> Self {
+        let nothing = Arc::new(Snapshot::new(std::collections::BTreeMap::new(), Box::default(), Instant::now()));
+        let published = Published { snapshot: nothing, placement: 0, closed: false, exists: true };
+        let (sender, _) = watch::channel(published);
+        Self { key, clients: AtomicUsize::new(0), made_at: Mutex::new(None), sender, updates: Arc::clone(updates) }
+    }
+
+    /// Makes the view's snapshot from the members and wakes its streams, if it says anything new. Whether it does.
+    fn publish(&self, made_at: &mut Option<u64>, members: &Members, settings: &Settings, received: Instant) -> bool {
+        if made_at.is_some_and(|made_at| made_at > members.generation) {
+            return false;
+        }
+        let is_first = made_at.is_none();
+        if !self.key.is_for(members.service.as_deref()) {
+            *made_at = None;
+            self.sender.send_modify(|published| published.placement += 1);
+            return false;
+        }
+        *made_at = Some(members.generation);
+        let before = Arc::clone(&self.sender.borrow().snapshot);
+        let ViewKey { service, query, location } = &self.key;
+        let labels = set_labels(members, &service.name, &service.namespace);
+        let endpoints = endpoints(members, query, location, settings, before.endpoints());
+        let exists = members.service.is_some();
+        let snapshot = Snapshot::new(labels, endpoints, received);
+        let snapshot = if is_first { Some(snapshot) } else { snapshot.after(&before) }.map(Arc::new);
+        let news = snapshot.is_some();
+        self.sender.send_if_modified(|published| {
+            published.exists = exists;
+            if let Some(snapshot) = snapshot {
+                published.snapshot = snapshot;
+            }
+            news
+        });
+        news
+    }
+}
+
+// === impl Subscription ===
+
+impl Subscription {
+    /// The view's state, now seen.
+    pub(super) fn latest(&mut self) -> Published {
+        self.receiver.borrow_and_update().clone()
+    }
+
+    /// A receiver to wait on for the next state of the view.
+    pub(super) fn receiver(&self) -> &watch::Receiver<Published> {
+        &self.receiver
+    }
+
+    /// Whether the request may have to be resolved anew.
+    pub(super) fn is_moved(&self, published: &Published) -> bool {
+        published.placement != self.placement
+    }
+
+    /// Goes on in the same view.
+    pub(super) fn stay(&mut self, published: &Published) {
+        self.placement = published.placement;
+    }
+}
+
+impl Drop for Subscription {
+    fn drop(&mut self) {
+        self.views.left(&self.view);
+    }
+}
