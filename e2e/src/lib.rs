@@ -23,6 +23,7 @@ pub mod mesh;
 pub mod metric;
 pub mod namespace;
 pub mod node;
+pub mod oracle;
 mod plain_http;
 mod port;
 pub mod process;
