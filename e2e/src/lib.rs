@@ -29,6 +29,7 @@ mod port;
 pub mod process;
 mod shared;
 pub mod wait;
+pub mod world;
 
 pub use control_plane::{ControlPlane, Options, User};
 pub use fault_proxy::{Action, Fault, FaultProxy, Rule};
