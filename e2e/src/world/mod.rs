@@ -9,6 +9,7 @@
 //! * Always: the same seed gives the same changes. [`World::valid`] makes only objects that an API server takes.
 //! * Most of it is sane, so that answers have endpoints in them; names and addresses are few, so that things collide.
 
+pub mod api;
 mod dice;
 mod owner;
 mod pod;
