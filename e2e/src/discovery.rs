@@ -109,6 +109,16 @@ impl Endpoints {
         self.until(&format!("{expected:?}"), |known| known.keys().eq(expected.iter())).await
     }
 
+    /// Folds messages in until none has come for this time. False when the stream has ended with OK.
+    pub async fn settle(&mut self, quiet: Duration) -> Result<bool> {
+        while let Ok(message) = timeout(quiet, self.read()).await {
+            if message?.is_none() {
+                return Ok(false);
+            }
+        }
+        Ok(true)
+    }
+
     /// Fails when any message comes within this time.
     pub async fn is_quiet_for(&mut self, time: Duration) -> Result<()> {
         match timeout(time, self.read()).await {

@@ -23,11 +23,13 @@ pub mod mesh;
 pub mod metric;
 pub mod namespace;
 pub mod node;
+pub mod oracle;
 mod plain_http;
 mod port;
 pub mod process;
 mod shared;
 pub mod wait;
+pub mod world;
 
 pub use control_plane::{ControlPlane, Options, User};
 pub use fault_proxy::{Action, Fault, FaultProxy, Rule};

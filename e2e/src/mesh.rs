@@ -234,7 +234,7 @@ impl SliceWatch {
 }
 
 /// RFC 7386, without removal: objects are merged, everything else is replaced.
-fn merge(into: &mut Value, from: Value) {
+pub(crate) fn merge(into: &mut Value, from: Value) {
     match (into, from) {
         (Value::Object(into), Value::Object(from)) => {
             for (key, value) in from {

@@ -1,6 +1,7 @@
 //! The end-to-end tests: one binary, so that they share one control plane; a module per topic.
 
 mod crd;
+mod discovery;
 mod external_workload;
 mod fault_proxy;
 mod faults;

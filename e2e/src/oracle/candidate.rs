@@ -1,0 +1,188 @@
+//! Which endpoints of a Service a client is told of.
+//!
+//! * In: the objects, the Service, what was asked for and from where. Out: one candidate per socket address.
+//! * The order: slices by label → ready → target exists → instance → port → internalTrafficPolicy or zone hints → family → winner.
+
+use std::{
+    cmp::Reverse,
+    collections::{BTreeMap, BTreeSet},
+    net::{IpAddr, SocketAddr},
+};
+
+use k8s_openapi::{
+    api::{
+        core::v1::{ObjectReference, Pod, Service},
+        discovery::v1::{Endpoint, EndpointSlice},
+    },
+    apimachinery::pkg::apis::meta::v1::Time,
+};
+use kube::api::DynamicObject;
+
+use super::{ApiState, Settings, authority::Authority};
+
+/// One address of one endpoint of one slice.
+#[derive(Clone, Debug)]
+pub(super) struct Candidate<'a> {
+    pub(super) slice: &'a EndpointSlice,
+    pub(super) endpoint: &'a Endpoint,
+    pub(super) target: Target<'a>,
+    pub(super) address: SocketAddr,
+}
+
+/// What stands behind an endpoint.
+#[derive(Clone, Copy, Debug)]
+pub(super) enum Target<'a> {
+    Pod {
+        name: &'a str,
+        pod: &'a Pod,
+    },
+    Workload {
+        name: &'a str,
+        workload: &'a DynamicObject,
+    },
+    /// No targetRef: an address and nothing else, a mirrored gateway among them.
+    Plain,
+}
+
+/// Where the port of an endpoint comes from.
+#[derive(Debug, PartialEq, Eq)]
+enum Port {
+    /// The port of the slice with this name, which is "" for the one without.
+    Named(String),
+    /// The Service does not declare it: taken as it is.
+    Verbatim(u16),
+}
+
+/// The candidates that are left, by the address they are sent with.
+pub(super) fn winners<'a>(
+    state: &'a ApiState,
+    settings: &Settings,
+    service: &Service,
+    authority: &Authority,
+    node: &str,
+) -> BTreeMap<SocketAddr, Candidate<'a>> {
+    let candidates = all(state, service, authority);
+    let local = service.spec.as_ref().and_then(|spec| spec.internal_traffic_policy.as_deref()) == Some("Local");
+    let candidates = if local { on_node(candidates, node) } else { in_zone(candidates, state.zone(node)) };
+    let candidates = of_family(candidates, settings.ipv6);
+    let mut winners: BTreeMap<SocketAddr, Candidate<'a>> = BTreeMap::new();
+    // They come by slice name and place: an equal one that comes later loses.
+    for candidate in candidates {
+        match winners.get(&candidate.address) {
+            Some(winner) if rank(winner) <= rank(&candidate) => {}
+            _ => drop(winners.insert(candidate.address, candidate)),
+        }
+    }
+    winners
+}
+
+fn all<'a>(state: &'a ApiState, service: &Service, authority: &Authority) -> Vec<Candidate<'a>> {
+    let wanted = port(service, authority.port);
+    let mut candidates = Vec::new();
+    for slice in state.slices_of(&authority.namespace, &authority.service) {
+        let Some(port) = resolve(slice, &wanted) else { continue };
+        for endpoint in &slice.endpoints {
+            let ready = endpoint.conditions.as_ref().and_then(|conditions| conditions.ready) != Some(false);
+            let asked = authority.instance.is_empty() || endpoint.hostname.as_ref() == Some(&authority.instance);
+            let Some(target) = target(state, &authority.namespace, endpoint.target_ref.as_ref()) else { continue };
+            if !ready || !asked {
+                continue;
+            }
+            for ip in endpoint.addresses.iter().filter_map(|address| address.parse::<IpAddr>().ok()) {
+                candidates.push(Candidate { slice, endpoint, target, address: SocketAddr::new(ip, port) });
+            }
+        }
+    }
+    candidates
+}
+
+/// The first port of the Service with that number, whatever its protocol, gives the name to look for in the slices.
+fn port(service: &Service, number: u16) -> Port {
+    let ports = service.spec.as_ref().and_then(|spec| spec.ports.clone()).unwrap_or_default();
+    let declared = ports.into_iter().find(|port| port.port == i32::from(number));
+    declared.map_or(Port::Verbatim(number), |port| Port::Named(port.name.unwrap_or_default()))
+}
+
+/// The port of a slice's endpoints. `None` without it, and without a list of ports.
+fn resolve(slice: &EndpointSlice, wanted: &Port) -> Option<u16> {
+    let ports = slice.ports.as_ref()?;
+    match wanted {
+        Port::Verbatim(number) => Some(*number),
+        Port::Named(name) => {
+            let port = ports.iter().find(|port| port.name.as_deref().unwrap_or_default() == name)?;
+            u16::try_from(port.port?).ok()
+        }
+    }
+}
+
+/// `None` for what is never sent: another kind, another namespace, an object that does not exist.
+fn target<'a>(state: &'a ApiState, namespace: &str, reference: Option<&ObjectReference>) -> Option<Target<'a>> {
+    let Some(reference) = reference else { return Some(Target::Plain) };
+    if reference.namespace.as_deref().is_some_and(|other| !other.is_empty() && other != namespace) {
+        return None;
+    }
+    let place = (namespace.to_owned(), reference.name.clone()?);
+    match reference.kind.as_deref() {
+        Some("Pod") => state.pods.get_key_value(&place).map(|((_, name), pod)| Target::Pod { name, pod }),
+        Some("ExternalWorkload") => {
+            let found = state.workloads.get_key_value(&place);
+            found.map(|((_, name), workload)| Target::Workload { name, workload })
+        }
+        _ => None,
+    }
+}
+
+/// internalTrafficPolicy Local: pods of the client's node, and nothing instead of them.
+fn on_node<'a>(mut candidates: Vec<Candidate<'a>>, node: &str) -> Vec<Candidate<'a>> {
+    candidates.retain(|candidate| match candidate.target {
+        Target::Pod { pod, .. } => {
+            let on = pod.spec.as_ref().and_then(|spec| spec.node_name.as_deref());
+            !node.is_empty() && on == Some(node)
+        }
+        Target::Workload { .. } | Target::Plain => false,
+    });
+    candidates
+}
+
+/// Zone hints count when every candidate has some, and when some are for the client's zone.
+fn in_zone<'a>(candidates: Vec<Candidate<'a>>, zone: &str) -> Vec<Candidate<'a>> {
+    let hinted = |candidate: &Candidate<'_>| !zones(candidate).is_empty();
+    let near = |candidate: &&Candidate<'a>| !zone.is_empty() && zones(candidate).iter().any(|hint| hint == zone);
+    let close: Vec<_> = candidates.iter().filter(near).cloned().collect();
+    if candidates.iter().all(hinted) && !close.is_empty() { close } else { candidates }
+}
+
+fn zones(candidate: &Candidate<'_>) -> Vec<String> {
+    let hints = candidate.endpoint.hints.as_ref().and_then(|hints| hints.for_zones.clone());
+    hints.unwrap_or_default().into_iter().map(|hint| hint.name).collect()
+}
+
+/// A pod is reached over one family: IPv6 if it is on and the pod has it. Others are sent as they are.
+fn of_family(mut candidates: Vec<Candidate<'_>>, ipv6: bool) -> Vec<Candidate<'_>> {
+    let over_ipv6 = candidates.iter().filter(|candidate| ipv6 && candidate.address.is_ipv6());
+    let over_ipv6: BTreeSet<&str> = over_ipv6.filter_map(pod_name).collect();
+    candidates.retain(|candidate| match pod_name(candidate) {
+        Some(name) => candidate.address.is_ipv6() == over_ipv6.contains(name),
+        None => true,
+    });
+    candidates
+}
+
+fn pod_name<'a>(candidate: &Candidate<'a>) -> Option<&'a str> {
+    match candidate.target {
+        Target::Pod { name, .. } => Some(name),
+        Target::Workload { .. } | Target::Plain => None,
+    }
+}
+
+/// Who has an address that several claim: the smallest.
+fn rank<'a>(candidate: &Candidate<'a>) -> (u8, bool, Reverse<Option<&'a Time>>, &'a str) {
+    match candidate.target {
+        Target::Pod { name, pod } => {
+            let terminating = pod.metadata.deletion_timestamp.is_some();
+            (0, terminating, Reverse(pod.metadata.creation_timestamp.as_ref()), name)
+        }
+        Target::Workload { name, .. } => (1, false, Reverse(None), name),
+        Target::Plain => (2, false, Reverse(None), ""),
+    }
+}

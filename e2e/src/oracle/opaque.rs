@@ -1,0 +1,139 @@
+//! Sets of ports in annotations and flags, and the Servers that make a port opaque.
+//!
+//! * In: text of users, which may be anything; Servers as JSON. Out: whether a port is meant.
+//! * Always: what cannot be read means nothing, and the rest still counts.
+
+use std::collections::BTreeMap;
+
+use k8s_openapi::{
+    api::core::v1::{Container, Pod},
+    apimachinery::pkg::apis::meta::v1::LabelSelector,
+};
+use kube::api::DynamicObject;
+use serde_json::Value;
+
+use super::ApiState;
+
+/// A port with a name, as containers and workloads declare it.
+#[derive(Clone, Debug)]
+pub(super) struct NamedPort {
+    pub(super) name: String,
+    /// The numbers under which it is reached: the container's and the host's.
+    pub(super) numbers: Vec<i32>,
+}
+
+/// Which selector of a Server looks at an object.
+#[derive(Clone, Copy, Debug)]
+pub(super) enum Selector {
+    Pod,
+    Workload,
+}
+
+const OPAQUE_PORTS: &str = "config.linkerd.io/opaque-ports";
+
+/// Whether connections to this port are not looked into: by annotation, else by default; or by a Server.
+pub(super) fn is_opaque(
+    state: &ApiState,
+    default: &str,
+    namespace: &str,
+    selector: Selector,
+    (labels, annotations): (&BTreeMap<String, String>, &BTreeMap<String, String>),
+    names: &[NamedPort],
+    port: u16,
+) -> bool {
+    let listed = match annotations.get(OPAQUE_PORTS) {
+        Some(list) => lists(list, names, port),
+        None => lists(default, &[], port),
+    };
+    let mut servers = state.servers.iter().filter(|((of, _), _)| of == namespace).map(|(_, server)| server);
+    listed || servers.any(|server| makes_opaque(server, selector, labels, names, port))
+}
+
+/// Whether a list such as `25, 80-90,http` has this port. A name is one of `names`.
+pub(super) fn lists(list: &str, names: &[NamedPort], port: u16) -> bool {
+    list.split(',').map(str::trim).any(|item| {
+        // Of two ports with one name the later counts.
+        if let Some(named) = names.iter().rfind(|named| !item.is_empty() && named.name == item) {
+            return named.numbers.first() == Some(&i32::from(port));
+        }
+        let (first, last) = item.split_once('-').unwrap_or((item, item));
+        matches!((number(first), number(last)), (Some(first), Some(last)) if (first..=last).contains(&port))
+    })
+}
+
+/// Digits only: Rust would take a plus.
+fn number(text: &str) -> Option<u16> {
+    text.bytes().all(|byte| byte.is_ascii_digit()).then(|| text.parse().ok())?
+}
+
+fn makes_opaque(
+    server: &DynamicObject,
+    selector: Selector,
+    labels: &BTreeMap<String, String>,
+    names: &[NamedPort],
+    port: u16,
+) -> bool {
+    let spec = &server.data;
+    let opaque = spec.pointer("/spec/proxyProtocol").and_then(Value::as_str) == Some("opaque");
+    let selector = match selector {
+        Selector::Pod => spec.pointer("/spec/podSelector"),
+        Selector::Workload => spec.pointer("/spec/externalWorkloadSelector"),
+    };
+    let selected = selector.filter(|selector| !selector.is_null()).is_some_and(|selector| selects(selector, labels));
+    let port_matches = match spec.pointer("/spec/port") {
+        Some(Value::Number(number)) => number.as_i64() == Some(i64::from(port)),
+        Some(Value::String(name)) => {
+            names.iter().any(|named| named.name == *name && named.numbers.contains(&i32::from(port)))
+        }
+        _ => false,
+    };
+    opaque && selected && port_matches
+}
+
+/// Kubernetes' label selector; one with a requirement that cannot be is as none.
+fn selects(selector: &Value, labels: &BTreeMap<String, String>) -> bool {
+    let Ok(selector) = serde_json::from_value::<LabelSelector>(selector.clone()) else { return false };
+    let equal =
+        selector.match_labels.unwrap_or_default().into_iter().all(|(key, value)| labels.get(&key) == Some(&value));
+    let required = selector.match_expressions.unwrap_or_default().into_iter().all(|requirement| {
+        let values = requirement.values.unwrap_or_default();
+        let value = labels.get(&requirement.key);
+        match (requirement.operator.as_str(), values.is_empty()) {
+            ("In", false) => value.is_some_and(|value| values.contains(value)),
+            ("NotIn", false) => value.is_none_or(|value| !values.contains(value)),
+            ("Exists", true) => value.is_some(),
+            ("DoesNotExist", true) => value.is_none(),
+            _ => false,
+        }
+    });
+    equal && required
+}
+
+/// The named ports of a pod: init containers, then containers.
+pub(super) fn pod_ports(pod: &Pod) -> Vec<NamedPort> {
+    let mut ports = Vec::new();
+    for container in containers(pod) {
+        for port in container.ports.iter().flatten() {
+            let numbers = [Some(port.container_port), port.host_port].into_iter().flatten().collect();
+            ports.push(NamedPort { name: port.name.clone().unwrap_or_default(), numbers });
+        }
+    }
+    ports
+}
+
+/// All of a pod's containers, init containers first.
+pub(super) fn containers(pod: &Pod) -> Vec<&Container> {
+    let Some(spec) = &pod.spec else { return Vec::new() };
+    spec.init_containers.iter().flatten().chain(&spec.containers).collect()
+}
+
+/// The named ports of an ExternalWorkload.
+pub(super) fn workload_ports(workload: &DynamicObject) -> Vec<NamedPort> {
+    let ports = workload.data.pointer("/spec/ports").and_then(Value::as_array);
+    let named = ports.into_iter().flatten().map(|port| {
+        let name = port.get("name").and_then(Value::as_str).unwrap_or_default().to_owned();
+        let number = port.get("port").and_then(Value::as_i64).and_then(|number| i32::try_from(number).ok());
+        NamedPort { name, numbers: number.into_iter().collect() }
+    });
+    named.collect()
+}

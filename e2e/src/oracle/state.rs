@@ -1,0 +1,130 @@
+//! All objects that an answer can depend on, as the API server holds them.
+//!
+//! * In: objects as JSON, put or removed one by one. Out: maps by namespace and name.
+//! * Always: what it holds is what was put last; nothing is dropped for being odd.
+
+use std::collections::BTreeMap;
+
+use anyhow::{Context, Result, bail};
+use k8s_openapi::api::{
+    apps::v1::ReplicaSet,
+    batch::v1::Job,
+    core::v1::{Node, Pod, Service},
+    discovery::v1::EndpointSlice,
+};
+use k8s_openapi::serde::de::DeserializeOwned;
+use kube::api::DynamicObject;
+use serde_json::Value;
+
+/// Objects of a kind by namespace ("" for nodes) and name.
+type Named<T> = BTreeMap<(String, String), T>;
+
+#[derive(Clone, Debug, Default)]
+pub struct ApiState {
+    pub services: Named<Service>,
+    pub slices: Named<EndpointSlice>,
+    pub pods: Named<Pod>,
+    /// ExternalWorkloads, v1beta1.
+    pub workloads: Named<DynamicObject>,
+    /// Servers, v1beta3.
+    pub servers: Named<DynamicObject>,
+    pub nodes: Named<Node>,
+    pub replica_sets: Named<ReplicaSet>,
+    pub jobs: Named<Job>,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum Kind {
+    Service,
+    EndpointSlice,
+    Pod,
+    ExternalWorkload,
+    Server,
+    Node,
+    ReplicaSet,
+    Job,
+}
+
+/// Which object. The namespace of a Node is "".
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Key {
+    pub kind: Kind,
+    pub namespace: String,
+    pub name: String,
+}
+
+// === impl Key ===
+
+impl Key {
+    /// The key of an object that says what it is.
+    pub fn of(object: &Value) -> Result<Self> {
+        let text = |pointer: &str| object.pointer(pointer).and_then(Value::as_str).unwrap_or_default().to_owned();
+        let kind = match text("/kind").as_str() {
+            "Service" => Kind::Service,
+            "EndpointSlice" => Kind::EndpointSlice,
+            "Pod" => Kind::Pod,
+            "ExternalWorkload" => Kind::ExternalWorkload,
+            "Server" => Kind::Server,
+            "Node" => Kind::Node,
+            "ReplicaSet" => Kind::ReplicaSet,
+            "Job" => Kind::Job,
+            other => bail!("{other:?} is no kind that an answer depends on"),
+        };
+        Ok(Self { kind, namespace: text("/metadata/namespace"), name: text("/metadata/name") })
+    }
+}
+
+// === impl ApiState ===
+
+impl ApiState {
+    /// Puts an object in the place of its predecessor.
+    pub fn put(&mut self, key: &Key, object: &Value) -> Result<()> {
+        let place = (key.namespace.clone(), key.name.clone());
+        match key.kind {
+            Kind::Service => drop(self.services.insert(place, parse(key, object)?)),
+            Kind::EndpointSlice => drop(self.slices.insert(place, parse(key, object)?)),
+            Kind::Pod => drop(self.pods.insert(place, parse(key, object)?)),
+            Kind::ExternalWorkload => drop(self.workloads.insert(place, parse(key, object)?)),
+            Kind::Server => drop(self.servers.insert(place, parse(key, object)?)),
+            Kind::Node => drop(self.nodes.insert(place, parse(key, object)?)),
+            Kind::ReplicaSet => drop(self.replica_sets.insert(place, parse(key, object)?)),
+            Kind::Job => drop(self.jobs.insert(place, parse(key, object)?)),
+        }
+        Ok(())
+    }
+
+    pub fn remove(&mut self, key: &Key) {
+        let place = (key.namespace.clone(), key.name.clone());
+        match key.kind {
+            Kind::Service => drop(self.services.remove(&place)),
+            Kind::EndpointSlice => drop(self.slices.remove(&place)),
+            Kind::Pod => drop(self.pods.remove(&place)),
+            Kind::ExternalWorkload => drop(self.workloads.remove(&place)),
+            Kind::Server => drop(self.servers.remove(&place)),
+            Kind::Node => drop(self.nodes.remove(&place)),
+            Kind::ReplicaSet => drop(self.replica_sets.remove(&place)),
+            Kind::Job => drop(self.jobs.remove(&place)),
+        }
+    }
+
+    /// The slices of a Service, by name. The label says whose a slice is, and nothing else does.
+    pub(super) fn slices_of(&self, namespace: &str, service: &str) -> Vec<&EndpointSlice> {
+        let of_service = |slice: &&EndpointSlice| {
+            let labels = slice.metadata.labels.as_ref();
+            labels.and_then(|labels| labels.get("kubernetes.io/service-name")).is_some_and(|name| name == service)
+        };
+        let here = self.slices.iter().filter(|((in_namespace, _), _)| in_namespace == namespace);
+        here.map(|(_, slice)| slice).filter(of_service).collect()
+    }
+
+    /// The zone of a node; "" when the node is unknown or has none.
+    pub(super) fn zone(&self, node: &str) -> &str {
+        let node = self.nodes.get(&(String::new(), node.to_owned()));
+        let labels = node.and_then(|node| node.metadata.labels.as_ref());
+        labels.and_then(|labels| labels.get("topology.kubernetes.io/zone")).map_or("", String::as_str)
+    }
+}
+
+fn parse<T: DeserializeOwned>(key: &Key, object: &Value) -> Result<T> {
+    serde_json::from_value(object.clone()).with_context(|| format!("{key:?} is not one of its kind"))
+}

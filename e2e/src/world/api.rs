@@ -1,0 +1,110 @@
+//! A world on a real API server: its changes written there, and what the server then holds.
+//!
+//! * In: a client that may do everything; changes of a [valid](super::World::valid) world, in their order.
+//! * Out: writes as users and controllers make them; all objects as listed, for the oracle.
+//! * Always: what the server fixes at creation (the spec of a pod, a Job's template) is written only then.
+//! * List, and do not trust the world: the server sets times of its own, and returns an empty list of ports as none.
+
+use anyhow::{Context, Result};
+use k8s_openapi::api::core::v1::Namespace;
+use kube::{
+    Api, Client, Resource, ResourceExt,
+    api::{ApiResource, DeleteParams, DynamicObject, GroupVersionKind, ListParams, PostParams},
+};
+use serde_json::{Value, json};
+
+use super::{Change, ELSEWHERE, KINDS, NAMESPACE, World};
+use crate::oracle::{ApiState, Key, Kind};
+
+/// Longer than any test takes: a terminating pod stays until it is deleted.
+const GRACE_SECONDS: u32 = 3600;
+
+/// Makes the namespaces, and everything that the world holds.
+pub async fn begin(client: &Client, world: &World) -> Result<()> {
+    let namespaces: Api<Namespace> = Api::all(client.clone());
+    for name in [NAMESPACE, ELSEWHERE] {
+        let namespace = serde_json::from_value(json!({"metadata": {"name": name}}))?;
+        namespaces.create(&PostParams::default(), &namespace).await.with_context(|| format!("namespace {name}"))?;
+    }
+    for (key, object) in world.json() {
+        put(client, key, object).await?;
+    }
+    Ok(())
+}
+
+/// Makes the change there.
+pub async fn apply(client: &Client, change: &Change) -> Result<()> {
+    match change {
+        Change::Applied { key, object } => put(client, key, object).await,
+        Change::Deleted { key, .. } => delete(client, key, 0).await,
+    }
+}
+
+/// Everything that answers depend on, of the whole cluster.
+pub async fn list(client: &Client) -> Result<ApiState> {
+    let mut state = ApiState::default();
+    for kind in KINDS {
+        let api: Api<DynamicObject> = Api::all_with(client.clone(), &resource(kind));
+        for object in api.list(&ListParams::default()).await?.items {
+            let key = Key { kind, namespace: object.namespace().unwrap_or_default(), name: object.name_any() };
+            state.put(&key, &serde_json::to_value(object)?)?;
+        }
+    }
+    Ok(state)
+}
+
+async fn put(client: &Client, key: &Key, object: &Value) -> Result<()> {
+    let failed = || format!("writing {key:?}: {object}");
+    let mut wanted: DynamicObject = serde_json::from_value(object.clone()).with_context(failed)?;
+    let api = api(client, key);
+    let terminating = wanted.metadata.deletion_timestamp.take().is_some();
+    let Some(mut current) = api.get_opt(&key.name).await? else {
+        wanted.metadata.uid = None;
+        wanted.metadata.resource_version = None;
+        wanted.metadata.creation_timestamp = None;
+        wanted.metadata.deletion_grace_period_seconds = None;
+        api.create(&PostParams::default(), &wanted).await.with_context(failed)?;
+        return if terminating { delete(client, key, GRACE_SECONDS).await } else { Ok(()) };
+    };
+    if terminating && current.meta().deletion_timestamp.is_none() {
+        delete(client, key, GRACE_SECONDS).await?;
+        current = api.get(&key.name).await?;
+    }
+    current.metadata.labels = wanted.metadata.labels;
+    current.metadata.annotations = wanted.metadata.annotations;
+    current.metadata.owner_references = wanted.metadata.owner_references;
+    match key.kind {
+        Kind::Pod | Kind::Node | Kind::ReplicaSet | Kind::Job => {}
+        Kind::Service | Kind::EndpointSlice | Kind::ExternalWorkload | Kind::Server => current.data = wanted.data,
+    }
+    api.replace(&key.name, &PostParams::default(), &current).await.with_context(failed)?;
+    Ok(())
+}
+
+async fn delete(client: &Client, key: &Key, grace_seconds: u32) -> Result<()> {
+    let parameters = DeleteParams { grace_period_seconds: Some(grace_seconds), ..DeleteParams::default() };
+    api(client, key).delete(&key.name, &parameters).await.with_context(|| format!("deleting {key:?}"))?;
+    Ok(())
+}
+
+fn api(client: &Client, key: &Key) -> Api<DynamicObject> {
+    let resource = resource(key.kind);
+    match key.kind {
+        Kind::Node => Api::all_with(client.clone(), &resource),
+        _ => Api::namespaced_with(client.clone(), &key.namespace, &resource),
+    }
+}
+
+fn resource(kind: Kind) -> ApiResource {
+    let (group, version, kind) = match kind {
+        Kind::Service => ("", "v1", "Service"),
+        Kind::EndpointSlice => ("discovery.k8s.io", "v1", "EndpointSlice"),
+        Kind::Pod => ("", "v1", "Pod"),
+        Kind::ExternalWorkload => ("workload.linkerd.io", "v1beta1", "ExternalWorkload"),
+        Kind::Server => ("policy.linkerd.io", "v1beta3", "Server"),
+        Kind::Node => ("", "v1", "Node"),
+        Kind::ReplicaSet => ("apps", "v1", "ReplicaSet"),
+        Kind::Job => ("batch", "v1", "Job"),
+    };
+    ApiResource::from_gvk(&GroupVersionKind::gvk(group, version, kind))
+}

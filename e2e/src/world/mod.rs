@@ -1,0 +1,313 @@
+//! A random cluster that keeps changing: what users, controllers and accidents make of Services, slices and pods.
+//!
+//! ```text
+//!   seed ──▶ World ──mutate()──▶ Change ──▶ watch events, or writes to an API server
+//!              └──objects()──▶ ApiState ──▶ the oracle
+//! ```
+//!
+//! * In: a seed. Out: one change at a time, the objects as they are after it, and the requests that tell clusters apart.
+//! * Always: the same seed gives the same changes. [`World::valid`] makes only objects that an API server takes.
+//! * Most of it is sane, so that answers have endpoints in them; names and addresses are few, so that things collide.
+
+pub mod api;
+mod dice;
+mod owner;
+mod pod;
+mod request;
+mod server;
+mod service;
+mod slice;
+#[cfg(test)]
+mod tests;
+mod workload;
+
+use std::collections::{BTreeMap, VecDeque};
+
+use anyhow::{Context, Result};
+use k8s_openapi::jiff::Timestamp;
+use serde_json::{Value, json};
+
+use crate::{
+    mesh::merge,
+    oracle::{ApiState, Key, Kind, Request},
+};
+use dice::Dice;
+
+/// Where nearly everything is.
+pub const NAMESPACE: &str = "world";
+/// Another namespace, with objects of the same names that must not matter.
+pub const ELSEWHERE: &str = "elsewhere";
+
+const KINDS: [Kind; 8] = [
+    Kind::Node,
+    Kind::ReplicaSet,
+    Kind::Job,
+    Kind::Pod,
+    Kind::ExternalWorkload,
+    Kind::Server,
+    Kind::Service,
+    Kind::EndpointSlice,
+];
+/// 2026-01-01T00:00:00Z.
+const BEGINNING: i64 = 1_767_225_600;
+
+pub struct World {
+    dice: Dice,
+    /// Only what an API server takes.
+    valid: bool,
+    /// Seconds since the beginning.
+    clock: i64,
+    /// The last resourceVersion.
+    version: u64,
+    objects: BTreeMap<Key, Value>,
+    state: ApiState,
+    /// What belongs to the last mutation and comes next.
+    pending: VecDeque<Draft>,
+}
+
+/// One object as it is now, or as it was last.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Change {
+    Applied { key: Key, object: Value },
+    Deleted { key: Key, object: Value },
+}
+
+/// A change that is not made yet.
+#[derive(Clone, Debug)]
+enum Draft {
+    /// The uid and times are those of the predecessor, or new.
+    Put(Value),
+    Delete(Key),
+}
+
+/// A kind of mutation: how often it comes, relative to the others; and what it changes. Nothing, when there is nothing to change.
+struct Mutation {
+    name: &'static str,
+    weight: u32,
+    draft: fn(&mut World) -> Vec<Draft>,
+}
+
+const fn mutation(name: &'static str, weight: u32, draft: fn(&mut World) -> Vec<Draft>) -> Mutation {
+    Mutation { name, weight, draft }
+}
+
+/// What can happen to objects of any kind.
+const OF_ANY: [Mutation; 4] = [
+    mutation("an object appears", 14, World::create),
+    mutation("an object vanishes", 8, World::delete),
+    mutation("an object is deleted and made anew under its name", 5, World::recreate),
+    mutation("an object is touched", 3, World::touch),
+];
+
+fn mutations() -> impl Iterator<Item = &'static Mutation> {
+    let of_kinds = [pod::MUTATIONS, service::MUTATIONS, slice::MUTATIONS, workload::MUTATIONS, server::MUTATIONS];
+    OF_ANY.iter().chain(of_kinds.into_iter().flatten()).chain(owner::MUTATIONS)
+}
+
+// === impl World ===
+
+impl World {
+    /// With objects that an API server refuses among the others.
+    ///
+    /// # Errors
+    /// When the world makes an object that is not one of its kind.
+    pub fn new(seed: u64) -> Result<Self> {
+        Self::begin(seed, false)
+    }
+
+    /// Only with objects that an API server takes.
+    ///
+    /// # Errors
+    /// When the world makes an object that is not one of its kind.
+    pub fn valid(seed: u64) -> Result<Self> {
+        Self::begin(seed, true)
+    }
+
+    fn begin(seed: u64, valid: bool) -> Result<Self> {
+        let mut world = Self {
+            dice: Dice::new(seed),
+            valid,
+            clock: 0,
+            version: 0,
+            objects: BTreeMap::new(),
+            state: ApiState::default(),
+            pending: VecDeque::new(),
+        };
+        for kind in KINDS {
+            for name in pool(kind) {
+                // Room for more to appear.
+                if kind != Kind::Service && world.dice.chance(30) {
+                    continue;
+                }
+                let object = world.fresh(kind, NAMESPACE, &name);
+                world.make(Draft::Put(object))?;
+            }
+        }
+        for (kind, name) in [
+            (Kind::Service, "web"),
+            (Kind::Pod, "pod-00"),
+            (Kind::Server, "server-0"),
+            (Kind::EndpointSlice, "slice-0"),
+        ] {
+            let object = world.fresh(kind, ELSEWHERE, name);
+            world.make(Draft::Put(object))?;
+        }
+        Ok(world)
+    }
+
+    /// Changes one object.
+    ///
+    /// # Errors
+    /// When the world makes an object that is not one of its kind.
+    pub fn mutate(&mut self) -> Result<Change> {
+        self.mutate_by_name().map(|(_, change)| change)
+    }
+
+    fn mutate_by_name(&mut self) -> Result<(&'static str, Change)> {
+        let mut name = "the rest of the last mutation";
+        loop {
+            if let Some(draft) = self.pending.pop_front() {
+                return Ok((name, self.make(draft)?));
+            }
+            let total: u32 = mutations().map(|mutation| mutation.weight).sum();
+            let mut left = self.dice.below(total as usize) as u32;
+            let chosen = mutations().find(|mutation| {
+                let here = left < mutation.weight;
+                left = left.saturating_sub(mutation.weight);
+                here
+            });
+            let chosen = chosen.context("no mutation has this number")?;
+            name = chosen.name;
+            self.pending = (chosen.draft)(self).into();
+        }
+    }
+
+    /// The objects as they are now.
+    pub fn objects(&self) -> &ApiState {
+        &self.state
+    }
+
+    /// The same as JSON, as a list or a watch shows them.
+    pub fn json(&self) -> &BTreeMap<Key, Value> {
+        &self.objects
+    }
+
+    /// Everything worth asking, the cluster domain being `cluster.local`.
+    pub fn requests(&self) -> Vec<Request> {
+        request::all()
+    }
+
+    fn make(&mut self, draft: Draft) -> Result<Change> {
+        self.version += 1;
+        self.clock += i64::from(self.dice.chance(50));
+        let mut object = match draft {
+            Draft::Put(object) => object,
+            Draft::Delete(key) => {
+                let object = self.objects.remove(&key).with_context(|| format!("{key:?} is not there to delete"))?;
+                self.state.remove(&key);
+                return Ok(Change::Deleted { key, object });
+            }
+        };
+        let key = Key::of(&object)?;
+        let before = self.objects.get(&key).and_then(|before| before.get("metadata"));
+        let kept = |field: &str| before.and_then(|before| before.get(field)).cloned();
+        let uid = kept("uid").unwrap_or_else(|| json!(format!("00000000-0000-4000-8000-{:012x}", self.version)));
+        let created = kept("creationTimestamp").unwrap_or_else(|| json!(self.now()));
+        let metadata = json!({"uid": uid, "creationTimestamp": created, "resourceVersion": self.version.to_string()});
+        merge(&mut object, json!({ "metadata": metadata }));
+        self.state.put(&key, &object)?;
+        self.objects.insert(key.clone(), object.clone());
+        Ok(Change::Applied { key, object })
+    }
+
+    fn now(&self) -> String {
+        Timestamp::from_second(BEGINNING + self.clock).unwrap_or_default().to_string()
+    }
+
+    /// A new object of that kind and name.
+    fn fresh(&mut self, kind: Kind, namespace: &str, name: &str) -> Value {
+        match kind {
+            Kind::Service => service::fresh(self, namespace, name),
+            Kind::EndpointSlice => slice::fresh(self, namespace, name),
+            Kind::Pod => pod::fresh(self, namespace, name),
+            Kind::ExternalWorkload => workload::fresh(self, namespace, name),
+            Kind::Server => server::fresh(self, namespace, name),
+            Kind::Node => owner::node(self, name),
+            Kind::ReplicaSet => owner::replica_set(self, namespace, name),
+            Kind::Job => owner::job(self, namespace, name),
+        }
+    }
+
+    /// The JSON of one that exists in the namespace of interest.
+    fn any(&mut self, kind: Kind) -> Option<Value> {
+        let here = self.objects.iter().filter(|(key, _)| key.kind == kind && key.namespace != ELSEWHERE);
+        let here: Vec<&Value> = here.map(|(_, object)| object).collect();
+        self.dice.pick(&here).map(|object| (*object).clone())
+    }
+
+    fn any_key(&mut self) -> Option<Key> {
+        let keys: Vec<&Key> = self.objects.keys().collect();
+        self.dice.pick(&keys).map(|key| (*key).clone())
+    }
+
+    fn create(&mut self) -> Vec<Draft> {
+        let namespace = if self.dice.chance(5) { ELSEWHERE } else { NAMESPACE };
+        let keys = KINDS.into_iter().flat_map(|kind| {
+            let namespace = if kind == Kind::Node { "" } else { namespace };
+            pool(kind).into_iter().map(move |name| Key { kind, namespace: namespace.to_owned(), name })
+        });
+        let missing: Vec<Key> = keys.filter(|key| !self.objects.contains_key(key)).collect();
+        let Some(key) = self.dice.pick(&missing) else { return Vec::new() };
+        vec![Draft::Put(self.fresh(key.kind, &key.namespace, &key.name))]
+    }
+
+    fn delete(&mut self) -> Vec<Draft> {
+        self.any_key().map(Draft::Delete).into_iter().collect()
+    }
+
+    fn recreate(&mut self) -> Vec<Draft> {
+        let Some(key) = self.any_key() else { return Vec::new() };
+        let object = self.fresh(key.kind, &key.namespace, &key.name);
+        vec![Draft::Delete(key), Draft::Put(object)]
+    }
+
+    /// A change that nobody may see in an answer.
+    fn touch(&mut self) -> Vec<Draft> {
+        let Some(key) = self.any_key() else { return Vec::new() };
+        let Some(mut object) = self.objects.get(&key).cloned() else { return Vec::new() };
+        let note = json!({"metadata": {"annotations": {"example.com/note": format!("{}", self.version)}}});
+        merge(&mut object, note);
+        vec![Draft::Put(object)]
+    }
+}
+
+/// The names that objects of a kind can have.
+fn pool(kind: Kind) -> Vec<String> {
+    let numbered = |prefix: &str, count: usize| (0..count).map(|number| format!("{prefix}-{number}")).collect();
+    match kind {
+        Kind::Service => service::NAMES.map(str::to_owned).to_vec(),
+        Kind::EndpointSlice => numbered("slice", 9),
+        Kind::Pod => (0..pod::COUNT).map(pod::name).collect(),
+        Kind::ExternalWorkload => numbered("vm", workload::COUNT),
+        Kind::Server => numbered("server", 4),
+        Kind::Node => owner::NODES.map(str::to_owned).to_vec(),
+        Kind::ReplicaSet => numbered("set", 2),
+        Kind::Job => numbered("job", 2),
+    }
+}
+
+/// An object after a merge patch, as the only change.
+fn patched(object: Option<Value>, patch: Value) -> Vec<Draft> {
+    let Some(mut object) = object else { return Vec::new() };
+    merge(&mut object, patch);
+    vec![Draft::Put(object)]
+}
+
+/// An object with another value in the place of that field of its metadata.
+fn with_metadata(object: Option<Value>, field: &str, value: Value) -> Vec<Draft> {
+    let Some(mut object) = object else { return Vec::new() };
+    if let Some(metadata) = object.get_mut("metadata").and_then(Value::as_object_mut) {
+        metadata.insert(field.to_owned(), value);
+    }
+    vec![Draft::Put(object)]
+}

@@ -1,0 +1,3 @@
+//! The Destination API as its clients see it.
+
+mod oracle;

@@ -1,0 +1,180 @@
+//! Random clusters on a real API server: what `Get` says of them, and what the contract says.
+//!
+//! Three answers are compared after each burst of changes: that of streams which saw all of it, that of new streams, and that
+//! of the oracle for the objects which the API server lists then. A control plane without controllers: nobody tidies up.
+
+use std::time::Duration;
+
+use anyhow::{Context, Result, bail, ensure};
+use e2e::{
+    ControlPlane, Manager, ManagerOptions, Options,
+    discovery::{Discovery, Endpoints},
+    eventually,
+    mesh::SOON,
+    oracle::{Answer, Request, Settings, answer, answer_while_open},
+    world::{World, api},
+};
+use futures::future::try_join_all;
+use tokio::time::{sleep, timeout};
+use tonic::Status;
+
+/// How many changes come at once.
+const BURSTS: [usize; 6] = [1, 3, 10, 40, 40, 80];
+/// Without a message for so long, a stream has said what it has to say.
+const QUIET: Duration = Duration::from_millis(150);
+
+/// What a client of one request knows.
+enum Known {
+    Stream(Box<Endpoints>),
+    Refused(Status),
+}
+
+/// A client that asks again when its stream ends.
+struct Client {
+    discovery: Discovery,
+    request: Request,
+    known: Known,
+}
+
+impl Client {
+    async fn open(discovery: &Discovery, request: Request) -> Self {
+        let known = ask(discovery, &request).await;
+        Self { discovery: discovery.clone(), request, known }
+    }
+
+    /// Reads on, and asks again where that is due, until the answer is the expected one: that of an open stream, else that of a new one.
+    async fn comes_to(&mut self, while_open: &Answer, fresh: &Answer) -> Result<()> {
+        let result = timeout(SOON, async {
+            loop {
+                match &mut self.known {
+                    Known::Stream(stream) if &Answer::Endpoints(stream.known.clone()) == while_open => {
+                        if stream.settle(QUIET).await? {
+                            if &Answer::Endpoints(stream.known.clone()) == while_open {
+                                return anyhow::Ok(());
+                            }
+                            continue;
+                        }
+                    }
+                    Known::Stream(stream) => {
+                        if stream.next().await?.is_some() {
+                            continue;
+                        }
+                    }
+                    Known::Refused(status) if &refusal(status) == fresh => return Ok(()),
+                    Known::Refused(_) => sleep(QUIET).await,
+                }
+                self.known = ask(&self.discovery, &self.request).await;
+            }
+        });
+        let missed = match result.await {
+            Ok(Ok(())) => return Ok(()),
+            Ok(Err(error)) => format!("{error:#}"),
+            Err(_) => format!("not within {SOON:?}"),
+        };
+        let seen = match &self.known {
+            Known::Stream(stream) => Answer::Endpoints(stream.known.clone()),
+            Known::Refused(status) => refusal(status),
+        };
+        bail!("{:?}: {missed}; {}", self.request, difference(while_open, &seen))
+    }
+}
+
+async fn ask(discovery: &Discovery, request: &Request) -> Known {
+    match discovery.get(&request.path, &request.token).await {
+        Ok(stream) => Known::Stream(Box::new(stream)),
+        Err(status) => Known::Refused(status),
+    }
+}
+
+/// The whole answer to a new stream: its first message, or its refusal.
+async fn first_answer(discovery: &Discovery, request: &Request) -> Result<Answer> {
+    match ask(discovery, request).await {
+        Known::Refused(status) => Ok(refusal(&status)),
+        Known::Stream(mut stream) => {
+            stream.next().await?.context("the stream ended before its first message")?;
+            Ok(Answer::Endpoints(stream.known))
+        }
+    }
+}
+
+fn refusal(status: &Status) -> Answer {
+    Answer::Refused(status.code(), status.message().to_owned())
+}
+
+/// What is missing, what is too much, and what is told otherwise.
+fn difference(expected: &Answer, seen: &Answer) -> String {
+    let (Answer::Endpoints(wanted), Answer::Endpoints(known)) = (expected, seen) else {
+        return format!("expected {expected:?}, saw {seen:?}");
+    };
+    let mut lines = Vec::new();
+    for (address, endpoint) in wanted {
+        match known.get(address) {
+            Some(other) if other == endpoint => {}
+            Some(other) => lines.push(format!("{address}: expected {endpoint:?}, saw {other:?}")),
+            None => lines.push(format!("{address} is missing: {endpoint:?}")),
+        }
+    }
+    let unexpected = known.iter().filter(|(address, _)| !wanted.contains_key(address));
+    lines.extend(unexpected.map(|(address, endpoint)| format!("{address} is too much: {endpoint:?}")));
+    lines.join("\n")
+}
+
+/// The manager's flags that change answers, and the same for the oracle.
+fn settings() -> (Settings, Vec<String>) {
+    let settings = Settings {
+        cluster_domain: "cluster.local".to_owned(),
+        trust_domain: "cluster.local".to_owned(),
+        controller_namespace: "linkerd".to_owned(),
+        default_opaque_ports: "25".to_owned(),
+        transport_header: true,
+        h2_upgrade: true,
+        ipv6: true,
+        zone_weights: true,
+        http2: None,
+    };
+    (settings, Vec::new())
+}
+
+/// Another seed is another cluster: `E2E_SEED=7`.
+fn seed() -> Result<u64> {
+    match std::env::var("E2E_SEED") {
+        Ok(seed) => seed.parse().context("E2E_SEED is a number"),
+        Err(_) => Ok(1),
+    }
+}
+
+#[tokio::test]
+async fn old_streams_and_new_ones_say_of_a_random_cluster_what_the_contract_says() -> Result<()> {
+    let seed = seed()?;
+    let mut world = World::valid(seed)?;
+    let control_plane = ControlPlane::start(Options::default()).await?;
+    control_plane.kubectl(&["create", "namespace", "linkerd"]).await?;
+    control_plane.install_crds("crd/linkerd").await?;
+    let api_client = control_plane.client().await?;
+    api::begin(&api_client, &world).await?;
+    let (settings, args) = settings();
+    let mut manager = Manager::start(&control_plane, ManagerOptions { args, ..ManagerOptions::default() })?;
+    manager.ready(SOON).await?;
+    let discovery = manager.discovery().await?;
+    let open = world.requests().into_iter().map(|request| Client::open(&discovery, request));
+    let mut clients: Vec<Client> = futures::future::join_all(open).await;
+    for (burst, changes) in [0].into_iter().chain(BURSTS).enumerate() {
+        for _ in 0..changes {
+            api::apply(&api_client, &world.mutate()?).await?;
+        }
+        let state = api::list(&api_client).await?;
+        let compared = clients.iter_mut().map(async |client| {
+            let request = client.request.clone();
+            let fresh = answer(&state, &settings, &request);
+            client.comes_to(&answer_while_open(&state, &settings, &request), &fresh).await?;
+            eventually(SOON, format_args!("{request:?} to be answered afresh"), async || {
+                let seen = first_answer(&discovery, &request).await?;
+                ensure!(seen == fresh, "{}", difference(&fresh, &seen));
+                Ok(())
+            })
+            .await
+        });
+        try_join_all(compared).await.with_context(|| format!("seed {seed}, burst {burst} of {changes} changes"))?;
+    }
+    Ok(())
+}
