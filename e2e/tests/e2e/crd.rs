@@ -2,11 +2,12 @@
 
 use std::time::Duration;
 
-use anyhow::{Context, Result};
+use anyhow::{Context, Result, ensure};
 use e2e::{TestNamespace, eventually};
 use kube::{
     Api,
     api::{ApiResource, DynamicObject, GroupVersionKind, PostParams},
+    client::Body,
 };
 use serde_json::{Value, json};
 
@@ -19,16 +20,17 @@ async fn external_workloads_are_taken_in_both_versions() -> Result<()> {
     let tls = json!({"identity": "spiffe://root.linkerd.cluster.local/vm", "serverName": "vm.example"});
     let addresses = json!([{"ip": "192.0.2.1"}, {"ip": "2001:db8::1"}]);
     let spec = json!({"meshTLS": tls, "ports": [{"port": 80}], "workloadIPs": addresses});
-    let created = create(&namespace, "v1beta1", "beta", spec).await?;
+    let created = create(&namespace, &workloads("v1beta1"), "beta", spec).await?;
     let protocol = created.data.pointer("/spec/ports/0/protocol");
     assert_eq!(protocol, Some(&json!("TCP")));
 
     let one = json!([{"ip": "192.0.2.1"}]);
-    create(&namespace, "v1alpha1", "alpha", json!({"meshTls": tls, "workloadIPs": one})).await?;
-    let refused = create(&namespace, "v1alpha1", "two", json!({"meshTls": tls, "workloadIPs": addresses})).await;
+    let alpha = workloads("v1alpha1");
+    create(&namespace, &alpha, "alpha", json!({"meshTls": tls, "workloadIPs": one})).await?;
+    let refused = create(&namespace, &alpha, "two", json!({"meshTls": tls, "workloadIPs": addresses})).await;
     let error = refused.err().context("v1alpha1 took two addresses")?;
     assert!(error.to_string().contains("must have at most 1 item"), "{error}");
-    let refused = create(&namespace, "v1beta1", "bare", json!({})).await;
+    let refused = create(&namespace, &workloads("v1beta1"), "bare", json!({})).await;
     assert!(refused.is_err_and(|error| error.to_string().contains("spec.meshTLS")));
 
     // Discovery, which knows the categories, follows a little later than the paths.
@@ -44,9 +46,100 @@ async fn external_workloads_are_taken_in_both_versions() -> Result<()> {
     Ok(())
 }
 
-async fn create(namespace: &TestNamespace, version: &str, name: &str, spec: Value) -> kube::Result<DynamicObject> {
-    let kind = ApiResource::from_gvk(&GroupVersionKind::gvk("workload.linkerd.io", version, "ExternalWorkload"));
-    let api: Api<DynamicObject> = Api::namespaced_with(namespace.client().clone(), namespace.name(), &kind);
-    let object = DynamicObject::new(name, &kind).data(json!({"spec": spec}));
+#[tokio::test]
+async fn servers_are_taken_in_four_versions_each_as_strict_as_it_was() -> Result<()> {
+    let control_plane = e2e::shared().await?;
+    control_plane.install_crds("crd/linkerd").await?;
+    let namespace = TestNamespace::create(&control_plane.client().await?, "crd").await?;
+    let (pods, machines) = (json!({"matchLabels": {"app": "web"}}), json!({"matchLabels": {"app": "vm"}}));
+    let expressions = json!([{"key": "app", "operator": "In", "values": ["web"]}]);
+    let both = json!({"matchLabels": {"app": "web"}, "matchExpressions": expressions});
+    let unknown_operator = json!({"matchExpressions": [{"key": "app", "operator": "Like"}]});
+    let by_name = json!({"podSelector": pods, "port": "http", "proxyProtocol": "opaque"});
+    let by_expressions = json!({"podSelector": {"matchExpressions": expressions}, "port": 80});
+    let by_both = json!({"podSelector": both, "port": 80});
+    let everything = json!({"podSelector": {}, "port": 80});
+    let of_machines = json!({"externalWorkloadSelector": machines, "port": 80});
+    let of_nothing = json!({"port": 80});
+    let of_pods_and_machines = json!({"podSelector": pods, "externalWorkloadSelector": machines, "port": 80});
+    let any_protocol = json!({"podSelector": pods, "port": 80, "proxyProtocol": "carrier pigeon"});
+
+    // What every version takes and refuses, then what they differ in: by version, in the order of their age.
+    let (takes, refuses) = (|spec: &Value| (spec.clone(), [""; 4]), |spec: Value, text| (spec, [text; 4]));
+    let one_selector = r#""spec" must validate one and only one schema (oneOf)"#;
+    let one_kind = r#""spec.podSelector" must validate one and only one schema (oneOf)"#;
+    let no_pods = "spec.podSelector: Required value";
+    let table = [
+        takes(&by_name),
+        takes(&by_expressions),
+        takes(&any_protocol),
+        refuses(json!(null), "spec"),
+        refuses(json!({"podSelector": pods}), "spec.port: Required value"),
+        refuses(json!({"podSelector": pods, "port": [80]}), "spec.port"),
+        refuses(json!({"podSelector": unknown_operator, "port": 80}), "operator: Unsupported value"),
+        refuses(json!({"podSelector": {"matchExpressions": [{"key": "app"}]}, "port": 80}), "operator: Required value"),
+        (by_both, [one_kind, "", "", ""]),
+        (everything, [one_kind, "", "", ""]),
+        (of_machines, [no_pods, no_pods, "", ""]),
+        (of_nothing, [no_pods, no_pods, one_selector, one_selector]),
+        (of_pods_and_machines, ["", "", one_selector, one_selector]),
+    ];
+    for (row, (spec, expected)) in table.into_iter().enumerate() {
+        for (version, text) in ["v1alpha1", "v1beta1", "v1beta2", "v1beta3"].into_iter().zip(expected) {
+            let name = format!("{version}-{row}");
+            match create(&namespace, &servers(version), &name, spec.clone()).await {
+                Ok(_) => ensure!(text.is_empty(), "{version} took {spec}"),
+                Err(error) => {
+                    let refused = !text.is_empty() && error.to_string().contains(text);
+                    ensure!(refused, "{version}: {spec}, expected {text:?}: {error}");
+                }
+            }
+        }
+    }
+
+    // The defaults are those of the version that is stored, whichever it was written in.
+    let stored: Api<DynamicObject> =
+        Api::namespaced_with(namespace.client().clone(), namespace.name(), &servers("v1beta3"));
+    let spec = stored.get("v1alpha1-1").await?.data["spec"].take();
+    assert_eq!((&spec["proxyProtocol"], &spec["accessPolicy"]), (&json!("unknown"), &json!("deny")), "{spec}");
+    let named = stored.get("v1beta1-0").await?.data["spec"].take();
+    assert_eq!((&named["port"], &named["proxyProtocol"]), (&json!("http"), &json!("opaque")), "{named}");
+
+    let warning = async |version: &str| -> Result<String> {
+        let path = format!("/apis/policy.linkerd.io/{version}/namespaces/{}/servers", namespace.name());
+        let response = namespace.client().send(http::Request::get(path).body(Body::empty())?).await?;
+        Ok(response.headers().get("warning").and_then(|value| value.to_str().ok()).unwrap_or_default().to_owned())
+    };
+    for (version, successor) in [("v1alpha1", "v1beta1"), ("v1beta1", "v1beta3")] {
+        let text =
+            format!("policy.linkerd.io/{version} Server is deprecated; use policy.linkerd.io/{successor} Server");
+        let warning = warning(version).await?;
+        assert!(warning.contains(&text), "{warning:?}");
+    }
+    for version in ["v1beta2", "v1beta3"] {
+        assert_eq!(warning(version).await?, "", "{version} is not deprecated");
+    }
+
+    let shown = eventually(Duration::from_secs(30), "kubectl to know the short name", async || {
+        control_plane.kubectl(&["get", "srv", "-n", namespace.name(), "v1beta3-0"]).await
+    })
+    .await?;
+    let lines: Vec<Vec<&str>> = shown.lines().map(|line| line.split_whitespace().collect()).collect();
+    assert_eq!(lines[0], ["NAME", "PORT", "PROTOCOL", "ACCESS", "POLICY"], "{shown}");
+    assert_eq!(lines[1], ["v1beta3-0", "http", "opaque", "deny"], "{shown}");
+    Ok(())
+}
+
+fn workloads(version: &str) -> ApiResource {
+    ApiResource::from_gvk(&GroupVersionKind::gvk("workload.linkerd.io", version, "ExternalWorkload"))
+}
+
+fn servers(version: &str) -> ApiResource {
+    ApiResource::from_gvk(&GroupVersionKind::gvk("policy.linkerd.io", version, "Server"))
+}
+
+async fn create(namespace: &TestNamespace, kind: &ApiResource, name: &str, spec: Value) -> kube::Result<DynamicObject> {
+    let api: Api<DynamicObject> = Api::namespaced_with(namespace.client().clone(), namespace.name(), kind);
+    let object = DynamicObject::new(name, kind).data(json!({ "spec": spec }));
     api.create(&PostParams::default(), &object).await
 }
