@@ -7,11 +7,9 @@ use clap::{Args as ClapArgs, Parser, Subcommand, ValueEnum};
 use k8s_openapi::jiff::SignedDuration;
 
 use crate::{
+    cli::EndpointsArgs,
     cluster::{object::Problems, port_ranges::PortRanges},
-    destination::{
-        Settings,
-        settings::{Http2Params, TransportMode},
-    },
+    destination::settings::{self, Http2Params, TransportMode},
 };
 
 /// A control plane for the Linkerd service mesh.
@@ -36,6 +34,16 @@ enum Command {
     /// Watches the cluster and does the enabled jobs (the default)
     #[command(args_override_self = true)]
     Manager(Box<ManagerArgs>),
+    /// Prints the endpoints that a proxy is told of
+    #[command(visible_alias = "ep", args_override_self = true)]
+    Endpoints(Box<EndpointsArgs>),
+}
+
+/// What the process is to do.
+#[derive(Clone, Debug)]
+pub enum Settings {
+    Manager(Box<ManagerArgs>),
+    Endpoints(Box<EndpointsArgs>),
 }
 
 #[derive(Clone, Debug, ClapArgs)]
@@ -263,10 +271,11 @@ impl Args {
     ///
     /// # Errors
     /// A sentence for the user, when flags contradict each other.
-    pub fn settings(self) -> Result<ManagerArgs, String> {
+    pub fn settings(self) -> Result<Settings, String> {
         let args = match self.command {
-            Some(Command::Manager(args)) => *args,
-            None => self.manager,
+            Some(Command::Manager(args)) => args,
+            Some(Command::Endpoints(args)) => return Ok(Settings::Endpoints(args)),
+            None => Box::new(self.manager),
         };
         let (duration, deadline, retry) = (
             args.leader_election_lease_duration,
@@ -290,13 +299,13 @@ impl Args {
                  else one failed renewal ends a leadership"
             ));
         }
-        Ok(args)
+        Ok(Settings::Manager(args))
     }
 }
 
 impl DestinationArgs {
-    pub fn settings(&self, controller_namespace: &str) -> Settings {
-        Settings {
+    pub fn settings(&self, controller_namespace: &str) -> settings::Settings {
+        settings::Settings {
             controller_namespace: controller_namespace.into(),
             cluster_domain: self.cluster_domain.clone(),
             identity_trust_domain: self.identity_trust_domain.clone(),
@@ -331,10 +340,25 @@ fn positive_duration(text: &str) -> Result<Duration, String> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::cli::Output;
 
-    fn settings(args: &[&str]) -> Result<ManagerArgs, String> {
+    fn parsed(args: &[&str]) -> Result<Settings, String> {
         let args = std::iter::once("linkerd-operator").chain(args.iter().copied());
         Args::try_parse_from(args).map_err(|error| error.to_string())?.settings()
+    }
+
+    fn settings(args: &[&str]) -> Result<ManagerArgs, String> {
+        match parsed(args)? {
+            Settings::Manager(args) => Ok(*args),
+            other => panic!("{args:?} are {other:?}"),
+        }
+    }
+
+    fn endpoints(args: &[&str]) -> Result<EndpointsArgs, String> {
+        match parsed(&[&["endpoints"], args].concat())? {
+            Settings::Endpoints(args) => Ok(*args),
+            other => panic!("{args:?} are {other:?}"),
+        }
     }
 
     #[test]
@@ -382,5 +406,30 @@ mod tests {
     fn a_job_is_switched_off_by_its_flag() {
         assert!(!settings(&["--enable-external-workload=false"]).unwrap().enable_external_workload);
         assert!(settings(&["--enable-external-workload"]).unwrap().enable_external_workload);
+    }
+
+    #[test]
+    fn endpoints_are_asked_of_linkerds_destination_unless_told_otherwise() {
+        let args = endpoints(&["web.prod.svc.cluster.local:80"]).unwrap();
+        assert_eq!(args.authorities, ["web.prod.svc.cluster.local:80"]);
+        assert_eq!((args.watch, args.output, args.token.as_str()), (false, Output::Table, ""));
+        assert_eq!((args.connect.addr, args.connect.namespace.as_str()), (None, "linkerd"));
+        assert_eq!(args.connect.selector, "linkerd.io/control-plane-component=destination");
+    }
+
+    #[test]
+    fn endpoints_take_several_authorities_and_flags_anywhere() {
+        let args =
+            endpoints(&["a:1", "--watch", "-o", "json", "b:2", "--token", "{}", "--addr=localhost:8086"]).unwrap();
+        assert_eq!(args.authorities, ["a:1", "b:2"]);
+        assert_eq!((args.watch, args.output, args.token.as_str()), (true, Output::Json, "{}"));
+        assert_eq!(args.connect.addr.as_deref(), Some("localhost:8086"));
+    }
+
+    #[test]
+    fn endpoints_without_an_authority_or_with_a_bad_flag_are_refused() {
+        for bad in [&[][..], &["a", "-o", "yaml"], &["a", "--addr", "localhost"], &["a", "--admin-addr=127.0.0.1:1"]] {
+            assert!(endpoints(bad).is_err(), "{bad:?}");
+        }
     }
 }

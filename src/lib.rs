@@ -8,11 +8,12 @@
 //!
 //! Data goes one way: a reader of the state never writes it, and a controller's own write comes back through the watch
 //! like anybody's. Decisions are functions from values to values ([`external_workload`]'s `plan`); what surrounds them
-//! reads, waits and writes. [`manager`] puts the parts together.
+//! reads, waits and writes. [`manager`] puts the parts together. [`cli`] is the other side: what a proxy is told, for people.
 
 pub mod admin;
 pub mod api;
 pub mod args;
+pub mod cli;
 pub mod client;
 pub mod cluster;
 pub mod destination;

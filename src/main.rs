@@ -1,53 +1,74 @@
-//! Arguments, logging, the crypto provider; then [`linkerd_operator::manager`].
+//! Arguments, logging, the crypto provider; then [`linkerd_operator::manager`], or a command of [`linkerd_operator::cli`].
 
-use std::process::ExitCode;
+use std::{io, process::ExitCode};
 
 use clap::Parser;
 use linkerd_operator::{
-    args::{Args, LogFormat, ManagerArgs},
-    client, manager,
+    args::{Args, LogFormat, ManagerArgs, Settings},
+    cli, client, manager,
 };
-use tracing_subscriber::EnvFilter;
+use tokio::runtime::Builder;
+use tracing_subscriber::{EnvFilter, filter::ParseError};
 
 /// Bad usage, as in sysexits.h.
 const USAGE: u8 = 64;
 
 fn main() -> ExitCode {
-    let args = match Args::parse().settings() {
-        Ok(args) => args,
+    let settings = match Args::parse().settings() {
+        Ok(settings) => settings,
         Err(error) => {
             eprintln!("error: {error}");
             return ExitCode::from(USAGE);
         }
     };
-    if let Err(error) = log(&args) {
-        eprintln!("error: --log-level {:?}: {error}", args.log_level);
-        return ExitCode::from(USAGE);
-    }
     // Two providers in one tree make rustls panic unless one is chosen; only the first call can fail.
     let _ = rustls::crypto::ring::default_provider().install_default();
-    let runtime = match tokio::runtime::Builder::new_multi_thread().enable_all().build() {
-        Ok(runtime) => runtime,
-        Err(error) => {
-            tracing::error!(%error, "cannot start the runtime");
-            return ExitCode::FAILURE;
-        }
-    };
-    match runtime.block_on(manager::run(args)) {
-        Ok(()) => ExitCode::SUCCESS,
-        Err(error) => {
-            tracing::error!("{}", client::describe(&*error));
-            ExitCode::FAILURE
-        }
+    match settings {
+        Settings::Manager(args) => manager(*args),
+        Settings::Endpoints(args) => terminal(cli::endpoints(*args)),
     }
 }
 
-fn log(args: &ManagerArgs) -> Result<(), tracing_subscriber::filter::ParseError> {
+fn manager(args: ManagerArgs) -> ExitCode {
+    if let Err(error) = log(&args.log_level, args.log_format) {
+        eprintln!("error: --log-level {:?}: {error}", args.log_level);
+        return ExitCode::from(USAGE);
+    }
+    let ended = run(&mut Builder::new_multi_thread(), async {
+        match manager::run(args).await {
+            Ok(()) => ExitCode::SUCCESS,
+            Err(error) => {
+                tracing::error!("{}", client::describe(&*error));
+                ExitCode::FAILURE
+            }
+        }
+    });
+    ended.unwrap_or_else(|error| {
+        tracing::error!(%error, "cannot start the runtime");
+        ExitCode::FAILURE
+    })
+}
+
+/// A command whose output is for people: it says the rest itself.
+fn terminal(command: impl Future<Output = ExitCode>) -> ExitCode {
+    let ended = log("warn", LogFormat::Plain).map_err(anyhow::Error::from);
+    let ended = ended.and_then(|()| Ok(run(&mut Builder::new_current_thread(), command)?));
+    ended.unwrap_or_else(|error| {
+        eprintln!("error: {error}");
+        ExitCode::FAILURE
+    })
+}
+
+fn run(runtime: &mut Builder, task: impl Future<Output = ExitCode>) -> io::Result<ExitCode> {
+    Ok(runtime.enable_all().build()?.block_on(task))
+}
+
+fn log(level: &str, format: LogFormat) -> Result<(), ParseError> {
     // kube logs each denied list and watch at warn and each answer of 5xx at error, every time; `/ready` and our own line per
     // change say it once.
-    let filter = EnvFilter::try_new(format!("kube_runtime=error,kube_client::client::builder=off,{}", args.log_level))?;
+    let filter = EnvFilter::try_new(format!("kube_runtime=error,kube_client::client::builder=off,{level}"))?;
     let subscriber = tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr);
-    match args.log_format {
+    match format {
         LogFormat::Plain => subscriber.with_ansi(false).init(),
         LogFormat::Json => subscriber.json().flatten_event(true).init(),
     }

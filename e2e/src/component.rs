@@ -10,6 +10,7 @@ use std::{
 };
 
 use anyhow::Result;
+use serde_json::json;
 
 use crate::{binaries::Binaries, certificate, control_plane::Options, kubeconfig, port, process::Spawn};
 
@@ -101,6 +102,8 @@ impl Layout {
             format!("--service-account-signing-key-file={}", self.file("service-account.key")),
             // Pods are created before, and without, the ServiceAccounts of their namespace.
             "--disable-admission-plugins=ServiceAccount".into(),
+            // The names of the nodes are in no DNS.
+            "--kubelet-preferred-address-types=InternalIP".into(),
             // Else an open watch keeps a graceful end waiting for a minute.
             "--shutdown-watch-termination-grace-period=1s".into(),
             "--allow-privileged=true".into(),
@@ -158,6 +161,33 @@ impl Layout {
         args.extend(self.binaries.kwok_stages()?.iter().map(|stage| format!("--config={}", stage.display())));
         let mut spawn = self.spawn("kwok")?.args(args);
         // It reads a configuration in the home directory, if there is one.
+        spawn.env.push(("HOME".into(), self.directory.display().to_string()));
+        Ok(spawn)
+    }
+
+    /// A kwok for one node, which answers as its kubelet does: forwarded to any of its pods, `port` leads to `target`.
+    pub(crate) fn kubelet(&self, node: &str, port: u16, target: SocketAddr) -> Result<Spawn> {
+        let forward = json!({
+            "apiVersion": "kwok.x-k8s.io/v1alpha1", "kind": "ClusterPortForward", "metadata": {"name": node},
+            "spec": {"forwards": [{"ports": [port], "target": {"address": target.ip(), "port": target.port()}}]},
+        });
+        let config = self.file(&format!("kubelet-{node}.yaml"));
+        std::fs::write(&config, forward.to_string())?;
+        let address = SocketAddr::from((Ipv4Addr::LOCALHOST, port::free()?));
+        let mut spawn = self.spawn("kwok")?.args([
+            format!("--kubeconfig={}", self.kubeconfig.display()),
+            format!("--manage-single-node={node}"),
+            format!("--node-name={node}"),
+            format!("--node-ip={}", address.ip()),
+            format!("--node-port={}", address.port()),
+            format!("--server-address={address}"),
+            format!("--tls-cert-file={}", self.file("server.crt")),
+            format!("--tls-private-key-file={}", self.file("server.key")),
+            format!("--config={config}"),
+        ]);
+        spawn = spawn.args(self.binaries.kwok_stages()?.iter().map(|stage| format!("--config={}", stage.display())));
+        spawn.name = format!("kubelet {node}");
+        spawn.log = self.directory.join(format!("kubelet-{node}.log"));
         spawn.env.push(("HOME".into(), self.directory.display().to_string()));
         Ok(spawn)
     }

@@ -5,6 +5,7 @@
 //! * Always: ready when `start` returns; gone, with its directory, when dropped or when this process ends. Lives without an async runtime.
 
 use std::{
+    net::SocketAddr,
     path::{Path, PathBuf},
     process::Stdio,
     time::Duration,
@@ -233,6 +234,12 @@ impl ControlPlane {
             String::from_utf8_lossy(&output.stderr).trim()
         );
         Ok(String::from_utf8(output.stdout)?)
+    }
+
+    /// Starts what answers for the kubelet of this node, as long as it is held: a port-forward of `port` to any pod on the
+    /// node ends at `target`.
+    pub fn start_kubelet(&self, node: &str, port: u16, target: SocketAddr) -> Result<Process> {
+        Process::spawn(self.ours()?.layout.kubelet(node, port, target)?)
     }
 
     /// Starts one more process, which takes part in the election of a Lease as client-go does: it waits 6 s for a holder that

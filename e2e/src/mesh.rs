@@ -31,6 +31,7 @@ use crate::wait::eventually;
 pub const SOON: Duration = Duration::from_secs(20);
 pub const MANAGED_BY: &str = "linkerd-external-workloads-controller";
 
+#[derive(Clone)]
 pub struct Mesh {
     namespace: String,
     pub services: Api<Service>,

@@ -1,6 +1,7 @@
 //! Nodes that kwok runs.
 //!
-//! * In: a name and a zone. Out: a node that is ready and takes pods, with pod addresses of both families.
+//! * In: a name and a zone. Out: a node that is ready and takes pods, with pod addresses of both families. Or only the object of a
+//!   node, for a kubelet of the test's own.
 
 use std::{
     sync::atomic::{AtomicU8, Ordering},
@@ -10,7 +11,7 @@ use std::{
 use anyhow::{Context, Result, ensure};
 use k8s_openapi::api::core::v1::Node;
 use kube::{Api, api::PostParams};
-use serde_json::json;
+use serde_json::{Value, json};
 
 use crate::{control_plane::ControlPlane, wait::eventually};
 
@@ -20,23 +21,8 @@ static NEXT: AtomicU8 = AtomicU8::new(1);
 impl ControlPlane {
     /// Adds a node and waits until it is ready. Needs kwok and kube-controller-manager.
     pub async fn add_node(&self, name: &str, zone: &str) -> Result<()> {
-        let number = NEXT.fetch_add(1, Ordering::Relaxed);
-        let ranges = [format!("10.244.{number}.0/24"), format!("fd00:10:244:{number:x}::/64")];
-        let nodes: Api<Node> = Api::all(self.client().await?);
-        let node: Node = serde_json::from_value(json!({
-            "metadata": {
-                "name": name,
-                "annotations": {"kwok.x-k8s.io/node": "fake", "node.alpha.kubernetes.io/ttl": "0"},
-                "labels": {
-                    "kubernetes.io/hostname": name,
-                    "kubernetes.io/os": "linux",
-                    "kubernetes.io/arch": "amd64",
-                    "topology.kubernetes.io/zone": zone,
-                },
-            },
-            "spec": {"podCIDR": ranges.first(), "podCIDRs": ranges},
-        }))?;
-        nodes.create(&PostParams::default(), &node).await.with_context(|| format!("creating node {name}"))?;
+        let annotations = json!({"kwok.x-k8s.io/node": "fake", "node.alpha.kubernetes.io/ttl": "0"});
+        let nodes = self.create_node(name, zone, annotations).await?;
         eventually(Duration::from_secs(60), format_args!("node {name} to be ready"), async || {
             let node = nodes.get(name).await?;
             let taints = node.spec.and_then(|spec| spec.taints).unwrap_or_default();
@@ -49,5 +35,30 @@ impl ControlPlane {
             Ok(())
         })
         .await
+    }
+    /// Adds a node that nothing runs until [`ControlPlane::start_kubelet`]; pods have to name it.
+    pub async fn add_node_without_kubelet(&self, name: &str) -> Result<()> {
+        self.create_node(name, "zone", json!({})).await.map(drop)
+    }
+
+    async fn create_node(&self, name: &str, zone: &str, annotations: Value) -> Result<Api<Node>> {
+        let number = NEXT.fetch_add(1, Ordering::Relaxed);
+        let ranges = [format!("10.244.{number}.0/24"), format!("fd00:10:244:{number:x}::/64")];
+        let nodes: Api<Node> = Api::all(self.client().await?);
+        let node: Node = serde_json::from_value(json!({
+            "metadata": {
+                "name": name,
+                "annotations": annotations,
+                "labels": {
+                    "kubernetes.io/hostname": name,
+                    "kubernetes.io/os": "linux",
+                    "kubernetes.io/arch": "amd64",
+                    "topology.kubernetes.io/zone": zone,
+                },
+            },
+            "spec": {"podCIDR": ranges.first(), "podCIDRs": ranges},
+        }))?;
+        nodes.create(&PostParams::default(), &node).await.with_context(|| format!("creating node {name}"))?;
+        Ok(nodes)
     }
 }

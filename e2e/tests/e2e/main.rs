@@ -1,5 +1,6 @@
 //! The end-to-end tests: one binary, so that they share one control plane; a module per topic.
 
+mod cli;
 mod crd;
 mod discovery;
 mod external_workload;

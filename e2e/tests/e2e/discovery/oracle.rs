@@ -132,7 +132,14 @@ fn settings() -> (Settings, Vec<String>) {
         zone_weights: true,
         http2: None,
     };
-    (settings, Vec::new())
+    let flags = [
+        "--enable-external-workload=false",
+        "--default-opaque-ports=25",
+        "--enable-ipv6=true",
+        "--ext-endpoint-zone-weights=true",
+        "--meshed-http2-client-params=",
+    ];
+    (settings, flags.map(str::to_owned).to_vec())
 }
 
 /// Another seed is another cluster: `E2E_SEED=7`.

@@ -1,0 +1,310 @@
+//! The terminal commands, run as a user runs them, against a manager on a real API server.
+
+use std::{
+    net::SocketAddr,
+    process::{Output, Stdio},
+    time::Duration,
+};
+
+use anyhow::{Context, Result, ensure};
+use e2e::{
+    ControlPlane, Manager, ManagerOptions, Options, Process, Signal, Spawn, TestNamespace, eventually,
+    mesh::{Mesh, SOON},
+    process::beside_this_executable,
+};
+use k8s_openapi::api::{core::v1::Pod, discovery::v1::EndpointSlice};
+use kube::api::{Patch, PatchParams, PostParams};
+use serde_json::{Value, json};
+use tempfile::TempDir;
+use tokio::{process::Command, time::timeout};
+
+/// A Service without selector and its slice, written by hand, and who is asked about it.
+struct Web {
+    mesh: Mesh,
+    destination: SocketAddr,
+    authority: String,
+}
+
+/// What a command that has ended printed.
+struct Ended {
+    code: Option<i32>,
+    stdout: String,
+    stderr: String,
+}
+
+impl Web {
+    /// On the shared control plane, in a namespace of its own; known to the manager.
+    async fn shared(addresses: &[&str]) -> Result<Self> {
+        let (control_plane, manager) = e2e::shared_manager().await?;
+        let namespace = TestNamespace::create(&control_plane.client().await?, "cli").await?;
+        Self::put(&Mesh::new(namespace.client(), namespace.name()), manager, addresses).await
+    }
+
+    async fn put(mesh: &Mesh, manager: &Manager, addresses: &[&str]) -> Result<Self> {
+        mesh.put_service("web", json!({ "selector": null })).await?;
+        let slice = json!({
+            "metadata": {"name": "web-1", "labels": {"kubernetes.io/service-name": "web"}},
+            "addressType": "IPv4", "endpoints": endpoints(addresses), "ports": [{"name": "http", "port": 8080}],
+        });
+        mesh.slices.create(&PostParams::default(), &serde_json::from_value::<EndpointSlice>(slice)?).await?;
+        let authority = format!("web.{}.svc.cluster.local:80", mesh.namespace());
+        let web = Self { mesh: mesh.clone(), destination: manager.destination_address(), authority };
+        web.is_known(addresses.len()).await?;
+        Ok(web)
+    }
+
+    async fn set_addresses(&self, addresses: &[&str]) -> Result<()> {
+        let patch = Patch::Merge(json!({ "endpoints": endpoints(addresses) }));
+        self.mesh.slices.patch("web-1", &PatchParams::default(), &patch).await?;
+        Ok(())
+    }
+
+    async fn endpoints(&self, args: &[&str]) -> Result<Ended> {
+        run(&[&["endpoints", "--addr", &self.destination.to_string()], args].concat()).await
+    }
+
+    /// So that nothing afterwards depends on when the manager learned of it.
+    async fn is_known(&self, rows: usize) -> Result<()> {
+        eventually(SOON, "the manager to know the Service", async || {
+            let ended = self.endpoints(&[&self.authority, "-o", "json"]).await?;
+            ensure!(ended.code == Some(0), "{}", ended.stderr);
+            let shown: Vec<Value> = serde_json::from_str(&ended.stdout)?;
+            ensure!(shown.len() == rows, "{shown:?}");
+            Ok(())
+        })
+        .await
+    }
+
+    /// The command with `--watch`; what it prints is its log.
+    fn watch(&self, directory: &TempDir, args: &[&str]) -> Result<Process> {
+        let binary = beside_this_executable("linkerd-operator", "LINKERD_OPERATOR_BIN")?;
+        let spawn = Spawn::new("endpoints --watch", binary, directory.path().join("log"))
+            .args(["endpoints", "--watch", "--addr", &self.destination.to_string(), &self.authority])
+            .args(args.iter().copied());
+        Process::spawn(spawn)
+    }
+}
+
+fn endpoints(addresses: &[&str]) -> Value {
+    let endpoint = |address: &&str| json!({"addresses": [address], "conditions": {"ready": true}});
+    addresses.iter().map(endpoint).collect()
+}
+
+async fn run(args: &[&str]) -> Result<Ended> {
+    let binary = beside_this_executable("linkerd-operator", "LINKERD_OPERATOR_BIN")?;
+    let mut command = Command::new(binary);
+    command.args(args).env_remove("KUBECONFIG").stdin(Stdio::null()).kill_on_drop(true);
+    let output = timeout(Duration::from_secs(30), command.output()).await.context("the command did not end")??;
+    let Output { status, stdout, stderr } = output;
+    let text = |bytes: Vec<u8>| String::from_utf8(bytes);
+    Ok(Ended { code: status.code(), stdout: text(stdout)?, stderr: text(stderr)? })
+}
+
+/// Waits for a line with all of these words.
+async fn prints(process: &Process, words: &[&str]) -> Result<String> {
+    eventually(SOON, format_args!("a line with {words:?}"), async || {
+        let log = process.log();
+        let line = log.lines().find(|line| words.iter().all(|word| line.contains(word)));
+        line.map(str::to_owned).with_context(|| log.clone())
+    })
+    .await
+}
+
+#[tokio::test]
+async fn endpoints_are_printed_as_linkerds_command_prints_them() -> Result<()> {
+    let web = Web::shared(&["192.0.2.11", "192.0.2.12"]).await?;
+    let namespace = web.mesh.namespace();
+    let width = namespace.len().max("NAMESPACE".len());
+    let expected = format!(
+        "{:width$}   IP           PORT   POD   SERVICE\n\
+         {namespace:width$}   192.0.2.11   8080         web.{namespace}\n\
+         {namespace:width$}   192.0.2.12   8080         web.{namespace}\n",
+        "NAMESPACE"
+    );
+    let table = web.endpoints(&[&web.authority]).await?;
+    assert_eq!((table.code, table.stdout, table.stderr), (Some(0), expected, String::new()));
+
+    let array = web.endpoints(&[&web.authority, "--output", "json"]).await?;
+    assert_eq!((array.code, array.stderr), (Some(0), String::new()));
+    let shown: Value = serde_json::from_str(&array.stdout)?;
+    let expected = |ip: &str| {
+        json!({"namespace": namespace, "ip": ip, "port": 8080, "pod": "", "service": format!("web.{namespace}"),
+            "weight": 10_000, "labels": {"zone_locality": "unknown"}})
+    };
+    assert_eq!(shown, json!([expected("192.0.2.11"), expected("192.0.2.12")]));
+    Ok(())
+}
+
+#[tokio::test]
+async fn an_external_workload_stands_where_a_pod_would() -> Result<()> {
+    let (control_plane, manager) = e2e::shared_manager().await?;
+    let namespace = TestNamespace::create(&control_plane.client().await?, "cli").await?;
+    Mesh::new(namespace.client(), namespace.name()).put_web_over_vm().await?;
+    let authority = format!("web.{}.svc.cluster.local", namespace.name());
+    let address = manager.destination_address().to_string();
+    let shown = eventually(SOON, "the machine", async || {
+        let ended = run(&["endpoints", &authority, "--addr", &address, "-o", "json"]).await?;
+        let shown: Vec<Value> = serde_json::from_str(&ended.stdout).with_context(|| ended.stderr.clone())?;
+        shown.into_iter().next().context("no endpoint")
+    })
+    .await?;
+    assert_eq!((&shown["pod"], &shown["ip"], &shown["port"]), (&json!("vm"), &json!("192.0.2.4"), &json!(80)));
+    assert_eq!(shown["labels"]["external_workload"], "vm");
+    assert_eq!(shown["tls_identity"], "spiffe://root.linkerd.cluster.local/vm");
+    assert_eq!(shown["server_name"], "vm.example");
+    assert_eq!(shown["http2"]["keep_alive"]["interval"], json!({"seconds": 10}));
+    Ok(())
+}
+
+#[tokio::test]
+async fn what_is_refused_is_told_and_the_rest_is_printed() -> Result<()> {
+    let web = Web::shared(&["192.0.2.11"]).await?;
+    let refused = web.endpoints(&["foo"]).await?;
+    let sentence = "Destination API error: Invalid authority: foo\n";
+    assert_eq!((refused.code, refused.stdout.as_str(), refused.stderr.as_str()), (Some(1), "", sentence));
+
+    let mixed = web.endpoints(&["foo", &web.authority]).await?;
+    assert_eq!((mixed.code, mixed.stderr.as_str()), (Some(1), sentence));
+    assert!(mixed.stdout.contains("192.0.2.11"), "{}", mixed.stdout);
+
+    let watched = web.endpoints(&["foo", "--watch"]).await?;
+    assert_eq!((watched.code, watched.stderr.as_str()), (Some(1), sentence));
+    Ok(())
+}
+
+#[tokio::test]
+async fn a_service_without_endpoints_is_no_error() -> Result<()> {
+    let web = Web::shared(&[]).await?;
+    let table = web.endpoints(&[&web.authority]).await?;
+    assert_eq!((table.code, table.stdout.as_str()), (Some(0), ""));
+    assert_eq!(table.stderr, format!("No endpoints found for {}: the Service has none.\n", web.authority));
+    assert_eq!(web.endpoints(&[&web.authority, "-o=json"]).await?.stdout, "[]\n");
+    Ok(())
+}
+
+#[tokio::test]
+async fn a_watch_prints_every_change_until_it_is_interrupted() -> Result<()> {
+    let web = Web::shared(&["192.0.2.11"]).await?;
+    let directory = tempfile::tempdir()?;
+    let mut watch = web.watch(&directory, &[])?;
+    prints(&watch, &["added", "192.0.2.11"]).await?;
+    web.set_addresses(&["192.0.2.12"]).await?;
+    prints(&watch, &["removed", "192.0.2.11"]).await?;
+    let line = prints(&watch, &["added", "192.0.2.12"]).await?;
+    let written = line.split_whitespace().next().and_then(|time| time.strip_suffix('Z')).unwrap_or_default();
+    ensure!(written.len() == "2026-11-21T10:00:00.000".len(), "a line begins with the time: {line}");
+    web.set_addresses(&[]).await?;
+    prints(&watch, &["removed", "192.0.2.12"]).await?;
+    let log = watch.log();
+    assert!(log.starts_with("TIME "), "{log}");
+    // A header and four changes.
+    assert_eq!(log.lines().count(), 5, "{log}");
+    watch.signal(Signal::INT)?;
+    assert_eq!(watch.wait(SOON).await?.code(), Some(0));
+    Ok(())
+}
+
+#[tokio::test]
+async fn a_watch_in_json_is_one_document_for_each_change() -> Result<()> {
+    let web = Web::shared(&["192.0.2.11"]).await?;
+    let directory = tempfile::tempdir()?;
+    let watch = web.watch(&directory, &["-o", "json"])?;
+    prints(&watch, &["192.0.2.11"]).await?;
+    web.set_addresses(&["192.0.2.11", "192.0.2.12"]).await?;
+    prints(&watch, &["192.0.2.12"]).await?;
+    let documents: Vec<Value> =
+        watch.log().lines().map(serde_json::from_str).collect::<Result<_, _>>().with_context(|| watch.log())?;
+    assert_eq!(documents.len(), 2, "{documents:?}");
+    for (document, ip) in documents.iter().zip(["192.0.2.11", "192.0.2.12"]) {
+        assert_eq!(document["authority"], *web.authority);
+        assert_eq!(document["added"].as_array().map(Vec::len), Some(1), "{document}");
+        assert_eq!(document["added"][0]["ip"], ip);
+        assert!(document["time"].is_string() && document.get("removed").is_none(), "{document}");
+    }
+    Ok(())
+}
+
+#[tokio::test]
+async fn where_there_is_nobody_to_ask_the_error_says_what_was_looked_for() -> Result<()> {
+    let control_plane = e2e::shared().await?;
+    let kubeconfig = control_plane.kubeconfig().to_string_lossy();
+    let ended =
+        run(&["endpoints", "a.b.svc.cluster.local", "--kubeconfig", &kubeconfig, "--namespace=nowhere"]).await?;
+    assert_eq!((ended.code, ended.stdout.as_str()), (Some(1), ""));
+    for part in ["linkerd.io/control-plane-component=destination", "namespace nowhere", "--addr"] {
+        assert!(ended.stderr.contains(part), "no {part} in: {}", ended.stderr);
+    }
+
+    let free = std::net::TcpListener::bind("127.0.0.1:0")?.local_addr()?;
+    let ended = run(&["endpoints", "a.b.svc.cluster.local", "--addr", &free.to_string()]).await?;
+    assert_eq!(ended.code, Some(1));
+    assert!(ended.stderr.starts_with(&format!("error: cannot connect to {free}")), "{}", ended.stderr);
+    Ok(())
+}
+
+#[tokio::test]
+async fn without_an_address_the_port_of_a_ready_pod_is_forwarded() -> Result<()> {
+    let control_plane = ControlPlane::start(Options::default()).await?;
+    let client = control_plane.client().await?;
+    let namespace = TestNamespace::create(&client, "cli").await?;
+    let mut manager = manager(&control_plane, None).await?;
+    let web = Web::put(&Mesh::new(&client, namespace.name()), &manager, &["192.0.2.11"]).await?;
+
+    // The manager stands behind the pod's port.
+    control_plane.add_node_without_kubelet("node").await?;
+    let _kubelet = control_plane.start_kubelet("node", 8086, manager.destination_address())?;
+    let pod = json!({
+        "metadata": {"name": "destination", "labels": {"linkerd.io/control-plane-component": "destination"}},
+        "spec": {"nodeName": "node", "containers": [{"name": "destination", "image": "destination"}]},
+    });
+    namespace.api::<Pod>().create(&PostParams::default(), &serde_json::from_value(pod)?).await?;
+    let kubeconfig = control_plane.kubeconfig().to_string_lossy();
+    let ask = async |authority: &str| {
+        run(&["endpoints", authority, "--kubeconfig", &kubeconfig, "--namespace", namespace.name()]).await
+    };
+    let table = eventually(SOON, "an answer", async || {
+        let ended = ask(&web.authority).await?;
+        ensure!(ended.code == Some(0), "{}", ended.stderr);
+        Ok(ended.stdout)
+    })
+    .await?;
+    assert!(table.contains("192.0.2.11"), "{table}");
+    assert_eq!(ask("foo").await?.stderr, "Destination API error: Invalid authority: foo\n");
+
+    manager.kill().await?;
+    let ended = ask(&web.authority).await?;
+    let sentence = format!("cannot reach port 8086 of pod {}/destination", namespace.name());
+    ensure!(ended.code == Some(1) && ended.stderr.contains(&sentence), "{}", ended.stderr);
+    Ok(())
+}
+
+#[tokio::test]
+async fn a_watch_goes_on_when_the_server_is_restarted() -> Result<()> {
+    let control_plane = ControlPlane::start(Options::default()).await?;
+    let client = control_plane.client().await?;
+    let namespace = TestNamespace::create(&client, "cli").await?;
+    let mut first = manager(&control_plane, None).await?;
+    let web = Web::put(&Mesh::new(&client, namespace.name()), &first, &["192.0.2.11"]).await?;
+    let directory = tempfile::tempdir()?;
+    let mut watch = web.watch(&directory, &[])?;
+    prints(&watch, &["added", "192.0.2.11"]).await?;
+
+    first.terminate(SOON).await?;
+    prints(&watch, &["the server ended the stream", "asking again"]).await?;
+    web.set_addresses(&["192.0.2.12"]).await?;
+    let _second = manager(&control_plane, Some(web.destination)).await?;
+    prints(&watch, &["added", "192.0.2.12"]).await?;
+    prints(&watch, &["removed", "192.0.2.11"]).await?;
+    let log = watch.log();
+    assert_eq!(log.matches(" added ").count(), 2, "what stayed is not told again: {log}");
+    assert!(watch.is_running());
+    Ok(())
+}
+
+/// A manager that is ready, with its Destination API at this address.
+async fn manager(control_plane: &ControlPlane, destination: Option<SocketAddr>) -> Result<Manager> {
+    let args = destination.map(|address| format!("--destination-addr={address}")).into_iter().collect();
+    let mut manager = Manager::start(control_plane, ManagerOptions { args, ..ManagerOptions::default() })?;
+    manager.ready(SOON).await?;
+    Ok(manager)
+}

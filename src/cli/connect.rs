@@ -1,0 +1,345 @@
+//! A way to a Destination API, as a proxy has it, for the terminal commands.
+//!
+//! * In: an address; or a namespace and a selector, by which a ready pod of the control plane is found and its port forwarded.
+//! * Out: a [`Destination`], which opens streams. One connection carries all of them; a new one is made when it is gone.
+//! * Always: connecting has a deadline. How long a stream may be silent is for its reader to say: a server may keep back even the
+//!   headers until it has something to tell.
+
+use std::{
+    error::Error,
+    future::{Future, ready},
+    path::PathBuf,
+    pin::Pin,
+    task::{Context as TaskContext, Poll},
+    time::Duration,
+};
+
+use anyhow::{Context, Result, bail};
+use clap::Args as ClapArgs;
+use futures::{
+    FutureExt,
+    future::{BoxFuture, Shared},
+};
+use http::{Request, Response, Uri, uri::PathAndQuery};
+use hyper::{
+    body::Incoming,
+    client::conn::http2::{Builder, SendRequest},
+};
+use hyper_util::rt::{TokioExecutor, TokioIo, TokioTimer};
+use k8s_openapi::api::core::v1::Pod;
+use kube::{Api, ResourceExt, api::ListParams};
+use prost::Message;
+use tokio::{
+    io::{AsyncRead, AsyncWrite},
+    net::TcpStream,
+    sync::Mutex,
+    time::timeout,
+};
+use tonic::{Status, Streaming, body::Body, client::Grpc};
+use tonic_prost::ProstCodec;
+use tower::Service;
+
+use crate::{
+    client,
+    proto::destination::{GetDestination, Update},
+};
+
+/// Where the Destination API listens in a pod of the control plane.
+const PORT: u16 = 8086;
+const ADDRESS_DEADLINE: Duration = Duration::from_secs(5);
+/// Listing the pods and opening the way through the API server and the kubelet.
+const POD_DEADLINE: Duration = Duration::from_secs(15);
+/// A dead connection is noticed by pings. Linkerd's own server, which is Go's gRPC, hangs up on a client that sends them more
+/// often than every five minutes.
+const PING_INTERVAL: Duration = Duration::from_secs(330);
+const PING_DEADLINE: Duration = Duration::from_secs(20);
+/// For the reason of a port-forward's end, which may come after the end.
+const FAILURE_DEADLINE: Duration = Duration::from_millis(200);
+
+#[derive(Clone, Debug, ClapArgs)]
+#[command(next_help_heading = "Connection")]
+pub struct ConnectArgs {
+    /// Ask the Destination API at this address, instead of a pod through a port-forward
+    #[arg(long, value_name = "HOST:PORT", value_parser = host_and_port)]
+    pub addr: Option<String>,
+
+    /// The kubeconfig to use; else $KUBECONFIG, ~/.kube/config, or the ServiceAccount of the pod, in this order
+    #[arg(long, env = "LINKERD_OPERATOR_KUBECONFIG", value_name = "FILE")]
+    pub kubeconfig: Option<PathBuf>,
+
+    /// The namespace of the pod to ask
+    #[arg(long, value_name = "NAME", default_value = "linkerd")]
+    pub namespace: String,
+
+    /// The labels of the pod to ask; the first by name that is ready is taken
+    #[arg(long, value_name = "SELECTOR", default_value = "linkerd.io/control-plane-component=destination")]
+    pub selector: String,
+}
+
+/// Makes a connection when there is none, and hands out the one there is.
+pub(super) struct Connector {
+    target: Target,
+    open: Mutex<Option<Destination>>,
+}
+
+enum Target {
+    Address(String),
+    Pod { pods: Box<Api<Pod>>, namespace: String, selector: String },
+}
+
+/// A connection to a Destination API.
+#[derive(Clone)]
+pub(super) struct Destination {
+    requests: SendRequest<Body>,
+    origin: Uri,
+    /// Why a forwarded port cannot be used: its stream only ends, the reason comes beside it.
+    failure: Shared<BoxFuture<'static, Option<String>>>,
+}
+
+/// hyper's connection as the service that tonic's client wants.
+struct Http2(SendRequest<Body>);
+
+// === impl Connector ===
+
+impl Connector {
+    /// Reads the kubeconfig when one is needed, and connects to nothing yet.
+    ///
+    /// # Errors
+    /// When there is no usable kubeconfig.
+    pub(super) async fn new(args: ConnectArgs) -> Result<Self> {
+        let ConnectArgs { addr, kubeconfig, namespace, selector } = args;
+        let target = match addr {
+            Some(address) => Target::Address(address),
+            None => {
+                let mut config = client::config(kubeconfig.as_deref()).await?;
+                // It would cut a forwarded port over which nothing is said for a while.
+                config.read_timeout = None;
+                let pods = Box::new(Api::namespaced(client::client(config)?, &namespace));
+                Target::Pod { pods, namespace, selector }
+            }
+        };
+        Ok(Self { target, open: Mutex::new(None) })
+    }
+
+    /// # Errors
+    /// When nothing answers, or there is no pod to ask.
+    pub(super) async fn destination(&self) -> Result<Destination> {
+        let mut open = self.open.lock().await;
+        if let Some(destination) = open.as_ref().filter(|destination| !destination.requests.is_closed()) {
+            return Ok(destination.clone());
+        }
+        let destination = match &self.target {
+            Target::Address(address) => connect_to_address(address).await?,
+            Target::Pod { pods, namespace, selector } => {
+                timeout(POD_DEADLINE, connect_to_pod(pods, namespace, selector)).await.with_context(|| {
+                    format!("no port-forward to a pod in namespace {namespace} within {} s", POD_DEADLINE.as_secs())
+                })??
+            }
+        };
+        Ok(open.insert(destination).clone())
+    }
+}
+
+async fn connect_to_address(address: &str) -> Result<Destination> {
+    let stream = timeout(ADDRESS_DEADLINE, TcpStream::connect(address))
+        .await
+        .with_context(|| format!("no connection to {address} within {} s", ADDRESS_DEADLINE.as_secs()))?
+        .with_context(|| format!("cannot connect to {address}; does a Destination API listen there?"))?;
+    Destination::over(stream, address).await
+}
+
+async fn connect_to_pod(pods: &Api<Pod>, namespace: &str, selector: &str) -> Result<Destination> {
+    let found = pods
+        .list(&ListParams::default().labels(selector))
+        .await
+        .with_context(|| format!("cannot list the pods {selector} in namespace {namespace}"))?;
+    let name = choose(&found.items, namespace, selector)?;
+    let mut forwarder = pods.portforward(name, &[PORT]).await.with_context(|| {
+        format!("cannot forward port {PORT} of pod {namespace}/{name} (permission for pods/portforward is needed)")
+    })?;
+    let stream = forwarder.take_stream(PORT).context("the port-forward has no stream")?;
+    let mut destination = Destination::over(stream, &format!("localhost:{PORT}")).await?;
+    if let Some(failure) = forwarder.take_error(PORT) {
+        let what = format!("cannot reach port {PORT} of pod {namespace}/{name}");
+        destination.failure =
+            failure.map(move |reason| reason.map(|reason| format!("{what}: {}", reason.trim()))).boxed().shared();
+    }
+    Ok(destination)
+}
+
+/// The name of the pod to ask: of those that can answer the first by name, so that the same one answers twice.
+fn choose<'a>(pods: &'a [Pod], namespace: &str, selector: &str) -> Result<&'a str> {
+    let ready = pods.iter().filter(|pod| why_not(pod).is_none());
+    if let Some(name) = ready.filter_map(|pod| pod.metadata.name.as_deref()).min() {
+        return Ok(name);
+    }
+    let seen: Vec<String> =
+        pods.iter().filter_map(|pod| why_not(pod).map(|reason| format!("{} {reason}", pod.name_any()))).collect();
+    let seen = if seen.is_empty() { "there is none".to_owned() } else { seen.join(", ") };
+    bail!(
+        "no running, ready pod with the labels {selector} in namespace {namespace}: {seen}; \
+         name another place with --namespace and --selector, or an address with --addr"
+    )
+}
+
+fn why_not(pod: &Pod) -> Option<String> {
+    if pod.metadata.deletion_timestamp.is_some() {
+        return Some("is being deleted".to_owned());
+    }
+    let status = pod.status.as_ref();
+    let phase = status.and_then(|status| status.phase.as_deref()).unwrap_or("Unknown");
+    if phase != "Running" {
+        return Some(format!("is {phase}"));
+    }
+    let mut conditions = status.and_then(|status| status.conditions.as_ref()).into_iter().flatten();
+    let ready = conditions.any(|condition| condition.type_ == "Ready" && condition.status == "True");
+    (!ready).then(|| "is not ready".to_owned())
+}
+
+// === impl Destination ===
+
+impl Destination {
+    async fn over(stream: impl AsyncRead + AsyncWrite + Send + Unpin + 'static, authority: &str) -> Result<Self> {
+        let origin: Uri =
+            format!("http://{authority}").parse().with_context(|| format!("{authority} is not a host and a port"))?;
+        let handshake = Builder::new(TokioExecutor::new())
+            .timer(TokioTimer::new())
+            .keep_alive_interval(PING_INTERVAL)
+            .keep_alive_timeout(PING_DEADLINE)
+            .keep_alive_while_idle(true)
+            .handshake(TokioIo::new(stream));
+        let (requests, connection) = timeout(ADDRESS_DEADLINE, handshake)
+            .await
+            .with_context(|| format!("no HTTP/2 with {authority} within {} s", ADDRESS_DEADLINE.as_secs()))?
+            .with_context(|| format!("cannot speak HTTP/2 with {authority}"))?;
+        // How it ends is said by the streams on it.
+        tokio::spawn(connection);
+        Ok(Self { requests, origin, failure: ready(None).boxed().shared() })
+    }
+
+    /// Opens a `Get` stream.
+    ///
+    /// # Errors
+    /// With what the server says, or why it could not be asked.
+    pub(super) async fn get(&self, request: GetDestination) -> Result<Streaming<Update>, Status> {
+        self.stream("/io.linkerd.proxy.destination.Destination/Get", request).await
+    }
+
+    async fn stream<Asked, Told>(&self, method: &'static str, request: Asked) -> Result<Streaming<Told>, Status>
+    where
+        Asked: Message + 'static,
+        Told: Message + Default + 'static,
+    {
+        let mut grpc = Grpc::with_origin(Http2(self.requests.clone()), self.origin.clone());
+        let path = PathAndQuery::from_static(method);
+        let codec = ProstCodec::<Asked, Told>::default();
+        let answer = match grpc.ready().await {
+            Ok(()) => grpc.server_streaming(tonic::Request::new(request), path, codec).await,
+            Err(error) => Err(Status::from_error(error.into())),
+        };
+        match answer {
+            Ok(streaming) => Ok(streaming.into_inner()),
+            Err(status) => Err(self.explained(status).await),
+        }
+    }
+
+    /// What the server said stays; an error of the connection is told with its causes.
+    async fn explained(&self, status: Status) -> Status {
+        let Some(cause) = status.source() else { return status };
+        let reason = timeout(FAILURE_DEADLINE, self.failure.clone()).await.ok().flatten();
+        Status::unavailable(reason.unwrap_or_else(|| {
+            format!("the connection failed: {}; does a Destination API listen there?", client::describe(cause))
+        }))
+    }
+}
+
+// === impl Http2 ===
+
+impl Service<Request<Body>> for Http2 {
+    type Response = Response<Incoming>;
+    type Error = hyper::Error;
+    type Future = Pin<Box<dyn Future<Output = Result<Response<Incoming>, hyper::Error>> + Send>>;
+
+    fn poll_ready(&mut self, cx: &mut TaskContext<'_>) -> Poll<Result<(), hyper::Error>> {
+        self.0.poll_ready(cx)
+    }
+
+    fn call(&mut self, request: Request<Body>) -> Self::Future {
+        Box::pin(self.0.send_request(request))
+    }
+}
+
+/// What the resolver takes: a name or an address, and a port.
+fn host_and_port(text: &str) -> Result<String, String> {
+    let (host, port) = text.rsplit_once(':').ok_or("it has no port: write HOST:PORT")?;
+    if host.is_empty() {
+        return Err("it has no host: write HOST:PORT".to_owned());
+    }
+    if host.contains(':') && !(host.starts_with('[') && host.ends_with(']')) {
+        return Err("an IPv6 address stands in brackets: write [ADDRESS]:PORT".to_owned());
+    }
+    if !port.parse::<u16>().is_ok_and(|port| port != 0) {
+        return Err(format!("{port:?} is not a port"));
+    }
+    Ok(text.to_owned())
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::{Value, json};
+
+    use super::*;
+
+    const SELECTOR: &str = "app=destination";
+
+    fn pod(name: &str, phase: &str, ready: &str) -> Value {
+        json!({
+            "metadata": {"name": name},
+            "status": {"phase": phase, "conditions": [
+                {"type": "Initialized", "status": "True"}, {"type": "Ready", "status": ready},
+            ]},
+        })
+    }
+
+    fn chosen(pods: &[Value]) -> Result<String, String> {
+        let pods: Vec<Pod> = pods.iter().map(|pod| serde_json::from_value(pod.clone()).unwrap()).collect();
+        choose(&pods, "linkerd", SELECTOR).map(str::to_owned).map_err(|error| error.to_string())
+    }
+
+    #[test]
+    fn of_the_ready_pods_the_first_by_name_is_asked() {
+        let pods = [pod("d", "Running", "True"), pod("b", "Running", "True"), pod("c", "Running", "True")];
+        assert_eq!(chosen(&pods).unwrap(), "b");
+    }
+
+    #[test]
+    fn a_pod_that_cannot_answer_is_passed_over() {
+        let mut leaving = pod("a", "Running", "True");
+        leaving["metadata"]["deletionTimestamp"] = json!("2026-11-21T10:00:00Z");
+        let pods =
+            [leaving, pod("b", "Running", "False"), pod("c", "Pending", "False"), json!({"metadata": {"name": "d"}})];
+        let error = chosen(&pods).unwrap_err();
+        assert!(error.contains("a is being deleted, b is not ready, c is Pending, d is Unknown"), "{error}");
+        let pods = [&pods[..], &[pod("e", "Running", "True")]].concat();
+        assert_eq!(chosen(&pods).unwrap(), "e");
+    }
+
+    #[test]
+    fn without_any_pod_the_error_names_what_was_looked_for_and_what_to_do() {
+        let error = chosen(&[]).unwrap_err();
+        for part in [SELECTOR, "namespace linkerd", "there is none", "--namespace", "--selector", "--addr"] {
+            assert!(error.contains(part), "no {part} in: {error}");
+        }
+    }
+
+    #[test]
+    fn an_address_is_a_host_and_a_port() {
+        for good in ["127.0.0.1:8086", "localhost:1", "[::1]:8086", "linkerd-dst.linkerd.svc:65535"] {
+            assert_eq!(host_and_port(good).unwrap(), good);
+        }
+        for bad in ["localhost", ":8086", "localhost:", "localhost:0", "localhost:65536", "localhost:http", "::1:8086"]
+        {
+            assert!(host_and_port(bad).is_err(), "{bad}");
+        }
+    }
+}

@@ -1,0 +1,443 @@
+//! What a `Get` stream has told so far.
+//!
+//! * In: messages of the stream, as the proxy takes them: the first `Add` of a stream replaces all, later ones replace by
+//!   address; `Remove` deletes; `NoEndpoints` clears.
+//! * Out: the endpoints that are known now, and for each message what it changed.
+//! * Always: no client, no clock, nothing printed. Addresses that the proxy could not use are left out, as the proxy does.
+
+use std::{
+    collections::BTreeMap,
+    mem,
+    net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr},
+};
+
+use serde::Serialize;
+use serde_json::{Value, json};
+
+use crate::proto::{
+    destination::{
+        Http2ClientParams, Update, WeightedAddr, protocol_hint::Protocol, tls_identity::Strategy,
+        update::Update as Kind,
+    },
+    net::{TcpAddress, ip_address::Ip},
+};
+
+/// The endpoints of one authority.
+#[derive(Debug, Default)]
+pub(super) struct Endpoints {
+    known: BTreeMap<SocketAddr, Endpoint>,
+    /// Whether this stream has told a state to which later messages are changes.
+    begun: bool,
+    /// What was said instead of endpoints.
+    none: Option<NoEndpoints>,
+}
+
+/// One endpoint, with the names that `linkerd diagnostics endpoints -o json` gives its fields, and then what that leaves out.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub(super) struct Endpoint {
+    pub(super) namespace: String,
+    pub(super) ip: IpAddr,
+    pub(super) port: u16,
+    /// The Pod's name; where there is none, the ExternalWorkload's.
+    pub(super) pod: String,
+    /// `<name>.<namespace>`.
+    pub(super) service: String,
+    pub(super) weight: u32,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(super) http2: Option<Value>,
+    pub(super) labels: BTreeMap<String, String>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(super) tls_identity: Option<String>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(super) server_name: Option<String>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(super) protocol: Option<&'static str>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(super) opaque_transport_port: Option<u32>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(super) authority_override: Option<String>,
+}
+
+/// What a message changed.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
+pub(super) struct Change {
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub(super) added: Vec<Endpoint>,
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub(super) changed: Vec<Changed>,
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub(super) removed: Vec<Endpoint>,
+    /// Set when the message said that there are no endpoints.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(super) no_endpoints: Option<NoEndpoints>,
+}
+
+/// An endpoint as it is now, and which of its fields were different.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub(super) struct Changed {
+    #[serde(flatten)]
+    pub(super) endpoint: Endpoint,
+    pub(super) differs: Vec<&'static str>,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+pub(super) struct NoEndpoints {
+    /// Whether the Service exists.
+    pub(super) exists: bool,
+}
+
+// === impl Endpoints ===
+
+impl Endpoints {
+    /// Ordered by address.
+    pub(super) fn known(&self) -> impl Iterator<Item = &Endpoint> {
+        self.known.values()
+    }
+
+    /// Set when the last word was that there are no endpoints.
+    pub(super) fn none(&self) -> Option<NoEndpoints> {
+        self.none
+    }
+
+    /// A new stream begins: what is known stays until it tells its own state.
+    pub(super) fn reopen(&mut self) {
+        self.begun = false;
+    }
+
+    /// Folds a message in.
+    pub(super) fn apply(&mut self, update: Update) -> Change {
+        let mut change = Change::default();
+        match update.update {
+            Some(Kind::Add(set)) => {
+                let mut vanished = if self.begun { BTreeMap::new() } else { mem::take(&mut self.known) };
+                self.begun = true;
+                self.none = None;
+                for told in set.addrs {
+                    let Some(address) = told.addr.as_ref().and_then(socket_address) else { continue };
+                    let endpoint = Endpoint::new(address, told, &set.metric_labels);
+                    let replaced = self.known.insert(address, endpoint.clone());
+                    match vanished.remove(&address).or(replaced) {
+                        None => change.added.push(endpoint),
+                        Some(before) => {
+                            let differs = before.differs(&endpoint);
+                            if !differs.is_empty() {
+                                change.changed.push(Changed { endpoint, differs });
+                            }
+                        }
+                    }
+                }
+                change.removed.extend(vanished.into_values());
+            }
+            // As a first message it says nothing: there is no state that it could change.
+            Some(Kind::Remove(set)) if self.begun => {
+                let addresses = set.addrs.iter().filter_map(socket_address);
+                change.removed.extend(addresses.filter_map(|address| self.known.remove(&address)));
+            }
+            Some(Kind::NoEndpoints(none)) => {
+                self.begun = true;
+                change.removed.extend(mem::take(&mut self.known).into_values());
+                self.none = Some(NoEndpoints { exists: none.exists });
+                change.no_endpoints = self.none;
+            }
+            Some(Kind::Remove(_)) | None => {}
+        }
+        change
+    }
+}
+
+// === impl Endpoint ===
+
+impl Endpoint {
+    fn new(address: SocketAddr, told: WeightedAddr, set_labels: &BTreeMap<String, String>) -> Self {
+        let of_set = |name: &str| set_labels.get(name).cloned().unwrap_or_default();
+        let (service, namespace) = (of_set("service"), of_set("namespace"));
+        let labels = told.metric_labels;
+        let pod = labels.get("pod").or_else(|| labels.get("external_workload")).cloned().unwrap_or_default();
+        let identity = told.tls_identity.as_ref();
+        let hint = told.protocol_hint.as_ref();
+        Self {
+            service: format!("{service}.{namespace}"),
+            namespace,
+            ip: address.ip(),
+            port: address.port(),
+            pod,
+            weight: told.weight,
+            http2: told.http2.as_ref().map(http2),
+            tls_identity: identity.and_then(|identity| identity.strategy.as_ref()).map(|strategy| match strategy {
+                Strategy::DnsLikeIdentity(identity) => identity.name.clone(),
+                Strategy::UriLikeIdentity(identity) => identity.uri.clone(),
+            }),
+            server_name: identity.and_then(|identity| identity.server_name.as_ref()).map(|server| server.name.clone()),
+            protocol: hint.and_then(|hint| hint.protocol.as_ref()).map(|protocol| match protocol {
+                Protocol::H2(_) => "h2",
+                Protocol::Opaque(_) => "opaque",
+            }),
+            opaque_transport_port: hint
+                .and_then(|hint| hint.opaque_transport.as_ref())
+                .map(|transport| transport.inbound_port),
+            authority_override: told.authority_override.map(|authority| authority.authority_override),
+            labels,
+        }
+    }
+
+    /// The fields, by their names in JSON, in which two endpoints with one address are not the same.
+    fn differs(&self, other: &Self) -> Vec<&'static str> {
+        [
+            ("service", self.service != other.service),
+            ("pod", self.pod != other.pod),
+            ("weight", self.weight != other.weight),
+            ("http2", self.http2 != other.http2),
+            ("labels", self.labels != other.labels),
+            ("tls_identity", self.tls_identity != other.tls_identity),
+            ("server_name", self.server_name != other.server_name),
+            ("protocol", self.protocol != other.protocol),
+            ("opaque_transport_port", self.opaque_transport_port != other.opaque_transport_port),
+            ("authority_override", self.authority_override != other.authority_override),
+        ]
+        .into_iter()
+        .filter_map(|(name, differs)| differs.then_some(name))
+        .collect()
+    }
+}
+
+// === impl Change ===
+
+impl Change {
+    /// As when a message repeats what is known.
+    pub(super) fn is_nothing(&self) -> bool {
+        *self == Self::default()
+    }
+}
+
+fn socket_address(address: &TcpAddress) -> Option<SocketAddr> {
+    let ip = match address.ip.as_ref()?.ip.as_ref()? {
+        Ip::Ipv4(bits) => IpAddr::V4(Ipv4Addr::from_bits(*bits)),
+        Ip::Ipv6(ip) => IpAddr::V6(Ipv6Addr::from_bits(u128::from(ip.first) << 64 | u128::from(ip.last))),
+    };
+    Some(SocketAddr::new(ip, u16::try_from(address.port).ok()?))
+}
+
+/// As Go writes the message: fields by their names in the protocol, without those that are zero.
+fn http2(params: &Http2ClientParams) -> Value {
+    let duration = |duration: prost_types::Duration| {
+        object([("seconds", json!(duration.seconds)), ("nanos", json!(duration.nanos))])
+    };
+    object([
+        (
+            "flow_control",
+            params.flow_control.map_or(Value::Null, |flow| {
+                object([
+                    ("initial_connection_window_size", json!(flow.initial_connection_window_size)),
+                    ("initial_stream_window_size", json!(flow.initial_stream_window_size)),
+                    ("adaptive_flow_control", json!(flow.adaptive_flow_control)),
+                ])
+            }),
+        ),
+        (
+            "keep_alive",
+            params.keep_alive.map_or(Value::Null, |keep_alive| {
+                object([
+                    ("interval", keep_alive.interval.map_or(Value::Null, duration)),
+                    ("timeout", keep_alive.timeout.map_or(Value::Null, duration)),
+                    ("while_idle", json!(keep_alive.while_idle)),
+                ])
+            }),
+        ),
+        (
+            "internals",
+            params.internals.map_or(Value::Null, |internals| {
+                object([
+                    ("max_concurrent_reset_streams", json!(internals.max_concurrent_reset_streams)),
+                    ("max_frame_size", json!(internals.max_frame_size)),
+                    ("max_send_buf_size", json!(internals.max_send_buf_size)),
+                ])
+            }),
+        ),
+    ])
+}
+
+fn object<const N: usize>(fields: [(&str, Value); N]) -> Value {
+    let zero = |value: &Value| value.is_null() || *value == false || *value == 0;
+    fields.into_iter().filter(|(_, value)| !zero(value)).map(|(name, value)| (name.to_owned(), value)).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::proto::{
+        destination::{
+            self, AddrSet, AuthorityOverride, ProtocolHint, TlsIdentity, WeightedAddrSet,
+            http2_client_params::{FlowControl, KeepAlive},
+            protocol_hint::{H2, Opaque, OpaqueTransport},
+            tls_identity::{DnsLikeIdentity, UriLikeIdentity},
+        },
+        net::{IPv6, IpAddress},
+    };
+
+    fn labels(pairs: &[(&str, &str)]) -> BTreeMap<String, String> {
+        pairs.iter().map(|(name, value)| ((*name).to_owned(), (*value).to_owned())).collect()
+    }
+
+    /// `10.0.0.<last>:80`.
+    fn tcp(last: u8) -> TcpAddress {
+        let ip = Ip::Ipv4(Ipv4Addr::new(10, 0, 0, last).to_bits());
+        TcpAddress { ip: Some(IpAddress { ip: Some(ip) }), port: 80 }
+    }
+
+    fn told(last: u8, pod: &str) -> WeightedAddr {
+        let metric_labels = labels(&[("pod", pod)]);
+        WeightedAddr { addr: Some(tcp(last)), weight: 10_000, metric_labels, ..WeightedAddr::default() }
+    }
+
+    fn add(addrs: Vec<WeightedAddr>) -> Update {
+        let metric_labels = labels(&[("service", "web"), ("namespace", "prod")]);
+        Update { update: Some(Kind::Add(WeightedAddrSet { addrs, metric_labels })) }
+    }
+
+    fn remove(lasts: &[u8]) -> Update {
+        Update { update: Some(Kind::Remove(AddrSet { addrs: lasts.iter().map(|last| tcp(*last)).collect() })) }
+    }
+
+    fn none(exists: bool) -> Update {
+        Update { update: Some(Kind::NoEndpoints(destination::NoEndpoints { exists })) }
+    }
+
+    fn pods(endpoints: impl IntoIterator<Item = Endpoint>) -> Vec<String> {
+        endpoints.into_iter().map(|endpoint| endpoint.pod).collect()
+    }
+
+    /// The endpoint that a single address is shown as.
+    fn shown(told: WeightedAddr) -> Endpoint {
+        Endpoints::default().apply(add(vec![told])).added.remove(0)
+    }
+
+    #[test]
+    fn the_first_add_is_the_state_and_later_ones_add_to_it() {
+        let mut endpoints = Endpoints::default();
+        assert_eq!(pods(endpoints.apply(add(vec![told(1, "a"), told(2, "b")])).added), ["a", "b"]);
+        assert_eq!(pods(endpoints.apply(add(vec![told(3, "c")])).added), ["c"]);
+        assert_eq!(pods(endpoints.known().cloned()), ["a", "b", "c"]);
+    }
+
+    #[test]
+    fn what_is_told_again_is_no_change_and_what_differs_is_named() {
+        let mut endpoints = Endpoints::default();
+        endpoints.apply(add(vec![told(1, "a")]));
+        assert!(endpoints.apply(add(vec![told(1, "a")])).is_nothing());
+        let change = endpoints.apply(add(vec![WeightedAddr { weight: 1, ..told(1, "b") }]));
+        assert_eq!(change.changed[0].differs, ["pod", "weight", "labels"]);
+        assert_eq!(change.changed[0].endpoint.pod, "b");
+        assert_eq!((change.added, change.removed), (vec![], vec![]));
+    }
+
+    #[test]
+    fn a_remove_takes_away_what_is_known_under_the_address() {
+        let mut endpoints = Endpoints::default();
+        endpoints.apply(add(vec![told(1, "a"), told(2, "b")]));
+        assert_eq!(pods(endpoints.apply(remove(&[2, 9])).removed), ["b"]);
+        assert_eq!(pods(endpoints.known().cloned()), ["a"]);
+    }
+
+    #[test]
+    fn no_endpoints_clears_and_says_whether_the_service_exists() {
+        let mut endpoints = Endpoints::default();
+        let change = endpoints.apply(none(false));
+        assert_eq!(change.no_endpoints, Some(NoEndpoints { exists: false }));
+        assert_eq!(endpoints.none(), change.no_endpoints);
+        endpoints.apply(add(vec![told(1, "a")]));
+        assert_eq!(endpoints.none(), None);
+        let change = endpoints.apply(none(true));
+        assert_eq!(change.no_endpoints, Some(NoEndpoints { exists: true }));
+        assert_eq!(pods(change.removed), ["a"]);
+        assert_eq!(endpoints.known().count(), 0);
+    }
+
+    #[test]
+    fn a_stream_that_was_reopened_replaces_all_and_only_the_difference_is_a_change() {
+        let mut endpoints = Endpoints::default();
+        endpoints.apply(add(vec![told(1, "a"), told(2, "b")]));
+        endpoints.reopen();
+        assert!(endpoints.apply(remove(&[1])).is_nothing(), "a first Remove says nothing");
+        let change = endpoints.apply(add(vec![told(2, "b"), told(3, "c")]));
+        assert_eq!((pods(change.added), pods(change.removed)), (vec!["c".to_owned()], vec!["a".to_owned()]));
+        assert_eq!(change.changed, []);
+        assert_eq!(pods(endpoints.known().cloned()), ["b", "c"]);
+    }
+
+    #[test]
+    fn messages_without_use_change_nothing() {
+        let mut endpoints = Endpoints::default();
+        assert!(endpoints.apply(Update { update: None }).is_nothing());
+        let no_port = WeightedAddr { addr: Some(TcpAddress { port: 65_536, ..tcp(1) }), ..told(1, "a") };
+        let no_ip = WeightedAddr { addr: Some(TcpAddress { ip: None, port: 80 }), ..told(2, "b") };
+        let no_address = WeightedAddr { addr: None, ..told(3, "c") };
+        assert!(endpoints.apply(add(vec![no_port, no_ip, no_address])).is_nothing());
+    }
+
+    #[test]
+    fn an_endpoint_is_named_for_its_pod_or_else_its_external_workload() {
+        let of = |pairs| shown(WeightedAddr { metric_labels: labels(pairs), ..told(1, "") }).pod;
+        assert_eq!(of(&[("pod", "web-1"), ("zone", "a")]), "web-1");
+        assert_eq!(of(&[("external_workload", "vm-1")]), "vm-1");
+        assert_eq!(of(&[("zone_locality", "unknown")]), "");
+    }
+
+    #[test]
+    fn an_address_of_either_family_is_read() {
+        assert_eq!(shown(told(7, "a")).ip, IpAddr::from([10, 0, 0, 7]));
+        let ip = Ip::Ipv6(IPv6 { first: 0x2001_0db8_0000_0000, last: 0x1 });
+        let addr = Some(TcpAddress { ip: Some(IpAddress { ip: Some(ip) }), port: 8080 });
+        let endpoint = shown(WeightedAddr { addr, ..told(1, "a") });
+        assert_eq!((endpoint.ip.to_string(), endpoint.port), ("2001:db8::1".to_owned(), 8080));
+    }
+
+    #[test]
+    fn all_that_a_proxy_is_told_of_a_meshed_pod_is_shown() {
+        let seconds = |seconds| Some(prost_types::Duration { seconds, nanos: 0 });
+        let keep_alive = KeepAlive { interval: seconds(10), timeout: seconds(3), while_idle: true };
+        let flow_control = FlowControl { initial_stream_window_size: 65_535, ..FlowControl::default() };
+        let identity = |name: &str| DnsLikeIdentity { name: name.to_owned() };
+        let endpoint = shown(WeightedAddr {
+            tls_identity: Some(TlsIdentity {
+                strategy: Some(Strategy::DnsLikeIdentity(identity("default.prod"))),
+                server_name: Some(identity("sni")),
+            }),
+            protocol_hint: Some(ProtocolHint {
+                protocol: Some(Protocol::H2(H2 {})),
+                opaque_transport: Some(OpaqueTransport { inbound_port: 4143 }),
+            }),
+            authority_override: Some(AuthorityOverride { authority_override: "web.remote:80".to_owned() }),
+            http2: Some(Http2ClientParams {
+                flow_control: Some(flow_control),
+                keep_alive: Some(keep_alive),
+                internals: None,
+            }),
+            ..told(1, "web-1")
+        });
+        let expected = json!({
+            "namespace": "prod", "ip": "10.0.0.1", "port": 80, "pod": "web-1", "service": "web.prod", "weight": 10_000,
+            "http2": {
+                "flow_control": {"initial_stream_window_size": 65_535},
+                "keep_alive": {"interval": {"seconds": 10}, "timeout": {"seconds": 3}, "while_idle": true},
+            },
+            "labels": {"pod": "web-1"}, "tls_identity": "default.prod", "server_name": "sni", "protocol": "h2",
+            "opaque_transport_port": 4143, "authority_override": "web.remote:80",
+        });
+        assert_eq!(serde_json::to_value(endpoint).unwrap(), expected);
+    }
+
+    #[test]
+    fn what_a_proxy_is_not_told_has_no_field() {
+        let strategy = Some(Strategy::UriLikeIdentity(UriLikeIdentity { uri: "spiffe://root/vm".to_owned() }));
+        let endpoint = shown(WeightedAddr {
+            tls_identity: Some(TlsIdentity { strategy, server_name: None }),
+            protocol_hint: Some(ProtocolHint { protocol: Some(Protocol::Opaque(Opaque {})), opaque_transport: None }),
+            ..told(1, "a")
+        });
+        let value = serde_json::to_value(endpoint).unwrap();
+        assert_eq!((&value["tls_identity"], &value["protocol"]), (&json!("spiffe://root/vm"), &json!("opaque")));
+        for absent in ["http2", "server_name", "opaque_transport_port", "authority_override"] {
+            assert!(value.get(absent).is_none(), "{absent} in {value}");
+        }
+    }
+}

@@ -1,0 +1,165 @@
+//! The commands for a terminal: what the Destination API tells a proxy, for people.
+//!
+//! * In: arguments. Out: standard output for what was asked, standard error for everything else, an exit code.
+//! * Always: one thread; an answer or an end in bounded time, except where the reader asked to watch. An authority that is refused is
+//!   `Destination API error: <message>` and exit code 1.
+
+mod connect;
+mod endpoints;
+mod get;
+mod print;
+
+use std::{
+    io::{self, Write},
+    process::ExitCode,
+};
+
+use anyhow::Result;
+use clap::{Args as ClapArgs, ValueEnum};
+use k8s_openapi::jiff::Timestamp;
+
+use crate::client;
+pub use connect::ConnectArgs;
+use connect::Connector;
+use get::{Answer, FIRST_ANSWER, Refused};
+use print::Changes;
+
+#[derive(Clone, Debug, ClapArgs)]
+pub struct EndpointsArgs {
+    /// What a proxy asks for, such as web.prod.svc.cluster.local:8080; without a port it is 80
+    #[arg(required = true, value_name = "AUTHORITY")]
+    pub authorities: Vec<String>,
+
+    /// Go on and print every change as it comes: lines with the time, or one JSON document per line
+    #[arg(long, short)]
+    pub watch: bool,
+
+    /// How to print
+    #[arg(long, short, value_name = "FORMAT", default_value = "table")]
+    pub output: Output,
+
+    /// The context token to send, such as {"nodeName":"node-1"}: endpoints may depend on the client's node
+    #[arg(long, value_name = "TOKEN", default_value = "", hide_default_value = true)]
+    pub token: String,
+
+    #[command(flatten)]
+    pub connect: ConnectArgs,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum Output {
+    Table,
+    Json,
+}
+
+/// `linkerd-operator endpoints`.
+pub async fn endpoints(args: EndpointsArgs) -> ExitCode {
+    exit(if args.watch { watch_endpoints(args).await } else { ask_endpoints(args).await })
+}
+
+/// The endpoints of all authorities as they are now.
+async fn ask_endpoints(args: EndpointsArgs) -> Result<ExitCode> {
+    let authorities = without_repetitions(args.authorities);
+    let destination = Connector::new(args.connect).await?.destination().await?;
+    let answers = get::ask(&destination, &authorities, &args.token).await;
+    let mut code = ExitCode::SUCCESS;
+    let (mut found, mut answered) = (Vec::new(), false);
+    for (authority, answer) in authorities.iter().zip(&answers) {
+        match answer {
+            Answer::Refused(refused) => {
+                code = ExitCode::FAILURE;
+                eprintln!("{refused}");
+                continue;
+            }
+            Answer::Endpoints(endpoints) => {
+                let before = found.len();
+                found.extend(endpoints.known());
+                if found.len() == before {
+                    let exists = endpoints.none().is_none_or(|none| none.exists);
+                    let why = if exists { "the Service has none" } else { "there is no such Service" };
+                    eprintln!("No endpoints found for {authority}: {why}.");
+                }
+            }
+            Answer::Silence => {
+                eprintln!(
+                    "No endpoints found for {authority}: none were announced within {} s.",
+                    FIRST_ANSWER.as_secs()
+                );
+            }
+        }
+        answered = true;
+    }
+    if answered {
+        write(&match args.output {
+            Output::Table => print::table(found),
+            Output::Json => print::json(found)?,
+        })?;
+    }
+    Ok(code)
+}
+
+/// Changes until Ctrl-C.
+async fn watch_endpoints(args: EndpointsArgs) -> Result<ExitCode> {
+    let authorities = without_repetitions(args.authorities);
+    let connector = Connector::new(args.connect).await?;
+    let mut changes = Changes::new();
+    let watched = get::watch(&connector, &authorities, &args.token, |authority, change| {
+        let now = Timestamp::now();
+        write(&match args.output {
+            Output::Table => changes.lines(now, authority, change),
+            Output::Json => print::json_line(now, authority, change)?,
+        })
+    });
+    tokio::select! {
+        ended = watched => match ended? {},
+        interrupted = tokio::signal::ctrl_c() => {
+            interrupted?;
+            Ok(ExitCode::SUCCESS)
+        }
+    }
+}
+
+/// In the order in which they were given.
+fn without_repetitions(authorities: Vec<String>) -> Vec<String> {
+    let mut once = Vec::with_capacity(authorities.len());
+    for authority in authorities {
+        if !once.contains(&authority) {
+            once.push(authority);
+        }
+    }
+    once
+}
+
+fn write(text: &str) -> Result<()> {
+    let mut output = io::stdout().lock();
+    output.write_all(text.as_bytes())?;
+    output.flush()?;
+    Ok(())
+}
+
+fn exit(result: Result<ExitCode>) -> ExitCode {
+    let error = match result {
+        Ok(code) => return code,
+        Err(error) => error,
+    };
+    // The reader has seen enough, as `head` has.
+    if error.downcast_ref::<io::Error>().is_some_and(|error| error.kind() == io::ErrorKind::BrokenPipe) {
+        return ExitCode::SUCCESS;
+    }
+    match error.downcast_ref::<Refused>() {
+        Some(refused) => eprintln!("{refused}"),
+        None => eprintln!("error: {}", client::describe(&*error)),
+    }
+    ExitCode::FAILURE
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_authority_that_is_given_twice_is_asked_for_once() {
+        let authorities = ["b", "a", "b"].map(str::to_owned).to_vec();
+        assert_eq!(without_repetitions(authorities), ["b", "a"]);
+    }
+}
