@@ -92,7 +92,9 @@ enum Target {
 pub(super) struct Destination {
     requests: SendRequest<Body>,
     origin: Uri,
-    /// Why a forwarded port cannot be used: its stream only ends, the reason comes beside it.
+    /// The other end, for messages.
+    peer: String,
+    /// Why a forwarded port cannot be used: its stream only ends, the reason comes beside it, if the end leaves it the time.
     failure: Shared<BoxFuture<'static, Option<String>>>,
 }
 
@@ -145,7 +147,7 @@ async fn connect_to_address(address: &str) -> Result<Destination> {
         .await
         .with_context(|| format!("no connection to {address} within {} s", ADDRESS_DEADLINE.as_secs()))?
         .with_context(|| format!("cannot connect to {address}; does a Destination API listen there?"))?;
-    Destination::over(stream, address).await
+    Destination::over(stream, address, address.to_owned()).await
 }
 
 async fn connect_to_pod(pods: &Api<Pod>, namespace: &str, selector: &str) -> Result<Destination> {
@@ -158,11 +160,10 @@ async fn connect_to_pod(pods: &Api<Pod>, namespace: &str, selector: &str) -> Res
         format!("cannot forward port {PORT} of pod {namespace}/{name} (permission for pods/portforward is needed)")
     })?;
     let stream = forwarder.take_stream(PORT).context("the port-forward has no stream")?;
-    let mut destination = Destination::over(stream, &format!("localhost:{PORT}")).await?;
+    let peer = format!("port {PORT} of pod {namespace}/{name}");
+    let mut destination = Destination::over(stream, &format!("localhost:{PORT}"), peer).await?;
     if let Some(failure) = forwarder.take_error(PORT) {
-        let what = format!("cannot reach port {PORT} of pod {namespace}/{name}");
-        destination.failure =
-            failure.map(move |reason| reason.map(|reason| format!("{what}: {}", reason.trim()))).boxed().shared();
+        destination.failure = failure.boxed().shared();
     }
     Ok(destination)
 }
@@ -199,7 +200,11 @@ fn why_not(pod: &Pod) -> Option<String> {
 // === impl Destination ===
 
 impl Destination {
-    async fn over(stream: impl AsyncRead + AsyncWrite + Send + Unpin + 'static, authority: &str) -> Result<Self> {
+    async fn over(
+        stream: impl AsyncRead + AsyncWrite + Send + Unpin + 'static,
+        authority: &str,
+        peer: String,
+    ) -> Result<Self> {
         let origin: Uri =
             format!("http://{authority}").parse().with_context(|| format!("{authority} is not a host and a port"))?;
         let handshake = Builder::new(TokioExecutor::new())
@@ -210,11 +215,11 @@ impl Destination {
             .handshake(TokioIo::new(stream));
         let (requests, connection) = timeout(ADDRESS_DEADLINE, handshake)
             .await
-            .with_context(|| format!("no HTTP/2 with {authority} within {} s", ADDRESS_DEADLINE.as_secs()))?
-            .with_context(|| format!("cannot speak HTTP/2 with {authority}"))?;
+            .with_context(|| format!("no HTTP/2 with {peer} within {} s", ADDRESS_DEADLINE.as_secs()))?
+            .with_context(|| format!("cannot speak HTTP/2 with {peer}"))?;
         // How it ends is said by the streams on it.
         tokio::spawn(connection);
-        Ok(Self { requests, origin, failure: ready(None).boxed().shared() })
+        Ok(Self { requests, origin, peer, failure: ready(None).boxed().shared() })
     }
 
     /// Opens a `Get` stream.
@@ -246,10 +251,13 @@ impl Destination {
     /// What the server said stays; an error of the connection is told with its causes.
     async fn explained(&self, status: Status) -> Status {
         let Some(cause) = status.source() else { return status };
-        let reason = timeout(FAILURE_DEADLINE, self.failure.clone()).await.ok().flatten();
-        Status::unavailable(reason.unwrap_or_else(|| {
-            format!("the connection failed: {}; does a Destination API listen there?", client::describe(cause))
-        }))
+        let told = timeout(FAILURE_DEADLINE, self.failure.clone()).await.ok().flatten();
+        let reason = told.unwrap_or_else(|| client::describe(cause));
+        Status::unavailable(format!(
+            "the connection to {} failed: {}; does a Destination API listen there?",
+            self.peer,
+            reason.trim()
+        ))
     }
 }
 

@@ -273,7 +273,7 @@ async fn without_an_address_the_port_of_a_ready_pod_is_forwarded() -> Result<()>
 
     manager.kill().await?;
     let ended = ask(&web.authority).await?;
-    let sentence = format!("cannot reach port 8086 of pod {}/destination", namespace.name());
+    let sentence = format!("the connection to port 8086 of pod {}/destination failed", namespace.name());
     ensure!(ended.code == Some(1) && ended.stderr.contains(&sentence), "{}", ended.stderr);
     Ok(())
 }
