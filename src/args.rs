@@ -9,7 +9,10 @@ use k8s_openapi::jiff::SignedDuration;
 use crate::{
     cli::EndpointsArgs,
     cluster::{object::Problems, port_ranges::PortRanges},
-    destination::settings::{self, Http2Params, TransportMode},
+    destination::{
+        Settings,
+        settings::{Http2Params, TransportMode},
+    },
 };
 
 /// A control plane for the Linkerd service mesh.
@@ -29,20 +32,14 @@ pub struct Args {
     manager: ManagerArgs,
 }
 
-#[derive(Debug, Subcommand)]
-enum Command {
+/// What the process is to do.
+#[derive(Clone, Debug, Subcommand)]
+pub enum Command {
     /// Watches the cluster and does the enabled jobs (the default)
     #[command(args_override_self = true)]
     Manager(Box<ManagerArgs>),
     /// Prints the endpoints that a proxy is told of
     #[command(visible_alias = "ep", args_override_self = true)]
-    Endpoints(Box<EndpointsArgs>),
-}
-
-/// What the process is to do.
-#[derive(Clone, Debug)]
-pub enum Settings {
-    Manager(Box<ManagerArgs>),
     Endpoints(Box<EndpointsArgs>),
 }
 
@@ -271,10 +268,10 @@ impl Args {
     ///
     /// # Errors
     /// A sentence for the user, when flags contradict each other.
-    pub fn settings(self) -> Result<Settings, String> {
+    pub fn settings(self) -> Result<Command, String> {
         let args = match self.command {
             Some(Command::Manager(args)) => args,
-            Some(Command::Endpoints(args)) => return Ok(Settings::Endpoints(args)),
+            Some(command @ Command::Endpoints(_)) => return Ok(command),
             None => Box::new(self.manager),
         };
         let (duration, deadline, retry) = (
@@ -299,13 +296,13 @@ impl Args {
                  else one failed renewal ends a leadership"
             ));
         }
-        Ok(Settings::Manager(args))
+        Ok(Command::Manager(args))
     }
 }
 
 impl DestinationArgs {
-    pub fn settings(&self, controller_namespace: &str) -> settings::Settings {
-        settings::Settings {
+    pub fn settings(&self, controller_namespace: &str) -> Settings {
+        Settings {
             controller_namespace: controller_namespace.into(),
             cluster_domain: self.cluster_domain.clone(),
             identity_trust_domain: self.identity_trust_domain.clone(),
@@ -342,21 +339,21 @@ mod tests {
     use super::*;
     use crate::cli::Output;
 
-    fn parsed(args: &[&str]) -> Result<Settings, String> {
+    fn parsed(args: &[&str]) -> Result<Command, String> {
         let args = std::iter::once("linkerd-operator").chain(args.iter().copied());
         Args::try_parse_from(args).map_err(|error| error.to_string())?.settings()
     }
 
     fn settings(args: &[&str]) -> Result<ManagerArgs, String> {
         match parsed(args)? {
-            Settings::Manager(args) => Ok(*args),
+            Command::Manager(args) => Ok(*args),
             other => panic!("{args:?} are {other:?}"),
         }
     }
 
     fn endpoints(args: &[&str]) -> Result<EndpointsArgs, String> {
         match parsed(&[&["endpoints"], args].concat())? {
-            Settings::Endpoints(args) => Ok(*args),
+            Command::Endpoints(args) => Ok(*args),
             other => panic!("{args:?} are {other:?}"),
         }
     }

@@ -4,7 +4,7 @@ use std::{io, process::ExitCode};
 
 use clap::Parser;
 use linkerd_operator::{
-    args::{Args, LogFormat, ManagerArgs, Settings},
+    args::{Args, Command, LogFormat, ManagerArgs},
     cli, client, manager,
 };
 use tokio::runtime::Builder;
@@ -14,8 +14,8 @@ use tracing_subscriber::{EnvFilter, filter::ParseError};
 const USAGE: u8 = 64;
 
 fn main() -> ExitCode {
-    let settings = match Args::parse().settings() {
-        Ok(settings) => settings,
+    let command = match Args::parse().settings() {
+        Ok(command) => command,
         Err(error) => {
             eprintln!("error: {error}");
             return ExitCode::from(USAGE);
@@ -23,9 +23,9 @@ fn main() -> ExitCode {
     };
     // Two providers in one tree make rustls panic unless one is chosen; only the first call can fail.
     let _ = rustls::crypto::ring::default_provider().install_default();
-    match settings {
-        Settings::Manager(args) => manager(*args),
-        Settings::Endpoints(args) => terminal(cli::endpoints(*args)),
+    match command {
+        Command::Manager(args) => manager(*args),
+        Command::Endpoints(args) => terminal(cli::endpoints(*args)),
     }
 }
 
