@@ -50,7 +50,7 @@ async fn it_waits_for_the_crd_and_the_namespace_and_says_so() -> Result<()> {
 
     // One line for each change, not for each attempt.
     let log = manager.log();
-    assert_eq!(log.matches("list or watch failed").count(), 1, "{log}");
+    assert_eq!(log.matches("list or watch failed").count(), 2, "one for each of two CRDs: {log}");
     assert_eq!(log.matches("cannot take part in the election").count(), 1, "{log}");
     Ok(())
 }
@@ -142,9 +142,11 @@ async fn on_sigterm_it_stops_being_ready_hands_over_and_exits_with_0() -> Result
 async fn a_job_that_is_off_asks_for_nothing() -> Result<()> {
     let control_plane = bare().await?;
     control_plane.kubectl(&["create", "namespace", "linkerd"]).await?;
-    let mut manager = Manager::start(&control_plane, args(&["--enable-external-workload=false"]))?;
+    let off = ["--enable-external-workload=false", "--enable-destination=false"];
+    let mut manager = Manager::start(&control_plane, args(&off))?;
     manager.ready(SOON).await?;
     assert_eq!(manager.get("/ready").await?.1, "ready\n");
+    assert_eq!(manager.metric("linkerd_operator_watch_events_total", &[]).await, None, "nothing is watched");
     holds(Duration::from_secs(2), "no Lease", async || {
         let leases = control_plane.kubectl(&["-n", "linkerd", "get", "leases", "-o=name"]).await?;
         ensure!(leases.is_empty(), "{leases}");

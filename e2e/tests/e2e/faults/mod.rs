@@ -60,7 +60,7 @@ impl Rig {
         Ok(Self { mesh, proxy, client, control_plane })
     }
 
-    /// A manager behind the proxy. Always under one name, so that the next one leads without waiting for a Lease to expire.
+    /// A manager behind the proxy that writes slices and does nothing else.
     async fn manager(&self) -> Result<Manager> {
         let mut manager = self.unready_manager()?;
         manager.ready(SOON).await?;
@@ -68,7 +68,13 @@ impl Rig {
     }
 
     fn unready_manager(&self) -> Result<Manager> {
+        self.start_manager(&["--enable-destination=false"])
+    }
+
+    /// Always under one name, so that the next one leads without waiting for a Lease to expire.
+    fn start_manager(&self, args: &[&str]) -> Result<Manager> {
         let options = ManagerOptions {
+            args: args.iter().map(|arg| (*arg).to_owned()).collect(),
             identity: Some("operator".to_owned()),
             kubeconfig: Some(self.proxy.kubeconfig().to_owned()),
             ..ManagerOptions::default()

@@ -26,7 +26,7 @@ async fn start() -> Result<Rig> {
     control_plane.kubectl(&["apply", "-k", &folder]).await?;
     for arguments in [
         &["create", "serviceaccount", "linkerd-operator"] as &[&str],
-        &["create", "clusterrolebinding", "linkerd-operator", ROLE_FLAG, ACCOUNT_FLAG],
+        &["create", "clusterrolebinding", "external-workload", ROLE_FLAG, ACCOUNT_FLAG],
         &["create", "rolebinding", "linkerd-operator", "--role=linkerd-operator-leader-election", ACCOUNT_FLAG],
     ] {
         control_plane.kubectl(&[&["--namespace=linkerd"], arguments].concat()).await?;
@@ -91,7 +91,10 @@ fn refused(rig: &Rig) -> Vec<e2e::fault_proxy::Request> {
 #[tokio::test(flavor = "multi_thread")]
 async fn what_the_repository_grants_is_enough_for_everything_d26() -> Result<()> {
     let rig = start().await?;
-    let mut manager = rig.manager().await?;
+    let role = "--clusterrole=linkerd-operator-destination";
+    rig.control_plane.kubectl(&["create", "clusterrolebinding", "destination", role, ACCOUNT_FLAG]).await?;
+    let mut manager = rig.start_manager(&[])?;
+    manager.ready(SOON).await?;
     rig.mesh.put_service("web", json!({"ipFamilies": ["IPv4", "IPv6"], "ipFamilyPolicy": "RequireDualStack"})).await?;
     rig.mesh.put_workload("vm", "web", &["192.0.2.1", "2001:db8::1"]).await?;
     rig.mesh.shows("web", &[("vm", true)]).await?;
@@ -111,6 +114,8 @@ async fn what_the_repository_grants_is_enough_for_everything_d26() -> Result<()>
     rig.mesh.slices.create(&kube::api::PostParams::default(), &serde_json::from_value(squatter)?).await?;
     rig.mesh.put_workload("vm", "web", &["192.0.2.1", "2001:db8::1"]).await?;
     rig.mesh.shows("web", &[("vm", true)]).await?;
+    let path = format!("web.{}.svc.cluster.local:80", rig.mesh.namespace());
+    manager.discovery().await?.get(&path, "").await?.shows(&["192.0.2.1:80", "[2001:db8::1]:80"]).await?;
     let (_, body) = manager.get("/ready").await?;
     assert_eq!(body, "ready\n");
     let status = manager.terminate(SOON).await?;
