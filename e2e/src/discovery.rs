@@ -11,8 +11,9 @@ use std::{
 };
 
 use anyhow::{Context, Result, bail, ensure};
+pub use linkerd2_proxy_api::destination::Update;
 use linkerd2_proxy_api::{
-    destination::{GetDestination, Update, WeightedAddr, destination_client::DestinationClient, update},
+    destination::{GetDestination, WeightedAddr, destination_client::DestinationClient, update},
     net::{TcpAddress, ip_address::Ip},
 };
 use tokio::time::{Instant, timeout, timeout_at};
@@ -139,43 +140,51 @@ impl Endpoints {
 
     async fn read(&mut self) -> Result<Option<Message>> {
         let Some(update) = self.updates.message().await? else { return Ok(None) };
-        let message = match update.update.context("an Update without content")? {
-            update::Update::Add(set) => {
-                let mut added = Vec::new();
-                for mut endpoint in set.addrs {
-                    let address = socket_address(endpoint.addr.as_ref().context("an endpoint without address")?)?;
-                    let mut labels = set.metric_labels.clone();
-                    labels.extend(std::mem::take(&mut endpoint.metric_labels));
-                    endpoint.metric_labels = labels;
-                    ensure!(!added.contains(&address), "{address} stands twice in one Add");
-                    added.push(address);
-                    self.known.insert(address, endpoint);
-                }
-                ensure!(!added.is_empty(), "an Add without endpoints");
-                added.sort();
-                Message::Add(added)
-            }
-            update::Update::Remove(set) => {
-                ensure!(!self.messages.is_empty(), "the first message is a Remove");
-                let mut removed = Vec::new();
-                for address in &set.addrs {
-                    let address = socket_address(address)?;
-                    ensure!(self.known.remove(&address).is_some(), "{address} is removed but was not known");
-                    removed.push(address);
-                }
-                ensure!(!removed.is_empty(), "a Remove without endpoints");
-                removed.sort();
-                Message::Remove(removed)
-            }
-            update::Update::NoEndpoints(none) => {
-                ensure!(self.messages.is_empty(), "NoEndpoints is not the first message");
-                self.known.clear();
-                Message::NoEndpoints { exists: none.exists }
-            }
-        };
+        let message = fold(&mut self.known, self.messages.is_empty(), update)?;
         self.messages.push(message.clone());
         Ok(Some(message))
     }
+}
+
+/// Folds a message into what a client knows, and says what it was about.
+///
+/// # Errors
+/// When the proxy's contract forbids the message here.
+pub fn fold(known: &mut BTreeMap<SocketAddr, WeightedAddr>, is_first: bool, update: Update) -> Result<Message> {
+    Ok(match update.update.context("an Update without content")? {
+        update::Update::Add(set) => {
+            let mut added = Vec::new();
+            for mut endpoint in set.addrs {
+                let address = socket_address(endpoint.addr.as_ref().context("an endpoint without address")?)?;
+                let mut labels = set.metric_labels.clone();
+                labels.extend(std::mem::take(&mut endpoint.metric_labels));
+                endpoint.metric_labels = labels;
+                ensure!(!added.contains(&address), "{address} stands twice in one Add");
+                added.push(address);
+                known.insert(address, endpoint);
+            }
+            ensure!(!added.is_empty(), "an Add without endpoints");
+            added.sort();
+            Message::Add(added)
+        }
+        update::Update::Remove(set) => {
+            ensure!(!is_first, "the first message is a Remove");
+            let mut removed = Vec::new();
+            for address in &set.addrs {
+                let address = socket_address(address)?;
+                ensure!(known.remove(&address).is_some(), "{address} is removed but was not known");
+                removed.push(address);
+            }
+            ensure!(!removed.is_empty(), "a Remove without endpoints");
+            removed.sort();
+            Message::Remove(removed)
+        }
+        update::Update::NoEndpoints(none) => {
+            ensure!(is_first, "NoEndpoints is not the first message");
+            known.clear();
+            Message::NoEndpoints { exists: none.exists }
+        }
+    })
 }
 
 /// An address of the API as one of ours.

@@ -6,6 +6,8 @@
 //! the state does not hold of it.
 
 pub mod dirty;
+#[cfg(test)]
+pub mod feed;
 mod kind;
 pub mod label_selector;
 mod metrics;
@@ -230,17 +232,6 @@ impl Cluster {
     /// readiness has to wait for it. A kind that the API server does not have is waited for by its job alone.
     pub fn problems(&self) -> Vec<Problem> {
         self.watches.iter().filter_map(|watch| watch.borrow().problem()).collect()
-    }
-
-    /// A state that nobody watches, for tests.
-    #[cfg(test)]
-    pub fn for_test(state: State) -> Self {
-        Self { state: Arc::new(RwLock::new(state)), watches: Arc::new([]), relist: Arc::default() }
-    }
-
-    #[cfg(test)]
-    pub fn write(&self) -> parking_lot::RwLockWriteGuard<'_, State> {
-        self.state.write()
     }
 }
 

@@ -224,7 +224,7 @@ impl Context {
     }
 
     /// Brings one event into the state, then tells the readers what it affects: they find the state up to date.
-    fn apply<T: Projected>(&self, event: Event<Guarded<T::Wire>>, relist: &mut Relist, memory: &mut Memory) {
+    pub(super) fn apply<T: Projected>(&self, event: Event<Guarded<T::Wire>>, relist: &mut Relist, memory: &mut Memory) {
         let received = Instant::now();
         let affected = match event {
             Event::Init => {
@@ -312,7 +312,7 @@ impl Context {
 
 /// What a watch remembers of objects to say things once: by the hashes of their keys, because there are many.
 #[derive(Default)]
-struct Memory {
+pub(super) struct Memory {
     /// The second of each object's last update.
     updated: HashMap<u64, i64>,
     /// What of an object could not be used, as far as it was told.
@@ -362,7 +362,7 @@ fn is_expired(error: &watcher::Error) -> bool {
 
 /// A list under way.
 #[derive(Default)]
-struct Relist {
+pub(super) struct Relist {
     under_way: bool,
     seen: HashSet<NamespacedName>,
     affected: Affected,

@@ -15,6 +15,8 @@ mod endpoint;
 mod exports;
 mod members;
 mod metrics;
+#[cfg(test)]
+mod oracle_tests;
 mod progress;
 mod resolve;
 mod server;

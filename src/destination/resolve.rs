@@ -35,6 +35,17 @@ pub(super) struct Request {
     pub(super) node: Arc<str>,
 }
 
+/// Why a request that could be read is answered with a status.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) enum Refusal {
+    NoService,
+    NotFederated,
+    NoRemoteService,
+    NoCluster(Box<str>),
+    ExternalName,
+    Stopping,
+}
+
 impl Request {
     pub(super) fn new(path: &str, authority: ServiceAuthority, node: &str) -> Self {
         let ServiceAuthority { service, port, instance } = authority;
@@ -43,20 +54,31 @@ impl Request {
 
     /// # Errors
     /// When the Service is not there, or is none that has endpoints of its own in this cluster.
-    pub(super) fn resolve(&self, state: &State) -> Result<ViewKey, Status> {
-        let NamespacedName { namespace, name } = &self.service;
-        let service = state.services.get(&self.service);
-        let service = service.ok_or_else(|| Status::not_found(format!("Service {name}.{namespace} not found")))?;
+    pub(super) fn resolve(&self, state: &State) -> Result<ViewKey, Refusal> {
+        let service = state.services.get(&self.service).ok_or(Refusal::NoService)?;
         match kind(service) {
             Kind::Endpoints => Ok(self.view(service, state)),
             // Until federated Services are watched none is known as such.
-            Kind::Federated => Err(Status::unknown(format!("service {namespace}/{name} is not a federated service"))),
-            Kind::Remote { service: None, .. } => Err(Status::failed_precondition(format!(
-                "Remote discovery service missing remote service name {}",
-                self.path
-            ))),
-            Kind::Remote { cluster, .. } => Err(Status::not_found(format!("Remote cluster not found: {cluster}"))),
-            Kind::ExternalName => Err(Status::invalid_argument(format!("Invalid authority: {}", self.path))),
+            Kind::Federated => Err(Refusal::NotFederated),
+            Kind::Remote { service: None, .. } => Err(Refusal::NoRemoteService),
+            Kind::Remote { cluster, .. } => Err(Refusal::NoCluster(cluster.into())),
+            Kind::ExternalName => Err(Refusal::ExternalName),
+        }
+    }
+
+    /// The refusal as the client reads it, in upstream's words.
+    pub(super) fn refused(&self, refusal: &Refusal) -> Status {
+        let NamespacedName { namespace, name } = &self.service;
+        let path = &self.path;
+        match refusal {
+            Refusal::NoService => Status::not_found(format!("Service {name}.{namespace} not found")),
+            Refusal::NotFederated => Status::unknown(format!("service {namespace}/{name} is not a federated service")),
+            Refusal::NoRemoteService => {
+                Status::failed_precondition(format!("Remote discovery service missing remote service name {path}"))
+            }
+            Refusal::NoCluster(cluster) => Status::not_found(format!("Remote cluster not found: {cluster}")),
+            Refusal::ExternalName => Status::invalid_argument(format!("Invalid authority: {path}")),
+            Refusal::Stopping => Status::unavailable("this destination is stopping: ask another"),
         }
     }
 

@@ -213,7 +213,7 @@ impl Server {
             .map_err(|error| Status::invalid_argument(quote(&error.to_string())))?;
         let token = ContextToken::parse(&message.context_token);
         let request = resolve::Request::new(quote(&message.path).as_str(), authority, &token.node);
-        let subscription = self.views.subscribe(&request)?;
+        let subscription = self.views.subscribe(&request).map_err(|refusal| request.refused(&refusal))?;
         Ok((request, subscription))
     }
 }

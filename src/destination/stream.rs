@@ -15,12 +15,11 @@ use http::{HeaderMap, HeaderName, HeaderValue};
 use http_body::Frame;
 use tokio::sync::watch;
 use tokio_util::sync::ReusableBoxFuture;
-use tonic::Code;
 
 use super::{
     metrics::{Call, End, StreamState},
     progress::Progress,
-    resolve::Request,
+    resolve::{Refusal, Request},
     snapshot::{Frames, Snapshot},
     views::{Published, Subscription, Views},
 };
@@ -79,15 +78,13 @@ impl GetStream {
             self.end = Some(Ended::Now(End::Shutdown));
             return;
         }
-        if self.subscription.is_moved(&published) {
-            match self.move_to_its_view() {
-                Ok(true) => published = self.subscription.latest(),
-                Ok(false) => self.subscription.stay(&published),
-                Err(end) => {
-                    self.end = Some(Ended::Now(end));
-                    return;
-                }
+        // A Service that is gone has no endpoints and no other view. The question stays open until it is back.
+        if self.subscription.is_moved(&published) && published.exists {
+            if let Err(end) = self.move_to_its_view() {
+                self.end = Some(Ended::Now(end));
+                return;
             }
+            published = self.subscription.latest();
             if self.subscription.is_moved(&published) {
                 // It moved again meanwhile: the view's next state is waiting already.
                 return;
@@ -110,20 +107,17 @@ impl GetStream {
         self.sent = Some(snapshot);
     }
 
-    /// Resolves the request again: whether it leads to another view.
-    fn move_to_its_view(&mut self) -> Result<bool, End> {
-        let gone = self.views.cluster.read().services.get(&self.request.service).is_none();
-        if gone {
-            // It has no endpoints and no other place. When it comes back, so does the question.
-            return Ok(false);
-        }
+    /// Resolves the request again.
+    fn move_to_its_view(&mut self) -> Result<(), End> {
         match self.views.subscribe(&self.request) {
             Ok(subscription) => {
                 self.changed.set(change_of(subscription.receiver().clone()));
                 self.subscription = subscription;
-                Ok(true)
+                Ok(())
             }
-            Err(status) if status.code() == Code::Unavailable => Err(End::Shutdown),
+            // Gone meanwhile: the view is about to say so.
+            Err(Refusal::NoService) => Ok(()),
+            Err(Refusal::Stopping) => Err(End::Shutdown),
             Err(_) => Err(End::Rerouted),
         }
     }

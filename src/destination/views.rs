@@ -19,17 +19,21 @@ use std::{
 
 use parking_lot::Mutex;
 use tokio::{sync::watch, time::Instant};
-use tonic::Status;
 
 use super::{
     members::Members,
     metrics::Metrics,
-    resolve::{Request, ViewKey},
+    resolve::{Refusal, Request, ViewKey},
     settings::Settings,
     snapshot::Snapshot,
     view::{Location, Query, endpoints, set_labels},
 };
-use crate::cluster::{Cluster, dirty::Dirty, node::Zone, object::NamespacedName};
+use crate::cluster::{
+    Cluster,
+    dirty::{Batch, Dirty},
+    node::Zone,
+    object::NamespacedName,
+};
 
 pub(super) struct Views {
     pub(super) cluster: Cluster,
@@ -69,8 +73,11 @@ pub(super) struct Published {
     pub(super) snapshot: Arc<Snapshot>,
     /// Another number means that the request may have to be resolved to another view.
     pub(super) placement: u64,
+    /// The number has grown since the view was looked at last.
+    unsettled: bool,
     /// There will be no more.
     pub(super) closed: bool,
+    /// Whether the Service does.
     pub(super) exists: bool,
 }
 
@@ -105,12 +112,19 @@ impl Views {
     ///
     /// # Errors
     /// When the request is answered with a status instead.
-    pub(super) fn subscribe(self: &Arc<Self>, request: &Request) -> Result<Subscription, Status> {
-        let key = request.resolve(&self.cluster.read())?;
-        let (view, receiver) = self.view(key)?;
-        // From before the snapshot is made: if the answer changes meanwhile, the stream is to notice.
-        let placement = receiver.borrow().placement;
-        let subscription = Subscription { views: Arc::clone(self), view, receiver, placement };
+    pub(super) fn subscribe(self: &Arc<Self>, request: &Request) -> Result<Subscription, Refusal> {
+        let mut key = request.resolve(&self.cluster.read())?;
+        let subscription = loop {
+            let (view, receiver) = self.view(key)?;
+            // From before anything else is looked at: if the answer changes from now on, the stream is to notice.
+            let placement = receiver.borrow().placement;
+            let subscription = Subscription { views: Arc::clone(self), view, receiver, placement };
+            key = request.resolve(&self.cluster.read())?;
+            // Before the view was known to be looked at, its clients may have been called elsewhere.
+            if key == subscription.view.key {
+                break subscription;
+            }
+        };
         let view = &subscription.view;
         let mut made_at = view.made_at.lock();
         if made_at.is_none() {
@@ -124,15 +138,18 @@ impl Views {
     /// Publishes what is marked, for ever.
     pub(super) async fn publish(self: Arc<Self>, dirty: Arc<Dirty>) {
         loop {
-            let batch = dirty.next().await;
-            for (service, received) in batch.services {
-                self.publish_service(&service, received);
-                // A long batch must not keep streams from being polled where there is one worker.
-                tokio::task::yield_now().await;
-            }
-            for zone in batch.zones {
-                self.clients_left(&zone);
-            }
+            self.publish_batch(dirty.next().await).await;
+        }
+    }
+
+    pub(super) async fn publish_batch(&self, batch: Batch) {
+        for (service, received) in batch.services {
+            self.publish_service(&service, received);
+            // A long batch must not keep streams from being polled where there is one worker.
+            tokio::task::yield_now().await;
+        }
+        for zone in batch.zones {
+            self.clients_left(&zone);
         }
     }
 
@@ -161,7 +178,7 @@ impl Views {
             all.filter(|view| view.key.location.zone == *zone).cloned().collect()
         };
         for view in views {
-            view.sender.send_modify(|published| published.placement += 1);
+            view.sender.send_modify(Published::unsettle);
         }
     }
 
@@ -208,10 +225,10 @@ impl Views {
         groups
     }
 
-    fn view(&self, key: ViewKey) -> Result<(Arc<View>, watch::Receiver<Published>), Status> {
+    fn view(&self, key: ViewKey) -> Result<(Arc<View>, watch::Receiver<Published>), Refusal> {
         let mut registry = self.registry.lock();
         if registry.closed {
-            return Err(Status::unavailable("this destination is stopping: ask another"));
+            return Err(Refusal::Stopping);
         }
         let target = registry.services.entry(key.service.clone()).or_default().entry(key.query.clone()).or_default();
         let updates = &target.updates;
@@ -251,7 +268,7 @@ impl Views {
 impl View {
     fn new(key: ViewKey, updates: &Arc<AtomicU64>) -> Self {
         let nothing = Arc::new(Snapshot::new(std::collections::BTreeMap::new(), Box::default(), Instant::now()));
-        let published = Published { snapshot: nothing, placement: 0, closed: false, exists: true };
+        let published = Published { snapshot: nothing, placement: 0, unsettled: false, closed: false, exists: true };
         let (sender, _) = watch::channel(published);
         Self { key, clients: AtomicUsize::new(0), made_at: Mutex::new(None), sender, updates: Arc::clone(updates) }
     }
@@ -264,7 +281,10 @@ impl View {
         let is_first = made_at.is_none();
         if !self.key.is_for(members.service.as_deref()) {
             *made_at = None;
-            self.sender.send_modify(|published| published.placement += 1);
+            self.sender.send_modify(|published| {
+                published.exists = true;
+                published.unsettle();
+            });
             return false;
         }
         *made_at = Some(members.generation);
@@ -277,13 +297,25 @@ impl View {
         let snapshot = if is_first { Some(snapshot) } else { snapshot.after(&before) }.map(Arc::new);
         let news = snapshot.is_some();
         self.sender.send_if_modified(|published| {
+            // A stream that is to move, but found its Service gone, tries again when anything was seen of it.
+            let retry = std::mem::take(&mut published.unsettled) || published.exists != exists;
             published.exists = exists;
             if let Some(snapshot) = snapshot {
                 published.snapshot = snapshot;
             }
-            news
+            news || retry
         });
         news
+    }
+}
+
+// === impl Published ===
+
+impl Published {
+    /// Has the streams look whether this is still their view.
+    fn unsettle(&mut self) {
+        self.placement += 1;
+        self.unsettled = true;
     }
 }
 
@@ -303,11 +335,6 @@ impl Subscription {
     /// Whether the request may have to be resolved anew.
     pub(super) fn is_moved(&self, published: &Published) -> bool {
         published.placement != self.placement
-    }
-
-    /// Goes on in the same view.
-    pub(super) fn stay(&mut self, published: &Published) {
-        self.placement = published.placement;
     }
 }
 

@@ -1,0 +1,74 @@
+//! A cluster whose watches a test plays: events as JSON, in any order, through the same code as real ones.
+
+use std::{collections::HashMap, sync::Arc};
+
+use k8s_openapi::api::{apps::v1::ReplicaSet, batch::v1::Job};
+use kube::runtime::watcher::Event;
+use parking_lot::RwLock;
+use prometheus::Registry;
+use serde_json::Value;
+
+use super::{
+    Cluster, Kind, Projected, Readers, State,
+    dirty::Dirty,
+    metrics::Metrics,
+    node::Node,
+    object::Guarded,
+    owner::Owned,
+    pod::Pod,
+    server::Server,
+    service::Service,
+    slices::Slice,
+    watch::{Context, Memory, Relist},
+    workload::Workload,
+};
+
+pub struct Feed {
+    pub cluster: Cluster,
+    pub dirty: Arc<Dirty>,
+    context: Context,
+    watches: HashMap<Kind, (Relist, Memory)>,
+}
+
+impl Default for Feed {
+    fn default() -> Self {
+        let state = Arc::<RwLock<State>>::default();
+        let dirty = Dirty::new();
+        let context = Context {
+            state: Arc::clone(&state),
+            readers: Readers { external_workload: None, destination: Some(Arc::clone(&dirty)) },
+            relist: Arc::default(),
+            metrics: Metrics::register(&Registry::new(), &state).unwrap(),
+        };
+        let cluster = Cluster { state, watches: Arc::new([]), relist: Arc::default() };
+        Self { cluster, dirty, context, watches: HashMap::new() }
+    }
+}
+
+impl Feed {
+    pub fn apply(&mut self, kind: Kind, event: Event<Value>) {
+        match kind {
+            Kind::Service => self.apply_as::<Service>(event),
+            Kind::EndpointSlice => self.apply_as::<Slice>(event),
+            Kind::ExternalWorkload => self.apply_as::<Workload>(event),
+            Kind::Pod => self.apply_as::<Pod>(event),
+            Kind::Server => self.apply_as::<Server>(event),
+            Kind::Node => self.apply_as::<Node>(event),
+            Kind::ReplicaSet => self.apply_as::<Owned<ReplicaSet>>(event),
+            Kind::Job => self.apply_as::<Owned<Job>>(event),
+        }
+    }
+
+    fn apply_as<T: Projected>(&mut self, event: Event<Value>) {
+        let read = |value: Value| serde_json::from_str::<Guarded<T::Wire>>(&value.to_string()).unwrap();
+        let event = match event {
+            Event::Init => Event::Init,
+            Event::InitApply(object) => Event::InitApply(read(object)),
+            Event::InitDone => Event::InitDone,
+            Event::Apply(object) => Event::Apply(read(object)),
+            Event::Delete(object) => Event::Delete(read(object)),
+        };
+        let (relist, memory) = self.watches.entry(T::KIND).or_default();
+        self.context.apply::<T>(event, relist, memory);
+    }
+}

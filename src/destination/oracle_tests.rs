@@ -1,0 +1,276 @@
+//! Random clusters, whose events come late, early, twice, out of order and by relist: what streams are told against what the
+//! contract says of the objects.
+//!
+//! The oracle and the worlds are the end-to-end tests' own, written apart from this crate.
+
+use std::{
+    collections::{BTreeMap, HashMap, VecDeque},
+    net::SocketAddr,
+    sync::Arc,
+};
+
+use bytes::Buf;
+use e2e::{
+    discovery::{Update, fold},
+    oracle::{self, Answer, Key, answer, answer_while_open},
+    world::{Change, World},
+};
+use futures::FutureExt;
+use http_body_util::BodyExt;
+use kube::runtime::watcher::Event;
+use linkerd2_proxy_api::destination::WeightedAddr;
+use prometheus::Registry;
+use prost::Message;
+use rand::{RngExt, SeedableRng, rngs::StdRng, seq::IndexedRandom};
+use serde_json::Value;
+
+use super::{
+    authority::ServiceAuthority,
+    context_token::ContextToken,
+    metrics::Metrics,
+    progress::Progress,
+    resolve::Request,
+    settings::{Settings, TransportMode, tests::settings},
+    stream::GetStream,
+    views::Views,
+};
+use crate::cluster::{Kind, feed::Feed, object::Problems, port_ranges::PortRanges};
+
+/// A client: the stream, if it is open, and what it was told.
+struct Client {
+    request: oracle::Request,
+    stream: Option<GetStream>,
+    known: BTreeMap<SocketAddr, WeightedAddr>,
+    first: bool,
+}
+
+struct Rig {
+    feed: Feed,
+    views: Arc<Views>,
+    /// Events that their watches have not brought yet, by kind: of one kind they come in order, and of several in any.
+    pending: HashMap<Kind, VecDeque<Event<Value>>>,
+}
+
+fn same_settings() -> (Settings, oracle::Settings) {
+    let ours = Settings {
+        cluster_domain: "cluster.local".to_owned(),
+        default_opaque_ports: PortRanges::parse("25", |_| None, &mut Problems::default()),
+        outbound_transport_mode: TransportMode::TransportHeader,
+        ext_endpoint_zone_weights: true,
+        ..settings()
+    };
+    let theirs = oracle::Settings {
+        cluster_domain: ours.cluster_domain.clone(),
+        trust_domain: ours.identity_trust_domain.clone(),
+        controller_namespace: ours.controller_namespace.to_string(),
+        default_opaque_ports: "25".to_owned(),
+        transport_header: true,
+        h2_upgrade: ours.enable_h2_upgrade,
+        ipv6: ours.enable_ipv6,
+        zone_weights: true,
+        http2: None,
+    };
+    (ours, theirs)
+}
+
+impl Client {
+    fn new(request: oracle::Request) -> Self {
+        Self { request, stream: None, known: BTreeMap::new(), first: true }
+    }
+
+    /// Opens the stream, as a proxy does whose last one ended.
+    fn open(&mut self, views: &Arc<Views>) -> Result<(), Answer> {
+        let settings = &views.settings;
+        let refused = |status: tonic::Status| Answer::Refused(status.code(), status.message().to_owned());
+        let authority = ServiceAuthority::parse(&self.request.path, &settings.cluster_domain)
+            .map_err(|error| refused(tonic::Status::invalid_argument(error.to_string())))?;
+        let token = ContextToken::parse(&self.request.token);
+        let request = Request::new(&self.request.path, authority, &token.node);
+        let subscription = views.subscribe(&request).map_err(|refusal| refused(request.refused(&refusal)))?;
+        let call = views.metrics.began();
+        self.stream = Some(GetStream::new(Arc::clone(views), request, subscription, Arc::<Progress>::default(), call));
+        (self.known, self.first) = (BTreeMap::new(), true);
+        Ok(())
+    }
+
+    /// Takes so many pieces at most, of what there is.
+    fn read(&mut self, pieces: usize) {
+        let mut frames = Vec::new();
+        for _ in 0..pieces {
+            let Some(stream) = &mut self.stream else { break };
+            // Without tokio's budget: here nothing ready may look as if it were not.
+            match tokio::task::unconstrained(stream.frame()).now_or_never() {
+                None => break,
+                Some(Some(Ok(frame))) => match frame.into_data() {
+                    Ok(data) => frames.extend_from_slice(&data),
+                    Err(_trailers) => self.stream = None,
+                },
+                Some(Some(Err(never))) => match never {},
+                Some(None) => self.stream = None,
+            }
+        }
+        let mut frames = &frames[..];
+        while frames.has_remaining() {
+            assert_eq!(frames.get_u8(), 0, "not compressed");
+            let length = frames.get_u32() as usize;
+            let update = Update::decode(&frames[..length]).unwrap();
+            frames.advance(length);
+            fold(&mut self.known, self.first, update).unwrap();
+            self.first = false;
+        }
+    }
+
+    /// What it knows when it has read everything; a stream that ended is opened again.
+    fn settle(&mut self, views: &Arc<Views>) -> Answer {
+        self.read(usize::MAX);
+        if self.stream.is_none() {
+            if let Err(refused) = self.open(views) {
+                return refused;
+            }
+            self.read(usize::MAX);
+        }
+        Answer::Endpoints(self.known.clone())
+    }
+}
+
+impl Rig {
+    fn new() -> Self {
+        let feed = Feed::default();
+        let metrics = Metrics::register(&Registry::new()).unwrap();
+        let views = Views::new(feed.cluster.clone(), same_settings().0, metrics);
+        Self { feed, views, pending: HashMap::new() }
+    }
+
+    fn happen(&mut self, change: Change) {
+        let (key, event) = match change {
+            Change::Applied { key, object } => (key, Event::Apply(object)),
+            Change::Deleted { key, object } => (key, Event::Delete(object)),
+        };
+        self.pending.entry(kind(&key)).or_default().push_back(event);
+    }
+
+    /// A watch brings its next event; now and then twice.
+    fn bring(&mut self, kind: Kind, twice: bool) {
+        let Some(event) = self.pending.get_mut(&kind).and_then(VecDeque::pop_front) else { return };
+        if twice {
+            self.feed.apply(kind, event.clone());
+        }
+        self.feed.apply(kind, event);
+    }
+
+    /// A watch lost its place: what it had not brought is seen in a list, or not at all.
+    fn relist(&mut self, kind_of: Kind, world: &World) {
+        self.pending.remove(&kind_of);
+        self.feed.apply(kind_of, Event::Init);
+        for (_, object) in world.json().iter().filter(|(key, _)| kind(key) == kind_of) {
+            self.feed.apply(kind_of, Event::InitApply(object.clone()));
+        }
+        self.feed.apply(kind_of, Event::InitDone);
+    }
+
+    async fn publish(&self) {
+        while let Some(batch) = tokio::task::unconstrained(self.feed.dirty.next()).now_or_never() {
+            self.views.publish_batch(batch).await;
+        }
+    }
+}
+
+fn kind(key: &Key) -> Kind {
+    match key.kind {
+        oracle::Kind::Service => Kind::Service,
+        oracle::Kind::EndpointSlice => Kind::EndpointSlice,
+        oracle::Kind::Pod => Kind::Pod,
+        oracle::Kind::ExternalWorkload => Kind::ExternalWorkload,
+        oracle::Kind::Server => Kind::Server,
+        oracle::Kind::Node => Kind::Node,
+        oracle::Kind::ReplicaSet => Kind::ReplicaSet,
+        oracle::Kind::Job => Kind::Job,
+    }
+}
+
+/// Another seed is another history: `ORACLE_SEED=7 cargo test --lib oracle`; `ORACLE_RUNS=1000` goes on from there.
+fn seeds() -> std::ops::Range<u64> {
+    let read = |name: &str| std::env::var(name).ok().and_then(|text| text.parse::<u64>().ok());
+    let first = read("ORACLE_SEED").unwrap_or(0);
+    first..first + read("ORACLE_RUNS").unwrap_or(if first > 0 { 1 } else { 30 })
+}
+
+#[tokio::test]
+async fn whatever_the_order_of_events_streams_old_and_new_are_told_what_the_contract_says() {
+    let theirs = same_settings().1;
+    for seed in seeds() {
+        let mut dice = StdRng::seed_from_u64(seed);
+        let mut world = World::new(seed).unwrap();
+        let mut rig = Rig::new();
+        for (key, object) in world.json() {
+            rig.pending.entry(kind(key)).or_default().push_back(Event::Apply(object.clone()));
+        }
+        let mut clients: Vec<Client> = world.requests().into_iter().map(Client::new).collect();
+        for round in 0..8 {
+            for _ in 0..dice.random_range(1..60) {
+                match dice.random_range(0..20) {
+                    0..8 => rig.happen(world.mutate().unwrap()),
+                    8..16 => {
+                        let kind = *Kind::ALL.choose(&mut dice).unwrap();
+                        rig.bring(kind, dice.random_ratio(1, 10));
+                    }
+                    16 => rig.relist(*Kind::ALL.choose(&mut dice).unwrap(), &world),
+                    17 => rig.publish().await,
+                    _ => {
+                        let client = clients.choose_mut(&mut dice).unwrap();
+                        if client.stream.is_none() {
+                            _ = client.open(&rig.views);
+                        }
+                        client.read(dice.random_range(0..3));
+                    }
+                }
+            }
+            // Whatever is known so far, those who come now are told what those are told who were there.
+            rig.publish().await;
+            for client in &mut clients {
+                if client.stream.is_none() {
+                    continue;
+                }
+                let (old, new) = (client.settle(&rig.views), Client::new(client.request.clone()).settle(&rig.views));
+                let gone = matches!(&new, Answer::Refused(_, text) if text.starts_with("Service "));
+                let expected = if gone { Answer::Endpoints(BTreeMap::new()) } else { new };
+                if client.stream.is_some() {
+                    assert_eq!(
+                        old, expected,
+                        "seed {seed}, round {round}, an old and a new stream of {:?}",
+                        client.request
+                    );
+                }
+            }
+            // And when all watches have brought everything, that is what the objects say.
+            while rig.pending.values().any(|events| !events.is_empty()) {
+                rig.bring(*Kind::ALL.choose(&mut dice).unwrap(), false);
+            }
+            rig.publish().await;
+            for client in &mut clients {
+                let was_open = client.stream.is_some();
+                let told = client.settle(&rig.views);
+                let expected = match was_open && client.stream.is_some() {
+                    true => answer_while_open(world.objects(), &theirs, &client.request),
+                    false => answer(world.objects(), &theirs, &client.request),
+                };
+                assert_eq!(told, expected, "seed {seed}, round {round}, {:?}", client.request);
+                let fresh = Client::new(client.request.clone()).settle(&rig.views);
+                assert_eq!(fresh, answer(world.objects(), &theirs, &client.request), "seed {seed}, round {round}");
+            }
+        }
+        drop(clients);
+        assert_eq!(rig.views.groups(), [], "the last stream takes its view along");
+    }
+}
+
+trait ChooseMut<T> {
+    fn choose_mut(&mut self, dice: &mut StdRng) -> Option<&mut T>;
+}
+
+impl<T> ChooseMut<T> for Vec<T> {
+    fn choose_mut(&mut self, dice: &mut StdRng) -> Option<&mut T> {
+        let at = dice.random_range(0..self.len());
+        self.get_mut(at)
+    }
+}
