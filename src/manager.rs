@@ -30,7 +30,8 @@ const STOP_REST: Duration = Duration::from_secs(4);
 pub async fn run(args: ManagerArgs) -> anyhow::Result<()> {
     let mut terminate = signal(SignalKind::terminate()).context("cannot listen for SIGTERM")?;
     let mut interrupt = signal(SignalKind::interrupt()).context("cannot listen for SIGINT")?;
-    let client = client::client(client::config(args.kubeconfig.as_deref()).await?)?;
+    let registry = metrics::registry()?;
+    let client = client::client(client::config(args.kubeconfig.as_deref()).await?, &registry)?;
     let admin_listener = admin::bind(args.admin_addr).await?;
     let destination_listener = match args.enable_destination {
         true => Some(destination::bind(args.destination.destination_addr).await?),
@@ -39,7 +40,6 @@ pub async fn run(args: ManagerArgs) -> anyhow::Result<()> {
     let identity = args.leader_election_identity.clone().unwrap_or_else(identity);
     info!(version = env!("CARGO_PKG_VERSION"), identity, admin = %args.admin_addr, "starting");
 
-    let registry = metrics::registry()?;
     // By the order in which they stop: who serves and who writes, who permits and records it, who reads.
     let (mut servers, mut writers) = (Tasks::default(), Tasks::default());
     let (mut stewards, mut readers) = (Tasks::default(), Tasks::default());

@@ -28,6 +28,7 @@ use hyper::{
 use hyper_util::rt::{TokioExecutor, TokioIo, TokioTimer};
 use k8s_openapi::api::core::v1::Pod;
 use kube::{Api, ResourceExt, api::ListParams};
+use prometheus::Registry;
 use prost::Message;
 use tokio::{
     io::{AsyncRead, AsyncWrite},
@@ -116,7 +117,7 @@ impl Connector {
                 let mut config = client::config(kubeconfig.as_deref()).await?;
                 // It would cut a forwarded port over which nothing is said for a while.
                 config.read_timeout = None;
-                let pods = Box::new(Api::namespaced(client::client(config)?, &namespace));
+                let pods = Box::new(Api::namespaced(client::client(config, &Registry::new())?, &namespace));
                 Target::Pod { pods, namespace, selector }
             }
         };
