@@ -155,7 +155,8 @@ where
             };
             match &response {
                 Ok(response) => {
-                    let labels = [response.status().as_str(), method];
+                    let code = response.status();
+                    let labels = [code.as_str(), method];
                     metrics.requests.with_label_values(&labels).inc();
                     metrics.latency.with_label_values(&labels).observe(begun.elapsed().as_secs_f64());
                 }

@@ -61,6 +61,13 @@ impl Discovery {
         Ok(Endpoints { updates, known: BTreeMap::new(), messages: Vec::new() })
     }
 
+    /// The first message of a stream, unfolded.
+    pub async fn first_update(&self, path: &str, token: &str) -> Result<Update> {
+        let mut updates = self.get(path, token).await?.updates;
+        let update = timeout(DEADLINE, updates.message()).await.with_context(|| format!("no message for {path}"))??;
+        update.with_context(|| format!("the stream for {path} ended"))
+    }
+
     /// The code and the text with which `Get` is refused.
     pub async fn refusal(&self, path: &str, token: &str) -> Result<(Code, String)> {
         match self.get(path, token).await {

@@ -235,7 +235,7 @@ impl SliceWatch {
 }
 
 /// RFC 7386, without removal: objects are merged, everything else is replaced.
-pub(crate) fn merge(into: &mut Value, from: Value) {
+pub fn merge(into: &mut Value, from: Value) {
     match (into, from) {
         (Value::Object(into), Value::Object(from)) => {
             for (key, value) in from {

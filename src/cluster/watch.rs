@@ -55,6 +55,8 @@ pub struct Problem {
 pub(super) struct Status {
     pub kind: Kind,
     pub synced: bool,
+    /// The API server said once that it has no such kind: an outage makes that no less known.
+    absent: bool,
     failure: Option<Failure>,
 }
 
@@ -89,7 +91,7 @@ impl Status {
 
     /// Whether what the state does not have of the kind is not there: it was listed, or there is no such kind.
     pub(super) fn is_known(&self) -> bool {
-        self.synced || self.failure == Some(Failure::KindMissing)
+        self.synced || self.absent
     }
 
     /// `None` when the kind is followed.
@@ -106,7 +108,7 @@ impl Status {
             }
             Some(Failure::Unreachable(message)) => format!("cannot list or watch {resource}: {message}"),
         };
-        let blocks_readiness = !self.synced && self.failure != Some(Failure::KindMissing);
+        let blocks_readiness = !self.is_known();
         Some(Problem { text, blocks_readiness })
     }
 }
@@ -149,7 +151,8 @@ impl Context {
         config: watcher::Config,
         tasks: &mut Tasks,
     ) -> channel::Receiver<Status> {
-        let (status, receiver) = channel::channel(Status { kind: T::KIND, synced: false, failure: None });
+        let (status, receiver) =
+            channel::channel(Status { kind: T::KIND, synced: false, absent: false, failure: None });
         let context = self.clone();
         tasks.spawn(T::KIND.resource(), async move { context.run::<T>(api, config, status).await });
         receiver
@@ -385,6 +388,7 @@ fn listed(status: &mut Status) -> bool {
 }
 
 fn failed(status: &mut Status, failure: Failure) -> bool {
+    status.absent |= failure == Failure::KindMissing;
     let changed = status.failure.as_ref() != Some(&failure);
     if changed {
         let resource = status.kind.resource();

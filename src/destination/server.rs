@@ -175,7 +175,7 @@ impl Server {
             return plain(StatusCode::METHOD_NOT_ALLOWED);
         }
         let content_type = request.headers().get(header::CONTENT_TYPE).map(HeaderValue::as_bytes);
-        if !content_type.is_some_and(|it| it.starts_with(b"application/grpc")) {
+        if !content_type.is_some_and(is_grpc) {
             return plain(StatusCode::UNSUPPORTED_MEDIA_TYPE);
         }
         if path != GET {
@@ -260,9 +260,16 @@ fn quote(text: &str) -> String {
     quoted
 }
 
-/// An answer that is a status only: headers that are trailers.
+/// gRPC with any encoding of its messages, but not gRPC-Web, whose bodies are others.
+fn is_grpc(content_type: &[u8]) -> bool {
+    let encoding = content_type.strip_prefix(b"application/grpc");
+    encoding.is_some_and(|encoding| matches!(encoding.first(), None | Some(b'+' | b';')))
+}
+
+/// An answer that is a status only: headers that are trailers. A text with all that a client wrote would break the limit that
+/// clients set to headers, and look to them like a broken connection.
 fn refuse(status: &Status) -> Response<ResponseBody> {
-    status.clone().into_http::<()>().map(|()| ResponseBody::Empty)
+    Status::new(status.code(), quote(status.message())).into_http::<()>().map(|()| ResponseBody::Empty)
 }
 
 fn plain(code: StatusCode) -> Response<ResponseBody> {

@@ -1,3 +1,251 @@
-//! The Destination API as its clients see it.
+//! `Destination.Get` as a proxy sees it, over a real API server: a namespace each, on the shared control plane.
+//!
+//! Slices, Pods and nodes are written by the tests, so that each can be late, early, odd or gone. A test says what the
+//! client's endpoints come to, not which messages bring them there, except where the order is the point.
 
+mod bad_input;
+mod changes;
+mod endpoints;
+mod families;
+mod metadata;
+mod objects;
 mod oracle;
+mod owners;
+mod ports;
+mod requests;
+mod rollout;
+mod servers;
+mod serving;
+mod told;
+mod topology;
+mod wire;
+mod workloads;
+
+use std::time::Duration;
+
+use anyhow::{Context, Result, ensure};
+use e2e::{
+    ControlPlane, Manager, ManagerOptions, TestNamespace,
+    discovery::{Discovery, Endpoints, Message},
+    eventually,
+    mesh::SOON,
+    shared_manager,
+};
+use kube::{
+    Api, Client,
+    api::{DeleteParams, DynamicObject, Patch, PatchParams, PostParams},
+};
+use objects::{NODE, Object, resource};
+use serde_json::{Value, json};
+use tokio::sync::OnceCell;
+
+/// Long enough for a message that nothing calls for to come.
+const QUIET: Duration = Duration::from_millis(700);
+
+/// Which flags the manager runs with.
+#[derive(Clone, Copy)]
+enum Settings {
+    /// None but the harness's own: what Linkerd's charts install.
+    Helm,
+    /// Those under which the unit tests of Linkerd's destination are written.
+    Upstream,
+    /// What Helm's are not, one by one.
+    Contrary,
+}
+
+/// A namespace, and a connection to a manager that knows it.
+struct Rig {
+    client: Client,
+    namespace: TestNamespace,
+    manager: &'static Manager,
+    discovery: Discovery,
+    domain: &'static str,
+}
+
+impl Settings {
+    fn args(self) -> &'static [&'static str] {
+        match self {
+            Self::Helm => &[],
+            Self::Upstream => &[
+                "--cluster-domain=mycluster.local",
+                "--identity-trust-domain=trust.domain",
+                "--outbound-transport-mode=transparent",
+                "--enable-ipv6=true",
+                "--default-opaque-ports=25,443,587,3306,5432,11211",
+                r#"--meshed-http2-client-params={"keep_alive":{"interval":{"seconds":20},"timeout":{"seconds":10}}}"#,
+            ],
+            Self::Contrary => &[
+                "--strict-upstream-parity",
+                "--enable-h2-upgrade=false",
+                "--ext-endpoint-zone-weights=true",
+                "--default-opaque-ports=",
+                "--meshed-http2-client-params=",
+            ],
+        }
+    }
+
+    fn domain(self) -> &'static str {
+        if matches!(self, Self::Upstream) { "mycluster.local" } else { "cluster.local" }
+    }
+
+    /// The one manager with these flags, started by the first who asks. Only the shared one writes slices.
+    async fn manager(self) -> Result<(&'static ControlPlane, &'static Manager)> {
+        static UPSTREAM: OnceCell<Manager> = OnceCell::const_new();
+        static CONTRARY: OnceCell<Manager> = OnceCell::const_new();
+        let (control_plane, shared) = shared_manager().await?;
+        let own = match self {
+            Self::Helm => return Ok((control_plane, shared)),
+            Self::Upstream => &UPSTREAM,
+            Self::Contrary => &CONTRARY,
+        };
+        let manager = own.get_or_try_init(async || {
+            let args = ["--enable-external-workload=false"].iter().chain(self.args());
+            let args = args.map(|arg| (*arg).to_owned()).collect();
+            let mut manager = Manager::start(control_plane, ManagerOptions { args, ..ManagerOptions::default() })?;
+            manager.ready(SOON).await?;
+            anyhow::Ok(manager)
+        });
+        Ok((control_plane, manager.await?))
+    }
+}
+
+impl Rig {
+    async fn start(prefix: &str) -> Result<Self> {
+        Self::with(Settings::Helm, prefix).await
+    }
+
+    async fn with(settings: Settings, prefix: &str) -> Result<Self> {
+        static IDLE: OnceCell<()> = OnceCell::const_new();
+        let (control_plane, manager) = settings.manager().await?;
+        let client = control_plane.client().await?;
+        let namespace = TestNamespace::create(&client, prefix).await?;
+        let discovery = manager.discovery().await?;
+        let rig = Self { client, namespace, manager, discovery, domain: settings.domain() };
+        // On an existing cluster an earlier run may have left it.
+        let idle = IDLE.get_or_try_init(async || match rig.api("Node").get_opt(NODE).await? {
+            Some(_) => Ok(()),
+            None => rig.put(objects::node(NODE, None)).await,
+        });
+        idle.await?;
+        Ok(rig)
+    }
+
+    fn name(&self) -> &str {
+        self.namespace.name()
+    }
+
+    /// `web:80` as a proxy asks for it.
+    fn path(&self, service_and_port: &str) -> String {
+        let (service, port) = service_and_port.split_once(':').unwrap_or((service_and_port, "80"));
+        format!("{service}.{}.svc.{}:{port}", self.name(), self.domain)
+    }
+
+    fn api(&self, kind: &str) -> Api<DynamicObject> {
+        api(&self.client, self.name(), kind)
+    }
+
+    async fn put(&self, object: Object) -> Result<()> {
+        self.create(object).await.map(drop)
+    }
+
+    async fn create(&self, object: Object) -> Result<DynamicObject> {
+        create(&self.client, self.name(), object).await
+    }
+
+    async fn put_all(&self, objects: impl IntoIterator<Item = Object>) -> Result<()> {
+        for object in objects {
+            self.put(object).await?;
+        }
+        Ok(())
+    }
+
+    async fn patch(&self, kind: &str, name: &str, patch: Value) -> Result<()> {
+        let patched = self.api(kind).patch(name, &PatchParams::default(), &Patch::Merge(&patch)).await;
+        patched.map(drop).with_context(|| format!("patching {kind} {name} with {patch}"))
+    }
+
+    /// Replaces the endpoints of a slice.
+    async fn set_endpoints(&self, slice: &str, endpoints: &[Value]) -> Result<()> {
+        let mut endpoints = endpoints.to_vec();
+        endpoints.iter_mut().for_each(|endpoint| objects::within(endpoint, self.name()));
+        self.patch("EndpointSlice", slice, json!({ "endpoints": endpoints })).await
+    }
+
+    /// At once, as when the kubelet of a Pod has let go of it.
+    async fn delete(&self, kind: &str, name: &str) -> Result<()> {
+        let deleted = self.api(kind).delete(name, &DeleteParams::default().grace_period(0)).await;
+        deleted.map(drop).with_context(|| format!("deleting {kind} {name}"))
+    }
+
+    /// A stream for a client that says nothing about itself.
+    async fn get(&self, service_and_port: &str) -> Result<Endpoints> {
+        self.get_with(service_and_port, "").await
+    }
+
+    /// A stream for a client on this node.
+    async fn get_from(&self, service_and_port: &str, node: &str) -> Result<Endpoints> {
+        self.get_with(service_and_port, &e2e::discovery::token(self.name(), node)).await
+    }
+
+    /// A stream, as soon as the Service is known.
+    async fn get_with(&self, service_and_port: &str, token: &str) -> Result<Endpoints> {
+        let path = self.path(service_and_port);
+        eventually(SOON, format_args!("{path} to be answered"), async || Ok(self.discovery.get(&path, token).await?))
+            .await
+    }
+
+    /// A stream that shows exactly these endpoints. When it does, whatever is in one slice with them has been looked at.
+    async fn shows(&self, service_and_port: &str, addresses: &[&str]) -> Result<Endpoints> {
+        let mut endpoints = self.get(service_and_port).await?;
+        endpoints.shows(addresses).await.with_context(|| self.path(service_and_port))?;
+        Ok(endpoints)
+    }
+
+    /// Waits until a new stream begins with an `Add` of exactly these endpoints.
+    async fn begins_with(&self, service_and_port: &str, token: &str, addresses: &[&str]) -> Result<()> {
+        let expected = add(addresses)?;
+        eventually(SOON, format_args!("{service_and_port} to begin with {expected:?}"), async || {
+            let first = self.get_with(service_and_port, token).await?.next().await?;
+            ensure!(first.as_ref() == Some(&expected), "it begins with {first:?}");
+            Ok(())
+        })
+        .await
+    }
+}
+
+fn api(client: &Client, namespace: &str, kind: &str) -> Api<DynamicObject> {
+    match kind {
+        "Node" => Api::all_with(client.clone(), &resource(kind)),
+        _ => Api::namespaced_with(client.clone(), namespace, &resource(kind)),
+    }
+}
+
+async fn create(client: &Client, namespace: &str, object: Object) -> Result<DynamicObject> {
+    let Object { kind, value } = object.within(namespace);
+    let text = value.to_string();
+    let created = api(client, namespace, kind).create(&PostParams::default(), &serde_json::from_value(value)?).await;
+    created.with_context(|| format!("creating {kind} {text:.300}"))
+}
+
+fn add(addresses: &[&str]) -> Result<Message> {
+    Ok(Message::Add(sorted(addresses)?))
+}
+
+fn remove(addresses: &[&str]) -> Result<Message> {
+    Ok(Message::Remove(sorted(addresses)?))
+}
+
+fn sorted(addresses: &[&str]) -> Result<Vec<std::net::SocketAddr>> {
+    let mut addresses = addresses.iter().map(|text| text.parse()).collect::<Result<Vec<_>, _>>()?;
+    addresses.sort();
+    Ok(addresses)
+}
+
+/// Fails unless the next messages are exactly these: one that nothing called for comes before them.
+async fn brings(endpoints: &mut Endpoints, messages: &[Message]) -> Result<()> {
+    for expected in messages {
+        let next = endpoints.next().await.with_context(|| format!("waiting for {expected:?}"))?;
+        ensure!(next.as_ref() == Some(expected), "expected {expected:?}, came {next:?}");
+    }
+    Ok(())
+}

@@ -1,0 +1,360 @@
+//! Objects that any tenant may write: they cost themselves and nobody else.
+//!
+//! Every test ends with a change elsewhere that has to arrive: by then what is hostile has been looked at.
+
+use anyhow::{Context, Result, ensure};
+use e2e::discovery::{Endpoints, Message};
+use serde_json::{Value, json};
+
+use super::{
+    QUIET, Rig,
+    objects::{
+        Object, address, but, container, meshed, meshed_with, node, of_pod, of_workload, opaque_server, pod, proxy,
+        server, service, slice, slice_v6, target, workload,
+    },
+    told::{self, traits},
+};
+
+/// Somebody else's Service and stream.
+struct Neighbour {
+    rig: Rig,
+    stream: Endpoints,
+}
+
+impl Neighbour {
+    async fn move_in() -> Result<Self> {
+        let rig = Rig::start("neighbour").await?;
+        rig.put_all([service("web"), meshed("web-1"), slice("web", "web", &[of_pod("192.0.2.1", "web-1")])]).await?;
+        let stream = rig.shows("web:80", &["192.0.2.1:8080"]).await?;
+        Ok(Self { rig, stream })
+    }
+
+    /// Changes of every kind still reach its streams, old and new, and the process has not lost a task on the way.
+    async fn still_served(mut self) -> Result<()> {
+        let Self { rig, stream } = &mut self;
+        rig.put_all([workload("vm"), opaque_server("web", json!(8080))]).await?;
+        rig.set_endpoints("web", &[of_pod("192.0.2.2", "web-1"), of_workload("192.0.2.3", "vm")]).await?;
+        let look = [("192.0.2.2:8080", "opaque 4143 identity http2"), ("192.0.2.3:8080", "h2 4143 identity http2")];
+        let look = look.map(|(at, look)| (at, look.to_owned()));
+        told::look(stream, traits, look.clone()).await?;
+        let mut fresh = rig.get("web:80").await?;
+        told::look(&mut fresh, traits, look).await?;
+        let (status, body) = rig.manager.get("/ready").await?;
+        ensure!(status.is_success(), "/ready: {status} {body}");
+        ensure!(!rig.manager.log().contains("panicked"), "{}", rig.manager.log());
+        Ok(())
+    }
+}
+
+#[tokio::test]
+async fn a_slice_of_whatever_the_api_server_takes_harms_nobody() -> Result<()> {
+    let neighbour = Neighbour::move_in().await?;
+    let rig = Rig::start("slices").await?;
+    rig.put_all([service("web"), pod("web-1"), workload("vm")]).await?;
+    let odd_targets = [
+        target("192.0.2.10", json!({})),
+        target("192.0.2.11", json!({"kind": "Pod", "name": "web-1", "namespace": "../../etc"})),
+        target(
+            "192.0.2.12",
+            json!({"kind": "Pod", "name": "a/b", "uid": "x", "resourceVersion": "y", "fieldPath": "z"}),
+        ),
+        target("192.0.2.13", json!({"kind": "Pod", "name": "ü".repeat(300)})),
+        target("192.0.2.14", json!({"kind": "Secret", "name": "web-1"})),
+        target("192.0.2.15", json!({"kind": "ExternalWorkload", "name": ""})),
+        target("192.0.2.16", json!({"kind": "Pod", "name": "web-1", "namespace": neighbour.rig.name()})),
+    ];
+    let ports = |ports: Value| slice("", "web", &[address("192.0.2.20")]).with(json!({ "ports": ports }));
+    let many_ports: Vec<Value> = (0..100).map(|n| json!({"name": format!("p-{n}"), "port": 9000 + n})).collect();
+    let fqdn = |n: usize| {
+        let endpoints =
+            [address("example.com"), but(address("a.example.com"), json!({"conditions": null, "hostname": null}))];
+        slice("", "web", &endpoints).with(json!({"addressType": "FQDN", "metadata": {"labels": {"n": format!("{n}")}}}))
+    };
+    let hostile = [
+        slice("", "web", &odd_targets),
+        ports(json!(null)),
+        ports(json!([])),
+        ports(json!([{"name": "http"}])),
+        ports(json!([{"name": "http", "port": null, "protocol": "UDP", "appProtocol": "x.io/y"}])),
+        ports(json!(many_ports)),
+        ports(json!([{"name": "http", "port": 8080, "protocol": "SCTP"}])),
+        fqdn(0),
+        fqdn(1),
+        slice("", "web", &[]),
+        slice(
+            "",
+            "web",
+            &[but(address("192.0.2.21"), json!({"conditions": {}, "hints": {}, "zone": "", "hostname": null}))],
+        ),
+        slice(
+            "",
+            "web",
+            &[but(
+                address("192.0.2.22"),
+                json!({"hints": null, "deprecatedTopology": {"topology.kubernetes.io/zone": "x"}}),
+            )],
+        ),
+        slice(
+            "",
+            "web",
+            &[
+                address("192.0.2.23"),
+                address("192.0.2.23"),
+                but(address(""), json!({"addresses": ["192.0.2.23", "192.0.2.23"]})),
+            ],
+        ),
+        slice_v6("", "web", &[address("::ffff:192.0.2.24")]),
+        slice("", "web", &[address("::ffff:192.0.2.25")]),
+        slice("", "web", &[address("0192.0.2.26")]),
+        slice("", "web", &[address("255.255.255.255")]),
+        slice_v6("", "web", &[address("2001:db8::1%eth0")]),
+        slice("", "", &[address("192.0.2.27")]),
+        slice("", "no-such-service", &[address("192.0.2.28")]),
+        slice("", "web", &[address("192.0.2.29")])
+            .annotated("mirror.linkerd.io/remote-svc-fq-name", &"x".repeat(100_000))
+            .annotated("mirror.linkerd.io/remote-gateway-identity", "not a name \u{0} at all \n"),
+        slice("", "web", &[address("192.0.2.30")])
+            .labelled("mirror.linkerd.io/cluster-name", "")
+            .annotated("mirror.linkerd.io/remote-svc-fq-name", "...."),
+    ];
+    let mut taken = 0;
+    for (row, object) in hostile.into_iter().enumerate() {
+        let named = object.with(json!({"metadata": {"name": format!("hostile-{row}")}}));
+        // Some of these only an older API server lets in.
+        taken += usize::from(rig.create(named).await.is_ok());
+    }
+    ensure!(taken >= 15, "of the hostile slices only {taken} were taken");
+    rig.put(slice("good", "web", &[address("192.0.2.1")])).await?;
+    let good = "192.0.2.1:8080".parse()?;
+    let mut stream = rig.get("web:80").await?;
+    stream.until("the good one", |known| known.contains_key(&good)).await?;
+    let foreign = stream.known.values().filter(|endpoint| endpoint.metric_labels.contains_key("pod")).count();
+    ensure!(foreign == 0, "no target was one of this namespace: {:?}", stream.known);
+    for path in ["web:81", "x.web:80", "web:65535"] {
+        rig.get(path).await?.next().await.with_context(|| path.to_owned())?;
+    }
+    for row in 0..22 {
+        let _ = rig.delete("EndpointSlice", &format!("hostile-{row}")).await;
+    }
+    stream.shows(&["192.0.2.1:8080"]).await?;
+    neighbour.still_served().await
+}
+
+#[tokio::test]
+async fn annotations_full_of_garbage_cost_what_is_garbage_in_them() -> Result<()> {
+    let neighbour = Neighbour::move_in().await?;
+    let rig = Rig::start("garbage").await?;
+    let numbers: String = (1..=40_000).map(|port| format!("{port},")).collect();
+    let values = [
+        ("80,abc,-1,70000-1,8080", "opaque 4143 identity http2"),
+        (",,,,", "h2 4143 identity http2"),
+        ("-", "h2 4143 identity http2"),
+        ("--8080", "h2 4143 identity http2"),
+        ("99999999999999999999999,8080-8080", "opaque 4143 identity http2"),
+        ("0-65535,0-65535,0-65535", "opaque 4143 identity http2"),
+        ("\u{feff}8080", "h2 4143 identity http2"),
+        ("８０８０", "h2 4143 identity http2"),
+        ("{\"8080\":true}", "h2 4143 identity http2"),
+        (&numbers, "opaque 4143 identity http2"),
+    ];
+    rig.put_all(["pods", "machines"].map(service)).await?;
+    let (mut pods, mut machines) = (Vec::new(), Vec::new());
+    for (row, (value, _)) in values.iter().enumerate() {
+        let (name, ip) = (format!("row-{row}"), format!("192.0.2.{row}"));
+        let annotated = |object: Object| object.annotated("config.linkerd.io/opaque-ports", value);
+        rig.put_all([annotated(meshed(&name)), annotated(workload(&name))]).await?;
+        pods.push(of_pod(&ip, &name));
+        machines.push(of_workload(&ip, &name));
+    }
+    rig.put_all([slice("pods", "pods", &pods), slice("machines", "machines", &machines)]).await?;
+    for name in ["pods", "machines"] {
+        let mut stream = rig.get(name).await?;
+        let expected: Vec<(String, String)> = values
+            .iter()
+            .enumerate()
+            .map(|(row, (_, look))| (format!("192.0.2.{row}:8080"), (*look).to_owned()))
+            .collect();
+        told::look(&mut stream, traits, expected.iter().map(|(at, look)| (at.as_str(), look.clone()))).await?;
+    }
+    neighbour.still_served().await
+}
+
+#[tokio::test]
+async fn objects_with_nothing_in_them_and_with_far_too_much_are_just_objects() -> Result<()> {
+    let neighbour = Neighbour::move_in().await?;
+    let rig = Rig::start("objects").await?;
+    let containers: Vec<Value> =
+        (0..50).map(|n| container(&format!("c-{n}"), 1000 + n)).chain([proxy("0.0.0.0:4143")]).collect();
+    let env: Vec<Value> =
+        (0..2000).map(|n| json!({"name": format!("LINKERD2_PROXY_{n}"), "value": "x".repeat(100)})).collect();
+    let mut wordy = proxy("0.0.0.0:4143");
+    if let Some(own) = wordy["env"].as_array_mut() {
+        own.splice(0..0, env);
+    }
+    let labels: Value =
+        (0..300).map(|n| (format!("label-{n}"), json!("x".repeat(60)))).collect::<serde_json::Map<_, _>>().into();
+    let bare =
+        pod("bare").with(json!({"spec": {"serviceAccountName": null, "containers": [{"name": "c", "image": "c"}]}}));
+    rig.put_all([
+        bare,
+        meshed("many").with(json!({"spec": {"containers": containers}, "metadata": { "labels": labels }})),
+        meshed_with("wordy", wordy),
+        meshed("noted").annotated("note", &"x".repeat(200_000)),
+        workload("no-ports")
+            .with(json!({"spec": {"ports": null, "workloadIPs": null}, "metadata": { "labels": labels }})),
+        workload("twice").with(
+            json!({"spec": {"ports": [{"name": "linkerd-proxy", "port": 1}, {"name": "linkerd-proxy", "port": 2},
+            {"port": 3}, {"name": "", "port": 4}], "workloadIPs": [{"ip": "bogus"}, {}]}}),
+        ),
+        workload("sni").with(json!({"spec": {"meshTLS": {"identity": "not a uri \n", "serverName": "not a name \n"}}})),
+        node(&format!("{}-odd", rig.name()), Some("")),
+        service("web"),
+        service("none").with(json!({"spec": {"clusterIP": "None", "ports": null}})),
+        slice(
+            "web",
+            "web",
+            &[
+                of_pod("192.0.2.1", "bare"),
+                of_pod("192.0.2.2", "many"),
+                of_pod("192.0.2.3", "wordy"),
+                of_pod("192.0.2.4", "noted"),
+                of_workload("192.0.2.5", "no-ports"),
+                of_workload("192.0.2.6", "sni"),
+                of_workload("192.0.2.7", "twice"),
+            ],
+        ),
+    ])
+    .await?;
+    let meshed = "h2 4143 identity http2";
+    let mut stream = rig.get_from("web", &format!("{}-odd", rig.name())).await?;
+    // Which of two ports with one name is the proxy's is nobody's guess.
+    let look = |endpoint: &_| told::traits(endpoint).replace("h2 2 ", "h2 1 ");
+    let looks = ["", meshed, meshed, meshed, meshed, meshed, "h2 1 identity http2"];
+    let at: Vec<String> = (1..=7).map(|host| format!("192.0.2.{host}:8080")).collect();
+    told::look(&mut stream, look, at.iter().map(String::as_str).zip(looks.map(str::to_owned))).await?;
+    rig.get("none:1").await?.next().await?;
+    neighbour.still_served().await
+}
+
+#[tokio::test]
+async fn a_server_that_makes_no_sense_costs_itself() -> Result<()> {
+    let neighbour = Neighbour::move_in().await?;
+    let rig = Rig::start("servers").await?;
+    rig.put_all([service("web"), meshed("web-1"), slice("web", "web", &[of_pod("192.0.2.1", "web-1")])]).await?;
+    let mut stream = rig.shows("web:80", &["192.0.2.1:8080"]).await?;
+    let opaque = |selector: Value| json!({"podSelector": selector, "port": 8080, "proxyProtocol": "opaque"});
+    let web = json!({"matchLabels": {"app": "web"}});
+    let with_port = |port: Value| json!({"podSelector": web, "port": port, "proxyProtocol": "opaque"});
+    let specs = [
+        opaque(json!({"matchLabels": {"app": 7}})),
+        opaque(json!({"matchLabels": {"app": {"in": ["web"]}}})),
+        opaque(json!({"matchLabels": {"app": null, "": ""}})),
+        opaque(json!({"matchLabels": {"not a key!": "web"}})),
+        opaque(json!({"matchLabels": {"app": "not a value!"}})),
+        opaque(json!({"matchExpressions": [{"key": "app", "operator": "In"}]})),
+        opaque(json!({"matchExpressions": [{"key": "app", "operator": "NotIn", "values": []}]})),
+        opaque(json!({"matchExpressions": [{"key": "app", "operator": "DoesNotExist", "values": ["x"]}]})),
+        opaque(json!({"matchExpressions": [{"key": "", "operator": "Exists"}]})),
+        with_port(json!(0)),
+        with_port(json!(-1)),
+        with_port(json!(65536 + 8080)),
+        with_port(json!(9_000_000_000_u64)),
+        with_port(json!("")),
+        with_port(json!("x".repeat(10_000))),
+        json!({"podSelector": {}, "port": 8080, "proxyProtocol": ""}),
+    ];
+    let mut taken = 0;
+    for (row, spec) in specs.into_iter().enumerate() {
+        taken += usize::from(rig.create(server(&format!("row-{row}"), spec)).await.is_ok());
+    }
+    ensure!(taken >= 12, "only {taken} were taken");
+    neighbour.still_served().await?;
+    stream.is_quiet_for(QUIET).await?;
+    // And one that does make sense, among them, counts.
+    rig.put(opaque_server("good", json!(8080))).await?;
+    told::only(&mut stream, traits, "opaque 4143 identity http2".to_owned()).await
+}
+
+#[tokio::test]
+async fn a_thousand_endpoints_in_a_slice_are_one_add_and_their_changes_small() -> Result<()> {
+    let neighbour = Neighbour::move_in().await?;
+    let rig = Rig::start("thousand").await?;
+    let all: Vec<String> = (0..1000).map(|n| format!("198.18.{}.{}", n / 250, n % 250 + 1)).collect();
+    let mut endpoints: Vec<Value> = all.iter().map(|ip| address(ip)).collect();
+    rig.put_all([service("web"), slice("web", "web", &endpoints)]).await?;
+    let at: Vec<String> = all.iter().map(|ip| format!("{ip}:8080")).collect();
+    let at: Vec<&str> = at.iter().map(String::as_str).collect();
+    let mut stream = rig.shows("web:80", &at).await?;
+    rig.begins_with("web:80", "", &at).await?;
+    // One goes, one is new.
+    endpoints[500] = address("198.18.200.1");
+    rig.set_endpoints("web", &endpoints).await?;
+    super::brings(&mut stream, &[super::add(&["198.18.200.1:8080"])?, super::remove(&[at[500]])?]).await?;
+    // A hundred addresses each, of one machine.
+    rig.put(workload("vm")).await?;
+    let hundreds: Vec<Value> = (0..10)
+        .map(|n| {
+            let addresses: Vec<String> = (0..100).map(|host| format!("198.19.{n}.{}", host + 1)).collect();
+            but(of_workload("", "vm"), json!({ "addresses": addresses }))
+        })
+        .collect();
+    rig.set_endpoints("web", &hundreds).await?;
+    stream
+        .until("the machine's", |known| {
+            known.len() == 1000 && !known.keys().any(|at| at.ip().to_string().starts_with("198.18."))
+        })
+        .await?;
+    rig.delete("EndpointSlice", "web").await?;
+    stream.shows(&[]).await?;
+    neighbour.still_served().await
+}
+
+#[tokio::test]
+async fn more_than_a_message_can_hold_comes_in_several() -> Result<()> {
+    let neighbour = Neighbour::move_in().await?;
+    let rig = Rig::start("huge").await?;
+    let long = json!({"spec": {"meshTLS": {"identity": format!("spiffe://{}", "i".repeat(240)), "serverName": "s".repeat(253)}}});
+    rig.put_all([service("web"), workload("vm").with(long)]).await?;
+    let mut count = 0;
+    for third in 0..3 {
+        let endpoints: Vec<Value> = (0..30)
+            .map(|n| {
+                let addresses: Vec<String> = (1..=100).map(|host| format!("198.{}.{n}.{host}", 18 + third)).collect();
+                count += addresses.len();
+                but(of_workload("", "vm"), json!({ "addresses": addresses }))
+            })
+            .collect();
+        rig.put(slice(&format!("web-{third}"), "web", &endpoints)).await?;
+    }
+    let mut watching = rig.get("web:80").await?;
+    watching.until("all of them", |known| known.len() == count).await?;
+    // From a client that takes no more than 4 MiB at once; and a proxy takes each as an addition to those before.
+    let mut fresh = rig.get("web:80").await?;
+    fresh.until("all of them", |known| known.len() == count).await?;
+    let adds = fresh.messages.iter().filter(|message| matches!(message, Message::Add(_))).count();
+    ensure!(adds == fresh.messages.len() && adds >= 2, "{adds} Adds of {} messages", fresh.messages.len());
+    fresh.is_quiet_for(QUIET).await?;
+    rig.delete("EndpointSlice", "web-2").await?;
+    watching.until("two thirds", |known| known.len() == count / 3 * 2).await?;
+    neighbour.still_served().await
+}
+
+#[tokio::test]
+async fn a_service_of_a_hundred_slices_is_the_union_of_them() -> Result<()> {
+    let neighbour = Neighbour::move_in().await?;
+    let rig = Rig::start("hundred").await?;
+    rig.put(service("web")).await?;
+    let mut at = vec!["203.0.113.1:8080".to_owned()];
+    for n in 1..=100 {
+        let endpoints = [address("203.0.113.1"), address(&format!("192.0.2.{n}"))];
+        rig.put(slice(&format!("web-{n}"), "web", &endpoints)).await?;
+        at.push(format!("192.0.2.{n}:8080"));
+    }
+    let at: Vec<&str> = at.iter().map(String::as_str).collect();
+    let mut stream = rig.shows("web:80", &at).await?;
+    for n in 1..100 {
+        rig.delete("EndpointSlice", &format!("web-{n}")).await?;
+    }
+    stream.shows(&["203.0.113.1:8080", "192.0.2.100:8080"]).await?;
+    neighbour.still_served().await
+}

@@ -1,0 +1,327 @@
+//! Which endpoints a Service has: its kind, the conditions, addresses and targets in its slices, and whose address it is
+//! when two claim it.
+
+use anyhow::{Result, ensure};
+use e2e::{discovery::Message, eventually, mesh::SOON};
+use serde_json::{Value, json};
+
+use super::{
+    QUIET, Rig, Settings, add,
+    objects::{
+        Object, address, but, external_name, meshed, of_pod, of_workload, pod, service, slice, slice_v6, target,
+        workload,
+    },
+    remove, told,
+};
+
+const EMPTY: Message = Message::NoEndpoints { exists: true };
+
+#[tokio::test]
+async fn a_service_of_every_kind_is_answered_from_its_slices() -> Result<()> {
+    let rig = Rig::start("kinds").await?;
+    let kinds = [
+        ("cluster-ip", json!({})),
+        ("node-port", json!({"type": "NodePort"})),
+        ("load-balancer", json!({"type": "LoadBalancer"})),
+        ("headless", json!({"clusterIP": "None"})),
+        ("publishing", json!({"clusterIP": "None", "publishNotReadyAddresses": true})),
+        ("portless", json!({"clusterIP": "None", "ports": null})),
+    ];
+    rig.put_all([meshed("web-1"), pod("web-2")]).await?;
+    for (name, spec) in kinds {
+        let endpoints = [of_pod("192.0.2.1", "web-1"), of_pod("192.0.2.2", "web-2"), address("192.0.2.3")];
+        rig.put_all([service(name).with(json!({ "spec": spec })), slice(name, name, &endpoints)]).await?;
+        let port = if name == "portless" { 8989 } else { 80 };
+        let number = if name == "portless" { 8989 } else { 8080 };
+        let all = [1, 2, 3].map(|host| format!("192.0.2.{host}:{number}"));
+        let all = all.each_ref().map(String::as_str);
+        let authority = format!("{name}:{port}");
+        rig.shows(&authority, &all).await?;
+        rig.begins_with(&authority, "", &all).await?;
+    }
+    Ok(())
+}
+
+#[tokio::test]
+async fn a_service_without_endpoints_is_said_to_have_none_and_later_only_loses_them() -> Result<()> {
+    let rig = Rig::start("empty").await?;
+    rig.put(service("web")).await?;
+    let mut first = rig.get("web:80").await?;
+    assert_eq!(first.next().await?, Some(EMPTY));
+    rig.put(slice("web", "web", &[address("192.0.2.1")])).await?;
+    assert_eq!(first.next().await?, Some(add(&["192.0.2.1:8080"])?));
+    rig.set_endpoints("web", &[]).await?;
+    assert_eq!(first.next().await?, Some(remove(&["192.0.2.1:8080"])?));
+    // A slice that is there and empty is no different.
+    let mut second = rig.get("web:80").await?;
+    assert_eq!(second.next().await?, Some(EMPTY));
+    first.is_quiet_for(QUIET).await
+}
+
+#[tokio::test]
+async fn with_strict_parity_nothing_is_said_before_the_first_endpoint() -> Result<()> {
+    let rig = Rig::with(Settings::Contrary, "strict").await?;
+    rig.put(service("web")).await?;
+    let mut endpoints = rig.get("web:80").await?;
+    endpoints.is_quiet_for(QUIET).await?;
+    rig.put(slice("web", "web", &[address("192.0.2.1")])).await?;
+    assert_eq!(endpoints.next().await?, Some(add(&["192.0.2.1:8080"])?));
+    rig.delete("EndpointSlice", "web").await?;
+    assert_eq!(endpoints.next().await?, Some(remove(&["192.0.2.1:8080"])?));
+    endpoints.is_quiet_for(QUIET).await?;
+    rig.get("web:80").await?.is_quiet_for(QUIET).await
+}
+
+#[tokio::test]
+async fn only_what_is_not_ready_is_left_out() -> Result<()> {
+    let rig = Rig::start("ready").await?;
+    rig.put_all([service("web"), pod("web-1"), workload("vm")]).await?;
+    let with = |endpoint: Value, conditions: Value| but(endpoint, json!({ "conditions": conditions }));
+    let succeeded = json!({"status": {"phase": "Succeeded"}});
+    let statuses = rig.api("Pod");
+    let patch = kube::api::Patch::Merge(&succeeded);
+    statuses.patch_status("web-1", &kube::api::PatchParams::default(), &patch).await?;
+    let endpoints = [
+        with(address("192.0.2.1"), json!({"ready": true})),
+        with(address("192.0.2.2"), json!({"ready": false})),
+        with(address("192.0.2.3"), json!({"ready": null})),
+        with(address("192.0.2.4"), json!(null)),
+        with(address("192.0.2.5"), json!({"ready": false, "serving": true, "terminating": true})),
+        with(address("192.0.2.6"), json!({"ready": true, "serving": false, "terminating": true})),
+        with(address("192.0.2.7"), json!({"serving": false})),
+        with(of_pod("192.0.2.8", "web-1"), json!({"ready": true})),
+        with(of_workload("192.0.2.9", "vm"), json!({"ready": false})),
+    ];
+    rig.put(slice("web", "web", &endpoints)).await?;
+    let shown = [1, 3, 4, 6, 7, 8].map(|host| format!("192.0.2.{host}:8080"));
+    let mut stream = rig.shows("web:80", &shown.each_ref().map(String::as_str)).await?;
+    // Not ready, then ready again, for each kind of target.
+    rig.put_all([
+        service("flip"),
+        slice("flip", "flip", &[address("192.0.2.1"), of_pod("192.0.2.8", "web-1"), of_workload("192.0.2.9", "vm")]),
+    ])
+    .await?;
+    let all = ["192.0.2.1:8080", "192.0.2.8:8080", "192.0.2.9:8080"];
+    let mut flip = rig.shows("flip:80", &all).await?;
+    let unready = |endpoint: Value| with(endpoint, json!({"ready": false}));
+    let two = [address("192.0.2.1"), unready(of_pod("192.0.2.8", "web-1")), unready(of_workload("192.0.2.9", "vm"))];
+    rig.set_endpoints("flip", &two).await?;
+    assert_eq!(flip.next().await?, Some(remove(&all[1..])?));
+    let back = [address("192.0.2.1"), of_pod("192.0.2.8", "web-1"), of_workload("192.0.2.9", "vm")];
+    rig.set_endpoints("flip", &back).await?;
+    assert_eq!(flip.next().await?, Some(add(&all[1..])?));
+    stream.is_quiet_for(QUIET).await
+}
+
+#[tokio::test]
+async fn what_a_slice_points_to_has_to_be_there_and_of_a_kind_that_is_known() -> Result<()> {
+    let rig = Rig::start("targets").await?;
+    let elsewhere = Rig::start("elsewhere").await?;
+    elsewhere.put_all([pod("theirs"), workload("theirs")]).await?;
+    rig.put_all([service("web"), pod("web-1"), workload("vm")]).await?;
+    let of = |ip: &str, kind: &str, name: &str| target(ip, json!({"kind": kind, "name": name}));
+    let foreign =
+        |ip: &str, kind: &str| target(ip, json!({"kind": kind, "name": "theirs", "namespace": elsewhere.name()}));
+    let endpoints = [
+        of("192.0.2.1", "Pod", "web-1"),
+        of("192.0.2.2", "ExternalWorkload", "vm"),
+        address("192.0.2.3"),
+        of("192.0.2.11", "Pod", "missing"),
+        of("192.0.2.12", "ExternalWorkload", "missing"),
+        of("192.0.2.13", "Pod", "vm"),
+        of("192.0.2.14", "ExternalWorkload", "web-1"),
+        of("192.0.2.15", "Node", "node-a"),
+        of("192.0.2.16", "pod", "web-1"),
+        of("192.0.2.17", "VirtualMachine", "web-1"),
+        target("192.0.2.18", json!({"name": "web-1"})),
+        target("192.0.2.19", json!({"kind": "Pod"})),
+        target("192.0.2.20", json!({"namespace": null})),
+        foreign("192.0.2.21", "Pod"),
+        foreign("192.0.2.22", "ExternalWorkload"),
+        // Of this namespace, under the name of one in another.
+        of("192.0.2.23", "Pod", "theirs"),
+    ];
+    rig.put(slice("web", "web", &endpoints)).await?;
+    let mut stream = rig.shows("web:80", &["192.0.2.1:8080", "192.0.2.2:8080", "192.0.2.3:8080"]).await?;
+    stream.is_quiet_for(QUIET).await
+}
+
+#[tokio::test]
+async fn a_slice_belongs_to_the_service_that_its_label_names() -> Result<()> {
+    let rig = Rig::start("label").await?;
+    let elsewhere = Rig::start("label-elsewhere").await?;
+    let service_object = rig.create(service("web")).await?;
+    rig.put(service("other")).await?;
+    let owner = json!({"apiVersion": "v1", "kind": "Service", "name": "web", "uid": service_object.metadata.uid});
+    let mut unlabelled = slice("unlabelled", "web", &[address("192.0.2.9")]);
+    unlabelled.value["metadata"]["labels"] = json!({});
+    elsewhere.put_all([service("web"), slice("web", "web", &[address("192.0.2.8")])]).await?;
+    rig.put_all([
+        unlabelled.clone().with(json!({"metadata": {"name": "owned", "ownerReferences": [owner]}})),
+        unlabelled,
+        slice("other", "other", &[address("192.0.2.7")]),
+        slice("web-1", "web", &[address("192.0.2.1")]),
+        slice("web-2", "web", &[address("192.0.2.2")]).with(json!({"addressType": "IPv4"})),
+        slice("another-name", "web", &[address("192.0.2.3")]),
+    ])
+    .await?;
+    let mut stream = rig.shows("web:80", &["192.0.2.1:8080", "192.0.2.2:8080", "192.0.2.3:8080"]).await?;
+    stream.is_quiet_for(QUIET).await?;
+    rig.begins_with("other:80", "", &["192.0.2.7:8080"]).await?;
+    elsewhere.begins_with("web:80", "", &["192.0.2.8:8080"]).await
+}
+
+#[tokio::test]
+async fn every_address_of_an_endpoint_counts() -> Result<()> {
+    let rig = Rig::start("addresses").await?;
+    rig.put_all([service("web"), meshed("web-1"), workload("vm")]).await?;
+    let many = |endpoint: Value, addresses: [&str; 2]| but(endpoint, json!({ "addresses": addresses }));
+    let endpoints = [
+        many(address(""), ["192.0.2.1", "192.0.2.2"]),
+        many(of_pod("", "web-1"), ["192.0.2.3", "192.0.2.4"]),
+        many(of_workload("", "vm"), ["192.0.2.5", "192.0.2.6"]),
+    ];
+    rig.put(slice("web", "web", &endpoints)).await?;
+    let all = [1, 2, 3, 4, 5, 6].map(|host| format!("192.0.2.{host}:8080"));
+    let mut stream = rig.shows("web:80", &all.each_ref().map(String::as_str)).await?;
+    rig.set_endpoints("web", &[endpoints[0].clone(), of_pod("192.0.2.4", "web-1"), endpoints[2].clone()]).await?;
+    assert_eq!(stream.next().await?, Some(remove(&["192.0.2.3:8080"])?));
+    Ok(())
+}
+
+#[tokio::test]
+async fn of_two_that_claim_one_address_the_pod_wins_then_the_workload() -> Result<()> {
+    let rig = Rig::start("claims").await?;
+    rig.put_all([service("web"), meshed("web-1"), workload("vm")]).await?;
+    let pod_name = |endpoint: &linkerd2_proxy_api::destination::WeightedAddr| {
+        let label = |key: &str| endpoint.metric_labels.get(key).cloned();
+        label("pod").or_else(|| label("external_workload")).unwrap_or_default()
+    };
+    rig.put(slice("a", "web", &[address("192.0.2.1")])).await?;
+    let mut stream = rig.get("web:80").await?;
+    told::only(&mut stream, pod_name, String::new()).await?;
+    rig.put(slice("b", "web", &[of_workload("192.0.2.1", "vm")])).await?;
+    told::only(&mut stream, pod_name, "vm".into()).await?;
+    rig.put(slice("c", "web", &[of_pod("192.0.2.1", "web-1")])).await?;
+    told::only(&mut stream, pod_name, "web-1".into()).await?;
+    // The address never goes while somebody has it, and whoever is left has it.
+    rig.delete("EndpointSlice", "c").await?;
+    told::only(&mut stream, pod_name, "vm".into()).await?;
+    rig.delete("EndpointSlice", "b").await?;
+    told::only(&mut stream, pod_name, String::new()).await?;
+    assert!(!stream.messages.iter().any(|message| matches!(message, Message::Remove(_))), "{:?}", stream.messages);
+    rig.delete("EndpointSlice", "a").await?;
+    stream.shows(&[]).await
+}
+
+#[tokio::test]
+async fn of_two_pods_with_one_address_the_one_that_stays_wins() -> Result<()> {
+    let rig = Rig::start("pods").await?;
+    let kept = |object: Object| object.with(json!({"metadata": {"finalizers": [super::objects::KEPT]}}));
+    rig.put_all([service("web"), kept(meshed("web-a")), meshed("web-b")]).await?;
+    rig.put(slice("web", "web", &[of_pod("192.0.2.1", "web-a"), of_pod("192.0.2.1", "web-b")])).await?;
+    let name = |endpoint: &linkerd2_proxy_api::destination::WeightedAddr| endpoint.metric_labels["pod"].clone();
+    rig.delete("Pod", "web-a").await?;
+    let mut stream = rig.get("web:80").await?;
+    told::only(&mut stream, name, "web-b".into()).await?;
+    // Alone, a terminating Pod is as good as any.
+    rig.delete("Pod", "web-b").await?;
+    told::only(&mut stream, name, "web-a".into()).await?;
+    rig.patch("Pod", "web-a", json!({"metadata": {"finalizers": null}})).await?;
+    stream.shows(&[]).await
+}
+
+#[tokio::test]
+async fn of_two_pods_that_stay_the_newest_wins_and_of_twins_the_first_by_name() -> Result<()> {
+    let rig = Rig::start("newest").await?;
+    rig.put(service("web")).await?;
+    let name = |endpoint: &linkerd2_proxy_api::destination::WeightedAddr| endpoint.metric_labels["pod"].clone();
+    let created = async |name: &str| anyhow::Ok(rig.create(meshed(name)).await?.metadata.creation_timestamp);
+    let old = created("web-a").await?;
+    // Times are kept in seconds.
+    eventually(SOON, "a Pod of a later second", async || {
+        let new = created("web-b").await?;
+        if new == old {
+            rig.delete("Pod", "web-b").await?;
+        }
+        ensure!(new != old, "it is of the same second");
+        Ok(())
+    })
+    .await?;
+    rig.put(slice("web", "web", &[of_pod("192.0.2.1", "web-a"), of_pod("192.0.2.1", "web-b")])).await?;
+    let mut stream = rig.get("web:80").await?;
+    told::only(&mut stream, name, "web-b".into()).await?;
+    eventually(SOON, "two Pods of one second", async || {
+        let (one, two) = (created("web-d").await?, created("web-c").await?);
+        if one != two {
+            rig.delete("Pod", "web-c").await?;
+            rig.delete("Pod", "web-d").await?;
+        }
+        ensure!(one == two, "{one:?} and {two:?}");
+        Ok(())
+    })
+    .await?;
+    rig.set_endpoints("web", &[of_pod("192.0.2.1", "web-d"), of_pod("192.0.2.1", "web-c")]).await?;
+    told::only(&mut stream, name, "web-c".into()).await
+}
+
+#[tokio::test]
+async fn one_family_of_a_pod_is_served_but_addresses_and_machines_come_in_both() -> Result<()> {
+    for (settings, prefix, shown_of_pod) in
+        [(Settings::Helm, "v4", "192.0.2.1:8080"), (Settings::Upstream, "v6", "[2001:db8::1]:8080")]
+    {
+        let rig = Rig::with(settings, prefix).await?;
+        rig.put_all([service("web"), pod("web-1"), workload("vm")]).await?;
+        let (v4, v6) = (["192.0.2.1", "192.0.2.2", "192.0.2.3"], ["2001:db8::1", "2001:db8::2", "2001:db8::3"]);
+        let of =
+            |[pod, workload, plain]: [&str; 3]| [of_pod(pod, "web-1"), of_workload(workload, "vm"), address(plain)];
+        rig.put_all([slice("v4", "web", &of(v4)), slice_v6("v6", "web", &of(v6))]).await?;
+        let others = ["192.0.2.2:8080", "192.0.2.3:8080", "[2001:db8::2]:8080", "[2001:db8::3]:8080"];
+        let all: Vec<&str> = others.into_iter().chain([shown_of_pod]).collect();
+        rig.shows("web:80", &all).await?;
+        rig.begins_with("web:80", "", &all).await?;
+    }
+    Ok(())
+}
+
+#[tokio::test]
+async fn a_service_that_becomes_external_ends_its_streams() -> Result<()> {
+    let rig = Rig::start("becomes").await?;
+    let changes = [
+        (
+            "external",
+            json!({"spec": {"type": "ExternalName", "externalName": "example.com", "clusterIP": null, "clusterIPs": null,
+            "ipFamilies": null, "ipFamilyPolicy": null}}),
+        ),
+        ("federated", json!({"metadata": {"annotations": {"multicluster.linkerd.io/remote-discovery": "web@east"}}})),
+        ("remote", json!({"metadata": {"labels": {"multicluster.linkerd.io/remote-discovery": "east"}}})),
+    ];
+    for (name, change) in changes {
+        rig.put_all([service(name), slice(name, name, &[address("192.0.2.1")])]).await?;
+        let mut stream = rig.shows(name, &["192.0.2.1:8080"]).await?;
+        let mut other_port = rig.shows(&format!("{name}:81"), &["192.0.2.1:81"]).await?;
+        rig.patch("Service", name, change).await?;
+        for stream in [&mut stream, &mut other_port] {
+            while let Some(message) = stream.next().await? {
+                assert!(matches!(message, Message::Remove(_)), "{name}: {message:?}");
+            }
+        }
+        assert!(rig.discovery.refusal(&rig.path(name), "").await.is_ok(), "{name} is refused now");
+    }
+    // Among the kinds that have slices it may change as it likes.
+    rig.put_all([service("web"), slice("web", "web", &[address("192.0.2.1")])]).await?;
+    let mut stream = rig.shows("web:80", &["192.0.2.1:8080"]).await?;
+    for kind in ["NodePort", "LoadBalancer", "ClusterIP"] {
+        rig.patch("Service", "web", json!({"spec": {"type": kind}})).await?;
+    }
+    stream.is_quiet_for(QUIET).await?;
+    rig.put(external_name("was-external")).await?;
+    rig.patch(
+        "Service",
+        "was-external",
+        json!({"spec": {"type": "ClusterIP", "externalName": null, "ports": [{"port": 80}]}}),
+    )
+    .await?;
+    assert_eq!(rig.get("was-external:80").await?.next().await?, Some(EMPTY));
+    Ok(())
+}

@@ -1,0 +1,126 @@
+//! Kubernetes' own slices, over Deployments that scale and restart: what most streams of a mesh see.
+
+use std::{
+    collections::BTreeSet,
+    net::{IpAddr, SocketAddr},
+    time::Duration,
+};
+
+use anyhow::{Context, Result, ensure};
+use e2e::{discovery::Endpoints, eventually};
+use k8s_openapi::api::{apps::v1::Deployment, discovery::v1::EndpointSlice};
+use kube::api::{DeleteParams, ListParams, Patch, PatchParams, PostParams};
+use serde_json::{Value, json};
+
+use super::{QUIET, Rig, objects::service};
+
+const DEADLINE: Duration = Duration::from_secs(60);
+
+/// A Deployment with a Service over it, both of this name.
+async fn deploy(rig: &Rig, name: &str, replicas: u32) -> Result<()> {
+    let labels = json!({ "app": name });
+    let meshed = json!({"app": name, "linkerd.io/control-plane-ns": "linkerd"});
+    let container = json!({"name": "app", "image": "app", "ports": [{"name": "web", "containerPort": 8080}]});
+    let deployment: Deployment = serde_json::from_value(json!({
+        "metadata": {"name": name},
+        "spec": {"replicas": replicas, "selector": {"matchLabels": labels},
+            "template": {"metadata": {"labels": meshed}, "spec": {"containers": [container]}}},
+    }))?;
+    rig.namespace.api().create(&PostParams::default(), &deployment).await?;
+    let ports = json!([{"name": "http", "port": 80, "targetPort": "web"}]);
+    rig.put(service(name).with(json!({"spec": {"selector": labels, "ports": ports}}))).await
+}
+
+async fn patch(rig: &Rig, name: &str, patch: Value) -> Result<()> {
+    rig.namespace.api::<Deployment>().patch(name, &PatchParams::default(), &Patch::Merge(patch)).await?;
+    Ok(())
+}
+
+/// The ready addresses in the slices of a Service, once there are so many and all Pods are of the wanted template.
+async fn published(rig: &Rig, name: &str, count: usize) -> Result<BTreeSet<SocketAddr>> {
+    let deployments = rig.namespace.api::<Deployment>();
+    let slices = rig.namespace.api::<EndpointSlice>();
+    let params = ListParams::default().labels(&format!("kubernetes.io/service-name={name}"));
+    eventually(DEADLINE, format_args!("{count} published endpoints of {name}"), async || {
+        let deployment = deployments.get(name).await?;
+        let status = deployment.status.unwrap_or_default();
+        ensure!(status.observed_generation == deployment.metadata.generation, "the Deployment is not looked at yet");
+        let replicas = [status.replicas, status.updated_replicas, status.ready_replicas].map(Option::unwrap_or_default);
+        ensure!(replicas.iter().all(|replicas| usize::try_from(*replicas) == Ok(count)), "{replicas:?} replicas");
+        let mut addresses = BTreeSet::new();
+        for slice in slices.list(&params).await? {
+            let port = slice.ports.iter().flatten().find_map(|port| port.port);
+            for endpoint in &slice.endpoints {
+                if endpoint.conditions.as_ref().and_then(|conditions| conditions.ready) == Some(true) {
+                    let ip: IpAddr = endpoint.addresses.first().context("an endpoint without address")?.parse()?;
+                    addresses.insert(SocketAddr::new(ip, u16::try_from(port.context("no port")?)?));
+                }
+            }
+        }
+        ensure!(addresses.len() == count, "{addresses:?}");
+        Ok(addresses)
+    })
+    .await
+}
+
+async fn converges(stream: &mut Endpoints, published: &BTreeSet<SocketAddr>) -> Result<()> {
+    stream.until(&format!("{published:?}"), |known| known.keys().eq(published)).await
+}
+
+#[tokio::test]
+async fn a_stream_follows_a_restart_to_exactly_the_new_pods_and_is_never_empty() -> Result<()> {
+    let rig = Rig::start("restart").await?;
+    deploy(&rig, "web", 3).await?;
+    let before = published(&rig, "web", 3).await?;
+    let mut stream = rig.get("web:80").await?;
+    converges(&mut stream, &before).await?;
+    for endpoint in stream.known.values() {
+        let labels = &endpoint.metric_labels;
+        ensure!(labels.get("deployment").is_some_and(|name| name == "web"), "{labels:?}");
+        ensure!(labels.contains_key("pod_template_hash") && labels["serviceaccount"] == "default", "{labels:?}");
+    }
+    let restarted = json!({"spec": {"template": {"metadata": {"annotations": {"restarted": "once"}}}}});
+    patch(&rig, "web", restarted).await?;
+    let after = published(&rig, "web", 3).await?;
+    ensure!(before.is_disjoint(&after), "{before:?} and {after:?}");
+    // Message by message, as a proxy would be left with.
+    let mut fewest = stream.known.len();
+    stream
+        .until(&format!("{after:?}"), |known| {
+            fewest = fewest.min(known.len());
+            known.keys().eq(&after)
+        })
+        .await?;
+    ensure!(fewest >= 2, "down to {fewest} endpoints during the restart");
+    stream.is_quiet_for(QUIET).await
+}
+
+#[tokio::test]
+async fn streams_of_one_service_move_together_and_those_of_another_not_at_all() -> Result<()> {
+    let rig = Rig::start("scale").await?;
+    deploy(&rig, "a", 1).await?;
+    deploy(&rig, "b", 1).await?;
+    let (of_a, of_b) = (published(&rig, "a", 1).await?, published(&rig, "b", 1).await?);
+    let mut streams = [rig.get("a:80").await?, rig.get("a:80").await?, rig.get("a:80").await?];
+    let mut other = rig.get("b:80").await?;
+    for stream in &mut streams {
+        converges(stream, &of_a).await?;
+    }
+    converges(&mut other, &of_b).await?;
+    // Owners may come after their Pods.
+    let hashed = |known: &std::collections::BTreeMap<_, linkerd2_proxy_api::destination::WeightedAddr>| {
+        known.values().all(|endpoint| endpoint.metric_labels.contains_key("deployment"))
+    };
+    other.until("the owner", hashed).await?;
+    patch(&rig, "a", json!({"spec": {"replicas": 3}})).await?;
+    let of_a = published(&rig, "a", 3).await?;
+    for stream in &mut streams {
+        converges(stream, &of_a).await?;
+    }
+    other.is_quiet_for(QUIET).await?;
+    rig.namespace.api::<Deployment>().delete("a", &DeleteParams::background()).await?;
+    for stream in &mut streams {
+        stream.shows(&[]).await?;
+    }
+    Ok(())
+}

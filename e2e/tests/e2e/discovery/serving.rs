@@ -1,0 +1,383 @@
+//! The server around the streams: health, metrics, readiness, what it does without what it would like to have, its end.
+
+use std::time::Duration;
+
+use anyhow::{Context, Result, ensure};
+use e2e::{
+    ControlPlane, FaultProxy, Manager, ManagerOptions, Options, TestNamespace,
+    discovery::{Discovery, Endpoints, token},
+    eventually,
+    mesh::SOON,
+};
+use hyper::StatusCode;
+use tonic::{Code, transport::Channel};
+use tonic_health::pb::{HealthCheckRequest, health_check_response::ServingStatus, health_client::HealthClient};
+
+use super::{
+    QUIET, Rig, Settings, create,
+    objects::{Object, address, meshed, of_pod, of_workload, opaque_server, replica_set, service, slice, workload},
+    told::{self, traits},
+};
+
+const STOP: Duration = Duration::from_secs(20);
+/// Longer than the longest pause between two looks for a CRD or an API server.
+const BACKED_OFF: Duration = Duration::from_secs(90);
+const SERVICE: &str = "io.linkerd.proxy.destination.Destination";
+
+fn discovery_only(args: &[&str]) -> ManagerOptions {
+    let args = ["--enable-external-workload=false"].iter().chain(args).map(|arg| (*arg).to_owned());
+    ManagerOptions { args: args.collect(), ..ManagerOptions::default() }
+}
+
+/// A control plane with nothing of Linkerd's, and a manager on it: what would be harmed by others, or harm them.
+struct Own {
+    control_plane: ControlPlane,
+    manager: Manager,
+    namespace: TestNamespace,
+}
+
+impl Own {
+    async fn start() -> Result<Self> {
+        let control_plane = ControlPlane::start(Options::default()).await?;
+        let namespace = TestNamespace::create(&control_plane.client().await?, "own").await?;
+        let mut manager = Manager::start(&control_plane, discovery_only(&[]))?;
+        manager.ready(SOON).await?;
+        Ok(Self { control_plane, manager, namespace })
+    }
+
+    async fn put_all(&self, objects: impl IntoIterator<Item = Object>) -> Result<()> {
+        for object in objects {
+            create(self.namespace.client(), self.namespace.name(), object).await?;
+        }
+        Ok(())
+    }
+
+    async fn get(&self, service_and_port: &str) -> Result<Endpoints> {
+        let (service, port) = service_and_port.split_once(':').context("a port")?;
+        let path = format!("{service}.{}.svc.cluster.local:{port}", self.namespace.name());
+        eventually(SOON, format_args!("{path} to be answered"), async || {
+            Ok(self.manager.discovery().await?.get(&path, "").await?)
+        })
+        .await
+    }
+}
+
+#[tokio::test]
+async fn it_says_by_grpc_that_it_serves() -> Result<()> {
+    let rig = Rig::start("health").await?;
+    let address = rig.manager.destination_address();
+    let mut health = HealthClient::new(Channel::from_shared(format!("http://{address}"))?.connect().await?);
+    for service in ["", SERVICE] {
+        let request = HealthCheckRequest { service: service.to_owned() };
+        let response = health.check(request).await.with_context(|| format!("of {service:?}"))?;
+        assert_eq!(response.into_inner().status(), ServingStatus::Serving, "{service:?}");
+    }
+    let unknown = health.check(HealthCheckRequest { service: "other".to_owned() }).await;
+    assert_eq!(unknown.map(drop).map_err(|status| status.code()), Err(Code::NotFound));
+    Ok(())
+}
+
+#[tokio::test]
+async fn the_series_of_a_service_live_as_long_as_its_streams() -> Result<()> {
+    let rig = Rig::start("series").await?;
+    let of_web = [("cluster", "local"), ("namespace", rig.name()), ("service", "web"), ("port", "80")];
+    let mesh = [service("web"), meshed("web-1"), meshed("web-2"), service("empty")];
+    let endpoints = |service: &str| {
+        let named = super::objects::but(of_pod("192.0.2.2", "web-2"), serde_json::json!({"hostname": "web-2"}));
+        slice(service, service, &[of_pod("192.0.2.1", "web-1"), named])
+    };
+    rig.put_all(mesh.into_iter().chain([endpoints("web")])).await?;
+    let shown = ["192.0.2.1:8080", "192.0.2.2:8080"];
+    let (first, second) = (rig.shows("web:80", &shown).await?, rig.shows("web:80", &shown).await?);
+    let instance = rig.shows("web-2.web:80", &shown[1..]).await?;
+    let empty = rig.get("empty:8080").await?;
+    let gauge = async |name: &str, labels: &[(&str, &str)], expected: Option<f64>| {
+        eventually(SOON, format_args!("{name}{labels:?} to be {expected:?}"), async || {
+            let seen = rig.manager.metric(name, labels).await;
+            ensure!(seen == expected, "{seen:?}");
+            Ok(())
+        })
+        .await
+    };
+    let of_all = [&of_web[..], &[("hostname", "")]].concat();
+    let of_one = [&of_web[..], &[("hostname", "web-2")]].concat();
+    let of_empty =
+        [("cluster", "local"), ("namespace", rig.name()), ("service", "empty"), ("port", "8080"), ("hostname", "")];
+    for (labels, subscribers, pods, exists) in
+        [(&of_all[..], 2.0, 2.0, 1.0), (&of_one, 1.0, 1.0, 1.0), (&of_empty, 1.0, 0.0, 1.0)]
+    {
+        gauge("endpoints_subscribers", labels, Some(subscribers)).await?;
+        gauge("endpoints_pods", labels, Some(pods)).await?;
+        gauge("endpoints_exists", labels, Some(exists)).await?;
+        ensure!(rig.manager.metric("endpoints_updates", labels).await.is_some(), "no endpoints_updates{labels:?}");
+    }
+    // It exists, and is empty; deleted, it does not.
+    rig.delete("Service", "empty").await?;
+    gauge("endpoints_exists", &of_empty, Some(0.0)).await?;
+    let before = rig.manager.metric("endpoints_updates", &of_all).await.unwrap_or_default();
+    rig.set_endpoints("web", &[of_pod("192.0.2.1", "web-1")]).await?;
+    gauge("endpoints_pods", &of_all, Some(1.0)).await?;
+    ensure!(
+        rig.manager.metric("endpoints_updates", &of_all).await.is_some_and(|now| now > before),
+        "no update counted"
+    );
+    drop(first);
+    gauge("endpoints_subscribers", &of_all, Some(1.0)).await?;
+    drop((second, instance, empty));
+    for name in ["endpoints_subscribers", "endpoints_pods", "endpoints_exists", "endpoints_updates"] {
+        gauge(name, &[("namespace", rig.name())], None).await?;
+    }
+    Ok(())
+}
+
+#[tokio::test]
+async fn calls_are_counted_by_their_end() -> Result<()> {
+    let rig = Rig::start("calls").await?;
+    rig.put_all([service("web"), slice("web", "web", &[address("192.0.2.1")])]).await?;
+    let of_get = [("grpc_type", "server_stream"), ("grpc_service", SERVICE), ("grpc_method", "Get")];
+    let with_code = |code: &'static str| (!code.is_empty()).then_some(("grpc_code", code));
+    let count = async |name: &str, code: &'static str| {
+        let labels: Vec<_> = of_get.into_iter().chain(with_code(code)).collect();
+        rig.manager.metric(name, &labels).await.unwrap_or_default()
+    };
+    let counters = [
+        ("grpc_server_started_total", ""),
+        ("grpc_server_msg_received_total", ""),
+        ("grpc_server_msg_sent_total", ""),
+        ("grpc_server_handling_seconds_count", ""),
+        ("grpc_server_handled_total", "OK"),
+        ("grpc_server_handled_total", "InvalidArgument"),
+        ("grpc_server_handled_total", "NotFound"),
+    ];
+    let mut before = Vec::new();
+    for (name, code) in counters {
+        before.push(count(name, code).await);
+    }
+    rig.discovery.refusal("linkerd.io", "").await?;
+    rig.discovery.refusal(&rig.path("missing"), "").await?;
+    drop(rig.shows("web:80", &["192.0.2.1:8080"]).await?);
+    for ((name, code), before) in counters.into_iter().zip(before) {
+        eventually(SOON, format_args!("{name} {code} to grow"), async || {
+            let now = count(name, code).await;
+            ensure!(now > before, "{before} and {now}");
+            Ok(())
+        })
+        .await?;
+    }
+    for bound in ["0.1", "1", "300", "3600", "+Inf"] {
+        let labels = [&of_get[..], &[("le", bound)]].concat();
+        ensure!(
+            rig.manager.metric("grpc_server_handling_seconds_bucket", &labels).await.is_some(),
+            "no bucket {bound}"
+        );
+    }
+    Ok(())
+}
+
+#[tokio::test]
+async fn what_is_always_there_is_there() -> Result<()> {
+    let rig = Rig::start("always").await?;
+    rig.put_all([service("web"), meshed("web-1"), slice("web", "web", &[of_pod("192.0.2.1", "web-1")])]).await?;
+    let _stream = rig.shows("web:80", &["192.0.2.1:8080"]).await?;
+    // An update shows the lag; a creation does not.
+    rig.set_endpoints("web", &[of_pod("192.0.2.2", "web-1")]).await?;
+    for kind in ["endpointslices", "services", "servers", "pods", "externalworkload"] {
+        for bound in ["0.5", "1", "2.5", "5", "10", "25", "50", "100", "250", "1000", "+Inf"] {
+            let name = format!("{kind}_informer_lag_seconds_bucket");
+            ensure!(rig.manager.metric(&name, &[("le", bound)]).await.is_some(), "no {name} up to {bound}");
+        }
+    }
+    eventually(SOON, "the lag of the slice", async || {
+        let count = rig.manager.metric("endpointslices_informer_lag_seconds_count", &[]).await;
+        ensure!(count.is_some_and(|count| count > 0.0), "{count:?}");
+        Ok(())
+    })
+    .await?;
+    for kind in ["endpointslices", "pod", "service", "server", "externalworkload", "node", "replicaset", "job"] {
+        let name = format!("{kind}_cache_size");
+        let size = rig.manager.metric(&name, &[("cluster", "local")]).await;
+        ensure!(size.is_some(), "no {name}");
+        let filled = !["pod", "service", "endpointslices", "node"].contains(&kind) || size > Some(0.0);
+        ensure!(filled, "{name} is {size:?}");
+    }
+    // Nothing queues, so nothing overflows; dashboards look for it all the same.
+    let samples = rig.manager.metrics().await?;
+    let overflow: Vec<_> = samples.iter().filter(|sample| sample.name == "endpoint_updates_queue_overflow").collect();
+    ensure!(overflow.len() == 1 && overflow.iter().all(|sample| sample.value == 0.0), "{overflow:?}");
+    Ok(())
+}
+
+#[tokio::test]
+async fn at_sigterm_streams_end_with_ok_and_then_the_process() -> Result<()> {
+    let rig = Rig::start("term").await?;
+    rig.put_all([service("web"), slice("web", "web", &[address("192.0.2.1")]), service("empty")]).await?;
+    let (control_plane, _) = Settings::Helm.manager().await?;
+    let mut manager = Manager::start(control_plane, discovery_only(&[]))?;
+    manager.ready(SOON).await?;
+    let mut streams = Vec::new();
+    // On several connections, some silent.
+    for service in ["web", "web", "empty"] {
+        let discovery = manager.discovery().await?;
+        for _ in 0..5 {
+            let mut stream = discovery.get(&rig.path(service), "").await?;
+            stream.next().await?;
+            streams.push(stream);
+        }
+    }
+    let ends = async {
+        for stream in &mut streams {
+            assert_eq!(stream.next().await?, None, "an end, and with OK");
+        }
+        anyhow::Ok(())
+    };
+    let (ended, status) = tokio::join!(ends, manager.terminate(STOP));
+    ended?;
+    ensure!(status?.success());
+    Ok(())
+}
+
+#[tokio::test]
+async fn without_linkerds_crds_it_serves_what_there_is_and_takes_them_up_later() -> Result<()> {
+    let own = Own::start().await?;
+    let endpoints = [of_pod("192.0.2.1", "web-1"), of_workload("192.0.2.2", "vm"), address("192.0.2.3")];
+    own.put_all([service("web"), meshed("web-1"), slice("web", "web", &endpoints)]).await?;
+    let mut stream = own.get("web:80").await?;
+    let looks = |pod: &str| [("192.0.2.1:8080", pod.to_owned()), ("192.0.2.3:8080", String::new())];
+    told::look(&mut stream, traits, looks("h2 4143 identity http2")).await?;
+    let (status, body) = own.manager.get("/ready").await?;
+    ensure!(status == StatusCode::OK, "{status} {body}");
+    own.control_plane.install_crds("crd/linkerd").await?;
+    own.put_all([workload("vm"), opaque_server("web", serde_json::json!(8080))]).await?;
+    // The new kinds are probed for at their own pace, on the stream that was there all along.
+    eventually(BACKED_OFF, "the machine and the Server to count", async || {
+        let look = [
+            ("192.0.2.1:8080", "opaque 4143 identity http2".to_owned()),
+            ("192.0.2.2:8080", "h2 4143 identity http2".to_owned()),
+            ("192.0.2.3:8080", String::new()),
+        ];
+        told::look(&mut stream, traits, look).await
+    })
+    .await
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn streams_cost_the_api_server_nothing() -> Result<()> {
+    let (control_plane, _) = Settings::Helm.manager().await?;
+    let rig = Rig::start("cost").await?;
+    let here = format!("{}-here", rig.name());
+    rig.put_all([
+        super::objects::node(&here, Some("here")),
+        service("web"),
+        meshed("web-1").owned_by("apps/v1", "ReplicaSet", "missing"),
+        slice("web", "web", &[of_pod("192.0.2.1", "web-1"), of_workload("192.0.2.2", "missing")]),
+    ])
+    .await?;
+    let proxy = FaultProxy::start(control_plane).await?;
+    let options = ManagerOptions { kubeconfig: Some(proxy.kubeconfig().to_owned()), ..discovery_only(&[]) };
+    let mut manager = Manager::start(control_plane, options)?;
+    manager.ready(SOON).await?;
+    let reads = || proxy.log().iter().filter(|request| !request.path.contains("watch=true")).count();
+    // One list of each kind; what is not there is not looked for.
+    let before = reads();
+    ensure!(before <= 12, "{before} requests besides watches: {:?}", proxy.log());
+    let discovery = manager.discovery().await?;
+    let mut streams = Vec::new();
+    for number in 0..200 {
+        let port = 80 + number % 5;
+        let node = if number % 2 == 0 { here.as_str() } else { "nobody" };
+        let mut stream = discovery.get(&rig.path(&format!("web:{port}")), &token("", node)).await?;
+        stream.next().await?;
+        streams.push(stream);
+        discovery.refusal(&rig.path("missing"), "").await?;
+    }
+    ensure!(reads() == before, "{} requests for 200 streams", reads() - before);
+    Ok(())
+}
+
+#[tokio::test]
+async fn what_the_repository_grants_discovery_is_enough_for_it() -> Result<()> {
+    let mut own = Own::start().await?;
+    let (account, folder) = ("linkerd-operator", concat!(env!("CARGO_MANIFEST_DIR"), "/../config/rbac"));
+    let account_flag = format!("--serviceaccount=linkerd:{account}");
+    own.control_plane.install_crds("crd/linkerd").await?;
+    for arguments in [
+        &["create", "namespace", "linkerd"] as &[&str],
+        &["apply", "-k", folder],
+        &["create", "serviceaccount", account, "-n", "linkerd"],
+        &["create", "clusterrolebinding", account, "--clusterrole=linkerd-operator-destination", &account_flag],
+    ] {
+        own.control_plane.kubectl(arguments).await?;
+    }
+    let kubeconfig = own.control_plane.kubeconfig_for_service_account("linkerd", account).await?;
+    let options = ManagerOptions { kubeconfig: Some(kubeconfig), ..discovery_only(&[]) };
+    own.manager = Manager::start(&own.control_plane, options)?;
+    own.manager.ready(SOON).await?;
+    let (status, body) = own.manager.get("/ready").await?;
+    assert_eq!((status, body.as_str()), (StatusCode::OK, "ready\n"));
+    own.put_all([
+        service("web"),
+        replica_set("web-5d4c").owned_by("apps/v1", "Deployment", "web"),
+        meshed("web-1").owned_by("apps/v1", "ReplicaSet", "web-5d4c"),
+        workload("vm"),
+        opaque_server("web", serde_json::json!(8080)),
+        slice("web", "web", &[of_pod("192.0.2.1", "web-1"), of_workload("192.0.2.2", "vm")]),
+    ])
+    .await?;
+    let mut stream = own.get("web:80").await?;
+    let look = |endpoint: &_| (traits(endpoint), told::labels(endpoint).remove("deployment"));
+    let looks = [
+        ("192.0.2.1:8080", ("opaque 4143 identity http2".to_owned(), Some("web".to_owned()))),
+        ("192.0.2.2:8080", ("h2 4143 identity http2".to_owned(), None)),
+    ];
+    told::look(&mut stream, look, looks).await?;
+    ensure!(!own.manager.log().contains("forbidden"), "{}", own.manager.log());
+    Ok(())
+}
+
+#[tokio::test]
+async fn before_it_has_listed_it_says_nothing_about_what_exists() -> Result<()> {
+    let mut control_plane = ControlPlane::start(Options::default()).await?;
+    control_plane.stop_api_server(true).await?;
+    let manager = Manager::start(&control_plane, discovery_only(&[]))?;
+    eventually(SOON, "/ready to say that it is not", async || {
+        let (status, body) = manager.get("/ready").await?;
+        ensure!(status == StatusCode::SERVICE_UNAVAILABLE, "{status} {body}");
+        Ok(())
+    })
+    .await?;
+    // Not connected, or not answered, or refused for the time being: never that something is not found or empty.
+    if let Ok(discovery) = Discovery::connect(manager.destination_address()).await {
+        let answer = tokio::time::timeout(QUIET, discovery.get("kubernetes.default.svc.cluster.local:443", "")).await;
+        match answer {
+            Err(_) => {}
+            Ok(Err(status)) => ensure!(status.code() == Code::Unavailable, "{status:?}"),
+            Ok(Ok(mut stream)) => stream.is_quiet_for(QUIET).await?,
+        }
+    }
+    control_plane.start_api_server().await?;
+    eventually(BACKED_OFF, "an answer", async || {
+        let discovery = manager.discovery().await?;
+        discovery.get("kubernetes.default.svc.cluster.local:443", "").await?;
+        Ok(())
+    })
+    .await
+}
+
+#[tokio::test]
+async fn without_the_api_server_old_streams_stay_and_new_ones_are_served_from_memory() -> Result<()> {
+    let mut own = Own::start().await?;
+    own.put_all([service("web"), meshed("web-1"), slice("web", "web", &[of_pod("192.0.2.1", "web-1")])]).await?;
+    let mut old = own.get("web:80").await?;
+    old.shows(&["192.0.2.1:8080"]).await?;
+    own.control_plane.stop_api_server(true).await?;
+    let mut new = own.get("web:80").await?;
+    new.shows(&["192.0.2.1:8080"]).await?;
+    old.is_quiet_for(QUIET).await?;
+    own.control_plane.start_api_server().await?;
+    // A relist of what is unchanged brings nothing; what is new arrives.
+    own.put_all([slice("more", "web", &[address("192.0.2.2")])]).await?;
+    eventually(BACKED_OFF, "the new endpoint", async || old.shows(&["192.0.2.1:8080", "192.0.2.2:8080"]).await).await?;
+    let messages = old.messages.len();
+    ensure!(messages == 2, "{:?}", old.messages);
+    Ok(())
+}

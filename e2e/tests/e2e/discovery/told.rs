@@ -1,0 +1,83 @@
+//! What an endpoint is told with, in a form that a table can hold.
+
+use std::{collections::BTreeMap, net::SocketAddr};
+
+use anyhow::{Context, Result};
+use e2e::discovery::Endpoints;
+use linkerd2_proxy_api::destination::{
+    WeightedAddr,
+    protocol_hint::Protocol,
+    tls_identity::{DnsLikeIdentity, Strategy},
+};
+
+/// The hint, the inbound port for opaque transport, whether there is an identity and whether there are HTTP/2 settings:
+/// `h2 4143 identity http2` is a meshed Pod, nothing a plain address. `hint` is a hint without protocol.
+pub(super) fn traits(endpoint: &WeightedAddr) -> String {
+    let mut words = Vec::new();
+    if let Some(hint) = &endpoint.protocol_hint {
+        words.push(match hint.protocol {
+            Some(Protocol::H2(_)) => "h2".to_owned(),
+            Some(Protocol::Opaque(_)) => "opaque".to_owned(),
+            None => "hint".to_owned(),
+        });
+        words.extend(hint.opaque_transport.as_ref().map(|transport| transport.inbound_port.to_string()));
+    }
+    words.extend(endpoint.tls_identity.as_ref().map(|_| "identity".to_owned()));
+    words.extend(endpoint.http2.as_ref().map(|_| "http2".to_owned()));
+    words.join(" ")
+}
+
+/// The identity and the server's name, each with its kind.
+pub(super) fn identity(endpoint: &WeightedAddr) -> String {
+    let Some(identity) = &endpoint.tls_identity else { return String::new() };
+    let name = |server: &DnsLikeIdentity| format!(" sni {}", server.name);
+    let server = identity.server_name.as_ref().map(name).unwrap_or_default();
+    match &identity.strategy {
+        Some(Strategy::DnsLikeIdentity(identity)) => format!("dns {}{server}", identity.name),
+        Some(Strategy::UriLikeIdentity(identity)) => format!("uri {}{server}", identity.uri),
+        None => server,
+    }
+}
+
+pub(super) fn authority(endpoint: &WeightedAddr) -> Option<&str> {
+    endpoint.authority_override.as_ref().map(|authority| authority.authority_override.as_str())
+}
+
+/// The labels besides those of the set.
+pub(super) fn labels(endpoint: &WeightedAddr) -> BTreeMap<String, String> {
+    let own = |(key, _): &(&String, &String)| !matches!(key.as_str(), "service" | "namespace");
+    endpoint.metric_labels.iter().filter(own).map(|(key, value)| (key.clone(), value.clone())).collect()
+}
+
+pub(super) fn pairs(labels: &[(&str, &str)]) -> BTreeMap<String, String> {
+    labels.iter().map(|(key, value)| ((*key).to_owned(), (*value).to_owned())).collect()
+}
+
+/// Waits until every endpoint looks like this, by socket address.
+pub(super) async fn look<T: PartialEq + std::fmt::Debug>(
+    endpoints: &mut Endpoints,
+    seen: impl Fn(&WeightedAddr) -> T,
+    expected: impl IntoIterator<Item = (&str, T)>,
+) -> Result<()> {
+    let parsed = expected.into_iter().map(|(address, look)| Ok((address.parse()?, look)));
+    let expected: BTreeMap<SocketAddr, T> = parsed.collect::<Result<_>>()?;
+    let looks = |known: &BTreeMap<SocketAddr, WeightedAddr>| -> BTreeMap<SocketAddr, T> {
+        known.iter().map(|(address, endpoint)| (*address, seen(endpoint))).collect()
+    };
+    let result = endpoints.until(&format!("{expected:?}"), |known| looks(known) == expected).await;
+    result.with_context(|| format!("seen last: {:?}", looks(&endpoints.known)))
+}
+
+/// [`look`] for a stream with one endpoint, wherever it is.
+pub(super) async fn only<T: PartialEq + std::fmt::Debug>(
+    endpoints: &mut Endpoints,
+    seen: impl Fn(&WeightedAddr) -> T,
+    expected: T,
+) -> Result<()> {
+    let result = endpoints
+        .until(&format!("one endpoint with {expected:?}"), |known| {
+            known.len() == 1 && known.values().all(|endpoint| seen(endpoint) == expected)
+        })
+        .await;
+    result.with_context(|| format!("seen last: {:?}", endpoints.known.values().map(&seen).collect::<Vec<_>>()))
+}
