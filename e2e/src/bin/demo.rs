@@ -1,4 +1,4 @@
-//! `make demo`: a virtual machine becomes an endpoint of a Service, told step by step.
+//! `make demo`: a virtual machine becomes an endpoint of a Service, and proxies are told; step by step.
 //!
 //! Everything is real: etcd, kube-apiserver, kube-controller-manager, and our manager as a process of its own. Each step says
 //! what will happen, does it with kubectl, and checks that it did; the first thing that is not as told ends the demo with
@@ -8,8 +8,9 @@ use std::{path::Path, process::ExitCode, time::Duration};
 
 use anyhow::{Result, ensure};
 use e2e::{
-    ControlPlane, Manager, ManagerOptions, Options,
+    ControlPlane, Manager, ManagerOptions, Options, Process, Spawn,
     mesh::{Mesh, SOON},
+    process::beside_this_executable,
     wait::eventually,
 };
 
@@ -78,15 +79,24 @@ async fn demo(keep: bool) -> Result<()> {
     mesh.shows("legacy", &[("vm-1", true), ("vm-2", true)]).await?;
     show.run(&SLICES).await?;
 
-    say("vm-2 becomes unready: it stays in the slice and gets no more traffic.");
+    say(
+        "What a Linkerd proxy is told that asks for the Service: the machines and the Pod, from the same process. The stream\n\
+         stays open, as a proxy's does.",
+    );
+    let mut proxy = Watcher::start(&control_plane, &manager, "legacy.mixed.svc.cluster.local:80")?;
+    proxy.prints(&["vm-1", "vm-2", "pod-1"]).await?;
+
+    say("vm-2 becomes unready: it stays in the slice, and the proxy is told to send it no more traffic.");
     show.set_ready("vm-2", false).await?;
     mesh.shows("legacy", &[("vm-1", true), ("vm-2", false)]).await?;
     show.run(&SLICES).await?;
+    proxy.prints(&["vm-2"]).await?;
 
     say("And back.");
     show.set_ready("vm-2", true).await?;
     mesh.shows("legacy", &[("vm-1", true), ("vm-2", true)]).await?;
     show.run(&SLICES).await?;
+    proxy.prints(&["vm-2"]).await?;
 
     say(
         "A third machine comes with a typing error in its address. It is left out, its owner is told, the others stay.",
@@ -109,7 +119,7 @@ async fn demo(keep: bool) -> Result<()> {
     ])
     .await?;
 
-    say("What its metrics say: slices written, endpoints by readiness, who leads.");
+    say("What its metrics say: slices written, endpoints by readiness, who leads, who listens.");
     let metrics = manager.get("/metrics").await?.1;
     for name in [
         "linkerd_operator_endpointslice_writes_total{result=\"ok\"",
@@ -117,6 +127,8 @@ async fn demo(keep: bool) -> Result<()> {
         "linkerd_operator_leader{",
         "externalworkload_cache_size",
         "workqueue_adds_total",
+        "endpoints_subscribers",
+        "linkerd_operator_discovery_messages_total",
     ] {
         let lines: Vec<&str> = metrics.lines().filter(|line| line.starts_with(name)).collect();
         ensure!(!lines.is_empty(), "/metrics has no {name}");
@@ -132,7 +144,7 @@ async fn demo(keep: bool) -> Result<()> {
         ));
         tokio::signal::ctrl_c().await?;
     }
-    say("SIGTERM: the manager finishes its writes, hands its Lease over, and ends.");
+    say("SIGTERM: the manager ends its streams, finishes its writes, hands its Lease over, and ends.");
     let status = manager.terminate(Duration::from_secs(20)).await?;
     ensure!(status.success(), "it ended with {status}");
     let holder = "-o=jsonpath=holder: {.spec.holderIdentity}";
@@ -143,6 +155,42 @@ async fn demo(keep: bool) -> Result<()> {
 
 fn say(words: &str) {
     println!("\n# {}\n", words.replace('\n', "\n# "));
+}
+
+/// A client of the Destination API that stays, and what it printed since somebody looked.
+struct Watcher {
+    process: Process,
+    shown: usize,
+}
+
+impl Watcher {
+    fn start(control_plane: &ControlPlane, manager: &Manager, authority: &str) -> Result<Self> {
+        let address = manager.destination_address().to_string();
+        println!("$ linkerd-operator endpoints --watch --addr {address} {authority}");
+        let binary = beside_this_executable("linkerd-operator", "LINKERD_OPERATOR_BIN")?;
+        let spawn = Spawn::new("endpoints --watch", binary, control_plane.directory().join("endpoints.log")).args([
+            "endpoints",
+            "--watch",
+            "--addr",
+            &address,
+            authority,
+        ]);
+        Ok(Self { process: Process::spawn(spawn)?, shown: 0 })
+    }
+
+    /// Waits until all of these are named in what is new, and shows it.
+    async fn prints(&mut self, names: &[&str]) -> Result<()> {
+        let news = eventually(SOON, "the proxy to be told", async || {
+            let log = self.process.log();
+            let news = log.get(self.shown..).unwrap_or_default().to_owned();
+            ensure!(names.iter().all(|name| news.contains(name)), "{news}");
+            Ok(news)
+        })
+        .await?;
+        self.shown += news.len();
+        println!("{}", news.trim_end());
+        Ok(())
+    }
 }
 
 /// kubectl, with the command shown above its output.
