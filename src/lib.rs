@@ -1,14 +1,16 @@
 //! `linkerd-operator`: a control plane for the Linkerd service mesh.
 //!
 //! ```text
-//! kube-apiserver ──watch──▶ cluster ──Triggers──▶ external_workload: State → Plan → apply ──write──▶ kube-apiserver
-//!                                                        ▲                    └─▶ events
-//!                                                      lease
+//! kube-apiserver ──watch──▶ cluster ─┬─Triggers──▶ external_workload: State → Plan → apply ──write──▶ kube-apiserver
+//!                                    │                    ▲                    └─▶ events
+//!                                    │                  lease
+//!                                    └─Dirty─────▶ destination: State → Members → Snapshot ──▶ streams ──▶ proxies
 //! ```
 //!
 //! Data goes one way: a reader of the state never writes it, and a controller's own write comes back through the watch
-//! like anybody's. Decisions are functions from values to values ([`external_workload`]'s `plan`); what surrounds them
-//! reads, waits and writes. [`manager`] puts the parts together. [`cli`] is the other side: what a proxy is told, for people.
+//! like anybody's. Decisions are functions from values to values ([`external_workload`]'s `plan`, [`destination`]'s `members`,
+//! `view`, `endpoint` and `snapshot`); what surrounds them reads, waits, writes and serves. [`manager`] puts the parts
+//! together. [`cli`] is the other side: what a proxy is told, for people.
 
 pub mod admin;
 pub mod api;
