@@ -8,6 +8,7 @@
 //! | `/metrics` | Prometheus' text format |
 
 use std::{
+    collections::VecDeque,
     convert::Infallible,
     io::ErrorKind,
     net::{Ipv4Addr, Ipv6Addr, SocketAddr},
@@ -25,10 +26,15 @@ use hyper::{
 };
 use hyper_util::rt::{TokioIo, TokioTimer};
 use prometheus::Registry;
-use tokio::{net::TcpListener, sync::Semaphore, task::JoinSet, time::timeout};
+use tokio::{
+    net::TcpListener,
+    task::{AbortHandle, JoinSet},
+    time::timeout,
+};
 use tracing::{debug, warn};
 
-/// Probes, a few scrapers and a person; what comes beyond that waits.
+/// Probes, a few scrapers and a person. What comes beyond that takes the place of the oldest: whoever holds connections must not
+/// keep the kubelet from its answer, for then it kills the process.
 const CONNECTIONS: usize = 64;
 /// Until the head of a request is there, also between requests.
 const HEADER_TIMEOUT: Duration = Duration::from_secs(10);
@@ -61,11 +67,10 @@ pub async fn bind(address: SocketAddr) -> anyhow::Result<TcpListener> {
 
 /// Serves for ever.
 pub async fn serve(listener: TcpListener, admin: Arc<Admin>) {
-    let places = Arc::new(Semaphore::new(CONNECTIONS));
     let mut connections = JoinSet::new();
+    // The oldest first.
+    let mut open = VecDeque::new();
     loop {
-        while connections.try_join_next().is_some() {}
-        let Ok(place) = Arc::clone(&places).acquire_owned().await else { return };
         let stream = match listener.accept().await {
             Ok((stream, _)) => stream,
             Err(error) => {
@@ -75,9 +80,15 @@ pub async fn serve(listener: TcpListener, admin: Arc<Admin>) {
                 continue;
             }
         };
+        while connections.try_join_next().is_some() {}
+        open.retain(|connection: &AbortHandle| !connection.is_finished());
+        if open.len() >= CONNECTIONS
+            && let Some(oldest) = open.pop_front()
+        {
+            oldest.abort();
+        }
         let admin = Arc::clone(&admin);
-        connections.spawn(async move {
-            let _place = place;
+        let connection = connections.spawn(async move {
             let service = service_fn(|request| {
                 let response = answer(&admin, &request);
                 async move { Ok::<_, Infallible>(response) }
@@ -90,6 +101,7 @@ pub async fn serve(listener: TcpListener, admin: Arc<Admin>) {
                 debug!(%error, "a connection for probes or metrics broke");
             }
         });
+        open.push_back(connection);
     }
 }
 
@@ -121,4 +133,33 @@ fn text(status: StatusCode, body: impl Into<Bytes>) -> Response<Full<Bytes>> {
     let plain = header::HeaderValue::from_static("text/plain; version=0.0.4; charset=utf-8");
     response.headers_mut().insert(header::CONTENT_TYPE, plain);
     response
+}
+
+#[cfg(test)]
+mod tests {
+    use tokio::{
+        io::{AsyncReadExt, AsyncWriteExt},
+        net::TcpStream,
+    };
+
+    use super::*;
+
+    #[tokio::test]
+    async fn probes_are_answered_however_many_connections_somebody_holds() {
+        let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).await.unwrap();
+        let address = listener.local_addr().unwrap();
+        let readiness = Box::new(|| Readiness { ready: true, waiting_for: Vec::new() });
+        let server = tokio::spawn(serve(listener, Arc::new(Admin { registry: Registry::new(), readiness })));
+        let mut held = Vec::new();
+        for _ in 0..2 * CONNECTIONS {
+            held.push(TcpStream::connect(address).await.unwrap());
+        }
+        let mut probe = TcpStream::connect(address).await.unwrap();
+        probe.write_all(b"GET /live HTTP/1.1\r\nHost: probe\r\nConnection: close\r\n\r\n").await.unwrap();
+        let mut answer = String::new();
+        // What a kubelet gives a probe, and more.
+        timeout(Duration::from_secs(5), probe.read_to_string(&mut answer)).await.unwrap().unwrap();
+        assert!(answer.starts_with("HTTP/1.1 200"), "{answer}");
+        server.abort();
+    }
 }

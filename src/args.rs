@@ -3,7 +3,7 @@
 
 use std::{net::SocketAddr, path::PathBuf, str::FromStr, time::Duration};
 
-use clap::{Args as ClapArgs, Parser, Subcommand, ValueEnum};
+use clap::{Args as ClapArgs, Parser, Subcommand, ValueEnum, builder::NonEmptyStringValueParser};
 use k8s_openapi::jiff::SignedDuration;
 
 use crate::{
@@ -54,7 +54,7 @@ pub struct ManagerArgs {
     pub admin_addr: SocketAddr,
 
     /// The namespace of Linkerd's control plane: the Lease for EndpointSlice writes is there
-    #[arg(long, env = "LINKERD_OPERATOR_CONTROLLER_NAMESPACE", value_name = "NAME", default_value = "linkerd")]
+    #[arg(long, env = "LINKERD_OPERATOR_CONTROLLER_NAMESPACE", value_name = "NAME", default_value = "linkerd", value_parser = NonEmptyStringValueParser::new())]
     pub controller_namespace: String,
 
     /// Write EndpointSlices for ExternalWorkloads
@@ -159,7 +159,7 @@ pub struct DestinationArgs {
     pub destination_addr: SocketAddr,
 
     /// The domain of the cluster's Services
-    #[arg(long, env = "LINKERD_OPERATOR_CLUSTER_DOMAIN", value_name = "DOMAIN", default_value = "cluster.local")]
+    #[arg(long, env = "LINKERD_OPERATOR_CLUSTER_DOMAIN", value_name = "DOMAIN", default_value = "cluster.local", value_parser = NonEmptyStringValueParser::new())]
     pub cluster_domain: String,
 
     /// The trust domain of the mesh's identities
@@ -167,7 +167,8 @@ pub struct DestinationArgs {
         long,
         env = "LINKERD_OPERATOR_IDENTITY_TRUST_DOMAIN",
         value_name = "DOMAIN",
-        default_value = "cluster.local"
+        default_value = "cluster.local",
+        value_parser = NonEmptyStringValueParser::new()
     )]
     pub identity_trust_domain: String,
 
@@ -427,6 +428,13 @@ mod tests {
     fn endpoints_without_an_authority_or_with_a_bad_flag_are_refused() {
         for bad in [&[][..], &["a", "-o", "yaml"], &["a", "--addr", "localhost"], &["a", "--admin-addr=127.0.0.1:1"]] {
             assert!(endpoints(bad).is_err(), "{bad:?}");
+        }
+    }
+
+    #[test]
+    fn an_empty_domain_is_refused_instead_of_switching_identities_or_discovery_off() {
+        for flag in ["--cluster-domain=", "--identity-trust-domain=", "--controller-namespace="] {
+            assert!(settings(&[flag]).is_err(), "{flag}");
         }
     }
 }

@@ -5,7 +5,7 @@
 //! next batch.
 
 use std::{
-    collections::{HashMap, HashSet},
+    collections::{BTreeSet, HashMap, HashSet},
     sync::Arc,
 };
 
@@ -36,7 +36,7 @@ impl Dirty {
         Arc::default()
     }
 
-    pub fn mark(&self, services: Vec<NamespacedName>, zones: Vec<Zone>, received: Instant) {
+    pub fn mark(&self, services: BTreeSet<NamespacedName>, zones: BTreeSet<Zone>, received: Instant) {
         if services.is_empty() && zones.is_empty() {
             return;
         }

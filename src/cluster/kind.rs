@@ -65,6 +65,11 @@ impl Kind {
         }
     }
 
+    /// Whether clusters may be without it: its CRD is Linkerd's, and not everybody installs all of them.
+    pub(super) const fn is_optional(self) -> bool {
+        matches!(self, Self::ExternalWorkload | Self::Server)
+    }
+
     pub(super) const fn is_for_external_workload(self) -> bool {
         matches!(self, Self::Service | Self::EndpointSlice | Self::ExternalWorkload)
     }

@@ -26,7 +26,7 @@ pub mod trigger;
 mod watch;
 pub mod workload;
 
-use std::{fmt::Debug, sync::Arc};
+use std::{collections::BTreeSet, fmt::Debug, sync::Arc};
 
 use k8s_openapi::api::{apps::v1::ReplicaSet, batch::v1::Job};
 use kube::{Api, Client, Resource, runtime::watcher};
@@ -51,15 +51,16 @@ use {
     workload::{Workload, Workloads},
 };
 
-/// What a change may change for those who read the state.
+/// What a change may change for those who read the state. Each once: a Server that selects a whole namespace concerns its
+/// Services as often as they have endpoints, and a list may have thousands of such.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub struct Affected {
     /// Services whose slices the ExternalWorkload controller may have to write.
-    pub written: Vec<NamespacedName>,
+    pub written: BTreeSet<NamespacedName>,
     /// Services of which clients may have to be told something.
-    pub discovered: Vec<NamespacedName>,
+    pub discovered: BTreeSet<NamespacedName>,
     /// Zones that a node has left.
-    pub moved_from: Vec<Zone>,
+    pub moved_from: BTreeSet<Zone>,
 }
 
 /// A handle to the state of one cluster, and to how far it is known.
@@ -114,7 +115,7 @@ pub trait Projected: Sized + Send + 'static {
 impl Affected {
     /// A Service that itself changed.
     fn both(service: NamespacedName) -> Self {
-        Self { written: vec![service.clone()], discovered: vec![service], ..Self::default() }
+        Self { written: [service.clone()].into(), discovered: [service].into(), ..Self::default() }
     }
 
     fn discovered(services: impl IntoIterator<Item = NamespacedName>) -> Self {
@@ -122,7 +123,7 @@ impl Affected {
     }
 
     fn moved_from(zone: Zone) -> Self {
-        Self { moved_from: vec![zone], ..Self::default() }
+        Self { moved_from: [zone].into(), ..Self::default() }
     }
 
     fn extend(&mut self, more: Self) {

@@ -13,6 +13,14 @@ use kube::Resource;
 use serde::{Deserialize, Deserializer, de::DeserializeOwned};
 use serde_json::value::RawValue;
 
+/// Of a name in Kubernetes, and of one in DNS.
+pub const LONGEST_NAME: usize = 253;
+/// Of a label's value, and of a kind.
+pub const LONGEST_LABEL: usize = 63;
+
+/// The reason for an object that made us panic.
+pub(super) const PANICKED: &str = "reading it panicked";
+
 /// The key of a namespaced object, cheap to clone.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct NamespacedName {
@@ -49,9 +57,13 @@ impl Problems {
             self.more += 1;
             return;
         }
-        let mut text = problem.to_string();
+        self.texts.push(Self::shortened(problem.to_string()));
+    }
+
+    /// As much of a text as is told.
+    fn shortened(mut text: String) -> String {
         text.truncate(text.floor_char_boundary(Self::LENGTH));
-        self.texts.push(text);
+        text
     }
 
     pub fn len(&self) -> usize {
@@ -97,8 +109,9 @@ impl<'de, T: DeserializeOwned> Deserialize<'de> for Guarded<T> {
         let parsed = panic::catch_unwind(|| serde_json::from_str::<T>(text.get()));
         let error: Arc<str> = match parsed {
             Ok(Ok(object)) => return Ok(Self::Valid(object)),
-            Ok(Err(error)) => error.to_string().into(),
-            Err(_) => "reading it panicked".into(),
+            // It quotes what it did not expect, however long that is.
+            Ok(Err(error)) => Problems::shortened(error.to_string()).into(),
+            Err(_) => PANICKED.into(),
         };
         #[derive(Deserialize)]
         struct OnlyMetadata {
@@ -235,5 +248,14 @@ mod tests {
         let WatchEvent::Modified(object) = event else { panic!("{event:?}") };
         assert!(matches!(&object, Guarded::Invalid { .. }));
         assert_eq!(NamespacedName::of(object.meta()), NamespacedName::new("ns", "bad"));
+    }
+
+    #[test]
+    fn the_reason_is_short_though_the_object_is_long() {
+        let object =
+            format!(r#"{{"metadata": {{"name": "bad"}}, "spec": {{"workloadIPs": "{}"}}}}"#, "x".repeat(100_000));
+        let object: Guarded<ExternalWorkload> = serde_json::from_str(&object).unwrap();
+        let Guarded::Invalid { error, .. } = object else { panic!("{object:?}") };
+        assert!(error.len() <= 200, "{} characters", error.len());
     }
 }

@@ -13,10 +13,11 @@ use serde::Deserialize;
 
 use super::{
     Affected, Kind, Projected, State,
-    object::{NamespacedName, Problems, lean_metadata},
+    object::{LONGEST_LABEL, LONGEST_NAME, NamespacedName, Problems, lean_metadata},
 };
 
-/// The only owner of an object. Several owners tell nothing about where it belongs, and count as none.
+/// The only owner of an object. Several owners tell nothing about where it belongs, and count as none; so does one that no API
+/// server would have let be made: the API server does not look at references, and every endpoint carries them.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct Owner {
     pub kind: Arc<str>,
@@ -56,7 +57,9 @@ pub trait Between: Resource<DynamicType = ()> + Clone + Debug + 'static {
 impl Owner {
     pub fn only(metadata: &ObjectMeta) -> Option<Self> {
         match metadata.owner_references.as_deref() {
-            Some([owner]) => Some(Self { kind: owner.kind.as_str().into(), name: owner.name.as_str().into() }),
+            Some([owner]) if owner.kind.len() <= LONGEST_LABEL && owner.name.len() <= LONGEST_NAME => {
+                Some(Self { kind: owner.kind.as_str().into(), name: owner.name.as_str().into() })
+            }
             _ => None,
         }
     }
@@ -171,5 +174,31 @@ impl<K: Resource> Resource for MetadataOf<K> {
 
     fn metadata_api() -> bool {
         true
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    #[test]
+    fn several_owners_and_one_that_no_label_can_hold_count_as_none() {
+        let owner = |kind: &str, name: &str| json!({"apiVersion": "v1", "kind": kind, "name": name, "uid": "u"});
+        let (usual, other) = (owner("ReplicaSet", "web-5f8d"), owner("Node", "node-1"));
+        let longest = owner(&"K".repeat(63), &"n".repeat(253));
+        for (owners, kept) in [
+            (json!(null), false),
+            (json!([]), false),
+            (json!([usual]), true),
+            (json!([usual, other]), false),
+            (json!([longest]), true),
+            (json!([owner(&"K".repeat(64), "web")]), false),
+            (json!([owner("ReplicaSet", &"n".repeat(254))]), false),
+        ] {
+            let metadata = serde_json::from_value(json!({"name": "a", "ownerReferences": owners})).unwrap();
+            assert_eq!(Owner::only(&metadata).is_some(), kept, "{owners}");
+        }
     }
 }

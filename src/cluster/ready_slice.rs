@@ -8,7 +8,7 @@ use std::{net::IpAddr, sync::Arc};
 use serde_json::Value;
 
 use super::{
-    object::{NamespacedName, Problems},
+    object::{LONGEST_LABEL, LONGEST_NAME, NamespacedName, Problems},
     slice::{Endpoint, SliceObject},
 };
 use crate::api::{
@@ -73,11 +73,16 @@ impl ReadySlice {
         let labels = metadata.labels.as_ref()?;
         let service = labels.get(SERVICE_NAME_LABEL)?.as_str();
         let key = NamespacedName::of(metadata);
-        let annotation = |key| metadata.annotations.as_ref()?.get(key).map(|value| Arc::from(value.as_str()));
+        let annotation = |key| metadata.annotations.as_ref().and_then(|all| all.get(key)).map(String::as_str);
         let mirror = Mirror {
             cluster: labels.get(MIRROR_CLUSTER_LABEL).map(|cluster| Arc::from(cluster.as_str())),
-            service: annotation(MIRROR_SERVICE_ANNOTATION),
-            gateway_identity: annotation(MIRROR_GATEWAY_IDENTITY_ANNOTATION).filter(|identity| !identity.is_empty()),
+            service: name(MIRROR_SERVICE_ANNOTATION, annotation(MIRROR_SERVICE_ANNOTATION), LONGEST_NAME, problems),
+            gateway_identity: name(
+                MIRROR_GATEWAY_IDENTITY_ANNOTATION,
+                annotation(MIRROR_GATEWAY_IDENTITY_ANNOTATION).filter(|identity| !identity.is_empty()),
+                LONGEST_NAME,
+                problems,
+            ),
         };
         let ports = object.ports.as_ref().map(|ports| {
             let port = |port: &super::slice::EndpointPort| {
@@ -131,15 +136,25 @@ impl ReadyEndpoint {
         if addresses.is_empty() {
             return None;
         }
-        let text = |text: &Option<String>| text.as_deref().filter(|text| !text.is_empty()).map(Arc::from);
         Some(Self {
             addresses: addresses.into(),
             target,
-            hostname: text(&endpoint.hostname),
-            zone: text(&endpoint.zone),
+            hostname: endpoint.hostname.as_deref().filter(|hostname| !hostname.is_empty()).map(Arc::from),
+            zone: name("zone", endpoint.zone.as_deref().filter(|zone| !zone.is_empty()), LONGEST_LABEL, problems),
             hints: zones(endpoint.hints.as_ref()),
         })
     }
+}
+
+/// A name that the API server takes unread and every endpoint carries to every client. What is too long is none: a slice of a
+/// hundred thousand addresses would be tens of gigabytes of it.
+fn name(what: &str, name: Option<&str>, longest: usize, problems: &mut Problems) -> Option<Arc<str>> {
+    let name = name?;
+    if name.len() > longest {
+        problems.add(format_args!("{what} is no name: it has {} characters, the most is {longest}", name.len()));
+        return None;
+    }
+    Some(name.into())
 }
 
 /// `hints.forZones[].name`. Hints for nodes are not followed.
@@ -232,5 +247,27 @@ pub mod tests {
         assert_eq!(mirror(&object), None);
         object["metadata"]["annotations"]["mirror.linkerd.io/remote-svc-fq-name"] = json!("web.prod.svc.far");
         assert_eq!(mirror(&object).unwrap().service.as_deref(), Some("web.prod.svc.far"));
+    }
+
+    #[test]
+    fn what_is_too_long_to_be_a_name_is_left_out_before_every_address_carries_it() {
+        let mirror = |length: usize| {
+            let name = "x".repeat(length);
+            let mut problems = Problems::default();
+            let object = json!({"metadata": {"name": "a", "namespace": "ns", "labels": {"kubernetes.io/service-name": "web"},
+                "annotations": {"mirror.linkerd.io/remote-gateway-identity": name, "mirror.linkerd.io/remote-svc-fq-name": name}}});
+            let slice = ReadySlice::of(&serde_json::from_value(object).unwrap(), &mut problems).unwrap();
+            let mirror = slice.mirror.map(|it| *it).unwrap_or_default();
+            (mirror.service.is_some(), mirror.gateway_identity.is_some(), problems.len())
+        };
+        assert_eq!(mirror(253), (true, true, 0));
+        assert_eq!(mirror(254), (false, false, 2));
+        let zone = |length: usize| {
+            let endpoints = json!({"endpoints": [{"addresses": ["10.0.0.1"], "zone": "x".repeat(length)}]});
+            let (slice, problems) = ready_slice(&endpoints);
+            (slice.endpoints[0].zone.is_some(), problems)
+        };
+        assert_eq!(zone(63), (true, 0));
+        assert_eq!(zone(64), (false, 1));
     }
 }

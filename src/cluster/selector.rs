@@ -13,7 +13,7 @@ use std::{
 pub type Pair = (Arc<str>, Arc<str>);
 
 /// The labels of an object, sorted by key: a few strings in one allocation.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
 pub struct Labels(Box<[Pair]>);
 
 /// A selector with at least one pair. An empty one, which would match everything, cannot be made: for a Service it

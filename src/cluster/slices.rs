@@ -248,8 +248,8 @@ mod tests {
         Slice::project(serde_json::from_value(object).unwrap(), &mut Problems::default())
     }
 
-    fn names(keys: &[NamespacedName]) -> Vec<&str> {
-        keys.iter().map(|key| &*key.name).collect::<BTreeSet<_>>().into_iter().collect()
+    fn names<'a>(keys: impl IntoIterator<Item = &'a NamespacedName>) -> Vec<&'a str> {
+        keys.into_iter().map(|key| &*key.name).collect::<BTreeSet<_>>().into_iter().collect()
     }
 
     #[test]

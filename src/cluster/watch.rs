@@ -8,6 +8,7 @@ use std::{
     collections::{HashMap, HashSet},
     fmt,
     hash::{DefaultHasher, Hash, Hasher},
+    panic::{self, AssertUnwindSafe},
     sync::Arc,
     time::Duration,
 };
@@ -28,7 +29,7 @@ use tracing::{info, warn};
 use super::{
     Affected, Kind, Projected, Readers, State,
     metrics::Metrics,
-    object::{Guarded, NamespacedName, Problems, last_update},
+    object::{Guarded, NamespacedName, PANICKED, Problems, last_update},
     trigger::backoff,
 };
 use crate::tasks::Tasks;
@@ -55,7 +56,7 @@ pub struct Problem {
 pub(super) struct Status {
     pub kind: Kind,
     pub synced: bool,
-    /// The API server said once that it has no such kind: an outage makes that no less known.
+    /// The API server said once that it has no such kind, and clusters may lack it: an outage makes that no less known.
     absent: bool,
     failure: Option<Failure>,
 }
@@ -287,10 +288,16 @@ impl Context {
     fn store<T: Projected>(&self, object: Guarded<T::Wire>, memory: &mut Memory) -> Affected {
         let resource = T::KIND.resource();
         let key = NamespacedName::of(object.meta());
-        match object {
+        let mut problems = Problems::default();
+        let projected = match object {
             Guarded::Valid(wire) => {
-                let mut problems = Problems::default();
-                let projected = T::project(wire, &mut problems);
+                let project = AssertUnwindSafe(|| T::project(wire, &mut problems));
+                panic::catch_unwind(project).map_err(|_| PANICKED.into())
+            }
+            Guarded::Invalid { error, .. } => Err(error),
+        };
+        match projected {
+            Ok(projected) => {
                 if memory.is_news(&key, &problems) {
                     let count = u64::try_from(problems.len()).unwrap_or(u64::MAX);
                     self.metrics.unusable.with_label_values(&[resource]).inc_by(count);
@@ -300,9 +307,9 @@ impl Context {
                 state.generation += 1;
                 projected.apply(&mut state)
             }
-            Guarded::Invalid { error, .. } => {
+            Err(error) => {
                 self.metrics.undecodable.with_label_values(&[resource]).inc();
-                let mut problems = Problems::default();
+                problems = Problems::default();
                 problems.add(format_args!("{error}"));
                 if memory.is_news(&key, &problems) {
                     warn!(object = %key, resource, %error, "cannot read an object: it is left out, or stays as it was last read");
@@ -388,7 +395,8 @@ fn listed(status: &mut Status) -> bool {
 }
 
 fn failed(status: &mut Status, failure: Failure) -> bool {
-    status.absent |= failure == Failure::KindMissing;
+    // Of a kind that every cluster has, a 404 is somebody else's answer: a proxy in front of the API server, most likely.
+    status.absent |= failure == Failure::KindMissing && status.kind.is_optional();
     let changed = status.failure.as_ref() != Some(&failure);
     if changed {
         let resource = status.kind.resource();
@@ -420,26 +428,5 @@ impl Failures {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_kind_that_the_api_server_does_not_serve_is_told_from_one_that_cannot_be_reached() {
-        let status =
-            |code, reason: &str| kube::core::Status::failure("404 page not found", reason).with_code(code).boxed();
-        let failure = |status| Failure::of(&watcher::Error::InitialListFailed(kube::Error::Api(status)));
-        assert_eq!(failure(status(404, "Failed to parse error data")), Failure::KindMissing);
-        assert_eq!(failure(status(404, "NotFound")), Failure::KindMissing);
-        assert!(matches!(failure(status(403, "Forbidden")), Failure::Denied(_)));
-        assert!(matches!(failure(status(503, "ServiceUnavailable")), Failure::Unreachable(_)));
-    }
-
-    #[tokio::test(start_paused = true)]
-    async fn failures_slow_down_and_two_quiet_minutes_forgive_them() {
-        let mut failures = Failures::default();
-        let pauses: Vec<f64> = (0..8).map(|_| failures.pause().as_secs_f64()).collect();
-        assert!(pauses[0] <= 0.2 && (9.0..=10.0).contains(&pauses[7]), "{pauses:?}");
-        tokio::time::advance(Duration::from_secs(121)).await;
-        assert!(failures.pause() <= Duration::from_millis(200));
-    }
-}
+#[path = "watch_tests.rs"]
+mod tests;

@@ -126,14 +126,18 @@ impl Projected for Workload {
         };
         let discovered = state.slices.naming_workload(&self.key);
         state.workloads.insert(self);
-        Affected { written, discovered, ..Affected::default() }
+        Affected {
+            written: written.into_iter().collect(),
+            discovered: discovered.into_iter().collect(),
+            ..Affected::default()
+        }
     }
 
     fn remove(key: &NamespacedName, state: &mut State) -> Affected {
         let Some(old) = state.workloads.remove(key) else { return Affected::default() };
         Affected {
-            written: state.services.selecting(&key.namespace, &old.labels),
-            discovered: state.slices.naming_workload(key),
+            written: state.services.selecting(&key.namespace, &old.labels).into_iter().collect(),
+            discovered: state.slices.naming_workload(key).into_iter().collect(),
             ..Affected::default()
         }
     }

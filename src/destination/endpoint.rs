@@ -229,3 +229,7 @@ impl Locality {
         }
     }
 }
+
+#[cfg(test)]
+#[path = "endpoint_tests.rs"]
+mod tests;

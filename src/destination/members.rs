@@ -6,7 +6,10 @@
 //!
 //! A member holds shared values only, so that the state's lock is free again when clients' views are made.
 
-use std::sync::Arc;
+use std::{
+    collections::{HashMap, HashSet},
+    sync::Arc,
+};
 
 use k8s_openapi::jiff::Timestamp;
 
@@ -17,6 +20,7 @@ use crate::{
         owner::Owner,
         pod::Pod,
         ready_slice::{ReadyEndpoint, ReadySlice, Target},
+        selector::Labels,
         server::{Server, ServerPort},
         service::Service,
         workload::Workload,
@@ -59,13 +63,31 @@ pub(super) struct PodSubject {
     pub(super) pod: Arc<Pod>,
     /// What owns the Pod, through its ReplicaSet or Job; `None` is the Pod itself.
     pub(super) owner: Option<Owner>,
-    servers: Box<[Arc<Server>]>,
+    selected: Arc<SelectedPorts>,
 }
 
 #[derive(Clone, Debug)]
 pub(super) struct WorkloadSubject {
     pub(super) workload: Arc<Workload>,
-    servers: Box<[Arc<Server>]>,
+    selected: Arc<SelectedPorts>,
+}
+
+/// The ports that Servers make opaque for everything with the same labels.
+#[derive(Debug, Default)]
+struct SelectedPorts {
+    numbers: HashSet<u16>,
+    names: HashSet<Box<str>>,
+}
+
+/// What was found for labels so far: the Pods of one workload have the same, and there may be thousands of Servers.
+#[derive(Default)]
+struct Found<'a>(HashMap<&'a Labels, Arc<SelectedPorts>>);
+
+/// The lookups of one Service.
+#[derive(Default)]
+struct Lookups<'a> {
+    of_pods: Found<'a>,
+    of_workloads: Found<'a>,
 }
 
 /// Whose an address is that several claim: the smallest. A Pod before an ExternalWorkload before a bare address; among Pods
@@ -85,10 +107,11 @@ impl Members {
         let service = state.services.get(key).cloned();
         let exists = service.is_some();
         let slices: Vec<_> = state.slices.ready_of_service(key).filter(|_| exists).cloned().collect();
+        let mut lookups = Lookups::default();
         let mut members = Vec::with_capacity(slices.iter().map(|slice| slice.endpoints.len()).sum());
         for (slice, content) in slices.iter().enumerate() {
             for (endpoint, it) in content.endpoints.iter().enumerate() {
-                if let Some(subject) = Subject::of(state, &key.namespace, &it.target) {
+                if let Some(subject) = Subject::of(state, &key.namespace, &it.target, &mut lookups) {
                     members.push(Member { slice, endpoint, subject });
                 }
             }
@@ -108,18 +131,20 @@ impl Members {
 // === impl Subject ===
 
 impl Subject {
-    fn of(state: &State, namespace: &str, target: &Target) -> Option<Self> {
+    fn of<'a>(state: &'a State, namespace: &str, target: &Target, lookups: &mut Lookups<'a>) -> Option<Self> {
         match target {
             Target::Address => Some(Self::Address),
             Target::Pod(name) => {
                 let pod = state.pods.get(namespace, name)?;
-                let servers = state.servers.opaque_for_pod(namespace, &pod.labels).cloned().collect();
-                Some(Self::Pod(Box::new(PodSubject { owner: root_owner(state, pod), pod: Arc::clone(pod), servers })))
+                let select = |labels| state.servers.opaque_for_pod(namespace, labels).collect();
+                let selected = lookups.of_pods.or_find(&pod.labels, select);
+                Some(Self::Pod(Box::new(PodSubject { owner: root_owner(state, pod), pod: Arc::clone(pod), selected })))
             }
             Target::ExternalWorkload(name) => {
                 let workload = state.workloads.get(&NamespacedName::new(namespace, Arc::clone(name)))?;
-                let servers = state.servers.opaque_for_workload(namespace, &workload.labels).cloned().collect();
-                Some(Self::Workload(Box::new(WorkloadSubject { workload: Arc::clone(workload), servers })))
+                let select = |labels| state.servers.opaque_for_workload(namespace, labels).collect();
+                let selected = lookups.of_workloads.or_find(&workload.labels, select);
+                Some(Self::Workload(Box::new(WorkloadSubject { workload: Arc::clone(workload), selected })))
             }
         }
     }
@@ -142,11 +167,9 @@ impl PodSubject {
     /// Whether proxies are not to look at the protocol of this port.
     pub(super) fn is_opaque(&self, port: u16, settings: &Settings) -> bool {
         let annotated = self.pod.opaque_ports.as_ref().unwrap_or(&settings.default_opaque_ports);
-        let has = |name: &str| {
-            let named = self.pod.ports.iter().filter(|it| *it.name == *name);
-            named.into_iter().any(|it| it.number == port || it.host_port == Some(port))
-        };
-        annotated.contains(port) || self.servers.iter().any(|server| selects(server, port, has))
+        let mut names =
+            self.pod.ports.iter().filter(|it| it.number == port || it.host_port == Some(port)).map(|it| &*it.name);
+        annotated.contains(port) || self.selected.numbers.contains(&port) || names.any(|name| self.selected.has(name))
     }
 }
 
@@ -154,16 +177,36 @@ impl WorkloadSubject {
     /// Whether proxies are not to look at the protocol of this port.
     pub(super) fn is_opaque(&self, port: u16, settings: &Settings) -> bool {
         let annotated = self.workload.mesh.opaque_ports.as_ref().unwrap_or(&settings.default_opaque_ports);
-        let has = |name: &str| self.workload.ports.iter().any(|it| it.name == name && it.number == i32::from(port));
-        annotated.contains(port) || self.servers.iter().any(|server| selects(server, port, has))
+        let mut names = self.workload.ports.iter().filter(|it| it.number == i32::from(port)).map(|it| &*it.name);
+        annotated.contains(port) || self.selected.numbers.contains(&port) || names.any(|name| self.selected.has(name))
     }
 }
 
-fn selects(server: &Server, port: u16, has: impl Fn(&str) -> bool) -> bool {
-    match &server.port {
-        ServerPort::Number(number) => *number == port,
-        ServerPort::Name(name) => has(name),
-        ServerPort::Invalid => false,
+// === impl SelectedPorts ===
+
+impl SelectedPorts {
+    fn has(&self, name: &str) -> bool {
+        self.names.contains(name)
+    }
+}
+
+impl<'a> FromIterator<&'a Arc<Server>> for SelectedPorts {
+    fn from_iter<I: IntoIterator<Item = &'a Arc<Server>>>(servers: I) -> Self {
+        let mut ports = Self::default();
+        for server in servers {
+            match &server.port {
+                ServerPort::Number(number) => _ = ports.numbers.insert(*number),
+                ServerPort::Name(name) => _ = ports.names.insert(name.clone()),
+                ServerPort::Invalid => {}
+            }
+        }
+        ports
+    }
+}
+
+impl<'a> Found<'a> {
+    fn or_find(&mut self, labels: &'a Labels, find: impl FnOnce(&'a Labels) -> SelectedPorts) -> Arc<SelectedPorts> {
+        Arc::clone(self.0.entry(labels).or_insert_with(|| Arc::new(find(labels))))
     }
 }
 
@@ -183,3 +226,7 @@ fn root_owner(state: &State, pod: &Pod) -> Option<Owner> {
     };
     Some(next.unwrap_or(owner).clone())
 }
+
+#[cfg(test)]
+#[path = "members_tests.rs"]
+pub(super) mod tests;

@@ -115,3 +115,7 @@ fn kind(service: &Service) -> Kind<'_> {
         None => Kind::Endpoints,
     }
 }
+
+#[cfg(test)]
+#[path = "resolve_tests.rs"]
+mod tests;

@@ -136,7 +136,8 @@ impl Snapshot {
 
     /// The snapshot that comes after another, with the frames between them. `None` when clients see no difference.
     pub(super) fn after(self, before: &Arc<Self>) -> Option<Self> {
-        if self.labels == before.labels && same(&self.endpoints, &before.endpoints) {
+        // Labels come with endpoints: there is no message for those of an empty set.
+        if (self.labels == before.labels || self.is_empty()) && same(&self.endpoints, &before.endpoints) {
             return None;
         }
         let next = Arc::new(self);

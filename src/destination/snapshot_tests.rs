@@ -178,3 +178,9 @@ proptest! {
         }
     }
 }
+
+#[test]
+fn new_labels_of_a_set_without_endpoints_are_nothing_to_tell() {
+    assert!(next(&snapshot("a", []), snapshot("b", [])).is_none());
+    assert!(next(&snapshot("a", [endpoint(1, 1, 0)]), snapshot("b", [endpoint(1, 1, 0)])).is_some());
+}

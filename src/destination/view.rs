@@ -183,3 +183,7 @@ impl<'a> Candidate<'a> {
         self.member.subject.claim()
     }
 }
+
+#[cfg(test)]
+#[path = "view_tests.rs"]
+mod tests;

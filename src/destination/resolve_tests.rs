@@ -1,0 +1,120 @@
+//! The rows of the result table that depend on the Service.
+
+use kube::runtime::watcher::Event;
+use serde_json::{Value, json};
+use tonic::Code;
+
+use super::*;
+use crate::cluster::{Kind as Watched, feed::Feed};
+
+const PATH: &str = "web.ns.svc.cluster.local:80";
+
+fn request(node: &str) -> Request {
+    Request::new(PATH, ServiceAuthority::parse(PATH, "cluster.local").unwrap(), node)
+}
+
+fn feed(services: impl IntoIterator<Item = Value>) -> Feed {
+    let mut feed = Feed::default();
+    for service in services {
+        feed.apply(Watched::Service, Event::Apply(service));
+    }
+    feed
+}
+
+fn service(labels: &Value, annotations: &Value, spec: &Value) -> Value {
+    json!({"metadata": {"name": "web", "namespace": "ns", "labels": labels, "annotations": annotations}, "spec": spec})
+}
+
+#[test]
+fn each_kind_of_service_has_its_answer_and_of_several_marks_the_first_counts() {
+    let (none, external) = (json!({}), json!({"type": "ExternalName", "externalName": "web.example"}));
+    let federated = |key: &str| json!({format!("multicluster.linkerd.io/{key}"): ""});
+    let remote =
+        json!({"multicluster.linkerd.io/remote-discovery": "east", "multicluster.linkerd.io/remote-service": "web"});
+    let nameless = json!({"multicluster.linkerd.io/remote-discovery": "east"});
+    let only_name = json!({"multicluster.linkerd.io/remote-service": "web"});
+    let not_federated = Some((Code::Unknown, "service ns/web is not a federated service".to_owned()));
+    let no_cluster = Some((Code::NotFound, "Remote cluster not found: east".to_owned()));
+    let no_name = format!("Remote discovery service missing remote service name {PATH}");
+    let no_name = Some((Code::FailedPrecondition, no_name));
+    let is_external = Some((Code::InvalidArgument, format!("Invalid authority: {PATH}")));
+    for (labels, annotations, spec, expected) in [
+        (&none, &none, &none, &None),
+        (&none, &none, &json!({"type": "ClusterIP", "clusterIP": "10.0.0.1"}), &None),
+        (&none, &none, &json!({"type": "ClusterIP", "clusterIP": "None"}), &None),
+        (&none, &none, &json!({"type": "NodePort"}), &None),
+        (&none, &none, &json!({"type": "LoadBalancer"}), &None),
+        (&only_name, &none, &none, &None),
+        (&none, &none, &external, &is_external),
+        (&nameless, &none, &none, &no_name),
+        (&nameless, &none, &external, &no_name),
+        (&remote, &none, &none, &no_cluster),
+        (&remote, &none, &external, &no_cluster),
+        (&none, &federated("remote-discovery"), &none, &not_federated),
+        (&none, &federated("local-discovery"), &none, &not_federated),
+        (&remote, &federated("local-discovery"), &external, &not_federated),
+    ] {
+        let feed = feed([service(labels, annotations, spec)]);
+        let request = request("");
+        let refused = request.resolve(&feed.cluster.read()).err().map(|refusal| request.refused(&refusal));
+        let refused = refused.map(|status| (status.code(), status.message().to_owned()));
+        assert_eq!(refused, *expected, "labels {labels}, annotations {annotations}, spec {spec}");
+    }
+}
+
+#[test]
+fn a_service_that_is_not_there_is_not_found_and_one_of_another_namespace_is_another() {
+    let elsewhere = json!({"metadata": {"name": "web", "namespace": "other"}, "spec": {}});
+    let feed = feed([elsewhere]);
+    let request = request("");
+    let refusal = request.resolve(&feed.cluster.read()).unwrap_err();
+    let status = request.refused(&refusal);
+    assert_eq!((status.code(), status.message()), (Code::NotFound, "Service web.ns not found"));
+    assert_eq!(request.refused(&Refusal::Stopping).code(), Code::Unavailable, "clients try another replica");
+}
+
+#[test]
+fn the_zone_is_the_nodes_and_the_node_matters_under_the_local_policy_alone() {
+    for (policy, node, expected) in [
+        (json!(null), "node-1", (Some("a"), None)),
+        (json!("Cluster"), "node-1", (Some("a"), None)),
+        (json!("Local"), "node-1", (Some("a"), Some("node-1"))),
+        (json!("local"), "node-1", (Some("a"), None)),
+        (json!("Local"), "", (None, Some(""))),
+        (json!(null), "", (None, None)),
+        (json!("Local"), "node-2", (None, Some("node-2"))),
+        (json!(null), "no-such-node", (None, None)),
+    ] {
+        let mut feed = feed([service(&json!({}), &json!({}), &json!({"internalTrafficPolicy": policy}))]);
+        let labels = json!({"topology.kubernetes.io/zone": "a"});
+        feed.apply(Watched::Node, Event::Apply(json!({"metadata": {"name": "node-1", "labels": labels}})));
+        feed.apply(Watched::Node, Event::Apply(json!({"metadata": {"name": "node-2"}})));
+        let view = request(node).resolve(&feed.cluster.read()).unwrap();
+        assert_eq!((view.location.zone.as_deref(), view.location.node.as_deref()), expected, "{policy} on {node:?}");
+        let state = feed.cluster.read();
+        assert!(view.is_for(state.services.get(&view.service).map(|service| &**service)));
+    }
+}
+
+#[test]
+fn a_view_is_left_for_another_when_the_service_is_answered_otherwise_but_not_when_it_is_gone() {
+    let plain = feed([service(&json!({}), &json!({}), &json!({"type": "ClusterIP"}))]);
+    let view = request("node-1").resolve(&plain.cluster.read()).unwrap();
+    assert!(view.is_for(None), "there is nothing else to look at");
+    let remote = json!({"multicluster.linkerd.io/remote-discovery": "east"});
+    let federated = json!({"multicluster.linkerd.io/local-discovery": "web"});
+    for (labels, annotations, spec, stays) in [
+        (json!({}), json!({}), json!({"type": "ClusterIP", "clusterIP": "None"}), true),
+        (json!({}), json!({}), json!({"type": "NodePort"}), true),
+        (json!({"any": "label"}), json!({}), json!({"ports": [{"port": 80}]}), true),
+        (json!({}), json!({}), json!({"internalTrafficPolicy": "Local"}), false),
+        (json!({}), json!({}), json!({"type": "ExternalName"}), false),
+        (remote, json!({}), json!({}), false),
+        (json!({}), federated, json!({}), false),
+    ] {
+        let feed = feed([service(&labels, &annotations, &spec)]);
+        let state = feed.cluster.read();
+        let service = state.services.get(&view.service).unwrap();
+        assert_eq!(view.is_for(Some(service)), stays, "labels {labels}, annotations {annotations}, spec {spec}");
+    }
+}
