@@ -5,6 +5,7 @@
 
 mod bad_input;
 mod changes;
+mod crowd;
 mod endpoints;
 mod families;
 mod metadata;
@@ -16,6 +17,7 @@ mod requests;
 mod rollout;
 mod servers;
 mod serving;
+mod streams;
 mod told;
 mod topology;
 mod wire;
