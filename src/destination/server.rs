@@ -51,6 +51,9 @@ use crate::proto::destination::GetDestination;
 
 const GET: &str = "/io.linkerd.proxy.destination.Destination/Get";
 
+/// What the health service is asked about.
+pub(super) const HEALTH_OF: [&str; 2] = ["", "io.linkerd.proxy.destination.Destination"];
+
 /// What every proxy of a large mesh needs if each connects by itself.
 const CONNECTIONS: usize = 20_000;
 /// One sidecar multiplexes what a whole cluster asks.
@@ -113,8 +116,11 @@ impl Server {
             () = accept => {}
             () = stop.cancelled() => {}
         }
-        // Streams that begin now are refused, so that their clients ask another replica.
-        self.reporter.set_service_status("", tonic_health::ServingStatus::NotServing).await;
+        // Connections and streams that begin now are refused, so that their clients ask another replica.
+        drop(listener);
+        for service in HEALTH_OF {
+            self.reporter.set_service_status(service, tonic_health::ServingStatus::NotServing).await;
+        }
         self.views.close();
         tasks.close();
         if timeout(GOODBYE, tasks.wait()).await.is_err() {
