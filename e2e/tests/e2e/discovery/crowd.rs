@@ -11,46 +11,45 @@ use std::{
 
 use anyhow::{Result, ensure};
 use e2e::{
-    ControlPlane, Manager, ManagerOptions, TestNamespace,
+    ControlPlane, FaultProxy, Manager, ManagerOptions, TestNamespace,
     discovery::{Discovery, Endpoints},
     eventually,
     mesh::{Mesh, SOON},
     shared_manager,
 };
 use k8s_openapi::api::discovery::v1::EndpointSlice;
-use kube::{
-    Client,
-    api::{Patch, PatchParams, PostParams},
-};
+use kube::api::{Patch, PatchParams, PostParams};
 use serde_json::{Value, json};
 
 pub(super) struct Crowd {
     pub(super) control_plane: &'static ControlPlane,
-    pub(super) client: Client,
     pub(super) mesh: Mesh,
     pub(super) manager: Manager,
 }
 
 impl Crowd {
     pub(super) async fn start(args: &[&str]) -> Result<Self> {
-        let mut crowd = Self::unready(args, None).await?;
-        crowd.manager.ready(SOON).await?;
-        Ok(crowd)
-    }
-
-    /// The manager was started, and is perhaps not ready yet.
-    pub(super) async fn unready(args: &[&str], kubeconfig: Option<&Path>) -> Result<Self> {
         // For Linkerd's CRDs.
         let (control_plane, _) = shared_manager().await?;
+        Self::start_with(control_plane, control_plane.kubeconfig(), args).await
+    }
+
+    /// With a proxy between its manager and the API server.
+    pub(super) async fn behind_proxy() -> Result<(Self, FaultProxy)> {
+        let (control_plane, _) = shared_manager().await?;
+        let proxy = FaultProxy::start(control_plane).await?;
+        Ok((Self::start_with(control_plane, proxy.kubeconfig(), &[]).await?, proxy))
+    }
+
+    async fn start_with(control_plane: &'static ControlPlane, kubeconfig: &Path, args: &[&str]) -> Result<Self> {
         let client = control_plane.client().await?;
         let namespace = TestNamespace::create(&client, "crowd").await?;
         let mesh = Mesh::new(&client, namespace.name());
         let identity = format!("spiffe://root.linkerd.cluster.local/{}", "long/".repeat(40));
         mesh.put_workload_with("vm", "vm", json!({"spec": {"meshTLS": {"identity": identity}}})).await?;
-        let args = ["--enable-external-workload=false"].iter().chain(args).map(|arg| (*arg).to_owned()).collect();
-        let kubeconfig = kubeconfig.map(Path::to_owned);
-        let manager = Manager::start(control_plane, ManagerOptions { args, kubeconfig, ..ManagerOptions::default() })?;
-        Ok(Self { control_plane, client, mesh, manager })
+        let mut manager = Manager::start(control_plane, discovery_only(kubeconfig, args))?;
+        manager.ready(SOON).await?;
+        Ok(Self { control_plane, mesh, manager })
     }
 
     /// A Service with so many endpoints, a thousand to a slice: the slices are called `web-0` and so on.
@@ -118,6 +117,12 @@ impl Crowd {
         })
         .await
     }
+}
+
+/// A manager that serves discovery and does nothing else.
+pub(super) fn discovery_only(kubeconfig: &Path, args: &[&str]) -> ManagerOptions {
+    let args = ["--enable-external-workload=false"].iter().chain(args).map(|arg| (*arg).to_owned()).collect();
+    ManagerOptions { args, kubeconfig: Some(kubeconfig.to_owned()), ..ManagerOptions::default() }
 }
 
 /// Reads until exactly these are known.

@@ -13,6 +13,7 @@ mod objects;
 mod oracle;
 mod owners;
 mod ports;
+mod process;
 mod requests;
 mod rollout;
 mod servers;
@@ -20,6 +21,7 @@ mod serving;
 mod streams;
 mod told;
 mod topology;
+mod watches;
 mod wire;
 mod workloads;
 
