@@ -1,19 +1,38 @@
 //! A client of the Destination API that reads only when it is told to, on an HTTP/2 connection with windows of its choice.
 //!
 //! * In: the address of a destination, [`Windows`]. Out: `Get` streams of which nothing is read by itself, and how they end:
-//!   by a status, by RST_STREAM, or with their connection.
+//!   by a status, by RST_STREAM, or with their connection. If told so, nothing is read from the socket either.
 //! * Always: the room that unread bytes take up is given back only by [`SlowStream::next`]; a stream that is held keeps its
 //!   bytes, also after its end. Every wait has a deadline.
 
-use std::{collections::BTreeMap, net::SocketAddr, time::Duration};
+use std::{
+    collections::BTreeMap,
+    io,
+    net::SocketAddr,
+    pin::Pin,
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering},
+    },
+    task::{Context, Poll},
+    time::Duration,
+};
 
-use anyhow::{Context, Result, bail, ensure};
+use anyhow::{Context as _, Result, bail, ensure};
 use bytes::{Buf, BufMut, Bytes, BytesMut};
-use h2::{Reason, RecvStream, client::SendRequest};
+use h2::{
+    Reason, RecvStream,
+    client::{ResponseFuture, SendRequest},
+};
 use http::HeaderMap;
 use linkerd2_proxy_api::destination::{GetDestination, Update, WeightedAddr};
 use prost::Message as _;
-use tokio::{net::TcpStream, task::JoinHandle, time::timeout};
+use tokio::{
+    io::{AsyncRead, AsyncWrite, ReadBuf},
+    net::TcpStream,
+    task::JoinHandle,
+    time::timeout,
+};
 
 use crate::discovery::{Message, fold};
 
@@ -34,6 +53,16 @@ pub struct Windows {
 pub struct SlowClient {
     requests: SendRequest<Bytes>,
     connection: JoinHandle<Result<(), h2::Error>>,
+    deaf: Arc<AtomicBool>,
+}
+
+/// A stream that was asked for; its response headers may have come.
+pub struct Asked(ResponseFuture);
+
+/// A socket that can be left unread.
+struct Socket {
+    stream: TcpStream,
+    deaf: Arc<AtomicBool>,
 }
 
 /// A `Get` stream, and what was read of it.
@@ -70,15 +99,22 @@ impl Windows {
 
 impl SlowClient {
     pub async fn connect(address: SocketAddr, windows: Windows) -> Result<Self> {
-        let socket = TcpStream::connect(address).await.with_context(|| format!("connecting to {address}"))?;
+        let stream = TcpStream::connect(address).await.with_context(|| format!("connecting to {address}"))?;
+        let deaf = Arc::<AtomicBool>::default();
+        let socket = Socket { stream, deaf: Arc::clone(&deaf) };
         let mut builder = h2::client::Builder::new();
         builder.initial_window_size(windows.stream).initial_connection_window_size(windows.connection);
         let (requests, connection) = timeout(DEADLINE, builder.handshake(socket)).await??;
-        Ok(Self { requests, connection: tokio::spawn(connection) })
+        Ok(Self { requests, connection: tokio::spawn(connection), deaf })
     }
 
-    /// A stream whose response headers have come. An error when it is refused.
-    pub async fn get(&self, path: &str) -> Result<SlowStream> {
+    /// From now on takes nothing from its socket, not even what HTTP/2 says about itself.
+    pub fn stop_reading(&self) {
+        self.deaf.store(true, Ordering::SeqCst);
+    }
+
+    /// Asks for a stream, and waits for no answer.
+    pub async fn ask(&self, path: &str) -> Result<Asked> {
         let message = GetDestination { path: path.to_owned(), ..GetDestination::default() }.encode_to_vec();
         let mut frame = BytesMut::with_capacity(PREFIX + message.len());
         frame.put_u8(0);
@@ -91,6 +127,12 @@ impl SlowClient {
         let mut requests = timeout(DEADLINE, self.requests.clone().ready()).await??;
         let (response, mut body) = requests.send_request(request, false)?;
         body.send_data(frame.freeze(), true)?;
+        Ok(Asked(response))
+    }
+
+    /// A stream whose response headers have come. An error when it is refused.
+    pub async fn get(&self, path: &str) -> Result<SlowStream> {
+        let Asked(response) = self.ask(path).await?;
         let response = timeout(DEADLINE, response).await.context("no response headers")??;
         if let Some(status) = status_of(response.headers()) {
             bail!("refused with grpc-status {status}");
@@ -125,6 +167,29 @@ impl SlowClient {
 impl Drop for SlowClient {
     fn drop(&mut self) {
         self.connection.abort();
+    }
+}
+
+// === impl Socket ===
+
+impl AsyncRead for Socket {
+    fn poll_read(mut self: Pin<&mut Self>, cx: &mut Context<'_>, buffer: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
+        // Without a waker: it will never read again.
+        if self.deaf.load(Ordering::SeqCst) { Poll::Pending } else { Pin::new(&mut self.stream).poll_read(cx, buffer) }
+    }
+}
+
+impl AsyncWrite for Socket {
+    fn poll_write(mut self: Pin<&mut Self>, cx: &mut Context<'_>, data: &[u8]) -> Poll<io::Result<usize>> {
+        Pin::new(&mut self.stream).poll_write(cx, data)
+    }
+
+    fn poll_flush(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.stream).poll_flush(cx)
+    }
+
+    fn poll_shutdown(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.stream).poll_shutdown(cx)
     }
 }
 
