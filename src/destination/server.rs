@@ -139,6 +139,7 @@ impl Server {
                 return;
             }
         };
+        let window = transport.window();
         let progress = Arc::<ConnectionProgress>::default();
         let executor = Executor { progress: Arc::clone(&progress), tasks };
         let server = Arc::clone(&self);
@@ -163,7 +164,7 @@ impl Server {
                 }
                 return;
             }
-            () = progress.stalled(stall_timeout) => {
+            () = progress.stalled(stall_timeout, || window.is_shut()) => {
                 self.views.metrics.stalled_connections.inc();
                 return;
             }
