@@ -84,6 +84,24 @@ async fn sixteen_unread_streams_shut_their_connection_and_nobody_elses() -> Resu
     web.is_quiet_for(QUIET).await
 }
 
+/// The last message is taken in part, and nothing comes after it.
+#[tokio::test]
+async fn a_connection_that_short_unread_messages_have_shut_is_closed() -> Result<()> {
+    let crowd = crowd(&[STALLS_SOON]).await?;
+    let windows = Windows { connection: 65_535, ..Windows::OF_PROXIES };
+    let length = {
+        let client = SlowClient::connect(crowd.manager.destination_address(), windows).await?;
+        let mut stream = client.get(&crowd.path("small")).await?;
+        stream.next().await?;
+        stream.sizes[0] + 5
+    };
+    let mut client = SlowClient::connect(crowd.manager.destination_address(), windows).await?;
+    let unread = client.get_many(&crowd.path("small"), 65_535 / length + 1).await?;
+    crowd.counts(STREAMS, &[("state", "idle")], f64::from(u32::try_from(unread.len())?)).await?;
+    client.closed(stalled()).await?;
+    crowd.counts(CLOSED, &[], 1.0).await
+}
+
 #[tokio::test]
 async fn a_client_that_reads_in_time_keeps_its_streams() -> Result<()> {
     let crowd = crowd(&[STALLS_SOON]).await?;
