@@ -166,12 +166,12 @@ pub fn fold(known: &mut BTreeMap<SocketAddr, WeightedAddr>, is_first: bool, upda
                 let mut labels = set.metric_labels.clone();
                 labels.extend(std::mem::take(&mut endpoint.metric_labels));
                 endpoint.metric_labels = labels;
-                ensure!(!added.contains(&address), "{address} stands twice in one Add");
                 added.push(address);
                 known.insert(address, endpoint);
             }
             ensure!(!added.is_empty(), "an Add without endpoints");
             added.sort();
+            ensure!(added.is_sorted_by(|one, next| one < next), "an address stands twice in one Add: {added:?}");
             Message::Add(added)
         }
         update::Update::Remove(set) => {

@@ -28,6 +28,7 @@ mod plain_http;
 mod port;
 pub mod process;
 mod shared;
+pub mod slow_client;
 pub mod wait;
 pub mod world;
 

@@ -150,6 +150,11 @@ impl Manager {
         self.process.wait(timeout).await
     }
 
+    /// SIGTERM, without waiting for what comes of it.
+    pub fn begin_to_terminate(&mut self) -> Result<()> {
+        self.process.signal(Signal::TERM)
+    }
+
     /// SIGKILL: as when its node dies.
     pub async fn kill(&mut self) -> Result<()> {
         self.process.signal(Signal::KILL)?;

@@ -81,14 +81,13 @@ pub fn spawn(
 
 /// Says that we serve, once we can; nobody has to be told to the millisecond.
 async fn report_health(cluster: Cluster, reporter: HealthReporter) {
-    const SERVICES: [&str; 2] = ["", "io.linkerd.proxy.destination.Destination"];
-    for service in SERVICES {
+    for service in server::HEALTH_OF {
         reporter.set_service_status(service, NotServing).await;
     }
     while !cluster.is_discoverable() {
         tokio::time::sleep(Duration::from_millis(50)).await;
     }
-    for service in SERVICES {
+    for service in server::HEALTH_OF {
         reporter.set_service_status(service, Serving).await;
     }
     std::future::pending::<()>().await;

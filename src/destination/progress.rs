@@ -110,11 +110,18 @@ impl ConnectionProgress {
 
     /// Ends the streams whose clients take nothing for this long. Resolves when one was ended so, and for as long again no
     /// client of the connection took anything: then its window is shut by what they keep unread, and only its end helps.
-    pub(super) async fn stalled(&self, timeout: Duration) {
+    /// So it does when the window is seen to be shut for both times together: of a short message a part may have been taken,
+    /// and where nothing follows it nobody waits for the rest.
+    pub(super) async fn stalled(&self, timeout: Duration, is_shut: impl Fn() -> bool) {
         let mut since_then: Option<(u64, u32)> = None;
+        let mut shut = 0;
         loop {
             sleep(timeout / LOOKS).await;
             let ended = self.look();
+            shut = if is_shut() { shut + 1 } else { 0 };
+            if shut > 2 * LOOKS {
+                return;
+            }
             let taken = self.taken.load(Ordering::Relaxed);
             since_then = match since_then {
                 Some((then, LOOKS..)) if then == taken => return,
@@ -183,7 +190,7 @@ mod tests {
     async fn only_a_stream_whose_client_takes_nothing_of_what_waits_is_ended() {
         let connection = Arc::<ConnectionProgress>::default();
         let watch = Arc::clone(&connection);
-        tokio::spawn(async move { watch.stalled(TIMEOUT).await });
+        tokio::spawn(async move { watch.stalled(TIMEOUT, || false).await });
         let (_, idle) = stream(&connection, false);
         let (slow, slow_task) = stream(&connection, true);
         let (_, unread) = stream(&connection, true);
@@ -200,7 +207,7 @@ mod tests {
     async fn a_stream_has_its_whole_time() {
         let connection = Arc::<ConnectionProgress>::default();
         let watch = Arc::clone(&connection);
-        tokio::spawn(async move { watch.stalled(TIMEOUT).await });
+        tokio::spawn(async move { watch.stalled(TIMEOUT, || false).await });
         let (_, task) = stream(&connection, true);
         let task = tokio::spawn(task);
         sleep(TIMEOUT - Duration::from_secs(1)).await;
@@ -213,7 +220,7 @@ mod tests {
     async fn a_connection_stalls_when_nobody_takes_anything_after_a_stream_was_ended() {
         let connection = Arc::<ConnectionProgress>::default();
         let watch = Arc::clone(&connection);
-        let stalled = tokio::spawn(async move { watch.stalled(TIMEOUT).await });
+        let stalled = tokio::spawn(async move { watch.stalled(TIMEOUT, || false).await });
         let (_, task) = stream(&connection, true);
         tokio::spawn(task);
         sleep(TIMEOUT * 2).await;
@@ -223,10 +230,27 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
+    async fn a_connection_stalls_when_its_window_stays_shut_though_nobody_is_seen_to_wait() {
+        let (connection, shut) = (Arc::<ConnectionProgress>::default(), Arc::<AtomicBool>::default());
+        let (watch, is_shut) = (Arc::clone(&connection), Arc::clone(&shut));
+        let stalled = tokio::spawn(async move { watch.stalled(TIMEOUT, || is_shut.load(Ordering::Relaxed)).await });
+        for _ in 0..5 {
+            shut.store(true, Ordering::Relaxed);
+            sleep(TIMEOUT * 2 - Duration::from_secs(1)).await;
+            shut.store(false, Ordering::Relaxed);
+            sleep(TIMEOUT).await;
+        }
+        assert!(!stalled.is_finished(), "it was opened each time");
+        shut.store(true, Ordering::Relaxed);
+        sleep(TIMEOUT * 2 + TIMEOUT / 2).await;
+        assert!(stalled.is_finished());
+    }
+
+    #[tokio::test(start_paused = true)]
     async fn a_connection_on_which_somebody_takes_something_stays() {
         let connection = Arc::<ConnectionProgress>::default();
         let watch = Arc::clone(&connection);
-        let stalled = tokio::spawn(async move { watch.stalled(TIMEOUT).await });
+        let stalled = tokio::spawn(async move { watch.stalled(TIMEOUT, || false).await });
         let (_, unread) = stream(&connection, true);
         let unread = tokio::spawn(unread);
         let (reading, task) = stream(&connection, true);

@@ -51,12 +51,18 @@ use crate::proto::destination::GetDestination;
 
 const GET: &str = "/io.linkerd.proxy.destination.Destination/Get";
 
+/// What the health service is asked about.
+pub(super) const HEALTH_OF: [&str; 2] = ["", "io.linkerd.proxy.destination.Destination"];
+
 /// What every proxy of a large mesh needs if each connects by itself.
 const CONNECTIONS: usize = 20_000;
 /// One sidecar multiplexes what a whole cluster asks.
 const STREAMS_PER_CONNECTION: u32 = 100_000;
 /// Longer than any request can be that means something: a name of 253 characters, a port, a token.
 const LONGEST_REQUEST: usize = 16 * 1024;
+/// A stream's next piece is taken when the one before has gone to the socket. Left to itself, h2 takes 400 KiB of each stream
+/// of a client whose windows are wide and whose socket is full.
+const ONE_PIECE: usize = 1;
 const REQUEST_TIMEOUT: Duration = Duration::from_secs(10);
 /// Dead peers are noticed after both.
 const KEEP_ALIVE_INTERVAL: Duration = Duration::from_secs(10);
@@ -113,8 +119,11 @@ impl Server {
             () = accept => {}
             () = stop.cancelled() => {}
         }
-        // Streams that begin now are refused, so that their clients ask another replica.
-        self.reporter.set_service_status("", tonic_health::ServingStatus::NotServing).await;
+        // Connections and streams that begin now are refused, so that their clients ask another replica.
+        drop(listener);
+        for service in HEALTH_OF {
+            self.reporter.set_service_status(service, tonic_health::ServingStatus::NotServing).await;
+        }
         self.views.close();
         tasks.close();
         if timeout(GOODBYE, tasks.wait()).await.is_err() {
@@ -130,6 +139,7 @@ impl Server {
                 return;
             }
         };
+        let window = transport.window();
         let progress = Arc::<ConnectionProgress>::default();
         let executor = Executor { progress: Arc::clone(&progress), tasks };
         let server = Arc::clone(&self);
@@ -141,6 +151,7 @@ impl Server {
             .timer(TokioTimer::new())
             .max_concurrent_streams(STREAMS_PER_CONNECTION)
             .max_header_list_size(16 * 1024)
+            .max_send_buf_size(ONE_PIECE)
             .keep_alive_interval(KEEP_ALIVE_INTERVAL)
             .keep_alive_timeout(KEEP_ALIVE_TIMEOUT)
             .serve_connection(TokioIo::new(transport), service);
@@ -153,7 +164,7 @@ impl Server {
                 }
                 return;
             }
-            () = progress.stalled(stall_timeout) => {
+            () = progress.stalled(stall_timeout, || window.is_shut()) => {
                 self.views.metrics.stalled_connections.inc();
                 return;
             }

@@ -20,9 +20,12 @@ use super::{
     metrics::{Call, End, StreamState},
     progress::Progress,
     resolve::{Refusal, Request},
-    snapshot::{Frames, Snapshot},
+    snapshot::{Frames, Shared, Snapshot},
     views::{Published, Subscription, Views},
 };
+
+/// A piece that is longer is several frames of HTTP/2 anyway (RFC 9113, SETTINGS_MAX_FRAME_SIZE), so that one more is cheap.
+const LONG: usize = 16 * 1024;
 
 pub(super) struct GetStream {
     views: Arc<Views>,
@@ -32,6 +35,10 @@ pub(super) struct GetStream {
     /// What the client has, once all frames are taken; `None` before the first message.
     sent: Option<Arc<Snapshot>>,
     frames: Option<Frames>,
+    /// The last byte of a piece, for itself; see [`GetStream::next_piece`].
+    last_byte: Bytes,
+    /// Not the first piece of what is under way.
+    continues: bool,
     /// The status is next, or was last.
     end: Option<Ended>,
     state: StreamState,
@@ -64,6 +71,8 @@ impl GetStream {
             changed,
             sent: None,
             frames: None,
+            last_byte: Bytes::new(),
+            continues: false,
             end: None,
             state: StreamState::Opening,
             progress,
@@ -122,6 +131,29 @@ impl GetStream {
         }
     }
 
+    /// What is handed to the transport next.
+    ///
+    /// It takes a piece as soon as there is room for a byte, and then asks for more while the rest of the piece still waits:
+    /// of the last piece nobody would see that its client does not read. So the last byte is a piece of its own: when there is
+    /// room for that, all before it is gone. Not so for one short piece: a frame more for each change would be dear, and
+    /// what comes after it shows as well whether it went.
+    fn next_piece(&mut self, is_first: bool) -> Option<Bytes> {
+        if !self.last_byte.is_empty() {
+            return Some(std::mem::take(&mut self.last_byte));
+        }
+        let Shared { mut frames, messages } = self.frames.as_mut().and_then(Frames::next)?;
+        let metrics = &self.views.metrics;
+        metrics.sent(messages);
+        if let Some(sent) = self.sent.as_ref().filter(|_| !is_first && !self.continues) {
+            metrics.taken(sent.received);
+        }
+        if (self.continues || frames.len() > LONG) && frames.len() > 1 {
+            self.last_byte = frames.split_off(frames.len() - 1);
+        }
+        self.continues = true;
+        Some(frames)
+    }
+
     fn become_state(&mut self, state: StreamState) {
         if state != self.state {
             let metrics = &self.views.metrics;
@@ -145,16 +177,12 @@ impl http_body::Body for GetStream {
             stream.look();
         }
         loop {
-            if let Some(piece) = stream.frames.as_mut().and_then(Frames::next) {
-                let metrics = &stream.views.metrics;
-                metrics.sent(piece.messages);
-                if let Some(sent) = stream.sent.as_ref().filter(|_| !is_first) {
-                    metrics.taken(sent.received);
-                }
+            if let Some(piece) = stream.next_piece(is_first) {
                 stream.become_state(StreamState::Blocked);
                 stream.progress.offered();
-                return Poll::Ready(Some(Ok(Frame::data(piece.frames))));
+                return Poll::Ready(Some(Ok(Frame::data(piece))));
             }
+            stream.continues = false;
             stream.frames = None;
             match stream.end {
                 None => {}

@@ -5,6 +5,7 @@
 
 mod bad_input;
 mod changes;
+mod crowd;
 mod endpoints;
 mod families;
 mod metadata;
@@ -12,12 +13,15 @@ mod objects;
 mod oracle;
 mod owners;
 mod ports;
+mod process;
 mod requests;
 mod rollout;
 mod servers;
 mod serving;
+mod streams;
 mod told;
 mod topology;
+mod watches;
 mod wire;
 mod workloads;
 

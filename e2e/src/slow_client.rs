@@ -1,0 +1,272 @@
+//! A client of the Destination API that reads only when it is told to, on an HTTP/2 connection with windows of its choice.
+//!
+//! * In: the address of a destination, [`Windows`]. Out: `Get` streams of which nothing is read by itself, and how they end:
+//!   by a status, by RST_STREAM, or with their connection. If told so, nothing is read from the socket either.
+//! * Always: the room that unread bytes take up is given back only by [`SlowStream::next`]; a stream that is held keeps its
+//!   bytes, also after its end. Every wait has a deadline.
+
+use std::{
+    collections::BTreeMap,
+    io,
+    net::SocketAddr,
+    pin::Pin,
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering},
+    },
+    task::{Context, Poll},
+    time::Duration,
+};
+
+use anyhow::{Context as _, Result, bail, ensure};
+use bytes::{Buf, BufMut, Bytes, BytesMut};
+use h2::{
+    Reason, RecvStream,
+    client::{ResponseFuture, SendRequest},
+};
+use http::HeaderMap;
+use linkerd2_proxy_api::destination::{GetDestination, Update, WeightedAddr};
+use prost::Message as _;
+use tokio::{
+    io::{AsyncRead, AsyncWrite, ReadBuf},
+    net::TcpStream,
+    task::JoinHandle,
+    time::timeout,
+};
+
+use crate::discovery::{Message, fold};
+
+const DEADLINE: Duration = Duration::from_secs(20);
+const GET: &str = "/io.linkerd.proxy.destination.Destination/Get";
+/// Of a gRPC message: whether it is compressed, and its length.
+const PREFIX: usize = 5;
+
+/// How many bytes the server may send before the client makes room.
+#[derive(Clone, Copy, Debug)]
+pub struct Windows {
+    pub stream: u32,
+    /// HTTP/2 knows no less than 65,535.
+    pub connection: u32,
+}
+
+/// One HTTP/2 connection.
+pub struct SlowClient {
+    requests: SendRequest<Bytes>,
+    connection: JoinHandle<Result<(), h2::Error>>,
+    deaf: Arc<AtomicBool>,
+}
+
+/// A stream that was asked for; its response headers may have come.
+pub struct Asked(ResponseFuture);
+
+/// A socket that can be left unread.
+struct Socket {
+    stream: TcpStream,
+    deaf: Arc<AtomicBool>,
+}
+
+/// A `Get` stream, and what was read of it.
+pub struct SlowStream {
+    body: RecvStream,
+    /// Of what was read, what the server may not send anew.
+    kept: usize,
+    unparsed: BytesMut,
+    pub known: BTreeMap<SocketAddr, WeightedAddr>,
+    pub messages: Vec<Message>,
+    /// The encoded length of each message.
+    pub sizes: Vec<usize>,
+}
+
+/// How a stream ended.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum StreamEnd {
+    /// With this gRPC status.
+    Status(String),
+    /// By the server's RST_STREAM.
+    Reset(Reason),
+    /// With its connection, or by an error of the protocol.
+    Broken(String),
+}
+
+// === impl Windows ===
+
+impl Windows {
+    /// What Linkerd's proxies have: sixteen unread streams shut their connection.
+    pub const OF_PROXIES: Self = Self { stream: 65_535, connection: 1024 * 1024 };
+}
+
+// === impl SlowClient ===
+
+impl SlowClient {
+    pub async fn connect(address: SocketAddr, windows: Windows) -> Result<Self> {
+        let stream = TcpStream::connect(address).await.with_context(|| format!("connecting to {address}"))?;
+        let deaf = Arc::<AtomicBool>::default();
+        let socket = Socket { stream, deaf: Arc::clone(&deaf) };
+        let mut builder = h2::client::Builder::new();
+        builder.initial_window_size(windows.stream).initial_connection_window_size(windows.connection);
+        let (requests, connection) = timeout(DEADLINE, builder.handshake(socket)).await??;
+        Ok(Self { requests, connection: tokio::spawn(connection), deaf })
+    }
+
+    /// From now on takes nothing from its socket, not even what HTTP/2 says about itself.
+    pub fn stop_reading(&self) {
+        self.deaf.store(true, Ordering::SeqCst);
+    }
+
+    /// Asks for a stream, and waits for no answer.
+    pub async fn ask(&self, path: &str) -> Result<Asked> {
+        let message = GetDestination { path: path.to_owned(), ..GetDestination::default() }.encode_to_vec();
+        let mut frame = BytesMut::with_capacity(PREFIX + message.len());
+        frame.put_u8(0);
+        frame.put_u32(u32::try_from(message.len())?);
+        frame.extend_from_slice(&message);
+        let request = http::Request::post(format!("http://destination{GET}"))
+            .header(http::header::CONTENT_TYPE, "application/grpc")
+            .header(http::header::TE, "trailers")
+            .body(())?;
+        let mut requests = timeout(DEADLINE, self.requests.clone().ready()).await??;
+        let (response, mut body) = requests.send_request(request, false)?;
+        body.send_data(frame.freeze(), true)?;
+        Ok(Asked(response))
+    }
+
+    /// A stream whose response headers have come. An error when it is refused.
+    pub async fn get(&self, path: &str) -> Result<SlowStream> {
+        let Asked(response) = self.ask(path).await?;
+        let response = timeout(DEADLINE, response).await.context("no response headers")??;
+        if let Some(status) = status_of(response.headers()) {
+            bail!("refused with grpc-status {status}");
+        }
+        Ok(SlowStream {
+            body: response.into_body(),
+            kept: 0,
+            unparsed: BytesMut::new(),
+            known: BTreeMap::new(),
+            messages: Vec::new(),
+            sizes: Vec::new(),
+        })
+    }
+
+    pub async fn get_many(&self, path: &str, count: usize) -> Result<Vec<SlowStream>> {
+        futures::future::try_join_all((0..count).map(|_| self.get(path))).await
+    }
+
+    pub fn is_open(&self) -> bool {
+        !self.connection.is_finished()
+    }
+
+    /// Waits until the server has closed the connection.
+    pub async fn closed(&mut self, deadline: Duration) -> Result<()> {
+        let ended = timeout(deadline, &mut self.connection).await;
+        // However it was closed: what matters is that it does not stay.
+        let _ = ended.with_context(|| format!("the connection was still open after {deadline:?}"))??;
+        Ok(())
+    }
+}
+
+impl Drop for SlowClient {
+    fn drop(&mut self) {
+        self.connection.abort();
+    }
+}
+
+// === impl Socket ===
+
+impl AsyncRead for Socket {
+    fn poll_read(mut self: Pin<&mut Self>, cx: &mut Context<'_>, buffer: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
+        // Without a waker: it will never read again.
+        if self.deaf.load(Ordering::SeqCst) { Poll::Pending } else { Pin::new(&mut self.stream).poll_read(cx, buffer) }
+    }
+}
+
+impl AsyncWrite for Socket {
+    fn poll_write(mut self: Pin<&mut Self>, cx: &mut Context<'_>, data: &[u8]) -> Poll<io::Result<usize>> {
+        Pin::new(&mut self.stream).poll_write(cx, data)
+    }
+
+    fn poll_flush(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.stream).poll_flush(cx)
+    }
+
+    fn poll_shutdown(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.stream).poll_shutdown(cx)
+    }
+}
+
+// === impl SlowStream ===
+
+impl SlowStream {
+    /// Reads the next message, and gives back all room. `None` when the stream ended with trailers.
+    pub async fn next(&mut self) -> Result<Option<Message>> {
+        let read = timeout(DEADLINE, self.read()).await;
+        read.with_context(|| format!("no message; so far: {} messages", self.messages.len()))?
+    }
+
+    /// Reads messages until the endpoints are as wanted.
+    pub async fn until(&mut self, mut wanted: impl FnMut(&BTreeMap<SocketAddr, WeightedAddr>) -> bool) -> Result<()> {
+        while !wanted(&self.known) {
+            self.next().await?.context("the stream ended")?;
+        }
+        Ok(())
+    }
+
+    /// Fails when anything comes within this time. Gives back no room.
+    pub async fn is_quiet_for(&mut self, time: Duration) -> Result<()> {
+        match timeout(time, self.body.data()).await {
+            Err(_) => Ok(()),
+            Ok(data) => bail!("something came that nothing called for: {data:?}"),
+        }
+    }
+
+    /// Takes what has come, gives back no room, and waits for the end.
+    pub async fn end(&mut self, deadline: Duration) -> Result<StreamEnd> {
+        let end = async {
+            loop {
+                match self.body.data().await {
+                    Some(Ok(data)) => self.kept += data.len(),
+                    Some(Err(error)) if error.is_reset() && error.is_remote() => {
+                        break StreamEnd::Reset(error.reason().unwrap_or(Reason::NO_ERROR));
+                    }
+                    Some(Err(error)) => break StreamEnd::Broken(error.to_string()),
+                    None => match self.body.trailers().await {
+                        Ok(trailers) => {
+                            break StreamEnd::Status(trailers.as_ref().and_then(status_of).unwrap_or_default());
+                        }
+                        Err(error) => break StreamEnd::Broken(error.to_string()),
+                    },
+                }
+            }
+        };
+        timeout(deadline, end).await.with_context(|| format!("the stream was still open after {deadline:?}"))
+    }
+
+    async fn read(&mut self) -> Result<Option<Message>> {
+        loop {
+            if let Some(update) = self.parse()? {
+                let message = fold(&mut self.known, self.messages.is_empty(), update)?;
+                self.messages.push(message.clone());
+                return Ok(Some(message));
+            }
+            let Some(data) = self.body.data().await else { return Ok(None) };
+            let data = data?;
+            self.body.flow_control().release_capacity(std::mem::take(&mut self.kept) + data.len())?;
+            self.unparsed.extend_from_slice(&data);
+        }
+    }
+
+    fn parse(&mut self) -> Result<Option<Update>> {
+        let Some((mut prefix, rest)) = self.unparsed.split_at_checked(PREFIX) else { return Ok(None) };
+        ensure!(prefix.get_u8() == 0, "a compressed message");
+        let length = usize::try_from(prefix.get_u32())?;
+        if rest.len() < length {
+            return Ok(None);
+        }
+        self.unparsed.advance(PREFIX);
+        self.sizes.push(length);
+        Ok(Some(Update::decode(self.unparsed.split_to(length))?))
+    }
+}
+
+fn status_of(headers: &HeaderMap) -> Option<String> {
+    headers.get("grpc-status").map(|status| String::from_utf8_lossy(status.as_bytes()).into_owned())
+}

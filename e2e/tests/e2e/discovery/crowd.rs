@@ -1,0 +1,138 @@
+//! Services with many endpoints, and a manager of the test's own to ask about them.
+//!
+//! * In: the shared control plane, flags. Out: Services without selector whose slices the test writes.
+//! * Every endpoint belongs to the virtual machine `vm`, so that each is some 350 bytes on the wire, and one edit changes all.
+
+use std::{
+    net::{Ipv4Addr, SocketAddr},
+    ops::Range,
+    path::Path,
+};
+
+use anyhow::{Result, ensure};
+use e2e::{
+    ControlPlane, FaultProxy, Manager, ManagerOptions, TestNamespace,
+    discovery::{Discovery, Endpoints},
+    eventually,
+    mesh::{Mesh, SOON},
+    shared_manager,
+};
+use k8s_openapi::api::discovery::v1::EndpointSlice;
+use kube::api::{Patch, PatchParams, PostParams};
+use serde_json::{Value, json};
+
+pub(super) struct Crowd {
+    pub(super) control_plane: &'static ControlPlane,
+    pub(super) mesh: Mesh,
+    pub(super) manager: Manager,
+}
+
+impl Crowd {
+    pub(super) async fn start(args: &[&str]) -> Result<Self> {
+        // For Linkerd's CRDs.
+        let (control_plane, _) = shared_manager().await?;
+        Self::start_with(control_plane, control_plane.kubeconfig(), args).await
+    }
+
+    /// With a proxy between its manager and the API server.
+    pub(super) async fn behind_proxy() -> Result<(Self, FaultProxy)> {
+        let (control_plane, _) = shared_manager().await?;
+        let proxy = FaultProxy::start(control_plane).await?;
+        Ok((Self::start_with(control_plane, proxy.kubeconfig(), &[]).await?, proxy))
+    }
+
+    async fn start_with(control_plane: &'static ControlPlane, kubeconfig: &Path, args: &[&str]) -> Result<Self> {
+        let client = control_plane.client().await?;
+        let namespace = TestNamespace::create(&client, "crowd").await?;
+        let mesh = Mesh::new(&client, namespace.name());
+        let identity = format!("spiffe://root.linkerd.cluster.local/{}", "long/".repeat(40));
+        mesh.put_workload_with("vm", "vm", json!({"spec": {"meshTLS": {"identity": identity}}})).await?;
+        let mut manager = Manager::start(control_plane, discovery_only(kubeconfig, args))?;
+        manager.ready(SOON).await?;
+        Ok(Self { control_plane, mesh, manager })
+    }
+
+    /// A Service with so many endpoints, a thousand to a slice: the slices are called `web-0` and so on.
+    pub(super) async fn put(&self, service: &str, endpoints: Range<u32>) -> Result<()> {
+        self.mesh.put_service(service, json!({ "selector": null })).await?;
+        for (number, first) in endpoints.clone().step_by(1000).enumerate() {
+            self.put_slice(service, &format!("{service}-{number}"), first..endpoints.end.min(first + 1000)).await?;
+        }
+        Ok(())
+    }
+
+    pub(super) async fn put_slice(&self, service: &str, name: &str, endpoints: Range<u32>) -> Result<()> {
+        let slice = json!({
+            "metadata": {"name": name, "labels": {"kubernetes.io/service-name": service}},
+            "addressType": "IPv4", "endpoints": self.endpoints(endpoints), "ports": [{"name": "http", "port": 8080}],
+        });
+        self.mesh.slices.create(&PostParams::default(), &serde_json::from_value::<EndpointSlice>(slice)?).await?;
+        Ok(())
+    }
+
+    pub(super) async fn set_slice(&self, name: &str, endpoints: Range<u32>) -> Result<()> {
+        self.patch_slice(name, json!({ "endpoints": self.endpoints(endpoints) })).await
+    }
+
+    pub(super) async fn patch_slice(&self, name: &str, patch: Value) -> Result<()> {
+        self.mesh.slices.patch(name, &PatchParams::default(), &Patch::Merge(patch)).await?;
+        Ok(())
+    }
+
+    pub(super) fn endpoints(&self, numbers: Range<u32>) -> Vec<Value> {
+        let target = json!({"kind": "ExternalWorkload", "name": "vm", "namespace": self.mesh.namespace()});
+        numbers.map(|number| json!({"addresses": [address(number).ip()], "targetRef": target})).collect()
+    }
+
+    pub(super) fn path(&self, service: &str) -> String {
+        format!("{service}.{}.svc.cluster.local:80", self.mesh.namespace())
+    }
+
+    /// A stream on a connection of its own that shows exactly these endpoints.
+    pub(super) async fn shows(&self, service: &str, endpoints: Range<u32>) -> Result<Endpoints> {
+        let discovery = self.manager.discovery().await?;
+        let mut stream = self.known(&discovery, service).await?;
+        shows(&mut stream, endpoints).await?;
+        Ok(stream)
+    }
+
+    /// A stream, as soon as the manager knows the Service.
+    pub(super) async fn known(&self, discovery: &Discovery, service: &str) -> Result<Endpoints> {
+        let path = self.path(service);
+        eventually(SOON, format_args!("{path} to be known"), async || Ok(discovery.get(&path, "").await?)).await
+    }
+
+    /// Waits until a metric of the manager has this value; `None` when there is no such series.
+    pub(super) async fn counts(
+        &self,
+        metric: &str,
+        labels: &[(&str, &str)],
+        expected: impl Into<Option<f64>>,
+    ) -> Result<()> {
+        let expected = expected.into();
+        eventually(SOON, format_args!("{metric}{labels:?} to be {expected:?}"), async || {
+            let seen = self.manager.metric(metric, labels).await;
+            ensure!(seen == expected, "{seen:?}");
+            Ok(())
+        })
+        .await
+    }
+}
+
+/// A manager that serves discovery and does nothing else.
+pub(super) fn discovery_only(kubeconfig: &Path, args: &[&str]) -> ManagerOptions {
+    let args = ["--enable-external-workload=false"].iter().chain(args).map(|arg| (*arg).to_owned()).collect();
+    ManagerOptions { args, kubeconfig: Some(kubeconfig.to_owned()), ..ManagerOptions::default() }
+}
+
+/// Reads until exactly these are known.
+pub(super) async fn shows(stream: &mut Endpoints, endpoints: Range<u32>) -> Result<()> {
+    let what = format!("endpoints {endpoints:?}");
+    stream.until(&what, |known| known.keys().copied().eq(endpoints.clone().map(address))).await
+}
+
+/// Of endpoint `number`: in their order.
+pub(super) fn address(number: u32) -> SocketAddr {
+    let first = u32::from(Ipv4Addr::new(10, 0, 0, 0));
+    SocketAddr::from((Ipv4Addr::from(first + number), 8080))
+}

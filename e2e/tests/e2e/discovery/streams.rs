@@ -1,0 +1,320 @@
+//! What a client is sent, and when; and how little one that does not read is to the others.
+//!
+//! The slow clients have the windows of Linkerd's proxies: 64 KiB for a stream and 1 MiB for a connection, so that sixteen
+//! streams that nobody reads leave no room on their connection. A manager for each test: its counts are the test's alone.
+
+use std::time::Duration;
+
+use anyhow::{Context, Result, ensure};
+use e2e::{
+    discovery::Message,
+    eventually, holds,
+    mesh::SOON,
+    slow_client::{SlowClient, SlowStream, StreamEnd, Windows},
+};
+use futures::future::{join_all, try_join_all};
+use h2::Reason;
+use serde_json::json;
+
+use super::crowd::{Crowd, address, shows};
+
+/// Enough for more than 64 KiB.
+const MANY: u32 = 300;
+/// With [`STALL_TIMEOUT`].
+const STALLS_SOON: &str = "--stream-stall-timeout=3s";
+const STALL_TIMEOUT: Duration = Duration::from_secs(3);
+const QUIET: Duration = Duration::from_secs(1);
+const STREAMS: &str = "linkerd_operator_discovery_streams";
+const ENDED: &str = "linkerd_operator_discovery_streams_ended_total";
+const CLOSED: &str = "linkerd_operator_discovery_connections_stalled_total";
+const STALLED: [(&str, &str); 1] = [("reason", "stalled")];
+const BLOCKED: [(&str, &str); 1] = [("state", "blocked")];
+
+/// `web` with many endpoints and `small` with one, and a manager that knows them and has no client yet.
+async fn crowd(args: &[&str]) -> Result<Crowd> {
+    let crowd = Crowd::start(args).await?;
+    crowd.put("web", 0..MANY).await?;
+    crowd.put("small", 0..1).await?;
+    crowd.shows("web", 0..MANY).await?;
+    crowd.shows("small", 0..1).await?;
+    crowd.counts("endpoints_subscribers", &[], None).await?;
+    Ok(crowd)
+}
+
+/// So many streams of `web` that wait for their client.
+async fn unread(crowd: &Crowd, client: &SlowClient, count: u32) -> Result<Vec<SlowStream>> {
+    let streams = client.get_many(&crowd.path("web"), count.try_into()?).await?;
+    crowd.counts(STREAMS, &BLOCKED, f64::from(count)).await?;
+    Ok(streams)
+}
+
+/// Long enough for a stream to be reset, or a connection to be closed.
+fn stalled() -> Duration {
+    STALL_TIMEOUT * 2 + SOON
+}
+
+#[tokio::test]
+async fn sixteen_unread_streams_shut_their_connection_and_nobody_elses() -> Result<()> {
+    let crowd = crowd(&[STALLS_SOON]).await?;
+    // To the byte, so that not even a part of a message fits in after them.
+    let windows = Windows { connection: 16 * Windows::OF_PROXIES.stream, ..Windows::OF_PROXIES };
+    let mut client = SlowClient::connect(crowd.manager.destination_address(), windows).await?;
+    let mut unread = unread(&crowd, &client, 16).await?;
+    let mut shut_out = client.get(&crowd.path("small")).await?;
+    shut_out.is_quiet_for(Duration::from_millis(300)).await.context("the connection is not shut")?;
+
+    let mut web = crowd.shows("web", 0..MANY).await?;
+    let mut small = crowd.shows("small", 0..1).await?;
+    crowd.set_slice("web-0", 0..MANY + 1).await?;
+    crowd.set_slice("small-0", 0..2).await?;
+    shows(&mut web, 0..MANY + 1).await?;
+    shows(&mut small, 0..2).await?;
+    assert_eq!(crowd.manager.metric(ENDED, &STALLED).await, Some(0.0), "the changes waited for the stalled streams");
+
+    for stream in unread.iter_mut().chain([&mut shut_out]) {
+        assert_eq!(stream.end(stalled()).await?, StreamEnd::Reset(Reason::CANCEL));
+    }
+    crowd.counts(ENDED, &STALLED, 17.0).await?;
+    assert!(client.is_open(), "it was closed as soon as its streams had ended");
+    // What was sent stays unread, so nothing can be sent any more.
+    client.closed(stalled()).await?;
+    crowd.counts(CLOSED, &[], 1.0).await?;
+    crowd.set_slice("small-0", 0..3).await?;
+    shows(&mut small, 0..3).await?;
+    web.is_quiet_for(QUIET).await
+}
+
+/// The last message is taken in part, and nothing comes after it.
+#[tokio::test]
+async fn a_connection_that_short_unread_messages_have_shut_is_closed() -> Result<()> {
+    let crowd = crowd(&[STALLS_SOON]).await?;
+    let windows = Windows { connection: 65_535, ..Windows::OF_PROXIES };
+    let length = {
+        let client = SlowClient::connect(crowd.manager.destination_address(), windows).await?;
+        let mut stream = client.get(&crowd.path("small")).await?;
+        stream.next().await?;
+        stream.sizes[0] + 5
+    };
+    let mut client = SlowClient::connect(crowd.manager.destination_address(), windows).await?;
+    let unread = client.get_many(&crowd.path("small"), 65_535 / length + 1).await?;
+    crowd.counts(STREAMS, &[("state", "idle")], f64::from(u32::try_from(unread.len())?)).await?;
+    client.closed(stalled()).await?;
+    crowd.counts(CLOSED, &[], 1.0).await
+}
+
+#[tokio::test]
+async fn a_client_that_reads_in_time_keeps_its_streams() -> Result<()> {
+    let crowd = crowd(&[STALLS_SOON]).await?;
+    let client = SlowClient::connect(crowd.manager.destination_address(), Windows::OF_PROXIES).await?;
+    let mut streams = unread(&crowd, &client, 16).await?;
+    try_join_all(streams.iter_mut().map(|stream| stream.until(|known| known.len() == MANY as usize))).await?;
+    // And once more, later.
+    crowd.set_slice("web-0", 1000..1000 + MANY).await?;
+    crowd.counts(STREAMS, &BLOCKED, 16.0).await?;
+    let all_new = async |stream: &mut SlowStream| {
+        stream.until(|known| known.keys().copied().eq((1000..1000 + MANY).map(address))).await
+    };
+    try_join_all(streams.iter_mut().map(all_new)).await?;
+    holds(STALL_TIMEOUT * 3, "nothing ends", async || {
+        ensure!(client.is_open(), "the connection was closed");
+        ensure!(crowd.manager.metric(ENDED, &STALLED).await == Some(0.0), "a stream was ended");
+        Ok(())
+    })
+    .await?;
+    crowd.set_slice("web-0", 1000..1001).await?;
+    try_join_all(streams.iter_mut().map(|stream| stream.until(|known| known.len() == 1))).await?;
+    Ok(())
+}
+
+#[tokio::test]
+async fn an_unread_stream_is_ended_and_its_connection_stays_with_those_that_read() -> Result<()> {
+    let crowd = crowd(&[STALLS_SOON]).await?;
+    let client = SlowClient::connect(crowd.manager.destination_address(), Windows::OF_PROXIES).await?;
+    let mut reading = client.get(&crowd.path("small")).await?;
+    reading.next().await?;
+    let mut unread = unread(&crowd, &client, 1).await?.pop().context("one stream")?;
+    assert_eq!(unread.end(stalled()).await?, StreamEnd::Reset(Reason::CANCEL));
+    let mut count = 1;
+    holds(STALL_TIMEOUT * 2, "the connection stays", async || {
+        count += 1;
+        crowd.set_slice("small-0", 0..count).await?;
+        reading.until(|known| known.len() == count as usize).await?;
+        ensure!(client.is_open(), "it was closed");
+        Ok(())
+    })
+    .await?;
+    assert_eq!(crowd.manager.metric(CLOSED, &[]).await, Some(0.0));
+    Ok(())
+}
+
+#[tokio::test]
+async fn a_thousand_streams_without_a_window_harm_nobody_else() -> Result<()> {
+    let crowd = crowd(&[STALLS_SOON]).await?;
+    let windowless = Windows { stream: 0, ..Windows::OF_PROXIES };
+    let mut client = SlowClient::connect(crowd.manager.destination_address(), windowless).await?;
+    let mut streams = client.get_many(&crowd.path("web"), 1000).await?;
+    crowd.counts(STREAMS, &[], 1000.0).await?;
+    let mut web = crowd.shows("web", 0..MANY).await?;
+    crowd.set_slice("web-0", 0..MANY + 1).await?;
+    shows(&mut web, 0..MANY + 1).await?;
+    let more = join_all((0..100).map(|_| crowd.shows("web", 0..MANY + 1))).await;
+    assert!(more.iter().all(Result::is_ok), "{:?}", more.iter().find_map(|stream| stream.as_ref().err()));
+
+    // Their first message has waited from the start.
+    for stream in &mut streams {
+        assert_eq!(stream.end(stalled()).await?, StreamEnd::Reset(Reason::CANCEL));
+    }
+    crowd.counts(ENDED, &STALLED, 1000.0).await?;
+    client.closed(stalled()).await?;
+    web.is_quiet_for(QUIET).await
+}
+
+/// Windows bound what a client can leave unread only if it has any.
+#[tokio::test]
+async fn a_client_with_endless_windows_that_leaves_its_socket_unread_costs_little() -> Result<()> {
+    const COUNT: u32 = 400;
+    const EACH: u64 = 128 * 1024;
+    let crowd = Crowd::start(&[]).await?;
+    // So long that what is made for a client is its own.
+    crowd.put("web", 0..5000).await?;
+    crowd.put("small", 0..1).await?;
+    let mut web = crowd.shows("web", 0..5000).await?;
+    crowd.shows("small", 0..1).await?;
+    let endless = Windows { stream: i32::MAX.unsigned_abs(), connection: i32::MAX.unsigned_abs() };
+    let client = SlowClient::connect(crowd.manager.destination_address(), endless).await?;
+    client.get(&crowd.path("small")).await?.next().await?;
+    client.stop_reading();
+    let before = crowd.manager.resident_memory_bytes()?;
+    let path = crowd.path("web");
+    let _asked = try_join_all((0..COUNT).map(|_| client.ask(&path))).await?;
+    crowd.counts(STREAMS, &BLOCKED, f64::from(COUNT)).await?;
+    crowd.set_slice("web-0", 0..999).await?;
+    web.until("one to go", |known| known.len() == 4999).await?;
+    let each = crowd.manager.resident_memory_bytes()?.saturating_sub(before) / u64::from(COUNT);
+    ensure!(each < EACH, "{} KiB for each stream", each / 1024);
+    Ok(())
+}
+
+#[tokio::test]
+async fn a_client_that_was_slow_is_told_the_latest_and_nothing_in_between() -> Result<()> {
+    let crowd = crowd(&[]).await?;
+    let client = SlowClient::connect(crowd.manager.destination_address(), Windows::OF_PROXIES).await?;
+    let mut slow = unread(&crowd, &client, 1).await?.pop().context("one stream")?;
+    let mut quick = crowd.shows("web", 0..MANY).await?;
+    // In each, some come, some go, and at the end all of them look different.
+    for step in 1..=20 {
+        crowd.set_slice("web-0", step..MANY + 2 * step).await?;
+        shows(&mut quick, step..MANY + 2 * step).await?;
+    }
+    crowd.mesh.patch_workload("vm", json!({"spec": {"meshTLS": {"serverName": "other.example"}}})).await?;
+    quick.next().await?;
+    assert!(quick.messages.len() > 21, "{} messages", quick.messages.len());
+
+    let fresh = crowd.shows("web", 20..MANY + 40).await?;
+    slow.until(|known| *known == fresh.known).await?;
+    slow.is_quiet_for(QUIET).await?;
+    let added = |message: &Message| matches!(message, Message::Add(_));
+    // What it was being told, and what there is now.
+    assert_eq!(slow.messages.iter().map(added).collect::<Vec<_>>(), [true, true, false]);
+    assert_eq!(quick.known, fresh.known);
+    Ok(())
+}
+
+#[tokio::test]
+async fn a_set_too_long_for_one_message_comes_in_several_and_its_changes_alone() -> Result<()> {
+    const ALL: u32 = 12_000;
+    const LONGEST: usize = 4 * 1024 * 1024;
+    let crowd = Crowd::start(&[]).await?;
+    crowd.mesh.put_service("web", json!({ "selector": null })).await?;
+    for number in 0..ALL / 100 {
+        crowd.put_slice("web", &format!("web-{number}"), number * 100..number * 100 + 100).await?;
+    }
+    crowd.shows("web", 0..ALL).await?;
+    let client = SlowClient::connect(crowd.manager.destination_address(), Windows::OF_PROXIES).await?;
+    let mut stream = client.get(&crowd.path("web")).await?;
+    stream.until(|known| known.len() == ALL as usize).await?;
+    assert!(stream.sizes.iter().all(|size| *size < LONGEST), "{:?}", stream.sizes);
+    assert!(stream.sizes.iter().sum::<usize>() > 3 * 1024 * 1024, "{:?} is not much", stream.sizes);
+    assert!(stream.sizes.len() > 1 && stream.messages.iter().all(|message| matches!(message, Message::Add(_))));
+    stream.is_quiet_for(QUIET).await?;
+
+    let messages = stream.messages.len();
+    crowd.set_slice("web-7", 700..799).await?;
+    stream.until(|known| known.len() == ALL as usize - 1).await?;
+    crowd.set_slice("web-7", 700..800).await?;
+    stream.until(|known| known.len() == ALL as usize).await?;
+    let flipped = vec![address(799)];
+    assert_eq!(stream.messages[messages..], [Message::Remove(flipped.clone()), Message::Add(flipped)]);
+    assert!(stream.sizes[messages..].iter().all(|size| *size < 1024), "{:?}", stream.sizes);
+    Ok(())
+}
+
+#[tokio::test]
+async fn a_set_that_fits_comes_in_one_message() -> Result<()> {
+    let crowd = crowd(&[]).await?;
+    let client = SlowClient::connect(crowd.manager.destination_address(), Windows::OF_PROXIES).await?;
+    let mut stream = client.get(&crowd.path("web")).await?;
+    stream.next().await?;
+    assert_eq!((stream.messages.len(), stream.known.len()), (1, MANY as usize));
+    assert!(stream.sizes[0] > 64 * 1024, "{:?} fits into a window", stream.sizes);
+    Ok(())
+}
+
+#[tokio::test]
+async fn a_service_without_endpoints_is_said_to_be_empty_unless_clients_must_not_see_that() -> Result<()> {
+    for (args, first) in [(&[][..], Some(Message::NoEndpoints { exists: true })), (&["--strict-upstream-parity"], None)]
+    {
+        let crowd = Crowd::start(args).await?;
+        crowd.put("web", 0..0).await?;
+        crowd.put_slice("web", "web-0", 0..0).await?;
+        let discovery = crowd.manager.discovery().await?;
+        let mut stream = crowd.known(&discovery, "web").await?;
+        match &first {
+            Some(_) => assert_eq!(stream.next().await?, first),
+            None => stream.is_quiet_for(QUIET).await?,
+        }
+        crowd.set_slice("web-0", 0..2).await?;
+        shows(&mut stream, 0..2).await?;
+        crowd.set_slice("web-0", 0..0).await?;
+        shows(&mut stream, 0..0).await?;
+        let both = vec![address(0), address(1)];
+        let expected = first.into_iter().chain([Message::Add(both.clone()), Message::Remove(both)]);
+        assert_eq!(stream.messages, expected.collect::<Vec<_>>(), "{args:?}");
+    }
+    Ok(())
+}
+
+#[tokio::test]
+async fn a_thousand_streams_share_a_connection_and_leave_nothing_behind() -> Result<()> {
+    let crowd = Crowd::start(&[]).await?;
+    for number in 0..50 {
+        crowd.put(&format!("web-{number}"), number * 10..number * 10 + 3).await?;
+    }
+    crowd.shows("web-49", 490..493).await?;
+    let client = SlowClient::connect(crowd.manager.destination_address(), Windows::OF_PROXIES).await?;
+    let paths: Vec<String> = (0..1000).map(|number| crowd.path(&format!("web-{}", number % 50))).collect();
+    let mut streams = try_join_all(paths.iter().map(|path| client.get(path))).await?;
+    // All at once, as a proxy reads: else those that are read first would wait for room that others take up.
+    let first_messages = (0..).zip(&mut streams).map(async |(number, stream)| {
+        let first = number % 50 * 10;
+        stream.until(|known| known.keys().copied().eq((first..first + 3).map(address))).await?;
+        ensure!(stream.messages.len() == 1, "{:?}", stream.messages);
+        Ok(())
+    });
+    try_join_all(first_messages).await?;
+    crowd.counts(STREAMS, &[], 1000.0).await?;
+    crowd.counts("endpoints_subscribers", &[], 1000.0).await?;
+    crowd.counts("endpoints_subscribers", &[("service", "web-0")], 20.0).await?;
+    let idle = [("state", "idle")];
+    crowd.counts(STREAMS, &idle, 1000.0).await?;
+    drop((streams, client));
+    for series in ["endpoints_subscribers", "endpoints_pods", "endpoints_updates", "endpoints_exists"] {
+        crowd.counts(series, &[], None).await?;
+    }
+    eventually(SOON, "no stream to be open", async || {
+        let open = crowd.manager.metric(STREAMS, &[]).await;
+        ensure!(open == Some(0.0), "{open:?}");
+        Ok(())
+    })
+    .await
+}

@@ -1,0 +1,259 @@
+//! What open streams are told, and what not, when the API server is away, forgets, or changes what does not matter.
+//!
+//! How often the client is told something is as much the point as what: each message is compared.
+
+use std::time::Duration;
+
+use anyhow::{Context, Result, ensure};
+use e2e::{
+    FaultProxy, Rule,
+    discovery::{Message, token},
+    eventually,
+    fault_proxy::Action,
+    mesh::SOON,
+};
+use k8s_openapi::api::core::v1::Pod;
+use kube::{
+    Api, ResourceExt,
+    api::{ApiResource, DeleteParams, DynamicObject, GroupVersionKind, PostParams},
+};
+use serde_json::{Value, json};
+use tonic::Code;
+
+use super::crowd::{Crowd, address, shows};
+
+const QUIET: Duration = Duration::from_secs(1);
+const GONE: Action = Action::Status { code: 410, retry_after: None };
+const KINDS: [&str; 8] =
+    ["pods", "services", "endpointslices", "nodes", "externalworkloads", "servers", "replicasets", "jobs"];
+
+fn add(numbers: impl IntoIterator<Item = u32>) -> Message {
+    Message::Add(numbers.into_iter().map(address).collect())
+}
+
+fn remove(numbers: impl IntoIterator<Item = u32>) -> Message {
+    Message::Remove(numbers.into_iter().map(address).collect())
+}
+
+/// Waits until nothing is amiss.
+async fn is_ready(crowd: &Crowd) -> Result<()> {
+    eventually(SOON, "/ready to name nothing", async || {
+        let (_, body) = crowd.manager.get("/ready").await?;
+        ensure!(body == "ready\n", "{body}");
+        Ok(())
+    })
+    .await
+}
+
+/// Lets each watch find its history gone once, from its next attempt on.
+fn expire(proxy: &FaultProxy) -> Vec<e2e::Fault> {
+    KINDS.iter().map(|kind| proxy.inject(Rule::path(&format!("/{kind}?&watch=true")).times(1), GONE)).collect()
+}
+
+/// Waits until each has, and has been followed by a list.
+async fn relisted(crowd: &Crowd, faults: &[e2e::Fault]) -> Result<()> {
+    eventually(SOON, "each kind to be listed anew", async || {
+        let hits: Vec<usize> = faults.iter().map(e2e::Fault::hits).collect();
+        ensure!(hits == [1; KINDS.len()], "{KINDS:?}: {hits:?}");
+        Ok(())
+    })
+    .await?;
+    is_ready(crowd).await
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn without_the_api_server_everything_stays_and_afterwards_only_the_difference_comes() -> Result<()> {
+    let (crowd, proxy) = Crowd::behind_proxy().await?;
+    crowd.put("web", 0..3).await?;
+    let mut open = crowd.shows("web", 0..3).await?;
+    let away = proxy.inject(Rule::any(), Action::Cut);
+    proxy.cut_all();
+    eventually(SOON, "the API server to be missed", async || {
+        let (status, body) = crowd.manager.get("/ready").await?;
+        ensure!(status == hyper::StatusCode::OK, "what is known can be served: {body}");
+        ensure!(body.contains("cannot list or watch endpointslices"), "{body}");
+        Ok(())
+    })
+    .await?;
+    crowd.set_slice("web-0", 1..5).await?;
+    open.is_quiet_for(QUIET).await?;
+    let mut new = crowd.shows("web", 0..3).await?;
+
+    away.remove();
+    for stream in [&mut open, &mut new] {
+        shows(stream, 1..5).await?;
+        stream.is_quiet_for(QUIET).await?;
+        assert_eq!(stream.messages, [add(0..3), add(3..5), remove([0])]);
+    }
+    Ok(())
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_new_list_of_what_is_known_brings_nothing_and_of_the_rest_the_difference() -> Result<()> {
+    let (crowd, proxy) = Crowd::behind_proxy().await?;
+    crowd.put("web", 0..3).await?;
+    crowd.put_slice("web", "more", 10..12).await?;
+    let mut stream = crowd.known(&crowd.manager.discovery().await?, "web").await?;
+    stream.until("both slices", |known| known.len() == 5).await?;
+    let messages = stream.messages.len();
+    let faults = expire(&proxy);
+    proxy.cut_all();
+    relisted(&crowd, &faults).await?;
+    stream.is_quiet_for(QUIET).await?;
+
+    let away = proxy.inject(Rule::any(), Action::Cut);
+    proxy.cut_all();
+    crowd.mesh.slices.delete("more", &DeleteParams::default()).await?;
+    crowd.set_slice("web-0", 0..2).await?;
+    let faults = expire(&proxy);
+    away.remove();
+    relisted(&crowd, &faults).await?;
+    shows(&mut stream, 0..2).await?;
+    // A list comes in one piece, or in the order of its names.
+    let removed: usize = stream.messages[messages..]
+        .iter()
+        .map(|message| if let Message::Remove(addresses) = message { addresses.len() } else { 0 })
+        .sum();
+    assert_eq!((removed, stream.messages.len() - messages <= 2), (3, true), "{:?}", stream.messages);
+    Ok(())
+}
+
+#[tokio::test]
+async fn a_node_that_changes_its_zone_takes_the_clients_on_it_along() -> Result<()> {
+    let crowd = Crowd::start(&[]).await?;
+    let (moving, staying) =
+        (format!("{}-moving", crowd.mesh.namespace()), format!("{}-staying", crowd.mesh.namespace()));
+    for node in [&moving, &staying] {
+        crowd.control_plane.add_node(node, "zone-x").await?;
+    }
+    crowd.put("web", 0..2).await?;
+    let mut endpoints = crowd.endpoints(0..2);
+    for (endpoint, zone) in endpoints.iter_mut().zip(["zone-x", "zone-y"]) {
+        endpoint["zone"] = zone.into();
+        endpoint["hints"] = json!({"forZones": [{"name": zone}]});
+    }
+    crowd.patch_slice("web-0", json!({ "endpoints": endpoints })).await?;
+    let discovery = crowd.manager.discovery().await?;
+    crowd.known(&discovery, "web").await?;
+    let get = async |node: &str| {
+        eventually(SOON, "the hints to be followed", async || {
+            let mut stream = discovery.get(&crowd.path("web"), &token(crowd.mesh.namespace(), node)).await?;
+            stream.next().await?;
+            ensure!(stream.messages == [add([0])], "{:?}", stream.messages);
+            Ok(stream)
+        })
+        .await
+    };
+    let (mut moved, mut stayed) = (get(&moving).await?, get(&staying).await?);
+    let label = async |zone: &str| {
+        let label = format!("topology.kubernetes.io/zone={zone}");
+        crowd.control_plane.kubectl(&["label", "--overwrite", "node", &moving, &label]).await
+    };
+    label("zone-y").await?;
+    shows(&mut moved, 1..2).await?;
+    label("zone-x").await?;
+    shows(&mut moved, 0..1).await?;
+    assert_eq!(moved.messages, [add([0]), add([1]), remove([0]), add([0]), remove([1])]);
+    assert_eq!(moved.only()?.metric_labels["zone_locality"], "local");
+    stayed.is_quiet_for(QUIET).await
+}
+
+#[tokio::test]
+async fn a_service_that_becomes_an_external_name_ends_its_streams_and_is_refused() -> Result<()> {
+    let crowd = Crowd::start(&[]).await?;
+    crowd.put("web", 0..2).await?;
+    let mut streams = vec![crowd.shows("web", 0..2).await?, crowd.shows("web", 0..2).await?];
+    let away = json!({"type": "ExternalName", "externalName": "example.com", "clusterIP": null, "clusterIPs": null});
+    crowd.mesh.patch_service("web", json!({ "spec": away })).await?;
+    for stream in &mut streams {
+        ensure!(stream.next().await?.is_none(), "{:?}", stream.messages);
+    }
+    let discovery = crowd.manager.discovery().await?;
+    let (code, text) = discovery.refusal(&crowd.path("web"), "").await?;
+    assert_eq!((code, text), (Code::InvalidArgument, format!("Invalid authority: {}", crowd.path("web"))));
+    crowd.counts("linkerd_operator_discovery_streams_ended_total", &[("reason", "rerouted")], 2.0).await?;
+    crowd.mesh.patch_service("web", json!({"spec": {"type": "ClusterIP", "externalName": null}})).await?;
+    crowd.shows("web", 0..2).await.map(drop)
+}
+
+/// Pods that run, one on each of these nodes, and their Service.
+async fn put_pods(crowd: &Crowd, nodes: &[&str]) -> Result<Api<Pod>> {
+    crowd.mesh.put_service("pods", json!({})).await?;
+    let pods: Api<Pod> = Api::namespaced(crowd.control_plane.client().await?, crowd.mesh.namespace());
+    for node in nodes {
+        let pod: Pod = serde_json::from_value(json!({
+            "metadata": {"name": format!("on-{node}"), "labels": {"app": "pods"}},
+            "spec": {"nodeName": node, "automountServiceAccountToken": false, "containers": [
+                {"name": "app", "image": "app", "ports": [{"name": "http", "containerPort": 80}]}]},
+        }))?;
+        eventually(SOON, "the namespace to have its ServiceAccount", async || {
+            Ok(pods.create(&PostParams::default(), &pod).await?)
+        })
+        .await?;
+    }
+    Ok(pods)
+}
+
+#[tokio::test]
+async fn clients_follow_the_internal_traffic_policy() -> Result<()> {
+    let crowd = Crowd::start(&[]).await?;
+    put_pods(&crowd, &["node-a", "node-b"]).await?;
+    let discovery = crowd.manager.discovery().await?;
+    crowd.known(&discovery, "pods").await?;
+    let mut stream = discovery.get(&crowd.path("pods"), &token(crowd.mesh.namespace(), "node-a")).await?;
+    stream.until("both pods", |known| known.len() == 2).await?;
+    let both = stream.addresses();
+    for (policy, count) in [("Local", 1), ("Cluster", 2), ("Local", 1)] {
+        crowd.mesh.patch_service("pods", json!({"spec": {"internalTrafficPolicy": policy}})).await?;
+        stream.until(policy, |known| known.len() == count).await?;
+    }
+    assert_eq!(stream.only()?.metric_labels["pod"], "on-node-a");
+    let away: Vec<_> = both.into_iter().filter(|address| !stream.known.contains_key(address)).collect();
+    let [.., left, came, left_again] = &stream.messages[..] else { anyhow::bail!("{:?}", stream.messages) };
+    assert_eq!([left, left_again], [&Message::Remove(away.clone()); 2]);
+    assert_eq!(came, &Message::Add(away));
+    Ok(())
+}
+
+#[tokio::test]
+async fn what_changes_nothing_that_a_client_sees_is_not_told() -> Result<()> {
+    let crowd = Crowd::start(&[]).await?;
+    let pods = put_pods(&crowd, &["node-a", "node-b", "node-c"]).await?;
+    crowd.put("web", 0..3).await?;
+    let namespace = crowd.mesh.namespace();
+    let servers = ApiResource::from_gvk(&GroupVersionKind::gvk("policy.linkerd.io", "v1beta3", "Server"));
+    let servers: Api<DynamicObject> = Api::namespaced_with(crowd.control_plane.client().await?, namespace, &servers);
+    for number in 0..20 {
+        let server = server(&format!("server-{number}"), 9000 + number);
+        servers.create(&PostParams::default(), &serde_json::from_value(server)?).await?;
+    }
+    let mut open = crowd.known(&crowd.manager.discovery().await?, "pods").await?;
+    open.until("all pods", |known| known.len() == 3).await?;
+    let mut web = crowd.shows("web", 0..3).await?;
+    let messages = open.messages.len();
+    for kind in ["pods", "servers.policy.linkerd.io", "services", "endpointslices", "externalworkloads"] {
+        crowd.control_plane.kubectl(&["-n", namespace, "annotate", kind, "--all", "touched=once"]).await?;
+    }
+    let another = serde_json::from_value(server("another", 9999))?;
+    servers.create(&PostParams::default(), &another).await?;
+    open.is_quiet_for(QUIET).await?;
+    web.is_quiet_for(QUIET).await?;
+
+    // Now something does, and nothing was waiting before it.
+    crowd.set_slice("web-0", 0..4).await?;
+    shows(&mut web, 0..4).await?;
+    assert_eq!(web.messages, [add(0..3), add([3])]);
+    let gone = pods.list(&Default::default()).await?.items.pop().context("a pod")?;
+    pods.delete(&gone.name_any(), &DeleteParams::default().grace_period(0)).await?;
+    open.until("a pod to go", |known| known.len() == 2).await?;
+    ensure!(matches!(&open.messages[messages..], [Message::Remove(_)]), "{:?}", open.messages);
+    Ok(())
+}
+
+/// Not opaque: as long as it is not, nobody sees it.
+fn server(name: &str, port: u32) -> Value {
+    json!({
+        "apiVersion": "policy.linkerd.io/v1beta3", "kind": "Server", "metadata": {"name": name},
+        "spec": {"podSelector": {"matchLabels": {"app": "pods"}}, "port": port, "proxyProtocol": "HTTP/1"},
+    })
+}
