@@ -88,10 +88,12 @@ impl Crowd {
         format!("{service}.{}.svc.cluster.local:80", self.mesh.namespace())
     }
 
-    /// A stream on a connection of its own that shows exactly these endpoints.
+    /// A stream on a connection of its own that begins with exactly these endpoints.
     pub(super) async fn shows(&self, service: &str, endpoints: Range<u32>) -> Result<Endpoints> {
         let discovery = self.manager.discovery().await?;
-        let mut stream = self.known(&discovery, service).await?;
+        // One that may come before the manager knows them all, and so is told of them bit by bit.
+        shows(&mut self.known(&discovery, service).await?, endpoints.clone()).await?;
+        let mut stream = discovery.get(&self.path(service), "").await?;
         shows(&mut stream, endpoints).await?;
         Ok(stream)
     }
