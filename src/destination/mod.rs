@@ -10,6 +10,7 @@
 //! that does not read costs nobody but itself.
 
 mod authority;
+mod connection;
 mod context_token;
 mod endpoint;
 mod exports;

@@ -7,7 +7,6 @@
 //! end; streams end with OK when the process stops.
 
 use std::{
-    convert::Infallible,
     net::{Ipv4Addr, Ipv6Addr, SocketAddr},
     pin::Pin,
     sync::Arc,
@@ -17,11 +16,10 @@ use std::{
 
 use anyhow::Context as _;
 use bytes::{Buf, Bytes};
+use h2::RecvStream;
 use http::{HeaderValue, Method, Request, Response, StatusCode, header};
 use http_body::{Body, Frame};
-use http_body_util::BodyExt;
-use hyper::{body::Incoming, server::conn::http2, service::service_fn};
-use hyper_util::rt::{TokioIo, TokioTimer};
+use http_body_util::StreamBody;
 use prost::Message;
 use tokio::{
     net::{TcpListener, TcpStream},
@@ -39,13 +37,13 @@ use tracing::{debug, warn};
 
 use super::{
     authority::ServiceAuthority,
+    connection::{self, Ended},
     context_token::ContextToken,
-    metrics::Call,
-    progress::{ConnectionProgress, Executor, Progress},
+    progress::Progress,
     resolve,
     stream::GetStream,
     transport::Transport,
-    views::Views,
+    views::{Subscription, Views},
 };
 use crate::proto::destination::GetDestination;
 
@@ -56,17 +54,9 @@ pub(super) const HEALTH_OF: [&str; 2] = ["", "io.linkerd.proxy.destination.Desti
 
 /// What every proxy of a large mesh needs if each connects by itself.
 const CONNECTIONS: usize = 20_000;
-/// One sidecar multiplexes what a whole cluster asks.
-const STREAMS_PER_CONNECTION: u32 = 100_000;
 /// Longer than any request can be that means something: a name of 253 characters, a port, a token.
 const LONGEST_REQUEST: usize = 16 * 1024;
-/// A stream's next piece is taken when the one before has gone to the socket. Left to itself, h2 takes 400 KiB of each stream
-/// of a client whose windows are wide and whose socket is full.
-const ONE_PIECE: usize = 1;
 const REQUEST_TIMEOUT: Duration = Duration::from_secs(10);
-/// Dead peers are noticed after both.
-const KEEP_ALIVE_INTERVAL: Duration = Duration::from_secs(10);
-const KEEP_ALIVE_TIMEOUT: Duration = Duration::from_secs(20);
 /// For clients to take the ends of their streams.
 const GOODBYE: Duration = Duration::from_secs(2);
 /// Of a path that comes back in a message: whoever reads that has seen enough.
@@ -139,43 +129,24 @@ impl Server {
                 return;
             }
         };
-        let window = transport.window();
-        let progress = Arc::<ConnectionProgress>::default();
-        let executor = Executor { progress: Arc::clone(&progress), tasks };
         let server = Arc::clone(&self);
-        let service = service_fn(move |request| {
+        let answer = move |request, progress| {
             let server = Arc::clone(&server);
-            async move { Ok::<_, Infallible>(server.call(request).await) }
-        });
-        let connection = http2::Builder::new(executor)
-            .timer(TokioTimer::new())
-            .max_concurrent_streams(STREAMS_PER_CONNECTION)
-            .max_header_list_size(16 * 1024)
-            .max_send_buf_size(ONE_PIECE)
-            .keep_alive_interval(KEEP_ALIVE_INTERVAL)
-            .keep_alive_timeout(KEEP_ALIVE_TIMEOUT)
-            .serve_connection(TokioIo::new(transport), service);
-        let mut connection = std::pin::pin!(connection);
+            async move { server.call(request, progress).await }
+        };
         let stall_timeout = self.views.settings.stream_stall_timeout;
-        tokio::select! {
-            ended = &mut connection => {
-                if let Err(error) = ended {
-                    debug!(%error, "a connection for discovery broke");
-                }
-                return;
-            }
-            () = progress.stalled(stall_timeout, || window.is_shut()) => {
-                self.views.metrics.stalled_connections.inc();
-                return;
-            }
-            () = stop.cancelled() => connection.as_mut().graceful_shutdown(),
+        if connection::serve(transport, stall_timeout, &tasks, &stop, answer).await == Ended::Stalled {
+            self.views.metrics.stalled_connections.inc();
         }
-        _ = timeout(GOODBYE, connection).await;
     }
 
-    async fn call(&self, request: Request<Incoming>) -> Response<ResponseBody> {
+    async fn call(&self, request: Request<RecvStream>, progress: Arc<Progress>) -> Response<ResponseBody> {
         let path = request.uri().path();
         if path.strip_prefix('/').is_some_and(|path| path.starts_with(HealthServer::<HealthService>::NAME)) {
+            let request = request.map(|mut body| {
+                // A health check is shorter than any window: nobody has to make room for more.
+                StreamBody::new(futures::stream::poll_fn(move |cx| body.poll_data(cx).map_ok(Frame::data)))
+            });
             let response = match self.health.clone().call(request).await {
                 Ok(response) => response,
                 Err(never) => match never {},
@@ -193,9 +164,9 @@ impl Server {
             return refuse(&Status::unimplemented(format!("no method {}", quote(path))));
         }
         let mut call = self.views.metrics.began();
-        match self.get(request, &mut call).await {
+        match self.get(request).await {
             Ok((request, subscription)) => {
-                let stream = GetStream::new(Arc::clone(&self.views), request, subscription, Progress::current(), call);
+                let stream = GetStream::new(Arc::clone(&self.views), request, subscription, progress, call);
                 let mut response = Response::new(ResponseBody::Get(Box::new(stream)));
                 response.headers_mut().insert(header::CONTENT_TYPE, HeaderValue::from_static("application/grpc"));
                 response
@@ -207,11 +178,7 @@ impl Server {
         }
     }
 
-    async fn get(
-        &self,
-        request: Request<Incoming>,
-        _call: &mut Call,
-    ) -> Result<(resolve::Request, super::views::Subscription), Status> {
+    async fn get(&self, request: Request<RecvStream>) -> Result<(resolve::Request, Subscription), Status> {
         let message = timeout(REQUEST_TIMEOUT, read(request.into_body()));
         let message = message.await.map_err(|_| Status::deadline_exceeded("the request did not come in time"))??;
         let message = GetDestination::decode(message)
@@ -230,7 +197,7 @@ impl Server {
 }
 
 /// The one message of a request.
-async fn read(mut body: Incoming) -> Result<Bytes, Status> {
+async fn read(mut body: RecvStream) -> Result<Bytes, Status> {
     const PREFIX: usize = 5;
     let mut received = bytes::BytesMut::new();
     loop {
@@ -252,12 +219,8 @@ async fn read(mut body: Incoming) -> Result<Bytes, Status> {
                 return Ok(received.freeze());
             }
         }
-        match body.frame().await {
-            Some(Ok(frame)) => {
-                if let Some(data) = frame.data_ref() {
-                    received.extend_from_slice(data);
-                }
-            }
+        match body.data().await {
+            Some(Ok(data)) => received.extend_from_slice(&data),
             Some(Err(error)) => return Err(Status::cancelled(format!("the request broke off: {error}"))),
             None => return Err(Status::internal("the request ended before its message")),
         }

@@ -24,8 +24,10 @@ use tokio::time::Instant;
 use super::endpoint::tcp_address;
 use crate::proto::destination::{NoEndpoints, Update, WeightedAddrSet, update};
 
-/// No buffer of a message is longer.
-const PIECE: usize = 64 * 1024;
+/// What is encoded once and shared by all clients is no longer.
+const SHARED: usize = 64 * 1024;
+/// What is made for one client is no longer at a time: a frame of HTTP/2.
+const PIECE: usize = 16 * 1024;
 /// Clients of gRPC refuse messages of more than 4 MiB.
 const LONGEST_MESSAGE: usize = 3 * 1024 * 1024;
 
@@ -203,13 +205,13 @@ impl Frames {
         matches!(self, Self::Shared(_))
     }
 
-    /// The next piece, of at most 64 KiB unless one endpoint alone is longer, and the messages that begin in it. `None` at
+    /// The next piece, of at most 16 KiB unless it is shared or one endpoint alone is longer, and the messages that begin in it. `None` at
     /// the end.
     pub(super) fn next(&mut self) -> Option<Shared> {
         match self {
             Self::Shared(frames) => frames.take(),
             Self::Made(made) => {
-                let frames = made.next()?;
+                let frames = made.next(PIECE)?;
                 Some(Shared { frames, messages: std::mem::take(&mut made.begun) })
             }
         }
@@ -218,7 +220,7 @@ impl Frames {
 
 /// All frames in one, if they are short enough for one piece.
 fn shared(made: &mut Made) -> Option<Shared> {
-    let frames = made.next().unwrap_or_default();
+    let frames = made.next(SHARED).unwrap_or_default();
     (made.phase == Phase::Done).then_some(Shared { frames, messages: made.begun })
 }
 
@@ -229,7 +231,7 @@ impl Made {
         Self { from, to, phase: Phase::Add, at: Cursor::default(), left: 0, begun: Messages::default() }
     }
 
-    fn next(&mut self) -> Option<Bytes> {
+    fn next(&mut self, longest: usize) -> Option<Bytes> {
         let mut piece = BytesMut::new();
         while self.phase != Phase::Done {
             if self.left == 0 && !self.begin_message(&mut piece) {
@@ -238,7 +240,7 @@ impl Made {
             }
             let mut at = self.at;
             let Some(item) = self.item(&mut at) else { break };
-            if !piece.is_empty() && piece.len() + item.length() > PIECE {
+            if !piece.is_empty() && piece.len() + item.length() > longest {
                 return Some(piece.freeze());
             }
             item.put(&mut piece);

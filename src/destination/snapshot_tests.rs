@@ -130,7 +130,7 @@ fn a_large_set_comes_in_pieces_and_a_huge_one_in_several_messages() {
         assert!(!frames.is_shared());
         let (messages, longest) = messages(frames);
         assert_eq!(messages.len(), expected);
-        assert!(longest <= 64 * 1024, "a piece of {longest} bytes");
+        assert!(longest <= 16 * 1024, "a piece of {longest} bytes");
         assert_eq!(held(&all).len(), endpoints as usize);
     }
 }
@@ -142,7 +142,7 @@ fn many_removals_come_in_pieces_too() {
     let (messages, longest) = messages(Frames::between(&before, &after));
     let [Content::Remove(set)] = &messages[..] else { panic!("{} messages", messages.len()) };
     assert_eq!(set.addrs.len(), 11_999);
-    assert!(longest <= 64 * 1024, "a piece of {longest} bytes");
+    assert!(longest <= 16 * 1024, "a piece of {longest} bytes");
 }
 
 /// Endpoints by host, with a weight that tells two of one address apart.

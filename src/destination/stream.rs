@@ -13,7 +13,7 @@ use std::{
 use bytes::Bytes;
 use http::{HeaderMap, HeaderName, HeaderValue};
 use http_body::Frame;
-use tokio::sync::watch;
+use tokio::{sync::watch, time::Instant};
 use tokio_util::sync::ReusableBoxFuture;
 
 use super::{
@@ -24,9 +24,6 @@ use super::{
     views::{Published, Subscription, Views},
 };
 
-/// A piece that is longer is several frames of HTTP/2 anyway (RFC 9113, SETTINGS_MAX_FRAME_SIZE), so that one more is cheap.
-const LONG: usize = 16 * 1024;
-
 pub(super) struct GetStream {
     views: Arc<Views>,
     request: Request,
@@ -35,10 +32,8 @@ pub(super) struct GetStream {
     /// What the client has, once all frames are taken; `None` before the first message.
     sent: Option<Arc<Snapshot>>,
     frames: Option<Frames>,
-    /// The last byte of a piece, for itself; see [`GetStream::next_piece`].
-    last_byte: Bytes,
-    /// Not the first piece of what is under way.
-    continues: bool,
+    /// What was handed to the transport last and has not gone yet was the answer to an event received then.
+    under_way: Option<Instant>,
     /// The status is next, or was last.
     end: Option<Ended>,
     state: StreamState,
@@ -71,8 +66,7 @@ impl GetStream {
             changed,
             sent: None,
             frames: None,
-            last_byte: Bytes::new(),
-            continues: false,
+            under_way: None,
             end: None,
             state: StreamState::Opening,
             progress,
@@ -131,29 +125,6 @@ impl GetStream {
         }
     }
 
-    /// What is handed to the transport next.
-    ///
-    /// It takes a piece as soon as there is room for a byte, and then asks for more while the rest of the piece still waits:
-    /// of the last piece nobody would see that its client does not read. So the last byte is a piece of its own: when there is
-    /// room for that, all before it is gone. Not so for one short piece: a frame more for each change would be dear, and
-    /// what comes after it shows as well whether it went.
-    fn next_piece(&mut self, is_first: bool) -> Option<Bytes> {
-        if !self.last_byte.is_empty() {
-            return Some(std::mem::take(&mut self.last_byte));
-        }
-        let Shared { mut frames, messages } = self.frames.as_mut().and_then(Frames::next)?;
-        let metrics = &self.views.metrics;
-        metrics.sent(messages);
-        if let Some(sent) = self.sent.as_ref().filter(|_| !is_first && !self.continues) {
-            metrics.taken(sent.received);
-        }
-        if (self.continues || frames.len() > LONG) && frames.len() > 1 {
-            self.last_byte = frames.split_off(frames.len() - 1);
-        }
-        self.continues = true;
-        Some(frames)
-    }
-
     fn become_state(&mut self, state: StreamState) {
         if state != self.state {
             let metrics = &self.views.metrics;
@@ -170,19 +141,21 @@ impl http_body::Body for GetStream {
 
     fn poll_frame(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, Self::Error>>> {
         let stream = self.get_mut();
-        // Asked for more, the transport has taken what it got.
-        stream.progress.taken();
+        // Asked for more, the transport has got rid of what it had.
+        if let Some(received) = stream.under_way.take() {
+            stream.views.metrics.taken(received);
+        }
         let is_first = stream.sent.is_none();
         if is_first {
             stream.look();
         }
         loop {
-            if let Some(piece) = stream.next_piece(is_first) {
+            if let Some(Shared { frames, messages }) = stream.frames.as_mut().and_then(Frames::next) {
+                stream.views.metrics.sent(messages);
+                stream.under_way = stream.sent.as_ref().filter(|_| !is_first).map(|sent| sent.received);
                 stream.become_state(StreamState::Blocked);
-                stream.progress.offered();
-                return Poll::Ready(Some(Ok(Frame::data(piece))));
+                return Poll::Ready(Some(Ok(Frame::data(frames))));
             }
-            stream.continues = false;
             stream.frames = None;
             match stream.end {
                 None => {}
