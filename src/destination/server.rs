@@ -40,12 +40,11 @@ use tracing::{debug, warn};
 use super::{
     authority::ServiceAuthority,
     context_token::ContextToken,
-    metrics::Call,
     progress::{ConnectionProgress, Executor, Progress},
     resolve,
     stream::GetStream,
     transport::Transport,
-    views::Views,
+    views::{Subscription, Views},
 };
 use crate::proto::destination::GetDestination;
 
@@ -59,11 +58,12 @@ const CONNECTIONS: usize = 20_000;
 /// One sidecar multiplexes what a whole cluster asks.
 const STREAMS_PER_CONNECTION: u32 = 100_000;
 /// Longer than any request can be that means something: a name of 253 characters, a port, a token.
-const LONGEST_REQUEST: usize = 16 * 1024;
+pub(super) const LONGEST_REQUEST: usize = 16 * 1024;
 /// A stream's next piece is taken when the one before has gone to the socket. Left to itself, h2 takes 400 KiB of each stream
 /// of a client whose windows are wide and whose socket is full.
 const ONE_PIECE: usize = 1;
 const REQUEST_TIMEOUT: Duration = Duration::from_secs(10);
+const LATE_REQUEST: &str = "the request did not come in time";
 /// Dead peers are noticed after both.
 const KEEP_ALIVE_INTERVAL: Duration = Duration::from_secs(10);
 const KEEP_ALIVE_TIMEOUT: Duration = Duration::from_secs(20);
@@ -176,11 +176,12 @@ impl Server {
     async fn call(&self, request: Request<Incoming>) -> Response<ResponseBody> {
         let path = request.uri().path();
         if path.strip_prefix('/').is_some_and(|path| path.starts_with(HealthServer::<HealthService>::NAME)) {
-            let response = match self.health.clone().call(request).await {
-                Ok(response) => response,
-                Err(never) => match never {},
+            let mut health = self.health.clone();
+            return match timeout(REQUEST_TIMEOUT, health.call(request)).await {
+                Ok(Ok(response)) => response.map(ResponseBody::Health),
+                Ok(Err(never)) => match never {},
+                Err(_) => refuse(&Status::deadline_exceeded(LATE_REQUEST)),
             };
-            return response.map(ResponseBody::Health);
         }
         if request.method() != Method::POST {
             return plain(StatusCode::METHOD_NOT_ALLOWED);
@@ -193,7 +194,7 @@ impl Server {
             return refuse(&Status::unimplemented(format!("no method {}", quote(path))));
         }
         let mut call = self.views.metrics.began();
-        match self.get(request, &mut call).await {
+        match self.get(request).await {
             Ok((request, subscription)) => {
                 let stream = GetStream::new(Arc::clone(&self.views), request, subscription, Progress::current(), call);
                 let mut response = Response::new(ResponseBody::Get(Box::new(stream)));
@@ -207,13 +208,9 @@ impl Server {
         }
     }
 
-    async fn get(
-        &self,
-        request: Request<Incoming>,
-        _call: &mut Call,
-    ) -> Result<(resolve::Request, super::views::Subscription), Status> {
+    async fn get(&self, request: Request<Incoming>) -> Result<(resolve::Request, Subscription), Status> {
         let message = timeout(REQUEST_TIMEOUT, read(request.into_body()));
-        let message = message.await.map_err(|_| Status::deadline_exceeded("the request did not come in time"))??;
+        let message = message.await.map_err(|_| Status::deadline_exceeded(LATE_REQUEST))??;
         let message = GetDestination::decode(message)
             .map_err(|error| Status::internal(format!("cannot read the request: {error}")))?;
         self.views.metrics.received();
@@ -312,6 +309,35 @@ impl Body for ResponseBody {
             Self::Get(_) => false,
             Self::Health(body) => body.is_end_stream(),
             Self::Empty => true,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use tonic_health::pb::{HealthCheckRequest, health_server::Health};
+
+    use super::{super::settings::tests::settings, *};
+    use crate::{cluster::feed::Feed, destination::metrics::Metrics};
+
+    #[tokio::test]
+    async fn a_server_that_stops_says_so_of_its_service_too() {
+        let metrics = Metrics::register(&prometheus::Registry::new()).unwrap();
+        let reporter = HealthReporter::new();
+        for service in HEALTH_OF {
+            reporter.set_service_status(service, tonic_health::ServingStatus::Serving).await;
+        }
+        let service = HealthService::from_health_reporter(reporter.clone());
+        let views = Views::new(Feed::default().cluster, settings(), metrics);
+        let health = HealthServer::new(HealthService::from_health_reporter(reporter.clone()));
+        let stop = CancellationToken::new();
+        stop.cancel();
+        let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).await.unwrap();
+        Arc::new(Server { views, health, reporter }).serve(listener, stop).await;
+        for name in HEALTH_OF {
+            let request = tonic::Request::new(HealthCheckRequest { service: name.to_owned() });
+            let status = service.check(request).await.unwrap().into_inner().status();
+            assert_eq!(status, tonic_health::pb::health_check_response::ServingStatus::NotServing, "{name:?}");
         }
     }
 }
