@@ -1,6 +1,6 @@
 //! A cluster whose watches a test plays: events as JSON, in any order, through the same code as real ones.
 
-use std::{collections::HashMap, sync::Arc};
+use std::{any::Any, collections::HashMap, sync::Arc};
 
 use k8s_openapi::api::{apps::v1::ReplicaSet, batch::v1::Job};
 use kube::runtime::watcher::Event;
@@ -27,7 +27,8 @@ pub struct Feed {
     pub cluster: Cluster,
     pub dirty: Arc<Dirty>,
     context: Context,
-    watches: HashMap<Kind, (Relist, Memory)>,
+    /// Of each kind its `(Relist, Memory)`.
+    watches: HashMap<Kind, Box<dyn Any>>,
 }
 
 impl Default for Feed {
@@ -68,7 +69,9 @@ impl Feed {
             Event::Apply(object) => Event::Apply(read(object)),
             Event::Delete(object) => Event::Delete(read(object)),
         };
-        let (relist, memory) = self.watches.entry(T::KIND).or_default();
+        let new = || -> Box<dyn Any> { Box::new((Relist::<T>::default(), Memory::default())) };
+        let watch = self.watches.entry(T::KIND).or_insert_with(new);
+        let (relist, memory) = watch.downcast_mut::<(Relist<T>, Memory)>().unwrap();
         self.context.apply::<T>(event, relist, memory);
     }
 }

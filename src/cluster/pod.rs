@@ -137,15 +137,18 @@ impl Projected for Pod {
         let ports: Box<[ContainerPort]> =
             containers.iter().flat_map(|it| it.ports.iter().flatten()).filter_map(ContainerPort::parse).collect();
         let annotation = |key| wire.metadata.annotations.as_ref().and_then(|all| all.get(key));
-        // Of ports with one name the last counts.
-        let named = |name: &str| ports.iter().rev().find(|port| *port.name == *name).map(|port| port.number);
+        let opaque_ports = annotation(OPAQUE_PORTS_ANNOTATION).map(|text| {
+            // Of ports with one name the last counts. A map: both lists may be as long as an object can be.
+            let named: HashMap<&str, u16> = ports.iter().map(|port| (&*port.name, port.number)).collect();
+            PortRanges::parse(text, |name| named.get(name).copied(), problems)
+        });
         let labels: Labels = wire.metadata.labels.iter().flatten().collect();
         let pod = Self {
             key: NamespacedName::of(&wire.metadata),
             owner: Owner::only(&wire.metadata),
             service_account: service_account_name.filter(|it| !it.is_empty()).as_deref().unwrap_or("default").into(),
             node: node_name.unwrap_or_default().into(),
-            opaque_ports: annotation(OPAQUE_PORTS_ANNOTATION).map(|text| PortRanges::parse(text, named, problems)),
+            opaque_ports,
             skipped_ports: annotation(SKIP_INBOUND_PORTS_ANNOTATION)
                 .map(|text| PortRanges::parse(text, |_| None, problems))
                 .unwrap_or_default(),
@@ -419,5 +422,17 @@ pub mod tests {
         assert_eq!(pods.owned("ns", &replica_set).count(), 0);
         pods.remove(&NamespacedName::new("ns", "web-1"));
         assert!(pods.is_empty() && pods.namespaces.is_empty());
+    }
+
+    #[test]
+    fn an_annotation_as_long_as_allowed_is_read_in_no_time_however_many_ports_the_pod_has() {
+        // 256 KiB of annotations, and what else fits into an object.
+        let names = "a,".repeat(128 * 1024);
+        let ports: Vec<Value> = (0..30_000).map(|n| json!({"name": format!("p{n}"), "containerPort": 80})).collect();
+        let metadata = json!({"annotations": {"config.linkerd.io/opaque-ports": names}});
+        let begun = std::time::Instant::now();
+        let (_, problems) = pod(&metadata, &json!({"containers": [{"name": "a", "ports": ports}]}));
+        assert_eq!(problems, 128 * 1024);
+        assert!(begun.elapsed() < std::time::Duration::from_secs(10), "{:?}", begun.elapsed());
     }
 }

@@ -1,8 +1,9 @@
 //! One watch: a list and its changes, kept in step with the [`State`] for as long as the process lives.
 //!
-//! In: kube's watcher over one kind. Out: changes of the state, told to its [`Readers`]; a [`Status`]. Always holds: after a
-//! relist the state has exactly the listed objects, and only what changed or vanished meanwhile was told; an object that
-//! cannot be read costs only itself, and the last version of it that could be read stays.
+//! In: kube's watcher over one kind. Out: changes of the state, told to its [`Readers`]; a [`Status`]. Always holds: a relist
+//! comes into the state at once, when it is complete; then the state has exactly the listed objects, and only what changed or
+//! vanished meanwhile was told; an object that cannot be read costs only itself, and the last version of it that could be
+//! read stays.
 
 use std::{
     collections::{HashMap, HashSet},
@@ -168,7 +169,7 @@ impl Context {
         let config = config.timeout(WATCH_SECONDS);
         let watch = || Box::pin(watcher::watcher(api.clone(), config.clone()));
         let mut events = watch();
-        let mut relist = Relist::default();
+        let mut relist = Relist::<T>::default();
         let mut memory = Memory::default();
         // A history that is gone often ends an outage: the list that then helps must not wait as long as the outage's last attempt.
         let (mut failures, mut expirations) = (Failures::default(), Failures::default());
@@ -228,12 +229,16 @@ impl Context {
     }
 
     /// Brings one event into the state, then tells the readers what it affects: they find the state up to date.
-    pub(super) fn apply<T: Projected>(&self, event: Event<Guarded<T::Wire>>, relist: &mut Relist, memory: &mut Memory) {
+    pub(super) fn apply<T: Projected>(
+        &self,
+        event: Event<Guarded<T::Wire>>,
+        relist: &mut Relist<T>,
+        memory: &mut Memory,
+    ) {
         let received = Instant::now();
         let affected = match event {
             Event::Init => {
-                *relist =
-                    Relist { under_way: true, affected: std::mem::take(&mut relist.affected), ..Relist::default() };
+                *relist = Relist { under_way: true, ..Relist::default() };
                 return;
             }
             Event::InitApply(object) => {
@@ -241,22 +246,22 @@ impl Context {
                 if T::KIND.informer_lag().is_some() {
                     memory.is_new_update(object.meta());
                 }
-                let affected = self.store::<T>(object, memory);
-                // The Controller knows a Service only when the list is complete; and what was moved from one object to
-                // another is seen as moved only when both are there.
-                relist.affected.extend(affected);
+                relist.listed.extend(self.project::<T>(object, memory));
                 return;
             }
             Event::InitDone => {
+                let Relist { seen, listed, .. } = std::mem::take(relist);
                 let mut state = self.state.write();
                 state.generation += 1;
+                let mut affected = Affected::default();
+                for object in listed {
+                    affected.extend(object.apply(&mut state));
+                }
                 T::listed(&mut state);
-                let mut affected = std::mem::take(&mut relist.affected);
-                for vanished in T::keys(&state).into_iter().filter(|key| !relist.seen.contains(key)) {
+                for vanished in T::keys(&state).into_iter().filter(|key| !seen.contains(key)) {
                     memory.forget(&vanished);
                     affected.extend(T::remove(&vanished, &mut state));
                 }
-                *relist = Relist::default();
                 affected
             }
             Event::Apply(object) => {
@@ -266,7 +271,10 @@ impl Context {
                     let lag = Timestamp::now().duration_since(updated).as_secs_f64();
                     self.metrics.observe_lag(T::KIND, lag.max(0.0));
                 }
-                self.store::<T>(object, memory)
+                let Some(object) = self.project::<T>(object, memory) else { return };
+                let mut state = self.state.write();
+                state.generation += 1;
+                object.apply(&mut state)
             }
             Event::Delete(object) => {
                 let key = NamespacedName::of(object.meta());
@@ -285,7 +293,8 @@ impl Context {
         }
     }
 
-    fn store<T: Projected>(&self, object: Guarded<T::Wire>, memory: &mut Memory) -> Affected {
+    /// `None` for an object that cannot be read.
+    fn project<T: Projected>(&self, object: Guarded<T::Wire>, memory: &mut Memory) -> Option<T> {
         let resource = T::KIND.resource();
         let key = NamespacedName::of(object.meta());
         let mut problems = Problems::default();
@@ -303,9 +312,7 @@ impl Context {
                     self.metrics.unusable.with_label_values(&[resource]).inc_by(count);
                     warn!(object = %key, resource, %problems, "parts of an object cannot be used: they are left out");
                 }
-                let mut state = self.state.write();
-                state.generation += 1;
-                projected.apply(&mut state)
+                Some(projected)
             }
             Err(error) => {
                 self.metrics.undecodable.with_label_values(&[resource]).inc();
@@ -314,7 +321,7 @@ impl Context {
                 if memory.is_news(&key, &problems) {
                     warn!(object = %key, resource, %error, "cannot read an object: it is left out, or stays as it was last read");
                 }
-                Affected::default()
+                None
             }
         }
     }
@@ -370,12 +377,19 @@ fn is_expired(error: &watcher::Error) -> bool {
     }
 }
 
-/// A list under way.
-#[derive(Default)]
-pub(super) struct Relist {
+/// A list under way. Its objects wait for its end: half a list in the state would be a state that the API server never had,
+/// in which an endpoint that moved from one slice to another is in neither; and if the end is long in coming, because the API
+/// server is gone again, those who ask now would be told another story than those who have asked before.
+pub(super) struct Relist<T> {
     under_way: bool,
     seen: HashSet<NamespacedName>,
-    affected: Affected,
+    listed: Vec<T>,
+}
+
+impl<T> Default for Relist<T> {
+    fn default() -> Self {
+        Self { under_way: false, seen: HashSet::new(), listed: Vec::new() }
+    }
 }
 
 fn recovered(status: &mut Status) -> bool {

@@ -1,6 +1,13 @@
 //! What a watch makes of failures, and of objects that make no sense.
 
+use serde_json::{Value, from_value, json};
+
 use super::*;
+use crate::cluster::{
+    pod::{Pod, PodObject},
+    server::Server,
+    slices::Slice,
+};
 
 #[test]
 fn a_kind_that_the_api_server_does_not_serve_is_told_from_one_that_cannot_be_reached() {
@@ -50,7 +57,7 @@ fn context() -> Context {
 struct Bomb;
 
 impl Projected for Bomb {
-    type Wire = crate::cluster::pod::PodObject;
+    type Wire = PodObject;
     const KIND: Kind = Kind::Pod;
 
     fn project(_: Self::Wire, _: &mut Problems) -> Self {
@@ -74,41 +81,57 @@ impl Projected for Bomb {
 fn an_object_that_makes_us_panic_costs_only_itself() {
     let context = context();
     let object = serde_json::from_str(r#"{"metadata": {"name": "a", "namespace": "ns"}}"#).unwrap();
-    context.apply::<Bomb>(Event::Apply(object), &mut Relist::default(), &mut Memory::default());
+    context.apply::<Bomb>(Event::Apply(object), &mut Relist::<Bomb>::default(), &mut Memory::default());
     assert_eq!(context.metrics.undecodable.with_label_values(&["pods"]).get(), 1);
 }
 
+fn slice(name: &str, version: &str, addresses: &[&str]) -> Guarded<<Slice as Projected>::Wire> {
+    let metadata = json!({"name": name, "namespace": "ns", "resourceVersion": version,
+        "labels": {"kubernetes.io/service-name": "web"}});
+    from_value(json!({"metadata": metadata, "ports": [], "endpoints": [{"addresses": addresses}]})).unwrap()
+}
+
 #[test]
-fn a_list_in_which_everything_concerns_one_service_remembers_it_once() {
-    use serde_json::{Value, from_value, json};
+fn half_a_list_is_not_seen() {
+    let (context, mut relist, mut memory) = (context(), Relist::<Slice>::default(), Memory::default());
+    let web = NamespacedName::new("ns", "web");
+    let addresses = || -> Vec<String> {
+        let state = context.state.read();
+        let slices = state.slices.ready_of_service(&web);
+        slices.flat_map(|slice| &slice.endpoints).map(|endpoint| endpoint.addresses[0].to_string()).collect()
+    };
+    let mut happens = |event| context.apply::<Slice>(event, &mut relist, &mut memory);
+    happens(Event::Apply(slice("a", "1", &["10.0.0.1"])));
+    // It moved to the second slice while nobody watched.
+    happens(Event::Init);
+    happens(Event::InitApply(slice("a", "3", &[])));
+    assert_eq!(addresses(), ["10.0.0.1"]);
+    // The list broke off, and begins anew.
+    happens(Event::Init);
+    happens(Event::InitApply(slice("a", "3", &[])));
+    happens(Event::InitApply(slice("b", "2", &["10.0.0.1"])));
+    assert_eq!(addresses(), ["10.0.0.1"]);
+    happens(Event::InitDone);
+    assert_eq!(addresses(), ["10.0.0.1"]);
+    assert_eq!(context.state.read().slices.len(), 2);
+}
 
-    use crate::cluster::{pod::Pod, server::Server, slices::Slice};
-
-    fn apply<T: Projected>(context: &Context, relist: &mut Relist, object: Value) {
-        context.apply::<T>(Event::InitApply(from_value(object).unwrap()), relist, &mut Memory::default());
+#[test]
+fn a_server_affects_a_service_once_however_many_pods_it_selects() {
+    let mut state = State::default();
+    let mut problems = Problems::default();
+    for n in 0..5 {
+        let pod = json!({"metadata": {"name": format!("web-{n}"), "namespace": "ns"}});
+        Pod::project(from_value(pod).unwrap(), &mut problems).apply(&mut state);
     }
-    let context = context();
-    let mut relist = Relist::default();
     let endpoints: Vec<Value> = (0..5)
         .map(|n| json!({"addresses": ["10.0.0.1"], "targetRef": {"kind": "Pod", "name": format!("web-{n}")}}))
         .collect();
-    apply::<Slice>(
-        &context,
-        &mut relist,
-        json!({"endpoints": endpoints, "metadata":
-        {"name": "a", "namespace": "ns", "labels": {"kubernetes.io/service-name": "web"}}}),
-    );
-    for n in 0..5 {
-        apply::<Pod>(&context, &mut relist, json!({"metadata": {"name": format!("web-{n}"), "namespace": "ns"}}));
-    }
-    let mut relist = Relist::default();
-    for n in 0..5 {
-        let spec = json!({"podSelector": {}, "port": n, "proxyProtocol": "opaque"});
-        apply::<Server>(
-            &context,
-            &mut relist,
-            json!({"metadata": {"name": format!("{n}"), "namespace": "ns"}, "spec": spec}),
-        );
-    }
-    assert_eq!(relist.affected.discovered.len(), 1);
+    let slice = json!({"endpoints": endpoints, "metadata":
+        {"name": "a", "namespace": "ns", "labels": {"kubernetes.io/service-name": "web"}}});
+    Slice::project(from_value(slice).unwrap(), &mut problems).apply(&mut state);
+    let server = json!({"metadata": {"name": "all", "namespace": "ns"},
+        "spec": {"podSelector": {}, "port": 80, "proxyProtocol": "opaque"}});
+    let affected = Server::project(from_value(server).unwrap(), &mut problems).apply(&mut state);
+    assert_eq!(affected.discovered.len(), 1);
 }

@@ -90,16 +90,17 @@ impl Projected for Workload {
         let spec = wire.spec.unwrap_or_default();
         let conditions = wire.status.and_then(|status| status.conditions).unwrap_or_default();
         let ports: Vec<_> = spec.ports.into_iter().flatten().filter_map(WorkloadPort::parse).collect();
-        let named = |name: &str| {
-            let port = ports.iter().rev().find(|port| port.name == name)?;
-            u16::try_from(port.number).ok()
-        };
         let opaque_ports = wire.metadata.annotations.as_ref().and_then(|all| all.get(OPAQUE_PORTS_ANNOTATION));
+        let opaque_ports = opaque_ports.map(|text| {
+            // Of ports with one name the last counts. A map: both lists may be as long as an object can be.
+            let named: HashMap<&str, i32> = ports.iter().map(|port| (port.name.as_str(), port.number)).collect();
+            PortRanges::parse(text, |name| u16::try_from(*named.get(name)?).ok(), problems)
+        });
         let tls = spec.mesh_tls.unwrap_or_default();
         let mesh = Mesh {
             identity: tls.identity.unwrap_or_default().into(),
             server_name: tls.server_name.unwrap_or_default().into(),
-            opaque_ports: opaque_ports.map(|text| PortRanges::parse(text, named, problems)),
+            opaque_ports,
             owner: Owner::only(&wire.metadata),
         };
         Self {

@@ -72,7 +72,8 @@ pub fn spawn(
     let views = Views::new(cluster.clone(), settings, metrics);
     registry.register(Box::new(Groups::new(&views)?))?;
     let reporter = HealthReporter::new();
-    let health = HealthServer::new(HealthService::from_health_reporter(reporter.clone()));
+    let health = HealthServer::new(HealthService::from_health_reporter(reporter.clone()))
+        .max_decoding_message_size(server::LONGEST_REQUEST);
     let server = Server { views: Arc::clone(&views), health, reporter: reporter.clone() };
     readers.spawn("discovery-publisher", views.publish(Arc::clone(dirty)));
     servers.spawn("destination-server", Arc::new(server).serve(listener, stop));

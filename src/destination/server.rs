@@ -55,8 +55,9 @@ pub(super) const HEALTH_OF: [&str; 2] = ["", "io.linkerd.proxy.destination.Desti
 /// What every proxy of a large mesh needs if each connects by itself.
 const CONNECTIONS: usize = 20_000;
 /// Longer than any request can be that means something: a name of 253 characters, a port, a token.
-const LONGEST_REQUEST: usize = 16 * 1024;
+pub(super) const LONGEST_REQUEST: usize = 16 * 1024;
 const REQUEST_TIMEOUT: Duration = Duration::from_secs(10);
+const LATE_REQUEST: &str = "the request did not come in time";
 /// For clients to take the ends of their streams.
 const GOODBYE: Duration = Duration::from_secs(2);
 /// Of a path that comes back in a message: whoever reads that has seen enough.
@@ -147,11 +148,12 @@ impl Server {
                 // A health check is shorter than any window: nobody has to make room for more.
                 StreamBody::new(futures::stream::poll_fn(move |cx| body.poll_data(cx).map_ok(Frame::data)))
             });
-            let response = match self.health.clone().call(request).await {
-                Ok(response) => response,
-                Err(never) => match never {},
+            let mut health = self.health.clone();
+            return match timeout(REQUEST_TIMEOUT, health.call(request)).await {
+                Ok(Ok(response)) => response.map(ResponseBody::Health),
+                Ok(Err(never)) => match never {},
+                Err(_) => refuse(&Status::deadline_exceeded(LATE_REQUEST)),
             };
-            return response.map(ResponseBody::Health);
         }
         if request.method() != Method::POST {
             return plain(StatusCode::METHOD_NOT_ALLOWED);
@@ -180,7 +182,7 @@ impl Server {
 
     async fn get(&self, request: Request<RecvStream>) -> Result<(resolve::Request, Subscription), Status> {
         let message = timeout(REQUEST_TIMEOUT, read(request.into_body()));
-        let message = message.await.map_err(|_| Status::deadline_exceeded("the request did not come in time"))??;
+        let message = message.await.map_err(|_| Status::deadline_exceeded(LATE_REQUEST))??;
         let message = GetDestination::decode(message)
             .map_err(|error| Status::internal(format!("cannot read the request: {error}")))?;
         self.views.metrics.received();
@@ -275,6 +277,35 @@ impl Body for ResponseBody {
             Self::Get(_) => false,
             Self::Health(body) => body.is_end_stream(),
             Self::Empty => true,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use tonic_health::pb::{HealthCheckRequest, health_server::Health};
+
+    use super::{super::settings::tests::settings, *};
+    use crate::{cluster::feed::Feed, destination::metrics::Metrics};
+
+    #[tokio::test]
+    async fn a_server_that_stops_says_so_of_its_service_too() {
+        let metrics = Metrics::register(&prometheus::Registry::new()).unwrap();
+        let reporter = HealthReporter::new();
+        for service in HEALTH_OF {
+            reporter.set_service_status(service, tonic_health::ServingStatus::Serving).await;
+        }
+        let service = HealthService::from_health_reporter(reporter.clone());
+        let views = Views::new(Feed::default().cluster, settings(), metrics);
+        let health = HealthServer::new(HealthService::from_health_reporter(reporter.clone()));
+        let stop = CancellationToken::new();
+        stop.cancel();
+        let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).await.unwrap();
+        Arc::new(Server { views, health, reporter }).serve(listener, stop).await;
+        for name in HEALTH_OF {
+            let request = tonic::Request::new(HealthCheckRequest { service: name.to_owned() });
+            let status = service.check(request).await.unwrap().into_inner().status();
+            assert_eq!(status, tonic_health::pb::health_check_response::ServingStatus::NotServing, "{name:?}");
         }
     }
 }
