@@ -7,16 +7,8 @@
 //! | `/ping`    | `pong`, as Linkerd's admin servers answer |
 //! | `/metrics` | Prometheus' text format |
 
-use std::{
-    collections::VecDeque,
-    convert::Infallible,
-    io::ErrorKind,
-    net::{Ipv4Addr, Ipv6Addr, SocketAddr},
-    sync::Arc,
-    time::Duration,
-};
+use std::{collections::VecDeque, convert::Infallible, sync::Arc, time::Duration};
 
-use anyhow::Context;
 use http::{Method, Request, Response, StatusCode, header};
 use http_body_util::Full;
 use hyper::{
@@ -50,19 +42,6 @@ pub struct Readiness {
 pub struct Admin {
     pub registry: Registry,
     pub readiness: Box<dyn Fn() -> Readiness + Send + Sync>,
-}
-
-/// # Errors
-/// When the address is taken or not ours.
-pub async fn bind(address: SocketAddr) -> anyhow::Result<TcpListener> {
-    let bound = match TcpListener::bind(address).await {
-        // A node without IPv6 cannot listen on [::].
-        Err(error) if address.ip() == Ipv6Addr::UNSPECIFIED && error.kind() != ErrorKind::AddrInUse => {
-            TcpListener::bind((Ipv4Addr::UNSPECIFIED, address.port())).await
-        }
-        bound => bound,
-    };
-    bound.with_context(|| format!("cannot listen on {address} for probes and metrics: choose another --admin-addr"))
 }
 
 /// Serves for ever.
@@ -137,6 +116,7 @@ fn text(status: StatusCode, body: impl Into<Bytes>) -> Response<Full<Bytes>> {
 
 #[cfg(test)]
 mod tests {
+    use std::net::Ipv4Addr;
     use tokio::{
         io::{AsyncReadExt, AsyncWriteExt},
         net::TcpStream,

@@ -197,7 +197,10 @@ pub struct DestinationArgs {
         env = "LINKERD_OPERATOR_ENABLE_H2_UPGRADE",
         value_name = "BOOL",
         default_value_t = true,
-        action = clap::ArgAction::Set
+        action = clap::ArgAction::Set,
+        num_args = 0..=1,
+        require_equals = true,
+        default_missing_value = "true"
     )]
     pub enable_h2_upgrade: bool,
 
@@ -207,7 +210,10 @@ pub struct DestinationArgs {
         env = "LINKERD_OPERATOR_ENABLE_IPV6",
         value_name = "BOOL",
         default_value_t = false,
-        action = clap::ArgAction::Set
+        action = clap::ArgAction::Set,
+        num_args = 0..=1,
+        require_equals = true,
+        default_missing_value = "true"
     )]
     pub enable_ipv6: bool,
 
@@ -217,7 +223,10 @@ pub struct DestinationArgs {
         env = "LINKERD_OPERATOR_EXT_ENDPOINT_ZONE_WEIGHTS",
         value_name = "BOOL",
         default_value_t = false,
-        action = clap::ArgAction::Set
+        action = clap::ArgAction::Set,
+        num_args = 0..=1,
+        require_equals = true,
+        default_missing_value = "true"
     )]
     pub ext_endpoint_zone_weights: bool,
 

@@ -22,6 +22,7 @@ pub mod destination;
 pub mod events;
 pub mod external_workload;
 pub mod lease;
+mod listen;
 pub mod manager;
 pub mod metrics;
 pub mod proto;

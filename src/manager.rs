@@ -12,7 +12,9 @@ use crate::{
     args::ManagerArgs,
     client,
     cluster::{Cluster, Readers, dirty::Dirty, trigger::Triggers},
-    destination, events, external_workload, lease, metrics,
+    destination, events, external_workload, lease,
+    listen::listen,
+    metrics,
     tasks::Tasks,
 };
 
@@ -32,9 +34,9 @@ pub async fn run(args: ManagerArgs) -> anyhow::Result<()> {
     let mut interrupt = signal(SignalKind::interrupt()).context("cannot listen for SIGINT")?;
     let registry = metrics::registry()?;
     let client = client::client(client::config(args.kubeconfig.as_deref()).await?, &registry)?;
-    let admin_listener = admin::bind(args.admin_addr).await?;
+    let admin_listener = listen(args.admin_addr, "probes and metrics", "--admin-addr").await?;
     let destination_listener = match args.enable_destination {
-        true => Some(destination::bind(args.destination.destination_addr).await?),
+        true => Some(listen(args.destination.destination_addr, "proxies", "--destination-addr").await?),
         false => None,
     };
     let identity = args.leader_election_identity.clone().unwrap_or_else(identity);

@@ -105,10 +105,14 @@ impl Projected for Server {
 }
 
 impl Server {
-    /// The Services that have an endpoint which it selects.
+    /// The Services that have an endpoint which it selects, or may.
     fn discovered(&self, state: &State) -> Affected {
         let Some(Selectors { pods, workloads }) = &self.opaque else { return Affected::default() };
         let namespace = &*self.key.namespace;
+        // Without a label that all which it selects carry, every workload would have to be asked.
+        if [pods, workloads].into_iter().flatten().any(|selector| selector.equal().is_none()) {
+            return Affected::discovered(state.slices.services(namespace));
+        }
         let pods = pods.iter().flat_map(|selector| state.pods.selected(namespace, selector)).map(|pod| &pod.key);
         let mut affected = Affected::discovered(pods.flat_map(|pod| state.slices.naming_pod(pod)));
         let workloads = workloads.iter().flat_map(|selector| state.workloads.matched(namespace, selector));

@@ -139,6 +139,14 @@ impl Slices {
         self.naming(service).filter_map(|slice| slice.ready.as_ref())
     }
 
+    /// The Services of a namespace that have slices.
+    pub fn services(&self, namespace: &str) -> impl Iterator<Item = NamespacedName> {
+        let namespace = self.namespaces.get_key_value(namespace);
+        let names =
+            namespace.into_iter().flat_map(|(name, it)| it.by_service.keys().map(move |service| (name, service)));
+        names.map(|(namespace, service)| NamespacedName::new(Arc::clone(namespace), Arc::clone(service)))
+    }
+
     /// The Services that have the Pod as an endpoint.
     pub fn naming_pod(&self, pod: &NamespacedName) -> Vec<NamespacedName> {
         self.naming_target(&pod.namespace, &Target::Pod(Arc::clone(&pod.name)))

@@ -102,9 +102,10 @@ impl Status {
         let text = match &self.failure {
             None if self.synced => return None,
             None => format!("the first list of {resource} has not come yet"),
-            Some(Failure::KindMissing) => {
+            Some(Failure::KindMissing) if self.kind.is_optional() => {
                 format!("the API server does not serve {resource}: install its CustomResourceDefinition (make install)")
             }
+            Some(Failure::KindMissing) => format!("the API server does not serve {resource}"),
             Some(Failure::Denied(message)) => {
                 format!("list and watch of {resource} are denied, grant them to this ServiceAccount: {message}")
             }

@@ -8,6 +8,10 @@ use std::{net::IpAddr, sync::Arc};
 
 use crate::cluster::object::NamespacedName;
 
+/// What a domain name may be at most (RFC 1035), and one of its labels. What is longer names nothing, and each such text would
+/// be a view of its own.
+const LONGEST_HOST: usize = 253;
+const LONGEST_LABEL: usize = 63;
 /// The port of a path that names none.
 const DEFAULT_PORT: u16 = 80;
 
@@ -39,8 +43,14 @@ impl ServiceAuthority {
         if host.parse::<IpAddr>().is_ok() {
             return Err(AuthorityError::Ip(host.to_owned()));
         }
+        if host.len() > LONGEST_HOST {
+            return Err(invalid());
+        }
         let name = host.strip_suffix(cluster_domain).and_then(|it| it.strip_suffix(".svc.")).ok_or_else(invalid)?;
         let labels: Vec<&str> = name.split('.').collect();
+        if labels.iter().any(|label| label.len() > LONGEST_LABEL) {
+            return Err(invalid());
+        }
         let (instance, service, namespace) = match labels[..] {
             [service, namespace] => (None, service, namespace),
             [instance, service, namespace] => (Some(instance), service, namespace),
@@ -133,6 +143,8 @@ mod tests {
             "web.prod.svc.cluster.local:8_0",
             "web.prod.svc.cluster.local:0x50",
             "web.prod.svc.cluster.local:99999999999999999999",
+            &format!("{}.web.prod.svc.cluster.local", "x".repeat(64)),
+            &format!("{}svc.cluster.local", "x.".repeat(130)),
             "web.prod.svc.cluster.local:80:80",
             "a:b:80",
             "::1",

@@ -27,7 +27,7 @@ use tokio_util::{sync::CancellationToken, task::TaskTracker};
 use tracing::debug;
 
 use super::{
-    progress::{ConnectionProgress, Progress},
+    progress::{ConnectionProgress, Progress, Useless},
     transport::Transport,
 };
 
@@ -39,6 +39,7 @@ const SEND_BUFFER: usize = 16 * 1024;
 /// Dead peers are noticed after both.
 const KEEP_ALIVE_INTERVAL: Duration = Duration::from_secs(10);
 const KEEP_ALIVE_TIMEOUT: Duration = Duration::from_secs(20);
+const GOODBYE: Duration = Duration::from_secs(2);
 
 /// How a connection ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -49,7 +50,7 @@ pub(super) enum Ended {
     Stalled,
 }
 
-/// Serves a connection until it ends. When `stop` is cancelled it takes no more streams, and ends with its last.
+/// Serves a connection until it ends, or was long of no use. When `stop` is cancelled it takes no more streams, and ends with its last.
 pub(super) async fn serve<A, F, B>(
     transport: Transport,
     stall_timeout: Duration,
@@ -73,7 +74,7 @@ where
     };
     let progress = Arc::<ConnectionProgress>::default();
     let mut gone = pin!(peer_gone(connection.ping_pong()));
-    let mut stalled = pin!(progress.stalled(stall_timeout));
+    let mut useless = pin!(progress.useless(stall_timeout));
     let mut stopping = false;
     loop {
         tokio::select! {
@@ -91,7 +92,15 @@ where
                 None => return Ended::Normally,
             },
             () = &mut gone => return Ended::Normally,
-            () = &mut stalled => return Ended::Stalled,
+            useless = &mut useless => match useless {
+                Useless::Stalled => return Ended::Stalled,
+                Useless::Idle => {
+                    connection.graceful_shutdown();
+                    // For its client to take that well.
+                    _ = timeout(GOODBYE, poll_fn(|cx| connection.poll_closed(cx))).await;
+                    return Ended::Normally;
+                }
+            },
             () = stop.cancelled(), if !stopping => {
                 connection.graceful_shutdown();
                 stopping = true;

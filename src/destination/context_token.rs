@@ -9,8 +9,10 @@ use serde::{
 };
 use serde_json::value::RawValue;
 
-/// A longer one is nobody's: names are of 253 characters at most.
+/// A longer one is nobody's.
 const LONGEST: usize = 4096;
+/// What the name of a node, or of a namespace, may be at most. A longer one names nothing.
+const LONGEST_NAME: usize = 253;
 
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) struct ContextToken {
@@ -66,7 +68,9 @@ impl<'de> Deserialize<'de> for ContextToken {
                         }
                     };
                     let value = map.next_value::<Box<RawValue>>()?;
-                    if let Ok(text) = serde_json::from_str(value.get()) {
+                    if let Ok(text) = serde_json::from_str::<String>(value.get())
+                        && text.len() <= LONGEST_NAME
+                    {
                         *field = text;
                     }
                 }
@@ -118,6 +122,8 @@ mod tests {
     fn a_giant_token_is_an_empty_one() {
         let giant = format!(r#"{{"nodeName":"node-1","pad":"{}"}}"#, "x".repeat(LONGEST));
         assert_eq!(parse(&giant), (String::new(), String::new()));
+        let long = format!(r#"{{"ns":"prod","nodeName":"{}"}}"#, "x".repeat(LONGEST_NAME + 1));
+        assert_eq!(parse(&long), ("prod".to_owned(), String::new()));
     }
 
     proptest! {

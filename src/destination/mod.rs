@@ -44,7 +44,6 @@ use crate::{
     cluster::{Cluster, dirty::Dirty},
     tasks::Tasks,
 };
-pub use server::bind;
 pub use settings::Settings;
 use {exports::Groups, metrics::Metrics, server::Server, views::Views};
 

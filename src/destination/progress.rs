@@ -1,6 +1,7 @@
 //! Whether clients take what waits for them: of each stream, and of the connection that carries it.
 //!
-//! In: what [`super::connection`] says of each stream. Out: which streams have stalled, and whether their connection has.
+//! In: what [`super::connection`] says of each stream. Out: which streams have stalled, and whether their connection has, or
+//! serves nobody.
 
 use std::{
     sync::{
@@ -17,6 +18,8 @@ use tokio::time::sleep;
 
 /// How often is looked within the time that a client has. Streams have no timers: there may be a hundred thousand.
 const LOOKS: u32 = 6;
+/// Connections on which there was no stream for five times as long are of no use, and their number is limited.
+const IDLE_LOOKS: u32 = 5 * LOOKS;
 
 /// Of one stream.
 #[derive(Default)]
@@ -27,6 +30,15 @@ pub(super) struct Progress {
     looks: AtomicU32,
     stalled: AtomicBool,
     task: AtomicWaker,
+}
+
+/// Why a connection is not worth its place.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Useless {
+    /// Nobody takes anything on it.
+    Stalled,
+    /// There was no stream on it for long.
+    Idle,
 }
 
 /// Of all streams of a connection together.
@@ -90,27 +102,34 @@ impl ConnectionProgress {
     }
 
     /// Ends the streams whose clients take nothing for this long. Resolves when one was ended so, and for as long again no
-    /// client of the connection took anything: then its window is shut by what they keep unread, and only its end helps.
-    pub(super) async fn stalled(&self, timeout: Duration) {
+    /// client of the connection took anything: then its window is shut by what they keep unread, and only its end helps. And
+    /// when there was no stream for long.
+    pub(super) async fn useless(&self, timeout: Duration) -> Useless {
         let mut since_then: Option<(u64, u32)> = None;
+        let mut idle = 0;
         loop {
             sleep(timeout / LOOKS).await;
-            let ended = self.look();
+            let (streams, ended) = self.look();
+            idle = if streams == 0 { idle + 1 } else { 0 };
+            if idle > IDLE_LOOKS {
+                return Useless::Idle;
+            }
             let taken = self.taken.load(Ordering::Relaxed);
             since_then = match since_then {
-                Some((then, LOOKS..)) if then == taken => return,
+                Some((then, LOOKS..)) if then == taken => return Useless::Stalled,
                 Some((then, looks)) if then == taken => Some((then, looks + 1)),
                 _ => ended.then_some((taken, 1)),
             };
         }
     }
 
-    /// Whether any stream's time is over.
-    fn look(&self) -> bool {
+    /// How many streams there are, and whether the time of any is over.
+    fn look(&self) -> (usize, bool) {
         let mut streams = self.streams.lock();
         streams.retain(|stream| stream.strong_count() > 0);
         // All of them: no short cut.
-        streams.iter().filter_map(Weak::upgrade).filter(|stream| stream.look()).count() > 0
+        let over = streams.iter().filter_map(Weak::upgrade).filter(|stream| stream.look()).count();
+        (streams.len(), over > 0)
     }
 }
 
@@ -135,7 +154,7 @@ mod tests {
     async fn only_a_stream_whose_client_takes_nothing_of_what_waits_is_ended() {
         let connection = Arc::<ConnectionProgress>::default();
         let watch = Arc::clone(&connection);
-        tokio::spawn(async move { watch.stalled(TIMEOUT).await });
+        tokio::spawn(async move { watch.useless(TIMEOUT).await });
         let (_, idle) = stream(&connection, false);
         let (slow, slow_task) = stream(&connection, true);
         let (_, unread) = stream(&connection, true);
@@ -152,7 +171,7 @@ mod tests {
     async fn a_stream_has_its_whole_time() {
         let connection = Arc::<ConnectionProgress>::default();
         let watch = Arc::clone(&connection);
-        tokio::spawn(async move { watch.stalled(TIMEOUT).await });
+        tokio::spawn(async move { watch.useless(TIMEOUT).await });
         let (_, task) = stream(&connection, true);
         let task = tokio::spawn(task);
         sleep(TIMEOUT - Duration::from_secs(1)).await;
@@ -165,7 +184,7 @@ mod tests {
     async fn a_connection_stalls_when_nobody_takes_anything_after_a_stream_was_ended() {
         let connection = Arc::<ConnectionProgress>::default();
         let watch = Arc::clone(&connection);
-        let stalled = tokio::spawn(async move { watch.stalled(TIMEOUT).await });
+        let stalled = tokio::spawn(async move { watch.useless(TIMEOUT).await });
         let (_, task) = stream(&connection, true);
         tokio::spawn(task);
         sleep(TIMEOUT * 2).await;
@@ -178,7 +197,7 @@ mod tests {
     async fn a_connection_on_which_somebody_takes_something_stays() {
         let connection = Arc::<ConnectionProgress>::default();
         let watch = Arc::clone(&connection);
-        let stalled = tokio::spawn(async move { watch.stalled(TIMEOUT).await });
+        let stalled = tokio::spawn(async move { watch.useless(TIMEOUT).await });
         let (_, unread) = stream(&connection, true);
         let unread = tokio::spawn(unread);
         let (reading, task) = stream(&connection, true);
@@ -189,6 +208,21 @@ mod tests {
             reading.waits();
         }
         assert!(unread.is_finished() && !stalled.is_finished());
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_connection_without_a_stream_is_of_no_use_after_a_while() {
+        let connection = Arc::<ConnectionProgress>::default();
+        let watch = Arc::clone(&connection);
+        let useless = tokio::spawn(async move { watch.useless(TIMEOUT).await });
+        let quiet = connection.begin();
+        sleep(TIMEOUT * 20).await;
+        assert!(!useless.is_finished(), "it has a stream, though that says nothing");
+        drop(quiet);
+        sleep(TIMEOUT * 4).await;
+        assert!(!useless.is_finished());
+        sleep(TIMEOUT * 2).await;
+        assert_eq!(useless.await.unwrap(), Useless::Idle);
     }
 
     #[tokio::test]

@@ -7,14 +7,12 @@
 //! end; streams end with OK when the process stops.
 
 use std::{
-    net::{Ipv4Addr, Ipv6Addr, SocketAddr},
     pin::Pin,
     sync::Arc,
     task::{Context, Poll},
     time::Duration,
 };
 
-use anyhow::Context as _;
 use bytes::{Buf, Bytes};
 use h2::RecvStream;
 use http::{HeaderValue, Method, Request, Response, StatusCode, header};
@@ -67,19 +65,6 @@ pub(super) struct Server {
     pub(super) views: Arc<Views>,
     pub(super) health: HealthServer<HealthService>,
     pub(super) reporter: HealthReporter,
-}
-
-/// # Errors
-/// When the address is taken or not ours.
-pub async fn bind(address: SocketAddr) -> anyhow::Result<TcpListener> {
-    let bound = match TcpListener::bind(address).await {
-        // A node without IPv6 cannot listen on [::].
-        Err(error) if address.ip() == Ipv6Addr::UNSPECIFIED && error.kind() != std::io::ErrorKind::AddrInUse => {
-            TcpListener::bind((Ipv4Addr::UNSPECIFIED, address.port())).await
-        }
-        bound => bound,
-    };
-    bound.with_context(|| format!("cannot listen on {address} for proxies: choose another --destination-addr"))
 }
 
 impl Server {
@@ -283,6 +268,7 @@ impl Body for ResponseBody {
 
 #[cfg(test)]
 mod tests {
+    use std::net::Ipv4Addr;
     use tonic_health::pb::{HealthCheckRequest, health_server::Health};
 
     use super::{super::settings::tests::settings, *};

@@ -32,6 +32,8 @@ pub(super) struct GetStream {
     /// What the client has, once all frames are taken; `None` before the first message.
     sent: Option<Arc<Snapshot>>,
     frames: Option<Frames>,
+    /// What is under way is of another view than what came before: that it is old says nothing about us.
+    moved: bool,
     /// What was handed to the transport last and has not gone yet was the answer to an event received then.
     under_way: Option<Instant>,
     /// The status is next, or was last.
@@ -66,6 +68,7 @@ impl GetStream {
             changed,
             sent: None,
             frames: None,
+            moved: false,
             under_way: None,
             end: None,
             state: StreamState::Opening,
@@ -116,6 +119,7 @@ impl GetStream {
             Ok(subscription) => {
                 self.changed.set(change_of(subscription.receiver().clone()));
                 self.subscription = subscription;
+                self.moved = true;
                 Ok(())
             }
             // Gone meanwhile: the view is about to say so.
@@ -152,11 +156,13 @@ impl http_body::Body for GetStream {
         loop {
             if let Some(Shared { frames, messages }) = stream.frames.as_mut().and_then(Frames::next) {
                 stream.views.metrics.sent(messages);
-                stream.under_way = stream.sent.as_ref().filter(|_| !is_first).map(|sent| sent.received);
+                let answers = !is_first && !stream.moved;
+                stream.under_way = stream.sent.as_ref().filter(|_| answers).map(|sent| sent.received);
                 stream.become_state(StreamState::Blocked);
                 return Poll::Ready(Some(Ok(Frame::data(frames))));
             }
             stream.frames = None;
+            stream.moved = false;
             match stream.end {
                 None => {}
                 Some(Ended::Now(end)) => {

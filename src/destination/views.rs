@@ -144,9 +144,7 @@ impl Views {
 
     pub(super) async fn publish_batch(&self, batch: Batch) {
         for (service, received) in batch.services {
-            self.publish_service(&service, received);
-            // A long batch must not keep streams from being polled where there is one worker.
-            tokio::task::yield_now().await;
+            self.publish_service(&service, received).await;
         }
         for zone in batch.zones {
             self.clients_left(&zone);
@@ -154,7 +152,7 @@ impl Views {
     }
 
     /// Brings all views of a Service up to date.
-    fn publish_service(&self, service: &NamespacedName, received: Instant) {
+    async fn publish_service(&self, service: &NamespacedName, received: Instant) {
         let views = self.views_of(service);
         if views.is_empty() {
             return;
@@ -167,6 +165,8 @@ impl Views {
                 self.metrics.published.inc();
                 self.metrics.encoded(received);
             }
+            // Many views must not keep streams from being polled where there is one worker.
+            tokio::task::yield_now().await;
         }
     }
 
