@@ -428,14 +428,14 @@ mod tests {
 
     #[test]
     fn what_a_proxy_is_not_told_has_no_field() {
-        let strategy = Some(Strategy::UriLikeIdentity(UriLikeIdentity { uri: "spiffe://root/vm".to_owned() }));
+        let strategy = Some(Strategy::UriLikeIdentity(UriLikeIdentity { uri: "spiffe://mesh.example/vm".to_owned() }));
         let endpoint = shown(WeightedAddr {
             tls_identity: Some(TlsIdentity { strategy, server_name: None }),
             protocol_hint: Some(ProtocolHint { protocol: Some(Protocol::Opaque(Opaque {})), opaque_transport: None }),
             ..told(1, "a")
         });
         let value = serde_json::to_value(endpoint).unwrap();
-        assert_eq!((&value["tls_identity"], &value["protocol"]), (&json!("spiffe://root/vm"), &json!("opaque")));
+        assert_eq!((&value["tls_identity"], &value["protocol"]), (&json!("spiffe://mesh.example/vm"), &json!("opaque")));
         for absent in ["http2", "server_name", "opaque_transport_port", "authority_override"] {
             assert!(value.get(absent).is_none(), "{absent} in {value}");
         }

@@ -43,7 +43,7 @@ fn meshed(metadata: &Value, spec: &Value) -> Vec<(Kind, Value)> {
 
 fn machine(metadata: &Value, spec: &Value) -> Vec<(Kind, Value)> {
     let mut workload = json!({"metadata": {"name": "vm"},
-        "spec": {"meshTLS": {"identity": "spiffe://root/vm", "serverName": "vm.local"}}});
+        "spec": {"meshTLS": {"identity": "spiffe://mesh.example/vm", "serverName": "vm.local"}}});
     workload["metadata"].as_object_mut().unwrap().extend(metadata.as_object().unwrap().clone());
     workload["spec"].as_object_mut().unwrap().extend(spec.as_object().unwrap().clone());
     let endpoints = [endpoint("192.0.2.1", "ExternalWorkload", "vm")];
@@ -302,7 +302,7 @@ fn the_labels_and_the_identity_of_an_external_workload() {
         let endpoint = look(machine(&json!({ "ownerReferences": owners }), &json!({})), 80, Some("b"), &settings());
         assert_eq!(endpoint.metric_labels, expected, "{owners}");
         let expected = TlsIdentity {
-            strategy: Some(Strategy::UriLikeIdentity(UriLikeIdentity { uri: "spiffe://root/vm".to_owned() })),
+            strategy: Some(Strategy::UriLikeIdentity(UriLikeIdentity { uri: "spiffe://mesh.example/vm".to_owned() })),
             server_name: Some(DnsLikeIdentity { name: "vm.local".to_owned() }),
         };
         assert_eq!(endpoint.tls_identity, Some(expected));
