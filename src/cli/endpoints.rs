@@ -435,7 +435,10 @@ mod tests {
             ..told(1, "a")
         });
         let value = serde_json::to_value(endpoint).unwrap();
-        assert_eq!((&value["tls_identity"], &value["protocol"]), (&json!("spiffe://mesh.example/vm"), &json!("opaque")));
+        assert_eq!(
+            (&value["tls_identity"], &value["protocol"]),
+            (&json!("spiffe://mesh.example/vm"), &json!("opaque"))
+        );
         for absent in ["http2", "server_name", "opaque_transport_port", "authority_override"] {
             assert!(value.get(absent).is_none(), "{absent} in {value}");
         }

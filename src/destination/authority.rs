@@ -8,9 +8,7 @@ use std::{net::IpAddr, sync::Arc};
 
 use crate::cluster::object::NamespacedName;
 
-/// What a domain name may be at most (RFC 1035), and one of its labels. What is longer names nothing, and each such text would
-/// be a view of its own.
-const LONGEST_HOST: usize = 253;
+/// What the hostname of an endpoint may be at most (RFC 1035).
 const LONGEST_LABEL: usize = 63;
 /// The port of a path that names none.
 const DEFAULT_PORT: u16 = 80;
@@ -43,14 +41,8 @@ impl ServiceAuthority {
         if host.parse::<IpAddr>().is_ok() {
             return Err(AuthorityError::Ip(host.to_owned()));
         }
-        if host.len() > LONGEST_HOST {
-            return Err(invalid());
-        }
         let name = host.strip_suffix(cluster_domain).and_then(|it| it.strip_suffix(".svc.")).ok_or_else(invalid)?;
         let labels: Vec<&str> = name.split('.').collect();
-        if labels.iter().any(|label| label.len() > LONGEST_LABEL) {
-            return Err(invalid());
-        }
         let (instance, service, namespace) = match labels[..] {
             [service, namespace] => (None, service, namespace),
             [instance, service, namespace] => (Some(instance), service, namespace),
@@ -59,7 +51,11 @@ impl ServiceAuthority {
         Ok(Self {
             service: NamespacedName::new(namespace, service),
             port,
-            instance: instance.filter(|instance| !instance.is_empty()).map(Arc::from),
+            // One that is longer than any hostname matches none, and is cut: views and metrics are kept by it.
+            instance: instance
+                .filter(|instance| !instance.is_empty())
+                .and_then(|instance| instance.get(..instance.floor_char_boundary(LONGEST_LABEL + 1)))
+                .map(Arc::from),
         })
     }
 }
@@ -111,6 +107,9 @@ mod tests {
     fn a_third_label_is_an_instance_unless_it_is_empty() {
         assert_eq!(parse("db-0.db.prod.svc.cluster.local"), Ok(("prod/db".into(), 80, Some("db-0".into()))));
         assert_eq!(parse(".web.prod.svc.cluster.local"), Ok(("prod/web".into(), 80, None)));
+        let cut = |instance: &str| parse(&format!("{instance}.db.prod.svc.cluster.local")).unwrap().2.unwrap();
+        assert_eq!([cut(&"x".repeat(63)), cut(&"x".repeat(9_000))], ["x".repeat(63), "x".repeat(64)]);
+        assert_eq!(cut(&"ß".repeat(9_000)), "ß".repeat(32));
         assert_eq!(parse(".prod.svc.cluster.local"), Ok(("prod/".into(), 80, None)), "no Service has that name");
     }
 
@@ -143,8 +142,6 @@ mod tests {
             "web.prod.svc.cluster.local:8_0",
             "web.prod.svc.cluster.local:0x50",
             "web.prod.svc.cluster.local:99999999999999999999",
-            &format!("{}.web.prod.svc.cluster.local", "x".repeat(64)),
-            &format!("{}svc.cluster.local", "x.".repeat(130)),
             "web.prod.svc.cluster.local:80:80",
             "a:b:80",
             "::1",
