@@ -196,6 +196,11 @@ impl AsyncWrite for Socket {
 // === impl SlowStream ===
 
 impl SlowStream {
+    /// How many bytes have come that were not read.
+    pub fn unread(&mut self) -> usize {
+        self.body.flow_control().used_capacity()
+    }
+
     /// Reads the next message, and gives back all room. `None` when the stream ended with trailers.
     pub async fn next(&mut self) -> Result<Option<Message>> {
         let read = timeout(DEADLINE, self.read()).await;

@@ -43,8 +43,15 @@ async fn crowd(args: &[&str]) -> Result<Crowd> {
 
 /// So many streams of `web` that wait for their client.
 async fn unread(crowd: &Crowd, client: &SlowClient, count: u32) -> Result<Vec<SlowStream>> {
-    let streams = client.get_many(&crowd.path("web"), count.try_into()?).await?;
+    let mut streams = client.get_many(&crowd.path("web"), count.try_into()?).await?;
     crowd.counts(STREAMS, &BLOCKED, f64::from(count)).await?;
+    let window = Windows::OF_PROXIES.stream as usize;
+    eventually(SOON, "all windows to be full", async || {
+        let unread: Vec<usize> = streams.iter_mut().map(SlowStream::unread).collect();
+        ensure!(unread.iter().all(|unread| *unread == window), "{unread:?}");
+        Ok(())
+    })
+    .await?;
     Ok(streams)
 }
 
