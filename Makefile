@@ -43,7 +43,7 @@ test: ## Everything that CI runs: check, then the end-to-end tests on a real con
 	phase "end-to-end tests" $(CARGO) test --locked --package e2e --test e2e
 
 .PHONY: bench
-bench: ## What it costs: figures of the ExternalWorkload controller, release build (BENCH="name …" runs some of them)
+bench: ## What it costs: figures of the ExternalWorkload controller and of discovery, release build (BENCH="name …" runs some of them)
 	$(CARGO) build --locked --release --workspace --bin linkerd-operator --bin bench --bin supervisor
 	$(TARGET)/release/bench $(BENCH)
 

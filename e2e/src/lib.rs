@@ -18,6 +18,7 @@ pub mod discovery;
 mod etcd;
 pub mod fault_proxy;
 pub mod kubeconfig;
+pub mod load;
 pub mod manager;
 pub mod mesh;
 pub mod metric;

@@ -172,7 +172,21 @@ impl Manager {
 
     pub fn resident_memory_bytes(&self) -> Result<u64> {
         let status = std::fs::read_to_string(format!("/proc/{}/status", self.pid()))?;
-        resident_bytes(&status).context("the kernel names no VmRSS: the process has ended")
+        status_bytes(&status, "VmRSS:").context("the kernel names no VmRSS: the process has ended")
+    }
+
+    /// The most that was ever resident.
+    pub fn peak_memory_bytes(&self) -> Result<u64> {
+        let status = std::fs::read_to_string(format!("/proc/{}/status", self.pid()))?;
+        status_bytes(&status, "VmHWM:").context("the kernel names no VmHWM: the process has ended")
+    }
+
+    /// The time of a core that it has used so far.
+    pub fn cpu_time(&self) -> Result<Duration> {
+        let stat = std::fs::read_to_string(format!("/proc/{}/stat", self.pid()))?;
+        let ticks = cpu_ticks(&stat).context("the kernel's line about the process has another form")?;
+        let nanoseconds = ticks * 1_000_000_000 / rustix::param::clock_ticks_per_second().max(1);
+        Ok(Duration::from_nanos(nanoseconds))
     }
 }
 
@@ -189,10 +203,18 @@ async fn get(admin: SocketAddr, path: &str) -> Result<(StatusCode, String)> {
     Ok((status, String::from_utf8_lossy(&body).into_owned()))
 }
 
-fn resident_bytes(status: &str) -> Option<u64> {
-    let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:"))?;
+fn status_bytes(status: &str, name: &str) -> Option<u64> {
+    let line = status.lines().find_map(|line| line.strip_prefix(name))?;
     let kibibytes: u64 = line.split_whitespace().next()?.parse().ok()?;
     Some(kibibytes * 1024)
+}
+
+/// User and system time, after the name in parentheses, which may hold anything.
+fn cpu_ticks(stat: &str) -> Option<u64> {
+    let (_, fields) = stat.rsplit_once(')')?;
+    let mut times = fields.split_whitespace().skip(11);
+    let (user, system): (u64, u64) = (times.next()?.parse().ok()?, times.next()?.parse().ok()?);
+    Some(user + system)
 }
 
 #[cfg(test)]
@@ -201,7 +223,13 @@ mod tests {
 
     #[test]
     fn resident_memory_is_read_in_bytes() {
-        assert_eq!(resident_bytes("Name:\tx\nVmRSS:\t    2048 kB\n"), Some(2 * 1024 * 1024));
-        assert_eq!(resident_bytes("Name:\tx\n"), None);
+        assert_eq!(status_bytes("Name:\tx\nVmRSS:\t    2048 kB\n", "VmRSS:"), Some(2 * 1024 * 1024));
+        assert_eq!(status_bytes("Name:\tx\n", "VmRSS:"), None);
+    }
+
+    #[test]
+    fn the_time_of_a_process_is_read_whatever_its_name() {
+        let stat = "7 (a) b) S 1 7 7 0 -1 4194304 100 0 0 0 31 12 0 0 20 0 4 0 100 0 0";
+        assert_eq!(cpu_ticks(stat), Some(43));
     }
 }

@@ -17,7 +17,10 @@ use std::{
 };
 
 use anyhow::{Context, Result, anyhow, bail, ensure};
-use rustix::process::{Pid, kill_process};
+use rustix::{
+    process::{Pid, kill_process},
+    thread::{CpuSet, sched_setaffinity},
+};
 
 pub use rustix::process::Signal;
 
@@ -71,6 +74,18 @@ impl Spawn {
         self.args.extend(args.into_iter().map(Into::into));
         self
     }
+}
+
+/// Keeps all threads of a process on one core, and what they start.
+pub fn pin_to_core(pid: u32, core: usize) -> Result<()> {
+    let mut cores = CpuSet::new();
+    cores.set(core);
+    for thread in std::fs::read_dir(format!("/proc/{pid}/task"))? {
+        let id: i32 = thread?.file_name().to_string_lossy().parse()?;
+        sched_setaffinity(Pid::from_raw(id), &cores)
+            .with_context(|| format!("cannot keep process {pid} on one core"))?;
+    }
+    Ok(())
 }
 
 /// A running (or ended) child.

@@ -1,10 +1,12 @@
 //! `make bench`: what the operator costs, as ratios and distributions. Nothing here passes or fails on time.
 //!
-//! Without arguments all figures; else those named: `memory`, `converge`, `rest`, `flip`, `hand-over`. Printed as a table with
-//! the machine and the versions, and written as JSON to `target/bench.json`. Everything runs on one machine: API server, etcd,
-//! manager and this client share its cores, so absolute times are those of a busy machine.
+//! Without arguments all figures; else those named: of the ExternalWorkload controller `memory`, `converge`, `rest`, `flip`,
+//! `hand-over`; of discovery `start`, `streams`, `noise`, `change`, `churn`. Printed as a table with the machine and the
+//! versions, and written as JSON to `target/bench.json`. Everything runs on one machine: API server, etcd, manager and this
+//! client share its cores, so absolute times are those of a busy machine.
 
 mod controller;
+mod discovery;
 mod report;
 
 use std::process::ExitCode;
@@ -12,7 +14,8 @@ use std::process::ExitCode;
 use anyhow::{Result, ensure};
 use report::Report;
 
-const FIGURES: [&str; 5] = ["memory", "converge", "rest", "flip", "hand-over"];
+const FIGURES: [&str; 10] =
+    ["memory", "converge", "rest", "flip", "hand-over", "start", "streams", "noise", "change", "churn"];
 
 #[tokio::main]
 async fn main() -> ExitCode {
@@ -37,6 +40,9 @@ async fn bench(named: &[String]) -> Result<()> {
     }
     if wanted("hand-over") {
         controller::hand_over(&mut report).await?;
+    }
+    if ["start", "streams", "noise", "change", "churn"].iter().any(|name| wanted(name)) {
+        discovery::discovery(&mut report, wanted).await?;
     }
     report.publish()
 }
