@@ -39,7 +39,8 @@ pub struct Ask {
 pub struct Load {
     tasks: JoinSet<()>,
     arrivals: Arc<Mutex<Arrivals>>,
-    opened: watch::Sender<Option<Instant>>,
+    /// Kept until the streams end: they wait for it to open.
+    _opened: watch::Sender<Option<Instant>>,
 }
 
 /// What the streams were told, and when.
@@ -85,7 +86,7 @@ impl Load {
         // Until every task waits for the start.
         tokio::task::yield_now().await;
         opened.send_replace(Some(Instant::now()));
-        Ok(Self { tasks, arrivals, opened })
+        Ok(Self { tasks, arrivals, _opened: opened })
     }
 
     /// Waits until so many streams have their first message; what came until then, sorted.
@@ -117,10 +118,6 @@ impl Load {
     /// Forgets what has come so far.
     pub fn reset(&self) {
         *self.arrivals() = Arrivals::default();
-    }
-
-    pub fn opened_at(&self) -> Option<Instant> {
-        *self.opened.borrow()
     }
 
     /// Closes all connections, and waits until nothing of it is left here.

@@ -1,6 +1,6 @@
 //! `make bench`: what the operator costs, as ratios and distributions. Nothing here passes or fails on time.
 //!
-//! Without arguments all figures; else those named: of the ExternalWorkload controller `memory`, `converge`, `rest`, `flip`,
+//! Without arguments the figures that are known to come out; else those named: of the ExternalWorkload controller `memory`, `converge`, `rest`, `flip`,
 //! `hand-over`; of discovery `start`, `streams`, `noise`, `change`, `churn`. Printed as a table with the machine and the
 //! versions, and written as JSON to `target/bench.json`. Everything runs on one machine: API server, etcd, manager and this
 //! client share its cores, so absolute times are those of a busy machine.
@@ -16,6 +16,8 @@ use report::Report;
 
 const FIGURES: [&str; 10] =
     ["memory", "converge", "rest", "flip", "hand-over", "start", "streams", "noise", "change", "churn"];
+/// Not without being named: with a thousand connections at once some were reset, for a reason that is not found yet.
+const ONLY_NAMED: [&str; 3] = ["streams", "noise", "churn"];
 
 #[tokio::main]
 async fn main() -> ExitCode {
@@ -33,7 +35,10 @@ async fn bench(named: &[String]) -> Result<()> {
     for name in named {
         ensure!(FIGURES.contains(&name.as_str()), "no figure is called {name}; there are {}", FIGURES.join(", "));
     }
-    let wanted = |name: &str| named.is_empty() || named.iter().any(|named| named == name);
+    let wanted = |name: &str| match named {
+        [] => !ONLY_NAMED.contains(&name),
+        named => named.iter().any(|named| named == name),
+    };
     let mut report = Report::new();
     if ["memory", "converge", "rest", "flip"].iter().any(|name| wanted(name)) {
         controller::steady(&mut report, wanted).await?;
