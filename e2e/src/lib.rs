@@ -17,6 +17,7 @@ pub mod crd;
 pub mod discovery;
 mod etcd;
 pub mod fault_proxy;
+pub mod http2;
 pub mod kubeconfig;
 pub mod load;
 pub mod manager;
