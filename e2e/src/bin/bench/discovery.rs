@@ -13,7 +13,7 @@ use std::{
 use anyhow::{Context, Result, ensure};
 use e2e::{
     ControlPlane, Manager, ManagerOptions, Options,
-    load::{Ask, Load},
+    load::{self, Ask, Load, What},
     process::pin_to_core,
     wait::eventually,
 };
@@ -46,6 +46,7 @@ pub(crate) async fn discovery(report: &mut Report, wanted: impl Fn(&str) -> bool
     control_plane.install_crds("crd/linkerd").await?;
     control_plane.kubectl(&["create", "namespace", "linkerd"]).await?;
     let client = control_plane.client().await?;
+    let loads = load::Client::start()?;
     if wanted("start") {
         let (manager, _) = start(&control_plane).await?;
         sleep(Duration::from_secs(3)).await;
@@ -58,10 +59,10 @@ pub(crate) async fn discovery(report: &mut Report, wanted: impl Fn(&str) -> bool
     let (manager, _) = start(&control_plane).await?;
     if wanted("streams") {
         for (connections, limit) in [(100, "≤ 5 KiB"), (1_000, "≤ 7 KiB")] {
-            streams(report, &manager, 10_000, connections, limit).await?;
+            streams(report, &loads, &manager, 10_000, connections, limit).await?;
         }
         servers(&client, SERVERS).await?;
-        let load = Load::open(manager.destination_address(), 100, asks(10_000, SERVICES)).await?;
+        let load = loads.open(manager.destination_address(), 100, asks(10_000, SERVICES)).await?;
         let first = load.first_messages(10_000).await?;
         report.distribution(format!("first messages of 10,000 streams at once, {SERVERS} Servers"), first, "all < 1 s");
         if wanted("noise") {
@@ -73,12 +74,12 @@ pub(crate) async fn discovery(report: &mut Report, wanted: impl Fn(&str) -> bool
         for (count, connections, limit) in
             [(100, 10, "p99 ≤ 3 ms"), (1_000, 10, "p99 ≤ 10 ms"), (10_000, 100, "p99 ≤ 60 ms")]
         {
-            changes(report, &client, &manager, count, connections, limit).await?;
+            changes(report, &loads, &client, &manager, count, connections, limit).await?;
         }
     }
     if wanted("churn") {
         for (connections, limit) in [(10, "≤ 4"), (100, "≤ 6")] {
-            churn(report, &client, &manager, connections, limit).await?;
+            churn(report, &loads, &client, &manager, connections, limit).await?;
         }
     }
     Ok(())
@@ -157,13 +158,14 @@ async fn list_everything(client: &Client) -> Result<Duration> {
 
 async fn streams(
     report: &mut Report,
+    loads: &load::Client,
     manager: &Manager,
     count: usize,
     connections: usize,
     limit: &'static str,
 ) -> Result<()> {
     let before = manager.resident_memory_bytes()?;
-    let load = Load::open(manager.destination_address(), connections, asks(count, SERVICES)).await?;
+    let load = loads.open(manager.destination_address(), connections, asks(count, SERVICES)).await?;
     let first = load.first_messages(count).await?;
     report.distribution(
         format!("first messages of {count} streams at once, {connections} connections"),
@@ -227,6 +229,7 @@ async fn noise(report: &mut Report, client: &Client, load: &Load) -> Result<()> 
 /// One change after the other, each to all streams.
 async fn changes(
     report: &mut Report,
+    loads: &load::Client,
     client: &Client,
     manager: &Manager,
     count: usize,
@@ -234,15 +237,15 @@ async fn changes(
     limit: &'static str,
 ) -> Result<()> {
     const CHANGES: u16 = 50;
-    let load = Load::open(manager.destination_address(), connections, asks(count, 1)).await?;
+    let load = loads.open(manager.destination_address(), connections, asks(count, 1)).await?;
     load.first_messages(count).await?;
     load.reset();
     let watch = Seen::watch(client).await?;
     for change in 0..CHANGES {
         change_port(client, FIRST_PORT + change).await?;
-        let told = usize::from(change + 1) * count;
+        let told = u64::from(change + 1) * count as u64;
         eventually(PATIENCE, "all streams to be told", async || {
-            let so_far = load.arrivals().changes.len();
+            let so_far = load.arrivals().told(What::Add);
             ensure!(so_far >= told, "{so_far} of {told}");
             Ok(())
         })
@@ -268,6 +271,7 @@ async fn changes(
 /// As many changes as are wanted in a second, whatever happens: an open loop.
 async fn churn(
     report: &mut Report,
+    loads: &load::Client,
     client: &Client,
     manager: &Manager,
     connections: usize,
@@ -276,7 +280,7 @@ async fn churn(
     const STREAMS: usize = 1_000;
     const RATE: u32 = 300;
     const SECONDS: u32 = 10;
-    let load = Load::open(manager.destination_address(), connections, asks(STREAMS, 1)).await?;
+    let load = loads.open(manager.destination_address(), connections, asks(STREAMS, 1)).await?;
     load.first_messages(STREAMS).await?;
     load.reset();
     let watch = Seen::watch(client).await?;
@@ -385,12 +389,13 @@ impl Seen {
     fn latencies(&self, load: &Load) -> Result<Vec<Duration>> {
         let seen = self.seen.lock().unwrap_or_else(PoisonError::into_inner);
         let arrivals = load.arrivals();
-        let late = |(port, at): &(u16, Instant)| Some(at.saturating_duration_since(*seen.get(port)?));
-        arrivals
-            .changes
-            .iter()
-            .map(|change| late(change).with_context(|| format!("no watch saw {}", change.0)))
-            .collect()
+        let mut late = Vec::new();
+        for change in arrivals.changes.iter().filter(|change| change.what == What::Add) {
+            let seen = seen.get(&change.port).with_context(|| format!("no watch saw {}", change.port))?;
+            let streams = usize::try_from(change.streams)?;
+            late.extend(std::iter::repeat_n(change.at.saturating_duration_since(*seen), streams));
+        }
+        Ok(late)
     }
 }
 
