@@ -32,7 +32,10 @@ pub(super) struct Connection {
 }
 
 /// A connection of which nothing is ever read. Dropping it closes it.
-pub struct Unread(TcpStream);
+pub struct Unread {
+    /// Held, so that it stays open.
+    _socket: TcpStream,
+}
 
 // === impl Connection ===
 
@@ -112,12 +115,7 @@ impl Unread {
         Streams::greet(&mut out);
         streams.ask(Instant::now(), &mut out);
         socket.write_all_buf(&mut out).await?;
-        Ok(Self(socket))
-    }
-
-    /// Whether the server has not closed it.
-    pub fn is_open(&self) -> bool {
-        !matches!(self.0.take_error(), Ok(Some(_)) | Err(_))
+        Ok(Self { _socket: socket })
     }
 }
 
