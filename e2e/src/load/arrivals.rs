@@ -3,7 +3,7 @@
 //! * Always: what many streams were told in one read is counted, not repeated: a million messages are some thousand entries.
 
 use std::{
-    collections::BTreeMap,
+    collections::{BTreeMap, HashMap},
     time::{Duration, Instant},
 };
 
@@ -16,7 +16,11 @@ pub struct Arrivals {
     pub first: Vec<Duration>,
     /// Each later message.
     pub changes: Vec<Change>,
+    /// How many streams had each of them.
+    told: HashMap<(What, u16), u64>,
     pub messages: u64,
+    /// In how many pieces all of it came, as far as this client could tell them apart.
+    pub reads: u64,
     /// Of the messages, with their prefixes.
     pub bytes: u64,
     /// How often a stream was refused, and asked again.
@@ -55,7 +59,11 @@ impl Arrivals {
     /// Takes over what another has gathered, and empties it.
     pub(super) fn absorb(&mut self, other: &mut Self) {
         self.first.append(&mut other.first);
+        for change in &other.changes {
+            *self.told.entry((change.what, change.port)).or_default() += change.streams;
+        }
         self.changes.append(&mut other.changes);
+        self.reads += std::mem::take(&mut other.reads);
         self.messages += std::mem::take(&mut other.messages);
         self.bytes += std::mem::take(&mut other.bytes);
         self.refused += std::mem::take(&mut other.refused);
@@ -65,8 +73,8 @@ impl Arrivals {
         }
     }
 
-    /// How many streams were told of a change so.
-    pub fn told(&self, what: What) -> u64 {
-        self.changes.iter().filter(|change| change.what == what).map(|change| change.streams).sum()
+    /// How many streams had a message about this port.
+    pub fn told(&self, what: What, port: u16) -> u64 {
+        self.told.get(&(what, port)).copied().unwrap_or_default()
     }
 }

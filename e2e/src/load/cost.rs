@@ -19,7 +19,7 @@ pub struct Cost {
     pub waited: Duration,
 }
 
-/// Of a core, since the machine began.
+/// Of a core, in ticks since the machine began.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct CoreTime {
     pub busy: u64,
@@ -92,11 +92,25 @@ impl CoreTime {
         Ok(Self { busy: all - idle, all })
     }
 
-    /// Since an earlier look: 0 is idle, 1 has no time left.
-    pub fn busy_since(self, before: Self) -> f64 {
-        let (busy, all) = (self.busy.saturating_sub(before.busy), self.all.saturating_sub(before.all));
+    /// 0 is idle, 1 has no time left.
+    pub fn busy_share(self) -> f64 {
         #[allow(clippy::cast_precision_loss, reason = "ticks of one measurement")]
-        if all == 0 { 0.0 } else { busy as f64 / all as f64 }
+        if self.all == 0 { 0.0 } else { self.busy as f64 / self.all as f64 }
+    }
+}
+
+impl Sub for CoreTime {
+    type Output = Self;
+
+    fn sub(self, before: Self) -> Self {
+        Self { busy: self.busy.saturating_sub(before.busy), all: self.all.saturating_sub(before.all) }
+    }
+}
+
+impl AddAssign for CoreTime {
+    fn add_assign(&mut self, other: Self) {
+        self.busy += other.busy;
+        self.all += other.all;
     }
 }
 
@@ -119,6 +133,6 @@ mod tests {
         while std::time::Instant::now() < end {}
         let after = Cost::of_process(std::process::id()).unwrap() - before;
         assert!(after.ran > Duration::from_millis(5), "{after:?}");
-        assert!((0.0..=1.0).contains(&CoreTime::of(0).unwrap().busy_since(core)));
+        assert!((0.0..=1.0).contains(&(CoreTime::of(0).unwrap() - core).busy_share()));
     }
 }

@@ -3,7 +3,6 @@
 use std::time::{Duration, Instant};
 
 use anyhow::{Result, ensure};
-use e2e::wait::eventually;
 use futures::{StreamExt, TryStreamExt, stream};
 use serde_json::json;
 use tokio::time::sleep;
@@ -11,7 +10,7 @@ use tokio::time::sleep;
 use super::{
     changing::{Changing, Kind},
     cluster::asks,
-    rig::{PATIENCE, Rig},
+    rig::Rig,
 };
 use crate::{
     report::{Report, milliseconds},
@@ -36,18 +35,13 @@ pub(super) async fn changes(report: &mut Report, rig: &Rig) -> Result<()> {
         load.first_messages(count).await?;
         sleep(SETTLED * 4).await;
         load.reset();
-        let phase = rig.phase(&subject)?;
+        let mut spent = Spent::default();
         for number in 0..changes {
-            changing.change(number).await?;
-            eventually(PATIENCE, "all streams to be told", async || {
-                let told = changing.told_of(number, &load);
-                ensure!(told >= count as u64, "{told} of {count}");
-                Ok(())
-            })
-            .await?;
+            let phase = rig.phase(&subject)?;
+            changing.change_and_wait(number, &load, count as u64).await?;
+            spent += phase.end()?;
             sleep(SETTLED).await;
         }
-        let spent = phase.end()?;
         let late = changing.lateness(&load)?;
         let (all, messages) = (count as u64 * u64::from(changes), load.arrivals().messages);
         ensure!(late.since_seen.count() == all, "{} streams told instead of {all}", late.since_seen.count());
@@ -56,6 +50,7 @@ pub(super) async fn changes(report: &mut Report, rig: &Rig) -> Result<()> {
         let raw = json!({
             "changes": changes,
             "messages": messages,
+            "reads": load.arrivals().reads,
             "since_watch_event": late.since_seen.histogram(),
             "since_write_began": late.since_written.histogram(),
         });
@@ -86,6 +81,7 @@ struct Churned {
     lateness: super::changing::Lateness,
     messages: u64,
     bytes: u64,
+    reads: u64,
     /// Changes a second.
     rate: f64,
     writer_late: Duration,
@@ -160,13 +156,13 @@ impl Churn {
         sleep(Duration::from_secs(2)).await;
         let spent = phase.end()?;
         let lateness = changing.lateness(&load)?;
-        let (messages, bytes, ended) = {
+        let (messages, bytes, reads, ended) = {
             let arrivals = load.arrivals();
-            (arrivals.messages, arrivals.bytes, arrivals.ended.values().sum())
+            (arrivals.messages, arrivals.bytes, arrivals.reads, arrivals.ended.values().sum())
         };
         load.close().await;
         let rate = f64::from(changes) / took.as_secs_f64();
-        Ok(Churned { spent, lateness, messages, bytes, rate, writer_late, ended })
+        Ok(Churned { spent, lateness, messages, bytes, reads, rate, writer_late, ended })
     }
 }
 
@@ -175,6 +171,7 @@ impl Churned {
         json!({
             "messages": self.messages,
             "bytes": self.bytes,
+            "reads": self.reads,
             "changes_a_second": self.rate,
             "writer_behind_seconds": self.writer_late.as_secs_f64(),
             "streams_ended": self.ended,

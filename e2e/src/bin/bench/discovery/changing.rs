@@ -8,10 +8,10 @@
 use std::{
     collections::HashMap,
     sync::{Arc, Mutex, MutexGuard, PoisonError},
-    time::Instant,
+    time::{Duration, Instant},
 };
 
-use anyhow::{Context, Result};
+use anyhow::{Context, Result, ensure};
 use e2e::load::{Load, What};
 use futures::StreamExt;
 use k8s_openapi::api::discovery::v1::EndpointSlice;
@@ -20,9 +20,12 @@ use kube::{
     api::{Patch, PatchParams, WatchEvent, WatchParams},
 };
 use serde_json::json;
-use tokio::task::JoinHandle;
+use tokio::{task::JoinHandle, time::sleep};
 
-use super::cluster::{NAMESPACE, changing_endpoint};
+use super::{
+    cluster::{NAMESPACE, changing_endpoint},
+    rig::PATIENCE,
+};
 use crate::report::Samples;
 
 /// Ports of changes count from here.
@@ -98,12 +101,24 @@ impl Changing {
     }
 
     /// How many streams were told of the change.
-    pub(super) fn told_of(&self, number: u16, load: &Load) -> u64 {
+    fn told_of(&self, number: u16, load: &Load) -> u64 {
         let (what, port) = self.told(number);
-        let arrivals = load.arrivals();
-        // The newest are last.
-        let newest = arrivals.changes.iter().rev().take(20_000);
-        newest.filter(|change| (change.what, change.port) == (what, port)).map(|change| change.streams).sum()
+        load.arrivals().told(what, port)
+    }
+
+    /// Makes a change, and waits until so many streams were told of it.
+    pub(super) async fn change_and_wait(&self, number: u16, load: &Load, streams: u64) -> Result<()> {
+        self.change(number).await?;
+        let deadline = Instant::now() + PATIENCE;
+        loop {
+            let told = self.told_of(number, load);
+            if told >= streams {
+                return Ok(());
+            }
+            ensure!(Instant::now() < deadline, "change {number}: {told} of {streams} streams were told");
+            // A look costs nothing, and what is measured besides ends with it.
+            sleep(Duration::from_millis(1)).await;
+        }
     }
 
     /// # Errors

@@ -164,7 +164,15 @@ fn pod(number: usize) -> Value {
 }
 
 async fn create(client: &Client, kind: &ApiResource, objects: impl Iterator<Item = Value>) -> Result<()> {
-    create_in(&Api::namespaced_with(client.clone(), NAMESPACE, kind), objects).await
+    // The API server knows its own kinds by the path, and others only by their names.
+    let named = objects.map(|mut object| {
+        if let Some(fields) = object.as_object_mut() {
+            fields.insert("apiVersion".to_owned(), json!(kind.api_version));
+            fields.insert("kind".to_owned(), json!(kind.kind));
+        }
+        object
+    });
+    create_in(&Api::namespaced_with(client.clone(), NAMESPACE, kind), named).await
 }
 
 async fn create_in(api: &Api<DynamicObject>, objects: impl Iterator<Item = Value>) -> Result<()> {

@@ -19,7 +19,10 @@ use super::{
     cluster::{GIANT, GIANT_ENDPOINTS, NAMESPACE, ask, path_of, populate_giant},
     rig::{PATIENCE, Rig, Subject, mebibytes},
 };
-use crate::report::{Report, milliseconds};
+use crate::{
+    report::{Report, milliseconds},
+    spent::Spent,
+};
 
 const STREAMS: usize = 100;
 const CONNECTIONS: usize = 10;
@@ -49,26 +52,22 @@ pub(super) async fn giant(report: &mut Report, rig: &Rig) -> Result<()> {
     })
     .await?;
     let spent = phase.end()?;
-    let (bytes, resident) = (load.arrivals().bytes, subject.memory("VmRSS:")?);
-    let text = format!("{:.0} ms, {:.0} MiB in all", milliseconds(&spent.took), mebibytes(bytes));
-    let raw = json!({"milliseconds": milliseconds(&spent.took), "bytes": bytes, "resident_bytes": resident, "timed_out": load.arrivals().timed_out});
+    let (bytes, late, resident) = (load.arrivals().bytes, load.arrivals().timed_out, subject.memory("VmRSS:")?);
+    let took = milliseconds(&spent.took);
+    let text = format!("{took:.0} ms, {:.0} MiB in all, {late} late and asked for again", mebibytes(bytes));
+    let raw = json!({"milliseconds": took, "bytes": bytes, "resident_bytes": resident, "timed_out": late});
     report.row(format!("all of it to {STREAMS} streams on {CONNECTIONS} connections"), text, "", raw);
     report.spent(&spent);
 
     sleep(Duration::from_secs(1)).await;
     load.reset();
-    let phase = rig.phase(&subject)?;
+    let mut spent = Spent::default();
     for number in 0..FLIPS {
-        changing.change(number).await?;
-        eventually(PATIENCE, "all streams to be told", async || {
-            let told = changing.told_of(number, &load);
-            ensure!(told >= STREAMS as u64, "{told} of {STREAMS}");
-            Ok(())
-        })
-        .await?;
+        let phase = rig.phase(&subject)?;
+        changing.change_and_wait(number, &load, STREAMS as u64).await?;
+        spent += phase.end()?;
         sleep(SETTLED).await;
     }
-    let spent = phase.end()?;
     let late = changing.lateness(&load)?;
     let (messages, bytes) = (load.arrivals().messages, load.arrivals().bytes);
     let flips = STREAMS as u64 * u64::from(FLIPS);
@@ -114,13 +113,8 @@ pub(super) async fn unread(report: &mut Report, rig: &Rig) -> Result<()> {
     let phase = rig.phase(&subject)?;
     let mut readers = Vec::new();
     for number in 0..READERS {
-        changing.change(number).await?;
-        let deadline = Instant::now() + PATIENCE;
-        while changing.told_of(number, &load) == 0 {
-            ensure!(Instant::now() < deadline, "change {number} was not told");
-            // Streams that take nothing have a minute in all, so this waits no longer than it must.
-            sleep(Duration::from_millis(1)).await;
-        }
+        // Streams that take nothing have a minute in all, so this waits no longer than it must.
+        changing.change_and_wait(number, &load, 1).await?;
         let ask = [ask(path_of(GIANT), usize::from(number))];
         readers.push(rig.loads.open_unread(subject.address, &ask).await?);
     }
