@@ -127,6 +127,22 @@ impl Client {
         Ok(Load { tasks, arrivals, _opened: opened })
     }
 
+    /// Makes so many connections at the same moment, as proxies do when their server is back: how long it took until the
+    /// server answered on each, or why it did not.
+    pub async fn connect(&self, address: SocketAddr, count: usize) -> Vec<Result<Duration>> {
+        let begun = Instant::now();
+        let connect = || {
+            self.runtime.spawn(async move {
+                let connection = Connection::open(address, Streams::new(&[])).await?;
+                anyhow::Ok((connection, begun.elapsed()))
+            })
+        };
+        let connecting: Vec<_> = std::iter::repeat_with(connect).take(count).collect();
+        // All are kept until the last is there.
+        let made = futures::future::join_all(connecting).await;
+        made.into_iter().map(|made| made?.map(|(_, took)| took)).collect()
+    }
+
     /// Asks on a connection of which nothing is ever read.
     ///
     /// # Errors

@@ -19,8 +19,8 @@ use crate::report::Report;
 pub(crate) use rig::Other;
 use rig::Rig;
 
-pub(crate) const FIGURES: [&str; 9] =
-    ["start", "streams", "change", "churn", "servers", "noise", "relist", "giant", "unread"];
+pub(crate) const FIGURES: [&str; 10] =
+    ["start", "connect", "streams", "change", "churn", "servers", "noise", "relist", "giant", "unread"];
 
 pub(crate) async fn discovery(report: &mut Report, other: Option<Other>, wanted: impl Fn(&str) -> bool) -> Result<()> {
     let rig = Rig::start(report, other).await?;
@@ -36,6 +36,7 @@ pub(crate) async fn discovery(report: &mut Report, other: Option<Other>, wanted:
         eprintln!("{figure}");
         let result = match figure {
             "start" => rest::ready(report, &rig).await,
+            "connect" => streams::connect(report, &rig).await,
             "streams" => streams::streams(report, &rig).await,
             "change" => change::changes(report, &rig).await,
             "churn" => change::churn(report, &rig).await,

@@ -20,6 +20,9 @@ const ROUNDS: usize = 3;
 /// For the server to have nothing left to do.
 const SETTLED: Duration = Duration::from_secs(3);
 
+/// Proxies that connect at the same moment.
+const CONNECTIONS: usize = 2_000;
+
 /// All streams opened some times.
 #[derive(Default)]
 struct Opened {
@@ -75,6 +78,22 @@ pub(super) async fn servers(report: &mut Report, rig: &Rig) -> Result<()> {
         subject.has_streams(0).await?;
     }
     opened.row(report, &format!("{STREAMS} streams of {SERVICES} Services on 100 connections, with {SERVERS} Servers"));
+    Ok(())
+}
+
+/// Connections without streams: whether all are taken.
+pub(super) async fn connect(report: &mut Report, rig: &Rig) -> Result<()> {
+    let subject = rig.subject().await?;
+    let phase = rig.phase(&subject)?;
+    let connected = rig.loads.connect(subject.address, CONNECTIONS).await;
+    let spent = phase.end()?;
+    let why = connected.iter().find_map(|one| one.as_ref().err()).map(|error| format!(": {error:#}"));
+    let failed = connected.iter().filter(|one| one.is_err()).count();
+    let took: Samples = connected.into_iter().flatten().collect();
+    let text = format!("{}; {failed} not answered{}", took.text(), why.unwrap_or_default());
+    let raw = json!({"answered": took.histogram(), "not_answered": failed});
+    report.row(format!("{CONNECTIONS} connections at once"), text, "all < 1 s", raw);
+    report.spent(&spent);
     Ok(())
 }
 
