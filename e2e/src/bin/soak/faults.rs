@@ -32,8 +32,17 @@ impl Faults {
     }
 
     /// Lets the next one happen, and waits until it has passed.
+    ///
+    /// # Errors
+    /// When the manager does not meet it.
     pub(crate) async fn happen(&mut self) -> Result<()> {
         self.next += 1;
+        let met = self.begin().await;
+        self.clear();
+        met
+    }
+
+    async fn begin(&self) -> Result<()> {
         match self.next % 3 {
             0 => {
                 self.happened.count("times all connections cut");
@@ -58,7 +67,6 @@ impl Faults {
                 sleep(AWAY).await;
             }
         }
-        self.clear();
         Ok(())
     }
 

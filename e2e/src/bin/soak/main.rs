@@ -17,6 +17,7 @@ mod faults;
 mod readers;
 mod report;
 mod samples;
+mod settled;
 mod slow;
 mod tally;
 
@@ -174,6 +175,7 @@ async fn soak(time: Duration) -> Result<bool> {
     if let Err(error) = soak.close(&mut report).await {
         report.failure(format!("{error:#}"));
     }
+    report.log(&soak.manager.log());
     report.conclude(&soak.churn, &soak.readers, &soak.slow, &faults);
     report.publish()
 }
@@ -237,7 +239,9 @@ impl Soak {
             }
             if now >= fault {
                 fault = now + BETWEEN_FAULTS;
-                faults.happen().await?;
+                if let Err(error) = faults.happen().await {
+                    report.lock().await.missed(&error);
+                }
             }
             if now >= round {
                 self.compare(report).await?;
@@ -254,7 +258,7 @@ impl Soak {
                 let sample = self.look(elapsed.as_secs_f64()).await?;
                 let mut report = report.lock().await;
                 report.round(round);
-                report.settled(sample, elapsed >= self.time / 10);
+                report.settled(sample, elapsed.as_secs_f64() / self.time.as_secs_f64());
             }
             Err(error) => {
                 self.look(self.begun.elapsed().as_secs_f64()).await?;
@@ -268,6 +272,10 @@ impl Soak {
     async fn close(&mut self, report: &mut Report) -> Result<()> {
         self.readers.close().await;
         self.slow.close().await;
+        // Which has been written down already.
+        if !self.manager.is_running() {
+            return Ok(());
+        }
         let mut last = None;
         let gone = eventually(PATIENCE, "the manager to be as before its clients came", async || {
             let after = self.look(self.begun.elapsed().as_secs_f64()).await?;

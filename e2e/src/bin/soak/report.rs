@@ -14,6 +14,7 @@ use crate::{
     faults::Faults,
     readers::{self, Readers},
     samples::{Sample, slope},
+    settled::Settled,
     slow::{self, SlowReaders},
     tally::Tally,
 };
@@ -27,18 +28,18 @@ pub(crate) struct Report {
     pub before: Sample,
     /// While they were there.
     pub samples: Vec<Sample>,
-    /// After each round, when every stream has what there is.
-    first_round: Option<Sample>,
-    last_round: Option<Sample>,
+    /// After rounds, when every stream had what there was: early ones and late ones.
+    settled: Settled,
     /// After they had gone.
     pub after: Option<Sample>,
     rounds: u64,
-    /// Rounds in which nothing could be compared, by why.
+    /// Rounds that could not be held and faults that were not met, by why.
     missed: Tally,
     compared: u64,
     longest: Duration,
     mismatches: u64,
-    shown: Vec<Value>,
+    /// The first of each client and request.
+    shown: Vec<Mismatch>,
     rows: Vec<(&'static str, String)>,
     raw: serde_json::Map<String, Value>,
     failures: Vec<String>,
@@ -57,11 +58,11 @@ impl Report {
         self.longest = self.longest.max(round.took);
         self.mismatches += round.mismatches.len() as u64;
         for Mismatch { client, request, difference } in round.mismatches {
-            if self.shown.len() < SHOWN {
-                let namespace = request.path.split('.').nth(1).unwrap_or_default();
+            let namespace = namespace(&request.path);
+            let known = self.shown.iter().any(|shown| shown.client == client && shown.request == request);
+            if self.shown.len() < SHOWN && !known {
                 println!("MISMATCH in namespace {namespace}, {client} for {request:?}:\n{difference}");
-                self.shown.push(json!({"client": client, "namespace": namespace, "path": request.path,
-                    "token": request.token, "difference": difference}));
+                self.shown.push(Mismatch { client, request, difference });
             }
         }
     }
@@ -70,12 +71,9 @@ impl Report {
         self.missed.count(&format!("{error:#}"));
     }
 
-    /// What it takes when every stream has been told what there is; of these the first after the warm-up, and the last.
-    pub(crate) fn settled(&mut self, sample: Sample, is_warm: bool) {
-        if is_warm && self.first_round.is_none() {
-            self.first_round = Some(sample.clone());
-        }
-        self.last_round = Some(sample);
+    /// What it takes when every stream has been told what there is, after so much of the whole time.
+    pub(crate) fn settled(&mut self, sample: Sample, share: f64) {
+        self.settled.put(sample, share);
     }
 
     pub(crate) fn failure(&mut self, why: impl Into<String>) {
@@ -90,7 +88,7 @@ impl Report {
         let (healthy, slow) = (readers.counts(), slow.counts());
         println!(
             "{:5.1} min: {:.1} MiB, {} descriptors, {} tasks, streams {}, {} messages, {} rounds, {} mismatches, \
-             {} streams ended, {} of slow readers",
+             {} streams ended, {} of slow readers, {:.1} % of a core",
             sample.seconds / 60.0,
             sample.memory_kib / 1024.0,
             sample.descriptors,
@@ -101,7 +99,20 @@ impl Report {
             self.mismatches,
             healthy.ended.total(),
             slow.ended.total(),
+            self.cpu_percent(sample),
         );
+    }
+
+    /// What the manager wrote from its start to its end.
+    pub(crate) fn log(&mut self, log: &str) {
+        let (lines, errors) = (log.lines().count(), log.lines().filter(|line| line.contains(" ERROR ")).count());
+        let text = format!("{:.1} MiB, {lines} lines, {errors} of them errors", log.len() as f64 / 1024.0 / 1024.0);
+        self.row("the manager's log", text, json!({"bytes": log.len(), "lines": lines, "errors": errors}));
+    }
+
+    /// From the coming of the clients on.
+    fn cpu_percent(&self, until: &Sample) -> f64 {
+        (until.cpu_seconds - self.before.cpu_seconds) / until.seconds.max(1.0) * 100.0
     }
 
     /// Works out the table.
@@ -123,14 +134,15 @@ impl Report {
             self.compared,
             self.longest.as_secs_f64()
         );
+        let first: Vec<Value> = self.shown.iter().map(mismatch).collect();
         let raw = json!({"mismatches": self.mismatches, "rounds": self.rounds, "compared": self.compared,
-            "longest_round_seconds": self.longest.as_secs_f64(), "first": self.shown});
+            "longest_round_seconds": self.longest.as_secs_f64(), "first": first});
         self.row("mismatches", text, raw);
         if self.mismatches > 0 {
             self.failure(format!("{} mismatches", self.mismatches));
         }
         if self.missed.total() > 0 {
-            self.failure(format!("rounds without a comparison: {}", self.missed.text()));
+            self.failure(format!("rounds that could not be held, faults that were not met: {}", self.missed.text()));
         }
     }
 
@@ -164,7 +176,7 @@ impl Report {
         let ((slope, raw_slope), (own_slope, raw_own)) = (trend(&memory), trend(&own));
         let own_end = mib(last.own_memory_kib);
         let cpu = last.cpu_seconds - self.before.cpu_seconds;
-        let share = cpu / last.seconds.max(1.0) * 100.0;
+        let share = self.cpu_percent(&last);
         self.row("memory", text, raw);
         self.row("slope of the memory", slope, raw_slope);
         self.row("slope of our own memory", format!("{own_slope}, {own_end} at the end"), raw_own);
@@ -172,10 +184,11 @@ impl Report {
     }
 
     fn resources(&mut self) {
+        let (early, late) = self.settled.alike().unzip();
         for (name, sample) in [
             ("before clients", Some(&self.before)),
-            ("first round, warmed up", self.first_round.as_ref()),
-            ("last round", self.last_round.as_ref()),
+            ("after an early round", early),
+            ("after a late round alike", late),
             ("after clients", self.after.as_ref()),
         ] {
             let text = sample.map_or_else(
@@ -183,8 +196,9 @@ impl Report {
                 |sample| {
                     let Sample { descriptors, api_connections, subscribers, .. } = sample;
                     format!(
-                        "{descriptors} descriptors ({api_connections} to the API server), {} tasks, streams {}, \
+                        "{:.1} min: {descriptors} descriptors ({api_connections} to the API server), {} tasks, streams {}, \
                          {subscribers} views' series, {} stalled connections closed",
+                        sample.seconds / 60.0,
                         tasks(sample),
                         streams(sample),
                         sample.stalled_connections
@@ -268,6 +282,18 @@ fn streams(sample: &Sample) -> String {
     format!("{} ({})", sample.all_streams(), states.join(", "))
 }
 
+fn mismatch(of: &Mismatch) -> Value {
+    let Mismatch { client, request, difference } = of;
+    json!({"client": client, "namespace": namespace(&request.path), "path": request.path, "token": request.token,
+        "difference": difference})
+}
+
+/// Of the Service that a path names; an instance's name may stand before it.
+fn namespace(path: &str) -> &str {
+    let name = path.split_once(".svc").map_or(path, |(name, _)| name);
+    name.rsplit('.').next().unwrap_or_default()
+}
+
 /// Where it ran, and what.
 pub(crate) fn machine(kubernetes: &str, operator: &str) -> Value {
     let cpu = std::fs::read_to_string("/proc/cpuinfo").unwrap_or_default();
@@ -281,4 +307,16 @@ pub(crate) fn machine(kubernetes: &str, operator: &str) -> Value {
         "operator": operator,
         "soak": if cfg!(debug_assertions) { "debug" } else { "release" },
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_namespace_is_named_with_and_without_an_instance() {
+        for path in ["web.w0-world.svc.cluster.local:80", "host-0.web.w0-world.svc.cluster.local", "web.w0-world"] {
+            assert_eq!(namespace(path), "w0-world");
+        }
+    }
 }
