@@ -49,6 +49,14 @@ bench: ## What it costs: figures of the ExternalWorkload controller and of disco
 	$(CARGO) build --locked --release --workspace --bin linkerd-operator --bin bench --bin supervisor
 	$(TARGET)/release/bench $(if $(SERVER),--server $(SERVER)) $(if $(PID),--pid $(PID)) $(BENCH)
 
+# Minutes that the soak lasts.
+MINUTES ?= 5
+
+.PHONY: soak
+soak: ## Does it stay right and small: churn, reconnects, slow readers and faults for MINUTES=5, answers compared throughout, release build
+	$(CARGO) build --locked --release --workspace --bin linkerd-operator --bin soak --bin supervisor
+	$(TARGET)/release/soak $(MINUTES)
+
 .PHONY: build
 build: ## The debug binaries of the operator and its tests
 	$(CARGO) build --locked --workspace --bins
