@@ -6,7 +6,7 @@
 //! Always holds: a connection, a request and a reader that stands still have a deadline; every task is waited for at the
 //! end; streams end with OK when the process stops.
 
-use std::{sync::Arc, time::Duration};
+use std::{sync::Arc, task::Poll, time::Duration};
 
 use bytes::{Buf, Bytes};
 use h2::RecvStream;
@@ -137,8 +137,13 @@ impl Server {
         let path = request.uri().path();
         if path.strip_prefix('/').is_some_and(|path| path.starts_with(HealthServer::<HealthService>::NAME)) {
             let request = request.map(|mut body| {
-                // A health check is shorter than any window: nobody has to make room for more.
-                StreamBody::new(futures::stream::poll_fn(move |cx| body.poll_data(cx).map_ok(Frame::data)))
+                StreamBody::new(futures::stream::poll_fn(move |cx| {
+                    let data = body.poll_data(cx);
+                    if let Poll::Ready(Some(Ok(data))) = &data {
+                        _ = body.flow_control().release_capacity(data.len());
+                    }
+                    data.map_ok(Frame::data)
+                }))
             });
             let mut health = self.health.clone();
             return match timeout(REQUEST_TIMEOUT, health.call(request)).await {
@@ -226,7 +231,12 @@ async fn read(mut body: RecvStream) -> Result<Bytes, Status> {
             }
         }
         match body.data().await {
-            Some(Ok(data)) => received.extend_from_slice(&data),
+            Some(Ok(data)) => {
+                // Else the bytes would be missing in the window of the connection for as long as the stream is open, and some
+                // hundred streams later its client could ask for no more. It fails when the stream is over.
+                _ = body.flow_control().release_capacity(data.len());
+                received.extend_from_slice(&data);
+            }
             Some(Err(error)) => return Err(Status::cancelled(format!("the request broke off: {error}"))),
             None => return Err(Status::internal("the request ended before its message")),
         }
