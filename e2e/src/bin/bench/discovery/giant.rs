@@ -46,13 +46,13 @@ pub(super) async fn giant(report: &mut Report, rig: &Rig) -> Result<()> {
     load.first_messages(STREAMS).await?;
     let whole = STREAMS as u64 * messages as u64;
     eventually(PATIENCE, "all streams to have all endpoints", async || {
-        let so_far = load.arrivals().messages;
+        let so_far = load.counts().messages;
         ensure!(so_far >= whole, "{so_far} of {whole} messages");
         Ok(())
     })
     .await?;
     let spent = phase.end()?;
-    let (bytes, late, resident) = (load.arrivals().bytes, load.arrivals().timed_out, subject.memory("VmRSS:")?);
+    let (bytes, late, resident) = (load.counts().bytes, load.counts().timed_out, subject.memory("VmRSS:")?);
     let took = milliseconds(&spent.took);
     let text = format!("{took:.0} ms, {:.0} MiB in all, {late} late and asked for again", mebibytes(bytes));
     let raw = json!({"milliseconds": took, "bytes": bytes, "resident_bytes": resident, "timed_out": late});
@@ -69,7 +69,7 @@ pub(super) async fn giant(report: &mut Report, rig: &Rig) -> Result<()> {
         sleep(SETTLED).await;
     }
     let late = changing.lateness(&load)?;
-    let (messages, bytes) = (load.arrivals().messages, load.arrivals().bytes);
+    let (messages, bytes) = (load.counts().messages, load.counts().bytes);
     let flips = STREAMS as u64 * u64::from(FLIPS);
     #[allow(clippy::cast_precision_loss, reason = "far below 2^52")]
     let text = format!(
