@@ -8,6 +8,7 @@ use std::{
 
 use anyhow::{Context, Result, ensure};
 use e2e::{
+    ManagerOptions,
     discovery::{Discovery, token},
     wait::eventually,
 };
@@ -104,7 +105,9 @@ async fn is_whole(subject: &Subject) -> Result<(Duration, usize)> {
 pub(super) async fn unread(report: &mut Report, rig: &Rig) -> Result<()> {
     populate_giant(&rig.client).await?;
     let changing = Changing::prepare(&rig.client, GIANT, Kind::Flip).await?;
-    let subject = rig.subject().await?;
+    // They are to be there at the same time, however long it takes to make so many versions.
+    let args = ["--stream-stall-timeout", "600s"].map(str::to_owned).to_vec();
+    let subject = rig.subject_with(ManagerOptions { args, ..ManagerOptions::default() }).await?;
     // Tells when the server knows a version.
     let load = rig.loads.open(subject.address, 1, vec![ask(path_of(GIANT), 0)]).await?;
     load.first_messages(1).await?;
@@ -113,9 +116,8 @@ pub(super) async fn unread(report: &mut Report, rig: &Rig) -> Result<()> {
     let phase = rig.phase(&subject)?;
     let mut readers = Vec::new();
     for number in 0..READERS {
-        // Streams that take nothing have a minute in all, so this waits no longer than it must.
         changing.change_and_wait(number, &load, 1).await?;
-        let ask = [ask(path_of(GIANT), usize::from(number))];
+        let ask = [ask(path_of(GIANT), 0)];
         readers.push(rig.loads.open_unread(subject.address, &ask).await?);
     }
     subject.has_streams(usize::from(READERS) + 1).await?;
