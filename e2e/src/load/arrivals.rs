@@ -4,6 +4,7 @@
 
 use std::{
     collections::{BTreeMap, HashMap},
+    ops::AddAssign,
     time::{Duration, Instant},
 };
 
@@ -18,17 +19,22 @@ pub struct Arrivals {
     pub changes: Vec<Change>,
     /// How many streams had each of them.
     told: HashMap<(What, u16), u64>,
+    pub counts: Counts,
+    /// Streams that had a message and ended, or whose connection did: how many, by why.
+    pub ended: BTreeMap<String, u64>,
+}
+
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Counts {
     pub messages: u64,
-    /// In how many pieces all of it came, as far as this client could tell them apart.
-    pub reads: u64,
     /// Of the messages, with their prefixes.
     pub bytes: u64,
+    /// In how many pieces all of it came, as far as this client could tell them apart.
+    pub reads: u64,
     /// How often a stream was refused, and asked again.
     pub refused: u64,
     /// How often a stream had no message in time, and asked again.
     pub timed_out: u64,
-    /// Streams that had a message and ended, or whose connection did: how many, by why.
-    pub ended: BTreeMap<String, u64>,
 }
 
 /// The same message to some streams, at the same time.
@@ -63,11 +69,7 @@ impl Arrivals {
             *self.told.entry((change.what, change.port)).or_default() += change.streams;
         }
         self.changes.append(&mut other.changes);
-        self.reads += std::mem::take(&mut other.reads);
-        self.messages += std::mem::take(&mut other.messages);
-        self.bytes += std::mem::take(&mut other.bytes);
-        self.refused += std::mem::take(&mut other.refused);
-        self.timed_out += std::mem::take(&mut other.timed_out);
+        self.counts += std::mem::take(&mut other.counts);
         for (why, streams) in std::mem::take(&mut other.ended) {
             self.ended(why, streams);
         }
@@ -76,5 +78,15 @@ impl Arrivals {
     /// How many streams had a message about this port.
     pub fn told(&self, what: What, port: u16) -> u64 {
         self.told.get(&(what, port)).copied().unwrap_or_default()
+    }
+}
+
+impl AddAssign for Counts {
+    fn add_assign(&mut self, other: Self) {
+        self.messages += other.messages;
+        self.bytes += other.bytes;
+        self.reads += other.reads;
+        self.refused += other.refused;
+        self.timed_out += other.timed_out;
     }
 }

@@ -96,7 +96,7 @@ impl Connection {
                     if read.context("reading")? == 0 {
                         return Ok(());
                     }
-                    streams.arrivals.reads += 1;
+                    streams.arrivals.counts.reads += 1;
                     streams.read(unread, Instant::now(), out)?;
                 }
                 writable = writer.writable(), if !out.is_empty() => writable?,

@@ -34,7 +34,7 @@ use tokio::{
     time::timeout,
 };
 
-pub use arrivals::{Arrivals, Change};
+pub use arrivals::{Arrivals, Change, Counts};
 pub use connection::Unread;
 pub use cost::{CoreTime, Cost};
 pub use message::What;
@@ -188,8 +188,14 @@ impl Load {
         timeout(PATIENCE, all).await.with_context(|| format!("{} of {streams} came", self.arrivals().first.len()))?
     }
 
+    /// Everything that has come so far. Nothing comes while this is held, and whoever asks twice waits for ever.
     pub fn arrivals(&self) -> MutexGuard<'_, Arrivals> {
         lock(&self.arrivals)
+    }
+
+    /// What has come so far, in numbers.
+    pub fn counts(&self) -> Counts {
+        self.arrivals().counts
     }
 
     /// Forgets what has come so far.

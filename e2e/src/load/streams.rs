@@ -179,8 +179,8 @@ impl Streams {
         let payload = if frame.has(PADDED) { unpadded(&frame.payload) } else { &*frame.payload };
         let state = &mut stream.state;
         stream.messages.feed(payload, |length, message| {
-            arrivals.messages += 1;
-            arrivals.bytes += (PREFIX + length) as u64;
+            arrivals.counts.messages += 1;
+            arrivals.counts.bytes += (PREFIX + length) as u64;
             if *state == State::Waits {
                 *state = State::Told;
                 arrivals.first.extend(began.map(|began| now.saturating_duration_since(began)));
@@ -202,7 +202,7 @@ impl Streams {
         match std::mem::replace(&mut stream.state, State::Ended) {
             State::Waits => {
                 let request = stream.request;
-                self.arrivals.refused += 1;
+                self.arrivals.counts.refused += 1;
                 self.ask_again(request, now);
             }
             State::Told => self.arrivals.ended(why(), 1),
@@ -247,7 +247,7 @@ impl Streams {
                 stream.state = State::Ended;
                 let request = stream.request;
                 Frame::reset(number, CANCEL).put(out);
-                self.arrivals.timed_out += 1;
+                self.arrivals.counts.timed_out += 1;
                 self.ask_again(request, now);
             }
         }
@@ -323,7 +323,7 @@ mod tests {
             read(&mut streams, &Frame::new(DATA, 0, number, remove(80)), later);
         }
         assert_eq!(streams.arrivals.first, [Duration::from_millis(7); 2]);
-        assert_eq!((streams.arrivals.messages, streams.arrivals.bytes), (4, 4 * 18));
+        assert_eq!((streams.arrivals.counts.messages, streams.arrivals.counts.bytes), (4, 4 * 18));
         assert_eq!(streams.arrivals.changes.len(), 1);
         let mut all = Arrivals::default();
         all.absorb(&mut streams.arrivals);
@@ -349,14 +349,14 @@ mod tests {
     fn a_stream_that_is_refused_or_late_is_asked_for_anew() {
         let (mut streams, began) = opened(2);
         read(&mut streams, &Frame::new(HEADERS, END_HEADERS | END_STREAM, 1, Bytes::new()), began);
-        assert_eq!((streams.arrivals.refused, streams.arrivals.timed_out), (1, 0));
+        assert_eq!((streams.arrivals.counts.refused, streams.arrivals.counts.timed_out), (1, 0));
         let due = streams.due().unwrap() - began;
         assert!((FIRST_BACK_OFF..=FIRST_BACK_OFF.mul_f64(1.1)).contains(&due), "{due:?}");
         let mut out = BytesMut::new();
         streams.tick(began + FIRST_MESSAGE, &mut out);
         let asked = |number| [(HEADERS, END_HEADERS, number), (DATA, END_STREAM, number)];
         assert_eq!(frames(&mut out), [&[(RST_STREAM, 0, 3)], &asked(5)[..]].concat());
-        assert_eq!((streams.arrivals.refused, streams.arrivals.timed_out), (1, 1));
+        assert_eq!((streams.arrivals.counts.refused, streams.arrivals.counts.timed_out), (1, 1));
         streams.tick(began + FIRST_MESSAGE * 2, &mut out);
         assert_eq!(frames(&mut out), [&[(RST_STREAM, 0, 5)], &asked(7)[..]].concat());
     }

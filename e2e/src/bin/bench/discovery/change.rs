@@ -3,6 +3,7 @@
 use std::time::{Duration, Instant};
 
 use anyhow::{Result, ensure};
+use e2e::load::Counts;
 use futures::{StreamExt, TryStreamExt, stream};
 use serde_json::json;
 use tokio::time::sleep;
@@ -43,14 +44,14 @@ pub(super) async fn changes(report: &mut Report, rig: &Rig) -> Result<()> {
             sleep(SETTLED).await;
         }
         let late = changing.lateness(&load)?;
-        let (all, messages) = (count as u64 * u64::from(changes), load.arrivals().messages);
+        let (all, messages) = (count as u64 * u64::from(changes), load.counts().messages);
         ensure!(late.since_seen.count() == all, "{} streams told instead of {all}", late.since_seen.count());
         let since_written = milliseconds(&late.since_written.at(0.99));
         let text = format!("{} (p99 since the write began {since_written:.1} ms)", late.since_seen.text());
         let raw = json!({
             "changes": changes,
             "messages": messages,
-            "reads": load.arrivals().reads,
+            "reads": load.counts().reads,
             "since_watch_event": late.since_seen.histogram(),
             "since_write_began": late.since_written.histogram(),
         });
@@ -156,10 +157,8 @@ impl Churn {
         sleep(Duration::from_secs(2)).await;
         let spent = phase.end()?;
         let lateness = changing.lateness(&load)?;
-        let (messages, bytes, reads, ended) = {
-            let arrivals = load.arrivals();
-            (arrivals.messages, arrivals.bytes, arrivals.reads, arrivals.ended.values().sum())
-        };
+        let Counts { messages, bytes, reads, .. } = load.counts();
+        let ended = load.arrivals().ended.values().sum();
         load.close().await;
         let rate = f64::from(changes) / took.as_secs_f64();
         Ok(Churned { spent, lateness, messages, bytes, reads, rate, writer_late, ended })

@@ -8,6 +8,7 @@ use std::{
 
 use anyhow::{Context, Result, ensure};
 use e2e::{
+    ManagerOptions,
     discovery::{Discovery, token},
     wait::eventually,
 };
@@ -46,13 +47,13 @@ pub(super) async fn giant(report: &mut Report, rig: &Rig) -> Result<()> {
     load.first_messages(STREAMS).await?;
     let whole = STREAMS as u64 * messages as u64;
     eventually(PATIENCE, "all streams to have all endpoints", async || {
-        let so_far = load.arrivals().messages;
+        let so_far = load.counts().messages;
         ensure!(so_far >= whole, "{so_far} of {whole} messages");
         Ok(())
     })
     .await?;
     let spent = phase.end()?;
-    let (bytes, late, resident) = (load.arrivals().bytes, load.arrivals().timed_out, subject.memory("VmRSS:")?);
+    let (bytes, late, resident) = (load.counts().bytes, load.counts().timed_out, subject.memory("VmRSS:")?);
     let took = milliseconds(&spent.took);
     let text = format!("{took:.0} ms, {:.0} MiB in all, {late} late and asked for again", mebibytes(bytes));
     let raw = json!({"milliseconds": took, "bytes": bytes, "resident_bytes": resident, "timed_out": late});
@@ -69,7 +70,7 @@ pub(super) async fn giant(report: &mut Report, rig: &Rig) -> Result<()> {
         sleep(SETTLED).await;
     }
     let late = changing.lateness(&load)?;
-    let (messages, bytes) = (load.arrivals().messages, load.arrivals().bytes);
+    let (messages, bytes) = (load.counts().messages, load.counts().bytes);
     let flips = STREAMS as u64 * u64::from(FLIPS);
     #[allow(clippy::cast_precision_loss, reason = "far below 2^52")]
     let text = format!(
@@ -104,7 +105,9 @@ async fn is_whole(subject: &Subject) -> Result<(Duration, usize)> {
 pub(super) async fn unread(report: &mut Report, rig: &Rig) -> Result<()> {
     populate_giant(&rig.client).await?;
     let changing = Changing::prepare(&rig.client, GIANT, Kind::Flip).await?;
-    let subject = rig.subject().await?;
+    // They are to be there at the same time, however long it takes to make so many versions.
+    let args = ["--stream-stall-timeout", "600s"].map(str::to_owned).to_vec();
+    let subject = rig.subject_with(ManagerOptions { args, ..ManagerOptions::default() }).await?;
     // Tells when the server knows a version.
     let load = rig.loads.open(subject.address, 1, vec![ask(path_of(GIANT), 0)]).await?;
     load.first_messages(1).await?;
@@ -113,9 +116,8 @@ pub(super) async fn unread(report: &mut Report, rig: &Rig) -> Result<()> {
     let phase = rig.phase(&subject)?;
     let mut readers = Vec::new();
     for number in 0..READERS {
-        // Streams that take nothing have a minute in all, so this waits no longer than it must.
         changing.change_and_wait(number, &load, 1).await?;
-        let ask = [ask(path_of(GIANT), usize::from(number))];
+        let ask = [ask(path_of(GIANT), 0)];
         readers.push(rig.loads.open_unread(subject.address, &ask).await?);
     }
     subject.has_streams(usize::from(READERS) + 1).await?;

@@ -40,7 +40,7 @@ pub(super) async fn noise(report: &mut Report, rig: &Rig) -> Result<()> {
         touch(&rig.client, &kind, names.into_iter()).await?;
         sleep(QUIET).await;
         let spent = phase.end()?;
-        let messages = load.arrivals().messages;
+        let messages = load.counts().messages;
         report.row(
             format!("messages to {STREAMS} streams after touching {what}"),
             messages.to_string(),
@@ -79,7 +79,7 @@ pub(super) async fn relist(report: &mut Report, rig: &Rig) -> Result<()> {
     .await?;
     sleep(QUIET * 2).await;
     let spent = phase.end()?;
-    let messages = load.arrivals().messages;
+    let messages = load.counts().messages;
     // After the last watch that was refused.
     let log = proxy.log();
     let after = log.iter().rposition(|request| request.status == Some(410)).unwrap_or_default();

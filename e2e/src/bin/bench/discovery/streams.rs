@@ -110,8 +110,8 @@ impl Opened {
         let first = load.first_messages(STREAMS).await?;
         self.spent = Some(phase.end()?);
         first.into_iter().for_each(|first| self.first.push(first, 1));
-        self.refused += load.arrivals().refused;
-        self.timed_out += load.arrivals().timed_out;
+        self.refused += load.counts().refused;
+        self.timed_out += load.counts().timed_out;
         Ok(load)
     }
 
