@@ -11,23 +11,18 @@ use std::{
 };
 
 use anyhow::{Context, Result, ensure};
-use bytes::{BufMut, Bytes, BytesMut};
 use e2e::{
     discovery::Endpoints,
     eventually,
+    flood::{self, Flood},
     hostile_client::{ENDLESS, ENHANCE_YOUR_CALM, Heard, HostileClient},
-    http2::{
-        CANCEL, CONTINUATION, DATA, END_HEADERS, Frame, HEADERS, INITIAL_WINDOW_SIZE, PING, SETTINGS, grpc_message,
-        header_block,
-    },
+    http2::{CANCEL, Frame},
     mesh::SOON,
 };
 use tokio::task::JoinSet;
 
 use super::crowd::{Crowd, shows};
 
-const PRIORITY: u8 = 0x2;
-const UNKNOWN: u8 = 0xfa;
 /// What the tests' proxies have.
 const WINDOW: u32 = 65_535;
 /// Above what the manager takes before the flood. A flood of what is not bounded takes this within the second.
@@ -38,9 +33,6 @@ const CHANGES: u32 = 10;
 /// Bytes of a flood.
 const MUCH: u64 = 4 * 1024 * 1024;
 const ENDED: &str = "linkerd_operator_discovery_connections_ended_total";
-
-/// What a flooder says next. Called until a batch is full.
-type Flood = fn(&mut HostileClient);
 
 /// How a flood has gone so far.
 #[derive(Clone, Debug, Default)]
@@ -177,157 +169,14 @@ fn all_calmed_down(tally: &Tally) -> Result<()> {
     Ok(())
 }
 
-// === Floods ===
-
-fn resets_at_once(client: &mut HostileClient) {
-    let stream = client.get();
-    client.put(&Frame::reset(stream, CANCEL));
-}
-
-/// Never more than a hundred at a time, so that nothing waits to be accepted.
-fn resets_what_was_answered(client: &mut HostileClient) {
-    while let Some(stream) = client.heard.answered.pop_front() {
-        client.put(&Frame::reset(stream, CANCEL));
-        client.get();
-    }
-    if client.streams() == 0 {
-        for _ in 0..100 {
-            client.get();
-        }
-    }
-}
-
-/// By a window that is larger than any may be (RFC 9113, section 6.9.1): "MadeYouReset".
-fn makes_the_server_reset(client: &mut HostileClient) {
-    let stream = client.get();
-    client.put(&Frame::window_update(stream, ENDLESS));
-}
-
-fn continues_without_end(client: &mut HostileClient) {
-    if client.streams() == 0 {
-        let stream = client.new_stream();
-        client.put(&Frame::new(HEADERS, 0, stream, header_block([(":method", "POST")])));
-    }
-    client.put(&Frame::new(CONTINUATION, 0, 1, header_block([("x", "y".repeat(1000).as_str())])));
-}
-
-fn continues_with_nothing(client: &mut HostileClient) {
-    if client.streams() == 0 {
-        let stream = client.new_stream();
-        client.put(&Frame::new(HEADERS, 0, stream, Bytes::new()));
-    }
-    client.put(&Frame::new(CONTINUATION, 0, 1, Bytes::new()));
-}
-
-fn request_with(client: &mut HostileClient, fields: &[u8]) {
-    let stream = client.new_stream();
-    let mut block = BytesMut::from(&e2e::http2::grpc_request("/")[..]);
-    block.extend_from_slice(fields);
-    let mut frames = block.freeze();
-    let mut kind = HEADERS;
-    while !frames.is_empty() {
-        let payload = frames.split_to(frames.len().min(16 * 1024));
-        let flags = if frames.is_empty() { END_HEADERS } else { 0 };
-        client.put(&Frame::new(kind, flags, stream, payload));
-        kind = CONTINUATION;
-    }
-}
-
-fn one_long_header(client: &mut HostileClient) {
-    request_with(client, &header_block([("x", "y".repeat(20_000).as_str())]));
-}
-
-fn many_small_headers(client: &mut HostileClient) {
-    let names: Vec<String> = (0..1000).map(|number| format!("x{number}")).collect();
-    request_with(client, &header_block(names.iter().map(|name| (name.as_str(), ""))));
-}
-
-/// A field of 4 KiB that the server is to remember, named ten thousand times by one byte (RFC 7541, section 6.1).
-fn a_bomb_of_headers(client: &mut HostileClient) {
-    // Newest first, after the 61 of the static table.
-    const NEWEST: u8 = 0x80 | 62;
-    let literal = header_block([("x", "y".repeat(4000).as_str())]);
-    let mut fields = BytesMut::new();
-    // The same literal, but to be remembered.
-    fields.put_u8(0x40);
-    fields.extend_from_slice(&literal.slice(1..));
-    fields.put_bytes(NEWEST, 10_000);
-    request_with(client, &fields);
-}
-
-fn ping(client: &mut HostileClient) {
-    client.put(&Frame::new(PING, 0, 0, vec![7; 8]));
-}
-
-fn settings(client: &mut HostileClient) {
-    client.put(&Frame::settings(&[(INITIAL_WINDOW_SIZE, WINDOW)]));
-}
-
-fn empty_settings(client: &mut HostileClient) {
-    client.put(&Frame::new(SETTINGS, 0, 0, Bytes::new()));
-}
-
-/// Each of which changes the window of a hundred streams.
-fn settings_that_matter(client: &mut HostileClient) {
-    while client.streams() < 100 {
-        client.get();
-    }
-    client.put(&Frame::settings(&[(INITIAL_WINDOW_SIZE, 0)]));
-    client.put(&Frame::settings(&[(INITIAL_WINDOW_SIZE, WINDOW)]));
-}
-
-fn empty_data(client: &mut HostileClient) {
-    let stream = if client.streams() == 0 { client.begin() } else { 1 };
-    client.put(&Frame::new(DATA, 0, stream, Bytes::new()));
-}
-
-/// Of a message that would be as long as any may be.
-fn data_of_one_byte(client: &mut HostileClient) {
-    let stream = if client.streams() == 0 {
-        let stream = client.begin();
-        client.put(&Frame::new(DATA, 0, stream, grpc_message(&[0; 16 * 1024]).slice(..5)));
-        stream
-    } else {
-        1
-    };
-    client.put(&Frame::new(DATA, 0, stream, vec![0]));
-}
-
-/// A thousand such, so that none is ever complete.
-fn data_of_one_byte_on_many_streams(client: &mut HostileClient) {
-    if client.streams() == 0 {
-        for _ in 0..1000 {
-            let stream = client.begin();
-            client.put(&Frame::new(DATA, 0, stream, grpc_message(&[0; 16 * 1024]).slice(..5)));
-        }
-    }
-    for number in 0..1000 {
-        client.put(&Frame::new(DATA, 0, 2 * number + 1, vec![0]));
-    }
-}
-
-fn windows_of_one_byte(client: &mut HostileClient) {
-    let stream = if client.streams() == 0 { client.get() } else { 1 };
-    client.put(&Frame::window_update(0, 1));
-    client.put(&Frame::window_update(stream, 1));
-}
-
-fn priorities(client: &mut HostileClient) {
-    // Of streams that will never be.
-    let stream = client.new_stream();
-    client.put(&Frame::new(PRIORITY, 0, stream, vec![0, 0, 0, 0, 16]));
-}
-
-fn unknown_frames(client: &mut HostileClient) {
-    client.put(&Frame::new(UNKNOWN, 0xff, 0, Bytes::new()));
-}
-
 // === Tests ===
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_client_that_resets_what_it_opens_is_told_to_calm_down_and_nobody_else_notices() -> Result<()> {
     let (mut crowd, mut stream) = bystander(&[]).await?;
-    for (name, flood) in [("resets at once", resets_at_once as Flood), ("made you reset", makes_the_server_reset)] {
+    for (name, flood) in
+        [("resets at once", flood::resets_at_once as Flood), ("made you reset", flood::makes_the_server_reset)]
+    {
         let tally = flooded(&mut crowd, &mut stream, name, flood, false).await.context(name)?;
         all_calmed_down(&tally).context(name)?;
     }
@@ -338,7 +187,7 @@ async fn a_client_that_resets_what_it_opens_is_told_to_calm_down_and_nobody_else
 #[tokio::test(flavor = "multi_thread")]
 async fn a_client_that_resets_what_was_answered_is_told_to_calm_down_and_nobody_else_notices() -> Result<()> {
     let (mut crowd, mut stream) = bystander(&[]).await?;
-    let mut attack = Attack::begin(&crowd, resets_what_was_answered, false);
+    let mut attack = Attack::begin(&crowd, flood::resets_what_was_answered, false);
     eventually(SOON, "the flooder to be told to calm down", async || {
         let tally = attack.tally();
         all_calmed_down(&tally)
@@ -348,7 +197,7 @@ async fn a_client_that_resets_what_was_answered_is_told_to_calm_down_and_nobody_
     drop(attack);
     let counted = crowd.manager.metric(ENDED, &[("reason", "flood")]).await;
     ensure!(counted.is_some_and(|count| count >= 1.0), "{counted:?} connections are said to have ended by a flood");
-    flooded(&mut crowd, &mut stream, "resets what was answered", resets_what_was_answered, false).await.map(drop)
+    flooded(&mut crowd, &mut stream, "resets what was answered", flood::resets_what_was_answered, false).await.map(drop)
 }
 
 /// A proxy that ends leaves all its streams at once, and one that is told of a thousand names may not want what it asked for.
@@ -372,7 +221,7 @@ async fn a_client_that_leaves_thousands_of_streams_which_it_had_for_a_while_is_n
         }
         // It is answered after what was said before it.
         let pongs = client.heard.pongs;
-        ping(&mut client);
+        flood::ping(&mut client);
         client.until("a pong", |heard| heard.pongs > pongs).await?;
     }
     client.get();
@@ -393,7 +242,7 @@ async fn twenty_thousand_requests_that_are_never_finished_harm_nobody_else() -> 
     for _ in 0..STREAMS {
         client.begin();
     }
-    ping(&mut client);
+    flood::ping(&mut client);
     let all = client.until("a pong", |heard| heard.pongs > 0);
     let (all, longest) = tokio::join!(all, told_of_changes(&crowd, &mut stream));
     all?;
@@ -413,11 +262,11 @@ async fn twenty_thousand_requests_that_are_never_finished_harm_nobody_else() -> 
 async fn headers_without_end_and_measure_harm_nobody_else() -> Result<()> {
     let (mut crowd, mut stream) = bystander(&[]).await?;
     for (name, flood, ends) in [
-        ("long continuations", continues_without_end as Flood, true),
-        ("empty continuations", continues_with_nothing, true),
-        ("one long header", one_long_header, false),
-        ("many small headers", many_small_headers, false),
-        ("a bomb of headers", a_bomb_of_headers, true),
+        ("long continuations", flood::continues_without_end as Flood, true),
+        ("empty continuations", flood::continues_with_nothing, true),
+        ("one long header", flood::one_long_header, false),
+        ("many small headers", flood::many_small_headers, false),
+        ("a bomb of headers", flood::a_bomb_of_headers, true),
     ] {
         let tally = flooded(&mut crowd, &mut stream, name, flood, false).await.context(name)?;
         match ends {
@@ -432,16 +281,16 @@ async fn headers_without_end_and_measure_harm_nobody_else() -> Result<()> {
 async fn tiny_frames_of_every_kind_harm_nobody_else() -> Result<()> {
     let (mut crowd, mut stream) = bystander(&[]).await?;
     for (name, flood, ends) in [
-        ("PING", ping as Flood, false),
-        ("SETTINGS", settings, false),
-        ("empty SETTINGS", empty_settings, false),
-        ("SETTINGS that matter", settings_that_matter, false),
-        ("empty DATA", empty_data, true),
-        ("DATA of one byte", data_of_one_byte, false),
-        ("DATA of one byte on many streams", data_of_one_byte_on_many_streams, false),
-        ("WINDOW_UPDATE of one byte", windows_of_one_byte, false),
-        ("PRIORITY", priorities, false),
-        ("unknown frames", unknown_frames, false),
+        ("PING", flood::ping as Flood, false),
+        ("SETTINGS", flood::settings, false),
+        ("empty SETTINGS", flood::empty_settings, false),
+        ("SETTINGS that matter", flood::settings_that_matter, false),
+        ("empty DATA", flood::empty_data, true),
+        ("DATA of one byte", flood::data_of_one_byte, false),
+        ("DATA of one byte on many streams", flood::data_of_one_byte_on_many_streams, false),
+        ("WINDOW_UPDATE of one byte", flood::windows_of_one_byte, false),
+        ("PRIORITY", flood::priorities, false),
+        ("unknown frames", flood::unknown_frames, false),
     ] {
         let tally = flooded(&mut crowd, &mut stream, name, flood, false).await.context(name)?;
         if ends {
@@ -456,10 +305,10 @@ async fn tiny_frames_of_every_kind_harm_nobody_else() -> Result<()> {
 async fn questions_whose_answers_nobody_reads_harm_nobody_else() -> Result<()> {
     let (mut crowd, mut stream) = bystander(&[]).await?;
     for (name, flood) in [
-        ("PING", ping as Flood),
-        ("SETTINGS", empty_settings),
-        ("made you reset", makes_the_server_reset),
-        ("long headers", one_long_header),
+        ("PING", flood::ping as Flood),
+        ("SETTINGS", flood::empty_settings),
+        ("made you reset", flood::makes_the_server_reset),
+        ("long headers", flood::one_long_header),
     ] {
         flooded(&mut crowd, &mut stream, name, flood, true).await.context(name)?;
     }
