@@ -1,7 +1,13 @@
 //! The command line: flags, each with an environment variable, parsed into typed settings. Nothing else in the process reads
 //! the environment, except kube where it looks for a kubeconfig or a ServiceAccount.
 
-use std::{net::SocketAddr, path::PathBuf, str::FromStr, time::Duration};
+use std::{
+    net::SocketAddr,
+    num::{NonZeroU32, NonZeroUsize},
+    path::PathBuf,
+    str::FromStr,
+    time::Duration,
+};
 
 use clap::{Args as ClapArgs, Parser, Subcommand, ValueEnum, builder::NonEmptyStringValueParser};
 use k8s_openapi::jiff::SignedDuration;
@@ -11,8 +17,9 @@ use crate::{
     cluster::{object::Problems, port_ranges::PortRanges},
     destination::{
         Settings,
-        settings::{Http2Params, TransportMode},
+        settings::{Http2Params, Limits, TransportMode},
     },
+    resources::Resources,
 };
 
 /// A control plane for the Linkerd service mesh.
@@ -263,6 +270,30 @@ pub struct DestinationArgs {
         value_parser = positive_duration
     )]
     pub stream_stall_timeout: Duration,
+
+    /// How many connections there may be, others wait to be accepted [default: what a quarter of the container's memory
+    /// limit and the limit of open files allow, at most 20000]
+    #[arg(long, env = "LINKERD_OPERATOR_MAX_CONNECTIONS", value_name = "N")]
+    pub max_connections: Option<NonZeroUsize>,
+
+    /// How many streams there may be, others are refused [default: what half of the container's memory limit allows, at
+    /// most 250000]
+    #[arg(long, env = "LINKERD_OPERATOR_MAX_STREAMS", value_name = "N")]
+    pub max_streams: Option<NonZeroUsize>,
+
+    /// How many streams one connection may have: a proxy may ask for all clients of a cluster on one
+    #[arg(long, env = "LINKERD_OPERATOR_MAX_STREAMS_PER_CONNECTION", value_name = "N", default_value = "100000")]
+    pub max_streams_per_connection: NonZeroU32,
+
+    /// How long a request may have waited for its turn before it is refused. Proxies give up after 3 s and ask again
+    #[arg(
+        long,
+        env = "LINKERD_OPERATOR_MAX_STREAM_WAIT",
+        value_name = "DURATION",
+        default_value = "1500ms",
+        value_parser = positive_duration
+    )]
+    pub max_stream_wait: Duration,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
@@ -311,7 +342,8 @@ impl Args {
 }
 
 impl DestinationArgs {
-    pub fn settings(&self, controller_namespace: &str) -> Settings {
+    /// `resources` bounds what no flag does.
+    pub fn settings(&self, controller_namespace: &str, resources: Resources) -> Settings {
         Settings {
             controller_namespace: controller_namespace.into(),
             cluster_domain: self.cluster_domain.clone(),
@@ -323,7 +355,13 @@ impl DestinationArgs {
             ext_endpoint_zone_weights: self.ext_endpoint_zone_weights,
             meshed_http2_client_params: self.meshed_http2_client_params.clone(),
             strict_upstream_parity: self.strict_upstream_parity,
-            stream_stall_timeout: self.stream_stall_timeout,
+            limits: Limits {
+                connections: self.max_connections.map_or_else(|| resources.connections(), NonZeroUsize::get),
+                streams: self.max_streams.map_or_else(|| resources.streams(), NonZeroUsize::get),
+                streams_per_connection: self.max_streams_per_connection.get(),
+                stream_wait: self.max_stream_wait,
+                stream_stall_timeout: self.stream_stall_timeout,
+            },
         }
     }
 }

@@ -26,4 +26,5 @@ mod listen;
 pub mod manager;
 pub mod metrics;
 pub mod proto;
+pub mod resources;
 pub mod tasks;

@@ -15,6 +15,7 @@ use crate::{
     destination, events, external_workload, lease,
     listen::listen,
     metrics,
+    resources::Resources,
     tasks::Tasks,
 };
 
@@ -58,7 +59,7 @@ pub async fn run(args: ManagerArgs) -> anyhow::Result<()> {
     };
     if let (Some(cluster), Some(dirty), Some(listener)) = (&cluster, &followed_by.destination, destination_listener) {
         let parts = destination::Parts { cluster, dirty, registry: &registry, listener };
-        let settings = args.destination.settings(&args.controller_namespace);
+        let settings = args.destination.settings(&args.controller_namespace, Resources::of_this_process());
         destination::spawn(parts, settings, stop.clone(), &mut servers, &mut readers)?;
     }
     let mut led = None;

@@ -1,8 +1,15 @@
-//! One HTTP/2 connection, and the streams on it.
+//! One HTTP/2 connection, and the streams on it: one task.
+//!
+//! ```text
+//! a turn: requests that have come ─▶ streams that have something to say ─▶ one write for all of them
+//! ```
 //!
 //! In: a socket, and what answers a request. Out: frames, handed to h2 no faster than the client makes room for them. Always
 //! holds: of each stream at most one piece is under way; a stream whose client takes nothing of what waits for it is reset,
-//! and then a connection on which nobody takes anything is closed; a peer that is gone is noticed.
+//! and then a connection on which nobody takes anything is closed; a peer that is gone is noticed; a turn is short
+//! ([`Pace`]), whatever the client sends.
+//!
+//! One task and not one for each stream: a change reaches all streams of a connection at once, and so leaves in one write.
 //!
 //! On h2 itself and not on hyper: hyper (1.12) asks a body for its next frame while the last one still waits for the client's
 //! window, so nobody could see that a client does not read, and it cannot reset one stream.
@@ -11,192 +18,302 @@ use std::{
     future::{Future, poll_fn},
     pin::{Pin, pin},
     sync::Arc,
-    task::{Poll, ready},
+    task::{Context, Poll, Waker, ready},
     time::Duration,
 };
 
 use bytes::Bytes;
+use futures::{StreamExt, stream::FuturesUnordered};
 use h2::{
-    Ping, PingPong, Reason, RecvStream, SendStream,
+    Reason, RecvStream, SendStream,
     server::{Builder, SendResponse},
 };
-use http::{Request, Response};
-use http_body::Body;
-use tokio::time::{sleep, timeout};
-use tokio_util::{sync::CancellationToken, task::TaskTracker};
+use http::{HeaderMap, Request, Response};
+use tokio::time::{Instant, timeout};
+use tokio_util::sync::CancellationToken;
 use tracing::debug;
 
 use super::{
+    pace::Pace,
     progress::{ConnectionProgress, Progress, Useless},
+    pulse::Pulse,
+    readiness::Readiness,
+    resets::{EARLY, Resets},
+    settings::Limits,
     transport::Transport,
 };
 
-/// One sidecar multiplexes what a whole cluster asks.
-const STREAMS: u32 = 100_000;
 const HEADER_BYTES: u32 = 16 * 1024;
 /// What h2 may keep of a stream whose client has room for it, but does not empty its socket.
 const SEND_BUFFER: usize = 16 * 1024;
-/// Dead peers are noticed after both.
-const KEEP_ALIVE_INTERVAL: Duration = Duration::from_secs(10);
-const KEEP_ALIVE_TIMEOUT: Duration = Duration::from_secs(20);
+/// Streams that begin in one turn. Others wait for their updates meanwhile.
+const REQUESTS: usize = 16;
+/// Resets of streams that were not accepted yet. A client that gave up on a busy server resets all that it asked for at
+/// once, which must not cost it the connection too: with h2's 20 it would, and come back with everything.
+const UNACCEPTED_RESETS: usize = 1_000;
 const GOODBYE: Duration = Duration::from_secs(2);
 
 /// How a connection ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Ended {
-    /// By its client, by a fault, or because we stop.
-    Normally,
-    /// Because nobody on it took anything.
+    /// By its client, or with its socket.
+    Client,
+    /// By us: because the process stops.
+    Shutdown,
+    /// Nobody on it took anything.
     Stalled,
+    /// There was no stream on it for long.
+    Idle,
+    /// The peer did not answer.
+    Gone,
+    /// The client asked for more than anybody needs.
+    Flood,
+    /// The client broke the rules of HTTP/2.
+    Fault,
+}
+
+/// A request, and how long it has waited for its turn, at most.
+pub(super) struct Asked {
+    pub(super) request: Request<RecvStream>,
+    pub(super) waited: Duration,
+    pub(super) progress: Arc<Progress>,
+}
+
+/// What follows the head of a response.
+pub(super) trait Content: Send {
+    /// Whether the head is all.
+    fn is_empty(&self) -> bool;
+    /// The next piece, when there is one. Nothing may be lost when the wait is given up.
+    fn next(&mut self) -> impl Future<Output = Option<Piece>> + Send;
+}
+
+pub(super) enum Piece {
+    Data(Bytes),
+    Trailers(HeaderMap),
 }
 
 /// Serves a connection until it ends, or was long of no use. When `stop` is cancelled it takes no more streams, and ends with its last.
-pub(super) async fn serve<A, F, B>(
-    transport: Transport,
-    stall_timeout: Duration,
-    tasks: &TaskTracker,
-    stop: &CancellationToken,
-    answer: A,
-) -> Ended
+pub(super) async fn serve<A, F, C>(transport: Transport, limits: &Limits, stop: &CancellationToken, answer: A) -> Ended
 where
-    A: Fn(Request<RecvStream>, Arc<Progress>) -> F,
-    F: Future<Output = Response<B>> + Send + 'static,
-    B: Body<Data = Bytes, Error: Send> + Unpin + Send + 'static,
+    A: Fn(Asked) -> F,
+    F: Future<Output = Response<C>> + Send + 'static,
+    C: Content + 'static,
 {
+    let pace = transport.pace();
     let mut builder = Builder::new();
-    builder.max_concurrent_streams(STREAMS).max_header_list_size(HEADER_BYTES).max_send_buffer_size(SEND_BUFFER);
-    let mut connection = match builder.handshake(transport).await {
+    builder
+        .max_concurrent_streams(limits.streams_per_connection)
+        .max_header_list_size(HEADER_BYTES)
+        .max_send_buffer_size(SEND_BUFFER)
+        .max_pending_accept_reset_streams(UNACCEPTED_RESETS);
+    let mut connection = match builder.handshake::<_, Bytes>(transport).await {
         Ok(connection) => connection,
-        Err(error) => {
-            debug!(%error, "a connection for discovery was given up");
-            return Ended::Normally;
-        }
+        Err(error) => return failed(&error),
     };
+    let readiness = Arc::<Readiness>::default();
+    let waker = Waker::from(Arc::clone(&readiness));
+    let mut pulse = Pulse::new(connection.ping_pong());
     let progress = Arc::<ConnectionProgress>::default();
-    let mut gone = pin!(peer_gone(connection.ping_pong()));
-    let mut useless = pin!(progress.useless(stall_timeout));
+    let mut useless = pin!(progress.useless(limits.stream_stall_timeout));
+    let mut stop = pin!(stop.cancelled());
     let mut stopping = false;
-    loop {
-        tokio::select! {
-            // This drives everything that is sent and received.
-            accepted = connection.accept() => match accepted {
-                Some(Ok((request, respond))) => {
-                    let progress = progress.begin();
-                    let response = answer(request, Arc::clone(&progress));
-                    tasks.spawn(run(response, respond, progress));
+    let mut resets = Resets::new(Instant::now());
+    let mut streams = FuturesUnordered::new();
+    // Since when requests wait that h2 has and we have not taken.
+    let mut backlog = None;
+    let mut turn = |woken: Option<Instant>, cx: &mut Context<'_>| -> Poll<Ended> {
+        pace.begin_turn();
+        if !stopping && stop.as_mut().poll(cx).is_ready() {
+            connection.graceful_shutdown();
+            stopping = true;
+        }
+        let ended = if stopping { Ended::Shutdown } else { Ended::Client };
+        let since = backlog.take().or(woken);
+        let waited = since.map(|since| since.elapsed()).unwrap_or_default();
+        for _ in 0..REQUESTS {
+            // This also drives everything that is received and sent.
+            let (request, respond) = match connection.poll_accept(cx) {
+                Poll::Ready(Some(Ok(asked))) => asked,
+                Poll::Ready(Some(Err(error))) => return Poll::Ready(failed(&error)),
+                Poll::Ready(None) => return Poll::Ready(ended),
+                Poll::Pending => break,
+            };
+            let progress = progress.begin();
+            let response = answer(Asked { request, waited, progress: Arc::clone(&progress) });
+            streams.push(run(Box::pin(response), respond, progress, Arc::clone(&pace)));
+            backlog = since.or_else(|| Some(Instant::now()));
+        }
+        if pace.is_open() {
+            while let Poll::Ready(Some(end)) = streams.poll_next_unpin(cx) {
+                if end == StreamEnd::ResetEarly && !resets.bears(Instant::now()) {
+                    return Poll::Ready(Ended::Flood);
                 }
-                Some(Err(error)) => {
-                    debug!(%error, "a connection for discovery broke");
-                    return Ended::Normally;
-                }
-                None => return Ended::Normally,
-            },
-            () = &mut gone => return Ended::Normally,
-            useless = &mut useless => match useless {
-                Useless::Stalled => return Ended::Stalled,
-                Useless::Idle => {
-                    connection.graceful_shutdown();
-                    // For its client to take that well.
-                    _ = timeout(GOODBYE, poll_fn(|cx| connection.poll_closed(cx))).await;
-                    return Ended::Normally;
-                }
-            },
-            () = stop.cancelled(), if !stopping => {
-                connection.graceful_shutdown();
-                stopping = true;
+            }
+            // One write for what all of them have handed over.
+            if let Poll::Ready(result) = connection.poll_closed(cx) {
+                return Poll::Ready(result.err().map_or(ended, |error| failed(&error)));
             }
         }
-    }
-}
-
-/// Resolves when the peer does not answer pings any more.
-async fn peer_gone(pings: Option<PingPong>) {
-    // h2 hands it out once, to the first who asks.
-    let Some(mut pings) = pings else { return std::future::pending().await };
-    loop {
-        sleep(KEEP_ALIVE_INTERVAL).await;
-        if !matches!(timeout(KEEP_ALIVE_TIMEOUT, pings.ping(Ping::opaque())).await, Ok(Ok(_))) {
-            return;
+        if let Poll::Ready(useless) = useless.as_mut().poll(cx) {
+            return Poll::Ready(match useless {
+                Useless::Stalled => Ended::Stalled,
+                Useless::Idle => Ended::Idle,
+            });
         }
+        pulse.poll_gone(&pace, cx).map(|()| Ended::Gone)
+    };
+    let ended = poll_fn(|cx| {
+        let woken = readiness.begin_turn(cx.waker());
+        turn(woken, &mut Context::from_waker(&waker))
+    })
+    .await;
+    match ended {
+        Ended::Idle => connection.graceful_shutdown(),
+        Ended::Flood => connection.abrupt_shutdown(Reason::ENHANCE_YOUR_CALM),
+        _ => return ended,
+    }
+    // For its client to take that well.
+    _ = timeout(
+        GOODBYE,
+        poll_fn(|cx| {
+            pace.begin_turn();
+            connection.poll_closed(cx)
+        }),
+    )
+    .await;
+    ended
+}
+
+/// h2 itself ends a connection that floods it, with this reason.
+fn failed(error: &h2::Error) -> Ended {
+    debug!(%error, "a connection for discovery broke");
+    match error.reason() {
+        Some(Reason::ENHANCE_YOUR_CALM) if error.is_library() => Ended::Flood,
+        _ if error.is_library() => Ended::Fault,
+        _ => Ended::Client,
     }
 }
 
-/// One stream, from its request to its end.
-async fn run<B: Body<Data = Bytes> + Unpin>(
-    response: impl Future<Output = Response<B>>,
+/// How a stream ended, as far as its connection is concerned.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum StreamEnd {
+    Otherwise,
+    ResetEarly,
+}
+
+/// One stream, from its request to its end. What it takes to answer is boxed, because a future keeps the room of its largest
+/// part for all its life.
+async fn run<C: Content>(
+    mut response: Pin<Box<dyn Future<Output = Response<C>> + Send>>,
     mut respond: SendResponse<Bytes>,
     progress: Arc<Progress>,
-) {
-    let response = tokio::select! {
-        response = response => response,
-        _ = poll_fn(|cx| respond.poll_reset(cx)) => return,
+    pace: Arc<Pace>,
+) -> StreamEnd {
+    let begun = Instant::now();
+    let answered = poll_fn(|cx| match respond.poll_reset(cx) {
+        Poll::Ready(_) => Poll::Ready(Err(Gone)),
+        Poll::Pending => response.as_mut().poll(cx).map(Ok),
+    });
+    let answered = answered.await;
+    drop(response);
+    let sent = match answered {
+        Ok(response) => respond_with(response, respond, &progress, &pace).await,
+        Err(gone) => Err(gone),
     };
-    let (head, body) = response.into_parts();
-    let ends = body.is_end_stream();
-    // It fails when the client is gone.
-    if let Ok(stream) = respond.send_response(Response::from_parts(head, ()), ends)
-        && !ends
-    {
-        _ = send_body(body, stream, &progress).await;
+    match sent {
+        Err(Gone) if begun.elapsed() < EARLY => StreamEnd::ResetEarly,
+        _ => StreamEnd::Otherwise,
     }
 }
 
 /// The client has reset the stream or is gone, or we have reset it.
 struct Gone;
 
-async fn send_body<B: Body<Data = Bytes> + Unpin>(
-    mut body: B,
-    mut stream: SendStream<Bytes>,
+async fn respond_with<C: Content>(
+    response: Response<C>,
+    mut respond: SendResponse<Bytes>,
     progress: &Progress,
+    pace: &Pace,
 ) -> Result<(), Gone> {
+    let (head, mut content) = response.into_parts();
+    let ends = content.is_empty();
+    let mut stream = respond.send_response(Response::from_parts(head, ()), ends).map_err(|_| Gone)?;
+    if ends {
+        return Ok(());
+    }
     loop {
-        let frame = poll_fn(|cx| {
-            if stream.poll_reset(cx).is_ready() {
-                return Poll::Ready(Err(Gone));
-            }
-            Pin::new(&mut body).poll_frame(cx).map(Ok)
-        });
-        match frame.await? {
-            Some(Ok(frame)) => match frame.into_data() {
-                Ok(data) => send_data(data, &mut stream, progress).await?,
-                Err(frame) => {
-                    let trailers = frame.into_trailers().unwrap_or_default();
-                    return stream.send_trailers(trailers).map_err(|_| Gone);
-                }
-            },
-            Some(Err(_)) => {
-                stream.send_reset(Reason::INTERNAL_ERROR);
-                return Err(Gone);
-            }
+        let piece = {
+            let mut next = pin!(content.next());
+            poll_fn(|cx| match stream.poll_reset(cx) {
+                Poll::Ready(_) => Poll::Ready(Err(Gone)),
+                Poll::Pending => next.as_mut().poll(cx).map(Ok),
+            })
+            .await?
+        };
+        match piece {
+            Some(Piece::Data(data)) => send_data(data, &mut stream, progress, pace).await?,
+            Some(Piece::Trailers(trailers)) => return stream.send_trailers(trailers).map_err(|_| Gone),
             None => return stream.send_data(Bytes::new(), true).map_err(|_| Gone),
         }
     }
 }
 
-/// Hands data to h2, as much at a time as the client has room for.
-async fn send_data(mut data: Bytes, stream: &mut SendStream<Bytes>, progress: &Progress) -> Result<(), Gone> {
+/// Hands data to h2, as much at a time as the client has room for, and no faster than the connection may.
+async fn send_data(
+    mut data: Bytes,
+    stream: &mut SendStream<Bytes>,
+    progress: &Progress,
+    pace: &Pace,
+) -> Result<(), Gone> {
     while !data.is_empty() {
         stream.reserve_capacity(data.len());
-        let mut room = stream.capacity();
-        if room == 0 {
+        let room = poll_fn(|cx| {
+            if !pace.may_send() {
+                // In another turn: the connection asks its streams again when they may.
+                cx.waker().wake_by_ref();
+                return Poll::Pending;
+            }
+            let room = stream.capacity();
+            if room > 0 {
+                return Poll::Ready(Ok(room));
+            }
             progress.waits();
-            room = poll_fn(|cx| {
-                if progress.poll_stalled(cx).is_ready() {
-                    stream.send_reset(Reason::CANCEL);
-                    return Poll::Ready(Err(Gone));
-                }
-                if stream.poll_reset(cx).is_ready() {
-                    return Poll::Ready(Err(Gone));
-                }
-                match ready!(stream.poll_capacity(cx)) {
-                    Some(Ok(room)) => Poll::Ready(Ok(room)),
-                    Some(Err(_)) | None => Poll::Ready(Err(Gone)),
-                }
-            })
-            .await?;
-        }
+            if progress.poll_stalled(cx).is_ready() {
+                stream.send_reset(Reason::CANCEL);
+                return Poll::Ready(Err(Gone));
+            }
+            if stream.poll_reset(cx).is_ready() {
+                return Poll::Ready(Err(Gone));
+            }
+            match ready!(stream.poll_capacity(cx)) {
+                Some(Ok(room)) => Poll::Ready(Ok(room)),
+                Some(Err(_)) | None => Poll::Ready(Err(Gone)),
+            }
+        });
+        let room = room.await?;
         progress.took();
-        stream.send_data(data.split_to(room.min(data.len())), false).map_err(|_| Gone)?;
+        let piece = data.split_to(room.min(data.len()));
+        pace.sent(piece.len());
+        stream.send_data(piece, false).map_err(|_| Gone)?;
     }
     Ok(())
+}
+
+// === impl Ended ===
+
+impl Ended {
+    pub(super) const ALL: [Self; 7] =
+        [Self::Client, Self::Shutdown, Self::Stalled, Self::Idle, Self::Gone, Self::Flood, Self::Fault];
+
+    pub(super) const fn as_str(self) -> &'static str {
+        match self {
+            Self::Client => "client",
+            Self::Shutdown => "shutdown",
+            Self::Stalled => "stalled",
+            Self::Idle => "idle",
+            Self::Gone => "gone",
+            Self::Flood => "flood",
+            Self::Fault => "fault",
+        }
+    }
 }

@@ -49,11 +49,11 @@ pub(super) struct Member {
     pub(super) subject: Subject,
 }
 
-/// What an endpoint stands for.
-#[derive(Clone, Debug)]
+/// What an endpoint stands for. Two are equal when they were made from the same objects.
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Subject {
-    Pod(Box<PodSubject>),
-    Workload(Box<WorkloadSubject>),
+    Pod(Arc<PodSubject>),
+    Workload(Arc<WorkloadSubject>),
     /// Nothing but its address.
     Address,
 }
@@ -73,7 +73,7 @@ pub(super) struct WorkloadSubject {
 }
 
 /// The ports that Servers make opaque for everything with the same labels.
-#[derive(Debug, Default)]
+#[derive(Debug, Default, PartialEq, Eq)]
 struct SelectedPorts {
     numbers: HashSet<u16>,
     names: HashSet<Box<str>>,
@@ -138,13 +138,13 @@ impl Subject {
                 let pod = state.pods.get(namespace, name)?;
                 let select = |labels| state.servers.opaque_for_pod(namespace, labels).collect();
                 let selected = lookups.of_pods.or_find(&pod.labels, select);
-                Some(Self::Pod(Box::new(PodSubject { owner: root_owner(state, pod), pod: Arc::clone(pod), selected })))
+                Some(Self::Pod(Arc::new(PodSubject { owner: root_owner(state, pod), pod: Arc::clone(pod), selected })))
             }
             Target::ExternalWorkload(name) => {
                 let workload = state.workloads.get(&NamespacedName::new(namespace, Arc::clone(name)))?;
                 let select = |labels| state.servers.opaque_for_workload(namespace, labels).collect();
                 let selected = lookups.of_workloads.or_find(&workload.labels, select);
-                Some(Self::Workload(Box::new(WorkloadSubject { workload: Arc::clone(workload), selected })))
+                Some(Self::Workload(Arc::new(WorkloadSubject { workload: Arc::clone(workload), selected })))
             }
         }
     }
@@ -162,6 +162,23 @@ impl Subject {
         }
     }
 }
+
+/// The state keeps an object for as long as nothing in it changes.
+impl PartialEq for PodSubject {
+    fn eq(&self, other: &Self) -> bool {
+        Arc::ptr_eq(&self.pod, &other.pod) && self.owner == other.owner && self.selected == other.selected
+    }
+}
+
+impl Eq for PodSubject {}
+
+impl PartialEq for WorkloadSubject {
+    fn eq(&self, other: &Self) -> bool {
+        Arc::ptr_eq(&self.workload, &other.workload) && self.selected == other.selected
+    }
+}
+
+impl Eq for WorkloadSubject {}
 
 impl PodSubject {
     /// Whether proxies are not to look at the protocol of this port.

@@ -118,7 +118,7 @@ fn the_owner_is_climbed_to_through_what_is_known_of_replica_sets_and_jobs() {
         let mut objects = pod_with(&json!({ "ownerReferences": pods }), &json!({}));
         objects.extend(between.clone());
         let Subject::Pod(pod) = subject(objects) else { panic!("it is a Pod") };
-        let found = pod.owner.map(|owner| format!("{}/{}", owner.kind, owner.name));
+        let found = pod.owner.as_ref().map(|owner| format!("{}/{}", owner.kind, owner.name));
         assert_eq!(found.as_deref(), expected, "{pods:?} through {between:?}");
     }
 }
@@ -130,7 +130,7 @@ fn a_replica_set_of_another_namespace_is_not_climbed_through() {
     let metadata = json!({"name": "t2-5f79", "namespace": "other", "ownerReferences": owner("Deployment", "t2")});
     objects.push((Kind::ReplicaSet, json!({ "metadata": metadata })));
     let Subject::Pod(pod) = subject(objects) else { panic!("it is a Pod") };
-    assert_eq!(&*pod.owner.unwrap().kind, "ReplicaSet");
+    assert_eq!(&*pod.owner.as_ref().unwrap().kind, "ReplicaSet");
 }
 
 fn server(name: &str, spec: &Value) -> (Kind, Value) {

@@ -9,7 +9,7 @@ use prometheus::{
 use tokio::time::Instant;
 use tonic::Code;
 
-use super::snapshot::Messages;
+use super::{connection::Ended, snapshot::Messages};
 
 const SERVICE: &str = "io.linkerd.proxy.destination.Destination";
 
@@ -30,7 +30,9 @@ pub(super) struct Metrics {
     applied: Histogram,
     encoded: Histogram,
     taken: Histogram,
-    pub(super) stalled_connections: IntCounter,
+    refused: IntCounterVec,
+    pub(super) connections: IntGauge,
+    connections_ended: IntCounterVec,
 }
 
 /// What a stream is doing.
@@ -55,6 +57,15 @@ pub(super) enum End {
     Rerouted,
     /// The client took nothing for too long.
     Stalled,
+}
+
+/// Why a stream was refused that could be answered.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Busy {
+    /// Its request had waited too long for its turn.
+    Waited,
+    /// There were as many as there may be.
+    Full,
 }
 
 /// From the start of a call to its end, however it ends.
@@ -122,9 +133,17 @@ impl Metrics {
             applied: latency.with_label_values(&["applied"]),
             encoded: latency.with_label_values(&["encoded"]),
             taken: latency.with_label_values(&["taken"]),
-            stalled_connections: IntCounter::new(
-                "linkerd_operator_discovery_connections_stalled_total",
-                "Connections that were closed because no stream on them took anything",
+            refused: IntCounterVec::new(
+                Opts::new(
+                    "linkerd_operator_discovery_streams_refused_total",
+                    "Streams refused with UNAVAILABLE: their requests had waited too long, or there were too many",
+                ),
+                &["reason"],
+            )?,
+            connections: IntGauge::new("linkerd_operator_discovery_connections", "Open connections")?,
+            connections_ended: IntCounterVec::new(
+                Opts::new("linkerd_operator_discovery_connections_ended_total", "Connections that ended, by why"),
+                &["reason"],
             )?,
         };
         // Linkerd's destination ends a stream whose queue is full and counts it here. Ours has no queue; alerts stay valid.
@@ -135,6 +154,12 @@ impl Metrics {
         overflow.with_label_values(&[""]);
         for end in [End::Client, End::Shutdown, End::Rerouted, End::Stalled] {
             metrics.ended.with_label_values(&[end.as_str()]);
+        }
+        for busy in [Busy::Waited, Busy::Full] {
+            metrics.refused.with_label_values(&[busy.as_str()]);
+        }
+        for ended in Ended::ALL {
+            metrics.connections_ended.with_label_values(&[ended.as_str()]);
         }
         for code in [
             Code::Ok,
@@ -158,7 +183,9 @@ impl Metrics {
         registry.register(Box::new(states))?;
         registry.register(Box::new(metrics.ended.clone()))?;
         registry.register(Box::new(latency))?;
-        registry.register(Box::new(metrics.stalled_connections.clone()))?;
+        registry.register(Box::new(metrics.refused.clone()))?;
+        registry.register(Box::new(metrics.connections.clone()))?;
+        registry.register(Box::new(metrics.connections_ended.clone()))?;
         registry.register(Box::new(overflow))?;
         Ok(Arc::new(metrics))
     }
@@ -194,6 +221,14 @@ impl Metrics {
 
     pub(super) fn ended(&self, end: End) {
         self.ended.with_label_values(&[end.as_str()]).inc();
+    }
+
+    pub(super) fn refused(&self, busy: Busy) {
+        self.refused.with_label_values(&[busy.as_str()]).inc();
+    }
+
+    pub(super) fn connection_ended(&self, ended: Ended) {
+        self.connections_ended.with_label_values(&[ended.as_str()]).inc();
     }
 
     pub(super) fn applied(&self, received: Instant) {
@@ -239,6 +274,17 @@ impl StreamState {
             Self::Opening => "opening",
             Self::Idle => "idle",
             Self::Blocked => "blocked",
+        }
+    }
+}
+
+// === impl Busy ===
+
+impl Busy {
+    const fn as_str(self) -> &'static str {
+        match self {
+            Self::Waited => "waited",
+            Self::Full => "full",
         }
     }
 }

@@ -13,12 +13,17 @@ mod authority;
 mod connection;
 mod context_token;
 mod endpoint;
+mod endpoint_set;
 mod exports;
 mod members;
 mod metrics;
 #[cfg(test)]
 mod oracle_tests;
+mod pace;
 mod progress;
+mod pulse;
+mod readiness;
+mod resets;
 mod resolve;
 mod server;
 pub mod settings;
@@ -36,8 +41,7 @@ use prometheus::Registry;
 use tokio_util::sync::CancellationToken;
 use tonic_health::{
     ServingStatus::{NotServing, Serving},
-    pb::health_server::HealthServer,
-    server::{HealthReporter, HealthService},
+    server::HealthReporter,
 };
 
 use crate::{
@@ -71,9 +75,7 @@ pub fn spawn(
     let views = Views::new(cluster.clone(), settings, metrics);
     registry.register(Box::new(Groups::new(&views)?))?;
     let reporter = HealthReporter::new();
-    let health = HealthServer::new(HealthService::from_health_reporter(reporter.clone()))
-        .max_decoding_message_size(server::LONGEST_REQUEST);
-    let server = Server { views: Arc::clone(&views), health, reporter: reporter.clone() };
+    let server = Server::new(Arc::clone(&views), reporter.clone());
     readers.spawn("discovery-publisher", views.publish(Arc::clone(dirty)));
     servers.spawn("destination-server", Arc::new(server).serve(listener, stop));
     readers.spawn("destination-health", report_health(cluster.clone(), reporter));

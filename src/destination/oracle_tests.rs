@@ -16,16 +16,17 @@ use e2e::{
     world::{Change, World},
 };
 use futures::FutureExt;
-use http_body_util::BodyExt;
 use kube::runtime::watcher::Event;
 use linkerd2_proxy_api::destination::WeightedAddr;
 use prometheus::Registry;
 use prost::Message;
 use rand::{RngExt, SeedableRng, rngs::StdRng, seq::IndexedRandom};
 use serde_json::Value;
+use tokio::sync::Semaphore;
 
 use super::{
     authority::ServiceAuthority,
+    connection::Piece,
     context_token::ContextToken,
     metrics::Metrics,
     progress::Progress,
@@ -85,10 +86,12 @@ impl Client {
         let authority = ServiceAuthority::parse(&self.request.path, &settings.cluster_domain)
             .map_err(|error| refused(tonic::Status::invalid_argument(error.to_string())))?;
         let token = ContextToken::parse(&self.request.token);
-        let request = Request::new(&self.request.path, authority, &token.node);
-        let subscription = views.subscribe(&request).map_err(|refusal| refused(request.refused(&refusal)))?;
+        let path = &self.request.path;
+        let request = Request::new(authority, &token.node);
+        let subscription = views.subscribe(&request).map_err(|refusal| refused(request.refused(&refusal, path)))?;
+        let place = Arc::new(Semaphore::new(1)).try_acquire_owned().unwrap();
         let call = views.metrics.began();
-        self.stream = Some(GetStream::new(Arc::clone(views), request, subscription, Arc::<Progress>::default(), call));
+        self.stream = Some(GetStream::new(request, subscription, Arc::<Progress>::default(), call, place));
         (self.known, self.first) = (BTreeMap::new(), true);
         Ok(())
     }
@@ -99,14 +102,10 @@ impl Client {
         for _ in 0..pieces {
             let Some(stream) = &mut self.stream else { break };
             // Without tokio's budget: here nothing ready may look as if it were not.
-            match tokio::task::unconstrained(stream.frame()).now_or_never() {
+            match tokio::task::unconstrained(stream.next()).now_or_never() {
                 None => break,
-                Some(Some(Ok(frame))) => match frame.into_data() {
-                    Ok(data) => frames.extend_from_slice(&data),
-                    Err(_trailers) => self.stream = None,
-                },
-                Some(Some(Err(never))) => match never {},
-                Some(None) => self.stream = None,
+                Some(Some(Piece::Data(data))) => frames.extend_from_slice(&data),
+                Some(Some(Piece::Trailers(_)) | None) => self.stream = None,
             }
         }
         let mut frames = &frames[..];

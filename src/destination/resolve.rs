@@ -27,8 +27,6 @@ pub(super) struct ViewKey {
 /// Who asks for what.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Request {
-    /// As the client wrote it, for messages.
-    pub(super) path: Box<str>,
     pub(super) service: NamespacedName,
     pub(super) query: Query,
     /// The client's node; empty when it is not known.
@@ -47,9 +45,9 @@ pub(super) enum Refusal {
 }
 
 impl Request {
-    pub(super) fn new(path: &str, authority: ServiceAuthority, node: &str) -> Self {
+    pub(super) fn new(authority: ServiceAuthority, node: &str) -> Self {
         let ServiceAuthority { service, port, instance } = authority;
-        Self { path: path.into(), service, query: Query { port, instance }, node: node.into() }
+        Self { service, query: Query { port, instance }, node: node.into() }
     }
 
     /// # Errors
@@ -66,10 +64,9 @@ impl Request {
         }
     }
 
-    /// The refusal as the client reads it, in upstream's words.
-    pub(super) fn refused(&self, refusal: &Refusal) -> Status {
+    /// The refusal as the client reads it, in upstream's words; `path` is the target as the client wrote it.
+    pub(super) fn refused(&self, refusal: &Refusal, path: &str) -> Status {
         let NamespacedName { namespace, name } = &self.service;
-        let path = &self.path;
         match refusal {
             Refusal::NoService => Status::not_found(format!("Service {name}.{namespace} not found")),
             Refusal::NotFederated => Status::unknown(format!("service {namespace}/{name} is not a federated service")),

@@ -10,7 +10,7 @@ use crate::cluster::{Kind as Watched, feed::Feed};
 const PATH: &str = "web.ns.svc.cluster.local:80";
 
 fn request(node: &str) -> Request {
-    Request::new(PATH, ServiceAuthority::parse(PATH, "cluster.local").unwrap(), node)
+    Request::new(ServiceAuthority::parse(PATH, "cluster.local").unwrap(), node)
 }
 
 fn feed(services: impl IntoIterator<Item = Value>) -> Feed {
@@ -56,7 +56,7 @@ fn each_kind_of_service_has_its_answer_and_of_several_marks_the_first_counts() {
     ] {
         let feed = feed([service(labels, annotations, spec)]);
         let request = request("");
-        let refused = request.resolve(&feed.cluster.read()).err().map(|refusal| request.refused(&refusal));
+        let refused = request.resolve(&feed.cluster.read()).err().map(|refusal| request.refused(&refusal, PATH));
         let refused = refused.map(|status| (status.code(), status.message().to_owned()));
         assert_eq!(refused, *expected, "labels {labels}, annotations {annotations}, spec {spec}");
     }
@@ -68,9 +68,9 @@ fn a_service_that_is_not_there_is_not_found_and_one_of_another_namespace_is_anot
     let feed = feed([elsewhere]);
     let request = request("");
     let refusal = request.resolve(&feed.cluster.read()).unwrap_err();
-    let status = request.refused(&refusal);
+    let status = request.refused(&refusal, PATH);
     assert_eq!((status.code(), status.message()), (Code::NotFound, "Service web.ns not found"));
-    assert_eq!(request.refused(&Refusal::Stopping).code(), Code::Unavailable, "clients try another replica");
+    assert_eq!(request.refused(&Refusal::Stopping, PATH).code(), Code::Unavailable, "clients try another replica");
 }
 
 #[test]

@@ -6,18 +6,13 @@
 //! Always holds: a connection, a request and a reader that stands still have a deadline; every task is waited for at the
 //! end; streams end with OK when the process stops.
 
-use std::{
-    pin::Pin,
-    sync::Arc,
-    task::{Context, Poll},
-    time::Duration,
-};
+use std::{sync::Arc, time::Duration};
 
 use bytes::{Buf, Bytes};
 use h2::RecvStream;
 use http::{HeaderValue, Method, Request, Response, StatusCode, header};
 use http_body::{Body, Frame};
-use http_body_util::StreamBody;
+use http_body_util::{BodyExt, StreamBody};
 use prost::Message;
 use tokio::{
     net::{TcpListener, TcpStream},
@@ -25,7 +20,7 @@ use tokio::{
     time::timeout,
 };
 use tokio_util::{sync::CancellationToken, task::TaskTracker};
-use tonic::{Status, server::NamedService};
+use tonic::{Code, Status, server::NamedService};
 use tonic_health::{
     pb::health_server::HealthServer,
     server::{HealthReporter, HealthService},
@@ -35,9 +30,9 @@ use tracing::{debug, warn};
 
 use super::{
     authority::ServiceAuthority,
-    connection::{self, Ended},
+    connection::{self, Asked, Content, Piece},
     context_token::ContextToken,
-    progress::Progress,
+    metrics::Busy,
     resolve,
     stream::GetStream,
     transport::Transport,
@@ -45,13 +40,15 @@ use super::{
 };
 use crate::proto::destination::GetDestination;
 
+/// In a refusal: whoever balances over several replicas is to try another.
+const BUSY: &str = "this destination is busy: ask another, or again";
+const FULL: &str = "this destination has as many streams as it can hold: ask another";
+
 const GET: &str = "/io.linkerd.proxy.destination.Destination/Get";
 
 /// What the health service is asked about.
 pub(super) const HEALTH_OF: [&str; 2] = ["", "io.linkerd.proxy.destination.Destination"];
 
-/// What every proxy of a large mesh needs if each connects by itself.
-const CONNECTIONS: usize = 20_000;
 /// Longer than any request can be that means something: a name of 253 characters, a port, a token.
 pub(super) const LONGEST_REQUEST: usize = 16 * 1024;
 const REQUEST_TIMEOUT: Duration = Duration::from_secs(10);
@@ -62,22 +59,31 @@ const GOODBYE: Duration = Duration::from_secs(2);
 const LONGEST_QUOTE: usize = 512;
 
 pub(super) struct Server {
-    pub(super) views: Arc<Views>,
-    pub(super) health: HealthServer<HealthService>,
-    pub(super) reporter: HealthReporter,
+    views: Arc<Views>,
+    health: HealthServer<HealthService>,
+    reporter: HealthReporter,
+    /// One for each stream that there may be.
+    places: Arc<Semaphore>,
 }
 
 impl Server {
+    pub(super) fn new(views: Arc<Views>, reporter: HealthReporter) -> Self {
+        let health = HealthServer::new(HealthService::from_health_reporter(reporter.clone()))
+            .max_decoding_message_size(LONGEST_REQUEST);
+        let places = Arc::new(Semaphore::new(views.settings.limits.streams.min(Semaphore::MAX_PERMITS)));
+        Self { views, health, reporter, places }
+    }
+
     /// Serves until `stop`, and then until the streams have ended.
     pub(super) async fn serve(self: Arc<Self>, listener: TcpListener, stop: CancellationToken) {
         let tasks = TaskTracker::new();
-        let places = Arc::new(Semaphore::new(CONNECTIONS));
+        let places = Arc::new(Semaphore::new(self.views.settings.limits.connections.min(Semaphore::MAX_PERMITS)));
         let accept = async {
             loop {
                 let Ok(place) = Arc::clone(&places).acquire_owned().await else { return };
                 match listener.accept().await {
                     Ok((stream, _)) => {
-                        let connection = Arc::clone(&self).connection(stream, tasks.clone(), stop.clone());
+                        let connection = Arc::clone(&self).connection(stream, stop.clone());
                         tasks.spawn(async move {
                             let _place = place;
                             connection.await;
@@ -107,7 +113,7 @@ impl Server {
         }
     }
 
-    async fn connection(self: Arc<Self>, stream: TcpStream, tasks: TaskTracker, stop: CancellationToken) {
+    async fn connection(self: Arc<Self>, stream: TcpStream, stop: CancellationToken) {
         let transport = match Transport::accept(stream).await {
             Ok(transport) => transport,
             Err(error) => {
@@ -115,18 +121,19 @@ impl Server {
                 return;
             }
         };
-        let server = Arc::clone(&self);
-        let answer = move |request, progress| {
-            let server = Arc::clone(&server);
-            async move { server.call(request, progress).await }
+        let metrics = &self.views.metrics;
+        metrics.connections.inc();
+        let answer = |asked| {
+            let server = Arc::clone(&self);
+            async move { server.call(asked).await }
         };
-        let stall_timeout = self.views.settings.stream_stall_timeout;
-        if connection::serve(transport, stall_timeout, &tasks, &stop, answer).await == Ended::Stalled {
-            self.views.metrics.stalled_connections.inc();
-        }
+        let ended = connection::serve(transport, &self.views.settings.limits, &stop, answer).await;
+        metrics.connections.dec();
+        metrics.connection_ended(ended);
     }
 
-    async fn call(&self, request: Request<RecvStream>, progress: Arc<Progress>) -> Response<ResponseBody> {
+    async fn call(&self, asked: Asked) -> Response<Answer> {
+        let Asked { request, waited, progress } = asked;
         let path = request.uri().path();
         if path.strip_prefix('/').is_some_and(|path| path.starts_with(HealthServer::<HealthService>::NAME)) {
             let request = request.map(|mut body| {
@@ -135,7 +142,7 @@ impl Server {
             });
             let mut health = self.health.clone();
             return match timeout(REQUEST_TIMEOUT, health.call(request)).await {
-                Ok(Ok(response)) => response.map(ResponseBody::Health),
+                Ok(Ok(response)) => response.map(Answer::Health),
                 Ok(Err(never)) => match never {},
                 Err(_) => refuse(&Status::deadline_exceeded(LATE_REQUEST)),
             };
@@ -150,11 +157,22 @@ impl Server {
         if path != GET {
             return refuse(&Status::unimplemented(format!("no method {}", quote(path))));
         }
-        let mut call = self.views.metrics.began();
+        let metrics = &self.views.metrics;
+        let mut call = metrics.began();
+        if waited > self.views.settings.limits.stream_wait {
+            metrics.refused(Busy::Waited);
+            call.will_end(Code::Unavailable);
+            return refuse(&Status::unavailable(BUSY));
+        }
+        let Ok(place) = Arc::clone(&self.places).try_acquire_owned() else {
+            metrics.refused(Busy::Full);
+            call.will_end(Code::Unavailable);
+            return refuse(&Status::unavailable(FULL));
+        };
         match self.get(request).await {
             Ok((request, subscription)) => {
-                let stream = GetStream::new(Arc::clone(&self.views), request, subscription, progress, call);
-                let mut response = Response::new(ResponseBody::Get(Box::new(stream)));
+                let stream = GetStream::new(request, subscription, progress, call, place);
+                let mut response = Response::new(Answer::Get(stream));
                 response.headers_mut().insert(header::CONTENT_TYPE, HeaderValue::from_static("application/grpc"));
                 response
             }
@@ -177,8 +195,9 @@ impl Server {
         let authority = ServiceAuthority::parse(&message.path, &self.views.settings.cluster_domain)
             .map_err(|error| Status::invalid_argument(quote(&error.to_string())))?;
         let token = ContextToken::parse(&message.context_token);
-        let request = resolve::Request::new(quote(&message.path).as_str(), authority, &token.node);
-        let subscription = self.views.subscribe(&request).map_err(|refusal| request.refused(&refusal))?;
+        let request = resolve::Request::new(authority, &token.node);
+        let subscription = self.views.subscribe(&request);
+        let subscription = subscription.map_err(|refusal| request.refused(&refusal, quote(&message.path).as_str()))?;
         Ok((request, subscription))
     }
 }
@@ -229,39 +248,44 @@ fn is_grpc(content_type: &[u8]) -> bool {
 
 /// An answer that is a status only: headers that are trailers. A text with all that a client wrote would break the limit that
 /// clients set to headers, and look to them like a broken connection.
-fn refuse(status: &Status) -> Response<ResponseBody> {
-    Status::new(status.code(), quote(status.message())).into_http::<()>().map(|()| ResponseBody::Empty)
+fn refuse(status: &Status) -> Response<Answer> {
+    Status::new(status.code(), quote(status.message())).into_http::<()>().map(|()| Answer::Empty)
 }
 
-fn plain(code: StatusCode) -> Response<ResponseBody> {
-    let mut response = Response::new(ResponseBody::Empty);
+fn plain(code: StatusCode) -> Response<Answer> {
+    let mut response = Response::new(Answer::Empty);
     *response.status_mut() = code;
     response
 }
 
-enum ResponseBody {
-    Get(Box<GetStream>),
+/// What a call is answered with.
+#[allow(clippy::large_enum_variant, reason = "nearly all are streams")]
+enum Answer {
+    Get(GetStream),
     Health(tonic::body::Body),
     Empty,
 }
 
-impl Body for ResponseBody {
-    type Data = Bytes;
-    type Error = Status;
-
-    fn poll_frame(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, Status>>> {
-        match self.get_mut() {
-            Self::Get(stream) => Pin::new(&mut **stream).poll_frame(cx).map_err(|never| match never {}),
-            Self::Health(body) => Pin::new(body).poll_frame(cx),
-            Self::Empty => Poll::Ready(None),
-        }
-    }
-
-    fn is_end_stream(&self) -> bool {
+impl Content for Answer {
+    fn is_empty(&self) -> bool {
         match self {
             Self::Get(_) => false,
             Self::Health(body) => body.is_end_stream(),
             Self::Empty => true,
+        }
+    }
+
+    async fn next(&mut self) -> Option<Piece> {
+        match self {
+            Self::Get(stream) => stream.next().await,
+            Self::Health(body) => match body.frame().await? {
+                Ok(frame) => match frame.into_data() {
+                    Ok(data) => Some(Piece::Data(data)),
+                    Err(frame) => frame.into_trailers().ok().map(Piece::Trailers),
+                },
+                Err(status) => Some(Piece::Trailers(status.into_http::<()>().into_parts().0.headers)),
+            },
+            Self::Empty => None,
         }
     }
 }
@@ -283,11 +307,10 @@ mod tests {
         }
         let service = HealthService::from_health_reporter(reporter.clone());
         let views = Views::new(Feed::default().cluster, settings(), metrics);
-        let health = HealthServer::new(HealthService::from_health_reporter(reporter.clone()));
         let stop = CancellationToken::new();
         stop.cancel();
         let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).await.unwrap();
-        Arc::new(Server { views, health, reporter }).serve(listener, stop).await;
+        Arc::new(Server::new(views, reporter)).serve(listener, stop).await;
         for name in HEALTH_OF {
             let request = tonic::Request::new(HealthCheckRequest { service: name.to_owned() });
             let status = service.check(request).await.unwrap().into_inner().status();

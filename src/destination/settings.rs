@@ -26,6 +26,18 @@ pub struct Settings {
     pub meshed_http2_client_params: Http2Params,
     /// No `no_endpoints`, ever.
     pub strict_upstream_parity: bool,
+    pub limits: Limits,
+}
+
+/// How much of us clients may have.
+#[derive(Clone, Debug)]
+pub struct Limits {
+    pub connections: usize,
+    /// Of all connections together.
+    pub streams: usize,
+    pub streams_per_connection: u32,
+    /// A request that has waited longer for its turn is refused: its client is about to give up, and to ask again.
+    pub stream_wait: Duration,
     /// How long a client may leave untaken what waits for it.
     pub stream_stall_timeout: Duration,
 }
@@ -142,7 +154,13 @@ pub mod tests {
             ext_endpoint_zone_weights: false,
             meshed_http2_client_params: Http2Params::default(),
             strict_upstream_parity: false,
-            stream_stall_timeout: Duration::from_secs(60),
+            limits: Limits {
+                connections: 10,
+                streams: 100,
+                streams_per_connection: 100,
+                stream_wait: Duration::from_millis(1_500),
+                stream_stall_timeout: Duration::from_secs(60),
+            },
         }
     }
 

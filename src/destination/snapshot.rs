@@ -3,25 +3,29 @@
 //! In: encoded endpoints, sorted by socket address. Out: finished gRPC frames. Always holds: folding the frames between two
 //! snapshots into the first gives the second; an Add goes before a Remove; nothing is framed when nothing differs. A small
 //! message is encoded once and shared by all who get it; a large one is put together from its endpoints piece by piece, so
-//! that a client that reads slowly costs two pointers and one piece.
+//! that a client that reads slowly costs two snapshots, which share what they have in common, and one piece.
 
 use std::{
     collections::BTreeMap,
     net::SocketAddr,
     sync::{
-        Arc, OnceLock,
+        Arc, OnceLock, Weak,
         atomic::{AtomicU64, Ordering},
     },
 };
 
 use bytes::{BufMut, Bytes, BytesMut};
+use parking_lot::Mutex;
 use prost::{
     Message,
     encoding::{WireType, encode_key, encode_varint, encoded_len_varint},
 };
 use tokio::time::Instant;
 
-use super::endpoint::tcp_address;
+use super::{
+    endpoint::tcp_address,
+    endpoint_set::{Endpoint, EndpointSet, Source, Step, Walk},
+};
 use crate::proto::destination::{NoEndpoints, Update, WeightedAddrSet, update};
 
 /// What is encoded once and shared by all clients is no longer.
@@ -37,14 +41,6 @@ const REMOVE: u32 = 2;
 /// The field of `WeightedAddrSet` and `AddrSet` that holds addresses.
 const ADDRS: u32 = 1;
 
-/// An endpoint as clients of one view see it.
-#[derive(Debug, PartialEq, Eq)]
-pub(super) struct Endpoint {
-    pub(super) address: SocketAddr,
-    /// Its `WeightedAddr`, with the key and the length that it has in a set.
-    field: Box<[u8]>,
-}
-
 /// The whole state of a view at one time.
 #[derive(Debug)]
 pub(super) struct Snapshot {
@@ -52,8 +48,9 @@ pub(super) struct Snapshot {
     version: u64,
     /// The labels of the set, as fields of `WeightedAddrSet`.
     labels: Box<[u8]>,
-    endpoints: Box<[Arc<Endpoint>]>,
-    full: OnceLock<Option<Shared>>,
+    endpoints: EndpointSet,
+    /// The first message for new streams, for as long as any of them has not got rid of it: they come in crowds.
+    full: Mutex<Weak<Whole>>,
     /// What leads here from the version before.
     delta: Option<(u64, Shared)>,
     /// When the event was received that this is the answer to.
@@ -75,6 +72,10 @@ pub(super) struct Messages {
     pub(super) no_endpoints: u32,
 }
 
+/// A snapshot in one message. Owned by all who send it.
+#[derive(Debug)]
+struct Whole(Shared);
+
 /// What is sent to one client, in pieces that are made when they are asked for.
 #[derive(Debug)]
 pub(super) enum Frames {
@@ -87,8 +88,10 @@ pub(super) struct Made {
     from: Option<Arc<Snapshot>>,
     to: Arc<Snapshot>,
     phase: Phase,
+    /// All endpoints have to be told anew: their set has other labels.
+    relabelled: bool,
     /// How far both snapshots were walked.
-    at: Cursor,
+    at: Walk,
     /// Items left of the message under way.
     left: usize,
     /// The messages that began with the piece under way.
@@ -102,17 +105,11 @@ enum Phase {
     Done,
 }
 
-#[derive(Clone, Copy, Debug, Default)]
-struct Cursor {
-    from: usize,
-    to: usize,
-}
-
 // === impl Endpoint ===
 
 impl Endpoint {
-    pub(super) fn new(address: SocketAddr, weighted_address: &[u8]) -> Self {
-        Self { address, field: field(ADDRS, weighted_address) }
+    pub(super) fn new(address: SocketAddr, weighted_address: &[u8], source: Option<Source>) -> Self {
+        Self { address, field: field(ADDRS, weighted_address), source }
     }
 
     /// Whether this is how it looks.
@@ -124,13 +121,13 @@ impl Endpoint {
 // === impl Snapshot ===
 
 impl Snapshot {
-    pub(super) fn new(labels: BTreeMap<String, String>, endpoints: Box<[Arc<Endpoint>]>, received: Instant) -> Self {
+    pub(super) fn new(labels: BTreeMap<String, String>, endpoints: EndpointSet, received: Instant) -> Self {
         static VERSIONS: AtomicU64 = AtomicU64::new(0);
         Self {
             version: VERSIONS.fetch_add(1, Ordering::Relaxed),
             labels: WeightedAddrSet { addrs: Vec::new(), metric_labels: labels }.encode_to_vec().into(),
             endpoints,
-            full: OnceLock::new(),
+            full: Mutex::default(),
             delta: None,
             received,
         }
@@ -139,7 +136,7 @@ impl Snapshot {
     /// The snapshot that comes after another, with the frames between them. `None` when clients see no difference.
     pub(super) fn after(self, before: &Arc<Self>) -> Option<Self> {
         // Labels come with endpoints: there is no message for those of an empty set.
-        if (self.labels == before.labels || self.is_empty()) && same(&self.endpoints, &before.endpoints) {
+        if (self.labels == before.labels || self.is_empty()) && same(&before.endpoints, &self.endpoints) {
             return None;
         }
         let next = Arc::new(self);
@@ -158,7 +155,7 @@ impl Snapshot {
         self.endpoints.is_empty()
     }
 
-    pub(super) fn endpoints(&self) -> &[Arc<Endpoint>] {
+    pub(super) fn endpoints(&self) -> &EndpointSet {
         &self.endpoints
     }
 
@@ -172,8 +169,21 @@ impl Snapshot {
 impl Frames {
     /// The first message of a stream: all endpoints. Of none there is nothing to say but [`no_endpoints`].
     pub(super) fn first(to: &Arc<Snapshot>) -> Self {
-        match to.full.get_or_init(|| shared(&mut Made::new(None, Arc::clone(to)))) {
-            Some(frames) => Self::Shared(Some(frames.clone())),
+        let length: usize = to.endpoints.iter().map(|endpoint| endpoint.field.len()).sum();
+        if length + to.labels.len() > SHARED {
+            return Self::Made(Box::new(Made::new(None, Arc::clone(to))));
+        }
+        let mut full = to.full.lock();
+        let whole = full.upgrade().or_else(|| {
+            let whole = Arc::new(Whole(shared(&mut Made::new(None, Arc::clone(to)))?));
+            *full = Arc::downgrade(&whole);
+            Some(whole)
+        });
+        match whole {
+            Some(whole) => {
+                let messages = whole.0.messages;
+                Self::Shared(Some(Shared { frames: Bytes::from_owner(Owned(whole)), messages }))
+            }
             None => Self::Made(Box::new(Made::new(None, Arc::clone(to)))),
         }
     }
@@ -224,18 +234,28 @@ fn shared(made: &mut Made) -> Option<Shared> {
     (made.phase == Phase::Done).then_some(Shared { frames, messages: made.begun })
 }
 
+/// Keeps a snapshot's message for as long as bytes of it are under way.
+struct Owned(Arc<Whole>);
+
+impl AsRef<[u8]> for Owned {
+    fn as_ref(&self) -> &[u8] {
+        &self.0.0.frames
+    }
+}
+
 // === impl Made ===
 
 impl Made {
     fn new(from: Option<Arc<Snapshot>>, to: Arc<Snapshot>) -> Self {
-        Self { from, to, phase: Phase::Add, at: Cursor::default(), left: 0, begun: Messages::default() }
+        let relabelled = from.as_ref().is_some_and(|from| from.labels != to.labels);
+        Self { from, to, phase: Phase::Add, relabelled, at: Walk::default(), left: 0, begun: Messages::default() }
     }
 
     fn next(&mut self, longest: usize) -> Option<Bytes> {
         let mut piece = BytesMut::new();
         while self.phase != Phase::Done {
             if self.left == 0 && !self.begin_message(&mut piece) {
-                (self.phase, self.at) = (self.phase.next(), Cursor::default());
+                (self.phase, self.at) = (self.phase.next(), Walk::default());
                 continue;
             }
             let mut at = self.at;
@@ -277,33 +297,21 @@ impl Made {
     }
 
     /// The next endpoint that has to be told in this phase, at or after the cursor, which then stands behind it.
-    fn item(&self, at: &mut Cursor) -> Option<Item<'_>> {
-        let to = &self.to.endpoints;
-        let from = self.from.as_deref().map(|from| &*from.endpoints).unwrap_or_default();
-        let relabelled = self.from.as_ref().is_some_and(|from| from.labels != self.to.labels);
-        match self.phase {
-            Phase::Add => loop {
-                let new = to.get(at.to)?;
-                at.to += 1;
-                while from.get(at.from).is_some_and(|old| old.address < new.address) {
-                    at.from += 1;
-                }
-                let old = from.get(at.from).filter(|old| old.address == new.address);
-                if relabelled || old.is_none_or(|old| !is_same(old, new)) {
+    fn item(&self, at: &mut Walk) -> Option<Item<'_>> {
+        static NOTHING: EndpointSet = EndpointSet::empty();
+        let from = self.from.as_deref().map_or(&NOTHING, |from| &from.endpoints);
+        loop {
+            let step = at.next(from, &self.to.endpoints, !self.relabelled)?;
+            match (self.phase, step) {
+                (Phase::Add, Step::New(new)) => return Some(Item::Added(&new.field)),
+                (Phase::Add, Step::Both(old, new)) if self.relabelled || old != new => {
                     return Some(Item::Added(&new.field));
                 }
-            },
-            Phase::Remove => loop {
-                let old = from.get(at.from)?;
-                at.from += 1;
-                while to.get(at.to).is_some_and(|new| new.address < old.address) {
-                    at.to += 1;
-                }
-                if to.get(at.to).is_none_or(|new| new.address != old.address) {
+                (Phase::Remove, Step::Old(old)) => {
                     return Some(Item::Removed(field(ADDRS, &tcp_address(old.address).encode_to_vec())));
                 }
-            },
-            Phase::Done => None,
+                _ => {}
+            }
         }
     }
 }
@@ -338,12 +346,10 @@ impl Phase {
     }
 }
 
-fn same(one: &[Arc<Endpoint>], other: &[Arc<Endpoint>]) -> bool {
-    one.len() == other.len() && one.iter().zip(other).all(|(one, other)| is_same(one, other))
-}
-
-fn is_same(one: &Arc<Endpoint>, other: &Arc<Endpoint>) -> bool {
-    Arc::ptr_eq(one, other) || one == other
+/// Whether clients see no difference.
+fn same(old: &EndpointSet, new: &EndpointSet) -> bool {
+    let mut walk = Walk::default();
+    std::iter::from_fn(|| walk.next(old, new, true)).all(|step| matches!(step, Step::Both(old, new) if old == new))
 }
 
 fn field(tag: u32, content: &[u8]) -> Box<[u8]> {

@@ -13,7 +13,8 @@ use tokio::time::Instant;
 
 use super::{
     endpoint::tcp_address,
-    snapshot::{Endpoint, Frames, Snapshot},
+    endpoint_set::{Endpoint, EndpointSet},
+    snapshot::{Frames, Snapshot},
 };
 use crate::proto::destination::{NoEndpoints, Update, WeightedAddr, update::Update as Content};
 
@@ -24,14 +25,14 @@ fn endpoint(host: u32, weight: u32, padding: usize) -> Arc<Endpoint> {
     let address = SocketAddr::from(((0x0a00_0000 + host).to_be_bytes(), 80));
     let metric_labels = BTreeMap::from([("padding".to_owned(), "x".repeat(padding))]);
     let content = WeightedAddr { addr: Some(tcp_address(address)), weight, metric_labels, ..WeightedAddr::default() };
-    Arc::new(Endpoint::new(address, &content.encode_to_vec()))
+    Arc::new(Endpoint::new(address, &content.encode_to_vec(), None))
 }
 
 fn snapshot(label: &str, endpoints: impl IntoIterator<Item = Arc<Endpoint>>) -> Arc<Snapshot> {
     let labels = BTreeMap::from([("service".to_owned(), label.to_owned())]);
     let mut endpoints: Vec<_> = endpoints.into_iter().collect();
     endpoints.sort_by_key(|endpoint| endpoint.address);
-    Arc::new(Snapshot::new(labels, endpoints.into(), Instant::now()))
+    Arc::new(Snapshot::new(labels, EndpointSet::new(&endpoints, &EndpointSet::empty()), Instant::now()))
 }
 
 fn next(before: &Arc<Snapshot>, after: Arc<Snapshot>) -> Option<Arc<Snapshot>> {

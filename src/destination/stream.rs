@@ -1,34 +1,27 @@
-//! One `Get` stream: the body of its response.
+//! One `Get` stream: what its response says.
 //!
-//! In: a subscription. Out: finished gRPC frames, made when the transport asks for them, and at the end the status. Always
+//! In: a subscription. Out: finished gRPC frames, made when there is room for them, and at the end the status. Always
 //! holds: what was sent, folded, is a snapshot of the view; at most one piece is under way; a client that is slow is told
 //! the latest next, and nothing in between.
 
-use std::{
-    pin::Pin,
-    sync::Arc,
-    task::{Context, Poll, ready},
-};
+use std::sync::Arc;
 
-use bytes::Bytes;
 use http::{HeaderMap, HeaderName, HeaderValue};
-use http_body::Frame;
-use tokio::{sync::watch, time::Instant};
-use tokio_util::sync::ReusableBoxFuture;
+use tokio::{sync::OwnedSemaphorePermit, time::Instant};
 
 use super::{
+    connection::Piece,
     metrics::{Call, End, StreamState},
     progress::Progress,
     resolve::{Refusal, Request},
     snapshot::{Frames, Shared, Snapshot},
-    views::{Published, Subscription, Views},
+    views::Subscription,
 };
 
+/// There may be a hundred thousand: each field counts.
 pub(super) struct GetStream {
-    views: Arc<Views>,
     request: Request,
     subscription: Subscription,
-    changed: ReusableBoxFuture<'static, watch::Receiver<Published>>,
     /// What the client has, once all frames are taken; `None` before the first message.
     sent: Option<Arc<Snapshot>>,
     frames: Option<Frames>,
@@ -42,6 +35,8 @@ pub(super) struct GetStream {
     progress: Arc<Progress>,
     /// Counts the call when the stream is dropped.
     _call: Call,
+    /// Of all that there may be at a time.
+    _place: OwnedSemaphorePermit,
 }
 
 enum Ended {
@@ -53,19 +48,17 @@ enum Ended {
 
 impl GetStream {
     pub(super) fn new(
-        views: Arc<Views>,
-        request: Request,
+        mut request: Request,
         subscription: Subscription,
         progress: Arc<Progress>,
         call: Call,
+        place: OwnedSemaphorePermit,
     ) -> Self {
-        let changed = ReusableBoxFuture::new(change_of(subscription.receiver().clone()));
-        views.metrics.state(StreamState::Opening).inc();
+        subscription.share_names(&mut request);
+        subscription.views().metrics.state(StreamState::Opening).inc();
         Self {
-            views,
             request,
             subscription,
-            changed,
             sent: None,
             frames: None,
             moved: false,
@@ -74,6 +67,43 @@ impl GetStream {
             state: StreamState::Opening,
             progress,
             _call: call,
+            _place: place,
+        }
+    }
+
+    /// The next piece, when there is one; `None` after the status. Nothing is lost when the wait is given up.
+    pub(super) async fn next(&mut self) -> Option<Piece> {
+        // Asked for more, the transport has got rid of what it had.
+        if let Some(received) = self.under_way.take() {
+            self.subscription.views().metrics.taken(received);
+        }
+        let is_first = self.sent.is_none();
+        if is_first {
+            self.look();
+        }
+        loop {
+            if let Some(Shared { frames, messages }) = self.frames.as_mut().and_then(Frames::next) {
+                self.subscription.views().metrics.sent(messages);
+                let answers = !is_first && !self.moved;
+                self.under_way = self.sent.as_ref().filter(|_| answers).map(|sent| sent.received);
+                self.become_state(StreamState::Blocked);
+                return Some(Piece::Data(frames));
+            }
+            self.frames = None;
+            self.moved = false;
+            match self.end {
+                None => {}
+                Some(Ended::Now(end)) => {
+                    self.end = Some(Ended::Told(end));
+                    return Some(Piece::Trailers(ok()));
+                }
+                Some(Ended::Told(_)) => return None,
+            }
+            if self.sent.is_some() {
+                self.become_state(StreamState::Idle);
+            }
+            self.subscription.changed().await;
+            self.look();
         }
     }
 
@@ -97,7 +127,7 @@ impl GetStream {
             }
         }
         let snapshot = published.snapshot;
-        let metrics = &self.views.metrics;
+        let metrics = &self.subscription.views().metrics;
         self.frames = match &self.sent {
             Some(sent) if sent.is_version_of(&snapshot) => return,
             Some(sent) => {
@@ -107,7 +137,7 @@ impl GetStream {
             }
             None if !snapshot.is_empty() => Some(Frames::first(&snapshot)),
             // The contract's answer to a Service that has none. Upstream says nothing, and proxies ask again every 3 s.
-            None if !self.views.settings.strict_upstream_parity => Some(Frames::no_endpoints()),
+            None if !self.subscription.views().settings.strict_upstream_parity => Some(Frames::no_endpoints()),
             None => return,
         };
         self.sent = Some(snapshot);
@@ -115,9 +145,8 @@ impl GetStream {
 
     /// Resolves the request again.
     fn move_to_its_view(&mut self) -> Result<(), End> {
-        match self.views.subscribe(&self.request) {
+        match self.subscription.views().subscribe(&self.request) {
             Ok(subscription) => {
-                self.changed.set(change_of(subscription.receiver().clone()));
                 self.subscription = subscription;
                 self.moved = true;
                 Ok(())
@@ -131,7 +160,7 @@ impl GetStream {
 
     fn become_state(&mut self, state: StreamState) {
         if state != self.state {
-            let metrics = &self.views.metrics;
+            let metrics = &self.subscription.views().metrics;
             metrics.state(self.state).dec();
             metrics.state(state).inc();
             self.state = state;
@@ -139,51 +168,9 @@ impl GetStream {
     }
 }
 
-impl http_body::Body for GetStream {
-    type Data = Bytes;
-    type Error = std::convert::Infallible;
-
-    fn poll_frame(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, Self::Error>>> {
-        let stream = self.get_mut();
-        // Asked for more, the transport has got rid of what it had.
-        if let Some(received) = stream.under_way.take() {
-            stream.views.metrics.taken(received);
-        }
-        let is_first = stream.sent.is_none();
-        if is_first {
-            stream.look();
-        }
-        loop {
-            if let Some(Shared { frames, messages }) = stream.frames.as_mut().and_then(Frames::next) {
-                stream.views.metrics.sent(messages);
-                let answers = !is_first && !stream.moved;
-                stream.under_way = stream.sent.as_ref().filter(|_| answers).map(|sent| sent.received);
-                stream.become_state(StreamState::Blocked);
-                return Poll::Ready(Some(Ok(Frame::data(frames))));
-            }
-            stream.frames = None;
-            stream.moved = false;
-            match stream.end {
-                None => {}
-                Some(Ended::Now(end)) => {
-                    stream.end = Some(Ended::Told(end));
-                    return Poll::Ready(Some(Ok(Frame::trailers(ok()))));
-                }
-                Some(Ended::Told(_)) => return Poll::Ready(None),
-            }
-            if stream.sent.is_some() {
-                stream.become_state(StreamState::Idle);
-            }
-            let receiver = ready!(stream.changed.poll(cx));
-            stream.changed.set(change_of(receiver));
-            stream.look();
-        }
-    }
-}
-
 impl Drop for GetStream {
     fn drop(&mut self) {
-        let metrics = &self.views.metrics;
+        let metrics = &self.subscription.views().metrics;
         metrics.state(self.state).dec();
         metrics.ended(match self.end {
             Some(Ended::Now(end) | Ended::Told(end)) => end,
@@ -191,14 +178,6 @@ impl Drop for GetStream {
             None => End::Client,
         });
     }
-}
-
-async fn change_of(mut receiver: watch::Receiver<Published>) -> watch::Receiver<Published> {
-    if receiver.changed().await.is_err() {
-        // A view is kept by its subscriptions, so this cannot be: and if it were, there would be nothing to wait for.
-        std::future::pending::<()>().await;
-    }
-    receiver
 }
 
 fn ok() -> HeaderMap {

@@ -14,9 +14,9 @@ use prost::Message;
 
 use super::{
     endpoint::{Client, Placed, weighted_address},
+    endpoint_set::{Endpoint, EndpointSet, Source},
     members::{Claim, Member, Members, Subject},
     settings::Settings,
-    snapshot::Endpoint,
 };
 use crate::cluster::{
     node::Zone,
@@ -53,28 +53,41 @@ struct Candidate<'a> {
     port: u16,
 }
 
-/// The endpoints for clients at a location, sorted by socket address. One that looks as in `known` is the same object.
+/// The endpoints for clients at a location, sorted by socket address. One that looks as in `known` is the same object: of a
+/// Service with ten thousand endpoints, a change of one costs a comparison of the others.
 pub(super) fn endpoints(
     members: &Members,
     query: &Query,
     location: &Location,
     settings: &Settings,
-    known: &[Arc<Endpoint>],
-) -> Box<[Arc<Endpoint>]> {
+    known: &EndpointSet,
+) -> EndpointSet {
     let client = Client { zone: location.zone.as_deref(), port: query.port };
     let chosen = choose(members, query, location, settings.enable_ipv6);
-    let mut known = known.iter().peekable();
-    let encode = |(address, candidate): (SocketAddr, &Candidate<'_>)| {
-        let placed =
-            Placed { address, zone: candidate.endpoint.zone.as_deref(), mirror: candidate.slice.mirror.as_deref() };
-        let encoded = weighted_address(&candidate.member.subject, &placed, &client, settings).encode_to_vec();
-        while known.next_if(|known| known.address < address).is_some() {}
-        match known.next_if(|known| known.address == address) {
+    let mut before = known.iter().peekable();
+    let look = |(address, candidate): &(SocketAddr, Candidate<'_>)| {
+        while before.next_if(|known| known.address < *address).is_some() {}
+        let known = before.next_if(|known| known.address == *address);
+        let (subject, zone) = (&candidate.member.subject, &candidate.endpoint.zone);
+        // Others look by their mirror too, and are as quickly encoded as compared.
+        let has_source = !matches!(subject, Subject::Address);
+        let unchanged =
+            |known: &Endpoint| known.source.as_ref().is_some_and(|it| it.subject == *subject && it.zone == *zone);
+        if let Some(known) = known.filter(|known| unchanged(known)) {
+            return Arc::clone(known);
+        }
+        let placed = Placed { address: *address, zone: zone.as_deref(), mirror: candidate.slice.mirror.as_deref() };
+        let encoded = weighted_address(subject, &placed, &client, settings).encode_to_vec();
+        match known {
             Some(known) if known.is(&encoded) => Arc::clone(known),
-            _ => Arc::new(Endpoint::new(address, &encoded)),
+            _ => {
+                let source = has_source.then(|| Source { subject: subject.clone(), zone: zone.clone() });
+                Arc::new(Endpoint::new(*address, &encoded, source))
+            }
         }
     };
-    chosen.iter().map(|(address, candidate)| (*address, candidate)).map(encode).collect()
+    let endpoints: Vec<Arc<Endpoint>> = chosen.iter().map(look).collect();
+    EndpointSet::new(&endpoints, known)
 }
 
 /// The labels of the whole set.

@@ -10,7 +10,7 @@
 //! latest, and nothing waits in line.
 
 use std::{
-    collections::HashMap,
+    collections::{BTreeMap, HashMap},
     sync::{
         Arc,
         atomic::{AtomicU64, AtomicUsize, Ordering},
@@ -21,6 +21,7 @@ use parking_lot::Mutex;
 use tokio::{sync::watch, time::Instant};
 
 use super::{
+    endpoint_set::EndpointSet,
     members::Members,
     metrics::Metrics,
     resolve::{Refusal, Request, ViewKey},
@@ -267,7 +268,7 @@ impl Views {
 
 impl View {
     fn new(key: ViewKey, updates: &Arc<AtomicU64>) -> Self {
-        let nothing = Arc::new(Snapshot::new(std::collections::BTreeMap::new(), Box::default(), Instant::now()));
+        let nothing = Arc::new(Snapshot::new(BTreeMap::new(), EndpointSet::empty(), Instant::now()));
         let published = Published { snapshot: nothing, placement: 0, unsettled: false, closed: false, exists: true };
         let (sender, _) = watch::channel(published);
         Self { key, clients: AtomicUsize::new(0), made_at: Mutex::new(None), sender, updates: Arc::clone(updates) }
@@ -327,9 +328,22 @@ impl Subscription {
         self.receiver.borrow_and_update().clone()
     }
 
-    /// A receiver to wait on for the next state of the view.
-    pub(super) fn receiver(&self) -> &watch::Receiver<Published> {
-        &self.receiver
+    /// Waits until the view has a state that was not looked at. Nothing is lost when the wait is given up.
+    pub(super) async fn changed(&mut self) {
+        if self.receiver.changed().await.is_err() {
+            // A view is kept by its subscriptions, so this cannot be: and if it were, there would be nothing to wait for.
+            std::future::pending::<()>().await;
+        }
+    }
+
+    pub(super) fn views(&self) -> &Arc<Views> {
+        &self.views
+    }
+
+    /// Lets a request that was answered with this view name its target in the view's own words, which all its streams share.
+    pub(super) fn share_names(&self, request: &mut Request) {
+        request.service = self.view.key.service.clone();
+        request.query = self.view.key.query.clone();
     }
 
     /// Whether the request may have to be resolved anew.

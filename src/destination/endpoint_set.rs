@@ -1,0 +1,230 @@
+//! The endpoints of a view at one time, sorted by socket address, each once.
+//!
+//! In: all endpoints, and the set of the version before. Out: a set that shares with it what did not change, and a walk over
+//! two sets that passes over what they share. Always holds: no chunk is empty; a set costs its own memory only for the
+//! chunks in which it differs. So a thousand clients that stopped reading at a thousand versions of a Service with ten
+//! thousand endpoints hold a thousand small differences, not ten million pointers.
+
+use std::{net::SocketAddr, sync::Arc};
+
+use super::members::Subject;
+
+/// Endpoints of a chunk when it is made; one that grows beyond twice as many is split.
+const CHUNK: usize = 64;
+
+/// An endpoint as clients of one view see it.
+#[derive(Debug)]
+pub(super) struct Endpoint {
+    pub(super) address: SocketAddr,
+    /// Its `WeightedAddr`, with the key and the length that it has in a set.
+    pub(super) field: Box<[u8]>,
+    /// What it was made from, where it is worth to know: an endpoint of the same looks the same.
+    pub(super) source: Option<Source>,
+}
+
+/// All that an endpoint at one address looks by, other than the view.
+#[derive(Debug, PartialEq, Eq)]
+pub(super) struct Source {
+    pub(super) subject: Subject,
+    pub(super) zone: Option<Arc<str>>,
+}
+
+type Chunk = Arc<[Arc<Endpoint>]>;
+
+#[derive(Debug)]
+pub(super) struct EndpointSet {
+    chunks: Vec<Chunk>,
+}
+
+#[derive(Clone, Copy, Debug, Default)]
+struct Position {
+    chunk: usize,
+    index: usize,
+}
+
+/// How far an older and a newer set were walked, side by side.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct Walk {
+    old: Position,
+    new: Position,
+}
+
+/// An address, and who has it.
+pub(super) enum Step<'a> {
+    Old(&'a Arc<Endpoint>),
+    Both(&'a Arc<Endpoint>, &'a Arc<Endpoint>),
+    New(&'a Arc<Endpoint>),
+}
+
+// === impl Endpoint ===
+
+/// What clients see of it.
+impl PartialEq for Endpoint {
+    fn eq(&self, other: &Self) -> bool {
+        std::ptr::eq(self, other) || (self.address == other.address && self.field == other.field)
+    }
+}
+
+impl Eq for Endpoint {}
+
+// === impl EndpointSet ===
+
+impl EndpointSet {
+    pub(super) const fn empty() -> Self {
+        Self { chunks: Vec::new() }
+    }
+
+    /// `endpoints` are sorted; what is the same object as in `before` is shared with it, by chunks.
+    pub(super) fn new(endpoints: &[Arc<Endpoint>], before: &Self) -> Self {
+        // Chunks that lost most of what they had are not left lying about.
+        let sparse = before.chunks.len() > 4 * (endpoints.len() / CHUNK + 1);
+        let known: &[Chunk] = if sparse { &[] } else { &before.chunks };
+        let mut chunks = Vec::with_capacity(known.len());
+        let mut rest = endpoints;
+        for (number, chunk) in known.iter().enumerate() {
+            let next = known.get(number + 1).and_then(|chunk| chunk.first());
+            let end = next.map_or(rest.len(), |next| rest.partition_point(|it| it.address < next.address));
+            let (part, after) = rest.split_at_checked(end).unwrap_or((rest, &[]));
+            let same =
+                part.len() == chunk.len() && part.iter().zip(&**chunk).all(|(one, other)| Arc::ptr_eq(one, other));
+            match part.len() {
+                _ if same => chunks.push(Arc::clone(chunk)),
+                0..=CHUNK => chunks.extend((!part.is_empty()).then(|| part.into())),
+                _ if part.len() <= 2 * CHUNK => chunks.push(part.into()),
+                _ => chunks.extend(part.chunks(CHUNK).map(Chunk::from)),
+            }
+            rest = after;
+        }
+        chunks.extend(rest.chunks(CHUNK).map(Chunk::from));
+        chunks.shrink_to_fit();
+        Self { chunks }
+    }
+
+    pub(super) fn iter(&self) -> impl Iterator<Item = &Arc<Endpoint>> {
+        self.chunks.iter().flat_map(|chunk| &**chunk)
+    }
+
+    pub(super) fn len(&self) -> usize {
+        self.chunks.iter().map(|chunk| chunk.len()).sum()
+    }
+
+    pub(super) fn is_empty(&self) -> bool {
+        self.chunks.is_empty()
+    }
+
+    /// The chunk that begins at a position.
+    fn chunk_at(&self, position: Position) -> Option<&Chunk> {
+        self.chunks.get(position.chunk).filter(|_| position.index == 0)
+    }
+
+    fn get(&self, position: Position) -> Option<&Arc<Endpoint>> {
+        self.chunks.get(position.chunk)?.get(position.index)
+    }
+
+    fn after(&self, position: Position) -> Position {
+        let next = Position { index: position.index + 1, ..position };
+        if self.get(next).is_some() { next } else { Position { chunk: position.chunk + 1, index: 0 } }
+    }
+}
+
+// === impl Walk ===
+
+impl Walk {
+    /// The next address, in order. Chunks that both sets share are passed over if so told.
+    pub(super) fn next<'a>(
+        &mut self,
+        old: &'a EndpointSet,
+        new: &'a EndpointSet,
+        pass_shared: bool,
+    ) -> Option<Step<'a>> {
+        while pass_shared
+            && let (Some(one), Some(other)) = (old.chunk_at(self.old), new.chunk_at(self.new))
+            && Arc::ptr_eq(one, other)
+        {
+            self.old.chunk += 1;
+            self.new.chunk += 1;
+        }
+        let (one, other) = (old.get(self.old), new.get(self.new));
+        let step = match (one, other) {
+            (None, None) => return None,
+            (Some(one), Some(other)) if one.address == other.address => Step::Both(one, other),
+            (Some(one), Some(other)) if one.address < other.address => Step::Old(one),
+            (Some(one), None) => Step::Old(one),
+            (_, Some(other)) => Step::New(other),
+        };
+        if matches!(step, Step::Old(_) | Step::Both(..)) {
+            self.old = old.after(self.old);
+        }
+        if matches!(step, Step::New(_) | Step::Both(..)) {
+            self.new = new.after(self.new);
+        }
+        Some(step)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeMap;
+
+    use proptest::prelude::*;
+
+    use super::*;
+
+    fn endpoint(host: u32) -> Arc<Endpoint> {
+        let address = SocketAddr::from((host.to_be_bytes(), 80));
+        Arc::new(Endpoint { address, field: Box::default(), source: None })
+    }
+
+    fn walked(old: &EndpointSet, new: &EndpointSet, pass_shared: bool) -> usize {
+        let mut walk = Walk::default();
+        std::iter::from_fn(|| walk.next(old, new, pass_shared).map(drop)).count()
+    }
+
+    #[test]
+    fn a_change_in_a_large_set_costs_a_chunk_and_is_found_without_looking_at_the_others() {
+        let mut endpoints: Vec<_> = (0..12_000).map(endpoint).collect();
+        let before = EndpointSet::new(&endpoints, &EndpointSet::empty());
+        endpoints[7_000] = endpoint(7_000);
+        endpoints.remove(3_000);
+        let after = EndpointSet::new(&endpoints, &before);
+        let own = after.chunks.iter().filter(|chunk| !before.chunks.iter().any(|it| Arc::ptr_eq(it, chunk))).count();
+        assert_eq!((after.len(), own), (11_999, 2));
+        assert!(walked(&before, &after, true) <= 2 * CHUNK);
+        assert_eq!(walked(&before, &after, false), 12_000);
+    }
+
+    #[test]
+    fn chunks_that_were_emptied_are_given_up() {
+        let endpoints: Vec<_> = (0..12_000).map(endpoint).collect();
+        let before = EndpointSet::new(&endpoints, &EndpointSet::empty());
+        let few: Vec<_> = endpoints.iter().step_by(CHUNK).cloned().collect();
+        let after = EndpointSet::new(&few, &before);
+        assert_eq!((after.len(), after.chunks.len()), (188, 3));
+    }
+
+    proptest! {
+        #[test]
+        fn a_set_holds_what_it_was_made_of_whatever_was_before(
+            states in prop::collection::vec(prop::collection::btree_set(0..600u32, 0..400), 1..6)
+        ) {
+            let all: Vec<_> = (0..600).map(endpoint).collect();
+            let mut before = EndpointSet::empty();
+            for state in states {
+                let endpoints: Vec<_> = state.iter().map(|host| Arc::clone(&all[*host as usize])).collect();
+                let after = EndpointSet::new(&endpoints, &before);
+                prop_assert!(after.iter().eq(endpoints.iter()));
+                prop_assert!(after.chunks.iter().all(|chunk| (1..=2 * CHUNK).contains(&chunk.len())));
+                let mut folded: BTreeMap<_, _> = before.iter().map(|it| (it.address, Arc::clone(it))).collect();
+                let mut walk = Walk::default();
+                while let Some(step) = walk.next(&before, &after, true) {
+                    match step {
+                        Step::Old(it) => _ = folded.remove(&it.address),
+                        Step::Both(_, it) | Step::New(it) => _ = folded.insert(it.address, Arc::clone(it)),
+                    }
+                }
+                prop_assert!(folded.values().eq(endpoints.iter()));
+                before = after;
+            }
+        }
+    }
+}
