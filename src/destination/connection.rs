@@ -130,7 +130,13 @@ where
         let ended = if stopping { Ended::Shutdown } else { Ended::Client };
         let since = backlog.take().or(woken);
         let waited = since.map(|since| since.elapsed()).unwrap_or_default();
-        for _ in 0..REQUESTS {
+        let mut taken = 0;
+        loop {
+            if taken == REQUESTS {
+                backlog = since.or_else(|| Some(Instant::now()));
+                cx.waker().wake_by_ref();
+                break;
+            }
             // This also drives everything that is received and sent.
             let (request, respond) = match connection.poll_accept(cx) {
                 Poll::Ready(Some(Ok(asked))) => asked,
@@ -141,7 +147,7 @@ where
             let progress = progress.begin();
             let response = answer(Asked { request, waited, progress: Arc::clone(&progress) });
             streams.push(run(Box::pin(response), respond, progress, Arc::clone(&pace)));
-            backlog = since.or_else(|| Some(Instant::now()));
+            taken += 1;
         }
         if pace.is_open() {
             while let Poll::Ready(Some(end)) = streams.poll_next_unpin(cx) {
@@ -317,3 +323,7 @@ impl Ended {
         }
     }
 }
+
+#[cfg(test)]
+#[path = "connection_tests.rs"]
+mod tests;

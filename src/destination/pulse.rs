@@ -46,6 +46,8 @@ impl Pulse {
                 return Poll::Ready(());
             }
             pace.answered(covered);
+            // Streams may have waited for it.
+            cx.waker().wake_by_ref();
             self.under_way = None;
             self.timer.as_mut().reset(Instant::now() + INTERVAL);
         }

@@ -1,0 +1,94 @@
+//! Connections with a real client of HTTP/2 on the other side.
+
+use std::net::Ipv4Addr;
+
+use futures::future::try_join_all;
+use h2::client::SendRequest;
+use tokio::net::{TcpListener, TcpStream};
+
+use super::*;
+
+/// Says so many short words, and then nothing for ever, or its end.
+struct Words {
+    left: usize,
+    ends: bool,
+}
+
+impl Content for Words {
+    fn is_empty(&self) -> bool {
+        false
+    }
+
+    async fn next(&mut self) -> Option<Piece> {
+        match self.left.checked_sub(1) {
+            Some(left) => self.left = left,
+            None if self.ends => return None,
+            None => std::future::pending().await,
+        }
+        Some(Piece::Data(Bytes::from_static(b"word")))
+    }
+}
+
+fn limits() -> Limits {
+    super::super::settings::tests::settings().limits
+}
+
+/// A connection that answers every request with so many words; and how it ends.
+async fn connection(words: usize, ends: bool) -> (SendRequest<Bytes>, impl Future<Output = Ended>) {
+    let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).await.unwrap();
+    let address = listener.local_addr().unwrap();
+    let served = tokio::spawn(async move {
+        let transport = Transport::accept(listener.accept().await.unwrap().0).await.unwrap();
+        let limits = Limits { streams_per_connection: 10_000, ..limits() };
+        let answer = |_| async move { Response::new(Words { left: words, ends }) };
+        serve(transport, &limits, &CancellationToken::new(), answer).await
+    });
+    let socket = TcpStream::connect(address).await.unwrap();
+    let (requests, connection) = h2::client::handshake(socket).await.unwrap();
+    tokio::spawn(connection);
+    (requests, async move { served.await.unwrap() })
+}
+
+async fn ask(requests: &SendRequest<Bytes>) -> Result<RecvStream, h2::Error> {
+    let (response, _) = requests.clone().ready().await?.send_request(Request::new(()), true)?;
+    Ok(response.await?.into_body())
+}
+
+async fn read(mut body: RecvStream, words: usize) -> Result<(), h2::Error> {
+    for _ in 0..words {
+        let Some(word) = body.data().await else { break };
+        body.flow_control().release_capacity(word?.len())?;
+    }
+    Ok(())
+}
+
+#[tokio::test]
+async fn more_requests_than_a_turn_takes_are_all_answered() {
+    let (requests, _served) = connection(1, true).await;
+    let read = async |_| read(ask(&requests).await?, 2).await;
+    try_join_all((0..10 * REQUESTS).map(read)).await.unwrap();
+}
+
+/// With the windows that are h2's default a client bears little more than a hundred that were not read.
+#[tokio::test]
+async fn small_frames_come_no_faster_than_clients_bear_them() {
+    let (requests, _served) = connection(3, false).await;
+    let read = async |_| read(ask(&requests).await?, 3).await;
+    try_join_all((0..1_000).map(read)).await.unwrap();
+}
+
+#[tokio::test]
+async fn a_client_that_resets_all_it_asks_for_loses_its_connection() {
+    let (requests, served) = connection(1, false).await;
+    // Each stream is dropped as soon as it is there.
+    while ask(&requests).await.is_ok() {}
+    assert_eq!(served.await, Ended::Flood);
+}
+
+#[tokio::test]
+async fn a_client_that_leaves_ends_its_connection() {
+    let (requests, served) = connection(1, true).await;
+    drop(ask(&requests).await.unwrap());
+    drop(requests);
+    assert_eq!(served.await, Ended::Client);
+}
