@@ -19,6 +19,7 @@ use e2e::{
 };
 use futures::future::{join_all, try_join_all};
 use tokio::{
+    net::TcpStream,
     task::JoinSet,
     time::{Instant, sleep, timeout},
 };
@@ -305,4 +306,19 @@ async fn a_connection_for_which_there_is_no_room_waits_until_another_leaves() ->
     let told = streams.iter_mut().chain([&mut served]).map(|stream| stream.until(|known| known.len() == 2));
     assert!(join_all(told).await.iter().all(Result::is_ok));
     crowd.counts(CONNECTIONS, &[], 3.0).await
+}
+
+/// Else whoever connects and says nothing would keep everybody out.
+#[tokio::test]
+async fn connections_on_which_nothing_is_said_do_not_keep_their_places() -> Result<()> {
+    let crowd = crowd(&["--max-connections=3"]).await?;
+    let path = crowd.path("small");
+    let address = crowd.manager.destination_address();
+    let silent = try_join_all((0..3).map(|_| TcpStream::connect(address))).await?;
+    let client = connect(&crowd).await?;
+    let mut asked = Box::pin(client.get(&path));
+    ensure!(timeout(Duration::from_millis(700), &mut asked).await.is_err(), "there was room");
+    asked.await.context("when they were let go")?.next().await?;
+    drop(silent);
+    Ok(())
 }
