@@ -35,9 +35,9 @@ pub async fn run(args: ManagerArgs) -> anyhow::Result<()> {
     let mut interrupt = signal(SignalKind::interrupt()).context("cannot listen for SIGINT")?;
     let registry = metrics::registry()?;
     let client = client::client(client::config(args.kubeconfig.as_deref()).await?, &registry)?;
-    let admin_listener = listen(args.admin_addr, "probes and metrics", "--admin-addr").await?;
+    let admin_listener = listen(args.admin_addr, "probes and metrics", "--admin-addr")?;
     let destination_listener = match args.enable_destination {
-        true => Some(listen(args.destination.destination_addr, "proxies", "--destination-addr").await?),
+        true => Some(listen(args.destination.destination_addr, "proxies", "--destination-addr")?),
         false => None,
     };
     let identity = args.leader_election_identity.clone().unwrap_or_else(identity);

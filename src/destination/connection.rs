@@ -89,7 +89,7 @@ pub(super) trait Content: Send {
 
 pub(super) enum Piece {
     Data(Bytes),
-    Trailers(HeaderMap),
+    Trailers(Box<HeaderMap>),
 }
 
 /// Serves a connection until it ends, or was long of no use. When `stop` is cancelled it takes no more streams, and ends with its last.
@@ -222,8 +222,9 @@ async fn run<C: Content>(
     });
     let answered = answered.await;
     drop(response);
-    let sent = match answered {
-        Ok(response) => respond_with(response, respond, &progress, &pace).await,
+    let sent = match answered.and_then(|response| begin(response, respond)) {
+        Ok(Some((content, stream))) => send(content, stream, &progress, &pace).await,
+        Ok(None) => Ok(()),
         Err(gone) => Err(gone),
     };
     match sent {
@@ -235,18 +236,23 @@ async fn run<C: Content>(
 /// The client has reset the stream or is gone, or we have reset it.
 struct Gone;
 
-async fn respond_with<C: Content>(
+/// Sends the head, and finds out whether there is more.
+fn begin<C: Content>(
     response: Response<C>,
     mut respond: SendResponse<Bytes>,
+) -> Result<Option<(C, SendStream<Bytes>)>, Gone> {
+    let (head, content) = response.into_parts();
+    let ends = content.is_empty();
+    let stream = respond.send_response(Response::from_parts(head, ()), ends).map_err(|_| Gone)?;
+    Ok((!ends).then_some((content, stream)))
+}
+
+async fn send<C: Content>(
+    mut content: C,
+    mut stream: SendStream<Bytes>,
     progress: &Progress,
     pace: &Pace,
 ) -> Result<(), Gone> {
-    let (head, mut content) = response.into_parts();
-    let ends = content.is_empty();
-    let mut stream = respond.send_response(Response::from_parts(head, ()), ends).map_err(|_| Gone)?;
-    if ends {
-        return Ok(());
-    }
     loop {
         let piece = {
             let mut next = pin!(content.next());
@@ -258,7 +264,7 @@ async fn respond_with<C: Content>(
         };
         match piece {
             Some(Piece::Data(data)) => send_data(data, &mut stream, progress, pace).await?,
-            Some(Piece::Trailers(trailers)) => return stream.send_trailers(trailers).map_err(|_| Gone),
+            Some(Piece::Trailers(trailers)) => return stream.send_trailers(*trailers).map_err(|_| Gone),
             None => return stream.send_data(Bytes::new(), true).map_err(|_| Gone),
         }
     }

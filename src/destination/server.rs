@@ -172,7 +172,7 @@ impl Server {
         match self.get(request).await {
             Ok((request, subscription)) => {
                 let stream = GetStream::new(request, subscription, progress, call, place);
-                let mut response = Response::new(Answer::Get(stream));
+                let mut response = Response::new(Answer::Get(Box::new(stream)));
                 response.headers_mut().insert(header::CONTENT_TYPE, HeaderValue::from_static("application/grpc"));
                 response
             }
@@ -259,9 +259,8 @@ fn plain(code: StatusCode) -> Response<Answer> {
 }
 
 /// What a call is answered with.
-#[allow(clippy::large_enum_variant, reason = "nearly all are streams")]
 enum Answer {
-    Get(GetStream),
+    Get(Box<GetStream>),
     Health(tonic::body::Body),
     Empty,
 }
@@ -281,9 +280,9 @@ impl Content for Answer {
             Self::Health(body) => match body.frame().await? {
                 Ok(frame) => match frame.into_data() {
                     Ok(data) => Some(Piece::Data(data)),
-                    Err(frame) => frame.into_trailers().ok().map(Piece::Trailers),
+                    Err(frame) => frame.into_trailers().ok().map(|trailers| Piece::Trailers(Box::new(trailers))),
                 },
-                Err(status) => Some(Piece::Trailers(status.into_http::<()>().into_parts().0.headers)),
+                Err(status) => Some(Piece::Trailers(Box::new(status.into_http::<()>().into_parts().0.headers))),
             },
             Self::Empty => None,
         }

@@ -95,7 +95,7 @@ impl GetStream {
                 None => {}
                 Some(Ended::Now(end)) => {
                     self.end = Some(Ended::Told(end));
-                    return Some(Piece::Trailers(ok()));
+                    return Some(Piece::Trailers(Box::new(ok())));
                 }
                 Some(Ended::Told(_)) => return None,
             }

@@ -15,6 +15,7 @@ use std::{
         Arc,
         atomic::{AtomicU64, AtomicUsize, Ordering},
     },
+    time::Duration,
 };
 
 use parking_lot::Mutex;
@@ -35,6 +36,10 @@ use crate::cluster::{
     node::Zone,
     object::NamespacedName,
 };
+
+/// Many views must not keep streams from being polled where there is one worker; nor may the last of many wait for as many
+/// turns, when streams come in crowds and each turn is long.
+const TURN: Duration = Duration::from_millis(2);
 
 pub(super) struct Views {
     pub(super) cluster: Cluster,
@@ -144,16 +149,17 @@ impl Views {
     }
 
     pub(super) async fn publish_batch(&self, batch: Batch) {
+        let mut turn = Instant::now();
         for (service, received) in batch.services {
-            self.publish_service(&service, received).await;
+            self.publish_service(&service, received, &mut turn).await;
         }
         for zone in batch.zones {
             self.clients_left(&zone);
         }
     }
 
-    /// Brings all views of a Service up to date.
-    async fn publish_service(&self, service: &NamespacedName, received: Instant) {
+    /// Brings all views of a Service up to date, in turns with the streams; `turn` is when the turn began.
+    async fn publish_service(&self, service: &NamespacedName, received: Instant, turn: &mut Instant) {
         let views = self.views_of(service);
         if views.is_empty() {
             return;
@@ -166,8 +172,10 @@ impl Views {
                 self.metrics.published.inc();
                 self.metrics.encoded(received);
             }
-            // Many views must not keep streams from being polled where there is one worker.
-            tokio::task::yield_now().await;
+            if turn.elapsed() > TURN {
+                tokio::task::yield_now().await;
+                *turn = Instant::now();
+            }
         }
     }
 
