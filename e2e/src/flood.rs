@@ -21,8 +21,13 @@ const PRIORITY: u8 = 0x2;
 const UNKNOWN: u8 = 0xfa;
 const WINDOW: u32 = 65_535;
 
+/// With its message if there is room for that: else the server would end the connection for another reason.
+fn ask(client: &mut HostileClient) -> u32 {
+    if client.heard.room > 1000 { client.get() } else { client.begin() }
+}
+
 pub fn resets_at_once(client: &mut HostileClient) {
-    let stream = client.get();
+    let stream = ask(client);
     client.put(&Frame::reset(stream, CANCEL));
 }
 
@@ -41,7 +46,7 @@ pub fn resets_what_was_answered(client: &mut HostileClient) {
 
 /// By a window that is larger than any may be (RFC 9113, section 6.9.1): "MadeYouReset".
 pub fn makes_the_server_reset(client: &mut HostileClient) {
-    let stream = client.get();
+    let stream = ask(client);
     client.put(&Frame::window_update(stream, ENDLESS));
 }
 
