@@ -42,10 +42,20 @@ test: ## Everything that CI runs: check, then the end-to-end tests on a real con
 	phase "control plane" $(TARGET)/debug/control-plane build; \
 	phase "end-to-end tests" $(CARGO) test --locked --package e2e --test e2e
 
+# Another server of the Destination API on this machine: SERVER=IP:PORT, PID= of its process for memory and CPU,
+# E2E_KUBECONFIG= of the cluster that it watches (without, one is started for it, and said where).
 .PHONY: bench
-bench: ## What it costs: figures of the ExternalWorkload controller and of discovery, release build (BENCH="name …" runs some of them)
+bench: ## What it costs: figures of the ExternalWorkload controller and of discovery, release build (BENCH="name …" runs some of them, SERVER=IP:PORT [PID=…] measures another server)
 	$(CARGO) build --locked --release --workspace --bin linkerd-operator --bin bench --bin supervisor
-	$(TARGET)/release/bench $(BENCH)
+	$(TARGET)/release/bench $(if $(SERVER),--server $(SERVER)) $(if $(PID),--pid $(PID)) $(BENCH)
+
+# Minutes that the soak lasts.
+MINUTES ?= 5
+
+.PHONY: soak
+soak: ## Does it stay right and small: churn, reconnects, slow readers and faults for MINUTES=5, answers compared throughout, release build
+	$(CARGO) build --locked --release --workspace --bin linkerd-operator --bin soak --bin supervisor
+	$(TARGET)/release/soak $(MINUTES)
 
 .PHONY: build
 build: ## The debug binaries of the operator and its tests

@@ -1,29 +1,40 @@
 //! `make bench`: what the operator costs, as ratios and distributions. Nothing here passes or fails on time.
 //!
-//! Without arguments the figures that are known to come out; else those named: of the ExternalWorkload controller `memory`, `converge`, `rest`, `flip`,
-//! `hand-over`; of discovery `start`, `streams`, `noise`, `change`, `churn`. Printed as a table with the machine and the
-//! versions, and written as JSON to `target/bench.json`. Everything runs on one machine: API server, etcd, manager and this
-//! client share its cores, so absolute times are those of a busy machine.
+//! ```text
+//!   bench [--server IP:PORT [--pid PID]] [NAME …]
+//! ```
+//!
+//! * Without names all figures; else those named: of the ExternalWorkload controller `memory`, `converge`, `rest`, `flip`,
+//!   `hand-over`; of discovery `start`, `connect`, `streams`, `change`, `churn`, `servers`, `noise`, `relist`, `giant`, `unread`.
+//! * With `--server`, of discovery only, and of another server of the Destination API: any that watches the cluster. Which
+//!   one that is, is printed; with `E2E_KUBECONFIG` it is an existing one. With `--pid` its memory and CPU are measured too.
+//! * Printed as a table with the machine and the versions, and written as JSON to `target/bench.json`. Everything runs on one
+//!   machine: API server, etcd and this client share a core, so absolute times are those of a busy machine.
 
 mod controller;
 mod discovery;
 mod report;
+mod spent;
 
 use std::process::ExitCode;
 
-use anyhow::{Result, ensure};
+use anyhow::{Context, Result, ensure};
+use discovery::Other;
 use report::Report;
 
-const FIGURES: [&str; 10] =
-    ["memory", "converge", "rest", "flip", "hand-over", "start", "streams", "noise", "change", "churn"];
-/// Not without being named: with a thousand connections at once some were reset, for a reason that is not found yet.
-const ONLY_NAMED: [&str; 3] = ["streams", "noise", "churn"];
+const OF_THE_CONTROLLER: [&str; 5] = ["memory", "converge", "rest", "flip", "hand-over"];
+
+#[derive(Default)]
+struct Arguments {
+    named: Vec<String>,
+    other: Option<Other>,
+}
 
 #[tokio::main]
 async fn main() -> ExitCode {
-    let named: Vec<String> = std::env::args().skip(1).collect();
-    match bench(&named).await {
-        Ok(()) => ExitCode::SUCCESS,
+    let run = async { bench(arguments(std::env::args().skip(1))?).await };
+    match run.await {
+        Ok(code) => code,
         Err(error) => {
             eprintln!("bench: {error:#}");
             ExitCode::FAILURE
@@ -31,23 +42,48 @@ async fn main() -> ExitCode {
     }
 }
 
-async fn bench(named: &[String]) -> Result<()> {
-    for name in named {
-        ensure!(FIGURES.contains(&name.as_str()), "no figure is called {name}; there are {}", FIGURES.join(", "));
+fn arguments(given: impl IntoIterator<Item = String>) -> Result<Arguments> {
+    let mut given = given.into_iter();
+    let mut arguments = Arguments::default();
+    let mut pid = None;
+    while let Some(argument) = given.next() {
+        match argument.as_str() {
+            "--server" => {
+                let address = given.next().context("--server needs an IP:PORT")?;
+                let address = address.parse().with_context(|| format!("--server {address} is no IP:PORT"))?;
+                arguments.other = Some(Other { address, pid: None });
+            }
+            "--pid" => {
+                let number = given.next().context("--pid needs a process id")?;
+                pid = Some(number.parse().with_context(|| format!("--pid {number} is no number"))?);
+            }
+            name => {
+                let known: Vec<&str> = OF_THE_CONTROLLER.into_iter().chain(discovery::FIGURES).collect();
+                ensure!(known.contains(&name), "no figure is called {name}; there are {}", known.join(", "));
+                arguments.named.push(name.to_owned());
+            }
+        }
     }
-    let wanted = |name: &str| match named {
-        [] => !ONLY_NAMED.contains(&name),
-        named => named.iter().any(|named| named == name),
-    };
+    match &mut arguments.other {
+        Some(other) => other.pid = pid,
+        None => ensure!(pid.is_none(), "--pid is of the server that --server names"),
+    }
+    Ok(arguments)
+}
+
+async fn bench(Arguments { named, other }: Arguments) -> Result<ExitCode> {
+    let wanted = |name: &str| named.is_empty() || named.iter().any(|named| named == name);
     let mut report = Report::new();
-    if ["memory", "converge", "rest", "flip"].iter().any(|name| wanted(name)) {
-        controller::steady(&mut report, wanted).await?;
+    if other.is_none() {
+        if ["memory", "converge", "rest", "flip"].iter().any(|name| wanted(name)) {
+            controller::steady(&mut report, wanted).await?;
+        }
+        if wanted("hand-over") {
+            controller::hand_over(&mut report).await?;
+        }
     }
-    if wanted("hand-over") {
-        controller::hand_over(&mut report).await?;
-    }
-    if ["start", "streams", "noise", "change", "churn"].iter().any(|name| wanted(name)) {
-        discovery::discovery(&mut report, wanted).await?;
+    if discovery::FIGURES.iter().any(|name| wanted(name)) {
+        discovery::discovery(&mut report, other, wanted).await?;
     }
     report.publish()
 }

@@ -1,12 +1,26 @@
 //! Figures, as a table for people and as JSON for everybody else.
+//!
+//! * In: rows, one after the other. Out: a table that can be pasted into Markdown, and `target/bench.json`.
+//! * Always: a distribution is kept as a histogram of its raw samples, to three digits; a row that could not be measured is
+//!   there too, with the reason.
 
-use std::{path::Path, time::Duration};
+use std::{
+    collections::BTreeMap,
+    path::Path,
+    process::{Command, ExitCode},
+    time::Duration,
+};
 
 use anyhow::{Context, Result};
-use serde_json::{Value, json};
+use e2e::process::beside_this_executable;
+use serde_json::{Map, Value, json};
+
+use crate::spent::Spent;
 
 pub(crate) struct Report {
+    machine: Map<String, Value>,
     rows: Vec<Row>,
+    failures: usize,
 }
 
 struct Row {
@@ -14,11 +28,76 @@ struct Row {
     value: String,
     wanted: &'static str,
     raw: Value,
+    spent: Option<Spent>,
 }
+
+/// Durations, and how often each was measured.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Samples(Vec<(Duration, u64)>);
+
+// === impl Samples ===
+
+impl Samples {
+    pub(crate) fn push(&mut self, duration: Duration, times: u64) {
+        self.0.push((duration, times));
+    }
+
+    pub(crate) fn count(&self) -> u64 {
+        self.0.iter().map(|(_, times)| times).sum()
+    }
+
+    /// The smallest duration that so large a share of the samples does not exceed.
+    pub(crate) fn at(&self, share: f64) -> Duration {
+        let mut sorted = self.0.clone();
+        sorted.sort_unstable();
+        #[allow(
+            clippy::cast_possible_truncation,
+            clippy::cast_sign_loss,
+            clippy::cast_precision_loss,
+            reason = "a rank"
+        )]
+        let rank = ((self.count() as f64 * share).ceil() as u64).max(1);
+        let mut so_far = 0;
+        let found = sorted.iter().find(|(_, times)| {
+            so_far += times;
+            so_far >= rank
+        });
+        found.map(|(duration, _)| *duration).unwrap_or_default()
+    }
+
+    pub(crate) fn text(&self) -> String {
+        let at = |share| milliseconds(&self.at(share));
+        format!("p50 {:.1} ms, p90 {:.1} ms, p99 {:.1} ms, max {:.1} ms", at(0.5), at(0.9), at(0.99), at(1.0))
+    }
+
+    /// Each number of microseconds with three digits, and how many samples were no longer, but longer than the one before.
+    pub(crate) fn histogram(&self) -> Value {
+        let mut buckets = BTreeMap::<u64, u64>::new();
+        for (duration, times) in &self.0 {
+            let micros = u64::try_from(duration.as_micros()).unwrap_or(u64::MAX);
+            let step = 10_u64.pow(micros.checked_ilog10().unwrap_or(0).saturating_sub(2));
+            *buckets.entry(micros.div_ceil(step) * step).or_default() += times;
+        }
+        json!({"samples": self.count(), "microseconds": buckets.into_iter().collect::<Vec<_>>()})
+    }
+}
+
+impl FromIterator<Duration> for Samples {
+    fn from_iter<T: IntoIterator<Item = Duration>>(durations: T) -> Self {
+        Self(durations.into_iter().map(|duration| (duration, 1)).collect())
+    }
+}
+
+// === impl Report ===
 
 impl Report {
     pub(crate) fn new() -> Self {
-        Self { rows: Vec::new() }
+        Self { machine: machine(), rows: Vec::new(), failures: 0 }
+    }
+
+    /// Something about the machine, or what runs on it.
+    pub(crate) fn note(&mut self, name: &str, value: impl Into<Value>) {
+        self.machine.insert(name.to_owned(), value.into());
     }
 
     pub(crate) fn row(
@@ -28,50 +107,65 @@ impl Report {
         wanted: &'static str,
         raw: Value,
     ) {
-        let row = Row { figure: figure.into(), value: value.into(), wanted, raw };
-        eprintln!("  {}: {}", row.figure, row.value);
+        let row = Row { figure: figure.into(), value: value.into(), wanted, raw, spent: None };
+        eprintln!("  {}: {}   (wanted: {})", row.figure, row.value, row.wanted);
         self.rows.push(row);
     }
 
-    /// A distribution of durations; all of them go into the JSON.
-    pub(crate) fn distribution(&mut self, figure: impl Into<String>, mut samples: Vec<Duration>, wanted: &'static str) {
-        samples.sort();
-        let at = |share: f64| {
-            #[allow(
-                clippy::cast_possible_truncation,
-                clippy::cast_sign_loss,
-                clippy::cast_precision_loss,
-                reason = "a rank"
-            )]
-            let rank = ((samples.len() as f64 * share).ceil() as usize).saturating_sub(1);
-            samples.get(rank).map(milliseconds).unwrap_or_default()
-        };
-        let value =
-            format!("p50 {:.1} ms, p90 {:.1} ms, p99 {:.1} ms, max {:.1} ms", at(0.5), at(0.9), at(0.99), at(1.0));
-        let raw: Vec<f64> = samples.iter().map(milliseconds).collect();
-        self.row(figure, value, wanted, json!({ "milliseconds": raw }));
+    /// What it took to measure the last row.
+    pub(crate) fn spent(&mut self, spent: &Spent) {
+        eprintln!("    {}", spent.text());
+        if let Some(row) = self.rows.last_mut() {
+            row.spent = Some(spent.clone());
+        }
     }
 
-    pub(crate) fn publish(&self) -> Result<()> {
-        let machine = machine();
-        println!(
-            "\n{}\n",
-            machine.as_object().into_iter().flatten().map(|(k, v)| format!("{k}: {v}")).collect::<Vec<_>>().join(", ")
-        );
-        let width = self.rows.iter().map(|row| row.figure.len()).max().unwrap_or_default();
-        for row in &self.rows {
-            println!("{:width$}  {}   (wanted: {})", row.figure, row.value, row.wanted);
+    /// A distribution of durations.
+    pub(crate) fn distribution(&mut self, figure: impl Into<String>, samples: Vec<Duration>, wanted: &'static str) {
+        let samples: Samples = samples.into_iter().collect();
+        self.row(figure, samples.text(), wanted, samples.histogram());
+    }
+
+    /// Rows that could not be measured.
+    pub(crate) fn failed(&mut self, figure: &str, error: &anyhow::Error) {
+        self.failures += 1;
+        self.row(figure, format!("not measured: {error:#}"), "a figure", Value::Null);
+    }
+
+    pub(crate) fn publish(&self) -> Result<ExitCode> {
+        let machine: Vec<String> = self.machine.iter().map(|(name, value)| format!("{name}: {value}")).collect();
+        println!("\n{}\n", machine.join(", "));
+        let heads = ["", "measured", "wanted", "spent"].map(str::to_owned);
+        let cells = self.rows.iter().map(|row| {
+            let spent = row.spent.as_ref().map(Spent::text).unwrap_or_default();
+            [row.figure.clone(), row.value.clone(), row.wanted.to_owned(), spent]
+        });
+        let table: Vec<[String; 4]> = std::iter::once(heads).chain(cells).collect();
+        let widths: [usize; 4] = std::array::from_fn(|column| {
+            table.iter().filter_map(|row| row.get(column)).map(|cell| cell.chars().count()).max().unwrap_or_default()
+        });
+        for (number, row) in table.iter().enumerate() {
+            let cells: Vec<String> = row.iter().zip(widths).map(|(cell, width)| format!("{cell:width$}")).collect();
+            println!("| {} |", cells.join(" | "));
+            if number == 0 {
+                println!("|{}|", widths.map(|width| "-".repeat(width + 2)).join("|"));
+            }
         }
-        let rows: Vec<Value> = self
-            .rows
-            .iter()
-            .map(|row| json!({"figure": row.figure, "value": row.value, "wanted": row.wanted, "raw": row.raw}))
-            .collect();
+        let rows: Vec<Value> = self.rows.iter().map(Row::json).collect();
         let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../target/bench.json");
-        let text = serde_json::to_string_pretty(&json!({ "machine": machine, "figures": rows }))?;
+        let text = serde_json::to_string(&json!({ "machine": self.machine, "figures": rows }))?;
         std::fs::write(&path, text).with_context(|| format!("writing {}", path.display()))?;
         println!("\nAll samples are in target/bench.json.");
-        Ok(())
+        Ok(if self.failures == 0 { ExitCode::SUCCESS } else { ExitCode::FAILURE })
+    }
+}
+
+// === impl Row ===
+
+impl Row {
+    fn json(&self) -> Value {
+        let spent = self.spent.as_ref().map(Spent::json);
+        json!({"figure": self.figure, "value": self.value, "wanted": self.wanted, "raw": self.raw, "spent": spent})
     }
 }
 
@@ -79,18 +173,56 @@ pub(crate) fn milliseconds(duration: &Duration) -> f64 {
     duration.as_secs_f64() * 1000.0
 }
 
-fn machine() -> Value {
+/// Of not too few.
+pub(crate) fn median(mut numbers: Vec<f64>) -> f64 {
+    numbers.sort_by(f64::total_cmp);
+    numbers.get(numbers.len() / 2).copied().unwrap_or_default()
+}
+
+fn machine() -> Map<String, Value> {
     let cpu = std::fs::read_to_string("/proc/cpuinfo").unwrap_or_default();
     let model = cpu
         .lines()
         .find_map(|line| line.strip_prefix("model name"))
         .map(|rest| rest.trim_start_matches([' ', '\t', ':']));
     let kernel = std::fs::read_to_string("/proc/sys/kernel/osrelease").unwrap_or_default();
-    json!({
-        "cpu": model.unwrap_or("unknown"),
-        "cores": std::thread::available_parallelism().map_or(0, std::num::NonZero::get),
-        "kernel": kernel.trim(),
-        "operator": env!("CARGO_PKG_VERSION"),
-        "profile": if cfg!(debug_assertions) { "debug" } else { "release" },
-    })
+    // All of the machine: this process keeps itself on one.
+    let cores = cpu.lines().filter(|line| line.starts_with("processor")).count();
+    let mut machine = Map::new();
+    machine.insert("cpu".to_owned(), json!(model.unwrap_or("unknown")));
+    machine.insert("cores".to_owned(), json!(cores));
+    machine.insert("kernel".to_owned(), json!(kernel.trim()));
+    machine.insert("operator".to_owned(), json!(operator().unwrap_or_else(|| "unknown".to_owned())));
+    machine.insert("profile of the bench".to_owned(), json!(if cfg!(debug_assertions) { "debug" } else { "release" }));
+    machine
+}
+
+/// What the binary says that is measured, which may be another build than this one.
+fn operator() -> Option<String> {
+    let binary = beside_this_executable("linkerd-operator", "LINKERD_OPERATOR_BIN").ok()?;
+    let output = Command::new(binary).arg("--version").output().ok()?;
+    Some(String::from_utf8_lossy(&output.stdout).trim().to_owned())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn ranks_count_each_sample_as_often_as_it_was_measured() {
+        let mut samples = Samples::default();
+        samples.push(Duration::from_millis(30), 1);
+        samples.push(Duration::from_millis(1), 98);
+        samples.push(Duration::from_millis(20), 1);
+        let at = |share| samples.at(share).as_millis();
+        assert_eq!((at(0.5), at(0.98), at(0.99), at(1.0)), (1, 1, 20, 30));
+    }
+
+    #[test]
+    fn a_histogram_keeps_all_samples_to_three_digits() {
+        let micros = [0, 7, 999, 1_000, 1_001, 1_009, 123_456];
+        let samples: Samples = micros.into_iter().map(Duration::from_micros).collect();
+        let wanted = json!([[0, 1], [7, 1], [999, 1], [1_000, 1], [1_010, 2], [124_000, 1]]);
+        assert_eq!(samples.histogram(), json!({"samples": 7, "microseconds": wanted}));
+    }
 }

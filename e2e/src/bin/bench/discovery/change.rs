@@ -1,0 +1,182 @@
+//! How late streams are told of one change, how many changes a second they can be told of, and what a message costs.
+
+use std::time::{Duration, Instant};
+
+use anyhow::{Result, ensure};
+use futures::{StreamExt, TryStreamExt, stream};
+use serde_json::json;
+use tokio::time::sleep;
+
+use super::{
+    changing::{Changing, Kind},
+    cluster::asks,
+    rig::Rig,
+};
+use crate::{
+    report::{Report, milliseconds},
+    spent::Spent,
+};
+
+const SERVICE: &str = "web-0";
+/// For what a change costs besides to be over before the next.
+const SETTLED: Duration = Duration::from_millis(150);
+
+/// One change after the other, each to all streams.
+pub(super) async fn changes(report: &mut Report, rig: &Rig) -> Result<()> {
+    for (count, connections, changes, wanted) in [
+        (100, 10, 200, "p99 ≤ 3 ms"),
+        (1_000, 10, 200, "p99 ≤ 10 ms"),
+        (10_000, 100, 100, "p99 ≤ 60 ms"),
+        (10_000, 1_000, 50, ""),
+    ] {
+        let changing = Changing::prepare(&rig.client, SERVICE, Kind::Move).await?;
+        let subject = rig.subject().await?;
+        let load = rig.loads.open(subject.address, connections, asks(count, 1)).await?;
+        load.first_messages(count).await?;
+        sleep(SETTLED * 4).await;
+        load.reset();
+        let mut spent = Spent::default();
+        for number in 0..changes {
+            let phase = rig.phase(&subject)?;
+            changing.change_and_wait(number, &load, count as u64).await?;
+            spent += phase.end()?;
+            sleep(SETTLED).await;
+        }
+        let late = changing.lateness(&load)?;
+        let (all, messages) = (count as u64 * u64::from(changes), load.arrivals().messages);
+        ensure!(late.since_seen.count() == all, "{} streams told instead of {all}", late.since_seen.count());
+        let since_written = milliseconds(&late.since_written.at(0.99));
+        let text = format!("{} (p99 since the write began {since_written:.1} ms)", late.since_seen.text());
+        let raw = json!({
+            "changes": changes,
+            "messages": messages,
+            "reads": load.arrivals().reads,
+            "since_watch_event": late.since_seen.histogram(),
+            "since_write_began": late.since_written.histogram(),
+        });
+        report.row(
+            format!("one change to {count} streams on {connections} connections, {changes} times"),
+            text,
+            wanted,
+            raw,
+        );
+        report.spent(&spent);
+        load.close().await;
+    }
+    Ok(())
+}
+
+/// As many changes as are wanted in a second, whatever happens: an open loop.
+struct Churn {
+    kind: Kind,
+    connections: usize,
+    rate: u16,
+    /// Writes under way at the same time. Flips need an order.
+    writes: usize,
+}
+
+/// What came of it.
+struct Churned {
+    spent: Spent,
+    lateness: super::changing::Lateness,
+    messages: u64,
+    bytes: u64,
+    reads: u64,
+    /// Changes a second.
+    rate: f64,
+    writer_late: Duration,
+    ended: u64,
+}
+
+const STREAMS: usize = 1_000;
+const SECONDS: u16 = 10;
+
+pub(super) async fn churn(report: &mut Report, rig: &Rig) -> Result<()> {
+    for (connections, limit) in [(10, "≤ 4"), (100, "≤ 6")] {
+        // Slow enough for each change to be told by itself: one message to each stream.
+        let churned = Churn { kind: Kind::Flip, connections, rate: 100, writes: 1 }.run(rig).await?;
+        if let Some(server) = churned.spent.server {
+            #[allow(clippy::cast_precision_loss, reason = "far below 2^52")]
+            let per_million = server.ran.as_secs_f64() / churned.messages as f64 * 1e6;
+            let text = format!(
+                "{per_million:.1} ({} messages, {} bytes each)",
+                churned.messages,
+                churned.bytes / churned.messages.max(1)
+            );
+            let figure = format!("CPU-seconds for a million messages, {} streams a connection", STREAMS / connections);
+            report.row(figure, text, limit, churned.raw());
+            report.spent(&churned.spent);
+        }
+        let churned = Churn { kind: Kind::Move, connections, rate: 300, writes: 8 }.run(rig).await?;
+        let apart = churned.lateness.since_seen.count() / STREAMS as u64;
+        let text = format!(
+            "{:.0} a second, {apart} of {} told one by one; lateness {}; {} streams ended",
+            churned.rate,
+            300 * u32::from(SECONDS),
+            churned.lateness.since_seen.text(),
+            churned.ended
+        );
+        let figure = format!("changes to {STREAMS} streams on {connections} connections for {SECONDS} s");
+        report.row(figure, text, "≥ 300 a second, p99 < 1 s", churned.raw());
+        report.spent(&churned.spent);
+    }
+    Ok(())
+}
+
+impl Churn {
+    async fn run(&self, rig: &Rig) -> Result<Churned> {
+        let changing = Changing::prepare(&rig.client, SERVICE, self.kind).await?;
+        let subject = rig.subject().await?;
+        let load = rig.loads.open(subject.address, self.connections, asks(STREAMS, 1)).await?;
+        load.first_messages(STREAMS).await?;
+        sleep(SETTLED * 4).await;
+        load.reset();
+        let phase = rig.phase(&subject)?;
+        let begun = Instant::now();
+        let changes = self.rate * SECONDS;
+        let mut writer_late = Duration::ZERO;
+        stream::iter(0..changes)
+            .map(|number| {
+                let changing = &changing;
+                async move {
+                    let due = Duration::from_secs(1) * u32::from(number) / u32::from(self.rate);
+                    sleep(due.saturating_sub(begun.elapsed())).await;
+                    let behind = begun.elapsed().saturating_sub(due);
+                    changing.change(number).await?;
+                    anyhow::Ok(behind)
+                }
+            })
+            .buffered(self.writes)
+            .try_for_each(|behind| {
+                writer_late = writer_late.max(behind);
+                std::future::ready(Ok(()))
+            })
+            .await?;
+        let took = begun.elapsed();
+        sleep(Duration::from_secs(2)).await;
+        let spent = phase.end()?;
+        let lateness = changing.lateness(&load)?;
+        let (messages, bytes, reads, ended) = {
+            let arrivals = load.arrivals();
+            (arrivals.messages, arrivals.bytes, arrivals.reads, arrivals.ended.values().sum())
+        };
+        load.close().await;
+        let rate = f64::from(changes) / took.as_secs_f64();
+        Ok(Churned { spent, lateness, messages, bytes, reads, rate, writer_late, ended })
+    }
+}
+
+impl Churned {
+    fn raw(&self) -> serde_json::Value {
+        json!({
+            "messages": self.messages,
+            "bytes": self.bytes,
+            "reads": self.reads,
+            "changes_a_second": self.rate,
+            "writer_behind_seconds": self.writer_late.as_secs_f64(),
+            "streams_ended": self.ended,
+            "since_watch_event": self.lateness.since_seen.histogram(),
+            "since_write_began": self.lateness.since_written.histogram(),
+        })
+    }
+}

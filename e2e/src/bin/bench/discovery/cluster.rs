@@ -1,0 +1,189 @@
+//! The objects: Services of ten meshed Pods each, and what rows add to them.
+//!
+//! * Out: 1,000 Services `web-N`, each with two slices; the second holds one Pod, and is what changes. On request 700 Servers,
+//!   and a Service `giant` of 12,000 endpoints, whose last slice holds one as well.
+//! * Always: what is there already stays, so that a second run on the same cluster goes on. Nothing here has a controller that
+//!   would remove it; on a cluster with a garbage collector the owners would have to exist.
+
+use std::ops::Range;
+
+use anyhow::{Context, Result};
+use e2e::load::Ask;
+use futures::{StreamExt, TryStreamExt, stream};
+use kube::{
+    Api, Client,
+    api::{ApiResource, DynamicObject, GroupVersionKind, Patch, PatchParams, PostParams},
+};
+use serde_json::{Value, json};
+
+pub(super) const NAMESPACE: &str = "bench";
+pub(super) const SERVICES: usize = 1_000;
+pub(super) const PODS: usize = 10;
+pub(super) const SERVERS: usize = 700;
+pub(super) const GIANT: &str = "giant";
+pub(super) const GIANT_ENDPOINTS: usize = 12_000;
+/// Of an EndpointSlice, as Kubernetes fills them.
+const SLICE: usize = 100;
+
+/// Clients on three nodes, over so many Services.
+pub(super) fn asks(count: usize, services: usize) -> Vec<Ask> {
+    (0..count).map(|number| ask(path(number % services), number / services)).collect()
+}
+
+/// One client.
+pub(super) fn ask(path: String, number: usize) -> Ask {
+    let node = number % 3;
+    let token = format!("{{\"ns\":\"{NAMESPACE}\", \"nodeName\":\"node-{node}\", \"pod\":\"client-{number}\"}}\n");
+    Ask { path, token }
+}
+
+pub(super) fn path(service: usize) -> String {
+    path_of(&format!("web-{service}"))
+}
+
+pub(super) fn path_of(service: &str) -> String {
+    format!("{service}.{NAMESPACE}.svc.cluster.local:80")
+}
+
+pub(super) async fn populate(client: &Client) -> Result<()> {
+    eprintln!("{SERVICES} Services of {PODS} meshed Pods");
+    let node = |n: usize| json!({"metadata": {"name": format!("node-{n}"), "labels": {"topology.kubernetes.io/zone": format!("zone-{n}")}}});
+    create_in(&Api::all_with(client.clone(), &kind("", "v1", "Node")), (0..3).map(node)).await?;
+    let names = (0..SERVICES).map(|n| format!("web-{n}"));
+    create(client, &kind("", "v1", "Service"), names.map(|name| service(&name))).await?;
+    create(client, &kind("apps", "v1", "ReplicaSet"), (0..SERVICES).map(replica_set)).await?;
+    create(client, &kind("", "v1", "Pod"), (0..SERVICES * PODS).map(pod)).await?;
+    let slices = (0..SERVICES).flat_map(|n| {
+        let (name, pods, last) = (format!("web-{n}"), n * PODS, n * PODS + PODS - 1);
+        [slice(&name, "steady", pods..last), slice(&name, "changing", last..last + 1)]
+    });
+    create(client, &kind("discovery.k8s.io", "v1", "EndpointSlice"), slices).await
+}
+
+pub(super) async fn populate_servers(client: &Client) -> Result<()> {
+    let object = |number: usize| {
+        let spec = json!({"podSelector": {"matchLabels": {"app": format!("web-{number}")}}, "port": 9000 + number, "proxyProtocol": "opaque"});
+        json!({"metadata": {"name": format!("server-{number}")}, "spec": spec})
+    };
+    create(client, &server_kind(), (0..SERVERS).map(object)).await
+}
+
+/// Of the Pods that are there, and 2,000 more.
+pub(super) async fn populate_giant(client: &Client) -> Result<()> {
+    create(client, &kind("", "v1", "Pod"), (SERVICES * PODS..GIANT_ENDPOINTS).map(pod)).await?;
+    create(client, &kind("", "v1", "Service"), std::iter::once(service(GIANT))).await?;
+    let last = GIANT_ENDPOINTS - 1;
+    let steady = (0..last).step_by(SLICE).map(|first| (format!("steady-{first}"), first..last.min(first + SLICE)));
+    let slices = steady.chain([("changing".to_owned(), last..last + 1)]);
+    create(
+        client,
+        &kind("discovery.k8s.io", "v1", "EndpointSlice"),
+        slices.map(|(name, pods)| slice(GIANT, &name, pods)),
+    )
+    .await
+}
+
+/// Edits an annotation of each: something that no client can see.
+pub(super) async fn touch(client: &Client, kind: &ApiResource, names: impl Iterator<Item = String>) -> Result<()> {
+    let api: Api<DynamicObject> = Api::namespaced_with(client.clone(), NAMESPACE, kind);
+    // Another one every time, or the second run edits nothing.
+    let patch =
+        Patch::Merge(json!({"metadata": {"annotations": {"bench": format!("{:?}", std::time::SystemTime::now())}}}));
+    let params = PatchParams::default();
+    stream::iter(names)
+        .map(|name| {
+            let (api, patch, params) = (&api, &patch, &params);
+            async move { api.patch(&name, params, patch).await.map(drop).with_context(|| format!("touching {name}")) }
+        })
+        .buffer_unordered(16)
+        .try_collect()
+        .await
+}
+
+pub(super) fn kind(group: &str, version: &str, kind: &str) -> ApiResource {
+    ApiResource::from_gvk(&GroupVersionKind::gvk(group, version, kind))
+}
+
+pub(super) fn server_kind() -> ApiResource {
+    kind("policy.linkerd.io", "v1beta3", "Server")
+}
+
+/// The one endpoint that changes.
+pub(super) fn changing_endpoint(service: &str, ready: bool) -> Value {
+    let pod = if service == GIANT { GIANT_ENDPOINTS - 1 } else { PODS - 1 };
+    endpoint(pod, ready)
+}
+
+fn service(name: &str) -> Value {
+    json!({"metadata": {"name": name}, "spec": {"ports": [{"name": "http", "port": 80}]}})
+}
+
+fn replica_set(n: usize) -> Value {
+    let name = format!("web-{n}");
+    let labels = json!({"app": name});
+    let template = json!({"metadata": {"labels": labels}, "spec": {"containers": [{"name": "web", "image": "web"}]}});
+    json!({"metadata": {"name": name, "ownerReferences": [{"apiVersion": "apps/v1", "kind": "Deployment", "name": name, "uid": "0"}]},
+        "spec": {"replicas": 0, "selector": {"matchLabels": labels}, "template": template}})
+}
+
+fn slice(service: &str, name: &str, pods: Range<usize>) -> Value {
+    let endpoints: Vec<Value> = pods.map(|pod| endpoint(pod, true)).collect();
+    json!({"metadata": {"name": format!("{service}-{name}"), "labels": {"kubernetes.io/service-name": service}},
+        "addressType": "IPv4", "ports": [{"name": "http", "port": 8080}], "endpoints": endpoints})
+}
+
+/// Of a Pod, by its number in the cluster.
+fn pod_name(number: usize) -> String {
+    format!("web-{}-{}", number / PODS, number % PODS)
+}
+
+fn endpoint(number: usize, ready: bool) -> Value {
+    let address = format!("10.{}.{}.{}", 1 + number / 62_500, number / 250 % 250, 1 + number % 250);
+    let node = number % PODS % 3;
+    json!({"addresses": [address], "conditions": {"ready": ready, "serving": ready, "terminating": false},
+        "nodeName": format!("node-{node}"), "zone": format!("zone-{node}"),
+        "targetRef": {"kind": "Pod", "namespace": NAMESPACE, "name": pod_name(number)}})
+}
+
+/// A meshed Pod, about as long as a real one.
+fn pod(number: usize) -> Value {
+    let listen = |name: &str, port: u16| json!({"name": format!("LINKERD2_PROXY_{name}_LISTEN_ADDR"), "value": format!("0.0.0.0:{port}")});
+    let mut environment: Vec<Value> = (0..50).map(|n| json!({"name": format!("LINKERD2_PROXY_SETTING_NUMBER_{n}"), "value": "a value of about the usual length"})).collect();
+    environment.extend([listen("INBOUND", 4143), listen("ADMIN", 4191), listen("CONTROL", 4190)]);
+    let app = format!("web-{}", number / PODS);
+    json!({
+        "metadata": {"name": pod_name(number),
+            "labels": {"app": app, "pod-template-hash": "5d4f8c7b9", "linkerd.io/control-plane-ns": "linkerd", "linkerd.io/proxy-deployment": app, "linkerd.io/workload-ns": NAMESPACE},
+            "annotations": {"linkerd.io/created-by": "linkerd/proxy-injector edge", "linkerd.io/proxy-version": "edge", "linkerd.io/inject": "enabled"},
+            "ownerReferences": [{"apiVersion": "apps/v1", "kind": "ReplicaSet", "name": app, "uid": "0", "controller": true}]},
+        "spec": {"nodeName": format!("node-{}", number % PODS % 3), "serviceAccountName": "web", "automountServiceAccountToken": false,
+            "initContainers": [{"name": "linkerd-proxy", "image": "proxy", "restartPolicy": "Always", "env": environment,
+                "ports": [{"name": "linkerd-proxy", "containerPort": 4143}, {"name": "linkerd-admin", "containerPort": 4191}]}],
+            "containers": [{"name": "web", "image": "web", "ports": [{"name": "http", "containerPort": 8080}]}]},
+    })
+}
+
+async fn create(client: &Client, kind: &ApiResource, objects: impl Iterator<Item = Value>) -> Result<()> {
+    // The API server knows its own kinds by the path, and others only by their names.
+    let named = objects.map(|mut object| {
+        if let Some(fields) = object.as_object_mut() {
+            fields.insert("apiVersion".to_owned(), json!(kind.api_version));
+            fields.insert("kind".to_owned(), json!(kind.kind));
+        }
+        object
+    });
+    create_in(&Api::namespaced_with(client.clone(), NAMESPACE, kind), named).await
+}
+
+async fn create_in(api: &Api<DynamicObject>, objects: impl Iterator<Item = Value>) -> Result<()> {
+    stream::iter(objects)
+        .map(|object| async move {
+            match api.create(&PostParams::default(), &serde_json::from_value(object)?).await {
+                Err(kube::Error::Api(status)) if status.is_already_exists() => Ok(()),
+                created => created.map(drop).map_err(anyhow::Error::from),
+            }
+        })
+        .buffer_unordered(32)
+        .try_collect()
+        .await
+}

@@ -1,0 +1,141 @@
+//! A Service of 12,000 endpoints: that it works, what a flip in it costs its clients, and what clients that do not read cost
+//! the server.
+
+use std::{
+    collections::BTreeSet,
+    time::{Duration, Instant},
+};
+
+use anyhow::{Context, Result, ensure};
+use e2e::{
+    discovery::{Discovery, token},
+    wait::eventually,
+};
+use serde_json::json;
+use tokio::time::sleep;
+
+use super::{
+    changing::{Changing, Kind},
+    cluster::{GIANT, GIANT_ENDPOINTS, NAMESPACE, ask, path_of, populate_giant},
+    rig::{PATIENCE, Rig, Subject, mebibytes},
+};
+use crate::{
+    report::{Report, milliseconds},
+    spent::Spent,
+};
+
+const STREAMS: usize = 100;
+const CONNECTIONS: usize = 10;
+const FLIPS: u16 = 100;
+const READERS: u16 = 1_000;
+const SETTLED: Duration = Duration::from_millis(200);
+
+/// First all endpoints, then flips of one.
+pub(super) async fn giant(report: &mut Report, rig: &Rig) -> Result<()> {
+    populate_giant(&rig.client).await?;
+    let changing = Changing::prepare(&rig.client, GIANT, Kind::Flip).await?;
+    let subject = rig.subject().await?;
+    let (took, messages) = is_whole(&subject).await?;
+    let text = format!("{GIANT_ENDPOINTS} endpoints in {messages} messages, {:.0} ms", milliseconds(&took));
+    let raw = json!({"milliseconds": milliseconds(&took), "messages": messages});
+    report.row(format!("a Service of {GIANT_ENDPOINTS} endpoints, to a client that decodes them"), text, "all", raw);
+
+    let phase = rig.phase(&subject)?;
+    let asks = (0..STREAMS).map(|number| ask(path_of(GIANT), number)).collect();
+    let load = rig.loads.open(subject.address, CONNECTIONS, asks).await?;
+    load.first_messages(STREAMS).await?;
+    let whole = STREAMS as u64 * messages as u64;
+    eventually(PATIENCE, "all streams to have all endpoints", async || {
+        let so_far = load.arrivals().messages;
+        ensure!(so_far >= whole, "{so_far} of {whole} messages");
+        Ok(())
+    })
+    .await?;
+    let spent = phase.end()?;
+    let (bytes, late, resident) = (load.arrivals().bytes, load.arrivals().timed_out, subject.memory("VmRSS:")?);
+    let took = milliseconds(&spent.took);
+    let text = format!("{took:.0} ms, {:.0} MiB in all, {late} late and asked for again", mebibytes(bytes));
+    let raw = json!({"milliseconds": took, "bytes": bytes, "resident_bytes": resident, "timed_out": late});
+    report.row(format!("all of it to {STREAMS} streams on {CONNECTIONS} connections"), text, "", raw);
+    report.spent(&spent);
+
+    sleep(Duration::from_secs(1)).await;
+    load.reset();
+    let mut spent = Spent::default();
+    for number in 0..FLIPS {
+        let phase = rig.phase(&subject)?;
+        changing.change_and_wait(number, &load, STREAMS as u64).await?;
+        spent += phase.end()?;
+        sleep(SETTLED).await;
+    }
+    let late = changing.lateness(&load)?;
+    let (messages, bytes) = (load.arrivals().messages, load.arrivals().bytes);
+    let flips = STREAMS as u64 * u64::from(FLIPS);
+    #[allow(clippy::cast_precision_loss, reason = "far below 2^52")]
+    let text = format!(
+        "{:.2} messages of {} bytes; {}",
+        messages as f64 / flips as f64,
+        bytes / messages.max(1),
+        late.since_seen.text()
+    );
+    let raw = json!({
+        "messages": messages, "bytes": bytes, "flips": FLIPS, "streams": STREAMS,
+        "since_watch_event": late.since_seen.histogram(), "since_write_began": late.since_written.histogram(),
+    });
+    report.row("a flip of one endpoint in it, to each client".to_owned(), text, "1 small message", raw);
+    report.spent(&spent);
+    load.close().await;
+    Ok(())
+}
+
+/// Whether a client that decodes everything is told of all endpoints; how long that took, and in how many messages.
+async fn is_whole(subject: &Subject) -> Result<(Duration, usize)> {
+    let begun = Instant::now();
+    let asked = Discovery::connect(subject.address).await?.get(&path_of(GIANT), &token(NAMESPACE, "node-0")).await;
+    let mut endpoints = asked.context("asking for the giant")?;
+    // The one that changes is not ready.
+    endpoints.until("all endpoints", |known| known.len() == GIANT_ENDPOINTS - 1).await?;
+    let addresses: BTreeSet<_> = endpoints.known.keys().collect();
+    ensure!(addresses.len() == GIANT_ENDPOINTS - 1, "{} addresses", addresses.len());
+    Ok((begun.elapsed(), endpoints.messages.len()))
+}
+
+/// Clients that never read, each of which begins at another version of it.
+pub(super) async fn unread(report: &mut Report, rig: &Rig) -> Result<()> {
+    populate_giant(&rig.client).await?;
+    let changing = Changing::prepare(&rig.client, GIANT, Kind::Flip).await?;
+    let subject = rig.subject().await?;
+    // Tells when the server knows a version.
+    let load = rig.loads.open(subject.address, 1, vec![ask(path_of(GIANT), 0)]).await?;
+    load.first_messages(1).await?;
+    let Some(before) = subject.memory_at_rest().await? else { return Ok(()) };
+    load.reset();
+    let phase = rig.phase(&subject)?;
+    let mut readers = Vec::new();
+    for number in 0..READERS {
+        // Streams that take nothing have a minute in all, so this waits no longer than it must.
+        changing.change_and_wait(number, &load, 1).await?;
+        let ask = [ask(path_of(GIANT), usize::from(number))];
+        readers.push(rig.loads.open_unread(subject.address, &ask).await?);
+    }
+    subject.has_streams(usize::from(READERS) + 1).await?;
+    let spent = phase.end()?;
+    sleep(Duration::from_secs(2)).await;
+    let after = subject.memory("VmRSS:")?.context("its memory")?;
+    let peak = subject.memory("VmHWM:")?.context("its peak")?;
+    subject.has_streams(usize::from(READERS) + 1).await.context("a reader was given up before the end")?;
+    let text = format!(
+        "{:.0} MiB more than {:.0} (peak {:.0}), opened in {:.0} s",
+        mebibytes(after.saturating_sub(before)),
+        mebibytes(before),
+        mebibytes(peak),
+        spent.took.as_secs_f64()
+    );
+    let raw = json!({"before_bytes": before, "after_bytes": after, "peak_bytes": peak, "readers": readers.len()});
+    let figure = format!("{READERS} clients that never read, at different versions of {GIANT_ENDPOINTS} endpoints");
+    report.row(figure, text, "megabytes, not gigabytes", raw);
+    report.spent(&spent);
+    drop(readers);
+    load.close().await;
+    Ok(())
+}

@@ -1,0 +1,97 @@
+//! What no client can see must cost no message: objects that are touched, and lists that are made anew.
+
+use std::time::Duration;
+
+use anyhow::{Context, Result, ensure};
+use e2e::{Action, Fault, FaultProxy, ManagerOptions, Rule, wait::eventually};
+use serde_json::json;
+use tokio::time::sleep;
+
+use super::{
+    cluster::{SERVERS, SERVICES, asks, kind, populate_servers, server_kind, touch},
+    rig::{PATIENCE, Rig},
+};
+use crate::report::Report;
+
+const STREAMS: usize = 10_000;
+const TOUCHED_PODS: usize = 1_000;
+/// For messages that should not be to come.
+const QUIET: Duration = Duration::from_secs(3);
+const GONE: Action = Action::Status { code: 410, retry_after: None };
+/// What ours watches for discovery.
+const KINDS: [&str; 8] =
+    ["pods", "services", "endpointslices", "nodes", "externalworkloads", "servers", "replicasets", "jobs"];
+
+/// Annotations of all Servers, and of a Pod of each Service.
+pub(super) async fn noise(report: &mut Report, rig: &Rig) -> Result<()> {
+    populate_servers(&rig.client).await?;
+    let subject = rig.subject().await?;
+    let load = rig.loads.open(subject.address, 100, asks(STREAMS, SERVICES)).await?;
+    load.first_messages(STREAMS).await?;
+    let pods = (0..TOUCHED_PODS).map(|n| format!("web-{n}-0"));
+    let servers = (0..SERVERS).map(|n| format!("server-{n}"));
+    let touches: [(_, _, Vec<String>); 2] = [
+        (format!("{SERVERS} Servers"), server_kind(), servers.collect()),
+        (format!("the annotations of {TOUCHED_PODS} Pods"), kind("", "v1", "Pod"), pods.collect()),
+    ];
+    for (what, kind, names) in touches {
+        load.reset();
+        let phase = rig.phase(&subject)?;
+        touch(&rig.client, &kind, names.into_iter()).await?;
+        sleep(QUIET).await;
+        let spent = phase.end()?;
+        let messages = load.arrivals().messages;
+        report.row(
+            format!("messages to {STREAMS} streams after touching {what}"),
+            messages.to_string(),
+            "0",
+            json!(messages),
+        );
+        report.spent(&spent);
+    }
+    load.close().await;
+    Ok(())
+}
+
+/// All watches are ended, and find their history gone when they are resumed.
+pub(super) async fn relist(report: &mut Report, rig: &Rig) -> Result<()> {
+    if !rig.is_ours() {
+        // Another server is not behind a proxy of ours.
+        return Ok(());
+    }
+    let proxy = FaultProxy::start(&rig.control_plane).await?;
+    let options = ManagerOptions { kubeconfig: Some(proxy.kubeconfig().to_owned()), ..ManagerOptions::default() };
+    let subject = rig.subject_with(options).await?;
+    let load = rig.loads.open(subject.address, 100, asks(STREAMS, SERVICES)).await?;
+    load.first_messages(STREAMS).await?;
+    load.reset();
+    let phase = rig.phase(&subject)?;
+    let gone = expire(&proxy);
+    proxy.cut_all();
+    eventually(PATIENCE, "each kind to be listed anew", async || {
+        let hits: Vec<usize> = gone.iter().map(Fault::hits).collect();
+        ensure!(hits.iter().all(|hits| *hits > 0), "{KINDS:?}: {hits:?}");
+        let manager = subject.manager.as_ref().context("a manager of ours")?;
+        let (_, amiss) = manager.get("/ready").await?;
+        ensure!(amiss == "ready\n", "{amiss}");
+        Ok(())
+    })
+    .await?;
+    sleep(QUIET * 2).await;
+    let spent = phase.end()?;
+    let messages = load.arrivals().messages;
+    // After the last watch that was refused.
+    let log = proxy.log();
+    let after = log.iter().rposition(|request| request.status == Some(410)).unwrap_or_default();
+    let pages = log.iter().skip(after).filter(|request| request.path.contains("limit=")).count();
+    ensure!(pages > KINDS.len(), "only {pages} pages were listed");
+    let text = format!("{messages}, while {pages} pages and more were listed");
+    report.row(format!("messages to {STREAMS} streams after all was listed anew (410)"), text, "0", json!(messages));
+    report.spent(&spent);
+    load.close().await;
+    Ok(())
+}
+
+fn expire(proxy: &FaultProxy) -> Vec<Fault> {
+    KINDS.iter().map(|kind| proxy.inject(Rule::path(&format!("/{kind}?&watch=true")).times(1), GONE)).collect()
+}

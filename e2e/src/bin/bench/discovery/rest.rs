@@ -1,0 +1,129 @@
+//! What the server takes without clients, and how soon it is ready.
+
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result};
+use e2e::kubeconfig;
+use k8s_openapi::api::core::v1::Pod;
+use kube::{
+    Client,
+    core::{ObjectList, PartialObjectMeta},
+};
+use rustix::thread::{CpuSet, sched_setaffinity};
+use serde_json::json;
+use tokio::sync::oneshot;
+
+use super::rig::{Rig, Subject, mebibytes};
+use crate::{
+    report::{Report, median, milliseconds},
+    spent::SERVERS_CORE,
+};
+
+const ROUNDS: usize = 5;
+
+/// Of a server that has nothing to know.
+pub(super) async fn empty(report: &mut Report, rig: &Rig) -> Result<()> {
+    if rig.is_ours() {
+        let mut bytes = Vec::new();
+        for _ in 0..ROUNDS {
+            bytes.extend(rig.subject().await?.memory_at_rest().await?);
+        }
+        memory(report, "discovery: resident memory, empty cluster", &bytes, "≤ 20 MiB");
+    }
+    Ok(())
+}
+
+/// Of a server that knows 1,000 Services and 10,000 Pods.
+pub(super) async fn ready(report: &mut Report, rig: &Rig) -> Result<()> {
+    const AT_REST: &str = "discovery: resident memory, 1,000 Services and 10,000 Pods";
+    const LIMIT: &str = "≤ 60 MiB";
+    if !rig.is_ours() {
+        let bytes = rig.subject().await?.memory_at_rest().await?;
+        if bytes.is_some() {
+            memory(report, AT_REST, bytes.as_slice(), LIMIT);
+        }
+        return Ok(());
+    }
+    let (mut bare, mut ours, mut rest, mut peaks) = (Vec::new(), Vec::new(), Vec::new(), Vec::new());
+    for _ in 0..ROUNDS {
+        bare.push(bare_client(rig).await?);
+        let subject = rig.subject().await?;
+        ours.push(subject.ready);
+        rest.extend(subject.memory_at_rest().await?);
+        peaks.extend(peak(&subject)?);
+    }
+    let ratios = ours.iter().zip(&bare).map(|(ours, bare)| ours.as_secs_f64() / bare.as_secs_f64()).collect();
+    let raw = json!({
+        "list_milliseconds": bare.iter().map(milliseconds).collect::<Vec<_>>(),
+        "ready_milliseconds": ours.iter().map(milliseconds).collect::<Vec<_>>(),
+    });
+    let text = format!(
+        "{:.2} times: {:.0} ms and {:.0} ms",
+        median(ratios),
+        median(ours.iter().map(milliseconds).collect()),
+        median(bare.iter().map(milliseconds).collect()),
+    );
+    report.row("ready, against a bare client that lists the same on the same core", text, "≤ 1.5 times", raw);
+    #[allow(clippy::cast_precision_loss, reason = "far below 2^52")]
+    let ratios: Vec<f64> = peaks.iter().zip(&rest).map(|(peak, rest)| *peak as f64 / *rest as f64).collect();
+    let raw = json!({"peak_bytes": peaks, "rest_bytes": rest});
+    memory(report, AT_REST, &rest, LIMIT);
+    report.row("peak memory since the start, against rest", format!("{:.2} times", median(ratios)), "≤ 1.5 times", raw);
+    Ok(())
+}
+
+fn peak(subject: &Subject) -> Result<Option<u64>> {
+    subject.memory("VmHWM:")
+}
+
+fn memory(report: &mut Report, figure: &str, bytes: &[u64], wanted: &'static str) {
+    let middle = median(bytes.iter().copied().map(mebibytes).collect());
+    let most = bytes.iter().copied().max().map(mebibytes).unwrap_or_default();
+    let text = format!("{middle:.1} MiB (of {}, the most {most:.1})", bytes.len());
+    report.row(figure, text, wanted, json!({ "bytes": bytes }));
+}
+
+/// How long a client that keeps nothing needs for the same lists, on the core that the server has.
+async fn bare_client(rig: &Rig) -> Result<Duration> {
+    let path = rig.control_plane.kubeconfig().to_owned();
+    let (done, result) = oneshot::channel();
+    std::thread::spawn(move || {
+        let run = || {
+            let mut cores = CpuSet::new();
+            cores.set(SERVERS_CORE);
+            sched_setaffinity(None, &cores)?;
+            let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
+            runtime.block_on(async { list_everything(&kubeconfig::client(&path).await?).await })
+        };
+        let _ = done.send(run());
+    });
+    result.await.context("the bare client's thread ended")?
+}
+
+/// What any client has to wait for: all pages of all kinds, all kinds at the same time. Of the objects only the metadata is
+/// read.
+async fn list_everything(client: &Client) -> Result<Duration> {
+    let kinds = [
+        "/api/v1/pods",
+        "/api/v1/services",
+        "/api/v1/nodes",
+        "/apis/discovery.k8s.io/v1/endpointslices",
+        "/apis/apps/v1/replicasets",
+        "/apis/batch/v1/jobs",
+        "/apis/policy.linkerd.io/v1beta3/servers",
+        "/apis/workload.linkerd.io/v1beta1/externalworkloads",
+    ];
+    let begun = Instant::now();
+    let list = |path: &'static str| async move {
+        let mut next = Some(String::new());
+        while let Some(token) = next {
+            let uri = format!("{path}?limit=500&continue={token}");
+            let page: ObjectList<PartialObjectMeta<Pod>> =
+                client.request(http::Request::get(uri).body(Vec::new())?).await?;
+            next = page.metadata.continue_.filter(|token| !token.is_empty());
+        }
+        anyhow::Ok(())
+    };
+    futures::future::try_join_all(kinds.map(list)).await?;
+    Ok(begun.elapsed())
+}

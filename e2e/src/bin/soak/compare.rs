@@ -1,0 +1,264 @@
+//! What clients know against what the contract says, in rounds.
+//!
+//! ```text
+//!   watches settled ─▶ churn paused ─▶ objects listed ─▶ oracle ─▶ every open stream, and a new one for each request
+//! ```
+//!
+//! * In: requests, the readers that follow them, an API server whose objects can be held still. Out: what differed and did not
+//!   come right within [`DEADLINE`].
+//! * Always: nothing is written between the list and the last look. An answer must be right twice, a moment apart: one that is
+//!   right on its way to being wrong does not pass.
+
+use std::{
+    sync::Arc,
+    time::{Duration, Instant},
+};
+
+use anyhow::{Context, Result, ensure};
+use e2e::{
+    Manager,
+    discovery::Discovery,
+    eventually,
+    oracle::{Answer, ApiState, Request, Settings, answer, answer_while_open},
+    world::api,
+};
+use futures::{StreamExt, stream};
+use tokio::time::{sleep, timeout};
+
+use crate::{
+    churn::Churn,
+    readers::{Reader, Readers, refusal},
+};
+
+/// After which a difference is a mismatch.
+pub(crate) const DEADLINE: Duration = Duration::from_secs(10);
+/// A watch that was resumed and has nothing to say counts as failing for 25 s; one that was refused may wait for half a minute.
+const SETTLED: Duration = Duration::from_secs(75);
+const LISTED: Duration = Duration::from_secs(30);
+const QUIET: Duration = Duration::from_millis(200);
+const CONNECTIONS: usize = 4;
+const AT_A_TIME: usize = 32;
+/// Of the text of one difference.
+const LONGEST: usize = 1500;
+
+pub(crate) struct Comparer {
+    pub client: kube::Client,
+    pub settings: Settings,
+    pub requests: Arc<[Request]>,
+}
+
+pub(crate) struct Round {
+    /// Answers that were compared.
+    pub compared: usize,
+    /// From the pause of the churn to its end.
+    pub took: Duration,
+    pub mismatches: Vec<Mismatch>,
+}
+
+/// What one client knew, and should not have.
+pub(crate) struct Mismatch {
+    pub client: &'static str,
+    pub request: Request,
+    pub difference: String,
+}
+
+/// What the contract says to one request.
+struct Expected {
+    fresh: Answer,
+    while_open: Answer,
+}
+
+// === impl Comparer ===
+
+impl Comparer {
+    /// # Errors
+    /// When nothing could be compared: the watches did not settle, or the objects could not be listed.
+    pub(crate) async fn round(&self, manager: &Manager, churn: &Churn, readers: &Readers) -> Result<Round> {
+        // With the churn going on: a watch is healthy again when it has said something.
+        eventually(SETTLED, "the watches to settle", async || {
+            let (_, body) = manager.get("/ready").await?;
+            ensure!(body == "ready\n", "{}", body.trim());
+            Ok(())
+        })
+        .await?;
+        let paused = Instant::now();
+        let _silence = churn.pause().await;
+        let state = timeout(LISTED, api::list(&self.client)).await.context("listing took too long")??;
+        let expected = self.expected(state).await?;
+        let open = self.open_streams(readers.all(), &expected);
+        let new = self.new_streams(manager, &expected);
+        let (open, new) = tokio::join!(open, new);
+        let mut mismatches = open;
+        mismatches.extend(new?);
+        let compared = readers.all().len() + self.requests.len();
+        Ok(Round { compared, took: paused.elapsed(), mismatches })
+    }
+
+    /// Scans everything for each request, which must not keep streams from being read.
+    async fn expected(&self, state: ApiState) -> Result<Vec<Expected>> {
+        let (settings, requests) = (self.settings.clone(), Arc::clone(&self.requests));
+        let work = tokio::task::spawn_blocking(move || {
+            let of = |request: &Request| Expected {
+                fresh: answer(&state, &settings, request),
+                while_open: answer_while_open(&state, &settings, request),
+            };
+            requests.iter().map(of).collect()
+        });
+        Ok(work.await?)
+    }
+
+    async fn open_streams(&self, readers: &[Arc<Reader>], expected: &[Expected]) -> Vec<Mismatch> {
+        let begun = Instant::now();
+        let wrong = || -> Vec<(&Reader, &Expected)> {
+            let both = readers.iter().filter_map(|reader| Some((&**reader, expected.get(reader.number)?)));
+            both.filter(|(reader, expected)| !expected.is(reader.known().as_ref())).collect()
+        };
+        let mut were_right = false;
+        loop {
+            let wrong = wrong();
+            if wrong.is_empty() && were_right {
+                return Vec::new();
+            }
+            if begun.elapsed() >= DEADLINE {
+                return wrong.into_iter().map(|(reader, expected)| self.mismatch(reader, expected)).collect();
+            }
+            were_right = wrong.is_empty();
+            sleep(QUIET).await;
+        }
+    }
+
+    fn mismatch(&self, reader: &Reader, expected: &Expected) -> Mismatch {
+        let known = reader.known().clone();
+        let difference = match known {
+            None => "it was told nothing".to_owned(),
+            // Of a refused client the answer to a new stream is the measure.
+            Some(Answer::Refused(..)) => difference(&expected.fresh, known.as_ref()),
+            Some(Answer::Endpoints(_)) => difference(&expected.while_open, known.as_ref()),
+        };
+        let request = self.requests.get(reader.number).cloned();
+        let request = request.unwrap_or_else(|| Request { path: String::new(), token: String::new() });
+        Mismatch { client: "an open stream", request, difference }
+    }
+
+    /// On connections that are new, too.
+    async fn new_streams(&self, manager: &Manager, expected: &[Expected]) -> Result<Vec<Mismatch>> {
+        let mut connections = Vec::new();
+        for _ in 0..CONNECTIONS {
+            connections.push(manager.discovery().await?);
+        }
+        let asked = self.requests.iter().zip(expected).zip(connections.iter().cycle());
+        let asked = asked.map(async |((request, expected), connection)| {
+            let mut seen = None;
+            let right = eventually(DEADLINE, "", async || {
+                let answer = first_answer(connection, request).await?;
+                let right = answer == expected.fresh;
+                seen = Some(answer);
+                ensure!(right, "another answer");
+                Ok(())
+            });
+            let failed = right.await.is_err();
+            let difference = || difference(&expected.fresh, seen.as_ref());
+            failed.then(|| Mismatch { client: "a new stream", request: request.clone(), difference: difference() })
+        });
+        Ok(stream::iter(asked).buffer_unordered(AT_A_TIME).filter_map(async |it| it).collect().await)
+    }
+}
+
+// === impl Expected ===
+
+impl Expected {
+    /// Whether a client that knows this has nothing more to be told.
+    fn is(&self, known: Option<&Answer>) -> bool {
+        match known {
+            None => false,
+            Some(refused @ Answer::Refused(..)) => refused == &self.fresh,
+            Some(told @ Answer::Endpoints(_)) => told == &self.while_open,
+        }
+    }
+}
+
+/// The whole answer to a new stream: its first message, or its refusal.
+async fn first_answer(discovery: &Discovery, request: &Request) -> Result<Answer> {
+    match discovery.get(&request.path, &request.token).await {
+        Err(status) => Ok(refusal(&status)),
+        Ok(mut stream) => {
+            stream.next().await?.context("the stream ended before its first message")?;
+            Ok(Answer::Endpoints(stream.known))
+        }
+    }
+}
+
+/// What is missing, what is too much, and what is told otherwise; no more than a screenful.
+fn difference(expected: &Answer, seen: Option<&Answer>) -> String {
+    let text = match (expected, seen) {
+        (Answer::Endpoints(wanted), Some(Answer::Endpoints(known))) => {
+            let mut lines = Vec::new();
+            for (address, endpoint) in wanted {
+                match known.get(address) {
+                    Some(other) if other == endpoint => {}
+                    Some(other) => lines.push(format!("{address}: expected {endpoint:?}, saw {other:?}")),
+                    None => lines.push(format!("{address} is missing: {endpoint:?}")),
+                }
+            }
+            let unexpected = known.iter().filter(|(address, _)| !wanted.contains_key(address));
+            lines.extend(unexpected.map(|(address, endpoint)| format!("{address} is too much: {endpoint:?}")));
+            lines.join("\n")
+        }
+        (expected, Some(seen)) => format!("expected {expected:?}, saw {seen:?}"),
+        (expected, None) => format!("expected {expected:?}, saw no answer"),
+    };
+    match text.char_indices().nth(LONGEST) {
+        Some((end, _)) => format!("{}…", text.get(..end).unwrap_or_default()),
+        None => text,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeMap;
+
+    use linkerd2_proxy_api::destination::WeightedAddr;
+    use tonic::Code;
+
+    use super::*;
+
+    fn endpoints(weights: &[(u8, u32)]) -> Answer {
+        let endpoint = |(last, weight): &(u8, u32)| {
+            let address = std::net::SocketAddr::from(([10, 0, 0, *last], 80));
+            (address, WeightedAddr { weight: *weight, ..WeightedAddr::default() })
+        };
+        Answer::Endpoints(weights.iter().map(endpoint).collect())
+    }
+
+    #[test]
+    fn an_open_stream_of_a_deleted_service_is_empty_and_a_refused_client_stays_refused() {
+        let fresh = Answer::Refused(Code::NotFound, "Service web.world not found".to_owned());
+        let expected = Expected { fresh: fresh.clone(), while_open: Answer::Endpoints(BTreeMap::new()) };
+        assert!(expected.is(Some(&endpoints(&[]))));
+        assert!(expected.is(Some(&fresh)));
+        assert!(!expected.is(Some(&endpoints(&[(1, 1)]))));
+        assert!(!expected.is(Some(&Answer::Refused(Code::Unavailable, String::new()))));
+        assert!(!expected.is(None), "who was told nothing knows nothing");
+    }
+
+    #[test]
+    fn an_endpoint_that_is_missing_or_old_or_too_much_is_a_difference_and_is_named() {
+        let wanted = endpoints(&[(1, 1), (2, 1)]);
+        let expected = Expected { fresh: wanted.clone(), while_open: wanted.clone() };
+        assert!(expected.is(Some(&endpoints(&[(1, 1), (2, 1)]))));
+        for (seen, named) in [
+            (endpoints(&[(1, 1)]), "10.0.0.2:80 is missing"),
+            (endpoints(&[(1, 1), (2, 7)]), "10.0.0.2:80: expected"),
+            (endpoints(&[(1, 1), (2, 1), (3, 1)]), "10.0.0.3:80 is too much"),
+        ] {
+            assert!(!expected.is(Some(&seen)));
+            assert!(difference(&wanted, Some(&seen)).starts_with(named));
+        }
+    }
+
+    #[test]
+    fn a_long_difference_is_cut() {
+        let many: Vec<(u8, u32)> = (0..200).map(|last| (last, 1)).collect();
+        assert!(difference(&endpoints(&many), Some(&endpoints(&[]))).chars().count() <= LONGEST + 1);
+    }
+}

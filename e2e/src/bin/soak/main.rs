@@ -1,0 +1,302 @@
+//! `make soak MINUTES=30`: a manager under everything at once, for as long as one likes; does it stay right, and small?
+//!
+//! ```text
+//!   churn ──▶ kube-apiserver ──(faults)──▶ manager ──▶ readers, in waves   ◀── compared with the oracle, in rounds
+//!                                             └──────▶ slow readers
+//! ```
+//!
+//! * In: minutes, by default 5; `E2E_SEED` for other worlds. Out: a line a minute, a table, `target/soak.json`; exit code 1 when
+//!   an answer stayed wrong, the manager ended, a stream of which nothing is taken stayed, or clients left something behind.
+//! * Always: ends at the time given and some ten seconds later; at worst, when nothing comes that is waited for at the end, after
+//!   five minutes more. Neither memory nor output grow with the time, but for a line a minute.
+//! * Everything runs on one machine: API server, etcd, manager and clients share its cores.
+
+mod churn;
+mod compare;
+mod faults;
+mod readers;
+mod report;
+mod samples;
+mod settled;
+mod slow;
+mod tally;
+
+use std::{process::ExitCode, sync::Arc, time::Duration};
+
+use anyhow::{Context, Result, bail, ensure};
+use churn::Churn;
+use compare::Comparer;
+use e2e::{ControlPlane, FaultProxy, Manager, ManagerOptions, Options, eventually, oracle::Settings};
+use faults::Faults;
+use readers::Readers;
+use report::Report;
+use samples::{Sample, left_over};
+use slow::SlowReaders;
+use tokio::time::{Instant, MissedTickBehavior, interval, sleep, sleep_until, timeout};
+
+const COPIES: usize = 4;
+const CONNECTIONS: usize = 36;
+/// Far below the default of a minute, so that slow readers come and go often in a short run; far above what a healthy reader
+/// on a busy machine may take.
+const STALL: Duration = Duration::from_secs(10);
+const BETWEEN_ROUNDS: Duration = Duration::from_secs(15);
+const BETWEEN_WAVES: Duration = Duration::from_secs(60);
+const BETWEEN_FAULTS: Duration = Duration::from_secs(45);
+const STREAMS_RENEWED_A_SECOND: usize = 5;
+/// For things that take moments.
+const PATIENCE: Duration = Duration::from_secs(60);
+
+#[tokio::main]
+async fn main() -> ExitCode {
+    match minutes().map(soak) {
+        Ok(soak) => match soak.await {
+            Ok(true) => ExitCode::SUCCESS,
+            Ok(false) => ExitCode::FAILURE,
+            Err(error) => failed(&error),
+        },
+        Err(error) => failed(&error),
+    }
+}
+
+fn failed(error: &anyhow::Error) -> ExitCode {
+    eprintln!("soak: {error:#}");
+    ExitCode::FAILURE
+}
+
+fn minutes() -> Result<Duration> {
+    let minutes: f64 = match std::env::args().nth(1) {
+        Some(minutes) => minutes.parse().with_context(|| format!("{minutes:?} is no number of minutes"))?,
+        None => 5.0,
+    };
+    ensure!((0.5..=10_080.0).contains(&minutes), "half a minute is the least, and a week the most");
+    Ok(Duration::from_secs_f64(minutes * 60.0))
+}
+
+fn seed() -> Result<u64> {
+    match std::env::var("E2E_SEED") {
+        Ok(seed) => seed.parse().context("E2E_SEED is a number"),
+        Err(_) => Ok(1),
+    }
+}
+
+/// The manager's flags that change answers, and the same for the oracle.
+fn settings() -> (Settings, Vec<String>) {
+    let settings = Settings {
+        cluster_domain: "cluster.local".to_owned(),
+        trust_domain: "cluster.local".to_owned(),
+        controller_namespace: "linkerd".to_owned(),
+        default_opaque_ports: "25".to_owned(),
+        transport_header: true,
+        h2_upgrade: true,
+        ipv6: true,
+        zone_weights: true,
+        http2: None,
+    };
+    let flags = [
+        // Its slices would change the answers while they are compared.
+        "--enable-external-workload=false",
+        "--default-opaque-ports=25",
+        "--enable-ipv6=true",
+        "--ext-endpoint-zone-weights=true",
+        "--meshed-http2-client-params=",
+    ];
+    let stall = format!("--stream-stall-timeout={}s", STALL.as_secs());
+    (settings, flags.map(str::to_owned).into_iter().chain([stall]).collect())
+}
+
+/// What is soaked, and what soaks it.
+struct Soak {
+    time: Duration,
+    manager: Manager,
+    proxy: Arc<FaultProxy>,
+    churn: Churn,
+    comparer: Comparer,
+    readers: Readers,
+    slow: SlowReaders,
+    begun: Instant,
+}
+
+/// True when it was good.
+async fn soak(time: Duration) -> Result<bool> {
+    let seed = seed()?;
+    let control_plane = ControlPlane::start(Options::default()).await?;
+    control_plane.kubectl(&["create", "namespace", "linkerd"]).await?;
+    control_plane.install_crds("crd/linkerd").await?;
+    let client = control_plane.client().await?;
+    let proxy = Arc::new(FaultProxy::start(&control_plane).await?);
+    let mut churn = Churn::prepare(client.clone(), seed).await?;
+    let (settings, args) = settings();
+    let kubeconfig = Some(proxy.kubeconfig().to_owned());
+    let mut manager = Manager::start(&control_plane, ManagerOptions { args, kubeconfig, ..ManagerOptions::default() })?;
+    manager.ready(PATIENCE).await?;
+    let kubernetes = client.apiserver_version().await?.git_version;
+    let mut report = Report::new(report::machine(&kubernetes, &version(&manager).await?));
+    // What only starting takes has gone by then.
+    sleep(Duration::from_secs(2)).await;
+    report.before = Sample::take(&manager, &proxy, 0.0).await?;
+
+    let requests = churn.requests();
+    let paths: Vec<String> = requests.iter().map(|request| request.path.clone()).collect();
+    let address = manager.destination_address();
+    let readers = Readers::open(address, &requests, COPIES, CONNECTIONS);
+    readers.told(PATIENCE).await?;
+    let slow = SlowReaders::begin(address, &paths, &churn::big_path(), STALL);
+    println!(
+        "{} requests, {} healthy streams on {CONNECTIONS} connections, {} connections of slow readers, {} changes a second, \
+         for {:.1} minutes (seed {seed})",
+        requests.len(),
+        readers.all().len(),
+        SlowReaders::connections(),
+        churn::CHANGES_A_SECOND,
+        time.as_secs_f64() / 60.0,
+    );
+    let mut faults = Faults::new(Arc::clone(&proxy));
+    let mut writers = churn.begin();
+    let comparer = Comparer { client, settings, requests: requests.into() };
+    let mut soak = Soak { time, manager, proxy, churn, comparer, readers, slow, begun: Instant::now() };
+
+    let ended = tokio::select! {
+        ended = soak.run(&mut report, &mut faults) => ended,
+        error = writers.ended() => Err(error),
+    };
+    faults.clear();
+    // Once more after the last change, whatever the time was over in the middle of.
+    let ended = match ended {
+        Ok(()) => soak.compare(&tokio::sync::Mutex::new(&mut report)).await,
+        failed => failed,
+    };
+    if let Err(error) = ended {
+        report.failure(format!("{error:#}"));
+        let log = soak.manager.log();
+        let lines: Vec<&str> = log.lines().rev().take(20).collect();
+        println!("The manager's log ends with:\n{}", lines.into_iter().rev().collect::<Vec<_>>().join("\n"));
+    }
+    writers.stop().await;
+    if let Err(error) = soak.close(&mut report).await {
+        report.failure(format!("{error:#}"));
+    }
+    report.log(&soak.manager.log());
+    report.conclude(&soak.churn, &soak.readers, &soak.slow, &faults);
+    report.publish()
+}
+
+impl Soak {
+    /// Until the time is over. An error is an end before that.
+    async fn run(&self, report: &mut Report, faults: &mut Faults) -> Result<()> {
+        let report = &tokio::sync::Mutex::new(report);
+        tokio::select! {
+            () = sleep_until(self.begun + self.time) => Ok(()),
+            ended = self.sample(report) => ended,
+            ended = self.conduct(report, faults) => ended,
+        }
+    }
+
+    /// Looks at the manager again and again, and says how it goes once a minute.
+    async fn sample(&self, report: &tokio::sync::Mutex<&mut Report>) -> Result<()> {
+        let mut looks = interval(samples::period(self.time));
+        looks.set_missed_tick_behavior(MissedTickBehavior::Delay);
+        let mut minute = 1;
+        loop {
+            looks.tick().await;
+            let elapsed = self.begun.elapsed().as_secs_f64();
+            let sample = self.look(elapsed).await?;
+            let mut report = report.lock().await;
+            report.samples.push(sample);
+            if elapsed >= f64::from(minute) * 60.0 {
+                minute += 1;
+                report.line(&self.readers, &self.slow);
+            }
+        }
+    }
+
+    /// One sample; tried for a while, because a manager may be slow to answer, and at once no more when it has ended.
+    async fn look(&self, elapsed: f64) -> Result<Sample> {
+        let look = eventually(PATIENCE / 4, "a look at the manager", async || {
+            if self.manager.resident_memory_bytes().is_err() {
+                return Ok(None);
+            }
+            Sample::take(&self.manager, &self.proxy, elapsed).await.map(Some)
+        });
+        match look.await? {
+            Some(sample) => Ok(sample),
+            None => bail!("the manager has ended"),
+        }
+    }
+
+    /// Rounds, waves and faults, each in its time, and never two at once; single streams come and go all the time.
+    async fn conduct(&self, report: &tokio::sync::Mutex<&mut Report>, faults: &mut Faults) -> Result<()> {
+        let mut seconds = interval(Duration::from_secs(1));
+        seconds.set_missed_tick_behavior(MissedTickBehavior::Delay);
+        let now = Instant::now();
+        let (mut round, mut wave, mut fault) = (now + BETWEEN_ROUNDS, now + BETWEEN_WAVES, now + BETWEEN_FAULTS);
+        loop {
+            seconds.tick().await;
+            self.readers.renew_streams(STREAMS_RENEWED_A_SECOND);
+            let now = Instant::now();
+            if now >= wave {
+                wave = now + BETWEEN_WAVES;
+                self.readers.reconnect(self.readers.connections() / 4).await;
+            }
+            if now >= fault {
+                fault = now + BETWEEN_FAULTS;
+                if let Err(error) = faults.happen().await {
+                    report.lock().await.missed(&error);
+                }
+            }
+            if now >= round {
+                self.compare(report).await?;
+                round = Instant::now() + BETWEEN_ROUNDS;
+            }
+        }
+    }
+
+    /// One round. That it could not be held is written down; an error is the end of the manager.
+    async fn compare(&self, report: &tokio::sync::Mutex<&mut Report>) -> Result<()> {
+        match self.comparer.round(&self.manager, &self.churn, &self.readers).await {
+            Ok(round) => {
+                let elapsed = self.begun.elapsed();
+                let sample = self.look(elapsed.as_secs_f64()).await?;
+                let mut report = report.lock().await;
+                report.round(round);
+                report.settled(sample, elapsed.as_secs_f64() / self.time.as_secs_f64());
+            }
+            Err(error) => {
+                self.look(self.begun.elapsed().as_secs_f64()).await?;
+                report.lock().await.missed(&error);
+            }
+        }
+        Ok(())
+    }
+
+    /// Takes the clients away, and finds the manager as it was before they came; then ends it.
+    async fn close(&mut self, report: &mut Report) -> Result<()> {
+        self.readers.close().await;
+        self.slow.close().await;
+        // Which has been written down already.
+        if !self.manager.is_running() {
+            return Ok(());
+        }
+        let mut last = None;
+        let gone = eventually(PATIENCE, "the manager to be as before its clients came", async || {
+            let after = self.look(self.begun.elapsed().as_secs_f64()).await?;
+            let left = left_over(&report.before, &after);
+            last = Some(after);
+            ensure!(left.is_empty(), "still there: {}", left.join(", "));
+            Ok(())
+        });
+        let gone = gone.await;
+        report.after = last;
+        gone?;
+        let status = timeout(PATIENCE, self.manager.terminate(PATIENCE)).await.context("it did not end")??;
+        ensure!(status.success(), "the manager ended with {status}");
+        Ok(())
+    }
+}
+
+/// Of the manager that runs.
+async fn version(manager: &Manager) -> Result<String> {
+    let samples = manager.metrics().await?;
+    let info = samples.iter().find(|sample| sample.name == "linkerd_operator_build_info");
+    let version = info.and_then(|sample| sample.labels.iter().find(|(label, _)| label == "version"));
+    Ok(version.map_or_else(|| "unknown".to_owned(), |(_, version)| version.clone()))
+}

@@ -1,0 +1,159 @@
+//! What the manager takes, looked at again and again.
+//!
+//! * In: the manager, the proxy that it reaches the API server through. Out: one [`Sample`] for each look; the trend of many.
+//! * Always: what is not told is `None`, never zero. No more than [`MOST`] samples, however long it lasts.
+
+use std::{collections::BTreeMap, time::Duration};
+
+use anyhow::{Context, Result};
+use e2e::{FaultProxy, Manager};
+use serde_json::{Value, json};
+
+const MOST: u32 = 720;
+const KIB: f64 = 1024.0;
+
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Sample {
+    /// Since the clients came.
+    pub seconds: f64,
+    pub memory_kib: f64,
+    /// Of this process.
+    pub own_memory_kib: f64,
+    pub descriptors: usize,
+    /// Those of the descriptors that are connections to the API server, of which there are sometimes more and sometimes less.
+    pub api_connections: usize,
+    /// Alive tasks of the manager's runtime.
+    pub tasks: Option<f64>,
+    pub streams: BTreeMap<String, f64>,
+    /// Series of `endpoints_subscribers`: what views there are streams for.
+    pub subscribers: usize,
+    /// The time of a core that was used until then.
+    pub cpu_seconds: f64,
+    pub stalled_connections: f64,
+}
+
+// === impl Sample ===
+
+impl Sample {
+    /// # Errors
+    /// When the manager has ended, or does not answer.
+    pub(crate) async fn take(manager: &Manager, proxy: &FaultProxy, seconds: f64) -> Result<Self> {
+        let memory = manager.resident_memory_bytes()?;
+        let descriptors = std::fs::read_dir(format!("/proc/{}/fd", manager.pid()))?.count();
+        let metrics = manager.metrics().await?;
+        let of = |name: &'static str| metrics.iter().filter(move |sample| sample.name == name);
+        let streams = of("linkerd_operator_discovery_streams").filter_map(|sample| {
+            let (_, state) = sample.labels.iter().find(|(label, _)| label == "state")?;
+            Some((state.clone(), sample.value))
+        });
+        Ok(Self {
+            seconds,
+            memory_kib: memory as f64 / KIB,
+            own_memory_kib: own_memory_kib()?,
+            descriptors,
+            api_connections: proxy.open_connections(),
+            tasks: of("linkerd_operator_runtime_tasks").map(|sample| sample.value).next(),
+            streams: streams.collect(),
+            subscribers: of("endpoints_subscribers").count(),
+            cpu_seconds: manager.cpu_time()?.as_secs_f64(),
+            stalled_connections: of("linkerd_operator_discovery_connections_stalled_total").map(|it| it.value).sum(),
+        })
+    }
+
+    pub(crate) fn all_streams(&self) -> f64 {
+        self.streams.values().sum()
+    }
+
+    pub(crate) fn json(&self) -> Value {
+        json!({
+            "seconds": self.seconds, "memory_kib": self.memory_kib, "own_memory_kib": self.own_memory_kib,
+            "descriptors": self.descriptors, "api_connections": self.api_connections, "tasks": self.tasks,
+            "streams": self.streams, "subscribers": self.subscribers, "cpu_seconds": self.cpu_seconds,
+            "stalled_connections": self.stalled_connections,
+        })
+    }
+}
+
+fn own_memory_kib() -> Result<f64> {
+    let status = std::fs::read_to_string("/proc/self/status")?;
+    let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:"));
+    let number = line.and_then(|line| line.split_whitespace().next());
+    number.context("the kernel names no VmRSS")?.parse().context("VmRSS is a number")
+}
+
+/// Once a second, or more rarely where that would be too many samples.
+pub(crate) fn period(whole: Duration) -> Duration {
+    (whole / MOST).max(Duration::from_secs(1))
+}
+
+/// How much more of it there is with each further unit of time, by least squares over pairs of a time and an amount. `None`
+/// when all are of one time.
+pub(crate) fn slope(points: &[(f64, f64)]) -> Option<f64> {
+    let count = points.len() as f64;
+    let mean = |of: fn(&(f64, f64)) -> f64| points.iter().map(of).sum::<f64>() / count;
+    let (time, amount) = (mean(|point| point.0), mean(|point| point.1));
+    let spread: f64 = points.iter().map(|point| (point.0 - time).powi(2)).sum();
+    let together: f64 = points.iter().map(|point| (point.0 - time) * (point.1 - amount)).sum();
+    (spread > 0.0).then(|| together / spread)
+}
+
+/// What is there after all clients are gone that was not before they came.
+pub(crate) fn left_over(before: &Sample, after: &Sample) -> Vec<String> {
+    let mut left = Vec::new();
+    if after.all_streams() > 0.0 {
+        left.push(format!("{} streams", after.all_streams()));
+    }
+    if after.subscribers > 0 {
+        left.push(format!("{} series of endpoints_subscribers", after.subscribers));
+    }
+    let own = |sample: &Sample| sample.descriptors.saturating_sub(sample.api_connections);
+    if own(after) > own(before) + FEW {
+        left.push(format!("{} descriptors instead of {}", own(after), own(before)));
+    }
+    if let (Some(is), Some(was)) = (after.tasks, before.tasks) {
+        // A connection to the API server has a task, and its body another while it is read.
+        let connections = after.api_connections.saturating_sub(before.api_connections);
+        if is > was + (2 * connections + FEW) as f64 {
+            left.push(format!("{is} tasks instead of {was}"));
+        }
+    }
+    left
+}
+
+/// The connection on which we ask for the metrics, and the one before it, may be there or not.
+const FEW: usize = 3;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_slope_of_a_line_is_its_own_and_noise_around_it_changes_little() {
+        let line: Vec<(f64, f64)> = (0..60).map(|at| (f64::from(at) / 60.0, 1000.0 + 2.0 * f64::from(at))).collect();
+        assert!((slope(&line).unwrap() - 120.0).abs() < 1e-9);
+        let noisy: Vec<(f64, f64)> =
+            line.iter().enumerate().map(|(at, (x, y))| (*x, y + if at % 2 == 0 { 1.0 } else { -1.0 })).collect();
+        assert!((slope(&noisy).unwrap() - 120.0).abs() < 1.0);
+        assert_eq!(slope(&[(1.0, 5.0)]), None);
+        assert_eq!(slope(&[]), None);
+    }
+
+    #[test]
+    fn a_long_run_takes_no_more_samples_than_a_short_one() {
+        assert_eq!(period(Duration::from_secs(300)), Duration::from_secs(1));
+        let day = Duration::from_secs(86_400);
+        assert!(day.as_secs_f64() / period(day).as_secs_f64() <= f64::from(MOST));
+    }
+
+    #[test]
+    fn what_clients_leave_behind_is_named() {
+        let before = Sample { descriptors: 20, api_connections: 9, tasks: Some(30.0), ..Sample::default() };
+        let more = Sample { descriptors: 24, api_connections: 12, tasks: Some(35.0), ..Sample::default() };
+        assert_eq!(left_over(&before, &more), Vec::<String>::new(), "connections to the API server come and go");
+        let streams = BTreeMap::from([("idle".to_owned(), 2.0)]);
+        let left = Sample { descriptors: 40, tasks: Some(60.0), subscribers: 1, streams, ..before.clone() };
+        assert_eq!(left_over(&before, &left).len(), 4);
+        let untold = Sample { tasks: None, ..before.clone() };
+        assert_eq!(left_over(&untold, &Sample { tasks: None, ..before.clone() }), Vec::<String>::new());
+    }
+}

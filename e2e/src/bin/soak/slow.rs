@@ -1,0 +1,156 @@
+//! Clients that take nothing, replaced as the server gets rid of them.
+//!
+//! * In: the address of a destination, what to ask, how long the server bears with a stream of which nothing is taken. Out: how
+//!   their streams ended, and how many did not.
+//! * Always: there are so many clients of each manner; a stream that the server should have ended long ago is counted and given up.
+
+use std::{
+    net::SocketAddr,
+    sync::{
+        Arc,
+        atomic::{AtomicU64, Ordering},
+    },
+    time::Duration,
+};
+
+use anyhow::Result;
+use e2e::slow_client::{SlowClient, StreamEnd, Windows};
+use futures::future::join_all;
+use rand::seq::IndexedRandom;
+use tokio::{task::JoinSet, time::sleep};
+
+use crate::tally::Tally;
+
+/// What a client does not do.
+#[derive(Clone, Copy, Debug)]
+enum Manner {
+    /// It never opens the window of its streams, so that not one byte of a message may be sent.
+    Closed,
+    /// It has a proxy's windows and never reads: some of a long message is sent, and the rest waits.
+    Unread,
+    /// It takes nothing from its socket, not even that its streams were reset: the kernel's buffers fill up.
+    Deaf,
+}
+
+/// Clients, and streams of each. HTTP/2 allows a hundred streams before the server has said how many it takes.
+const CLIENTS: [(Manner, usize, usize); 3] = [(Manner::Closed, 4, 25), (Manner::Unread, 2, 20), (Manner::Deaf, 2, 100)];
+/// How often a connection is used again after all of its streams were ended, if it is open.
+const GENERATIONS: usize = 3;
+const PAUSE: Duration = Duration::from_secs(1);
+/// For a busy machine.
+const GRACE: Duration = Duration::from_secs(20);
+
+/// Dropping it closes their connections.
+pub(crate) struct SlowReaders {
+    clients: JoinSet<()>,
+    counts: Arc<Counts>,
+}
+
+#[derive(Default)]
+pub(crate) struct Counts {
+    pub opened: AtomicU64,
+    pub ended: Tally,
+    /// Streams that the server left as they were.
+    pub left: AtomicU64,
+    /// Deaf clients whose connection the server should have closed by then.
+    pub deaf: AtomicU64,
+    pub failed: Tally,
+}
+
+struct Client {
+    address: SocketAddr,
+    paths: Arc<[String]>,
+    big: String,
+    stall: Duration,
+    counts: Arc<Counts>,
+}
+
+// === impl SlowReaders ===
+
+impl SlowReaders {
+    pub(crate) fn begin(address: SocketAddr, paths: &[String], big: &str, stall: Duration) -> Self {
+        let counts = Arc::<Counts>::default();
+        let paths: Arc<[String]> = paths.into();
+        let mut clients = JoinSet::new();
+        for (manner, count, streams) in CLIENTS {
+            for _ in 0..count {
+                let (paths, counts) = (Arc::clone(&paths), Arc::clone(&counts));
+                let client = Client { address, paths, big: big.to_owned(), stall, counts };
+                clients.spawn(async move {
+                    loop {
+                        if let Err(error) = client.live(manner, streams).await {
+                            client.counts.failed.count(&error.to_string());
+                        }
+                        sleep(PAUSE).await;
+                    }
+                });
+            }
+        }
+        Self { clients, counts }
+    }
+
+    /// The most connections they have.
+    pub(crate) fn connections() -> usize {
+        CLIENTS.iter().map(|(_, clients, _)| clients).sum()
+    }
+
+    pub(crate) fn counts(&self) -> &Counts {
+        &self.counts
+    }
+
+    pub(crate) async fn close(&mut self) {
+        self.clients.shutdown().await;
+    }
+}
+
+// === impl Client ===
+
+impl Client {
+    /// One connection, from its beginning to its end.
+    async fn live(&self, manner: Manner, streams: usize) -> Result<()> {
+        match manner {
+            Manner::Closed => {
+                let paths: Vec<&str> = self.paths.sample(&mut rand::rng(), streams).map(String::as_str).collect();
+                self.bear_with(Windows { stream: 0, ..Windows::OF_PROXIES }, &paths).await
+            }
+            Manner::Unread => self.bear_with(Windows::OF_PROXIES, &vec![&self.big; streams]).await,
+            Manner::Deaf => {
+                // Far more than the kernel holds for a connection.
+                let windows = Windows { stream: 1024 * 1024, connection: 512 * 1024 * 1024 };
+                let client = SlowClient::connect(self.address, windows).await?;
+                client.stop_reading();
+                let mut asked = Vec::with_capacity(streams);
+                for _ in 0..streams {
+                    asked.push(client.ask(&self.big).await?);
+                    self.counts.opened.fetch_add(1, Ordering::Relaxed);
+                }
+                // It cannot hear that the server has given up; that it has shows in the server's metrics.
+                sleep(self.stall * 2 + GRACE / 2).await;
+                self.counts.deaf.fetch_add(1, Ordering::Relaxed);
+                Ok(())
+            }
+        }
+    }
+
+    async fn bear_with(&self, windows: Windows, paths: &[impl AsRef<str>]) -> Result<()> {
+        let client = SlowClient::connect(self.address, windows).await?;
+        for _ in 0..GENERATIONS {
+            let asked = join_all(paths.iter().map(|path| client.get(path.as_ref()))).await;
+            let mut streams: Vec<_> = asked.into_iter().filter_map(Result::ok).collect();
+            self.counts.opened.fetch_add(streams.len() as u64, Ordering::Relaxed);
+            let patience = self.stall * 2 + GRACE;
+            for end in join_all(streams.iter_mut().map(|stream| stream.end(patience))).await {
+                match end {
+                    Ok(StreamEnd::Status(status)) => self.counts.ended.count(&format!("with status {status}")),
+                    Ok(StreamEnd::Reset(reason)) => self.counts.ended.count(&format!("reset with {reason:?}")),
+                    Ok(StreamEnd::Broken(_)) => self.counts.ended.count("with the connection"),
+                    Err(_) => drop(self.counts.left.fetch_add(1, Ordering::Relaxed)),
+                }
+            }
+            if streams.is_empty() || !client.is_open() {
+                break;
+            }
+        }
+        Ok(())
+    }
+}

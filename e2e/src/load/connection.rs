@@ -1,0 +1,129 @@
+//! One connection of a load: its socket, read in big pieces.
+//!
+//! * In: the streams to open on it. Out: what they are told, once for each read.
+//! * Always: reading goes on while a write waits, so that neither side waits for the other for ever.
+
+use std::{
+    net::SocketAddr,
+    pin::pin,
+    sync::{Arc, Mutex},
+    time::{Duration, Instant},
+};
+
+use anyhow::{Context, Result, bail};
+use bytes::{Buf, BytesMut};
+use tokio::{
+    io::{AsyncReadExt, AsyncWriteExt},
+    net::TcpStream,
+    sync::watch,
+    time::{sleep, timeout},
+};
+
+use super::{arrivals::Arrivals, lock, streams::Streams};
+
+const CONNECT: Duration = Duration::from_secs(10);
+const READ: usize = 64 * 1024;
+
+pub(super) struct Connection {
+    socket: TcpStream,
+    streams: Streams,
+    unread: BytesMut,
+    out: BytesMut,
+}
+
+/// A connection of which nothing is ever read. Dropping it closes it.
+pub struct Unread {
+    /// Held, so that it stays open.
+    _socket: TcpStream,
+}
+
+// === impl Connection ===
+
+impl Connection {
+    /// Connects, and waits until the server has answered: until then it may be one of many in a queue.
+    pub(super) async fn open(address: SocketAddr, streams: Streams) -> Result<Self> {
+        let socket = connect(address).await?;
+        let mut connection = Self { socket, streams, unread: BytesMut::new(), out: BytesMut::new() };
+        Streams::greet(&mut connection.out);
+        let answered = async {
+            connection.socket.write_all_buf(&mut connection.out).await?;
+            connection.unread.reserve(READ);
+            connection.socket.read_buf(&mut connection.unread).await
+        };
+        let read = timeout(CONNECT, answered).await.with_context(|| format!("{address} does not answer"))?;
+        if read.with_context(|| format!("{address} does not take a connection"))? == 0 {
+            bail!("{address} closes a new connection");
+        }
+        Ok(connection)
+    }
+
+    /// Opens the streams at the start, and reads until the connection ends.
+    pub(super) async fn run(mut self, mut start: watch::Receiver<Option<Instant>>, arrivals: Arc<Mutex<Arrivals>>) {
+        let began = start.wait_for(Option::is_some).await.ok().and_then(|began| *began);
+        let Some(began) = began else { return };
+        self.streams.ask(began, &mut self.out);
+        let why = match self.exchange(&arrivals).await {
+            Ok(()) => "the connection was closed".to_owned(),
+            Err(error) => format!("{error:#}"),
+        };
+        self.streams.close(&why);
+        lock(&arrivals).absorb(&mut self.streams.arrivals);
+    }
+
+    async fn exchange(&mut self, arrivals: &Mutex<Arrivals>) -> Result<()> {
+        let Self { socket, streams, unread, out } = self;
+        let (mut reader, writer) = socket.split();
+        let mut timer = pin!(sleep(Duration::ZERO));
+        // What came with the answer to the greeting.
+        streams.read(unread, Instant::now(), out)?;
+        loop {
+            while !out.is_empty() {
+                match writer.try_write(out) {
+                    Ok(written) => out.advance(written),
+                    Err(error) if error.kind() == std::io::ErrorKind::WouldBlock => break,
+                    Err(error) => return Err(error).context("writing"),
+                }
+            }
+            let due = streams.due().map(tokio::time::Instant::from_std);
+            if let Some(due) = due
+                && timer.deadline() != due
+            {
+                timer.as_mut().reset(due);
+            }
+            unread.reserve(READ);
+            tokio::select! {
+                read = reader.read_buf(unread) => {
+                    if read.context("reading")? == 0 {
+                        return Ok(());
+                    }
+                    streams.arrivals.reads += 1;
+                    streams.read(unread, Instant::now(), out)?;
+                }
+                writable = writer.writable(), if !out.is_empty() => writable?,
+                () = timer.as_mut(), if due.is_some() => streams.tick(Instant::now(), out),
+            }
+            lock(arrivals).absorb(&mut streams.arrivals);
+        }
+    }
+}
+
+// === impl Unread ===
+
+impl Unread {
+    pub(super) async fn open(address: SocketAddr, mut streams: Streams) -> Result<Self> {
+        let mut socket = connect(address).await?;
+        let mut out = BytesMut::new();
+        Streams::greet(&mut out);
+        streams.ask(Instant::now(), &mut out);
+        socket.write_all_buf(&mut out).await?;
+        Ok(Self { _socket: socket })
+    }
+}
+
+async fn connect(address: SocketAddr) -> Result<TcpStream> {
+    let connecting = timeout(CONNECT, TcpStream::connect(address)).await;
+    let socket = connecting.map_err(std::io::Error::from).flatten();
+    let socket = socket.with_context(|| format!("connecting to {address}"))?;
+    socket.set_nodelay(true)?;
+    Ok(socket)
+}

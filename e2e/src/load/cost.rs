@@ -1,0 +1,138 @@
+//! What threads and processes cost, as the kernel's scheduler counts it.
+//!
+//! * In: a thread, a process or a core. Out: the time for which it ran, and for which it could have run and another did:
+//!   a measurement during which either side waited for its core says less.
+
+use std::{
+    fs,
+    ops::{AddAssign, Sub},
+    time::Duration,
+};
+
+use anyhow::{Context, Result};
+
+/// Of threads, since they began.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Cost {
+    pub ran: Duration,
+    /// For a core, while it had work to do.
+    pub waited: Duration,
+}
+
+/// Of a core, in ticks since the machine began.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct CoreTime {
+    pub busy: u64,
+    pub all: u64,
+}
+
+// === impl Cost ===
+
+impl Cost {
+    pub(super) fn of_thread(process: u32, thread: u32) -> Result<Self> {
+        let path = format!("/proc/{process}/task/{thread}/schedstat");
+        let text = fs::read_to_string(&path).with_context(|| format!("reading {path}"))?;
+        parse(&text).with_context(|| format!("{path} has another form: {text:?}"))
+    }
+
+    /// Of all threads that a process has now.
+    ///
+    /// # Errors
+    /// When there is no such process.
+    pub fn of_process(process: u32) -> Result<Self> {
+        let path = format!("/proc/{process}/task");
+        let threads = fs::read_dir(&path).with_context(|| format!("reading {path}"))?;
+        let mut all = Self::default();
+        for thread in threads.flatten() {
+            let thread: u32 = thread.file_name().to_string_lossy().parse()?;
+            // One that ended meanwhile.
+            if let Ok(cost) = Self::of_thread(process, thread) {
+                all += cost;
+            }
+        }
+        Ok(all)
+    }
+}
+
+impl Sub for Cost {
+    type Output = Self;
+
+    fn sub(self, before: Self) -> Self {
+        Self { ran: self.ran.saturating_sub(before.ran), waited: self.waited.saturating_sub(before.waited) }
+    }
+}
+
+impl AddAssign for Cost {
+    fn add_assign(&mut self, other: Self) {
+        self.ran += other.ran;
+        self.waited += other.waited;
+    }
+}
+
+/// Nanoseconds on a core, nanoseconds waiting for one, time slices.
+fn parse(schedstat: &str) -> Option<Cost> {
+    let mut numbers = schedstat.split_whitespace().map(str::parse);
+    let mut next = || numbers.next()?.ok().map(Duration::from_nanos);
+    Some(Cost { ran: next()?, waited: next()? })
+}
+
+// === impl CoreTime ===
+
+impl CoreTime {
+    /// # Errors
+    /// When there is no such core.
+    pub fn of(core: usize) -> Result<Self> {
+        let text = fs::read_to_string("/proc/stat")?;
+        let name = format!("cpu{core} ");
+        let line = text.lines().find_map(|line| line.strip_prefix(&name)).context("the kernel names no such core")?;
+        // User, nice, system, idle, waiting for disks, interrupts, soft interrupts, stolen; guests are in user already.
+        let ticks: Vec<u64> = line.split_whitespace().take(8).map(str::parse).collect::<Result<_, _>>()?;
+        let all = ticks.iter().sum();
+        let idle: u64 = ticks.iter().skip(3).take(2).sum();
+        Ok(Self { busy: all - idle, all })
+    }
+
+    /// 0 is idle, 1 has no time left.
+    pub fn busy_share(self) -> f64 {
+        #[allow(clippy::cast_precision_loss, reason = "ticks of one measurement")]
+        if self.all == 0 { 0.0 } else { self.busy as f64 / self.all as f64 }
+    }
+}
+
+impl Sub for CoreTime {
+    type Output = Self;
+
+    fn sub(self, before: Self) -> Self {
+        Self { busy: self.busy.saturating_sub(before.busy), all: self.all.saturating_sub(before.all) }
+    }
+}
+
+impl AddAssign for CoreTime {
+    fn add_assign(&mut self, other: Self) {
+        self.busy += other.busy;
+        self.all += other.all;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_schedulers_line_is_read() {
+        let cost = parse("1500000 2000 7\n").unwrap();
+        assert_eq!((cost.ran, cost.waited), (Duration::from_micros(1500), Duration::from_micros(2)));
+        assert!(parse("").is_none());
+    }
+
+    #[test]
+    fn a_process_that_works_costs_something() {
+        let before = Cost::of_process(std::process::id()).unwrap();
+        let core = CoreTime::of(0).unwrap();
+        let end = std::time::Instant::now() + Duration::from_millis(50);
+        while std::time::Instant::now() < end {}
+        let after = Cost::of_process(std::process::id()).unwrap() - before;
+        assert!(after.ran > Duration::from_millis(5), "{after:?}");
+        assert!((0.0..=1.0).contains(&(CoreTime::of(0).unwrap() - core).busy_share()));
+    }
+}

@@ -1,0 +1,215 @@
+//! gRPC messages in the DATA of a stream, and what an `Update` is about.
+//!
+//! * In: the payloads of DATA frames, in order. Out: each message's length, and its bytes where they are few.
+//! * Always: between messages a stream keeps nothing. Of a message that is long, nothing is kept at all.
+//! * Not prost: it would make maps and strings of every endpoint, which takes longer than all the rest.
+
+/// What an `Update` does with its endpoints.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum What {
+    Add,
+    Remove,
+}
+
+/// Of a gRPC message: whether it is compressed, and its length.
+pub(super) const PREFIX: usize = 5;
+/// Longer messages are counted only.
+const LONGEST: usize = 64 * 1024;
+
+/// Where a stream stands in its messages.
+#[derive(Debug, Default)]
+pub(super) struct Messages {
+    /// The beginning of a message, prefix included.
+    kept: Vec<u8>,
+    /// Of a long message: its length, and how much of it has not come yet.
+    long: Option<(usize, usize)>,
+}
+
+impl Messages {
+    /// Calls `each` with the length of every message that is complete now, and with the message unless it is long.
+    pub(super) fn feed(&mut self, mut data: &[u8], mut each: impl FnMut(usize, Option<&[u8]>)) {
+        while !data.is_empty() {
+            if let Some((length, left)) = &mut self.long {
+                let (_, rest) = data.split_at(data.len().min(*left));
+                *left -= data.len() - rest.len();
+                data = rest;
+                if *left == 0 {
+                    each(*length, None);
+                    self.long = None;
+                }
+                continue;
+            }
+            if self.kept.is_empty()
+                && let Some((message, rest)) = split(data)
+            {
+                each(message.len(), Some(message));
+                data = rest;
+                continue;
+            }
+            // It goes on in the next frame, or began in the last: rare, so the detour may cost something.
+            let needed = length(&self.kept).map_or(PREFIX, |length| PREFIX + length);
+            let (more, rest) = data.split_at(data.len().min(needed.saturating_sub(self.kept.len())));
+            self.kept.extend_from_slice(more);
+            data = rest;
+            if let Some((message, _)) = split(&self.kept) {
+                each(message.len(), Some(message));
+                self.kept = Vec::new();
+            } else if let Some(length) = length(&self.kept).filter(|length| *length > LONGEST) {
+                self.long = Some((length, length + PREFIX - self.kept.len()));
+                self.kept = Vec::new();
+            }
+        }
+    }
+}
+
+/// The length that a prefix names.
+fn length(data: &[u8]) -> Option<usize> {
+    let [_, length @ ..] = *data.first_chunk::<PREFIX>()?;
+    usize::try_from(u32::from_be_bytes(length)).ok()
+}
+
+/// The first message, and what comes after it.
+fn split(data: &[u8]) -> Option<(&[u8], &[u8])> {
+    let length = length(data)?;
+    data.get(PREFIX..)?.split_at_checked(length)
+}
+
+/// Whether an `Update` adds or removes, and the port of the last endpoint that it names.
+pub(super) fn last_endpoint(update: &[u8]) -> Option<(What, u16)> {
+    const ADD: u64 = 1;
+    const REMOVE: u64 = 2;
+    /// Of both sets: their endpoints. Of `WeightedAddr`: its `TcpAddress`.
+    const FIRST: u64 = 1;
+    const PORT: u64 = 2;
+    let (what, set) = Fields(update).find_map(|(number, value)| match (number, value) {
+        (ADD, Value::Bytes(set)) => Some((What::Add, set)),
+        (REMOVE, Value::Bytes(set)) => Some((What::Remove, set)),
+        _ => None,
+    })?;
+    let bytes = |(number, value)| match value {
+        Value::Bytes(bytes) if number == FIRST => Some(bytes),
+        _ => None,
+    };
+    let last = Fields(set).filter_map(bytes).last()?;
+    let address = match what {
+        What::Add => Fields(last).find_map(bytes)?,
+        What::Remove => last,
+    };
+    let port = Fields(address).find_map(|(number, value)| match value {
+        Value::Number(port) if number == PORT => Some(port),
+        _ => None,
+    })?;
+    Some((what, u16::try_from(port).ok()?))
+}
+
+/// The fields of a protobuf message, in the order of the wire.
+struct Fields<'a>(&'a [u8]);
+
+enum Value<'a> {
+    Number(u64),
+    Bytes(&'a [u8]),
+    /// Four or eight bytes.
+    Fixed,
+}
+
+impl<'a> Iterator for Fields<'a> {
+    type Item = (u64, Value<'a>);
+
+    /// Ends where the bytes make no sense.
+    fn next(&mut self) -> Option<Self::Item> {
+        let key = self.varint()?;
+        let value = match key & 7 {
+            0 => Value::Number(self.varint()?),
+            1 => self.bytes(8).map(|_| Value::Fixed)?,
+            2 => {
+                let length = usize::try_from(self.varint()?).ok()?;
+                Value::Bytes(self.bytes(length)?)
+            }
+            5 => self.bytes(4).map(|_| Value::Fixed)?,
+            _ => return None,
+        };
+        Some((key >> 3, value))
+    }
+}
+
+impl<'a> Fields<'a> {
+    fn varint(&mut self) -> Option<u64> {
+        let mut number = 0;
+        for shift in (0..64).step_by(7) {
+            let (byte, rest) = self.0.split_first()?;
+            self.0 = rest;
+            number |= u64::from(byte & 0x7f) << shift;
+            if byte & 0x80 == 0 {
+                return Some(number);
+            }
+        }
+        None
+    }
+
+    fn bytes(&mut self, length: usize) -> Option<&'a [u8]> {
+        let (bytes, rest) = self.0.split_at_checked(length)?;
+        self.0 = rest;
+        Some(bytes)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use linkerd2_proxy_api::{
+        destination::{AddrSet, NoEndpoints, Update, WeightedAddr, WeightedAddrSet, update},
+        net::{IpAddress, TcpAddress, ip_address::Ip},
+    };
+    use prost::Message as _;
+
+    use super::*;
+    use crate::http2::grpc_message;
+
+    fn address(port: u32) -> TcpAddress {
+        TcpAddress { ip: Some(IpAddress { ip: Some(Ip::Ipv4(0x0a00_0001)) }), port }
+    }
+
+    fn encode(update: update::Update) -> Vec<u8> {
+        Update { update: Some(update) }.encode_to_vec()
+    }
+
+    #[test]
+    fn the_last_port_of_an_update_is_found() {
+        let endpoint = |port| WeightedAddr {
+            addr: Some(address(port)),
+            weight: 10_000,
+            metric_labels: [("pod".to_owned(), "a".to_owned())].into(),
+            ..WeightedAddr::default()
+        };
+        let set = WeightedAddrSet {
+            addrs: vec![endpoint(80), endpoint(65_535)],
+            metric_labels: [("service".to_owned(), "web".to_owned())].into(),
+        };
+        assert_eq!(last_endpoint(&encode(update::Update::Add(set))), Some((What::Add, 65_535)));
+        let set = AddrSet { addrs: vec![address(1), address(300)] };
+        assert_eq!(last_endpoint(&encode(update::Update::Remove(set))), Some((What::Remove, 300)));
+        assert_eq!(last_endpoint(&encode(update::Update::NoEndpoints(NoEndpoints { exists: true }))), None);
+        assert_eq!(last_endpoint(&[0xff; 20]), None);
+    }
+
+    #[test]
+    fn messages_are_found_wherever_the_frames_end() {
+        let lengths = [0, 1, 300, LONGEST, LONGEST + 1, 4];
+        let mut wire = Vec::new();
+        for length in lengths {
+            wire.extend_from_slice(&grpc_message(&vec![7; length]));
+        }
+        for frame in [1, 3, 5, 6, 299, 16_384, 200_000] {
+            let mut messages = Messages::default();
+            let mut seen = Vec::new();
+            for data in wire.chunks(frame) {
+                messages.feed(data, |length, message| {
+                    assert!(message.is_none_or(|message| message.len() == length && message.iter().all(|it| *it == 7)));
+                    assert!(message.is_some() || length > LONGEST);
+                    seen.push(length);
+                });
+            }
+            assert_eq!(seen, lengths, "in frames of {frame}");
+            assert!(messages.kept.is_empty() && messages.long.is_none());
+        }
+    }
+}
