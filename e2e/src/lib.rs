@@ -17,6 +17,8 @@ pub mod crd;
 pub mod discovery;
 mod etcd;
 pub mod fault_proxy;
+pub mod flood;
+pub mod hostile_client;
 pub mod http2;
 pub mod kubeconfig;
 pub mod load;

@@ -1,0 +1,170 @@
+//! What a client can say without end.
+//!
+//! * In: a [`HostileClient`]. Out: the next frames of a flood, put where it sends them from. Always: each kind is legal frame by
+//!   frame, or would be if there were less of it; what a flood needs first it says first, on every connection anew.
+
+use bytes::{BufMut, Bytes, BytesMut};
+
+use crate::{
+    hostile_client::{ENDLESS, HostileClient},
+    http2::{
+        CANCEL, CONTINUATION, DATA, END_HEADERS, Frame, HEADERS, INITIAL_WINDOW_SIZE, PING, SETTINGS, grpc_message,
+        grpc_request, header_block,
+    },
+};
+
+/// What a flooder says next. Called until a batch is full.
+pub type Flood = fn(&mut HostileClient);
+
+const PRIORITY: u8 = 0x2;
+/// Of a frame that no version of HTTP/2 knows.
+const UNKNOWN: u8 = 0xfa;
+const WINDOW: u32 = 65_535;
+
+/// With its message if there is room for that: else the server would end the connection for another reason.
+fn ask(client: &mut HostileClient) -> u32 {
+    if client.heard.room > 1000 { client.get() } else { client.begin() }
+}
+
+pub fn resets_at_once(client: &mut HostileClient) {
+    let stream = ask(client);
+    client.put(&Frame::reset(stream, CANCEL));
+}
+
+/// Never more than a hundred at a time, so that nothing waits to be accepted.
+pub fn resets_what_was_answered(client: &mut HostileClient) {
+    while let Some(stream) = client.heard.answered.pop_front() {
+        client.put(&Frame::reset(stream, CANCEL));
+        client.get();
+    }
+    if client.streams() == 0 {
+        for _ in 0..100 {
+            client.get();
+        }
+    }
+}
+
+/// By a window that is larger than any may be (RFC 9113, section 6.9.1): "MadeYouReset".
+pub fn makes_the_server_reset(client: &mut HostileClient) {
+    let stream = ask(client);
+    client.put(&Frame::window_update(stream, ENDLESS));
+}
+
+pub fn continues_without_end(client: &mut HostileClient) {
+    if client.streams() == 0 {
+        let stream = client.new_stream();
+        client.put(&Frame::new(HEADERS, 0, stream, header_block([(":method", "POST")])));
+    }
+    client.put(&Frame::new(CONTINUATION, 0, 1, header_block([("x", "y".repeat(1000).as_str())])));
+}
+
+pub fn continues_with_nothing(client: &mut HostileClient) {
+    if client.streams() == 0 {
+        let stream = client.new_stream();
+        client.put(&Frame::new(HEADERS, 0, stream, Bytes::new()));
+    }
+    client.put(&Frame::new(CONTINUATION, 0, 1, Bytes::new()));
+}
+
+fn request_with(client: &mut HostileClient, fields: &[u8]) {
+    let stream = client.new_stream();
+    let mut block = BytesMut::from(&grpc_request("/")[..]);
+    block.extend_from_slice(fields);
+    let mut frames = block.freeze();
+    let mut kind = HEADERS;
+    while !frames.is_empty() {
+        let payload = frames.split_to(frames.len().min(16 * 1024));
+        let flags = if frames.is_empty() { END_HEADERS } else { 0 };
+        client.put(&Frame::new(kind, flags, stream, payload));
+        kind = CONTINUATION;
+    }
+}
+
+pub fn one_long_header(client: &mut HostileClient) {
+    request_with(client, &header_block([("x", "y".repeat(20_000).as_str())]));
+}
+
+pub fn many_small_headers(client: &mut HostileClient) {
+    let names: Vec<String> = (0..1000).map(|number| format!("x{number}")).collect();
+    request_with(client, &header_block(names.iter().map(|name| (name.as_str(), ""))));
+}
+
+/// A field of 4 KiB that the server is to remember, named ten thousand times by one byte (RFC 7541, section 6.1).
+pub fn a_bomb_of_headers(client: &mut HostileClient) {
+    // Newest first, after the 61 of the static table.
+    const NEWEST: u8 = 0x80 | 62;
+    let literal = header_block([("x", "y".repeat(4000).as_str())]);
+    let mut fields = BytesMut::new();
+    // The same literal, but to be remembered.
+    fields.put_u8(0x40);
+    fields.extend_from_slice(&literal.slice(1..));
+    fields.put_bytes(NEWEST, 10_000);
+    request_with(client, &fields);
+}
+
+pub fn ping(client: &mut HostileClient) {
+    client.put(&Frame::new(PING, 0, 0, vec![7; 8]));
+}
+
+pub fn settings(client: &mut HostileClient) {
+    client.put(&Frame::settings(&[(INITIAL_WINDOW_SIZE, WINDOW)]));
+}
+
+pub fn empty_settings(client: &mut HostileClient) {
+    client.put(&Frame::new(SETTINGS, 0, 0, Bytes::new()));
+}
+
+/// Each of which changes the window of a hundred streams.
+pub fn settings_that_matter(client: &mut HostileClient) {
+    while client.streams() < 100 {
+        client.get();
+    }
+    client.put(&Frame::settings(&[(INITIAL_WINDOW_SIZE, 0)]));
+    client.put(&Frame::settings(&[(INITIAL_WINDOW_SIZE, WINDOW)]));
+}
+
+pub fn empty_data(client: &mut HostileClient) {
+    let stream = if client.streams() == 0 { client.begin() } else { 1 };
+    client.put(&Frame::new(DATA, 0, stream, Bytes::new()));
+}
+
+/// Of a message that would be as long as any may be.
+pub fn data_of_one_byte(client: &mut HostileClient) {
+    let stream = if client.streams() == 0 {
+        let stream = client.begin();
+        client.put(&Frame::new(DATA, 0, stream, grpc_message(&[0; 16 * 1024]).slice(..5)));
+        stream
+    } else {
+        1
+    };
+    client.put(&Frame::new(DATA, 0, stream, vec![0]));
+}
+
+/// A thousand such, so that none is ever complete.
+pub fn data_of_one_byte_on_many_streams(client: &mut HostileClient) {
+    if client.streams() == 0 {
+        for _ in 0..1000 {
+            let stream = client.begin();
+            client.put(&Frame::new(DATA, 0, stream, grpc_message(&[0; 16 * 1024]).slice(..5)));
+        }
+    }
+    for number in 0..1000 {
+        client.put(&Frame::new(DATA, 0, 2 * number + 1, vec![0]));
+    }
+}
+
+pub fn windows_of_one_byte(client: &mut HostileClient) {
+    let stream = if client.streams() == 0 { client.get() } else { 1 };
+    client.put(&Frame::window_update(0, 1));
+    client.put(&Frame::window_update(stream, 1));
+}
+
+pub fn priorities(client: &mut HostileClient) {
+    // Of streams that will never be.
+    let stream = client.new_stream();
+    client.put(&Frame::new(PRIORITY, 0, stream, vec![0, 0, 0, 0, 16]));
+}
+
+pub fn unknown_frames(client: &mut HostileClient) {
+    client.put(&Frame::new(UNKNOWN, 0xff, 0, Bytes::new()));
+}
