@@ -129,27 +129,33 @@ where
         }
         let ended = if stopping { Ended::Shutdown } else { Ended::Client };
         let since = backlog.take().or(woken);
-        let waited = since.map(|since| since.elapsed()).unwrap_or_default();
-        let mut taken = 0;
-        loop {
-            if taken == REQUESTS {
-                backlog = since.or_else(|| Some(Instant::now()));
-                cx.waker().wake_by_ref();
-                break;
+        if !pace.is_open() {
+            // Nothing could be answered. What the client asks for meanwhile waits for the client.
+            if let Poll::Ready(result) = connection.poll_closed(cx) {
+                return Poll::Ready(result.err().map_or(ended, |error| failed(&error)));
             }
-            // This also drives everything that is received and sent.
-            let (request, respond) = match connection.poll_accept(cx) {
-                Poll::Ready(Some(Ok(asked))) => asked,
-                Poll::Ready(Some(Err(error))) => return Poll::Ready(failed(&error)),
-                Poll::Ready(None) => return Poll::Ready(ended),
-                Poll::Pending => break,
-            };
-            let progress = progress.begin();
-            let response = answer(Asked { request, waited, progress: Arc::clone(&progress) });
-            streams.push(run(Box::pin(response), respond, progress, Arc::clone(&pace)));
-            taken += 1;
         }
         if pace.is_open() {
+            let waited = since.map(|since| since.elapsed()).unwrap_or_default();
+            let mut taken = 0;
+            loop {
+                if taken == REQUESTS {
+                    backlog = since.or_else(|| Some(Instant::now()));
+                    cx.waker().wake_by_ref();
+                    break;
+                }
+                // This also drives everything that is received and sent.
+                let (request, respond) = match connection.poll_accept(cx) {
+                    Poll::Ready(Some(Ok(asked))) => asked,
+                    Poll::Ready(Some(Err(error))) => return Poll::Ready(failed(&error)),
+                    Poll::Ready(None) => return Poll::Ready(ended),
+                    Poll::Pending => break,
+                };
+                let progress = progress.begin();
+                let response = answer(Asked { request, waited, progress: Arc::clone(&progress) });
+                streams.push(run(Box::pin(response), respond, progress, Arc::clone(&pace)));
+                taken += 1;
+            }
             while let Poll::Ready(Some(end)) = streams.poll_next_unpin(cx) {
                 if end == StreamEnd::ResetEarly && !resets.bears(Instant::now()) {
                     return Poll::Ready(Ended::Flood);

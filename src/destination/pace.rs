@@ -9,6 +9,8 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering::Relaxed};
 
 /// What is read in a turn: some hundred requests, or some thousand of the smallest frames.
 const READ: usize = 64 * 1024;
+/// What is read while the socket is full: the client may have to say something before it can read, but not without end.
+const READ_WHILE_FULL: usize = 1024 * 1024;
 /// What is handed to h2 in a turn, give or take one piece.
 const HANDED: usize = 256 * 1024;
 /// A DATA frame of fewer bytes is small: h2's clients, from 0.4.16 on, close a connection with `too_many_data_frames` when
@@ -24,6 +26,7 @@ pub(super) struct Pace {
     read: AtomicUsize,
     handed: AtomicUsize,
     full: AtomicBool,
+    read_while_full: AtomicUsize,
     /// Small frames that no answered PING covers.
     small: AtomicUsize,
 }
@@ -42,13 +45,22 @@ impl Pace {
         READ.saturating_sub(self.read.load(Relaxed))
     }
 
+    /// Whether reading has to wait until the client reads: that the socket takes more will wake the connection.
+    pub(super) fn must_write_first(&self) -> bool {
+        self.full.load(Relaxed) && self.read_while_full.load(Relaxed) >= READ_WHILE_FULL
+    }
+
     pub(super) fn read(&self, bytes: usize) {
         self.read.fetch_add(bytes, Relaxed);
+        self.read_while_full.fetch_add(bytes, Relaxed);
     }
 
     /// Whether the socket took what was written to it.
     pub(super) fn wrote(&self, taken: bool) {
         self.full.store(!taken, Relaxed);
+        if taken {
+            self.read_while_full.store(0, Relaxed);
+        }
     }
 
     /// Whether streams can send at all. If not, there is something to wait for: the socket, or the answer to a PING.
@@ -123,5 +135,19 @@ mod tests {
         assert!(!pace.is_open());
         pace.wrote(true);
         assert!(pace.is_open());
+    }
+
+    #[test]
+    fn while_the_socket_is_full_reading_goes_on_for_a_while() {
+        let pace = Pace::default();
+        pace.read(READ_WHILE_FULL);
+        pace.wrote(true);
+        pace.wrote(false);
+        pace.read(READ_WHILE_FULL - 1);
+        assert!(!pace.must_write_first());
+        pace.read(1);
+        assert!(pace.must_write_first());
+        pace.wrote(true);
+        assert!(!pace.must_write_first());
     }
 }

@@ -53,6 +53,9 @@ impl Transport {
 
 impl Transport {
     fn poll_socket(&mut self, cx: &mut Context<'_>, buffer: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
+        if self.pace.must_write_first() {
+            return Poll::Pending;
+        }
         let most = self.pace.may_read().min(buffer.remaining());
         if most == 0 {
             // There is more, for another turn.

@@ -177,38 +177,6 @@ async fn a_thousand_streams_without_a_window_harm_nobody_else() -> Result<()> {
     web.is_quiet_for(QUIET).await
 }
 
-/// Windows bound what a client can leave unread only if it has any.
-#[tokio::test]
-async fn a_client_with_endless_windows_that_leaves_its_socket_unread_costs_little() -> Result<()> {
-    const COUNT: u32 = 400;
-    /// While its socket is full, nothing is made for it: what it costs hardly depends on how much it asks for.
-    const ALL: u64 = 8 * 1024 * 1024;
-    let crowd = Crowd::start(&[]).await?;
-    // So long that what is made for a client is its own.
-    crowd.put("web", 0..5000).await?;
-    crowd.put("small", 0..1).await?;
-    let mut web = crowd.shows("web", 0..5000).await?;
-    crowd.shows("small", 0..1).await?;
-    let endless = Windows { stream: i32::MAX.unsigned_abs(), connection: i32::MAX.unsigned_abs() };
-    let client = SlowClient::connect(crowd.manager.destination_address(), endless).await?;
-    client.get(&crowd.path("small")).await?.next().await?;
-    client.stop_reading();
-    let before = crowd.manager.resident_memory_bytes()?;
-    let path = crowd.path("web");
-    let _asked = try_join_all((0..COUNT).map(|_| client.ask(&path))).await?;
-    eventually(SOON, "all to be asked for", async || {
-        let streams = crowd.manager.metric(STREAMS, &[]).await.context("no streams")?;
-        ensure!(streams >= f64::from(COUNT), "{streams} streams");
-        Ok(())
-    })
-    .await?;
-    crowd.set_slice("web-0", 0..999).await?;
-    web.until("one to go", |known| known.len() == 4999).await?;
-    let all = crowd.manager.resident_memory_bytes()?.saturating_sub(before);
-    ensure!(all < ALL, "{} KiB", all / 1024);
-    Ok(())
-}
-
 #[tokio::test]
 async fn a_client_that_was_slow_is_told_the_latest_and_nothing_in_between() -> Result<()> {
     let crowd = crowd(&[]).await?;
