@@ -18,7 +18,7 @@ use std::{
     future::{Future, poll_fn},
     pin::{Pin, pin},
     sync::Arc,
-    task::{Context, Poll, Waker, ready},
+    task::{Context, Poll, ready},
     time::Duration,
 };
 
@@ -43,7 +43,8 @@ use super::{
     transport::Transport,
 };
 
-const HEADER_BYTES: u32 = 16 * 1024;
+/// Of a request, with 32 for each field. Proxies send some hundred; h2 holds many times as much for many small fields.
+const HEADER_BYTES: u32 = 8 * 1024;
 /// What h2 may keep of a stream whose client has room for it, but does not empty its socket.
 const SEND_BUFFER: usize = 16 * 1024;
 /// Streams that begin in one turn. Others wait for their updates meanwhile.
@@ -72,10 +73,10 @@ pub(super) enum Ended {
     Fault,
 }
 
-/// A request, and how long it has waited for its turn, at most.
 pub(super) struct Asked {
     pub(super) request: Request<RecvStream>,
-    pub(super) waited: Duration,
+    /// Since when requests stand in line on its connection: it has not waited longer.
+    pub(super) since: Instant,
     pub(super) progress: Arc<Progress>,
 }
 
@@ -93,7 +94,13 @@ pub(super) enum Piece {
 }
 
 /// Serves a connection until it ends, or was long of no use. When `stop` is cancelled it takes no more streams, and ends with its last.
-pub(super) async fn serve<A, F, C>(transport: Transport, limits: &Limits, stop: &CancellationToken, answer: A) -> Ended
+pub(super) async fn serve<A, F, C>(
+    transport: Transport,
+    readiness: &Readiness,
+    limits: &Limits,
+    stop: &CancellationToken,
+    answer: A,
+) -> Ended
 where
     A: Fn(Asked) -> F,
     F: Future<Output = Response<C>> + Send + 'static,
@@ -102,7 +109,7 @@ where
     let pace = transport.pace();
     let mut builder = Builder::new();
     builder
-        .max_concurrent_streams(limits.streams_per_connection)
+        .max_concurrent_streams(streams(limits))
         .max_header_list_size(HEADER_BYTES)
         .max_send_buffer_size(SEND_BUFFER)
         .max_pending_accept_reset_streams(UNACCEPTED_RESETS);
@@ -110,8 +117,6 @@ where
         Ok(connection) => connection,
         Err(error) => return failed(&error),
     };
-    let readiness = Arc::<Readiness>::default();
-    let waker = Waker::from(Arc::clone(&readiness));
     let mut pulse = Pulse::new(connection.ping_pong());
     let progress = Arc::<ConnectionProgress>::default();
     let mut useless = pin!(progress.useless(limits.stream_stall_timeout));
@@ -119,31 +124,29 @@ where
     let mut stopping = false;
     let mut resets = Resets::new(Instant::now());
     let mut streams = FuturesUnordered::new();
-    // Since when requests wait that h2 has and we have not taken.
-    let mut backlog = None;
-    let mut turn = |woken: Option<Instant>, cx: &mut Context<'_>| -> Poll<Ended> {
-        pace.begin_turn();
+    // Since when there was no turn that left none of the client's words unheard.
+    let mut line: Option<Instant> = None;
+    // h2 has requests that were not taken.
+    let mut backlog = false;
+    let mut turn = |cx: &mut Context<'_>| -> Poll<Ended> {
+        // What h2 has comes first, if it can be answered.
+        pace.begin_turn(!backlog || !pace.is_open());
         if !stopping && stop.as_mut().poll(cx).is_ready() {
             connection.graceful_shutdown();
             stopping = true;
         }
         let ended = if stopping { Ended::Shutdown } else { Ended::Client };
-        let since = backlog.take().or(woken);
         if !pace.is_open() {
             // Nothing could be answered. What the client asks for meanwhile waits for the client.
+            line = None;
             if let Poll::Ready(result) = connection.poll_closed(cx) {
                 return Poll::Ready(result.err().map_or(ended, |error| failed(&error)));
             }
         }
         if pace.is_open() {
-            let waited = since.map(|since| since.elapsed()).unwrap_or_default();
+            let since = line.unwrap_or_else(|| readiness.since());
             let mut taken = 0;
-            loop {
-                if taken == REQUESTS {
-                    backlog = since.or_else(|| Some(Instant::now()));
-                    cx.waker().wake_by_ref();
-                    break;
-                }
+            while taken < REQUESTS {
                 // This also drives everything that is received and sent.
                 let (request, respond) = match connection.poll_accept(cx) {
                     Poll::Ready(Some(Ok(asked))) => asked,
@@ -152,9 +155,14 @@ where
                     Poll::Pending => break,
                 };
                 let progress = progress.begin();
-                let response = answer(Asked { request, waited, progress: Arc::clone(&progress) });
-                streams.push(run(Box::pin(response), respond, progress, Arc::clone(&pace)));
+                let response = answer(Asked { request, since, progress: Arc::clone(&progress) });
+                streams.push(run(Box::pin(response), respond, progress, Arc::clone(&pace), since));
                 taken += 1;
+            }
+            backlog = taken == REQUESTS;
+            line = (backlog || pace.may_read() == 0).then_some(since);
+            if backlog {
+                cx.waker().wake_by_ref();
             }
             while let Poll::Ready(Some(end)) = streams.poll_next_unpin(cx) {
                 if end == StreamEnd::ResetEarly && !resets.bears(Instant::now()) {
@@ -174,11 +182,7 @@ where
         }
         pulse.poll_gone(&pace, cx).map(|()| Ended::Gone)
     };
-    let ended = poll_fn(|cx| {
-        let woken = readiness.begin_turn(cx.waker());
-        turn(woken, &mut Context::from_waker(&waker))
-    })
-    .await;
+    let ended = poll_fn(&mut turn).await;
     match ended {
         Ended::Idle => connection.graceful_shutdown(),
         Ended::Flood => connection.abrupt_shutdown(Reason::ENHANCE_YOUR_CALM),
@@ -188,12 +192,17 @@ where
     _ = timeout(
         GOODBYE,
         poll_fn(|cx| {
-            pace.begin_turn();
+            pace.begin_turn(true);
             connection.poll_closed(cx)
         }),
     )
     .await;
     ended
+}
+
+/// A few more than there are places for, so that the others can be told that there are none.
+fn streams(limits: &Limits) -> u32 {
+    u32::try_from(limits.streams.saturating_add(1_000)).unwrap_or(u32::MAX).min(limits.streams_per_connection)
 }
 
 /// h2 itself ends a connection that floods it, with this reason.
@@ -220,21 +229,22 @@ async fn run<C: Content>(
     mut respond: SendResponse<Bytes>,
     progress: Arc<Progress>,
     pace: Arc<Pace>,
+    since: Instant,
 ) -> StreamEnd {
-    let begun = Instant::now();
     let answered = poll_fn(|cx| match respond.poll_reset(cx) {
         Poll::Ready(_) => Poll::Ready(Err(Gone)),
         Poll::Pending => response.as_mut().poll(cx).map(Ok),
     });
     let answered = answered.await;
     drop(response);
-    let sent = match answered.and_then(|response| begin(response, respond)) {
+    pace.turn().await;
+    let sent = match answered.and_then(|response| begin(response, respond, &pace)) {
         Ok(Some((content, stream))) => send(content, stream, &progress, &pace).await,
         Ok(None) => Ok(()),
         Err(gone) => Err(gone),
     };
     match sent {
-        Err(Gone) if begun.elapsed() < EARLY => StreamEnd::ResetEarly,
+        Err(Gone) if since.elapsed() < EARLY => StreamEnd::ResetEarly,
         _ => StreamEnd::Otherwise,
     }
 }
@@ -246,9 +256,11 @@ struct Gone;
 fn begin<C: Content>(
     response: Response<C>,
     mut respond: SendResponse<Bytes>,
+    pace: &Pace,
 ) -> Result<Option<(C, SendStream<Bytes>)>, Gone> {
     let (head, content) = response.into_parts();
     let ends = content.is_empty();
+    pace.sent_headers();
     let stream = respond.send_response(Response::from_parts(head, ()), ends).map_err(|_| Gone)?;
     Ok((!ends).then_some((content, stream)))
 }
@@ -270,7 +282,11 @@ async fn send<C: Content>(
         };
         match piece {
             Some(Piece::Data(data)) => send_data(data, &mut stream, progress, pace).await?,
-            Some(Piece::Trailers(trailers)) => return stream.send_trailers(*trailers).map_err(|_| Gone),
+            Some(Piece::Trailers(trailers)) => {
+                pace.turn().await;
+                pace.sent_headers();
+                return stream.send_trailers(*trailers).map_err(|_| Gone);
+            }
             None => return stream.send_data(Bytes::new(), true).map_err(|_| Gone),
         }
     }
@@ -286,11 +302,7 @@ async fn send_data(
     while !data.is_empty() {
         stream.reserve_capacity(data.len());
         let room = poll_fn(|cx| {
-            if !pace.may_send() {
-                // In another turn: the connection asks its streams again when they may.
-                cx.waker().wake_by_ref();
-                return Poll::Pending;
-            }
+            ready!(pace.poll_turn(cx));
             let room = stream.capacity();
             if room > 0 {
                 return Poll::Ready(Ok(room));

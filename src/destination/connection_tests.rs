@@ -41,7 +41,9 @@ async fn connection(words: usize, ends: bool) -> (SendRequest<Bytes>, impl Futur
         let transport = Transport::accept(listener.accept().await.unwrap().0).await.unwrap();
         let limits = Limits { streams_per_connection: 10_000, ..limits() };
         let answer = |_| async move { Response::new(Words { left: words, ends }) };
-        serve(transport, &limits, &CancellationToken::new(), answer).await
+        let readiness = Readiness::new();
+        let stop = CancellationToken::new();
+        Arc::clone(&readiness).of(serve(transport, &readiness, &limits, &stop, answer)).await
     });
     let socket = TcpStream::connect(address).await.unwrap();
     let (requests, connection) = h2::client::handshake(socket).await.unwrap();

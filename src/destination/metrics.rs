@@ -31,7 +31,7 @@ pub(super) struct Metrics {
     encoded: Histogram,
     taken: Histogram,
     refused: IntCounterVec,
-    pub(super) connections: IntGauge,
+    connections: IntGauge,
     connections_ended: IntCounterVec,
 }
 
@@ -225,6 +225,18 @@ impl Metrics {
 
     pub(super) fn refused(&self, busy: Busy) {
         self.refused.with_label_values(&[busy.as_str()]).inc();
+    }
+
+    /// Counts a connection for as long as it is kept.
+    pub(super) fn connection(&self) -> impl Drop + use<> {
+        struct Open(IntGauge);
+        impl Drop for Open {
+            fn drop(&mut self) {
+                self.0.dec();
+            }
+        }
+        self.connections.inc();
+        Open(self.connections.clone())
     }
 
     pub(super) fn connection_ended(&self, ended: Ended) {

@@ -5,19 +5,25 @@
 //! like everybody else; while the socket is full nothing is handed to h2, which would keep it in memory; and of the frames
 //! that clients count as too small there are never more under way than they bear.
 
-use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering::Relaxed};
+use std::{
+    future::poll_fn,
+    sync::atomic::{AtomicBool, AtomicUsize, Ordering::Relaxed},
+    task::{Context, Poll},
+};
 
 /// What is read in a turn: some hundred requests, or some thousand of the smallest frames.
 const READ: usize = 64 * 1024;
 /// What is read while the socket is full: the client may have to say something before it can read, but not without end.
 const READ_WHILE_FULL: usize = 1024 * 1024;
 /// What is handed to h2 in a turn, give or take one piece.
-const HANDED: usize = 256 * 1024;
+const HANDED: usize = 64 * 1024;
+/// What the head or the end of a response counts.
+const HEADERS: usize = 64;
 /// A DATA frame of fewer bytes is small: h2's clients, from 0.4.16 on, close a connection with `too_many_data_frames` when
 /// small ones pile up that their streams' readers have not taken.
 const SMALL: usize = 256;
-/// What they bear is at least 100 of the smallest (`DEFAULT_DATA_FRAME_BUDGET`); what a PING that was answered covers may
-/// still wait for its readers, so it is less than half of that.
+/// What they bear is at least 100 of the smallest (`DEFAULT_DATA_FRAME_BUDGET`). What a PING that was answered covers may still
+/// wait for its readers, so it is less than half of that.
 const SMALL_UNDER_WAY: usize = 48;
 
 /// Shared by a connection, its transport and its streams, which all run in one task.
@@ -34,9 +40,9 @@ pub(super) struct Pace {
 // === impl Pace ===
 
 impl Pace {
-    /// A turn of the connection's task begins.
-    pub(super) fn begin_turn(&self) {
-        self.read.store(0, Relaxed);
+    /// A turn of the connection's task begins; in it may be read, or not.
+    pub(super) fn begin_turn(&self, may_read: bool) {
+        self.read.store(if may_read { 0 } else { READ }, Relaxed);
         self.handed.store(0, Relaxed);
     }
 
@@ -47,7 +53,7 @@ impl Pace {
 
     /// Whether reading has to wait until the client reads: that the socket takes more will wake the connection.
     pub(super) fn must_write_first(&self) -> bool {
-        self.full.load(Relaxed) && self.read_while_full.load(Relaxed) >= READ_WHILE_FULL
+        self.is_full() && self.read_while_full.load(Relaxed) >= READ_WHILE_FULL
     }
 
     pub(super) fn read(&self, bytes: usize) {
@@ -65,12 +71,33 @@ impl Pace {
 
     /// Whether streams can send at all. If not, there is something to wait for: the socket, or the answer to a PING.
     pub(super) fn is_open(&self) -> bool {
-        !self.full.load(Relaxed) && self.small.load(Relaxed) < SMALL_UNDER_WAY
+        !self.is_full() && self.small.load(Relaxed) < SMALL_UNDER_WAY
     }
 
-    /// Whether a stream may hand h2 something now, or else in another turn.
-    pub(super) fn may_send(&self) -> bool {
+    fn may_send(&self) -> bool {
         self.handed.load(Relaxed) < HANDED && self.small.load(Relaxed) < SMALL_UNDER_WAY
+    }
+
+    /// Ready when a stream may hand h2 something, which may be in another turn: the connection asks its streams again when
+    /// they may.
+    pub(super) fn poll_turn(&self, cx: &Context<'_>) -> Poll<()> {
+        if self.may_send() {
+            return Poll::Ready(());
+        }
+        cx.waker().wake_by_ref();
+        Poll::Pending
+    }
+
+    pub(super) async fn turn(&self) {
+        poll_fn(|cx| self.poll_turn(cx)).await;
+    }
+
+    pub(super) fn sent_headers(&self) {
+        self.handed.fetch_add(HEADERS, Relaxed);
+    }
+
+    pub(super) fn is_full(&self) -> bool {
+        self.full.load(Relaxed)
     }
 
     /// A DATA frame was handed to h2.
@@ -107,7 +134,7 @@ mod tests {
         let pace = Pace::default();
         for _ in 0..1_000 {
             pace.sent(SMALL);
-            pace.begin_turn();
+            pace.begin_turn(true);
         }
         assert!(pace.may_send() && !pace.wants_answer());
         while pace.may_send() {
@@ -124,8 +151,10 @@ mod tests {
         pace.sent(HANDED);
         pace.read(READ + 1);
         assert_eq!((pace.may_send(), pace.may_read()), (false, 0));
-        pace.begin_turn();
+        pace.begin_turn(true);
         assert_eq!((pace.may_send(), pace.may_read()), (true, READ));
+        pace.begin_turn(false);
+        assert_eq!((pace.may_send(), pace.may_read()), (true, 0));
     }
 
     #[test]

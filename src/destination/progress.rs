@@ -49,6 +49,16 @@ pub(super) struct ConnectionProgress {
     streams: Mutex<Vec<Weak<Progress>>>,
 }
 
+/// What was found at a look.
+#[derive(Default)]
+struct Look {
+    streams: usize,
+    /// For their clients.
+    waiting: usize,
+    /// Their clients' time was over.
+    ended: usize,
+}
+
 // === impl Progress ===
 
 impl Progress {
@@ -61,6 +71,7 @@ impl Progress {
     pub(super) fn took(&self) {
         if self.waiting.swap(false, Ordering::Relaxed) {
             self.looks.store(0, Ordering::Relaxed);
+            self.stalled.store(false, Ordering::Relaxed);
         }
         self.connection.taken.fetch_add(1, Ordering::Relaxed);
     }
@@ -102,34 +113,38 @@ impl ConnectionProgress {
     }
 
     /// Ends the streams whose clients take nothing for this long. Resolves when one was ended so, and for as long again no
-    /// client of the connection took anything: then its window is shut by what they keep unread, and only its end helps. And
-    /// when there was no stream for long.
+    /// client of the connection took anything of what waited for it: then its window is shut by what they keep unread, and
+    /// only its end helps. Of a connection whose other streams have nothing to say, nobody knows that. And when there was no
+    /// stream for long.
     pub(super) async fn useless(&self, timeout: Duration) -> Useless {
         let mut since_then: Option<(u64, u32)> = None;
         let mut idle = 0;
         loop {
             sleep(timeout / LOOKS).await;
-            let (streams, ended) = self.look();
+            let Look { streams, waiting, ended } = self.look();
             idle = if streams == 0 { idle + 1 } else { 0 };
             if idle > IDLE_LOOKS {
                 return Useless::Idle;
             }
             let taken = self.taken.load(Ordering::Relaxed);
+            let is_proof = u32::from(waiting > 0 || streams == 0);
             since_then = match since_then {
                 Some((then, LOOKS..)) if then == taken => return Useless::Stalled,
-                Some((then, looks)) if then == taken => Some((then, looks + 1)),
-                _ => ended.then_some((taken, 1)),
+                Some((then, looks)) if then == taken => Some((then, looks + is_proof)),
+                _ => (ended > 0).then_some((taken, 1)),
             };
         }
     }
 
-    /// How many streams there are, and whether the time of any is over.
-    fn look(&self) -> (usize, bool) {
+    fn look(&self) -> Look {
         let mut streams = self.streams.lock();
         streams.retain(|stream| stream.strong_count() > 0);
-        // All of them: no short cut.
-        let over = streams.iter().filter_map(Weak::upgrade).filter(|stream| stream.look()).count();
-        (streams.len(), over > 0)
+        let mut look = Look { streams: streams.len(), ..Look::default() };
+        for stream in streams.iter().filter_map(Weak::upgrade) {
+            look.waiting += usize::from(stream.waiting.load(Ordering::Relaxed));
+            look.ended += usize::from(stream.look());
+        }
+        look
     }
 }
 
@@ -191,6 +206,21 @@ mod tests {
         assert!(!stalled.is_finished(), "the stream ended a minute ago at most");
         sleep(TIMEOUT / 2).await;
         assert!(stalled.is_finished());
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_connection_whose_other_streams_have_nothing_to_say_stays() {
+        let connection = Arc::<ConnectionProgress>::default();
+        let watch = Arc::clone(&connection);
+        let stalled = tokio::spawn(async move { watch.useless(TIMEOUT).await });
+        let (_, unread) = stream(&connection, true);
+        tokio::spawn(unread);
+        let (quiet, _task) = stream(&connection, false);
+        sleep(TIMEOUT * 20).await;
+        assert!(!stalled.is_finished());
+        quiet.waits();
+        sleep(TIMEOUT * 2).await;
+        assert!(stalled.is_finished(), "then it cannot be told either");
     }
 
     #[tokio::test(start_paused = true)]

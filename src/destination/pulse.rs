@@ -35,8 +35,8 @@ impl Pulse {
         Self { pings, under_way: None, timer: Box::pin(sleep(INTERVAL)) }
     }
 
-    /// Ready when the peer is gone. To be called after what was handed to h2 has been written: a PING overtakes DATA that has
-    /// not.
+    /// Ready when the peer is gone. To be called after what was handed to h2 was written, as far as the socket took it: a PING
+    /// overtakes DATA that was not.
     pub(super) fn poll_gone(&mut self, pace: &Pace, cx: &mut Context<'_>) -> Poll<()> {
         let Some(pings) = &mut self.pings else { return Poll::Pending };
         if let Some(covered) = self.under_way
@@ -54,11 +54,11 @@ impl Pulse {
         let is_time = self.timer.as_mut().poll(cx).is_ready();
         match self.under_way {
             Some(_) if is_time => return Poll::Ready(()),
-            None if is_time || pace.wants_answer() => {
+            None if is_time || (pace.wants_answer() && !pace.is_full()) => {
                 if pings.send_ping(Ping::opaque()).is_err() {
                     return Poll::Ready(());
                 }
-                self.under_way = Some(pace.small());
+                self.under_way = Some(if pace.is_full() { 0 } else { pace.small() });
                 self.timer.as_mut().reset(Instant::now() + TIMEOUT);
                 // Its answer, and the timer that now stands elsewhere, are to wake us.
                 cx.waker().wake_by_ref();

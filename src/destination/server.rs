@@ -16,11 +16,12 @@ use http_body_util::{BodyExt, StreamBody};
 use prost::Message;
 use tokio::{
     net::{TcpListener, TcpStream},
-    sync::Semaphore,
-    time::timeout,
+    sync::{OwnedSemaphorePermit, Semaphore},
+    task::unconstrained,
+    time::{Instant, timeout},
 };
 use tokio_util::{sync::CancellationToken, task::TaskTracker};
-use tonic::{Code, Status, server::NamedService};
+use tonic::{Status, server::NamedService};
 use tonic_health::{
     pb::health_server::HealthServer,
     server::{HealthReporter, HealthService},
@@ -33,6 +34,7 @@ use super::{
     connection::{self, Asked, Content, Piece},
     context_token::ContextToken,
     metrics::Busy,
+    readiness::Readiness,
     resolve,
     stream::GetStream,
     transport::Transport,
@@ -51,6 +53,8 @@ pub(super) const HEALTH_OF: [&str; 2] = ["", "io.linkerd.proxy.destination.Desti
 
 /// Longer than any request can be that means something: a name of 253 characters, a port, a token.
 pub(super) const LONGEST_REQUEST: usize = 16 * 1024;
+/// Of the health service, whose streams last as long as their clients want.
+const HEALTH_STREAMS: usize = 1_000;
 const REQUEST_TIMEOUT: Duration = Duration::from_secs(10);
 const LATE_REQUEST: &str = "the request did not come in time";
 /// For clients to take the ends of their streams.
@@ -64,6 +68,7 @@ pub(super) struct Server {
     reporter: HealthReporter,
     /// One for each stream that there may be.
     places: Arc<Semaphore>,
+    health_places: Arc<Semaphore>,
 }
 
 impl Server {
@@ -71,7 +76,7 @@ impl Server {
         let health = HealthServer::new(HealthService::from_health_reporter(reporter.clone()))
             .max_decoding_message_size(LONGEST_REQUEST);
         let places = Arc::new(Semaphore::new(views.settings.limits.streams.min(Semaphore::MAX_PERMITS)));
-        Self { views, health, reporter, places }
+        Self { views, health, reporter, places, health_places: Arc::new(Semaphore::new(HEALTH_STREAMS)) }
     }
 
     /// Serves until `stop`, and then until the streams have ended.
@@ -83,11 +88,11 @@ impl Server {
                 let Ok(place) = Arc::clone(&places).acquire_owned().await else { return };
                 match listener.accept().await {
                     Ok((stream, _)) => {
-                        let connection = Arc::clone(&self).connection(stream, stop.clone());
-                        tasks.spawn(async move {
-                            let _place = place;
-                            connection.await;
-                        });
+                        let readiness = Readiness::new();
+                        let connection =
+                            Arc::clone(&self).connection(stream, stop.clone(), Arc::clone(&readiness), place);
+                        // A turn is bounded by more than tokio's budget, which would be spent on looking at streams.
+                        tasks.spawn(unconstrained(readiness.of(connection)));
                     }
                     Err(error) => {
                         // Out of descriptors, most likely: without the pause this loop would take a core as well.
@@ -113,7 +118,13 @@ impl Server {
         }
     }
 
-    async fn connection(self: Arc<Self>, stream: TcpStream, stop: CancellationToken) {
+    async fn connection(
+        self: Arc<Self>,
+        stream: TcpStream,
+        stop: CancellationToken,
+        readiness: Arc<Readiness>,
+        _place: OwnedSemaphorePermit,
+    ) {
         let transport = match Transport::accept(stream).await {
             Ok(transport) => transport,
             Err(error) => {
@@ -122,78 +133,91 @@ impl Server {
             }
         };
         let metrics = &self.views.metrics;
-        metrics.connections.inc();
+        let _open = metrics.connection();
         let answer = |asked| {
             let server = Arc::clone(&self);
             async move { server.call(asked).await }
         };
-        let ended = connection::serve(transport, &self.views.settings.limits, &stop, answer).await;
-        metrics.connections.dec();
+        let ended = connection::serve(transport, &readiness, &self.views.settings.limits, &stop, answer).await;
         metrics.connection_ended(ended);
     }
 
     async fn call(&self, asked: Asked) -> Response<Answer> {
-        let Asked { request, waited, progress } = asked;
-        let path = request.uri().path();
+        let Asked { request, since, progress } = asked;
+        let (head, mut body) = request.into_parts();
+        let path = head.uri.path();
         if path.strip_prefix('/').is_some_and(|path| path.starts_with(HealthServer::<HealthService>::NAME)) {
-            let request = request.map(|mut body| {
-                StreamBody::new(futures::stream::poll_fn(move |cx| {
-                    let data = body.poll_data(cx);
-                    if let Poll::Ready(Some(Ok(data))) = &data {
-                        _ = body.flow_control().release_capacity(data.len());
-                    }
-                    data.map_ok(Frame::data)
-                }))
-            });
-            let mut health = self.health.clone();
-            return match timeout(REQUEST_TIMEOUT, health.call(request)).await {
-                Ok(Ok(response)) => response.map(Answer::Health),
-                Ok(Err(never)) => match never {},
-                Err(_) => refuse(&Status::deadline_exceeded(LATE_REQUEST)),
-            };
+            return self.health(Request::from_parts(head, body)).await;
         }
-        if request.method() != Method::POST {
-            return plain(StatusCode::METHOD_NOT_ALLOWED);
-        }
-        let content_type = request.headers().get(header::CONTENT_TYPE).map(HeaderValue::as_bytes);
-        if !content_type.is_some_and(is_grpc) {
-            return plain(StatusCode::UNSUPPORTED_MEDIA_TYPE);
-        }
-        if path != GET {
-            return refuse(&Status::unimplemented(format!("no method {}", quote(path))));
-        }
-        let metrics = &self.views.metrics;
-        let mut call = metrics.began();
-        if waited > self.views.settings.limits.stream_wait {
-            metrics.refused(Busy::Waited);
-            call.will_end(Code::Unavailable);
-            return refuse(&Status::unavailable(BUSY));
-        }
-        let Ok(place) = Arc::clone(&self.places).try_acquire_owned() else {
-            metrics.refused(Busy::Full);
-            call.will_end(Code::Unavailable);
+        let refusal = if head.method != Method::POST {
+            plain(StatusCode::METHOD_NOT_ALLOWED)
+        } else if !head.headers.get(header::CONTENT_TYPE).is_some_and(|value| is_grpc(value.as_bytes())) {
+            plain(StatusCode::UNSUPPORTED_MEDIA_TYPE)
+        } else if path != GET {
+            refuse(&Status::unimplemented(format!("no method {}", quote(path))))
+        } else {
+            let mut call = self.views.metrics.began();
+            match self.get(&mut body, since).await {
+                Ok((request, subscription, place)) => {
+                    let stream = GetStream::new(request, subscription, progress, call, place);
+                    let mut response = Response::new(Answer::Get(Box::new(stream)));
+                    let content_type = HeaderValue::from_static("application/grpc");
+                    response.headers_mut().insert(header::CONTENT_TYPE, content_type);
+                    return response;
+                }
+                Err(status) => {
+                    call.will_end(status.code());
+                    refuse(&status)
+                }
+            }
+        };
+        // h2 resets a stream that is answered before its request has ended, and counts what still comes for it as the
+        // client's fault: after 1,024 such it would close the connection, with all streams on it.
+        _ = timeout(REQUEST_TIMEOUT, rest_of(body)).await;
+        refusal
+    }
+
+    async fn health(&self, request: Request<RecvStream>) -> Response<Answer> {
+        let Ok(place) = Arc::clone(&self.health_places).try_acquire_owned() else {
+            rest_of(request.into_body()).await;
             return refuse(&Status::unavailable(FULL));
         };
-        match self.get(request).await {
-            Ok((request, subscription)) => {
-                let stream = GetStream::new(request, subscription, progress, call, place);
-                let mut response = Response::new(Answer::Get(Box::new(stream)));
-                response.headers_mut().insert(header::CONTENT_TYPE, HeaderValue::from_static("application/grpc"));
-                response
-            }
-            Err(status) => {
-                call.will_end(status.code());
-                refuse(&status)
-            }
+        let request = request.map(|mut body| {
+            StreamBody::new(futures::stream::poll_fn(move |cx| {
+                let data = body.poll_data(cx);
+                if let Poll::Ready(Some(Ok(data))) = &data {
+                    _ = body.flow_control().release_capacity(data.len());
+                }
+                data.map_ok(Frame::data)
+            }))
+        });
+        let mut health = self.health.clone();
+        match timeout(REQUEST_TIMEOUT, health.call(request)).await {
+            Ok(Ok(response)) => response.map(|body| Answer::Health { body, _place: place }),
+            Ok(Err(never)) => match never {},
+            Err(_) => refuse(&Status::deadline_exceeded(LATE_REQUEST)),
         }
     }
 
-    async fn get(&self, request: Request<RecvStream>) -> Result<(resolve::Request, Subscription), Status> {
-        let message = timeout(REQUEST_TIMEOUT, read(request.into_body()));
+    async fn get(
+        &self,
+        body: &mut RecvStream,
+        since: Instant,
+    ) -> Result<(resolve::Request, Subscription, OwnedSemaphorePermit), Status> {
+        let metrics = &self.views.metrics;
+        if since.elapsed() > self.views.settings.limits.stream_wait {
+            metrics.refused(Busy::Waited);
+            return Err(Status::unavailable(BUSY));
+        }
+        let place = Arc::clone(&self.places).try_acquire_owned().map_err(|_| {
+            metrics.refused(Busy::Full);
+            Status::unavailable(FULL)
+        })?;
+        let message = timeout(REQUEST_TIMEOUT, read(body));
         let message = message.await.map_err(|_| Status::deadline_exceeded(LATE_REQUEST))??;
         let message = GetDestination::decode(message)
             .map_err(|error| Status::internal(format!("cannot read the request: {error}")))?;
-        self.views.metrics.received();
+        metrics.received();
         if !self.views.cluster.is_discoverable() {
             return Err(Status::unavailable("the caches are not filled yet: ask another replica, or again"));
         }
@@ -203,43 +227,59 @@ impl Server {
         let request = resolve::Request::new(authority, &token.node);
         let subscription = self.views.subscribe(&request);
         let subscription = subscription.map_err(|refusal| request.refused(&refusal, quote(&message.path).as_str()))?;
-        Ok((request, subscription))
+        Ok((request, subscription, place))
     }
 }
 
-/// The one message of a request.
-async fn read(mut body: RecvStream) -> Result<Bytes, Status> {
+/// The one message of a request. What is read takes its part of the connection's window until it is complete, so that a client
+/// cannot leave behind more of unfinished requests than that.
+async fn read(body: &mut RecvStream) -> Result<Bytes, Status> {
     const PREFIX: usize = 5;
     let mut received = bytes::BytesMut::new();
-    loop {
+    let mut taken = 0;
+    let message = loop {
         if let Some((prefix, message)) = received.split_at_checked(PREFIX) {
             let mut prefix = prefix;
             let compressed = prefix.get_u8() != 0;
             let length = prefix.get_u32() as usize;
             if compressed {
-                return Err(Status::unimplemented("the request is compressed: send it as it is"));
+                break Err(Status::unimplemented("the request is compressed: send it as it is"));
             }
             if length > LONGEST_REQUEST {
                 let text =
                     format!("Invalid authority: a request of {length} bytes names none; the most is {LONGEST_REQUEST}");
-                return Err(Status::invalid_argument(text));
+                break Err(Status::invalid_argument(text));
             }
             if message.len() >= length {
                 received.advance(PREFIX);
                 received.truncate(length);
-                return Ok(received.freeze());
+                break Ok(received.freeze());
             }
         }
         match body.data().await {
             Some(Ok(data)) => {
-                // Else the bytes would be missing in the window of the connection for as long as the stream is open, and some
-                // hundred streams later its client could ask for no more. It fails when the stream is over.
-                _ = body.flow_control().release_capacity(data.len());
+                taken += data.len();
                 received.extend_from_slice(&data);
             }
-            Some(Err(error)) => return Err(Status::cancelled(format!("the request broke off: {error}"))),
-            None => return Err(Status::internal("the request ended before its message")),
+            Some(Err(error)) => break Err(Status::cancelled(format!("the request broke off: {error}"))),
+            None => break Err(Status::internal("the request ended before its message")),
         }
+    };
+    // Else it would be missing in the connection's window for as long as the stream is open, and some hundred streams later its
+    // client could ask for no more. It fails when the stream is over.
+    _ = body.flow_control().release_capacity(taken);
+    message
+}
+
+/// Reads a request to its end, for nothing.
+async fn rest_of(mut body: RecvStream) {
+    let mut taken = 0;
+    while let Some(Ok(data)) = body.data().await {
+        taken += data.len();
+        if taken > LONGEST_REQUEST {
+            return;
+        }
+        _ = body.flow_control().release_capacity(data.len());
     }
 }
 
@@ -271,7 +311,7 @@ fn plain(code: StatusCode) -> Response<Answer> {
 /// What a call is answered with.
 enum Answer {
     Get(Box<GetStream>),
-    Health(tonic::body::Body),
+    Health { body: tonic::body::Body, _place: OwnedSemaphorePermit },
     Empty,
 }
 
@@ -279,7 +319,7 @@ impl Content for Answer {
     fn is_empty(&self) -> bool {
         match self {
             Self::Get(_) => false,
-            Self::Health(body) => body.is_end_stream(),
+            Self::Health { body, .. } => body.is_end_stream(),
             Self::Empty => true,
         }
     }
@@ -287,7 +327,7 @@ impl Content for Answer {
     async fn next(&mut self) -> Option<Piece> {
         match self {
             Self::Get(stream) => stream.next().await,
-            Self::Health(body) => match body.frame().await? {
+            Self::Health { body, .. } => match body.frame().await? {
                 Ok(frame) => match frame.into_data() {
                     Ok(data) => Some(Piece::Data(data)),
                     Err(frame) => frame.into_trailers().ok().map(|trailers| Piece::Trailers(Box::new(trailers))),
