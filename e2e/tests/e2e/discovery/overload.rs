@@ -14,10 +14,13 @@ use e2e::{
     discovery::{Discovery, Endpoints},
     eventually, holds,
     hostile_client::{HostileClient, REFUSED_STREAM},
+    http2::{DATA, END_STREAM, Frame, grpc_message},
     mesh::SOON,
     slow_client::{SlowClient, Windows},
 };
 use futures::future::{join_all, try_join_all};
+use linkerd2_proxy_api::destination::GetDestination;
+use prost::Message as _;
 use tokio::{
     net::TcpStream,
     task::JoinSet,
@@ -320,5 +323,32 @@ async fn connections_on_which_nothing_is_said_do_not_keep_their_places() -> Resu
     ensure!(timeout(Duration::from_millis(700), &mut asked).await.is_err(), "there was room");
     asked.await.context("when they were let go")?.next().await?;
     drop(silent);
+    Ok(())
+}
+
+/// As hyper's clients do it, and so proxies: the end of a request may come after its message, and after our answer. h2 bears
+/// a thousand frames on streams that it has forgotten, and then closes the connection.
+#[tokio::test]
+async fn refused_requests_that_end_later_do_not_cost_their_connection() -> Result<()> {
+    const TOGETHER: u64 = 200;
+    const TIMES: u64 = 10;
+    let crowd = crowd(&[]).await?;
+    let mut client = HostileClient::connect(crowd.manager.destination_address(), "", WINDOW).await?;
+    let message = GetDestination { path: crowd.path("missing"), ..GetDestination::default() }.encode_to_vec();
+    let message = grpc_message(&message);
+    for time in 1..=TIMES {
+        let streams: Vec<u32> = (0..TOGETHER).map(|_| client.begin()).collect();
+        for stream in &streams {
+            client.put(&Frame::new(DATA, 0, *stream, message.clone()));
+        }
+        client.send().await?;
+        // Long enough for an answer that would not wait.
+        sleep(Duration::from_millis(50)).await;
+        for stream in streams {
+            client.put(&Frame::new(DATA, END_STREAM, stream, Vec::new()));
+        }
+        client.until("all to be refused", |heard| heard.ended_streams == time * TOGETHER).await?;
+    }
+    assert_eq!(client.heard.go_away, None);
     Ok(())
 }
