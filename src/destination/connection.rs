@@ -274,9 +274,9 @@ async fn send<C: Content>(
     loop {
         let piece = {
             let mut next = pin!(content.next());
-            poll_fn(|cx| match stream.poll_reset(cx) {
-                Poll::Ready(_) => Poll::Ready(Err(Gone)),
-                Poll::Pending => next.as_mut().poll(cx).map(Ok),
+            poll_fn(|cx| match next.as_mut().poll(cx) {
+                Poll::Ready(piece) => Poll::Ready(Ok(piece)),
+                Poll::Pending => stream.poll_reset(cx).map(|_| Err(Gone)),
             })
             .await?
         };

@@ -6,6 +6,7 @@
 
 use std::{
     collections::{BTreeMap, HashSet},
+    iter::Peekable,
     net::SocketAddr,
     sync::Arc,
 };
@@ -17,6 +18,7 @@ use super::{
     endpoint_set::{Endpoint, EndpointSet, Source},
     members::{Claim, Member, Members, Subject},
     settings::Settings,
+    snapshot::Snapshot,
 };
 use crate::cluster::{
     node::Zone,
@@ -54,20 +56,22 @@ struct Candidate<'a> {
 }
 
 /// The endpoints for clients at a location, sorted by socket address. One that looks as in `known` is the same object: of a
-/// Service with ten thousand endpoints, a change of one costs a comparison of the others.
+/// Service with ten thousand endpoints, a change of one costs a comparison of the others. And one that looks as at another
+/// location, in `siblings`, is shared with that: an endpoint is only near or far.
 pub(super) fn endpoints(
     members: &Members,
     query: &Query,
     location: &Location,
     settings: &Settings,
     known: &EndpointSet,
+    siblings: &[Arc<Snapshot>],
 ) -> EndpointSet {
     let client = Client { zone: location.zone.as_deref(), port: query.port };
     let chosen = choose(members, query, location, settings.enable_ipv6);
-    let mut before = known.iter().peekable();
+    let mut before = Lookup(known.iter().peekable());
+    let mut elsewhere: Vec<_> = siblings.iter().map(|it| Lookup(it.endpoints().iter().peekable())).collect();
     let look = |(address, candidate): &(SocketAddr, Candidate<'_>)| {
-        while before.next_if(|known| known.address < *address).is_some() {}
-        let known = before.next_if(|known| known.address == *address);
+        let known = before.find(*address);
         let (subject, zone) = (&candidate.member.subject, &candidate.endpoint.zone);
         // Others look by their mirror too, and are as quickly encoded as compared.
         let has_source = !matches!(subject, Subject::Address);
@@ -78,9 +82,10 @@ pub(super) fn endpoints(
         }
         let placed = Placed { address: *address, zone: zone.as_deref(), mirror: candidate.slice.mirror.as_deref() };
         let encoded = weighted_address(subject, &placed, &client, settings).encode_to_vec();
-        match known {
-            Some(known) if known.is(&encoded) => Arc::clone(known),
-            _ => {
+        let same = known.into_iter().chain(elsewhere.iter_mut().filter_map(|it| it.find(*address)));
+        match same.into_iter().find(|it| it.is(&encoded)) {
+            Some(same) => Arc::clone(same),
+            None => {
                 let source = has_source.then(|| Source { subject: subject.clone(), zone: zone.clone() });
                 Arc::new(Endpoint::new(*address, &encoded, source))
             }
@@ -88,6 +93,16 @@ pub(super) fn endpoints(
     };
     let endpoints: Vec<Arc<Endpoint>> = chosen.iter().map(look).collect();
     EndpointSet::new(&endpoints, known)
+}
+
+/// A set in which addresses are looked up in their order.
+struct Lookup<I: Iterator>(Peekable<I>);
+
+impl<'a, I: Iterator<Item = &'a Arc<Endpoint>>> Lookup<I> {
+    fn find(&mut self, address: SocketAddr) -> Option<&'a Arc<Endpoint>> {
+        while self.0.next_if(|it| it.address < address).is_some() {}
+        self.0.next_if(|it| it.address == address)
+    }
 }
 
 /// The labels of the whole set.

@@ -30,7 +30,7 @@ fn query(port: u16) -> Query {
 }
 
 fn told(members: &Members, query: &Query, location: &Location, settings: &Settings) -> Vec<String> {
-    let endpoints = endpoints(members, query, location, settings, &EndpointSet::empty());
+    let endpoints = endpoints(members, query, location, settings, &EndpointSet::empty(), &[]);
     endpoints.iter().map(|endpoint| endpoint.address.to_string()).collect()
 }
 
@@ -321,10 +321,29 @@ fn an_endpoint_that_looks_as_before_is_the_same_object() {
         members([pod("web-1"), pod("web-2"), slice("a", &json!([]), &[endpoint("10.0.0.1", "Pod", "web-1"), moved])])
     };
     let (query, location) = (query(80), anywhere());
-    let before = endpoints(&slices("a"), &query, &location, &settings(), &EndpointSet::empty());
-    let after = endpoints(&slices("b"), &query, &location, &settings(), &before);
+    let before = endpoints(&slices("a"), &query, &location, &settings(), &EndpointSet::empty(), &[]);
+    let after = endpoints(&slices("b"), &query, &location, &settings(), &before, &[]);
     let same: Vec<bool> = before.iter().zip(after.iter()).map(|(one, other)| Arc::ptr_eq(one, other)).collect();
     assert_eq!(same, [true, false]);
+}
+
+/// Three zones are three views, but an endpoint looks either near or far.
+#[test]
+fn an_endpoint_that_looks_the_same_at_another_location_is_shared_with_it() {
+    let placed = |name: &str, ip: &str, zone: &str| with(endpoint(ip, "Pod", name), &json!({ "zone": zone }));
+    let placed = [placed("web-1", "10.0.0.1", "a"), placed("web-2", "10.0.0.2", "b"), placed("web-3", "10.0.0.3", "c")];
+    let members = members([pod("web-1"), pod("web-2"), pod("web-3"), slice("a", &json!([]), &placed)]);
+    let snapshot = |zone: &str, siblings: &[Arc<Snapshot>]| {
+        let (query, nothing) = (query(80), EndpointSet::empty());
+        let endpoints = endpoints(&members, &query, &in_zone(zone), &settings(), &nothing, siblings);
+        Arc::new(Snapshot::new(BTreeMap::new(), endpoints, tokio::time::Instant::now()))
+    };
+    let (a, b) = (snapshot("a", &[]), snapshot("b", &[]));
+    let c = snapshot("c", &[Arc::clone(&a), Arc::clone(&b)]);
+    let shared = |other: &Snapshot| -> Vec<bool> {
+        c.endpoints().iter().zip(other.endpoints().iter()).map(|(one, other)| Arc::ptr_eq(one, other)).collect()
+    };
+    assert_eq!((shared(&a), shared(&b)), (vec![false, true, false], vec![true, false, false]));
 }
 
 #[test]
@@ -355,7 +374,7 @@ fn the_set_is_labelled_with_the_service_and_with_the_one_that_it_mirrors() {
 #[test]
 fn what_is_encoded_is_the_endpoint() {
     let members = members([pod("web-1"), slice("a", &json!([]), &[endpoint("10.0.0.1", "Pod", "web-1")])]);
-    let endpoints = endpoints(&members, &query(80), &anywhere(), &settings(), &EndpointSet::empty());
+    let endpoints = endpoints(&members, &query(80), &anywhere(), &settings(), &EndpointSet::empty(), &[]);
     let client = Client { zone: None, port: 80 };
     let placed = Placed { address: "10.0.0.1:80".parse().unwrap(), zone: None, mirror: None };
     let expected: WeightedAddr = weighted_address(&members.members[0].subject, &placed, &client, &settings());

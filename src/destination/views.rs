@@ -40,6 +40,8 @@ use crate::cluster::{
 /// Many views must not keep streams from being polled where there is one worker; nor may the last of many wait for as many
 /// turns, when streams come in crowds and each turn is long.
 const TURN: Duration = Duration::from_millis(2);
+/// Views that a new one may share endpoints with.
+const SIBLINGS: usize = 3;
 
 pub(super) struct Views {
     pub(super) cluster: Cluster,
@@ -135,7 +137,7 @@ impl Views {
         let mut made_at = view.made_at.lock();
         if made_at.is_none() {
             let members = Members::of(&self.cluster.read(), &view.key.service);
-            view.publish(&mut made_at, &members, &self.settings, Instant::now());
+            view.publish(&mut made_at, &members, &self.settings, &self.siblings(view), Instant::now());
         }
         drop(made_at);
         Ok(subscription)
@@ -168,7 +170,8 @@ impl Views {
         let members = Members::of(&self.cluster.read(), service);
         for view in views {
             view.updates.fetch_add(1, Ordering::Relaxed);
-            if view.publish(&mut view.made_at.lock(), &members, &self.settings, received) {
+            let siblings = self.siblings(&view);
+            if view.publish(&mut view.made_at.lock(), &members, &self.settings, &siblings, received) {
                 self.metrics.published.inc();
                 self.metrics.encoded(received);
             }
@@ -253,6 +256,15 @@ impl Views {
         targets.flat_map(|target| target.views.values()).cloned().collect()
     }
 
+    /// What clients at other locations are told of the same: of a few, as one is for each zone.
+    fn siblings(&self, view: &View) -> Vec<Arc<Snapshot>> {
+        let registry = self.registry.lock();
+        let target = registry.services.get(&view.key.service).and_then(|targets| targets.get(&view.key.query));
+        let others =
+            target.into_iter().flat_map(|target| target.views.values()).filter(|it| !std::ptr::eq(&***it, view));
+        others.take(SIBLINGS).map(|it| Arc::clone(&it.sender.borrow().snapshot)).collect()
+    }
+
     /// A client has left the view.
     fn left(&self, view: &View) {
         let mut registry = self.registry.lock();
@@ -283,7 +295,14 @@ impl View {
     }
 
     /// Makes the view's snapshot from the members and wakes its streams, if it says anything new. Whether it does.
-    fn publish(&self, made_at: &mut Option<u64>, members: &Members, settings: &Settings, received: Instant) -> bool {
+    fn publish(
+        &self,
+        made_at: &mut Option<u64>,
+        members: &Members,
+        settings: &Settings,
+        siblings: &[Arc<Snapshot>],
+        received: Instant,
+    ) -> bool {
         if made_at.is_some_and(|made_at| made_at > members.generation) {
             return false;
         }
@@ -300,7 +319,7 @@ impl View {
         let before = Arc::clone(&self.sender.borrow().snapshot);
         let ViewKey { service, query, location } = &self.key;
         let labels = set_labels(members, &service.name, &service.namespace);
-        let endpoints = endpoints(members, query, location, settings, before.endpoints());
+        let endpoints = endpoints(members, query, location, settings, before.endpoints(), siblings);
         let exists = members.service.is_some();
         let snapshot = Snapshot::new(labels, endpoints, received);
         let snapshot = if is_first { Some(snapshot) } else { snapshot.after(&before) }.map(Arc::new);
