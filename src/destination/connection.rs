@@ -52,6 +52,9 @@ const REQUESTS: usize = 16;
 /// Resets of streams that were not accepted yet. A client that gave up on a busy server resets all that it asked for at
 /// once, which must not cost it the connection too: with h2's 20 it would, and come back with everything.
 const UNACCEPTED_RESETS: usize = 1_000;
+/// h2 counts what DATA frames are short of 256 bytes and closes the connection when those that wait are beyond this. A request
+/// is such a frame, and one turn reads some hundred of them; h2's own 32 KiB are too little for who asks for so much at once.
+const DATA_FRAME_BUDGET: usize = 512 * 1024;
 const GOODBYE: Duration = Duration::from_secs(2);
 
 /// How a connection ended.
@@ -112,6 +115,7 @@ where
         .max_concurrent_streams(streams(limits))
         .max_header_list_size(HEADER_BYTES)
         .max_send_buffer_size(SEND_BUFFER)
+        .data_frame_budget(DATA_FRAME_BUDGET)
         .max_pending_accept_reset_streams(UNACCEPTED_RESETS);
     let mut connection = match builder.handshake::<_, Bytes>(transport).await {
         Ok(connection) => connection,
@@ -321,8 +325,8 @@ async fn send_data(
             }
         });
         let room = room.await?;
-        progress.took();
         let piece = data.split_to(room.min(data.len()));
+        progress.took(piece.len());
         pace.sent(piece.len());
         stream.send_data(piece, false).map_err(|_| Gone)?;
     }

@@ -6,7 +6,7 @@
 use std::{
     sync::{
         Arc, Weak,
-        atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering},
+        atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize, Ordering},
     },
     task::{Context, Poll},
     time::Duration,
@@ -21,11 +21,16 @@ const LOOKS: u32 = 6;
 /// Connections on which there was no stream for five times as long are of no use, and their number is limited.
 const IDLE_LOOKS: u32 = 5 * LOOKS;
 
+/// What a client has room for on a new stream, unless it says otherwise; proxies do not (RFC 9113, section 6.9.2).
+const STREAM_WINDOW: usize = 65_535;
+
 /// Of one stream.
 #[derive(Default)]
 pub(super) struct Progress {
     connection: Arc<ConnectionProgress>,
     waiting: AtomicBool,
+    /// Bytes that its client took.
+    taken: AtomicUsize,
     /// How often it was found waiting since its client took something.
     looks: AtomicU32,
     stalled: AtomicBool,
@@ -57,6 +62,8 @@ struct Look {
     waiting: usize,
     /// Their clients' time was over.
     ended: usize,
+    /// And they had taken less than a window.
+    ended_short: usize,
 }
 
 // === impl Progress ===
@@ -67,8 +74,9 @@ impl Progress {
         self.waiting.store(true, Ordering::Relaxed);
     }
 
-    /// The client had room.
-    pub(super) fn took(&self) {
+    /// The client had room for so many bytes.
+    pub(super) fn took(&self, bytes: usize) {
+        self.taken.fetch_add(bytes, Ordering::Relaxed);
         if self.waiting.swap(false, Ordering::Relaxed) {
             self.looks.store(0, Ordering::Relaxed);
             self.stalled.store(false, Ordering::Relaxed);
@@ -113,25 +121,31 @@ impl ConnectionProgress {
     }
 
     /// Ends the streams whose clients take nothing for this long. Resolves when one was ended so, and for as long again no
-    /// client of the connection took anything of what waited for it: then its window is shut by what they keep unread, and
-    /// only its end helps. Of a connection whose other streams have nothing to say, nobody knows that. And when there was no
-    /// stream for long.
+    /// client of the connection took anything: then its window is shut by what they keep unread, and only its end helps. A
+    /// client that took a whole window and no more may have shut only its own, though; of its connection nothing is known
+    /// before another waits. And when there was no stream for long.
     pub(super) async fn useless(&self, timeout: Duration) -> Useless {
         let mut since_then: Option<(u64, u32)> = None;
+        let mut is_shut = false;
         let mut idle = 0;
         loop {
             sleep(timeout / LOOKS).await;
-            let Look { streams, waiting, ended } = self.look();
+            let Look { streams, waiting, ended, ended_short } = self.look();
             idle = if streams == 0 { idle + 1 } else { 0 };
             if idle > IDLE_LOOKS {
                 return Useless::Idle;
             }
             let taken = self.taken.load(Ordering::Relaxed);
-            let is_proof = u32::from(waiting > 0 || streams == 0);
             since_then = match since_then {
                 Some((then, LOOKS..)) if then == taken => return Useless::Stalled,
-                Some((then, looks)) if then == taken => Some((then, looks + is_proof)),
-                _ => (ended > 0).then_some((taken, 1)),
+                Some((then, looks)) if then == taken => {
+                    is_shut |= ended_short > 0;
+                    Some((then, looks + u32::from(is_shut || waiting > 0 || streams == 0)))
+                }
+                _ => {
+                    is_shut = ended_short > 0;
+                    (ended > 0).then_some((taken, 1))
+                }
             };
         }
     }
@@ -142,7 +156,9 @@ impl ConnectionProgress {
         let mut look = Look { streams: streams.len(), ..Look::default() };
         for stream in streams.iter().filter_map(Weak::upgrade) {
             look.waiting += usize::from(stream.waiting.load(Ordering::Relaxed));
-            look.ended += usize::from(stream.look());
+            let ended = stream.look();
+            look.ended += usize::from(ended);
+            look.ended_short += usize::from(ended && stream.taken.load(Ordering::Relaxed) < STREAM_WINDOW);
         }
         look
     }
@@ -176,7 +192,7 @@ mod tests {
         let (idle, slow_task, unread) = (tokio::spawn(idle), tokio::spawn(slow_task), tokio::spawn(unread));
         for _ in 0..10 {
             sleep(Duration::from_secs(8)).await;
-            slow.took();
+            slow.took(1);
             slow.waits();
         }
         assert_eq!([idle.is_finished(), slow_task.is_finished(), unread.is_finished()], [false, false, true]);
@@ -213,8 +229,11 @@ mod tests {
         let connection = Arc::<ConnectionProgress>::default();
         let watch = Arc::clone(&connection);
         let stalled = tokio::spawn(async move { watch.useless(TIMEOUT).await });
-        let (_, unread) = stream(&connection, true);
+        let (own, unread) = stream(&connection, true);
+        own.took(STREAM_WINDOW);
+        own.waits();
         tokio::spawn(unread);
+        drop(own);
         let (quiet, _task) = stream(&connection, false);
         sleep(TIMEOUT * 20).await;
         assert!(!stalled.is_finished());
@@ -234,7 +253,7 @@ mod tests {
         tokio::spawn(task);
         for _ in 0..30 {
             sleep(Duration::from_secs(20)).await;
-            reading.took();
+            reading.took(1);
             reading.waits();
         }
         assert!(unread.is_finished() && !stalled.is_finished());

@@ -18,7 +18,7 @@ use tokio::{
     net::{TcpListener, TcpStream},
     sync::{OwnedSemaphorePermit, Semaphore},
     task::unconstrained,
-    time::{Instant, timeout},
+    time::{Instant, timeout, timeout_at},
 };
 use tokio_util::{sync::CancellationToken, task::TaskTracker};
 use tonic::{Status, server::NamedService};
@@ -144,6 +144,7 @@ impl Server {
 
     async fn call(&self, asked: Asked) -> Response<Answer> {
         let Asked { request, since, progress } = asked;
+        let deadline = Instant::now() + REQUEST_TIMEOUT;
         let (head, mut body) = request.into_parts();
         let path = head.uri.path();
         if path.strip_prefix('/').is_some_and(|path| path.starts_with(HealthServer::<HealthService>::NAME)) {
@@ -157,7 +158,7 @@ impl Server {
             refuse(&Status::unimplemented(format!("no method {}", quote(path))))
         } else {
             let mut call = self.views.metrics.began();
-            match self.get(&mut body, since).await {
+            match self.get(&mut body, since, deadline).await {
                 Ok((request, subscription, place)) => {
                     let stream = GetStream::new(request, subscription, progress, call, place);
                     let mut response = Response::new(Answer::Get(Box::new(stream)));
@@ -173,13 +174,13 @@ impl Server {
         };
         // h2 resets a stream that is answered before its request has ended, and counts what still comes for it as the
         // client's fault: after 1,024 such it would close the connection, with all streams on it.
-        _ = timeout(REQUEST_TIMEOUT, rest_of(body)).await;
+        _ = timeout_at(deadline, rest_of(body)).await;
         refusal
     }
 
     async fn health(&self, request: Request<RecvStream>) -> Response<Answer> {
         let Ok(place) = Arc::clone(&self.health_places).try_acquire_owned() else {
-            rest_of(request.into_body()).await;
+            _ = timeout(REQUEST_TIMEOUT, rest_of(request.into_body())).await;
             return refuse(&Status::unavailable(FULL));
         };
         let request = request.map(|mut body| {
@@ -203,6 +204,7 @@ impl Server {
         &self,
         body: &mut RecvStream,
         since: Instant,
+        deadline: Instant,
     ) -> Result<(resolve::Request, Subscription, OwnedSemaphorePermit), Status> {
         let metrics = &self.views.metrics;
         if since.elapsed() > self.views.settings.limits.stream_wait {
@@ -213,7 +215,7 @@ impl Server {
             metrics.refused(Busy::Full);
             Status::unavailable(FULL)
         })?;
-        let message = timeout(REQUEST_TIMEOUT, read(body));
+        let message = timeout_at(deadline, read(body));
         let message = message.await.map_err(|_| Status::deadline_exceeded(LATE_REQUEST))??;
         let message = GetDestination::decode(message)
             .map_err(|error| Status::internal(format!("cannot read the request: {error}")))?;

@@ -162,10 +162,11 @@ fn forget_peak(crowd: &Crowd) -> Result<u64> {
 }
 
 /// All connections that the server ended, it ended with this.
+/// A connection that is closed while more comes is reset, and then the last words may be lost.
 fn all_calmed_down(tally: &Tally) -> Result<()> {
-    ensure!(!tally.ends.is_empty(), "the flood goes on: {tally:?}");
-    let calm = |end: &Option<(u32, String)>| end.as_ref().is_some_and(|(code, _)| *code == ENHANCE_YOUR_CALM);
-    ensure!(tally.ends.keys().all(calm), "{tally:?}");
+    let mut told = tally.ends.keys().flatten();
+    ensure!(tally.ends.keys().any(Option::is_some), "nobody was told anything: {tally:?}");
+    ensure!(told.all(|(code, _)| *code == ENHANCE_YOUR_CALM), "{tally:?}");
     Ok(())
 }
 
@@ -265,7 +266,7 @@ async fn headers_without_end_and_measure_harm_nobody_else() -> Result<()> {
         ("long continuations", flood::continues_without_end as Flood, true),
         ("empty continuations", flood::continues_with_nothing, true),
         ("one long header", flood::one_long_header, false),
-        ("many small headers", flood::many_small_headers, false),
+        ("many small headers", flood::many_small_headers, true),
         ("a bomb of headers", flood::a_bomb_of_headers, true),
     ] {
         let tally = flooded(&mut crowd, &mut stream, name, flood, false).await.context(name)?;
