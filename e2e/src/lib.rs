@@ -9,6 +9,7 @@
 //! * Out: a [`ControlPlane`] with clients and kubeconfigs, a [`Manager`] to start, pause and kill, a [`FaultProxy`] to put between them.
 //! * Always: every wait has a deadline, and no child process or directory outlives the process that made it, however that one ends.
 
+pub mod answers;
 pub mod binaries;
 mod certificate;
 mod component;

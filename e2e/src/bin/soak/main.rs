@@ -26,7 +26,7 @@ use std::{process::ExitCode, sync::Arc, time::Duration};
 use anyhow::{Context, Result, bail, ensure};
 use churn::Churn;
 use compare::Comparer;
-use e2e::{ControlPlane, FaultProxy, Manager, ManagerOptions, Options, eventually, oracle::Settings};
+use e2e::{ControlPlane, FaultProxy, Manager, ManagerOptions, Options, answers::settings, eventually};
 use faults::Faults;
 use readers::Readers;
 use report::Report;
@@ -79,31 +79,6 @@ fn seed() -> Result<u64> {
     }
 }
 
-/// The manager's flags that change answers, and the same for the oracle.
-fn settings() -> (Settings, Vec<String>) {
-    let settings = Settings {
-        cluster_domain: "cluster.local".to_owned(),
-        trust_domain: "cluster.local".to_owned(),
-        controller_namespace: "linkerd".to_owned(),
-        default_opaque_ports: "25".to_owned(),
-        transport_header: true,
-        h2_upgrade: true,
-        ipv6: true,
-        zone_weights: true,
-        http2: None,
-    };
-    let flags = [
-        // Its slices would change the answers while they are compared.
-        "--enable-external-workload=false",
-        "--default-opaque-ports=25",
-        "--enable-ipv6=true",
-        "--ext-endpoint-zone-weights=true",
-        "--meshed-http2-client-params=",
-    ];
-    let stall = format!("--stream-stall-timeout={}s", STALL.as_secs());
-    (settings, flags.map(str::to_owned).into_iter().chain([stall]).collect())
-}
-
 /// What is soaked, and what soaks it.
 struct Soak {
     time: Duration,
@@ -125,7 +100,8 @@ async fn soak(time: Duration) -> Result<bool> {
     let client = control_plane.client().await?;
     let proxy = Arc::new(FaultProxy::start(&control_plane).await?);
     let mut churn = Churn::prepare(client.clone(), seed).await?;
-    let (settings, args) = settings();
+    let (settings, mut args) = settings();
+    args.push(format!("--stream-stall-timeout={}s", STALL.as_secs()));
     let kubeconfig = Some(proxy.kubeconfig().to_owned());
     let mut manager = Manager::start(&control_plane, ManagerOptions { args, kubeconfig, ..ManagerOptions::default() })?;
     manager.ready(PATIENCE).await?;

@@ -16,6 +16,7 @@ use std::{
 
 use anyhow::{Result, ensure};
 use e2e::{
+    answers::refusal,
     discovery::fold,
     eventually,
     oracle::{Answer, Request},
@@ -27,10 +28,7 @@ use tokio::{
     task::JoinHandle,
     time::{sleep, timeout},
 };
-use tonic::{
-    Status,
-    transport::{Channel, Endpoint},
-};
+use tonic::transport::{Channel, Endpoint};
 
 use crate::tally::Tally;
 
@@ -237,11 +235,6 @@ impl Reader {
         *self.known() = None;
         pause
     }
-}
-
-/// A refusal as an answer.
-pub(crate) fn refusal(status: &Status) -> Answer {
-    Answer::Refused(status.code(), status.message().to_owned())
 }
 
 /// All streams of one connection, until the task is aborted.

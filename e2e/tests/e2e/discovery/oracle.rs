@@ -8,10 +8,11 @@ use std::time::Duration;
 use anyhow::{Context, Result, bail, ensure};
 use e2e::{
     ControlPlane, Manager, ManagerOptions, Options,
+    answers::{difference, first_answer, refusal, settings},
     discovery::{Discovery, Endpoints},
     eventually,
     mesh::SOON,
-    oracle::{Answer, Request, Settings, answer, answer_while_open},
+    oracle::{Answer, Request, answer, answer_while_open},
     world::{World, api},
 };
 use futures::future::try_join_all;
@@ -75,7 +76,7 @@ impl Client {
             Known::Stream(stream) => Answer::Endpoints(stream.known.clone()),
             Known::Refused(status) => refusal(status),
         };
-        bail!("{:?}: {missed}; {}", self.request, difference(while_open, &seen))
+        bail!("{:?}: {missed}; {}", self.request, difference(while_open, Some(&seen)))
     }
 }
 
@@ -84,62 +85,6 @@ async fn ask(discovery: &Discovery, request: &Request) -> Known {
         Ok(stream) => Known::Stream(Box::new(stream)),
         Err(status) => Known::Refused(status),
     }
-}
-
-/// The whole answer to a new stream: its first message, or its refusal.
-async fn first_answer(discovery: &Discovery, request: &Request) -> Result<Answer> {
-    match ask(discovery, request).await {
-        Known::Refused(status) => Ok(refusal(&status)),
-        Known::Stream(mut stream) => {
-            stream.next().await?.context("the stream ended before its first message")?;
-            Ok(Answer::Endpoints(stream.known))
-        }
-    }
-}
-
-fn refusal(status: &Status) -> Answer {
-    Answer::Refused(status.code(), status.message().to_owned())
-}
-
-/// What is missing, what is too much, and what is told otherwise.
-fn difference(expected: &Answer, seen: &Answer) -> String {
-    let (Answer::Endpoints(wanted), Answer::Endpoints(known)) = (expected, seen) else {
-        return format!("expected {expected:?}, saw {seen:?}");
-    };
-    let mut lines = Vec::new();
-    for (address, endpoint) in wanted {
-        match known.get(address) {
-            Some(other) if other == endpoint => {}
-            Some(other) => lines.push(format!("{address}: expected {endpoint:?}, saw {other:?}")),
-            None => lines.push(format!("{address} is missing: {endpoint:?}")),
-        }
-    }
-    let unexpected = known.iter().filter(|(address, _)| !wanted.contains_key(address));
-    lines.extend(unexpected.map(|(address, endpoint)| format!("{address} is too much: {endpoint:?}")));
-    lines.join("\n")
-}
-
-/// The manager's flags that change answers, and the same for the oracle.
-fn settings() -> (Settings, Vec<String>) {
-    let settings = Settings {
-        cluster_domain: "cluster.local".to_owned(),
-        trust_domain: "cluster.local".to_owned(),
-        controller_namespace: "linkerd".to_owned(),
-        default_opaque_ports: "25".to_owned(),
-        transport_header: true,
-        h2_upgrade: true,
-        ipv6: true,
-        zone_weights: true,
-        http2: None,
-    };
-    let flags = [
-        "--enable-external-workload=false",
-        "--default-opaque-ports=25",
-        "--enable-ipv6=true",
-        "--ext-endpoint-zone-weights=true",
-        "--meshed-http2-client-params=",
-    ];
-    (settings, flags.map(str::to_owned).to_vec())
 }
 
 /// Another seed is another cluster: `E2E_SEED=7`.
@@ -176,7 +121,7 @@ async fn old_streams_and_new_ones_say_of_a_random_cluster_what_the_contract_says
             client.comes_to(&answer_while_open(&state, &settings, &request), &fresh).await?;
             eventually(SOON, format_args!("{request:?} to be answered afresh"), async || {
                 let seen = first_answer(&discovery, &request).await?;
-                ensure!(seen == fresh, "{}", difference(&fresh, &seen));
+                ensure!(seen == fresh, "{}", difference(&fresh, Some(&seen)));
                 Ok(())
             })
             .await
