@@ -197,11 +197,11 @@ impl Report {
                     let Sample { descriptors, api_connections, subscribers, .. } = sample;
                     format!(
                         "{:.1} min: {descriptors} descriptors ({api_connections} to the API server), {} tasks, streams {}, \
-                         {subscribers} views' series, {} stalled connections closed",
+                         {subscribers} views' series, {} deaf connections closed",
                         sample.seconds / 60.0,
                         tasks(sample),
                         streams(sample),
-                        sample.stalled_connections
+                        sample.closed_connections
                     )
                 },
             );
@@ -233,9 +233,9 @@ impl Report {
             ),
             json!({"opened": opened, "ended": slow.ended.json(), "left": left, "deaf": deaf, "errors": slow.failed.json()}),
         );
-        let closed = self.samples.last().map_or(0.0, |sample| sample.stalled_connections);
+        let closed = self.samples.last().map_or(0.0, |sample| sample.closed_connections);
         if (deaf as f64) > closed {
-            self.failure(format!("{deaf} connections were deaf, and {closed} were closed for being stalled"));
+            self.failure(format!("{deaf} connections were deaf, and {closed} were closed for that"));
         }
         if healthy.forbidden.total() > 0 {
             self.failure("streams were told what the contract forbids");

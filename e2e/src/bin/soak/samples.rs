@@ -29,7 +29,7 @@ pub(crate) struct Sample {
     pub subscribers: usize,
     /// The time of a core that was used until then.
     pub cpu_seconds: f64,
-    pub stalled_connections: f64,
+    pub closed_connections: f64,
 }
 
 // === impl Sample ===
@@ -56,7 +56,11 @@ impl Sample {
             streams: streams.collect(),
             subscribers: of("endpoints_subscribers").count(),
             cpu_seconds: manager.cpu_time()?.as_secs_f64(),
-            stalled_connections: of("linkerd_operator_discovery_connections_stalled_total").map(|it| it.value).sum(),
+            // A deaf client answers no PING either: whichever is noticed first.
+            closed_connections: of("linkerd_operator_discovery_connections_ended_total")
+                .filter(|it| it.has(&[("reason", "stalled")]) || it.has(&[("reason", "gone")]))
+                .map(|it| it.value)
+                .sum(),
         })
     }
 
@@ -69,7 +73,7 @@ impl Sample {
             "seconds": self.seconds, "memory_kib": self.memory_kib, "own_memory_kib": self.own_memory_kib,
             "descriptors": self.descriptors, "api_connections": self.api_connections, "tasks": self.tasks,
             "streams": self.streams, "subscribers": self.subscribers, "cpu_seconds": self.cpu_seconds,
-            "stalled_connections": self.stalled_connections,
+            "closed_connections": self.closed_connections,
         })
     }
 }
