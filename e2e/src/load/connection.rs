@@ -16,10 +16,11 @@ use tokio::{
     io::{AsyncReadExt, AsyncWriteExt},
     net::TcpStream,
     sync::watch,
+    task::JoinHandle,
     time::{sleep, timeout},
 };
 
-use super::{arrivals::Arrivals, lock, streams::Streams};
+use super::{Ask, arrivals::Arrivals, lock, streams::Streams};
 
 const CONNECT: Duration = Duration::from_secs(10);
 const READ: usize = 64 * 1024;
@@ -31,11 +32,8 @@ pub(super) struct Connection {
     out: BytesMut,
 }
 
-/// A connection of which nothing is ever read. Dropping it closes it.
-pub struct Unread {
-    /// Held, so that it stays open.
-    _socket: TcpStream,
-}
+/// A connection whose streams are never read, by a client that is there: it answers PINGs. Dropping it closes it.
+pub struct Unread(JoinHandle<()>);
 
 // === impl Connection ===
 
@@ -110,13 +108,17 @@ impl Connection {
 // === impl Unread ===
 
 impl Unread {
-    pub(super) async fn open(address: SocketAddr, mut streams: Streams) -> Result<Self> {
-        let mut socket = connect(address).await?;
-        let mut out = BytesMut::new();
-        Streams::greet(&mut out);
-        streams.ask(Instant::now(), &mut out);
-        socket.write_all_buf(&mut out).await?;
-        Ok(Self { _socket: socket })
+    pub(super) async fn open(address: SocketAddr, asks: &[Ask]) -> Result<Self> {
+        let mut connection = Connection::open(address, Streams::unread(asks)).await?;
+        connection.streams.ask(Instant::now(), &mut connection.out);
+        // However it ends: the server is asked how many there are.
+        Ok(Self(tokio::spawn(async move { drop(connection.exchange(&Mutex::default()).await) })))
+    }
+}
+
+impl Drop for Unread {
+    fn drop(&mut self) {
+        self.0.abort();
     }
 }
 

@@ -143,12 +143,13 @@ impl Client {
         made.into_iter().map(|made| made?.map(|(_, took)| took)).collect()
     }
 
-    /// Asks on a connection of which nothing is ever read.
+    /// Asks on a connection whose streams are never read.
     ///
     /// # Errors
     /// When the connection cannot be made.
     pub async fn open_unread(&self, address: SocketAddr, asks: &[Ask]) -> Result<Unread> {
-        self.runtime.spawn(Unread::open(address, Streams::new(asks))).await?
+        let asks = asks.to_vec();
+        self.runtime.spawn(async move { Unread::open(address, &asks).await }).await?
     }
 }
 

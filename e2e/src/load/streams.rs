@@ -41,6 +41,8 @@ const JITTER: f64 = 0.1;
 
 pub(super) struct Streams {
     requests: Vec<Request>,
+    /// Whether what came is taken: else no window is given back, and nothing is waited for.
+    takes: bool,
     /// What a request's headers are, whatever it asks for.
     headers: Bytes,
     /// By their number: 1, 3, 5 and so on.
@@ -94,6 +96,7 @@ impl Streams {
         };
         Self {
             requests: asks.iter().map(request).collect(),
+            takes: true,
             headers: grpc_request(GET),
             streams: Vec::with_capacity(asks.len()),
             queue: (0..asks.len()).collect(),
@@ -105,6 +108,11 @@ impl Streams {
             goaway: None,
             arrivals: Arrivals::default(),
         }
+    }
+
+    /// Of a client that leaves unread whatever comes.
+    pub(super) fn unread(asks: &[Ask]) -> Self {
+        Self { takes: false, ..Self::new(asks) }
     }
 
     /// What a connection begins with.
@@ -126,7 +134,9 @@ impl Streams {
             Frame::new(HEADERS, END_HEADERS, number, self.headers.clone()).put(out);
             Frame::new(DATA, END_STREAM, number, message.clone()).put(out);
             self.streams.push(Stream { request, state: State::Waits, taken: 0, messages: Messages::default() });
-            self.waiting.push_back((now + FIRST_MESSAGE, number));
+            if self.takes {
+                self.waiting.push_back((now + FIRST_MESSAGE, number));
+            }
         }
     }
 
@@ -158,14 +168,14 @@ impl Streams {
                 _ => {}
             }
         }
-        if self.taken >= CONNECTION_WINDOW / 2 {
+        if self.takes && self.taken >= CONNECTION_WINDOW / 2 {
             Frame::window_update(0, std::mem::take(&mut self.taken)).put(out);
         }
         Ok(())
     }
 
     fn data(&mut self, frame: &Frame, now: Instant, out: &mut BytesMut) -> Result<()> {
-        let Self { streams, arrivals, began, .. } = self;
+        let Self { streams, arrivals, began, takes, .. } = self;
         let length = u32::try_from(frame.payload.len())?;
         self.taken += length;
         let Some(stream) = place(frame.stream).and_then(|place| streams.get_mut(place)) else {
@@ -190,7 +200,7 @@ impl Streams {
         });
         if frame.has(END_STREAM) {
             self.end(frame.stream, now, || "DATA".to_owned());
-        } else if stream.taken >= STREAM_WINDOW / 2 {
+        } else if *takes && stream.taken >= STREAM_WINDOW / 2 {
             Frame::window_update(frame.stream, std::mem::take(&mut stream.taken)).put(out);
         }
         Ok(())
