@@ -128,7 +128,7 @@ where
     let mut stopping = false;
     let mut resets = Resets::new(Instant::now());
     let mut streams = FuturesUnordered::new();
-    // Since when there was no turn that left none of the client's words unheard.
+    // Since when requests stand in line: no turn since then has taken all that the client had sent.
     let mut line: Option<Instant> = None;
     // h2 has requests that were not taken.
     let mut backlog = false;

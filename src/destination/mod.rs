@@ -2,7 +2,7 @@
 //!
 //! ```text
 //! cluster ──Dirty──▶ views: State ─▶ Members ─▶ Snapshot ──watch──▶ stream ─▶ transport ─▶ proxy
-//!                                  (members, view, endpoint, snapshot: pure)
+//!                                  (members, view, endpoint, endpoint_set, snapshot: pure)
 //! ```
 //!
 //! In: the cluster's state, requests. Out: `Get` streams of the Destination API. Always holds: a client's folded state is a

@@ -82,13 +82,15 @@ pub(super) fn endpoints(
         }
         let placed = Placed { address: *address, zone: zone.as_deref(), mirror: candidate.slice.mirror.as_deref() };
         let encoded = weighted_address(subject, &placed, &client, settings).encode_to_vec();
-        let same = known.into_iter().chain(elsewhere.iter_mut().filter_map(|it| it.find(*address)));
-        match same.into_iter().find(|it| it.is(&encoded)) {
-            Some(same) => Arc::clone(same),
-            None => {
-                let source = has_source.then(|| Source { subject: subject.clone(), zone: zone.clone() });
-                Arc::new(Endpoint::new(*address, &encoded, source))
-            }
+        if let Some(known) = known.filter(|known| known.is(&encoded)) {
+            return Arc::clone(known);
+        }
+        let source = has_source.then(|| Source { subject: subject.clone(), zone: zone.clone() });
+        // Of the same source too: what else it was made from may look otherwise from here.
+        let mut others = elsewhere.iter_mut().filter_map(|it| it.find(*address));
+        match others.find(|other| other.source == source && other.is(&encoded)) {
+            Some(shared) => Arc::clone(shared),
+            None => Arc::new(Endpoint::new(*address, &encoded, source)),
         }
     };
     let endpoints: Vec<Arc<Endpoint>> = chosen.iter().map(look).collect();
