@@ -369,7 +369,7 @@ impl DestinationArgs {
 /// Ports and ranges; on the command line a mistake is an error, not something to leave out.
 fn port_ranges(text: &str) -> Result<PortRanges, String> {
     let mut problems = Problems::default();
-    let ranges = PortRanges::parse(text, |_| None, &mut problems);
+    let ranges = PortRanges::parse(text, [], &mut problems);
     if problems.is_empty() { Ok(ranges) } else { Err(problems.to_string()) }
 }
 

@@ -31,7 +31,7 @@ pub const KUBE_SYSTEM: &str = "kube-system";
 pub const CONTROL_PLANE_NAMESPACE_LABEL: &str = "linkerd.io/control-plane-ns";
 /// On a Pod of a ReplicaSet: which of its templates it was made from.
 pub const POD_TEMPLATE_HASH_LABEL: &str = "pod-template-hash";
-/// On a Pod or an ExternalWorkload: its ports whose protocol proxies do not look at.
+/// On a Service, a Pod or an ExternalWorkload: its ports whose protocol proxies do not look at.
 pub const OPAQUE_PORTS_ANNOTATION: &str = "config.linkerd.io/opaque-ports";
 /// On a Pod: its ports that bypass the proxy.
 pub const SKIP_INBOUND_PORTS_ANNOTATION: &str = "config.linkerd.io/skip-inbound-ports";

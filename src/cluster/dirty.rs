@@ -1,18 +1,19 @@
-//! The Services whose clients may have to be told something, waiting for the publisher.
+//! What clients may have to be told something of, waiting for the publisher.
 //!
-//! In: marks from the watches. Out: all that was marked, at once. Always holds: a Service waits at most once, so there are
-//! never more entries than Services that ever were between two looks; a mark made after [`Dirty::next`] returned is in the
-//! next batch.
+//! In: marks from the watches. Out: all that was marked, at once. Always holds: what is marked waits at most once, so there are
+//! never more entries than Services and addresses that ever were between two looks; a mark made after [`Dirty::next`] returned
+//! is in the next batch.
 
 use std::{
-    collections::{BTreeSet, HashMap, HashSet},
+    collections::{HashMap, HashSet},
+    hash::Hash,
     sync::Arc,
 };
 
 use parking_lot::Mutex;
 use tokio::{sync::Notify, time::Instant};
 
-use super::{node::Zone, object::NamespacedName};
+use super::{Affected, address::Reached, node::Zone, object::NamespacedName};
 
 #[derive(Default)]
 pub struct Dirty {
@@ -20,11 +21,14 @@ pub struct Dirty {
     marked: Notify,
 }
 
-/// What was marked since the last look.
+/// What was marked since the last look, with the time when the first event that concerned it was received.
 #[derive(Debug, Default)]
 pub struct Batch {
-    /// Each with the time when the first event that concerned it was received.
+    /// Services by their endpoints.
+    pub discovered: HashMap<NamespacedName, Instant>,
+    /// Services themselves.
     pub services: HashMap<NamespacedName, Instant>,
+    pub addresses: HashMap<Reached, Instant>,
     /// Zones that nodes have left.
     pub zones: HashSet<Zone>,
 }
@@ -36,28 +40,45 @@ impl Dirty {
         Arc::default()
     }
 
-    pub fn mark(&self, services: BTreeSet<NamespacedName>, zones: BTreeSet<Zone>, received: Instant) {
-        if services.is_empty() && zones.is_empty() {
-            return;
-        }
+    /// Marks what clients can see of a change.
+    pub fn mark(&self, affected: Affected, received: Instant) {
+        let Affected { written: _, discovered, services, addresses, moved_from } = affected;
         let mut batch = self.batch.lock();
-        for service in services {
-            batch.services.entry(service).or_insert(received);
-        }
-        batch.zones.extend(zones);
+        wait(&mut batch.discovered, discovered, received);
+        wait(&mut batch.services, services, received);
+        wait(&mut batch.addresses, addresses, received);
+        batch.zones.extend(moved_from);
+        let any = !batch.is_empty();
         drop(batch);
-        self.marked.notify_one();
+        if any {
+            self.marked.notify_one();
+        }
     }
 
     /// Waits until something is marked.
     pub async fn next(&self) -> Batch {
         loop {
             let batch = std::mem::take(&mut *self.batch.lock());
-            if !batch.services.is_empty() || !batch.zones.is_empty() {
+            if !batch.is_empty() {
                 return batch;
             }
             // `notify_one` keeps its permit, so a mark between the look and the wait is not missed.
             self.marked.notified().await;
         }
+    }
+}
+
+fn wait<K: Hash + Eq>(waiting: &mut HashMap<K, Instant>, marked: impl IntoIterator<Item = K>, received: Instant) {
+    for key in marked {
+        waiting.entry(key).or_insert(received);
+    }
+}
+
+// === impl Batch ===
+
+impl Batch {
+    fn is_empty(&self) -> bool {
+        let Self { discovered, services, addresses, zones } = self;
+        discovered.is_empty() && services.is_empty() && addresses.is_empty() && zones.is_empty()
     }
 }

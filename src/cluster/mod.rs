@@ -5,6 +5,7 @@
 //! the state; the lock is held for the work of one event; and before a kind was listed nothing may be concluded from what
 //! the state does not hold of it.
 
+pub mod address;
 pub mod dirty;
 #[cfg(test)]
 pub mod feed;
@@ -15,6 +16,7 @@ pub mod node;
 pub mod object;
 pub mod owner;
 pub mod pod;
+pub mod pods;
 pub mod port_ranges;
 pub mod ready_slice;
 pub mod selector;
@@ -36,6 +38,7 @@ use serde::de::DeserializeOwned;
 use tokio::sync::{Notify, watch as channel};
 
 use crate::tasks::Tasks;
+use address::Reached;
 pub use kind::Kind;
 pub use watch::Problem;
 use {
@@ -43,7 +46,8 @@ use {
     node::{Node, Nodes, Zone},
     object::{Guarded, NamespacedName, Problems},
     owner::{Owned, Owner, Owners},
-    pod::{Pod, Pods},
+    pod::Pod,
+    pods::Pods,
     server::{Server, Servers},
     service::{Service, Services},
     slices::{Slice, Slices},
@@ -57,8 +61,12 @@ use {
 pub struct Affected {
     /// Services whose slices the ExternalWorkload controller may have to write.
     pub written: BTreeSet<NamespacedName>,
-    /// Services of which clients may have to be told something.
+    /// Services of whose endpoints clients may have to be told something.
     pub discovered: BTreeSet<NamespacedName>,
+    /// Services that themselves changed.
+    pub services: BTreeSet<NamespacedName>,
+    /// Where something else is reached now: a Service, a Pod, an ExternalWorkload.
+    pub addresses: BTreeSet<Reached>,
     /// Zones that a node has left.
     pub moved_from: BTreeSet<Zone>,
 }
@@ -114,8 +122,9 @@ pub trait Projected: Sized + Send + 'static {
 
 impl Affected {
     /// A Service that itself changed.
-    fn both(service: NamespacedName) -> Self {
-        Self { written: [service.clone()].into(), discovered: [service].into(), ..Self::default() }
+    fn service(service: NamespacedName) -> Self {
+        let service = BTreeSet::from([service]);
+        Self { written: service.clone(), discovered: service.clone(), services: service, ..Self::default() }
     }
 
     fn discovered(services: impl IntoIterator<Item = NamespacedName>) -> Self {
@@ -127,9 +136,12 @@ impl Affected {
     }
 
     fn extend(&mut self, more: Self) {
-        self.written.extend(more.written);
-        self.discovered.extend(more.discovered);
-        self.moved_from.extend(more.moved_from);
+        let Self { written, discovered, services, addresses, moved_from } = more;
+        self.written.extend(written);
+        self.discovered.extend(discovered);
+        self.services.extend(services);
+        self.addresses.extend(addresses);
+        self.moved_from.extend(moved_from);
     }
 }
 
@@ -149,12 +161,15 @@ impl State {
         }
     }
 
-    /// The Services that have endpoints whose workload is found through this ReplicaSet or Job.
+    /// What has Pods whose workload is found through this ReplicaSet or Job.
     fn discovered_through(&self, kind: &str, key: &NamespacedName) -> Affected {
         let owner = Owner { kind: kind.into(), name: Arc::clone(&key.name) };
-        let pods = self.pods.owned(&key.namespace, &owner);
-        let pods = pods.map(|name| NamespacedName::new(Arc::clone(&key.namespace), Arc::clone(name)));
-        Affected::discovered(pods.flat_map(|pod| self.slices.naming_pod(&pod)))
+        let mut affected = Affected::default();
+        for pod in self.pods.owned(&key.namespace, &owner) {
+            affected.discovered.extend(self.slices.naming_pod(&pod.key));
+            affected.addresses.extend(pod.reached());
+        }
+        affected
     }
 }
 

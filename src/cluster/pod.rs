@@ -1,10 +1,9 @@
-//! Pods: what of them decides what their endpoints look like, and which of them a selector or an owner has.
+//! A Pod: what of it decides what its endpoints look like, and where it is reached.
 
 use std::{
     borrow::Cow,
-    collections::{BTreeSet, HashMap},
     fmt,
-    net::SocketAddr,
+    net::{IpAddr, SocketAddr},
     sync::Arc,
 };
 
@@ -16,11 +15,11 @@ use serde::{
 
 use super::{
     Affected, Kind, Projected, State,
-    label_selector::LabelSelector,
+    address::{self, IpObject, Reached},
     object::{NamespacedName, Problems, lean_metadata},
     owner::Owner,
     port_ranges::PortRanges,
-    selector::{ByLabel, Labels},
+    selector::Labels,
 };
 use crate::api::{CONTROL_PLANE_NAMESPACE_LABEL, OPAQUE_PORTS_ANNOTATION, PROXY_NAME, SKIP_INBOUND_PORTS_ANNOTATION};
 
@@ -41,6 +40,22 @@ pub struct Pod {
     pub proxy: Option<ProxyPorts>,
     pub created: Option<Timestamp>,
     pub terminating: bool,
+    pub phase: Phase,
+    /// In the order of its status; the node's where it is in the node's network.
+    pub addresses: Box<[IpAddr]>,
+    host_network: bool,
+    /// Of its node; empty where no container has a port there.
+    host_addresses: Box<[IpAddr]>,
+}
+
+/// How far a Pod is in its life, as far as it matters to those who would reach it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Phase {
+    /// Not started, or nobody knows.
+    Waiting,
+    Running,
+    /// Succeeded or failed: its addresses may be another's.
+    Finished,
 }
 
 /// A port of a container, init containers included.
@@ -69,6 +84,8 @@ pub struct PodObject {
     metadata: ObjectMeta,
     #[serde(default)]
     spec: Option<PodSpec>,
+    #[serde(default)]
+    status: Option<PodStatus>,
 }
 
 #[derive(Clone, Debug, Default, Deserialize)]
@@ -76,8 +93,23 @@ pub struct PodObject {
 struct PodSpec {
     node_name: Option<String>,
     service_account_name: Option<String>,
+    host_network: Option<bool>,
     init_containers: Option<Vec<Container>>,
     containers: Option<Vec<Container>>,
+}
+
+#[derive(Clone, Debug, Default, Deserialize)]
+#[serde(rename_all = "camelCase", default)]
+struct PodStatus {
+    phase: Option<String>,
+    #[serde(rename = "podIP")]
+    pod_ip: Option<String>,
+    #[serde(rename = "podIPs")]
+    pod_ips: Option<Vec<IpObject>>,
+    #[serde(rename = "hostIP")]
+    host_ip: Option<String>,
+    #[serde(rename = "hostIPs")]
+    host_ips: Option<Vec<IpObject>>,
 }
 
 #[derive(Clone, Debug, Default, Deserialize)]
@@ -104,26 +136,28 @@ enum ProxyVariable {
     Control,
 }
 
-/// All Pods of a cluster.
-#[derive(Default)]
-pub struct Pods {
-    namespaces: HashMap<Arc<str>, Namespace>,
-    count: usize,
-}
-
-#[derive(Default)]
-struct Namespace {
-    by_name: HashMap<Arc<str>, Arc<Pod>>,
-    by_label: ByLabel,
-    by_owner: HashMap<Owner, BTreeSet<Arc<str>>>,
-}
-
 // === impl Pod ===
 
 impl Pod {
     /// The namespace of the control plane whose mesh the Pod is in.
     pub fn control_plane_namespace(&self) -> Option<&str> {
         self.labels.get(CONTROL_PLANE_NAMESPACE_LABEL).map(|namespace| &**namespace).filter(|it| !it.is_empty())
+    }
+
+    /// In the network of Pods.
+    pub(super) fn own_addresses(&self) -> &[IpAddr] {
+        if self.host_network || self.phase == Phase::Finished { &[] } else { &self.addresses }
+    }
+
+    /// The ports that its containers have on its node.
+    pub(super) fn host_ports(&self) -> impl Iterator<Item = SocketAddr> {
+        let addresses: &[IpAddr] = if self.phase == Phase::Finished { &[] } else { &self.host_addresses };
+        let ports = self.ports.iter().filter_map(|port| port.host_port);
+        ports.flat_map(|port| addresses.iter().map(move |address| SocketAddr::new(*address, port)))
+    }
+
+    pub(super) fn reached(&self) -> impl Iterator<Item = Reached> {
+        self.own_addresses().iter().copied().map(Reached::At).chain(self.host_ports().map(Reached::AtPort))
     }
 }
 
@@ -132,17 +166,17 @@ impl Projected for Pod {
     const KIND: Kind = Kind::Pod;
 
     fn project(wire: PodObject, problems: &mut Problems) -> Self {
-        let PodSpec { node_name, service_account_name, init_containers, containers } = wire.spec.unwrap_or_default();
+        let PodSpec { node_name, service_account_name, host_network, init_containers, containers } =
+            wire.spec.unwrap_or_default();
+        let PodStatus { phase, pod_ip, pod_ips, host_ip, host_ips } = wire.status.unwrap_or_default();
         let containers: Vec<Container> = init_containers.into_iter().chain(containers).flatten().collect();
         let ports: Box<[ContainerPort]> =
             containers.iter().flat_map(|it| it.ports.iter().flatten()).filter_map(ContainerPort::parse).collect();
         let annotation = |key| wire.metadata.annotations.as_ref().and_then(|all| all.get(key));
-        let opaque_ports = annotation(OPAQUE_PORTS_ANNOTATION).map(|text| {
-            // Of ports with one name the last counts. A map: both lists may be as long as an object can be.
-            let named: HashMap<&str, u16> = ports.iter().map(|port| (&*port.name, port.number)).collect();
-            PortRanges::parse(text, |name| named.get(name).copied(), problems)
-        });
+        let opaque_ports = annotation(OPAQUE_PORTS_ANNOTATION)
+            .map(|text| PortRanges::parse(text, ports.iter().map(|port| (&*port.name, port.number)), problems));
         let labels: Labels = wire.metadata.labels.iter().flatten().collect();
+        let has_host_port = ports.iter().any(|port| port.host_port.is_some());
         let pod = Self {
             key: NamespacedName::of(&wire.metadata),
             owner: Owner::only(&wire.metadata),
@@ -150,12 +184,20 @@ impl Projected for Pod {
             node: node_name.unwrap_or_default().into(),
             opaque_ports,
             skipped_ports: annotation(SKIP_INBOUND_PORTS_ANNOTATION)
-                .map(|text| PortRanges::parse(text, |_| None, problems))
+                .map(|text| PortRanges::parse(text, [], problems))
                 .unwrap_or_default(),
             // Init containers come first: that is where a native sidecar is.
             proxy: containers.iter().find(|it| it.name == PROXY_NAME).and_then(ProxyPorts::of),
             created: wire.metadata.creation_timestamp.map(|time| time.0),
             terminating: wire.metadata.deletion_timestamp.is_some(),
+            phase: match phase.as_deref() {
+                Some("Running") => Phase::Running,
+                Some("Succeeded" | "Failed") => Phase::Finished,
+                _ => Phase::Waiting,
+            },
+            addresses: address::all(pod_ips, pod_ip),
+            host_network: host_network.unwrap_or_default(),
+            host_addresses: if has_host_port { address::all(host_ips, host_ip) } else { Box::default() },
             ports,
             labels,
         };
@@ -169,16 +211,25 @@ impl Projected for Pod {
 
     fn apply(self, state: &mut State) -> Affected {
         let key = self.key.clone();
-        if state.pods.insert(self) { Affected::discovered(state.slices.naming_pod(&key)) } else { Affected::default() }
+        let known = state.pods.get(&key.namespace, &key.name).cloned();
+        if known.as_deref() == Some(&self) {
+            return Affected::default();
+        }
+        let mut affected = Affected::discovered(state.slices.naming_pod(&key));
+        affected.addresses.extend(known.iter().flat_map(|known| known.reached()).chain(self.reached()));
+        state.pods.insert(self);
+        affected
     }
 
     fn remove(key: &NamespacedName, state: &mut State) -> Affected {
-        if state.pods.remove(key) { Affected::discovered(state.slices.naming_pod(key)) } else { Affected::default() }
+        let Some(old) = state.pods.remove(key) else { return Affected::default() };
+        let mut affected = Affected::discovered(state.slices.naming_pod(key));
+        affected.addresses.extend(old.reached());
+        affected
     }
 
     fn keys(state: &State) -> Vec<NamespacedName> {
-        let namespaces = state.pods.namespaces.values();
-        namespaces.flat_map(|namespace| namespace.by_name.values()).map(|pod| pod.key.clone()).collect()
+        state.pods.keys().collect()
     }
 }
 
@@ -247,75 +298,6 @@ fn proxy_environment<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Vec<(
     deserializer.deserialize_any(Environment)
 }
 
-// === impl Pods ===
-
-impl Pods {
-    pub fn len(&self) -> usize {
-        self.count
-    }
-
-    pub fn is_empty(&self) -> bool {
-        self.count == 0
-    }
-
-    pub fn get(&self, namespace: &str, name: &str) -> Option<&Arc<Pod>> {
-        self.namespaces.get(namespace)?.by_name.get(name)
-    }
-
-    /// The Pods of a namespace that the selector matches.
-    pub fn selected<'a>(&'a self, namespace: &str, selector: &'a LabelSelector) -> impl Iterator<Item = &'a Arc<Pod>> {
-        let namespace = self.namespaces.get(namespace);
-        let by_label = namespace.and_then(|it| Some(it.by_label.candidates(selector.equal()?)));
-        let all = namespace.filter(|_| selector.equal().is_none()).map(|it| it.by_name.keys());
-        by_label
-            .into_iter()
-            .flatten()
-            .chain(all.into_iter().flatten())
-            .filter_map(move |name| namespace?.by_name.get(name))
-            .filter(|pod| selector.matches(&pod.labels))
-    }
-
-    /// The Pods whose only owner this is.
-    pub fn owned(&self, namespace: &str, owner: &Owner) -> impl Iterator<Item = &Arc<str>> {
-        self.namespaces.get(namespace).and_then(|it| it.by_owner.get(owner)).into_iter().flatten()
-    }
-
-    /// Whether anything changed that a client could see.
-    fn insert(&mut self, pod: Pod) -> bool {
-        if self.get(&pod.key.namespace, &pod.key.name).is_some_and(|known| **known == pod) {
-            return false;
-        }
-        self.remove(&pod.key);
-        self.count += 1;
-        let namespace = self.namespaces.entry(Arc::clone(&pod.key.namespace)).or_default();
-        namespace.by_label.insert(&pod.labels, &pod.key.name);
-        if let Some(owner) = &pod.owner {
-            namespace.by_owner.entry(owner.clone()).or_default().insert(Arc::clone(&pod.key.name));
-        }
-        namespace.by_name.insert(Arc::clone(&pod.key.name), Arc::new(pod));
-        true
-    }
-
-    fn remove(&mut self, key: &NamespacedName) -> bool {
-        let Some(namespace) = self.namespaces.get_mut(&key.namespace) else { return false };
-        let Some(old) = namespace.by_name.remove(&key.name) else { return false };
-        self.count -= 1;
-        namespace.by_label.remove(&old.labels, &key.name);
-        if let Some(owner) = &old.owner
-            && let Some(pods) = namespace.by_owner.get_mut(owner)
-        {
-            pods.remove(&key.name);
-            if pods.is_empty() {
-                namespace.by_owner.remove(owner);
-            }
-        }
-        if namespace.by_name.is_empty() {
-            self.namespaces.remove(&key.namespace);
-        }
-        true
-    }
-}
-
 #[cfg(test)]
 pub mod tests {
     use serde_json::{Value, json};
@@ -329,6 +311,12 @@ pub mod tests {
         let mut problems = Problems::default();
         let pod = Pod::project(serde_json::from_value(object).unwrap(), &mut problems);
         (pod, problems.len())
+    }
+
+    /// `ns/web-1`, from what users and kubelets write below `spec` and `status`.
+    pub fn pod_with_status(spec: &Value, status: &Value) -> Pod {
+        let object = json!({"metadata": {"name": "web-1", "namespace": "ns"}, "spec": spec, "status": status});
+        Pod::project(serde_json::from_value(object).unwrap(), &mut Problems::default())
     }
 
     fn proxy(inbound: &str, admin: &str, control: &str) -> Value {
@@ -399,29 +387,6 @@ pub mod tests {
             let pod = Pod::project(serde_json::from_value(object).unwrap(), &mut Problems::default());
             assert_eq!((&*pod.service_account, &*pod.node), ("default", ""));
         }
-    }
-
-    #[test]
-    fn pods_are_found_by_selector_and_owner_until_they_are_gone() {
-        let mut pods = Pods::default();
-        let owner = json!([{"apiVersion": "apps/v1", "kind": "ReplicaSet", "name": "web", "uid": "u"}]);
-        pods.insert(pod(&json!({"labels": {"app": "web"}, "ownerReferences": owner}), &json!({})).0);
-        let selector = |value: Value| LabelSelector::parse(serde_json::from_value(value).unwrap()).unwrap();
-        let (all, web, db) = (
-            selector(json!({})),
-            selector(json!({"matchLabels": {"app": "web"}})),
-            selector(json!({"matchLabels": {"app": "db"}})),
-        );
-        let counts = |pods: &Pods| [&all, &web, &db].map(|it| pods.selected("ns", it).count());
-        let replica_set = Owner { kind: "ReplicaSet".into(), name: "web".into() };
-        assert_eq!(counts(&pods), [1, 1, 0]);
-        assert_eq!(pods.owned("ns", &replica_set).count(), 1);
-        assert_eq!(pods.selected("other", &all).count(), 0);
-        pods.insert(pod(&json!({"labels": {"app": "db"}}), &json!({})).0);
-        assert_eq!(counts(&pods), [1, 0, 1]);
-        assert_eq!(pods.owned("ns", &replica_set).count(), 0);
-        pods.remove(&NamespacedName::new("ns", "web-1"));
-        assert!(pods.is_empty() && pods.namespaces.is_empty());
     }
 
     #[test]

@@ -1,5 +1,7 @@
 //! Sets of ports as Linkerd's annotations and flags spell them: `25,587,http,9000-9100`.
 
+use std::collections::HashMap;
+
 use super::object::Problems;
 
 /// A set of ports, as sorted inclusive ranges that do not touch.
@@ -9,9 +11,12 @@ pub struct PortRanges(Box<[(u16, u16)]>);
 // === impl PortRanges ===
 
 impl PortRanges {
-    /// Items between commas, each trimmed: a name that `named` knows, a number, or a range `low-high`. Names come first, so a
-    /// port named `1-2` is not a range. What cannot be used becomes a problem, all else counts; one trailing comma is none.
-    pub fn parse(text: &str, named: impl Fn(&str) -> Option<u16>, problems: &mut Problems) -> Self {
+    /// Items between commas, each trimmed: a name out of `named`, a number, or a range `low-high`. Names come first, so a port
+    /// named `1-2` is not a range; of ports with one name the last counts. What cannot be used becomes a problem, all else
+    /// counts; one trailing comma is none.
+    pub fn parse<'a>(text: &str, named: impl IntoIterator<Item = (&'a str, u16)>, problems: &mut Problems) -> Self {
+        // A map: both lists may be as long as an object can be.
+        let named: HashMap<&str, u16> = named.into_iter().collect();
         let text = text.trim();
         let text = text.strip_suffix(',').unwrap_or(text);
         if text.is_empty() {
@@ -20,7 +25,8 @@ impl PortRanges {
         let mut ranges = Vec::new();
         for item in text.split(',').map(str::trim) {
             // A blank item is no name: it would match every unnamed port.
-            match named(item).filter(|_| !item.is_empty()).map(|port| (port, port)).or_else(|| range(item)) {
+            let by_name = named.get(item).copied().filter(|_| !item.is_empty());
+            match by_name.map(|port| (port, port)).or_else(|| range(item)) {
                 Some(range) => ranges.push(range),
                 None => problems.add(format_args!("{item:?} is neither a port, nor a range, nor the name of a port")),
             }
@@ -64,8 +70,7 @@ mod tests {
     use super::*;
 
     fn parse(text: &str) -> (PortRanges, usize) {
-        let named =
-            |name: &str| [("http", 8080), ("1-2", 99), ("", 7)].into_iter().find(|(n, _)| *n == name).map(|(_, p)| p);
+        let named = [("http", 1), ("http", 8080), ("1-2", 99), ("", 7)];
         let mut problems = Problems::default();
         let ranges = PortRanges::parse(text, named, &mut problems);
         (ranges, problems.len())

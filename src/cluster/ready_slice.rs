@@ -3,11 +3,12 @@
 //! Any tenant may write a slice. What makes no sense in one is left out here, alone, and is a problem for the log; what is
 //! left can be trusted to be well-formed, not to be true.
 
-use std::{net::IpAddr, sync::Arc};
+use std::{collections::HashMap, net::IpAddr, sync::Arc};
 
 use serde_json::Value;
 
 use super::{
+    address,
     object::{LONGEST_LABEL, LONGEST_NAME, NamespacedName, Problems},
     slice::{Endpoint, SliceObject},
 };
@@ -23,6 +24,8 @@ pub struct ReadySlice {
     /// `None` where the slice has no list of ports, which is not the same as an empty one.
     pub ports: Option<Box<[SlicePort]>>,
     pub endpoints: Box<[ReadyEndpoint]>,
+    /// The endpoints that have a hostname, by that, ready or not: of those with the same the first.
+    pub instances: HashMap<Arc<str>, Instance>,
     /// What a multicluster mirror wrote on it.
     pub mirror: Option<Box<Mirror>>,
 }
@@ -44,6 +47,15 @@ pub struct ReadyEndpoint {
     pub zone: Option<Arc<str>>,
     /// The zones whose clients should use it; empty when there is no hint.
     pub hints: Box<[Arc<str>]>,
+}
+
+/// An endpoint that clients may ask for by its own name.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Instance {
+    /// With the address that the slice has of it.
+    Pod(Arc<str>, IpAddr),
+    /// Nothing is known but its address.
+    Address(IpAddr),
 }
 
 /// What an endpoint stands for, in the namespace of its slice.
@@ -94,14 +106,38 @@ impl ReadySlice {
             };
             ports.iter().map(port).collect()
         });
+        let mut instances = HashMap::new();
+        for endpoint in &object.endpoints {
+            if let Some((hostname, instance)) = Instance::of(endpoint, &key.namespace) {
+                instances.entry(hostname).or_insert(instance);
+            }
+        }
         let ready = object.endpoints.iter().filter(|endpoint| endpoint.is_ready());
         Some(Self {
             ports,
             endpoints: ready.filter_map(|endpoint| ReadyEndpoint::of(endpoint, &key.namespace, problems)).collect(),
+            instances,
             mirror: (mirror != Mirror::default()).then(|| Box::new(mirror)),
             service: NamespacedName::new(key.namespace, service),
             name: key.name,
         })
+    }
+}
+
+impl Instance {
+    /// `None` where it has no hostname, is nowhere, or is in another namespace.
+    fn of(endpoint: &Endpoint, namespace: &str) -> Option<(Arc<str>, Self)> {
+        let hostname = endpoint.hostname.as_deref().filter(|hostname| !hostname.is_empty())?;
+        let target = endpoint.target_ref.as_ref();
+        if target.and_then(|it| it.namespace.as_deref()).is_some_and(|it| !it.is_empty() && it != namespace) {
+            return None;
+        }
+        let address = endpoint.addresses.iter().find_map(|text| address::parse(text))?;
+        let instance = match target.filter(|it| it.kind.as_deref() == Some("Pod")) {
+            Some(pod) => Self::Pod(pod.name.as_deref().unwrap_or_default().into(), address),
+            None => Self::Address(address),
+        };
+        Some((hostname.into(), instance))
     }
 }
 
@@ -227,6 +263,28 @@ pub mod tests {
         let numbers: Vec<_> = slice.ports.unwrap().iter().map(|port| port.number).collect();
         assert_eq!(numbers, [Some(80), None, None]);
         assert_eq!(problems, 2 + 3 + 3 + 1);
+    }
+
+    #[test]
+    fn an_endpoint_with_a_hostname_is_an_instance_even_when_it_is_not_ready() {
+        let target = |kind: &str, namespace: &str| json!({"kind": kind, "name": "db-0", "namespace": namespace});
+        let (slice, _) = ready_slice(&json!({"endpoints": [
+            {"addresses": ["10.0.0.1"], "hostname": "db-0", "conditions": {"ready": false}, "targetRef": target("Pod", "ns")},
+            {"addresses": ["10.0.0.2"], "hostname": "db-0"},
+            {"addresses": ["x", "10.0.0.3"], "hostname": "db-1"},
+            {"addresses": ["10.0.0.4"], "hostname": "vm", "targetRef": target("ExternalWorkload", "")},
+            {"addresses": ["10.0.0.5"], "hostname": "theirs", "targetRef": target("Pod", "other")},
+            {"addresses": ["x"], "hostname": "nowhere"},
+            {"addresses": ["db.example"], "hostname": "db-2", "targetRef": target("Pod", "ns")},
+            {"addresses": ["10.0.0.6"], "hostname": ""}]}));
+        let address = |text: &str| text.parse().unwrap();
+        let expected = [
+            ("db-0", Instance::Pod("db-0".into(), address("10.0.0.1"))),
+            ("db-1", Instance::Address(address("10.0.0.3"))),
+            ("vm", Instance::Address(address("10.0.0.4"))),
+        ];
+        assert_eq!(slice.instances, expected.map(|(hostname, instance)| (Arc::from(hostname), instance)).into());
+        assert_eq!(slice.endpoints.len(), 4, "only ready ones are members");
     }
 
     #[test]

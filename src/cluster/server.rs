@@ -105,19 +105,28 @@ impl Projected for Server {
 }
 
 impl Server {
-    /// The Services that have an endpoint which it selects, or may.
+    /// The Services that have an endpoint which it selects, or may; and the addresses of what it selects.
     fn discovered(&self, state: &State) -> Affected {
         let Some(Selectors { pods, workloads }) = &self.opaque else { return Affected::default() };
         let namespace = &*self.key.namespace;
-        // Without a label that all which it selects carry, every workload would have to be asked.
-        if [pods, workloads].into_iter().flatten().any(|selector| selector.equal().is_none()) {
-            return Affected::discovered(state.slices.services(namespace));
+        let mut affected = Affected::default();
+        // Without a label that all which it selects carry, the Services of every workload would have to be looked up.
+        let any = [pods, workloads].into_iter().flatten().any(|selector| selector.equal().is_none());
+        if any {
+            affected.discovered.extend(state.slices.services(namespace));
         }
-        let pods = pods.iter().flat_map(|selector| state.pods.selected(namespace, selector)).map(|pod| &pod.key);
-        let mut affected = Affected::discovered(pods.flat_map(|pod| state.slices.naming_pod(pod)));
-        let workloads = workloads.iter().flat_map(|selector| state.workloads.matched(namespace, selector));
-        let workloads = workloads.flat_map(|workload| state.slices.naming_workload(&workload.key));
-        affected.extend(Affected::discovered(workloads));
+        for pod in pods.iter().flat_map(|selector| state.pods.selected(namespace, selector)) {
+            affected.addresses.extend(pod.reached());
+            if !any {
+                affected.discovered.extend(state.slices.naming_pod(&pod.key));
+            }
+        }
+        for workload in workloads.iter().flat_map(|selector| state.workloads.matched(namespace, selector)) {
+            affected.addresses.extend(workload.reached());
+            if !any {
+                affected.discovered.extend(state.slices.naming_workload(&workload.key));
+            }
+        }
         affected
     }
 }

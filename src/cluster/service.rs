@@ -2,6 +2,7 @@
 
 use std::{
     collections::{BTreeMap, HashMap},
+    net::IpAddr,
     sync::Arc,
 };
 
@@ -19,13 +20,15 @@ use serde::Deserialize;
 
 use super::{
     Affected, Kind, Projected, State,
+    address::{self, ByAddress, Reached},
     object::{NamespacedName, Problems, lean_metadata},
+    port_ranges::PortRanges,
     selector::{BySelector, Labels, Selector},
     slice::Family,
 };
-use crate::api::{LOCAL_DISCOVERY_ANNOTATION, REMOTE_DISCOVERY};
+use crate::api::{LOCAL_DISCOVERY_ANNOTATION, OPAQUE_PORTS_ANNOTATION, REMOTE_DISCOVERY};
 
-/// A Service, reduced to what decides about its endpoints and who is told of them. Two that compare equal have the same.
+/// A Service, reduced to what decides about its endpoints, its profile, and who is told of them. Two that compare equal have the same.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Service {
     pub key: NamespacedName,
@@ -43,6 +46,10 @@ pub struct Service {
     pub local: bool,
     /// Its endpoints are those of Services in several clusters.
     pub federated: bool,
+    /// Of all families; none for a headless one.
+    pub cluster_ips: Box<[IpAddr]>,
+    /// `None` leaves the choice to the mesh's default.
+    pub opaque_ports: Option<PortRanges>,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -79,6 +86,8 @@ struct ServiceSpec {
     type_: Option<String>,
     #[serde(rename = "clusterIP")]
     cluster_ip: Option<String>,
+    #[serde(rename = "clusterIPs")]
+    cluster_ips: Option<Vec<String>>,
     selector: Option<BTreeMap<String, String>>,
     ip_families: Option<Vec<String>>,
     internal_traffic_policy: Option<String>,
@@ -91,6 +100,7 @@ pub type ServiceName = PartialObjectMeta<core::Service>;
 /// All Services of a cluster.
 pub struct Services {
     namespaces: HashMap<Arc<str>, Namespace>,
+    by_cluster_ip: ByAddress<IpAddr, Service>,
     names: Writer<ServiceName>,
     listed: bool,
 }
@@ -107,7 +117,7 @@ impl Projected for Service {
     type Wire = ServiceObject;
     const KIND: Kind = Kind::Service;
 
-    fn project(wire: ServiceObject, _: &mut Problems) -> Self {
+    fn project(wire: ServiceObject, problems: &mut Problems) -> Self {
         let spec = wire.spec.unwrap_or_default();
         let key = NamespacedName::of(&wire.metadata);
         // Both families where none is known, as Linkerd's controller does.
@@ -117,6 +127,13 @@ impl Projected for Service {
             families = vec![Family::IPv4, Family::IPv6];
         }
         let annotations = wire.metadata.annotations.unwrap_or_default();
+        let ports: Vec<ServicePort> = spec.ports.into_iter().flatten().map(ServicePort::from).collect();
+        let opaque_ports = annotations.get(OPAQUE_PORTS_ANNOTATION).map(|text| {
+            let named = ports.iter().filter_map(|port| Some((port.name.as_str(), u16::try_from(port.number).ok()?)));
+            PortRanges::parse(text, named, problems)
+        });
+        let cluster_ips = spec.cluster_ips.unwrap_or_default();
+        let single = spec.cluster_ip.iter().filter(|_| cluster_ips.is_empty());
         Self {
             key,
             local: spec.internal_traffic_policy.as_deref() == Some("Local"),
@@ -127,18 +144,30 @@ impl Projected for Service {
             external_name: spec.type_.as_deref() == Some("ExternalName"),
             headless: spec.cluster_ip.as_deref() == Some("None"),
             families,
-            ports: spec.ports.into_iter().flatten().map(ServicePort::from).collect(),
             deleting: wire.metadata.deletion_timestamp.is_some(),
+            cluster_ips: address::unique(cluster_ips.iter().chain(single).filter_map(|text| address::parse(text))),
+            opaque_ports,
+            ports,
         }
     }
 
     fn apply(self, state: &mut State) -> Affected {
-        let key = self.key.clone();
-        if state.services.insert(self) { Affected::both(key) } else { Affected::default() }
+        let known = state.services.get(&self.key).cloned();
+        if known.as_deref() == Some(&self) {
+            return Affected::default();
+        }
+        let mut affected = Affected::service(self.key.clone());
+        let addresses = known.iter().flat_map(|known| &known.cluster_ips).chain(&self.cluster_ips);
+        affected.addresses.extend(addresses.copied().map(Reached::At));
+        state.services.insert(self);
+        affected
     }
 
     fn remove(key: &NamespacedName, state: &mut State) -> Affected {
-        if state.services.remove(key) { Affected::both(key.clone()) } else { Affected::default() }
+        let Some(old) = state.services.remove(key) else { return Affected::default() };
+        let mut affected = Affected::service(key.clone());
+        affected.addresses.extend(old.cluster_ips.iter().copied().map(Reached::At));
+        affected
     }
 
     fn keys(state: &State) -> Vec<NamespacedName> {
@@ -171,7 +200,7 @@ impl From<core::ServicePort> for ServicePort {
 
 impl Default for Services {
     fn default() -> Self {
-        Self { namespaces: HashMap::new(), names: Writer::new(()), listed: false }
+        Self { namespaces: HashMap::new(), by_cluster_ip: ByAddress::default(), names: Writer::new(()), listed: false }
     }
 }
 
@@ -186,6 +215,11 @@ impl Services {
 
     pub fn get(&self, key: &NamespacedName) -> Option<&Arc<Service>> {
         self.namespaces.get(&key.namespace)?.by_name.get(&key.name)
+    }
+
+    /// The Services that clients reach at the address.
+    pub fn at(&self, address: IpAddr) -> &[Arc<Service>] {
+        self.by_cluster_ip.get(&address)
     }
 
     /// The names of all Services, for kube-runtime's Controller; ready once they were listed.
@@ -207,13 +241,9 @@ impl Services {
             .collect()
     }
 
-    /// Whether anything changed that decides about endpoints.
-    fn insert(&mut self, service: Service) -> bool {
+    fn insert(&mut self, service: Service) {
         let namespace = self.namespaces.entry(Arc::clone(&service.key.namespace)).or_default();
         let old = namespace.by_name.get(&service.key.name);
-        if old.is_some_and(|old| **old == service) {
-            return false;
-        }
         if let Some(selector) = old.and_then(|old| old.selector.as_ref()) {
             namespace.by_selector.remove(selector, &service.key.name);
         }
@@ -229,21 +259,26 @@ impl Services {
                 watcher::Event::InitApply(name)
             });
         }
-        namespace.by_name.insert(Arc::clone(&service.key.name), Arc::new(service));
-        true
+        if let Some(old) = old {
+            self.by_cluster_ip.remove(old.cluster_ips.iter().copied(), old);
+        }
+        let service = Arc::new(service);
+        self.by_cluster_ip.insert(service.cluster_ips.iter().copied(), &service);
+        namespace.by_name.insert(Arc::clone(&service.key.name), service);
     }
 
-    fn remove(&mut self, key: &NamespacedName) -> bool {
-        let Some(namespace) = self.namespaces.get_mut(&key.namespace) else { return false };
-        let Some(old) = namespace.by_name.remove(&key.name) else { return false };
+    fn remove(&mut self, key: &NamespacedName) -> Option<Arc<Service>> {
+        let namespace = self.namespaces.get_mut(&key.namespace)?;
+        let old = namespace.by_name.remove(&key.name)?;
         if let Some(selector) = &old.selector {
             namespace.by_selector.remove(selector, &key.name);
         }
         if namespace.by_name.is_empty() {
             self.namespaces.remove(&key.namespace);
         }
+        self.by_cluster_ip.remove(old.cluster_ips.iter().copied(), &old);
         self.names.apply_watcher_event(&watcher::Event::Delete(service_name(&old)));
-        true
+        Some(old)
     }
 
     fn listed(&mut self) {
@@ -293,6 +328,38 @@ pub mod tests {
     fn an_unassigned_cluster_ip_is_not_headless() {
         assert!(!service(&json!({"clusterIP": ""})).headless);
         assert!(service(&json!({"clusterIP": "None"})).headless);
+    }
+
+    #[test]
+    fn a_service_is_found_by_the_addresses_that_it_has_now() {
+        let mut state = State::default();
+        let at = |state: &State| ["10.0.0.1", "2001:db8::1"].map(|it| state.services.at(it.parse().unwrap()).len());
+        let both = json!({"clusterIP": "10.0.0.1", "clusterIPs": ["10.0.0.1", "2001:DB8::1"]});
+        let affected = service(&both).apply(&mut state);
+        assert_eq!((at(&state), affected.addresses.len()), ([1, 1], 2));
+        let affected = service(&json!({"clusterIP": "10.0.0.1"})).apply(&mut state);
+        assert_eq!((at(&state), affected.addresses.len()), ([1, 0], 2), "those who asked for the other are told");
+        assert_eq!(service(&json!({"clusterIP": "10.0.0.1"})).apply(&mut state), Affected::default());
+        service(&json!({"clusterIP": "None", "clusterIPs": ["None"]})).apply(&mut state);
+        assert!(state.services.by_cluster_ip.is_empty());
+    }
+
+    #[test]
+    fn an_opaque_port_may_be_a_name_and_a_blank_item_is_no_unnamed_port() {
+        let object = |ports: serde_json::Value| {
+            let annotations = json!({ OPAQUE_PORTS_ANNOTATION: "db, ,90-91,nothing" });
+            let object = json!({"metadata": {"name": "a", "namespace": "ns", "annotations": annotations}, "spec": {"ports": ports}});
+            let mut problems = Problems::default();
+            let service = Service::project(serde_json::from_value(object).unwrap(), &mut problems);
+            let opaque = service.opaque_ports.unwrap();
+            ([5432, 80, 91].map(|port| opaque.contains(port)), problems.len())
+        };
+        assert_eq!(
+            object(json!([{"name": "db", "port": 5432}, {"name": "http", "port": 80}])),
+            ([true, false, true], 2)
+        );
+        assert_eq!(object(json!([{"port": 80}])), ([false, false, true], 3));
+        assert_eq!(service(&json!({})).opaque_ports, None);
     }
 
     #[test]

@@ -11,7 +11,7 @@ use std::{
 use super::{
     Affected, Kind, Projected, State,
     object::{NamespacedName, Problems},
-    ready_slice::{ReadySlice, Target},
+    ready_slice::{Instance, ReadySlice, Target},
     slice::{EndpointSlice, SliceObject},
 };
 use crate::api::{MANAGED_BY, MANAGED_BY_LABEL};
@@ -90,9 +90,15 @@ impl Slice {
     }
 
     /// What its endpoints stand for, each once.
-    fn targets(&self) -> HashSet<&Target> {
+    fn targets(&self) -> HashSet<Target> {
         let endpoints = self.ready.iter().flat_map(|slice| &slice.endpoints);
-        endpoints.map(|endpoint| &endpoint.target).filter(|target| **target != Target::Address).collect()
+        let instances = self.ready.iter().flat_map(|slice| slice.instances.values());
+        let pods = instances.filter_map(|instance| match instance {
+            Instance::Pod(name, _) => Some(Target::Pod(Arc::clone(name))),
+            Instance::Address(_) => None,
+        });
+        let targets = endpoints.map(|endpoint| endpoint.target.clone());
+        targets.filter(|target| *target != Target::Address).chain(pods).collect()
     }
 
     /// How many endpoints of a managed slice are ready, and how many are not.
@@ -137,6 +143,11 @@ impl Slices {
     /// What clients of the Service can be told, by the slices' names.
     pub fn ready_of_service(&self, service: &NamespacedName) -> impl Iterator<Item = &Arc<ReadySlice>> {
         self.naming(service).filter_map(|slice| slice.ready.as_ref())
+    }
+
+    /// The endpoint of the Service with this hostname: of several slices' the first's, by their names.
+    pub fn instance(&self, service: &NamespacedName, hostname: &str) -> Option<&Instance> {
+        self.ready_of_service(service).find_map(|slice| slice.instances.get(hostname))
     }
 
     /// The Services of a namespace that have slices.
@@ -196,7 +207,7 @@ impl Slices {
             namespace.by_service.entry(Arc::clone(&service.name)).or_default().insert(Arc::clone(name));
         }
         for target in slice.targets() {
-            namespace.by_target.entry(target.clone()).or_default().insert(Arc::clone(name));
+            namespace.by_target.entry(target).or_default().insert(Arc::clone(name));
         }
         namespace.by_name.insert(Arc::clone(name), slice);
         affected
@@ -209,7 +220,7 @@ impl Slices {
             unfile(&mut namespace.by_service, &service.name, &key.name);
         }
         for target in old.targets() {
-            unfile(&mut namespace.by_target, target, &key.name);
+            unfile(&mut namespace.by_target, &target, &key.name);
         }
         if namespace.by_name.is_empty() {
             self.namespaces.remove(&key.namespace);
@@ -306,6 +317,19 @@ mod tests {
         let affected = slices.insert(managed_by("somebody-else", "web", "2", &json!([])));
         assert_eq!(names(&affected.written), ["owner", "web"]);
         assert!(slices.of_service(&NamespacedName::new("ns", "web")).is_empty());
+    }
+
+    #[test]
+    fn a_pod_that_is_not_ready_is_named_by_the_slices_that_give_it_a_hostname() {
+        let mut slices = Slices::default();
+        let target = json!({"kind": "Pod", "name": "db-0"});
+        let endpoints = json!([{"addresses": ["10.0.0.1"], "conditions": {"ready": false}, "hostname": "db-0", "targetRef": target}]);
+        slices.insert(managed_by("endpointslice-controller.k8s.io", "db", "1", &endpoints));
+        assert_eq!(names(&slices.naming_pod(&NamespacedName::new("ns", "db-0"))), ["db"]);
+        let db = NamespacedName::new("ns", "db");
+        assert!(slices.instance(&db, "db-0").is_some() && slices.instance(&db, "db-1").is_none());
+        slices.remove(&NamespacedName::new("ns", "s"));
+        assert!(slices.namespaces.is_empty());
     }
 
     #[test]

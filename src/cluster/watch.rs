@@ -237,7 +237,7 @@ impl Context {
         memory: &mut Memory,
     ) {
         let received = Instant::now();
-        let affected = match event {
+        let mut affected = match event {
             Event::Init => {
                 *relist = Relist { under_way: true, ..Relist::default() };
                 return;
@@ -285,12 +285,11 @@ impl Context {
                 T::remove(&key, &mut state)
             }
         };
-        let Affected { written, discovered, moved_from } = affected;
         if let Some(triggers) = &self.readers.external_workload {
-            triggers.mark(written);
+            triggers.mark(std::mem::take(&mut affected.written));
         }
         if let Some(dirty) = &self.readers.destination {
-            dirty.mark(discovered, moved_from, received);
+            dirty.mark(affected, received);
         }
     }
 

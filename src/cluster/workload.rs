@@ -1,9 +1,14 @@
 //! ExternalWorkloads: what of them becomes endpoints, and which of them a Service selects.
 
-use std::{collections::HashMap, net::IpAddr, sync::Arc};
+use std::{
+    collections::HashMap,
+    net::{IpAddr, SocketAddr},
+    sync::Arc,
+};
 
 use super::{
     Affected, Kind, Projected, State,
+    address::{self, ByAddress, Reached},
     label_selector::LabelSelector,
     object::{NamespacedName, Problems},
     owner::Owner,
@@ -58,6 +63,7 @@ pub struct WorkloadPort {
 #[derive(Default)]
 pub struct Workloads {
     namespaces: HashMap<Arc<str>, Namespace>,
+    by_port: ByAddress<SocketAddr, Workload>,
     count: usize,
 }
 
@@ -72,6 +78,22 @@ struct Namespace {
 impl Workload {
     pub fn zone(&self) -> Option<&str> {
         self.labels.get(ZONE_LABEL).map(|zone| &**zone)
+    }
+
+    /// Also those that no slice may hold.
+    fn ips(&self) -> impl Iterator<Item = IpAddr> {
+        self.addresses.iter().filter_map(|address| match address {
+            Address::Valid { text, .. } | Address::Invalid { text, .. } => address::parse(text),
+        })
+    }
+
+    fn socket_addresses(&self) -> impl Iterator<Item = SocketAddr> {
+        let ports = self.ports.iter().filter_map(|port| u16::try_from(port.number).ok());
+        ports.flat_map(|port| self.ips().map(move |ip| SocketAddr::new(ip, port)))
+    }
+
+    pub(super) fn reached(&self) -> impl Iterator<Item = Reached> {
+        self.socket_addresses().map(Reached::AtPort)
     }
 
     /// Whether both stand in slices in the same way.
@@ -92,9 +114,8 @@ impl Projected for Workload {
         let ports: Vec<_> = spec.ports.into_iter().flatten().filter_map(WorkloadPort::parse).collect();
         let opaque_ports = wire.metadata.annotations.as_ref().and_then(|all| all.get(OPAQUE_PORTS_ANNOTATION));
         let opaque_ports = opaque_ports.map(|text| {
-            // Of ports with one name the last counts. A map: both lists may be as long as an object can be.
-            let named: HashMap<&str, i32> = ports.iter().map(|port| (port.name.as_str(), port.number)).collect();
-            PortRanges::parse(text, |name| u16::try_from(*named.get(name)?).ok(), problems)
+            let named = ports.iter().filter_map(|port| Some((port.name.as_str(), u16::try_from(port.number).ok()?)));
+            PortRanges::parse(text, named, problems)
         });
         let tls = spec.mesh_tls.unwrap_or_default();
         let mesh = Mesh {
@@ -125,22 +146,19 @@ impl Projected for Workload {
             Some(old) if old.labels != self.labels => [selecting(&self.labels), selecting(&old.labels)].concat(),
             Some(_) | None => selecting(&self.labels),
         };
-        let discovered = state.slices.naming_workload(&self.key);
+        let mut affected = Affected::discovered(state.slices.naming_workload(&self.key));
+        affected.written.extend(written);
+        affected.addresses.extend(old.iter().flat_map(|old| old.reached()).chain(self.reached()));
         state.workloads.insert(self);
-        Affected {
-            written: written.into_iter().collect(),
-            discovered: discovered.into_iter().collect(),
-            ..Affected::default()
-        }
+        affected
     }
 
     fn remove(key: &NamespacedName, state: &mut State) -> Affected {
         let Some(old) = state.workloads.remove(key) else { return Affected::default() };
-        Affected {
-            written: state.services.selecting(&key.namespace, &old.labels).into_iter().collect(),
-            discovered: state.slices.naming_workload(key).into_iter().collect(),
-            ..Affected::default()
-        }
+        let mut affected = Affected::discovered(state.slices.naming_workload(key));
+        affected.written.extend(state.services.selecting(&key.namespace, &old.labels));
+        affected.addresses.extend(old.reached());
+        affected
     }
 
     fn keys(state: &State) -> Vec<NamespacedName> {
@@ -210,6 +228,11 @@ impl Workloads {
         self.namespaces.get(&key.namespace)?.by_name.get(&key.name)
     }
 
+    /// The workloads that have the port at the address.
+    pub fn at(&self, address: SocketAddr) -> &[Arc<Workload>] {
+        self.by_port.get(&address)
+    }
+
     /// The workloads of a namespace that a selector with expressions matches.
     pub fn matched<'a>(
         &'a self,
@@ -227,9 +250,11 @@ impl Workloads {
     fn insert(&mut self, workload: Workload) {
         self.remove(&workload.key);
         self.count += 1;
+        let workload = Arc::new(workload);
+        self.by_port.insert(workload.socket_addresses(), &workload);
         let namespace = self.namespaces.entry(Arc::clone(&workload.key.namespace)).or_default();
         namespace.by_label.insert(&workload.labels, &workload.key.name);
-        namespace.by_name.insert(Arc::clone(&workload.key.name), Arc::new(workload));
+        namespace.by_name.insert(Arc::clone(&workload.key.name), workload);
     }
 
     fn remove(&mut self, key: &NamespacedName) -> Option<Arc<Workload>> {
@@ -239,6 +264,7 @@ impl Workloads {
         if namespace.by_name.is_empty() {
             self.namespaces.remove(&key.namespace);
         }
+        self.by_port.remove(old.socket_addresses(), &old);
         self.count -= 1;
         Some(old)
     }
@@ -316,6 +342,25 @@ pub mod tests {
         let spec = json!({"ports": [{"port": 0}, {"port": 65536}, {"port": 80, "name": "http"}]});
         let kept = workload("vm", true, &json!({}), &spec).ports;
         assert_eq!(kept, [WorkloadPort { name: "http".into(), number: 80, protocol: "TCP".into() }]);
+    }
+
+    #[test]
+    fn a_workload_is_found_by_its_addresses_and_declared_ports() {
+        let mut state = State::default();
+        let spec = json!({"workloadIPs": [{"ip": "192.0.2.1"}, {"ip": "2001:DB8::1"}, {"ip": "::ffff:192.0.2.2"}, {}],
+            "ports": [{"port": 53}, {"port": 53, "protocol": "UDP"}, {"port": 0}]});
+        workload("vm", false, &json!({}), &spec).apply(&mut state);
+        let at = |state: &State, address: &str| state.workloads.at(address.parse().unwrap()).len();
+        for (address, found) in
+            [("192.0.2.1:53", 1), ("[2001:db8::1]:53", 1), ("192.0.2.2:53", 1), ("192.0.2.1:54", 0), ("192.0.2.1:0", 0)]
+        {
+            assert_eq!(at(&state, address), found, "{address}");
+        }
+        let moved = json!({"workloadIPs": [{"ip": "192.0.2.9"}], "ports": [{"port": 53}]});
+        let affected = workload("vm", false, &json!({}), &moved).apply(&mut state);
+        assert_eq!((at(&state, "192.0.2.1:53"), affected.addresses.len()), (0, 4));
+        Workload::remove(&NamespacedName::new("ns", "vm"), &mut state);
+        assert!(state.workloads.by_port.is_empty());
     }
 
     #[test]

@@ -55,7 +55,7 @@ struct Rig {
 fn same_settings() -> (Settings, oracle::Settings) {
     let ours = Settings {
         cluster_domain: "cluster.local".to_owned(),
-        default_opaque_ports: PortRanges::parse("25", |_| None, &mut Problems::default()),
+        default_opaque_ports: PortRanges::parse("25", [], &mut Problems::default()),
         outbound_transport_mode: TransportMode::TransportHeader,
         ext_endpoint_zone_weights: true,
         ..settings()

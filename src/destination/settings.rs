@@ -147,7 +147,7 @@ pub mod tests {
             controller_namespace: "linkerd".into(),
             cluster_domain: "mycluster.local".into(),
             identity_trust_domain: "trust.domain".into(),
-            default_opaque_ports: PortRanges::parse("25,443,587,3306,5432,11211", |_| None, &mut Problems::default()),
+            default_opaque_ports: PortRanges::parse("25,443,587,3306,5432,11211", [], &mut Problems::default()),
             outbound_transport_mode: TransportMode::Transparent,
             enable_h2_upgrade: true,
             enable_ipv6: true,

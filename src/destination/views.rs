@@ -152,7 +152,7 @@ impl Views {
 
     pub(super) async fn publish_batch(&self, batch: Batch) {
         let mut turn = Instant::now();
-        for (service, received) in batch.services {
+        for (service, received) in batch.discovered {
             self.publish_service(&service, received, &mut turn).await;
         }
         for zone in batch.zones {
