@@ -5,12 +5,17 @@
 
 mod external_workload;
 mod server;
+mod service_profile;
 
 pub use external_workload::{
     Condition, ExternalWorkload, ExternalWorkloadPort, ExternalWorkloadSpec, ExternalWorkloadStatus, MeshTls,
     WorkloadIp,
 };
 pub use server::{Server, ServerSpec};
+pub use service_profile::{
+    RequestMatch, ResponseClass, ResponseMatch, RetryBudgetSpec, RouteSpec, ServiceProfile, ServiceProfileSpec,
+    StatusRange, WeightedDst,
+};
 
 /// Names the Service that a slice belongs to.
 pub const SERVICE_NAME_LABEL: &str = "kubernetes.io/service-name";

@@ -1,8 +1,8 @@
 //! What clients may have to be told something of, waiting for the publisher.
 //!
 //! In: marks from the watches. Out: all that was marked, at once. Always holds: what is marked waits at most once, so there are
-//! never more entries than Services and addresses that ever were between two looks; a mark made after [`Dirty::next`] returned
-//! is in the next batch.
+//! never more entries than Services, addresses and profiles that ever were between two looks; a mark made after
+//! [`Dirty::next`] returned is in the next batch.
 
 use std::{
     collections::{HashMap, HashSet},
@@ -29,6 +29,7 @@ pub struct Batch {
     /// Services themselves.
     pub services: HashMap<NamespacedName, Instant>,
     pub addresses: HashMap<Reached, Instant>,
+    pub profiles: HashMap<NamespacedName, Instant>,
     /// Zones that nodes have left.
     pub zones: HashSet<Zone>,
 }
@@ -42,11 +43,12 @@ impl Dirty {
 
     /// Marks what clients can see of a change.
     pub fn mark(&self, affected: Affected, received: Instant) {
-        let Affected { written: _, discovered, services, addresses, moved_from } = affected;
+        let Affected { written: _, discovered, services, addresses, profiles, moved_from } = affected;
         let mut batch = self.batch.lock();
         wait(&mut batch.discovered, discovered, received);
         wait(&mut batch.services, services, received);
         wait(&mut batch.addresses, addresses, received);
+        wait(&mut batch.profiles, profiles, received);
         batch.zones.extend(moved_from);
         let any = !batch.is_empty();
         drop(batch);
@@ -78,7 +80,8 @@ fn wait<K: Hash + Eq>(waiting: &mut HashMap<K, Instant>, marked: impl IntoIterat
 
 impl Batch {
     fn is_empty(&self) -> bool {
-        let Self { discovered, services, addresses, zones } = self;
-        discovered.is_empty() && services.is_empty() && addresses.is_empty() && zones.is_empty()
+        let Self { discovered, services, addresses, profiles, zones } = self;
+        let any = !discovered.is_empty() || !services.is_empty() || !addresses.is_empty();
+        !any && profiles.is_empty() && zones.is_empty()
     }
 }

@@ -8,18 +8,20 @@ pub enum Kind {
     ExternalWorkload,
     Pod,
     Server,
+    ServiceProfile,
     Node,
     ReplicaSet,
     Job,
 }
 
 impl Kind {
-    pub const ALL: [Self; 8] = [
+    pub const ALL: [Self; 9] = [
         Self::Service,
         Self::EndpointSlice,
         Self::ExternalWorkload,
         Self::Pod,
         Self::Server,
+        Self::ServiceProfile,
         Self::Node,
         Self::ReplicaSet,
         Self::Job,
@@ -33,6 +35,7 @@ impl Kind {
             Self::ExternalWorkload => "externalworkloads.workload.linkerd.io",
             Self::Pod => "pods",
             Self::Server => "servers.policy.linkerd.io",
+            Self::ServiceProfile => "serviceprofiles.linkerd.io",
             Self::Node => "nodes",
             Self::ReplicaSet => "replicasets.apps",
             Self::Job => "jobs.batch",
@@ -47,6 +50,7 @@ impl Kind {
             Self::ExternalWorkload => "externalworkload_cache_size",
             Self::Pod => "pod_cache_size",
             Self::Server => "server_cache_size",
+            Self::ServiceProfile => "serviceprofile_cache_size",
             Self::Node => "node_cache_size",
             Self::ReplicaSet => "replicaset_cache_size",
             Self::Job => "job_cache_size",
@@ -61,13 +65,14 @@ impl Kind {
             Self::ExternalWorkload => Some("externalworkload_informer_lag_seconds"),
             Self::Pod => Some("pods_informer_lag_seconds"),
             Self::Server => Some("servers_informer_lag_seconds"),
+            Self::ServiceProfile => Some("serviceprofiles_informer_lag_seconds"),
             Self::Node | Self::ReplicaSet | Self::Job => None,
         }
     }
 
     /// Whether clusters may be without it: its CRD is Linkerd's, and not everybody installs all of them.
     pub(super) const fn is_optional(self) -> bool {
-        matches!(self, Self::ExternalWorkload | Self::Server)
+        matches!(self, Self::ExternalWorkload | Self::Server | Self::ServiceProfile)
     }
 
     pub(super) const fn is_for_external_workload(self) -> bool {

@@ -31,8 +31,8 @@ type FailingSince = Arc<Mutex<HashMap<Kind, Instant>>>;
 impl Metrics {
     pub(super) fn register(registry: &Registry, state: &Arc<RwLock<State>>) -> prometheus::Result<Self> {
         let by_resource = |name, help| IntCounterVec::new(Opts::new(name, help), &["resource"]);
-        // Linkerd's dashboards know these two as well; both stay empty until we watch their kinds.
-        let not_watched = ["endpoints_informer_lag_seconds", "serviceprofiles_informer_lag_seconds"];
+        // Linkerd's dashboards know it as well; it stays empty: nobody needs Endpoints beside EndpointSlices.
+        let not_watched = ["endpoints_informer_lag_seconds"];
         let mut lag = HashMap::new();
         for name in Kind::ALL.into_iter().filter_map(Kind::informer_lag).chain(not_watched) {
             let help = "From the newest update time in an object's managedFields (whole seconds, the API server's clock) to its watch event";
@@ -85,7 +85,7 @@ impl Metrics {
 struct Sizes {
     state: Arc<RwLock<State>>,
     kinds: Vec<(Kind, Gauge)>,
-    not_watched: Vec<Gauge>,
+    not_watched: Gauge,
     endpoints: GaugeVec,
 }
 
@@ -100,7 +100,7 @@ impl Sizes {
                 .into_iter()
                 .map(|kind| Ok((kind, size(kind.cache_size())?)))
                 .collect::<prometheus::Result<_>>()?,
-            not_watched: vec![size("endpoints_cache_size")?, size("serviceprofile_cache_size")?],
+            not_watched: size("endpoints_cache_size")?,
             endpoints: GaugeVec::new(
                 Opts::new(
                     "linkerd_operator_external_workload_endpoints",
@@ -112,7 +112,7 @@ impl Sizes {
     }
 
     fn gauges(&self) -> impl Iterator<Item = &Gauge> {
-        self.kinds.iter().map(|(_, gauge)| gauge).chain(&self.not_watched)
+        self.kinds.iter().map(|(_, gauge)| gauge).chain([&self.not_watched])
     }
 }
 

@@ -9,6 +9,7 @@ pub mod address;
 pub mod dirty;
 #[cfg(test)]
 pub mod feed;
+pub(crate) mod go_duration;
 mod kind;
 pub mod label_selector;
 mod metrics;
@@ -18,10 +19,13 @@ pub mod owner;
 pub mod pod;
 pub mod pods;
 pub mod port_ranges;
+pub(crate) mod quantity;
 pub mod ready_slice;
+pub mod route;
 pub mod selector;
 pub mod server;
 pub mod service;
+pub mod service_profile;
 pub mod slice;
 pub mod slices;
 pub mod trigger;
@@ -50,6 +54,7 @@ use {
     pods::Pods,
     server::{Server, Servers},
     service::{Service, Services},
+    service_profile::{ServiceProfile, ServiceProfiles},
     slices::{Slice, Slices},
     trigger::Triggers,
     workload::{Workload, Workloads},
@@ -63,10 +68,12 @@ pub struct Affected {
     pub written: BTreeSet<NamespacedName>,
     /// Services of whose endpoints clients may have to be told something.
     pub discovered: BTreeSet<NamespacedName>,
-    /// Services that themselves changed.
+    /// Services that themselves changed: their profiles may be others.
     pub services: BTreeSet<NamespacedName>,
     /// Where something else is reached now: a Service, a Pod, an ExternalWorkload.
     pub addresses: BTreeSet<Reached>,
+    /// ServiceProfiles that say something else.
+    pub profiles: BTreeSet<NamespacedName>,
     /// Zones that a node has left.
     pub moved_from: BTreeSet<Zone>,
 }
@@ -89,6 +96,7 @@ pub struct State {
     pub workloads: Workloads,
     pub pods: Pods,
     pub servers: Servers,
+    pub service_profiles: ServiceProfiles,
     pub nodes: Nodes,
     pub replica_sets: Owners,
     pub jobs: Owners,
@@ -131,16 +139,21 @@ impl Affected {
         Self { discovered: services.into_iter().collect(), ..Self::default() }
     }
 
+    fn profile(profile: NamespacedName) -> Self {
+        Self { profiles: [profile].into(), ..Self::default() }
+    }
+
     fn moved_from(zone: Zone) -> Self {
         Self { moved_from: [zone].into(), ..Self::default() }
     }
 
     fn extend(&mut self, more: Self) {
-        let Self { written, discovered, services, addresses, moved_from } = more;
+        let Self { written, discovered, services, addresses, profiles, moved_from } = more;
         self.written.extend(written);
         self.discovered.extend(discovered);
         self.services.extend(services);
         self.addresses.extend(addresses);
+        self.profiles.extend(profiles);
         self.moved_from.extend(moved_from);
     }
 }
@@ -155,6 +168,7 @@ impl State {
             Kind::ExternalWorkload => self.workloads.len(),
             Kind::Pod => self.pods.len(),
             Kind::Server => self.servers.len(),
+            Kind::ServiceProfile => self.service_profiles.len(),
             Kind::Node => self.nodes.len(),
             Kind::ReplicaSet => self.replica_sets.len(),
             Kind::Job => self.jobs.len(),
@@ -204,6 +218,7 @@ impl Cluster {
             watches.extend([
                 watch.spawn::<Pod>(all(client), every(), tasks),
                 watch.spawn::<Server>(all(client), every(), tasks),
+                watch.spawn::<ServiceProfile>(all(client), every(), tasks),
                 watch.spawn::<Node>(all(client), every(), tasks),
                 watch.spawn::<Owned<ReplicaSet>>(all(client), every(), tasks),
                 watch.spawn::<Owned<Job>>(all(client), every(), tasks),

@@ -130,12 +130,107 @@ async fn servers_are_taken_in_four_versions_each_as_strict_as_it_was() -> Result
     Ok(())
 }
 
+#[tokio::test]
+async fn service_profiles_are_taken_in_both_versions_odd_spots_included() -> Result<()> {
+    let control_plane = e2e::shared().await?;
+    control_plane.install_crds("crd/linkerd").await?;
+    let namespace = TestNamespace::create(&control_plane.client().await?, "crd").await?;
+    let route = |condition: Value| json!({"routes": [{"name": "a", "condition": condition}]});
+    let class =
+        |class: Value| json!({"routes": [{"name": "a", "condition": {"method": "GET"}, "responseClasses": [class]}]});
+    let overrides = |weight: Value| json!({"routes": [], "dstOverrides": [{"authority": "b", "weight": weight}]});
+    let budget = json!({"retryRatio": 0.2, "minRetriesPerSecond": 10, "ttl": "10s"});
+    let whole = json!({
+        "routes": [{"name": "a", "condition": {"all": [{"method": "GET"}, {"not": {"pathRegex": "/a"}}]},
+            "isRetryable": true, "timeout": "1s",
+            "responseClasses": [{"condition": {"not": {"status": {"min": 200, "max": 299}}}, "isFailure": true}]}],
+        "retryBudget": budget, "dstOverrides": [{"authority": "b", "weight": "500m"}], "opaquePorts": ["80"],
+    });
+
+    // The text of the refusal, in v1alpha1 and in v1alpha2; empty when it is taken.
+    let no_routes = "spec.routes: Required value";
+    let table = [
+        (whole, ["", ""]),
+        (json!({}), [no_routes, ""]),
+        (json!({"retryBudget": budget}), [no_routes, ""]),
+        (json!({"routes": [{"name": "a"}]}), ["routes[0].condition: Required value"; 2]),
+        (json!({"routes": [{"condition": {}}]}), ["routes[0].name: Required value"; 2]),
+        (json!({"routes": [null]}), ["spec.routes[0]"; 2]),
+        (route(json!({})), [""; 2]),
+        (route(json!(null)), ["condition"; 2]),
+        (route(json!({"all": []})), [""; 2]),
+        (route(json!({"all": [null]})), ["condition.all[0]"; 2]),
+        (route(json!({"all": [{"not": {"method": "GET"}, "any": [null]}]})), [""; 2]),
+        // An array, whatever it means there.
+        (route(json!({"not": [{"method": "GET"}]})), [""; 2]),
+        (route(json!({"not": {"method": "GET"}})), ["condition.not"; 2]),
+        (class(json!({"condition": {"not": {"status": {"min": 200}}}})), [""; 2]),
+        (class(json!({"condition": {"not": [{"status": {"min": 200}}]}})), ["condition.not"; 2]),
+        (class(json!({"condition": {"status": {"min": "200"}}})), ["condition.status.min"; 2]),
+        (class(json!({"isFailure": true})), ["responseClasses[0].condition: Required value"; 2]),
+        (
+            json!({"routes": [], "retryBudget": {"retryRatio": 0.2, "ttl": "1s"}}),
+            ["minRetriesPerSecond: Required value"; 2],
+        ),
+        (
+            json!({"routes": [], "retryBudget": {"minRetriesPerSecond": 1, "ttl": "1s"}}),
+            ["retryRatio: Required value"; 2],
+        ),
+        (json!({"routes": [], "retryBudget": {"minRetriesPerSecond": 1, "retryRatio": 1}}), ["ttl: Required value"; 2]),
+        (overrides(json!(1)), [""; 2]),
+        (overrides(json!("1e3")), [""; 2]),
+        (overrides(json!("heavy")), ["weight"; 2]),
+        (overrides(json!([1])), ["weight"; 2]),
+        // Required at the wrong place, and so without effect.
+        (json!({"routes": [], "dstOverrides": [{}]}), [""; 2]),
+        (json!({"routes": [], "opaquePorts": {"80": {}}}), ["spec.opaquePorts"; 2]),
+    ];
+    for (row, (spec, expected)) in table.into_iter().enumerate() {
+        for (version, text) in ["v1alpha1", "v1alpha2"].into_iter().zip(expected) {
+            match create(&namespace, &profiles(version), &format!("{version}-{row}"), spec.clone()).await {
+                Ok(_) => ensure!(text.is_empty(), "{version} took {spec}"),
+                Err(error) => {
+                    let refused = !text.is_empty() && error.to_string().contains(text);
+                    ensure!(refused, "{version}: {spec}, expected {text:?}: {error}");
+                }
+            }
+        }
+    }
+
+    // What is nowhere described is dropped, except within conditions.
+    let stored: Api<DynamicObject> =
+        Api::namespaced_with(namespace.client().clone(), namespace.name(), &profiles("v1alpha2"));
+    let odd = json!({"routes": [{"name": "a", "more": 1, "condition": {"more": 2, "all": [{"more": 3}]}}], "more": 4});
+    create(&namespace, &profiles("v1alpha1"), "odd", odd).await?;
+    let kept = json!({"routes": [{"name": "a", "condition": {"all": [{"more": 3}]}}]});
+    assert_eq!(stored.get("odd").await?.data["spec"], kept);
+
+    let shown = eventually(Duration::from_secs(30), "kubectl to know the short name", async || {
+        control_plane.kubectl(&["get", "sp", "-n", namespace.name(), "odd"]).await
+    })
+    .await?;
+    assert_eq!(
+        shown.lines().next().map(|line| line.split_whitespace().collect()),
+        Some(vec!["NAME", "AGE"]),
+        "{shown}"
+    );
+    let format = "jsonpath={.status.storedVersions}{.spec.names.singular}{.metadata.labels}";
+    let definition = control_plane.kubectl(&["get", "crd", "serviceprofiles.linkerd.io", "-o", format]).await?;
+    let expected = r#"["v1alpha2"]serviceprofile{"app.kubernetes.io/managed-by":"linkerd-operator"}"#;
+    assert_eq!(definition, expected);
+    Ok(())
+}
+
 fn workloads(version: &str) -> ApiResource {
     ApiResource::from_gvk(&GroupVersionKind::gvk("workload.linkerd.io", version, "ExternalWorkload"))
 }
 
 fn servers(version: &str) -> ApiResource {
     ApiResource::from_gvk(&GroupVersionKind::gvk("policy.linkerd.io", version, "Server"))
+}
+
+fn profiles(version: &str) -> ApiResource {
+    ApiResource::from_gvk(&GroupVersionKind::gvk("linkerd.io", version, "ServiceProfile"))
 }
 
 async fn create(namespace: &TestNamespace, kind: &ApiResource, name: &str, spec: Value) -> kube::Result<DynamicObject> {

@@ -50,7 +50,7 @@ async fn it_waits_for_the_crd_and_the_namespace_and_says_so() -> Result<()> {
 
     // One line for each change, not for each attempt.
     let log = manager.log();
-    assert_eq!(log.matches("the API server does not serve this kind").count(), 2, "one for each of two CRDs: {log}");
+    assert_eq!(log.matches("the API server does not serve this kind").count(), 3, "one for each of three CRDs: {log}");
     assert_eq!(log.matches("cannot take part in the election").count(), 1, "{log}");
     Ok(())
 }

@@ -24,8 +24,17 @@ use super::crowd::{Crowd, address, shows};
 
 const QUIET: Duration = Duration::from_secs(1);
 const GONE: Action = Action::Status { code: 410, retry_after: None };
-const KINDS: [&str; 8] =
-    ["pods", "services", "endpointslices", "nodes", "externalworkloads", "servers", "replicasets", "jobs"];
+const KINDS: [&str; 9] = [
+    "pods",
+    "services",
+    "endpointslices",
+    "nodes",
+    "externalworkloads",
+    "servers",
+    "serviceprofiles",
+    "replicasets",
+    "jobs",
+];
 
 fn add(numbers: impl IntoIterator<Item = u32>) -> Message {
     Message::Add(numbers.into_iter().map(address).collect())

@@ -19,8 +19,17 @@ const TOUCHED_PODS: usize = 1_000;
 const QUIET: Duration = Duration::from_secs(3);
 const GONE: Action = Action::Status { code: 410, retry_after: None };
 /// What ours watches for discovery.
-const KINDS: [&str; 8] =
-    ["pods", "services", "endpointslices", "nodes", "externalworkloads", "servers", "replicasets", "jobs"];
+const KINDS: [&str; 9] = [
+    "pods",
+    "services",
+    "endpointslices",
+    "nodes",
+    "externalworkloads",
+    "servers",
+    "serviceprofiles",
+    "replicasets",
+    "jobs",
+];
 
 /// Annotations of all Servers, and of a Pod of each Service.
 pub(super) async fn noise(report: &mut Report, rig: &Rig) -> Result<()> {

@@ -1,0 +1,193 @@
+//! Linkerd's `ServiceProfile`: the routes of a Service, how often they may be retried, and where its traffic goes instead.
+//!
+//! The CRD is Linkerd's (`crd/linkerd/serviceprofiles.yaml`), which says less than the controller expects and in two places
+//! something else: its schema wants the `not` of a request match as a list and `opaquePorts` as one, its controller reads an
+//! object and a map. So the content is decoded apart from the object: one that cannot be decoded is a profile all the same.
+
+use std::{borrow::Cow, fmt};
+
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
+use kube::core::NamespaceResourceScope;
+use serde::{
+    Deserialize, Deserializer,
+    de::{Error, IgnoredAny, MapAccess, SeqAccess, Visitor, value::MapAccessDeserializer},
+};
+use serde_json::{Value, value::RawValue};
+
+use crate::cluster::object::lean_metadata;
+
+/// `serviceprofiles.linkerd.io/v1alpha2`, as the API server sends it.
+#[derive(Clone, Debug, Deserialize)]
+pub struct ServiceProfile {
+    #[serde(deserialize_with = "lean_metadata")]
+    pub metadata: ObjectMeta,
+    /// A [`ServiceProfileSpec`], if it is one. Even a text that is nested too deep to be read is taken here.
+    #[serde(default)]
+    pub spec: Option<Box<RawValue>>,
+}
+
+/// Whether it makes sense is not asked here. A `null` in a list is kept: to Linkerd it is not the same as nothing.
+#[derive(Clone, Debug, Default, Deserialize)]
+#[serde(rename_all = "camelCase", default, remote = "Self")]
+pub struct ServiceProfileSpec {
+    pub routes: Option<Vec<Option<RouteSpec>>>,
+    pub retry_budget: Option<RetryBudgetSpec>,
+    pub dst_overrides: Option<Vec<Option<WeightedDst>>>,
+}
+
+#[derive(Clone, Debug, Default, Deserialize)]
+#[serde(rename_all = "camelCase", default, remote = "Self")]
+pub struct RouteSpec {
+    pub name: Option<String>,
+    pub condition: Option<RequestMatch>,
+    pub response_classes: Option<Vec<Option<ResponseClass>>>,
+    pub is_retryable: Option<bool>,
+    pub timeout: Option<String>,
+}
+
+#[derive(Clone, Debug, Default, Deserialize)]
+#[serde(rename_all = "camelCase", default, remote = "Self")]
+pub struct RequestMatch {
+    pub all: Option<Vec<Option<Self>>>,
+    pub any: Option<Vec<Option<Self>>>,
+    pub method: Option<String>,
+    #[serde(deserialize_with = "one")]
+    pub not: Option<Box<Self>>,
+    pub path_regex: Option<String>,
+}
+
+#[derive(Clone, Debug, Default, Deserialize)]
+#[serde(rename_all = "camelCase", default, remote = "Self")]
+pub struct ResponseClass {
+    pub condition: Option<ResponseMatch>,
+    pub is_failure: Option<bool>,
+}
+
+#[derive(Clone, Debug, Default, Deserialize)]
+#[serde(default, remote = "Self")]
+pub struct ResponseMatch {
+    pub all: Option<Vec<Option<Self>>>,
+    pub any: Option<Vec<Option<Self>>>,
+    pub status: Option<StatusRange>,
+    pub not: Option<Box<Self>>,
+}
+
+/// 0, like nothing, leaves an end open.
+#[derive(Clone, Copy, Debug, Default, Deserialize)]
+#[serde(default, remote = "Self")]
+pub struct StatusRange {
+    pub min: Option<u32>,
+    pub max: Option<u32>,
+}
+
+#[derive(Clone, Debug, Default, Deserialize)]
+#[serde(rename_all = "camelCase", default, remote = "Self")]
+pub struct RetryBudgetSpec {
+    pub retry_ratio: Option<f32>,
+    pub min_retries_per_second: Option<u32>,
+    pub ttl: Option<String>,
+}
+
+#[derive(Clone, Debug, Default, Deserialize)]
+#[serde(default, remote = "Self")]
+pub struct WeightedDst {
+    pub authority: Option<String>,
+    /// A quantity, as number or text.
+    pub weight: Value,
+}
+
+/// Only objects are read as such. Those that serde derives would take a list of their fields' values, too.
+macro_rules! objects {
+    ($($object:ty),*) => {$(
+        impl<'de> Deserialize<'de> for $object {
+            fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+                struct Object;
+                impl<'de> Visitor<'de> for Object {
+                    type Value = $object;
+
+                    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                        f.write_str("an object")
+                    }
+
+                    fn visit_map<A: MapAccess<'de>>(self, map: A) -> Result<$object, A::Error> {
+                        // Not this implementation, but what serde derived.
+                        <$object>::deserialize(MapAccessDeserializer::new(map))
+                    }
+                }
+                deserializer.deserialize_map(Object)
+            }
+        }
+    )*};
+}
+
+objects!(
+    ServiceProfileSpec,
+    RouteSpec,
+    RequestMatch,
+    ResponseClass,
+    ResponseMatch,
+    StatusRange,
+    RetryBudgetSpec,
+    WeightedDst
+);
+
+/// The object that the controller reads, or the list that the schema wants, with one in it. Not through an untagged enum, which
+/// keeps a copy of all that it reads: nested, they would be as many copies.
+fn one<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<Box<RequestMatch>>, D::Error> {
+    struct One;
+    impl<'de> Visitor<'de> for One {
+        type Value = Option<Box<RequestMatch>>;
+
+        fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+            f.write_str("an object, or a list of one")
+        }
+
+        fn visit_unit<E>(self) -> Result<Self::Value, E> {
+            Ok(None)
+        }
+
+        fn visit_map<A: MapAccess<'de>>(self, map: A) -> Result<Self::Value, A::Error> {
+            RequestMatch::deserialize(MapAccessDeserializer::new(map)).map(|it| Some(Box::new(it)))
+        }
+
+        fn visit_seq<A: SeqAccess<'de>>(self, mut list: A) -> Result<Self::Value, A::Error> {
+            let only = list.next_element::<Box<RequestMatch>>()?;
+            match list.next_element::<IgnoredAny>()? {
+                None if only.is_some() => Ok(only),
+                _ => Err(A::Error::invalid_length(2, &self)),
+            }
+        }
+    }
+    deserializer.deserialize_any(One)
+}
+
+// === impl ServiceProfile ===
+
+impl kube::Resource for ServiceProfile {
+    type DynamicType = ();
+    type Scope = NamespaceResourceScope;
+
+    fn kind((): &()) -> Cow<'_, str> {
+        Cow::Borrowed("ServiceProfile")
+    }
+
+    fn group((): &()) -> Cow<'_, str> {
+        Cow::Borrowed("linkerd.io")
+    }
+
+    fn version((): &()) -> Cow<'_, str> {
+        Cow::Borrowed("v1alpha2")
+    }
+
+    fn plural((): &()) -> Cow<'_, str> {
+        Cow::Borrowed("serviceprofiles")
+    }
+
+    fn meta(&self) -> &ObjectMeta {
+        &self.metadata
+    }
+
+    fn meta_mut(&mut self) -> &mut ObjectMeta {
+        &mut self.metadata
+    }
+}
