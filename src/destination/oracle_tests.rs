@@ -181,6 +181,7 @@ fn kind(key: &Key) -> Kind {
         oracle::Kind::Pod => Kind::Pod,
         oracle::Kind::ExternalWorkload => Kind::ExternalWorkload,
         oracle::Kind::Server => Kind::Server,
+        oracle::Kind::ServiceProfile => Kind::ServiceProfile,
         oracle::Kind::Node => Kind::Node,
         oracle::Kind::ReplicaSet => Kind::ReplicaSet,
         oracle::Kind::Job => Kind::Job,

@@ -1,6 +1,6 @@
 //! The two strings of a request: the authority that it asks for, and the context token.
 //!
-//! * In: text from a client. Out: a Service, a port and an instance, or why not; the name of the client's node.
+//! * In: text from a client. Out: a Service, a port and an instance, or why not; the names of the client's node and namespace.
 //! * Always: a token is never an error.
 
 use std::net::IpAddr;
@@ -20,7 +20,7 @@ impl Authority {
     /// `[<instance>.]<service>.<namespace>.svc.<cluster domain>[:<port>]`; the error is the text for the client.
     pub(super) fn parse(path: &str, cluster_domain: &str) -> Result<Self, String> {
         let invalid = || format!("Invalid authority: {path}");
-        let (host, port) = if path.contains(':') { split_host_port(path).ok_or_else(invalid)? } else { (path, 80) };
+        let (host, port) = host_and_port(path).ok_or_else(invalid)?;
         if host.parse::<IpAddr>().is_ok() {
             return Err(format!("IP queries not supported by Get API: host={host}"));
         }
@@ -34,8 +34,19 @@ impl Authority {
     }
 }
 
-/// As Go splits: one colon, or brackets around the host and a colon right behind them.
-fn split_host_port(path: &str) -> Option<(&str, u16)> {
+/// The host and the port of a path; 80 is the port of one that names none.
+pub(super) fn host_and_port(path: &str) -> Option<(&str, u16)> {
+    if !path.contains(':') {
+        return Some((path, 80));
+    }
+    let (host, port) = split(path)?;
+    // Takes a plus and leading zeros, as Go does.
+    let port: u16 = port.parse().ok()?;
+    (port > 0).then_some((host, port))
+}
+
+/// As Go splits: one colon, or brackets around the host and a colon right behind them. The port may be any text.
+pub(super) fn split(path: &str) -> Option<(&str, &str)> {
     let (host, port) = match path.strip_prefix('[') {
         Some(rest) => rest.split_once("]:")?,
         None => path.split_once(':')?,
@@ -44,14 +55,26 @@ fn split_host_port(path: &str) -> Option<(&str, u16)> {
     if host.contains(['[', ']']) || port.contains([':', '[', ']']) || (!bracketed && host.contains(':')) {
         return None;
     }
-    // Takes a plus and leading zeros, as Go does.
-    let port: u16 = port.parse().ok()?;
-    (port > 0).then_some((host, port))
+    Some((host, port))
 }
 
 /// The `nodeName` of a context token; "" when there is none, or when it is not JSON.
 pub(super) fn node_name(token: &str) -> String {
-    let Ok(Value::Object(fields)) = serde_json::from_str(token) else { return String::new() };
-    let node = fields.iter().find(|(key, _)| key.eq_ignore_ascii_case("nodeName"));
-    node.and_then(|(_, value)| value.as_str()).unwrap_or_default().to_owned()
+    serde_json::from_str(token).map(|token| text(&token, "nodeName")).unwrap_or_default()
+}
+
+/// The `ns` of a context token, which may be written as `ns:<namespace>`, as it was of old; "" when there is none.
+pub(super) fn client_namespace(token: &str) -> String {
+    match (serde_json::from_str(token), token.split_once(':')) {
+        (Ok(token), _) => text(&token, "ns"),
+        (Err(_), Some(("ns", namespace))) if !namespace.contains(':') => namespace.to_owned(),
+        (Err(_), _) => String::new(),
+    }
+}
+
+/// A field of a token, its key in any case; "" for what is no text.
+fn text(token: &Value, key: &str) -> String {
+    let mut fields = token.as_object().into_iter().flatten();
+    let field = fields.find(|(other, _)| other.eq_ignore_ascii_case(key));
+    field.and_then(|(_, value)| value.as_str()).unwrap_or_default().to_owned()
 }

@@ -37,8 +37,15 @@ pub(super) fn of_set(state: &ApiState, authority: &Authority) -> Labels {
     labels
 }
 
-/// Where one key is written twice, the later entry holds.
-pub(super) fn of_pod(state: &ApiState, namespace: &str, name: &str, pod: &Pod, zone: &str, locality: &str) -> Labels {
+/// Where one key is written twice, the later entry holds. Whether it is near the client is said only where that is asked.
+pub(super) fn of_pod(
+    state: &ApiState,
+    namespace: &str,
+    name: &str,
+    pod: &Pod,
+    zone: &str,
+    locality: Option<&str>,
+) -> Labels {
     let (kind, owner) = pod_owner(state, namespace, name, pod);
     let kind = if kind == "job" { "k8s_job".to_owned() } else { kind };
     let own = pod.metadata.labels.clone().unwrap_or_default();
@@ -53,19 +60,19 @@ pub(super) fn of_pod(state: &ApiState, namespace: &str, name: &str, pod: &Pod, z
     }
     labels.insert("serviceaccount".to_owned(), service_account(pod).to_owned());
     labels.insert("zone".to_owned(), zone.to_owned());
-    labels.insert("zone_locality".to_owned(), locality.to_owned());
+    labels.extend(locality.map(|locality| ("zone_locality".to_owned(), locality.to_owned())));
     labels
 }
 
 /// A workload's owner is named as it stands, whatever its kind.
-pub(super) fn of_workload(name: &str, workload: &DynamicObject, zone: &str, locality: &str) -> Labels {
+pub(super) fn of_workload(name: &str, workload: &DynamicObject, zone: &str, locality: Option<&str>) -> Labels {
     let mut labels = Labels::new();
     labels.insert("external_workload".to_owned(), name.to_owned());
     if let Some(owner) = only(workload.metadata.owner_references.as_deref()) {
         labels.insert(owner.kind.to_lowercase(), owner.name.clone());
     }
     labels.insert("zone".to_owned(), zone.to_owned());
-    labels.insert("zone_locality".to_owned(), locality.to_owned());
+    labels.extend(locality.map(|locality| ("zone_locality".to_owned(), locality.to_owned())));
     labels
 }
 

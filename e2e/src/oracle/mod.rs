@@ -1,7 +1,8 @@
-//! What a destination has to answer, worked out a second time: the contract of `Get`, read from top to bottom.
+//! What a destination has to answer, worked out a second time: the contract of `Get` and `GetProfile`, read from top to bottom.
 //!
 //! ```text
-//!   ApiState + Settings + Request ──▶ answer() ──▶ Refused(code, text) | Endpoints(address → WeightedAddr)
+//!   ApiState + Settings + Request ──▶ answer() ──────────▶ Refused(code, text) | Endpoints(address → WeightedAddr)
+//!                               └───▶ answer_profile() ──▶ Refused(code, text) | Profile(DestinationProfile)
 //! ```
 //!
 //! * In: every object as the API server holds it, the settings of the server, one request. Out: what a stream folds to.
@@ -13,6 +14,7 @@ mod authority;
 mod candidate;
 mod label;
 mod opaque;
+mod profile;
 mod render;
 mod state;
 #[cfg(test)]
@@ -24,6 +26,7 @@ use k8s_openapi::api::core::v1::Service;
 use linkerd2_proxy_api::destination::{Http2ClientParams, WeightedAddr};
 use tonic::Code;
 
+pub use profile::{ProfileAnswer, answer_profile, answer_profile_while_open};
 pub use state::{ApiState, Key, Kind};
 
 use authority::Authority;

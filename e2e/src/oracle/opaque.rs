@@ -41,12 +41,17 @@ pub(super) fn is_opaque(
     names: &[NamedPort],
     port: u16,
 ) -> bool {
-    let listed = match annotations.get(OPAQUE_PORTS) {
-        Some(list) => lists(list, names, port),
-        None => lists(default, &[], port),
-    };
+    let listed = is_listed(default, annotations, names, port);
     let mut servers = state.servers.iter().filter(|((of, _), _)| of == namespace).map(|(_, server)| server);
     listed || servers.any(|server| makes_opaque(server, selector, labels, names, port))
+}
+
+/// Whether the annotation has the port; whether the default has it, where there is no annotation.
+pub(super) fn is_listed(default: &str, annotations: &BTreeMap<String, String>, names: &[NamedPort], port: u16) -> bool {
+    match annotations.get(OPAQUE_PORTS) {
+        Some(list) => lists(list, names, port),
+        None => lists(default, &[], port),
+    }
 }
 
 /// Whether a list such as `25, 80-90,http` has this port. A name is one of `names`.

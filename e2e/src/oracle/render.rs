@@ -25,7 +25,7 @@ use super::{
     opaque::{self, Selector},
 };
 
-const WEIGHT: u32 = 10_000;
+pub(super) const WEIGHT: u32 = 10_000;
 const LOCAL_WEIGHT: u32 = 100_000;
 const GATEWAY_IDENTITY: &str = "mirror.linkerd.io/remote-gateway-identity";
 const MIRRORED_SERVICE: &str = "mirror.linkerd.io/remote-svc-fq-name";
@@ -48,11 +48,11 @@ pub(super) fn endpoint(
     };
     let mut rendered = match candidate.target {
         Target::Pod { name, pod } => {
-            let labels = label::of_pod(state, &authority.namespace, name, pod, zone, locality);
+            let labels = label::of_pod(state, &authority.namespace, name, pod, zone, Some(locality));
             of_pod(state, settings, &authority.namespace, pod, address.port(), labels)
         }
         Target::Workload { name, workload } => {
-            let labels = label::of_workload(name, workload, zone, locality);
+            let labels = label::of_workload(name, workload, zone, Some(locality));
             of_workload(state, settings, &authority.namespace, workload, address.port(), labels)
         }
         Target::Plain => plain(settings, authority, candidate),
@@ -63,7 +63,8 @@ pub(super) fn endpoint(
     rendered
 }
 
-fn of_pod(
+/// Without an address and a weight.
+pub(super) fn of_pod(
     state: &ApiState,
     settings: &Settings,
     namespace: &str,
@@ -79,9 +80,7 @@ fn of_pod(
     if control_plane.is_empty() || skipped {
         return rendered;
     }
-    let names = opaque::pod_ports(pod);
-    let default = &settings.default_opaque_ports;
-    let opaque = opaque::is_opaque(state, default, namespace, Selector::Pod, (&labels, &annotations), &names, port);
+    let opaque = pod_is_opaque(state, settings, namespace, pod, port);
     let protocol = match (opaque, settings.h2_upgrade) {
         (true, _) => Some(Protocol::Opaque(Opaque {})),
         (false, true) => Some(Protocol::H2(H2 {})),
@@ -105,7 +104,8 @@ fn of_pod(
     rendered
 }
 
-fn of_workload(
+/// Without an address and a weight.
+pub(super) fn of_workload(
     state: &ApiState,
     settings: &Settings,
     namespace: &str,
@@ -113,12 +113,8 @@ fn of_workload(
     port: u16,
     metric_labels: Labels,
 ) -> WeightedAddr {
-    let labels = workload.metadata.labels.clone().unwrap_or_default();
-    let annotations = workload.metadata.annotations.clone().unwrap_or_default();
     let names = opaque::workload_ports(workload);
-    let default = &settings.default_opaque_ports;
-    let opaque =
-        opaque::is_opaque(state, default, namespace, Selector::Workload, (&labels, &annotations), &names, port);
+    let opaque = workload_is_opaque(state, settings, namespace, workload, port);
     let inbound = names.iter().find(|named| named.name == PROXY);
     let inbound = inbound.and_then(|named| named.numbers.first()).copied().unwrap_or(4143);
     let inbound_port = u32::try_from(inbound).ok().filter(|port| (1..=65534).contains(port));
@@ -136,6 +132,30 @@ fn of_workload(
         }),
         ..WeightedAddr::default()
     }
+}
+
+/// Whether the pod's own set of ports or a Server makes the port opaque.
+pub(super) fn pod_is_opaque(state: &ApiState, settings: &Settings, namespace: &str, pod: &Pod, port: u16) -> bool {
+    let labels = pod.metadata.labels.clone().unwrap_or_default();
+    let annotations = pod.metadata.annotations.clone().unwrap_or_default();
+    let names = opaque::pod_ports(pod);
+    let default = &settings.default_opaque_ports;
+    opaque::is_opaque(state, default, namespace, Selector::Pod, (&labels, &annotations), &names, port)
+}
+
+/// The same of a workload.
+pub(super) fn workload_is_opaque(
+    state: &ApiState,
+    settings: &Settings,
+    namespace: &str,
+    workload: &DynamicObject,
+    port: u16,
+) -> bool {
+    let labels = workload.metadata.labels.clone().unwrap_or_default();
+    let annotations = workload.metadata.annotations.clone().unwrap_or_default();
+    let names = opaque::workload_ports(workload);
+    let default = &settings.default_opaque_ports;
+    opaque::is_opaque(state, default, namespace, Selector::Workload, (&labels, &annotations), &names, port)
 }
 
 /// An address without an object behind it; the slice may say that it is another cluster's gateway.
@@ -178,7 +198,7 @@ fn proxy_ports(pod: &Pod) -> Option<ProxyPorts> {
     Some(ProxyPorts { inbound, own })
 }
 
-fn wire(address: SocketAddr) -> TcpAddress {
+pub(super) fn wire(address: SocketAddr) -> TcpAddress {
     let ip = match address.ip() {
         IpAddr::V4(ip) => Ip::Ipv4(ip.to_bits()),
         IpAddr::V6(ip) => {

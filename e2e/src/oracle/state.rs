@@ -31,6 +31,8 @@ pub struct ApiState {
     pub nodes: Named<Node>,
     pub replica_sets: Named<ReplicaSet>,
     pub jobs: Named<Job>,
+    /// ServiceProfiles, v1alpha2.
+    pub profiles: Named<DynamicObject>,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -43,6 +45,7 @@ pub enum Kind {
     Node,
     ReplicaSet,
     Job,
+    ServiceProfile,
 }
 
 /// Which object. The namespace of a Node is "".
@@ -68,6 +71,7 @@ impl Key {
             "Node" => Kind::Node,
             "ReplicaSet" => Kind::ReplicaSet,
             "Job" => Kind::Job,
+            "ServiceProfile" => Kind::ServiceProfile,
             other => bail!("{other:?} is no kind that an answer depends on"),
         };
         Ok(Self { kind, namespace: text("/metadata/namespace"), name: text("/metadata/name") })
@@ -89,6 +93,7 @@ impl ApiState {
             Kind::Node => drop(self.nodes.insert(place, parse(key, object)?)),
             Kind::ReplicaSet => drop(self.replica_sets.insert(place, parse(key, object)?)),
             Kind::Job => drop(self.jobs.insert(place, parse(key, object)?)),
+            Kind::ServiceProfile => drop(self.profiles.insert(place, parse(key, object)?)),
         }
         Ok(())
     }
@@ -104,6 +109,7 @@ impl ApiState {
             Kind::Node => drop(self.nodes.remove(&place)),
             Kind::ReplicaSet => drop(self.replica_sets.remove(&place)),
             Kind::Job => drop(self.jobs.remove(&place)),
+            Kind::ServiceProfile => drop(self.profiles.remove(&place)),
         }
     }
 

@@ -2,7 +2,9 @@
 //!
 //! * In: a client that may do everything; changes of a [valid](super::World::valid) world, in their order.
 //! * Out: writes as users and controllers make them; all objects as listed, for the oracle.
-//! * Always: what the server fixes at creation (the spec of a pod, a Job's template) is written only then.
+//! * Always: what the server fixes at creation (the spec of a pod, a Job's template) is written only then. What a kubelet says
+//!   of a pod is written as a kubelet does it: the server takes it as the status of one that exists.
+//! * Where ServiceProfiles are not defined, there are none.
 //! * List, and do not trust the world: the server sets times of its own, and returns an empty list of ports as none.
 
 use anyhow::{Context, Result};
@@ -13,7 +15,7 @@ use kube::{
 };
 use serde_json::{Value, json};
 
-use super::{Change, ELSEWHERE, KINDS, NAMESPACE, World};
+use super::{Change, ELSEWHERE, KINDS, NAMESPACE, World, status};
 use crate::oracle::{ApiState, Key, Kind};
 
 /// Longer than any test takes: a terminating pod stays until it is deleted.
@@ -45,7 +47,11 @@ pub async fn list(client: &Client) -> Result<ApiState> {
     let mut state = ApiState::default();
     for kind in KINDS {
         let api: Api<DynamicObject> = Api::all_with(client.clone(), &resource(kind));
-        for object in api.list(&ListParams::default()).await?.items {
+        let listed = match api.list(&ListParams::default()).await {
+            Err(error) if is_not_served(kind, &error) => continue,
+            listed => listed?,
+        };
+        for object in listed.items {
             let key = Key { kind, namespace: object.namespace().unwrap_or_default(), name: object.name_any() };
             state.put(&key, &serde_json::to_value(object)?)?;
         }
@@ -57,14 +63,23 @@ async fn put(client: &Client, key: &Key, object: &Value) -> Result<()> {
     let failed = || format!("writing {key:?}: {object}");
     let mut wanted: DynamicObject = serde_json::from_value(object.clone()).with_context(failed)?;
     let api = api(client, key);
+    let status = wanted.data.get("status").cloned();
     let terminating = wanted.metadata.deletion_timestamp.take().is_some();
-    let Some(mut current) = api.get_opt(&key.name).await? else {
+    let found = match api.get_opt(&key.name).await {
+        Err(error) if is_not_served(key.kind, &error) => return Ok(()),
+        found => found?,
+    };
+    let Some(mut current) = found else {
         wanted.metadata.uid = None;
         wanted.metadata.resource_version = None;
         wanted.metadata.creation_timestamp = None;
         wanted.metadata.deletion_grace_period_seconds = None;
-        api.create(&PostParams::default(), &wanted).await.with_context(failed)?;
-        return if terminating { delete(client, key, GRACE_SECONDS).await } else { Ok(()) };
+        let mut current = api.create(&PostParams::default(), &wanted).await.with_context(failed)?;
+        if terminating {
+            delete(client, key, GRACE_SECONDS).await?;
+            current = api.get(&key.name).await?;
+        }
+        return put_status(&api, key, current, status).await.with_context(failed);
     };
     if terminating && current.meta().deletion_timestamp.is_none() {
         delete(client, key, GRACE_SECONDS).await?;
@@ -75,16 +90,48 @@ async fn put(client: &Client, key: &Key, object: &Value) -> Result<()> {
     current.metadata.owner_references = wanted.metadata.owner_references;
     match key.kind {
         Kind::Pod | Kind::Node | Kind::ReplicaSet | Kind::Job => {}
-        Kind::Service | Kind::EndpointSlice | Kind::ExternalWorkload | Kind::Server => current.data = wanted.data,
+        Kind::Service | Kind::ServiceProfile | Kind::EndpointSlice | Kind::ExternalWorkload | Kind::Server => {
+            current.data = wanted.data;
+        }
     }
-    api.replace(&key.name, &PostParams::default(), &current).await.with_context(failed)?;
+    current = api.replace(&key.name, &PostParams::default(), &current).await.with_context(failed)?;
+    put_status(&api, key, current, status).await.with_context(failed)
+}
+
+/// Writes the fields of a pod's status that a world has, and leaves the others as they are.
+async fn put_status(
+    api: &Api<DynamicObject>,
+    key: &Key,
+    mut current: DynamicObject,
+    wanted: Option<Value>,
+) -> Result<()> {
+    let (Kind::Pod, Some(Value::Object(wanted)), Some(data)) = (key.kind, wanted, current.data.as_object_mut()) else {
+        return Ok(());
+    };
+    let status = data.entry("status").or_insert_with(|| json!({}));
+    let before = status.clone();
+    if let Some(status) = status.as_object_mut() {
+        status.retain(|field, _| !status::FIELDS.contains(&field.as_str()));
+        status.extend(wanted);
+    }
+    if *status != before {
+        api.replace_status(&key.name, &PostParams::default(), &current).await?;
+    }
     Ok(())
+}
+
+/// Whether the API server knows no such kind, which it says without a reason.
+fn is_not_served(kind: Kind, error: &kube::Error) -> bool {
+    matches!(error, kube::Error::Api(status) if status.code == 404 && status.reason != "NotFound")
+        && kind == Kind::ServiceProfile
 }
 
 async fn delete(client: &Client, key: &Key, grace_seconds: u32) -> Result<()> {
     let parameters = DeleteParams { grace_period_seconds: Some(grace_seconds), ..DeleteParams::default() };
-    api(client, key).delete(&key.name, &parameters).await.with_context(|| format!("deleting {key:?}"))?;
-    Ok(())
+    match api(client, key).delete(&key.name, &parameters).await {
+        Err(error) if is_not_served(key.kind, &error) => Ok(()),
+        deleted => deleted.map(drop).with_context(|| format!("deleting {key:?}")),
+    }
 }
 
 fn api(client: &Client, key: &Key) -> Api<DynamicObject> {
@@ -105,6 +152,7 @@ fn resource(kind: Kind) -> ApiResource {
         Kind::Node => ("", "v1", "Node"),
         Kind::ReplicaSet => ("apps", "v1", "ReplicaSet"),
         Kind::Job => ("batch", "v1", "Job"),
+        Kind::ServiceProfile => ("linkerd.io", "v1alpha2", "ServiceProfile"),
     };
     ApiResource::from_gvk(&GroupVersionKind::gvk(group, version, kind))
 }

@@ -1,4 +1,4 @@
-//! A random cluster that keeps changing: what users, controllers and accidents make of Services, slices and pods.
+//! A random cluster that keeps changing: what users, controllers and accidents make of Services, slices, pods and profiles.
 //!
 //! ```text
 //!   seed ──▶ World ──mutate()──▶ Change ──▶ watch events, or writes to an API server
@@ -13,10 +13,13 @@ pub mod api;
 mod dice;
 mod owner;
 mod pod;
+mod profile;
+mod profile_request;
 mod request;
 mod server;
 mod service;
 mod slice;
+mod status;
 #[cfg(test)]
 mod tests;
 mod workload;
@@ -33,12 +36,16 @@ use crate::{
 };
 use dice::Dice;
 
+pub use profile_request::cluster_ip_requests;
+
 /// Where nearly everything is.
 pub const NAMESPACE: &str = "world";
 /// Another namespace, with objects of the same names that must not matter.
 pub const ELSEWHERE: &str = "elsewhere";
+/// A namespace that every cluster has. Nothing of the world is in it but what clients there say of its Services.
+pub const CLIENTS: &str = "default";
 
-const KINDS: [Kind; 8] = [
+const KINDS: [Kind; 9] = [
     Kind::Node,
     Kind::ReplicaSet,
     Kind::Job,
@@ -46,6 +53,7 @@ const KINDS: [Kind; 8] = [
     Kind::ExternalWorkload,
     Kind::Server,
     Kind::Service,
+    Kind::ServiceProfile,
     Kind::EndpointSlice,
 ];
 /// 2026-01-01T00:00:00Z.
@@ -100,8 +108,17 @@ const OF_ANY: [Mutation; 4] = [
 ];
 
 fn mutations() -> impl Iterator<Item = &'static Mutation> {
-    let of_kinds = [pod::MUTATIONS, service::MUTATIONS, slice::MUTATIONS, workload::MUTATIONS, server::MUTATIONS];
-    OF_ANY.iter().chain(of_kinds.into_iter().flatten()).chain(owner::MUTATIONS)
+    let of_kinds = [
+        pod::MUTATIONS,
+        status::MUTATIONS,
+        service::MUTATIONS,
+        profile::MUTATIONS,
+        slice::MUTATIONS,
+        workload::MUTATIONS,
+        server::MUTATIONS,
+        owner::MUTATIONS,
+    ];
+    OF_ANY.iter().chain(of_kinds.into_iter().flatten())
 }
 
 // === impl World ===
@@ -152,6 +169,10 @@ impl World {
             let object = world.fresh(kind, ELSEWHERE, name);
             world.make(Draft::Put(object))?;
         }
+        for namespace in [ELSEWHERE, CLIENTS] {
+            let object = world.fresh(Kind::ServiceProfile, namespace, &profile::name("web", NAMESPACE));
+            world.make(Draft::Put(object))?;
+        }
         Ok(world)
     }
 
@@ -192,9 +213,15 @@ impl World {
         &self.objects
     }
 
-    /// Everything worth asking, the cluster domain being `cluster.local`.
+    /// Everything worth asking `Get`, the cluster domain being `cluster.local`.
     pub fn requests(&self) -> Vec<Request> {
         request::all()
+    }
+
+    /// Everything worth asking `GetProfile`. Of a [valid](Self::valid) world the API server chooses the cluster IPs: ask
+    /// [`cluster_ip_requests`] for those.
+    pub fn profile_requests(&self) -> Vec<Request> {
+        profile_request::all()
     }
 
     fn make(&mut self, draft: Draft) -> Result<Change> {
@@ -235,6 +262,7 @@ impl World {
             Kind::Node => owner::node(self, name),
             Kind::ReplicaSet => owner::replica_set(self, namespace, name),
             Kind::Job => owner::job(self, namespace, name),
+            Kind::ServiceProfile => profile::fresh(self, namespace, name),
         }
     }
 
@@ -252,8 +280,13 @@ impl World {
 
     fn create(&mut self) -> Vec<Draft> {
         let namespace = if self.dice.chance(5) { ELSEWHERE } else { NAMESPACE };
+        let of_profiles = self.dice.one_of(profile::NAMESPACES);
         let keys = KINDS.into_iter().flat_map(|kind| {
-            let namespace = if kind == Kind::Node { "" } else { namespace };
+            let namespace = match kind {
+                Kind::Node => "",
+                Kind::ServiceProfile => of_profiles,
+                _ => namespace,
+            };
             pool(kind).into_iter().map(move |name| Key { kind, namespace: namespace.to_owned(), name })
         });
         let missing: Vec<Key> = keys.filter(|key| !self.objects.contains_key(key)).collect();
@@ -293,6 +326,7 @@ fn pool(kind: Kind) -> Vec<String> {
         Kind::Node => owner::NODES.map(str::to_owned).to_vec(),
         Kind::ReplicaSet => numbered("set", 2),
         Kind::Job => numbered("job", 2),
+        Kind::ServiceProfile => service::NAMES.map(|service| profile::name(service, NAMESPACE)).to_vec(),
     }
 }
 

@@ -2,7 +2,7 @@
 
 use serde_json::{Value, json};
 
-use super::{Draft, Kind, Mutation, World, mutation, owner, patched, with_metadata};
+use super::{Draft, Kind, Mutation, World, mutation, owner, patched, status, with_metadata};
 
 pub(super) const COUNT: usize = 12;
 
@@ -38,10 +38,31 @@ pub(super) fn fresh(world: &mut World, namespace: &str, name: &str) -> Value {
         before.push(json!({"name": "side", "image": "app", "restartPolicy": "Always", "ports": ports(world)}));
     }
     beside.push(app);
-    json!({"apiVersion": "v1", "kind": "Pod",
+    let status = status::fresh(world, name, node.as_str());
+    let mut pod = json!({"apiVersion": "v1", "kind": "Pod",
         "metadata": {"name": name, "namespace": namespace, "labels": labels(world), "annotations": annotations(world),
             "ownerReferences": owners(world)},
-        "spec": {"nodeName": node, "serviceAccountName": account, "initContainers": before, "containers": beside}})
+        "spec": {"nodeName": node, "serviceAccountName": account, "initContainers": before, "containers": beside},
+        "status": status});
+    if world.dice.chance(8) {
+        share_host(world, &mut pod);
+    }
+    pod
+}
+
+/// A pod on its host's network has the host's ports as its own; the API server fills them in.
+fn share_host(world: &mut World, pod: &mut Value) {
+    let filled = world.valid || world.dice.chance(80);
+    let Some(spec) = pod.get_mut("spec").and_then(Value::as_object_mut) else { return };
+    spec.insert("hostNetwork".to_owned(), json!(true));
+    for field in ["initContainers", "containers"] {
+        let containers = spec.get_mut(field).and_then(Value::as_array_mut).into_iter().flatten();
+        let ports = containers.filter_map(|container| container.get_mut("ports")?.as_array_mut()).flatten();
+        for port in ports.filter_map(Value::as_object_mut).filter(|_| filled) {
+            let own = port.get("containerPort").cloned().unwrap_or_default();
+            port.insert("hostPort".to_owned(), own);
+        }
+    }
 }
 
 /// Named as Services and Servers name theirs, not always with the same numbers.
@@ -144,12 +165,14 @@ fn owners(world: &mut World) -> Value {
     }
 }
 
-/// Only where there is a node: elsewhere a pod is gone at once.
+/// Only where there is a node and something that runs: elsewhere a pod is gone at once.
 fn terminate(world: &mut World) -> Vec<Draft> {
     let now = world.now();
     let pod = world.any(Kind::Pod).filter(|pod| {
         let ending = pod.pointer("/metadata/deletionTimestamp").is_some();
-        !ending && pod.pointer("/spec/nodeName").is_some_and(Value::is_string)
+        let phase = pod.pointer("/status/phase").and_then(Value::as_str);
+        let ended = matches!(phase, Some("Succeeded" | "Failed"));
+        !ending && !ended && pod.pointer("/spec/nodeName").is_some_and(Value::is_string)
     });
     patched(pod, json!({"metadata": {"deletionTimestamp": now, "deletionGracePeriodSeconds": 3600}}))
 }

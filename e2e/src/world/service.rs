@@ -11,12 +11,20 @@ pub(super) const MUTATIONS: &[Mutation] = &[
     mutation("a Service changes its internalTrafficPolicy", 5, change_policy),
     mutation("a Service becomes an ExternalName, or is one no more", 3, change_type),
     mutation("a Service moves to another cluster, or comes back", 3, change_place),
+    mutation("a Service is annotated", 4, annotate),
+    mutation("a Service gets another cluster IP", 2, renumber_ip),
 ];
 
 pub(super) fn fresh(world: &mut World, namespace: &str, name: &str) -> Value {
-    let spec = if world.dice.chance(6) { external_name() } else { spec(world, name) };
+    let spec = if world.dice.chance(6) { external_name(world, name) } else { spec(world, name) };
     json!({"apiVersion": "v1", "kind": "Service",
-        "metadata": {"name": name, "namespace": namespace, "labels": {}, "annotations": {}}, "spec": spec})
+        "metadata": {"name": name, "namespace": namespace, "labels": {}, "annotations": annotations(world)}, "spec": spec})
+}
+
+/// Which ports are opaque, in the names and numbers of Services.
+fn annotations(world: &mut World) -> Value {
+    let list = world.dice.one_of(["", "80", "http", "https,", "53, 443", "1-65535", "25,http", "8080", "dns-tcp,-1"]);
+    if world.dice.chance(35) { json!({"config.linkerd.io/opaque-ports": list}) } else { json!({}) }
 }
 
 fn spec(world: &mut World, name: &str) -> Value {
@@ -27,19 +35,53 @@ fn spec(world: &mut World, name: &str) -> Value {
         // Once and for all: a Service cannot gain or lose its address.
         if is_headless(name) {
             spec.insert("clusterIP".to_owned(), json!("None"));
-        } else if world.dice.chance(10) {
-            spec.insert("type".to_owned(), json!("NodePort"));
+        } else {
+            if world.dice.chance(10) {
+                spec.insert("type".to_owned(), json!("NodePort"));
+            }
+            spec.extend(cluster_ips(world, name));
         }
     }
     spec
+}
+
+/// Where no API server chooses them: mostly the Service's own, now and then another's, or a pod's; listed or not.
+fn cluster_ips(world: &mut World, name: &str) -> Map<String, Value> {
+    let mut fields = Map::new();
+    if world.valid {
+        return fields;
+    }
+    let usual = NAMES.iter().position(|known| *known == name).unwrap_or_default();
+    let number = if world.dice.chance(85) { usual } else { world.dice.below(NAMES.len()) };
+    let mut first = format!("10.96.0.{}", number + 1);
+    if world.dice.chance(4) {
+        first = "10.42.0.1".to_owned();
+    }
+    let second = world.dice.one_of(["fd00:10:96::", "FD00:10:96:0::"]).to_owned() + &(number + 1).to_string();
+    let (single, listed) = match world.dice.below(8) {
+        0 => (second, json!([])),
+        1 => (first, Value::Null),
+        2 => (first.clone(), json!([first])),
+        // A list goes before the single address.
+        3 => ("10.96.0.9".to_owned(), json!([first, second])),
+        _ => (first.clone(), json!([first, second])),
+    };
+    fields.insert("clusterIP".to_owned(), json!(single));
+    fields.insert("clusterIPs".to_owned(), listed);
+    fields
 }
 
 fn is_headless(name: &str) -> bool {
     name == "db"
 }
 
-fn external_name() -> Value {
-    json!({"type": "ExternalName", "externalName": "example.com"})
+/// Ports mean nothing there, and may be there all the same.
+fn external_name(world: &mut World, name: &str) -> Value {
+    let mut spec = json!({"type": "ExternalName", "externalName": "example.com"});
+    if let (Some(spec), true) = (spec.as_object_mut(), world.dice.chance(50)) {
+        spec.insert("ports".to_owned(), ports(world, name));
+    }
+    spec
 }
 
 fn ports(world: &mut World, name: &str) -> Value {
@@ -83,9 +125,29 @@ fn change_type(world: &mut World) -> Vec<Draft> {
     if external && world.dice.chance(85) {
         return Vec::new();
     }
-    let spec = if external { external_name() } else { spec(world, &text(&service, "/metadata/name")) };
+    let name = text(&service, "/metadata/name");
+    let spec = if external { external_name(world, &name) } else { spec(world, &name) };
     if let Some(service) = service.as_object_mut() {
         service.insert("spec".to_owned(), spec);
+    }
+    vec![Draft::Put(service)]
+}
+
+fn annotate(world: &mut World) -> Vec<Draft> {
+    let annotations = annotations(world);
+    with_metadata(world.any(Kind::Service), "annotations", annotations)
+}
+
+/// A real one keeps its address for life.
+fn renumber_ip(world: &mut World) -> Vec<Draft> {
+    let Some(mut service) = own_endpoints(world) else { return Vec::new() };
+    let name = text(&service, "/metadata/name");
+    if world.valid || is_headless(&name) {
+        return Vec::new();
+    }
+    let addresses = cluster_ips(world, &name);
+    if let Some(spec) = service.pointer_mut("/spec").and_then(Value::as_object_mut) {
+        spec.extend(addresses);
     }
     vec![Draft::Put(service)]
 }

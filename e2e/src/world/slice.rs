@@ -121,7 +121,8 @@ fn target(world: &mut World, namespace: &str, endpoint: &mut Endpoint) -> Option
     number
 }
 
-fn address(family: &str, number: usize) -> String {
+/// The usual address of a pod, or behind the pods, of a workload.
+pub(super) fn address(family: &str, number: usize) -> String {
     match family {
         "IPv6" => format!("2001:db8::{:x}", number + 1),
         "FQDN" => format!("host-{number}.example"),

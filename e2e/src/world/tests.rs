@@ -1,5 +1,8 @@
 //! The world keeps its promises, and a long walk through it meets what the contract speaks of.
 
+mod profile;
+mod validity;
+
 use std::{
     collections::{BTreeMap, BTreeSet},
     net::IpAddr,

@@ -2,7 +2,7 @@
 
 use serde_json::{Value, json};
 
-use super::{Draft, Kind, Mutation, World, mutation, owner, pod, with_metadata};
+use super::{Draft, Kind, Mutation, World, mutation, owner, pod, slice, with_metadata};
 
 pub(super) const COUNT: usize = 4;
 
@@ -29,9 +29,33 @@ fn spec(world: &mut World) -> Value {
     if world.dice.chance(30) {
         ports.push(json!({"port": 25, "protocol": "TCP"}));
     }
+    if !world.valid && world.dice.chance(10) {
+        ports.push(world.dice.one_of([
+            json!({"port": 0}),
+            json!({"port": 65536}),
+            json!({"name": "http", "port": 8080}),
+        ]));
+    }
     let identity = format!("spiffe://root.linkerd.cluster.local/{host}");
     json!({"meshTLS": {"identity": identity, "serverName": format!("{host}.example")}, "ports": ports,
-        "workloadIPs": [{"ip": "192.0.2.1"}]})
+        "workloadIPs": addresses(world)})
+}
+
+/// One or two of its own, which are few; now and then that of a pod.
+fn addresses(world: &mut World) -> Value {
+    let mut addresses = match world.dice.below(10) {
+        0..6 => vec![format!("192.0.2.{}", 1 + world.dice.below(2 * COUNT))],
+        6 | 7 => vec![slice::address("IPv4", world.dice.below(pod::COUNT + COUNT))],
+        8 => vec![slice::address("IPv6", world.dice.below(pod::COUNT + COUNT))],
+        _ => Vec::new(),
+    };
+    if world.dice.chance(20) {
+        addresses.push(world.dice.one_of(["192.0.2.1", "2001:DB8:0::9", "::ffff:192.0.2.2"]).to_owned());
+    }
+    if !world.valid && world.dice.chance(10) {
+        addresses.push(world.dice.one_of(["", "vm.example", "192.0.2.01", "192.0.2.1"]).to_owned());
+    }
+    addresses.into_iter().map(|address| json!({ "ip": address })).collect()
 }
 
 fn labels(world: &mut World) -> Value {

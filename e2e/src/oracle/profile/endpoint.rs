@@ -1,0 +1,219 @@
+//! What stands behind an address: a pod, a port of its node, a machine outside, or nothing that is known.
+//!
+//! * In: an address and a port, or the host name of an endpoint. Out: a message with an endpoint, or why there is none.
+//! * The order: pods by their own addresses, then by those of their hosts, then ExternalWorkloads. The first that has any
+//!   candidate decides, even if the candidate may not be named.
+//! * Always: an address that nothing is known of is an endpoint too.
+
+use std::{
+    cmp::Reverse,
+    net::{IpAddr, SocketAddr},
+};
+
+use k8s_openapi::api::{
+    core::v1::Pod,
+    discovery::v1::{Endpoint, EndpointSlice},
+};
+use kube::api::DynamicObject;
+use linkerd2_proxy_api::destination::{DestinationProfile, WeightedAddr};
+use serde_json::Value;
+use tonic::Code;
+
+use super::{
+    super::{
+        ApiState, Settings,
+        label::{self, Labels},
+        opaque, render,
+    },
+    ProfileAnswer,
+    authority::ip,
+    default_budget,
+};
+
+/// Where an object is, and the object.
+type Found<'a, T> = (&'a (String, String), &'a T);
+
+/// What several candidates for one address come to.
+enum Claim<'a> {
+    Nobody,
+    /// Somebody who does not run: the address is as bare as if nobody had it.
+    Unnamed,
+    Pod(Found<'a, Pod>),
+    Conflict(usize),
+}
+
+/// The endpoint at an address that is no cluster IP.
+pub(super) fn by_address(state: &ApiState, settings: &Settings, address: SocketAddr) -> ProfileAnswer {
+    let (ip, port) = (address.ip(), address.port());
+    let conflict =
+        |count: usize, what: String| ProfileAnswer::Refused(Code::FailedPrecondition, format!("found {count} {what}"));
+    let claims = [
+        (claim(state, |pod| on_pod_network(pod, ip)), format!("pods with a conflicting pod network IP {ip}")),
+        (
+            claim(state, |pod| on_host_network(pod, address)),
+            format!("pods with a conflicting host network endpoint {ip}:{port}"),
+        ),
+    ];
+    for (claim, conflicting) in claims {
+        match claim {
+            Claim::Nobody => {}
+            Claim::Unnamed => return bare(settings, address),
+            Claim::Pod(found) => return of_pod(state, settings, found, address),
+            Claim::Conflict(count) => return conflict(count, conflicting),
+        }
+    }
+    let declares = |(_, workload): &Found<'_, DynamicObject>| workload_has(workload, address);
+    match state.workloads.iter().filter(declares).collect::<Vec<_>>()[..] {
+        [] => bare(settings, address),
+        [found] => of_workload(state, settings, found, address),
+        ref several => conflict(several.len(), format!("externalworkloads with a conflicting ip {ip}:{port}")),
+    }
+}
+
+/// Those that end do not dispute an address with others, but keep it as long as nobody else has it.
+fn claim<'a>(state: &'a ApiState, has: impl Fn(&Pod) -> bool) -> Claim<'a> {
+    let ended = |pod: &Pod| matches!(phase(pod), "Succeeded" | "Failed");
+    let candidates = state.pods.iter().filter(|(_, pod)| !ended(pod) && has(pod));
+    let (ending, lasting): (Vec<_>, Vec<_>) =
+        candidates.partition(|(_, pod)| pod.metadata.deletion_timestamp.is_some());
+    let newest = |((namespace, name), pod): &Found<'a, Pod>| {
+        (Reverse(pod.metadata.creation_timestamp.clone()), name.clone(), namespace.clone())
+    };
+    match lasting[..] {
+        [found] if is_running(found.1) => Claim::Pod(found),
+        [_] => Claim::Unnamed,
+        [] if ending.is_empty() => Claim::Nobody,
+        [] => {
+            ending.into_iter().filter(|(_, pod)| is_running(pod)).min_by_key(newest).map_or(Claim::Unnamed, Claim::Pod)
+        }
+        ref several => Claim::Conflict(several.len()),
+    }
+}
+
+fn phase(pod: &Pod) -> &str {
+    pod.status.as_ref().and_then(|status| status.phase.as_deref()).unwrap_or_default()
+}
+
+/// Whether it is ready does not matter.
+fn is_running(pod: &Pod) -> bool {
+    phase(pod) == "Running"
+}
+
+fn on_pod_network(pod: &Pod, address: IpAddr) -> bool {
+    let on_host = pod.spec.as_ref().and_then(|spec| spec.host_network) == Some(true);
+    !on_host && pod_addresses(pod).into_iter().any(|own| ip(own) == Some(address))
+}
+
+/// The single address counts where there is no list.
+fn pod_addresses(pod: &Pod) -> Vec<&str> {
+    let Some(status) = &pod.status else { return Vec::new() };
+    let listed: Vec<&str> = status.pod_ips.iter().flatten().map(|listed| listed.ip.as_str()).collect();
+    if listed.is_empty() { status.pod_ip.as_deref().into_iter().collect() } else { listed }
+}
+
+/// Any container's port that its node has as its own, whatever the protocol and the address it is bound to.
+fn on_host_network(pod: &Pod, address: SocketAddr) -> bool {
+    let Some(status) = &pod.status else { return false };
+    let listed: Vec<&str> = status.host_ips.iter().flatten().map(|listed| listed.ip.as_str()).collect();
+    let hosts = if listed.is_empty() { status.host_ip.as_deref().into_iter().collect() } else { listed };
+    let mut ports = opaque::containers(pod).into_iter().flat_map(|container| container.ports.iter().flatten());
+    ports.any(|port| port.host_port == Some(address.port().into()))
+        && hosts.into_iter().any(|host| ip(host) == Some(address.ip()))
+}
+
+fn workload_has(workload: &DynamicObject, address: SocketAddr) -> bool {
+    let listed = |pointer: &str| workload.data.pointer(pointer).and_then(Value::as_array).into_iter().flatten();
+    let number = i64::from(address.port());
+    listed("/spec/ports").any(|port| port.get("port").and_then(Value::as_i64) == Some(number))
+        && listed("/spec/workloadIPs")
+            .any(|own| own.get("ip").and_then(Value::as_str).and_then(ip) == Some(address.ip()))
+}
+
+/// The endpoint with this host name: the first in the slices of the Service that has an address, ready or not.
+pub(super) fn instance(
+    state: &ApiState,
+    settings: &Settings,
+    (namespace, service): (&str, &str),
+    host_name: &str,
+    port: u16,
+) -> ProfileAnswer {
+    let slices = state.slices_of(namespace, service);
+    let endpoints = slices.into_iter().flat_map(|slice: &EndpointSlice| &slice.endpoints);
+    let mut named = endpoints.filter(|endpoint| endpoint.hostname.as_deref() == Some(host_name));
+    let found = named.find_map(|endpoint| behind(state, settings, namespace, endpoint, port));
+    found.unwrap_or_else(|| {
+        let text = format!("no pod found in EndpointSlices of Service {namespace}/{service} for hostname {host_name}");
+        ProfileAnswer::Refused(Code::NotFound, text)
+    })
+}
+
+/// `None` for an endpoint that counts for nothing: of another namespace, or without any address.
+fn behind(
+    state: &ApiState,
+    settings: &Settings,
+    namespace: &str,
+    endpoint: &Endpoint,
+    port: u16,
+) -> Option<ProfileAnswer> {
+    let reference = endpoint.target_ref.as_ref();
+    let other = reference.and_then(|reference| reference.namespace.as_deref()).unwrap_or_default();
+    if !other.is_empty() && other != namespace {
+        return None;
+    }
+    let published = endpoint.addresses.iter().find_map(|address| ip(address))?;
+    let Some(reference) = reference.filter(|reference| reference.kind.as_deref() == Some("Pod")) else {
+        return Some(by_address(state, settings, SocketAddr::new(published, port)));
+    };
+    let place = (namespace.to_owned(), reference.name.clone().unwrap_or_default());
+    let Some((place, pod)) = state.pods.get_key_value(&place) else {
+        return Some(ProfileAnswer::Refused(Code::Unknown, format!("pod \"{}\" not found", place.1)));
+    };
+    let own = pod_addresses(pod).first().copied().and_then(ip);
+    let address = SocketAddr::new(own.unwrap_or(published), port);
+    Some(if is_running(pod) { of_pod(state, settings, (place, pod), address) } else { bare(settings, address) })
+}
+
+fn of_pod(
+    state: &ApiState,
+    settings: &Settings,
+    ((namespace, name), pod): Found<'_, Pod>,
+    address: SocketAddr,
+) -> ProfileAnswer {
+    let port = address.port();
+    let labels = label::of_pod(state, namespace, name, pod, "", None);
+    let rendered = render::of_pod(state, settings, namespace, pod, port, with_namespace(labels, namespace));
+    profile(rendered, address, render::pod_is_opaque(state, settings, namespace, pod, port))
+}
+
+fn of_workload(
+    state: &ApiState,
+    settings: &Settings,
+    ((namespace, name), workload): Found<'_, DynamicObject>,
+    address: SocketAddr,
+) -> ProfileAnswer {
+    let port = address.port();
+    let labels = label::of_workload(name, workload, "", None);
+    let rendered = render::of_workload(state, settings, namespace, workload, port, with_namespace(labels, namespace));
+    profile(rendered, address, render::workload_is_opaque(state, settings, namespace, workload, port))
+}
+
+/// Nobody to be told of: the default set of opaque ports holds.
+fn bare(settings: &Settings, address: SocketAddr) -> ProfileAnswer {
+    profile(WeightedAddr::default(), address, opaque::lists(&settings.default_opaque_ports, &[], address.port()))
+}
+
+/// An endpoint alone names its namespace, where a set of endpoints does it for all.
+fn with_namespace(mut labels: Labels, namespace: &str) -> Labels {
+    labels.insert("namespace".to_owned(), namespace.to_owned());
+    labels
+}
+
+fn profile(rendered: WeightedAddr, address: SocketAddr, opaque_protocol: bool) -> ProfileAnswer {
+    let endpoint = WeightedAddr { addr: Some(render::wire(address)), weight: render::WEIGHT, ..rendered };
+    ProfileAnswer::Profile(Box::new(DestinationProfile {
+        retry_budget: Some(default_budget()),
+        endpoint: Some(endpoint),
+        opaque_protocol,
+        ..DestinationProfile::default()
+    }))
+}

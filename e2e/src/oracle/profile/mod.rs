@@ -1,0 +1,189 @@
+//! What `GetProfile` has to answer: of a Service its ServiceProfile, of any other address what stands behind it.
+//!
+//! ```text
+//!   path ──▶ authority ──┬─ a Service, or its cluster IP ──▶ of_service() ──▶ refused | empty | routes, budget, overrides
+//!                        ├─ an endpoint's host name ───────▶ instance()   ──▶ refused | endpoint
+//!                        └─ any other address ─────────────▶ by_address() ──▶ refused | endpoint
+//! ```
+//!
+//! * In: every object, the settings, one request. Out: the one message that a stream has settled on, or its refusal.
+//! * Always: pure, as the rest of the oracle. A ServiceProfile that is invalid counts as one that is not there.
+//! * Of a path that is no authority, or whose host is no name of a Service, the text of the refusal is only `invalid authority`
+//!   or `invalid service`: what follows in an answer is a decoder's own, and is to be cut before it is compared.
+
+mod authority;
+mod condition;
+mod duration;
+mod endpoint;
+mod field;
+mod quantity;
+mod service_profile;
+#[cfg(test)]
+mod tests;
+
+use std::net::IpAddr;
+
+use k8s_openapi::api::core::v1::Service;
+use kube::api::DynamicObject;
+use linkerd2_proxy_api::{
+    destination::{DestinationProfile, RetryBudget},
+    meta::{Metadata, Resource, metadata::Kind},
+};
+use tonic::Code;
+
+use super::{
+    ApiState, Request, Settings,
+    authority::client_namespace,
+    opaque::{self, NamedPort},
+};
+use authority::Target;
+use service_profile::Content;
+
+/// What a client gets: an error at once, or a stream that settles on this message.
+#[derive(Clone, Debug, PartialEq)]
+pub enum ProfileAnswer {
+    Refused(Code, String),
+    Profile(Box<DestinationProfile>),
+}
+
+/// A Service that is asked for, by name or by address.
+#[derive(Clone, Copy, Debug)]
+struct Asked<'a> {
+    /// The name as asked for, or made of the Service that has the address.
+    fully_qualified_name: &'a str,
+    namespace: &'a str,
+    name: &'a str,
+    port: u16,
+    /// The namespace of who asks; "" when it is not known.
+    client: &'a str,
+}
+
+/// The answer to a new stream.
+pub fn answer_profile(state: &ApiState, settings: &Settings, request: &Request) -> ProfileAnswer {
+    respond(state, settings, request, false)
+}
+
+/// The answer of a stream that is open already: one that asked for a Service by its name outlives the Service. `Refused`, or
+/// another kind of message than the stream had, means that it has ended.
+pub fn answer_profile_while_open(state: &ApiState, settings: &Settings, request: &Request) -> ProfileAnswer {
+    respond(state, settings, request, true)
+}
+
+fn respond(state: &ApiState, settings: &Settings, request: &Request, open: bool) -> ProfileAnswer {
+    let client = client_namespace(&request.token);
+    match authority::parse(&request.path, &settings.cluster_domain) {
+        Err(text) => ProfileAnswer::Refused(Code::InvalidArgument, text.to_owned()),
+        Ok(Target::Service { host, service, namespace, port }) => {
+            let asked = Asked { fully_qualified_name: host, namespace, name: service, port, client: &client };
+            match state.services.get(&(namespace.to_owned(), service.to_owned())) {
+                Some(service) => of_service(state, settings, asked, service, &request.path),
+                None if open => profile(state, settings, asked, None),
+                None => ProfileAnswer::Refused(Code::Unknown, format!("service \"{service}\" not found")),
+            }
+        }
+        Ok(Target::Instance { host_name, service, namespace, port }) => {
+            endpoint::instance(state, settings, (namespace, service), host_name, port)
+        }
+        Ok(Target::Address(address)) => match services_at(state, address.ip())[..] {
+            [] => endpoint::by_address(state, settings, address),
+            [((namespace, name), service)] => {
+                let host = format!("{name}.{namespace}.svc.{}", settings.cluster_domain);
+                let port = address.port();
+                let asked = Asked { fully_qualified_name: &host, namespace, name, port, client: &client };
+                of_service(state, settings, asked, service, &request.path)
+            }
+            ref several => ProfileAnswer::Refused(
+                Code::FailedPrecondition,
+                format!("found {} services with conflicting cluster IP {}", several.len(), address.ip()),
+            ),
+        },
+    }
+}
+
+/// The Services that have this cluster IP. Addresses of other sorts, such as those of a load balancer, do not count.
+fn services_at(state: &ApiState, ip: IpAddr) -> Vec<(&(String, String), &Service)> {
+    let has = |(_, service): &(&(String, String), &Service)| {
+        let Some(spec) = &service.spec else { return false };
+        let listed = spec.cluster_ips.as_deref().filter(|listed| !listed.is_empty());
+        let addresses = listed.unwrap_or(spec.cluster_ip.as_slice());
+        addresses.iter().any(|address| authority::ip(address) == Some(ip))
+    };
+    state.services.iter().filter(has).collect()
+}
+
+/// Whoever asks for a port that the Service does not have is told nothing at all, in an empty message.
+fn of_service(state: &ApiState, settings: &Settings, asked: Asked<'_>, service: &Service, path: &str) -> ProfileAnswer {
+    let spec = service.spec.as_ref();
+    let mut ports = spec.and_then(|spec| spec.ports.as_deref()).unwrap_or_default().iter();
+    let has_port = ports.any(|port| port.port == i32::from(asked.port));
+    let external = spec.and_then(|spec| spec.type_.as_deref()) == Some("ExternalName");
+    match (has_port, external) {
+        (false, _) => ProfileAnswer::Profile(Box::default()),
+        (true, true) => ProfileAnswer::Refused(Code::InvalidArgument, format!("Invalid authority: {path}")),
+        (true, false) => profile(state, settings, asked, Some(service)),
+    }
+}
+
+/// The message about a port of a Service, which may be gone.
+fn profile(state: &ApiState, settings: &Settings, asked: Asked<'_>, service: Option<&Service>) -> ProfileAnswer {
+    let chosen = chosen(state, settings, asked);
+    let found = chosen.is_some();
+    let (namespace, content) = chosen.unwrap_or_default();
+    let mut profile_ref = Resource { group: "linkerd.io".to_owned(), ..Resource::default() };
+    if found {
+        profile_ref.kind = "ServiceProfile".to_owned();
+        profile_ref.name = profile_name(settings, asked);
+        profile_ref.namespace = namespace;
+    }
+    let parent_ref = Resource {
+        group: "core".to_owned(),
+        kind: "Service".to_owned(),
+        name: asked.name.to_owned(),
+        namespace: asked.namespace.to_owned(),
+        section: String::new(),
+        port: asked.port.into(),
+    };
+    let reference = |resource| Some(Metadata { kind: Some(Kind::Resource(resource)) });
+    ProfileAnswer::Profile(Box::new(DestinationProfile {
+        fully_qualified_name: asked.fully_qualified_name.to_owned(),
+        opaque_protocol: is_opaque(settings, service, asked.port),
+        routes: content.routes,
+        retry_budget: Some(content.retry_budget.unwrap_or_else(default_budget)),
+        dst_overrides: content.overrides,
+        endpoint: None,
+        parent_ref: reference(parent_ref),
+        profile_ref: reference(profile_ref),
+    }))
+}
+
+/// That of the client's namespace, else that of the Service's, and the namespace where it is.
+fn chosen(state: &ApiState, settings: &Settings, asked: Asked<'_>) -> Option<(String, Content)> {
+    let name = profile_name(settings, asked);
+    let valid = |namespace: &str| {
+        let found: &DynamicObject = state.profiles.get(&(namespace.to_owned(), name.clone()))?;
+        Some((namespace.to_owned(), service_profile::read(&found.data, asked.port)?))
+    };
+    let primary = Some(asked.client).filter(|client| !client.is_empty()).and_then(valid);
+    primary.or_else(|| valid(asked.namespace))
+}
+
+fn profile_name(settings: &Settings, asked: Asked<'_>) -> String {
+    format!("{}.{}.svc.{}", asked.name, asked.namespace, settings.cluster_domain)
+}
+
+/// Only the Service's own annotation counts, whose names are those of its ports; without it the default.
+fn is_opaque(settings: &Settings, service: Option<&Service>, port: u16) -> bool {
+    let annotations = service.and_then(|service| service.metadata.annotations.clone()).unwrap_or_default();
+    let ports = service.and_then(|service| service.spec.as_ref()).and_then(|spec| spec.ports.as_deref());
+    let names: Vec<NamedPort> = ports
+        .unwrap_or_default()
+        .iter()
+        .map(|port| NamedPort { name: port.name.clone().unwrap_or_default(), numbers: vec![port.port] })
+        .collect();
+    opaque::is_listed(&settings.default_opaque_ports, &annotations, &names, port)
+}
+
+/// What a client may retry, where nobody says.
+fn default_budget() -> RetryBudget {
+    RetryBudget { retry_ratio: 0.2, min_retries_per_second: 10, ttl: duration::wire(10_000_000_000) }
+}
