@@ -3,6 +3,7 @@
 
 use std::sync::Arc;
 
+use parking_lot::Mutex;
 use prometheus::{
     CounterVec, GaugeVec, Opts,
     core::{Collector, Desc},
@@ -15,6 +16,8 @@ const LABELS: [&str; 6] = ["cluster", "namespace", "service", "port", "hostname"
 
 pub(super) struct Groups {
     views: Arc<Views>,
+    /// Held by who looks: what is set anew must not be read by another meanwhile.
+    looking: Mutex<()>,
     subscribers: GaugeVec,
     updates: CounterVec,
     pods: GaugeVec,
@@ -27,6 +30,7 @@ impl Groups {
         let gauge = |name, help| GaugeVec::new(Opts::new(name, help), &LABELS);
         Ok(Self {
             views: Arc::clone(views),
+            looking: Mutex::default(),
             subscribers: gauge("endpoints_subscribers", "Streams that follow the endpoints")?,
             updates: CounterVec::new(
                 Opts::new("endpoints_updates", "How often the endpoints were looked at for changes"),
@@ -48,6 +52,7 @@ impl Collector for Groups {
 
     #[allow(clippy::cast_precision_loss, reason = "counts stay far below 2^52")]
     fn collect(&self) -> Vec<MetricFamily> {
+        let _looking = self.looking.lock();
         for gauge in [&self.subscribers, &self.pods, &self.exists] {
             gauge.reset();
         }

@@ -9,16 +9,12 @@ use prometheus::{
 use tokio::time::Instant;
 use tonic::Code;
 
-use super::{connection::Ended, snapshot::Messages};
+use super::connection::Ended;
 
 const SERVICE: &str = "io.linkerd.proxy.destination.Destination";
 
 pub(super) struct Metrics {
-    started: IntCounter,
-    handled: IntCounterVec,
-    received: IntCounter,
-    sent: IntCounter,
-    handling: Histogram,
+    methods: [Calls; 1],
     add: IntCounter,
     remove: IntCounter,
     no_endpoints: IntCounter,
@@ -33,6 +29,29 @@ pub(super) struct Metrics {
     refused: IntCounterVec,
     connections: IntGauge,
     connections_ended: IntCounterVec,
+}
+
+/// A method of the Destination API.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Method {
+    Get,
+}
+
+/// What Go's middleware counts of one method.
+struct Calls {
+    started: IntCounter,
+    handled: IntCounterVec,
+    received: IntCounter,
+    sent: IntCounter,
+    handling: Histogram,
+}
+
+/// How many messages of each kind.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(super) struct Messages {
+    pub(super) add: u32,
+    pub(super) remove: u32,
+    pub(super) no_endpoints: u32,
 }
 
 /// What a stream is doing.
@@ -71,6 +90,7 @@ pub(super) enum Busy {
 /// From the start of a call to its end, however it ends.
 pub(super) struct Call {
     metrics: Arc<Metrics>,
+    method: Method,
     begun: Instant,
     code: Code,
 }
@@ -79,17 +99,6 @@ pub(super) struct Call {
 
 impl Metrics {
     pub(super) fn register(registry: &Registry) -> prometheus::Result<Arc<Self>> {
-        let call = |opts: Opts| {
-            opts.const_label("grpc_type", "server_stream")
-                .const_label("grpc_service", SERVICE)
-                .const_label("grpc_method", "Get")
-        };
-        let counter = |name, help| IntCounter::with_opts(call(Opts::new(name, help)));
-        let handling = HistogramOpts {
-            common_opts: call(Opts::new("grpc_server_handling_seconds", "From the start of a stream to its end")),
-            buckets: vec![0.1, 1.0, 300.0, 3600.0],
-        };
-        let handled = call(Opts::new("grpc_server_handled_total", "Streams that ended, by code"));
         let messages = IntCounterVec::new(
             Opts::new("linkerd_operator_discovery_messages_total", "Messages handed to the transport"),
             &["message"],
@@ -114,11 +123,7 @@ impl Metrics {
             &["stage"],
         )?;
         let metrics = Self {
-            started: counter("grpc_server_started_total", "Streams that began")?,
-            handled: IntCounterVec::new(handled, &["grpc_code"])?,
-            received: counter("grpc_server_msg_received_total", "Messages received from clients")?,
-            sent: counter("grpc_server_msg_sent_total", "Messages sent to clients")?,
-            handling: Histogram::with_opts(handling)?,
+            methods: [Calls::register(Method::Get, registry)?],
             add: messages.with_label_values(&["add"]),
             remove: messages.with_label_values(&["remove"]),
             no_endpoints: messages.with_label_values(&["no_endpoints"]),
@@ -161,22 +166,6 @@ impl Metrics {
         for ended in Ended::ALL {
             metrics.connections_ended.with_label_values(&[ended.as_str()]);
         }
-        for code in [
-            Code::Ok,
-            Code::InvalidArgument,
-            Code::NotFound,
-            Code::FailedPrecondition,
-            Code::Unknown,
-            Code::Unavailable,
-            Code::Internal,
-        ] {
-            metrics.handled.with_label_values(&[code_name(code)]);
-        }
-        registry.register(Box::new(metrics.started.clone()))?;
-        registry.register(Box::new(metrics.handled.clone()))?;
-        registry.register(Box::new(metrics.received.clone()))?;
-        registry.register(Box::new(metrics.sent.clone()))?;
-        registry.register(Box::new(metrics.handling.clone()))?;
         registry.register(Box::new(messages))?;
         registry.register(Box::new(metrics.published.clone()))?;
         registry.register(Box::new(deltas))?;
@@ -190,20 +179,16 @@ impl Metrics {
         Ok(Arc::new(metrics))
     }
 
-    pub(super) fn began(self: &Arc<Self>) -> Call {
-        self.started.inc();
-        Call { metrics: Arc::clone(self), begun: Instant::now(), code: Code::Ok }
+    pub(super) fn began(self: &Arc<Self>, method: Method) -> Call {
+        self.calls(method).started.inc();
+        Call { metrics: Arc::clone(self), method, begun: Instant::now(), code: Code::Ok }
     }
 
-    pub(super) fn received(&self) {
-        self.received.inc();
-    }
-
-    pub(super) fn sent(&self, messages: Messages) {
-        self.sent.inc_by(u64::from(messages.add + messages.remove + messages.no_endpoints));
-        self.add.inc_by(messages.add.into());
-        self.remove.inc_by(messages.remove.into());
-        self.no_endpoints.inc_by(messages.no_endpoints.into());
+    fn calls(&self, method: Method) -> &Calls {
+        let [get] = &self.methods;
+        match method {
+            Method::Get => get,
+        }
     }
 
     pub(super) fn delta(&self, shared: bool) {
@@ -260,9 +245,64 @@ fn seconds(duration: Duration) -> f64 {
     duration.as_secs_f64()
 }
 
+// === impl Calls ===
+
+impl Calls {
+    fn register(method: Method, registry: &Registry) -> prometheus::Result<Self> {
+        let call = |opts: Opts| {
+            opts.const_label("grpc_type", "server_stream")
+                .const_label("grpc_service", SERVICE)
+                .const_label("grpc_method", method.as_str())
+        };
+        let counter = |name, help| IntCounter::with_opts(call(Opts::new(name, help)));
+        let handling = HistogramOpts {
+            common_opts: call(Opts::new("grpc_server_handling_seconds", "From the start of a stream to its end")),
+            buckets: vec![0.1, 1.0, 300.0, 3600.0],
+        };
+        let handled = call(Opts::new("grpc_server_handled_total", "Streams that ended, by code"));
+        let calls = Self {
+            started: counter("grpc_server_started_total", "Streams that began")?,
+            handled: IntCounterVec::new(handled, &["grpc_code"])?,
+            received: counter("grpc_server_msg_received_total", "Messages received from clients")?,
+            sent: counter("grpc_server_msg_sent_total", "Messages sent to clients")?,
+            handling: Histogram::with_opts(handling)?,
+        };
+        for code in [
+            Code::Ok,
+            Code::InvalidArgument,
+            Code::NotFound,
+            Code::FailedPrecondition,
+            Code::Unknown,
+            Code::Unavailable,
+            Code::Internal,
+        ] {
+            calls.handled.with_label_values(&[code_name(code)]);
+        }
+        for counter in [&calls.started, &calls.received, &calls.sent] {
+            registry.register(Box::new(counter.clone()))?;
+        }
+        registry.register(Box::new(calls.handled.clone()))?;
+        registry.register(Box::new(calls.handling.clone()))?;
+        Ok(calls)
+    }
+}
+
 // === impl Call ===
 
 impl Call {
+    pub(super) fn received(&self) {
+        self.metrics.calls(self.method).received.inc();
+    }
+
+    pub(super) fn sent(&self, messages: Messages) {
+        let Messages { add, remove, no_endpoints } = messages;
+        let metrics = &self.metrics;
+        metrics.calls(self.method).sent.inc_by(u64::from(add + remove + no_endpoints));
+        metrics.add.inc_by(add.into());
+        metrics.remove.inc_by(remove.into());
+        metrics.no_endpoints.inc_by(no_endpoints.into());
+    }
+
     /// The code it will have ended with. A stream that its client leaves ended well: that is how streams end.
     pub(super) fn will_end(&mut self, code: Code) {
         self.code = code;
@@ -271,8 +311,25 @@ impl Call {
 
 impl Drop for Call {
     fn drop(&mut self) {
-        self.metrics.handled.with_label_values(&[code_name(self.code)]).inc();
-        self.metrics.handling.observe(seconds(self.begun.elapsed()));
+        let calls = self.metrics.calls(self.method);
+        calls.handled.with_label_values(&[code_name(self.code)]).inc();
+        calls.handling.observe(seconds(self.begun.elapsed()));
+    }
+}
+
+// === impl Method ===
+
+impl Method {
+    const fn as_str(self) -> &'static str {
+        match self {
+            Self::Get => "Get",
+        }
+    }
+
+    /// By the path of a request.
+    pub(super) fn of_path(path: &str) -> Option<Self> {
+        let name = path.strip_prefix('/')?.strip_prefix(SERVICE)?.strip_prefix('/')?;
+        [Self::Get].into_iter().find(|method| method.as_str() == name)
     }
 }
 

@@ -14,7 +14,10 @@ mod connection;
 mod context_token;
 mod endpoint;
 mod endpoint_set;
+mod endpoint_updates;
 mod exports;
+mod frame;
+mod hold;
 mod members;
 mod metrics;
 #[cfg(test)]

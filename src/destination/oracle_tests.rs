@@ -5,6 +5,7 @@
 
 use std::{
     collections::{BTreeMap, HashMap, VecDeque},
+    fmt::Debug,
     net::SocketAddr,
     sync::Arc,
 };
@@ -12,7 +13,7 @@ use std::{
 use bytes::Buf;
 use e2e::{
     discovery::{Update, fold},
-    oracle::{self, Answer, Key, answer, answer_while_open},
+    oracle::{self, Answer, ApiState, Key, answer, answer_while_open},
     world::{Change, World},
 };
 use futures::FutureExt;
@@ -26,22 +27,95 @@ use tokio::sync::Semaphore;
 
 use super::{
     authority::ServiceAuthority,
-    connection::Piece,
+    connection::{Content, Piece},
     context_token::ContextToken,
-    metrics::Metrics,
+    endpoint_updates::EndpointUpdates,
+    metrics::{Method as Rpc, Metrics},
     progress::Progress,
     resolve::Request,
     settings::{Settings, TransportMode, tests::settings},
-    stream::GetStream,
+    stream::{Stream, Updates},
     views::Views,
 };
 use crate::cluster::{Kind, feed::Feed, object::Problems, port_ranges::PortRanges};
 
+/// One method of the API, as these tests ask it.
+trait Method {
+    const RPC: Rpc;
+    type Updates: Updates;
+    /// What the messages so far come to.
+    type Known: Default;
+    type Answer: Clone + Debug + PartialEq;
+
+    fn requests(world: &World) -> Vec<oracle::Request>;
+    fn subscribe(views: &Arc<Views>, request: &oracle::Request) -> Result<Self::Updates, tonic::Status>;
+    fn fold(known: &mut Self::Known, is_first: bool, message: &[u8]);
+    fn told(known: &Self::Known) -> Self::Answer;
+    fn refused(status: &tonic::Status) -> Self::Answer;
+    /// What the contract says that a new stream is told.
+    fn fresh(objects: &ApiState, settings: &oracle::Settings, request: &oracle::Request) -> Self::Answer;
+    /// What it says that a stream is told which was open already, and was told this.
+    fn open(
+        objects: &ApiState,
+        settings: &oracle::Settings,
+        request: &oracle::Request,
+        told: &Self::Answer,
+    ) -> Self::Answer;
+    /// What an open stream is told whose new neighbour is told this; `None` where that does not say it.
+    fn beside(new: Self::Answer, old: &Self::Answer) -> Option<Self::Answer>;
+}
+
+struct Get;
+
+impl Method for Get {
+    const RPC: Rpc = Rpc::Get;
+    type Updates = EndpointUpdates;
+    type Known = BTreeMap<SocketAddr, WeightedAddr>;
+    type Answer = Answer;
+
+    fn requests(world: &World) -> Vec<oracle::Request> {
+        world.requests()
+    }
+
+    fn subscribe(views: &Arc<Views>, request: &oracle::Request) -> Result<EndpointUpdates, tonic::Status> {
+        let authority = ServiceAuthority::parse(&request.path, &views.settings.cluster_domain)
+            .map_err(|error| tonic::Status::invalid_argument(error.to_string()))?;
+        let resolved = Request::new(authority, &ContextToken::parse(&request.token).node);
+        let subscription = views.subscribe(&resolved).map_err(|refusal| resolved.refused(&refusal, &request.path))?;
+        Ok(EndpointUpdates::new(resolved, subscription))
+    }
+
+    fn fold(known: &mut Self::Known, is_first: bool, message: &[u8]) {
+        fold(known, is_first, Update::decode(message).unwrap()).unwrap();
+    }
+
+    fn told(known: &Self::Known) -> Answer {
+        Answer::Endpoints(known.clone())
+    }
+
+    fn refused(status: &tonic::Status) -> Answer {
+        Answer::Refused(status.code(), status.message().to_owned())
+    }
+
+    fn fresh(objects: &ApiState, settings: &oracle::Settings, request: &oracle::Request) -> Answer {
+        answer(objects, settings, request)
+    }
+
+    fn open(objects: &ApiState, settings: &oracle::Settings, request: &oracle::Request, _: &Answer) -> Answer {
+        answer_while_open(objects, settings, request)
+    }
+
+    fn beside(new: Answer, _: &Answer) -> Option<Answer> {
+        let gone = matches!(&new, Answer::Refused(_, text) if text.starts_with("Service "));
+        Some(if gone { Answer::Endpoints(BTreeMap::new()) } else { new })
+    }
+}
+
 /// A client: the stream, if it is open, and what it was told.
-struct Client {
+struct Client<M: Method> {
     request: oracle::Request,
-    stream: Option<GetStream>,
-    known: BTreeMap<SocketAddr, WeightedAddr>,
+    stream: Option<Stream<M::Updates>>,
+    known: M::Known,
     first: bool,
 }
 
@@ -74,25 +148,18 @@ fn same_settings() -> (Settings, oracle::Settings) {
     (ours, theirs)
 }
 
-impl Client {
+impl<M: Method> Client<M> {
     fn new(request: oracle::Request) -> Self {
-        Self { request, stream: None, known: BTreeMap::new(), first: true }
+        Self { request, stream: None, known: M::Known::default(), first: true }
     }
 
     /// Opens the stream, as a proxy does whose last one ended.
-    fn open(&mut self, views: &Arc<Views>) -> Result<(), Answer> {
-        let settings = &views.settings;
-        let refused = |status: tonic::Status| Answer::Refused(status.code(), status.message().to_owned());
-        let authority = ServiceAuthority::parse(&self.request.path, &settings.cluster_domain)
-            .map_err(|error| refused(tonic::Status::invalid_argument(error.to_string())))?;
-        let token = ContextToken::parse(&self.request.token);
-        let path = &self.request.path;
-        let request = Request::new(authority, &token.node);
-        let subscription = views.subscribe(&request).map_err(|refusal| refused(request.refused(&refusal, path)))?;
+    fn open(&mut self, views: &Arc<Views>) -> Result<(), M::Answer> {
+        let updates = M::subscribe(views, &self.request).map_err(|status| M::refused(&status))?;
         let place = Arc::new(Semaphore::new(1)).try_acquire_owned().unwrap();
-        let call = views.metrics.began();
-        self.stream = Some(GetStream::new(request, subscription, Arc::<Progress>::default(), call, place));
-        (self.known, self.first) = (BTreeMap::new(), true);
+        let call = views.metrics.began(M::RPC);
+        self.stream = Some(Stream::new(updates, Arc::<Progress>::default(), call, place));
+        (self.known, self.first) = (M::Known::default(), true);
         Ok(())
     }
 
@@ -112,15 +179,14 @@ impl Client {
         while frames.has_remaining() {
             assert_eq!(frames.get_u8(), 0, "not compressed");
             let length = frames.get_u32() as usize;
-            let update = Update::decode(&frames[..length]).unwrap();
+            M::fold(&mut self.known, self.first, &frames[..length]);
             frames.advance(length);
-            fold(&mut self.known, self.first, update).unwrap();
             self.first = false;
         }
     }
 
     /// What it knows when it has read everything; a stream that ended is opened again.
-    fn settle(&mut self, views: &Arc<Views>) -> Answer {
+    fn settle(&mut self, views: &Arc<Views>) -> M::Answer {
         self.read(usize::MAX);
         if self.stream.is_none() {
             if let Err(refused) = self.open(views) {
@@ -128,7 +194,7 @@ impl Client {
             }
             self.read(usize::MAX);
         }
-        Answer::Endpoints(self.known.clone())
+        M::told(&self.known)
     }
 }
 
@@ -197,6 +263,10 @@ fn seeds() -> std::ops::Range<u64> {
 
 #[tokio::test]
 async fn whatever_the_order_of_events_streams_old_and_new_are_told_what_the_contract_says() {
+    history::<Get>().await;
+}
+
+async fn history<M: Method>() {
     let theirs = same_settings().1;
     for seed in seeds() {
         let mut dice = StdRng::seed_from_u64(seed);
@@ -205,7 +275,7 @@ async fn whatever_the_order_of_events_streams_old_and_new_are_told_what_the_cont
         for (key, object) in world.json() {
             rig.pending.entry(kind(key)).or_default().push_back(Event::Apply(object.clone()));
         }
-        let mut clients: Vec<Client> = world.requests().into_iter().map(Client::new).collect();
+        let mut clients: Vec<Client<M>> = M::requests(&world).into_iter().map(Client::new).collect();
         for round in 0..8 {
             for _ in 0..dice.random_range(1..60) {
                 match dice.random_range(0..20) {
@@ -231,15 +301,13 @@ async fn whatever_the_order_of_events_streams_old_and_new_are_told_what_the_cont
                 if client.stream.is_none() {
                     continue;
                 }
-                let (old, new) = (client.settle(&rig.views), Client::new(client.request.clone()).settle(&rig.views));
-                let gone = matches!(&new, Answer::Refused(_, text) if text.starts_with("Service "));
-                let expected = if gone { Answer::Endpoints(BTreeMap::new()) } else { new };
-                if client.stream.is_some() {
-                    assert_eq!(
-                        old, expected,
-                        "seed {seed}, round {round}, an old and a new stream of {:?}",
-                        client.request
-                    );
+                let old = client.settle(&rig.views);
+                let new = Client::<M>::new(client.request.clone()).settle(&rig.views);
+                if client.stream.is_some()
+                    && let Some(expected) = M::beside(new, &old)
+                {
+                    let request = &client.request;
+                    assert_eq!(old, expected, "seed {seed}, round {round}, an old and a new stream of {request:?}");
                 }
             }
             // And when all watches have brought everything, that is what the objects say.
@@ -250,13 +318,18 @@ async fn whatever_the_order_of_events_streams_old_and_new_are_told_what_the_cont
             for client in &mut clients {
                 let was_open = client.stream.is_some();
                 let told = client.settle(&rig.views);
+                let request = &client.request;
                 let expected = match was_open && client.stream.is_some() {
-                    true => answer_while_open(world.objects(), &theirs, &client.request),
-                    false => answer(world.objects(), &theirs, &client.request),
+                    true => M::open(world.objects(), &theirs, request, &told),
+                    false => M::fresh(world.objects(), &theirs, request),
                 };
-                assert_eq!(told, expected, "seed {seed}, round {round}, {:?}", client.request);
-                let fresh = Client::new(client.request.clone()).settle(&rig.views);
-                assert_eq!(fresh, answer(world.objects(), &theirs, &client.request), "seed {seed}, round {round}");
+                assert_eq!(told, expected, "seed {seed}, round {round}, {request:?}");
+                let fresh = Client::<M>::new(request.clone()).settle(&rig.views);
+                assert_eq!(
+                    fresh,
+                    M::fresh(world.objects(), &theirs, request),
+                    "seed {seed}, round {round}, {request:?}"
+                );
             }
         }
         drop(clients);

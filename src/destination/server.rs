@@ -33,20 +33,20 @@ use super::{
     authority::ServiceAuthority,
     connection::{self, Asked, Content, Piece},
     context_token::ContextToken,
-    metrics::Busy,
+    endpoint_updates::EndpointUpdates,
+    metrics::{Busy, Call, Method as Rpc},
+    progress::Progress,
     readiness::Readiness,
     resolve,
-    stream::GetStream,
+    stream::Stream,
     transport::Transport,
-    views::{Subscription, Views},
+    views::Views,
 };
 use crate::proto::destination::GetDestination;
 
 /// In a refusal: whoever balances over several replicas is to try another.
 const BUSY: &str = "this destination is busy: ask another, or again";
 const FULL: &str = "this destination has as many streams as it can hold: ask another";
-
-const GET: &str = "/io.linkerd.proxy.destination.Destination/Get";
 
 /// What the health service is asked about.
 pub(super) const HEALTH_OF: [&str; 2] = ["", "io.linkerd.proxy.destination.Destination"];
@@ -154,14 +154,11 @@ impl Server {
             plain(StatusCode::METHOD_NOT_ALLOWED)
         } else if !head.headers.get(header::CONTENT_TYPE).is_some_and(|value| is_grpc(value.as_bytes())) {
             plain(StatusCode::UNSUPPORTED_MEDIA_TYPE)
-        } else if path != GET {
-            refuse(&Status::unimplemented(format!("no method {}", quote(path))))
-        } else {
-            let mut call = self.views.metrics.began();
-            match self.get(&mut body, since, deadline).await {
-                Ok((request, subscription, place)) => {
-                    let stream = GetStream::new(request, subscription, progress, call, place);
-                    let mut response = Response::new(Answer::Get(Box::new(stream)));
+        } else if let Some(rpc) = Rpc::of_path(path) {
+            let mut call = self.views.metrics.began(rpc);
+            match self.open(rpc, &call, &mut body, since, deadline).await {
+                Ok((subscribed, place)) => {
+                    let mut response = Response::new(subscribed.stream(progress, call, place));
                     let content_type = HeaderValue::from_static("application/grpc");
                     response.headers_mut().insert(header::CONTENT_TYPE, content_type);
                     return response;
@@ -171,6 +168,8 @@ impl Server {
                     refuse(&status)
                 }
             }
+        } else {
+            refuse(&Status::unimplemented(format!("no method {}", quote(path))))
         };
         // h2 resets a stream that is answered before its request has ended, and counts what still comes for it as the
         // client's fault: after 1,024 such it would close the connection, with all streams on it.
@@ -200,12 +199,26 @@ impl Server {
         }
     }
 
-    async fn get(
+    async fn open(
         &self,
+        rpc: Rpc,
+        call: &Call,
         body: &mut RecvStream,
         since: Instant,
         deadline: Instant,
-    ) -> Result<(resolve::Request, Subscription, OwnedSemaphorePermit), Status> {
+    ) -> Result<(Subscribed, OwnedSemaphorePermit), Status> {
+        let (message, place) = self.request(call, body, since, deadline).await?;
+        Ok((self.subscribe(rpc, &message)?, place))
+    }
+
+    /// Reads the request, if there is a place for its stream.
+    async fn request(
+        &self,
+        call: &Call,
+        body: &mut RecvStream,
+        since: Instant,
+        deadline: Instant,
+    ) -> Result<(GetDestination, OwnedSemaphorePermit), Status> {
         let metrics = &self.views.metrics;
         if since.elapsed() > self.views.settings.limits.stream_wait {
             metrics.refused(Busy::Waited);
@@ -219,18 +232,45 @@ impl Server {
         let message = message.await.map_err(|_| Status::deadline_exceeded(LATE_REQUEST))??;
         let message = GetDestination::decode(message)
             .map_err(|error| Status::internal(format!("cannot read the request: {error}")))?;
-        metrics.received();
+        call.received();
         if !self.views.cluster.is_discoverable() {
             return Err(Status::unavailable("the caches are not filled yet: ask another replica, or again"));
         }
-        let authority = ServiceAuthority::parse(&message.path, &self.views.settings.cluster_domain)
-            .map_err(|error| Status::invalid_argument(quote(&error.to_string())))?;
-        let token = ContextToken::parse(&message.context_token);
-        let request = resolve::Request::new(authority, &token.node);
-        let subscription = self.views.subscribe(&request);
-        let subscription = subscription.map_err(|refusal| request.refused(&refusal, quote(&message.path).as_str()))?;
-        Ok((request, subscription, place))
+        Ok((message, place))
     }
+
+    /// Finds what answers the request.
+    fn subscribe(&self, rpc: Rpc, message: &GetDestination) -> Result<Subscribed, Status> {
+        let GetDestination { path, context_token, .. } = message;
+        let cluster_domain = &self.views.settings.cluster_domain;
+        let token = ContextToken::parse(context_token);
+        match rpc {
+            Rpc::Get => {
+                let authority = ServiceAuthority::parse(path, cluster_domain).map_err(invalid)?;
+                let request = resolve::Request::new(authority, &token.node);
+                let subscription = self.views.subscribe(&request);
+                let subscription = subscription.map_err(|refusal| request.refused(&refusal, &quote(path)))?;
+                Ok(Subscribed::Get(EndpointUpdates::new(request, subscription)))
+            }
+        }
+    }
+}
+
+/// What a stream is about to tell.
+enum Subscribed {
+    Get(EndpointUpdates),
+}
+
+impl Subscribed {
+    fn stream(self, progress: Arc<Progress>, call: Call, place: OwnedSemaphorePermit) -> Answer {
+        match self {
+            Self::Get(updates) => Answer::Get(Box::new(Stream::new(updates, progress, call, place))),
+        }
+    }
+}
+
+fn invalid(error: impl std::error::Error) -> Status {
+    Status::invalid_argument(quote(&error.to_string()))
 }
 
 /// The one message of a request. What is read takes its part of the connection's window until it is complete, so that a client
@@ -312,7 +352,7 @@ fn plain(code: StatusCode) -> Response<Answer> {
 
 /// What a call is answered with.
 enum Answer {
-    Get(Box<GetStream>),
+    Get(Box<Stream<EndpointUpdates>>),
     Health { body: tonic::body::Body, _place: OwnedSemaphorePermit },
     Empty,
 }

@@ -14,7 +14,7 @@ use std::{
     },
 };
 
-use bytes::{BufMut, Bytes, BytesMut};
+use bytes::{Bytes, BytesMut};
 use parking_lot::Mutex;
 use prost::{
     Message,
@@ -25,6 +25,8 @@ use tokio::time::Instant;
 use super::{
     endpoint::tcp_address,
     endpoint_set::{Endpoint, EndpointSet, Source, Step, Walk},
+    frame,
+    metrics::Messages,
 };
 use crate::proto::destination::{NoEndpoints, Update, WeightedAddrSet, update};
 
@@ -62,14 +64,6 @@ pub(super) struct Snapshot {
 pub(super) struct Shared {
     pub(super) frames: Bytes,
     pub(super) messages: Messages,
-}
-
-/// How many messages of each kind.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(super) struct Messages {
-    pub(super) add: u32,
-    pub(super) remove: u32,
-    pub(super) no_endpoints: u32,
 }
 
 /// A snapshot in one message. Owned by all who send it.
@@ -193,11 +187,7 @@ impl Frames {
         static FRAME: OnceLock<Bytes> = OnceLock::new();
         let frame = || {
             let none = update::Update::NoEndpoints(NoEndpoints { exists: true });
-            let message = Update { update: Some(none) }.encode_to_vec();
-            let mut frame = BytesMut::new();
-            frame_header(message.len(), &mut frame);
-            frame.extend_from_slice(&message);
-            frame.freeze()
+            frame::of(&Update { update: Some(none) })
         };
         let messages = Messages { no_endpoints: 1, ..Messages::default() };
         Self::Shared(Some(Shared { frames: FRAME.get_or_init(frame).clone(), messages }))
@@ -287,7 +277,7 @@ impl Made {
                 Phase::Add => self.begun.add += 1,
                 Phase::Remove | Phase::Done => self.begun.remove += 1,
             }
-            frame_header(field_length(update, length), piece);
+            frame::header(field_length(update, length), piece);
             encode_key(update, WireType::LengthDelimited, piece);
             encode_varint(length as u64, piece);
             piece.extend_from_slice(labels);
@@ -362,10 +352,4 @@ fn field(tag: u32, content: &[u8]) -> Box<[u8]> {
 
 fn field_length(tag: u32, content: usize) -> usize {
     prost::encoding::key_len(tag) + encoded_len_varint(content as u64) + content
-}
-
-/// Not compressed, and the length.
-fn frame_header(message: usize, frame: &mut BytesMut) {
-    frame.put_u8(0);
-    frame.put_u32(u32::try_from(message).unwrap_or(u32::MAX));
 }

@@ -4,7 +4,7 @@
 //! Dirty ─▶ publisher: State ─▶ Members ─▶ Snapshot of each view of the Service ─▶ watch channel ─▶ streams
 //! ```
 //!
-//! In: Services marked by the watches; clients that come and go. Out: snapshots. Always holds: a view never goes back to an
+//! In: what the watches marked; clients that come and go. Out: snapshots. Always holds: a view never goes back to an
 //! older generation of the state; what a client that comes now is told is what one that has been there was told; a view
 //! lives as long as it has clients, and so do its metrics. State is published, not events: a client that is slow finds the
 //! latest, and nothing waits in line.
@@ -23,6 +23,7 @@ use tokio::{sync::watch, time::Instant};
 
 use super::{
     endpoint_set::EndpointSet,
+    hold::{Hold, Viewed},
     members::Members,
     metrics::Metrics,
     resolve::{Refusal, Request, ViewKey},
@@ -49,6 +50,9 @@ pub(super) struct Views {
     pub(super) metrics: Arc<Metrics>,
     registry: Mutex<Registry>,
 }
+
+/// When the publisher's turn began.
+struct Turn(Instant);
 
 #[derive(Default)]
 struct Registry {
@@ -89,11 +93,9 @@ pub(super) struct Published {
     pub(super) exists: bool,
 }
 
-/// A client's hold on a view.
+/// A client's hold on a view, and which view its request was resolved to.
 pub(super) struct Subscription {
-    views: Arc<Views>,
-    view: Arc<View>,
-    receiver: watch::Receiver<Published>,
+    hold: Hold<View>,
     placement: u64,
 }
 
@@ -107,6 +109,21 @@ pub(super) struct Group {
     pub(super) updates: u64,
     pub(super) pods: usize,
     pub(super) exists: bool,
+}
+
+// === impl Turn ===
+
+impl Turn {
+    fn new() -> Self {
+        Self(Instant::now())
+    }
+
+    async fn yield_if_long(&mut self) {
+        if self.0.elapsed() > TURN {
+            tokio::task::yield_now().await;
+            *self = Self::new();
+        }
+    }
 }
 
 // === impl Views ===
@@ -126,14 +143,14 @@ impl Views {
             let (view, receiver) = self.view(key)?;
             // From before anything else is looked at: if the answer changes from now on, the stream is to notice.
             let placement = receiver.borrow().placement;
-            let subscription = Subscription { views: Arc::clone(self), view, receiver, placement };
+            let subscription = Subscription { hold: Hold::new(self, view, receiver), placement };
             key = request.resolve(&self.cluster.read())?;
             // Before the view was known to be looked at, its clients may have been called elsewhere.
-            if key == subscription.view.key {
+            if key == subscription.hold.view().key {
                 break subscription;
             }
         };
-        let view = &subscription.view;
+        let view = subscription.hold.view();
         let mut made_at = view.made_at.lock();
         if made_at.is_none() {
             let members = Members::of(&self.cluster.read(), &view.key.service);
@@ -151,7 +168,7 @@ impl Views {
     }
 
     pub(super) async fn publish_batch(&self, batch: Batch) {
-        let mut turn = Instant::now();
+        let mut turn = Turn::new();
         for (service, received) in batch.discovered {
             self.publish_service(&service, received, &mut turn).await;
         }
@@ -160,8 +177,8 @@ impl Views {
         }
     }
 
-    /// Brings all views of a Service up to date, in turns with the streams; `turn` is when the turn began.
-    async fn publish_service(&self, service: &NamespacedName, received: Instant, turn: &mut Instant) {
+    /// Brings all views of a Service up to date, in turns with the streams.
+    async fn publish_service(&self, service: &NamespacedName, received: Instant, turn: &mut Turn) {
         let views = self.views_of(service);
         if views.is_empty() {
             return;
@@ -175,10 +192,7 @@ impl Views {
                 self.metrics.published.inc();
                 self.metrics.encoded(received);
             }
-            if turn.elapsed() > TURN {
-                tokio::task::yield_now().await;
-                *turn = Instant::now();
-            }
+            turn.yield_if_long().await;
         }
     }
 
@@ -264,24 +278,6 @@ impl Views {
             target.into_iter().flat_map(|target| target.views.values()).filter(|it| !std::ptr::eq(&***it, view));
         others.take(SIBLINGS).map(|it| Arc::clone(&it.sender.borrow().snapshot)).collect()
     }
-
-    /// A client has left the view.
-    fn left(&self, view: &View) {
-        let mut registry = self.registry.lock();
-        if view.clients.fetch_sub(1, Ordering::Relaxed) > 1 {
-            return;
-        }
-        let ViewKey { service, query, location } = &view.key;
-        let Some(targets) = registry.services.get_mut(service) else { return };
-        let Some(target) = targets.get_mut(query) else { return };
-        target.views.remove(location);
-        if target.views.is_empty() {
-            targets.remove(query);
-        }
-        if targets.is_empty() {
-            registry.services.remove(service);
-        }
-    }
 }
 
 // === impl View ===
@@ -337,6 +333,27 @@ impl View {
     }
 }
 
+impl Viewed for View {
+    type Published = Published;
+
+    fn left(view: &Arc<Self>, views: &Views) {
+        let mut registry = views.registry.lock();
+        if view.clients.fetch_sub(1, Ordering::Relaxed) > 1 {
+            return;
+        }
+        let ViewKey { service, query, location } = &view.key;
+        let Some(targets) = registry.services.get_mut(service) else { return };
+        let Some(target) = targets.get_mut(query) else { return };
+        target.views.remove(location);
+        if target.views.is_empty() {
+            targets.remove(query);
+        }
+        if targets.is_empty() {
+            registry.services.remove(service);
+        }
+    }
+}
+
 // === impl Published ===
 
 impl Published {
@@ -352,35 +369,27 @@ impl Published {
 impl Subscription {
     /// The view's state, now seen.
     pub(super) fn latest(&mut self) -> Published {
-        self.receiver.borrow_and_update().clone()
+        self.hold.latest()
     }
 
     /// Waits until the view has a state that was not looked at. Nothing is lost when the wait is given up.
     pub(super) async fn changed(&mut self) {
-        if self.receiver.changed().await.is_err() {
-            // A view is kept by its subscriptions, so this cannot be: and if it were, there would be nothing to wait for.
-            std::future::pending::<()>().await;
-        }
+        self.hold.changed().await;
     }
 
     pub(super) fn views(&self) -> &Arc<Views> {
-        &self.views
+        self.hold.views()
     }
 
     /// Lets a request that was answered with this view name its target in the view's own words, which all its streams share.
     pub(super) fn share_names(&self, request: &mut Request) {
-        request.service = self.view.key.service.clone();
-        request.query = self.view.key.query.clone();
+        let ViewKey { service, query, .. } = &self.hold.view().key;
+        request.service = service.clone();
+        request.query = query.clone();
     }
 
     /// Whether the request may have to be resolved anew.
     pub(super) fn is_moved(&self, published: &Published) -> bool {
         published.placement != self.placement
-    }
-}
-
-impl Drop for Subscription {
-    fn drop(&mut self) {
-        self.views.left(&self.view);
     }
 }
