@@ -1,12 +1,15 @@
 //! What a client asks for: the grammar of `path`. Pure.
 //!
-//! In: `web.prod.svc.cluster.local:80`, as any client may have written it. Out: the Service, port and instance it names, or
-//! why it names none. Upstream splits with Go's `net.SplitHostPort`, so does this, to the letter: which code a client gets
+//! In: `web.prod.svc.cluster.local:80` or `10.0.0.1:80`, as any client may have written it. Out: what it names, or why it names
+//! nothing: to `Get` a Service, port and instance, to `GetProfile` an address as well. Upstream splits with Go's `net.SplitHostPort`, so does this, to the letter: which code a client gets
 //! for a bad path decides whether it ever asks again.
 
-use std::{net::IpAddr, sync::Arc};
+use std::{
+    net::{IpAddr, SocketAddr},
+    sync::Arc,
+};
 
-use crate::cluster::object::NamespacedName;
+use crate::cluster::{address, object::NamespacedName};
 
 /// What the hostname of an endpoint may be at most (RFC 1035).
 const LONGEST_LABEL: usize = 63;
@@ -32,17 +35,87 @@ pub(super) enum AuthorityError {
     Ip(String),
 }
 
+/// What a client asks the profile of.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) enum ProfileAuthority {
+    Service {
+        service: NamespacedName,
+        port: u16,
+        /// The name began with a dot: it is given back as it was asked for.
+        dotted: bool,
+    },
+    /// An endpoint of a Service, by its hostname.
+    Instance { service: NamespacedName, hostname: Arc<str>, port: u16 },
+    /// Canonical: IPv4 where it can be.
+    Address(SocketAddr),
+}
+
+/// Why a path has no profile.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub(super) enum ProfileAuthorityError {
+    #[error("invalid authority: {path:?}: {reason:?}")]
+    Path { path: String, reason: String },
+    #[error("invalid service {host:?}: \"name {host} does not match cluster domain {cluster_domain}\"")]
+    Domain { host: String, cluster_domain: String },
+    #[error("invalid service {0:?}: \"invalid k8s service {0}\"")]
+    Labels(String),
+}
+
+/// Why a text is no host and port, in the words of Go's `net`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub(super) enum PathError<'a> {
+    #[error("missing port in address")]
+    NoPort,
+    #[error("too many colons in address")]
+    Colons,
+    #[error("missing ']' in address")]
+    NoClosingBracket,
+    #[error("unexpected '[' in address")]
+    OpeningBracket,
+    #[error("unexpected ']' in address")]
+    ClosingBracket,
+    #[error("invalid port {0}")]
+    Port(&'a str),
+}
+
+impl ProfileAuthority {
+    /// # Errors
+    /// When the path is malformed, or a name that is none of a Service under `svc.<cluster domain>`.
+    pub(super) fn parse(path: &str, cluster_domain: &str) -> Result<Self, ProfileAuthorityError> {
+        let (host, port) = split(path)
+            .map_err(|error| ProfileAuthorityError::Path { path: path.to_owned(), reason: error.to_string() })?;
+        if let Some(address) = address::parse(host) {
+            return Ok(Self::Address(SocketAddr::new(address, port)));
+        }
+        let Some(labels) = labels(host, cluster_domain) else {
+            let cluster_domain = cluster_domain.to_owned();
+            return Err(ProfileAuthorityError::Domain { host: host.to_owned(), cluster_domain });
+        };
+        match labels[..] {
+            [service, namespace] => {
+                Ok(Self::Service { service: NamespacedName::new(namespace, service), port, dotted: false })
+            }
+            ["", service, namespace] => {
+                Ok(Self::Service { service: NamespacedName::new(namespace, service), port, dotted: true })
+            }
+            [hostname, service, namespace] => {
+                Ok(Self::Instance { service: NamespacedName::new(namespace, service), hostname: hostname.into(), port })
+            }
+            _ => Err(ProfileAuthorityError::Labels(host.to_owned())),
+        }
+    }
+}
+
 impl ServiceAuthority {
     /// # Errors
     /// When the path is malformed, is an IP address, or is no name of a Service under `svc.<cluster domain>`.
     pub(super) fn parse(path: &str, cluster_domain: &str) -> Result<Self, AuthorityError> {
         let invalid = || AuthorityError::Invalid(path.to_owned());
-        let (host, port) = split(path).ok_or_else(invalid)?;
+        let (host, port) = split(path).map_err(|_| invalid())?;
         if host.parse::<IpAddr>().is_ok() {
             return Err(AuthorityError::Ip(host.to_owned()));
         }
-        let name = host.strip_suffix(cluster_domain).and_then(|it| it.strip_suffix(".svc.")).ok_or_else(invalid)?;
-        let labels: Vec<&str> = name.split('.').collect();
+        let labels = labels(host, cluster_domain).ok_or_else(invalid)?;
         let (instance, service, namespace) = match labels[..] {
             [service, namespace] => (None, service, namespace),
             [instance, service, namespace] => (Some(instance), service, namespace),
@@ -60,16 +133,37 @@ impl ServiceAuthority {
     }
 }
 
-/// Host and port, as `net.SplitHostPort` splits them; without any colon the whole is the host.
-pub(super) fn split(path: &str) -> Option<(&str, u16)> {
-    let Some((before, port)) = path.rsplit_once(':') else { return Some((path, DEFAULT_PORT)) };
-    let host = match before.strip_prefix('[') {
-        Some(bracketed) => bracketed.strip_suffix(']').filter(|host| !host.contains(['[', ']']))?,
-        None if before.contains([':', '[', ']']) => return None,
+/// Host and port; without any colon the whole is the host.
+fn split(path: &str) -> Result<(&str, u16), PathError<'_>> {
+    if !path.contains(':') {
+        return Ok((path, DEFAULT_PORT));
+    }
+    let (host, port) = split_host_port(path)?;
+    Ok((host, parse_port(port).ok_or(PathError::Port(port))?))
+}
+
+/// As `net.SplitHostPort` splits: at the last colon, with brackets around a host that has colons itself.
+pub(super) fn split_host_port(text: &str) -> Result<(&str, &str), PathError<'_>> {
+    let (before, port) = text.rsplit_once(':').ok_or(PathError::NoPort)?;
+    let host = match text.strip_prefix('[') {
+        Some(bracketed) => {
+            let (host, after) = bracketed.split_once(']').ok_or(PathError::NoClosingBracket)?;
+            match after.strip_prefix(':') {
+                Some(rest) if rest == port => host,
+                Some(_) => return Err(PathError::Colons),
+                None => return Err(PathError::NoPort),
+            }
+        }
+        None if before.contains(':') => return Err(PathError::Colons),
         None => before,
     };
-    (!port.contains(['[', ']'])).then_some(())?;
-    Some((host, parse_port(port)?))
+    if host.contains('[') || port.contains('[') {
+        return Err(PathError::OpeningBracket);
+    }
+    if host.contains(']') || port.contains(']') {
+        return Err(PathError::ClosingBracket);
+    }
+    Ok((host, port))
 }
 
 /// As `strconv.Atoi` reads it: a sign and leading zeros are taken.
@@ -77,6 +171,15 @@ fn parse_port(text: &str) -> Option<u16> {
     let digits = text.strip_prefix('+').unwrap_or(text);
     let all_digits = !digits.is_empty() && digits.bytes().all(|byte| byte.is_ascii_digit());
     all_digits.then(|| digits.trim_start_matches('0').parse().ok()).flatten()
+}
+
+/// The labels of a name before `svc.<cluster domain>`; `None` for another name.
+fn labels<'a>(host: &'a str, cluster_domain: &str) -> Option<Vec<&'a str>> {
+    let name = host.strip_suffix(cluster_domain)?;
+    if name == "svc." {
+        return Some(Vec::new());
+    }
+    Some(name.strip_suffix(".svc.")?.split('.').collect())
 }
 
 #[cfg(test)]
@@ -167,6 +270,75 @@ mod tests {
             ("[::ffff:10.0.0.1]:80", "::ffff:10.0.0.1"),
         ] {
             assert_eq!(parse(path), Err(AuthorityError::Ip(host.into())), "{path}");
+        }
+    }
+
+    fn profile(path: &str) -> Result<String, String> {
+        let authority = ProfileAuthority::parse(path, "cluster.local").map_err(|error| error.to_string())?;
+        Ok(match authority {
+            ProfileAuthority::Service { service, port, dotted } => {
+                format!("{}{service}:{port}", if dotted { "." } else { "" })
+            }
+            ProfileAuthority::Instance { service, hostname, port } => format!("{hostname} of {service}:{port}"),
+            ProfileAuthority::Address(address) => address.to_string(),
+        })
+    }
+
+    #[test]
+    fn a_profile_may_be_asked_for_by_address_by_name_and_by_hostname() {
+        for (path, expected) in [
+            ("10.0.0.1", "10.0.0.1:80"),
+            ("10.0.0.1:+080", "10.0.0.1:80"),
+            ("[10.0.0.1]:81", "10.0.0.1:81"),
+            ("[2001:DB8:0:0::1]:81", "[2001:db8::1]:81"),
+            ("[::ffff:10.0.0.1]:81", "10.0.0.1:81"),
+            ("web.prod.svc.cluster.local", "prod/web:80"),
+            ("[web.prod.svc.cluster.local]:81", "prod/web:81"),
+            (".web.prod.svc.cluster.local:81", ".prod/web:81"),
+            ("db-0.db.prod.svc.cluster.local:81", "db-0 of prod/db:81"),
+            (".prod.svc.cluster.local", "prod/:80"),
+        ] {
+            assert_eq!(profile(path).as_deref(), Ok(expected), "{path}");
+        }
+    }
+
+    #[test]
+    fn why_a_path_has_no_profile_is_said_in_upstreams_words() {
+        for (path, reason) in [
+            ("web:", "invalid port "),
+            ("web:http", "invalid port http"),
+            ("web:0", "invalid port 0"),
+            ("web:65536", "invalid port 65536"),
+            ("web:-1", "invalid port -1"),
+            ("::1", "too many colons in address"),
+            ("2001:db8::1:80", "too many colons in address"),
+            ("a:b:c", "too many colons in address"),
+            ("[::1]", "missing port in address"),
+            ("[::1]80", "missing port in address"),
+            ("[::1]:80:80", "too many colons in address"),
+            ("[::1:80", "missing ']' in address"),
+            ("[[::1]]:80", "missing port in address"),
+            ("[a[b]:80", "unexpected '[' in address"),
+            ("web]:80", "unexpected ']' in address"),
+        ] {
+            assert_eq!(profile(path), Err(format!("invalid authority: {path:?}: {reason:?}")));
+        }
+        for host in [
+            "",
+            "foo",
+            "linkerd.io",
+            "web.prod",
+            "web.prod.svc.cluster.local.",
+            "web.prod.SVC.cluster.local",
+            "10.0.0.01",
+            "fe80::1%eth0",
+        ] {
+            let path = if host.contains(':') { format!("[{host}]:80") } else { format!("{host}:80") };
+            let reason = format!("name {host} does not match cluster domain cluster.local");
+            assert_eq!(profile(&path), Err(format!("invalid service {host:?}: {reason:?}")));
+        }
+        for host in ["svc.cluster.local", "prod.svc.cluster.local", "a.b.c.d.svc.cluster.local"] {
+            assert_eq!(profile(host), Err(format!("invalid service {host:?}: \"invalid k8s service {host}\"")));
         }
     }
 }

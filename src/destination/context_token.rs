@@ -9,9 +9,11 @@ use serde::{
 };
 use serde_json::value::RawValue;
 
+use crate::cluster::object::LONGEST_LABEL;
+
 /// A longer one is nobody's.
 const LONGEST: usize = 4096;
-/// What the name of a node, or of a namespace, may be at most. A longer one names nothing.
+/// What the name of a node may be at most. A longer one names nothing.
 const LONGEST_NAME: usize = 253;
 
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -28,16 +30,18 @@ impl ContextToken {
         if text.len() > LONGEST {
             return Self::default();
         }
-        match serde_json::from_str(text) {
+        let token: Self = match serde_json::from_str(text) {
             Ok(token) => token,
             // What proxies sent before the token was JSON.
             Err(_) => match text.split_once(':') {
-                Some(("ns", namespace)) if !namespace.contains(':') => {
-                    Self { namespace: namespace.to_owned(), ..Self::default() }
-                }
+                Some(("ns", namespace)) => Self { namespace: namespace.to_owned(), ..Self::default() },
                 _ => Self::default(),
             },
-        }
+        };
+        // Views are kept by it: what no namespace can be called is none.
+        let is_label = |byte: u8| byte.is_ascii_lowercase() || byte.is_ascii_digit() || byte == b'-';
+        let is_name = token.namespace.len() <= LONGEST_LABEL && token.namespace.bytes().all(is_label);
+        if is_name { token } else { Self { namespace: String::new(), ..token } }
     }
 }
 
@@ -106,6 +110,9 @@ mod tests {
             ("ns:prod", "prod", ""),
             ("ns:", "", ""),
             ("ns:a:b", "", ""),
+            ("ns:Prod", "", ""),
+            ("ns:a/b", "", ""),
+            (r#"{"ns":"a.b","nodeName":"node-1"}"#, "", "node-1"),
             ("NS:prod", "", ""),
             ("", "", ""),
             ("123fa-test", "", ""),
@@ -124,6 +131,11 @@ mod tests {
         assert_eq!(parse(&giant), (String::new(), String::new()));
         let long = format!(r#"{{"ns":"prod","nodeName":"{}"}}"#, "x".repeat(LONGEST_NAME + 1));
         assert_eq!(parse(&long), ("prod".to_owned(), String::new()));
+        for (length, kept) in [(63, true), (64, false)] {
+            let name = "x".repeat(length);
+            let told = [parse(&format!("ns:{name}")).0, parse(&format!(r#"{{"ns":"{name}"}}"#)).0];
+            assert_eq!(told.map(|it| it == name), [kept; 2]);
+        }
     }
 
     proptest! {

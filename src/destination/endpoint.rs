@@ -64,18 +64,32 @@ pub(super) fn weighted_address(
     // Of a bare address nothing is read but the address.
     let zone = placed.zone.filter(|_| !matches!(subject, Subject::Address));
     let locality = Locality::between(client.zone, zone);
-    let base = WeightedAddr {
-        addr: Some(tcp_address(placed.address)),
-        weight: if settings.ext_endpoint_zone_weights && locality == Locality::Local { WEIGHT_IN_ZONE } else { WEIGHT },
-        ..WeightedAddr::default()
-    };
-    let mut endpoint = match subject {
-        Subject::Pod(pod) => of_pod(base, pod, placed, settings),
-        Subject::Workload(workload) => of_workload(base, workload, placed, settings),
-        Subject::Address => of_address(base, placed, client, settings),
-    };
+    let mut endpoint = of_subject(subject, placed, client.port, settings);
+    if settings.ext_endpoint_zone_weights && locality == Locality::Local {
+        endpoint.weight = WEIGHT_IN_ZONE;
+    }
     endpoint.metric_labels.insert("zone_locality".to_owned(), locality.as_str().to_owned());
     endpoint
+}
+
+/// The only endpoint of a profile: what it stands for is in no slice, so nothing is known of its zone.
+pub(super) fn profiled(subject: &Subject, address: SocketAddr, settings: &Settings) -> WeightedAddr {
+    let placed = Placed { address, zone: None, mirror: None };
+    let mut endpoint = of_subject(subject, &placed, address.port(), settings);
+    if let Some(namespace) = subject.namespace() {
+        endpoint.metric_labels.insert("namespace".to_owned(), namespace.to_owned());
+    }
+    endpoint
+}
+
+/// As it looks to everybody who asked for this port.
+fn of_subject(subject: &Subject, placed: &Placed<'_>, port: u16, settings: &Settings) -> WeightedAddr {
+    let base = WeightedAddr { addr: Some(tcp_address(placed.address)), weight: WEIGHT, ..WeightedAddr::default() };
+    match subject {
+        Subject::Pod(pod) => of_pod(base, pod, placed, settings),
+        Subject::Workload(workload) => of_workload(base, workload, placed, settings),
+        Subject::Address => of_address(base, placed, port, settings),
+    }
 }
 
 pub(super) fn tcp_address(address: SocketAddr) -> TcpAddress {
@@ -182,7 +196,7 @@ fn of_workload(
 }
 
 /// A bare address, or a gateway in front of a Service in another cluster.
-fn of_address(base: WeightedAddr, placed: &Placed<'_>, client: &Client<'_>, settings: &Settings) -> WeightedAddr {
+fn of_address(base: WeightedAddr, placed: &Placed<'_>, port: u16, settings: &Settings) -> WeightedAddr {
     let Some(mirror) = placed.mirror else { return base };
     let mut endpoint = base;
     if let Some(identity) = &mirror.gateway_identity {
@@ -197,7 +211,7 @@ fn of_address(base: WeightedAddr, placed: &Placed<'_>, client: &Client<'_>, sett
     }
     endpoint.authority_override = mirror.service.as_ref().map(|service| AuthorityOverride {
         // What the client asked for, not where the gateway listens.
-        authority_override: format!("{service}:{}", client.port),
+        authority_override: format!("{service}:{port}"),
     });
     endpoint
 }

@@ -83,9 +83,9 @@ struct SelectedPorts {
 #[derive(Default)]
 struct Found<'a>(HashMap<&'a Labels, Arc<SelectedPorts>>);
 
-/// The lookups of one Service.
+/// What was looked up so far for one answer.
 #[derive(Default)]
-struct Lookups<'a> {
+pub(super) struct Lookups<'a> {
     of_pods: Found<'a>,
     of_workloads: Found<'a>,
 }
@@ -98,6 +98,7 @@ pub(super) struct Claim<'a> {
     terminating: bool,
     created: std::cmp::Reverse<Option<Timestamp>>,
     name: &'a str,
+    namespace: &'a str,
 }
 
 // === impl Members ===
@@ -134,32 +135,62 @@ impl Subject {
     fn of<'a>(state: &'a State, namespace: &str, target: &Target, lookups: &mut Lookups<'a>) -> Option<Self> {
         match target {
             Target::Address => Some(Self::Address),
-            Target::Pod(name) => {
-                let pod = state.pods.get(namespace, name)?;
-                let select = |labels| state.servers.opaque_for_pod(namespace, labels).collect();
-                let selected = lookups.of_pods.or_find(&pod.labels, select);
-                Some(Self::Pod(Arc::new(PodSubject { owner: root_owner(state, pod), pod: Arc::clone(pod), selected })))
-            }
+            Target::Pod(name) => Some(Self::of_pod(state, state.pods.get(namespace, name)?, lookups)),
             Target::ExternalWorkload(name) => {
                 let workload = state.workloads.get(&NamespacedName::new(namespace, Arc::clone(name)))?;
-                let select = |labels| state.servers.opaque_for_workload(namespace, labels).collect();
-                let selected = lookups.of_workloads.or_find(&workload.labels, select);
-                Some(Self::Workload(Arc::new(WorkloadSubject { workload: Arc::clone(workload), selected })))
+                Some(Self::of_workload(state, workload, lookups))
             }
         }
     }
 
+    pub(super) fn of_pod<'a>(state: &'a State, pod: &'a Arc<Pod>, lookups: &mut Lookups<'a>) -> Self {
+        let select = |labels| state.servers.opaque_for_pod(&pod.key.namespace, labels).collect();
+        let selected = lookups.of_pods.or_find(&pod.labels, select);
+        Self::Pod(Arc::new(PodSubject { owner: root_owner(state, pod), pod: Arc::clone(pod), selected }))
+    }
+
+    pub(super) fn of_workload<'a>(state: &'a State, workload: &'a Arc<Workload>, lookups: &mut Lookups<'a>) -> Self {
+        let select = |labels| state.servers.opaque_for_workload(&workload.key.namespace, labels).collect();
+        let selected = lookups.of_workloads.or_find(&workload.labels, select);
+        Self::Workload(Arc::new(WorkloadSubject { workload: Arc::clone(workload), selected }))
+    }
+
     pub(super) fn claim(&self) -> Claim<'_> {
-        let claim = |kind, name| Claim { kind, terminating: false, created: std::cmp::Reverse(None), name };
         match self {
-            Self::Pod(it) => Claim {
-                terminating: it.pod.terminating,
-                created: std::cmp::Reverse(it.pod.created),
-                ..claim(0, &it.pod.key.name)
-            },
-            Self::Workload(it) => claim(1, &it.workload.key.name),
-            Self::Address => claim(2, ""),
+            Self::Pod(it) => Claim::of_pod(&it.pod),
+            Self::Workload(it) => Claim::new(1, &it.workload.key),
+            Self::Address => Claim::ADDRESS,
         }
+    }
+
+    pub(super) fn namespace(&self) -> Option<&str> {
+        match self {
+            Self::Pod(it) => Some(&it.pod.key.namespace),
+            Self::Workload(it) => Some(&it.workload.key.namespace),
+            Self::Address => None,
+        }
+    }
+
+    /// Whether proxies are not to look at the protocol of this port.
+    pub(super) fn is_opaque(&self, port: u16, settings: &Settings) -> bool {
+        match self {
+            Self::Pod(it) => it.is_opaque(port, settings),
+            Self::Workload(it) => it.is_opaque(port, settings),
+            Self::Address => settings.default_opaque_ports.contains(port),
+        }
+    }
+}
+
+impl<'a> Claim<'a> {
+    const ADDRESS: Self =
+        Self { kind: 2, terminating: false, created: std::cmp::Reverse(None), name: "", namespace: "" };
+
+    fn new(kind: u8, NamespacedName { namespace, name }: &'a NamespacedName) -> Self {
+        Self { kind, name, namespace, ..Self::ADDRESS }
+    }
+
+    pub(super) fn of_pod(pod: &'a Pod) -> Self {
+        Self { terminating: pod.terminating, created: std::cmp::Reverse(pod.created), ..Self::new(0, &pod.key) }
     }
 }
 

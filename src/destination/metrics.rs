@@ -14,10 +14,11 @@ use super::connection::Ended;
 const SERVICE: &str = "io.linkerd.proxy.destination.Destination";
 
 pub(super) struct Metrics {
-    methods: [Calls; 1],
+    methods: [Calls; 2],
     add: IntCounter,
     remove: IntCounter,
     no_endpoints: IntCounter,
+    profile: IntCounter,
     pub(super) published: IntCounter,
     shared_deltas: IntCounter,
     own_deltas: IntCounter,
@@ -35,6 +36,7 @@ pub(super) struct Metrics {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Method {
     Get,
+    GetProfile,
 }
 
 /// What Go's middleware counts of one method.
@@ -52,6 +54,7 @@ pub(super) struct Messages {
     pub(super) add: u32,
     pub(super) remove: u32,
     pub(super) no_endpoints: u32,
+    pub(super) profile: u32,
 }
 
 /// What a stream is doing.
@@ -123,11 +126,15 @@ impl Metrics {
             &["stage"],
         )?;
         let metrics = Self {
-            methods: [Calls::register(Method::Get, registry)?],
+            methods: [Calls::register(Method::Get, registry)?, Calls::register(Method::GetProfile, registry)?],
             add: messages.with_label_values(&["add"]),
             remove: messages.with_label_values(&["remove"]),
             no_endpoints: messages.with_label_values(&["no_endpoints"]),
-            published: IntCounter::new("linkerd_operator_discovery_snapshots_total", "Snapshots published to views")?,
+            profile: messages.with_label_values(&["profile"]),
+            published: IntCounter::new(
+                "linkerd_operator_discovery_snapshots_total",
+                "Snapshots and profiles published to views",
+            )?,
             shared_deltas: deltas.with_label_values(&["once"]),
             own_deltas: deltas.with_label_values(&["alone"]),
             states: StreamState::ALL.map(|state| states.with_label_values(&[state.as_str()])),
@@ -185,9 +192,10 @@ impl Metrics {
     }
 
     fn calls(&self, method: Method) -> &Calls {
-        let [get] = &self.methods;
+        let [get, get_profile] = &self.methods;
         match method {
             Method::Get => get,
+            Method::GetProfile => get_profile,
         }
     }
 
@@ -295,12 +303,13 @@ impl Call {
     }
 
     pub(super) fn sent(&self, messages: Messages) {
-        let Messages { add, remove, no_endpoints } = messages;
+        let Messages { add, remove, no_endpoints, profile } = messages;
         let metrics = &self.metrics;
-        metrics.calls(self.method).sent.inc_by(u64::from(add + remove + no_endpoints));
+        metrics.calls(self.method).sent.inc_by(u64::from(add + remove + no_endpoints + profile));
         metrics.add.inc_by(add.into());
         metrics.remove.inc_by(remove.into());
         metrics.no_endpoints.inc_by(no_endpoints.into());
+        metrics.profile.inc_by(profile.into());
     }
 
     /// The code it will have ended with. A stream that its client leaves ended well: that is how streams end.
@@ -323,13 +332,14 @@ impl Method {
     const fn as_str(self) -> &'static str {
         match self {
             Self::Get => "Get",
+            Self::GetProfile => "GetProfile",
         }
     }
 
     /// By the path of a request.
     pub(super) fn of_path(path: &str) -> Option<Self> {
         let name = path.strip_prefix('/')?.strip_prefix(SERVICE)?.strip_prefix('/')?;
-        [Self::Get].into_iter().find(|method| method.as_str() == name)
+        [Self::Get, Self::GetProfile].into_iter().find(|method| method.as_str() == name)
     }
 }
 

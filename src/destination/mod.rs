@@ -3,9 +3,10 @@
 //! ```text
 //! cluster ──Dirty──▶ views: State ─▶ Members ─▶ Snapshot ──watch──▶ stream ─▶ transport ─▶ proxy
 //!                                  (members, view, endpoint, endpoint_set, snapshot: pure)
+//!                  ▶ profile::views: State ─▶ Answer ─▶ frame ──watch──▶ stream
 //! ```
 //!
-//! In: the cluster's state, requests. Out: `Get` streams of the Destination API. Always holds: a client's folded state is a
+//! In: the cluster's state, requests. Out: `Get` and `GetProfile` streams of the Destination API. Always holds: a client's folded state is a
 //! pure function of what the watches have said, whatever the order; live and fresh streams are told the same; a client
 //! that does not read costs nobody but itself.
 
@@ -23,6 +24,7 @@ mod metrics;
 #[cfg(test)]
 mod oracle_tests;
 mod pace;
+mod profile;
 mod progress;
 mod pulse;
 mod readiness;
@@ -52,7 +54,7 @@ use crate::{
     tasks::Tasks,
 };
 pub use settings::Settings;
-use {exports::Groups, metrics::Metrics, server::Server, views::Views};
+use {exports::Groups, metrics::Metrics, profile::exports::Subscribers, server::Server, views::Views};
 
 /// What the destination is made of; see [`spawn`].
 pub struct Parts<'a> {
@@ -77,6 +79,7 @@ pub fn spawn(
     let metrics = Metrics::register(registry)?;
     let views = Views::new(cluster.clone(), settings, metrics);
     registry.register(Box::new(Groups::new(&views)?))?;
+    registry.register(Box::new(Subscribers::new(&views)?))?;
     let reporter = HealthReporter::new();
     let server = Server::new(Arc::clone(&views), reporter.clone());
     readers.spawn("discovery-publisher", views.publish(Arc::clone(dirty)));

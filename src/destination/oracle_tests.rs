@@ -13,24 +13,32 @@ use std::{
 use bytes::Buf;
 use e2e::{
     discovery::{Update, fold},
-    oracle::{self, Answer, ApiState, Key, answer, answer_while_open},
+    oracle::{
+        self, Answer, ApiState, Key, ProfileAnswer, answer, answer_profile, answer_profile_while_open,
+        answer_while_open,
+    },
     world::{Change, World},
 };
 use futures::FutureExt;
 use kube::runtime::watcher::Event;
-use linkerd2_proxy_api::destination::WeightedAddr;
+use linkerd2_proxy_api::{
+    destination::{DestinationProfile, WeightedAddr},
+    meta::metadata,
+};
 use prometheus::Registry;
 use prost::Message;
 use rand::{RngExt, SeedableRng, rngs::StdRng, seq::IndexedRandom};
 use serde_json::Value;
 use tokio::sync::Semaphore;
+use tonic::Code;
 
 use super::{
-    authority::ServiceAuthority,
+    authority::{ProfileAuthority, ServiceAuthority},
     connection::{Content, Piece},
     context_token::ContextToken,
     endpoint_updates::EndpointUpdates,
     metrics::{Method as Rpc, Metrics},
+    profile::{self, updates::ProfileUpdates},
     progress::Progress,
     resolve::Request,
     settings::{Settings, TransportMode, tests::settings},
@@ -66,6 +74,7 @@ trait Method {
 }
 
 struct Get;
+struct GetProfile;
 
 impl Method for Get {
     const RPC: Rpc = Rpc::Get;
@@ -109,6 +118,86 @@ impl Method for Get {
         let gone = matches!(&new, Answer::Refused(_, text) if text.starts_with("Service "));
         Some(if gone { Answer::Endpoints(BTreeMap::new()) } else { new })
     }
+}
+
+impl Method for GetProfile {
+    const RPC: Rpc = Rpc::GetProfile;
+    type Updates = ProfileUpdates;
+    type Known = DestinationProfile;
+    type Answer = ProfileAnswer;
+
+    fn requests(world: &World) -> Vec<oracle::Request> {
+        world.profile_requests()
+    }
+
+    fn subscribe(views: &Arc<Views>, request: &oracle::Request) -> Result<ProfileUpdates, tonic::Status> {
+        let authority = ProfileAuthority::parse(&request.path, &views.settings.cluster_domain)
+            .map_err(|error| tonic::Status::invalid_argument(error.to_string()))?;
+        let resolved = profile::target::Request::new(authority, &ContextToken::parse(&request.token).namespace);
+        let subscription = views.subscribe_to_profile(&resolved).map_err(|refusal| refusal.status(&request.path))?;
+        Ok(ProfileUpdates::new(subscription))
+    }
+
+    fn fold(known: &mut DestinationProfile, is_first: bool, message: &[u8]) {
+        let profile = DestinationProfile::decode(message).unwrap();
+        assert!(is_first || profile != *known, "a message that says nothing new: {profile:?}");
+        *known = profile;
+    }
+
+    fn told(known: &DestinationProfile) -> ProfileAnswer {
+        ProfileAnswer::Profile(Box::new(known.clone()))
+    }
+
+    /// Why exactly a path is no authority is said in the words of whoever parses it.
+    fn refused(status: &tonic::Status) -> ProfileAnswer {
+        let reasons = ["invalid authority", "invalid service"].into_iter();
+        let reason = reasons.into_iter().find(|reason| status.message().starts_with(reason));
+        ProfileAnswer::Refused(status.code(), reason.unwrap_or(status.message()).to_owned())
+    }
+
+    fn fresh(objects: &ApiState, settings: &oracle::Settings, request: &oracle::Request) -> ProfileAnswer {
+        answer_profile(objects, settings, request)
+    }
+
+    /// By address a Service that is gone is followed as by name, unless the address is something else's.
+    fn open(
+        objects: &ApiState,
+        settings: &oracle::Settings,
+        request: &oracle::Request,
+        told: &ProfileAnswer,
+    ) -> ProfileAnswer {
+        let new = answer_profile_while_open(objects, settings, request);
+        match (name(told), &new) {
+            (Some((name, port)), ProfileAnswer::Profile(profile)) if is_unknown(profile) => {
+                let (path, token) = (format!("{name}:{port}"), request.token.clone());
+                let named = oracle::Request { path, token };
+                let gone =
+                    matches!(answer_profile(objects, settings, &named), ProfileAnswer::Refused(Code::Unknown, _));
+                if gone { answer_profile_while_open(objects, settings, &named) } else { new }
+            }
+            _ => new,
+        }
+    }
+
+    fn beside(new: ProfileAnswer, old: &ProfileAnswer) -> Option<ProfileAnswer> {
+        let gone = match &new {
+            ProfileAnswer::Refused(Code::Unknown, text) => text.starts_with("service "),
+            ProfileAnswer::Profile(profile) => is_unknown(profile) && name(old).is_some(),
+            ProfileAnswer::Refused(..) => false,
+        };
+        (!gone).then_some(new)
+    }
+}
+
+/// The name and port of the Service that was told of.
+fn name(answer: &ProfileAnswer) -> Option<(&str, u32)> {
+    let ProfileAnswer::Profile(profile) = answer else { return None };
+    let metadata::Kind::Resource(resource) = profile.parent_ref.as_ref()?.kind.as_ref()? else { return None };
+    Some((&profile.fully_qualified_name, resource.port))
+}
+
+fn is_unknown(profile: &DestinationProfile) -> bool {
+    profile.endpoint.as_ref().is_some_and(|endpoint| endpoint.metric_labels.is_empty())
 }
 
 /// A client: the stream, if it is open, and what it was told.
@@ -266,6 +355,11 @@ async fn whatever_the_order_of_events_streams_old_and_new_are_told_what_the_cont
     history::<Get>().await;
 }
 
+#[tokio::test]
+async fn whatever_the_order_of_events_old_and_new_profiles_are_what_the_contract_says() {
+    history::<GetProfile>().await;
+}
+
 async fn history<M: Method>() {
     let theirs = same_settings().1;
     for seed in seeds() {
@@ -334,6 +428,7 @@ async fn history<M: Method>() {
         }
         drop(clients);
         assert_eq!(rig.views.groups(), [], "the last stream takes its view along");
+        assert!(rig.views.profiles.is_empty(), "the last stream takes its view along");
     }
 }
 

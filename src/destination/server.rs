@@ -1,6 +1,6 @@
 //! The gRPC server: connections, calls, and their ends.
 //!
-//! In: plain HTTP/2 connections (the pod's own proxy has ended the TLS). Out: `Get` streams, the health service. Not tonic's
+//! In: plain HTTP/2 connections (the pod's own proxy has ended the TLS). Out: `Get` and `GetProfile` streams, the health service. Not tonic's
 //! server: its bodies are encoded for each stream anew, and none of its streams can be ended alone.
 //!
 //! Always holds: a connection, a request and a reader that stands still have a deadline; every task is waited for at the
@@ -30,11 +30,12 @@ use tower::Service;
 use tracing::{debug, warn};
 
 use super::{
-    authority::ServiceAuthority,
+    authority::{ProfileAuthority, ServiceAuthority},
     connection::{self, Asked, Content, Piece},
     context_token::ContextToken,
     endpoint_updates::EndpointUpdates,
     metrics::{Busy, Call, Method as Rpc},
+    profile::{self, updates::ProfileUpdates},
     progress::Progress,
     readiness::Readiness,
     resolve,
@@ -252,6 +253,13 @@ impl Server {
                 let subscription = subscription.map_err(|refusal| request.refused(&refusal, &quote(path)))?;
                 Ok(Subscribed::Get(EndpointUpdates::new(request, subscription)))
             }
+            Rpc::GetProfile => {
+                let authority = ProfileAuthority::parse(path, cluster_domain).map_err(invalid)?;
+                let request = profile::target::Request::new(authority, &token.namespace);
+                let subscription = self.views.subscribe_to_profile(&request);
+                let subscription = subscription.map_err(|refusal| refusal.status(&quote(path)))?;
+                Ok(Subscribed::GetProfile(ProfileUpdates::new(subscription)))
+            }
         }
     }
 }
@@ -259,12 +267,14 @@ impl Server {
 /// What a stream is about to tell.
 enum Subscribed {
     Get(EndpointUpdates),
+    GetProfile(ProfileUpdates),
 }
 
 impl Subscribed {
     fn stream(self, progress: Arc<Progress>, call: Call, place: OwnedSemaphorePermit) -> Answer {
         match self {
             Self::Get(updates) => Answer::Get(Box::new(Stream::new(updates, progress, call, place))),
+            Self::GetProfile(updates) => Answer::GetProfile(Box::new(Stream::new(updates, progress, call, place))),
         }
     }
 }
@@ -353,6 +363,7 @@ fn plain(code: StatusCode) -> Response<Answer> {
 /// What a call is answered with.
 enum Answer {
     Get(Box<Stream<EndpointUpdates>>),
+    GetProfile(Box<Stream<ProfileUpdates>>),
     Health { body: tonic::body::Body, _place: OwnedSemaphorePermit },
     Empty,
 }
@@ -360,7 +371,7 @@ enum Answer {
 impl Content for Answer {
     fn is_empty(&self) -> bool {
         match self {
-            Self::Get(_) => false,
+            Self::Get(_) | Self::GetProfile(_) => false,
             Self::Health { body, .. } => body.is_end_stream(),
             Self::Empty => true,
         }
@@ -369,6 +380,7 @@ impl Content for Answer {
     async fn next(&mut self) -> Option<Piece> {
         match self {
             Self::Get(stream) => stream.next().await,
+            Self::GetProfile(stream) => stream.next().await,
             Self::Health { body, .. } => match body.frame().await? {
                 Ok(frame) => match frame.into_data() {
                     Ok(data) => Some(Piece::Data(data)),

@@ -26,6 +26,7 @@ use super::{
     hold::{Hold, Viewed},
     members::Members,
     metrics::Metrics,
+    profile::views::Profiles,
     resolve::{Refusal, Request, ViewKey},
     settings::Settings,
     snapshot::Snapshot,
@@ -49,6 +50,7 @@ pub(super) struct Views {
     pub(super) settings: Settings,
     pub(super) metrics: Arc<Metrics>,
     registry: Mutex<Registry>,
+    pub(super) profiles: Profiles,
 }
 
 /// When the publisher's turn began.
@@ -130,7 +132,7 @@ impl Turn {
 
 impl Views {
     pub(super) fn new(cluster: Cluster, settings: Settings, metrics: Arc<Metrics>) -> Arc<Self> {
-        Arc::new(Self { cluster, settings, metrics, registry: Mutex::default() })
+        Arc::new(Self { cluster, settings, metrics, registry: Mutex::default(), profiles: Profiles::default() })
     }
 
     /// Finds the request's view, with a snapshot in it.
@@ -169,6 +171,10 @@ impl Views {
 
     pub(super) async fn publish_batch(&self, batch: Batch) {
         let mut turn = Turn::new();
+        for (view, received) in self.profiles.concerned(&batch, &self.settings.cluster_domain) {
+            self.publish_profile(&view, received);
+            turn.yield_if_long().await;
+        }
         for (service, received) in batch.discovered {
             self.publish_service(&service, received, &mut turn).await;
         }
@@ -219,6 +225,7 @@ impl Views {
         for view in views {
             view.sender.send_modify(|published| published.closed = true);
         }
+        self.profiles.close();
     }
 
     /// What Linkerd's metrics say of each Service, port, instance and, where it matters, node.

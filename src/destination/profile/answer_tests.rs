@@ -1,0 +1,421 @@
+//! What there is behind a name or an address, and what is said of it.
+
+use kube::runtime::watcher::Event;
+use prost::Message;
+use serde_json::{Value, json};
+
+use super::{super::target::Request, *};
+use crate::{
+    cluster::{Kind, feed::Feed},
+    destination::{authority::ProfileAuthority, settings::tests::settings},
+    proto::{destination::WeightedAddr, net::ip_address::Ip},
+};
+
+/// A cluster with these objects, in namespace `ns` unless they say another.
+fn cluster(objects: impl IntoIterator<Item = (Kind, Value)>) -> Feed {
+    let mut feed = Feed::default();
+    for (kind, mut object) in objects {
+        object["metadata"].as_object_mut().unwrap().entry("namespace").or_insert("ns".into());
+        feed.apply(kind, Event::Apply(object));
+    }
+    feed
+}
+
+/// What a new stream is told, for a client in a namespace.
+fn ask(feed: &Feed, path: &str, client_namespace: &str) -> Result<DestinationProfile, Refusal> {
+    let domain = &settings().cluster_domain;
+    let request = Request::new(ProfileAuthority::parse(path, domain).unwrap(), client_namespace);
+    let target = request.resolve(&feed.cluster.read())?;
+    live(feed, &target)
+}
+
+/// What an open stream is told.
+fn live(feed: &Feed, target: &Target) -> Result<DestinationProfile, Refusal> {
+    Ok(Answer::of(&feed.cluster.read(), target, &settings())?.message(&settings()))
+}
+
+fn service(name: &str, annotations: &Value, spec: &Value) -> (Kind, Value) {
+    (Kind::Service, json!({"metadata": {"name": name, "annotations": annotations}, "spec": spec}))
+}
+
+/// Port 80, and an unnamed one that is opaque by default.
+fn web(annotations: &Value) -> (Kind, Value) {
+    let ports = json!([{"name": "http", "port": 80}, {"name": "mysql", "port": 3306}]);
+    service("web", annotations, &json!({"clusterIP": "10.96.0.1", "ports": ports}))
+}
+
+/// A profile of `ns/web` with one route of this name.
+fn profile(namespace: &str, route: &str) -> (Kind, Value) {
+    let spec = json!({"routes": [{"name": route, "condition": {"method": "GET"}}]});
+    (
+        Kind::ServiceProfile,
+        json!({"metadata": {"name": "web.ns.svc.mycluster.local", "namespace": namespace}, "spec": spec}),
+    )
+}
+
+fn invalid(namespace: &str) -> (Kind, Value) {
+    let mut profile = profile(namespace, "invalid");
+    profile.1["spec"]["routes"][0]["condition"] = json!(null);
+    profile
+}
+
+/// A running Pod with this address.
+fn pod(name: &str, address: &str, changes: &Value) -> (Kind, Value) {
+    let mut pod = json!({"metadata": {"name": name}, "spec": {}, "status": {"phase": "Running", "podIP": address}});
+    for (key, change) in changes.as_object().unwrap() {
+        pod[key].as_object_mut().unwrap().extend(change.as_object().unwrap().clone());
+    }
+    (Kind::Pod, pod)
+}
+
+fn workload(name: &str, address: &str, port: u16) -> (Kind, Value) {
+    let mesh = json!({"identity": "spiffe://mesh.example/vm", "serverName": "vm.local"});
+    let spec = json!({"workloadIPs": [{"ip": address}], "ports": [{"port": port}], "meshTLS": mesh});
+    (Kind::ExternalWorkload, json!({"metadata": {"name": name}, "spec": spec}))
+}
+
+fn opaque_server(selector: &str, port: &Value) -> (Kind, Value) {
+    let spec = json!({selector: {}, "port": port, "proxyProtocol": "opaque"});
+    (Kind::Server, json!({"metadata": {"name": "server"}, "spec": spec}))
+}
+
+fn terminating() -> Value {
+    json!({"metadata": {"deletionTimestamp": "2026-01-01T00:00:00Z"}})
+}
+
+/// The route of a profile's only one, and where it is from.
+fn told(answer: Result<DestinationProfile, Refusal>) -> String {
+    let profile = answer.unwrap();
+    let Some(metadata::Kind::Resource(reference)) = profile.profile_ref.unwrap().kind else { panic!() };
+    let route = profile.routes.first().map_or("default", |route| &route.metrics_labels["route"]);
+    format!("{route} {}", reference.namespace).trim().to_owned()
+}
+
+/// What stands behind an endpoint: a Pod, an ExternalWorkload, or nothing that is known; `!` where it is opaque.
+fn behind(answer: Result<DestinationProfile, Refusal>) -> String {
+    let profile = match answer {
+        Ok(profile) => profile,
+        Err(refusal) => return format!("{refusal:?}"),
+    };
+    let labels = profile.endpoint.unwrap().metric_labels;
+    let name = ["pod", "external_workload"].into_iter().find_map(|label| labels.get(label)).cloned();
+    format!("{}{}", name.unwrap_or("unknown".to_owned()), if profile.opaque_protocol { "!" } else { "" })
+}
+
+fn address(endpoint: &WeightedAddr) -> String {
+    let address = endpoint.addr.unwrap();
+    match address.ip.unwrap().ip.unwrap() {
+        Ip::Ipv4(bits) => format!("{}:{}", std::net::Ipv4Addr::from_bits(bits), address.port),
+        Ip::Ipv6(it) => {
+            let bits = u128::from(it.first) << 64 | u128::from(it.last);
+            format!("[{}]:{}", std::net::Ipv6Addr::from_bits(bits), address.port)
+        }
+    }
+}
+
+#[test]
+fn a_service_without_a_profile_has_the_default_one() {
+    let expected = DestinationProfile {
+        fully_qualified_name: "web.ns.svc.mycluster.local".to_owned(),
+        opaque_protocol: false,
+        routes: Vec::new(),
+        retry_budget: Some(RetryBudget {
+            retry_ratio: 0.2,
+            min_retries_per_second: 10,
+            ttl: Some(Duration { seconds: 10, nanos: 0 }),
+        }),
+        dst_overrides: Vec::new(),
+        endpoint: None,
+        parent_ref: Some(Metadata {
+            kind: Some(metadata::Kind::Resource(Resource {
+                group: "core".to_owned(),
+                kind: "Service".to_owned(),
+                name: "web".to_owned(),
+                namespace: "ns".to_owned(),
+                section: String::new(),
+                port: 80,
+            })),
+        }),
+        profile_ref: Some(Metadata {
+            kind: Some(metadata::Kind::Resource(Resource { group: "linkerd.io".to_owned(), ..Resource::default() })),
+        }),
+    };
+    let feed = cluster([web(&json!({}))]);
+    for path in ["web.ns.svc.mycluster.local", "10.96.0.1", "[::ffff:10.96.0.1]:80"] {
+        assert_eq!(ask(&feed, path, ""), Ok(expected.clone()), "{path}");
+    }
+    let dotted = ask(&feed, ".web.ns.svc.mycluster.local", "").unwrap();
+    assert_eq!(dotted.fully_qualified_name, ".web.ns.svc.mycluster.local");
+}
+
+#[test]
+fn the_clients_own_profile_wins_over_the_services_and_an_invalid_one_counts_for_nothing() {
+    let (own, theirs) = (profile("client", "own"), profile("ns", "theirs"));
+    for (profiles, client, expected) in [
+        (vec![], "client", "default"),
+        (vec![own.clone()], "client", "own client"),
+        (vec![own.clone()], "", "default"),
+        (vec![own.clone()], "other", "default"),
+        (vec![theirs.clone()], "client", "theirs ns"),
+        (vec![theirs.clone()], "", "theirs ns"),
+        (vec![own.clone(), theirs.clone()], "client", "own client"),
+        (vec![own.clone(), theirs.clone()], "ns", "theirs ns"),
+        (vec![own.clone(), theirs.clone()], "", "theirs ns"),
+        (vec![invalid("client"), theirs], "client", "theirs ns"),
+        (vec![invalid("client"), invalid("ns")], "client", "default"),
+        (vec![own, invalid("ns")], "client", "own client"),
+        (vec![profile("linkerd", "control-plane")], "client", "default"),
+    ] {
+        let feed = cluster([web(&json!({}))].into_iter().chain(profiles.clone()));
+        assert_eq!(told(ask(&feed, "web.ns.svc.mycluster.local", client)), expected, "{profiles:?} {client}");
+    }
+}
+
+#[test]
+fn a_profile_brings_its_budget_and_its_overrides_for_the_port_that_was_asked_for() {
+    let (kind, mut object) = profile("ns", "route");
+    let authorities = ["foo", "foo:8080", "foo:bar", "foo:", ":81", "", "::1", "a:b:c", "[::1]", "[::1]:81"];
+    let overrides: Vec<_> =
+        authorities.iter().map(|authority| json!({"authority": authority, "weight": "900m"})).collect();
+    object["spec"]["dstOverrides"] = overrides.into();
+    object["spec"]["retryBudget"] = json!({"retryRatio": 0.5, "minRetriesPerSecond": 0, "ttl": "1s"});
+    let profile = ask(&cluster([web(&json!({})), (kind, object)]), "web.ns.svc.mycluster.local", "").unwrap();
+    let told: Vec<_> = profile.dst_overrides.iter().map(|it| it.authority.as_str()).collect();
+    assert_eq!(
+        told,
+        ["foo:80", "foo:8080", "foo:bar", "foo:", ":81", ":80", "[::1]:80", "[a:b:c]:80", "[[::1]]:80", "[::1]:81"]
+    );
+    assert!(profile.dst_overrides.iter().all(|it| it.weight == 9_000 && it.backend_ref.is_none()));
+    let budget = profile.retry_budget.unwrap();
+    assert_eq!((budget.retry_ratio, budget.min_retries_per_second), (0.5, 0));
+    let Some(metadata::Kind::Resource(reference)) = profile.profile_ref.unwrap().kind else { panic!() };
+    assert_eq!((&*reference.kind, &*reference.name), ("ServiceProfile", "web.ns.svc.mycluster.local"));
+}
+
+#[test]
+fn only_the_services_own_annotation_makes_its_port_opaque() {
+    for (annotations, opaque) in [
+        (json!({}), [false, true]),
+        (json!({"config.linkerd.io/opaque-ports": "80"}), [true, false]),
+        (json!({"config.linkerd.io/opaque-ports": "http"}), [true, false]),
+        (json!({"config.linkerd.io/opaque-ports": "79-81,mysql"}), [true, true]),
+        (json!({"config.linkerd.io/opaque-ports": ""}), [false, false]),
+        (json!({"config.linkerd.io/opaque-ports": " ,,"}), [false, false]),
+    ] {
+        let pod =
+            pod("web-1", "10.0.0.1", &json!({"metadata": {"annotations": {"config.linkerd.io/opaque-ports": "80"}}}));
+        let feed = cluster([web(&annotations), pod, opaque_server("podSelector", &json!(80))]);
+        let found = [80, 3306].map(|port| ask(&feed, &format!("10.96.0.1:{port}"), "").unwrap().opaque_protocol);
+        assert_eq!(found, opaque, "{annotations}");
+    }
+}
+
+#[test]
+fn a_port_that_the_service_does_not_have_is_answered_with_nothing_at_all() {
+    let external = |ports: Value| service("external", &json!({}), &json!({"type": "ExternalName", "ports": ports}));
+    let feed = cluster([web(&json!({})), profile("ns", "route"), external(json!(null))]);
+    for path in ["web.ns.svc.mycluster.local:81", "10.96.0.1:81", "external.ns.svc.mycluster.local:80"] {
+        assert_eq!(ask(&feed, path, "").map(|it| it.encode_to_vec()), Ok(Vec::new()), "{path}");
+    }
+    let feed = cluster([external(json!([{"port": 80}]))]);
+    assert_eq!(ask(&feed, "external.ns.svc.mycluster.local:80", ""), Err(Refusal::ExternalName));
+}
+
+#[test]
+fn a_stream_of_a_service_that_is_gone_falls_back_to_the_defaults_and_the_profile_stays() {
+    let mut feed = cluster([web(&json!({"config.linkerd.io/opaque-ports": "80"})), profile("ns", "route")]);
+    let targets = ["web.ns.svc.mycluster.local:80", "10.96.0.1:80"].map(|path| {
+        let authority = ProfileAuthority::parse(path, "mycluster.local").unwrap();
+        Request::new(authority, "").resolve(&feed.cluster.read()).unwrap()
+    });
+    let answers = |feed: &Feed| {
+        targets.each_ref().map(|target| live(feed, target).map(|it| (it.opaque_protocol, it.routes.len())))
+    };
+    assert_eq!(answers(&feed), [Ok((true, 1)), Ok((true, 1))]);
+    feed.apply(Kind::Service, Event::Delete(json!({"metadata": {"name": "web", "namespace": "ns"}})));
+    assert_eq!(answers(&feed), [Ok((false, 1)), Ok((false, 1))]);
+    feed.apply(Kind::Pod, Event::Apply(pod("taker", "10.96.0.1", &json!({"metadata": {"namespace": "ns"}})).1));
+    assert_eq!(answers(&feed), [Ok((false, 1)), Err(Refusal::Elsewhere)], "the address is a Pod's now");
+    let moved = json!({"metadata": {"name": "web", "namespace": "ns"}, "spec": {"clusterIP": "10.96.0.9", "ports": [{"port": 80}]}});
+    feed.apply(Kind::Service, Event::Apply(moved));
+    assert_eq!(answers(&feed), [Ok((false, 1)), Err(Refusal::Elsewhere)], "the name is the new Service's");
+}
+
+#[test]
+fn an_address_is_a_services_before_a_pods_before_a_nodes_before_an_external_workloads() {
+    let host = json!({"spec": {"hostNetwork": true, "containers": [{"name": "a", "ports": [{"containerPort": 81, "hostPort": 81}]}]},
+        "status": {"hostIP": "192.0.2.1"}});
+    let objects = [
+        web(&json!({})),
+        pod("at-service", "10.96.0.1", &json!({})),
+        pod("own", "10.0.0.1", &json!({})),
+        workload("at-pod", "10.0.0.1", 80),
+        pod("host", "192.0.2.1", &host),
+        workload("at-node", "192.0.2.1", 81),
+        workload("other-port", "192.0.2.1", 82),
+    ];
+    let feed = cluster(objects);
+    for (path, expected) in [
+        ("10.0.0.1:80", "own"),
+        ("10.0.0.1:9", "own"),
+        ("[::ffff:10.0.0.1]:80", "own"),
+        ("192.0.2.1:81", "host"),
+        ("192.0.2.1:82", "other-port"),
+        ("192.0.2.1:80", "unknown"),
+        ("203.0.113.7:80", "unknown"),
+        ("203.0.113.7:3306", "unknown!"),
+    ] {
+        assert_eq!(behind(ask(&feed, path, "")), expected, "{path}");
+    }
+    assert!(ask(&feed, "10.96.0.1:80", "").unwrap().endpoint.is_none());
+    assert_eq!(live(&feed, &Target::Endpoint("10.96.0.1:80".parse().unwrap())), Err(Refusal::Elsewhere));
+}
+
+#[test]
+fn whose_an_address_is_that_several_pods_have_had() {
+    let phase = |phase: &str| json!({"status": {"phase": phase}});
+    let created = |created: &str| {
+        let mut going = terminating();
+        going["metadata"]["creationTimestamp"] = json!(created);
+        going
+    };
+    let going_and = |phase: &str| {
+        let mut going = terminating();
+        going["status"] = json!({ "phase": phase });
+        going
+    };
+    for (pods, expected) in [
+        (vec![("a", json!({}))], "a"),
+        (vec![("a", phase("Pending"))], "unknown"),
+        (vec![("a", phase("Unknown"))], "unknown"),
+        (vec![("a", phase("Succeeded"))], "vm"),
+        (vec![("a", phase("Failed"))], "vm"),
+        (vec![("a", terminating())], "a"),
+        (vec![("a", going_and("Pending"))], "unknown"),
+        (vec![("a", json!({})), ("b", phase("Succeeded"))], "a"),
+        (vec![("a", json!({})), ("b", terminating())], "a"),
+        (vec![("a", phase("Pending")), ("b", terminating())], "unknown"),
+        (vec![("a", created("2026-01-01T00:00:00Z")), ("b", created("2026-01-02T00:00:00Z"))], "b"),
+        (vec![("b", terminating()), ("a", terminating())], "a"),
+        (vec![("a", json!({})), ("b", json!({}))], "Pods(2, 10.0.0.1)"),
+        (
+            vec![("a", json!({})), ("b", phase("Pending")), ("c", phase("Failed")), ("d", terminating())],
+            "Pods(2, 10.0.0.1)",
+        ),
+    ] {
+        let all = pods.iter().map(|(name, changes)| pod(name, "10.0.0.1", changes));
+        let feed = cluster(all.chain([workload("vm", "10.0.0.1", 80)]));
+        assert_eq!(behind(ask(&feed, "10.0.0.1:80", "")), expected, "{pods:?}");
+    }
+    let host = |name: &str| {
+        let ports =
+            json!([{"containerPort": 1, "hostPort": 80}, {"containerPort": 2, "hostPort": 80, "protocol": "UDP"}]);
+        pod(
+            name,
+            "10.0.0.9",
+            &json!({"spec": {"hostNetwork": true, "containers": [{"name": "a", "ports": ports}]}, "status": {"hostIP": "192.0.2.1"}}),
+        )
+    };
+    assert_eq!(behind(ask(&cluster([host("a")]), "192.0.2.1:80", "")), "a", "it does not conflict with itself");
+    let conflict = ask(&cluster([host("a"), host("b")]), "192.0.2.1:80", "");
+    assert_eq!(conflict, Err(Refusal::HostPorts(2, "192.0.2.1:80".parse().unwrap())));
+    let conflict = ask(&cluster([workload("a", "192.0.2.1", 80), workload("b", "192.0.2.1", 80)]), "192.0.2.1:80", "");
+    assert_eq!(conflict, Err(Refusal::Workloads(2, "192.0.2.1:80".parse().unwrap())));
+}
+
+#[test]
+fn the_endpoint_of_a_pod_has_the_pods_namespace_and_no_locality() {
+    let labels = json!({"metadata": {"labels": {"linkerd.io/control-plane-ns": "linkerd"}}});
+    let profile = ask(&cluster([pod("web-1", "172.17.0.12", &labels)]), "172.17.0.12:8989", "").unwrap();
+    let expected = [
+        ("control_plane_ns", "linkerd"),
+        ("namespace", "ns"),
+        ("pod", "web-1"),
+        ("serviceaccount", "default"),
+        ("zone", ""),
+    ];
+    let endpoint = profile.endpoint.unwrap();
+    assert!(endpoint.metric_labels.iter().map(|(key, value)| (&**key, &**value)).eq(expected));
+    assert_eq!((address(&endpoint), endpoint.weight), ("172.17.0.12:8989".to_owned(), 10_000));
+    assert!(endpoint.tls_identity.is_some() && endpoint.protocol_hint.is_some());
+    let DestinationProfile { fully_qualified_name, routes, retry_budget, parent_ref, profile_ref, .. } = profile;
+    assert_eq!((fully_qualified_name.as_str(), routes.len(), parent_ref, profile_ref), ("", 0, None, None));
+    assert_eq!(retry_budget, Some(RETRY_BUDGET));
+}
+
+#[test]
+fn nothing_but_its_address_is_said_of_an_unknown_endpoint() {
+    let endpoint = ask(&cluster([]), "[2001:DB8::1]:80", "").unwrap().endpoint.unwrap();
+    assert_eq!(address(&endpoint), "[2001:db8::1]:80");
+    assert_eq!(endpoint, WeightedAddr { addr: endpoint.addr, weight: 10_000, ..WeightedAddr::default() });
+}
+
+#[test]
+fn a_port_is_opaque_by_annotation_by_default_or_by_server_and_never_because_a_server_says_otherwise() {
+    let annotated = |text: &str| json!({"metadata": {"annotations": {"config.linkerd.io/opaque-ports": text}}});
+    let ports = json!([{"name": "http", "containerPort": 80, "hostPort": 8080}]);
+    for (server, annotations, expected) in [
+        (None, json!({}), [false, true, false]),
+        (None, annotated("80"), [true, false, false]),
+        (None, annotated("http"), [true, false, false]),
+        (None, annotated(""), [false, false, false]),
+        (None, annotated("8080"), [false, false, true]),
+        (Some(json!(80)), json!({}), [true, true, false]),
+        (Some(json!(80)), annotated(""), [true, false, false]),
+        (Some(json!("http")), json!({}), [true, true, true]),
+        (Some(json!("80")), json!({}), [false, true, false]),
+        (Some(json!(8080)), json!({}), [false, true, true]),
+    ] {
+        let mut web = pod("web-1", "10.0.0.1", &annotations);
+        web.1["spec"] = json!({"containers": [{"name": "a", "ports": ports}]});
+        web.1["status"]["hostIP"] = json!("192.0.2.1");
+        let server_of = server.as_ref().map(|port| opaque_server("podSelector", port));
+        let feed = cluster([web].into_iter().chain(server_of));
+        let found = ["10.0.0.1:80", "10.0.0.1:3306", "192.0.2.1:8080"]
+            .map(|path| ask(&feed, path, "").unwrap().opaque_protocol);
+        assert_eq!(found, expected, "{server:?} {annotations}");
+    }
+    let machines = |server| cluster([workload("vm", "192.0.2.1", 80), server]);
+    let found = [
+        machines(opaque_server("podSelector", &json!(80))),
+        machines(opaque_server("externalWorkloadSelector", &json!(80))),
+    ];
+    assert_eq!(found.map(|feed| behind(ask(&feed, "192.0.2.1:80", ""))), ["vm", "vm!"]);
+}
+
+#[test]
+fn an_instance_is_found_by_its_hostname_whether_it_is_ready_or_not() {
+    let slice = |endpoints: Value| {
+        let metadata = json!({"name": "db", "labels": {"kubernetes.io/service-name": "db"}});
+        (Kind::EndpointSlice, json!({"metadata": metadata, "addressType": "IPv4", "endpoints": endpoints}))
+    };
+    let target = |name: &str| json!({"kind": "Pod", "name": name});
+    let not_ready = json!({"ready": false});
+    let feed = cluster([
+        slice(json!([
+            {"addresses": ["10.0.0.1"], "hostname": "db-0", "targetRef": target("db-0"), "conditions": not_ready},
+            {"addresses": ["10.0.0.2"], "hostname": "db-1", "targetRef": target("db-1")},
+            {"addresses": ["10.0.0.3"], "hostname": "db-2", "targetRef": target("db-2")},
+            {"addresses": ["10.0.0.4"], "hostname": "gone", "targetRef": target("gone")},
+            {"addresses": ["10.0.0.5"], "hostname": "plain"},
+            {"addresses": ["192.0.2.1"], "hostname": "vm", "targetRef": {"kind": "ExternalWorkload", "name": "vm"}},
+        ])),
+        pod("db-0", "10.0.0.11", &terminating()),
+        pod("db-1", "10.0.0.12", &json!({"status": {"phase": "Pending"}})),
+        pod("db-2", "", &json!({})),
+        workload("vm", "192.0.2.1", 80),
+    ]);
+    let found = |hostname: &str| {
+        let profile = ask(&feed, &format!("{hostname}.db.ns.svc.mycluster.local:80"), "")?;
+        assert!(profile.fully_qualified_name.is_empty() && profile.parent_ref.is_none());
+        let at = address(profile.endpoint.as_ref().unwrap());
+        Ok(format!("{} at {at}", behind(Ok(profile))))
+    };
+    assert_eq!(found("db-0"), Ok("db-0 at 10.0.0.11:80".to_owned()));
+    assert_eq!(found("db-1"), Ok("unknown at 10.0.0.12:80".to_owned()));
+    assert_eq!(found("db-2"), Ok("db-2 at 10.0.0.3:80".to_owned()), "its status does not say yet");
+    assert_eq!(found("plain"), Ok("unknown at 10.0.0.5:80".to_owned()));
+    assert_eq!(found("vm"), Ok("vm at 192.0.2.1:80".to_owned()));
+    assert_eq!(found("gone"), Err(Refusal::NoPod("gone".into())));
+    assert_eq!(found("none"), Err(Refusal::NoInstance(NamespacedName::new("ns", "db"), "none".into())));
+}

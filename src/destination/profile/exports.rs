@@ -1,0 +1,129 @@
+//! Linkerd's metrics of profiles, measured when somebody looks: each lives as long as what it is about.
+
+use std::{
+    collections::{BTreeMap, HashMap},
+    sync::{Arc, atomic::Ordering},
+};
+
+use parking_lot::Mutex;
+use prometheus::{
+    Counter, CounterVec, Gauge, GaugeVec, Opts,
+    core::{Collector, Desc},
+    proto::MetricFamily,
+};
+
+use super::target::Target;
+use crate::{cluster::object::NamespacedName, destination::views::Views};
+
+pub(in crate::destination) struct Subscribers {
+    views: Arc<Views>,
+    /// Held by who looks: what is set anew must not be read by another meanwhile.
+    looking: Mutex<()>,
+    profiles: GaugeVec,
+    services: GaugeVec,
+    workloads: Gauge,
+    profile_updates: CounterVec,
+    workload_updates: Counter,
+    profile_overflow: CounterVec,
+    endpoint_overflow: Counter,
+}
+
+impl Subscribers {
+    pub(in crate::destination) fn new(views: &Arc<Views>) -> prometheus::Result<Self> {
+        let by_profile = ["namespace", "profile"];
+        let it = Self {
+            views: Arc::clone(views),
+            looking: Mutex::default(),
+            profiles: GaugeVec::new(
+                Opts::new("profile_subscribers", "Streams that a ServiceProfile is, or would be, told to"),
+                &by_profile,
+            )?,
+            services: GaugeVec::new(
+                Opts::new("service_subscribers", "Streams that follow the profile of a Service"),
+                &["namespace", "name"],
+            )?,
+            workloads: Gauge::new("workload_subscribers", "Streams that follow the profile of an endpoint")?,
+            profile_updates: CounterVec::new(
+                Opts::new("profile_updates", "How often a ServiceProfile was seen to be written"),
+                &by_profile,
+            )?,
+            workload_updates: Counter::new("workload_updates", "How often the profile of an endpoint was published")?,
+            // Linkerd's destination ends a stream whose queue is full and counts it here. Ours has no queue; alerts stay valid.
+            profile_overflow: CounterVec::new(
+                Opts::new("profile_updates_queue_overflow", "Always 0: streams have no queue"),
+                &["fqn", "port"],
+            )?,
+            endpoint_overflow: Counter::new(
+                "endpoint_profile_updates_queue_overflow",
+                "Always 0: streams have no queue",
+            )?,
+        };
+        it.profile_overflow.with_label_values(&["", ""]);
+        Ok(it)
+    }
+
+    fn collectors(&self) -> [&dyn Collector; 7] {
+        let Self {
+            views: _,
+            looking: _,
+            profiles,
+            services,
+            workloads,
+            profile_updates,
+            workload_updates,
+            profile_overflow,
+            endpoint_overflow,
+        } = self;
+        [profiles, services, workloads, profile_updates, workload_updates, profile_overflow, endpoint_overflow]
+    }
+}
+
+impl Collector for Subscribers {
+    fn desc(&self) -> Vec<&Desc> {
+        self.collectors().into_iter().flat_map(Collector::desc).collect()
+    }
+
+    #[allow(clippy::cast_precision_loss, reason = "counts stay far below 2^52")]
+    fn collect(&self) -> Vec<MetricFamily> {
+        let _looking = self.looking.lock();
+        let updates: Vec<(NamespacedName, u64)> = {
+            let state = self.views.cluster.read();
+            state.service_profiles.updates().map(|(key, updates)| (key.clone(), updates)).collect()
+        };
+        let mut profiles: BTreeMap<NamespacedName, usize> = updates.iter().map(|(key, _)| (key.clone(), 0)).collect();
+        let mut services: HashMap<NamespacedName, usize> = HashMap::new();
+        let mut workloads = 0;
+        for (target, clients) in self.views.profiles.clients() {
+            match &target {
+                Target::Service(service) | Target::ClusterIp(_, service) => {
+                    *services.entry(service.service.clone()).or_default() += clients;
+                    for profile in service.profiles(&self.views.settings.cluster_domain) {
+                        // In a client's namespace only if it is there: clients say where they are, and may say anything.
+                        if profile.namespace == service.service.namespace {
+                            *profiles.entry(profile).or_default() += clients;
+                        } else if let Some(known) = profiles.get_mut(&profile) {
+                            *known += clients;
+                        }
+                    }
+                }
+                Target::Instance { .. } | Target::InstanceAt { .. } | Target::Endpoint(_) => workloads += clients,
+            }
+        }
+        self.profiles.reset();
+        self.services.reset();
+        self.profile_updates.reset();
+        for (NamespacedName { namespace, name }, clients) in &profiles {
+            self.profiles.with_label_values(&[&**namespace, &**name]).set(*clients as f64);
+        }
+        for (NamespacedName { namespace, name }, clients) in &services {
+            self.services.with_label_values(&[&**namespace, &**name]).set(*clients as f64);
+        }
+        for (NamespacedName { namespace, name }, updates) in &updates {
+            self.profile_updates.with_label_values(&[&**namespace, &**name]).inc_by(*updates as f64);
+        }
+        self.workloads.set(workloads as f64);
+        self.workload_updates.reset();
+        self.workload_updates.inc_by(self.views.profiles.of_endpoints.load(Ordering::Relaxed) as f64);
+        self.collectors().into_iter().flat_map(Collector::collect).collect()
+    }
+}

@@ -1,0 +1,94 @@
+use serde_json::json;
+use tonic::Code;
+
+use super::*;
+use crate::cluster::{Projected, service::tests::service};
+
+fn request(path: &str, client_namespace: &str) -> Request {
+    Request::new(ProfileAuthority::parse(path, "cluster.local").unwrap(), client_namespace)
+}
+
+/// With Service `ns/legacy` at 10.96.0.1, and two others that share 10.96.0.2.
+fn state() -> State {
+    let mut state = State::default();
+    for (name, address) in [("legacy", "10.96.0.1"), ("one", "10.96.0.2"), ("other", "10.96.0.2")] {
+        let mut service = service(&json!({ "clusterIP": address }));
+        service.key.name = name.into();
+        service.apply(&mut state);
+    }
+    state
+}
+
+fn service_port(client_namespace: Option<&str>) -> ServicePort {
+    let service = NamespacedName::new("ns", "legacy");
+    ServicePort { service, port: 80, client_namespace: client_namespace.map(Arc::from), dotted: false }
+}
+
+#[test]
+fn a_name_and_a_cluster_ip_are_a_service_and_any_other_address_an_endpoint() {
+    let state = state();
+    let resolve = |path: &str| request(path, "").resolve(&state);
+    let of_name = Target::Service(service_port(None));
+    assert_eq!(resolve("legacy.ns.svc.cluster.local"), Ok(of_name));
+    let of_address = Target::ClusterIp("10.96.0.1".parse().unwrap(), service_port(None));
+    assert_eq!(resolve("10.96.0.1:80"), Ok(of_address.clone()));
+    assert_eq!(resolve("[::ffff:10.96.0.1]:80"), Ok(of_address));
+    assert_eq!(resolve("10.96.0.2"), Err(Refusal::Services(2, "10.96.0.2".parse().unwrap())));
+    assert_eq!(resolve("10.96.0.3:81"), Ok(Target::Endpoint("10.96.0.3:81".parse().unwrap())));
+    assert_eq!(resolve("none.ns.svc.cluster.local"), Err(Refusal::NoService("none".into())));
+    let dotted = Target::Service(ServicePort { dotted: true, ..service_port(None) });
+    assert_eq!(resolve(".legacy.ns.svc.cluster.local"), Ok(dotted));
+}
+
+#[test]
+fn clients_in_the_services_own_namespace_and_those_without_one_share_a_view() {
+    let state = state();
+    for (client, expected) in [("", None), ("ns", None), ("client", Some("client"))] {
+        let target = request("legacy.ns.svc.cluster.local", client).resolve(&state);
+        assert_eq!(target, Ok(Target::Service(service_port(expected))), "{client:?}");
+    }
+}
+
+#[test]
+fn the_clients_own_profile_comes_before_that_of_the_service_and_both_are_found_by_name() {
+    let profiles = |client: Option<&str>| {
+        service_port(client).profiles("cluster.local").map(|it| it.to_string()).collect::<Vec<_>>()
+    };
+    assert_eq!(profiles(None), ["ns/legacy.ns.svc.cluster.local"]);
+    assert_eq!(profiles(Some("client")), ["client/legacy.ns.svc.cluster.local", "ns/legacy.ns.svc.cluster.local"]);
+    assert_eq!(service_of("legacy.ns.svc.cluster.local", "cluster.local"), Some(NamespacedName::new("ns", "legacy")));
+    for name in ["legacy.ns.svc.other", "legacy.ns", "nssvc.cluster.local", "ns.svc.cluster.local"] {
+        assert_eq!(service_of(name, "cluster.local"), None, "{name}");
+    }
+}
+
+#[test]
+fn refusals_have_upstreams_codes_and_words() {
+    let (ip, address) = ("10.0.0.1".parse().unwrap(), "10.0.0.1:80".parse().unwrap());
+    let service = NamespacedName::new("ns", "db");
+    for (refusal, code, text) in [
+        (Refusal::NoService("web".into()), Code::Unknown, "service \"web\" not found"),
+        (Refusal::ExternalName, Code::InvalidArgument, "Invalid authority: PATH"),
+        (Refusal::Services(2, ip), Code::FailedPrecondition, "found 2 services with conflicting cluster IP 10.0.0.1"),
+        (Refusal::Pods(2, ip), Code::FailedPrecondition, "found 2 pods with a conflicting pod network IP 10.0.0.1"),
+        (
+            Refusal::HostPorts(2, address),
+            Code::FailedPrecondition,
+            "found 2 pods with a conflicting host network endpoint 10.0.0.1:80",
+        ),
+        (
+            Refusal::Workloads(3, address),
+            Code::FailedPrecondition,
+            "found 3 externalworkloads with a conflicting ip 10.0.0.1:80",
+        ),
+        (
+            Refusal::NoInstance(service, "db-0".into()),
+            Code::NotFound,
+            "no pod found in EndpointSlices of Service ns/db for hostname db-0",
+        ),
+        (Refusal::NoPod("db-0".into()), Code::Unknown, "pod \"db-0\" not found"),
+    ] {
+        let status = refusal.status("PATH");
+        assert_eq!((status.code(), status.message()), (code, text));
+    }
+}
