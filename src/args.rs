@@ -13,7 +13,7 @@ use clap::{Args as ClapArgs, Parser, Subcommand, ValueEnum, builder::NonEmptyStr
 use k8s_openapi::jiff::SignedDuration;
 
 use crate::{
-    cli::EndpointsArgs,
+    cli::{EndpointsArgs, ProfileArgs},
     cluster::{object::Problems, port_ranges::PortRanges},
     destination::{
         Settings,
@@ -48,6 +48,9 @@ pub enum Command {
     /// Prints the endpoints that a proxy is told of
     #[command(visible_alias = "ep", args_override_self = true)]
     Endpoints(Box<EndpointsArgs>),
+    /// Prints the profile that a proxy is told of, as linkerd diagnostics profile does
+    #[command(args_override_self = true)]
+    Profile(Box<ProfileArgs>),
 }
 
 #[derive(Clone, Debug, ClapArgs)]
@@ -312,7 +315,7 @@ impl Args {
     pub fn settings(self) -> Result<Command, String> {
         let args = match self.command {
             Some(Command::Manager(args)) => args,
-            Some(command @ Command::Endpoints(_)) => return Ok(command),
+            Some(command @ (Command::Endpoints(_) | Command::Profile(_))) => return Ok(command),
             None => Box::new(self.manager),
         };
         let (duration, deadline, retry) = (
@@ -475,6 +478,20 @@ mod tests {
     fn endpoints_without_an_authority_or_with_a_bad_flag_are_refused() {
         for bad in [&[][..], &["a", "-o", "yaml"], &["a", "--addr", "localhost"], &["a", "--admin-addr=127.0.0.1:1"]] {
             assert!(endpoints(bad).is_err(), "{bad:?}");
+        }
+    }
+
+    #[test]
+    fn a_profile_is_of_one_authority() {
+        let profile = |args: &[&str]| match parsed(&[&["profile"], args].concat())? {
+            Command::Profile(args) => Ok(*args),
+            other => Err(format!("{other:?}")),
+        };
+        let args = profile(&["10.0.0.1:80", "-w", "--token", "{}", "--addr=localhost:8086"]).unwrap();
+        assert_eq!((args.authority.as_str(), args.watch, args.token.as_str()), ("10.0.0.1:80", true, "{}"));
+        assert_eq!(args.connect.addr.as_deref(), Some("localhost:8086"));
+        for bad in [&[][..], &["a", "b"], &["a", "-o", "json"]] {
+            assert!(profile(bad).is_err(), "{bad:?}");
         }
     }
 

@@ -26,6 +26,7 @@ fn main() -> ExitCode {
     match command {
         Command::Manager(args) => manager(*args),
         Command::Endpoints(args) => terminal(cli::endpoints(*args)),
+        Command::Profile(args) => terminal(cli::profile(*args)),
     }
 }
 

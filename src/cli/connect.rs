@@ -42,7 +42,7 @@ use tower::Service;
 
 use crate::{
     client,
-    proto::destination::{GetDestination, Update},
+    proto::destination::{DestinationProfile, GetDestination, Update},
 };
 
 /// Where the Destination API listens in a pod of the control plane.
@@ -229,6 +229,14 @@ impl Destination {
     /// With what the server says, or why it could not be asked.
     pub(super) async fn get(&self, request: GetDestination) -> Result<Streaming<Update>, Status> {
         self.stream("/io.linkerd.proxy.destination.Destination/Get", request).await
+    }
+
+    /// Opens a `GetProfile` stream.
+    ///
+    /// # Errors
+    /// With what the server says, or why it could not be asked.
+    pub(super) async fn get_profile(&self, request: GetDestination) -> Result<Streaming<DestinationProfile>, Status> {
+        self.stream("/io.linkerd.proxy.destination.Destination/GetProfile", request).await
     }
 
     async fn stream<Asked, Told>(&self, method: &'static str, request: Asked) -> Result<Streaming<Told>, Status>

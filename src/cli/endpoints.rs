@@ -3,7 +3,7 @@
 //! * In: messages of the stream, as the proxy takes them: the first `Add` of a stream replaces all, later ones replace by
 //!   address; `Remove` deletes; `NoEndpoints` clears.
 //! * Out: the endpoints that are known now, and for each message what it changed.
-//! * Always: no client, no clock, nothing printed. Addresses that the proxy could not use are left out, as the proxy does.
+//! * Always: no clock, nothing printed. Addresses that the proxy could not use are left out, as the proxy does.
 
 use std::{
     collections::BTreeMap,
@@ -12,12 +12,12 @@ use std::{
 };
 
 use serde::Serialize;
-use serde_json::{Value, json};
+use tonic::{Status, Streaming};
 
+use super::{connect::Destination, go, streams::Told};
 use crate::proto::{
     destination::{
-        Http2ClientParams, Update, WeightedAddr, protocol_hint::Protocol, tls_identity::Strategy,
-        update::Update as Kind,
+        GetDestination, Update, WeightedAddr, protocol_hint::Protocol, tls_identity::Strategy, update::Update as Kind,
     },
     net::{TcpAddress, ip_address::Ip},
 };
@@ -33,7 +33,7 @@ pub(super) struct Endpoints {
 }
 
 /// One endpoint, with the names that `linkerd diagnostics endpoints -o json` gives its fields, and then what that leaves out.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+#[derive(Clone, Debug, PartialEq, Serialize)]
 pub(super) struct Endpoint {
     pub(super) namespace: String,
     pub(super) ip: IpAddr,
@@ -44,7 +44,7 @@ pub(super) struct Endpoint {
     pub(super) service: String,
     pub(super) weight: u32,
     #[serde(skip_serializing_if = "Option::is_none")]
-    pub(super) http2: Option<Value>,
+    pub(super) http2: Option<go::Value>,
     pub(super) labels: BTreeMap<String, String>,
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(super) tls_identity: Option<String>,
@@ -59,7 +59,7 @@ pub(super) struct Endpoint {
 }
 
 /// What a message changed.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
+#[derive(Clone, Debug, Default, PartialEq, Serialize)]
 pub(super) struct Change {
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub(super) added: Vec<Endpoint>,
@@ -73,7 +73,7 @@ pub(super) struct Change {
 }
 
 /// An endpoint as it is now, and which of its fields were different.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+#[derive(Clone, Debug, PartialEq, Serialize)]
 pub(super) struct Changed {
     #[serde(flatten)]
     pub(super) endpoint: Endpoint,
@@ -98,14 +98,23 @@ impl Endpoints {
     pub(super) fn none(&self) -> Option<NoEndpoints> {
         self.none
     }
+}
 
-    /// A new stream begins: what is known stays until it tells its own state.
-    pub(super) fn reopen(&mut self) {
+impl Told for Endpoints {
+    type Message = Update;
+    type Change = Change;
+    /// A set that is too large for one message, or is put together from several clusters.
+    const IN_PARTS: bool = true;
+
+    async fn open(destination: &Destination, request: GetDestination) -> Result<Streaming<Update>, Status> {
+        destination.get(request).await
+    }
+
+    fn reopen(&mut self) {
         self.begun = false;
     }
 
-    /// Folds a message in.
-    pub(super) fn apply(&mut self, update: Update) -> Change {
+    fn apply(&mut self, update: Update) -> Option<Change> {
         let mut change = Change::default();
         match update.update {
             Some(Kind::Add(set)) => {
@@ -141,7 +150,7 @@ impl Endpoints {
             }
             Some(Kind::Remove(_)) | None => {}
         }
-        change
+        (change != Change::default()).then_some(change)
     }
 }
 
@@ -162,7 +171,7 @@ impl Endpoint {
             port: address.port(),
             pod,
             weight: told.weight,
-            http2: told.http2.as_ref().map(http2),
+            http2: told.http2.as_ref().map(go::http2),
             tls_identity: identity.and_then(|identity| identity.strategy.as_ref()).map(|strategy| match strategy {
                 Strategy::DnsLikeIdentity(identity) => identity.name.clone(),
                 Strategy::UriLikeIdentity(identity) => identity.uri.clone(),
@@ -200,15 +209,6 @@ impl Endpoint {
     }
 }
 
-// === impl Change ===
-
-impl Change {
-    /// As when a message repeats what is known.
-    pub(super) fn is_nothing(&self) -> bool {
-        *self == Self::default()
-    }
-}
-
 fn socket_address(address: &TcpAddress) -> Option<SocketAddr> {
     let ip = match address.ip.as_ref()?.ip.as_ref()? {
         Ip::Ipv4(bits) => IpAddr::V4(Ipv4Addr::from_bits(*bits)),
@@ -217,56 +217,14 @@ fn socket_address(address: &TcpAddress) -> Option<SocketAddr> {
     Some(SocketAddr::new(ip, u16::try_from(address.port).ok()?))
 }
 
-/// As Go writes the message: fields by their names in the protocol, without those that are zero.
-fn http2(params: &Http2ClientParams) -> Value {
-    let duration = |duration: prost_types::Duration| {
-        object([("seconds", json!(duration.seconds)), ("nanos", json!(duration.nanos))])
-    };
-    object([
-        (
-            "flow_control",
-            params.flow_control.map_or(Value::Null, |flow| {
-                object([
-                    ("initial_connection_window_size", json!(flow.initial_connection_window_size)),
-                    ("initial_stream_window_size", json!(flow.initial_stream_window_size)),
-                    ("adaptive_flow_control", json!(flow.adaptive_flow_control)),
-                ])
-            }),
-        ),
-        (
-            "keep_alive",
-            params.keep_alive.map_or(Value::Null, |keep_alive| {
-                object([
-                    ("interval", keep_alive.interval.map_or(Value::Null, duration)),
-                    ("timeout", keep_alive.timeout.map_or(Value::Null, duration)),
-                    ("while_idle", json!(keep_alive.while_idle)),
-                ])
-            }),
-        ),
-        (
-            "internals",
-            params.internals.map_or(Value::Null, |internals| {
-                object([
-                    ("max_concurrent_reset_streams", json!(internals.max_concurrent_reset_streams)),
-                    ("max_frame_size", json!(internals.max_frame_size)),
-                    ("max_send_buf_size", json!(internals.max_send_buf_size)),
-                ])
-            }),
-        ),
-    ])
-}
-
-fn object<const N: usize>(fields: [(&str, Value); N]) -> Value {
-    let zero = |value: &Value| value.is_null() || *value == false || *value == 0;
-    fields.into_iter().filter(|(_, value)| !zero(value)).map(|(name, value)| (name.to_owned(), value)).collect()
-}
-
 #[cfg(test)]
 mod tests {
+    use serde_json::json;
+
     use super::*;
     use crate::proto::{
         destination::{
-            self, AddrSet, AuthorityOverride, ProtocolHint, TlsIdentity, WeightedAddrSet,
+            self, AddrSet, AuthorityOverride, Http2ClientParams, ProtocolHint, TlsIdentity, WeightedAddrSet,
             http2_client_params::{FlowControl, KeepAlive},
             protocol_hint::{H2, Opaque, OpaqueTransport},
             tls_identity::{DnsLikeIdentity, UriLikeIdentity},
@@ -308,14 +266,14 @@ mod tests {
 
     /// The endpoint that a single address is shown as.
     fn shown(told: WeightedAddr) -> Endpoint {
-        Endpoints::default().apply(add(vec![told])).added.remove(0)
+        Endpoints::default().apply(add(vec![told])).unwrap().added.remove(0)
     }
 
     #[test]
     fn the_first_add_is_the_state_and_later_ones_add_to_it() {
         let mut endpoints = Endpoints::default();
-        assert_eq!(pods(endpoints.apply(add(vec![told(1, "a"), told(2, "b")])).added), ["a", "b"]);
-        assert_eq!(pods(endpoints.apply(add(vec![told(3, "c")])).added), ["c"]);
+        assert_eq!(pods(endpoints.apply(add(vec![told(1, "a"), told(2, "b")])).unwrap().added), ["a", "b"]);
+        assert_eq!(pods(endpoints.apply(add(vec![told(3, "c")])).unwrap().added), ["c"]);
         assert_eq!(pods(endpoints.known().cloned()), ["a", "b", "c"]);
     }
 
@@ -323,8 +281,8 @@ mod tests {
     fn what_is_told_again_is_no_change_and_what_differs_is_named() {
         let mut endpoints = Endpoints::default();
         endpoints.apply(add(vec![told(1, "a")]));
-        assert!(endpoints.apply(add(vec![told(1, "a")])).is_nothing());
-        let change = endpoints.apply(add(vec![WeightedAddr { weight: 1, ..told(1, "b") }]));
+        assert_eq!(endpoints.apply(add(vec![told(1, "a")])), None);
+        let change = endpoints.apply(add(vec![WeightedAddr { weight: 1, ..told(1, "b") }])).unwrap();
         assert_eq!(change.changed[0].differs, ["pod", "weight", "labels"]);
         assert_eq!(change.changed[0].endpoint.pod, "b");
         assert_eq!((change.added, change.removed), (vec![], vec![]));
@@ -334,19 +292,19 @@ mod tests {
     fn a_remove_takes_away_what_is_known_under_the_address() {
         let mut endpoints = Endpoints::default();
         endpoints.apply(add(vec![told(1, "a"), told(2, "b")]));
-        assert_eq!(pods(endpoints.apply(remove(&[2, 9])).removed), ["b"]);
+        assert_eq!(pods(endpoints.apply(remove(&[2, 9])).unwrap().removed), ["b"]);
         assert_eq!(pods(endpoints.known().cloned()), ["a"]);
     }
 
     #[test]
     fn no_endpoints_clears_and_says_whether_the_service_exists() {
         let mut endpoints = Endpoints::default();
-        let change = endpoints.apply(none(false));
+        let change = endpoints.apply(none(false)).unwrap();
         assert_eq!(change.no_endpoints, Some(NoEndpoints { exists: false }));
         assert_eq!(endpoints.none(), change.no_endpoints);
         endpoints.apply(add(vec![told(1, "a")]));
         assert_eq!(endpoints.none(), None);
-        let change = endpoints.apply(none(true));
+        let change = endpoints.apply(none(true)).unwrap();
         assert_eq!(change.no_endpoints, Some(NoEndpoints { exists: true }));
         assert_eq!(pods(change.removed), ["a"]);
         assert_eq!(endpoints.known().count(), 0);
@@ -357,8 +315,8 @@ mod tests {
         let mut endpoints = Endpoints::default();
         endpoints.apply(add(vec![told(1, "a"), told(2, "b")]));
         endpoints.reopen();
-        assert!(endpoints.apply(remove(&[1])).is_nothing(), "a first Remove says nothing");
-        let change = endpoints.apply(add(vec![told(2, "b"), told(3, "c")]));
+        assert_eq!(endpoints.apply(remove(&[1])), None, "a first Remove says nothing");
+        let change = endpoints.apply(add(vec![told(2, "b"), told(3, "c")])).unwrap();
         assert_eq!((pods(change.added), pods(change.removed)), (vec!["c".to_owned()], vec!["a".to_owned()]));
         assert_eq!(change.changed, []);
         assert_eq!(pods(endpoints.known().cloned()), ["b", "c"]);
@@ -367,11 +325,11 @@ mod tests {
     #[test]
     fn messages_without_use_change_nothing() {
         let mut endpoints = Endpoints::default();
-        assert!(endpoints.apply(Update { update: None }).is_nothing());
+        assert_eq!(endpoints.apply(Update { update: None }), None);
         let no_port = WeightedAddr { addr: Some(TcpAddress { port: 65_536, ..tcp(1) }), ..told(1, "a") };
         let no_ip = WeightedAddr { addr: Some(TcpAddress { ip: None, port: 80 }), ..told(2, "b") };
         let no_address = WeightedAddr { addr: None, ..told(3, "c") };
-        assert!(endpoints.apply(add(vec![no_port, no_ip, no_address])).is_nothing());
+        assert_eq!(endpoints.apply(add(vec![no_port, no_ip, no_address])), None);
     }
 
     #[test]

@@ -6,23 +6,29 @@
 
 mod connect;
 mod endpoints;
-mod get;
+mod go;
 mod print;
+mod profile;
+mod streams;
 
 use std::{
+    convert::Infallible,
     io::{self, Write},
     process::ExitCode,
 };
 
-use anyhow::Result;
+use anyhow::{Result, bail};
 use clap::{Args as ClapArgs, ValueEnum};
+use futures::future::join_all;
 use k8s_openapi::jiff::Timestamp;
 
 use crate::client;
 pub use connect::ConnectArgs;
 use connect::Connector;
-use get::{Answer, FIRST_ANSWER, Refused};
+use endpoints::Endpoints;
 use print::Changes;
+use profile::Profile;
+use streams::{Answer, FIRST_ANSWER, Refused};
 
 #[derive(Clone, Debug, ClapArgs)]
 pub struct EndpointsArgs {
@@ -46,6 +52,25 @@ pub struct EndpointsArgs {
     pub connect: ConnectArgs,
 }
 
+#[derive(Clone, Debug, ClapArgs)]
+pub struct ProfileArgs {
+    /// What a proxy asks for: a name, such as web.prod.svc.cluster.local:8080, or an address of a Service, a Pod or anything else,
+    /// such as 10.20.2.4:8080; without a port it is 80
+    #[arg(value_name = "AUTHORITY|IP:PORT")]
+    pub authority: String,
+
+    /// Go on and print every change as it comes, with the time: one JSON document per line
+    #[arg(long, short)]
+    pub watch: bool,
+
+    /// The context token to send, such as {"ns":"prod"}: a ServiceProfile in the client's namespace comes first
+    #[arg(long, value_name = "TOKEN", default_value = "", hide_default_value = true)]
+    pub token: String,
+
+    #[command(flatten)]
+    pub connect: ConnectArgs,
+}
+
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum Output {
     Table,
@@ -57,11 +82,17 @@ pub async fn endpoints(args: EndpointsArgs) -> ExitCode {
     exit(if args.watch { watch_endpoints(args).await } else { ask_endpoints(args).await })
 }
 
+/// `linkerd-operator profile`.
+pub async fn profile(args: ProfileArgs) -> ExitCode {
+    exit(if args.watch { watch_profile(args).await } else { ask_profile(args).await })
+}
+
 /// The endpoints of all authorities as they are now.
 async fn ask_endpoints(args: EndpointsArgs) -> Result<ExitCode> {
     let authorities = without_repetitions(args.authorities);
     let destination = Connector::new(args.connect).await?.destination().await?;
-    let answers = get::ask(&destination, &authorities, &args.token).await;
+    let asked = authorities.iter().map(|authority| streams::ask::<Endpoints>(&destination, authority, &args.token));
+    let answers = join_all(asked).await;
     let mut code = ExitCode::SUCCESS;
     let (mut found, mut answered) = (Vec::new(), false);
     for (authority, answer) in authorities.iter().zip(&answers) {
@@ -71,7 +102,7 @@ async fn ask_endpoints(args: EndpointsArgs) -> Result<ExitCode> {
                 eprintln!("{refused}");
                 continue;
             }
-            Answer::Endpoints(endpoints) => {
+            Answer::Told(endpoints) => {
                 let before = found.len();
                 found.extend(endpoints.known());
                 if found.len() == before {
@@ -98,18 +129,48 @@ async fn ask_endpoints(args: EndpointsArgs) -> Result<ExitCode> {
     Ok(code)
 }
 
-/// Changes until Ctrl-C.
+/// Their changes until Ctrl-C.
 async fn watch_endpoints(args: EndpointsArgs) -> Result<ExitCode> {
     let authorities = without_repetitions(args.authorities);
     let connector = Connector::new(args.connect).await?;
     let mut changes = Changes::new();
-    let watched = get::watch(&connector, &authorities, &args.token, |authority, change| {
+    until_interrupted(streams::watch::<Endpoints>(&connector, &authorities, &args.token, |authority, change| {
         let now = Timestamp::now();
         write(&match args.output {
             Output::Table => changes.lines(now, authority, change),
             Output::Json => print::json_line(now, authority, change)?,
         })
-    });
+    }))
+    .await
+}
+
+/// The profile as it is now.
+async fn ask_profile(args: ProfileArgs) -> Result<ExitCode> {
+    let destination = Connector::new(args.connect).await?.destination().await?;
+    match streams::ask::<Profile>(&destination, &args.authority, &args.token).await {
+        Answer::Told(profile) => write(&profile.json()?)?,
+        Answer::Silence => bail!(
+            "no profile of {} was announced within {} s; \
+             Linkerd's destination is silent where a ServiceProfile is invalid",
+            args.authority,
+            FIRST_ANSWER.as_secs()
+        ),
+        Answer::Refused(refused) => return Err(refused.into()),
+    }
+    Ok(ExitCode::SUCCESS)
+}
+
+/// Its changes until Ctrl-C.
+async fn watch_profile(args: ProfileArgs) -> Result<ExitCode> {
+    let connector = Connector::new(args.connect).await?;
+    until_interrupted(streams::watch::<Profile>(&connector, &[args.authority], &args.token, |authority, profile| {
+        write(&print::json_line(Timestamp::now(), authority, profile)?)
+    }))
+    .await
+}
+
+/// Until Ctrl-C, or an error.
+async fn until_interrupted(watched: impl Future<Output = Result<Infallible>>) -> Result<ExitCode> {
     tokio::select! {
         ended = watched => match ended? {},
         interrupted = tokio::signal::ctrl_c() => {

@@ -22,11 +22,11 @@ pub(super) struct Changes {
 }
 
 #[derive(Serialize)]
-struct Document<'a> {
+struct Document<'a, C> {
     time: String,
     authority: &'a str,
     #[serde(flatten)]
-    change: &'a Change,
+    change: &'a C,
 }
 
 /// A table for each namespace; nothing for no endpoints.
@@ -59,7 +59,7 @@ pub(super) fn json(mut endpoints: Vec<&Endpoint>) -> serde_json::Result<String> 
 }
 
 /// One JSON document in one line.
-pub(super) fn json_line(time: Timestamp, authority: &str, change: &Change) -> serde_json::Result<String> {
+pub(super) fn json_line(time: Timestamp, authority: &str, change: &impl Serialize) -> serde_json::Result<String> {
     let document = Document { time: written(time), authority, change };
     Ok(format!("{}\n", serde_json::to_string(&document)?))
 }
@@ -88,7 +88,7 @@ impl Changes {
             widen(&mut self.widths, row);
         }
         let mut text = String::new();
-        if !self.begun && !change.is_nothing() {
+        if !self.begun {
             self.begun = true;
             text.push_str(&line(&CHANGES_HEADER.map(str::to_owned), &self.widths));
         }
@@ -115,7 +115,7 @@ fn sort(endpoints: &mut [&Endpoint]) {
 
 fn widen(widths: &mut [usize], cells: &[String]) {
     for (width, cell) in widths.iter_mut().zip(cells) {
-        *width = max(*width, cell.len());
+        *width = max(*width, cell.chars().count());
     }
 }
 

@@ -63,6 +63,10 @@ impl Web {
         run(&[&["endpoints", "--addr", &self.destination.to_string()], args].concat()).await
     }
 
+    async fn profile(&self, args: &[&str]) -> Result<Ended> {
+        run(&[&["profile", "--addr", &self.destination.to_string()], args].concat()).await
+    }
+
     /// So that nothing afterwards depends on when the manager learned of it.
     async fn is_known(&self, rows: usize) -> Result<()> {
         eventually(SOON, "the manager to know the Service", async || {
@@ -75,11 +79,15 @@ impl Web {
         .await
     }
 
-    /// The command with `--watch`; what it prints is its log.
     fn watch(&self, directory: &TempDir, args: &[&str]) -> Result<Process> {
+        self.watch_with("endpoints", directory, args)
+    }
+
+    /// A command with `--watch`; what it prints is its log.
+    fn watch_with(&self, command: &str, directory: &TempDir, args: &[&str]) -> Result<Process> {
         let binary = beside_this_executable("linkerd-operator", "LINKERD_OPERATOR_BIN")?;
-        let spawn = Spawn::new("endpoints --watch", binary, directory.path().join("log"))
-            .args(["endpoints", "--watch", "--addr", &self.destination.to_string(), &self.authority])
+        let spawn = Spawn::new(format!("{command} --watch"), binary, directory.path().join("log"))
+            .args([command, "--watch", "--addr", &self.destination.to_string(), &self.authority])
             .args(args.iter().copied());
         Process::spawn(spawn)
     }
@@ -221,6 +229,92 @@ async fn a_watch_in_json_is_one_document_for_each_change() -> Result<()> {
         assert_eq!(document["added"][0]["ip"], ip);
         assert!(document["time"].is_string() && document.get("removed").is_none(), "{document}");
     }
+    Ok(())
+}
+
+#[tokio::test]
+async fn a_profile_is_printed_as_linkerds_command_prints_it() -> Result<()> {
+    let web = Web::shared(&[]).await?;
+    let of_an_address = web.profile(&["192.0.2.200:3306"]).await?;
+    // Letter by letter what Go makes of it: 192.0.2.200 is 3221226184.
+    let expected = r#"{
+  "opaque_protocol": true,
+  "retry_budget": {
+    "retry_ratio": 0.2,
+    "min_retries_per_second": 10,
+    "ttl": {
+      "seconds": 10
+    }
+  },
+  "endpoint": {
+    "addr": {
+      "ip": {
+        "Ip": {
+          "Ipv4": 3221226184
+        }
+      },
+      "port": 3306
+    },
+    "weight": 10000
+  }
+}
+"#;
+    let Ended { code, stdout, stderr } = of_an_address;
+    assert_eq!((code, stdout.as_str(), stderr.as_str()), (Some(0), expected, ""));
+
+    let of_a_service = web.profile(&[&web.authority]).await?;
+    assert_eq!((of_a_service.code, of_a_service.stderr.as_str()), (Some(0), ""));
+    let shown: Value = serde_json::from_str(&of_a_service.stdout)?;
+    let namespace = web.mesh.namespace();
+    assert_eq!(shown["fully_qualified_name"], format!("web.{namespace}.svc.cluster.local"));
+    let parent = json!({"group": "core", "kind": "Service", "name": "web", "namespace": namespace, "port": 80});
+    assert_eq!(shown["parent_ref"], json!({"Kind": {"Resource": parent}}));
+
+    let of_no_port = web.profile(&[&web.authority.replace(":80", ":81")]).await?;
+    assert_eq!((of_no_port.code, of_no_port.stdout.as_str()), (Some(0), "{}\n"));
+    Ok(())
+}
+
+#[tokio::test]
+async fn a_profile_that_is_refused_is_an_error() -> Result<()> {
+    let web = Web::shared(&[]).await?;
+    for args in [&["foo"][..], &["foo", "--watch"]] {
+        let refused = web.profile(args).await?;
+        assert_eq!((refused.code, refused.stdout.as_str()), (Some(1), ""));
+        assert!(refused.stderr.starts_with("Destination API error: invalid service \"foo\""), "{}", refused.stderr);
+    }
+    Ok(())
+}
+
+#[tokio::test]
+async fn a_server_that_is_silent_is_not_waited_for_for_ever() -> Result<()> {
+    // Connections are made, and nobody takes them.
+    let silent = std::net::TcpListener::bind("127.0.0.1:0")?;
+    let ended = run(&["profile", "10.0.0.1:80", "--addr", &silent.local_addr()?.to_string()]).await?;
+    assert_eq!((ended.code, ended.stdout.as_str()), (Some(1), ""));
+    let sentence = "error: no profile of 10.0.0.1:80 was announced within 5 s";
+    assert!(ended.stderr.starts_with(sentence), "{}", ended.stderr);
+    Ok(())
+}
+
+#[tokio::test]
+async fn a_watch_of_a_profile_is_one_document_for_each_change() -> Result<()> {
+    let web = Web::shared(&[]).await?;
+    let directory = tempfile::tempdir()?;
+    let mut watch = web.watch_with("profile", &directory, &[])?;
+    prints(&watch, &["\"profile\":", "fully_qualified_name"]).await?;
+    let annotations = json!({"config.linkerd.io/opaque-ports": "80"});
+    web.mesh.patch_service("web", json!({"metadata": {"annotations": annotations}})).await?;
+    prints(&watch, &["\"opaque_protocol\":true"]).await?;
+    let documents: Vec<Value> =
+        watch.log().lines().map(serde_json::from_str).collect::<Result<_, _>>().with_context(|| watch.log())?;
+    assert_eq!(documents.len(), 2, "{documents:?}");
+    for document in &documents {
+        assert_eq!(document["authority"], *web.authority);
+        assert!(document["time"].is_string(), "{document}");
+    }
+    watch.signal(Signal::INT)?;
+    assert_eq!(watch.wait(SOON).await?.code(), Some(0));
     Ok(())
 }
 

@@ -1,6 +1,7 @@
-//! `Get` streams for a reader at a terminal: what they say at once, or all that they ever say.
+//! Streams for a reader at a terminal: what they say at once, or all that they ever say.
 //!
-//! * In: a connection, authorities, a context token. Out: the endpoints of each authority, or its changes one by one.
+//! * In: a connection, authorities, a context token, and what kind of stream ([`Told`]). Out: what each authority was told, or its
+//!   changes one by one.
 //! * Always: a first answer has a deadline. A watched stream that ends is asked for again, unless the server refuses it.
 
 use std::{
@@ -10,14 +11,12 @@ use std::{
 };
 
 use anyhow::Result;
-use futures::future::{join_all, pending, try_join_all};
+use futures::future::{pending, try_join_all};
+use prost::Message;
 use tokio::time::{Instant, sleep, timeout_at};
-use tonic::{Code, Status};
+use tonic::{Code, Status, Streaming};
 
-use super::{
-    connect::{Connector, Destination},
-    endpoints::{Change, Endpoints},
-};
+use super::connect::{Connector, Destination};
 use crate::{client, proto::destination::GetDestination};
 
 /// As long as `linkerd diagnostics endpoints` listens.
@@ -32,19 +31,40 @@ const PAUSE: Duration = Duration::from_secs(1);
 #[error("Destination API error: {}", text(.0))]
 pub(super) struct Refused(Status);
 
+/// What streams have told of one authority so far.
+pub(super) trait Told: Default {
+    type Message: Message + Default + 'static;
+    /// What a message makes different.
+    type Change;
+    /// Whether a first answer may come as several messages.
+    const IN_PARTS: bool;
+
+    /// Opens such a stream.
+    ///
+    /// # Errors
+    /// With what the server says, or why it could not be asked.
+    async fn open(destination: &Destination, request: GetDestination) -> Result<Streaming<Self::Message>, Status>;
+
+    /// A new stream begins: what is known stays until it tells its own state.
+    fn reopen(&mut self);
+
+    /// Folds a message in; `None` when it repeats what is known.
+    fn apply(&mut self, message: Self::Message) -> Option<Self::Change>;
+}
+
 /// What an authority was answered.
-pub(super) enum Answer {
-    Endpoints(Endpoints),
+pub(super) enum Answer<T> {
+    Told(T),
     /// Nothing was said in time, as Linkerd's destination does for a Service without endpoints.
     Silence,
     Refused(Refused),
 }
 
 /// One authority that is watched.
-struct Watched<'a> {
+struct Watched<'a, T> {
     authority: &'a str,
     token: &'a str,
-    endpoints: Endpoints,
+    told: T,
     /// Whether a stream was ever accepted: until then every error is the answer.
     accepted: bool,
     /// What was last complained of, so that it is said once.
@@ -57,36 +77,33 @@ enum End {
     Lost(String),
 }
 
-/// Asks for all authorities at once.
-pub(super) async fn ask(destination: &Destination, authorities: &[String], token: &str) -> Vec<Answer> {
-    join_all(authorities.iter().map(
-        async |authority| match first_answer(destination, request(authority, token)).await {
-            Ok(Some(endpoints)) => Answer::Endpoints(endpoints),
-            Ok(None) => Answer::Silence,
-            Err(status) => Answer::Refused(Refused(status)),
-        },
-    ))
-    .await
+/// What is told now.
+pub(super) async fn ask<T: Told>(destination: &Destination, authority: &str, token: &str) -> Answer<T> {
+    match first_answer(destination, request(authority, token)).await {
+        Ok(Some(told)) => Answer::Told(told),
+        Ok(None) => Answer::Silence,
+        Err(status) => Answer::Refused(Refused(status)),
+    }
 }
 
 /// Hands every change to `print`, for ever.
 ///
 /// # Errors
 /// When a stream is refused, there is nothing to ask at the beginning, or `print` fails.
-pub(super) async fn watch(
+pub(super) async fn watch<T: Told>(
     connector: &Connector,
     authorities: &[String],
     token: &str,
-    print: impl FnMut(&str, &Change) -> Result<()>,
+    print: impl FnMut(&str, &T::Change) -> Result<()>,
 ) -> Result<Infallible> {
     let print = RefCell::new(print);
     let watched = authorities.iter().map(async |authority| {
         let told = Cell::new(false);
-        let mut print = |change: &Change| {
+        let mut print = |change: &T::Change| {
             told.set(true);
             (print.borrow_mut())(authority, change)
         };
-        let mut watched = Watched::new(authority, token);
+        let mut watched = Watched::<T>::new(authority, token);
         let silence = async {
             sleep(FIRST_ANSWER).await;
             if !told.get() {
@@ -103,43 +120,45 @@ pub(super) async fn watch(
     anyhow::bail!("no authority to watch")
 }
 
-async fn first_answer(destination: &Destination, request: GetDestination) -> Result<Option<Endpoints>, Status> {
+async fn first_answer<T: Told>(destination: &Destination, request: GetDestination) -> Result<Option<T>, Status> {
     let deadline = Instant::now() + FIRST_ANSWER;
     let first = timeout_at(deadline, async {
-        let mut updates = destination.get(request).await?;
-        let first = updates.message().await?;
-        Ok::<_, Status>((updates, first))
+        let mut messages = T::open(destination, request).await?;
+        let first = messages.message().await?;
+        Ok::<_, Status>((messages, first))
     });
     let Ok(first) = first.await else { return Ok(None) };
-    let (mut updates, Some(first)) = first? else {
+    let (mut messages, Some(first)) = first? else {
         return Err(Status::unavailable(
             "the stream ended before it said anything; the server may be going, ask again",
         ));
     };
-    let mut endpoints = Endpoints::default();
-    endpoints.apply(first);
-    while let Ok(Ok(Some(more))) = timeout_at(deadline.min(Instant::now() + SAME_ANSWER), updates.message()).await {
-        endpoints.apply(more);
+    let mut told = T::default();
+    told.apply(first);
+    while T::IN_PARTS
+        && let Ok(Ok(Some(more))) = timeout_at(deadline.min(Instant::now() + SAME_ANSWER), messages.message()).await
+    {
+        told.apply(more);
     }
-    Ok(Some(endpoints))
+    Ok(Some(told))
 }
 
 fn request(authority: &str, token: &str) -> GetDestination {
-    // The scheme is not looked at; this is what Linkerd's command sends.
+    // The scheme is not looked at; this is what Linkerd's command for endpoints sends.
     GetDestination { scheme: "http:".to_owned(), path: authority.to_owned(), context_token: token.to_owned() }
 }
 
 // === impl Watched ===
 
-impl<'a> Watched<'a> {
+impl<'a, T: Told> Watched<'a, T> {
     fn new(authority: &'a str, token: &'a str) -> Self {
-        Self { authority, token, endpoints: Endpoints::default(), accepted: false, complaint: String::new() }
+        Self { authority, token, told: T::default(), accepted: false, complaint: String::new() }
     }
 
     async fn run(
         &mut self,
         connector: &Connector,
-        print: &mut impl FnMut(&Change) -> Result<()>,
+        print: &mut impl FnMut(&T::Change) -> Result<()>,
     ) -> Result<Infallible> {
         loop {
             let lost = match connector.destination().await {
@@ -159,19 +178,22 @@ impl<'a> Watched<'a> {
     }
 
     /// One stream from its beginning to its end.
-    async fn read(&mut self, destination: &Destination, print: &mut impl FnMut(&Change) -> Result<()>) -> Result<End> {
-        self.endpoints.reopen();
-        let mut updates = match destination.get(request(self.authority, self.token)).await {
-            Ok(updates) => updates,
+    async fn read(
+        &mut self,
+        destination: &Destination,
+        print: &mut impl FnMut(&T::Change) -> Result<()>,
+    ) -> Result<End> {
+        self.told.reopen();
+        let mut messages = match T::open(destination, request(self.authority, self.token)).await {
+            Ok(messages) => messages,
             Err(status) => return Ok(self.failed(status)),
         };
         loop {
-            match updates.message().await {
-                Ok(Some(update)) => {
+            match messages.message().await {
+                Ok(Some(message)) => {
                     self.accepted = true;
                     self.complaint.clear();
-                    let change = self.endpoints.apply(update);
-                    if !change.is_nothing() {
+                    if let Some(change) = self.told.apply(message) {
                         print(&change)?;
                     }
                 }
@@ -214,6 +236,7 @@ fn text(status: &Status) -> &str {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::cli::endpoints::Endpoints;
 
     #[test]
     fn a_refusal_is_told_as_linkerds_command_tells_it() {
@@ -225,7 +248,7 @@ mod tests {
 
     #[test]
     fn an_error_is_the_answer_until_a_stream_was_accepted_and_then_only_a_refusal() {
-        let mut watched = Watched::new("web.prod.svc.cluster.local", "");
+        let mut watched = Watched::<Endpoints>::new("web.prod.svc.cluster.local", "");
         assert!(matches!(watched.failed(Status::unavailable("busy")), End::Refused(_)));
         watched.accepted = true;
         assert!(matches!(watched.failed(Status::unavailable("busy")), End::Lost(_)));
