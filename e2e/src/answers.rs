@@ -1,14 +1,17 @@
 //! What a manager answers, put so that it can be compared with the [`oracle`](crate::oracle).
 //!
-//! * In: a connection and a request. Out: an [`Answer`]; and where two differ, in what.
+//! * In: a connection and a request. Out: an [`Answer`]; and where two answers differ, in what.
 //! * Always: the flags that [`settings`] gives a manager are those by which the oracle then answers.
 
+use std::fmt::Debug;
+
 use anyhow::{Context, Result};
+use linkerd2_proxy_api::destination::DestinationProfile;
 use tonic::Status;
 
 use crate::{
     discovery::Discovery,
-    oracle::{Answer, Request, Settings},
+    oracle::{Answer, ProfileAnswer, Request, Settings},
 };
 
 /// The manager's flags that change answers, and the same for the oracle.
@@ -73,6 +76,42 @@ pub fn difference(expected: &Answer, seen: Option<&Answer>) -> String {
     lines.join("\n")
 }
 
+/// The same of profiles: which fields of the message are told otherwise; "" when they are equal.
+pub fn profile_difference(expected: &ProfileAnswer, seen: Option<&ProfileAnswer>) -> String {
+    let (wanted, known) = match (expected, seen) {
+        (ProfileAnswer::Profile(wanted), Some(ProfileAnswer::Profile(known))) => (wanted, known),
+        (expected, Some(seen)) if expected == seen => return String::new(),
+        (expected, Some(seen)) => return format!("expected {expected:?}, saw {seen:?}"),
+        (expected, None) => return format!("expected {expected:?}, saw no answer"),
+    };
+    // Destructured, so that a field the protocol gains is not forgotten.
+    let DestinationProfile {
+        fully_qualified_name,
+        opaque_protocol,
+        routes,
+        retry_budget,
+        dst_overrides,
+        endpoint,
+        parent_ref,
+        profile_ref,
+    } = &**wanted;
+    let lines = [
+        told("fully_qualified_name", fully_qualified_name, &known.fully_qualified_name),
+        told("opaque_protocol", opaque_protocol, &known.opaque_protocol),
+        told("routes", routes, &known.routes),
+        told("retry_budget", retry_budget, &known.retry_budget),
+        told("dst_overrides", dst_overrides, &known.dst_overrides),
+        told("endpoint", endpoint, &known.endpoint),
+        told("parent_ref", parent_ref, &known.parent_ref),
+        told("profile_ref", profile_ref, &known.profile_ref),
+    ];
+    lines.into_iter().flatten().collect::<Vec<_>>().join("\n")
+}
+
+fn told<T: PartialEq + Debug>(field: &str, expected: &T, seen: &T) -> Option<String> {
+    (expected != seen).then(|| format!("{field}: expected {expected:?}, saw {seen:?}"))
+}
+
 #[cfg(test)]
 mod tests {
     use linkerd2_proxy_api::destination::WeightedAddr;
@@ -98,5 +137,27 @@ mod tests {
             assert!(difference(&wanted, Some(&seen)).starts_with(named));
         }
         assert_eq!(difference(&wanted, Some(&wanted)), "");
+    }
+
+    #[test]
+    fn of_two_profiles_only_what_differs_is_named() {
+        let profile = |name: &str, opaque_protocol| {
+            let fully_qualified_name = name.to_owned();
+            let profile = DestinationProfile { fully_qualified_name, opaque_protocol, ..DestinationProfile::default() };
+            ProfileAnswer::Profile(Box::new(profile))
+        };
+        let refused = ProfileAnswer::Refused(tonic::Code::Unknown, "no".to_owned());
+        let wanted = profile("web", true);
+        for (seen, named) in [
+            (&profile("web", true), ""),
+            (&profile("api", true), "fully_qualified_name: expected \"web\", saw \"api\""),
+            (&profile("web", false), "opaque_protocol: expected true, saw false"),
+            (&refused, "expected Profile(DestinationProfile {"),
+        ] {
+            let difference = profile_difference(&wanted, Some(seen));
+            assert!(difference.starts_with(named) && difference.is_empty() == named.is_empty(), "{difference}");
+        }
+        assert_eq!(profile_difference(&refused, Some(&refused)), "");
+        assert!(profile_difference(&refused, None).ends_with("saw no answer"));
     }
 }

@@ -21,7 +21,7 @@ use tonic::{Code, Status, Streaming, transport::Channel};
 
 /// One HTTP/2 connection.
 #[derive(Clone)]
-pub struct Discovery(DestinationClient<Channel>);
+pub struct Discovery(pub(crate) DestinationClient<Channel>);
 
 /// A `Get` stream and the endpoints that it has told of so far.
 pub struct Endpoints {
@@ -41,7 +41,7 @@ pub enum Message {
 }
 
 /// How long a stream that should say something may take.
-const DEADLINE: Duration = Duration::from_secs(20);
+pub(crate) const DEADLINE: Duration = Duration::from_secs(20);
 
 // === impl Discovery ===
 

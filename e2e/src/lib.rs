@@ -32,6 +32,7 @@ pub mod oracle;
 mod plain_http;
 mod port;
 pub mod process;
+pub mod profile;
 mod shared;
 pub mod slow_client;
 pub mod wait;

@@ -10,3 +10,4 @@ mod harness;
 mod leadership;
 mod placement;
 mod process;
+mod profile;

@@ -10,7 +10,7 @@ mod endpoints;
 mod families;
 mod floods;
 mod metadata;
-mod objects;
+pub(crate) mod objects;
 mod oracle;
 mod overload;
 mod owners;
@@ -19,10 +19,10 @@ mod process;
 mod requests;
 mod rollout;
 mod servers;
-mod serving;
+pub(crate) mod serving;
 mod small_frames;
 mod streams;
-mod told;
+pub(crate) mod told;
 mod topology;
 mod watches;
 mod wire;
@@ -47,11 +47,11 @@ use serde_json::{Value, json};
 use tokio::sync::OnceCell;
 
 /// Long enough for a message that nothing calls for to come.
-const QUIET: Duration = Duration::from_millis(700);
+pub(crate) const QUIET: Duration = Duration::from_millis(700);
 
 /// Which flags the manager runs with.
 #[derive(Clone, Copy)]
-enum Settings {
+pub(crate) enum Settings {
     /// None but the harness's own: what Linkerd's charts install.
     Helm,
     /// Those under which the unit tests of Linkerd's destination are written.
@@ -61,12 +61,12 @@ enum Settings {
 }
 
 /// A namespace, and a connection to a manager that knows it.
-struct Rig {
-    client: Client,
-    namespace: TestNamespace,
-    manager: &'static Manager,
-    discovery: Discovery,
-    domain: &'static str,
+pub(crate) struct Rig {
+    pub(crate) client: Client,
+    pub(crate) namespace: TestNamespace,
+    pub(crate) manager: &'static Manager,
+    pub(crate) discovery: Discovery,
+    pub(crate) domain: &'static str,
 }
 
 impl Settings {
@@ -91,12 +91,12 @@ impl Settings {
         }
     }
 
-    fn domain(self) -> &'static str {
+    pub(crate) fn domain(self) -> &'static str {
         if matches!(self, Self::Upstream) { "mycluster.local" } else { "cluster.local" }
     }
 
     /// The one manager with these flags, started by the first who asks. Only the shared one writes slices.
-    async fn manager(self) -> Result<(&'static ControlPlane, &'static Manager)> {
+    pub(crate) async fn manager(self) -> Result<(&'static ControlPlane, &'static Manager)> {
         static UPSTREAM: OnceCell<Manager> = OnceCell::const_new();
         static CONTRARY: OnceCell<Manager> = OnceCell::const_new();
         let (control_plane, shared) = shared_manager().await?;
@@ -117,11 +117,11 @@ impl Settings {
 }
 
 impl Rig {
-    async fn start(prefix: &str) -> Result<Self> {
+    pub(crate) async fn start(prefix: &str) -> Result<Self> {
         Self::with(Settings::Helm, prefix).await
     }
 
-    async fn with(settings: Settings, prefix: &str) -> Result<Self> {
+    pub(crate) async fn with(settings: Settings, prefix: &str) -> Result<Self> {
         static IDLE: OnceCell<()> = OnceCell::const_new();
         let (control_plane, manager) = settings.manager().await?;
         let client = control_plane.client().await?;
@@ -137,49 +137,49 @@ impl Rig {
         Ok(rig)
     }
 
-    fn name(&self) -> &str {
+    pub(crate) fn name(&self) -> &str {
         self.namespace.name()
     }
 
     /// `web:80` as a proxy asks for it.
-    fn path(&self, service_and_port: &str) -> String {
+    pub(crate) fn path(&self, service_and_port: &str) -> String {
         let (service, port) = service_and_port.split_once(':').unwrap_or((service_and_port, "80"));
         format!("{service}.{}.svc.{}:{port}", self.name(), self.domain)
     }
 
-    fn api(&self, kind: &str) -> Api<DynamicObject> {
+    pub(crate) fn api(&self, kind: &str) -> Api<DynamicObject> {
         api(&self.client, self.name(), kind)
     }
 
-    async fn put(&self, object: Object) -> Result<()> {
+    pub(crate) async fn put(&self, object: Object) -> Result<()> {
         self.create(object).await.map(drop)
     }
 
-    async fn create(&self, object: Object) -> Result<DynamicObject> {
+    pub(crate) async fn create(&self, object: Object) -> Result<DynamicObject> {
         create(&self.client, self.name(), object).await
     }
 
-    async fn put_all(&self, objects: impl IntoIterator<Item = Object>) -> Result<()> {
+    pub(crate) async fn put_all(&self, objects: impl IntoIterator<Item = Object>) -> Result<()> {
         for object in objects {
             self.put(object).await?;
         }
         Ok(())
     }
 
-    async fn patch(&self, kind: &str, name: &str, patch: Value) -> Result<()> {
+    pub(crate) async fn patch(&self, kind: &str, name: &str, patch: Value) -> Result<()> {
         let patched = self.api(kind).patch(name, &PatchParams::default(), &Patch::Merge(&patch)).await;
         patched.map(drop).with_context(|| format!("patching {kind} {name} with {patch}"))
     }
 
     /// Replaces the endpoints of a slice.
-    async fn set_endpoints(&self, slice: &str, endpoints: &[Value]) -> Result<()> {
+    pub(crate) async fn set_endpoints(&self, slice: &str, endpoints: &[Value]) -> Result<()> {
         let mut endpoints = endpoints.to_vec();
         endpoints.iter_mut().for_each(|endpoint| objects::within(endpoint, self.name()));
         self.patch("EndpointSlice", slice, json!({ "endpoints": endpoints })).await
     }
 
     /// At once, as when the kubelet of a Pod has let go of it.
-    async fn delete(&self, kind: &str, name: &str) -> Result<()> {
+    pub(crate) async fn delete(&self, kind: &str, name: &str) -> Result<()> {
         let deleted = self.api(kind).delete(name, &DeleteParams::default().grace_period(0)).await;
         deleted.map(drop).with_context(|| format!("deleting {kind} {name}"))
     }
@@ -227,7 +227,7 @@ fn api(client: &Client, namespace: &str, kind: &str) -> Api<DynamicObject> {
     }
 }
 
-async fn create(client: &Client, namespace: &str, object: Object) -> Result<DynamicObject> {
+pub(crate) async fn create(client: &Client, namespace: &str, object: Object) -> Result<DynamicObject> {
     let Object { kind, value } = object.within(namespace);
     let text = value.to_string();
     let created = api(client, namespace, kind).create(&PostParams::default(), &serde_json::from_value(value)?).await;

@@ -8,15 +8,15 @@ use kube::api::{ApiResource, GroupVersionKind};
 use serde_json::{Map, Value, json};
 
 /// A node that exists, so that the garbage collector lets its Pods be, and on which nothing runs.
-pub(super) const NODE: &str = "idle";
+pub(crate) const NODE: &str = "idle";
 
 /// Keeps an object whose owner does not exist from the garbage collector.
-pub(super) const KEPT: &str = "example.com/kept";
+pub(crate) const KEPT: &str = "example.com/kept";
 
 #[derive(Clone)]
-pub(super) struct Object {
-    pub(super) kind: &'static str,
-    pub(super) value: Value,
+pub(crate) struct Object {
+    pub(crate) kind: &'static str,
+    pub(crate) value: Value,
 }
 
 impl Object {
@@ -29,63 +29,64 @@ impl Object {
     }
 
     /// The same with these fields set: objects are merged, all else is replaced.
-    pub(super) fn with(mut self, fields: Value) -> Self {
+    pub(crate) fn with(mut self, fields: Value) -> Self {
         merge(&mut self.value, fields);
         self
     }
 
-    pub(super) fn annotated(self, key: &str, value: &str) -> Self {
+    pub(crate) fn annotated(self, key: &str, value: &str) -> Self {
         self.with(json!({"metadata": {"annotations": {key: value}}}))
     }
 
-    pub(super) fn labelled(self, key: &str, value: &str) -> Self {
+    pub(crate) fn labelled(self, key: &str, value: &str) -> Self {
         self.with(json!({"metadata": {"labels": {key: value}}}))
     }
 
     /// The usual case is endpoints whose targets are in their own namespace.
-    pub(super) fn within(mut self, namespace: &str) -> Self {
+    pub(crate) fn within(mut self, namespace: &str) -> Self {
         let endpoints = self.value.get_mut("endpoints").and_then(Value::as_array_mut);
         endpoints.into_iter().flatten().for_each(|endpoint| within(endpoint, namespace));
         self
     }
 
     /// With one owner, which need not exist.
-    pub(super) fn owned_by(self, api_version: &str, kind: &str, name: &str) -> Self {
+    pub(crate) fn owned_by(self, api_version: &str, kind: &str, name: &str) -> Self {
         self.with(json!({"metadata": {"finalizers": [KEPT], "ownerReferences": [owner(api_version, kind, name)]}}))
     }
 }
 
 /// An object with this one field.
-pub(super) fn field(name: &str, value: Value) -> Value {
+pub(crate) fn field(name: &str, value: Value) -> Value {
     Value::Object(Map::from_iter([(name.to_owned(), value)]))
 }
 
-pub(super) fn owner(api_version: &str, kind: &str, name: &str) -> Value {
+pub(crate) fn owner(api_version: &str, kind: &str, name: &str) -> Value {
     json!({"apiVersion": api_version, "kind": kind, "name": name, "uid": "00000000-0000-0000-0000-000000000001"})
 }
 
-pub(super) fn resource(kind: &str) -> ApiResource {
+pub(crate) fn resource(kind: &str) -> ApiResource {
     let (group, version) = match kind {
         "EndpointSlice" => ("discovery.k8s.io", "v1"),
         "ReplicaSet" | "Deployment" => ("apps", "v1"),
         "Job" => ("batch", "v1"),
         "Server" => ("policy.linkerd.io", "v1beta3"),
         "ExternalWorkload" => ("workload.linkerd.io", "v1beta1"),
+        "ServiceProfile" => ("linkerd.io", "v1alpha2"),
         _ => ("", "v1"),
     };
     ApiResource::from_gvk(&GroupVersionKind::gvk(group, version, kind))
 }
 
-pub(super) fn service(name: &str) -> Object {
+pub(crate) fn service(name: &str) -> Object {
     Object::new("Service", name, json!({"spec": {"ports": [{"name": "http", "port": 80}]}}))
 }
 
-pub(super) fn external_name(name: &str) -> Object {
+pub(crate) fn external_name(name: &str) -> Object {
     Object::new("Service", name, json!({"spec": {"type": "ExternalName", "externalName": "example.com"}}))
 }
 
 /// An IPv4 slice of a Service.
-pub(super) fn slice(name: &str, service: &str, endpoints: &[Value]) -> Object {
+pub(crate) fn slice(name: &str, service: &str, endpoints: &[Value]) -> Object {
     let object = json!({
         "addressType": "IPv4", "endpoints": endpoints, "ports": [{"name": "http", "port": 8080}],
         "metadata": {"labels": {"kubernetes.io/service-name": service}},
@@ -93,47 +94,47 @@ pub(super) fn slice(name: &str, service: &str, endpoints: &[Value]) -> Object {
     Object::new("EndpointSlice", name, object)
 }
 
-pub(super) fn slice_v6(name: &str, service: &str, endpoints: &[Value]) -> Object {
+pub(crate) fn slice_v6(name: &str, service: &str, endpoints: &[Value]) -> Object {
     slice(name, service, endpoints).with(json!({"addressType": "IPv6"}))
 }
 
 /// An endpoint without targetRef.
-pub(super) fn address(ip: &str) -> Value {
+pub(crate) fn address(ip: &str) -> Value {
     json!({ "addresses": [ip] })
 }
 
-pub(super) fn of_pod(ip: &str, pod: &str) -> Value {
+pub(crate) fn of_pod(ip: &str, pod: &str) -> Value {
     target(ip, json!({"kind": "Pod", "name": pod}))
 }
 
-pub(super) fn of_workload(ip: &str, workload: &str) -> Value {
+pub(crate) fn of_workload(ip: &str, workload: &str) -> Value {
     target(ip, json!({"kind": "ExternalWorkload", "name": workload}))
 }
 
 /// Completes a targetRef that says nothing of a namespace.
-pub(super) fn within(endpoint: &mut Value, namespace: &str) {
+pub(crate) fn within(endpoint: &mut Value, namespace: &str) {
     if let Some(target) = endpoint.get_mut("targetRef").and_then(Value::as_object_mut) {
         target.entry("namespace").or_insert_with(|| json!(namespace));
     }
 }
 
 /// An endpoint with this targetRef; its namespace is filled in with that of the test, if it names none.
-pub(super) fn target(ip: &str, target: Value) -> Value {
+pub(crate) fn target(ip: &str, target: Value) -> Value {
     but(address(ip), field("targetRef", target))
 }
 
-pub(super) fn but(mut endpoint: Value, fields: Value) -> Value {
+pub(crate) fn but(mut endpoint: Value, fields: Value) -> Value {
     merge(&mut endpoint, fields);
     endpoint
 }
 
-pub(super) fn hinted(endpoint: Value, zones: &[&str]) -> Value {
+pub(crate) fn hinted(endpoint: Value, zones: &[&str]) -> Value {
     let zones: Vec<Value> = zones.iter().map(|zone| json!({ "name": zone })).collect();
     but(endpoint, json!({"hints": {"forZones": zones}}))
 }
 
 /// A Pod outside the mesh.
-pub(super) fn pod(name: &str) -> Object {
+pub(crate) fn pod(name: &str) -> Object {
     let object = json!({
         "metadata": {"labels": {"app": "web"}},
         "spec": {"nodeName": NODE, "serviceAccountName": "web", "containers": [container("app", 8080)],
@@ -143,33 +144,33 @@ pub(super) fn pod(name: &str) -> Object {
 }
 
 /// With one port, named `http`.
-pub(super) fn container(name: &str, port: u16) -> Value {
+pub(crate) fn container(name: &str, port: u16) -> Value {
     json!({"name": name, "image": name, "ports": [{"name": "http", "containerPort": port}]})
 }
 
 /// A Pod as Linkerd's injector makes it.
-pub(super) fn meshed(name: &str) -> Object {
+pub(crate) fn meshed(name: &str) -> Object {
     meshed_with(name, proxy("0.0.0.0:4143"))
 }
 
-pub(super) fn meshed_with(name: &str, proxy: Value) -> Object {
+pub(crate) fn meshed_with(name: &str, proxy: Value) -> Object {
     let containers = Value::Array(vec![container("app", 8080), proxy]);
     pod(name).labelled("linkerd.io/control-plane-ns", "linkerd").with(field("spec", field("containers", containers)))
 }
 
 /// The proxy's container, with the admin port 4191 and the control port 4190.
-pub(super) fn proxy(inbound: &str) -> Value {
+pub(crate) fn proxy(inbound: &str) -> Value {
     proxy_with(&[("INBOUND", inbound), ("ADMIN", "127.0.0.1:4191"), ("CONTROL", "0.0.0.0:4190")])
 }
 
-pub(super) fn proxy_with(listeners: &[(&str, &str)]) -> Value {
+pub(crate) fn proxy_with(listeners: &[(&str, &str)]) -> Value {
     let variable =
         |(name, value): &(&str, &str)| json!({"name": format!("LINKERD2_PROXY_{name}_LISTEN_ADDR"), "value": value});
     let env: Vec<Value> = listeners.iter().map(variable).collect();
     json!({"name": "linkerd-proxy", "image": "proxy", "env": env})
 }
 
-pub(super) fn workload(name: &str) -> Object {
+pub(crate) fn workload(name: &str) -> Object {
     let object = json!({
         "metadata": {"labels": {"app": "vm"}},
         "spec": {"meshTLS": {"identity": format!("spiffe://root.linkerd.cluster.local/{name}"), "serverName": "vm.example"},
@@ -179,17 +180,22 @@ pub(super) fn workload(name: &str) -> Object {
 }
 
 /// Makes a port of the Pods `app: web` opaque.
-pub(super) fn opaque_server(name: &str, port: Value) -> Object {
+pub(crate) fn opaque_server(name: &str, port: Value) -> Object {
     let selector = json!({"matchLabels": {"app": "web"}});
     server(name, json!({"podSelector": selector, "proxyProtocol": "opaque"})).with(field("spec", field("port", port)))
 }
 
-pub(super) fn server(name: &str, spec: Value) -> Object {
+pub(crate) fn server(name: &str, spec: Value) -> Object {
     Object::new("Server", name, field("spec", spec))
 }
 
+/// What is called by a Service's full name.
+pub(crate) fn service_profile(name: &str, spec: Value) -> Object {
+    Object::new("ServiceProfile", name, field("spec", spec))
+}
+
 /// A ReplicaSet that wants no Pods, and whose selector meets none of the test's.
-pub(super) fn replica_set(name: &str) -> Object {
+pub(crate) fn replica_set(name: &str) -> Object {
     let labels = json!({"nothing": "matches"});
     let template = json!({"metadata": {"labels": labels}, "spec": {"containers": [{"name": "app", "image": "app"}]}});
     Object::new(
@@ -200,13 +206,13 @@ pub(super) fn replica_set(name: &str) -> Object {
 }
 
 /// A Job that does not run.
-pub(super) fn job(name: &str) -> Object {
+pub(crate) fn job(name: &str) -> Object {
     let template = json!({"spec": {"restartPolicy": "Never", "containers": [{"name": "app", "image": "app"}]}});
     Object::new("Job", name, json!({"spec": {"suspend": true, "template": template}}))
 }
 
 /// A node that is nobody's: no kubelet beats for it, and no Pod is scheduled to it.
-pub(super) fn node(name: &str, zone: Option<&str>) -> Object {
+pub(crate) fn node(name: &str, zone: Option<&str>) -> Object {
     let taint = json!({"key": "example.com/idle", "effect": "NoSchedule"});
     let node = Object::new("Node", name, json!({"spec": {"unschedulable": true, "taints": [taint]}}));
     match zone {

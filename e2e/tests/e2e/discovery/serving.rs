@@ -19,25 +19,25 @@ use super::{
     told::{self, traits},
 };
 
-const STOP: Duration = Duration::from_secs(20);
+pub(crate) const STOP: Duration = Duration::from_secs(20);
 /// Longer than the longest pause between two looks for a CRD or an API server.
-const BACKED_OFF: Duration = Duration::from_secs(90);
-const SERVICE: &str = "io.linkerd.proxy.destination.Destination";
+pub(crate) const BACKED_OFF: Duration = Duration::from_secs(90);
+pub(crate) const SERVICE: &str = "io.linkerd.proxy.destination.Destination";
 
-fn discovery_only(args: &[&str]) -> ManagerOptions {
+pub(crate) fn discovery_only(args: &[&str]) -> ManagerOptions {
     let args = ["--enable-external-workload=false"].iter().chain(args).map(|arg| (*arg).to_owned());
     ManagerOptions { args: args.collect(), ..ManagerOptions::default() }
 }
 
 /// A control plane with nothing of Linkerd's, and a manager on it: what would be harmed by others, or harm them.
-struct Own {
-    control_plane: ControlPlane,
-    manager: Manager,
-    namespace: TestNamespace,
+pub(crate) struct Own {
+    pub(crate) control_plane: ControlPlane,
+    pub(crate) manager: Manager,
+    pub(crate) namespace: TestNamespace,
 }
 
 impl Own {
-    async fn start() -> Result<Self> {
+    pub(crate) async fn start() -> Result<Self> {
         let control_plane = ControlPlane::start(Options::default()).await?;
         let namespace = TestNamespace::create(&control_plane.client().await?, "own").await?;
         let mut manager = Manager::start(&control_plane, discovery_only(&[]))?;
@@ -45,7 +45,7 @@ impl Own {
         Ok(Self { control_plane, manager, namespace })
     }
 
-    async fn put_all(&self, objects: impl IntoIterator<Item = Object>) -> Result<()> {
+    pub(crate) async fn put_all(&self, objects: impl IntoIterator<Item = Object>) -> Result<()> {
         for object in objects {
             create(self.namespace.client(), self.namespace.name(), object).await?;
         }

@@ -12,7 +12,7 @@ use linkerd2_proxy_api::destination::{
 
 /// The hint, the inbound port for opaque transport, whether there is an identity and whether there are HTTP/2 settings:
 /// `h2 4143 identity http2` is a meshed Pod, nothing a plain address. `hint` is a hint without protocol.
-pub(super) fn traits(endpoint: &WeightedAddr) -> String {
+pub(crate) fn traits(endpoint: &WeightedAddr) -> String {
     let mut words = Vec::new();
     if let Some(hint) = &endpoint.protocol_hint {
         words.push(match hint.protocol {
@@ -28,7 +28,7 @@ pub(super) fn traits(endpoint: &WeightedAddr) -> String {
 }
 
 /// The identity and the server's name, each with its kind.
-pub(super) fn identity(endpoint: &WeightedAddr) -> String {
+pub(crate) fn identity(endpoint: &WeightedAddr) -> String {
     let Some(identity) = &endpoint.tls_identity else { return String::new() };
     let name = |server: &DnsLikeIdentity| format!(" sni {}", server.name);
     let server = identity.server_name.as_ref().map(name).unwrap_or_default();
@@ -39,22 +39,22 @@ pub(super) fn identity(endpoint: &WeightedAddr) -> String {
     }
 }
 
-pub(super) fn authority(endpoint: &WeightedAddr) -> Option<&str> {
+pub(crate) fn authority(endpoint: &WeightedAddr) -> Option<&str> {
     endpoint.authority_override.as_ref().map(|authority| authority.authority_override.as_str())
 }
 
 /// The labels besides those of the set.
-pub(super) fn labels(endpoint: &WeightedAddr) -> BTreeMap<String, String> {
+pub(crate) fn labels(endpoint: &WeightedAddr) -> BTreeMap<String, String> {
     let own = |(key, _): &(&String, &String)| !matches!(key.as_str(), "service" | "namespace");
     endpoint.metric_labels.iter().filter(own).map(|(key, value)| (key.clone(), value.clone())).collect()
 }
 
-pub(super) fn pairs(labels: &[(&str, &str)]) -> BTreeMap<String, String> {
+pub(crate) fn pairs(labels: &[(&str, &str)]) -> BTreeMap<String, String> {
     labels.iter().map(|(key, value)| ((*key).to_owned(), (*value).to_owned())).collect()
 }
 
 /// Waits until every endpoint looks like this, by socket address.
-pub(super) async fn look<T: PartialEq + std::fmt::Debug>(
+pub(crate) async fn look<T: PartialEq + std::fmt::Debug>(
     endpoints: &mut Endpoints,
     seen: impl Fn(&WeightedAddr) -> T,
     expected: impl IntoIterator<Item = (&str, T)>,
@@ -69,7 +69,7 @@ pub(super) async fn look<T: PartialEq + std::fmt::Debug>(
 }
 
 /// [`look`] for a stream with one endpoint, wherever it is.
-pub(super) async fn only<T: PartialEq + std::fmt::Debug>(
+pub(crate) async fn only<T: PartialEq + std::fmt::Debug>(
     endpoints: &mut Endpoints,
     seen: impl Fn(&WeightedAddr) -> T,
     expected: T,

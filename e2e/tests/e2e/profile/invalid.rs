@@ -1,0 +1,190 @@
+//! ServiceProfiles that make no sense: they count as absent, whatever else there is, and nobody else is harmed.
+
+use anyhow::{Context, Result, ensure};
+use serde_json::{Value, json};
+
+use super::routes;
+use crate::discovery::{
+    Rig,
+    objects::{but, field, service},
+};
+
+const DEFAULT: &str = "service web";
+
+fn route(condition: Value) -> Value {
+    json!({"routes": [but(json!({"name": "r"}), field("condition", condition))]})
+}
+
+fn class(condition: Value) -> Value {
+    let classes = json!([field("condition", condition)]);
+    json!({"routes": [{"name": "r", "condition": {"method": "GET"}, "responseClasses": classes}]})
+}
+
+/// What the API server takes, and no client can be told.
+fn nonsense() -> Vec<Value> {
+    let status = |min: i32, max: i32| json!({"status": {"min": min, "max": max}});
+    let budget = |ttl: &str, retries: i32| json!({"retryBudget": {"retryRatio": 0.5, "minRetriesPerSecond": retries, "ttl": ttl}});
+    vec![
+        // Requests: nothing is set, at any depth.
+        route(json!({})),
+        route(json!({"method": ""})),
+        route(json!({"pathRegex": "", "method": ""})),
+        route(json!({"all": [{}]})),
+        route(json!({"any": [{"method": "GET"}, {}]})),
+        route(json!({"all": [{"not": {}}]})),
+        route(json!({"all": [{"all": [{"any": [{"pathRegex": ""}]}]}]})),
+        route(json!({"all": [{"any": [null]}]})),
+        route(json!({"all": [{"not": {"all": [null]}}]})),
+        // Responses.
+        class(json!({})),
+        class(json!({"not": {}})),
+        class(json!({"all": [{}]})),
+        class(json!({"any": [{"status": {"min": 200}}, {"not": {"any": [null]}}]})),
+        class(status(201, 200)),
+        class(status(99, 200)),
+        class(status(200, 600)),
+        class(status(1, 0)),
+        class(status(0, 99)),
+        class(json!({"not": {"status": {"min": 300, "max": 200}}})),
+        class(json!({"all": [{"not": {"status": {"min": 1}}}]})),
+        // The budget.
+        budget("", 10),
+        budget("foo", 10),
+        budget("10", 10),
+        budget("1d", 10),
+        // What does not even have the form.
+        budget("10s", -5),
+        route(json!({"all": [{"pathRegex": 5}]})),
+        route(json!({"any": [{"method": ["GET"]}]})),
+        route(json!({"all": [{"all": {"method": "GET"}}]})),
+        class(json!({"not": {"status": {"min": -200}}})),
+        class(json!({"any": [{"status": "200"}]})),
+    ]
+}
+
+#[tokio::test]
+async fn an_invalid_profile_counts_as_absent_at_the_first_message_and_later() -> Result<()> {
+    let rig = Rig::start("invalid").await?;
+    rig.put(service("web")).await?;
+    let name = rig.full_name("web");
+    rig.put(rig.profile("web", routes(&["valid"]))).await?;
+    let mut open = rig.hears(&rig.path("web"), "service web with routes valid").await?;
+    for spec in nonsense() {
+        let messages = open.stream.messages.len();
+        rig.delete("ServiceProfile", &name).await?;
+        rig.put(rig.profile("web", spec.clone())).await.with_context(|| spec.to_string())?;
+        open.looks(DEFAULT).await.with_context(|| spec.to_string())?;
+        // Once it has been seen, a new stream is told the same.
+        rig.seen("ServiceProfile").await?;
+        open.agrees().await.with_context(|| spec.to_string())?;
+        rig.delete("ServiceProfile", &name).await?;
+        rig.put(rig.profile("web", routes(&["valid"]))).await?;
+        open.looks("service web with routes valid").await.with_context(|| format!("after {spec}"))?;
+        ensure!(open.stream.messages.len() == messages + 2, "{spec}: {:?}", open.stream.messages);
+    }
+    Ok(())
+}
+
+#[tokio::test]
+async fn a_profile_that_becomes_invalid_makes_way_for_the_next() -> Result<()> {
+    let (rig, client) = (Rig::start("service").await?, Rig::start("client").await?);
+    rig.put(service("web")).await?;
+    let name = rig.full_name("web");
+    let (valid, invalid) = (|name: &str| json!({"spec": routes(&[name])}), json!({"spec": route(json!({}))}));
+    client.put(rig.profile("web", routes(&["primary"]))).await?;
+    rig.put(rig.profile("web", routes(&["backup"]))).await?;
+    let mut open = rig.ask_from(client.name(), "web").await?;
+    open.looks("service web with routes primary").await?;
+    client.patch("ServiceProfile", &name, invalid.clone()).await?;
+    open.looks("service web with routes backup").await?;
+    rig.patch("ServiceProfile", &name, invalid.clone()).await?;
+    open.looks(DEFAULT).await?;
+    // From one nonsense to the next.
+    rig.patch("ServiceProfile", &name, json!({"spec": class(json!({}))})).await?;
+    open.is_quiet().await?;
+    client.patch("ServiceProfile", &name, valid("primary")).await?;
+    open.looks("service web with routes primary").await?;
+    rig.patch("ServiceProfile", &name, valid("backup")).await?;
+    open.is_quiet().await?;
+    client.patch("ServiceProfile", &name, invalid).await?;
+    open.looks("service web with routes backup").await?;
+    client.delete("ServiceProfile", &name).await?;
+    open.is_quiet().await?;
+    open.has_told(5).await
+}
+
+#[tokio::test]
+async fn one_that_was_never_valid_is_not_waited_for() -> Result<()> {
+    let (rig, client) = (Rig::start("service").await?, Rig::start("client").await?);
+    rig.put_all([service("web"), rig.profile("web", routes(&["backup"]))]).await?;
+    client.put(rig.profile("web", class(json!({"status": {"min": 201, "max": 200}})))).await?;
+    client.seen("ServiceProfile").await?;
+    let mut open = rig.ask_from(client.name(), "web").await?;
+    open.looks("service web with routes backup").await?;
+    open.has_told(1).await?;
+    client.delete("ServiceProfile", &rig.full_name("web")).await?;
+    open.is_quiet().await
+}
+
+#[tokio::test]
+async fn one_that_cannot_be_read_is_no_harm_to_the_others() -> Result<()> {
+    let rig = Rig::start("harm").await?;
+    rig.put_all([service("web"), service("other"), rig.profile("other", routes(&["a"]))]).await?;
+    let mut other = rig.hears(&rig.path("other"), "service other with routes a").await?;
+    rig.put(rig.profile("web", route(json!({"all": [{"pathRegex": {"deep": [5]}}]})))).await?;
+    // Linkerd's definition has these two in forms that nobody reads.
+    for (name, spec) in [
+        ("ports", json!({"opaquePorts": ["80"], "routes": [{"name": "a", "condition": {"method": "GET"}}]})),
+        ("not", json!({"routes": [{"name": "a", "condition": {"method": "GET", "not": [{"pathRegex": "/x"}]}}]})),
+    ] {
+        rig.put_all([service(name), rig.profile(name, spec)]).await?;
+    }
+    rig.patch("ServiceProfile", &rig.full_name("other"), json!({"spec": routes(&["b"])})).await?;
+    other.looks("service other with routes b").await?;
+    rig.hears(&rig.path("ports"), "service ports with routes a").await?;
+    rig.ask_for("not").await?.stream.next().await?;
+    rig.hears(&rig.path("web"), DEFAULT).await?;
+    rig.patch("ServiceProfile", &rig.full_name("web"), json!({"spec": routes(&["mended"])})).await?;
+    rig.hears(&rig.path("web"), "service web with routes mended").await.map(drop)
+}
+
+#[tokio::test]
+async fn a_route_with_a_timeout_that_makes_no_sense_is_told_without_it() -> Result<()> {
+    let rig = Rig::start("timeout").await?;
+    let bad = ["5", "1d", "1S", "1e3s", " 1s", "one-second", "1s ", ".s", "-", "9223372037s", "1m1"];
+    let routes: Vec<Value> = bad
+        .iter()
+        .enumerate()
+        .map(|(row, timeout)| json!({"name": format!("r{row}"), "timeout": timeout, "condition": {"method": "GET"}}))
+        .collect();
+    rig.put_all([service("web"), rig.profile("web", json!({ "routes": routes }))]).await?;
+    let mut open = rig.ask_for("web").await?;
+    open.shows("all routes", |profile| profile.routes.len() == bad.len()).await?;
+    for (route, timeout) in open.stream.last()?.routes.iter().zip(bad) {
+        assert_eq!(route.timeout, None, "{timeout:?}");
+    }
+    Ok(())
+}
+
+#[tokio::test]
+async fn one_that_no_client_could_take_counts_as_absent() -> Result<()> {
+    let rig = Rig::start("take").await?;
+    let client = Rig::start("client").await?;
+    let nested = |depth| route((1..depth).fold(json!({"method": "GET"}), |inner, _: usize| json!({ "all": [inner] })));
+    rig.put_all([service("web"), rig.profile("web", nested(10))]).await?;
+    let mut open = rig.ask_from(client.name(), "web").await?;
+    open.looks("service web with routes r").await?;
+    // A proxy decodes no more than a hundred messages in each other, and no more than 4 MiB at once.
+    client.put(rig.profile("web", nested(60))).await?;
+    client.seen("ServiceProfile").await?;
+    open.is_quiet().await?;
+    let name = rig.full_name("web");
+    let overrides = vec![json!({}); 400_000];
+    rig.patch("ServiceProfile", &name, json!({"spec": {"routes": [], "dstOverrides": overrides}})).await?;
+    open.looks(DEFAULT).await?;
+    rig.patch("ServiceProfile", &name, json!({"spec": {"dstOverrides": [{}], "routes": routes(&["a"])["routes"]}}))
+        .await?;
+    open.looks("service web with routes a").await?;
+    client.patch("ServiceProfile", &name, json!({"spec": routes(&["b"])})).await?;
+    open.looks("service web with routes b").await
+}

@@ -1,0 +1,171 @@
+//! What changes nothing that a client sees is not told.
+
+use anyhow::Result;
+use futures::future::try_join_all;
+use serde_json::{Value, json};
+
+use super::{Asked, MESHED, OPAQUE, at, ip, machine, routes, running};
+use crate::discovery::{
+    QUIET, Rig,
+    objects::{address, but, meshed, node, of_pod, opaque_server, pod, replica_set, server, service, slice},
+};
+
+/// Everything that a profile may come of, touched in every way that makes no difference.
+#[tokio::test]
+async fn no_message_comes_twice_whatever_is_touched() -> Result<()> {
+    let rig = Rig::start("touched").await?;
+    let client = Rig::start("client").await?;
+    let (pod_ip, machine_ip, host, unknown, pending) = (ip(), ip(), ip(), ip(), ip());
+    let own_node = format!("{}-node", rig.name());
+    let name = rig.full_name("web");
+    let cluster_ip = rig.put_service(service("web")).await?;
+    let port = json!({"name": "http", "containerPort": 8080, "hostPort": 7777});
+    let on_host =
+        pod("host-1").with(json!({"spec": {"containers": [{"name": "app", "image": "app", "ports": [port]}]}}));
+    let on_host = on_host.labelled("app", "host");
+    rig.put_all([
+        node(&own_node, Some("here")),
+        rig.profile("web", routes(&["a"])),
+        service("plain"),
+        slice("web", "web", &[but(of_pod(&pod_ip, "web-1"), json!({"hostname": "web-1"}))]),
+        machine("vm", &[&machine_ip]),
+        opaque_server("web", json!(8080)),
+        server("machines", json!({"externalWorkloadSelector": {}, "port": 8080, "proxyProtocol": "opaque"})),
+        replica_set("web-5d4c").owned_by("apps/v1", "Deployment", "web"),
+    ])
+    .await?;
+    rig.run(meshed("web-1").owned_by("apps/v1", "ReplicaSet", "web-5d4c"), &[&pod_ip]).await?;
+    rig.put_with_status(on_host, json!({"phase": "Running", "hostIP": host, "hostIPs": [{ "ip": host }]})).await?;
+    rig.run(meshed("pending"), &[&pending]).await?;
+    rig.set_status("Pod", "pending", super::phase("Pending")).await?;
+    for kind in ["Pod", "Service", "ServiceProfile", "ExternalWorkload", "Server"] {
+        rig.seen(kind).await?;
+    }
+    let mut streams = Vec::new();
+    for path in [
+        rig.path("web:80"),
+        rig.path("web:81"),
+        rig.path("plain:80"),
+        rig.path("web-1.web:8080"),
+        at(&cluster_ip, 80),
+        at(&pod_ip, 8080),
+        at(&pod_ip, 9999),
+        at(&machine_ip, 8080),
+        at(&host, 7777),
+        at(&unknown, 8080),
+        at(&pending, 8080),
+    ] {
+        for namespace in ["", client.name()] {
+            let mut asked = rig.ask_with(&path, &e2e::discovery::token(namespace, "node")).await?;
+            asked.stream.next().await?;
+            asked.agrees().await?;
+            streams.push(asked);
+        }
+    }
+    // Owners may come later than what they own.
+    let settle = async |asked: &mut Asked<'_>| {
+        asked.stream.settle(QUIET).await?;
+        asked.agrees().await
+    };
+    try_join_all(streams.iter_mut().map(settle)).await?;
+
+    for (kind, object) in [
+        ("Service", "web"),
+        ("Service", "plain"),
+        ("ServiceProfile", name.as_str()),
+        ("Pod", "web-1"),
+        ("Pod", "host-1"),
+        ("Pod", "pending"),
+        ("ExternalWorkload", "vm"),
+        ("Server", "web"),
+        ("Server", "machines"),
+        ("EndpointSlice", "web"),
+        ("ReplicaSet", "web-5d4c"),
+        ("Node", &own_node),
+    ] {
+        rig.annotate(kind, object, "example.com/touched", Some("once")).await?;
+        rig.label(kind, object, "example.com/touched", Some("once")).await?;
+    }
+    let ready = |status: &str| json!({"conditions": [{"type": "Ready", "status": status}]});
+    for (kind, object) in [("Pod", "web-1"), ("Pod", "host-1"), ("Pod", "pending"), ("ExternalWorkload", "vm")] {
+        rig.set_status(kind, object, ready("True")).await?;
+        rig.set_status(kind, object, ready("False")).await?;
+    }
+    let patches: [(&str, &str, Value); 7] = [
+        // Ports that nobody asked for, and what is no port of a profile.
+        (
+            "Service",
+            "plain",
+            json!({"spec": {"ports": [{"name": "http", "port": 80, "targetPort": 99}, {"name": "b", "port": 81}]}}),
+        ),
+        ("Service", "plain", json!({"metadata": {"annotations": {"config.linkerd.io/opaque-ports": "1-79"}}})),
+        ("Service", "web", json!({"spec": {"sessionAffinity": "ClientIP", "type": "NodePort"}})),
+        ("ServiceProfile", &name, json!({"spec": {"opaquePorts": ["80"], "dstOverrides": []}})),
+        ("Pod", "web-1", json!({"metadata": {"annotations": {"config.linkerd.io/opaque-ports": "8080"}}})),
+        ("Server", "web", json!({"spec": {"port": "http"}})),
+        (
+            "ExternalWorkload",
+            "vm",
+            json!({"spec": {"ports": [{"name": "http", "port": 8080}, {"name": "more", "port": 1}]}}),
+        ),
+    ];
+    for (kind, object, patch) in patches {
+        rig.patch(kind, object, patch).await?;
+    }
+    rig.put_all([
+        slice("more", "web", &[address("192.0.2.1")]),
+        server("nothing", json!({"podSelector": {}, "port": 1234, "proxyProtocol": "opaque"})),
+        server("http", json!({"podSelector": {}, "port": 8080, "proxyProtocol": "HTTP/1"})),
+    ])
+    .await?;
+    rig.put_with_status(pod("elsewhere"), running(&[&ip()])).await?;
+    client.put(rig.profile("other", routes(&["b"]))).await?;
+    for kind in ["Pod", "Service", "ServiceProfile", "ExternalWorkload", "Server"] {
+        rig.seen(kind).await?;
+    }
+    try_join_all(streams.iter_mut().map(Asked::is_quiet)).await?;
+    try_join_all(streams.iter_mut().map(Asked::agrees)).await?;
+
+    // And what does make a difference is the next thing that comes.
+    rig.patch("ServiceProfile", &name, json!({"spec": routes(&["b"])})).await?;
+    rig.patch("Pod", "web-1", json!({"metadata": {"labels": {"pod-template-hash": "5d4c"}}})).await?;
+    let before: usize = streams.iter().map(|asked| asked.stream.messages.len()).sum();
+    try_join_all(streams.iter_mut().map(settle)).await?;
+    let after: usize = streams.iter().map(|asked| asked.stream.messages.len()).sum();
+    // By name and by address; and the Pod by name, and at two ports; of two clients each.
+    assert_eq!(after - before, 2 * (2 + 3));
+    Ok(())
+}
+
+#[tokio::test]
+async fn after_a_hundred_changes_in_a_row_the_last_one_counts() -> Result<()> {
+    let rig = Rig::start("row").await?;
+    let client = Rig::start("client").await?;
+    let (pod_ip, machine_ip) = (ip(), ip());
+    let name = rig.full_name("web");
+    rig.put_all([service("web"), rig.profile("web", routes(&["r-0"])), machine("vm", &[&machine_ip])]).await?;
+    rig.run(meshed("web-1"), &[&pod_ip]).await?;
+    let mut web = rig.hears(&rig.path("web"), "service web with routes r-0").await?;
+    let mut by_client = rig.ask_from(client.name(), "web").await?;
+    let mut pod = rig.hears(&at(&pod_ip, 8080), &format!("pod web-1 {MESHED}")).await?;
+    let mut vm = rig.hears(&at(&machine_ip, 8080), &format!("external_workload vm {MESHED}")).await?;
+    for number in 1..=25 {
+        let opaque = (number % 2 == 1).then_some("8080");
+        rig.patch("ServiceProfile", &name, json!({"spec": routes(&[&format!("r-{number}")])})).await?;
+        rig.annotate("Service", "web", "config.linkerd.io/opaque-ports", opaque.map(|_| "80")).await?;
+        rig.annotate("Pod", "web-1", "config.linkerd.io/opaque-ports", opaque).await?;
+        rig.annotate("ExternalWorkload", "vm", "config.linkerd.io/opaque-ports", opaque).await?;
+    }
+    for open in [&mut web, &mut by_client] {
+        open.looks("opaque service web with routes r-25").await?;
+    }
+    pod.looks(&format!("opaque pod web-1 {OPAQUE}")).await?;
+    vm.looks(&format!("opaque external_workload vm {OPAQUE}")).await?;
+    for open in [web, by_client, pod, vm] {
+        // No two neighbours are the same.
+        let messages = &open.stream.messages;
+        let twice = messages.windows(2).find(|pair| pair[0] == pair[1]);
+        anyhow::ensure!(twice.is_none(), "{}: {twice:?}", open.path);
+    }
+    Ok(())
+}
