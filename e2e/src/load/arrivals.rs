@@ -41,7 +41,7 @@ pub struct Counts {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Change {
     pub what: What,
-    /// Of its last endpoint.
+    /// Of its last endpoint; 0 of a profile without one.
     pub port: u16,
     pub at: Instant,
     pub streams: u64,

@@ -1,14 +1,17 @@
-//! gRPC messages in the DATA of a stream, and what an `Update` is about.
+//! gRPC messages in the DATA of a stream, and what an `Update` or a `DestinationProfile` is about.
 //!
 //! * In: the payloads of DATA frames, in order. Out: each message's length, and its bytes where they are few.
 //! * Always: between messages a stream keeps nothing. Of a message that is long, nothing is kept at all.
 //! * Not prost: it would make maps and strings of every endpoint, which takes longer than all the rest.
 
-/// What an `Update` does with its endpoints.
+use std::net::Ipv4Addr;
+
+/// What an `Update` does with its endpoints; or a profile, which is always told as a whole.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum What {
     Add,
     Remove,
+    Profile { opaque: bool, endpoint: Option<Ipv4Addr> },
 }
 
 /// Of a gRPC message: whether it is compressed, and its length.
@@ -91,15 +94,44 @@ pub(super) fn last_endpoint(update: &[u8]) -> Option<(What, u16)> {
         _ => None,
     };
     let last = Fields(set).filter_map(bytes).last()?;
-    let address = match what {
-        What::Add => Fields(last).find_map(bytes)?,
-        What::Remove => last,
-    };
+    let address = if what == What::Add { Fields(last).find_map(bytes)? } else { last };
     let port = Fields(address).find_map(|(number, value)| match value {
         Value::Number(port) if number == PORT => Some(port),
         _ => None,
     })?;
     Some((what, u16::try_from(port).ok()?))
+}
+
+/// Whether the port of a profile is opaque; its endpoint, if it has one of IPv4, and the port of that, or else 0.
+pub(super) fn profile(profile: &[u8]) -> (What, u16) {
+    const OPAQUE: u64 = 4;
+    const ENDPOINT: u64 = 6;
+    /// Of `WeightedAddr` its `TcpAddress`, of that its `IPAddress`, of that its `ipv4`.
+    const FIRST: u64 = 1;
+    const PORT: u64 = 2;
+    let (mut opaque, mut address) = (false, &[][..]);
+    let first = |message| {
+        Fields(message).find_map(|(number, value)| match value {
+            Value::Bytes(bytes) if number == FIRST => Some(bytes),
+            _ => None,
+        })
+    };
+    for field in Fields(profile) {
+        match field {
+            (OPAQUE, Value::Number(number)) => opaque = number != 0,
+            (ENDPOINT, Value::Bytes(endpoint)) => address = first(endpoint).unwrap_or_default(),
+            _ => {}
+        }
+    }
+    let endpoint = Fields(first(address).unwrap_or_default()).find_map(|(number, value)| match value {
+        Value::Four(bytes) if number == FIRST => Some(Ipv4Addr::from_bits(u32::from_le_bytes(bytes))),
+        _ => None,
+    });
+    let port = Fields(address).find_map(|(number, value)| match value {
+        Value::Number(port) if number == PORT => u16::try_from(port).ok(),
+        _ => None,
+    });
+    (What::Profile { opaque, endpoint }, port.unwrap_or_default())
 }
 
 /// The fields of a protobuf message, in the order of the wire.
@@ -108,8 +140,8 @@ struct Fields<'a>(&'a [u8]);
 enum Value<'a> {
     Number(u64),
     Bytes(&'a [u8]),
-    /// Four or eight bytes.
-    Fixed,
+    Four([u8; 4]),
+    Eight,
 }
 
 impl<'a> Iterator for Fields<'a> {
@@ -120,12 +152,12 @@ impl<'a> Iterator for Fields<'a> {
         let key = self.varint()?;
         let value = match key & 7 {
             0 => Value::Number(self.varint()?),
-            1 => self.bytes(8).map(|_| Value::Fixed)?,
+            1 => self.bytes(8).map(|_| Value::Eight)?,
             2 => {
                 let length = usize::try_from(self.varint()?).ok()?;
                 Value::Bytes(self.bytes(length)?)
             }
-            5 => self.bytes(4).map(|_| Value::Fixed)?,
+            5 => Value::Four(*self.bytes(4)?.first_chunk()?),
             _ => return None,
         };
         Some((key >> 3, value))
@@ -156,8 +188,10 @@ impl<'a> Fields<'a> {
 #[cfg(test)]
 mod tests {
     use linkerd2_proxy_api::{
-        destination::{AddrSet, NoEndpoints, Update, WeightedAddr, WeightedAddrSet, update},
-        net::{IpAddress, TcpAddress, ip_address::Ip},
+        destination::{
+            AddrSet, DestinationProfile, NoEndpoints, RetryBudget, Update, WeightedAddr, WeightedAddrSet, update,
+        },
+        net::{IPv6, IpAddress, TcpAddress, ip_address::Ip},
     };
     use prost::Message as _;
 
@@ -189,6 +223,29 @@ mod tests {
         assert_eq!(last_endpoint(&encode(update::Update::Remove(set))), Some((What::Remove, 300)));
         assert_eq!(last_endpoint(&encode(update::Update::NoEndpoints(NoEndpoints { exists: true }))), None);
         assert_eq!(last_endpoint(&[0xff; 20]), None);
+    }
+
+    #[test]
+    fn of_a_profile_its_port_and_its_endpoint_are_found() {
+        let of = |opaque_protocol, endpoint: Option<TcpAddress>| {
+            let profile = DestinationProfile {
+                fully_qualified_name: "web".to_owned(),
+                opaque_protocol,
+                retry_budget: Some(RetryBudget { retry_ratio: 0.2, ..RetryBudget::default() }),
+                endpoint: endpoint.map(|addr| WeightedAddr { addr: Some(addr), ..WeightedAddr::default() }),
+                ..DestinationProfile::default()
+            };
+            super::profile(&profile.encode_to_vec())
+        };
+        let what = |opaque, endpoint| What::Profile { opaque, endpoint };
+        let endpoint = Some(Ipv4Addr::new(10, 0, 0, 1));
+        assert_eq!(of(true, Some(address(8080))), (what(true, endpoint), 8080));
+        assert_eq!(of(false, Some(address(80))), (what(false, endpoint), 80));
+        assert_eq!(of(true, None), (what(true, None), 0));
+        let ipv6 = IpAddress { ip: Some(Ip::Ipv6(IPv6 { first: 1, last: 1 })) };
+        assert_eq!(of(false, Some(TcpAddress { ip: Some(ipv6), port: 80 })), (what(false, None), 80));
+        assert_eq!(super::profile(&[]), (what(false, None), 0));
+        assert_eq!(super::profile(&[0xff; 20]), (what(false, None), 0));
     }
 
     #[test]

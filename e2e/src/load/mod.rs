@@ -1,4 +1,4 @@
-//! Many `Get` streams at once, as proxies hold them, from a client that costs little itself.
+//! Many `Get` and `GetProfile` streams at once, as proxies hold them, from a client that costs little itself.
 //!
 //! ```text
 //!   Client: one thread ──▶ Load: connections (streams: frames ──▶ message: gRPC messages) ──▶ Arrivals
@@ -49,8 +49,15 @@ const CONNECTING: usize = 64;
 /// What one stream asks for.
 #[derive(Clone, Debug)]
 pub struct Ask {
+    pub method: Method,
     pub path: String,
     pub token: String,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Method {
+    Get,
+    GetProfile,
 }
 
 /// The thread in which all loads live, so that what they cost can be told from what the rest of the process does.

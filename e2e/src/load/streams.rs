@@ -17,9 +17,9 @@ use linkerd2_proxy_api::destination::GetDestination;
 use prost::Message as _;
 
 use super::{
-    Ask,
+    Ask, Method,
     arrivals::Arrivals,
-    message::{Messages, PREFIX, last_endpoint},
+    message::{Messages, PREFIX, What, last_endpoint, profile},
 };
 use crate::http2::{
     ACK, CANCEL, DATA, END_HEADERS, END_STREAM, Frame, GOAWAY, HEADERS, INITIAL_WINDOW_SIZE, PING, PREFACE, RST_STREAM,
@@ -27,6 +27,7 @@ use crate::http2::{
 };
 
 const GET: &str = "/io.linkerd.proxy.destination.Destination/Get";
+const GET_PROFILE: &str = "/io.linkerd.proxy.destination.Destination/GetProfile";
 /// What HTTP/2 begins with, and the proxy's for a stream.
 const STREAM_WINDOW: u32 = 65_535;
 const CONNECTION_WINDOW: u32 = 1024 * 1024;
@@ -44,7 +45,7 @@ pub(super) struct Streams {
     /// Whether what came is taken: else no window is given back, and nothing is waited for.
     takes: bool,
     /// What a request's headers are, whatever it asks for.
-    headers: Bytes,
+    headers: Headers,
     /// By their number: 1, 3, 5 and so on.
     streams: Vec<Stream>,
     /// Requests that wait for the server to make room.
@@ -64,7 +65,13 @@ pub(super) struct Streams {
     pub(super) arrivals: Arrivals,
 }
 
+struct Headers {
+    get: Bytes,
+    get_profile: Bytes,
+}
+
 struct Request {
+    method: Method,
     message: Bytes,
     attempts: u32,
 }
@@ -85,6 +92,17 @@ enum State {
     Ended,
 }
 
+// === impl Headers ===
+
+impl Headers {
+    fn of(&self, method: Method) -> Bytes {
+        match method {
+            Method::Get => self.get.clone(),
+            Method::GetProfile => self.get_profile.clone(),
+        }
+    }
+}
+
 // === impl Streams ===
 
 impl Streams {
@@ -92,12 +110,12 @@ impl Streams {
         let request = |ask: &Ask| {
             let (path, context_token) = (ask.path.clone(), ask.token.clone());
             let message = GetDestination { scheme: String::new(), path, context_token }.encode_to_vec();
-            Request { message: grpc_message(&message), attempts: 0 }
+            Request { method: ask.method, message: grpc_message(&message), attempts: 0 }
         };
         Self {
             requests: asks.iter().map(request).collect(),
             takes: true,
-            headers: grpc_request(GET),
+            headers: Headers { get: grpc_request(GET), get_profile: grpc_request(GET_PROFILE) },
             streams: Vec::with_capacity(asks.len()),
             queue: (0..asks.len()).collect(),
             room: 65_535,
@@ -126,12 +144,12 @@ impl Streams {
     pub(super) fn ask(&mut self, now: Instant, out: &mut BytesMut) {
         self.began.get_or_insert(now);
         while let Some(request) = self.queue.front().copied() {
-            let Some(Request { message, .. }) = self.requests.get(request) else { return };
+            let Some(Request { method, message, .. }) = self.requests.get(request) else { return };
             let Some(room) = self.room.checked_sub(message.len()) else { return };
             self.room = room;
             self.queue.pop_front();
             let number = u32::try_from(self.streams.len()).unwrap_or(u32::MAX).saturating_mul(2).saturating_add(1);
-            Frame::new(HEADERS, END_HEADERS, number, self.headers.clone()).put(out);
+            Frame::new(HEADERS, END_HEADERS, number, self.headers.of(*method)).put(out);
             Frame::new(DATA, END_STREAM, number, message.clone()).put(out);
             self.streams.push(Stream { request, state: State::Waits, taken: 0, messages: Messages::default() });
             if self.takes {
@@ -175,7 +193,7 @@ impl Streams {
     }
 
     fn data(&mut self, frame: &Frame, now: Instant, out: &mut BytesMut) -> Result<()> {
-        let Self { streams, arrivals, began, takes, .. } = self;
+        let Self { requests, streams, arrivals, began, takes, .. } = self;
         let length = u32::try_from(frame.payload.len())?;
         self.taken += length;
         let Some(stream) = place(frame.stream).and_then(|place| streams.get_mut(place)) else {
@@ -188,13 +206,17 @@ impl Streams {
         stream.taken += length;
         let payload = if frame.has(PADDED) { unpadded(&frame.payload) } else { &*frame.payload };
         let state = &mut stream.state;
+        let about: fn(&[u8]) -> Option<(What, u16)> = match requests.get(stream.request).map(|request| request.method) {
+            Some(Method::GetProfile) => |message| Some(profile(message)),
+            _ => last_endpoint,
+        };
         stream.messages.feed(payload, |length, message| {
             arrivals.counts.messages += 1;
             arrivals.counts.bytes += (PREFIX + length) as u64;
             if *state == State::Waits {
                 *state = State::Told;
                 arrivals.first.extend(began.map(|began| now.saturating_duration_since(began)));
-            } else if let Some((what, port)) = message.and_then(last_endpoint) {
+            } else if let Some((what, port)) = message.and_then(about) {
                 arrivals.changed(what, port, now);
             }
         });
@@ -295,102 +317,5 @@ fn unpadded(payload: &[u8]) -> &[u8] {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-    use crate::load::What;
-
-    fn frames(out: &mut BytesMut) -> Vec<(u8, u8, u32)> {
-        std::iter::from_fn(|| Frame::take(out).unwrap()).map(|frame| (frame.kind, frame.flags, frame.stream)).collect()
-    }
-
-    fn opened(count: usize) -> (Streams, Instant) {
-        let ask = Ask { path: "web.default.svc.cluster.local:80".to_owned(), token: String::new() };
-        let mut streams = Streams::new(&vec![ask; count]);
-        let (now, mut out) = (Instant::now(), BytesMut::new());
-        streams.ask(now, &mut out);
-        assert_eq!(frames(&mut out).len(), 2 * streams.streams.len());
-        (streams, now)
-    }
-
-    fn read(streams: &mut Streams, frame: &Frame, now: Instant) -> Vec<(u8, u8, u32)> {
-        let (mut unread, mut out) = (BytesMut::new(), BytesMut::new());
-        frame.put(&mut unread);
-        streams.read(&mut unread, now, &mut out).unwrap();
-        assert!(unread.is_empty());
-        frames(&mut out)
-    }
-
-    /// A Remove of 10.0.0.1 with this port, below 128.
-    fn remove(port: u8) -> Bytes {
-        grpc_message(&[0x12, 11, 0x0a, 9, 0x0a, 5, 0x0d, 1, 0, 0, 10, 0x10, port])
-    }
-
-    #[test]
-    fn the_first_message_is_timed_and_later_ones_are_told_apart() {
-        let (mut streams, began) = opened(2);
-        let later = began + Duration::from_millis(7);
-        for number in [1, 3, 1, 3] {
-            read(&mut streams, &Frame::new(DATA, 0, number, remove(80)), later);
-        }
-        assert_eq!(streams.arrivals.first, [Duration::from_millis(7); 2]);
-        assert_eq!((streams.arrivals.counts.messages, streams.arrivals.counts.bytes), (4, 4 * 18));
-        assert_eq!(streams.arrivals.changes.len(), 1);
-        let mut all = Arrivals::default();
-        all.absorb(&mut streams.arrivals);
-        assert_eq!((all.told(What::Remove, 80), all.told(What::Add, 80)), (2, 0));
-        assert_eq!(streams.due(), None);
-    }
-
-    #[test]
-    fn windows_are_given_back_when_half_of_one_is_used() {
-        let (mut streams, now) = opened(40);
-        let mut given = Vec::new();
-        for number in (0..40).map(|place| place * 2 + 1) {
-            for _ in 0..2 {
-                given.extend(read(&mut streams, &Frame::new(DATA, 0, number, vec![0; 16_384]), now));
-            }
-        }
-        let of_the_connection = given.iter().filter(|(_, _, stream)| *stream == 0).count();
-        assert_eq!((given.len() - of_the_connection, of_the_connection), (40, 2));
-        assert!(given.iter().all(|(kind, _, _)| *kind == WINDOW_UPDATE));
-    }
-
-    #[test]
-    fn a_stream_that_is_refused_or_late_is_asked_for_anew() {
-        let (mut streams, began) = opened(2);
-        read(&mut streams, &Frame::new(HEADERS, END_HEADERS | END_STREAM, 1, Bytes::new()), began);
-        assert_eq!((streams.arrivals.counts.refused, streams.arrivals.counts.timed_out), (1, 0));
-        let due = streams.due().unwrap() - began;
-        assert!((FIRST_BACK_OFF..=FIRST_BACK_OFF.mul_f64(1.1)).contains(&due), "{due:?}");
-        let mut out = BytesMut::new();
-        streams.tick(began + FIRST_MESSAGE, &mut out);
-        let asked = |number| [(HEADERS, END_HEADERS, number), (DATA, END_STREAM, number)];
-        assert_eq!(frames(&mut out), [&[(RST_STREAM, 0, 3)], &asked(5)[..]].concat());
-        assert_eq!((streams.arrivals.counts.refused, streams.arrivals.counts.timed_out), (1, 1));
-        streams.tick(began + FIRST_MESSAGE * 2, &mut out);
-        assert_eq!(frames(&mut out), [&[(RST_STREAM, 0, 5)], &asked(7)[..]].concat());
-    }
-
-    #[test]
-    fn requests_wait_for_the_servers_window() {
-        let (mut streams, now) = opened(2_000);
-        let open = streams.streams.len();
-        assert!(open > 1_000 && open < 2_000, "{open}");
-        assert_eq!(read(&mut streams, &Frame::window_update(0, 1 << 20), now).len(), 2 * (2_000 - open));
-    }
-
-    #[test]
-    fn the_ends_of_streams_are_counted_by_their_reasons() {
-        let (mut streams, now) = opened(3);
-        for number in [1, 3, 5] {
-            read(&mut streams, &Frame::new(DATA, 0, number, remove(80)), now);
-        }
-        assert_eq!(read(&mut streams, &Frame::new(PING, 0, 0, vec![1; 8]), now), [(PING, ACK, 0)]);
-        read(&mut streams, &Frame::reset(1, 8), now);
-        read(&mut streams, &Frame::new(HEADERS, END_HEADERS | END_STREAM, 3, Bytes::new()), now);
-        read(&mut streams, &Frame::new(GOAWAY, 0, 0, vec![0, 0, 0, 0, 0, 0, 0, 11]), now);
-        streams.close("closed");
-        let ended: Vec<&str> = streams.arrivals.ended.keys().map(String::as_str).collect();
-        assert_eq!(ended, ["RST_STREAM with code 8", "a status", "closed, after GOAWAY with code 11"]);
-    }
-}
+#[path = "streams_tests.rs"]
+mod tests;

@@ -5,7 +5,8 @@
 //! ```
 //!
 //! * Without names all figures; else those named: of the ExternalWorkload controller `memory`, `converge`, `rest`, `flip`,
-//!   `hand-over`; of discovery `start`, `connect`, `streams`, `change`, `churn`, `servers`, `noise`, `relist`, `giant`, `unread`.
+//!   `hand-over`; of discovery `start`, `connect`, `streams`, `change`, `churn`, `profiles`, `servers`, `profile-servers`, `noise`,
+//!   `profile-noise`, `relist`, `giant`, `unread`.
 //! * With `--server`, of discovery only, and of another server of the Destination API: any that watches the cluster. Which
 //!   one that is, is printed; with `E2E_KUBECONFIG` it is an existing one. With `--pid` its memory and CPU are measured too.
 //! * Printed as a table with the machine and the versions, and written as JSON to `target/bench.json`. Everything runs on one

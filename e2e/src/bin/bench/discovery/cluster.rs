@@ -1,18 +1,19 @@
 //! The objects: Services of ten meshed Pods each, and what rows add to them.
 //!
-//! * Out: 1,000 Services `web-N`, each with two slices; the second holds one Pod, and is what changes. On request 700 Servers,
-//!   and a Service `giant` of 12,000 endpoints, whose last slice holds one as well.
+//! * Out: 1,000 Services `web-N`, each with two slices; the second holds one Pod, and is what changes. On request the Pods run
+//!   and have addresses, there are 700 Servers, and a Service `giant` of 12,000 endpoints, whose last slice holds one as well.
 //! * Always: what is there already stays, so that a second run on the same cluster goes on. Nothing here has a controller that
 //!   would remove it; on a cluster with a garbage collector the owners would have to exist.
 
-use std::ops::Range;
+use std::{collections::HashSet, net::Ipv4Addr, ops::Range};
 
 use anyhow::{Context, Result};
-use e2e::load::Ask;
+use e2e::load::{Ask, Method};
 use futures::{StreamExt, TryStreamExt, stream};
+use k8s_openapi::api::core::v1::Pod;
 use kube::{
     Api, Client,
-    api::{ApiResource, DynamicObject, GroupVersionKind, Patch, PatchParams, PostParams},
+    api::{ApiResource, DynamicObject, GroupVersionKind, ListParams, Patch, PatchParams, PostParams},
 };
 use serde_json::{Value, json};
 
@@ -20,6 +21,8 @@ pub(super) const NAMESPACE: &str = "bench";
 pub(super) const SERVICES: usize = 1_000;
 pub(super) const PODS: usize = 10;
 pub(super) const SERVERS: usize = 700;
+/// Where each Pod serves.
+pub(super) const POD_PORT: u16 = 8080;
 pub(super) const GIANT: &str = "giant";
 pub(super) const GIANT_ENDPOINTS: usize = 12_000;
 /// Of an EndpointSlice, as Kubernetes fills them.
@@ -34,7 +37,22 @@ pub(super) fn asks(count: usize, services: usize) -> Vec<Ask> {
 pub(super) fn ask(path: String, number: usize) -> Ask {
     let node = number % 3;
     let token = format!("{{\"ns\":\"{NAMESPACE}\", \"nodeName\":\"node-{node}\", \"pod\":\"client-{number}\"}}\n");
-    Ask { path, token }
+    Ask { method: Method::Get, path, token }
+}
+
+/// As many clients, each of which asks for the profile of another Pod, as long as there are so many.
+pub(super) fn profiles_of_pods(count: usize) -> Vec<Ask> {
+    let path = |number| format!("{}:{POD_PORT}", address(number % (SERVICES * PODS)));
+    (0..count).map(|number| profile_of(path(number), number)).collect()
+}
+
+/// As [`asks`], of profiles.
+pub(super) fn profiles_of_services(count: usize) -> Vec<Ask> {
+    (0..count).map(|number| profile_of(path(number % SERVICES), number / SERVICES)).collect()
+}
+
+fn profile_of(path: String, number: usize) -> Ask {
+    Ask { method: Method::GetProfile, ..ask(path, number) }
 }
 
 pub(super) fn path(service: usize) -> String {
@@ -60,12 +78,51 @@ pub(super) async fn populate(client: &Client) -> Result<()> {
     create(client, &kind("discovery.k8s.io", "v1", "EndpointSlice"), slices).await
 }
 
+/// Gives the Pods of the Services what a kubelet would: until then they have no addresses.
+pub(super) async fn run_pods(client: &Client) -> Result<()> {
+    let pods: Api<Pod> = Api::namespaced(client.clone(), NAMESPACE);
+    let pending = pods.list_metadata(&ListParams::default().fields("status.phase!=Running")).await?;
+    let pending: HashSet<String> = pending.items.into_iter().filter_map(|pod| pod.metadata.name).collect();
+    if !pending.is_empty() {
+        eprintln!("{} Pods begin to run", pending.len());
+    }
+    let to_run = (0..SERVICES * PODS).map(|number| (pod_name(number), running(number)));
+    let to_run = to_run.filter(|(name, _)| pending.contains(name));
+    let params = PatchParams::default();
+    stream::iter(to_run)
+        .map(|(name, status)| {
+            let (pods, params) = (&pods, &params);
+            async move {
+                let patched = pods.patch_status(&name, params, &Patch::Merge(status)).await;
+                patched.map(drop).with_context(|| format!("{name} does not run"))
+            }
+        })
+        .buffer_unordered(32)
+        .try_collect()
+        .await
+}
+
+fn running(number: usize) -> Value {
+    let (ip, node) = (address(number), format!("192.168.0.{}", 1 + number % PODS % 3));
+    json!({"status": {"phase": "Running", "podIP": ip, "podIPs": [{"ip": ip}], "hostIP": node, "hostIPs": [{"ip": node}],
+        "conditions": [{"type": "Ready", "status": "True"}]}})
+}
+
 pub(super) async fn populate_servers(client: &Client) -> Result<()> {
     let object = |number: usize| {
         let spec = json!({"podSelector": {"matchLabels": {"app": format!("web-{number}")}}, "port": 9000 + number, "proxyProtocol": "opaque"});
         json!({"metadata": {"name": format!("server-{number}")}, "spec": spec})
     };
     create(client, &server_kind(), (0..SERVERS).map(object)).await
+}
+
+/// What the Servers select: each the Pods of one Service, or all of them everything.
+pub(super) async fn select(client: &Client, everything: bool) -> Result<()> {
+    let patch = |number: usize| {
+        let labels = if everything { Value::Null } else { json!({"app": format!("web-{number}")}) };
+        (format!("server-{number}"), json!({"spec": {"podSelector": {"matchLabels": labels}}}))
+    };
+    patch_all(client, &server_kind(), (0..SERVERS).map(patch)).await
 }
 
 /// Of the Pods that are there, and 2,000 more.
@@ -85,15 +142,21 @@ pub(super) async fn populate_giant(client: &Client) -> Result<()> {
 
 /// Edits an annotation of each: something that no client can see.
 pub(super) async fn touch(client: &Client, kind: &ApiResource, names: impl Iterator<Item = String>) -> Result<()> {
-    let api: Api<DynamicObject> = Api::namespaced_with(client.clone(), NAMESPACE, kind);
     // Another one every time, or the second run edits nothing.
-    let patch =
-        Patch::Merge(json!({"metadata": {"annotations": {"bench": format!("{:?}", std::time::SystemTime::now())}}}));
+    let patch = json!({"metadata": {"annotations": {"bench": format!("{:?}", std::time::SystemTime::now())}}});
+    patch_all(client, kind, names.map(|name| (name, patch.clone()))).await
+}
+
+async fn patch_all(client: &Client, kind: &ApiResource, patches: impl Iterator<Item = (String, Value)>) -> Result<()> {
+    let api: Api<DynamicObject> = Api::namespaced_with(client.clone(), NAMESPACE, kind);
     let params = PatchParams::default();
-    stream::iter(names)
-        .map(|name| {
-            let (api, patch, params) = (&api, &patch, &params);
-            async move { api.patch(&name, params, patch).await.map(drop).with_context(|| format!("touching {name}")) }
+    stream::iter(patches)
+        .map(|(name, patch)| {
+            let (api, params) = (&api, &params);
+            async move {
+                let patched = api.patch(&name, params, &Patch::Merge(patch)).await;
+                patched.map(drop).with_context(|| format!("patching {name}"))
+            }
         })
         .buffer_unordered(16)
         .try_collect()
@@ -129,7 +192,7 @@ fn replica_set(n: usize) -> Value {
 fn slice(service: &str, name: &str, pods: Range<usize>) -> Value {
     let endpoints: Vec<Value> = pods.map(|pod| endpoint(pod, true)).collect();
     json!({"metadata": {"name": format!("{service}-{name}"), "labels": {"kubernetes.io/service-name": service}},
-        "addressType": "IPv4", "ports": [{"name": "http", "port": 8080}], "endpoints": endpoints})
+        "addressType": "IPv4", "ports": [{"name": "http", "port": POD_PORT}], "endpoints": endpoints})
 }
 
 /// Of a Pod, by its number in the cluster.
@@ -137,10 +200,16 @@ fn pod_name(number: usize) -> String {
     format!("web-{}-{}", number / PODS, number % PODS)
 }
 
+/// Of a Pod, by its number in the cluster.
+pub(super) fn address(number: usize) -> Ipv4Addr {
+    let [first, second, third] = [1 + number / 62_500, number / 250 % 250, 1 + number % 250];
+    #[allow(clippy::cast_possible_truncation, reason = "none is larger than 250")]
+    Ipv4Addr::new(10, first as u8, second as u8, third as u8)
+}
+
 fn endpoint(number: usize, ready: bool) -> Value {
-    let address = format!("10.{}.{}.{}", 1 + number / 62_500, number / 250 % 250, 1 + number % 250);
     let node = number % PODS % 3;
-    json!({"addresses": [address], "conditions": {"ready": ready, "serving": ready, "terminating": false},
+    json!({"addresses": [address(number)], "conditions": {"ready": ready, "serving": ready, "terminating": false},
         "nodeName": format!("node-{node}"), "zone": format!("zone-{node}"),
         "targetRef": {"kind": "Pod", "namespace": NAMESPACE, "name": pod_name(number)}})
 }
@@ -159,7 +228,7 @@ fn pod(number: usize) -> Value {
         "spec": {"nodeName": format!("node-{}", number % PODS % 3), "serviceAccountName": "web", "automountServiceAccountToken": false,
             "initContainers": [{"name": "linkerd-proxy", "image": "proxy", "restartPolicy": "Always", "env": environment,
                 "ports": [{"name": "linkerd-proxy", "containerPort": 4143}, {"name": "linkerd-admin", "containerPort": 4191}]}],
-            "containers": [{"name": "web", "image": "web", "ports": [{"name": "http", "containerPort": 8080}]}]},
+            "containers": [{"name": "web", "image": "web", "ports": [{"name": "http", "containerPort": POD_PORT}]}]},
     })
 }
 

@@ -9,6 +9,8 @@ mod changing;
 mod cluster;
 mod giant;
 mod noise;
+mod opaque;
+mod profiles;
 mod rest;
 mod rig;
 mod streams;
@@ -19,12 +21,25 @@ use crate::report::Report;
 pub(crate) use rig::Other;
 use rig::Rig;
 
-pub(crate) const FIGURES: [&str; 10] =
-    ["start", "connect", "streams", "change", "churn", "servers", "noise", "relist", "giant", "unread"];
+pub(crate) const FIGURES: [&str; 13] = [
+    "start",
+    "connect",
+    "streams",
+    "change",
+    "churn",
+    "profiles",
+    "servers",
+    "profile-servers",
+    "noise",
+    "profile-noise",
+    "relist",
+    "giant",
+    "unread",
+];
 
 pub(crate) async fn discovery(report: &mut Report, other: Option<Other>, wanted: impl Fn(&str) -> bool) -> Result<()> {
     let rig = Rig::start(report, other).await?;
-    // The order is that of what each adds to the cluster: nothing, Services and Pods, Servers, a giant.
+    // The order is that of what each adds to the cluster: nothing, Services and Pods, addresses for these, Servers, a giant.
     if wanted("start") {
         let result = rest::empty(report, &rig).await;
         keep(report, "start", result);
@@ -40,8 +55,11 @@ pub(crate) async fn discovery(report: &mut Report, other: Option<Other>, wanted:
             "streams" => streams::streams(report, &rig).await,
             "change" => change::changes(report, &rig).await,
             "churn" => change::churn(report, &rig).await,
+            "profiles" => profiles::profiles(report, &rig).await,
             "servers" => streams::servers(report, &rig).await,
+            "profile-servers" => profiles::servers(report, &rig).await,
             "noise" => noise::noise(report, &rig).await,
+            "profile-noise" => profiles::noise(report, &rig).await,
             "relist" => noise::relist(report, &rig).await,
             "giant" => giant::giant(report, &rig).await,
             _ => giant::unread(report, &rig).await,

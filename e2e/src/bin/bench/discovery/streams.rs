@@ -3,6 +3,7 @@
 use std::time::Duration;
 
 use anyhow::Result;
+use e2e::load::{Ask, Load};
 use serde_json::json;
 use tokio::time::sleep;
 
@@ -15,13 +16,25 @@ use crate::{
     spent::Spent,
 };
 
-const STREAMS: usize = 10_000;
+pub(super) const STREAMS: usize = 10_000;
+const AT_ONCE: &str = "all < 1 s, none refused";
 const ROUNDS: usize = 3;
 /// For the server to have nothing left to do.
 const SETTLED: Duration = Duration::from_secs(3);
 
 /// Proxies that connect at the same moment.
 const CONNECTIONS: usize = 2_000;
+
+/// Streams that are opened at the same moment, and what is wanted of them.
+pub(super) struct Herd {
+    pub(super) what: String,
+    pub(super) connections: usize,
+    pub(super) asks: Vec<Ask>,
+    /// Of their first messages.
+    pub(super) first: &'static str,
+    /// Of the memory of one of them, if that is to be measured.
+    pub(super) memory: Option<&'static str>,
+}
 
 /// All streams opened some times.
 #[derive(Default)]
@@ -37,32 +50,10 @@ struct Opened {
 pub(super) async fn streams(report: &mut Report, rig: &Rig) -> Result<()> {
     for (connections, limit) in [(100, "≤ 5 KiB"), (1_000, "≤ 7 KiB")] {
         for services in [SERVICES, 1] {
-            let (mut opened, mut each, mut raw) = (Opened::default(), Vec::new(), Vec::new());
-            for _ in 0..ROUNDS {
-                let subject = rig.subject().await?;
-                let before = subject.memory_at_rest().await?;
-                let load = opened.open(rig, &subject, connections, services).await?;
-                sleep(SETTLED).await;
-                if let (Some(before), Some(after)) = (before, subject.memory("VmRSS:")?) {
-                    #[allow(clippy::cast_precision_loss, reason = "far below 2^52")]
-                    each.push(after.saturating_sub(before) as f64 / STREAMS as f64 / 1024.0);
-                    raw.push((before, after));
-                }
-                load.close().await;
-                subject.has_streams(0).await?;
-            }
             let of = if services == 1 { "1 Service".to_owned() } else { format!("{services} Services") };
             let what = format!("{STREAMS} streams of {of} on {connections} connections");
-            opened.row(report, &what);
-            if let Some((before, after)) = raw.last() {
-                let text = format!(
-                    "{:.1} KiB (of {ROUNDS}; the last from {:.1} to {:.1} MiB)",
-                    median(each),
-                    mebibytes(*before),
-                    mebibytes(*after)
-                );
-                report.row(format!("memory of a stream, {what}"), text, limit, json!({"before_and_after_bytes": raw}));
-            }
+            let asks = asks(STREAMS, services);
+            Herd { what, connections, asks, first: AT_ONCE, memory: Some(limit) }.measure(report, rig).await?;
         }
     }
     Ok(())
@@ -71,14 +62,9 @@ pub(super) async fn streams(report: &mut Report, rig: &Rig) -> Result<()> {
 /// The same when there are Servers.
 pub(super) async fn servers(report: &mut Report, rig: &Rig) -> Result<()> {
     populate_servers(&rig.client).await?;
-    let mut opened = Opened::default();
-    for _ in 0..ROUNDS {
-        let subject = rig.subject().await?;
-        opened.open(rig, &subject, 100, SERVICES).await?.close().await;
-        subject.has_streams(0).await?;
-    }
-    opened.row(report, &format!("{STREAMS} streams of {SERVICES} Services on 100 connections, with {SERVERS} Servers"));
-    Ok(())
+    let what = format!("{STREAMS} streams of {SERVICES} Services on 100 connections, with {SERVERS} Servers");
+    let asks = asks(STREAMS, SERVICES);
+    Herd { what, connections: 100, asks, first: AT_ONCE, memory: None }.measure(report, rig).await
 }
 
 /// Connections without streams: whether all are taken.
@@ -97,17 +83,49 @@ pub(super) async fn connect(report: &mut Report, rig: &Rig) -> Result<()> {
     Ok(())
 }
 
+// === impl Herd ===
+
+impl Herd {
+    /// Some times, each on a new server.
+    pub(super) async fn measure(&self, report: &mut Report, rig: &Rig) -> Result<()> {
+        let (mut opened, mut each, mut raw) = (Opened::default(), Vec::new(), Vec::new());
+        for _ in 0..ROUNDS {
+            let subject = rig.subject().await?;
+            let before = if self.memory.is_some() { subject.memory_at_rest().await? } else { None };
+            let load = opened.open(rig, &subject, self).await?;
+            if let Some(before) = before {
+                sleep(SETTLED).await;
+                if let Some(after) = subject.memory("VmRSS:")? {
+                    #[allow(clippy::cast_precision_loss, reason = "far below 2^52")]
+                    each.push(after.saturating_sub(before) as f64 / self.asks.len() as f64 / 1024.0);
+                    raw.push((before, after));
+                }
+            }
+            load.close().await;
+            subject.has_streams(0).await?;
+        }
+        opened.row(report, self);
+        if let (Some(limit), Some((before, after))) = (self.memory, raw.last()) {
+            let text = format!(
+                "{:.1} KiB (of {ROUNDS}; the last from {:.1} to {:.1} MiB)",
+                median(each),
+                mebibytes(*before),
+                mebibytes(*after)
+            );
+            let raw = json!({"before_and_after_bytes": raw});
+            report.row(format!("memory of a stream, {}", self.what), text, limit, raw);
+        }
+        Ok(())
+    }
+}
+
+// === impl Opened ===
+
 impl Opened {
-    async fn open(
-        &mut self,
-        rig: &Rig,
-        subject: &Subject,
-        connections: usize,
-        services: usize,
-    ) -> Result<e2e::load::Load> {
+    async fn open(&mut self, rig: &Rig, subject: &Subject, herd: &Herd) -> Result<Load> {
         let phase = rig.phase(subject)?;
-        let load = rig.loads.open(subject.address, connections, asks(STREAMS, services)).await?;
-        let first = load.first_messages(STREAMS).await?;
+        let load = rig.loads.open(subject.address, herd.connections, herd.asks.clone()).await?;
+        let first = load.first_messages(herd.asks.len()).await?;
         self.spent = Some(phase.end()?);
         first.into_iter().for_each(|first| self.first.push(first, 1));
         self.refused += load.counts().refused;
@@ -115,11 +133,11 @@ impl Opened {
         Ok(load)
     }
 
-    fn row(&self, report: &mut Report, what: &str) {
+    fn row(&self, report: &mut Report, herd: &Herd) {
         let text = format!("{}; {} refused, {} late", self.first.text(), self.refused, self.timed_out);
         let raw =
             json!({"first_messages": self.first.histogram(), "refused": self.refused, "timed_out": self.timed_out});
-        report.row(format!("first messages, {what} at once, {ROUNDS} times"), text, "all < 1 s, none refused", raw);
+        report.row(format!("first messages, {} at once, {ROUNDS} times", herd.what), text, herd.first, raw);
         if let Some(spent) = &self.spent {
             report.spent(spent);
         }

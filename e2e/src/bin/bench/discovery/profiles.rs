@@ -1,0 +1,110 @@
+//! Profiles: how soon streams by the addresses of Pods and by the names of Services have theirs, and what Servers cost them.
+
+use std::time::Duration;
+
+use anyhow::Result;
+use serde_json::json;
+use tokio::time::sleep;
+
+use super::{
+    cluster::{
+        SERVERS, SERVICES, populate_servers, profiles_of_pods, profiles_of_services, run_pods, select, server_kind,
+        touch,
+    },
+    opaque,
+    rig::Rig,
+    streams::{Herd, STREAMS},
+};
+use crate::report::Report;
+
+const CONNECTIONS: usize = 100;
+const TOUCHES: usize = 2_000;
+/// For messages that should not be to come.
+const QUIET: Duration = Duration::from_secs(3);
+/// For a server that is not ours to know what was written: ours is started after it.
+const LEARNED: Duration = Duration::from_secs(10);
+
+/// Of Pods by their addresses, each of another, and of Services by their names.
+pub(super) async fn profiles(report: &mut Report, rig: &Rig) -> Result<()> {
+    run(rig).await?;
+    let of_pods = Herd {
+        what: format!("{STREAMS} profiles by Pod IP on {CONNECTIONS} connections"),
+        connections: CONNECTIONS,
+        asks: profiles_of_pods(STREAMS),
+        first: "all < 1 s, none refused (Go: 0.92 s)",
+        memory: Some("≤ 8 KiB"),
+    };
+    of_pods.measure(report, rig).await?;
+    let of_services = Herd {
+        what: format!("{STREAMS} profiles of {SERVICES} Services on {CONNECTIONS} connections"),
+        connections: CONNECTIONS,
+        asks: profiles_of_services(STREAMS),
+        first: "all < 1 s, none refused",
+        memory: Some(""),
+    };
+    of_services.measure(report, rig).await
+}
+
+/// The same of Pods when there are Servers, and what one more of these does.
+pub(super) async fn servers(report: &mut Report, rig: &Rig) -> Result<()> {
+    run(rig).await?;
+    populate_servers(&rig.client).await?;
+    for everything in [true, false] {
+        select(&rig.client, everything).await?;
+        learned(rig).await;
+        let selecting = if everything { "everything" } else { "one app" };
+        let herd = Herd {
+            what: format!(
+                "{STREAMS} profiles by Pod IP on {CONNECTIONS} connections, with {SERVERS} Servers that each select {selecting}"
+            ),
+            connections: CONNECTIONS,
+            asks: profiles_of_pods(STREAMS),
+            first: "all < 1 s, none refused (Go: 13.4 s, p50 9.2 s)",
+            memory: None,
+        };
+        let measured = herd.measure(report, rig).await;
+        // For the rows that come after, whatever became of this one.
+        select(&rig.client, false).await?;
+        measured?;
+    }
+    opaque::opaque(report, rig).await
+}
+
+/// Annotations of Servers, which no profile shows.
+pub(super) async fn noise(report: &mut Report, rig: &Rig) -> Result<()> {
+    run(rig).await?;
+    populate_servers(&rig.client).await?;
+    let subject = rig.subject().await?;
+    let load = rig.loads.open(subject.address, CONNECTIONS, profiles_of_pods(STREAMS)).await?;
+    load.first_messages(STREAMS).await?;
+    load.reset();
+    let phase = rig.phase(&subject)?;
+    for first in (0..TOUCHES).step_by(SERVERS) {
+        let names = (first..TOUCHES.min(first + SERVERS)).map(|number| format!("server-{}", number % SERVERS));
+        touch(&rig.client, &server_kind(), names).await?;
+    }
+    sleep(QUIET).await;
+    let spent = phase.end()?;
+    let messages = load.counts().messages;
+    report.row(
+        format!("messages to {STREAMS} profiles by Pod IP after {TOUCHES} touches of Servers"),
+        messages.to_string(),
+        "0",
+        json!(messages),
+    );
+    report.spent(&spent);
+    load.close().await;
+    Ok(())
+}
+
+async fn run(rig: &Rig) -> Result<()> {
+    run_pods(&rig.client).await?;
+    learned(rig).await;
+    Ok(())
+}
+
+async fn learned(rig: &Rig) {
+    if !rig.is_ours() {
+        sleep(LEARNED).await;
+    }
+}
