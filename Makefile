@@ -64,7 +64,9 @@ build: ## The debug binaries of the operator and its tests
 ##@ Install it
 
 .PHONY: install
-install: ## Linkerd's CRDs into the current cluster, where they are absent
+install: ## The CRDs into the current cluster: ours, and Linkerd's where they are absent
+	@$(KUBECTL) apply --server-side -k crd
+	@$(KUBECTL) wait --for=condition=Established --timeout=60s -f crd/linkerdconfigs.yaml
 	@for crd in $(CRDS); do \
 		if $(KUBECTL) get -f "$$crd" >/dev/null 2>&1; then \
 			echo "$$crd: there already, left as it is"; \

@@ -4,6 +4,7 @@
 //! version of it never had, is read as absent. Whether a value makes sense is decided where it is used.
 
 mod external_workload;
+pub mod linkerd_config;
 mod server;
 mod service_profile;
 
@@ -11,6 +12,7 @@ pub use external_workload::{
     Condition, ExternalWorkload, ExternalWorkloadPort, ExternalWorkloadSpec, ExternalWorkloadStatus, MeshTls,
     WorkloadIp,
 };
+pub use linkerd_config::{LinkerdConfig, LinkerdConfigSpec, LinkerdConfigStatus};
 pub use server::{Server, ServerSpec};
 pub use service_profile::{
     RequestMatch, ResponseClass, ResponseMatch, RetryBudgetSpec, RouteSpec, ServiceProfile, ServiceProfileSpec,

@@ -8,6 +8,7 @@ mod fault_proxy;
 mod faults;
 mod harness;
 mod leadership;
+mod linkerd_config_crd;
 mod placement;
 mod process;
 mod profile;

@@ -1,0 +1,319 @@
+//! The kinds of values that fields of a `LinkerdConfig` have: their schemas, and their rules in CEL with what is said
+//! to somebody who breaks one.
+//!
+//! Everything has a bound: the API server adds up what the rules may cost at worst, and refuses a schema that is too
+//! dear.
+
+use kube::core::Rule;
+use schemars::{JsonSchema as _, Schema, SchemaGenerator, json_schema, transform::transform_subschemas};
+use serde_json::{Value, json};
+
+const PORT_OR_RANGE: &str =
+    "self.matches('^[0-9]{1,5}(-[0-9]{1,5})?$') && self.split('-').all(port, int(port) >= 1 && int(port) <= 65535)";
+const ORDERED: &str = "!self.matches('^[0-9]{1,5}-[0-9]{1,5}$') || int(self.split('-')[0]) <= int(self.split('-')[1])";
+const PORTS_OF_THE_PROXY: [&str; 4] = ["adminPort", "controlPort", "inboundPort", "outboundPort"];
+/// Names as they are spelled in JSON paths and in CEL.
+const RESOURCES: [(&str, &str); 3] =
+    [(".cpu", "cpu"), (".memory", "memory"), ("['ephemeral-storage']", "ephemeral__dash__storage")];
+
+/// For `skip_serializing_if`.
+pub(super) fn is_default<T: Default + PartialEq>(value: &T) -> bool {
+    *value == T::default()
+}
+
+/// Makes of a schema what the API server and `kubectl explain` want: no field takes null, because the API server then
+/// reads a null as absent; and a paragraph of documentation is one line.
+pub(super) fn tidy(schema: &mut Schema) {
+    transform_subschemas(&mut tidy, schema);
+    let not_null = |schema: &Value| schema.get("type").is_none_or(|kind| kind != "null");
+    if let Some(Value::Array(kinds)) = schema.get_mut("type") {
+        kinds.retain(|kind| kind != "null");
+        if let [kind] = kinds.as_slice() {
+            let kind = kind.clone();
+            schema.insert("type".to_owned(), kind);
+        }
+    }
+    if let Some(Value::Array(alternatives)) = schema.remove("anyOf")
+        && let Some(Value::Object(only)) = alternatives.into_iter().find(not_null)
+    {
+        for (key, value) in only {
+            schema.ensure_object().entry(key).or_insert(value);
+        }
+    }
+    if let Some(Value::String(text)) = schema.get_mut("description") {
+        let paragraphs: Vec<String> = text.split("\n\n").map(|paragraph| paragraph.replace('\n', " ")).collect();
+        *text = paragraphs.join("\n\n");
+    }
+}
+
+// === Kinds of values ===
+
+pub(super) fn target_namespace(_: &mut SchemaGenerator) -> Schema {
+    json_schema!({"type": "string", "maxLength": 63, "x-kubernetes-validations": [
+        immutable(),
+        rule(
+            "self.matches('^[a-z0-9]([-a-z0-9]*[a-z0-9])?$')",
+            "must be the name of a namespace: lower case letters, digits and '-'",
+        ),
+    ]})
+}
+
+pub(super) fn target_config_map(_: &mut SchemaGenerator) -> Schema {
+    json_schema!({"type": "string", "maxLength": 253, "x-kubernetes-validations": [
+        immutable(),
+        rule(
+            "self.matches('^[a-z0-9]([-.a-z0-9]*[a-z0-9])?$')",
+            "must be the name of a ConfigMap: lower case letters, digits, '-' and '.'",
+        ),
+    ]})
+}
+
+pub(super) fn version(_: &mut SchemaGenerator) -> Schema {
+    json_schema!({"type": "string", "maxLength": 128, "x-kubernetes-validations": [
+        rule(
+            "self.matches('^[A-Za-z0-9._-]+$')",
+            "must be a version such as edge-26.8.3: letters, digits, '.', '_' and '-'",
+        ),
+    ]})
+}
+
+pub(super) fn domain(_: &mut SchemaGenerator) -> Schema {
+    json_schema!({"type": "string", "maxLength": 253, "x-kubernetes-validations": [
+        rule(
+            "self.matches('^[a-z0-9]([-.a-z0-9]*[a-z0-9])?$')",
+            "must be a domain such as cluster.local: lower case letters, digits, '-' and '.'",
+        ),
+    ]})
+}
+
+pub(super) fn certificates(_: &mut SchemaGenerator) -> Schema {
+    json_schema!({"type": "string", "maxLength": 131_072, "x-kubernetes-validations": [
+        rule(
+            "self.contains('PRIVATE KEY-----') || self.startsWith('-----BEGIN CERTIFICATE-----')",
+            "must begin with -----BEGIN CERTIFICATE-----",
+        ),
+        // Forbidden is the reason whose message does not repeat the value.
+        {
+            "rule": "!self.contains('PRIVATE KEY-----')",
+            "message": "must hold certificates only, and no private key",
+            "reason": "FieldValueForbidden",
+        },
+    ]})
+}
+
+pub(super) fn issuer_scheme(_: &mut SchemaGenerator) -> Schema {
+    one_of(&["linkerd.io/tls", "kubernetes.io/tls"])
+}
+
+/// What Go reads as a duration, except that none is negative.
+pub(super) fn duration(_: &mut SchemaGenerator) -> Schema {
+    json_schema!({"type": "string", "maxLength": 64, "x-kubernetes-validations": [
+        rule(
+            "self == '0' || self.matches('^(([0-9]+([.][0-9]*)?|[.][0-9]+)(ns|us|µs|μs|ms|s|m|h))+$')",
+            "must be a duration as Go writes it, such as 24h0m0s, 90s or 1.5h",
+        ),
+    ]})
+}
+
+/// What both Go and the proxy read as a duration, and take for the same.
+pub(super) fn proxy_duration(_: &mut SchemaGenerator) -> Schema {
+    json_schema!({"type": "string", "maxLength": 16, "x-kubernetes-validations": [
+        rule(
+            "self.matches('^[0-9]+(ms|s|m|h)$')",
+            "must be a whole number with one unit, such as 500ms, 30s, 2m or 1h, which is what proxies read",
+        ),
+    ]})
+}
+
+pub(super) fn image_name(_: &mut SchemaGenerator) -> Schema {
+    json_schema!({"type": "string", "maxLength": 512, "x-kubernetes-validations": [
+        rule("self.matches('^[^ \\\\t\\\\r\\\\n]+$')", "must be the name of an image, without white space"),
+    ]})
+}
+
+pub(super) fn pull_policy(_: &mut SchemaGenerator) -> Schema {
+    one_of(&["Always", "IfNotPresent", "Never"])
+}
+
+pub(super) fn ignored_text(_: &mut SchemaGenerator) -> Schema {
+    json_schema!({"type": "string", "maxLength": 512})
+}
+
+pub(super) fn log_level(_: &mut SchemaGenerator) -> Schema {
+    json_schema!({"type": "string", "minLength": 1, "maxLength": 2048})
+}
+
+pub(super) fn log_format(_: &mut SchemaGenerator) -> Schema {
+    one_of(&["plain", "json"])
+}
+
+pub(super) fn access_log(_: &mut SchemaGenerator) -> Schema {
+    one_of(&["", "apache", "json"])
+}
+
+pub(super) fn inbound_policy(_: &mut SchemaGenerator) -> Schema {
+    one_of(&[
+        "all-unauthenticated",
+        "all-authenticated",
+        "cluster-unauthenticated",
+        "cluster-authenticated",
+        "deny",
+        "audit",
+    ])
+}
+
+pub(super) fn port(_: &mut SchemaGenerator) -> Schema {
+    json_schema!({"type": "integer", "format": "int64", "minimum": 1, "maximum": 65535})
+}
+
+/// The numbers that Kubernetes takes for a user or a group.
+pub(super) fn id(_: &mut SchemaGenerator) -> Schema {
+    json_schema!({"type": "integer", "format": "int64", "minimum": 0, "maximum": i32::MAX})
+}
+
+pub(super) fn ports(_: &mut SchemaGenerator) -> Schema {
+    json_schema!({"type": "array", "maxItems": 256, "x-kubernetes-list-type": "atomic", "items": {
+        "type": "string", "maxLength": 11, "x-kubernetes-validations": [
+            rule(
+                PORT_OR_RANGE,
+                "must be a port such as 4567, or a range of ports such as 8000-8010; ports are from 1 to 65535",
+            ),
+            rule(ORDERED, "must be a range that does not end before it begins"),
+        ],
+    }})
+}
+
+pub(super) fn networks(_: &mut SchemaGenerator) -> Schema {
+    json_schema!({"type": "array", "maxItems": 128, "x-kubernetes-list-type": "atomic", "items": {
+        "type": "string", "maxLength": 49, "x-kubernetes-validations": [
+            rule("isCIDR(self)", "must be a network in CIDR notation, such as 10.0.0.0/8 or fd00::/8"),
+        ],
+    }})
+}
+
+pub(super) fn quantity(_: &mut SchemaGenerator) -> Schema {
+    // Said here, or kube makes it nullable.
+    json_schema!({"x-kubernetes-int-or-string": true, "nullable": false, "maxLength": 32, "x-kubernetes-validations": [
+        rule(
+            "isQuantity(string(self)) && !quantity(string(self)).isLessThan(quantity('0'))",
+            "must be a quantity that is not negative, such as 100m, 1 or 250Mi",
+        ),
+    ]})
+}
+
+pub(super) fn env_name(_: &mut SchemaGenerator) -> Schema {
+    json_schema!({"type": "string", "maxLength": 256, "x-kubernetes-validations": [
+        rule(
+            "self.matches('^[-._a-zA-Z][-._a-zA-Z0-9]*$')",
+            "must be the name of an environment variable: letters, digits, '_', '-' and '.', and no digit first",
+        ),
+    ]})
+}
+
+pub(super) fn env_value(_: &mut SchemaGenerator) -> Schema {
+    json_schema!({"type": "string", "maxLength": 32_768})
+}
+
+pub(super) fn free_object(_: &mut SchemaGenerator) -> Schema {
+    json_schema!({"type": "object", "x-kubernetes-preserve-unknown-fields": true})
+}
+
+pub(super) fn managers(_: &mut SchemaGenerator) -> Schema {
+    json_schema!({"type": "array", "maxItems": 64, "x-kubernetes-list-type": "set", "items": {
+        "type": "string", "minLength": 1, "maxLength": 128,
+    }})
+}
+
+pub(super) fn time(_: &mut SchemaGenerator) -> Schema {
+    json_schema!({"type": "string", "format": "date-time"})
+}
+
+pub(super) fn conditions(generator: &mut SchemaGenerator) -> Schema {
+    let text = |length: u32| json!({"type": "string", "maxLength": length});
+    let status = json!({"type": "string", "enum": ["True", "False", "Unknown"]});
+    let reason = json!({"type": "string", "minLength": 1, "maxLength": 1024});
+    let generation = i64::json_schema(generator).to_value();
+    let properties = json!({
+        "type": described("What it is about.", text(316)),
+        "status": described("True, False or Unknown.", status),
+        "reason": described("Why, in one word for programs.", reason),
+        "message": described("Why, in words for people.", text(32_768)),
+        "observedGeneration": described("The metadata.generation that it was found for.", generation),
+        "lastTransitionTime": described("When its status changed last.", time(generator).to_value()),
+    });
+    json_schema!({
+        "type": "array", "maxItems": 16, "x-kubernetes-list-type": "map", "x-kubernetes-list-map-keys": ["type"],
+        "items": {
+            "type": "object",
+            "required": ["lastTransitionTime", "message", "reason", "status", "type"],
+            "properties": properties,
+        },
+    })
+}
+
+// === Rules about several fields ===
+
+pub(super) fn identity_rules() -> Vec<Rule> {
+    vec![
+        Rule::new("self.trustAnchorsPolicy != 'Verify' || has(self.trustAnchorsPEM)")
+            .message("trustAnchorsPolicy Verify compares with trustAnchorsPEM, which is not set")
+            .field_path(".trustAnchorsPEM"),
+    ]
+}
+
+pub(super) fn proxy_rules() -> Vec<Rule> {
+    let pairs = PORTS_OF_THE_PROXY
+        .iter()
+        .enumerate()
+        .flat_map(|(index, first)| PORTS_OF_THE_PROXY.iter().skip(index + 1).map(move |second| (*first, *second)));
+    pairs
+        .map(|(first, second)| {
+            Rule::new(format!("!has(self.{first}) || !has(self.{second}) || self.{first} != self.{second}"))
+                .message(format!("must not be the same port as {first}").as_str())
+                .field_path(format!(".{second}"))
+        })
+        .collect()
+}
+
+pub(super) fn resource_rules() -> Vec<Rule> {
+    let rule = |(path, name): (&str, &str)| {
+        let [request, limit] = ["requests", "limits"].map(|side| format!("self.{side}.{name}"));
+        // What is no quantity is refused where it stands; compared, it would be an error of the rule.
+        let given = |side: &str, it: &str| format!("has(self.{side}) && has({it}) && isQuantity(string({it}))");
+        let both = format!("{} && {}", given("requests", &request), given("limits", &limit));
+        let more = format!("quantity(string({request})).isGreaterThan(quantity(string({limit})))");
+        Rule::new(format!("!({both} && {more})"))
+            .message("must not be more than the limit")
+            .field_path(format!(".requests{path}"))
+    };
+    RESOURCES.map(rule).to_vec()
+}
+
+pub(super) fn env_rules() -> Vec<Rule> {
+    vec![
+        Rule::new("!has(self.value) || !has(self.valueFrom)")
+            .message("must not be set together with value")
+            .field_path(".valueFrom"),
+    ]
+}
+
+// === Parts of the above ===
+
+fn rule(expression: &str, message: &str) -> Value {
+    json!({"rule": expression, "message": message})
+}
+
+fn immutable() -> Value {
+    rule("self == oldSelf", "cannot be changed; make another resource instead")
+}
+
+fn one_of(values: &[&str]) -> Schema {
+    json_schema!({"type": "string", "enum": values})
+}
+
+fn described(text: &str, mut schema: Value) -> Value {
+    if let Some(object) = schema.as_object_mut() {
+        object.insert("description".to_owned(), text.into());
+    }
+    schema
+}

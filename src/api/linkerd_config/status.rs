@@ -1,0 +1,105 @@
+//! What the operator says about a `LinkerdConfig`.
+
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::{Condition, Time};
+use schemars::JsonSchema;
+use serde::{Deserialize, Serialize};
+
+use super::schema;
+
+/// What the operator did and found. Written by the operator alone.
+#[derive(Clone, Debug, Default, Deserialize, JsonSchema, PartialEq, Serialize)]
+#[serde(rename_all = "camelCase", default)]
+#[schemars(transform = schema::tidy)]
+pub struct LinkerdConfigStatus {
+    /// The metadata.generation that this status is about. While it is lower than that of the resource, the operator has
+    /// not seen the last change yet.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub observed_generation: Option<i64>,
+    /// Whether this is the resource in effect among those for the same ConfigMap.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub active: Option<bool>,
+    /// Accepted: whether the resource makes sense and is the one in effect for its ConfigMap. ConfigMapSynced: whether
+    /// the ConfigMap holds what is declared. Ready: whether all is well, else the first reason why not. Stalled:
+    /// present while something does not get better by itself.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    #[schemars(schema_with = "schema::conditions")]
+    pub conditions: Vec<Condition>,
+    /// The ConfigMap that this is about, as it was last seen.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub target: Option<TargetStatus>,
+    /// The hash of the declared configuration, which the ConfigMap holds once it is synced. Neither the order of its
+    /// keys nor how they are quoted matters to it.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub config_hash: Option<String>,
+    /// The SHA-256 of the trust anchors in the ConfigMap linkerd-identity-trust-roots, as Linkerd annotates Pods with
+    /// it.
+    #[serde(rename = "trustRootsSHA256", skip_serializing_if = "Option::is_none")]
+    pub trust_roots_sha256: Option<String>,
+    /// The version of the proxies that are injected now.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub proxy_version: Option<String>,
+    /// The ControllerRevisions that belong to this.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub revisions: Option<RevisionsStatus>,
+    /// The last time that somebody else changed the ConfigMap.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub drift: Option<DriftStatus>,
+    /// The fields of this resource that are accepted and do nothing any more.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub deprecated_fields: Vec<String>,
+    /// The trust anchors of the mesh.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub trust_anchors: Option<TrustAnchorsStatus>,
+}
+
+#[derive(Clone, Debug, Default, Deserialize, JsonSchema, PartialEq, Serialize)]
+#[serde(rename_all = "camelCase", default)]
+pub struct TargetStatus {
+    /// The namespace of the ConfigMap.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub namespace: Option<String>,
+    /// The name of the ConfigMap.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub name: Option<String>,
+    /// Its UID, which is also the identity of the installation of Linkerd.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub uid: Option<String>,
+    /// The resourceVersion that the rest of this status was found at.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub resource_version: Option<String>,
+}
+
+#[derive(Clone, Debug, Default, Deserialize, JsonSchema, PartialEq, Serialize)]
+#[serde(rename_all = "camelCase", default)]
+pub struct RevisionsStatus {
+    /// The revision that holds what the installer of Linkerd wrote last.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub base: Option<i64>,
+}
+
+#[derive(Clone, Debug, Default, Deserialize, JsonSchema, PartialEq, Serialize)]
+#[serde(rename_all = "camelCase", default)]
+pub struct DriftStatus {
+    /// When it was noticed last.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schemars(schema_with = "schema::time")]
+    pub last_time: Option<Time>,
+    /// How often it was noticed.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub count: Option<i64>,
+    /// The field manager who did it last.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub manager: Option<String>,
+    /// The paths that differed then, at most 10; never their values.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    #[schemars(length(max = 10))]
+    pub paths: Vec<String>,
+}
+
+#[derive(Clone, Debug, Default, Deserialize, JsonSchema, PartialEq, Serialize)]
+#[serde(rename_all = "camelCase", default)]
+pub struct TrustAnchorsStatus {
+    /// Where they were found: the ConfigMap linkerd-identity-trust-roots, or identityTrustAnchorsPEM of the document.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub source: Option<String>,
+}

@@ -1,0 +1,131 @@
+use std::{collections::BTreeSet, fs, path::Path};
+
+use kube::CustomResourceExt;
+use serde_json::json;
+
+use super::*;
+
+const HEADER: &str = "# Generated from src/api/linkerd_config: UPDATE_CRD=1 cargo test --lib api::linkerd_config\n";
+const SAMPLES: [&str; 4] = ["minimal", "observe", "full", "2020"];
+
+#[test]
+fn the_definition_is_the_one_that_the_types_generate() {
+    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("crd/linkerdconfigs.yaml");
+    let generated = format!("{HEADER}{}", serde_yaml::to_string(&LinkerdConfig::crd()).unwrap());
+    if std::env::var_os("UPDATE_CRD").is_some() {
+        fs::write(&path, &generated).unwrap();
+    }
+    let there = fs::read_to_string(path).unwrap_or_default();
+    assert!(
+        there == generated,
+        "crd/linkerdconfigs.yaml is not what the types generate: UPDATE_CRD=1 cargo test --lib api::linkerd_config"
+    );
+}
+
+#[test]
+fn every_field_is_documented_and_every_field_of_the_spec_stands_in_a_sample() {
+    let definition = serde_json::to_value(LinkerdConfig::crd()).unwrap();
+    let properties = &definition["spec"]["versions"][0]["schema"]["openAPIV3Schema"]["properties"];
+    fields(&properties["status"], "status", &mut BTreeSet::new());
+    let (mut declared, mut sampled) = (BTreeSet::new(), BTreeSet::new());
+    fields(&properties["spec"], "spec", &mut declared);
+    for sample in SAMPLES {
+        paths(&read_sample(sample)["spec"], "spec", &mut sampled);
+    }
+    let nowhere: Vec<_> = declared.difference(&sampled).collect();
+    assert!(nowhere.is_empty(), "no sample sets {nowhere:?}");
+}
+
+#[test]
+fn the_sample_of_2020_is_read_into_the_fields_of_today() {
+    let config: LinkerdConfig = serde_json::from_value(read_sample("2020")).unwrap();
+    let (global, proxy) = (&config.spec.global, &config.spec.proxy);
+    assert_eq!((global.version.as_deref(), global.omit_webhook_side_effects), (Some("edge-19.12.3"), Some(false)));
+    let identity = &global.identity_context;
+    assert!(identity.trust_anchors_pem.as_deref().is_some_and(|pem| pem.ends_with("-----END CERTIFICATE-----\n")));
+    assert_eq!(identity.issuance_life_time.as_deref(), Some("86400s"));
+    assert_eq!(
+        (proxy.proxy_uid, proxy.admin_port, proxy.disable_external_profiles),
+        (Some(2102), Some(4191), Some(false))
+    );
+    assert_eq!(proxy.ignore_inbound_ports.as_deref(), Some(["8888".to_owned(), "9999".to_owned()].as_slice()));
+    assert_eq!(proxy.proxy_init_image.name.as_deref(), Some("gcr.io/linkerd-io/proxy-init"));
+    assert_eq!(proxy.resource.limits.cpu.as_ref().map(|cpu| cpu.0.as_str()), Some("1"));
+}
+
+#[test]
+fn what_is_not_declared_is_not_ours() {
+    let spec: LinkerdConfigSpec = serde_json::from_value(json!({})).unwrap();
+    assert_eq!(spec, LinkerdConfigSpec::default());
+    assert_eq!(spec.proxy, ProxySpec::default());
+    assert_eq!(serde_json::to_value(&spec.proxy).unwrap(), json!({}));
+    assert_eq!((spec.mode, spec.deletion_policy), (Mode::Enforce, DeletionPolicy::Retain));
+    assert_eq!((spec.drift.scope, spec.drift.action), (DriftScope::Document, DriftAction::Revert));
+    // And of the smallest sample only the one value that it sets.
+    let config: LinkerdConfig = serde_json::from_value(read_sample("minimal")).unwrap();
+    let set = ProxySpec { access_log: Some("apache".to_owned()), ..ProxySpec::default() };
+    assert_eq!(config.spec, LinkerdConfigSpec { proxy: set, ..spec });
+    // An empty list is something else than none.
+    let none: ProxySpec = serde_json::from_value(json!({"opaquePorts": []})).unwrap();
+    assert_eq!(none.opaque_ports.as_deref(), Some([].as_slice()));
+}
+
+#[test]
+fn every_shape_that_an_older_schema_let_in_is_read() {
+    for (spec, status) in [
+        (json!({}), json!(null)),
+        // What the project of 2020 stored for somebody who set nothing, and its status.
+        (
+            json!({
+                "global": {"version": ""},
+                "proxy": {"adminPort": 4_294_967_295_u64, "proxyImage": {"name": "", "pullPolicy": ""}},
+            }),
+            json!({"injected": [{"kind": "Pod", "name": "web"}], "uninjected": []}),
+        ),
+        (json!({"proxy": {"resource": {"limits": {"cpu": 1}}, "additionalEnv": [{"name": "A"}]}}), json!({})),
+        (
+            json!({"proxy": {"logLevel": null}, "global": {"version": null}, "values": null}),
+            json!({"drift": {}, "target": {}}),
+        ),
+        (
+            json!({"injectorSync": {}, "rollout": {"policy": "Auto"}}),
+            json!({"conditions": [], "revisions": {"base": null}}),
+        ),
+    ] {
+        let object = json!({"apiVersion": "config.linkerd.io/v1alpha1", "kind": "LinkerdConfig",
+            "metadata": {"name": "mesh"}, "spec": spec, "status": status});
+        serde_json::from_value::<LinkerdConfig>(object.clone()).unwrap_or_else(|error| panic!("{object}: {error}"));
+    }
+}
+
+#[test]
+fn a_status_says_nothing_of_what_it_does_not_know() {
+    assert_eq!(serde_json::to_value(LinkerdConfigStatus::default()).unwrap(), json!({}));
+}
+
+fn read_sample(name: &str) -> Value {
+    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join(format!("config/samples/linkerdconfig-{name}.yaml"));
+    serde_yaml::from_str(&fs::read_to_string(path).unwrap()).unwrap()
+}
+
+/// The paths that a schema describes, each with documentation.
+fn fields(schema: &Value, path: &str, found: &mut BTreeSet<String>) {
+    let said = schema["description"].as_str().unwrap_or_default();
+    assert!(said.len() > 10 && said.ends_with('.') && !said.contains('\n'), "{path} is documented as {said:?}");
+    let object = if schema["items"].is_object() { &schema["items"] } else { schema };
+    for (name, field) in object["properties"].as_object().into_iter().flatten() {
+        let path = format!("{path}.{name}");
+        fields(field, &path, found);
+        found.insert(path);
+    }
+}
+
+/// The paths that an object sets.
+fn paths(value: &Value, path: &str, found: &mut BTreeSet<String>) {
+    for (name, value) in value.as_object().into_iter().flatten() {
+        let path = format!("{path}.{name}");
+        paths(value, &path, found);
+        found.insert(path);
+    }
+    value.as_array().into_iter().flatten().for_each(|value| paths(value, path, found));
+}
