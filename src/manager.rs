@@ -50,7 +50,10 @@ pub async fn run(args: ManagerArgs) -> anyhow::Result<()> {
 
     // One set of watches for all jobs; a kind that no job reads is not watched.
     let followed_by = Readers {
-        external_workload: args.enable_external_workload.then(|| Triggers::new(&registry)).transpose()?,
+        external_workload: args
+            .enable_external_workload
+            .then(|| Triggers::new(external_workload::QUEUE, &registry))
+            .transpose()?,
         destination: args.enable_destination.then(Dirty::new),
     };
     let cluster = match &followed_by {
@@ -62,19 +65,26 @@ pub async fn run(args: ManagerArgs) -> anyhow::Result<()> {
         let settings = args.destination.settings(&args.controller_namespace, Resources::of_this_process());
         destination::spawn(parts, settings, stop.clone(), &mut servers, &mut readers)?;
     }
-    let mut led = None;
-    if let (Some(cluster), Some(triggers)) = (&cluster, &followed_by.external_workload) {
-        // Ends when nobody can hand an Event in any more: with the controller.
-        let events = events::spawn(&client, &identity, &registry, &mut stewards)?;
+    // Ends when nobody can hand an Event in any more: with the controller.
+    let events = args
+        .enable_external_workload
+        .then(|| events::spawn(&client, &identity, &registry, &mut stewards))
+        .transpose()?;
+    let elections = lease::Metrics::register(&registry)?;
+    let mut elect = |namespace: &str, name| {
         let election = lease::Settings {
-            namespace: args.controller_namespace.clone(),
-            name: external_workload::LEASE,
-            identity,
+            namespace: namespace.to_owned(),
+            name,
+            identity: identity.clone(),
             duration: args.leader_election_lease_duration,
             renew_deadline: args.leader_election_renew_deadline,
             retry_period: args.leader_election_retry_period,
         };
-        let leadership = lease::spawn(&client, election, &registry, stop_leases.clone(), &mut stewards)?;
+        lease::spawn(&client, election, &elections, stop_leases.clone(), &mut stewards)
+    };
+    let mut led = Vec::new();
+    if let (Some(cluster), Some(triggers), Some(events)) = (&cluster, &followed_by.external_workload, &events) {
+        let leadership = elect(&args.controller_namespace, external_workload::LEASE);
         let settings = external_workload::Settings {
             concurrency: args.external_workload_concurrency,
             full_pass_interval: args.full_pass_interval,
@@ -84,16 +94,17 @@ pub async fn run(args: ManagerArgs) -> anyhow::Result<()> {
             cluster,
             triggers,
             leadership: &leadership,
-            events: &events,
+            events,
             registry: &registry,
         };
         external_workload::spawn(&parts, settings, stop.clone(), &mut writers)?;
-        led = Some(leadership);
+        led.push(leadership);
     }
+    drop(events);
     let stopping = stop.clone();
     let readiness = Box::new(move || {
         let problems = cluster.as_ref().map(Cluster::problems).unwrap_or_default();
-        let leadership = led.as_ref().and_then(lease::Leadership::problem);
+        let leadership = led.iter().filter_map(lease::Leadership::problem);
         Readiness {
             ready: !stopping.is_cancelled() && !problems.iter().any(|problem| problem.blocks_readiness),
             waiting_for: problems.into_iter().map(|problem| problem.text).chain(leadership).collect(),

@@ -1,8 +1,8 @@
-//! The Services whose endpoints may have to change, waiting for the controller.
+//! The objects that a controller has to look at, waiting for it.
 //!
-//! In: marks from the watches, from a change of leadership, from anybody who wants a Service looked at. Out: a stream of
-//! names for kube-runtime's Controller. Always holds: a Service waits at most once, however often it is marked, so there
-//! are never more entries than Services; and a mark made after [`Triggers::started`] is never lost, because a reconcile
+//! In: marks from the watches, from a change of leadership, from anybody who wants an object looked at. Out: a stream of
+//! names for kube-runtime's Controller. Always holds: an object waits at most once, however often it is marked, so there
+//! are never more entries than objects; and a mark made after [`Triggers::started`] is never lost, because a reconcile
 //! reads the state only after that.
 //!
 //! This is what client-go's work queue is to Linkerd's Go controller, so it reports the same metrics under the same name.
@@ -14,14 +14,14 @@ use std::{
 };
 
 use futures::{Stream, stream};
-use kube::runtime::reflector::ObjectRef;
+use kube::{Resource, runtime::reflector::ObjectRef};
 use parking_lot::Mutex;
 use prometheus::{Histogram, HistogramOpts, IntCounter, IntGauge, Opts, Registry, exponential_buckets};
 use tokio::{sync::Notify, time::Instant};
 
-use super::{object::NamespacedName, service::ServiceName};
+use super::object::NamespacedName;
 
-/// A coalescing queue of Services.
+/// A coalescing queue of objects.
 pub struct Triggers {
     queue: Mutex<Queue>,
     marked: Notify,
@@ -30,7 +30,7 @@ pub struct Triggers {
 
 #[derive(Default)]
 struct Queue {
-    /// Since when a Service waits for its reconcile to start.
+    /// Since when an object waits for its reconcile to start.
     waiting: HashMap<NamespacedName, Instant>,
     /// Those of them that the Controller has not been told of yet, oldest first.
     untold: VecDeque<NamespacedName>,
@@ -55,22 +55,23 @@ pub struct Work {
 // === impl Triggers ===
 
 impl Triggers {
-    pub fn new(registry: &Registry) -> prometheus::Result<Arc<Self>> {
-        let triggers =
-            Arc::new(Self { queue: Mutex::default(), marked: Notify::new(), metrics: Metrics::register(registry)? });
-        registry.register(Box::new(Unfinished::new(Arc::clone(&triggers))?))?;
+    /// `name` tells the metrics of several from each other.
+    pub fn new(name: &'static str, registry: &Registry) -> prometheus::Result<Arc<Self>> {
+        let metrics = Metrics::register(name, registry)?;
+        let triggers = Arc::new(Self { queue: Mutex::default(), marked: Notify::new(), metrics });
+        registry.register(Box::new(Unfinished::new(name, Arc::clone(&triggers))?))?;
         Ok(triggers)
     }
 
-    /// Has each Service reconciled, once, as soon as there is room.
-    pub fn mark(&self, services: impl IntoIterator<Item = NamespacedName>) {
+    /// Has each object reconciled, once, as soon as there is room.
+    pub fn mark(&self, objects: impl IntoIterator<Item = NamespacedName>) {
         let mut queue = self.queue.lock();
         let now = Instant::now();
         let mut any = false;
-        for service in services {
-            if !queue.waiting.contains_key(&service) {
-                queue.waiting.insert(service.clone(), now);
-                queue.untold.push_back(service);
+        for object in objects {
+            if !queue.waiting.contains_key(&object) {
+                queue.waiting.insert(object.clone(), now);
+                queue.untold.push_back(object);
                 self.metrics.adds.inc();
                 any = true;
             }
@@ -83,14 +84,19 @@ impl Triggers {
     }
 
     /// What was marked, for one Controller. Never ends.
-    pub fn stream(self: &Arc<Self>) -> impl Stream<Item = ObjectRef<ServiceName>> + Send + 'static {
+    pub fn stream<K>(self: &Arc<Self>) -> impl Stream<Item = ObjectRef<K>> + Send + use<K>
+    where
+        K: Resource<DynamicType = ()> + 'static,
+    {
         stream::unfold(Arc::clone(self), |triggers| async move {
             loop {
                 // `notify_one` keeps its permit, so a mark between the look and the wait is not missed.
                 let next = triggers.queue.lock().untold.pop_front();
                 if let Some(key) = next {
-                    let name = ObjectRef::new(&key.name).within(&key.namespace);
-                    return Some((name, Arc::clone(&triggers)));
+                    let name = ObjectRef::new(&key.name);
+                    // Of a cluster-scoped object it is none, which is not the same as an empty one.
+                    let name = if key.namespace.is_empty() { name } else { name.within(&key.namespace) };
+                    return Some((name, triggers));
                 }
                 triggers.marked.notified().await;
             }
@@ -107,7 +113,7 @@ impl Triggers {
         Work { triggers: Arc::clone(self), key: key.clone() }
     }
 
-    /// The Service is gone: no reconcile will start for its mark.
+    /// The object is gone: no reconcile will start for its mark.
     pub fn forget(&self, key: &NamespacedName) -> Option<Instant> {
         let mut queue = self.queue.lock();
         let since = queue.waiting.remove(key);
@@ -138,25 +144,21 @@ impl Drop for Work {
 
 // === impl Metrics ===
 
-/// The label that client-go's metrics carry in Linkerd's destination: dashboards select by it.
-const QUEUE_NAME: &str = "endpoints_controller_workqueue";
-
 impl Metrics {
-    fn register(registry: &Registry) -> prometheus::Result<Self> {
+    fn register(queue: &'static str, registry: &Registry) -> prometheus::Result<Self> {
+        let opts = |name, help| opts(queue, name, help);
         // client-go's buckets: 10 ns to 10 s.
         let histogram = |name, help| {
             Histogram::with_opts(
-                HistogramOpts::new(name, help)
-                    .const_label("name", QUEUE_NAME)
-                    .buckets(exponential_buckets(1e-8, 10.0, 10)?),
+                HistogramOpts::new(name, help).const_label("name", queue).buckets(exponential_buckets(1e-8, 10.0, 10)?),
             )
         };
         let metrics = Self {
-            depth: IntGauge::with_opts(opts("workqueue_depth", "Services waiting to be reconciled"))?,
-            adds: IntCounter::with_opts(opts("workqueue_adds_total", "Services that began to wait"))?,
+            depth: IntGauge::with_opts(opts("workqueue_depth", "Objects waiting to be reconciled"))?,
+            adds: IntCounter::with_opts(opts("workqueue_adds_total", "Objects that began to wait"))?,
             queue_duration: histogram(
                 "workqueue_queue_duration_seconds",
-                "How long a Service waited for its reconcile to start",
+                "How long an object waited for its reconcile to start",
             )?,
             work_duration: histogram("workqueue_work_duration_seconds", "How long a reconcile took")?,
             retries: IntCounter::with_opts(opts("workqueue_retries_total", "Reconciles that failed and come again"))?,
@@ -169,14 +171,14 @@ impl Metrics {
         // Linkerd drops a key after 15 failures and counts it here. Nothing is ever dropped by us; alerts on it stay valid.
         registry.register(Box::new(IntCounter::with_opts(opts(
             "workqueue_drops_total",
-            "Always 0: no Service is given up",
+            "Always 0: no object is given up",
         ))?))?;
         Ok(metrics)
     }
 }
 
-fn opts(name: &str, help: &str) -> Opts {
-    Opts::new(name, help).const_label("name", QUEUE_NAME)
+fn opts(queue: &str, name: &str, help: &str) -> Opts {
+    Opts::new(name, help).const_label("name", queue)
 }
 
 /// Work under way, measured when somebody looks.
@@ -187,8 +189,8 @@ struct Unfinished {
 }
 
 impl Unfinished {
-    fn new(triggers: Arc<Triggers>) -> prometheus::Result<Self> {
-        let gauge = |name, help| prometheus::Gauge::with_opts(opts(name, help));
+    fn new(queue: &'static str, triggers: Arc<Triggers>) -> prometheus::Result<Self> {
+        let gauge = |name, help| prometheus::Gauge::with_opts(opts(queue, name, help));
         Ok(Self {
             triggers,
             sum: gauge("workqueue_unfinished_work_seconds", "Seconds of all reconciles under way")?,
@@ -227,6 +229,7 @@ mod tests {
     use futures::{FutureExt, StreamExt};
 
     use super::*;
+    use crate::cluster::service::ServiceName;
 
     fn key(name: &str) -> NamespacedName {
         NamespacedName::new("ns", name)
@@ -234,8 +237,8 @@ mod tests {
 
     #[tokio::test]
     async fn a_service_marked_many_times_waits_once_and_a_mark_during_its_work_means_another() {
-        let triggers = Triggers::new(&Registry::new()).unwrap();
-        let mut stream = pin!(triggers.stream());
+        let triggers = Triggers::new("test", &Registry::new()).unwrap();
+        let mut stream = pin!(triggers.stream::<ServiceName>());
         triggers.mark([key("a"), key("a"), key("b")]);
         triggers.mark([key("a")]);
         assert_eq!(stream.next().await.unwrap().name, "a");
@@ -255,8 +258,8 @@ mod tests {
 
     #[tokio::test]
     async fn a_mark_wakes_a_waiting_stream() {
-        let triggers = Triggers::new(&Registry::new()).unwrap();
-        let mut stream = pin!(triggers.stream());
+        let triggers = Triggers::new("test", &Registry::new()).unwrap();
+        let mut stream = pin!(triggers.stream::<ServiceName>());
         let marker = Arc::clone(&triggers);
         let (next, ()) = tokio::join!(stream.next(), async move {
             tokio::task::yield_now().await;

@@ -5,15 +5,13 @@
 //! can expire; a write replaces exactly the version that was planned on; a slice that is refused does not hold up another;
 //! no workload leaves a slice before it stands in its next one.
 
-use std::{collections::HashSet, fmt, sync::Arc, time::Duration};
+use std::{collections::HashSet, fmt, sync::Arc};
 
 use kube::{
     Api, Client,
     api::{DeleteParams, PostParams, Preconditions},
 };
 use prometheus::{IntCounterVec, Opts, Registry};
-use tokio::time::{Instant, timeout_at};
-use tokio_util::sync::CancellationToken;
 
 use super::{
     endpoint,
@@ -21,17 +19,13 @@ use super::{
 };
 use crate::{
     cluster::{object::NamespacedName, service::Service, slice::EndpointSlice},
-    lease::Leadership,
+    lease::{Fence, WriteError},
 };
-
-/// One request; well below the time that a Lease leaves us.
-const REQUEST_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// Writes EndpointSlices, while this process leads.
 pub(super) struct Writer {
     client: Client,
-    leadership: Leadership,
-    stop: CancellationToken,
+    fence: Fence,
     writes: IntCounterVec,
 }
 
@@ -76,43 +70,23 @@ pub(super) enum Verb {
     Delete,
 }
 
-/// Why a write did not happen, or may not have.
-#[derive(Debug, thiserror::Error)]
-pub(super) enum WriteError {
-    #[error("this process does not lead (any more)")]
-    NotLeading,
-    #[error("the API server did not answer in time")]
-    TimedOut,
-    #[error("{}", .0.message)]
-    Refused(Box<kube::core::Status>),
-    #[error("{}", crate::client::describe(.0))]
-    Transport(#[source] kube::Error),
-}
-
 // === impl Writer ===
 
 impl Writer {
-    /// Begins no write once `stop` is cancelled.
-    ///
     /// # Errors
     /// When the metrics are registered already.
-    pub(super) fn new(
-        client: &Client,
-        leadership: Leadership,
-        stop: CancellationToken,
-        registry: &Registry,
-    ) -> prometheus::Result<Self> {
+    pub(super) fn new(client: &Client, fence: Fence, registry: &Registry) -> prometheus::Result<Self> {
         let writes = IntCounterVec::new(
             Opts::new("linkerd_operator_endpointslice_writes_total", "Writes of EndpointSlices that were sent"),
             &["verb", "result"],
         )?;
         for verb in [Verb::Create, Verb::Update, Verb::Delete] {
-            for result in RESULTS {
+            for result in WriteError::RESULTS {
                 writes.with_label_values(&[verb.as_str(), result]);
             }
         }
         registry.register(Box::new(writes.clone()))?;
-        Ok(Self { client: client.clone(), leadership, stop, writes })
+        Ok(Self { client: client.clone(), fence, writes })
     }
 
     /// Creates, then updates, then deletes; among updates first those that take workloads in.
@@ -167,7 +141,7 @@ impl Writer {
 
     /// The name exists, and the cache did not know: either an earlier create of ours was late, or it is not ours to write.
     async fn meet(&self, api: &Api<EndpointSlice>, service: &Service, slice: &EndpointSlice, outcome: &mut Outcome) {
-        match self.while_leading(api.get_opt(slice.name())).await {
+        match self.fence.send(api.get_opt(slice.name())).await {
             Ok(None) => outcome.stale = true,
             Ok(Some(live)) if is_for(&live, service) => {
                 outcome.stale = true;
@@ -217,28 +191,11 @@ impl Writer {
     }
 
     async fn send<T>(&self, verb: Verb, request: impl Future<Output = kube::Result<T>>) -> Result<T, WriteError> {
-        let result = self.while_leading(request).await;
-        let label = result.as_ref().map_or_else(WriteError::label, |_| "ok");
-        if label != NOT_LEADING {
+        let result = self.fence.send(request).await;
+        if let Some(label) = WriteError::result(&result) {
             self.writes.with_label_values(&[verb.as_str(), label]).inc();
         }
         result
-    }
-
-    /// Sends a request if this process leads, and gives it up when it no longer does.
-    async fn while_leading<T>(&self, request: impl Future<Output = kube::Result<T>>) -> Result<T, WriteError> {
-        let deadline = self.leadership.write_deadline().filter(|_| !self.stop.is_cancelled());
-        let deadline = deadline.ok_or(WriteError::NotLeading)?.min(Instant::now() + REQUEST_TIMEOUT);
-        let response = tokio::select! {
-            response = timeout_at(deadline, request) => response,
-            () = self.leadership.ended() => return Err(WriteError::NotLeading),
-        };
-        match response {
-            Ok(Ok(response)) => Ok(response),
-            Ok(Err(kube::Error::Api(status))) => Err(WriteError::Refused(status)),
-            Ok(Err(error)) => Err(WriteError::Transport(error)),
-            Err(_) => Err(WriteError::TimedOut),
-        }
     }
 }
 
@@ -301,48 +258,7 @@ impl Outcome {
     }
 }
 
-// === impl WriteError ===
-
-const NOT_LEADING: &str = "not_leading";
-
-/// All results of a write that was sent.
-const RESULTS: [&str; 10] = [
-    "ok",
-    "timed_out",
-    "conflict",
-    "already_exists",
-    "not_found",
-    "forbidden",
-    "invalid",
-    "unavailable",
-    "refused",
-    "transport",
-];
-
-impl WriteError {
-    /// The category, as a metric's label.
-    pub(super) fn label(&self) -> &'static str {
-        match self {
-            Self::NotLeading => NOT_LEADING,
-            Self::TimedOut => "timed_out",
-            Self::Transport(_) => "transport",
-            Self::Refused(status) if status.is_already_exists() => "already_exists",
-            Self::Refused(status) if status.is_conflict() => "conflict",
-            Self::Refused(status) if status.is_not_found() => "not_found",
-            Self::Refused(status) if status.is_forbidden() => "forbidden",
-            Self::Refused(status) if status.is_invalid() => "invalid",
-            Self::Refused(status) if status.code == 429 || status.code >= 500 => "unavailable",
-            Self::Refused(_) => "refused",
-        }
-    }
-
-    /// How long the API server asked us to stay away.
-    pub(super) fn retry_after(&self) -> Duration {
-        let Self::Refused(status) = self else { return Duration::ZERO };
-        let seconds = status.details.as_ref().map(|details| details.retry_after_seconds);
-        Duration::from_secs(seconds.unwrap_or_default().into())
-    }
-}
+// === impl Verb ===
 
 impl Verb {
     const fn as_str(self) -> &'static str {

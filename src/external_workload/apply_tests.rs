@@ -6,9 +6,13 @@ use http::{Method, Request, Response};
 use http_body_util::BodyExt;
 use kube::client::Body;
 use serde_json::{Value, json};
+use tokio_util::sync::CancellationToken;
 
 use super::*;
-use crate::cluster::{Projected, object::Problems, slice::Endpoint};
+use crate::{
+    cluster::{Projected, object::Problems, slice::Endpoint},
+    lease::Leadership,
+};
 
 /// Answers with what was sent, at version 100, unless told otherwise; keeps a line for each request.
 #[derive(Clone, Default)]
@@ -30,13 +34,17 @@ impl Server {
     }
 
     fn writer(&self, leadership: Leadership) -> Writer {
+        self.writer_until(leadership, CancellationToken::new())
+    }
+
+    fn writer_until(&self, leadership: Leadership, stop: CancellationToken) -> Writer {
         let server = self.clone();
         let service = tower::service_fn(move |request: Request<Body>| {
             let server = server.clone();
             async move { Ok::<_, std::convert::Infallible>(server.serve(request).await) }
         });
         let client = Client::new(service, "default");
-        Writer::new(&client, leadership, CancellationToken::new(), &Registry::new()).unwrap()
+        Writer::new(&client, Fence::new(leadership, stop), &Registry::new()).unwrap()
     }
 
     async fn serve(&self, request: Request<Body>) -> Response<Body> {
@@ -236,8 +244,9 @@ async fn without_leadership_nothing_is_sent() {
 #[tokio::test]
 async fn once_the_process_stops_nothing_more_is_sent() {
     let server = Server::default();
-    let writer = server.writer(Leadership::for_test());
-    writer.stop.cancel();
+    let stop = CancellationToken::new();
+    let writer = server.writer_until(Leadership::for_test(), stop.clone());
+    stop.cancel();
     let outcome = writer.apply(&service(), Plan { creates: vec![slice("new", 80, &["a"])], ..Plan::default() }).await;
     assert_eq!(server.lines(), Vec::<String>::new());
     assert_eq!(outcome.failures.len(), 1);

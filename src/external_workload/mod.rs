@@ -35,7 +35,7 @@ use tokio_util::sync::CancellationToken;
 use tracing::{debug, info, warn};
 
 use self::{
-    apply::{Failure, Outcome, WriteError, Writer},
+    apply::{Failure, Outcome, Writer},
     plan::{Input, plan},
     record::Records,
 };
@@ -47,12 +47,14 @@ use crate::{
         trigger::{Triggers, backoff},
     },
     events::{Events, Notice, Reason},
-    lease::Leadership,
+    lease::{Fence, Leadership, WriteError},
     tasks::Tasks,
 };
 
 /// The Lease that Linkerd's Go controller holds while it writes slices. Sharing it makes the two take turns.
 pub const LEASE: &str = "linkerd-destination-endpoint-write";
+/// The label that client-go's metrics carry in Linkerd's destination: dashboards select by it.
+pub const QUEUE: &str = "endpoints_controller_workqueue";
 
 const BACKOFF_BASE: Duration = Duration::from_millis(100);
 const BACKOFF_CAP: Duration = Duration::from_secs(60);
@@ -124,7 +126,7 @@ pub fn spawn(
         triggers: Arc::clone(parts.triggers),
         leadership: parts.leadership.clone(),
         confirmed_term: AtomicU64::new(0),
-        writer: Writer::new(parts.client, parts.leadership.clone(), stop.clone(), parts.registry)?,
+        writer: Writer::new(parts.client, Fence::new(parts.leadership.clone(), stop.clone()), parts.registry)?,
         events: parts.events.clone(),
         settings,
         metrics: Metrics::register(parts.registry)?,

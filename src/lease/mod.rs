@@ -6,6 +6,7 @@
 //!   expire for anybody else;
 //! - a namespace that is missing, an API server that is away, a Lease that was deleted: all are waited for.
 
+mod fence;
 mod leadership;
 
 use std::{fmt, time::Duration};
@@ -27,6 +28,7 @@ use tokio::{
 use tokio_util::sync::CancellationToken;
 use tracing::{info, warn};
 
+pub use fence::{Fence, WriteError};
 pub use leadership::Leadership;
 use leadership::{State, Term};
 
@@ -61,8 +63,9 @@ struct Elector {
     renewed: Option<Instant>,
 }
 
+/// Of all elections that this process takes part in.
 #[derive(Clone)]
-struct Metrics {
+pub struct Metrics {
     leading: IntGaugeVec,
     transitions: IntCounterVec,
 }
@@ -77,22 +80,21 @@ enum Step {
 }
 
 /// Starts taking part in the election of a Lease; ends, and hands the Lease over, when `stop` is cancelled.
-///
-/// # Errors
-/// When the metrics are registered already.
 pub fn spawn(
     client: &Client,
     settings: Settings,
-    registry: &Registry,
+    metrics: &Metrics,
     stop: CancellationToken,
     tasks: &mut crate::tasks::Tasks,
-) -> prometheus::Result<Leadership> {
-    let metrics = Metrics::register(registry, settings.name)?;
+) -> Leadership {
+    let metrics = metrics.clone();
+    metrics.leading.with_label_values(&[settings.name]).set(0);
+    metrics.transitions.with_label_values(&[settings.name]);
     let (state, leadership) = watch::channel(State::default());
     let api = Api::namespaced(client.clone(), &settings.namespace);
     let elector = Elector { settings, api, state, metrics, seen: None, stale: false, claimed: false, renewed: None };
     tasks.spawn("lease", elector.run(stop));
-    Ok(Leadership(leadership))
+    Leadership(leadership)
 }
 
 // === impl Elector ===
@@ -334,7 +336,9 @@ fn jittered(pause: Duration) -> Duration {
 // === impl Metrics ===
 
 impl Metrics {
-    fn register(registry: &Registry, lease: &str) -> prometheus::Result<Self> {
+    /// # Errors
+    /// When they are registered already.
+    pub fn register(registry: &Registry) -> prometheus::Result<Self> {
         let metrics = Self {
             leading: IntGaugeVec::new(
                 Opts::new("linkerd_operator_leader", "1 while this process holds the Lease"),
@@ -345,8 +349,6 @@ impl Metrics {
                 &["lease"],
             )?,
         };
-        metrics.leading.with_label_values(&[lease]).set(0);
-        metrics.transitions.with_label_values(&[lease]);
         registry.register(Box::new(metrics.leading.clone()))?;
         registry.register(Box::new(metrics.transitions.clone()))?;
         Ok(metrics)
@@ -417,7 +419,7 @@ mod tests {
             std::future::pending::<Result<http::Response<kube::client::Body>, std::convert::Infallible>>()
         });
         let api = Api::default_namespaced(Client::new(unused, "linkerd"));
-        let metrics = Metrics::register(&Registry::new(), "linkerd-destination-endpoint-write").unwrap();
+        let metrics = Metrics::register(&Registry::new()).unwrap();
         let (state, receiver) = watch::channel(State::default());
         let elector = Elector {
             settings: settings(),
