@@ -22,6 +22,7 @@ pub mod destination;
 pub mod events;
 pub mod external_workload;
 pub mod lease;
+pub mod linkerd_config;
 mod listen;
 pub mod manager;
 pub mod metrics;

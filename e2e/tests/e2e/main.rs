@@ -12,3 +12,4 @@ mod linkerd_config_crd;
 mod placement;
 mod process;
 mod profile;
+mod values_yaml;

@@ -1,0 +1,336 @@
+//! What is wrong with a document, and with a patch before it is merged.
+//!
+//! Always holds: all problems at once, up to a bound; no value of a secret in any of them.
+
+use serde_json::{Map, Value};
+
+use super::{
+    Path,
+    path::shortened,
+    read::DEEPEST,
+    rules,
+    schema::field,
+    table::{Type, VALUES},
+};
+
+/// As many as a person reads.
+const MOST: usize = 100;
+const SHOWN: usize = 60;
+pub(super) const HIDDEN: &str = "(not shown)";
+pub(super) const KEY: &str = "PRIVATE KEY-----";
+
+/// Something that must not be written.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Problem {
+    pub path: Path,
+    /// Shortened, and never of a secret. Empty where nothing is there.
+    pub value: String,
+    pub reason: String,
+}
+
+#[derive(Default)]
+pub(super) struct Problems(Vec<Problem>);
+
+// === impl Problems ===
+
+impl Problems {
+    pub(super) fn add(&mut self, path: &Path, value: Option<&Value>, reason: impl Into<String>) {
+        if self.0.len() < MOST {
+            let value = value.map(|value| shown(path, value)).unwrap_or_default();
+            self.0.push(Problem { path: path.clone(), value, reason: reason.into() });
+        }
+    }
+
+    pub(super) fn sorted(mut self) -> Vec<Problem> {
+        self.0.sort_by(|one, other| one.path.cmp(&other.path));
+        self.0
+    }
+}
+
+pub(super) fn problems(document: &super::Document) -> Vec<Problem> {
+    let mut problems = Problems::default();
+    for (key, value) in document.as_map() {
+        let path = Path::default().with(key);
+        check_private(&path, value, &mut problems);
+        if !is_within(value, DEEPEST - 1) {
+            problems.add(&path, None, format!("must not be nested more than {DEEPEST} deep"));
+        }
+    }
+    check_map(&Path::default(), document.as_map(), &VALUES, &mut problems);
+    rules::check(document, &mut problems);
+    problems.sorted()
+}
+
+/// The private keys that a document holds.
+pub(super) fn private_keys(document: &super::Document) -> Vec<Problem> {
+    let mut problems = Problems::default();
+    for (key, value) in document.as_map() {
+        check_private(&Path::default().with(key), value, &mut problems);
+    }
+    problems.sorted()
+}
+
+/// Of `spec.values`: keys that differ from one of Linkerd's only in case, private keys, and nulls over what the injector
+/// cannot do without. What the values must be is judged of the merged document.
+pub fn patch_problems(patch: &Map<String, Value>) -> Vec<Problem> {
+    let mut problems = Problems::default();
+    for (key, value) in patch {
+        check_private(&Path::default().with(key), value, &mut problems);
+    }
+    check_patch(&Path::default(), patch, &VALUES, &mut problems);
+    problems.sorted()
+}
+
+fn check_patch(above: &Path, patch: &Map<String, Value>, holds: &Type, problems: &mut Problems) {
+    for (key, value) in patch {
+        let path = above.with(key);
+        let below = match holds {
+            Type::Struct(fields) => match field(fields, key) {
+                Some(field) if field.name != key => {
+                    let reason =
+                        format!("Linkerd spells this key {:?} and does not tell upper from lower case", field.name);
+                    problems.add(&path, None, reason);
+                    field.holds
+                }
+                Some(field) => field.holds,
+                None => Type::Any,
+            },
+            Type::Map(item) => **item,
+            _ => Type::Any,
+        };
+        if value.is_null() && rules::is_needed(&path) {
+            problems.add(&path, Some(value), "must not be removed: the injector cannot do without it");
+        }
+        if let Value::Object(patch) = value {
+            let below = if let Type::Embedded(inner) = below { *inner } else { below };
+            check_patch(&path, patch, &below, problems);
+        }
+    }
+}
+
+/// Whether what was written could be read again.
+fn is_within(value: &Value, depth: usize) -> bool {
+    let below = |value: &Value| depth.checked_sub(1).is_some_and(|depth| is_within(value, depth));
+    match value {
+        Value::Array(items) => depth > 0 && items.iter().all(below),
+        Value::Object(map) => depth > 0 && map.values().all(below),
+        _ => true,
+    }
+}
+
+fn check_private(path: &Path, value: &Value, problems: &mut Problems) {
+    let named = path.keys().last().is_some_and(|key| key.eq_ignore_ascii_case("keyPEM"));
+    match value {
+        Value::String(text) if text.contains(KEY) || named && !text.trim().is_empty() => {
+            problems.add(path, Some(value), "a private key has no place in a ConfigMap that many may read");
+        }
+        Value::Array(items) => {
+            for item in items {
+                check_private(path, item, problems);
+            }
+        }
+        Value::Object(map) => {
+            for (key, value) in map {
+                check_private(&path.with(key), value, problems);
+            }
+        }
+        _ => {}
+    }
+}
+
+pub(super) fn check_map(above: &Path, map: &Map<String, Value>, holds: &Type, problems: &mut Problems) {
+    for (key, value) in map {
+        let holds = match holds {
+            // Keys have Linkerd's spelling.
+            Type::Struct(fields) => {
+                fields.iter().find(|field| field.name == key).map_or(Type::Any, |field| field.holds)
+            }
+            Type::Map(item) => **item,
+            _ => Type::Any,
+        };
+        check(&above.with(key), value, &holds, problems);
+    }
+}
+
+/// Whether encoding/json takes a value. It takes null for everything.
+fn check(path: &Path, value: &Value, holds: &Type, problems: &mut Problems) {
+    let wanted = match (holds, value) {
+        (Type::Any, _) | (_, Value::Null) | (Type::Text, Value::String(_)) | (Type::Bool, Value::Bool(_)) => return,
+        (Type::Float, Value::Number(_)) => return,
+        (Type::Embedded(inner), _) => return check(path, value, inner, problems),
+        (Type::Struct(_) | Type::Map(_), Value::Object(map)) => return check_map(path, map, holds, problems),
+        (Type::List(item), Value::Array(items)) => {
+            for value in items {
+                check(path, value, item, problems);
+            }
+            return;
+        }
+        (Type::Int(least, most), Value::Number(number)) => {
+            if number.as_i64().is_some_and(|it| (*least..=*most).contains(&it)) {
+                return;
+            }
+            format!("a whole number from {least} to {most}")
+        }
+        (Type::Uint, Value::Number(number)) if number.is_u64() => return,
+        (Type::Text, _) => "a string".to_owned(),
+        (Type::Bool, _) => "true or false".to_owned(),
+        (Type::Int(..), _) => "a whole number".to_owned(),
+        (Type::Uint, _) => "a whole number, not less than 0".to_owned(),
+        (Type::Float, _) => "a number".to_owned(),
+        (Type::List(_), _) => "a list".to_owned(),
+        (Type::Struct(_) | Type::Map(_), _) => "a map".to_owned(),
+    };
+    problems.add(path, Some(value), format!("must be {wanted}: the injector denies every Pod otherwise"));
+}
+
+/// Environments may hold secrets as well.
+pub(super) fn is_secret(path: &Path) -> bool {
+    path.keys().iter().any(|key| {
+        let key = key.to_ascii_lowercase();
+        key == "keypem" || key.ends_with("env")
+    })
+}
+
+fn shown(path: &Path, value: &Value) -> String {
+    match value {
+        _ if is_secret(path) => HIDDEN.to_owned(),
+        Value::String(text) if text.contains(KEY) => HIDDEN.to_owned(),
+        Value::String(text) => Value::from(shortened(text, SHOWN)).to_string(),
+        Value::Array(_) => "a list".to_owned(),
+        Value::Object(_) => "a map".to_owned(),
+        value => value.to_string(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::{
+        super::tests::{fixture, path},
+        *,
+    };
+
+    fn patched(patch: &Value) -> Vec<(String, String)> {
+        let problems = patch_problems(patch.as_object().unwrap());
+        problems.into_iter().map(|problem| (problem.path.to_string(), problem.value)).collect()
+    }
+
+    #[test]
+    fn go_takes_what_fits_its_types_and_strings_from_numbers() {
+        for (at, value, fits) in [
+            ("proxy.logLevel", json!(5), true),
+            ("proxy.accessLog", json!(true), true),
+            ("proxy.accessLog", json!([]), false),
+            ("proxy.await", json!("true"), false),
+            ("proxy.await", json!(1), false),
+            ("proxy.uid", json!(1200.0), true),
+            ("proxy.uid", json!(1.5), false),
+            ("proxy.uid", json!("2102"), false),
+            ("proxy.uid", json!(u64::MAX), false),
+            ("proxy.ports.admin", json!("4191"), false),
+            ("proxy.cores", json!(null), true),
+            ("proxy.waitBeforeExitSeconds", json!(-1), false),
+            ("proxy.runtime.workers.maximumCPURatio", json!(0.5), true),
+            ("proxy.runtime.workers.maximumCPURatio", json!("0.5"), false),
+            ("proxy.resources", json!("small"), false),
+            ("proxy.inbound", json!({"a": {"b": {"c": [1]}}}), true),
+            ("proxy.inbound", json!({"a": {"b": 1}}), false),
+            ("proxy.additionalEnv", json!([{"name": 5, "value": true}]), true),
+            ("proxy.additionalEnv", json!({"name": "a"}), false),
+            ("proxy.additionalEnv", json!(["a"]), false),
+            ("proxyInjector.caBundle", json!(5), false),
+            ("podLabels", json!({"a": 5, "b": null}), true),
+            ("podLabels", json!({"a": {}}), false),
+            ("policyController.probeNetworks", json!("0.0.0.0/0"), false),
+            ("imagePullSecrets", json!([{"name": "a"}]), true),
+            ("tolerations", json!({}), false),
+            ("somethingNew", json!([1, {"proxy": "a"}]), true),
+        ] {
+            let mut document = fixture();
+            document.set(&path(at), value.clone());
+            let problems = document.problems();
+            assert_eq!(problems.is_empty(), fits, "{at}: {value}: {problems:?}");
+            assert!(problems.iter().all(|problem| problem.path.starts_with(&path(at))), "{problems:?}");
+        }
+    }
+
+    #[test]
+    fn a_private_key_is_found_anywhere_and_never_shown() {
+        let key = "-----BEGIN EC PRIVATE KEY-----\nSECRET\n-----END EC PRIVATE KEY-----\n";
+        for (at, value) in [
+            ("identity.issuer.tls.keyPEM", json!("SECRET")),
+            ("identity.issuer.tls.crtPEM", json!(key)),
+            ("proxyInjector.KeyPem", json!("SECRET")),
+            ("new.thing.keypem", json!("SECRET")),
+            ("new.list", json!([1, {"a": key}])),
+            ("proxy.additionalEnv", json!([{"name": "KEY", "value": key}])),
+        ] {
+            let mut document = fixture();
+            document.set(&path(at), value.clone());
+            let problems = document.problems();
+            assert_eq!(problems.len(), 1, "{at}: {problems:?}");
+            assert!(!format!("{problems:?}{document:?}").contains("SECRET"), "{problems:?}");
+            let problems = patch_problems(document.as_map());
+            assert_eq!((problems.len(), format!("{problems:?}").contains("SECRET")), (1, false), "{problems:?}");
+        }
+        let mut document = fixture();
+        document.set(&path("identity.issuer.tls.keyPEM"), json!(""));
+        document.set(&path("proxy.additionalEnv"), json!("SECRET"));
+        assert_eq!(document.problems().len(), 1);
+        assert!(!format!("{:?}", document.problems()).contains("SECRET"));
+    }
+
+    #[test]
+    fn a_patch_must_spell_as_linkerd_does_and_leave_what_is_needed() {
+        let shown = |path: &str, value: &str| (path.to_owned(), value.to_owned());
+        assert_eq!(
+            patched(&json!({"proxy": {"logLevel": "debug", "cores": null}, "podLabels": {"PROXY": "x"}, "PrOxY2": 1})),
+            []
+        );
+        assert_eq!(
+            patched(
+                &json!({"Proxy": {"LogLevel": "x"}, "proxy": {"image": {"Name": 1}}, "proxyinjector": {"NamespaceSelector": {}}})
+            ),
+            [
+                shown("Proxy", ""),
+                shown("Proxy.LogLevel", ""),
+                shown("proxy.image.Name", ""),
+                shown("proxyinjector", ""),
+                shown("proxyinjector.NamespaceSelector", ""),
+            ]
+        );
+        assert_eq!(
+            patched(
+                &json!({"proxy": {"ports": null, "metrics": null, "uid": null}, "identity": null, "proxyInit": {"iptablesMode": null}})
+            ),
+            [
+                shown("identity", "null"),
+                shown("proxy.metrics", "null"),
+                shown("proxy.ports", "null"),
+                shown("proxy.uid", "null"),
+                shown("proxyInit.iptablesMode", "null"),
+            ]
+        );
+    }
+
+    #[test]
+    fn problems_are_few_and_short() {
+        let mut document = fixture();
+        for at in 0..1_000 {
+            document.set(
+                &Path::from_iter(["podLabels", &format!("{at}{}", "x".repeat(1_000))]),
+                json!(["x".repeat(1_000)]),
+            );
+        }
+        document.set(&path("proxy.logHTTPHeaders"), json!("é".repeat(10_000)));
+        assert!(is_within(&json!([[], {}, 1]), 2) && !is_within(&json!([[], {}, 1]), 1));
+        let problems = document.problems();
+        assert_eq!(problems.len(), MOST);
+        assert!(
+            problems
+                .iter()
+                .all(|problem| problem.path.to_string().len() + problem.value.len() + problem.reason.len() < 600)
+        );
+    }
+}

@@ -1,0 +1,382 @@
+//! What Linkerd's chart and injector ask of values beyond their types.
+//!
+//! Each rule stands for something that was seen to deny Pods, to crash the injector, or to keep a proxy from starting.
+
+use std::net::IpAddr;
+
+use serde_json::Value;
+
+use super::{
+    Document, Path,
+    check::Problems,
+    scalar::{Scalar, resolve},
+};
+use crate::cluster::{go_duration, quantity};
+
+/// What the injector or its template follows without looking whether it is there, and every chart renders.
+const NEEDED: [&[&str]; 16] = [
+    // Set by annotations of Pods, so the injector follows them.
+    &["debugContainer"],
+    &["debugContainer", "image"],
+    &["proxy"],
+    &["proxy", "image"],
+    &["proxy", "metrics"],
+    &["proxy", "ports"],
+    &["proxy", "resources"],
+    &["proxyInit"],
+    // Followed by the template.
+    &["identity"],
+    &["proxy", "livenessProbe"],
+    &["proxy", "readinessProbe"],
+    &["proxyInit", "xtMountPath"],
+    // A port that is absent is port 0.
+    &["proxy", "ports", "admin"],
+    &["proxy", "ports", "control"],
+    &["proxy", "ports", "inbound"],
+    &["proxy", "ports", "outbound"],
+];
+/// What is followed only in some modes or releases: not missed in a document, but no patch may remove it.
+const KEPT: [&[&str]; 9] = [
+    &["clusterDomain"],
+    &["linkerdVersion"],
+    &["networkValidator"],
+    &["proxy", "control"],
+    &["proxy", "image", "name"],
+    &["proxy", "startupProbe"],
+    &["proxy", "tracing"],
+    &["proxy", "uid"],
+    &["proxyInit", "iptablesMode"],
+];
+
+/// What a text must be. Of those that may be empty, an empty one is as good as none.
+enum Rule {
+    OneOf(&'static [&'static str]),
+    /// As the template compares it, which does not ask whether it is empty.
+    OneOfExactly(&'static [&'static str]),
+    /// As the proxy parses them: a whole number and a unit.
+    ProxyDuration,
+    GoDuration,
+    /// Ports and ranges between commas.
+    Ports,
+    Networks,
+    /// Stands without quotes in a template, where `off` is a bool.
+    Unquoted,
+}
+
+const POLICIES: &[&str] =
+    &["all-authenticated", "all-unauthenticated", "audit", "cluster-authenticated", "cluster-unauthenticated", "deny"];
+const PULL_POLICIES: &[&str] = &["Always", "IfNotPresent", "Never"];
+
+const RULES: [(&[&str], Rule); 31] = [
+    (&["clusterDomain"], Rule::Unquoted),
+    (&["clusterNetworks"], Rule::Networks),
+    (&["debugContainer", "image", "pullPolicy"], Rule::OneOf(PULL_POLICIES)),
+    (&["identity", "issuer", "clockSkewAllowance"], Rule::GoDuration),
+    (&["identity", "issuer", "issuanceLifetime"], Rule::GoDuration),
+    (&["identityTrustDomain"], Rule::Unquoted),
+    (&["imagePullPolicy"], Rule::OneOf(PULL_POLICIES)),
+    (&["networkValidator", "logFormat"], Rule::Unquoted),
+    (&["networkValidator", "logLevel"], Rule::Unquoted),
+    (&["networkValidator", "timeout"], Rule::ProxyDuration),
+    (&["proxy", "control", "streams", "idleTimeout"], Rule::ProxyDuration),
+    (&["proxy", "control", "streams", "initialTimeout"], Rule::ProxyDuration),
+    (&["proxy", "control", "streams", "lifetime"], Rule::ProxyDuration),
+    (&["proxy", "defaultInboundPolicy"], Rule::OneOf(POLICIES)),
+    (&["proxy", "image", "name"], Rule::Unquoted),
+    (&["proxy", "image", "pullPolicy"], Rule::OneOf(PULL_POLICIES)),
+    (&["proxy", "inboundConnectTimeout"], Rule::ProxyDuration),
+    (&["proxy", "inboundDiscoveryCacheUnusedTimeout"], Rule::ProxyDuration),
+    (&["proxy", "logHTTPHeaders"], Rule::OneOf(&["off", "insecure"])),
+    (&["proxy", "opaquePorts"], Rule::Ports),
+    (&["proxy", "outboundConnectTimeout"], Rule::ProxyDuration),
+    (&["proxy", "outboundDiscoveryCacheUnusedTimeout"], Rule::ProxyDuration),
+    (&["proxy", "requireIdentityOnInboundPorts"], Rule::Ports),
+    (&["proxy", "shutdownGracePeriod"], Rule::ProxyDuration),
+    (&["proxyInit", "ignoreInboundPorts"], Rule::Ports),
+    (&["proxyInit", "ignoreOutboundPorts"], Rule::Ports),
+    (&["proxyInit", "iptablesMode"], Rule::OneOfExactly(&["nft", "legacy"])),
+    (&["proxyInit", "kubeAPIServerPorts"], Rule::Ports),
+    (&["proxyInit", "logFormat"], Rule::Unquoted),
+    (&["proxyInit", "logLevel"], Rule::Unquoted),
+    (&["proxyInit", "skipSubnets"], Rule::Networks),
+];
+
+pub(super) fn is_needed(path: &Path) -> bool {
+    NEEDED.iter().chain(&KEPT).any(|keys| path.keys().iter().map(|key| &**key).eq(keys.iter().copied()))
+}
+
+pub(super) fn check(document: &Document, problems: &mut Problems) {
+    let document = Looked(document);
+    check_needed(&document, problems);
+    for (keys, rule) in &RULES {
+        if let Some(Value::String(text)) = document.at(keys)
+            && let Some(reason) = broken(rule, text)
+        {
+            problems.add(&Path::from(*keys), document.at(keys), reason);
+        }
+    }
+    check_numbers(&document, problems);
+    check_together(&document, problems);
+    check_env(&document, problems);
+}
+
+const EMPTY: &str = "must not be empty: no proxy could start";
+
+struct Looked<'a>(&'a Document);
+
+// === impl Looked ===
+
+impl<'a> Looked<'a> {
+    fn at(&self, keys: &[&str]) -> Option<&'a Value> {
+        let (first, rest) = keys.split_first()?;
+        let top = self.0.as_map().get(*first)?;
+        rest.iter().try_fold(top, |value, key| value.get(*key)).filter(|value| !value.is_null())
+    }
+
+    fn is_true(&self, keys: &[&str]) -> bool {
+        self.at(keys).and_then(Value::as_bool).unwrap_or_default()
+    }
+
+    fn number(&self, keys: &[&str]) -> i64 {
+        self.at(keys).and_then(Value::as_i64).unwrap_or_default()
+    }
+
+    fn is_empty(&self, keys: &[&str]) -> bool {
+        self.at(keys).is_none_or(|value| value.as_str() == Some(""))
+    }
+}
+
+fn check_needed(document: &Looked<'_>, problems: &mut Problems) {
+    let mut miss = |keys: &[&str], reason: &str| {
+        let above = keys.split_last().map_or(&[][..], |(_, above)| above);
+        // Of a map that is missing only the top is told.
+        if document.at(keys).is_none() && (above.is_empty() || document.at(above).is_some_and(Value::is_object)) {
+            problems.add(&Path::from(keys), None, reason);
+        }
+    };
+    for keys in NEEDED {
+        miss(keys, "is missing: the injector cannot do without it");
+    }
+    if document.is_true(&["cniEnabled"]) {
+        miss(&["networkValidator"], "is missing: the injector cannot do without it where cniEnabled is true");
+    }
+    if document.is_true(&["proxy", "nativeSidecar"]) && document.is_true(&["proxy", "await"]) {
+        miss(&["proxy", "startupProbe"], "is missing: the injector cannot do without it where proxy.await is true");
+    }
+    if document.is_empty(&["clusterDomain"]) {
+        problems.add(&Path::from(&["clusterDomain"][..]), document.at(&["clusterDomain"]), EMPTY);
+    }
+    if document.at(&["proxy", "image"]).is_some_and(Value::is_object) {
+        let name = ["proxy", "image", "name"];
+        if document.is_empty(&name) {
+            problems.add(&Path::from(&name[..]), document.at(&name), EMPTY);
+        }
+        let (version, fallback) = (["proxy", "image", "version"], ["linkerdVersion"]);
+        if document.is_empty(&version) && document.is_empty(&fallback) {
+            problems.add(&Path::from(&fallback[..]), document.at(&fallback), EMPTY);
+        }
+    }
+}
+
+fn check_numbers(document: &Looked<'_>, problems: &mut Problems) {
+    for port in ["admin", "control", "inbound", "outbound"] {
+        let keys = ["proxy", "ports", port];
+        if let Some(Value::Number(number)) = document.at(&keys)
+            && number.as_i64().is_some_and(|port| !(1..=65535).contains(&port))
+        {
+            problems.add(&Path::from(&keys[..]), document.at(&keys), "must be a port from 1 to 65535");
+        }
+    }
+    for resource in ["cpu", "memory", "ephemeral-storage"] {
+        for end in ["limit", "request"] {
+            let keys = ["proxy", "resources", resource, end];
+            if let Some(value @ Value::String(text)) = document.at(&keys)
+                && !text.is_empty()
+                && quantity::weight(value).is_none()
+            {
+                problems.add(&Path::from(&keys[..]), Some(value), "must be a quantity such as 100m or 250Mi");
+            }
+        }
+    }
+    if !document.is_true(&["cniEnabled"]) {
+        for keys in [&["proxy", "uid"][..], &["proxy", "gid"], &["proxyInit", "closeWaitTimeoutSecs"]] {
+            if document.number(keys) >= 1_000_000 {
+                let reason =
+                    "must be less than 1000000: the injector writes it as 1e+06 otherwise, which linkerd-init refuses";
+                problems.add(&Path::from(keys), document.at(keys), reason);
+            }
+        }
+    }
+}
+
+fn check_together(document: &Looked<'_>, problems: &mut Problems) {
+    let keys = ["proxyInit", "closeWaitTimeoutSecs"];
+    let init = !document.is_true(&["cniEnabled"]);
+    if init && document.number(&keys) != 0 && !document.is_true(&["proxyInit", "runAsRoot"]) {
+        problems.add(&Path::from(&keys[..]), document.at(&keys), "needs proxyInit.runAsRoot");
+    }
+    if document.is_true(&["proxy", "tracing", "enabled"]) {
+        let collector = ["proxy", "tracing", "collector", "endpoint"];
+        if document.is_empty(&collector) {
+            problems.add(&Path::from(&collector[..]), None, "is missing: proxy.tracing.enabled needs it");
+        }
+    }
+}
+
+fn check_env(document: &Looked<'_>, problems: &mut Problems) {
+    for list in ["additionalEnv", "experimentalEnv"] {
+        let keys = ["proxy", list];
+        let nameless = |variable: &Value| variable.get("name").and_then(Value::as_str).is_none_or(str::is_empty);
+        if let Some(Value::Array(items)) = document.at(&keys)
+            && let Some(at) = items.iter().position(nameless)
+        {
+            let reason = format!("entry {at} has no name: the API server refuses the Pods");
+            problems.add(&Path::from(&keys[..]), document.at(&keys), reason);
+        }
+    }
+}
+
+fn broken(rule: &Rule, text: &str) -> Option<String> {
+    if text.is_empty() && !matches!(rule, Rule::OneOfExactly(_)) {
+        return None;
+    }
+    let (fits, wanted) = match rule {
+        Rule::OneOf(words) | Rule::OneOfExactly(words) => {
+            (words.contains(&text), format!("one of {}", words.join(", ")))
+        }
+        Rule::ProxyDuration => {
+            (is_proxy_duration(text), "a whole number and a unit, such as 100ms, 5s or 1h".to_owned())
+        }
+        Rule::GoDuration => (go_duration::parse(text).is_some(), "a duration, such as 20s or 24h0m0s".to_owned()),
+        Rule::Ports => (text.split(',').all(is_ports), "ports and ranges of ports between commas".to_owned()),
+        Rule::Networks => {
+            (text.trim_matches(',').split(',').all(is_network), "networks such as 10.0.0.0/8 between commas".to_owned())
+        }
+        Rule::Unquoted => {
+            let fits = matches!(resolve(text), Scalar::Text(_)) && !text.chars().any(char::is_control);
+            (fits, "a word that YAML does not take for something else".to_owned())
+        }
+    };
+    (!fits).then(|| format!("must be {wanted}"))
+}
+
+/// `^\s*(\d+)(ms|s|m|h|d)?\s*$`, without a unit only 0.
+fn is_proxy_duration(text: &str) -> bool {
+    let text = text.trim();
+    let (number, unit) =
+        text.split_at_checked(text.find(|c: char| !c.is_ascii_digit()).unwrap_or(text.len())).unwrap_or_default();
+    match (number.parse::<u64>(), unit) {
+        (Ok(number), "") => number == 0,
+        (Ok(_), unit) => ["ms", "s", "m", "h", "d"].contains(&unit),
+        (Err(_), _) => false,
+    }
+}
+
+/// A blank between commas is none.
+fn is_ports(item: &str) -> bool {
+    let item = item.trim();
+    let port = |text: &str| text.bytes().all(|byte| byte.is_ascii_digit()).then(|| text.parse::<u16>().ok())?;
+    let (low, high) = item.split_once('-').unwrap_or((item, item));
+    item.is_empty() || port(low).zip(port(high)).is_some_and(|(low, high)| low <= high)
+}
+
+fn is_network(item: &str) -> bool {
+    item.split_once('/').is_some_and(|(address, length)| {
+        let longest = match address.parse::<IpAddr>() {
+            Ok(IpAddr::V4(_)) => 32,
+            Ok(IpAddr::V6(_)) => 128,
+            Err(_) => return false,
+        };
+        let digits = !length.is_empty() && length.bytes().all(|byte| byte.is_ascii_digit());
+        digits && length.parse::<u32>().is_ok_and(|length| length <= longest)
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::super::tests::{fixture, path};
+
+    /// The paths at which a document has problems after some changes.
+    fn paths(changes: &[(&str, serde_json::Value)]) -> Vec<String> {
+        let mut document = fixture();
+        for (at, value) in changes {
+            document.set(&path(at), value.clone());
+        }
+        document.problems().iter().map(|problem| problem.path.to_string()).collect()
+    }
+
+    #[test]
+    fn good_values_are_no_problem() {
+        for (at, values) in [
+            ("proxy.logHTTPHeaders", &[json!("insecure"), json!(""), json!(null)][..]),
+            ("proxy.defaultInboundPolicy", &[json!("audit"), json!("deny"), json!("")]),
+            ("proxyInit.iptablesMode", &[json!("legacy"), json!(null)]),
+            ("clusterNetworks", &[json!("10.0.0.0/8"), json!(",fd00::/8,0.0.0.0/0,"), json!("")]),
+            ("proxy.opaquePorts", &[json!(25), json!("25, 8000-9000,"), json!("")]),
+            ("proxy.inboundConnectTimeout", &[json!("1d"), json!(0), json!(" 5s ")]),
+            ("proxy.ports.admin", &[json!(1), json!(65535)]),
+            ("proxy.resources.cpu.limit", &[json!("100m"), json!(1), json!(1.5)]),
+            ("proxy.gid", &[json!(0), json!(2102)]),
+            ("proxy.tracing", &[json!(null), json!({"enabled": true, "collector": {"endpoint": "a:4317"}})]),
+        ] {
+            for value in values {
+                assert_eq!(paths(&[(at, value.clone())]), [""; 0], "{at}: {value}");
+            }
+        }
+        assert_eq!(
+            paths(&[("proxyInit.closeWaitTimeoutSecs", json!(5)), ("proxyInit.runAsRoot", json!(true))]),
+            [""; 0]
+        );
+        assert_eq!(paths(&[("proxy.uid", json!(1_000_690_000)), ("cniEnabled", json!(true))]), [""; 0]);
+    }
+
+    #[test]
+    fn bad_values_are_problems() {
+        for (at, values) in [
+            ("proxy.logHTTPHeaders", &[json!(false), json!("Off"), json!("on")][..]),
+            ("proxy.defaultInboundPolicy", &[json!("allow")]),
+            ("proxyInit.iptablesMode", &[json!(""), json!("plain")]),
+            (
+                "clusterNetworks",
+                &[json!("10.0.0.0/33"), json!("10.0.0.0/8, fd00::/8"), json!("10.0.0.0"), json!("10.0.0.0/8,,::/0")],
+            ),
+            ("proxyInit.skipSubnets", &[json!("no")]),
+            ("proxy.opaquePorts", &[json!("http"), json!("9-8"), json!("65536"), json!(1.5), json!("+1")]),
+            ("proxy.inboundConnectTimeout", &[json!("1.5s"), json!(100), json!("1m30s"), json!("s"), json!("1us")]),
+            ("identity.issuer.issuanceLifetime", &[json!("1d")]),
+            ("proxy.ports.admin", &[json!(0), json!(65536), json!(null)]),
+            ("proxy.resources.memory.request", &[json!("1Xi"), json!("lots")]),
+            ("proxy.gid", &[json!(1_000_000)]),
+            ("proxyInit.logLevel", &[json!("off"), json!("1"), json!("a\nb")]),
+            ("proxyInit.closeWaitTimeoutSecs", &[json!(5), json!(-1)]),
+            ("imagePullPolicy", &[json!("always")]),
+            ("clusterDomain", &[json!("")]),
+            ("linkerdVersion", &[json!("")]),
+            ("proxy.additionalEnv", &[json!([{"name": "A"}, {"value": "b"}])]),
+            ("proxy.tracing.collector.endpoint", &[]),
+        ] {
+            for value in values {
+                assert_eq!(paths(&[(at, value.clone())]), [at], "{at}: {value}");
+            }
+        }
+        assert_eq!(paths(&[("proxy.tracing.enabled", json!(true))]), ["proxy.tracing.collector.endpoint"]);
+    }
+
+    #[test]
+    fn maps_that_the_injector_follows_are_missed_once() {
+        for needed in
+            ["proxy", "proxy.ports", "proxy.metrics", "proxyInit.xtMountPath", "identity", "debugContainer.image"]
+        {
+            assert_eq!(paths(&[(needed, json!(null))]), [needed]);
+        }
+        assert_eq!(paths(&[("proxy.startupProbe", json!(null))]), ["proxy.startupProbe"]);
+        assert_eq!(paths(&[("proxy.startupProbe", json!(null)), ("proxy.await", json!(false))]), [""; 0]);
+        assert_eq!(paths(&[("networkValidator", json!(null))]), [""; 0]);
+        assert_eq!(paths(&[("networkValidator", json!(null)), ("cniEnabled", json!(true))]), ["networkValidator"]);
+        let empty = super::Document::default().problems();
+        let missing = ["clusterDomain", "debugContainer", "identity", "proxy", "proxyInit"];
+        assert_eq!(empty.iter().map(|problem| problem.path.to_string()).collect::<Vec<_>>(), missing);
+    }
+}
