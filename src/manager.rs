@@ -55,10 +55,11 @@ pub async fn run(args: ManagerArgs) -> anyhow::Result<()> {
             .then(|| Triggers::new(external_workload::QUEUE, &registry))
             .transpose()?,
         destination: args.enable_destination.then(Dirty::new),
+        linkerd_config: None,
     };
     let cluster = match &followed_by {
-        Readers { external_workload: None, destination: None } => None,
-        _ => Some(Cluster::spawn(&client, &followed_by, &registry, &mut readers)?),
+        Readers { external_workload: None, destination: None, linkerd_config: None } => None,
+        _ => Some(Cluster::spawn(&client, &followed_by, &args.controller_namespace, &registry, &mut readers)?),
     };
     if let (Some(cluster), Some(dirty), Some(listener)) = (&cluster, &followed_by.destination, destination_listener) {
         let parts = destination::Parts { cluster, dirty, registry: &registry, listener };

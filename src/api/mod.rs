@@ -19,6 +19,16 @@ pub use service_profile::{
     StatusRange, WeightedDst,
 };
 
+/// Of [`LinkerdConfig`], and of our labels and annotations.
+pub const CONFIG_GROUP: &str = "config.linkerd.io";
+/// The `kind` of an owner reference to a [`LinkerdConfig`].
+pub const LINKERD_CONFIG_KIND: &str = "LinkerdConfig";
+/// The deletion of a [`LinkerdConfig`] waits until the ConfigMap is as its installer wrote it.
+pub const RESTORE_BASE_FINALIZER: &str = "config.linkerd.io/restore-base";
+/// The ConfigMap that holds the trust anchors of a mesh.
+pub const TRUST_ROOTS: &str = "linkerd-identity-trust-roots";
+/// By which installers of Linkerd say who they are.
+pub const CREATED_BY_ANNOTATION: &str = "linkerd.io/created-by";
 /// Names the Service that a slice belongs to.
 pub const SERVICE_NAME_LABEL: &str = "kubernetes.io/service-name";
 /// Names the controller that owns a slice's content; nobody else writes it.

@@ -10,7 +10,9 @@ use serde_json::Value;
 
 use super::{
     Cluster, Kind, Projected, Readers, State,
+    config_map::ConfigMap,
     dirty::Dirty,
+    linkerd_config::LinkerdConfig,
     metrics::Metrics,
     node::Node,
     object::Guarded,
@@ -38,7 +40,7 @@ impl Default for Feed {
         let dirty = Dirty::new();
         let context = Context {
             state: Arc::clone(&state),
-            readers: Readers { external_workload: None, destination: Some(Arc::clone(&dirty)) },
+            readers: Readers { destination: Some(Arc::clone(&dirty)), ..Readers::default() },
             relist: Arc::default(),
             metrics: Metrics::register(&Registry::new(), &state).unwrap(),
         };
@@ -59,6 +61,8 @@ impl Feed {
             Kind::Node => self.apply_as::<Node>(event),
             Kind::ReplicaSet => self.apply_as::<Owned<ReplicaSet>>(event),
             Kind::Job => self.apply_as::<Owned<Job>>(event),
+            Kind::LinkerdConfig => self.apply_as::<LinkerdConfig>(event),
+            Kind::ConfigMap => self.apply_as::<ConfigMap>(event),
         }
     }
 

@@ -12,10 +12,20 @@ pub enum Kind {
     Node,
     ReplicaSet,
     Job,
+    LinkerdConfig,
+    ConfigMap,
+}
+
+/// A job of the process, as far as it reads watched kinds.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Reader {
+    ExternalWorkload,
+    Destination,
+    LinkerdConfig,
 }
 
 impl Kind {
-    pub const ALL: [Self; 9] = [
+    pub const ALL: [Self; 11] = [
         Self::Service,
         Self::EndpointSlice,
         Self::ExternalWorkload,
@@ -25,6 +35,8 @@ impl Kind {
         Self::Node,
         Self::ReplicaSet,
         Self::Job,
+        Self::LinkerdConfig,
+        Self::ConfigMap,
     ];
 
     /// The resource, as RBAC rules spell it.
@@ -39,10 +51,12 @@ impl Kind {
             Self::Node => "nodes",
             Self::ReplicaSet => "replicasets.apps",
             Self::Job => "jobs.batch",
+            Self::LinkerdConfig => "linkerdconfigs.config.linkerd.io",
+            Self::ConfigMap => "configmaps",
         }
     }
 
-    /// Linkerd's metric for how many of them the cache holds.
+    /// The metric for how many of them the cache holds, as Linkerd calls it.
     pub(super) const fn cache_size(self) -> &'static str {
         match self {
             Self::Service => "service_cache_size",
@@ -54,6 +68,8 @@ impl Kind {
             Self::Node => "node_cache_size",
             Self::ReplicaSet => "replicaset_cache_size",
             Self::Job => "job_cache_size",
+            Self::LinkerdConfig => "linkerdconfig_cache_size",
+            Self::ConfigMap => "configmap_cache_size",
         }
     }
 
@@ -66,16 +82,20 @@ impl Kind {
             Self::Pod => Some("pods_informer_lag_seconds"),
             Self::Server => Some("servers_informer_lag_seconds"),
             Self::ServiceProfile => Some("serviceprofiles_informer_lag_seconds"),
-            Self::Node | Self::ReplicaSet | Self::Job => None,
+            Self::Node | Self::ReplicaSet | Self::Job | Self::LinkerdConfig | Self::ConfigMap => None,
         }
     }
 
-    /// Whether clusters may be without it: its CRD is Linkerd's, and not everybody installs all of them.
+    /// Whether clusters may be without it: its CRD is Linkerd's or ours, and not everybody installs all of them.
     pub(super) const fn is_optional(self) -> bool {
-        matches!(self, Self::ExternalWorkload | Self::Server | Self::ServiceProfile)
+        matches!(self, Self::ExternalWorkload | Self::Server | Self::ServiceProfile | Self::LinkerdConfig)
     }
 
-    pub(super) const fn is_for_external_workload(self) -> bool {
-        matches!(self, Self::Service | Self::EndpointSlice | Self::ExternalWorkload)
+    pub(super) const fn is_read_by(self, reader: Reader) -> bool {
+        match reader {
+            Reader::ExternalWorkload => matches!(self, Self::Service | Self::EndpointSlice | Self::ExternalWorkload),
+            Reader::LinkerdConfig => matches!(self, Self::LinkerdConfig | Self::ConfigMap),
+            Reader::Destination => !self.is_read_by(Reader::LinkerdConfig),
+        }
     }
 }

@@ -6,12 +6,14 @@
 //! the state does not hold of it.
 
 pub mod address;
+pub mod config_map;
 pub mod dirty;
 #[cfg(test)]
 pub mod feed;
 pub(crate) mod go_duration;
 mod kind;
 pub mod label_selector;
+pub mod linkerd_config;
 mod metrics;
 pub mod node;
 pub mod object;
@@ -43,10 +45,12 @@ use tokio::sync::{Notify, watch as channel};
 
 use crate::tasks::Tasks;
 use address::Reached;
-pub use kind::Kind;
+pub use kind::{Kind, Reader};
 pub use watch::Problem;
 use {
+    config_map::{ConfigMap, ConfigMaps},
     dirty::Dirty,
+    linkerd_config::{LinkerdConfig, LinkerdConfigs},
     node::{Node, Nodes, Zone},
     object::{Guarded, NamespacedName, Problems},
     owner::{Owned, Owner, Owners},
@@ -66,6 +70,8 @@ use {
 pub struct Affected {
     /// Services whose slices the ExternalWorkload controller may have to write.
     pub written: BTreeSet<NamespacedName>,
+    /// LinkerdConfigs that their controller has to look at.
+    pub configured: BTreeSet<Arc<str>>,
     /// Services of whose endpoints clients may have to be told something.
     pub discovered: BTreeSet<NamespacedName>,
     /// Services that themselves changed: their profiles may be others.
@@ -100,6 +106,8 @@ pub struct State {
     pub nodes: Nodes,
     pub replica_sets: Owners,
     pub jobs: Owners,
+    pub linkerd_configs: LinkerdConfigs,
+    pub config_maps: ConfigMaps,
 }
 
 /// Who reads the state, and is told what changes in it. A kind that nobody reads is not watched.
@@ -107,6 +115,7 @@ pub struct State {
 pub struct Readers {
     pub external_workload: Option<Arc<Triggers>>,
     pub destination: Option<Arc<Dirty>>,
+    pub linkerd_config: Option<Arc<Triggers>>,
 }
 
 /// A watched kind: how its objects are reduced, and what they change in the [`State`].
@@ -135,6 +144,10 @@ impl Affected {
         Self { written: service.clone(), discovered: service.clone(), services: service, ..Self::default() }
     }
 
+    fn configured(config: Arc<str>) -> Self {
+        Self { configured: [config].into(), ..Self::default() }
+    }
+
     fn discovered(services: impl IntoIterator<Item = NamespacedName>) -> Self {
         Self { discovered: services.into_iter().collect(), ..Self::default() }
     }
@@ -148,8 +161,9 @@ impl Affected {
     }
 
     fn extend(&mut self, more: Self) {
-        let Self { written, discovered, services, addresses, profiles, moved_from } = more;
+        let Self { written, configured, discovered, services, addresses, profiles, moved_from } = more;
         self.written.extend(written);
+        self.configured.extend(configured);
         self.discovered.extend(discovered);
         self.services.extend(services);
         self.addresses.extend(addresses);
@@ -172,6 +186,8 @@ impl State {
             Kind::Node => self.nodes.len(),
             Kind::ReplicaSet => self.replica_sets.len(),
             Kind::Job => self.jobs.len(),
+            Kind::LinkerdConfig => self.linkerd_configs.len(),
+            Kind::ConfigMap => self.config_maps.len(),
         }
     }
 
@@ -190,10 +206,11 @@ impl State {
 // === impl Cluster ===
 
 impl Cluster {
-    /// Starts the watches that the readers need: one task per kind.
+    /// Starts the watches that the readers need: one task per kind. Of ConfigMaps only those of Linkerd's namespace are watched.
     pub fn spawn(
         client: &Client,
         readers: &Readers,
+        controller_namespace: &str,
         registry: &Registry,
         tasks: &mut Tasks,
     ) -> prometheus::Result<Self> {
@@ -209,11 +226,21 @@ impl Cluster {
         let discovery = readers.destination.is_some();
         // Clients read the slices of all controllers.
         let slices = if discovery { every() } else { every().labels(&slices::managed_selector()) };
-        let mut watches = vec![
-            watch.spawn::<Service>(all(client), every(), tasks),
-            watch.spawn::<Slice>(all(client), slices, tasks),
-            watch.spawn::<Workload>(all(client), every(), tasks),
-        ];
+        let mut watches = Vec::new();
+        if discovery || readers.external_workload.is_some() {
+            watches.extend([
+                watch.spawn::<Service>(all(client), every(), tasks),
+                watch.spawn::<Slice>(all(client), slices, tasks),
+                watch.spawn::<Workload>(all(client), every(), tasks),
+            ]);
+        }
+        if readers.linkerd_config.is_some() {
+            let config_maps = Api::namespaced(client.clone(), controller_namespace);
+            watches.extend([
+                watch.spawn::<LinkerdConfig>(all(client), every(), tasks),
+                watch.spawn::<ConfigMap>(config_maps, every(), tasks),
+            ]);
+        }
         if discovery {
             watches.extend([
                 watch.spawn::<Pod>(all(client), every(), tasks),
@@ -232,21 +259,22 @@ impl Cluster {
         self.state.read()
     }
 
-    /// Resolves when every kind has been listed once that the ExternalWorkload controller reads.
-    pub async fn synced(&self) {
-        self.all_watches(|status| status.synced || !status.kind.is_for_external_workload()).await;
+    /// Resolves when every kind has been listed once that the reader reads.
+    pub async fn synced(&self, reader: Reader) {
+        self.all_watches(|status| status.synced || !status.kind.is_read_by(reader)).await;
     }
 
-    /// Resolves when no watch is failing of a kind that the ExternalWorkload controller reads; one that is lists its kind
-    /// anew at once, and so misses nothing.
-    pub async fn recovered(&self) {
+    /// Resolves when no watch is failing of a kind that the reader reads; one that is lists its kind anew at once, and so
+    /// misses nothing.
+    pub async fn recovered(&self, reader: Reader) {
         self.relist.notify_waiters();
-        self.all_watches(|status| status.is_followed() || !status.kind.is_for_external_workload()).await;
+        self.all_watches(|status| status.is_followed() || !status.kind.is_read_by(reader)).await;
     }
 
     /// Whether clients can be told what there is, and what there is not: every kind was listed once, or is not served.
     pub fn is_discoverable(&self) -> bool {
-        self.watches.iter().all(|watch| watch.borrow().is_known())
+        let known = |status: &watch::Status| status.is_known() || !status.kind.is_read_by(Reader::Destination);
+        self.watches.iter().all(|watch| known(&watch.borrow()))
     }
 
     async fn all_watches(&self, are: impl Fn(&watch::Status) -> bool) {

@@ -28,7 +28,7 @@ use tokio::{
 use tracing::{info, warn};
 
 use super::{
-    Affected, Kind, Projected, Readers, State,
+    Affected, Kind, Projected, Reader, Readers, State,
     metrics::Metrics,
     object::{Guarded, NamespacedName, PANICKED, Problems, last_update},
     trigger::backoff,
@@ -111,7 +111,8 @@ impl Status {
             }
             Some(Failure::Unreachable(message)) => format!("cannot list or watch {resource}: {message}"),
         };
-        let blocks_readiness = !self.is_known();
+        // What serves proxies goes on while the configuration waits.
+        let blocks_readiness = !self.is_known() && !self.kind.is_read_by(Reader::LinkerdConfig);
         Some(Problem { text, blocks_readiness })
     }
 }
@@ -287,6 +288,10 @@ impl Context {
         };
         if let Some(triggers) = &self.readers.external_workload {
             triggers.mark(std::mem::take(&mut affected.written));
+        }
+        if let Some(triggers) = &self.readers.linkerd_config {
+            triggers
+                .mark(std::mem::take(&mut affected.configured).into_iter().map(|name| NamespacedName::new("", name)));
         }
         if let Some(dirty) = &self.readers.destination {
             dirty.mark(affected, received);

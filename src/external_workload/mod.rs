@@ -41,7 +41,7 @@ use self::{
 };
 use crate::{
     cluster::{
-        Cluster,
+        Cluster, Reader,
         object::NamespacedName,
         service::{Service, ServiceName},
         trigger::{Triggers, backoff},
@@ -138,7 +138,7 @@ pub fn spawn(
 
 async fn run(context: Arc<Context>, stop: CancellationToken) {
     tokio::select! {
-        () = context.cluster.synced() => {}
+        () = context.cluster.synced(Reader::ExternalWorkload) => {}
         () = stop.cancelled() => return,
     }
     let config = controller::Config::default().concurrency(context.settings.concurrency);
@@ -203,7 +203,7 @@ impl Context {
     /// Whoever begins to lead looks at everything, because much may have changed while nobody led; but first makes sure that
     /// no watch is failing: on what it does not know it would undo what its predecessor wrote.
     async fn begin(&self, term: u64) {
-        self.cluster.recovered().await;
+        self.cluster.recovered(Reader::ExternalWorkload).await;
         self.confirmed_term.store(term, Ordering::Release);
         let services: Vec<_> = self.cluster.read().services.keys().collect();
         info!(services = services.len(), "looking at every Service");

@@ -1,0 +1,134 @@
+use serde_json::json;
+
+use super::*;
+
+fn overlay(spec: Value, bundle: Option<&str>) -> Result<Overlay, Vec<String>> {
+    let spec: LinkerdConfigSpec = serde_json::from_value(spec).unwrap();
+    Overlay::of(&spec, bundle, None)
+        .map_err(|problems| problems.into_iter().map(|it| format!("{}: {}", it.path, it.reason)).collect())
+}
+
+/// What comes of it over a document that has only this.
+fn over(spec: Value, base: &str) -> Value {
+    let document = overlay(spec, None).unwrap().over(&Document::parse(base).unwrap());
+    Value::Object(document.as_map().clone())
+}
+
+#[test]
+fn each_typed_field_sets_its_path_and_no_other() {
+    for (spec, expected) in [
+        (json!({"global": {"version": "edge-26.8.3"}}), json!({"linkerdVersion": "edge-26.8.3"})),
+        (
+            json!({"global": {"clusterNetworks": ["10.0.0.0/8", "fd00::/8"]}}),
+            json!({"clusterNetworks": "10.0.0.0/8,fd00::/8"}),
+        ),
+        (
+            json!({"global": {"cniEnabled": true, "disableIPv6": false}}),
+            json!({"cniEnabled": true, "disableIPv6": false}),
+        ),
+        (
+            json!({"global": {"identityContext": {"trustDomain": "mesh.example", "issuanceLifeTime": "86400s", "scheme": "linkerd.io/tls"}}}),
+            json!({"identityTrustDomain": "mesh.example", "identity": {"issuer": {"issuanceLifetime": "86400s", "scheme": "linkerd.io/tls"}}}),
+        ),
+        (
+            json!({"proxy": {"proxyImage": {"name": "proxy", "pullPolicy": "Always"}, "proxyVersion": "v1"}}),
+            json!({"proxy": {"image": {"name": "proxy", "pullPolicy": "Always", "version": "v1"}}}),
+        ),
+        (
+            json!({"proxy": {"adminPort": 1, "controlPort": 2, "inboundPort": 3, "outboundPort": 4, "proxyUID": 5, "proxyGID": 6}}),
+            json!({"proxy": {"ports": {"admin": 1, "control": 2, "inbound": 3, "outbound": 4}, "uid": 5, "gid": 6}}),
+        ),
+        (
+            json!({"proxy": {"ignoreInboundPorts": ["1", "3-5"], "ignoreOutboundPorts": [], "skipSubnets": ["10.0.0.0/8"]}}),
+            json!({"proxyInit": {"ignoreInboundPorts": "1,3-5", "ignoreOutboundPorts": "", "skipSubnets": "10.0.0.0/8"}}),
+        ),
+        (json!({"proxy": {"disableExternalProfiles": true}}), json!({"proxy": {"enableExternalProfiles": false}})),
+        (
+            json!({"proxy": {"await": false, "nativeSidecar": true}}),
+            json!({"proxy": {"await": false, "nativeSidecar": true}}),
+        ),
+        (
+            json!({"proxy": {"resource": {"requests": {"cpu": "100m"}, "limits": {"memory": "250Mi", "ephemeral-storage": "1Gi"}}}}),
+            json!({"proxy": {"resources": {"cpu": {"request": "100m"}, "memory": {"limit": "250Mi"}, "ephemeral-storage": {"limit": "1Gi"}}}}),
+        ),
+        (json!({"global": {"omitWebhookSideEffects": true}, "proxy": {"proxyInitImage": {"name": "x"}}}), json!({})),
+    ] {
+        assert_eq!(over(spec.clone(), "{}"), expected, "{spec}");
+    }
+}
+
+#[test]
+fn variables_are_merged_by_name_into_those_of_others() {
+    let spec = json!({"proxy": {"additionalEnv": [{"name": "B", "value": "ours"}, {"name": "C", "value": "new"}]}});
+    let base = r#"{"proxy": {"additionalEnv": [{"name": "A", "value": "theirs"}, {"name": "B", "value": "theirs"}]}}"#;
+    let variables = over(spec, base)["proxy"]["additionalEnv"].clone();
+    let expected =
+        [("A", "theirs"), ("B", "ours"), ("C", "new")].map(|(name, value)| json!({"name": name, "value": value}));
+    assert_eq!(variables, json!(expected));
+}
+
+#[test]
+fn values_are_a_merge_patch_in_which_null_takes_away() {
+    let spec = json!({"values": {"proxy": {"logLevel": "debug", "accessLog": null}, "podLabels": {"a": "b"}}});
+    let base = r#"{"proxy": {"logLevel": "warn", "accessLog": "apache", "uid": 2102}}"#;
+    assert_eq!(over(spec, base), json!({"proxy": {"logLevel": "debug", "uid": 2102}, "podLabels": {"a": "b"}}));
+}
+
+#[test]
+fn a_path_that_is_set_twice_is_refused_and_all_that_is_wrong_is_said_at_once() {
+    let spec = json!({"proxy": {"logLevel": "debug", "proxyVersion": "v1"},
+        "values": {"proxy": {"logLevel": "info", "image": {"version": "v2"}}}});
+    let problems = overlay(spec, None).unwrap_err();
+    assert_eq!(problems.len(), 2, "{problems:?}");
+    assert!(problems.iter().any(|it| it.starts_with("proxy.logLevel: spec.values and a field")), "{problems:?}");
+    let above = json!({"proxy": {"logLevel": "debug"}, "values": {"proxy": null}});
+    assert!(overlay(above, None).is_err());
+    let long = json!({"values": {"podLabels": {"a": "x".repeat(LONGEST_PATCH)}}});
+    assert!(overlay(long, None).unwrap_err().iter().any(|it| it.starts_with("spec.values: it has")));
+}
+
+#[test]
+fn trust_anchors_are_those_in_use_and_what_the_resource_brings_is_compared_or_the_last_resort() {
+    let pem = |text: &str| format!("-----BEGIN CERTIFICATE-----\n{text}\n-----END CERTIFICATE-----\n");
+    let spec = |policy: &str, given: Option<&str>| json!({"global": {"identityContext": {"trustAnchorsPolicy": policy, "trustAnchorsPEM": given}}});
+    let (one, other) = (pem("YQ=="), pem("Yg=="));
+    let source =
+        |spec: Value, bundle: Option<&str>| overlay(spec, bundle).map(|it| it.anchors_source()).map_err(|it| it.len());
+    for (policy, given, bundle, expected) in [
+        ("Reuse", None, Some(&one), Ok(Some(Source::TrustRoots))),
+        ("Reuse", Some(&*other), Some(&one), Ok(Some(Source::TrustRoots))),
+        ("Reuse", Some(&*other), None, Ok(Some(Source::Typed))),
+        ("Reuse", None, None, Ok(None)),
+        ("Verify", Some(&*one), Some(&one), Ok(Some(Source::TrustRoots))),
+        ("Verify", Some(&*other), Some(&one), Err(1)),
+        ("Verify", Some(&*other), None, Err(1)),
+        ("Reuse", Some("no PEM"), Some(&one), Err(1)),
+    ] {
+        assert_eq!(source(spec(policy, given), bundle.map(String::as_str)), expected, "{policy} {given:?}");
+    }
+}
+
+#[test]
+fn where_each_value_is_from_is_known() {
+    let overlay = overlay(json!({"proxy": {"logLevel": "debug"}, "values": {"podLabels": {"a": "b"}}}), None).unwrap();
+    let base = Document::parse(r#"{"proxy": {"logLevel": "warn", "uid": 1}}"#).unwrap();
+    let effective = overlay.over(&base);
+    let source = |keys: &[&str]| overlay.source(&Path::from(keys), &effective);
+    assert_eq!(source(&["proxy", "logLevel"]), Source::Typed);
+    assert_eq!(source(&["podLabels", "a"]), Source::Values);
+    assert_eq!(source(&["proxy", "uid"]), Source::Base);
+    let paths: Vec<String> = overlay.paths().map(|path| path.to_string()).collect();
+    assert_eq!(paths, ["podLabels.a", "proxy.logLevel"]);
+    assert_eq!(overlay.over(&effective), effective, "to lay it twice is to lay it once");
+}
+
+#[test]
+fn a_copy_of_the_trust_anchors_that_another_keeps_is_not_from_the_trust_roots() {
+    let bundle = "-----BEGIN CERTIFICATE-----\nMIIA\n-----END CERTIFICATE-----\n";
+    let overlay = overlay(json!({}), Some(bundle)).unwrap();
+    for (external, expected) in [(true, Source::Base), (false, Source::TrustRoots)] {
+        let base = json!({"identity": {"externalCA": external}, "identityTrustAnchorsPEM": ""}).to_string();
+        let effective = overlay.over(&Document::parse(&base).unwrap());
+        assert_eq!(overlay.source(&Path::from(&["identityTrustAnchorsPEM"][..]), &effective), expected);
+    }
+}

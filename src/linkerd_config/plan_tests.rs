@@ -1,0 +1,452 @@
+//! What is planned, what becomes of it once it is carried out, and that it is then done.
+
+use std::collections::HashMap;
+
+use proptest::prelude::*;
+use serde_json::{Value, json};
+
+use super::*;
+use crate::{
+    api::CREATED_BY_ANNOTATION,
+    cluster::{config_map::Writer, object::NamespacedName},
+    linkerd_config::drift::{FIELD_MANAGER, HASH_ANNOTATION},
+};
+
+/// A ConfigMap and what is kept of it, as an API server would have them.
+struct Cluster {
+    live: Option<ConfigMap>,
+    base: Option<Base>,
+    spec: LinkerdConfigSpec,
+    first_time: bool,
+    bundle: Option<&'static str>,
+}
+
+/// What the chart renders, as far as Linkerd cannot do without.
+const INSTALLED: &str = include_str!("values/fixture.yaml");
+
+impl Cluster {
+    fn new(spec: &Value) -> Self {
+        let spec = serde_json::from_value(spec.clone()).unwrap();
+        let mut cluster = Self { live: None, base: None, spec, first_time: true, bundle: None };
+        cluster.live = Some(ConfigMap {
+            key: NamespacedName::new("linkerd", "linkerd-config"),
+            uid: "uid".into(),
+            version: "1".into(),
+            values: None,
+            legacy: false,
+            immutable: false,
+            owned: false,
+            annotations: HashMap::from([(CREATED_BY_ANNOTATION.to_owned(), "linkerd/helm 1".to_owned())]),
+            writers: Vec::new(),
+            bundle: None,
+        });
+        cluster.write("helm", INSTALLED);
+        cluster
+    }
+
+    fn write(&mut self, manager: &str, values: &str) {
+        let live = self.live.as_mut().unwrap();
+        live.values = Some(values.into());
+        live.writers.retain(|writer| writer.manager != manager);
+        live.writers.insert(0, Writer { manager: manager.to_owned(), time: None });
+    }
+
+    /// Somebody sets a value in the document as it is.
+    fn edit(&mut self, manager: &str, keys: &[&str], value: Value) {
+        let mut document = self.document();
+        document.set(&Path::from(keys), value);
+        self.write(manager, &document.to_yaml());
+    }
+
+    fn document(&self) -> Document {
+        Document::parse(self.live.as_ref().unwrap().values.as_deref().unwrap()).unwrap()
+    }
+
+    fn value(&self, keys: &[&str]) -> Option<Value> {
+        self.document().get(&Path::from(keys)).cloned()
+    }
+
+    fn plan(&self) -> Plan {
+        plan(&Input {
+            spec: &self.spec,
+            live: self.live.as_ref(),
+            base: self.base.as_ref(),
+            bundle: self.bundle,
+            first_time: self.first_time,
+            fought_over: false,
+        })
+    }
+
+    /// Plans, and carries the plan out.
+    fn reconcile(&mut self) -> Plan {
+        let plan = self.plan();
+        if let Some(base) = &plan.new_base {
+            // As the writer numbers them.
+            let revision = self.base.as_ref().map_or(1, |known| known.revision + 1);
+            self.base = Some(Base { revision, ..base.clone() });
+        }
+        if let Some(write) = &plan.write {
+            self.write(FIELD_MANAGER, &write.values);
+            let annotations = &mut self.live.as_mut().unwrap().annotations;
+            annotations.insert(HASH_ANNOTATION.to_owned(), write.hash.clone());
+        }
+        self.first_time = false;
+        plan
+    }
+
+    /// That nothing is left to be done.
+    fn is_settled(&self) -> bool {
+        let plan = self.plan();
+        plan.new_base.is_none() && plan.write.is_none() && plan.verdict == Verdict::Synced
+    }
+}
+
+const LOG_LEVEL: [&str; 2] = ["proxy", "logLevel"];
+const ACCESS_LOG: [&str; 2] = ["proxy", "accessLog"];
+
+fn debug() -> Value {
+    json!({"proxy": {"logLevel": "debug"}})
+}
+
+#[test]
+fn a_resource_that_names_nothing_keeps_a_base_and_writes_nothing() {
+    let mut cluster = Cluster::new(&json!({}));
+    let plan = cluster.reconcile();
+    assert_eq!(plan.verdict, Verdict::Synced, "{:?}", plan.verdict);
+    assert!(plan.write.is_none() && plan.drift.is_none());
+    let base = plan.new_base.unwrap();
+    assert_eq!((base.revision, &*base.text), (1, INSTALLED));
+    assert!(cluster.is_settled());
+}
+
+#[test]
+fn what_is_declared_is_written_over_what_was_installed_and_nothing_else_changes() {
+    let mut cluster = Cluster::new(&debug());
+    let installed = cluster.document();
+    assert!(cluster.reconcile().write.is_some());
+    assert_eq!(cluster.document().differences(&installed), [Path::from(&LOG_LEVEL[..])]);
+    assert_eq!(cluster.value(&LOG_LEVEL), Some(json!("debug")));
+    assert!(cluster.is_settled());
+    // And what is no longer declared is the installer's again.
+    cluster.spec = LinkerdConfigSpec::default();
+    assert!(cluster.reconcile().drift.is_none());
+    assert_eq!(cluster.document().hash(), installed.hash());
+    assert!(cluster.is_settled());
+}
+
+#[test]
+fn an_edit_of_somebody_else_is_reverted_and_named_and_an_installers_is_the_new_base() {
+    let mut cluster = Cluster::new(&debug());
+    cluster.reconcile();
+    cluster.edit("kubectl-edit", &ACCESS_LOG, json!("apache"));
+    let plan = cluster.reconcile();
+    let drift = Drift { manager: "kubectl-edit".into(), paths: vec![Path::from(&ACCESS_LOG[..])], reverted: false };
+    assert_eq!(plan.drift, Some(drift));
+    assert!(plan.news.is_none() && plan.write.is_some_and(|write| write.over_others) && cluster.is_settled());
+    assert_ne!(cluster.value(&ACCESS_LOG), Some(json!("apache")));
+
+    cluster.write("helm", &INSTALLED.replace("clusterDomain: cluster.local", "clusterDomain: other.local"));
+    let plan = cluster.reconcile();
+    assert_eq!((plan.news, plan.drift), (Some(News::Installed { manager: "helm".into() }), None));
+    assert_eq!(cluster.value(&["clusterDomain"]), Some(json!("other.local")));
+    assert_eq!(cluster.value(&LOG_LEVEL), Some(json!("debug")), "what is declared stays over it");
+    assert!(cluster.is_settled());
+
+    cluster.write("helm", INSTALLED);
+    cluster.reconcile();
+    cluster.write("helm", INSTALLED);
+    let plan = cluster.reconcile();
+    assert!(plan.news.is_none() && plan.drift.is_none(), "the same again is no new base");
+    assert!(cluster.is_settled());
+}
+
+#[test]
+fn an_upgrade_is_one_whoever_brings_it() {
+    let mut cluster = Cluster::new(&debug());
+    cluster.reconcile();
+    cluster.edit("kubectl", &["controllerReplicas"], json!(3));
+    let created_by = ("linkerd.io/created-by".to_owned(), "linkerd/cli 2".to_owned());
+    cluster.live.as_mut().unwrap().annotations.extend([created_by]);
+    let plan = cluster.reconcile();
+    assert_eq!((plan.news, plan.drift), (Some(News::Installed { manager: "kubectl".into() }), None));
+}
+
+#[test]
+fn changes_of_others_may_be_reported_and_stay() {
+    let mut cluster = Cluster::new(&json!({"proxy": {"logLevel": "debug"}, "drift": {"action": "Report"}}));
+    cluster.reconcile();
+    cluster.edit("kubectl-edit", &LOG_LEVEL, json!("trace"));
+    let plan = cluster.reconcile();
+    assert_eq!((plan.verdict, plan.write.is_none()), (Verdict::Drifted, true));
+    assert_eq!(plan.drift.unwrap().paths, [Path::from(&LOG_LEVEL[..])]);
+    assert_eq!(cluster.value(&LOG_LEVEL), Some(json!("trace")));
+    // What is declared meanwhile is written around them, and is nobody else's doing.
+    cluster.spec.proxy.access_log = Some("apache".to_owned());
+    let plan = cluster.reconcile();
+    assert_eq!((plan.verdict, plan.drift.unwrap().paths), (Verdict::Drifted, vec![Path::from(&LOG_LEVEL[..])]));
+    assert_eq!(cluster.value(&ACCESS_LOG), Some(json!("apache")));
+    assert_eq!(cluster.value(&LOG_LEVEL), Some(json!("trace")));
+    let plan = cluster.plan();
+    assert_eq!((plan.verdict, plan.write.is_none(), plan.new_base.is_none()), (Verdict::Drifted, true, true));
+}
+
+#[test]
+fn what_the_resource_changes_is_no_drift_though_somebody_edited_before() {
+    let mut cluster = Cluster::new(&debug());
+    cluster.reconcile();
+    cluster.edit("kubectl-edit", &ACCESS_LOG, json!("apache"));
+    cluster.spec.proxy.log_level = Some("info".to_owned());
+    let drift = cluster.reconcile().drift.unwrap();
+    assert_eq!(drift.paths, [Path::from(&ACCESS_LOG[..])]);
+    assert_eq!(cluster.value(&LOG_LEVEL), Some(json!("info")));
+}
+
+#[test]
+fn who_undoes_what_is_declared_drifts_and_an_installer_that_does_is_written_over() {
+    let mut cluster = Cluster::new(&debug());
+    cluster.reconcile();
+    cluster.write("kubectl-edit", INSTALLED);
+    assert_eq!(cluster.reconcile().drift.unwrap().paths, [Path::from(&LOG_LEVEL[..])]);
+    cluster.write("helm", INSTALLED);
+    let plan = cluster.reconcile();
+    assert!(plan.drift.is_none() && plan.write.is_some_and(|write| write.over_others), "it counts as a fight");
+}
+
+#[test]
+fn those_who_fight_are_left_alone_for_a_while() {
+    let mut cluster = Cluster::new(&debug());
+    cluster.reconcile();
+    for (manager, text) in [
+        ("helm", INSTALLED.to_owned()),
+        ("kubectl-edit", INSTALLED.to_owned()),
+        ("helm", INSTALLED.replace("cluster.local", "other.local")),
+    ] {
+        cluster.write(manager, &text);
+        let input = Input {
+            spec: &cluster.spec,
+            live: cluster.live.as_ref(),
+            base: cluster.base.as_ref(),
+            bundle: None,
+            first_time: false,
+            fought_over: true,
+        };
+        let plan = plan(&input);
+        assert_eq!(plan.verdict, Verdict::RepeatedDrift, "{manager}");
+        assert!(plan.write.is_none() && plan.new_base.is_none());
+    }
+}
+
+#[test]
+fn a_base_that_is_lost_is_not_made_up() {
+    let mut cluster = Cluster::new(&debug());
+    cluster.reconcile();
+    cluster.base = None;
+    let plan = cluster.plan();
+    assert!(matches!(&plan.verdict, Verdict::InvalidBase(why) if why.contains("lost")), "{:?}", plan.verdict);
+    assert!(plan.write.is_none() && plan.new_base.is_none());
+    cluster.live.as_mut().unwrap().annotations.remove(HASH_ANNOTATION);
+    assert_eq!(cluster.reconcile().news, Some(News::Adopted), "unless somebody says so");
+}
+
+#[test]
+fn linkerd_that_is_installed_again_is_another() {
+    let mut cluster = Cluster::new(&debug());
+    cluster.reconcile();
+    let live = cluster.live.as_mut().unwrap();
+    live.uid = "another".into();
+    live.annotations.remove(HASH_ANNOTATION);
+    live.writers.clear();
+    cluster.write("kubectl-create", &INSTALLED.replace("clusterDomain: cluster.local", "clusterDomain: other.local"));
+    let plan = cluster.reconcile();
+    assert_eq!(plan.news, Some(News::Installed { manager: "kubectl-create".into() }));
+    assert_eq!(cluster.value(&["clusterDomain"]), Some(json!("other.local")));
+}
+
+#[test]
+fn not_even_a_copy_is_made_of_a_private_key() {
+    let mut cluster = Cluster::new(&debug());
+    cluster.edit("helm", &["identity", "issuer", "tls", "keyPEM"], json!("secret"));
+    let plan = cluster.plan();
+    let Verdict::ValidationFailed(problems) = plan.verdict else { panic!("{:?}", plan.verdict) };
+    assert!(plan.new_base.is_none() && plan.write.is_none());
+    assert!(!format!("{problems:?}").contains("secret"));
+    // One that was put there by hand is taken out.
+    let mut cluster = Cluster::new(&debug());
+    cluster.reconcile();
+    let key = ["identity", "issuer", "tls", "keyPEM"];
+    cluster.edit("kubectl-edit", &key, json!("secret"));
+    assert_eq!(cluster.reconcile().drift.unwrap().paths, [Path::from(&key[..])]);
+    assert!(cluster.value(&key).is_none() && cluster.is_settled());
+}
+
+#[test]
+fn a_document_that_was_taken_out_comes_back_unless_there_never_was_one() {
+    let mut cluster = Cluster::new(&debug());
+    cluster.reconcile();
+    let before = cluster.document();
+    cluster.live.as_mut().unwrap().values = None;
+    cluster.live.as_mut().unwrap().writers.clear();
+    cluster.reconcile();
+    assert!(cluster.document() == before && cluster.is_settled());
+    cluster.live.as_mut().unwrap().values = None;
+    cluster.base = None;
+    assert_eq!(cluster.plan().verdict, Verdict::UnsupportedLayout);
+}
+
+#[test]
+fn all_that_a_resource_sets_wrong_is_said_at_once_and_is_not_accepted() {
+    let wrong = json!({"values": {"proxy": {"uid": "many", "livenessProbe": null, "await": 1}}});
+    let Verdict::Invalid(problems) = Cluster::new(&wrong).plan().verdict else { panic!("it is followed") };
+    let paths: std::collections::BTreeSet<String> = problems.iter().map(|it| it.path.to_string()).collect();
+    assert_eq!(paths.into_iter().collect::<Vec<_>>(), ["proxy.await", "proxy.livenessProbe", "proxy.uid"]);
+}
+
+#[test]
+fn only_what_is_declared_may_be_protected() {
+    let mut cluster = Cluster::new(&json!({"proxy": {"logLevel": "debug"}, "drift": {"scope": "Declared"}}));
+    cluster.reconcile();
+    cluster.edit("kubectl-edit", &ACCESS_LOG, json!("apache"));
+    let plan = cluster.reconcile();
+    assert_eq!((plan.verdict, plan.drift, plan.write.is_none()), (Verdict::Synced, None, true));
+    assert_eq!(
+        plan.news,
+        Some(News::Edited { manager: "kubectl-edit".into() }),
+        "it is what the resource lies over from now on"
+    );
+    assert!(cluster.is_settled());
+    cluster.edit("kubectl-edit", &LOG_LEVEL, json!("trace"));
+    let plan = cluster.reconcile();
+    assert_eq!(plan.drift.unwrap().paths, [Path::from(&LOG_LEVEL[..])]);
+    assert_eq!((cluster.value(&LOG_LEVEL), cluster.value(&ACCESS_LOG)), (Some(json!("debug")), Some(json!("apache"))));
+    assert!(cluster.is_settled());
+    cluster.spec = LinkerdConfigSpec { drift: cluster.spec.drift.clone(), ..LinkerdConfigSpec::default() };
+    cluster.reconcile();
+    assert_eq!(cluster.value(&ACCESS_LOG), Some(json!("apache")), "it stays without the resource's own");
+    assert_eq!(
+        cluster.value(&LOG_LEVEL),
+        Document::parse(INSTALLED).unwrap().get(&Path::from(&LOG_LEVEL[..])).cloned()
+    );
+}
+
+#[test]
+fn a_document_that_cannot_be_read_is_put_right_only_where_it_is_known_what_it_was() {
+    let mut cluster = Cluster::new(&debug());
+    cluster.write("helm", "proxy: [");
+    let plan = cluster.reconcile();
+    assert!(matches!(plan.verdict, Verdict::InvalidBase(_)) && plan.write.is_none() && plan.new_base.is_none());
+    cluster.write("helm", INSTALLED);
+    cluster.reconcile();
+    cluster.write("helm", "proxy: [");
+    assert!(matches!(cluster.reconcile().verdict, Verdict::InvalidBase(_)), "its installer broke it");
+    cluster.write("helm", INSTALLED);
+    cluster.reconcile();
+    cluster.write("kubectl-edit", "proxy: [");
+    let plan = cluster.reconcile();
+    assert!(plan.write.is_some() && plan.drift.is_some_and(|drift| drift.manager == "kubectl-edit"));
+    assert!(cluster.is_settled());
+}
+
+#[test]
+fn what_would_be_no_document_of_linkerds_is_not_written() {
+    let values = json!({"values": {"proxy": {"uid": "text", "ports": null}}});
+    let mut cluster = Cluster::new(&values);
+    let before = cluster.document();
+    let plan = cluster.reconcile();
+    assert!(
+        matches!(&plan.verdict, Verdict::Invalid(problems) | Verdict::ValidationFailed(problems) if !problems.is_empty()),
+        "{:?}",
+        plan.verdict
+    );
+    assert!(plan.write.is_none() && cluster.document() == before);
+}
+
+#[test]
+fn nothing_is_touched_by_one_that_observes_or_is_suspended_or_has_nothing_to_touch() {
+    let spec = |mode: &str| json!({"mode": mode, "proxy": {"logLevel": "debug"}});
+    let mut cluster = Cluster::new(&spec("Observe"));
+    let plan = cluster.reconcile();
+    assert_eq!(plan.verdict, Verdict::Observing(vec![Path::from(&LOG_LEVEL[..])]));
+    assert!(plan.new_base.is_none() && plan.write.is_none());
+    assert_eq!(Cluster::new(&spec("Suspend")).plan().verdict, Verdict::Suspended);
+    let with = |change: fn(&mut ConfigMap)| {
+        let mut cluster = Cluster::new(&debug());
+        change(cluster.live.as_mut().unwrap());
+        let plan = cluster.plan();
+        (plan.verdict, plan.write.is_none())
+    };
+    assert_eq!(with(|live| live.values = None), (Verdict::UnsupportedLayout, true));
+    assert_eq!(with(|live| live.immutable = true), (Verdict::Immutable, true));
+    let missing = Cluster { live: None, ..Cluster::new(&debug()) };
+    assert_eq!(missing.plan().verdict, Verdict::TargetNotFound);
+}
+
+#[test]
+fn who_comes_new_to_a_document_that_was_edited_before_takes_it_as_it_is() {
+    let mut cluster = Cluster::new(&debug());
+    cluster.reconcile();
+    cluster.edit("kubectl-edit", &ACCESS_LOG, json!("apache"));
+    cluster.first_time = true;
+    let plan = cluster.reconcile();
+    assert_eq!((plan.news, plan.drift), (Some(News::Edited { manager: "kubectl-edit".into() }), None));
+    assert_eq!(cluster.value(&ACCESS_LOG), Some(json!("apache")));
+    cluster.spec = LinkerdConfigSpec::default();
+    cluster.reconcile();
+    assert_eq!(cluster.value(&ACCESS_LOG), Some(json!("apache")));
+    assert_ne!(cluster.value(&LOG_LEVEL), Some(json!("debug")), "the overlay is no part of the base");
+}
+
+#[test]
+fn the_copy_of_the_trust_anchors_follows_those_in_use_unless_another_keeps_them() {
+    let mut cluster = Cluster::new(&json!({}));
+    let bundle = Some("-----BEGIN CERTIFICATE-----\nYQ==\n-----END CERTIFICATE-----\n");
+    cluster.bundle = bundle;
+    cluster.reconcile();
+    let copy = cluster.value(&["identityTrustAnchorsPEM"]).unwrap();
+    assert_eq!(copy.as_str().map(str::trim), cluster.bundle.map(str::trim));
+    assert!(cluster.is_settled());
+    cluster.bundle = None;
+    cluster.spec.proxy.access_log = Some("apache".to_owned());
+    cluster.reconcile();
+    assert_eq!(cluster.value(&["identityTrustAnchorsPEM"]), Some(copy), "the last ones stay");
+    assert!(cluster.is_settled());
+    let mut external = Cluster::new(&json!({"values": {"identity": {"externalCA": true}}}));
+    let before = external.value(&["identityTrustAnchorsPEM"]);
+    external.bundle = bundle;
+    external.reconcile();
+    assert_eq!(external.value(&["identityTrustAnchorsPEM"]), before);
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(64))]
+
+    /// Whoever does what, in whatever order: what was carried out once is done, and what is declared holds.
+    #[test]
+    fn any_history_settles(steps in prop::collection::vec((0..5u8, 0..3usize), 1..12), declared in any::<bool>()) {
+        let scope = if declared { "Declared" } else { "Document" };
+        let spec = |level: &str| json!({"proxy": {"logLevel": level}, "drift": {"scope": scope}});
+        let mut cluster = Cluster::new(&spec("debug"));
+        cluster.reconcile();
+        let levels = ["debug", "info", "warn"];
+        let mut level = "debug";
+        for (step, which) in steps {
+            match step {
+                0 => {
+                    level = levels[which];
+                    cluster.spec = serde_json::from_value(spec(level)).unwrap();
+                }
+                1 => cluster.edit("kubectl-edit", &LOG_LEVEL, json!(levels[which])),
+                2 => cluster.edit("kubectl-edit", &ACCESS_LOG, json!(["", "apache", "json"][which])),
+                3 => cluster.write("helm", &INSTALLED.replace("clusterDomain: cluster.local", &format!("clusterDomain: d{which}.local"))),
+                _ => cluster.write("kubectl-edit", "proxy: ["),
+            }
+            cluster.reconcile();
+            prop_assert!(cluster.is_settled(), "after step {step}: {:?}", cluster.plan());
+            prop_assert_eq!(cluster.value(&LOG_LEVEL), Some(json!(level)));
+        }
+        // And what it declared leaves no trace.
+        let installed = Document::parse(INSTALLED).unwrap();
+        cluster.spec = LinkerdConfigSpec { drift: cluster.spec.drift.clone(), ..LinkerdConfigSpec::default() };
+        cluster.reconcile();
+        prop_assert_eq!(cluster.value(&LOG_LEVEL), installed.get(&Path::from(&LOG_LEVEL[..])).cloned());
+    }
+}
