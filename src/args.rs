@@ -63,7 +63,7 @@ pub struct ManagerArgs {
     #[arg(long, env = "LINKERD_OPERATOR_ADMIN_ADDR", value_name = "IP:PORT", default_value = "[::]:9996")]
     pub admin_addr: SocketAddr,
 
-    /// The namespace of Linkerd's control plane: the Lease for EndpointSlice writes is there
+    /// The namespace of Linkerd's control plane: its configuration and the Lease for EndpointSlice writes are there
     #[arg(long, env = "LINKERD_OPERATOR_CONTROLLER_NAMESPACE", value_name = "NAME", default_value = "linkerd", value_parser = NonEmptyStringValueParser::new())]
     pub controller_namespace: String,
 
@@ -79,6 +79,23 @@ pub struct ManagerArgs {
         default_missing_value = "true"
     )]
     pub enable_external_workload: bool,
+
+    /// Keep Linkerd's proxy configuration as LinkerdConfigs declare it
+    #[arg(
+        long,
+        env = "LINKERD_OPERATOR_ENABLE_LINKERD_CONFIG",
+        value_name = "BOOL",
+        default_value_t = true,
+        action = clap::ArgAction::Set,
+        num_args = 0..=1,
+        require_equals = true,
+        default_missing_value = "true"
+    )]
+    pub enable_linkerd_config: bool,
+
+    /// The namespace of the operator's own Lease, linkerd-operator; else the pod's, or the kubeconfig's
+    #[arg(long, env = "LINKERD_OPERATOR_OPERATOR_NAMESPACE", value_name = "NAME", value_parser = NonEmptyStringValueParser::new())]
+    pub operator_namespace: Option<String>,
 
     /// Services whose EndpointSlices are written at the same time
     #[arg(

@@ -49,6 +49,16 @@ pub enum Reason {
     InvalidHostname,
     UnmatchedPort,
     EndpointSliceWriteFailed,
+    LinkerdConfigUpdated,
+    ConfigMapUpdated,
+    DriftDetected,
+    DriftReverted,
+    BaseUpdated,
+    TrustAnchorsReused,
+    TrustRootsChanged,
+    Conflicted,
+    Activated,
+    ValidationFailed,
 }
 
 /// Something to tell about an object.
@@ -146,7 +156,7 @@ enum Cause {
 // === impl Reason ===
 
 impl Reason {
-    pub const ALL: [Self; 8] = [
+    pub const ALL: [Self; 18] = [
         Self::Published,
         Self::Unpublished,
         Self::BecameReady,
@@ -155,6 +165,16 @@ impl Reason {
         Self::InvalidHostname,
         Self::UnmatchedPort,
         Self::EndpointSliceWriteFailed,
+        Self::LinkerdConfigUpdated,
+        Self::ConfigMapUpdated,
+        Self::DriftDetected,
+        Self::DriftReverted,
+        Self::BaseUpdated,
+        Self::TrustAnchorsReused,
+        Self::TrustRootsChanged,
+        Self::Conflicted,
+        Self::Activated,
+        Self::ValidationFailed,
     ];
 
     pub const fn as_str(self) -> &'static str {
@@ -167,15 +187,26 @@ impl Reason {
             Self::InvalidHostname => "InvalidHostname",
             Self::UnmatchedPort => "UnmatchedPort",
             Self::EndpointSliceWriteFailed => "EndpointSliceWriteFailed",
+            Self::LinkerdConfigUpdated => "LinkerdConfigUpdated",
+            Self::ConfigMapUpdated => "ConfigMapUpdated",
+            Self::DriftDetected => "DriftDetected",
+            Self::DriftReverted => "DriftReverted",
+            Self::BaseUpdated => "BaseUpdated",
+            Self::TrustAnchorsReused => "TrustAnchorsReused",
+            Self::TrustRootsChanged => "TrustRootsChanged",
+            Self::Conflicted => "Conflicted",
+            Self::Activated => "Activated",
+            Self::ValidationFailed => "ValidationFailed",
         }
     }
 
     const fn type_(self) -> EventType {
         match self {
-            Self::Published | Self::Unpublished | Self::BecameReady | Self::BecameUnready => EventType::Normal,
             Self::InvalidWorkloadIP | Self::InvalidHostname | Self::UnmatchedPort | Self::EndpointSliceWriteFailed => {
                 EventType::Warning
             }
+            Self::DriftDetected | Self::Conflicted | Self::ValidationFailed => EventType::Warning,
+            _ => EventType::Normal,
         }
     }
 }

@@ -12,7 +12,7 @@ use crate::{
     args::ManagerArgs,
     client,
     cluster::{Cluster, Readers, dirty::Dirty, trigger::Triggers},
-    destination, events, external_workload, lease,
+    destination, events, external_workload, lease, linkerd_config,
     listen::listen,
     metrics,
     resources::Resources,
@@ -34,7 +34,9 @@ pub async fn run(args: ManagerArgs) -> anyhow::Result<()> {
     let mut terminate = signal(SignalKind::terminate()).context("cannot listen for SIGTERM")?;
     let mut interrupt = signal(SignalKind::interrupt()).context("cannot listen for SIGINT")?;
     let registry = metrics::registry()?;
-    let client = client::client(client::config(args.kubeconfig.as_deref()).await?, &registry)?;
+    let config = client::config(args.kubeconfig.as_deref()).await?;
+    let operator_namespace = args.operator_namespace.clone().unwrap_or_else(|| config.default_namespace.clone());
+    let client = client::client(config, &registry)?;
     let admin_listener = listen(args.admin_addr, "probes and metrics", "--admin-addr")?;
     let destination_listener = match args.enable_destination {
         true => Some(listen(args.destination.destination_addr, "proxies", "--destination-addr")?),
@@ -55,7 +57,10 @@ pub async fn run(args: ManagerArgs) -> anyhow::Result<()> {
             .then(|| Triggers::new(external_workload::QUEUE, &registry))
             .transpose()?,
         destination: args.enable_destination.then(Dirty::new),
-        linkerd_config: None,
+        linkerd_config: args
+            .enable_linkerd_config
+            .then(|| Triggers::new(linkerd_config::QUEUE, &registry))
+            .transpose()?,
     };
     let cluster = match &followed_by {
         Readers { external_workload: None, destination: None, linkerd_config: None } => None,
@@ -66,11 +71,9 @@ pub async fn run(args: ManagerArgs) -> anyhow::Result<()> {
         let settings = args.destination.settings(&args.controller_namespace, Resources::of_this_process());
         destination::spawn(parts, settings, stop.clone(), &mut servers, &mut readers)?;
     }
-    // Ends when nobody can hand an Event in any more: with the controller.
-    let events = args
-        .enable_external_workload
-        .then(|| events::spawn(&client, &identity, &registry, &mut stewards))
-        .transpose()?;
+    // Ends when nobody can hand an Event in any more: with the controllers.
+    let controls = args.enable_external_workload || args.enable_linkerd_config;
+    let events = controls.then(|| events::spawn(&client, &identity, &registry, &mut stewards)).transpose()?;
     let elections = lease::Metrics::register(&registry)?;
     let mut elect = |namespace: &str, name| {
         let election = lease::Settings {
@@ -99,6 +102,19 @@ pub async fn run(args: ManagerArgs) -> anyhow::Result<()> {
             registry: &registry,
         };
         external_workload::spawn(&parts, settings, stop.clone(), &mut writers)?;
+        led.push(leadership);
+    }
+    if let (Some(cluster), Some(triggers), Some(events)) = (&cluster, &followed_by.linkerd_config, &events) {
+        let leadership = elect(&operator_namespace, linkerd_config::LEASE);
+        let parts = linkerd_config::Parts {
+            client: &client,
+            cluster,
+            triggers,
+            leadership: &leadership,
+            events,
+            registry: &registry,
+        };
+        linkerd_config::spawn(&parts, &args.controller_namespace, stop.clone(), &mut writers)?;
         led.push(leadership);
     }
     drop(events);

@@ -1,10 +1,537 @@
 //! The LinkerdConfig controller: the mesh's proxy configuration, as one resource declares it.
 //!
-//! Always holds: what the resource does not name stays the installer's; what is broken is not made worse; a base is kept before
-//! it is written over; nothing is written when nothing changed. Only [`values`] knows Linkerd's document and YAML.
+//! ```text
+//! cluster ──Triggers──▶ Controller ──▶ reconcile: State ─▶ plan (pure) ─▶ apply ──▶ API server
+//!                                                   └─▶ status, report (pure) ──▶ status, Events      (while leading)
+//! ```
+//!
+//! In: LinkerdConfigs, the ConfigMap that they configure, the trust anchors. Out: writes of `data.values`, ControllerRevisions
+//! of what the installer wrote, statuses, Events. Always holds: what the resource does not name stays the installer's; what is
+//! broken is not made worse; a base is kept before it is written over; nothing is written when nothing changed. Only
+//! [`values`] knows Linkerd's document and YAML.
 
+mod apply;
 pub mod base;
 pub mod drift;
+mod exports;
 pub mod overlay;
 pub mod plan;
+mod record;
+mod report;
+pub mod status;
 pub mod values;
+
+use std::{
+    sync::{
+        Arc,
+        atomic::{AtomicU64, Ordering},
+    },
+    time::Duration,
+};
+
+use futures::{StreamExt, stream};
+use k8s_openapi::jiff::Timestamp;
+use kube::{
+    Client, ResourceExt,
+    runtime::controller::{self, Action, Controller},
+};
+use prometheus::{IntCounterVec, Opts, Registry};
+use sha2::{Digest, Sha256};
+use tokio_util::sync::CancellationToken;
+use tracing::{debug, info, warn};
+
+use self::{
+    apply::{REVISION_ANNOTATION, Writer},
+    base::Base,
+    exports::Statuses,
+    plan::{Input, Plan, Verdict, plan},
+    record::Records,
+    report::{Happened, notices},
+    status::{Facts, of_loser, of_stranger, of_winner},
+};
+use crate::{
+    api::linkerd_config::{DeletionPolicy, LinkerdConfigStatus, Mode, TargetStatus},
+    cluster::{
+        Cluster, Reader,
+        config_map::ConfigMap,
+        linkerd_config::{LinkerdConfig, LinkerdConfigName},
+        object::NamespacedName,
+        trigger::{Triggers, backoff},
+    },
+    events::Events,
+    lease::{Fence, Leadership, WriteError},
+    tasks::Tasks,
+};
+
+/// Who holds it writes configuration.
+pub const LEASE: &str = "linkerd-operator";
+/// The name of the queue in metrics.
+pub const QUEUE: &str = "linkerdconfig_controller_workqueue";
+
+const CONCURRENCY: u16 = 4;
+const BACKOFF_BASE: Duration = Duration::from_millis(200);
+const BACKOFF_CAP: Duration = Duration::from_secs(60);
+/// So often in a row what was to be written over was another by then, before it is told.
+const STALE: u32 = 5;
+const STALE_PAUSE: Duration = Duration::from_millis(100);
+/// Who edits by hand, for metrics.
+const KNOWN_MANAGERS: [&str; 5] = ["kubectl", "kubectl-edit", "kubectl-patch", "kubectl-client-side-apply", "helm"];
+/// How often each resource is looked at though nothing happened.
+const FULL_PASS: Duration = Duration::from_secs(600);
+
+/// What the controller is made of; see [`spawn`].
+pub struct Parts<'a> {
+    pub client: &'a Client,
+    pub cluster: &'a Cluster,
+    pub triggers: &'a Arc<Triggers>,
+    pub leadership: &'a Leadership,
+    pub events: &'a Events,
+    pub registry: &'a Registry,
+}
+
+/// What came of taking care.
+struct Care {
+    plan: Plan,
+    written: bool,
+    base_revision: Option<i64>,
+    failure: Option<WriteError>,
+}
+
+struct Context {
+    cluster: Cluster,
+    triggers: Arc<Triggers>,
+    leadership: Leadership,
+    /// The term for which every watch is known to be at work; nothing is decided in another.
+    confirmed_term: AtomicU64,
+    writer: Writer,
+    events: Events,
+    /// Of the control plane.
+    namespace: Arc<str>,
+    records: Records,
+    drifts: IntCounterVec,
+}
+
+/// Starts the controller. It ends after the write under way when `stop` is cancelled.
+///
+/// # Errors
+/// When the metrics are registered already.
+pub fn spawn(
+    parts: &Parts<'_>,
+    controller_namespace: &str,
+    stop: CancellationToken,
+    tasks: &mut Tasks,
+) -> prometheus::Result<()> {
+    let drifts = IntCounterVec::new(
+        Opts::new(
+            "linkerd_operator_linkerdconfig_drift_total",
+            "Changes of Linkerd's configuration by others than its installer, and what was done about them",
+        ),
+        &["manager", "action"],
+    )?;
+    parts.registry.register(Box::new(drifts.clone()))?;
+    parts.registry.register(Box::new(Statuses::new(parts.cluster)?))?;
+    let fence = Fence::new(parts.leadership.clone(), stop.clone());
+    let context = Arc::new(Context {
+        cluster: parts.cluster.clone(),
+        triggers: Arc::clone(parts.triggers),
+        leadership: parts.leadership.clone(),
+        confirmed_term: AtomicU64::new(0),
+        writer: Writer::new(parts.client, controller_namespace, fence, parts.registry)?,
+        events: parts.events.clone(),
+        namespace: controller_namespace.into(),
+        records: Records::default(),
+        drifts,
+    });
+    tasks.spawn("linkerd-config-controller", run(context, stop));
+    Ok(())
+}
+
+async fn run(context: Arc<Context>, stop: CancellationToken) {
+    tokio::select! {
+        () = context.cluster.synced(Reader::LinkerdConfig) => {}
+        () = stop.cancelled() => return,
+    }
+    let config = controller::Config::default().concurrency(CONCURRENCY);
+    let names = context.cluster.read().linkerd_configs.names();
+    // The watches feed the store and the triggers; the Controller itself watches nothing.
+    let outcomes = Controller::for_stream(stream::pending(), names)
+        .with_config(config)
+        .reconcile_on(context.triggers.stream())
+        .graceful_shutdown_on(stop.cancelled_owned())
+        .run(reconcile, on_error, Arc::clone(&context))
+        .for_each(|outcome| {
+            if let Err(controller::Error::ObjectNotFound(name)) = outcome {
+                context.forget(&name.name);
+            }
+            std::future::ready(())
+        });
+    let passes = async {
+        let (mut leadership, mut term) = (context.leadership.clone(), 0);
+        loop {
+            term = leadership.next_term(term).await;
+            context.begin(term).await;
+        }
+    };
+    tokio::select! {
+        () = outcomes => {}
+        () = passes => {}
+    }
+}
+
+async fn reconcile(name: Arc<LinkerdConfigName>, context: Arc<Context>) -> Result<Action, WriteError> {
+    let name = name.name_any();
+    let work = context.triggers.started(&NamespacedName::new("", name.as_str()));
+    let result = context.reconcile(&name).await;
+    drop(work);
+    match result {
+        // The successor looks at everything; so do we when we lead again.
+        Err(WriteError::NotLeading) => Ok(Action::await_change()),
+        result => result,
+    }
+}
+
+#[allow(clippy::needless_pass_by_value, reason = "kube-runtime's signature")]
+fn on_error(name: Arc<LinkerdConfigName>, error: &WriteError, context: Arc<Context>) -> Action {
+    let name: Arc<str> = name.name_any().into();
+    context.triggers.retried();
+    let failures = context.records.failed(&name);
+    if failures == 0 {
+        warn!(linkerd_config = %name, %error, "the configuration could not be looked after, trying on");
+    } else {
+        debug!(linkerd_config = %name, %error, failures, "the configuration could not be looked after, trying on");
+    }
+    Action::requeue(backoff(failures, BACKOFF_BASE, BACKOFF_CAP).max(error.retry_after()).min(BACKOFF_CAP))
+}
+
+// === impl Care ===
+
+impl Default for Care {
+    /// Nothing was looked at yet.
+    fn default() -> Self {
+        Self { plan: Plan::only(Verdict::Unknown), written: false, base_revision: None, failure: None }
+    }
+}
+
+// === impl Context ===
+
+impl Context {
+    /// Whoever begins to lead looks at everything, and first makes sure that no watch is failing: on what it does not know it
+    /// would undo what its predecessor wrote.
+    async fn begin(&self, term: u64) {
+        self.cluster.recovered(Reader::LinkerdConfig).await;
+        self.records.clear();
+        self.confirmed_term.store(term, Ordering::Release);
+        let names: Vec<Arc<str>> =
+            self.cluster.read().linkerd_configs.all().map(|config| Arc::clone(&config.name)).collect();
+        info!(linkerd_configs = names.len(), "looking at every LinkerdConfig");
+        self.triggers.mark(names.into_iter().map(|name| NamespacedName::new("", name)));
+    }
+
+    fn may_decide(&self) -> bool {
+        self.leadership.term() == Some(self.confirmed_term.load(Ordering::Acquire))
+    }
+
+    async fn reconcile(&self, name: &str) -> Result<Action, WriteError> {
+        if !self.may_decide() {
+            return Ok(Action::await_change());
+        }
+        let (config, winner, live, bundle) = {
+            let state = self.cluster.read();
+            let Some(config) = state.linkerd_configs.get(name).cloned() else { return Ok(Action::await_change()) };
+            let winner = state.linkerd_configs.winner(&config.target).cloned();
+            let live = state.config_maps.get(&config.target).cloned();
+            let bundle = state.config_maps.bundle(&config.target.namespace).cloned();
+            (config, winner, live, bundle)
+        };
+        let told = self.records.told(name, &config.uid, &config.version);
+        let before = told.unwrap_or_else(|| Arc::clone(&config.status));
+        if config.target.namespace != self.namespace {
+            // Another operator may look after it, and has to let it go.
+            let served = before.target.as_ref().and_then(|target| target.namespace.as_deref());
+            if config.deleting || before.active == Some(true) && served == Some(&*config.target.namespace) {
+                return Ok(Action::await_change());
+            }
+            let status = of_stranger(&config, &before, &self.namespace, Timestamp::now());
+            return self.wait_in_line(&config, &before, status).await;
+        }
+        if config.deleting {
+            return self.release(&config, winner.is_some()).await;
+        }
+        if let Some(winner) = winner.filter(|winner| winner.name != config.name) {
+            if config.finalized {
+                self.writer.finalize(&config.name, false).await?;
+            }
+            let status = of_loser(&config, &before, &winner.name, Timestamp::now());
+            return self.wait_in_line(&config, &before, status).await;
+        }
+        if let Some(live) = &live
+            && let Some(wait) = self.records.own_write_unseen(&live.key.name, &live.version)
+        {
+            return Ok(Action::requeue(wait));
+        }
+        self.take_care(&config, &before, live.as_deref(), bundle.as_deref()).await
+    }
+
+    /// Of the one in effect.
+    async fn take_care(
+        &self,
+        config: &LinkerdConfig,
+        before: &LinkerdConfigStatus,
+        live: Option<&ConfigMap>,
+        bundle: Option<&str>,
+    ) -> Result<Action, WriteError> {
+        let target = &config.target.name;
+        let truce = self.records.truce(target);
+        let Care { mut plan, written, base_revision, failure } = self.care(config, before, live, bundle, truce).await;
+        let failure = match failure {
+            None => None,
+            Some(error @ (WriteError::NotLeading | WriteError::TimedOut | WriteError::Transport(_))) => {
+                return Err(error);
+            }
+            // What is there is not what we took it for: the watch is about to say so. If it comes to nothing, it is told.
+            Some(error) if is_stale(&error) => {
+                self.records.forget_base(target);
+                if self.records.failed(&config.name) < STALE {
+                    return Ok(Action::requeue(STALE_PAUSE));
+                }
+                Some(error)
+            }
+            Some(error) => Some(error),
+        };
+        if let Some(drift) = &mut plan.drift {
+            drift.reverted = written;
+        }
+        let told = failure.as_ref().map(|error| (reason_of(error), error.to_string()));
+        let enforce = config.spec.mode == Mode::Enforce;
+        let after = of_winner(Facts {
+            config,
+            before,
+            plan: &plan,
+            failure: told,
+            target: target_of(config, live),
+            base_revision: base_revision.filter(|_| enforce),
+            bundle_hash: bundle.map(sha256),
+            now: Timestamp::now(),
+        });
+        for notice in notices(&Happened { config, live, before, after: &after, plan: Some(&plan), written }) {
+            self.events.publish(notice);
+        }
+        self.count(before, &after, &plan);
+        self.tell(config, before, after).await?;
+        if let Some(error) = failure {
+            return Err(error);
+        }
+        self.records.settled(&config.name);
+        let truce = truce.filter(|_| plan.verdict == Verdict::RepeatedDrift);
+        Ok(Action::requeue(truce.unwrap_or_else(|| backoff(0, FULL_PASS, FULL_PASS))))
+    }
+
+    /// All reads and writes that it takes; what is said of them comes after, however they ended.
+    async fn care(
+        &self,
+        config: &LinkerdConfig,
+        before: &LinkerdConfigStatus,
+        live: Option<&ConfigMap>,
+        bundle: Option<&str>,
+        truce: Option<Duration>,
+    ) -> Care {
+        let mut care = Care::default();
+        if let Err(error) = self.try_to_care(config, before, live, bundle, truce, &mut care).await {
+            care.failure = Some(error);
+        }
+        care
+    }
+
+    async fn try_to_care(
+        &self,
+        config: &LinkerdConfig,
+        before: &LinkerdConfigStatus,
+        live: Option<&ConfigMap>,
+        bundle: Option<&str>,
+        truce: Option<Duration>,
+        care: &mut Care,
+    ) -> Result<(), WriteError> {
+        let enforce = config.spec.mode == Mode::Enforce;
+        if let Some(live) = live.filter(|live| live.owned && enforce) {
+            info!(config_map = %live.key, "taking an owner reference away that would have it deleted");
+            self.writer.disown(live).await?;
+        }
+        let wanted = enforce && config.spec.deletion_policy == DeletionPolicy::RestoreBase;
+        if wanted != config.finalized {
+            self.writer.finalize(&config.name, wanted).await?;
+        }
+        let base = match self.base(&config.target.name, live).await? {
+            Ok(base) => base,
+            Err(unreadable) => {
+                care.plan = Plan::only(Verdict::InvalidBase(unreadable));
+                return Ok(());
+            }
+        };
+        care.base_revision = base.as_ref().map(|base| base.revision);
+        care.plan = plan(&Input {
+            spec: &config.spec,
+            live,
+            base: base.as_deref(),
+            bundle,
+            first_time: before.revisions.is_none(),
+            fought_over: truce.is_some(),
+        });
+        // Another may be in effect since it was looked at.
+        if !self.is_in_effect(config) {
+            return Err(WriteError::NotLeading);
+        }
+        let target = &config.target.name;
+        if let Some(new) = &care.plan.new_base {
+            let kept = Arc::new(self.writer.keep(new, target).await?);
+            care.base_revision = Some(kept.revision);
+            info!(config_map = %config.target, revision = kept.revision, "kept what its installer wrote and what is declared");
+            self.records.know_base(target, Some(kept));
+        }
+        if let (Some(write), Some(live)) = (&care.plan.write, live) {
+            let version = self.writer.write(live, write, care.base_revision.unwrap_or_default()).await?;
+            care.written = true;
+            self.records.wrote(target, version);
+            if write.over_others {
+                self.records.reverted(target);
+            }
+            info!(config_map = %config.target, linkerd_config = %config.name, hash = write.hash, over_others = write.over_others, "wrote the mesh's configuration");
+        }
+        Ok(())
+    }
+
+    fn is_in_effect(&self, config: &LinkerdConfig) -> bool {
+        self.cluster.read().linkerd_configs.winner(&config.target).is_some_and(|winner| winner.name == config.name)
+    }
+
+    /// One that is not in effect is told so, and writes nothing.
+    async fn wait_in_line(
+        &self,
+        config: &LinkerdConfig,
+        before: &LinkerdConfigStatus,
+        after: LinkerdConfigStatus,
+    ) -> Result<Action, WriteError> {
+        let happened = Happened { config, live: None, before, after: &after, plan: None, written: false };
+        for notice in notices(&happened) {
+            self.events.publish(notice);
+        }
+        self.tell(config, before, after).await?;
+        self.records.settled(&config.name);
+        Ok(Action::await_change())
+    }
+
+    /// Lets a resource go whose deletion waits for us. Where another takes its place the ConfigMap is that one's. What cannot be
+    /// restored, because nobody may write it, must not keep the resource for ever.
+    async fn release(&self, config: &LinkerdConfig, is_taken_over: bool) -> Result<Action, WriteError> {
+        if !config.finalized {
+            return Ok(Action::await_change());
+        }
+        let target = &config.target.name;
+        if !is_taken_over {
+            match self.restore(target).await {
+                Ok(true) => info!(config_map = %config.target, "put back what its installer wrote"),
+                Ok(false) => {}
+                Err(error @ WriteError::Refused(_)) if matches!(error.label(), "forbidden" | "invalid") => {
+                    warn!(config_map = %config.target, %error, "what its installer wrote cannot be put back: letting the LinkerdConfig go");
+                }
+                Err(error) => return Err(error),
+            }
+        }
+        self.writer.finalize(&config.name, false).await?;
+        Ok(Action::await_change())
+    }
+
+    async fn restore(&self, config_map: &Arc<str>) -> Result<bool, WriteError> {
+        match self.writer.base(config_map).await? {
+            Ok(Some(base)) => self.writer.restore(config_map, &base).await,
+            Ok(None) => Ok(false),
+            Err(error) => {
+                warn!(%config_map, %error, "what its installer wrote cannot be put back");
+                Ok(false)
+            }
+        }
+    }
+
+    /// What the installer wrote last, as far as it was kept; `Err` inside where it cannot be read.
+    async fn base(
+        &self,
+        config_map: &Arc<str>,
+        live: Option<&ConfigMap>,
+    ) -> Result<Result<Option<Arc<Base>>, String>, WriteError> {
+        // Another than us may have kept a newer one.
+        let written = live.and_then(|live| live.annotations.get(REVISION_ANNOTATION)?.parse::<i64>().ok());
+        let is_current = |base: &Option<Arc<Base>>| written <= base.as_ref().map(|base| base.revision);
+        if let Some(known) = self.records.base(config_map).filter(is_current) {
+            return Ok(Ok(known));
+        }
+        let base = match self.writer.base(config_map).await? {
+            Ok(base) => base.map(Arc::new),
+            Err(unreadable) => return Ok(Err(unreadable)),
+        };
+        self.records.know_base(config_map, base.clone());
+        Ok(Ok(base))
+    }
+
+    async fn tell(
+        &self,
+        config: &LinkerdConfig,
+        before: &LinkerdConfigStatus,
+        after: LinkerdConfigStatus,
+    ) -> Result<(), WriteError> {
+        if after != *before
+            && let Some(version) = self.writer.tell(&config.name, &after).await?
+        {
+            self.records.tell(&config.name, &config.uid, version, Arc::new(after));
+        }
+        Ok(())
+    }
+
+    fn count(&self, before: &LinkerdConfigStatus, after: &LinkerdConfigStatus, plan: &Plan) {
+        let Some(drift) = &plan.drift else { return };
+        let counted = |status: &LinkerdConfigStatus| status.drift.as_ref().and_then(|drift| drift.count);
+        if counted(before) == counted(after) {
+            return;
+        }
+        // Anybody can be called anything.
+        let manager = KNOWN_MANAGERS.into_iter().find(|known| *known == drift.manager).unwrap_or("other");
+        let action = if drift.reverted { "reverted" } else { "reported" };
+        self.drifts.with_label_values(&[manager, action]).inc();
+    }
+
+    fn forget(&self, name: &str) {
+        let key = NamespacedName::new("", name);
+        self.triggers.forget(&key);
+        self.records.forget(name);
+        // It may have come back since the Controller looked, and its mark just been forgotten.
+        if self.cluster.read().linkerd_configs.get(name).is_some() {
+            self.triggers.mark([key]);
+        }
+    }
+}
+
+/// Whether what was to be replaced is another by now.
+fn is_stale(error: &WriteError) -> bool {
+    matches!(error.label(), "conflict" | "already_exists" | "not_found")
+}
+
+/// Why the ConfigMap is not as declared, as conditions call it.
+fn reason_of(error: &WriteError) -> &'static str {
+    match error.label() {
+        "forbidden" => "WriteForbidden",
+        "conflict" | "already_exists" => "WriteConflict",
+        _ => "WriteFailed",
+    }
+}
+
+fn target_of(config: &LinkerdConfig, live: Option<&ConfigMap>) -> TargetStatus {
+    TargetStatus {
+        namespace: Some(config.target.namespace.to_string()),
+        name: Some(config.target.name.to_string()),
+        uid: live.map(|live| live.uid.to_string()),
+        resource_version: None,
+    }
+}
+
+/// As Linkerd annotates Pods with it: of the exact bytes.
+fn sha256(text: &str) -> String {
+    Sha256::digest(text).iter().map(|byte| format!("{byte:02x}")).collect()
+}

@@ -35,7 +35,9 @@ async fn it_waits_for_the_crd_and_the_namespace_and_says_so() -> Result<()> {
     .await?;
     assert!(waiting.contains("make install"), "{waiting}");
 
-    control_plane.install_crds("crd/linkerd").await?;
+    for folder in ["crd/linkerd", "crd"] {
+        control_plane.install_crds(folder).await?;
+    }
     let client = control_plane.client().await?;
     control_plane.kubectl(&["create", "namespace", "linkerd"]).await?;
     let mesh = Mesh::new(&client, "default");
@@ -50,7 +52,7 @@ async fn it_waits_for_the_crd_and_the_namespace_and_says_so() -> Result<()> {
 
     // One line for each change, not for each attempt.
     let log = manager.log();
-    assert_eq!(log.matches("the API server does not serve this kind").count(), 3, "one for each of three CRDs: {log}");
+    assert_eq!(log.matches("the API server does not serve this kind").count(), 4, "one for each of four CRDs: {log}");
     assert_eq!(log.matches("cannot take part in the election").count(), 1, "{log}");
     Ok(())
 }
@@ -142,7 +144,7 @@ async fn on_sigterm_it_stops_being_ready_hands_over_and_exits_with_0() -> Result
 async fn a_job_that_is_off_asks_for_nothing() -> Result<()> {
     let control_plane = bare().await?;
     control_plane.kubectl(&["create", "namespace", "linkerd"]).await?;
-    let off = ["--enable-external-workload=false", "--enable-destination=false"];
+    let off = ["--enable-external-workload=false", "--enable-linkerd-config=false", "--enable-destination=false"];
     let mut manager = Manager::start(&control_plane, args(&off))?;
     manager.ready(SOON).await?;
     assert_eq!(manager.get("/ready").await?.1, "ready\n");

@@ -123,7 +123,11 @@ impl Crowd {
 
 /// A manager that serves discovery and does nothing else.
 pub(super) fn discovery_only(kubeconfig: &Path, args: &[&str]) -> ManagerOptions {
-    let args = ["--enable-external-workload=false"].iter().chain(args).map(|arg| (*arg).to_owned()).collect();
+    let args = ["--enable-external-workload=false", "--enable-linkerd-config=false"]
+        .iter()
+        .chain(args)
+        .map(|arg| (*arg).to_owned())
+        .collect();
     ManagerOptions { args, kubeconfig: Some(kubeconfig.to_owned()), ..ManagerOptions::default() }
 }
 

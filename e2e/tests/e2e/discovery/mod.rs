@@ -106,7 +106,7 @@ impl Settings {
             Self::Contrary => &CONTRARY,
         };
         let manager = own.get_or_try_init(async || {
-            let args = ["--enable-external-workload=false"].iter().chain(self.args());
+            let args = ["--enable-external-workload=false", "--enable-linkerd-config=false"].iter().chain(self.args());
             let args = args.map(|arg| (*arg).to_owned()).collect();
             let mut manager = Manager::start(control_plane, ManagerOptions { args, ..ManagerOptions::default() })?;
             manager.ready(SOON).await?;

@@ -25,7 +25,10 @@ pub(crate) const BACKED_OFF: Duration = Duration::from_secs(90);
 pub(crate) const SERVICE: &str = "io.linkerd.proxy.destination.Destination";
 
 pub(crate) fn discovery_only(args: &[&str]) -> ManagerOptions {
-    let args = ["--enable-external-workload=false"].iter().chain(args).map(|arg| (*arg).to_owned());
+    let args = ["--enable-external-workload=false", "--enable-linkerd-config=false"]
+        .iter()
+        .chain(args)
+        .map(|arg| (*arg).to_owned());
     ManagerOptions { args: args.collect(), ..ManagerOptions::default() }
 }
 

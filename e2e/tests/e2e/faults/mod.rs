@@ -68,7 +68,7 @@ impl Rig {
     }
 
     fn unready_manager(&self) -> Result<Manager> {
-        self.start_manager(&["--enable-destination=false"])
+        self.start_manager(&["--enable-destination=false", "--enable-linkerd-config=false"])
     }
 
     /// Always under one name, so that the next one leads without waiting for a Lease to expire.

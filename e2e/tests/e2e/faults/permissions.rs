@@ -91,9 +91,14 @@ fn refused(rig: &Rig) -> Vec<e2e::fault_proxy::Request> {
 #[tokio::test(flavor = "multi_thread")]
 async fn what_the_repository_grants_is_enough_for_everything_d26() -> Result<()> {
     let rig = start().await?;
-    let role = "--clusterrole=linkerd-operator-destination";
-    rig.control_plane.kubectl(&["create", "clusterrolebinding", "destination", role, ACCOUNT_FLAG]).await?;
-    let mut manager = rig.start_manager(&[])?;
+    for job in ["destination", "linkerd-config"] {
+        let role = format!("--clusterrole=linkerd-operator-{job}");
+        rig.control_plane.kubectl(&["create", "clusterrolebinding", job, &role, ACCOUNT_FLAG]).await?;
+    }
+    let role = "--role=linkerd-operator-linkerd-config";
+    rig.control_plane.kubectl(&["-n=linkerd", "create", "rolebinding", "linkerd-config", role, ACCOUNT_FLAG]).await?;
+    rig.control_plane.install_crds("crd").await?;
+    let mut manager = rig.start_manager(&["--operator-namespace=linkerd"])?;
     manager.ready(SOON).await?;
     rig.mesh.put_service("web", json!({"ipFamilies": ["IPv4", "IPv6"], "ipFamilyPolicy": "RequireDualStack"})).await?;
     rig.mesh.put_workload("vm", "web", &["192.0.2.1", "2001:db8::1"]).await?;

@@ -69,7 +69,8 @@ impl Stage {
     /// A replica with these arguments; ready, and with warm caches, when this returns.
     async fn start(&self, identity: &str, args: &[String], proxy: Option<&FaultProxy>) -> Result<Manager> {
         let options = ManagerOptions {
-            args: args.to_vec(),
+            // It leads by another Lease.
+            args: [&["--enable-linkerd-config=false".to_owned()], args].concat(),
             identity: Some(identity.to_owned()),
             kubeconfig: proxy.map(|proxy| proxy.kubeconfig().to_owned()),
             ..ManagerOptions::default()

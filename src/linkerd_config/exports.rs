@@ -1,0 +1,58 @@
+//! What Prometheus is told of LinkerdConfigs: as their statuses say, measured when somebody looks.
+
+use parking_lot::Mutex;
+use prometheus::{
+    GaugeVec, Opts,
+    core::{Collector, Desc},
+    proto::MetricFamily,
+};
+
+use crate::cluster::Cluster;
+
+pub(super) struct Statuses {
+    cluster: Cluster,
+    /// Held by who looks: what is set anew must not be read by another meanwhile.
+    looking: Mutex<()>,
+    info: GaugeVec,
+    conditions: GaugeVec,
+}
+
+impl Statuses {
+    pub(super) fn new(cluster: &Cluster) -> prometheus::Result<Self> {
+        Ok(Self {
+            cluster: cluster.clone(),
+            looking: Mutex::default(),
+            info: GaugeVec::new(
+                Opts::new("linkerd_operator_linkerdconfig_info", "1 for each LinkerdConfig"),
+                &["name", "active", "config_hash"],
+            )?,
+            conditions: GaugeVec::new(
+                Opts::new("linkerd_operator_linkerdconfig_condition", "1 for each condition of a LinkerdConfig"),
+                &["name", "type", "status"],
+            )?,
+        })
+    }
+}
+
+impl Collector for Statuses {
+    fn desc(&self) -> Vec<&Desc> {
+        [self.info.desc(), self.conditions.desc()].concat()
+    }
+
+    fn collect(&self) -> Vec<MetricFamily> {
+        let _looking = self.looking.lock();
+        self.info.reset();
+        self.conditions.reset();
+        let configs: Vec<_> = self.cluster.read().linkerd_configs.all().cloned().collect();
+        for config in configs {
+            let status = &config.status;
+            let active = if status.active == Some(true) { "true" } else { "false" };
+            let hash = status.config_hash.as_deref().unwrap_or_default();
+            self.info.with_label_values(&[&*config.name, active, hash]).set(1.0);
+            for condition in &status.conditions {
+                self.conditions.with_label_values(&[&*config.name, &*condition.type_, &*condition.status]).set(1.0);
+            }
+        }
+        [self.info.collect(), self.conditions.collect()].concat()
+    }
+}

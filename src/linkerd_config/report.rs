@@ -1,0 +1,133 @@
+//! What people are told of a LinkerdConfig in Events: each once, when it happens. Pure.
+
+use k8s_openapi::api::core::v1::ObjectReference;
+
+use super::{
+    overlay::Source,
+    plan::{News, Plan, Verdict},
+    status::{reason, shown},
+};
+use crate::{
+    api::{CONFIG_GROUP, LINKERD_CONFIG_KIND, LinkerdConfigStatus},
+    cluster::{config_map::ConfigMap, linkerd_config::LinkerdConfig},
+    events::{Notice, Reason},
+};
+
+/// What has happened.
+pub(super) struct Happened<'a> {
+    pub(super) config: &'a LinkerdConfig,
+    pub(super) live: Option<&'a ConfigMap>,
+    pub(super) before: &'a LinkerdConfigStatus,
+    pub(super) after: &'a LinkerdConfigStatus,
+    /// `None` where nothing was planned.
+    pub(super) plan: Option<&'a Plan>,
+    pub(super) written: bool,
+}
+
+pub(super) fn notices(happened: &Happened<'_>) -> Vec<Notice> {
+    let Happened { config, live, before, after, plan, written } = happened;
+    let target = &config.target;
+    let mut notices = Vec::new();
+    let mut tell = |reason, note: String| {
+        notices.push(Notice { reason, regarding: reference(config), related: live.map(config_map), note });
+    };
+    let became = |type_: &str, wanted: &str| {
+        let (was, is) = (reason(before, type_), reason(after, type_));
+        is == Some(wanted) && was != Some(wanted)
+    };
+    if became("Accepted", "Conflicted") {
+        tell(Reason::Conflicted, message(after, "Accepted"));
+    }
+    if before.active == Some(false) && after.active == Some(true) {
+        tell(Reason::Activated, format!("In effect for ConfigMap {target} now"));
+    }
+    for type_ in ["Accepted", "ConfigMapSynced"] {
+        if ["Invalid", "ValidationFailed", "InvalidBase"].into_iter().any(|wanted| became(type_, wanted)) {
+            tell(Reason::ValidationFailed, message(after, type_));
+        }
+    }
+    let Some(plan) = plan else { return notices };
+    match &plan.news {
+        Some(News::Adopted) if plan.anchors == Some(Source::TrustRoots) => {
+            let note = "The trust anchors of the mesh stay as they are: linkerd-identity-trust-roots";
+            tell(Reason::TrustAnchorsReused, note.to_owned());
+        }
+        Some(News::Adopted) | None => {}
+        Some(News::Installed { manager }) => {
+            tell(
+                Reason::BaseUpdated,
+                format!("{manager} installed another document in ConfigMap {target}: it is the base now"),
+            );
+        }
+        Some(News::Edited { manager }) => {
+            tell(Reason::BaseUpdated, format!("What {manager} changed in ConfigMap {target} is part of the base now"));
+        }
+    }
+    let bundles = (&before.trust_roots_sha256, &after.trust_roots_sha256);
+    if let (Some(was), Some(is)) = bundles
+        && was != is
+    {
+        tell(Reason::TrustRootsChanged, format!("linkerd-identity-trust-roots holds another bundle: SHA-256 {is}"));
+    }
+    if let Some(drift) = &plan.drift {
+        let count = |status: &LinkerdConfigStatus| status.drift.as_ref().and_then(|drift| drift.count);
+        if drift.reverted || count(before) != count(after) {
+            tell(Reason::DriftDetected, format!("{} changed {} in ConfigMap {target}", drift.manager, shown(drift)));
+        }
+        if drift.reverted && *written {
+            let note = format!("What {} changed is as declared again: {}", drift.manager, shown(drift));
+            tell(Reason::DriftReverted, note.clone());
+            if let Some(live) = live {
+                let related = Some(reference(config));
+                notices.push(Notice { reason: Reason::DriftReverted, regarding: config_map(live), related, note });
+                return with_update(notices, happened);
+            }
+        }
+    } else if *written {
+        let hash = plan.write.as_ref().map(|write| write.hash.as_str()).unwrap_or_default();
+        tell(Reason::ConfigMapUpdated, format!("Wrote ConfigMap {target} as declared: hash {hash}"));
+    }
+    with_update(notices, happened)
+}
+
+/// That a generation is in effect is said once, and last.
+fn with_update(mut notices: Vec<Notice>, happened: &Happened<'_>) -> Vec<Notice> {
+    let Happened { config, live, before, after, plan, .. } = happened;
+    let ready = |status: &LinkerdConfigStatus| reason(status, "Ready") == Some("Reconciled");
+    let is_new = before.observed_generation != after.observed_generation || !ready(before);
+    let synced = plan.is_some_and(|plan| plan.verdict == Verdict::Synced);
+    // A revert is no update: what is declared was in effect before.
+    let generation = before.observed_generation != after.observed_generation;
+    if synced && ready(after) && is_new && (generation || plan.is_some_and(|plan| plan.drift.is_none())) {
+        let note = format!("Generation {} is in effect", config.generation);
+        let related = live.map(config_map);
+        notices.push(Notice { reason: Reason::LinkerdConfigUpdated, regarding: reference(config), related, note });
+    }
+    notices
+}
+
+fn message(status: &LinkerdConfigStatus, type_: &str) -> String {
+    let condition = status.conditions.iter().find(|condition| condition.type_ == type_);
+    condition.map(|condition| condition.message.clone()).unwrap_or_default()
+}
+
+fn reference(config: &LinkerdConfig) -> ObjectReference {
+    ObjectReference {
+        api_version: Some(format!("{CONFIG_GROUP}/v1alpha1")),
+        kind: Some(LINKERD_CONFIG_KIND.to_owned()),
+        name: Some(config.name.to_string()),
+        uid: Some(config.uid.to_string()),
+        ..ObjectReference::default()
+    }
+}
+
+fn config_map(live: &ConfigMap) -> ObjectReference {
+    ObjectReference {
+        api_version: Some("v1".to_owned()),
+        kind: Some("ConfigMap".to_owned()),
+        name: Some(live.key.name.to_string()),
+        namespace: Some(live.key.namespace.to_string()),
+        uid: Some(live.uid.to_string()),
+        ..ObjectReference::default()
+    }
+}
