@@ -13,7 +13,7 @@ use clap::{Args as ClapArgs, Parser, Subcommand, ValueEnum, builder::NonEmptyStr
 use k8s_openapi::jiff::SignedDuration;
 
 use crate::{
-    cli::{EndpointsArgs, ProfileArgs},
+    cli::{EndpointsArgs, ExplainArgs, ProfileArgs},
     cluster::{object::Problems, port_ranges::PortRanges},
     destination::{
         Settings,
@@ -51,6 +51,9 @@ pub enum Command {
     /// Prints the profile that a proxy is told of, as linkerd diagnostics profile does
     #[command(args_override_self = true)]
     Profile(Box<ProfileArgs>),
+    /// Prints what a LinkerdConfig would change, and where each value of the mesh's configuration is from; writes nothing
+    #[command(args_override_self = true)]
+    Explain(Box<ExplainArgs>),
 }
 
 #[derive(Clone, Debug, ClapArgs)]
@@ -332,7 +335,7 @@ impl Args {
     pub fn settings(self) -> Result<Command, String> {
         let args = match self.command {
             Some(Command::Manager(args)) => args,
-            Some(command @ (Command::Endpoints(_) | Command::Profile(_))) => return Ok(command),
+            Some(command @ (Command::Endpoints(_) | Command::Profile(_) | Command::Explain(_))) => return Ok(command),
             None => Box::new(self.manager),
         };
         let (duration, deadline, retry) = (
@@ -509,6 +512,23 @@ mod tests {
         assert_eq!(args.connect.addr.as_deref(), Some("localhost:8086"));
         for bad in [&[][..], &["a", "b"], &["a", "-o", "json"]] {
             assert!(profile(bad).is_err(), "{bad:?}");
+        }
+    }
+
+    #[test]
+    fn what_is_explained_has_a_name_or_is_in_a_file_or_is_in_effect() {
+        let explain = |args: &[&str]| match parsed(&[&["explain"], args].concat())? {
+            Command::Explain(args) => Ok(*args),
+            other => Err(format!("{other:?}")),
+        };
+        let args = explain(&[]).unwrap();
+        assert_eq!((args.name, args.file, args.all, args.output), (None, None, false, Output::Table));
+        let args = explain(&["mesh", "--all", "-o", "json", "--kubeconfig=k"]).unwrap();
+        assert_eq!((args.name.as_deref(), args.all, args.output), (Some("mesh"), true, Output::Json));
+        assert!(args.kubeconfig.is_some());
+        assert_eq!(explain(&["-f", "-"]).unwrap().file.as_deref(), Some(std::path::Path::new("-")));
+        for bad in [&["a", "b"][..], &["a", "-f", "b"], &["-o", "yaml"], &["--addr=localhost:1"]] {
+            assert!(explain(bad).is_err(), "{bad:?}");
         }
     }
 

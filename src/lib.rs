@@ -10,7 +10,7 @@
 //! Data goes one way: a reader of the state never writes it, and a controller's own write comes back through the watch
 //! like anybody's. Decisions are functions from values to values ([`external_workload`]'s `plan`, [`destination`]'s `members`,
 //! `view`, `endpoint` and `snapshot`); what surrounds them reads, waits, writes and serves. [`manager`] puts the parts
-//! together. [`cli`] is the other side: what a proxy is told, for people.
+//! together. [`cli`] is the other side: what a proxy is told, and what a LinkerdConfig would change, for people.
 
 pub mod admin;
 pub mod api;

@@ -27,6 +27,7 @@ fn main() -> ExitCode {
         Command::Manager(args) => manager(*args),
         Command::Endpoints(args) => terminal(cli::endpoints(*args)),
         Command::Profile(args) => terminal(cli::profile(*args)),
+        Command::Explain(args) => terminal(cli::explain(*args)),
     }
 }
 

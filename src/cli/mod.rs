@@ -1,4 +1,4 @@
-//! The commands for a terminal: what the Destination API tells a proxy, for people.
+//! The commands for a terminal: what the Destination API tells a proxy and what a LinkerdConfig would change, for people.
 //!
 //! * In: arguments. Out: standard output for what was asked, standard error for everything else, an exit code.
 //! * Always: one thread; an answer or an end in bounded time, except where the reader asked to watch. An authority that is refused is
@@ -6,6 +6,7 @@
 
 mod connect;
 mod endpoints;
+mod explain;
 mod go;
 mod print;
 mod profile;
@@ -26,6 +27,7 @@ use crate::client;
 pub use connect::ConnectArgs;
 use connect::Connector;
 use endpoints::Endpoints;
+pub use explain::ExplainArgs;
 use print::Changes;
 use profile::Profile;
 use streams::{Answer, FIRST_ANSWER, Refused};
@@ -85,6 +87,11 @@ pub async fn endpoints(args: EndpointsArgs) -> ExitCode {
 /// `linkerd-operator profile`.
 pub async fn profile(args: ProfileArgs) -> ExitCode {
     exit(if args.watch { watch_profile(args).await } else { ask_profile(args).await })
+}
+
+/// `linkerd-operator explain`.
+pub async fn explain(args: ExplainArgs) -> ExitCode {
+    exit(explain::explain(args).await)
 }
 
 /// The endpoints of all authorities as they are now.

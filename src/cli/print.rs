@@ -113,13 +113,13 @@ fn sort(endpoints: &mut [&Endpoint]) {
     });
 }
 
-fn widen(widths: &mut [usize], cells: &[String]) {
+pub(super) fn widen(widths: &mut [usize], cells: &[String]) {
     for (width, cell) in widths.iter_mut().zip(cells) {
         *width = max(*width, cell.chars().count());
     }
 }
 
-fn line(cells: &[String], widths: &[usize]) -> String {
+pub(super) fn line(cells: &[String], widths: &[usize]) -> String {
     let padded = cells.iter().zip(widths).map(|(cell, width)| format!("{cell:<0$}", width + PADDING));
     format!("{}\n", padded.collect::<String>().trim_end())
 }

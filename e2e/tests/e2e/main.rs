@@ -3,6 +3,7 @@
 mod cli;
 mod crd;
 mod discovery;
+mod explain;
 mod external_workload;
 mod fault_proxy;
 mod faults;

@@ -1,0 +1,53 @@
+//! `linkerd-operator explain`: what a LinkerdConfig would change, and where each value is from.
+//!
+//! * In: a name or a manifest; the API server, of which it only reads. Out: a report, as text or JSON; an exit code.
+//! * Always: what is told is what the controller would decide, by the same functions; nothing is written; no secret is shown.
+
+mod print;
+mod read;
+mod report;
+
+use std::{path::PathBuf, process::ExitCode};
+
+use anyhow::Result;
+use clap::Args as ClapArgs;
+use prometheus::Registry;
+
+use self::report::Report;
+use super::{Output, write};
+use crate::client;
+
+#[derive(Clone, Debug, ClapArgs)]
+pub struct ExplainArgs {
+    /// The LinkerdConfig; else the one in effect for the ConfigMap linkerd-config in the namespace linkerd
+    #[arg(value_name = "NAME")]
+    pub name: Option<String>,
+
+    /// A manifest instead, which need not be applied; - for standard input. The API server checks it in a dry run
+    #[arg(long, short, value_name = "FILE", conflicts_with = "name")]
+    pub file: Option<PathBuf>,
+
+    /// List also the values that stay as the installer wrote them
+    #[arg(long)]
+    pub all: bool,
+
+    /// How to print
+    #[arg(long, short, value_name = "FORMAT", default_value = "table")]
+    pub output: Output,
+
+    /// The kubeconfig to use; else $KUBECONFIG, ~/.kube/config, or the ServiceAccount of the pod, in this order
+    #[arg(long, env = "LINKERD_OPERATOR_KUBECONFIG", value_name = "FILE")]
+    pub kubeconfig: Option<PathBuf>,
+}
+
+pub(super) async fn explain(args: ExplainArgs) -> Result<ExitCode> {
+    let config = client::config(args.kubeconfig.as_deref()).await?;
+    let client = client::client(config, &Registry::new())?;
+    let found = read::read(&client, args.name.as_deref(), args.file.as_deref()).await?;
+    let report = Report::of(&found, args.all);
+    write(&match args.output {
+        Output::Table => print::text(&report),
+        Output::Json => format!("{}\n", serde_json::to_string_pretty(&report)?),
+    })?;
+    Ok(if report.is_accepted() { ExitCode::SUCCESS } else { ExitCode::FAILURE })
+}

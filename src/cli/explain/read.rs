@@ -1,0 +1,218 @@
+//! What the controller would look at, read once.
+//!
+//! * In: a client, a name or a manifest. Out: the resource, the one in effect for its ConfigMap, and what that is made of.
+//! * Always: a manifest is judged by the API server in a dry run, as far as the reader may ask for one.
+
+use std::{
+    fs,
+    io::{self, Read},
+    path::Path,
+    sync::Arc,
+};
+
+use anyhow::{Context, Result, anyhow, bail};
+use http::{Method, Request};
+use k8s_openapi::{api::apps::v1::ControllerRevision, apimachinery::pkg::apis::meta::v1::Time, jiff::Timestamp};
+use kube::{Api, Client, Error, Resource, api::ListParams, core::Status};
+use serde_json::{Value, json};
+
+use crate::{
+    api::{self, LINKERD_CONFIG_KIND, TRUST_ROOTS, linkerd_config::GlobalSpec},
+    cluster::{
+        Projected, State,
+        config_map::{ConfigMap, ConfigMapObject},
+        linkerd_config::LinkerdConfig,
+        object::{NamespacedName, Problems},
+    },
+    linkerd_config::{base::Base, values::manifest},
+};
+
+pub(super) struct Found {
+    pub(super) config: Arc<LinkerdConfig>,
+    /// The one in effect for the ConfigMap; with a manifest, once that is applied.
+    pub(super) winner: Option<Arc<LinkerdConfig>>,
+    /// Whether it is what the API server has; else a manifest.
+    pub(super) applied: bool,
+    pub(super) live: Option<ConfigMap>,
+    /// `Err`: why the newest cannot be read.
+    pub(super) base: Result<Option<Base>, String>,
+    pub(super) bundle: Option<Arc<str>>,
+}
+
+/// # Errors
+/// When there is no such resource, or something cannot be read.
+pub(super) async fn read(client: &Client, name: Option<&str>, file: Option<&Path>) -> Result<Found> {
+    let mut state = State::default();
+    for config in list(client).await? {
+        LinkerdConfig::project(config, &mut Problems::default()).apply(&mut state);
+    }
+    let name: Arc<str> = match (file, name) {
+        (Some(file), _) => {
+            let (name, object) = parsed(file)?;
+            let known = state.linkerd_configs.get(&name).cloned();
+            let config = admitted(client, &name, object, known.as_deref()).await?;
+            LinkerdConfig::project(config, &mut Problems::default()).apply(&mut state);
+            name
+        }
+        (None, Some(name)) => name.into(),
+        (None, None) => {
+            let GlobalSpec { linkerd_namespace, config_map, .. } = GlobalSpec::default();
+            let target = NamespacedName::new(linkerd_namespace, config_map);
+            let winner = state.linkerd_configs.winner(&target).with_context(|| {
+                format!("no LinkerdConfig is in effect for {target}: name one, or a manifest with --file")
+            })?;
+            Arc::clone(&winner.name)
+        }
+    };
+    let config = state.linkerd_configs.get(&name).with_context(|| format!("there is no LinkerdConfig {name}"))?;
+    let target = &config.target;
+    let live = config_map(client, &target.namespace, &target.name).await?;
+    let roots = config_map(client, &target.namespace, TRUST_ROOTS).await?;
+    let revisions: Api<ControllerRevision> = Api::namespaced(client.clone(), &target.namespace);
+    let bases = revisions.list(&ListParams::default().labels(&Base::selector(&target.name))).await.map_err(plain);
+    let bases = bases.with_context(|| format!("cannot list ControllerRevisions in namespace {}", target.namespace))?;
+    Ok(Found {
+        winner: state.linkerd_configs.winner(target).cloned(),
+        applied: file.is_none(),
+        live,
+        base: Base::newest(&bases.items),
+        bundle: roots.and_then(|roots| roots.bundle),
+        config: Arc::clone(config),
+    })
+}
+
+async fn list(client: &Client) -> Result<Vec<api::LinkerdConfig>> {
+    match Api::all(client.clone()).list(&ListParams::default()).await {
+        Ok(list) => Ok(list.items),
+        Err(Error::Api(status)) if status.code == 404 => {
+            bail!("the API server knows no LinkerdConfigs: install their definition, crd/linkerdconfigs.yaml")
+        }
+        Err(error) => Err(plain(error)).context("cannot list LinkerdConfigs"),
+    }
+}
+
+/// By a list, which is what the operator itself may ask for.
+async fn config_map(client: &Client, namespace: &str, name: &str) -> Result<Option<ConfigMap>> {
+    let config_maps: Api<ConfigMapObject> = Api::namespaced(client.clone(), namespace);
+    let list = config_maps.list(&ListParams::default().fields(&format!("metadata.name={name}"))).await.map_err(plain);
+    let list = list.with_context(|| format!("cannot read ConfigMap {name} in namespace {namespace}"))?;
+    Ok(list.items.into_iter().next().map(|object| ConfigMap::project(object, &mut Problems::default())))
+}
+
+/// Of an answer only what it says: the rest of it is for machines.
+fn plain(error: Error) -> anyhow::Error {
+    match error {
+        Error::Api(status) => anyhow!(status.message),
+        error => error.into(),
+    }
+}
+
+/// The name, and the whole as it would be sent.
+fn parsed(file: &Path) -> Result<(Arc<str>, Value)> {
+    let mut text = String::new();
+    if file == Path::new("-") {
+        io::stdin().read_to_string(&mut text).context("cannot read standard input")?;
+    } else {
+        text = fs::read_to_string(file).with_context(|| format!("cannot read {}", file.display()))?;
+    }
+    object(&text).with_context(|| format!("{} is no manifest of a LinkerdConfig", file.display()))
+}
+
+fn object(text: &str) -> Result<(Arc<str>, Value)> {
+    let is_separator = |line: &str| line == "---" || line.starts_with("--- ");
+    let mut lines = text.lines().map(str::trim_end);
+    let begins = |line: &str| !line.is_empty() && !line.starts_with('#') && !is_separator(line);
+    if lines.by_ref().any(begins) && lines.any(is_separator) {
+        bail!("it has several documents");
+    }
+    let object = Value::Object(manifest(text)?);
+    let said = |key: &str| object.get(key).and_then(Value::as_str).unwrap_or_default();
+    let (kind, version) = (said("kind"), said("apiVersion"));
+    let ours = api::LinkerdConfig::api_version(&());
+    if kind != LINKERD_CONFIG_KIND || version != ours {
+        bail!("it is of kind {kind:?}, apiVersion {version:?}, and not {LINKERD_CONFIG_KIND:?}, {ours:?}");
+    }
+    let name = object.pointer("/metadata/name").and_then(Value::as_str).filter(|name| !name.is_empty());
+    Ok((name.context("it has no metadata.name")?.into(), object))
+}
+
+/// The resource as it would be stored: with its defaults, or refused for what the schema says.
+async fn admitted(
+    client: &Client,
+    name: &str,
+    mut object: Value,
+    known: Option<&LinkerdConfig>,
+) -> Result<api::LinkerdConfig> {
+    let all = api::LinkerdConfig::url_path(&(), None);
+    let (method, path) = match known {
+        Some(_) => (Method::PUT, format!("{all}/{name}")),
+        None => (Method::POST, all),
+    };
+    if let Some(metadata) = object.get_mut("metadata").and_then(Value::as_object_mut) {
+        // A manifest may have been written from an object that was there.
+        metadata.remove("uid");
+        metadata.remove("creationTimestamp");
+        metadata.insert("resourceVersion".to_owned(), known.map_or(json!(""), |known| json!(*known.version)));
+    }
+    let request = Request::builder().method(method).uri(format!("{path}?dryRun=All&fieldValidation=Strict"));
+    let request = request.header("content-type", "application/json").body(serde_json::to_vec(&object)?)?;
+    match client.request::<api::LinkerdConfig>(request).await {
+        Ok(config) => Ok(config),
+        Err(Error::Api(status)) if status.is_forbidden() => {
+            eprintln!("not checked by the API server, so not against the schema: {}", status.message);
+            unchecked(object, known)
+        }
+        Err(Error::Api(status)) if (400..500).contains(&status.code) => bail!("{}", refusal(name, &status)),
+        Err(error) => Err(plain(error)).context("cannot have the API server check the manifest"),
+    }
+}
+
+/// The resource as far as its fields can be read.
+fn unchecked(object: Value, known: Option<&LinkerdConfig>) -> Result<api::LinkerdConfig> {
+    let mut config: api::LinkerdConfig = serde_json::from_value(object).context("it cannot be read")?;
+    config.metadata.creation_timestamp =
+        Some(Time(known.and_then(|known| known.created).unwrap_or_else(Timestamp::now)));
+    config.status = known.map(|known| (*known.status).clone());
+    Ok(config)
+}
+
+/// All that is wrong, a line each.
+fn refusal(name: &str, status: &Status) -> String {
+    let causes = status.details.iter().flat_map(|details| &details.causes);
+    let causes: Vec<String> = causes.map(|cause| format!("\n  {}: {}", cause.field, cause.message)).collect();
+    match causes.is_empty() {
+        true => format!("the API server refuses LinkerdConfig {name}: {}", status.message),
+        false => format!("the API server refuses LinkerdConfig {name}:{}", causes.concat()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const MANIFEST: &str = "# The smallest.\n---\napiVersion: config.linkerd.io/v1alpha1\nkind: LinkerdConfig\nmetadata: {name: mesh}\nspec: {}\n";
+
+    #[test]
+    fn a_manifest_is_one_resource_with_a_name() {
+        let (name, manifest) = object(MANIFEST).unwrap();
+        assert_eq!((&*name, &manifest["spec"]), ("mesh", &json!({})));
+        for (text, reason) in [
+            (format!("{MANIFEST}---\n{MANIFEST}"), "several documents"),
+            (MANIFEST.replace("kind: LinkerdConfig", "kind: ConfigMap"), "kind \"ConfigMap\""),
+            (MANIFEST.replace("v1alpha1", "v1"), "config.linkerd.io/v1\""),
+            (MANIFEST.replace("name: mesh", "generateName: mesh"), "no metadata.name"),
+            ("- 1\n".to_owned(), "no map"),
+        ] {
+            let error = object(&text).unwrap_err().to_string();
+            assert!(error.contains(reason), "{error}");
+        }
+    }
+
+    #[test]
+    fn what_a_reader_may_not_have_checked_is_as_old_as_it_would_be() {
+        let (_, manifest) = object(MANIFEST).unwrap();
+        let config = unchecked(manifest, None).unwrap();
+        assert!(config.metadata.creation_timestamp.is_some(), "without one it would be the oldest");
+        assert_eq!(config.spec.global, GlobalSpec::default());
+    }
+}
