@@ -9,6 +9,12 @@ mod fault_proxy;
 mod faults;
 mod harness;
 mod leadership;
+#[allow(
+    clippy::indexing_slicing,
+    clippy::expect_used,
+    reason = "a test that panics says where; JSON without a field is null"
+)]
+mod linkerd_config;
 mod linkerd_config_crd;
 mod placement;
 mod process;

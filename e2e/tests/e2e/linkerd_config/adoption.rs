@@ -1,0 +1,158 @@
+//! What a first resource does to a mesh that runs, and how little that is.
+
+use std::time::Duration;
+
+use anyhow::{Result, ensure};
+use e2e::{holds, mesh::SOON};
+use k8s_openapi::api::apps::v1::ControllerRevision;
+use kube::{ResourceExt, api::ListParams};
+use serde_json::json;
+use sha2::{Digest, Sha256};
+
+use super::{CONFIG_MAP, CREATED_BY, HELM, Installation, OPERATOR, QUIET, WELL};
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_resource_that_sets_nothing_remembers_the_base_and_leaves_the_config_map_untouched() -> Result<()> {
+    let installation = Installation::new().await?;
+    let before = installation.map().await?;
+    let manager = installation.manager().await?;
+    installation.declare("mesh", json!({})).await?;
+    let status = installation.reaches("mesh", &WELL).await?;
+    for reason in ["LinkerdConfigUpdated", "TrustAnchorsReused"] {
+        installation.tells("mesh", reason).await?;
+    }
+    holds(QUIET, "the ConfigMap as it was", async || {
+        let now = installation.map().await?;
+        ensure!(now == before, "{before:?} became {now:?}");
+        Ok(())
+    })
+    .await?;
+
+    assert_eq!(installation.bases().await?, [HELM]);
+    let revisions = installation.revisions.list(&ListParams::default()).await?.items;
+    let [ControllerRevision { data: Some(data), .. }] = revisions.as_slice() else { panic!("{revisions:?}") };
+    assert_eq!(data.0["createdBy"], CREATED_BY);
+    // `linkerd prune` deletes what carries a label of Linkerd's.
+    let theirs = revisions[0].labels().keys().filter(|key| key.starts_with("linkerd.io/")).count();
+    assert_eq!(theirs, 0, "{:?}", revisions[0].labels());
+
+    assert_eq!(status["active"], true);
+    assert_eq!(status["proxyVersion"], "edge-26.8.3");
+    assert_eq!(status["revisions"]["base"], 1);
+    assert_eq!(status["target"]["namespace"], installation.namespace.as_str());
+    assert_eq!(status["target"]["name"], CONFIG_MAP);
+    assert_eq!(status["target"]["uid"], json!(before.uid()));
+    let roots = Sha256::digest(installation.base_anchors().await?);
+    let roots = roots.iter().map(|byte| format!("{byte:02x}")).collect::<String>();
+    assert_eq!(status["trustRootsSHA256"], roots.as_str());
+    assert!(status["configHash"].as_str().is_some_and(|hash| !hash.is_empty()), "{status}");
+    assert_eq!(status.get("drift"), None, "{status}");
+    assert_eq!(installation.finalizers("mesh").await?, [""; 0]);
+
+    let events = installation.events("mesh").await?;
+    assert_eq!(events.len(), 2, "{events:?}");
+    assert_eq!(installation.writes("/configmaps/"), [""; 0]);
+    assert_eq!(installation.writes("/controllerrevisions").len(), 1);
+    drop(manager);
+    Ok(())
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn the_base_is_remembered_before_the_config_map_is_written_and_all_else_in_it_stays() -> Result<()> {
+    let installation = Installation::empty().await?;
+    let over = json!({
+        "metadata": {"labels": {"team": "platform"}, "annotations": {"note": "kept"}},
+        "data": {"values": HELM, "another-key": "kept: [as it is]"},
+        "binaryData": {"bytes": "AAEC"},
+    });
+    installation.put_trust_roots(&installation.base_anchors().await?).await?;
+    let before = installation.put_map(over).await?;
+    let manager = installation.manager().await?;
+    installation.declare("mesh", json!({"proxy": {"logLevel": "warn,linkerd=debug"}})).await?;
+    installation.reaches("mesh", &WELL).await?;
+    installation.says(&installation.helm_with(json!({"proxy": {"logLevel": "warn,linkerd=debug"}})).await?).await?;
+
+    let after = installation.map().await?;
+    assert_eq!(after.uid(), before.uid());
+    assert_eq!(after.labels(), before.labels());
+    assert_eq!(after.binary_data, before.binary_data);
+    let (mut left, mut data) = (after.annotations().clone(), after.data.clone().unwrap_or_default());
+    let ours = ["managed-by", "config-hash", "base-revision"]
+        .map(|name| left.remove(&format!("config.linkerd.io/{name}")).unwrap_or_default());
+    assert_eq!(ours[0], "linkerd-operator");
+    assert!(ours.iter().all(|value| !value.is_empty()), "{ours:?}");
+    assert_eq!(&left, before.annotations());
+    data.remove("values");
+    let mut data_before = before.data.clone().unwrap_or_default();
+    data_before.remove("values");
+    assert_eq!(data, data_before);
+    // Field managers see who owns what: the document and the three annotations, and nothing else.
+    let entry = after.managed_fields().iter().find(|entry| entry.manager.as_deref() == Some(OPERATOR));
+    let fields = entry.and_then(|entry| entry.fields_v1.clone()).map(|fields| fields.0).unwrap_or_default();
+    let annotations = fields["f:metadata"]["f:annotations"].as_object().map(serde_json::Map::len);
+    assert_eq!((&fields["f:data"], annotations), (&json!({"f:values": {}}), Some(3)), "{fields}");
+
+    assert_eq!(installation.bases().await?, [HELM]);
+    let writes = installation.writes(&format!("/namespaces/{}/", installation.namespace));
+    let of = |kind: &str| writes.iter().position(|write| write.contains(kind));
+    assert!(of("/controllerrevisions") < of("/configmaps/") && of("/configmaps/").is_some(), "{writes:?}");
+    assert_eq!(installation.writes("/configmaps/").len(), 1);
+    installation.tells("mesh", "ConfigMapUpdated").await?;
+    drop(manager);
+    Ok(())
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_second_manager_adopts_nothing_anew() -> Result<()> {
+    let installation = Installation::new().await?;
+    let mut manager = installation.manager().await?;
+    installation.declare("mesh", json!({"proxy": {"accessLog": "json"}})).await?;
+    let status = installation.reaches("mesh", &WELL).await?;
+    installation.tells("mesh", "ConfigMapUpdated").await?;
+    installation.tells("mesh", "LinkerdConfigUpdated").await?;
+    installation.tells("mesh", "TrustAnchorsReused").await?;
+    assert!(manager.terminate(SOON).await?.success());
+    let (events, bases, writes) =
+        (installation.events("mesh").await?, installation.bases().await?, installation.writes(""));
+    let manager = installation.manager().await?;
+    holds(QUIET, "that nothing is written", async || {
+        let after = installation.writes("");
+        ensure!(after == writes, "{:?}", &after[writes.len()..]);
+        Ok(())
+    })
+    .await?;
+    assert_eq!(installation.reaches("mesh", &WELL).await?, status);
+    assert_eq!((installation.events("mesh").await?, installation.bases().await?), (events, bases));
+    drop(manager);
+    Ok(())
+}
+
+/// One operator for each of two control planes: neither says or does anything about the other's.
+#[tokio::test(flavor = "multi_thread")]
+async fn two_control_planes_have_an_operator_each() -> Result<()> {
+    let one = Installation::new().await?;
+    let two = one.beside().await?;
+    let (first, second) = (one.manager().await?, two.manager().await?);
+    one.declare("mesh", json!({"proxy": {"accessLog": "json"}, "deletionPolicy": "RestoreBase"})).await?;
+    two.declare("mesh", json!({"proxy": {"accessLog": "apache"}, "deletionPolicy": "RestoreBase"})).await?;
+    for (own, format) in [(&one, "json"), (&two, "apache")] {
+        own.says(&own.helm_with(json!({"proxy": {"accessLog": format}})).await?).await?;
+    }
+    holds(QUIET, "that both are well", async || {
+        for own in [&one, &two] {
+            own.reaches_within(Duration::from_secs(1), "mesh", &WELL).await?;
+        }
+        Ok(())
+    })
+    .await?;
+    drop(first);
+    one.delete("mesh").await?;
+    holds(QUIET, "the wait for its own operator", async || {
+        ensure!(one.finalizers("mesh").await?.len() == 1, "somebody let it go");
+        Ok(())
+    })
+    .await?;
+    assert_eq!(one.document().await?["proxy"]["accessLog"], "json");
+    drop(second);
+    Ok(())
+}

@@ -1,0 +1,180 @@
+//! ConfigMaps that cannot be taken as they are: missing, broken, of another time, locked, or owned.
+
+use anyhow::{Result, ensure};
+use e2e::{Manager, eventually, holds, mesh::SOON};
+use kube::{ResourceExt, api::DeleteParams};
+use serde_json::{Value, json};
+
+use super::{CONFIG_MAP, HELM, Installation, QUIET, WELL, lent::Lent, message};
+
+const MISSING: [&str; 2] = ["Accepted=False/TargetNotFound", "Ready=False/TargetNotFound"];
+
+/// A mesh whose ConfigMap is created with this over it.
+async fn over(over: Value) -> Result<(Installation, Manager)> {
+    let installation = Installation::empty().await?;
+    installation.put_trust_roots(&installation.base_anchors().await?).await?;
+    installation.put_map(over).await?;
+    let manager = installation.manager().await?;
+    installation.declare("mesh", json!({"proxy": {"accessLog": "json"}})).await?;
+    Ok((installation, manager))
+}
+
+/// Nothing is written, and little is said.
+async fn is_left_alone(installation: &Installation, manager: &mut Manager) -> Result<()> {
+    let before = installation.map().await?;
+    let (writes, said) = (installation.writes("").len(), manager.log().lines().count());
+    holds(QUIET, "the ConfigMap", async || {
+        ensure!(installation.map().await? == before, "it was written");
+        Ok(())
+    })
+    .await?;
+    ensure!(manager.is_running(), "the manager ended");
+    // Events may come a moment after the status.
+    let mut after = installation.writes("");
+    ensure!(after.len() <= writes + 3, "{:?}", after.split_off(writes));
+    ensure!(manager.log().lines().count() <= said + 3, "{}", manager.log());
+    Ok(())
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_missing_config_map_is_waited_for_and_never_made() -> Result<()> {
+    let installation = Installation::empty().await?;
+    let mut manager = installation.manager().await?;
+    installation.declare("mesh", json!({"proxy": {"accessLog": "json"}})).await?;
+    let status = installation.reaches("mesh", &MISSING).await?;
+    let why = message(&status, "Accepted")?;
+    assert!(why.contains("ConfigMap"), "{why}");
+    holds(QUIET, "no ConfigMap", async || {
+        ensure!(installation.maps.get_opt(CONFIG_MAP).await?.is_none(), "it was made");
+        Ok(())
+    })
+    .await?;
+    assert_eq!(installation.writes("/controllerrevisions"), [""; 0]);
+    installation.put_trust_roots(&installation.base_anchors().await?).await?;
+    installation.put_map(json!({"data": {"values": HELM}})).await?;
+    installation.reaches("mesh", &WELL).await?;
+    let declared = installation.helm_with(json!({"proxy": {"accessLog": "json"}})).await?;
+    installation.says(&declared).await?;
+
+    // It goes, as with `helm uninstall`, and comes back with another UID.
+    installation.maps.delete(CONFIG_MAP, &DeleteParams::default()).await?;
+    installation.reaches("mesh", &MISSING).await?;
+    holds(QUIET, "no ConfigMap", async || {
+        ensure!(installation.maps.get_opt(CONFIG_MAP).await?.is_none(), "it was made again");
+        Ok(())
+    })
+    .await?;
+    let second = installation.put_map(json!({"data": {"values": HELM}})).await?;
+    let status = installation.reaches("mesh", &WELL).await?;
+    installation.says(&declared).await?;
+    assert_eq!(status["target"]["uid"], json!(second.uid()));
+    assert!(manager.is_running());
+    Ok(())
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_document_that_cannot_be_read_is_not_written_over() -> Result<()> {
+    for (broken, named) in [
+        ("proxy: {logLevel: [unclosed\n", "line"),
+        ("- a list\n", "map"),
+        ("", "map"),
+        ("proxy:\n  logLevel: a\n  loglevel: b\n", "loglevel"),
+    ] {
+        let (installation, mut manager) = over(json!({"data": {"values": broken}})).await?;
+        let bad = ["ConfigMapSynced=False/InvalidBase", "Ready=False/InvalidBase", "Stalled=True/InvalidBase"];
+        let status = installation.reaches("mesh", &bad).await?;
+        let why = message(&status, "ConfigMapSynced")?;
+        assert!(why.contains(named), "{broken:?}: {named} should be in {why}");
+        is_left_alone(&installation, &mut manager).await?;
+        installation.rewrite("helm", HELM).await?;
+        installation.reaches("mesh", &WELL).await?;
+        assert_eq!(installation.bases().await?.last().map(String::as_str), Some(HELM));
+    }
+    Ok(())
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_document_broken_by_hand_stays_where_drift_is_only_reported() -> Result<()> {
+    let (installation, mut manager) = over(json!({"data": {"values": HELM}})).await?;
+    installation.reaches("mesh", &WELL).await?;
+    installation.change("mesh", json!({"drift": {"action": "Report"}})).await?;
+    installation.reaches("mesh", &WELL).await?;
+    installation.rewrite("kubectl-edit", "proxy: {").await?;
+    let bad = ["ConfigMapSynced=False/InvalidBase", "Ready=False/InvalidBase", "Stalled=True/InvalidBase"];
+    installation.reaches("mesh", &bad).await?;
+    is_left_alone(&installation, &mut manager).await?;
+    installation.change("mesh", json!({"drift": {"action": "Revert"}})).await?;
+    installation.reaches("mesh", &WELL).await?;
+    installation.says(&installation.helm_with(json!({"proxy": {"accessLog": "json"}})).await?).await
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn the_layout_of_2020_is_named_and_left_alone() -> Result<()> {
+    let legacy = json!({"data": {"global": "{\"linkerdNamespace\":\"linkerd\"}", "proxy": "{}", "install": "{}"}});
+    let (installation, mut manager) = over(legacy).await?;
+    let status =
+        installation.reaches("mesh", &["Accepted=False/UnsupportedLayout", "Ready=False/UnsupportedLayout"]).await?;
+    let why = message(&status, "Accepted")?;
+    assert!(why.contains("values"), "{why}");
+    is_left_alone(&installation, &mut manager).await?;
+    assert_eq!(installation.bases().await?, [""; 0]);
+    Ok(())
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn an_immutable_config_map_is_named_and_left_alone() -> Result<()> {
+    let (installation, mut manager) = over(json!({"data": {"values": HELM}, "immutable": true})).await?;
+    let status = installation
+        .reaches("mesh", &["Accepted=True/Accepted", "ConfigMapSynced=False/Immutable", "Ready=False/Immutable"])
+        .await?;
+    assert!(message(&status, "ConfigMapSynced")?.contains("immutable"), "{status}");
+    is_left_alone(&installation, &mut manager).await?;
+    assert_eq!(installation.writes("/configmaps/"), [""; 0], "the API server would refuse it");
+    // Nothing to change in it: nothing is wrong.
+    installation.change("mesh", json!({"proxy": {"accessLog": null}})).await?;
+    installation.reaches("mesh", &WELL).await.map(drop)
+}
+
+/// The project of 2020 made LinkerdConfigs owners of the ConfigMap: deleting one would delete the mesh's configuration.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_legacy_owner_reference_is_taken_away_so_that_the_config_map_survives_its_owner() -> Result<()> {
+    let lent = Lent::with_controllers().await?;
+    let installation = Installation::on(lent.into()).await?.installed().await?;
+    let uid = installation.map().await?.uid();
+    let owner = installation.declare("mesh", json!({})).await?;
+    let other: k8s_openapi::api::core::v1::ConfigMap =
+        serde_json::from_value(json!({"metadata": {"name": "other-owner"}}))?;
+    let other = installation.maps.create(&kube::api::PostParams::default(), &other).await?;
+    let reference = |version: &str, kind: &str, name: String, uid: Option<String>| json!({"apiVersion": version, "kind": kind, "name": name, "uid": uid, "controller": false});
+    let ours = reference("config.linkerd.io/v1alpha1", "LinkerdConfig", owner.name_any(), owner.uid());
+    let theirs = reference("v1", "ConfigMap", other.name_any(), other.uid());
+    let references = json!({"metadata": {"ownerReferences": [ours, theirs]}});
+    installation.patch_map("linkerd-config-controller", references).await?;
+    let mut manager = installation.manager().await?;
+    installation.reaches("mesh", &WELL).await?;
+    let kinds = async || {
+        let map = installation.map().await?;
+        anyhow::Ok(map.owner_references().iter().map(|reference| reference.kind.clone()).collect::<Vec<_>>())
+    };
+    assert_eq!(kinds().await?, ["ConfigMap"]);
+    assert_eq!(installation.text().await?, HELM);
+    // Also when it comes back, and when no manager runs while the owner goes.
+    let again = reference("config.linkerd.io/v1alpha1", "LinkerdConfig", owner.name_any(), owner.uid());
+    let theirs = reference("v1", "ConfigMap", other.name_any(), other.uid());
+    installation.patch_map("old", json!({"metadata": {"ownerReferences": [theirs, again]}})).await?;
+    eventually(SOON, "the reference to go", async || {
+        let kinds = kinds().await?;
+        ensure!(kinds == ["ConfigMap"], "{kinds:?}");
+        Ok(())
+    })
+    .await?;
+    manager.kill().await?;
+    installation.delete("mesh").await?;
+    installation.is_gone("mesh").await?;
+    holds(QUIET * 2, "the ConfigMap", async || {
+        let map = installation.map().await?;
+        ensure!(map.uid() == uid && map.metadata.deletion_timestamp.is_none(), "{:?}", map.metadata);
+        Ok(())
+    })
+    .await
+}

@@ -1,0 +1,193 @@
+//! A manager that is killed between two of its writes, and the one that comes after it: the same end state, one base, no
+//! base lost, nothing written twice.
+
+use anyhow::{Result, ensure};
+use e2e::{Action, FaultProxy, Rule, eventually, holds, mesh::SOON};
+use kube::ResourceExt;
+use serde_json::{Value, json};
+
+use super::{CONFIG_MAP, HELM, Installation, QUIET, WELL};
+
+/// What a manager does when it is killed.
+#[derive(Clone, Copy, Debug, PartialEq)]
+enum Doing {
+    Adopting,
+    FollowingAnUpgrade,
+    Reverting,
+    Restoring,
+}
+
+/// The write that is under way: its method, and a part of its path.
+const STEPS: [(Doing, &str, &str); 11] = [
+    (Doing::Adopting, "PATCH", "/linkerdconfigs/"),
+    (Doing::Adopting, "POST", "/controllerrevisions"),
+    (Doing::Adopting, "PATCH", "/configmaps/"),
+    (Doing::Adopting, "PATCH", "/status"),
+    (Doing::FollowingAnUpgrade, "POST", "/controllerrevisions"),
+    (Doing::FollowingAnUpgrade, "PATCH", "/configmaps/"),
+    (Doing::FollowingAnUpgrade, "PATCH", "/status"),
+    (Doing::Reverting, "PATCH", "/configmaps/"),
+    (Doing::Reverting, "PATCH", "/status"),
+    (Doing::Restoring, "PATCH", "/configmaps/"),
+    (Doing::Restoring, "PATCH", "/linkerdconfigs/"),
+];
+
+/// How the write ends that is under way.
+#[derive(Clone, Copy, Debug, PartialEq)]
+enum End {
+    /// It never comes to the API server.
+    Lost,
+    /// It was carried out, and nobody knows.
+    Unknown,
+    /// It is carried out when the next manager has done its work.
+    Late,
+}
+
+fn upgraded() -> String {
+    HELM.replace("linkerdVersion: edge-26.8.3", "linkerdVersion: edge-26.9.1")
+}
+
+async fn killed_at_each_step(end: End) -> Result<()> {
+    for (doing, method, path) in STEPS {
+        killed(doing, method, path, end)
+            .await
+            .map_err(|error| error.context(format!("{doing:?}, {method} {path}, {end:?}")))?;
+    }
+    Ok(())
+}
+
+async fn killed(doing: Doing, method: &str, path: &str, end: End) -> Result<()> {
+    let installation = Installation::new().await?;
+    let overlay = json!({"proxy": {"accessLog": "json"}});
+    let spec = json!({"proxy": {"accessLog": "json"}, "deletionPolicy": "RestoreBase"});
+    let mut manager = installation.manager().await?;
+    if doing != Doing::Adopting {
+        installation.declare("mesh", spec.clone()).await?;
+        installation.reaches("mesh", &WELL).await?;
+        // The Events are on their way still.
+        installation.tells("mesh", "LinkerdConfigUpdated").await?;
+    }
+    let action = if end == End::Lost { Action::Hold } else { Action::Detain };
+    let fault = installation.proxy.inject(Rule::path(path).method(method).times(1), action);
+    match doing {
+        Doing::Adopting => installation.declare("mesh", spec).await.map(drop)?,
+        Doing::FollowingAnUpgrade => installation.rewrite("helm", &upgraded()).await.map(drop)?,
+        Doing::Reverting => installation.edit("kubectl-edit", json!({"imagePullPolicy": "Always"})).await.map(drop)?,
+        Doing::Restoring => installation.delete("mesh").await?,
+    }
+    eventually(SOON, "the write to be under way", async || {
+        ensure!(fault.hits() == 1, "it is not");
+        Ok(())
+    })
+    .await?;
+    manager.kill().await?;
+    if end == End::Unknown {
+        fault.release();
+        let sent = || installation.proxy.log().into_iter().filter(|r| r.method == method && r.path.contains(path));
+        eventually(SOON, "the write to be carried out", async || {
+            let last = sent().next_back();
+            ensure!(last.as_ref().is_some_and(|request| request.status.is_some()), "{last:?}");
+            Ok(())
+        })
+        .await?;
+    }
+
+    let mut manager = installation.manager().await?;
+    let bases = match doing {
+        Doing::FollowingAnUpgrade => vec![HELM.to_owned(), upgraded()],
+        _ => vec![HELM.to_owned()],
+    };
+    let declared = match doing {
+        Doing::FollowingAnUpgrade => {
+            let mut document = installation.parse(&upgraded()).await?;
+            super::put_over(&mut document, &overlay);
+            document
+        }
+        Doing::Restoring => installation.parse(HELM).await?,
+        Doing::Adopting | Doing::Reverting => installation.helm_with(overlay).await?,
+    };
+    if doing == Doing::Restoring {
+        installation.is_gone("mesh").await?;
+    }
+    let settled = async || is_settled(&installation, doing, &declared, &bases).await;
+    eventually(SOON, "the end state", settled).await?;
+    fault.release();
+    // What arrives late is refused, or undone; both at once.
+    if end == End::Late {
+        eventually(SOON, "the end state again", settled).await?;
+        holds(QUIET, "the end state", settled).await?;
+    }
+    if doing != Doing::Restoring {
+        installation.reaches("mesh", &WELL).await?;
+    }
+    manager.kill().await
+}
+
+async fn is_settled(installation: &Installation, doing: Doing, declared: &Value, bases: &[String]) -> Result<()> {
+    let document = installation.document().await?;
+    ensure!(&document == declared, "it differs in {}", super::difference(&document, declared));
+    let seen = installation.bases().await?;
+    ensure!(seen == bases, "{} bases, or with other texts", seen.len());
+    let ours = installation.map().await?;
+    let ours = ours.annotations().keys().filter(|key| key.starts_with("config.linkerd.io/")).count();
+    match doing {
+        Doing::Restoring => {
+            ensure!(installation.text().await? == HELM && ours == 0, "{ours} annotations of ours");
+            ensure!(installation.configs.get_opt(&installation.full("mesh")).await?.is_none(), "the resource is back");
+        }
+        _ => ensure!(ours == 3, "{ours} annotations of ours"),
+    }
+    Ok(())
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_write_that_was_lost_with_its_manager_is_made_by_the_next() -> Result<()> {
+    killed_at_each_step(End::Lost).await
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_write_that_was_carried_out_unknown_to_its_manager_is_not_made_again() -> Result<()> {
+    killed_at_each_step(End::Unknown).await
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_write_that_outlives_its_manager_undoes_nothing_of_the_next() -> Result<()> {
+    killed_at_each_step(End::Late).await
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_follower_writes_nothing_until_it_leads() -> Result<()> {
+    let installation = Installation::new().await?;
+    let mut first = installation.manager().await?;
+    installation.declare("mesh", json!({"proxy": {"accessLog": "json"}})).await?;
+    installation.reaches("mesh", &WELL).await?;
+    let behind = FaultProxy::start(&installation.control_plane).await?;
+    let mut second = installation.start_manager("second", &behind, &[])?;
+    second.ready(SOON).await?;
+    let written = || {
+        let changes = |r: &e2e::fault_proxy::Request| r.method != "GET" && !r.path.contains("/leases");
+        behind.log().into_iter().filter(changes).collect::<Vec<_>>()
+    };
+    let declared = installation.helm_with(json!({"proxy": {"accessLog": "json"}})).await?;
+    installation.edit("kubectl-edit", json!({"proxy": {"accessLog": ""}})).await?;
+    installation.says(&declared).await?;
+    installation.change("mesh", json!({"proxy": {"logFormat": "json"}})).await?;
+    installation.reaches("mesh", &WELL).await?;
+    holds(QUIET, "the follower to be still", async || {
+        ensure!(written().is_empty(), "{:?}", written());
+        Ok(())
+    })
+    .await?;
+    assert_eq!(
+        second.metric("linkerd_operator_linkerdconfig_configmap_writes_total", &[]).await.unwrap_or_default(),
+        0.0
+    );
+
+    assert!(first.terminate(SOON).await?.success());
+    installation.edit("kubectl-edit", json!({"proxy": {"accessLog": ""}})).await?;
+    let declared = installation.helm_with(json!({"proxy": {"accessLog": "json", "logFormat": "json"}})).await?;
+    installation.says(&declared).await?;
+    ensure!(written().iter().any(|request| request.path.contains(CONFIG_MAP)), "{:?}", written());
+    assert_eq!(installation.bases().await?, [HELM]);
+    Ok(())
+}

@@ -1,0 +1,267 @@
+//! What people change by hand, and what becomes of it.
+
+use std::time::{Duration, Instant};
+
+use anyhow::{Result, ensure};
+use e2e::{Manager, eventually, holds};
+use kube::{
+    ResourceExt,
+    api::{Patch, PatchParams},
+};
+use serde_json::{Value, json};
+
+use super::{HELM, Installation, QUIET, WELL};
+
+/// A revert is promised within a second of the watch event; a busy machine gets more.
+const REVERTED: Duration = Duration::from_secs(10);
+
+/// A mesh with an access log, with this `spec.drift`.
+async fn with_access_log(drift: Value) -> Result<(Installation, Manager, Value)> {
+    let installation = Installation::new().await?;
+    let manager = installation.manager().await?;
+    installation.declare("mesh", json!({"proxy": {"accessLog": "json"}, "drift": drift})).await?;
+    installation.reaches("mesh", &WELL).await?;
+    let declared = installation.helm_with(json!({"proxy": {"accessLog": "json"}})).await?;
+    installation.says(&declared).await?;
+    Ok((installation, manager, declared))
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn an_edit_by_hand_is_put_back_at_once_and_told_without_its_values() -> Result<()> {
+    let (installation, manager, declared) = with_access_log(json!({})).await?;
+    let before = installation.map().await?;
+    let edit =
+        json!({"proxy": {"accessLog": "apache", "logLevel": "s3cret-level"}, "podLabels": {"s3cret-key": "s3cret"}});
+    let edited = installation.edit("kubectl-edit", edit).await?;
+    let begun = Instant::now();
+    eventually(REVERTED, "the edit to be put back", async || {
+        let now = installation.map().await?;
+        ensure!(now.resource_version() != edited.resource_version(), "it is not");
+        Ok(())
+    })
+    .await?;
+    println!("an edit was put back within {:?}", begun.elapsed());
+    installation.says(&declared).await?;
+    for reason in ["DriftDetected", "DriftReverted"] {
+        let note = installation.tells("mesh", reason).await?;
+        for part in ["kubectl-edit", "proxy.accessLog", "proxy.logLevel"] {
+            assert!(note.contains(part), "{note} should name {part}");
+        }
+    }
+    let note = installation.map_tells("DriftReverted").await?;
+    assert!(note.contains("kubectl-edit") && note.contains("proxy.accessLog"), "{note}");
+
+    let status = installation.reaches("mesh", &WELL).await?;
+    assert_eq!(
+        (&status["drift"]["manager"], &status["drift"]["count"]),
+        (&json!("kubectl-edit"), &json!(1)),
+        "{status}"
+    );
+    let paths = status["drift"]["paths"].as_array().cloned().unwrap_or_default();
+    assert!(paths.contains(&json!("proxy.accessLog")) && paths.contains(&json!("proxy.logLevel")), "{paths:?}");
+    assert!(status["drift"]["lastTime"].is_string(), "{status}");
+    assert!(!installation.everything_said("mesh", &manager).await?.contains("s3cret-level"));
+    assert!(!installation.everything_said("mesh", &manager).await?.contains("\"s3cret\""));
+
+    let after = installation.map().await?;
+    assert_eq!((after.uid(), after.labels()), (before.uid(), before.labels()));
+    assert_eq!(after.annotations(), before.annotations());
+    assert_eq!(installation.bases().await?, [HELM]);
+    Ok(())
+}
+
+/// Also where nothing is declared: the whole document is protected.
+#[tokio::test(flavor = "multi_thread")]
+async fn an_edit_of_what_nobody_declared_is_put_back_to_the_base() -> Result<()> {
+    let installation = Installation::new().await?;
+    let manager = installation.manager().await?;
+    installation.declare("mesh", json!({})).await?;
+    installation.reaches("mesh", &WELL).await?;
+    installation.edit("kubectl-edit", json!({"imagePullPolicy": "Always"})).await?;
+    installation.says(&installation.helm_with(json!({})).await?).await?;
+    installation.tells("mesh", "DriftReverted").await?;
+    assert_eq!(installation.bases().await?, [HELM]);
+    drop(manager);
+    Ok(())
+}
+
+/// An edit that was made while no manager ran is no other.
+#[tokio::test(flavor = "multi_thread")]
+async fn an_edit_that_nobody_watched_is_put_back_later() -> Result<()> {
+    let (installation, mut manager, declared) = with_access_log(json!({})).await?;
+    manager.kill().await?;
+    installation.edit("kubectl-edit", json!({"proxy": {"accessLog": ""}, "imagePullPolicy": "Always"})).await?;
+    let manager = installation.manager().await?;
+    installation.says(&declared).await?;
+    let note = installation.tells("mesh", "DriftReverted").await?;
+    assert!(note.contains("kubectl-edit") && note.contains("imagePullPolicy"), "{note}");
+    assert_eq!(installation.bases().await?, [HELM]);
+    drop(manager);
+    Ok(())
+}
+
+/// The edit looks like the base, but it is a person who took the overlay away; either way it comes back.
+#[tokio::test(flavor = "multi_thread")]
+async fn the_base_text_put_back_by_hand_gets_the_overlay_again() -> Result<()> {
+    let (installation, manager, declared) = with_access_log(json!({})).await?;
+    installation.rewrite("kubectl-edit", HELM).await?;
+    installation.says(&declared).await?;
+    installation.reaches("mesh", &WELL).await?;
+    assert_eq!(installation.bases().await?, [HELM]);
+    drop(manager);
+    Ok(())
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_document_that_was_taken_out_comes_back() -> Result<()> {
+    let (installation, manager, declared) = with_access_log(json!({})).await?;
+    installation.patch_map("kubectl-edit", json!({"data": {"values": null}})).await?;
+    installation.says(&declared).await?;
+    installation.reaches("mesh", &WELL).await?;
+    drop(manager);
+    Ok(())
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn where_drift_is_reported_it_stays_until_somebody_decides() -> Result<()> {
+    let (installation, manager, declared) = with_access_log(json!({"action": "Report"})).await?;
+    let writes = installation.writes("/configmaps/");
+    let edited = installation.edit("kubectl-edit", json!({"proxy": {"logLevel": "debug"}})).await?;
+    let status = installation
+        .reaches("mesh", &["Accepted=True/Accepted", "ConfigMapSynced=False/Drifted", "Ready=False/Drifted"])
+        .await?;
+    let why = super::message(&status, "ConfigMapSynced")?;
+    assert!(why.contains("kubectl-edit") && why.contains("proxy.logLevel"), "{why}");
+    installation.tells("mesh", "DriftDetected").await?;
+    holds(QUIET, "the edit", async || {
+        let now = installation.map().await?;
+        ensure!(now.resource_version() == edited.resource_version(), "it was written");
+        Ok(())
+    })
+    .await?;
+    assert_eq!(installation.writes("/configmaps/"), writes);
+    assert_eq!(installation.told("mesh", "DriftReverted").await?, 0);
+
+    // Undone by who did it, then done again and no longer tolerated.
+    installation.rewrite("kubectl-edit", &serde_json::to_string(&declared)?).await?;
+    installation.reaches("mesh", &WELL).await?;
+    installation.edit("kubectl-edit", json!({"proxy": {"logLevel": "debug"}})).await?;
+    installation.reaches("mesh", &["ConfigMapSynced=False/Drifted"]).await?;
+    installation.change("mesh", json!({"drift": {"action": "Revert"}})).await?;
+    installation.reaches("mesh", &WELL).await?;
+    installation.says(&declared).await?;
+    assert_eq!(installation.bases().await?, [HELM]);
+    drop(manager);
+    Ok(())
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn in_scope_declared_only_what_is_declared_is_put_back() -> Result<()> {
+    let (installation, manager, _) = with_access_log(json!({"scope": "Declared"})).await?;
+    let edit = json!({"proxy": {"accessLog": "apache", "logLevel": "debug"}, "imagePullPolicy": "Always"});
+    installation.edit("kubectl-edit", edit).await?;
+    let kept = json!({"proxy": {"accessLog": "json", "logLevel": "debug"}, "imagePullPolicy": "Always"});
+    installation.says(&installation.helm_with(kept.clone()).await?).await?;
+    installation.reaches("mesh", &WELL).await?;
+    let note = installation.tells("mesh", "DriftReverted").await?;
+    assert!(note.contains("proxy.accessLog") && !note.contains("proxy.logLevel"), "{note}");
+
+    // What stays is part of the base, without what is declared: a change of the spec does not take it away.
+    installation.change("mesh", json!({"proxy": {"accessLog": null, "logFormat": "json"}})).await?;
+    installation.reaches("mesh", &WELL).await?;
+    let left = json!({"proxy": {"logFormat": "json", "logLevel": "debug"}, "imagePullPolicy": "Always"});
+    installation.says(&installation.helm_with(left).await?).await?;
+
+    // Only what is not declared: no drift at all.
+    let count = installation.told("mesh", "DriftDetected").await?;
+    let edited = installation.edit("kubectl-edit", json!({"imagePullPolicy": "Never"})).await?;
+    installation.reaches("mesh", &WELL).await?;
+    holds(QUIET, "the edit", async || {
+        ensure!(installation.document().await?["imagePullPolicy"] == "Never", "it is gone");
+        Ok(())
+    })
+    .await?;
+    assert_eq!(installation.map().await?.uid(), edited.uid());
+    assert_eq!(installation.told("mesh", "DriftDetected").await?, count);
+    drop(manager);
+    Ok(())
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_broken_edit_is_put_back_like_any_other() -> Result<()> {
+    let (installation, manager, declared) = with_access_log(json!({})).await?;
+    for broken in ["proxy: {", "", "[]", "proxy: {logLevel: a, loglevel: b}", "proxy: off\n"] {
+        installation.rewrite("kubectl-edit", broken).await?;
+        installation.says(&declared).await?;
+    }
+    installation.reaches("mesh", &WELL).await?;
+    let note = installation.tells("mesh", "DriftReverted").await?;
+    assert!(note.contains("kubectl-edit"), "{note}");
+    assert_eq!(installation.bases().await?, [HELM]);
+    drop(manager);
+    Ok(())
+}
+
+/// By an apply that takes the field: drift like any other; and the fields of the ConfigMap that are not ours stay theirs.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_server_side_apply_by_a_stranger_is_put_back() -> Result<()> {
+    let (installation, manager, declared) = with_access_log(json!({})).await?;
+    let apply = |values: &str| {
+        json!({
+            "apiVersion": "v1", "kind": "ConfigMap", "metadata": {"labels": {"theirs": "kept"}}, "data": {"values": values, "theirs": "kept"},
+        })
+    };
+    let theirs = installation.helm_with(json!({"imagePullPolicy": "Always"})).await?.to_string();
+    let params = PatchParams::apply("stranger");
+    let refused = installation.maps.patch(super::CONFIG_MAP, &params, &Patch::Apply(apply(&theirs))).await;
+    let Err(kube::Error::Api(refused)) = refused else { panic!("it was taken") };
+    assert_eq!(refused.code, 409, "{refused:?}");
+    assert!(refused.message.contains(super::OPERATOR) && refused.message.contains(".data.values"), "{refused:?}");
+
+    installation.maps.patch(super::CONFIG_MAP, &params.force(), &Patch::Apply(apply(&theirs))).await?;
+    installation.says(&declared).await?;
+    let note = installation.tells("mesh", "DriftReverted").await?;
+    assert!(note.contains("stranger") && note.contains("imagePullPolicy"), "{note}");
+    let map = installation.map().await?;
+    assert_eq!(map.labels().get("theirs").map(String::as_str), Some("kept"));
+    assert_eq!(map.data.unwrap_or_default().get("theirs").map(String::as_str), Some("kept"));
+    drop(manager);
+    Ok(())
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn an_edit_of_other_keys_labels_and_annotations_is_nobody_s_business() -> Result<()> {
+    let (installation, manager, _) = with_access_log(json!({})).await?;
+    let writes = installation.writes("/configmaps/");
+    let patch = json!({"metadata": {"labels": {"a": "b"}, "annotations": {"c": "d"}}, "data": {"other": "x"}});
+    let edited = installation.patch_map("kubectl-edit", patch).await?;
+    holds(QUIET, "the edit", async || {
+        ensure!(installation.map().await?.resource_version() == edited.resource_version(), "it was written");
+        Ok(())
+    })
+    .await?;
+    assert_eq!(installation.writes("/configmaps/"), writes);
+    assert_eq!(installation.told("mesh", "DriftDetected").await?, 0);
+    installation.reaches("mesh", &WELL).await?;
+    drop(manager);
+    Ok(())
+}
+
+/// It can be read, and no Pod could be made with it: of all edits the one that has to go.
+#[tokio::test(flavor = "multi_thread")]
+async fn an_edit_that_stops_every_pod_is_put_back_like_any_other() -> Result<()> {
+    let (installation, manager, declared) = with_access_log(json!({})).await?;
+    for edit in [
+        json!({"proxy": {"uid": "many"}}),
+        json!({"proxy": {"livenessProbe": null}}),
+        json!({"proxyInit": {"iptablesMode": "ebpf"}}),
+    ] {
+        installation.edit("kubectl-edit", edit).await?;
+        installation.says(&declared).await?;
+    }
+    installation.reaches("mesh", &WELL).await?;
+    let note = installation.tells("mesh", "DriftReverted").await?;
+    assert!(note.contains("proxy.uid"), "{note}");
+    drop(manager);
+    Ok(())
+}

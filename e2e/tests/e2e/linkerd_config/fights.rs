@@ -1,0 +1,91 @@
+//! Two who both want to be right: nobody wins, and the API server is spared.
+
+use std::time::{Duration, Instant};
+
+use anyhow::{Result, ensure};
+use e2e::{eventually, holds};
+use kube::ResourceExt;
+use serde_json::json;
+
+use super::{BACKED_OFF, HELM, Installation, WELL};
+
+const STALLED: [&str; 4] =
+    ["Accepted=True/Accepted", "ConfigMapSynced=False/Drifted", "Ready=False/Drifted", "Stalled=True/RepeatedDrift"];
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_controller_that_never_gives_in_is_named_and_met_ever_more_seldom() -> Result<()> {
+    let installation = Installation::new().await?;
+    let manager = installation.manager().await?;
+    installation.declare("mesh", json!({"proxy": {"accessLog": "json"}})).await?;
+    installation.reaches("mesh", &WELL).await?;
+    let declared = installation.helm_with(json!({"proxy": {"accessLog": "json"}})).await?;
+    let theirs = installation.helm_with(json!({"proxy": {"accessLog": "apache"}})).await?.to_string();
+    let written = installation.writes("/configmaps/").len();
+    let reverts = || installation.writes("/configmaps/").len() - written;
+
+    // Whatever the operator writes, they write theirs again.
+    let begun = Instant::now();
+    let mut edits = 0;
+    eventually(BACKED_OFF, "the operator to give in for a while", async || {
+        let status = &installation.configs.get(&installation.full("mesh")).await?.data["status"];
+        if installation.text().await? != theirs {
+            installation.rewrite("sisyphus", &theirs).await?;
+            edits += 1;
+        }
+        let conditions = status["conditions"].to_string();
+        ensure!(conditions.contains("RepeatedDrift"), "after {edits} edits: {conditions}");
+        Ok(())
+    })
+    .await?;
+    println!("stalled after {} reverts of {edits} edits, in {:?}", reverts(), begun.elapsed());
+    ensure!((5..=6).contains(&reverts()), "{} reverts before it stalled", reverts());
+    let status = installation.reaches("mesh", &STALLED).await?;
+    let why = super::message(&status, "Stalled")?;
+    assert!(why.contains("sisyphus"), "{why}");
+    // One has to be the last word of the two; the pause is 10 s at least.
+    if installation.text().await? != theirs {
+        installation.rewrite("sisyphus", &theirs).await?;
+    }
+    let reached = reverts();
+    holds(Duration::from_secs(6), "the pause", async || {
+        ensure!(reverts() <= reached + 1, "{} reverts more", reverts() - reached);
+        Ok(())
+    })
+    .await?;
+    for reason in ["DriftDetected", "DriftReverted"] {
+        assert_eq!(installation.told("mesh", reason).await?, 1, "one a minute");
+    }
+
+    // They stop; the operator is patient, and right in the end.
+    let fought = reverts();
+    installation.says_within(BACKED_OFF, &declared).await?;
+    ensure!(reverts() <= fought + 1, "{} reverts for the last edit", reverts() - fought);
+    let conditions = installation.reaches_within(BACKED_OFF, "mesh", &["ConfigMapSynced=True/Synced"]).await;
+    println!("afterwards: {conditions:?}");
+    assert_eq!(installation.bases().await?, [HELM]);
+    assert!(manager.metric("linkerd_operator_linkerdconfig_drift_total", &[("manager", "other")]).await >= Some(5.0));
+    assert_eq!(manager.metric("linkerd_operator_linkerdconfig_drift_total", &[("manager", "sisyphus")]).await, None);
+    Ok(())
+}
+
+/// Five edits in a row by a person who tries things out are no fight.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_few_edits_are_put_back_without_a_pause() -> Result<()> {
+    let installation = Installation::new().await?;
+    let uid = installation.map().await?.uid();
+    let manager = installation.manager().await?;
+    installation.declare("mesh", json!({})).await?;
+    installation.reaches("mesh", &WELL).await?;
+    let declared = installation.helm_with(json!({})).await?;
+    for number in 0..5 {
+        installation.edit("kubectl-edit", json!({"proxy": {"logLevel": format!("warn,a={number}")}})).await?;
+        let begun = Instant::now();
+        installation.says(&declared).await?;
+        println!("edit {number} was put back within {:?}", begun.elapsed());
+    }
+    let status = installation.reaches("mesh", &WELL).await?;
+    assert_eq!(status["drift"]["count"], 5, "{status}");
+    assert_eq!(installation.map().await?.uid(), uid);
+    drop(manager);
+    Ok(())
+}

@@ -1,0 +1,206 @@
+//! Upgrades of Linkerd, which rewrite the document: a new base, never a fight.
+
+use anyhow::{Result, ensure};
+use e2e::Manager;
+use kube::{
+    Api, ResourceExt,
+    api::{DynamicObject, Patch, PatchParams},
+};
+use serde_json::{Value, json};
+
+use super::{CONFIG_MAP, CREATED_BY, HELM, Installation, OPERATOR, WELL};
+
+const NEXT: &str = "linkerd/helm edge-26.9.1";
+
+/// A mesh with an access log and pinned worker threads.
+async fn adopted(drift: Value) -> Result<(Installation, Manager)> {
+    let installation = Installation::new().await?;
+    let manager = installation.manager().await?;
+    let values = json!({"proxy": {"runtime": {"workers": {"minimum": 2}}}});
+    installation.declare("mesh", json!({"proxy": {"accessLog": "json"}, "values": values, "drift": drift})).await?;
+    installation.reaches("mesh", &WELL).await?;
+    Ok((installation, manager))
+}
+
+/// What Helm's next version renders.
+fn upgraded(version: &str) -> String {
+    HELM.replace("linkerdVersion: edge-26.8.3", &format!("linkerdVersion: {version}"))
+        .replace("  logFormat: plain\n  logHTTPHeaders", "  logFormat: json\n  logHTTPHeaders")
+        .replace("webhookFailurePolicy: Ignore", "webhookFailurePolicy: Fail\nwhatIsNew: {in: this version}")
+}
+
+/// The upgrade with the overlay of [`adopted`].
+async fn declared(installation: &Installation, base: &str) -> Result<Value> {
+    let mut document = installation.parse(base).await?;
+    super::put_over(&mut document, &json!({"proxy": {"accessLog": "json", "runtime": {"workers": {"minimum": 2}}}}));
+    Ok(document)
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn helm_upgrade_makes_a_new_base_and_keeps_the_overlay() -> Result<()> {
+    let (installation, manager) = adopted(json!({})).await?;
+    let uid = installation.map().await?.uid();
+    let base = upgraded("edge-26.9.1");
+    for part in ["linkerdVersion: edge-26.9.1", "logFormat: json", "whatIsNew"] {
+        ensure!(base.matches(part).count() == 1, "the document has another form: {part}");
+    }
+    let patch = json!({"metadata": {"annotations": {"linkerd.io/created-by": NEXT}}, "data": {"values": base}});
+    installation.patch_map("helm", patch).await?;
+    installation.says(&declared(&installation, &base).await?).await?;
+    installation.tells("mesh", "BaseUpdated").await?;
+    let status = installation.reaches("mesh", &WELL).await?;
+    assert_eq!((&status["proxyVersion"], &status["revisions"]["base"]), (&json!("edge-26.9.1"), &json!(2)));
+    assert_eq!(installation.bases().await?, [HELM.to_owned(), base]);
+    assert_eq!(installation.told("mesh", "DriftDetected").await?, 0);
+    let map = installation.map().await?;
+    assert_eq!((map.uid(), map.annotations().get("linkerd.io/created-by").map(String::as_str)), (uid, Some(NEXT)));
+    drop(manager);
+    Ok(())
+}
+
+/// `helm upgrade` without a change of values puts the base's text back, and an installer may run while no manager does.
+#[tokio::test(flavor = "multi_thread")]
+async fn the_same_base_again_and_an_upgrade_that_nobody_watched() -> Result<()> {
+    let (installation, mut manager) = adopted(json!({})).await?;
+    installation.rewrite("helm", HELM).await?;
+    installation.says(&declared(&installation, HELM).await?).await?;
+    installation.reaches("mesh", &WELL).await?;
+    assert_eq!(installation.bases().await?, [HELM]);
+    assert_eq!(
+        (installation.told("mesh", "BaseUpdated").await?, installation.told("mesh", "DriftDetected").await?),
+        (0, 0)
+    );
+
+    manager.kill().await?;
+    let base = upgraded("edge-26.9.1");
+    installation.rewrite("helm", &base).await?;
+    let manager = installation.manager().await?;
+    installation.says(&declared(&installation, &base).await?).await?;
+    installation.tells("mesh", "BaseUpdated").await?;
+    assert_eq!(installation.bases().await?, [HELM.to_owned(), base]);
+    drop(manager);
+    Ok(())
+}
+
+/// Only what it overlays differs between the installer's document and the effective one: the base is new all the same.
+#[tokio::test(flavor = "multi_thread")]
+async fn an_upgrade_that_the_overlay_hides_is_a_base_too() -> Result<()> {
+    let (installation, manager) = adopted(json!({})).await?;
+    let base = HELM.replace("  accessLog: \"\"\n", "  accessLog: apache\n");
+    ensure!(base != HELM, "the document has another form");
+    installation.rewrite("helm", &base).await?;
+    installation.tells("mesh", "BaseUpdated").await?;
+    installation.says(&declared(&installation, HELM).await?).await?;
+    assert_eq!(installation.bases().await?, [HELM.to_owned(), base]);
+    installation.change("mesh", json!({"proxy": null, "values": null})).await?;
+    installation.reaches("mesh", &WELL).await?;
+    installation.says(&installation.helm_with(json!({"proxy": {"accessLog": "apache"}})).await?).await?;
+    drop(manager);
+    Ok(())
+}
+
+/// Installers that nobody thought of: their name is not trusted, their fingerprint is.
+#[tokio::test(flavor = "multi_thread")]
+async fn another_created_by_or_cli_version_is_an_installer_whoever_wrote_it() -> Result<()> {
+    let (installation, manager) = adopted(json!({})).await?;
+    let first = upgraded("edge-26.9.1");
+    let patch = json!({"metadata": {"annotations": {"linkerd.io/created-by": NEXT}}, "data": {"values": first}});
+    installation.patch_map("unheard-of", patch).await?;
+    installation.says(&declared(&installation, &first).await?).await?;
+    let second = upgraded("edge-26.9.2").replace("cliVersion: \"\"", "cliVersion: linkerd/cli edge-26.9.2");
+    installation.rewrite("unheard-of", &second).await?;
+    installation.says(&declared(&installation, &second).await?).await?;
+    installation.reaches("mesh", &WELL).await?;
+    assert_eq!(installation.bases().await?, [HELM.to_owned(), first, second.clone()]);
+    assert_eq!(installation.told("mesh", "DriftDetected").await?, 0);
+    // The same fingerprint: a stranger's edit.
+    installation.edit("unheard-of", json!({"linkerdVersion": "edge-26.9.9"})).await?;
+    installation.says(&declared(&installation, &second).await?).await?;
+    installation.tells("mesh", "DriftReverted").await?;
+    assert_eq!(installation.bases().await?.len(), 3);
+    drop(manager);
+    Ok(())
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn who_is_trusted_is_declared() -> Result<()> {
+    let (installation, manager) = adopted(json!({"trustedManagers": ["terraform"]})).await?;
+    let base = upgraded("edge-26.9.1");
+    installation.rewrite("helm", &base).await?;
+    installation.says(&declared(&installation, HELM).await?).await?;
+    let note = installation.tells("mesh", "DriftReverted").await?;
+    assert!(note.contains("helm"), "{note}");
+    installation.rewrite("terraform", &base).await?;
+    installation.says(&declared(&installation, &base).await?).await?;
+    assert_eq!(installation.bases().await?, [HELM.to_owned(), base]);
+    drop(manager);
+    Ok(())
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn of_many_upgrades_five_bases_are_kept() -> Result<()> {
+    let (installation, manager) = adopted(json!({})).await?;
+    for number in 1..=7 {
+        let base = upgraded(&format!("edge-26.9.{number}"));
+        installation.rewrite("helm", &base).await?;
+        installation.says(&declared(&installation, &base).await?).await?;
+    }
+    let status = installation.reaches("mesh", &WELL).await?;
+    assert_eq!(status["revisions"]["base"], 8);
+    e2e::eventually(e2e::mesh::SOON, "old bases to go", async || {
+        let numbers = installation.revisions().await?.into_iter().map(|(number, _)| number).collect::<Vec<_>>();
+        ensure!(numbers == [4, 5, 6, 7, 8], "{numbers:?}");
+        Ok(())
+    })
+    .await?;
+    assert_eq!(installation.bases().await?.last().cloned(), Some(upgraded("edge-26.9.7")));
+    drop(manager);
+    Ok(())
+}
+
+/// Helm 4, Flux and Argo CD apply on the server: our write takes the field, so the next upgrade conflicts until it is forced.
+#[tokio::test(flavor = "multi_thread")]
+async fn an_installer_that_applies_meets_a_conflict_and_with_force_makes_a_base() -> Result<()> {
+    let (installation, manager) = adopted(json!({})).await?;
+    let base = upgraded("edge-26.9.1");
+    let object = json!({
+        "apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": CONFIG_MAP, "annotations": {"linkerd.io/created-by": CREATED_BY}},
+        "data": {"values": base},
+    });
+    let object: DynamicObject = serde_json::from_value(object)?;
+    let resource = kube::api::ApiResource::erase::<k8s_openapi::api::core::v1::ConfigMap>(&());
+    let maps: Api<DynamicObject> =
+        Api::namespaced_with(installation.client.clone(), &installation.namespace, &resource);
+    let params = PatchParams::apply("helm-controller");
+    let refused = maps.patch(CONFIG_MAP, &params, &Patch::Apply(&object)).await;
+    let Err(kube::Error::Api(refused)) = refused else { panic!("it was taken") };
+    assert!(refused.code == 409 && refused.message.contains(OPERATOR), "{refused:?}");
+    maps.patch(CONFIG_MAP, &params.force(), &Patch::Apply(&object)).await?;
+    installation.says(&declared(&installation, &base).await?).await?;
+    installation.tells("mesh", "BaseUpdated").await?;
+    assert_eq!(installation.bases().await?, [HELM.to_owned(), base]);
+    assert_eq!(installation.told("mesh", "DriftDetected").await?, 0);
+    drop(manager);
+    Ok(())
+}
+
+/// An upgrade to a document that nobody can read: not ours to put back, and not ours to write over.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_broken_upgrade_is_told_and_left_until_it_is_mended() -> Result<()> {
+    let (installation, manager) = adopted(json!({})).await?;
+    let broken = installation.rewrite("helm", "proxy: {logLevel: [unclosed\n").await?;
+    let bad = ["ConfigMapSynced=False/InvalidBase", "Ready=False/InvalidBase", "Stalled=True/InvalidBase"];
+    installation.reaches("mesh", &bad).await?;
+    e2e::holds(super::QUIET, "what Helm wrote", async || {
+        ensure!(installation.map().await?.resource_version() == broken.resource_version(), "it was written over");
+        Ok(())
+    })
+    .await?;
+    assert_eq!(installation.bases().await?, [HELM]);
+    let base = upgraded("edge-26.9.1");
+    installation.rewrite("helm", &base).await?;
+    installation.says(&declared(&installation, &base).await?).await?;
+    installation.reaches("mesh", &WELL).await?;
+    drop(manager);
+    Ok(())
+}

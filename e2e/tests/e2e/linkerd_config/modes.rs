@@ -1,0 +1,112 @@
+//! Observe and Suspend: two ways of touching nothing.
+
+use anyhow::{Result, ensure};
+use e2e::holds;
+use kube::ResourceExt;
+use serde_json::json;
+
+use super::{HELM, Installation, QUIET, WELL, message};
+
+const OBSERVING: [&str; 3] = ["Accepted=True/Accepted", "ConfigMapSynced=False/Observing", "Ready=False/Observing"];
+const SUSPENDED: [&str; 2] = ["Accepted=False/Suspended", "Ready=False/Suspended"];
+
+#[tokio::test(flavor = "multi_thread")]
+async fn observing_touches_nothing_and_names_what_would_change() -> Result<()> {
+    let installation = Installation::new().await?;
+    let before = installation.map().await?;
+    let manager = installation.manager().await?;
+    let env = json!([{"name": "TOKEN", "value": "s3cret"}]);
+    let proxy = json!({
+        "adminPort": 1, "controlPort": 2, "inboundPort": 3, "outboundPort": 4, "accessLog": "json", "logFormat": "json",
+        "logLevel": "s3cret-level", "proxyGID": 5, "proxyUID": 6, "nativeSidecar": false, "await": false, "additionalEnv": env,
+    });
+    installation.declare("mesh", json!({"mode": "Observe", "deletionPolicy": "RestoreBase", "proxy": proxy})).await?;
+    let status = installation.reaches("mesh", &OBSERVING).await?;
+    let why = message(&status, "ConfigMapSynced")?;
+    // The first ten of twelve, in their order.
+    for part in
+        ["12", "proxy.accessLog", "proxy.additionalEnv", "proxy.await", "proxy.ports.control", "proxy.ports.inbound"]
+    {
+        assert!(why.contains(part), "{part} should be in {why}");
+    }
+    assert!(!why.contains("proxy.uid") && !why.contains("s3cret"), "{why}");
+    installation.edit("kubectl-edit", json!({"imagePullPolicy": "Always"})).await?;
+    let edited = installation.map().await?;
+    installation.reaches("mesh", &OBSERVING).await?;
+    holds(QUIET, "the ConfigMap", async || {
+        ensure!(installation.map().await? == edited, "it was written");
+        Ok(())
+    })
+    .await?;
+    assert_eq!(installation.bases().await?, [""; 0]);
+    assert_eq!(installation.finalizers("mesh").await?, [""; 0]);
+    for kind in ["/configmaps/", "/controllerrevisions"] {
+        assert_eq!(installation.writes(kind), [""; 0]);
+    }
+    assert!(!installation.everything_said("mesh", &manager).await?.contains("s3cret"));
+
+    // As it is now, it is the base: nobody knows of another.
+    let base = installation.text().await?;
+    installation.change("mesh", json!({"mode": "Enforce"})).await?;
+    installation.reaches("mesh", &WELL).await?;
+    assert_eq!(installation.bases().await?, [base]);
+    assert_eq!(installation.map().await?.uid(), before.uid());
+    assert_eq!(installation.finalizers("mesh").await?, ["config.linkerd.io/restore-base"]);
+    Ok(())
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn an_observer_of_what_is_already_so_says_so() -> Result<()> {
+    let installation = Installation::new().await?;
+    let manager = installation.manager().await?;
+    installation.declare("mesh", json!({"mode": "Observe", "proxy": {"logFormat": "plain"}})).await?;
+    let status = installation.reaches("mesh", &["Accepted=True/Accepted"]).await?;
+    println!("{}", status["conditions"]);
+    assert_eq!(installation.writes("/configmaps/").len() + installation.writes("/controllerrevisions").len(), 0);
+    drop(manager);
+    Ok(())
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn suspended_it_looks_away_and_resumed_it_puts_back() -> Result<()> {
+    let installation = Installation::new().await?;
+    let manager = installation.manager().await?;
+    installation.declare("mesh", json!({"proxy": {"accessLog": "json"}})).await?;
+    installation.reaches("mesh", &WELL).await?;
+    let declared = installation.helm_with(json!({"proxy": {"accessLog": "json"}})).await?;
+    installation.says(&declared).await?;
+    installation.change("mesh", json!({"mode": "Suspend", "proxy": {"logFormat": "json"}})).await?;
+    installation.reaches("mesh", &SUSPENDED).await?;
+    let writes = installation.writes("/configmaps/");
+    let edited = installation.edit("kubectl-edit", json!({"proxy": {"accessLog": ""}})).await?;
+    holds(QUIET, "the edit", async || {
+        ensure!(installation.map().await?.resource_version() == edited.resource_version(), "it was written");
+        Ok(())
+    })
+    .await?;
+    assert_eq!(installation.writes("/configmaps/"), writes);
+    assert_eq!(installation.told("mesh", "DriftDetected").await?, 0);
+    installation.change("mesh", json!({"mode": "Enforce"})).await?;
+    installation.reaches("mesh", &WELL).await?;
+    let declared = installation.helm_with(json!({"proxy": {"accessLog": "json", "logFormat": "json"}})).await?;
+    installation.says(&declared).await?;
+    assert_eq!(installation.bases().await?, [HELM]);
+    drop(manager);
+    Ok(())
+}
+
+/// Suspended from the start: not even a base.
+#[tokio::test(flavor = "multi_thread")]
+async fn suspended_from_the_start_it_remembers_nothing() -> Result<()> {
+    let installation = Installation::new().await?;
+    let manager = installation.manager().await?;
+    installation.declare("mesh", json!({"mode": "Suspend", "deletionPolicy": "RestoreBase"})).await?;
+    installation.reaches("mesh", &SUSPENDED).await?;
+    assert_eq!(installation.bases().await?, [""; 0]);
+    assert_eq!(installation.finalizers("mesh").await?, [""; 0]);
+    installation.delete("mesh").await?;
+    installation.is_gone("mesh").await?;
+    assert_eq!(installation.text().await?, HELM);
+    drop(manager);
+    Ok(())
+}

@@ -1,0 +1,228 @@
+//! What is declared, put over what Helm wrote; the whole document compared as Go reads it.
+
+use anyhow::{Result, ensure};
+use e2e::holds;
+use kube::ResourceExt;
+use serde_json::{Value, json};
+
+use super::{CONFIG_MAP, HELM, Installation, QUIET, WELL};
+
+/// Adopts with this spec, and compares the document with [`HELM`] and this over it.
+async fn becomes(spec: Value, patch: Value) -> Result<Installation> {
+    let installation = Installation::new().await?;
+    let manager = installation.manager().await?;
+    installation.declare("mesh", spec).await?;
+    installation.reaches("mesh", &WELL).await?;
+    installation.says(&installation.helm_with(patch).await?).await?;
+    drop(manager);
+    Ok(installation)
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn values_are_a_merge_patch() -> Result<()> {
+    let values = json!({
+        "proxy": {
+            "logHTTPHeaders": "insecure",
+            "runtime": {"workers": {"minimum": 2, "maximumCPURatio": 0.5}},
+            "accessLog": null,
+            "outbound": {"server": null, "client": {"http2": {"keepAliveInterval": "10s"}}},
+        },
+        "proxyInit": {"iptablesMode": "legacy", "closeWaitTimeoutSecs": 5, "runAsRoot": true},
+        "nodeSelector": {"kubernetes.io/os": null, "pool": "mesh"},
+        "policyController": {"probeNetworks": ["10.0.0.0/8"]},
+        "tolerations": [{"key": "mesh", "operator": "Exists"}],
+        "somethingNew": {"that": ["Linkerd", {"may": "have"}, 1, 1.5, true, null]},
+    });
+    becomes(json!({ "values": values }), values).await.map(drop)
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn typed_fields_set_their_paths() -> Result<()> {
+    let spec = json!({
+        "global": {
+            "version": "edge-26.9.1", "clusterDomain": "example.org", "cniEnabled": true, "disableIPv6": false,
+            "clusterNetworks": ["10.0.0.0/8", "fd00::/8"],
+            "identityContext": {"trustDomain": "mesh.example.org", "issuanceLifeTime": "48h", "clockSkewAllowance": "10s",
+                "scheme": "kubernetes.io/tls"},
+        },
+        "proxy": {
+            "proxyImage": {"name": "registry.example:5000/proxy", "pullPolicy": "Always"}, "proxyVersion": "edge-26.9.2",
+            "logLevel": "info", "logFormat": "json", "adminPort": 14191, "controlPort": 14190, "inboundPort": 14143,
+            "outboundPort": 14140, "proxyUID": 2200, "proxyGID": 2201, "ignoreInboundPorts": ["4567", "8000-8010"],
+            "ignoreOutboundPorts": [], "opaquePorts": ["25", "3306"], "skipSubnets": ["169.254.169.254/32"],
+            "disableExternalProfiles": false, "accessLog": "apache", "defaultInboundPolicy": "cluster-authenticated",
+            "nativeSidecar": false, "await": false, "shutdownGracePeriod": "60s", "inboundConnectTimeout": "200ms",
+            "outboundConnectTimeout": "2s",
+            "resource": {"requests": {"cpu": "100m", "memory": "20Mi"}, "limits": {"memory": "250Mi", "ephemeral-storage": "1Gi"}},
+            "additionalEnv": [{"name": "A", "value": "off"}, {"name": "B", "valueFrom": {"fieldRef": {"fieldPath": "spec.nodeName"}}}],
+        },
+    });
+    let patch = json!({
+        "linkerdVersion": "edge-26.9.1", "clusterDomain": "example.org", "cniEnabled": true, "disableIPv6": false,
+        "clusterNetworks": "10.0.0.0/8,fd00::/8", "identityTrustDomain": "mesh.example.org",
+        "identity": {"issuer": {"issuanceLifetime": "48h", "clockSkewAllowance": "10s", "scheme": "kubernetes.io/tls"}},
+        "proxy": {
+            "image": {"name": "registry.example:5000/proxy", "pullPolicy": "Always", "version": "edge-26.9.2"},
+            "logLevel": "info", "logFormat": "json",
+            "ports": {"admin": 14191, "control": 14190, "inbound": 14143, "outbound": 14140},
+            "uid": 2200, "gid": 2201, "opaquePorts": "25,3306", "enableExternalProfiles": true, "accessLog": "apache",
+            "defaultInboundPolicy": "cluster-authenticated", "nativeSidecar": false, "await": false,
+            "shutdownGracePeriod": "60s", "inboundConnectTimeout": "200ms", "outboundConnectTimeout": "2s",
+            "resources": {
+                "cpu": {"request": "100m"}, "memory": {"request": "20Mi", "limit": "250Mi"}, "ephemeral-storage": {"limit": "1Gi"},
+            },
+            "additionalEnv": [{"name": "A", "value": "off"}, {"name": "B", "valueFrom": {"fieldRef": {"fieldPath": "spec.nodeName"}}}],
+        },
+        "proxyInit": {"ignoreInboundPorts": "4567,8000-8010", "ignoreOutboundPorts": "", "skipSubnets": "169.254.169.254/32"},
+    });
+    let installation = becomes(spec, patch).await?;
+    let status = installation.reaches("mesh", &WELL).await?;
+    assert_eq!(status["proxyVersion"], "edge-26.9.2", "the proxy's before Linkerd's");
+    Ok(())
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn both_together_and_a_changed_spec_are_written_once_each() -> Result<()> {
+    let installation = Installation::new().await?;
+    let uid = installation.map().await?.uid();
+    let manager = installation.manager().await?;
+    let spec = json!({
+        "global": {"version": "edge-26.9.1"}, "proxy": {"logFormat": "json"},
+        "values": {"proxy": {"metrics": {"hostnameLabels": true}}},
+    });
+    installation.declare("mesh", spec).await?;
+    let status = installation.reaches("mesh", &WELL).await?;
+    let patch = json!({
+        "linkerdVersion": "edge-26.9.1", "proxy": {"logFormat": "json", "metrics": {"hostnameLabels": true}},
+    });
+    installation.says(&installation.helm_with(patch).await?).await?;
+    assert_eq!(status["proxyVersion"], "edge-26.9.1");
+    let first = status["configHash"].clone();
+
+    // What is not declared any more is the base's again.
+    installation.change("mesh", json!({"proxy": {"logFormat": null, "accessLog": "json"}, "values": null})).await?;
+    let status = installation.reaches("mesh", &WELL).await?;
+    let patch = json!({"linkerdVersion": "edge-26.9.1", "proxy": {"accessLog": "json"}});
+    installation.says(&installation.helm_with(patch).await?).await?;
+    assert_ne!(status["configHash"], first);
+    installation.change("mesh", json!({"global": {"version": null}, "proxy": null})).await?;
+    installation.reaches("mesh", &WELL).await?;
+    installation.says(&installation.helm_with(json!({})).await?).await?;
+
+    assert_eq!(installation.writes("/configmaps/").len(), 3);
+    assert_eq!(installation.map().await?.uid(), uid);
+    assert_eq!(installation.bases().await?, [HELM]);
+    assert_eq!(installation.told("mesh", "DriftDetected").await?, 0);
+    drop(manager);
+    Ok(())
+}
+
+/// Strings that YAML 1.1 reads as something else, and texts that are easily broken on the way.
+#[tokio::test(flavor = "multi_thread")]
+async fn go_reads_the_strings_that_were_declared() -> Result<()> {
+    let odd = [
+        "off",
+        "Yes",
+        "n",
+        "~",
+        "null",
+        "",
+        " ",
+        "1:30",
+        "190:20:30",
+        "0x1F",
+        "0o17",
+        "017",
+        "1e3",
+        "1_000",
+        ".inf",
+        "-.5",
+        "2026-01-01",
+        "2026-01-01T00:00:00Z",
+        "=",
+        "<<",
+        "!tag",
+        "&anchor",
+        "*alias",
+        "- item",
+        "? key",
+        "a: b",
+        "a #b",
+        "#",
+        "{a}",
+        "[a]",
+        "\"quoted\"",
+        "'single'",
+        "two\nlines\n",
+        "\nleading",
+        "trailing \n\n",
+        "tab\there",
+        "\u{e9}\u{1f980}",
+        "a\u{2028}b",
+        "\u{feff}",
+        "@at",
+        "`tick",
+        "%percent",
+        "|",
+        ">",
+        "\\",
+        "C:\\dir",
+        "---",
+        "...",
+        "+1",
+        "1.0",
+    ];
+    let annotations: serde_json::Map<String, Value> =
+        odd.iter().enumerate().map(|(number, text)| (format!("a{number:02}"), Value::from(*text))).collect();
+    let keys: serde_json::Map<String, Value> = odd.iter().map(|text| (format!("{text}."), Value::from("1"))).collect();
+    let values = json!({"podAnnotations": annotations, "podLabels": keys, "proxy": {"logHTTPHeaders": "off"}});
+    becomes(json!({ "values": values }), values).await.map(drop)
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_text_that_means_the_same_is_left_as_it_is() -> Result<()> {
+    let installation = Installation::new().await?;
+    let manager = installation.manager().await?;
+    installation.declare("mesh", json!({"proxy": {"accessLog": "json"}})).await?;
+    installation.reaches("mesh", &WELL).await?;
+    installation.tells("mesh", "ConfigMapUpdated").await?;
+    let expected = installation.helm_with(json!({"proxy": {"accessLog": "json"}})).await?;
+    installation.says(&expected).await?;
+    let json_text = serde_json::to_string(&expected)?;
+    let text = installation.text().await?;
+    // In another order, in other quotes, with comments.
+    let (first, rest) = text.split_once('\n').unwrap_or_default();
+    let moved = format!("# a comment\n{rest}\n{first}  # moved\n").replace("accessLog: json", "accessLog: 'json'");
+    ensure!(moved.contains("'json'") && installation.parse(&moved).await? == expected, "{moved}");
+    for other in [json_text.as_str(), &moved] {
+        installation.rewrite("kubectl-edit", other).await?;
+        holds(QUIET, "the other text", async || {
+            ensure!(installation.text().await? == other, "it was written again");
+            Ok(())
+        })
+        .await?;
+        installation.reaches("mesh", &WELL).await?;
+    }
+    assert_eq!(installation.writes(&format!("/configmaps/{CONFIG_MAP}")).len(), 1);
+    assert_eq!(installation.told("mesh", "DriftDetected").await?, 0);
+    assert_eq!(installation.bases().await?.len(), 1);
+    drop(manager);
+    Ok(())
+}
+
+/// The base may spell keys as Go lets it; there is one of each afterwards.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_key_of_the_base_in_another_case_is_the_same_key() -> Result<()> {
+    let installation = Installation::empty().await?;
+    installation.put_trust_roots(&installation.base_anchors().await?).await?;
+    let base = HELM.replace("  logLevel: warn,linkerd=info,hickory=error", "  LOGLEVEL: warn");
+    ensure!(base != HELM, "the document has another form");
+    installation.put_map(json!({"data": {"values": base}})).await?;
+    let manager = installation.manager().await?;
+    installation.declare("mesh", json!({"proxy": {"logLevel": "debug"}})).await?;
+    installation.reaches("mesh", &WELL).await?;
+    installation.says(&installation.helm_with(json!({"proxy": {"logLevel": "debug"}})).await?).await?;
+    assert_eq!(installation.bases().await?, [base]);
+    drop(manager);
+    Ok(())
+}

@@ -1,0 +1,175 @@
+//! The manager around it: what it waits for, what it tells a monitor, and resources of another time.
+
+use anyhow::{Context, Result, ensure};
+use e2e::{ControlPlane, Manager, ManagerOptions, Options, TestNamespace, eventually, holds, mesh::SOON};
+use hyper::StatusCode;
+use kube::{
+    Api,
+    api::{DynamicObject, PostParams},
+};
+use serde_json::{Value, json};
+
+use super::{CONFIG_MAP, HELM, Installation, QUIET, WELL, kind};
+
+#[tokio::test(flavor = "multi_thread")]
+async fn without_the_namespace_of_its_lease_it_waits_and_says_so() -> Result<()> {
+    let installation = Installation::new().await?;
+    let nowhere = installation.full("operator");
+    let manager = installation.manager_with(&[&format!("--operator-namespace={nowhere}")]).await?;
+    installation.declare("mesh", json!({"proxy": {"accessLog": "json"}})).await?;
+    eventually(SOON, "/ready to name it", async || {
+        let (status, body) = manager.get("/ready").await?;
+        ensure!(status == StatusCode::OK && body.contains(&nowhere), "{status} {body}");
+        Ok(())
+    })
+    .await?;
+    holds(QUIET, "that nothing is written", async || {
+        let writes = installation.writes(&installation.namespace);
+        ensure!(writes.is_empty() && installation.text().await? == HELM, "{writes:?}");
+        Ok(())
+    })
+    .await?;
+    installation.control_plane.kubectl(&["create", "namespace", &nowhere]).await?;
+    installation.reaches("mesh", &WELL).await?;
+    Ok(())
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn it_waits_for_the_definition_and_serves_it_once_it_is_there() -> Result<()> {
+    let control_plane = ControlPlane::start(Options::default()).await?;
+    let client = control_plane.client().await?;
+    let namespace = TestNamespace::create(&client, "linkerd-config").await?.name().to_owned();
+    let off = ["--enable-external-workload=false", "--enable-destination=false"].map(str::to_owned);
+    let own = [format!("--controller-namespace={namespace}"), format!("--operator-namespace={namespace}")];
+    let options = ManagerOptions { args: [off, own].concat(), ..ManagerOptions::default() };
+    let mut manager = Manager::start(&control_plane, options)?;
+    manager.ready(SOON).await?;
+    eventually(SOON, "/ready to name it", async || {
+        let (status, body) = manager.get("/ready").await?;
+        ensure!(status == StatusCode::OK, "{status} {body}");
+        ensure!(body.contains("linkerdconfigs.config.linkerd.io") && body.contains("make install"), "{body}");
+        Ok(())
+    })
+    .await?;
+    control_plane.install_crds("crd").await?;
+    let configs: Api<DynamicObject> = Api::all_with(client.clone(), &kind());
+    let spec = json!({"spec": {"global": {"linkerdNamespace": namespace}}});
+    configs.create(&PostParams::default(), &DynamicObject::new("mesh", &kind()).data(spec)).await?;
+    eventually(SOON, "a status", async || {
+        let status = configs.get("mesh").await?.data["status"].take();
+        ensure!(status.to_string().contains("TargetNotFound"), "{status}");
+        Ok(())
+    })
+    .await?;
+    eventually(SOON, "/ready to name nothing", async || {
+        let (_, body) = manager.get("/ready").await?;
+        ensure!(body == "ready\n", "{body}");
+        Ok(())
+    })
+    .await?;
+    assert_eq!(manager.log().matches("the API server does not serve this kind").count(), 1, "{}", manager.log());
+    Ok(())
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn switched_off_it_asks_for_nothing() -> Result<()> {
+    let installation = Installation::new().await?;
+    let manager = installation.manager_with(&["--enable-linkerd-config=false"]).await?;
+    installation.declare("mesh", json!({"proxy": {"accessLog": "json"}})).await?;
+    holds(QUIET, "that nothing is asked", async || {
+        let asked = installation.proxy.log();
+        ensure!(asked.is_empty(), "{asked:?}");
+        Ok(())
+    })
+    .await?;
+    assert_eq!(manager.get("/ready").await?.1, "ready\n");
+    assert_eq!(installation.text().await?, HELM);
+    Ok(())
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn metrics_tell_what_is_so_and_how_often_what_was_done() -> Result<()> {
+    let installation = Installation::new().await?;
+    let manager = installation.manager().await?;
+    installation.declare("mesh", json!({"proxy": {"accessLog": "json"}})).await?;
+    let status = installation.reaches("mesh", &WELL).await?;
+    installation.declare("other", json!({"priority": -1})).await?;
+    installation.reaches("other", &["Accepted=False/Conflicted"]).await?;
+    installation.edit("anybody", json!({"imagePullPolicy": "Always"})).await?;
+    installation.map_tells("DriftReverted").await?;
+    let (mesh, other) = (installation.full("mesh"), installation.full("other"));
+    let hash = status["configHash"].as_str().context("no hash")?;
+    let info = "linkerd_operator_linkerdconfig_info";
+    let condition = "linkerd_operator_linkerdconfig_condition";
+    for (name, labels) in [
+        (info, vec![("name", mesh.as_str()), ("active", "true"), ("config_hash", hash)]),
+        (info, vec![("name", &other), ("active", "false")]),
+        (condition, vec![("name", &mesh), ("type", "Ready"), ("status", "True")]),
+        (condition, vec![("name", &mesh), ("type", "ConfigMapSynced"), ("status", "True")]),
+        (condition, vec![("name", &other), ("type", "Accepted"), ("status", "False")]),
+        ("linkerd_operator_linkerdconfig_drift_total", vec![("manager", "other")]),
+    ] {
+        let seen = eventually(SOON, format_args!("{name} {labels:?}"), async || {
+            manager.metric(name, &labels).await.context("it is not there")
+        })
+        .await?;
+        assert_eq!(seen, 1.0, "{name} {labels:?}");
+    }
+    let writes = manager.metric("linkerd_operator_linkerdconfig_configmap_writes_total", &[]).await;
+    assert_eq!(writes, Some(2.0));
+    let samples = manager.metrics().await?;
+    let drift = samples.iter().filter(|sample| sample.name == "linkerd_operator_linkerdconfig_drift_total");
+    for sample in drift {
+        assert!(!sample.has(&[("manager", "anybody")]), "anybody can make a label: {sample:?}");
+    }
+    // One series each: what was so is no more.
+    installation.delete("other").await?;
+    installation.is_gone("other").await?;
+    installation.change("mesh", json!({"values": {"proxy": {"UID": 7}}})).await?;
+    installation.reaches("mesh", &["Accepted=False/Invalid"]).await?;
+    eventually(SOON, "the old series to go", async || {
+        let samples = manager.metrics().await?;
+        let of = |name: &str| samples.iter().filter(|sample| sample.name == name).cloned().collect::<Vec<_>>();
+        ensure!(of(info).len() == 1, "{:?}", of(info));
+        let ready = of(condition).into_iter().filter(|sample| sample.has(&[("type", "Ready")]) && sample.value == 1.0);
+        let ready = ready.collect::<Vec<_>>();
+        ensure!(ready.len() == 1 && ready[0].has(&[("status", "False")]), "{ready:?}");
+        Ok(())
+    })
+    .await
+}
+
+/// The sample that people have in their repositories.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_resource_of_2020_works_and_says_which_fields_do_nothing_any_more() -> Result<()> {
+    let installation = Installation::new().await?;
+    let manager = installation.manager().await?;
+    let file = format!("{}/../config/samples/linkerdconfig-2020.yaml", env!("CARGO_MANIFEST_DIR"));
+    let sample = installation.control_plane.kubectl(&["create", "-f", &file, "-o", "json", "--dry-run=client"]).await?;
+    let spec = serde_json::from_str::<Value>(&sample)?["spec"].take();
+    let pem = spec["global"]["identityContext"]["trustAnchorsPEM"].as_str().context("no trust anchors")?.to_owned();
+    installation.set_trust_roots(&pem).await?;
+    installation.declare("mesh", spec).await?;
+    let status = installation.reaches("mesh", &WELL).await?;
+    let mut deprecated = status["deprecatedFields"].as_array().cloned().context("no deprecatedFields")?;
+    deprecated.sort_by_key(Value::to_string);
+    let fields = deprecated.iter().filter_map(Value::as_str).map(|field| field.trim_start_matches("spec."));
+    assert_eq!(
+        fields.collect::<Vec<_>>(),
+        ["global.omitWebhookSideEffects", "proxy.proxyInitImage", "proxy.proxyInitImageVersion"]
+    );
+    let patch = json!({
+        "linkerdVersion": "edge-19.12.3", "identityTrustAnchorsPEM": pem,
+        "identity": {"issuer": {"issuanceLifetime": "86400s", "clockSkewAllowance": "20s", "scheme": "linkerd.io/tls"}},
+        "proxy": {
+            "image": {"name": "gcr.io/linkerd-io/proxy", "pullPolicy": "IfNotPresent", "version": "edge-19.12.3"},
+            "logLevel": "warn,linkerd2_proxy=info", "enableExternalProfiles": true, "uid": 2102,
+            "resources": {"cpu": {"limit": "1", "request": "100m"}, "memory": {"limit": "250Mi", "request": "20Mi"}},
+        },
+        "proxyInit": {"ignoreInboundPorts": "8888,9999", "ignoreOutboundPorts": "8888,9999"},
+    });
+    installation.says(&installation.helm_with(patch).await?).await?;
+    assert_eq!(status["target"]["name"], CONFIG_MAP);
+    drop(manager);
+    Ok(())
+}

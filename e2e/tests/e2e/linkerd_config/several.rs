@@ -1,0 +1,162 @@
+//! Several resources for one ConfigMap: one is in effect, the others say which, and wait.
+
+use std::time::Duration;
+
+use anyhow::{Context, Result, ensure};
+use e2e::{eventually, holds, mesh::SOON};
+use kube::{ResourceExt, api::ListParams};
+use serde_json::json;
+
+use super::{HELM, Installation, QUIET, WELL, message};
+
+const LOST: [&str; 2] = ["Accepted=False/Conflicted", "Ready=False/Conflicted"];
+
+#[tokio::test(flavor = "multi_thread")]
+async fn the_older_wins_until_the_other_has_priority_or_it_goes() -> Result<()> {
+    let installation = Installation::new().await?;
+    let uid = installation.map().await?.uid();
+    let manager = installation.manager().await?;
+    // Names come last: by name the second would be the first.
+    let first = installation.declare("z", json!({"proxy": {"accessLog": "json"}})).await?;
+    installation.reaches("z", &WELL).await?;
+    // Ages are whole seconds.
+    eventually(SOON, "the clock to go on", async || {
+        let probe = installation
+            .maps
+            .create(
+                &kube::api::PostParams { dry_run: true, ..Default::default() },
+                &serde_json::from_value(json!({"metadata": {"name": "probe"}}))?,
+            )
+            .await?;
+        ensure!(probe.creation_timestamp() > first.creation_timestamp(), "the same second");
+        Ok(())
+    })
+    .await?;
+    let apache = json!({"proxy": {"accessLog": "apache", "logLevel": "debug"}});
+    installation.declare("a", apache.clone()).await?;
+    let status = installation.reaches("a", &LOST).await?;
+    assert_eq!(status["active"], false);
+    assert!(message(&status, "Accepted")?.contains(&installation.full("z")), "{status}");
+    let note = installation.tells("a", "Conflicted").await?;
+    assert!(note.contains(&installation.full("z")), "{note}");
+    assert_eq!(installation.reaches("z", &WELL).await?["active"], true);
+    let json_log = installation.helm_with(json!({"proxy": {"accessLog": "json"}})).await?;
+    installation.says(&json_log).await?;
+
+    installation.change("a", json!({"priority": 1})).await?;
+    assert_eq!(installation.reaches("a", &WELL).await?["active"], true);
+    assert_eq!(installation.reaches("z", &LOST).await?["active"], false);
+    // Nothing of the one is left under the other.
+    installation.says(&installation.helm_with(apache).await?).await?;
+    installation.tells("a", "Activated").await?;
+    installation.tells("z", "Conflicted").await?;
+
+    installation.delete("a").await?;
+    installation.is_gone("a").await?;
+    installation.reaches("z", &WELL).await?;
+    installation.says(&json_log).await?;
+    installation.tells("z", "Activated").await?;
+
+    assert_eq!(installation.map().await?.uid(), uid);
+    assert_eq!(installation.bases().await?, [HELM]);
+    assert_eq!(installation.told("a", "Conflicted").await?, 1);
+    for name in ["a", "z"] {
+        assert_eq!(installation.told(name, "DriftDetected").await?, 0, "a switch is no drift");
+    }
+    drop(manager);
+    Ok(())
+}
+
+/// A resource that cannot be is not passed over in silence: it is in effect, and says what is wrong with it.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_loser_that_is_invalid_or_observing_changes_nothing_for_the_winner() -> Result<()> {
+    let installation = Installation::new().await?;
+    let manager = installation.manager().await?;
+    installation.declare("winner", json!({"priority": 5, "proxy": {"accessLog": "json"}})).await?;
+    installation.reaches("winner", &WELL).await?;
+    installation.declare("invalid", json!({"values": {"proxy": {"uid": "many"}}})).await?;
+    installation.declare("observing", json!({"mode": "Observe", "proxy": {"logLevel": "debug"}})).await?;
+    installation.declare("restoring", json!({"deletionPolicy": "RestoreBase"})).await?;
+    for name in ["invalid", "observing", "restoring"] {
+        assert_eq!(installation.reaches(name, &["Ready=False/Conflicted"]).await?["active"], false);
+        assert_eq!(installation.finalizers(name).await?, [""; 0], "only while it is in effect");
+    }
+    let declared = installation.helm_with(json!({"proxy": {"accessLog": "json"}})).await?;
+    let writes = installation.writes("/configmaps/");
+    installation.delete("restoring").await?;
+    installation.is_gone("restoring").await?;
+    holds(QUIET, "what the winner declared", async || {
+        ensure!(installation.document().await? == declared && installation.writes("/configmaps/") == writes, "a write");
+        Ok(())
+    })
+    .await?;
+    installation.reaches("winner", &WELL).await?;
+    drop(manager);
+    Ok(())
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn of_a_hundred_one_is_in_effect_and_costs_what_one_costs() -> Result<()> {
+    let installation = Installation::new().await?;
+    let manager = installation.manager().await?;
+    for number in 0..100 {
+        let spec = json!({"priority": i32::from(number == 42) * 10, "proxy": {"logLevel": format!("warn,n={number}")}});
+        installation.declare(&format!("c{number:02}"), spec).await?;
+    }
+    let one_is = async |winner: usize, left: usize| {
+        eventually(Duration::from_secs(60), format_args!("c{winner} to be in effect and no other"), async || {
+            let all = installation.configs.list(&ListParams::default()).await?;
+            let ours = all.iter().filter(|config| config.name_any().starts_with(&installation.namespace));
+            let (mut active, mut waiting) = (Vec::new(), 0);
+            for config in ours {
+                let status = &config.data["status"];
+                match status["active"].as_bool().context("no status")? {
+                    true => active.push(config.name_any()),
+                    false => {
+                        let why = message(status, "Accepted")?;
+                        ensure!(why.contains(&installation.full(&format!("c{winner:02}"))), "{why}");
+                        waiting += 1;
+                    }
+                }
+            }
+            ensure!(
+                active == [installation.full(&format!("c{winner:02}"))] && waiting == left - 1,
+                "{active:?}, {waiting}"
+            );
+            Ok(())
+        })
+        .await
+    };
+    one_is(42, 100).await?;
+    installation.reaches("c42", &WELL).await?;
+    installation.says(&installation.helm_with(json!({"proxy": {"logLevel": "warn,n=42"}})).await?).await?;
+    let before = installation.writes("/configmaps/").len();
+    println!("{} writes of the ConfigMap and {} of statuses for 100", before, installation.writes("/status").len());
+    // Before the one with priority came, the first was in effect.
+    ensure!(before <= 2, "{before} writes of the ConfigMap");
+
+    let writes = installation.writes("");
+    holds(QUIET, "quiet", async || {
+        let after = installation.writes("");
+        let statuses = after[writes.len()..].iter().filter(|write| !write.contains("/events")).collect::<Vec<_>>();
+        ensure!(statuses.is_empty(), "{statuses:?}");
+        Ok(())
+    })
+    .await?;
+    let cpu = manager.cpu_time()?;
+    for number in 0..3 {
+        installation.edit("kubectl-edit", json!({"proxy": {"logLevel": format!("edit,n={number}")}})).await?;
+        installation.says(&installation.helm_with(json!({"proxy": {"logLevel": "warn,n=42"}})).await?).await?;
+    }
+    println!("three reverts cost {:?} of CPU", manager.cpu_time()? - cpu);
+    let statuses = installation.writes("/status");
+    let others = statuses[writes.iter().filter(|write| write.contains("/status")).count()..].iter();
+    let others = others.filter(|write| !write.contains("c42")).collect::<Vec<_>>();
+    assert!(others.is_empty(), "{others:?}");
+
+    installation.delete("c42").await?;
+    one_is(0, 99).await?;
+    installation.says(&installation.helm_with(json!({"proxy": {"logLevel": "warn,n=0"}})).await?).await?;
+    assert_eq!(installation.bases().await?, [HELM]);
+    Ok(())
+}
