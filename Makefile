@@ -16,7 +16,7 @@ PHASE = phase() { local name=$$1 begun=$$SECONDS; shift; echo "==> $$name"; "$$@
 ##@ See it work
 
 .PHONY: demo
-demo: build ## A virtual machine becomes an endpoint of a Service, on a real control plane (KEEP=1 leaves it running)
+demo: build ## A virtual machine becomes an endpoint of a Service, one resource owns the proxy configuration: on a real control plane (KEEP=1 leaves it running)
 	$(TARGET)/debug/demo $(if $(KEEP),--keep)
 
 .PHONY: control-plane

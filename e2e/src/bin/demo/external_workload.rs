@@ -1,0 +1,174 @@
+//! The first act: a virtual machine becomes an endpoint of a Service, and proxies are told.
+
+use anyhow::{Result, ensure};
+use e2e::{
+    ControlPlane, Manager, Process, Spawn,
+    mesh::{Mesh, SOON},
+    process::beside_this_executable,
+    wait::eventually,
+};
+
+use crate::{Kubectl, metrics, say};
+
+pub(crate) const NAMESPACE: &str = "mixed";
+const SLICES: [&str; 7] = [
+    "-n",
+    NAMESPACE,
+    "get",
+    "endpointslices",
+    "-l",
+    "kubernetes.io/service-name=legacy",
+    "-o=custom-columns=SLICE:.metadata.name,ADDRESSES:.endpoints[*].addresses[0],READY:.endpoints[*].conditions.ready,PORT:.ports[*].port",
+];
+
+pub(crate) async fn act(control_plane: &ControlPlane, manager: &Manager) -> Result<()> {
+    let show = Kubectl(control_plane);
+    say("A Service over two virtual machines and one Pod (config/samples/external-workload.yaml).");
+    show.file("-k", "config/samples").await?;
+    let mesh = Mesh::new(&control_plane.client().await?, NAMESPACE);
+    mesh.shows("legacy", &[("vm-1", false), ("vm-2", false)]).await?;
+    eventually(SOON, "the Pod to be an endpoint too", async || {
+        let slices = control_plane.kubectl(&SLICES).await?;
+        ensure!(slices.lines().count() == 3, "{slices}");
+        Ok(())
+    })
+    .await?;
+    say(
+        "One slice is ours, with the machines; the other is Kubernetes' own, with the Pod. Readers take both together.\n\
+         The machines are not ready yet: nobody has said that they are.",
+    );
+    show.run(&SLICES).await?;
+
+    say("Whoever checks their health says so in their status.");
+    for machine in ["vm-1", "vm-2"] {
+        set_ready(&show, machine, true).await?;
+    }
+    mesh.shows("legacy", &[("vm-1", true), ("vm-2", true)]).await?;
+    show.run(&SLICES).await?;
+
+    say(
+        "What a Linkerd proxy is told that asks for the Service: the machines and the Pod, from the same process. The stream\n\
+         stays open, as a proxy's does.",
+    );
+    let mut proxy = Watcher::start(control_plane, manager, "legacy.mixed.svc.cluster.local:80")?;
+    proxy.prints(&["vm-1", "vm-2", "pod-1"]).await?;
+
+    say("Before it connects to an address, a proxy asks for its profile: here of a machine.");
+    println!("{}", profile(control_plane, manager, "192.0.2.11:8080").await?);
+
+    say("vm-2 becomes unready: it stays in the slice, and the proxy is told to send it no more traffic.");
+    set_ready(&show, "vm-2", false).await?;
+    mesh.shows("legacy", &[("vm-1", true), ("vm-2", false)]).await?;
+    show.run(&SLICES).await?;
+    proxy.prints(&["vm-2"]).await?;
+
+    say("And back.");
+    set_ready(&show, "vm-2", true).await?;
+    mesh.shows("legacy", &[("vm-1", true), ("vm-2", true)]).await?;
+    show.run(&SLICES).await?;
+    proxy.prints(&["vm-2"]).await?;
+
+    say(
+        "A third machine comes with a typing error in its address. It is left out, its owner is told, the others stay.",
+    );
+    show.file("-f", "config/samples/bad-address.yaml").await?;
+    mesh.tells("vm-3", "InvalidWorkloadIP").await?;
+    mesh.shows("legacy", &[("vm-1", true), ("vm-2", true)]).await?;
+    show.run(&SLICES).await?;
+
+    say("What it told, as `kubectl describe` and `kubectl events` show it.");
+    mesh.tells("vm-2", "BecameUnready").await?;
+    let columns = "-o=custom-columns=TYPE:.type,REASON:.reason,OBJECT:.regarding.name,NOTE:.note";
+    show.run(&[
+        "-n",
+        NAMESPACE,
+        "get",
+        "events.events.k8s.io",
+        "--field-selector=reportingController=linkerd-operator",
+        columns,
+    ])
+    .await?;
+
+    say("What its metrics say: slices written, endpoints by readiness, who leads, who listens.");
+    metrics(
+        manager,
+        &[
+            "linkerd_operator_endpointslice_writes_total{result=\"ok\"",
+            "linkerd_operator_external_workload_endpoints",
+            "linkerd_operator_leader{",
+            "externalworkload_cache_size",
+            "workqueue_adds_total",
+            "endpoints_subscribers",
+            "linkerd_operator_discovery_messages_total",
+        ],
+    )
+    .await?;
+    Ok(())
+}
+
+/// A client of the Destination API that stays, and what it printed since somebody looked.
+struct Watcher {
+    process: Process,
+    shown: usize,
+}
+
+impl Watcher {
+    fn start(control_plane: &ControlPlane, manager: &Manager, authority: &str) -> Result<Self> {
+        let address = manager.destination_address().to_string();
+        println!("$ linkerd-operator endpoints --watch --addr {address} {authority}");
+        let binary = beside_this_executable("linkerd-operator", "LINKERD_OPERATOR_BIN")?;
+        let spawn = Spawn::new("endpoints --watch", binary, control_plane.directory().join("endpoints.log")).args([
+            "endpoints",
+            "--watch",
+            "--addr",
+            &address,
+            authority,
+        ]);
+        Ok(Self { process: Process::spawn(spawn)?, shown: 0 })
+    }
+
+    /// Waits until all of these are named in what is new, and shows it.
+    async fn prints(&mut self, names: &[&str]) -> Result<()> {
+        let news = eventually(SOON, "the proxy to be told", async || {
+            let log = self.process.log();
+            let news = log.get(self.shown..).unwrap_or_default().to_owned();
+            ensure!(names.iter().all(|name| news.contains(name)), "{news}");
+            Ok(news)
+        })
+        .await?;
+        self.shown += news.len();
+        println!("{}", news.trim_end());
+        Ok(())
+    }
+}
+
+/// What a proxy would be told of the address, as the terminal shows it.
+async fn profile(control_plane: &ControlPlane, manager: &Manager, authority: &str) -> Result<String> {
+    let address = manager.destination_address().to_string();
+    println!("$ linkerd-operator profile --addr {address} {authority}");
+    let binary = beside_this_executable("linkerd-operator", "LINKERD_OPERATOR_BIN")?;
+    let log = control_plane.directory().join("profile.log");
+    let mut process =
+        Process::spawn(Spawn::new("profile", binary, log).args(["profile", "--addr", &address, authority]))?;
+    let status = process.wait(SOON).await?;
+    let printed = process.log();
+    ensure!(status.success() && printed.contains("external_workload"), "it ended with {status}:\n{printed}");
+    Ok(printed.trim_end().to_owned())
+}
+
+async fn set_ready(show: &Kubectl<'_>, machine: &str, ready: bool) -> Result<()> {
+    let status = if ready { "True" } else { "False" };
+    let patch = format!(r#"{{"status":{{"conditions":[{{"type":"Ready","status":"{status}"}}]}}}}"#);
+    show.run(&[
+        "-n",
+        NAMESPACE,
+        "patch",
+        "externalworkload",
+        machine,
+        "--subresource=status",
+        "--type=merge",
+        "-p",
+        &patch,
+    ])
+    .await
+}

@@ -1,0 +1,113 @@
+//! `make demo`: a virtual machine becomes an endpoint of a Service, and one resource owns the mesh's proxy configuration; step
+//! by step.
+//!
+//! Everything is real: etcd, kube-apiserver, kube-controller-manager, and our manager as a process of its own. Each step says
+//! what will happen, does it with kubectl, and checks that it did; the first thing that is not as told ends the demo with
+//! an error. Nothing stays behind, except with `--keep`.
+
+mod external_workload;
+mod linkerd_config;
+
+use std::{path::Path, process::ExitCode, time::Duration};
+
+use anyhow::{Result, ensure};
+use e2e::{ControlPlane, Manager, ManagerOptions, Options};
+
+#[tokio::main]
+async fn main() -> ExitCode {
+    let keep = std::env::args().any(|argument| argument == "--keep");
+    match demo(keep).await {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("\nNot as told: {error:#}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+async fn demo(keep: bool) -> Result<()> {
+    say(
+        "A Kubernetes control plane: etcd, kube-apiserver, kube-controller-manager, kube-scheduler. No containers needed.",
+    );
+    let control_plane = ControlPlane::start(Options::full()).await?;
+    control_plane.add_node("node-1", "zone-a").await?;
+    let show = Kubectl(&control_plane);
+    show.run(&["version"]).await?;
+
+    say(
+        "Linkerd's ExternalWorkload CRD, our LinkerdConfig CRD, and the namespace of Linkerd's control plane, where the Leases\n\
+         will be.",
+    );
+    control_plane.install_crds("crd/linkerd").await?;
+    control_plane.install_crds("crd").await?;
+    show.run(&["create", "namespace", "linkerd"]).await?;
+    show.run(&["get", "crd", "externalworkloads.workload.linkerd.io", "linkerdconfigs.config.linkerd.io"]).await?;
+
+    say("Our manager, as a process of its own. It is ready when it has listed what it watches.");
+    let args = vec!["--operator-namespace=linkerd".to_owned()];
+    let mut manager = Manager::start(&control_plane, ManagerOptions { args, ..ManagerOptions::default() })?;
+    manager.ready(Duration::from_secs(30)).await?;
+    println!("$ curl http://{}/ready\n{}", manager.admin_address(), manager.get("/ready").await?.1);
+
+    external_workload::act(&control_plane, &manager).await?;
+    linkerd_config::act(&control_plane, &manager).await?;
+
+    let failed: f64 = manager.metric("linkerd_operator_reconcile_errors_total", &[]).await.unwrap_or(0.0);
+    ensure!(failed == 0.0, "{failed} reconciles failed:\n{}", manager.log());
+    if keep {
+        let kubeconfig = control_plane.kubeconfig().display();
+        let namespace = external_workload::NAMESPACE;
+        say(&format!(
+            "It is yours until Ctrl-C:\n\n  export KUBECONFIG={kubeconfig}\n  kubectl -n {namespace} get externalworkloads,endpointslices,events"
+        ));
+        tokio::signal::ctrl_c().await?;
+    }
+    say("SIGTERM: the manager ends its streams, finishes its writes, hands its Leases over, and ends.");
+    let status = manager.terminate(Duration::from_secs(20)).await?;
+    ensure!(status.success(), "it ended with {status}");
+    let holders = "-o=custom-columns=LEASE:.metadata.name,HOLDER:.spec.holderIdentity";
+    show.run(&["-n", "linkerd", "get", "leases", holders]).await?;
+    say("That was all. Everything is cleaned up.");
+    Ok(())
+}
+
+fn say(words: &str) {
+    println!("\n# {}\n", words.replace('\n', "\n# "));
+}
+
+/// The samples' metrics that begin so, each of which there has to be.
+async fn metrics(manager: &Manager, names: &[&str]) -> Result<()> {
+    let metrics = manager.get("/metrics").await?.1;
+    for name in names {
+        let lines: Vec<&str> = metrics.lines().filter(|line| line.starts_with(name)).collect();
+        ensure!(!lines.is_empty(), "/metrics has no {name}");
+        lines.iter().for_each(|line| println!("{line}"));
+    }
+    Ok(())
+}
+
+fn in_repository(path: &str) -> String {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("..").join(path).display().to_string()
+}
+
+/// kubectl, with the command shown above its output.
+struct Kubectl<'a>(&'a ControlPlane);
+
+impl Kubectl<'_> {
+    async fn run(&self, args: &[&str]) -> Result<()> {
+        let shown: Vec<String> = args
+            .iter()
+            .map(|arg| if arg.contains([' ', '[', '{']) { format!("'{arg}'") } else { (*arg).to_owned() })
+            .collect();
+        println!("$ kubectl {}", shown.join(" "));
+        println!("{}", self.0.kubectl(args).await?.trim_end());
+        Ok(())
+    }
+
+    /// Applies what lies in the repository, as a user does who stands in it.
+    async fn file(&self, flag: &str, path: &str) -> Result<()> {
+        println!("$ kubectl apply {flag} {path}");
+        println!("{}", self.0.kubectl(&["apply", flag, &in_repository(path)]).await?.trim_end());
+        Ok(())
+    }
+}
