@@ -1,14 +1,14 @@
 //! `linkerd-operator`: a control plane for the Linkerd service mesh.
 //!
 //! ```text
-//! kube-apiserver ──watch──▶ cluster ─┬─Triggers──▶ external_workload: State → Plan → apply ──write──▶ kube-apiserver
-//!                                    │                    ▲                    └─▶ events
-//!                                    │                  lease
+//! kube-apiserver ──watch──▶ cluster ─┬─Triggers──▶ external_workload, linkerd_config: State → Plan → apply ──write──▶ kube-apiserver
+//!                                    │                    ▲                                    └─▶ events
+//!                                    │                controller ◀── lease
 //!                                    └─Dirty─────▶ destination: State → Members → Snapshot ──▶ streams ──▶ proxies
 //! ```
 //!
 //! Data goes one way: a reader of the state never writes it, and a controller's own write comes back through the watch
-//! like anybody's. Decisions are functions from values to values ([`external_workload`]'s `plan`, [`destination`]'s `members`,
+//! like anybody's. Decisions are functions from values to values (the controllers' `plan`, [`destination`]'s `members`,
 //! `view`, `endpoint` and `snapshot`); what surrounds them reads, waits, writes and serves. [`manager`] puts the parts
 //! together. [`cli`] is the other side: what a proxy is told, and what a LinkerdConfig would change, for people.
 
@@ -18,6 +18,7 @@ pub mod args;
 pub mod cli;
 pub mod client;
 pub mod cluster;
+pub mod controller;
 pub mod destination;
 pub mod events;
 pub mod external_workload;

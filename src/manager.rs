@@ -12,7 +12,7 @@ use crate::{
     args::ManagerArgs,
     client,
     cluster::{Cluster, Readers, dirty::Dirty, trigger::Triggers},
-    destination, events, external_workload, lease, linkerd_config,
+    controller, destination, events, external_workload, lease, linkerd_config,
     listen::listen,
     metrics,
     resources::Resources,
@@ -87,35 +87,30 @@ pub async fn run(args: ManagerArgs) -> anyhow::Result<()> {
         lease::spawn(&client, election, &elections, stop_leases.clone(), &mut stewards)
     };
     let mut led = Vec::new();
-    if let (Some(cluster), Some(triggers), Some(events)) = (&cluster, &followed_by.external_workload, &events) {
-        let leadership = elect(&args.controller_namespace, external_workload::LEASE);
-        let settings = external_workload::Settings {
-            concurrency: args.external_workload_concurrency,
-            full_pass_interval: args.full_pass_interval,
+    if let (Some(cluster), Some(events)) = (&cluster, &events) {
+        let parts = |triggers: &Arc<Triggers>, leadership: &lease::Leadership| controller::Parts {
+            client: client.clone(),
+            cluster: cluster.clone(),
+            triggers: Arc::clone(triggers),
+            leadership: leadership.clone(),
+            events: events.clone(),
+            registry: registry.clone(),
         };
-        let parts = external_workload::Parts {
-            client: &client,
-            cluster,
-            triggers,
-            leadership: &leadership,
-            events,
-            registry: &registry,
-        };
-        external_workload::spawn(&parts, settings, stop.clone(), &mut writers)?;
-        led.push(leadership);
-    }
-    if let (Some(cluster), Some(triggers), Some(events)) = (&cluster, &followed_by.linkerd_config, &events) {
-        let leadership = elect(&operator_namespace, linkerd_config::LEASE);
-        let parts = linkerd_config::Parts {
-            client: &client,
-            cluster,
-            triggers,
-            leadership: &leadership,
-            events,
-            registry: &registry,
-        };
-        linkerd_config::spawn(&parts, &args.controller_namespace, stop.clone(), &mut writers)?;
-        led.push(leadership);
+        if let Some(triggers) = &followed_by.external_workload {
+            let leadership = elect(&args.controller_namespace, external_workload::LEASE);
+            let settings = external_workload::Settings {
+                concurrency: args.external_workload_concurrency,
+                full_pass_interval: args.full_pass_interval,
+            };
+            external_workload::spawn(&parts(triggers, &leadership), settings, stop.clone(), &mut writers)?;
+            led.push(leadership);
+        }
+        if let Some(triggers) = &followed_by.linkerd_config {
+            let leadership = elect(&operator_namespace, linkerd_config::LEASE);
+            let parts = parts(triggers, &leadership);
+            linkerd_config::spawn(&parts, &args.controller_namespace, stop.clone(), &mut writers)?;
+            led.push(leadership);
+        }
     }
     drop(events);
     let stopping = stop.clone();

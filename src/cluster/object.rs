@@ -9,7 +9,7 @@ use k8s_openapi::{
     apimachinery::pkg::apis::meta::v1::{ManagedFieldsEntry, ObjectMeta, OwnerReference, Time},
     jiff::Timestamp,
 };
-use kube::Resource;
+use kube::{Resource, runtime::reflector::ObjectRef};
 use serde::{Deserialize, Deserializer, de::DeserializeOwned};
 use serde_json::value::RawValue;
 
@@ -92,6 +92,13 @@ impl NamespacedName {
     /// The key of an object that has a name and a namespace, as every namespaced object of an API server has.
     pub fn of(metadata: &ObjectMeta) -> Self {
         Self::new(metadata.namespace.as_deref().unwrap_or_default(), metadata.name.as_deref().unwrap_or_default())
+    }
+
+    /// As kube-runtime calls it.
+    pub fn reference<K: Resource<DynamicType = ()>>(&self) -> ObjectRef<K> {
+        let name = ObjectRef::new(&self.name);
+        // Of a cluster-scoped object it is none, which is not the same as an empty one.
+        if self.namespace.is_empty() { name } else { name.within(&self.namespace) }
     }
 }
 

@@ -93,10 +93,7 @@ impl Triggers {
                 // `notify_one` keeps its permit, so a mark between the look and the wait is not missed.
                 let next = triggers.queue.lock().untold.pop_front();
                 if let Some(key) = next {
-                    let name = ObjectRef::new(&key.name);
-                    // Of a cluster-scoped object it is none, which is not the same as an empty one.
-                    let name = if key.namespace.is_empty() { name } else { name.within(&key.namespace) };
-                    return Some((name, triggers));
+                    return Some((key.reference(), triggers));
                 }
                 triggers.marked.notified().await;
             }

@@ -16,19 +16,10 @@ mod plan;
 mod record;
 mod report;
 
-use std::{
-    sync::{
-        Arc,
-        atomic::{AtomicU64, Ordering},
-    },
-    time::Duration,
-};
+use std::{sync::Arc, time::Duration};
 
-use futures::{StreamExt, stream};
-use kube::{
-    Client, Resource,
-    runtime::controller::{self, Action, Controller},
-};
+use k8s_openapi::api::core;
+use kube::runtime::{controller::Action, reflector::Store};
 use prometheus::{HistogramOpts, HistogramVec, IntCounterVec, Opts, Registry, exponential_buckets};
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
@@ -41,13 +32,14 @@ use self::{
 };
 use crate::{
     cluster::{
-        Cluster, Reader,
+        Reader, State,
         object::NamespacedName,
         service::{Service, ServiceName},
-        trigger::{Triggers, backoff},
+        trigger::backoff,
     },
+    controller::{self, ControlLoop, Parts, Reconciler},
     events::{Events, Notice, Reason},
-    lease::{Fence, Leadership, WriteError},
+    lease::{Fence, WriteError},
     tasks::Tasks,
 };
 
@@ -68,11 +60,7 @@ pub struct Settings {
 }
 
 struct Context {
-    cluster: Cluster,
-    triggers: Arc<Triggers>,
-    leadership: Leadership,
-    /// The term for which every watch is known to be at work; nothing is planned in another.
-    confirmed_term: AtomicU64,
+    control: ControlLoop,
     writer: Writer,
     events: Events,
     settings: Settings,
@@ -101,125 +89,72 @@ enum Verdict {
     Done(Action),
 }
 
-/// What the controller is made of; see [`spawn`].
-pub struct Parts<'a> {
-    pub client: &'a Client,
-    pub cluster: &'a Cluster,
-    pub triggers: &'a Arc<Triggers>,
-    pub leadership: &'a Leadership,
-    pub events: &'a Events,
-    pub registry: &'a Registry,
-}
-
 /// Starts the controller. It ends after the writes under way when `stop` is cancelled.
 ///
 /// # Errors
 /// When the metrics are registered already.
-pub fn spawn(
-    parts: &Parts<'_>,
-    settings: Settings,
-    stop: CancellationToken,
-    tasks: &mut Tasks,
-) -> prometheus::Result<()> {
+pub fn spawn(parts: &Parts, settings: Settings, stop: CancellationToken, tasks: &mut Tasks) -> prometheus::Result<()> {
+    let concurrency = settings.concurrency;
     let context = Arc::new(Context {
-        cluster: parts.cluster.clone(),
-        triggers: Arc::clone(parts.triggers),
-        leadership: parts.leadership.clone(),
-        confirmed_term: AtomicU64::new(0),
-        writer: Writer::new(parts.client, Fence::new(parts.leadership.clone(), stop.clone()), parts.registry)?,
+        control: ControlLoop::new(parts, Reader::ExternalWorkload),
+        writer: Writer::new(&parts.client, Fence::new(parts.leadership.clone(), stop.clone()), &parts.registry)?,
         events: parts.events.clone(),
         settings,
-        metrics: Metrics::register(parts.registry)?,
+        metrics: Metrics::register(&parts.registry)?,
         records: Records::default(),
     });
-    tasks.spawn("external-workload-controller", run(context, stop));
+    tasks.spawn("external-workload-controller", controller::run(context, concurrency, stop));
     Ok(())
-}
-
-async fn run(context: Arc<Context>, stop: CancellationToken) {
-    tokio::select! {
-        () = context.cluster.synced(Reader::ExternalWorkload) => {}
-        () = stop.cancelled() => return,
-    }
-    let config = controller::Config::default().concurrency(context.settings.concurrency);
-    let names = context.cluster.read().services.names();
-    // The watches feed the store and the triggers; the Controller itself watches nothing.
-    let outcomes = Controller::for_stream(stream::pending(), names)
-        .with_config(config)
-        .reconcile_on(context.triggers.stream())
-        .graceful_shutdown_on(stop.cancelled_owned())
-        .run(reconcile, on_error, Arc::clone(&context))
-        .for_each(|outcome| {
-            if let Err(controller::Error::ObjectNotFound(name)) = outcome {
-                context.forget(&NamespacedName::new(name.namespace.unwrap_or_default(), name.name));
-            }
-            std::future::ready(())
-        });
-    let passes = async {
-        let (mut leadership, mut term) = (context.leadership.clone(), 0);
-        loop {
-            term = leadership.next_term(term).await;
-            context.begin(term).await;
-        }
-    };
-    tokio::select! {
-        () = outcomes => {}
-        () = passes => {}
-    }
-}
-
-async fn reconcile(name: Arc<ServiceName>, context: Arc<Context>) -> Result<Action, Error> {
-    let key = NamespacedName::of(name.meta());
-    let work = context.triggers.started(&key);
-    let begun = Instant::now();
-    let result = context.reconcile(&key).await;
-    drop(work);
-    let (label, result) = match result {
-        Ok(Verdict::Skipped(action)) => return Ok(action),
-        Ok(Verdict::Done(action)) => ("ok", Ok(action)),
-        Err(error) => ("error", Err(error)),
-    };
-    context.metrics.duration.with_label_values(&[label]).observe(begun.elapsed().as_secs_f64());
-    result
-}
-
-#[allow(clippy::needless_pass_by_value, reason = "kube-runtime's signature")]
-fn on_error(name: Arc<ServiceName>, error: &Error, context: Arc<Context>) -> Action {
-    let service = NamespacedName::of(name.meta());
-    context.triggers.retried();
-    context.metrics.errors.with_label_values(&[error.label]).inc();
-    let failures = context.records.failed(&service);
-    if failures == 0 {
-        warn!(%service, %error, "EndpointSlices could not be written, trying on");
-    } else {
-        debug!(%service, %error, failures, "EndpointSlices could not be written, trying on");
-    }
-    Action::requeue(backoff(failures, BACKOFF_BASE, BACKOFF_CAP).max(error.retry_after).min(BACKOFF_CAP))
 }
 
 // === impl Context ===
 
+impl Reconciler for Context {
+    type Object = core::v1::Service;
+    type Error = Error;
+
+    fn names(state: &State) -> Store<ServiceName> {
+        state.services.names()
+    }
+
+    fn control(&self) -> &ControlLoop {
+        &self.control
+    }
+
+    async fn reconcile(&self, service: &NamespacedName) -> Result<Action, Error> {
+        let begun = Instant::now();
+        let (label, result) = match self.look_after(service).await {
+            Ok(Verdict::Skipped(action)) => return Ok(action),
+            Ok(Verdict::Done(action)) => ("ok", Ok(action)),
+            Err(error) => ("error", Err(error)),
+        };
+        self.metrics.duration.with_label_values(&[label]).observe(begun.elapsed().as_secs_f64());
+        result
+    }
+
+    fn failed(&self, service: &NamespacedName, error: &Error) -> Duration {
+        self.metrics.errors.with_label_values(&[error.label]).inc();
+        let failures = self.records.failed(service);
+        if failures == 0 {
+            warn!(%service, %error, "EndpointSlices could not be written, trying on");
+        } else {
+            debug!(%service, %error, failures, "EndpointSlices could not be written, trying on");
+        }
+        backoff(failures, BACKOFF_BASE, BACKOFF_CAP).max(error.retry_after).min(BACKOFF_CAP)
+    }
+
+    fn forget(&self, service: &NamespacedName) {
+        self.records.forget(service);
+    }
+}
+
 impl Context {
-    /// Whoever begins to lead looks at everything, because much may have changed while nobody led; but first makes sure that
-    /// no watch is failing: on what it does not know it would undo what its predecessor wrote.
-    async fn begin(&self, term: u64) {
-        self.cluster.recovered(Reader::ExternalWorkload).await;
-        self.confirmed_term.store(term, Ordering::Release);
-        let services: Vec<_> = self.cluster.read().services.keys().collect();
-        info!(services = services.len(), "looking at every Service");
-        self.triggers.mark(services);
-    }
-
-    fn may_plan(&self) -> bool {
-        self.leadership.term() == Some(self.confirmed_term.load(Ordering::Acquire))
-    }
-
-    async fn reconcile(&self, key: &NamespacedName) -> Result<Verdict, Error> {
-        if !self.may_plan() {
+    async fn look_after(&self, key: &NamespacedName) -> Result<Verdict, Error> {
+        if !self.control.may_decide() {
             return Ok(Verdict::Skipped(Action::await_change()));
         }
         let (service, workloads, slices) = {
-            let state = self.cluster.read();
+            let state = self.control.cluster.read();
             if let Some(wait) = self.records.own_writes_unseen(key, &state.slices) {
                 return Ok(Verdict::Skipped(Action::requeue(wait)));
             }
@@ -299,15 +234,6 @@ impl Context {
                 related: None,
                 note: failure.to_string(),
             });
-        }
-    }
-
-    fn forget(&self, service: &NamespacedName) {
-        self.triggers.forget(service);
-        self.records.forget(service);
-        // It may have come back since the Controller looked, and its mark just been forgotten.
-        if self.cluster.read().services.get(service).is_some() {
-            self.triggers.mark([service.clone()]);
         }
     }
 }

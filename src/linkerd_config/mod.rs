@@ -21,21 +21,11 @@ mod report;
 pub mod status;
 pub mod values;
 
-use std::{
-    sync::{
-        Arc,
-        atomic::{AtomicU64, Ordering},
-    },
-    time::Duration,
-};
+use std::{sync::Arc, time::Duration};
 
-use futures::{StreamExt, stream};
 use k8s_openapi::jiff::Timestamp;
-use kube::{
-    Client, ResourceExt,
-    runtime::controller::{self, Action, Controller},
-};
-use prometheus::{IntCounterVec, Opts, Registry};
+use kube::runtime::{controller::Action, reflector::Store};
+use prometheus::{IntCounterVec, Opts};
 use sha2::{Digest, Sha256};
 use tokio_util::sync::CancellationToken;
 use tracing::{debug, info, warn};
@@ -50,16 +40,20 @@ use self::{
     status::{Facts, of_loser, of_stranger, of_winner},
 };
 use crate::{
-    api::linkerd_config::{DeletionPolicy, LinkerdConfigStatus, Mode, TargetStatus},
+    api::{
+        self,
+        linkerd_config::{DeletionPolicy, LinkerdConfigStatus, Mode, TargetStatus},
+    },
     cluster::{
-        Cluster, Reader,
+        Reader, State,
         config_map::ConfigMap,
         linkerd_config::{LinkerdConfig, LinkerdConfigName},
         object::NamespacedName,
-        trigger::{Triggers, backoff},
+        trigger::backoff,
     },
+    controller::{self, ControlLoop, Parts, Reconciler},
     events::Events,
-    lease::{Fence, Leadership, WriteError},
+    lease::{Fence, WriteError},
     tasks::Tasks,
 };
 
@@ -79,30 +73,15 @@ const KNOWN_MANAGERS: [&str; 5] = ["kubectl", "kubectl-edit", "kubectl-patch", "
 /// How often each resource is looked at though nothing happened.
 const FULL_PASS: Duration = Duration::from_secs(600);
 
-/// What the controller is made of; see [`spawn`].
-pub struct Parts<'a> {
-    pub client: &'a Client,
-    pub cluster: &'a Cluster,
-    pub triggers: &'a Arc<Triggers>,
-    pub leadership: &'a Leadership,
-    pub events: &'a Events,
-    pub registry: &'a Registry,
-}
-
 /// What came of taking care.
 struct Care {
     plan: Plan,
     written: bool,
     base_revision: Option<i64>,
-    failure: Option<WriteError>,
 }
 
 struct Context {
-    cluster: Cluster,
-    triggers: Arc<Triggers>,
-    leadership: Leadership,
-    /// The term for which every watch is known to be at work; nothing is decided in another.
-    confirmed_term: AtomicU64,
+    control: ControlLoop,
     writer: Writer,
     events: Events,
     /// Of the control plane.
@@ -116,7 +95,7 @@ struct Context {
 /// # Errors
 /// When the metrics are registered already.
 pub fn spawn(
-    parts: &Parts<'_>,
+    parts: &Parts,
     controller_namespace: &str,
     stop: CancellationToken,
     tasks: &mut Tasks,
@@ -129,78 +108,18 @@ pub fn spawn(
         &["manager", "action"],
     )?;
     parts.registry.register(Box::new(drifts.clone()))?;
-    parts.registry.register(Box::new(Statuses::new(parts.cluster)?))?;
+    parts.registry.register(Box::new(Statuses::new(&parts.cluster)?))?;
     let fence = Fence::new(parts.leadership.clone(), stop.clone());
     let context = Arc::new(Context {
-        cluster: parts.cluster.clone(),
-        triggers: Arc::clone(parts.triggers),
-        leadership: parts.leadership.clone(),
-        confirmed_term: AtomicU64::new(0),
-        writer: Writer::new(parts.client, controller_namespace, fence, parts.registry)?,
+        control: ControlLoop::new(parts, Reader::LinkerdConfig),
+        writer: Writer::new(&parts.client, controller_namespace, fence, &parts.registry)?,
         events: parts.events.clone(),
         namespace: controller_namespace.into(),
         records: Records::default(),
         drifts,
     });
-    tasks.spawn("linkerd-config-controller", run(context, stop));
+    tasks.spawn("linkerd-config-controller", controller::run(context, CONCURRENCY, stop));
     Ok(())
-}
-
-async fn run(context: Arc<Context>, stop: CancellationToken) {
-    tokio::select! {
-        () = context.cluster.synced(Reader::LinkerdConfig) => {}
-        () = stop.cancelled() => return,
-    }
-    let config = controller::Config::default().concurrency(CONCURRENCY);
-    let names = context.cluster.read().linkerd_configs.names();
-    // The watches feed the store and the triggers; the Controller itself watches nothing.
-    let outcomes = Controller::for_stream(stream::pending(), names)
-        .with_config(config)
-        .reconcile_on(context.triggers.stream())
-        .graceful_shutdown_on(stop.cancelled_owned())
-        .run(reconcile, on_error, Arc::clone(&context))
-        .for_each(|outcome| {
-            if let Err(controller::Error::ObjectNotFound(name)) = outcome {
-                context.forget(&name.name);
-            }
-            std::future::ready(())
-        });
-    let passes = async {
-        let (mut leadership, mut term) = (context.leadership.clone(), 0);
-        loop {
-            term = leadership.next_term(term).await;
-            context.begin(term).await;
-        }
-    };
-    tokio::select! {
-        () = outcomes => {}
-        () = passes => {}
-    }
-}
-
-async fn reconcile(name: Arc<LinkerdConfigName>, context: Arc<Context>) -> Result<Action, WriteError> {
-    let name = name.name_any();
-    let work = context.triggers.started(&NamespacedName::new("", name.as_str()));
-    let result = context.reconcile(&name).await;
-    drop(work);
-    match result {
-        // The successor looks at everything; so do we when we lead again.
-        Err(WriteError::NotLeading) => Ok(Action::await_change()),
-        result => result,
-    }
-}
-
-#[allow(clippy::needless_pass_by_value, reason = "kube-runtime's signature")]
-fn on_error(name: Arc<LinkerdConfigName>, error: &WriteError, context: Arc<Context>) -> Action {
-    let name: Arc<str> = name.name_any().into();
-    context.triggers.retried();
-    let failures = context.records.failed(&name);
-    if failures == 0 {
-        warn!(linkerd_config = %name, %error, "the configuration could not be looked after, trying on");
-    } else {
-        debug!(linkerd_config = %name, %error, failures, "the configuration could not be looked after, trying on");
-    }
-    Action::requeue(backoff(failures, BACKOFF_BASE, BACKOFF_CAP).max(error.retry_after()).min(BACKOFF_CAP))
 }
 
 // === impl Care ===
@@ -208,35 +127,64 @@ fn on_error(name: Arc<LinkerdConfigName>, error: &WriteError, context: Arc<Conte
 impl Default for Care {
     /// Nothing was looked at yet.
     fn default() -> Self {
-        Self { plan: Plan::only(Verdict::Unknown), written: false, base_revision: None, failure: None }
+        Self { plan: Plan::only(Verdict::Unknown), written: false, base_revision: None }
     }
 }
 
 // === impl Context ===
 
-impl Context {
-    /// Whoever begins to lead looks at everything, and first makes sure that no watch is failing: on what it does not know it
-    /// would undo what its predecessor wrote.
-    async fn begin(&self, term: u64) {
-        self.cluster.recovered(Reader::LinkerdConfig).await;
+impl Reconciler for Context {
+    type Object = api::LinkerdConfig;
+    type Error = WriteError;
+
+    fn names(state: &State) -> Store<LinkerdConfigName> {
+        state.linkerd_configs.names()
+    }
+
+    fn control(&self) -> &ControlLoop {
+        &self.control
+    }
+
+    fn begin(&self) {
         self.records.clear();
-        self.confirmed_term.store(term, Ordering::Release);
-        let names: Vec<Arc<str>> =
-            self.cluster.read().linkerd_configs.all().map(|config| Arc::clone(&config.name)).collect();
-        info!(linkerd_configs = names.len(), "looking at every LinkerdConfig");
-        self.triggers.mark(names.into_iter().map(|name| NamespacedName::new("", name)));
     }
 
-    fn may_decide(&self) -> bool {
-        self.leadership.term() == Some(self.confirmed_term.load(Ordering::Acquire))
+    async fn reconcile(&self, key: &NamespacedName) -> Result<Action, WriteError> {
+        match self.look_after(&key.name).await {
+            // The successor looks at everything; so do we when we lead again.
+            Err(WriteError::NotLeading) => Ok(Action::await_change()),
+            result => result,
+        }
     }
 
-    async fn reconcile(&self, name: &str) -> Result<Action, WriteError> {
-        if !self.may_decide() {
+    fn failed(&self, key: &NamespacedName, error: &WriteError) -> Duration {
+        let name = &key.name;
+        let failures = self.records.failed(name);
+        if failures == 0 {
+            warn!(linkerd_config = %name, %error, "the configuration could not be looked after, trying on");
+        } else {
+            debug!(linkerd_config = %name, %error, failures, "the configuration could not be looked after, trying on");
+        }
+        backoff(failures, BACKOFF_BASE, BACKOFF_CAP).max(error.retry_after()).min(BACKOFF_CAP)
+    }
+
+    fn forget(&self, key: &NamespacedName) {
+        let state = self.control.cluster.read();
+        let is_target = |config_map: &Arc<str>| {
+            let target = NamespacedName::new(Arc::clone(&self.namespace), Arc::clone(config_map));
+            state.linkerd_configs.winner(&target).is_some()
+        };
+        self.records.forget(&key.name, is_target);
+    }
+}
+
+impl Context {
+    async fn look_after(&self, name: &str) -> Result<Action, WriteError> {
+        if !self.control.may_decide() {
             return Ok(Action::await_change());
         }
         let (config, winner, live, bundle) = {
-            let state = self.cluster.read();
+            let state = self.control.cluster.read();
             let Some(config) = state.linkerd_configs.get(name).cloned() else { return Ok(Action::await_change()) };
             let winner = state.linkerd_configs.winner(&config.target).cloned();
             let live = state.config_maps.get(&config.target).cloned();
@@ -282,7 +230,9 @@ impl Context {
     ) -> Result<Action, WriteError> {
         let target = &config.target.name;
         let truce = self.records.truce(target);
-        let Care { mut plan, written, base_revision, failure } = self.care(config, before, live, bundle, truce).await;
+        let mut care = Care::default();
+        let failure = self.care(config, before, live, bundle, truce, &mut care).await.err();
+        let Care { mut plan, written, base_revision } = care;
         let failure = match failure {
             None => None,
             Some(error @ (WriteError::NotLeading | WriteError::TimedOut | WriteError::Transport(_))) => {
@@ -326,23 +276,8 @@ impl Context {
         Ok(Action::requeue(truce.unwrap_or_else(|| backoff(0, FULL_PASS, FULL_PASS))))
     }
 
-    /// All reads and writes that it takes; what is said of them comes after, however they ended.
+    /// All reads and writes that it takes; `care` says what came of them, however they ended.
     async fn care(
-        &self,
-        config: &LinkerdConfig,
-        before: &LinkerdConfigStatus,
-        live: Option<&ConfigMap>,
-        bundle: Option<&str>,
-        truce: Option<Duration>,
-    ) -> Care {
-        let mut care = Care::default();
-        if let Err(error) = self.try_to_care(config, before, live, bundle, truce, &mut care).await {
-            care.failure = Some(error);
-        }
-        care
-    }
-
-    async fn try_to_care(
         &self,
         config: &LinkerdConfig,
         before: &LinkerdConfigStatus,
@@ -400,7 +335,12 @@ impl Context {
     }
 
     fn is_in_effect(&self, config: &LinkerdConfig) -> bool {
-        self.cluster.read().linkerd_configs.winner(&config.target).is_some_and(|winner| winner.name == config.name)
+        self.control
+            .cluster
+            .read()
+            .linkerd_configs
+            .winner(&config.target)
+            .is_some_and(|winner| winner.name == config.name)
     }
 
     /// One that is not in effect is told so, and writes nothing.
@@ -495,16 +435,6 @@ impl Context {
         let manager = KNOWN_MANAGERS.into_iter().find(|known| *known == drift.manager).unwrap_or("other");
         let action = if drift.reverted { "reverted" } else { "reported" };
         self.drifts.with_label_values(&[manager, action]).inc();
-    }
-
-    fn forget(&self, name: &str) {
-        let key = NamespacedName::new("", name);
-        self.triggers.forget(&key);
-        self.records.forget(name);
-        // It may have come back since the Controller looked, and its mark just been forgotten.
-        if self.cluster.read().linkerd_configs.get(name).is_some() {
-            self.triggers.mark([key]);
-        }
     }
 }
 

@@ -59,8 +59,10 @@ impl Records {
         self.targets.lock().clear();
     }
 
-    pub(super) fn forget(&self, name: &str) {
+    /// Forgets a resource, and the ConfigMaps that are no resource's target any more.
+    pub(super) fn forget(&self, name: &str, is_target: impl Fn(&Arc<str>) -> bool) {
         self.resources.lock().remove(name);
+        self.targets.lock().retain(|config_map, _| is_target(config_map));
     }
 
     pub(super) fn base(&self, config_map: &str) -> Option<Option<Arc<Base>>> {
@@ -176,6 +178,18 @@ mod tests {
         assert_eq!(records.truce("a"), None);
         records.reverted(&name);
         assert_eq!(records.truce("a"), None, "long ago is forgotten");
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_config_map_is_forgotten_with_the_last_resource_that_names_it() {
+        let records = Records::default();
+        for config_map in ["kept", "gone"] {
+            records.wrote(&config_map.into(), "10".into());
+        }
+        records.forget("mesh", |config_map| &**config_map == "kept");
+        assert!(records.own_write_unseen("kept", "9").is_some());
+        assert_eq!(records.own_write_unseen("gone", "9"), None);
+        assert_eq!(records.targets.lock().len(), 1);
     }
 
     #[tokio::test(start_paused = true)]
