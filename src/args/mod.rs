@@ -1,26 +1,15 @@
 //! The command line: flags, each with an environment variable, parsed into typed settings. Nothing else in the process reads
 //! the environment, except kube where it looks for a kubeconfig or a ServiceAccount.
 
-use std::{
-    net::SocketAddr,
-    num::{NonZeroU32, NonZeroUsize},
-    path::PathBuf,
-    str::FromStr,
-    time::Duration,
-};
+mod destination;
 
-use clap::{Args as ClapArgs, Parser, Subcommand, ValueEnum, builder::NonEmptyStringValueParser};
+use std::{net::SocketAddr, path::PathBuf, str::FromStr, time::Duration};
+
+use clap::{Arg, ArgAction, Args as ClapArgs, Parser, Subcommand, ValueEnum, builder::NonEmptyStringValueParser};
 use k8s_openapi::jiff::SignedDuration;
 
-use crate::{
-    cli::{EndpointsArgs, ExplainArgs, ProfileArgs},
-    cluster::{object::Problems, port_ranges::PortRanges},
-    destination::{
-        Settings,
-        settings::{Http2Params, Limits, TransportMode},
-    },
-    resources::Resources,
-};
+pub use self::destination::DestinationArgs;
+use crate::cli::{EndpointsArgs, ExplainArgs, ProfileArgs};
 
 /// A control plane for the Linkerd service mesh.
 #[derive(Debug, Parser)]
@@ -57,6 +46,7 @@ pub enum Command {
 }
 
 #[derive(Clone, Debug, ClapArgs)]
+#[command(mut_args = switch)]
 pub struct ManagerArgs {
     /// The kubeconfig to use; else $KUBECONFIG, ~/.kube/config, or the ServiceAccount of the pod, in this order
     #[arg(long, env = "LINKERD_OPERATOR_KUBECONFIG", value_name = "FILE")]
@@ -71,29 +61,11 @@ pub struct ManagerArgs {
     pub controller_namespace: String,
 
     /// Write EndpointSlices for ExternalWorkloads
-    #[arg(
-        long,
-        env = "LINKERD_OPERATOR_ENABLE_EXTERNAL_WORKLOAD",
-        value_name = "BOOL",
-        default_value_t = true,
-        action = clap::ArgAction::Set,
-        num_args = 0..=1,
-        require_equals = true,
-        default_missing_value = "true"
-    )]
+    #[arg(long, env = "LINKERD_OPERATOR_ENABLE_EXTERNAL_WORKLOAD", default_value_t = true)]
     pub enable_external_workload: bool,
 
     /// Keep Linkerd's proxy configuration as LinkerdConfigs declare it
-    #[arg(
-        long,
-        env = "LINKERD_OPERATOR_ENABLE_LINKERD_CONFIG",
-        value_name = "BOOL",
-        default_value_t = true,
-        action = clap::ArgAction::Set,
-        num_args = 0..=1,
-        require_equals = true,
-        default_missing_value = "true"
-    )]
+    #[arg(long, env = "LINKERD_OPERATOR_ENABLE_LINKERD_CONFIG", default_value_t = true)]
     pub enable_linkerd_config: bool,
 
     /// The namespace of the operator's own Lease, linkerd-operator; else the pod's, or the kubeconfig's
@@ -111,16 +83,7 @@ pub struct ManagerArgs {
     pub external_workload_concurrency: u16,
 
     /// Serve discovery to Linkerd's proxies
-    #[arg(
-        long,
-        env = "LINKERD_OPERATOR_ENABLE_DESTINATION",
-        value_name = "BOOL",
-        default_value_t = true,
-        action = clap::ArgAction::Set,
-        num_args = 0..=1,
-        require_equals = true,
-        default_missing_value = "true"
-    )]
+    #[arg(long, env = "LINKERD_OPERATOR_ENABLE_DESTINATION", default_value_t = true)]
     pub enable_destination: bool,
 
     #[command(flatten)]
@@ -180,145 +143,6 @@ pub struct ManagerArgs {
     pub log_format: LogFormat,
 }
 
-/// What the destination server serves, and how. The defaults are those that Linkerd's charts install.
-#[derive(Clone, Debug, ClapArgs)]
-#[command(next_help_heading = "Destination")]
-pub struct DestinationArgs {
-    /// Where to serve the Destination API, in plain HTTP/2: the pod's own proxy adds TLS
-    #[arg(long, env = "LINKERD_OPERATOR_DESTINATION_ADDR", value_name = "IP:PORT", default_value = "[::]:8086")]
-    pub destination_addr: SocketAddr,
-
-    /// The domain of the cluster's Services
-    #[arg(long, env = "LINKERD_OPERATOR_CLUSTER_DOMAIN", value_name = "DOMAIN", default_value = "cluster.local", value_parser = NonEmptyStringValueParser::new())]
-    pub cluster_domain: String,
-
-    /// The trust domain of the mesh's identities
-    #[arg(
-        long,
-        env = "LINKERD_OPERATOR_IDENTITY_TRUST_DOMAIN",
-        value_name = "DOMAIN",
-        default_value = "cluster.local",
-        value_parser = NonEmptyStringValueParser::new()
-    )]
-    pub identity_trust_domain: String,
-
-    /// Ports and ranges that are opaque unless a workload says otherwise
-    #[arg(
-        long,
-        env = "LINKERD_OPERATOR_DEFAULT_OPAQUE_PORTS",
-        value_name = "PORTS",
-        default_value = "25,587,3306,4444,5432,6379,9300,11211",
-        value_parser = port_ranges
-    )]
-    pub default_opaque_ports: PortRanges,
-
-    /// How traffic to meshed endpoints travels
-    #[arg(
-        long,
-        env = "LINKERD_OPERATOR_OUTBOUND_TRANSPORT_MODE",
-        value_name = "MODE",
-        default_value = "transport-header"
-    )]
-    pub outbound_transport_mode: TransportMode,
-
-    /// Have proxies carry HTTP/1 between meshed Pods over HTTP/2
-    #[arg(
-        long,
-        env = "LINKERD_OPERATOR_ENABLE_H2_UPGRADE",
-        value_name = "BOOL",
-        default_value_t = true,
-        action = clap::ArgAction::Set,
-        num_args = 0..=1,
-        require_equals = true,
-        default_missing_value = "true"
-    )]
-    pub enable_h2_upgrade: bool,
-
-    /// Prefer a Pod's IPv6 address; off, IPv6 addresses of Pods are not served
-    #[arg(
-        long,
-        env = "LINKERD_OPERATOR_ENABLE_IPV6",
-        value_name = "BOOL",
-        default_value_t = false,
-        action = clap::ArgAction::Set,
-        num_args = 0..=1,
-        require_equals = true,
-        default_missing_value = "true"
-    )]
-    pub enable_ipv6: bool,
-
-    /// Give endpoints in the client's zone ten times the weight
-    #[arg(
-        long,
-        env = "LINKERD_OPERATOR_EXT_ENDPOINT_ZONE_WEIGHTS",
-        value_name = "BOOL",
-        default_value_t = false,
-        action = clap::ArgAction::Set,
-        num_args = 0..=1,
-        require_equals = true,
-        default_missing_value = "true"
-    )]
-    pub ext_endpoint_zone_weights: bool,
-
-    /// HTTP/2 settings for proxies' connections to meshed endpoints, as JSON; empty for none
-    #[arg(
-        long,
-        env = "LINKERD_OPERATOR_MESHED_HTTP2_CLIENT_PARAMS",
-        value_name = "JSON",
-        default_value = r#"{"keep_alive":{"interval":{"seconds":10},"timeout":{"seconds":3},"while_idle":true}}"#,
-        value_parser = Http2Params::from_str
-    )]
-    pub meshed_http2_client_params: Http2Params,
-
-    /// Say nothing about a Service without endpoints, as Linkerd's destination does, instead of that it has none
-    #[arg(
-        long,
-        env = "LINKERD_OPERATOR_STRICT_UPSTREAM_PARITY",
-        value_name = "BOOL",
-        default_value_t = false,
-        action = clap::ArgAction::Set,
-        num_args = 0..=1,
-        require_equals = true,
-        default_missing_value = "true"
-    )]
-    pub strict_upstream_parity: bool,
-
-    /// How long a stream's client may take nothing although something waits for it, before the stream is reset; and how
-    /// long after that before the connection is closed, if no stream on it took anything either
-    #[arg(
-        long,
-        env = "LINKERD_OPERATOR_STREAM_STALL_TIMEOUT",
-        value_name = "DURATION",
-        default_value = "60s",
-        value_parser = positive_duration
-    )]
-    pub stream_stall_timeout: Duration,
-
-    /// How many connections there may be, others wait to be accepted [default: what a quarter of the container's memory
-    /// limit and the limit of open files allow, at most 20000]
-    #[arg(long, env = "LINKERD_OPERATOR_MAX_CONNECTIONS", value_name = "N")]
-    pub max_connections: Option<NonZeroUsize>,
-
-    /// How many streams there may be, others are refused [default: what half of the container's memory limit allows, at
-    /// most 250000]
-    #[arg(long, env = "LINKERD_OPERATOR_MAX_STREAMS", value_name = "N")]
-    pub max_streams: Option<NonZeroUsize>,
-
-    /// How many streams one connection may have: a proxy may ask for all clients of a cluster on one
-    #[arg(long, env = "LINKERD_OPERATOR_MAX_STREAMS_PER_CONNECTION", value_name = "N", default_value = "100000")]
-    pub max_streams_per_connection: NonZeroU32,
-
-    /// How long a request may have waited for its turn before it is refused. Proxies give up after 3 s and ask again
-    #[arg(
-        long,
-        env = "LINKERD_OPERATOR_MAX_STREAM_WAIT",
-        value_name = "DURATION",
-        default_value = "1500ms",
-        value_parser = positive_duration
-    )]
-    pub max_stream_wait: Duration,
-}
-
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum LogFormat {
     Plain,
@@ -364,36 +188,17 @@ impl Args {
     }
 }
 
-impl DestinationArgs {
-    /// `resources` bounds what no flag does.
-    pub fn settings(&self, controller_namespace: &str, resources: Resources) -> Settings {
-        Settings {
-            controller_namespace: controller_namespace.into(),
-            cluster_domain: self.cluster_domain.clone(),
-            identity_trust_domain: self.identity_trust_domain.clone(),
-            default_opaque_ports: self.default_opaque_ports.clone(),
-            outbound_transport_mode: self.outbound_transport_mode,
-            enable_h2_upgrade: self.enable_h2_upgrade,
-            enable_ipv6: self.enable_ipv6,
-            ext_endpoint_zone_weights: self.ext_endpoint_zone_weights,
-            meshed_http2_client_params: self.meshed_http2_client_params.clone(),
-            strict_upstream_parity: self.strict_upstream_parity,
-            limits: Limits {
-                connections: self.max_connections.map_or_else(|| resources.connections(), NonZeroUsize::get),
-                streams: self.max_streams.map_or_else(|| resources.streams(), NonZeroUsize::get),
-                streams_per_connection: self.max_streams_per_connection.get(),
-                stream_wait: self.max_stream_wait,
-                stream_stall_timeout: self.stream_stall_timeout,
-            },
-        }
+/// One that is on or off: `--flag`, `--flag=true`, `--flag=false`, as Go's flags are.
+fn switch(arg: Arg) -> Arg {
+    match arg.get_action() {
+        ArgAction::SetTrue => arg
+            .action(ArgAction::Set)
+            .value_name("BOOL")
+            .num_args(0..=1)
+            .require_equals(true)
+            .default_missing_value("true"),
+        _ => arg,
     }
-}
-
-/// Ports and ranges; on the command line a mistake is an error, not something to leave out.
-fn port_ranges(text: &str) -> Result<PortRanges, String> {
-    let mut problems = Problems::default();
-    let ranges = PortRanges::parse(text, [], &mut problems);
-    if problems.is_empty() { Ok(ranges) } else { Err(problems.to_string()) }
 }
 
 /// A duration with a unit, as Kubernetes and Go write it: `90s`, `10m`, `1h30m`.
@@ -474,6 +279,9 @@ mod tests {
     fn a_job_is_switched_off_by_its_flag() {
         assert!(!settings(&["--enable-external-workload=false"]).unwrap().enable_external_workload);
         assert!(settings(&["--enable-external-workload"]).unwrap().enable_external_workload);
+        assert!(!settings(&["manager", "--enable-h2-upgrade=false"]).unwrap().destination.enable_h2_upgrade);
+        assert!(settings(&["--enable-ipv6"]).unwrap().destination.enable_ipv6);
+        assert!(settings(&["--enable-ipv6", "false"]).is_err(), "a word that stands alone is no value");
     }
 
     #[test]
