@@ -173,8 +173,7 @@ fn say_what_is_not(status: &mut Value) {
         "deprecatedFields",
         "trustAnchors",
     ];
-    const NESTED: [(&str, &[&str]); 2] =
-        [("target", &["uid", "resourceVersion"]), ("drift", &["lastTime", "count", "manager", "paths"])];
+    const NESTED: [(&str, &[&str]); 2] = [("target", &["uid"]), ("drift", &["lastTime", "count", "manager", "paths"])];
     let Some(status) = status.as_object_mut() else { return };
     for field in FIELDS {
         status.entry(field).or_insert(Value::Null);

@@ -457,7 +457,6 @@ fn target_of(config: &LinkerdConfig, live: Option<&ConfigMap>) -> TargetStatus {
         namespace: Some(config.target.namespace.to_string()),
         name: Some(config.target.name.to_string()),
         uid: live.map(|live| live.uid.to_string()),
-        resource_version: None,
     }
 }
 

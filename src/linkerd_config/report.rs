@@ -3,12 +3,11 @@
 use k8s_openapi::api::core::v1::ObjectReference;
 
 use super::{
-    overlay::Source,
     plan::{News, Plan, Verdict},
     status::{reason, shown},
 };
 use crate::{
-    api::{CONFIG_GROUP, LINKERD_CONFIG_KIND, LinkerdConfigStatus},
+    api::{CONFIG_GROUP, LINKERD_CONFIG_KIND, LinkerdConfigStatus, TRUST_ROOTS},
     cluster::{config_map::ConfigMap, linkerd_config::LinkerdConfig},
     events::{Notice, Reason},
 };
@@ -47,11 +46,14 @@ pub(super) fn notices(happened: &Happened<'_>) -> Vec<Notice> {
         }
     }
     let Some(plan) = plan else { return notices };
+    let reuses = |status: &LinkerdConfigStatus| {
+        status.trust_anchors.as_ref().is_some_and(|anchors| anchors.source.as_deref() == Some(TRUST_ROOTS))
+    };
+    if reuses(after) && !reuses(before) {
+        let note = format!("The trust anchors of the mesh stay as they are: {TRUST_ROOTS}");
+        tell(Reason::TrustAnchorsReused, note);
+    }
     match &plan.news {
-        Some(News::Adopted) if plan.anchors == Some(Source::TrustRoots) => {
-            let note = "The trust anchors of the mesh stay as they are: linkerd-identity-trust-roots";
-            tell(Reason::TrustAnchorsReused, note.to_owned());
-        }
         Some(News::Adopted) | None => {}
         Some(News::Installed { manager }) => {
             tell(
@@ -67,7 +69,7 @@ pub(super) fn notices(happened: &Happened<'_>) -> Vec<Notice> {
     if let (Some(was), Some(is)) = bundles
         && was != is
     {
-        tell(Reason::TrustRootsChanged, format!("linkerd-identity-trust-roots holds another bundle: SHA-256 {is}"));
+        tell(Reason::TrustRootsChanged, format!("{TRUST_ROOTS} holds another bundle: SHA-256 {is}"));
     }
     if let Some(drift) = &plan.drift {
         let count = |status: &LinkerdConfigStatus| status.drift.as_ref().and_then(|drift| drift.count);
@@ -75,7 +77,10 @@ pub(super) fn notices(happened: &Happened<'_>) -> Vec<Notice> {
             tell(Reason::DriftDetected, format!("{} changed {} in ConfigMap {target}", drift.manager, shown(drift)));
         }
         if drift.reverted && *written {
-            let note = format!("What {} changed is as declared again: {}", drift.manager, shown(drift));
+            let note = match drift.paths.is_empty() {
+                true => format!("The document is as declared again: what {} wrote could not be read", drift.manager),
+                false => format!("What {} changed is as declared again: {}", drift.manager, shown(drift)),
+            };
             tell(Reason::DriftReverted, note.clone());
             if let Some(live) = live {
                 let related = Some(reference(config));

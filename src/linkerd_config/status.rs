@@ -15,8 +15,11 @@ use super::{
     values::Problem,
 };
 use crate::{
-    api::linkerd_config::{DriftStatus, LinkerdConfigStatus, RevisionsStatus, TargetStatus, TrustAnchorsStatus},
-    cluster::linkerd_config::LinkerdConfig,
+    api::{
+        TRUST_ROOTS,
+        linkerd_config::{DriftStatus, LinkerdConfigStatus, RevisionsStatus, TargetStatus, TrustAnchorsStatus},
+    },
+    cluster::{linkerd_config::LinkerdConfig, object::NamespacedName},
 };
 
 /// Of the paths of a drift, and of the problems in a message.
@@ -52,10 +55,16 @@ pub(super) fn of_winner(facts: Facts<'_>) -> LinkerdConfigStatus {
     let Facts { config, before, plan, failure, target, base_revision, bundle_hash, now } = facts;
     let drift = plan.drift.as_ref().map(|drift| drifted(drift, before.drift.as_ref(), now));
     let effective = plan.effective.as_ref();
+    let anchors = effective.map(|_| TrustAnchorsStatus { source: Some(anchors_source(plan.anchors).to_owned()) });
     LinkerdConfigStatus {
         observed_generation: Some(config.generation),
         active: Some(plan.verdict != Verdict::Suspended),
-        conditions: conditions(&told(&plan.verdict, plan.drift.as_ref(), failure), before, config.generation, now),
+        conditions: conditions(
+            &told(&config.target, &plan.verdict, plan.drift.as_ref(), failure),
+            before,
+            config.generation,
+            now,
+        ),
         target: Some(target),
         config_hash: effective.map(|document| document.hash().to_string()).or_else(|| before.config_hash.clone()),
         trust_roots_sha256: bundle_hash,
@@ -64,14 +73,14 @@ pub(super) fn of_winner(facts: Facts<'_>) -> LinkerdConfigStatus {
         revisions: base_revision.map(|base| RevisionsStatus { base: Some(base) }).or_else(|| before.revisions.clone()),
         drift: drift.or_else(|| before.drift.clone()),
         deprecated_fields: overlay::deprecated(&config.spec),
-        trust_anchors: effective.map(|_| TrustAnchorsStatus { source: Some(anchors_source(plan.anchors).to_owned()) }),
+        trust_anchors: anchors.or_else(|| before.trust_anchors.clone()),
     }
 }
 
 /// By the names that their places have.
 fn anchors_source(anchors: Option<Source>) -> &'static str {
     match anchors {
-        Some(Source::TrustRoots) => "linkerd-identity-trust-roots",
+        Some(Source::TrustRoots) => TRUST_ROOTS,
         Some(Source::Typed) => "spec.global.identityContext.trustAnchorsPEM",
         Some(Source::Base | Source::Values) | None => "identityTrustAnchorsPEM",
     }
@@ -118,14 +127,19 @@ fn waiting(config: &LinkerdConfig, before: &LinkerdConfigStatus, told: &[Told], 
 }
 
 /// What ConfigMapSynced would say of a plan that is carried out; of a resource that cannot be followed, Accepted.
-pub fn judged(verdict: &Verdict, drift: Option<&Drift>) -> Judged {
-    let told = told(verdict, drift, None);
+pub fn judged(target: &NamespacedName, verdict: &Verdict, drift: Option<&Drift>) -> Judged {
+    let told = told(target, verdict, drift, None);
     let of = told.into_iter().rfind(|Told(type_, ..)| matches!(*type_, "Accepted" | "ConfigMapSynced"));
     let (reason, message) = of.map(|Told(_, _, reason, message)| (reason, message)).unwrap_or_default();
     Judged { reason, message }
 }
 
-fn told(verdict: &Verdict, drift: Option<&Drift>, failure: Option<(&'static str, String)>) -> Vec<Told> {
+fn told(
+    target: &NamespacedName,
+    verdict: &Verdict,
+    drift: Option<&Drift>,
+    failure: Option<(&'static str, String)>,
+) -> Vec<Told> {
     let accepted = || Told("Accepted", true, "Accepted", "the resource is in effect".to_owned());
     let synced = match (verdict, failure) {
         (_, Some((reason, message))) => Told("ConfigMapSynced", false, reason, message),
@@ -134,7 +148,7 @@ fn told(verdict: &Verdict, drift: Option<&Drift>, failure: Option<(&'static str,
             Told("ConfigMapSynced", true, "Synced", "the ConfigMap holds what is declared".to_owned())
         }
         (Verdict::Invalid(_) | Verdict::TargetNotFound | Verdict::UnsupportedLayout | Verdict::Suspended, None) => {
-            return refused(verdict);
+            return refused(target, verdict);
         }
         (Verdict::ValidationFailed(problems), None) => {
             let message = format!("the document is nothing that Linkerd can use: {}", listed(problems));
@@ -177,12 +191,12 @@ fn told(verdict: &Verdict, drift: Option<&Drift>, failure: Option<(&'static str,
 }
 
 /// Of a resource that cannot be followed at all.
-fn refused(verdict: &Verdict) -> Vec<Told> {
+fn refused(target: &NamespacedName, verdict: &Verdict) -> Vec<Told> {
     let (reason, message) = match verdict {
         Verdict::Invalid(problems) => ("Invalid", listed(problems)),
-        Verdict::TargetNotFound => ("TargetNotFound", "the ConfigMap is not there: install Linkerd".to_owned()),
+        Verdict::TargetNotFound => ("TargetNotFound", format!("there is no ConfigMap {target}: install Linkerd")),
         Verdict::UnsupportedLayout => {
-            ("UnsupportedLayout", "the ConfigMap has no values: it is of a Linkerd before stable-2.9".to_owned())
+            ("UnsupportedLayout", format!("ConfigMap {target} has no values: it is of a Linkerd before stable-2.9"))
         }
         _ => ("Suspended", "mode is Suspend: nothing is looked at".to_owned()),
     };
@@ -206,11 +220,7 @@ pub(super) fn shown(drift: &Drift) -> String {
 
 /// All of them at once, as far as a person reads.
 pub(super) fn listed(problems: &[Problem]) -> String {
-    let one = |problem: &Problem| {
-        let value = if problem.value.is_empty() { String::new() } else { format!(" ({})", problem.value) };
-        format!("{}{value}: {}", problem.path, problem.reason)
-    };
-    let shown: Vec<String> = problems.iter().take(SHOWN).map(one).collect();
+    let shown: Vec<String> = problems.iter().take(SHOWN).map(ToString::to_string).collect();
     let more = problems.len().saturating_sub(SHOWN);
     if more > 0 { format!("{}; and {more} more", shown.join("; ")) } else { shown.join("; ") }
 }

@@ -64,9 +64,6 @@ pub struct TargetStatus {
     /// Its UID, which is also the identity of the installation of Linkerd.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub uid: Option<String>,
-    /// The resourceVersion that the rest of this status was found at.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub resource_version: Option<String>,
 }
 
 #[derive(Clone, Debug, Default, Deserialize, JsonSchema, PartialEq, Serialize)]

@@ -120,7 +120,7 @@ impl Report {
         };
         let values = Values::of(found, &plan);
         let changes = values.named.iter().filter(|row| row.changes).count();
-        let judged = judged(&plan.verdict, plan.drift.as_ref());
+        let judged = judged(&config.target, &plan.verdict, plan.drift.as_ref());
         let problems = match &plan.verdict {
             Verdict::Invalid(problems) | Verdict::ValidationFailed(problems) => problems.as_slice(),
             _ => &[],

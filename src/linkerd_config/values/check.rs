@@ -2,6 +2,8 @@
 //!
 //! Always holds: all problems at once, up to a bound; no value of a secret in any of them.
 
+use std::fmt;
+
 use serde_json::{Map, Value};
 
 use super::{
@@ -30,6 +32,21 @@ pub struct Problem {
 
 #[derive(Default)]
 pub(super) struct Problems(Vec<Problem>);
+
+// === impl Problem ===
+
+impl fmt::Display for Problem {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { path, value, reason } = self;
+        match (path.keys().is_empty(), value.as_str()) {
+            // Of the document as a whole.
+            (true, _) => write!(f, "the document: {reason}"),
+            (false, "") => write!(f, "{path}: {reason}"),
+            (false, HIDDEN) => write!(f, "{path} {HIDDEN}: {reason}"),
+            (false, value) => write!(f, "{path} ({value}): {reason}"),
+        }
+    }
+}
 
 // === impl Problems ===
 
