@@ -114,6 +114,11 @@ impl Manager {
             .reduce(|sum, value| sum + value)
     }
 
+    /// Whether it holds the Lease of that name, as it says itself.
+    pub async fn is_leading(&self, lease: &str) -> bool {
+        self.metric("linkerd_operator_leader", &[("lease", lease)]).await == Some(1.0)
+    }
+
     pub fn admin_address(&self) -> SocketAddr {
         self.admin
     }

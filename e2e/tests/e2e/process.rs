@@ -119,24 +119,22 @@ async fn on_sigterm_it_stops_being_ready_hands_over_and_exits_with_0() -> Result
     let control_plane = bare().await?;
     control_plane.kubectl(&["create", "namespace", "linkerd"]).await?;
     let mut manager = Manager::start(&control_plane, ManagerOptions::default())?;
-    eventually(SOON, "leadership", async || {
-        ensure!(manager.metric("linkerd_operator_leader", &[]).await == Some(1.0), "not leading");
+    // Each job has its own.
+    let leases = [("linkerd", "linkerd-destination-endpoint-write"), ("default", "linkerd-operator")];
+    eventually(SOON, "leadership of both jobs", async || {
+        for (_, lease) in leases {
+            ensure!(manager.is_leading(lease).await, "not by {lease}");
+        }
         Ok(())
     })
     .await?;
     let status = manager.terminate(STOP).await?;
     assert!(status.success(), "{status}");
-    let holder = control_plane
-        .kubectl(&[
-            "-n",
-            "linkerd",
-            "get",
-            "lease",
-            "linkerd-destination-endpoint-write",
-            "-o=jsonpath={.spec.holderIdentity}",
-        ])
-        .await?;
-    assert_eq!(holder, "");
+    for (namespace, lease) in leases {
+        let holder = "-o=jsonpath={.spec.holderIdentity}";
+        let holder = control_plane.kubectl(&["-n", namespace, "get", "lease", lease, holder]).await?;
+        assert_eq!(holder, "", "{lease}");
+    }
     Ok(())
 }
 

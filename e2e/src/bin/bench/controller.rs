@@ -138,8 +138,7 @@ async fn settle(manager: &Manager) -> Result<()> {
 
 async fn leads(manager: &Manager) -> Result<()> {
     eventually(PATIENCE, "the manager to lead", async || {
-        let leading = manager.metric("linkerd_operator_leader", &[]).await;
-        ensure!(leading == Some(1.0), "{leading:?}");
+        ensure!(manager.is_leading(LEASE).await, "it follows");
         Ok(())
     })
     .await
@@ -210,7 +209,7 @@ async fn hold_lease(client: &Client) -> Result<()> {
 async fn start_over(client: &Client, manager: &Manager) -> Result<()> {
     hold_lease(client).await?;
     eventually(PATIENCE, "the manager to follow", async || {
-        ensure!(manager.metric("linkerd_operator_leader", &[]).await == Some(0.0), "it leads");
+        ensure!(!manager.is_leading(LEASE).await, "it leads");
         Ok(())
     })
     .await?;

@@ -120,7 +120,7 @@ fn short_times() -> Vec<String> {
 }
 
 async fn is_leading(manager: &Manager) -> bool {
-    manager.metric("linkerd_operator_leader", &[]).await == Some(1.0)
+    manager.is_leading(LEASE).await
 }
 
 async fn leads(manager: &Manager, deadline: Duration) -> Result<()> {
