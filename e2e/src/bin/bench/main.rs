@@ -5,7 +5,7 @@
 //! ```
 //!
 //! * Without names all figures; else those named: of the ExternalWorkload controller `memory`, `converge`, `rest`, `flip`,
-//!   `hand-over`; of discovery `start`, `connect`, `streams`, `change`, `churn`, `profiles`, `servers`, `profile-servers`, `noise`,
+//!   `hand-over`; of the LinkerdConfig controller `revert`, `no-op`; of discovery `start`, `connect`, `streams`, `change`, `churn`, `profiles`, `servers`, `profile-servers`, `noise`,
 //!   `profile-noise`, `relist`, `giant`, `unread`.
 //! * With `--server`, of discovery only, and of another server of the Destination API: any that watches the cluster. Which
 //!   one that is, is printed; with `E2E_KUBECONFIG` it is an existing one. With `--pid` its memory and CPU are measured too.
@@ -14,6 +14,7 @@
 
 mod controller;
 mod discovery;
+mod linkerd_config;
 mod report;
 mod spent;
 
@@ -59,7 +60,7 @@ fn arguments(given: impl IntoIterator<Item = String>) -> Result<Arguments> {
                 pid = Some(number.parse().with_context(|| format!("--pid {number} is no number"))?);
             }
             name => {
-                let known: Vec<&str> = OF_THE_CONTROLLER.into_iter().chain(discovery::FIGURES).collect();
+                let known: Vec<&str> = [&OF_THE_CONTROLLER[..], &linkerd_config::FIGURES, &discovery::FIGURES].concat();
                 ensure!(known.contains(&name), "no figure is called {name}; there are {}", known.join(", "));
                 arguments.named.push(name.to_owned());
             }
@@ -81,6 +82,9 @@ async fn bench(Arguments { named, other }: Arguments) -> Result<ExitCode> {
         }
         if wanted("hand-over") {
             controller::hand_over(&mut report).await?;
+        }
+        if linkerd_config::FIGURES.iter().any(|name| wanted(name)) {
+            linkerd_config::figures(&mut report, wanted).await?;
         }
     }
     if discovery::FIGURES.iter().any(|name| wanted(name)) {

@@ -1,0 +1,199 @@
+//! The LinkerdConfig controller: what a look at a document costs that is right, and how long one stays that is not.
+//!
+//! * A look is provoked by what could mean something and does not: an annotation of ours that nobody reads, on the ConfigMap.
+//!   Its cost is all that the manager's process spent meanwhile: the watch event, its ConfigMap of 12 KiB, and the reconcile.
+//! * Reverts are spread over many ConfigMaps, because the sixth of one within ten minutes is a fight and waits.
+
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, bail, ensure};
+use e2e::{ControlPlane, Manager, ManagerOptions, Options, wait::eventually};
+use futures::{StreamExt, TryStreamExt};
+use k8s_openapi::api::core::v1::ConfigMap;
+use kube::{
+    Api, Client,
+    api::{
+        ApiResource, DynamicObject, GroupVersionKind, ListParams, Patch, PatchParams, PostParams, WatchEvent,
+        WatchParams,
+    },
+};
+use serde_json::{Value, json};
+use tokio::time::{sleep, timeout};
+
+use crate::report::{Report, milliseconds};
+
+pub(crate) const FIGURES: [&str; 2] = ["revert", "no-op"];
+
+/// What Helm writes, whole.
+const HELM: &str = include_str!("../../../../src/linkerd_config/values/fixture.yaml");
+const NAMESPACE: &str = "linkerd";
+const QUEUE: &str = "linkerdconfig_controller_workqueue";
+const CONFIG_MAPS: usize = 40;
+const REVERTS_EACH: usize = 5;
+const LOOKS: u32 = 1_000;
+const RESOURCES: usize = 100;
+const PATIENCE: Duration = Duration::from_secs(120);
+
+struct Rig {
+    control_plane: ControlPlane,
+    maps: Api<ConfigMap>,
+    configs: Api<DynamicObject>,
+    manager: Manager,
+}
+
+pub(crate) async fn figures(report: &mut Report, wanted: impl Fn(&str) -> bool) -> Result<()> {
+    let rig = Rig::start().await?;
+    if wanted("revert") {
+        rig.reverts(report).await?;
+    }
+    if wanted("no-op") {
+        rig.looks(report).await?;
+    }
+    drop(rig.control_plane);
+    Ok(())
+}
+
+// === impl Rig ===
+
+impl Rig {
+    async fn start() -> Result<Self> {
+        let control_plane = ControlPlane::start(Options::default()).await?;
+        control_plane.install_crds("crd").await?;
+        control_plane.kubectl(&["create", "namespace", NAMESPACE]).await?;
+        let client: Client = control_plane.client().await?;
+        let args = ["--enable-external-workload=false".to_owned(), "--enable-destination=false".to_owned()];
+        let options = ManagerOptions { args: args.to_vec(), ..ManagerOptions::default() };
+        let mut manager = Manager::start(&control_plane, options)?;
+        manager.ready(PATIENCE).await?;
+        let configs = Api::all_with(client.clone(), &kind());
+        Ok(Self { control_plane, maps: Api::namespaced(client, NAMESPACE), configs, manager })
+    }
+
+    async fn put_map(&self, name: &str) -> Result<()> {
+        let object = json!({"metadata": {"name": name}, "data": {"values": HELM}});
+        self.maps.create(&PostParams::default(), &serde_json::from_value(object)?).await?;
+        Ok(())
+    }
+
+    async fn declare(&self, name: &str, config_map: &str) -> Result<()> {
+        let spec = json!({"global": {"configMap": config_map}, "proxy": {"accessLog": "json"}});
+        let object = DynamicObject::new(name, &kind()).data(json!({ "spec": spec }));
+        self.configs.create(&PostParams::default(), &object).await.with_context(|| format!("creating {name}"))?;
+        Ok(())
+    }
+
+    /// Waits until a resource says this of itself.
+    async fn reaches(&self, name: &str, reason: &str) -> Result<()> {
+        eventually(PATIENCE, format_args!("{name} to be {reason}"), async || {
+            let object = self.configs.get(name).await?;
+            let conditions = object.data.pointer("/status/conditions").and_then(Value::as_array);
+            let says = |condition: &Value, key, text| condition.get(key).and_then(Value::as_str) == Some(text);
+            let is_so = |it: &Value| says(it, "type", "Ready") && says(it, "reason", reason);
+            ensure!(conditions.is_some_and(|all| all.iter().any(is_so)), "{conditions:?}");
+            Ok(())
+        })
+        .await
+    }
+
+    /// One edit after the other: from its watch event to the revert's, both as this process receives them.
+    async fn reverts(&self, report: &mut Report) -> Result<()> {
+        let name = |number: usize| format!("values-{number:02}");
+        for number in 0..CONFIG_MAPS {
+            self.put_map(&name(number)).await?;
+            self.declare(&name(number), &name(number)).await?;
+        }
+        for number in 0..CONFIG_MAPS {
+            self.reaches(&name(number), "Reconciled").await?;
+        }
+        let version = self.maps.list(&ListParams::default().limit(1)).await?.metadata.resource_version;
+        let mut events = self.maps.watch(&WatchParams::default(), &version.unwrap_or_default()).await?.boxed();
+        let mut samples = Vec::with_capacity(CONFIG_MAPS * REVERTS_EACH);
+        for edit in 0..CONFIG_MAPS * REVERTS_EACH {
+            let name = name(edit % CONFIG_MAPS);
+            let values = HELM.replace("logFormat: plain", "logFormat: json");
+            self.maps.patch(&name, &by("kubectl-edit"), &Patch::Merge(json!({"data": {"values": values}}))).await?;
+            let reverted = async {
+                let mut seen = None;
+                loop {
+                    let event = events.try_next().await?.context("the watch of ConfigMaps ended")?;
+                    let WatchEvent::Modified(map) = event else { continue };
+                    if map.metadata.name.as_deref() != Some(&*name) {
+                        continue;
+                    }
+                    let is_edited = map.data.is_some_and(|data| data.get("values").is_some_and(|it| *it == values));
+                    match (is_edited, seen) {
+                        (true, _) => seen = Some(Instant::now()),
+                        (false, Some(seen)) => return anyhow::Ok(seen.elapsed()),
+                        (false, None) => bail!("{name} was written, and by nobody who edits"),
+                    }
+                }
+            };
+            samples.push(timeout(PATIENCE, reverted).await.context("it was not reverted")??);
+        }
+        let edits = samples.len();
+        report.distribution(format!("{edits} manual edits, watch event to revert's"), samples, "each < 1 s");
+        Ok(())
+    }
+
+    /// With one resource for the ConfigMap, and with a hundred.
+    async fn looks(&self, report: &mut Report) -> Result<()> {
+        const MAP: &str = "linkerd-config";
+        let name = |number: usize| format!("mesh-{number:03}");
+        self.put_map(MAP).await?;
+        self.declare(&name(0), MAP).await?;
+        self.reaches(&name(0), "Reconciled").await?;
+        self.look(report, MAP, 1).await?;
+        for number in 1..RESOURCES {
+            self.declare(&name(number), MAP).await?;
+        }
+        for number in 1..RESOURCES {
+            self.reaches(&name(number), "Conflicted").await?;
+        }
+        self.look(report, MAP, RESOURCES).await
+    }
+
+    async fn look(&self, report: &mut Report, map: &str, resources: usize) -> Result<()> {
+        // Whatever was still to be told.
+        sleep(Duration::from_secs(3)).await;
+        let statuses = self.versions().await?;
+        let (looked, cost) = (self.looked().await, self.manager.cpu_time()?);
+        let mut version = None;
+        for number in 0..LOOKS {
+            let annotations = json!({"config.linkerd.io/bench": number.to_string()});
+            let patch = Patch::Merge(json!({"metadata": {"annotations": annotations}}));
+            version = self.maps.patch(map, &by("bench"), &patch).await?.metadata.resource_version;
+        }
+        sleep(Duration::from_secs(2)).await;
+        let (looked, cost) = (self.looked().await - looked, self.manager.cpu_time()? - cost);
+        ensure!(self.maps.get(map).await?.metadata.resource_version == version, "the ConfigMap was written");
+        ensure!(self.versions().await? == statuses, "a status was written");
+        ensure!(looked > 0.0, "nothing was looked at");
+        let per_look = cost.div_f64(looked);
+        report.row(
+            format!("CPU of a look that finds nothing to do, {resources} resource(s) for the ConfigMap"),
+            format!("{:.2} ms, {looked} looks at {LOOKS} changes, 0 writes", milliseconds(&per_look)),
+            "< 1 ms; a hundred as one",
+            json!({"cpu_seconds": cost.as_secs_f64(), "looks": looked, "changes": LOOKS}),
+        );
+        Ok(())
+    }
+
+    async fn looked(&self) -> f64 {
+        let labels = [("name", QUEUE)];
+        self.manager.metric("workqueue_work_duration_seconds_count", &labels).await.unwrap_or_default()
+    }
+
+    /// Of all resources.
+    async fn versions(&self) -> Result<Vec<Option<String>>> {
+        let all = self.configs.list(&ListParams::default()).await?;
+        Ok(all.items.into_iter().map(|config| config.metadata.resource_version).collect())
+    }
+}
+
+fn kind() -> ApiResource {
+    ApiResource::from_gvk(&GroupVersionKind::gvk("config.linkerd.io", "v1alpha1", "LinkerdConfig"))
+}
+
+fn by(manager: &str) -> PatchParams {
+    PatchParams { field_manager: Some(manager.to_owned()), ..PatchParams::default() }
+}
