@@ -19,6 +19,24 @@ use linkerd2_proxy_api::{
 use tokio::time::{Instant, timeout, timeout_at};
 use tonic::{Code, Status, Streaming, transport::Channel};
 
+use crate::{
+    Action, Fault, FaultProxy, Rule,
+    wait::{settles, stays_quiet},
+};
+
+/// What ours watches for discovery, as paths call it.
+pub const WATCHED: [&str; 9] = [
+    "pods",
+    "services",
+    "endpointslices",
+    "nodes",
+    "externalworkloads",
+    "servers",
+    "serviceprofiles",
+    "replicasets",
+    "jobs",
+];
+
 /// One HTTP/2 connection.
 #[derive(Clone)]
 pub struct Discovery(pub(crate) DestinationClient<Channel>);
@@ -44,6 +62,13 @@ pub enum Message {
 pub(crate) const DEADLINE: Duration = Duration::from_secs(20);
 
 // === impl Discovery ===
+
+/// Lets each watch of ours find its history gone once, from its next attempt on.
+pub fn expire(proxy: &FaultProxy) -> Vec<Fault> {
+    let gone = Action::Status { code: 410, retry_after: None };
+    let next = |kind| Rule::path(&format!("/{kind}?&watch=true")).times(1);
+    WATCHED.iter().map(|kind| proxy.inject(next(kind), gone.clone())).collect()
+}
 
 impl Discovery {
     pub async fn connect(address: SocketAddr) -> Result<Self> {
@@ -119,20 +144,12 @@ impl Endpoints {
 
     /// Folds messages in until none has come for this time. False when the stream has ended with OK.
     pub async fn settle(&mut self, quiet: Duration) -> Result<bool> {
-        while let Ok(message) = timeout(quiet, self.read()).await {
-            if message?.is_none() {
-                return Ok(false);
-            }
-        }
-        Ok(true)
+        settles(quiet, async || self.read().await).await
     }
 
     /// Fails when any message comes within this time.
     pub async fn is_quiet_for(&mut self, time: Duration) -> Result<()> {
-        match timeout(time, self.read()).await {
-            Err(_) => Ok(()),
-            Ok(message) => bail!("a message came that nothing called for: {message:?}"),
-        }
+        stays_quiet(time, self.read()).await
     }
 
     pub fn addresses(&self) -> Vec<SocketAddr> {

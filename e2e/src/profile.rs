@@ -10,7 +10,10 @@ use linkerd2_proxy_api::destination::{DestinationProfile, GetDestination};
 use tokio::time::{Instant, timeout, timeout_at};
 use tonic::{Code, Status, Streaming};
 
-use crate::discovery::{DEADLINE, Discovery};
+use crate::{
+    discovery::{DEADLINE, Discovery},
+    wait::{settles, stays_quiet},
+};
 
 /// A `GetProfile` stream and what it has said so far.
 pub struct Profiles {
@@ -71,20 +74,12 @@ impl Profiles {
 
     /// Reads until nothing has come for this time. False when the stream has ended with OK.
     pub async fn settle(&mut self, quiet: Duration) -> Result<bool> {
-        while let Ok(message) = timeout(quiet, self.read()).await {
-            if message?.is_none() {
-                return Ok(false);
-            }
-        }
-        Ok(true)
+        settles(quiet, async || self.read().await).await
     }
 
     /// Fails when any message comes within this time.
     pub async fn is_quiet_for(&mut self, time: Duration) -> Result<()> {
-        match timeout(time, self.read()).await {
-            Err(_) => Ok(()),
-            Ok(message) => bail!("a message came that nothing called for: {message:?}"),
-        }
+        stays_quiet(time, self.read()).await
     }
 
     /// Waits until the stream ends with OK, whatever it says before.

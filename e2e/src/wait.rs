@@ -3,10 +3,13 @@
 //! * In: a probe that says what it sees. Out: what the probe returned, or an error with what was awaited and what was seen last.
 //! * Always: a single probe cannot outlast the deadline either.
 
-use std::{fmt::Display, time::Duration};
+use std::{
+    fmt::{Debug, Display},
+    time::Duration,
+};
 
-use anyhow::{Result, anyhow};
-use tokio::time::{Instant, sleep, timeout_at};
+use anyhow::{Result, anyhow, bail};
+use tokio::time::{Instant, sleep, timeout, timeout_at};
 
 const FIRST_PAUSE: Duration = Duration::from_millis(10);
 const LONGEST_PAUSE: Duration = Duration::from_millis(200);
@@ -51,6 +54,24 @@ where
     }
 }
 
+/// Reads a stream until nothing has come for this time. False when it has ended.
+pub(crate) async fn settles<T>(quiet: Duration, mut read: impl AsyncFnMut() -> Result<Option<T>>) -> Result<bool> {
+    while let Ok(message) = timeout(quiet, read()).await {
+        if message?.is_none() {
+            return Ok(false);
+        }
+    }
+    Ok(true)
+}
+
+/// Fails when anything is read within this time.
+pub(crate) async fn stays_quiet<T: Debug>(time: Duration, read: impl Future<Output = Result<Option<T>>>) -> Result<()> {
+    match timeout(time, read).await {
+        Err(_) => Ok(()),
+        Ok(message) => bail!("a message came that nothing called for: {message:?}"),
+    }
+}
+
 fn missed(deadline: Duration, what: impl Display, seen: &anyhow::Error) -> anyhow::Error {
     anyhow!("waited {deadline:?} for {what}; last seen: {seen:#}")
 }
@@ -64,7 +85,7 @@ mod tests {
         let mut looks = 0;
         let error = eventually(Duration::from_millis(50), "the moon", async || -> Result<()> {
             looks += 1;
-            anyhow::bail!("a cloud ({looks})")
+            bail!("a cloud ({looks})")
         })
         .await
         .unwrap_err()

@@ -22,7 +22,7 @@ use super::{
 pub(crate) const STOP: Duration = Duration::from_secs(20);
 /// Longer than the longest pause between two looks for a CRD or an API server.
 pub(crate) const BACKED_OFF: Duration = Duration::from_secs(90);
-pub(crate) const SERVICE: &str = "io.linkerd.proxy.destination.Destination";
+const SERVICE: &str = "io.linkerd.proxy.destination.Destination";
 
 pub(crate) fn discovery_only(args: &[&str]) -> ManagerOptions {
     let args = ["--enable-external-workload=false", "--enable-linkerd-config=false"]
@@ -48,6 +48,27 @@ impl Own {
         Ok(Self { control_plane, manager, namespace })
     }
 
+    /// With Linkerd's CRDs, and a manager that may do what `config/rbac` allows discovery, and nothing else.
+    pub(crate) async fn with_what_the_repository_grants() -> Result<Self> {
+        let mut own = Self::start().await?;
+        let (account, folder) = ("linkerd-operator", concat!(env!("CARGO_MANIFEST_DIR"), "/../config/rbac"));
+        let account_flag = format!("--serviceaccount=linkerd:{account}");
+        own.control_plane.install_crds("crd/linkerd").await?;
+        for arguments in [
+            &["create", "namespace", "linkerd"] as &[&str],
+            &["apply", "-k", folder],
+            &["create", "serviceaccount", account, "-n", "linkerd"],
+            &["create", "clusterrolebinding", account, "--clusterrole=linkerd-operator-destination", &account_flag],
+        ] {
+            own.control_plane.kubectl(arguments).await?;
+        }
+        let kubeconfig = own.control_plane.kubeconfig_for_service_account("linkerd", account).await?;
+        let options = ManagerOptions { kubeconfig: Some(kubeconfig), ..discovery_only(&[]) };
+        own.manager = Manager::start(&own.control_plane, options)?;
+        own.manager.ready(SOON).await?;
+        Ok(own)
+    }
+
     pub(crate) async fn put_all(&self, objects: impl IntoIterator<Item = Object>) -> Result<()> {
         for object in objects {
             create(self.namespace.client(), self.namespace.name(), object).await?;
@@ -63,6 +84,43 @@ impl Own {
         })
         .await
     }
+}
+
+/// Has these calls of a method counted, each by what it ends with.
+pub(crate) async fn counts_calls(
+    manager: &Manager,
+    method: &str,
+    codes: &[&str],
+    calls: impl AsyncFnOnce() -> Result<()>,
+) -> Result<()> {
+    let of_method = [("grpc_type", "server_stream"), ("grpc_service", SERVICE), ("grpc_method", method)];
+    let began = ["started_total", "msg_received_total", "msg_sent_total", "handling_seconds_count"];
+    let counters = began.map(|name| (name, None)).into_iter();
+    let counters: Vec<_> =
+        counters.chain(codes.iter().map(|code| ("handled_total", Some(("grpc_code", *code))))).collect();
+    let count = async |name: &str, code: Option<(&str, &str)>| {
+        let labels: Vec<_> = of_method.into_iter().chain(code).collect();
+        manager.metric(&format!("grpc_server_{name}"), &labels).await.unwrap_or_default()
+    };
+    let mut before = Vec::new();
+    for (name, code) in &counters {
+        before.push(count(name, *code).await);
+    }
+    calls().await?;
+    for ((name, code), before) in counters.into_iter().zip(before) {
+        eventually(SOON, format_args!("{name} {code:?} to grow"), async || {
+            let now = count(name, code).await;
+            ensure!(now > before, "{before} and {now}");
+            Ok(())
+        })
+        .await?;
+    }
+    for bound in ["0.1", "1", "300", "3600", "+Inf"] {
+        let labels = [&of_method[..], &[("le", bound)]].concat();
+        let bucket = manager.metric("grpc_server_handling_seconds_bucket", &labels).await;
+        ensure!(bucket.is_some(), "no bucket {bound}");
+    }
+    Ok(())
 }
 
 #[tokio::test]
@@ -137,44 +195,13 @@ async fn the_series_of_a_service_live_as_long_as_its_streams() -> Result<()> {
 async fn calls_are_counted_by_their_end() -> Result<()> {
     let rig = Rig::start("calls").await?;
     rig.put_all([service("web"), slice("web", "web", &[address("192.0.2.1")])]).await?;
-    let of_get = [("grpc_type", "server_stream"), ("grpc_service", SERVICE), ("grpc_method", "Get")];
-    let with_code = |code: &'static str| (!code.is_empty()).then_some(("grpc_code", code));
-    let count = async |name: &str, code: &'static str| {
-        let labels: Vec<_> = of_get.into_iter().chain(with_code(code)).collect();
-        rig.manager.metric(name, &labels).await.unwrap_or_default()
-    };
-    let counters = [
-        ("grpc_server_started_total", ""),
-        ("grpc_server_msg_received_total", ""),
-        ("grpc_server_msg_sent_total", ""),
-        ("grpc_server_handling_seconds_count", ""),
-        ("grpc_server_handled_total", "OK"),
-        ("grpc_server_handled_total", "InvalidArgument"),
-        ("grpc_server_handled_total", "NotFound"),
-    ];
-    let mut before = Vec::new();
-    for (name, code) in counters {
-        before.push(count(name, code).await);
-    }
-    rig.discovery.refusal("linkerd.io", "").await?;
-    rig.discovery.refusal(&rig.path("missing"), "").await?;
-    drop(rig.shows("web:80", &["192.0.2.1:8080"]).await?);
-    for ((name, code), before) in counters.into_iter().zip(before) {
-        eventually(SOON, format_args!("{name} {code} to grow"), async || {
-            let now = count(name, code).await;
-            ensure!(now > before, "{before} and {now}");
-            Ok(())
-        })
-        .await?;
-    }
-    for bound in ["0.1", "1", "300", "3600", "+Inf"] {
-        let labels = [&of_get[..], &[("le", bound)]].concat();
-        ensure!(
-            rig.manager.metric("grpc_server_handling_seconds_bucket", &labels).await.is_some(),
-            "no bucket {bound}"
-        );
-    }
-    Ok(())
+    counts_calls(rig.manager, "Get", &["OK", "InvalidArgument", "NotFound"], async || {
+        rig.discovery.refusal("linkerd.io", "").await?;
+        rig.discovery.refusal(&rig.path("missing"), "").await?;
+        drop(rig.shows("web:80", &["192.0.2.1:8080"]).await?);
+        Ok(())
+    })
+    .await
 }
 
 #[tokio::test]
@@ -299,22 +326,7 @@ async fn streams_cost_the_api_server_nothing() -> Result<()> {
 
 #[tokio::test]
 async fn what_the_repository_grants_discovery_is_enough_for_it() -> Result<()> {
-    let mut own = Own::start().await?;
-    let (account, folder) = ("linkerd-operator", concat!(env!("CARGO_MANIFEST_DIR"), "/../config/rbac"));
-    let account_flag = format!("--serviceaccount=linkerd:{account}");
-    own.control_plane.install_crds("crd/linkerd").await?;
-    for arguments in [
-        &["create", "namespace", "linkerd"] as &[&str],
-        &["apply", "-k", folder],
-        &["create", "serviceaccount", account, "-n", "linkerd"],
-        &["create", "clusterrolebinding", account, "--clusterrole=linkerd-operator-destination", &account_flag],
-    ] {
-        own.control_plane.kubectl(arguments).await?;
-    }
-    let kubeconfig = own.control_plane.kubeconfig_for_service_account("linkerd", account).await?;
-    let options = ManagerOptions { kubeconfig: Some(kubeconfig), ..discovery_only(&[]) };
-    own.manager = Manager::start(&own.control_plane, options)?;
-    own.manager.ready(SOON).await?;
+    let own = Own::with_what_the_repository_grants().await?;
     let (status, body) = own.manager.get("/ready").await?;
     assert_eq!((status, body.as_str()), (StatusCode::OK, "ready\n"));
     own.put_all([

@@ -6,8 +6,8 @@ use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
 use e2e::{
-    FaultProxy, Rule,
-    discovery::{Message, token},
+    Rule,
+    discovery::{Message, WATCHED, expire, token},
     eventually,
     fault_proxy::Action,
     mesh::SOON,
@@ -23,18 +23,6 @@ use tonic::Code;
 use super::crowd::{Crowd, address, shows};
 
 const QUIET: Duration = Duration::from_secs(1);
-const GONE: Action = Action::Status { code: 410, retry_after: None };
-const KINDS: [&str; 9] = [
-    "pods",
-    "services",
-    "endpointslices",
-    "nodes",
-    "externalworkloads",
-    "servers",
-    "serviceprofiles",
-    "replicasets",
-    "jobs",
-];
 
 fn add(numbers: impl IntoIterator<Item = u32>) -> Message {
     Message::Add(numbers.into_iter().map(address).collect())
@@ -54,16 +42,11 @@ async fn is_ready(crowd: &Crowd) -> Result<()> {
     .await
 }
 
-/// Lets each watch find its history gone once, from its next attempt on.
-fn expire(proxy: &FaultProxy) -> Vec<e2e::Fault> {
-    KINDS.iter().map(|kind| proxy.inject(Rule::path(&format!("/{kind}?&watch=true")).times(1), GONE)).collect()
-}
-
 /// Waits until each has, and has been followed by a list.
 async fn relisted(crowd: &Crowd, faults: &[e2e::Fault]) -> Result<()> {
     eventually(SOON, "each kind to be listed anew", async || {
         let hits: Vec<usize> = faults.iter().map(e2e::Fault::hits).collect();
-        ensure!(hits == [1; KINDS.len()], "{KINDS:?}: {hits:?}");
+        ensure!(hits == [1; WATCHED.len()], "{WATCHED:?}: {hits:?}");
         Ok(())
     })
     .await?;

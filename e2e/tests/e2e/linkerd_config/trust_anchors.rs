@@ -31,13 +31,19 @@ async fn has_seen(installation: &Installation, bundle: &str) -> Result<Value> {
     .await
 }
 
-/// As the CLI installs: the copy in the document may be empty, or old.
-#[tokio::test(flavor = "multi_thread")]
-async fn the_copy_in_the_document_is_made_equal_to_the_trust_roots() -> Result<()> {
+/// Whose document copies other anchors than the trust roots hold.
+async fn of_another_root() -> Result<(Installation, String)> {
     let installation = Installation::empty().await?;
     let bundle = certificate("root.linkerd.cluster.local")?;
     installation.put_trust_roots(&bundle).await?;
     installation.put_map(json!({"data": {"values": HELM}})).await?;
+    Ok((installation, bundle))
+}
+
+/// As the CLI installs: the copy in the document may be empty, or old.
+#[tokio::test(flavor = "multi_thread")]
+async fn the_copy_in_the_document_is_made_equal_to_the_trust_roots() -> Result<()> {
+    let (installation, bundle) = of_another_root().await?;
     let manager = installation.manager().await?;
     installation.declare("mesh", json!({})).await?;
     let status = has_seen(&installation, &bundle).await?;
@@ -94,10 +100,7 @@ async fn a_changed_bundle_is_told_and_the_copy_follows() -> Result<()> {
 /// An upgrade brings the anchors that Helm was given, which may be old by now.
 #[tokio::test(flavor = "multi_thread")]
 async fn the_copy_survives_an_upgrade() -> Result<()> {
-    let installation = Installation::empty().await?;
-    let bundle = certificate("root.linkerd.cluster.local")?;
-    installation.put_trust_roots(&bundle).await?;
-    installation.put_map(json!({"data": {"values": HELM}})).await?;
+    let (installation, bundle) = of_another_root().await?;
     let manager = installation.manager().await?;
     installation.declare("mesh", json!({})).await?;
     has_seen(&installation, &bundle).await?;

@@ -82,22 +82,7 @@ async fn without_the_definition_there_are_no_profiles_until_it_comes() -> Result
 
 #[tokio::test]
 async fn what_the_repository_grants_discovery_is_enough_for_profiles() -> Result<()> {
-    let mut own = Own::start().await?;
-    let (account, folder) = ("linkerd-operator", concat!(env!("CARGO_MANIFEST_DIR"), "/../config/rbac"));
-    let account_flag = format!("--serviceaccount=linkerd:{account}");
-    own.control_plane.install_crds("crd/linkerd").await?;
-    for arguments in [
-        &["create", "namespace", "linkerd"] as &[&str],
-        &["apply", "-k", folder],
-        &["create", "serviceaccount", account, "-n", "linkerd"],
-        &["create", "clusterrolebinding", account, "--clusterrole=linkerd-operator-destination", &account_flag],
-    ] {
-        own.control_plane.kubectl(arguments).await?;
-    }
-    let kubeconfig = own.control_plane.kubeconfig_for_service_account("linkerd", account).await?;
-    let options = ManagerOptions { kubeconfig: Some(kubeconfig), ..discovery_only(&[]) };
-    own.manager = Manager::start(&own.control_plane, options)?;
-    own.manager.ready(SOON).await?;
+    let own = Own::with_what_the_repository_grants().await?;
     let name = format!("web.{}.svc.cluster.local", own.namespace.name());
     own.put_all([service("web"), service_profile(&name, routes(&["a"]))]).await?;
     let mut stream = ask(&own.manager, &format!("{name}:80")).await?;

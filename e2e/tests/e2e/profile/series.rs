@@ -9,7 +9,7 @@ use super::{Asked, MESHED, at, ip, look, machine, routes};
 use crate::discovery::{
     Rig, Settings,
     objects::{external_name, meshed, service},
-    serving::{SERVICE, discovery_only},
+    serving::{counts_calls, discovery_only},
 };
 
 /// Waits until a series has this value; `None` when there is none.
@@ -185,48 +185,18 @@ async fn nothing_overflows_and_the_cache_and_its_lag_are_told() -> Result<()> {
 #[tokio::test]
 async fn calls_are_counted_by_their_end() -> Result<()> {
     let rig = Rig::start("calls").await?;
-    let of_profile = [("grpc_type", "server_stream"), ("grpc_service", SERVICE), ("grpc_method", "GetProfile")];
-    let count = async |name: &str, code: &'static str| {
-        let code = (!code.is_empty()).then_some(("grpc_code", code));
-        let labels: Vec<_> = of_profile.into_iter().chain(code).collect();
-        rig.manager.metric(name, &labels).await.unwrap_or_default()
-    };
-    let counters = [
-        ("grpc_server_started_total", ""),
-        ("grpc_server_msg_received_total", ""),
-        ("grpc_server_msg_sent_total", ""),
-        ("grpc_server_handling_seconds_count", ""),
-        ("grpc_server_handled_total", "InvalidArgument"),
-        ("grpc_server_handled_total", "Unknown"),
-        ("grpc_server_handled_total", "NotFound"),
-        ("grpc_server_handled_total", "FailedPrecondition"),
-        ("grpc_server_handled_total", "OK"),
-    ];
-    let mut before = Vec::new();
-    for (name, code) in counters {
-        before.push(count(name, code).await);
-    }
-    let ip = ip();
-    rig.put_all([service("web"), external_name("away")]).await?;
-    rig.run(meshed("web-1"), &[&ip]).await?;
-    let open = rig.hears(&at(&ip, 8080), &format!("pod web-1 {MESHED}")).await?;
-    rig.run(meshed("web-2"), &[&ip]).await?;
-    open.ends_and_then_is_refused(Code::FailedPrecondition, "").await?;
-    rig.is_refused("linkerd.io", Code::InvalidArgument, "").await?;
-    rig.is_refused(&rig.path("missing"), Code::Unknown, "").await?;
-    rig.is_refused(&rig.path("web-0.web"), Code::NotFound, "").await?;
-    for ((name, code), before) in counters.into_iter().zip(before) {
-        eventually(SOON, format_args!("{name} {code} to grow"), async || {
-            let now = count(name, code).await;
-            ensure!(now > before, "{before} and {now}");
-            Ok(())
-        })
-        .await?;
-    }
-    for bound in ["0.1", "1", "300", "3600", "+Inf"] {
-        let labels = [&of_profile[..], &[("le", bound)]].concat();
-        let bucket = rig.manager.metric("grpc_server_handling_seconds_bucket", &labels).await;
-        ensure!(bucket.is_some(), "no bucket {bound}");
-    }
-    Ok(())
+    let codes = ["InvalidArgument", "Unknown", "NotFound", "FailedPrecondition", "OK"];
+    counts_calls(rig.manager, "GetProfile", &codes, async || {
+        let ip = ip();
+        rig.put_all([service("web"), external_name("away")]).await?;
+        rig.run(meshed("web-1"), &[&ip]).await?;
+        let open = rig.hears(&at(&ip, 8080), &format!("pod web-1 {MESHED}")).await?;
+        rig.run(meshed("web-2"), &[&ip]).await?;
+        open.ends_and_then_is_refused(Code::FailedPrecondition, "").await?;
+        rig.is_refused("linkerd.io", Code::InvalidArgument, "").await?;
+        rig.is_refused(&rig.path("missing"), Code::Unknown, "").await?;
+        rig.is_refused(&rig.path("web-0.web"), Code::NotFound, "").await?;
+        Ok(())
+    })
+    .await
 }

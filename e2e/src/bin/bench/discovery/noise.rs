@@ -3,7 +3,11 @@
 use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
-use e2e::{Action, Fault, FaultProxy, ManagerOptions, Rule, wait::eventually};
+use e2e::{
+    Fault, FaultProxy, ManagerOptions,
+    discovery::{WATCHED, expire},
+    wait::eventually,
+};
 use serde_json::json;
 use tokio::time::sleep;
 
@@ -17,19 +21,6 @@ const STREAMS: usize = 10_000;
 const TOUCHED_PODS: usize = 1_000;
 /// For messages that should not be to come.
 const QUIET: Duration = Duration::from_secs(3);
-const GONE: Action = Action::Status { code: 410, retry_after: None };
-/// What ours watches for discovery.
-const KINDS: [&str; 9] = [
-    "pods",
-    "services",
-    "endpointslices",
-    "nodes",
-    "externalworkloads",
-    "servers",
-    "serviceprofiles",
-    "replicasets",
-    "jobs",
-];
 
 /// Annotations of all Servers, and of a Pod of each Service.
 pub(super) async fn noise(report: &mut Report, rig: &Rig) -> Result<()> {
@@ -79,7 +70,7 @@ pub(super) async fn relist(report: &mut Report, rig: &Rig) -> Result<()> {
     proxy.cut_all();
     eventually(PATIENCE, "each kind to be listed anew", async || {
         let hits: Vec<usize> = gone.iter().map(Fault::hits).collect();
-        ensure!(hits.iter().all(|hits| *hits > 0), "{KINDS:?}: {hits:?}");
+        ensure!(hits.iter().all(|hits| *hits > 0), "{WATCHED:?}: {hits:?}");
         let manager = subject.manager.as_ref().context("a manager of ours")?;
         let (_, amiss) = manager.get("/ready").await?;
         ensure!(amiss == "ready\n", "{amiss}");
@@ -93,14 +84,10 @@ pub(super) async fn relist(report: &mut Report, rig: &Rig) -> Result<()> {
     let log = proxy.log();
     let after = log.iter().rposition(|request| request.status == Some(410)).unwrap_or_default();
     let pages = log.iter().skip(after).filter(|request| request.path.contains("limit=")).count();
-    ensure!(pages > KINDS.len(), "only {pages} pages were listed");
+    ensure!(pages > WATCHED.len(), "only {pages} pages were listed");
     let text = format!("{messages}, while {pages} pages and more were listed");
     report.row(format!("messages to {STREAMS} streams after all was listed anew (410)"), text, "0", json!(messages));
     report.spent(&spent);
     load.close().await;
     Ok(())
-}
-
-fn expire(proxy: &FaultProxy) -> Vec<Fault> {
-    KINDS.iter().map(|kind| proxy.inject(Rule::path(&format!("/{kind}?&watch=true")).times(1), GONE)).collect()
 }
