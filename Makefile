@@ -40,7 +40,7 @@ test: ## Everything that CI runs: check, then the end-to-end tests on a real con
 	@$(PHASE); phase check $(MAKE) check; \
 	phase build $(MAKE) build; \
 	phase "control plane" $(TARGET)/debug/control-plane build; \
-	phase "end-to-end tests" $(CARGO) test --locked --package e2e --test e2e
+	phase "end-to-end tests" $(CARGO) test --locked --workspace --test e2e
 
 # Another server of the Destination API on this machine: SERVER=IP:PORT, PID= of its process for memory and CPU,
 # E2E_KUBECONFIG= of the cluster that it watches (without, one is started for it, and said where).

@@ -148,6 +148,14 @@ async fn without_trust_roots_the_document_is_what_counts() -> Result<()> {
     );
     assert_eq!(status.get("trustRootsSHA256"), None, "{status}");
     assert_eq!(installation.map().await?, before);
+
+    // They may come later, and count from then on.
+    let bundle = certificate("root.linkerd.cluster.local")?;
+    installation.put_trust_roots(&bundle).await?;
+    has_seen(&installation, &bundle).await?;
+    installation.says(&installation.helm_with(json!({"identityTrustAnchorsPEM": bundle})).await?).await?;
+    let note = installation.tells("mesh", "TrustAnchorsReused").await?;
+    assert!(note.contains(TRUST_ROOTS), "{note}");
     drop(manager);
     Ok(())
 }
