@@ -1,6 +1,6 @@
-//! A throw-away certificate authority and one serving certificate for the loopback names.
+//! A throw-away certificate authority and one serving certificate.
 //!
-//! * In: nothing. Out: PEM texts. Always: the authority's key is forgotten once the certificate is signed.
+//! * In: the names it is for. Out: PEM texts. Always: the authority's key is forgotten once the certificate is signed.
 
 use anyhow::Result;
 use rcgen::{
@@ -14,6 +14,10 @@ pub(crate) struct ServingCertificate {
 }
 
 pub(crate) fn for_loopback() -> Result<ServingCertificate> {
+    for_names(&["127.0.0.1", "localhost", "kubernetes.default.svc"])
+}
+
+pub(crate) fn for_names(names: &[&str]) -> Result<ServingCertificate> {
     let ca_key = KeyPair::generate()?;
     let mut ca = CertificateParams::new(Vec::new())?;
     ca.distinguished_name.push(DnType::CommonName, "e2e-ca");
@@ -23,8 +27,7 @@ pub(crate) fn for_loopback() -> Result<ServingCertificate> {
     let issuer = Issuer::new(ca, ca_key);
 
     let key = KeyPair::generate()?;
-    let names = ["127.0.0.1", "localhost", "kubernetes.default.svc"].map(str::to_owned);
-    let mut leaf = CertificateParams::new(names)?;
+    let mut leaf = CertificateParams::new(names.iter().map(|&name| name.to_owned()).collect::<Vec<_>>())?;
     leaf.distinguished_name.push(DnType::CommonName, "e2e-server");
     leaf.extended_key_usages = vec![ExtendedKeyUsagePurpose::ServerAuth];
     leaf.use_authority_key_identifier_extension = true;

@@ -35,6 +35,7 @@ pub mod process;
 pub mod profile;
 mod shared;
 pub mod slow_client;
+mod tls;
 pub mod wait;
 pub mod world;
 

@@ -31,7 +31,7 @@ use hyper::{
     server::conn::http1 as server, service::service_fn,
 };
 use hyper_util::rt::{TokioIo, TokioTimer};
-use rustls::pki_types::{CertificateDer, PrivateKeyDer, ServerName, pem::PemObject};
+use rustls::pki_types::ServerName;
 use serde_json::json;
 use tokio::{
     net::{TcpListener, TcpStream},
@@ -43,7 +43,7 @@ use tokio_rustls::{TlsAcceptor, TlsConnector};
 pub use record::Request;
 pub use rule::{Action, Fault, Rule};
 
-use crate::{certificate, control_plane::ControlPlane, kubeconfig};
+use crate::{certificate, control_plane::ControlPlane, kubeconfig, tls};
 
 const CONNECT_DEADLINE: Duration = Duration::from_secs(10);
 static STARTED: AtomicUsize = AtomicUsize::new(0);
@@ -89,8 +89,8 @@ impl FaultProxy {
         kubeconfig::write(&path, &url, &serving.ca_pem, user, token)?;
         let shared = Arc::new(Shared {
             upstream,
-            acceptor: acceptor(&serving)?,
-            connector: connector(control_plane.ca_pem()?)?,
+            acceptor: tls::acceptor(&serving, rustls::DEFAULT_VERSIONS)?,
+            connector: tls::connector(control_plane.ca_pem()?)?,
             rules: rule::Rules::default(),
             record: record::Record::default(),
             connections: Mutex::default(),
@@ -315,26 +315,4 @@ fn status(code: u16, retry_after: Option<u32>) -> Result<Response<Body>> {
     }
     let body = Full::new(serde_json::to_vec(&body)?.into()).map_err(|never| match never {});
     Ok(response.body(body.boxed())?)
-}
-
-fn acceptor(serving: &certificate::ServingCertificate) -> Result<TlsAcceptor> {
-    let certificate = CertificateDer::from_pem_slice(serving.certificate_pem.as_bytes())?;
-    let key = PrivateKeyDer::from_pem_slice(serving.key_pem.as_bytes())?;
-    let provider = Arc::new(rustls::crypto::ring::default_provider());
-    let config = rustls::ServerConfig::builder_with_provider(provider)
-        .with_safe_default_protocol_versions()?
-        .with_no_client_auth()
-        .with_single_cert(vec![certificate], key)?;
-    Ok(TlsAcceptor::from(Arc::new(config)))
-}
-
-fn connector(ca_pem: &str) -> Result<TlsConnector> {
-    let mut roots = rustls::RootCertStore::empty();
-    roots.add(CertificateDer::from_pem_slice(ca_pem.as_bytes())?)?;
-    let provider = Arc::new(rustls::crypto::ring::default_provider());
-    let config = rustls::ClientConfig::builder_with_provider(provider)
-        .with_safe_default_protocol_versions()?
-        .with_root_certificates(roots)
-        .with_no_client_auth();
-    Ok(TlsConnector::from(Arc::new(config)))
 }
