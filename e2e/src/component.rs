@@ -104,6 +104,8 @@ impl Layout {
             "--disable-admission-plugins=ServiceAccount".into(),
             // The names of the nodes are in no DNS.
             "--kubelet-preferred-address-types=InternalIP".into(),
+            // Webhooks are behind Services, and there is no kube-proxy: it looks up the endpoints itself.
+            "--enable-aggregator-routing=true".into(),
             // Else an open watch keeps a graceful end waiting for a minute.
             "--shutdown-watch-termination-grace-period=1s".into(),
             "--allow-privileged=true".into(),
