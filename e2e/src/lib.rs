@@ -6,7 +6,8 @@
 //! ```
 //!
 //! * In: Go (to build the Kubernetes binaries once) or `KUBEBUILDER_ASSETS`; see [`binaries`].
-//! * Out: a [`ControlPlane`] with clients and kubeconfigs, a [`Manager`] to start, pause and kill, a [`FaultProxy`] to put between them.
+//! * Out: a [`ControlPlane`] with clients and kubeconfigs, a [`Manager`] to start, pause and kill, a [`FaultProxy`] to put between them,
+//!   an [`Injector`] for both to ask.
 //! * Always: every wait has a deadline, and no child process or directory outlives the process that made it, however that one ends.
 
 pub mod answers;
@@ -21,6 +22,7 @@ pub mod fault_proxy;
 pub mod flood;
 pub mod hostile_client;
 pub mod http2;
+pub mod injector;
 pub mod kubeconfig;
 pub mod load;
 pub mod manager;
@@ -41,6 +43,7 @@ pub mod world;
 
 pub use control_plane::{ControlPlane, Options, User};
 pub use fault_proxy::{Action, Fault, FaultProxy, Rule};
+pub use injector::Injector;
 pub use manager::{Manager, ManagerOptions};
 pub use namespace::TestNamespace;
 pub use process::{Process, Signal, Spawn};

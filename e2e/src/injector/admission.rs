@@ -1,0 +1,109 @@
+//! AdmissionReviews: the question, and the answers to it.
+//!
+//! * In: the body of a request. Out: a [`Review`], and from it the review that is the answer.
+//! * Always: an answer is the question with a `response`, as Linkerd's injector makes it, so that version, kind and uid are those
+//!   of the question.
+
+use k8s_openapi::ByteString;
+use serde_json::{Value, json};
+
+pub(super) struct Review(Value);
+
+impl Review {
+    /// None of an empty body. The error is the text of a 400.
+    pub(super) fn parse(body: &[u8]) -> Result<Option<Self>, String> {
+        if body.is_empty() {
+            return Ok(None);
+        }
+        let review = serde_json::from_slice(body)
+            .map(Self)
+            .map_err(|error| format!("failed to decode admission review request: {error}"))?;
+        match review.text("/request/uid") {
+            Some("") | None => Err("invalid admission review request".to_owned()),
+            Some(_) => Ok(Some(review)),
+        }
+    }
+
+    pub(super) fn is_about_a_pod(&self) -> bool {
+        self.text("/request/kind/kind") == Some("Pod")
+    }
+
+    pub(super) fn namespace(&self) -> &str {
+        self.text("/request/namespace").unwrap_or_default()
+    }
+
+    /// What is to be admitted.
+    pub(super) fn object(&self) -> &Value {
+        self.0.pointer("/request/object").unwrap_or(&Value::Null)
+    }
+
+    pub(super) fn allowed(self) -> Value {
+        let response = json!({"uid": self.uid(), "allowed": true});
+        self.answered(response)
+    }
+
+    pub(super) fn patched(self, operations: &[Value]) -> Value {
+        // In JSON it is base64.
+        let patch = json!(ByteString(json!(operations).to_string().into_bytes()));
+        self.with_patch(&patch)
+    }
+
+    /// With anything where the patch belongs.
+    pub(super) fn with_patch(self, patch: &Value) -> Value {
+        let response = json!({"uid": self.uid(), "allowed": true, "patchType": "JSONPatch", "patch": patch});
+        self.answered(response)
+    }
+
+    pub(super) fn denied(self, message: &str) -> Value {
+        let response = json!({"uid": self.uid(), "allowed": false, "status": {"metadata": {}, "message": message}});
+        self.answered(response)
+    }
+
+    fn answered(mut self, response: Value) -> Value {
+        if let Some(review) = self.0.as_object_mut() {
+            review.insert("response".to_owned(), response);
+        }
+        self.0
+    }
+
+    fn uid(&self) -> &str {
+        self.text("/request/uid").unwrap_or_default()
+    }
+
+    fn text(&self, pointer: &str) -> Option<&str> {
+        self.0.pointer(pointer).and_then(Value::as_str)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn review() -> Review {
+        let body = r#"{"apiVersion": "admission.k8s.io/v1", "kind": "AdmissionReview", "request": {"uid": "7"}}"#;
+        Review::parse(body.as_bytes()).unwrap().unwrap()
+    }
+
+    #[test]
+    fn the_answer_is_the_question_with_a_response() {
+        let answer = review().denied("no");
+        assert_eq!(answer["apiVersion"], "admission.k8s.io/v1");
+        assert_eq!(answer["kind"], "AdmissionReview");
+        let response = json!({"uid": "7", "allowed": false, "status": {"metadata": {}, "message": "no"}});
+        assert_eq!(answer["response"], response);
+    }
+
+    #[test]
+    fn a_patch_is_in_base64() {
+        let response = &review().patched(&[])["response"];
+        assert_eq!((&response["patchType"], &response["patch"]), (&json!("JSONPatch"), &json!("W10=")));
+    }
+
+    #[test]
+    fn without_a_uid_it_is_no_review() {
+        assert!(Review::parse(b"").unwrap().is_none());
+        for body in ["{}", r#"{"request": {"uid": ""}}"#, r#"{"request": null}"#, "{"] {
+            assert!(Review::parse(body.as_bytes()).is_err(), "{body}");
+        }
+    }
+}

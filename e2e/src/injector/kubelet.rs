@@ -1,0 +1,242 @@
+//! The kubelet of one replica: two ConfigMaps as files, some time after they changed.
+//!
+//! ```text
+//!   ConfigMaps ─watch─▶ Published ─lag─▶ Kubelet ─▶ <directory>/config/values, <directory>/trust-roots/ca-bundle.crt
+//!                           ▲               ▲
+//!                           └──── GET ──────┴─ nudge: an annotation of its Pod changed
+//! ```
+//!
+//! * In: what the API server says of the ConfigMaps and of the replica's Pod. Out: the files.
+//! * Always: a sync writes the newest of both, so the lag is that of the first change it has not written yet. A nudge is a sync
+//!   with what the API server says then. A file is replaced in one step. What was written stays when its ConfigMap is deleted; a
+//!   ConfigMap that was missing at the start is written at once when it comes, as the mount of a Pod that waits for it.
+
+use std::{
+    collections::BTreeMap,
+    fs,
+    path::{Path, PathBuf},
+    sync::{
+        Arc, Mutex, PoisonError,
+        atomic::{AtomicUsize, Ordering},
+    },
+    time::Duration,
+};
+
+use anyhow::{Context, Result};
+use futures::StreamExt;
+use k8s_openapi::api::core::v1::ConfigMap;
+use kube::{
+    Api, ResourceExt,
+    api::ListParams,
+    runtime::{WatchStreamExt, watcher},
+};
+use tokio::{
+    sync::{Notify, watch},
+    time::{Instant, sleep_until},
+};
+
+use super::injection::Mounts;
+
+/// The ConfigMaps and the folders that they are mounted at.
+const MOUNTED: [(&str, &str); 2] = [("linkerd-config", "config"), ("linkerd-identity-trust-roots", "trust-roots")];
+
+pub(super) type Annotations = BTreeMap<String, String>;
+
+/// What the API server says of the ConfigMaps: one for all replicas.
+pub(super) struct Published {
+    maps: Api<ConfigMap>,
+    contents: watch::Sender<Contents>,
+}
+
+/// By folder.
+type Contents = BTreeMap<&'static str, Content>;
+
+struct Content {
+    version: u64,
+    /// None of a ConfigMap that is not there.
+    files: Option<Files>,
+}
+
+type Files = BTreeMap<String, String>;
+
+/// What a replica has, by folder.
+#[derive(Default)]
+pub(super) struct Mounted(BTreeMap<&'static str, Files>);
+
+pub(super) struct Kubelet {
+    directory: PathBuf,
+    lag: watch::Sender<Duration>,
+    annotations: Mutex<Annotations>,
+    nudges: AtomicUsize,
+    nudged: Notify,
+}
+
+// === impl Published ===
+
+impl Published {
+    pub(super) fn new(maps: Api<ConfigMap>) -> Self {
+        Self { maps, contents: watch::Sender::default() }
+    }
+
+    /// Follows the ConfigMaps, for ever.
+    pub(super) async fn follow(&self) {
+        let mut changes = std::pin::pin!(watcher(self.maps.clone(), watcher::Config::default()).default_backoff());
+        while let Some(change) = changes.next().await {
+            match change {
+                Ok(watcher::Event::Apply(map) | watcher::Event::InitApply(map)) => self.offer_map(map),
+                Ok(watcher::Event::Delete(map)) => self.offer(&map.name_any(), map.resource_version(), None),
+                Ok(_) => {}
+                Err(error) => tracing::debug!("watching ConfigMaps for the injector: {error}"),
+            }
+        }
+    }
+
+    /// Asks: a watch may still be on its way with what was written before now.
+    async fn refresh(&self) -> Result<()> {
+        let list = self.maps.list(&ListParams::default()).await?;
+        for (name, _) in MOUNTED {
+            match list.items.iter().find(|map| map.name_any() == name) {
+                Some(map) => self.offer_map(map.clone()),
+                None => self.offer(name, list.metadata.resource_version.clone(), None),
+            }
+        }
+        Ok(())
+    }
+
+    fn offer_map(&self, map: ConfigMap) {
+        self.offer(&map.name_any(), map.resource_version(), Some(map.data.unwrap_or_default()));
+    }
+
+    /// Takes it if it is newer: what a watch says may be older than what was asked for.
+    fn offer(&self, name: &str, version: Option<String>, files: Option<Files>) {
+        let Some((_, folder)) = MOUNTED.into_iter().find(|(mounted, _)| *mounted == name) else { return };
+        let version = version.and_then(|version| version.parse().ok()).unwrap_or_default();
+        self.contents.send_if_modified(|contents| {
+            let newer = contents.get(folder).is_none_or(|known| known.version < version);
+            if newer {
+                contents.insert(folder, Content { version, files });
+            }
+            newer
+        });
+    }
+
+    /// What there is, as a Pod would have it that is started now.
+    fn newest(&self) -> Mounted {
+        let contents = self.contents.borrow();
+        let there = contents.iter().filter_map(|(folder, content)| Some((*folder, content.files.clone()?)));
+        Mounted(there.collect())
+    }
+}
+
+// === impl Kubelet ===
+
+impl Kubelet {
+    /// Of a Pod that was created with these annotations.
+    pub(super) fn new(directory: &Path, annotations: Annotations, lag: Duration) -> Self {
+        Self {
+            directory: directory.to_owned(),
+            lag: watch::Sender::new(lag),
+            annotations: Mutex::new(annotations),
+            nudges: AtomicUsize::new(0),
+            nudged: Notify::new(),
+        }
+    }
+
+    /// Fills the directory for the first time.
+    pub(super) async fn mount(&self, published: &Published) -> Result<Mounted> {
+        published.refresh().await?;
+        let mut mounted = Mounted::default();
+        self.sync(published.newest(), &mut mounted)?;
+        Ok(mounted)
+    }
+
+    /// Writes what changes, for ever.
+    pub(super) async fn run(self: Arc<Self>, published: Arc<Published>, mut mounted: Mounted) {
+        let mut contents = published.contents.subscribe();
+        // They may have changed since they were mounted.
+        contents.mark_changed();
+        let mut lag = self.lag.subscribe();
+        let mut waiting_since = None;
+        loop {
+            // None also of a lag without end.
+            let due = waiting_since.and_then(|since: Instant| since.checked_add(*lag.borrow_and_update()));
+            let is_due = tokio::select! {
+                _ = contents.changed() => published.newest().0.keys().any(|folder| !mounted.0.contains_key(folder)),
+                _ = lag.changed() => false,
+                () = self.nudged.notified() => {
+                    if let Err(error) = published.refresh().await {
+                        tracing::debug!("reading ConfigMaps for the injector: {error:#}");
+                    }
+                    true
+                }
+                () = sleep_until(due.unwrap_or_else(Instant::now)), if due.is_some() => true,
+            };
+            let newest = published.newest();
+            if is_due {
+                if let Err(error) = self.sync(newest, &mut mounted) {
+                    tracing::warn!("writing the files of an injector: {error:#}");
+                }
+                waiting_since = None;
+            } else if newest.0.iter().all(|(folder, files)| mounted.0.get(folder) == Some(files)) {
+                waiting_since = None;
+            } else {
+                waiting_since.get_or_insert_with(Instant::now);
+            }
+        }
+    }
+
+    /// The files, as they are now.
+    pub(super) fn read(&self) -> Mounts {
+        Mounts {
+            values: fs::read(self.directory.join("config/values")),
+            trust_roots: fs::read(self.directory.join("trust-roots/ca-bundle.crt")),
+        }
+    }
+
+    pub(super) fn set_lag(&self, lag: Duration) {
+        self.lag.send_replace(lag);
+    }
+
+    pub(super) fn lag(&self) -> Duration {
+        *self.lag.borrow()
+    }
+
+    /// What the API server says of its Pod.
+    pub(super) fn saw(&self, annotations: &Annotations) {
+        let mut known = self.annotations.lock().unwrap_or_else(PoisonError::into_inner);
+        if *known != *annotations {
+            known.clone_from(annotations);
+            self.nudges.fetch_add(1, Ordering::SeqCst);
+            self.nudged.notify_one();
+        }
+    }
+
+    pub(super) fn nudges(&self) -> usize {
+        self.nudges.load(Ordering::SeqCst)
+    }
+
+    /// Writes all that is there; the rest stays as it is.
+    fn sync(&self, newest: Mounted, mounted: &mut Mounted) -> Result<()> {
+        for (folder, files) in newest.0 {
+            replace(&self.directory.join(folder), &files).with_context(|| format!("writing {folder}"))?;
+            mounted.0.insert(folder, files);
+        }
+        Ok(())
+    }
+}
+
+fn replace(folder: &Path, files: &Files) -> Result<()> {
+    fs::create_dir_all(folder)?;
+    for (name, text) in files {
+        let written = folder.join(format!("..{name}"));
+        fs::write(&written, text)?;
+        fs::rename(written, folder.join(name))?;
+    }
+    for entry in fs::read_dir(folder)? {
+        let entry = entry?;
+        if !entry.file_name().to_str().is_some_and(|name| files.contains_key(name)) {
+            fs::remove_file(entry.path())?;
+        }
+    }
+    Ok(())
+}

@@ -1,0 +1,290 @@
+//! A stand-in for Linkerd's proxy-injector: replicas that answer AdmissionReviews from files which a kubelet of theirs brings.
+//!
+//! ```text
+//!   ConfigMaps ──▶ kubelet of each replica (lag, nudge) ──▶ its files ──▶ replica ◀──HTTPS── kube-apiserver: CREATE pods, services
+//!                                                                            ▲────HTTPS── the operator, at the endpoint's address
+//! ```
+//!
+//! * In: the ConfigMaps `linkerd-config` and `linkerd-identity-trust-roots` of a namespace, which need not be there yet; per
+//!   replica a [lag](Injector::set_lag), a [`Behaviour`] and readiness, changeable at any time.
+//! * Out: what Linkerd's injector answers, as far as that shows whether it has caught up; a Service, EndpointSlices, Pods and a
+//!   webhook, by which it is found and asked; counts of what each replica was asked. A Pod is injected when its own annotation
+//!   `linkerd.io/inject` says so: that of its namespace is not looked at.
+//! * Always: each replica has files of its own, read anew for every request. Nothing is reused: a replica that is restarted has
+//!   another Pod, port and directory. All of it ends when dropped, and its objects stay: see [`unregister`].
+//! * A number of a replica that is not there is an error of what changes it, and has been asked nothing.
+
+mod admission;
+mod injection;
+mod kubelet;
+mod registration;
+mod server;
+mod values;
+
+use std::{
+    collections::BTreeMap,
+    net::{IpAddr, SocketAddr},
+    path::PathBuf,
+    sync::{
+        Arc, Mutex, MutexGuard, PoisonError,
+        atomic::{AtomicUsize, Ordering},
+    },
+    time::Duration,
+};
+
+use anyhow::{Context, Result};
+use bytes::Bytes;
+use futures::StreamExt;
+use http::StatusCode;
+use k8s_openapi::api::core::v1::Pod;
+use kube::{
+    Api, ResourceExt,
+    runtime::{WatchStreamExt, watcher},
+};
+use serde_json::Value;
+use tempfile::TempDir;
+use tokio::task::JoinSet;
+
+pub use registration::{FailurePolicy, WEBHOOK, unregister};
+pub use server::{Behaviour, NOT_A_PATCH, NOT_BASE64};
+
+use crate::{control_plane::ControlPlane, port};
+use kubelet::{Kubelet, Published};
+use registration::{COMPONENT, Registration};
+use server::{Certificates, Server};
+
+pub struct Injector {
+    registration: Registration,
+    certificates: Certificates,
+    namespaces: Vec<String>,
+    published: Arc<Published>,
+    replicas: Arc<Replicas>,
+    next: AtomicUsize,
+    /// Of the machine, and so of all replicas.
+    address: IpAddr,
+    directory: PathBuf,
+    _watches: JoinSet<()>,
+}
+
+#[derive(Default)]
+struct Replicas(Mutex<BTreeMap<usize, Arc<Replica>>>);
+
+struct Replica {
+    pod: String,
+    uid: String,
+    server: Server,
+    kubelet: Arc<Kubelet>,
+    _syncs: JoinSet<()>,
+    _directory: TempDir,
+}
+
+impl Injector {
+    /// Starts so many replicas, numbered from 0, as the injector of the control plane in `namespace`, and returns when the API
+    /// server asks them. It does so for Pods and Services of `namespace` and of `others`, where a mesh is tested.
+    pub async fn start(
+        control_plane: &ControlPlane,
+        namespace: &str,
+        others: &[&str],
+        replicas: usize,
+    ) -> Result<Self> {
+        // There may be a Linkerd in a cluster that is not ours.
+        control_plane.ca_pem()?;
+        let client = control_plane.client().await?;
+        let registration = Registration::new(&client, namespace);
+        let published = Arc::new(Published::new(Api::namespaced(client, namespace)));
+        let shared = Arc::<Replicas>::default();
+        let mut watches = JoinSet::new();
+        watches.spawn({
+            let published = published.clone();
+            async move { published.follow().await }
+        });
+        watches.spawn(follow_pods(registration.pods.clone(), shared.clone()));
+        let injector = Self {
+            certificates: Certificates::make(namespace)?,
+            namespaces: std::iter::once(&namespace).chain(others).map(|&name| name.to_owned()).collect(),
+            registration,
+            published,
+            replicas: shared,
+            next: AtomicUsize::new(0),
+            address: registration::machine_address()?,
+            directory: control_plane.directory().to_owned(),
+            _watches: watches,
+        };
+        injector.registration.put_service().await?;
+        for _ in 0..replicas {
+            injector.add_replica().await?;
+        }
+        injector.set_failure_policy(FailurePolicy::Ignore).await?;
+        if replicas > 0 {
+            let seen = || injector.replicas.all().iter().any(|replica| replica.server.requests() > 0);
+            injector.registration.is_reached(seen).await?;
+            injector.replicas.all().iter().for_each(|replica| replica.server.forget());
+        }
+        Ok(injector)
+    }
+
+    // === the replicas ===
+
+    /// Adds one that is ready, with what the ConfigMaps hold now. Returns its number.
+    pub async fn add_replica(&self) -> Result<usize> {
+        let replica = self.new_replica(Duration::ZERO, Behaviour::Right).await?;
+        let number = self.next.fetch_add(1, Ordering::SeqCst);
+        self.replicas.put(number, replica.clone());
+        self.ready(&replica, true).await?;
+        Ok(number)
+    }
+
+    /// Ends it, and removes its Pod and endpoint. The numbers of the others stay.
+    pub async fn remove_replica(&self, replica: usize) -> Result<()> {
+        self.end(replica).await.map(drop)
+    }
+
+    /// Another Pod takes its number, its lag and its behaviour, but reads the ConfigMaps anew and has been asked nothing. It is
+    /// ready.
+    pub async fn restart_replica(&self, replica: usize) -> Result<()> {
+        let old = self.end(replica).await?;
+        let new = self.new_replica(old.kubelet.lag(), old.server.behaviour()).await?;
+        self.replicas.put(replica, new.clone());
+        self.ready(&new, true).await
+    }
+
+    /// From now on its files follow the ConfigMaps after this time; by default at once. [`Duration::MAX`]: only when nudged.
+    pub fn set_lag(&self, replica: usize, lag: Duration) -> Result<()> {
+        self.replicas.get(replica)?.kubelet.set_lag(lag);
+        Ok(())
+    }
+
+    /// What it does from the next connection on.
+    pub async fn set_behaviour(&self, replica: usize, behaviour: Behaviour) -> Result<()> {
+        self.replicas.get(replica)?.server.set_behaviour(behaviour).await
+    }
+
+    /// Whether its Pod and its endpoint are ready. It answers all the same.
+    pub async fn set_ready(&self, replica: usize, ready: bool) -> Result<()> {
+        self.ready(&self.replicas.get(replica)?.clone(), ready).await
+    }
+
+    /// The webhook's; [`FailurePolicy::Ignore`] at the start.
+    pub async fn set_failure_policy(&self, policy: FailurePolicy) -> Result<()> {
+        self.registration.put_webhook(self.certificates.ca_pem(), &self.namespaces, policy).await
+    }
+
+    // === what is seen of them ===
+
+    /// The numbers of those there are.
+    pub fn replicas(&self) -> Vec<usize> {
+        self.replicas.locked().keys().copied().collect()
+    }
+
+    /// The name of its Pod.
+    pub fn pod(&self, replica: usize) -> Result<String> {
+        Ok(self.replicas.get(replica)?.pod.clone())
+    }
+
+    /// Where it listens: the address of its endpoint.
+    pub fn address(&self, replica: usize) -> Result<SocketAddr> {
+        Ok(self.replicas.get(replica)?.server.address())
+    }
+
+    /// How many requests it got, by whomever.
+    pub fn requests(&self, replica: usize) -> usize {
+        self.replicas.get(replica).map_or(0, |replica| replica.server.requests())
+    }
+
+    /// The body of the last of them. None of one that is no JSON.
+    pub fn last_review(&self, replica: usize) -> Option<Value> {
+        self.replicas.get(replica).ok()?.server.last_review()
+    }
+
+    /// How often the annotations of its Pod were seen to change.
+    pub fn nudges(&self, replica: usize) -> usize {
+        self.replicas.get(replica).map_or(0, |replica| replica.kubelet.nudges())
+    }
+
+    /// The authority of its certificate: the webhook's `caBundle`.
+    pub fn ca_pem(&self) -> &str {
+        self.certificates.ca_pem()
+    }
+
+    /// Posts this to it, past the API server. The status and body of the answer.
+    pub async fn ask(&self, replica: usize, body: impl Into<Bytes>) -> Result<(StatusCode, Bytes)> {
+        server::ask(self.address(replica)?, &self.certificates, body.into()).await
+    }
+
+    async fn new_replica(&self, lag: Duration, behaviour: Behaviour) -> Result<Arc<Replica>> {
+        let directory = tempfile::Builder::new().prefix("injector-").tempdir_in(&self.directory)?;
+        let address = SocketAddr::new(self.address, port::free_at(self.address)?);
+        let pod = self.registration.put_pod(address).await?;
+        let (name, uid) = (pod.name_any(), pod.uid().context("a Pod without uid")?);
+        let kubelet = Arc::new(Kubelet::new(directory.path(), pod.annotations().clone(), lag));
+        let mounted = kubelet.mount(&self.published).await?;
+        let server = Server::start(address, &self.certificates, kubelet.clone(), &self.registration.namespace).await?;
+        server.set_behaviour(behaviour).await?;
+        self.registration.put_slice(&name, &uid, address).await?;
+        let mut syncs = JoinSet::new();
+        syncs.spawn(kubelet.clone().run(self.published.clone(), mounted));
+        Ok(Arc::new(Replica { pod: name, uid, server, kubelet, _syncs: syncs, _directory: directory }))
+    }
+
+    /// When it returns, nothing listens there any more.
+    async fn end(&self, number: usize) -> Result<Arc<Replica>> {
+        let replica = self.replicas.get(number)?;
+        replica.server.stop().await;
+        self.replicas.remove(number);
+        self.registration.remove(&replica.pod).await?;
+        Ok(replica)
+    }
+
+    async fn ready(&self, replica: &Replica, ready: bool) -> Result<()> {
+        self.registration.set_ready(&replica.pod, &replica.uid, replica.server.address(), ready).await
+    }
+}
+
+impl Drop for Injector {
+    fn drop(&mut self) {
+        // The watch of the Pods holds them too, until it is noticed that it was ended.
+        self.replicas.locked().clear();
+    }
+}
+
+// === impl Replicas ===
+
+impl Replicas {
+    fn get(&self, number: usize) -> Result<Arc<Replica>> {
+        self.locked().get(&number).cloned().with_context(|| format!("there is no replica {number}"))
+    }
+
+    fn all(&self) -> Vec<Arc<Replica>> {
+        self.locked().values().cloned().collect()
+    }
+
+    fn put(&self, number: usize, replica: Arc<Replica>) {
+        self.locked().insert(number, replica);
+    }
+
+    fn remove(&self, number: usize) {
+        self.locked().remove(&number);
+    }
+
+    fn locked(&self) -> MutexGuard<'_, BTreeMap<usize, Arc<Replica>>> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// Tells each replica's kubelet of its Pod, for ever.
+async fn follow_pods(pods: Api<Pod>, replicas: Arc<Replicas>) {
+    let config = watcher::Config::default().labels(COMPONENT);
+    let mut changes = std::pin::pin!(watcher(pods, config).default_backoff());
+    while let Some(change) = changes.next().await {
+        match change {
+            Ok(watcher::Event::Apply(pod) | watcher::Event::InitApply(pod)) => {
+                let its = replicas.all().into_iter().find(|replica| Some(&replica.uid) == pod.metadata.uid.as_ref());
+                if let Some(replica) = its {
+                    replica.kubelet.saw(pod.annotations());
+                }
+            }
+            Ok(_) => {}
+            Err(error) => tracing::debug!("watching the Pods of the injector: {error}"),
+        }
+    }
+}

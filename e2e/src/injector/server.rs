@@ -1,0 +1,278 @@
+//! The HTTPS server of one replica.
+//!
+//! * In: AdmissionReviews, by any path and method. Out: answers, as its [`Behaviour`] is; a count of what it was asked.
+//! * Always: TLS 1.3, and one request to a connection, so that who comes again looks up the endpoints again. A request counts
+//!   once its body has come, whatever is then made of it. When it ends, so do its connections.
+
+use std::{
+    net::SocketAddr,
+    sync::{
+        Arc, Mutex, MutexGuard, PoisonError,
+        atomic::{AtomicUsize, Ordering},
+    },
+    time::Duration,
+};
+
+use anyhow::{Context, Result, bail};
+use bytes::Bytes;
+use http_body_util::{BodyExt, Full};
+use hyper::{
+    Request, Response, StatusCode, body::Incoming, client::conn::http1 as client, header,
+    server::conn::http1 as server, service::service_fn,
+};
+use hyper_util::rt::{TokioIo, TokioTimer};
+use rustls::pki_types::ServerName;
+use serde_json::{Value, json};
+use tokio::{
+    net::{TcpListener, TcpStream},
+    task::JoinSet,
+    time::{sleep, timeout},
+};
+use tokio_rustls::TlsAcceptor;
+
+use super::{
+    admission::Review,
+    injection::{Verdict, decide},
+    kubelet::Kubelet,
+};
+use crate::{
+    certificate::{self, ServingCertificate},
+    tls,
+};
+
+const TLS_DEADLINE: Duration = Duration::from_secs(10);
+const ASK_DEADLINE: Duration = Duration::from_secs(20);
+
+/// What a replica does when it is asked.
+#[derive(Clone, Debug, Default, Eq, PartialEq)]
+pub enum Behaviour {
+    /// What Linkerd's injector would.
+    #[default]
+    Right,
+    /// Denies everything, with this text.
+    Denies(String),
+    /// Takes the question, and says nothing for as long as it is waited for.
+    Hangs,
+    /// Takes the question and closes the connection.
+    Breaks,
+    /// Says 200, and no AdmissionReview.
+    Garbage,
+    /// Allows, with this in place of the patch: [`NOT_BASE64`], [`NOT_A_PATCH`], or anything else.
+    BadPatch(String),
+    /// Allows without a patch.
+    Unpatched,
+    /// Has a certificate for its name from an authority that nobody trusts.
+    WrongCertificate,
+    /// Does not listen.
+    Unreachable,
+}
+
+pub const NOT_BASE64: &str = "this is no base64!";
+/// `{}`
+pub const NOT_A_PATCH: &str = "e30=";
+
+/// The certificate of all replicas, and the other one.
+pub(super) struct Certificates {
+    name: String,
+    right: ServingCertificate,
+    wrong: ServingCertificate,
+}
+
+pub(super) struct Server {
+    shared: Arc<Shared>,
+    address: SocketAddr,
+    /// None while it does not listen.
+    accepting: tokio::sync::Mutex<Option<JoinSet<()>>>,
+}
+
+struct Shared {
+    kubelet: Arc<Kubelet>,
+    namespace: String,
+    right: TlsAcceptor,
+    wrong: TlsAcceptor,
+    behaviour: Mutex<Behaviour>,
+    requests: AtomicUsize,
+    last_review: Mutex<Option<Value>>,
+}
+
+// === impl Certificates ===
+
+impl Certificates {
+    pub(super) fn make(namespace: &str) -> Result<Self> {
+        let name = format!("linkerd-proxy-injector.{namespace}.svc");
+        let (right, wrong) = (certificate::for_names(&[&name])?, certificate::for_names(&[&name])?);
+        Ok(Self { name, right, wrong })
+    }
+
+    pub(super) fn ca_pem(&self) -> &str {
+        &self.right.ca_pem
+    }
+}
+
+// === impl Server ===
+
+impl Server {
+    pub(super) async fn start(
+        address: SocketAddr,
+        certificates: &Certificates,
+        kubelet: Arc<Kubelet>,
+        namespace: &str,
+    ) -> Result<Self> {
+        let versions = [&rustls::version::TLS13];
+        let shared = Arc::new(Shared {
+            kubelet,
+            namespace: namespace.to_owned(),
+            right: tls::acceptor(&certificates.right, &versions)?,
+            wrong: tls::acceptor(&certificates.wrong, &versions)?,
+            behaviour: Mutex::default(),
+            requests: AtomicUsize::new(0),
+            last_review: Mutex::default(),
+        });
+        let server = Self { shared, address, accepting: tokio::sync::Mutex::default() };
+        server.set_behaviour(Behaviour::Right).await?;
+        Ok(server)
+    }
+
+    /// When it returns, the next connection meets the new behaviour.
+    pub(super) async fn set_behaviour(&self, behaviour: Behaviour) -> Result<()> {
+        let mut accepting = self.accepting.lock().await;
+        let listens = behaviour != Behaviour::Unreachable;
+        *locked(&self.shared.behaviour) = behaviour;
+        if !listens && let Some(mut tasks) = accepting.take() {
+            tasks.shutdown().await;
+        }
+        if listens && accepting.is_none() {
+            // It was free when it was chosen, and still is: see `port`.
+            let listener = TcpListener::bind(self.address).await.context("listening as an injector")?;
+            let mut tasks = JoinSet::new();
+            tasks.spawn(accept(self.shared.clone(), listener));
+            *accepting = Some(tasks);
+        }
+        Ok(())
+    }
+
+    /// Ends it with its connections; its behaviour stays known.
+    pub(super) async fn stop(&self) {
+        if let Some(mut tasks) = self.accepting.lock().await.take() {
+            tasks.shutdown().await;
+        }
+    }
+
+    pub(super) fn behaviour(&self) -> Behaviour {
+        locked(&self.shared.behaviour).clone()
+    }
+
+    pub(super) fn address(&self) -> SocketAddr {
+        self.address
+    }
+
+    pub(super) fn requests(&self) -> usize {
+        self.shared.requests.load(Ordering::SeqCst)
+    }
+
+    pub(super) fn last_review(&self) -> Option<Value> {
+        locked(&self.shared.last_review).clone()
+    }
+
+    /// As if it had never been asked.
+    pub(super) fn forget(&self) {
+        self.shared.requests.store(0, Ordering::SeqCst);
+        *locked(&self.shared.last_review) = None;
+    }
+}
+
+async fn accept(shared: Arc<Shared>, listener: TcpListener) {
+    let mut connections = JoinSet::new();
+    loop {
+        tokio::select! {
+            accepted = listener.accept() => match accepted {
+                Ok((stream, _)) => drop(connections.spawn(serve(shared.clone(), stream))),
+                Err(_) => sleep(Duration::from_millis(10)).await,
+            },
+            Some(_) = connections.join_next() => {}
+        }
+    }
+}
+
+async fn serve(shared: Arc<Shared>, stream: TcpStream) {
+    let wrong = *locked(&shared.behaviour) == Behaviour::WrongCertificate;
+    let acceptor = if wrong { &shared.wrong } else { &shared.right };
+    let Ok(Ok(stream)) = timeout(TLS_DEADLINE, acceptor.accept(stream)).await else { return };
+    let service = service_fn(|request| shared.answer(request));
+    let mut connection = server::Builder::new();
+    // An error of the service closes the connection, which is what a panic of Linkerd's does.
+    if let Err(error) =
+        connection.timer(TokioTimer::new()).keep_alive(false).serve_connection(TokioIo::new(stream), service).await
+    {
+        tracing::debug!("a connection to an injector: {error}");
+    }
+}
+
+// === impl Shared ===
+
+impl Shared {
+    async fn answer(&self, request: Request<Incoming>) -> Result<Response<Full<Bytes>>> {
+        let body = request.into_body().collect().await?.to_bytes();
+        *locked(&self.last_review) = serde_json::from_slice(&body).ok();
+        self.requests.fetch_add(1, Ordering::SeqCst);
+        let behaviour = locked(&self.behaviour).clone();
+        match behaviour {
+            Behaviour::Hangs => std::future::pending().await,
+            Behaviour::Breaks => bail!("broken by the test"),
+            Behaviour::Garbage => return text(StatusCode::OK, "\u{1}garbage"),
+            _ => {}
+        }
+        let review = match Review::parse(&body) {
+            Ok(Some(review)) => review,
+            Ok(None) => return text(StatusCode::OK, ""),
+            Err(error) => return text(StatusCode::BAD_REQUEST, &error),
+        };
+        let answer = match behaviour {
+            Behaviour::Denies(message) => review.denied(&message),
+            Behaviour::BadPatch(patch) => review.with_patch(&json!(patch)),
+            Behaviour::Unpatched => review.allowed(),
+            _ => match decide(&review, self.kubelet.read(), &self.namespace) {
+                Verdict::Leave => review.allowed(),
+                Verdict::Patch(operations) => review.patched(&operations),
+                Verdict::Deny(message) => review.denied(&message),
+                Verdict::Panic => bail!("a nil pointer"),
+            },
+        };
+        let response = Response::builder().header(header::CONTENT_TYPE, "application/json");
+        Ok(response.body(Full::new(serde_json::to_vec(&answer)?.into()))?)
+    }
+}
+
+fn text(status: StatusCode, body: &str) -> Result<Response<Full<Bytes>>> {
+    Ok(Response::builder().status(status).body(Full::new(body.to_owned().into()))?)
+}
+
+/// Sends this to a replica, as the operator does: past the API server, and by the name that the certificate is for.
+pub(super) async fn ask(address: SocketAddr, certificates: &Certificates, body: Bytes) -> Result<(StatusCode, Bytes)> {
+    let exchange = async {
+        let stream = TcpStream::connect(address).await?;
+        let name = ServerName::try_from(certificates.name.clone())?;
+        let stream = tls::connector(certificates.ca_pem())?.connect(name, stream).await?;
+        let (mut sender, connection) = client::handshake(TokioIo::new(stream)).await?;
+        let request = Request::post("/").header(header::HOST, &certificates.name).body(Full::new(body))?;
+        let answer = async {
+            let response = sender.send_request(request).await?;
+            let status = response.status();
+            anyhow::Ok((status, response.into_body().collect().await?.to_bytes()))
+        };
+        let mut answer = std::pin::pin!(answer);
+        tokio::select! {
+            answer = &mut answer => answer,
+            // The connection may be done before the answer is read; what it received is kept for the reader.
+            _ = connection => answer.await,
+        }
+    };
+    timeout(ASK_DEADLINE, exchange)
+        .await
+        .with_context(|| format!("the injector at {address} did not answer within {ASK_DEADLINE:?}"))?
+        .with_context(|| format!("asking the injector at {address}"))
+}
+
+fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
