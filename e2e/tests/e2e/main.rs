@@ -8,6 +8,7 @@ mod external_workload;
 mod fault_proxy;
 mod faults;
 mod harness;
+mod injector;
 mod leadership;
 #[allow(
     clippy::indexing_slicing,
