@@ -27,6 +27,13 @@ pub const LINKERD_CONFIG_KIND: &str = "LinkerdConfig";
 pub const RESTORE_BASE_FINALIZER: &str = "config.linkerd.io/restore-base";
 /// The ConfigMap that holds the trust anchors of a mesh.
 pub const TRUST_ROOTS: &str = "linkerd-identity-trust-roots";
+/// The ConfigMap that Linkerd's injectors read.
+pub const INJECTORS_CONFIG_MAP: &str = "linkerd-config";
+/// The Service and the Deployment of Linkerd's proxy-injector.
+pub const INJECTOR: &str = "linkerd-proxy-injector";
+/// Where it is registered, and under which name.
+pub const INJECTOR_WEBHOOK_CONFIGURATION: &str = "linkerd-proxy-injector-webhook-config";
+pub const INJECTOR_WEBHOOK: &str = "linkerd-proxy-injector.linkerd.io";
 /// By which installers of Linkerd say who they are.
 pub const CREATED_BY_ANNOTATION: &str = "linkerd.io/created-by";
 /// Names the Service that a slice belongs to.

@@ -114,7 +114,12 @@ async fn what_a_manifest_would_change_is_told_before_it_is_applied() -> Result<(
     assert!(told.stderr.contains("no LinkerdConfig is in effect for linkerd/linkerd-config"), "{}", told.stderr);
     let told = mesh.explain(&["-f", &minimal]).await?;
     assert_eq!(told.code, Some(1));
-    assert!(told.stdout.contains("Verdict:        TargetNotFound: the ConfigMap is not there"), "{}", told.stdout);
+    assert!(
+        told.stdout
+            .contains("Verdict:        TargetNotFound: there is no ConfigMap linkerd/linkerd-config: install Linkerd"),
+        "{}",
+        told.stdout
+    );
 
     mesh.install().await?;
     let before = mesh.stored().await?;

@@ -22,6 +22,10 @@ async fn samples_are_taken_as_they_are_and_their_defaults_filled_in() -> Result<
         "drift": {"scope": "Document", "action": "Revert", "trustedManagers": [
             "helm", "helm-controller", "argocd-controller", "kustomize-controller", "kubectl-client-side-apply",
         ]},
+        "injectorSync": {
+            "method": "Probe", "timeout": "3m", "onTimeout": "Hold", "nudge": true, "delay": "90s",
+            "dryRunNamespace": "default",
+        },
     });
     for sample in ["minimal", "observe", "full", "2020"] {
         let file = format!("{}/../config/samples/linkerdconfig-{sample}.yaml", env!("CARGO_MANIFEST_DIR"));
@@ -302,7 +306,7 @@ async fn the_target_is_kept_and_the_status_is_apart() -> Result<()> {
     assert_eq!(lines[1][..6], ["mesh", "mesh-system", "mesh-config", "true", "False", "edge-26.8.3"], "{shown}");
     let shown = control_plane.kubectl(&["get", "linkerdconfigs", "-o", "wide"]).await?;
     let lines = table(&shown);
-    assert_eq!(lines[0][6..], ["HASH", "DRIFT", "AGE"], "{shown}");
+    assert_eq!(lines[0][6..], ["HASH", "DRIFT", "INJECTOR", "AGE"], "{shown}");
     assert_eq!(lines[1][6..8], ["0123456789ab", "3"], "{shown}");
     Ok(())
 }

@@ -9,6 +9,7 @@
 //!   uses it.
 
 mod global;
+mod injector_sync;
 mod proxy;
 mod schema;
 mod status;
@@ -19,8 +20,9 @@ use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 
 pub use global::{GlobalSpec, IdentityContextSpec, TrustAnchorsPolicy};
+pub use injector_sync::{InjectorSyncMethod, InjectorSyncSpec, OnTimeout};
 pub use proxy::{EnvVar, ImageSpec, ProxySpec, ResourceAmounts, ResourceSpec};
-pub use status::{DriftStatus, LinkerdConfigStatus, RevisionsStatus, TargetStatus, TrustAnchorsStatus};
+pub use status::{DriftStatus, InjectorStatus, LinkerdConfigStatus, RevisionsStatus, TargetStatus, TrustAnchorsStatus};
 
 /// The configuration that is declared, and how firmly it is kept.
 #[derive(Clone, CustomResource, Debug, Default, Deserialize, JsonSchema, PartialEq, Serialize)]
@@ -39,10 +41,11 @@ pub use status::{DriftStatus, LinkerdConfigStatus, RevisionsStatus, TargetStatus
     printcolumn = r#"{"name": "Control Plane Namespace", "type": "string", "jsonPath": ".spec.global.linkerdNamespace", "description": "The namespace of the control plane that is configured"}"#,
     printcolumn = r#"{"name": "ConfigMap", "type": "string", "jsonPath": ".spec.global.configMap", "description": "The ConfigMap that is configured"}"#,
     printcolumn = r#"{"name": "Active", "type": "boolean", "jsonPath": ".status.active", "description": "Whether this is the resource that configures it"}"#,
-    printcolumn = r#"{"name": "Ready", "type": "string", "jsonPath": ".status.conditions[?(@.type==\"Ready\")].status", "description": "Whether the ConfigMap holds what is declared"}"#,
+    printcolumn = r#"{"name": "Ready", "type": "string", "jsonPath": ".status.conditions[?(@.type==\"Ready\")].status", "description": "Whether what is declared is in effect"}"#,
     printcolumn = r#"{"name": "Version", "type": "string", "jsonPath": ".status.proxyVersion", "description": "The version of proxies that are injected now"}"#,
     printcolumn = r#"{"name": "Hash", "type": "string", "jsonPath": ".status.configHash", "priority": 1, "description": "The hash of the effective configuration"}"#,
     printcolumn = r#"{"name": "Drift", "type": "integer", "jsonPath": ".status.drift.count", "priority": 1, "description": "How often somebody else changed the ConfigMap"}"#,
+    printcolumn = r#"{"name": "Injector", "type": "string", "jsonPath": ".status.conditions[?(@.type==\"InjectorSynced\")].status", "priority": 1, "description": "Whether all replicas of the proxy-injector use it"}"#,
     printcolumn = r#"{"name": "Age", "type": "date", "jsonPath": ".metadata.creationTimestamp", "description": "How old the resource is"}"#
 )]
 #[serde(rename_all = "camelCase", default)]
@@ -78,6 +81,8 @@ pub struct LinkerdConfigSpec {
     pub values: Option<Map<String, Value>>,
     /// What is done about changes that others make to the ConfigMap.
     pub drift: DriftSpec,
+    /// How it is found out that the injectors use what was written.
+    pub injector_sync: InjectorSyncSpec,
 }
 
 #[derive(Clone, Copy, Debug, Default, Deserialize, Eq, JsonSchema, PartialEq, Serialize)]

@@ -51,11 +51,12 @@ pub(super) fn tidy(schema: &mut Schema) {
 pub(super) fn target_namespace(_: &mut SchemaGenerator) -> Schema {
     json_schema!({"type": "string", "maxLength": 63, "x-kubernetes-validations": [
         immutable(),
-        rule(
-            "self.matches('^[a-z0-9]([-a-z0-9]*[a-z0-9])?$')",
-            "must be the name of a namespace: lower case letters, digits and '-'",
-        ),
+        namespace_rule(),
     ]})
+}
+
+pub(super) fn namespace(_: &mut SchemaGenerator) -> Schema {
+    json_schema!({"type": "string", "maxLength": 63, "x-kubernetes-validations": [namespace_rule()]})
 }
 
 pub(super) fn target_config_map(_: &mut SchemaGenerator) -> Schema {
@@ -301,6 +302,13 @@ pub(super) fn env_rules() -> Vec<Rule> {
 
 fn rule(expression: &str, message: &str) -> Value {
     json!({"rule": expression, "message": message})
+}
+
+fn namespace_rule() -> Value {
+    rule(
+        "self.matches('^[a-z0-9]([-a-z0-9]*[a-z0-9])?$')",
+        "must be the name of a namespace: lower case letters, digits and '-'",
+    )
 }
 
 fn immutable() -> Value {

@@ -19,8 +19,9 @@ pub struct LinkerdConfigStatus {
     #[serde(skip_serializing_if = "Option::is_none")]
     pub active: Option<bool>,
     /// Accepted: whether the resource makes sense and is the one in effect for its ConfigMap. ConfigMapSynced: whether
-    /// the ConfigMap holds what is declared. Ready: whether all is well, else the first reason why not. Stalled:
-    /// present while something does not get better by itself.
+    /// the ConfigMap holds what is declared. InjectorSynced: whether every replica of the proxy-injector uses it. Ready:
+    /// whether all is well, else the first reason why not. Stalled: present while something does not get better by
+    /// itself.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     #[schemars(schema_with = "schema::conditions")]
     pub conditions: Vec<Condition>,
@@ -31,6 +32,10 @@ pub struct LinkerdConfigStatus {
     /// keys nor how they are quoted matters to it.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub config_hash: Option<String>,
+    /// The hash of that part of it which shapes injected Pods. Proxies that were injected with it have it in their
+    /// variable LINKERD_CONFIG_HASH.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub injection_hash: Option<String>,
     /// The SHA-256 of the trust anchors in the ConfigMap linkerd-identity-trust-roots, as Linkerd annotates Pods with
     /// it.
     #[serde(rename = "trustRootsSHA256", skip_serializing_if = "Option::is_none")]
@@ -41,6 +46,9 @@ pub struct LinkerdConfigStatus {
     /// The ControllerRevisions that belong to this.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub revisions: Option<RevisionsStatus>,
+    /// The replicas of the proxy-injector.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub injector: Option<InjectorStatus>,
     /// The last time that somebody else changed the ConfigMap.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub drift: Option<DriftStatus>,
@@ -72,6 +80,29 @@ pub struct RevisionsStatus {
     /// The revision that holds what the installer of Linkerd wrote last.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub base: Option<i64>,
+    /// The revision with the document that the injectors were last seen to use.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub last_known_good: Option<i64>,
+    /// The injection hashes of documents that they refused, at most 5. None of them is written again before the
+    /// resource changes.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    #[schemars(length(max = 5))]
+    pub failed: Vec<String>,
+}
+
+#[derive(Clone, Debug, Default, Deserialize, JsonSchema, PartialEq, Serialize)]
+#[serde(rename_all = "camelCase", default)]
+pub struct InjectorStatus {
+    /// How many are ready.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub ready: Option<i64>,
+    /// How many of these were seen to use the configuration.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub synced: Option<i64>,
+    /// When the counts were found.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schemars(schema_with = "schema::time")]
+    pub last_probe_time: Option<Time>,
 }
 
 #[derive(Clone, Debug, Default, Deserialize, JsonSchema, PartialEq, Serialize)]
