@@ -59,6 +59,10 @@ pub enum Reason {
     Conflicted,
     Activated,
     ValidationFailed,
+    InjectorSynced,
+    InjectorSyncTimeout,
+    InjectorDenied,
+    ConfigRolledBack,
 }
 
 /// Something to tell about an object.
@@ -156,7 +160,7 @@ enum Cause {
 // === impl Reason ===
 
 impl Reason {
-    pub const ALL: [Self; 18] = [
+    pub const ALL: [Self; 22] = [
         Self::Published,
         Self::Unpublished,
         Self::BecameReady,
@@ -175,6 +179,10 @@ impl Reason {
         Self::Conflicted,
         Self::Activated,
         Self::ValidationFailed,
+        Self::InjectorSynced,
+        Self::InjectorSyncTimeout,
+        Self::InjectorDenied,
+        Self::ConfigRolledBack,
     ];
 
     pub const fn as_str(self) -> &'static str {
@@ -197,6 +205,10 @@ impl Reason {
             Self::Conflicted => "Conflicted",
             Self::Activated => "Activated",
             Self::ValidationFailed => "ValidationFailed",
+            Self::InjectorSynced => "InjectorSynced",
+            Self::InjectorSyncTimeout => "InjectorSyncTimeout",
+            Self::InjectorDenied => "InjectorDenied",
+            Self::ConfigRolledBack => "ConfigRolledBack",
         }
     }
 
@@ -205,7 +217,12 @@ impl Reason {
             Self::InvalidWorkloadIP | Self::InvalidHostname | Self::UnmatchedPort | Self::EndpointSliceWriteFailed => {
                 EventType::Warning
             }
-            Self::DriftDetected | Self::Conflicted | Self::ValidationFailed => EventType::Warning,
+            Self::DriftDetected
+            | Self::Conflicted
+            | Self::ValidationFailed
+            | Self::InjectorSyncTimeout
+            | Self::InjectorDenied
+            | Self::ConfigRolledBack => EventType::Warning,
             _ => EventType::Normal,
         }
     }

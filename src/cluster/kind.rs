@@ -94,8 +94,8 @@ impl Kind {
     pub(super) const fn is_read_by(self, reader: Reader) -> bool {
         match reader {
             Reader::ExternalWorkload => matches!(self, Self::Service | Self::EndpointSlice | Self::ExternalWorkload),
-            Reader::LinkerdConfig => matches!(self, Self::LinkerdConfig | Self::ConfigMap),
-            Reader::Destination => !self.is_read_by(Reader::LinkerdConfig),
+            Reader::LinkerdConfig => matches!(self, Self::LinkerdConfig | Self::ConfigMap | Self::EndpointSlice),
+            Reader::Destination => !matches!(self, Self::LinkerdConfig | Self::ConfigMap),
         }
     }
 }

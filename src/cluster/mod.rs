@@ -43,7 +43,7 @@ use prometheus::Registry;
 use serde::de::DeserializeOwned;
 use tokio::sync::{Notify, watch as channel};
 
-use crate::tasks::Tasks;
+use crate::{api::INJECTOR, tasks::Tasks};
 use address::Reached;
 pub use kind::{Kind, Reader};
 pub use watch::Problem;
@@ -191,6 +191,15 @@ impl State {
         }
     }
 
+    /// Where endpoints of injectors changed, the LinkerdConfigs in effect there have to know.
+    fn with_injectors(&self, mut affected: Affected) -> Affected {
+        let changed = affected.discovered.iter().filter(|service| *service.name == *INJECTOR);
+        let in_effect = |namespace| self.linkerd_configs.in_effect().filter(move |it| it.target.namespace == namespace);
+        let configs = changed.flat_map(|service| in_effect(Arc::clone(&service.namespace)));
+        affected.configured.extend(configs.map(|config| Arc::clone(&config.name)));
+        affected
+    }
+
     /// What has Pods whose workload is found through this ReplicaSet or Job.
     fn discovered_through(&self, kind: &str, key: &NamespacedName) -> Affected {
         let owner = Owner { kind: kind.into(), name: Arc::clone(&key.name) };
@@ -224,15 +233,18 @@ impl Cluster {
         };
         let every = watcher::Config::default;
         let discovery = readers.destination.is_some();
-        // Clients read the slices of all controllers.
-        let slices = if discovery { every() } else { every().labels(&slices::managed_selector()) };
         let mut watches = Vec::new();
         if discovery || readers.external_workload.is_some() {
             watches.extend([
                 watch.spawn::<Service>(all(client), every(), tasks),
-                watch.spawn::<Slice>(all(client), slices, tasks),
                 watch.spawn::<Workload>(all(client), every(), tasks),
             ]);
+        }
+        // Clients, and who looks for injectors, read the slices of all controllers.
+        if discovery || readers.linkerd_config.is_some() {
+            watches.push(watch.spawn::<Slice>(all(client), every(), tasks));
+        } else if readers.external_workload.is_some() {
+            watches.push(watch.spawn::<Slice>(all(client), every().labels(&slices::managed_selector()), tasks));
         }
         if readers.linkerd_config.is_some() {
             let config_maps = Api::namespaced(client.clone(), controller_namespace);

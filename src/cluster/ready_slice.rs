@@ -76,6 +76,17 @@ pub struct Mirror {
     pub gateway_identity: Option<Arc<str>>,
 }
 
+// === impl Target ===
+
+impl Target {
+    pub fn pod(&self) -> Option<&Arc<str>> {
+        match self {
+            Self::Pod(name) => Some(name),
+            Self::Address | Self::ExternalWorkload(_) => None,
+        }
+    }
+}
+
 // === impl ReadySlice ===
 
 impl ReadySlice {

@@ -64,16 +64,17 @@ impl Projected for Slice {
     }
 
     fn apply(self, state: &mut State) -> Affected {
-        state.slices.insert(self)
+        let affected = state.slices.insert(self);
+        state.with_injectors(affected)
     }
 
     fn remove(key: &NamespacedName, state: &mut State) -> Affected {
         match state.slices.remove(key) {
-            Some(old) => Affected {
+            Some(old) => state.with_injectors(Affected {
                 written: old.managed.iter().flat_map(|slice| slice.services()).collect(),
                 discovered: old.service().cloned().into_iter().collect(),
                 ..Affected::default()
-            },
+            }),
             None => Affected::default(),
         }
     }

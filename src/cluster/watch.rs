@@ -112,7 +112,8 @@ impl Status {
             Some(Failure::Unreachable(message)) => format!("cannot list or watch {resource}: {message}"),
         };
         // What serves proxies goes on while the configuration waits.
-        let blocks_readiness = !self.is_known() && !self.kind.is_read_by(Reader::LinkerdConfig);
+        let serves = self.kind.is_read_by(Reader::Destination) || self.kind.is_read_by(Reader::ExternalWorkload);
+        let blocks_readiness = !self.is_known() && serves;
         Some(Problem { text, blocks_readiness })
     }
 }

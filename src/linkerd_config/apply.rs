@@ -6,7 +6,10 @@
 use std::sync::Arc;
 
 use k8s_openapi::{
-    api::{apps::v1::ControllerRevision, core::v1 as core},
+    api::{
+        apps::v1::{ControllerRevision, Deployment},
+        core::v1 as core,
+    },
     apimachinery::pkg::apis::meta::v1::OwnerReference,
 };
 use kube::{
@@ -20,14 +23,17 @@ use super::{
     base::{Base, KEPT},
     drift::{FIELD_MANAGER, HASH_ANNOTATION},
     plan::Write,
+    values::Document,
 };
 use crate::{
-    api::{CONFIG_GROUP, LINKERD_CONFIG_KIND, LinkerdConfig, LinkerdConfigStatus, RESTORE_BASE_FINALIZER},
+    api::{CONFIG_GROUP, INJECTOR, LINKERD_CONFIG_KIND, LinkerdConfig, LinkerdConfigStatus, RESTORE_BASE_FINALIZER},
     cluster::config_map::ConfigMap,
     lease::{Fence, WriteError},
 };
 
 const MANAGED_BY_ANNOTATION: &str = "config.linkerd.io/managed-by";
+/// On the template of a Deployment: another value is a restart, the same one is none.
+const RESTARTED_FOR_ANNOTATION: &str = "config.linkerd.io/restarted-for";
 pub(super) const REVISION_ANNOTATION: &str = "config.linkerd.io/base-revision";
 
 pub(super) struct Writer {
@@ -35,6 +41,7 @@ pub(super) struct Writer {
     configs: Api<LinkerdConfig>,
     config_maps: Api<core::ConfigMap>,
     revisions: Api<ControllerRevision>,
+    deployments: Api<Deployment>,
     writes: IntCounterVec,
 }
 
@@ -58,6 +65,7 @@ impl Writer {
             configs: Api::all(client.clone()),
             config_maps: Api::namespaced(client.clone(), namespace),
             revisions: Api::namespaced(client.clone(), namespace),
+            deployments: Api::namespaced(client.clone(), namespace),
             writes,
         })
     }
@@ -67,14 +75,24 @@ impl Writer {
         Ok(Base::newest(&self.revisions_of(config_map).await?))
     }
 
-    /// Keeps a base, and forgets the oldest. With the number that it was kept under.
-    pub(super) async fn keep(&self, base: &Base, config_map: &str) -> Result<Base, WriteError> {
+    /// The document that was declared at a revision of a ConfigMap, as far as it is still kept.
+    pub(super) async fn declared_at(
+        &self,
+        revision: i64,
+        config_map: &str,
+        uid: &str,
+    ) -> Result<Option<Document>, WriteError> {
+        Ok(Base::declared_at(&self.revisions_of(config_map).await?, revision, uid))
+    }
+
+    /// Keeps a base, and forgets the oldest, but not the one that works. With the number that it was kept under.
+    pub(super) async fn keep(&self, base: &Base, config_map: &str, good: Option<i64>) -> Result<Base, WriteError> {
         let mut revisions = self.revisions_of(config_map).await?;
         let newest = revisions.iter().map(|object| object.revision).max().unwrap_or_default();
         let base = Base { revision: newest + 1, ..base.clone() };
         self.fence.send(self.revisions.create(&params(), &base.to_object(config_map))).await?;
         revisions.sort_by_key(|object| std::cmp::Reverse(object.revision));
-        for old in revisions.iter().skip(KEPT - 1) {
+        for old in revisions.iter().skip(KEPT - 1).filter(|old| Some(old.revision) != good) {
             match self.fence.send(self.revisions.delete(&old.name_any(), &DeleteParams::default())).await {
                 Err(WriteError::Refused(status)) if status.is_not_found() => {}
                 result => drop(result?),
@@ -126,6 +144,14 @@ impl Writer {
         Ok(result?.resource_version().unwrap_or_default().into())
     }
 
+    /// Has the injectors made anew, once for each marker.
+    pub(super) async fn restart_injector(&self, marker: &str) -> Result<(), WriteError> {
+        let annotations = json!({ RESTARTED_FOR_ANNOTATION: marker });
+        let patch = json!({"spec": {"template": {"metadata": {"annotations": annotations}}}});
+        let request = async { self.deployments.patch(INJECTOR, &merge(), &Patch::Merge(&patch)).await };
+        self.fence.send(request).await.map(drop)
+    }
+
     /// Takes away what would have the ConfigMap deleted together with a LinkerdConfig.
     pub(super) async fn disown(&self, live: &ConfigMap) -> Result<(), WriteError> {
         let name = &live.key.name;
@@ -163,9 +189,11 @@ impl Writer {
 
 /// What is not there any more has to be said of a merge patch, field by field.
 fn say_what_is_not(status: &mut Value) {
-    const FIELDS: [&str; 8] = [
+    const FIELDS: [&str; 10] = [
         "target",
         "configHash",
+        "injectionHash",
+        "injector",
         "trustRootsSHA256",
         "proxyVersion",
         "revisions",
@@ -173,7 +201,11 @@ fn say_what_is_not(status: &mut Value) {
         "deprecatedFields",
         "trustAnchors",
     ];
-    const NESTED: [(&str, &[&str]); 2] = [("target", &["uid"]), ("drift", &["lastTime", "count", "manager", "paths"])];
+    const NESTED: [(&str, &[&str]); 3] = [
+        ("target", &["uid"]),
+        ("revisions", &["base", "lastKnownGood", "failed"]),
+        ("drift", &["lastTime", "count", "manager", "paths"]),
+    ];
     let Some(status) = status.as_object_mut() else { return };
     for field in FIELDS {
         status.entry(field).or_insert(Value::Null);

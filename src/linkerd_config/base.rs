@@ -38,7 +38,7 @@ impl Base {
     /// # Errors
     /// When it is no document of Linkerd's.
     pub fn new(revision: i64, text: &str, created_by: Option<&str>) -> Result<Self, InvalidDocument> {
-        let document = Document::parse(text)?;
+        let (document, _) = Document::parse(text)?.unmarked();
         let (created_by, uid) = (created_by.map(str::to_owned), Arc::from(""));
         Ok(Self { revision, text: text.into(), effective: document.clone(), document, created_by, uid })
     }
@@ -78,19 +78,28 @@ impl Base {
     /// # Errors
     /// When the newest is one that cannot be read: an older one would be the wrong one.
     pub fn newest(revisions: &[ControllerRevision]) -> Result<Option<Self>, String> {
-        let Some(newest) = revisions.iter().max_by_key(|object| object.revision) else { return Ok(None) };
-        let name = newest.metadata.name.as_deref().unwrap_or_default();
+        revisions.iter().max_by_key(|object| object.revision).map(Self::read).transpose()
+    }
+
+    /// The document that was declared at a revision, if that is of the same ConfigMap and can be read.
+    pub fn declared_at(revisions: &[ControllerRevision], revision: i64, uid: &str) -> Option<Document> {
+        let base = Self::read(revisions.iter().find(|object| object.revision == revision)?).ok()?;
+        (*base.uid == *uid).then_some(base.effective)
+    }
+
+    fn read(object: &ControllerRevision) -> Result<Self, String> {
+        let name = object.metadata.name.as_deref().unwrap_or_default();
         let unreadable = |why: &str| format!("ControllerRevision {name}, which holds the base, cannot be read: {why}");
-        let data = newest.data.as_ref().map(|RawExtension(data)| data).ok_or_else(|| unreadable("it is empty"))?;
+        let data = object.data.as_ref().map(|RawExtension(data)| data).ok_or_else(|| unreadable("it is empty"))?;
         let text = |field: &str| data.get(field).and_then(Value::as_str);
         let values = text("values").ok_or_else(|| unreadable("it has no values"))?;
         let mut base =
-            Self::new(newest.revision, values, text("createdBy")).map_err(|error| unreadable(&error.to_string()))?;
+            Self::new(object.revision, values, text("createdBy")).map_err(|error| unreadable(&error.to_string()))?;
         if let Some(effective) = text("effective") {
-            base.effective = Document::parse(effective).map_err(|error| unreadable(&error.to_string()))?;
+            base.effective = Document::parse(effective).map_err(|error| unreadable(&error.to_string()))?.unmarked().0;
         }
         base.uid = text("uid").unwrap_or_default().into();
-        Ok(Some(base))
+        Ok(base)
     }
 }
 

@@ -14,6 +14,7 @@ mod apply;
 pub mod base;
 pub mod drift;
 mod exports;
+mod injector;
 pub mod overlay;
 pub mod plan;
 mod record;
@@ -34,15 +35,16 @@ use self::{
     apply::{REVISION_ANNOTATION, Writer},
     base::Base,
     exports::Statuses,
+    injector::{Expected, Injectors, Wanted},
     plan::{Input, Plan, Verdict, plan},
     record::Records,
     report::{Happened, notices},
-    status::{Facts, of_loser, of_stranger, of_winner},
+    status::{Facts, failed, of_loser, of_stranger, of_winner},
 };
 use crate::{
     api::{
         self,
-        linkerd_config::{DeletionPolicy, LinkerdConfigStatus, Mode, TargetStatus},
+        linkerd_config::{DeletionPolicy, LinkerdConfigStatus, Mode, OnTimeout, TargetStatus},
     },
     cluster::{
         Reader, State,
@@ -83,6 +85,7 @@ struct Care {
 struct Context {
     control: ControlLoop,
     writer: Writer,
+    injectors: Injectors,
     events: Events,
     /// Of the control plane.
     namespace: Arc<str>,
@@ -112,7 +115,8 @@ pub fn spawn(
     let fence = Fence::new(parts.leadership.clone(), stop.clone());
     let context = Arc::new(Context {
         control: ControlLoop::new(parts, Reader::LinkerdConfig),
-        writer: Writer::new(&parts.client, controller_namespace, fence, &parts.registry)?,
+        writer: Writer::new(&parts.client, controller_namespace, fence.clone(), &parts.registry)?,
+        injectors: Injectors::spawn(parts, fence, stop.clone(), tasks)?,
         events: parts.events.clone(),
         namespace: controller_namespace.into(),
         records: Records::default(),
@@ -228,7 +232,7 @@ impl Context {
         live: Option<&ConfigMap>,
         bundle: Option<&str>,
     ) -> Result<Action, WriteError> {
-        let target = &config.target.name;
+        let (target, now) = (&config.target.name, Timestamp::now());
         let truce = self.records.truce(target);
         let mut care = Care::default();
         let failure = self.care(config, before, live, bundle, truce, &mut care).await.err();
@@ -253,6 +257,19 @@ impl Context {
         }
         let told = failure.as_ref().map(|error| (reason_of(error), error.to_string()));
         let enforce = config.spec.mode == Mode::Enforce;
+        let bundle_hash = bundle.map(sha256);
+        let barrier = match plan.marker.as_ref().filter(|_| failure.is_none()) {
+            Some(marker) => {
+                let expected = Expected { marker: marker.clone(), trust_roots: bundle_hash.clone() };
+                let is_proven = plan.verdict == Verdict::Restored || is_known_good(before, base_revision);
+                let wanted = Wanted { config, before, live, expected, written, is_proven, now };
+                Some(self.injectors.barrier(&self.control.cluster, wanted))
+            }
+            None => {
+                self.injectors.rest(&config.name);
+                None
+            }
+        };
         let after = of_winner(Facts {
             config,
             before,
@@ -260,20 +277,29 @@ impl Context {
             failure: told,
             target: target_of(config, live),
             base_revision: base_revision.filter(|_| enforce),
-            bundle_hash: bundle.map(sha256),
-            now: Timestamp::now(),
+            barrier: barrier.as_ref(),
+            bundle_hash,
+            now,
         });
+        self.restart_injector(config, before, &after).await;
         for notice in notices(&Happened { config, live, before, after: &after, plan: Some(&plan), written }) {
             self.events.publish(notice);
         }
         self.count(before, &after, &plan);
+        let is_refused = barrier.as_ref().is_some_and(|barrier| barrier.is_refused);
+        let is_new = failed(config, before) != failed(config, &after);
         self.tell(config, before, after).await?;
         if let Some(error) = failure {
             return Err(error);
         }
         self.records.settled(&config.name);
+        if is_refused && is_new {
+            // The status says so by now, whatever becomes of this process: the document is taken back.
+            return Ok(Action::requeue(Duration::ZERO));
+        }
         let truce = truce.filter(|_| plan.verdict == Verdict::RepeatedDrift);
-        Ok(Action::requeue(truce.unwrap_or_else(|| backoff(0, FULL_PASS, FULL_PASS))))
+        let again = truce.or_else(|| barrier?.again);
+        Ok(Action::requeue(again.unwrap_or_else(|| backoff(0, FULL_PASS, FULL_PASS))))
     }
 
     /// All reads and writes that it takes; `care` says what came of them, however they ended.
@@ -303,13 +329,26 @@ impl Context {
             }
         };
         care.base_revision = base.as_ref().map(|base| base.revision);
+        let failed = failed(config, before);
+        let good_revision = before.revisions.as_ref().and_then(|revisions| revisions.last_known_good);
+        let good = match (good_revision, live) {
+            (Some(revision), Some(live)) if !failed.is_empty() => {
+                self.writer.declared_at(revision, &config.target.name, &live.uid).await?
+            }
+            _ => None,
+        };
+        let text = live.and_then(|live| live.values.as_ref());
+        let document = text.map(|text| self.records.read(&config.target.name, text));
         care.plan = plan(&Input {
             spec: &config.spec,
             live,
+            document: document.as_deref(),
             base: base.as_deref(),
             bundle,
             first_time: before.revisions.is_none(),
             fought_over: truce.is_some(),
+            failed,
+            good: good.as_ref(),
         });
         // Another may be in effect since it was looked at.
         if !self.is_in_effect(config) {
@@ -317,7 +356,7 @@ impl Context {
         }
         let target = &config.target.name;
         if let Some(new) = &care.plan.new_base {
-            let kept = Arc::new(self.writer.keep(new, target).await?);
+            let kept = Arc::new(self.writer.keep(new, target, good_revision).await?);
             care.base_revision = Some(kept.revision);
             info!(config_map = %config.target, revision = kept.revision, "kept what its installer wrote and what is declared");
             self.records.know_base(target, Some(kept));
@@ -332,6 +371,25 @@ impl Context {
             info!(config_map = %config.target, linkerd_config = %config.name, hash = write.hash, over_others = write.over_others, "wrote the mesh's configuration");
         }
         Ok(())
+    }
+
+    /// Once for each time that it took too long. What follows is the same with or without it.
+    async fn restart_injector(
+        &self,
+        config: &LinkerdConfig,
+        before: &LinkerdConfigStatus,
+        after: &LinkerdConfigStatus,
+    ) {
+        let is_late = |status| status::reason(status, "InjectorSynced") == Some("Timeout");
+        let restarts = config.spec.injector_sync.on_timeout == OnTimeout::RestartInjector;
+        let Some(marker) = after.injection_hash.as_deref() else { return };
+        if !restarts || is_late(before) || !is_late(after) {
+            return;
+        }
+        match self.writer.restart_injector(marker).await {
+            Ok(()) => info!(linkerd_config = %config.name, marker, "restarting the injectors, which took too long"),
+            Err(error) => warn!(linkerd_config = %config.name, %error, "the injectors could not be restarted"),
+        }
     }
 
     fn is_in_effect(&self, config: &LinkerdConfig) -> bool {
@@ -441,6 +499,12 @@ impl Context {
 /// Whether what was to be replaced is another by now.
 fn is_stale(error: &WriteError) -> bool {
     matches!(error.label(), "conflict" | "already_exists" | "not_found")
+}
+
+/// Whether the document that is declared at this revision was seen to work.
+fn is_known_good(status: &LinkerdConfigStatus, revision: Option<i64>) -> bool {
+    let good = status.revisions.as_ref().and_then(|revisions| revisions.last_known_good);
+    revision.is_some() && revision == good
 }
 
 /// Why the ConfigMap is not as declared, as conditions call it.

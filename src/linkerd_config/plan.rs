@@ -11,7 +11,7 @@ use super::{
     base::Base,
     drift::{HASH_ANNOTATION, Origin, origin, writer},
     overlay::{Overlay, Source},
-    values::{Document, LONGEST, Path, Problem},
+    values::{Document, LONGEST, Path, Problem, Reading},
 };
 use crate::{
     api::{
@@ -26,6 +26,8 @@ pub struct Input<'a> {
     pub spec: &'a LinkerdConfigSpec,
     /// `None`: there is none.
     pub live: Option<&'a ConfigMap>,
+    /// What its text reads as.
+    pub document: Option<&'a Reading>,
     /// `None`: this ConfigMap was never taken care of.
     pub base: Option<&'a Base>,
     /// The bundle of `linkerd-identity-trust-roots`.
@@ -34,6 +36,10 @@ pub struct Input<'a> {
     pub first_time: bool,
     /// Others undo what we write, again and again: not now.
     pub fought_over: bool,
+    /// The injection hashes of documents that the injectors refused.
+    pub failed: &'a [String],
+    /// The document that they were last seen to use, where it was kept.
+    pub good: Option<&'a Document>,
 }
 
 #[derive(Debug)]
@@ -50,6 +56,8 @@ pub struct Plan {
     pub drift: Option<Drift>,
     /// Where the trust anchors of the document are from.
     pub anchors: Option<Source>,
+    /// The marker of the document that is in the ConfigMap once the plan is carried out, where that is ours.
+    pub marker: Option<String>,
 }
 
 #[derive(Debug)]
@@ -96,6 +104,8 @@ pub enum Verdict {
     Immutable,
     /// It is not known what the installer wrote, and nothing is written over it blindly.
     InvalidBase(String),
+    /// The injectors refused what is declared: the last document that they use is there instead.
+    Restored,
     /// Changes of others stay, because the resource says so.
     Drifted,
     /// Changes of others stay for now, because they come again and again.
@@ -120,37 +130,45 @@ struct Settled {
 impl Plan {
     /// Of what was not planned.
     pub fn only(verdict: Verdict) -> Self {
-        Self { new_base: None, news: None, write: None, verdict, effective: None, drift: None, anchors: None }
+        Self {
+            new_base: None,
+            news: None,
+            write: None,
+            verdict,
+            effective: None,
+            drift: None,
+            anchors: None,
+            marker: None,
+        }
     }
 }
 
 // === impl Write ===
 
 impl Write {
-    fn new(document: &Document, effective: &Document, over_others: bool) -> Self {
-        Self { values: document.to_yaml(), hash: effective.hash().to_string(), over_others }
+    fn new(document: &Document, marker: &str, effective: &Document, over_others: bool) -> Self {
+        Self { values: document.marked(marker).to_yaml(), hash: effective.hash().to_string(), over_others }
     }
 }
 
 pub fn plan(input: &Input<'_>) -> Plan {
-    let Input { spec, live, base, bundle, .. } = *input;
+    let Input { spec, live, document, base, bundle, .. } = *input;
     if spec.mode == Mode::Suspend {
         return Plan::only(Verdict::Suspended);
     }
     let text = live.and_then(|live| live.values.as_deref());
-    let document = text.map(Document::parse);
-    let known = base.map(|base| &base.document).or_else(|| document.as_ref()?.as_ref().ok());
+    let known = base.map(|base| &base.document).or_else(|| Some(&document?.as_ref().ok()?.0));
     let overlay = match Overlay::of(spec, bundle, known) {
         Ok(overlay) => overlay,
         Err(problems) => return Plan::only(Verdict::Invalid(problems)),
     };
     let Some(live) = live else { return Plan::only(Verdict::TargetNotFound) };
     let broken = match (text, document) {
-        (Some(text), Some(Ok(document))) => {
+        (Some(text), Some(Ok((document, marker)))) => {
             let secrets = document.private_keys();
             if secrets.is_empty() {
-                return match settle(input, &overlay, live, text, &document) {
-                    Ok(settled) => decide(input, &overlay, live, settled, Some(&document)),
+                return match settle(input, &overlay, live, text, document) {
+                    Ok(settled) => decide(input, &overlay, live, settled, Some((document, marker.as_ref()))),
                     Err(reason) => Plan::only(Verdict::InvalidBase(reason)),
                 };
             }
@@ -172,9 +190,10 @@ fn decide(
     overlay: &Overlay,
     live: &ConfigMap,
     settled: Settled,
-    document: Option<&Document>,
+    document: Option<(&Document, Option<&String>)>,
 ) -> Plan {
     let Settled { mut base, news, drift, over_others } = settled;
+    let (document, marked) = document.map_or((None, None), |(document, marker)| (Some(document), marker));
     let spec = input.spec;
     let effective = overlay.after(&base.effective, &base.document);
     base.effective = effective.clone();
@@ -184,8 +203,20 @@ fn decide(
     if let (Some(drift), Some(document)) = (reported, document) {
         graft(&mut wanted, document, &drift.paths);
     }
+    let restored = instead(input, &wanted, &base.document).cloned();
+    let is_restored = restored.is_some();
+    let wanted = restored.unwrap_or(wanted);
     let differences = document.map(|document| document.differences(&wanted));
-    let is_settled = differences.as_ref().is_some_and(Vec::is_empty);
+    let is_the_same = differences.as_ref().is_some_and(Vec::is_empty);
+    let marker = match marked {
+        // What others wrote says what it says.
+        Some(marked) if reported.is_some() && is_the_same => marked.clone(),
+        _ => wanted.injection_hash().to_string(),
+    };
+    let is_settled = is_the_same && marked == Some(&marker);
+    // Whoever takes only the marker away is undone like others.
+    let is_ours = live.annotations.get(HASH_ANNOTATION) == Some(&wanted.hash().to_string());
+    let over_others = over_others || is_ours && is_the_same && !is_settled;
     let is_news = input.base.is_none_or(|known| !known.says_the_same(&base));
     let reported = reported.is_some();
     let plan = |verdict| Plan {
@@ -196,6 +227,7 @@ fn decide(
         effective: Some(effective.clone()),
         drift: drift.clone(),
         anchors: overlay.anchors_source(),
+        marker: None,
     };
     let problems = effective.problems();
     if !problems.is_empty() {
@@ -206,25 +238,48 @@ fn decide(
         });
     }
     if spec.mode == Mode::Observe {
-        return plan(if is_settled { Verdict::Synced } else { Verdict::Observing(differences.unwrap_or_default()) });
+        return plan(if is_the_same { Verdict::Synced } else { Verdict::Observing(differences.unwrap_or_default()) });
     }
     if input.fought_over && over_others {
         return plan(Verdict::RepeatedDrift);
     }
     let new_base = is_news.then_some(base);
-    let kept = |verdict, write| Plan { new_base: new_base.clone(), news: news.clone(), write, ..plan(verdict) };
+    let done = match (is_restored, reported) {
+        (true, _) => Verdict::Restored,
+        (false, true) => Verdict::Drifted,
+        (false, false) => Verdict::Synced,
+    };
+    let kept = |write| Plan {
+        new_base: new_base.clone(),
+        news: news.clone(),
+        write,
+        marker: Some(marker.clone()),
+        ..plan(done.clone())
+    };
     if is_settled {
-        return kept(if reported { Verdict::Drifted } else { Verdict::Synced }, None);
+        return kept(None);
     }
     if live.immutable {
-        return plan(Verdict::Immutable);
+        // Where only the marker is missing, nothing is wrong with it.
+        return match is_the_same {
+            true => Plan { marker: marked.cloned(), ..kept(None) },
+            false => plan(Verdict::Immutable),
+        };
     }
-    let write = Write::new(&wanted, &effective, over_others);
+    let write = Write::new(&wanted, &marker, if is_restored { &wanted } else { &effective }, over_others);
     if write.values.len() > LONGEST {
         let reason = format!("it would have {} bytes, and may have {LONGEST}", write.values.len());
         return plan(Verdict::ValidationFailed(vec![Problem { path: Path::default(), value: String::new(), reason }]));
     }
-    kept(if reported { Verdict::Drifted } else { Verdict::Synced }, Some(write))
+    kept(Some(write))
+}
+
+/// What is written in the place of a document that the injectors refused: the last one that they used, else the installer's. If
+/// they refused that too, nothing is better than what is declared.
+fn instead<'a>(input: &Input<'a>, wanted: &Document, installed: &'a Document) -> Option<&'a Document> {
+    let is_refused = |document: &Document| input.failed.contains(&document.injection_hash().to_string());
+    let mut others = input.good.into_iter().chain([installed]).filter(|document| !is_refused(document));
+    is_refused(wanted).then(|| others.next()).flatten()
 }
 
 /// What the installer wrote last, and what others made of what we wrote.
@@ -268,7 +323,10 @@ fn settle(
         Origin::Rewritten { .. } => unchanged(true, None),
         Origin::Installer { manager } => Settled { over_others: true, ..as_it_is(next, News::Installed { manager }) },
         Origin::Foreign { manager } => {
-            let changed = base.effective.differences(document);
+            // What we wrote last may be the document that we went back to.
+            let written = live.annotations.get(HASH_ANNOTATION);
+            let good = input.good.filter(|good| written == Some(&good.hash().to_string()));
+            let changed = good.unwrap_or(&base.effective).differences(document);
             let declared = base.document.differences(&base.effective);
             let is_declared = |path: &Path| {
                 let touches = |it: &Path| it.starts_with(path) || path.starts_with(it);
@@ -324,6 +382,9 @@ fn graft(into: &mut Document, from: &Document, paths: &[Path]) {
     }
 }
 
+#[cfg(test)]
+#[path = "plan_injector_tests.rs"]
+mod injector_tests;
 #[cfg(test)]
 #[path = "plan_tests.rs"]
 mod tests;

@@ -13,21 +13,24 @@ use crate::{
 };
 
 /// A ConfigMap and what is kept of it, as an API server would have them.
-struct Cluster {
-    live: Option<ConfigMap>,
-    base: Option<Base>,
-    spec: LinkerdConfigSpec,
+pub(super) struct Cluster {
+    pub(super) live: Option<ConfigMap>,
+    pub(super) base: Option<Base>,
+    pub(super) spec: LinkerdConfigSpec,
     first_time: bool,
     bundle: Option<&'static str>,
+    pub(super) failed: Vec<String>,
+    pub(super) good: Option<Document>,
 }
 
 /// What the chart renders, as far as Linkerd cannot do without.
-const INSTALLED: &str = include_str!("values/fixture.yaml");
+pub(super) const INSTALLED: &str = include_str!("values/fixture.yaml");
 
 impl Cluster {
-    fn new(spec: &Value) -> Self {
+    pub(super) fn new(spec: &Value) -> Self {
         let spec = serde_json::from_value(spec.clone()).unwrap();
-        let mut cluster = Self { live: None, base: None, spec, first_time: true, bundle: None };
+        let mut cluster =
+            Self { live: None, base: None, spec, first_time: true, bundle: None, failed: Vec::new(), good: None };
         cluster.live = Some(ConfigMap {
             key: NamespacedName::new("linkerd", "linkerd-config"),
             uid: "uid".into(),
@@ -44,7 +47,7 @@ impl Cluster {
         cluster
     }
 
-    fn write(&mut self, manager: &str, values: &str) {
+    pub(super) fn write(&mut self, manager: &str, values: &str) {
         let live = self.live.as_mut().unwrap();
         live.values = Some(values.into());
         live.writers.retain(|writer| writer.manager != manager);
@@ -52,33 +55,46 @@ impl Cluster {
     }
 
     /// Somebody sets a value in the document as it is.
-    fn edit(&mut self, manager: &str, keys: &[&str], value: Value) {
-        let mut document = self.document();
+    pub(super) fn edit(&mut self, manager: &str, keys: &[&str], value: Value) {
+        let mut document = self.marked_document();
         document.set(&Path::from(keys), value);
         self.write(manager, &document.to_yaml());
     }
 
-    fn document(&self) -> Document {
+    /// Without the marker.
+    pub(super) fn document(&self) -> Document {
+        self.marked_document().unmarked().0
+    }
+
+    pub(super) fn marker(&self) -> Option<String> {
+        self.marked_document().unmarked().1
+    }
+
+    fn marked_document(&self) -> Document {
         Document::parse(self.live.as_ref().unwrap().values.as_deref().unwrap()).unwrap()
     }
 
-    fn value(&self, keys: &[&str]) -> Option<Value> {
+    pub(super) fn value(&self, keys: &[&str]) -> Option<Value> {
         self.document().get(&Path::from(keys)).cloned()
     }
 
-    fn plan(&self) -> Plan {
+    pub(super) fn plan(&self) -> Plan {
+        let document = self.live.as_ref().and_then(|live| live.values.as_deref()).map(Document::read);
         plan(&Input {
             spec: &self.spec,
             live: self.live.as_ref(),
+            document: document.as_ref(),
             base: self.base.as_ref(),
             bundle: self.bundle,
             first_time: self.first_time,
             fought_over: false,
+            failed: &self.failed,
+            good: self.good.as_ref(),
         })
     }
 
     /// Plans, and carries the plan out.
-    fn reconcile(&mut self) -> Plan {
+    pub(super) fn reconcile(&mut self) -> Plan {
         let plan = self.plan();
         if let Some(base) = &plan.new_base {
             // As the writer numbers them.
@@ -95,25 +111,27 @@ impl Cluster {
     }
 
     /// That nothing is left to be done.
-    fn is_settled(&self) -> bool {
+    pub(super) fn is_settled(&self) -> bool {
         let plan = self.plan();
         plan.new_base.is_none() && plan.write.is_none() && plan.verdict == Verdict::Synced
     }
 }
 
-const LOG_LEVEL: [&str; 2] = ["proxy", "logLevel"];
-const ACCESS_LOG: [&str; 2] = ["proxy", "accessLog"];
+pub(super) const LOG_LEVEL: [&str; 2] = ["proxy", "logLevel"];
+pub(super) const ACCESS_LOG: [&str; 2] = ["proxy", "accessLog"];
 
-fn debug() -> Value {
+pub(super) fn debug() -> Value {
     json!({"proxy": {"logLevel": "debug"}})
 }
 
 #[test]
-fn a_resource_that_names_nothing_keeps_a_base_and_writes_nothing() {
+fn a_resource_that_names_nothing_keeps_a_base_and_writes_nothing_but_the_marker() {
     let mut cluster = Cluster::new(&json!({}));
     let plan = cluster.reconcile();
     assert_eq!(plan.verdict, Verdict::Synced, "{:?}", plan.verdict);
-    assert!(plan.write.is_none() && plan.drift.is_none());
+    assert!(plan.write.is_some() && plan.drift.is_none());
+    let installed = Document::parse(INSTALLED).unwrap().unmarked().0;
+    assert_eq!(cluster.document(), installed);
     let base = plan.new_base.unwrap();
     assert_eq!((base.revision, &*base.text), (1, INSTALLED));
     assert!(cluster.is_settled());
@@ -222,13 +240,17 @@ fn those_who_fight_are_left_alone_for_a_while() {
         ("helm", INSTALLED.replace("cluster.local", "other.local")),
     ] {
         cluster.write(manager, &text);
+        let document = cluster.live.as_ref().and_then(|live| live.values.as_deref()).map(Document::read);
         let input = Input {
             spec: &cluster.spec,
             live: cluster.live.as_ref(),
+            document: document.as_ref(),
             base: cluster.base.as_ref(),
             bundle: None,
             first_time: false,
             fought_over: true,
+            failed: &[],
+            good: None,
         };
         let plan = plan(&input);
         assert_eq!(plan.verdict, Verdict::RepeatedDrift, "{manager}");
@@ -307,7 +329,9 @@ fn only_what_is_declared_may_be_protected() {
     cluster.reconcile();
     cluster.edit("kubectl-edit", &ACCESS_LOG, json!("apache"));
     let plan = cluster.reconcile();
-    assert_eq!((plan.verdict, plan.drift, plan.write.is_none()), (Verdict::Synced, None, true));
+    assert_eq!((plan.verdict, plan.drift), (Verdict::Synced, None));
+    assert_eq!(cluster.marker(), plan.marker, "what is injected says so");
+    assert_eq!(cluster.value(&ACCESS_LOG), Some(json!("apache")));
     assert_eq!(
         plan.news,
         Some(News::Edited { manager: "kubectl-edit".into() }),

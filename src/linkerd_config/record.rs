@@ -11,7 +11,10 @@ use std::{
 use parking_lot::Mutex;
 use tokio::time::Instant;
 
-use super::base::Base;
+use super::{
+    base::Base,
+    values::{Document, Reading},
+};
 use crate::{api::LinkerdConfigStatus, cluster::trigger::backoff};
 
 /// How long the cache may take to show our own write before we look without: the precondition then keeps a second harmless.
@@ -50,6 +53,8 @@ struct Target {
     /// The version that we wrote, and when.
     written: Option<(Arc<str>, Instant)>,
     reverts: VecDeque<Instant>,
+    /// The text that was read last, and what it reads as: that is most of what a look costs.
+    reading: Option<(Arc<str>, Arc<Reading>)>,
 }
 
 impl Records {
@@ -71,6 +76,18 @@ impl Records {
 
     pub(super) fn know_base(&self, config_map: &Arc<str>, base: Option<Arc<Base>>) {
         self.edit_target(config_map, |target| target.base = Some(base));
+    }
+
+    /// What the text of a ConfigMap reads as.
+    pub(super) fn read(&self, config_map: &Arc<str>, text: &Arc<str>) -> Arc<Reading> {
+        let mut reading = None;
+        self.edit_target(config_map, |target| reading = target.reading.clone());
+        if let Some((_, reading)) = reading.filter(|(known, _)| known == text) {
+            return reading;
+        }
+        let reading = Arc::new(Document::read(text));
+        self.edit_target(config_map, |target| target.reading = Some((Arc::clone(text), Arc::clone(&reading))));
+        reading
     }
 
     /// It is not what we took it for.

@@ -45,6 +45,16 @@ pub(super) fn notices(happened: &Happened<'_>) -> Vec<Notice> {
             tell(Reason::ValidationFailed, message(after, type_));
         }
     }
+    let hash = after.injection_hash.as_deref().unwrap_or_default();
+    for (reason, told, what) in [
+        ("AllReplicasCurrent", Reason::InjectorSynced, format!("Injectors use configuration {hash}")),
+        ("Timeout", Reason::InjectorSyncTimeout, format!("Injectors do not use configuration {hash}")),
+        ("Denied", Reason::InjectorDenied, format!("Injectors refuse configuration {hash}")),
+    ] {
+        if became("InjectorSynced", reason) {
+            tell(told, format!("{what}: {}", message(after, "InjectorSynced")));
+        }
+    }
     let Some(plan) = plan else { return notices };
     let reuses = |status: &LinkerdConfigStatus| {
         status.trust_anchors.as_ref().is_some_and(|anchors| anchors.source.as_deref() == Some(TRUST_ROOTS))
@@ -88,6 +98,8 @@ pub(super) fn notices(happened: &Happened<'_>) -> Vec<Notice> {
                 return with_update(notices, happened);
             }
         }
+    } else if *written && plan.verdict == Verdict::Restored {
+        tell(Reason::ConfigRolledBack, format!("ConfigMap {target} holds the last good document again"));
     } else if *written {
         let hash = plan.write.as_ref().map(|write| write.hash.as_str()).unwrap_or_default();
         tell(Reason::ConfigMapUpdated, format!("Wrote ConfigMap {target} as declared: hash {hash}"));
@@ -99,11 +111,13 @@ pub(super) fn notices(happened: &Happened<'_>) -> Vec<Notice> {
 fn with_update(mut notices: Vec<Notice>, happened: &Happened<'_>) -> Vec<Notice> {
     let Happened { config, live, before, after, plan, .. } = happened;
     let ready = |status: &LinkerdConfigStatus| reason(status, "Ready") == Some("Reconciled");
-    let is_new = before.observed_generation != after.observed_generation || !ready(before);
     let synced = plan.is_some_and(|plan| plan.verdict == Verdict::Synced);
-    // A revert is no update: what is declared was in effect before.
-    let generation = before.observed_generation != after.observed_generation;
-    if synced && ready(after) && is_new && (generation || plan.is_some_and(|plan| plan.drift.is_none())) {
+    let is_new = before.observed_generation != after.observed_generation;
+    // A revert is no update, nor is a replica that catches up: what is declared was in effect before.
+    let good = |status: &LinkerdConfigStatus| status.revisions.as_ref().and_then(|revisions| revisions.last_known_good);
+    let was_seen_before = reason(after, "InjectorSynced") == Some("AllReplicasCurrent") && good(before) == good(after);
+    let became_ready = !ready(before) && !was_seen_before && plan.is_some_and(|plan| plan.drift.is_none());
+    if synced && ready(after) && (is_new || became_ready) {
         let note = format!("Generation {} is in effect", config.generation);
         let related = live.map(config_map);
         notices.push(Notice { reason: Reason::LinkerdConfigUpdated, regarding: reference(config), related, note });

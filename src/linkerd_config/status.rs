@@ -10,6 +10,7 @@ use k8s_openapi::{
 
 use super::{
     drift::UNKNOWN,
+    injector::{Barrier, Reason},
     overlay::{self, Source},
     plan::{Drift, Plan, Verdict},
     values::Problem,
@@ -17,18 +18,22 @@ use super::{
 use crate::{
     api::{
         TRUST_ROOTS,
-        linkerd_config::{DriftStatus, LinkerdConfigStatus, RevisionsStatus, TargetStatus, TrustAnchorsStatus},
+        linkerd_config::{
+            DriftStatus, InjectorStatus, LinkerdConfigStatus, RevisionsStatus, TargetStatus, TrustAnchorsStatus,
+        },
     },
     cluster::{linkerd_config::LinkerdConfig, object::NamespacedName},
 };
 
 /// Of the paths of a drift, and of the problems in a message.
 const SHOWN: usize = 10;
+/// Of the hashes of documents that were refused.
+const FAILED: usize = 5;
 /// What a condition's message may have, in bytes.
 const LONGEST_MESSAGE: usize = 2048;
 
-/// One line of conditions: type, whether it holds, why, and a sentence.
-struct Told(&'static str, bool, &'static str, String);
+/// One line of conditions: type, whether it holds (`None`: nobody knows), why, and a sentence.
+struct Told(&'static str, Option<bool>, &'static str, String);
 
 /// What a verdict means, as conditions put it.
 pub struct Judged {
@@ -46,35 +51,122 @@ pub(super) struct Facts<'a> {
     pub(super) failure: Option<(&'static str, String)>,
     pub(super) target: TargetStatus,
     pub(super) base_revision: Option<i64>,
+    /// How things stand with the injectors; `None` where that does not matter.
+    pub(super) barrier: Option<&'a Barrier>,
     pub(super) bundle_hash: Option<String>,
     pub(super) now: Timestamp,
 }
 
 /// Of the one in effect.
 pub(super) fn of_winner(facts: Facts<'_>) -> LinkerdConfigStatus {
-    let Facts { config, before, plan, failure, target, base_revision, bundle_hash, now } = facts;
+    let Facts { config, before, plan, failure, target, base_revision, barrier, bundle_hash, now } = facts;
     let drift = plan.drift.as_ref().map(|drift| drifted(drift, before.drift.as_ref(), now));
     let effective = plan.effective.as_ref();
     let anchors = effective.map(|_| TrustAnchorsStatus { source: Some(anchors_source(plan.anchors).to_owned()) });
+    let told = told(&config.target, &plan.verdict, plan.drift.as_ref(), failure);
+    let told = with_injectors(told, config, before, &plan.verdict, barrier);
+    // Kept: that it was in effect once decides what is drift when it is again.
+    let revisions = RevisionsStatus {
+        base: base_revision.or_else(|| before.revisions.as_ref()?.base),
+        ..judged_by_injectors(config, before, plan, base_revision, barrier)
+    };
     LinkerdConfigStatus {
         observed_generation: Some(config.generation),
         active: Some(plan.verdict != Verdict::Suspended),
-        conditions: conditions(
-            &told(&config.target, &plan.verdict, plan.drift.as_ref(), failure),
-            before,
-            config.generation,
-            now,
-        ),
+        conditions: conditions(&told, before, config.generation, now),
         target: Some(target),
         config_hash: effective.map(|document| document.hash().to_string()).or_else(|| before.config_hash.clone()),
         trust_roots_sha256: bundle_hash,
         proxy_version: effective.and_then(overlay::proxy_version),
-        // Kept: that it was in effect once decides what is drift when it is again.
-        revisions: base_revision.map(|base| RevisionsStatus { base: Some(base) }).or_else(|| before.revisions.clone()),
+        revisions: Some(revisions).filter(|it| *it != RevisionsStatus::default()),
+        injection_hash: plan.marker.clone().or_else(|| before.injection_hash.clone()),
+        injector: barrier.and_then(|barrier| counted(barrier, before.injector.as_ref(), now)),
         drift: drift.or_else(|| before.drift.clone()),
         deprecated_fields: overlay::deprecated(&config.spec),
         trust_anchors: anchors.or_else(|| before.trust_anchors.clone()),
     }
+}
+
+/// Which documents are good, and which are not, as far as injectors have said.
+fn judged_by_injectors(
+    config: &LinkerdConfig,
+    before: &LinkerdConfigStatus,
+    plan: &Plan,
+    base_revision: Option<i64>,
+    barrier: Option<&Barrier>,
+) -> RevisionsStatus {
+    let mut failed = failed(config, before).to_vec();
+    let mut last_known_good = before.revisions.as_ref().and_then(|revisions| revisions.last_known_good);
+    if let (Some(barrier), Some(marker)) = (barrier, &plan.marker) {
+        if barrier.is_refused && !failed.contains(marker) {
+            failed.push(marker.clone());
+            failed.drain(..failed.len().saturating_sub(FAILED));
+        }
+        if barrier.reason == Reason::AllReplicasCurrent {
+            failed.retain(|failed| failed != marker);
+            if plan.verdict == Verdict::Synced {
+                last_known_good = base_revision.or(last_known_good);
+            }
+        }
+    }
+    RevisionsStatus { base: None, last_known_good, failed }
+}
+
+/// What the injectors refused and this generation of the resource asks for: none of it is tried again.
+pub fn failed<'a>(config: &LinkerdConfig, status: &'a LinkerdConfigStatus) -> &'a [String] {
+    let of_it = status.observed_generation == Some(config.generation);
+    status.revisions.as_ref().filter(|_| of_it).map(|revisions| revisions.failed.as_slice()).unwrap_or_default()
+}
+
+fn counted(barrier: &Barrier, before: Option<&InjectorStatus>, now: Timestamp) -> Option<InjectorStatus> {
+    let (ready, synced) = barrier.counts?;
+    let number = |count| i64::try_from(count).ok();
+    let (ready, synced) = (number(ready), number(synced));
+    // Only with the counts, or each look would be a write.
+    let same = before.filter(|before| (before.ready, before.synced) == (ready, synced));
+    let last_probe_time = same.and_then(|same| same.last_probe_time.clone()).or(Some(Time(now)));
+    Some(InjectorStatus { ready, synced, last_probe_time })
+}
+
+/// InjectorSynced after ConfigMapSynced, and what it means for Ready and Stalled.
+fn with_injectors(
+    mut told: Vec<Told>,
+    config: &LinkerdConfig,
+    before: &LinkerdConfigStatus,
+    verdict: &Verdict,
+    barrier: Option<&Barrier>,
+) -> Vec<Told> {
+    const TYPE: &str = "InjectorSynced";
+    let Some(barrier) = barrier else { return told };
+    let injectors = match (verdict, barrier.reason) {
+        // The document in their place works: what counts is what they said of the other one.
+        (Verdict::Restored, _) => {
+            let known = before.conditions.iter().find(|it| it.type_ == TYPE && it.reason == Reason::Denied.as_str());
+            let message = known.map_or("what is declared was refused", |known| &known.message);
+            Told(TYPE, Some(false), Reason::Denied.as_str(), message.to_owned())
+        }
+        (_, reason) => {
+            let holds = match reason {
+                Reason::AllReplicasCurrent => Some(true),
+                Reason::ProbeDisabled => None,
+                _ => Some(false),
+            };
+            Told(TYPE, holds, reason.as_str(), barrier.message.clone())
+        }
+    };
+    let is_open = *verdict != Verdict::Restored && barrier.is_open(&config.spec.injector_sync);
+    let ready = told.iter_mut().find(|Told(type_, ..)| *type_ == "Ready");
+    if let Some(ready) = ready.filter(|Told(_, holds, ..)| !is_open && *holds == Some(true)) {
+        let Told(_, _, reason, message) = &injectors;
+        *ready = Told("Ready", Some(false), reason, message.clone());
+    }
+    if *verdict == Verdict::Restored {
+        let Told(_, _, _, message) = &injectors;
+        told.push(Told("Stalled", Some(true), "RolledBack", format!("{message}; change the resource")));
+    }
+    let after = told.iter().position(|Told(type_, ..)| *type_ == "ConfigMapSynced").map_or(0, |at| at + 1);
+    told.insert(after, injectors);
+    told
 }
 
 /// By the names that their places have.
@@ -95,7 +187,10 @@ pub(super) fn of_loser(
 ) -> LinkerdConfigStatus {
     let message =
         format!("LinkerdConfig {winner} is in effect for {}: it has a higher priority, or is older", config.target);
-    let told = [Told("Accepted", false, "Conflicted", message.clone()), Told("Ready", false, "Conflicted", message)];
+    let told = [
+        Told("Accepted", Some(false), "Conflicted", message.clone()),
+        Told("Ready", Some(false), "Conflicted", message),
+    ];
     waiting(config, before, &told, now)
 }
 
@@ -110,8 +205,10 @@ pub(super) fn of_stranger(
         "this operator takes care of namespace {namespace} (--controller-namespace), and the resource names {}",
         config.target
     );
-    let told =
-        [Told("Accepted", false, "TargetNotFound", message.clone()), Told("Ready", false, "TargetNotFound", message)];
+    let told = [
+        Told("Accepted", Some(false), "TargetNotFound", message.clone()),
+        Told("Ready", Some(false), "TargetNotFound", message),
+    ];
     waiting(config, before, &told, now)
 }
 
@@ -140,51 +237,59 @@ fn told(
     drift: Option<&Drift>,
     failure: Option<(&'static str, String)>,
 ) -> Vec<Told> {
-    let accepted = || Told("Accepted", true, "Accepted", "the resource is in effect".to_owned());
+    let accepted = || Told("Accepted", Some(true), "Accepted", "the resource is in effect".to_owned());
     let synced = match (verdict, failure) {
-        (_, Some((reason, message))) => Told("ConfigMapSynced", false, reason, message),
-        (Verdict::Unknown, None) => Told("ConfigMapSynced", false, "WriteFailed", "it was not looked at".to_owned()),
+        (_, Some((reason, message))) => Told("ConfigMapSynced", Some(false), reason, message),
+        (Verdict::Unknown, None) => {
+            Told("ConfigMapSynced", Some(false), "WriteFailed", "it was not looked at".to_owned())
+        }
         (Verdict::Synced, None) => {
-            Told("ConfigMapSynced", true, "Synced", "the ConfigMap holds what is declared".to_owned())
+            Told("ConfigMapSynced", Some(true), "Synced", "the ConfigMap holds what is declared".to_owned())
+        }
+        (Verdict::Restored, None) => {
+            let message = "the injectors refused what is declared: the last good document is back";
+            Told("ConfigMapSynced", Some(true), "Restored", message.to_owned())
         }
         (Verdict::Invalid(_) | Verdict::TargetNotFound | Verdict::UnsupportedLayout | Verdict::Suspended, None) => {
             return refused(target, verdict);
         }
         (Verdict::ValidationFailed(problems), None) => {
             let message = format!("the document is nothing that Linkerd can use: {}", listed(problems));
-            Told("ConfigMapSynced", false, "ValidationFailed", message)
+            Told("ConfigMapSynced", Some(false), "ValidationFailed", message)
         }
         (Verdict::Immutable, None) => {
             let message = "the ConfigMap is immutable: make another one, nobody can change it in its place";
-            Told("ConfigMapSynced", false, "Immutable", message.to_owned())
+            Told("ConfigMapSynced", Some(false), "Immutable", message.to_owned())
         }
         (Verdict::InvalidBase(error), None) => {
             let message = format!("the ConfigMap is left as it is: {error}");
-            Told("ConfigMapSynced", false, "InvalidBase", message)
+            Told("ConfigMapSynced", Some(false), "InvalidBase", message)
         }
         (Verdict::Drifted, None) => {
-            Told("ConfigMapSynced", false, "Drifted", format!("{}; drift.action is Report", sentence(drift)))
+            Told("ConfigMapSynced", Some(false), "Drifted", format!("{}; drift.action is Report", sentence(drift)))
         }
         (Verdict::RepeatedDrift, None) => Told(
             "ConfigMapSynced",
-            false,
+            Some(false),
             "Drifted",
             format!("{}; again and again, so it stays for a while", sentence(drift)),
         ),
         (Verdict::Observing(paths), None) => {
             let shown: Vec<String> = paths.iter().take(SHOWN).map(ToString::to_string).collect();
             let message = format!("mode is Observe: {} would change: {}", paths.len(), shown.join(", "));
-            Told("ConfigMapSynced", false, "Observing", message)
+            Told("ConfigMapSynced", Some(false), "Observing", message)
         }
     };
     let ready = match &synced {
-        Told(_, true, ..) => Told("Ready", true, "Reconciled", "all that is declared is in effect".to_owned()),
-        Told(_, false, reason, message) => Told("Ready", false, reason, message.clone()),
+        Told(_, Some(true), ..) => {
+            Told("Ready", Some(true), "Reconciled", "all that is declared is in effect".to_owned())
+        }
+        Told(_, _, reason, message) => Told("Ready", Some(false), reason, message.clone()),
     };
     let mut told = vec![accepted(), synced, ready];
     match verdict {
-        Verdict::InvalidBase(error) => told.push(Told("Stalled", true, "InvalidBase", error.clone())),
-        Verdict::RepeatedDrift => told.push(Told("Stalled", true, "RepeatedDrift", sentence(drift))),
+        Verdict::InvalidBase(error) => told.push(Told("Stalled", Some(true), "InvalidBase", error.clone())),
+        Verdict::RepeatedDrift => told.push(Told("Stalled", Some(true), "RepeatedDrift", sentence(drift))),
         _ => {}
     }
     told
@@ -200,7 +305,7 @@ fn refused(target: &NamespacedName, verdict: &Verdict) -> Vec<Told> {
         }
         _ => ("Suspended", "mode is Suspend: nothing is looked at".to_owned()),
     };
-    vec![Told("Accepted", false, reason, message.clone()), Told("Ready", false, reason, message)]
+    vec![Told("Accepted", Some(false), reason, message.clone()), Told("Ready", Some(false), reason, message)]
 }
 
 fn sentence(drift: Option<&Drift>) -> String {
@@ -241,7 +346,11 @@ fn drifted(drift: &Drift, before: Option<&DriftStatus>, now: Timestamp) -> Drift
 
 fn conditions(told: &[Told], before: &LinkerdConfigStatus, generation: i64, now: Timestamp) -> Vec<Condition> {
     let condition = |Told(type_, holds, reason, message): &Told| {
-        let status = if *holds { "True" } else { "False" };
+        let status = match holds {
+            Some(true) => "True",
+            Some(false) => "False",
+            None => "Unknown",
+        };
         let known = before.conditions.iter().find(|known| known.type_ == *type_ && known.status == status);
         let mut message = message.clone();
         message.truncate(message.floor_char_boundary(LONGEST_MESSAGE));

@@ -21,7 +21,7 @@ use std::{
     fmt,
 };
 
-use serde_json::{Map, Value};
+use serde_json::{Map, Value, json};
 
 pub use {
     check::{Problem, patch_problems},
@@ -36,6 +36,8 @@ pub const LONGEST: usize = 512 << 10;
 /// The variable that tells a proxy which configuration it was born with: an entry of `proxy.additionalEnv`, and no part of
 /// what it is a hash of.
 pub const MARKER: &str = "LINKERD_CONFIG_HASH";
+/// Where the marker stands.
+const MARKED: [&str; 2] = ["proxy", "additionalEnv"];
 
 /// Any other text of YAML, as kubectl reads it.
 ///
@@ -44,6 +46,9 @@ pub const MARKER: &str = "LINKERD_CONFIG_HASH";
 pub fn manifest(text: &str) -> Result<Map<String, Value>, InvalidDocument> {
     read::map(text)
 }
+
+/// A text as it was read: the document as people declare it, and the marker that stood in it.
+pub type Reading = Result<(Document, Option<String>), InvalidDocument>;
 
 /// One values document.
 #[derive(Clone, Default, PartialEq)]
@@ -60,6 +65,47 @@ impl Document {
             None => Ok(Self(map)),
             Some(schema::TwoSpellings { path, one, other }) => Err(InvalidDocument::TwoSpellings { path, one, other }),
         }
+    }
+
+    /// What a text declares, and its marker.
+    pub fn read(text: &str) -> Reading {
+        Self::parse(text).map(Self::unmarked)
+    }
+
+    /// The document as people declare it, and the marker that stood in it. Without others, the list that the marker stood in
+    /// is none: whoever reads the document takes it for the same.
+    pub fn unmarked(mut self) -> (Self, Option<String>) {
+        let path = Path::from(&MARKED[..]);
+        let mut variables = match self.remove(&path) {
+            Some(Value::Array(variables)) => variables,
+            None | Some(Value::Null) => return (self, None),
+            Some(other) => {
+                self.set(&path, other);
+                return (self, None);
+            }
+        };
+        let is_marker = |it: &Value| it.get("name").and_then(Value::as_str) == Some(MARKER);
+        let value = variables.iter().find(|it| is_marker(it)).and_then(|it| it.get("value"));
+        let marker = value.and_then(Value::as_str).map(str::to_owned);
+        variables.retain(|it| !is_marker(it));
+        if !variables.is_empty() {
+            self.set(&path, Value::Array(variables));
+        }
+        (self, marker)
+    }
+
+    /// The document as it is written: what proxies are injected with says so. The marker comes last, after all variables of
+    /// others.
+    pub fn marked(&self, marker: &str) -> Self {
+        let (mut document, _) = self.clone().unmarked();
+        let path = Path::from(&MARKED[..]);
+        let mut variables = match document.get(&path) {
+            Some(Value::Array(variables)) => variables.clone(),
+            _ => Vec::new(),
+        };
+        variables.push(json!({"name": MARKER, "value": marker}));
+        document.set(&path, Value::Array(variables));
+        document
     }
 
     /// Block style, keys sorted. Reads the same by the rules of YAML 1.1 and of 1.2.

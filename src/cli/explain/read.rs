@@ -24,7 +24,10 @@ use crate::{
         linkerd_config::LinkerdConfig,
         object::{NamespacedName, Problems},
     },
-    linkerd_config::{base::Base, values::manifest},
+    linkerd_config::{
+        base::Base,
+        values::{Document, manifest},
+    },
 };
 
 pub(super) struct Found {
@@ -37,6 +40,8 @@ pub(super) struct Found {
     /// `Err`: why the newest cannot be read.
     pub(super) base: Result<Option<Base>, String>,
     pub(super) bundle: Option<Arc<str>>,
+    /// What the injectors were last seen to use, where it was kept.
+    pub(super) good: Option<Document>,
 }
 
 /// # Errors
@@ -71,7 +76,10 @@ pub(super) async fn read(client: &Client, name: Option<&str>, file: Option<&Path
     let revisions: Api<ControllerRevision> = Api::namespaced(client.clone(), &target.namespace);
     let bases = revisions.list(&ListParams::default().labels(&Base::selector(&target.name))).await.map_err(plain);
     let bases = bases.with_context(|| format!("cannot list ControllerRevisions in namespace {}", target.namespace))?;
+    let good = config.status.revisions.as_ref().and_then(|revisions| revisions.last_known_good);
+    let uid = live.as_ref().map(|live| Arc::clone(&live.uid)).unwrap_or_default();
     Ok(Found {
+        good: good.and_then(|revision| Base::declared_at(&bases.items, revision, &uid)),
         winner: state.linkerd_configs.winner(target).cloned(),
         applied: file.is_none(),
         live,

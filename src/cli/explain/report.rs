@@ -14,8 +14,8 @@ use crate::{
     linkerd_config::{
         overlay::{self, Overlay},
         plan::{Input, Plan, Verdict, plan},
-        status::judged,
-        values::{Document, Path, Problem, shown, visible},
+        status::{failed, judged},
+        values::{Document, MARKER, Path, Problem, shown, visible},
     },
 };
 
@@ -105,16 +105,20 @@ pub(super) struct Seen {
 
 impl Report {
     pub(super) fn of(found: &Found, all: bool) -> Self {
-        let Found { config, winner, applied, live, base, bundle } = found;
+        let Found { config, winner, applied, live, base, bundle, good } = found;
+        let document = live.as_ref().and_then(|live| live.values.as_deref()).map(Document::read);
         let kept = base.as_ref().ok().and_then(Option::as_ref);
         let plan = match base {
             Ok(base) => plan(&Input {
                 spec: &config.spec,
                 live: live.as_ref(),
+                document: document.as_ref(),
                 base: base.as_ref(),
                 bundle: bundle.as_deref(),
                 first_time: config.status.revisions.is_none(),
                 fought_over: is_fought_over(&config.status),
+                failed: failed(config, &config.status),
+                good: good.as_ref(),
             }),
             Err(unreadable) => Plan::only(Verdict::InvalidBase(unreadable.clone())),
         };
@@ -189,7 +193,7 @@ impl Values {
         let (Ok(overlay), Some(effective)) = (overlay, &plan.effective) else { return Self::default() };
         // A document that cannot be read is put right as a whole.
         let text = found.live.as_ref().and_then(|live| live.values.as_deref()).unwrap_or_default();
-        let live = Document::parse(text).unwrap_or_default();
+        let (live, _) = Document::parse(text).unwrap_or_default().unmarked();
         let named: BTreeSet<Path> = overlay.paths().collect();
         let changed: BTreeSet<Path> = live.differences(effective).into_iter().collect();
         let row = |path: &Path, changes: bool| {
@@ -224,6 +228,9 @@ fn is_fought_over(status: &LinkerdConfigStatus) -> bool {
 }
 
 fn would_change(changes: usize, plan: &Plan) -> String {
+    if changes == 0 {
+        return format!("only the marker {MARKER} would be written");
+    }
     let revert = if plan.drift.is_some() { ", what others changed among them" } else { "" };
     format!("{} would change{revert}", counted(changes, "value"))
 }

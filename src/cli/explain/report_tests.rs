@@ -42,16 +42,22 @@ fn found(spec: &Value) -> Found {
         winner: Some(Arc::clone(&config)),
         config,
         applied: true,
-        live: Some(config_map("helm", INSTALLED)),
+        live: Some(config_map("helm", &marked(&Document::parse(INSTALLED).unwrap()))),
         base: Ok(Some(Base::new(1, INSTALLED, None).unwrap())),
         bundle: None,
+        good: None,
     }
 }
 
 fn edited(keys: &[&str], value: Value) -> String {
     let mut document = Document::parse(INSTALLED).unwrap();
     document.set(&Path::from(keys), value);
-    document.to_yaml()
+    marked(&document)
+}
+
+/// As it is once we have written it.
+fn marked(document: &Document) -> String {
+    document.marked(&document.injection_hash().to_string()).to_yaml()
 }
 
 #[test]
@@ -64,7 +70,7 @@ fn what_would_change_is_marked_and_each_value_says_where_it_is_from() {
     let found = Found { bundle: Some(BUNDLE.into()), ..found(&spec) };
     let report = Report::of(&found, false);
     assert!(report.is_accepted());
-    let others = Document::parse(INSTALLED).unwrap().leaves().count() - 5;
+    let others = Document::parse(INSTALLED).unwrap().unmarked().0.leaves().count() - 5;
     let expected = format!(
         "\
 LinkerdConfig:  mesh
@@ -136,7 +142,7 @@ fn what_is_only_reported_would_not_change() {
 fn every_value_of_the_effective_document_counts_once() {
     let report =
         Report::of(&found(&json!({"proxy": {"logLevel": "debug"}, "values": {"proxy": {"await": false}}})), true);
-    let total = Document::parse(INSTALLED).unwrap().leaves().count();
+    let total = Document::parse(INSTALLED).unwrap().unmarked().0.leaves().count();
     assert_eq!((report.values.len(), report.unmanaged, report.unmanaged_values.len()), (2, total - 2, total - 2));
     assert!(report.unmanaged_values.iter().all(|row| row.from == "base" && !row.changes));
     assert!(text(&report).lines().count() > total);
@@ -147,6 +153,16 @@ fn nothing_to_do_is_said_as_the_status_says_it() {
     let text = text(&Report::of(&found(&json!({})), false));
     assert!(text.contains("Verdict:        Synced: the ConfigMap holds what is declared\n"), "{text}");
     assert!(!text.contains("PATH"), "{text}");
+}
+
+#[test]
+fn that_only_the_marker_is_missing_is_said() {
+    let found = Found { live: Some(config_map("helm", INSTALLED)), ..found(&json!({})) };
+    let text = text(&Report::of(&found, false));
+    assert!(
+        text.contains("Verdict:        OutOfSync: only the marker LINKERD_CONFIG_HASH would be written\n"),
+        "{text}"
+    );
 }
 
 #[test]

@@ -12,18 +12,22 @@ use sha2::{Digest, Sha256};
 use super::{CONFIG_MAP, CREATED_BY, HELM, Installation, OPERATOR, QUIET, WELL};
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_resource_that_sets_nothing_remembers_the_base_and_leaves_the_config_map_untouched() -> Result<()> {
+async fn a_resource_that_sets_nothing_remembers_the_base_and_writes_nothing_but_the_marker() -> Result<()> {
     let installation = Installation::new().await?;
     let before = installation.map().await?;
     let manager = installation.manager().await?;
     installation.declare("mesh", json!({})).await?;
     let status = installation.reaches("mesh", &WELL).await?;
-    for reason in ["LinkerdConfigUpdated", "TrustAnchorsReused"] {
+    for reason in ["LinkerdConfigUpdated", "TrustAnchorsReused", "ConfigMapUpdated"] {
         installation.tells("mesh", reason).await?;
     }
-    holds(QUIET, "the ConfigMap as it was", async || {
+    let after = installation.map().await?;
+    let variables = installation.parse(&installation.text().await?).await?["proxy"]["additionalEnv"].clone();
+    assert_eq!(variables, json!([{"name": "LINKERD_CONFIG_HASH", "value": status["injectionHash"]}]));
+    installation.says(&installation.helm_with(json!({})).await?).await?;
+    holds(QUIET, "the ConfigMap as it is", async || {
         let now = installation.map().await?;
-        ensure!(now == before, "{before:?} became {now:?}");
+        ensure!(now == after, "{after:?} became {now:?}");
         Ok(())
     })
     .await?;
@@ -50,8 +54,8 @@ async fn a_resource_that_sets_nothing_remembers_the_base_and_leaves_the_config_m
     assert_eq!(installation.finalizers("mesh").await?, [""; 0]);
 
     let events = installation.events("mesh").await?;
-    assert_eq!(events.len(), 2, "{events:?}");
-    assert_eq!(installation.writes("/configmaps/"), [""; 0]);
+    assert_eq!(events.len(), 3, "{events:?}");
+    assert_eq!(installation.writes("/configmaps/").len(), 1);
     assert_eq!(installation.writes("/controllerrevisions").len(), 1);
     drop(manager);
     Ok(())

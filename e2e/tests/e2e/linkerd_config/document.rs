@@ -23,6 +23,18 @@ pub(super) fn put_over(base: &mut Value, patch: &Value) {
     }
 }
 
+/// Without the variable that says what proxies are injected with.
+pub(super) fn unmarked(mut document: Value) -> Value {
+    let variables = document.pointer_mut("/proxy/additionalEnv");
+    if let Some(Value::Array(list)) = variables {
+        list.retain(|variable| variable["name"] != "LINKERD_CONFIG_HASH");
+        if list.is_empty() {
+            document["proxy"]["additionalEnv"] = Value::Null;
+        }
+    }
+    document
+}
+
 /// Where two documents differ; without the rest of them, which nobody would read.
 pub(super) fn difference(seen: &Value, expected: &Value) -> String {
     let mut lines = Vec::new();

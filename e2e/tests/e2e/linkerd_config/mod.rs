@@ -48,7 +48,7 @@ use kube::{
 use serde_json::{Value, json};
 use tokio::sync::OnceCell;
 
-use document::{difference, put_over};
+use document::{difference, put_over, unmarked};
 use lent::Lent;
 
 /// What Helm wrote.
@@ -191,9 +191,9 @@ impl Installation {
         self.map().await?.data.and_then(|mut data| data.remove("values")).context("a ConfigMap without values")
     }
 
-    /// As Go reads it.
+    /// As Go reads it, without the marker that each document of ours ends with.
     async fn document(&self) -> Result<Value> {
-        self.parse(&self.text().await?).await
+        Ok(unmarked(self.parse(&self.text().await?).await?))
     }
 
     /// Puts this over the ConfigMap, as this field manager.
@@ -208,7 +208,7 @@ impl Installation {
 
     /// Changes what the document says, as this field manager.
     async fn edit(&self, manager: &str, patch: Value) -> Result<ConfigMap> {
-        let mut document = self.document().await?;
+        let mut document = self.parse(&self.text().await?).await?;
         put_over(&mut document, &patch);
         self.rewrite(manager, &serde_json::to_string_pretty(&document)?).await
     }
@@ -232,7 +232,7 @@ impl Installation {
         eventually(deadline, "the document that is declared", async || {
             let text = self.text().await?;
             if text != read {
-                document = self.parse(&text).await?;
+                document = unmarked(self.parse(&text).await?);
                 read = text;
             }
             ensure!(&document == expected, "it differs in {}", difference(&document, expected));
@@ -272,7 +272,11 @@ impl Installation {
         format!("{}-{name}", self.namespace)
     }
 
+    /// Where nothing else is said, for a mesh whose injectors are not asked.
     async fn declare(&self, name: &str, mut spec: Value) -> Result<DynamicObject> {
+        if spec.get("injectorSync").is_none() {
+            put_over(&mut spec, &json!({"injectorSync": {"method": "Delay", "delay": "0s"}}));
+        }
         put_over(&mut spec, &json!({"global": {"linkerdNamespace": self.namespace}}));
         let object = DynamicObject::new(&self.full(name), &kind()).data(json!({ "spec": spec }));
         self.configs.create(&PostParams::default(), &object).await.with_context(|| format!("creating {name}"))

@@ -8,7 +8,7 @@ use sha2::{Digest, Sha256};
 
 use super::{HELM, Installation, QUIET, TRUST_ROOTS, WELL, message};
 
-fn certificate(name: &str) -> Result<String> {
+pub(super) fn certificate(name: &str) -> Result<String> {
     let key = rcgen::KeyPair::generate()?;
     let mut parameters = rcgen::CertificateParams::new(Vec::<String>::new())?;
     parameters.distinguished_name.push(rcgen::DnType::CommonName, name);
@@ -120,16 +120,19 @@ async fn with_an_external_authority_the_copy_is_left_alone() -> Result<()> {
     ensure!(external != HELM, "the document has another form");
     let bundle = certificate("root.linkerd.cluster.local")?;
     installation.put_trust_roots(&bundle).await?;
-    let before = installation.put_map(json!({"data": {"values": external}})).await?;
+    installation.put_map(json!({"data": {"values": external}})).await?;
     let manager = installation.manager().await?;
     installation.declare("mesh", json!({})).await?;
+    installation.tells("mesh", "ConfigMapUpdated").await?;
     has_seen(&installation, &bundle).await?;
+    let before = installation.map().await?;
+    installation.says(&installation.helm_with(json!({"identity": {"externalCA": true}})).await?).await?;
     let next = format!("{bundle}{}", certificate("next.linkerd.cluster.local")?);
     installation.set_trust_roots(&next).await?;
     has_seen(&installation, &next).await?;
     installation.tells("mesh", "TrustRootsChanged").await?;
     assert_eq!(installation.map().await?, before);
-    assert_eq!(installation.writes("/configmaps/"), [""; 0]);
+    assert_eq!(installation.writes("/configmaps/").len(), 1);
     drop(manager);
     Ok(())
 }
@@ -138,7 +141,7 @@ async fn with_an_external_authority_the_copy_is_left_alone() -> Result<()> {
 #[tokio::test(flavor = "multi_thread")]
 async fn without_trust_roots_the_document_is_what_counts() -> Result<()> {
     let installation = Installation::empty().await?;
-    let before = installation.put_map(json!({"data": {"values": HELM}})).await?;
+    installation.put_map(json!({"data": {"values": HELM}})).await?;
     let manager = installation.manager().await?;
     installation.declare("mesh", json!({})).await?;
     let status = installation.reaches("mesh", &WELL).await?;
@@ -147,7 +150,7 @@ async fn without_trust_roots_the_document_is_what_counts() -> Result<()> {
         "{status}"
     );
     assert_eq!(status.get("trustRootsSHA256"), None, "{status}");
-    assert_eq!(installation.map().await?, before);
+    installation.says(&installation.helm_with(json!({})).await?).await?;
 
     // They may come later, and count from then on.
     let bundle = certificate("root.linkerd.cluster.local")?;

@@ -1,0 +1,126 @@
+//! One request to one replica of the proxy-injector, past the Service that would choose any of them.
+//!
+//! In: an address, whom its certificate has to name, and who vouches for it. Out: the body of the answer. Always holds: nobody
+//! is trusted but the webhook's own certificate authority; an answer is at most [`LONGEST_ANSWER`] long.
+
+use std::{net::SocketAddr, sync::Arc};
+
+use bytes::Bytes;
+use http::{Method, Request, header};
+use http_body_util::{BodyExt, Full, Limited};
+use hyper::client::conn::http1;
+use hyper_util::rt::TokioIo;
+use rustls::{
+    ClientConfig, RootCertStore,
+    crypto::ring,
+    pki_types::{CertificateDer, ServerName, pem::PemObject},
+    version,
+};
+use tokio::net::TcpStream;
+use tokio_rustls::TlsConnector;
+
+/// Far more than a patch of any Pod.
+const LONGEST_ANSWER: usize = 4 << 20;
+
+/// How replicas are called, whichever of them.
+#[derive(Clone)]
+pub(super) struct Endpoint {
+    pub(super) server_name: ServerName<'static>,
+    pub(super) path: String,
+    pub(super) tls: Arc<ClientConfig>,
+}
+
+/// Why there is no answer.
+#[derive(Debug)]
+pub(super) enum Failure {
+    /// It could not be asked.
+    Unreachable(String),
+    /// It was asked, and broke off.
+    Broken(String),
+}
+
+impl Endpoint {
+    /// # Errors
+    /// Why nobody can be called so.
+    pub(super) fn new(service: &str, namespace: &str, path: &str, ca_bundle: &[u8]) -> Result<Self, String> {
+        let server_name = ServerName::try_from(format!("{service}.{namespace}.svc"));
+        let mut roots = RootCertStore::empty();
+        for certificate in CertificateDer::pem_slice_iter(ca_bundle) {
+            let certificate = certificate.map_err(|error| format!("its caBundle is no PEM: {error}"))?;
+            roots.add(certificate).map_err(|error| format!("its caBundle has a certificate that is none: {error}"))?;
+        }
+        if roots.is_empty() {
+            return Err("its caBundle holds no certificate".to_owned());
+        }
+        // Linkerd's webhooks take nothing older.
+        let tls = ClientConfig::builder_with_provider(Arc::new(ring::default_provider()))
+            .with_protocol_versions(&[&version::TLS13])
+            .map_err(|error| error.to_string())?
+            .with_root_certificates(roots)
+            .with_no_client_auth();
+        Ok(Self {
+            server_name: server_name
+                .map_err(|error| format!("its Service has no name that a certificate could: {error}"))?,
+            path: if path.starts_with('/') { path.to_owned() } else { format!("/{path}") },
+            tls: Arc::new(tls),
+        })
+    }
+
+    /// Without a deadline of its own.
+    pub(super) async fn post(&self, address: SocketAddr, body: Bytes) -> Result<Bytes, Failure> {
+        let unreachable = |what: &str, error: &dyn std::fmt::Display| Failure::Unreachable(format!("{what}: {error}"));
+        let stream =
+            TcpStream::connect(address).await.map_err(|error| unreachable("it cannot be connected to", &error))?;
+        let stream = TlsConnector::from(Arc::clone(&self.tls))
+            .connect(self.server_name.clone(), stream)
+            .await
+            .map_err(|error| unreachable("no TLS with it", &error))?;
+        let (mut sender, connection) =
+            http1::handshake(TokioIo::new(stream)).await.map_err(|error| unreachable("no HTTP with it", &error))?;
+        let request = Request::builder()
+            .method(Method::POST)
+            .uri(&self.path)
+            .header(header::HOST, self.server_name.to_str().into_owned())
+            .header(header::CONTENT_TYPE, "application/json")
+            .body(Full::new(body))
+            .map_err(|error| unreachable("no request to it", &error))?;
+        let exchange = async {
+            let response = sender.send_request(request).await.map_err(|error| broken(&error))?;
+            let status = response.status();
+            let body = Limited::new(response.into_body(), LONGEST_ANSWER).collect().await;
+            let body = body.map_err(|error| Failure::Broken(format!("its answer broke off: {error}")))?;
+            if status.is_success() {
+                Ok(body.to_bytes())
+            } else {
+                Err(Failure::Broken(format!("it answered {status}")))
+            }
+        };
+        tokio::pin!(exchange);
+        tokio::select! {
+            answer = &mut exchange => answer,
+            // The connection may end with the last byte of the answer.
+            _ = connection => exchange.await,
+        }
+    }
+}
+
+fn broken(error: &hyper::Error) -> Failure {
+    Failure::Broken(format!("it broke the connection off: {error}"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_bundle_that_vouches_for_nobody_is_said() {
+        for (bundle, why) in [
+            (&b""[..], "holds no certificate"),
+            (b"-----BEGIN CERTIFICATE-----\nAAAA\n-----END CERTIFICATE-----\n", "a certificate that is none"),
+            (b"-----BEGIN CERTIFICATE-----\n!\n-----END CERTIFICATE-----\n", "no PEM"),
+        ] {
+            let error = Endpoint::new("linkerd-proxy-injector", "linkerd", "/", bundle).err().unwrap();
+            assert!(error.contains(why), "{error}");
+        }
+    }
+}
