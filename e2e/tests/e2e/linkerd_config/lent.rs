@@ -1,7 +1,7 @@
 //! Control planes that tests use one after the other: one test at a time, because a LinkerdConfig belongs to no namespace and a
 //! manager looks at all of them.
 //!
-//! * Always: without managers, and without LinkerdConfigs, when it is lent. Who comes soon finds it running; then it ends, so
+//! * Always: without managers, injectors and LinkerdConfigs when it is lent. Who comes soon finds it running; then it ends, so
 //!   that tests elsewhere get their turn.
 
 use std::{
@@ -14,7 +14,7 @@ use std::{
 };
 
 use anyhow::Result;
-use e2e::{ControlPlane, Options};
+use e2e::{ControlPlane, Options, injector::unregister};
 use kube::{
     Api, ResourceExt,
     api::{DeleteParams, DynamicObject, ListParams, Patch, PatchParams},
@@ -59,6 +59,8 @@ impl Lent {
 
     async fn clear(&self) -> Result<()> {
         self.install_crds("crd").await?;
+        // It has one name in a cluster, and outlives the injectors of the test that registered it.
+        unregister(&self.client().await?).await?;
         let configs: Api<DynamicObject> = Api::all_with(self.client().await?, &kind());
         for config in configs.list(&ListParams::default()).await? {
             let name = config.name_any();

@@ -17,6 +17,7 @@ mod deletion;
 mod document;
 mod drift;
 mod fights;
+mod injectors;
 mod installers;
 mod lent;
 mod modes;

@@ -1,0 +1,459 @@
+//! The injectors: whether they use what was written, and what becomes of a document that they refuse.
+//!
+//! A stand-in with several replicas, registered as Linkerd's is; each reads the document when its kubelet brings it.
+
+use std::time::Duration;
+
+use anyhow::{Context, Result, ensure};
+use e2e::{
+    Manager, eventually, holds,
+    injector::{Behaviour, Injector, unregister},
+    mesh::SOON,
+};
+use serde_json::{Value, json};
+
+use super::{Installation, QUIET, TRUST_ROOTS, document::put_over, permissions, trust_anchors::certificate};
+
+/// All is well, and the injectors are asked.
+const SYNCED: [&str; 4] = [
+    "Accepted=True/Accepted",
+    "ConfigMapSynced=True/Synced",
+    "InjectorSynced=True/AllReplicasCurrent",
+    "Ready=True/Reconciled",
+];
+/// Longer than any test takes.
+const LATE: Duration = Duration::from_secs(3600);
+/// Taken by the API server, and not by the injector.
+const REFUSED: &str = "proxy.logHTTPHeaders";
+
+/// A mesh with injectors.
+struct Mesh {
+    installation: Installation,
+    injector: Injector,
+    manager: Manager,
+}
+
+impl Mesh {
+    async fn new(replicas: usize) -> Result<Self> {
+        Self::on(Installation::new().await?, replicas).await
+    }
+
+    async fn on(installation: Installation, replicas: usize) -> Result<Self> {
+        let others = ["default"];
+        let injector = Injector::start(&installation.control_plane, &installation.namespace, &others, replicas).await?;
+        let manager = installation.manager().await?;
+        Ok(Self { installation, injector, manager })
+    }
+
+    /// A resource whose injectors are asked, with this besides.
+    async fn declare(&self, mut spec: Value) -> Result<()> {
+        if spec.get("injectorSync").is_none() {
+            put_over(&mut spec, &json!({"injectorSync": {"method": "Probe"}}));
+        }
+        self.installation.declare("mesh", spec).await?;
+        Ok(())
+    }
+
+    async fn reaches(&self, expected: &[&str]) -> Result<Value> {
+        self.installation.reaches("mesh", expected).await
+    }
+
+    async fn tells(&self, reason: &str) -> Result<String> {
+        self.installation.tells("mesh", reason).await
+    }
+
+    /// The marker of the document as it is.
+    async fn marker(&self) -> Result<String> {
+        let document = self.installation.parse(&self.installation.text().await?).await?;
+        let variables = document["proxy"]["additionalEnv"].as_array().cloned().unwrap_or_default();
+        let marker = variables.iter().find(|variable| variable["name"] == "LINKERD_CONFIG_HASH");
+        let marker = marker.and_then(|marker| marker["value"].as_str()).context("no marker")?;
+        Ok(marker.to_owned())
+    }
+
+    /// Waits until the condition InjectorSynced is this, and says all of this.
+    async fn injectors_are(&self, expected: &str, says: &[&str]) -> Result<Value> {
+        let conditions = [expected, &expected.replace("InjectorSynced", "Ready")];
+        let mut status = Value::Null;
+        eventually(SOON, format_args!("{expected}, saying {says:?}"), async || {
+            status = self.installation.reaches_within(Duration::from_secs(2), "mesh", &conditions).await?;
+            let text = message(&status, "InjectorSynced");
+            ensure!(says.iter().all(|part| text.contains(part)), "{text}");
+            Ok(())
+        })
+        .await?;
+        Ok(status)
+    }
+}
+
+fn message(status: &Value, type_: &str) -> String {
+    let conditions = status["conditions"].as_array().cloned().unwrap_or_default();
+    let of_type = conditions.iter().find(|condition| condition["type"] == type_);
+    of_type.and_then(|condition| condition["message"].as_str()).unwrap_or_default().to_owned()
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn it_is_ready_when_every_replica_was_seen_to_use_it() -> Result<()> {
+    let mesh = Mesh::new(3).await?;
+    for replica in [1, 2] {
+        mesh.injector.set_lag(replica, Duration::from_secs(4))?;
+    }
+    let nudge = json!({"nudge": false});
+    mesh.declare(json!({"injectorSync": nudge, "proxy": {"accessLog": "json"}})).await?;
+    let late = [mesh.injector.pod(1)?, mesh.injector.pod(2)?];
+    let status = mesh.injectors_are("InjectorSynced=False/Propagating", &["1 of 3", &late[0], &late[1]]).await?;
+    assert_eq!((&status["injector"]["ready"], &status["injector"]["synced"]), (&json!(3), &json!(1)));
+    let status = mesh.reaches(&SYNCED).await?;
+    assert_eq!((&status["injector"]["ready"], &status["injector"]["synced"]), (&json!(3), &json!(3)));
+    assert_eq!(status["injectionHash"], mesh.marker().await?.as_str());
+    assert_eq!(status["revisions"]["lastKnownGood"], status["revisions"]["base"]);
+    let note = mesh.tells("InjectorSynced").await?;
+    assert!(note.contains(&mesh.marker().await?), "{note}");
+    mesh.tells("LinkerdConfigUpdated").await?;
+    let review = mesh.injector.last_review(0).context("it was not asked")?;
+    assert_eq!(review["request"]["namespace"], mesh.installation.namespace.as_str());
+
+    // Whoever was found to be current is asked no more.
+    let asked: Vec<usize> = (0..3).map(|replica| mesh.injector.requests(replica)).collect();
+    holds(Duration::from_secs(3), "that nobody is asked", async || {
+        let now: Vec<usize> = (0..3).map(|replica| mesh.injector.requests(replica)).collect();
+        ensure!(now == asked, "{asked:?}, then {now:?}");
+        Ok(())
+    })
+    .await
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_replica_that_lags_is_nudged_and_then_current() -> Result<()> {
+    let mesh = Mesh::new(2).await?;
+    mesh.injector.set_lag(1, LATE)?;
+    mesh.declare(json!({"proxy": {"accessLog": "json"}})).await?;
+    mesh.reaches(&SYNCED).await?;
+    assert_eq!((mesh.injector.nudges(0), mesh.injector.nudges(1)), (0, 1));
+    // The next change needs one of its own; a second look at the same none.
+    mesh.installation.change("mesh", json!({"proxy": {"accessLog": "apache"}})).await?;
+    mesh.reaches(&SYNCED).await?;
+    assert_eq!(mesh.injector.nudges(1), 2);
+    Ok(())
+}
+
+/// Traps 2 and 3 of the specification: such a document stops every Pod from being created.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_document_that_is_denied_is_taken_back_and_not_tried_again() -> Result<()> {
+    let mesh = Mesh::new(2).await?;
+    mesh.declare(json!({"proxy": {"accessLog": "json"}})).await?;
+    mesh.reaches(&SYNCED).await?;
+    let (good, marker) = (mesh.installation.document().await?, mesh.marker().await?);
+
+    let long = format!("template: patch.json: {}", "bad value ".repeat(500));
+    mesh.injector.set_behaviour(1, Behaviour::Denies(long.clone())).await?;
+    mesh.installation.change("mesh", json!({"proxy": {"accessLog": "apache"}})).await?;
+    mesh.installation.says(&good).await?;
+    let rolled_back = [
+        "ConfigMapSynced=True/Restored",
+        "InjectorSynced=False/Denied",
+        "Ready=False/Denied",
+        "Stalled=True/RolledBack",
+    ];
+    let status = mesh.reaches(&rolled_back).await?;
+    let text = message(&status, "InjectorSynced");
+    let pod = mesh.injector.pod(1)?;
+    assert!(text.contains(&pod) && text.contains("template: patch.json: bad value"), "{text}");
+    assert!(text.len() < 1200, "{} bytes", text.len());
+    assert_eq!(status["revisions"]["failed"].as_array().map(Vec::len), Some(1), "{status}");
+    assert_eq!(mesh.marker().await?, marker);
+    assert!(mesh.tells("InjectorDenied").await?.contains(&pod));
+    mesh.tells("ConfigRolledBack").await?;
+
+    // Neither by itself, nor by another manager, nor for a change that means nothing.
+    let writes = mesh.installation.writes("/configmaps/").len();
+    mesh.injector.set_behaviour(1, Behaviour::Right).await?;
+    let Mesh { installation, injector, mut manager } = mesh;
+    ensure!(manager.terminate(SOON).await?.success());
+    let manager = installation.manager().await?;
+    installation.patch_map("kubectl-label", json!({"metadata": {"labels": {"touched": "true"}}})).await?;
+    holds(Duration::from_secs(3), "the last good document", async || {
+        ensure!(installation.document().await? == good, "it was tried again");
+        ensure!(installation.writes("/configmaps/").len() == writes, "it was written");
+        Ok(())
+    })
+    .await?;
+    let mesh = Mesh { installation, injector, manager };
+    mesh.reaches(&rolled_back).await?;
+    // What changes is tried.
+    mesh.installation.change("mesh", json!({"proxy": {"accessLog": "apache", "logFormat": "json"}})).await?;
+    let status = mesh.reaches(&SYNCED).await?;
+    assert_eq!(status["revisions"].get("failed"), None, "{status}");
+    assert_eq!(mesh.installation.document().await?["proxy"]["accessLog"], "apache");
+    Ok(())
+}
+
+/// Scenario 6: the schema takes it, and the template of the injector does not.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_value_that_only_the_injector_refuses_stops_no_pod_for_long() -> Result<()> {
+    let mesh = Mesh::new(2).await?;
+    mesh.declare(json!({})).await?;
+    mesh.reaches(&SYNCED).await?;
+    let good = mesh.installation.document().await?;
+    let bad = json!({"values": {"proxy": {"logHTTPHeaders": "everything"}}});
+    let told = mesh.installation.change("mesh", bad).await;
+    ensure!(told.is_ok(), "the API server knows {REFUSED}: this test needs another value");
+    eventually(SOON, "the outcome", async || {
+        let refused = mesh.installation.reaches_within(QUIET, "mesh", &["Accepted=False/Invalid"]).await;
+        let taken_back = mesh.installation.reaches_within(QUIET, "mesh", &["Stalled=True/RolledBack"]).await;
+        ensure!(refused.is_ok() || taken_back.is_ok(), "neither refused nor taken back");
+        Ok(())
+    })
+    .await?;
+    mesh.installation.says(&good).await?;
+    // Pods are made again, and injected.
+    eventually(SOON, "a Pod to be injected", async || {
+        let pod = mesh.dry_run().await?;
+        let names = pod["spec"]["initContainers"].as_array().cloned().unwrap_or_default();
+        ensure!(names.iter().any(|container| container["name"] == "linkerd-proxy"), "{names:?}");
+        Ok(())
+    })
+    .await
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn answers_that_nobody_could_use_take_the_document_back_too() -> Result<()> {
+    let mesh = Mesh::new(2).await?;
+    mesh.declare(json!({"proxy": {"accessLog": "json"}})).await?;
+    mesh.reaches(&SYNCED).await?;
+    let good = mesh.installation.document().await?;
+    for (number, (behaviour, says)) in [
+        (Behaviour::Breaks, "broke"),
+        (Behaviour::Garbage, "no AdmissionReview"),
+        (Behaviour::BadPatch(e2e::injector::NOT_BASE64.to_owned()), "no AdmissionReview"),
+        (Behaviour::BadPatch(e2e::injector::NOT_A_PATCH.to_owned()), "patch"),
+    ]
+    .into_iter()
+    .enumerate()
+    {
+        mesh.injector.set_behaviour(1, behaviour.clone()).await?;
+        mesh.installation.change("mesh", json!({"proxy": {"inboundPort": 5000 + number}})).await?;
+        let status = mesh.reaches(&["InjectorSynced=False/Denied", "Stalled=True/RolledBack"]).await?;
+        let text = message(&status, "InjectorSynced");
+        assert!(text.contains(says), "{behaviour:?}: {text}");
+        mesh.installation.says(&good).await?;
+        mesh.injector.set_behaviour(1, Behaviour::Right).await?;
+    }
+    Ok(())
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn who_cannot_be_asked_is_named_and_asked_again_without_a_loop() -> Result<()> {
+    let mesh = Mesh::new(2).await?;
+    mesh.injector.set_behaviour(1, Behaviour::Hangs).await?;
+    mesh.declare(json!({"proxy": {"accessLog": "json"}})).await?;
+    let pod = mesh.injector.pod(1)?;
+    for (behaviour, says) in [
+        (Behaviour::Hangs, "did not answer"),
+        (Behaviour::Unreachable, "cannot be connected to"),
+        (Behaviour::WrongCertificate, "TLS"),
+        (Behaviour::Unpatched, "without a proxy"),
+    ] {
+        mesh.injector.set_behaviour(1, behaviour).await?;
+        mesh.injectors_are("InjectorSynced=False/ProbeFailed", &["1 of 2", &pod, says]).await?;
+    }
+    let before = mesh.injector.requests(1);
+    let written = mesh.installation.writes("").len();
+    tokio::time::sleep(Duration::from_secs(3)).await;
+    let asked = mesh.injector.requests(1) - before;
+    ensure!((1..=8).contains(&asked), "{asked} times in three seconds");
+    assert_eq!(mesh.installation.writes("").len(), written, "nothing new, nothing said");
+    mesh.injector.set_behaviour(1, Behaviour::Right).await?;
+    mesh.reaches(&SYNCED).await?;
+    Ok(())
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn without_a_replica_nobody_knows_and_one_that_comes_is_asked() -> Result<()> {
+    let mesh = Mesh::new(1).await?;
+    mesh.injector.set_ready(0, false).await?;
+    mesh.declare(json!({"proxy": {"accessLog": "json"}})).await?;
+    mesh.injectors_are("InjectorSynced=False/NoReadyReplicas", &["no replica"]).await?;
+    mesh.injector.set_ready(0, true).await?;
+    mesh.reaches(&SYNCED).await?;
+    // One that is new, with an old document, is noticed and named.
+    mesh.injector.set_lag(0, LATE)?;
+    let second = mesh.injector.add_replica().await?;
+    let status = mesh.reaches(&SYNCED).await?;
+    assert!(second == 1 && status["injector"]["ready"].as_i64() <= Some(2));
+    eventually(SOON, "two replicas", async || {
+        let status = mesh.reaches(&SYNCED).await?;
+        ensure!(status["injector"]["synced"] == 2, "{}", status["injector"]);
+        Ok(())
+    })
+    .await?;
+    mesh.injector.set_behaviour(second, Behaviour::Unpatched).await?;
+    mesh.injector.restart_replica(second).await?;
+    let pod = mesh.injector.pod(second)?;
+    mesh.injectors_are("InjectorSynced=False/ProbeFailed", &[&pod]).await?;
+    mesh.injector.remove_replica(second).await?;
+    mesh.reaches(&SYNCED).await?;
+    // That one who came late has caught up is no update.
+    assert_eq!(mesh.installation.told("mesh", "LinkerdConfigUpdated").await?, 1);
+    Ok(())
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn after_the_timeout_it_is_held_or_goes_on_as_the_resource_says() -> Result<()> {
+    let mesh = Mesh::new(1).await?;
+    mesh.injector.set_lag(0, LATE)?;
+    let sync = json!({"timeout": "2s", "nudge": false});
+    mesh.declare(json!({"injectorSync": sync, "proxy": {"accessLog": "json"}})).await?;
+    let pod = mesh.injector.pod(0)?;
+    mesh.injectors_are("InjectorSynced=False/Timeout", &[&pod, "2s"]).await?;
+    assert!(mesh.tells("InjectorSyncTimeout").await?.contains(&pod));
+    mesh.installation.change("mesh", json!({"injectorSync": {"onTimeout": "Proceed"}})).await?;
+    mesh.reaches(&["InjectorSynced=False/Timeout", "Ready=True/Reconciled"]).await?;
+    // It is asked all the same.
+    mesh.injector.set_lag(0, Duration::ZERO)?;
+    mesh.installation.change("mesh", json!({"proxy": {"accessLog": "apache"}})).await?;
+    mesh.reaches(&SYNCED).await?;
+    Ok(())
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn the_injectors_are_restarted_once_where_the_resource_says_so() -> Result<()> {
+    let mesh = Mesh::new(1).await?;
+    let labels = json!({"app": "injector"});
+    let deployment = json!({
+        "apiVersion": "apps/v1", "kind": "Deployment",
+        "metadata": {"name": "linkerd-proxy-injector", "namespace": mesh.installation.namespace},
+        "spec": {"selector": {"matchLabels": labels}, "template": {
+            "metadata": {"labels": labels}, "spec": {"containers": [{"name": "proxy-injector", "image": "injector"}]},
+        }},
+    });
+    let deployments = kube::Api::<k8s_openapi::api::apps::v1::Deployment>::namespaced(
+        mesh.installation.client.clone(),
+        &mesh.installation.namespace,
+    );
+    deployments.create(&kube::api::PostParams::default(), &serde_json::from_value(deployment)?).await?;
+    mesh.injector.set_lag(0, LATE)?;
+    let sync = json!({"timeout": "1s", "nudge": false, "onTimeout": "RestartInjector"});
+    mesh.declare(json!({"injectorSync": sync, "proxy": {"accessLog": "json"}})).await?;
+    mesh.injectors_are("InjectorSynced=False/Timeout", &[]).await?;
+    let marker = mesh.marker().await?;
+    let generation = eventually(SOON, "the restart", async || {
+        let deployment = deployments.get("linkerd-proxy-injector").await?;
+        let template = deployment.spec.context("no spec")?.template.metadata.context("no metadata")?;
+        let annotation = template.annotations.unwrap_or_default().remove("config.linkerd.io/restarted-for");
+        ensure!(annotation.as_deref() == Some(&marker), "{annotation:?}");
+        Ok(deployment.metadata.generation)
+    })
+    .await?;
+    // Its Pods are new, and read the document anew.
+    mesh.injector.restart_replica(0).await?;
+    mesh.reaches(&SYNCED).await?;
+    assert_eq!(deployments.get("linkerd-proxy-injector").await?.metadata.generation, generation);
+    assert_eq!(mesh.installation.writes("/deployments/").len(), 1);
+    Ok(())
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn what_the_repository_grants_is_enough_to_ask_and_to_nudge() -> Result<()> {
+    let mesh = Mesh::on(permissions::start().await?, 2).await?;
+    mesh.injector.set_lag(1, LATE)?;
+    let sync = json!({"timeout": "1s", "onTimeout": "RestartInjector"});
+    mesh.declare(json!({"injectorSync": sync, "proxy": {"accessLog": "json"}})).await?;
+    mesh.reaches(&SYNCED).await?;
+    assert_eq!(mesh.injector.nudges(1), 1);
+    mesh.injector.set_behaviour(1, Behaviour::Unpatched).await?;
+    mesh.installation.change("mesh", json!({"proxy": {"accessLog": "apache"}})).await?;
+    mesh.injectors_are("InjectorSynced=False/Timeout", &["without a proxy"]).await?;
+    assert_eq!(permissions::refused(&mesh.installation), []);
+    Ok(())
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn trust_anchors_have_to_arrive_as_well() -> Result<()> {
+    let mesh = Mesh::new(1).await?;
+    mesh.declare(json!({})).await?;
+    mesh.reaches(&SYNCED).await?;
+    mesh.injector.set_behaviour(0, Behaviour::Unpatched).await?;
+    let bundle = certificate("root.linkerd.cluster.local")?;
+    mesh.installation.set_trust_roots(&bundle).await?;
+    mesh.injectors_are("InjectorSynced=False/ProbeFailed", &[]).await?;
+    mesh.injector.set_behaviour(0, Behaviour::Right).await?;
+    mesh.reaches(&SYNCED).await?;
+    assert_eq!(mesh.installation.writes(TRUST_ROOTS), [""; 0]);
+    Ok(())
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_dry_run_asks_through_the_api_server() -> Result<()> {
+    let mesh = Mesh::new(2).await?;
+    mesh.injector.set_lag(1, Duration::from_secs(3))?;
+    let sync = json!({"method": "DryRun", "nudge": false});
+    mesh.declare(json!({"injectorSync": sync, "proxy": {"accessLog": "json"}})).await?;
+    let status = mesh.reaches(&SYNCED).await?;
+    assert_eq!(status["injector"]["ready"], 2);
+    let missing = json!({"injectorSync": {"dryRunNamespace": "nowhere"}, "proxy": {"accessLog": "apache"}});
+    mesh.installation.change("mesh", missing).await?;
+    mesh.injectors_are("InjectorSynced=False/ProbeFailed", &["nowhere"]).await?;
+    mesh.injector.set_behaviour(0, Behaviour::Denies("not today".to_owned())).await?;
+    mesh.injector.set_behaviour(1, Behaviour::Denies("not today".to_owned())).await?;
+    let back = json!({"injectorSync": {"dryRunNamespace": "default"}, "proxy": {"accessLog": "apache"}});
+    mesh.installation.change("mesh", back).await?;
+    let status = mesh.reaches(&["InjectorSynced=False/Denied", "Stalled=True/RolledBack"]).await?;
+    assert!(message(&status, "InjectorSynced").contains("not today"));
+    assert_eq!(mesh.installation.document().await?["proxy"]["accessLog"], "json");
+    Ok(())
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn without_a_webhook_it_says_what_is_missing() -> Result<()> {
+    let mesh = Mesh::new(1).await?;
+    unregister(&mesh.installation.client).await?;
+    mesh.declare(json!({})).await?;
+    let missing = "linkerd-proxy-injector-webhook-config";
+    mesh.injectors_are("InjectorSynced=False/ProbeFailed", &[missing]).await?;
+    Ok(())
+}
+
+/// Killed before the injectors were asked: the next one asks, and takes back what they deny.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_manager_killed_between_the_write_and_the_question_leaves_no_bad_document() -> Result<()> {
+    let mesh = Mesh::new(2).await?;
+    mesh.declare(json!({"proxy": {"accessLog": "json"}})).await?;
+    mesh.reaches(&SYNCED).await?;
+    let good = mesh.installation.document().await?;
+    for replica in 0..2 {
+        mesh.injector.set_behaviour(replica, Behaviour::Hangs).await?;
+    }
+    mesh.installation.change("mesh", json!({"proxy": {"accessLog": "apache"}})).await?;
+    eventually(SOON, "the write", async || {
+        ensure!(mesh.installation.document().await?["proxy"]["accessLog"] == "apache", "not yet");
+        Ok(())
+    })
+    .await?;
+    let Mesh { installation, injector, mut manager } = mesh;
+    manager.kill().await?;
+    for replica in 0..2 {
+        injector.set_behaviour(replica, Behaviour::Denies("bad".to_owned())).await?;
+    }
+    // Under the name of one that was killed it leads at once.
+    let manager = installation.manager().await?;
+    let mesh = Mesh { installation, injector, manager };
+    mesh.reaches(&["InjectorSynced=False/Denied", "Stalled=True/RolledBack"]).await?;
+    mesh.installation.says(&good).await?;
+    drop(mesh.manager);
+    Ok(())
+}
+
+impl Mesh {
+    /// What the API server makes of a Pod that asks to be injected.
+    async fn dry_run(&self) -> Result<Value> {
+        let pods: kube::Api<k8s_openapi::api::core::v1::Pod> =
+            kube::Api::namespaced(self.installation.client.clone(), "default");
+        let pod = json!({
+            "metadata": {"generateName": "web-", "annotations": {"linkerd.io/inject": "enabled"}},
+            "spec": {"containers": [{"name": "web", "image": "web"}]},
+        });
+        let params = kube::api::PostParams { dry_run: true, ..kube::api::PostParams::default() };
+        Ok(serde_json::to_value(pods.create(&params, &serde_json::from_value(pod)?).await?)?)
+    }
+}
