@@ -203,7 +203,7 @@ fn say_what_is_not(status: &mut Value) {
     ];
     const NESTED: [(&str, &[&str]); 3] = [
         ("target", &["uid"]),
-        ("revisions", &["base", "lastKnownGood", "failed"]),
+        ("revisions", &["base", "lastKnownGood", "lastKnownGoodHash", "failed"]),
         ("drift", &["lastTime", "count", "manager", "paths"]),
     ];
     let Some(status) = status.as_object_mut() else { return };

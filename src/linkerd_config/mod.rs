@@ -12,6 +12,7 @@
 
 mod apply;
 pub mod base;
+mod deletion;
 pub mod drift;
 mod exports;
 mod injector;
@@ -261,7 +262,8 @@ impl Context {
         let barrier = match plan.marker.as_ref().filter(|_| failure.is_none()) {
             Some(marker) => {
                 let expected = Expected { marker: marker.clone(), trust_roots: bundle_hash.clone() };
-                let is_proven = plan.verdict == Verdict::Restored || is_known_good(before, base_revision);
+                let good = before.revisions.as_ref().and_then(|revisions| revisions.last_known_good_hash.as_ref());
+                let is_proven = plan.verdict == Verdict::Restored || good == Some(marker);
                 let wanted = Wanted { config, before, live, expected, written, is_proven, now };
                 Some(self.injectors.barrier(&self.control.cluster, wanted))
             }
@@ -417,38 +419,6 @@ impl Context {
         Ok(Action::await_change())
     }
 
-    /// Lets a resource go whose deletion waits for us. Where another takes its place the ConfigMap is that one's. What cannot be
-    /// restored, because nobody may write it, must not keep the resource for ever.
-    async fn release(&self, config: &LinkerdConfig, is_taken_over: bool) -> Result<Action, WriteError> {
-        if !config.finalized {
-            return Ok(Action::await_change());
-        }
-        let target = &config.target.name;
-        if !is_taken_over {
-            match self.restore(target).await {
-                Ok(true) => info!(config_map = %config.target, "put back what its installer wrote"),
-                Ok(false) => {}
-                Err(error @ WriteError::Refused(_)) if matches!(error.label(), "forbidden" | "invalid") => {
-                    warn!(config_map = %config.target, %error, "what its installer wrote cannot be put back: letting the LinkerdConfig go");
-                }
-                Err(error) => return Err(error),
-            }
-        }
-        self.writer.finalize(&config.name, false).await?;
-        Ok(Action::await_change())
-    }
-
-    async fn restore(&self, config_map: &Arc<str>) -> Result<bool, WriteError> {
-        match self.writer.base(config_map).await? {
-            Ok(Some(base)) => self.writer.restore(config_map, &base).await,
-            Ok(None) => Ok(false),
-            Err(error) => {
-                warn!(%config_map, %error, "what its installer wrote cannot be put back");
-                Ok(false)
-            }
-        }
-    }
-
     /// What the installer wrote last, as far as it was kept; `Err` inside where it cannot be read.
     async fn base(
         &self,
@@ -499,12 +469,6 @@ impl Context {
 /// Whether what was to be replaced is another by now.
 fn is_stale(error: &WriteError) -> bool {
     matches!(error.label(), "conflict" | "already_exists" | "not_found")
-}
-
-/// Whether the document that is declared at this revision was seen to work.
-fn is_known_good(status: &LinkerdConfigStatus, revision: Option<i64>) -> bool {
-    let good = status.revisions.as_ref().and_then(|revisions| revisions.last_known_good);
-    revision.is_some() && revision == good
 }
 
 /// Why the ConfigMap is not as declared, as conditions call it.

@@ -96,7 +96,9 @@ fn judged_by_injectors(
     barrier: Option<&Barrier>,
 ) -> RevisionsStatus {
     let mut failed = failed(config, before).to_vec();
-    let mut last_known_good = before.revisions.as_ref().and_then(|revisions| revisions.last_known_good);
+    let known = before.revisions.as_ref();
+    let mut last_known_good = known.and_then(|revisions| revisions.last_known_good);
+    let mut last_known_good_hash = known.and_then(|revisions| revisions.last_known_good_hash.clone());
     if let (Some(barrier), Some(marker)) = (barrier, &plan.marker) {
         if barrier.is_refused && !failed.contains(marker) {
             failed.push(marker.clone());
@@ -106,10 +108,11 @@ fn judged_by_injectors(
             failed.retain(|failed| failed != marker);
             if plan.verdict == Verdict::Synced {
                 last_known_good = base_revision.or(last_known_good);
+                last_known_good_hash = Some(marker.clone());
             }
         }
     }
-    RevisionsStatus { base: None, last_known_good, failed }
+    RevisionsStatus { base: None, last_known_good, last_known_good_hash, failed }
 }
 
 /// What the injectors refused and this generation of the resource asks for: none of it is tried again.

@@ -83,6 +83,9 @@ pub struct RevisionsStatus {
     /// The revision with the document that the injectors were last seen to use.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub last_known_good: Option<i64>,
+    /// Its injection hash.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub last_known_good_hash: Option<String>,
     /// The injection hashes of documents that they refused, at most 5. None of them is written again before the
     /// resource changes.
     #[serde(skip_serializing_if = "Vec::is_empty")]

@@ -140,6 +140,7 @@ pub(in crate::linkerd_config) fn judge(input: &Input<'_>) -> Barrier {
     let mut late = found(|answer| match answer {
         Answer::Stale(Stale::Configuration) => Some("it injects an older configuration".to_owned()),
         Answer::Stale(Stale::TrustRoots) => Some("it injects older trust anchors".to_owned()),
+        Answer::Stale(Stale::Denying) => Some("it denies Pods as it did before".to_owned()),
         _ => None,
     });
     let unasked = answers.iter().filter(|(_, answer)| answer.is_none());

@@ -10,6 +10,7 @@
 //! nothing but an answer proves what a replica injects. Asking takes time, and a replica may hang: the controller does not
 //! wait for answers, it is told when there are new ones.
 
+mod answers;
 mod barrier;
 mod connection;
 mod prober;
@@ -19,10 +20,10 @@ use std::{collections::HashSet, net::SocketAddr, sync::Arc};
 
 use k8s_openapi::jiff::Timestamp;
 
+use answers::Question;
 pub(super) use barrier::{Barrier, Reason};
 use barrier::{Input, judge};
 pub(super) use prober::Injectors;
-use prober::Question;
 pub(super) use review::Expected;
 
 use crate::{

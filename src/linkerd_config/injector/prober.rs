@@ -4,12 +4,7 @@
 //! holds: nobody is asked by who does not lead, or for who is not in effect any more; each answer has a deadline, and one that
 //! hangs holds up no other; who was found to be current is not asked again before something was written.
 
-use std::{
-    collections::{HashMap, HashSet},
-    future::Future,
-    sync::Arc,
-    time::Duration,
-};
+use std::{collections::HashSet, future::Future, sync::Arc, time::Duration};
 
 use bytes::Bytes;
 use futures::{StreamExt, stream};
@@ -33,14 +28,12 @@ use tracing::{debug, info};
 
 use super::{
     Replica,
+    answers::{Answers, Question, denies},
     connection::{Endpoint, Failure},
     review::{self, Answer, Expected},
 };
 use crate::{
-    api::{
-        INJECTOR, INJECTOR_WEBHOOK, INJECTOR_WEBHOOK_CONFIGURATION,
-        linkerd_config::{InjectorSyncMethod, InjectorSyncSpec},
-    },
+    api::{INJECTOR, INJECTOR_WEBHOOK, INJECTOR_WEBHOOK_CONFIGURATION, linkerd_config::InjectorSyncMethod},
     cluster::{Cluster, object::NamespacedName, trigger::Triggers},
     controller::Parts,
     lease::{Fence, Leadership, WriteError},
@@ -63,30 +56,10 @@ const AGREEING: usize = 5;
 const NUDGE_ANNOTATION: &str = "config.linkerd.io/nudge";
 const STATES: [&str; 7] = ["current", "stale", "denied", "broken", "uninjected", "unreachable", "unasked"];
 
-/// What is to be found out.
-#[derive(Clone, Debug, PartialEq)]
-pub(super) struct Question {
-    /// The LinkerdConfig that wants to know, and its ConfigMap.
-    pub(super) config: Arc<str>,
-    pub(super) target: NamespacedName,
-    pub(super) expected: Expected,
-    /// When the document was written last, by whomever: what was found before proves nothing.
-    pub(super) written: Option<Timestamp>,
-    pub(super) replicas: Vec<Replica>,
-    pub(super) spec: InjectorSyncSpec,
-}
-
 /// The prober, as the controller sees it.
 pub(in crate::linkerd_config) struct Injectors {
     question: watch::Sender<Option<Question>>,
     answers: Arc<Mutex<Answers>>,
-}
-
-/// Of the replicas that were asked, to the question that is asked now.
-#[derive(Default)]
-struct Answers {
-    to: Option<(Expected, Option<Timestamp>)>,
-    of: HashMap<Replica, Answer>,
 }
 
 struct Prober {
@@ -149,29 +122,6 @@ impl Injectors {
     /// Has nobody asked any more for this LinkerdConfig.
     pub(in crate::linkerd_config) fn rest(&self, config: &str) {
         self.question.send_if_modified(|asked| asked.take_if(|asked| *asked.config == *config).is_some());
-    }
-}
-
-// === impl Answers ===
-
-impl Answers {
-    /// The answers to a question; those to another are forgotten.
-    fn to(&mut self, question: &Question) -> Vec<(Replica, Option<Answer>)> {
-        let to = Some((question.expected.clone(), question.written));
-        if self.to != to {
-            *self = Self { to, of: HashMap::new() };
-        }
-        self.of.retain(|replica, _| question.replicas.contains(replica));
-        let answer = |replica: &Replica| (replica.clone(), self.of.get(replica).cloned());
-        question.replicas.iter().map(answer).collect()
-    }
-
-    /// Whether it is news.
-    fn note(&mut self, question: &Question, replica: &Replica, answer: &Answer) -> bool {
-        let to = self.to.as_ref();
-        let is_asked =
-            to.is_some_and(|(expected, written)| *expected == question.expected && *written == question.written);
-        is_asked && self.of.insert(replica.clone(), answer.clone()).as_ref() != Some(answer)
     }
 }
 
@@ -270,10 +220,10 @@ impl Prober {
         let mut answers = std::pin::pin!(answers.buffer_unordered(AT_ONCE));
         while let Some((replica, answer)) = answers.next().await {
             self.note(question, &replica, &answer);
-            let is_late = question.spec.nudge
-                && matches!(self.answers.lock().of.get(&replica), Some(Answer::Stale(_)))
-                && self.nudged.insert(replica.clone());
-            if is_late {
+            // One that denies may do so for the sake of an older document.
+            let is_late =
+                self.answers.lock().of(&replica).is_some_and(|it| matches!(it, Answer::Stale(_)) || denies(it));
+            if is_late && question.spec.nudge && self.nudged.insert(replica.clone()) {
                 self.nudge(question, &replica).await;
             }
         }
@@ -302,7 +252,7 @@ impl Prober {
     }
 
     fn note(&self, question: &Question, replica: &Replica, answer: &Answer) {
-        if self.answers.lock().note(question, replica, answer) {
+        if self.answers.lock().note(question, replica, answer.clone()) {
             debug!(replica = replica.name(), ?answer, "an injector answered");
             self.triggers.mark([NamespacedName::new("", Arc::clone(&question.config))]);
         }

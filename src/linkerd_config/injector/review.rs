@@ -49,6 +49,8 @@ pub(super) enum Answer {
 pub(super) enum Stale {
     Configuration,
     TrustRoots,
+    /// It denies Pods in the words in which it denied them before the document was another.
+    Denying,
 }
 
 #[derive(Deserialize)]

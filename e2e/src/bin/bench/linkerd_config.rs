@@ -2,12 +2,13 @@
 //!
 //! * A look is provoked by what could mean something and does not: an annotation of ours that nobody reads, on the ConfigMap.
 //!   Its cost is all that the manager's process spent meanwhile: the watch event, its ConfigMap of 12 KiB, and the reconcile.
+//!   Three injectors are current, and are not asked again.
 //! * Reverts are spread over many ConfigMaps, because the sixth of one within ten minutes is a fight and waits.
 
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail, ensure};
-use e2e::{ControlPlane, Manager, ManagerOptions, Options, wait::eventually};
+use e2e::{ControlPlane, Injector, Manager, ManagerOptions, Options, wait::eventually};
 use futures::{StreamExt, TryStreamExt};
 use k8s_openapi::api::core::v1::ConfigMap;
 use kube::{
@@ -138,6 +139,7 @@ impl Rig {
     /// With one resource for the ConfigMap, and with a hundred.
     async fn looks(&self, report: &mut Report) -> Result<()> {
         const MAP: &str = "linkerd-config";
+        let _injector = Injector::start(&self.control_plane, NAMESPACE, &[], 3).await?;
         let name = |number: usize| format!("mesh-{number:03}");
         self.put_map(MAP).await?;
         self.declare(&name(0), MAP).await?;

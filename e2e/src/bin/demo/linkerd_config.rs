@@ -127,7 +127,7 @@ pub(crate) async fn act(control_plane: &ControlPlane, manager: &Manager) -> Resu
     document.tells("BaseUpdated").await?;
     eventually(SOON, "its status to say so", async || {
         let shown = control_plane.kubectl(&WIDE).await?;
-        ensure!(shown.contains("edge-26.8.4"), "{shown}");
+        ensure!(shown.contains("true     True    edge-26.8.4"), "{shown}");
         Ok(())
     })
     .await?;

@@ -188,6 +188,32 @@ async fn a_document_that_is_denied_is_taken_back_and_not_tried_again() -> Result
     Ok(())
 }
 
+/// Its file may hold the refused document for a while after that was taken back.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_replica_that_still_denies_the_last_document_is_no_reason_to_take_the_next_one_back() -> Result<()> {
+    let mesh = Mesh::new(2).await?;
+    mesh.declare(json!({"proxy": {"accessLog": "json"}})).await?;
+    mesh.reaches(&SYNCED).await?;
+    mesh.injector.set_behaviour(1, Behaviour::Denies("no such format".to_owned())).await?;
+    mesh.installation.change("mesh", json!({"proxy": {"accessLog": "apache"}})).await?;
+    mesh.reaches(&["InjectorSynced=False/Denied", "Stalled=True/RolledBack"]).await?;
+    // Back to what worked, and on to something new.
+    mesh.installation.change("mesh", json!({"proxy": {"accessLog": "json"}})).await?;
+    mesh.injectors_are("InjectorSynced=False/Propagating", &["as it did before"]).await?;
+    mesh.installation.change("mesh", json!({"proxy": {"accessLog": "json", "logFormat": "json"}})).await?;
+    let pod = mesh.injector.pod(1)?;
+    mesh.injectors_are("InjectorSynced=False/Propagating", &["1 of 2", &pod, "as it did before"]).await?;
+    holds(Duration::from_secs(4), "the new document", async || {
+        ensure!(mesh.installation.document().await?["proxy"]["logFormat"] == "json", "it was taken back");
+        Ok(())
+    })
+    .await?;
+    mesh.injector.set_behaviour(1, Behaviour::Right).await?;
+    mesh.reaches(&SYNCED).await?;
+    assert_eq!(mesh.installation.told("mesh", "ConfigRolledBack").await?, 1);
+    Ok(())
+}
+
 /// Scenario 6: the schema takes it, and the template of the injector does not.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_value_that_only_the_injector_refuses_stops_no_pod_for_long() -> Result<()> {
