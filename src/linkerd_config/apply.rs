@@ -75,14 +75,14 @@ impl Writer {
         Ok(Base::newest(&self.revisions_of(config_map).await?))
     }
 
-    /// The document that was declared at a revision of a ConfigMap, as far as it is still kept.
+    /// The document that was declared at another revision over the same base, as far as it is still kept.
     pub(super) async fn declared_at(
         &self,
         revision: i64,
+        base: &Base,
         config_map: &str,
-        uid: &str,
     ) -> Result<Option<Document>, WriteError> {
-        Ok(Base::declared_at(&self.revisions_of(config_map).await?, revision, uid))
+        Ok(base.declared_at(&self.revisions_of(config_map).await?, revision))
     }
 
     /// Keeps a base, and forgets the oldest, but not the one that works. With the number that it was kept under.
@@ -144,9 +144,9 @@ impl Writer {
         Ok(result?.resource_version().unwrap_or_default().into())
     }
 
-    /// Has the injectors made anew, once for each marker.
-    pub(super) async fn restart_injector(&self, marker: &str) -> Result<(), WriteError> {
-        let annotations = json!({ RESTARTED_FOR_ANNOTATION: marker });
+    /// Has the injectors made anew, once for each configuration.
+    pub(super) async fn restart_injector(&self, configuration: &str) -> Result<(), WriteError> {
+        let annotations = json!({ RESTARTED_FOR_ANNOTATION: configuration });
         let patch = json!({"spec": {"template": {"metadata": {"annotations": annotations}}}});
         let request = async { self.deployments.patch(INJECTOR, &merge(), &Patch::Merge(&patch)).await };
         self.fence.send(request).await.map(drop)

@@ -81,10 +81,11 @@ impl Base {
         revisions.iter().max_by_key(|object| object.revision).map(Self::read).transpose()
     }
 
-    /// The document that was declared at a revision, if that is of the same ConfigMap and can be read.
-    pub fn declared_at(revisions: &[ControllerRevision], revision: i64, uid: &str) -> Option<Document> {
+    /// The document that was declared at another revision, if that lay over the same document of the same ConfigMap, and can
+    /// be read: what worked for another Linkerd may not work for this one.
+    pub fn declared_at(&self, revisions: &[ControllerRevision], revision: i64) -> Option<Document> {
         let base = Self::read(revisions.iter().find(|object| object.revision == revision)?).ok()?;
-        (*base.uid == *uid).then_some(base.effective)
+        (base.uid == self.uid && base.document == self.document).then_some(base.effective)
     }
 
     fn read(object: &ControllerRevision) -> Result<Self, String> {

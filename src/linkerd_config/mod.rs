@@ -263,7 +263,8 @@ impl Context {
             Some(marker) => {
                 let expected = Expected { marker: marker.clone(), trust_roots: bundle_hash.clone() };
                 let good = before.revisions.as_ref().and_then(|revisions| revisions.last_known_good_hash.as_ref());
-                let is_proven = plan.verdict == Verdict::Restored || good == Some(marker);
+                // What others made of it is theirs.
+                let is_proven = matches!(plan.verdict, Verdict::Restored | Verdict::Drifted) || good == Some(marker);
                 let wanted = Wanted { config, before, live, expected, written, is_proven, now };
                 Some(self.injectors.barrier(&self.control.cluster, wanted))
             }
@@ -283,7 +284,7 @@ impl Context {
             bundle_hash,
             now,
         });
-        self.restart_injector(config, before, &after).await;
+        self.restart_injector(config, before, &after).await?;
         for notice in notices(&Happened { config, live, before, after: &after, plan: Some(&plan), written }) {
             self.events.publish(notice);
         }
@@ -333,9 +334,9 @@ impl Context {
         care.base_revision = base.as_ref().map(|base| base.revision);
         let failed = failed(config, before);
         let good_revision = before.revisions.as_ref().and_then(|revisions| revisions.last_known_good);
-        let good = match (good_revision, live) {
-            (Some(revision), Some(live)) if !failed.is_empty() => {
-                self.writer.declared_at(revision, &config.target.name, &live.uid).await?
+        let good = match (good_revision, &base) {
+            (Some(revision), Some(base)) if !failed.is_empty() => {
+                self.writer.declared_at(revision, base, &config.target.name).await?
             }
             _ => None,
         };
@@ -375,23 +376,28 @@ impl Context {
         Ok(())
     }
 
-    /// Once for each time that it took too long. What follows is the same with or without it.
+    /// Once for each configuration that took too long, before that is said: whoever comes next does it again, which is nothing.
     async fn restart_injector(
         &self,
         config: &LinkerdConfig,
         before: &LinkerdConfigStatus,
         after: &LinkerdConfigStatus,
-    ) {
+    ) -> Result<(), WriteError> {
         let is_late = |status| status::reason(status, "InjectorSynced") == Some("Timeout");
+        let is_new = !is_late(before) || before.observed_generation != after.observed_generation;
         let restarts = config.spec.injector_sync.on_timeout == OnTimeout::RestartInjector;
-        let Some(marker) = after.injection_hash.as_deref() else { return };
-        if !restarts || is_late(before) || !is_late(after) {
-            return;
-        }
-        match self.writer.restart_injector(marker).await {
+        let Some(marker) = after.injection_hash.as_deref().filter(|_| restarts && is_new && is_late(after)) else {
+            return Ok(());
+        };
+        let roots = after.trust_roots_sha256.as_deref().and_then(|hash| hash.get(..8)).unwrap_or_default();
+        match self.writer.restart_injector(&format!("{marker}-{roots}")).await {
             Ok(()) => info!(linkerd_config = %config.name, marker, "restarting the injectors, which took too long"),
-            Err(error) => warn!(linkerd_config = %config.name, %error, "the injectors could not be restarted"),
+            Err(error @ WriteError::Refused(_)) => {
+                warn!(linkerd_config = %config.name, %error, "the injectors could not be restarted");
+            }
+            Err(error) => return Err(error),
         }
+        Ok(())
     }
 
     fn is_in_effect(&self, config: &LinkerdConfig) -> bool {

@@ -9,7 +9,7 @@ use std::collections::BTreeSet;
 use rustls::pki_types::{CertificateDer, pem::PemObject};
 use serde_json::{Map, Value, json};
 
-use super::values::{Document, Path, Problem, patch_problems};
+use super::values::{Document, MARKER, Path, Problem, patch_problems};
 use crate::api::linkerd_config::{
     EnvVar, GlobalSpec, LinkerdConfigSpec, ProxySpec, ResourceAmounts, TrustAnchorsPolicy,
 };
@@ -103,6 +103,12 @@ impl Overlay {
                 let reason = format!("spec.values and a field of the resource both set it ({twice}): keep one of them");
                 problems.push(Problem { path, value: String::new(), reason });
             }
+        }
+        let of_patch = patch.get("proxy").and_then(|proxy| proxy.get("additionalEnv")).and_then(Value::as_array);
+        let mut names = of_patch.into_iter().flatten().filter_map(|variable| variable.get("name")?.as_str());
+        if names.any(|name| name == MARKER) || environment.iter().any(|variable| variable.name == MARKER) {
+            let reason = "the operator sets this variable: it says what a proxy was injected with";
+            problems.push(Problem { path: environment_path(), value: MARKER.to_owned(), reason: reason.to_owned() });
         }
         let anchors = anchors(spec, bundle).map_err(|problem| problems.push(problem)).ok().flatten();
         (Self { patch, typed, environment, anchors }, problems)

@@ -132,3 +132,18 @@ fn a_copy_of_the_trust_anchors_that_another_keeps_is_not_from_the_trust_roots() 
         assert_eq!(overlay.source(&Path::from(&["identityTrustAnchorsPEM"][..]), &effective), expected);
     }
 }
+
+#[test]
+fn the_marker_is_nobodys_to_set() {
+    let variables = json!([{"name": "A", "value": "1"}, {"name": MARKER, "value": "mine"}]);
+    for spec in
+        [json!({"proxy": {"additionalEnv": variables}}), json!({"values": {"proxy": {"additionalEnv": variables}}})]
+    {
+        let spec: LinkerdConfigSpec = serde_json::from_value(spec).unwrap();
+        let problems = Overlay::of(&spec, None, None).unwrap_err();
+        assert!(
+            problems.iter().any(|problem| problem.path == environment_path() && problem.value == MARKER),
+            "{problems:?}"
+        );
+    }
+}

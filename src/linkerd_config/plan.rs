@@ -275,10 +275,11 @@ fn decide(
 }
 
 /// What is written in the place of a document that the injectors refused: the last one that they used, else the installer's. If
-/// they refused that too, nothing is better than what is declared.
+/// nobody could use that either, nothing is better than what is declared.
 fn instead<'a>(input: &Input<'a>, wanted: &Document, installed: &'a Document) -> Option<&'a Document> {
     let is_refused = |document: &Document| input.failed.contains(&document.injection_hash().to_string());
-    let mut others = input.good.into_iter().chain([installed]).filter(|document| !is_refused(document));
+    let is_usable = |document: &&Document| !is_refused(document) && document.problems().is_empty();
+    let mut others = input.good.into_iter().chain([installed]).filter(is_usable);
     is_refused(wanted).then(|| others.next()).flatten()
 }
 

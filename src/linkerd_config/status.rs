@@ -221,7 +221,10 @@ fn waiting(config: &LinkerdConfig, before: &LinkerdConfigStatus, told: &[Told], 
         active: Some(false),
         conditions: conditions(told, before, config.generation, now),
         deprecated_fields: overlay::deprecated(&config.spec),
-        revisions: before.revisions.clone(),
+        revisions: before
+            .revisions
+            .clone()
+            .map(|known| RevisionsStatus { failed: failed(config, before).to_vec(), ..known }),
         ..LinkerdConfigStatus::default()
     }
 }

@@ -18,8 +18,8 @@ const DELAY: &str = "90s";
 pub struct InjectorSyncSpec {
     /// Probe asks each ready replica of the proxy-injector to inject a Pod that is never made, until each one answers
     /// with what was written; one that denies it has the last good document put back. DryRun asks through the API
-    /// server, which chooses a replica, until several answers in a row agree: for networks in which the operator cannot
-    /// reach the replicas. Delay waits, and asks nobody. The default is Probe.
+    /// server, which chooses the replicas, until several answers agree: for networks in which the operator cannot reach
+    /// them. It may miss one that lags. Delay waits, and asks nobody. The default is Probe.
     pub method: InjectorSyncMethod,
     /// How long the replicas may take, since one of them came, went or caught up last. The default is 3m.
     #[schemars(schema_with = "schema::duration")]

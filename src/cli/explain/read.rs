@@ -76,14 +76,15 @@ pub(super) async fn read(client: &Client, name: Option<&str>, file: Option<&Path
     let revisions: Api<ControllerRevision> = Api::namespaced(client.clone(), &target.namespace);
     let bases = revisions.list(&ListParams::default().labels(&Base::selector(&target.name))).await.map_err(plain);
     let bases = bases.with_context(|| format!("cannot list ControllerRevisions in namespace {}", target.namespace))?;
+    let base = Base::newest(&bases.items);
     let good = config.status.revisions.as_ref().and_then(|revisions| revisions.last_known_good);
-    let uid = live.as_ref().map(|live| Arc::clone(&live.uid)).unwrap_or_default();
+    let newest = base.as_ref().ok().and_then(Option::as_ref);
     Ok(Found {
-        good: good.and_then(|revision| Base::declared_at(&bases.items, revision, &uid)),
+        good: newest.zip(good).and_then(|(base, revision)| base.declared_at(&bases.items, revision)),
         winner: state.linkerd_configs.winner(target).cloned(),
         applied: file.is_none(),
         live,
-        base: Base::newest(&bases.items),
+        base,
         bundle: roots.and_then(|roots| roots.bundle),
         config: Arc::clone(config),
     })

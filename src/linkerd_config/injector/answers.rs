@@ -1,10 +1,15 @@
 //! What the replicas answered to the question that is asked now. Pure but for the clock.
 //!
-//! In: answers, as they come. Out: what is known of each replica. Always holds: an answer to another question is none; a replica
-//! that denies what it denied before the document was another is not taken to deny the new one, for as long as its file may be
-//! old.
+//! In: answers, as they come. Out: what is known of each replica. Always holds: an answer to another question is none; a document
+//! is blamed for a denial only where the replica let Pods through until then, or its file cannot be older any more; what says the
+//! same, or is said too often, is no news.
 
-use std::{collections::HashMap, sync::Arc, time::Duration};
+use std::{
+    collections::{HashMap, HashSet},
+    mem,
+    sync::Arc,
+    time::Duration,
+};
 
 use k8s_openapi::jiff::Timestamp;
 use tokio::time::Instant;
@@ -13,11 +18,18 @@ use super::{
     Replica,
     review::{Answer, Expected, Stale},
 };
-use crate::{api::linkerd_config::InjectorSyncSpec, cluster::object::NamespacedName};
+use crate::{
+    api::linkerd_config::{InjectorSyncMethod, InjectorSyncSpec},
+    cluster::object::NamespacedName,
+};
 
-/// So long a replica may go on denying what it had before. Without a nudge kubelets take up to a minute and a half.
-const NUDGED_REFRESH: Duration = Duration::from_secs(15);
+/// After a nudge a file is older than this no more.
+const NUDGED_REFRESH: Duration = Duration::from_secs(10);
+/// Without one kubelets take up to a minute and a half.
 const REFRESH: Duration = Duration::from_secs(100);
+/// A replica may put the same into other words so often. Each time is a write of the status.
+const WORDINGS: u8 = 10;
+
 /// What is to be found out.
 #[derive(Clone, Debug, PartialEq)]
 pub(super) struct Question {
@@ -34,11 +46,21 @@ pub(super) struct Question {
 /// Of the replicas that were asked, to the question that is asked now.
 #[derive(Default)]
 pub(super) struct Answers {
-    to: Option<(Expected, Option<Timestamp>)>,
+    to: Option<(Expected, Option<Timestamp>, InjectorSyncMethod)>,
     since: Option<Instant>,
     of: HashMap<Replica, Answer>,
-    /// What they denied until then with: the file of a replica may be that old for a while, and its denial is no answer.
-    denied: HashMap<Replica, Answer>,
+    wordings: HashMap<Replica, u8>,
+    nudged: HashSet<Replica>,
+    /// Who let Pods through when asked last, whatever was asked.
+    allowing: HashSet<Replica>,
+}
+
+// === impl Question ===
+
+impl Question {
+    fn key(&self) -> (Expected, Option<Timestamp>, InjectorSyncMethod) {
+        (self.expected.clone(), self.written, self.spec.method)
+    }
 }
 
 // === impl Answers ===
@@ -46,41 +68,71 @@ pub(super) struct Answers {
 impl Answers {
     /// The answers to a question; those to another are forgotten.
     pub(super) fn to(&mut self, question: &Question) -> Vec<(Replica, Option<Answer>)> {
-        let to = Some((question.expected.clone(), question.written));
+        let to = Some(question.key());
         if self.to != to {
-            let denied = std::mem::take(&mut self.of).into_iter().filter(|(_, answer)| denies(answer));
-            let denied = denied.chain(std::mem::take(&mut self.denied)).collect();
-            *self = Self { to, since: Some(Instant::now()), of: HashMap::new(), denied };
+            let mut allowing = mem::take(&mut self.allowing);
+            allowing.retain(|replica| !self.of.get(replica).is_some_and(denies));
+            *self = Self { to, since: Some(Instant::now()), allowing, ..Self::default() };
         }
-        self.denied.retain(|replica, _| question.replicas.contains(replica));
         self.of.retain(|replica, _| question.replicas.contains(replica));
+        self.allowing.retain(|replica| question.replicas.contains(replica));
         let answer = |replica: &Replica| (replica.clone(), self.of.get(replica).cloned());
         question.replicas.iter().map(answer).collect()
     }
 
-    pub(super) fn of(&self, replica: &Replica) -> Option<&Answer> {
-        self.of.get(replica)
-    }
-
     /// Whether it is news.
     pub(super) fn note(&mut self, question: &Question, replica: &Replica, answer: Answer) -> bool {
-        if self
-            .to
-            .as_ref()
-            .is_none_or(|(expected, written)| (expected, written) != (&question.expected, &question.written))
-        {
+        if self.to.as_ref() != Some(&question.key()) {
             return false;
         }
-        let refresh = if question.spec.nudge { NUDGED_REFRESH } else { REFRESH };
-        let is_fresh = self.since.is_some_and(|since| since.elapsed() < refresh);
-        let answer = match self.denied.get(replica) {
-            Some(before) if *before == answer && is_fresh => Answer::Stale(Stale::Denying),
-            _ => {
-                self.denied.remove(replica);
+        let refresh = if self.nudged.contains(replica) { NUDGED_REFRESH } else { REFRESH };
+        let is_current = self.since.is_some_and(|since| since.elapsed() >= refresh);
+        let answer = match answer {
+            denial if denies(&denial) && !is_current && !self.allowing.contains(replica) => {
+                Answer::Stale(Stale::Denying)
+            }
+            Answer::Current | Answer::Stale(_) | Answer::Uninjected => {
+                self.allowing.insert(replica.clone());
                 answer
             }
+            answer => answer,
         };
-        self.of.insert(replica.clone(), answer.clone()) != Some(answer)
+        if let Some(known) =
+            self.of.get(replica).filter(|known| mem::discriminant(*known) == mem::discriminant(&answer))
+        {
+            let wordings = self.wordings.entry(replica.clone()).or_default();
+            if says_the_same(known, &answer) || *wordings >= WORDINGS {
+                return false;
+            }
+            *wordings += 1;
+        }
+        self.of.insert(replica.clone(), answer);
+        true
+    }
+
+    /// Whether a nudge is due: it lags, or denies, maybe for the sake of an older document.
+    pub(super) fn is_late(&self, replica: &Replica) -> bool {
+        let is_late = |answer: &Answer| matches!(answer, Answer::Stale(_)) || denies(answer);
+        self.of.get(replica).is_some_and(is_late) && !self.nudged.contains(replica)
+    }
+
+    pub(super) fn nudged(&mut self, question: &Question, replica: &Replica) {
+        if self.to.as_ref() == Some(&question.key()) {
+            self.nudged.insert(replica.clone());
+        }
+    }
+}
+
+/// But for numbers, which may be those of a clock.
+fn says_the_same(one: &Answer, other: &Answer) -> bool {
+    fn words(text: &str) -> impl Iterator<Item = char> {
+        text.chars().filter(|it| !it.is_ascii_digit())
+    }
+    match (one, other) {
+        (Answer::Denied(one), Answer::Denied(other))
+        | (Answer::Broken(one), Answer::Broken(other))
+        | (Answer::Unreachable(one), Answer::Unreachable(other)) => words(one).eq(words(other)),
+        _ => one == other,
     }
 }
 
@@ -104,28 +156,54 @@ mod tests {
         }
     }
 
-    #[tokio::test(start_paused = true)]
-    async fn a_denial_of_what_was_there_before_is_no_answer_for_a_while() {
-        let mut answers = Answers::default();
-        let denied = || Answer::Denied("bad value".to_owned());
-        let mut told = |question: &Question, answer: Answer| {
-            let known = answers.to(question).remove(0).1;
-            let news = answers.note(question, &question.replicas[0], answer);
-            (known, news, answers.to(question).remove(0).1)
-        };
-        let (bad, next) = (question("bad"), question("next"));
-        assert_eq!(told(&bad, denied()), (None, true, Some(denied())), "it is to blame");
-        assert_eq!(told(&bad, denied()), (Some(denied()), false, Some(denied())));
-        let still = Some(Answer::Stale(Stale::Denying));
-        assert_eq!(told(&next, denied()), (None, true, still.clone()));
-        // In other words, it is about the other document.
-        assert_eq!(told(&next, Answer::Denied("worse".to_owned())).2, Some(Answer::Denied("worse".to_owned())));
+    fn denied(text: &str) -> Answer {
+        Answer::Denied(text.to_owned())
+    }
 
-        let last = question("last");
-        assert_eq!(told(&last, Answer::Denied("worse".to_owned())).2, still);
+    /// What is known of the only replica once it has answered, and whether that was news.
+    fn told(answers: &mut Answers, question: &Question, answer: Answer) -> (Option<Answer>, bool) {
+        answers.to(question);
+        let news = answers.note(question, &question.replicas[0], answer);
+        (answers.to(question).remove(0).1, news)
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_document_is_blamed_only_where_its_denial_is_no_older_than_it() {
+        let mut answers = Answers::default();
+        let still = Some(Answer::Stale(Stale::Denying));
+        let [first, bad, next] = ["first", "bad", "next"].map(question);
+        // Nobody knows what it did before.
+        assert_eq!(told(&mut answers, &first, denied("a")), (still.clone(), true));
+        assert_eq!(told(&mut answers, &first, Answer::Current).0, Some(Answer::Current));
+        assert_eq!(told(&mut answers, &bad, denied("b")), (Some(denied("b")), true), "it let Pods through until then");
+        assert_eq!(told(&mut answers, &next, denied("b")).0, still);
+        // Not to be reached is no answer to that.
+        assert!(told(&mut answers, &next, Answer::Unreachable("away".to_owned())).1);
+        assert_eq!(told(&mut answers, &next, denied("c")).0, still);
         tokio::time::advance(NUDGED_REFRESH).await;
-        assert_eq!(told(&last, Answer::Denied("worse".to_owned())).2, Some(Answer::Denied("worse".to_owned())));
-        assert_eq!(told(&last, Answer::Current).2, Some(Answer::Current));
+        assert_eq!(told(&mut answers, &next, denied("c")).0, still, "nobody has nudged it");
+        assert!(answers.is_late(&next.replicas[0]));
+        answers.nudged(&next, &next.replicas[0]);
+        assert!(!answers.is_late(&next.replicas[0]));
+        assert_eq!(told(&mut answers, &next, denied("c")).0, Some(denied("c")));
+        let last = question("last");
+        assert_eq!(told(&mut answers, &last, denied("c")).0, still);
+        tokio::time::advance(REFRESH).await;
+        assert_eq!(told(&mut answers, &last, denied("c")).0, Some(denied("c")));
+    }
+
+    #[test]
+    fn what_says_the_same_or_changes_its_words_for_ever_is_no_news() {
+        let (mut answers, question) = (Answers::default(), question("a"));
+        let away = |text: &str| Answer::Unreachable(text.to_owned());
+        assert!(told(&mut answers, &question, away("expired 12 seconds ago")).1);
+        assert!(!told(&mut answers, &question, away("expired 13 seconds ago")).1);
+        let news = (0..100u8).filter(|number| {
+            let word = "x".repeat(usize::from(*number));
+            told(&mut answers, &question, away(&word)).1
+        });
+        assert_eq!(news.count(), usize::from(WORDINGS));
+        assert!(told(&mut answers, &question, Answer::Current).1);
     }
 
     #[test]

@@ -4,7 +4,7 @@
 //! holds: nobody is asked by who does not lead, or for who is not in effect any more; each answer has a deadline, and one that
 //! hangs holds up no other; who was found to be current is not asked again before something was written.
 
-use std::{collections::HashSet, future::Future, sync::Arc, time::Duration};
+use std::{future::Future, sync::Arc, time::Duration};
 
 use bytes::Bytes;
 use futures::{StreamExt, stream};
@@ -28,7 +28,7 @@ use tracing::{debug, info};
 
 use super::{
     Replica,
-    answers::{Answers, Question, denies},
+    answers::{Answers, Question},
     connection::{Endpoint, Failure},
     review::{self, Answer, Expected},
 };
@@ -50,7 +50,7 @@ const LONG: Duration = Duration::from_secs(60);
 const ANSWER_TIMEOUT: Duration = Duration::from_secs(5);
 /// Replicas that are asked at the same time.
 const AT_ONCE: usize = 16;
-/// So many answers of the API server in a row have to agree: it chooses a replica each time.
+/// So many answers of the API server have to agree that are asked for at the same time: it may choose a replica for each.
 const AGREEING: usize = 5;
 /// Has the kubelet refresh the files of the Pod that has it, because the Pod changed.
 const NUDGE_ANNOTATION: &str = "config.linkerd.io/nudge";
@@ -70,8 +70,6 @@ struct Prober {
     leadership: Leadership,
     fence: Fence,
     client: kube::Client,
-    /// Who was nudged for what is expected now.
-    nudged: HashSet<Replica>,
     seconds: Histogram,
     replicas: IntGaugeVec,
 }
@@ -98,7 +96,6 @@ impl Injectors {
             leadership: parts.leadership.clone(),
             fence,
             client: parts.client.clone(),
-            nudged: HashSet::new(),
             seconds,
             replicas,
         };
@@ -143,17 +140,24 @@ impl Prober {
             let wanted = question.as_ref().map(|question| (question.expected.clone(), question.written));
             if asked != wanted {
                 (asked, since) = (wanted, Instant::now());
-                self.nudged.clear();
             }
-            let mut question_changed = self.question.clone();
-            let again = match question {
-                Some(question) if self.is_wanted(&question) => tokio::select! {
-                    is_complete = self.round(&question) => !is_complete,
-                    // What was to be found out is something else by now.
-                    _ = question_changed.changed() => continue,
+            let mut changed = self.question.clone();
+            let again = match &question {
+                // What was to be found out may be something else by now, or somebody else's to find out.
+                Some(question) if self.is_wanted(question) => tokio::select! {
+                    is_complete = self.round(question) => !is_complete,
+                    _ = changed.changed() => true,
+                    () = self.leadership.ended() => true,
                 },
-                // Whoever begins to lead, or to be in effect, asks again.
-                _ => false,
+                // Whoever leads again, or is in effect again, may have nothing new to ask: it is looked at all the same.
+                Some(_) => {
+                    self.count(&[]);
+                    true
+                }
+                None => {
+                    self.count(&[]);
+                    false
+                }
             };
             let pause = if since.elapsed() < LONG { INTERVAL } else { SLOW_INTERVAL };
             tokio::select! {
@@ -173,7 +177,7 @@ impl Prober {
     }
 
     /// Asks all that are not known to be current. Whether all are.
-    async fn round(&mut self, question: &Question) -> bool {
+    async fn round(&self, question: &Question) -> bool {
         let known = self.answers.lock().to(question);
         let due: Vec<Replica> = known
             .into_iter()
@@ -181,7 +185,6 @@ impl Prober {
             .map(|(replica, _)| replica)
             .collect();
         if due.is_empty() {
-            self.count(question);
             return true;
         }
         match question.spec.method {
@@ -189,65 +192,51 @@ impl Prober {
             InjectorSyncMethod::DryRun => self.dry_run(question, due).await,
             InjectorSyncMethod::Delay => return true,
         }
-        self.count(question);
-        self.answers.lock().to(question).iter().all(|(_, answer)| *answer == Some(Answer::Current))
+        let answers = self.answers.lock().to(question);
+        self.count(&answers);
+        answers.iter().all(|(_, answer)| *answer == Some(Answer::Current))
     }
 
-    async fn probe(&mut self, question: &Question, due: Vec<Replica>) {
-        let endpoint = self.endpoint(&question.target.namespace).await;
-        let pod = review::pod(&question.target.namespace);
-        let body = Bytes::from(review::review(&pod).to_string());
-        let seconds = self.seconds.clone();
-        let answers = stream::iter(due).map(|replica| {
-            let (endpoint, pod, body, seconds) = (endpoint.clone(), pod.clone(), body.clone(), seconds.clone());
-            async move {
-                let begun = Instant::now();
-                let answer = match endpoint {
-                    Ok(endpoint) => {
-                        let answer = ask(&endpoint, &replica, body.clone(), pod.clone(), &question.expected).await;
-                        // One that was just replaced breaks off too: it has another chance.
-                        match answer {
-                            Answer::Broken(_) => ask(&endpoint, &replica, body, pod, &question.expected).await,
-                            answer => answer,
-                        }
-                    }
-                    Err(why) => Answer::Unreachable(why),
-                };
-                seconds.observe(begun.elapsed().as_secs_f64());
-                (replica, answer)
-            }
-        });
-        let mut answers = std::pin::pin!(answers.buffer_unordered(AT_ONCE));
-        while let Some((replica, answer)) = answers.next().await {
+    async fn probe(&self, question: &Question, due: Vec<Replica>) {
+        let endpoint = &self.endpoint(&question.target.namespace).await;
+        let pod = &review::pod(&question.target.namespace);
+        let body = &Bytes::from(review::review(pod).to_string());
+        let probes = stream::iter(due).map(async |replica| {
+            let begun = Instant::now();
+            let once = async |endpoint| ask(endpoint, &replica, body.clone(), pod.clone(), &question.expected).await;
+            let answer = match endpoint {
+                Ok(endpoint) => match once(endpoint).await {
+                    // One that was just replaced breaks off too: it has another chance.
+                    Answer::Broken(_) => once(endpoint).await,
+                    answer => answer,
+                },
+                Err(why) => Answer::Unreachable(why.clone()),
+            };
+            self.seconds.observe(begun.elapsed().as_secs_f64());
             self.note(question, &replica, &answer);
-            // One that denies may do so for the sake of an older document.
-            let is_late =
-                self.answers.lock().of(&replica).is_some_and(|it| matches!(it, Answer::Stale(_)) || denies(it));
-            if is_late && question.spec.nudge && self.nudged.insert(replica.clone()) {
+            let is_late = self.answers.lock().is_late(&replica);
+            if question.spec.nudge && is_late {
                 self.nudge(question, &replica).await;
             }
-        }
+        });
+        probes.buffer_unordered(AT_ONCE).collect::<()>().await;
     }
 
     /// The API server's answers are the answers of all.
     async fn dry_run(&self, question: &Question, due: Vec<Replica>) {
         let namespace = &question.spec.dry_run_namespace;
-        let pods: Api<DynamicObject> =
-            Api::namespaced_with(self.client.clone(), namespace, &kube::api::ApiResource::erase::<Pod>(&()));
-        let mut answer = Answer::Unreachable("it was not asked".to_owned());
-        for _ in 0..AGREEING {
+        let pods: &Api<DynamicObject> =
+            &Api::namespaced_with(self.client.clone(), namespace, &kube::api::ApiResource::erase::<Pod>(&()));
+        let runs = (0..AGREEING).map(async |_| {
             let begun = Instant::now();
-            answer = match timeout(ANSWER_TIMEOUT * 3, create(&pods, namespace, &question.expected)).await {
-                Ok(answer) => answer,
-                Err(_) => Answer::Unreachable("the API server did not answer a dry run in time".to_owned()),
-            };
+            let answer = timeout(ANSWER_TIMEOUT * 3, create(pods, namespace, &question.expected)).await;
             self.seconds.observe(begun.elapsed().as_secs_f64());
-            if answer != Answer::Current {
-                break;
-            }
-        }
+            answer.unwrap_or_else(|_| Answer::Unreachable("the API server did not answer a dry run in time".to_owned()))
+        });
+        let answers = futures::future::join_all(runs).await;
+        let other = answers.into_iter().find(|answer| *answer != Answer::Current);
         for replica in due {
-            self.note(question, &replica, &answer);
+            self.note(question, &replica, other.as_ref().unwrap_or(&Answer::Current));
         }
     }
 
@@ -289,7 +278,7 @@ impl Prober {
         let patch = json!({"metadata": {"annotations": {NUDGE_ANNOTATION: format!("{marker}.{roots}.{written}")}}});
         let params = PatchParams { field_manager: Some(FIELD_MANAGER.to_owned()), ..PatchParams::default() };
         match self.fence.send(async { pods.patch_metadata(pod, &params, &Patch::Merge(&patch)).await }).await {
-            Ok(_) => debug!(%pod, "nudged"),
+            Ok(_) => self.answers.lock().nudged(question, replica),
             Err(WriteError::NotLeading) => {}
             Err(WriteError::Refused(status)) if status.is_not_found() => {}
             Err(error) => {
@@ -298,8 +287,7 @@ impl Prober {
         }
     }
 
-    fn count(&self, question: &Question) {
-        let answers = self.answers.lock().to(question);
+    fn count(&self, answers: &[(Replica, Option<Answer>)]) {
         for state in STATES {
             let count = answers.iter().filter(|(_, answer)| state_of(answer.as_ref()) == state).count();
             self.replicas.with_label_values(&[state]).set(i64::try_from(count).unwrap_or(i64::MAX));
@@ -319,19 +307,31 @@ async fn ask(endpoint: &Endpoint, replica: &Replica, body: Bytes, pod: Value, ex
 /// What the API server makes of the Pod that is never made.
 async fn create(pods: &Api<DynamicObject>, namespace: &str, expected: &Expected) -> Answer {
     let mut pod = review::pod(namespace);
-    let metadata = pod.get_mut("metadata").map(Value::take).unwrap_or_default();
+    let metadata = pod.as_object_mut().and_then(|pod| pod.remove("metadata")).unwrap_or_default();
     let metadata: ObjectMeta = serde_json::from_value(metadata).unwrap_or_default();
     let pod = DynamicObject { types: None, metadata, data: pod };
     let params = PostParams { dry_run: true, field_manager: Some(FIELD_MANAGER.to_owned()) };
     match pods.create(&params, &pod).await {
         Ok(pod) => review::injected(&serde_json::to_value(pod).unwrap_or_default(), expected),
-        Err(kube::Error::Api(status)) if status.message.contains("denied the request") => {
-            Answer::Denied(review::line(&status.message))
-        }
+        Err(kube::Error::Api(status)) => refused(namespace, &status.message, status.code),
         Err(error) => {
             let error = crate::client::describe(&error);
             Answer::Unreachable(review::line(&format!("a dry run in namespace {namespace} failed: {error}")))
         }
+    }
+}
+
+/// What the API server says of a Pod that it does not make. Other webhooks, and quotas, have their own reasons.
+fn refused(namespace: &str, message: &str, code: u16) -> Answer {
+    let of_injector = |what: &str| message.contains(&format!("{what} \"{INJECTOR_WEBHOOK}\""));
+    let broke = ["EOF", "connection reset", "could not unmarshal", "expected webhook response"];
+    let line = review::line(message);
+    if of_injector("admission webhook") && message.contains("denied the request") {
+        Answer::Denied(line)
+    } else if of_injector("failed calling webhook") && broke.iter().any(|what| message.contains(what)) {
+        Answer::Broken(line)
+    } else {
+        Answer::Unreachable(review::line(&format!("a dry run in namespace {namespace} failed with {code}: {message}")))
     }
 }
 

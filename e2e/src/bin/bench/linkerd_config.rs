@@ -139,6 +139,9 @@ impl Rig {
     /// With one resource for the ConfigMap, and with a hundred.
     async fn looks(&self, report: &mut Report) -> Result<()> {
         const MAP: &str = "linkerd-config";
+        // Injectors deny everything without it, whatever it holds.
+        let roots = json!({"metadata": {"name": "linkerd-identity-trust-roots"}, "data": {"ca-bundle.crt": "none"}});
+        self.maps.create(&PostParams::default(), &serde_json::from_value(roots)?).await?;
         let _injector = Injector::start(&self.control_plane, NAMESPACE, &[], 3).await?;
         let name = |number: usize| format!("mesh-{number:03}");
         self.put_map(MAP).await?;
