@@ -3,12 +3,13 @@
 //! ```text
 //! cluster ──Triggers──▶ Controller ──▶ reconcile: State ─▶ plan (pure) ─▶ apply ──▶ API server
 //!                                                   └─▶ status, report (pure) ──▶ status, Events      (while leading)
+//!                       injector: who uses it? ─Answers─┘
 //! ```
 //!
-//! In: LinkerdConfigs, the ConfigMap that they configure, the trust anchors. Out: writes of `data.values`, ControllerRevisions
-//! of what the installer wrote, statuses, Events. Always holds: what the resource does not name stays the installer's; what is
-//! broken is not made worse; a base is kept before it is written over; nothing is written when nothing changed. Only
-//! [`values`] knows Linkerd's document and YAML.
+//! In: LinkerdConfigs, the ConfigMap that they configure, the trust anchors, what injectors answer. Out: writes of `data.values`,
+//! ControllerRevisions of what the installer wrote, statuses, Events. Always holds: what the resource does not name stays the
+//! installer's; what is broken is not made worse, and what injectors refuse does not stay; a base is kept before it is written
+//! over; nothing is written when nothing changed. Only [`values`] knows Linkerd's document and YAML.
 
 mod apply;
 pub mod base;

@@ -179,6 +179,7 @@ impl Prober {
     /// Asks all that are not known to be current. Whether all are.
     async fn round(&self, question: &Question) -> bool {
         let known = self.answers.lock().to(question);
+        self.count(&known);
         let due: Vec<Replica> = known
             .into_iter()
             .filter(|(_, answer)| *answer != Some(Answer::Current))
