@@ -1,6 +1,7 @@
-//! One HTTP/1.1 request in the clear to a loopback port: the manager's admin port, etcd's JSON gateway.
+//! One HTTP/1.1 request: in the clear to a loopback port (the manager's admin port, etcd's JSON gateway), or on a connection that
+//! somebody else made.
 //!
-//! * Always: the whole exchange ends within the timeout.
+//! * Always: an exchange in the clear ends within its timeout.
 
 use std::{net::SocketAddr, time::Duration};
 
@@ -9,7 +10,11 @@ use bytes::Bytes;
 use http_body_util::{BodyExt, Full};
 use hyper::{Method, Request, StatusCode, client::conn::http1, header};
 use hyper_util::rt::TokioIo;
-use tokio::{net::TcpStream, time::timeout};
+use tokio::{
+    io::{AsyncRead, AsyncWrite},
+    net::TcpStream,
+    time::timeout,
+};
 
 pub(crate) async fn request(
     address: SocketAddr,
@@ -26,21 +31,29 @@ pub(crate) async fn request(
         .body(Full::new(body.into()))?;
     let exchange = async {
         let stream = TcpStream::connect(address).await?;
-        let (mut sender, connection) = http1::handshake(TokioIo::new(stream)).await?;
-        let answer = async {
-            let response = sender.send_request(request).await?;
-            let status = response.status();
-            anyhow::Ok((status, response.into_body().collect().await?.to_bytes()))
-        };
-        let mut answer = std::pin::pin!(answer);
-        tokio::select! {
-            answer = &mut answer => answer,
-            // The connection may be done before the answer is read; what it received is kept for the reader.
-            _ = connection => answer.await,
-        }
+        exchanged(stream, request).await
     };
     timeout(deadline, exchange)
         .await
         .with_context(|| format!("http://{address}{path} did not answer within {deadline:?}"))?
         .with_context(|| format!("http://{address}{path}"))
+}
+
+/// One request and its answer, on a connection of their own.
+pub(crate) async fn exchanged(
+    stream: impl AsyncRead + AsyncWrite + Unpin + Send + 'static,
+    request: Request<Full<Bytes>>,
+) -> Result<(StatusCode, Bytes)> {
+    let (mut sender, connection) = http1::handshake(TokioIo::new(stream)).await?;
+    let answer = async {
+        let response = sender.send_request(request).await?;
+        let status = response.status();
+        anyhow::Ok((status, response.into_body().collect().await?.to_bytes()))
+    };
+    let mut answer = std::pin::pin!(answer);
+    tokio::select! {
+        answer = &mut answer => answer,
+        // The connection may be done before the answer is read; what it received is kept for the reader.
+        _ = connection => answer.await,
+    }
 }

@@ -13,6 +13,7 @@
 
 mod apply;
 pub mod base;
+mod care;
 mod deletion;
 pub mod drift;
 mod exports;
@@ -31,14 +32,14 @@ use kube::runtime::{controller::Action, reflector::Store};
 use prometheus::{IntCounterVec, Opts};
 use sha2::{Digest, Sha256};
 use tokio_util::sync::CancellationToken;
-use tracing::{debug, info, warn};
+use tracing::{debug, warn};
 
 use self::{
-    apply::{REVISION_ANNOTATION, Writer},
-    base::Base,
+    apply::Writer,
+    care::Care,
     exports::Statuses,
     injector::{Expected, Injectors, Wanted},
-    plan::{Input, Plan, Verdict, plan},
+    plan::{Plan, Verdict},
     record::Records,
     report::{Happened, notices},
     status::{Facts, failed, of_loser, of_stranger, of_winner},
@@ -46,7 +47,7 @@ use self::{
 use crate::{
     api::{
         self,
-        linkerd_config::{DeletionPolicy, LinkerdConfigStatus, Mode, OnTimeout, TargetStatus},
+        linkerd_config::{LinkerdConfigStatus, Mode, TargetStatus},
     },
     cluster::{
         Reader, State,
@@ -76,13 +77,6 @@ const STALE_PAUSE: Duration = Duration::from_millis(100);
 const KNOWN_MANAGERS: [&str; 5] = ["kubectl", "kubectl-edit", "kubectl-patch", "kubectl-client-side-apply", "helm"];
 /// How often each resource is looked at though nothing happened.
 const FULL_PASS: Duration = Duration::from_secs(600);
-
-/// What came of taking care.
-struct Care {
-    plan: Plan,
-    written: bool,
-    base_revision: Option<i64>,
-}
 
 struct Context {
     control: ControlLoop,
@@ -126,15 +120,6 @@ pub fn spawn(
     });
     tasks.spawn("linkerd-config-controller", controller::run(context, CONCURRENCY, stop));
     Ok(())
-}
-
-// === impl Care ===
-
-impl Default for Care {
-    /// Nothing was looked at yet.
-    fn default() -> Self {
-        Self { plan: Plan::only(Verdict::Unknown), written: false, base_revision: None }
-    }
 }
 
 // === impl Context ===
@@ -306,110 +291,6 @@ impl Context {
         Ok(Action::requeue(again.unwrap_or_else(|| backoff(0, FULL_PASS, FULL_PASS))))
     }
 
-    /// All reads and writes that it takes; `care` says what came of them, however they ended.
-    async fn care(
-        &self,
-        config: &LinkerdConfig,
-        before: &LinkerdConfigStatus,
-        live: Option<&ConfigMap>,
-        bundle: Option<&str>,
-        truce: Option<Duration>,
-        care: &mut Care,
-    ) -> Result<(), WriteError> {
-        let enforce = config.spec.mode == Mode::Enforce;
-        if let Some(live) = live.filter(|live| live.owned && enforce) {
-            info!(config_map = %live.key, "taking an owner reference away that would have it deleted");
-            self.writer.disown(live).await?;
-        }
-        let wanted = enforce && config.spec.deletion_policy == DeletionPolicy::RestoreBase;
-        if wanted != config.finalized {
-            self.writer.finalize(&config.name, wanted).await?;
-        }
-        let base = match self.base(&config.target.name, live).await? {
-            Ok(base) => base,
-            Err(unreadable) => {
-                care.plan = Plan::only(Verdict::InvalidBase(unreadable));
-                return Ok(());
-            }
-        };
-        care.base_revision = base.as_ref().map(|base| base.revision);
-        let failed = failed(config, before);
-        let good_revision = before.revisions.as_ref().and_then(|revisions| revisions.last_known_good);
-        let good = match (good_revision, &base) {
-            (Some(revision), Some(base)) if !failed.is_empty() => {
-                self.writer.declared_at(revision, base, &config.target.name).await?
-            }
-            _ => None,
-        };
-        let text = live.and_then(|live| live.values.as_ref());
-        let document = text.map(|text| self.records.read(&config.target.name, text));
-        care.plan = plan(&Input {
-            spec: &config.spec,
-            live,
-            document: document.as_deref(),
-            base: base.as_deref(),
-            bundle,
-            first_time: before.revisions.is_none(),
-            fought_over: truce.is_some(),
-            failed,
-            good: good.as_ref(),
-        });
-        // Another may be in effect since it was looked at.
-        if !self.is_in_effect(config) {
-            return Err(WriteError::NotLeading);
-        }
-        let target = &config.target.name;
-        if let Some(new) = &care.plan.new_base {
-            let kept = Arc::new(self.writer.keep(new, target, good_revision).await?);
-            care.base_revision = Some(kept.revision);
-            info!(config_map = %config.target, revision = kept.revision, "kept what its installer wrote and what is declared");
-            self.records.know_base(target, Some(kept));
-        }
-        if let (Some(write), Some(live)) = (&care.plan.write, live) {
-            let version = self.writer.write(live, write, care.base_revision.unwrap_or_default()).await?;
-            care.written = true;
-            self.records.wrote(target, version);
-            if write.over_others {
-                self.records.reverted(target);
-            }
-            info!(config_map = %config.target, linkerd_config = %config.name, hash = write.hash, over_others = write.over_others, "wrote the mesh's configuration");
-        }
-        Ok(())
-    }
-
-    /// Once for each configuration that took too long, before that is said: whoever comes next does it again, which is nothing.
-    async fn restart_injector(
-        &self,
-        config: &LinkerdConfig,
-        before: &LinkerdConfigStatus,
-        after: &LinkerdConfigStatus,
-    ) -> Result<(), WriteError> {
-        let is_late = |status| status::reason(status, "InjectorSynced") == Some("Timeout");
-        let is_new = !is_late(before) || before.observed_generation != after.observed_generation;
-        let restarts = config.spec.injector_sync.on_timeout == OnTimeout::RestartInjector;
-        let Some(marker) = after.injection_hash.as_deref().filter(|_| restarts && is_new && is_late(after)) else {
-            return Ok(());
-        };
-        let roots = after.trust_roots_sha256.as_deref().and_then(|hash| hash.get(..8)).unwrap_or_default();
-        match self.writer.restart_injector(&format!("{marker}-{roots}")).await {
-            Ok(()) => info!(linkerd_config = %config.name, marker, "restarting the injectors, which took too long"),
-            Err(error @ WriteError::Refused(_)) => {
-                warn!(linkerd_config = %config.name, %error, "the injectors could not be restarted");
-            }
-            Err(error) => return Err(error),
-        }
-        Ok(())
-    }
-
-    fn is_in_effect(&self, config: &LinkerdConfig) -> bool {
-        self.control
-            .cluster
-            .read()
-            .linkerd_configs
-            .winner(&config.target)
-            .is_some_and(|winner| winner.name == config.name)
-    }
-
     /// One that is not in effect is told so, and writes nothing.
     async fn wait_in_line(
         &self,
@@ -424,26 +305,6 @@ impl Context {
         self.tell(config, before, after).await?;
         self.records.settled(&config.name);
         Ok(Action::await_change())
-    }
-
-    /// What the installer wrote last, as far as it was kept; `Err` inside where it cannot be read.
-    async fn base(
-        &self,
-        config_map: &Arc<str>,
-        live: Option<&ConfigMap>,
-    ) -> Result<Result<Option<Arc<Base>>, String>, WriteError> {
-        // Another than us may have kept a newer one.
-        let written = live.and_then(|live| live.annotations.get(REVISION_ANNOTATION)?.parse::<i64>().ok());
-        let is_current = |base: &Option<Arc<Base>>| written <= base.as_ref().map(|base| base.revision);
-        if let Some(known) = self.records.base(config_map).filter(is_current) {
-            return Ok(Ok(known));
-        }
-        let base = match self.writer.base(config_map).await? {
-            Ok(base) => base.map(Arc::new),
-            Err(unreadable) => return Ok(Err(unreadable)),
-        };
-        self.records.know_base(config_map, base.clone());
-        Ok(Ok(base))
     }
 
     async fn tell(

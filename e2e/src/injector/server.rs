@@ -17,8 +17,7 @@ use anyhow::{Context, Result, bail};
 use bytes::Bytes;
 use http_body_util::{BodyExt, Full};
 use hyper::{
-    Request, Response, StatusCode, body::Incoming, client::conn::http1 as client, header,
-    server::conn::http1 as server, service::service_fn,
+    Request, Response, StatusCode, body::Incoming, header, server::conn::http1 as server, service::service_fn,
 };
 use hyper_util::rt::{TokioIo, TokioTimer};
 use rustls::pki_types::ServerName;
@@ -37,6 +36,7 @@ use super::{
 };
 use crate::{
     certificate::{self, ServingCertificate},
+    plain_http::exchanged,
     tls,
 };
 
@@ -253,19 +253,8 @@ pub(super) async fn ask(address: SocketAddr, certificates: &Certificates, body: 
         let stream = TcpStream::connect(address).await?;
         let name = ServerName::try_from(certificates.name.clone())?;
         let stream = tls::connector(certificates.ca_pem())?.connect(name, stream).await?;
-        let (mut sender, connection) = client::handshake(TokioIo::new(stream)).await?;
         let request = Request::post("/").header(header::HOST, &certificates.name).body(Full::new(body))?;
-        let answer = async {
-            let response = sender.send_request(request).await?;
-            let status = response.status();
-            anyhow::Ok((status, response.into_body().collect().await?.to_bytes()))
-        };
-        let mut answer = std::pin::pin!(answer);
-        tokio::select! {
-            answer = &mut answer => answer,
-            // The connection may be done before the answer is read; what it received is kept for the reader.
-            _ = connection => answer.await,
-        }
+        exchanged(stream, request).await
     };
     timeout(ASK_DEADLINE, exchange)
         .await
