@@ -25,6 +25,13 @@ pub const CONFIG_GROUP: &str = "config.linkerd.io";
 pub const LINKERD_CONFIG_KIND: &str = "LinkerdConfig";
 /// The deletion of a [`LinkerdConfig`] waits until the ConfigMap is as its installer wrote it.
 pub const RESTORE_BASE_FINALIZER: &str = "config.linkerd.io/restore-base";
+/// On what may be restarted: whether it is, when its proxies are out of date (a label; on a template an annotation too).
+pub const RECONCILE: &str = "config.linkerd.io/reconcile";
+/// On the template of a workload: another value is a restart, the same one is none.
+pub const RESTARTED_FOR_ANNOTATION: &str = "config.linkerd.io/restarted-for";
+/// The variable that tells a proxy which configuration it was born with: an entry of `proxy.additionalEnv`, and no part of
+/// what it is a hash of.
+pub const MARKER: &str = "LINKERD_CONFIG_HASH";
 /// The ConfigMap that holds the trust anchors of a mesh.
 pub const TRUST_ROOTS: &str = "linkerd-identity-trust-roots";
 /// The ConfigMap that Linkerd's injectors read.
@@ -53,6 +60,22 @@ pub const EXTERNAL_WORKLOAD_KIND: &str = "ExternalWorkload";
 pub const KUBE_SYSTEM: &str = "kube-system";
 /// On a Pod: it is meshed, by the control plane in the namespace that this names.
 pub const CONTROL_PLANE_NAMESPACE_LABEL: &str = "linkerd.io/control-plane-ns";
+/// On a Pod: it belongs to a control plane of Linkerd, and is not injected.
+pub const CONTROL_PLANE_COMPONENT_LABEL: &str = "linkerd.io/control-plane-component";
+/// On a namespace: it belongs to an extension of Linkerd.
+pub const EXTENSION_LABEL: &str = "linkerd.io/extension";
+/// On a namespace: with the value `disabled` Linkerd's webhooks are not asked about what is in it.
+pub const ADMISSION_WEBHOOKS_LABEL: &str = "config.linkerd.io/admission-webhooks";
+/// On a namespace or a Pod: whether a proxy is to be injected.
+pub const INJECT_ANNOTATION: &str = "linkerd.io/inject";
+/// On an injected Pod: the version of its proxy.
+pub const PROXY_VERSION_ANNOTATION: &str = "linkerd.io/proxy-version";
+/// On an injected Pod: the SHA-256 of the trust anchors that its proxy has.
+pub const TRUST_ROOT_ANNOTATION: &str = "linkerd.io/trust-root-sha256";
+/// On a Pod: the version and the image that its proxy is to have, whatever others have.
+pub const PINNING_ANNOTATIONS: [&str; 2] = ["config.linkerd.io/proxy-version", "config.linkerd.io/proxy-image"];
+/// On a Pod: variables that its proxy is to have. On a namespace the injector cannot cope with it.
+pub const ADDITIONAL_ENV_ANNOTATION: &str = "config.linkerd.io/proxy-additional-env";
 /// On a Pod of a ReplicaSet: which of its templates it was made from.
 pub const POD_TEMPLATE_HASH_LABEL: &str = "pod-template-hash";
 /// On a Service, a Pod or an ExternalWorkload: its ports whose protocol proxies do not look at.

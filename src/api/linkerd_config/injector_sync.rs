@@ -5,8 +5,7 @@ use std::time::Duration;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-use super::schema;
-use crate::cluster::go_duration;
+use super::{duration::duration, schema};
 
 const TIMEOUT: &str = "3m";
 const DELAY: &str = "90s";
@@ -81,24 +80,15 @@ impl InjectorSyncSpec {
     }
 }
 
-/// The default in place of what an older schema let in.
-fn duration(text: &str, default: &str) -> Duration {
-    let parsed = |text| u64::try_from(go_duration::parse(text)?).ok();
-    Duration::from_nanos(parsed(text).or_else(|| parsed(default)).unwrap_or_default())
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
 
     #[test]
-    fn durations_are_gos_and_nonsense_is_the_default() {
-        let of =
-            |timeout: &str| InjectorSyncSpec { timeout: timeout.to_owned(), ..InjectorSyncSpec::default() }.timeout();
-        assert_eq!(of("1m30s"), Duration::from_secs(90));
-        for nonsense in ["", "-1s", "soon"] {
-            assert_eq!(of(nonsense), Duration::from_secs(180), "{nonsense}");
-        }
-        assert_eq!(InjectorSyncSpec::default().delay(), Duration::from_secs(90));
+    fn durations_are_read_and_have_their_defaults() {
+        let spec = InjectorSyncSpec { timeout: "1m30s".to_owned(), ..InjectorSyncSpec::default() };
+        assert_eq!((spec.timeout(), spec.delay()), (Duration::from_secs(90), Duration::from_secs(90)));
+        let spec = InjectorSyncSpec { timeout: "soon".to_owned(), delay: "1s".to_owned(), ..spec };
+        assert_eq!((spec.timeout(), spec.delay()), (Duration::from_secs(180), Duration::from_secs(1)));
     }
 }

@@ -8,9 +8,12 @@
 //! * Reading is lenient: what an older schema let in decodes, and what the schema refuses today is judged by whoever
 //!   uses it.
 
+mod duration;
 mod global;
 mod injector_sync;
 mod proxy;
+mod rollout;
+mod rollout_status;
 mod schema;
 mod status;
 
@@ -22,7 +25,16 @@ use serde_json::{Map, Value};
 pub use global::{GlobalSpec, IdentityContextSpec, TrustAnchorsPolicy};
 pub use injector_sync::{InjectorSyncMethod, InjectorSyncSpec, OnTimeout};
 pub use proxy::{EnvVar, ImageSpec, ProxySpec, ResourceAmounts, ResourceSpec};
-pub use status::{DriftStatus, InjectorStatus, LinkerdConfigStatus, RevisionsStatus, TargetStatus, TrustAnchorsStatus};
+pub use rollout::{
+    AllowedWindow, DeniedWindow, OnFailure, OptIn, RolloutKind, RolloutMethod, RolloutPolicy, RolloutSpec,
+    RolloutTrigger, WindowSpec,
+};
+pub use rollout_status::{
+    RolloutFailure, RolloutPods, RolloutSkipped, RolloutStatus, RolloutWorkload, RolloutWorkloads,
+};
+pub use status::{
+    DriftStatus, DriftWindow, InjectorStatus, LinkerdConfigStatus, RevisionsStatus, TargetStatus, TrustAnchorsStatus,
+};
 
 /// The configuration that is declared, and how firmly it is kept.
 #[derive(Clone, CustomResource, Debug, Default, Deserialize, JsonSchema, PartialEq, Serialize)]
@@ -43,6 +55,8 @@ pub use status::{DriftStatus, InjectorStatus, LinkerdConfigStatus, RevisionsStat
     printcolumn = r#"{"name": "Active", "type": "boolean", "jsonPath": ".status.active", "description": "Whether this is the resource that configures it"}"#,
     printcolumn = r#"{"name": "Ready", "type": "string", "jsonPath": ".status.conditions[?(@.type==\"Ready\")].status", "description": "Whether what is declared is in effect"}"#,
     printcolumn = r#"{"name": "Version", "type": "string", "jsonPath": ".status.proxyVersion", "description": "The version of proxies that are injected now"}"#,
+    printcolumn = r#"{"name": "Updated", "type": "string", "jsonPath": ".status.rollout.summary", "description": "The selected workloads that run with it, of all that are selected"}"#,
+    printcolumn = r#"{"name": "Phase", "type": "string", "jsonPath": ".status.rollout.phase", "description": "What is done about the others"}"#,
     printcolumn = r#"{"name": "Hash", "type": "string", "jsonPath": ".status.configHash", "priority": 1, "description": "The hash of the effective configuration"}"#,
     printcolumn = r#"{"name": "Drift", "type": "integer", "jsonPath": ".status.drift.count", "priority": 1, "description": "How often somebody else changed the ConfigMap"}"#,
     printcolumn = r#"{"name": "Injector", "type": "string", "jsonPath": ".status.conditions[?(@.type==\"InjectorSynced\")].status", "priority": 1, "description": "Whether all replicas of the proxy-injector use it"}"#,
@@ -83,6 +97,8 @@ pub struct LinkerdConfigSpec {
     pub drift: DriftSpec,
     /// How it is found out that the injectors use what was written.
     pub injector_sync: InjectorSyncSpec,
+    /// How running proxies come to the configuration: which workloads are restarted for it, and how carefully.
+    pub rollout: RolloutSpec,
 }
 
 #[derive(Clone, Copy, Debug, Default, Deserialize, Eq, JsonSchema, PartialEq, Serialize)]

@@ -116,6 +116,25 @@ pub(super) fn duration(_: &mut SchemaGenerator) -> Schema {
     ]})
 }
 
+/// Such a duration with more than nothing to it.
+pub(super) fn some_time(generator: &mut SchemaGenerator) -> Schema {
+    with_rule(
+        duration(generator),
+        rule("!self.matches('^[0-9.nuµμmsh]+$') || self.matches('[1-9]')", "must be longer than nothing"),
+    )
+}
+
+/// How long a window is open. What is no duration is refused where it is one, and would be an error of this rule.
+pub(super) fn window_duration(generator: &mut SchemaGenerator) -> Schema {
+    with_rule(
+        some_time(generator),
+        rule(
+            "!self.matches('^([0-9]{1,5}([.][0-9]{1,9})?(ns|us|ms|s|m|h))+$') || duration(self) <= duration('168h')",
+            "must not be longer than seven days, 168h",
+        ),
+    )
+}
+
 /// What both Go and the proxy read as a duration, and take for the same.
 pub(super) fn proxy_duration(_: &mut SchemaGenerator) -> Schema {
     json_schema!({"type": "string", "maxLength": 16, "x-kubernetes-validations": [
@@ -200,6 +219,84 @@ pub(super) fn quantity(_: &mut SchemaGenerator) -> Schema {
             "must be a quantity that is not negative, such as 100m, 1 or 250Mi",
         ),
     ]})
+}
+
+/// A number of workloads, or a part of them.
+pub(super) fn number_or_percentage(_: &mut SchemaGenerator) -> Schema {
+    json_schema!({"x-kubernetes-int-or-string": true, "nullable": false, "maxLength": 8, "x-kubernetes-validations": [
+        rule(
+            "type(self) == int ? self >= 1 && self <= 10000 : self.matches('^(100|[1-9][0-9]?)%$')",
+            "must be a number from 1 to 10000, or a percentage from 1% to 100%",
+        ),
+    ]})
+}
+
+pub(super) fn count(_: &mut SchemaGenerator) -> Schema {
+    json_schema!({"type": "integer", "format": "int64", "minimum": 1, "maximum": 10_000})
+}
+
+/// One or more of these, none twice.
+pub(super) fn some_of(values: &[&str]) -> Schema {
+    json_schema!({
+        "type": "array", "minItems": 1, "maxItems": values.len(), "x-kubernetes-list-type": "set",
+        "items": one_of(values),
+    })
+}
+
+pub(super) fn time_zone(_: &mut SchemaGenerator) -> Schema {
+    json_schema!({"type": "string", "maxLength": 64, "x-kubernetes-validations": [
+        rule(
+            "self.matches('^[A-Za-z0-9_+-]+(/[A-Za-z0-9_+-]+)*$')",
+            "must be the name of a time zone, such as UTC or Europe/Berlin",
+        ),
+    ]})
+}
+
+pub(super) fn cron(_: &mut SchemaGenerator) -> Schema {
+    json_schema!({"type": "string", "maxLength": 256, "x-kubernetes-validations": [
+        rule(
+            "self.matches('^[0-9A-Za-z*,/-]+( +[0-9A-Za-z*,/-]+){4}$')",
+            "must be the five fields of a cron expression: minute, hour, day of month, month and day of week",
+        ),
+    ]})
+}
+
+pub(super) fn label_selector(_: &mut SchemaGenerator) -> Schema {
+    let text = |length: u32| json!({"type": "string", "maxLength": length});
+    let key = json!({"type": "string", "minLength": 1, "maxLength": 317, "x-kubernetes-validations": [rule(
+        "self.matches('^([a-z0-9]([-a-z0-9.]*[a-z0-9])?/)?[A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?$')",
+        "must be the key of a label",
+    )]});
+    let values = json!({"type": "array", "maxItems": 64, "x-kubernetes-list-type": "atomic", "items": text(63)});
+    let properties = json!({
+        "key": described("The key of the label.", key),
+        "operator": described(
+            "In or NotIn the values, whatever they are (Exists), or no such label (DoesNotExist).",
+            one_of(&["In", "NotIn", "Exists", "DoesNotExist"]).to_value(),
+        ),
+        "values": described("The values, for In and NotIn only.", values),
+    });
+    let labels = json!({"type": "object", "maxProperties": 32, "additionalProperties": text(63)});
+    let expressions = json!({
+        "type": "array", "maxItems": 32, "x-kubernetes-list-type": "atomic",
+        "items": {
+            "type": "object", "required": ["key", "operator"], "properties": properties,
+            "x-kubernetes-validations": [
+                {
+                    "rule": "!(self.operator in ['In', 'NotIn']) || has(self.values) && size(self.values) > 0",
+                    "message": "must name at least one value for In and NotIn", "fieldPath": ".values",
+                },
+                {
+                    "rule": "self.operator in ['In', 'NotIn'] || !has(self.values) || size(self.values) == 0",
+                    "message": "must not be set with Exists and DoesNotExist", "fieldPath": ".values",
+                },
+            ],
+        },
+    });
+    json_schema!({"type": "object", "x-kubernetes-map-type": "atomic", "properties": {
+        "matchLabels": described("Labels that have to be there, with these values.", labels),
+        "matchExpressions": described("What else has to be so of the labels: all of it.", expressions),
+    }})
 }
 
 pub(super) fn env_name(_: &mut SchemaGenerator) -> Schema {
@@ -298,7 +395,18 @@ pub(super) fn env_rules() -> Vec<Rule> {
     ]
 }
 
+pub(super) fn denied_rules() -> Vec<Rule> {
+    vec![Rule::new("self.from < self.to").message("must be later than from").field_path(".to")]
+}
+
 // === Parts of the above ===
+
+fn with_rule(mut schema: Schema, rule: Value) -> Schema {
+    if let Some(Value::Array(rules)) = schema.get_mut("x-kubernetes-validations") {
+        rules.push(rule);
+    }
+    schema
+}
 
 fn rule(expression: &str, message: &str) -> Value {
     json!({"rule": expression, "message": message})

@@ -4,7 +4,7 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::{Condition, Time};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-use super::schema;
+use super::{rollout_status::RolloutStatus, schema};
 
 /// What the operator did and found. Written by the operator alone.
 #[derive(Clone, Debug, Default, Deserialize, JsonSchema, PartialEq, Serialize)]
@@ -20,8 +20,8 @@ pub struct LinkerdConfigStatus {
     pub active: Option<bool>,
     /// Accepted: whether the resource makes sense and is the one in effect for its ConfigMap. ConfigMapSynced: whether
     /// the ConfigMap holds what is declared. InjectorSynced: whether every replica of the proxy-injector uses it. Ready:
-    /// whether all is well, else the first reason why not. Stalled: present while something does not get better by
-    /// itself.
+    /// whether all is well with the configuration, else the first reason why not. RolloutComplete: whether every
+    /// selected workload runs with it. Stalled: present while something does not get better by itself.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     #[schemars(schema_with = "schema::conditions")]
     pub conditions: Vec<Condition>,
@@ -52,6 +52,9 @@ pub struct LinkerdConfigStatus {
     /// The last time that somebody else changed the ConfigMap.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub drift: Option<DriftStatus>,
+    /// How far the running proxies are.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub rollout: Option<RolloutStatus>,
     /// The fields of this resource that are accepted and do nothing any more.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub deprecated_fields: Vec<String>,
@@ -86,8 +89,11 @@ pub struct RevisionsStatus {
     /// Its injection hash.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub last_known_good_hash: Option<String>,
-    /// The injection hashes of documents that they refused, at most 5. None of them is written again before the
-    /// resource changes.
+    /// The revision with the document that all selected workloads were last seen to run with.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub last_rolled_out: Option<i64>,
+    /// The injection hashes of documents that injectors refused, or with which workloads failed, at most 5. None of them
+    /// is written again before the resource or its annotation config.linkerd.io/retry changes.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     #[schemars(length(max = 5))]
     pub failed: Vec<String>,
@@ -125,6 +131,24 @@ pub struct DriftStatus {
     #[serde(skip_serializing_if = "Vec::is_empty")]
     #[schemars(length(max = 10))]
     pub paths: Vec<String>,
+    /// When injectors may have used what others wrote, at most 5. Pods that were created then are out of date, whatever
+    /// they say of themselves; a window is dropped when none of them is left.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    #[schemars(length(max = 5))]
+    pub windows: Vec<DriftWindow>,
+}
+
+#[derive(Clone, Debug, Default, Deserialize, JsonSchema, PartialEq, Serialize)]
+#[serde(rename_all = "camelCase", default)]
+pub struct DriftWindow {
+    /// When it was written.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schemars(schema_with = "schema::time")]
+    pub from: Option<Time>,
+    /// When every injector was seen to use what is declared again; absent while that is not so.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schemars(schema_with = "schema::time")]
+    pub to: Option<Time>,
 }
 
 #[derive(Clone, Debug, Default, Deserialize, JsonSchema, PartialEq, Serialize)]
@@ -133,4 +157,13 @@ pub struct TrustAnchorsStatus {
     /// Where they were found: the ConfigMap linkerd-identity-trust-roots, or identityTrustAnchorsPEM of the document.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub source: Option<String>,
+    /// The SHA-256 of each certificate in linkerd-identity-trust-roots, of the first 50.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    #[schemars(length(max = 50))]
+    pub fingerprints: Vec<String>,
+    /// The SHA-256 of a bundle that has none of the anchors that were there before: proxies with one bundle cannot talk
+    /// to those with the other, so nothing is restarted for it until the annotation
+    /// config.linkerd.io/approve-trust-roots has this value.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub replaced: Option<String>,
 }

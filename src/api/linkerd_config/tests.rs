@@ -4,6 +4,7 @@ use kube::CustomResourceExt;
 use serde_json::json;
 
 use super::*;
+use crate::linkerd_config::values::manifest;
 
 const HEADER: &str = "# Generated from src/api/linkerd_config: UPDATE_CRD=1 cargo test --lib api::linkerd_config\n";
 const SAMPLES: [&str; 4] = ["minimal", "observe", "full", "2020"];
@@ -11,7 +12,9 @@ const SAMPLES: [&str; 4] = ["minimal", "observe", "full", "2020"];
 #[test]
 fn the_definition_is_the_one_that_the_types_generate() {
     let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("crd/linkerdconfigs.yaml");
-    let generated = format!("{HEADER}{}", serde_yaml::to_string(&LinkerdConfig::crd()).unwrap());
+    // kubectl takes a bare Off for false.
+    let generated = serde_yaml::to_string(&LinkerdConfig::crd()).unwrap().replace("- Off\n", "- 'Off'\n");
+    let generated = format!("{HEADER}{generated}");
     if std::env::var_os("UPDATE_CRD").is_some() {
         fs::write(&path, &generated).unwrap();
     }
@@ -19,6 +22,11 @@ fn the_definition_is_the_one_that_the_types_generate() {
     assert!(
         there == generated,
         "crd/linkerdconfigs.yaml is not what the types generate: UPDATE_CRD=1 cargo test --lib api::linkerd_config"
+    );
+    let read_by_kubectl = manifest(&there).unwrap();
+    assert!(
+        serde_json::to_value(LinkerdConfig::crd()).unwrap() == Value::Object(read_by_kubectl),
+        "crd/linkerdconfigs.yaml reads otherwise by the rules of YAML 1.1"
     );
 }
 

@@ -1,0 +1,321 @@
+//! How running proxies come to the configuration: which workloads are restarted, when, how many at a time, and what
+//! follows when one of them does not come back.
+
+use std::time::Duration;
+
+use k8s_openapi::apimachinery::pkg::{apis::meta::v1::LabelSelector, util::intstr::IntOrString};
+use schemars::JsonSchema;
+use serde::{Deserialize, Serialize};
+
+use super::{duration::duration, schema};
+
+const INTERVAL: &str = "10s";
+const SOAK: &str = "30s";
+const PROGRESS_DEADLINE: &str = "10m";
+
+/// How running proxies come to the configuration. A proxy reads it only when its Pod is made, so that workloads have to
+/// be restarted for it: those alone that opted in and have a Pod that is out of date.
+#[derive(Clone, Debug, Deserialize, JsonSchema, PartialEq, Serialize)]
+#[serde(rename_all = "camelCase", default)]
+pub struct RolloutSpec {
+    /// Whether workloads are restarted at all. Auto restarts them. "Off", which YAML wants in quotes, restarts nothing,
+    /// and goes on counting in status what is out of date. The default is Auto.
+    pub policy: RolloutPolicy,
+    /// Whether no further workload is restarted for now. What was begun is watched to its end. The default is false.
+    pub paused: bool,
+    /// Which workloads may be restarted. Label takes those with the label config.linkerd.io/reconcile: auto on
+    /// themselves, their Pod template or their namespace. All takes every one that does not say
+    /// config.linkerd.io/reconcile: disabled or observe there. kube-system, cert-manager, the control plane's namespace
+    /// and the operator's are never touched. The default is Label.
+    pub opt_in: OptIn,
+    /// Only workloads in namespaces with such labels. Unset, which is the default, and empty select all.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schemars(schema_with = "schema::label_selector")]
+    pub namespace_selector: Option<LabelSelector>,
+    /// Only workloads that have such labels themselves. Unset, which is the default, and empty select all.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schemars(schema_with = "schema::label_selector")]
+    pub workload_selector: Option<LabelSelector>,
+    /// The kinds of workloads that are restarted. The default is all three: Deployment, StatefulSet and DaemonSet.
+    #[schemars(schema_with = "kinds")]
+    pub kinds: Vec<RolloutKind>,
+    /// What makes a proxy out of date. ProxyConfig is a configuration other than the one in effect, ProxyVersion
+    /// another version, TrustRoots other trust anchors. The default is all three.
+    #[schemars(schema_with = "triggers")]
+    pub triggers: Vec<RolloutTrigger>,
+    /// How a workload is restarted. Restart annotates its Pod template, as kubectl rollout restart does: its controller
+    /// replaces the Pods by the workload's own strategy. Evict evicts the Pods that are out of date, and changes no
+    /// template. The default is Restart.
+    pub method: RolloutMethod,
+    /// How many workloads are being restarted at once: a number, or a percentage of the selected workloads, rounded up;
+    /// at least 1. The default is 1.
+    #[schemars(schema_with = "schema::number_or_percentage")]
+    pub max_concurrent: IntOrString,
+    /// How many of them at once in one namespace. The default is 1.
+    #[schemars(schema_with = "schema::count")]
+    pub max_concurrent_per_namespace: i64,
+    /// How long after a workload the next one begins, at least. The default is 10s.
+    #[schemars(schema_with = "schema::duration")]
+    pub interval: String,
+    /// How long a restarted workload has to stay ready before it counts as updated. The default is 30s.
+    #[schemars(schema_with = "schema::duration")]
+    pub soak: String,
+    /// How long a workload may take to become ready before it counts as failed. The default is 10m.
+    #[schemars(schema_with = "schema::some_time")]
+    pub progress_deadline: String,
+    /// How many failed workloads it takes for onFailure to follow. The default is 1.
+    #[schemars(schema_with = "schema::count")]
+    pub max_failures: i64,
+    /// What follows when that many workloads failed. Halt restarts no other until the resource changes or its
+    /// annotation config.linkerd.io/retry does. Rollback puts the last good configuration back as well. Continue goes
+    /// on with the others. The default is Halt.
+    pub on_failure: OnFailure,
+    /// Whether a workload waits while a PodDisruptionBudget allows no disruption of its Pods. The default is true.
+    #[serde(rename = "respectPDB")]
+    pub respect_pdb: bool,
+    /// When restarts may begin. What was begun may end after a window closes. Unset, which is the default, is at any
+    /// time.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub window: Option<WindowSpec>,
+}
+
+#[derive(Clone, Copy, Debug, Default, Deserialize, Eq, JsonSchema, PartialEq, Serialize)]
+pub enum RolloutPolicy {
+    #[default]
+    Auto,
+    Off,
+}
+
+#[derive(Clone, Copy, Debug, Default, Deserialize, Eq, JsonSchema, PartialEq, Serialize)]
+pub enum OptIn {
+    #[default]
+    Label,
+    All,
+}
+
+#[derive(Clone, Copy, Debug, Deserialize, Eq, PartialEq, Serialize)]
+pub enum RolloutKind {
+    Deployment,
+    StatefulSet,
+    DaemonSet,
+}
+
+#[derive(Clone, Copy, Debug, Deserialize, Eq, PartialEq, Serialize)]
+pub enum RolloutTrigger {
+    ProxyConfig,
+    ProxyVersion,
+    TrustRoots,
+}
+
+#[derive(Clone, Copy, Debug, Default, Deserialize, Eq, JsonSchema, PartialEq, Serialize)]
+pub enum RolloutMethod {
+    #[default]
+    Restart,
+    Evict,
+}
+
+#[derive(Clone, Copy, Debug, Default, Deserialize, Eq, JsonSchema, PartialEq, Serialize)]
+pub enum OnFailure {
+    #[default]
+    Halt,
+    Rollback,
+    Continue,
+}
+
+/// When restarts may begin.
+#[derive(Clone, Debug, Deserialize, JsonSchema, PartialEq, Serialize)]
+#[serde(rename_all = "camelCase", default)]
+pub struct WindowSpec {
+    /// The time zone of allow, by its name in the IANA database, such as Europe/Berlin. The default is UTC.
+    #[schemars(schema_with = "schema::time_zone")]
+    pub time_zone: String,
+    /// The windows in which restarts may begin; any of them. Without one they may begin at any time.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    #[schemars(length(max = 20), extend("x-kubernetes-list-type" = "atomic"))]
+    pub allow: Vec<AllowedWindow>,
+    /// Times in which no restart begins, whatever allow says: a change freeze, such as the last days of a year.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    #[schemars(length(max = 50), extend("x-kubernetes-list-type" = "atomic"))]
+    pub deny: Vec<DeniedWindow>,
+}
+
+#[derive(Clone, Debug, Default, Deserialize, JsonSchema, PartialEq, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub struct AllowedWindow {
+    /// When the window opens, as the five fields of cron: minute, hour, day of month, month and day of week (0 or 7 is
+    /// Sunday), on the clock of timeZone; such as 0 2 * * 1-5, Monday to Friday at two. A time that the clock skips in
+    /// spring is the moment after, one that it has twice in autumn is the first. As in cron, a day has to match both of
+    /// the day fields, or, where neither begins with *, one of them.
+    #[schemars(schema_with = "schema::cron")]
+    pub cron: String,
+    /// How long it stays open, such as 4h; at most seven days, 168h.
+    #[schemars(schema_with = "schema::window_duration")]
+    pub duration: String,
+}
+
+#[derive(Clone, Debug, Default, Deserialize, JsonSchema, PartialEq, Serialize)]
+#[serde(rename_all = "camelCase")]
+#[schemars(extend("x-kubernetes-validations" = schema::denied_rules()))]
+pub struct DeniedWindow {
+    /// From when on no restart begins, such as 2026-12-20T00:00:00Z.
+    #[schemars(schema_with = "schema::time")]
+    pub from: String,
+    /// Until when, such as 2027-01-02T00:00:00+01:00; from this moment on they may begin again.
+    #[schemars(schema_with = "schema::time")]
+    pub to: String,
+}
+
+// === impl RolloutSpec ===
+
+impl Default for RolloutSpec {
+    fn default() -> Self {
+        Self {
+            policy: RolloutPolicy::default(),
+            paused: false,
+            opt_in: OptIn::default(),
+            namespace_selector: None,
+            workload_selector: None,
+            kinds: RolloutKind::ALL.to_vec(),
+            triggers: RolloutTrigger::ALL.to_vec(),
+            method: RolloutMethod::default(),
+            max_concurrent: IntOrString::Int(1),
+            max_concurrent_per_namespace: 1,
+            interval: INTERVAL.to_owned(),
+            soak: SOAK.to_owned(),
+            progress_deadline: PROGRESS_DEADLINE.to_owned(),
+            max_failures: 1,
+            on_failure: OnFailure::default(),
+            respect_pdb: true,
+            window: None,
+        }
+    }
+}
+
+impl RolloutSpec {
+    /// Of so many workloads; at least one.
+    pub fn max_concurrent(&self, selected: usize) -> usize {
+        match &self.max_concurrent {
+            IntOrString::Int(number) => at_least_one((*number).into()),
+            IntOrString::String(text) => {
+                let percent = text.strip_suffix('%').and_then(|digits| digits.parse().ok()).unwrap_or(0usize).min(100);
+                selected.saturating_mul(percent).div_ceil(100).max(1)
+            }
+        }
+    }
+
+    pub fn max_concurrent_per_namespace(&self) -> usize {
+        at_least_one(self.max_concurrent_per_namespace)
+    }
+
+    pub fn max_failures(&self) -> usize {
+        at_least_one(self.max_failures)
+    }
+
+    pub fn interval(&self) -> Duration {
+        duration(&self.interval, INTERVAL)
+    }
+
+    pub fn soak(&self) -> Duration {
+        duration(&self.soak, SOAK)
+    }
+
+    pub fn progress_deadline(&self) -> Duration {
+        let deadline = duration(&self.progress_deadline, PROGRESS_DEADLINE);
+        // Without any time every workload would fail.
+        if deadline.is_zero() { duration(PROGRESS_DEADLINE, PROGRESS_DEADLINE) } else { deadline }
+    }
+}
+
+// === impl RolloutKind ===
+
+impl RolloutKind {
+    pub const ALL: [Self; 3] = [Self::Deployment, Self::StatefulSet, Self::DaemonSet];
+
+    pub const fn as_str(self) -> &'static str {
+        match self {
+            Self::Deployment => "Deployment",
+            Self::StatefulSet => "StatefulSet",
+            Self::DaemonSet => "DaemonSet",
+        }
+    }
+}
+
+// === impl RolloutTrigger ===
+
+impl RolloutTrigger {
+    pub const ALL: [Self; 3] = [Self::ProxyConfig, Self::ProxyVersion, Self::TrustRoots];
+
+    pub const fn as_str(self) -> &'static str {
+        match self {
+            Self::ProxyConfig => "ProxyConfig",
+            Self::ProxyVersion => "ProxyVersion",
+            Self::TrustRoots => "TrustRoots",
+        }
+    }
+}
+
+// === impl WindowSpec ===
+
+impl Default for WindowSpec {
+    fn default() -> Self {
+        Self { time_zone: "UTC".to_owned(), allow: Vec::new(), deny: Vec::new() }
+    }
+}
+
+fn at_least_one(number: i64) -> usize {
+    usize::try_from(number).unwrap_or_default().max(1)
+}
+
+fn kinds(_: &mut schemars::SchemaGenerator) -> schemars::Schema {
+    schema::some_of(&RolloutKind::ALL.map(RolloutKind::as_str))
+}
+
+fn triggers(_: &mut schemars::SchemaGenerator) -> schemars::Schema {
+    schema::some_of(&RolloutTrigger::ALL.map(RolloutTrigger::as_str))
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::{Value, json};
+
+    use super::*;
+
+    fn of(spec: Value) -> RolloutSpec {
+        serde_json::from_value(spec).unwrap()
+    }
+
+    #[test]
+    fn a_percentage_is_of_the_selected_workloads_rounded_up_and_at_least_one() {
+        for (percentage, selected, expected) in
+            [("10%", 100, 10), ("10%", 101, 11), ("1%", 3, 1), ("100%", 7, 7), ("50%", 0, 1), ("25%", 1000, 250)]
+        {
+            assert_eq!(of(json!({"maxConcurrent": percentage})).max_concurrent(selected), expected, "{percentage}");
+        }
+        assert_eq!(of(json!({"maxConcurrent": 10})).max_concurrent(3), 10);
+    }
+
+    #[test]
+    fn nonsense_is_the_default() {
+        for nonsense in [json!(0), json!(-3), json!("many"), json!("12"), json!("-5%"), json!("%"), json!("")] {
+            assert_eq!(of(json!({"maxConcurrent": nonsense})).max_concurrent(40), 1, "{nonsense}");
+        }
+        assert_eq!(of(json!({"maxConcurrent": "900%"})).max_concurrent(40), 40);
+        let spec = of(json!({"maxFailures": 0, "maxConcurrentPerNamespace": -1, "interval": "soon", "soak": "-1s",
+            "progressDeadline": "0s"}));
+        assert_eq!((spec.max_failures(), spec.max_concurrent_per_namespace()), (1, 1));
+        assert_eq!((spec.interval(), spec.soak()), (Duration::from_secs(10), Duration::from_secs(30)));
+        assert_eq!(spec.progress_deadline(), Duration::from_secs(600));
+    }
+
+    #[test]
+    fn what_is_said_is_read() {
+        let spec = of(json!({"interval": "0s", "soak": "1m", "progressDeadline": "5s", "maxFailures": 3,
+            "maxConcurrentPerNamespace": 2, "kinds": ["DaemonSet"], "respectPDB": false, "optIn": "All",
+            "window": {"allow": [{"cron": "0 2 * * 1-5", "duration": "4h"}]}}));
+        assert_eq!((spec.interval(), spec.soak()), (Duration::ZERO, Duration::from_secs(60)));
+        assert_eq!((spec.progress_deadline(), spec.max_failures()), (Duration::from_secs(5), 3));
+        assert_eq!((spec.max_concurrent_per_namespace(), spec.kinds.as_slice()), (2, &[RolloutKind::DaemonSet][..]));
+        assert_eq!((spec.respect_pdb, spec.opt_in), (false, OptIn::All));
+        assert_eq!(spec.window.unwrap().time_zone, "UTC");
+    }
+}
