@@ -39,6 +39,8 @@ pub struct ConfigMap {
     /// Who wrote `values`: the latest first.
     pub writers: Vec<Writer>,
     pub bundle: Option<Arc<str>>,
+    /// When somebody last wrote the bundle, as far as one can see.
+    pub bundle_written: Option<Timestamp>,
 }
 
 /// A manager of the field `data.values`.
@@ -76,7 +78,8 @@ impl Projected for ConfigMap {
         let owned = owners
             .into_iter()
             .any(|owner| owner.kind == LINKERD_CONFIG_KIND && owner.api_version.starts_with(CONFIG_GROUP));
-        let managers = metadata.managed_fields.iter().flatten().filter(|entry| owns_values(entry));
+        let entries = || metadata.managed_fields.iter().flatten();
+        let managers = entries().filter(|entry| owns(entry, VALUES));
         let mut writers: Vec<Writer> = managers
             .map(|entry| Writer {
                 manager: entry.manager.clone().unwrap_or_default(),
@@ -84,6 +87,8 @@ impl Projected for ConfigMap {
             })
             .collect();
         writers.sort_by_key(|writer| std::cmp::Reverse(writer.time));
+        let bundles = entries().filter(|entry| owns(entry, BUNDLE)).filter_map(|entry| entry.time.as_ref());
+        let bundle_written = bundles.map(|time| time.0).max();
         let kept = |key: &String| key.starts_with(CONFIG_GROUP) || key == CREATED_BY_ANNOTATION;
         Self {
             key: NamespacedName::of(&metadata),
@@ -96,12 +101,17 @@ impl Projected for ConfigMap {
             owned,
             annotations: metadata.annotations.unwrap_or_default().into_iter().filter(|(key, _)| kept(key)).collect(),
             writers,
+            bundle_written,
         }
     }
 
-    fn apply(self, state: &mut State) -> Affected {
+    fn apply(mut self, state: &mut State) -> Affected {
         let key = self.key.clone();
         let known = state.config_maps.0.get(&key);
+        // Whoever wrote it and touches anything else looks as if he had written it again.
+        if let Some(known) = known.filter(|known| known.bundle == self.bundle) {
+            self.bundle_written = known.bundle_written;
+        }
         if known.is_some_and(|known| known.says_the_same(&self)) {
             state.config_maps.0.insert(key, Arc::new(self));
             return Affected::default();
@@ -125,10 +135,12 @@ impl Projected for ConfigMap {
 impl ConfigMap {
     /// Whether nothing changed but its version.
     fn says_the_same(&self, other: &Self) -> bool {
-        let Self { key, uid, version: _, values, legacy, immutable, owned, annotations, writers, bundle } = self;
+        let Self { key, uid, version: _, values, legacy, immutable, owned, .. } = self;
+        let Self { annotations, writers, bundle, bundle_written, .. } = self;
         (key, uid, values, legacy, immutable, owned)
             == (&other.key, &other.uid, &other.values, &other.legacy, &other.immutable, &other.owned)
-            && (annotations, writers, bundle) == (&other.annotations, &other.writers, &other.bundle)
+            && (annotations, writers) == (&other.annotations, &other.writers)
+            && (bundle, bundle_written) == (&other.bundle, &other.bundle_written)
     }
 }
 
@@ -148,8 +160,8 @@ impl ConfigMaps {
     }
 
     /// The trust anchors of the mesh in the namespace.
-    pub fn bundle(&self, namespace: &Arc<str>) -> Option<&Arc<str>> {
-        self.0.get(&NamespacedName::new(Arc::clone(namespace), TRUST_ROOTS))?.bundle.as_ref()
+    pub fn roots(&self, namespace: &Arc<str>) -> Option<&Arc<ConfigMap>> {
+        self.0.get(&NamespacedName::new(Arc::clone(namespace), TRUST_ROOTS))
     }
 }
 
@@ -166,10 +178,10 @@ fn concerned(key: &NamespacedName, state: &State) -> Affected {
     }
 }
 
-/// Whether the manager of these fields wrote `data.values`.
-fn owns_values(entry: &ManagedFieldsEntry) -> bool {
+/// Whether the manager of these fields wrote the key of `data`.
+fn owns(entry: &ManagedFieldsEntry, key: &str) -> bool {
     let fields = entry.fields_v1.as_ref().map(|fields| &fields.0);
-    fields.and_then(|fields| fields.get("f:data")?.get("f:values")).is_some()
+    fields.and_then(|fields| fields.get("f:data")?.get(format!("f:{key}"))).is_some()
 }
 
 #[cfg(test)]
@@ -196,6 +208,19 @@ mod tests {
         let writers = config_map("linkerd-config", &metadata, &json!({"values": "a: 1"})).writers;
         let managers: Vec<_> = writers.iter().map(|writer| writer.manager.as_str()).collect();
         assert_eq!(managers, ["kubectl-edit", "helm"]);
+    }
+
+    #[test]
+    fn the_bundle_is_as_old_as_its_latest_writer() {
+        let entry = |time: &str, fields: Value| json!({"manager": "m", "operation": "Update", "time": time, "fieldsV1": {"f:data": fields}});
+        let bundle = json!({"f:ca-bundle.crt": {}});
+        let metadata = json!({"managedFields": [
+            entry("2026-01-01T00:00:00Z", bundle.clone()),
+            entry("2026-01-02T00:00:00Z", bundle),
+            entry("2026-01-03T00:00:00Z", json!({"f:other": {}}))]});
+        let written = |metadata: &Value| config_map(TRUST_ROOTS, metadata, &json!({BUNDLE: "pem"})).bundle_written;
+        assert_eq!(written(&metadata), Some("2026-01-02T00:00:00Z".parse().unwrap()));
+        assert_eq!(written(&json!({})), None);
     }
 
     #[test]

@@ -43,7 +43,8 @@ impl Dirty {
 
     /// Marks what clients can see of a change.
     pub fn mark(&self, affected: Affected, received: Instant) {
-        let Affected { written: _, configured: _, discovered, services, addresses, profiles, moved_from } = affected;
+        let Affected { written: _, configured: _, rolled: _, .. } = affected;
+        let Affected { discovered, services, addresses, profiles, moved_from, .. } = affected;
         let mut batch = self.batch.lock();
         wait(&mut batch.discovered, discovered, received);
         wait(&mut batch.services, services, received);

@@ -12,8 +12,11 @@ use super::{
     Cluster, Kind, Projected, Readers, State,
     config_map::ConfigMap,
     dirty::Dirty,
+    dirty_workloads::DirtyWorkloads,
+    disruption_budget::DisruptionBudget,
     linkerd_config::LinkerdConfig,
     metrics::Metrics,
+    namespace::Namespace,
     node::Node,
     object::Guarded,
     owner::Owned,
@@ -24,11 +27,13 @@ use super::{
     slices::Slice,
     watch::{Context, Memory, Relist},
     workload::Workload,
+    workload_resource::{DaemonSetObject, DeploymentObject, StatefulSetObject, Watched},
 };
 
 pub struct Feed {
     pub cluster: Cluster,
     pub dirty: Arc<Dirty>,
+    pub dirty_workloads: Arc<DirtyWorkloads>,
     context: Context,
     /// Of each kind its `(Relist, Memory)`.
     watches: HashMap<Kind, Box<dyn Any>>,
@@ -36,16 +41,20 @@ pub struct Feed {
 
 impl Default for Feed {
     fn default() -> Self {
-        let state = Arc::<RwLock<State>>::default();
-        let dirty = Dirty::new();
+        let state = Arc::new(RwLock::new(State { rolls: true, ..State::default() }));
+        let (dirty, dirty_workloads) = (Dirty::new(), DirtyWorkloads::new());
         let context = Context {
             state: Arc::clone(&state),
-            readers: Readers { destination: Some(Arc::clone(&dirty)), ..Readers::default() },
+            readers: Readers {
+                destination: Some(Arc::clone(&dirty)),
+                rollout: Some(Arc::clone(&dirty_workloads)),
+                ..Readers::default()
+            },
             relist: Arc::default(),
             metrics: Metrics::register(&Registry::new(), &state).unwrap(),
         };
         let cluster = Cluster { state, watches: Arc::new([]), relist: Arc::default() };
-        Self { cluster, dirty, context, watches: HashMap::new() }
+        Self { cluster, dirty, dirty_workloads, context, watches: HashMap::new() }
     }
 }
 
@@ -63,6 +72,11 @@ impl Feed {
             Kind::Job => self.apply_as::<Owned<Job>>(event),
             Kind::LinkerdConfig => self.apply_as::<LinkerdConfig>(event),
             Kind::ConfigMap => self.apply_as::<ConfigMap>(event),
+            Kind::Deployment => self.apply_as::<Watched<DeploymentObject>>(event),
+            Kind::StatefulSet => self.apply_as::<Watched<StatefulSetObject>>(event),
+            Kind::DaemonSet => self.apply_as::<Watched<DaemonSetObject>>(event),
+            Kind::Namespace => self.apply_as::<Namespace>(event),
+            Kind::PodDisruptionBudget => self.apply_as::<DisruptionBudget>(event),
         }
     }
 

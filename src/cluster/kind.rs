@@ -14,6 +14,11 @@ pub enum Kind {
     Job,
     LinkerdConfig,
     ConfigMap,
+    Deployment,
+    StatefulSet,
+    DaemonSet,
+    Namespace,
+    PodDisruptionBudget,
 }
 
 /// A job of the process, as far as it reads watched kinds.
@@ -22,10 +27,12 @@ pub enum Reader {
     ExternalWorkload,
     Destination,
     LinkerdConfig,
+    /// The part of it that restarts workloads.
+    Rollout,
 }
 
 impl Kind {
-    pub const ALL: [Self; 11] = [
+    pub const ALL: [Self; 16] = [
         Self::Service,
         Self::EndpointSlice,
         Self::ExternalWorkload,
@@ -37,6 +44,11 @@ impl Kind {
         Self::Job,
         Self::LinkerdConfig,
         Self::ConfigMap,
+        Self::Deployment,
+        Self::StatefulSet,
+        Self::DaemonSet,
+        Self::Namespace,
+        Self::PodDisruptionBudget,
     ];
 
     /// The resource, as RBAC rules spell it.
@@ -53,6 +65,11 @@ impl Kind {
             Self::Job => "jobs.batch",
             Self::LinkerdConfig => "linkerdconfigs.config.linkerd.io",
             Self::ConfigMap => "configmaps",
+            Self::Deployment => "deployments.apps",
+            Self::StatefulSet => "statefulsets.apps",
+            Self::DaemonSet => "daemonsets.apps",
+            Self::Namespace => "namespaces",
+            Self::PodDisruptionBudget => "poddisruptionbudgets.policy",
         }
     }
 
@@ -70,10 +87,15 @@ impl Kind {
             Self::Job => "job_cache_size",
             Self::LinkerdConfig => "linkerdconfig_cache_size",
             Self::ConfigMap => "configmap_cache_size",
+            Self::Deployment => "deployment_cache_size",
+            Self::StatefulSet => "statefulset_cache_size",
+            Self::DaemonSet => "daemonset_cache_size",
+            Self::Namespace => "namespace_cache_size",
+            Self::PodDisruptionBudget => "poddisruptionbudget_cache_size",
         }
     }
 
-    /// Linkerd's metric for how late its updates arrive; it has none for kinds of which only the metadata is watched.
+    /// Linkerd's metric for how late its updates arrive; it has none for kinds of which it watches only the metadata, or nothing.
     pub(super) const fn informer_lag(self) -> Option<&'static str> {
         match self {
             Self::Service => Some("services_informer_lag_seconds"),
@@ -83,6 +105,8 @@ impl Kind {
             Self::Server => Some("servers_informer_lag_seconds"),
             Self::ServiceProfile => Some("serviceprofiles_informer_lag_seconds"),
             Self::Node | Self::ReplicaSet | Self::Job | Self::LinkerdConfig | Self::ConfigMap => None,
+            Self::Deployment | Self::StatefulSet | Self::DaemonSet => None,
+            Self::Namespace | Self::PodDisruptionBudget => None,
         }
     }
 
@@ -95,7 +119,30 @@ impl Kind {
         match reader {
             Reader::ExternalWorkload => matches!(self, Self::Service | Self::EndpointSlice | Self::ExternalWorkload),
             Reader::LinkerdConfig => matches!(self, Self::LinkerdConfig | Self::ConfigMap | Self::EndpointSlice),
-            Reader::Destination => !matches!(self, Self::LinkerdConfig | Self::ConfigMap),
+            Reader::Destination => matches!(
+                self,
+                Self::Service
+                    | Self::EndpointSlice
+                    | Self::ExternalWorkload
+                    | Self::Pod
+                    | Self::Server
+                    | Self::ServiceProfile
+                    | Self::Node
+                    | Self::ReplicaSet
+                    | Self::Job
+            ),
+            Reader::Rollout => matches!(
+                self,
+                Self::Pod
+                    | Self::ReplicaSet
+                    | Self::Job
+                    | Self::LinkerdConfig
+                    | Self::Deployment
+                    | Self::StatefulSet
+                    | Self::DaemonSet
+                    | Self::Namespace
+                    | Self::PodDisruptionBudget
+            ),
         }
     }
 }

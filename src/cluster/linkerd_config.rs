@@ -17,7 +17,7 @@ use kube::{
 
 use super::{
     Affected, Kind, Projected, State,
-    object::{NamespacedName, Problems},
+    object::{NamespacedName, Problems, config_annotations},
 };
 use crate::api::{self, LinkerdConfigSpec, LinkerdConfigStatus, RESTORE_BASE_FINALIZER};
 
@@ -34,6 +34,8 @@ pub struct LinkerdConfig {
     pub finalized: bool,
     /// The ConfigMap that it configures.
     pub target: NamespacedName,
+    /// Those of its group: what people ask for that is no wish to be kept.
+    pub annotations: Arc<BTreeMap<Box<str>, Box<str>>>,
     pub spec: Arc<LinkerdConfigSpec>,
     pub status: Arc<LinkerdConfigStatus>,
 }
@@ -61,10 +63,11 @@ impl LinkerdConfig {
 
     /// Whether both ask for the same.
     fn asks_the_same(&self, other: &Self) -> bool {
-        let Self { name, uid, version: _, generation, created, deleting, finalized, target, spec, status: _ } = self;
+        let Self { name, uid, version: _, generation, created, deleting, finalized, .. } = self;
+        let Self { target, annotations, spec, status: _, .. } = self;
         (name, uid, generation, created, deleting, finalized)
             == (&other.name, &other.uid, &other.generation, &other.created, &other.deleting, &other.finalized)
-            && (target, spec) == (&other.target, &other.spec)
+            && (target, annotations, spec) == (&other.target, &other.annotations, &other.spec)
     }
 }
 
@@ -82,6 +85,7 @@ impl Projected for LinkerdConfig {
             created: metadata.creation_timestamp.map(|time| time.0),
             deleting: metadata.deletion_timestamp.is_some(),
             finalized: metadata.finalizers.iter().flatten().any(|it| it == RESTORE_BASE_FINALIZER),
+            annotations: Arc::new(config_annotations(metadata.annotations)),
             target: NamespacedName::new(&*spec.global.linkerd_namespace, &*spec.global.config_map),
             spec: Arc::new(spec),
             status: Arc::new(status.unwrap_or_default()),
@@ -262,6 +266,20 @@ mod tests {
             LinkerdConfig::remove(&NamespacedName::new("", name), &mut state);
         }
         assert!(winner(&state).is_none() && state.linkerd_configs.by_target.is_empty());
+    }
+
+    #[test]
+    fn an_annotation_of_its_group_asks_for_something_and_another_does_not() {
+        let mut state = State::default();
+        let annotated = |key: &str, value: &str| config("a", 0, OLD, &json!({"annotations": {key: value}}));
+        let asked = annotated("config.linkerd.io/retry", "1");
+        assert_eq!(asked.annotations.get("config.linkerd.io/retry").map(|value| &**value), Some("1"));
+        asked.apply(&mut state);
+        let a = Affected::configured("a".into());
+        assert_eq!(annotated("config.linkerd.io/retry", "1").apply(&mut state), Affected::default());
+        assert_eq!(annotated("config.linkerd.io/retry", "2").apply(&mut state), a);
+        assert_eq!(annotated("note", "1").apply(&mut state), a);
+        assert_eq!(annotated("config.linkerd.iov/note", "2").apply(&mut state), Affected::default());
     }
 
     #[test]

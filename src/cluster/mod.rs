@@ -1,26 +1,31 @@
 //! What one API server says: every watched kind, reduced to what its readers need, with the lookups that join kinds.
 //!
 //! In: one watch per kind ([`watch`]). Out: the [`State`], and what a change affects, marked where it is waited for: on
-//! [`Triggers`] for the ExternalWorkload controller, on [`Dirty`] for discovery. Always holds: nobody but the watches writes
+//! [`Triggers`] for the controllers, on [`Dirty`] for discovery, on [`DirtyWorkloads`] for rollouts. Always holds: nobody but the watches writes
 //! the state; the lock is held for the work of one event; and before a kind was listed nothing may be concluded from what
 //! the state does not hold of it.
 
 pub mod address;
 pub mod config_map;
 pub mod dirty;
+pub mod dirty_workloads;
+pub mod disruption_budget;
 #[cfg(test)]
 pub mod feed;
 pub(crate) mod go_duration;
+pub mod inject;
 mod kind;
 pub mod label_selector;
 pub mod linkerd_config;
 mod metrics;
+pub mod namespace;
 pub mod node;
 pub mod object;
 pub mod owner;
 pub mod pod;
 pub mod pods;
 pub mod port_ranges;
+pub mod proxy;
 pub(crate) mod quantity;
 pub mod ready_slice;
 pub mod route;
@@ -33,6 +38,8 @@ pub mod slices;
 pub mod trigger;
 mod watch;
 pub mod workload;
+pub mod workload_ref;
+pub mod workload_resource;
 
 use std::{collections::BTreeSet, fmt::Debug, sync::Arc};
 
@@ -50,7 +57,10 @@ pub use watch::Problem;
 use {
     config_map::{ConfigMap, ConfigMaps},
     dirty::Dirty,
+    dirty_workloads::DirtyWorkloads,
+    disruption_budget::{DisruptionBudget, DisruptionBudgets},
     linkerd_config::{LinkerdConfig, LinkerdConfigs},
+    namespace::{Namespace, Namespaces},
     node::{Node, Nodes, Zone},
     object::{Guarded, NamespacedName, Problems},
     owner::{Owned, Owner, Owners},
@@ -62,6 +72,10 @@ use {
     slices::{Slice, Slices},
     trigger::Triggers,
     workload::{Workload, Workloads},
+    workload_ref::WorkloadRef,
+    workload_resource::{
+        DaemonSetObject, DeploymentObject, StatefulSetObject, Watched, WorkloadKind, WorkloadResources,
+    },
 };
 
 /// What a change may change for those who read the state. Each once: a Server that selects a whole namespace concerns its
@@ -82,6 +96,8 @@ pub struct Affected {
     pub profiles: BTreeSet<NamespacedName>,
     /// Zones that a node has left.
     pub moved_from: BTreeSet<Zone>,
+    /// Workloads that rollouts have to look at.
+    pub rolled: BTreeSet<WorkloadRef>,
 }
 
 /// A handle to the state of one cluster, and to how far it is known.
@@ -108,6 +124,11 @@ pub struct State {
     pub jobs: Owners,
     pub linkerd_configs: LinkerdConfigs,
     pub config_maps: ConfigMaps,
+    pub workload_resources: WorkloadResources,
+    pub namespaces: Namespaces,
+    pub disruption_budgets: DisruptionBudgets,
+    /// Somebody reads what a change means for rollouts: Pods change all the time, and it is worked out for nobody else.
+    rolls: bool,
 }
 
 /// Who reads the state, and is told what changes in it. A kind that nobody reads is not watched.
@@ -116,6 +137,7 @@ pub struct Readers {
     pub external_workload: Option<Arc<Triggers>>,
     pub destination: Option<Arc<Dirty>>,
     pub linkerd_config: Option<Arc<Triggers>>,
+    pub rollout: Option<Arc<DirtyWorkloads>>,
 }
 
 /// A watched kind: how its objects are reduced, and what they change in the [`State`].
@@ -160,8 +182,12 @@ impl Affected {
         Self { moved_from: [zone].into(), ..Self::default() }
     }
 
+    fn rolled(workloads: BTreeSet<WorkloadRef>) -> Self {
+        Self { rolled: workloads, ..Self::default() }
+    }
+
     fn extend(&mut self, more: Self) {
-        let Self { written, configured, discovered, services, addresses, profiles, moved_from } = more;
+        let Self { written, configured, discovered, services, addresses, profiles, moved_from, rolled } = more;
         self.written.extend(written);
         self.configured.extend(configured);
         self.discovered.extend(discovered);
@@ -169,6 +195,22 @@ impl Affected {
         self.addresses.extend(addresses);
         self.profiles.extend(profiles);
         self.moved_from.extend(moved_from);
+        self.rolled.extend(rolled);
+    }
+}
+
+// === impl Readers ===
+
+impl Readers {
+    pub fn is_empty(&self) -> bool {
+        let Self { external_workload, destination, linkerd_config, rollout } = self;
+        external_workload.is_none() && destination.is_none() && linkerd_config.is_none() && rollout.is_none()
+    }
+
+    /// Whether proxies are served by what the state has of the kind.
+    fn serve_with(&self, kind: Kind) -> bool {
+        self.destination.is_some() && kind.is_read_by(Reader::Destination)
+            || self.external_workload.is_some() && kind.is_read_by(Reader::ExternalWorkload)
     }
 }
 
@@ -188,6 +230,11 @@ impl State {
             Kind::Job => self.jobs.len(),
             Kind::LinkerdConfig => self.linkerd_configs.len(),
             Kind::ConfigMap => self.config_maps.len(),
+            Kind::Deployment => self.workload_resources.of_kind(WorkloadKind::Deployment).count(),
+            Kind::StatefulSet => self.workload_resources.of_kind(WorkloadKind::StatefulSet).count(),
+            Kind::DaemonSet => self.workload_resources.of_kind(WorkloadKind::DaemonSet).count(),
+            Kind::Namespace => self.namespaces.len(),
+            Kind::PodDisruptionBudget => self.disruption_budgets.len(),
         }
     }
 
@@ -200,13 +247,21 @@ impl State {
         affected
     }
 
-    /// What has Pods whose workload is found through this ReplicaSet or Job.
-    fn discovered_through(&self, kind: &str, key: &NamespacedName) -> Affected {
-        let owner = Owner { kind: kind.into(), name: Arc::clone(&key.name) };
+    /// What has Pods whose workload is found through this ReplicaSet or Job, and the workloads that they moved between: it,
+    /// and its owners before and after.
+    fn affected_through(&self, kind: &str, key: &NamespacedName, owners: &[Option<Owner>; 2]) -> Affected {
+        let itself = Owner { kind: kind.into(), name: Arc::clone(&key.name) };
         let mut affected = Affected::default();
-        for pod in self.pods.owned(&key.namespace, &owner) {
+        let mut any = false;
+        for pod in self.pods.owned(&key.namespace, &itself) {
+            any = true;
             affected.discovered.extend(self.slices.naming_pod(&pod.key));
             affected.addresses.extend(pod.reached());
+        }
+        // Most ReplicaSets are old and have no Pods: nobody has to know whose those are.
+        if any && self.rolls {
+            let workloads = owners.iter().flatten().chain([&itself]);
+            affected.rolled.extend(workloads.map(|owner| WorkloadRef::of_owner(&key.namespace, owner)));
         }
         affected
     }
@@ -223,7 +278,8 @@ impl Cluster {
         registry: &Registry,
         tasks: &mut Tasks,
     ) -> prometheus::Result<Self> {
-        let state = Arc::<RwLock<State>>::default();
+        let state = State { rolls: readers.rollout.is_some(), ..State::default() };
+        let state = Arc::new(RwLock::new(state));
         let relist = Arc::new(Notify::new());
         let watch = watch::Context {
             state: Arc::clone(&state),
@@ -232,7 +288,7 @@ impl Cluster {
             metrics: metrics::Metrics::register(registry, &state)?,
         };
         let every = watcher::Config::default;
-        let discovery = readers.destination.is_some();
+        let (discovery, rollout) = (readers.destination.is_some(), readers.rollout.is_some());
         let mut watches = Vec::new();
         if discovery || readers.external_workload.is_some() {
             watches.extend([
@@ -248,19 +304,32 @@ impl Cluster {
         }
         if readers.linkerd_config.is_some() {
             let config_maps = Api::namespaced(client.clone(), controller_namespace);
+            watches.push(watch.spawn::<ConfigMap>(config_maps, every(), tasks));
+        }
+        if readers.linkerd_config.is_some() || rollout {
+            watches.push(watch.spawn::<LinkerdConfig>(all(client), every(), tasks));
+        }
+        if discovery || rollout {
             watches.extend([
-                watch.spawn::<LinkerdConfig>(all(client), every(), tasks),
-                watch.spawn::<ConfigMap>(config_maps, every(), tasks),
+                watch.spawn::<Pod>(all(client), every(), tasks),
+                watch.spawn::<Owned<ReplicaSet>>(all(client), every(), tasks),
+                watch.spawn::<Owned<Job>>(all(client), every(), tasks),
             ]);
         }
         if discovery {
             watches.extend([
-                watch.spawn::<Pod>(all(client), every(), tasks),
                 watch.spawn::<Server>(all(client), every(), tasks),
                 watch.spawn::<ServiceProfile>(all(client), every(), tasks),
                 watch.spawn::<Node>(all(client), every(), tasks),
-                watch.spawn::<Owned<ReplicaSet>>(all(client), every(), tasks),
-                watch.spawn::<Owned<Job>>(all(client), every(), tasks),
+            ]);
+        }
+        if rollout {
+            watches.extend([
+                watch.spawn::<Watched<DeploymentObject>>(all(client), every(), tasks),
+                watch.spawn::<Watched<StatefulSetObject>>(all(client), every(), tasks),
+                watch.spawn::<Watched<DaemonSetObject>>(all(client), every(), tasks),
+                watch.spawn::<Namespace>(all(client), every(), tasks),
+                watch.spawn::<DisruptionBudget>(all(client), every(), tasks),
             ]);
         }
         Ok(Self { state, watches: watches.into(), relist })
@@ -281,6 +350,12 @@ impl Cluster {
     pub async fn recovered(&self, reader: Reader) {
         self.relist.notify_waiters();
         self.all_watches(|status| status.is_followed() || !status.kind.is_read_by(reader)).await;
+    }
+
+    /// Whether every kind that the reader reads is followed right now.
+    pub fn follows(&self, reader: Reader) -> bool {
+        let followed = |status: &watch::Status| status.is_followed() || !status.kind.is_read_by(reader);
+        self.watches.iter().all(|watch| followed(&watch.borrow()))
     }
 
     /// Whether clients can be told what there is, and what there is not: every kind was listed once, or is not served.

@@ -3,7 +3,7 @@
 //! In: JSON of any object of a watched kind, as a tenant may have written it. Out: the object, or the reason why it could
 //! not be read, together with its metadata. A list or a watch never fails because of one object.
 
-use std::{borrow::Cow, fmt, panic, sync::Arc};
+use std::{borrow::Cow, collections::BTreeMap, fmt, panic, sync::Arc};
 
 use k8s_openapi::{
     apimachinery::pkg::apis::meta::v1::{ManagedFieldsEntry, ObjectMeta, OwnerReference, Time},
@@ -12,6 +12,8 @@ use k8s_openapi::{
 use kube::{Resource, runtime::reflector::ObjectRef};
 use serde::{Deserialize, Deserializer, de::DeserializeOwned};
 use serde_json::value::RawValue;
+
+use crate::api::CONFIG_GROUP;
 
 /// Of a name in Kubernetes, and of one in DNS.
 pub const LONGEST_NAME: usize = 253;
@@ -183,8 +185,8 @@ pub fn lean_metadata<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Objec
         generation: Option<i64>,
         creation_timestamp: Option<Time>,
         deletion_timestamp: Option<Time>,
-        labels: Option<std::collections::BTreeMap<String, String>>,
-        annotations: Option<std::collections::BTreeMap<String, String>>,
+        labels: Option<BTreeMap<String, String>>,
+        annotations: Option<BTreeMap<String, String>>,
         owner_references: Option<Vec<OwnerReference>>,
         finalizers: Option<Vec<String>>,
         #[serde(default)]
@@ -220,6 +222,13 @@ pub fn lean_metadata<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Objec
             .map(|time| vec![ManagedFieldsEntry { time: Some(time), ..ManagedFieldsEntry::default() }]),
         ..ObjectMeta::default()
     })
+}
+
+/// Those of the LinkerdConfig group.
+pub(super) fn config_annotations(annotations: Option<BTreeMap<String, String>>) -> BTreeMap<Box<str>, Box<str>> {
+    let is_ours = |key: &str| key.strip_prefix(CONFIG_GROUP).is_some_and(|rest| rest.starts_with('/'));
+    let ours = annotations.into_iter().flatten().filter(|(key, _)| is_ours(key));
+    ours.map(|(key, value)| (key.into(), value.into())).collect()
 }
 
 /// When the object was last updated, to the second, by the API server's clock.

@@ -2,7 +2,13 @@
 //!
 //! Of ReplicaSets and Jobs only the metadata is watched.
 
-use std::{borrow::Cow, collections::HashMap, fmt::Debug, marker::PhantomData, sync::Arc};
+use std::{
+    borrow::Cow,
+    collections::{BTreeSet, HashMap},
+    fmt::Debug,
+    marker::PhantomData,
+    sync::Arc,
+};
 
 use k8s_openapi::{
     api::{apps::v1::ReplicaSet, batch::v1::Job},
@@ -14,6 +20,7 @@ use serde::Deserialize;
 use super::{
     Affected, Kind, Projected, State,
     object::{LONGEST_LABEL, LONGEST_NAME, NamespacedName, Problems, lean_metadata},
+    workload_ref::WorkloadRef,
 };
 
 /// The only owner of an object. Several owners tell nothing about where it belongs, and count as none; so does one that no API
@@ -43,7 +50,11 @@ pub struct Owned<K> {
 
 /// The owners of all ReplicaSets, or of all Jobs.
 #[derive(Default)]
-pub struct Owners(HashMap<NamespacedName, Option<Owner>>);
+pub struct Owners {
+    by_name: HashMap<NamespacedName, Option<Owner>>,
+    /// The names of what each owns.
+    owned: HashMap<WorkloadRef, BTreeSet<Arc<str>>>,
+}
 
 /// What stands between Pods and their workloads.
 pub trait Between: Resource<DynamicType = ()> + Clone + Debug + 'static {
@@ -74,15 +85,45 @@ impl Owner {
 impl Owners {
     /// The only owner of the object, if it is known and has one.
     pub fn of(&self, key: &NamespacedName) -> Option<&Owner> {
-        self.0.get(key)?.as_ref()
+        self.by_name.get(key)?.as_ref()
+    }
+
+    /// The names of those whose only owner this is.
+    pub fn owned<'a>(&'a self, owner: &WorkloadRef) -> impl Iterator<Item = &'a Arc<str>> + use<'a> {
+        self.owned.get(owner).into_iter().flatten()
     }
 
     pub fn len(&self) -> usize {
-        self.0.len()
+        self.by_name.len()
     }
 
     pub fn is_empty(&self) -> bool {
-        self.0.is_empty()
+        self.by_name.is_empty()
+    }
+
+    /// Who owned it before, if it was known.
+    fn insert(&mut self, key: &NamespacedName, owner: Option<Owner>) -> Option<Option<Owner>> {
+        let before = self.remove(key);
+        if let Some(owner) = &owner {
+            let owner = WorkloadRef::of_owner(&key.namespace, owner);
+            self.owned.entry(owner).or_default().insert(Arc::clone(&key.name));
+        }
+        self.by_name.insert(key.clone(), owner);
+        before
+    }
+
+    fn remove(&mut self, key: &NamespacedName) -> Option<Option<Owner>> {
+        let before = self.by_name.remove(key)?;
+        if let Some(owner) = &before {
+            let owner = WorkloadRef::of_owner(&key.namespace, owner);
+            if let Some(names) = self.owned.get_mut(&owner) {
+                names.remove(&key.name);
+                if names.is_empty() {
+                    self.owned.remove(&owner);
+                }
+            }
+        }
+        Some(before)
     }
 }
 
@@ -97,24 +138,24 @@ impl<K: Between> Projected for Owned<K> {
     }
 
     fn apply(self, state: &mut State) -> Affected {
-        let owners = &mut K::owners_mut(state).0;
-        if owners.get(&self.key).is_some_and(|known| *known == self.owner) {
+        let owners = K::owners_mut(state);
+        if owners.by_name.get(&self.key).is_some_and(|known| *known == self.owner) {
             return Affected::default();
         }
-        owners.insert(self.key.clone(), self.owner);
-        state.discovered_through(&K::kind(&()), &self.key)
+        let before = owners.insert(&self.key, self.owner.clone()).flatten();
+        state.affected_through(&K::kind(&()), &self.key, &[before, self.owner])
     }
 
     fn remove(key: &NamespacedName, state: &mut State) -> Affected {
-        match K::owners_mut(state).0.remove(key) {
-            Some(Some(_)) => state.discovered_through(&K::kind(&()), key),
+        match K::owners_mut(state).remove(key) {
+            Some(Some(owner)) => state.affected_through(&K::kind(&()), key, &[Some(owner), None]),
             // Without an owner it said nothing that its absence does not.
             Some(None) | None => Affected::default(),
         }
     }
 
     fn keys(state: &State) -> Vec<NamespacedName> {
-        K::owners(state).0.keys().cloned().collect()
+        K::owners(state).by_name.keys().cloned().collect()
     }
 }
 

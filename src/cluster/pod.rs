@@ -1,32 +1,34 @@
-//! A Pod: what of it decides what its endpoints look like, and where it is reached.
+//! A Pod: what of it decides what its endpoints look like, where it is reached, and whether its proxy is out of date.
 
 use std::{
-    borrow::Cow,
-    fmt,
     net::{IpAddr, SocketAddr},
     sync::Arc,
 };
 
 use k8s_openapi::{api::core::v1 as core, apimachinery::pkg::apis::meta::v1::ObjectMeta, jiff::Timestamp};
-use serde::{
-    Deserialize, Deserializer,
-    de::{SeqAccess, Visitor},
-};
+use serde::Deserialize;
 
 use super::{
     Affected, Kind, Projected, State,
     address::{self, IpObject, Reached},
+    inject::Inject,
     object::{NamespacedName, Problems, lean_metadata},
     owner::Owner,
     port_ranges::PortRanges,
+    proxy::{Environment, Injected, ProxyPorts},
     selector::Labels,
 };
-use crate::api::{CONTROL_PLANE_NAMESPACE_LABEL, OPAQUE_PORTS_ANNOTATION, PROXY_NAME, SKIP_INBOUND_PORTS_ANNOTATION};
+use crate::api::{
+    CONTROL_PLANE_COMPONENT_LABEL, CONTROL_PLANE_NAMESPACE_LABEL, OPAQUE_PORTS_ANNOTATION, PROXY_NAME,
+    SKIP_INBOUND_PORTS_ANNOTATION,
+};
 
-/// A Pod, reduced to what its endpoints show. Two that compare equal look the same to every client.
+/// A Pod, reduced to what its endpoints show, and what rollouts judge. Two that compare equal are the same Pod, and look the same
+/// to every client.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Pod {
     pub key: NamespacedName,
+    pub uid: Arc<str>,
     pub labels: Labels,
     pub owner: Option<Owner>,
     pub service_account: Arc<str>,
@@ -38,12 +40,15 @@ pub struct Pod {
     pub ports: Box<[ContainerPort]>,
     /// `None` when there is no proxy, or it cannot be read where it listens.
     pub proxy: Option<ProxyPorts>,
+    /// `None` when there is no proxy. Shared by the Pods that the state holds.
+    pub injected: Option<Arc<Injected>>,
+    pub inject: Inject,
     pub created: Option<Timestamp>,
     pub terminating: bool,
     pub phase: Phase,
     /// In the order of its status; the node's where it is in the node's network.
     pub addresses: Box<[IpAddr]>,
-    host_network: bool,
+    pub host_network: bool,
     /// Of its node; empty where no container has a port there.
     host_addresses: Box<[IpAddr]>,
 }
@@ -65,15 +70,6 @@ pub struct ContainerPort {
     pub name: Arc<str>,
     pub number: u16,
     pub host_port: Option<u16>,
-}
-
-/// Where the proxy of a meshed Pod listens.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct ProxyPorts {
-    /// 1 to 65534: proxies ignore any other.
-    pub inbound: u16,
-    pub admin: u16,
-    pub control: u16,
 }
 
 /// A Pod as the API server sends it.
@@ -117,8 +113,8 @@ struct PodStatus {
 struct Container {
     name: String,
     ports: Option<Vec<ContainerPortObject>>,
-    #[serde(deserialize_with = "proxy_environment")]
-    env: Vec<(ProxyVariable, String)>,
+    image: Option<String>,
+    env: Environment,
 }
 
 #[derive(Clone, Debug, Default, Deserialize)]
@@ -129,19 +125,17 @@ struct ContainerPortObject {
     host_port: Option<i64>,
 }
 
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum ProxyVariable {
-    Inbound,
-    Admin,
-    Control,
-}
-
 // === impl Pod ===
 
 impl Pod {
     /// The namespace of the control plane whose mesh the Pod is in.
     pub fn control_plane_namespace(&self) -> Option<&str> {
         self.labels.get(CONTROL_PLANE_NAMESPACE_LABEL).map(|namespace| &**namespace).filter(|it| !it.is_empty())
+    }
+
+    /// Whether it is part of a control plane of Linkerd.
+    pub fn is_control_plane(&self) -> bool {
+        self.labels.get(CONTROL_PLANE_COMPONENT_LABEL).is_some()
     }
 
     /// In the network of Pods.
@@ -172,13 +166,17 @@ impl Projected for Pod {
         let containers: Vec<Container> = init_containers.into_iter().chain(containers).flatten().collect();
         let ports: Box<[ContainerPort]> =
             containers.iter().flat_map(|it| it.ports.iter().flatten()).filter_map(ContainerPort::parse).collect();
-        let annotation = |key| wire.metadata.annotations.as_ref().and_then(|all| all.get(key));
+        let annotations = wire.metadata.annotations.as_ref();
+        let annotation = |key| annotations.and_then(|all| all.get(key));
+        // Init containers come first: that is where a native sidecar is.
+        let proxy = containers.iter().find(|it| it.name == PROXY_NAME);
         let opaque_ports = annotation(OPAQUE_PORTS_ANNOTATION)
             .map(|text| PortRanges::parse(text, ports.iter().map(|port| (&*port.name, port.number)), problems));
         let labels: Labels = wire.metadata.labels.iter().flatten().collect();
         let has_host_port = ports.iter().any(|port| port.host_port.is_some());
         let pod = Self {
             key: NamespacedName::of(&wire.metadata),
+            uid: wire.metadata.uid.as_deref().unwrap_or_default().into(),
             owner: Owner::only(&wire.metadata),
             service_account: service_account_name.filter(|it| !it.is_empty()).as_deref().unwrap_or("default").into(),
             node: node_name.unwrap_or_default().into(),
@@ -186,8 +184,9 @@ impl Projected for Pod {
             skipped_ports: annotation(SKIP_INBOUND_PORTS_ANNOTATION)
                 .map(|text| PortRanges::parse(text, [], problems))
                 .unwrap_or_default(),
-            // Init containers come first: that is where a native sidecar is.
-            proxy: containers.iter().find(|it| it.name == PROXY_NAME).and_then(ProxyPorts::of),
+            proxy: proxy.and_then(|it| ProxyPorts::of(&it.env)),
+            injected: proxy.map(|it| Arc::new(Injected::of(&it.env, it.image.as_deref(), annotations))),
+            inject: Inject::of(annotations),
             created: wire.metadata.creation_timestamp.map(|time| time.0),
             terminating: wire.metadata.deletion_timestamp.is_some(),
             phase: match phase.as_deref() {
@@ -216,6 +215,7 @@ impl Projected for Pod {
             return Affected::default();
         }
         let mut affected = Affected::discovered(state.slices.naming_pod(&key));
+        affected.rolled = state.workloads_of(known.as_deref().into_iter().chain([&self]));
         affected.addresses.extend(known.iter().flat_map(|known| known.reached()).chain(self.reached()));
         state.pods.insert(self);
         affected
@@ -224,6 +224,7 @@ impl Projected for Pod {
     fn remove(key: &NamespacedName, state: &mut State) -> Affected {
         let Some(old) = state.pods.remove(key) else { return Affected::default() };
         let mut affected = Affected::discovered(state.slices.naming_pod(key));
+        affected.rolled = state.workloads_of([&*old]);
         affected.addresses.extend(old.reached());
         affected
     }
@@ -243,59 +244,6 @@ impl ContainerPort {
             host_port: object.host_port.and_then(port),
         })
     }
-}
-
-impl ProxyPorts {
-    /// `None` unless all three are literal socket addresses.
-    fn of(proxy: &Container) -> Option<Self> {
-        let port = |variable| {
-            let (_, value) = proxy.env.iter().find(|(name, _)| *name == variable)?;
-            value.parse::<SocketAddr>().ok().map(|address| address.port())
-        };
-        Some(Self {
-            inbound: port(ProxyVariable::Inbound).filter(|inbound| (1..=65534).contains(inbound))?,
-            admin: port(ProxyVariable::Admin)?,
-            control: port(ProxyVariable::Control)?,
-        })
-    }
-}
-
-/// Keeps three variables of the dozens that a proxy has: an environment is most of a Pod.
-fn proxy_environment<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Vec<(ProxyVariable, String)>, D::Error> {
-    #[derive(Deserialize)]
-    struct Variable<'a> {
-        #[serde(borrow)]
-        name: Cow<'a, str>,
-        #[serde(borrow, default)]
-        value: Option<Cow<'a, str>>,
-    }
-    struct Environment;
-    impl<'de> Visitor<'de> for Environment {
-        type Value = Vec<(ProxyVariable, String)>;
-
-        fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-            f.write_str("environment variables")
-        }
-
-        fn visit_unit<E>(self) -> Result<Self::Value, E> {
-            Ok(Vec::new())
-        }
-
-        fn visit_seq<A: SeqAccess<'de>>(self, mut variables: A) -> Result<Self::Value, A::Error> {
-            let mut kept = Vec::new();
-            while let Some(Variable { name, value }) = variables.next_element()? {
-                let variable = match &*name {
-                    "LINKERD2_PROXY_INBOUND_LISTEN_ADDR" => ProxyVariable::Inbound,
-                    "LINKERD2_PROXY_ADMIN_LISTEN_ADDR" => ProxyVariable::Admin,
-                    "LINKERD2_PROXY_CONTROL_LISTEN_ADDR" => ProxyVariable::Control,
-                    _ => continue,
-                };
-                kept.push((variable, value.unwrap_or_default().into_owned()));
-            }
-            Ok(kept)
-        }
-    }
-    deserializer.deserialize_any(Environment)
 }
 
 #[cfg(test)]
@@ -360,6 +308,49 @@ pub mod tests {
             let (found, problems) = pod(&meshed, &spec);
             assert_eq!((found.proxy, problems), (None, 1), "{container}");
             assert_eq!(pod(&json!({}), &spec).1, 0);
+        }
+    }
+
+    #[test]
+    fn what_a_proxy_was_injected_with_is_read_from_its_container_and_the_annotations() {
+        let marker = json!({"name": "LINKERD_CONFIG_HASH", "value": "0123456789abcdef"});
+        let container = json!({"name": "linkerd-proxy", "image": "cr.l5d.io/linkerd/proxy:edge-1", "env": [marker]});
+        let app = json!({"name": "app", "image": "app:1", "env": [marker]});
+        let injected = |annotations: Value, spec: Value| {
+            pod(&json!({ "annotations": annotations }), &spec).0.injected.map(|injected| (*injected).clone())
+        };
+        let bare = Injected {
+            marker: Some("0123456789abcdef".into()),
+            proxy_version: Some("edge-1".into()),
+            trust_roots: None,
+            pinned: false,
+        };
+        assert_eq!(injected(json!({}), json!({"containers": [app]})), None);
+        assert_eq!(injected(json!({}), json!({"containers": [app, container]})), Some(bare.clone()));
+        assert_eq!(injected(json!(null), json!({"initContainers": [container]})), Some(bare.clone()));
+        let annotated = json!({"linkerd.io/proxy-version": "edge-2", "linkerd.io/trust-root-sha256": "ff"});
+        let annotated = injected(annotated, json!({"containers": [container]}));
+        let (proxy_version, trust_roots) = (Some("edge-2".into()), Some("ff".into()));
+        assert_eq!(annotated, Some(Injected { proxy_version, trust_roots, ..bare.clone() }));
+        for key in ["config.linkerd.io/proxy-version", "config.linkerd.io/proxy-image"] {
+            let pinned = injected(json!({key: "edge-1"}), json!({"containers": [container]}));
+            assert_eq!(pinned, Some(Injected { pinned: true, ..bare.clone() }));
+        }
+        let unmarked = json!({"containers": [{"name": "linkerd-proxy", "env": null}]});
+        assert_eq!(injected(json!({}), unmarked), Some(Injected { marker: None, proxy_version: None, ..bare }));
+    }
+
+    #[test]
+    fn a_pod_of_the_control_plane_is_told_from_others_and_so_is_one_made_anew_under_its_name() {
+        let labels = json!({"linkerd.io/control-plane-component": "identity"});
+        assert!(pod(&json!({ "labels": labels }), &json!({})).0.is_control_plane());
+        assert!(!pod(&json!({}), &json!({})).0.is_control_plane());
+        let annotations = json!({"linkerd.io/inject": "disabled"});
+        assert_eq!(pod(&json!({ "annotations": annotations }), &json!({})).0.inject, Inject::Disabled);
+        let mut state = State { rolls: true, ..State::default() };
+        let born = |uid: &str| pod(&json!({ "uid": uid }), &json!({})).0;
+        for (uid, rolled) in [("a", 1), ("a", 0), ("b", 1)] {
+            assert_eq!(born(uid).apply(&mut state).rolled.len(), rolled, "{uid}");
         }
     }
 

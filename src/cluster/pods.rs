@@ -8,7 +8,7 @@ use std::{
 
 use super::{
     address::ByAddress, label_selector::LabelSelector, object::NamespacedName, owner::Owner, pod::Pod,
-    selector::ByLabel,
+    proxy::AllInjected, selector::ByLabel,
 };
 
 /// All Pods of a cluster.
@@ -17,6 +17,7 @@ pub struct Pods {
     namespaces: HashMap<Arc<str>, Namespace>,
     by_ip: ByAddress<IpAddr, Pod>,
     by_host_port: ByAddress<SocketAddr, Pod>,
+    injected: AllInjected,
     count: usize,
 }
 
@@ -42,6 +43,10 @@ impl Pods {
         self.namespaces.get(namespace)?.by_name.get(name)
     }
 
+    pub fn in_namespace(&self, namespace: &str) -> impl Iterator<Item = &Arc<Pod>> {
+        self.namespaces.get(namespace).into_iter().flat_map(|namespace| namespace.by_name.values())
+    }
+
     /// The Pods of a namespace that the selector matches.
     pub fn selected<'a>(&'a self, namespace: &str, selector: &'a LabelSelector) -> impl Iterator<Item = &'a Arc<Pod>> {
         let namespace = self.namespaces.get(namespace);
@@ -55,8 +60,14 @@ impl Pods {
             .filter(|pod| selector.matches(&pod.labels))
     }
 
+    /// Those of a control plane in the namespace.
+    pub fn of_control_plane(&self, namespace: &str) -> impl Iterator<Item = &Arc<Pod>> {
+        let pods = self.namespaces.get(namespace).into_iter().flat_map(|namespace| namespace.by_name.values());
+        pods.filter(|pod| pod.is_control_plane())
+    }
+
     /// The Pods of a namespace whose only owner this is.
-    pub fn owned(&self, namespace: &str, owner: &Owner) -> impl Iterator<Item = &Arc<Pod>> {
+    pub fn owned<'a>(&'a self, namespace: &str, owner: &Owner) -> impl Iterator<Item = &'a Arc<Pod>> + use<'a> {
         let namespace = self.namespaces.get(namespace);
         let names = namespace.and_then(|it| it.by_owner.get(owner)).into_iter().flatten();
         names.filter_map(move |name| namespace?.by_name.get(name))
@@ -72,13 +83,18 @@ impl Pods {
         self.by_host_port.get(&address)
     }
 
-    pub(super) fn keys(&self) -> impl Iterator<Item = NamespacedName> {
-        self.namespaces.values().flat_map(|namespace| namespace.by_name.values()).map(|pod| pod.key.clone())
+    pub fn all(&self) -> impl Iterator<Item = &Arc<Pod>> {
+        self.namespaces.values().flat_map(|namespace| namespace.by_name.values())
     }
 
-    pub(super) fn insert(&mut self, pod: Pod) {
+    pub(super) fn keys(&self) -> impl Iterator<Item = NamespacedName> {
+        self.all().map(|pod| pod.key.clone())
+    }
+
+    pub(super) fn insert(&mut self, mut pod: Pod) {
         self.remove(&pod.key);
         self.count += 1;
+        pod.injected = pod.injected.map(|injected| self.injected.share(injected));
         let pod = Arc::new(pod);
         self.by_ip.insert(pod.own_addresses().iter().copied(), &pod);
         self.by_host_port.insert(pod.host_ports(), &pod);
@@ -105,6 +121,9 @@ impl Pods {
         }
         if namespace.by_name.is_empty() {
             self.namespaces.remove(&key.namespace);
+        }
+        if let Some(injected) = &old.injected {
+            self.injected.release(injected);
         }
         self.by_ip.remove(old.own_addresses().iter().copied(), &old);
         self.by_host_port.remove(old.host_ports(), &old);
@@ -140,6 +159,27 @@ mod tests {
         assert_eq!(pods.owned("ns", &replica_set).count(), 0);
         pods.remove(&NamespacedName::new("ns", "web-1"));
         assert!(pods.is_empty() && pods.namespaces.is_empty());
+    }
+
+    #[test]
+    fn pods_share_what_they_were_injected_with_even_when_somebody_keeps_one_that_is_gone() {
+        let mut pods = Pods::default();
+        let born = |name: &str, image: &str| {
+            let spec = json!({"containers": [{"name": "linkerd-proxy", "image": image}]});
+            pod(&json!({ "name": name }), &spec).0
+        };
+        for (name, image) in [("a", "proxy:1"), ("b", "proxy:1"), ("c", "proxy:2"), ("b", "proxy:1")] {
+            pods.insert(born(name, image));
+        }
+        let shared = |pods: &Pods, name: &str| Arc::clone(pods.get("ns", name).unwrap().injected.as_ref().unwrap());
+        assert!(Arc::ptr_eq(&shared(&pods, "a"), &shared(&pods, "b")));
+        assert_eq!(pods.injected.len(), 2);
+        let kept = pods.remove(&NamespacedName::new("ns", "c"));
+        assert_eq!((pods.injected.len(), kept.is_some()), (1, true));
+        for name in ["a", "b"] {
+            pods.remove(&NamespacedName::new("ns", name));
+        }
+        assert_eq!(pods.injected.len(), 0);
     }
 
     #[test]

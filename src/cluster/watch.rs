@@ -28,7 +28,7 @@ use tokio::{
 use tracing::{info, warn};
 
 use super::{
-    Affected, Kind, Projected, Reader, Readers, State,
+    Affected, Kind, Projected, Readers, State,
     metrics::Metrics,
     object::{Guarded, NamespacedName, PANICKED, Problems, last_update},
     trigger::backoff,
@@ -56,6 +56,8 @@ pub struct Problem {
 #[derive(Clone, Debug)]
 pub(super) struct Status {
     pub kind: Kind,
+    /// Proxies are served by what the state has of it: what is missing keeps the process from being ready.
+    serves: bool,
     pub synced: bool,
     /// The API server said once that it has no such kind, and clusters may lack it: an outage makes that no less known.
     absent: bool,
@@ -85,6 +87,10 @@ pub(super) struct Context {
 // === impl Status ===
 
 impl Status {
+    fn new(kind: Kind, serves: bool) -> Self {
+        Self { kind, serves, synced: false, absent: false, failure: None }
+    }
+
     /// The state has all of the kind, and follows it as far as anybody can tell: a connection that fell silent is noticed after
     /// a minute only.
     pub(super) fn is_followed(&self) -> bool {
@@ -112,9 +118,7 @@ impl Status {
             Some(Failure::Unreachable(message)) => format!("cannot list or watch {resource}: {message}"),
         };
         // What serves proxies goes on while the configuration waits.
-        let serves = self.kind.is_read_by(Reader::Destination) || self.kind.is_read_by(Reader::ExternalWorkload);
-        let blocks_readiness = !self.is_known() && serves;
-        Some(Problem { text, blocks_readiness })
+        Some(Problem { text, blocks_readiness: self.serves && !self.is_known() })
     }
 }
 
@@ -156,8 +160,7 @@ impl Context {
         config: watcher::Config,
         tasks: &mut Tasks,
     ) -> channel::Receiver<Status> {
-        let (status, receiver) =
-            channel::channel(Status { kind: T::KIND, synced: false, absent: false, failure: None });
+        let (status, receiver) = channel::channel(Status::new(T::KIND, self.readers.serve_with(T::KIND)));
         let context = self.clone();
         tasks.spawn(T::KIND.resource(), async move { context.run::<T>(api, config, status).await });
         receiver
@@ -293,6 +296,9 @@ impl Context {
         if let Some(triggers) = &self.readers.linkerd_config {
             triggers
                 .mark(std::mem::take(&mut affected.configured).into_iter().map(|name| NamespacedName::new("", name)));
+        }
+        if let Some(dirty) = &self.readers.rollout {
+            dirty.mark(std::mem::take(&mut affected.rolled));
         }
         if let Some(dirty) = &self.readers.destination {
             dirty.mark(affected, received);

@@ -4,9 +4,12 @@ use serde_json::{Value, from_value, json};
 
 use super::*;
 use crate::cluster::{
+    dirty::Dirty,
+    dirty_workloads::DirtyWorkloads,
     pod::{Pod, PodObject},
     server::Server,
     slices::Slice,
+    trigger::Triggers,
 };
 
 #[test]
@@ -40,10 +43,31 @@ fn only_a_kind_that_clusters_may_lack_is_known_to_be_absent() {
         (Kind::ReplicaSet, false),
         (Kind::Job, false),
     ] {
-        let mut status = Status { kind, synced: false, absent: false, failure: None };
+        let mut status = Status::new(kind, true);
         failed(&mut status, Failure::KindMissing);
         assert_eq!(status.is_known(), known, "{kind:?}");
         assert_eq!(status.problem().map(|problem| problem.blocks_readiness), Some(!known), "{kind:?}");
+    }
+}
+
+#[test]
+fn a_kind_that_no_job_which_serves_proxies_reads_in_this_process_does_not_keep_it_from_being_ready() {
+    let (rollout, destination) = (Some(DirtyWorkloads::new()), Some(Dirty::new()));
+    let external_workload = Some(Triggers::new("test", &prometheus::Registry::new()).unwrap());
+    let rollouts = Readers { rollout, ..Readers::default() };
+    let discovery = Readers { destination, ..rollouts.clone() };
+    let slices = Readers { external_workload, ..rollouts.clone() };
+    for (kind, [by_rollouts, by_discovery, by_slices]) in [
+        (Kind::Pod, [false, true, false]),
+        (Kind::EndpointSlice, [false, true, true]),
+        (Kind::Deployment, [false, false, false]),
+        (Kind::LinkerdConfig, [false, false, false]),
+    ] {
+        for (readers, blocks) in [(&rollouts, by_rollouts), (&discovery, by_discovery), (&slices, by_slices)] {
+            let mut status = Status::new(kind, readers.serve_with(kind));
+            failed(&mut status, Failure::Denied("no".to_owned()));
+            assert_eq!(status.problem().map(|problem| problem.blocks_readiness), Some(blocks), "{kind:?}");
+        }
     }
 }
 
