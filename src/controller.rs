@@ -153,8 +153,13 @@ impl ControlLoop {
         }
     }
 
+    /// The term in which things are decided.
+    pub fn term(&self) -> u64 {
+        self.confirmed_term.load(Ordering::Acquire)
+    }
+
     /// Whether this process leads, and has looked at what it led to.
     pub fn may_decide(&self) -> bool {
-        self.leadership.term() == Some(self.confirmed_term.load(Ordering::Acquire))
+        self.leadership.term() == Some(self.term())
     }
 }

@@ -63,6 +63,15 @@ pub enum Reason {
     InjectorSyncTimeout,
     InjectorDenied,
     ConfigRolledBack,
+    RolloutStarted,
+    RolloutCompleted,
+    RolloutPaused,
+    RolloutResumed,
+    RolloutHalted,
+    PodRestart,
+    ProxyUpToDate,
+    ProxyRolloutFailed,
+    ProxyRolloutSkipped,
 }
 
 /// Something to tell about an object.
@@ -160,7 +169,7 @@ enum Cause {
 // === impl Reason ===
 
 impl Reason {
-    pub const ALL: [Self; 22] = [
+    pub const ALL: [Self; 31] = [
         Self::Published,
         Self::Unpublished,
         Self::BecameReady,
@@ -183,6 +192,15 @@ impl Reason {
         Self::InjectorSyncTimeout,
         Self::InjectorDenied,
         Self::ConfigRolledBack,
+        Self::RolloutStarted,
+        Self::RolloutCompleted,
+        Self::RolloutPaused,
+        Self::RolloutResumed,
+        Self::RolloutHalted,
+        Self::PodRestart,
+        Self::ProxyUpToDate,
+        Self::ProxyRolloutFailed,
+        Self::ProxyRolloutSkipped,
     ];
 
     pub const fn as_str(self) -> &'static str {
@@ -209,6 +227,15 @@ impl Reason {
             Self::InjectorSyncTimeout => "InjectorSyncTimeout",
             Self::InjectorDenied => "InjectorDenied",
             Self::ConfigRolledBack => "ConfigRolledBack",
+            Self::RolloutStarted => "RolloutStarted",
+            Self::RolloutCompleted => "RolloutCompleted",
+            Self::RolloutPaused => "RolloutPaused",
+            Self::RolloutResumed => "RolloutResumed",
+            Self::RolloutHalted => "RolloutHalted",
+            Self::PodRestart => "PodRestart",
+            Self::ProxyUpToDate => "ProxyUpToDate",
+            Self::ProxyRolloutFailed => "ProxyRolloutFailed",
+            Self::ProxyRolloutSkipped => "ProxyRolloutSkipped",
         }
     }
 
@@ -222,7 +249,9 @@ impl Reason {
             | Self::ValidationFailed
             | Self::InjectorSyncTimeout
             | Self::InjectorDenied
-            | Self::ConfigRolledBack => EventType::Warning,
+            | Self::ConfigRolledBack
+            | Self::RolloutHalted
+            | Self::ProxyRolloutFailed => EventType::Warning,
             _ => EventType::Normal,
         }
     }

@@ -11,7 +11,7 @@ use crate::{
     admin::{self, Admin, Readiness},
     args::ManagerArgs,
     client,
-    cluster::{Cluster, Readers, dirty::Dirty, trigger::Triggers},
+    cluster::{Cluster, Readers, dirty::Dirty, dirty_workloads::DirtyWorkloads, trigger::Triggers},
     controller, destination, events, external_workload, lease, linkerd_config,
     listen::listen,
     metrics,
@@ -61,10 +61,11 @@ pub async fn run(args: ManagerArgs) -> anyhow::Result<()> {
             .enable_linkerd_config
             .then(|| Triggers::new(linkerd_config::QUEUE, &registry))
             .transpose()?,
+        rollout: args.enable_linkerd_config.then(DirtyWorkloads::new),
     };
-    let cluster = match &followed_by {
-        Readers { external_workload: None, destination: None, linkerd_config: None } => None,
-        _ => Some(Cluster::spawn(&client, &followed_by, &args.controller_namespace, &registry, &mut readers)?),
+    let cluster = match followed_by.is_empty() {
+        true => None,
+        false => Some(Cluster::spawn(&client, &followed_by, &args.controller_namespace, &registry, &mut readers)?),
     };
     if let (Some(cluster), Some(dirty), Some(listener)) = (&cluster, &followed_by.destination, destination_listener) {
         let parts = destination::Parts { cluster, dirty, registry: &registry, listener };
@@ -105,10 +106,14 @@ pub async fn run(args: ManagerArgs) -> anyhow::Result<()> {
             external_workload::spawn(&parts(triggers, &leadership), settings, stop.clone(), &mut writers)?;
             led.push(leadership);
         }
-        if let Some(triggers) = &followed_by.linkerd_config {
+        if let (Some(triggers), Some(dirty_workloads)) = (&followed_by.linkerd_config, &followed_by.rollout) {
             let leadership = elect(&operator_namespace, linkerd_config::LEASE);
             let parts = parts(triggers, &leadership);
-            linkerd_config::spawn(&parts, &args.controller_namespace, stop.clone(), &mut writers)?;
+            let namespaces = linkerd_config::Namespaces {
+                control_plane: args.controller_namespace.as_str().into(),
+                operator: operator_namespace.as_str().into(),
+            };
+            linkerd_config::spawn(&parts, namespaces, Arc::clone(dirty_workloads), stop.clone(), &mut writers)?;
             led.push(leadership);
         }
     }

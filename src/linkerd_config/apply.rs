@@ -26,14 +26,15 @@ use super::{
     values::Document,
 };
 use crate::{
-    api::{CONFIG_GROUP, INJECTOR, LINKERD_CONFIG_KIND, LinkerdConfig, LinkerdConfigStatus, RESTORE_BASE_FINALIZER},
+    api::{
+        CONFIG_GROUP, INJECTOR, LINKERD_CONFIG_KIND, LinkerdConfig, LinkerdConfigStatus, RESTARTED_FOR_ANNOTATION,
+        RESTORE_BASE_FINALIZER,
+    },
     cluster::config_map::ConfigMap,
     lease::{Fence, WriteError},
 };
 
 const MANAGED_BY_ANNOTATION: &str = "config.linkerd.io/managed-by";
-/// On the template of a Deployment: another value is a restart, the same one is none.
-const RESTARTED_FOR_ANNOTATION: &str = "config.linkerd.io/restarted-for";
 pub(super) const REVISION_ANNOTATION: &str = "config.linkerd.io/base-revision";
 
 pub(super) struct Writer {
@@ -75,24 +76,24 @@ impl Writer {
         Ok(Base::newest(&self.revisions_of(config_map).await?))
     }
 
-    /// The document that was declared at another revision over the same base, as far as it is still kept.
+    /// The documents that were declared at other revisions over the same base, as far as they are still kept.
     pub(super) async fn declared_at(
         &self,
-        revision: i64,
+        revisions: &[i64],
         base: &Base,
         config_map: &str,
-    ) -> Result<Option<Document>, WriteError> {
-        Ok(base.declared_at(&self.revisions_of(config_map).await?, revision))
+    ) -> Result<Vec<Document>, WriteError> {
+        Ok(base.declared_at(&self.revisions_of(config_map).await?, revisions))
     }
 
-    /// Keeps a base, and forgets the oldest, but not the one that works. With the number that it was kept under.
-    pub(super) async fn keep(&self, base: &Base, config_map: &str, good: Option<i64>) -> Result<Base, WriteError> {
+    /// Keeps a base, and forgets the oldest, but not those that work. With the number that it was kept under.
+    pub(super) async fn keep(&self, base: &Base, config_map: &str, good: &[i64]) -> Result<Base, WriteError> {
         let mut revisions = self.revisions_of(config_map).await?;
         let newest = revisions.iter().map(|object| object.revision).max().unwrap_or_default();
         let base = Base { revision: newest + 1, ..base.clone() };
         self.fence.send(self.revisions.create(&params(), &base.to_object(config_map))).await?;
         revisions.sort_by_key(|object| std::cmp::Reverse(object.revision));
-        for old in revisions.iter().skip(KEPT - 1).filter(|old| Some(old.revision) != good) {
+        for old in revisions.iter().skip(KEPT - 1).filter(|old| !good.contains(&old.revision)) {
             match self.fence.send(self.revisions.delete(&old.name_any(), &DeleteParams::default())).await {
                 Err(WriteError::Refused(status)) if status.is_not_found() => {}
                 result => drop(result?),
@@ -189,7 +190,7 @@ impl Writer {
 
 /// What is not there any more has to be said of a merge patch, field by field.
 fn say_what_is_not(status: &mut Value) {
-    const FIELDS: [&str; 10] = [
+    const FIELDS: [&str; 11] = [
         "target",
         "configHash",
         "injectionHash",
@@ -198,13 +199,34 @@ fn say_what_is_not(status: &mut Value) {
         "proxyVersion",
         "revisions",
         "drift",
+        "rollout",
         "deprecatedFields",
         "trustAnchors",
     ];
-    const NESTED: [(&str, &[&str]); 3] = [
+    const NESTED: [(&str, &[&str]); 5] = [
         ("target", &["uid"]),
-        ("revisions", &["base", "lastKnownGood", "lastKnownGoodHash", "failed"]),
-        ("drift", &["lastTime", "count", "manager", "paths"]),
+        ("revisions", &["base", "lastKnownGood", "lastKnownGoodHash", "lastRolledOut", "failed"]),
+        ("drift", &["lastTime", "count", "manager", "paths", "windows"]),
+        ("trustAnchors", &["fingerprints", "replaced"]),
+        (
+            "rollout",
+            &[
+                "hash",
+                "startedAt",
+                "completedAt",
+                "nextWindow",
+                "adoptedAt",
+                "baselineHash",
+                "rolledBack",
+                "retry",
+                "summary",
+                "workloads",
+                "pods",
+                "updating",
+                "failures",
+                "skipped",
+            ],
+        ),
     ];
     let Some(status) = status.as_object_mut() else { return };
     for field in FIELDS {

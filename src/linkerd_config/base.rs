@@ -81,11 +81,14 @@ impl Base {
         revisions.iter().max_by_key(|object| object.revision).map(Self::read).transpose()
     }
 
-    /// The document that was declared at another revision, if that lay over the same document of the same ConfigMap, and can
-    /// be read: what worked for another Linkerd may not work for this one.
-    pub fn declared_at(&self, revisions: &[ControllerRevision], revision: i64) -> Option<Document> {
-        let base = Self::read(revisions.iter().find(|object| object.revision == revision)?).ok()?;
-        (base.uid == self.uid && base.document == self.document).then_some(base.effective)
+    /// The documents that were declared at other revisions, of those that lay over the same document of the same ConfigMap, and
+    /// can be read: what worked for another Linkerd may not work for this one.
+    pub fn declared_at(&self, revisions: &[ControllerRevision], wanted: &[i64]) -> Vec<Document> {
+        let declared = |revision: &i64| {
+            let base = Self::read(revisions.iter().find(|object| object.revision == *revision)?).ok()?;
+            (base.uid == self.uid && base.document == self.document).then_some(base.effective)
+        };
+        wanted.iter().filter_map(declared).collect()
     }
 
     fn read(object: &ControllerRevision) -> Result<Self, String> {

@@ -3,16 +3,19 @@
 //! In: the resource, the ConfigMap as it was looked at. Out: what came of it, however it ended. Always holds: a base is kept
 //! before it is written over, and nothing is written for who is not in effect any more.
 
-use std::{sync::Arc, time::Duration};
+use std::{slice, sync::Arc, time::Duration};
 
+use k8s_openapi::jiff::Timestamp;
 use tracing::{info, warn};
 
 use super::{
     Context,
     apply::REVISION_ANNOTATION,
     base::Base,
-    plan::{Input, Plan, Verdict, plan},
-    status::{self, failed},
+    drift::FIELD_MANAGER,
+    plan::{Input, Plan, Verdict, others, plan},
+    status::{self, failed, good_revisions},
+    values::Reading,
 };
 use crate::{
     api::linkerd_config::{DeletionPolicy, LinkerdConfigStatus, Mode, OnTimeout},
@@ -25,6 +28,12 @@ pub(super) struct Care {
     pub(super) plan: Plan,
     pub(super) written: bool,
     pub(super) base_revision: Option<i64>,
+    /// The status, where it had to be told before something was written.
+    pub(super) told: Option<Arc<LinkerdConfigStatus>>,
+    /// The injection hash of the document that was there before it was ever written by us.
+    pub(super) baseline: Option<String>,
+    /// Workloads failed with the document that is in effect, and there is one to go back to.
+    pub(super) takes_back: bool,
 }
 
 // === impl Care ===
@@ -32,7 +41,14 @@ pub(super) struct Care {
 impl Default for Care {
     /// Nothing was looked at yet.
     fn default() -> Self {
-        Self { plan: Plan::only(Verdict::Unknown), written: false, base_revision: None }
+        Self {
+            plan: Plan::only(Verdict::Unknown),
+            written: false,
+            base_revision: None,
+            told: None,
+            baseline: None,
+            takes_back: false,
+        }
     }
 }
 
@@ -67,12 +83,14 @@ impl Context {
         };
         care.base_revision = base.as_ref().map(|base| base.revision);
         let failed = failed(config, before);
-        let good_revision = before.revisions.as_ref().and_then(|revisions| revisions.last_known_good);
-        let good = match (good_revision, &base) {
-            (Some(revision), Some(base)) if !failed.is_empty() => {
-                self.writer.declared_at(revision, base, &config.target.name).await?
+        let good_revisions = good_revisions(before);
+        let wants_rollback = self.rollouts.wants_rollback(config, before);
+        let good = match &base {
+            // Read only where it is needed: it seldom is.
+            Some(base) if !failed.is_empty() || wants_rollback => {
+                self.writer.declared_at(&good_revisions, base, &config.target.name).await?
             }
-            _ => None,
+            _ => Vec::new(),
         };
         let text = live.and_then(|live| live.values.as_ref());
         let document = text.map(|text| self.records.read(&config.target.name, text));
@@ -85,20 +103,34 @@ impl Context {
             first_time: before.revisions.is_none(),
             fought_over: truce.is_some(),
             failed,
-            good: good.as_ref(),
+            good: &good,
         });
+        if before.rollout.as_ref().is_none_or(|rollout| rollout.baseline_hash.is_none()) {
+            care.baseline = baseline(document.as_deref(), base.as_deref());
+        }
+        if let (true, Some(base), Some(marker)) = (wants_rollback, &base, &care.plan.marker) {
+            let others = others(&good, &base.document, &[failed, slice::from_ref(marker)].concat());
+            care.takes_back = care.plan.verdict == Verdict::Synced && others.is_some();
+        }
         // Another may be in effect since it was looked at.
         if !self.is_in_effect(config) {
             return Err(WriteError::NotLeading);
         }
         let target = &config.target.name;
         if let Some(new) = &care.plan.new_base {
-            let kept = Arc::new(self.writer.keep(new, target, good_revision).await?);
+            let kept = Arc::new(self.writer.keep(new, target, &good_revisions).await?);
             care.base_revision = Some(kept.revision);
             info!(config_map = %config.target, revision = kept.revision, "kept what its installer wrote and what is declared");
             self.records.know_base(target, Some(kept));
         }
         if let (Some(write), Some(live)) = (&care.plan.write, live) {
+            // Pods that were born meanwhile cannot be told from others afterwards, whatever becomes of this process.
+            if care.plan.drift.as_ref().is_some_and(|drift| drift.shapes_pods)
+                && let Some(status) = status::with_drift_window(before, drift_began(live))
+            {
+                care.told = Some(Arc::new(status.clone()));
+                self.tell(config, before, status).await?;
+            }
             let version = self.writer.write(live, write, care.base_revision.unwrap_or_default()).await?;
             care.written = true;
             self.records.wrote(target, version);
@@ -162,4 +194,20 @@ impl Context {
         }
         Ok(())
     }
+}
+
+/// What Pods without a marker run with: what was there, unless that is ours.
+pub(crate) fn baseline(document: Option<&Reading>, base: Option<&Base>) -> Option<String> {
+    match (document, base) {
+        (Some(Ok((document, None))), None) => Some(document.injection_hash().to_string()),
+        (_, Some(base)) => Some(base.document.injection_hash().to_string()),
+        (Some(Ok((document, Some(_)))), None) => Some(document.injection_hash().to_string()),
+        _ => None,
+    }
+}
+
+/// When somebody else wrote what is there.
+fn drift_began(live: &ConfigMap) -> Timestamp {
+    let others = live.writers.iter().find(|writer| writer.manager != FIELD_MANAGER);
+    others.and_then(|writer| writer.time).unwrap_or_else(Timestamp::now)
 }

@@ -18,6 +18,7 @@ fn live(writers: &[&str], annotations: &[(&str, &str)]) -> ConfigMap {
             .collect::<HashMap<_, _>>(),
         writers: writers.iter().map(|manager| Writer { manager: (*manager).to_owned(), time: None }).collect(),
         bundle: None,
+        bundle_written: None,
     }
 }
 

@@ -22,6 +22,7 @@ pub mod overlay;
 pub mod plan;
 mod record;
 mod report;
+pub mod rollout;
 pub mod status;
 pub mod values;
 
@@ -34,6 +35,7 @@ use sha2::{Digest, Sha256};
 use tokio_util::sync::CancellationToken;
 use tracing::{debug, warn};
 
+pub(crate) use self::care::baseline;
 use self::{
     apply::Writer,
     care::Care,
@@ -42,16 +44,21 @@ use self::{
     plan::{Plan, Verdict},
     record::Records,
     report::{Happened, notices},
+    rollout::{
+        Rollouts,
+        goal::{Around, Goal},
+    },
     status::{Facts, failed, of_loser, of_stranger, of_winner},
 };
 use crate::{
     api::{
-        self,
+        self, INJECTORS_CONFIG_MAP,
         linkerd_config::{LinkerdConfigStatus, Mode, TargetStatus},
     },
     cluster::{
         Reader, State,
         config_map::ConfigMap,
+        dirty_workloads::DirtyWorkloads,
         linkerd_config::{LinkerdConfig, LinkerdConfigName},
         object::NamespacedName,
         trigger::backoff,
@@ -78,13 +85,21 @@ const KNOWN_MANAGERS: [&str; 5] = ["kubectl", "kubectl-edit", "kubectl-patch", "
 /// How often each resource is looked at though nothing happened.
 const FULL_PASS: Duration = Duration::from_secs(600);
 
+/// Where things are.
+#[derive(Clone, Debug)]
+pub struct Namespaces {
+    pub control_plane: Arc<str>,
+    /// Nothing is ever restarted there.
+    pub operator: Arc<str>,
+}
+
 struct Context {
     control: ControlLoop,
     writer: Writer,
     injectors: Injectors,
+    rollouts: Rollouts,
     events: Events,
-    /// Of the control plane.
-    namespace: Arc<str>,
+    namespaces: Namespaces,
     records: Records,
     drifts: IntCounterVec,
 }
@@ -95,7 +110,8 @@ struct Context {
 /// When the metrics are registered already.
 pub fn spawn(
     parts: &Parts,
-    controller_namespace: &str,
+    namespaces: Namespaces,
+    dirty_workloads: Arc<DirtyWorkloads>,
     stop: CancellationToken,
     tasks: &mut Tasks,
 ) -> prometheus::Result<()> {
@@ -111,10 +127,11 @@ pub fn spawn(
     let fence = Fence::new(parts.leadership.clone(), stop.clone());
     let context = Arc::new(Context {
         control: ControlLoop::new(parts, Reader::LinkerdConfig),
-        writer: Writer::new(&parts.client, controller_namespace, fence.clone(), &parts.registry)?,
-        injectors: Injectors::spawn(parts, fence, stop.clone(), tasks)?,
+        writer: Writer::new(&parts.client, &namespaces.control_plane, fence.clone(), &parts.registry)?,
+        injectors: Injectors::spawn(parts, fence.clone(), stop.clone(), tasks)?,
+        rollouts: Rollouts::spawn(parts, dirty_workloads, fence, stop.clone(), tasks)?,
         events: parts.events.clone(),
-        namespace: controller_namespace.into(),
+        namespaces,
         records: Records::default(),
         drifts,
     });
@@ -162,7 +179,7 @@ impl Reconciler for Context {
     fn forget(&self, key: &NamespacedName) {
         let state = self.control.cluster.read();
         let is_target = |config_map: &Arc<str>| {
-            let target = NamespacedName::new(Arc::clone(&self.namespace), Arc::clone(config_map));
+            let target = NamespacedName::new(Arc::clone(&self.namespaces.control_plane), Arc::clone(config_map));
             state.linkerd_configs.winner(&target).is_some()
         };
         self.records.forget(&key.name, is_target);
@@ -174,23 +191,23 @@ impl Context {
         if !self.control.may_decide() {
             return Ok(Action::await_change());
         }
-        let (config, winner, live, bundle) = {
+        let (config, winner, live, roots) = {
             let state = self.control.cluster.read();
             let Some(config) = state.linkerd_configs.get(name).cloned() else { return Ok(Action::await_change()) };
             let winner = state.linkerd_configs.winner(&config.target).cloned();
             let live = state.config_maps.get(&config.target).cloned();
-            let bundle = state.config_maps.bundle(&config.target.namespace).cloned();
-            (config, winner, live, bundle)
+            let roots = state.config_maps.roots(&config.target.namespace).cloned();
+            (config, winner, live, roots)
         };
         let told = self.records.told(name, &config.uid, &config.version);
         let before = told.unwrap_or_else(|| Arc::clone(&config.status));
-        if config.target.namespace != self.namespace {
+        if config.target.namespace != self.namespaces.control_plane {
             // Another operator may look after it, and has to let it go.
             let served = before.target.as_ref().and_then(|target| target.namespace.as_deref());
             if config.deleting || before.active == Some(true) && served == Some(&*config.target.namespace) {
                 return Ok(Action::await_change());
             }
-            let status = of_stranger(&config, &before, &self.namespace, Timestamp::now());
+            let status = of_stranger(&config, &before, &self.namespaces.control_plane, Timestamp::now());
             return self.wait_in_line(&config, &before, status).await;
         }
         if config.deleting {
@@ -208,7 +225,7 @@ impl Context {
         {
             return Ok(Action::requeue(wait));
         }
-        self.take_care(&config, &before, live.as_deref(), bundle.as_deref()).await
+        self.take_care(&config, &before, live.as_deref(), roots.as_deref()).await
     }
 
     /// Of the one in effect.
@@ -217,13 +234,15 @@ impl Context {
         config: &LinkerdConfig,
         before: &LinkerdConfigStatus,
         live: Option<&ConfigMap>,
-        bundle: Option<&str>,
+        roots: Option<&ConfigMap>,
     ) -> Result<Action, WriteError> {
+        let bundle = roots.and_then(|roots| roots.bundle.as_deref());
         let (target, now) = (&config.target.name, Timestamp::now());
         let truce = self.records.truce(target);
         let mut care = Care::default();
         let failure = self.care(config, before, live, bundle, truce, &mut care).await.err();
-        let Care { mut plan, written, base_revision } = care;
+        let Care { mut plan, written, base_revision, told, baseline, takes_back } = care;
+        let before = told.as_deref().unwrap_or(before);
         let failure = match failure {
             None => None,
             Some(error @ (WriteError::NotLeading | WriteError::TimedOut | WriteError::Transport(_))) => {
@@ -242,7 +261,7 @@ impl Context {
         if let Some(drift) = &mut plan.drift {
             drift.reverted = written;
         }
-        let told = failure.as_ref().map(|error| (reason_of(error), error.to_string()));
+        let explained = failure.as_ref().map(|error| (reason_of(error), error.to_string()));
         let enforce = config.spec.mode == Mode::Enforce;
         let bundle_hash = bundle.map(sha256);
         let barrier = match plan.marker.as_ref().filter(|_| failure.is_none()) {
@@ -259,23 +278,37 @@ impl Context {
                 None
             }
         };
-        let after = of_winner(Facts {
+        let base_revision = base_revision.filter(|_| enforce);
+        let mut after = of_winner(Facts {
             config,
             before,
             plan: &plan,
-            failure: told,
+            takes_back: takes_back && failure.is_none(),
+            baseline: baseline.filter(|_| enforce),
+            failure: explained,
             target: target_of(config, live),
-            base_revision: base_revision.filter(|_| enforce),
+            base_revision,
             barrier: barrier.as_ref(),
-            bundle_hash,
+            bundle,
             now,
         });
+        if **target == *INJECTORS_CONFIG_MAP {
+            let around = Around {
+                term: self.control.term(),
+                operator_namespace: Arc::clone(&self.namespaces.operator),
+                roots_written: roots.and_then(|roots| roots.bundle_written),
+            };
+            let goal = Goal::of(config, &after, &around);
+            let progress = self.rollouts.progress(&goal);
+            rollout::status::tell(&mut after, before, &goal, progress.as_deref(), base_revision, now);
+            self.rollouts.want(goal);
+        }
         self.restart_injector(config, before, &after).await?;
         for notice in notices(&Happened { config, live, before, after: &after, plan: Some(&plan), written }) {
             self.events.publish(notice);
         }
         self.count(before, &after, &plan);
-        let is_refused = barrier.as_ref().is_some_and(|barrier| barrier.is_refused);
+        let is_refused = takes_back || barrier.as_ref().is_some_and(|barrier| barrier.is_refused);
         let is_new = failed(config, before) != failed(config, &after);
         self.tell(config, before, after).await?;
         if let Some(error) = failure {
@@ -357,6 +390,6 @@ fn target_of(config: &LinkerdConfig, live: Option<&ConfigMap>) -> TargetStatus {
 }
 
 /// As Linkerd annotates Pods with it: of the exact bytes.
-fn sha256(text: &str) -> String {
-    Sha256::digest(text).iter().map(|byte| format!("{byte:02x}")).collect()
+pub(crate) fn sha256(bytes: impl AsRef<[u8]>) -> String {
+    Sha256::digest(bytes).iter().map(|byte| format!("{byte:02x}")).collect()
 }

@@ -9,7 +9,10 @@ use std::collections::BTreeSet;
 use rustls::pki_types::{CertificateDer, pem::PemObject};
 use serde_json::{Map, Value, json};
 
-use super::values::{Document, MARKER, Path, Problem, patch_problems};
+use super::{
+    sha256,
+    values::{Document, MARKER, Path, Problem, patch_problems},
+};
 use crate::api::linkerd_config::{
     EnvVar, GlobalSpec, LinkerdConfigSpec, ProxySpec, ResourceAmounts, TrustAnchorsPolicy,
 };
@@ -189,6 +192,13 @@ pub fn deprecated(spec: &LinkerdConfigSpec) -> Vec<String> {
 pub fn proxy_version(document: &Document) -> Option<String> {
     let text = |keys: &[&str]| document.get(&Path::from(keys)).and_then(Value::as_str).filter(|text| !text.is_empty());
     text(&["proxy", "image", "version"]).or_else(|| text(&["linkerdVersion"])).map(str::to_owned)
+}
+
+/// The SHA-256 of each certificate in a bundle, as far as it can be read, in the order of the bundle.
+pub fn fingerprints(bundle: &str) -> Vec<String> {
+    const MOST: usize = 50;
+    let certificates = CertificateDer::pem_slice_iter(bundle.as_bytes()).filter_map(Result::ok);
+    certificates.take(MOST).map(|certificate| sha256(&certificate)).collect()
 }
 
 fn environment_path() -> Path {

@@ -11,6 +11,7 @@ use super::{
     base::Base,
     drift::{HASH_ANNOTATION, Origin, origin, writer},
     overlay::{Overlay, Source},
+    rollout,
     values::{Document, LONGEST, Path, Problem, Reading},
 };
 use crate::{
@@ -38,8 +39,9 @@ pub struct Input<'a> {
     pub fought_over: bool,
     /// The injection hashes of documents that the injectors refused.
     pub failed: &'a [String],
-    /// The document that they were last seen to use, where it was kept.
-    pub good: Option<&'a Document>,
+    /// What may be gone back to, the best first: what all workloads ran with, what the injectors were last seen to use; as far as
+    /// they were kept.
+    pub good: &'a [Document],
 }
 
 #[derive(Debug)]
@@ -89,6 +91,8 @@ pub struct Drift {
     /// None for a document that could not be read.
     pub paths: Vec<Path>,
     pub reverted: bool,
+    /// Pods that are injected with it are other ones.
+    pub shapes_pods: bool,
 }
 
 /// How things stand once the plan is carried out.
@@ -158,9 +162,11 @@ pub fn plan(input: &Input<'_>) -> Plan {
     }
     let text = live.and_then(|live| live.values.as_deref());
     let known = base.map(|base| &base.document).or_else(|| Some(&document?.as_ref().ok()?.0));
+    let unclear = rollout::problems(spec);
     let overlay = match Overlay::of(spec, bundle, known) {
-        Ok(overlay) => overlay,
-        Err(problems) => return Plan::only(Verdict::Invalid(problems)),
+        Ok(overlay) if unclear.is_empty() => overlay,
+        Ok(_) => return Plan::only(Verdict::Invalid(unclear)),
+        Err(problems) => return Plan::only(Verdict::Invalid([problems, unclear].concat())),
     };
     let Some(live) = live else { return Plan::only(Verdict::TargetNotFound) };
     let broken = match (text, document) {
@@ -203,14 +209,17 @@ fn decide(
     if let (Some(drift), Some(document)) = (reported, document) {
         graft(&mut wanted, document, &drift.paths);
     }
+    let reported = reported.is_some();
     let restored = instead(input, &wanted, &base.document).cloned();
     let is_restored = restored.is_some();
     let wanted = restored.unwrap_or(wanted);
+    let shapes_pods = document.is_some_and(|document| document.injection_hash() != wanted.injection_hash());
+    let drift = drift.map(|drift| Drift { shapes_pods, ..drift });
     let differences = document.map(|document| document.differences(&wanted));
     let is_the_same = differences.as_ref().is_some_and(Vec::is_empty);
     let marker = match marked {
         // What others wrote says what it says.
-        Some(marked) if reported.is_some() && is_the_same => marked.clone(),
+        Some(marked) if reported && is_the_same => marked.clone(),
         _ => wanted.injection_hash().to_string(),
     };
     let is_settled = is_the_same && marked == Some(&marker);
@@ -218,7 +227,6 @@ fn decide(
     let is_ours = live.annotations.get(HASH_ANNOTATION) == Some(&wanted.hash().to_string());
     let over_others = over_others || is_ours && is_the_same && !is_settled;
     let is_news = input.base.is_none_or(|known| !known.says_the_same(&base));
-    let reported = reported.is_some();
     let plan = |verdict| Plan {
         new_base: None,
         news: None,
@@ -274,13 +282,19 @@ fn decide(
     kept(Some(write))
 }
 
-/// What is written in the place of a document that the injectors refused: the last one that they used, else the installer's. If
-/// nobody could use that either, nothing is better than what is declared.
+/// What is written in the place of a document that failed: one that did not, else the installer's. If nobody could use that
+/// either, nothing is better than what is declared.
 fn instead<'a>(input: &Input<'a>, wanted: &Document, installed: &'a Document) -> Option<&'a Document> {
     let is_refused = |document: &Document| input.failed.contains(&document.injection_hash().to_string());
-    let is_usable = |document: &&Document| !is_refused(document) && document.problems().is_empty();
-    let mut others = input.good.into_iter().chain([installed]).filter(is_usable);
-    is_refused(wanted).then(|| others.next()).flatten()
+    is_refused(wanted).then(|| others(input.good, installed, input.failed)).flatten()
+}
+
+/// The best of what may be gone back to, that is none of these.
+pub(super) fn others<'a>(good: &'a [Document], installed: &'a Document, failed: &[String]) -> Option<&'a Document> {
+    let is_usable = |document: &&Document| {
+        !failed.contains(&document.injection_hash().to_string()) && document.problems().is_empty()
+    };
+    good.iter().chain([installed]).find(is_usable)
 }
 
 /// What the installer wrote last, and what others made of what we wrote.
@@ -326,7 +340,7 @@ fn settle(
         Origin::Foreign { manager } => {
             // What we wrote last may be the document that we went back to.
             let written = live.annotations.get(HASH_ANNOTATION);
-            let good = input.good.filter(|good| written == Some(&good.hash().to_string()));
+            let good = input.good.iter().find(|good| written == Some(&good.hash().to_string()));
             let changed = good.unwrap_or(&base.effective).differences(document);
             let declared = base.document.differences(&base.effective);
             let is_declared = |path: &Path| {
@@ -345,8 +359,12 @@ fn settle(
                 true => (edited, protected),
                 false => (base.document.clone(), [protected, theirs].concat()),
             };
-            let drift =
-                (!protected.is_empty()).then(|| Drift { manager: manager.clone(), paths: protected, reverted: false });
+            let drift = (!protected.is_empty()).then(|| Drift {
+                manager: manager.clone(),
+                paths: protected,
+                reverted: false,
+                shapes_pods: false,
+            });
             let mut settled = unchanged(drift.is_some(), drift);
             if edited != base.document {
                 settled.base.text = edited.to_yaml().into();
@@ -369,7 +387,7 @@ fn put_right(input: &Input<'_>, live: &ConfigMap, broken: &Verdict) -> Option<Se
         Verdict::ValidationFailed(secrets) => secrets.iter().map(|secret| secret.path.clone()).collect(),
         _ => Vec::new(),
     };
-    let drift = Some(Drift { manager, paths, reverted: false });
+    let drift = Some(Drift { manager, paths, reverted: false, shapes_pods: false });
     Some(Settled { base: base.clone(), news: None, drift, over_others: true })
 }
 

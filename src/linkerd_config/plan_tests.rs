@@ -42,6 +42,7 @@ impl Cluster {
             annotations: HashMap::from([(CREATED_BY_ANNOTATION.to_owned(), "linkerd/helm 1".to_owned())]),
             writers: Vec::new(),
             bundle: None,
+            bundle_written: None,
         });
         cluster.write("helm", INSTALLED);
         cluster
@@ -89,7 +90,7 @@ impl Cluster {
             first_time: self.first_time,
             fought_over: false,
             failed: &self.failed,
-            good: self.good.as_ref(),
+            good: self.good.as_slice(),
         })
     }
 
@@ -158,7 +159,12 @@ fn an_edit_of_somebody_else_is_reverted_and_named_and_an_installers_is_the_new_b
     cluster.reconcile();
     cluster.edit("kubectl-edit", &ACCESS_LOG, json!("apache"));
     let plan = cluster.reconcile();
-    let drift = Drift { manager: "kubectl-edit".into(), paths: vec![Path::from(&ACCESS_LOG[..])], reverted: false };
+    let drift = Drift {
+        manager: "kubectl-edit".into(),
+        paths: vec![Path::from(&ACCESS_LOG[..])],
+        reverted: false,
+        shapes_pods: true,
+    };
     assert_eq!(plan.drift, Some(drift));
     assert!(plan.news.is_none() && plan.write.is_some_and(|write| write.over_others) && cluster.is_settled());
     assert_ne!(cluster.value(&ACCESS_LOG), Some(json!("apache")));
@@ -250,7 +256,7 @@ fn those_who_fight_are_left_alone_for_a_while() {
             first_time: false,
             fought_over: true,
             failed: &[],
-            good: None,
+            good: &[],
         };
         let plan = plan(&input);
         assert_eq!(plan.verdict, Verdict::RepeatedDrift, "{manager}");
@@ -317,10 +323,19 @@ fn a_document_that_was_taken_out_comes_back_unless_there_never_was_one() {
 
 #[test]
 fn all_that_a_resource_sets_wrong_is_said_at_once_and_is_not_accepted() {
-    let wrong = json!({"values": {"proxy": {"uid": "many", "livenessProbe": null, "await": 1}}});
+    let window = json!({"timeZone": "Mars/Olympus_Mons"});
+    let values = json!({"proxy": {"uid": "many", "livenessProbe": null, "await": 1}});
+    let wrong = json!({"values": values, "rollout": {"window": window}});
     let Verdict::Invalid(problems) = Cluster::new(&wrong).plan().verdict else { panic!("it is followed") };
     let paths: std::collections::BTreeSet<String> = problems.iter().map(|it| it.path.to_string()).collect();
-    assert_eq!(paths.into_iter().collect::<Vec<_>>(), ["proxy.await", "proxy.livenessProbe", "proxy.uid"]);
+    assert_eq!(
+        paths.into_iter().collect::<Vec<_>>(),
+        ["proxy.await", "proxy.livenessProbe", "proxy.uid", "spec.rollout.window"]
+    );
+    let Verdict::Invalid(problems) = Cluster::new(&json!({"rollout": {"window": window}})).plan().verdict else {
+        panic!("it is followed")
+    };
+    assert!(problems[0].to_string().contains("Mars/Olympus_Mons"), "{problems:?}");
 }
 
 #[test]

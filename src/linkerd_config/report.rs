@@ -28,7 +28,8 @@ pub(super) fn notices(happened: &Happened<'_>) -> Vec<Notice> {
     let target = &config.target;
     let mut notices = Vec::new();
     let mut tell = |reason, note: String| {
-        notices.push(Notice { reason, regarding: reference(config), related: live.map(config_map), note });
+        let regarding = reference(&config.name, &config.uid);
+        notices.push(Notice { reason, regarding, related: live.map(config_map), note });
     };
     let became = |type_: &str, wanted: &str| {
         let (was, is) = (reason(before, type_), reason(after, type_));
@@ -54,6 +55,9 @@ pub(super) fn notices(happened: &Happened<'_>) -> Vec<Notice> {
         if became("InjectorSynced", reason) {
             tell(told, format!("{what}: {}", message(after, "InjectorSynced")));
         }
+    }
+    for (reason, note) in of_rollout(before, after) {
+        tell(reason, note);
     }
     let Some(plan) = plan else { return notices };
     let reuses = |status: &LinkerdConfigStatus| {
@@ -93,7 +97,7 @@ pub(super) fn notices(happened: &Happened<'_>) -> Vec<Notice> {
             };
             tell(Reason::DriftReverted, note.clone());
             if let Some(live) = live {
-                let related = Some(reference(config));
+                let related = Some(reference(&config.name, &config.uid));
                 notices.push(Notice { reason: Reason::DriftReverted, regarding: config_map(live), related, note });
                 return with_update(notices, happened);
             }
@@ -105,6 +109,35 @@ pub(super) fn notices(happened: &Happened<'_>) -> Vec<Notice> {
         tell(Reason::ConfigMapUpdated, format!("Wrote ConfigMap {target} as declared: hash {hash}"));
     }
     with_update(notices, happened)
+}
+
+/// What the rollout came to.
+fn of_rollout(before: &LinkerdConfigStatus, after: &LinkerdConfigStatus) -> Vec<(Reason, String)> {
+    const TYPE: &str = "RolloutComplete";
+    let Some(rollout) = &after.rollout else { return Vec::new() };
+    let known = before.rollout.clone().unwrap_or_default();
+    let hash = rollout.hash.as_deref().unwrap_or_default();
+    let became = |wanted| reason(after, TYPE) == Some(wanted) && reason(before, TYPE) != Some(wanted);
+    let was = |wanted| reason(before, TYPE) == Some(wanted) && reason(after, TYPE) != Some(wanted);
+    let so_far = || message(after, TYPE);
+    let mut told = Vec::new();
+    // To bring back what was good is told as what it is.
+    if rollout.started_at.is_some() && rollout.started_at != known.started_at && rollout.rolled_back.is_none() {
+        told.push((Reason::RolloutStarted, format!("Restarting workloads for configuration {hash}: {}", so_far())));
+    }
+    if became("Paused") {
+        told.push((Reason::RolloutPaused, so_far()));
+    }
+    if was("Paused") {
+        told.push((Reason::RolloutResumed, so_far()));
+    }
+    if became("Halted") {
+        told.push((Reason::RolloutHalted, so_far()));
+    }
+    if rollout.completed_at.is_some() && rollout.completed_at != known.completed_at {
+        told.push((Reason::RolloutCompleted, format!("Configuration {hash}: {}", so_far())));
+    }
+    told
 }
 
 /// That a generation is in effect is said once, and last.
@@ -120,7 +153,8 @@ fn with_update(mut notices: Vec<Notice>, happened: &Happened<'_>) -> Vec<Notice>
     if synced && ready(after) && (is_new || became_ready) {
         let note = format!("Generation {} is in effect", config.generation);
         let related = live.map(config_map);
-        notices.push(Notice { reason: Reason::LinkerdConfigUpdated, regarding: reference(config), related, note });
+        let regarding = reference(&config.name, &config.uid);
+        notices.push(Notice { reason: Reason::LinkerdConfigUpdated, regarding, related, note });
     }
     notices
 }
@@ -130,12 +164,12 @@ fn message(status: &LinkerdConfigStatus, type_: &str) -> String {
     condition.map(|condition| condition.message.clone()).unwrap_or_default()
 }
 
-fn reference(config: &LinkerdConfig) -> ObjectReference {
+pub(super) fn reference(name: &str, uid: &str) -> ObjectReference {
     ObjectReference {
         api_version: Some(format!("{CONFIG_GROUP}/v1alpha1")),
         kind: Some(LINKERD_CONFIG_KIND.to_owned()),
-        name: Some(config.name.to_string()),
-        uid: Some(config.uid.to_string()),
+        name: Some(name.to_owned()),
+        uid: Some(uid.to_owned()),
         ..ObjectReference::default()
     }
 }

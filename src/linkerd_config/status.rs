@@ -13,13 +13,16 @@ use super::{
     injector::{Barrier, Reason},
     overlay::{self, Source},
     plan::{Drift, Plan, Verdict},
+    rollout::goal::{RETRY_ANNOTATION, RolloutKey},
+    sha256,
     values::Problem,
 };
 use crate::{
     api::{
         TRUST_ROOTS,
         linkerd_config::{
-            DriftStatus, InjectorStatus, LinkerdConfigStatus, RevisionsStatus, TargetStatus, TrustAnchorsStatus,
+            DriftStatus, DriftWindow, InjectorStatus, LinkerdConfigStatus, RevisionsStatus, RolloutStatus,
+            TargetStatus, TrustAnchorsStatus,
         },
     },
     cluster::{linkerd_config::LinkerdConfig, object::NamespacedName},
@@ -29,11 +32,13 @@ use crate::{
 const SHOWN: usize = 10;
 /// Of the hashes of documents that were refused.
 const FAILED: usize = 5;
+/// In which Pods may have been injected with what others wrote.
+const DRIFT_WINDOWS: usize = 5;
 /// What a condition's message may have, in bytes.
 const LONGEST_MESSAGE: usize = 2048;
 
 /// One line of conditions: type, whether it holds (`None`: nobody knows), why, and a sentence.
-struct Told(&'static str, Option<bool>, &'static str, String);
+pub(super) struct Told(pub(super) &'static str, pub(super) Option<bool>, pub(super) &'static str, pub(super) String);
 
 /// What a verdict means, as conditions put it.
 pub struct Judged {
@@ -47,28 +52,58 @@ pub(super) struct Facts<'a> {
     /// Its status as it was written last.
     pub(super) before: &'a LinkerdConfigStatus,
     pub(super) plan: &'a Plan,
+    /// Workloads failed with what the plan left there: it goes.
+    pub(super) takes_back: bool,
+    /// What Pods without a marker run with, where that was not known.
+    pub(super) baseline: Option<String>,
     /// Why what was planned was not written.
     pub(super) failure: Option<(&'static str, String)>,
     pub(super) target: TargetStatus,
     pub(super) base_revision: Option<i64>,
     /// How things stand with the injectors; `None` where that does not matter.
     pub(super) barrier: Option<&'a Barrier>,
-    pub(super) bundle_hash: Option<String>,
+    /// Of trust anchors.
+    pub(super) bundle: Option<&'a str>,
     pub(super) now: Timestamp,
 }
 
 /// Of the one in effect.
 pub(super) fn of_winner(facts: Facts<'_>) -> LinkerdConfigStatus {
-    let Facts { config, before, plan, failure, target, base_revision, barrier, bundle_hash, now } = facts;
+    let Facts { config, before, plan, takes_back, baseline, failure, target, base_revision, barrier, bundle, now } =
+        facts;
+    let bundle_hash = bundle.map(sha256);
     let drift = plan.drift.as_ref().map(|drift| drifted(drift, before.drift.as_ref(), now));
+    let is_open = barrier.is_some_and(|barrier| barrier.is_open(&config.spec.injector_sync));
+    let drift = drift.or_else(|| before.drift.clone()).map(|mut drift| {
+        for window in drift.windows.iter_mut().filter(|window| is_open && window.to.is_none()) {
+            window.to = Some(Time(now));
+        }
+        drift
+    });
     let effective = plan.effective.as_ref();
-    let anchors = effective.map(|_| TrustAnchorsStatus { source: Some(anchors_source(plan.anchors).to_owned()) });
+    let anchors = effective.map(|_| anchors(plan.anchors, bundle, bundle_hash.as_deref(), before));
+    let rolled_back = before.rollout.as_ref().and_then(|rollout| rollout.rolled_back.clone());
+    let rolled_back = rolled_back.filter(|_| is_of_it(config, before)).or_else(|| {
+        let marker = plan.marker.as_deref().filter(|_| takes_back)?;
+        Some(RolloutKey::of(marker, bundle_hash.as_deref(), None).to_string())
+    });
     let told = told(&config.target, &plan.verdict, plan.drift.as_ref(), failure);
-    let told = with_injectors(told, config, before, &plan.verdict, barrier);
+    let told = with_injectors(told, config, before, &plan.verdict, barrier, rolled_back.as_deref());
     // Kept: that it was in effect once decides what is drift when it is again.
-    let revisions = RevisionsStatus {
+    let mut revisions = RevisionsStatus {
         base: base_revision.or_else(|| before.revisions.as_ref()?.base),
         ..judged_by_injectors(config, before, plan, base_revision, barrier)
+    };
+    if let Some(marker) = plan.marker.as_ref().filter(|_| takes_back) {
+        refuse(&mut revisions.failed, marker);
+    }
+    let known = before.rollout.clone().unwrap_or_default();
+    let rollout = RolloutStatus {
+        adopted_at: known.adopted_at.clone().or_else(|| (is_open && plan.marker.is_some()).then_some(Time(now))),
+        baseline_hash: known.baseline_hash.clone().or(baseline),
+        rolled_back,
+        retry: retry(config).map(str::to_owned),
+        ..known
     };
     LinkerdConfigStatus {
         observed_generation: Some(config.generation),
@@ -81,7 +116,8 @@ pub(super) fn of_winner(facts: Facts<'_>) -> LinkerdConfigStatus {
         revisions: Some(revisions).filter(|it| *it != RevisionsStatus::default()),
         injection_hash: plan.marker.clone().or_else(|| before.injection_hash.clone()),
         injector: barrier.and_then(|barrier| counted(barrier, before.injector.as_ref(), now)),
-        drift: drift.or_else(|| before.drift.clone()),
+        drift,
+        rollout: Some(rollout),
         deprecated_fields: overlay::deprecated(&config.spec),
         trust_anchors: anchors.or_else(|| before.trust_anchors.clone()),
     }
@@ -99,10 +135,10 @@ fn judged_by_injectors(
     let known = before.revisions.as_ref();
     let mut last_known_good = known.and_then(|revisions| revisions.last_known_good);
     let mut last_known_good_hash = known.and_then(|revisions| revisions.last_known_good_hash.clone());
+    let last_rolled_out = known.and_then(|revisions| revisions.last_rolled_out);
     if let (Some(barrier), Some(marker)) = (barrier, &plan.marker) {
-        if barrier.is_refused && !failed.contains(marker) {
-            failed.push(marker.clone());
-            failed.drain(..failed.len().saturating_sub(FAILED));
+        if barrier.is_refused {
+            refuse(&mut failed, marker);
         }
         if barrier.reason == Reason::AllReplicasCurrent {
             failed.retain(|failed| failed != marker);
@@ -112,13 +148,75 @@ fn judged_by_injectors(
             }
         }
     }
-    RevisionsStatus { base: None, last_known_good, last_known_good_hash, failed }
+    RevisionsStatus { base: None, last_known_good, last_known_good_hash, last_rolled_out, failed }
 }
 
-/// What the injectors refused and this generation of the resource asks for: none of it is tried again.
+fn refuse(failed: &mut Vec<String>, marker: &String) {
+    if !failed.contains(marker) {
+        failed.push(marker.clone());
+        failed.drain(..failed.len().saturating_sub(FAILED));
+    }
+}
+
+/// What failed, and this generation of the resource asks for: none of it is tried again.
 pub fn failed<'a>(config: &LinkerdConfig, status: &'a LinkerdConfigStatus) -> &'a [String] {
-    let of_it = status.observed_generation == Some(config.generation);
-    status.revisions.as_ref().filter(|_| of_it).map(|revisions| revisions.failed.as_slice()).unwrap_or_default()
+    let revisions = status.revisions.as_ref().filter(|_| is_of_it(config, status));
+    revisions.map(|revisions| revisions.failed.as_slice()).unwrap_or_default()
+}
+
+/// The revisions with documents that may be gone back to, the best first.
+pub fn good_revisions(before: &LinkerdConfigStatus) -> Vec<i64> {
+    let revisions = before.revisions.as_ref();
+    let rolled_out = revisions.and_then(|revisions| revisions.last_rolled_out);
+    let good = revisions.and_then(|revisions| revisions.last_known_good).filter(|good| Some(*good) != rolled_out);
+    rolled_out.into_iter().chain(good).collect()
+}
+
+/// Whether the status is about what the resource asks for now, at the try that it asks for.
+fn is_of_it(config: &LinkerdConfig, status: &LinkerdConfigStatus) -> bool {
+    let tried = status.rollout.as_ref().and_then(|rollout| rollout.retry.as_deref());
+    status.observed_generation == Some(config.generation) && tried == retry(config)
+}
+
+fn retry(config: &LinkerdConfig) -> Option<&str> {
+    config.annotations.get(RETRY_ANNOTATION).map(|retry| &**retry)
+}
+
+/// The status with a window in which Pods may be injected with what others wrote; `None` where it has one that is open.
+pub(super) fn with_drift_window(before: &LinkerdConfigStatus, from: Timestamp) -> Option<LinkerdConfigStatus> {
+    let mut status = before.clone();
+    let windows = &mut status.drift.get_or_insert_default().windows;
+    if windows.iter().any(|window| window.to.is_none()) {
+        return None;
+    }
+    windows.push(DriftWindow { from: Some(Time(from)), to: None });
+    // Too many: the oldest two become one that has all of both.
+    if windows.len() > DRIFT_WINDOWS {
+        let oldest = windows.remove(0);
+        if let Some(next) = windows.first_mut() {
+            next.from = oldest.from;
+        }
+    }
+    Some(status)
+}
+
+/// Which anchors there are, and whether none of those that were there is left.
+fn anchors(
+    source: Option<Source>,
+    bundle: Option<&str>,
+    hash: Option<&str>,
+    before: &LinkerdConfigStatus,
+) -> TrustAnchorsStatus {
+    let source = Some(anchors_source(source).to_owned());
+    let known = before.trust_anchors.clone().unwrap_or_default();
+    if !known.fingerprints.is_empty() && before.trust_roots_sha256.as_deref() == hash {
+        return TrustAnchorsStatus { source, ..known };
+    }
+    let fingerprints = overlay::fingerprints(bundle.unwrap_or_default());
+    let is_disjoint = !known.fingerprints.is_empty()
+        && !fingerprints.is_empty()
+        && !fingerprints.iter().any(|fingerprint| known.fingerprints.contains(fingerprint));
+    TrustAnchorsStatus { source, replaced: hash.filter(|_| is_disjoint).map(str::to_owned), fingerprints }
 }
 
 fn counted(barrier: &Barrier, before: Option<&InjectorStatus>, now: Timestamp) -> Option<InjectorStatus> {
@@ -138,12 +236,13 @@ fn with_injectors(
     before: &LinkerdConfigStatus,
     verdict: &Verdict,
     barrier: Option<&Barrier>,
+    rolled_back: Option<&str>,
 ) -> Vec<Told> {
     const TYPE: &str = "InjectorSynced";
     let Some(barrier) = barrier else { return told };
     let injectors = match (verdict, barrier.reason) {
         // The document in their place works: what counts is what they said of the other one.
-        (Verdict::Restored, _) => {
+        (Verdict::Restored, _) if rolled_back.is_none() => {
             let known = before.conditions.iter().find(|it| it.type_ == TYPE && it.reason == Reason::Denied.as_str());
             let message = known.map_or("what is declared was refused", |known| &known.message);
             Told(TYPE, Some(false), Reason::Denied.as_str(), message.to_owned())
@@ -157,15 +256,18 @@ fn with_injectors(
             Told(TYPE, holds, reason.as_str(), barrier.message.clone())
         }
     };
-    let is_open = *verdict != Verdict::Restored && barrier.is_open(&config.spec.injector_sync);
+    let is_denied = *verdict == Verdict::Restored && rolled_back.is_none();
+    let is_open = !is_denied && barrier.is_open(&config.spec.injector_sync);
     let ready = told.iter_mut().find(|Told(type_, ..)| *type_ == "Ready");
     if let Some(ready) = ready.filter(|Told(_, holds, ..)| !is_open && *holds == Some(true)) {
         let Told(_, _, reason, message) = &injectors;
         *ready = Told("Ready", Some(false), reason, message.clone());
     }
     if *verdict == Verdict::Restored {
-        let Told(_, _, _, message) = &injectors;
-        told.push(Told("Stalled", Some(true), "RolledBack", format!("{message}; change the resource")));
+        let Told(_, _, _, denied) = &injectors;
+        let failed = rolled_back.map(|hash| format!("workloads failed with {hash}"));
+        let message = format!("{}; change the resource", failed.as_ref().unwrap_or(denied));
+        told.push(Told("Stalled", Some(true), "RolledBack", message));
     }
     let after = told.iter().position(|Told(type_, ..)| *type_ == "ConfigMapSynced").map_or(0, |at| at + 1);
     told.insert(after, injectors);
@@ -225,6 +327,13 @@ fn waiting(config: &LinkerdConfig, before: &LinkerdConfigStatus, told: &[Told], 
             .revisions
             .clone()
             .map(|known| RevisionsStatus { failed: failed(config, before).to_vec(), ..known }),
+        // What Pods without a marker run with is found out once.
+        rollout: before.rollout.as_ref().map(|known| RolloutStatus {
+            adopted_at: known.adopted_at.clone(),
+            baseline_hash: known.baseline_hash.clone(),
+            retry: retry(config).map(str::to_owned),
+            ..RolloutStatus::default()
+        }),
         ..LinkerdConfigStatus::default()
     }
 }
@@ -253,7 +362,7 @@ fn told(
             Told("ConfigMapSynced", Some(true), "Synced", "the ConfigMap holds what is declared".to_owned())
         }
         (Verdict::Restored, None) => {
-            let message = "the injectors refused what is declared: the last good document is back";
+            let message = "what is declared failed: the last good document is back";
             Told("ConfigMapSynced", Some(true), "Restored", message.to_owned())
         }
         (Verdict::Invalid(_) | Verdict::TargetNotFound | Verdict::UnsupportedLayout | Verdict::Suspended, None) => {
@@ -347,29 +456,36 @@ fn drifted(drift: &Drift, before: Option<&DriftStatus>, now: Timestamp) -> Drift
         count: Some(if same.is_some() { count } else { count + 1 }),
         manager: same.and_then(|same| same.manager.clone()).or_else(|| Some(drift.manager.clone())),
         paths,
+        windows: before.map(|before| before.windows.clone()).unwrap_or_default(),
     }
 }
 
 fn conditions(told: &[Told], before: &LinkerdConfigStatus, generation: i64, now: Timestamp) -> Vec<Condition> {
-    let condition = |Told(type_, holds, reason, message): &Told| {
-        let status = match holds {
-            Some(true) => "True",
-            Some(false) => "False",
-            None => "Unknown",
-        };
-        let known = before.conditions.iter().find(|known| known.type_ == *type_ && known.status == status);
-        let mut message = message.clone();
-        message.truncate(message.floor_char_boundary(LONGEST_MESSAGE));
-        Condition {
-            type_: (*type_).to_owned(),
-            status: status.to_owned(),
-            reason: (*reason).to_owned(),
-            message,
-            observed_generation: Some(generation),
-            last_transition_time: known.map_or(Time(now), |known| known.last_transition_time.clone()),
-        }
+    told.iter().map(|told| condition(told, before, generation, now)).collect()
+}
+
+pub(super) fn condition(
+    Told(type_, holds, reason, message): &Told,
+    before: &LinkerdConfigStatus,
+    generation: i64,
+    now: Timestamp,
+) -> Condition {
+    let status = match holds {
+        Some(true) => "True",
+        Some(false) => "False",
+        None => "Unknown",
     };
-    told.iter().map(condition).collect()
+    let known = before.conditions.iter().find(|known| known.type_ == *type_ && known.status == status);
+    let mut message = message.clone();
+    message.truncate(message.floor_char_boundary(LONGEST_MESSAGE));
+    Condition {
+        type_: (*type_).to_owned(),
+        status: status.to_owned(),
+        reason: (*reason).to_owned(),
+        message,
+        observed_generation: Some(generation),
+        last_transition_time: known.map_or(Time(now), |known| known.last_transition_time.clone()),
+    }
 }
 
 /// The reason of a condition, for telling transitions.

@@ -23,6 +23,7 @@ use std::{
 
 use serde_json::{Map, Value, json};
 
+pub use crate::api::MARKER;
 pub use {
     check::{Problem, patch_problems},
     hash::Hash,
@@ -33,9 +34,6 @@ pub use {
 
 /// A longer text is no document.
 pub const LONGEST: usize = 512 << 10;
-/// The variable that tells a proxy which configuration it was born with: an entry of `proxy.additionalEnv`, and no part of
-/// what it is a hash of.
-pub const MARKER: &str = "LINKERD_CONFIG_HASH";
 /// Where the marker stands.
 const MARKED: [&str; 2] = ["proxy", "additionalEnv"];
 

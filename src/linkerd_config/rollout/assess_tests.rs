@@ -1,0 +1,383 @@
+use serde_json::{Value, json};
+
+use super::*;
+use crate::{
+    cluster::Kind,
+    linkerd_config::rollout::{
+        fixture::{BEFORE, WANTED, World, time, with},
+        goal::{RolloutKey, Span},
+    },
+};
+
+fn key() -> String {
+    RolloutKey::of(WANTED, Some("roots"), None).to_string()
+}
+
+/// A Deployment with one Pod that is out of date, and this over the Deployment.
+fn outdated(over: &Value) -> World {
+    let mut world = World::new(&json!({}));
+    world.deployment("web", over);
+    world.pod("web-1", "web", Some(BEFORE), &json!({}));
+    world
+}
+
+/// What we wrote on a workload.
+fn annotated(state: &str, hash: &str, template: Option<&str>) -> Value {
+    json!({
+        "metadata": {"annotations": {
+            "config.linkerd.io/rollout-state": state, "config.linkerd.io/rollout-hash": hash,
+            "config.linkerd.io/rollout-started-at": "2026-01-01T12:00:00Z", "config.linkerd.io/rollout-previous": "",
+        }},
+        "spec": {"template": {"metadata": {"annotations": {"config.linkerd.io/restarted-for": template}}}},
+    })
+}
+
+fn classes(world: &World) -> RolloutPods {
+    world.look("Deployment", "web").pods
+}
+
+#[test]
+fn what_a_pod_was_injected_with_and_when_is_what_counts() {
+    let ns = |changes: Value| changes;
+    let created = |at: &str| json!({"metadata": {"creationTimestamp": format!("2026-01-01T{at}Z")}});
+    let annotation = |key: &str, value: &str| json!({"metadata": {"annotations": {key: value}}});
+    let current = RolloutPods { meshed: 1, current: 1, ..RolloutPods::default() };
+    let outdated = RolloutPods { meshed: 1, outdated: 1, ..RolloutPods::default() };
+    let pinned = RolloutPods { meshed: 1, pinned: 1, ..RolloutPods::default() };
+    let nothing = RolloutPods::default();
+    for (marker, over, expected, why) in [
+        (Some(WANTED), json!({}), current, "it has the marker"),
+        (Some(BEFORE), json!({}), outdated, "it has another one"),
+        (None, created("11:00:00"), outdated, "it is of a document that was another"),
+        (None, created("12:00:01"), outdated, "it was born under an installer's document"),
+        (Some(WANTED), annotation("linkerd.io/proxy-version", "edge-0"), current, "somebody rewrites images"),
+        (Some(WANTED), annotation("linkerd.io/trust-root-sha256", "others"), outdated, "its anchors are others"),
+        (
+            Some(WANTED),
+            json!({"metadata": {"annotations": {"linkerd.io/trust-root-sha256": null}}}),
+            current,
+            "nobody knows its anchors",
+        ),
+        (Some(WANTED), annotation("config.linkerd.io/proxy-version", "edge-9"), pinned, "it chooses its version"),
+        (Some(BEFORE), json!({"metadata": {"deletionTimestamp": "2026-01-01T00:00:00Z"}}), nothing, "it is going"),
+        (
+            Some(BEFORE),
+            json!({"metadata": {"labels": {"linkerd.io/control-plane-ns": "other"}}}),
+            nothing,
+            "it is another mesh's",
+        ),
+        (
+            Some(BEFORE),
+            json!({"metadata": {"labels": {"linkerd.io/control-plane-component": "identity"}}}),
+            nothing,
+            "it is the control plane's",
+        ),
+        (
+            Some(BEFORE),
+            json!({"status": {"phase": "Succeeded"}}),
+            RolloutPods { completed: 1, ..nothing },
+            "it is done",
+        ),
+        (
+            Some(WANTED),
+            json!({"spec": {"initContainers": []}}),
+            RolloutPods { uninjected: 1, ..nothing },
+            "it has no proxy",
+        ),
+        (None, ns(json!({"spec": {"initContainers": [], "hostNetwork": true}})), nothing, "it can have none"),
+        (
+            None,
+            json!({"metadata": {"annotations": {"linkerd.io/inject": "disabled"}}, "spec": {"initContainers": []}}),
+            nothing,
+            "it wants none",
+        ),
+    ] {
+        let mut world = World::new(&json!({}));
+        world.deployment("web", &json!({}));
+        world.pod("web-1", "web", marker, &over);
+        assert_eq!(classes(&world), expected, "{why}: {over}");
+    }
+}
+
+#[test]
+fn without_a_marker_adoption_decides() {
+    let mut world = World::new(&json!({}));
+    world.deployment("web", &json!({}));
+    world.pod("web-1", "web", None, &json!({}));
+    let mut class = |hash: &str, adopted: Option<&str>, version: &str| {
+        let adopted = adopted.map(time);
+        world.goal.baseline = Some(crate::linkerd_config::rollout::goal::Baseline { hash: hash.into(), adopted });
+        world.goal.proxy_version = Some(version.into());
+        let RolloutPods { current, outdated, .. } = classes(&world);
+        (current, outdated)
+    };
+    assert_eq!(class(WANTED, None, "edge-1"), (1, 0), "adoption restarts nothing");
+    assert_eq!(class(WANTED, Some("12:00:00"), "edge-1"), (1, 0));
+    assert_eq!(class(WANTED, Some("12:00:00"), "edge-2"), (0, 1), "but what is provably another version");
+    assert_eq!(class(BEFORE, None, "edge-1"), (0, 1), "what was adopted is not what is wanted");
+    world.goal.baseline = None;
+    assert_eq!(classes(&world).unknown, 1);
+}
+
+#[test]
+fn a_pod_from_when_others_had_edited_is_out_of_date_whatever_it_says() {
+    let mut world = World::new(&json!({}));
+    world.deployment("web", &json!({}));
+    world.pod("web-1", "web", Some(WANTED), &json!({"metadata": {"creationTimestamp": "2026-01-01T13:00:00Z"}}));
+    for (from, to, is_outdated) in [
+        ("12:59:59", Some("13:00:00"), true),
+        ("13:00:00", None, true),
+        ("13:00:01", None, false),
+        ("12:00:00", Some("12:59:59"), false),
+    ] {
+        world.goal.drift = vec![Span { from: time(from), to: to.map(time) }];
+        let seen = world.look("Deployment", "web");
+        assert_eq!((seen.pods.outdated == 1, seen.suspects == 1), (is_outdated, is_outdated), "{from} {to:?}");
+    }
+}
+
+#[test]
+fn only_what_the_resource_names_restarts_anything() {
+    for (triggers, marker, roots, restarts) in [
+        (json!(["ProxyConfig"]), BEFORE, "roots", true),
+        (json!(["ProxyVersion", "TrustRoots"]), BEFORE, "roots", false),
+        (json!(["TrustRoots"]), WANTED, "others", true),
+        (json!(["ProxyConfig", "ProxyVersion"]), WANTED, "others", false),
+    ] {
+        let mut world = World::new(&json!({ "triggers": triggers }));
+        world.deployment("web", &json!({}));
+        let roots = json!({"metadata": {"annotations": {"linkerd.io/trust-root-sha256": roots}}});
+        world.pod("web-1", "web", Some(marker), &roots);
+        let seen = world.look("Deployment", "web");
+        assert_eq!(matches!(seen.standing, Standing::Pending(_)), restarts, "{triggers}");
+        assert_eq!(seen.pods.outdated, 1, "it is told of all the same");
+    }
+}
+
+#[test]
+fn a_workload_is_restarted_for_the_key_and_then_for_its_next_attempt() {
+    let started = |world: &World| match world.standing("Deployment", "web") {
+        Standing::Pending(start) => start.value,
+        other => panic!("{other:?}"),
+    };
+    assert_eq!(started(&outdated(&json!({}))), key());
+    assert_eq!(started(&outdated(&annotated("updated", "old", Some("old")))), key());
+    // It was up to date, and is not any more: other Pods were born.
+    assert_eq!(started(&outdated(&annotated("updated", &key(), Some(&key())))), format!("{}.2", key()));
+    let fifth = format!("{}.5", key());
+    let world = outdated(&annotated("updated", &fifth, Some(&fifth)));
+    assert_eq!(world.standing("Deployment", "web"), Standing::Skipped(Skip::TooManyAttempts));
+}
+
+#[test]
+fn a_restart_under_way_is_told_from_its_own_annotations() {
+    let health = |state: &str, hash: &str, template: Option<&str>, marker: &str, over: Value| {
+        let mut world = World::new(&json!({}));
+        world.deployment("web", &with(annotated(state, hash, template), &over));
+        world.pod("web-1", "web", Some(marker), &json!({}));
+        match world.standing("Deployment", "web") {
+            Standing::InFlight(flight) => Ok(flight.health),
+            other => Err(other),
+        }
+    };
+    let (key, none) = (key(), json!({}));
+    let now = Some(key.as_str());
+    assert_eq!(health("updating", &key, now, WANTED, none.clone()), Ok(Health::Healthy));
+    assert_eq!(health("updating", &key, now, BEFORE, none.clone()), Ok(Health::StillOutdated));
+    assert_eq!(health("updating", &key, None, BEFORE, none.clone()), Ok(Health::Reverted));
+    assert_eq!(health("retrying", &key, None, BEFORE, none.clone()), Err(Standing::Skipped(Skip::Reverted)));
+    assert_eq!(health("retrying", &key, None, WANTED, none.clone()), Err(Standing::UpToDate));
+    let quota = json!([{"type": "ReplicaFailure", "status": "True", "message": "exceeded quota: small"}]);
+    let missing = json!({"status": {"availableReplicas": 0, "conditions": quota}});
+    let Ok(Health::Progressing(text)) = health("updating", &key, now, WANTED, missing) else { panic!() };
+    assert_eq!(text, "1 of 1 Pods are updated, 0 are available: exceeded quota: small");
+    let scaled = json!({"spec": {"replicas": 2}});
+    assert!(
+        matches!(health("updating", &key, now, WANTED, scaled), Ok(Health::Progressing(_))),
+        "a Pod is yet to be seen"
+    );
+    let unseen = json!({"metadata": {"generation": 2}});
+    assert!(matches!(health("updating", &key, now, WANTED, unseen), Ok(Health::Progressing(_))));
+    // What rolls for something else is to be restarted, in its own place.
+    let rolling = health("updating", "old", Some("old"), BEFORE, json!({"status": {"availableReplicas": 0}}));
+    assert!(matches!(rolling, Err(Standing::Pending(_))), "{rolling:?}");
+    let mut world =
+        outdated(&with(annotated("updating", "old", Some("old")), &json!({"status": {"availableReplicas": 0}})));
+    assert_eq!(world.look("Deployment", "web").rolling, Some(time("12:00:00")));
+    world.deployment("web", &annotated("updating", "old", Some("old")));
+    assert_eq!(world.look("Deployment", "web").rolling, None, "it is there");
+}
+
+#[test]
+fn a_pod_that_came_up_without_a_proxy_is_named_and_an_older_one_is_not() {
+    let born = |at: &str| {
+        let over = annotated("updating", &key(), Some(&key()));
+        let mut world = World::new(&json!({}));
+        world.deployment("web", &with(over, &json!({"status": {"updatedReplicas": 0}})));
+        let bare =
+            json!({"metadata": {"creationTimestamp": format!("2026-01-01T{at}Z")}, "spec": {"initContainers": []}});
+        world.pod("web-1", "web", None, &bare);
+        match world.standing("Deployment", "web") {
+            Standing::InFlight(flight) => flight.health,
+            other => panic!("{other:?}"),
+        }
+    };
+    assert_eq!(born("12:00:00"), Health::Uninjected("web-1".into()));
+    assert!(matches!(born("11:59:59"), Health::Progressing(_)));
+}
+
+#[test]
+fn a_failure_stays_until_something_else_is_wanted() {
+    let mut failed = annotated("failed", &key(), Some(&key()));
+    failed["metadata"]["annotations"]["config.linkerd.io/rollout-message"] = json!("StillOutdated: twice: so");
+    let mut world = outdated(&failed);
+    let Standing::Failed(failure) = world.standing("Deployment", "web") else { panic!() };
+    assert_eq!((&*failure.reason, &*failure.message), ("StillOutdated", "twice: so"));
+    world.goal.key = RolloutKey::of(WANTED, Some("roots"), Some("please"));
+    assert!(matches!(world.standing("Deployment", "web"), Standing::Pending(_)));
+}
+
+#[test]
+fn who_cannot_or_must_not_be_restarted_is_left_alone_and_it_is_said_why() {
+    let strategy = |kind: &str| json!({"spec": {"updateStrategy": {"type": kind}}});
+    for (kind, over, skip) in [
+        (Kind::Deployment, json!({"spec": {"paused": true}}), Skip::Paused),
+        (Kind::Deployment, json!({"metadata": {"deletionTimestamp": "2026-01-01T00:00:00Z"}}), Skip::Deleting),
+        (
+            Kind::Deployment,
+            json!({"spec": {"template": {"metadata": {"annotations": {"linkerd.io/inject": "disabled"}}}}}),
+            Skip::InjectionDisabled,
+        ),
+        (Kind::StatefulSet, strategy("OnDelete"), Skip::OnDelete),
+        (Kind::DaemonSet, strategy("OnDelete"), Skip::OnDelete),
+        (
+            Kind::StatefulSet,
+            json!({"spec": {"updateStrategy": {"type": "RollingUpdate", "rollingUpdate": {"partition": 2}}}}),
+            Skip::Partition,
+        ),
+    ] {
+        let mut world = World::new(&json!({}));
+        world.workload(kind, "web", &over);
+        match kind {
+            Kind::Deployment => world.pod("web-1", "web", Some(BEFORE), &json!({})),
+            Kind::StatefulSet => world.pod_of("StatefulSet", "web", "web-1", Some(BEFORE), &json!({})),
+            _ => world.pod_of("DaemonSet", "web", "web-1", Some(BEFORE), &json!({})),
+        }
+        let name = kind.resource().split('.').next().unwrap_or_default();
+        let kind = ["Deployment", "StatefulSet", "DaemonSet"]
+            .into_iter()
+            .find(|it| name.starts_with(&it.to_lowercase()))
+            .unwrap();
+        assert_eq!(world.standing(kind, "web"), Standing::Skipped(skip), "{over}");
+    }
+    for (kind, owner, skip) in [
+        ("Job", "batch", Skip::Job),
+        ("Node", "node-1", Skip::NoController),
+        ("CloneSet", "set", Skip::UnknownOwner),
+        ("ReplicaSet", "lonely", Skip::UnknownOwner),
+    ] {
+        let mut world = World::new(&json!({"optIn": "All"}));
+        world.goal.scope.opt_in = crate::api::linkerd_config::OptIn::All;
+        world.pod_of(kind, owner, "pod-1", Some(BEFORE), &json!({}));
+        assert_eq!(world.standing(kind, owner), Standing::Untouchable(skip), "{kind}");
+        world.pod_of("", "", "bare", Some(BEFORE), &json!({}));
+        assert_eq!(world.standing("Pod", "bare"), Standing::Untouchable(Skip::NoController));
+    }
+}
+
+#[test]
+fn a_namespace_that_breaks_injection_and_a_budget_without_room_keep_a_workload_from_being_restarted() {
+    let mut world = outdated(&json!({}));
+    world.namespace("ns", &json!({"annotations": {"config.linkerd.io/proxy-additional-env": "[]"}}));
+    assert_eq!(world.standing("Deployment", "web"), Standing::Skipped(Skip::NamespaceBreaksInjection));
+    world.namespace("ns", &json!({}));
+    let budget = |allowed: i32| {
+        json!({"metadata": {"name": "pdb", "namespace": "ns", "generation": 1},
+        "spec": {"selector": {}}, "status": {"disruptionsAllowed": allowed, "observedGeneration": 1}})
+    };
+    world.feed.apply(Kind::PodDisruptionBudget, kube::runtime::watcher::Event::Apply(budget(0)));
+    assert_eq!(world.standing("Deployment", "web"), Standing::Skipped(Skip::BlockedByPDB));
+    world.feed.apply(Kind::PodDisruptionBudget, kube::runtime::watcher::Event::Apply(budget(1)));
+    assert!(matches!(world.standing("Deployment", "web"), Standing::Pending(_)));
+}
+
+#[test]
+fn what_was_taken_back_is_put_back_before_anything_else() {
+    let bad = RolloutKey::of("bad", Some("roots"), None);
+    for state in ["updating", "retrying", "failed"] {
+        let mut world = outdated(&annotated(state, bad.as_str(), Some(bad.as_str())));
+        world.goal.rolled_back = Some(bad.clone());
+        let Standing::InFlight(flight) = world.standing("Deployment", "web") else { panic!("{state}") };
+        assert_eq!(flight.health, Health::ToBeReverted);
+    }
+    // It is waited for, and a Pod that a StatefulSet would wait for ever for has to go.
+    let stuck = json!({"status": {"availableReplicas": 0}});
+    let over = with(annotated("rolled-back", bad.as_str(), None), &stuck);
+    let mut world = World::new(&json!({}));
+    world.goal.rolled_back = Some(bad.clone());
+    world.workload(Kind::StatefulSet, "web", &over);
+    world.pod_of("StatefulSet", "web", "web-0", Some("bad"), &json!({}));
+    let Standing::InFlight(flight) = world.standing("StatefulSet", "web") else { panic!() };
+    assert_eq!(flight.evict.as_deref(), Some("web-0"));
+    // Once it is back, it is like any other.
+    let mut world = outdated(&annotated("rolled-back", bad.as_str(), None));
+    world.goal.rolled_back = Some(bad);
+    assert!(matches!(world.standing("Deployment", "web"), Standing::Pending(_)));
+}
+
+#[test]
+fn by_eviction_one_pod_goes_after_the_other() {
+    let mut world = World::new(&json!({"method": "Evict"}));
+    let evicted = json!({"metadata": {"annotations": {"config.linkerd.io/rollout-state": "updating", "config.linkerd.io/rollout-hash": key(),
+        "config.linkerd.io/rollout-started-at": "2026-01-01T12:00:00Z"}}, "spec": {"replicas": 2},
+        "status": {"replicas": 2, "updatedReplicas": 2, "readyReplicas": 2, "availableReplicas": 2}});
+    world.deployment("web", &evicted);
+    world.pod("web-1", "web", Some(BEFORE), &json!({}));
+    world.pod("web-2", "web", Some(WANTED), &json!({"metadata": {"creationTimestamp": "2026-01-01T12:30:00Z"}}));
+    let Standing::InFlight(flight) = world.standing("Deployment", "web") else { panic!() };
+    assert_eq!(
+        (flight.health, flight.evict.as_deref(), flight.since),
+        (Health::Evicting, Some("web-1"), Some(time("12:30:00")))
+    );
+    world.pod("web-1", "web", Some(WANTED), &json!({}));
+    let Standing::InFlight(flight) = world.standing("Deployment", "web") else { panic!() };
+    assert_eq!(flight.health, Health::Healthy);
+}
+
+#[test]
+fn the_most_specific_place_decides_who_opted_in() {
+    use super::super::selection::NotSelected::{ExcludedNamespace, NotOptedIn, OptedOut};
+    let label = |value: Option<&str>| json!({"labels": {"config.linkerd.io/reconcile": value}});
+    for (own, template, namespace, expected) in [
+        (Some("auto"), None, None, Ok(true)),
+        (None, Some("auto"), None, Ok(true)),
+        (None, None, Some("auto"), Ok(true)),
+        (Some("disabled"), Some("auto"), Some("auto"), Err(OptedOut)),
+        (None, Some("disabled"), Some("auto"), Err(OptedOut)),
+        (Some("auto"), Some("disabled"), Some("disabled"), Ok(true)),
+        (Some("observe"), None, Some("auto"), Ok(false)),
+        (Some("yes"), None, None, Err(OptedOut)),
+        (None, None, None, Err(NotOptedIn)),
+    ] {
+        let mut world = outdated(&json!({"metadata": label(own), "spec": {"template": {"metadata": label(template)}}}));
+        world.namespace("ns", &label(namespace));
+        let seen = match world.standing("Deployment", "web") {
+            Standing::Pending(_) => Ok(true),
+            Standing::Observed => Ok(false),
+            Standing::Unselected(reason) => Err(reason),
+            other => panic!("{other:?}"),
+        };
+        assert_eq!(seen, expected, "{own:?} {template:?} {namespace:?}");
+    }
+    let mut world = outdated(&json!({}));
+    world.namespace("ns", &json!({"labels": {"config.linkerd.io/admission-webhooks": "disabled"}}));
+    assert_eq!(world.standing("Deployment", "web"), Standing::Unselected(ExcludedNamespace));
+    world.namespace("ns", &json!({}));
+    for excluded in ["linkerd", "operator"] {
+        let (target, scope) = (&mut world.goal.target, &mut world.goal.scope);
+        (target.namespace, scope.operator_namespace) =
+            (if excluded == "linkerd" { "ns" } else { "linkerd" }.into(), "ns".into());
+        let standing = world.standing("Deployment", "web");
+        assert!(matches!(standing, Standing::Unselected(ExcludedNamespace) | Standing::Unmeshed), "{standing:?}");
+    }
+}

@@ -1,0 +1,222 @@
+//! Cron expressions of five fields: minute, hour, day of month, month, day of week. Pure.
+//!
+//! In: a text. Out: which days it is about, and at which minutes of them. Always holds: whatever it says, to ask it
+//! costs the same. It knows no zones and no instants: what a clock skips or has twice is for whoever maps its minutes
+//! to them.
+//!
+//! Written here because the crates on jiff are made for something else: cronexpr names no rule for summer time, and
+//! croner begins twice what a clock has twice unless its hour is fixed; both look for one instant after another, and
+//! read more than is documented for the field (`L`, `W`, `#`).
+
+use std::ops::RangeInclusive;
+
+use jiff::civil::Date;
+
+const MONTHS: [&str; 12] = ["jan", "feb", "mar", "apr", "may", "jun", "jul", "aug", "sep", "oct", "nov", "dec"];
+const WEEKDAYS: [&str; 7] = ["sun", "mon", "tue", "wed", "thu", "fri", "sat"];
+
+/// A bit for each number that matches.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Numbers(u64);
+
+/// What an expression says.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Cron {
+    minutes: Numbers,
+    hours: Numbers,
+    days: Numbers,
+    months: Numbers,
+    /// From Sunday, 0.
+    weekdays: Numbers,
+    /// A day has to match both fields about days, and not just one of them.
+    both: bool,
+}
+
+/// What may stand in a field.
+struct Field {
+    name: &'static str,
+    numbers: RangeInclusive<u8>,
+    /// From the first number on.
+    names: &'static [&'static str],
+}
+
+// === impl Cron ===
+
+impl Cron {
+    /// # Errors
+    /// What cannot be read, for a person.
+    pub(super) fn parse(text: &str) -> Result<Self, String> {
+        let fields: Vec<&str> = text.split_whitespace().collect();
+        let [minute, hour, day, month, weekday] = fields.as_slice() else {
+            return Err(format!(
+                "{text:?} has {} fields in place of five: minute, hour, day of month, month, day of week",
+                fields.len()
+            ));
+        };
+        let field = |name, numbers, names| Field { name, numbers, names };
+        let weekdays = field("day of week", 0..=7, &WEEKDAYS[..]).parse(weekday)?;
+        Ok(Self {
+            minutes: field("minute", 0..=59, &[]).parse(minute)?,
+            hours: field("hour", 0..=23, &[]).parse(hour)?,
+            days: field("day of month", 1..=31, &[]).parse(day)?,
+            months: field("month", 1..=12, &MONTHS[..]).parse(month)?,
+            // Both 0 and 7 are Sunday.
+            weekdays: Numbers(weekdays.0 | weekdays.0 >> 7),
+            // As Vixie has it: also */2 begins with *.
+            both: day.starts_with('*') || weekday.starts_with('*'),
+        })
+    }
+
+    /// Whether it is about that day.
+    pub(super) fn is_about(&self, date: Date) -> bool {
+        let day = self.days.has(date.day());
+        let weekday = self.weekdays.has(date.weekday().to_sunday_zero_offset());
+        self.months.has(date.month()) && if self.both { day && weekday } else { day || weekday }
+    }
+
+    /// Whether it begins at that minute of such a day.
+    pub(super) fn begins_at(&self, hour: i8, minute: i8) -> bool {
+        self.hours.has(hour) && self.minutes.has(minute)
+    }
+}
+
+// === impl Numbers ===
+
+impl Numbers {
+    fn has(self, number: i8) -> bool {
+        (0..64).contains(&number) && self.0 >> number & 1 == 1
+    }
+}
+
+// === impl Field ===
+
+impl Field {
+    fn parse(&self, text: &str) -> Result<Numbers, String> {
+        text.split(',').map(|part| self.part(part)).try_fold(Numbers(0), |all, part| Ok(Numbers(all.0 | part?.0)))
+    }
+
+    /// One of a list: `*`, a number, a range, and each with a step.
+    fn part(&self, text: &str) -> Result<Numbers, String> {
+        let (range, step) = match text.split_once('/') {
+            None => (text, None),
+            Some((range, step)) => match step.parse() {
+                Ok(step @ 1..=u8::MAX) => (range, Some(step)),
+                _ => return Err(format!("{}: {step:?} is no step in {text:?}", self.name)),
+            },
+        };
+        let (first, last) = match range.split_once('-') {
+            _ if range == "*" => (*self.numbers.start(), *self.numbers.end()),
+            Some((first, last)) => (self.number(first)?, self.number(last)?),
+            // With a step, and without an end: as far as it goes.
+            None => (self.number(range)?, step.map_or(self.number(range)?, |_| *self.numbers.end())),
+        };
+        // A week may end with Sunday.
+        let last = if last == 0 && first > 0 && *self.numbers.end() == 7 { 7 } else { last };
+        if first > last {
+            return Err(format!("{}: {range:?} ends before it begins", self.name));
+        }
+        let numbers = (first..=last).step_by(step.unwrap_or(1).into());
+        Ok(Numbers(numbers.fold(0, |all, number| all | 1 << number)))
+    }
+
+    fn number(&self, text: &str) -> Result<u8, String> {
+        let named = || (*self.numbers.start()..).zip(self.names).find(|(_, name)| text.eq_ignore_ascii_case(name));
+        let is_digits = !text.is_empty() && text.bytes().all(|byte| byte.is_ascii_digit());
+        let number = if is_digits { text.parse().ok() } else { named().map(|(number, _)| number) };
+        number.filter(|number| self.numbers.contains(number)).ok_or_else(|| {
+            let (first, last) = (self.numbers.start(), self.numbers.end());
+            let or_name = if self.names.is_empty() { "" } else { ", and no name of one" };
+            format!("{}: {text:?} is no number from {first} to {last}{or_name}", self.name)
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use jiff::civil::date;
+
+    use super::*;
+
+    fn minutes(expression: &str) -> Vec<String> {
+        let cron = Cron::parse(expression).unwrap();
+        let all = (0..24).flat_map(|hour| (0..60).map(move |minute| (hour, minute)));
+        all.filter(|(hour, minute)| cron.begins_at(*hour, *minute)).map(|(h, m)| format!("{h}:{m:02}")).collect()
+    }
+
+    /// Of March 2026, whose first day is a Sunday.
+    fn days(expression: &str) -> Vec<i8> {
+        let cron = Cron::parse(expression).unwrap();
+        (1..=31).filter(|day| cron.is_about(date(2026, 3, *day))).collect()
+    }
+
+    #[test]
+    fn lists_ranges_and_steps_are_read() {
+        assert_eq!(minutes("0 2 * * *"), ["2:00"]);
+        assert_eq!(minutes("5,35 1-3/2,22 * * *"), ["1:05", "1:35", "3:05", "3:35", "22:05", "22:35"]);
+        assert_eq!(minutes("*/20 23 * * *"), ["23:00", "23:20", "23:40"]);
+        assert_eq!(minutes("45/5 00 * * *"), ["0:45", "0:50", "0:55"]);
+        assert_eq!(minutes("10-12,11-13 7 * * *"), ["7:10", "7:11", "7:12", "7:13"]);
+        assert_eq!(minutes("*/255 */100 * * *"), ["0:00"]);
+        assert_eq!(minutes("* * * * *").len(), 1440);
+        assert_eq!(minutes("  0\t2 *  * * "), ["2:00"]);
+    }
+
+    #[test]
+    fn days_have_names_and_sunday_two_numbers() {
+        assert_eq!(days("0 0 * * 0"), [1, 8, 15, 22, 29]);
+        for sunday in ["7", "sun", "Sun", "SUN", "0,7"] {
+            assert_eq!(days(&format!("0 0 * * {sunday}")), days("0 0 * * 0"), "{sunday}");
+        }
+        assert_eq!(days("0 0 * * mon-Fri"), days("0 0 * * 1-5"));
+        for weekend in ["sat-sun", "6-7", "6-0", "6,0"] {
+            assert_eq!(days(&format!("0 0 * * {weekend}")), [1, 7, 8, 14, 15, 21, 22, 28, 29], "{weekend}");
+        }
+        assert_eq!(days("0 0 * * 0-7").len(), 31);
+        assert_eq!(days("0 0 * MAR-may *").len(), 31);
+        assert_eq!(days("0 0 * 1,2,4-12 *"), [0; 0]);
+    }
+
+    #[test]
+    fn where_both_fields_about_days_are_restricted_either_matches() {
+        assert_eq!(days("0 0 2 * *"), [2]);
+        assert_eq!(days("0 0 2 * 1"), [2, 9, 16, 23, 30]);
+        assert_eq!(days("0 0 3,4 * 1"), [2, 3, 4, 9, 16, 23, 30]);
+        // What begins with * is no restriction in this sense, and both have to match.
+        assert_eq!(days("0 0 */8 * 0"), [1]);
+        assert_eq!(days("0 0 1-9 * */6"), [1, 7, 8]);
+    }
+
+    #[test]
+    fn what_cannot_be_read_is_named() {
+        for (expression, why) in [
+            ("", "has 0 fields in place of five"),
+            ("0 2 * *", "has 4 fields"),
+            ("0 0 2 * * *", "has 6 fields"),
+            ("@daily", "has 1 fields"),
+            ("60 2 * * *", r#"minute: "60" is no number from 0 to 59"#),
+            ("0 24 * * *", r#"hour: "24" is no number from 0 to 23"#),
+            ("0 2 0 * *", r#"day of month: "0" is no number from 1 to 31"#),
+            ("0 2 * 13 *", r#"month: "13" is no number from 1 to 12, and no name of one"#),
+            ("0 2 * * 8", r#"day of week: "8" is no number from 0 to 7"#),
+            ("0 2 * march *", r#"month: "march""#),
+            ("0 2 * * jan", r#"day of week: "jan""#),
+            ("0 +2 * * *", r#"hour: "+2""#),
+            ("0 999999 * * *", r#"hour: "999999""#),
+            ("0 -2 * * *", r#"hour: """#),
+            ("0 1,,2 * * *", r#"hour: """#),
+            ("0 6-2 * * *", r#"hour: "6-2" ends before it begins"#),
+            ("0 2 * * 5-2", r#""5-2" ends before it begins"#),
+            ("*/0 * * * *", r#"minute: "0" is no step in "*/0""#),
+            ("*/-1 * * * *", r#""-1" is no step"#),
+            ("*/256 * * * *", r#""256" is no step"#),
+            ("1/2/3 * * * *", r#""2/3" is no step"#),
+            ("? * * * *", r#"minute: "?""#),
+            ("*5 * * * *", r#"minute: "*5""#),
+            ("0 2 L * *", r#"day of month: "L""#),
+            ("0 2 * * 1#2", r##"day of week: "1#2""##),
+        ] {
+            let error = Cron::parse(expression).unwrap_err();
+            assert!(error.contains(why), "{expression:?}: {error}");
+        }
+    }
+}

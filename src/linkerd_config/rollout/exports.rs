@@ -1,0 +1,67 @@
+//! What Prometheus is told of rollouts, measured when somebody looks.
+
+use std::sync::Arc;
+
+use prometheus::{
+    IntGaugeVec, Opts,
+    core::{Collector, Desc},
+    proto::MetricFamily,
+};
+
+use super::Latest;
+use crate::api::linkerd_config::{RolloutPods, RolloutWorkloads};
+
+pub(super) struct Exports {
+    latest: Arc<Latest>,
+    pods: IntGaugeVec,
+    workloads: IntGaugeVec,
+}
+
+impl Exports {
+    pub(super) fn new(latest: Arc<Latest>) -> prometheus::Result<Self> {
+        Ok(Self {
+            latest,
+            pods: IntGaugeVec::new(
+                Opts::new("linkerd_operator_linkerdconfig_pods", "Pods, by what they are to the mesh's configuration"),
+                &["class"],
+            )?,
+            workloads: IntGaugeVec::new(
+                Opts::new("linkerd_operator_linkerdconfig_workloads", "Workloads that opted in, by how they stand"),
+                &["state"],
+            )?,
+        })
+    }
+}
+
+impl Collector for Exports {
+    fn desc(&self) -> Vec<&Desc> {
+        [self.pods.desc(), self.workloads.desc()].concat()
+    }
+
+    fn collect(&self) -> Vec<MetricFamily> {
+        let progress = self.latest.get();
+        let (pods, workloads) = progress.map(|it| (it.pods, it.workloads)).unwrap_or_default();
+        let RolloutPods { meshed: _, current, outdated, pinned, unknown, uninjected, completed } = pods;
+        for (class, count) in [
+            ("current", current),
+            ("outdated", outdated),
+            ("pinned", pinned),
+            ("unknown", unknown),
+            ("uninjected", uninjected),
+            ("completed", completed),
+        ] {
+            self.pods.with_label_values(&[class]).set(count);
+        }
+        let RolloutWorkloads { selected: _, updated, updating, pending, failed, skipped } = workloads;
+        for (state, count) in [
+            ("updated", updated),
+            ("updating", updating),
+            ("pending", pending),
+            ("failed", failed),
+            ("skipped", skipped),
+        ] {
+            self.workloads.with_label_values(&[state]).set(count);
+        }
+        [self.pods.collect(), self.workloads.collect()].concat()
+    }
+}

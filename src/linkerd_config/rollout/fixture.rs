@@ -1,0 +1,127 @@
+//! A cluster for tests: objects as JSON, through the same code as real ones, and a goal.
+
+use std::sync::Arc;
+
+use k8s_openapi::jiff::Timestamp;
+use kube::runtime::watcher::Event;
+use serde_json::{Value, json};
+
+use super::{
+    assess::{Assessment, Standing},
+    goal::{Baseline, Goal, RolloutKey, Scope, Selector},
+    look,
+};
+use crate::{
+    api::linkerd_config::OptIn,
+    cluster::{Kind, feed::Feed, object::NamespacedName, workload_ref::WorkloadRef},
+};
+
+/// What Pods shall have, and what they had before.
+pub(super) const WANTED: &str = "0123456789abcdef";
+pub(super) const BEFORE: &str = "fedcba9876543210";
+
+pub(super) struct World {
+    pub(super) feed: Feed,
+    pub(super) goal: Goal,
+}
+
+impl World {
+    /// With the namespace `ns`, and this as `spec.rollout`.
+    pub(super) fn new(rollout: &Value) -> Self {
+        let mut world = Self { feed: Feed::default(), goal: goal(rollout) };
+        world.namespace("ns", &json!({}));
+        world
+    }
+
+    pub(super) fn namespace(&mut self, name: &str, metadata: &Value) {
+        let object = json!({"metadata": with(json!({"name": name}), metadata)});
+        self.feed.apply(Kind::Namespace, Event::Apply(object));
+    }
+
+    /// A Deployment in `ns` that opted in, is done with its one Pod, and has this over it.
+    pub(super) fn deployment(&mut self, name: &str, over: &Value) {
+        self.workload(Kind::Deployment, name, over);
+    }
+
+    pub(super) fn workload(&mut self, kind: Kind, name: &str, over: &Value) {
+        let object = json!({
+            "metadata": {"name": name, "namespace": "ns", "uid": name, "resourceVersion": "1", "generation": 1,
+                "labels": {"config.linkerd.io/reconcile": "auto"}},
+            "spec": {"replicas": 1, "template": {"metadata": {"annotations": {"linkerd.io/inject": "enabled"}}}},
+            "status": {"observedGeneration": 1, "replicas": 1, "updatedReplicas": 1, "readyReplicas": 1, "availableReplicas": 1,
+                "desiredNumberScheduled": 1, "currentNumberScheduled": 1, "updatedNumberScheduled": 1, "numberAvailable": 1},
+        });
+        self.feed.apply(kind, Event::Apply(with(object, over)));
+        if kind == Kind::Deployment {
+            let owner = json!([{"apiVersion": "apps/v1", "kind": "Deployment", "name": name, "uid": name}]);
+            let object =
+                json!({"metadata": {"name": format!("{name}-rs"), "namespace": "ns", "ownerReferences": owner}});
+            self.feed.apply(Kind::ReplicaSet, Event::Apply(object));
+        }
+    }
+
+    /// A meshed Pod of a Deployment, with this marker and this over it.
+    pub(super) fn pod(&mut self, name: &str, deployment: &str, marker: Option<&str>, over: &Value) {
+        self.pod_of("ReplicaSet", &format!("{deployment}-rs"), name, marker, over);
+    }
+
+    pub(super) fn pod_of(&mut self, kind: &str, owner: &str, name: &str, marker: Option<&str>, over: &Value) {
+        let owners = json!([{"apiVersion": "v1", "kind": kind, "name": owner, "uid": owner}]);
+        let marker = marker.map(|marker| json!({"name": "LINKERD_CONFIG_HASH", "value": marker}));
+        let proxy = json!({"name": "linkerd-proxy", "env": marker.into_iter().collect::<Vec<_>>()});
+        let object = json!({
+            "metadata": {"name": name, "namespace": "ns", "uid": name, "ownerReferences": if kind.is_empty() { json!([]) } else { owners },
+                "creationTimestamp": "2026-01-01T00:00:00Z", "labels": {"linkerd.io/control-plane-ns": "linkerd"},
+                "annotations": {"linkerd.io/inject": "enabled", "linkerd.io/proxy-version": "edge-1", "linkerd.io/trust-root-sha256": "roots"}},
+            "spec": {"initContainers": [proxy], "containers": [{"name": "app"}]},
+            "status": {"phase": "Running"},
+        });
+        self.feed.apply(Kind::Pod, Event::Apply(with(object, over)));
+    }
+
+    pub(super) fn look(&self, kind: &str, name: &str) -> Assessment {
+        look(&self.feed.cluster.read(), &WorkloadRef::new("ns", kind, name), &self.goal).unwrap()
+    }
+
+    pub(super) fn standing(&self, kind: &str, name: &str) -> Standing {
+        self.look(kind, name).standing
+    }
+}
+
+pub(super) fn time(text: &str) -> Timestamp {
+    format!("2026-01-01T{text}Z").parse().unwrap()
+}
+
+/// Of what was adopted at noon, over a document that had [`BEFORE`].
+pub(super) fn goal(rollout: &Value) -> Goal {
+    let spec = serde_json::from_value(json!({ "rollout": rollout })).unwrap();
+    let baseline = Baseline { hash: BEFORE.into(), adopted: Some(time("12:00:00")) };
+    Goal {
+        config: "mesh".into(),
+        uid: "uid".into(),
+        target: NamespacedName::new("linkerd", "linkerd-config"),
+        term: 1,
+        spec: Arc::new(spec),
+        key: RolloutKey::of(WANTED, Some("roots"), None),
+        marker: Some(WANTED.into()),
+        proxy_version: Some("edge-1".into()),
+        trust_roots: Some("roots".into()),
+        roots_written: None,
+        baseline: Some(baseline),
+        drift: Vec::new(),
+        scope: Scope {
+            namespaces: Selector::All,
+            workloads: Selector::All,
+            opt_in: OptIn::Label,
+            operator_namespace: "operator".into(),
+        },
+        closed: None,
+        rolled_back: None,
+    }
+}
+
+/// With a merge patch over it.
+pub(super) fn with(mut object: Value, over: &Value) -> Value {
+    json_patch::merge(&mut object, over);
+    object
+}
