@@ -1,19 +1,21 @@
-//! `linkerd-operator explain`: what a LinkerdConfig would change, and where each value is from.
+//! `linkerd-operator explain`: what a LinkerdConfig would change, where each value is from, and how the workloads stand.
 //!
 //! * In: a name or a manifest; the API server, of which it only reads. Out: a report, as text or JSON; an exit code.
 //! * Always: what is told is what the controller would decide, by the same functions; nothing is written; no secret is shown.
 
+mod lists;
 mod print;
 mod read;
 mod report;
+mod workloads;
 
 use std::{path::PathBuf, process::ExitCode};
 
 use anyhow::Result;
-use clap::Args as ClapArgs;
+use clap::{Args as ClapArgs, builder::NonEmptyStringValueParser};
 use prometheus::Registry;
 
-use self::report::Report;
+use self::{read::Workloads, report::Report};
 use super::{Output, write};
 use crate::client;
 
@@ -31,6 +33,14 @@ pub struct ExplainArgs {
     #[arg(long)]
     pub all: bool,
 
+    /// Tell also of each workload that has Pods of the mesh: what rollouts do about it, and why
+    #[arg(long)]
+    pub workloads: bool,
+
+    /// With --workloads: the namespace of the operator, where it restarts nothing; else the control plane's
+    #[arg(long, env = "LINKERD_OPERATOR_OPERATOR_NAMESPACE", value_name = "NAME", value_parser = NonEmptyStringValueParser::new())]
+    pub operator_namespace: Option<String>,
+
     /// How to print
     #[arg(long, short, value_name = "FORMAT", default_value = "table")]
     pub output: Output,
@@ -43,7 +53,11 @@ pub struct ExplainArgs {
 pub(super) async fn explain(args: ExplainArgs) -> Result<ExitCode> {
     let config = client::config(args.kubeconfig.as_deref()).await?;
     let client = client::client(config, &Registry::new())?;
-    let found = read::read(&client, args.name.as_deref(), args.file.as_deref()).await?;
+    let mut found = read::read(&client, args.name.as_deref(), args.file.as_deref()).await?;
+    if args.workloads {
+        let operator_namespace = args.operator_namespace.as_deref().unwrap_or(&found.config.target.namespace).into();
+        found.workloads = Some(Workloads { state: lists::workloads(&client).await?, operator_namespace });
+    }
     let report = Report::of(&found, args.all);
     write(&match args.output {
         Output::Table => print::text(&report),

@@ -26,6 +26,7 @@ use crate::{
     },
     linkerd_config::{
         base::Base,
+        status::good_revisions,
         values::{Document, manifest},
     },
 };
@@ -40,8 +41,16 @@ pub(super) struct Found {
     /// `Err`: why the newest cannot be read.
     pub(super) base: Result<Option<Base>, String>,
     pub(super) bundle: Option<Arc<str>>,
-    /// What the injectors were last seen to use, where it was kept.
-    pub(super) good: Option<Document>,
+    /// What may be gone back to, as far as it was kept.
+    pub(super) good: Vec<Document>,
+    /// Where it was asked for.
+    pub(super) workloads: Option<Workloads>,
+}
+
+/// What rollouts look at.
+pub(super) struct Workloads {
+    pub(super) state: State,
+    pub(super) operator_namespace: Arc<str>,
 }
 
 /// # Errors
@@ -77,16 +86,17 @@ pub(super) async fn read(client: &Client, name: Option<&str>, file: Option<&Path
     let bases = revisions.list(&ListParams::default().labels(&Base::selector(&target.name))).await.map_err(plain);
     let bases = bases.with_context(|| format!("cannot list ControllerRevisions in namespace {}", target.namespace))?;
     let base = Base::newest(&bases.items);
-    let good = config.status.revisions.as_ref().and_then(|revisions| revisions.last_known_good);
+    let good = good_revisions(&config.status);
     let newest = base.as_ref().ok().and_then(Option::as_ref);
     Ok(Found {
-        good: newest.zip(good).and_then(|(base, revision)| base.declared_at(&bases.items, revision)),
+        good: newest.map(|base| base.declared_at(&bases.items, &good)).unwrap_or_default(),
         winner: state.linkerd_configs.winner(target).cloned(),
         applied: file.is_none(),
         live,
         base,
         bundle: roots.and_then(|roots| roots.bundle),
         config: Arc::clone(config),
+        workloads: None,
     })
 }
 
@@ -109,7 +119,7 @@ async fn config_map(client: &Client, namespace: &str, name: &str) -> Result<Opti
 }
 
 /// Of an answer only what it says: the rest of it is for machines.
-fn plain(error: Error) -> anyhow::Error {
+pub(super) fn plain(error: Error) -> anyhow::Error {
     match error {
         Error::Api(status) => anyhow!(status.message),
         error => error.into(),

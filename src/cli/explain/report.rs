@@ -8,7 +8,7 @@ use std::collections::BTreeSet;
 use serde::Serialize;
 use serde_json::Value;
 
-use super::read::Found;
+use super::{read::Found, workloads::Told};
 use crate::{
     api::linkerd_config::{DriftAction, LinkerdConfigStatus, Mode},
     linkerd_config::{
@@ -52,6 +52,9 @@ pub(super) struct Report {
     /// Those, where they were asked for.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub(super) unmanaged_values: Vec<Row>,
+    /// Where they were asked for.
+    #[serde(flatten)]
+    pub(super) workloads: Option<Told>,
     /// Whether the effective document is known.
     #[serde(skip)]
     pub(super) known: bool,
@@ -105,7 +108,7 @@ pub(super) struct Seen {
 
 impl Report {
     pub(super) fn of(found: &Found, all: bool) -> Self {
-        let Found { config, winner, applied, live, base, bundle, good } = found;
+        let Found { config, winner, applied, live, base, bundle, good, .. } = found;
         let document = live.as_ref().and_then(|live| live.values.as_deref()).map(Document::read);
         let kept = base.as_ref().ok().and_then(Option::as_ref);
         let plan = match base {
@@ -118,7 +121,7 @@ impl Report {
                 first_time: config.status.revisions.is_none(),
                 fought_over: is_fought_over(&config.status),
                 failed: failed(config, &config.status),
-                good: good.as_ref(),
+                good,
             }),
             Err(unreadable) => Plan::only(Verdict::InvalidBase(unreadable.clone())),
         };
@@ -160,6 +163,7 @@ impl Report {
             values: values.named,
             unmanaged: values.others.len(),
             unmanaged_values: if all { values.others } else { Vec::new() },
+            workloads: Told::of(found, document.as_ref(), &plan),
             known: plan.effective.is_some(),
         }
     }
@@ -245,4 +249,4 @@ fn as_text<S: serde::Serializer>(path: &Path, serializer: S) -> Result<S::Ok, S:
 
 #[cfg(test)]
 #[path = "report_tests.rs"]
-mod tests;
+pub(super) mod tests;

@@ -16,7 +16,7 @@ use crate::{
 const INSTALLED: &str = include_str!("../../linkerd_config/values/fixture.yaml");
 const BUNDLE: &str = "-----BEGIN CERTIFICATE-----\nMIIA\n-----END CERTIFICATE-----\n";
 
-fn config(name: &str, spec: &Value) -> Arc<LinkerdConfig> {
+pub(in crate::cli::explain) fn config(name: &str, spec: &Value) -> Arc<LinkerdConfig> {
     let object: api::LinkerdConfig = serde_json::from_value(json!({
         "apiVersion": "config.linkerd.io/v1alpha1", "kind": "LinkerdConfig",
         "metadata": {"name": name, "uid": name}, "spec": spec, "status": {"revisions": {"base": 1}},
@@ -36,7 +36,7 @@ fn config_map(manager: &str, values: &str) -> ConfigMap {
 }
 
 /// In effect, over what was installed and is still there.
-fn found(spec: &Value) -> Found {
+pub(in crate::cli::explain) fn found(spec: &Value) -> Found {
     let config = config("mesh", spec);
     Found {
         winner: Some(Arc::clone(&config)),
@@ -45,7 +45,8 @@ fn found(spec: &Value) -> Found {
         live: Some(config_map("helm", &marked(&Document::parse(INSTALLED).unwrap()))),
         base: Ok(Some(Base::new(1, INSTALLED, None).unwrap())),
         bundle: None,
-        good: None,
+        good: Vec::new(),
+        workloads: None,
     }
 }
 

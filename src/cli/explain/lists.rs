@@ -1,0 +1,126 @@
+//! The workloads of the cluster, as the engine of rollouts sees them, read once.
+//!
+//! * In: a client. Out: a [`State`] of the kinds that the engine watches, made by the same projections.
+//! * Always: lists come in pages; what cannot be read is named on standard error, and left out.
+
+use anyhow::{Context, Result};
+use k8s_openapi::api::{apps::v1::ReplicaSet, batch::v1::Job};
+use kube::{Api, Client, ResourceExt, api::ListParams};
+
+use super::read::plain;
+use crate::cluster::{
+    Kind, Projected, State,
+    disruption_budget::DisruptionBudget,
+    namespace::Namespace,
+    object::{Guarded, Problems},
+    owner::Owned,
+    pod::Pod,
+    workload_resource::{DaemonSetObject, DeploymentObject, StatefulSetObject, Watched},
+};
+
+/// Of a list: Pods are large.
+const PAGE: u32 = 500;
+
+/// # Errors
+/// When a kind cannot be listed: which, and where.
+pub(super) async fn workloads(client: &Client) -> Result<State> {
+    let mut state = State::default();
+    add::<Namespace>(client, &mut state).await?;
+    add::<Watched<DeploymentObject>>(client, &mut state).await?;
+    add::<Watched<StatefulSetObject>>(client, &mut state).await?;
+    add::<Watched<DaemonSetObject>>(client, &mut state).await?;
+    add::<Owned<ReplicaSet>>(client, &mut state).await?;
+    add::<Owned<Job>>(client, &mut state).await?;
+    add::<DisruptionBudget>(client, &mut state).await?;
+    // Last: those that are born meanwhile are of workloads that are known.
+    add::<Pod>(client, &mut state).await?;
+    Ok(state)
+}
+
+async fn add<T: Projected>(client: &Client, state: &mut State) -> Result<()> {
+    let resource = T::KIND.resource();
+    let all: Api<Guarded<T::Wire>> = Api::all(client.clone());
+    let mut params = ListParams::default().limit(PAGE);
+    loop {
+        let page = all.list(&params).await.map_err(plain).with_context(|| match T::KIND {
+            Kind::Namespace => format!("cannot list {resource}"),
+            _ => format!("cannot list {resource} in all namespaces"),
+        })?;
+        for object in page.items {
+            match object {
+                Guarded::Valid(object) => drop(T::project(object, &mut Problems::default()).apply(state)),
+                Guarded::Invalid { ref error, .. } => {
+                    let namespace = object.namespace().map(|namespace| format!("{namespace}/")).unwrap_or_default();
+                    eprintln!("left out, it cannot be read: {resource} {namespace}{}: {error}", object.name_any());
+                }
+            }
+        }
+        match page.metadata.continue_.filter(|token| !token.is_empty()) {
+            Some(token) => params = params.continue_token(&token),
+            None => return Ok(()),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use http::{Request, Response};
+    use kube::client::Body;
+    use serde_json::{Value, json};
+
+    use super::*;
+    use crate::cluster::object::NamespacedName;
+
+    /// A client of an API server that answers a path and its query so.
+    fn client(answer: impl Fn(&str, &str) -> (u16, Value) + Clone + Send + 'static) -> Client {
+        let service = tower::service_fn(move |request: Request<Body>| {
+            let (code, answer) = answer(request.uri().path(), request.uri().query().unwrap_or_default());
+            let response = Response::builder().status(code).body(Body::from(answer.to_string().into_bytes()));
+            async move { Ok::<_, std::convert::Infallible>(response.unwrap()) }
+        });
+        Client::new(service, "default")
+    }
+
+    fn page(token: &str, items: &Value) -> Value {
+        json!({"apiVersion": "v1", "kind": "List", "metadata": {"continue": token}, "items": items})
+    }
+
+    #[tokio::test]
+    async fn all_pages_are_read_and_what_cannot_be_read_costs_only_itself() {
+        let pod = |name: &str| json!({"metadata": {"name": name, "namespace": "app"}});
+        let client = client(move |path, query| {
+            assert!(query.contains("limit=500"), "{path}?{query}");
+            let answer = match (path, query.contains("continue=next")) {
+                ("/api/v1/pods", false) => page("next", &json!([pod("a")])),
+                ("/api/v1/pods", true) => {
+                    page("", &json!([{"metadata": {"name": "b", "namespace": "app"}, "spec": 7}, pod("c")]))
+                }
+                _ => page("", &json!([])),
+            };
+            (200, answer)
+        });
+        let state = workloads(&client).await.unwrap();
+        let mut pods: Vec<NamespacedName> = state.pods.all().map(|pod| pod.key.clone()).collect();
+        pods.sort();
+        assert_eq!(pods, ["a", "c"].map(|name| NamespacedName::new("app", name)));
+    }
+
+    #[tokio::test]
+    async fn a_permission_that_is_missing_is_named_with_where_it_is_missing() {
+        let cases = [
+            ("/api/v1/namespaces", "cannot list namespaces: "),
+            ("/apis/policy/v1/poddisruptionbudgets", "cannot list poddisruptionbudgets.policy in all namespaces: "),
+        ];
+        for (forbidden, expected) in cases {
+            let client = client(move |path, _| match path == forbidden {
+                true => (
+                    403,
+                    json!({"kind": "Status", "status": "Failure", "code": 403, "reason": "Forbidden", "message": "no"}),
+                ),
+                false => (200, page("", &json!([]))),
+            });
+            let error = workloads(&client).await.err().unwrap();
+            assert_eq!(format!("{error:#}"), format!("{expected}no"));
+        }
+    }
+}

@@ -1,0 +1,281 @@
+//! How each workload of the mesh stands, and what rollouts do about it. Pure.
+//!
+//! * In: what was read, the plan for the ConfigMap. Out: a row for each workload with Pods of the mesh, and their sums.
+//! * Always: what is told is what the engine decides, by its own functions, from the status of a resource that is in effect. For
+//!   any other it is what would follow once injectors use the document that is planned.
+
+use std::{collections::BTreeSet, sync::Arc};
+
+use k8s_openapi::jiff::Timestamp;
+use serde::Serialize;
+
+use super::{
+    read::{Found, Workloads},
+    report::counted,
+};
+use crate::{
+    api::{
+        INJECTORS_CONFIG_MAP,
+        linkerd_config::{
+            LinkerdConfigStatus, RolloutMethod, RolloutPods, RolloutStatus, RolloutTrigger, RolloutWorkloads,
+        },
+    },
+    cluster::{State, inject::Inject, workload_ref::WorkloadRef},
+    linkerd_config::{
+        baseline, overlay,
+        plan::Plan,
+        rollout::{
+            assess::{Assessment, Flight, Health, Skip, Standing},
+            board::Board,
+            goal::{Around, Goal},
+            look,
+            outdated::{Class, class},
+            state::RolloutState,
+            verdict::{DISABLED, PAUSED},
+        },
+        sha256,
+        values::Reading,
+    },
+};
+
+/// All that is told of workloads.
+#[derive(Debug, Serialize)]
+pub(super) struct Told {
+    pub(super) rollout: Rollout,
+    pub(super) workloads: Vec<Row>,
+}
+
+/// The rollout as a whole.
+#[derive(Debug, Default, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub(super) struct Rollout {
+    /// What workloads are restarted for.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(super) hash: Option<String>,
+    /// Of the condition RolloutComplete; absent where what would be is told.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(super) reason: Option<String>,
+    pub(super) message: String,
+    pub(super) workloads: RolloutWorkloads,
+    pub(super) pods: RolloutPods,
+}
+
+#[derive(Debug, PartialEq, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub(super) struct Row {
+    pub(super) namespace: String,
+    pub(super) kind: String,
+    pub(super) name: String,
+    pub(super) pods: RolloutPods,
+    #[serde(flatten)]
+    pub(super) decision: Decision,
+}
+
+/// What is done about a workload.
+#[derive(Debug, PartialEq, Serialize)]
+pub(super) struct Decision {
+    pub(super) decision: &'static str,
+    /// In one word, where there are several.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(super) reason: Option<String>,
+    pub(super) message: String,
+}
+
+// === impl Told ===
+
+impl Told {
+    pub(super) fn of(found: &Found, document: Option<&Reading>, plan: &Plan) -> Option<Self> {
+        let Workloads { state, operator_namespace } = found.workloads.as_ref()?;
+        let config = &found.config;
+        let is_in_effect = found.winner.as_ref().is_some_and(|winner| winner.name == config.name);
+        let is_told = found.applied
+            && is_in_effect
+            && config.status.observed_generation == Some(config.generation)
+            && config.status.rollout.is_some();
+        let status = match is_told {
+            true => Arc::clone(&config.status),
+            false => Arc::new(once_in_effect(found, document, plan)),
+        };
+        let around = Around {
+            term: 0,
+            operator_namespace: Arc::clone(operator_namespace),
+            // Whether the control plane is younger is for the engine to see, and its condition says it.
+            roots_written: None,
+        };
+        let goal = Goal::of(config, &status, &around);
+        let known = |message: String, reason: Option<&str>| Rollout {
+            hash: goal.marker.is_some().then(|| goal.key.to_string()),
+            reason: reason.map(str::to_owned),
+            message,
+            ..Rollout::default()
+        };
+        let closed = goal.closed.as_ref().filter(|closed| closed.reason == DISABLED);
+        let complete = status.conditions.iter().find(|condition| condition.type_ == "RolloutComplete");
+        let rollout = match (complete, closed) {
+            (Some(complete), _) => known(complete.message.clone(), Some(&complete.reason)),
+            (None, Some(closed)) => known(closed.message.clone(), Some(closed.reason)),
+            (None, None) if !is_told && plan.marker.is_none() => {
+                let message = "what Pods would have to run with is not known, because nothing would be written";
+                return Some(Self { rollout: known(message.to_owned(), None), workloads: Vec::new() });
+            }
+            (None, None) if goal.rollout().paused => known("spec.rollout.paused is true".to_owned(), Some(PAUSED)),
+            (None, None) => {
+                known("this would follow once the resource is in effect and injectors use it".to_owned(), None)
+            }
+        };
+        if *config.target.name != *INJECTORS_CONFIG_MAP {
+            return Some(Self { rollout, workloads: Vec::new() });
+        }
+        let mut board = Board::default();
+        let mut workloads = Vec::new();
+        for workload in all(state) {
+            let Some(assessment) = look(state, &workload, &goal) else { continue };
+            if assessment.standing == Standing::Unmeshed && assessment.pods == RolloutPods::default() {
+                continue;
+            }
+            let decision = Decision::of(&assessment, &causes(state, &workload, &goal), &goal);
+            let [namespace, kind, name] =
+                [&workload.namespace, &workload.kind, &workload.name].map(ToString::to_string);
+            workloads.push(Row { namespace, kind, name, pods: assessment.pods, decision });
+            board.set(&workload, Some(assessment), Timestamp::UNIX_EPOCH);
+        }
+        let rollout = Rollout { workloads: board.totals.workloads, pods: board.totals.pods, ..rollout };
+        Some(Self { rollout, workloads })
+    }
+}
+
+/// The status that it would have, as far as workloads are judged by it.
+fn once_in_effect(found: &Found, document: Option<&Reading>, plan: &Plan) -> LinkerdConfigStatus {
+    let known = &found.config.status;
+    let rollout = known.rollout.clone().unwrap_or_default();
+    let base = found.base.as_ref().ok().and_then(Option::as_ref);
+    LinkerdConfigStatus {
+        injection_hash: plan.marker.clone(),
+        trust_roots_sha256: found.bundle.as_deref().map(sha256),
+        proxy_version: plan.effective.as_ref().and_then(overlay::proxy_version),
+        drift: known.drift.clone(),
+        rollout: Some(RolloutStatus {
+            adopted_at: rollout.adopted_at,
+            baseline_hash: rollout.baseline_hash.or_else(|| baseline(document, base)),
+            ..RolloutStatus::default()
+        }),
+        ..LinkerdConfigStatus::default()
+    }
+}
+
+/// Everything that has Pods, or makes them.
+fn all(state: &State) -> BTreeSet<WorkloadRef> {
+    let resources = state.workload_resources.all().map(|resource| resource.workload.clone());
+    resources.chain(state.pods.all().map(|pod| state.workload_of(pod))).collect()
+}
+
+/// What its Pods are out of date for, as far as that restarts workloads: how many, and what.
+fn causes(state: &State, workload: &WorkloadRef, goal: &Goal) -> Vec<(RolloutTrigger, usize)> {
+    let namespace = state.namespaces.get(&workload.namespace);
+    let of_namespace = namespace.map_or(Inject::Absent, |namespace| namespace.inject);
+    let classes: Vec<Class> = state.pods_of(workload).filter_map(|pod| class(pod, of_namespace, goal)).collect();
+    let counts = RolloutTrigger::ALL.into_iter().filter(|trigger| goal.is_trigger(*trigger)).map(|trigger| {
+        let has = |class: &&Class| match class {
+            Class::Outdated(causes) => match trigger {
+                RolloutTrigger::ProxyConfig => causes.configuration,
+                RolloutTrigger::ProxyVersion => causes.version,
+                RolloutTrigger::TrustRoots => causes.trust_roots,
+            },
+            _ => false,
+        };
+        (trigger, classes.iter().filter(has).count())
+    });
+    counts.filter(|(_, count)| *count > 0).collect()
+}
+
+// === impl Decision ===
+
+impl Decision {
+    fn of(assessment: &Assessment, causes: &[(RolloutTrigger, usize)], goal: &Goal) -> Self {
+        let pods = &assessment.pods;
+        let decided =
+            |decision, reason: Option<&str>, message| Self { decision, reason: reason.map(str::to_owned), message };
+        let skipped = |skip: &Skip| decided("Skipped", Some(skip.as_str()), skip.why().to_owned());
+        match &assessment.standing {
+            Standing::Unmeshed => decided("Nothing", None, remarks(pods)),
+            Standing::UpToDate => decided("UpToDate", None, remarks(pods)),
+            Standing::Observed => {
+                let message = "its label config.linkerd.io/reconcile is observe: it is told of, and left alone";
+                decided("Observed", None, message.to_owned())
+            }
+            Standing::Unselected(reason) => decided("NotSelected", Some(reason.as_str()), reason.why().to_owned()),
+            Standing::Untouchable(skip) | Standing::Skipped(skip) => skipped(skip),
+            Standing::Failed(failure) => decided("Failed", Some(&failure.reason), failure.message.clone()),
+            Standing::InFlight(flight) => decided("Updating", None, under_way(flight, goal)),
+            Standing::Pending(start) => {
+                let how = match start.method {
+                    RolloutMethod::Restart => "to be restarted for",
+                    RolloutMethod::Evict => "its Pods are to be evicted for",
+                };
+                let message = format!("{how} {}: {}", start.value, because(causes, assessment));
+                decided("Pending", None, message)
+            }
+        }
+    }
+}
+
+fn because(causes: &[(RolloutTrigger, usize)], assessment: &Assessment) -> String {
+    let cause = |(trigger, count): &(RolloutTrigger, usize)| {
+        let what = match trigger {
+            RolloutTrigger::ProxyConfig => "with another configuration",
+            RolloutTrigger::ProxyVersion => "with another version of the proxy",
+            RolloutTrigger::TrustRoots => "with other trust anchors",
+        };
+        format!("{} {what}", counted(*count, "Pod"))
+    };
+    let more = listed(&[
+        (assessment.suspects, "from while others had edited it"),
+        (assessment.pods.uninjected, "without a proxy"),
+    ]);
+    causes.iter().map(cause).chain(more).collect::<Vec<_>>().join(", ")
+}
+
+/// Of Pods, as far as there are any.
+fn listed(counts: &[(i64, &str)]) -> Vec<String> {
+    let some = counts.iter().filter(|(count, _)| *count > 0);
+    some.map(|(count, what)| format!("{} {what}", counted(usize::try_from(*count).unwrap_or_default(), "Pod")))
+        .collect()
+}
+
+/// What is missing for it to be done.
+fn under_way(flight: &Flight, goal: &Goal) -> String {
+    let missing = match &flight.health {
+        Health::Progressing(missing) => missing.clone(),
+        Health::Healthy => format!("its Pods run with it, and have to stay well for {}", goal.rollout().soak),
+        Health::Evicting => "its Pods are evicted, one after the other".to_owned(),
+        Health::StillOutdated => "its new Pods are out of date".to_owned(),
+        Health::Reverted => "somebody put back what the restart had changed".to_owned(),
+        Health::Uninjected(pod) => format!("Pod {pod} came up without a proxy"),
+        Health::ToBeReverted => "it is to be put back to what it was before".to_owned(),
+    };
+    match flight.state {
+        RolloutState::Retrying => format!("for the second time: {missing}"),
+        RolloutState::RolledBack => format!("put back to what it was before: {missing}"),
+        RolloutState::Updating | RolloutState::Updated | RolloutState::Failed => missing,
+    }
+}
+
+/// What there is to say of Pods of which nothing is restarted.
+fn remarks(pods: &RolloutPods) -> String {
+    let RolloutPods { meshed, current, outdated, pinned, unknown, uninjected, completed } = *pods;
+    if meshed > 0 && current == meshed && uninjected == 0 {
+        return "its Pods run with the configuration".to_owned();
+    }
+    let remarks = [
+        (outdated, "out of date for what restarts nothing"),
+        (pinned, "with the version of the proxy that it chooses itself"),
+        (unknown, "of which nobody can tell"),
+        (uninjected, "without a proxy"),
+        (completed, "that has ended"),
+    ];
+    listed(&remarks).join(", ")
+}
+
+#[cfg(test)]
+#[path = "workloads_tests.rs"]
+mod tests;

@@ -1,0 +1,272 @@
+//! What is told of workloads, as text and as JSON.
+
+use serde::Deserialize;
+use serde_json::{Value, json};
+
+use super::*;
+use crate::{
+    cli::explain::{
+        print::text,
+        report::{
+            Report,
+            tests::{config, found},
+        },
+    },
+    cluster::{
+        Projected,
+        disruption_budget::DisruptionBudget,
+        linkerd_config::LinkerdConfig,
+        namespace::Namespace,
+        object::Problems,
+        pod::Pod,
+        workload_resource::{DeploymentObject, StatefulSetObject, Watched},
+    },
+};
+
+const RESTARTED: &str = "2026-11-21T10:00:00Z";
+
+fn put<T: Projected>(state: &mut State, object: &Value) {
+    let wire = T::Wire::deserialize(object).unwrap();
+    T::project(wire, &mut Problems::default()).apply(state);
+}
+
+/// In namespace `app`, opted in; with a Pod for each of these proxies, `""` for none.
+fn workload<T: Projected>(state: &mut State, kind: &str, name: &str, over: &Value, proxies: &[&str]) {
+    let mut object = json!({
+        "metadata": {"name": name, "namespace": "app", "uid": name, "resourceVersion": "1", "generation": 1,
+            "labels": {"config.linkerd.io/reconcile": "auto"}},
+        "spec": {"replicas": proxies.len(), "template": {"metadata": {"annotations": {"linkerd.io/inject": "enabled"}}}},
+        "status": {"observedGeneration": 1, "replicas": proxies.len(), "updatedReplicas": proxies.len(),
+            "availableReplicas": proxies.len()},
+    });
+    merge(&mut object, over);
+    put::<T>(state, &object);
+    for (number, proxy) in proxies.iter().enumerate() {
+        let owner = json!([{"apiVersion": "apps/v1", "kind": kind, "name": name, "uid": name}]);
+        put::<Pod>(state, &pod(&format!("{name}-{number}"), &json!({"ownerReferences": owner}), proxy));
+    }
+}
+
+fn deployment(state: &mut State, name: &str, over: &Value, proxies: &[&str]) {
+    workload::<Watched<DeploymentObject>>(state, "Deployment", name, over, proxies);
+}
+
+fn pod(name: &str, over: &Value, proxy: &str) -> Value {
+    let container = json!({"name": "linkerd-proxy", "image": "proxy:edge-1", "env": [{"name": "LINKERD_CONFIG_HASH", "value": proxy}]});
+    let mut metadata = json!({
+        "name": name, "namespace": "app", "creationTimestamp": RESTARTED,
+        "labels": {"linkerd.io/control-plane-ns": "linkerd", "app": name.rsplit_once('-').map(|(app, _)| app)},
+        "annotations": {"linkerd.io/inject": "enabled"},
+    });
+    merge(&mut metadata, over);
+    let containers = if proxy.is_empty() { json!([]) } else { json!([container]) };
+    json!({"metadata": metadata, "spec": {"containers": containers}, "status": {"phase": "Running"}})
+}
+
+fn merge(into: &mut Value, over: &Value) {
+    match (into, over) {
+        (Value::Object(into), Value::Object(over)) => {
+            over.iter().for_each(|(key, value)| merge(into.entry(key).or_insert(Value::Null), value));
+            into.retain(|_, value| !value.is_null());
+        }
+        (into, over) => *into = over.clone(),
+    }
+}
+
+/// Namespace `app`, and in it nothing.
+fn empty() -> State {
+    let mut state = State::default();
+    put::<Namespace>(&mut state, &json!({"metadata": {"name": "app"}}));
+    state
+}
+
+/// Where the wanted marker is `new`.
+fn with(state: State, spec: &Value, conditions: &Value) -> Found {
+    let mut found = found(spec);
+    let status = json!({"observedGeneration": 0, "active": true, "injectionHash": "new", "revisions": {"base": 1},
+        "conditions": conditions, "rollout": {"hash": "new-none"}});
+    let mut config = LinkerdConfig::clone(&found.config);
+    config.status = Arc::new(serde_json::from_value(status).unwrap());
+    found.config = Arc::new(config);
+    found.winner = Some(Arc::clone(&found.config));
+    found.workloads = Some(Workloads { state, operator_namespace: "operator".into() });
+    found
+}
+
+fn complete(reason: &str, message: &str) -> Value {
+    json!([{"type": "RolloutComplete", "status": "False", "reason": reason, "message": message, "lastTransitionTime": RESTARTED}])
+}
+
+/// What comes after the unmanaged values.
+fn table(report: &Report) -> String {
+    let text = text(report);
+    text.split_once("\nunmanaged: ").unwrap().1.split_once('\n').unwrap().1.to_owned()
+}
+
+fn rollout(state: &str, more: &Value) -> Value {
+    let mut annotations = json!({"config.linkerd.io/rollout-hash": "new-none", "config.linkerd.io/rollout-state": state,
+        "config.linkerd.io/rollout-started-at": RESTARTED, "config.linkerd.io/rollout-previous": ""});
+    merge(&mut annotations, more);
+    let template = json!({"metadata": {"annotations": {"config.linkerd.io/restarted-for": "new-none"}}});
+    json!({"metadata": {"annotations": annotations}, "spec": {"template": template}})
+}
+
+#[test]
+fn each_workload_has_a_line_with_what_is_done_about_it_and_why() {
+    let mut state = empty();
+    let none = json!({});
+    let label = |value: Value| json!({"metadata": {"labels": {"config.linkerd.io/reconcile": value}}});
+    deployment(&mut state, "web", &none, &["new", "new"]);
+    deployment(&mut state, "api", &none, &["old", "new"]);
+    deployment(&mut state, "stranger", &label(json!(null)), &["old"]);
+    deployment(&mut state, "watched", &label(json!("observe")), &["old"]);
+    deployment(&mut state, "paused", &json!({"spec": {"paused": true}}), &["old"]);
+    deployment(&mut state, "guarded", &none, &["old"]);
+    deployment(&mut state, "unmeshed", &json!({"spec": {"template": null}}), &[]);
+    deployment(&mut state, "bald", &none, &[""]);
+    let rolling = json!({"status": {"updatedReplicas": 1, "availableReplicas": 2}});
+    let mut flight = rollout("updating", &none);
+    merge(&mut flight, &rolling);
+    deployment(&mut state, "rolling", &flight, &["new", "old"]);
+    let message = json!({"config.linkerd.io/rollout-message": "ProgressDeadlineExceeded: 0 of 1 Pods are updated"});
+    deployment(&mut state, "broken", &rollout("failed", &message), &["old"]);
+    let on_delete = json!({"spec": {"updateStrategy": {"type": "OnDelete"}}});
+    workload::<Watched<StatefulSetObject>>(&mut state, "StatefulSet", "store", &on_delete, &["old"]);
+    let labelled = json!({"labels": {"config.linkerd.io/reconcile": "auto"}});
+    put::<Pod>(&mut state, &pod("alone", &labelled, "old"));
+    let selector = json!({"selector": {"matchLabels": {"app": "guarded"}}});
+    put::<DisruptionBudget>(&mut state, &json!({"metadata": {"name": "guard", "namespace": "app"}, "spec": selector}));
+    let found = with(state, &json!({}), &complete("Progressing", "1 of 7 workloads run with the configuration"));
+    let report = Report::of(&found, false);
+    assert!(
+        text(&report).contains("Rollout:        Progressing: 1 of 7 workloads run with the configuration\n"),
+        "{}",
+        text(&report)
+    );
+    let expected = "
+NAMESPACE   KIND          NAME       PODS   DECISION      WHY
+app         Deployment    api        1/2    Pending       to be restarted for new-none: 1 Pod with another configuration
+app         Deployment    bald       0/0    Nothing       1 Pod without a proxy
+app         Deployment    broken     0/1    Failed        ProgressDeadlineExceeded: 0 of 1 Pods are updated
+app         Deployment    guarded    0/1    Skipped       BlockedByPDB: a PodDisruptionBudget over its Pods allows no disruption
+app         Deployment    paused     0/1    Skipped       Paused: the Deployment is paused: resume it
+app         Deployment    rolling    1/2    Updating      1 of 2 Pods are updated, 2 are available
+app         Deployment    stranger   0/1    NotSelected   NotOptedIn: no label config.linkerd.io/reconcile: auto on it, its template or its namespace
+app         Deployment    watched    0/1    Observed      its label config.linkerd.io/reconcile is observe: it is told of, and left alone
+app         Deployment    web        2/2    UpToDate      its Pods run with the configuration
+app         Pod           alone      0/1    Skipped       NoController: nothing would make these Pods anew: delete them yourself
+app         StatefulSet   store      0/1    Skipped       OnDelete: its update strategy is OnDelete: delete its Pods, or annotate it with config.linkerd.io/rollout-method: evict
+
+workloads: 1 of 7 selected are up to date, 1 updating, 1 pending, 1 failed, 4 skipped; Pods: 13 meshed, 4 current, 9 outdated, 1 without a proxy
+";
+    assert_eq!(table(&report), expected);
+}
+
+#[test]
+fn as_json_it_is_a_list_beside_the_counts_of_the_status() {
+    let mut state = empty();
+    deployment(&mut state, "web", &json!({"spec": {"paused": true}}), &["old", "new"]);
+    let found = with(state, &json!({}), &complete("WorkloadsSkipped", "left alone: Paused 1"));
+    let report = serde_json::to_value(Report::of(&found, false)).unwrap();
+    let row = json!({
+        "namespace": "app", "kind": "Deployment", "name": "web", "decision": "Skipped", "reason": "Paused",
+        "message": "the Deployment is paused: resume it",
+        "pods": {"meshed": 2, "current": 1, "outdated": 1, "pinned": 0, "unknown": 0, "uninjected": 0, "completed": 0},
+    });
+    assert_eq!(report["workloads"], json!([row]));
+    let rollout = &report["rollout"];
+    assert_eq!((&rollout["hash"], &rollout["reason"]), (&json!("new-none"), &json!("WorkloadsSkipped")));
+    let counts = json!({"selected": 1, "updated": 0, "updating": 0, "pending": 0, "failed": 0, "skipped": 1});
+    assert_eq!((&rollout["workloads"], &rollout["pods"]["meshed"]), (&counts, &json!(2)));
+    let without = serde_json::to_value(Report::of(&self::found(&json!({})), false)).unwrap();
+    assert_eq!((without.get("workloads"), without.get("rollout")), (None, None));
+}
+
+#[test]
+fn what_a_pod_is_out_of_date_for_is_said_as_far_as_it_restarts_anything() {
+    let mut state = empty();
+    deployment(&mut state, "web", &json!({}), &["old", "old"]);
+    let roots = json!({"annotations": {"linkerd.io/trust-root-sha256": "ff"}});
+    let owner =
+        json!({"ownerReferences": [{"apiVersion": "apps/v1", "kind": "Deployment", "name": "web", "uid": "web"}]});
+    let mut third = pod("web-2", &owner, "new");
+    merge(&mut third["metadata"], &roots);
+    put::<Pod>(&mut state, &third);
+    let mut found = with(state, &json!({}), &complete("Progressing", ""));
+    let mut config = LinkerdConfig::clone(&found.config);
+    let mut status = LinkerdConfigStatus::clone(&config.status);
+    status.trust_roots_sha256 = Some("0123456789".to_owned());
+    let windows = json!({"windows": [{"from": "2026-11-21T09:59:00Z", "to": "2026-11-21T10:01:00Z"}]});
+    status.drift = Some(serde_json::from_value(windows).unwrap());
+    config.status = Arc::new(status);
+    found.config = Arc::new(config);
+    let why = |found: &Found| Report::of(found, false).workloads.unwrap().workloads.remove(0).decision.message;
+    assert_eq!(
+        why(&found),
+        "to be restarted for new-01234567: 3 Pods with another configuration, 1 Pod with other trust anchors, \
+         3 Pods from while others had edited it"
+    );
+    let mut config = LinkerdConfig::clone(&found.config);
+    let spec = json!({"rollout": {"triggers": ["TrustRoots"], "method": "Evict"}});
+    config.spec = Arc::new(serde_json::from_value(spec).unwrap());
+    found.config = Arc::new(config);
+    let why = why(&found);
+    assert!(why.starts_with("its Pods are to be evicted for new-01234567: 1 Pod with other trust anchors, "), "{why}");
+}
+
+#[test]
+fn of_what_is_not_in_effect_it_is_told_what_would_follow() {
+    let mut state = empty();
+    deployment(&mut state, "web", &json!({}), &["old"]);
+    // Before there is any resource: what is there is what its Pod runs with.
+    let mut installed = pod(
+        "db-0",
+        &json!({"ownerReferences": [{"apiVersion": "apps/v1", "kind": "Deployment", "name": "db", "uid": "db"}]}),
+        "x",
+    );
+    installed["spec"]["containers"][0] = json!({"name": "linkerd-proxy", "image": "proxy:edge-26.8.3"});
+    deployment(&mut state, "db", &json!({}), &[]);
+    put::<Pod>(&mut state, &installed);
+    let mut found = found(&json!({}));
+    found.applied = false;
+    found.workloads = Some(Workloads { state, operator_namespace: "operator".into() });
+    let report = Report::of(&found, false);
+    let told = report.workloads.as_ref().unwrap();
+    let hash = told.rollout.hash.clone().unwrap();
+    let decisions: Vec<(&str, &str)> = told.workloads.iter().map(|row| (&*row.name, row.decision.decision)).collect();
+    assert_eq!(decisions, [("db", "UpToDate"), ("web", "Pending")]);
+    assert!(told.workloads[1].decision.message.contains(&hash), "{told:?}");
+    let line = "Rollout:        this would follow once the resource is in effect and injectors use it\n";
+    assert!(text(&report).contains(line), "{}", text(&report));
+
+    // Another configuration: then the Pod from before is out of date as well.
+    found.config = config("mesh", &json!({"proxy": {"logLevel": "debug"}}));
+    let told = Report::of(&found, false).workloads.unwrap();
+    assert!(told.workloads.iter().all(|row| row.decision.decision == "Pending"), "{told:?}");
+    assert_ne!(told.rollout.hash, Some(hash));
+
+    for (spec, line, rows) in [
+        (json!({"rollout": {"policy": "Off"}}), "RolloutDisabled: spec.rollout.policy is Off", 2),
+        (json!({"rollout": {"paused": true}}), "Paused: spec.rollout.paused is true", 2),
+        (json!({"mode": "Observe"}), "RolloutDisabled: mode is Observe", 2),
+        (json!({"values": {"proxy": {"await": 1}}}), "what Pods would have to run with is not known, because", 0),
+        (json!({"global": {"configMap": "other"}}), "RolloutDisabled: no injector reads this ConfigMap", 0),
+    ] {
+        found.config = config("mesh", &spec);
+        let report = Report::of(&found, false);
+        let text = text(&report);
+        assert!(text.contains(&format!("Rollout:        {line}")), "{spec}: {text}");
+        assert_eq!(report.workloads.as_ref().unwrap().workloads.len(), rows, "{spec}");
+        assert_eq!(text.ends_with("\nworkloads: none\n"), rows == 0, "{text}");
+    }
+}
+
+#[test]
+fn where_the_operator_is_nothing_is_restarted() {
+    let mut state = empty();
+    deployment(&mut state, "web", &json!({}), &["old"]);
+    let mut found = with(state, &json!({}), &complete("Progressing", ""));
+    found.workloads.as_mut().unwrap().operator_namespace = "app".into();
+    let told = Report::of(&found, false).workloads.unwrap();
+    assert_eq!(told.workloads[0].decision.reason.as_deref(), Some("ExcludedNamespace"));
+}
