@@ -9,13 +9,18 @@ use std::{
     time::Duration,
 };
 
-use anyhow::Result;
+use anyhow::{Result, ensure};
 use serde_json::json;
 
-use crate::{binaries::Binaries, certificate, control_plane::Options, kubeconfig, port, process::Spawn};
+use crate::{
+    binaries::Binaries, certificate, control_plane::Options, kubeconfig, port, process::Spawn, workload::NEVER_READY,
+};
 
 const SERVICE_RANGE: &str = "10.96.0.0/16,fd00:10:96::/112";
 const ISSUER: &str = "https://kubernetes.default.svc";
+/// kwok's stage by which a Pod becomes ready, and where in it the conditions for that begin.
+const POD_READY: &str = "kwok-pod-ready.yaml";
+const EXPRESSIONS: &str = "    matchExpressions:\n";
 
 pub(crate) struct Layout {
     directory: PathBuf,
@@ -160,7 +165,10 @@ impl Layout {
             "--node-lease-duration-seconds=40".into(),
             "--cidr=10.244.0.0/24".into(),
         ];
-        args.extend(self.binaries.kwok_stages()?.iter().map(|stage| format!("--config={}", stage.display())));
+        for stage in self.binaries.kwok_stages()? {
+            let stage = if stage.ends_with(POD_READY) { self.but_for_some_images(&stage)? } else { stage };
+            args.push(format!("--config={}", stage.display()));
+        }
         let mut spawn = self.spawn("kwok")?.args(args);
         // It reads a configuration in the home directory, if there is one.
         spawn.env.push(("HOME".into(), self.directory.display().to_string()));
@@ -192,6 +200,19 @@ impl Layout {
         spawn.log = self.directory.join(format!("kubelet-{node}.log"));
         spawn.env.push(("HOME".into(), self.directory.display().to_string()));
         Ok(spawn)
+    }
+
+    /// A stage that leaves Pods as they are in which an image has the tag [`NEVER_READY`], as one that cannot be pulled.
+    fn but_for_some_images(&self, stage: &Path) -> Result<PathBuf> {
+        let text = std::fs::read_to_string(stage)?;
+        let image =
+            format!(r#".spec | (.containers, .initContainers) | .[]? | .image | select(endswith(":{NEVER_READY}"))"#);
+        let unless = format!("    - key: '{image}'\n      operator: 'DoesNotExist'\n");
+        let (before, expressions) = text.split_once(EXPRESSIONS).unwrap_or_default();
+        ensure!(!before.is_empty(), "kwok's stage has another form: {text}");
+        let path = self.directory.join(POD_READY);
+        std::fs::write(&path, format!("{before}{EXPRESSIONS}{unless}{expressions}"))?;
+        Ok(path)
     }
 
     pub(crate) fn kubectl(&self) -> Result<PathBuf> {

@@ -8,6 +8,7 @@ use std::{
     net::SocketAddr,
     path::{Path, PathBuf},
     process::Stdio,
+    sync::atomic::{AtomicUsize, Ordering},
     time::Duration,
 };
 
@@ -29,16 +30,20 @@ use crate::{
     binaries::Binaries,
     component::Layout,
     etcd, kubeconfig,
-    process::{Process, Signal},
+    process::{Process, Signal, Spawn},
     wait::eventually,
 };
 
 /// Under `make test` every control plane is a few hundred MiB and a busy core while it starts.
 static PRIVATE: Semaphore = Semaphore::const_new(2);
+/// Of kubectls that go on.
+static STARTED: AtomicUsize = AtomicUsize::new(0);
 const PERMIT_DEADLINE: Duration = Duration::from_secs(15 * 60);
 const READY_DEADLINE: Duration = Duration::from_secs(90);
 const STOP_DEADLINE: Duration = Duration::from_secs(90);
 const KUBECTL_DEADLINE: Duration = Duration::from_secs(60);
+/// Where no directory can be made kubectl keeps no discovery cache, which would hide definitions installed a moment ago.
+const NO_CACHE: &str = "/dev/null/none";
 const ADMIN_TOKEN: &str = "admin-token";
 
 /// What to start. The default is etcd and kube-apiserver alone.
@@ -217,15 +222,9 @@ impl ControlPlane {
 
     /// Runs kubectl as the admin; its output, or an error with what it said.
     pub async fn kubectl(&self, args: &[&str]) -> Result<String> {
-        let kubectl = match &self.own {
-            Some(own) => own.layout.kubectl()?,
-            None => "kubectl".into(),
-        };
-        let mut command = tokio::process::Command::new(kubectl);
+        let mut command = tokio::process::Command::new(self.kubectl_path()?);
         command.args(args).env("KUBECONFIG", &self.kubeconfig).stdin(Stdio::null()).kill_on_drop(true);
-        command.env("HOME", self.directory.path());
-        // Where no directory can be made it keeps no discovery cache, which would hide definitions installed a moment ago.
-        command.env("KUBECACHEDIR", "/dev/null/none");
+        command.env("HOME", self.directory.path()).env("KUBECACHEDIR", NO_CACHE);
         let output = timeout(KUBECTL_DEADLINE, command.output()).await.context("kubectl took too long")??;
         ensure!(
             output.status.success(),
@@ -234,6 +233,22 @@ impl ControlPlane {
             String::from_utf8_lossy(&output.stderr).trim()
         );
         Ok(String::from_utf8(output.stdout)?)
+    }
+
+    /// Starts a kubectl of the admin's that goes on, as with `--watch`; it ends when dropped, and its log is what it prints.
+    pub fn start_kubectl(&self, args: &[&str]) -> Result<Process> {
+        let number = STARTED.fetch_add(1, Ordering::Relaxed);
+        let log = self.directory.path().join(format!("kubectl-{number}.log"));
+        let mut spawn = Spawn::new("kubectl", self.kubectl_path()?, log).args(args);
+        spawn.env =
+            [("KUBECONFIG", &*self.kubeconfig), ("HOME", self.directory()), ("KUBECACHEDIR", Path::new(NO_CACHE))]
+                .map(|(name, path)| (name.to_owned(), path.display().to_string()))
+                .into();
+        Process::spawn(spawn)
+    }
+
+    fn kubectl_path(&self) -> Result<PathBuf> {
+        self.own.as_ref().map_or_else(|| Ok("kubectl".into()), |own| own.layout.kubectl())
     }
 
     /// Starts what answers for the kubelet of this node, as long as it is held: a port-forward of `port` to any pod on the

@@ -32,6 +32,24 @@ roleRef: {apiGroup: rbac.authorization.k8s.io, kind: ClusterRole, name: explaine
 subjects: [{apiGroup: rbac.authorization.k8s.io, kind: User, name: explainer}]
 "#;
 
+/// For --workloads.
+const READER_OF_WORKLOADS: &str = r#"
+apiVersion: rbac.authorization.k8s.io/v1
+kind: ClusterRole
+metadata: {name: explainer-of-workloads}
+rules:
+  - {apiGroups: [""], resources: [pods, namespaces], verbs: [list]}
+  - {apiGroups: [apps], resources: [deployments, statefulsets, daemonsets, replicasets], verbs: [list]}
+  - {apiGroups: [batch], resources: [jobs], verbs: [list]}
+  - {apiGroups: [policy], resources: [poddisruptionbudgets], verbs: [list]}
+---
+apiVersion: rbac.authorization.k8s.io/v1
+kind: ClusterRoleBinding
+metadata: {name: explainer-of-workloads}
+roleRef: {apiGroup: rbac.authorization.k8s.io, kind: ClusterRole, name: explainer-of-workloads}
+subjects: [{apiGroup: rbac.authorization.k8s.io, kind: User, name: explainer}]
+"#;
+
 /// What the command printed, and how it ended.
 struct Told {
     code: Option<i32>,
@@ -98,6 +116,37 @@ impl Explained {
         let kinds = "linkerdconfigs,configmaps,controllerrevisions";
         self.control_plane.kubectl(&["-n", "linkerd", "get", kinds, "-o", "yaml", "--show-managed-fields"]).await
     }
+}
+
+/// A Deployment with one Pod, which an injector made a part of the mesh before there was any LinkerdConfig; as its controllers
+/// would have it.
+async fn deployment(mesh: &Explained, name: &str, labels: Value) -> Result<()> {
+    let owner = |api_version: &str, kind: &str, uid: &str| json!([{"apiVersion": api_version, "kind": kind, "name": name, "uid": uid, "controller": true}]);
+    let labelled = json!({"app": name});
+    let annotations = json!({"linkerd.io/inject": "enabled", "linkerd.io/proxy-version": "edge-26.8.3"});
+    let spec = json!({"containers": [{"name": "web", "image": "web"}, {"name": "linkerd-proxy", "image": "proxy:edge-26.8.3"}]});
+    let template = json!({"metadata": {"labels": labelled, "annotations": annotations}, "spec": spec});
+    let selector = json!({"matchLabels": labelled});
+    let create = async |kind: &str, version: &str, mut metadata: Value, spec: Value| -> Result<String> {
+        let called = [("name", name), ("namespace", "app")].map(|(key, value)| (key.to_owned(), json!(value)));
+        metadata.as_object_mut().context("no metadata")?.extend(called);
+        let object = json!({"apiVersion": version, "kind": kind, "metadata": metadata, "spec": spec});
+        let file = mesh.file(&format!("{kind}-{name}"), &object.to_string())?;
+        mesh.control_plane.kubectl(&["create", "-f", &file, "-o", "jsonpath={.metadata.uid}"]).await
+    };
+    let workload = json!({"replicas": 1, "selector": selector, "template": template});
+    let uid = create("Deployment", "apps/v1", json!({ "labels": labels }), workload.clone()).await?;
+    let metadata = json!({"labels": labelled, "ownerReferences": owner("apps/v1", "Deployment", &uid)});
+    let uid = create("ReplicaSet", "apps/v1", metadata, workload).await?;
+    let labels = json!({"app": name, "linkerd.io/control-plane-ns": "linkerd"});
+    let owners = owner("apps/v1", "ReplicaSet", &uid);
+    create("Pod", "v1", json!({"labels": labels, "annotations": annotations, "ownerReferences": owners}), spec).await?;
+    let status = json!({"status": {
+        "observedGeneration": 1, "replicas": 1, "updatedReplicas": 1, "readyReplicas": 1, "availableReplicas": 1,
+    }});
+    let patch =
+        ["-n", "app", "patch", "deployment", name, "--subresource=status", "--type=merge", "-p", &status.to_string()];
+    mesh.control_plane.kubectl(&patch).await.map(drop)
 }
 
 fn sample(name: &str) -> String {
@@ -230,5 +279,102 @@ async fn what_is_there_is_explained_as_the_controller_sees_it() -> Result<()> {
     let told = mesh.explain(&["-f", &raised]).await?;
     assert_eq!(told.code, Some(0), "{}", told.stderr);
     assert!(told.stderr.starts_with("not checked by the API server"), "{}", told.stderr);
+    Ok(())
+}
+
+#[tokio::test]
+async fn of_each_workload_it_is_told_what_the_engine_decides_and_before_that_what_it_would() -> Result<()> {
+    let mut mesh = Explained::start().await?;
+    mesh.install().await?;
+    mesh.control_plane.kubectl(&["create", "namespace", "app"]).await?;
+    let opted_in = json!({"config.linkerd.io/reconcile": "auto"});
+    deployment(&mesh, "web", opted_in.clone()).await?;
+    deployment(&mesh, "api", opted_in).await?;
+    deployment(&mesh, "stranger", json!({})).await?;
+    mesh.control_plane
+        .kubectl(&["-n", "app", "patch", "deployment", "api", "-p", r#"{"spec": {"paused": true}}"#])
+        .await?;
+    let delay = json!({"method": "Delay", "delay": "0s"});
+    let spec = |log_level: &str, rollout: Value| json!({"proxy": {"logLevel": log_level}, "injectorSync": delay, "rollout": rollout});
+    let installed = "warn,linkerd=info,hickory=error";
+
+    // Before it is applied: what is there already restarts nothing, another value what opted in.
+    let same = mesh.manifest("mesh", &spec(installed, json!({})))?;
+    let told = mesh.explain(&["-f", &same, "--workloads"]).await?;
+    assert_eq!(told.code, Some(0), "{}", told.stderr);
+    for line in [
+        "Rollout:        this would follow once the resource is in effect and injectors use it",
+        "app         Deployment   api        1/1    UpToDate      its Pods run with the configuration",
+        "app         Deployment   web        1/1    UpToDate      its Pods run with the configuration",
+        "workloads: 2 of 2 selected are up to date; Pods: 3 meshed, 3 current",
+    ] {
+        assert!(told.stdout.contains(line), "{line}: {}", told.stdout);
+    }
+    let other = mesh.manifest("mesh", &spec("debug", json!({"paused": true})))?;
+    let told = mesh.explain(&["-f", &other, "--workloads", "-o", "json"]).await?.document()?;
+    let decisions = |told: &Value| -> Vec<Value> {
+        let rows = told["workloads"].as_array().into_iter().flatten();
+        rows.map(|row| json!([row["name"], row["decision"], row["reason"]])).collect()
+    };
+    let expected = [
+        json!(["api", "Skipped", "Paused"]),
+        json!(["stranger", "NotSelected", "NotOptedIn"]),
+        json!(["web", "Pending", null]),
+    ];
+    assert_eq!(decisions(&told), expected);
+    let hash = told["rollout"]["hash"].as_str().context("no hash")?.to_owned();
+
+    // Once it is in effect: as its status counts them, though nothing may begin.
+    mesh.apply(&other).await?;
+    let args = ["--enable-external-workload=false", "--enable-destination=false", "--operator-namespace=linkerd"];
+    let options = ManagerOptions { args: args.map(str::to_owned).to_vec(), ..ManagerOptions::default() };
+    let mut manager = Manager::start(&mesh.control_plane, options)?;
+    manager.ready(SOON).await?;
+    let wait = ["wait", "--for=jsonpath={.status.rollout.workloads.pending}=1", "linkerdconfig/mesh", "--timeout=20s"];
+    mesh.control_plane.kubectl(&wait).await?;
+    let told = mesh.explain(&["--workloads", "-o", "json"]).await?.document()?;
+    assert_eq!(decisions(&told), expected);
+    assert_eq!(told["rollout"]["reason"], "Paused", "{told}");
+    let object = mesh.control_plane.kubectl(&["get", "linkerdconfig", "mesh", "-o", "json"]).await?;
+    let status = serde_json::from_str::<Value>(&object)?["status"]["rollout"].take();
+    for (what, seen) in
+        [("hash", &json!(hash)), ("workloads", &told["rollout"]["workloads"]), ("pods", &told["rollout"]["pods"])]
+    {
+        assert_eq!(&status[what], seen, "{what}");
+    }
+    let message = format!("to be restarted for {hash}: 1 Pod with another configuration");
+    assert_eq!(told["workloads"][2]["message"], message);
+
+    // It begins: nobody here makes new Pods.
+    mesh.apply(&mesh.manifest("mesh", &spec("debug", json!({})))?).await?;
+    eventually(SOON, "the restart to be told", async || {
+        let told = mesh.explain(&["--workloads"]).await?;
+        let line = "app         Deployment   web        0/1    Updating      its controller has not looked at it yet\n";
+        ensure!(told.stdout.contains(line), "{}", told.stdout);
+        ensure!(told.stdout.contains("Rollout:        Progressing: 0 of 2 workloads"), "{}", told.stdout);
+        Ok(())
+    })
+    .await?;
+
+    // Whoever may not look is told at what.
+    mesh.control_plane.kubectl(&["apply", "-f", &mesh.file("reader", READER)?]).await?;
+    mesh.kubeconfig = mesh.control_plane.kubeconfig_for("explainer")?;
+    eventually(SOON, "the first permissions to be there", async || {
+        let told = mesh.explain(&[]).await?;
+        ensure!(told.code == Some(0), "{}", told.stderr);
+        Ok(())
+    })
+    .await?;
+    let told = mesh.explain(&["--workloads"]).await?;
+    assert_eq!(told.code, Some(1));
+    let refusal = "error: cannot list namespaces: namespaces is forbidden: User \"explainer\" cannot list resource";
+    assert!(told.stderr.starts_with(refusal), "{}", told.stderr);
+    mesh.control_plane.kubectl(&["apply", "-f", &mesh.file("reader-of-workloads", READER_OF_WORKLOADS)?]).await?;
+    eventually(SOON, "the others to be there", async || {
+        let told = mesh.explain(&["--workloads"]).await?;
+        ensure!(told.code == Some(0), "{}", told.stderr);
+        Ok(())
+    })
+    .await?;
     Ok(())
 }

@@ -2,6 +2,8 @@
 //!
 //! * Always: on the control plane that tests share nothing is stored, because a LinkerdConfig belongs to no namespace.
 
+mod rollout;
+
 use std::time::Duration;
 
 use anyhow::{Context, Result, bail, ensure};
@@ -25,6 +27,12 @@ async fn samples_are_taken_as_they_are_and_their_defaults_filled_in() -> Result<
         "injectorSync": {
             "method": "Probe", "timeout": "3m", "onTimeout": "Hold", "nudge": true, "delay": "90s",
             "dryRunNamespace": "default",
+        },
+        "rollout": {
+            "policy": "Auto", "paused": false, "optIn": "Label", "kinds": ["Deployment", "StatefulSet", "DaemonSet"],
+            "triggers": ["ProxyConfig", "ProxyVersion", "TrustRoots"], "method": "Restart", "maxConcurrent": 1,
+            "maxConcurrentPerNamespace": 1, "interval": "10s", "soak": "30s", "progressDeadline": "10m",
+            "maxFailures": 1, "onFailure": "Halt", "respectPDB": true,
         },
     });
     for sample in ["minimal", "observe", "full", "2020"] {
@@ -176,12 +184,7 @@ async fn a_bad_value_is_refused_with_its_path_and_the_reason() -> Result<()> {
             "must not be set together with value",
         ),
     ];
-    for (spec, path, text) in table {
-        let causes = causes(dry_run(&client, spec.clone()).await).with_context(|| spec.to_string())?;
-        let [(field, message)] = causes.as_slice() else { bail!("{spec}: {causes:?}") };
-        ensure!(field == path && message.contains(text), "{spec}, expected {path}: {text}, was {field}: {message}");
-        ensure!(!message.contains("c2VjcmV0"), "a private key is repeated: {message}");
-    }
+    all_refused(&client, table).await?;
 
     let spec = json!({"global": {"version": "a b"}, "proxy": {"opaquePorts": ["0", "9-1"], "skipSubnets": ["here"]}});
     let mut found = causes(dry_run(&client, spec).await)?.into_iter().map(|(field, _)| field).collect::<Vec<_>>();
@@ -229,6 +232,9 @@ async fn kubectl_explains_it_like_documentation() -> Result<()> {
         ("lcfg.spec.proxy.opaquePorts", ["Sets proxy.opaquePorts", "do not follow without Helm"]),
         ("lcfg.spec.global.omitWebhookSideEffects", ["Deprecated: does nothing.", "status.deprecatedFields"]),
         ("lcfg.spec.proxy.resource.limits.cpu", ["Processor cores", "100m"]),
+        ("lcfg.spec.rollout.maxConcurrent", ["a percentage of the selected workloads", "The default is 1"]),
+        ("lcfg.spec.rollout.namespaceSelector.matchExpressions.values", ["for In and NotIn only", "string"]),
+        ("lcfg.spec.rollout.window.allow.cron", ["minute, hour, day of month, month and day of week", "0 2 * * 1-5"]),
         ("lcfg.status.conditions", ["Accepted: whether", "lastTransitionTime"]),
     ] {
         let shown = eventually(Duration::from_secs(30), "kubectl to know it", async || {
@@ -294,20 +300,22 @@ async fn the_target_is_kept_and_the_status_is_apart() -> Result<()> {
     let refused = causes(apply_condition(&configs, "one", "Ready", "Perhaps").await)?;
     assert!(refused.iter().any(|(field, _)| field == "status.conditions[0].status"), "{refused:?}");
 
-    let found = json!({"status": {"proxyVersion": "edge-26.8.3", "configHash": "0123456789ab", "drift": {"count": 3}}});
+    let found = json!({"status": {"proxyVersion": "edge-26.8.3", "configHash": "0123456789ab", "drift": {"count": 3},
+        "rollout": {"summary": "12/40", "phase": "Progressing"}}});
     configs.patch_status("mesh", &PatchParams::default(), &Patch::Merge(found)).await?;
     let shown = control_plane.kubectl(&["get", "lcfg"]).await?;
     let lines = table(&shown);
     assert_eq!(
         lines[0],
-        ["NAME", "CONTROL PLANE NAMESPACE", "CONFIGMAP", "ACTIVE", "READY", "VERSION", "AGE"],
+        ["NAME", "CONTROL PLANE NAMESPACE", "CONFIGMAP", "ACTIVE", "READY", "VERSION", "UPDATED", "PHASE", "AGE"],
         "{shown}"
     );
-    assert_eq!(lines[1][..6], ["mesh", "mesh-system", "mesh-config", "true", "False", "edge-26.8.3"], "{shown}");
+    let row = ["mesh", "mesh-system", "mesh-config", "true", "False", "edge-26.8.3", "12/40", "Progressing"];
+    assert_eq!(lines[1][..8], row, "{shown}");
     let shown = control_plane.kubectl(&["get", "linkerdconfigs", "-o", "wide"]).await?;
     let lines = table(&shown);
-    assert_eq!(lines[0][6..], ["HASH", "DRIFT", "INJECTOR", "AGE"], "{shown}");
-    assert_eq!(lines[1][6..8], ["0123456789ab", "3"], "{shown}");
+    assert_eq!(lines[0][8..], ["HASH", "DRIFT", "INJECTOR", "AGE"], "{shown}");
+    assert_eq!(lines[1][8..10], ["0123456789ab", "3"], "{shown}");
     Ok(())
 }
 
@@ -343,6 +351,21 @@ fn at(path: &[&str], value: Value) -> Value {
 async fn dry_run(client: &Client, spec: Value) -> kube::Result<DynamicObject> {
     let configs: Api<DynamicObject> = Api::all_with(client.clone(), &kind());
     configs.create(&PostParams { dry_run: true, ..PostParams::default() }, &object("mesh", spec)).await
+}
+
+/// Each of these specs is refused for this one path, and for this reason.
+async fn all_refused(client: &Client, table: impl IntoIterator<Item = (Value, impl AsRef<str>, &str)>) -> Result<()> {
+    for (spec, path, text) in table {
+        let causes = causes(dry_run(client, spec.clone()).await).with_context(|| spec.to_string())?;
+        let [(field, message)] = causes.as_slice() else { bail!("{spec}: {causes:?}") };
+        ensure!(
+            field == path.as_ref() && message.contains(text),
+            "{spec}, expected {}: {text}, was {field}: {message}",
+            path.as_ref()
+        );
+        ensure!(!message.contains("c2VjcmV0"), "a private key is repeated: {message}");
+    }
+    Ok(())
 }
 
 async fn apply_condition(configs: &Api<DynamicObject>, manager: &str, of: &str, status: &str) -> kube::Result<Value> {

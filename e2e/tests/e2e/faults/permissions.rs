@@ -91,7 +91,7 @@ fn refused(rig: &Rig) -> Vec<e2e::fault_proxy::Request> {
 #[tokio::test(flavor = "multi_thread")]
 async fn what_the_repository_grants_is_enough_for_everything_d26() -> Result<()> {
     let rig = start().await?;
-    for job in ["destination", "linkerd-config"] {
+    for job in ["destination", "linkerd-config", "rollout"] {
         let role = format!("--clusterrole=linkerd-operator-{job}");
         rig.control_plane.kubectl(&["create", "clusterrolebinding", job, &role, ACCOUNT_FLAG]).await?;
     }

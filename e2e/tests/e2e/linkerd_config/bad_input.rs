@@ -36,8 +36,10 @@ async fn everything_wrong_is_named_at_once_with_its_value_and_why() -> Result<()
         "proxy": {"uid": "many", "inboundConnectTimeout": "soon", "await": "yes please", "ports": {"admin": 70000}, "livenessProbe": null},
         "proxyInit": {"iptablesMode": "ebpf", "closeWaitTimeoutSecs": 5},
     });
-    let (installation, manager, why) = refused(json!({ "values": values })).await?;
+    let window = json!({"timeZone": "Mars/Olympus_Mons"});
+    let (installation, manager, why) = refused(json!({"values": values, "rollout": {"window": window}})).await?;
     for parts in [
+        ["spec.rollout.window", "timeZone", "Mars/Olympus_Mons"],
         ["proxy.uid", "many", "whole number"],
         ["proxy.inboundConnectTimeout", "soon", "such as 100ms"],
         ["proxy.await", "yes please", "true or false"],
@@ -51,7 +53,10 @@ async fn everything_wrong_is_named_at_once_with_its_value_and_why() -> Result<()
     installation
         .change(
             "mesh",
-            json!({"values": {"proxy": null, "proxyInit": {"iptablesMode": "legacy", "closeWaitTimeoutSecs": null}}}),
+            json!({
+                "values": {"proxy": null, "proxyInit": {"iptablesMode": "legacy", "closeWaitTimeoutSecs": null}},
+                "rollout": {"window": {"timeZone": "Europe/Berlin"}},
+            }),
         )
         .await?;
     installation.reaches("mesh", &WELL).await?;

@@ -1,8 +1,8 @@
 //! Control planes that tests use one after the other: one test at a time, because a LinkerdConfig belongs to no namespace and a
 //! manager looks at all of them.
 //!
-//! * Always: without managers, injectors and LinkerdConfigs when it is lent. Who comes soon finds it running; then it ends, so
-//!   that tests elsewhere get their turn.
+//! * Always: without managers, injectors, LinkerdConfigs and workloads when it is lent. Who comes soon finds it running; then it
+//!   ends, so that tests elsewhere get their turn.
 
 use std::{
     ops::Deref,
@@ -14,7 +14,7 @@ use std::{
 };
 
 use anyhow::Result;
-use e2e::{ControlPlane, Options, injector::unregister};
+use e2e::{ControlPlane, Options, injector::unregister, workload};
 use kube::{
     Api, ResourceExt,
     api::{DeleteParams, DynamicObject, ListParams, Patch, PatchParams},
@@ -26,25 +26,52 @@ use super::kind;
 
 /// As many as there may be of all that belong to one test.
 static LENT: Semaphore = Semaphore::const_new(2);
-static IDLE: Mutex<Vec<(u64, ControlPlane)>> = Mutex::new(Vec::new());
+static IDLE: Mutex<Vec<Idle>> = Mutex::new(Vec::new());
 static RETURNED: AtomicU64 = AtomicU64::new(0);
 const IDLE_FOR: Duration = Duration::from_secs(3);
 
+struct Idle {
+    number: u64,
+    has_nodes: bool,
+    control_plane: ControlPlane,
+}
+
 pub(super) struct Lent {
     control_plane: Option<ControlPlane>,
+    has_nodes: bool,
     /// None of one that does not come back.
     turn: Option<SemaphorePermit<'static>>,
 }
 
 impl Lent {
     pub(super) async fn take() -> Result<Self> {
+        Self::take_one(false).await
+    }
+
+    /// One with two nodes, where workloads run.
+    pub(super) async fn take_with_nodes() -> Result<Self> {
+        Self::take_one(true).await
+    }
+
+    async fn take_one(has_nodes: bool) -> Result<Self> {
         let turn = LENT.acquire().await?;
-        let waiting = idle().pop();
+        let waiting = {
+            let mut idle = idle();
+            let place = idle.iter().position(|idle| idle.has_nodes == has_nodes);
+            place.map(|place| idle.swap_remove(place).control_plane)
+        };
         let control_plane = match waiting {
-            Some((_, control_plane)) => control_plane,
+            Some(control_plane) => control_plane,
+            None if has_nodes => {
+                let control_plane = ControlPlane::start(Options::full()).await?;
+                for node in ["node-a", "node-b"] {
+                    control_plane.add_node(node, "zone").await?;
+                }
+                control_plane
+            }
             None => ControlPlane::start(Options::default()).await?,
         };
-        let lent = Self { control_plane: Some(control_plane), turn: Some(turn) };
+        let lent = Self { control_plane: Some(control_plane), has_nodes, turn: Some(turn) };
         lent.clear().await?;
         Ok(lent)
     }
@@ -52,7 +79,8 @@ impl Lent {
     /// One with controllers, for one test.
     pub(super) async fn with_controllers() -> Result<Self> {
         let options = Options { controller_manager: true, ..Options::default() };
-        let lent = Self { control_plane: Some(ControlPlane::start(options).await?), turn: None };
+        let control_plane = Some(ControlPlane::start(options).await?);
+        let lent = Self { control_plane, has_nodes: false, turn: None };
         lent.clear().await?;
         Ok(lent)
     }
@@ -68,6 +96,9 @@ impl Lent {
             configs.patch(&name, &PatchParams::default(), &free).await?;
             // Gone already, if its deletion waited.
             let _ = configs.delete(&name, &DeleteParams::default()).await;
+        }
+        if self.has_nodes {
+            workload::remove_all(&self.client().await?).await?;
         }
         Ok(())
     }
@@ -89,15 +120,15 @@ impl Drop for Lent {
         let (Some(control_plane), Some(_)) = (self.control_plane.take(), &self.turn) else { return };
         let mut waiting = idle();
         let number = RETURNED.fetch_add(1, Ordering::Relaxed);
-        waiting.push((number, control_plane));
+        waiting.push(Idle { number, has_nodes: self.has_nodes, control_plane });
         std::thread::spawn(move || {
             std::thread::sleep(IDLE_FOR);
-            let unused = idle().extract_if(.., |(own, _)| *own == number).collect::<Vec<_>>();
+            let unused = idle().extract_if(.., |idle| idle.number == number).collect::<Vec<_>>();
             drop(unused);
         });
     }
 }
 
-fn idle() -> MutexGuard<'static, Vec<(u64, ControlPlane)>> {
+fn idle() -> MutexGuard<'static, Vec<Idle>> {
     IDLE.lock().unwrap_or_else(PoisonError::into_inner)
 }

@@ -25,6 +25,7 @@ mod overlay;
 mod permissions;
 mod process;
 mod quiet;
+mod rollouts;
 mod several;
 mod trust_anchors;
 
@@ -58,8 +59,13 @@ const CREATED_BY: &str = "linkerd/helm edge-26.8.3";
 const CONFIG_MAP: &str = "linkerd-config";
 const TRUST_ROOTS: &str = "linkerd-identity-trust-roots";
 const OPERATOR: &str = "linkerd-config-operator";
-/// All is well.
-const WELL: [&str; 3] = ["Accepted=True/Accepted", "ConfigMapSynced=True/Synced", "Ready=True/Reconciled"];
+/// All is well, where no workload is meshed.
+const WELL: [&str; 4] = [
+    "Accepted=True/Accepted",
+    "ConfigMapSynced=True/Synced",
+    "Ready=True/Reconciled",
+    "RolloutComplete=True/NothingSelected",
+];
 /// Long enough for a write that should not come to come.
 const QUIET: Duration = Duration::from_secs(1);
 /// Longer than the pauses between attempts grow within a test.

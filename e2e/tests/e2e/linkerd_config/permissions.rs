@@ -14,18 +14,29 @@ use serde_json::{Value, json};
 use super::{BACKED_OFF, CONFIG_MAP, HELM, Installation, QUIET, WELL, message};
 
 const ROLE: &str = "linkerd-operator-linkerd-config";
+const ROLLOUT: &str = "linkerd-operator-rollout";
 const ACCOUNT: &str = "linkerd-operator";
 
 /// The manager's own ServiceAccount, with what `config/rbac` grants. The installation's namespace is Linkerd's and the operator's.
 pub(super) async fn start() -> Result<Installation> {
-    let mut installation = Installation::new().await?;
+    restricted(Installation::new().await?).await
+}
+
+/// Of an installation that has no manager yet.
+pub(super) async fn restricted(installation: Installation) -> Result<Installation> {
+    restricted_to(installation, &[ROLE, ROLLOUT]).await
+}
+
+/// With some of its ClusterRoles.
+async fn restricted_to(mut installation: Installation, cluster_roles: &[&str]) -> Result<Installation> {
     let namespace = installation.namespace.clone();
     let control_plane = &installation.control_plane;
     let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../config/rbac").display().to_string();
     let shipped = control_plane.kubectl(&["create", "-k", &folder, "--dry-run=client", "-o", "json"]).await?;
     let mut roles = serde_json::Deserializer::from_str(&shipped).into_iter().collect::<Result<Vec<Value>, _>>()?;
-    roles.retain(|role| role.pointer("/metadata/name") == Some(&json!(ROLE)) || role["kind"] == "Role");
-    ensure!(roles.len() == 3, "{shipped}");
+    let is_bound = |role: &Value| cluster_roles.iter().any(|name| role["metadata"]["name"] == *name);
+    roles.retain(|role| role["kind"] == "Role" || is_bound(role));
+    ensure!(roles.len() == 2 + cluster_roles.len(), "{shipped}");
     for role in &mut roles {
         if role["kind"] == "Role" {
             super::put_over(role, &json!({"metadata": {"namespace": namespace}}));
@@ -39,11 +50,14 @@ pub(super) async fn start() -> Result<Installation> {
     let in_namespace = format!("--namespace={namespace}");
     for arguments in [
         vec!["create", "serviceaccount", ACCOUNT],
-        vec!["create", "clusterrolebinding", &namespace, "--clusterrole", ROLE, &account],
         vec!["create", "rolebinding", "linkerd-config", "--role", ROLE, &account],
         vec!["create", "rolebinding", "leader-election", "--role=linkerd-operator-leader-election", &account],
     ] {
         control_plane.kubectl(&[arguments, vec![&in_namespace]].concat()).await?;
+    }
+    for role in cluster_roles {
+        let binding = format!("{namespace}-{role}");
+        control_plane.kubectl(&["create", "clusterrolebinding", &binding, "--clusterrole", role, &account]).await?;
     }
     let path = control_plane.kubeconfig_for_service_account(&namespace, ACCOUNT).await?;
     let kubeconfig: Value = serde_json::from_slice(&std::fs::read(path)?)?;
@@ -111,6 +125,28 @@ async fn what_the_repository_grants_is_enough_for_a_whole_life() -> Result<()> {
     assert!(manager.terminate(SOON).await?.success());
     assert_eq!(refused(&installation), []);
     Ok(())
+}
+
+/// Who does not want restarts may keep the manager from them.
+#[tokio::test(flavor = "multi_thread")]
+async fn without_the_right_to_look_at_workloads_the_configuration_is_kept_and_what_is_missing_is_said() -> Result<()> {
+    let installation = restricted_to(Installation::new().await?, &[ROLE]).await?;
+    let manager = installation.manager().await?;
+    installation.declare("mesh", json!({"proxy": {"accessLog": "json"}})).await?;
+    installation.reaches("mesh", &WELL).await?;
+    installation.says(&installation.helm_with(json!({"proxy": {"accessLog": "json"}})).await?).await?;
+    eventually(SOON, "/ready to name what is missing", async || {
+        let (status, body) = manager.get("/ready").await?;
+        ensure!(status.is_success(), "{body}");
+        let lines: Vec<&str> = body.lines().collect();
+        let said = |resource: &str| lines.iter().any(|line| line.contains(&format!("{resource} are denied")));
+        let resources = ["pods", "namespaces", "replicasets.apps", "jobs.batch", "poddisruptionbudgets.policy"];
+        let workloads = ["deployments.apps", "statefulsets.apps", "daemonsets.apps"];
+        let unsaid: Vec<&str> = resources.into_iter().chain(workloads).filter(|resource| !said(resource)).collect();
+        ensure!(unsaid.is_empty() && lines.len() == 9, "{unsaid:?}: {body}");
+        Ok(())
+    })
+    .await
 }
 
 #[tokio::test(flavor = "multi_thread")]

@@ -1,0 +1,163 @@
+//! What cannot be restarted, or must not be: each is told with its reason, and the rest proceeds.
+
+use std::collections::BTreeMap;
+
+use anyhow::{Context, Result, ensure};
+use e2e::{
+    eventually,
+    mesh::SOON,
+    workload::{Kind, NEVER_READY, Workload},
+};
+use k8s_openapi::api::{
+    batch::v1::Job,
+    core::v1::{ConfigMap, Pod},
+    policy::v1::PodDisruptionBudget,
+};
+use kube::{
+    Api, ResourceExt,
+    api::{DeleteParams, PostParams},
+};
+use serde_json::{Value, json};
+
+use super::{DEADLINE, Mesh, names};
+
+/// Reasons and counts.
+fn skipped(rollout: &Value) -> BTreeMap<String, i64> {
+    let entries = rollout["skipped"].as_array().into_iter().flatten();
+    entries
+        .map(|it| (it["reason"].as_str().unwrap_or_default().to_owned(), it["count"].as_i64().unwrap_or(-1)))
+        .collect()
+}
+
+/// Waits until just these are skipped, one each.
+async fn skips(mesh: &Mesh, reasons: &[&str]) -> Result<()> {
+    let expected = reasons.iter().map(|reason| ((*reason).to_owned(), 1)).collect::<BTreeMap<_, _>>();
+    eventually(DEADLINE, format_args!("{expected:?} to be skipped"), async || {
+        let rollout = mesh.status().await?.0["rollout"].take();
+        ensure!(skipped(&rollout) == expected, "{rollout}");
+        Ok(())
+    })
+    .await
+}
+
+/// A Pod and a Job's Pod that ask to be injected; a Pod whose owner is no controller that anybody knows.
+async fn put_what_no_workload_owns(mesh: &Mesh) -> Result<()> {
+    let client = &mesh.installation.client;
+    let labels = json!({"linkerd-operator-e2e": "workload"});
+    let metadata = json!({"labels": labels, "annotations": {"linkerd.io/inject": "enabled"}});
+    let container = json!({"name": "app", "image": "app"});
+    let pods: Api<Pod> = Api::namespaced(client.clone(), &mesh.app);
+    let mut pod = json!({"metadata": metadata, "spec": {"containers": [container]}});
+    pod["metadata"]["name"] = json!("bare");
+    pods.create(&PostParams::default(), &serde_json::from_value(pod.clone())?).await?;
+
+    let maps: Api<ConfigMap> = Api::namespaced(client.clone(), &mesh.app);
+    let owner = json!({"metadata": {"name": "owner", "labels": labels}});
+    let owner = maps.create(&PostParams::default(), &serde_json::from_value(owner)?).await?;
+    pod["metadata"]["name"] = json!("owned");
+    pod["metadata"]["ownerReferences"] = json!([{
+        "apiVersion": "v1", "kind": "ConfigMap", "name": "owner", "uid": owner.uid(), "controller": true,
+    }]);
+    pods.create(&PostParams::default(), &serde_json::from_value(pod)?).await?;
+
+    // One that goes on for longer than the test.
+    let container = json!({"name": "app", "image": format!("app:{NEVER_READY}")});
+    let job = json!({
+        "metadata": {"name": "job", "labels": labels},
+        "spec": {"template": {"metadata": metadata, "spec": {"restartPolicy": "Never", "containers": [container]}}},
+    });
+    let jobs: Api<Job> = Api::namespaced(client.clone(), &mesh.app);
+    jobs.create(&PostParams::default(), &serde_json::from_value(job)?).await?;
+    eventually(SOON, "three Pods", async || {
+        let all = pods.list(&kube::api::ListParams::default()).await?;
+        let of_job = all.iter().any(|pod| pod.owner_references().iter().any(|owner| owner.kind == "Job"));
+        ensure!(of_job, "none of the Job");
+        Ok(())
+    })
+    .await
+}
+
+/// Scenario 11.
+#[tokio::test(flavor = "multi_thread")]
+async fn each_is_told_with_its_reason_and_the_rest_proceeds() -> Result<()> {
+    let mut mesh = Mesh::new().await?;
+    let none = json!({});
+    let (app, other) = (mesh.app.clone(), mesh.other.clone());
+    for namespace in [&app, &other] {
+        mesh.label_namespace(namespace, "config.linkerd.io/reconcile", "auto").await?;
+    }
+    let web = mesh.put(&app, Kind::Deployment, "web", 2, none.clone()).await?;
+    let guarded = mesh.put(&app, Kind::Deployment, "guarded", 1, none.clone()).await?;
+    let paused = mesh.put(&app, Kind::Deployment, "paused", 1, none.clone()).await?;
+    paused.patch(json!({"spec": {"paused": true}})).await?;
+    let on_delete = json!({"spec": {"updateStrategy": {"type": "OnDelete"}}});
+    let manual = mesh.put(&app, Kind::StatefulSet, "manual", 1, on_delete).await?;
+    let partition = json!({"spec": {"updateStrategy": {"rollingUpdate": {"partition": 1}}}});
+    let partial = mesh.put(&app, Kind::StatefulSet, "partial", 2, partition).await?;
+    // An annotation with which Linkerd's injector makes a patch that nobody can read.
+    let breaks = json!({"metadata": {"annotations": {"config.linkerd.io/proxy-additional-env": "A=B"}}});
+    mesh.patch_namespace(&other, breaks).await?;
+    let unsafe_there = mesh.put(&other, Kind::Deployment, "unsafe-there", 1, none).await?;
+    put_what_no_workload_owns(&mesh).await?;
+    let budgets: Api<PodDisruptionBudget> = Api::namespaced(mesh.installation.client.clone(), &app);
+    let budget = json!({
+        "metadata": {"name": "guard"},
+        "spec": {"minAvailable": 1, "selector": {"matchLabels": {"app": "guarded"}}},
+    });
+    budgets.create(&PostParams::default(), &serde_json::from_value(budget)?).await?;
+
+    mesh.adopt(json!({})).await?;
+    mesh.configure(1).await?;
+    let lasting = ["Job", "NamespaceBreaksInjection", "NoController", "OnDelete", "Partition", "UnknownOwner"];
+    skips(&mesh, &[&lasting[..], &["BlockedByPDB", "Paused"]].concat()).await?;
+    let status = mesh.rollout_is("False/BlockedByPDB").await?;
+    let marker = status["injectionHash"].as_str().context("no hash")?;
+    web.has(2, marker).await?;
+    // What is above the partition is brought up to date, and no more than that.
+    assert_eq!(partial.proxies().await?.iter().flatten().filter(|it| it.marker.as_deref() == Some(marker)).count(), 1);
+    assert_eq!(mesh.restarted()?, names(["partial", "web"]));
+    let events: [(&Workload, &str); 4] =
+        [(&guarded, "PodDisruptionBudget"), (&paused, "paused"), (&manual, "OnDelete"), (&partial, "partition")];
+    for (workload, why) in events {
+        let note = workload.tells("ProxyRolloutSkipped").await?;
+        assert!(note.to_lowercase().contains(&why.to_lowercase()), "{note}");
+    }
+
+    // What is no longer in the way is no longer skipped.
+    paused.patch(json!({"spec": {"paused": false}})).await?;
+    paused.gets(1, marker).await?;
+    budgets.delete("guard", &DeleteParams::default()).await?;
+    guarded.gets(1, marker).await?;
+    skips(&mesh, &lasting).await?;
+    mesh.rollout_is("False/WorkloadsSkipped").await?;
+    assert_eq!(mesh.restarted()?, names(["guarded", "partial", "paused", "web"]));
+    for workload in [&manual, &partial, &unsafe_there] {
+        assert!(workload.is_marked(marker).await.is_err(), "{workload} was restarted");
+    }
+    assert_eq!(mesh.restarts.all()?.len(), 4);
+    Ok(())
+}
+
+/// Where budgets need not be respected, the controllers keep up what they keep up.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_budget_that_does_not_count_does_not_block() -> Result<()> {
+    let mut mesh = Mesh::new().await?;
+    let guarded = mesh.deployment("guarded", 1).await?;
+    let budgets: Api<PodDisruptionBudget> = Api::namespaced(mesh.installation.client.clone(), &mesh.app);
+    let budget = json!({"metadata": {"name": "guard"}, "spec": {"minAvailable": 1, "selector": {}}});
+    budgets.create(&PostParams::default(), &serde_json::from_value(budget)?).await?;
+    mesh.adopt(json!({})).await?;
+    mesh.configure_with(1, json!({"respectPDB": false})).await?;
+    let marker = mesh.is_complete().await?;
+    guarded.has(1, &marker).await?;
+    // One that allows something blocks nothing either: two of three may be away.
+    guarded.scale(3).await?;
+    budgets.delete("guard", &DeleteParams::default()).await?;
+    let budget = json!({"metadata": {"name": "loose"}, "spec": {"maxUnavailable": 2, "selector": {}}});
+    budgets.create(&PostParams::default(), &serde_json::from_value(budget)?).await?;
+    mesh.configure_with(2, json!({"respectPDB": true})).await?;
+    let marker = mesh.is_complete().await?;
+    guarded.has(3, &marker).await?;
+    assert_eq!(mesh.counts([&guarded])?, [2]);
+    Ok(())
+}

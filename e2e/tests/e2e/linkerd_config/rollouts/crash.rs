@@ -1,0 +1,117 @@
+//! A manager that is killed, or hands over, in the middle: the next one goes on, and each workload is restarted once.
+
+use anyhow::{Context, Result, ensure};
+use e2e::{Action, FaultProxy, Rule, eventually, mesh::SOON};
+use serde_json::json;
+
+use super::{DEADLINE, Mesh};
+
+/// How the patch ends that is under way when the manager is killed.
+#[derive(Clone, Copy, Debug, PartialEq)]
+enum End {
+    /// It never comes to the API server.
+    Lost,
+    /// It was carried out, and nobody knows.
+    Unknown,
+    /// It is carried out when the next manager is at work.
+    Late,
+    /// It was carried out and known; its Pods are on their way.
+    Known,
+}
+
+/// Scenario 12.
+#[tokio::test(flavor = "multi_thread")]
+async fn killed_at_any_moment_of_a_restart_it_restarts_each_workload_once() -> Result<()> {
+    let mut mesh = Mesh::new().await?;
+    let slow = json!({"spec": {"minReadySeconds": 2}});
+    let two = [mesh.deployment_with("a", 1, slow).await?, mesh.deployment("b", 1).await?];
+    mesh.adopt(json!({})).await?;
+    for (number, end) in (1..).zip([End::Lost, End::Unknown, End::Late, End::Known]) {
+        mesh.forget().await?;
+        killed(&mut mesh, number, end).await.with_context(|| format!("{end:?}"))?;
+        let marker = mesh.is_complete().await?;
+        for workload in &two {
+            workload.has(1, &marker).await?;
+        }
+        mesh.no_more_than(2).await.with_context(|| format!("{end:?}"))?;
+        assert_eq!(mesh.counts(two.each_ref())?, [1, 1], "{end:?}");
+        assert_eq!(mesh.restarts.most_at_once("")?, 1, "{end:?}: {:?}", mesh.restarts.all()?);
+    }
+    Ok(())
+}
+
+async fn killed(mesh: &mut Mesh, number: u16, end: End) -> Result<()> {
+    let mut manager = mesh.manager.take().context("no manager")?;
+    let action = if end == End::Lost { Action::Hold } else { Action::Detain };
+    let rule = Rule::path("/deployments/").method("PATCH");
+    let fault = (end != End::Known).then(|| mesh.installation.proxy.inject(rule.times(1), action));
+    mesh.configure(number).await?;
+    eventually(SOON, "the restart to be under way", async || {
+        match &fault {
+            Some(fault) => ensure!(fault.hits() == 1, "it is not"),
+            None => ensure!(!mesh.restarts.all()?.is_empty(), "there is none"),
+        }
+        Ok(())
+    })
+    .await?;
+    manager.kill().await?;
+    if let Some(fault) = fault.as_ref().filter(|_| end == End::Unknown) {
+        fault.release();
+        eventually(SOON, "the patch to be carried out", async || {
+            ensure!(!mesh.restarts.all()?.is_empty(), "it is not");
+            Ok(())
+        })
+        .await?;
+    }
+    mesh.manager = Some(mesh.installation.manager().await?);
+    if let Some(fault) = fault {
+        if end == End::Late {
+            eventually(DEADLINE, "the next manager to restart something", async || {
+                ensure!(!mesh.restarts.all()?.is_empty(), "it did not");
+                Ok(())
+            })
+            .await?;
+        }
+        fault.remove();
+    }
+    Ok(())
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn handed_over_midway_it_is_finished_by_the_next() -> Result<()> {
+    let mut mesh = Mesh::new().await?;
+    let slow = json!({"spec": {"minReadySeconds": 2}});
+    let three = [
+        mesh.deployment_with("a", 1, slow.clone()).await?,
+        mesh.deployment_with("b", 1, slow.clone()).await?,
+        mesh.deployment_with("c", 1, slow).await?,
+    ];
+    mesh.adopt(json!({})).await?;
+    let behind = FaultProxy::start(&mesh.installation.control_plane).await?;
+    let mut second = mesh.installation.start_manager("second", &behind, &[])?;
+    second.ready(SOON).await?;
+    mesh.configure(1).await?;
+    mesh.first_of(&three.each_ref()).await?;
+    let by_second = || behind.count("PATCH", "/deployments/");
+    assert_eq!(by_second(), 0, "it does not lead");
+    let mut first = mesh.manager.take().context("no manager")?;
+    ensure!(first.terminate(SOON).await?.success());
+    let marker = mesh.is_complete().await?;
+    for workload in &three {
+        workload.has(1, &marker).await?;
+    }
+    mesh.no_more_than(3).await?;
+    assert_eq!(mesh.counts(three.each_ref())?, [1, 1, 1]);
+    assert_eq!(mesh.restarts.most_at_once("")?, 1);
+    assert!(by_second() >= 2, "{}", by_second());
+    for workload in &three {
+        eventually(SOON, "it to say so", async || {
+            let state = workload.annotation("rollout-state").await?;
+            ensure!(state.as_deref() == Some("updated"), "{workload}: {state:?}");
+            Ok(())
+        })
+        .await?;
+    }
+    drop(second);
+    Ok(())
+}

@@ -1,0 +1,83 @@
+//! The other method: Pods are evicted, and templates stay as they are.
+
+use std::sync::{
+    Arc,
+    atomic::{AtomicI64, Ordering},
+};
+
+use anyhow::{Context, Result, ensure};
+use e2e::{
+    eventually,
+    workload::{Kind, Workload},
+};
+use k8s_openapi::api::policy::v1::PodDisruptionBudget;
+use kube::{
+    Api,
+    api::{DeleteParams, PostParams},
+};
+use serde_json::{Value, json};
+use tokio::task::JoinSet;
+
+use super::{DEADLINE, Mesh, opted_in, put_over};
+
+/// The fewest available replicas there are from now on.
+fn fewest(workload: &Workload) -> (Arc<AtomicI64>, JoinSet<()>) {
+    let (fewest, mut looks) = (Arc::new(AtomicI64::new(i64::MAX)), JoinSet::new());
+    let (seen, workload) = (fewest.clone(), workload.clone());
+    looks.spawn(async move {
+        loop {
+            if let Ok(object) = workload.object().await {
+                let available = object.data.pointer("/status/availableReplicas").and_then(Value::as_i64);
+                seen.fetch_min(available.unwrap_or_default(), Ordering::SeqCst);
+            }
+            tokio::time::sleep(std::time::Duration::from_millis(20)).await;
+        }
+    });
+    (fewest, looks)
+}
+
+async fn template(workload: &Workload) -> Result<Option<Value>> {
+    Ok(workload.object().await?.data.pointer("/spec/template").cloned())
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn pods_are_evicted_as_their_budgets_allow_and_no_template_is_touched() -> Result<()> {
+    let mut mesh = Mesh::new().await?;
+    let web = mesh.deployment_with("web", 3, json!({"spec": {"minReadySeconds": 1}})).await?;
+    let guarded = mesh.deployment("guarded", 1).await?;
+    let mut manual = opted_in();
+    put_over(&mut manual, &json!({"spec": {"updateStrategy": {"type": "OnDelete"}}}));
+    let store = mesh.put(&mesh.app, Kind::StatefulSet, "store", 2, manual).await?;
+    let budgets: Api<PodDisruptionBudget> = Api::namespaced(mesh.installation.client.clone(), &mesh.app);
+    for (name, spec) in [("web", json!({"maxUnavailable": 1})), ("guarded", json!({"minAvailable": 1}))] {
+        let mut budget = json!({"metadata": {"name": name}, "spec": {"selector": {"matchLabels": {"app": name}}}});
+        put_over(&mut budget, &json!({ "spec": spec }));
+        budgets.create(&PostParams::default(), &serde_json::from_value(budget)?).await?;
+    }
+    eventually(DEADLINE, "the budget of web to allow one", async || {
+        let allowed = budgets.get("web").await?.status.map(|status| status.disruptions_allowed);
+        ensure!(allowed == Some(1), "{allowed:?}");
+        Ok(())
+    })
+    .await?;
+    mesh.adopt(json!({"rollout": {"method": "Evict"}})).await?;
+    let template = template(&web).await?;
+    let (fewest, _looks) = fewest(&web);
+    mesh.configure(1).await?;
+    let status = mesh.rollout_is("False/BlockedByPDB").await?;
+    let marker = status["injectionHash"].as_str().context("no hash")?;
+    web.has(3, marker).await?;
+    // There is no other way than this to bring that one up to date.
+    store.has(2, marker).await?;
+    assert!(guarded.is_marked(marker).await.is_err());
+    ensure!(fewest.load(Ordering::SeqCst) >= 2, "down to {} of 3", fewest.load(Ordering::SeqCst));
+    assert_eq!(mesh.restarts.all()?.len(), 0);
+
+    budgets.delete("guarded", &DeleteParams::default()).await?;
+    guarded.gets(1, marker).await?;
+    assert_eq!(mesh.is_complete().await?, marker);
+    mesh.no_more_than(0).await?;
+    assert_eq!(self::template(&web).await?, template);
+    web.tells("ProxyUpToDate").await?;
+    Ok(())
+}

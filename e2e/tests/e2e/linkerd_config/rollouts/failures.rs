@@ -1,0 +1,206 @@
+//! Workloads that do not come back: where it stops, what is taken back, and what is tried again.
+
+use anyhow::{Context, Result, ensure};
+use e2e::{
+    eventually, holds,
+    mesh::SOON,
+    workload::{Kind, NEVER_READY, Workload, opted_in},
+};
+use k8s_openapi::api::core::v1::ResourceQuota;
+use kube::{
+    Api,
+    api::{Patch, PatchParams, PostParams},
+};
+use serde_json::{Value, json};
+
+use super::{DEADLINE, Mesh, QUIET, put_over};
+
+/// A version of the proxy that nobody can pull.
+fn bad(rollout: &Value) -> Value {
+    let mut spec = json!({"proxy": {"proxyVersion": NEVER_READY}, "rollout": {"progressDeadline": "3s"}});
+    put_over(&mut spec, &json!({ "rollout": rollout }));
+    spec
+}
+
+async fn is_failed(workload: &Workload) -> Result<()> {
+    eventually(SOON, format_args!("{workload} to say that it failed"), async || {
+        let state = workload.annotation("rollout-state").await?;
+        ensure!(state.as_deref() == Some("failed"), "{state:?}");
+        let why = workload.annotation("rollout-message").await?;
+        ensure!(why.as_ref().is_some_and(|why| !why.is_empty()), "{why:?}");
+        ensure!(workload.told("ProxyRolloutFailed").await? == 1, "{:?}", workload.events().await?);
+        Ok(())
+    })
+    .await
+}
+
+/// Scenario 7: with a budget of two, the third is left alone.
+#[tokio::test(flavor = "multi_thread")]
+async fn it_halts_when_its_failures_are_spent_and_goes_on_with_what_is_put_right() -> Result<()> {
+    let mut mesh = Mesh::new().await?;
+    let three = [mesh.deployment("a", 2).await?, mesh.deployment("b", 2).await?, mesh.deployment("c", 2).await?];
+    mesh.adopt(json!({})).await?;
+    mesh.change(bad(&json!({"maxFailures": 2, "onFailure": "Halt"}))).await?;
+    mesh.rollout_is("False/Halted").await?;
+    let rollout = mesh.shows(json!({"phase": "Halted", "workloads": {"failed": 2}})).await?;
+    let failures = rollout["failures"].as_array().context("no failures")?;
+    assert_eq!(failures.len(), 2, "{rollout}");
+    for failure in failures {
+        let name = failure["name"].as_str().context("a failure without name")?;
+        assert!(failure["kind"] == "Deployment" && failure["namespace"] == mesh.app.as_str(), "{failure}");
+        assert!(failure["reason"] == "ProgressDeadlineExceeded" && failure["message"].is_string(), "{failure}");
+        let failed = three.iter().find(|workload| workload.name() == name).context("an unknown name")?;
+        is_failed(failed).await?;
+        // Kubernetes keeps the old Pods for as long as there is no new one.
+        assert_eq!(failed.uids().await?.len(), 3);
+    }
+    mesh.tells("RolloutHalted").await?;
+    mesh.no_more_than(2).await?;
+    let untouched = mesh.counts(three.each_ref())?.iter().filter(|restarts| **restarts == 0).count();
+    assert_eq!(untouched, 1, "{:?}", mesh.restarts.all()?);
+
+    mesh.change(json!({"proxy": {"proxyVersion": "edge-26.9.1"}})).await?;
+    let marker = mesh.is_complete().await?;
+    for workload in &three {
+        workload.has(2, &marker).await?;
+    }
+    mesh.shows(json!({"summary": "3/3", "workloads": {"updated": 3}})).await?;
+    assert_eq!(mesh.restarts.all()?.len(), 5);
+    Ok(())
+}
+
+/// Scenario 7, the other way.
+#[tokio::test(flavor = "multi_thread")]
+async fn it_puts_back_what_was_good_where_it_is_told_to() -> Result<()> {
+    let mut mesh = Mesh::new().await?;
+    let three = [mesh.deployment("a", 2).await?, mesh.deployment("b", 2).await?, mesh.deployment("c", 2).await?];
+    mesh.adopt(json!({})).await?;
+    mesh.configure(1).await?;
+    let good = mesh.is_complete().await?;
+    let document = mesh.installation.document().await?;
+    let mut before = Vec::new();
+    for workload in &three {
+        before.push((workload.uids().await?, workload.restarted_for().await?));
+    }
+    mesh.forget().await?;
+
+    mesh.change(bad(&json!({"onFailure": "Rollback"}))).await?;
+    let first = mesh.first_of(&three.each_ref()).await?;
+    mesh.rollout_is("False/RolledBack").await?;
+    mesh.installation.says(&document).await?;
+    for (workload, (uids, restarted_for)) in three.iter().zip(before) {
+        workload.gets(2, &good).await?;
+        // No Pod that ran was lost on the way.
+        assert_eq!((workload.uids().await?, workload.restarted_for().await?), (uids, restarted_for), "{workload}");
+    }
+    let restarts = mesh.restarts.all()?;
+    assert!(restarts.iter().all(|restart| restart.workload == first.to_string()), "{restarts:?}");
+    assert_eq!(restarts.len(), 2, "there and back: {restarts:?}");
+    eventually(SOON, "the workload to say so", async || {
+        let state = first.annotation("rollout-state").await?;
+        ensure!(state.as_deref() == Some("rolled-back"), "{state:?}");
+        Ok(())
+    })
+    .await?;
+    mesh.tells("ConfigRolledBack").await?;
+    mesh.shows(json!({"phase": "RolledBack"})).await?;
+    // It is not tried again before it is another.
+    mesh.no_more_than(2).await?;
+    mesh.installation.says(&document).await?;
+    mesh.change(json!({"proxy": {"proxyVersion": "edge-26.9.1"}})).await?;
+    let marker = mesh.is_complete().await?;
+    for workload in &three {
+        workload.has(2, &marker).await?;
+    }
+    Ok(())
+}
+
+/// Its controller waits for the Pod that does not become ready, whatever its template says by then.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_stateful_set_is_put_back_with_the_pod_that_it_hangs_on() -> Result<()> {
+    let mut mesh = Mesh::new().await?;
+    let store = mesh.put(&mesh.app, Kind::StatefulSet, "store", 3, opted_in()).await?;
+    mesh.adopt(json!({})).await?;
+    mesh.configure(1).await?;
+    let good = mesh.is_complete().await?;
+    let restarted_for = store.restarted_for().await?;
+    mesh.change(bad(&json!({"onFailure": "Rollback"}))).await?;
+    mesh.rollout_is("False/RolledBack").await?;
+    store.gets(3, &good).await?;
+    assert_eq!(store.restarted_for().await?, restarted_for);
+    assert_eq!(mesh.counts([&store])?, [3], "the good one, there and back: {:?}", mesh.restarts.all()?);
+    Ok(())
+}
+
+/// Trap 22: without room for one more Pod a Deployment cannot begin.
+#[tokio::test(flavor = "multi_thread")]
+async fn it_goes_on_without_one_whose_quota_is_exhausted_and_says_why_that_failed() -> Result<()> {
+    let mut mesh = Mesh::new().await?;
+    let stuck = mesh.put(&mesh.other, Kind::Deployment, "stuck", 1, opted_in()).await?;
+    let (web, api) = (mesh.deployment("web", 1).await?, mesh.deployment("api", 1).await?);
+    let quotas: Api<ResourceQuota> = Api::namespaced(mesh.installation.client.clone(), &mesh.other);
+    let quota = json!({"metadata": {"name": "pods"}, "spec": {"hard": {"pods": "1"}}});
+    quotas.create(&PostParams::default(), &serde_json::from_value(quota)?).await?;
+    eventually(SOON, "the quota to be used up", async || {
+        let status = quotas.get("pods").await?.status.unwrap_or_default();
+        let used = status.used.unwrap_or_default().remove("pods");
+        ensure!(used.as_ref().is_some_and(|used| used.0 == "1"), "{used:?}");
+        Ok(())
+    })
+    .await?;
+    mesh.adopt(json!({"rollout": {"progressDeadline": "3s", "onFailure": "Continue"}})).await?;
+    mesh.configure(1).await?;
+    let status = mesh.rollout_is("False/WorkloadsFailed").await?;
+    let marker = status["injectionHash"].as_str().context("no hash")?;
+    web.has(1, marker).await?;
+    api.has(1, marker).await?;
+    let rollout = mesh.shows(json!({"summary": "2/3", "workloads": {"updated": 2, "failed": 1}})).await?;
+    let [failure] = &rollout["failures"].as_array().context("no failures")?[..] else { panic!("{rollout}") };
+    assert_eq!((&failure["name"], &failure["reason"]), (&json!("stuck"), &json!("ProgressDeadlineExceeded")));
+    assert!(failure["message"].as_str().is_some_and(|message| message.contains("exceeded quota")), "{failure}");
+    is_failed(&stuck).await?;
+    mesh.no_more_than(3).await?;
+
+    // With room it may be tried again, when somebody says so.
+    let more = Patch::Merge(json!({"spec": {"hard": {"pods": "5"}}}));
+    quotas.patch("pods", &PatchParams::default(), &more).await?;
+    mesh.annotate("retry", "with room").await?;
+    assert_eq!(mesh.is_complete().await?, marker);
+    stuck.gets(1, marker).await?;
+    mesh.shows(json!({"summary": "3/3", "workloads": {"updated": 3}})).await?;
+    Ok(())
+}
+
+/// Trap 17: somebody takes away what we write.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_workload_whose_owner_takes_the_annotation_away_is_left_to_him() -> Result<()> {
+    let mut mesh = Mesh::new().await?;
+    // The old Pod stays while the new one is young, so that there is something to restart for.
+    let owned = mesh.deployment_with("owned", 1, json!({"spec": {"minReadySeconds": 5}})).await?;
+    let web = mesh.deployment("web", 1).await?;
+    mesh.adopt(json!({})).await?;
+    mesh.configure(1).await?;
+    let take_away =
+        json!({"spec": {"template": {"metadata": {"annotations": {"config.linkerd.io/restarted-for": null}}}}});
+    let mut taken_away = 0;
+    eventually(DEADLINE, "it to be given up", async || {
+        if owned.restarted_for().await?.is_some() {
+            owned.patch(take_away.clone()).await?;
+            taken_away += 1;
+        }
+        let skipped = mesh.status().await?.0["rollout"]["skipped"].take();
+        ensure!(skipped == json!([{"reason": "Reverted", "count": 1}]), "{skipped}, {taken_away} times");
+        Ok(())
+    })
+    .await?;
+    assert!((1..=3).contains(&taken_away), "{taken_away} times");
+    mesh.rollout_is("False/WorkloadsSkipped").await?;
+    web.is_settled(1).await?;
+    assert_eq!(mesh.counts([&web])?, [1]);
+    let restarts = mesh.restarts.all()?.len();
+    holds(QUIET, "it to be left alone", async || {
+        ensure!(mesh.restarts.all()?.len() == restarts, "{:?}", mesh.restarts.all()?);
+        Ok(())
+    })
+    .await
+}

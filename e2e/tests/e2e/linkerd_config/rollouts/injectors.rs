@@ -1,0 +1,101 @@
+//! Injectors that are away, or wrong: nothing is restarted into the arms of those.
+
+use std::time::Duration;
+
+use anyhow::{Context, Result, ensure};
+use e2e::{Action, Rule, eventually, injector::Behaviour, mesh::SOON};
+use serde_json::json;
+
+use super::Mesh;
+
+/// Scenario 8.
+#[tokio::test(flavor = "multi_thread")]
+async fn without_an_injector_nothing_begins_and_a_pod_born_without_proxy_is_counted_and_lives() -> Result<()> {
+    let mut mesh = Mesh::new().await?;
+    let (web, api) = (mesh.deployment("web", 1).await?, mesh.deployment("api", 1).await?);
+    mesh.adopt(json!({})).await?;
+    mesh.injector.set_ready(0, false).await?;
+    mesh.configure(1).await?;
+    mesh.rollout_is("False/WaitingForInjector").await?;
+    eventually(SOON, "the API server to ask nobody", async || {
+        let proxy = mesh.newborn().await?;
+        ensure!(proxy.is_none(), "{proxy:?}");
+        Ok(())
+    })
+    .await?;
+    web.scale(2).await?;
+    web.is_settled(2).await?;
+    let before = web.uids().await?;
+    assert_eq!(web.proxies().await?.iter().filter(|proxy| proxy.is_none()).count(), 1);
+    mesh.shows(json!({"phase": "Waiting", "pods": {"uninjected": 1, "meshed": 2}})).await?;
+    mesh.no_more_than(0).await?;
+    assert_eq!(web.uids().await?, before);
+
+    mesh.injector.set_ready(0, true).await?;
+    let marker = mesh.is_complete().await?;
+    web.has(2, &marker).await?;
+    assert_eq!(mesh.counts([&web, &api])?, [1, 1]);
+    mesh.shows(json!({"pods": {"current": 3, "meshed": 3}})).await?;
+    Ok(())
+}
+
+/// Trap 4: what came back without proxy is no reason to go on.
+#[tokio::test(flavor = "multi_thread")]
+async fn who_comes_back_without_proxy_halts_it_and_a_retry_goes_on() -> Result<()> {
+    let mut mesh = Mesh::new().await?;
+    let three = [mesh.deployment("a", 1).await?, mesh.deployment("b", 1).await?, mesh.deployment("c", 1).await?];
+    mesh.adopt(json!({"rollout": {"maxFailures": 3}})).await?;
+    // The injectors are found to be right, and then they are not.
+    let restart = mesh.installation.proxy.inject(Rule::path("/deployments/").method("PATCH").times(1), Action::Hold);
+    mesh.configure(1).await?;
+    eventually(SOON, "the first restart to be under way", async || {
+        ensure!(restart.hits() == 1, "it is not");
+        Ok(())
+    })
+    .await?;
+    mesh.injector.set_behaviour(0, Behaviour::Unpatched).await?;
+    restart.release();
+    mesh.rollout_is("False/Halted").await?;
+    let rollout = mesh.shows(json!({"phase": "Halted", "workloads": {"failed": 1}})).await?;
+    assert_eq!(rollout["failures"][0]["reason"], "Uninjected", "{rollout}");
+    let restarted = mesh.restarted()?;
+    assert_eq!(restarted.len(), 1, "{restarted:?}");
+    mesh.tells("RolloutHalted").await?;
+
+    mesh.injector.set_behaviour(0, Behaviour::Right).await?;
+    tokio::time::sleep(Duration::from_secs(1)).await;
+    assert_eq!(mesh.restarted()?, restarted, "nobody said that it may go on");
+    mesh.annotate("retry", "now").await?;
+    let marker = mesh.is_complete().await?;
+    for workload in &three {
+        workload.has(1, &marker).await?;
+    }
+    Ok(())
+}
+
+/// Who asks no injector finds out by what is born.
+#[tokio::test(flavor = "multi_thread")]
+async fn who_comes_back_as_old_as_before_is_tried_once_more_and_no_third_time() -> Result<()> {
+    let mut mesh = Mesh::new().await?;
+    let (web, api) = (mesh.deployment("web", 1).await?, mesh.deployment("api", 1).await?);
+    mesh.adopt(json!({"injectorSync": {"method": "Delay", "delay": "0s"}})).await?;
+    mesh.injector.set_lag(0, Duration::MAX)?;
+    mesh.configure(1).await?;
+    mesh.rollout_is("False/Halted").await?;
+    let rollout = mesh.shows(json!({"workloads": {"failed": 1}})).await?;
+    assert_eq!(rollout["failures"][0]["reason"], "StillOutdated", "{rollout}");
+    let name = rollout["failures"][0]["name"].as_str().context("no name")?;
+    let (failed, other) = if name == "web" { (&web, &api) } else { (&api, &web) };
+    mesh.no_more_than(2).await?;
+    assert_eq!(mesh.counts([failed, other])?, [2, 0]);
+    let attempts = mesh.restarts.of(failed)?;
+    let [first, second] = [&attempts[0], &attempts[1]].map(|restart| restart.restarted_for.clone().unwrap_or_default());
+    assert!(second.starts_with(&first) && second != first, "{attempts:?}");
+
+    mesh.injector.set_lag(0, Duration::ZERO)?;
+    mesh.annotate("retry", "caught up").await?;
+    let marker = mesh.is_complete().await?;
+    web.has(1, &marker).await?;
+    api.has(1, &marker).await?;
+    Ok(())
+}

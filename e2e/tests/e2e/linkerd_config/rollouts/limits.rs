@@ -1,0 +1,86 @@
+//! How many at a time, and how fast.
+
+use std::time::Duration;
+
+use anyhow::{Result, ensure};
+use e2e::workload::{Kind, Workload, opted_in};
+use serde_json::{Value, json};
+
+use super::{Mesh, put_over};
+
+/// So that restarts overlap where they may.
+fn slow(seconds: u32) -> Value {
+    json!({"spec": {"minReadySeconds": seconds}})
+}
+
+/// Three in one namespace and two in another.
+async fn five(mesh: &Mesh) -> Result<Vec<Workload>> {
+    let mut five = Vec::new();
+    for name in ["a", "b", "c"] {
+        five.push(mesh.deployment_with(name, 1, slow(1)).await?);
+    }
+    for name in ["d", "e"] {
+        let mut object = opted_in();
+        put_over(&mut object, &slow(1));
+        five.push(mesh.put(&mesh.other, Kind::Deployment, name, 1, object).await?);
+    }
+    Ok(five)
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn as_many_at_a_time_as_it_says_and_never_more() -> Result<()> {
+    let mut mesh = Mesh::new().await?;
+    let five = five(&mesh).await?;
+    mesh.adopt(json!({})).await?;
+    let (app, other) = (mesh.app.clone(), mesh.other.clone());
+    for (number, limits, in_all, in_app, in_other) in [
+        (1, json!({"maxConcurrent": 2, "maxConcurrentPerNamespace": 5}), 2, 2, 2),
+        // Two and a half.
+        (2, json!({"maxConcurrent": "50%", "maxConcurrentPerNamespace": 5}), 3, 3, 2),
+        (3, json!({"maxConcurrent": 5, "maxConcurrentPerNamespace": 1}), 2, 1, 1),
+    ] {
+        mesh.forget().await?;
+        mesh.configure_with(number, limits.clone()).await?;
+        let marker = mesh.is_complete().await?;
+        for workload in &five {
+            workload.is_marked(&marker).await?;
+        }
+        let seen = mesh.restarts.most_at_once("")?;
+        ensure!(seen == in_all, "{seen} at a time with {limits}: {:?}", mesh.restarts.all()?);
+        for (namespace, most) in [(&app, in_app), (&other, in_other)] {
+            let seen = mesh.restarts.most_at_once(namespace)?;
+            ensure!(seen <= most, "{seen} at a time in {namespace} with {limits}: {:?}", mesh.restarts.all()?);
+        }
+        assert_eq!(mesh.restarts.all()?.len(), 5);
+    }
+    Ok(())
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn between_two_restarts_there_is_the_interval_and_after_each_the_soak() -> Result<()> {
+    let mut mesh = Mesh::new().await?;
+    for name in ["a", "b", "c"] {
+        mesh.deployment(name, 1).await?;
+    }
+    mesh.adopt(json!({})).await?;
+    mesh.configure_with(1, json!({"interval": "3s"})).await?;
+    mesh.is_complete().await?;
+    // What is seen is seen a little late, of the one or of the other.
+    let tolerance = Duration::from_millis(300);
+    for pair in mesh.restarts.all()?.windows(2) {
+        let gap = pair[1].begun - pair[0].begun;
+        ensure!(gap + tolerance >= Duration::from_secs(3), "{gap:?} between {pair:?}");
+    }
+
+    mesh.forget().await?;
+    mesh.configure_with(2, json!({"interval": "0s", "soak": "2s"})).await?;
+    mesh.is_complete().await?;
+    let all = mesh.restarts.all()?;
+    assert_eq!(all.len(), 3);
+    for pair in all.windows(2) {
+        let settled = pair[0].settled.expect("the next one begins when it is settled");
+        let gap = pair[1].begun - settled;
+        ensure!(gap + tolerance >= Duration::from_secs(2), "{gap:?} of soak between {pair:?}");
+    }
+    Ok(())
+}

@@ -1,0 +1,276 @@
+//! Rollouts: real workloads, whose Pods are injected when they are born, and restarted when what they were born with is old.
+//!
+//! ```text
+//!   LinkerdConfig ─▶ Manager ─▶ ConfigMap ─▶ Injector ◀─ CREATE pods ◀─ Deployment, StatefulSet, DaemonSet controllers
+//!                       └───────── restarts ─────────────────────────────────▲          kwok makes their Pods ready
+//! ```
+//!
+//! * Always: a [`Mesh`] is alone in its cluster, which is [lent](super::Lent): a manager restarts whatever is opted in anywhere.
+//! * What a template was restarted for is watched from the beginning, so that no restart goes unseen.
+//! * The numbers of scenarios are those of section 6.13 of the specification.
+
+mod blocked;
+mod crash;
+mod drift;
+mod evict;
+mod failures;
+mod faults;
+mod injectors;
+mod limits;
+mod midway;
+mod opt_in;
+mod permissions;
+mod progress;
+mod several;
+mod stand_in;
+mod trust_roots;
+mod upgrades;
+mod window;
+
+use std::{collections::BTreeSet, sync::Arc, time::Duration};
+
+use anyhow::{Context, Result, ensure};
+use e2e::{
+    Injector, Manager, Restarts, TestNamespace, eventually, holds,
+    workload::{self, Kind, Workload, opted_in},
+};
+use k8s_openapi::api::core::v1::{Namespace, Pod};
+use kube::{
+    Api,
+    api::{Patch, PatchParams, PostParams},
+};
+use serde_json::{Value, json};
+
+use super::{Installation, Lent, put_over};
+
+const DEADLINE: Duration = Duration::from_secs(60);
+/// Long enough for a restart that should not come to come.
+const QUIET: Duration = Duration::from_secs(2);
+const COMPLETE: &str = "True/UpToDate";
+
+/// Linkerd with an injector, two namespaces for applications, and a manager.
+struct Mesh {
+    /// None before [`Mesh::adopt`].
+    manager: Option<Manager>,
+    injector: Injector,
+    restarts: Restarts,
+    app: String,
+    other: String,
+    installation: Installation,
+}
+
+impl Mesh {
+    async fn new() -> Result<Self> {
+        Self::with_injectors(1).await
+    }
+
+    async fn with_injectors(replicas: usize) -> Result<Self> {
+        let installation = Installation::on(Arc::new(Lent::take_with_nodes().await?)).await?;
+        Self::on(installation.installed().await?, replicas).await
+    }
+
+    async fn on(installation: Installation, replicas: usize) -> Result<Self> {
+        let client = &installation.client;
+        let app = TestNamespace::create(client, "app").await?.name().to_owned();
+        let other = TestNamespace::create(client, "other").await?.name().to_owned();
+        let namespaces = [app.as_str(), &other];
+        let control_plane = &installation.control_plane;
+        let injector = Injector::start(control_plane, &installation.namespace, &namespaces, replicas).await?;
+        Ok(Self { manager: None, injector, restarts: Restarts::follow(client).await?, app, other, installation })
+    }
+
+    // === workloads ===
+
+    /// Opted in by a label, and running.
+    async fn deployment(&self, name: &str, replicas: usize) -> Result<Workload> {
+        self.deployment_with(name, replicas, json!({})).await
+    }
+
+    async fn deployment_with(&self, name: &str, replicas: usize, over: Value) -> Result<Workload> {
+        let mut object = opted_in();
+        put_over(&mut object, &over);
+        self.put(&self.app, Kind::Deployment, name, replicas, object).await
+    }
+
+    /// As it is given, and running.
+    async fn put(&self, namespace: &str, kind: Kind, name: &str, replicas: usize, over: Value) -> Result<Workload> {
+        let put = workload::put(&self.installation.client, namespace, kind, name, replicas, over).await?;
+        put.is_settled(replicas).await?;
+        Ok(put)
+    }
+
+    async fn label_namespace(&self, namespace: &str, label: &str, value: &str) -> Result<()> {
+        self.patch_namespace(namespace, json!({"metadata": {"labels": {label: value}}})).await
+    }
+
+    async fn patch_namespace(&self, namespace: &str, patch: Value) -> Result<()> {
+        let namespaces: Api<Namespace> = Api::all(self.installation.client.clone());
+        namespaces.patch(namespace, &PatchParams::default(), &Patch::Merge(patch)).await?;
+        Ok(())
+    }
+
+    /// What a Pod would be injected with that were born now.
+    async fn newborn(&self) -> Result<Option<workload::Proxy>> {
+        let pods: Api<Pod> = Api::namespaced(self.installation.client.clone(), &self.app);
+        let pod = serde_json::from_value(json!({
+            "metadata": {"generateName": "newborn-", "annotations": {"linkerd.io/inject": "enabled"}},
+            "spec": {"containers": [{"name": "web", "image": "web"}]},
+        }))?;
+        let params = PostParams { dry_run: true, ..PostParams::default() };
+        Ok(workload::proxy(&pods.create(&params, &pod).await?))
+    }
+
+    // === the resource ===
+
+    /// A manager, and a resource that is in effect: what runs already is adopted. Without pauses, unless the spec has some.
+    async fn adopt(&mut self, spec: Value) -> Result<Value> {
+        self.manager = Some(self.installation.manager().await?);
+        self.declare(spec).await?;
+        self.rollout_is(COMPLETE).await
+    }
+
+    async fn declare(&self, spec: Value) -> Result<()> {
+        let mut whole = json!({"injectorSync": {"method": "Probe"}, "rollout": {"interval": "0s", "soak": "0s"}});
+        put_over(&mut whole, &spec);
+        self.installation.declare("mesh", whole).await?;
+        Ok(())
+    }
+
+    async fn change(&self, spec: Value) -> Result<()> {
+        self.installation.change("mesh", spec).await?;
+        Ok(())
+    }
+
+    /// Asks for other proxies than before, each time that the number is another.
+    async fn configure(&self, number: u16) -> Result<()> {
+        self.configure_with(number, json!({})).await
+    }
+
+    async fn configure_with(&self, number: u16, rollout: Value) -> Result<()> {
+        self.change(json!({"proxy": {"inboundPort": 5000 + number}, "rollout": rollout})).await
+    }
+
+    /// One of ours; in the annotation's group.
+    async fn annotate(&self, name: &str, value: &str) -> Result<()> {
+        let patch = json!({"metadata": {"annotations": {format!("config.linkerd.io/{name}"): value}}});
+        let name = self.installation.full("mesh");
+        self.installation.configs.patch(&name, &PatchParams::default(), &Patch::Merge(patch)).await?;
+        Ok(())
+    }
+
+    /// Waits until the rollout is complete, and returns the marker of its proxies.
+    async fn is_complete(&self) -> Result<String> {
+        let status = self.rollout_is(COMPLETE).await?;
+        Ok(status["injectionHash"].as_str().context("no hash")?.to_owned())
+    }
+
+    /// Waits until RolloutComplete is this, for the newest spec: `Status/Reason`. Returns the status.
+    async fn rollout_is(&self, expected: &str) -> Result<Value> {
+        self.rollout_of_is("mesh", expected).await
+    }
+
+    async fn rollout_of_is(&self, name: &str, expected: &str) -> Result<Value> {
+        eventually(DEADLINE, format_args!("RolloutComplete={expected}"), async || {
+            let (status, generation) = self.status_of(name).await?;
+            ensure!(status["observedGeneration"] == generation, "generation {generation} has the status {status}");
+            let conditions = status["conditions"].as_array().context("no conditions")?;
+            let condition = conditions.iter().find(|condition| condition["type"] == "RolloutComplete");
+            let condition = condition.with_context(|| format!("no RolloutComplete in {conditions:?}"))?;
+            let seen = [&condition["status"], &condition["reason"]].map(|text| text.as_str().unwrap_or_default());
+            ensure!(seen.join("/") == expected, "{conditions:?}, {}", status["rollout"]);
+            ensure!(condition["observedGeneration"] == generation, "generation {generation}: {condition}");
+            Ok(status)
+        })
+        .await
+    }
+
+    /// Waits until `status.rollout` has all of this.
+    async fn shows(&self, expected: Value) -> Result<Value> {
+        eventually(DEADLINE, format_args!("status.rollout to have {expected}"), async || {
+            let rollout = self.status().await?.0["rollout"].take();
+            let mut whole = rollout.clone();
+            put_over(&mut whole, &expected);
+            ensure!(whole == rollout, "{rollout}");
+            Ok(rollout)
+        })
+        .await
+    }
+
+    /// And the generation of the spec.
+    async fn status(&self) -> Result<(Value, Value)> {
+        self.status_of("mesh").await
+    }
+
+    async fn status_of(&self, name: &str) -> Result<(Value, Value)> {
+        let mut object = self.installation.configs.get(&self.installation.full(name)).await?;
+        let generation = json!(object.metadata.generation);
+        Ok((object.data.get_mut("status").map(Value::take).unwrap_or_default(), generation))
+    }
+
+    /// Waits for an Event of the resource.
+    async fn tells(&self, reason: &str) -> Result<String> {
+        self.installation.tells("mesh", reason).await
+    }
+
+    /// Waits until nothing was written for a while.
+    async fn is_quiet(&self) -> Result<()> {
+        let writes = || self.installation.writes("");
+        let mut before = writes();
+        eventually(DEADLINE, "the manager to write nothing", async || {
+            tokio::time::sleep(QUIET).await;
+            let (last, now) = (std::mem::take(&mut before), writes());
+            before.clone_from(&now);
+            ensure!(now.len() == last.len(), "{:?}", now.get(last.len()..));
+            Ok(())
+        })
+        .await
+    }
+
+    // === restarts ===
+
+    /// How often each of these was restarted.
+    fn counts<const N: usize>(&self, workloads: [&Workload; N]) -> Result<[usize; N]> {
+        let mut counts = [0; N];
+        for (count, workload) in counts.iter_mut().zip(workloads) {
+            *count = self.restarts.of(workload)?.len();
+        }
+        Ok(counts)
+    }
+
+    /// Waits for the first restart there is; the workload among these, and its place.
+    async fn first_of<'a>(&self, workloads: &[&'a Workload]) -> Result<&'a Workload> {
+        eventually(DEADLINE, "the first restart", async || {
+            let all = self.restarts.all()?;
+            let first = all.first().context("there is none")?;
+            let found = workloads.iter().copied().find(|workload| workload.to_string() == first.workload);
+            found.with_context(|| format!("{first:?}"))
+        })
+        .await
+    }
+
+    /// Forgets the restarts that there were.
+    async fn forget(&mut self) -> Result<()> {
+        self.restarts = Restarts::follow(&self.installation.client).await?;
+        Ok(())
+    }
+
+    /// That there are so many restarts, and stay so many.
+    async fn no_more_than(&self, restarts: usize) -> Result<()> {
+        holds(QUIET, format_args!("{restarts} restarts"), async || {
+            let all = self.restarts.all()?;
+            ensure!(all.len() == restarts, "{all:?}");
+            Ok(())
+        })
+        .await
+    }
+
+    /// The names of what was restarted.
+    fn restarted(&self) -> Result<BTreeSet<String>> {
+        let name = |workload: &str| workload.rsplit('/').next().unwrap_or_default().to_owned();
+        Ok(self.restarts.all()?.iter().map(|restart| name(&restart.workload)).collect())
+    }
+}
+
+fn names<const N: usize>(names: [&str; N]) -> BTreeSet<String> {
+    names.map(str::to_owned).into()
+}

@@ -1,0 +1,192 @@
+//! The ordinary course: what is adopted stays, what is out of date is restarted one after the other, and it is told.
+
+use anyhow::{Context, Result, ensure};
+use e2e::{
+    eventually, holds,
+    mesh::SOON,
+    workload::{Kind, Workload, opted_in},
+};
+use serde_json::json;
+
+use super::{DEADLINE, Mesh, QUIET, names};
+
+/// Scenario 1.
+#[tokio::test(flavor = "multi_thread")]
+async fn adoption_restarts_nothing() -> Result<()> {
+    let mut mesh = Mesh::new().await?;
+    let web = mesh.deployment("web", 2).await?;
+    mesh.put(&mesh.app, Kind::StatefulSet, "store", 1, opted_in()).await?;
+    mesh.put(&mesh.other, Kind::DaemonSet, "agent", 2, opted_in()).await?;
+    let before = web.uids().await?;
+    mesh.adopt(json!({})).await?;
+    let rollout = mesh
+        .shows(json!({
+            "workloads": {"selected": 3, "updated": 3},
+            "pods": {"meshed": 5, "current": 5},
+            "summary": "3/3",
+        }))
+        .await?;
+    for known in ["adoptedAt", "baselineHash"] {
+        assert!(rollout[known].as_str().is_some_and(|text| !text.is_empty()), "{rollout}");
+    }
+    assert!(matches!(rollout["phase"].as_str(), Some("Idle" | "Complete")), "{rollout}");
+    let marker = mesh.is_complete().await?;
+
+    // Pods that are born from now on are marked, and those from before are no worse for it.
+    web.scale(3).await?;
+    web.is_settled(3).await?;
+    let markers =
+        web.proxies().await?.into_iter().map(|proxy| proxy.context("no proxy")).collect::<Result<Vec<_>>>()?;
+    let marked = markers.iter().filter(|proxy| proxy.marker.as_ref() == Some(&marker)).count();
+    assert_eq!((marked, markers.len()), (1, 3));
+
+    // What shapes no proxy is written and restarts nothing; nor does another manager.
+    mesh.change(json!({"values": {"controllerReplicas": 3}})).await?;
+    mesh.installation.says(&mesh.installation.helm_with(json!({"controllerReplicas": 3})).await?).await?;
+    assert_eq!(mesh.is_complete().await?, marker);
+    mesh.manager.take().context("no manager")?.kill().await?;
+    mesh.manager = Some(mesh.installation.manager().await?);
+    mesh.no_more_than(0).await?;
+    mesh.is_complete().await?;
+    assert!(web.uids().await?.is_superset(&before));
+    assert_eq!(mesh.installation.told("mesh", "RolloutStarted").await?, 0);
+    mesh.installation.tells("mesh", "ConfigMapUpdated").await?;
+    Ok(())
+}
+
+/// Scenario 2.
+#[tokio::test(flavor = "multi_thread")]
+async fn what_is_opted_in_is_restarted_one_after_the_other_and_it_is_told() -> Result<()> {
+    let mut mesh = Mesh::new().await?;
+    let at_once = json!({"spec": {"strategy": {"type": "Recreate"}}});
+    let opted_in =
+        [mesh.deployment("a", 2).await?, mesh.deployment_with("b", 1, at_once).await?, mesh.deployment("c", 2).await?];
+    let stays = mesh.put(&mesh.app, Kind::Deployment, "stays", 1, json!({})).await?;
+    let before = stays.uids().await?;
+    mesh.adopt(json!({"rollout": {"maxConcurrent": 1}})).await?;
+    mesh.configure(1).await?;
+    mesh.rollout_is("False/Progressing").await?;
+    let name = mesh.installation.full("mesh");
+    // As a pipeline waits for it.
+    let resource = format!("linkerdconfig/{name}");
+    let control_plane = &mesh.installation.control_plane;
+    control_plane.kubectl(&["wait", "--for=condition=RolloutComplete", &resource, "--timeout=50s"]).await?;
+    let marker = mesh.is_complete().await?;
+    let trust_roots = mesh.status().await?.0["trustRootsSHA256"].as_str().context("no trust roots")?[..8].to_owned();
+    for workload in &opted_in {
+        workload.is_marked(&marker).await?;
+        let [restart] = &mesh.restarts.of(workload)?[..] else { panic!("{:?}", mesh.restarts.all()) };
+        assert_eq!(restart.restarted_for, Some(format!("{marker}-{trust_roots}")));
+        // The annotations of one that is done may come a moment later.
+        eventually(SOON, format_args!("{workload} to say so"), async || is_told(workload, &marker, &trust_roots).await)
+            .await?;
+    }
+    assert_eq!(mesh.restarts.most_at_once("")?, 1);
+    assert_eq!((mesh.restarted()?, mesh.restarts.all()?.len()), (names(["a", "b", "c"]), 3));
+    assert_eq!(stays.uids().await?, before);
+
+    let rollout = mesh
+        .shows(json!({
+            "phase": "Complete", "summary": "3/3",
+            "workloads": {"selected": 3, "updated": 3},
+        }))
+        .await?;
+    for (count, expected) in [("updating", 0), ("pending", 0), ("failed", 0), ("skipped", 0)] {
+        assert_eq!(rollout["workloads"][count].as_i64().unwrap_or_default(), expected, "{count} of {rollout}");
+    }
+    assert!(rollout["startedAt"].is_string() && rollout["completedAt"].is_string(), "{rollout}");
+    let shown = control_plane.kubectl(&["get", "linkerdconfig", &name]).await?;
+    assert!(shown.contains("3/3"), "{shown}");
+
+    let note = mesh.tells("RolloutCompleted").await?;
+    for (reason, count) in [("RolloutStarted", 1), ("RolloutCompleted", 1)] {
+        assert_eq!(mesh.installation.told("mesh", reason).await?, count, "{reason}, and {note}");
+    }
+    is_counted(&mesh).await?;
+
+    // A second look at the same writes nothing.
+    mesh.is_quiet().await?;
+    let writes = mesh.installation.writes("").len();
+    mesh.installation.patch_map("kubectl-label", json!({"metadata": {"labels": {"touched": "true"}}})).await?;
+    opted_in[0].patch(json!({"metadata": {"labels": {"touched": "true"}}})).await?;
+    holds(QUIET, "that nothing is written", async || {
+        let now = mesh.installation.writes("");
+        ensure!(now.len() == writes, "{:?}", now.get(writes..));
+        Ok(())
+    })
+    .await
+}
+
+/// What an updated workload says of itself.
+async fn is_told(workload: &Workload, marker: &str, trust_roots: &str) -> Result<()> {
+    let state = workload.annotation("rollout-state").await?;
+    ensure!(state.as_deref() == Some("updated"), "{state:?}");
+    let hash = workload.annotation("rollout-hash").await?.context("no rollout-hash")?;
+    ensure!(hash == format!("{marker}-{trust_roots}"), "{hash}");
+    let started = workload.annotation("rollout-started-at").await?.context("no rollout-started-at")?;
+    ensure!(started.contains('T') && started.ends_with('Z'), "{started}");
+    for reason in ["PodRestart", "ProxyUpToDate"] {
+        let told = workload.told(reason).await?;
+        ensure!(told == 1, "{told} Events {reason}: {:?}", workload.events().await?);
+    }
+    Ok(())
+}
+
+/// Three Deployments of five Pods, restarted once each; and one Pod that is not opted in.
+async fn is_counted(mesh: &Mesh) -> Result<()> {
+    let manager = mesh.manager.as_ref().context("no manager")?;
+    eventually(SOON, "the metrics to say so", async || {
+        for (name, labels, expected) in [
+            ("pods", vec![("class", "current")], 5.0),
+            ("workloads", vec![("state", "updated")], 3.0),
+            ("restarts_total", vec![("kind", "Deployment"), ("result", "started")], 3.0),
+            ("restarts_total", vec![("kind", "Deployment"), ("result", "updated")], 3.0),
+            ("workload_rollout_seconds_count", vec![], 3.0),
+        ] {
+            let name = format!("linkerd_operator_linkerdconfig_{name}");
+            let seen = manager.metric(&name, &labels).await;
+            ensure!(seen == Some(expected), "{name} {labels:?}: {seen:?}");
+        }
+        Ok(())
+    })
+    .await
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn stateful_sets_and_daemon_sets_are_restarted_too_and_only_the_kinds_that_are_wanted() -> Result<()> {
+    let mut mesh = Mesh::new().await?;
+    let web = mesh.deployment("web", 1).await?;
+    let store = mesh.put(&mesh.app, Kind::StatefulSet, "store", 3, opted_in()).await?;
+    let agent = mesh.put(&mesh.other, Kind::DaemonSet, "agent", 2, opted_in()).await?;
+    mesh.adopt(json!({})).await?;
+    mesh.configure_with(1, json!({"kinds": ["StatefulSet", "DaemonSet"]})).await?;
+    let marker = mesh.is_complete().await?;
+    store.has(3, &marker).await?;
+    agent.has(2, &marker).await?;
+    assert_eq!(mesh.counts([&web, &store, &agent])?, [0, 1, 1]);
+    assert_eq!(mesh.restarts.most_at_once("")?, 1);
+    mesh.change(json!({"rollout": {"kinds": null}})).await?;
+    eventually(DEADLINE, "the Deployment to be restarted as well", async || web.has(1, &marker).await).await?;
+    mesh.is_complete().await?;
+    assert_eq!(mesh.counts([&web, &store, &agent])?, [1, 1, 1]);
+    Ok(())
+}
+
+/// Of what there is to know about, this is not all that counts.
+#[tokio::test(flavor = "multi_thread")]
+async fn switched_off_nothing_is_restarted_and_it_is_said() -> Result<()> {
+    let mut mesh = Mesh::new().await?;
+    let web = mesh.deployment("web", 1).await?;
+    mesh.adopt(json!({})).await?;
+    mesh.configure_with(1, json!({"policy": "Off"})).await?;
+    mesh.rollout_is("False/RolloutDisabled").await?;
+    mesh.no_more_than(0).await?;
+    mesh.change(json!({"rollout": {"policy": "Auto"}})).await?;
+    let marker = mesh.is_complete().await?;
+    web.has(1, &marker).await?;
+    // An empty cluster is complete for another reason.
+    mesh.change(json!({"rollout": {"workloadSelector": {"matchLabels": {"nobody": "has-this"}}}})).await?;
+    mesh.rollout_is("True/NothingSelected").await?;
+    assert_eq!(mesh.counts([&web])?, [1]);
+    Ok(())
+}

@@ -1,0 +1,49 @@
+//! Who else is there: another resource that takes over, and the end of one midway.
+
+use anyhow::Result;
+use serde_json::json;
+
+use super::{COMPLETE, Mesh};
+
+/// Scenarios 9 and 10, as far as workloads are concerned.
+#[tokio::test(flavor = "multi_thread")]
+async fn who_is_in_effect_decides_what_workloads_run_with_and_nobody_does_when_it_is_gone() -> Result<()> {
+    let mut mesh = Mesh::new().await?;
+    let two = [mesh.deployment("a", 1).await?, mesh.deployment("b", 1).await?];
+    mesh.adopt(json!({"proxy": {"accessLog": "json"}})).await?;
+    let own = mesh.is_complete().await?;
+    assert_eq!(mesh.counts(two.each_ref())?, [1, 1]);
+    mesh.forget().await?;
+
+    let rollout = json!({"interval": "0s", "soak": "0s"});
+    let other = json!({
+        "priority": 10, "proxy": {"accessLog": "apache"}, "injectorSync": {"method": "Probe"}, "rollout": rollout,
+    });
+    mesh.installation.declare("other", other).await?;
+    mesh.installation.reaches("mesh", &["Accepted=False/Conflicted"]).await?;
+    let status = mesh.rollout_of_is("other", COMPLETE).await?;
+    let theirs = status["injectionHash"].as_str().unwrap_or_default();
+    assert_ne!(theirs, own);
+    for workload in &two {
+        workload.has(1, theirs).await?;
+    }
+    // Back to the first, whose rollout is told again.
+    mesh.installation.delete("other").await?;
+    assert_eq!(mesh.is_complete().await?, own);
+    for workload in &two {
+        workload.has(1, &own).await?;
+    }
+    assert_eq!(mesh.counts(two.each_ref())?, [2, 2]);
+
+    // Without any resource there is nothing to be restarted for, nor to be finished.
+    mesh.forget().await?;
+    for workload in &two {
+        workload.patch(json!({"spec": {"minReadySeconds": 3}})).await?;
+    }
+    mesh.configure(1).await?;
+    let first = mesh.first_of(&two.each_ref()).await?;
+    mesh.installation.delete("mesh").await?;
+    mesh.installation.is_gone("mesh").await?;
+    first.is_settled(1).await?;
+    mesh.no_more_than(1).await
+}

@@ -1,0 +1,116 @@
+//! Other trust anchors: the control plane first, and none that the old ones know nothing of without being asked.
+
+use std::time::Duration;
+
+use anyhow::{Context, Result, ensure};
+use k8s_openapi::api::core::v1::Pod;
+use kube::{
+    Api,
+    api::{DeleteParams, PostParams},
+};
+use serde_json::json;
+use sha2::{Digest, Sha256};
+
+use super::{
+    super::{HELM, Installation, Lent, trust_anchors::certificate},
+    Mesh,
+};
+use e2e::{eventually, workload};
+
+/// A mesh whose document is left alone by the anchors: they are another authority's.
+async fn of_external_authority() -> Result<(Mesh, String)> {
+    let installation = Installation::on(std::sync::Arc::new(Lent::take_with_nodes().await?)).await?;
+    let bundle = certificate("root.linkerd.cluster.local")?;
+    installation.put_trust_roots(&bundle).await?;
+    let external = HELM.replace("  externalCA: false", "  externalCA: true");
+    ensure!(external != HELM, "the document has another form");
+    installation.put_map(json!({"data": {"values": external}})).await?;
+    Ok((Mesh::on(installation, 1).await?, bundle))
+}
+
+/// A Pod of the control plane, with a proxy of its own. Its name.
+async fn control_plane_pod(mesh: &Mesh) -> Result<()> {
+    let namespace = &mesh.installation.namespace;
+    let pods: Api<Pod> = Api::namespaced(mesh.installation.client.clone(), namespace);
+    let old = pods.delete("linkerd-destination", &DeleteParams::default().grace_period(0)).await;
+    if old.is_ok() {
+        // Times have no fractions of seconds.
+        tokio::time::sleep(Duration::from_millis(1100)).await;
+    }
+    let pod = json!({
+        "metadata": {
+            "name": "linkerd-destination",
+            "labels": {
+                "linkerd.io/control-plane-component": "destination", "linkerd.io/control-plane-ns": namespace,
+                "linkerd-operator-e2e": "workload",
+            },
+        },
+        "spec": {"containers": [{"name": "linkerd-proxy", "image": "proxy"}, {"name": "destination", "image": "controller"}]},
+    });
+    eventually(super::DEADLINE, "a Pod of the control plane", async || {
+        pods.create(&PostParams::default(), &serde_json::from_value(pod.clone())?).await?;
+        Ok(())
+    })
+    .await
+}
+
+fn sha256(bundle: &str) -> String {
+    Sha256::digest(bundle).iter().map(|byte| format!("{byte:02x}")).collect()
+}
+
+async fn has_roots(workload: &workload::Workload, bundle: &str) -> Result<()> {
+    for proxy in workload.proxies().await? {
+        let roots = proxy.context("a Pod without proxy")?.trust_roots;
+        ensure!(roots == Some(sha256(bundle)), "{workload} has {roots:?}");
+    }
+    Ok(())
+}
+
+/// Scenario 5.
+#[tokio::test(flavor = "multi_thread")]
+async fn another_anchor_goes_to_the_control_plane_first() -> Result<()> {
+    let (mut mesh, bundle) = of_external_authority().await?;
+    control_plane_pod(&mesh).await?;
+    let (web, api) = (mesh.deployment("web", 1).await?, mesh.deployment("api", 1).await?);
+    mesh.adopt(json!({})).await?;
+    let marker = mesh.is_complete().await?;
+    mesh.is_quiet().await?;
+    let writes = mesh.installation.writes("/configmaps/").len();
+    tokio::time::sleep(Duration::from_millis(1100)).await;
+
+    let both = format!("{bundle}{}", certificate("next.linkerd.cluster.local")?);
+    mesh.installation.set_trust_roots(&both).await?;
+    mesh.rollout_is("False/WaitingForControlPlane").await?;
+    mesh.no_more_than(0).await?;
+    control_plane_pod(&mesh).await?;
+    for workload in [&web, &api] {
+        eventually(super::DEADLINE, "the new anchors", async || has_roots(workload, &both).await).await?;
+    }
+    assert_eq!(mesh.is_complete().await?, marker);
+    assert_eq!(mesh.counts([&web, &api])?, [1, 1]);
+    for workload in [&web, &api] {
+        assert_eq!(workload.restarted_for().await?, Some(format!("{marker}-{}", &sha256(&both)[..8])));
+    }
+    assert_eq!(mesh.installation.writes("/configmaps/").len(), writes);
+    Ok(())
+}
+
+/// Trap 9: who has the new anchors could not talk to who has the old ones.
+#[tokio::test(flavor = "multi_thread")]
+async fn anchors_without_any_of_the_old_ones_have_to_be_approved() -> Result<()> {
+    let (mut mesh, _) = of_external_authority().await?;
+    let web = mesh.deployment("web", 1).await?;
+    mesh.adopt(json!({})).await?;
+    let new = certificate("other.linkerd.cluster.local")?;
+    mesh.installation.set_trust_roots(&new).await?;
+    mesh.rollout_is("False/AwaitingApproval").await?;
+    // Approved is what was looked at, and nothing else.
+    mesh.annotate("approve-trust-roots", &sha256("something else")).await?;
+    mesh.no_more_than(0).await?;
+    mesh.rollout_is("False/AwaitingApproval").await?;
+    mesh.annotate("approve-trust-roots", &sha256(&new)).await?;
+    eventually(super::DEADLINE, "the new anchors", async || has_roots(&web, &new).await).await?;
+    mesh.is_complete().await?;
+    assert_eq!(mesh.counts([&web])?, [1]);
+    Ok(())
+}
