@@ -16,7 +16,7 @@ PHASE = phase() { local name=$$1 begun=$$SECONDS; shift; echo "==> $$name"; "$$@
 ##@ See it work
 
 .PHONY: demo
-demo: build ## A virtual machine becomes an endpoint of a Service, one resource owns the proxy configuration: on a real control plane (KEEP=1 leaves it running)
+demo: build ## A virtual machine becomes an endpoint of a Service, one resource owns the proxy configuration, workloads are restarted for it: on a real control plane (KEEP=1 leaves it running)
 	$(TARGET)/debug/demo $(if $(KEEP),--keep)
 
 .PHONY: control-plane
@@ -45,7 +45,7 @@ test: ## Everything that CI runs: check, then the end-to-end tests on a real con
 # Another server of the Destination API on this machine: SERVER=IP:PORT, PID= of its process for memory and CPU,
 # E2E_KUBECONFIG= of the cluster that it watches (without, one is started for it, and said where).
 .PHONY: bench
-bench: ## What it costs: figures of the ExternalWorkload controller and of discovery, release build (BENCH="name …" runs some of them, SERVER=IP:PORT [PID=…] measures another server)
+bench: ## What it costs: figures of the controllers, of rollouts and of discovery, release build (BENCH="name …" runs some of them, SERVER=IP:PORT [PID=…] measures another server)
 	$(CARGO) build --locked --release --workspace --bin linkerd-operator --bin bench --bin supervisor
 	$(TARGET)/release/bench $(if $(SERVER),--server $(SERVER)) $(if $(PID),--pid $(PID)) $(BENCH)
 

@@ -195,7 +195,7 @@ impl Rig {
     }
 }
 
-fn kind() -> ApiResource {
+pub(crate) fn kind() -> ApiResource {
     ApiResource::from_gvk(&GroupVersionKind::gvk("config.linkerd.io", "v1alpha1", "LinkerdConfig"))
 }
 

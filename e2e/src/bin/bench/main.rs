@@ -5,8 +5,9 @@
 //! ```
 //!
 //! * Without names all figures; else those named: of the ExternalWorkload controller `memory`, `converge`, `rest`, `flip`,
-//!   `hand-over`; of the LinkerdConfig controller `revert`, `no-op`; of discovery `start`, `connect`, `streams`, `change`, `churn`, `profiles`, `servers`, `profile-servers`, `noise`,
-//!   `profile-noise`, `relist`, `giant`, `unread`.
+//!   `hand-over`; of the LinkerdConfig controller `revert`, `no-op`; of rollouts `rollout-plan`, `rollout-memory`,
+//!   `rollout-speed`; of discovery `start`, `connect`, `streams`, `change`, `churn`, `profiles`, `servers`, `profile-servers`,
+//!   `noise`, `profile-noise`, `relist`, `giant`, `unread`.
 //! * With `--server`, of discovery only, and of another server of the Destination API: any that watches the cluster. Which
 //!   one that is, is printed; with `E2E_KUBECONFIG` it is an existing one. With `--pid` its memory and CPU are measured too.
 //! * Printed as a table with the machine and the versions, and written as JSON to `target/bench.json`. Everything runs on one
@@ -16,6 +17,7 @@ mod controller;
 mod discovery;
 mod linkerd_config;
 mod report;
+mod rollout;
 mod spent;
 
 use std::process::ExitCode;
@@ -60,7 +62,8 @@ fn arguments(given: impl IntoIterator<Item = String>) -> Result<Arguments> {
                 pid = Some(number.parse().with_context(|| format!("--pid {number} is no number"))?);
             }
             name => {
-                let known: Vec<&str> = [&OF_THE_CONTROLLER[..], &linkerd_config::FIGURES, &discovery::FIGURES].concat();
+                let known: Vec<&str> =
+                    [&OF_THE_CONTROLLER[..], &linkerd_config::FIGURES, &rollout::FIGURES, &discovery::FIGURES].concat();
                 ensure!(known.contains(&name), "no figure is called {name}; there are {}", known.join(", "));
                 arguments.named.push(name.to_owned());
             }
@@ -85,6 +88,9 @@ async fn bench(Arguments { named, other }: Arguments) -> Result<ExitCode> {
         }
         if linkerd_config::FIGURES.iter().any(|name| wanted(name)) {
             linkerd_config::figures(&mut report, wanted).await?;
+        }
+        if rollout::FIGURES.iter().any(|name| wanted(name)) {
+            rollout::figures(&mut report, wanted).await?;
         }
     }
     if discovery::FIGURES.iter().any(|name| wanted(name)) {

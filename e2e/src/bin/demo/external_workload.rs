@@ -8,7 +8,7 @@ use e2e::{
     wait::eventually,
 };
 
-use crate::{Kubectl, metrics, say};
+use crate::{Kubectl, metrics, say, watcher::Watcher};
 
 pub(crate) const NAMESPACE: &str = "mixed";
 const SLICES: [&str; 7] = [
@@ -50,7 +50,7 @@ pub(crate) async fn act(control_plane: &ControlPlane, manager: &Manager) -> Resu
         "What a Linkerd proxy is told that asks for the Service: the machines and the Pod, from the same process. The stream\n\
          stays open, as a proxy's does.",
     );
-    let mut proxy = Watcher::start(control_plane, manager, "legacy.mixed.svc.cluster.local:80")?;
+    let mut proxy = proxy(control_plane, manager, "legacy.mixed.svc.cluster.local:80")?;
     proxy.prints(&["vm-1", "vm-2", "pod-1"]).await?;
 
     say("Before it connects to an address, a proxy asks for its profile: here of a machine.");
@@ -106,40 +106,14 @@ pub(crate) async fn act(control_plane: &ControlPlane, manager: &Manager) -> Resu
     Ok(())
 }
 
-/// A client of the Destination API that stays, and what it printed since somebody looked.
-struct Watcher {
-    process: Process,
-    shown: usize,
-}
-
-impl Watcher {
-    fn start(control_plane: &ControlPlane, manager: &Manager, authority: &str) -> Result<Self> {
-        let address = manager.destination_address().to_string();
-        println!("$ linkerd-operator endpoints --watch --addr {address} {authority}");
-        let binary = beside_this_executable("linkerd-operator", "LINKERD_OPERATOR_BIN")?;
-        let spawn = Spawn::new("endpoints --watch", binary, control_plane.directory().join("endpoints.log")).args([
-            "endpoints",
-            "--watch",
-            "--addr",
-            &address,
-            authority,
-        ]);
-        Ok(Self { process: Process::spawn(spawn)?, shown: 0 })
-    }
-
-    /// Waits until all of these are named in what is new, and shows it.
-    async fn prints(&mut self, names: &[&str]) -> Result<()> {
-        let news = eventually(SOON, "the proxy to be told", async || {
-            let log = self.process.log();
-            let news = log.get(self.shown..).unwrap_or_default().to_owned();
-            ensure!(names.iter().all(|name| news.contains(name)), "{news}");
-            Ok(news)
-        })
-        .await?;
-        self.shown += news.len();
-        println!("{}", news.trim_end());
-        Ok(())
-    }
+/// A client of the Destination API that stays.
+fn proxy(control_plane: &ControlPlane, manager: &Manager, authority: &str) -> Result<Watcher> {
+    let address = manager.destination_address().to_string();
+    println!("$ linkerd-operator endpoints --watch --addr {address} {authority}");
+    let binary = beside_this_executable("linkerd-operator", "LINKERD_OPERATOR_BIN")?;
+    let log = control_plane.directory().join("endpoints.log");
+    let args = ["endpoints", "--watch", "--addr", &address, authority];
+    Ok(Watcher::of(Process::spawn(Spawn::new("endpoints --watch", binary, log).args(args))?))
 }
 
 /// What a proxy would be told of the address, as the terminal shows it.

@@ -15,7 +15,7 @@ use serde_json::{Value, json};
 use crate::{Kubectl, in_repository, metrics, say};
 
 const INSTALLED: &str = "config/samples/linkerd.yaml";
-const DECLARED: &str = "config/samples/linkerdconfig-minimal.yaml";
+pub(crate) const DECLARED: &str = "config/samples/linkerdconfig-minimal.yaml";
 const WIDE: [&str; 4] = ["get", "linkerdconfigs", "-o", "wide"];
 const EVENTS: [&str; 6] = [
     "get",
@@ -35,10 +35,9 @@ const CONDITIONS: [&str; 4] = [
 const BAD: &str = r#"{"spec": {"proxy": {"logLevel": "warn,lnkerd=debug"}}}"#;
 const GOOD: &str = r#"[{"op": "remove", "path": "/spec/proxy/logLevel"}]"#;
 
-pub(crate) async fn act(control_plane: &ControlPlane, manager: &Manager) -> Result<()> {
+pub(crate) async fn act(control_plane: &ControlPlane, manager: &Manager, injector: &Injector) -> Result<()> {
     let show = Kubectl(control_plane);
     let document = Linkerd(control_plane);
-    let injector = Injector::start(control_plane, "linkerd", &["default"], 2).await?;
     for replica in injector.replicas() {
         injector.set_lag(replica, Duration::from_secs(90))?;
     }

@@ -1,5 +1,5 @@
-//! `make demo`: a virtual machine becomes an endpoint of a Service, and one resource owns the mesh's proxy configuration; step
-//! by step.
+//! `make demo`: a virtual machine becomes an endpoint of a Service, one resource owns the mesh's proxy configuration, and running
+//! workloads are brought to it; step by step.
 //!
 //! Everything is real: etcd, kube-apiserver, kube-controller-manager, and our manager as a process of its own. Each step says
 //! what will happen, does it with kubectl, and checks that it did; the first thing that is not as told ends the demo with
@@ -7,11 +7,13 @@
 
 mod external_workload;
 mod linkerd_config;
+mod rollout;
+mod watcher;
 
 use std::{path::Path, process::ExitCode, time::Duration};
 
 use anyhow::{Result, ensure};
-use e2e::{ControlPlane, Manager, ManagerOptions, Options};
+use e2e::{ControlPlane, Injector, Manager, ManagerOptions, Options};
 
 #[tokio::main]
 async fn main() -> ExitCode {
@@ -50,7 +52,9 @@ async fn demo(keep: bool) -> Result<()> {
     println!("$ curl http://{}/ready\n{}", manager.admin_address(), manager.get("/ready").await?.1);
 
     external_workload::act(&control_plane, &manager).await?;
-    linkerd_config::act(&control_plane, &manager).await?;
+    let injector = Injector::start(&control_plane, "linkerd", &["default", rollout::NAMESPACE], 2).await?;
+    linkerd_config::act(&control_plane, &manager, &injector).await?;
+    rollout::act(&control_plane, &manager).await?;
 
     let failed: f64 = manager.metric("linkerd_operator_reconcile_errors_total", &[]).await.unwrap_or(0.0);
     ensure!(failed == 0.0, "{failed} reconciles failed:\n{}", manager.log());
@@ -58,7 +62,8 @@ async fn demo(keep: bool) -> Result<()> {
         let kubeconfig = control_plane.kubeconfig().display();
         let namespace = external_workload::NAMESPACE;
         say(&format!(
-            "It is yours until Ctrl-C:\n\n  export KUBECONFIG={kubeconfig}\n  kubectl -n {namespace} get externalworkloads,endpointslices,events"
+            "It is yours until Ctrl-C:\n\n  export KUBECONFIG={kubeconfig}\n  kubectl -n {namespace} get externalworkloads,endpointslices,events\n  \
+             kubectl get linkerdconfigs"
         ));
         tokio::signal::ctrl_c().await?;
     }
@@ -90,16 +95,18 @@ fn in_repository(path: &str) -> String {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("..").join(path).display().to_string()
 }
 
+/// As one would type it.
+fn shown(args: &[&str]) -> String {
+    let quoted = |arg: &&str| if arg.contains([' ', '[', '{']) { format!("'{arg}'") } else { (*arg).to_owned() };
+    format!("$ kubectl {}", args.iter().map(quoted).collect::<Vec<_>>().join(" "))
+}
+
 /// kubectl, with the command shown above its output.
 struct Kubectl<'a>(&'a ControlPlane);
 
 impl Kubectl<'_> {
     async fn run(&self, args: &[&str]) -> Result<()> {
-        let shown: Vec<String> = args
-            .iter()
-            .map(|arg| if arg.contains([' ', '[', '{']) { format!("'{arg}'") } else { (*arg).to_owned() })
-            .collect();
-        println!("$ kubectl {}", shown.join(" "));
+        println!("{}", shown(args));
         println!("{}", self.0.kubectl(args).await?.trim_end());
         Ok(())
     }

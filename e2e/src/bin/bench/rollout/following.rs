@@ -1,0 +1,188 @@
+//! How Deployments were restarted, whoever did it: by what a watch says.
+//!
+//! * In: the Deployments of a namespace, from now on. Out: of each when its template changed, when it was complete again, and
+//!   when the operator had said so.
+
+use std::{
+    collections::{BTreeMap, HashMap},
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    time::{Duration, Instant},
+};
+
+use anyhow::{Context, Result};
+use futures::StreamExt;
+use k8s_openapi::api::apps::v1::Deployment;
+use kube::{
+    Api, ResourceExt,
+    runtime::{WatchStreamExt, watcher},
+};
+use tokio::{sync::Notify, task::JoinSet, time::timeout};
+
+const PATIENCE: Duration = Duration::from_secs(600);
+const STATE: &str = "config.linkerd.io/rollout-state";
+
+pub(super) struct Following {
+    known: Arc<Mutex<HashMap<String, Known>>>,
+    changed: Arc<Notify>,
+    _watch: JoinSet<()>,
+}
+
+#[derive(Default)]
+struct Known {
+    /// The annotations of its template.
+    template: Option<BTreeMap<String, String>>,
+    is_settled: bool,
+    restarts: Vec<Restart>,
+}
+
+/// Since its template changed.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Restart {
+    pub(super) begun: Instant,
+    /// All its replicas were new, and available.
+    pub(super) settled: Option<Instant>,
+    /// The operator wrote that it is up to date.
+    pub(super) finished: Option<Instant>,
+}
+
+// === impl Following ===
+
+impl Following {
+    pub(super) fn start(deployments: Api<Deployment>) -> Self {
+        let known = Arc::<Mutex<HashMap<String, Known>>>::default();
+        let changed = Arc::<Notify>::default();
+        let mut watch = JoinSet::new();
+        watch.spawn({
+            let (known, changed) = (Arc::clone(&known), Arc::clone(&changed));
+            async move {
+                let changes = watcher(deployments, watcher::Config::default()).default_backoff().applied_objects();
+                let mut changes = std::pin::pin!(changes);
+                while let Some(change) = changes.next().await {
+                    // It goes on by itself.
+                    let Ok(deployment) = change else { continue };
+                    locked(&known).entry(deployment.name_any()).or_default().see(&deployment);
+                    changed.notify_waiters();
+                }
+            }
+        });
+        Self { known, changed, _watch: watch }
+    }
+
+    /// Forgets the restarts that there were.
+    pub(super) fn forget(&self) {
+        locked(&self.known).values_mut().for_each(|known| known.restarts.clear());
+    }
+
+    pub(super) fn restarts(&self) -> HashMap<String, Vec<Restart>> {
+        locked(&self.known).iter().map(|(name, known)| (name.clone(), known.restarts.clone())).collect()
+    }
+
+    /// Waits until there are so many, and all of them are complete.
+    pub(super) async fn all_settled(&self, count: usize) -> Result<()> {
+        self.until(|known| known.len() == count && known.values().all(|known| known.is_settled)).await
+    }
+
+    /// Waits until a restart of this one is complete.
+    pub(super) async fn settled(&self, name: &str) -> Result<()> {
+        let is_settled = |known: &Known| known.restarts.last().is_some_and(|restart| restart.settled.is_some());
+        self.until(|known| known.get(name).is_some_and(is_settled)).await
+    }
+
+    async fn until(&self, is_so: impl Fn(&HashMap<String, Known>) -> bool) -> Result<()> {
+        let wait = async {
+            loop {
+                let changed = self.changed.notified();
+                if is_so(&locked(&self.known)) {
+                    return;
+                }
+                changed.await;
+            }
+        };
+        timeout(PATIENCE, wait).await.context("Deployments are not complete")
+    }
+}
+
+// === impl Known ===
+
+impl Known {
+    fn see(&mut self, deployment: &Deployment) {
+        let spec = deployment.spec.as_ref();
+        let template = spec.and_then(|spec| spec.template.metadata.as_ref()).and_then(|it| it.annotations.clone());
+        let is_another = self.template.is_some() && self.template != template;
+        self.template = template;
+        self.is_settled = is_settled(deployment);
+        let now = Instant::now();
+        if is_another {
+            self.restarts.push(Restart { begun: now, settled: None, finished: None });
+        }
+        let Some(restart) = self.restarts.last_mut() else { return };
+        if self.is_settled {
+            restart.settled.get_or_insert(now);
+        }
+        if restart.settled.is_some() && deployment.annotations().get(STATE).is_some_and(|state| state == "updated") {
+            restart.finished.get_or_insert(now);
+        }
+    }
+}
+
+/// As `kubectl rollout status` sees it.
+fn is_settled(deployment: &Deployment) -> bool {
+    let (Some(spec), Some(status)) = (&deployment.spec, &deployment.status) else { return false };
+    let wanted = spec.replicas.unwrap_or(1);
+    let counts = [status.replicas, status.updated_replicas, status.available_replicas];
+    status.observed_generation == deployment.metadata.generation
+        && counts.iter().all(|count| count.unwrap_or_default() == wanted)
+}
+
+/// How many were not settled at the same time, at most.
+pub(super) fn most_at_once(restarts: &[Restart]) -> usize {
+    let open = |at: Instant| {
+        let is_open = |it: &&Restart| it.begun <= at && it.settled.is_none_or(|settled| settled > at);
+        restarts.iter().filter(is_open).count()
+    };
+    restarts.iter().map(|restart| open(restart.begun)).max().unwrap_or_default()
+}
+
+fn locked(known: &Mutex<HashMap<String, Known>>) -> MutexGuard<'_, HashMap<String, Known>> {
+    known.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::{Value, json};
+
+    use super::*;
+
+    fn deployment(restarted: &str, available: i64, state: &str) -> Deployment {
+        let object: Value = json!({
+            "metadata": {"name": "web", "generation": 2, "annotations": {STATE: state}},
+            "spec": {"replicas": 1, "selector": {}, "template": {"metadata": {"annotations": {"restarted": restarted}}}},
+            "status": {"observedGeneration": 2, "replicas": 1, "updatedReplicas": 1, "availableReplicas": available},
+        });
+        serde_json::from_value(object).unwrap()
+    }
+
+    #[test]
+    fn a_restart_lasts_from_its_template_to_its_last_replica() {
+        let mut known = Known::default();
+        for (restarted, available, state) in [("a", 1, "updated"), ("b", 0, "updating"), ("b", 1, "updating")] {
+            known.see(&deployment(restarted, available, state));
+        }
+        let [restart] = known.restarts[..] else { panic!("{:?}", known.restarts) };
+        assert!(restart.settled.is_some() && restart.finished.is_none());
+        known.see(&deployment("b", 1, "updated"));
+        assert!(known.restarts[0].finished.is_some());
+    }
+
+    #[test]
+    fn as_many_are_restarting_as_have_begun_and_are_not_settled() {
+        let (start, second) = (Instant::now(), Duration::from_secs(1));
+        let restart = |begun: u32, settled: Option<u32>| Restart {
+            begun: start + second * begun,
+            settled: settled.map(|it| start + second * it),
+            finished: None,
+        };
+        assert_eq!(most_at_once(&[restart(0, Some(2)), restart(1, Some(3)), restart(2, None)]), 2);
+        assert_eq!(most_at_once(&[]), 0);
+    }
+}

@@ -1,0 +1,119 @@
+//! Linkerd, as far as rollouts are about it: its ConfigMaps, an injector behind a webhook, a LinkerdConfig.
+
+use std::{path::Path, time::Duration};
+
+use anyhow::{Context, Result, bail, ensure};
+use e2e::{
+    ControlPlane, Injector, Manager, ManagerOptions, Options,
+    wait::eventually,
+    workload::{Proxy, proxy},
+};
+use futures::TryStreamExt;
+use k8s_openapi::api::core::v1::Pod;
+use kube::{
+    Api, Client,
+    api::{DynamicObject, Patch, PatchParams, PostParams},
+    runtime::{WatchStreamExt, watcher},
+};
+use serde_json::{Value, json};
+use tokio::time::timeout;
+
+use crate::linkerd_config::kind;
+
+/// Where Pods are injected.
+pub(super) const NAMESPACE: &str = "mesh";
+const NAME: &str = "mesh";
+const INSTALLED: &str = "../config/samples/linkerd.yaml";
+const PATIENCE: Duration = Duration::from_secs(1800);
+
+pub(super) struct Mesh {
+    pub(super) control_plane: ControlPlane,
+    pub(super) client: Client,
+    configs: Api<DynamicObject>,
+    _injector: Injector,
+}
+
+impl Mesh {
+    pub(super) async fn start(options: Options) -> Result<Self> {
+        let control_plane = ControlPlane::start(options).await?;
+        control_plane.install_crds("crd/linkerd").await?;
+        control_plane.install_crds("crd").await?;
+        for namespace in ["linkerd", NAMESPACE] {
+            control_plane.kubectl(&["create", "namespace", namespace]).await?;
+        }
+        let installed = Path::new(env!("CARGO_MANIFEST_DIR")).join(INSTALLED).display().to_string();
+        control_plane.kubectl(&["apply", "--server-side", "--field-manager=helm", "-f", &installed]).await?;
+        let injector = Injector::start(&control_plane, "linkerd", &[NAMESPACE], 1).await?;
+        let client = control_plane.client().await?;
+        let configs = Api::all_with(client.clone(), &kind());
+        Ok(Self { control_plane, client, configs, _injector: injector })
+    }
+
+    /// Ready. With all its jobs, unless these arguments say otherwise.
+    pub(super) async fn manager(&self, args: &[&str]) -> Result<Manager> {
+        let args = ["--operator-namespace=linkerd"].iter().chain(args).map(|arg| (*arg).to_owned()).collect();
+        let mut manager = Manager::start(&self.control_plane, ManagerOptions { args, ..ManagerOptions::default() })?;
+        manager.ready(PATIENCE).await?;
+        Ok(manager)
+    }
+
+    /// A LinkerdConfig.
+    pub(super) async fn declare(&self, rollout: Value) -> Result<()> {
+        let spec = json!({"injectorSync": {"method": "Probe"}, "rollout": rollout});
+        let object = DynamicObject::new(NAME, &kind()).data(json!({ "spec": spec }));
+        self.configs.create(&PostParams::default(), &object).await.context("creating the LinkerdConfig")?;
+        Ok(())
+    }
+
+    pub(super) async fn change(&self, spec: Value) -> Result<()> {
+        let patch = Patch::Merge(json!({ "spec": spec }));
+        self.configs.patch(NAME, &PatchParams::default(), &patch).await?;
+        Ok(())
+    }
+
+    /// Waits until all of so many workloads run with what is declared now.
+    pub(super) async fn is_complete(&self, workloads: usize) -> Result<()> {
+        let of_it = watcher::Config::default().fields(&format!("metadata.name={NAME}"));
+        let mut changes = std::pin::pin!(watcher(self.configs.clone(), of_it).default_backoff().applied_objects());
+        let mut last = Value::Null;
+        let wait = async {
+            while let Some(config) = changes.try_next().await? {
+                if is_complete(&config, workloads) {
+                    return Ok(());
+                }
+                last = config.data.get("status").cloned().unwrap_or_default();
+            }
+            bail!("the watch of the LinkerdConfig ended")
+        };
+        let waited = timeout(PATIENCE, wait).await;
+        waited.with_context(|| format!("the rollout is not complete: {last}"))?
+    }
+
+    /// What a Pod gets that is born once the injector has what is declared.
+    pub(super) async fn newborn(&self) -> Result<Proxy> {
+        let pods: Api<Pod> = Api::namespaced(self.client.clone(), NAMESPACE);
+        let pod = serde_json::from_value(json!({
+            "metadata": {"generateName": "newborn-", "annotations": {"linkerd.io/inject": "enabled"}},
+            "spec": {"containers": [{"name": "web", "image": "web"}]},
+        }))?;
+        let params = PostParams { dry_run: true, ..PostParams::default() };
+        eventually(PATIENCE, "Pods to be born with a marker", async || {
+            let born = proxy(&pods.create(&params, &pod).await?).context("a Pod was born without a proxy")?;
+            ensure!(born.marker.is_some(), "{born:?}");
+            Ok(born)
+        })
+        .await
+    }
+}
+
+fn is_complete(config: &DynamicObject, workloads: usize) -> bool {
+    let Some(status) = config.data.get("status") else { return false };
+    let text = |object: &Value, key| object.get(key).and_then(Value::as_str).unwrap_or_default().to_owned();
+    let conditions = status.get("conditions").and_then(Value::as_array);
+    let holds = conditions.into_iter().flatten().any(|condition| {
+        let of_this = condition.get("observedGeneration").and_then(Value::as_i64) == config.metadata.generation;
+        of_this && text(condition, "type") == "RolloutComplete" && text(condition, "status") == "True"
+    });
+    let selected = status.pointer("/rollout/workloads/selected").and_then(Value::as_u64);
+    holds && selected == u64::try_from(workloads).ok()
+}
