@@ -28,7 +28,7 @@ use tokio::time::timeout;
 use crate::wait::eventually;
 
 /// Long enough for a busy machine, short enough to fail a test before its reader loses patience.
-pub const SOON: Duration = Duration::from_secs(20);
+pub const SOON: Duration = Duration::from_secs(45);
 pub const MANAGED_BY: &str = "linkerd-external-workloads-controller";
 
 #[derive(Clone)]

@@ -28,7 +28,7 @@ const HELM: &str = include_str!("../../../src/linkerd_config/values/fixture.yaml
 const ROOTS: &str = "one\n";
 /// `printf 'one\n' | sha256sum`
 const ROOTS_SHA256: &str = "2c8b08da5ce60398e1f19af0e5dccc744df274b826abe585eaba68c525434806";
-const SOON: Duration = Duration::from_secs(20);
+const SOON: Duration = Duration::from_secs(45);
 /// Long enough for what should not happen to happen.
 const MOMENT: Duration = Duration::from_millis(400);
 /// A cluster has one injector.

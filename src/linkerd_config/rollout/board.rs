@@ -296,13 +296,9 @@ impl Board {
         for (namespace, waiting) in &self.pending {
             let mut here = places.iter().filter(|workload| workload.namespace == *namespace).count();
             // One that rolls has its place already.
-            let (rolling, others): (Vec<_>, Vec<_>) = match places.iter().any(|it| waiting.contains(*it)) {
-                true => waiting.iter().partition(|workload| places.contains(workload)),
-                false => (Vec::new(), waiting.iter().collect()),
-            };
-            let has_place = rolling.len();
-            for (at, workload) in rolling.into_iter().chain(others).enumerate() {
-                let is_new = at >= has_place;
+            let rolling = places.iter().copied().filter(|it| waiting.contains(*it)).map(|it| (it, false));
+            let others = waiting.iter().filter(|it| !places.contains(it)).map(|it| (it, true));
+            for (workload, is_new) in rolling.chain(others) {
                 let more = usize::from(is_new);
                 // One that was done, and is not any more, may be one too many.
                 if taken + more > limits.at_once || here + more > limits.at_once_in_namespace {

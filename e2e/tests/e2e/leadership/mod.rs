@@ -33,9 +33,9 @@ const RETRY: Duration = Duration::from_secs(1);
 /// What a busy machine may add to a time that is bounded.
 const SLACK: Duration = Duration::from_millis(1500);
 /// For what has to wait for a Lease to expire first.
-const EXPIRED: Duration = Duration::from_secs(20);
+const EXPIRED: Duration = Duration::from_secs(45);
 /// From SIGTERM to the exit.
-const STOP: Duration = Duration::from_secs(20);
+const STOP: Duration = Duration::from_secs(45);
 
 /// Linkerd's CRD and namespace, the Service `web`, its workload `vm`.
 struct Stage {
