@@ -59,7 +59,7 @@ pub enum Message {
 }
 
 /// How long a stream that should say something may take.
-pub(crate) const DEADLINE: Duration = Duration::from_secs(20);
+pub(crate) const DEADLINE: Duration = Duration::from_secs(45);
 
 // === impl Discovery ===
 

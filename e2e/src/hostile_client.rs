@@ -37,7 +37,7 @@ pub const ENHANCE_YOUR_CALM: u32 = 0xb;
 pub const ENDLESS: u32 = i32::MAX.unsigned_abs();
 
 const GET: &str = "/io.linkerd.proxy.destination.Destination/Get";
-const DEADLINE: Duration = Duration::from_secs(20);
+const DEADLINE: Duration = Duration::from_secs(45);
 /// How much is made before it is sent: enough that the socket is never empty.
 const BATCH: usize = 64 * 1024;
 /// From here on the connection's window is given back.

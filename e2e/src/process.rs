@@ -24,7 +24,7 @@ use rustix::{
 
 pub use rustix::process::Signal;
 
-const START_DEADLINE: Duration = Duration::from_secs(20);
+const START_DEADLINE: Duration = Duration::from_secs(45);
 /// Variables of the caller's that would change what a child does, and so what a test says.
 const NOT_INHERITED: [&str; 13] = [
     "KUBECONFIG",

@@ -36,7 +36,7 @@ use tokio::{
 
 use crate::discovery::{Message, fold};
 
-const DEADLINE: Duration = Duration::from_secs(20);
+const DEADLINE: Duration = Duration::from_secs(45);
 const GET: &str = "/io.linkerd.proxy.destination.Destination/Get";
 /// Of a gRPC message: whether it is compressed, and its length.
 const PREFIX: usize = 5;

@@ -35,6 +35,8 @@ use crate::{
 };
 
 const MANAGED_BY_ANNOTATION: &str = "config.linkerd.io/managed-by";
+/// A resource that others write to all the time is told later.
+const TELL_ATTEMPTS: u32 = 5;
 pub(super) const REVISION_ANNOTATION: &str = "config.linkerd.io/base-revision";
 
 pub(super) struct Writer {
@@ -176,14 +178,35 @@ impl Writer {
         }
     }
 
-    /// Tells a resource about itself. Of one that is gone nobody wants to know. With the version that says so.
-    pub(super) async fn tell(&self, name: &str, status: &LinkerdConfigStatus) -> Result<Option<String>, WriteError> {
+    /// Tells a resource about itself, which had this version when it was told last. Of one that is gone nobody wants to know. With
+    /// the version that says so.
+    ///
+    /// A status is also what the next leader remembers: one that was on its way when its sender was replaced must not undo what
+    /// the successor has written since. Who still leads tries again.
+    pub(super) async fn tell(
+        &self,
+        name: &str,
+        uid: &str,
+        version: &str,
+        status: &LinkerdConfigStatus,
+    ) -> Result<Option<String>, WriteError> {
         let mut told = serde_json::to_value(status).unwrap_or_default();
         say_what_is_not(&mut told);
-        let patch = json!({ "status": told });
-        match self.fence.send(async { self.configs.patch_status(name, &merge(), &Patch::Merge(&patch)).await }).await {
-            Err(WriteError::Refused(status)) if status.is_not_found() => Ok(None),
-            result => result.map(|object| object.resource_version()),
+        let mut version = version.to_owned();
+        let mut attempts = 0;
+        loop {
+            attempts += 1;
+            let patch = json!({"metadata": {"uid": uid, "resourceVersion": version}, "status": told});
+            let request = async { self.configs.patch_status(name, &merge(), &Patch::Merge(&patch)).await };
+            match self.fence.send(request).await {
+                Err(WriteError::Refused(status)) if status.is_not_found() => return Ok(None),
+                Err(WriteError::Refused(status)) if status.is_conflict() && attempts < TELL_ATTEMPTS => {
+                    let now = self.fence.send(self.configs.get_opt(name)).await?;
+                    let Some(now) = now.filter(|now| now.uid().as_deref() == Some(uid)) else { return Ok(None) };
+                    version = now.resource_version().unwrap_or_default();
+                }
+                result => return result.map(|object| object.resource_version()),
+            }
         }
     }
 }

@@ -199,8 +199,7 @@ impl Context {
             let roots = state.config_maps.roots(&config.target.namespace).cloned();
             (config, winner, live, roots)
         };
-        let told = self.records.told(name, &config.uid, &config.version);
-        let before = told.unwrap_or_else(|| Arc::clone(&config.status));
+        let before = self.records.told(&config).unwrap_or_else(|| Arc::clone(&config.status));
         if config.target.namespace != self.namespaces.control_plane {
             // Another operator may look after it, and has to let it go.
             let served = before.target.as_ref().and_then(|target| target.namespace.as_deref());
@@ -346,9 +345,11 @@ impl Context {
         before: &LinkerdConfigStatus,
         after: LinkerdConfigStatus,
     ) -> Result<(), WriteError> {
-        if after != *before
-            && let Some(version) = self.writer.tell(&config.name, &after).await?
-        {
+        if after == *before {
+            return Ok(());
+        }
+        let known = self.records.version(config);
+        if let Some(version) = self.writer.tell(&config.name, &config.uid, &known, &after).await? {
             self.records.tell(&config.name, &config.uid, version, Arc::new(after));
         }
         Ok(())

@@ -15,7 +15,10 @@ use super::{
     base::Base,
     values::{Document, Reading},
 };
-use crate::{api::LinkerdConfigStatus, cluster::trigger::backoff};
+use crate::{
+    api::LinkerdConfigStatus,
+    cluster::{linkerd_config::LinkerdConfig, trigger::backoff},
+};
 
 /// How long the cache may take to show our own write before we look without: the precondition then keeps a second harmless.
 const OWN_WRITE_SEEN: Duration = Duration::from_secs(5);
@@ -96,10 +99,19 @@ impl Records {
     }
 
     /// What the resource was told last, as long as the cache does not show it.
-    pub(super) fn told(&self, name: &str, uid: &str, version: &str) -> Option<Arc<LinkerdConfigStatus>> {
+    pub(super) fn told(&self, config: &LinkerdConfig) -> Option<Arc<LinkerdConfigStatus>> {
+        self.unseen(config, |told| Arc::clone(&told.status))
+    }
+
+    /// The newest version of the resource that we know of.
+    pub(super) fn version(&self, config: &LinkerdConfig) -> String {
+        self.unseen(config, |told| told.version.clone()).unwrap_or_else(|| config.version.to_string())
+    }
+
+    fn unseen<T>(&self, config: &LinkerdConfig, of: impl FnOnce(&Told) -> T) -> Option<T> {
         let resources = self.resources.lock();
-        let told = resources.get(name)?.told.as_ref()?;
-        (*told.uid == *uid && number(version) < number(&told.version)).then(|| Arc::clone(&told.status))
+        let told = resources.get(&config.name)?.told.as_ref()?;
+        (told.uid == config.uid && number(&config.version) < number(&told.version)).then(|| of(told))
     }
 
     pub(super) fn tell(&self, name: &Arc<str>, uid: &Arc<str>, version: String, status: Arc<LinkerdConfigStatus>) {

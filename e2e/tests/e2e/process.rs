@@ -10,7 +10,7 @@ use e2e::{
 use hyper::StatusCode;
 use serde_json::json;
 
-const STOP: Duration = Duration::from_secs(20);
+const STOP: Duration = Duration::from_secs(45);
 
 fn args(args: &[&str]) -> ManagerOptions {
     ManagerOptions { args: args.iter().map(|arg| (*arg).to_owned()).collect(), ..ManagerOptions::default() }

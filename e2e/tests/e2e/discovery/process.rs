@@ -17,7 +17,7 @@ use tonic_health::pb::{HealthCheckRequest, health_check_response::ServingStatus,
 
 use super::crowd::{Crowd, discovery_only, shows};
 
-const STOP: Duration = Duration::from_secs(20);
+const STOP: Duration = Duration::from_secs(45);
 const SERVICES: [&str; 2] = ["", "io.linkerd.proxy.destination.Destination"];
 
 async fn health(manager: &Manager) -> Result<Vec<ServingStatus>> {

@@ -19,7 +19,7 @@ use super::{
     told::{self, traits},
 };
 
-pub(crate) const STOP: Duration = Duration::from_secs(20);
+pub(crate) const STOP: Duration = Duration::from_secs(45);
 /// Longer than the longest pause between two looks for a CRD or an API server.
 pub(crate) const BACKED_OFF: Duration = Duration::from_secs(90);
 const SERVICE: &str = "io.linkerd.proxy.destination.Destination";

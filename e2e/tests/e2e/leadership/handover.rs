@@ -71,9 +71,6 @@ async fn after_a_kill_the_other_replica_takes_over_when_the_lease_has_expired_an
 #[tokio::test]
 async fn a_leader_killed_between_two_writes_leaves_nothing_that_the_next_one_does_not_finish_f18() -> Result<()> {
     let stage = Stage::new().await?;
-    let times: Vec<String> = ["lease-duration=3s", "renew-deadline=2s", "retry-period=1s"]
-        .map(|time| format!("--leader-election-{time}"))
-        .into();
     stage
         .mesh
         .put_service("both", json!({"ipFamilies": ["IPv4", "IPv6"], "ipFamilyPolicy": "PreferDualStack"}))
@@ -82,7 +79,7 @@ async fn a_leader_killed_between_two_writes_leaves_nothing_that_the_next_one_doe
     let rounds = [("POST", "IPv6", "2001:db8::7"), ("PUT", "IPv4", "192.0.2.7"), ("DELETE", "IPv6", "2001:db8::7")];
     for (round, (method, family, address)) in rounds.into_iter().enumerate() {
         let proxy = FaultProxy::start(&stage.control_plane).await?;
-        let mut first = stage.start(&format!("first-{round}"), &times, Some(&proxy)).await?;
+        let mut first = stage.manager_behind(&proxy, &format!("first-{round}")).await?;
         leads(&first, SOON).await?;
         stage.mesh.shows("both", &[("vm-both", true)]).await?;
         let held = proxy.inject(Rule::path("/endpointslices").method(method).times(1), Action::Hold);
@@ -97,7 +94,7 @@ async fn a_leader_killed_between_two_writes_leaves_nothing_that_the_next_one_doe
         ensure!(slices == [1, 2, 2][round], "{slices} slices before {method}");
 
         let second_proxy = FaultProxy::start(&stage.control_plane).await?;
-        let mut second = stage.start(&format!("second-{round}"), &times, Some(&second_proxy)).await?;
+        let mut second = stage.manager_behind(&second_proxy, &format!("second-{round}")).await?;
         eventually(EXPIRED, format_args!("one slice, after {method} was missing"), async || {
             let slices = stage.mesh.our_slices("both").await?;
             let right = |slice: &EndpointSlice| slice.address_type == family && slice.endpoints.len() == 1;

@@ -111,6 +111,10 @@ async fn killed(doing: Doing, method: &str, path: &str, end: End) -> Result<()> 
     }
     let settled = async || is_settled(&installation, doing, &declared, &bases).await;
     eventually(SOON, "the end state", settled).await?;
+    if doing != Doing::Restoring {
+        // Nothing is written after it that would hide what a late write does.
+        installation.reaches("mesh", &WELL).await?;
+    }
     fault.release();
     // What arrives late is refused, or undone; both at once.
     if end == End::Late {
