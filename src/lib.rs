@@ -30,3 +30,4 @@ pub mod metrics;
 pub mod proto;
 pub mod resources;
 pub mod tasks;
+pub mod version;

@@ -5,7 +5,7 @@ use std::{sync::Arc, time::Duration};
 use anyhow::{Context, bail};
 use tokio::signal::unix::{SignalKind, signal};
 use tokio_util::sync::CancellationToken;
-use tracing::info;
+use tracing::{info, warn};
 
 use crate::{
     admin::{self, Admin, Readiness},
@@ -17,6 +17,7 @@ use crate::{
     metrics,
     resources::Resources,
     tasks::Tasks,
+    version,
 };
 
 /// For streams to end.
@@ -43,7 +44,10 @@ pub async fn run(args: ManagerArgs) -> anyhow::Result<()> {
         false => None,
     };
     let identity = args.leader_election_identity.clone().unwrap_or_else(identity);
-    info!(version = env!("CARGO_PKG_VERSION"), identity, admin = %args.admin_addr, "starting");
+    info!(version = version::VERSION, commit = version::COMMIT, identity, admin = %args.admin_addr, "starting");
+    for notice in &args.notices {
+        warn!("{notice}");
+    }
 
     // By the order in which they stop: who serves and who writes, who permits and records it, who reads.
     let (mut servers, mut writers) = (Tasks::default(), Tasks::default());

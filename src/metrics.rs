@@ -8,6 +8,8 @@ use prometheus::{
 };
 use tokio::runtime::Handle;
 
+use crate::version;
+
 /// A registry with what concerns the process as a whole.
 ///
 /// # Errors
@@ -16,8 +18,9 @@ pub fn registry() -> prometheus::Result<Registry> {
     let registry = Registry::new();
     registry.register(Box::new(prometheus::process_collector::ProcessCollector::for_self()))?;
     let info =
-        IntGaugeVec::new(Opts::new("linkerd_operator_build_info", "1, with the version as a label"), &["version"])?;
-    info.with_label_values(&[env!("CARGO_PKG_VERSION")]).set(1);
+        Opts::new("linkerd_operator_build_info", "1, with the version, its commit and when it was built as labels");
+    let info = IntGaugeVec::new(info, &["version", "commit", "date"])?;
+    info.with_label_values(&[version::VERSION, version::COMMIT, version::BUILD_DATE]).set(1);
     registry.register(Box::new(info))?;
     registry.register(Box::new(Tasks::new()?))?;
     Ok(registry)

@@ -37,8 +37,8 @@ pub struct ManagerOptions {
     pub identity: Option<String>,
     /// Instead of the control plane's admin kubeconfig.
     pub kubeconfig: Option<PathBuf>,
-    /// Instead of the `manager` subcommand.
-    pub subcommand: Option<String>,
+    /// Started as the container of Linkerd's Deployment is, with that container's flags.
+    pub in_place_of_linkerds: bool,
 }
 
 pub struct Manager {
@@ -56,13 +56,17 @@ impl Manager {
         let number = STARTED.fetch_add(1, Ordering::Relaxed);
         let log = control_plane.directory().join(format!("manager-{number}.log"));
         let kubeconfig = options.kubeconfig.unwrap_or_else(|| control_plane.kubeconfig().to_owned());
+        let (subcommand, names) = match options.in_place_of_linkerds {
+            true => ("destination", ["-kubeconfig", "-metrics-addr", "-addr", "-controller-namespace"]),
+            false => ("manager", ["--kubeconfig", "--admin-addr", "--destination-addr", "--controller-namespace"]),
+        };
+        let values =
+            [kubeconfig.display().to_string(), admin.to_string(), destination.to_string(), "linkerd".to_owned()];
+        let flags = names.iter().zip(values).map(|(name, value)| format!("{name}={value}"));
         let mut spawn = Spawn::new(format!("manager {number}"), binary, log)
-            .args([options.subcommand.unwrap_or_else(|| "manager".into())])
-            .args(["--kubeconfig".into(), kubeconfig.into_os_string()])
-            .args(["--admin-addr", &admin.to_string()])
-            .args(["--destination-addr", &destination.to_string()])
-            .args(["--controller-namespace", "linkerd"])
-            .args(["--log-format", "plain", "--log-level", "info"]);
+            .args([subcommand])
+            .args(flags)
+            .args(["--log-format=plain", "--log-level=info"]);
         if let Some(identity) = options.identity {
             spawn = spawn.args(["--leader-election-identity".into(), identity]);
         }

@@ -2,6 +2,8 @@
 //! the environment, except kube where it looks for a kubeconfig or a ServiceAccount.
 
 mod destination;
+mod go_flags;
+mod linkerd_destination;
 
 use std::{net::SocketAddr, path::PathBuf, str::FromStr, time::Duration};
 
@@ -9,13 +11,19 @@ use clap::{Arg, ArgAction, Args as ClapArgs, Parser, Subcommand, ValueEnum, buil
 use k8s_openapi::jiff::SignedDuration;
 
 pub use self::destination::DestinationArgs;
-use crate::cli::{EndpointsArgs, ExplainArgs, ProfileArgs};
+use crate::{
+    cli::{EndpointsArgs, ExplainArgs, ProfileArgs},
+    version,
+};
+
+/// Bad usage, as in sysexits.h.
+pub const USAGE: u8 = 64;
 
 /// A control plane for the Linkerd service mesh.
 #[derive(Debug, Parser)]
 #[command(
     name = "linkerd-operator",
-    version,
+    version = version::whole(),
     about,
     max_term_width = 100,
     args_override_self = true,
@@ -29,11 +37,25 @@ pub struct Args {
 }
 
 /// What the process is to do.
+#[derive(Debug)]
+pub enum Task {
+    Manager(Box<ManagerArgs>),
+    Endpoints(Box<EndpointsArgs>),
+    Profile(Box<ProfileArgs>),
+    Explain(Box<ExplainArgs>),
+}
+
 #[derive(Clone, Debug, Subcommand)]
-pub enum Command {
+enum Command {
     /// Watches the cluster and does the enabled jobs (the default)
     #[command(args_override_self = true)]
     Manager(Box<ManagerArgs>),
+    /// Takes the place of Linkerd's container destination, with that container's flags: see destination -help
+    #[command(disable_help_flag = true)]
+    Destination {
+        #[arg(allow_hyphen_values = true, trailing_var_arg = true, value_name = "-FLAG=VALUE")]
+        arguments: Vec<String>,
+    },
     /// Prints the endpoints that a proxy is told of
     #[command(visible_alias = "ep", args_override_self = true)]
     Endpoints(Box<EndpointsArgs>),
@@ -141,6 +163,20 @@ pub struct ManagerArgs {
     /// How to log
     #[arg(long, env = "LINKERD_OPERATOR_LOG_FORMAT", value_name = "FORMAT", default_value = "plain")]
     pub log_format: LogFormat,
+
+    /// What to log once at the start.
+    #[arg(skip)]
+    pub notices: Vec<String>,
+}
+
+/// What there is to print instead of anything else to do, and the exit code.
+#[derive(Debug, PartialEq, Eq)]
+pub struct Ended {
+    pub code: u8,
+    /// With its last line's end.
+    pub text: String,
+    /// For stderr.
+    pub is_error: bool,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
@@ -155,17 +191,51 @@ impl Args {
     /// The settings of the process.
     ///
     /// # Errors
-    /// A sentence for the user, when flags contradict each other.
-    pub fn settings(self) -> Result<Command, String> {
-        let args = match self.command {
-            Some(Command::Manager(args)) => args,
-            Some(command @ (Command::Endpoints(_) | Command::Profile(_) | Command::Explain(_))) => return Ok(command),
-            None => Box::new(self.manager),
-        };
+    /// What to print instead, and how to end.
+    pub fn settings(self) -> Result<Task, Ended> {
+        match self.command {
+            None => Ok(Task::Manager(Box::new(self.manager.checked()?))),
+            Some(Command::Manager(args)) => Ok(Task::Manager(Box::new(args.checked()?))),
+            Some(Command::Destination { arguments }) => {
+                let parsed = linkerd_destination::parse(&arguments, self.manager, linkerd_destination::environment)?;
+                let mut args = parsed.args.checked()?;
+                args.notices = parsed.notices;
+                Ok(Task::Manager(Box::new(args)))
+            }
+            Some(Command::Endpoints(args)) => Ok(Task::Endpoints(args)),
+            Some(Command::Profile(args)) => Ok(Task::Profile(args)),
+            Some(Command::Explain(args)) => Ok(Task::Explain(args)),
+        }
+    }
+}
+
+// === impl Ended ===
+
+impl Ended {
+    fn told(text: String) -> Self {
+        Self { code: 0, text, is_error: false }
+    }
+
+    fn refused(code: u8, text: String) -> Self {
+        Self { code, text, is_error: true }
+    }
+}
+
+impl From<String> for Ended {
+    fn from(sentence: String) -> Self {
+        Self::refused(USAGE, format!("error: {sentence}\n"))
+    }
+}
+
+// === impl ManagerArgs ===
+
+impl ManagerArgs {
+    /// Unless flags contradict each other.
+    fn checked(self) -> Result<Self, String> {
         let (duration, deadline, retry) = (
-            args.leader_election_lease_duration,
-            args.leader_election_renew_deadline,
-            args.leader_election_retry_period,
+            self.leader_election_lease_duration,
+            self.leader_election_renew_deadline,
+            self.leader_election_retry_period,
         );
         if duration.subsec_nanos() != 0 {
             return Err(
@@ -184,7 +254,7 @@ impl Args {
                  else one failed renewal ends a leadership"
             ));
         }
-        Ok(Command::Manager(args))
+        Ok(self)
     }
 }
 
@@ -215,21 +285,21 @@ mod tests {
     use super::*;
     use crate::cli::Output;
 
-    fn parsed(args: &[&str]) -> Result<Command, String> {
+    fn parsed(args: &[&str]) -> Result<Task, String> {
         let args = std::iter::once("linkerd-operator").chain(args.iter().copied());
-        Args::try_parse_from(args).map_err(|error| error.to_string())?.settings()
+        Args::try_parse_from(args).map_err(|error| error.to_string())?.settings().map_err(|ended| ended.text)
     }
 
     fn settings(args: &[&str]) -> Result<ManagerArgs, String> {
         match parsed(args)? {
-            Command::Manager(args) => Ok(*args),
+            Task::Manager(args) => Ok(*args),
             other => panic!("{args:?} are {other:?}"),
         }
     }
 
     fn endpoints(args: &[&str]) -> Result<EndpointsArgs, String> {
         match parsed(&[&["endpoints"], args].concat())? {
-            Command::Endpoints(args) => Ok(*args),
+            Task::Endpoints(args) => Ok(*args),
             other => panic!("{args:?} are {other:?}"),
         }
     }
@@ -312,7 +382,7 @@ mod tests {
     #[test]
     fn a_profile_is_of_one_authority() {
         let profile = |args: &[&str]| match parsed(&[&["profile"], args].concat())? {
-            Command::Profile(args) => Ok(*args),
+            Task::Profile(args) => Ok(*args),
             other => Err(format!("{other:?}")),
         };
         let args = profile(&["10.0.0.1:80", "-w", "--token", "{}", "--addr=localhost:8086"]).unwrap();
@@ -326,7 +396,7 @@ mod tests {
     #[test]
     fn what_is_explained_has_a_name_or_is_in_a_file_or_is_in_effect() {
         let explain = |args: &[&str]| match parsed(&[&["explain"], args].concat())? {
-            Command::Explain(args) => Ok(*args),
+            Task::Explain(args) => Ok(*args),
             other => Err(format!("{other:?}")),
         };
         let args = explain(&[]).unwrap();

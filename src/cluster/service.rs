@@ -227,8 +227,12 @@ impl Services {
         self.names.as_reader()
     }
 
+    pub fn iter(&self) -> impl Iterator<Item = &Arc<Service>> {
+        self.namespaces.values().flat_map(|namespace| namespace.by_name.values())
+    }
+
     pub fn keys(&self) -> impl Iterator<Item = NamespacedName> {
-        self.namespaces.values().flat_map(|namespace| namespace.by_name.values()).map(|service| service.key.clone())
+        self.iter().map(|service| service.key.clone())
     }
 
     /// The Services of a namespace whose selector matches.

@@ -23,6 +23,7 @@ mod members;
 mod metrics;
 #[cfg(test)]
 mod oracle_tests;
+mod other_clusters;
 mod pace;
 mod profile;
 mod progress;
@@ -54,7 +55,10 @@ use crate::{
     tasks::Tasks,
 };
 pub use settings::Settings;
-use {exports::Groups, metrics::Metrics, profile::exports::Subscribers, server::Server, views::Views};
+use {
+    exports::Groups, metrics::Metrics, other_clusters::OtherClusters, profile::exports::Subscribers, server::Server,
+    views::Views,
+};
 
 /// What the destination is made of; see [`spawn`].
 pub struct Parts<'a> {
@@ -80,24 +84,31 @@ pub fn spawn(
     let views = Views::new(cluster.clone(), settings, metrics);
     registry.register(Box::new(Groups::new(&views)?))?;
     registry.register(Box::new(Subscribers::new(&views)?))?;
+    registry.register(Box::new(OtherClusters::new(cluster)?))?;
     let reporter = HealthReporter::new();
     let server = Server::new(Arc::clone(&views), reporter.clone());
     readers.spawn("discovery-publisher", views.publish(Arc::clone(dirty)));
     servers.spawn("destination-server", Arc::new(server).serve(listener, stop));
+    readers.spawn("other-clusters", other_clusters::tell(cluster.clone()));
     readers.spawn("destination-health", report_health(cluster.clone(), reporter));
     Ok(())
 }
 
-/// Says that we serve, once we can; nobody has to be told to the millisecond.
+/// Says that we serve, once we can.
 async fn report_health(cluster: Cluster, reporter: HealthReporter) {
     for service in server::HEALTH_OF {
         reporter.set_service_status(service, NotServing).await;
     }
-    while !cluster.is_discoverable() {
-        tokio::time::sleep(Duration::from_millis(50)).await;
-    }
+    discoverable(&cluster).await;
     for service in server::HEALTH_OF {
         reporter.set_service_status(service, Serving).await;
     }
     std::future::pending::<()>().await;
+}
+
+/// Once everything was listed; nobody has to be told to the millisecond.
+async fn discoverable(cluster: &Cluster) {
+    while !cluster.is_discoverable() {
+        tokio::time::sleep(Duration::from_millis(50)).await;
+    }
 }

@@ -103,6 +103,21 @@ enum Kind<'a> {
     ExternalName,
 }
 
+/// Services whose endpoints are in other clusters.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Elsewhere {
+    Remote,
+    Federated,
+}
+
+pub(super) fn elsewhere(service: &Service) -> Option<Elsewhere> {
+    match kind(service) {
+        Kind::Federated => Some(Elsewhere::Federated),
+        Kind::Remote { .. } => Some(Elsewhere::Remote),
+        Kind::Endpoints | Kind::ExternalName => None,
+    }
+}
+
 fn kind(service: &Service) -> Kind<'_> {
     let label = |key| service.labels.get(key).map(String::as_str);
     match label(REMOTE_DISCOVERY) {

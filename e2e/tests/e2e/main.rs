@@ -3,6 +3,7 @@
 mod cli;
 mod crd;
 mod discovery;
+mod drop_in;
 mod explain;
 mod external_workload;
 mod fault_proxy;

@@ -1,0 +1,191 @@
+//! In the place of the container `destination` of Linkerd's own Deployment: its arguments, its ServiceAccount, its Lease.
+
+use std::{path::Path, process::ExitStatus, time::Duration};
+
+use anyhow::{Context, Result, ensure};
+use e2e::{
+    ControlPlane, Manager, ManagerOptions, Options, Signal, eventually, holds,
+    mesh::{Mesh, SOON},
+};
+use hyper::StatusCode;
+use serde_json::json;
+
+const LEASE: &str = "linkerd-destination-endpoint-write";
+const POD: &str = "linkerd-destination-7f9c6d5b8-x2x7k";
+/// What Linkerd's chart passes beside addresses and the namespace (edge-26.8).
+const CHART: [&str; 9] = [
+    "-outbound-transport-mode=transport-header",
+    "-enable-h2-upgrade=true",
+    "-enable-endpoint-slices=true",
+    "-cluster-domain=cluster.local",
+    "-identity-trust-domain=cluster.local",
+    "-default-opaque-ports=25,587,3306,4444,5432,6379,9300,11211",
+    "-enable-ipv6=false",
+    "-enable-pprof=false",
+    r#"--meshed-http2-client-params={"keep_alive":{"interval":{"seconds":10},"timeout":{"seconds":3},"while_idle":true}}"#,
+];
+
+/// A control plane with Linkerd's CRDs, its namespace, and the ServiceAccount of its destination.
+struct Installed {
+    control_plane: ControlPlane,
+    mesh: Mesh,
+}
+
+impl Installed {
+    async fn start() -> Result<Self> {
+        let control_plane = ControlPlane::start(Options::default()).await?;
+        control_plane.install_crds("crd/linkerd").await?;
+        control_plane.kubectl(&["create", "namespace", "linkerd"]).await?;
+        let granted = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/e2e/drop_in/rbac.yaml").display().to_string();
+        control_plane.kubectl(&["apply", "-f", &granted]).await?;
+        let mesh = Mesh::new(&control_plane.client().await?, "default");
+        Ok(Self { control_plane, mesh })
+    }
+
+    async fn unready(&self, more: &[&str]) -> Result<Manager> {
+        let account = self.control_plane.kubeconfig_for_service_account("linkerd", "linkerd-destination").await?;
+        let options = ManagerOptions {
+            args: CHART.iter().chain(more).map(|arg| (*arg).to_owned()).collect(),
+            env: vec![("HOSTNAME".to_owned(), POD.to_owned())],
+            kubeconfig: Some(account),
+            in_place_of_linkerds: true,
+            ..ManagerOptions::default()
+        };
+        Manager::start(&self.control_plane, options)
+    }
+
+    async fn drop_in(&self) -> Result<Manager> {
+        let mut manager = self.unready(&[]).await?;
+        manager.ready(SOON).await?;
+        Ok(manager)
+    }
+
+    async fn holder(&self) -> Result<String> {
+        let holder = "-o=jsonpath={.spec.holderIdentity}";
+        self.control_plane.kubectl(&["-n=linkerd", "get", "lease", LEASE, holder]).await
+    }
+
+    fn path(&self) -> String {
+        format!("web.{}.svc.cluster.local:80", self.mesh.namespace())
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn it_does_both_jobs_of_linkerds_container_with_what_that_may() -> Result<()> {
+    let installed = Installed::start().await?;
+    let mut manager = installed.drop_in().await?;
+    installed.mesh.put_web_over_vm().await?;
+    installed.mesh.shows("web", &[("vm", true)]).await?;
+    let mut stream = manager.discovery().await?.get(&installed.path(), "").await?;
+    let known: Vec<_> = eventually(SOON, "an endpoint", async || {
+        stream.next().await?.context("the stream ended")?;
+        let known = stream.addresses();
+        ensure!(!known.is_empty(), "none");
+        Ok(known)
+    })
+    .await?;
+    assert_eq!(known.len(), 1);
+    let opaque = stream.only()?.clone();
+    assert!(opaque.protocol_hint.is_none() || opaque.tls_identity.is_some(), "{opaque:?}");
+    assert_eq!(installed.holder().await?, POD, "as Linkerd's own replicas sign");
+    for (path, text) in [("/ping", "pong\n"), ("/ready", "ready\n"), ("/live", "")] {
+        let (status, body) = manager.get(path).await?;
+        assert!(status == StatusCode::OK && body.starts_with(text), "{path}: {status} {body}");
+    }
+    for name in ["endpoints_subscribers", "grpc_server_started_total", "services_informer_lag_seconds_count"] {
+        assert!(manager.metric(name, &[]).await.is_some(), "{name} is what Linkerd's dashboards ask for");
+    }
+    // All that it may not is to write Events, which Linkerd's container does not do; it says so once.
+    let denied = manager.metric("http_client_requests_total", &[("code", "403")]).await.unwrap_or_default();
+    let denied_writes = manager.metric("http_client_requests_total", &[("code", "403"), ("method", "post")]).await;
+    assert_eq!(Some(denied), denied_writes.or(Some(0.0)), "reads are denied");
+    assert!(manager.log().matches("Events are denied").count() <= 1, "{}", manager.log());
+    assert!(manager.terminate(SOON).await?.success());
+    assert_eq!(installed.holder().await?, "", "released for the next one");
+    Ok(())
+}
+
+/// A kube-scheduler stands in for Linkerd's replica: both elect with client-go.
+#[tokio::test(flavor = "multi_thread")]
+async fn while_a_replica_of_linkerds_holds_the_lease_it_serves_and_writes_nothing() -> Result<()> {
+    let installed = Installed::start().await?;
+    let mut theirs = installed.control_plane.start_elector("linkerd", LEASE)?;
+    eventually(SOON, "Linkerd's replica to hold the Lease", async || {
+        ensure!(!installed.holder().await?.is_empty(), "nobody holds it");
+        Ok(())
+    })
+    .await?;
+    let manager = installed.drop_in().await?;
+    installed.mesh.put_service("web", json!({})).await?;
+    installed.mesh.put_workload("vm", "web", &["192.0.2.4"]).await?;
+    let slice = json!({
+        "apiVersion": "discovery.k8s.io/v1", "kind": "EndpointSlice", "addressType": "IPv4",
+        "metadata": {"name": "by-hand", "labels": {"kubernetes.io/service-name": "web"}},
+        "ports": [{"name": "http", "port": 8080}], "endpoints": [{"addresses": ["192.0.2.77"]}],
+    });
+    installed.mesh.slices.create(&kube::api::PostParams::default(), &serde_json::from_value(slice)?).await?;
+    manager.discovery().await?.get(&installed.path(), "").await?.shows(&["192.0.2.77:8080"]).await?;
+    holds(Duration::from_secs(4), "it to write no slice", async || {
+        let ours = installed.mesh.our_slices("web").await?;
+        ensure!(ours.is_empty() && !manager.is_leading(LEASE).await, "{ours:?}");
+        Ok(())
+    })
+    .await?;
+
+    theirs.signal(Signal::TERM)?;
+    theirs.wait(SOON).await?;
+    installed.mesh.shows("web", &[("vm", true)]).await?;
+    assert_eq!(installed.holder().await?, POD);
+    Ok(())
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn services_of_other_clusters_are_counted_and_told_of_once() -> Result<()> {
+    const UNSUPPORTED: &str = "linkerd_operator_unsupported_services";
+    let installed = Installed::start().await?;
+    installed.mesh.put_service("web", json!({})).await?;
+    installed.mesh.put_service("east", json!({})).await?;
+    installed.mesh.put_service("both", json!({})).await?;
+    let remote = json!({"metadata": {"labels": {"multicluster.linkerd.io/remote-discovery": "east"}}});
+    installed.mesh.patch_service("east", remote).await?;
+    let federated = json!({"metadata": {"annotations": {"multicluster.linkerd.io/remote-discovery": "both@east"}}});
+    installed.mesh.patch_service("both", federated).await?;
+    let manager = installed.drop_in().await?;
+    let told = || manager.log().matches("Leave Linkerd's own destination where it is").count();
+    eventually(SOON, "it to be told", async || {
+        ensure!(told() == 1, "{}", manager.log());
+        Ok(())
+    })
+    .await?;
+    for kind in ["remote_discovery", "federated"] {
+        assert_eq!(manager.metric(UNSUPPORTED, &[("kind", kind)]).await, Some(1.0), "{kind}");
+    }
+    for service in ["east", "both"] {
+        let nothing = json!({"metadata": {"labels": {"multicluster.linkerd.io/remote-discovery": null}, "annotations": {"multicluster.linkerd.io/remote-discovery": null}}});
+        installed.mesh.patch_service(service, nothing).await?;
+    }
+    eventually(SOON, "none to be left", async || {
+        let left = manager.metric(UNSUPPORTED, &[]).await;
+        ensure!(left == Some(0.0), "{left:?}");
+        Ok(())
+    })
+    .await?;
+    assert_eq!(told(), 1);
+    Ok(())
+}
+
+#[tokio::test]
+async fn it_ends_as_gos_flags_do_when_it_is_told_what_it_does_not_know() -> Result<()> {
+    let installed = Installed::start().await?;
+    let ended = async |flag: &str| -> Result<(ExitStatus, String)> {
+        let mut manager = installed.unready(&[flag]).await?;
+        Ok((manager.wait(SOON).await?, manager.log()))
+    };
+    let (status, log) = ended("-no-such-flag=1").await?;
+    assert!(status.code() == Some(2) && log.contains("flag provided but not defined: -no-such-flag\nUsage"), "{log}");
+    let (status, log) = ended("-version").await?;
+    assert!(status.success() && log.starts_with(env!("CARGO_PKG_VERSION")), "{status} {log}");
+    let (status, log) = ended("-enable-endpoint-slices=false").await?;
+    assert!(status.code() == Some(1) && log.contains("EndpointSlices"), "{status} {log}");
+    Ok(())
+}
