@@ -4,30 +4,33 @@ use std::{io, process::ExitCode};
 
 use clap::Parser;
 use linkerd_operator::{
-    args::{Args, Command, LogFormat, ManagerArgs},
+    args::{Args, LogFormat, ManagerArgs, Task, USAGE},
     cli, client, manager,
 };
 use tokio::runtime::Builder;
 use tracing_subscriber::{EnvFilter, filter::ParseError};
 
-/// Bad usage, as in sysexits.h.
-const USAGE: u8 = 64;
+#[global_allocator]
+static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
 
 fn main() -> ExitCode {
-    let command = match Args::parse().settings() {
-        Ok(command) => command,
-        Err(error) => {
-            eprintln!("error: {error}");
-            return ExitCode::from(USAGE);
+    let task = match Args::parse().settings() {
+        Ok(task) => task,
+        Err(ended) => {
+            match ended.is_error {
+                true => eprint!("{}", ended.text),
+                false => print!("{}", ended.text),
+            }
+            return ExitCode::from(ended.code);
         }
     };
     // Two providers in one tree make rustls panic unless one is chosen; only the first call can fail.
     let _ = rustls::crypto::ring::default_provider().install_default();
-    match command {
-        Command::Manager(args) => manager(*args),
-        Command::Endpoints(args) => terminal(cli::endpoints(*args)),
-        Command::Profile(args) => terminal(cli::profile(*args)),
-        Command::Explain(args) => terminal(cli::explain(*args)),
+    match task {
+        Task::Manager(args) => manager(*args),
+        Task::Endpoints(args) => terminal(cli::endpoints(*args)),
+        Task::Profile(args) => terminal(cli::profile(*args)),
+        Task::Explain(args) => terminal(cli::explain(*args)),
     }
 }
 
