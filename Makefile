@@ -88,6 +88,27 @@ uninstall: ## Removes the CRDs that `make install` made, if nothing uses them
 		fi; \
 	done
 
+##@ Supply chain
+
+.PHONY: advisories
+advisories: ## Known vulnerabilities, licences and sources of all dependencies: .deny.toml (needs cargo-deny and the internet)
+	@command -v cargo-deny >/dev/null || { echo "cargo-deny is missing: cargo install --locked cargo-deny" >&2; exit 1; }
+	@$(CARGO) deny --version
+	@$(CARGO) deny --locked check bans licenses sources
+	@$(CARGO) deny --locked check advisories || { \
+		echo "Above is what was found; or, where the advisory database could not be fetched, nothing was checked: that needs the internet." >&2; \
+		exit 1; \
+	}
+
+.PHONY: sbom
+sbom: ## What the operator is made of, as CycloneDX in target/sbom (needs cargo-cyclonedx)
+	@command -v cargo-cyclonedx >/dev/null || { echo "cargo-cyclonedx is missing: cargo install --locked cargo-cyclonedx" >&2; exit 1; }
+	@$(CARGO) cyclonedx --format json --target all
+	@mkdir -p $(TARGET)/sbom
+	@mv linkerd-operator.cdx.json $(TARGET)/sbom/
+	@rm -f e2e/e2e.cdx.json
+	@echo "$(TARGET)/sbom/linkerd-operator.cdx.json"
+
 ##@ Help
 
 .PHONY: help
