@@ -412,6 +412,19 @@ mod tests {
     }
 
     #[test]
+    fn readme_says_of_every_reason_what_it_means() {
+        let readme = include_str!("../README.md");
+        for reason in Reason::ALL {
+            let type_ = match reason.type_() {
+                EventType::Normal => "Normal",
+                EventType::Warning => "Warning",
+            };
+            let row = format!("| `{}` | {type_} |", reason.as_str());
+            assert!(readme.contains(&row), "README has no row that begins with {row}");
+        }
+    }
+
+    #[test]
     fn one_event_a_minute_per_object_and_reason() {
         let now = Instant::now();
         let mut limits = Limits { tokens: BURST, filled: now, recent: HashMap::new() };

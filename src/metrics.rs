@@ -56,3 +56,7 @@ pub fn encode(registry: &Registry) -> prometheus::Result<Vec<u8>> {
     TextEncoder::new().encode(&registry.gather(), &mut text)?;
     Ok(text)
 }
+
+#[cfg(test)]
+#[path = "metrics_tests.rs"]
+mod tests;

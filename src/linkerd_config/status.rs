@@ -492,3 +492,7 @@ pub(super) fn condition(
 pub(super) fn reason<'a>(status: &'a LinkerdConfigStatus, type_: &str) -> Option<&'a str> {
     status.conditions.iter().find(|condition| condition.type_ == type_).map(|condition| condition.reason.as_str())
 }
+
+#[cfg(test)]
+#[path = "status_tests.rs"]
+mod tests;

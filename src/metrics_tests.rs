@@ -1,0 +1,127 @@
+//! README, the alerts and the dashboard speak of metrics that there are, and README of all of them.
+
+use std::{collections::BTreeSet, fs, path::Path};
+
+const README: &str = include_str!("../README.md");
+const ALERTS: &str = include_str!("../config/prometheus/alerts.yaml");
+const DASHBOARD: &str = include_str!("../config/prometheus/dashboard.json");
+
+/// How metrics are called, among all the words of the sources.
+const BEGINNINGS: [&str; 5] = ["linkerd_operator_", "grpc_server_", "http_client_", "process_", "workqueue_"];
+const ENDS: [&str; 5] = ["_cache_size", "_informer_lag_seconds", "_queue_overflow", "_subscribers", "_updates"];
+const OTHERS: [&str; 3] = ["cluster_store_size", "endpoints_exists", "endpoints_pods"];
+
+fn words(text: &str) -> impl Iterator<Item = &str> {
+    text.split(|c: char| !(c.is_ascii_alphanumeric() || c == '_'))
+}
+
+fn is_metric(word: &str) -> bool {
+    BEGINNINGS.iter().any(|beginning| word.starts_with(beginning) && word != *beginning)
+        || ENDS.iter().any(|end| word.ends_with(end))
+        || OTHERS.contains(&word)
+}
+
+/// The histogram that a series belongs to.
+fn metric_of(series: &str) -> &str {
+    ["_bucket", "_sum", "_count"].into_iter().find_map(|part| series.strip_suffix(part)).unwrap_or(series)
+}
+
+fn sources(directory: &Path, all: &mut String) {
+    for entry in fs::read_dir(directory).unwrap() {
+        let path = entry.unwrap().path();
+        let name = path.file_name().unwrap().to_string_lossy().into_owned();
+        if path.is_dir() {
+            sources(&path, all);
+        } else if name.ends_with(".rs") && !name.ends_with("tests.rs") {
+            all.push_str(&fs::read_to_string(&path).unwrap());
+        }
+    }
+}
+
+/// What the sources have as literals, and what the library tells of the process.
+fn defined() -> BTreeSet<String> {
+    let mut text = String::new();
+    sources(&Path::new(env!("CARGO_MANIFEST_DIR")).join("src"), &mut text);
+    let is_literal = |piece: &&str| is_metric(piece) && words(piece).count() == 1;
+    let mut literals: BTreeSet<String> = text.split('"').filter(is_literal).map(str::to_owned).collect();
+    let of_process = String::from_utf8(super::encode(&super::registry().unwrap()).unwrap()).unwrap();
+    literals.extend(words(&of_process).filter(|word| word.starts_with("process_")).map(str::to_owned));
+    literals
+}
+
+/// The names in the first column of the tables of the section Metrics: what stands in backticks, without its labels.
+fn documented() -> BTreeSet<String> {
+    let section = README.split("\n## ").find(|section| section.starts_with("Metrics\n")).unwrap();
+    let cells = section.lines().filter_map(|line| line.strip_prefix("| `")?.split(" | ").next());
+    let code = cells.flat_map(|cell| cell.split('`').step_by(2));
+    let names = code.filter_map(|code| code.split('{').next()).filter(|name| !name.is_empty());
+    names.map(str::to_owned).collect()
+}
+
+#[test]
+fn readme_has_every_metric_and_no_other() {
+    let (defined, documented) = (defined(), documented());
+    let missing: Vec<_> = defined.difference(&documented).collect();
+    assert!(missing.is_empty(), "README's section Metrics lacks {missing:?}");
+    let invented: Vec<_> = documented.difference(&defined).collect();
+    assert!(invented.is_empty(), "README's section Metrics has {invented:?}, which no source defines");
+}
+
+#[test]
+fn alerts_and_dashboard_ask_for_metrics_that_there_are() {
+    let defined = defined();
+    for (file, text) in [("alerts.yaml", ALERTS), ("dashboard.json", DASHBOARD)] {
+        let asked: Vec<_> = words(text).filter(|word| is_metric(word)).collect();
+        assert!(asked.len() > 20, "{file}: {asked:?}");
+        for series in asked {
+            assert!(defined.contains(metric_of(series)), "{file}: no source defines {series}");
+        }
+    }
+}
+
+#[test]
+fn the_dashboard_is_json_and_each_of_its_panels_asks_for_something() {
+    let dashboard: serde_json::Value = serde_json::from_str(DASHBOARD).unwrap();
+    let panels = dashboard["panels"].as_array().unwrap();
+    let (rows, panels): (Vec<_>, Vec<_>) = panels.iter().partition(|panel| panel["type"] == "row");
+    assert!(!rows.is_empty() && panels.len() > rows.len());
+    for panel in panels {
+        let targets = panel["targets"].as_array().unwrap();
+        assert!(!targets.is_empty() && targets.iter().all(|target| target["expr"].is_string()), "{}", panel["title"]);
+    }
+}
+
+/// As forges make them: in lower case, spaces as hyphens, nothing else but letters and digits.
+fn anchors() -> BTreeSet<String> {
+    let headings = README.lines().filter(|line| line.starts_with('#'));
+    let anchor = |heading: &str| {
+        let heading = heading.trim_start_matches('#').trim().to_lowercase().replace(' ', "-");
+        heading.chars().filter(|c| c.is_alphanumeric() || *c == '-').collect::<String>()
+    };
+    headings.map(anchor).collect()
+}
+
+#[test]
+fn every_alert_says_what_it_is_about_and_names_a_section_of_readme() {
+    let count = |key: &str| ALERTS.lines().filter(|line| line.trim_start().starts_with(key)).count();
+    let alerts = count("- alert: ");
+    for key in ["summary: ", "description: ", "severity: ", "runbook: "] {
+        assert_eq!(count(key), alerts, "{key}");
+    }
+    for alert in ALERTS.lines().filter_map(|line| line.trim_start().strip_prefix("- alert: ")) {
+        assert!(README.contains(&format!("| `{alert}` | ")), "README's section Alerts lacks {alert}");
+    }
+    let anchors = anchors();
+    for runbook in ALERTS.lines().filter_map(|line| line.trim().strip_prefix("runbook: ")) {
+        let anchor = runbook.strip_prefix("README.md#").unwrap();
+        assert!(anchors.contains(anchor), "README has no section {anchor}");
+    }
+}
+
+#[test]
+fn readme_points_only_at_sections_that_it_has() {
+    let anchors = anchors();
+    for link in README.split("](#").skip(1).filter_map(|rest| rest.split(')').next()) {
+        assert!(anchors.contains(link), "README has no section {link}");
+    }
+}
