@@ -6,12 +6,37 @@ MAKEFLAGS += --no-print-directory
 
 CARGO ?= cargo
 TARGET ?= $(or $(CARGO_TARGET_DIR),target)
-# Yours, or the one that the control plane is built with.
-KUBECTL ?= $(shell command -v kubectl 2>/dev/null || $(CARGO) run --quiet --bin control-plane -- kubectl-path)
+# Yours, or the one that the control plane is built with; looked for once.
+ifndef KUBECTL
+KUBECTL = $(eval KUBECTL := $(shell command -v kubectl 2>/dev/null || $(CARGO) run --quiet --bin control-plane -- kubectl-path))$(KUBECTL)
+endif
 CRDS := $(filter-out %/kustomization.yaml,$(wildcard crd/linkerd/*.yaml))
 MARK := app.kubernetes.io/managed-by=linkerd-operator
+# What is deployed, and where to: as config/default and config/control-plane have it.
+IMAGE ?= linkerd-operator:dev
+IMAGE_TAR := dist/linkerd-operator-image.tar
+NAMESPACE := linkerd-operator-system
+LINKERD := linkerd
+OVERLAY := dist/overlay
+WAIT ?= 120s
+KIND_CLUSTER ?= linkerd-operator
+CERT_MANAGER ?= v1.18.2
+CERT_MANAGER_URL = https://github.com/cert-manager/cert-manager/releases/download/$(CERT_MANAGER)/cert-manager.yaml
 # Prints what a phase took; the phases are recipes' lines, so this is a shell function.
 PHASE = phase() { local name=$$1 begun=$$SECONDS; shift; echo "==> $$name"; "$$@"; echo "==> $$name took $$((SECONDS - begun)) s"; }
+
+# Of a recipe: one that restores what the installer of Linkerd wrote has a finalizer, which nobody but a running operator takes off.
+define NO_CONFIGS
+defined=$$($(KUBECTL) get crd linkerdconfigs.config.linkerd.io --ignore-not-found -o name) || exit 1; \
+if [ -n "$$defined" ] && ! $(KUBECTL) delete linkerdconfigs.config.linkerd.io --all --timeout=$(WAIT); then \
+	echo "LinkerdConfigs are still there after $(WAIT), so nothing else was removed. With deletionPolicy RestoreBase they go once a" \
+		"running operator has put back what the installer of Linkerd wrote: kubectl get linkerdconfigs. To give that up:" \
+		"kubectl patch linkerdconfig NAME --type=merge -p '{\"metadata\":{\"finalizers\":null}}'" >&2; \
+	exit 1; \
+fi
+endef
+NEEDS_KIND = command -v kind >/dev/null || { echo "kind is not installed: see https://kind.sigs.k8s.io, or use a cluster that you have:" \
+	"load the image onto its nodes, and make deploy" >&2; exit 1; }
 
 ##@ See it work
 
@@ -77,8 +102,9 @@ install: ## The CRDs into the current cluster: ours, and Linkerd's where they ar
 	done
 
 .PHONY: uninstall
-uninstall: ## Removes the CRDs that `make install` made, if nothing uses them
-	@crds=$$($(KUBECTL) get crd -l $(MARK) -o jsonpath='{.items[*].metadata.name}') || exit 1; \
+uninstall: ## All LinkerdConfigs, then those CRDs that `make install` made and nothing uses
+	@$(NO_CONFIGS); \
+	crds=$$($(KUBECTL) get crd -l $(MARK) -o jsonpath='{.items[*].metadata.name}') || exit 1; \
 	for crd in $$crds; do \
 		objects=$$($(KUBECTL) get "$$crd" --all-namespaces -o name --request-timeout=30s) || exit 1; \
 		if [ -n "$$objects" ]; then \
@@ -87,6 +113,89 @@ uninstall: ## Removes the CRDs that `make install` made, if nothing uses them
 			$(KUBECTL) delete crd "$$crd"; \
 		fi; \
 	done
+
+.PHONY: deploy
+deploy: overlay ## The operator with the image IMAGE, and waits WAIT=120s until it is available
+	@$(KUBECTL) apply --server-side -k $(OVERLAY)
+	@if [ -n "$$($(KUBECTL) get namespace $(LINKERD) --ignore-not-found -o name)" ]; then \
+		$(KUBECTL) apply --server-side -k config/control-plane; \
+	else \
+		echo "There is no namespace $(LINKERD): what the operator may do in it was left out. It serves discovery;" \
+			"its controllers wait for the namespace and for: kubectl apply -k config/control-plane"; \
+	fi
+	@$(KUBECTL) -n $(NAMESPACE) rollout status deployment/linkerd-operator --timeout=$(WAIT) || { \
+		$(KUBECTL) -n $(NAMESPACE) get pods -o wide; \
+		$(KUBECTL) -n $(NAMESPACE) get events --field-selector=type=Warning; \
+		echo "Not available within $(WAIT). Does the cluster have the image $(IMAGE)? For kind: make image kind-load" >&2; \
+		exit 1; }
+
+.PHONY: undeploy
+undeploy: ## All LinkerdConfigs, then what `make deploy` made
+	@$(NO_CONFIGS)
+# Its permissions go last, so that it can hand its Leases over.
+	@$(KUBECTL) -n $(NAMESPACE) delete deployment linkerd-operator --ignore-not-found --cascade=foreground --timeout=$(WAIT)
+	@$(KUBECTL) delete -k config/control-plane --ignore-not-found --timeout=$(WAIT)
+	@$(KUBECTL) delete -k config/default --ignore-not-found --timeout=$(WAIT)
+
+.PHONY: build-installer
+build-installer: overlay ## All that `make deploy` applies as one file: dist/install.yaml
+	@{ echo "# kubectl apply --server-side -f install.yaml: linkerd-operator with the image $(IMAGE). What belongs into the namespace"; \
+		echo "# $(LINKERD) is refused where there is none, and can be applied again once there is."; \
+		$(KUBECTL) kustomize $(OVERLAY); echo ---; $(KUBECTL) kustomize config/control-plane; } > dist/install.yaml
+	@echo dist/install.yaml
+
+# config/default with the image IMAGE, without changing a file that is under version control.
+.PHONY: overlay
+overlay:
+	@mkdir -p $(OVERLAY)
+	@printf '%s\n' 'resources: [../../config/default]' 'patches:' '  - target: {kind: Deployment, name: linkerd-operator}' \
+		'    patch: |-' '      - {op: replace, path: /spec/template/spec/containers/0/image, value: "$(IMAGE)"}' \
+		> $(OVERLAY)/kustomization.yaml
+
+##@ Try it on a cluster of your own
+
+.PHONY: kind-cluster
+kind-cluster: ## A cluster of kind's, KIND_CLUSTER=linkerd-operator, unless it is there
+	@$(NEEDS_KIND); \
+	if kind get clusters 2>/dev/null | grep -qx '$(KIND_CLUSTER)'; then \
+		echo "kind has the cluster $(KIND_CLUSTER) already"; \
+	else \
+		kind create cluster --name '$(KIND_CLUSTER)' --wait 120s; \
+	fi
+
+.PHONY: kind-load
+kind-load: ## The image that `make image` made onto the nodes of kind's cluster
+	@$(NEEDS_KIND); \
+	[ -f '$(IMAGE_TAR)' ] || { echo "$(IMAGE_TAR) is not there: make image" >&2; exit 1; }; \
+	kind get clusters 2>/dev/null | grep -qx '$(KIND_CLUSTER)' || { \
+		echo "kind has no cluster $(KIND_CLUSTER): make kind-cluster, or KIND_CLUSTER=<one of: kind get clusters>" >&2; exit 1; }; \
+	kind load image-archive '$(IMAGE_TAR)' --name '$(KIND_CLUSTER)'
+
+.PHONY: controller
+controller: ## image, kind-load, deploy
+	@$(MAKE) image
+	@$(MAKE) kind-load
+	@$(MAKE) deploy
+
+.PHONY: cert-manager
+cert-manager: ## cert-manager CERT_MANAGER=v1.18.2, for clusters that want it; the operator does not need it yet (from the internet)
+	@mkdir -p dist
+	@curl --fail --silent --show-error --location --max-time 120 --output dist/cert-manager.yaml '$(CERT_MANAGER_URL)' || { \
+		echo "This needs the internet, and curl: $(CERT_MANAGER_URL) could not be had." \
+			"Or bring the file by other means and: kubectl apply -f cert-manager.yaml" >&2; exit 1; }
+	@$(KUBECTL) apply --server-side -f dist/cert-manager.yaml
+	@$(KUBECTL) -n cert-manager wait --for=condition=Available --timeout=$(WAIT) deployment --all
+
+.PHONY: emojivoto
+emojivoto: ## An app whose Deployments opted in to restarts (its nodes pull the images)
+	@$(KUBECTL) apply -f config/samples/emojivoto.yaml
+	@$(KUBECTL) -n emojivoto wait --for=condition=Available --timeout=$(WAIT) deployment --all || { \
+		echo "Not available within $(WAIT): the nodes pull the images from the internet. kubectl -n emojivoto get pods" >&2; exit 1; }
+
+.PHONY: clean
+clean: ## Removes what was built here (what Kubernetes was built from stays in ~/.cache/linkerd-operator)
+	$(CARGO) clean
+	rm -rf dist
 
 ##@ Supply chain
 
