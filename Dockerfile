@@ -1,0 +1,43 @@
+# syntax=docker/dockerfile:1
+# docker build --tag linkerd-operator:dev .            (buildx with --platform linux/amd64,linux/arm64 for both)
+#
+# NOT TESTED: no machine that this was written on could run `docker build`, neither for amd64 nor for arm64. `make image` packs the same
+# binary without docker, and is what the tests run.
+
+ARG RUST=1.95
+
+# Runs where it is built, and compiles for the platform that is wanted: nothing is emulated.
+FROM --platform=$BUILDPLATFORM rust:${RUST}-bookworm AS build
+ARG TARGETARCH
+# The triple, with the compiler and linker for it, which are the machine's own or Debian's for the other architecture.
+RUN case "$TARGETARCH" in \
+        amd64) triple=x86_64 packages="gcc-x86-64-linux-gnu libc6-dev-amd64-cross" ;; \
+        arm64) triple=aarch64 packages="gcc-aarch64-linux-gnu libc6-dev-arm64-cross" ;; \
+        *) echo "no architecture of ours: $TARGETARCH" >&2; exit 1 ;; \
+    esac \
+    && rustup target add "$triple-unknown-linux-gnu" \
+    && echo "$triple" > /triple \
+    && if [ "$TARGETARCH" != "$(dpkg --print-architecture)" ]; then \
+        apt-get update && apt-get install --yes --no-install-recommends $packages && rm -rf /var/lib/apt/lists/*; \
+    fi
+WORKDIR /source
+COPY . .
+# What --version and the metric linkerd_operator_build_info say.
+ARG LINKERD_OPERATOR_COMMIT
+ARG LINKERD_OPERATOR_BUILD_DATE
+# Static, for an image without a libc. With --target the flags are for the binary alone: procedural macros cannot be static. What
+# is compiled stays in the caches, so that a change of ours compiles none of our dependencies.
+RUN --mount=type=cache,target=/usr/local/cargo/registry,sharing=locked \
+    --mount=type=cache,target=/source/target,id=linkerd-operator-$TARGETARCH,sharing=locked \
+    triple="$(cat /triple)" target="$(cat /triple)-unknown-linux-gnu" \
+    && export "CC_${triple}_unknown_linux_gnu=$triple-linux-gnu-gcc" \
+    && export "CARGO_TARGET_$(echo "$target" | tr a-z- A-Z_)_LINKER=$triple-linux-gnu-gcc" \
+    && export RUSTFLAGS="-C target-feature=+crt-static" CARGO_PROFILE_RELEASE_STRIP=symbols \
+    && cargo build --locked --release --target "$target" --package linkerd-operator --bin linkerd-operator \
+    && cp "target/$target/release/linkerd-operator" /linkerd-operator
+
+FROM scratch
+COPY --from=build /linkerd-operator /linkerd-operator
+USER 65532:65532
+EXPOSE 8086 9996
+ENTRYPOINT ["/linkerd-operator"]
