@@ -116,7 +116,7 @@ uninstall: ## All LinkerdConfigs, then those CRDs that `make install` made and n
 
 .PHONY: deploy
 deploy: overlay ## The operator with the image IMAGE, and waits WAIT=120s until it is available
-	@$(KUBECTL) apply --server-side -k $(OVERLAY)
+	@$(KUBECTL) apply --server-side --force-conflicts -k $(OVERLAY)
 	@if [ -n "$$($(KUBECTL) get namespace $(LINKERD) --ignore-not-found -o name)" ]; then \
 		$(KUBECTL) apply --server-side -k config/control-plane; \
 	else \
