@@ -202,6 +202,11 @@ impl ControlPlane {
 
     /// A kubeconfig for a ServiceAccount that exists, as a pod of its would have it.
     pub async fn kubeconfig_for_service_account(&self, namespace: &str, name: &str) -> Result<PathBuf> {
+        let token = self.service_account_token(namespace, name).await?;
+        self.kubeconfig_with_token(&format!("{namespace}.{name}"), &token)
+    }
+
+    pub async fn service_account_token(&self, namespace: &str, name: &str) -> Result<String> {
         let accounts: Api<ServiceAccount> = Api::namespaced(self.client().await?, namespace);
         let body = json!({
             "apiVersion": "authentication.k8s.io/v1", "kind": "TokenRequest", "spec": {"audiences": [], "expirationSeconds": 86400},
@@ -210,8 +215,7 @@ impl ControlPlane {
             .create_subresource("token", name, &PostParams::default(), &body)
             .await
             .context("asking for a token")?;
-        let token = request.status.context("the API server gave no token")?.token;
-        self.kubeconfig_with_token(&format!("{namespace}.{name}"), &token)
+        Ok(request.status.context("the API server gave no token")?.token)
     }
 
     fn kubeconfig_with_token(&self, user: &str, token: &str) -> Result<PathBuf> {
@@ -247,7 +251,8 @@ impl ControlPlane {
         Process::spawn(spawn)
     }
 
-    fn kubectl_path(&self) -> Result<PathBuf> {
+    /// The kubectl of the control plane's own version.
+    pub fn kubectl_path(&self) -> Result<PathBuf> {
         self.own.as_ref().map_or_else(|| Ok("kubectl".into()), |own| own.layout.kubectl())
     }
 

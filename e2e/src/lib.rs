@@ -37,6 +37,7 @@ pub mod process;
 pub mod profile;
 pub mod restarts;
 mod shared;
+pub mod shipped;
 pub mod slow_client;
 mod tls;
 pub mod wait;

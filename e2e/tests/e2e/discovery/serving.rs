@@ -8,6 +8,7 @@ use e2e::{
     discovery::{Discovery, Endpoints, token},
     eventually,
     mesh::SOON,
+    shipped::{OPERATOR_ACCOUNT, OPERATOR_NAMESPACE},
 };
 use hyper::StatusCode;
 use tonic::{Code, transport::Channel};
@@ -48,21 +49,13 @@ impl Own {
         Ok(Self { control_plane, manager, namespace })
     }
 
-    /// With Linkerd's CRDs, and a manager that may do what `config/rbac` allows discovery, and nothing else.
+    /// With Linkerd's CRDs, and a manager that may do what the manifests allow discovery, and nothing else.
     pub(crate) async fn with_what_the_repository_grants() -> Result<Self> {
         let mut own = Self::start().await?;
-        let (account, folder) = ("linkerd-operator", concat!(env!("CARGO_MANIFEST_DIR"), "/../config/rbac"));
-        let account_flag = format!("--serviceaccount=linkerd:{account}");
         own.control_plane.install_crds("crd/linkerd").await?;
-        for arguments in [
-            &["create", "namespace", "linkerd"] as &[&str],
-            &["apply", "-k", folder],
-            &["create", "serviceaccount", account, "-n", "linkerd"],
-            &["create", "clusterrolebinding", account, "--clusterrole=linkerd-operator-destination", &account_flag],
-        ] {
-            own.control_plane.kubectl(arguments).await?;
-        }
-        let kubeconfig = own.control_plane.kubeconfig_for_service_account("linkerd", account).await?;
+        own.control_plane.kubectl(&["create", "namespace", "linkerd"]).await?;
+        own.control_plane.deploy_without_manager(&["linkerd-operator-destination"]).await?;
+        let kubeconfig = own.control_plane.kubeconfig_for_service_account(OPERATOR_NAMESPACE, OPERATOR_ACCOUNT).await?;
         let options = ManagerOptions { kubeconfig: Some(kubeconfig), ..discovery_only(&[]) };
         own.manager = Manager::start(&own.control_plane, options)?;
         own.manager.ready(SOON).await?;

@@ -1,9 +1,7 @@
 //! The manager with exactly the permissions that the repository ships, and with less.
 
-use std::path::Path;
-
 use anyhow::{Context, Result, ensure};
-use e2e::{ControlPlane, FaultProxy, Options, eventually, holds, mesh::SOON};
+use e2e::{FaultProxy, Options, eventually, holds, mesh::SOON, shipped::CLUSTER_ROLES};
 use hyper::StatusCode;
 use k8s_openapi::api::rbac::v1::ClusterRole;
 use kube::{
@@ -15,41 +13,26 @@ use serde_json::{Value, json};
 use super::{BACKED_OFF, QUIET, Rig, new_mesh, told_once};
 
 const ROLE: &str = "linkerd-operator-external-workload";
+const EVENTS: &str = "linkerd-operator-events";
 
-/// A control plane as strict as OpenShift's, and the manager's own ServiceAccount with what `config/rbac` grants.
+/// A control plane as strict as OpenShift's, and the manager's own ServiceAccount with what the manifests grant this job.
 async fn start() -> Result<Rig> {
+    start_with_roles(&[ROLE, EVENTS]).await
+}
+
+async fn start_with_roles(bound: &[&str]) -> Result<Rig> {
     let strict = "--enable-admission-plugins=OwnerReferencesPermissionEnforcement".to_owned();
     let mut rig = Rig::start(Options { extra_api_server_args: vec![strict], ..Options::default() }).await?;
-    let control_plane = &rig.control_plane;
-    let root = Path::new(env!("CARGO_MANIFEST_DIR")).parent().context("the repository has no root")?;
-    let folder = root.join("config/rbac").display().to_string();
-    control_plane.kubectl(&["apply", "-k", &folder]).await?;
-    for arguments in [
-        &["create", "serviceaccount", "linkerd-operator"] as &[&str],
-        &["create", "clusterrolebinding", "external-workload", ROLE_FLAG, ACCOUNT_FLAG],
-        &["create", "rolebinding", "linkerd-operator", "--role=linkerd-operator-leader-election", ACCOUNT_FLAG],
-    ] {
-        control_plane.kubectl(&[&["--namespace=linkerd"], arguments].concat()).await?;
-    }
-    let token = token(control_plane).await?;
-    rig.proxy = FaultProxy::start_with_token(control_plane, "linkerd-operator", &token).await?;
+    rig.control_plane.deploy_without_manager(bound).await?;
+    let token = rig.control_plane.operator_token().await?;
+    rig.proxy = FaultProxy::start_with_token(&rig.control_plane, "linkerd-operator", &token).await?;
     Ok(rig)
 }
 
-const ROLE_FLAG: &str = "--clusterrole=linkerd-operator-external-workload";
-const ACCOUNT_FLAG: &str = "--serviceaccount=linkerd:linkerd-operator";
-
-async fn token(control_plane: &ControlPlane) -> Result<String> {
-    let path = control_plane.kubeconfig_for_service_account("linkerd", "linkerd-operator").await?;
-    let kubeconfig: Value = serde_json::from_slice(&std::fs::read(path)?)?;
-    let token = kubeconfig.pointer("/users/0/user/token").and_then(Value::as_str);
-    token.map(str::to_owned).context("a kubeconfig without a token")
-}
-
 /// Takes verbs on a resource away, until what this returns is applied again.
-async fn revoke(rig: &Rig, resource: &str, verbs: &[&str]) -> Result<Value> {
+async fn revoke(rig: &Rig, role: &str, resource: &str, verbs: &[&str]) -> Result<Value> {
     let roles: Api<ClusterRole> = Api::all(rig.client.clone());
-    let whole = serde_json::to_value(roles.get(ROLE).await?.rules)?;
+    let whole = serde_json::to_value(roles.get(role).await?.rules)?;
     let mut less = whole.clone();
     for rule in less.as_array_mut().into_iter().flatten() {
         if rule["resources"] == json!([resource]) {
@@ -62,19 +45,19 @@ async fn revoke(rig: &Rig, resource: &str, verbs: &[&str]) -> Result<Value> {
         rules.retain(|rule| rule["verbs"] != json!([]));
     }
     ensure!(less != whole, "{resource} is not in {whole}");
-    grant(rig, &less).await?;
+    grant(rig, role, &less).await?;
     Ok(whole)
 }
 
-async fn grant(rig: &Rig, rules: &Value) -> Result<()> {
+async fn grant(rig: &Rig, role: &str, rules: &Value) -> Result<()> {
     let roles: Api<ClusterRole> = Api::all(rig.client.clone());
-    roles.patch(ROLE, &PatchParams::default(), &Patch::Merge(json!({ "rules": rules }))).await?;
+    roles.patch(role, &PatchParams::default(), &Patch::Merge(json!({ "rules": rules }))).await?;
     Ok(())
 }
 
 /// Waits until the API server itself says that the manager may, or may not.
 async fn in_force(rig: &Rig, allowed: bool, verb: &str, resource: &str) -> Result<()> {
-    let account = "--as=system:serviceaccount:linkerd:linkerd-operator";
+    let account = "--as=system:serviceaccount:linkerd-operator-system:linkerd-operator";
     eventually(SOON, format_args!("{verb} of {resource} to be {allowed}"), async || {
         // Exits with 1 for "no".
         let may = rig.control_plane.kubectl(&["auth", "can-i", verb, resource, account, "--all-namespaces"]).await;
@@ -90,15 +73,9 @@ fn refused(rig: &Rig) -> Vec<e2e::fault_proxy::Request> {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn what_the_repository_grants_is_enough_for_everything_d26() -> Result<()> {
-    let rig = start().await?;
-    for job in ["destination", "linkerd-config", "rollout"] {
-        let role = format!("--clusterrole=linkerd-operator-{job}");
-        rig.control_plane.kubectl(&["create", "clusterrolebinding", job, &role, ACCOUNT_FLAG]).await?;
-    }
-    let role = "--role=linkerd-operator-linkerd-config";
-    rig.control_plane.kubectl(&["-n=linkerd", "create", "rolebinding", "linkerd-config", role, ACCOUNT_FLAG]).await?;
+    let rig = start_with_roles(&CLUSTER_ROLES).await?;
     rig.control_plane.install_crds("crd").await?;
-    let mut manager = rig.start_manager(&["--operator-namespace=linkerd"])?;
+    let mut manager = rig.start_manager(&["--operator-namespace=linkerd-operator-system"])?;
     manager.ready(SOON).await?;
     rig.mesh.put_service("web", json!({"ipFamilies": ["IPv4", "IPv6"], "ipFamilyPolicy": "RequireDualStack"})).await?;
     rig.mesh.put_workload("vm", "web", &["192.0.2.1", "2001:db8::1"]).await?;
@@ -135,7 +112,7 @@ async fn slices_that_may_not_be_written_any_more_are_told_and_made_good_when_the
     let rig = start().await?;
     let manager = rig.manager().await?;
     rig.mesh.put_web_over_vm().await?;
-    let whole = revoke(&rig, "endpointslices", &["create", "update", "delete"]).await?;
+    let whole = revoke(&rig, ROLE, "endpointslices", &["create", "update", "delete"]).await?;
     in_force(&rig, false, "update", "endpointslices.discovery.k8s.io").await?;
     let writes = rig.writes();
     rig.mesh.set_ready("vm", false).await?;
@@ -154,7 +131,7 @@ async fn slices_that_may_not_be_written_any_more_are_told_and_made_good_when_the
     })
     .await?;
     rig.mesh.shows("web", &[("vm", true)]).await?;
-    grant(&rig, &whole).await?;
+    grant(&rig, ROLE, &whole).await?;
     eventually(BACKED_OFF, "what changed meanwhile", async || {
         let seen = (rig.mesh.readiness("web").await?, rig.mesh.readiness("new").await?);
         ensure!(seen.0.get("vm") == Some(&false) && seen.1.get("vm-new") == Some(&true), "{seen:?}");
@@ -168,7 +145,7 @@ async fn slices_that_may_not_be_written_any_more_are_told_and_made_good_when_the
 async fn events_that_may_not_be_written_cost_one_line_and_no_endpoint() -> Result<()> {
     let rig = start().await?;
     let manager = rig.manager().await?;
-    revoke(&rig, "events", &["create", "patch"]).await?;
+    revoke(&rig, EVENTS, "events", &["create", "patch"]).await?;
     in_force(&rig, false, "create", "events.events.k8s.io").await?;
     rig.mesh.put_service("web", json!({})).await?;
     let names: Vec<String> = (1..=5).map(|number| format!("vm-{number}")).collect();
@@ -204,7 +181,7 @@ async fn workloads_that_may_not_be_watched_any_more_keep_their_endpoints() -> Re
     rig.mesh.put_workload("goes", "web", &["192.0.2.2"]).await?;
     rig.mesh.shows("web", &[("vm", true), ("goes", true)]).await?;
     let before = rig.versions().await?;
-    let whole = revoke(&rig, "externalworkloads", &["get", "list", "watch"]).await?;
+    let whole = revoke(&rig, ROLE, "externalworkloads", &["get", "list", "watch"]).await?;
     in_force(&rig, false, "watch", "externalworkloads.workload.linkerd.io").await?;
     // A watch goes on until it is begun anew.
     rig.proxy.cut_all();
@@ -225,7 +202,7 @@ async fn workloads_that_may_not_be_watched_any_more_keep_their_endpoints() -> Re
         Ok(())
     })
     .await?;
-    grant(&rig, &whole).await?;
+    grant(&rig, ROLE, &whole).await?;
     eventually(BACKED_OFF, "the workload that went meanwhile", async || {
         let seen = rig.mesh.readiness("web").await?;
         ensure!(seen.len() == 1, "{seen:?}");

@@ -1,9 +1,11 @@
 //! The manager with exactly the permissions that the repository ships, and with less.
 
-use std::path::Path;
-
 use anyhow::{Context, Result, ensure};
-use e2e::{Action, FaultProxy, Rule, eventually, holds, mesh::SOON};
+use e2e::{
+    Action, FaultProxy, Rule, eventually, holds,
+    mesh::SOON,
+    shipped::{OPERATOR_ACCOUNT, is_named},
+};
 use k8s_openapi::api::rbac::v1::Role;
 use kube::{
     Api,
@@ -14,55 +16,40 @@ use serde_json::{Value, json};
 use super::{BACKED_OFF, CONFIG_MAP, HELM, Installation, QUIET, WELL, message};
 
 const ROLE: &str = "linkerd-operator-linkerd-config";
+const EVENTS: &str = "linkerd-operator-events";
 const ROLLOUT: &str = "linkerd-operator-rollout";
-const ACCOUNT: &str = "linkerd-operator";
 
-/// The manager's own ServiceAccount, with what `config/rbac` grants. The installation's namespace is Linkerd's and the operator's.
+/// The manager's own ServiceAccount, with what the manifests grant. The installation's namespace is Linkerd's and the operator's.
 pub(super) async fn start() -> Result<Installation> {
     restricted(Installation::new().await?).await
 }
 
 /// Of an installation that has no manager yet.
 pub(super) async fn restricted(installation: Installation) -> Result<Installation> {
-    restricted_to(installation, &[ROLE, ROLLOUT]).await
+    restricted_to(installation, &[ROLE, EVENTS, ROLLOUT]).await
 }
 
 /// With some of its ClusterRoles.
 async fn restricted_to(mut installation: Installation, cluster_roles: &[&str]) -> Result<Installation> {
-    let namespace = installation.namespace.clone();
+    let namespace = &installation.namespace;
     let control_plane = &installation.control_plane;
-    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../config/rbac").display().to_string();
-    let shipped = control_plane.kubectl(&["create", "-k", &folder, "--dry-run=client", "-o", "json"]).await?;
-    let mut roles = serde_json::Deserializer::from_str(&shipped).into_iter().collect::<Result<Vec<Value>, _>>()?;
-    let is_bound = |role: &Value| cluster_roles.iter().any(|name| role["metadata"]["name"] == *name);
-    roles.retain(|role| role["kind"] == "Role" || is_bound(role));
-    ensure!(roles.len() == 2 + cluster_roles.len(), "{shipped}");
-    for role in &mut roles {
-        if role["kind"] == "Role" {
-            super::put_over(role, &json!({"metadata": {"namespace": namespace}}));
+    let mut objects = control_plane.shipped("config/rbac").await?;
+    objects.extend(control_plane.shipped("config/control-plane").await?);
+    objects.retain(|object| match object["kind"].as_str() {
+        Some("ClusterRole" | "ClusterRoleBinding") => cluster_roles.iter().any(|name| is_named(object, name)),
+        _ => true,
+    });
+    for object in &mut objects {
+        if object["metadata"]["namespace"].is_string() {
+            object["metadata"]["namespace"] = json!(namespace);
+        }
+        for subject in object["subjects"].as_array_mut().into_iter().flatten() {
+            subject["namespace"] = json!(namespace);
         }
     }
-    let roles = json!({"apiVersion": "v1", "kind": "List", "items": roles});
-    let file = control_plane.directory().join(format!("roles-{namespace}.json"));
-    tokio::fs::write(&file, roles.to_string()).await?;
-    control_plane.kubectl(&["apply", "-f", &file.display().to_string()]).await?;
-    let account = format!("--serviceaccount={namespace}:{ACCOUNT}");
-    let in_namespace = format!("--namespace={namespace}");
-    for arguments in [
-        vec!["create", "serviceaccount", ACCOUNT],
-        vec!["create", "rolebinding", "linkerd-config", "--role", ROLE, &account],
-        vec!["create", "rolebinding", "leader-election", "--role=linkerd-operator-leader-election", &account],
-    ] {
-        control_plane.kubectl(&[arguments, vec![&in_namespace]].concat()).await?;
-    }
-    for role in cluster_roles {
-        let binding = format!("{namespace}-{role}");
-        control_plane.kubectl(&["create", "clusterrolebinding", &binding, "--clusterrole", role, &account]).await?;
-    }
-    let path = control_plane.kubeconfig_for_service_account(&namespace, ACCOUNT).await?;
-    let kubeconfig: Value = serde_json::from_slice(&std::fs::read(path)?)?;
-    let token = kubeconfig.pointer("/users/0/user/token").and_then(Value::as_str).context("no token")?;
-    installation.proxy = FaultProxy::start_with_token(control_plane, ACCOUNT, token).await?;
+    control_plane.apply(&objects).await?;
+    let token = control_plane.service_account_token(namespace, OPERATOR_ACCOUNT).await?;
+    installation.proxy = FaultProxy::start_with_token(control_plane, OPERATOR_ACCOUNT, &token).await?;
     Ok(installation)
 }
 
@@ -88,7 +75,7 @@ async fn grant(installation: &Installation, rules: &Value) -> Result<()> {
 
 async fn in_force(installation: &Installation, allowed: bool, resource: &str, verb: &str) -> Result<()> {
     let namespace = &installation.namespace;
-    let account = format!("--as=system:serviceaccount:{namespace}:{ACCOUNT}");
+    let account = format!("--as=system:serviceaccount:{namespace}:{OPERATOR_ACCOUNT}");
     let in_namespace = format!("--namespace={namespace}");
     let object = if resource == "configmaps" { format!("{resource}/{CONFIG_MAP}") } else { resource.to_owned() };
     eventually(SOON, format_args!("{verb} of {object} to be {allowed}"), async || {
@@ -130,7 +117,7 @@ async fn what_the_repository_grants_is_enough_for_a_whole_life() -> Result<()> {
 /// Who does not want restarts may keep the manager from them.
 #[tokio::test(flavor = "multi_thread")]
 async fn without_the_right_to_look_at_workloads_the_configuration_is_kept_and_what_is_missing_is_said() -> Result<()> {
-    let installation = restricted_to(Installation::new().await?, &[ROLE]).await?;
+    let installation = restricted_to(Installation::new().await?, &[ROLE, EVENTS]).await?;
     let manager = installation.manager().await?;
     installation.declare("mesh", json!({"proxy": {"accessLog": "json"}})).await?;
     installation.reaches("mesh", &WELL).await?;

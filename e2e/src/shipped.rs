@@ -1,0 +1,77 @@
+//! The manifests of the repository, applied as a user applies them.
+//!
+//! * In: a folder with a `kustomization.yaml`. Out: its objects, in the API server or to look at.
+//! * Always: what is tested is what kustomize makes of the folder, not the files in it.
+
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+use anyhow::{Context, Result};
+use serde::Deserialize;
+use serde_json::{Value, json};
+
+use crate::control_plane::ControlPlane;
+
+/// Where the manifests put the operator.
+pub const OPERATOR_NAMESPACE: &str = "linkerd-operator-system";
+pub const OPERATOR_ACCOUNT: &str = "linkerd-operator";
+
+/// Those that are bound to it.
+pub const CLUSTER_ROLES: [&str; 5] = [
+    "linkerd-operator-destination",
+    "linkerd-operator-events",
+    "linkerd-operator-external-workload",
+    "linkerd-operator-linkerd-config",
+    "linkerd-operator-rollout",
+];
+
+static APPLIED: AtomicUsize = AtomicUsize::new(0);
+
+impl ControlPlane {
+    /// What kustomize makes of a folder of the repository.
+    pub async fn shipped(&self, folder: &str) -> Result<Vec<Value>> {
+        let text = self.kubectl(&["kustomize", &in_repository(folder)]).await?;
+        let documents = serde_yaml::Deserializer::from_str(&text).map(Value::deserialize);
+        documents.collect::<Result<_, _>>().with_context(|| format!("{folder} is no YAML"))
+    }
+
+    /// Applies a folder of the repository.
+    pub async fn apply_folder(&self, folder: &str) -> Result<()> {
+        self.kubectl(&["apply", "--server-side", "-k", &in_repository(folder)]).await.map(drop)
+    }
+
+    pub async fn apply(&self, objects: &[Value]) -> Result<()> {
+        let number = APPLIED.fetch_add(1, Ordering::Relaxed);
+        let file = self.directory().join(format!("applied-{number}.json"));
+        let list = json!({"apiVersion": "v1", "kind": "List", "items": objects});
+        tokio::fs::write(&file, list.to_string()).await?;
+        self.kubectl(&["apply", "--server-side", "--force-conflicts", "-f", &file.display().to_string()]).await?;
+        Ok(())
+    }
+
+    /// All that `make deploy` applies, into a cluster with the namespace `linkerd`, except the Deployment: the manager is a process of
+    /// the test's. Of the ClusterRoles only these are bound.
+    pub async fn deploy_without_manager(&self, bound: &[&str]) -> Result<()> {
+        let mut objects = self.shipped("config/default").await?;
+        objects.retain(|object| match object["kind"].as_str() {
+            Some("Deployment") => false,
+            Some("ClusterRoleBinding") => bound.iter().any(|name| is_named(object, name)),
+            _ => true,
+        });
+        self.apply(&objects).await?;
+        self.apply_folder("config/control-plane").await
+    }
+
+    /// A token of the operator's ServiceAccount, which has to be there.
+    pub async fn operator_token(&self) -> Result<String> {
+        self.service_account_token(OPERATOR_NAMESPACE, OPERATOR_ACCOUNT).await
+    }
+}
+
+/// Whether that is the name of the object.
+pub fn is_named(object: &Value, name: &str) -> bool {
+    object["metadata"]["name"] == name
+}
+
+fn in_repository(folder: &str) -> String {
+    format!("{}/../{folder}", env!("CARGO_MANIFEST_DIR"))
+}
