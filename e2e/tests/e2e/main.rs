@@ -18,6 +18,7 @@ mod leadership;
 )]
 mod linkerd_config;
 mod linkerd_config_crd;
+mod manifests;
 mod placement;
 mod process;
 mod profile;

@@ -1,0 +1,203 @@
+//! What `make` does to a cluster, and what it leaves alone there.
+
+use std::{collections::BTreeMap, path::PathBuf, process::Stdio, time::Duration};
+
+use anyhow::{Context, Result, ensure};
+use e2e::{ControlPlane, Options, eventually, mesh::SOON};
+use serde_json::{Value, json};
+use tokio::{process::Command, time::timeout};
+
+const DEADLINE: Duration = Duration::from_secs(180);
+/// One that the operator would have to take a finalizer off.
+const RESTORING: &str = "restoring";
+
+struct Cluster {
+    control_plane: ControlPlane,
+    /// Where make writes down what it deploys: of each its own.
+    overlay: &'static str,
+}
+
+impl Cluster {
+    /// One whose nodes take Pods for running whatever their image.
+    async fn start() -> Result<Self> {
+        let control_plane = ControlPlane::start(Options::full()).await?;
+        for node in ["node-a", "node-b"] {
+            control_plane.add_node(node, node).await?;
+        }
+        Ok(Self { control_plane, overlay: "dist/test-deploy" })
+    }
+
+    /// Runs make; whether it succeeded, and what it said.
+    async fn make(&self, args: &[&str]) -> Result<(bool, String)> {
+        let mut command = Command::new("make");
+        command.current_dir(PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("..")).args(args);
+        command.arg(format!("KUBECTL={}", self.control_plane.kubectl_path()?.display()));
+        command.arg(format!("OVERLAY={}", self.overlay));
+        // Those of a make that runs the tests are not for this one.
+        for variable in ["MAKEFLAGS", "MFLAGS", "MAKELEVEL", "MAKEOVERRIDES"] {
+            command.env_remove(variable);
+        }
+        command.env("KUBECONFIG", self.control_plane.kubeconfig()).env("HOME", self.control_plane.directory());
+        command.stdin(Stdio::null()).kill_on_drop(true);
+        let output = timeout(DEADLINE, command.output()).await.context("make took too long")??;
+        let text = [output.stdout, output.stderr].map(|part| String::from_utf8_lossy(&part).into_owned()).concat();
+        Ok((output.status.success(), text))
+    }
+
+    async fn makes(&self, args: &[&str]) -> Result<String> {
+        let (success, text) = self.make(args).await?;
+        ensure!(success, "make {}: {text}", args.join(" "));
+        Ok(text)
+    }
+
+    /// Everything in the namespace `linkerd`, with what a change changes; Events come and go.
+    async fn in_linkerd(&self) -> Result<BTreeMap<String, String>> {
+        let kinds =
+            self.control_plane.kubectl(&["api-resources", "--namespaced", "--verbs=list", "-o", "name"]).await?;
+        let kinds: Vec<_> = kinds.lines().filter(|kind| !kind.starts_with("events")).collect();
+        let columns = "custom-columns=K:.kind,N:.metadata.name,U:.metadata.uid,V:.metadata.resourceVersion";
+        let list = ["get", &kinds.join(","), "-n", "linkerd", "--no-headers", "-o", columns];
+        let text = self.control_plane.kubectl(&list).await?;
+        let line = |line: &str| {
+            let words: Vec<&str> = line.split_whitespace().collect();
+            Some((format!("{}/{}", words.first()?, words.get(1)?), words.get(2..)?.join(" ")))
+        };
+        text.lines().map(|text| line(text).with_context(|| format!("{text:?}"))).collect()
+    }
+
+    async fn names(&self, args: &[&str]) -> Result<Vec<String>> {
+        let text = self.control_plane.kubectl(&[&["get", "-o", "name"], args].concat()).await?;
+        Ok(text.lines().map(str::to_owned).collect())
+    }
+
+    async fn declare(&self, name: &str, finalizers: &[&str]) -> Result<()> {
+        let config = json!({
+            "apiVersion": "config.linkerd.io/v1alpha1", "kind": "LinkerdConfig",
+            "metadata": {"name": name, "finalizers": finalizers}, "spec": {},
+        });
+        self.control_plane.apply(&[config]).await
+    }
+
+    /// Nothing of the operator's is left in the cluster.
+    async fn has_no_operator(&self) -> Result<()> {
+        let of_it = "app.kubernetes.io/part-of=linkerd-operator";
+        let kinds = "namespaces,clusterroles,clusterrolebindings,roles,rolebindings,deployments,services";
+        let left = self.names(&[kinds, "--all-namespaces", "-l", of_it]).await?;
+        ensure!(left.is_empty(), "{left:?}");
+        Ok(())
+    }
+}
+
+/// What a Linkerd leaves, as far as somebody might want to delete it.
+fn linkerds() -> Vec<Value> {
+    let object = |version: &str, kind: &str, name: &str, rest: Value| {
+        let labels = json!({"linkerd.io/control-plane-ns": "linkerd"});
+        let metadata = json!({"name": name, "namespace": "linkerd", "labels": labels});
+        let mut object = json!({"apiVersion": version, "kind": kind, "metadata": metadata});
+        for (field, value) in rest.as_object().into_iter().flatten() {
+            object[field] = value.clone();
+        }
+        object
+    };
+    let rbac = "rbac.authorization.k8s.io/v1";
+    vec![
+        object("v1", "ConfigMap", "linkerd-config", json!({"data": {"values": "{}"}})),
+        object("v1", "Secret", "linkerd-identity-issuer", json!({"stringData": {"key": "secret"}})),
+        object("v1", "ServiceAccount", "linkerd-destination", json!({})),
+        object("v1", "Service", "linkerd-dst", json!({"spec": {"ports": [{"port": 8086}]}})),
+        object("coordination.k8s.io/v1", "Lease", "linkerd-destination-endpoint-write", json!({"spec": {}})),
+        object(rbac, "Role", "remote-discovery", json!({"rules": []})),
+    ]
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn deploying_and_undeploying_leaves_linkerd_as_it_was() -> Result<()> {
+    let cluster = Cluster::start().await?;
+    let control_plane = &cluster.control_plane;
+    // Linkerd's chart brought one of its definitions.
+    let servers = format!("{}/../crd/linkerd/servers.yaml", env!("CARGO_MANIFEST_DIR"));
+    control_plane.kubectl(&["create", "-f", &servers]).await?;
+    let version = "jsonpath={.metadata.uid} {.metadata.resourceVersion}";
+    let linkerds_definition = ["get", "crd", "servers.policy.linkerd.io", "-o", version];
+    let said = cluster.makes(&["install"]).await?;
+    ensure!(said.contains("servers.yaml: there already, left as it is"), "{said}");
+    let before = control_plane.kubectl(&linkerds_definition).await?;
+
+    // Where there is no Linkerd.
+    let said = cluster.makes(&["deploy", "WAIT=90s"]).await?;
+    ensure!(said.contains("There is no namespace linkerd") && said.contains("successfully rolled out"), "{said}");
+    cluster.makes(&["undeploy", "WAIT=90s"]).await?;
+    cluster.has_no_operator().await?;
+
+    control_plane.kubectl(&["create", "namespace", "linkerd"]).await?;
+    control_plane.apply(&linkerds()).await?;
+    eventually(SOON, "what every namespace gets", async || {
+        let known = cluster.in_linkerd().await?;
+        ensure!(
+            known.contains_key("ServiceAccount/default") && known.contains_key("ConfigMap/kube-root-ca.crt"),
+            "{known:?}"
+        );
+        Ok(())
+    })
+    .await?;
+    let linkerd = cluster.in_linkerd().await?;
+    let said = cluster.makes(&["deploy", "WAIT=90s"]).await?;
+    ensure!(!said.contains("There is no namespace") && said.contains("successfully rolled out"), "{said}");
+    let roles = cluster
+        .names(&["roles,rolebindings", "-n", "linkerd", "-l", "app.kubernetes.io/name=linkerd-operator"])
+        .await?;
+    assert_eq!(roles.len(), 4, "{roles:?}");
+    let pods =
+        cluster.names(&["pods", "-n", "linkerd-operator-system", "--field-selector=status.phase=Running"]).await?;
+    assert_eq!(pods.len(), 2, "{pods:?}");
+    // As an upgrade without a change.
+    cluster.makes(&["deploy", "WAIT=90s"]).await?;
+
+    // The nodes do not really run it, so nobody takes the finalizer off.
+    cluster.declare("plain", &[]).await?;
+    cluster.declare(RESTORING, &["config.linkerd.io/restore-base"]).await?;
+    for target in ["undeploy", "uninstall"] {
+        let (success, said) = cluster.make(&[target, "WAIT=3s"]).await?;
+        ensure!(!success && said.contains("LinkerdConfigs are still there after 3s"), "{said}");
+        ensure!(said.contains("\"finalizers\":null"), "{said}");
+    }
+    assert_eq!(cluster.names(&["linkerdconfigs"]).await?, [format!("linkerdconfig.config.linkerd.io/{RESTORING}")]);
+    assert_eq!(cluster.names(&["deployments", "-n", "linkerd-operator-system"]).await?.len(), 1);
+    let free = r#"{"metadata":{"finalizers":null}}"#;
+    control_plane.kubectl(&["patch", "linkerdconfig", RESTORING, "--type=merge", "-p", free]).await?;
+    cluster.makes(&["undeploy", "WAIT=90s"]).await?;
+    cluster.has_no_operator().await?;
+    assert_eq!(cluster.in_linkerd().await?, linkerd);
+
+    // A machine still uses one of the definitions.
+    let machine = json!({
+        "apiVersion": "workload.linkerd.io/v1beta1", "kind": "ExternalWorkload",
+        "metadata": {"name": "vm", "namespace": "default"},
+        "spec": {"meshTLS": {"identity": "spiffe://a/vm", "serverName": "vm.example"}, "workloadIPs": [{"ip": "192.0.2.1"}]},
+    });
+    control_plane.apply(&[machine]).await?;
+    let said = cluster.makes(&["uninstall"]).await?;
+    ensure!(said.contains("externalworkloads.workload.linkerd.io still has objects"), "{said}");
+    let left = cluster.names(&["crd"]).await?;
+    let crd = |name: &str| format!("customresourcedefinition.apiextensions.k8s.io/{name}");
+    assert_eq!(left, [crd("externalworkloads.workload.linkerd.io"), crd("servers.policy.linkerd.io")]);
+    assert_eq!(control_plane.kubectl(&linkerds_definition).await?, before, "Linkerd's own");
+    Ok(())
+}
+
+/// The targets that need what is not everywhere say so.
+#[tokio::test(flavor = "multi_thread")]
+async fn what_is_missing_is_said() -> Result<()> {
+    let control_plane = ControlPlane::start(Options::default()).await?;
+    let cluster = Cluster { control_plane, overlay: "dist/test-missing" };
+    let (success, said) = cluster.make(&["deploy", "WAIT=1s", "IMAGE=example.com/operator:1"]).await?;
+    ensure!(!success && said.contains("Does the cluster have the image example.com/operator:1?"), "{said}");
+    let nowhere = "CERT_MANAGER_URL=http://127.0.0.1:9/cert-manager.yaml";
+    let (success, said) = cluster.make(&["cert-manager", nowhere]).await?;
+    ensure!(!success && said.contains("This needs the internet"), "{said}");
+    let (success, said) = cluster.make(&["emojivoto", "WAIT=1s"]).await?;
+    ensure!(!success && said.contains("the nodes pull the images"), "{said}");
+    let opted_in = cluster.names(&["deployments", "-n", "emojivoto", "-l", "config.linkerd.io/reconcile=auto"]).await?;
+    assert_eq!(opted_in.len(), 3, "{opted_in:?}");
+    Ok(())
+}

@@ -1,0 +1,173 @@
+//! The manifests as they are shipped: what is in them, what an API server makes of them, what each permission is for, and what
+//! `make` does with them.
+
+mod make;
+mod probe;
+mod rules;
+
+use anyhow::{Context, Result, ensure};
+use e2e::{
+    ControlPlane, Options,
+    shipped::{OPERATOR_ACCOUNT, OPERATOR_NAMESPACE, is_named},
+};
+use serde_json::{Value, json};
+
+/// What `make deploy` applies.
+const FOLDERS: [&str; 2] = ["config/default", "config/control-plane"];
+/// What else is there to be applied.
+const OPTIONAL: [&str; 2] = ["config/prometheus", "config/network-policy"];
+
+async fn shipped(folders: &[&str]) -> Result<Vec<Value>> {
+    let mut objects = Vec::new();
+    for folder in folders {
+        objects.extend(e2e::shared().await?.shipped(folder).await?);
+    }
+    Ok(objects)
+}
+
+fn id(object: &Value) -> String {
+    format!(
+        "{}/{}",
+        object["kind"].as_str().unwrap_or_default(),
+        object["metadata"]["name"].as_str().unwrap_or_default()
+    )
+}
+
+fn of_kind<'a>(objects: &'a [Value], kind: &str) -> Vec<&'a Value> {
+    objects.iter().filter(|object| object["kind"] == kind).collect()
+}
+
+#[tokio::test]
+async fn nothing_of_ours_is_in_linkerds_namespace_but_roles_and_nothing_looks_like_linkerds() -> Result<()> {
+    for object in shipped(&[FOLDERS.as_slice(), &OPTIONAL].concat()).await? {
+        let (id, metadata) = (id(&object), &object["metadata"]);
+        match metadata["namespace"].as_str() {
+            Some("linkerd") => ensure!(id.starts_with("Role/") || id.starts_with("RoleBinding/"), "{id} is in linkerd"),
+            Some(namespace) => ensure!(namespace == OPERATOR_NAMESPACE, "{id} is in {namespace}"),
+            None => {
+                let global =
+                    ["Namespace/linkerd-operator-system", "CustomResourceDefinition/linkerdconfigs.config.linkerd.io"];
+                ensure!(id.starts_with("ClusterRole") || global.contains(&&*id), "{id} is in no namespace");
+            }
+        }
+        // `linkerd prune` lists, and `linkerd check` looks at, what has labels of these.
+        for labels in [&metadata["labels"], &object["spec"]["template"]["metadata"]["labels"]] {
+            let linkerds: Vec<_> = labels
+                .as_object()
+                .into_iter()
+                .flat_map(serde_json::Map::keys)
+                .filter(|key| key.contains("linkerd.io/") && *key != "config.linkerd.io/admission-webhooks")
+                .collect();
+            ensure!(linkerds.is_empty(), "{id}: {linkerds:?}");
+        }
+        if !id.starts_with("CustomResourceDefinition/") {
+            ensure!(metadata["labels"]["app.kubernetes.io/name"] == "linkerd-operator", "{id}: {metadata}");
+        }
+    }
+    Ok(())
+}
+
+#[tokio::test]
+async fn each_role_is_bound_to_the_operator_once_and_those_for_people_to_nobody() -> Result<()> {
+    let objects = shipped(&FOLDERS).await?;
+    let subject = json!([{"kind": "ServiceAccount", "name": OPERATOR_ACCOUNT, "namespace": OPERATOR_NAMESPACE}]);
+    for kind in ["Role", "ClusterRole"] {
+        let bindings = of_kind(&objects, &format!("{kind}Binding"));
+        let roles = of_kind(&objects, kind);
+        for binding in &bindings {
+            ensure!(binding["subjects"] == subject, "{binding}");
+            let bound = |role: &&&Value| {
+                let reference =
+                    json!({"apiGroup": "rbac.authorization.k8s.io", "kind": kind, "name": role["metadata"]["name"]});
+                binding["roleRef"] == reference && binding["metadata"]["namespace"] == role["metadata"]["namespace"]
+            };
+            ensure!(roles.iter().filter(bound).count() == 1, "{} binds no role that is shipped", id(binding));
+        }
+        for role in roles {
+            let name = role["metadata"]["name"].as_str().context("a name")?;
+            let here = |binding: &&&Value| {
+                is_named(binding, name) && binding["metadata"]["namespace"] == role["metadata"]["namespace"]
+            };
+            let is_for_people = name.contains("-linkerdconfig-");
+            let count = bindings.iter().filter(here).count();
+            ensure!(count == usize::from(!is_for_people), "{} is bound {count} times", id(role));
+            let labels = role["metadata"]["labels"].to_string();
+            ensure!(!labels.contains("aggregate") && role.get("aggregationRule").is_none(), "{}: {labels}", id(role));
+        }
+    }
+    Ok(())
+}
+
+#[tokio::test]
+async fn probes_and_services_name_ports_that_the_manager_listens_on() -> Result<()> {
+    let objects = shipped(&[FOLDERS.as_slice(), &OPTIONAL].concat()).await?;
+    let [deployment] = of_kind(&objects, "Deployment")[..] else { anyhow::bail!("not one Deployment") };
+    let pod = &deployment["spec"]["template"];
+    let container = &pod["spec"]["containers"][0];
+    assert_eq!(
+        container["ports"],
+        json!([{"name": "grpc", "containerPort": 8086}, {"name": "admin", "containerPort": 9996}])
+    );
+    let probe = |path: &str| json!({"path": path, "port": "admin"});
+    assert_eq!(container["livenessProbe"]["httpGet"], probe("/live"));
+    assert_eq!(container["readinessProbe"]["httpGet"], probe("/ready"));
+    assert_eq!(container["image"], "linkerd-operator:dev");
+    let own = json!({"app.kubernetes.io/name": "linkerd-operator"});
+    for selector in [
+        &deployment["spec"]["selector"]["matchLabels"],
+        &of_kind(&objects, "Service")[0]["spec"]["selector"],
+        &of_kind(&objects, "PodDisruptionBudget")[0]["spec"]["selector"]["matchLabels"],
+        &of_kind(&objects, "PodMonitor")[0]["spec"]["selector"]["matchLabels"],
+        &of_kind(&objects, "NetworkPolicy")[0]["spec"]["podSelector"]["matchLabels"],
+    ] {
+        assert_eq!(*selector, own);
+    }
+    for (key, value) in own.as_object().context("labels")? {
+        assert_eq!(pod["metadata"]["labels"][key], *value);
+    }
+    Ok(())
+}
+
+/// Every field known, every value valid, no warning; and the Pods pass where only `restricted` ones may.
+#[tokio::test]
+async fn an_api_server_takes_everything_without_a_warning_and_its_pods_as_restricted() -> Result<()> {
+    let control_plane = ControlPlane::start(Options::default()).await?;
+    // Nothing can be tried in a namespace that is not there.
+    let namespace = control_plane.shipped("config/manager").await?;
+    control_plane.apply(&of_kind(&namespace, "Namespace").into_iter().cloned().collect::<Vec<_>>()).await?;
+    control_plane.kubectl(&["create", "namespace", "linkerd"]).await?;
+    for folder in [FOLDERS.as_slice(), &["config/network-policy", "crd/linkerd"]].concat() {
+        let path = format!("{}/../{folder}", env!("CARGO_MANIFEST_DIR"));
+        let strictly = ["apply", "--dry-run=server", "--validate=strict", "--warnings-as-errors", "-k", &path];
+        for how in [&["--server-side"][..], &[]] {
+            let said = control_plane.kubectl(&[&strictly, how].concat()).await.with_context(|| folder.to_owned())?;
+            ensure!(said.contains("(server dry run)"), "{folder}: {said}");
+        }
+    }
+    let objects = control_plane.shipped("config/default").await?;
+    let pod = &of_kind(&objects, "Deployment")[0]["spec"]["template"];
+    let create = async |pod: &Value| {
+        let mut pod = pod.clone();
+        pod["apiVersion"] = json!("v1");
+        pod["kind"] = json!("Pod");
+        pod["metadata"]["name"] = json!("one");
+        pod["metadata"]["namespace"] = json!(OPERATOR_NAMESPACE);
+        let file = control_plane.directory().join("pod.json");
+        tokio::fs::write(&file, pod.to_string()).await?;
+        let file = file.display().to_string();
+        control_plane.kubectl(&["create", "--dry-run=server", "--warnings-as-errors", "-f", &file]).await
+    };
+    create(pod).await?;
+    // That it is restricted is seen by what is refused.
+    for (part, field) in [("pod", "runAsNonRoot"), ("pod", "seccompProfile"), ("container", "capabilities")] {
+        let mut lax = pod.clone();
+        let context = match part {
+            "pod" => &mut lax["spec"]["securityContext"],
+            _ => &mut lax["spec"]["containers"][0]["securityContext"],
+        };
+        ensure!(context.as_object_mut().context("a securityContext")?.remove(field).is_some(), "no {field}");
+        let refusal = create(&lax).await.err().with_context(|| format!("without {field} it was taken"))?;
+        ensure!(format!("{refusal:#}").contains("violates PodSecurity \"restricted"), "{refusal:#}");
+    }
+    Ok(())
+}

@@ -1,0 +1,366 @@
+//! Every permission that the manifests grant: what it is for, and that it is needed for that.
+//!
+//! Always: the table and the shipped roles say the same. Of each role each permission is probed with a request as the manager sends
+//! it, which passes with the role as shipped and is denied without that one permission.
+
+use std::collections::BTreeSet;
+
+use anyhow::{Context, Result, ensure};
+use e2e::{
+    ControlPlane, Options, eventually, kubeconfig,
+    mesh::SOON,
+    shipped::{OPERATOR_ACCOUNT, OPERATOR_NAMESPACE},
+};
+use hyper::StatusCode;
+use kube::Client;
+use serde_json::{Value, json};
+
+use super::{
+    FOLDERS,
+    probe::{self, NAMESPACE},
+};
+
+/// A resource as RBAC spells it, the name of the only object if there is one, verbs, what for.
+type Line = (&'static str, &'static str, &'static str, &'static str);
+
+/// A role's kind and name, then what it grants.
+const TABLE: &[(&str, &[Line])] = &[
+    (
+        "ClusterRole/linkerd-operator-destination",
+        &[
+            ("pods", "", "list watch", "what endpoints and addresses are: identity, ports, node, owner"),
+            ("services", "", "list watch", "the targets of Get and GetProfile"),
+            ("nodes", "", "list watch", "the zones of clients"),
+            ("endpointslices.discovery.k8s.io", "", "list watch", "the endpoints of Services"),
+            ("replicasets.apps", "", "list watch", "the Deployment that a Pod belongs to, for its labels"),
+            ("jobs.batch", "", "list watch", "the CronJob that a Pod belongs to, for its labels"),
+            ("servers.policy.linkerd.io", "", "list watch", "ports that are opaque"),
+            ("externalworkloads.workload.linkerd.io", "", "list watch", "machines behind endpoints"),
+            ("serviceprofiles.linkerd.io", "", "list watch", "routes and budgets of profiles"),
+        ],
+    ),
+    (
+        "ClusterRole/linkerd-operator-external-workload",
+        &[
+            ("services", "", "list watch", "which machines are endpoints of what"),
+            (
+                "services/finalizers",
+                "",
+                "update",
+                "slices that block the deletion of their Service, under OpenShift's admission",
+            ),
+            ("externalworkloads.workload.linkerd.io", "", "list watch", "the machines"),
+            (
+                "endpointslices.discovery.k8s.io",
+                "",
+                "list watch",
+                "what is written so far, by Linkerd's controller too",
+            ),
+            ("endpointslices.discovery.k8s.io", "", "create update delete", "the slices of machines"),
+            ("endpointslices.discovery.k8s.io", "", "get", "one that is there already when it is to be created"),
+        ],
+    ),
+    (
+        "ClusterRole/linkerd-operator-linkerd-config",
+        &[
+            ("linkerdconfigs.config.linkerd.io", "", "list watch", "what is declared"),
+            ("linkerdconfigs.config.linkerd.io", "", "get patch", "the finalizer of those that restore the base"),
+            ("linkerdconfigs.config.linkerd.io/status", "", "patch", "the status"),
+            ("endpointslices.discovery.k8s.io", "", "list watch", "the replicas of the proxy-injector"),
+            (
+                "mutatingwebhookconfigurations.admissionregistration.k8s.io",
+                "linkerd-proxy-injector-webhook-config",
+                "get",
+                "how injectors are called, and by whom their certificates are signed",
+            ),
+        ],
+    ),
+    (
+        "ClusterRole/linkerd-operator-rollout",
+        &[
+            ("pods", "", "list watch", "which proxies are out of date"),
+            ("namespaces", "", "list watch", "who opted in, and where injection works"),
+            ("replicasets.apps", "", "list watch", "the Deployment that a Pod belongs to"),
+            ("jobs.batch", "", "list watch", "that a Pod belongs to a Job, and is left alone"),
+            ("deployments.apps", "", "list watch patch", "whether it is well; its restart"),
+            ("statefulsets.apps", "", "list watch patch", "whether it is well; its restart"),
+            ("daemonsets.apps", "", "list watch patch", "whether it is well; its restart"),
+            ("poddisruptionbudgets.policy", "", "list watch", "whether a restart would break a budget"),
+            ("pods/eviction", "", "create", "rollout.method: Evict"),
+        ],
+    ),
+    (
+        "ClusterRole/linkerd-operator-events",
+        &[("events.events.k8s.io", "", "create patch", "what is told, and how often it came again")],
+    ),
+    (
+        "Role/linkerd-operator-leader-election",
+        &[
+            ("leases.coordination.k8s.io", "", "create", "the first election of the operator's own Lease"),
+            ("leases.coordination.k8s.io", "linkerd-operator", "get update", "its elections"),
+        ],
+    ),
+    (
+        "Role/linkerd-operator-external-workload",
+        &[
+            ("leases.coordination.k8s.io", "", "create", "the first election where Linkerd's controller never ran"),
+            ("leases.coordination.k8s.io", "linkerd-destination-endpoint-write", "get update", "taking turns with it"),
+        ],
+    ),
+    (
+        "Role/linkerd-operator-linkerd-config",
+        &[
+            ("configmaps", "", "list watch", "the document, and the trust anchors"),
+            ("configmaps", "linkerd-config", "get patch", "writing the document, and restoring it"),
+            ("controllerrevisions.apps", "", "list create delete", "what the installer of Linkerd wrote, kept"),
+            ("pods", "", "patch", "injectorSync.nudge"),
+            ("deployments.apps", "linkerd-proxy-injector", "patch", "injectorSync.onTimeout: RestartInjector"),
+        ],
+    ),
+    (
+        "ClusterRole/linkerd-operator-linkerdconfig-editor",
+        &[("linkerdconfigs.config.linkerd.io", "", "get list watch create update patch delete", "people who declare")],
+    ),
+    (
+        "ClusterRole/linkerd-operator-linkerdconfig-viewer",
+        &[("linkerdconfigs.config.linkerd.io", "", "get list watch", "people who look")],
+    ),
+];
+
+/// One verb on one resource, of all its objects or the one with the name.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) struct Permission {
+    /// As RBAC's rules have it: with its subresource, without its group.
+    pub(super) resource: String,
+    pub(super) group: String,
+    pub(super) name: Option<String>,
+    pub(super) verb: String,
+}
+
+/// A role as it is shipped.
+struct Role {
+    kind: String,
+    name: String,
+    /// `None` of a ClusterRole.
+    namespace: Option<String>,
+    rules: Value,
+}
+
+// === impl Permission ===
+
+impl Permission {
+    /// Of a line of the table.
+    fn all_of(resource: &str, name: &str, verbs: &str) -> Vec<Self> {
+        let (path, subresource) = resource.split_once('/').map_or((resource, None), |(path, sub)| (path, Some(sub)));
+        let (plural, group) = path.split_once('.').unwrap_or((path, ""));
+        let resource = subresource.map_or(plural.to_owned(), |subresource| format!("{plural}/{subresource}"));
+        let name = (!name.is_empty()).then(|| name.to_owned());
+        let permission = |verb: &str| Self {
+            resource: resource.clone(),
+            group: group.to_owned(),
+            name: name.clone(),
+            verb: verb.to_owned(),
+        };
+        verbs.split_whitespace().map(permission).collect()
+    }
+
+    fn to_rule(&self) -> Value {
+        let mut rule = json!({"apiGroups": [self.group], "resources": [self.resource], "verbs": [self.verb]});
+        if let Some(name) = &self.name {
+            rule["resourceNames"] = json!([name]);
+        }
+        rule
+    }
+}
+
+// === impl Role ===
+
+impl Role {
+    fn read(object: &Value) -> Option<Self> {
+        let kind = object["kind"].as_str().filter(|kind| matches!(*kind, "Role" | "ClusterRole"))?;
+        Some(Self {
+            kind: kind.to_owned(),
+            name: object["metadata"]["name"].as_str()?.to_owned(),
+            namespace: object["metadata"]["namespace"].as_str().map(str::to_owned),
+            rules: object["rules"].clone(),
+        })
+    }
+
+    fn id(&self) -> String {
+        format!("{}/{}", self.kind, self.name)
+    }
+
+    /// Bound to the operator, and not to be bound to people.
+    fn is_operators(&self) -> bool {
+        !self.name.contains("-linkerdconfig-")
+    }
+
+    fn permissions(&self) -> Vec<Permission> {
+        let mut all = Vec::new();
+        for rule in self.rules.as_array().into_iter().flatten() {
+            for (group, resource, verb) in strings(&rule["apiGroups"]).flat_map(|group| {
+                strings(&rule["resources"])
+                    .flat_map(move |resource| strings(&rule["verbs"]).map(move |verb| (group, resource, verb)))
+            }) {
+                let names: Vec<_> = strings(&rule["resourceNames"]).map(|name| Some(name.to_owned())).collect();
+                for name in if names.is_empty() { vec![None] } else { names } {
+                    all.push(Permission { resource: resource.into(), group: group.into(), name, verb: verb.into() });
+                }
+            }
+        }
+        all
+    }
+
+    async fn set_rules(&self, admin: &Client, rules: &Value) -> Result<()> {
+        let of = self.namespace.as_ref().map_or("clusterroles".to_owned(), |name| format!("namespaces/{name}/roles"));
+        let request = http::Request::patch(format!("/apis/rbac.authorization.k8s.io/v1/{of}/{}", self.name))
+            .header("content-type", "application/merge-patch+json")
+            .body(json!({ "rules": rules }).to_string().into_bytes())?;
+        admin.request_text(request).await?;
+        Ok(())
+    }
+
+    /// A client that may do what this role grants, and nothing else.
+    async fn client(&self, control_plane: &ControlPlane) -> Result<Client> {
+        let account = self.id().to_lowercase().replace('/', "-");
+        let mut binding = json!({
+            "apiVersion": "rbac.authorization.k8s.io/v1", "kind": format!("{}Binding", self.kind),
+            "metadata": {"name": account},
+            "roleRef": {"apiGroup": "rbac.authorization.k8s.io", "kind": self.kind, "name": self.name},
+            "subjects": [{"kind": "ServiceAccount", "name": account, "namespace": NAMESPACE}],
+        });
+        if let Some(namespace) = &self.namespace {
+            binding["metadata"]["namespace"] = json!(namespace);
+        }
+        let account_object = json!({"apiVersion": "v1", "kind": "ServiceAccount", "metadata": {"name": account, "namespace": NAMESPACE}});
+        control_plane.apply(&[account_object, binding]).await?;
+        kubeconfig::client(&control_plane.kubeconfig_for_service_account(NAMESPACE, &account).await?).await
+    }
+}
+
+fn strings(list: &Value) -> impl Iterator<Item = &str> {
+    list.as_array().into_iter().flatten().filter_map(Value::as_str)
+}
+
+async fn shipped_roles(control_plane: &ControlPlane) -> Result<Vec<Role>> {
+    let mut roles = Vec::new();
+    for folder in FOLDERS {
+        roles.extend(control_plane.shipped(folder).await?.iter().filter_map(Role::read));
+    }
+    ensure!(!roles.is_empty(), "no roles");
+    Ok(roles)
+}
+
+#[tokio::test]
+async fn each_rule_has_a_reason_and_each_reason_a_rule() -> Result<()> {
+    let mut granted = Vec::new();
+    for role in shipped_roles(e2e::shared().await?).await? {
+        granted.extend(role.permissions().into_iter().map(|permission| (role.id(), permission)));
+    }
+    let mut needed = Vec::new();
+    for (role, lines) in TABLE {
+        for (resource, name, verbs, why) in *lines {
+            ensure!(!why.is_empty(), "{role}: {resource}: what for?");
+            needed.extend(Permission::all_of(resource, name, verbs).into_iter().map(|it| ((*role).to_owned(), it)));
+        }
+    }
+    for list in [&granted, &needed] {
+        let mut once = BTreeSet::new();
+        let twice: Vec<_> = list.iter().filter(|it| !once.insert(*it)).collect();
+        ensure!(twice.is_empty(), "more than once: {twice:?}");
+    }
+    let unexplained: Vec<_> = granted.iter().filter(|it| !needed.contains(it)).collect();
+    let missing: Vec<_> = needed.iter().filter(|it| !granted.contains(it)).collect();
+    ensure!(
+        unexplained.is_empty() && missing.is_empty(),
+        "without a reason: {unexplained:?}\nnot granted: {missing:?}"
+    );
+    Ok(())
+}
+
+#[tokio::test]
+async fn nothing_is_granted_that_has_no_bounds() -> Result<()> {
+    for role in shipped_roles(e2e::shared().await?).await? {
+        for rule in role.rules.as_array().context("rules")? {
+            ensure!(rule.get("nonResourceURLs").is_none(), "{}: {rule}", role.id());
+        }
+        for permission in role.permissions() {
+            let Permission { resource, group, name, verb } = &permission;
+            let wild = [resource, group, verb].iter().any(|text| text.contains('*'));
+            let secret = resource.starts_with("secrets") || resource.starts_with("serviceaccounts");
+            let power = matches!(verb.as_str(), "escalate" | "bind" | "impersonate" | "deletecollection");
+            // A request to list or create says no name: the rule would grant nothing.
+            let void = name.is_some() && matches!(verb.as_str(), "list" | "watch" | "create");
+            ensure!(!wild && !secret && !power && !void, "{}: {permission:?}", role.id());
+        }
+    }
+    Ok(())
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn each_rule_is_enough_for_what_it_is_for_and_nothing_else_is() -> Result<()> {
+    let strict = "--enable-admission-plugins=OwnerReferencesPermissionEnforcement".to_owned();
+    let control_plane =
+        &ControlPlane::start(Options { extra_api_server_args: vec![strict], ..Options::default() }).await?;
+    control_plane.install_crds("crd/linkerd").await?;
+    control_plane.kubectl(&["create", "namespace", "linkerd"]).await?;
+    for folder in FOLDERS {
+        control_plane.apply_folder(folder).await?;
+    }
+    control_plane.install_crds("crd").await?;
+    control_plane.apply(&probe::objects()).await?;
+    let admin = control_plane.client().await?;
+    let path = control_plane.kubeconfig_for_service_account(OPERATOR_NAMESPACE, OPERATOR_ACCOUNT).await?;
+    let operator = kubeconfig::client(&path).await?;
+    let roles = shipped_roles(control_plane).await?;
+    let operators: Vec<_> = roles.iter().filter(|role| role.is_operators()).flat_map(Role::permissions).collect();
+    let mut probes = 0;
+    for role in &roles {
+        let alone = role.client(control_plane).await?;
+        let permissions = role.permissions();
+        for permission in &permissions {
+            let request = probe::Probe::of(permission, role.namespace.as_deref(), &admin).await?;
+            let passes = async |client: &Client| {
+                eventually(SOON, format_args!("{permission:?} of {} to be granted", role.id()), async || {
+                    let (status, text) = request.send(client).await?;
+                    ensure!(status.is_success(), "{status} {text}");
+                    Ok(())
+                })
+                .await
+            };
+            passes(&alone).await?;
+            if role.is_operators() {
+                passes(&operator).await?;
+            } else if !operators.contains(permission) {
+                let (status, text) = request.send(&operator).await?;
+                ensure!(status == StatusCode::FORBIDDEN, "the operator may do what is for people: {status} {text}");
+            }
+            let others: Vec<_> = permissions.iter().filter(|it| *it != permission).map(Permission::to_rule).collect();
+            role.set_rules(&admin, &json!(others)).await?;
+            eventually(SOON, format_args!("{permission:?} of {} to be needed", role.id()), async || {
+                let (status, text) = request.send(&alone).await?;
+                ensure!(status == StatusCode::FORBIDDEN, "{status} {text}");
+                Ok(())
+            })
+            .await?;
+            role.set_rules(&admin, &role.rules).await?;
+            probes += 1;
+        }
+    }
+    println!("{probes} permissions, each probed with it and without it");
+    // What no rule grants, seen with the same eyes.
+    for path in [
+        "/api/v1/secrets",
+        "/api/v1/namespaces/linkerd/secrets",
+        "/api/v1/namespaces/linkerd-operator-system/secrets",
+        "/api/v1/configmaps",
+        "/api/v1/namespaces/linkerd-operator-system/configmaps",
+        "/api/v1/namespaces/linkerd/configmaps/linkerd-identity-trust-roots",
+        "/apis/coordination.k8s.io/v1/namespaces/linkerd/leases/policy-controller-write",
+        "/apis/admissionregistration.k8s.io/v1/mutatingwebhookconfigurations",
+    ] {
+        let (status, text) = probe::Probe::get(path).send(&operator).await?;
+        ensure!(status == StatusCode::FORBIDDEN, "{path}: {status} {text}");
+    }
+    Ok(())
+}
