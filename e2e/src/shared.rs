@@ -2,13 +2,14 @@
 //!
 //! * Always: started by the first who asks; ended, with its directory, when the process ends, because its supervisors notice.
 
-use anyhow::Result;
+use anyhow::{Result, ensure};
 use tokio::sync::OnceCell;
 
 use crate::{
     control_plane::{ControlPlane, Options},
     manager::{Manager, ManagerOptions},
     mesh::SOON,
+    shipped::{CLUSTER_ROLES, OPERATOR_ACCOUNT, OPERATOR_NAMESPACE},
 };
 
 static SHARED: OnceCell<ControlPlane> = OnceCell::const_new();
@@ -29,7 +30,10 @@ pub async fn shared() -> Result<&'static ControlPlane> {
         .await
 }
 
-/// The shared control plane with Linkerd's CRDs, and one manager that leads.
+/// The shared control plane with Linkerd's CRDs, and one manager that leads, and may do what the manifests grant it.
+///
+/// # Errors
+/// Also when it has been denied anything so far, whatever test that was for.
 pub async fn shared_manager() -> Result<(&'static ControlPlane, &'static Manager)> {
     static MANAGER: OnceCell<Manager> = OnceCell::const_new();
     let control_plane = shared().await?;
@@ -40,10 +44,24 @@ pub async fn shared_manager() -> Result<(&'static ControlPlane, &'static Manager
             if control_plane.kubectl(&["get", "namespace", "linkerd"]).await.is_err() {
                 control_plane.kubectl(&["create", "namespace", "linkerd"]).await?;
             }
-            let mut manager = Manager::start(control_plane, ManagerOptions::default())?;
+            let mut options = ManagerOptions::default();
+            // On somebody's real cluster it is the one who runs the tests.
+            if control_plane.ca_pem().is_ok() {
+                control_plane.deploy_without_manager(&CLUSTER_ROLES).await?;
+                control_plane.install_crds("crd").await?;
+                let account =
+                    control_plane.kubeconfig_for_service_account(OPERATOR_NAMESPACE, OPERATOR_ACCOUNT).await?;
+                options.kubeconfig = Some(account);
+                options.args = vec![format!("--operator-namespace={OPERATOR_NAMESPACE}")];
+            }
+            let mut manager = Manager::start(control_plane, options)?;
             manager.ready(SOON).await?;
             anyhow::Ok(manager)
         })
         .await?;
+    // A namespace that ends refuses what is new in it as well; that names no user.
+    let log = manager.log();
+    let denied = log.lines().find(|line| line.contains("is forbidden: User"));
+    ensure!(denied.is_none(), "{denied:?}");
     Ok((control_plane, manager))
 }
