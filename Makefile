@@ -11,6 +11,10 @@ ifndef KUBECTL
 KUBECTL = $(eval KUBECTL := $(shell command -v kubectl 2>/dev/null || $(CARGO) run --quiet --bin control-plane -- kubectl-path))$(KUBECTL)
 endif
 CRDS := $(filter-out %/kustomization.yaml,$(wildcard crd/linkerd/*.yaml))
+# The image's name, and the file that holds it.
+IMAGE ?= linkerd-operator:dev
+IMAGE_TAR ?= dist/linkerd-operator-image.tar
+HOST = $(shell rustc --version --verbose 2>/dev/null | sed -n 's/^host: //p')
 MARK := app.kubernetes.io/managed-by=linkerd-operator
 # What is deployed, and where to: as config/default and config/control-plane have it.
 IMAGE ?= linkerd-operator:dev
@@ -85,6 +89,24 @@ soak: ## Does it stay right and small: churn, reconnects, slow readers and fault
 .PHONY: build
 build: ## The debug binaries of the operator and its tests
 	$(CARGO) build --locked --workspace --bins
+
+##@ Package it
+
+# What the binary and the image say of themselves: nothing that the next build of this commit would say differently.
+STAMP = export LINKERD_OPERATOR_COMMIT="$$(git describe --always --abbrev=40 --exclude='*' --dirty)"; \
+	export SOURCE_DATE_EPOCH="$${SOURCE_DATE_EPOCH:-$$(git log -1 --format=%ct)}"; \
+	export LINKERD_OPERATOR_BUILD_DATE="$$(date -u -d "@$$SOURCE_DATE_EPOCH" +%Y-%m-%dT%H:%M:%SZ)"
+STATIC = $(TARGET)/$(HOST)/release/linkerd-operator
+
+# A static binary, because nothing else is in the image. The target is named, though it is the host's: else the flags would
+# go to proc macros too, which cannot be static. No path of this machine is in it, so that others get the same bytes.
+.PHONY: image
+image: ## The container image, without docker and registry: IMAGE=linkerd-operator:dev in dist/linkerd-operator-image.tar
+	@$(STAMP); \
+	RUSTFLAGS="-C target-feature=+crt-static --remap-path-prefix=$${CARGO_HOME:-$$HOME/.cargo}=cargo --remap-path-prefix=$(CURDIR)=." \
+	CARGO_PROFILE_RELEASE_DEBUG=false CARGO_PROFILE_RELEASE_STRIP=symbols \
+	$(CARGO) build --locked --release --target $(HOST) --bin linkerd-operator; \
+	$(CARGO) run --quiet --locked --package e2e --bin image -- $(STATIC) $(IMAGE) $(IMAGE_TAR)
 
 ##@ Install it
 

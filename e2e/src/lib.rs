@@ -22,6 +22,7 @@ pub mod fault_proxy;
 pub mod flood;
 pub mod hostile_client;
 pub mod http2;
+pub mod image;
 pub mod injector;
 pub mod kubeconfig;
 pub mod load;

@@ -1,0 +1,66 @@
+//! `image BINARY REFERENCE OUTPUT`: packs the operator's static binary as a container image.
+//!
+//! * In: `LINKERD_OPERATOR_COMMIT`, `LINKERD_OPERATOR_BUILD_DATE`, `SOURCE_DATE_EPOCH`, as the binary was built with.
+//! * Out: the archive, and what it would weigh in a registry. Always: fails when that is more than a node should have to pull, or
+//!   when the binary needs a library that is not in the image.
+
+use std::{collections::BTreeMap, fs, path::Path};
+
+use anyhow::{Context, Result, bail, ensure};
+use e2e::image::{Image, architecture, compressed_len};
+
+const NAME: &str = "linkerd-operator";
+/// Any user but root; Kubernetes must be able to see that it is not root, so a number.
+const USER: &str = "65532:65532";
+const MOST: usize = 15_000_000;
+/// Of an ELF file's program headers: the path of the loader that finds its libraries.
+const LOADER: &[u8] = b"/ld-linux";
+
+fn main() -> Result<()> {
+    let arguments: Vec<String> = std::env::args().skip(1).collect();
+    let [binary, reference, output] = arguments.as_slice() else { bail!("usage: image BINARY REFERENCE OUTPUT") };
+    let set = |name: &str| std::env::var(name).with_context(|| format!("{name} is not set: run `make image`"));
+    let content = fs::read(binary).with_context(|| format!("reading {binary}"))?;
+    ensure!(is_static(&content), "{binary} needs shared libraries, and the image has none");
+    let created = set("LINKERD_OPERATOR_BUILD_DATE")?;
+    let labels = [
+        ("title", NAME.to_owned()),
+        ("description", "A control plane for the Linkerd service mesh on Kubernetes".to_owned()),
+        ("version", env!("CARGO_PKG_VERSION").to_owned()),
+        ("revision", set("LINKERD_OPERATOR_COMMIT")?),
+        ("created", created.clone()),
+        ("licenses", env!("CARGO_PKG_LICENSE").to_owned()),
+    ];
+    let labels: BTreeMap<String, String> =
+        labels.into_iter().map(|(name, value)| (format!("org.opencontainers.image.{name}"), value)).collect();
+    let image = Image {
+        reference: reference.clone(),
+        entrypoint: format!("/{NAME}"),
+        binary: content,
+        user: USER.to_owned(),
+        architecture: architecture().to_owned(),
+        created,
+        modified: set("SOURCE_DATE_EPOCH")?.parse().context("SOURCE_DATE_EPOCH")?,
+        labels,
+    };
+    let archive = image.archive()?;
+    let compressed = compressed_len(&archive)?;
+    if let Some(directory) = Path::new(output).parent() {
+        fs::create_dir_all(directory)?;
+    }
+    fs::write(output, &archive).with_context(|| format!("writing {output}"))?;
+    println!("{output}: {reference}, {:.1} MB, compressed {:.1} MB", megabytes(archive.len()), megabytes(compressed));
+    ensure!(compressed <= MOST, "that is more than {} MB", megabytes(MOST));
+    Ok(())
+}
+
+/// Only a binary that is loaded names a loader near its beginning.
+fn is_static(binary: &[u8]) -> bool {
+    let beginning = binary.get(..4096).unwrap_or(binary);
+    binary.starts_with(b"\x7fELF") && !beginning.windows(LOADER.len()).any(|window| window == LOADER)
+}
+
+fn megabytes(bytes: usize) -> f64 {
+    let bytes: u32 = bytes.try_into().unwrap_or(u32::MAX);
+    f64::from(bytes) / 1e6
+}

@@ -1,0 +1,148 @@
+//! A container image of one static binary, packed without a registry, a daemon or a base image.
+//!
+//! * In: what is to be in it. Out: an archive as `docker save` writes it, which `docker load`, `kind load image-archive`, `podman load`
+//!   and `ctr images import` take.
+//! * Always: the same input gives the same bytes; there is no time in it but the one it is given.
+
+use std::{collections::BTreeMap, io::Write};
+
+use anyhow::{Context, Result};
+use flate2::{Compression, write::GzEncoder};
+use serde_json::{Value, json};
+use sha2::{Digest, Sha256};
+use tar::{Builder, EntryType, Header};
+
+/// Of everything in it: files, and the files that make up the archive.
+const MODE: u32 = 0o644;
+const LAYER: &str = "layer.tar";
+
+pub struct Image {
+    /// By which it is run, as `name:tag`.
+    pub reference: String,
+    /// The path of the binary in the image, and what the image runs.
+    pub entrypoint: String,
+    pub binary: Vec<u8>,
+    /// As `uid` or `uid:gid`.
+    pub user: String,
+    /// As Go calls it: `amd64`, `arm64`.
+    pub architecture: String,
+    /// In RFC 3339.
+    pub created: String,
+    /// In seconds since 1970, of the files in it.
+    pub modified: u64,
+    pub labels: BTreeMap<String, String>,
+}
+
+impl Image {
+    pub fn archive(&self) -> Result<Vec<u8>> {
+        let layer = self.layer()?;
+        let config = serde_json::to_vec(&self.config(&layer))?;
+        let config_name = format!("{}.json", digest(&config));
+        let manifest = json!([{"Config": config_name, "RepoTags": [self.reference], "Layers": [LAYER]}]);
+        let mut archive = Builder::new(Vec::new());
+        self.append(&mut archive, &config_name, MODE, &config)?;
+        self.append(&mut archive, LAYER, MODE, &layer)?;
+        self.append(&mut archive, "manifest.json", MODE, &serde_json::to_vec(&manifest)?)?;
+        Ok(archive.into_inner()?)
+    }
+
+    fn layer(&self) -> Result<Vec<u8>> {
+        let mut layer = Builder::new(Vec::new());
+        self.append(&mut layer, self.entrypoint.trim_start_matches('/'), 0o755, &self.binary)?;
+        Ok(layer.into_inner()?)
+    }
+
+    fn config(&self, layer: &[u8]) -> Value {
+        json!({
+            "architecture": self.architecture,
+            "os": "linux",
+            "created": self.created,
+            "config": {"User": self.user, "Entrypoint": [self.entrypoint], "WorkingDir": "/", "Labels": self.labels},
+            "rootfs": {"type": "layers", "diff_ids": [format!("sha256:{}", digest(layer))]},
+            "history": [{"created": self.created, "created_by": self.entrypoint}],
+        })
+    }
+
+    fn append(&self, archive: &mut Builder<Vec<u8>>, path: &str, mode: u32, content: &[u8]) -> Result<()> {
+        let mut header = Header::new_ustar();
+        header.set_entry_type(EntryType::Regular);
+        header.set_mode(mode);
+        header.set_uid(0);
+        header.set_gid(0);
+        header.set_mtime(self.modified);
+        header.set_size(u64::try_from(content.len())?);
+        archive.append_data(&mut header, path, content).with_context(|| format!("packing {path}"))
+    }
+}
+
+/// What a registry keeps of it and a node pulls.
+pub fn compressed_len(archive: &[u8]) -> Result<usize> {
+    let mut encoder = GzEncoder::new(Vec::new(), Compression::default());
+    encoder.write_all(archive)?;
+    Ok(encoder.finish()?.len())
+}
+
+/// This machine's architecture, as images name it.
+pub fn architecture() -> &'static str {
+    match std::env::consts::ARCH {
+        "x86_64" => "amd64",
+        "aarch64" => "arm64",
+        other => other,
+    }
+}
+
+fn digest(bytes: &[u8]) -> String {
+    Sha256::digest(bytes).iter().map(|byte| format!("{byte:02x}")).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io::Read;
+
+    use super::*;
+
+    fn image() -> Image {
+        Image {
+            reference: "operator:dev".into(),
+            entrypoint: "/operator".into(),
+            binary: b"#!".to_vec(),
+            user: "65532".into(),
+            architecture: "amd64".into(),
+            created: "1970-01-01T00:00:07Z".into(),
+            modified: 7,
+            labels: BTreeMap::from([("org.opencontainers.image.version".into(), "1".into())]),
+        }
+    }
+
+    fn files(archive: &[u8]) -> BTreeMap<String, (u32, u64, Vec<u8>)> {
+        let mut archive = tar::Archive::new(archive);
+        let read = |mut entry: tar::Entry<'_, &[u8]>| {
+            let mut content = Vec::new();
+            entry.read_to_end(&mut content).unwrap();
+            let path = entry.path().unwrap().display().to_string();
+            (path, (entry.header().mode().unwrap(), entry.header().mtime().unwrap(), content))
+        };
+        archive.entries().unwrap().map(|entry| read(entry.unwrap())).collect()
+    }
+
+    #[test]
+    fn the_archive_names_its_parts_by_what_they_hold() {
+        let archive = files(&image().archive().unwrap());
+        let manifest: Value = serde_json::from_slice(&archive["manifest.json"].2).unwrap();
+        let layer = &archive[manifest[0]["Layers"][0].as_str().unwrap()].2;
+        let config_name = manifest[0]["Config"].as_str().unwrap();
+        let config = &archive[config_name].2;
+        assert_eq!(config_name, format!("{}.json", digest(config)));
+        assert_eq!(manifest[0]["RepoTags"], json!(["operator:dev"]));
+        let config: Value = serde_json::from_slice(config).unwrap();
+        assert_eq!(config["rootfs"]["diff_ids"], json!([format!("sha256:{}", digest(layer))]));
+        assert_eq!(config["config"]["Entrypoint"], json!(["/operator"]));
+        assert_eq!(config["config"]["User"], "65532");
+        assert_eq!(files(layer), BTreeMap::from([("operator".into(), (0o755, 7, b"#!".to_vec()))]));
+    }
+
+    #[test]
+    fn the_same_input_gives_the_same_bytes() {
+        assert_eq!(image().archive().unwrap(), image().archive().unwrap());
+    }
+}
