@@ -1,4 +1,5 @@
-//! The Kubernetes binaries: found, or built once from `e2e/controlplane` and kept in the user's cache.
+//! The Kubernetes binaries: found, or built once from `e2e/controlplane` and kept in the user's cache. Those of a node are kept apart:
+//! most runs need none.
 //!
 //! * In: `KUBEBUILDER_ASSETS` (the field's convention: a directory with etcd, kube-apiserver and kubectl), or a Go toolchain.
 //! * Out: a directory in which every tool is complete and executable.
@@ -20,15 +21,38 @@ const KUBERNETES_MINOR: &str = "36";
 /// Longer than any build, so that it only ends a wait for a holder that is stuck.
 const LOCK_DEADLINE: Duration = Duration::from_secs(45 * 60);
 
-/// The tools by file name, and the Go package each one is built from, cheapest last.
-const TOOLS: [(&str, &str); 6] = [
-    ("etcd", "go.etcd.io/etcd/server/v3"),
-    ("kube-apiserver", "k8s.io/kubernetes/cmd/kube-apiserver"),
-    ("kube-controller-manager", "k8s.io/kubernetes/cmd/kube-controller-manager"),
-    ("kube-scheduler", "k8s.io/kubernetes/cmd/kube-scheduler"),
-    ("kubectl", "k8s.io/kubernetes/cmd/kubectl"),
-    ("kwok", "sigs.k8s.io/kwok/cmd/kwok"),
-];
+/// What is built together, into a directory of its own.
+#[derive(Debug)]
+struct Set {
+    name: &'static str,
+    /// By file name, and the Go package each one is built from, cheapest last.
+    tools: &'static [(&'static str, &'static str)],
+    /// Of kwok.
+    stages: &'static [&'static str],
+    /// What its first build takes on two cores.
+    minutes: &'static str,
+}
+
+const CONTROL_PLANE: Set = Set {
+    name: "controlplane",
+    tools: &[
+        ("etcd", "go.etcd.io/etcd/server/v3"),
+        ("kube-apiserver", "k8s.io/kubernetes/cmd/kube-apiserver"),
+        ("kube-controller-manager", "k8s.io/kubernetes/cmd/kube-controller-manager"),
+        ("kube-scheduler", "k8s.io/kubernetes/cmd/kube-scheduler"),
+        ("kubectl", "k8s.io/kubernetes/cmd/kubectl"),
+        ("kwok", "sigs.k8s.io/kwok/cmd/kwok"),
+    ],
+    stages: &STAGES,
+    minutes: "eight minutes",
+};
+
+const NODE: Set = Set {
+    name: "node",
+    tools: &[("kubelet", "k8s.io/kubernetes/cmd/kubelet"), ("kube-proxy", "k8s.io/kubernetes/cmd/kube-proxy")],
+    stages: &[],
+    minutes: "two minutes after the control plane's",
+};
 
 /// kwok's own descriptions of how a node and a pod come to life, copied beside the binaries.
 const STAGES: [&str; 5] = [
@@ -42,23 +66,33 @@ const STAGES: [&str; 5] = [
 /// Where the tools are. Asking for one that is missing gives an error that says how to get it.
 #[derive(Clone, Debug)]
 pub struct Binaries {
+    set: &'static Set,
     directory: PathBuf,
 }
 
 impl Binaries {
-    /// Finds the binaries, building what is missing. Blocks; the first build takes minutes.
+    /// Finds the control plane's binaries, building what is missing. Blocks; the first build takes minutes.
     pub fn find_or_build() -> Result<Self> {
         if let Some(assets) = std::env::var_os("KUBEBUILDER_ASSETS").filter(|value| !value.is_empty()) {
-            let found = Self { directory: assets.into() };
+            let found = Self { set: &CONTROL_PLANE, directory: assets.into() };
             for required in ["etcd", "kube-apiserver", "kubectl"] {
                 found.tool(required)?;
             }
             return Ok(found);
         }
+        Self::cached(&CONTROL_PLANE)
+    }
+
+    /// The same for the kubelet and kube-proxy, which nobody's assets have.
+    pub fn find_or_build_node() -> Result<Self> {
+        Self::cached(&NODE)
+    }
+
+    fn cached(set: &'static Set) -> Result<Self> {
         let module = module_directory();
-        let directory = cache_directory(&module)?;
+        let directory = cache_directory(&module, set)?;
         fs::create_dir_all(&directory).with_context(|| format!("creating {}", directory.display()))?;
-        let found = Self { directory };
+        let found = Self { set, directory };
         if !found.complete() {
             let _lock = lock(&found.directory)?;
             found.build(&module)?;
@@ -87,20 +121,21 @@ impl Binaries {
     }
 
     fn complete(&self) -> bool {
-        TOOLS.iter().all(|(name, _)| self.directory.join(name).is_file())
-            && STAGES.iter().all(|stage| self.directory.join(stage_file(stage)).is_file())
+        self.set.tools.iter().all(|(name, _)| self.directory.join(name).is_file())
+            && self.set.stages.iter().all(|stage| self.directory.join(stage_file(stage)).is_file())
     }
 
     fn build(&self, module: &Path) -> Result<()> {
         check_go(module)?;
-        let count = TOOLS.len();
-        for (number, (name, package)) in (1..).zip(TOOLS) {
+        let Set { tools, minutes, .. } = self.set;
+        let count = tools.len();
+        for (number, (name, package)) in (1..).zip(*tools) {
             let output = self.directory.join(name);
             if output.is_file() {
                 continue;
             }
             eprintln!(
-                "building {name} ({number} of {count}); the first build takes about eight minutes on two cores, later ones none"
+                "building {name} ({number} of {count}); the first build takes about {minutes} on two cores, later ones none"
             );
             // Built under another name and renamed, so that a file with the tool's name is always a whole one.
             let unfinished = self.directory.join(format!(".{name}.unfinished"));
@@ -119,6 +154,9 @@ impl Binaries {
     }
 
     fn copy_stages(&self, module: &Path) -> Result<()> {
+        if self.set.stages.is_empty() {
+            return Ok(());
+        }
         let listed = go(module)
             .args(["list", "-m", "-f", "{{.Dir}}", "sigs.k8s.io/kwok"])
             .stdin(Stdio::null())
@@ -126,7 +164,7 @@ impl Binaries {
             .context("asking go for kwok's directory")?;
         ensure!(listed.status.success(), "go list: {}", String::from_utf8_lossy(&listed.stderr).trim());
         let kwok = PathBuf::from(String::from_utf8_lossy(&listed.stdout).trim());
-        for stage in STAGES {
+        for stage in self.set.stages {
             let source = kwok.join("kustomize/stage").join(stage);
             let text = fs::read(&source).with_context(|| format!("reading {}", source.display()))?;
             let unfinished = self.directory.join(".stage.unfinished");
@@ -175,7 +213,7 @@ fn module_directory() -> PathBuf {
 }
 
 /// Named by what goes in, so that a change of versions is another directory and never a stale binary.
-fn cache_directory(module: &Path) -> Result<PathBuf> {
+fn cache_directory(module: &Path, set: &Set) -> Result<PathBuf> {
     let mut hash = Sha256::new();
     for file in ["go.mod", "go.sum"] {
         let path = module.join(file);
@@ -186,7 +224,7 @@ fn cache_directory(module: &Path) -> Result<PathBuf> {
     let cache = set("XDG_CACHE_HOME")
         .or_else(|| set("HOME").map(|home| home.join(".cache")))
         .context("neither XDG_CACHE_HOME nor HOME is set: there is no place to keep the Kubernetes binaries")?;
-    Ok(cache.join("linkerd-operator").join(format!("controlplane-{key}")))
+    Ok(cache.join("linkerd-operator").join(format!("{}-{key}", set.name)))
 }
 
 /// Held until the file is dropped; the kernel lets go of it if this process dies.
@@ -220,7 +258,7 @@ mod tests {
     #[test]
     fn a_missing_tool_is_named_with_the_way_to_get_it() {
         let empty = tempfile::tempdir().unwrap();
-        let binaries = Binaries { directory: empty.path().to_owned() };
+        let binaries = Binaries { set: &CONTROL_PLANE, directory: empty.path().to_owned() };
         let error = binaries.tool("kwok").unwrap_err().to_string();
         assert!(error.starts_with("kwok is missing"), "{error}");
         assert!(error.contains("make control-plane"), "{error}");

@@ -1,6 +1,7 @@
-//! `control-plane build | run | kubectl-path`: the Kubernetes of the tests, for hands.
+//! `control-plane build | build-node | run | kubectl-path`: the Kubernetes of the tests, for hands.
 //!
 //! * `build`: only builds the binaries, saying how far it is.
+//! * `build-node`: the same for the kubelet and kube-proxy.
 //! * `run`: starts everything, with three nodes, and keeps it until Ctrl-C.
 //! * `kubectl-path`: where its kubectl is, for a Makefile on a machine without one.
 
@@ -16,13 +17,18 @@ async fn main() -> Result<()> {
             eprintln!("the Kubernetes binaries are in {}", binaries.directory().display());
             Ok(())
         }
+        Some("build-node") => {
+            let binaries = tokio::task::spawn_blocking(Binaries::find_or_build_node).await??;
+            eprintln!("the kubelet and kube-proxy are in {}", binaries.directory().display());
+            Ok(())
+        }
         Some("run") => run().await,
         Some("kubectl-path") => {
             let binaries = tokio::task::spawn_blocking(Binaries::find_or_build).await??;
             println!("{}", binaries.tool("kubectl")?.display());
             Ok(())
         }
-        _ => bail!("usage: control-plane build | run | kubectl-path"),
+        _ => bail!("usage: control-plane build | build-node | run | kubectl-path"),
     }
 }
 
