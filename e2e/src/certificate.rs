@@ -1,6 +1,6 @@
-//! A throw-away certificate authority and one serving certificate.
+//! A throw-away certificate authority and one certificate.
 //!
-//! * In: the names it is for. Out: PEM texts. Always: the authority's key is forgotten once the certificate is signed.
+//! * In: the names it is for, or the user. Out: PEM texts. Always: the authority's key is forgotten once the certificate is signed.
 
 use anyhow::Result;
 use rcgen::{
@@ -13,11 +13,29 @@ pub(crate) struct ServingCertificate {
     pub(crate) key_pem: String,
 }
 
-pub(crate) fn for_loopback() -> Result<ServingCertificate> {
-    for_names(&["127.0.0.1", "localhost", "kubernetes.default.svc"])
+/// For loopback, for this address too, and for the Service by which pods know it: the first of its range.
+pub(crate) fn for_api_server(address: Option<&str>) -> Result<ServingCertificate> {
+    let names = ["127.0.0.1", "localhost", "kubernetes.default.svc", "10.96.0.1"];
+    for_names(&names.into_iter().chain(address).collect::<Vec<_>>())
 }
 
 pub(crate) fn for_names(names: &[&str]) -> Result<ServingCertificate> {
+    let mut leaf = CertificateParams::new(names.iter().map(|&name| name.to_owned()).collect::<Vec<_>>())?;
+    leaf.distinguished_name.push(DnType::CommonName, "e2e-server");
+    leaf.extended_key_usages = vec![ExtendedKeyUsagePurpose::ServerAuth];
+    signed(leaf)
+}
+
+/// For a user and a group of Kubernetes.
+pub(crate) fn for_client(user: &str, group: &str) -> Result<ServingCertificate> {
+    let mut leaf = CertificateParams::new(Vec::new())?;
+    leaf.distinguished_name.push(DnType::CommonName, user);
+    leaf.distinguished_name.push(DnType::OrganizationName, group);
+    leaf.extended_key_usages = vec![ExtendedKeyUsagePurpose::ClientAuth];
+    signed(leaf)
+}
+
+fn signed(mut leaf: CertificateParams) -> Result<ServingCertificate> {
     let ca_key = KeyPair::generate()?;
     let mut ca = CertificateParams::new(Vec::new())?;
     ca.distinguished_name.push(DnType::CommonName, "e2e-ca");
@@ -27,9 +45,6 @@ pub(crate) fn for_names(names: &[&str]) -> Result<ServingCertificate> {
     let issuer = Issuer::new(ca, ca_key);
 
     let key = KeyPair::generate()?;
-    let mut leaf = CertificateParams::new(names.iter().map(|&name| name.to_owned()).collect::<Vec<_>>())?;
-    leaf.distinguished_name.push(DnType::CommonName, "e2e-server");
-    leaf.extended_key_usages = vec![ExtendedKeyUsagePurpose::ServerAuth];
     leaf.use_authority_key_identifier_extension = true;
     let certificate_pem = leaf.signed_by(&key, &issuer)?.pem();
     Ok(ServingCertificate { ca_pem, certificate_pem, key_pem: key.serialize_pem() })

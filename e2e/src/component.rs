@@ -1,7 +1,7 @@
 //! The command lines of the control plane's components.
 //!
 //! * In: a [`Layout`]: the directory, the ports and the files of one control plane.
-//! * Out: what to spawn. Always: everything listens on loopback and writes only into the directory.
+//! * Out: what to spawn. Always: everything listens on loopback (the API server where it is told to) and writes only into the directory.
 
 use std::{
     net::{Ipv4Addr, SocketAddr},
@@ -28,6 +28,8 @@ pub(crate) struct Layout {
     pub(crate) etcd_port: u16,
     etcd_peer_port: u16,
     pub(crate) api_port: u16,
+    /// Not loopback: there are nodes whose kubelets the API server talks with.
+    address: Option<Ipv4Addr>,
     extra_api_server_args: Vec<String>,
     pub(crate) ca_pem: String,
     pub(crate) kubeconfig: PathBuf,
@@ -36,8 +38,15 @@ pub(crate) struct Layout {
 impl Layout {
     /// Chooses ports and writes every file the components read.
     pub(crate) fn prepare(directory: &Path, binaries: Binaries, options: &Options, admin_token: &str) -> Result<Self> {
-        let certificate = certificate::for_loopback()?;
+        let address = options.address.map(|address| address.to_string());
+        let certificate = certificate::for_api_server(address.as_deref())?;
         let write = |name: &str, text: &str| std::fs::write(directory.join(name), text);
+        if options.address.is_some() {
+            let client = certificate::for_client("kube-apiserver-kubelet-client", "system:masters")?;
+            write("kubelet-client-ca.crt", &client.ca_pem)?;
+            write("kubelet-client.crt", &client.certificate_pem)?;
+            write("kubelet-client.key", &client.key_pem)?;
+        }
         write("ca.crt", &certificate.ca_pem)?;
         write("server.crt", &certificate.certificate_pem)?;
         write("server.key", &certificate.key_pem)?;
@@ -55,6 +64,7 @@ impl Layout {
             etcd_port: port::free()?,
             etcd_peer_port: port::free()?,
             api_port: port::free()?,
+            address: options.address,
             extra_api_server_args: options.extra_api_server_args.clone(),
             ca_pem: certificate.ca_pem,
             kubeconfig: directory.join("kubeconfig"),
@@ -64,7 +74,11 @@ impl Layout {
     }
 
     pub(crate) fn server_url(&self) -> String {
-        format!("https://127.0.0.1:{}", self.api_port)
+        format!("https://{}:{}", self.api_address(), self.api_port)
+    }
+
+    fn api_address(&self) -> Ipv4Addr {
+        self.address.unwrap_or(Ipv4Addr::LOCALHOST)
     }
 
     pub(crate) fn etcd_address(&self) -> SocketAddr {
@@ -92,21 +106,18 @@ impl Layout {
     pub(crate) fn api_server(&self) -> Result<Spawn> {
         let spawn = self.spawn("kube-apiserver")?.args([
             format!("--etcd-servers=http://127.0.0.1:{}", self.etcd_port),
-            "--bind-address=127.0.0.1".into(),
-            "--advertise-address=127.0.0.1".into(),
+            format!("--bind-address={}", self.api_address()),
+            format!("--advertise-address={}", self.api_address()),
             format!("--secure-port={}", self.api_port),
             format!("--cert-dir={}", self.file("certificates")),
             format!("--tls-cert-file={}", self.file("server.crt")),
             format!("--tls-private-key-file={}", self.file("server.key")),
             format!("--token-auth-file={}", self.file("tokens.csv")),
-            "--authorization-mode=RBAC".into(),
             format!("--service-cluster-ip-range={SERVICE_RANGE}"),
             format!("--service-account-issuer={ISSUER}"),
             format!("--api-audiences={ISSUER}"),
             format!("--service-account-key-file={}", self.file("service-account.pub")),
             format!("--service-account-signing-key-file={}", self.file("service-account.key")),
-            // Pods are created before, and without, the ServiceAccounts of their namespace.
-            "--disable-admission-plugins=ServiceAccount".into(),
             // The names of the nodes are in no DNS.
             "--kubelet-preferred-address-types=InternalIP".into(),
             // Webhooks are behind Services, and there is no kube-proxy: it looks up the endpoints itself.
@@ -116,6 +127,16 @@ impl Layout {
             "--allow-privileged=true".into(),
             "--profiling=false".into(),
         ]);
+        let spawn = spawn.args(if self.address.is_some() {
+            vec![
+                "--authorization-mode=Node,RBAC".to_owned(),
+                format!("--kubelet-client-certificate={}", self.file("kubelet-client.crt")),
+                format!("--kubelet-client-key={}", self.file("kubelet-client.key")),
+            ]
+        } else {
+            // Pods are created before, and without, the ServiceAccounts of their namespace.
+            vec!["--authorization-mode=RBAC".into(), "--disable-admission-plugins=ServiceAccount".into()]
+        });
         Ok(spawn.args(self.extra_api_server_args.clone()))
     }
 

@@ -5,7 +5,7 @@
 //! * Always: ready when `start` returns; gone, with its directory, when dropped or when this process ends. Lives without an async runtime.
 
 use std::{
-    net::SocketAddr,
+    net::{Ipv4Addr, SocketAddr},
     path::{Path, PathBuf},
     process::Stdio,
     sync::atomic::{AtomicUsize, Ordering},
@@ -55,6 +55,8 @@ pub struct Options {
     pub kwok: bool,
     pub extra_api_server_args: Vec<String>,
     pub users: Vec<User>,
+    /// Of this machine, where the API server listens instead of on loopback: for kubelets, and for pods with ServiceAccounts.
+    pub address: Option<Ipv4Addr>,
 }
 
 impl Options {

@@ -80,7 +80,7 @@ impl FaultProxy {
 
     /// Starts it with a kubeconfig that carries another bearer token.
     pub async fn start_with_token(control_plane: &ControlPlane, user: &str, token: &str) -> Result<Self> {
-        let serving = certificate::for_loopback()?;
+        let serving = certificate::for_api_server(None)?;
         let upstream = control_plane.server_url().trim_start_matches("https://").parse()?;
         let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).await?;
         let url = format!("https://{}", listener.local_addr()?);

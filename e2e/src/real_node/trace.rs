@@ -1,0 +1,117 @@
+//! What a node could leave on the machine.
+//!
+//! * Out: a [`Traces`] now, and what one has that another has not. Always: what others do on the machine meanwhile is no trace, as far
+//!   as it can be told apart.
+
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    fs,
+    path::Path,
+    process::Command,
+};
+
+use anyhow::{Context, Result, ensure};
+
+/// By the first letters of their names, which is all that the kernel keeps.
+const PROGRAMS: [&str; 6] = ["containerd", "kubelet", "kube-proxy", "runc", "pause", "bridge"];
+const SYSCTLS: [&str; 9] = [
+    "vm/overcommit_memory",
+    "vm/panic_on_oom",
+    "kernel/panic",
+    "kernel/panic_on_oops",
+    "kernel/keys/root_maxkeys",
+    "kernel/keys/root_maxbytes",
+    "net/ipv4/ip_forward",
+    "net/netfilter/nf_conntrack_max",
+    "net/bridge/bridge-nf-call-iptables",
+];
+const DIRECTORIES: [&str; 11] = [
+    "/etc/cni/net.d",
+    "/opt/cni",
+    "/opt/containerd",
+    "/run/cni",
+    "/run/containerd",
+    "/run/netns",
+    "/var/lib/cni",
+    "/var/lib/containerd",
+    "/var/lib/kubelet",
+    "/var/log/containers",
+    "/var/log/pods",
+];
+const CGROUPS: &str = "/sys/fs/cgroup";
+
+/// Each line names one thing and its state.
+#[derive(Clone, Debug, Eq, PartialEq)]
+pub struct Traces(BTreeSet<String>);
+
+impl Traces {
+    pub fn now() -> Result<Self> {
+        let mut found = BTreeSet::new();
+        found.extend(processes().into_iter().map(|(id, name)| format!("process {id} {name}")));
+        found.extend(fs::read_to_string("/proc/self/mountinfo")?.lines().map(|line| format!("mount {}", mount(line))));
+        found.extend(names("/sys/class/net").map(|name| format!("interface {name}")));
+        let routes = fs::read_to_string("/proc/net/route")?;
+        found.extend(routes.lines().skip(1).map(|line| format!("route {}", route(line))));
+        found.extend(rules()?.lines().map(|line| format!("nft {line}")));
+        for sysctl in SYSCTLS {
+            let value = fs::read_to_string(format!("/proc/sys/{sysctl}"));
+            found.extend(value.ok().map(|value| format!("sysctl {sysctl} = {}", value.trim())));
+        }
+        for directory in DIRECTORIES {
+            if Path::new(directory).exists() {
+                found.insert(format!("directory {directory}"));
+            }
+            found.extend(names(directory).map(|name| format!("directory {directory}/{name}")));
+        }
+        for hierarchy in hierarchies() {
+            found.extend(names(&hierarchy).filter(|name| name.contains("kube") || name.starts_with(super::PREFIX)));
+        }
+        Ok(Self(found))
+    }
+
+    /// What is here and was not there, and the other way round.
+    pub fn differences(&self, before: &Self) -> Vec<String> {
+        let new = self.0.difference(&before.0).map(|line| format!("left behind: {line}"));
+        let gone = before.0.difference(&self.0).map(|line| format!("gone: {line}"));
+        new.chain(gone).collect()
+    }
+}
+
+/// The directories in which a cgroup has to be made, so that it is in all hierarchies.
+pub(super) fn hierarchies() -> Vec<String> {
+    if Path::new(CGROUPS).join("cgroup.controllers").exists() {
+        return vec![CGROUPS.to_owned()];
+    }
+    names(CGROUPS)
+        .map(|name| format!("{CGROUPS}/{name}"))
+        .filter(|path| Path::new(path).join("cgroup.procs").exists() && !Path::new(path).is_symlink())
+        .collect()
+}
+
+pub(super) fn names(directory: &str) -> impl Iterator<Item = String> {
+    let entries = fs::read_dir(directory).into_iter().flatten().flatten();
+    entries.map(|entry| entry.file_name().to_string_lossy().into_owned())
+}
+
+fn processes() -> BTreeMap<String, String> {
+    let named = names("/proc").filter(|name| name.bytes().all(|byte| byte.is_ascii_digit()));
+    let named = named.filter_map(|id| Some((fs::read_to_string(format!("/proc/{id}/comm")).ok()?, id)));
+    let ours = named.filter(|(name, _)| PROGRAMS.iter().any(|program| name.starts_with(program)));
+    ours.map(|(name, id)| (id, name.trim().to_owned())).collect()
+}
+
+/// Without its number and its parent's, which are given anew.
+fn mount(line: &str) -> String {
+    line.split_whitespace().skip(4).collect::<Vec<_>>().join(" ")
+}
+
+/// Interface, destination, gateway.
+fn route(line: &str) -> String {
+    line.split_whitespace().take(3).collect::<Vec<_>>().join(" ")
+}
+
+fn rules() -> Result<String> {
+    let output = Command::new("nft").args(["list", "tables"]).output().context("running nft")?;
+    ensure!(output.status.success(), "nft list tables: {}", String::from_utf8_lossy(&output.stderr).trim());
+    Ok(String::from_utf8_lossy(&output.stdout).into_owned())
+}
