@@ -11,9 +11,6 @@ ifndef KUBECTL
 KUBECTL = $(eval KUBECTL := $(shell command -v kubectl 2>/dev/null || $(CARGO) run --quiet --bin control-plane -- kubectl-path))$(KUBECTL)
 endif
 CRDS := $(filter-out %/kustomization.yaml,$(wildcard crd/linkerd/*.yaml))
-# The image's name, and the file that holds it.
-IMAGE ?= linkerd-operator:dev
-IMAGE_TAR ?= dist/linkerd-operator-image.tar
 HOST = $(shell rustc --version --verbose 2>/dev/null | sed -n 's/^host: //p')
 MARK := app.kubernetes.io/managed-by=linkerd-operator
 # What is deployed, and where to: as config/default and config/control-plane have it.
@@ -70,6 +67,24 @@ test: ## Everything that CI runs: check, then the end-to-end tests on a real con
 	phase build $(MAKE) build; \
 	phase "control plane" $(TARGET)/debug/control-plane build; \
 	phase "end-to-end tests" $(CARGO) test --locked --workspace --test e2e
+
+.PHONY: e2e-node
+e2e-node: build ## The image and the manifests on a real node, as root: kubelet and kube-proxy, Debian's containerd (make e2e-node-packages)
+	@$(PHASE); $(TARGET)/debug/node check; \
+	phase image $(MAKE) image; \
+	phase "control plane" $(TARGET)/debug/control-plane build; \
+	phase "node binaries" $(MAKE) node-binaries; \
+	phase "a real node" $(TARGET)/debug/node $(IMAGE_TAR) $(IMAGE)
+
+.PHONY: node-binaries
+node-binaries: build ## The kubelet and kube-proxy, from the Go modules that the control plane is built from
+	$(TARGET)/debug/control-plane build-node
+
+.PHONY: e2e-node-packages
+e2e-node-packages: ## What e2e-node needs of Debian's packages, installed with apt-get
+	apt-get update
+	DEBIAN_FRONTEND=noninteractive apt-get install --yes --no-install-recommends \
+		containerd runc containernetworking-plugins nftables iproute2
 
 # Another server of the Destination API on this machine: SERVER=IP:PORT, PID= of its process for memory and CPU,
 # E2E_KUBECONFIG= of the cluster that it watches (without, one is started for it, and said where).

@@ -64,7 +64,8 @@ impl Traces {
             found.extend(names(directory).map(|name| format!("directory {directory}/{name}")));
         }
         for hierarchy in hierarchies() {
-            found.extend(names(&hierarchy).filter(|name| name.contains("kube") || name.starts_with(super::PREFIX)));
+            let ours = names(&hierarchy).filter(|name| name.contains("kube") || name.starts_with(super::PREFIX));
+            found.extend(ours.map(|name| format!("cgroup {hierarchy}/{name}")));
         }
         Ok(Self(found))
     }

@@ -1,0 +1,126 @@
+//! Machines of one Service, some of which change all the time.
+//!
+//! * Out: who has to be known now, and for how long that has been so; how long each change took to reach the slices.
+//! * Always: a change that does not reach the slices is an error: nobody would write it later.
+
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    net::{IpAddr, Ipv4Addr, SocketAddr},
+    sync::{Arc, Mutex, PoisonError},
+    time::{Duration, Instant},
+};
+
+use anyhow::{Context, Result, ensure};
+use e2e::{eventually, mesh::Mesh};
+use kube::Client;
+use serde_json::json;
+use tokio::{sync::watch, task::JoinHandle};
+
+pub(crate) const NAMESPACE: &str = "rolled";
+pub(crate) const SERVICE: &str = "web";
+const MACHINES: u8 = 40;
+/// Of those, the ones that become ready and unready in turn.
+const CHANGING: u8 = 4;
+/// For a slice to be written, a Lease that changes hands included.
+const WRITTEN: Duration = Duration::from_secs(40);
+const PAUSE: Duration = Duration::from_millis(100);
+
+/// What is so, shared with those who check it.
+#[derive(Clone, Default)]
+pub(crate) struct Truth(Arc<Mutex<BTreeMap<SocketAddr, (bool, Instant)>>>);
+
+pub(crate) struct Churn {
+    pub(crate) truth: Truth,
+    stop: watch::Sender<bool>,
+    running: JoinHandle<Result<Vec<Duration>>>,
+}
+
+impl Truth {
+    /// Whether exactly those are known that are ready.
+    pub(crate) fn is(&self, known: impl Iterator<Item = SocketAddr>) -> bool {
+        let truth = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        truth.iter().filter(|(_, (ready, _))| *ready).map(|(address, _)| *address).eq(known)
+    }
+
+    /// Whether it has been ready for this time.
+    pub(crate) fn ready_for(&self, address: SocketAddr, time: Duration) -> bool {
+        let truth = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        truth.get(&address).is_some_and(|(ready, since)| *ready && since.elapsed() >= time)
+    }
+
+    /// Of those that have been ready for this time, the ones that are not known.
+    pub(crate) fn missing(&self, known: &BTreeSet<SocketAddr>, time: Duration) -> Vec<SocketAddr> {
+        let truth = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let ready = truth.iter().filter(|(_, (ready, since))| *ready && since.elapsed() >= time);
+        ready.map(|(address, _)| *address).filter(|address| !known.contains(address)).collect()
+    }
+
+    fn set(&self, address: SocketAddr, ready: bool) {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner).insert(address, (ready, Instant::now()));
+    }
+}
+
+impl Churn {
+    /// Makes the Service and its machines, all ready, and begins to change some.
+    pub(crate) async fn start(client: &Client) -> Result<Self> {
+        let mesh = Mesh::new(client, NAMESPACE);
+        mesh.put_service(SERVICE, json!({})).await?;
+        let truth = Truth::default();
+        for number in 1..=MACHINES {
+            mesh.put_workload(&name(number), SERVICE, &[&ip(number).to_string()]).await?;
+            truth.set(address(number), true);
+        }
+        written(&mesh, |readiness| readiness.len() == usize::from(MACHINES) && readiness.values().all(|ready| *ready))
+            .await?;
+        let (stop, stopped) = watch::channel(false);
+        let running = tokio::spawn(changes(mesh, truth.clone(), stopped));
+        Ok(Self { truth, stop, running })
+    }
+
+    /// The time from each change to the slice that has it.
+    pub(crate) async fn stop(self) -> Result<Vec<Duration>> {
+        self.stop.send(true)?;
+        self.running.await.context("the changes ended badly")?
+    }
+}
+
+async fn changes(mesh: Mesh, truth: Truth, stopped: watch::Receiver<bool>) -> Result<Vec<Duration>> {
+    let mut took = Vec::new();
+    for round in 0u32.. {
+        for number in 1..=CHANGING {
+            if *stopped.borrow() && round % 2 == 0 {
+                return Ok(took);
+            }
+            let ready = round % 2 == 1;
+            // Before the change, for it may be told as soon as it is asked for.
+            truth.set(address(number), ready);
+            let begun = Instant::now();
+            mesh.set_ready(&name(number), ready).await?;
+            written(&mesh, |readiness| readiness.get(&name(number)) == Some(&ready)).await?;
+            took.push(begun.elapsed());
+            tokio::time::sleep(PAUSE).await;
+        }
+    }
+    Ok(took)
+}
+
+async fn written(mesh: &Mesh, wanted: impl Fn(&BTreeMap<String, bool>) -> bool) -> Result<()> {
+    eventually(WRITTEN, "the slices to be written", async || {
+        let readiness = mesh.readiness(SERVICE).await?;
+        ensure!(wanted(&readiness), "{readiness:?}");
+        Ok(())
+    })
+    .await
+}
+
+fn name(number: u8) -> String {
+    format!("vm-{number}")
+}
+
+fn ip(number: u8) -> IpAddr {
+    Ipv4Addr::new(192, 0, 2, 100 + number).into()
+}
+
+fn address(number: u8) -> SocketAddr {
+    SocketAddr::new(ip(number), 80)
+}

@@ -1,0 +1,63 @@
+//! An upgrade, and the loss of a replica, while clients listen and machines change.
+
+use std::{
+    net::SocketAddr,
+    time::{Duration, Instant},
+};
+
+use anyhow::{Context, Result, ensure};
+use e2e::ControlPlane;
+use kube::Client;
+
+use crate::{
+    churn::{self, Churn},
+    clients::Clients,
+    deployment::Deployment,
+};
+
+/// Within which a client that lost its stream has to know everything.
+const RECOVERED: Duration = Duration::from_secs(3);
+/// Of Linkerd's; who holds it writes the slices.
+const LEASE: (&str, &str) = ("linkerd", "linkerd-destination-endpoint-write");
+
+pub(crate) async fn under_load(
+    control_plane: &ControlPlane,
+    deployment: &Deployment<'_>,
+    client: &Client,
+    outside: SocketAddr,
+) -> Result<()> {
+    let begun = Instant::now();
+    control_plane.kubectl(&["create", "namespace", churn::NAMESPACE]).await?;
+    let churn = Churn::start(client).await?;
+    let clients = Clients::start(outside, &churn.truth).await?;
+    crate::step("Clients know all machines of a Service, some of which change all the time", begun);
+
+    let begun = Instant::now();
+    deployment.roll().await?;
+    crate::step("kubectl rollout restart: both replicas are new", begun);
+
+    let begun = Instant::now();
+    let holder = deployment.delete_holder(LEASE.0, LEASE.1).await?;
+    crate::step(&format!("The leader {holder} was deleted, and another took its place"), begun);
+
+    let begun = Instant::now();
+    let written = churn.stop().await?;
+    let recovered = clients.stop().await?;
+    let longest = recovered.last().context("no client lost its stream: nothing was tested")?;
+    ensure!(
+        *longest <= RECOVERED,
+        "a client that lost its stream knew everything after {longest:?}; all: {recovered:?}"
+    );
+    let median = recovered.get(recovered.len() / 2).context("no client lost its stream")?;
+    let latest = written.iter().max().context("nothing changed: nothing was tested")?;
+    crate::step(
+        &format!(
+            "{} streams were lost, and their clients knew everything again after {median:.1?}, at most {longest:.1?}; none was told \
+             anything wrong; all {} changes reached the slices, the slowest after {latest:.1?}",
+            recovered.len(),
+            written.len()
+        ),
+        begun,
+    );
+    Ok(())
+}
