@@ -14,7 +14,7 @@ use anyhow::{Context, Result, ensure};
 
 /// By the first letters of their names, which is all that the kernel keeps.
 const PROGRAMS: [&str; 6] = ["containerd", "kubelet", "kube-proxy", "runc", "pause", "bridge"];
-const SYSCTLS: [&str; 9] = [
+const SYSCTLS: [&str; 7] = [
     "vm/overcommit_memory",
     "vm/panic_on_oom",
     "kernel/panic",
@@ -22,8 +22,6 @@ const SYSCTLS: [&str; 9] = [
     "kernel/keys/root_maxkeys",
     "kernel/keys/root_maxbytes",
     "net/ipv4/ip_forward",
-    "net/netfilter/nf_conntrack_max",
-    "net/bridge/bridge-nf-call-iptables",
 ];
 const DIRECTORIES: [&str; 11] = [
     "/etc/cni/net.d",
