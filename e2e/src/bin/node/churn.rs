@@ -11,7 +11,7 @@ use std::{
 };
 
 use anyhow::{Context, Result, ensure};
-use e2e::{eventually, mesh::Mesh};
+use e2e::mesh::Mesh;
 use kube::Client;
 use serde_json::json;
 use tokio::{sync::watch, task::JoinHandle};
@@ -23,6 +23,7 @@ const MACHINES: u8 = 40;
 const CHANGING: u8 = 4;
 /// For a slice to be written, a Lease that changes hands included.
 const WRITTEN: Duration = Duration::from_secs(40);
+const LOOK: Duration = Duration::from_millis(20);
 const PAUSE: Duration = Duration::from_millis(100);
 
 /// What is so, shared with those who check it.
@@ -105,12 +106,15 @@ async fn changes(mesh: Mesh, truth: Truth, stopped: watch::Receiver<bool>) -> Re
 }
 
 async fn written(mesh: &Mesh, wanted: impl Fn(&BTreeMap<String, bool>) -> bool) -> Result<()> {
-    eventually(WRITTEN, "the slices to be written", async || {
-        let readiness = mesh.readiness(SERVICE).await?;
-        ensure!(wanted(&readiness), "{readiness:?}");
-        Ok(())
-    })
-    .await
+    let end = Instant::now() + WRITTEN;
+    loop {
+        let seen = mesh.readiness(SERVICE).await;
+        if seen.as_ref().is_ok_and(&wanted) {
+            return Ok(());
+        }
+        ensure!(Instant::now() < end, "the slices were not written within {WRITTEN:?}: {seen:?}");
+        tokio::time::sleep(LOOK).await;
+    }
 }
 
 fn name(number: u8) -> String {

@@ -74,14 +74,15 @@ struct Client {
 }
 
 impl Client {
-    async fn run(mut self, ready: tokio::sync::oneshot::Sender<()>) -> Result<Vec<Duration>> {
+    async fn run(self, ready: tokio::sync::oneshot::Sender<()>) -> Result<Vec<Duration>> {
         let mut stream = self.connected(Instant::now()).await?;
         self.knows_all(&mut stream).await?;
         let _ = ready.send(());
         let mut recovered = Vec::new();
+        let mut stopped = self.stopped.clone();
         loop {
             tokio::select! {
-                _ = self.stopped.changed() => break,
+                _ = stopped.changed() => break,
                 ended = self.reads(&mut stream) => ended?,
             }
             let lost = Instant::now();
