@@ -220,9 +220,9 @@ fn cache_directory(module: &Path, set: &Set) -> Result<PathBuf> {
         hash.update(fs::read(&path).with_context(|| format!("reading {}", path.display()))?);
     }
     let key: String = hash.finalize().iter().take(8).map(|byte| format!("{byte:02x}")).collect();
-    let set = |name: &str| std::env::var_os(name).filter(|value| !value.is_empty()).map(PathBuf::from);
-    let cache = set("XDG_CACHE_HOME")
-        .or_else(|| set("HOME").map(|home| home.join(".cache")))
+    let variable = |name: &str| std::env::var_os(name).filter(|value| !value.is_empty()).map(PathBuf::from);
+    let cache = variable("XDG_CACHE_HOME")
+        .or_else(|| variable("HOME").map(|home| home.join(".cache")))
         .context("neither XDG_CACHE_HOME nor HOME is set: there is no place to keep the Kubernetes binaries")?;
     Ok(cache.join("linkerd-operator").join(format!("{}-{key}", set.name)))
 }

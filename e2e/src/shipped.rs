@@ -69,7 +69,7 @@ impl ControlPlane {
 
 /// Whether that is the name of the object.
 pub fn is_named(object: &Value, name: &str) -> bool {
-    object["metadata"]["name"] == name
+    object.pointer("/metadata/name").is_some_and(|it| it == name)
 }
 
 fn in_repository(folder: &str) -> String {

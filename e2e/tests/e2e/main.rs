@@ -18,6 +18,7 @@ mod leadership;
 )]
 mod linkerd_config;
 mod linkerd_config_crd;
+#[allow(clippy::indexing_slicing, reason = "a test that panics says where; JSON without a field is null")]
 mod manifests;
 mod placement;
 mod process;

@@ -146,7 +146,7 @@ impl Client {
             Err(_) => Ok(true),
             Ok(Ok(Some(_))) => self.is_right(stream).map(|()| true),
             Ok(Ok(None)) => Ok(false),
-            Ok(Err(error)) if error.chain().any(|cause| cause.is::<tonic::Status>()) => Ok(false),
+            Ok(Err(error)) if is_status(&error) => Ok(false),
             Ok(Err(error)) => Err(error),
         }
     }
@@ -168,4 +168,9 @@ impl Client {
         }
         Ok(())
     }
+}
+
+/// Whether the server, or its connection, ended it.
+fn is_status(error: &anyhow::Error) -> bool {
+    error.chain().any(|cause| cause.downcast_ref::<tonic::Status>().is_some())
 }
