@@ -43,7 +43,7 @@ async fn restricted_to(mut installation: Installation, cluster_roles: &[&str]) -
         if object["metadata"]["namespace"].is_string() {
             object["metadata"]["namespace"] = json!(namespace);
         }
-        for subject in object["subjects"].as_array_mut().into_iter().flatten() {
+        for subject in object.get_mut("subjects").and_then(Value::as_array_mut).into_iter().flatten() {
             subject["namespace"] = json!(namespace);
         }
     }
