@@ -48,7 +48,8 @@ pub fn tell(
                 known
             }
             None => {
-                let message = "the workloads are being looked at".to_owned();
+                let message =
+                    "the workloads are being looked at; if that lasts, /ready says what cannot be watched".to_owned();
                 condition(&Told(TYPE, Some(false), "Progressing", message), before, generation, now)
             }
         },

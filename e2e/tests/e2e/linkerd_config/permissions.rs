@@ -120,7 +120,8 @@ async fn without_the_right_to_look_at_workloads_the_configuration_is_kept_and_wh
     let installation = restricted_to(Installation::new().await?, &[ROLE, EVENTS]).await?;
     let manager = installation.manager().await?;
     installation.declare("mesh", json!({"proxy": {"accessLog": "json"}})).await?;
-    installation.reaches("mesh", &WELL).await?;
+    let [accepted, synced, ready, _] = WELL;
+    installation.reaches("mesh", &[accepted, synced, ready, "RolloutComplete=False/Progressing"]).await?;
     installation.says(&installation.helm_with(json!({"proxy": {"accessLog": "json"}})).await?).await?;
     eventually(SOON, "/ready to name what is missing", async || {
         let (status, body) = manager.get("/ready").await?;
