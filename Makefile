@@ -121,7 +121,8 @@ image: ## The container image, without docker and registry: IMAGE=linkerd-operat
 	RUSTFLAGS="-C target-feature=+crt-static --remap-path-prefix=$${CARGO_HOME:-$$HOME/.cargo}=cargo --remap-path-prefix=$(CURDIR)=." \
 	CARGO_PROFILE_RELEASE_DEBUG=false CARGO_PROFILE_RELEASE_STRIP=symbols \
 	$(CARGO) build --locked --release --target $(HOST) --bin linkerd-operator; \
-	$(CARGO) run --quiet --locked --package e2e --bin image -- $(STATIC) $(IMAGE) $(IMAGE_TAR)
+	$(CARGO) build --quiet --locked --workspace --bin image; \
+	$(TARGET)/debug/image $(STATIC) $(IMAGE) $(IMAGE_TAR)
 
 ##@ Install it
 
