@@ -10,9 +10,6 @@ use linkerd_operator::{
 use tokio::runtime::Builder;
 use tracing_subscriber::{EnvFilter, filter::ParseError};
 
-#[global_allocator]
-static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
-
 fn main() -> ExitCode {
     let task = match Args::parse().settings() {
         Ok(task) => task,
