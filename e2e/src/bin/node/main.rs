@@ -50,7 +50,8 @@ async fn run() -> Result<()> {
         ["check"] => requirement::check(),
         [archive, reference] => {
             requirement::check()?;
-            leaving_nothing(Path::new(archive), reference).await
+            // In the node's namespaces there is another working directory.
+            leaving_nothing(&std::path::absolute(archive)?, reference).await
         }
         _ => bail!("usage: node check | node ARCHIVE REFERENCE"),
     }
