@@ -137,8 +137,14 @@ impl<'a> Deployment<'a> {
 
     /// Deletes the replica that holds this Lease, and waits for another to be available.
     pub(crate) async fn delete_holder(&self, lease_namespace: &str, lease: &str) -> Result<String> {
-        let holder = ["-n", lease_namespace, "get", "lease", lease, "-o=jsonpath={.spec.holderIdentity}"];
-        let holder = self.control_plane.kubectl(&holder).await?;
+        let identity = ["-n", lease_namespace, "get", "lease", lease, "-o=jsonpath={.spec.holderIdentity}"];
+        // Between two holders it has none.
+        let holder = eventually(SOON, "somebody to hold the Lease", async || {
+            let holder = self.control_plane.kubectl(&identity).await?;
+            ensure!(!holder.is_empty(), "nobody does");
+            Ok(holder)
+        })
+        .await?;
         let pods: Api<Pod> = Api::namespaced(self.client.clone(), NAMESPACE);
         pods.delete(&holder, &DeleteParams::default())
             .await
