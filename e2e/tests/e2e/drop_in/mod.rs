@@ -1,6 +1,10 @@
 //! In the place of the container `destination` of Linkerd's own Deployment: its arguments, its ServiceAccount, its Lease.
 
-use std::{path::Path, process::ExitStatus, time::Duration};
+use std::{
+    path::{Path, PathBuf},
+    process::ExitStatus,
+    time::Duration,
+};
 
 use anyhow::{Context, Result, ensure};
 use e2e::{
@@ -8,9 +12,12 @@ use e2e::{
     mesh::{Mesh, SOON},
 };
 use hyper::StatusCode;
-use serde_json::json;
+use serde_json::{Value, json};
 
 const LEASE: &str = "linkerd-destination-endpoint-write";
+const ACCOUNT: &str = "linkerd-destination";
+/// kube reads the file once a minute.
+const READ_ANEW: Duration = Duration::from_secs(100);
 const POD: &str = "linkerd-destination-7f9c6d5b8-x2x7k";
 /// What Linkerd's chart passes beside addresses and the namespace (edge-26.8).
 const CHART: [&str; 9] = [
@@ -43,7 +50,11 @@ impl Installed {
     }
 
     async fn unready(&self, more: &[&str]) -> Result<Manager> {
-        let account = self.control_plane.kubeconfig_for_service_account("linkerd", "linkerd-destination").await?;
+        let account = self.control_plane.kubeconfig_for_service_account("linkerd", ACCOUNT).await?;
+        self.start_with(account, more)
+    }
+
+    fn start_with(&self, account: PathBuf, more: &[&str]) -> Result<Manager> {
         let options = ManagerOptions {
             args: CHART.iter().chain(more).map(|arg| (*arg).to_owned()).collect(),
             env: vec![("HOSTNAME".to_owned(), POD.to_owned())],
@@ -137,6 +148,43 @@ async fn while_a_replica_of_linkerds_holds_the_lease_it_serves_and_writes_nothin
     installed.mesh.shows("web", &[("vm", true)]).await?;
     assert_eq!(installed.holder().await?, POD);
     Ok(())
+}
+
+/// Pods' tokens last 3607 seconds, and the kubelet writes a new one into the same file before that. Here the old one ends at once:
+/// its ServiceAccount is made anew.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_token_that_is_replaced_in_its_file_is_read_anew() -> Result<()> {
+    let installed = Installed::start().await?;
+    let control_plane = &installed.control_plane;
+    let (file, first) =
+        (control_plane.directory().join("token"), control_plane.service_account_token("linkerd", ACCOUNT).await?);
+    tokio::fs::write(&file, &first).await?;
+    let mut kubeconfig: Value = serde_json::from_slice(&tokio::fs::read(control_plane.kubeconfig()).await?)?;
+    let user = kubeconfig.pointer_mut("/users/0/user").context("a kubeconfig without a user")?;
+    *user = json!({ "tokenFile": file });
+    let path = control_plane.directory().join("kubeconfig-token-file");
+    tokio::fs::write(&path, kubeconfig.to_string()).await?;
+    let mut manager = installed.start_with(path, &[])?;
+    manager.ready(SOON).await?;
+    installed.mesh.put_web_over_vm().await?;
+
+    control_plane.kubectl(&["-n=linkerd", "delete", "serviceaccount", ACCOUNT]).await?;
+    control_plane.kubectl(&["-n=linkerd", "create", "serviceaccount", ACCOUNT]).await?;
+    tokio::fs::write(&file, control_plane.service_account_token("linkerd", ACCOUNT).await?).await?;
+    // The API server remembers for seconds whom it let in.
+    eventually(SOON, "the old token to be refused", async || {
+        let answer = control_plane.kubectl(&["--token", &first, "get", "--raw", "/version"]).await;
+        ensure!(answer.is_err(), "{answer:?}");
+        Ok(())
+    })
+    .await?;
+    installed.mesh.set_ready("vm", false).await?;
+    eventually(READ_ANEW, "a write with the new token", async || {
+        let readiness = installed.mesh.readiness("web").await?;
+        ensure!(readiness.get("vm") == Some(&false), "{readiness:?}");
+        Ok(())
+    })
+    .await
 }
 
 #[tokio::test(flavor = "multi_thread")]
