@@ -31,9 +31,11 @@ use tokio_util::sync::CancellationToken;
 use tracing::info;
 
 use crate::{
-    cluster::{Cluster, Reader, State, object::NamespacedName, trigger::Triggers},
+    api::NamespacedName,
+    cluster::{Cluster, Reader, State},
     events::Events,
     lease::Leadership,
+    queue::work_queue::Triggers,
 };
 
 /// What a controller is made of.

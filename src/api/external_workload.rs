@@ -10,7 +10,7 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use kube::core::NamespaceResourceScope;
 use serde::Deserialize;
 
-use crate::cluster::object::lean_metadata;
+use super::lean_metadata;
 
 /// `externalworkloads.workload.linkerd.io/v1beta1`, as the API server sends it.
 #[derive(Clone, Debug, Deserialize)]

@@ -3,8 +3,13 @@
 //! Types here read what the API server holds, however odd: a field that a schema would refuse, or that an older
 //! version of it never had, is read as absent. Whether a value makes sense is decided where it is used.
 
+pub mod endpoint_slice;
 mod external_workload;
+pub mod go_duration;
+mod label_selector;
 pub mod linkerd_config;
+mod metadata;
+mod namespaced_name;
 mod server;
 mod service_profile;
 
@@ -12,7 +17,10 @@ pub use external_workload::{
     Condition, ExternalWorkload, ExternalWorkloadPort, ExternalWorkloadSpec, ExternalWorkloadStatus, MeshTls,
     WorkloadIp,
 };
+pub use label_selector::{LabelSelectorObject, LabelSelectorRequirementObject};
 pub use linkerd_config::{LinkerdConfig, LinkerdConfigSpec, LinkerdConfigStatus};
+pub use metadata::{MetadataOf, last_update, lean_metadata};
+pub use namespaced_name::{LONGEST_LABEL, LONGEST_NAME, NamespacedName};
 pub use server::{Server, ServerSpec};
 pub use service_profile::{
     RequestMatch, ResponseClass, ResponseMatch, RetryBudgetSpec, RouteSpec, ServiceProfile, ServiceProfileSpec,

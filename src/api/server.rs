@@ -8,7 +8,7 @@ use k8s_openapi::apimachinery::pkg::{apis::meta::v1::ObjectMeta, util::intstr::I
 use kube::core::NamespaceResourceScope;
 use serde::Deserialize;
 
-use crate::cluster::{label_selector::LabelSelectorObject, object::lean_metadata};
+use super::{LabelSelectorObject, lean_metadata};
 
 /// `servers.policy.linkerd.io/v1beta3`, as the API server sends it.
 #[derive(Clone, Debug, Deserialize)]

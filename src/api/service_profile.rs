@@ -14,7 +14,7 @@ use serde::{
 };
 use serde_json::{Value, value::RawValue};
 
-use crate::cluster::object::lean_metadata;
+use super::lean_metadata;
 
 /// `serviceprofiles.linkerd.io/v1alpha2`, as the API server sends it.
 #[derive(Clone, Debug, Deserialize)]

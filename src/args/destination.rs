@@ -11,7 +11,7 @@ use clap::{Args as ClapArgs, builder::NonEmptyStringValueParser};
 
 use super::positive_duration;
 use crate::{
-    cluster::{object::Problems, port_ranges::PortRanges},
+    cluster::{Problems, kinds::port_ranges::PortRanges},
     destination::{
         Settings,
         settings::{Http2Params, Limits, TransportMode},

@@ -12,7 +12,7 @@ use super::{
     go_flags::{Flag, Kind, Unread, Values, usage},
 };
 use crate::{
-    cluster::{object::Problems, port_ranges::PortRanges},
+    cluster::{Problems, kinds::port_ranges::PortRanges},
     destination::settings::{Http2Params, TransportMode},
     version,
 };

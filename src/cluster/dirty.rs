@@ -13,7 +13,8 @@ use std::{
 use parking_lot::Mutex;
 use tokio::{sync::Notify, time::Instant};
 
-use super::{Affected, address::Reached, node::Zone, object::NamespacedName};
+use super::{Affected, index::address::Reached, kinds::node::Zone};
+use crate::api::NamespacedName;
 
 #[derive(Default)]
 pub struct Dirty {

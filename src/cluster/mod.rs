@@ -5,41 +5,14 @@
 //! the state; the lock is held for the work of one event; and before a kind was listed nothing may be concluded from what
 //! the state does not hold of it.
 
-pub mod address;
-pub mod config_map;
 pub mod dirty;
-pub mod dirty_workloads;
-pub mod disruption_budget;
-#[cfg(test)]
-pub mod feed;
-pub(crate) mod go_duration;
-pub mod inject;
-mod kind;
-pub mod label_selector;
-pub mod linkerd_config;
-mod metrics;
-pub mod namespace;
-pub mod node;
-pub mod object;
-pub mod owner;
-pub mod pod;
-pub mod pods;
-pub mod port_ranges;
-pub mod proxy;
+pub mod index;
+pub mod kinds;
+mod problems;
 pub(crate) mod quantity;
-pub mod ready_slice;
-pub mod route;
-pub mod selector;
-pub mod server;
-pub mod service;
-pub mod service_profile;
-pub mod slice;
-pub mod slices;
-pub mod trigger;
-mod watch;
-pub mod workload;
-pub mod workload_ref;
-pub mod workload_resource;
+#[cfg(test)]
+pub mod testing;
+pub(crate) mod watch;
 
 use std::{collections::BTreeSet, fmt::Debug, sync::Arc};
 
@@ -51,31 +24,35 @@ use serde::de::DeserializeOwned;
 use tokio::sync::{Notify, watch as channel};
 
 use crate::{api::INJECTOR, tasks::Tasks};
-use address::Reached;
-pub use kind::{Kind, Reader};
+use crate::{
+    api::NamespacedName,
+    queue::{dirty_set::DirtyWorkloads, work_queue::Triggers},
+};
+use index::address::Reached;
+pub use kinds::{Kind, Reader};
+pub use problems::Problems;
 pub use watch::Problem;
 use {
-    config_map::{ConfigMap, ConfigMaps},
     dirty::Dirty,
-    dirty_workloads::DirtyWorkloads,
-    disruption_budget::{DisruptionBudget, DisruptionBudgets},
-    linkerd_config::{LinkerdConfig, LinkerdConfigs},
-    namespace::{Namespace, Namespaces},
-    node::{Node, Nodes, Zone},
-    object::{Guarded, NamespacedName, Problems},
-    owner::{Owned, Owner, Owners},
-    pod::Pod,
-    pods::Pods,
-    server::{Server, Servers},
-    service::{Service, Services},
-    service_profile::{ServiceProfile, ServiceProfiles},
-    slices::{Slice, Slices},
-    trigger::Triggers,
-    workload::{Workload, Workloads},
-    workload_ref::WorkloadRef,
-    workload_resource::{
-        DaemonSetObject, DeploymentObject, StatefulSetObject, Watched, WorkloadKind, WorkloadResources,
+    index::{pods::Pods, workload_key::WorkloadRef},
+    kinds::{
+        apps_workload::{
+            DaemonSetObject, DeploymentObject, StatefulSetObject, Watched, WorkloadKind, WorkloadResources,
+        },
+        config_map::{ConfigMap, ConfigMaps},
+        disruption_budget::{DisruptionBudget, DisruptionBudgets},
+        endpoint_slice::{Slice, Slices},
+        external_workload::{Workload, Workloads},
+        linkerd_config::{LinkerdConfig, LinkerdConfigs},
+        namespace::{Namespace, Namespaces},
+        node::{Node, Nodes, Zone},
+        owner::{Owned, Owner, Owners},
+        pod::Pod,
+        server::{Server, Servers},
+        service::{Service, Services},
+        service_profile::{ServiceProfile, ServiceProfiles},
     },
+    watch::guarded::Guarded,
 };
 
 /// What a change may change for those who read the state. Each once: a Server that selects a whole namespace concerns its
@@ -285,7 +262,7 @@ impl Cluster {
             state: Arc::clone(&state),
             readers: readers.clone(),
             relist: Arc::clone(&relist),
-            metrics: metrics::Metrics::register(registry, &state)?,
+            metrics: watch::metrics::Metrics::register(registry, &state)?,
         };
         let every = watcher::Config::default;
         let (discovery, rollout) = (readers.destination.is_some(), readers.rollout.is_some());
@@ -300,7 +277,11 @@ impl Cluster {
         if discovery || readers.linkerd_config.is_some() {
             watches.push(watch.spawn::<Slice>(all(client), every(), tasks));
         } else if readers.external_workload.is_some() {
-            watches.push(watch.spawn::<Slice>(all(client), every().labels(&slices::managed_selector()), tasks));
+            watches.push(watch.spawn::<Slice>(
+                all(client),
+                every().labels(&kinds::endpoint_slice::managed_selector()),
+                tasks,
+            ));
         }
         if readers.linkerd_config.is_some() {
             let config_maps = Api::namespaced(client.clone(), controller_namespace);

@@ -9,7 +9,7 @@ use std::{
     sync::Arc,
 };
 
-use crate::cluster::{address, object::NamespacedName};
+use crate::{api::NamespacedName, cluster::index::address};
 
 /// What the hostname of an endpoint may be at most (RFC 1035).
 const LONGEST_LABEL: usize = 63;

@@ -9,7 +9,7 @@ use serde::{
 };
 use serde_json::value::RawValue;
 
-use crate::cluster::object::LONGEST_LABEL;
+use crate::api::LONGEST_LABEL;
 
 /// A longer one is nobody's.
 const LONGEST: usize = 4096;

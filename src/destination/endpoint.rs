@@ -8,13 +8,13 @@ use std::{
     net::{IpAddr, SocketAddr},
 };
 
+use super::{
+    members::{PodSubject, Subject, WorkloadSubject},
+    settings::{Settings, TransportMode},
+};
 use crate::{
     api::{POD_TEMPLATE_HASH_LABEL, PROXY_NAME},
-    cluster::ready_slice::Mirror,
-    destination::{
-        members::{PodSubject, Subject, WorkloadSubject},
-        settings::{Settings, TransportMode},
-    },
+    cluster::kinds::endpoint_slice::ready::Mirror,
     proto::{
         destination::{
             AuthorityOverride, ProtocolHint, TlsIdentity, WeightedAddr,

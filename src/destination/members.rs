@@ -13,19 +13,21 @@ use std::{
 
 use k8s_openapi::jiff::Timestamp;
 
+use super::settings::Settings;
 use crate::{
+    api::NamespacedName,
     cluster::{
         State,
-        object::NamespacedName,
-        owner::Owner,
-        pod::Pod,
-        ready_slice::{ReadyEndpoint, ReadySlice, Target},
-        selector::Labels,
-        server::{Server, ServerPort},
-        service::Service,
-        workload::Workload,
+        index::selector::Labels,
+        kinds::{
+            endpoint_slice::ready::{ReadyEndpoint, ReadySlice, Target},
+            external_workload::Workload,
+            owner::Owner,
+            pod::Pod,
+            server::{Server, ServerPort},
+            service::Service,
+        },
     },
-    destination::settings::Settings,
 };
 
 /// What a Service's endpoints are, at one generation of the state.

@@ -5,7 +5,7 @@ use serde_json::{Value, json};
 
 use super::*;
 use crate::{
-    cluster::{Kind, feed::Feed},
+    cluster::{Kind, testing::Feed},
     destination::settings::tests::settings,
 };
 

@@ -45,7 +45,7 @@ use super::{
     stream::{Stream, Updates},
     views::Views,
 };
-use crate::cluster::{Kind, feed::Feed, object::Problems, port_ranges::PortRanges};
+use crate::cluster::{Kind, Problems, kinds::port_ranges::PortRanges, testing::Feed};
 
 /// One method of the API, as these tests ask it.
 trait Method {

@@ -12,8 +12,8 @@ use super::{
     view::{Location, Query},
 };
 use crate::{
-    api::{REMOTE_DISCOVERY, REMOTE_SERVICE_LABEL},
-    cluster::{State, object::NamespacedName, service::Service},
+    api::{NamespacedName, REMOTE_DISCOVERY, REMOTE_SERVICE_LABEL},
+    cluster::{State, kinds::service::Service},
 };
 
 /// The key of a view.

@@ -5,7 +5,7 @@ use serde_json::{Value, json};
 use tonic::Code;
 
 use super::*;
-use crate::cluster::{Kind as Watched, feed::Feed};
+use crate::cluster::{Kind as Watched, testing::Feed};
 
 const PATH: &str = "web.ns.svc.cluster.local:80";
 

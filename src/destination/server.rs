@@ -399,7 +399,7 @@ mod tests {
     use tonic_health::pb::{HealthCheckRequest, health_server::Health};
 
     use super::{super::settings::tests::settings, *};
-    use crate::{cluster::feed::Feed, destination::metrics::Metrics};
+    use crate::{cluster::testing::Feed, destination::metrics::Metrics};
 
     #[tokio::test]
     async fn a_server_that_stops_says_so_of_its_service_too() {

@@ -7,7 +7,7 @@ use serde::Deserialize;
 use serde_json::Value;
 
 use crate::{
-    cluster::port_ranges::PortRanges,
+    cluster::kinds::port_ranges::PortRanges,
     proto::destination::{Http2ClientParams, http2_client_params},
 };
 
@@ -139,7 +139,7 @@ fn lower_case(value: Value) -> Value {
 #[cfg(test)]
 pub mod tests {
     use super::*;
-    use crate::cluster::object::Problems;
+    use crate::cluster::Problems;
 
     /// The fixture of upstream's tests.
     pub fn settings() -> Settings {

@@ -20,9 +20,9 @@ use super::{
     settings::Settings,
     snapshot::Snapshot,
 };
-use crate::cluster::{
+use crate::cluster::kinds::{
+    endpoint_slice::ready::{Mirror, ReadyEndpoint, ReadySlice},
     node::Zone,
-    ready_slice::{Mirror, ReadyEndpoint, ReadySlice},
     service::Service,
 };
 

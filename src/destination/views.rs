@@ -32,11 +32,13 @@ use super::{
     snapshot::Snapshot,
     view::{Location, Query, endpoints, set_labels},
 };
-use crate::cluster::{
-    Cluster,
-    dirty::{Batch, Dirty},
-    node::Zone,
-    object::NamespacedName,
+use crate::{
+    api::NamespacedName,
+    cluster::{
+        Cluster,
+        dirty::{Batch, Dirty},
+        kinds::node::Zone,
+    },
 };
 
 /// Many views must not keep streams from being polled where there is one worker; nor may the last of many wait for as many

@@ -18,8 +18,10 @@ use super::{
     plan::{Plan, Update},
 };
 use crate::{
-    cluster::{object::NamespacedName, service::Service, slice::EndpointSlice},
-    lease::{Fence, WriteError},
+    api::{NamespacedName, endpoint_slice::EndpointSlice},
+    cluster::kinds::service::Service,
+    lease::Fence,
+    write::WriteError,
 };
 
 /// Writes EndpointSlices, while this process leads.

@@ -10,7 +10,8 @@ use tokio_util::sync::CancellationToken;
 
 use super::*;
 use crate::{
-    cluster::{Projected, object::Problems, slice::Endpoint},
+    api::endpoint_slice::Endpoint,
+    cluster::{Problems, Projected},
     lease::Leadership,
 };
 

@@ -10,11 +10,13 @@ use std::{
 
 use super::report::Finding;
 use crate::{
-    api::EXTERNAL_WORKLOAD_KIND,
-    cluster::{
+    api::{
+        EXTERNAL_WORKLOAD_KIND,
+        endpoint_slice::{Endpoint, EndpointConditions, EndpointPort, Family, TargetRef},
+    },
+    cluster::kinds::{
+        external_workload::{Address, Workload, WorkloadPort},
         service::{Service, ServicePort, TargetPort},
-        slice::{Endpoint, EndpointConditions, EndpointPort, Family, TargetRef},
-        workload::{Address, Workload, WorkloadPort},
     },
     events::Reason,
 };
@@ -171,7 +173,7 @@ mod tests {
     use serde_json::json;
 
     use super::*;
-    use crate::cluster::{service::tests::service, workload::tests::workload};
+    use crate::cluster::kinds::{external_workload::tests::workload, service::tests::service};
 
     fn ports(service_ports: &serde_json::Value, workload_ports: &serde_json::Value) -> (Vec<(String, i32)>, usize) {
         let service = service(&json!({ "ports": service_ports }));

@@ -31,16 +31,17 @@ use self::{
     record::Records,
 };
 use crate::{
+    api::NamespacedName,
     cluster::{
         Reader, State,
-        object::NamespacedName,
-        service::{Service, ServiceName},
-        trigger::backoff,
+        kinds::service::{Service, ServiceName},
     },
     controller::{self, ControlLoop, Parts, Reconciler},
     events::{Events, Notice, Reason},
-    lease::{Fence, WriteError},
+    lease::Fence,
+    retry::backoff,
     tasks::Tasks,
+    write::WriteError,
 };
 
 /// The Lease that Linkerd's Go controller holds while it writes slices. Sharing it makes the two take turns.

@@ -23,12 +23,11 @@ use super::{
     report::Finding,
 };
 use crate::{
-    api::{HEADLESS_LABEL, KUBE_SYSTEM, MANAGED_BY, MANAGED_BY_LABEL, SERVICE_NAME_LABEL},
-    cluster::{
-        service::Service,
-        slice::{Endpoint, EndpointSlice, Family},
-        workload::Workload,
+    api::{
+        HEADLESS_LABEL, KUBE_SYSTEM, MANAGED_BY, MANAGED_BY_LABEL, SERVICE_NAME_LABEL,
+        endpoint_slice::{Endpoint, EndpointSlice, Family},
     },
+    cluster::kinds::{external_workload::Workload, service::Service},
 };
 
 /// Endpoints that we put into one slice, as in Kubernetes. The API server's own limit is 1000; a slice that somebody

@@ -12,7 +12,7 @@ use parking_lot::Mutex;
 use tokio::time::Instant;
 
 use super::{apply::Written, report::Finding};
-use crate::cluster::{object::NamespacedName, slices::Slices, trigger::backoff};
+use crate::{api::NamespacedName, cluster::kinds::endpoint_slice::Slices, retry::backoff};
 
 /// How long the cache may take to show our own writes before we plan without: preconditions and fixed names then keep a
 /// second write harmless.
@@ -146,7 +146,7 @@ mod tests {
     use super::*;
     use crate::{
         api::{MANAGED_BY, MANAGED_BY_LABEL},
-        cluster::{Projected, State, object::Problems, slices::Slice},
+        cluster::{Problems, Projected, State, kinds::endpoint_slice::Slice},
     };
 
     fn service() -> NamespacedName {

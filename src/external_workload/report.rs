@@ -9,8 +9,8 @@ use k8s_openapi::api::core::v1::ObjectReference;
 
 use super::endpoint;
 use crate::{
-    api::EXTERNAL_WORKLOAD_KIND,
-    cluster::{object::NamespacedName, service::Service, slice::EndpointSlice, workload::Workload},
+    api::{EXTERNAL_WORKLOAD_KIND, NamespacedName, endpoint_slice::EndpointSlice},
+    cluster::kinds::{external_workload::Workload, service::Service},
     events::{Notice, Reason},
 };
 

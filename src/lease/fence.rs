@@ -9,6 +9,7 @@ use tokio::time::{Instant, timeout_at};
 use tokio_util::sync::CancellationToken;
 
 use super::Leadership;
+use crate::write::WriteError;
 
 /// One request; well below the time that a Lease leaves us.
 const REQUEST_TIMEOUT: Duration = Duration::from_secs(10);
@@ -17,19 +18,6 @@ const REQUEST_TIMEOUT: Duration = Duration::from_secs(10);
 pub struct Fence {
     leadership: Leadership,
     stop: CancellationToken,
-}
-
-/// Why a write did not happen, or may not have.
-#[derive(Debug, thiserror::Error)]
-pub enum WriteError {
-    #[error("this process does not lead (any more)")]
-    NotLeading,
-    #[error("the API server did not answer in time")]
-    TimedOut,
-    #[error("{}", .0.message)]
-    Refused(Box<kube::core::Status>),
-    #[error("{}", crate::client::describe(.0))]
-    Transport(#[source] kube::Error),
 }
 
 // === impl Fence ===
@@ -54,55 +42,5 @@ impl Fence {
             Ok(Err(error)) => Err(WriteError::Transport(error)),
             Err(_) => Err(WriteError::TimedOut),
         }
-    }
-}
-
-// === impl WriteError ===
-
-impl WriteError {
-    /// All results of a write that was sent.
-    pub const RESULTS: [&str; 10] = [
-        "ok",
-        "timed_out",
-        "conflict",
-        "already_exists",
-        "not_found",
-        "forbidden",
-        "invalid",
-        "unavailable",
-        "refused",
-        "transport",
-    ];
-
-    /// The result of a write, as a metric's label; `None` for one that was not sent.
-    pub fn result<T>(result: &Result<T, Self>) -> Option<&'static str> {
-        match result {
-            Ok(_) => Some("ok"),
-            Err(Self::NotLeading) => None,
-            Err(error) => Some(error.label()),
-        }
-    }
-
-    /// The category, as a metric's label.
-    pub fn label(&self) -> &'static str {
-        match self {
-            Self::NotLeading => "not_leading",
-            Self::TimedOut => "timed_out",
-            Self::Transport(_) => "transport",
-            Self::Refused(status) if status.is_already_exists() => "already_exists",
-            Self::Refused(status) if status.is_conflict() => "conflict",
-            Self::Refused(status) if status.is_not_found() => "not_found",
-            Self::Refused(status) if status.is_forbidden() => "forbidden",
-            Self::Refused(status) if status.is_invalid() => "invalid",
-            Self::Refused(status) if status.code == 429 || status.code >= 500 => "unavailable",
-            Self::Refused(_) => "refused",
-        }
-    }
-
-    /// How long the API server asked us to stay away.
-    pub fn retry_after(&self) -> Duration {
-        let Self::Refused(status) = self else { return Duration::ZERO };
-        let seconds = status.details.as_ref().map(|details| details.retry_after_seconds);
-        Duration::from_secs(seconds.unwrap_or_default().into())
     }
 }

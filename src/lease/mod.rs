@@ -28,7 +28,8 @@ use tokio::{
 use tokio_util::sync::CancellationToken;
 use tracing::{info, warn};
 
-pub use fence::{Fence, WriteError};
+pub use crate::write::WriteError;
+pub use fence::Fence;
 pub use leadership::Leadership;
 use leadership::{State, Term};
 

@@ -30,8 +30,9 @@ use crate::{
         CONFIG_GROUP, INJECTOR, LINKERD_CONFIG_KIND, LinkerdConfig, LinkerdConfigStatus, RESTARTED_FOR_ANNOTATION,
         RESTORE_BASE_FINALIZER,
     },
-    cluster::config_map::ConfigMap,
-    lease::{Fence, WriteError},
+    cluster::kinds::config_map::ConfigMap,
+    lease::Fence,
+    write::WriteError,
 };
 
 const MANAGED_BY_ANNOTATION: &str = "config.linkerd.io/managed-by";

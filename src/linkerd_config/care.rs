@@ -19,8 +19,8 @@ use super::{
 };
 use crate::{
     api::linkerd_config::{DeletionPolicy, LinkerdConfigStatus, Mode, OnTimeout},
-    cluster::{config_map::ConfigMap, linkerd_config::LinkerdConfig},
-    lease::WriteError,
+    cluster::kinds::{config_map::ConfigMap, linkerd_config::LinkerdConfig},
+    write::WriteError,
 };
 
 /// What came of taking care.

@@ -6,7 +6,7 @@ use kube::runtime::controller::Action;
 use tracing::{info, warn};
 
 use super::Context;
-use crate::{cluster::linkerd_config::LinkerdConfig, lease::WriteError};
+use crate::{cluster::kinds::linkerd_config::LinkerdConfig, write::WriteError};
 
 impl Context {
     /// Lets a resource go whose deletion waits for us. Where another takes its place the ConfigMap is that one's. What cannot be

@@ -6,7 +6,7 @@ use super::{
 };
 use crate::{
     api::{CREATED_BY_ANNOTATION, linkerd_config::DriftSpec},
-    cluster::config_map::ConfigMap,
+    cluster::kinds::config_map::ConfigMap,
 };
 
 /// Our own name in `managedFields`.

@@ -1,7 +1,7 @@
 use std::collections::HashMap;
 
 use super::*;
-use crate::cluster::{config_map::Writer, object::NamespacedName};
+use crate::{api::NamespacedName, cluster::kinds::config_map::Writer};
 
 fn live(writers: &[&str], annotations: &[(&str, &str)]) -> ConfigMap {
     ConfigMap {

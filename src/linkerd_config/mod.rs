@@ -52,21 +52,23 @@ use self::{
 };
 use crate::{
     api::{
-        self, INJECTORS_CONFIG_MAP,
+        self, INJECTORS_CONFIG_MAP, NamespacedName,
         linkerd_config::{LinkerdConfigStatus, Mode, TargetStatus},
     },
     cluster::{
         Reader, State,
-        config_map::ConfigMap,
-        dirty_workloads::DirtyWorkloads,
-        linkerd_config::{LinkerdConfig, LinkerdConfigName},
-        object::NamespacedName,
-        trigger::backoff,
+        kinds::{
+            config_map::ConfigMap,
+            linkerd_config::{LinkerdConfig, LinkerdConfigName},
+        },
     },
     controller::{self, ControlLoop, Parts, Reconciler},
     events::Events,
-    lease::{Fence, WriteError},
+    lease::Fence,
+    queue::dirty_set::DirtyWorkloads,
+    retry::backoff,
     tasks::Tasks,
+    write::WriteError,
 };
 
 /// Who holds it writes configuration.

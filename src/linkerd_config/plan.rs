@@ -19,7 +19,7 @@ use crate::{
         CREATED_BY_ANNOTATION,
         linkerd_config::{DriftAction, DriftScope, LinkerdConfigSpec, Mode},
     },
-    cluster::config_map::ConfigMap,
+    cluster::kinds::config_map::ConfigMap,
 };
 
 #[derive(Clone, Copy)]

@@ -7,8 +7,8 @@ use serde_json::{Value, json};
 
 use super::*;
 use crate::{
-    api::CREATED_BY_ANNOTATION,
-    cluster::{config_map::Writer, object::NamespacedName},
+    api::{CREATED_BY_ANNOTATION, NamespacedName},
+    cluster::kinds::config_map::Writer,
     linkerd_config::drift::{FIELD_MANAGER, HASH_ANNOTATION},
 };
 

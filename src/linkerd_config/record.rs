@@ -15,10 +15,7 @@ use super::{
     base::Base,
     values::{Document, Reading},
 };
-use crate::{
-    api::LinkerdConfigStatus,
-    cluster::{linkerd_config::LinkerdConfig, trigger::backoff},
-};
+use crate::{api::LinkerdConfigStatus, cluster::kinds::linkerd_config::LinkerdConfig, retry::backoff};
 
 /// How long the cache may take to show our own write before we look without: the precondition then keeps a second harmless.
 const OWN_WRITE_SEEN: Duration = Duration::from_secs(5);

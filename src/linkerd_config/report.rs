@@ -8,7 +8,7 @@ use super::{
 };
 use crate::{
     api::{CONFIG_GROUP, LINKERD_CONFIG_KIND, LinkerdConfigStatus, TRUST_ROOTS},
-    cluster::{config_map::ConfigMap, linkerd_config::LinkerdConfig},
+    cluster::kinds::{config_map::ConfigMap, linkerd_config::LinkerdConfig},
     events::{Notice, Reason},
 };
 

@@ -19,13 +19,13 @@ use super::{
 };
 use crate::{
     api::{
-        TRUST_ROOTS,
+        NamespacedName, TRUST_ROOTS,
         linkerd_config::{
             DriftStatus, DriftWindow, InjectorStatus, LinkerdConfigStatus, RevisionsStatus, RolloutStatus,
             TargetStatus, TrustAnchorsStatus,
         },
     },
-    cluster::{linkerd_config::LinkerdConfig, object::NamespacedName},
+    cluster::kinds::linkerd_config::LinkerdConfig,
 };
 
 /// Of the paths of a drift, and of the problems in a message.

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use crate::cluster::go_duration;
+use crate::api::go_duration;
 
 /// The default in place of what an older schema let in.
 pub(super) fn duration(text: &str, default: &str) -> Duration {

@@ -9,13 +9,15 @@ use kube::{Api, Client, ResourceExt, api::ListParams};
 
 use super::read::plain;
 use crate::cluster::{
-    Kind, Projected, State,
-    disruption_budget::DisruptionBudget,
-    namespace::Namespace,
-    object::{Guarded, Problems},
-    owner::Owned,
-    pod::Pod,
-    workload_resource::{DaemonSetObject, DeploymentObject, StatefulSetObject, Watched},
+    Kind, Problems, Projected, State,
+    kinds::{
+        apps_workload::{DaemonSetObject, DeploymentObject, StatefulSetObject, Watched},
+        disruption_budget::DisruptionBudget,
+        namespace::Namespace,
+        owner::Owned,
+        pod::Pod,
+    },
+    watch::guarded::Guarded,
 };
 
 /// Of a list: Pods are large.
@@ -69,7 +71,7 @@ mod tests {
     use serde_json::{Value, json};
 
     use super::*;
-    use crate::cluster::object::NamespacedName;
+    use crate::api::NamespacedName;
 
     /// A client of an API server that answers a path and its query so.
     fn client(answer: impl Fn(&str, &str) -> (u16, Value) + Clone + Send + 'static) -> Client {

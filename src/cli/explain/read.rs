@@ -17,12 +17,13 @@ use kube::{Api, Client, Error, Resource, api::ListParams, core::Status};
 use serde_json::{Value, json};
 
 use crate::{
-    api::{self, LINKERD_CONFIG_KIND, TRUST_ROOTS, linkerd_config::GlobalSpec},
+    api::{self, LINKERD_CONFIG_KIND, NamespacedName, TRUST_ROOTS, linkerd_config::GlobalSpec},
     cluster::{
-        Projected, State,
-        config_map::{ConfigMap, ConfigMapObject},
-        linkerd_config::LinkerdConfig,
-        object::{NamespacedName, Problems},
+        Problems, Projected, State,
+        kinds::{
+            config_map::{ConfigMap, ConfigMapObject},
+            linkerd_config::LinkerdConfig,
+        },
     },
     linkerd_config::{
         base::Base,

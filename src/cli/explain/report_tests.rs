@@ -8,7 +8,10 @@ use super::*;
 use crate::{
     api,
     cli::explain::print::text,
-    cluster::{Projected, config_map::ConfigMap, linkerd_config::LinkerdConfig, object::Problems},
+    cluster::{
+        Problems, Projected,
+        kinds::{config_map::ConfigMap, linkerd_config::LinkerdConfig},
+    },
     linkerd_config::base::Base,
 };
 

@@ -20,7 +20,7 @@ use crate::{
             LinkerdConfigStatus, RolloutMethod, RolloutPods, RolloutStatus, RolloutTrigger, RolloutWorkloads,
         },
     },
-    cluster::{State, inject::Inject, workload_ref::WorkloadRef},
+    cluster::{State, index::workload_key::WorkloadRef, kinds::inject::Inject},
     linkerd_config::{
         baseline, overlay,
         plan::Plan,

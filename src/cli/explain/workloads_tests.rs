@@ -13,13 +13,14 @@ use crate::{
         },
     },
     cluster::{
-        Projected,
-        disruption_budget::DisruptionBudget,
-        linkerd_config::LinkerdConfig,
-        namespace::Namespace,
-        object::Problems,
-        pod::Pod,
-        workload_resource::{DeploymentObject, StatefulSetObject, Watched},
+        Problems, Projected,
+        kinds::{
+            apps_workload::{DeploymentObject, StatefulSetObject, Watched},
+            disruption_budget::DisruptionBudget,
+            linkerd_config::LinkerdConfig,
+            namespace::Namespace,
+            pod::Pod,
+        },
     },
 };
 

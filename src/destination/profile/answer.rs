@@ -9,12 +9,14 @@ use prost_types::Duration;
 
 use super::target::{Refusal, ServicePort, Target};
 use crate::{
+    api::NamespacedName,
     cluster::{
         State,
-        object::NamespacedName,
-        pod::{Phase, Pod},
-        ready_slice::Instance,
-        route::{Content, Override},
+        kinds::{
+            endpoint_slice::ready::Instance,
+            pod::{Phase, Pod},
+            service_profile::route::{Content, Override},
+        },
     },
     destination::{
         authority::split_host_port,

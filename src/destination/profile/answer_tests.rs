@@ -6,7 +6,7 @@ use serde_json::{Value, json};
 
 use super::{super::target::Request, *};
 use crate::{
-    cluster::{Kind, feed::Feed},
+    cluster::{Kind, testing::Feed},
     destination::{authority::ProfileAuthority, settings::tests::settings},
     proto::{destination::WeightedAddr, net::ip_address::Ip},
 };

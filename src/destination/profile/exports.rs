@@ -13,7 +13,7 @@ use prometheus::{
 };
 
 use super::target::Target;
-use crate::{cluster::object::NamespacedName, destination::views::Views};
+use crate::{api::NamespacedName, destination::views::Views};
 
 pub(in crate::destination) struct Subscribers {
     views: Arc<Views>,

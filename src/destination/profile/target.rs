@@ -8,7 +8,8 @@ use std::{
 use tonic::Status;
 
 use crate::{
-    cluster::{State, object::NamespacedName, ready_slice::Instance},
+    api::NamespacedName,
+    cluster::{State, kinds::endpoint_slice::ready::Instance},
     destination::authority::ProfileAuthority,
 };
 

@@ -2,7 +2,7 @@ use serde_json::json;
 use tonic::Code;
 
 use super::*;
-use crate::cluster::{Projected, service::tests::service};
+use crate::cluster::{Projected, kinds::service::tests::service};
 
 fn request(path: &str, client_namespace: &str) -> Request {
     Request::new(ProfileAuthority::parse(path, "cluster.local").unwrap(), client_namespace)

@@ -22,7 +22,8 @@ use super::{
     target::{Refusal, Request, Target, service_of},
 };
 use crate::{
-    cluster::{dirty::Batch, object::NamespacedName, route::Content},
+    api::NamespacedName,
+    cluster::{dirty::Batch, kinds::service_profile::route::Content},
     destination::{
         frame,
         hold::{Hold, Viewed},

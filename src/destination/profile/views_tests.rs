@@ -8,7 +8,7 @@ use serde_json::{Value, json};
 
 use super::*;
 use crate::{
-    cluster::{Kind, feed::Feed},
+    cluster::{Kind, testing::Feed},
     destination::{authority::ProfileAuthority, metrics::Metrics, settings::tests::settings},
     proto::destination::DestinationProfile,
 };

@@ -7,7 +7,7 @@ fn the_reference_object_of_the_specification() {
     let mut service = legacy();
     service.labels = [("team".to_owned(), "x".to_owned())].into();
     let labels = json!({"app": "legacy", "topology.kubernetes.io/zone": "a"});
-    let vm1 = workload::tests::workload(
+    let vm1 = external_workload::tests::workload(
         "vm1",
         true,
         &labels,

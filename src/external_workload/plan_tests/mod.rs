@@ -5,7 +5,7 @@ use serde_json::{Value, json};
 
 use super::*;
 use crate::{
-    cluster::{service, workload},
+    cluster::kinds::{external_workload, service},
     external_workload::report,
 };
 
@@ -43,7 +43,7 @@ fn legacy() -> Service {
 }
 
 fn workload(name: &str, spec: &Value) -> Arc<Workload> {
-    Arc::new(workload::tests::workload(name, true, &json!({"app": "legacy"}), spec))
+    Arc::new(external_workload::tests::workload(name, true, &json!({"app": "legacy"}), spec))
 }
 
 /// The `number`th workload, with an address of its own and port http:80.

@@ -18,9 +18,9 @@ use super::{
     Replica,
     review::{Answer, Expected, Stale},
 };
-use crate::{
-    api::linkerd_config::{InjectorSyncMethod, InjectorSyncSpec},
-    cluster::object::NamespacedName,
+use crate::api::{
+    NamespacedName,
+    linkerd_config::{InjectorSyncMethod, InjectorSyncSpec},
 };
 
 /// After a nudge a file is older than this no more.

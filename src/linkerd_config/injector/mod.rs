@@ -27,8 +27,11 @@ pub(super) use prober::Injectors;
 pub(super) use review::Expected;
 
 use crate::{
-    api::{INJECTOR, INJECTORS_CONFIG_MAP, LinkerdConfigStatus, linkerd_config::InjectorSyncMethod},
-    cluster::{Cluster, State, config_map::ConfigMap, linkerd_config::LinkerdConfig, object::NamespacedName},
+    api::{INJECTOR, INJECTORS_CONFIG_MAP, LinkerdConfigStatus, NamespacedName, linkerd_config::InjectorSyncMethod},
+    cluster::{
+        Cluster, State,
+        kinds::{config_map::ConfigMap, linkerd_config::LinkerdConfig},
+    },
 };
 
 /// The name of the one port that injectors serve on.

@@ -33,12 +33,16 @@ use super::{
     review::{self, Answer, Expected},
 };
 use crate::{
-    api::{INJECTOR, INJECTOR_WEBHOOK, INJECTOR_WEBHOOK_CONFIGURATION, linkerd_config::InjectorSyncMethod},
-    cluster::{Cluster, object::NamespacedName, trigger::Triggers},
+    api::{
+        INJECTOR, INJECTOR_WEBHOOK, INJECTOR_WEBHOOK_CONFIGURATION, NamespacedName, linkerd_config::InjectorSyncMethod,
+    },
+    cluster::Cluster,
     controller::Parts,
-    lease::{Fence, Leadership, WriteError},
+    lease::{Fence, Leadership},
     linkerd_config::drift::FIELD_MANAGER,
+    queue::work_queue::Triggers,
     tasks::Tasks,
+    write::WriteError,
 };
 
 /// Between two requests to a replica that is not current.

@@ -17,11 +17,13 @@ use super::{
 use crate::{
     api::linkerd_config::{RolloutMethod, RolloutPods},
     cluster::{
-        inject::Inject,
-        namespace::Namespace,
-        pod::Pod,
-        workload_ref::WorkloadRef,
-        workload_resource::{Progress, UpdateStrategy, WorkloadKind, WorkloadResource},
+        index::workload_key::WorkloadRef,
+        kinds::{
+            apps_workload::{Progress, UpdateStrategy, WorkloadKind, WorkloadResource},
+            inject::Inject,
+            namespace::Namespace,
+            pod::Pod,
+        },
     },
 };
 

@@ -18,7 +18,7 @@ use super::{
 };
 use crate::{
     api::linkerd_config::{RolloutPods, RolloutWorkloads},
-    cluster::workload_ref::WorkloadRef,
+    cluster::index::workload_key::WorkloadRef,
 };
 
 /// What a controller says of its workload and what the Pods say arrive by different watches: a contradiction has to last.

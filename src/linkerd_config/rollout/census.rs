@@ -8,7 +8,7 @@ use super::{
 };
 use crate::{
     api::linkerd_config::RolloutPods,
-    cluster::{
+    cluster::kinds::{
         inject::Inject,
         pod::{Phase, Pod},
     },

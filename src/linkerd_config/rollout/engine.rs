@@ -33,18 +33,18 @@ use super::{
     window::{Window, Windows},
 };
 use crate::{
+    api::NamespacedName,
     cluster::{
         Cluster, Reader,
-        dirty_workloads::DirtyWorkloads,
-        object::NamespacedName,
-        pod::Phase,
-        trigger::{Triggers, backoff},
-        workload_ref::WorkloadRef,
-        workload_resource::WorkloadResource,
+        index::workload_key::WorkloadRef,
+        kinds::{apps_workload::WorkloadResource, pod::Phase},
     },
     controller::Parts,
     events::{Events, Notice, Reason},
-    lease::{Leadership, WriteError},
+    lease::Leadership,
+    queue::{dirty_set::DirtyWorkloads, work_queue::Triggers},
+    retry::backoff,
+    write::WriteError,
 };
 
 /// What the leader before us sent last may still be on its way through the watches.

@@ -12,8 +12,8 @@ use super::{
     look,
 };
 use crate::{
-    api::linkerd_config::OptIn,
-    cluster::{Kind, feed::Feed, object::NamespacedName, workload_ref::WorkloadRef},
+    api::{NamespacedName, linkerd_config::OptIn},
+    cluster::{Kind, index::workload_key::WorkloadRef, testing::Feed},
 };
 
 /// What Pods shall have, and what they had before.

@@ -10,10 +10,13 @@ use k8s_openapi::{apimachinery::pkg::apis::meta::v1::Condition, jiff::Timestamp}
 use super::verdict::DISABLED;
 use crate::{
     api::{
-        INJECTORS_CONFIG_MAP, LinkerdConfigSpec, LinkerdConfigStatus,
+        INJECTORS_CONFIG_MAP, LinkerdConfigSpec, LinkerdConfigStatus, NamespacedName,
         linkerd_config::{DriftWindow, Mode, OnTimeout, OptIn, RolloutPolicy, RolloutSpec, RolloutTrigger},
     },
-    cluster::{label_selector::LabelSelector, linkerd_config::LinkerdConfig, object::NamespacedName, selector::Labels},
+    cluster::{
+        index::{label_selector::LabelSelector, selector::Labels},
+        kinds::linkerd_config::LinkerdConfig,
+    },
     linkerd_config::sha256,
 };
 

@@ -45,14 +45,17 @@ use self::{
     verdict::Progress,
     window::Windows,
 };
+use super::values::{Path, Problem};
 use crate::{
     api::{LinkerdConfigSpec, LinkerdConfigStatus},
     cluster::{
-        State, dirty_workloads::DirtyWorkloads, linkerd_config::LinkerdConfig, pod::Pod, workload_ref::WorkloadRef,
+        State,
+        index::workload_key::WorkloadRef,
+        kinds::{linkerd_config::LinkerdConfig, pod::Pod},
     },
     controller::Parts,
     lease::Fence,
-    linkerd_config::values::{Path, Problem},
+    queue::dirty_set::DirtyWorkloads,
     tasks::Tasks,
 };
 

@@ -10,7 +10,7 @@
 
 use crate::{
     api::linkerd_config::RolloutTrigger,
-    cluster::{
+    cluster::kinds::{
         inject::Inject,
         pod::{Phase, Pod},
     },

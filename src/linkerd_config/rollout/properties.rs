@@ -22,7 +22,7 @@ use super::{
     look,
     restart::patch,
 };
-use crate::cluster::{Kind, workload_ref::WorkloadRef};
+use crate::cluster::{Kind, index::workload_key::WorkloadRef};
 
 const DEPLOYMENTS: usize = 4;
 const PODS: usize = 2;

@@ -29,9 +29,10 @@ use super::{
 };
 use crate::{
     api::{RESTARTED_FOR_ANNOTATION, linkerd_config::RolloutMethod},
-    cluster::workload_resource::{WorkloadKind, WorkloadResource},
-    lease::{Fence, WriteError},
+    cluster::kinds::apps_workload::{WorkloadKind, WorkloadResource},
+    lease::Fence,
     linkerd_config::drift::FIELD_MANAGER,
+    write::WriteError,
 };
 
 /// Of what a workload says about its failure.

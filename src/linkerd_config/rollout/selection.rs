@@ -6,7 +6,7 @@
 use super::goal::Scope;
 use crate::{
     api::{KUBE_SYSTEM, RECONCILE, linkerd_config::OptIn},
-    cluster::{namespace::Namespace, selector::Labels},
+    cluster::{index::selector::Labels, kinds::namespace::Namespace},
 };
 
 const CERT_MANAGER: &str = "cert-manager";

@@ -5,7 +5,7 @@
 
 use k8s_openapi::jiff::Timestamp;
 
-use crate::cluster::workload_resource::WorkloadResource;
+use crate::cluster::kinds::apps_workload::WorkloadResource;
 
 /// On a workload, and not on its template: what it was restarted for last.
 pub const HASH_ANNOTATION: &str = "config.linkerd.io/rollout-hash";

@@ -13,7 +13,7 @@ use super::{
 };
 use crate::{
     api::linkerd_config::{OnFailure, RolloutFailure, RolloutPods, RolloutSkipped, RolloutWorkload, RolloutWorkloads},
-    cluster::workload_ref::WorkloadRef,
+    cluster::index::workload_key::WorkloadRef,
 };
 
 /// Of each list in a status.

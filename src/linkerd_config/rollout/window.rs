@@ -14,9 +14,9 @@ use jiff::{
 };
 
 use super::cron::Cron;
-use crate::{
-    api::linkerd_config::{AllowedWindow, DeniedWindow, WindowSpec},
-    cluster::go_duration,
+use crate::api::{
+    go_duration,
+    linkerd_config::{AllowedWindow, DeniedWindow, WindowSpec},
 };
 
 /// As many as the schema lets in.

@@ -11,7 +11,7 @@ use super::{
     check::Problems,
     scalar::{Scalar, resolve},
 };
-use crate::cluster::{go_duration, quantity};
+use crate::{api::go_duration, cluster::quantity};
 
 /// What the injector or its template follows without looking whether it is there, and every chart renders.
 const NEEDED: [&[&str]; 16] = [

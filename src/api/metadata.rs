@@ -1,0 +1,114 @@
+//! Metadata of objects, read without what costs most.
+
+use std::{borrow::Cow, collections::BTreeMap, marker::PhantomData};
+
+use k8s_openapi::{
+    apimachinery::pkg::apis::meta::v1::{ManagedFieldsEntry, ObjectMeta, OwnerReference, Time},
+    jiff::Timestamp,
+};
+use kube::Resource;
+use serde::{Deserialize, Deserializer};
+
+/// An object of which only the metadata is asked for and kept.
+#[derive(Clone, Debug, Deserialize)]
+#[serde(bound = "")]
+pub struct MetadataOf<K> {
+    #[serde(deserialize_with = "lean_metadata")]
+    pub metadata: ObjectMeta,
+    #[serde(skip)]
+    kind: PhantomData<fn() -> K>,
+}
+
+// === impl MetadataOf ===
+
+impl<K: Resource> Resource for MetadataOf<K> {
+    type DynamicType = K::DynamicType;
+    type Scope = K::Scope;
+
+    fn kind(dynamic: &Self::DynamicType) -> Cow<'_, str> {
+        K::kind(dynamic)
+    }
+
+    fn group(dynamic: &Self::DynamicType) -> Cow<'_, str> {
+        K::group(dynamic)
+    }
+
+    fn version(dynamic: &Self::DynamicType) -> Cow<'_, str> {
+        K::version(dynamic)
+    }
+
+    fn plural(dynamic: &Self::DynamicType) -> Cow<'_, str> {
+        K::plural(dynamic)
+    }
+
+    fn meta(&self) -> &ObjectMeta {
+        &self.metadata
+    }
+
+    fn meta_mut(&mut self) -> &mut ObjectMeta {
+        &mut self.metadata
+    }
+
+    fn metadata_api() -> bool {
+        true
+    }
+}
+
+/// Reads metadata without what costs most and serves nobody: of `managedFields`, often half of an object, one entry is
+/// left that carries only the time of the newest `Update`, which the lag metrics need.
+pub fn lean_metadata<'de, D: Deserializer<'de>>(deserializer: D) -> Result<ObjectMeta, D::Error> {
+    #[derive(Deserialize)]
+    #[serde(rename_all = "camelCase")]
+    struct Lean {
+        name: Option<String>,
+        generate_name: Option<String>,
+        namespace: Option<String>,
+        uid: Option<String>,
+        resource_version: Option<String>,
+        generation: Option<i64>,
+        creation_timestamp: Option<Time>,
+        deletion_timestamp: Option<Time>,
+        labels: Option<BTreeMap<String, String>>,
+        annotations: Option<BTreeMap<String, String>>,
+        owner_references: Option<Vec<OwnerReference>>,
+        finalizers: Option<Vec<String>>,
+        #[serde(default)]
+        managed_fields: Option<Vec<ManagedField>>,
+    }
+    #[derive(Deserialize)]
+    struct ManagedField {
+        operation: Option<String>,
+        time: Option<Time>,
+    }
+    let lean = Lean::deserialize(deserializer)?;
+    let newest = lean
+        .managed_fields
+        .into_iter()
+        .flatten()
+        .filter(|field| field.operation.as_deref() == Some("Update"))
+        .filter_map(|field| field.time)
+        .max_by_key(|time| time.0);
+    Ok(ObjectMeta {
+        name: lean.name,
+        generate_name: lean.generate_name,
+        namespace: lean.namespace,
+        uid: lean.uid,
+        resource_version: lean.resource_version,
+        generation: lean.generation,
+        creation_timestamp: lean.creation_timestamp,
+        deletion_timestamp: lean.deletion_timestamp,
+        labels: lean.labels,
+        annotations: lean.annotations,
+        owner_references: lean.owner_references,
+        finalizers: lean.finalizers,
+        managed_fields: newest
+            .map(|time| vec![ManagedFieldsEntry { time: Some(time), ..ManagedFieldsEntry::default() }]),
+        ..ObjectMeta::default()
+    })
+}
+
+/// When the object was last updated, to the second, by the API server's clock.
+pub fn last_update(metadata: &ObjectMeta) -> Option<Timestamp> {
+    let newest = metadata.managed_fields.as_ref()?.first()?;
+    Some(newest.time.as_ref()?.0)
+}

@@ -1,0 +1,44 @@
+//! The key of an object: its namespace and name.
+
+use std::{fmt, sync::Arc};
+
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
+use kube::{Resource, runtime::reflector::ObjectRef};
+
+/// The greatest length of an object's name, and of a DNS name, in bytes.
+pub const LONGEST_NAME: usize = 253;
+/// The greatest length of a label's value, and of a kind, in bytes.
+pub const LONGEST_LABEL: usize = 63;
+
+/// The key of an object, cheap to clone. The namespace of a cluster-scoped object is empty.
+#[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct NamespacedName {
+    pub namespace: Arc<str>,
+    pub name: Arc<str>,
+}
+
+// === impl NamespacedName ===
+
+impl NamespacedName {
+    pub fn new(namespace: impl Into<Arc<str>>, name: impl Into<Arc<str>>) -> Self {
+        Self { namespace: namespace.into(), name: name.into() }
+    }
+
+    /// The key of an object that has a name and a namespace, as every namespaced object of an API server has.
+    pub fn of(metadata: &ObjectMeta) -> Self {
+        Self::new(metadata.namespace.as_deref().unwrap_or_default(), metadata.name.as_deref().unwrap_or_default())
+    }
+
+    /// As kube-runtime calls it.
+    pub fn reference<K: Resource<DynamicType = ()>>(&self) -> ObjectRef<K> {
+        let name = ObjectRef::new(&self.name);
+        // Of a cluster-scoped object it is none, which is not the same as an empty one.
+        if self.namespace.is_empty() { name } else { name.within(&self.namespace) }
+    }
+}
+
+impl fmt::Display for NamespacedName {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}/{}", self.namespace, self.name)
+    }
+}

@@ -1,0 +1,7 @@
+//! Stores of objects, and the lookups that join them: by address, by label, by selector, by owner.
+
+pub mod address;
+pub mod label_selector;
+pub mod pods;
+pub mod selector;
+pub mod workload_key;

@@ -1,0 +1,425 @@
+//! Deployments, StatefulSets and DaemonSets: what makes Pods anew when its template changes, and how far it is with that.
+//!
+//! In: three watched kinds, which are one here. Out: [`WorkloadResources`], found by what stands at the top of a Pod's owners.
+
+use std::{collections::BTreeMap, fmt::Debug, marker::PhantomData, sync::Arc};
+
+use k8s_openapi::{api::apps::v1 as apps, apimachinery::pkg::apis::meta::v1::ObjectMeta};
+use kube::Resource;
+use serde::{Deserialize, de::DeserializeOwned};
+
+use super::{config_annotations, inject::Inject};
+use crate::api::{RECONCILE, RESTARTED_FOR_ANNOTATION};
+use crate::{
+    api::{NamespacedName, lean_metadata},
+    cluster::{
+        Affected, Kind, Problems, Projected, State,
+        index::{selector::Labels, workload_key::WorkloadRef},
+    },
+};
+
+/// Of what Kubernetes says about a failure: it quotes quotas and webhooks, however long they are.
+const LONGEST_FAILURE: usize = 256;
+
+/// A kind of [`WorkloadResource`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub enum WorkloadKind {
+    Deployment,
+    StatefulSet,
+    DaemonSet,
+}
+
+/// A Deployment, StatefulSet or DaemonSet, reduced to what rollouts read.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct WorkloadResource {
+    pub workload: WorkloadRef,
+    pub kind: WorkloadKind,
+    pub uid: Arc<str>,
+    pub version: Arc<str>,
+    pub deleting: bool,
+    pub labels: Labels,
+    /// Those of the LinkerdConfig group.
+    pub annotations: BTreeMap<Box<str>, Box<str>>,
+    pub template: Template,
+    pub update: UpdateStrategy,
+    /// A Deployment that makes no Pods anew, whatever its template says.
+    pub paused: bool,
+    pub progress: Progress,
+    /// Why a Deployment gets no further.
+    pub failure: Option<Box<str>>,
+}
+
+/// What its Pods are made from.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Template {
+    /// The label, else the annotation, that opts in or out.
+    pub reconcile: Option<Box<str>>,
+    /// What it was last restarted for.
+    pub restarted_for: Option<Box<str>>,
+    pub inject: Inject,
+    pub host_network: bool,
+}
+
+/// How Pods follow a template that changed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum UpdateStrategy {
+    /// A few at a time.
+    Rolling,
+    /// All at once.
+    Recreate,
+    /// When somebody deletes the old ones.
+    OnDelete,
+    /// Of a StatefulSet only those from this number on, which is more than 0.
+    Partition(i32),
+}
+
+/// How far its Pods are, as its controller said.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Progress {
+    /// It was said of the template as it is now.
+    pub observed: bool,
+    pub wanted: i64,
+    pub total: i64,
+    /// Made from the template as it is now.
+    pub updated: i64,
+    pub ready: i64,
+    pub available: i64,
+}
+
+/// All Deployments, StatefulSets and DaemonSets of a cluster.
+#[derive(Default)]
+pub struct WorkloadResources(BTreeMap<WorkloadRef, Arc<WorkloadResource>>);
+
+/// A [`WorkloadResource`] as one of its kinds.
+pub struct Watched<W> {
+    resource: WorkloadResource,
+    wire: PhantomData<fn() -> W>,
+}
+
+/// One of the kinds as the API server sends it.
+pub trait WorkloadObject:
+    Resource<DynamicType = ()> + DeserializeOwned + Clone + Debug + Send + Sync + 'static
+{
+    const KIND: WorkloadKind;
+    const WATCHED: Kind;
+    fn into_parts(self) -> (ObjectMeta, Option<Spec>, Option<Status>);
+}
+
+#[derive(Clone, Debug, Deserialize, Resource)]
+#[resource(inherit = "apps::Deployment")]
+pub struct DeploymentObject {
+    #[serde(deserialize_with = "lean_metadata")]
+    metadata: ObjectMeta,
+    #[serde(default)]
+    spec: Option<Spec>,
+    #[serde(default)]
+    status: Option<Status>,
+}
+
+#[derive(Clone, Debug, Deserialize, Resource)]
+#[resource(inherit = "apps::StatefulSet")]
+pub struct StatefulSetObject {
+    #[serde(deserialize_with = "lean_metadata")]
+    metadata: ObjectMeta,
+    #[serde(default)]
+    spec: Option<Spec>,
+    #[serde(default)]
+    status: Option<Status>,
+}
+
+#[derive(Clone, Debug, Deserialize, Resource)]
+#[resource(inherit = "apps::DaemonSet")]
+pub struct DaemonSetObject {
+    #[serde(deserialize_with = "lean_metadata")]
+    metadata: ObjectMeta,
+    #[serde(default)]
+    spec: Option<Spec>,
+    #[serde(default)]
+    status: Option<Status>,
+}
+
+/// What is below `spec` of any of the kinds.
+#[derive(Clone, Debug, Default, Deserialize)]
+#[serde(rename_all = "camelCase", default)]
+pub struct Spec {
+    replicas: Option<i64>,
+    paused: Option<bool>,
+    template: Option<TemplateObject>,
+    /// As Deployments call it.
+    strategy: Option<Strategy>,
+    update_strategy: Option<Strategy>,
+}
+
+#[derive(Clone, Debug, Default, Deserialize)]
+#[serde(rename_all = "camelCase", default)]
+struct Strategy {
+    r#type: Option<String>,
+    rolling_update: Option<RollingUpdate>,
+}
+
+#[derive(Clone, Debug, Default, Deserialize)]
+#[serde(default)]
+struct RollingUpdate {
+    partition: Option<i32>,
+}
+
+#[derive(Clone, Debug, Default, Deserialize)]
+#[serde(default)]
+struct TemplateObject {
+    metadata: Option<TemplateMetadata>,
+    spec: Option<PodSpec>,
+}
+
+#[derive(Clone, Debug, Default, Deserialize)]
+#[serde(default)]
+struct TemplateMetadata {
+    labels: Option<BTreeMap<String, String>>,
+    annotations: Option<BTreeMap<String, String>>,
+}
+
+#[derive(Clone, Debug, Default, Deserialize)]
+#[serde(rename_all = "camelCase", default)]
+struct PodSpec {
+    host_network: Option<bool>,
+}
+
+/// What is below `status` of any of the kinds.
+#[derive(Clone, Debug, Default, Deserialize)]
+#[serde(rename_all = "camelCase", default)]
+pub struct Status {
+    observed_generation: Option<i64>,
+    replicas: Option<i64>,
+    updated_replicas: Option<i64>,
+    ready_replicas: Option<i64>,
+    available_replicas: Option<i64>,
+    desired_number_scheduled: Option<i64>,
+    current_number_scheduled: Option<i64>,
+    updated_number_scheduled: Option<i64>,
+    number_ready: Option<i64>,
+    number_available: Option<i64>,
+    conditions: Option<Vec<Condition>>,
+}
+
+#[derive(Clone, Debug, Default, Deserialize)]
+#[serde(default)]
+struct Condition {
+    r#type: Option<String>,
+    status: Option<String>,
+    reason: Option<String>,
+    message: Option<String>,
+}
+
+// === impl WorkloadKind ===
+
+impl WorkloadKind {
+    pub const ALL: [Self; 3] = [Self::Deployment, Self::StatefulSet, Self::DaemonSet];
+
+    pub const fn as_str(self) -> &'static str {
+        match self {
+            Self::Deployment => "Deployment",
+            Self::StatefulSet => "StatefulSet",
+            Self::DaemonSet => "DaemonSet",
+        }
+    }
+}
+
+// === impl WorkloadResource ===
+
+impl WorkloadResource {
+    fn new(kind: WorkloadKind, metadata: ObjectMeta, spec: Spec, status: &Status) -> Self {
+        Self {
+            workload: WorkloadRef::new(
+                metadata.namespace.unwrap_or_default(),
+                kind.as_str(),
+                metadata.name.unwrap_or_default(),
+            ),
+            kind,
+            uid: metadata.uid.unwrap_or_default().into(),
+            version: metadata.resource_version.unwrap_or_default().into(),
+            deleting: metadata.deletion_timestamp.is_some(),
+            labels: metadata.labels.iter().flatten().collect(),
+            annotations: config_annotations(metadata.annotations),
+            update: UpdateStrategy::of(kind, &spec),
+            paused: kind == WorkloadKind::Deployment && spec.paused.unwrap_or_default(),
+            progress: Progress::of(kind, metadata.generation, spec.replicas, status),
+            failure: if kind == WorkloadKind::Deployment { status.failure() } else { None },
+            template: Template::of(spec.template.unwrap_or_default()),
+        }
+    }
+
+    /// Whether nothing changed but its version.
+    fn says_the_same(&self, other: &Self) -> bool {
+        let Self { workload, kind, uid, version: _, deleting, labels, annotations, template, update, .. } = self;
+        let Self { paused, progress, failure, .. } = self;
+        (workload, kind, uid, deleting, labels)
+            == (&other.workload, &other.kind, &other.uid, &other.deleting, &other.labels)
+            && (annotations, template, update) == (&other.annotations, &other.template, &other.update)
+            && (paused, progress, failure) == (&other.paused, &other.progress, &other.failure)
+    }
+}
+
+impl Template {
+    fn of(object: TemplateObject) -> Self {
+        let TemplateMetadata { labels, annotations } = object.metadata.unwrap_or_default();
+        let inject = Inject::of(annotations.as_ref());
+        let (labels, mut annotations) = (labels.unwrap_or_default(), annotations.unwrap_or_default());
+        Self {
+            reconcile: labels.get(RECONCILE).or(annotations.get(RECONCILE)).map(|it| it.as_str().into()),
+            restarted_for: annotations.remove(RESTARTED_FOR_ANNOTATION).map(Into::into),
+            inject,
+            host_network: object.spec.and_then(|spec| spec.host_network).unwrap_or_default(),
+        }
+    }
+}
+
+impl UpdateStrategy {
+    fn of(kind: WorkloadKind, spec: &Spec) -> Self {
+        let strategy = match kind {
+            WorkloadKind::Deployment => &spec.strategy,
+            WorkloadKind::StatefulSet | WorkloadKind::DaemonSet => &spec.update_strategy,
+        };
+        let Some(Strategy { r#type, rolling_update }) = strategy else { return Self::Rolling };
+        let partition = rolling_update.as_ref().and_then(|it| it.partition).filter(|partition| *partition > 0);
+        match (kind, r#type.as_deref(), partition) {
+            (WorkloadKind::Deployment, Some("Recreate"), _) => Self::Recreate,
+            (WorkloadKind::StatefulSet | WorkloadKind::DaemonSet, Some("OnDelete"), _) => Self::OnDelete,
+            (WorkloadKind::StatefulSet, _, Some(partition)) => Self::Partition(partition),
+            _ => Self::Rolling,
+        }
+    }
+}
+
+impl Progress {
+    fn of(kind: WorkloadKind, generation: Option<i64>, replicas: Option<i64>, status: &Status) -> Self {
+        let [wanted, total, updated, ready, available] = match kind {
+            WorkloadKind::Deployment | WorkloadKind::StatefulSet => [
+                replicas.or(Some(1)),
+                status.replicas,
+                status.updated_replicas,
+                status.ready_replicas,
+                status.available_replicas,
+            ],
+            WorkloadKind::DaemonSet => [
+                status.desired_number_scheduled,
+                status.current_number_scheduled,
+                status.updated_number_scheduled,
+                status.number_ready,
+                status.number_available,
+            ],
+        }
+        .map(Option::unwrap_or_default);
+        let observed = status.observed_generation.unwrap_or_default() >= generation.unwrap_or_default();
+        Self { observed, wanted, total, updated, ready, available }
+    }
+}
+
+impl Status {
+    /// That no Pods can be made, which says why; else that they do not become available in time.
+    fn failure(&self) -> Option<Box<str>> {
+        let text = |wanted: &str, value: &str| {
+            let mut conditions = self.conditions.iter().flatten();
+            let is = |it: &&Condition| it.r#type.as_deref() == Some(wanted) && it.status.as_deref() == Some(value);
+            let Condition { message, reason, .. } = conditions.find(is)?;
+            message.as_deref().filter(|it| !it.is_empty()).or(reason.as_deref())
+        };
+        let text = text("ReplicaFailure", "True").or_else(|| text("Progressing", "False"))?;
+        Some(text.get(..text.floor_char_boundary(LONGEST_FAILURE)).unwrap_or_default().into())
+    }
+}
+
+// === impl Watched ===
+
+impl<W: WorkloadObject> Projected for Watched<W> {
+    type Wire = W;
+    const KIND: Kind = W::WATCHED;
+
+    fn project(wire: W, _: &mut Problems) -> Self {
+        let (metadata, spec, status) = wire.into_parts();
+        let (spec, status) = (spec.unwrap_or_default(), status.unwrap_or_default());
+        Self { resource: WorkloadResource::new(W::KIND, metadata, spec, &status), wire: PhantomData }
+    }
+
+    fn apply(self, state: &mut State) -> Affected {
+        let (workload, rolls) = (self.resource.workload.clone(), state.rolls);
+        let known = state.workload_resources.get(&workload);
+        let is_news = known.is_none_or(|known| !known.says_the_same(&self.resource));
+        state.workload_resources.insert(self.resource);
+        if is_news && rolls { Affected::rolled([workload].into()) } else { Affected::default() }
+    }
+
+    fn remove(key: &NamespacedName, state: &mut State) -> Affected {
+        let workload = WorkloadRef::new(Arc::clone(&key.namespace), W::KIND.as_str(), Arc::clone(&key.name));
+        let known = state.workload_resources.0.remove(&workload);
+        if known.is_some() && state.rolls { Affected::rolled([workload].into()) } else { Affected::default() }
+    }
+
+    fn keys(state: &State) -> Vec<NamespacedName> {
+        let all = state.workload_resources.of_kind(W::KIND).map(|resource| &resource.workload);
+        all.map(|it| NamespacedName::new(Arc::clone(&it.namespace), Arc::clone(&it.name))).collect()
+    }
+}
+
+impl WorkloadObject for DeploymentObject {
+    const KIND: WorkloadKind = WorkloadKind::Deployment;
+    const WATCHED: Kind = Kind::Deployment;
+
+    fn into_parts(self) -> (ObjectMeta, Option<Spec>, Option<Status>) {
+        (self.metadata, self.spec, self.status)
+    }
+}
+
+impl WorkloadObject for StatefulSetObject {
+    const KIND: WorkloadKind = WorkloadKind::StatefulSet;
+    const WATCHED: Kind = Kind::StatefulSet;
+
+    fn into_parts(self) -> (ObjectMeta, Option<Spec>, Option<Status>) {
+        (self.metadata, self.spec, self.status)
+    }
+}
+
+impl WorkloadObject for DaemonSetObject {
+    const KIND: WorkloadKind = WorkloadKind::DaemonSet;
+    const WATCHED: Kind = Kind::DaemonSet;
+
+    fn into_parts(self) -> (ObjectMeta, Option<Spec>, Option<Status>) {
+        (self.metadata, self.spec, self.status)
+    }
+}
+
+// === impl WorkloadResources ===
+
+impl WorkloadResources {
+    pub fn len(&self) -> usize {
+        self.0.len()
+    }
+
+    pub fn is_empty(&self) -> bool {
+        self.0.is_empty()
+    }
+
+    pub fn get(&self, workload: &WorkloadRef) -> Option<&Arc<WorkloadResource>> {
+        self.0.get(workload)
+    }
+
+    /// By namespace, kind and name.
+    pub fn all(&self) -> impl Iterator<Item = &Arc<WorkloadResource>> {
+        self.0.values()
+    }
+
+    pub fn in_namespace(&self, namespace: &str) -> impl Iterator<Item = &Arc<WorkloadResource>> {
+        let first = WorkloadRef::new(namespace, "", "");
+        self.0.range(first..).map(|(_, resource)| resource).take_while(|it| *it.workload.namespace == *namespace)
+    }
+
+    pub fn of_kind(&self, kind: WorkloadKind) -> impl Iterator<Item = &Arc<WorkloadResource>> {
+        self.all().filter(move |resource| resource.kind == kind)
+    }
+
+    pub(in crate::cluster) fn insert(&mut self, resource: WorkloadResource) {
+        self.0.insert(resource.workload.clone(), Arc::new(resource));
+    }
+}
+
+#[cfg(test)]
+#[path = "apps_workload_tests.rs"]
+pub mod tests;

@@ -1,0 +1,241 @@
+//! ConfigMaps of Linkerd's namespace: the mesh's configuration, who wrote it, and the bundle of trust anchors.
+
+use std::{collections::HashMap, sync::Arc};
+
+use k8s_openapi::{
+    api::core::v1 as core,
+    apimachinery::pkg::apis::meta::v1::{ManagedFieldsEntry, ObjectMeta},
+    jiff::Timestamp,
+};
+use serde::Deserialize;
+
+use crate::api::{CONFIG_GROUP, CREATED_BY_ANNOTATION, LINKERD_CONFIG_KIND, TRUST_ROOTS};
+use crate::{
+    api::NamespacedName,
+    cluster::{Affected, Kind, Problems, Projected, State},
+};
+
+/// The key of the document in Linkerd's ConfigMap.
+const VALUES: &str = "values";
+/// The key of the document's predecessor, until stable-2.9.
+const LEGACY: &str = "global";
+/// The key of the bundle in [`TRUST_ROOTS`].
+const BUNDLE: &str = "ca-bundle.crt";
+
+/// A ConfigMap, reduced to what the LinkerdConfig controller reads. Two that compare equal are the same to it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ConfigMap {
+    pub key: NamespacedName,
+    pub uid: Arc<str>,
+    pub version: Arc<str>,
+    pub values: Option<Arc<str>>,
+    /// It is of a Linkerd that is too old to be configured by `values`.
+    pub legacy: bool,
+    pub immutable: bool,
+    /// It would be deleted with a LinkerdConfig: the Go project of that name wrote such references.
+    pub owned: bool,
+    /// Those of the LinkerdConfig group, and `linkerd.io/created-by`.
+    pub annotations: HashMap<String, String>,
+    /// Who wrote `values`: the latest first.
+    pub writers: Vec<Writer>,
+    pub bundle: Option<Arc<str>>,
+    /// When somebody last wrote the bundle, as far as one can see.
+    pub bundle_written: Option<Timestamp>,
+}
+
+/// A manager of the field `data.values`.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Writer {
+    pub manager: String,
+    pub time: Option<Timestamp>,
+}
+
+/// A ConfigMap as the API server sends it.
+#[derive(Clone, Debug, Deserialize, kube::Resource)]
+#[resource(inherit = "core::ConfigMap")]
+pub struct ConfigMapObject {
+    metadata: ObjectMeta,
+    #[serde(default)]
+    data: Option<HashMap<String, String>>,
+    #[serde(default)]
+    immutable: Option<bool>,
+}
+
+/// All ConfigMaps of the namespace.
+#[derive(Default)]
+pub struct ConfigMaps(HashMap<NamespacedName, Arc<ConfigMap>>);
+
+// === impl ConfigMap ===
+
+impl Projected for ConfigMap {
+    type Wire = ConfigMapObject;
+    const KIND: Kind = Kind::ConfigMap;
+
+    fn project(wire: ConfigMapObject, _: &mut Problems) -> Self {
+        let ConfigMapObject { metadata, data, immutable } = wire;
+        let mut data = data.unwrap_or_default();
+        let owners = metadata.owner_references.iter().flatten();
+        let owned = owners
+            .into_iter()
+            .any(|owner| owner.kind == LINKERD_CONFIG_KIND && owner.api_version.starts_with(CONFIG_GROUP));
+        let entries = || metadata.managed_fields.iter().flatten();
+        let managers = entries().filter(|entry| owns(entry, VALUES));
+        let mut writers: Vec<Writer> = managers
+            .map(|entry| Writer {
+                manager: entry.manager.clone().unwrap_or_default(),
+                time: entry.time.as_ref().map(|time| time.0),
+            })
+            .collect();
+        writers.sort_by_key(|writer| std::cmp::Reverse(writer.time));
+        let bundles = entries().filter(|entry| owns(entry, BUNDLE)).filter_map(|entry| entry.time.as_ref());
+        let bundle_written = bundles.map(|time| time.0).max();
+        let kept = |key: &String| key.starts_with(CONFIG_GROUP) || key == CREATED_BY_ANNOTATION;
+        Self {
+            key: NamespacedName::of(&metadata),
+            uid: metadata.uid.as_deref().unwrap_or_default().into(),
+            version: metadata.resource_version.as_deref().unwrap_or_default().into(),
+            legacy: data.contains_key(LEGACY) && !data.contains_key(VALUES),
+            values: data.remove(VALUES).map(Arc::from),
+            bundle: data.remove(BUNDLE).map(Arc::from),
+            immutable: immutable.unwrap_or_default(),
+            owned,
+            annotations: metadata.annotations.unwrap_or_default().into_iter().filter(|(key, _)| kept(key)).collect(),
+            writers,
+            bundle_written,
+        }
+    }
+
+    fn apply(mut self, state: &mut State) -> Affected {
+        let key = self.key.clone();
+        let known = state.config_maps.0.get(&key);
+        // Whoever wrote it and touches anything else looks as if he had written it again.
+        if let Some(known) = known.filter(|known| known.bundle == self.bundle) {
+            self.bundle_written = known.bundle_written;
+        }
+        if known.is_some_and(|known| known.says_the_same(&self)) {
+            state.config_maps.0.insert(key, Arc::new(self));
+            return Affected::default();
+        }
+        state.config_maps.0.insert(key.clone(), Arc::new(self));
+        concerned(&key, state)
+    }
+
+    fn remove(key: &NamespacedName, state: &mut State) -> Affected {
+        match state.config_maps.0.remove(key) {
+            Some(_) => concerned(key, state),
+            None => Affected::default(),
+        }
+    }
+
+    fn keys(state: &State) -> Vec<NamespacedName> {
+        state.config_maps.0.keys().cloned().collect()
+    }
+}
+
+impl ConfigMap {
+    /// Whether nothing changed but its version.
+    fn says_the_same(&self, other: &Self) -> bool {
+        let Self { key, uid, version: _, values, legacy, immutable, owned, .. } = self;
+        let Self { annotations, writers, bundle, bundle_written, .. } = self;
+        (key, uid, values, legacy, immutable, owned)
+            == (&other.key, &other.uid, &other.values, &other.legacy, &other.immutable, &other.owned)
+            && (annotations, writers) == (&other.annotations, &other.writers)
+            && (bundle, bundle_written) == (&other.bundle, &other.bundle_written)
+    }
+}
+
+// === impl ConfigMaps ===
+
+impl ConfigMaps {
+    pub fn len(&self) -> usize {
+        self.0.len()
+    }
+
+    pub fn is_empty(&self) -> bool {
+        self.0.is_empty()
+    }
+
+    pub fn get(&self, key: &NamespacedName) -> Option<&Arc<ConfigMap>> {
+        self.0.get(key)
+    }
+
+    /// The trust anchors of the mesh in the namespace.
+    pub fn roots(&self, namespace: &Arc<str>) -> Option<&Arc<ConfigMap>> {
+        self.0.get(&NamespacedName::new(Arc::clone(namespace), TRUST_ROOTS))
+    }
+}
+
+/// The LinkerdConfigs that the ConfigMap matters to: the one in effect for it; of the trust anchors, all that are in effect.
+fn concerned(key: &NamespacedName, state: &State) -> Affected {
+    let configs = &state.linkerd_configs;
+    let configured = match &*key.name {
+        TRUST_ROOTS => configs.in_effect().filter(|config| config.target.namespace == key.namespace).collect(),
+        _ => configs.winner(key).into_iter().collect::<Vec<_>>(),
+    };
+    Affected {
+        configured: configured.into_iter().map(|config| Arc::clone(&config.name)).collect(),
+        ..Affected::default()
+    }
+}
+
+/// Whether the manager of these fields wrote the key of `data`.
+fn owns(entry: &ManagedFieldsEntry, key: &str) -> bool {
+    let fields = entry.fields_v1.as_ref().map(|fields| &fields.0);
+    fields.and_then(|fields| fields.get("f:data")?.get(format!("f:{key}"))).is_some()
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::{Value, json};
+
+    use super::*;
+
+    fn config_map(name: &str, metadata: &Value, data: &Value) -> ConfigMap {
+        let mut object = json!({"metadata": {"name": name, "namespace": "linkerd"}, "data": data});
+        object["metadata"].as_object_mut().unwrap().extend(metadata.as_object().unwrap().clone());
+        ConfigMap::project(serde_json::from_value(object).unwrap(), &mut Problems::default())
+    }
+
+    #[test]
+    fn who_wrote_the_document_is_told_apart_from_who_wrote_anything_else_the_latest_first() {
+        let entry = |manager: &str, time: &str, fields: Value| json!({"manager": manager, "operation": "Update", "time": time, "fieldsV1": fields});
+        let values = json!({"f:data": {".": {}, "f:values": {}}});
+        let metadata = json!({"managedFields": [
+            entry("helm", "2026-01-01T00:00:00Z", values.clone()),
+            entry("kubectl-label", "2026-01-03T00:00:00Z", json!({"f:metadata": {}})),
+            entry("kubectl-edit", "2026-01-02T00:00:00Z", values),
+            entry("other", "2026-01-04T00:00:00Z", json!({"f:data": {"f:other": {}}}))]});
+        let writers = config_map("linkerd-config", &metadata, &json!({"values": "a: 1"})).writers;
+        let managers: Vec<_> = writers.iter().map(|writer| writer.manager.as_str()).collect();
+        assert_eq!(managers, ["kubectl-edit", "helm"]);
+    }
+
+    #[test]
+    fn the_bundle_is_as_old_as_its_latest_writer() {
+        let entry = |time: &str, fields: Value| json!({"manager": "m", "operation": "Update", "time": time, "fieldsV1": {"f:data": fields}});
+        let bundle = json!({"f:ca-bundle.crt": {}});
+        let metadata = json!({"managedFields": [
+            entry("2026-01-01T00:00:00Z", bundle.clone()),
+            entry("2026-01-02T00:00:00Z", bundle),
+            entry("2026-01-03T00:00:00Z", json!({"f:other": {}}))]});
+        let written = |metadata: &Value| config_map(TRUST_ROOTS, metadata, &json!({BUNDLE: "pem"})).bundle_written;
+        assert_eq!(written(&metadata), Some("2026-01-02T00:00:00Z".parse().unwrap()));
+        assert_eq!(written(&json!({})), None);
+    }
+
+    #[test]
+    fn a_touch_is_nothing_and_what_matters_is_kept() {
+        let mut state = State::default();
+        let annotations = json!({"annotations": {"config.linkerd.io/config-hash": "h", "linkerd.io/created-by": "c", "x": "y"}, "resourceVersion": "1"});
+        let first = config_map("linkerd-config", &annotations, &json!({"values": "a: 1"}));
+        assert_eq!((first.annotations.len(), first.legacy, first.owned), (2, false, false));
+        first.apply(&mut state);
+        let touched = json!({"annotations": {"config.linkerd.io/config-hash": "h", "linkerd.io/created-by": "c", "x": "z"}, "resourceVersion": "2"});
+        config_map("linkerd-config", &touched, &json!({"values": "a: 1"})).apply(&mut state);
+        let key = NamespacedName::new("linkerd", "linkerd-config");
+        assert_eq!(&*state.config_maps.get(&key).unwrap().version, "2", "the latest version is what a write replaces");
+        let owner = json!({"ownerReferences": [{"apiVersion": "config.linkerd.io/v1alpha1", "kind": "LinkerdConfig", "name": "a", "uid": "u"}]});
+        let old = config_map("linkerd-config", &owner, &json!({"global": "{}"}));
+        assert!(old.owned && old.legacy);
+    }
+}

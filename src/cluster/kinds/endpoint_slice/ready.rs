@@ -1,0 +1,344 @@
+//! What clients of a Service can be told of one EndpointSlice: its ready endpoints, with their addresses parsed.
+//!
+//! Any tenant may write a slice. What makes no sense in one is left out here, alone, and is a problem for the log; what is
+//! left can be trusted to be well-formed, not to be true.
+
+use std::{collections::HashMap, net::IpAddr, sync::Arc};
+
+use serde_json::Value;
+
+use crate::api::{
+    EXTERNAL_WORKLOAD_KIND, MIRROR_CLUSTER_LABEL, MIRROR_GATEWAY_IDENTITY_ANNOTATION, MIRROR_SERVICE_ANNOTATION,
+    SERVICE_NAME_LABEL,
+};
+use crate::{
+    api::{
+        LONGEST_LABEL, LONGEST_NAME, NamespacedName,
+        endpoint_slice::{Endpoint, SliceObject},
+    },
+    cluster::{Problems, index::address},
+};
+
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ReadySlice {
+    pub name: Arc<str>,
+    pub service: NamespacedName,
+    /// `None` where the slice has no list of ports, which is not the same as an empty one.
+    pub ports: Option<Box<[SlicePort]>>,
+    pub endpoints: Box<[ReadyEndpoint]>,
+    /// The endpoints that have a hostname, by that, ready or not: of those with the same the first.
+    pub instances: HashMap<Arc<str>, Instance>,
+    /// What a multicluster mirror wrote on it.
+    pub mirror: Option<Box<Mirror>>,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct SlicePort {
+    /// Empty for an unnamed port.
+    pub name: Arc<str>,
+    /// `None` means any port to Kubernetes, and nothing that a client could connect to.
+    pub number: Option<u16>,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ReadyEndpoint {
+    /// At least one.
+    pub addresses: Box<[IpAddr]>,
+    pub target: Target,
+    pub hostname: Option<Arc<str>>,
+    pub zone: Option<Arc<str>>,
+    /// The zones whose clients should use it; empty when there is no hint.
+    pub hints: Box<[Arc<str>]>,
+}
+
+/// An endpoint that clients may ask for by its own name.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Instance {
+    /// With the address that the slice has of it.
+    Pod(Arc<str>, IpAddr),
+    /// Nothing is known but its address.
+    Address(IpAddr),
+}
+
+/// What an endpoint stands for, in the namespace of its slice.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub enum Target {
+    /// Nothing but its address.
+    Address,
+    Pod(Arc<str>),
+    ExternalWorkload(Arc<str>),
+}
+
+/// Of a Service in another cluster.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Mirror {
+    pub cluster: Option<Arc<str>>,
+    /// The Service's name in its own cluster.
+    pub service: Option<Arc<str>>,
+    pub gateway_identity: Option<Arc<str>>,
+}
+
+// === impl Target ===
+
+impl Target {
+    pub fn pod(&self) -> Option<&Arc<str>> {
+        match self {
+            Self::Pod(name) => Some(name),
+            Self::Address | Self::ExternalWorkload(_) => None,
+        }
+    }
+}
+
+// === impl ReadySlice ===
+
+impl ReadySlice {
+    /// `None` for a slice that names no Service.
+    pub(in crate::cluster) fn of(object: &SliceObject, problems: &mut Problems) -> Option<Self> {
+        let metadata = &object.metadata;
+        let labels = metadata.labels.as_ref()?;
+        let service = labels.get(SERVICE_NAME_LABEL)?.as_str();
+        let key = NamespacedName::of(metadata);
+        let annotation = |key| metadata.annotations.as_ref().and_then(|all| all.get(key)).map(String::as_str);
+        let mirror = Mirror {
+            cluster: labels.get(MIRROR_CLUSTER_LABEL).map(|cluster| Arc::from(cluster.as_str())),
+            service: name(MIRROR_SERVICE_ANNOTATION, annotation(MIRROR_SERVICE_ANNOTATION), LONGEST_NAME, problems),
+            gateway_identity: name(
+                MIRROR_GATEWAY_IDENTITY_ANNOTATION,
+                annotation(MIRROR_GATEWAY_IDENTITY_ANNOTATION).filter(|identity| !identity.is_empty()),
+                LONGEST_NAME,
+                problems,
+            ),
+        };
+        let ports = object.ports.as_ref().map(|ports| {
+            let port = |port: &crate::api::endpoint_slice::EndpointPort| {
+                let number = port.port.and_then(|number| u16::try_from(number).ok()).filter(|number| *number != 0);
+                if number.is_none() {
+                    problems.add(format_args!("port {:?} has no number that a client could connect to", port.name));
+                }
+                SlicePort { name: port.name.as_str().into(), number }
+            };
+            ports.iter().map(port).collect()
+        });
+        let mut instances = HashMap::new();
+        for endpoint in &object.endpoints {
+            if let Some((hostname, instance)) = Instance::of(endpoint, &key.namespace) {
+                instances.entry(hostname).or_insert(instance);
+            }
+        }
+        let ready = object.endpoints.iter().filter(|endpoint| endpoint.is_ready());
+        Some(Self {
+            ports,
+            endpoints: ready.filter_map(|endpoint| ReadyEndpoint::of(endpoint, &key.namespace, problems)).collect(),
+            instances,
+            mirror: (mirror != Mirror::default()).then(|| Box::new(mirror)),
+            service: NamespacedName::new(key.namespace, service),
+            name: key.name,
+        })
+    }
+}
+
+impl Instance {
+    /// `None` where it has no hostname, is nowhere, or is in another namespace.
+    fn of(endpoint: &Endpoint, namespace: &str) -> Option<(Arc<str>, Self)> {
+        let hostname = endpoint.hostname.as_deref().filter(|hostname| !hostname.is_empty())?;
+        let target = endpoint.target_ref.as_ref();
+        if target.and_then(|it| it.namespace.as_deref()).is_some_and(|it| !it.is_empty() && it != namespace) {
+            return None;
+        }
+        let address = endpoint.addresses.iter().find_map(|text| address::parse(text))?;
+        let instance = match target.filter(|it| it.kind.as_deref() == Some("Pod")) {
+            Some(pod) => Self::Pod(pod.name.as_deref().unwrap_or_default().into(), address),
+            None => Self::Address(address),
+        };
+        Some((hostname.into(), instance))
+    }
+}
+
+impl ReadyEndpoint {
+    /// `None` where it stands for something that no client can be told of, or has no address.
+    fn of(endpoint: &Endpoint, namespace: &str, problems: &mut Problems) -> Option<Self> {
+        let target = match &endpoint.target_ref {
+            None => Target::Address,
+            Some(target) => {
+                let name = target.name.as_deref().unwrap_or_default();
+                if let Some(other) = target.namespace.as_deref().filter(|it| !it.is_empty() && *it != namespace) {
+                    problems.add(format_args!("an endpoint refers to {name:?} in another namespace, {other:?}"));
+                    return None;
+                }
+                match target.kind.as_deref().unwrap_or_default() {
+                    "Pod" => Target::Pod(name.into()),
+                    EXTERNAL_WORKLOAD_KIND => Target::ExternalWorkload(name.into()),
+                    kind => {
+                        problems.add(format_args!("an endpoint refers to a {kind:?}, {name:?}, which is no endpoint"));
+                        return None;
+                    }
+                }
+            }
+        };
+        let mut addresses = Vec::with_capacity(endpoint.addresses.len());
+        for text in &endpoint.addresses {
+            match text.parse::<IpAddr>() {
+                Ok(address) => addresses.push(address),
+                Err(_) => problems.add(format_args!("{text:?} is not an IP address")),
+            }
+        }
+        if addresses.is_empty() {
+            return None;
+        }
+        Some(Self {
+            addresses: addresses.into(),
+            target,
+            hostname: endpoint.hostname.as_deref().filter(|hostname| !hostname.is_empty()).map(Arc::from),
+            zone: name("zone", endpoint.zone.as_deref().filter(|zone| !zone.is_empty()), LONGEST_LABEL, problems),
+            hints: zones(endpoint.hints.as_ref()),
+        })
+    }
+}
+
+/// A name that the API server takes unread and every endpoint carries to every client. What is too long is none: a slice of a
+/// hundred thousand addresses would be tens of gigabytes of it.
+fn name(what: &str, name: Option<&str>, longest: usize, problems: &mut Problems) -> Option<Arc<str>> {
+    let name = name?;
+    if name.len() > longest {
+        problems.add(format_args!("{what} is no name: it has {} characters, the most is {longest}", name.len()));
+        return None;
+    }
+    Some(name.into())
+}
+
+/// `hints.forZones[].name`. Hints for nodes are not followed.
+fn zones(hints: Option<&Value>) -> Box<[Arc<str>]> {
+    let zones = hints.and_then(|hints| hints.get("forZones")).and_then(Value::as_array);
+    let names = zones.into_iter().flatten().filter_map(|zone| zone.get("name")?.as_str());
+    names.map(Arc::from).collect()
+}
+
+#[cfg(test)]
+pub mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    /// A slice of Service `ns/web` from what a user would write beside its metadata; and how much of it could not be used.
+    pub fn ready_slice(content: &Value) -> (ReadySlice, usize) {
+        let mut object = json!({"metadata": {"name": "web-1", "namespace": "ns", "labels": {"kubernetes.io/service-name": "web"}},
+            "addressType": "IPv4"});
+        object.as_object_mut().unwrap().extend(content.as_object().unwrap().clone());
+        let mut problems = Problems::default();
+        let slice = ReadySlice::of(&serde_json::from_value(object).unwrap(), &mut problems).unwrap();
+        (slice, problems.len())
+    }
+
+    #[test]
+    fn what_is_ready_or_does_not_say_is_kept_and_nothing_else_of_its_conditions_counts() {
+        let conditions = [
+            (json!(null), true),
+            (json!({}), true),
+            (json!({"ready": null}), true),
+            (json!({"ready": true, "serving": false, "terminating": true}), true),
+            (json!({"ready": false, "serving": true}), false),
+        ];
+        for (conditions, kept) in conditions {
+            let endpoints = json!({"endpoints": [{"addresses": ["10.0.0.1"], "conditions": conditions}]});
+            assert_eq!(ready_slice(&endpoints).0.endpoints.len(), usize::from(kept), "{conditions}");
+        }
+    }
+
+    #[test]
+    fn what_makes_no_sense_costs_only_itself() {
+        let (slice, problems) = ready_slice(&json!({
+        "ports": [{"name": null, "port": 80}, {"name": "any", "port": null}, {"name": "big", "port": 70000}],
+        "endpoints": [
+            {"addresses": ["10.0.0.1"], "targetRef": {"kind": "Pod", "name": "a"}},
+            {"addresses": ["10.0.0.2"], "targetRef": {"kind": "Pod", "name": "a", "namespace": "ns"}},
+            {"addresses": ["10.0.0.3"], "targetRef": {"kind": "Pod", "name": "a", "namespace": "theirs"}},
+            {"addresses": ["10.0.0.4"], "targetRef": {"kind": "Node", "name": "a"}},
+            {"addresses": ["10.0.0.5"], "targetRef": {"name": "a"}},
+            {"addresses": ["web.example", "10.0.0.6", "010.0.0.1", "fe80::1%eth0"]},
+            {"addresses": ["web.example"]},
+            {"addresses": []},
+            {"addresses": null},
+            {"addresses": ["2001:db8::7"], "targetRef": {"kind": "ExternalWorkload", "name": "vm"}, "hostname": null,
+                "zone": "", "hints": {"forZones": [{"name": "a"}, {"name": 7}, {}], "forNodes": [{"name": "n"}]}},
+        ]}));
+        let kept: Vec<_> = slice.endpoints.iter().map(|it| (it.target.clone(), it.addresses[0].to_string())).collect();
+        assert_eq!(
+            kept,
+            [
+                (Target::Pod("a".into()), "10.0.0.1".to_owned()),
+                (Target::Pod("a".into()), "10.0.0.2".to_owned()),
+                (Target::Address, "10.0.0.6".to_owned()),
+                (Target::ExternalWorkload("vm".into()), "2001:db8::7".to_owned()),
+            ]
+        );
+        let last = slice.endpoints.last().unwrap();
+        assert_eq!((last.zone.as_deref(), &*last.hints), (None, &["a".into()][..]));
+        let numbers: Vec<_> = slice.ports.unwrap().iter().map(|port| port.number).collect();
+        assert_eq!(numbers, [Some(80), None, None]);
+        assert_eq!(problems, 2 + 3 + 3 + 1);
+    }
+
+    #[test]
+    fn an_endpoint_with_a_hostname_is_an_instance_even_when_it_is_not_ready() {
+        let target = |kind: &str, namespace: &str| json!({"kind": kind, "name": "db-0", "namespace": namespace});
+        let (slice, _) = ready_slice(&json!({"endpoints": [
+            {"addresses": ["10.0.0.1"], "hostname": "db-0", "conditions": {"ready": false}, "targetRef": target("Pod", "ns")},
+            {"addresses": ["10.0.0.2"], "hostname": "db-0"},
+            {"addresses": ["x", "10.0.0.3"], "hostname": "db-1"},
+            {"addresses": ["10.0.0.4"], "hostname": "vm", "targetRef": target("ExternalWorkload", "")},
+            {"addresses": ["10.0.0.5"], "hostname": "theirs", "targetRef": target("Pod", "other")},
+            {"addresses": ["x"], "hostname": "nowhere"},
+            {"addresses": ["db.example"], "hostname": "db-2", "targetRef": target("Pod", "ns")},
+            {"addresses": ["10.0.0.6"], "hostname": ""}]}));
+        let address = |text: &str| text.parse().unwrap();
+        let expected = [
+            ("db-0", Instance::Pod("db-0".into(), address("10.0.0.1"))),
+            ("db-1", Instance::Address(address("10.0.0.3"))),
+            ("vm", Instance::Address(address("10.0.0.4"))),
+        ];
+        assert_eq!(slice.instances, expected.map(|(hostname, instance)| (Arc::from(hostname), instance)).into());
+        assert_eq!(slice.endpoints.len(), 4, "only ready ones are members");
+    }
+
+    #[test]
+    fn no_list_of_ports_is_told_from_an_empty_one() {
+        assert_eq!(ready_slice(&json!({"ports": null})).0.ports, None);
+        assert_eq!(ready_slice(&json!({})).0.ports, None);
+        assert_eq!(ready_slice(&json!({"ports": []})).0.ports, Some([].into()));
+    }
+
+    #[test]
+    fn an_empty_gateway_identity_is_none() {
+        let mut object = json!({"metadata": {"name": "a", "namespace": "ns", "labels": {"kubernetes.io/service-name": "web"},
+            "annotations": {"mirror.linkerd.io/remote-gateway-identity": ""}}});
+        let mirror = |object: &Value| {
+            let object = serde_json::from_value(object.clone()).unwrap();
+            ReadySlice::of(&object, &mut Problems::default()).unwrap().mirror
+        };
+        assert_eq!(mirror(&object), None);
+        object["metadata"]["annotations"]["mirror.linkerd.io/remote-svc-fq-name"] = json!("web.prod.svc.far");
+        assert_eq!(mirror(&object).unwrap().service.as_deref(), Some("web.prod.svc.far"));
+    }
+
+    #[test]
+    fn what_is_too_long_to_be_a_name_is_left_out_before_every_address_carries_it() {
+        let mirror = |length: usize| {
+            let name = "x".repeat(length);
+            let mut problems = Problems::default();
+            let object = json!({"metadata": {"name": "a", "namespace": "ns", "labels": {"kubernetes.io/service-name": "web"},
+                "annotations": {"mirror.linkerd.io/remote-gateway-identity": name, "mirror.linkerd.io/remote-svc-fq-name": name}}});
+            let slice = ReadySlice::of(&serde_json::from_value(object).unwrap(), &mut problems).unwrap();
+            let mirror = slice.mirror.map(|it| *it).unwrap_or_default();
+            (mirror.service.is_some(), mirror.gateway_identity.is_some(), problems.len())
+        };
+        assert_eq!(mirror(253), (true, true, 0));
+        assert_eq!(mirror(254), (false, false, 2));
+        let zone = |length: usize| {
+            let endpoints = json!({"endpoints": [{"addresses": ["10.0.0.1"], "zone": "x".repeat(length)}]});
+            let (slice, problems) = ready_slice(&endpoints);
+            (slice.endpoints[0].zone.is_some(), problems)
+        };
+        assert_eq!(zone(63), (true, 0));
+        assert_eq!(zone(64), (false, 1));
+    }
+}

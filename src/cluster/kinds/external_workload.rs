@@ -1,0 +1,401 @@
+//! ExternalWorkloads: what of them becomes endpoints, and which of them a Service selects.
+
+use std::{
+    collections::HashMap,
+    net::{IpAddr, SocketAddr},
+    sync::Arc,
+};
+
+use super::{owner::Owner, port_ranges::PortRanges};
+use crate::api::{ExternalWorkload, ExternalWorkloadPort, OPAQUE_PORTS_ANNOTATION, WorkloadIp, ZONE_LABEL};
+use crate::{
+    api::{NamespacedName, endpoint_slice::Family},
+    cluster::{
+        Affected, Kind, Problems, Projected, State,
+        index::{
+            address::{self, ByAddress, Reached},
+            label_selector::LabelSelector,
+            selector::{ByLabel, Labels, Selector},
+        },
+    },
+};
+
+/// An ExternalWorkload, reduced to what becomes endpoints and what clients see of them: probe times, other conditions and
+/// most annotations do not count.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Workload {
+    pub key: NamespacedName,
+    pub uid: Arc<str>,
+    pub labels: Labels,
+    pub addresses: Vec<Address>,
+    pub ports: Vec<WorkloadPort>,
+    /// Any condition `Ready` is `True`.
+    pub ready: bool,
+    pub mesh: Mesh,
+}
+
+/// What of an ExternalWorkload is no part of its slices, but seen by clients.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Mesh {
+    pub identity: Arc<str>,
+    pub server_name: Arc<str>,
+    /// `None` leaves the choice to the mesh's default.
+    pub opaque_ports: Option<PortRanges>,
+    pub owner: Option<Owner>,
+}
+
+/// One of `workloadIPs`.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Address {
+    /// What the API server takes as an endpoint address; `text` is its canonical form (RFC 5952), because API servers
+    /// refuse a slice with any other (seen with 1.36), whatever the user wrote.
+    Valid { family: Family, text: String },
+    /// What it would refuse together with the whole slice; `reason` is for the user.
+    Invalid { text: String, reason: &'static str },
+}
+
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct WorkloadPort {
+    pub name: String,
+    pub number: i32,
+    pub protocol: String,
+}
+
+/// All ExternalWorkloads of a cluster.
+#[derive(Default)]
+pub struct Workloads {
+    namespaces: HashMap<Arc<str>, Namespace>,
+    by_port: ByAddress<SocketAddr, Workload>,
+    count: usize,
+}
+
+#[derive(Default)]
+struct Namespace {
+    by_name: HashMap<Arc<str>, Arc<Workload>>,
+    by_label: ByLabel,
+}
+
+// === impl Workload ===
+
+impl Workload {
+    pub fn zone(&self) -> Option<&str> {
+        self.labels.get(ZONE_LABEL).map(|zone| &**zone)
+    }
+
+    /// Also those that no slice may hold.
+    fn ips(&self) -> impl Iterator<Item = IpAddr> {
+        self.addresses.iter().filter_map(|address| match address {
+            Address::Valid { text, .. } | Address::Invalid { text, .. } => address::parse(text),
+        })
+    }
+
+    fn socket_addresses(&self) -> impl Iterator<Item = SocketAddr> {
+        let ports = self.ports.iter().filter_map(|port| u16::try_from(port.number).ok());
+        ports.flat_map(|port| self.ips().map(move |ip| SocketAddr::new(ip, port)))
+    }
+
+    pub(in crate::cluster) fn reached(&self) -> impl Iterator<Item = Reached> {
+        self.socket_addresses().map(Reached::AtPort)
+    }
+
+    /// Whether both stand in slices in the same way.
+    fn has_same_endpoints(&self, other: &Self) -> bool {
+        let Self { key, uid, labels, addresses, ports, ready, mesh: _ } = self;
+        (key, uid, labels, addresses, ports, ready)
+            == (&other.key, &other.uid, &other.labels, &other.addresses, &other.ports, &other.ready)
+    }
+}
+
+impl Projected for Workload {
+    type Wire = ExternalWorkload;
+    const KIND: Kind = Kind::ExternalWorkload;
+
+    fn project(wire: ExternalWorkload, problems: &mut Problems) -> Self {
+        let spec = wire.spec.unwrap_or_default();
+        let conditions = wire.status.and_then(|status| status.conditions).unwrap_or_default();
+        let ports: Vec<_> = spec.ports.into_iter().flatten().filter_map(WorkloadPort::parse).collect();
+        let opaque_ports = wire.metadata.annotations.as_ref().and_then(|all| all.get(OPAQUE_PORTS_ANNOTATION));
+        let opaque_ports = opaque_ports.map(|text| {
+            let named = ports.iter().filter_map(|port| Some((port.name.as_str(), u16::try_from(port.number).ok()?)));
+            PortRanges::parse(text, named, problems)
+        });
+        let tls = spec.mesh_tls.unwrap_or_default();
+        let mesh = Mesh {
+            identity: tls.identity.unwrap_or_default().into(),
+            server_name: tls.server_name.unwrap_or_default().into(),
+            opaque_ports,
+            owner: Owner::only(&wire.metadata),
+        };
+        Self {
+            key: NamespacedName::of(&wire.metadata),
+            uid: wire.metadata.uid.unwrap_or_default().into(),
+            labels: wire.metadata.labels.unwrap_or_default().iter().collect(),
+            addresses: spec.workload_ips.into_iter().flatten().map(Address::from).collect(),
+            ports,
+            ready: conditions.iter().any(|condition| condition.type_ == "Ready" && condition.status == "True"),
+            mesh,
+        }
+    }
+
+    fn apply(self, state: &mut State) -> Affected {
+        let old = state.workloads.get(&self.key).cloned();
+        if old.as_deref() == Some(&self) {
+            return Affected::default();
+        }
+        let selecting = |labels| state.services.selecting(&self.key.namespace, labels);
+        let written = match &old {
+            Some(old) if old.has_same_endpoints(&self) => Vec::new(),
+            Some(old) if old.labels != self.labels => [selecting(&self.labels), selecting(&old.labels)].concat(),
+            Some(_) | None => selecting(&self.labels),
+        };
+        let mut affected = Affected::discovered(state.slices.naming_workload(&self.key));
+        affected.written.extend(written);
+        affected.addresses.extend(old.iter().flat_map(|old| old.reached()).chain(self.reached()));
+        state.workloads.insert(self);
+        affected
+    }
+
+    fn remove(key: &NamespacedName, state: &mut State) -> Affected {
+        let Some(old) = state.workloads.remove(key) else { return Affected::default() };
+        let mut affected = Affected::discovered(state.slices.naming_workload(key));
+        affected.written.extend(state.services.selecting(&key.namespace, &old.labels));
+        affected.addresses.extend(old.reached());
+        affected
+    }
+
+    fn keys(state: &State) -> Vec<NamespacedName> {
+        let namespaces = state.workloads.namespaces.values();
+        namespaces.flat_map(|namespace| namespace.by_name.values()).map(|workload| workload.key.clone()).collect()
+    }
+}
+
+impl WorkloadPort {
+    /// `None` for a number that is no port: nothing can match it.
+    fn parse(port: ExternalWorkloadPort) -> Option<Self> {
+        let number = u16::try_from(port.port).ok().filter(|number| *number != 0)?;
+        Some(Self {
+            name: port.name.unwrap_or_default(),
+            number: i32::from(number),
+            protocol: port.protocol.unwrap_or_else(|| "TCP".to_owned()),
+        })
+    }
+}
+
+impl From<WorkloadIp> for Address {
+    /// The API server's rule for endpoint addresses (`ValidateNonSpecialIP`, and the syntax of `addressType`), with
+    /// two forms refused that it takes or refuses depending on its version: IPv4 octets with leading zeros, which
+    /// readers disagree about, and IPv4-mapped IPv6.
+    fn from(ip: WorkloadIp) -> Self {
+        let text = ip.ip.unwrap_or_default();
+        let invalid = |text, reason| Self::Invalid { text, reason };
+        if text.is_empty() {
+            return invalid(text, "it is empty");
+        }
+        let Ok(address) = text.parse::<IpAddr>() else { return invalid(text, "it is not an IP address") };
+        let link_local = match address {
+            IpAddr::V4(v4) => v4.is_link_local() || v4.octets().starts_with(&[224, 0, 0]),
+            IpAddr::V6(v6) => v6.is_unicast_link_local() || v6.segments().first().is_some_and(|s| s & 0xff0f == 0xff02),
+        };
+        match address {
+            IpAddr::V6(v6) if v6.to_ipv4_mapped().is_some() => invalid(text, "it is an IPv4-mapped IPv6 address"),
+            _ if address.is_unspecified() => invalid(text, "it is the unspecified address"),
+            _ if address.is_loopback() => invalid(text, "it is a loopback address"),
+            _ if link_local => invalid(text, "it is a link-local address"),
+            IpAddr::V4(_) => Self::Valid { family: Family::IPv4, text: address.to_string() },
+            IpAddr::V6(_) => Self::Valid { family: Family::IPv6, text: address.to_string() },
+        }
+    }
+}
+
+// === impl Workloads ===
+
+impl Workloads {
+    /// How many there are.
+    pub fn len(&self) -> usize {
+        self.count
+    }
+
+    pub fn is_empty(&self) -> bool {
+        self.count == 0
+    }
+
+    /// The workloads of a namespace that the selector matches.
+    pub fn selected(&self, namespace: &str, selector: &Selector) -> Vec<Arc<Workload>> {
+        let Some(namespace) = self.namespaces.get(namespace) else { return Vec::new() };
+        let candidates = namespace.by_label.candidates(selector).filter_map(|name| namespace.by_name.get(name));
+        candidates.filter(|workload| selector.matches(&workload.labels)).cloned().collect()
+    }
+
+    pub fn get(&self, key: &NamespacedName) -> Option<&Arc<Workload>> {
+        self.namespaces.get(&key.namespace)?.by_name.get(&key.name)
+    }
+
+    /// The workloads that have the port at the address.
+    pub fn at(&self, address: SocketAddr) -> &[Arc<Workload>] {
+        self.by_port.get(&address)
+    }
+
+    /// The workloads of a namespace that a selector with expressions matches.
+    pub fn matched<'a>(
+        &'a self,
+        namespace: &str,
+        selector: &'a LabelSelector,
+    ) -> impl Iterator<Item = &'a Arc<Workload>> {
+        let namespace = self.namespaces.get(namespace);
+        let by_label = namespace.and_then(|it| Some(it.by_label.candidates(selector.equal()?)));
+        let all = namespace.filter(|_| selector.equal().is_none()).map(|it| it.by_name.keys());
+        let names = by_label.into_iter().flatten().chain(all.into_iter().flatten());
+        let workloads = names.filter_map(move |name| namespace?.by_name.get(name));
+        workloads.filter(|workload| selector.matches(&workload.labels))
+    }
+
+    fn insert(&mut self, workload: Workload) {
+        self.remove(&workload.key);
+        self.count += 1;
+        let workload = Arc::new(workload);
+        self.by_port.insert(workload.socket_addresses(), &workload);
+        let namespace = self.namespaces.entry(Arc::clone(&workload.key.namespace)).or_default();
+        namespace.by_label.insert(&workload.labels, &workload.key.name);
+        namespace.by_name.insert(Arc::clone(&workload.key.name), workload);
+    }
+
+    fn remove(&mut self, key: &NamespacedName) -> Option<Arc<Workload>> {
+        let namespace = self.namespaces.get_mut(&key.namespace)?;
+        let old = namespace.by_name.remove(&key.name)?;
+        namespace.by_label.remove(&old.labels, &key.name);
+        if namespace.by_name.is_empty() {
+            self.namespaces.remove(&key.namespace);
+        }
+        self.by_port.remove(old.socket_addresses(), &old);
+        self.count -= 1;
+        Some(old)
+    }
+}
+
+#[cfg(test)]
+pub mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    /// A workload from what a user would write below `spec`, with labels and a Ready condition.
+    pub fn workload(name: &str, ready: bool, labels: &serde_json::Value, spec: &serde_json::Value) -> Workload {
+        let object = json!({
+            "metadata": {"name": name, "namespace": "ns", "uid": format!("uid-{name}"), "labels": labels},
+            "spec": spec,
+            "status": {"conditions": [{"type": "Ready", "status": if ready { "True" } else { "False" }}]},
+        });
+        Workload::project(serde_json::from_value(object).unwrap(), &mut Problems::default())
+    }
+
+    fn address(text: &str) -> Address {
+        Address::from(WorkloadIp { ip: Some(text.to_owned()) })
+    }
+
+    #[test]
+    fn addresses_that_the_api_server_would_refuse_are_told_apart_from_those_it_takes() {
+        for (text, canonical) in [
+            ("192.0.2.4", "192.0.2.4"),
+            ("239.1.1.1", "239.1.1.1"),
+            ("2001:DB8::A", "2001:db8::a"),
+            ("fd08::5678:0000:0000:9abc:def0", "fd08::5678:0:0:9abc:def0"),
+            ("2001:db8:0:0:1:0:0:1", "2001:db8::1:0:0:1"),
+            ("64:ff9b::192.0.2.1", "64:ff9b::c000:201"),
+            ("::192.0.2.1", "::c000:201"),
+            ("ff05::1", "ff05::1"),
+        ] {
+            assert!(matches!(&address(text), Address::Valid { text, .. } if text == canonical), "{text}");
+        }
+        for text in [
+            "",
+            "bogus",
+            "192.0.2",
+            "192.0.2.4 ",
+            "010.0.0.1",
+            "192.0.2.4/32",
+            "fe80::1%eth0",
+            "0.0.0.0",
+            "::",
+            "127.0.0.1",
+            "::1",
+            "169.254.0.1",
+            "fe80::1",
+            "224.0.0.1",
+            "ff02::1",
+            "::ffff:192.0.2.4",
+        ] {
+            assert!(matches!(&address(text), Address::Invalid { text: kept, .. } if kept == text), "{text}");
+        }
+    }
+
+    #[test]
+    fn any_ready_condition_that_is_true_makes_a_workload_ready() {
+        let ready = |conditions| {
+            let object = json!({"metadata": {"name": "vm", "namespace": "ns"}, "status": {"conditions": conditions}});
+            Workload::project(serde_json::from_value(object).unwrap(), &mut Problems::default()).ready
+        };
+        assert!(ready(json!([{"type": "Ready", "status": "False"}, {"type": "Ready", "status": "True"}])));
+        assert!(!ready(json!([{"type": "Ready", "status": "Unknown"}, {"type": "Live", "status": "True"}])));
+        assert!(!ready(json!(null)));
+    }
+
+    #[test]
+    fn a_port_number_out_of_range_is_dropped_and_a_missing_protocol_is_tcp() {
+        let spec = json!({"ports": [{"port": 0}, {"port": 65536}, {"port": 80, "name": "http"}]});
+        let kept = workload("vm", true, &json!({}), &spec).ports;
+        assert_eq!(kept, [WorkloadPort { name: "http".into(), number: 80, protocol: "TCP".into() }]);
+    }
+
+    #[test]
+    fn a_workload_is_found_by_its_addresses_and_declared_ports() {
+        let mut state = State::default();
+        let spec = json!({"workloadIPs": [{"ip": "192.0.2.1"}, {"ip": "2001:DB8::1"}, {"ip": "::ffff:192.0.2.2"}, {}],
+            "ports": [{"port": 53}, {"port": 53, "protocol": "UDP"}, {"port": 0}]});
+        workload("vm", false, &json!({}), &spec).apply(&mut state);
+        let at = |state: &State, address: &str| state.workloads.at(address.parse().unwrap()).len();
+        for (address, found) in
+            [("192.0.2.1:53", 1), ("[2001:db8::1]:53", 1), ("192.0.2.2:53", 1), ("192.0.2.1:54", 0), ("192.0.2.1:0", 0)]
+        {
+            assert_eq!(at(&state, address), found, "{address}");
+        }
+        let moved = json!({"workloadIPs": [{"ip": "192.0.2.9"}], "ports": [{"port": 53}]});
+        let affected = workload("vm", false, &json!({}), &moved).apply(&mut state);
+        assert_eq!((at(&state, "192.0.2.1:53"), affected.addresses.len()), (0, 4));
+        Workload::remove(&NamespacedName::new("ns", "vm"), &mut state);
+        assert!(state.workloads.by_port.is_empty());
+    }
+
+    #[test]
+    fn relabelling_affects_the_services_left_and_the_services_joined() {
+        let mut state = State::default();
+        for (name, app) in [("left", "a"), ("joined", "b"), ("other", "c")] {
+            let mut service = crate::cluster::kinds::service::tests::service(&json!({"selector": {"app": app}}));
+            service.key.name = name.into();
+            service.apply(&mut state);
+        }
+        workload("vm", true, &json!({"app": "a"}), &json!({})).apply(&mut state);
+        let affected = workload("vm", true, &json!({"app": "b"}), &json!({})).apply(&mut state).written;
+        let mut names: Vec<_> = affected.into_iter().map(|key| key.name.to_string()).collect();
+        names.sort();
+        assert_eq!(names, ["joined", "left"]);
+    }
+
+    #[test]
+    fn only_an_edit_that_slices_show_has_them_written() {
+        let mut state = State::default();
+        crate::cluster::kinds::service::tests::service(&json!({"selector": {"app": "a"}})).apply(&mut state);
+        let edited = |annotations: serde_json::Value, identity: &str| {
+            let object = json!({
+                "metadata": {"name": "vm", "namespace": "ns", "labels": {"app": "a"}, "annotations": annotations},
+                "spec": {"meshTLS": {"identity": identity, "serverName": "vm.example"}},
+                "status": {"conditions": [{"type": "Ready", "status": "True", "lastProbeTime": "2026-01-01T00:00:00Z"}]},
+            });
+            Workload::project(serde_json::from_value(object).unwrap(), &mut Problems::default())
+        };
+        assert_eq!(edited(json!({"note": "one"}), "a").apply(&mut state).written.len(), 1);
+        assert_eq!(edited(json!({"note": "two"}), "a").apply(&mut state).written.len(), 0);
+        assert_eq!(edited(json!({OPAQUE_PORTS_ANNOTATION: "80"}), "b").apply(&mut state).written.len(), 0);
+        let mesh = &state.workloads.get(&NamespacedName::new("ns", "vm")).unwrap().mesh;
+        assert_eq!((&*mesh.identity, mesh.opaque_ports.as_ref().unwrap().contains(80)), ("b", true));
+    }
+}

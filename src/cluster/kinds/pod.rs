@@ -1,0 +1,400 @@
+//! A Pod: what of it decides what its endpoints look like, where it is reached, and whether its proxy is out of date.
+
+use std::{
+    net::{IpAddr, SocketAddr},
+    sync::Arc,
+};
+
+use k8s_openapi::{api::core::v1 as core, apimachinery::pkg::apis::meta::v1::ObjectMeta, jiff::Timestamp};
+use serde::Deserialize;
+
+use super::{
+    inject::Inject,
+    owner::Owner,
+    port_ranges::PortRanges,
+    proxy::{Environment, Injected, ProxyPorts},
+};
+use crate::api::{
+    CONTROL_PLANE_COMPONENT_LABEL, CONTROL_PLANE_NAMESPACE_LABEL, OPAQUE_PORTS_ANNOTATION, PROXY_NAME,
+    SKIP_INBOUND_PORTS_ANNOTATION,
+};
+use crate::{
+    api::{NamespacedName, lean_metadata},
+    cluster::{
+        Affected, Kind, Problems, Projected, State,
+        index::{
+            address::{self, IpObject, Reached},
+            selector::Labels,
+        },
+    },
+};
+
+/// A Pod, reduced to what its endpoints show, and what rollouts judge. Two that compare equal are the same Pod, and look the same
+/// to every client.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Pod {
+    pub key: NamespacedName,
+    pub uid: Arc<str>,
+    pub labels: Labels,
+    pub owner: Option<Owner>,
+    pub service_account: Arc<str>,
+    /// Empty before it is scheduled.
+    pub node: Arc<str>,
+    /// `None` leaves the choice to the mesh's default.
+    pub opaque_ports: Option<PortRanges>,
+    pub skipped_ports: PortRanges,
+    pub ports: Box<[ContainerPort]>,
+    /// `None` when there is no proxy, or it cannot be read where it listens.
+    pub proxy: Option<ProxyPorts>,
+    /// `None` when there is no proxy. Shared by the Pods that the state holds.
+    pub injected: Option<Arc<Injected>>,
+    pub inject: Inject,
+    pub created: Option<Timestamp>,
+    pub terminating: bool,
+    pub phase: Phase,
+    /// In the order of its status; the node's where it is in the node's network.
+    pub addresses: Box<[IpAddr]>,
+    pub host_network: bool,
+    /// Of its node; empty where no container has a port there.
+    host_addresses: Box<[IpAddr]>,
+}
+
+/// How far a Pod is in its life, as far as it matters to those who would reach it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Phase {
+    /// Not started, or nobody knows.
+    Waiting,
+    Running,
+    /// Succeeded or failed: its addresses may be another's.
+    Finished,
+}
+
+/// A port of a container, init containers included.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ContainerPort {
+    /// Empty where it has none.
+    pub name: Arc<str>,
+    pub number: u16,
+    pub host_port: Option<u16>,
+}
+
+/// A Pod as the API server sends it.
+#[derive(Clone, Debug, Deserialize, kube::Resource)]
+#[resource(inherit = "core::Pod")]
+pub struct PodObject {
+    #[serde(deserialize_with = "lean_metadata")]
+    metadata: ObjectMeta,
+    #[serde(default)]
+    spec: Option<PodSpec>,
+    #[serde(default)]
+    status: Option<PodStatus>,
+}
+
+#[derive(Clone, Debug, Default, Deserialize)]
+#[serde(rename_all = "camelCase", default)]
+struct PodSpec {
+    node_name: Option<String>,
+    service_account_name: Option<String>,
+    host_network: Option<bool>,
+    init_containers: Option<Vec<Container>>,
+    containers: Option<Vec<Container>>,
+}
+
+#[derive(Clone, Debug, Default, Deserialize)]
+#[serde(rename_all = "camelCase", default)]
+struct PodStatus {
+    phase: Option<String>,
+    #[serde(rename = "podIP")]
+    pod_ip: Option<String>,
+    #[serde(rename = "podIPs")]
+    pod_ips: Option<Vec<IpObject>>,
+    #[serde(rename = "hostIP")]
+    host_ip: Option<String>,
+    #[serde(rename = "hostIPs")]
+    host_ips: Option<Vec<IpObject>>,
+}
+
+#[derive(Clone, Debug, Default, Deserialize)]
+#[serde(default)]
+struct Container {
+    name: String,
+    ports: Option<Vec<ContainerPortObject>>,
+    image: Option<String>,
+    env: Environment,
+}
+
+#[derive(Clone, Debug, Default, Deserialize)]
+#[serde(rename_all = "camelCase", default)]
+struct ContainerPortObject {
+    name: Option<String>,
+    container_port: i64,
+    host_port: Option<i64>,
+}
+
+// === impl Pod ===
+
+impl Pod {
+    /// The namespace of the control plane whose mesh the Pod is in.
+    pub fn control_plane_namespace(&self) -> Option<&str> {
+        self.labels.get(CONTROL_PLANE_NAMESPACE_LABEL).map(|namespace| &**namespace).filter(|it| !it.is_empty())
+    }
+
+    /// Whether it is part of a control plane of Linkerd.
+    pub fn is_control_plane(&self) -> bool {
+        self.labels.get(CONTROL_PLANE_COMPONENT_LABEL).is_some()
+    }
+
+    /// In the network of Pods.
+    pub(in crate::cluster) fn own_addresses(&self) -> &[IpAddr] {
+        if self.host_network || self.phase == Phase::Finished { &[] } else { &self.addresses }
+    }
+
+    /// The ports that its containers have on its node.
+    pub(in crate::cluster) fn host_ports(&self) -> impl Iterator<Item = SocketAddr> {
+        let addresses: &[IpAddr] = if self.phase == Phase::Finished { &[] } else { &self.host_addresses };
+        let ports = self.ports.iter().filter_map(|port| port.host_port);
+        ports.flat_map(|port| addresses.iter().map(move |address| SocketAddr::new(*address, port)))
+    }
+
+    pub(in crate::cluster) fn reached(&self) -> impl Iterator<Item = Reached> {
+        self.own_addresses().iter().copied().map(Reached::At).chain(self.host_ports().map(Reached::AtPort))
+    }
+}
+
+impl Projected for Pod {
+    type Wire = PodObject;
+    const KIND: Kind = Kind::Pod;
+
+    fn project(wire: PodObject, problems: &mut Problems) -> Self {
+        let PodSpec { node_name, service_account_name, host_network, init_containers, containers } =
+            wire.spec.unwrap_or_default();
+        let PodStatus { phase, pod_ip, pod_ips, host_ip, host_ips } = wire.status.unwrap_or_default();
+        let containers: Vec<Container> = init_containers.into_iter().chain(containers).flatten().collect();
+        let ports: Box<[ContainerPort]> =
+            containers.iter().flat_map(|it| it.ports.iter().flatten()).filter_map(ContainerPort::parse).collect();
+        let annotations = wire.metadata.annotations.as_ref();
+        let annotation = |key| annotations.and_then(|all| all.get(key));
+        // Init containers come first: that is where a native sidecar is.
+        let proxy = containers.iter().find(|it| it.name == PROXY_NAME);
+        let opaque_ports = annotation(OPAQUE_PORTS_ANNOTATION)
+            .map(|text| PortRanges::parse(text, ports.iter().map(|port| (&*port.name, port.number)), problems));
+        let labels: Labels = wire.metadata.labels.iter().flatten().collect();
+        let has_host_port = ports.iter().any(|port| port.host_port.is_some());
+        let pod = Self {
+            key: NamespacedName::of(&wire.metadata),
+            uid: wire.metadata.uid.as_deref().unwrap_or_default().into(),
+            owner: Owner::only(&wire.metadata),
+            service_account: service_account_name.filter(|it| !it.is_empty()).as_deref().unwrap_or("default").into(),
+            node: node_name.unwrap_or_default().into(),
+            opaque_ports,
+            skipped_ports: annotation(SKIP_INBOUND_PORTS_ANNOTATION)
+                .map(|text| PortRanges::parse(text, [], problems))
+                .unwrap_or_default(),
+            proxy: proxy.and_then(|it| ProxyPorts::of(&it.env)),
+            injected: proxy.map(|it| Arc::new(Injected::of(&it.env, it.image.as_deref(), annotations))),
+            inject: Inject::of(annotations),
+            created: wire.metadata.creation_timestamp.map(|time| time.0),
+            terminating: wire.metadata.deletion_timestamp.is_some(),
+            phase: match phase.as_deref() {
+                Some("Running") => Phase::Running,
+                Some("Succeeded" | "Failed") => Phase::Finished,
+                _ => Phase::Waiting,
+            },
+            addresses: address::all(pod_ips, pod_ip),
+            host_network: host_network.unwrap_or_default(),
+            host_addresses: if has_host_port { address::all(host_ips, host_ip) } else { Box::default() },
+            ports,
+            labels,
+        };
+        if pod.control_plane_namespace().is_some() && pod.proxy.is_none() {
+            problems.add(format_args!(
+                "it is meshed, but no container {PROXY_NAME} says where its proxy listens: it gets no transport header"
+            ));
+        }
+        pod
+    }
+
+    fn apply(self, state: &mut State) -> Affected {
+        let key = self.key.clone();
+        let known = state.pods.get(&key.namespace, &key.name).cloned();
+        if known.as_deref() == Some(&self) {
+            return Affected::default();
+        }
+        let mut affected = Affected::discovered(state.slices.naming_pod(&key));
+        affected.rolled = state.workloads_of(known.as_deref().into_iter().chain([&self]));
+        affected.addresses.extend(known.iter().flat_map(|known| known.reached()).chain(self.reached()));
+        state.pods.insert(self);
+        affected
+    }
+
+    fn remove(key: &NamespacedName, state: &mut State) -> Affected {
+        let Some(old) = state.pods.remove(key) else { return Affected::default() };
+        let mut affected = Affected::discovered(state.slices.naming_pod(key));
+        affected.rolled = state.workloads_of([&*old]);
+        affected.addresses.extend(old.reached());
+        affected
+    }
+
+    fn keys(state: &State) -> Vec<NamespacedName> {
+        state.pods.keys().collect()
+    }
+}
+
+impl ContainerPort {
+    /// `None` for a number that is no port: the API server takes none, and nothing can match it.
+    fn parse(object: &ContainerPortObject) -> Option<Self> {
+        let port = |number| u16::try_from(number).ok().filter(|port| *port != 0);
+        Some(Self {
+            name: object.name.as_deref().unwrap_or_default().into(),
+            number: port(object.container_port)?,
+            host_port: object.host_port.and_then(port),
+        })
+    }
+}
+
+#[cfg(test)]
+pub mod tests {
+    use serde_json::{Value, json};
+
+    use super::*;
+
+    /// A Pod from its metadata and what a user would write below `spec`; and how much of it could not be used.
+    pub fn pod(metadata: &Value, spec: &Value) -> (Pod, usize) {
+        let mut object = json!({"metadata": {"name": "web-1", "namespace": "ns"}, "spec": spec});
+        object["metadata"].as_object_mut().unwrap().extend(metadata.as_object().unwrap().clone());
+        let mut problems = Problems::default();
+        let pod = Pod::project(serde_json::from_value(object).unwrap(), &mut problems);
+        (pod, problems.len())
+    }
+
+    /// `ns/web-1`, from what users and kubelets write below `spec` and `status`.
+    pub fn pod_with_status(spec: &Value, status: &Value) -> Pod {
+        let object = json!({"metadata": {"name": "web-1", "namespace": "ns"}, "spec": spec, "status": status});
+        Pod::project(serde_json::from_value(object).unwrap(), &mut Problems::default())
+    }
+
+    fn proxy(inbound: &str, admin: &str, control: &str) -> Value {
+        json!({"name": "linkerd-proxy", "env": [
+            {"name": "LINKERD2_PROXY_LOG", "value": "warn"},
+            {"name": "_pod_name", "valueFrom": {"fieldRef": {"fieldPath": "metadata.name"}}},
+            {"name": "LINKERD2_PROXY_INBOUND_LISTEN_ADDR", "value": inbound},
+            {"name": "LINKERD2_PROXY_ADMIN_LISTEN_ADDR", "value": admin},
+            {"name": "LINKERD2_PROXY_CONTROL_LISTEN_ADDR", "value": control},
+        ]})
+    }
+
+    #[test]
+    fn the_proxy_is_found_as_init_container_and_as_container() {
+        let sidecar = proxy("0.0.0.0:4143", "[::]:4191", "0.0.0.0:4190");
+        let other = proxy("0.0.0.0:1", "0.0.0.0:2", "0.0.0.0:3");
+        let ports = Some(ProxyPorts { inbound: 4143, admin: 4191, control: 4190 });
+        for spec in [
+            json!({"initContainers": [{"name": "init"}, sidecar], "containers": [{"name": "app"}]}),
+            json!({"containers": [{"name": "app", "env": null}, sidecar]}),
+            json!({"initContainers": [sidecar], "containers": [other]}),
+        ] {
+            assert_eq!(pod(&json!({}), &spec).0.proxy, ports, "{spec}");
+        }
+    }
+
+    #[test]
+    fn a_meshed_pod_whose_proxy_cannot_be_read_is_a_problem_and_an_unmeshed_one_is_not() {
+        let meshed = json!({"labels": {"linkerd.io/control-plane-ns": "linkerd"}});
+        for container in [
+            json!({"name": "app"}),
+            json!({"name": "linkerd-proxy"}),
+            proxy("localhost:4143", "0.0.0.0:4191", "0.0.0.0:4190"),
+            proxy("0.0.0.0:4143", ":4191", "0.0.0.0:4190"),
+            proxy("0.0.0.0:4143", "0.0.0.0:4191,[::]:4191", "0.0.0.0:4190"),
+            proxy("0.0.0.0:4143", "0.0.0.0:4191", ""),
+            proxy("0.0.0.0:0", "0.0.0.0:4191", "0.0.0.0:4190"),
+            proxy("0.0.0.0:65535", "0.0.0.0:4191", "0.0.0.0:4190"),
+        ] {
+            let spec = json!({"containers": [container]});
+            let (found, problems) = pod(&meshed, &spec);
+            assert_eq!((found.proxy, problems), (None, 1), "{container}");
+            assert_eq!(pod(&json!({}), &spec).1, 0);
+        }
+    }
+
+    #[test]
+    fn what_a_proxy_was_injected_with_is_read_from_its_container_and_the_annotations() {
+        let marker = json!({"name": "LINKERD_CONFIG_HASH", "value": "0123456789abcdef"});
+        let container = json!({"name": "linkerd-proxy", "image": "cr.l5d.io/linkerd/proxy:edge-1", "env": [marker]});
+        let app = json!({"name": "app", "image": "app:1", "env": [marker]});
+        let injected = |annotations: Value, spec: Value| {
+            pod(&json!({ "annotations": annotations }), &spec).0.injected.map(|injected| (*injected).clone())
+        };
+        let bare = Injected {
+            marker: Some("0123456789abcdef".into()),
+            proxy_version: Some("edge-1".into()),
+            trust_roots: None,
+            pinned: false,
+        };
+        assert_eq!(injected(json!({}), json!({"containers": [app]})), None);
+        assert_eq!(injected(json!({}), json!({"containers": [app, container]})), Some(bare.clone()));
+        assert_eq!(injected(json!(null), json!({"initContainers": [container]})), Some(bare.clone()));
+        let annotated = json!({"linkerd.io/proxy-version": "edge-2", "linkerd.io/trust-root-sha256": "ff"});
+        let annotated = injected(annotated, json!({"containers": [container]}));
+        let (proxy_version, trust_roots) = (Some("edge-2".into()), Some("ff".into()));
+        assert_eq!(annotated, Some(Injected { proxy_version, trust_roots, ..bare.clone() }));
+        for key in ["config.linkerd.io/proxy-version", "config.linkerd.io/proxy-image"] {
+            let pinned = injected(json!({key: "edge-1"}), json!({"containers": [container]}));
+            assert_eq!(pinned, Some(Injected { pinned: true, ..bare.clone() }));
+        }
+        let unmarked = json!({"containers": [{"name": "linkerd-proxy", "env": null}]});
+        assert_eq!(injected(json!({}), unmarked), Some(Injected { marker: None, proxy_version: None, ..bare }));
+    }
+
+    #[test]
+    fn a_pod_of_the_control_plane_is_told_from_others_and_so_is_one_made_anew_under_its_name() {
+        let labels = json!({"linkerd.io/control-plane-component": "identity"});
+        assert!(pod(&json!({ "labels": labels }), &json!({})).0.is_control_plane());
+        assert!(!pod(&json!({}), &json!({})).0.is_control_plane());
+        let annotations = json!({"linkerd.io/inject": "disabled"});
+        assert_eq!(pod(&json!({ "annotations": annotations }), &json!({})).0.inject, Inject::Disabled);
+        let mut state = State { rolls: true, ..State::default() };
+        let born = |uid: &str| pod(&json!({ "uid": uid }), &json!({})).0;
+        for (uid, rolled) in [("a", 1), ("a", 0), ("b", 1)] {
+            assert_eq!(born(uid).apply(&mut state).rolled.len(), rolled, "{uid}");
+        }
+    }
+
+    #[test]
+    fn opaque_ports_may_be_names_and_of_one_name_the_last_container_counts() {
+        let spec = json!({"initContainers": [{"name": "a", "ports": [{"name": "db", "containerPort": 1}]}],
+            "containers": [{"name": "b", "ports": [{"name": "db", "containerPort": 2}, {"containerPort": 70000}]}]});
+        let annotations = json!({"annotations": {"config.linkerd.io/opaque-ports": "db,x,9",
+            "config.linkerd.io/skip-inbound-ports": "db,7"}});
+        let (pod, problems) = pod(&annotations, &spec);
+        let opaque = pod.opaque_ports.unwrap();
+        assert_eq!([1, 2, 9].map(|port| opaque.contains(port)), [false, true, true]);
+        assert_eq!([2, 7].map(|port| pod.skipped_ports.contains(port)), [false, true], "names mean nothing here");
+        assert_eq!((problems, pod.ports.len()), (2, 2));
+    }
+
+    #[test]
+    fn every_shape_of_a_pod_is_read() {
+        for object in [
+            json!({"metadata": {"name": "a", "namespace": "ns"}}),
+            json!({"metadata": {"name": "a", "namespace": "ns"}, "spec": null}),
+            json!({"metadata": {"name": "a", "namespace": "ns"}, "spec": {"containers": null, "initContainers": null}}),
+            json!({"metadata": {"name": "a", "namespace": "ns"}, "spec": {"containers": [{}]}}),
+        ] {
+            let pod = Pod::project(serde_json::from_value(object).unwrap(), &mut Problems::default());
+            assert_eq!((&*pod.service_account, &*pod.node), ("default", ""));
+        }
+    }
+
+    #[test]
+    fn an_annotation_as_long_as_allowed_is_read_in_no_time_however_many_ports_the_pod_has() {
+        // 256 KiB of annotations, and what else fits into an object.
+        let names = "a,".repeat(128 * 1024);
+        let ports: Vec<Value> = (0..30_000).map(|n| json!({"name": format!("p{n}"), "containerPort": 80})).collect();
+        let metadata = json!({"annotations": {"config.linkerd.io/opaque-ports": names}});
+        let begun = std::time::Instant::now();
+        let (_, problems) = pod(&metadata, &json!({"containers": [{"name": "a", "ports": ports}]}));
+        assert_eq!(problems, 128 * 1024);
+        assert!(begun.elapsed() < std::time::Duration::from_secs(10), "{:?}", begun.elapsed());
+    }
+}

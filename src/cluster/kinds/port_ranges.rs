@@ -1,0 +1,111 @@
+//! Sets of ports as Linkerd's annotations and flags spell them: `25,587,http,9000-9100`.
+
+use std::collections::HashMap;
+
+use crate::cluster::Problems;
+
+/// A set of ports, as sorted inclusive ranges that do not touch.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct PortRanges(Box<[(u16, u16)]>);
+
+// === impl PortRanges ===
+
+impl PortRanges {
+    /// Items between commas, each trimmed: a name out of `named`, a number, or a range `low-high`. Names come first, so a port
+    /// named `1-2` is not a range; of ports with one name the last counts. What cannot be used becomes a problem, all else
+    /// counts; one trailing comma is none.
+    pub fn parse<'a>(text: &str, named: impl IntoIterator<Item = (&'a str, u16)>, problems: &mut Problems) -> Self {
+        // A map: both lists may be as long as an object can be.
+        let named: HashMap<&str, u16> = named.into_iter().collect();
+        let text = text.trim();
+        let text = text.strip_suffix(',').unwrap_or(text);
+        if text.is_empty() {
+            return Self::default();
+        }
+        let mut ranges = Vec::new();
+        for item in text.split(',').map(str::trim) {
+            // A blank item is no name: it would match every unnamed port.
+            let by_name = named.get(item).copied().filter(|_| !item.is_empty());
+            match by_name.map(|port| (port, port)).or_else(|| range(item)) {
+                Some(range) => ranges.push(range),
+                None => problems.add(format_args!("{item:?} is neither a port, nor a range, nor the name of a port")),
+            }
+        }
+        Self::of(ranges)
+    }
+
+    pub fn contains(&self, port: u16) -> bool {
+        let after = self.0.partition_point(|(low, _)| *low <= port);
+        after.checked_sub(1).and_then(|at| self.0.get(at)).is_some_and(|(_, high)| port <= *high)
+    }
+
+    fn of(mut ranges: Vec<(u16, u16)>) -> Self {
+        ranges.sort_unstable();
+        let mut merged: Vec<(u16, u16)> = Vec::with_capacity(ranges.len());
+        for (low, high) in ranges {
+            match merged.last_mut() {
+                Some(last) if u32::from(low) <= u32::from(last.1) + 1 => last.1 = last.1.max(high),
+                _ => merged.push((low, high)),
+            }
+        }
+        Self(merged.into())
+    }
+}
+
+fn range(item: &str) -> Option<(u16, u16)> {
+    let (low, high) = item.split_once('-').unwrap_or((item, item));
+    let (low, high) = (number(low)?, number(high)?);
+    (low <= high).then_some((low, high))
+}
+
+/// Digits only: Rust's own parser takes a sign.
+fn number(text: &str) -> Option<u16> {
+    text.bytes().all(|byte| byte.is_ascii_digit()).then(|| text.parse().ok())?
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    fn parse(text: &str) -> (PortRanges, usize) {
+        let named = [("http", 1), ("http", 8080), ("1-2", 99), ("", 7)];
+        let mut problems = Problems::default();
+        let ranges = PortRanges::parse(text, named, &mut problems);
+        (ranges, problems.len())
+    }
+
+    #[test]
+    fn numbers_ranges_and_names_are_taken_and_the_rest_is_a_problem_of_its_own() {
+        for (text, ports, problems) in [
+            ("", &[][..], 0),
+            (" ", &[], 0),
+            (",", &[], 0),
+            ("25", &[(25, 25)], 0),
+            ("25,587,", &[(25, 25), (587, 587)], 0),
+            (" 25 , http", &[(25, 25), (8080, 8080)], 0),
+            ("9000-9002,9001,9003", &[(9000, 9003)], 0),
+            ("1-2", &[(99, 99)], 0),
+            ("0-65535", &[(0, 65535)], 0),
+            ("65535,0", &[(0, 0), (65535, 65535)], 0),
+            ("80,abc,-1,70000-1", &[(80, 80)], 3),
+            ("80,,90", &[(80, 80), (90, 90)], 1),
+            ("30 - 40,+5,2-1,65536,0x10,1-2-3", &[], 6),
+        ] {
+            let (ranges, found) = parse(text);
+            assert_eq!((&*ranges.0, found), (ports, problems), "{text:?}");
+        }
+    }
+
+    proptest! {
+        #[test]
+        fn a_set_contains_what_one_of_its_ranges_contains(
+            ranges in prop::collection::vec((0..60u16, 0..9u16), 0..6), port in 0..80u16,
+        ) {
+            let ranges: Vec<_> = ranges.into_iter().map(|(low, size)| (low, low + size)).collect();
+            let expected = ranges.iter().any(|(low, high)| (*low..=*high).contains(&port));
+            prop_assert_eq!(PortRanges::of(ranges).contains(port), expected);
+        }
+    }
+}

@@ -1,0 +1,222 @@
+//! The proxy in a Pod: where it listens, and what it was injected with.
+//!
+//! In: the container of the proxy, and what the Pod says. Out: [`ProxyPorts`] for those who reach it; [`Injected`] for those who
+//! judge whether it is out of date. Of the dozens of variables that a proxy has only four are kept, and of the few kinds of
+//! proxies that a mesh has each once.
+
+use std::{
+    borrow::Cow,
+    collections::{BTreeMap, HashMap, hash_map::Entry},
+    fmt,
+    net::SocketAddr,
+    sync::Arc,
+};
+
+use serde::{
+    Deserialize, Deserializer,
+    de::{SeqAccess, Visitor},
+};
+
+use crate::api::{MARKER, PINNING_ANNOTATIONS, PROXY_VERSION_ANNOTATION, TRUST_ROOT_ANNOTATION};
+
+/// Where the proxy of a meshed Pod listens.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ProxyPorts {
+    /// 1 to 65534: proxies ignore any other.
+    pub inbound: u16,
+    pub admin: u16,
+    pub control: u16,
+}
+
+/// What a proxy was injected with, as far as it may be out of date.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub struct Injected {
+    /// Of the configuration; none has what was injected before there were LinkerdConfigs.
+    pub marker: Option<Box<str>>,
+    pub proxy_version: Option<Box<str>>,
+    /// The SHA-256 of the trust anchors.
+    pub trust_roots: Option<Box<str>>,
+    /// The Pod, or its namespace, says which proxy it has.
+    pub pinned: bool,
+}
+
+/// All [`Injected`], each with how many Pods have it: thousands of Pods share a few.
+#[derive(Default)]
+pub(in crate::cluster) struct AllInjected(HashMap<Arc<Injected>, usize>);
+
+/// What is kept of a container's environment.
+#[derive(Clone, Debug, Default)]
+pub(in crate::cluster) struct Environment(Vec<(Variable, String)>);
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Variable {
+    Inbound,
+    Admin,
+    Control,
+    Marker,
+}
+
+// === impl ProxyPorts ===
+
+impl ProxyPorts {
+    /// `None` unless all three are literal socket addresses.
+    pub(in crate::cluster) fn of(environment: &Environment) -> Option<Self> {
+        let port = |variable| environment.get(variable)?.parse::<SocketAddr>().ok().map(|address| address.port());
+        Some(Self {
+            inbound: port(Variable::Inbound).filter(|inbound| (1..=65534).contains(inbound))?,
+            admin: port(Variable::Admin)?,
+            control: port(Variable::Control)?,
+        })
+    }
+}
+
+// === impl Injected ===
+
+impl Injected {
+    /// From the container of the proxy, and the Pod's annotations.
+    pub(in crate::cluster) fn of(
+        environment: &Environment,
+        image: Option<&str>,
+        annotations: Option<&BTreeMap<String, String>>,
+    ) -> Self {
+        let annotation = |key| annotations.and_then(|all| all.get(key)).map(String::as_str);
+        let version = annotation(PROXY_VERSION_ANNOTATION).filter(|version| !version.is_empty());
+        Self {
+            marker: environment.get(Variable::Marker).map(Box::from),
+            proxy_version: version.or_else(|| tag(image?)).map(Box::from),
+            trust_roots: annotation(TRUST_ROOT_ANNOTATION).map(Box::from),
+            pinned: PINNING_ANNOTATIONS.into_iter().any(|key| annotation(key).is_some()),
+        }
+    }
+}
+
+/// The tag of an image; none of one that a digest names.
+fn tag(image: &str) -> Option<&str> {
+    // A colon before that is in front of the registry's port.
+    let name = image.rsplit('/').next()?;
+    let (_, tag) = name.split_once(':').filter(|_| !name.contains('@'))?;
+    Some(tag).filter(|tag| !tag.is_empty())
+}
+
+// === impl AllInjected ===
+
+impl AllInjected {
+    /// For one more Pod: the same as the others have that are equal.
+    pub(in crate::cluster) fn share(&mut self, injected: Arc<Injected>) -> Arc<Injected> {
+        match self.0.entry(injected) {
+            Entry::Occupied(mut known) => {
+                *known.get_mut() += 1;
+                Arc::clone(known.key())
+            }
+            Entry::Vacant(new) => {
+                let injected = Arc::clone(new.key());
+                new.insert(1);
+                injected
+            }
+        }
+    }
+
+    /// For one Pod less.
+    pub(in crate::cluster) fn release(&mut self, injected: &Injected) {
+        if let Some(count) = self.0.get_mut(injected) {
+            *count -= 1;
+            if *count == 0 {
+                self.0.remove(injected);
+            }
+        }
+    }
+
+    #[cfg(test)]
+    pub(in crate::cluster) fn len(&self) -> usize {
+        self.0.len()
+    }
+}
+
+// === impl Environment ===
+
+impl Environment {
+    /// Of several of that name the first.
+    fn get(&self, variable: Variable) -> Option<&str> {
+        let (_, value) = self.0.iter().find(|(name, _)| *name == variable)?;
+        Some(value)
+    }
+}
+
+/// Keeps four variables of the dozens that a proxy has: an environment is most of a Pod.
+impl<'de> Deserialize<'de> for Environment {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        #[derive(Deserialize)]
+        struct Object<'a> {
+            #[serde(borrow)]
+            name: Cow<'a, str>,
+            #[serde(borrow, default)]
+            value: Option<Cow<'a, str>>,
+        }
+        struct Variables;
+        impl<'de> Visitor<'de> for Variables {
+            type Value = Environment;
+
+            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                f.write_str("environment variables")
+            }
+
+            fn visit_unit<E>(self) -> Result<Self::Value, E> {
+                Ok(Environment::default())
+            }
+
+            fn visit_seq<A: SeqAccess<'de>>(self, mut variables: A) -> Result<Self::Value, A::Error> {
+                let mut kept = Vec::new();
+                while let Some(Object { name, value }) = variables.next_element()? {
+                    let variable = match &*name {
+                        "LINKERD2_PROXY_INBOUND_LISTEN_ADDR" => Variable::Inbound,
+                        "LINKERD2_PROXY_ADMIN_LISTEN_ADDR" => Variable::Admin,
+                        "LINKERD2_PROXY_CONTROL_LISTEN_ADDR" => Variable::Control,
+                        MARKER => Variable::Marker,
+                        _ => continue,
+                    };
+                    kept.push((variable, value.unwrap_or_default().into_owned()));
+                }
+                Ok(Environment(kept))
+            }
+        }
+        deserializer.deserialize_any(Variables)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_tag_is_told_from_a_registrys_port_and_a_digest_is_none() {
+        for (image, expected) in [
+            ("cr.l5d.io/linkerd/proxy:edge-26.8.3", Some("edge-26.8.3")),
+            ("localhost:5000/linkerd/proxy:v1", Some("v1")),
+            ("localhost:5000/linkerd/proxy", None),
+            ("proxy", None),
+            ("proxy:", None),
+            ("", None),
+            ("cr.l5d.io/linkerd/proxy@sha256:0123", None),
+            ("cr.l5d.io/linkerd/proxy:edge-26.8.3@sha256:0123", None),
+        ] {
+            assert_eq!(tag(image), expected, "{image:?}");
+        }
+    }
+
+    #[test]
+    fn what_equals_is_shared_until_the_last_that_has_it_is_gone() {
+        let injected = |marker: &str| {
+            let marker = Some(marker.into());
+            Arc::new(Injected { marker, proxy_version: None, trust_roots: None, pinned: false })
+        };
+        let mut all = AllInjected::default();
+        let (a, b, other) = (all.share(injected("a")), all.share(injected("a")), all.share(injected("b")));
+        assert!(Arc::ptr_eq(&a, &b) && !Arc::ptr_eq(&a, &other));
+        all.release(&a);
+        assert!(Arc::ptr_eq(&b, &all.share(injected("a"))));
+        for gone in [&b, &a, &other] {
+            all.release(gone);
+        }
+        assert_eq!(all.len(), 0);
+    }
+}

@@ -1,0 +1,380 @@
+//! Services: what of them decides about endpoints, and which of them select a workload.
+
+use std::{
+    collections::{BTreeMap, HashMap},
+    net::IpAddr,
+    sync::Arc,
+};
+
+use k8s_openapi::{
+    api::core::v1 as core, apimachinery::pkg::apis::meta::v1::ObjectMeta, apimachinery::pkg::util::intstr::IntOrString,
+};
+use kube::{
+    core::{PartialObjectMeta, PartialObjectMetaExt},
+    runtime::{
+        reflector::{Store, store::Writer},
+        watcher,
+    },
+};
+use serde::Deserialize;
+
+use super::port_ranges::PortRanges;
+use crate::api::{LOCAL_DISCOVERY_ANNOTATION, OPAQUE_PORTS_ANNOTATION, REMOTE_DISCOVERY};
+use crate::{
+    api::{NamespacedName, endpoint_slice::Family, lean_metadata},
+    cluster::{
+        Affected, Kind, Problems, Projected, State,
+        index::{
+            address::{self, ByAddress, Reached},
+            selector::{BySelector, Labels, Selector},
+        },
+    },
+};
+
+/// A Service, reduced to what decides about its endpoints, its profile, and who is told of them. Two that compare equal have the same.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Service {
+    pub key: NamespacedName,
+    pub uid: Arc<str>,
+    pub labels: BTreeMap<String, String>,
+    /// `None` also when it is there and empty: then somebody else manages the endpoints.
+    pub selector: Option<Selector>,
+    pub external_name: bool,
+    /// `clusterIP: None`, literally: an empty `clusterIP` is one that was not assigned yet.
+    pub headless: bool,
+    pub families: Vec<Family>,
+    pub ports: Vec<ServicePort>,
+    pub deleting: bool,
+    /// `internalTrafficPolicy: Local`: clients are told only of Pods on their own node.
+    pub local: bool,
+    /// Its endpoints are those of Services in several clusters.
+    pub federated: bool,
+    /// Of all families; none for a headless one.
+    pub cluster_ips: Box<[IpAddr]>,
+    /// `None` leaves the choice to the mesh's default.
+    pub opaque_ports: Option<PortRanges>,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ServicePort {
+    /// Empty where the Service has a single unnamed port.
+    pub name: String,
+    pub number: i32,
+    pub protocol: String,
+    pub app_protocol: Option<String>,
+    pub target: TargetPort,
+}
+
+/// `targetPort`: a string of digits is a name, never a number.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum TargetPort {
+    Number(i32),
+    Name(String),
+}
+
+/// A Service as the API server sends it.
+#[derive(Clone, Debug, Deserialize, kube::Resource)]
+#[resource(inherit = "core::Service")]
+pub struct ServiceObject {
+    #[serde(deserialize_with = "lean_metadata")]
+    metadata: ObjectMeta,
+    #[serde(default)]
+    spec: Option<ServiceSpec>,
+}
+
+#[derive(Clone, Debug, Default, Deserialize)]
+#[serde(rename_all = "camelCase", default)]
+struct ServiceSpec {
+    #[serde(rename = "type")]
+    type_: Option<String>,
+    #[serde(rename = "clusterIP")]
+    cluster_ip: Option<String>,
+    #[serde(rename = "clusterIPs")]
+    cluster_ips: Option<Vec<String>>,
+    selector: Option<BTreeMap<String, String>>,
+    ip_families: Option<Vec<String>>,
+    internal_traffic_policy: Option<String>,
+    ports: Option<Vec<core::ServicePort>>,
+}
+
+/// What a Controller keyed by Service keeps of one: its name. All else is read from the [`State`] when it reconciles.
+pub type ServiceName = PartialObjectMeta<core::Service>;
+
+/// All Services of a cluster.
+pub struct Services {
+    namespaces: HashMap<Arc<str>, Namespace>,
+    by_cluster_ip: ByAddress<IpAddr, Service>,
+    names: Writer<ServiceName>,
+    listed: bool,
+}
+
+#[derive(Default)]
+struct Namespace {
+    by_name: HashMap<Arc<str>, Arc<Service>>,
+    by_selector: BySelector,
+}
+
+// === impl Service ===
+
+impl Projected for Service {
+    type Wire = ServiceObject;
+    const KIND: Kind = Kind::Service;
+
+    fn project(wire: ServiceObject, problems: &mut Problems) -> Self {
+        let spec = wire.spec.unwrap_or_default();
+        let key = NamespacedName::of(&wire.metadata);
+        // Both families where none is known, as Linkerd's controller does.
+        let mut families: Vec<Family> =
+            spec.ip_families.iter().flatten().filter_map(|name| Family::from_address_type(name)).collect();
+        if families.is_empty() {
+            families = vec![Family::IPv4, Family::IPv6];
+        }
+        let annotations = wire.metadata.annotations.unwrap_or_default();
+        let ports: Vec<ServicePort> = spec.ports.into_iter().flatten().map(ServicePort::from).collect();
+        let opaque_ports = annotations.get(OPAQUE_PORTS_ANNOTATION).map(|text| {
+            let named = ports.iter().filter_map(|port| Some((port.name.as_str(), u16::try_from(port.number).ok()?)));
+            PortRanges::parse(text, named, problems)
+        });
+        let cluster_ips = spec.cluster_ips.unwrap_or_default();
+        let single = spec.cluster_ip.iter().filter(|_| cluster_ips.is_empty());
+        Self {
+            key,
+            local: spec.internal_traffic_policy.as_deref() == Some("Local"),
+            federated: [REMOTE_DISCOVERY, LOCAL_DISCOVERY_ANNOTATION].iter().any(|it| annotations.contains_key(*it)),
+            uid: wire.metadata.uid.unwrap_or_default().into(),
+            labels: wire.metadata.labels.unwrap_or_default(),
+            selector: Selector::new(spec.selector.unwrap_or_default().iter().collect()),
+            external_name: spec.type_.as_deref() == Some("ExternalName"),
+            headless: spec.cluster_ip.as_deref() == Some("None"),
+            families,
+            deleting: wire.metadata.deletion_timestamp.is_some(),
+            cluster_ips: address::unique(cluster_ips.iter().chain(single).filter_map(|text| address::parse(text))),
+            opaque_ports,
+            ports,
+        }
+    }
+
+    fn apply(self, state: &mut State) -> Affected {
+        let known = state.services.get(&self.key).cloned();
+        if known.as_deref() == Some(&self) {
+            return Affected::default();
+        }
+        let mut affected = Affected::service(self.key.clone());
+        let addresses = known.iter().flat_map(|known| &known.cluster_ips).chain(&self.cluster_ips);
+        affected.addresses.extend(addresses.copied().map(Reached::At));
+        state.services.insert(self);
+        affected
+    }
+
+    fn remove(key: &NamespacedName, state: &mut State) -> Affected {
+        let Some(old) = state.services.remove(key) else { return Affected::default() };
+        let mut affected = Affected::service(key.clone());
+        affected.addresses.extend(old.cluster_ips.iter().copied().map(Reached::At));
+        affected
+    }
+
+    fn keys(state: &State) -> Vec<NamespacedName> {
+        state.services.keys().collect()
+    }
+
+    fn listed(state: &mut State) {
+        state.services.listed();
+    }
+}
+
+impl From<core::ServicePort> for ServicePort {
+    fn from(port: core::ServicePort) -> Self {
+        Self {
+            name: port.name.unwrap_or_default(),
+            number: port.port,
+            protocol: port.protocol.unwrap_or_else(|| "TCP".to_owned()),
+            app_protocol: port.app_protocol,
+            target: match port.target_port {
+                Some(IntOrString::String(name)) => TargetPort::Name(name),
+                // The API server fills in what is absent; 0 is its way to say absent.
+                Some(IntOrString::Int(0)) | None => TargetPort::Number(port.port),
+                Some(IntOrString::Int(number)) => TargetPort::Number(number),
+            },
+        }
+    }
+}
+
+// === impl Services ===
+
+impl Default for Services {
+    fn default() -> Self {
+        Self { namespaces: HashMap::new(), by_cluster_ip: ByAddress::default(), names: Writer::new(()), listed: false }
+    }
+}
+
+impl Services {
+    pub fn len(&self) -> usize {
+        self.namespaces.values().map(|namespace| namespace.by_name.len()).sum()
+    }
+
+    pub fn is_empty(&self) -> bool {
+        self.namespaces.is_empty()
+    }
+
+    pub fn get(&self, key: &NamespacedName) -> Option<&Arc<Service>> {
+        self.namespaces.get(&key.namespace)?.by_name.get(&key.name)
+    }
+
+    /// The Services that clients reach at the address.
+    pub fn at(&self, address: IpAddr) -> &[Arc<Service>] {
+        self.by_cluster_ip.get(&address)
+    }
+
+    /// The names of all Services, for kube-runtime's Controller; ready once they were listed.
+    pub fn names(&self) -> Store<ServiceName> {
+        self.names.as_reader()
+    }
+
+    pub fn iter(&self) -> impl Iterator<Item = &Arc<Service>> {
+        self.namespaces.values().flat_map(|namespace| namespace.by_name.values())
+    }
+
+    pub fn keys(&self) -> impl Iterator<Item = NamespacedName> {
+        self.iter().map(|service| service.key.clone())
+    }
+
+    /// The Services of a namespace whose selector matches.
+    pub fn selecting(&self, namespace: &str, labels: &Labels) -> Vec<NamespacedName> {
+        let Some(namespace) = self.namespaces.get(namespace) else { return Vec::new() };
+        let candidates = namespace.by_selector.candidates(labels).filter_map(|name| namespace.by_name.get(name));
+        candidates
+            .filter(|service| service.selector.as_ref().is_some_and(|selector| selector.matches(labels)))
+            .map(|service| service.key.clone())
+            .collect()
+    }
+
+    fn insert(&mut self, service: Service) {
+        let namespace = self.namespaces.entry(Arc::clone(&service.key.namespace)).or_default();
+        let old = namespace.by_name.get(&service.key.name);
+        if let Some(selector) = old.and_then(|old| old.selector.as_ref()) {
+            namespace.by_selector.remove(selector, &service.key.name);
+        }
+        if let Some(selector) = &service.selector {
+            namespace.by_selector.insert(selector, &service.key.name);
+        }
+        if old.is_none_or(|old| old.uid != service.uid) {
+            let name = service_name(&service);
+            // Until the first list is complete the store collects, and swaps all of it in at the end.
+            self.names.apply_watcher_event(&if self.listed {
+                watcher::Event::Apply(name)
+            } else {
+                watcher::Event::InitApply(name)
+            });
+        }
+        if let Some(old) = old {
+            self.by_cluster_ip.remove(old.cluster_ips.iter().copied(), old);
+        }
+        let service = Arc::new(service);
+        self.by_cluster_ip.insert(service.cluster_ips.iter().copied(), &service);
+        namespace.by_name.insert(Arc::clone(&service.key.name), service);
+    }
+
+    fn remove(&mut self, key: &NamespacedName) -> Option<Arc<Service>> {
+        let namespace = self.namespaces.get_mut(&key.namespace)?;
+        let old = namespace.by_name.remove(&key.name)?;
+        if let Some(selector) = &old.selector {
+            namespace.by_selector.remove(selector, &key.name);
+        }
+        if namespace.by_name.is_empty() {
+            self.namespaces.remove(&key.namespace);
+        }
+        self.by_cluster_ip.remove(old.cluster_ips.iter().copied(), &old);
+        self.names.apply_watcher_event(&watcher::Event::Delete(service_name(&old)));
+        Some(old)
+    }
+
+    fn listed(&mut self) {
+        if !self.listed {
+            self.listed = true;
+            self.names.apply_watcher_event(&watcher::Event::InitDone);
+        }
+    }
+}
+
+fn service_name(service: &Service) -> ServiceName {
+    ObjectMeta {
+        name: Some(service.key.name.to_string()),
+        namespace: Some(service.key.namespace.to_string()),
+        uid: Some(service.uid.to_string()),
+        ..ObjectMeta::default()
+    }
+    .into_response_partial()
+}
+
+#[cfg(test)]
+pub mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    /// A Service from the `spec` a user would write.
+    pub fn service(spec: &serde_json::Value) -> Service {
+        let object = json!({"metadata": {"name": "legacy", "namespace": "ns", "uid": "service-uid"}, "spec": spec});
+        Service::project(serde_json::from_value(object).unwrap(), &mut Problems::default())
+    }
+
+    #[test]
+    fn a_target_port_of_digits_in_quotes_is_a_name() {
+        let service = service(&json!({"ports": [
+            {"port": 80, "targetPort": "8080"}, {"port": 81, "targetPort": 8081}, {"port": 82}]}));
+        let targets: Vec<_> = service.ports.into_iter().map(|port| port.target).collect();
+        assert_eq!(targets, [TargetPort::Name("8080".into()), TargetPort::Number(8081), TargetPort::Number(82)]);
+    }
+
+    #[test]
+    fn an_empty_selector_counts_as_none() {
+        assert_eq!(service(&json!({"selector": {}})).selector, None);
+    }
+
+    #[test]
+    fn an_unassigned_cluster_ip_is_not_headless() {
+        assert!(!service(&json!({"clusterIP": ""})).headless);
+        assert!(service(&json!({"clusterIP": "None"})).headless);
+    }
+
+    #[test]
+    fn a_service_is_found_by_the_addresses_that_it_has_now() {
+        let mut state = State::default();
+        let at = |state: &State| ["10.0.0.1", "2001:db8::1"].map(|it| state.services.at(it.parse().unwrap()).len());
+        let both = json!({"clusterIP": "10.0.0.1", "clusterIPs": ["10.0.0.1", "2001:DB8::1"]});
+        let affected = service(&both).apply(&mut state);
+        assert_eq!((at(&state), affected.addresses.len()), ([1, 1], 2));
+        let affected = service(&json!({"clusterIP": "10.0.0.1"})).apply(&mut state);
+        assert_eq!((at(&state), affected.addresses.len()), ([1, 0], 2), "those who asked for the other are told");
+        assert_eq!(service(&json!({"clusterIP": "10.0.0.1"})).apply(&mut state), Affected::default());
+        service(&json!({"clusterIP": "None", "clusterIPs": ["None"]})).apply(&mut state);
+        assert!(state.services.by_cluster_ip.is_empty());
+    }
+
+    #[test]
+    fn an_opaque_port_may_be_a_name_and_a_blank_item_is_no_unnamed_port() {
+        let object = |ports: serde_json::Value| {
+            let annotations = json!({ OPAQUE_PORTS_ANNOTATION: "db, ,90-91,nothing" });
+            let object = json!({"metadata": {"name": "a", "namespace": "ns", "annotations": annotations}, "spec": {"ports": ports}});
+            let mut problems = Problems::default();
+            let service = Service::project(serde_json::from_value(object).unwrap(), &mut problems);
+            let opaque = service.opaque_ports.unwrap();
+            ([5432, 80, 91].map(|port| opaque.contains(port)), problems.len())
+        };
+        assert_eq!(
+            object(json!([{"name": "db", "port": 5432}, {"name": "http", "port": 80}])),
+            ([true, false, true], 2)
+        );
+        assert_eq!(object(json!([{"port": 80}])), ([false, false, true], 3));
+        assert_eq!(service(&json!({})).opaque_ports, None);
+    }
+
+    #[test]
+    fn a_changed_selector_is_found_under_the_new_labels_only() {
+        let mut services = Services::default();
+        services.insert(service(&json!({"selector": {"app": "a"}})));
+        services.insert(service(&json!({"selector": {"app": "b"}})));
+        let selecting = |value| services.selecting("ns", &[("app", value)].into_iter().collect()).len();
+        assert_eq!((selecting("a"), selecting("b")), (0, 1));
+    }
+}

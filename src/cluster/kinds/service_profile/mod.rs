@@ -1,0 +1,179 @@
+//! ServiceProfiles, by the names that they have for the clients of a Service: `web.prod.svc.cluster.local` in the namespace of
+//! the client, or in that of the Service.
+
+pub mod route;
+
+use std::{collections::HashMap, sync::Arc};
+
+use crate::api::{self, ServiceProfileSpec};
+use crate::{
+    api::NamespacedName,
+    cluster::{Affected, Kind, Problems, Projected, State},
+};
+use route::Content;
+
+/// A ServiceProfile. Two that compare equal say the same.
+#[derive(Clone, Debug, PartialEq)]
+pub struct ServiceProfile {
+    pub key: NamespacedName,
+    /// `None` when it is invalid: then it counts as if it were not there.
+    pub content: Option<Arc<Content>>,
+    version: Option<String>,
+}
+
+/// All ServiceProfiles of a cluster.
+#[derive(Default)]
+pub struct ServiceProfiles(HashMap<NamespacedName, Kept>);
+
+struct Kept {
+    profile: ServiceProfile,
+    /// How often it was seen to be written.
+    updates: u64,
+}
+
+// === impl ServiceProfile ===
+
+impl Projected for ServiceProfile {
+    type Wire = api::ServiceProfile;
+    const KIND: Kind = Kind::ServiceProfile;
+
+    fn project(wire: api::ServiceProfile, problems: &mut Problems) -> Self {
+        let spec = wire.spec.as_ref().map_or("null", |spec| spec.get());
+        let spec: Result<Option<ServiceProfileSpec>, _> = serde_json::from_str(spec);
+        let content = match spec.map(Option::unwrap_or_default) {
+            Ok(spec) => Content::of(spec, problems).map_err(|invalid| invalid.to_string()),
+            Err(error) => Err(error.to_string()),
+        };
+        let content = content.map_err(|error| {
+            problems.add(format_args!("it is invalid, so its Service is answered as if it were not there: {error}"));
+        });
+        Self {
+            key: NamespacedName::of(&wire.metadata),
+            content: content.ok().map(Arc::new),
+            version: wire.metadata.resource_version,
+        }
+    }
+
+    fn apply(self, state: &mut State) -> Affected {
+        let key = self.key.clone();
+        let profiles = &mut state.service_profiles.0;
+        let known = profiles.get(&key);
+        let is_same_version = known.is_some_and(|known| known.profile.version == self.version);
+        let is_news = known.is_none_or(|known| known.profile.content != self.content);
+        let updates = known.map_or(0, |known| known.updates) + u64::from(!is_same_version);
+        profiles.insert(key.clone(), Kept { profile: self, updates });
+        if is_news { Affected::profile(key) } else { Affected::default() }
+    }
+
+    fn remove(key: &NamespacedName, state: &mut State) -> Affected {
+        match state.service_profiles.0.remove(key) {
+            Some(_) => Affected::profile(key.clone()),
+            None => Affected::default(),
+        }
+    }
+
+    fn keys(state: &State) -> Vec<NamespacedName> {
+        state.service_profiles.0.keys().cloned().collect()
+    }
+}
+
+// === impl ServiceProfiles ===
+
+impl ServiceProfiles {
+    pub fn len(&self) -> usize {
+        self.0.len()
+    }
+
+    pub fn is_empty(&self) -> bool {
+        self.0.is_empty()
+    }
+
+    /// What a ServiceProfile says, if it is there and valid.
+    pub fn content(&self, key: &NamespacedName) -> Option<&Arc<Content>> {
+        self.0.get(key)?.profile.content.as_ref()
+    }
+
+    /// How often each was seen to be written.
+    pub fn updates(&self) -> impl Iterator<Item = (&NamespacedName, u64)> {
+        self.0.iter().map(|(key, kept)| (key, kept.updates))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::{Value, json};
+
+    use super::*;
+    use crate::cluster::watch::guarded::Guarded;
+
+    fn profile(version: &str, spec: &Value) -> (ServiceProfile, usize) {
+        let metadata = json!({"name": "web.ns.svc.cluster.local", "namespace": "ns", "resourceVersion": version});
+        let object = json!({"metadata": metadata, "spec": spec});
+        let mut problems = Problems::default();
+        let profile = ServiceProfile::project(serde_json::from_value(object).unwrap(), &mut problems);
+        (profile, problems.len())
+    }
+
+    #[test]
+    fn whatever_the_spec_is_the_profile_is_read_and_an_invalid_one_is_a_problem() {
+        let route = |condition: Value| json!({"routes": [{"name": "r", "condition": condition}]});
+        for (spec, valid) in [
+            (json!(null), true),
+            (json!({}), true),
+            (json!({"routes": null, "dstOverrides": null, "retryBudget": null}), true),
+            (json!({"opaquePorts": ["80"]}), true),
+            (json!({"opaquePorts": {"80": {}}}), true),
+            (route(json!({"method": "GET"})), true),
+            (route(json!({"not": {"method": "GET"}})), true),
+            (route(json!({"not": [{"method": "GET"}]})), true),
+            (route(json!({"not": [{"method": "GET"}, {"method": "PUT"}]})), false),
+            (route(json!({"not": []})), false),
+            (route(json!({"method": 7})), false),
+            (json!("text"), false),
+            (json!([]), false),
+            (json!({"retryBudget": [0.2, 10, "10s"]}), false),
+            (route(json!({"all": [[null, null, "GET"]]})), false),
+            (json!({"routes": "text"}), false),
+            (json!({"routes": [null]}), false),
+            (json!({"retryBudget": {"retryRatio": 0.2, "minRetriesPerSecond": -5, "ttl": "10s"}}), false),
+        ] {
+            let (profile, problems) = profile("1", &spec);
+            assert_eq!((profile.content.is_some(), problems), (valid, usize::from(!valid)), "{spec}");
+        }
+    }
+
+    #[test]
+    fn one_that_is_nested_too_deep_to_be_read_takes_the_place_of_what_it_was() {
+        let metadata = r#"{"name": "web.ns.svc.cluster.local", "namespace": "ns"}"#;
+        let nested = format!("{}{}", "[".repeat(1_000), "]".repeat(1_000));
+        let text = format!(r#"{{"metadata": {metadata}, "spec": {{"routes": {nested}}}}}"#);
+        let wire: Guarded<api::ServiceProfile> = serde_json::from_str(&text).unwrap();
+        let Guarded::Valid(wire) = wire else { panic!("{wire:?}") };
+        assert_eq!(ServiceProfile::project(wire, &mut Problems::default()).content, None);
+    }
+
+    #[test]
+    fn a_timeout_that_is_none_costs_only_itself() {
+        let route = json!({"name": "r", "condition": {"method": "GET"}, "timeout": "soon"});
+        let (profile, problems) = profile("1", &json!({"routes": [route]}));
+        assert_eq!((profile.content.unwrap().routes[0].timeout, problems), (None, 1));
+    }
+
+    #[test]
+    fn only_what_changes_a_profile_concerns_clients_and_every_write_is_counted() {
+        let mut state = State::default();
+        let updates = |state: &State| state.service_profiles.updates().map(|(_, updates)| updates).sum::<u64>();
+        let (one, other) = (json!({}), json!({"dstOverrides": [{"authority": "web-2", "weight": 1}]}));
+        let changed =
+            |version: &str, spec: &Value, state: &mut State| profile(version, spec).0.apply(state).profiles.len();
+        assert_eq!((changed("1", &one, &mut state), updates(&state)), (1, 1));
+        assert_eq!((changed("1", &one, &mut state), updates(&state)), (0, 1), "listed again");
+        assert_eq!((changed("2", &one, &mut state), updates(&state)), (0, 2), "touched");
+        assert_eq!((changed("3", &other, &mut state), updates(&state)), (1, 3));
+        assert_eq!((changed("4", &json!("text"), &mut state), updates(&state)), (1, 4));
+        let key = NamespacedName::new("ns", "web.ns.svc.cluster.local");
+        assert_eq!(state.service_profiles.content(&key), None);
+        assert_eq!(ServiceProfile::remove(&key, &mut state).profiles.len(), 1);
+        assert!(state.service_profiles.is_empty());
+    }
+}

@@ -1,0 +1,126 @@
+//! The edge: how one object of the API server becomes one of ours.
+//!
+//! In: JSON of any object of a watched kind, as a tenant may have written it. Out: the object, or the reason why it could
+//! not be read, together with its metadata. A list or a watch never fails because of one object.
+
+use std::{borrow::Cow, panic, sync::Arc};
+
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
+use kube::Resource;
+use serde::{Deserialize, Deserializer, de::DeserializeOwned};
+use serde_json::value::RawValue;
+
+use crate::{api::lean_metadata, cluster::Problems};
+
+/// The reason for an object that made us panic.
+pub(in crate::cluster) const PANICKED: &str = "reading it panicked";
+
+/// An object as the watch delivered it.
+///
+/// Buffers the object's text and parses it apart from its list, so that a surprise (even a panic) in one object costs
+/// only that object. Works with kube's `Api` and `watcher` like the type inside.
+#[derive(Clone, Debug)]
+pub(crate) enum Guarded<T> {
+    Valid(T),
+    Invalid { metadata: Box<ObjectMeta>, error: Arc<str> },
+}
+
+// === impl Guarded ===
+
+impl<'de, T: DeserializeOwned> Deserialize<'de> for Guarded<T> {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        let text = Box::<RawValue>::deserialize(deserializer)?;
+        let parsed = panic::catch_unwind(|| serde_json::from_str::<T>(text.get()));
+        let error: Arc<str> = match parsed {
+            Ok(Ok(object)) => return Ok(Self::Valid(object)),
+            // It quotes what it did not expect, however long that is.
+            Ok(Err(error)) => Problems::shortened(error.to_string()).into(),
+            Err(_) => PANICKED.into(),
+        };
+        #[derive(Deserialize)]
+        struct OnlyMetadata {
+            #[serde(deserialize_with = "lean_metadata")]
+            metadata: ObjectMeta,
+        }
+        let OnlyMetadata { metadata } = serde_json::from_str(text.get()).map_err(serde::de::Error::custom)?;
+        Ok(Self::Invalid { metadata: Box::new(metadata), error })
+    }
+}
+
+impl<T: Resource> Resource for Guarded<T> {
+    type DynamicType = T::DynamicType;
+    type Scope = T::Scope;
+
+    fn kind(dynamic: &Self::DynamicType) -> Cow<'_, str> {
+        T::kind(dynamic)
+    }
+
+    fn group(dynamic: &Self::DynamicType) -> Cow<'_, str> {
+        T::group(dynamic)
+    }
+
+    fn version(dynamic: &Self::DynamicType) -> Cow<'_, str> {
+        T::version(dynamic)
+    }
+
+    fn plural(dynamic: &Self::DynamicType) -> Cow<'_, str> {
+        T::plural(dynamic)
+    }
+
+    fn meta(&self) -> &ObjectMeta {
+        match self {
+            Self::Valid(object) => object.meta(),
+            Self::Invalid { metadata, .. } => metadata,
+        }
+    }
+
+    fn meta_mut(&mut self) -> &mut ObjectMeta {
+        match self {
+            Self::Valid(object) => object.meta_mut(),
+            Self::Invalid { metadata, .. } => metadata,
+        }
+    }
+
+    fn metadata_api() -> bool {
+        T::metadata_api()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use kube::core::{ObjectList, WatchEvent};
+
+    use super::*;
+    use crate::api::{ExternalWorkload, NamespacedName};
+
+    #[test]
+    fn one_unreadable_object_costs_only_itself_in_a_list() {
+        let list = r#"{"kind": "ExternalWorkloadList", "apiVersion": "workload.linkerd.io/v1beta1",
+            "metadata": {"resourceVersion": "7"}, "items": [
+            {"metadata": {"name": "good", "namespace": "ns"}, "spec": {"workloadIPs": [{"ip": "192.0.2.1"}]}},
+            {"metadata": {"name": "bad", "namespace": "ns", "resourceVersion": "5"}, "spec": {"workloadIPs": "none"}}]}"#;
+        let list: ObjectList<Guarded<ExternalWorkload>> = serde_json::from_str(list).unwrap();
+        assert!(matches!(&list.items[0], Guarded::Valid(_)));
+        assert!(matches!(&list.items[1], Guarded::Invalid { error, .. } if error.contains("expected a sequence")));
+        assert_eq!(list.items[1].meta().name.as_deref(), Some("bad"));
+        assert_eq!(list.items[1].meta().resource_version.as_deref(), Some("5"));
+    }
+
+    #[test]
+    fn one_unreadable_object_costs_only_itself_in_a_watch() {
+        let line = r#"{"type": "MODIFIED", "object": {"metadata": {"name": "bad", "namespace": "ns"}, "spec": 7}}"#;
+        let event: WatchEvent<Guarded<ExternalWorkload>> = serde_json::from_str(line).unwrap();
+        let WatchEvent::Modified(object) = event else { panic!("{event:?}") };
+        assert!(matches!(&object, Guarded::Invalid { .. }));
+        assert_eq!(NamespacedName::of(object.meta()), NamespacedName::new("ns", "bad"));
+    }
+
+    #[test]
+    fn the_reason_is_short_though_the_object_is_long() {
+        let object =
+            format!(r#"{{"metadata": {{"name": "bad"}}, "spec": {{"workloadIPs": "{}"}}}}"#, "x".repeat(100_000));
+        let object: Guarded<ExternalWorkload> = serde_json::from_str(&object).unwrap();
+        let Guarded::Invalid { error, .. } = object else { panic!("{object:?}") };
+        assert!(error.len() <= 200, "{} characters", error.len());
+    }
+}

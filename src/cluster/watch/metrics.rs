@@ -1,0 +1,169 @@
+//! What the watches tell Prometheus: how much is cached, how late, and what went wrong.
+
+use std::{collections::HashMap, sync::Arc, time::Duration};
+
+use parking_lot::{Mutex, RwLock};
+use prometheus::{
+    Gauge, GaugeVec, Histogram, HistogramOpts, IntCounterVec, Opts, Registry,
+    core::{Collector, Desc},
+    proto::MetricFamily,
+};
+use tokio::time::Instant;
+
+use crate::cluster::{Kind, State};
+
+/// Linkerd's buckets.
+const LAG_SECONDS: [f64; 10] = [0.5, 1.0, 2.5, 5.0, 10.0, 25.0, 50.0, 100.0, 250.0, 1000.0];
+
+#[derive(Clone)]
+pub(in crate::cluster) struct Metrics {
+    pub undecodable: IntCounterVec,
+    pub unusable: IntCounterVec,
+    pub failures: IntCounterVec,
+    pub events: IntCounterVec,
+    lag: Arc<HashMap<&'static str, Histogram>>,
+    failing_since: FailingSince,
+}
+
+/// Since when each watch that is failing has been.
+type FailingSince = Arc<Mutex<HashMap<Kind, Instant>>>;
+
+impl Metrics {
+    pub(in crate::cluster) fn register(registry: &Registry, state: &Arc<RwLock<State>>) -> prometheus::Result<Self> {
+        let by_resource = |name, help| IntCounterVec::new(Opts::new(name, help), &["resource"]);
+        // Linkerd's dashboards know it as well; it stays empty: nobody needs Endpoints beside EndpointSlices.
+        let not_watched = ["endpoints_informer_lag_seconds"];
+        let mut lag = HashMap::new();
+        for name in Kind::ALL.into_iter().filter_map(Kind::informer_lag).chain(not_watched) {
+            let help = "From the newest update time in an object's managedFields (whole seconds, the API server's clock) to its watch event";
+            let histogram = Histogram::with_opts(HistogramOpts::new(name, help).buckets(LAG_SECONDS.to_vec()))?;
+            registry.register(Box::new(histogram.clone()))?;
+            lag.insert(name, histogram);
+        }
+        let metrics = Self {
+            undecodable: by_resource(
+                "linkerd_operator_undecodable_objects_total",
+                "Objects that could not be read and were left out",
+            )?,
+            unusable: by_resource(
+                "linkerd_operator_unusable_parts_total",
+                "Parts of objects (an address, a port, a reference, a selector) that could not be used and were left out",
+            )?,
+            failures: by_resource("linkerd_operator_watch_failures_total", "Lists and watches that failed")?,
+            events: by_resource("linkerd_operator_watch_events_total", "Objects received by list and watch")?,
+            lag: Arc::new(lag),
+            failing_since: FailingSince::default(),
+        };
+        for counter in [&metrics.undecodable, &metrics.unusable, &metrics.failures, &metrics.events] {
+            for kind in Kind::ALL {
+                counter.with_label_values(&[kind.resource()]);
+            }
+            registry.register(Box::new(counter.clone()))?;
+        }
+        registry.register(Box::new(Sizes::new(state)?))?;
+        registry.register(Box::new(Staleness::new(&metrics.failing_since)?))?;
+        Ok(metrics)
+    }
+
+    pub(in crate::cluster) fn observe_lag(&self, kind: Kind, seconds: f64) {
+        if let Some(histogram) = kind.informer_lag().and_then(|name| self.lag.get(name)) {
+            histogram.observe(seconds);
+        }
+    }
+
+    pub(in crate::cluster) fn failed(&self, kind: Kind) {
+        self.failures.with_label_values(&[kind.resource()]).inc();
+        self.failing_since.lock().entry(kind).or_insert_with(Instant::now);
+    }
+
+    pub(in crate::cluster) fn heard(&self, kind: Kind) {
+        self.failing_since.lock().remove(&kind);
+    }
+}
+
+/// How much the state holds, measured when somebody looks.
+struct Sizes {
+    state: Arc<RwLock<State>>,
+    kinds: Vec<(Kind, Gauge)>,
+    not_watched: Gauge,
+    endpoints: GaugeVec,
+}
+
+impl Sizes {
+    fn new(state: &Arc<RwLock<State>>) -> prometheus::Result<Self> {
+        let size = |name: &str| {
+            Gauge::with_opts(Opts::new(name, "Objects of this kind in the cache").const_label("cluster", "local"))
+        };
+        Ok(Self {
+            state: Arc::clone(state),
+            kinds: Kind::ALL
+                .into_iter()
+                .map(|kind| Ok((kind, size(kind.cache_size())?)))
+                .collect::<prometheus::Result<_>>()?,
+            not_watched: size("endpoints_cache_size")?,
+            endpoints: GaugeVec::new(
+                Opts::new(
+                    "linkerd_operator_external_workload_endpoints",
+                    "Endpoints in the slices that the ExternalWorkload controller manages",
+                ),
+                &["ready"],
+            )?,
+        })
+    }
+
+    fn gauges(&self) -> impl Iterator<Item = &Gauge> {
+        self.kinds.iter().map(|(_, gauge)| gauge).chain([&self.not_watched])
+    }
+}
+
+impl Collector for Sizes {
+    fn desc(&self) -> Vec<&Desc> {
+        self.gauges().flat_map(Collector::desc).chain(self.endpoints.desc()).collect()
+    }
+
+    #[allow(clippy::cast_precision_loss, reason = "counts stay far below 2^52")]
+    fn collect(&self) -> Vec<MetricFamily> {
+        let (ready, unready) = {
+            let state = self.state.read();
+            for (kind, gauge) in &self.kinds {
+                gauge.set(state.size(*kind) as f64);
+            }
+            state.slices.endpoints_by_readiness()
+        };
+        self.endpoints.with_label_values(&["true"]).set(ready as f64);
+        self.endpoints.with_label_values(&["false"]).set(unready as f64);
+        self.gauges().flat_map(Collector::collect).chain(self.endpoints.collect()).collect()
+    }
+}
+
+/// For how long nothing has been heard of a kind because its watch fails.
+struct Staleness {
+    failing_since: FailingSince,
+    seconds: GaugeVec,
+}
+
+impl Staleness {
+    fn new(failing_since: &FailingSince) -> prometheus::Result<Self> {
+        let opts = Opts::new(
+            "linkerd_operator_watch_staleness_seconds",
+            "For how long the watch of a kind has been failing, so that its objects may be out of date; 0 while it works",
+        );
+        Ok(Self { failing_since: Arc::clone(failing_since), seconds: GaugeVec::new(opts, &["resource"])? })
+    }
+}
+
+impl Collector for Staleness {
+    fn desc(&self) -> Vec<&Desc> {
+        self.seconds.desc()
+    }
+
+    fn collect(&self) -> Vec<MetricFamily> {
+        let failing_since = self.failing_since.lock();
+        for kind in Kind::ALL {
+            let age = failing_since.get(&kind).map_or(Duration::ZERO, Instant::elapsed);
+            self.seconds.with_label_values(&[kind.resource()]).set(age.as_secs_f64());
+        }
+        drop(failing_since);
+        self.seconds.collect()
+    }
+}

@@ -1,0 +1,164 @@
+//! What a watch makes of failures, and of objects that make no sense.
+
+use serde_json::{Value, from_value, json};
+
+use super::*;
+use crate::{
+    cluster::{
+        dirty::Dirty,
+        kinds::{
+            endpoint_slice::Slice,
+            pod::{Pod, PodObject},
+            server::Server,
+        },
+    },
+    queue::{dirty_set::DirtyWorkloads, work_queue::Triggers},
+};
+
+#[test]
+fn a_kind_that_the_api_server_does_not_serve_is_told_from_one_that_cannot_be_reached() {
+    let status = |code, reason: &str| kube::core::Status::failure("404 page not found", reason).with_code(code).boxed();
+    let failure = |status| Failure::of(&watcher::Error::InitialListFailed(kube::Error::Api(status)));
+    assert_eq!(failure(status(404, "Failed to parse error data")), Failure::KindMissing);
+    assert_eq!(failure(status(404, "NotFound")), Failure::KindMissing);
+    assert!(matches!(failure(status(403, "Forbidden")), Failure::Denied(_)));
+    assert!(matches!(failure(status(503, "ServiceUnavailable")), Failure::Unreachable(_)));
+}
+
+#[tokio::test(start_paused = true)]
+async fn failures_slow_down_and_two_quiet_minutes_forgive_them() {
+    let mut failures = Failures::default();
+    let pauses: Vec<f64> = (0..8).map(|_| failures.pause().as_secs_f64()).collect();
+    assert!(pauses[0] <= 0.2 && (9.0..=10.0).contains(&pauses[7]), "{pauses:?}");
+    tokio::time::advance(Duration::from_secs(121)).await;
+    assert!(failures.pause() <= Duration::from_millis(200));
+}
+
+#[test]
+fn only_a_kind_that_clusters_may_lack_is_known_to_be_absent() {
+    for (kind, known) in [
+        (Kind::Server, true),
+        (Kind::ExternalWorkload, true),
+        (Kind::Service, false),
+        (Kind::EndpointSlice, false),
+        (Kind::Pod, false),
+        (Kind::Node, false),
+        (Kind::ReplicaSet, false),
+        (Kind::Job, false),
+    ] {
+        let mut status = Status::new(kind, true);
+        failed(&mut status, Failure::KindMissing);
+        assert_eq!(status.is_known(), known, "{kind:?}");
+        assert_eq!(status.problem().map(|problem| problem.blocks_readiness), Some(!known), "{kind:?}");
+    }
+}
+
+#[test]
+fn a_kind_that_no_job_which_serves_proxies_reads_in_this_process_does_not_keep_it_from_being_ready() {
+    let (rollout, destination) = (Some(DirtyWorkloads::new()), Some(Dirty::new()));
+    let external_workload = Some(Triggers::new("test", &prometheus::Registry::new()).unwrap());
+    let rollouts = Readers { rollout, ..Readers::default() };
+    let discovery = Readers { destination, ..rollouts.clone() };
+    let slices = Readers { external_workload, ..rollouts.clone() };
+    for (kind, [by_rollouts, by_discovery, by_slices]) in [
+        (Kind::Pod, [false, true, false]),
+        (Kind::EndpointSlice, [false, true, true]),
+        (Kind::Deployment, [false, false, false]),
+        (Kind::LinkerdConfig, [false, false, false]),
+    ] {
+        for (readers, blocks) in [(&rollouts, by_rollouts), (&discovery, by_discovery), (&slices, by_slices)] {
+            let mut status = Status::new(kind, readers.serve_with(kind));
+            failed(&mut status, Failure::Denied("no".to_owned()));
+            assert_eq!(status.problem().map(|problem| problem.blocks_readiness), Some(blocks), "{kind:?}");
+        }
+    }
+}
+
+fn context() -> Context {
+    let state = Arc::<RwLock<State>>::default();
+    let metrics = Metrics::register(&prometheus::Registry::new(), &state).unwrap();
+    Context { state, readers: Readers::default(), relist: Arc::default(), metrics }
+}
+
+/// A kind whose objects cannot be reduced.
+struct Bomb;
+
+impl Projected for Bomb {
+    type Wire = PodObject;
+    const KIND: Kind = Kind::Pod;
+
+    fn project(_: Self::Wire, _: &mut Problems) -> Self {
+        panic!("out of bounds")
+    }
+
+    fn apply(self, _: &mut State) -> Affected {
+        Affected::default()
+    }
+
+    fn remove(_: &NamespacedName, _: &mut State) -> Affected {
+        Affected::default()
+    }
+
+    fn keys(_: &State) -> Vec<NamespacedName> {
+        Vec::new()
+    }
+}
+
+#[test]
+fn an_object_that_makes_us_panic_costs_only_itself() {
+    let context = context();
+    let object = serde_json::from_str(r#"{"metadata": {"name": "a", "namespace": "ns"}}"#).unwrap();
+    context.apply::<Bomb>(Event::Apply(object), &mut Relist::<Bomb>::default(), &mut Memory::default());
+    assert_eq!(context.metrics.undecodable.with_label_values(&["pods"]).get(), 1);
+}
+
+fn slice(name: &str, version: &str, addresses: &[&str]) -> Guarded<<Slice as Projected>::Wire> {
+    let metadata = json!({"name": name, "namespace": "ns", "resourceVersion": version,
+        "labels": {"kubernetes.io/service-name": "web"}});
+    from_value(json!({"metadata": metadata, "ports": [], "endpoints": [{"addresses": addresses}]})).unwrap()
+}
+
+#[test]
+fn half_a_list_is_not_seen() {
+    let (context, mut relist, mut memory) = (context(), Relist::<Slice>::default(), Memory::default());
+    let web = NamespacedName::new("ns", "web");
+    let addresses = || -> Vec<String> {
+        let state = context.state.read();
+        let slices = state.slices.ready_of_service(&web);
+        slices.flat_map(|slice| &slice.endpoints).map(|endpoint| endpoint.addresses[0].to_string()).collect()
+    };
+    let mut happens = |event| context.apply::<Slice>(event, &mut relist, &mut memory);
+    happens(Event::Apply(slice("a", "1", &["10.0.0.1"])));
+    // It moved to the second slice while nobody watched.
+    happens(Event::Init);
+    happens(Event::InitApply(slice("a", "3", &[])));
+    assert_eq!(addresses(), ["10.0.0.1"]);
+    // The list broke off, and begins anew.
+    happens(Event::Init);
+    happens(Event::InitApply(slice("a", "3", &[])));
+    happens(Event::InitApply(slice("b", "2", &["10.0.0.1"])));
+    assert_eq!(addresses(), ["10.0.0.1"]);
+    happens(Event::InitDone);
+    assert_eq!(addresses(), ["10.0.0.1"]);
+    assert_eq!(context.state.read().slices.len(), 2);
+}
+
+#[test]
+fn a_server_affects_a_service_once_however_many_pods_it_selects() {
+    let mut state = State::default();
+    let mut problems = Problems::default();
+    for n in 0..5 {
+        let pod = json!({"metadata": {"name": format!("web-{n}"), "namespace": "ns"}});
+        Pod::project(from_value(pod).unwrap(), &mut problems).apply(&mut state);
+    }
+    let endpoints: Vec<Value> = (0..5)
+        .map(|n| json!({"addresses": ["10.0.0.1"], "targetRef": {"kind": "Pod", "name": format!("web-{n}")}}))
+        .collect();
+    let slice = json!({"endpoints": endpoints, "metadata":
+        {"name": "a", "namespace": "ns", "labels": {"kubernetes.io/service-name": "web"}}});
+    Slice::project(from_value(slice).unwrap(), &mut problems).apply(&mut state);
+    let server = json!({"metadata": {"name": "all", "namespace": "ns"},
+        "spec": {"podSelector": {}, "port": 80, "proxyProtocol": "opaque"}});
+    let affected = Server::project(from_value(server).unwrap(), &mut problems).apply(&mut state);
+    assert_eq!(affected.discovered.len(), 1);
+}

@@ -1,0 +1,24 @@
+//! How long to wait before what failed is tried again.
+
+use std::time::Duration;
+
+/// Returns the delay after `failures` failures in a row: it doubles from `base` with each one, up to `cap`. A random part of up to a
+/// tenth is subtracted, so that objects which failed together are not retried together.
+pub fn backoff(failures: u32, base: Duration, cap: Duration) -> Duration {
+    let grown = base.saturating_mul(1 << failures.min(20)).min(cap);
+    grown.mul_f64(1.0 - 0.1 * rand::random::<f64>())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn backoff_doubles_up_to_its_cap() {
+        let delay = |failures| backoff(failures, Duration::from_millis(100), Duration::from_secs(60));
+        for (failures, expected) in [(0, 0.1), (1, 0.2), (3, 0.8), (9, 51.2), (10, 60.0), (4_000_000_000, 60.0)] {
+            let seconds = delay(failures).as_secs_f64();
+            assert!((expected * 0.9..=expected).contains(&seconds), "{failures} failures: {seconds} s");
+        }
+    }
+}

@@ -1,0 +1,60 @@
+//! Texts for people and for labels: cut to a length, shortened lists, hexadecimal digits.
+
+use std::fmt::{Display, Write};
+
+/// Returns the beginning of a text: at most `bytes` bytes, and whole characters.
+pub fn truncate(text: &str, bytes: usize) -> &str {
+    text.get(..text.floor_char_boundary(bytes)).unwrap_or(text)
+}
+
+/// Cuts a text to at most `bytes` bytes, and whole characters.
+pub fn truncated(mut text: String, bytes: usize) -> String {
+    text.truncate(text.floor_char_boundary(bytes));
+    text
+}
+
+/// Joins the items that are shown, and counts the others: `a; b; and 3 more` of `total` items.
+pub fn and_more<T: Display>(shown: impl IntoIterator<Item = T>, total: usize, separator: &str) -> String {
+    let mut text = String::new();
+    let mut count = 0;
+    for item in shown {
+        let before = if count == 0 { "" } else { separator };
+        // Writing to a String cannot fail.
+        _ = write!(text, "{before}{item}");
+        count += 1;
+    }
+    match total.saturating_sub(count) {
+        0 => text,
+        more => format!("{text}{separator}and {more} more"),
+    }
+}
+
+/// Returns bytes as hexadecimal digits in lower case.
+pub fn hex(bytes: impl AsRef<[u8]>) -> String {
+    bytes.as_ref().iter().map(|byte| format!("{byte:02x}")).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_text_is_cut_between_characters() {
+        assert_eq!(truncate("aé", 2), "a");
+        assert_eq!(truncate("aé", 3), "aé");
+        assert_eq!(truncate("aé", 99), "aé");
+        assert_eq!(truncated("aé".to_owned(), 2), "a");
+    }
+
+    #[test]
+    fn a_long_list_says_how_many_items_are_not_shown() {
+        assert_eq!(and_more(["a", "b"], 2, "; "), "a; b");
+        assert_eq!(and_more(["a", "b"], 5, "; "), "a; b; and 3 more");
+        assert_eq!(and_more(Vec::<String>::new(), 0, "; "), "");
+    }
+
+    #[test]
+    fn bytes_have_two_digits_each() {
+        assert_eq!(hex([0, 15, 255]), "000fff");
+    }
+}
