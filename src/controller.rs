@@ -1,7 +1,7 @@
 //! What the controllers have in common: kube-runtime's `Controller`, fed by the cluster's watches, that acts while it leads.
 //!
 //! ```text
-//! cluster ──Triggers──▶ Controller ──▶ Reconciler::reconcile ──▶ may_decide? ◀── Leadership
+//! cluster ──WorkQueue──▶ Controller ──▶ Reconciler::reconcile ──▶ may_decide? ◀── Leadership
 //! ```
 //!
 //! In: a [`Reconciler`]. Out: its reconciles. Always holds: whoever begins to lead looks at everything, and not before each
@@ -35,14 +35,14 @@ use crate::{
     cluster::{Cluster, Reader, State},
     events::Events,
     lease::Leadership,
-    queue::work_queue::Triggers,
+    queue::WorkQueue,
 };
 
 /// What a controller is made of.
 pub struct Parts {
     pub client: Client,
     pub cluster: Cluster,
-    pub triggers: Arc<Triggers>,
+    pub queue: Arc<WorkQueue>,
     pub leadership: Leadership,
     pub events: Events,
     pub registry: Registry,
@@ -52,7 +52,7 @@ pub struct Parts {
 pub struct ControlLoop {
     pub cluster: Cluster,
     reader: Reader,
-    triggers: Arc<Triggers>,
+    queue: Arc<WorkQueue>,
     leadership: Leadership,
     /// The term for which every watch is known to be at work; nothing is decided in another.
     confirmed_term: AtomicU64,
@@ -88,20 +88,20 @@ pub async fn run<R: Reconciler>(reconciler: Arc<R>, concurrency: u16, stop: Canc
         () = stop.cancelled() => return,
     }
     let names = R::names(&control.cluster.read());
-    // The watches feed the store and the triggers; the Controller itself watches nothing.
+    // The watches feed the store and the queue; the Controller itself watches nothing.
     let outcomes = Controller::for_stream(stream::pending(), names.clone())
         .with_config(Config::default().concurrency(concurrency))
-        .reconcile_on(control.triggers.stream())
+        .reconcile_on(control.queue.stream())
         .graceful_shutdown_on(stop.cancelled_owned())
         .run(reconcile, on_error, Arc::clone(&reconciler))
         .for_each(|outcome| {
             if let Err(Error::ObjectNotFound(name)) = outcome {
                 let key = NamespacedName::new(name.namespace.unwrap_or_default(), name.name);
-                control.triggers.forget(&key);
+                control.queue.forget(&key);
                 reconciler.forget(&key);
                 // It may have come back since the Controller looked, and its mark just been forgotten.
                 if names.get(&key.reference()).is_some() {
-                    control.triggers.mark([key]);
+                    control.queue.add([key]);
                 }
             }
             std::future::ready(())
@@ -117,7 +117,7 @@ pub async fn run<R: Reconciler>(reconciler: Arc<R>, concurrency: u16, stop: Canc
             // Much may have changed while nobody led.
             let keys: Vec<_> = names.state().iter().map(|object| NamespacedName::of(&object.metadata)).collect();
             info!(kind = %R::Object::kind(&()), objects = keys.len(), "looking at everything");
-            control.triggers.mark(keys);
+            control.queue.add(keys);
         }
     };
     tokio::select! {
@@ -131,13 +131,13 @@ async fn reconcile<R: Reconciler>(
     reconciler: Arc<R>,
 ) -> Result<Action, R::Error> {
     let key = NamespacedName::of(&object.metadata);
-    let _work = reconciler.control().triggers.started(&key);
+    let _work = reconciler.control().queue.start(&key);
     reconciler.reconcile(&key).await
 }
 
 #[allow(clippy::needless_pass_by_value, reason = "kube-runtime's signature")]
 fn on_error<R: Reconciler>(object: Arc<PartialObjectMeta<R::Object>>, error: &R::Error, reconciler: Arc<R>) -> Action {
-    reconciler.control().triggers.retried();
+    reconciler.control().queue.count_retry();
     Action::requeue(reconciler.failed(&NamespacedName::of(&object.metadata), error))
 }
 
@@ -149,7 +149,7 @@ impl ControlLoop {
         Self {
             cluster: parts.cluster.clone(),
             reader,
-            triggers: Arc::clone(&parts.triggers),
+            queue: Arc::clone(&parts.queue),
             leadership: parts.leadership.clone(),
             confirmed_term: AtomicU64::new(0),
         }

@@ -1,7 +1,7 @@
 //! `linkerd-operator`: a control plane for the Linkerd service mesh.
 //!
 //! ```text
-//! kube-apiserver ──watch──▶ cluster ─┬─Triggers──▶ external_workload, linkerd_config: State → Plan → apply ──write──▶ kube-apiserver
+//! kube-apiserver ──watch──▶ cluster ─┬─WorkQueue──▶ external_workload, linkerd_config: State → Plan → apply ──write──▶ kube-apiserver
 //!                                    │                    ▲                                    └─▶ events
 //!                                    │                controller ◀── lease
 //!                                    └─Dirty─────▶ destination: State → Members → Snapshot ──▶ streams ──▶ proxies

@@ -15,7 +15,7 @@ use crate::{
     controller, destination, events, external_workload, lease, linkerd_config,
     listen::listen,
     metrics,
-    queue::{dirty_set::DirtyWorkloads, work_queue::Triggers},
+    queue::WorkQueue,
     resources::Resources,
     tasks::Tasks,
     version,
@@ -59,14 +59,14 @@ pub async fn run(args: ManagerArgs) -> anyhow::Result<()> {
     let followed_by = Readers {
         external_workload: args
             .enable_external_workload
-            .then(|| Triggers::new(external_workload::QUEUE, &registry))
+            .then(|| WorkQueue::new(external_workload::QUEUE, &registry))
             .transpose()?,
         destination: args.enable_destination.then(Dirty::new),
         linkerd_config: args
             .enable_linkerd_config
-            .then(|| Triggers::new(linkerd_config::QUEUE, &registry))
+            .then(|| WorkQueue::new(linkerd_config::QUEUE, &registry))
             .transpose()?,
-        rollout: args.enable_linkerd_config.then(DirtyWorkloads::new),
+        rollout: args.enable_linkerd_config.then(Arc::default),
     };
     let cluster = match followed_by.is_empty() {
         true => None,
@@ -94,26 +94,26 @@ pub async fn run(args: ManagerArgs) -> anyhow::Result<()> {
     };
     let mut led = Vec::new();
     if let (Some(cluster), Some(events)) = (&cluster, &events) {
-        let parts = |triggers: &Arc<Triggers>, leadership: &lease::Leadership| controller::Parts {
+        let parts = |queue: &Arc<WorkQueue>, leadership: &lease::Leadership| controller::Parts {
             client: client.clone(),
             cluster: cluster.clone(),
-            triggers: Arc::clone(triggers),
+            queue: Arc::clone(queue),
             leadership: leadership.clone(),
             events: events.clone(),
             registry: registry.clone(),
         };
-        if let Some(triggers) = &followed_by.external_workload {
+        if let Some(queue) = &followed_by.external_workload {
             let leadership = elect(&args.controller_namespace, external_workload::LEASE);
             let settings = external_workload::Settings {
                 concurrency: args.external_workload_concurrency,
                 full_pass_interval: args.full_pass_interval,
             };
-            external_workload::spawn(&parts(triggers, &leadership), settings, stop.clone(), &mut writers)?;
+            external_workload::spawn(&parts(queue, &leadership), settings, stop.clone(), &mut writers)?;
             led.push(leadership);
         }
-        if let (Some(triggers), Some(dirty_workloads)) = (&followed_by.linkerd_config, &followed_by.rollout) {
+        if let (Some(queue), Some(dirty_workloads)) = (&followed_by.linkerd_config, &followed_by.rollout) {
             let leadership = elect(&operator_namespace, linkerd_config::LEASE);
-            let parts = parts(triggers, &leadership);
+            let parts = parts(queue, &leadership);
             let namespaces = linkerd_config::Namespaces {
                 control_plane: args.controller_namespace.as_str().into(),
                 operator: operator_namespace.as_str().into(),

@@ -13,7 +13,7 @@ use std::{
 use parking_lot::Mutex;
 use tokio::{sync::Notify, time::Instant};
 
-use super::{Affected, index::address::Reached, kinds::node::Zone};
+use super::{Affected, index::address::NetworkAddress, kinds::node::Zone};
 use crate::api::NamespacedName;
 
 #[derive(Default)]
@@ -29,7 +29,7 @@ pub struct Batch {
     pub discovered: HashMap<NamespacedName, Instant>,
     /// Services themselves.
     pub services: HashMap<NamespacedName, Instant>,
-    pub addresses: HashMap<Reached, Instant>,
+    pub addresses: HashMap<NetworkAddress, Instant>,
     pub profiles: HashMap<NamespacedName, Instant>,
     /// Zones that nodes have left.
     pub zones: HashSet<Zone>,

@@ -1,7 +1,7 @@
 //! What one API server says: every watched kind, reduced to what its readers need, with the lookups that join kinds.
 //!
 //! In: one watch per kind ([`watch`]). Out: the [`State`], and what a change affects, marked where it is waited for: on
-//! [`Triggers`] for the controllers, on [`Dirty`] for discovery, on [`DirtyWorkloads`] for rollouts. Always holds: nobody but the watches writes
+//! [`WorkQueue`] for the controllers, on [`Dirty`] for discovery, on [`DirtySet`] for rollouts. Always holds: nobody but the watches writes
 //! the state; the lock is held for the work of one event; and before a kind was listed nothing may be concluded from what
 //! the state does not hold of it.
 
@@ -26,27 +26,27 @@ use tokio::sync::{Notify, watch as channel};
 use crate::{api::INJECTOR, tasks::Tasks};
 use crate::{
     api::NamespacedName,
-    queue::{dirty_set::DirtyWorkloads, work_queue::Triggers},
+    queue::{DirtySet, WorkQueue},
 };
-use index::address::Reached;
+use index::address::NetworkAddress;
 pub use kinds::{Kind, Reader};
 pub use problems::Problems;
-pub use watch::Problem;
+pub use watch::WatchProblem;
 use {
     dirty::Dirty,
-    index::{pods::Pods, workload_key::WorkloadRef},
+    index::{pods::Pods, workload_key::WorkloadKey},
     kinds::{
         apps_workload::{
-            DaemonSetObject, DeploymentObject, StatefulSetObject, Watched, WorkloadKind, WorkloadResources,
+            AppsWorkloadOf, AppsWorkloads, DaemonSetObject, DeploymentObject, StatefulSetObject, WorkloadKind,
         },
         config_map::{ConfigMap, ConfigMaps},
         disruption_budget::{DisruptionBudget, DisruptionBudgets},
         endpoint_slice::{Slice, Slices},
-        external_workload::{Workload, Workloads},
+        external_workload::{ExternalWorkload, ExternalWorkloads},
         linkerd_config::{LinkerdConfig, LinkerdConfigs},
         namespace::{Namespace, Namespaces},
         node::{Node, Nodes, Zone},
-        owner::{Owned, Owner, Owners},
+        owner::{IntermediateOwner, IntermediateOwners, Owner},
         pod::Pod,
         server::{Server, Servers},
         service::{Service, Services},
@@ -67,14 +67,14 @@ pub struct Affected {
     pub discovered: BTreeSet<NamespacedName>,
     /// Services that themselves changed: their profiles may be others.
     pub services: BTreeSet<NamespacedName>,
-    /// Where something else is reached now: a Service, a Pod, an ExternalWorkload.
-    pub addresses: BTreeSet<Reached>,
+    /// Where something else is reachable now: a Service, a Pod, an ExternalWorkload.
+    pub addresses: BTreeSet<NetworkAddress>,
     /// ServiceProfiles that say something else.
     pub profiles: BTreeSet<NamespacedName>,
     /// Zones that a node has left.
     pub moved_from: BTreeSet<Zone>,
-    /// Workloads that rollouts have to look at.
-    pub rolled: BTreeSet<WorkloadRef>,
+    /// ExternalWorkloads that rollouts have to look at.
+    pub rolled: BTreeSet<WorkloadKey>,
 }
 
 /// A handle to the state of one cluster, and to how far it is known.
@@ -92,16 +92,16 @@ pub struct State {
     pub generation: u64,
     pub services: Services,
     pub slices: Slices,
-    pub workloads: Workloads,
+    pub external_workloads: ExternalWorkloads,
     pub pods: Pods,
     pub servers: Servers,
     pub service_profiles: ServiceProfiles,
     pub nodes: Nodes,
-    pub replica_sets: Owners,
-    pub jobs: Owners,
+    pub replica_sets: IntermediateOwners,
+    pub jobs: IntermediateOwners,
     pub linkerd_configs: LinkerdConfigs,
     pub config_maps: ConfigMaps,
-    pub workload_resources: WorkloadResources,
+    pub apps_workloads: AppsWorkloads,
     pub namespaces: Namespaces,
     pub disruption_budgets: DisruptionBudgets,
     /// Somebody reads what a change means for rollouts: Pods change all the time, and it is worked out for nobody else.
@@ -111,10 +111,10 @@ pub struct State {
 /// Who reads the state, and is told what changes in it. A kind that nobody reads is not watched.
 #[derive(Clone, Default)]
 pub struct Readers {
-    pub external_workload: Option<Arc<Triggers>>,
+    pub external_workload: Option<Arc<WorkQueue>>,
     pub destination: Option<Arc<Dirty>>,
-    pub linkerd_config: Option<Arc<Triggers>>,
-    pub rollout: Option<Arc<DirtyWorkloads>>,
+    pub linkerd_config: Option<Arc<WorkQueue>>,
+    pub rollout: Option<Arc<DirtySet<WorkloadKey>>>,
 }
 
 /// A watched kind: how its objects are reduced, and what they change in the [`State`].
@@ -159,7 +159,7 @@ impl Affected {
         Self { moved_from: [zone].into(), ..Self::default() }
     }
 
-    fn rolled(workloads: BTreeSet<WorkloadRef>) -> Self {
+    fn rolled(workloads: BTreeSet<WorkloadKey>) -> Self {
         Self { rolled: workloads, ..Self::default() }
     }
 
@@ -198,7 +198,7 @@ impl State {
         match kind {
             Kind::Service => self.services.len(),
             Kind::EndpointSlice => self.slices.len(),
-            Kind::ExternalWorkload => self.workloads.len(),
+            Kind::ExternalWorkload => self.external_workloads.len(),
             Kind::Pod => self.pods.len(),
             Kind::Server => self.servers.len(),
             Kind::ServiceProfile => self.service_profiles.len(),
@@ -207,9 +207,9 @@ impl State {
             Kind::Job => self.jobs.len(),
             Kind::LinkerdConfig => self.linkerd_configs.len(),
             Kind::ConfigMap => self.config_maps.len(),
-            Kind::Deployment => self.workload_resources.of_kind(WorkloadKind::Deployment).count(),
-            Kind::StatefulSet => self.workload_resources.of_kind(WorkloadKind::StatefulSet).count(),
-            Kind::DaemonSet => self.workload_resources.of_kind(WorkloadKind::DaemonSet).count(),
+            Kind::Deployment => self.apps_workloads.of_kind(WorkloadKind::Deployment).count(),
+            Kind::StatefulSet => self.apps_workloads.of_kind(WorkloadKind::StatefulSet).count(),
+            Kind::DaemonSet => self.apps_workloads.of_kind(WorkloadKind::DaemonSet).count(),
             Kind::Namespace => self.namespaces.len(),
             Kind::PodDisruptionBudget => self.disruption_budgets.len(),
         }
@@ -232,13 +232,13 @@ impl State {
         let mut any = false;
         for pod in self.pods.owned(&key.namespace, &itself) {
             any = true;
-            affected.discovered.extend(self.slices.naming_pod(&pod.key));
-            affected.addresses.extend(pod.reached());
+            affected.discovered.extend(self.slices.services_with_pod(&pod.key));
+            affected.addresses.extend(pod.network_addresses());
         }
         // Most ReplicaSets are old and have no Pods: nobody has to know whose those are.
         if any && self.rolls {
             let workloads = owners.iter().flatten().chain([&itself]);
-            affected.rolled.extend(workloads.map(|owner| WorkloadRef::of_owner(&key.namespace, owner)));
+            affected.rolled.extend(workloads.map(|owner| WorkloadKey::of_owner(&key.namespace, owner)));
         }
         affected
     }
@@ -270,7 +270,7 @@ impl Cluster {
         if discovery || readers.external_workload.is_some() {
             watches.extend([
                 watch.spawn::<Service>(all(client), every(), tasks),
-                watch.spawn::<Workload>(all(client), every(), tasks),
+                watch.spawn::<ExternalWorkload>(all(client), every(), tasks),
             ]);
         }
         // Clients, and who looks for injectors, read the slices of all controllers.
@@ -293,8 +293,8 @@ impl Cluster {
         if discovery || rollout {
             watches.extend([
                 watch.spawn::<Pod>(all(client), every(), tasks),
-                watch.spawn::<Owned<ReplicaSet>>(all(client), every(), tasks),
-                watch.spawn::<Owned<Job>>(all(client), every(), tasks),
+                watch.spawn::<IntermediateOwner<ReplicaSet>>(all(client), every(), tasks),
+                watch.spawn::<IntermediateOwner<Job>>(all(client), every(), tasks),
             ]);
         }
         if discovery {
@@ -306,9 +306,9 @@ impl Cluster {
         }
         if rollout {
             watches.extend([
-                watch.spawn::<Watched<DeploymentObject>>(all(client), every(), tasks),
-                watch.spawn::<Watched<StatefulSetObject>>(all(client), every(), tasks),
-                watch.spawn::<Watched<DaemonSetObject>>(all(client), every(), tasks),
+                watch.spawn::<AppsWorkloadOf<DeploymentObject>>(all(client), every(), tasks),
+                watch.spawn::<AppsWorkloadOf<StatefulSetObject>>(all(client), every(), tasks),
+                watch.spawn::<AppsWorkloadOf<DaemonSetObject>>(all(client), every(), tasks),
                 watch.spawn::<Namespace>(all(client), every(), tasks),
                 watch.spawn::<DisruptionBudget>(all(client), every(), tasks),
             ]);
@@ -357,7 +357,7 @@ impl Cluster {
 
     /// What is not known yet or no longer followed, each with a sentence for the reader of `/ready`, and whether
     /// readiness has to wait for it. A kind that the API server does not have is waited for by its job alone.
-    pub fn problems(&self) -> Vec<Problem> {
+    pub fn problems(&self) -> Vec<WatchProblem> {
         self.watches.iter().filter_map(|watch| watch.borrow().problem()).collect()
     }
 }

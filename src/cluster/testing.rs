@@ -12,15 +12,15 @@ use super::{
     Cluster, Kind, Projected, Readers, State,
     dirty::Dirty,
     kinds::{
-        apps_workload::{DaemonSetObject, DeploymentObject, StatefulSetObject, Watched},
+        apps_workload::{AppsWorkloadOf, DaemonSetObject, DeploymentObject, StatefulSetObject},
         config_map::ConfigMap,
         disruption_budget::DisruptionBudget,
         endpoint_slice::Slice,
-        external_workload::Workload,
+        external_workload::ExternalWorkload,
         linkerd_config::LinkerdConfig,
         namespace::Namespace,
         node::Node,
-        owner::Owned,
+        owner::IntermediateOwner,
         pod::Pod,
         server::Server,
         service::Service,
@@ -28,12 +28,12 @@ use super::{
     },
     watch::{Context, Memory, Relist, guarded::Guarded, metrics::Metrics},
 };
-use crate::queue::dirty_set::DirtyWorkloads;
+use crate::queue::DirtySet;
 
 pub struct Feed {
     pub cluster: Cluster,
     pub dirty: Arc<Dirty>,
-    pub dirty_workloads: Arc<DirtyWorkloads>,
+    pub dirty_workloads: Arc<DirtySet<crate::cluster::index::workload_key::WorkloadKey>>,
     context: Context,
     /// Of each kind its `(Relist, Memory)`.
     watches: HashMap<Kind, Box<dyn Any>>,
@@ -42,7 +42,7 @@ pub struct Feed {
 impl Default for Feed {
     fn default() -> Self {
         let state = Arc::new(RwLock::new(State { rolls: true, ..State::default() }));
-        let (dirty, dirty_workloads) = (Dirty::new(), DirtyWorkloads::new());
+        let (dirty, dirty_workloads) = (Dirty::new(), Arc::default());
         let context = Context {
             state: Arc::clone(&state),
             readers: Readers {
@@ -63,18 +63,18 @@ impl Feed {
         match kind {
             Kind::Service => self.apply_as::<Service>(event),
             Kind::EndpointSlice => self.apply_as::<Slice>(event),
-            Kind::ExternalWorkload => self.apply_as::<Workload>(event),
+            Kind::ExternalWorkload => self.apply_as::<ExternalWorkload>(event),
             Kind::Pod => self.apply_as::<Pod>(event),
             Kind::Server => self.apply_as::<Server>(event),
             Kind::ServiceProfile => self.apply_as::<ServiceProfile>(event),
             Kind::Node => self.apply_as::<Node>(event),
-            Kind::ReplicaSet => self.apply_as::<Owned<ReplicaSet>>(event),
-            Kind::Job => self.apply_as::<Owned<Job>>(event),
+            Kind::ReplicaSet => self.apply_as::<IntermediateOwner<ReplicaSet>>(event),
+            Kind::Job => self.apply_as::<IntermediateOwner<Job>>(event),
             Kind::LinkerdConfig => self.apply_as::<LinkerdConfig>(event),
             Kind::ConfigMap => self.apply_as::<ConfigMap>(event),
-            Kind::Deployment => self.apply_as::<Watched<DeploymentObject>>(event),
-            Kind::StatefulSet => self.apply_as::<Watched<StatefulSetObject>>(event),
-            Kind::DaemonSet => self.apply_as::<Watched<DaemonSetObject>>(event),
+            Kind::Deployment => self.apply_as::<AppsWorkloadOf<DeploymentObject>>(event),
+            Kind::StatefulSet => self.apply_as::<AppsWorkloadOf<StatefulSetObject>>(event),
+            Kind::DaemonSet => self.apply_as::<AppsWorkloadOf<DaemonSetObject>>(event),
             Kind::Namespace => self.apply_as::<Namespace>(event),
             Kind::PodDisruptionBudget => self.apply_as::<DisruptionBudget>(event),
         }

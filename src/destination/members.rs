@@ -20,8 +20,8 @@ use crate::{
         State,
         index::selector::Labels,
         kinds::{
-            endpoint_slice::ready::{ReadyEndpoint, ReadySlice, Target},
-            external_workload::Workload,
+            endpoint_slice::ready::{EndpointReference, ReadyEndpoint, ReadySlice},
+            external_workload::ExternalWorkload,
             owner::Owner,
             pod::Pod,
             server::{Server, ServerPort},
@@ -70,7 +70,7 @@ pub(super) struct PodSubject {
 
 #[derive(Clone, Debug)]
 pub(super) struct WorkloadSubject {
-    pub(super) workload: Arc<Workload>,
+    pub(super) workload: Arc<ExternalWorkload>,
     selected: Arc<SelectedPorts>,
 }
 
@@ -134,12 +134,17 @@ impl Members {
 // === impl Subject ===
 
 impl Subject {
-    fn of<'a>(state: &'a State, namespace: &str, target: &Target, lookups: &mut Lookups<'a>) -> Option<Self> {
+    fn of<'a>(
+        state: &'a State,
+        namespace: &str,
+        target: &EndpointReference,
+        lookups: &mut Lookups<'a>,
+    ) -> Option<Self> {
         match target {
-            Target::Address => Some(Self::Address),
-            Target::Pod(name) => Some(Self::of_pod(state, state.pods.get(namespace, name)?, lookups)),
-            Target::ExternalWorkload(name) => {
-                let workload = state.workloads.get(&NamespacedName::new(namespace, Arc::clone(name)))?;
+            EndpointReference::Address => Some(Self::Address),
+            EndpointReference::Pod(name) => Some(Self::of_pod(state, state.pods.get(namespace, name)?, lookups)),
+            EndpointReference::ExternalWorkload(name) => {
+                let workload = state.external_workloads.get(&NamespacedName::new(namespace, Arc::clone(name)))?;
                 Some(Self::of_workload(state, workload, lookups))
             }
         }
@@ -151,7 +156,11 @@ impl Subject {
         Self::Pod(Arc::new(PodSubject { owner: root_owner(state, pod), pod: Arc::clone(pod), selected }))
     }
 
-    pub(super) fn of_workload<'a>(state: &'a State, workload: &'a Arc<Workload>, lookups: &mut Lookups<'a>) -> Self {
+    pub(super) fn of_workload<'a>(
+        state: &'a State,
+        workload: &'a Arc<ExternalWorkload>,
+        lookups: &mut Lookups<'a>,
+    ) -> Self {
         let select = |labels| state.servers.opaque_for_workload(&workload.key.namespace, labels).collect();
         let selected = lookups.of_workloads.or_find(&workload.labels, select);
         Self::Workload(Arc::new(WorkloadSubject { workload: Arc::clone(workload), selected }))

@@ -43,7 +43,7 @@ pub(super) struct Outcome {
     pub(super) taken: Vec<String>,
     /// A slice was not what the plan took it for; the watch is about to say so.
     pub(super) stale: bool,
-    /// Workloads that were to enter a slice which could not be written: they stay where they are.
+    /// ExternalWorkloads that were to enter a slice which could not be written: they stay where they are.
     homeless: HashSet<String>,
 }
 

@@ -15,7 +15,7 @@ use crate::{
         endpoint_slice::{Endpoint, EndpointConditions, EndpointPort, Family, TargetRef},
     },
     cluster::kinds::{
-        external_workload::{Address, Workload, WorkloadPort},
+        external_workload::{Address, ExternalWorkload, WorkloadPort},
         service::{Service, ServicePort, TargetPort},
     },
     events::Reason,
@@ -37,7 +37,7 @@ pub(super) type DesiredEndpoints = BTreeMap<Arc<str>, Desired>;
 /// The endpoints of each family of the Service, by the workload's name.
 pub(super) fn desired(
     service: &Service,
-    workloads: &[Arc<Workload>],
+    workloads: &[Arc<ExternalWorkload>],
 ) -> (BTreeMap<Family, DesiredEndpoints>, Vec<Finding>) {
     let mut families: BTreeMap<Family, DesiredEndpoints> =
         service.families.iter().map(|family| (*family, BTreeMap::new())).collect();
@@ -115,7 +115,7 @@ pub(super) fn workload<'a>(service: &Service, endpoint: &'a Endpoint) -> Option<
 
 /// The slice's ports for a workload, and the Service's ports that it does not have. Unlike a Pod, a workload has to name
 /// also a port that the Service targets by number.
-fn match_ports<'a>(service: &'a Service, workload: &Workload) -> (Ports, Vec<&'a ServicePort>) {
+fn match_ports<'a>(service: &'a Service, workload: &ExternalWorkload) -> (Ports, Vec<&'a ServicePort>) {
     let mut ports = Ports::new();
     let mut unmatched = Vec::new();
     for port in &service.ports {

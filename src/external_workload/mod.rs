@@ -2,7 +2,7 @@
 //! them.
 //!
 //! ```text
-//! cluster ──Triggers──▶ Controller ──▶ reconcile: State ─▶ plan (pure) ─▶ apply ──▶ API server
+//! cluster ──WorkQueue──▶ Controller ──▶ reconcile: State ─▶ plan (pure) ─▶ apply ──▶ API server
 //!                                                             └─▶ Events        (while leading)
 //! ```
 //!
@@ -162,7 +162,7 @@ impl Context {
             let Some(service) = state.services.get(key) else {
                 return Ok(Verdict::Skipped(Action::await_change()));
             };
-            let selected = service.selector.as_ref().map(|it| state.workloads.selected(&key.namespace, it));
+            let selected = service.selector.as_ref().map(|it| state.external_workloads.selected(&key.namespace, it));
             (Arc::clone(service), selected.unwrap_or_default(), state.slices.of_service(key))
         };
         let taken = self.records.taken(key);

@@ -27,7 +27,7 @@ use crate::{
         HEADLESS_LABEL, KUBE_SYSTEM, MANAGED_BY, MANAGED_BY_LABEL, SERVICE_NAME_LABEL,
         endpoint_slice::{Endpoint, EndpointSlice, Family},
     },
-    cluster::kinds::{external_workload::Workload, service::Service},
+    cluster::kinds::{external_workload::ExternalWorkload, service::Service},
 };
 
 /// Endpoints that we put into one slice, as in Kubernetes. The API server's own limit is 1000; a slice that somebody
@@ -54,7 +54,7 @@ pub(super) struct Update {
 /// What a plan is made from.
 pub(super) struct Input<'a> {
     pub service: &'a Service,
-    pub workloads: &'a [Arc<Workload>],
+    pub workloads: &'a [Arc<ExternalWorkload>],
     /// Every slice with our `managed-by` that names the Service.
     pub slices: &'a [Arc<EndpointSlice>],
     /// Names of slices that are not among `slices`, but exist.

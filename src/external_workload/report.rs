@@ -10,7 +10,7 @@ use k8s_openapi::api::core::v1::ObjectReference;
 use super::endpoint;
 use crate::{
     api::{EXTERNAL_WORKLOAD_KIND, NamespacedName, endpoint_slice::EndpointSlice},
-    cluster::kinds::{external_workload::Workload, service::Service},
+    cluster::kinds::{external_workload::ExternalWorkload, service::Service},
     events::{Notice, Reason},
 };
 
@@ -125,7 +125,7 @@ impl Transition {
 // === impl Finding ===
 
 impl Finding {
-    pub(super) fn new(workload: &Workload, reason: Reason, text: String) -> Self {
+    pub(super) fn new(workload: &ExternalWorkload, reason: Reason, text: String) -> Self {
         Self { workload: workload.key.clone(), uid: Arc::clone(&workload.uid), reason, text }
     }
 

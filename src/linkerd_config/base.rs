@@ -44,7 +44,7 @@ impl Base {
     }
 
     /// Whether another revision would say the same.
-    pub(super) fn says_the_same(&self, other: &Self) -> bool {
+    pub(super) fn eq_ignoring_version(&self, other: &Self) -> bool {
         let Self { revision: _, text, document: _, effective, created_by, uid } = self;
         (text, effective, created_by, uid) == (&other.text, &other.effective, &other.created_by, &other.uid)
     }
@@ -130,7 +130,7 @@ mod tests {
         let object = base.to_object("linkerd-config");
         let old = Base::new(2, "{}", None).unwrap().to_object("linkerd-config");
         let read = Base::newest(&[object.clone(), old.clone()]).unwrap().unwrap();
-        assert!(read.says_the_same(&base) && read.revision == 3);
+        assert!(read.eq_ignoring_version(&base) && read.revision == 3);
         assert!(Base::newest(&[]).unwrap().is_none());
         for data in
             [None, Some(json!({})), Some(json!({"values": "a: ["})), Some(json!({"values": "{}", "effective": "["}))]

@@ -32,7 +32,7 @@ pub(super) struct Care {
     pub(super) told: Option<Arc<LinkerdConfigStatus>>,
     /// The injection hash of the document that was there before it was ever written by us.
     pub(super) baseline: Option<String>,
-    /// Workloads failed with the document that is in effect, and there is one to go back to.
+    /// ExternalWorkloads failed with the document that is in effect, and there is one to go back to.
     pub(super) takes_back: bool,
 }
 

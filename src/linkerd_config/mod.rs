@@ -1,7 +1,7 @@
 //! The LinkerdConfig controller: the mesh's proxy configuration, as one resource declares it.
 //!
 //! ```text
-//! cluster ──Triggers──▶ Controller ──▶ reconcile: State ─▶ plan (pure) ─▶ apply ──▶ API server
+//! cluster ──WorkQueue──▶ Controller ──▶ reconcile: State ─▶ plan (pure) ─▶ apply ──▶ API server
 //!                                                   └─▶ status, report (pure) ──▶ status, Events      (while leading)
 //!                       injector: who uses it? ─Answers─┘
 //! ```
@@ -65,7 +65,7 @@ use crate::{
     controller::{self, ControlLoop, Parts, Reconciler},
     events::Events,
     lease::Fence,
-    queue::dirty_set::DirtyWorkloads,
+    queue::DirtySet,
     retry::backoff,
     tasks::Tasks,
     write::WriteError,
@@ -113,7 +113,7 @@ struct Context {
 pub fn spawn(
     parts: &Parts,
     namespaces: Namespaces,
-    dirty_workloads: Arc<DirtyWorkloads>,
+    dirty_workloads: Arc<DirtySet<crate::cluster::index::workload_key::WorkloadKey>>,
     stop: CancellationToken,
     tasks: &mut Tasks,
 ) -> prometheus::Result<()> {

@@ -226,7 +226,7 @@ fn decide(
     // Whoever takes only the marker away is undone like others.
     let is_ours = live.annotations.get(HASH_ANNOTATION) == Some(&wanted.hash().to_string());
     let over_others = over_others || is_ours && is_the_same && !is_settled;
-    let is_news = input.base.is_none_or(|known| !known.says_the_same(&base));
+    let is_news = input.base.is_none_or(|known| !known.eq_ignoring_version(&base));
     let plan = |verdict| Plan {
         new_base: None,
         news: None,

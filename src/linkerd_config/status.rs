@@ -52,7 +52,7 @@ pub(super) struct Facts<'a> {
     /// Its status as it was written last.
     pub(super) before: &'a LinkerdConfigStatus,
     pub(super) plan: &'a Plan,
-    /// Workloads failed with what the plan left there: it goes.
+    /// ExternalWorkloads failed with what the plan left there: it goes.
     pub(super) takes_back: bool,
     /// What Pods without a marker run with, where that was not known.
     pub(super) baseline: Option<String>,

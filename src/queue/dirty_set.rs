@@ -1,47 +1,56 @@
-//! Workloads that rollouts have to look at, waiting for them.
+//! The keys that a publisher or a planner has to look at again.
 //!
-//! In: marks from the watches, from anybody who wants one looked at. Out: all that were marked, at once. Always holds: a workload
-//! waits at most once, so there are never more entries than workloads that ever were between two looks; a mark made after
-//! [`DirtyWorkloads::next`] returned is in the next batch.
+//! In: keys, from the observers of the cluster's watches and from any other component. Out: all keys that were marked, in one batch.
+//! Always holds: a key waits at most once, so there are never more entries than keys that exist between two batches; and a key
+//! that is marked after [`DirtySet::next`] returned is in the next batch.
 
-use std::{collections::HashSet, sync::Arc};
+use std::{
+    collections::{HashMap, hash_map::Entry},
+    hash::Hash,
+};
 
 use parking_lot::Mutex;
-use tokio::sync::Notify;
+use tokio::{sync::Notify, time::Instant};
 
-use crate::cluster::index::workload_key::WorkloadRef;
-
-#[derive(Default)]
-pub struct DirtyWorkloads {
-    waiting: Mutex<HashSet<WorkloadRef>>,
+/// A set of keys, each with the time of the first event since the last batch that concerned it.
+pub struct DirtySet<K> {
+    waiting: Mutex<HashMap<K, Instant>>,
     marked: Notify,
 }
 
-// === impl DirtyWorkloads ===
+// === impl DirtySet ===
 
-impl DirtyWorkloads {
-    pub fn new() -> Arc<Self> {
-        Arc::default()
+impl<K> Default for DirtySet<K> {
+    fn default() -> Self {
+        Self { waiting: Mutex::default(), marked: Notify::new() }
     }
+}
 
-    pub fn mark(&self, workloads: impl IntoIterator<Item = WorkloadRef>) {
+impl<K: Hash + Eq> DirtySet<K> {
+    /// Marks keys for the next batch. `received` is when the event that concerns them was received.
+    pub fn mark(&self, keys: impl IntoIterator<Item = K>, received: Instant) {
         let mut waiting = self.waiting.lock();
-        waiting.extend(workloads);
-        let any = !waiting.is_empty();
+        let mut any = false;
+        for key in keys {
+            if let Entry::Vacant(entry) = waiting.entry(key) {
+                entry.insert(received);
+                any = true;
+            }
+        }
         drop(waiting);
         if any {
             self.marked.notify_one();
         }
     }
 
-    /// Waits until a workload is marked.
-    pub async fn next(&self) -> HashSet<WorkloadRef> {
+    /// Waits until a key is marked, then returns all marked keys.
+    pub async fn next(&self) -> HashMap<K, Instant> {
         loop {
             let batch = std::mem::take(&mut *self.waiting.lock());
             if !batch.is_empty() {
                 return batch;
             }
-            // `notify_one` keeps its permit, so a mark between the look and the wait is not missed.
+            // `notify_one` keeps its permit, so a mark between the check and the wait is not missed.
             self.marked.notified().await;
         }
     }
@@ -49,33 +58,33 @@ impl DirtyWorkloads {
 
 #[cfg(test)]
 mod tests {
+    use std::time::Duration;
+
     use futures::FutureExt;
 
     use super::*;
 
-    fn workload(name: &str) -> WorkloadRef {
-        WorkloadRef::new("ns", "Deployment", name)
+    #[tokio::test]
+    async fn a_key_marked_many_times_is_in_one_batch_once_with_the_time_of_its_first_event() {
+        let dirty = DirtySet::default();
+        let first = Instant::now();
+        let later = first + Duration::from_secs(1);
+        dirty.mark([], first);
+        assert!(dirty.next().now_or_never().is_none());
+        dirty.mark(["a", "a", "b"], first);
+        dirty.mark(["a"], later);
+        assert_eq!(dirty.next().await, HashMap::from([("a", first), ("b", first)]));
+        assert!(dirty.next().now_or_never().is_none());
+        dirty.mark(["a"], later);
+        assert_eq!(dirty.next().await, HashMap::from([("a", later)]));
     }
 
     #[tokio::test]
-    async fn a_workload_marked_many_times_is_in_one_batch_once() {
-        let dirty = DirtyWorkloads::new();
-        dirty.mark([]);
-        assert!(dirty.next().now_or_never().is_none());
-        dirty.mark([workload("a"), workload("a"), workload("b")]);
-        dirty.mark([workload("a")]);
-        assert_eq!(dirty.next().await, HashSet::from([workload("a"), workload("b")]));
-        assert!(dirty.next().now_or_never().is_none());
-        dirty.mark([workload("a")]);
-        assert_eq!(dirty.next().await, HashSet::from([workload("a")]));
-    }
-
-    #[tokio::test]
-    async fn a_mark_wakes_who_waits() {
-        let dirty = DirtyWorkloads::new();
+    async fn a_mark_wakes_a_waiting_task() {
+        let dirty = DirtySet::default();
         let (batch, ()) = tokio::join!(dirty.next(), async {
             tokio::task::yield_now().await;
-            dirty.mark([workload("a")]);
+            dirty.mark(["a"], Instant::now());
         });
         assert_eq!(batch.len(), 1);
     }

@@ -1,4 +1,7 @@
-//! What waits to be looked at: a [`WorkQueue`] for a controller, a `DirtySet` for a publisher.
+//! Keys that wait: a [`WorkQueue`] feeds a controller, a [`DirtySet`] a publisher or a planner.
 
-pub mod dirty_set;
-pub mod work_queue;
+mod dirty_set;
+mod work_queue;
+
+pub use dirty_set::DirtySet;
+pub use work_queue::WorkQueue;

@@ -1,11 +1,11 @@
-//! The objects that a controller has to look at, waiting for it.
+//! The objects that a controller has to reconcile.
 //!
-//! In: marks from the watches, from a change of leadership, from anybody who wants an object looked at. Out: a stream of
-//! names for kube-runtime's Controller. Always holds: an object waits at most once, however often it is marked, so there
-//! are never more entries than objects; and a mark made after [`Triggers::started`] is never lost, because a reconcile
+//! In: keys, from the observers of the cluster's watches, from a change of leadership, from any other component. Out: a stream of
+//! names for kube-runtime's Controller. Always holds: an object waits at most once, however often it is added, so there
+//! are never more entries than objects; and a key that is added after [`WorkQueue::start`] is never lost, because a reconcile
 //! reads the state only after that.
 //!
-//! This is what client-go's work queue is to Linkerd's Go controller, so it reports the same metrics under the same name.
+//! This is client-go's work queue, so it reports the same metrics under the same names.
 
 use std::{
     collections::{HashMap, VecDeque},
@@ -21,19 +21,19 @@ use tokio::{sync::Notify, time::Instant};
 use crate::api::NamespacedName;
 
 /// A coalescing queue of objects.
-pub struct Triggers {
+pub struct WorkQueue {
     queue: Mutex<Queue>,
-    marked: Notify,
+    added: Notify,
     metrics: Metrics,
 }
 
 #[derive(Default)]
 struct Queue {
-    /// Since when an object waits for its reconcile to start.
+    /// When each object that waits for its reconcile was added.
     waiting: HashMap<NamespacedName, Instant>,
-    /// Those of them that the Controller has not been told of yet, oldest first.
-    untold: VecDeque<NamespacedName>,
-    /// Reconciles under way, and since when.
+    /// Those that the stream has not yielded yet, oldest first.
+    unsent: VecDeque<NamespacedName>,
+    /// When each reconcile that is under way began.
     working: HashMap<NamespacedName, Instant>,
 }
 
@@ -45,32 +45,32 @@ struct Metrics {
     retries: IntCounter,
 }
 
-/// A reconcile under way; its end is the end of the work, however it ends.
-pub struct Work {
-    triggers: Arc<Triggers>,
+/// A reconcile under way. Dropping it ends the work, whatever the result.
+pub struct Processing {
+    queue: Arc<WorkQueue>,
     key: NamespacedName,
 }
 
-// === impl Triggers ===
+// === impl WorkQueue ===
 
-impl Triggers {
-    /// `name` tells the metrics of several from each other.
+impl WorkQueue {
+    /// Registers the metrics; `name` is their label `name`.
     pub fn new(name: &'static str, registry: &Registry) -> prometheus::Result<Arc<Self>> {
         let metrics = Metrics::register(name, registry)?;
-        let triggers = Arc::new(Self { queue: Mutex::default(), marked: Notify::new(), metrics });
-        registry.register(Box::new(Unfinished::new(name, Arc::clone(&triggers))?))?;
-        Ok(triggers)
+        let queue = Arc::new(Self { queue: Mutex::default(), added: Notify::new(), metrics });
+        registry.register(Box::new(Unfinished::new(name, Arc::clone(&queue))?))?;
+        Ok(queue)
     }
 
-    /// Has each object reconciled, once, as soon as there is room.
-    pub fn mark(&self, objects: impl IntoIterator<Item = NamespacedName>) {
+    /// Adds objects that are to be reconciled. An object that waits already is not added again.
+    pub fn add(&self, objects: impl IntoIterator<Item = NamespacedName>) {
         let mut queue = self.queue.lock();
         let now = Instant::now();
         let mut any = false;
         for object in objects {
             if !queue.waiting.contains_key(&object) {
                 queue.waiting.insert(object.clone(), now);
-                queue.untold.push_back(object);
+                queue.unsent.push_back(object);
                 self.metrics.adds.inc();
                 any = true;
             }
@@ -78,38 +78,38 @@ impl Triggers {
         self.metrics.depth.set(i64::try_from(queue.waiting.len()).unwrap_or(i64::MAX));
         drop(queue);
         if any {
-            self.marked.notify_one();
+            self.added.notify_one();
         }
     }
 
-    /// What was marked, for one Controller. Never ends.
+    /// Yields what is added, for one Controller. Never ends.
     pub fn stream<K>(self: &Arc<Self>) -> impl Stream<Item = ObjectRef<K>> + Send + use<K>
     where
         K: Resource<DynamicType = ()> + 'static,
     {
-        stream::unfold(Arc::clone(self), |triggers| async move {
+        stream::unfold(Arc::clone(self), |queue| async move {
             loop {
-                // `notify_one` keeps its permit, so a mark between the look and the wait is not missed.
-                let next = triggers.queue.lock().untold.pop_front();
+                // `notify_one` keeps its permit, so a key that is added between the check and the wait is not missed.
+                let next = queue.queue.lock().unsent.pop_front();
                 if let Some(key) = next {
-                    return Some((key.reference(), triggers));
+                    return Some((key.reference(), queue));
                 }
-                triggers.marked.notified().await;
+                queue.added.notified().await;
             }
         })
     }
 
-    /// A reconcile begins, for a mark or for a timer. From now on a mark means another one.
-    pub fn started(self: &Arc<Self>, key: &NamespacedName) -> Work {
+    /// Begins a reconcile, for a key that was added or for a timer. A key that is added from now on causes another reconcile.
+    pub fn start(self: &Arc<Self>, key: &NamespacedName) -> Processing {
         let now = Instant::now();
         if let Some(since) = self.forget(key) {
             self.metrics.queue_duration.observe((now - since).as_secs_f64());
         }
         self.queue.lock().working.insert(key.clone(), now);
-        Work { triggers: Arc::clone(self), key: key.clone() }
+        Processing { queue: Arc::clone(self), key: key.clone() }
     }
 
-    /// The object is gone: no reconcile will start for its mark.
+    /// Removes an object that is gone: no reconcile will start for it. Returns when it was added.
     pub fn forget(&self, key: &NamespacedName) -> Option<Instant> {
         let mut queue = self.queue.lock();
         let since = queue.waiting.remove(key);
@@ -117,12 +117,12 @@ impl Triggers {
         since
     }
 
-    /// A reconcile failed and comes again after a delay.
-    pub fn retried(&self) {
+    /// Counts a reconcile that failed and is retried after a delay.
+    pub fn count_retry(&self) {
         self.metrics.retries.inc();
     }
 
-    /// The seconds of all work under way, and of the longest.
+    /// Returns the seconds of all reconciles under way, and of the longest.
     fn unfinished(&self) -> (f64, f64) {
         let queue = self.queue.lock();
         let seconds = queue.working.values().map(|since| since.elapsed().as_secs_f64());
@@ -130,10 +130,10 @@ impl Triggers {
     }
 }
 
-impl Drop for Work {
+impl Drop for Processing {
     fn drop(&mut self) {
-        if let Some(since) = self.triggers.queue.lock().working.remove(&self.key) {
-            self.triggers.metrics.work_duration.observe(since.elapsed().as_secs_f64());
+        if let Some(since) = self.queue.queue.lock().working.remove(&self.key) {
+            self.queue.metrics.work_duration.observe(since.elapsed().as_secs_f64());
         }
     }
 }
@@ -177,18 +177,18 @@ fn opts(queue: &str, name: &str, help: &str) -> Opts {
     Opts::new(name, help).const_label("name", queue)
 }
 
-/// Work under way, measured when somebody looks.
+/// Processing under way, measured when somebody looks.
 struct Unfinished {
-    triggers: Arc<Triggers>,
+    queue: Arc<WorkQueue>,
     sum: prometheus::Gauge,
     longest: prometheus::Gauge,
 }
 
 impl Unfinished {
-    fn new(queue: &'static str, triggers: Arc<Triggers>) -> prometheus::Result<Self> {
-        let gauge = |name, help| prometheus::Gauge::with_opts(opts(queue, name, help));
+    fn new(name: &'static str, queue: Arc<WorkQueue>) -> prometheus::Result<Self> {
+        let gauge = |metric, help| prometheus::Gauge::with_opts(opts(name, metric, help));
         Ok(Self {
-            triggers,
+            queue,
             sum: gauge("workqueue_unfinished_work_seconds", "Seconds of all reconciles under way")?,
             longest: gauge(
                 "workqueue_longest_running_processor_seconds",
@@ -204,7 +204,7 @@ impl prometheus::core::Collector for Unfinished {
     }
 
     fn collect(&self) -> Vec<prometheus::proto::MetricFamily> {
-        let (sum, longest) = self.triggers.unfinished();
+        let (sum, longest) = self.queue.unfinished();
         self.sum.set(sum);
         self.longest.set(longest);
         self.sum.collect().into_iter().chain(self.longest.collect()).collect()
@@ -225,34 +225,34 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_service_marked_many_times_waits_once_and_a_mark_during_its_work_means_another() {
-        let triggers = Triggers::new("test", &Registry::new()).unwrap();
-        let mut stream = pin!(triggers.stream::<ServiceName>());
-        triggers.mark([key("a"), key("a"), key("b")]);
-        triggers.mark([key("a")]);
+    async fn an_object_added_many_times_waits_once_and_one_added_during_its_reconcile_is_reconciled_again() {
+        let queue = WorkQueue::new("test", &Registry::new()).unwrap();
+        let mut stream = pin!(queue.stream::<ServiceName>());
+        queue.add([key("a"), key("a"), key("b")]);
+        queue.add([key("a")]);
         assert_eq!(stream.next().await.unwrap().name, "a");
         assert_eq!(stream.next().await.unwrap().name, "b");
         assert!(stream.next().now_or_never().is_none());
-        // Told, but not started: it still waits, and its reconcile will see what happens until it starts.
-        triggers.mark([key("a")]);
+        // Yielded, but not started: it still waits, and its reconcile will see what happens until it starts.
+        queue.add([key("a")]);
         assert!(stream.next().now_or_never().is_none());
-        let work = triggers.started(&key("a"));
-        triggers.mark([key("a")]);
+        let work = queue.start(&key("a"));
+        queue.add([key("a")]);
         assert_eq!(stream.next().await.unwrap().name, "a");
         drop(work);
-        assert_eq!(triggers.metrics.adds.get(), 3);
-        assert_eq!(triggers.metrics.depth.get(), 2);
-        assert_eq!(triggers.metrics.work_duration.get_sample_count(), 1);
+        assert_eq!(queue.metrics.adds.get(), 3);
+        assert_eq!(queue.metrics.depth.get(), 2);
+        assert_eq!(queue.metrics.work_duration.get_sample_count(), 1);
     }
 
     #[tokio::test]
-    async fn a_mark_wakes_a_waiting_stream() {
-        let triggers = Triggers::new("test", &Registry::new()).unwrap();
-        let mut stream = pin!(triggers.stream::<ServiceName>());
-        let marker = Arc::clone(&triggers);
+    async fn an_added_key_wakes_a_waiting_stream() {
+        let queue = WorkQueue::new("test", &Registry::new()).unwrap();
+        let mut stream = pin!(queue.stream::<ServiceName>());
+        let other = Arc::clone(&queue);
         let (next, ()) = tokio::join!(stream.next(), async move {
             tokio::task::yield_now().await;
-            marker.mark([key("a")]);
+            other.add([key("a")]);
         });
         assert_eq!(next.unwrap().name, "a");
     }

@@ -11,10 +11,10 @@ use super::read::plain;
 use crate::cluster::{
     Kind, Problems, Projected, State,
     kinds::{
-        apps_workload::{DaemonSetObject, DeploymentObject, StatefulSetObject, Watched},
+        apps_workload::{AppsWorkloadOf, DaemonSetObject, DeploymentObject, StatefulSetObject},
         disruption_budget::DisruptionBudget,
         namespace::Namespace,
-        owner::Owned,
+        owner::IntermediateOwner,
         pod::Pod,
     },
     watch::guarded::Guarded,
@@ -28,11 +28,11 @@ const PAGE: u32 = 500;
 pub(super) async fn workloads(client: &Client) -> Result<State> {
     let mut state = State::default();
     add::<Namespace>(client, &mut state).await?;
-    add::<Watched<DeploymentObject>>(client, &mut state).await?;
-    add::<Watched<StatefulSetObject>>(client, &mut state).await?;
-    add::<Watched<DaemonSetObject>>(client, &mut state).await?;
-    add::<Owned<ReplicaSet>>(client, &mut state).await?;
-    add::<Owned<Job>>(client, &mut state).await?;
+    add::<AppsWorkloadOf<DeploymentObject>>(client, &mut state).await?;
+    add::<AppsWorkloadOf<StatefulSetObject>>(client, &mut state).await?;
+    add::<AppsWorkloadOf<DaemonSetObject>>(client, &mut state).await?;
+    add::<IntermediateOwner<ReplicaSet>>(client, &mut state).await?;
+    add::<IntermediateOwner<Job>>(client, &mut state).await?;
     add::<DisruptionBudget>(client, &mut state).await?;
     // Last: those that are born meanwhile are of workloads that are known.
     add::<Pod>(client, &mut state).await?;

@@ -20,7 +20,7 @@ use crate::{
             LinkerdConfigStatus, RolloutMethod, RolloutPods, RolloutStatus, RolloutTrigger, RolloutWorkloads,
         },
     },
-    cluster::{State, index::workload_key::WorkloadRef, kinds::inject::Inject},
+    cluster::{State, index::workload_key::WorkloadKey, kinds::inject::Inject},
     linkerd_config::{
         baseline, overlay,
         plan::Plan,
@@ -164,13 +164,13 @@ fn once_in_effect(found: &Found, document: Option<&Reading>, plan: &Plan) -> Lin
 }
 
 /// Everything that has Pods, or makes them.
-fn all(state: &State) -> BTreeSet<WorkloadRef> {
-    let resources = state.workload_resources.all().map(|resource| resource.workload.clone());
+fn all(state: &State) -> BTreeSet<WorkloadKey> {
+    let resources = state.apps_workloads.all().map(|resource| resource.workload.clone());
     resources.chain(state.pods.all().map(|pod| state.workload_of(pod))).collect()
 }
 
 /// What its Pods are out of date for, as far as that restarts workloads: how many, and what.
-fn causes(state: &State, workload: &WorkloadRef, goal: &Goal) -> Vec<(RolloutTrigger, usize)> {
+fn causes(state: &State, workload: &WorkloadKey, goal: &Goal) -> Vec<(RolloutTrigger, usize)> {
     let namespace = state.namespaces.get(&workload.namespace);
     let of_namespace = namespace.map_or(Inject::Absent, |namespace| namespace.inject);
     let classes: Vec<Class> = state.pods_of(workload).filter_map(|pod| class(pod, of_namespace, goal)).collect();

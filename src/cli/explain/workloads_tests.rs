@@ -15,7 +15,7 @@ use crate::{
     cluster::{
         Problems, Projected,
         kinds::{
-            apps_workload::{DeploymentObject, StatefulSetObject, Watched},
+            apps_workload::{AppsWorkloadOf, DeploymentObject, StatefulSetObject},
             disruption_budget::DisruptionBudget,
             linkerd_config::LinkerdConfig,
             namespace::Namespace,
@@ -49,7 +49,7 @@ fn workload<T: Projected>(state: &mut State, kind: &str, name: &str, over: &Valu
 }
 
 fn deployment(state: &mut State, name: &str, over: &Value, proxies: &[&str]) {
-    workload::<Watched<DeploymentObject>>(state, "Deployment", name, over, proxies);
+    workload::<AppsWorkloadOf<DeploymentObject>>(state, "Deployment", name, over, proxies);
 }
 
 fn pod(name: &str, over: &Value, proxy: &str) -> Value {
@@ -132,7 +132,7 @@ fn each_workload_has_a_line_with_what_is_done_about_it_and_why() {
     let message = json!({"config.linkerd.io/rollout-message": "ProgressDeadlineExceeded: 0 of 1 Pods are updated"});
     deployment(&mut state, "broken", &rollout("failed", &message), &["old"]);
     let on_delete = json!({"spec": {"updateStrategy": {"type": "OnDelete"}}});
-    workload::<Watched<StatefulSetObject>>(&mut state, "StatefulSet", "store", &on_delete, &["old"]);
+    workload::<AppsWorkloadOf<StatefulSetObject>>(&mut state, "StatefulSet", "store", &on_delete, &["old"]);
     let labelled = json!({"labels": {"config.linkerd.io/reconcile": "auto"}});
     put::<Pod>(&mut state, &pod("alone", &labelled, "old"));
     let selector = json!({"selector": {"matchLabels": {"app": "guarded"}}});

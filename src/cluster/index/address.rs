@@ -35,33 +35,33 @@ pub(in crate::cluster) fn unique<T: Hash + Eq + Copy>(items: impl Iterator<Item 
     items.filter(|item| seen.insert(*item)).collect()
 }
 
-/// Where something is reached.
+/// Where clients reach an object.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub enum Reached {
-    /// At every port.
-    At(IpAddr),
-    AtPort(SocketAddr),
+pub enum NetworkAddress {
+    /// At every port of the address.
+    Ip(IpAddr),
+    Socket(SocketAddr),
 }
 
 /// Objects by address, or by address and port. Of most there is one.
 #[derive(Debug)]
 pub(in crate::cluster) struct ByAddress<K, T>(HashMap<K, Vec<Arc<T>>>);
 
-// === impl Reached ===
+// === impl NetworkAddress ===
 
-impl Reached {
+impl NetworkAddress {
     pub fn ip(self) -> IpAddr {
         match self {
-            Self::At(ip) => ip,
-            Self::AtPort(address) => address.ip(),
+            Self::Ip(ip) => ip,
+            Self::Socket(address) => address.ip(),
         }
     }
 
     /// `None` for every port.
     pub fn port(self) -> Option<u16> {
         match self {
-            Self::At(_) => None,
-            Self::AtPort(address) => Some(address.port()),
+            Self::Ip(_) => None,
+            Self::Socket(address) => Some(address.port()),
         }
     }
 }

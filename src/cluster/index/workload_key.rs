@@ -10,7 +10,7 @@ use crate::{
     cluster::{
         State,
         kinds::{
-            owner::{Owner, Owners},
+            owner::{IntermediateOwners, Owner},
             pod::Pod,
         },
     },
@@ -23,15 +23,15 @@ const JOB: &str = "Job";
 
 /// A workload, whatever it is: a Deployment, a CronJob, a bare Pod, something that we have never heard of.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub struct WorkloadRef {
+pub struct WorkloadKey {
     pub namespace: Arc<str>,
     pub kind: Arc<str>,
     pub name: Arc<str>,
 }
 
-// === impl WorkloadRef ===
+// === impl WorkloadKey ===
 
-impl WorkloadRef {
+impl WorkloadKey {
     pub fn new(namespace: impl Into<Arc<str>>, kind: impl Into<Arc<str>>, name: impl Into<Arc<str>>) -> Self {
         Self { namespace: namespace.into(), kind: kind.into(), name: name.into() }
     }
@@ -45,7 +45,7 @@ impl WorkloadRef {
     }
 }
 
-impl fmt::Display for WorkloadRef {
+impl fmt::Display for WorkloadKey {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{}/{}/{}", self.namespace, self.kind, self.name)
     }
@@ -55,17 +55,17 @@ impl fmt::Display for WorkloadRef {
 
 impl State {
     /// The workload that the Pod belongs to. A ReplicaSet or Job that is not known, or has no owner, stands for itself.
-    pub fn workload_of(&self, pod: &Pod) -> WorkloadRef {
+    pub fn workload_of(&self, pod: &Pod) -> WorkloadKey {
         let NamespacedName { namespace, name } = &pod.key;
         match &pod.owner {
-            Some(owner) => WorkloadRef::of_owner(namespace, self.above(namespace, owner).unwrap_or(owner)),
-            None => WorkloadRef::new(Arc::clone(namespace), BARE_POD, Arc::clone(name)),
+            Some(owner) => WorkloadKey::of_owner(namespace, self.above(namespace, owner).unwrap_or(owner)),
+            None => WorkloadKey::new(Arc::clone(namespace), BARE_POD, Arc::clone(name)),
         }
     }
 
     /// The Pods that belong to the workload. It costs them, and what stands between.
-    pub fn pods_of(&self, workload: &WorkloadRef) -> impl Iterator<Item = &Arc<Pod>> + use<'_> {
-        let WorkloadRef { namespace, kind, name } = workload;
+    pub fn pods_of(&self, workload: &WorkloadKey) -> impl Iterator<Item = &Arc<Pod>> + use<'_> {
+        let WorkloadKey { namespace, kind, name } = workload;
         let owner = workload.as_owner();
         let stands_for_itself = self.above(namespace, &owner).is_none();
         let own = stands_for_itself.then(|| self.pods.owned(namespace, &owner));
@@ -83,7 +83,7 @@ impl State {
     pub(in crate::cluster) fn workloads_of<'a>(
         &self,
         pods: impl IntoIterator<Item = &'a Pod>,
-    ) -> BTreeSet<WorkloadRef> {
+    ) -> BTreeSet<WorkloadKey> {
         if !self.rolls {
             return BTreeSet::new();
         }
@@ -91,17 +91,17 @@ impl State {
     }
 
     /// What rollouts have to look at when something in a namespace holds for all of it.
-    pub(in crate::cluster) fn workloads_in(&self, namespace: &str) -> BTreeSet<WorkloadRef> {
+    pub(in crate::cluster) fn workloads_in(&self, namespace: &str) -> BTreeSet<WorkloadKey> {
         let mut workloads = self.workloads_of(self.pods.in_namespace(namespace).map(|pod| &**pod));
         if self.rolls {
-            let resources = self.workload_resources.in_namespace(namespace);
+            let resources = self.apps_workloads.in_namespace(namespace);
             workloads.extend(resources.map(|resource| resource.workload.clone()));
         }
         workloads
     }
 
     fn above(&self, namespace: &Arc<str>, owner: &Owner) -> Option<&Owner> {
-        let owners: &Owners = match &*owner.kind {
+        let owners: &IntermediateOwners = match &*owner.kind {
             REPLICA_SET => &self.replica_sets,
             JOB => &self.jobs,
             _ => return None,

@@ -7,7 +7,7 @@ use serde_json::{Value, from_value, json};
 use super::*;
 use crate::cluster::{
     Affected, Problems, Projected,
-    kinds::owner::{Between, Owned},
+    kinds::owner::{IntermediateKind, IntermediateOwner},
 };
 
 fn rolling() -> State {
@@ -24,12 +24,12 @@ fn pod(state: &mut State, name: &str, owners: &[(&str, &str)]) -> Affected {
     Pod::project(from_value(owned_by(name, owners)).unwrap(), &mut Problems::default()).apply(state)
 }
 
-fn between<K: Between>(state: &mut State, name: &str, owners: &[(&str, &str)]) -> Affected {
-    Owned::<K>::project(from_value(owned_by(name, owners)).unwrap(), &mut Problems::default()).apply(state)
+fn between<K: IntermediateKind>(state: &mut State, name: &str, owners: &[(&str, &str)]) -> Affected {
+    IntermediateOwner::<K>::project(from_value(owned_by(name, owners)).unwrap(), &mut Problems::default()).apply(state)
 }
 
-fn workload(kind: &str, name: &str) -> WorkloadRef {
-    WorkloadRef::new("ns", kind, name)
+fn workload(kind: &str, name: &str) -> WorkloadKey {
+    WorkloadKey::new("ns", kind, name)
 }
 
 fn pods(state: &State, kind: &str, name: &str) -> Vec<String> {
@@ -38,7 +38,7 @@ fn pods(state: &State, kind: &str, name: &str) -> Vec<String> {
     names
 }
 
-fn rolled(workloads: &[(&str, &str)]) -> BTreeSet<WorkloadRef> {
+fn rolled(workloads: &[(&str, &str)]) -> BTreeSet<WorkloadKey> {
     workloads.iter().map(|(kind, name)| workload(kind, name)).collect()
 }
 
@@ -80,10 +80,10 @@ fn the_pods_of_a_replica_set_are_its_owners_and_no_longer_its_own() {
     between::<ReplicaSet>(&mut state, "web-79", &[("Deployment", "web")]);
     assert_eq!(pods(&state, "ReplicaSet", "web-5f"), [""; 0]);
     assert_eq!(pods(&state, "Deployment", "web"), ["direct", "web-5f-1", "web-79-1"]);
-    Owned::<ReplicaSet>::remove(&NamespacedName::new("ns", "web-5f"), &mut state);
+    IntermediateOwner::<ReplicaSet>::remove(&NamespacedName::new("ns", "web-5f"), &mut state);
     assert_eq!(pods(&state, "ReplicaSet", "web-5f"), ["web-5f-1"]);
     assert_eq!(pods(&state, "Deployment", "web"), ["direct", "web-79-1"]);
-    assert_eq!(state.pods_of(&WorkloadRef::new("other", "Deployment", "web")).count(), 0);
+    assert_eq!(state.pods_of(&WorkloadKey::new("other", "Deployment", "web")).count(), 0);
 }
 
 #[test]
@@ -95,7 +95,7 @@ fn a_change_of_a_replica_set_with_pods_concerns_it_and_both_owners_and_of_one_wi
     let handed_over = between::<ReplicaSet>(&mut state, "web-5f", &[("Deployment", "api")]);
     assert_eq!(handed_over.rolled, rolled(&[set, ("Deployment", "web"), ("Deployment", "api")]));
     assert_eq!(between::<ReplicaSet>(&mut state, "web-5f", &[("Deployment", "api")]), Affected::default());
-    let gone = Owned::<ReplicaSet>::remove(&NamespacedName::new("ns", "web-5f"), &mut state);
+    let gone = IntermediateOwner::<ReplicaSet>::remove(&NamespacedName::new("ns", "web-5f"), &mut state);
     assert_eq!(gone.rolled, rolled(&[set, ("Deployment", "api")]));
     assert_eq!(pod(&mut state, "b", &[("Job", "tick-1")]).rolled, rolled(&[("Job", "tick-1")]));
     let job = between::<Job>(&mut state, "tick-1", &[("CronJob", "tick")]);
@@ -129,7 +129,7 @@ proptest! {
     ) {
         let names = ["a", "b", "c", "d"];
         let mut state = rolling();
-        let mut before: Vec<(WorkloadRef, Vec<String>)> = Vec::new();
+        let mut before: Vec<(WorkloadKey, Vec<String>)> = Vec::new();
         for (what, name, kind, owner, has_owner) in events {
             let owner = [(KINDS[kind], names[owner])];
             let owners = if has_owner { &owner[..] } else { &[] };

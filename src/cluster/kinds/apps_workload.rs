@@ -1,6 +1,6 @@
 //! Deployments, StatefulSets and DaemonSets: what makes Pods anew when its template changes, and how far it is with that.
 //!
-//! In: three watched kinds, which are one here. Out: [`WorkloadResources`], found by what stands at the top of a Pod's owners.
+//! In: three watched kinds, which are one here. Out: [`AppsWorkloads`], found by what stands at the top of a Pod's owners.
 
 use std::{collections::BTreeMap, fmt::Debug, marker::PhantomData, sync::Arc};
 
@@ -14,14 +14,14 @@ use crate::{
     api::{NamespacedName, lean_metadata},
     cluster::{
         Affected, Kind, Problems, Projected, State,
-        index::{selector::Labels, workload_key::WorkloadRef},
+        index::{selector::Labels, workload_key::WorkloadKey},
     },
 };
 
 /// Of what Kubernetes says about a failure: it quotes quotas and webhooks, however long they are.
 const LONGEST_FAILURE: usize = 256;
 
-/// A kind of [`WorkloadResource`].
+/// A kind of [`AppsWorkload`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum WorkloadKind {
     Deployment,
@@ -31,8 +31,8 @@ pub enum WorkloadKind {
 
 /// A Deployment, StatefulSet or DaemonSet, reduced to what rollouts read.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct WorkloadResource {
-    pub workload: WorkloadRef,
+pub struct AppsWorkload {
+    pub workload: WorkloadKey,
     pub kind: WorkloadKind,
     pub uid: Arc<str>,
     pub version: Arc<str>,
@@ -88,11 +88,11 @@ pub struct Progress {
 
 /// All Deployments, StatefulSets and DaemonSets of a cluster.
 #[derive(Default)]
-pub struct WorkloadResources(BTreeMap<WorkloadRef, Arc<WorkloadResource>>);
+pub struct AppsWorkloads(BTreeMap<WorkloadKey, Arc<AppsWorkload>>);
 
-/// A [`WorkloadResource`] as one of its kinds.
-pub struct Watched<W> {
-    resource: WorkloadResource,
+/// A [`AppsWorkload`] as one of its kinds.
+pub struct AppsWorkloadOf<W> {
+    resource: AppsWorkload,
     wire: PhantomData<fn() -> W>,
 }
 
@@ -223,12 +223,12 @@ impl WorkloadKind {
     }
 }
 
-// === impl WorkloadResource ===
+// === impl AppsWorkload ===
 
-impl WorkloadResource {
+impl AppsWorkload {
     fn new(kind: WorkloadKind, metadata: ObjectMeta, spec: Spec, status: &Status) -> Self {
         Self {
-            workload: WorkloadRef::new(
+            workload: WorkloadKey::new(
                 metadata.namespace.unwrap_or_default(),
                 kind.as_str(),
                 metadata.name.unwrap_or_default(),
@@ -248,7 +248,7 @@ impl WorkloadResource {
     }
 
     /// Whether nothing changed but its version.
-    fn says_the_same(&self, other: &Self) -> bool {
+    fn eq_ignoring_version(&self, other: &Self) -> bool {
         let Self { workload, kind, uid, version: _, deleting, labels, annotations, template, update, .. } = self;
         let Self { paused, progress, failure, .. } = self;
         (workload, kind, uid, deleting, labels)
@@ -327,34 +327,34 @@ impl Status {
     }
 }
 
-// === impl Watched ===
+// === impl AppsWorkloadOf ===
 
-impl<W: WorkloadObject> Projected for Watched<W> {
+impl<W: WorkloadObject> Projected for AppsWorkloadOf<W> {
     type Wire = W;
     const KIND: Kind = W::WATCHED;
 
     fn project(wire: W, _: &mut Problems) -> Self {
         let (metadata, spec, status) = wire.into_parts();
         let (spec, status) = (spec.unwrap_or_default(), status.unwrap_or_default());
-        Self { resource: WorkloadResource::new(W::KIND, metadata, spec, &status), wire: PhantomData }
+        Self { resource: AppsWorkload::new(W::KIND, metadata, spec, &status), wire: PhantomData }
     }
 
     fn apply(self, state: &mut State) -> Affected {
         let (workload, rolls) = (self.resource.workload.clone(), state.rolls);
-        let known = state.workload_resources.get(&workload);
-        let is_news = known.is_none_or(|known| !known.says_the_same(&self.resource));
-        state.workload_resources.insert(self.resource);
+        let known = state.apps_workloads.get(&workload);
+        let is_news = known.is_none_or(|known| !known.eq_ignoring_version(&self.resource));
+        state.apps_workloads.insert(self.resource);
         if is_news && rolls { Affected::rolled([workload].into()) } else { Affected::default() }
     }
 
     fn remove(key: &NamespacedName, state: &mut State) -> Affected {
-        let workload = WorkloadRef::new(Arc::clone(&key.namespace), W::KIND.as_str(), Arc::clone(&key.name));
-        let known = state.workload_resources.0.remove(&workload);
+        let workload = WorkloadKey::new(Arc::clone(&key.namespace), W::KIND.as_str(), Arc::clone(&key.name));
+        let known = state.apps_workloads.0.remove(&workload);
         if known.is_some() && state.rolls { Affected::rolled([workload].into()) } else { Affected::default() }
     }
 
     fn keys(state: &State) -> Vec<NamespacedName> {
-        let all = state.workload_resources.of_kind(W::KIND).map(|resource| &resource.workload);
+        let all = state.apps_workloads.of_kind(W::KIND).map(|resource| &resource.workload);
         all.map(|it| NamespacedName::new(Arc::clone(&it.namespace), Arc::clone(&it.name))).collect()
     }
 }
@@ -386,9 +386,9 @@ impl WorkloadObject for DaemonSetObject {
     }
 }
 
-// === impl WorkloadResources ===
+// === impl AppsWorkloads ===
 
-impl WorkloadResources {
+impl AppsWorkloads {
     pub fn len(&self) -> usize {
         self.0.len()
     }
@@ -397,25 +397,25 @@ impl WorkloadResources {
         self.0.is_empty()
     }
 
-    pub fn get(&self, workload: &WorkloadRef) -> Option<&Arc<WorkloadResource>> {
+    pub fn get(&self, workload: &WorkloadKey) -> Option<&Arc<AppsWorkload>> {
         self.0.get(workload)
     }
 
     /// By namespace, kind and name.
-    pub fn all(&self) -> impl Iterator<Item = &Arc<WorkloadResource>> {
+    pub fn all(&self) -> impl Iterator<Item = &Arc<AppsWorkload>> {
         self.0.values()
     }
 
-    pub fn in_namespace(&self, namespace: &str) -> impl Iterator<Item = &Arc<WorkloadResource>> {
-        let first = WorkloadRef::new(namespace, "", "");
+    pub fn in_namespace(&self, namespace: &str) -> impl Iterator<Item = &Arc<AppsWorkload>> {
+        let first = WorkloadKey::new(namespace, "", "");
         self.0.range(first..).map(|(_, resource)| resource).take_while(|it| *it.workload.namespace == *namespace)
     }
 
-    pub fn of_kind(&self, kind: WorkloadKind) -> impl Iterator<Item = &Arc<WorkloadResource>> {
+    pub fn of_kind(&self, kind: WorkloadKind) -> impl Iterator<Item = &Arc<AppsWorkload>> {
         self.all().filter(move |resource| resource.kind == kind)
     }
 
-    pub(in crate::cluster) fn insert(&mut self, resource: WorkloadResource) {
+    pub(in crate::cluster) fn insert(&mut self, resource: AppsWorkload) {
         self.0.insert(resource.workload.clone(), Arc::new(resource));
     }
 }

@@ -5,9 +5,9 @@ use serde_json::{Value, json};
 use super::*;
 
 /// `ns/web`, from what users and controllers write. Metadata is of generation 3.
-pub fn workload(kind: WorkloadKind, metadata: &Value, spec: &Value, status: &Value) -> WorkloadResource {
-    fn project<W: WorkloadObject>(object: Value) -> WorkloadResource {
-        Watched::<W>::project(serde_json::from_value(object).unwrap(), &mut Problems::default()).resource
+pub fn workload(kind: WorkloadKind, metadata: &Value, spec: &Value, status: &Value) -> AppsWorkload {
+    fn project<W: WorkloadObject>(object: Value) -> AppsWorkload {
+        AppsWorkloadOf::<W>::project(serde_json::from_value(object).unwrap(), &mut Problems::default()).resource
     }
     let mut all = json!({"name": "web", "namespace": "ns", "uid": "u", "resourceVersion": "1", "generation": 3});
     all.as_object_mut().unwrap().extend(metadata.as_object().unwrap().clone());
@@ -31,7 +31,7 @@ fn every_kind_says_who_it_is_and_what_of_it_is_about_rollouts() {
         "linkerd.io/inject": "ingress", "config.linkerd.io/restarted-for": "h-t"}}});
     for kind in ALL {
         let found = workload(kind, &metadata, &json!({ "template": template }), &json!({}));
-        assert_eq!(found.workload, WorkloadRef::new("ns", kind.as_str(), "web"));
+        assert_eq!(found.workload, WorkloadKey::new("ns", kind.as_str(), "web"));
         assert_eq!((&*found.uid, &*found.version, found.deleting, found.paused), ("u", "1", false, false));
         assert_eq!(found.labels.get("app").map(|app| &**app), Some("web"));
         assert_eq!(found.annotations, BTreeMap::from([("config.linkerd.io/rollout-hash".into(), "h".into())]));
@@ -153,23 +153,23 @@ fn another_version_of_the_same_is_kept_and_concerns_nobody() {
     let mut state = State { rolls: true, ..State::default() };
     let apply = |state: &mut State, metadata: Value, status: Value| {
         let resource = workload(Deployment, &metadata, &json!({}), &status);
-        Watched::<DeploymentObject> { resource, wire: PhantomData }.apply(state)
+        AppsWorkloadOf::<DeploymentObject> { resource, wire: PhantomData }.apply(state)
     };
-    let itself = WorkloadRef::new("ns", "Deployment", "web");
+    let itself = WorkloadKey::new("ns", "Deployment", "web");
     let changed = Affected::rolled([itself.clone()].into());
     assert_eq!(apply(&mut state, json!({}), json!({})), changed);
     assert_eq!(apply(&mut state, json!({"resourceVersion": "2"}), json!({})), Affected::default());
-    assert_eq!(&*state.workload_resources.get(&itself).unwrap().version, "2", "it is what a patch goes out from");
+    assert_eq!(&*state.apps_workloads.get(&itself).unwrap().version, "2", "it is what a patch goes out from");
     assert_eq!(apply(&mut state, json!({"resourceVersion": "3"}), json!({"readyReplicas": 1})), changed);
     let key = NamespacedName::new("ns", "web");
-    assert_eq!(Watched::<StatefulSetObject>::remove(&key, &mut state), Affected::default(), "another kind");
-    assert_eq!(Watched::<DeploymentObject>::remove(&key, &mut state), changed);
-    assert!(state.workload_resources.is_empty());
+    assert_eq!(AppsWorkloadOf::<StatefulSetObject>::remove(&key, &mut state), Affected::default(), "another kind");
+    assert_eq!(AppsWorkloadOf::<DeploymentObject>::remove(&key, &mut state), changed);
+    assert!(state.apps_workloads.is_empty());
 }
 
 #[test]
 fn all_of_a_namespace_or_of_a_kind_are_found() {
-    let mut resources = WorkloadResources::default();
+    let mut resources = AppsWorkloads::default();
     for (namespace, name) in [("n", "a"), ("ns", "b"), ("ns", "a"), ("nsx", "a")] {
         for kind in ALL {
             let metadata = json!({"namespace": namespace, "name": name});

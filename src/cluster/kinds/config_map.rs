@@ -112,7 +112,7 @@ impl Projected for ConfigMap {
         if let Some(known) = known.filter(|known| known.bundle == self.bundle) {
             self.bundle_written = known.bundle_written;
         }
-        if known.is_some_and(|known| known.says_the_same(&self)) {
+        if known.is_some_and(|known| known.eq_ignoring_version(&self)) {
             state.config_maps.0.insert(key, Arc::new(self));
             return Affected::default();
         }
@@ -134,7 +134,7 @@ impl Projected for ConfigMap {
 
 impl ConfigMap {
     /// Whether nothing changed but its version.
-    fn says_the_same(&self, other: &Self) -> bool {
+    fn eq_ignoring_version(&self, other: &Self) -> bool {
         let Self { key, uid, version: _, values, legacy, immutable, owned, .. } = self;
         let Self { annotations, writers, bundle, bundle_written, .. } = self;
         (key, uid, values, legacy, immutable, owned)

@@ -15,7 +15,7 @@ use crate::{
         index::{
             label_selector::{ByLabelSelector, LabelSelector},
             selector::Labels,
-            workload_key::WorkloadRef,
+            workload_key::WorkloadKey,
         },
     },
 };
@@ -115,7 +115,7 @@ impl Projected for DisruptionBudget {
 
 impl DisruptionBudget {
     /// The workloads of the Pods that it selects.
-    fn concerned(&self, state: &State) -> BTreeSet<WorkloadRef> {
+    fn concerned(&self, state: &State) -> BTreeSet<WorkloadKey> {
         let pods = self.selector.iter().flat_map(|selector| state.pods.selected(&self.key.namespace, selector));
         state.workloads_of(pods.map(|pod| &**pod))
     }
@@ -242,7 +242,7 @@ mod tests {
             budget("a", &json!({"selector": {"matchLabels": {"app": app}}}), &status).0
         };
         let pods =
-            |names: &[&str]| Affected::rolled(names.iter().map(|name| WorkloadRef::new("ns", "Pod", *name)).collect());
+            |names: &[&str]| Affected::rolled(names.iter().map(|name| WorkloadKey::new("ns", "Pod", *name)).collect());
         assert_eq!(selecting("web", 1).apply(&mut state), pods(&["web"]));
         assert_eq!(selecting("web", 2).apply(&mut state), pods(&[]));
         assert_eq!(selecting("web", 0).apply(&mut state), pods(&["web"]));

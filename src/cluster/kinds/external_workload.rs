@@ -7,13 +7,13 @@ use std::{
 };
 
 use super::{owner::Owner, port_ranges::PortRanges};
-use crate::api::{ExternalWorkload, ExternalWorkloadPort, OPAQUE_PORTS_ANNOTATION, WorkloadIp, ZONE_LABEL};
+use crate::api::{self, ExternalWorkloadPort, OPAQUE_PORTS_ANNOTATION, WorkloadIp, ZONE_LABEL};
 use crate::{
     api::{NamespacedName, endpoint_slice::Family},
     cluster::{
         Affected, Kind, Problems, Projected, State,
         index::{
-            address::{self, ByAddress, Reached},
+            address::{self, ByAddress, NetworkAddress},
             label_selector::LabelSelector,
             selector::{ByLabel, Labels, Selector},
         },
@@ -23,7 +23,7 @@ use crate::{
 /// An ExternalWorkload, reduced to what becomes endpoints and what clients see of them: probe times, other conditions and
 /// most annotations do not count.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Workload {
+pub struct ExternalWorkload {
     pub key: NamespacedName,
     pub uid: Arc<str>,
     pub labels: Labels,
@@ -63,21 +63,21 @@ pub struct WorkloadPort {
 
 /// All ExternalWorkloads of a cluster.
 #[derive(Default)]
-pub struct Workloads {
+pub struct ExternalWorkloads {
     namespaces: HashMap<Arc<str>, Namespace>,
-    by_port: ByAddress<SocketAddr, Workload>,
+    by_port: ByAddress<SocketAddr, ExternalWorkload>,
     count: usize,
 }
 
 #[derive(Default)]
 struct Namespace {
-    by_name: HashMap<Arc<str>, Arc<Workload>>,
+    by_name: HashMap<Arc<str>, Arc<ExternalWorkload>>,
     by_label: ByLabel,
 }
 
-// === impl Workload ===
+// === impl ExternalWorkload ===
 
-impl Workload {
+impl ExternalWorkload {
     pub fn zone(&self) -> Option<&str> {
         self.labels.get(ZONE_LABEL).map(|zone| &**zone)
     }
@@ -94,8 +94,8 @@ impl Workload {
         ports.flat_map(|port| self.ips().map(move |ip| SocketAddr::new(ip, port)))
     }
 
-    pub(in crate::cluster) fn reached(&self) -> impl Iterator<Item = Reached> {
-        self.socket_addresses().map(Reached::AtPort)
+    pub(in crate::cluster) fn network_addresses(&self) -> impl Iterator<Item = NetworkAddress> {
+        self.socket_addresses().map(NetworkAddress::Socket)
     }
 
     /// Whether both stand in slices in the same way.
@@ -106,11 +106,11 @@ impl Workload {
     }
 }
 
-impl Projected for Workload {
-    type Wire = ExternalWorkload;
+impl Projected for ExternalWorkload {
+    type Wire = api::ExternalWorkload;
     const KIND: Kind = Kind::ExternalWorkload;
 
-    fn project(wire: ExternalWorkload, problems: &mut Problems) -> Self {
+    fn project(wire: api::ExternalWorkload, problems: &mut Problems) -> Self {
         let spec = wire.spec.unwrap_or_default();
         let conditions = wire.status.and_then(|status| status.conditions).unwrap_or_default();
         let ports: Vec<_> = spec.ports.into_iter().flatten().filter_map(WorkloadPort::parse).collect();
@@ -138,7 +138,7 @@ impl Projected for Workload {
     }
 
     fn apply(self, state: &mut State) -> Affected {
-        let old = state.workloads.get(&self.key).cloned();
+        let old = state.external_workloads.get(&self.key).cloned();
         if old.as_deref() == Some(&self) {
             return Affected::default();
         }
@@ -148,23 +148,23 @@ impl Projected for Workload {
             Some(old) if old.labels != self.labels => [selecting(&self.labels), selecting(&old.labels)].concat(),
             Some(_) | None => selecting(&self.labels),
         };
-        let mut affected = Affected::discovered(state.slices.naming_workload(&self.key));
+        let mut affected = Affected::discovered(state.slices.services_with_external_workload(&self.key));
         affected.written.extend(written);
-        affected.addresses.extend(old.iter().flat_map(|old| old.reached()).chain(self.reached()));
-        state.workloads.insert(self);
+        affected.addresses.extend(old.iter().flat_map(|old| old.network_addresses()).chain(self.network_addresses()));
+        state.external_workloads.insert(self);
         affected
     }
 
     fn remove(key: &NamespacedName, state: &mut State) -> Affected {
-        let Some(old) = state.workloads.remove(key) else { return Affected::default() };
-        let mut affected = Affected::discovered(state.slices.naming_workload(key));
+        let Some(old) = state.external_workloads.remove(key) else { return Affected::default() };
+        let mut affected = Affected::discovered(state.slices.services_with_external_workload(key));
         affected.written.extend(state.services.selecting(&key.namespace, &old.labels));
-        affected.addresses.extend(old.reached());
+        affected.addresses.extend(old.network_addresses());
         affected
     }
 
     fn keys(state: &State) -> Vec<NamespacedName> {
-        let namespaces = state.workloads.namespaces.values();
+        let namespaces = state.external_workloads.namespaces.values();
         namespaces.flat_map(|namespace| namespace.by_name.values()).map(|workload| workload.key.clone()).collect()
     }
 }
@@ -207,9 +207,9 @@ impl From<WorkloadIp> for Address {
     }
 }
 
-// === impl Workloads ===
+// === impl ExternalWorkloads ===
 
-impl Workloads {
+impl ExternalWorkloads {
     /// How many there are.
     pub fn len(&self) -> usize {
         self.count
@@ -220,18 +220,18 @@ impl Workloads {
     }
 
     /// The workloads of a namespace that the selector matches.
-    pub fn selected(&self, namespace: &str, selector: &Selector) -> Vec<Arc<Workload>> {
+    pub fn selected(&self, namespace: &str, selector: &Selector) -> Vec<Arc<ExternalWorkload>> {
         let Some(namespace) = self.namespaces.get(namespace) else { return Vec::new() };
         let candidates = namespace.by_label.candidates(selector).filter_map(|name| namespace.by_name.get(name));
         candidates.filter(|workload| selector.matches(&workload.labels)).cloned().collect()
     }
 
-    pub fn get(&self, key: &NamespacedName) -> Option<&Arc<Workload>> {
+    pub fn get(&self, key: &NamespacedName) -> Option<&Arc<ExternalWorkload>> {
         self.namespaces.get(&key.namespace)?.by_name.get(&key.name)
     }
 
     /// The workloads that have the port at the address.
-    pub fn at(&self, address: SocketAddr) -> &[Arc<Workload>] {
+    pub fn at(&self, address: SocketAddr) -> &[Arc<ExternalWorkload>] {
         self.by_port.get(&address)
     }
 
@@ -240,7 +240,7 @@ impl Workloads {
         &'a self,
         namespace: &str,
         selector: &'a LabelSelector,
-    ) -> impl Iterator<Item = &'a Arc<Workload>> {
+    ) -> impl Iterator<Item = &'a Arc<ExternalWorkload>> {
         let namespace = self.namespaces.get(namespace);
         let by_label = namespace.and_then(|it| Some(it.by_label.candidates(selector.equal()?)));
         let all = namespace.filter(|_| selector.equal().is_none()).map(|it| it.by_name.keys());
@@ -249,7 +249,7 @@ impl Workloads {
         workloads.filter(|workload| selector.matches(&workload.labels))
     }
 
-    fn insert(&mut self, workload: Workload) {
+    fn insert(&mut self, workload: ExternalWorkload) {
         self.remove(&workload.key);
         self.count += 1;
         let workload = Arc::new(workload);
@@ -259,7 +259,7 @@ impl Workloads {
         namespace.by_name.insert(Arc::clone(&workload.key.name), workload);
     }
 
-    fn remove(&mut self, key: &NamespacedName) -> Option<Arc<Workload>> {
+    fn remove(&mut self, key: &NamespacedName) -> Option<Arc<ExternalWorkload>> {
         let namespace = self.namespaces.get_mut(&key.namespace)?;
         let old = namespace.by_name.remove(&key.name)?;
         namespace.by_label.remove(&old.labels, &key.name);
@@ -279,13 +279,13 @@ pub mod tests {
     use super::*;
 
     /// A workload from what a user would write below `spec`, with labels and a Ready condition.
-    pub fn workload(name: &str, ready: bool, labels: &serde_json::Value, spec: &serde_json::Value) -> Workload {
+    pub fn workload(name: &str, ready: bool, labels: &serde_json::Value, spec: &serde_json::Value) -> ExternalWorkload {
         let object = json!({
             "metadata": {"name": name, "namespace": "ns", "uid": format!("uid-{name}"), "labels": labels},
             "spec": spec,
             "status": {"conditions": [{"type": "Ready", "status": if ready { "True" } else { "False" }}]},
         });
-        Workload::project(serde_json::from_value(object).unwrap(), &mut Problems::default())
+        ExternalWorkload::project(serde_json::from_value(object).unwrap(), &mut Problems::default())
     }
 
     fn address(text: &str) -> Address {
@@ -332,7 +332,7 @@ pub mod tests {
     fn any_ready_condition_that_is_true_makes_a_workload_ready() {
         let ready = |conditions| {
             let object = json!({"metadata": {"name": "vm", "namespace": "ns"}, "status": {"conditions": conditions}});
-            Workload::project(serde_json::from_value(object).unwrap(), &mut Problems::default()).ready
+            ExternalWorkload::project(serde_json::from_value(object).unwrap(), &mut Problems::default()).ready
         };
         assert!(ready(json!([{"type": "Ready", "status": "False"}, {"type": "Ready", "status": "True"}])));
         assert!(!ready(json!([{"type": "Ready", "status": "Unknown"}, {"type": "Live", "status": "True"}])));
@@ -352,7 +352,7 @@ pub mod tests {
         let spec = json!({"workloadIPs": [{"ip": "192.0.2.1"}, {"ip": "2001:DB8::1"}, {"ip": "::ffff:192.0.2.2"}, {}],
             "ports": [{"port": 53}, {"port": 53, "protocol": "UDP"}, {"port": 0}]});
         workload("vm", false, &json!({}), &spec).apply(&mut state);
-        let at = |state: &State, address: &str| state.workloads.at(address.parse().unwrap()).len();
+        let at = |state: &State, address: &str| state.external_workloads.at(address.parse().unwrap()).len();
         for (address, found) in
             [("192.0.2.1:53", 1), ("[2001:db8::1]:53", 1), ("192.0.2.2:53", 1), ("192.0.2.1:54", 0), ("192.0.2.1:0", 0)]
         {
@@ -361,8 +361,8 @@ pub mod tests {
         let moved = json!({"workloadIPs": [{"ip": "192.0.2.9"}], "ports": [{"port": 53}]});
         let affected = workload("vm", false, &json!({}), &moved).apply(&mut state);
         assert_eq!((at(&state, "192.0.2.1:53"), affected.addresses.len()), (0, 4));
-        Workload::remove(&NamespacedName::new("ns", "vm"), &mut state);
-        assert!(state.workloads.by_port.is_empty());
+        ExternalWorkload::remove(&NamespacedName::new("ns", "vm"), &mut state);
+        assert!(state.external_workloads.by_port.is_empty());
     }
 
     #[test]
@@ -390,12 +390,12 @@ pub mod tests {
                 "spec": {"meshTLS": {"identity": identity, "serverName": "vm.example"}},
                 "status": {"conditions": [{"type": "Ready", "status": "True", "lastProbeTime": "2026-01-01T00:00:00Z"}]},
             });
-            Workload::project(serde_json::from_value(object).unwrap(), &mut Problems::default())
+            ExternalWorkload::project(serde_json::from_value(object).unwrap(), &mut Problems::default())
         };
         assert_eq!(edited(json!({"note": "one"}), "a").apply(&mut state).written.len(), 1);
         assert_eq!(edited(json!({"note": "two"}), "a").apply(&mut state).written.len(), 0);
         assert_eq!(edited(json!({OPAQUE_PORTS_ANNOTATION: "80"}), "b").apply(&mut state).written.len(), 0);
-        let mesh = &state.workloads.get(&NamespacedName::new("ns", "vm")).unwrap().mesh;
+        let mesh = &state.external_workloads.get(&NamespacedName::new("ns", "vm")).unwrap().mesh;
         assert_eq!((&*mesh.identity, mesh.opaque_ports.as_ref().unwrap().contains(80)), ("b", true));
     }
 }

@@ -63,7 +63,7 @@ impl LinkerdConfig {
     }
 
     /// Whether both ask for the same.
-    fn asks_the_same(&self, other: &Self) -> bool {
+    fn eq_ignoring_status(&self, other: &Self) -> bool {
         let Self { name, uid, version: _, generation, created, deleting, finalized, .. } = self;
         let Self { target, annotations, spec, status: _, .. } = self;
         (name, uid, generation, created, deleting, finalized)
@@ -96,7 +96,7 @@ impl Projected for LinkerdConfig {
     fn apply(self, state: &mut State) -> Affected {
         let configs = &mut state.linkerd_configs;
         let known = configs.by_name.get(&self.name).cloned();
-        if known.as_ref().is_some_and(|known| known.asks_the_same(&self)) {
+        if known.as_ref().is_some_and(|known| known.eq_ignoring_status(&self)) {
             configs.by_name.insert(Arc::clone(&self.name), Arc::new(self));
             return Affected::default();
         }

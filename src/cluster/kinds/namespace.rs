@@ -107,7 +107,7 @@ mod tests {
 
     use super::*;
     use crate::cluster::{
-        index::workload_key::WorkloadRef,
+        index::workload_key::WorkloadKey,
         kinds::{
             apps_workload::{WorkloadKind, tests::workload},
             pod::tests::pod,
@@ -154,8 +154,8 @@ mod tests {
     fn a_change_concerns_every_workload_in_the_namespace_and_a_touch_none() {
         let mut state = State { rolls: true, ..State::default() };
         pod(&json!({}), &json!({})).0.apply(&mut state);
-        state.workload_resources.insert(workload(WorkloadKind::StatefulSet, &json!({}), &json!({}), &json!({})));
-        let all = [WorkloadRef::new("ns", "Pod", "web-1"), WorkloadRef::new("ns", "StatefulSet", "web")];
+        state.apps_workloads.insert(workload(WorkloadKind::StatefulSet, &json!({}), &json!({}), &json!({})));
+        let all = [WorkloadKey::new("ns", "Pod", "web-1"), WorkloadKey::new("ns", "StatefulSet", "web")];
         let all = Affected::rolled(all.into());
         let labelled = json!({"labels": {"config.linkerd.io/reconcile": "auto"}});
         assert_eq!(namespace(&labelled).apply(&mut state), all);

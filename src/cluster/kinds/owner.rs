@@ -17,7 +17,7 @@ use kube::Resource;
 
 use crate::{
     api::{LONGEST_LABEL, LONGEST_NAME, MetadataOf, NamespacedName},
-    cluster::{Affected, Kind, Problems, Projected, State, index::workload_key::WorkloadRef},
+    cluster::{Affected, Kind, Problems, Projected, State, index::workload_key::WorkloadKey},
 };
 
 /// The only owner of an object. Several owners tell nothing about where it belongs, and count as none; so does one that no API
@@ -29,7 +29,7 @@ pub struct Owner {
 }
 
 /// A ReplicaSet or Job: whose it is.
-pub struct Owned<K> {
+pub struct IntermediateOwner<K> {
     key: NamespacedName,
     owner: Option<Owner>,
     kind: PhantomData<fn() -> K>,
@@ -37,17 +37,17 @@ pub struct Owned<K> {
 
 /// The owners of all ReplicaSets, or of all Jobs.
 #[derive(Default)]
-pub struct Owners {
+pub struct IntermediateOwners {
     by_name: HashMap<NamespacedName, Option<Owner>>,
     /// The names of what each owns.
-    owned: HashMap<WorkloadRef, BTreeSet<Arc<str>>>,
+    owned: HashMap<WorkloadKey, BTreeSet<Arc<str>>>,
 }
 
 /// What stands between Pods and their workloads.
-pub trait Between: Resource<DynamicType = ()> + Clone + Debug + 'static {
+pub trait IntermediateKind: Resource<DynamicType = ()> + Clone + Debug + 'static {
     const WATCHED: Kind;
-    fn owners(state: &State) -> &Owners;
-    fn owners_mut(state: &mut State) -> &mut Owners;
+    fn owners(state: &State) -> &IntermediateOwners;
+    fn owners_mut(state: &mut State) -> &mut IntermediateOwners;
 }
 
 // === impl Owner ===
@@ -67,16 +67,16 @@ impl Owner {
     }
 }
 
-// === impl Owners ===
+// === impl IntermediateOwners ===
 
-impl Owners {
+impl IntermediateOwners {
     /// The only owner of the object, if it is known and has one.
     pub fn of(&self, key: &NamespacedName) -> Option<&Owner> {
         self.by_name.get(key)?.as_ref()
     }
 
     /// The names of those whose only owner this is.
-    pub fn owned<'a>(&'a self, owner: &WorkloadRef) -> impl Iterator<Item = &'a Arc<str>> + use<'a> {
+    pub fn owned<'a>(&'a self, owner: &WorkloadKey) -> impl Iterator<Item = &'a Arc<str>> + use<'a> {
         self.owned.get(owner).into_iter().flatten()
     }
 
@@ -92,7 +92,7 @@ impl Owners {
     fn insert(&mut self, key: &NamespacedName, owner: Option<Owner>) -> Option<Option<Owner>> {
         let before = self.remove(key);
         if let Some(owner) = &owner {
-            let owner = WorkloadRef::of_owner(&key.namespace, owner);
+            let owner = WorkloadKey::of_owner(&key.namespace, owner);
             self.owned.entry(owner).or_default().insert(Arc::clone(&key.name));
         }
         self.by_name.insert(key.clone(), owner);
@@ -102,7 +102,7 @@ impl Owners {
     fn remove(&mut self, key: &NamespacedName) -> Option<Option<Owner>> {
         let before = self.by_name.remove(key)?;
         if let Some(owner) = &before {
-            let owner = WorkloadRef::of_owner(&key.namespace, owner);
+            let owner = WorkloadKey::of_owner(&key.namespace, owner);
             if let Some(names) = self.owned.get_mut(&owner) {
                 names.remove(&key.name);
                 if names.is_empty() {
@@ -114,9 +114,9 @@ impl Owners {
     }
 }
 
-// === impl Owned ===
+// === impl IntermediateOwner ===
 
-impl<K: Between> Projected for Owned<K> {
+impl<K: IntermediateKind> Projected for IntermediateOwner<K> {
     type Wire = MetadataOf<K>;
     const KIND: Kind = K::WATCHED;
 
@@ -146,26 +146,26 @@ impl<K: Between> Projected for Owned<K> {
     }
 }
 
-impl Between for ReplicaSet {
+impl IntermediateKind for ReplicaSet {
     const WATCHED: Kind = Kind::ReplicaSet;
 
-    fn owners(state: &State) -> &Owners {
+    fn owners(state: &State) -> &IntermediateOwners {
         &state.replica_sets
     }
 
-    fn owners_mut(state: &mut State) -> &mut Owners {
+    fn owners_mut(state: &mut State) -> &mut IntermediateOwners {
         &mut state.replica_sets
     }
 }
 
-impl Between for Job {
+impl IntermediateKind for Job {
     const WATCHED: Kind = Kind::Job;
 
-    fn owners(state: &State) -> &Owners {
+    fn owners(state: &State) -> &IntermediateOwners {
         &state.jobs
     }
 
-    fn owners_mut(state: &mut State) -> &mut Owners {
+    fn owners_mut(state: &mut State) -> &mut IntermediateOwners {
         &mut state.jobs
     }
 }

@@ -23,7 +23,7 @@ use crate::{
     cluster::{
         Affected, Kind, Problems, Projected, State,
         index::{
-            address::{self, IpObject, Reached},
+            address::{self, IpObject, NetworkAddress},
             selector::Labels,
         },
     },
@@ -156,8 +156,12 @@ impl Pod {
         ports.flat_map(|port| addresses.iter().map(move |address| SocketAddr::new(*address, port)))
     }
 
-    pub(in crate::cluster) fn reached(&self) -> impl Iterator<Item = Reached> {
-        self.own_addresses().iter().copied().map(Reached::At).chain(self.host_ports().map(Reached::AtPort))
+    pub(in crate::cluster) fn network_addresses(&self) -> impl Iterator<Item = NetworkAddress> {
+        self.own_addresses()
+            .iter()
+            .copied()
+            .map(NetworkAddress::Ip)
+            .chain(self.host_ports().map(NetworkAddress::Socket))
     }
 }
 
@@ -220,18 +224,20 @@ impl Projected for Pod {
         if known.as_deref() == Some(&self) {
             return Affected::default();
         }
-        let mut affected = Affected::discovered(state.slices.naming_pod(&key));
+        let mut affected = Affected::discovered(state.slices.services_with_pod(&key));
         affected.rolled = state.workloads_of(known.as_deref().into_iter().chain([&self]));
-        affected.addresses.extend(known.iter().flat_map(|known| known.reached()).chain(self.reached()));
+        affected
+            .addresses
+            .extend(known.iter().flat_map(|known| known.network_addresses()).chain(self.network_addresses()));
         state.pods.insert(self);
         affected
     }
 
     fn remove(key: &NamespacedName, state: &mut State) -> Affected {
         let Some(old) = state.pods.remove(key) else { return Affected::default() };
-        let mut affected = Affected::discovered(state.slices.naming_pod(key));
+        let mut affected = Affected::discovered(state.slices.services_with_pod(key));
         affected.rolled = state.workloads_of([&*old]);
-        affected.addresses.extend(old.reached());
+        affected.addresses.extend(old.network_addresses());
         affected
     }
 

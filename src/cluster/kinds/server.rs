@@ -120,15 +120,15 @@ impl Server {
             affected.discovered.extend(state.slices.services(namespace));
         }
         for pod in pods.iter().flat_map(|selector| state.pods.selected(namespace, selector)) {
-            affected.addresses.extend(pod.reached());
+            affected.addresses.extend(pod.network_addresses());
             if !any {
-                affected.discovered.extend(state.slices.naming_pod(&pod.key));
+                affected.discovered.extend(state.slices.services_with_pod(&pod.key));
             }
         }
-        for workload in workloads.iter().flat_map(|selector| state.workloads.matched(namespace, selector)) {
-            affected.addresses.extend(workload.reached());
+        for workload in workloads.iter().flat_map(|selector| state.external_workloads.matched(namespace, selector)) {
+            affected.addresses.extend(workload.network_addresses());
             if !any {
-                affected.discovered.extend(state.slices.naming_workload(&workload.key));
+                affected.discovered.extend(state.slices.services_with_external_workload(&workload.key));
             }
         }
         affected

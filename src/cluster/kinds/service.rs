@@ -25,7 +25,7 @@ use crate::{
     cluster::{
         Affected, Kind, Problems, Projected, State,
         index::{
-            address::{self, ByAddress, Reached},
+            address::{self, ByAddress, NetworkAddress},
             selector::{BySelector, Labels, Selector},
         },
     },
@@ -161,7 +161,7 @@ impl Projected for Service {
         }
         let mut affected = Affected::service(self.key.clone());
         let addresses = known.iter().flat_map(|known| &known.cluster_ips).chain(&self.cluster_ips);
-        affected.addresses.extend(addresses.copied().map(Reached::At));
+        affected.addresses.extend(addresses.copied().map(NetworkAddress::Ip));
         state.services.insert(self);
         affected
     }
@@ -169,7 +169,7 @@ impl Projected for Service {
     fn remove(key: &NamespacedName, state: &mut State) -> Affected {
         let Some(old) = state.services.remove(key) else { return Affected::default() };
         let mut affected = Affected::service(key.clone());
-        affected.addresses.extend(old.cluster_ips.iter().copied().map(Reached::At));
+        affected.addresses.extend(old.cluster_ips.iter().copied().map(NetworkAddress::Ip));
         affected
     }
 

@@ -51,7 +51,7 @@ const QUIET: Duration = Duration::from_secs(25);
 
 /// Something that a watch waits for.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Problem {
+pub struct WatchProblem {
     /// For a person: what is missing, and what to do.
     pub text: String,
     /// Whether the process is not ready because of it.
@@ -109,7 +109,7 @@ impl Status {
     }
 
     /// `None` when the kind is followed.
-    pub(in crate::cluster) fn problem(&self) -> Option<Problem> {
+    pub(in crate::cluster) fn problem(&self) -> Option<WatchProblem> {
         let resource = self.kind.resource();
         let text = match &self.failure {
             None if self.synced => return None,
@@ -124,7 +124,7 @@ impl Status {
             Some(Failure::Unreachable(message)) => format!("cannot list or watch {resource}: {message}"),
         };
         // What serves proxies goes on while the configuration waits.
-        Some(Problem { text, blocks_readiness: self.serves && !self.is_known() })
+        Some(WatchProblem { text, blocks_readiness: self.serves && !self.is_known() })
     }
 }
 
@@ -296,15 +296,14 @@ impl Context {
                 T::remove(&key, &mut state)
             }
         };
-        if let Some(triggers) = &self.readers.external_workload {
-            triggers.mark(std::mem::take(&mut affected.written));
+        if let Some(queue) = &self.readers.external_workload {
+            queue.add(std::mem::take(&mut affected.written));
         }
-        if let Some(triggers) = &self.readers.linkerd_config {
-            triggers
-                .mark(std::mem::take(&mut affected.configured).into_iter().map(|name| NamespacedName::new("", name)));
+        if let Some(queue) = &self.readers.linkerd_config {
+            queue.add(std::mem::take(&mut affected.configured).into_iter().map(|name| NamespacedName::new("", name)));
         }
         if let Some(dirty) = &self.readers.rollout {
-            dirty.mark(std::mem::take(&mut affected.rolled));
+            dirty.mark(std::mem::take(&mut affected.rolled), received);
         }
         if let Some(dirty) = &self.readers.destination {
             dirty.mark(affected, received);

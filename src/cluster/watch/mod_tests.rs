@@ -12,7 +12,7 @@ use crate::{
             server::Server,
         },
     },
-    queue::{dirty_set::DirtyWorkloads, work_queue::Triggers},
+    queue::WorkQueue,
 };
 
 #[test]
@@ -55,8 +55,8 @@ fn only_a_kind_that_clusters_may_lack_is_known_to_be_absent() {
 
 #[test]
 fn a_kind_that_no_job_which_serves_proxies_reads_in_this_process_does_not_keep_it_from_being_ready() {
-    let (rollout, destination) = (Some(DirtyWorkloads::new()), Some(Dirty::new()));
-    let external_workload = Some(Triggers::new("test", &prometheus::Registry::new()).unwrap());
+    let (rollout, destination) = (Some(Arc::default()), Some(Dirty::new()));
+    let external_workload = Some(WorkQueue::new("test", &prometheus::Registry::new()).unwrap());
     let rollouts = Readers { rollout, ..Readers::default() };
     let discovery = Readers { destination, ..rollouts.clone() };
     let slices = Readers { external_workload, ..rollouts.clone() };

@@ -144,16 +144,16 @@ fn behind(state: &State, address: SocketAddr) -> Result<Subject, Refusal> {
         let pod = holder(pods).map_err(|count| Refusal::HostPorts(count, address))?;
         return Ok(pod.map_or(Subject::Address, |pod| of_pod(state, pod)));
     }
-    match state.workloads.at(address) {
+    match state.external_workloads.at(address) {
         [] => Ok(Subject::Address),
         [workload] => Ok(Subject::of_workload(state, workload, &mut Lookups::default())),
-        several => Err(Refusal::Workloads(several.len(), address)),
+        several => Err(Refusal::ExternalWorkloads(several.len(), address)),
     }
 }
 
 fn is_nobodys(state: &State, address: SocketAddr) -> bool {
     let pods = [state.pods.at(address.ip()), state.pods.at_host(address)];
-    pods.iter().all(|pods| pods.is_empty()) && state.workloads.at(address).is_empty()
+    pods.iter().all(|pods| pods.is_empty()) && state.external_workloads.at(address).is_empty()
 }
 
 /// Whose an address is. A Pod that is going has it until another has it; of several that are, the newest.

@@ -320,7 +320,7 @@ fn whose_an_address_is_that_several_pods_have_had() {
     let conflict = ask(&cluster([host("a"), host("b")]), "192.0.2.1:80", "");
     assert_eq!(conflict, Err(Refusal::HostPorts(2, "192.0.2.1:80".parse().unwrap())));
     let conflict = ask(&cluster([workload("a", "192.0.2.1", 80), workload("b", "192.0.2.1", 80)]), "192.0.2.1:80", "");
-    assert_eq!(conflict, Err(Refusal::Workloads(2, "192.0.2.1:80".parse().unwrap())));
+    assert_eq!(conflict, Err(Refusal::ExternalWorkloads(2, "192.0.2.1:80".parse().unwrap())));
 }
 
 #[test]

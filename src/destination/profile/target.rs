@@ -59,7 +59,7 @@ pub(in crate::destination) enum Refusal {
     /// So many Pods have the port of the node.
     HostPorts(usize, SocketAddr),
     /// So many ExternalWorkloads have the port.
-    Workloads(usize, SocketAddr),
+    ExternalWorkloads(usize, SocketAddr),
     NoInstance(NamespacedName, Arc<str>),
     NoPod(Arc<str>),
     /// The address is something else's now.
@@ -173,7 +173,7 @@ impl Refusal {
                 address.ip(),
                 address.port()
             )),
-            Self::Workloads(count, address) => Status::failed_precondition(format!(
+            Self::ExternalWorkloads(count, address) => Status::failed_precondition(format!(
                 "found {count} externalworkloads with a conflicting ip {}:{}",
                 address.ip(),
                 address.port()

@@ -77,7 +77,7 @@ fn refusals_have_upstreams_codes_and_words() {
             "found 2 pods with a conflicting host network endpoint 10.0.0.1:80",
         ),
         (
-            Refusal::Workloads(3, address),
+            Refusal::ExternalWorkloads(3, address),
             Code::FailedPrecondition,
             "found 3 externalworkloads with a conflicting ip 10.0.0.1:80",
         ),

@@ -18,7 +18,7 @@ const NONE: &[Arc<EndpointSlice>] = &[];
 /// A Service, its workloads and slices, as a cluster would hold them between two plans.
 struct World {
     service: Service,
-    workloads: Vec<Arc<Workload>>,
+    workloads: Vec<Arc<ExternalWorkload>>,
     slices: Vec<Arc<EndpointSlice>>,
     version: u64,
 }
@@ -42,24 +42,24 @@ fn legacy() -> Service {
     }))
 }
 
-fn workload(name: &str, spec: &Value) -> Arc<Workload> {
+fn workload(name: &str, spec: &Value) -> Arc<ExternalWorkload> {
     Arc::new(external_workload::tests::workload(name, true, &json!({"app": "legacy"}), spec))
 }
 
 /// The `number`th workload, with an address of its own and port http:80.
-fn numbered(number: usize) -> Arc<Workload> {
+fn numbered(number: usize) -> Arc<ExternalWorkload> {
     let ip = format!("192.0.{}.{}", 2 + number / 250, 1 + number % 250);
     workload(&format!("vm-{number:04}"), &json!({"workloadIPs": [{"ip": ip}], "ports": [{"name": "http", "port": 80}]}))
 }
 
-fn edit(workload: &Arc<Workload>, edit: impl FnOnce(&mut Workload)) -> Arc<Workload> {
-    let mut workload = Workload::clone(workload);
+fn edit(workload: &Arc<ExternalWorkload>, edit: impl FnOnce(&mut ExternalWorkload)) -> Arc<ExternalWorkload> {
+    let mut workload = ExternalWorkload::clone(workload);
     edit(&mut workload);
     Arc::new(workload)
 }
 
 impl World {
-    fn new(service: Service, workloads: impl IntoIterator<Item = Arc<Workload>>) -> Self {
+    fn new(service: Service, workloads: impl IntoIterator<Item = Arc<ExternalWorkload>>) -> Self {
         Self { service, workloads: workloads.into_iter().collect(), slices: NONE.to_vec(), version: 0 }
     }
 
@@ -116,7 +116,7 @@ impl World {
     }
 
     /// A slice that holds just these workloads, as a controller left it.
-    fn hold(&mut self, name: &str, workloads: &[Arc<Workload>]) {
+    fn hold(&mut self, name: &str, workloads: &[Arc<ExternalWorkload>]) {
         let (mut families, _) = endpoint::desired(&self.service, workloads);
         let desired = families.remove(&Family::IPv4).unwrap_or_default();
         let ports = desired.values().next().map_or_else(
@@ -167,7 +167,7 @@ impl World {
     }
 }
 
-fn many(range: std::ops::Range<usize>) -> Vec<Arc<Workload>> {
+fn many(range: std::ops::Range<usize>) -> Vec<Arc<ExternalWorkload>> {
     range.map(numbered).collect()
 }
 
@@ -177,7 +177,7 @@ fn dual() -> Service {
     service
 }
 
-fn two_families(name: &str, ips: &[&str]) -> Arc<Workload> {
+fn two_families(name: &str, ips: &[&str]) -> Arc<ExternalWorkload> {
     let ips: Vec<Value> = ips.iter().map(|ip| json!({"ip": ip})).collect();
     workload(name, &json!({"workloadIPs": ips, "ports": [{"name": "http", "port": 80}]}))
 }

@@ -101,7 +101,7 @@ impl Answers {
             self.of.get(replica).filter(|known| mem::discriminant(*known) == mem::discriminant(&answer))
         {
             let wordings = self.wordings.entry(replica.clone()).or_default();
-            if says_the_same(known, &answer) || *wordings >= WORDINGS {
+            if eq_ignoring_version(known, &answer) || *wordings >= WORDINGS {
                 return false;
             }
             *wordings += 1;
@@ -124,7 +124,7 @@ impl Answers {
 }
 
 /// But for numbers, which may be those of a clock.
-fn says_the_same(one: &Answer, other: &Answer) -> bool {
+fn eq_ignoring_version(one: &Answer, other: &Answer) -> bool {
     fn words(text: &str) -> impl Iterator<Item = char> {
         text.chars().filter(|it| !it.is_ascii_digit())
     }

@@ -3,7 +3,7 @@
 //! ```text
 //!   reconcile ──Question──▶ prober ──AdmissionReview──▶ replicas of the proxy-injector
 //!       ▲                     │ Answers (a nudge to who lags)
-//!       └─────Triggers────────┘
+//!       └─────WorkQueue────────┘
 //! ```
 //!
 //! Each replica reads the ConfigMap from a mounted file on every request, and the kubelet refreshes that when it likes. So

@@ -40,12 +40,12 @@ use crate::{
     controller::Parts,
     lease::{Fence, Leadership},
     linkerd_config::drift::FIELD_MANAGER,
-    queue::work_queue::Triggers,
+    queue::WorkQueue,
     tasks::Tasks,
     write::WriteError,
 };
 
-/// Between two requests to a replica that is not current.
+/// IntermediateKind two requests to a replica that is not current.
 const INTERVAL: Duration = Duration::from_secs(1);
 /// The same once it has taken long.
 const SLOW_INTERVAL: Duration = Duration::from_secs(5);
@@ -70,7 +70,7 @@ struct Prober {
     question: watch::Receiver<Option<Question>>,
     answers: Arc<Mutex<Answers>>,
     cluster: Cluster,
-    triggers: Arc<Triggers>,
+    queue: Arc<WorkQueue>,
     leadership: Leadership,
     fence: Fence,
     client: kube::Client,
@@ -96,7 +96,7 @@ impl Injectors {
             question,
             answers: Arc::clone(&answers),
             cluster: parts.cluster.clone(),
-            triggers: Arc::clone(&parts.triggers),
+            queue: Arc::clone(&parts.queue),
             leadership: parts.leadership.clone(),
             fence,
             client: parts.client.clone(),
@@ -248,7 +248,7 @@ impl Prober {
     fn note(&self, question: &Question, replica: &Replica, answer: &Answer) {
         if self.answers.lock().note(question, replica, answer.clone()) {
             debug!(replica = replica.name(), ?answer, "an injector answered");
-            self.triggers.mark([NamespacedName::new("", Arc::clone(&question.config))]);
+            self.queue.add([NamespacedName::new("", Arc::clone(&question.config))]);
         }
     }
 

@@ -17,9 +17,9 @@ use super::{
 use crate::{
     api::linkerd_config::{RolloutMethod, RolloutPods},
     cluster::{
-        index::workload_key::WorkloadRef,
+        index::workload_key::WorkloadKey,
         kinds::{
-            apps_workload::{Progress, UpdateStrategy, WorkloadKind, WorkloadResource},
+            apps_workload::{AppsWorkload, Progress, UpdateStrategy, WorkloadKind},
             inject::Inject,
             namespace::Namespace,
             pod::Pod,
@@ -33,9 +33,9 @@ const ATTEMPTS: u32 = 5;
 const METHOD_ANNOTATION: &str = "config.linkerd.io/rollout-method";
 
 pub struct Facts<'a> {
-    pub workload: &'a WorkloadRef,
+    pub workload: &'a WorkloadKey,
     /// Of a Deployment, StatefulSet or DaemonSet.
-    pub resource: Option<&'a WorkloadResource>,
+    pub resource: Option<&'a AppsWorkload>,
     pub namespace: Option<&'a Namespace>,
     pub pods: &'a [Arc<Pod>],
     /// A PodDisruptionBudget over its Pods allows no disruption.
@@ -146,7 +146,7 @@ pub fn assess(facts: &Facts<'_>, goal: &Goal) -> Assessment {
     Assessment { pods: census.counts, suspects: census.suspects, standing, rolling }
 }
 
-fn rolling(resource: &WorkloadResource) -> Option<Timestamp> {
+fn rolling(resource: &AppsWorkload) -> Option<Timestamp> {
     let annotated = Annotated::of(resource);
     let is_moving = matches!(annotated.state, Some(RolloutState::Updating | RolloutState::Retrying));
     (is_moving && !is_complete(resource)).then(|| annotated.started.unwrap_or(Timestamp::MIN))
@@ -190,7 +190,7 @@ fn standing(facts: &Facts<'_>, namespace: &Namespace, census: &Census<'_>, goal:
 
 fn of_selected(
     facts: &Facts<'_>,
-    resource: &WorkloadResource,
+    resource: &AppsWorkload,
     namespace: &Namespace,
     census: &Census<'_>,
     goal: &Goal,
@@ -284,7 +284,7 @@ fn flight(annotated: &Annotated<'_>, goal: &Goal, attempt: u32, health: Health) 
 }
 
 /// Those that a restart would replace: the last one first evicted, as StatefulSets do.
-fn reachable<'a>(resource: &WorkloadResource, census: &Census<'a>) -> Vec<&'a Arc<Pod>> {
+fn reachable<'a>(resource: &AppsWorkload, census: &Census<'a>) -> Vec<&'a Arc<Pod>> {
     let mut pods = census.outdated.clone();
     if let UpdateStrategy::Partition(partition) = resource.update {
         let ordinal = |pod: &Pod| pod.key.name.rsplit_once('-')?.1.parse::<i32>().ok();
@@ -294,7 +294,7 @@ fn reachable<'a>(resource: &WorkloadResource, census: &Census<'a>) -> Vec<&'a Ar
     pods
 }
 
-fn method(resource: &WorkloadResource, goal: &Goal) -> RolloutMethod {
+fn method(resource: &AppsWorkload, goal: &Goal) -> RolloutMethod {
     match resource.annotations.get(METHOD_ANNOTATION).map(|value| &**value) {
         Some("restart") => RolloutMethod::Restart,
         Some("evict") => RolloutMethod::Evict,
@@ -304,7 +304,7 @@ fn method(resource: &WorkloadResource, goal: &Goal) -> RolloutMethod {
 
 fn skip(
     facts: &Facts<'_>,
-    resource: &WorkloadResource,
+    resource: &AppsWorkload,
     namespace: &Namespace,
     method: RolloutMethod,
     is_out_of_reach: bool,
@@ -326,7 +326,7 @@ fn skip(
 }
 
 /// Whether its controller has done all that it was asked for.
-fn is_complete(resource: &WorkloadResource) -> bool {
+fn is_complete(resource: &AppsWorkload) -> bool {
     let Progress { observed, wanted, total, updated, available, .. } = resource.progress;
     let to_update = match resource.update {
         UpdateStrategy::Rolling | UpdateStrategy::Recreate => wanted,
@@ -338,7 +338,7 @@ fn is_complete(resource: &WorkloadResource) -> bool {
 }
 
 /// In a sentence.
-fn missing(resource: &WorkloadResource) -> String {
+fn missing(resource: &AppsWorkload) -> String {
     let Progress { observed, wanted, updated, available, .. } = resource.progress;
     if !observed {
         return "its controller has not looked at it yet".to_owned();

@@ -18,12 +18,12 @@ use super::{
 };
 use crate::{
     api::linkerd_config::{RolloutPods, RolloutWorkloads},
-    cluster::index::workload_key::WorkloadRef,
+    cluster::index::workload_key::WorkloadKey,
 };
 
 /// What a controller says of its workload and what the Pods say arrive by different watches: a contradiction has to last.
 const SETTLED: Duration = Duration::from_secs(5);
-/// Between one Pod that came up and the eviction of the next.
+/// IntermediateKind one Pod that came up and the eviction of the next.
 const EVICTION_PAUSE: Duration = Duration::from_secs(2);
 /// A write that failed so often in a row is told: a workload that changes while it is looked at makes one fail.
 const TOLD: u32 = 3;
@@ -32,15 +32,15 @@ const SENT_IS_SEEN: Duration = Duration::from_secs(30);
 
 #[derive(Default)]
 pub struct Board {
-    workloads: HashMap<WorkloadRef, Entry>,
+    workloads: HashMap<WorkloadKey, Entry>,
     pub totals: Totals,
     /// And those that roll for something of old.
-    in_flight: BTreeSet<WorkloadRef>,
+    in_flight: BTreeSet<WorkloadKey>,
     /// Those that wait, by namespace: one that is full is passed over as a whole.
-    pending: BTreeMap<Arc<str>, BTreeSet<WorkloadRef>>,
-    pub failed: BTreeMap<WorkloadRef, Failure>,
+    pending: BTreeMap<Arc<str>, BTreeSet<WorkloadKey>>,
+    pub failed: BTreeMap<WorkloadKey, Failure>,
     /// What could not be written, and when it is tried again.
-    refused: HashMap<WorkloadRef, Refused>,
+    refused: HashMap<WorkloadKey, Refused>,
     last_start: Option<Timestamp>,
 }
 
@@ -96,7 +96,7 @@ pub struct Limits {
 
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Step {
-    pub workload: WorkloadRef,
+    pub workload: WorkloadKey,
     pub action: Action,
 }
 
@@ -127,15 +127,15 @@ pub struct Next {
 // === impl Board ===
 
 impl Board {
-    pub fn knows(&self, workload: &WorkloadRef) -> bool {
+    pub fn knows(&self, workload: &WorkloadKey) -> bool {
         self.workloads.contains_key(workload)
     }
 
-    pub fn workloads(&self) -> impl Iterator<Item = &WorkloadRef> {
+    pub fn workloads(&self) -> impl Iterator<Item = &WorkloadKey> {
         self.workloads.keys()
     }
 
-    pub fn in_flight(&self) -> impl Iterator<Item = &WorkloadRef> {
+    pub fn in_flight(&self) -> impl Iterator<Item = &WorkloadKey> {
         self.in_flight.iter()
     }
 
@@ -146,13 +146,13 @@ impl Board {
     }
 
     /// One of the workloads that could not be written, and why.
-    pub fn refused(&self) -> Option<(&WorkloadRef, &str)> {
+    pub fn refused(&self) -> Option<(&WorkloadKey, &str)> {
         let mut refused = self.refused.iter().filter(|(_, refused)| refused.count >= TOLD);
         refused.next().map(|(workload, refused)| (workload, refused.message.as_str()))
     }
 
     /// Whether the watch has yet to show what we wrote.
-    pub fn is_unseen(&self, workload: &WorkloadRef, version: &str, now: Timestamp) -> bool {
+    pub fn is_unseen(&self, workload: &WorkloadKey, version: &str, now: Timestamp) -> bool {
         let sent = self.workloads.get(workload).and_then(|entry| entry.sent);
         let Some(sent) = sent else { return false };
         let is_recent = age(sent.at, now) < SENT_IS_SEEN;
@@ -160,7 +160,7 @@ impl Board {
     }
 
     /// Puts a workload in its place. One that is gone, or of no interest, is forgotten.
-    pub fn set(&mut self, workload: &WorkloadRef, assessment: Option<Assessment>, now: Timestamp) {
+    pub fn set(&mut self, workload: &WorkloadKey, assessment: Option<Assessment>, now: Timestamp) {
         let known = self.remove(workload);
         let of_interest = |it: &Assessment| it.standing != Standing::Unmeshed || it.pods != RolloutPods::default();
         let Some(assessment) = assessment.filter(of_interest) else {
@@ -209,7 +209,7 @@ impl Board {
     /// whether it was; trying again tells, because what was looked at would be another then.
     pub fn refuse(
         &mut self,
-        workload: &WorkloadRef,
+        workload: &WorkloadKey,
         message: String,
         is_open: bool,
         now: Timestamp,
@@ -325,8 +325,8 @@ impl Board {
     }
 
     /// Those that are in flight; one that rolls for something of old has its place only as long as it may take.
-    fn places(&self, limits: &Limits, now: Timestamp) -> BTreeSet<&WorkloadRef> {
-        let counts = |workload: &&WorkloadRef| {
+    fn places(&self, limits: &Limits, now: Timestamp) -> BTreeSet<&WorkloadKey> {
+        let counts = |workload: &&WorkloadKey| {
             let Some(Assessment { standing, rolling, .. }) = self.workloads.get(*workload).map(|it| &it.assessment)
             else {
                 return false;
@@ -349,7 +349,7 @@ impl Board {
         self.in_flight.iter().filter_map(since).max()
     }
 
-    fn insert(&mut self, workload: &WorkloadRef, entry: Entry) {
+    fn insert(&mut self, workload: &WorkloadKey, entry: Entry) {
         self.totals.add(&entry.assessment, 1);
         match &entry.assessment.standing {
             Standing::Pending(_) => {
@@ -364,7 +364,7 @@ impl Board {
         self.workloads.insert(workload.clone(), entry);
     }
 
-    fn remove(&mut self, workload: &WorkloadRef) -> Option<Entry> {
+    fn remove(&mut self, workload: &WorkloadKey) -> Option<Entry> {
         let entry = self.workloads.remove(workload)?;
         self.totals.add(&entry.assessment, -1);
         self.failed.remove(workload);

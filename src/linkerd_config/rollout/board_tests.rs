@@ -1,8 +1,8 @@
 use super::*;
 use crate::api::linkerd_config::RolloutMethod;
 
-fn workload(namespace: &str, name: &str) -> WorkloadRef {
-    WorkloadRef { namespace: namespace.into(), kind: "Deployment".into(), name: name.into() }
+fn workload(namespace: &str, name: &str) -> WorkloadKey {
+    WorkloadKey { namespace: namespace.into(), kind: "Deployment".into(), name: name.into() }
 }
 
 fn at(seconds: i64) -> Timestamp {

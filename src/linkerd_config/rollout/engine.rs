@@ -36,13 +36,13 @@ use crate::{
     api::NamespacedName,
     cluster::{
         Cluster, Reader,
-        index::workload_key::WorkloadRef,
-        kinds::{apps_workload::WorkloadResource, pod::Phase},
+        index::workload_key::WorkloadKey,
+        kinds::{apps_workload::AppsWorkload, pod::Phase},
     },
     controller::Parts,
     events::{Events, Notice, Reason},
     lease::Leadership,
-    queue::{dirty_set::DirtyWorkloads, work_queue::Triggers},
+    queue::{DirtySet, WorkQueue},
     retry::backoff,
     write::WriteError,
 };
@@ -53,27 +53,27 @@ const PREDECESSOR: Duration = Duration::from_secs(2);
 const PACE: Duration = Duration::from_secs(1);
 const BACKOFF_BASE: Duration = Duration::from_millis(200);
 const BACKOFF_CAP: Duration = Duration::from_secs(60);
-/// Workloads that are looked at between two looks at everything else.
+/// ExternalWorkloads that are looked at between two looks at everything else.
 const AT_ONCE: usize = 256;
 
 pub(super) struct Engine {
     cluster: Cluster,
     leadership: Leadership,
     events: Events,
-    triggers: Arc<Triggers>,
-    dirty: Arc<DirtyWorkloads>,
+    queue: Arc<WorkQueue>,
+    dirty: Arc<DirtySet<WorkloadKey>>,
     goals: watch::Receiver<Option<Arc<Goal>>>,
     latest: Arc<Latest>,
     restarter: Restarter,
     /// All that there are.
-    known: HashSet<WorkloadRef>,
+    known: HashSet<WorkloadKey>,
     board: Board,
     windows: Option<Windows>,
     /// How the windows stood, and when that was looked for: to see when it changes may take a look at years.
     window: Option<(Window, Timestamp)>,
     term: Term,
     /// Why a workload was skipped, as far as it was told: once for each key.
-    told: HashMap<WorkloadRef, Skip>,
+    told: HashMap<WorkloadKey, Skip>,
     /// What was published last, and when.
     published: Option<(Arc<Progress>, Instant)>,
 }
@@ -89,7 +89,7 @@ struct Term {
 impl Engine {
     pub(super) fn new(
         parts: &Parts,
-        dirty: Arc<DirtyWorkloads>,
+        dirty: Arc<DirtySet<WorkloadKey>>,
         goals: watch::Receiver<Option<Arc<Goal>>>,
         latest: Arc<Latest>,
         restarter: Restarter,
@@ -98,7 +98,7 @@ impl Engine {
             cluster: parts.cluster.clone(),
             leadership: parts.leadership.clone(),
             events: parts.events.clone(),
-            triggers: Arc::clone(&parts.triggers),
+            queue: Arc::clone(&parts.queue),
             dirty,
             goals,
             latest,
@@ -125,7 +125,7 @@ impl Engine {
         loop {
             tokio::select! {
                 workloads = self.dirty.next() => {
-                    for workload in workloads {
+                    for workload in workloads.into_keys() {
                         self.look(&workload, goal.as_deref());
                     }
                 }
@@ -190,7 +190,7 @@ impl Engine {
         if before.is_some_and(|before| before.judges_like(after)) {
             return;
         }
-        let all: Vec<WorkloadRef> = self.known.iter().cloned().collect();
+        let all: Vec<WorkloadKey> = self.known.iter().cloned().collect();
         for some in all.chunks(AT_ONCE) {
             for workload in some {
                 self.look(workload, Some(after));
@@ -200,11 +200,11 @@ impl Engine {
     }
 
     /// Puts a workload on the board as it is now.
-    fn look(&mut self, workload: &WorkloadRef, goal: Option<&Goal>) {
+    fn look(&mut self, workload: &WorkloadKey, goal: Option<&Goal>) {
         let now = Timestamp::now();
         let (assessment, resource) = {
             let state = self.cluster.read();
-            let resource = state.workload_resources.get(workload).cloned();
+            let resource = state.apps_workloads.get(workload).cloned();
             if resource.is_none() && state.pods_of(workload).next().is_none() {
                 self.known.remove(workload);
                 self.told.remove(workload);
@@ -322,7 +322,7 @@ impl Engine {
     /// Whether anything else may be carried out after it.
     async fn carry_out(&mut self, goal: &Goal, step: Step) -> bool {
         let workload = &step.workload;
-        let resource = self.cluster.read().workload_resources.get(workload).cloned();
+        let resource = self.cluster.read().apps_workloads.get(workload).cloned();
         let Some(resource) = resource else {
             self.board.set(workload, None, Timestamp::now());
             return true;
@@ -350,7 +350,7 @@ impl Engine {
         true
     }
 
-    fn told_of(&self, goal: &Goal, resource: &WorkloadResource, action: &Action) {
+    fn told_of(&self, goal: &Goal, resource: &AppsWorkload, action: &Action) {
         let (workload, key) = (&resource.workload, &goal.key);
         let (reason, note) = match action {
             Action::Start(start) => {
@@ -381,7 +381,7 @@ impl Engine {
         self.tell(resource, goal, reason, note);
     }
 
-    fn tell(&self, resource: &WorkloadResource, goal: &Goal, reason: Reason, note: String) {
+    fn tell(&self, resource: &AppsWorkload, goal: &Goal, reason: Reason, note: String) {
         let regarding = ObjectReference {
             api_version: Some("apps/v1".to_owned()),
             kind: Some(resource.kind.as_str().to_owned()),
@@ -412,7 +412,7 @@ impl Engine {
         let config = NamespacedName::new("", Arc::clone(&progress.goal.config));
         self.latest.set(Some(Arc::clone(&progress)));
         self.published = Some((progress, now));
-        self.triggers.mark([config]);
+        self.queue.add([config]);
         None
     }
 }

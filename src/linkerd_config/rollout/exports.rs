@@ -26,7 +26,10 @@ impl Exports {
                 &["class"],
             )?,
             workloads: IntGaugeVec::new(
-                Opts::new("linkerd_operator_linkerdconfig_workloads", "Workloads that opted in, by how they stand"),
+                Opts::new(
+                    "linkerd_operator_linkerdconfig_workloads",
+                    "ExternalWorkloads that opted in, by how they stand",
+                ),
                 &["state"],
             )?,
         })

@@ -13,7 +13,7 @@ use super::{
 };
 use crate::{
     api::{NamespacedName, linkerd_config::OptIn},
-    cluster::{Kind, index::workload_key::WorkloadRef, testing::Feed},
+    cluster::{Kind, index::workload_key::WorkloadKey, testing::Feed},
 };
 
 /// What Pods shall have, and what they had before.
@@ -80,7 +80,7 @@ impl World {
     }
 
     pub(super) fn look(&self, kind: &str, name: &str) -> Assessment {
-        look(&self.feed.cluster.read(), &WorkloadRef::new("ns", kind, name), &self.goal).unwrap()
+        look(&self.feed.cluster.read(), &WorkloadKey::new("ns", kind, name), &self.goal).unwrap()
     }
 
     pub(super) fn standing(&self, kind: &str, name: &str) -> Standing {

@@ -50,12 +50,12 @@ use crate::{
     api::{LinkerdConfigSpec, LinkerdConfigStatus},
     cluster::{
         State,
-        index::workload_key::WorkloadRef,
+        index::workload_key::WorkloadKey,
         kinds::{linkerd_config::LinkerdConfig, pod::Pod},
     },
     controller::Parts,
     lease::Fence,
-    queue::dirty_set::DirtyWorkloads,
+    queue::DirtySet,
     tasks::Tasks,
 };
 
@@ -76,7 +76,7 @@ impl Rollouts {
     /// When the metrics are registered already.
     pub(super) fn spawn(
         parts: &Parts,
-        dirty: Arc<DirtyWorkloads>,
+        dirty: Arc<DirtySet<WorkloadKey>>,
         fence: Fence,
         stop: CancellationToken,
         tasks: &mut Tasks,
@@ -136,8 +136,8 @@ pub fn problems(spec: &LinkerdConfigSpec) -> Vec<Problem> {
 }
 
 /// How a workload stands; `None` for one that is no more. Costs what its Pods cost.
-pub fn look(state: &State, workload: &WorkloadRef, goal: &Goal) -> Option<Assessment> {
-    let resource = state.workload_resources.get(workload);
+pub fn look(state: &State, workload: &WorkloadKey, goal: &Goal) -> Option<Assessment> {
+    let resource = state.apps_workloads.get(workload);
     let pods: Vec<Arc<Pod>> = state.pods_of(workload).cloned().collect();
     if resource.is_none() && pods.is_empty() {
         return None;

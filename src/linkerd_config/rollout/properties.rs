@@ -22,7 +22,7 @@ use super::{
     look,
     restart::patch,
 };
-use crate::cluster::{Kind, index::workload_key::WorkloadRef};
+use crate::cluster::{Kind, index::workload_key::WorkloadKey};
 
 const DEPLOYMENTS: usize = 4;
 const PODS: usize = 2;
@@ -219,7 +219,7 @@ impl Simulation {
     }
 
     fn look(&mut self, index: usize) {
-        let workload = WorkloadRef::new("ns", "Deployment", format!("d{index}"));
+        let workload = WorkloadKey::new("ns", "Deployment", format!("d{index}"));
         let version = self.deployments[&index].object["metadata"]["resourceVersion"].as_str().unwrap().to_owned();
         if self.board.is_unseen(&workload, &version, self.now) {
             return;
@@ -230,7 +230,7 @@ impl Simulation {
 
     fn carry_out(&mut self, step: &Step) {
         let index: usize = step.workload.name[1..].parse().unwrap();
-        let resource = self.world.feed.cluster.read().workload_resources.get(&step.workload).cloned().unwrap();
+        let resource = self.world.feed.cluster.read().apps_workloads.get(&step.workload).cloned().unwrap();
         let mut patch = patch(&resource, &step.action, &self.world.goal.key, self.now);
         if let Action::Start(start) = &step.action {
             let wanted = marker(self.wanted);
@@ -259,7 +259,7 @@ impl Simulation {
     /// Everything is up to date, or it is said why not.
     fn is_settled(&self) -> Result<(), String> {
         for (index, deployment) in &self.deployments {
-            let workload = WorkloadRef::new("ns", "Deployment", format!("d{index}"));
+            let workload = WorkloadKey::new("ns", "Deployment", format!("d{index}"));
             let standing = look(&self.world.feed.cluster.read(), &workload, &self.world.goal).map(|it| it.standing);
             let is_current = deployment.pods.iter().all(|pod| pod.1 == marker(self.wanted));
             match standing {

@@ -29,7 +29,7 @@ use super::{
 };
 use crate::{
     api::{RESTARTED_FOR_ANNOTATION, linkerd_config::RolloutMethod},
-    cluster::kinds::apps_workload::{WorkloadKind, WorkloadResource},
+    cluster::kinds::apps_workload::{AppsWorkload, WorkloadKind},
     lease::Fence,
     linkerd_config::drift::FIELD_MANAGER,
     write::WriteError,
@@ -77,7 +77,7 @@ impl Restarter {
     /// The version of the workload that the step made; empty where it made none.
     pub(super) async fn carry_out(
         &self,
-        resource: &WorkloadResource,
+        resource: &AppsWorkload,
         action: &Action,
         key: &RolloutKey,
         now: Timestamp,
@@ -105,7 +105,7 @@ impl Restarter {
         Ok(version)
     }
 
-    async fn patch<K>(&self, resource: &WorkloadResource, patch: &Value) -> Result<String, WriteError>
+    async fn patch<K>(&self, resource: &AppsWorkload, patch: &Value) -> Result<String, WriteError>
     where
         K: Resource<DynamicType = (), Scope = NamespaceResourceScope> + Clone + DeserializeOwned + std::fmt::Debug,
     {
@@ -127,7 +127,7 @@ impl Restarter {
 }
 
 /// A merge patch of the workload.
-pub(super) fn patch(resource: &WorkloadResource, action: &Action, key: &RolloutKey, now: Timestamp) -> Value {
+pub(super) fn patch(resource: &AppsWorkload, action: &Action, key: &RolloutKey, now: Timestamp) -> Value {
     let annotated = Annotated::of(resource);
     let started = format!("{now:.0}");
     let in_template = resource.template.restarted_for.as_deref();

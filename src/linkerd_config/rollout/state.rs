@@ -5,7 +5,7 @@
 
 use k8s_openapi::jiff::Timestamp;
 
-use crate::cluster::kinds::apps_workload::WorkloadResource;
+use crate::cluster::kinds::apps_workload::AppsWorkload;
 
 /// On a workload, and not on its template: what it was restarted for last.
 pub const HASH_ANNOTATION: &str = "config.linkerd.io/rollout-hash";
@@ -61,7 +61,7 @@ impl RolloutState {
 // === impl Annotated ===
 
 impl<'a> Annotated<'a> {
-    pub fn of(resource: &'a WorkloadResource) -> Self {
+    pub fn of(resource: &'a AppsWorkload) -> Self {
         let annotation = |key: &str| resource.annotations.get(key).map(|value| &**value);
         Self {
             hash: annotation(HASH_ANNOTATION).unwrap_or_default(),

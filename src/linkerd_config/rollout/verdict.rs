@@ -13,7 +13,7 @@ use super::{
 };
 use crate::{
     api::linkerd_config::{OnFailure, RolloutFailure, RolloutPods, RolloutSkipped, RolloutWorkload, RolloutWorkloads},
-    cluster::index::workload_key::WorkloadRef,
+    cluster::index::workload_key::WorkloadKey,
 };
 
 /// Of each list in a status.
@@ -72,7 +72,7 @@ pub fn progress(board: &Board, goal: &Arc<Goal>, gate: Option<&Gate>, next_windo
     let (phase, complete) = judged(board, goal, gate);
     let wants_rollback =
         is_halted(board, goal) && goal.rollout().on_failure == OnFailure::Rollback && goal.rolled_back.is_none();
-    let failure = |(workload, failure): (&WorkloadRef, &super::assess::Failure)| RolloutFailure {
+    let failure = |(workload, failure): (&WorkloadKey, &super::assess::Failure)| RolloutFailure {
         kind: workload.kind.to_string(),
         namespace: workload.namespace.to_string(),
         name: workload.name.to_string(),
@@ -164,7 +164,7 @@ fn failures(board: &Board) -> String {
     }
 }
 
-fn reference(workload: &WorkloadRef) -> RolloutWorkload {
+fn reference(workload: &WorkloadKey) -> RolloutWorkload {
     RolloutWorkload {
         kind: workload.kind.to_string(),
         namespace: workload.namespace.to_string(),

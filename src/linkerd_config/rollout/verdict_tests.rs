@@ -15,7 +15,7 @@ fn board(standings: &[Standing]) -> Board {
     for (number, standing) in standings.iter().enumerate() {
         let pods = RolloutPods { meshed: 1, ..RolloutPods::default() };
         let assessment = Assessment { pods, suspects: 0, standing: standing.clone(), rolling: None };
-        board.set(&WorkloadRef::new("ns", "Deployment", number.to_string()), Some(assessment), time("12:00:00"));
+        board.set(&WorkloadKey::new("ns", "Deployment", number.to_string()), Some(assessment), time("12:00:00"));
     }
     board
 }

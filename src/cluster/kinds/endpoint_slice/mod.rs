@@ -18,7 +18,7 @@ use crate::{
     },
     cluster::{Affected, Kind, Problems, Projected, State},
 };
-use ready::{Instance, ReadySlice, Target};
+use ready::{EndpointReference, Instance, ReadySlice};
 
 /// A slice as both readers need it.
 pub struct Slice {
@@ -42,7 +42,7 @@ pub struct Slices {
 struct Namespace {
     by_name: HashMap<Arc<str>, Slice>,
     by_service: HashMap<Arc<str>, BTreeSet<Arc<str>>>,
-    by_target: HashMap<Target, BTreeSet<Arc<str>>>,
+    by_target: HashMap<EndpointReference, BTreeSet<Arc<str>>>,
 }
 
 /// The watch's selector while slices serve only the ExternalWorkload controller: the ones it manages.
@@ -95,15 +95,15 @@ impl Slice {
     }
 
     /// What its endpoints stand for, each once.
-    fn targets(&self) -> HashSet<Target> {
+    fn targets(&self) -> HashSet<EndpointReference> {
         let endpoints = self.ready.iter().flat_map(|slice| &slice.endpoints);
         let instances = self.ready.iter().flat_map(|slice| slice.instances.values());
         let pods = instances.filter_map(|instance| match instance {
-            Instance::Pod(name, _) => Some(Target::Pod(Arc::clone(name))),
+            Instance::Pod(name, _) => Some(EndpointReference::Pod(Arc::clone(name))),
             Instance::Address(_) => None,
         });
         let targets = endpoints.map(|endpoint| endpoint.target.clone());
-        targets.filter(|target| *target != Target::Address).chain(pods).collect()
+        targets.filter(|target| *target != EndpointReference::Address).chain(pods).collect()
     }
 
     /// How many endpoints of a managed slice are ready, and how many are not.
@@ -164,13 +164,13 @@ impl Slices {
     }
 
     /// The Services that have the Pod as an endpoint.
-    pub fn naming_pod(&self, pod: &NamespacedName) -> Vec<NamespacedName> {
-        self.naming_target(&pod.namespace, &Target::Pod(Arc::clone(&pod.name)))
+    pub fn services_with_pod(&self, pod: &NamespacedName) -> Vec<NamespacedName> {
+        self.naming_target(&pod.namespace, &EndpointReference::Pod(Arc::clone(&pod.name)))
     }
 
     /// The Services that have the ExternalWorkload as an endpoint.
-    pub fn naming_workload(&self, workload: &NamespacedName) -> Vec<NamespacedName> {
-        self.naming_target(&workload.namespace, &Target::ExternalWorkload(Arc::clone(&workload.name)))
+    pub fn services_with_external_workload(&self, workload: &NamespacedName) -> Vec<NamespacedName> {
+        self.naming_target(&workload.namespace, &EndpointReference::ExternalWorkload(Arc::clone(&workload.name)))
     }
 
     fn naming(&self, service: &NamespacedName) -> impl Iterator<Item = &Slice> {
@@ -179,7 +179,7 @@ impl Slices {
         names.filter_map(move |name| namespace?.by_name.get(name))
     }
 
-    fn naming_target(&self, namespace: &str, target: &Target) -> Vec<NamespacedName> {
+    fn naming_target(&self, namespace: &str, target: &EndpointReference) -> Vec<NamespacedName> {
         let Some(namespace) = self.namespaces.get(namespace) else { return Vec::new() };
         let slices = namespace.by_target.get(target).into_iter().flatten();
         slices.filter_map(|name| namespace.by_name.get(name)?.service().cloned()).collect()
@@ -330,7 +330,7 @@ mod tests {
         let target = json!({"kind": "Pod", "name": "db-0"});
         let endpoints = json!([{"addresses": ["10.0.0.1"], "conditions": {"ready": false}, "hostname": "db-0", "targetRef": target}]);
         slices.insert(managed_by("endpointslice-controller.k8s.io", "db", "1", &endpoints));
-        assert_eq!(names(&slices.naming_pod(&NamespacedName::new("ns", "db-0"))), ["db"]);
+        assert_eq!(names(&slices.services_with_pod(&NamespacedName::new("ns", "db-0"))), ["db"]);
         let db = NamespacedName::new("ns", "db");
         assert!(slices.instance(&db, "db-0").is_some() && slices.instance(&db, "db-1").is_none());
         slices.remove(&NamespacedName::new("ns", "s"));
@@ -342,9 +342,9 @@ mod tests {
         let mut slices = Slices::default();
         let pod = NamespacedName::new("ns", "web-1");
         slices.insert(slice("web", "1", true));
-        assert_eq!(names(&slices.naming_pod(&pod)), ["web"]);
+        assert_eq!(names(&slices.services_with_pod(&pod)), ["web"]);
         slices.insert(slice("web", "2", false));
-        assert!(slices.naming_pod(&pod).is_empty());
+        assert!(slices.services_with_pod(&pod).is_empty());
         assert!(slices.namespaces.values().all(|namespace| namespace.by_target.is_empty()));
     }
 }

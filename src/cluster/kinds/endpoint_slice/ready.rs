@@ -44,7 +44,7 @@ pub struct SlicePort {
 pub struct ReadyEndpoint {
     /// At least one.
     pub addresses: Box<[IpAddr]>,
-    pub target: Target,
+    pub target: EndpointReference,
     pub hostname: Option<Arc<str>>,
     pub zone: Option<Arc<str>>,
     /// The zones whose clients should use it; empty when there is no hint.
@@ -62,7 +62,7 @@ pub enum Instance {
 
 /// What an endpoint stands for, in the namespace of its slice.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
-pub enum Target {
+pub enum EndpointReference {
     /// Nothing but its address.
     Address,
     Pod(Arc<str>),
@@ -78,9 +78,9 @@ pub struct Mirror {
     pub gateway_identity: Option<Arc<str>>,
 }
 
-// === impl Target ===
+// === impl EndpointReference ===
 
-impl Target {
+impl EndpointReference {
     pub fn pod(&self) -> Option<&Arc<str>> {
         match self {
             Self::Pod(name) => Some(name),
@@ -158,7 +158,7 @@ impl ReadyEndpoint {
     /// `None` where it stands for something that no client can be told of, or has no address.
     fn of(endpoint: &Endpoint, namespace: &str, problems: &mut Problems) -> Option<Self> {
         let target = match &endpoint.target_ref {
-            None => Target::Address,
+            None => EndpointReference::Address,
             Some(target) => {
                 let name = target.name.as_deref().unwrap_or_default();
                 if let Some(other) = target.namespace.as_deref().filter(|it| !it.is_empty() && *it != namespace) {
@@ -166,8 +166,8 @@ impl ReadyEndpoint {
                     return None;
                 }
                 match target.kind.as_deref().unwrap_or_default() {
-                    "Pod" => Target::Pod(name.into()),
-                    EXTERNAL_WORKLOAD_KIND => Target::ExternalWorkload(name.into()),
+                    "Pod" => EndpointReference::Pod(name.into()),
+                    EXTERNAL_WORKLOAD_KIND => EndpointReference::ExternalWorkload(name.into()),
                     kind => {
                         problems.add(format_args!("an endpoint refers to a {kind:?}, {name:?}, which is no endpoint"));
                         return None;
@@ -265,10 +265,10 @@ pub mod tests {
         assert_eq!(
             kept,
             [
-                (Target::Pod("a".into()), "10.0.0.1".to_owned()),
-                (Target::Pod("a".into()), "10.0.0.2".to_owned()),
-                (Target::Address, "10.0.0.6".to_owned()),
-                (Target::ExternalWorkload("vm".into()), "2001:db8::7".to_owned()),
+                (EndpointReference::Pod("a".into()), "10.0.0.1".to_owned()),
+                (EndpointReference::Pod("a".into()), "10.0.0.2".to_owned()),
+                (EndpointReference::Address, "10.0.0.6".to_owned()),
+                (EndpointReference::ExternalWorkload("vm".into()), "2001:db8::7".to_owned()),
             ]
         );
         let last = slice.endpoints.last().unwrap();
