@@ -1,11 +1,11 @@
-//! What the controllers have in common: kube-runtime's `Controller`, fed by the cluster's watches, that acts while it leads.
+//! What the controllers have in common: kube-runtime's `Controller`, fed by an observer of the cluster, that acts while it leads.
 //!
 //! ```text
-//! cluster ──WorkQueue──▶ Controller ──▶ Reconciler::reconcile ──▶ may_decide? ◀── Leadership
+//! cluster ──observer──▶ WorkQueue ──▶ Controller ──▶ Reconciler::reconcile ──▶ may_act? ◀── Leadership
 //! ```
 //!
-//! In: a [`Reconciler`]. Out: its reconciles. Always holds: whoever begins to lead looks at everything, and not before each
-//! watch is known to be at work; what failed is tried again and never given up; what is gone is forgotten.
+//! In: a [`Reconciler`]. Out: its reconciles. Always holds: a process that begins to lead reconciles every object, and not before each
+//! watch is known to be at work; a failed reconcile is retried and never given up; a deleted object is forgotten.
 
 use std::{
     fmt::Debug,
@@ -20,104 +20,109 @@ use std::{
 use futures::{StreamExt, stream};
 use kube::{
     Client,
-    core::{PartialObjectMeta, Resource},
+    core::{ObjectMeta, PartialObjectMeta, PartialObjectMetaExt, Resource},
     runtime::{
         controller::{Action, Config, Controller, Error},
-        reflector::Store,
+        reflector::{Store, store::Writer},
+        watcher,
     },
 };
+use parking_lot::Mutex;
 use prometheus::Registry;
 use tokio_util::sync::CancellationToken;
 use tracing::info;
 
 use crate::{
     api::NamespacedName,
-    cluster::{Cluster, Reader, State},
+    cluster::{Cluster, Kind},
     events::Events,
     lease::Leadership,
     queue::WorkQueue,
 };
 
-/// What a controller is made of.
-pub struct Parts {
+/// What every controller needs.
+pub struct ControllerDeps {
     pub client: Client,
     pub cluster: Cluster,
-    pub queue: Arc<WorkQueue>,
     pub leadership: Leadership,
     pub events: Events,
     pub registry: Registry,
 }
 
-/// What decides when a controller looks at an object, and whether it may decide anything then.
-pub struct ControlLoop {
+/// Decides when a controller may act: while this process leads, after it has seen what its predecessor wrote.
+pub struct LeaderGate {
     pub cluster: Cluster,
-    reader: Reader,
+    kinds: &'static [Kind],
     queue: Arc<WorkQueue>,
     leadership: Leadership,
-    /// The term for which every watch is known to be at work; nothing is decided in another.
+    /// The term for which every watch is known to be at work; the controller acts in no other.
     confirmed_term: AtomicU64,
 }
+
+/// The names of all objects of a kind, for kube-runtime's Controller: all else is read from the cluster's state.
+pub struct Names<K: Resource<DynamicType = ()> + Clone + Debug + 'static>(Mutex<Writer<PartialObjectMeta<K>>>);
 
 /// What a controller does about one object.
 pub trait Reconciler: Send + Sync + Sized + 'static {
     type Object: Resource<DynamicType = ()> + Clone + Debug + Send + Sync + 'static;
     type Error: std::error::Error + Send + Sync + 'static;
 
-    /// All objects that the controller looks after. What it knows of one it reads from the [`State`] when it reconciles.
-    fn names(state: &State) -> Store<PartialObjectMeta<Self::Object>>;
+    fn gate(&self) -> &LeaderGate;
 
-    fn control(&self) -> &ControlLoop;
-
-    /// A term begins, in which nothing was decided yet.
+    /// Called when a term begins, before its first reconcile.
     fn begin(&self) {}
 
     fn reconcile(&self, key: &NamespacedName) -> impl Future<Output = Result<Action, Self::Error>> + Send;
 
-    /// A reconcile failed: how long until the next.
+    /// Called when a reconcile failed. Returns the delay of the next one.
     fn failed(&self, key: &NamespacedName, error: &Self::Error) -> Duration;
 
-    /// The object is gone.
+    /// Called when the object is gone.
     fn forget(&self, key: &NamespacedName);
 }
 
 /// Reconciles until `stop` is cancelled, then ends with the reconciles under way.
-pub async fn run<R: Reconciler>(reconciler: Arc<R>, concurrency: u16, stop: CancellationToken) {
-    let control = reconciler.control();
+pub async fn run<R: Reconciler>(
+    reconciler: Arc<R>,
+    names: Store<PartialObjectMeta<R::Object>>,
+    concurrency: u16,
+    stop: CancellationToken,
+) {
+    let gate = reconciler.gate();
     tokio::select! {
-        () = control.cluster.synced(control.reader) => {}
+        () = gate.cluster.synced(gate.kinds) => {}
         () = stop.cancelled() => return,
     }
-    let names = R::names(&control.cluster.read());
-    // The watches feed the store and the queue; the Controller itself watches nothing.
+    // The observer feeds the store and the queue; the Controller itself watches nothing.
     let outcomes = Controller::for_stream(stream::pending(), names.clone())
         .with_config(Config::default().concurrency(concurrency))
-        .reconcile_on(control.queue.stream())
+        .reconcile_on(gate.queue.stream())
         .graceful_shutdown_on(stop.cancelled_owned())
         .run(reconcile, on_error, Arc::clone(&reconciler))
         .for_each(|outcome| {
             if let Err(Error::ObjectNotFound(name)) = outcome {
                 let key = NamespacedName::new(name.namespace.unwrap_or_default(), name.name);
-                control.queue.forget(&key);
+                gate.queue.forget(&key);
                 reconciler.forget(&key);
                 // It may have come back since the Controller looked, and its mark just been forgotten.
                 if names.get(&key.reference()).is_some() {
-                    control.queue.add([key]);
+                    gate.queue.add([key]);
                 }
             }
             std::future::ready(())
         });
     let terms = async {
-        let (mut leadership, mut term) = (control.leadership.clone(), 0);
+        let (mut leadership, mut term) = (gate.leadership.clone(), 0);
         loop {
             term = leadership.next_term(term).await;
             // On what it does not know it would undo what its predecessor wrote.
-            control.cluster.recovered(control.reader).await;
+            gate.cluster.recovered(gate.kinds).await;
             reconciler.begin();
-            control.confirmed_term.store(term, Ordering::Release);
+            gate.confirmed_term.store(term, Ordering::Release);
             // Much may have changed while nobody led.
             let keys: Vec<_> = names.state().iter().map(|object| NamespacedName::of(&object.metadata)).collect();
             info!(kind = %R::Object::kind(&()), objects = keys.len(), "looking at everything");
-            control.queue.add(keys);
+            gate.queue.add(keys);
         }
     };
     tokio::select! {
@@ -131,37 +136,78 @@ async fn reconcile<R: Reconciler>(
     reconciler: Arc<R>,
 ) -> Result<Action, R::Error> {
     let key = NamespacedName::of(&object.metadata);
-    let _work = reconciler.control().queue.start(&key);
+    let _work = reconciler.gate().queue.start(&key);
     reconciler.reconcile(&key).await
 }
 
 #[allow(clippy::needless_pass_by_value, reason = "kube-runtime's signature")]
 fn on_error<R: Reconciler>(object: Arc<PartialObjectMeta<R::Object>>, error: &R::Error, reconciler: Arc<R>) -> Action {
-    reconciler.control().queue.count_retry();
+    reconciler.gate().queue.count_retry();
     Action::requeue(reconciler.failed(&NamespacedName::of(&object.metadata), error))
 }
 
-// === impl ControlLoop ===
+// === impl LeaderGate ===
 
-impl ControlLoop {
-    /// `reader` says which kinds the controller reads.
-    pub fn new(parts: &Parts, reader: Reader) -> Self {
+impl LeaderGate {
+    /// `kinds` are the kinds that the controller reads, `queue` is its queue.
+    pub fn new(deps: &ControllerDeps, kinds: &'static [Kind], queue: &Arc<WorkQueue>) -> Self {
         Self {
-            cluster: parts.cluster.clone(),
-            reader,
-            queue: Arc::clone(&parts.queue),
-            leadership: parts.leadership.clone(),
+            cluster: deps.cluster.clone(),
+            kinds,
+            queue: Arc::clone(queue),
+            leadership: deps.leadership.clone(),
             confirmed_term: AtomicU64::new(0),
         }
     }
 
-    /// The term in which things are decided.
+    /// The term in which the controller acts.
     pub fn term(&self) -> u64 {
         self.confirmed_term.load(Ordering::Acquire)
     }
 
-    /// Whether this process leads, and has looked at what it led to.
-    pub fn may_decide(&self) -> bool {
+    /// Whether this process leads, and every watch is known to be at work since it does.
+    pub fn may_act(&self) -> bool {
         self.leadership.term() == Some(self.term())
+    }
+}
+
+// === impl Names ===
+
+impl<K: Resource<DynamicType = ()> + Clone + Debug + 'static> Default for Names<K> {
+    fn default() -> Self {
+        let mut writer = Writer::new(());
+        // The Controller waits until its store is complete. It starts after the first list, so the store is complete by then.
+        writer.apply_watcher_event(&watcher::Event::Init);
+        writer.apply_watcher_event(&watcher::Event::InitDone);
+        Self(Mutex::new(writer))
+    }
+}
+
+impl<K: Resource<DynamicType = ()> + Clone + Debug + 'static> Names<K> {
+    /// Notes a change of an object, by its uid before and after the change.
+    pub fn update(&self, key: &NamespacedName, old: Option<Arc<str>>, new: Option<Arc<str>>) {
+        if old == new {
+            return;
+        }
+        let namespace = Some(key.namespace.to_string()).filter(|namespace| !namespace.is_empty());
+        let name = |uid: &str| {
+            let metadata = ObjectMeta {
+                name: Some(key.name.to_string()),
+                namespace,
+                uid: Some(uid.to_owned()),
+                ..ObjectMeta::default()
+            };
+            metadata.into_response_partial()
+        };
+        let event = match (&old, &new) {
+            (_, Some(uid)) => watcher::Event::Apply(name(uid)),
+            (Some(uid), None) => watcher::Event::Delete(name(uid)),
+            (None, None) => return,
+        };
+        self.0.lock().apply_watcher_event(&event);
+    }
+
+    pub fn store(&self) -> Store<PartialObjectMeta<K>> {
+        self.0.lock().as_reader()
     }
 }

@@ -11,11 +11,15 @@ use crate::{
     admin::{self, Admin, Readiness},
     args::ManagerArgs,
     client,
-    cluster::{Cluster, Readers, dirty::Dirty},
-    controller, destination, events, external_workload, lease, linkerd_config,
+    cluster::{Cluster, Observer},
+    controller::ControllerDeps,
+    destination::{self, DestinationObserver},
+    events,
+    external_workload::{self, ExternalWorkloadObserver},
+    lease,
+    linkerd_config::{self, LinkerdConfigObserver, RolloutObserver},
     listen::listen,
     metrics,
-    queue::WorkQueue,
     resources::Resources,
     tasks::Tasks,
     version,
@@ -52,34 +56,36 @@ pub async fn run(args: ManagerArgs) -> anyhow::Result<()> {
 
     // By the order in which they stop: who serves and who writes, who permits and records it, who reads.
     let (mut servers, mut writers) = (Tasks::default(), Tasks::default());
-    let (mut stewards, mut readers) = (Tasks::default(), Tasks::default());
+    let (mut support, mut readers) = (Tasks::default(), Tasks::default());
     let (stop, stop_leases) = (CancellationToken::new(), CancellationToken::new());
 
     // One set of watches for all jobs; a kind that no job reads is not watched.
-    let followed_by = Readers {
-        external_workload: args
-            .enable_external_workload
-            .then(|| WorkQueue::new(external_workload::QUEUE, &registry))
-            .transpose()?,
-        destination: args.enable_destination.then(Dirty::new),
-        linkerd_config: args
-            .enable_linkerd_config
-            .then(|| WorkQueue::new(linkerd_config::QUEUE, &registry))
-            .transpose()?,
-        rollout: args.enable_linkerd_config.then(Arc::default),
+    let destination_observer = args.enable_destination.then(DestinationObserver::new);
+    let external_workload_observer =
+        args.enable_external_workload.then(|| ExternalWorkloadObserver::new(&registry)).transpose()?;
+    let linkerd_config_observers = match args.enable_linkerd_config {
+        true => Some((LinkerdConfigObserver::new(&args.controller_namespace, &registry)?, RolloutObserver::new())),
+        false => None,
     };
-    let cluster = match followed_by.is_empty() {
+    let mut observers: Vec<Arc<dyn Observer>> = Vec::new();
+    observers.extend(external_workload_observer.clone().map(|observer| observer as Arc<dyn Observer>));
+    observers.extend(destination_observer.clone().map(|observer| observer as Arc<dyn Observer>));
+    if let Some((configs, rollouts)) = &linkerd_config_observers {
+        observers.push(Arc::clone(configs) as Arc<dyn Observer>);
+        observers.push(Arc::clone(rollouts) as Arc<dyn Observer>);
+    }
+    let cluster = match observers.is_empty() {
         true => None,
-        false => Some(Cluster::spawn(&client, &followed_by, &args.controller_namespace, &registry, &mut readers)?),
+        false => Some(Cluster::spawn(&client, &observers, &registry, &mut readers)?),
     };
-    if let (Some(cluster), Some(dirty), Some(listener)) = (&cluster, &followed_by.destination, destination_listener) {
-        let parts = destination::Parts { cluster, dirty, registry: &registry, listener };
+    if let (Some(cluster), Some(observer), Some(listener)) = (&cluster, destination_observer, destination_listener) {
+        let parts = destination::Parts { cluster, observer, registry: &registry, listener };
         let settings = args.destination.settings(&args.controller_namespace, Resources::of_this_process());
         destination::spawn(parts, settings, stop.clone(), &mut servers, &mut readers)?;
     }
-    // Ends when nobody can hand an Event in any more: with the controllers.
+    // Ends when nothing can hand an Event in any more: with the controllers.
     let controls = args.enable_external_workload || args.enable_linkerd_config;
-    let events = controls.then(|| events::spawn(&client, &identity, &registry, &mut stewards)).transpose()?;
+    let events = controls.then(|| events::spawn(&client, &identity, &registry, &mut support)).transpose()?;
     let elections = lease::Metrics::register(&registry)?;
     let mut elect = |namespace: &str, name| {
         let election = lease::Settings {
@@ -90,43 +96,42 @@ pub async fn run(args: ManagerArgs) -> anyhow::Result<()> {
             renew_deadline: args.leader_election_renew_deadline,
             retry_period: args.leader_election_retry_period,
         };
-        lease::spawn(&client, election, &elections, stop_leases.clone(), &mut stewards)
+        lease::spawn(&client, election, &elections, stop_leases.clone(), &mut support)
     };
-    let mut led = Vec::new();
+    let mut leaderships = Vec::new();
     if let (Some(cluster), Some(events)) = (&cluster, &events) {
-        let parts = |queue: &Arc<WorkQueue>, leadership: &lease::Leadership| controller::Parts {
+        let deps = |leadership: &lease::Leadership| ControllerDeps {
             client: client.clone(),
             cluster: cluster.clone(),
-            queue: Arc::clone(queue),
             leadership: leadership.clone(),
             events: events.clone(),
             registry: registry.clone(),
         };
-        if let Some(queue) = &followed_by.external_workload {
+        if let Some(observer) = &external_workload_observer {
             let leadership = elect(&args.controller_namespace, external_workload::LEASE);
             let settings = external_workload::Settings {
                 concurrency: args.external_workload_concurrency,
                 full_pass_interval: args.full_pass_interval,
             };
-            external_workload::spawn(&parts(queue, &leadership), settings, stop.clone(), &mut writers)?;
-            led.push(leadership);
+            external_workload::spawn(&deps(&leadership), observer, settings, stop.clone(), &mut writers)?;
+            leaderships.push(leadership);
         }
-        if let (Some(queue), Some(dirty_workloads)) = (&followed_by.linkerd_config, &followed_by.rollout) {
+        if let Some((observer, rollout_observer)) = &linkerd_config_observers {
             let leadership = elect(&operator_namespace, linkerd_config::LEASE);
-            let parts = parts(queue, &leadership);
             let namespaces = linkerd_config::Namespaces {
                 control_plane: args.controller_namespace.as_str().into(),
                 operator: operator_namespace.as_str().into(),
             };
-            linkerd_config::spawn(&parts, namespaces, Arc::clone(dirty_workloads), stop.clone(), &mut writers)?;
-            led.push(leadership);
+            let (deps, rollout_observer) = (deps(&leadership), Arc::clone(rollout_observer));
+            linkerd_config::spawn(&deps, observer, rollout_observer, namespaces, stop.clone(), &mut writers)?;
+            leaderships.push(leadership);
         }
     }
     drop(events);
     let stopping = stop.clone();
     let readiness = Box::new(move || {
         let problems = cluster.as_ref().map(Cluster::problems).unwrap_or_default();
-        let leadership = led.iter().filter_map(lease::Leadership::problem);
+        let leadership = leaderships.iter().filter_map(lease::Leadership::problem);
         Readiness {
             ready: !stopping.is_cancelled() && !problems.iter().any(|problem| problem.blocks_readiness),
             waiting_for: problems.into_iter().map(|problem| problem.text).chain(leadership).collect(),
@@ -139,7 +144,7 @@ pub async fn run(args: ManagerArgs) -> anyhow::Result<()> {
         _ = interrupt.recv() => None,
         ended = servers.ended() => Some(ended),
         ended = writers.ended() => Some(ended),
-        ended = stewards.ended() => Some(ended),
+        ended = support.ended() => Some(ended),
         ended = readers.ended() => Some(ended),
     };
 
@@ -148,7 +153,7 @@ pub async fn run(args: ManagerArgs) -> anyhow::Result<()> {
     let orderly = async {
         tokio::join!(servers.finish(STOP_SERVING), writers.finish(STOP_WRITING));
         stop_leases.cancel();
-        stewards.finish(STOP_REST).await;
+        support.finish(STOP_REST).await;
     };
     tokio::select! {
         () = orderly => info!("stopped"),

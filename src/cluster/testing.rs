@@ -2,85 +2,53 @@
 
 use std::{any::Any, collections::HashMap, sync::Arc};
 
-use k8s_openapi::api::{apps::v1::ReplicaSet, batch::v1::Job};
 use kube::runtime::watcher::Event;
-use parking_lot::RwLock;
 use prometheus::Registry;
 use serde_json::Value;
 
 use super::{
-    Cluster, Kind, Projected, Readers, State,
-    dirty::Dirty,
-    kinds::{
-        apps_workload::{AppsWorkloadOf, DaemonSetObject, DeploymentObject, StatefulSetObject},
-        config_map::ConfigMap,
-        disruption_budget::DisruptionBudget,
-        endpoint_slice::Slice,
-        external_workload::ExternalWorkload,
-        linkerd_config::LinkerdConfig,
-        namespace::Namespace,
-        node::Node,
-        owner::IntermediateOwner,
-        pod::Pod,
-        server::Server,
-        service::Service,
-        service_profile::ServiceProfile,
-    },
-    watch::{Context, Memory, Relist, guarded::Guarded, metrics::Metrics},
+    Cluster, Observer,
+    kinds::{Kind, KindVisitor, Projected},
+    watch::{Context, Memory, Metrics, Relist, guarded::Guarded},
 };
-use crate::queue::DirtySet;
 
-pub struct Feed {
-    pub cluster: Cluster,
-    pub dirty: Arc<Dirty>,
-    pub dirty_workloads: Arc<DirtySet<crate::cluster::index::workload_key::WorkloadKey>>,
-    context: Context,
-    /// Of each kind its `(Relist, Memory)`.
+pub(crate) struct Feed {
+    pub(crate) cluster: Cluster,
+    observers: Vec<Arc<dyn Observer>>,
+    metrics: Metrics,
+    /// The `(Relist, Memory)` of each kind.
     watches: HashMap<Kind, Box<dyn Any>>,
 }
 
 impl Default for Feed {
     fn default() -> Self {
-        let state = Arc::new(RwLock::new(State { rolls: true, ..State::default() }));
-        let (dirty, dirty_workloads) = (Dirty::new(), Arc::default());
-        let context = Context {
-            state: Arc::clone(&state),
-            readers: Readers {
-                destination: Some(Arc::clone(&dirty)),
-                rollout: Some(Arc::clone(&dirty_workloads)),
-                ..Readers::default()
-            },
-            relist: Arc::default(),
-            metrics: Metrics::register(&Registry::new(), &state).unwrap(),
-        };
-        let cluster = Cluster { state, watches: Arc::new([]), relist: Arc::default() };
-        Self { cluster, dirty, dirty_workloads, context, watches: HashMap::new() }
+        Self::new([])
     }
 }
 
 impl Feed {
-    pub fn apply(&mut self, kind: Kind, event: Event<Value>) {
-        match kind {
-            Kind::Service => self.apply_as::<Service>(event),
-            Kind::EndpointSlice => self.apply_as::<Slice>(event),
-            Kind::ExternalWorkload => self.apply_as::<ExternalWorkload>(event),
-            Kind::Pod => self.apply_as::<Pod>(event),
-            Kind::Server => self.apply_as::<Server>(event),
-            Kind::ServiceProfile => self.apply_as::<ServiceProfile>(event),
-            Kind::Node => self.apply_as::<Node>(event),
-            Kind::ReplicaSet => self.apply_as::<IntermediateOwner<ReplicaSet>>(event),
-            Kind::Job => self.apply_as::<IntermediateOwner<Job>>(event),
-            Kind::LinkerdConfig => self.apply_as::<LinkerdConfig>(event),
-            Kind::ConfigMap => self.apply_as::<ConfigMap>(event),
-            Kind::Deployment => self.apply_as::<AppsWorkloadOf<DeploymentObject>>(event),
-            Kind::StatefulSet => self.apply_as::<AppsWorkloadOf<StatefulSetObject>>(event),
-            Kind::DaemonSet => self.apply_as::<AppsWorkloadOf<DaemonSetObject>>(event),
-            Kind::Namespace => self.apply_as::<Namespace>(event),
-            Kind::PodDisruptionBudget => self.apply_as::<DisruptionBudget>(event),
-        }
+    pub(crate) fn new(observers: impl IntoIterator<Item = Arc<dyn Observer>>) -> Self {
+        let state = Arc::default();
+        let metrics = Metrics::register(&Registry::new(), &state).unwrap();
+        let cluster = Cluster { state, watches: Arc::new([]), relist: Arc::default() };
+        Self { cluster, observers: observers.into_iter().collect(), metrics, watches: HashMap::new() }
     }
 
-    fn apply_as<T: Projected>(&mut self, event: Event<Value>) {
+    pub(crate) fn apply(&mut self, kind: Kind, event: Event<Value>) {
+        kind.visit(Apply { feed: self, event });
+    }
+}
+
+struct Apply<'a> {
+    feed: &'a mut Feed,
+    event: Event<Value>,
+}
+
+impl KindVisitor for Apply<'_> {
+    type Output = ();
+
+    fn visit<T: Projected>(self) {
+        let Self { feed, event } = self;
         let read = |value: Value| serde_json::from_str::<Guarded<T::Wire>>(&value.to_string()).unwrap();
         let event = match event {
             Event::Init => Event::Init,
@@ -89,9 +57,91 @@ impl Feed {
             Event::Apply(object) => Event::Apply(read(object)),
             Event::Delete(object) => Event::Delete(read(object)),
         };
+        let context = Context {
+            state: Arc::clone(&feed.cluster.state),
+            observers: feed.observers.iter().filter(|observer| observer.kinds().contains(&T::KIND)).cloned().collect(),
+            relist: Arc::default(),
+            metrics: feed.metrics.clone(),
+        };
         let new = || -> Box<dyn Any> { Box::new((Relist::<T>::default(), Memory::default())) };
-        let watch = self.watches.entry(T::KIND).or_insert_with(new);
+        let watch = feed.watches.entry(T::KIND).or_insert_with(new);
         let (relist, memory) = watch.downcast_mut::<(Relist<T>, Memory)>().unwrap();
-        self.context.apply::<T>(event, relist, memory);
+        context.apply::<T>(event, relist, memory);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use parking_lot::Mutex;
+    use serde_json::json;
+    use tokio::time::Instant;
+
+    use super::*;
+    use crate::cluster::{Change, State};
+
+    /// Notes the objects of one kind that changed, and how many the state has then.
+    struct Notes(&'static [Kind], Mutex<Vec<(String, usize)>>);
+
+    impl Observer for Notes {
+        fn kinds(&self) -> &'static [Kind] {
+            self.0
+        }
+
+        fn blocks_readiness(&self) -> bool {
+            false
+        }
+
+        fn changed(&self, state: &State, change: &Change, _: Instant) {
+            let (name, count) = match change {
+                Change::Pod(diff) => (&diff.latest().key.name, state.pods.len()),
+                Change::Service(diff) => (&diff.latest().key.name, state.services.len()),
+                other => panic!("a change of a kind that nobody reads: {other:?}"),
+            };
+            self.1.lock().push((name.to_string(), count));
+        }
+    }
+
+    fn notes(kinds: &'static [Kind]) -> Arc<Notes> {
+        Arc::new(Notes(kinds, Mutex::default()))
+    }
+
+    fn noted(notes: &Notes) -> Vec<(String, usize)> {
+        std::mem::take(&mut *notes.1.lock())
+    }
+
+    fn object(name: &str) -> Value {
+        json!({"metadata": {"name": name, "namespace": "ns"}})
+    }
+
+    #[test]
+    fn two_clusters_with_different_observers_run_in_one_process_and_each_hears_of_its_own_kinds() {
+        let (both, pods, other) = (notes(&[Kind::Pod, Kind::Service]), notes(&[Kind::Pod]), notes(&[Kind::Service]));
+        let mut first = Feed::new([Arc::clone(&both) as Arc<dyn Observer>, Arc::clone(&pods) as Arc<dyn Observer>]);
+        let mut second = Feed::new([Arc::clone(&other) as Arc<dyn Observer>]);
+        first.apply(Kind::Pod, Event::Apply(object("a")));
+        first.apply(Kind::Service, Event::Apply(object("b")));
+        first.apply(Kind::Node, Event::Apply(json!({"metadata": {"name": "c"}})));
+        second.apply(Kind::Service, Event::Apply(object("d")));
+        second.apply(Kind::Pod, Event::Apply(object("e")));
+        assert_eq!(noted(&both), [("a".to_owned(), 1), ("b".to_owned(), 1)]);
+        assert_eq!(noted(&pods), [("a".to_owned(), 1)]);
+        assert_eq!(noted(&other), [("d".to_owned(), 1)]);
+        let (first, second) = (first.cluster.read(), second.cluster.read());
+        assert!(first.services.find("ns", "d").is_none() && second.services.find("ns", "b").is_none());
+    }
+
+    #[test]
+    fn a_relist_is_heard_as_the_changes_that_it_brings() {
+        let pods = notes(&[Kind::Pod]);
+        let mut feed = Feed::new([Arc::clone(&pods) as Arc<dyn Observer>]);
+        feed.apply(Kind::Pod, Event::Apply(object("stays")));
+        feed.apply(Kind::Pod, Event::Apply(object("goes")));
+        noted(&pods);
+        for event in [Event::Init, Event::InitApply(object("stays")), Event::InitApply(object("comes"))] {
+            feed.apply(Kind::Pod, event);
+        }
+        assert_eq!(noted(&pods), [], "half a list is not heard");
+        feed.apply(Kind::Pod, Event::InitDone);
+        assert_eq!(noted(&pods), [("comes".to_owned(), 3), ("goes".to_owned(), 2)]);
     }
 }

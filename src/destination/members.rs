@@ -142,7 +142,7 @@ impl Subject {
     ) -> Option<Self> {
         match target {
             EndpointReference::Address => Some(Self::Address),
-            EndpointReference::Pod(name) => Some(Self::of_pod(state, state.pods.get(namespace, name)?, lookups)),
+            EndpointReference::Pod(name) => Some(Self::of_pod(state, state.pods.find(namespace, name)?, lookups)),
             EndpointReference::ExternalWorkload(name) => {
                 let workload = state.external_workloads.get(&NamespacedName::new(namespace, Arc::clone(name)))?;
                 Some(Self::of_workload(state, workload, lookups))

@@ -1,7 +1,7 @@
 //! The destination server: for each Linkerd proxy, what there is at the Services it asks for, and every change of it.
 //!
 //! ```text
-//! cluster ──Dirty──▶ views: State ─▶ Members ─▶ Snapshot ──watch──▶ stream ─▶ transport ─▶ proxy
+//! cluster ──observer──▶ DirtySet ──▶ views: State ─▶ Members ─▶ Snapshot ──watch──▶ stream ─▶ transport ─▶ proxy
 //!                                  (members, view, endpoint, endpoint_set, snapshot: pure)
 //!                  ▶ profile::views: State ─▶ Answer ─▶ frame ──watch──▶ stream
 //! ```
@@ -21,6 +21,7 @@ mod frame;
 mod hold;
 mod members;
 mod metrics;
+mod observer;
 #[cfg(test)]
 mod oracle_tests;
 mod other_clusters;
@@ -50,10 +51,8 @@ use tonic_health::{
     server::HealthReporter,
 };
 
-use crate::{
-    cluster::{Cluster, dirty::Dirty},
-    tasks::Tasks,
-};
+use crate::{cluster::Cluster, tasks::Tasks};
+pub use observer::DestinationObserver;
 pub use settings::Settings;
 use {
     exports::Groups, metrics::Metrics, other_clusters::OtherClusters, profile::exports::Subscribers, server::Server,
@@ -63,7 +62,7 @@ use {
 /// What the destination is made of; see [`spawn`].
 pub struct Parts<'a> {
     pub cluster: &'a Cluster,
-    pub dirty: &'a Arc<Dirty>,
+    pub observer: Arc<DestinationObserver>,
     pub registry: &'a Registry,
     pub listener: tokio::net::TcpListener,
 }
@@ -79,7 +78,7 @@ pub fn spawn(
     servers: &mut Tasks,
     readers: &mut Tasks,
 ) -> prometheus::Result<()> {
-    let Parts { cluster, dirty, registry, listener } = parts;
+    let Parts { cluster, observer, registry, listener } = parts;
     let metrics = Metrics::register(registry)?;
     let views = Views::new(cluster.clone(), settings, metrics);
     registry.register(Box::new(Groups::new(&views)?))?;
@@ -87,7 +86,7 @@ pub fn spawn(
     registry.register(Box::new(OtherClusters::new(cluster)?))?;
     let reporter = HealthReporter::new();
     let server = Server::new(Arc::clone(&views), reporter.clone());
-    readers.spawn("discovery-publisher", views.publish(Arc::clone(dirty)));
+    readers.spawn("discovery-publisher", views.publish(observer));
     servers.spawn("destination-server", Arc::new(server).serve(listener, stop));
     readers.spawn("other-clusters", other_clusters::tell(cluster.clone()));
     readers.spawn("destination-health", report_health(cluster.clone(), reporter));
@@ -108,7 +107,7 @@ async fn report_health(cluster: Cluster, reporter: HealthReporter) {
 
 /// Once everything was listed; nobody has to be told to the millisecond.
 async fn discoverable(cluster: &Cluster) {
-    while !cluster.is_discoverable() {
+    while !cluster.knows(observer::KINDS) {
         tokio::time::sleep(Duration::from_millis(50)).await;
     }
 }

@@ -38,6 +38,7 @@ use super::{
     context_token::ContextToken,
     endpoint_updates::EndpointUpdates,
     metrics::{Method as Rpc, Metrics},
+    observer::DestinationObserver,
     profile::{self, updates::ProfileUpdates},
     progress::Progress,
     resolve::Request,
@@ -45,7 +46,7 @@ use super::{
     stream::{Stream, Updates},
     views::Views,
 };
-use crate::cluster::{Kind, Problems, kinds::port_ranges::PortRanges, testing::Feed};
+use crate::cluster::{Kind, Observer, Problems, kinds::port_ranges::PortRanges, testing::Feed};
 
 /// One method of the API, as these tests ask it.
 trait Method {
@@ -210,6 +211,7 @@ struct Client<M: Method> {
 
 struct Rig {
     feed: Feed,
+    observer: Arc<DestinationObserver>,
     views: Arc<Views>,
     /// Events that their watches have not brought yet, by kind: of one kind they come in order, and of several in any.
     pending: HashMap<Kind, VecDeque<Event<Value>>>,
@@ -289,10 +291,11 @@ impl<M: Method> Client<M> {
 
 impl Rig {
     fn new() -> Self {
-        let feed = Feed::default();
+        let observer = DestinationObserver::new();
+        let feed = Feed::new([Arc::clone(&observer) as Arc<dyn Observer>]);
         let metrics = Metrics::register(&Registry::new()).unwrap();
         let views = Views::new(feed.cluster.clone(), same_settings().0, metrics);
-        Self { feed, views, pending: HashMap::new() }
+        Self { feed, observer, views, pending: HashMap::new() }
     }
 
     fn happen(&mut self, change: Change) {
@@ -323,8 +326,8 @@ impl Rig {
     }
 
     async fn publish(&self) {
-        while let Some(batch) = tokio::task::unconstrained(self.feed.dirty.next()).now_or_never() {
-            self.views.publish_batch(batch).await;
+        while let Some(batch) = tokio::task::unconstrained(self.observer.dirty.next()).now_or_never() {
+            self.views.publish_batch(batch.into()).await;
         }
     }
 }

@@ -29,6 +29,7 @@ use tonic_health::{
 use tower::Service;
 use tracing::{debug, warn};
 
+use super::observer::KINDS;
 use super::{
     authority::{ProfileAuthority, ServiceAuthority},
     connection::{self, Asked, Content, Piece},
@@ -234,7 +235,7 @@ impl Server {
         let message = GetDestination::decode(message)
             .map_err(|error| Status::internal(format!("cannot read the request: {error}")))?;
         call.received();
-        if !self.views.cluster.is_discoverable() {
+        if !self.views.cluster.knows(KINDS) {
             return Err(Status::unavailable("the caches are not filled yet: ask another replica, or again"));
         }
         Ok((message, place))

@@ -1,7 +1,7 @@
 //! The views that clients look at, from the first client to the last; and the publisher that keeps them in step.
 //!
 //! ```text
-//! Dirty ─▶ publisher: State ─▶ Members ─▶ Snapshot of each view of the Service ─▶ watch channel ─▶ streams
+//! DirtySet ─▶ publisher: State ─▶ Members ─▶ Snapshot of each view of the Service ─▶ watch channel ─▶ streams
 //! ```
 //!
 //! In: what the watches marked; clients that come and go. Out: snapshots. Always holds: a view never goes back to an
@@ -26,6 +26,7 @@ use super::{
     hold::{Hold, Viewed},
     members::Members,
     metrics::Metrics,
+    observer::{Batch, DestinationObserver},
     profile::views::Profiles,
     resolve::{Refusal, Request, ViewKey},
     settings::Settings,
@@ -34,11 +35,7 @@ use super::{
 };
 use crate::{
     api::NamespacedName,
-    cluster::{
-        Cluster,
-        dirty::{Batch, Dirty},
-        kinds::node::Zone,
-    },
+    cluster::{Cluster, kinds::node::Zone},
 };
 
 /// Many views must not keep streams from being polled where there is one worker; nor may the last of many wait for as many
@@ -165,9 +162,9 @@ impl Views {
     }
 
     /// Publishes what is marked, for ever.
-    pub(super) async fn publish(self: Arc<Self>, dirty: Arc<Dirty>) {
+    pub(super) async fn publish(self: Arc<Self>, observer: Arc<DestinationObserver>) {
         loop {
-            self.publish_batch(dirty.next().await).await;
+            self.publish_batch(observer.dirty.next().await.into()).await;
         }
     }
 
@@ -177,7 +174,7 @@ impl Views {
             self.publish_profile(&view, received);
             turn.yield_if_long().await;
         }
-        for (service, received) in batch.discovered {
+        for (service, received) in batch.endpoints {
             self.publish_service(&service, received, &mut turn).await;
         }
         for zone in batch.zones {

@@ -12,6 +12,7 @@
 
 mod apply;
 mod endpoint;
+mod observer;
 mod plan;
 mod record;
 mod report;
@@ -19,12 +20,18 @@ mod report;
 use std::{sync::Arc, time::Duration};
 
 use k8s_openapi::api::core;
-use kube::runtime::{controller::Action, reflector::Store};
-use prometheus::{HistogramOpts, HistogramVec, IntCounterVec, Opts, Registry, exponential_buckets};
+use kube::runtime::controller::Action;
+use prometheus::{
+    GaugeVec, HistogramOpts, HistogramVec, IntCounterVec, Opts, Registry,
+    core::{Collector, Desc},
+    exponential_buckets,
+    proto::MetricFamily,
+};
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 use tracing::{debug, info, warn};
 
+pub use self::observer::ExternalWorkloadObserver;
 use self::{
     apply::{Failure, Outcome, Writer},
     plan::{Input, plan},
@@ -32,11 +39,8 @@ use self::{
 };
 use crate::{
     api::NamespacedName,
-    cluster::{
-        Reader, State,
-        kinds::service::{Service, ServiceName},
-    },
-    controller::{self, ControlLoop, Parts, Reconciler},
+    cluster::{Cluster, kinds::service::Service},
+    controller::{self, ControllerDeps, LeaderGate, Reconciler},
     events::{Events, Notice, Reason},
     lease::Fence,
     retry::backoff,
@@ -61,7 +65,7 @@ pub struct Settings {
 }
 
 struct Context {
-    control: ControlLoop,
+    gate: LeaderGate,
     writer: Writer,
     events: Events,
     settings: Settings,
@@ -83,6 +87,12 @@ struct Error {
     retry_after: Duration,
 }
 
+/// The endpoints in the slices that the controller manages, counted at each scrape.
+struct Endpoints {
+    cluster: Cluster,
+    endpoints: GaugeVec,
+}
+
 /// How a reconcile ended that did not fail.
 enum Verdict {
     /// Nothing was planned: we do not lead, or our last writes have not come back yet.
@@ -94,17 +104,24 @@ enum Verdict {
 ///
 /// # Errors
 /// When the metrics are registered already.
-pub fn spawn(parts: &Parts, settings: Settings, stop: CancellationToken, tasks: &mut Tasks) -> prometheus::Result<()> {
+pub fn spawn(
+    deps: &ControllerDeps,
+    observer: &ExternalWorkloadObserver,
+    settings: Settings,
+    stop: CancellationToken,
+    tasks: &mut Tasks,
+) -> prometheus::Result<()> {
     let concurrency = settings.concurrency;
+    deps.registry.register(Box::new(Endpoints::new(&deps.cluster)?))?;
     let context = Arc::new(Context {
-        control: ControlLoop::new(parts, Reader::ExternalWorkload),
-        writer: Writer::new(&parts.client, Fence::new(parts.leadership.clone(), stop.clone()), &parts.registry)?,
-        events: parts.events.clone(),
+        gate: LeaderGate::new(deps, observer::KINDS, &observer.queue),
+        writer: Writer::new(&deps.client, Fence::new(deps.leadership.clone(), stop.clone()), &deps.registry)?,
+        events: deps.events.clone(),
         settings,
-        metrics: Metrics::register(&parts.registry)?,
+        metrics: Metrics::register(&deps.registry)?,
         records: Records::default(),
     });
-    tasks.spawn("external-workload-controller", controller::run(context, concurrency, stop));
+    tasks.spawn("external-workload-controller", controller::run(context, observer.services.store(), concurrency, stop));
     Ok(())
 }
 
@@ -114,12 +131,8 @@ impl Reconciler for Context {
     type Object = core::v1::Service;
     type Error = Error;
 
-    fn names(state: &State) -> Store<ServiceName> {
-        state.services.names()
-    }
-
-    fn control(&self) -> &ControlLoop {
-        &self.control
+    fn gate(&self) -> &LeaderGate {
+        &self.gate
     }
 
     async fn reconcile(&self, service: &NamespacedName) -> Result<Action, Error> {
@@ -151,19 +164,20 @@ impl Reconciler for Context {
 
 impl Context {
     async fn look_after(&self, key: &NamespacedName) -> Result<Verdict, Error> {
-        if !self.control.may_decide() {
+        if !self.gate.may_act() {
             return Ok(Verdict::Skipped(Action::await_change()));
         }
         let (service, workloads, slices) = {
-            let state = self.control.cluster.read();
+            let state = self.gate.cluster.read();
             if let Some(wait) = self.records.own_writes_unseen(key, &state.slices) {
                 return Ok(Verdict::Skipped(Action::requeue(wait)));
             }
             let Some(service) = state.services.get(key) else {
                 return Ok(Verdict::Skipped(Action::await_change()));
             };
-            let selected = service.selector.as_ref().map(|it| state.external_workloads.selected(&key.namespace, it));
-            (Arc::clone(service), selected.unwrap_or_default(), state.slices.of_service(key))
+            let selectors = service.selector.iter();
+            let selected = selectors.flat_map(|it| state.external_workloads.selected(&key.namespace, it)).cloned();
+            (Arc::clone(service), selected.collect::<Vec<_>>(), state.slices.managed_of_service(key))
         };
         let taken = self.records.taken(key);
         let plan = plan(&Input { service: &service, workloads: &workloads, slices: &slices, taken: &taken });
@@ -264,5 +278,31 @@ impl Metrics {
         registry.register(Box::new(metrics.duration.clone()))?;
         registry.register(Box::new(metrics.errors.clone()))?;
         Ok(metrics)
+    }
+}
+
+// === impl Endpoints ===
+
+impl Endpoints {
+    fn new(cluster: &Cluster) -> prometheus::Result<Self> {
+        let opts = Opts::new(
+            "linkerd_operator_external_workload_endpoints",
+            "Endpoints in the slices that the ExternalWorkload controller manages",
+        );
+        Ok(Self { cluster: cluster.clone(), endpoints: GaugeVec::new(opts, &["ready"])? })
+    }
+}
+
+impl Collector for Endpoints {
+    fn desc(&self) -> Vec<&Desc> {
+        self.endpoints.desc()
+    }
+
+    #[allow(clippy::cast_precision_loss, reason = "counts stay far below 2^52")]
+    fn collect(&self) -> Vec<MetricFamily> {
+        let (ready, unready) = self.cluster.read().slices.managed_endpoints_by_readiness();
+        self.endpoints.with_label_values(&["true"]).set(ready as f64);
+        self.endpoints.with_label_values(&["false"]).set(unready as f64);
+        self.endpoints.collect()
     }
 }

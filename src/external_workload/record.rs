@@ -12,7 +12,11 @@ use parking_lot::Mutex;
 use tokio::time::Instant;
 
 use super::{apply::Written, report::Finding};
-use crate::{api::NamespacedName, cluster::kinds::endpoint_slice::Slices, retry::backoff};
+use crate::{
+    api::NamespacedName,
+    cluster::{index::store::Store, kinds::endpoint_slice::Slice},
+    retry::backoff,
+};
 
 /// How long the cache may take to show our own writes before we plan without: preconditions and fixed names then keep a
 /// second write harmless.
@@ -43,7 +47,7 @@ impl Records {
 
     /// How long to wait for the cache to show what we wrote last. The event that shows it comes sooner, and has the Service
     /// looked at again.
-    pub(super) fn own_writes_unseen(&self, service: &NamespacedName, slices: &Slices) -> Option<Duration> {
+    pub(super) fn own_writes_unseen(&self, service: &NamespacedName, slices: &Store<Slice>) -> Option<Duration> {
         let mut records = self.0.lock();
         let record = records.get_mut(service)?;
         record.unseen.retain(|written| !is_seen(written, service, slices));
@@ -129,12 +133,12 @@ impl Records {
     }
 }
 
-fn is_seen(written: &Written, service: &NamespacedName, slices: &Slices) -> bool {
+fn is_seen(written: &Written, service: &NamespacedName, slices: &Store<Slice>) -> bool {
     match written {
         Written::Version(version) => slices.seen_version() >= *version,
         // One that a finalizer keeps is on its way, and counts for nothing in a plan.
         Written::Deleted { name, uid } => {
-            slices.get(&service.namespace, name).is_none_or(|slice| slice.uid() != uid || slice.is_terminating())
+            slices.managed(&service.namespace, name).is_none_or(|slice| slice.uid() != uid || slice.is_terminating())
         }
     }
 }

@@ -9,7 +9,7 @@ use k8s_openapi::jiff::Timestamp;
 use tracing::{info, warn};
 
 use super::{
-    Context,
+    Context, active,
     apply::REVISION_ANNOTATION,
     base::Base,
     drift::FIELD_MANAGER,
@@ -163,11 +163,7 @@ impl Context {
     }
 
     fn is_in_effect(&self, config: &LinkerdConfig) -> bool {
-        self.control
-            .cluster
-            .read()
-            .linkerd_configs
-            .winner(&config.target)
+        active::of(&self.gate.cluster.read().linkerd_configs, &config.target)
             .is_some_and(|winner| winner.name == config.name)
     }
 

@@ -43,7 +43,7 @@ impl Collector for Statuses {
         let _looking = self.looking.lock();
         self.info.reset();
         self.conditions.reset();
-        let configs: Vec<_> = self.cluster.read().linkerd_configs.all().cloned().collect();
+        let configs: Vec<_> = self.cluster.read().linkerd_configs.iter().cloned().collect();
         for config in configs {
             let status = &config.status;
             let active = if status.active == Some(true) { "true" } else { "false" };

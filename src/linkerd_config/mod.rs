@@ -11,6 +11,7 @@
 //! installer's; what is broken is not made worse, and what injectors refuse does not stay; a base is kept before it is written
 //! over; nothing is written when nothing changed. Only [`values`] knows Linkerd's document and YAML.
 
+pub mod active;
 mod apply;
 pub mod base;
 mod care;
@@ -18,6 +19,7 @@ mod deletion;
 pub mod drift;
 mod exports;
 mod injector;
+mod observer;
 pub mod overlay;
 pub mod plan;
 mod record;
@@ -29,7 +31,7 @@ pub mod values;
 use std::{sync::Arc, time::Duration};
 
 use k8s_openapi::jiff::Timestamp;
-use kube::runtime::{controller::Action, reflector::Store};
+use kube::runtime::controller::Action;
 use prometheus::{IntCounterVec, Opts};
 use sha2::{Digest, Sha256};
 use tokio_util::sync::CancellationToken;
@@ -50,22 +52,16 @@ use self::{
     },
     status::{Facts, failed, of_loser, of_stranger, of_winner},
 };
+pub use self::{observer::LinkerdConfigObserver, rollout::RolloutObserver};
 use crate::{
     api::{
         self, INJECTORS_CONFIG_MAP, NamespacedName,
         linkerd_config::{LinkerdConfigStatus, Mode, TargetStatus},
     },
-    cluster::{
-        Reader, State,
-        kinds::{
-            config_map::ConfigMap,
-            linkerd_config::{LinkerdConfig, LinkerdConfigName},
-        },
-    },
-    controller::{self, ControlLoop, Parts, Reconciler},
+    cluster::kinds::{config_map::ConfigMap, linkerd_config::LinkerdConfig},
+    controller::{self, ControllerDeps, LeaderGate, Reconciler},
     events::Events,
     lease::Fence,
-    queue::DirtySet,
     retry::backoff,
     tasks::Tasks,
     write::WriteError,
@@ -96,7 +92,7 @@ pub struct Namespaces {
 }
 
 struct Context {
-    control: ControlLoop,
+    gate: LeaderGate,
     writer: Writer,
     injectors: Injectors,
     rollouts: Rollouts,
@@ -111,9 +107,10 @@ struct Context {
 /// # Errors
 /// When the metrics are registered already.
 pub fn spawn(
-    parts: &Parts,
+    deps: &ControllerDeps,
+    observer: &LinkerdConfigObserver,
+    rollout_observer: Arc<RolloutObserver>,
     namespaces: Namespaces,
-    dirty_workloads: Arc<DirtySet<crate::cluster::index::workload_key::WorkloadKey>>,
     stop: CancellationToken,
     tasks: &mut Tasks,
 ) -> prometheus::Result<()> {
@@ -124,20 +121,20 @@ pub fn spawn(
         ),
         &["manager", "action"],
     )?;
-    parts.registry.register(Box::new(drifts.clone()))?;
-    parts.registry.register(Box::new(Statuses::new(&parts.cluster)?))?;
-    let fence = Fence::new(parts.leadership.clone(), stop.clone());
+    deps.registry.register(Box::new(drifts.clone()))?;
+    deps.registry.register(Box::new(Statuses::new(&deps.cluster)?))?;
+    let fence = Fence::new(deps.leadership.clone(), stop.clone());
     let context = Arc::new(Context {
-        control: ControlLoop::new(parts, Reader::LinkerdConfig),
-        writer: Writer::new(&parts.client, &namespaces.control_plane, fence.clone(), &parts.registry)?,
-        injectors: Injectors::spawn(parts, fence.clone(), stop.clone(), tasks)?,
-        rollouts: Rollouts::spawn(parts, dirty_workloads, fence, stop.clone(), tasks)?,
-        events: parts.events.clone(),
+        gate: LeaderGate::new(deps, observer::KINDS, &observer.queue),
+        writer: Writer::new(&deps.client, &namespaces.control_plane, fence.clone(), &deps.registry)?,
+        injectors: Injectors::spawn(deps, &observer.queue, fence.clone(), stop.clone(), tasks)?,
+        rollouts: Rollouts::spawn(deps, &observer.queue, rollout_observer, fence, stop.clone(), tasks)?,
+        events: deps.events.clone(),
         namespaces,
         records: Records::default(),
         drifts,
     });
-    tasks.spawn("linkerd-config-controller", controller::run(context, CONCURRENCY, stop));
+    tasks.spawn("linkerd-config-controller", controller::run(context, observer.configs.store(), CONCURRENCY, stop));
     Ok(())
 }
 
@@ -147,12 +144,8 @@ impl Reconciler for Context {
     type Object = api::LinkerdConfig;
     type Error = WriteError;
 
-    fn names(state: &State) -> Store<LinkerdConfigName> {
-        state.linkerd_configs.names()
-    }
-
-    fn control(&self) -> &ControlLoop {
-        &self.control
+    fn gate(&self) -> &LeaderGate {
+        &self.gate
     }
 
     fn begin(&self) {
@@ -179,10 +172,10 @@ impl Reconciler for Context {
     }
 
     fn forget(&self, key: &NamespacedName) {
-        let state = self.control.cluster.read();
+        let state = self.gate.cluster.read();
         let is_target = |config_map: &Arc<str>| {
             let target = NamespacedName::new(Arc::clone(&self.namespaces.control_plane), Arc::clone(config_map));
-            state.linkerd_configs.winner(&target).is_some()
+            active::of(&state.linkerd_configs, &target).is_some()
         };
         self.records.forget(&key.name, is_target);
     }
@@ -190,15 +183,15 @@ impl Reconciler for Context {
 
 impl Context {
     async fn look_after(&self, name: &str) -> Result<Action, WriteError> {
-        if !self.control.may_decide() {
+        if !self.gate.may_act() {
             return Ok(Action::await_change());
         }
         let (config, winner, live, roots) = {
-            let state = self.control.cluster.read();
-            let Some(config) = state.linkerd_configs.get(name).cloned() else { return Ok(Action::await_change()) };
-            let winner = state.linkerd_configs.winner(&config.target).cloned();
+            let state = self.gate.cluster.read();
+            let Some(config) = state.linkerd_configs.by_name(name).cloned() else { return Ok(Action::await_change()) };
+            let winner = active::of(&state.linkerd_configs, &config.target).cloned();
             let live = state.config_maps.get(&config.target).cloned();
-            let roots = state.config_maps.roots(&config.target.namespace).cloned();
+            let roots = state.config_maps.trust_roots(&config.target.namespace).cloned();
             (config, winner, live, roots)
         };
         let before = self.records.told(&config).unwrap_or_else(|| Arc::clone(&config.status));
@@ -272,7 +265,7 @@ impl Context {
                 // What others made of it is theirs.
                 let is_proven = matches!(plan.verdict, Verdict::Restored | Verdict::Drifted) || good == Some(marker);
                 let wanted = Wanted { config, before, live, expected, written, is_proven, now };
-                Some(self.injectors.barrier(&self.control.cluster, wanted))
+                Some(self.injectors.barrier(&self.gate.cluster, wanted))
             }
             None => {
                 self.injectors.rest(&config.name);
@@ -295,7 +288,7 @@ impl Context {
         });
         if **target == *INJECTORS_CONFIG_MAP {
             let around = Around {
-                term: self.control.term(),
+                term: self.gate.term(),
                 operator_namespace: Arc::clone(&self.namespaces.operator),
                 roots_written: roots.and_then(|roots| roots.bundle_written),
             };

@@ -122,6 +122,16 @@ impl WorkQueue {
         self.metrics.retries.inc();
     }
 
+    /// Removes and returns the keys that wait, sorted.
+    #[cfg(test)]
+    pub(crate) fn drain(&self) -> Vec<NamespacedName> {
+        let mut queue = self.queue.lock();
+        queue.waiting.clear();
+        let mut keys: Vec<_> = queue.unsent.drain(..).collect();
+        keys.sort();
+        keys
+    }
+
     /// Returns the seconds of all reconciles under way, and of the longest.
     fn unfinished(&self) -> (f64, f64) {
         let queue = self.queue.lock();
@@ -218,7 +228,7 @@ mod tests {
     use futures::{FutureExt, StreamExt};
 
     use super::*;
-    use crate::cluster::kinds::service::ServiceName;
+    type ServiceName = kube::core::PartialObjectMeta<k8s_openapi::api::core::v1::Service>;
 
     fn key(name: &str) -> NamespacedName {
         NamespacedName::new("ns", name)

@@ -102,7 +102,7 @@ mod tests {
             (200, answer)
         });
         let state = workloads(&client).await.unwrap();
-        let mut pods: Vec<NamespacedName> = state.pods.all().map(|pod| pod.key.clone()).collect();
+        let mut pods: Vec<NamespacedName> = state.pods.iter().map(|pod| pod.key.clone()).collect();
         pods.sort();
         assert_eq!(pods, ["a", "c"].map(|name| NamespacedName::new("app", name)));
     }

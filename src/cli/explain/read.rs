@@ -26,6 +26,7 @@ use crate::{
         },
     },
     linkerd_config::{
+        active,
         base::Base,
         status::good_revisions,
         values::{Document, manifest},
@@ -64,7 +65,7 @@ pub(super) async fn read(client: &Client, name: Option<&str>, file: Option<&Path
     let name: Arc<str> = match (file, name) {
         (Some(file), _) => {
             let (name, object) = parsed(file)?;
-            let known = state.linkerd_configs.get(&name).cloned();
+            let known = state.linkerd_configs.by_name(&name).cloned();
             let config = admitted(client, &name, object, known.as_deref()).await?;
             LinkerdConfig::project(config, &mut Problems::default()).apply(&mut state);
             name
@@ -73,13 +74,13 @@ pub(super) async fn read(client: &Client, name: Option<&str>, file: Option<&Path
         (None, None) => {
             let GlobalSpec { linkerd_namespace, config_map, .. } = GlobalSpec::default();
             let target = NamespacedName::new(linkerd_namespace, config_map);
-            let winner = state.linkerd_configs.winner(&target).with_context(|| {
+            let winner = active::of(&state.linkerd_configs, &target).with_context(|| {
                 format!("no LinkerdConfig is in effect for {target}: name one, or a manifest with --file")
             })?;
             Arc::clone(&winner.name)
         }
     };
-    let config = state.linkerd_configs.get(&name).with_context(|| format!("there is no LinkerdConfig {name}"))?;
+    let config = state.linkerd_configs.by_name(&name).with_context(|| format!("there is no LinkerdConfig {name}"))?;
     let target = &config.target;
     let live = config_map(client, &target.namespace, &target.name).await?;
     let roots = config_map(client, &target.namespace, TRUST_ROOTS).await?;
@@ -91,7 +92,7 @@ pub(super) async fn read(client: &Client, name: Option<&str>, file: Option<&Path
     let newest = base.as_ref().ok().and_then(Option::as_ref);
     Ok(Found {
         good: newest.map(|base| base.declared_at(&bases.items, &good)).unwrap_or_default(),
-        winner: state.linkerd_configs.winner(target).cloned(),
+        winner: active::of(&state.linkerd_configs, target).cloned(),
         applied: file.is_none(),
         live,
         base,

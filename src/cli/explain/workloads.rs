@@ -166,12 +166,12 @@ fn once_in_effect(found: &Found, document: Option<&Reading>, plan: &Plan) -> Lin
 /// Everything that has Pods, or makes them.
 fn all(state: &State) -> BTreeSet<WorkloadKey> {
     let resources = state.apps_workloads.all().map(|resource| resource.workload.clone());
-    resources.chain(state.pods.all().map(|pod| state.workload_of(pod))).collect()
+    resources.chain(state.pods.iter().map(|pod| state.workload_of(pod))).collect()
 }
 
 /// What its Pods are out of date for, as far as that restarts workloads: how many, and what.
 fn causes(state: &State, workload: &WorkloadKey, goal: &Goal) -> Vec<(RolloutTrigger, usize)> {
-    let namespace = state.namespaces.get(&workload.namespace);
+    let namespace = state.namespaces.find("", &workload.namespace);
     let of_namespace = namespace.map_or(Inject::Absent, |namespace| namespace.inject);
     let classes: Vec<Class> = state.pods_of(workload).filter_map(|pod| class(pod, of_namespace, goal)).collect();
     let counts = RolloutTrigger::ALL.into_iter().filter(|trigger| goal.is_trigger(*trigger)).map(|trigger| {

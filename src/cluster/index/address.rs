@@ -45,7 +45,7 @@ pub enum NetworkAddress {
 
 /// Objects by address, or by address and port. Of most there is one.
 #[derive(Debug)]
-pub(in crate::cluster) struct ByAddress<K, T>(HashMap<K, Vec<Arc<T>>>);
+pub struct ByAddress<K, T>(HashMap<K, Vec<Arc<T>>>);
 
 // === impl NetworkAddress ===
 
@@ -75,11 +75,11 @@ impl<K, T> Default for ByAddress<K, T> {
 }
 
 impl<K: Hash + Eq, T> ByAddress<K, T> {
-    pub(in crate::cluster) fn get(&self, address: &K) -> &[Arc<T>] {
+    pub fn get(&self, address: &K) -> &[Arc<T>] {
         self.0.get(address).map(Vec::as_slice).unwrap_or_default()
     }
 
-    pub(in crate::cluster) fn insert(&mut self, addresses: impl IntoIterator<Item = K>, object: &Arc<T>) {
+    pub fn insert(&mut self, addresses: impl IntoIterator<Item = K>, object: &Arc<T>) {
         for address in addresses {
             let objects = self.0.entry(address).or_insert_with(|| Vec::with_capacity(1));
             if !objects.iter().any(|it| Arc::ptr_eq(it, object)) {
@@ -88,7 +88,7 @@ impl<K: Hash + Eq, T> ByAddress<K, T> {
         }
     }
 
-    pub(in crate::cluster) fn remove(&mut self, addresses: impl IntoIterator<Item = K>, object: &Arc<T>) {
+    pub fn remove(&mut self, addresses: impl IntoIterator<Item = K>, object: &Arc<T>) {
         for address in addresses {
             if let Entry::Occupied(mut objects) = self.0.entry(address) {
                 objects.get_mut().retain(|it| !Arc::ptr_eq(it, object));
@@ -100,7 +100,7 @@ impl<K: Hash + Eq, T> ByAddress<K, T> {
     }
 
     #[cfg(test)]
-    pub(in crate::cluster) fn is_empty(&self) -> bool {
+    pub fn is_empty(&self) -> bool {
         self.0.is_empty()
     }
 }

@@ -2,6 +2,8 @@
 
 pub mod address;
 pub mod label_selector;
+pub mod names;
 pub mod pods;
 pub mod selector;
+pub mod store;
 pub mod workload_key;

@@ -4,10 +4,9 @@
 //! that what a selector matches is found among the fewest candidates; [`BySelector`] files a selector under one of its
 //! pairs, so that the selectors which match some labels are found by looking up those labels.
 
-use std::{
-    collections::{BTreeSet, HashMap},
-    sync::Arc,
-};
+use std::sync::Arc;
+
+use super::names::NamesBy;
 
 /// One label: key and value.
 pub type Pair = (Arc<str>, Arc<str>);
@@ -23,11 +22,11 @@ pub struct Selector(Labels);
 
 /// Names of objects by each label they carry. One namespace's worth.
 #[derive(Debug, Default)]
-pub struct ByLabel(HashMap<Pair, BTreeSet<Arc<str>>>);
+pub struct ByLabel(NamesBy<Pair>);
 
 /// Names of objects that have a selector, by its first pair. One namespace's worth.
 #[derive(Debug, Default)]
-pub struct BySelector(HashMap<Pair, BTreeSet<Arc<str>>>);
+pub struct BySelector(NamesBy<Pair>);
 
 // === impl Labels ===
 
@@ -74,27 +73,21 @@ impl Selector {
 impl ByLabel {
     pub fn insert(&mut self, labels: &Labels, name: &Arc<str>) {
         for pair in labels.iter() {
-            file(&mut self.0, pair, name);
+            self.0.insert(pair.clone(), name);
         }
     }
 
     pub fn remove(&mut self, labels: &Labels, name: &str) {
         for pair in labels.iter() {
-            unfile(&mut self.0, pair, name);
+            self.0.remove(pair, name);
         }
     }
 
-    /// The fewest names among which everything is that the selector matches; each is still to be asked.
-    pub fn candidates(&self, selector: &Selector) -> impl Iterator<Item = &Arc<str>> {
-        let mut fewest: Option<&BTreeSet<Arc<str>>> = None;
-        for pair in selector.0.iter() {
-            // A pair that nobody carries: nothing matches.
-            let Some(names) = self.0.get(pair) else { return None.into_iter().flatten() };
-            if fewest.is_none_or(|fewest| names.len() < fewest.len()) {
-                fewest = Some(names);
-            }
-        }
-        fewest.into_iter().flatten()
+    /// The fewest names among which every object is that the selector matches; each is still to be checked.
+    pub fn candidates<'a>(&'a self, selector: &Selector) -> impl Iterator<Item = &'a Arc<str>> + use<'a> {
+        // A pair that no object has has no names: nothing matches.
+        let rarest = selector.0.iter().min_by_key(|pair| self.0.count(pair));
+        rarest.map(|pair| self.0.get(pair)).into_iter().flatten()
     }
 }
 
@@ -103,32 +96,19 @@ impl ByLabel {
 impl BySelector {
     pub fn insert(&mut self, selector: &Selector, name: &Arc<str>) {
         if let Some(pair) = selector.filed_under() {
-            file(&mut self.0, pair, name);
+            self.0.insert(pair.clone(), name);
         }
     }
 
     pub fn remove(&mut self, selector: &Selector, name: &str) {
         if let Some(pair) = selector.filed_under() {
-            unfile(&mut self.0, pair, name);
+            self.0.remove(pair, name);
         }
     }
 
     /// Names whose selector may match the labels; each is still to be asked.
     pub fn candidates<'a>(&'a self, labels: &'a Labels) -> impl Iterator<Item = &'a Arc<str>> {
-        labels.iter().filter_map(|pair| self.0.get(pair)).flatten()
-    }
-}
-
-fn file(index: &mut HashMap<Pair, BTreeSet<Arc<str>>>, pair: &Pair, name: &Arc<str>) {
-    index.entry(pair.clone()).or_default().insert(Arc::clone(name));
-}
-
-fn unfile(index: &mut HashMap<Pair, BTreeSet<Arc<str>>>, pair: &Pair, name: &str) {
-    if let Some(names) = index.get_mut(pair) {
-        names.remove(name);
-        if names.is_empty() {
-            index.remove(pair);
-        }
+        labels.iter().flat_map(|pair| self.0.get(pair))
     }
 }
 

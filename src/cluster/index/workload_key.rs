@@ -3,16 +3,13 @@
 //! One step is climbed, through a ReplicaSet or a Job, whatever made that. Always holds: [`State::pods_of`] is the inverse of
 //! [`State::workload_of`], so each Pod is one workload's; and a change that moves a Pod affects both that it moves between.
 
-use std::{collections::BTreeSet, fmt, sync::Arc};
+use std::{fmt, sync::Arc};
 
 use crate::{
     api::NamespacedName,
     cluster::{
         State,
-        kinds::{
-            owner::{IntermediateOwners, Owner},
-            pod::Pod,
-        },
+        kinds::{owner::Owner, pod::Pod},
     },
 };
 
@@ -36,7 +33,7 @@ impl WorkloadKey {
         Self { namespace: namespace.into(), kind: kind.into(), name: name.into() }
     }
 
-    pub(in crate::cluster) fn of_owner(namespace: &Arc<str>, owner: &Owner) -> Self {
+    pub fn of_owner(namespace: &Arc<str>, owner: &Owner) -> Self {
         Self { namespace: Arc::clone(namespace), kind: Arc::clone(&owner.kind), name: Arc::clone(&owner.name) }
     }
 
@@ -69,44 +66,30 @@ impl State {
         let owner = workload.as_owner();
         let stands_for_itself = self.above(namespace, &owner).is_none();
         let own = stands_for_itself.then(|| self.pods.owned(namespace, &owner));
-        let bare = if **kind == *BARE_POD { self.pods.get(namespace, name) } else { None };
-        let between = [(REPLICA_SET, &self.replica_sets), (JOB, &self.jobs)].map(|(kind, owners)| {
-            let owned = owners.owned(workload).cloned();
-            let owners = owned.map(|name| Owner { kind: kind.into(), name });
-            owners.flat_map(|owner| self.pods.owned(namespace, &owner)).collect::<Vec<_>>()
-        });
+        let bare = if **kind == *BARE_POD { self.pods.find(namespace, name) } else { None };
+        let replica_sets = self.replica_sets.owned(namespace, &owner).map(|it| (REPLICA_SET, &it.key.name));
+        let jobs = self.jobs.owned(namespace, &owner).map(|it| (JOB, &it.key.name));
+        let owners = replica_sets.chain(jobs).map(|(kind, name)| Owner { kind: kind.into(), name: Arc::clone(name) });
+        let between: Vec<&Arc<Pod>> = owners.flat_map(|owner| self.pods.owned(namespace, &owner)).collect();
         let bare = bare.filter(|pod| pod.owner.is_none());
-        bare.into_iter().chain(own.into_iter().flatten()).chain(between.into_iter().flatten())
+        bare.into_iter().chain(own.into_iter().flatten()).chain(between)
     }
 
-    /// What rollouts have to look at because of Pods; nothing where nobody rolls.
-    pub(in crate::cluster) fn workloads_of<'a>(
-        &self,
-        pods: impl IntoIterator<Item = &'a Pod>,
-    ) -> BTreeSet<WorkloadKey> {
-        if !self.rolls {
-            return BTreeSet::new();
-        }
-        pods.into_iter().map(|pod| self.workload_of(pod)).collect()
-    }
-
-    /// What rollouts have to look at when something in a namespace holds for all of it.
-    pub(in crate::cluster) fn workloads_in(&self, namespace: &str) -> BTreeSet<WorkloadKey> {
-        let mut workloads = self.workloads_of(self.pods.in_namespace(namespace).map(|pod| &**pod));
-        if self.rolls {
-            let resources = self.apps_workloads.in_namespace(namespace);
-            workloads.extend(resources.map(|resource| resource.workload.clone()));
-        }
-        workloads
+    /// The workloads that Pods belong to.
+    pub fn workloads_of<'a>(
+        &'a self,
+        pods: impl IntoIterator<Item = &'a Arc<Pod>>,
+    ) -> impl Iterator<Item = WorkloadKey> {
+        pods.into_iter().map(|pod| self.workload_of(pod))
     }
 
     fn above(&self, namespace: &Arc<str>, owner: &Owner) -> Option<&Owner> {
-        let owners: &IntermediateOwners = match &*owner.kind {
-            REPLICA_SET => &self.replica_sets,
-            JOB => &self.jobs,
-            _ => return None,
-        };
-        owners.of(&NamespacedName { namespace: Arc::clone(namespace), name: Arc::clone(&owner.name) })
+        let key = NamespacedName { namespace: Arc::clone(namespace), name: Arc::clone(&owner.name) };
+        match &*owner.kind {
+            REPLICA_SET => self.replica_sets.of(&key),
+            JOB => self.jobs.of(&key),
+            _ => None,
+        }
     }
 }
 

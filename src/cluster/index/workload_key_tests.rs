@@ -1,4 +1,4 @@
-//! Whose a Pod is, and whose Pods are whose.
+//! The workload of a Pod, and the Pods of a workload.
 
 use k8s_openapi::api::{apps::v1::ReplicaSet, batch::v1::Job};
 use proptest::prelude::*;
@@ -6,13 +6,9 @@ use serde_json::{Value, from_value, json};
 
 use super::*;
 use crate::cluster::{
-    Affected, Problems, Projected,
+    Problems, Projected,
     kinds::owner::{IntermediateKind, IntermediateOwner},
 };
-
-fn rolling() -> State {
-    State { rolls: true, ..State::default() }
-}
 
 fn owned_by(name: &str, owners: &[(&str, &str)]) -> Value {
     let reference = |(kind, name): &(&str, &str)| json!({"apiVersion": "v1", "kind": kind, "name": name, "uid": "u"});
@@ -20,12 +16,12 @@ fn owned_by(name: &str, owners: &[(&str, &str)]) -> Value {
     json!({"metadata": {"name": name, "namespace": "ns", "ownerReferences": owners}})
 }
 
-fn pod(state: &mut State, name: &str, owners: &[(&str, &str)]) -> Affected {
-    Pod::project(from_value(owned_by(name, owners)).unwrap(), &mut Problems::default()).apply(state)
+fn pod(state: &mut State, name: &str, owners: &[(&str, &str)]) {
+    Pod::project(from_value(owned_by(name, owners)).unwrap(), &mut Problems::default()).apply(state);
 }
 
-fn between<K: IntermediateKind>(state: &mut State, name: &str, owners: &[(&str, &str)]) -> Affected {
-    IntermediateOwner::<K>::project(from_value(owned_by(name, owners)).unwrap(), &mut Problems::default()).apply(state)
+fn between<K: IntermediateKind>(state: &mut State, name: &str, owners: &[(&str, &str)]) {
+    IntermediateOwner::<K>::project(from_value(owned_by(name, owners)).unwrap(), &mut Problems::default()).apply(state);
 }
 
 fn workload(kind: &str, name: &str) -> WorkloadKey {
@@ -36,10 +32,6 @@ fn pods(state: &State, kind: &str, name: &str) -> Vec<String> {
     let mut names: Vec<_> = state.pods_of(&workload(kind, name)).map(|pod| pod.key.name.to_string()).collect();
     names.sort();
     names
-}
-
-fn rolled(workloads: &[(&str, &str)]) -> BTreeSet<WorkloadKey> {
-    workloads.iter().map(|(kind, name)| workload(kind, name)).collect()
 }
 
 #[test]
@@ -62,7 +54,7 @@ fn the_top_is_found_through_replica_sets_and_jobs_and_is_the_pod_itself_without_
         (&[], "ns/Pod/a"),
     ] {
         pod(&mut state, "a", owners);
-        let found = state.workload_of(state.pods.get("ns", "a").unwrap());
+        let found = state.workload_of(state.pods.find("ns", "a").unwrap());
         assert_eq!(found.to_string(), expected, "{owners:?}");
         assert_eq!(pods(&state, &found.kind, &found.name), ["a"], "{owners:?}");
     }
@@ -86,39 +78,6 @@ fn the_pods_of_a_replica_set_are_its_owners_and_no_longer_its_own() {
     assert_eq!(state.pods_of(&WorkloadKey::new("other", "Deployment", "web")).count(), 0);
 }
 
-#[test]
-fn a_change_of_a_replica_set_with_pods_concerns_it_and_both_owners_and_of_one_without_nobody() {
-    let mut state = rolling();
-    let set = ("ReplicaSet", "web-5f");
-    assert_eq!(between::<ReplicaSet>(&mut state, "web-5f", &[("Deployment", "web")]), Affected::default());
-    assert_eq!(pod(&mut state, "a", &[set]).rolled, rolled(&[("Deployment", "web")]));
-    let handed_over = between::<ReplicaSet>(&mut state, "web-5f", &[("Deployment", "api")]);
-    assert_eq!(handed_over.rolled, rolled(&[set, ("Deployment", "web"), ("Deployment", "api")]));
-    assert_eq!(between::<ReplicaSet>(&mut state, "web-5f", &[("Deployment", "api")]), Affected::default());
-    let gone = IntermediateOwner::<ReplicaSet>::remove(&NamespacedName::new("ns", "web-5f"), &mut state);
-    assert_eq!(gone.rolled, rolled(&[set, ("Deployment", "api")]));
-    assert_eq!(pod(&mut state, "b", &[("Job", "tick-1")]).rolled, rolled(&[("Job", "tick-1")]));
-    let job = between::<Job>(&mut state, "tick-1", &[("CronJob", "tick")]);
-    assert_eq!(job.rolled, rolled(&[("Job", "tick-1"), ("CronJob", "tick")]));
-}
-
-#[test]
-fn a_change_of_a_pod_concerns_the_workload_that_it_left_and_the_one_that_it_came_to() {
-    let mut state = rolling();
-    assert_eq!(pod(&mut state, "a", &[("StatefulSet", "db")]).rolled, rolled(&[("StatefulSet", "db")]));
-    assert_eq!(pod(&mut state, "a", &[("StatefulSet", "db")]), Affected::default());
-    assert_eq!(pod(&mut state, "a", &[]).rolled, rolled(&[("StatefulSet", "db"), ("Pod", "a")]));
-    assert_eq!(Pod::remove(&NamespacedName::new("ns", "a"), &mut state).rolled, rolled(&[("Pod", "a")]));
-}
-
-#[test]
-fn nothing_is_worked_out_for_nobody() {
-    let mut state = State::default();
-    pod(&mut state, "a", &[("ReplicaSet", "web-5f")]);
-    let affected = between::<ReplicaSet>(&mut state, "web-5f", &[("Deployment", "web")]);
-    assert_eq!((affected.rolled.len(), state.workloads_in("ns").len()), (0, 0));
-}
-
 const KINDS: [&str; 4] = ["ReplicaSet", "Job", "Deployment", "Pod"];
 
 proptest! {
@@ -128,29 +87,23 @@ proptest! {
         events in prop::collection::vec((0..3usize, 0..4usize, 0..4usize, 0..4usize, any::<bool>()), 0..30),
     ) {
         let names = ["a", "b", "c", "d"];
-        let mut state = rolling();
-        let mut before: Vec<(WorkloadKey, Vec<String>)> = Vec::new();
+        let mut state = State::default();
         for (what, name, kind, owner, has_owner) in events {
             let owner = [(KINDS[kind], names[owner])];
             let owners = if has_owner { &owner[..] } else { &[] };
-            let affected = match what {
+            match what {
                 0 => pod(&mut state, names[name], owners),
                 1 => between::<ReplicaSet>(&mut state, names[name], owners),
                 _ => between::<Job>(&mut state, names[name], owners),
-            };
+            }
             let now: Vec<_> = KINDS.iter().flat_map(|kind| names.iter().map(move |name| (kind, name)))
                 .map(|(kind, name)| (workload(kind, name), pods(&state, kind, name))).collect();
             for (workload, found) in &now {
                 for name in names {
-                    let own = state.pods.get("ns", name).is_some_and(|pod| state.workload_of(pod) == *workload);
+                    let own = state.pods.find("ns", name).is_some_and(|pod| state.workload_of(pod) == *workload);
                     prop_assert_eq!(found.iter().filter(|it| **it == name).count(), usize::from(own));
                 }
             }
-            // Whose Pods are others now has to know.
-            for ((workload, was), (_, is)) in before.iter().zip(&now) {
-                prop_assert!(was == is || affected.rolled.contains(workload), "{workload}");
-            }
-            before = now;
         }
     }
 }

@@ -13,9 +13,10 @@ use crate::api::{RECONCILE, RESTARTED_FOR_ANNOTATION};
 use crate::{
     api::{NamespacedName, lean_metadata},
     cluster::{
-        Affected, Kind, Problems, Projected, State,
+        Change, Diff, Kind, Problems, Projected, State,
         index::{selector::Labels, workload_key::WorkloadKey},
     },
+    text::truncate,
 };
 
 /// Of what Kubernetes says about a failure: it quotes quotas and webhooks, however long they are.
@@ -102,6 +103,9 @@ pub trait WorkloadObject:
 {
     const KIND: WorkloadKind;
     const WATCHED: Kind;
+    const RESOURCE: &'static str;
+    const CACHE_SIZE: &'static str;
+    fn change(diff: Diff<AppsWorkload>) -> Change;
     fn into_parts(self) -> (ObjectMeta, Option<Spec>, Option<Status>);
 }
 
@@ -323,7 +327,7 @@ impl Status {
             message.as_deref().filter(|it| !it.is_empty()).or(reason.as_deref())
         };
         let text = text("ReplicaFailure", "True").or_else(|| text("Progressing", "False"))?;
-        Some(text.get(..text.floor_char_boundary(LONGEST_FAILURE)).unwrap_or_default().into())
+        Some(truncate(text, LONGEST_FAILURE).into())
     }
 }
 
@@ -331,7 +335,10 @@ impl Status {
 
 impl<W: WorkloadObject> Projected for AppsWorkloadOf<W> {
     type Wire = W;
+    type Object = AppsWorkload;
     const KIND: Kind = W::WATCHED;
+    const RESOURCE: &'static str = W::RESOURCE;
+    const CACHE_SIZE: &'static str = W::CACHE_SIZE;
 
     fn project(wire: W, _: &mut Problems) -> Self {
         let (metadata, spec, status) = wire.into_parts();
@@ -339,29 +346,37 @@ impl<W: WorkloadObject> Projected for AppsWorkloadOf<W> {
         Self { resource: AppsWorkload::new(W::KIND, metadata, spec, &status), wire: PhantomData }
     }
 
-    fn apply(self, state: &mut State) -> Affected {
-        let (workload, rolls) = (self.resource.workload.clone(), state.rolls);
-        let known = state.apps_workloads.get(&workload);
-        let is_news = known.is_none_or(|known| !known.eq_ignoring_version(&self.resource));
-        state.apps_workloads.insert(self.resource);
-        if is_news && rolls { Affected::rolled([workload].into()) } else { Affected::default() }
+    fn apply(self, state: &mut State) -> Option<Change> {
+        let known = state.apps_workloads.get(&self.resource.workload).cloned();
+        let is_change = known.as_ref().is_none_or(|known| !known.eq_ignoring_version(&self.resource));
+        let new = state.apps_workloads.insert(self.resource);
+        is_change.then(|| W::change(Diff::of(known, new)))
     }
 
-    fn remove(key: &NamespacedName, state: &mut State) -> Affected {
+    fn remove(key: &NamespacedName, state: &mut State) -> Option<Change> {
         let workload = WorkloadKey::new(Arc::clone(&key.namespace), W::KIND.as_str(), Arc::clone(&key.name));
-        let known = state.apps_workloads.0.remove(&workload);
-        if known.is_some() && state.rolls { Affected::rolled([workload].into()) } else { Affected::default() }
+        state.apps_workloads.0.remove(&workload).map(|old| W::change(Diff::Deleted(old)))
     }
 
     fn keys(state: &State) -> Vec<NamespacedName> {
         let all = state.apps_workloads.of_kind(W::KIND).map(|resource| &resource.workload);
         all.map(|it| NamespacedName::new(Arc::clone(&it.namespace), Arc::clone(&it.name))).collect()
     }
+
+    fn count(state: &State) -> usize {
+        state.apps_workloads.of_kind(W::KIND).count()
+    }
 }
 
 impl WorkloadObject for DeploymentObject {
     const KIND: WorkloadKind = WorkloadKind::Deployment;
     const WATCHED: Kind = Kind::Deployment;
+    const RESOURCE: &'static str = "deployments.apps";
+    const CACHE_SIZE: &'static str = "deployment_cache_size";
+
+    fn change(diff: Diff<AppsWorkload>) -> Change {
+        Change::Deployment(diff)
+    }
 
     fn into_parts(self) -> (ObjectMeta, Option<Spec>, Option<Status>) {
         (self.metadata, self.spec, self.status)
@@ -371,6 +386,12 @@ impl WorkloadObject for DeploymentObject {
 impl WorkloadObject for StatefulSetObject {
     const KIND: WorkloadKind = WorkloadKind::StatefulSet;
     const WATCHED: Kind = Kind::StatefulSet;
+    const RESOURCE: &'static str = "statefulsets.apps";
+    const CACHE_SIZE: &'static str = "statefulset_cache_size";
+
+    fn change(diff: Diff<AppsWorkload>) -> Change {
+        Change::StatefulSet(diff)
+    }
 
     fn into_parts(self) -> (ObjectMeta, Option<Spec>, Option<Status>) {
         (self.metadata, self.spec, self.status)
@@ -380,6 +401,12 @@ impl WorkloadObject for StatefulSetObject {
 impl WorkloadObject for DaemonSetObject {
     const KIND: WorkloadKind = WorkloadKind::DaemonSet;
     const WATCHED: Kind = Kind::DaemonSet;
+    const RESOURCE: &'static str = "daemonsets.apps";
+    const CACHE_SIZE: &'static str = "daemonset_cache_size";
+
+    fn change(diff: Diff<AppsWorkload>) -> Change {
+        Change::DaemonSet(diff)
+    }
 
     fn into_parts(self) -> (ObjectMeta, Option<Spec>, Option<Status>) {
         (self.metadata, self.spec, self.status)
@@ -415,8 +442,10 @@ impl AppsWorkloads {
         self.all().filter(move |resource| resource.kind == kind)
     }
 
-    pub(in crate::cluster) fn insert(&mut self, resource: AppsWorkload) {
-        self.0.insert(resource.workload.clone(), Arc::new(resource));
+    fn insert(&mut self, resource: AppsWorkload) -> Arc<AppsWorkload> {
+        let resource = Arc::new(resource);
+        self.0.insert(resource.workload.clone(), Arc::clone(&resource));
+        resource
     }
 }
 

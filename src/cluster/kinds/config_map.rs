@@ -12,7 +12,10 @@ use serde::Deserialize;
 use crate::api::{CONFIG_GROUP, CREATED_BY_ANNOTATION, LINKERD_CONFIG_KIND, TRUST_ROOTS};
 use crate::{
     api::NamespacedName,
-    cluster::{Affected, Kind, Problems, Projected, State},
+    cluster::{
+        Change, Kind, Problems, Projected, State,
+        index::store::{Store, Stored},
+    },
 };
 
 /// The key of the document in Linkerd's ConfigMap.
@@ -61,15 +64,14 @@ pub struct ConfigMapObject {
     immutable: Option<bool>,
 }
 
-/// All ConfigMaps of the namespace.
-#[derive(Default)]
-pub struct ConfigMaps(HashMap<NamespacedName, Arc<ConfigMap>>);
-
 // === impl ConfigMap ===
 
 impl Projected for ConfigMap {
     type Wire = ConfigMapObject;
+    type Object = Self;
     const KIND: Kind = Kind::ConfigMap;
+    const RESOURCE: &'static str = "configmaps";
+    const CACHE_SIZE: &'static str = "configmap_cache_size";
 
     fn project(wire: ConfigMapObject, _: &mut Problems) -> Self {
         let ConfigMapObject { metadata, data, immutable } = wire;
@@ -105,30 +107,40 @@ impl Projected for ConfigMap {
         }
     }
 
-    fn apply(mut self, state: &mut State) -> Affected {
-        let key = self.key.clone();
-        let known = state.config_maps.0.get(&key);
-        // Whoever wrote it and touches anything else looks as if he had written it again.
+    fn apply(mut self, state: &mut State) -> Option<Change> {
+        let known = state.config_maps.get(&self.key);
+        // A manager that wrote the bundle gets a new time for whatever else it changes: only a changed bundle counts as written.
         if let Some(known) = known.filter(|known| known.bundle == self.bundle) {
             self.bundle_written = known.bundle_written;
         }
-        if known.is_some_and(|known| known.eq_ignoring_version(&self)) {
-            state.config_maps.0.insert(key, Arc::new(self));
-            return Affected::default();
-        }
-        state.config_maps.0.insert(key.clone(), Arc::new(self));
-        concerned(&key, state)
+        let is_change = known.is_none_or(|known| !known.eq_ignoring_version(&self));
+        let diff = state.config_maps.insert(self);
+        is_change.then(|| Change::ConfigMap(diff))
     }
 
-    fn remove(key: &NamespacedName, state: &mut State) -> Affected {
-        match state.config_maps.0.remove(key) {
-            Some(_) => concerned(key, state),
-            None => Affected::default(),
-        }
+    fn remove(key: &NamespacedName, state: &mut State) -> Option<Change> {
+        state.config_maps.delete(key).map(Change::ConfigMap)
     }
 
     fn keys(state: &State) -> Vec<NamespacedName> {
-        state.config_maps.0.keys().cloned().collect()
+        state.config_maps.keys().collect()
+    }
+
+    fn count(state: &State) -> usize {
+        state.config_maps.len()
+    }
+}
+
+impl Stored for ConfigMap {
+    type NamespaceIndex = ();
+    type ClusterIndex = ();
+
+    fn namespace(&self) -> &Arc<str> {
+        &self.key.namespace
+    }
+
+    fn name(&self) -> &Arc<str> {
+        &self.key.name
     }
 }
 
@@ -144,37 +156,10 @@ impl ConfigMap {
     }
 }
 
-// === impl ConfigMaps ===
-
-impl ConfigMaps {
-    pub fn len(&self) -> usize {
-        self.0.len()
-    }
-
-    pub fn is_empty(&self) -> bool {
-        self.0.is_empty()
-    }
-
-    pub fn get(&self, key: &NamespacedName) -> Option<&Arc<ConfigMap>> {
-        self.0.get(key)
-    }
-
+impl Store<ConfigMap> {
     /// The trust anchors of the mesh in the namespace.
-    pub fn roots(&self, namespace: &Arc<str>) -> Option<&Arc<ConfigMap>> {
-        self.0.get(&NamespacedName::new(Arc::clone(namespace), TRUST_ROOTS))
-    }
-}
-
-/// The LinkerdConfigs that the ConfigMap matters to: the one in effect for it; of the trust anchors, all that are in effect.
-fn concerned(key: &NamespacedName, state: &State) -> Affected {
-    let configs = &state.linkerd_configs;
-    let configured = match &*key.name {
-        TRUST_ROOTS => configs.in_effect().filter(|config| config.target.namespace == key.namespace).collect(),
-        _ => configs.winner(key).into_iter().collect::<Vec<_>>(),
-    };
-    Affected {
-        configured: configured.into_iter().map(|config| Arc::clone(&config.name)).collect(),
-        ..Affected::default()
+    pub fn trust_roots(&self, namespace: &str) -> Option<&Arc<ConfigMap>> {
+        self.find(namespace, TRUST_ROOTS)
     }
 }
 

@@ -1,9 +1,6 @@
 //! PodDisruptionBudgets: whether Pods may be taken away now.
 
-use std::{
-    collections::{BTreeSet, HashMap},
-    sync::Arc,
-};
+use std::sync::Arc;
 
 use k8s_openapi::{api::policy::v1 as policy, apimachinery::pkg::apis::meta::v1::ObjectMeta};
 use serde::Deserialize;
@@ -11,11 +8,11 @@ use serde::Deserialize;
 use crate::{
     api::{LabelSelectorObject, NamespacedName, lean_metadata},
     cluster::{
-        Affected, Kind, Problems, Projected, State,
+        Change, Kind, Problems, Projected, State,
         index::{
             label_selector::{ByLabelSelector, LabelSelector},
             selector::Labels,
-            workload_key::WorkloadKey,
+            store::{Store, Stored},
         },
     },
 };
@@ -27,7 +24,7 @@ pub struct DisruptionBudget {
     /// Whether one more Pod may be taken away, by what its controller said of the budget as it is now.
     pub allows: bool,
     /// An absent one selects nothing, and an empty one everything.
-    selector: Option<LabelSelector>,
+    pub selector: Option<LabelSelector>,
 }
 
 /// A PodDisruptionBudget as the API server sends it.
@@ -55,24 +52,14 @@ struct Status {
     observed_generation: Option<i64>,
 }
 
-/// All PodDisruptionBudgets of a cluster.
-#[derive(Default)]
-pub struct DisruptionBudgets {
-    namespaces: HashMap<Arc<str>, Namespace>,
-    count: usize,
-}
-
-#[derive(Default)]
-struct Namespace {
-    by_name: HashMap<Arc<str>, Arc<DisruptionBudget>>,
-    by_selector: ByLabelSelector,
-}
-
 // === impl DisruptionBudget ===
 
 impl Projected for DisruptionBudget {
     type Wire = DisruptionBudgetObject;
+    type Object = Self;
     const KIND: Kind = Kind::PodDisruptionBudget;
+    const RESOURCE: &'static str = "poddisruptionbudgets.policy";
+    const CACHE_SIZE: &'static str = "poddisruptionbudget_cache_size";
 
     fn project(wire: DisruptionBudgetObject, problems: &mut Problems) -> Self {
         let DisruptionBudgetObject { metadata, spec, status } = wire;
@@ -89,86 +76,57 @@ impl Projected for DisruptionBudget {
         }
     }
 
-    fn apply(self, state: &mut State) -> Affected {
-        let known = state.disruption_budgets.get(&self.key).cloned();
-        if known.as_deref() == Some(&self) {
-            return Affected::default();
-        }
-        let mut affected = Affected::rolled(self.concerned(state));
-        affected.extend(Self::remove(&self.key, state));
-        state.disruption_budgets.insert(self);
-        affected
+    fn apply(self, state: &mut State) -> Option<Change> {
+        state.disruption_budgets.apply(self).map(Change::PodDisruptionBudget)
     }
 
-    fn remove(key: &NamespacedName, state: &mut State) -> Affected {
-        match state.disruption_budgets.remove(key) {
-            Some(old) => Affected::rolled(old.concerned(state)),
-            None => Affected::default(),
-        }
+    fn remove(key: &NamespacedName, state: &mut State) -> Option<Change> {
+        state.disruption_budgets.delete(key).map(Change::PodDisruptionBudget)
     }
 
     fn keys(state: &State) -> Vec<NamespacedName> {
-        let namespaces = state.disruption_budgets.namespaces.values();
-        namespaces.flat_map(|namespace| namespace.by_name.values()).map(|budget| budget.key.clone()).collect()
+        state.disruption_budgets.keys().collect()
+    }
+
+    fn count(state: &State) -> usize {
+        state.disruption_budgets.len()
     }
 }
 
-impl DisruptionBudget {
-    /// The workloads of the Pods that it selects.
-    fn concerned(&self, state: &State) -> BTreeSet<WorkloadKey> {
-        let pods = self.selector.iter().flat_map(|selector| state.pods.selected(&self.key.namespace, selector));
-        state.workloads_of(pods.map(|pod| &**pod))
+impl Stored for DisruptionBudget {
+    type NamespaceIndex = ByLabelSelector;
+    type ClusterIndex = ();
+
+    fn namespace(&self) -> &Arc<str> {
+        &self.key.namespace
+    }
+
+    fn name(&self) -> &Arc<str> {
+        &self.key.name
+    }
+
+    fn index(self: &Arc<Self>, by_selector: &mut ByLabelSelector, (): &mut ()) {
+        if let Some(selector) = &self.selector {
+            by_selector.insert(selector, &self.key.name);
+        }
+    }
+
+    fn unindex(self: &Arc<Self>, by_selector: &mut ByLabelSelector, (): &mut ()) {
+        if let Some(selector) = &self.selector {
+            by_selector.remove(selector, &self.key.name);
+        }
     }
 }
 
-// === impl DisruptionBudgets ===
-
-impl DisruptionBudgets {
-    pub fn len(&self) -> usize {
-        self.count
-    }
-
-    pub fn is_empty(&self) -> bool {
-        self.count == 0
-    }
-
-    /// Those that Pods with these labels count for.
+impl Store<DisruptionBudget> {
+    /// The PodDisruptionBudgets of a namespace that select Pods with these labels.
     pub fn selecting<'a>(
         &'a self,
         namespace: &str,
         labels: &'a Labels,
-    ) -> impl Iterator<Item = &'a Arc<DisruptionBudget>> + use<'a> {
-        let namespace = self.namespaces.get(namespace);
-        let names = namespace.into_iter().flat_map(|it| it.by_selector.candidates(labels));
-        let budgets = names.filter_map(move |name| namespace?.by_name.get(name));
+    ) -> impl Iterator<Item = &'a Arc<DisruptionBudget>> {
+        let budgets = self.select(namespace, |index| index.candidates(labels));
         budgets.filter(|budget| budget.selector.as_ref().is_some_and(|selector| selector.matches(labels)))
-    }
-
-    fn get(&self, key: &NamespacedName) -> Option<&Arc<DisruptionBudget>> {
-        self.namespaces.get(&key.namespace)?.by_name.get(&key.name)
-    }
-
-    fn insert(&mut self, budget: DisruptionBudget) {
-        self.count += 1;
-        let namespace = self.namespaces.entry(Arc::clone(&budget.key.namespace)).or_default();
-        let name = Arc::clone(&budget.key.name);
-        if let Some(selector) = &budget.selector {
-            namespace.by_selector.insert(selector, &name);
-        }
-        namespace.by_name.insert(name, Arc::new(budget));
-    }
-
-    fn remove(&mut self, key: &NamespacedName) -> Option<Arc<DisruptionBudget>> {
-        let namespace = self.namespaces.get_mut(&key.namespace)?;
-        let old = namespace.by_name.remove(&key.name)?;
-        self.count -= 1;
-        if let Some(selector) = &old.selector {
-            namespace.by_selector.remove(selector, &key.name);
-        }
-        if namespace.by_name.is_empty() {
-            self.namespaces.remove(&key.namespace);
-        }
-        Some(old)
     }
 }
 
@@ -177,7 +135,6 @@ mod tests {
     use serde_json::{Value, json};
 
     use super::*;
-    use crate::cluster::kinds::pod::tests::pod;
 
     fn budget(name: &str, spec: &Value, status: &Value) -> (DisruptionBudget, usize) {
         let metadata = json!({"name": name, "namespace": "ns", "generation": 2});
@@ -228,25 +185,6 @@ mod tests {
         for key in DisruptionBudget::keys(&state) {
             DisruptionBudget::remove(&key, &mut state);
         }
-        assert!(state.disruption_budgets.is_empty() && state.disruption_budgets.namespaces.is_empty());
-    }
-
-    #[test]
-    fn a_change_concerns_what_it_selected_and_what_it_selects_and_a_touch_nothing() {
-        let mut state = State { rolls: true, ..State::default() };
-        for app in ["web", "db", "mq"] {
-            pod(&json!({"name": app, "labels": {"app": app}}), &json!({})).0.apply(&mut state);
-        }
-        let selecting = |app: &str, allowed: i64| {
-            let status = json!({"disruptionsAllowed": allowed, "observedGeneration": 2, "currentHealthy": allowed});
-            budget("a", &json!({"selector": {"matchLabels": {"app": app}}}), &status).0
-        };
-        let pods =
-            |names: &[&str]| Affected::rolled(names.iter().map(|name| WorkloadKey::new("ns", "Pod", *name)).collect());
-        assert_eq!(selecting("web", 1).apply(&mut state), pods(&["web"]));
-        assert_eq!(selecting("web", 2).apply(&mut state), pods(&[]));
-        assert_eq!(selecting("web", 0).apply(&mut state), pods(&["web"]));
-        assert_eq!(selecting("db", 0).apply(&mut state), pods(&["web", "db"]));
-        assert_eq!(DisruptionBudget::remove(&NamespacedName::new("ns", "a"), &mut state), pods(&["db"]));
+        assert!(state.disruption_budgets.is_empty());
     }
 }

@@ -1,21 +1,23 @@
 //! ExternalWorkloads: what of them becomes endpoints, and which of them a Service selects.
 
 use std::{
-    collections::HashMap,
     net::{IpAddr, SocketAddr},
     sync::Arc,
 };
 
 use super::{owner::Owner, port_ranges::PortRanges};
-use crate::api::{self, ExternalWorkloadPort, OPAQUE_PORTS_ANNOTATION, WorkloadIp, ZONE_LABEL};
 use crate::{
-    api::{NamespacedName, endpoint_slice::Family},
+    api::{
+        self, ExternalWorkloadPort, NamespacedName, OPAQUE_PORTS_ANNOTATION, WorkloadIp, ZONE_LABEL,
+        endpoint_slice::Family,
+    },
     cluster::{
-        Affected, Kind, Problems, Projected, State,
+        Change, Kind, Problems, Projected, State,
         index::{
             address::{self, ByAddress, NetworkAddress},
             label_selector::LabelSelector,
             selector::{ByLabel, Labels, Selector},
+            store::{Store, Stored},
         },
     },
 };
@@ -61,20 +63,6 @@ pub struct WorkloadPort {
     pub protocol: String,
 }
 
-/// All ExternalWorkloads of a cluster.
-#[derive(Default)]
-pub struct ExternalWorkloads {
-    namespaces: HashMap<Arc<str>, Namespace>,
-    by_port: ByAddress<SocketAddr, ExternalWorkload>,
-    count: usize,
-}
-
-#[derive(Default)]
-struct Namespace {
-    by_name: HashMap<Arc<str>, Arc<ExternalWorkload>>,
-    by_label: ByLabel,
-}
-
 // === impl ExternalWorkload ===
 
 impl ExternalWorkload {
@@ -94,12 +82,13 @@ impl ExternalWorkload {
         ports.flat_map(|port| self.ips().map(move |ip| SocketAddr::new(ip, port)))
     }
 
-    pub(in crate::cluster) fn network_addresses(&self) -> impl Iterator<Item = NetworkAddress> {
+    /// Where clients reach it: its addresses with each of its ports.
+    pub fn network_addresses(&self) -> impl Iterator<Item = NetworkAddress> {
         self.socket_addresses().map(NetworkAddress::Socket)
     }
 
     /// Whether both stand in slices in the same way.
-    fn has_same_endpoints(&self, other: &Self) -> bool {
+    pub fn has_same_endpoints(&self, other: &Self) -> bool {
         let Self { key, uid, labels, addresses, ports, ready, mesh: _ } = self;
         (key, uid, labels, addresses, ports, ready)
             == (&other.key, &other.uid, &other.labels, &other.addresses, &other.ports, &other.ready)
@@ -108,7 +97,12 @@ impl ExternalWorkload {
 
 impl Projected for ExternalWorkload {
     type Wire = api::ExternalWorkload;
+    type Object = Self;
     const KIND: Kind = Kind::ExternalWorkload;
+    const RESOURCE: &'static str = "externalworkloads.workload.linkerd.io";
+    const CACHE_SIZE: &'static str = "externalworkload_cache_size";
+    const INFORMER_LAG: Option<&'static str> = Some("externalworkload_informer_lag_seconds");
+    const IS_OPTIONAL: bool = true;
 
     fn project(wire: api::ExternalWorkload, problems: &mut Problems) -> Self {
         let spec = wire.spec.unwrap_or_default();
@@ -137,35 +131,43 @@ impl Projected for ExternalWorkload {
         }
     }
 
-    fn apply(self, state: &mut State) -> Affected {
-        let old = state.external_workloads.get(&self.key).cloned();
-        if old.as_deref() == Some(&self) {
-            return Affected::default();
-        }
-        let selecting = |labels| state.services.selecting(&self.key.namespace, labels);
-        let written = match &old {
-            Some(old) if old.has_same_endpoints(&self) => Vec::new(),
-            Some(old) if old.labels != self.labels => [selecting(&self.labels), selecting(&old.labels)].concat(),
-            Some(_) | None => selecting(&self.labels),
-        };
-        let mut affected = Affected::discovered(state.slices.services_with_external_workload(&self.key));
-        affected.written.extend(written);
-        affected.addresses.extend(old.iter().flat_map(|old| old.network_addresses()).chain(self.network_addresses()));
-        state.external_workloads.insert(self);
-        affected
+    fn apply(self, state: &mut State) -> Option<Change> {
+        state.external_workloads.apply(self).map(Change::ExternalWorkload)
     }
 
-    fn remove(key: &NamespacedName, state: &mut State) -> Affected {
-        let Some(old) = state.external_workloads.remove(key) else { return Affected::default() };
-        let mut affected = Affected::discovered(state.slices.services_with_external_workload(key));
-        affected.written.extend(state.services.selecting(&key.namespace, &old.labels));
-        affected.addresses.extend(old.network_addresses());
-        affected
+    fn remove(key: &NamespacedName, state: &mut State) -> Option<Change> {
+        state.external_workloads.delete(key).map(Change::ExternalWorkload)
     }
 
     fn keys(state: &State) -> Vec<NamespacedName> {
-        let namespaces = state.external_workloads.namespaces.values();
-        namespaces.flat_map(|namespace| namespace.by_name.values()).map(|workload| workload.key.clone()).collect()
+        state.external_workloads.keys().collect()
+    }
+
+    fn count(state: &State) -> usize {
+        state.external_workloads.len()
+    }
+}
+
+impl Stored for ExternalWorkload {
+    type NamespaceIndex = ByLabel;
+    type ClusterIndex = ByAddress<SocketAddr, Self>;
+
+    fn namespace(&self) -> &Arc<str> {
+        &self.key.namespace
+    }
+
+    fn name(&self) -> &Arc<str> {
+        &self.key.name
+    }
+
+    fn index(self: &Arc<Self>, by_label: &mut ByLabel, by_port: &mut ByAddress<SocketAddr, Self>) {
+        by_label.insert(&self.labels, &self.key.name);
+        by_port.insert(self.socket_addresses(), self);
+    }
+
+    fn unindex(self: &Arc<Self>, by_label: &mut ByLabel, by_port: &mut ByAddress<SocketAddr, Self>) {
+        by_label.remove(&self.labels, &self.key.name);
+        by_port.remove(self.socket_addresses(), self);
     }
 }
 
@@ -207,32 +209,20 @@ impl From<WorkloadIp> for Address {
     }
 }
 
-// === impl ExternalWorkloads ===
-
-impl ExternalWorkloads {
-    /// How many there are.
-    pub fn len(&self) -> usize {
-        self.count
-    }
-
-    pub fn is_empty(&self) -> bool {
-        self.count == 0
-    }
-
-    /// The workloads of a namespace that the selector matches.
-    pub fn selected(&self, namespace: &str, selector: &Selector) -> Vec<Arc<ExternalWorkload>> {
-        let Some(namespace) = self.namespaces.get(namespace) else { return Vec::new() };
-        let candidates = namespace.by_label.candidates(selector).filter_map(|name| namespace.by_name.get(name));
-        candidates.filter(|workload| selector.matches(&workload.labels)).cloned().collect()
-    }
-
-    pub fn get(&self, key: &NamespacedName) -> Option<&Arc<ExternalWorkload>> {
-        self.namespaces.get(&key.namespace)?.by_name.get(&key.name)
+impl Store<ExternalWorkload> {
+    /// The workloads of a namespace that the selector of a Service matches.
+    pub fn selected<'a>(
+        &'a self,
+        namespace: &str,
+        selector: &'a Selector,
+    ) -> impl Iterator<Item = &'a Arc<ExternalWorkload>> {
+        let candidates = self.select(namespace, |index| index.candidates(selector));
+        candidates.filter(|workload| selector.matches(&workload.labels))
     }
 
     /// The workloads that have the port at the address.
     pub fn at(&self, address: SocketAddr) -> &[Arc<ExternalWorkload>] {
-        self.by_port.get(&address)
+        self.cluster_index().get(&address)
     }
 
     /// The workloads of a namespace that a selector with expressions matches.
@@ -241,34 +231,10 @@ impl ExternalWorkloads {
         namespace: &str,
         selector: &'a LabelSelector,
     ) -> impl Iterator<Item = &'a Arc<ExternalWorkload>> {
-        let namespace = self.namespaces.get(namespace);
-        let by_label = namespace.and_then(|it| Some(it.by_label.candidates(selector.equal()?)));
-        let all = namespace.filter(|_| selector.equal().is_none()).map(|it| it.by_name.keys());
-        let names = by_label.into_iter().flatten().chain(all.into_iter().flatten());
-        let workloads = names.filter_map(move |name| namespace?.by_name.get(name));
-        workloads.filter(|workload| selector.matches(&workload.labels))
-    }
-
-    fn insert(&mut self, workload: ExternalWorkload) {
-        self.remove(&workload.key);
-        self.count += 1;
-        let workload = Arc::new(workload);
-        self.by_port.insert(workload.socket_addresses(), &workload);
-        let namespace = self.namespaces.entry(Arc::clone(&workload.key.namespace)).or_default();
-        namespace.by_label.insert(&workload.labels, &workload.key.name);
-        namespace.by_name.insert(Arc::clone(&workload.key.name), workload);
-    }
-
-    fn remove(&mut self, key: &NamespacedName) -> Option<Arc<ExternalWorkload>> {
-        let namespace = self.namespaces.get_mut(&key.namespace)?;
-        let old = namespace.by_name.remove(&key.name)?;
-        namespace.by_label.remove(&old.labels, &key.name);
-        if namespace.by_name.is_empty() {
-            self.namespaces.remove(&key.namespace);
-        }
-        self.by_port.remove(old.socket_addresses(), &old);
-        self.count -= 1;
-        Some(old)
+        let by_label = selector.equal().map(|equal| self.select(namespace, |index| index.candidates(equal)));
+        let all = selector.equal().is_none().then(|| self.in_namespace(namespace));
+        let candidates = by_label.into_iter().flatten().chain(all.into_iter().flatten());
+        candidates.filter(|workload| selector.matches(&workload.labels))
     }
 }
 
@@ -359,43 +325,9 @@ pub mod tests {
             assert_eq!(at(&state, address), found, "{address}");
         }
         let moved = json!({"workloadIPs": [{"ip": "192.0.2.9"}], "ports": [{"port": 53}]});
-        let affected = workload("vm", false, &json!({}), &moved).apply(&mut state);
-        assert_eq!((at(&state, "192.0.2.1:53"), affected.addresses.len()), (0, 4));
+        workload("vm", false, &json!({}), &moved).apply(&mut state);
+        assert_eq!([at(&state, "192.0.2.1:53"), at(&state, "192.0.2.9:53")], [0, 1]);
         ExternalWorkload::remove(&NamespacedName::new("ns", "vm"), &mut state);
-        assert!(state.external_workloads.by_port.is_empty());
-    }
-
-    #[test]
-    fn relabelling_affects_the_services_left_and_the_services_joined() {
-        let mut state = State::default();
-        for (name, app) in [("left", "a"), ("joined", "b"), ("other", "c")] {
-            let mut service = crate::cluster::kinds::service::tests::service(&json!({"selector": {"app": app}}));
-            service.key.name = name.into();
-            service.apply(&mut state);
-        }
-        workload("vm", true, &json!({"app": "a"}), &json!({})).apply(&mut state);
-        let affected = workload("vm", true, &json!({"app": "b"}), &json!({})).apply(&mut state).written;
-        let mut names: Vec<_> = affected.into_iter().map(|key| key.name.to_string()).collect();
-        names.sort();
-        assert_eq!(names, ["joined", "left"]);
-    }
-
-    #[test]
-    fn only_an_edit_that_slices_show_has_them_written() {
-        let mut state = State::default();
-        crate::cluster::kinds::service::tests::service(&json!({"selector": {"app": "a"}})).apply(&mut state);
-        let edited = |annotations: serde_json::Value, identity: &str| {
-            let object = json!({
-                "metadata": {"name": "vm", "namespace": "ns", "labels": {"app": "a"}, "annotations": annotations},
-                "spec": {"meshTLS": {"identity": identity, "serverName": "vm.example"}},
-                "status": {"conditions": [{"type": "Ready", "status": "True", "lastProbeTime": "2026-01-01T00:00:00Z"}]},
-            });
-            ExternalWorkload::project(serde_json::from_value(object).unwrap(), &mut Problems::default())
-        };
-        assert_eq!(edited(json!({"note": "one"}), "a").apply(&mut state).written.len(), 1);
-        assert_eq!(edited(json!({"note": "two"}), "a").apply(&mut state).written.len(), 0);
-        assert_eq!(edited(json!({OPAQUE_PORTS_ANNOTATION: "80"}), "b").apply(&mut state).written.len(), 0);
-        let mesh = &state.external_workloads.get(&NamespacedName::new("ns", "vm")).unwrap().mesh;
-        assert_eq!((&*mesh.identity, mesh.opaque_ports.as_ref().unwrap().contains(80)), ("b", true));
+        assert!(state.external_workloads.cluster_index().is_empty());
     }
 }

@@ -1,25 +1,19 @@
-//! LinkerdConfigs, and which of those for one ConfigMap is in effect.
+//! LinkerdConfigs, found by the ConfigMap that they configure.
 
-use std::{
-    cmp::Reverse,
-    collections::{BTreeMap, BTreeSet, HashMap},
-    sync::Arc,
-};
+use std::{collections::BTreeMap, sync::Arc};
 
 use k8s_openapi::jiff::Timestamp;
-use kube::{
-    core::{ObjectMeta, PartialObjectMeta, PartialObjectMetaExt},
-    runtime::{
-        reflector::{Store, store::Writer},
-        watcher,
-    },
-};
 
 use super::config_annotations;
-use crate::api::{self, LinkerdConfigSpec, LinkerdConfigStatus, RESTORE_BASE_FINALIZER};
 use crate::{
-    api::NamespacedName,
-    cluster::{Affected, Kind, Problems, Projected, State},
+    api::{self, LinkerdConfigSpec, LinkerdConfigStatus, NamespacedName, RESTORE_BASE_FINALIZER},
+    cluster::{
+        Change, Kind, Problems, Projected, State,
+        index::{
+            names::NamesBy,
+            store::{Store, Stored, cluster_scope},
+        },
+    },
 };
 
 /// A LinkerdConfig.
@@ -41,27 +35,9 @@ pub struct LinkerdConfig {
     pub status: Arc<LinkerdConfigStatus>,
 }
 
-/// What a Controller keeps of one. All else is read from the [`State`] when it reconciles.
-pub type LinkerdConfigName = PartialObjectMeta<api::LinkerdConfig>;
-
-/// The order in which those for one ConfigMap are in effect: by priority, then the oldest, then by name.
-type Rank = (Reverse<i32>, Option<Timestamp>, Arc<str>);
-
-/// All LinkerdConfigs of a cluster.
-pub struct LinkerdConfigs {
-    by_name: BTreeMap<Arc<str>, Arc<LinkerdConfig>>,
-    by_target: HashMap<NamespacedName, BTreeSet<Rank>>,
-    names: Writer<LinkerdConfigName>,
-    listed: bool,
-}
-
 // === impl LinkerdConfig ===
 
 impl LinkerdConfig {
-    fn rank(&self) -> Rank {
-        (Reverse(self.spec.priority), self.created, Arc::clone(&self.name))
-    }
-
     /// Whether both ask for the same.
     fn eq_ignoring_status(&self, other: &Self) -> bool {
         let Self { name, uid, version: _, generation, created, deleting, finalized, .. } = self;
@@ -74,7 +50,11 @@ impl LinkerdConfig {
 
 impl Projected for LinkerdConfig {
     type Wire = api::LinkerdConfig;
+    type Object = Self;
     const KIND: Kind = Kind::LinkerdConfig;
+    const RESOURCE: &'static str = "linkerdconfigs.config.linkerd.io";
+    const CACHE_SIZE: &'static str = "linkerdconfig_cache_size";
+    const IS_OPTIONAL: bool = true;
 
     fn project(wire: api::LinkerdConfig, _: &mut Problems) -> Self {
         let api::LinkerdConfig { metadata, spec, status } = wire;
@@ -93,203 +73,111 @@ impl Projected for LinkerdConfig {
         }
     }
 
-    fn apply(self, state: &mut State) -> Affected {
-        let configs = &mut state.linkerd_configs;
-        let known = configs.by_name.get(&self.name).cloned();
-        if known.as_ref().is_some_and(|known| known.eq_ignoring_status(&self)) {
-            configs.by_name.insert(Arc::clone(&self.name), Arc::new(self));
-            return Affected::default();
-        }
-        let mut affected = Affected::configured(Arc::clone(&self.name));
-        let targets: Vec<NamespacedName> =
-            known.iter().map(|known| &known.target).chain([&self.target]).cloned().collect();
-        let before: Vec<_> = targets.iter().map(|target| configs.winner(target).cloned()).collect();
-        configs.insert(self);
-        for (target, before) in targets.iter().zip(before) {
-            affected.configured.extend(configs.handed_over(target, before.as_ref()));
-        }
-        affected
+    fn apply(self, state: &mut State) -> Option<Change> {
+        let known = state.linkerd_configs.by_name(&self.name);
+        let is_change = known.is_none_or(|known| !known.eq_ignoring_status(&self));
+        let diff = state.linkerd_configs.insert(self);
+        is_change.then(|| Change::LinkerdConfig(diff))
     }
 
-    fn remove(key: &NamespacedName, state: &mut State) -> Affected {
-        let configs = &mut state.linkerd_configs;
-        let Some(target) = configs.by_name.get(&key.name).map(|config| config.target.clone()) else {
-            return Affected::default();
-        };
-        let before = configs.winner(&target).cloned();
-        configs.remove(&key.name);
-        // Itself too: what is remembered of it is to go.
-        let mut affected = Affected::configured(Arc::clone(&key.name));
-        affected.configured.extend(configs.handed_over(&target, before.as_ref()));
-        affected
+    fn remove(key: &NamespacedName, state: &mut State) -> Option<Change> {
+        state.linkerd_configs.delete(key).map(Change::LinkerdConfig)
     }
 
     fn keys(state: &State) -> Vec<NamespacedName> {
-        state.linkerd_configs.by_name.keys().map(|name| NamespacedName::new("", Arc::clone(name))).collect()
+        state.linkerd_configs.keys().collect()
     }
 
-    fn listed(state: &mut State) {
-        state.linkerd_configs.listed();
-    }
-}
-
-// === impl LinkerdConfigs ===
-
-impl Default for LinkerdConfigs {
-    fn default() -> Self {
-        Self { by_name: BTreeMap::new(), by_target: HashMap::new(), names: Writer::new(()), listed: false }
+    fn count(state: &State) -> usize {
+        state.linkerd_configs.len()
     }
 }
 
-impl LinkerdConfigs {
-    pub fn len(&self) -> usize {
-        self.by_name.len()
+impl Stored for LinkerdConfig {
+    /// By the ConfigMap that they configure.
+    type NamespaceIndex = NamesBy<NamespacedName>;
+    type ClusterIndex = ();
+
+    fn namespace(&self) -> &Arc<str> {
+        cluster_scope()
     }
 
-    pub fn is_empty(&self) -> bool {
-        self.by_name.is_empty()
+    fn name(&self) -> &Arc<str> {
+        &self.name
     }
 
-    pub fn get(&self, name: &str) -> Option<&Arc<LinkerdConfig>> {
-        self.by_name.get(name)
+    fn index(self: &Arc<Self>, by_target: &mut NamesBy<NamespacedName>, (): &mut ()) {
+        by_target.insert(self.target.clone(), &self.name);
     }
 
-    pub fn all(&self) -> impl Iterator<Item = &Arc<LinkerdConfig>> {
-        self.by_name.values()
-    }
-
-    /// The one in effect for a ConfigMap. One that is being deleted is not.
-    pub fn winner(&self, target: &NamespacedName) -> Option<&Arc<LinkerdConfig>> {
-        let (_, _, name) = self.by_target.get(target)?.first()?;
-        self.by_name.get(name)
-    }
-
-    pub(in crate::cluster) fn in_effect(&self) -> impl Iterator<Item = &Arc<LinkerdConfig>> {
-        self.by_target.keys().filter_map(|target| self.winner(target))
-    }
-
-    /// The names of all, for kube-runtime's Controller; ready once they were listed.
-    pub fn names(&self) -> Store<LinkerdConfigName> {
-        self.names.as_reader()
-    }
-
-    /// Who has to be looked at because another is in effect for the ConfigMap than before. All of them: each says which.
-    fn handed_over(&self, target: &NamespacedName, before: Option<&Arc<LinkerdConfig>>) -> Vec<Arc<str>> {
-        let now = self.winner(target);
-        if before.map(|it| &it.name) == now.map(|it| &it.name) {
-            return Vec::new();
-        }
-        let ranked = self.by_target.get(target).into_iter().flatten();
-        ranked.map(|(_, _, name)| Arc::clone(name)).collect()
-    }
-
-    fn insert(&mut self, config: LinkerdConfig) {
-        let is_new = self.by_name.get(&config.name).is_none_or(|known| known.uid != config.uid);
-        self.unrank(&config.name);
-        if !config.deleting {
-            self.by_target.entry(config.target.clone()).or_default().insert(config.rank());
-        }
-        if is_new {
-            let name = name_of(&config);
-            // Until the first list is complete the store collects, and swaps all of it in at the end.
-            self.names.apply_watcher_event(&if self.listed {
-                watcher::Event::Apply(name)
-            } else {
-                watcher::Event::InitApply(name)
-            });
-        }
-        self.by_name.insert(Arc::clone(&config.name), Arc::new(config));
-    }
-
-    fn remove(&mut self, name: &str) {
-        self.unrank(name);
-        if let Some(old) = self.by_name.remove(name) {
-            self.names.apply_watcher_event(&watcher::Event::Delete(name_of(&old)));
-        }
-    }
-
-    fn unrank(&mut self, name: &str) {
-        let Some(known) = self.by_name.get(name) else { return };
-        if let Some(ranked) = self.by_target.get_mut(&known.target) {
-            ranked.remove(&known.rank());
-            if ranked.is_empty() {
-                self.by_target.remove(&known.target);
-            }
-        }
-    }
-
-    fn listed(&mut self) {
-        if !self.listed {
-            self.listed = true;
-            self.names.apply_watcher_event(&watcher::Event::InitDone);
-        }
+    fn unindex(self: &Arc<Self>, by_target: &mut NamesBy<NamespacedName>, (): &mut ()) {
+        by_target.remove(&self.target, &self.name);
     }
 }
 
-fn name_of(config: &LinkerdConfig) -> LinkerdConfigName {
-    ObjectMeta { name: Some(config.name.to_string()), uid: Some(config.uid.to_string()), ..ObjectMeta::default() }
-        .into_response_partial()
+impl Store<LinkerdConfig> {
+    pub fn by_name(&self, name: &str) -> Option<&Arc<LinkerdConfig>> {
+        self.find("", name)
+    }
+
+    /// The LinkerdConfigs for one ConfigMap, by name.
+    pub fn targeting<'a>(&'a self, target: &NamespacedName) -> impl Iterator<Item = &'a Arc<LinkerdConfig>> + use<'a> {
+        self.select("", |index| index.get(target))
+    }
+
+    /// The ConfigMaps that LinkerdConfigs are for.
+    pub fn targets(&self) -> impl Iterator<Item = &NamespacedName> {
+        self.namespace_index("").into_iter().flat_map(|(_, index)| index.values())
+    }
 }
 
 #[cfg(test)]
 mod tests {
-    use serde_json::json;
+    use serde_json::{Value, json};
 
     use super::*;
 
-    fn config(name: &str, priority: i32, created: &str, changes: &serde_json::Value) -> LinkerdConfig {
-        let mut metadata = json!({"name": name, "uid": name, "creationTimestamp": created, "generation": 1});
+    fn config(changes: &Value) -> LinkerdConfig {
+        let mut metadata = json!({"name": "a", "uid": "a", "generation": 1});
         metadata.as_object_mut().unwrap().extend(changes.as_object().unwrap().clone());
-        let object = json!({"metadata": metadata, "spec": {"priority": priority}});
-        LinkerdConfig::project(serde_json::from_value(object).unwrap(), &mut Problems::default())
-    }
-
-    const OLD: &str = "2026-01-01T00:00:00Z";
-    const NEW: &str = "2026-01-02T00:00:00Z";
-
-    #[test]
-    fn the_highest_priority_then_the_oldest_then_the_first_by_name_is_in_effect() {
-        let mut state = State::default();
-        let target = NamespacedName::new("linkerd", "linkerd-config");
-        let winner = |state: &State| state.linkerd_configs.winner(&target).map(|it| it.name.to_string());
-        let mut steps = Vec::new();
-        for (name, priority, created) in [("b", 0, NEW), ("c", 0, OLD), ("a", 0, OLD), ("d", 7, NEW)] {
-            let affected = config(name, priority, created, &json!({})).apply(&mut state);
-            steps.push((winner(&state).unwrap(), affected.configured.len()));
-        }
-        let steps: Vec<_> = steps.iter().map(|(winner, affected)| (winner.as_str(), *affected)).collect();
-        assert_eq!(steps, [("b", 1), ("c", 2), ("a", 3), ("d", 4)], "all are told who it is now");
-        let affected = config("b", 1, NEW, &json!({"generation": 2})).apply(&mut state);
-        assert_eq!((winner(&state).as_deref(), affected.configured.len()), (Some("d"), 1), "nobody else cares");
-        config("d", 7, NEW, &json!({"deletionTimestamp": NEW})).apply(&mut state);
-        assert_eq!(winner(&state).as_deref(), Some("b"));
-        for name in ["b", "a", "c", "d"] {
-            LinkerdConfig::remove(&NamespacedName::new("", name), &mut state);
-        }
-        assert!(winner(&state).is_none() && state.linkerd_configs.by_target.is_empty());
+        LinkerdConfig::project(
+            serde_json::from_value(json!({"metadata": metadata, "spec": {}})).unwrap(),
+            &mut Problems::default(),
+        )
     }
 
     #[test]
-    fn an_annotation_of_its_group_asks_for_something_and_another_does_not() {
+    fn an_annotation_of_its_group_is_a_change_and_another_is_none() {
         let mut state = State::default();
-        let annotated = |key: &str, value: &str| config("a", 0, OLD, &json!({"annotations": {key: value}}));
+        let annotated = |key: &str, value: &str| config(&json!({"annotations": {key: value}}));
         let asked = annotated("config.linkerd.io/retry", "1");
         assert_eq!(asked.annotations.get("config.linkerd.io/retry").map(|value| &**value), Some("1"));
-        asked.apply(&mut state);
-        let a = Affected::configured("a".into());
-        assert_eq!(annotated("config.linkerd.io/retry", "1").apply(&mut state), Affected::default());
-        assert_eq!(annotated("config.linkerd.io/retry", "2").apply(&mut state), a);
-        assert_eq!(annotated("note", "1").apply(&mut state), a);
-        assert_eq!(annotated("config.linkerd.iov/note", "2").apply(&mut state), Affected::default());
+        let mut is_change = |key, value| annotated(key, value).apply(&mut state).is_some();
+        assert!(is_change("config.linkerd.io/retry", "1"));
+        assert!(!is_change("config.linkerd.io/retry", "1"));
+        assert!(is_change("config.linkerd.io/retry", "2"));
+        assert!(is_change("note", "1"), "the annotation of its group is gone");
+        assert!(!is_change("config.linkerd.iov/note", "2"));
     }
 
     #[test]
-    fn what_is_written_into_its_status_has_nobody_look_again() {
+    fn a_write_of_the_status_is_no_change_and_is_kept() {
         let mut state = State::default();
-        config("a", 0, OLD, &json!({"resourceVersion": "1"})).apply(&mut state);
-        let mut next = config("a", 0, OLD, &json!({"resourceVersion": "2"}));
+        config(&json!({"resourceVersion": "1"})).apply(&mut state);
+        let mut next = config(&json!({"resourceVersion": "2"}));
         next.status = Arc::new(LinkerdConfigStatus { active: Some(true), ..LinkerdConfigStatus::default() });
-        assert_eq!(next.apply(&mut state), Affected::default());
-        assert_eq!(state.linkerd_configs.get("a").unwrap().status.active, Some(true));
+        assert!(next.apply(&mut state).is_none());
+        assert_eq!(state.linkerd_configs.by_name("a").unwrap().status.active, Some(true));
+    }
+
+    #[test]
+    fn it_is_found_by_its_config_map_until_it_is_gone() {
+        let mut state = State::default();
+        config(&json!({})).apply(&mut state);
+        let target = NamespacedName::new("linkerd", "linkerd-config");
+        assert_eq!(state.linkerd_configs.targeting(&target).count(), 1);
+        assert_eq!(state.linkerd_configs.targets().collect::<Vec<_>>(), [&target]);
+        assert!(LinkerdConfig::remove(&NamespacedName::new("", "a"), &mut state).is_some());
+        assert_eq!((state.linkerd_configs.targeting(&target).count(), state.linkerd_configs.targets().count()), (0, 0));
     }
 }

@@ -1,4 +1,6 @@
-//! The watched kinds: what RBAC, logs and metrics call them, and one file for each with its projection from the wire shape.
+//! The watched kinds: one file for each, with its projection from the wire shape, and the one table that lists them all.
+//!
+//! A projection has the name of its kind, though `api` has custom resources of the same name: those are the wire shapes.
 
 pub mod apps_workload;
 pub mod config_map;
@@ -17,155 +19,148 @@ pub mod server;
 pub mod service;
 pub mod service_profile;
 
-use std::collections::BTreeMap;
+use std::{collections::BTreeMap, fmt::Debug};
 
-use crate::api::CONFIG_GROUP;
+use k8s_openapi::api::{apps::v1::ReplicaSet, batch::v1::Job};
+use kube::Resource;
+use serde::de::DeserializeOwned;
 
-/// A watched kind.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum Kind {
-    Service,
-    EndpointSlice,
-    ExternalWorkload,
-    Pod,
-    Server,
-    ServiceProfile,
-    Node,
-    ReplicaSet,
-    Job,
-    LinkerdConfig,
-    ConfigMap,
-    Deployment,
-    StatefulSet,
-    DaemonSet,
-    Namespace,
-    PodDisruptionBudget,
-}
+use super::{Diff, Problems, index::store::Store};
+use crate::api::{CONFIG_GROUP, NamespacedName};
+use {
+    apps_workload::{AppsWorkloadOf, AppsWorkloads, DaemonSetObject, DeploymentObject, StatefulSetObject},
+    config_map::ConfigMap,
+    disruption_budget::DisruptionBudget,
+    endpoint_slice::Slice,
+    external_workload::ExternalWorkload,
+    linkerd_config::LinkerdConfig,
+    namespace::Namespace,
+    node::Node,
+    owner::IntermediateOwner,
+    pod::Pod,
+    server::Server,
+    service::Service,
+    service_profile::ServiceProfile,
+};
 
-/// A job of the process, as far as it reads watched kinds.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Reader {
-    ExternalWorkload,
-    Destination,
-    LinkerdConfig,
-    /// The part of it that restarts workloads.
-    Rollout,
-}
-
-impl Kind {
-    pub const ALL: [Self; 16] = [
-        Self::Service,
-        Self::EndpointSlice,
-        Self::ExternalWorkload,
-        Self::Pod,
-        Self::Server,
-        Self::ServiceProfile,
-        Self::Node,
-        Self::ReplicaSet,
-        Self::Job,
-        Self::LinkerdConfig,
-        Self::ConfigMap,
-        Self::Deployment,
-        Self::StatefulSet,
-        Self::DaemonSet,
-        Self::Namespace,
-        Self::PodDisruptionBudget,
-    ];
-
+/// A watched kind: its names, how its objects are reduced, and where the [`State`] has them.
+pub trait Projected: Sized + Send + 'static {
+    /// The object as the API server sends it: only the fields that [`Projected::project`] reads.
+    type Wire: Resource<DynamicType = ()> + DeserializeOwned + Clone + Debug + Send + Sync + 'static;
+    /// The object as the state holds it.
+    type Object;
+    const KIND: Kind;
     /// The resource, as RBAC rules spell it.
-    pub const fn resource(self) -> &'static str {
-        match self {
-            Self::Service => "services",
-            Self::EndpointSlice => "endpointslices.discovery.k8s.io",
-            Self::ExternalWorkload => "externalworkloads.workload.linkerd.io",
-            Self::Pod => "pods",
-            Self::Server => "servers.policy.linkerd.io",
-            Self::ServiceProfile => "serviceprofiles.linkerd.io",
-            Self::Node => "nodes",
-            Self::ReplicaSet => "replicasets.apps",
-            Self::Job => "jobs.batch",
-            Self::LinkerdConfig => "linkerdconfigs.config.linkerd.io",
-            Self::ConfigMap => "configmaps",
-            Self::Deployment => "deployments.apps",
-            Self::StatefulSet => "statefulsets.apps",
-            Self::DaemonSet => "daemonsets.apps",
-            Self::Namespace => "namespaces",
-            Self::PodDisruptionBudget => "poddisruptionbudgets.policy",
-        }
-    }
+    const RESOURCE: &'static str;
+    /// The metric for how many of them the cache holds, as Linkerd names it.
+    const CACHE_SIZE: &'static str;
+    /// Linkerd's metric for how late its updates arrive. Linkerd has none for kinds of which it watches only the metadata, or nothing.
+    const INFORMER_LAG: Option<&'static str> = None;
+    /// Whether clusters may be without the kind: its CRD is Linkerd's or ours, and not every cluster has it.
+    const IS_OPTIONAL: bool = false;
 
-    /// The metric for how many of them the cache holds, as Linkerd calls it.
-    pub(in crate::cluster) const fn cache_size(self) -> &'static str {
-        match self {
-            Self::Service => "service_cache_size",
-            Self::EndpointSlice => "endpointslices_cache_size",
-            Self::ExternalWorkload => "externalworkload_cache_size",
-            Self::Pod => "pod_cache_size",
-            Self::Server => "server_cache_size",
-            Self::ServiceProfile => "serviceprofile_cache_size",
-            Self::Node => "node_cache_size",
-            Self::ReplicaSet => "replicaset_cache_size",
-            Self::Job => "job_cache_size",
-            Self::LinkerdConfig => "linkerdconfig_cache_size",
-            Self::ConfigMap => "configmap_cache_size",
-            Self::Deployment => "deployment_cache_size",
-            Self::StatefulSet => "statefulset_cache_size",
-            Self::DaemonSet => "daemonset_cache_size",
-            Self::Namespace => "namespace_cache_size",
-            Self::PodDisruptionBudget => "poddisruptionbudget_cache_size",
-        }
-    }
+    /// Total: every value that decodes as [`Projected::Wire`] becomes an object. Parts that cannot be used are left out, and named.
+    fn project(wire: Self::Wire, problems: &mut Problems) -> Self;
+    /// Puts the object in the place of the one with its key. Returns `None` where nothing changed that an observer could see.
+    fn apply(self, state: &mut State) -> Option<Change>;
+    fn remove(key: &NamespacedName, state: &mut State) -> Option<Change>;
+    /// The keys of all objects that the state holds.
+    fn keys(state: &State) -> Vec<NamespacedName>;
+    fn count(state: &State) -> usize;
+}
 
-    /// Linkerd's metric for how late its updates arrive; it has none for kinds of which it watches only the metadata, or nothing.
-    pub(in crate::cluster) const fn informer_lag(self) -> Option<&'static str> {
-        match self {
-            Self::Service => Some("services_informer_lag_seconds"),
-            Self::EndpointSlice => Some("endpointslices_informer_lag_seconds"),
-            Self::ExternalWorkload => Some("externalworkload_informer_lag_seconds"),
-            Self::Pod => Some("pods_informer_lag_seconds"),
-            Self::Server => Some("servers_informer_lag_seconds"),
-            Self::ServiceProfile => Some("serviceprofiles_informer_lag_seconds"),
-            Self::Node | Self::ReplicaSet | Self::Job | Self::LinkerdConfig | Self::ConfigMap => None,
-            Self::Deployment | Self::StatefulSet | Self::DaemonSet => None,
-            Self::Namespace | Self::PodDisruptionBudget => None,
-        }
-    }
+/// A function of the projection of a kind, which [`Kind::visit`] calls.
+pub trait KindVisitor {
+    type Output;
+    fn visit<T: Projected>(self) -> Self::Output;
+}
 
-    /// Whether clusters may be without it: its CRD is Linkerd's or ours, and not everybody installs all of them.
-    pub(in crate::cluster) const fn is_optional(self) -> bool {
-        matches!(self, Self::ExternalWorkload | Self::Server | Self::ServiceProfile | Self::LinkerdConfig)
-    }
-
-    pub(in crate::cluster) const fn is_read_by(self, reader: Reader) -> bool {
-        match reader {
-            Reader::ExternalWorkload => matches!(self, Self::Service | Self::EndpointSlice | Self::ExternalWorkload),
-            Reader::LinkerdConfig => matches!(self, Self::LinkerdConfig | Self::ConfigMap | Self::EndpointSlice),
-            Reader::Destination => matches!(
-                self,
-                Self::Service
-                    | Self::EndpointSlice
-                    | Self::ExternalWorkload
-                    | Self::Pod
-                    | Self::Server
-                    | Self::ServiceProfile
-                    | Self::Node
-                    | Self::ReplicaSet
-                    | Self::Job
-            ),
-            Reader::Rollout => matches!(
-                self,
-                Self::Pod
-                    | Self::ReplicaSet
-                    | Self::Job
-                    | Self::LinkerdConfig
-                    | Self::Deployment
-                    | Self::StatefulSet
-                    | Self::DaemonSet
-                    | Self::Namespace
-                    | Self::PodDisruptionBudget
-            ),
+/// Defines [`Kind`], [`State`] and [`Change`] from a table: the field of the state, its type, and the kinds in it with their projections.
+macro_rules! watched_kinds {
+    ($($(#[$doc:meta])* $field:ident: $store:ty { $($kind:ident($projection:ty)),+ })+) => {
+        /// A watched kind.
+        #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+        pub enum Kind {
+            $($($kind,)+)+
         }
+
+        /// What the watches have said so far.
+        #[derive(Default)]
+        pub struct State {
+            /// Grows with every change: of two values made from the state, the one of the higher generation is newer.
+            pub generation: u64,
+            $($(#[$doc])* pub $field: $store,)+
+        }
+
+        /// A change of one object of a kind.
+        #[derive(Clone, Debug)]
+        pub enum Change {
+            $($($kind(Diff<<$projection as Projected>::Object>),)+)+
+        }
+
+        impl Kind {
+            pub const ALL: &[Self] = &[$($(Self::$kind,)+)+];
+
+            /// Calls the visitor with the projection of the kind.
+            pub fn visit<V: KindVisitor>(self, visitor: V) -> V::Output {
+                match self {
+                    $($(Self::$kind => visitor.visit::<$projection>(),)+)+
+                }
+            }
+
+            /// The resource, as RBAC rules spell it.
+            pub const fn resource(self) -> &'static str {
+                match self {
+                    $($(Self::$kind => <$projection as Projected>::RESOURCE,)+)+
+                }
+            }
+
+            pub(in crate::cluster) const fn cache_size(self) -> &'static str {
+                match self {
+                    $($(Self::$kind => <$projection as Projected>::CACHE_SIZE,)+)+
+                }
+            }
+
+            pub(in crate::cluster) const fn informer_lag(self) -> Option<&'static str> {
+                match self {
+                    $($(Self::$kind => <$projection as Projected>::INFORMER_LAG,)+)+
+                }
+            }
+
+            pub(in crate::cluster) const fn is_optional(self) -> bool {
+                match self {
+                    $($(Self::$kind => <$projection as Projected>::IS_OPTIONAL,)+)+
+                }
+            }
+
+            pub(in crate::cluster) fn count(self, state: &State) -> usize {
+                match self {
+                    $($(Self::$kind => <$projection as Projected>::count(state),)+)+
+                }
+            }
+        }
+    };
+}
+
+watched_kinds! {
+    services: Store<Service> { Service(Service) }
+    slices: Store<Slice> { EndpointSlice(Slice) }
+    external_workloads: Store<ExternalWorkload> { ExternalWorkload(ExternalWorkload) }
+    pods: Store<Pod> { Pod(Pod) }
+    servers: Store<Server> { Server(Server) }
+    service_profiles: Store<ServiceProfile> { ServiceProfile(ServiceProfile) }
+    nodes: Store<Node> { Node(Node) }
+    replica_sets: Store<IntermediateOwner<ReplicaSet>> { ReplicaSet(IntermediateOwner<ReplicaSet>) }
+    jobs: Store<IntermediateOwner<Job>> { Job(IntermediateOwner<Job>) }
+    linkerd_configs: Store<LinkerdConfig> { LinkerdConfig(LinkerdConfig) }
+    config_maps: Store<ConfigMap> { ConfigMap(ConfigMap) }
+    apps_workloads: AppsWorkloads {
+        Deployment(AppsWorkloadOf<DeploymentObject>),
+        StatefulSet(AppsWorkloadOf<StatefulSetObject>),
+        DaemonSet(AppsWorkloadOf<DaemonSetObject>)
     }
+    namespaces: Store<Namespace> { Namespace(Namespace) }
+    disruption_budgets: Store<DisruptionBudget> { PodDisruptionBudget(DisruptionBudget) }
 }
 
 /// Returns the annotations of the LinkerdConfig group.

@@ -1,42 +1,43 @@
 //! Nodes: the zone each is in, which is where the clients on it are.
 
-use std::{collections::HashMap, sync::Arc};
+use std::sync::Arc;
 
 use k8s_openapi::api::core::v1 as core;
 
-use crate::api::MetadataOf;
-use crate::api::ZONE_LABEL;
 use crate::{
-    api::NamespacedName,
-    cluster::{Affected, Kind, Problems, Projected, State},
+    api::{MetadataOf, NamespacedName, ZONE_LABEL},
+    cluster::{
+        Change, Kind, Problems, Projected, State,
+        index::store::{Store, Stored, cluster_scope},
+    },
 };
 
 /// A zone; `None` where it is not known.
 pub type Zone = Option<Arc<str>>;
 
 /// A Node, of which only the metadata is watched.
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Node {
     name: Arc<str>,
-    zone: Zone,
+    pub zone: Zone,
 }
 
-/// The zones of all Nodes.
-#[derive(Default)]
-pub struct Nodes(HashMap<Arc<str>, Zone>);
-
-// === impl Nodes ===
-
-impl Nodes {
+impl Store<Node> {
     pub fn zone(&self, node: &str) -> Zone {
-        self.0.get(node).cloned().flatten()
+        self.find("", node)?.zone.clone()
+    }
+}
+
+impl Stored for Node {
+    type NamespaceIndex = ();
+    type ClusterIndex = ();
+
+    fn namespace(&self) -> &Arc<str> {
+        cluster_scope()
     }
 
-    pub fn len(&self) -> usize {
-        self.0.len()
-    }
-
-    pub fn is_empty(&self) -> bool {
-        self.0.is_empty()
+    fn name(&self) -> &Arc<str> {
+        &self.name
     }
 }
 
@@ -44,7 +45,10 @@ impl Nodes {
 
 impl Projected for Node {
     type Wire = MetadataOf<core::Node>;
+    type Object = Self;
     const KIND: Kind = Kind::Node;
+    const RESOURCE: &'static str = "nodes";
+    const CACHE_SIZE: &'static str = "node_cache_size";
 
     fn project(wire: Self::Wire, _: &mut Problems) -> Self {
         let mut labels = wire.metadata.labels.unwrap_or_default();
@@ -52,22 +56,20 @@ impl Projected for Node {
         Self { name: wire.metadata.name.unwrap_or_default().into(), zone: zone.map(Arc::from) }
     }
 
-    fn apply(self, state: &mut State) -> Affected {
-        let was = state.nodes.zone(&self.name);
-        let changed = was != self.zone;
-        state.nodes.0.insert(self.name, self.zone);
-        if changed { Affected::moved_from(was) } else { Affected::default() }
+    fn apply(self, state: &mut State) -> Option<Change> {
+        state.nodes.apply(self).map(Change::Node)
     }
 
-    fn remove(key: &NamespacedName, state: &mut State) -> Affected {
-        match state.nodes.0.remove(&key.name).flatten() {
-            Some(zone) => Affected::moved_from(Some(zone)),
-            None => Affected::default(),
-        }
+    fn remove(key: &NamespacedName, state: &mut State) -> Option<Change> {
+        state.nodes.delete(key).map(Change::Node)
     }
 
     fn keys(state: &State) -> Vec<NamespacedName> {
-        state.nodes.0.keys().map(|name| NamespacedName::new("", Arc::clone(name))).collect()
+        state.nodes.keys().collect()
+    }
+
+    fn count(state: &State) -> usize {
+        state.nodes.len()
     }
 }
 
@@ -83,16 +85,18 @@ mod tests {
     }
 
     #[test]
-    fn only_a_change_of_its_zone_moves_the_clients_of_a_node() {
+    fn the_zone_of_a_node_is_that_of_its_latest_labels() {
         let mut state = State::default();
         let (a, b) = (json!({ ZONE_LABEL: "a" }), json!({ ZONE_LABEL: "b", "other": "label" }));
-        assert_eq!(node(&json!({})).apply(&mut state), Affected::default(), "unknown, as before");
-        assert_eq!(node(&a).apply(&mut state), Affected::moved_from(None));
-        assert_eq!(node(&a).apply(&mut state), Affected::default());
-        assert_eq!(node(&b).apply(&mut state), Affected::moved_from(Some("a".into())));
-        assert_eq!(state.nodes.zone("node-1").as_deref(), Some("b"));
-        let removed = Node::remove(&NamespacedName::new("", "node-1"), &mut state);
-        assert_eq!(removed, Affected::moved_from(Some("b".into())));
+        let mut apply = |labels: &serde_json::Value| {
+            let is_change = node(labels).apply(&mut state).is_some();
+            (is_change, state.nodes.zone("node-1"))
+        };
+        assert_eq!(apply(&json!({})), (true, None));
+        assert_eq!(apply(&a), (true, Some("a".into())));
+        assert_eq!(apply(&a), (false, Some("a".into())));
+        assert_eq!(apply(&b), (true, Some("b".into())));
+        assert!(Node::remove(&NamespacedName::new("", "node-1"), &mut state).is_some());
         assert_eq!(state.nodes.zone("node-1"), None);
     }
 }

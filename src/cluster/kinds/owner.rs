@@ -2,12 +2,7 @@
 //!
 //! Of ReplicaSets and Jobs only the metadata is watched.
 
-use std::{
-    collections::{BTreeSet, HashMap},
-    fmt::Debug,
-    marker::PhantomData,
-    sync::Arc,
-};
+use std::{fmt::Debug, marker::PhantomData, sync::Arc};
 
 use k8s_openapi::{
     api::{apps::v1::ReplicaSet, batch::v1::Job},
@@ -17,7 +12,13 @@ use kube::Resource;
 
 use crate::{
     api::{LONGEST_LABEL, LONGEST_NAME, MetadataOf, NamespacedName},
-    cluster::{Affected, Kind, Problems, Projected, State, index::workload_key::WorkloadKey},
+    cluster::{
+        Change, Diff, Kind, Problems, Projected, State,
+        index::{
+            names::NamesBy,
+            store::{Store, Stored},
+        },
+    },
 };
 
 /// The only owner of an object. Several owners tell nothing about where it belongs, and count as none; so does one that no API
@@ -28,26 +29,22 @@ pub struct Owner {
     pub name: Arc<str>,
 }
 
-/// A ReplicaSet or Job: whose it is.
+/// A ReplicaSet or Job, and its owner: between a Pod and its workload.
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub struct IntermediateOwner<K> {
-    key: NamespacedName,
-    owner: Option<Owner>,
+    pub key: NamespacedName,
+    pub owner: Option<Owner>,
     kind: PhantomData<fn() -> K>,
 }
 
-/// The owners of all ReplicaSets, or of all Jobs.
-#[derive(Default)]
-pub struct IntermediateOwners {
-    by_name: HashMap<NamespacedName, Option<Owner>>,
-    /// The names of what each owns.
-    owned: HashMap<WorkloadKey, BTreeSet<Arc<str>>>,
-}
-
-/// What stands between Pods and their workloads.
-pub trait IntermediateKind: Resource<DynamicType = ()> + Clone + Debug + 'static {
-    const WATCHED: Kind;
-    fn owners(state: &State) -> &IntermediateOwners;
-    fn owners_mut(state: &mut State) -> &mut IntermediateOwners;
+/// A kind of [`IntermediateOwner`].
+pub trait IntermediateKind: Resource<DynamicType = ()> + Clone + Debug + PartialEq + Send + Sync + 'static {
+    const KIND: Kind;
+    const RESOURCE: &'static str;
+    const CACHE_SIZE: &'static str;
+    fn store(state: &State) -> &Store<IntermediateOwner<Self>>;
+    fn store_mut(state: &mut State) -> &mut Store<IntermediateOwner<Self>>;
+    fn change(diff: Diff<IntermediateOwner<Self>>) -> Change;
 }
 
 // === impl Owner ===
@@ -67,106 +64,110 @@ impl Owner {
     }
 }
 
-// === impl IntermediateOwners ===
-
-impl IntermediateOwners {
-    /// The only owner of the object, if it is known and has one.
-    pub fn of(&self, key: &NamespacedName) -> Option<&Owner> {
-        self.by_name.get(key)?.as_ref()
-    }
-
-    /// The names of those whose only owner this is.
-    pub fn owned<'a>(&'a self, owner: &WorkloadKey) -> impl Iterator<Item = &'a Arc<str>> + use<'a> {
-        self.owned.get(owner).into_iter().flatten()
-    }
-
-    pub fn len(&self) -> usize {
-        self.by_name.len()
-    }
-
-    pub fn is_empty(&self) -> bool {
-        self.by_name.is_empty()
-    }
-
-    /// Who owned it before, if it was known.
-    fn insert(&mut self, key: &NamespacedName, owner: Option<Owner>) -> Option<Option<Owner>> {
-        let before = self.remove(key);
-        if let Some(owner) = &owner {
-            let owner = WorkloadKey::of_owner(&key.namespace, owner);
-            self.owned.entry(owner).or_default().insert(Arc::clone(&key.name));
-        }
-        self.by_name.insert(key.clone(), owner);
-        before
-    }
-
-    fn remove(&mut self, key: &NamespacedName) -> Option<Option<Owner>> {
-        let before = self.by_name.remove(key)?;
-        if let Some(owner) = &before {
-            let owner = WorkloadKey::of_owner(&key.namespace, owner);
-            if let Some(names) = self.owned.get_mut(&owner) {
-                names.remove(&key.name);
-                if names.is_empty() {
-                    self.owned.remove(&owner);
-                }
-            }
-        }
-        Some(before)
-    }
-}
-
 // === impl IntermediateOwner ===
 
 impl<K: IntermediateKind> Projected for IntermediateOwner<K> {
     type Wire = MetadataOf<K>;
-    const KIND: Kind = K::WATCHED;
+    type Object = Self;
+    const KIND: Kind = K::KIND;
+    const RESOURCE: &'static str = K::RESOURCE;
+    const CACHE_SIZE: &'static str = K::CACHE_SIZE;
 
     fn project(wire: MetadataOf<K>, _: &mut Problems) -> Self {
         Self { key: NamespacedName::of(&wire.metadata), owner: Owner::only(&wire.metadata), kind: PhantomData }
     }
 
-    fn apply(self, state: &mut State) -> Affected {
-        let owners = K::owners_mut(state);
-        if owners.by_name.get(&self.key).is_some_and(|known| *known == self.owner) {
-            return Affected::default();
-        }
-        let before = owners.insert(&self.key, self.owner.clone()).flatten();
-        state.affected_through(&K::kind(&()), &self.key, &[before, self.owner])
+    fn apply(self, state: &mut State) -> Option<Change> {
+        K::store_mut(state).apply(self).map(K::change)
     }
 
-    fn remove(key: &NamespacedName, state: &mut State) -> Affected {
-        match K::owners_mut(state).remove(key) {
-            Some(Some(owner)) => state.affected_through(&K::kind(&()), key, &[Some(owner), None]),
-            // Without an owner it said nothing that its absence does not.
-            Some(None) | None => Affected::default(),
-        }
+    fn remove(key: &NamespacedName, state: &mut State) -> Option<Change> {
+        K::store_mut(state).delete(key).map(K::change)
     }
 
     fn keys(state: &State) -> Vec<NamespacedName> {
-        K::owners(state).by_name.keys().cloned().collect()
+        K::store(state).keys().collect()
+    }
+
+    fn count(state: &State) -> usize {
+        K::store(state).len()
+    }
+}
+
+impl<K: IntermediateKind> Stored for IntermediateOwner<K> {
+    type NamespaceIndex = NamesBy<Owner>;
+    type ClusterIndex = ();
+
+    fn namespace(&self) -> &Arc<str> {
+        &self.key.namespace
+    }
+
+    fn name(&self) -> &Arc<str> {
+        &self.key.name
+    }
+
+    fn index(self: &Arc<Self>, by_owner: &mut NamesBy<Owner>, (): &mut ()) {
+        if let Some(owner) = &self.owner {
+            by_owner.insert(owner.clone(), &self.key.name);
+        }
+    }
+
+    fn unindex(self: &Arc<Self>, by_owner: &mut NamesBy<Owner>, (): &mut ()) {
+        if let Some(owner) = &self.owner {
+            by_owner.remove(owner, &self.key.name);
+        }
+    }
+}
+
+impl<K: IntermediateKind> Store<IntermediateOwner<K>> {
+    /// The only owner of the object, if it is known and has one.
+    pub fn of(&self, key: &NamespacedName) -> Option<&Owner> {
+        self.get(key)?.owner.as_ref()
+    }
+
+    /// The objects of a namespace whose only owner this is.
+    pub fn owned<'a>(
+        &'a self,
+        namespace: &str,
+        owner: &Owner,
+    ) -> impl Iterator<Item = &'a Arc<IntermediateOwner<K>>> + use<'a, K> {
+        self.select(namespace, |index| index.get(owner))
     }
 }
 
 impl IntermediateKind for ReplicaSet {
-    const WATCHED: Kind = Kind::ReplicaSet;
+    const KIND: Kind = Kind::ReplicaSet;
+    const RESOURCE: &'static str = "replicasets.apps";
+    const CACHE_SIZE: &'static str = "replicaset_cache_size";
 
-    fn owners(state: &State) -> &IntermediateOwners {
+    fn store(state: &State) -> &Store<IntermediateOwner<Self>> {
         &state.replica_sets
     }
 
-    fn owners_mut(state: &mut State) -> &mut IntermediateOwners {
+    fn store_mut(state: &mut State) -> &mut Store<IntermediateOwner<Self>> {
         &mut state.replica_sets
+    }
+
+    fn change(diff: Diff<IntermediateOwner<Self>>) -> Change {
+        Change::ReplicaSet(diff)
     }
 }
 
 impl IntermediateKind for Job {
-    const WATCHED: Kind = Kind::Job;
+    const KIND: Kind = Kind::Job;
+    const RESOURCE: &'static str = "jobs.batch";
+    const CACHE_SIZE: &'static str = "job_cache_size";
 
-    fn owners(state: &State) -> &IntermediateOwners {
+    fn store(state: &State) -> &Store<IntermediateOwner<Self>> {
         &state.jobs
     }
 
-    fn owners_mut(state: &mut State) -> &mut IntermediateOwners {
+    fn store_mut(state: &mut State) -> &mut Store<IntermediateOwner<Self>> {
         &mut state.jobs
+    }
+
+    fn change(diff: Diff<IntermediateOwner<Self>>) -> Change {
+        Change::Job(diff)
     }
 }
 

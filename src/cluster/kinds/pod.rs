@@ -21,7 +21,7 @@ use crate::api::{
 use crate::{
     api::{NamespacedName, lean_metadata},
     cluster::{
-        Affected, Kind, Problems, Projected, State,
+        Change, Kind, Problems, Projected, State,
         index::{
             address::{self, IpObject, NetworkAddress},
             selector::Labels,
@@ -156,7 +156,8 @@ impl Pod {
         ports.flat_map(|port| addresses.iter().map(move |address| SocketAddr::new(*address, port)))
     }
 
-    pub(in crate::cluster) fn network_addresses(&self) -> impl Iterator<Item = NetworkAddress> {
+    /// Where clients reach it: its own addresses, and the ports that it has on its node.
+    pub fn network_addresses(&self) -> impl Iterator<Item = NetworkAddress> {
         self.own_addresses()
             .iter()
             .copied()
@@ -167,7 +168,11 @@ impl Pod {
 
 impl Projected for Pod {
     type Wire = PodObject;
+    type Object = Self;
     const KIND: Kind = Kind::Pod;
+    const RESOURCE: &'static str = "pods";
+    const CACHE_SIZE: &'static str = "pod_cache_size";
+    const INFORMER_LAG: Option<&'static str> = Some("pods_informer_lag_seconds");
 
     fn project(wire: PodObject, problems: &mut Problems) -> Self {
         let PodSpec { node_name, service_account_name, host_network, init_containers, containers } =
@@ -218,31 +223,20 @@ impl Projected for Pod {
         pod
     }
 
-    fn apply(self, state: &mut State) -> Affected {
-        let key = self.key.clone();
-        let known = state.pods.get(&key.namespace, &key.name).cloned();
-        if known.as_deref() == Some(&self) {
-            return Affected::default();
-        }
-        let mut affected = Affected::discovered(state.slices.services_with_pod(&key));
-        affected.rolled = state.workloads_of(known.as_deref().into_iter().chain([&self]));
-        affected
-            .addresses
-            .extend(known.iter().flat_map(|known| known.network_addresses()).chain(self.network_addresses()));
-        state.pods.insert(self);
-        affected
+    fn apply(self, state: &mut State) -> Option<Change> {
+        state.pods.apply(self).map(Change::Pod)
     }
 
-    fn remove(key: &NamespacedName, state: &mut State) -> Affected {
-        let Some(old) = state.pods.remove(key) else { return Affected::default() };
-        let mut affected = Affected::discovered(state.slices.services_with_pod(key));
-        affected.rolled = state.workloads_of([&*old]);
-        affected.addresses.extend(old.network_addresses());
-        affected
+    fn remove(key: &NamespacedName, state: &mut State) -> Option<Change> {
+        state.pods.delete(key).map(Change::Pod)
     }
 
     fn keys(state: &State) -> Vec<NamespacedName> {
         state.pods.keys().collect()
+    }
+
+    fn count(state: &State) -> usize {
+        state.pods.len()
     }
 }
 
@@ -359,10 +353,10 @@ pub mod tests {
         assert!(!pod(&json!({}), &json!({})).0.is_control_plane());
         let annotations = json!({"linkerd.io/inject": "disabled"});
         assert_eq!(pod(&json!({ "annotations": annotations }), &json!({})).0.inject, Inject::Disabled);
-        let mut state = State { rolls: true, ..State::default() };
+        let mut state = State::default();
         let born = |uid: &str| pod(&json!({ "uid": uid }), &json!({})).0;
-        for (uid, rolled) in [("a", 1), ("a", 0), ("b", 1)] {
-            assert_eq!(born(uid).apply(&mut state).rolled.len(), rolled, "{uid}");
+        for (uid, is_change) in [("a", true), ("a", false), ("b", true)] {
+            assert_eq!(born(uid).apply(&mut state).is_some(), is_change, "{uid}");
         }
     }
 

@@ -1,6 +1,6 @@
 //! Linkerd's Servers, as far as discovery reads them: which make a port of a workload opaque.
 
-use std::{collections::HashMap, sync::Arc};
+use std::sync::Arc;
 
 use k8s_openapi::apimachinery::pkg::util::intstr::IntOrString;
 
@@ -8,10 +8,11 @@ use crate::api;
 use crate::{
     api::{LabelSelectorObject, NamespacedName},
     cluster::{
-        Affected, Kind, Problems, Projected, State,
+        Change, Kind, Problems, Projected, State,
         index::{
             label_selector::{ByLabelSelector, LabelSelector},
             selector::Labels,
+            store::{Store, Stored},
         },
     },
 };
@@ -22,14 +23,14 @@ pub struct Server {
     pub key: NamespacedName,
     pub port: ServerPort,
     /// What it says about opaqueness; `None` for a Server of another protocol, which changes nothing.
-    opaque: Option<Selectors>,
+    pub opaque: Option<Selectors>,
 }
 
 /// What an absent selector selects is nothing, and an empty one everything.
 #[derive(Clone, Debug, PartialEq, Eq)]
-struct Selectors {
-    pods: Option<LabelSelector>,
-    workloads: Option<LabelSelector>,
+pub struct Selectors {
+    pub pods: Option<LabelSelector>,
+    pub workloads: Option<LabelSelector>,
 }
 
 /// `spec.port`: a string is a name, even if it is all digits.
@@ -41,16 +42,9 @@ pub enum ServerPort {
     Invalid,
 }
 
-/// All Servers of a cluster.
+/// The Servers of a namespace by what they select.
 #[derive(Default)]
-pub struct Servers {
-    namespaces: HashMap<Arc<str>, Namespace>,
-    count: usize,
-}
-
-#[derive(Default)]
-struct Namespace {
-    by_name: HashMap<Arc<str>, Arc<Server>>,
+pub struct BySelectors {
     pods: ByLabelSelector,
     workloads: ByLabelSelector,
 }
@@ -59,7 +53,12 @@ struct Namespace {
 
 impl Projected for Server {
     type Wire = api::Server;
+    type Object = Self;
     const KIND: Kind = Kind::Server;
+    const RESOURCE: &'static str = "servers.policy.linkerd.io";
+    const CACHE_SIZE: &'static str = "server_cache_size";
+    const INFORMER_LAG: Option<&'static str> = Some("servers_informer_lag_seconds");
+    const IS_OPTIONAL: bool = true;
 
     fn project(wire: api::Server, problems: &mut Problems) -> Self {
         let spec = wire.spec.unwrap_or_default();
@@ -83,75 +82,69 @@ impl Projected for Server {
         }
     }
 
-    fn apply(self, state: &mut State) -> Affected {
-        let key = self.key.clone();
-        let known = state.servers.get(&key).cloned();
-        if known.as_deref() == Some(&self) {
-            return Affected::default();
-        }
-        let mut affected = self.discovered(state);
-        affected.extend(Self::remove(&key, state));
-        state.servers.insert(self);
-        affected
+    fn apply(self, state: &mut State) -> Option<Change> {
+        state.servers.apply(self).map(Change::Server)
     }
 
-    fn remove(key: &NamespacedName, state: &mut State) -> Affected {
-        match state.servers.remove(key) {
-            Some(old) => old.discovered(state),
-            None => Affected::default(),
-        }
+    fn remove(key: &NamespacedName, state: &mut State) -> Option<Change> {
+        state.servers.delete(key).map(Change::Server)
     }
 
     fn keys(state: &State) -> Vec<NamespacedName> {
-        let namespaces = state.servers.namespaces.values();
-        namespaces.flat_map(|namespace| namespace.by_name.values()).map(|server| server.key.clone()).collect()
+        state.servers.keys().collect()
+    }
+
+    fn count(state: &State) -> usize {
+        state.servers.len()
     }
 }
 
 impl Server {
-    /// The Services that have an endpoint which it selects, or may; and the addresses of what it selects.
-    fn discovered(&self, state: &State) -> Affected {
-        let Some(Selectors { pods, workloads }) = &self.opaque else { return Affected::default() };
-        let namespace = &*self.key.namespace;
-        let mut affected = Affected::default();
-        // Without a label that all which it selects carry, the Services of every workload would have to be looked up.
-        let any = [pods, workloads].into_iter().flatten().any(|selector| selector.equal().is_none());
-        if any {
-            affected.discovered.extend(state.slices.services(namespace));
-        }
-        for pod in pods.iter().flat_map(|selector| state.pods.selected(namespace, selector)) {
-            affected.addresses.extend(pod.network_addresses());
-            if !any {
-                affected.discovered.extend(state.slices.services_with_pod(&pod.key));
-            }
-        }
-        for workload in workloads.iter().flat_map(|selector| state.external_workloads.matched(namespace, selector)) {
-            affected.addresses.extend(workload.network_addresses());
-            if !any {
-                affected.discovered.extend(state.slices.services_with_external_workload(&workload.key));
-            }
-        }
-        affected
+    fn pod_selector(&self) -> Option<&LabelSelector> {
+        self.opaque.as_ref()?.pods.as_ref()
+    }
+
+    fn workload_selector(&self) -> Option<&LabelSelector> {
+        self.opaque.as_ref()?.workloads.as_ref()
     }
 }
 
-// === impl Servers ===
+impl Stored for Server {
+    type NamespaceIndex = BySelectors;
+    type ClusterIndex = ();
 
-impl Servers {
-    pub fn len(&self) -> usize {
-        self.count
+    fn namespace(&self) -> &Arc<str> {
+        &self.key.namespace
     }
 
-    pub fn is_empty(&self) -> bool {
-        self.count == 0
+    fn name(&self) -> &Arc<str> {
+        &self.key.name
     }
 
+    fn index(self: &Arc<Self>, BySelectors { pods, workloads }: &mut BySelectors, (): &mut ()) {
+        if let Some(selector) = self.pod_selector() {
+            pods.insert(selector, &self.key.name);
+        }
+        if let Some(selector) = self.workload_selector() {
+            workloads.insert(selector, &self.key.name);
+        }
+    }
+
+    fn unindex(self: &Arc<Self>, BySelectors { pods, workloads }: &mut BySelectors, (): &mut ()) {
+        if let Some(selector) = self.pod_selector() {
+            pods.remove(selector, &self.key.name);
+        }
+        if let Some(selector) = self.workload_selector() {
+            workloads.remove(selector, &self.key.name);
+        }
+    }
+}
+
+impl Store<Server> {
     /// The Servers that make a port opaque for Pods with these labels.
     pub fn opaque_for_pod<'a>(&'a self, namespace: &str, labels: &'a Labels) -> impl Iterator<Item = &'a Arc<Server>> {
-        let namespace = self.namespaces.get(namespace);
-        let names = namespace.into_iter().flat_map(|it| it.pods.candidates(labels));
-        let servers = names.filter_map(move |name| namespace?.by_name.get(name));
-        servers.filter(|server| server.selectors().and_then(|it| it.pods.as_ref()).is_some_and(|it| it.matches(labels)))
+        let servers = self.select(namespace, |index| index.pods.candidates(labels));
+        servers.filter(|server| server.pod_selector().is_some_and(|selector| selector.matches(labels)))
     }
 
     /// The Servers that make a port opaque for ExternalWorkloads with these labels.
@@ -160,51 +153,8 @@ impl Servers {
         namespace: &str,
         labels: &'a Labels,
     ) -> impl Iterator<Item = &'a Arc<Server>> {
-        let namespace = self.namespaces.get(namespace);
-        let names = namespace.into_iter().flat_map(|it| it.workloads.candidates(labels));
-        let servers = names.filter_map(move |name| namespace?.by_name.get(name));
-        servers.filter(|server| {
-            server.selectors().and_then(|it| it.workloads.as_ref()).is_some_and(|it| it.matches(labels))
-        })
-    }
-
-    fn get(&self, key: &NamespacedName) -> Option<&Arc<Server>> {
-        self.namespaces.get(&key.namespace)?.by_name.get(&key.name)
-    }
-
-    fn insert(&mut self, server: Server) {
-        self.count += 1;
-        let namespace = self.namespaces.entry(Arc::clone(&server.key.namespace)).or_default();
-        let name = &server.key.name;
-        if let Some(pods) = server.selectors().and_then(|it| it.pods.as_ref()) {
-            namespace.pods.insert(pods, name);
-        }
-        if let Some(workloads) = server.selectors().and_then(|it| it.workloads.as_ref()) {
-            namespace.workloads.insert(workloads, name);
-        }
-        namespace.by_name.insert(Arc::clone(name), Arc::new(server));
-    }
-
-    fn remove(&mut self, key: &NamespacedName) -> Option<Arc<Server>> {
-        let namespace = self.namespaces.get_mut(&key.namespace)?;
-        let old = namespace.by_name.remove(&key.name)?;
-        self.count -= 1;
-        if let Some(pods) = old.selectors().and_then(|it| it.pods.as_ref()) {
-            namespace.pods.remove(pods, &key.name);
-        }
-        if let Some(workloads) = old.selectors().and_then(|it| it.workloads.as_ref()) {
-            namespace.workloads.remove(workloads, &key.name);
-        }
-        if namespace.by_name.is_empty() {
-            self.namespaces.remove(&key.namespace);
-        }
-        Some(old)
-    }
-}
-
-impl Server {
-    fn selectors(&self) -> Option<&Selectors> {
-        self.opaque.as_ref()
+        let servers = self.select(namespace, |index| index.workloads.candidates(labels));
+        servers.filter(|server| server.workload_selector().is_some_and(|selector| selector.matches(labels)))
     }
 }
 
@@ -248,7 +198,7 @@ pub mod tests {
         for key in Server::keys(&state) {
             Server::remove(&key, &mut state);
         }
-        assert!(state.servers.is_empty() && state.servers.namespaces.is_empty());
+        assert!(state.servers.is_empty());
     }
 
     #[test]
@@ -257,7 +207,7 @@ pub mod tests {
         let (server, problems) =
             server("bad", &json!({"podSelector": selector, "port": 80, "proxyProtocol": "opaque"}));
         assert_eq!(problems, 1);
-        assert!(server.selectors().unwrap().pods.is_none());
+        assert!(server.opaque.unwrap().pods.is_none());
     }
 
     #[test]

@@ -1,32 +1,24 @@
 //! Services: what of them decides about endpoints, and which of them select a workload.
 
-use std::{
-    collections::{BTreeMap, HashMap},
-    net::IpAddr,
-    sync::Arc,
-};
+use std::{collections::BTreeMap, net::IpAddr, sync::Arc};
 
 use k8s_openapi::{
     api::core::v1 as core, apimachinery::pkg::apis::meta::v1::ObjectMeta, apimachinery::pkg::util::intstr::IntOrString,
 };
-use kube::{
-    core::{PartialObjectMeta, PartialObjectMetaExt},
-    runtime::{
-        reflector::{Store, store::Writer},
-        watcher,
-    },
-};
 use serde::Deserialize;
 
 use super::port_ranges::PortRanges;
-use crate::api::{LOCAL_DISCOVERY_ANNOTATION, OPAQUE_PORTS_ANNOTATION, REMOTE_DISCOVERY};
 use crate::{
-    api::{NamespacedName, endpoint_slice::Family, lean_metadata},
+    api::{
+        LOCAL_DISCOVERY_ANNOTATION, NamespacedName, OPAQUE_PORTS_ANNOTATION, REMOTE_DISCOVERY, endpoint_slice::Family,
+        lean_metadata,
+    },
     cluster::{
-        Affected, Kind, Problems, Projected, State,
+        Change, Kind, Problems, Projected, State,
         index::{
-            address::{self, ByAddress, NetworkAddress},
+            address::{self, ByAddress},
             selector::{BySelector, Labels, Selector},
+            store::{Store, Stored},
         },
     },
 };
@@ -97,28 +89,15 @@ struct ServiceSpec {
     ports: Option<Vec<core::ServicePort>>,
 }
 
-/// What a Controller keyed by Service keeps of one: its name. All else is read from the [`State`] when it reconciles.
-pub type ServiceName = PartialObjectMeta<core::Service>;
-
-/// All Services of a cluster.
-pub struct Services {
-    namespaces: HashMap<Arc<str>, Namespace>,
-    by_cluster_ip: ByAddress<IpAddr, Service>,
-    names: Writer<ServiceName>,
-    listed: bool,
-}
-
-#[derive(Default)]
-struct Namespace {
-    by_name: HashMap<Arc<str>, Arc<Service>>,
-    by_selector: BySelector,
-}
-
 // === impl Service ===
 
 impl Projected for Service {
     type Wire = ServiceObject;
+    type Object = Self;
     const KIND: Kind = Kind::Service;
+    const RESOURCE: &'static str = "services";
+    const CACHE_SIZE: &'static str = "service_cache_size";
+    const INFORMER_LAG: Option<&'static str> = Some("services_informer_lag_seconds");
 
     fn project(wire: ServiceObject, problems: &mut Problems) -> Self {
         let spec = wire.spec.unwrap_or_default();
@@ -154,31 +133,47 @@ impl Projected for Service {
         }
     }
 
-    fn apply(self, state: &mut State) -> Affected {
-        let known = state.services.get(&self.key).cloned();
-        if known.as_deref() == Some(&self) {
-            return Affected::default();
-        }
-        let mut affected = Affected::service(self.key.clone());
-        let addresses = known.iter().flat_map(|known| &known.cluster_ips).chain(&self.cluster_ips);
-        affected.addresses.extend(addresses.copied().map(NetworkAddress::Ip));
-        state.services.insert(self);
-        affected
+    fn apply(self, state: &mut State) -> Option<Change> {
+        state.services.apply(self).map(Change::Service)
     }
 
-    fn remove(key: &NamespacedName, state: &mut State) -> Affected {
-        let Some(old) = state.services.remove(key) else { return Affected::default() };
-        let mut affected = Affected::service(key.clone());
-        affected.addresses.extend(old.cluster_ips.iter().copied().map(NetworkAddress::Ip));
-        affected
+    fn remove(key: &NamespacedName, state: &mut State) -> Option<Change> {
+        state.services.delete(key).map(Change::Service)
     }
 
     fn keys(state: &State) -> Vec<NamespacedName> {
         state.services.keys().collect()
     }
 
-    fn listed(state: &mut State) {
-        state.services.listed();
+    fn count(state: &State) -> usize {
+        state.services.len()
+    }
+}
+
+impl Stored for Service {
+    type NamespaceIndex = BySelector;
+    type ClusterIndex = ByAddress<IpAddr, Self>;
+
+    fn namespace(&self) -> &Arc<str> {
+        &self.key.namespace
+    }
+
+    fn name(&self) -> &Arc<str> {
+        &self.key.name
+    }
+
+    fn index(self: &Arc<Self>, by_selector: &mut BySelector, by_cluster_ip: &mut ByAddress<IpAddr, Self>) {
+        if let Some(selector) = &self.selector {
+            by_selector.insert(selector, &self.key.name);
+        }
+        by_cluster_ip.insert(self.cluster_ips.iter().copied(), self);
+    }
+
+    fn unindex(self: &Arc<Self>, by_selector: &mut BySelector, by_cluster_ip: &mut ByAddress<IpAddr, Self>) {
+        if let Some(selector) = &self.selector {
+            by_selector.remove(selector, &self.key.name);
+        }
+        by_cluster_ip.remove(self.cluster_ips.iter().copied(), self);
     }
 }
 
@@ -199,111 +194,17 @@ impl From<core::ServicePort> for ServicePort {
     }
 }
 
-// === impl Services ===
-
-impl Default for Services {
-    fn default() -> Self {
-        Self { namespaces: HashMap::new(), by_cluster_ip: ByAddress::default(), names: Writer::new(()), listed: false }
-    }
-}
-
-impl Services {
-    pub fn len(&self) -> usize {
-        self.namespaces.values().map(|namespace| namespace.by_name.len()).sum()
-    }
-
-    pub fn is_empty(&self) -> bool {
-        self.namespaces.is_empty()
-    }
-
-    pub fn get(&self, key: &NamespacedName) -> Option<&Arc<Service>> {
-        self.namespaces.get(&key.namespace)?.by_name.get(&key.name)
-    }
-
+impl Store<Service> {
     /// The Services that clients reach at the address.
     pub fn at(&self, address: IpAddr) -> &[Arc<Service>] {
-        self.by_cluster_ip.get(&address)
-    }
-
-    /// The names of all Services, for kube-runtime's Controller; ready once they were listed.
-    pub fn names(&self) -> Store<ServiceName> {
-        self.names.as_reader()
-    }
-
-    pub fn iter(&self) -> impl Iterator<Item = &Arc<Service>> {
-        self.namespaces.values().flat_map(|namespace| namespace.by_name.values())
-    }
-
-    pub fn keys(&self) -> impl Iterator<Item = NamespacedName> {
-        self.iter().map(|service| service.key.clone())
+        self.cluster_index().get(&address)
     }
 
     /// The Services of a namespace whose selector matches.
-    pub fn selecting(&self, namespace: &str, labels: &Labels) -> Vec<NamespacedName> {
-        let Some(namespace) = self.namespaces.get(namespace) else { return Vec::new() };
-        let candidates = namespace.by_selector.candidates(labels).filter_map(|name| namespace.by_name.get(name));
-        candidates
-            .filter(|service| service.selector.as_ref().is_some_and(|selector| selector.matches(labels)))
-            .map(|service| service.key.clone())
-            .collect()
+    pub fn selecting<'a>(&'a self, namespace: &str, labels: &'a Labels) -> impl Iterator<Item = &'a Arc<Service>> {
+        let services = self.select(namespace, |index| index.candidates(labels));
+        services.filter(|service| service.selector.as_ref().is_some_and(|selector| selector.matches(labels)))
     }
-
-    fn insert(&mut self, service: Service) {
-        let namespace = self.namespaces.entry(Arc::clone(&service.key.namespace)).or_default();
-        let old = namespace.by_name.get(&service.key.name);
-        if let Some(selector) = old.and_then(|old| old.selector.as_ref()) {
-            namespace.by_selector.remove(selector, &service.key.name);
-        }
-        if let Some(selector) = &service.selector {
-            namespace.by_selector.insert(selector, &service.key.name);
-        }
-        if old.is_none_or(|old| old.uid != service.uid) {
-            let name = service_name(&service);
-            // Until the first list is complete the store collects, and swaps all of it in at the end.
-            self.names.apply_watcher_event(&if self.listed {
-                watcher::Event::Apply(name)
-            } else {
-                watcher::Event::InitApply(name)
-            });
-        }
-        if let Some(old) = old {
-            self.by_cluster_ip.remove(old.cluster_ips.iter().copied(), old);
-        }
-        let service = Arc::new(service);
-        self.by_cluster_ip.insert(service.cluster_ips.iter().copied(), &service);
-        namespace.by_name.insert(Arc::clone(&service.key.name), service);
-    }
-
-    fn remove(&mut self, key: &NamespacedName) -> Option<Arc<Service>> {
-        let namespace = self.namespaces.get_mut(&key.namespace)?;
-        let old = namespace.by_name.remove(&key.name)?;
-        if let Some(selector) = &old.selector {
-            namespace.by_selector.remove(selector, &key.name);
-        }
-        if namespace.by_name.is_empty() {
-            self.namespaces.remove(&key.namespace);
-        }
-        self.by_cluster_ip.remove(old.cluster_ips.iter().copied(), &old);
-        self.names.apply_watcher_event(&watcher::Event::Delete(service_name(&old)));
-        Some(old)
-    }
-
-    fn listed(&mut self) {
-        if !self.listed {
-            self.listed = true;
-            self.names.apply_watcher_event(&watcher::Event::InitDone);
-        }
-    }
-}
-
-fn service_name(service: &Service) -> ServiceName {
-    ObjectMeta {
-        name: Some(service.key.name.to_string()),
-        namespace: Some(service.key.namespace.to_string()),
-        uid: Some(service.uid.to_string()),
-        ..ObjectMeta::default()
-    }
-    .into_response_partial()
 }
 
 #[cfg(test)]
@@ -342,13 +243,13 @@ pub mod tests {
         let mut state = State::default();
         let at = |state: &State| ["10.0.0.1", "2001:db8::1"].map(|it| state.services.at(it.parse().unwrap()).len());
         let both = json!({"clusterIP": "10.0.0.1", "clusterIPs": ["10.0.0.1", "2001:DB8::1"]});
-        let affected = service(&both).apply(&mut state);
-        assert_eq!((at(&state), affected.addresses.len()), ([1, 1], 2));
-        let affected = service(&json!({"clusterIP": "10.0.0.1"})).apply(&mut state);
-        assert_eq!((at(&state), affected.addresses.len()), ([1, 0], 2), "those who asked for the other are told");
-        assert_eq!(service(&json!({"clusterIP": "10.0.0.1"})).apply(&mut state), Affected::default());
+        service(&both).apply(&mut state);
+        assert_eq!(at(&state), [1, 1]);
+        service(&json!({"clusterIP": "10.0.0.1"})).apply(&mut state);
+        assert_eq!(at(&state), [1, 0]);
+        assert!(service(&json!({"clusterIP": "10.0.0.1"})).apply(&mut state).is_none(), "nothing changed");
         service(&json!({"clusterIP": "None", "clusterIPs": ["None"]})).apply(&mut state);
-        assert!(state.services.by_cluster_ip.is_empty());
+        assert!(state.services.cluster_index().is_empty());
     }
 
     #[test]
@@ -371,10 +272,10 @@ pub mod tests {
 
     #[test]
     fn a_changed_selector_is_found_under_the_new_labels_only() {
-        let mut services = Services::default();
+        let mut services = Store::<Service>::default();
         services.insert(service(&json!({"selector": {"app": "a"}})));
         services.insert(service(&json!({"selector": {"app": "b"}})));
-        let selecting = |value| services.selecting("ns", &[("app", value)].into_iter().collect()).len();
+        let selecting = |value| services.selecting("ns", &[("app", value)].into_iter().collect()).count();
         assert_eq!((selecting("a"), selecting("b")), (0, 1));
     }
 }

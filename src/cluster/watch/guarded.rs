@@ -6,7 +6,7 @@
 use std::{borrow::Cow, panic, sync::Arc};
 
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
-use kube::Resource;
+use kube::{Resource, core::DynamicResourceScope};
 use serde::{Deserialize, Deserializer, de::DeserializeOwned};
 use serde_json::value::RawValue;
 
@@ -49,7 +49,8 @@ impl<'de, T: DeserializeOwned> Deserialize<'de> for Guarded<T> {
 
 impl<T: Resource> Resource for Guarded<T> {
     type DynamicType = T::DynamicType;
-    type Scope = T::Scope;
+    /// Decided at run time, so that one function can watch all kinds.
+    type Scope = DynamicResourceScope;
 
     fn kind(dynamic: &Self::DynamicType) -> Cow<'_, str> {
         T::kind(dynamic)

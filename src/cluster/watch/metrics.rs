@@ -34,7 +34,7 @@ impl Metrics {
         // Linkerd's dashboards know it as well; it stays empty: nobody needs Endpoints beside EndpointSlices.
         let not_watched = ["endpoints_informer_lag_seconds"];
         let mut lag = HashMap::new();
-        for name in Kind::ALL.into_iter().filter_map(Kind::informer_lag).chain(not_watched) {
+        for name in Kind::ALL.iter().copied().filter_map(Kind::informer_lag).chain(not_watched) {
             let help = "From the newest update time in an object's managedFields (whole seconds, the API server's clock) to its watch event";
             let histogram = Histogram::with_opts(HistogramOpts::new(name, help).buckets(LAG_SECONDS.to_vec()))?;
             registry.register(Box::new(histogram.clone()))?;
@@ -76,7 +76,7 @@ impl Metrics {
         self.failing_since.lock().entry(kind).or_insert_with(Instant::now);
     }
 
-    pub(in crate::cluster) fn heard(&self, kind: Kind) {
+    pub(in crate::cluster) fn succeeded(&self, kind: Kind) {
         self.failing_since.lock().remove(&kind);
     }
 }
@@ -86,7 +86,6 @@ struct Sizes {
     state: Arc<RwLock<State>>,
     kinds: Vec<(Kind, Gauge)>,
     not_watched: Gauge,
-    endpoints: GaugeVec,
 }
 
 impl Sizes {
@@ -97,17 +96,10 @@ impl Sizes {
         Ok(Self {
             state: Arc::clone(state),
             kinds: Kind::ALL
-                .into_iter()
-                .map(|kind| Ok((kind, size(kind.cache_size())?)))
+                .iter()
+                .map(|kind| Ok((*kind, size(kind.cache_size())?)))
                 .collect::<prometheus::Result<_>>()?,
             not_watched: size("endpoints_cache_size")?,
-            endpoints: GaugeVec::new(
-                Opts::new(
-                    "linkerd_operator_external_workload_endpoints",
-                    "Endpoints in the slices that the ExternalWorkload controller manages",
-                ),
-                &["ready"],
-            )?,
         })
     }
 
@@ -118,21 +110,17 @@ impl Sizes {
 
 impl Collector for Sizes {
     fn desc(&self) -> Vec<&Desc> {
-        self.gauges().flat_map(Collector::desc).chain(self.endpoints.desc()).collect()
+        self.gauges().flat_map(Collector::desc).collect()
     }
 
     #[allow(clippy::cast_precision_loss, reason = "counts stay far below 2^52")]
     fn collect(&self) -> Vec<MetricFamily> {
-        let (ready, unready) = {
-            let state = self.state.read();
-            for (kind, gauge) in &self.kinds {
-                gauge.set(state.size(*kind) as f64);
-            }
-            state.slices.endpoints_by_readiness()
-        };
-        self.endpoints.with_label_values(&["true"]).set(ready as f64);
-        self.endpoints.with_label_values(&["false"]).set(unready as f64);
-        self.gauges().flat_map(Collector::collect).chain(self.endpoints.collect()).collect()
+        let state = self.state.read();
+        for (kind, gauge) in &self.kinds {
+            gauge.set(kind.count(&state) as f64);
+        }
+        drop(state);
+        self.gauges().flat_map(Collector::collect).collect()
     }
 }
 
@@ -160,7 +148,7 @@ impl Collector for Staleness {
     fn collect(&self) -> Vec<MetricFamily> {
         let failing_since = self.failing_since.lock();
         for kind in Kind::ALL {
-            let age = failing_since.get(&kind).map_or(Duration::ZERO, Instant::elapsed);
+            let age = failing_since.get(kind).map_or(Duration::ZERO, Instant::elapsed);
             self.seconds.with_label_values(&[kind.resource()]).set(age.as_secs_f64());
         }
         drop(failing_since);

@@ -1,9 +1,9 @@
 //! One watch: a list and its changes, kept in step with the [`State`] for as long as the process lives.
 //!
-//! In: kube's watcher over one kind. Out: changes of the state, told to its [`Readers`]; a [`Status`]. Always holds: a relist
-//! comes into the state at once, when it is complete; then the state has exactly the listed objects, and only what changed or
-//! vanished meanwhile was told; an object that cannot be read costs only itself, and the last version of it that could be
-//! read stays.
+//! In: kube's watcher over one kind. Out: changes of the state, each passed to the [`Observer`]s of its kind; a [`Status`]. Always
+//! holds: a relist comes into the state at once, when it is complete; then the state has exactly the listed objects, and the observers
+//! heard only of objects that changed or vanished; an object that cannot be read costs only itself, and the last version of it
+//! that could be read stays.
 
 pub(crate) mod guarded;
 pub(in crate::cluster) mod metrics;
@@ -20,26 +20,24 @@ use std::{
 use futures::StreamExt;
 use k8s_openapi::{apimachinery::pkg::apis::meta::v1::ObjectMeta, jiff::Timestamp};
 use kube::{
-    Api, Resource,
+    Api, Client, Resource,
     runtime::watcher::{self, Event},
 };
-use parking_lot::RwLock;
+use parking_lot::{RwLock, RwLockWriteGuard};
 use tokio::{
     sync::{Notify, watch as channel},
     time::{Instant, sleep, timeout},
 };
 use tracing::{info, warn};
 
-use super::{Affected, Kind, Problems, Projected, Readers, State};
-use crate::tasks::Tasks;
+use super::{Change, Kind, Observer, Problems, Projected, Scope, State, kinds::KindVisitor};
 use crate::{
     api::{NamespacedName, last_update},
     retry::backoff,
+    tasks::Tasks,
 };
-use {
-    guarded::{Guarded, PANICKED},
-    metrics::Metrics,
-};
+use guarded::{Guarded, PANICKED};
+pub(in crate::cluster) use metrics::Metrics;
 
 /// Seconds after which the API server ends a watch and we resume it. kube gives a silent connection up after this and
 /// five seconds more; bookmarks keep an idle but healthy one from being silent.
@@ -62,8 +60,8 @@ pub struct WatchProblem {
 #[derive(Clone, Debug)]
 pub(in crate::cluster) struct Status {
     pub kind: Kind,
-    /// Proxies are served by what the state has of it: what is missing keeps the process from being ready.
-    serves: bool,
+    /// An observer of the kind keeps the process from being ready before the kind is known.
+    blocks_readiness: bool,
     pub synced: bool,
     /// The API server said once that it has no such kind, and clusters may lack it: an outage makes that no less known.
     absent: bool,
@@ -80,11 +78,12 @@ enum Failure {
     Unreachable(String),
 }
 
-/// What all watches of a cluster share.
+/// What a watch needs from its cluster.
 #[derive(Clone)]
 pub(in crate::cluster) struct Context {
     pub state: Arc<RwLock<State>>,
-    pub readers: Readers,
+    /// The observers of the kind.
+    pub observers: Arc<[Arc<dyn Observer>]>,
     /// Has a failing watch list its kind anew instead of waiting for its next attempt.
     pub relist: Arc<Notify>,
     pub metrics: Metrics,
@@ -93,8 +92,8 @@ pub(in crate::cluster) struct Context {
 // === impl Status ===
 
 impl Status {
-    fn new(kind: Kind, serves: bool) -> Self {
-        Self { kind, serves, synced: false, absent: false, failure: None }
+    fn new(kind: Kind, blocks_readiness: bool) -> Self {
+        Self { kind, blocks_readiness, synced: false, absent: false, failure: None }
     }
 
     /// The state has all of the kind, and follows it as far as anybody can tell: a connection that fell silent is noticed after
@@ -124,7 +123,7 @@ impl Status {
             Some(Failure::Unreachable(message)) => format!("cannot list or watch {resource}: {message}"),
         };
         // What serves proxies goes on while the configuration waits.
-        Some(WatchProblem { text, blocks_readiness: self.serves && !self.is_known() })
+        Some(WatchProblem { text, blocks_readiness: self.blocks_readiness && !self.is_known() })
     }
 }
 
@@ -156,9 +155,38 @@ impl fmt::Display for Failure {
     }
 }
 
+/// Starts the watch of a kind in a task of its own.
+pub(super) struct Spawn<'a> {
+    pub context: Context,
+    pub client: &'a Client,
+    pub scope: Scope,
+    pub tasks: &'a mut Tasks,
+}
+
+// === impl Spawn ===
+
+impl KindVisitor for Spawn<'_> {
+    type Output = channel::Receiver<Status>;
+
+    fn visit<T: Projected>(self) -> Self::Output {
+        let Self { context, client, scope, tasks } = self;
+        let api = match &scope.namespace {
+            Some(namespace) => Api::namespaced_with(client.clone(), namespace, &()),
+            None => Api::all(client.clone()),
+        };
+        let mut config = watcher::Config::default();
+        config.label_selector = scope.labels;
+        context.spawn::<T>(api, config, tasks)
+    }
+}
+
 // === impl Context ===
 
 impl Context {
+    fn blocks_readiness(&self) -> bool {
+        self.observers.iter().any(|observer| observer.blocks_readiness())
+    }
+
     /// Follows a kind in a task of its own.
     pub(in crate::cluster) fn spawn<T: Projected>(
         &self,
@@ -166,7 +194,7 @@ impl Context {
         config: watcher::Config,
         tasks: &mut Tasks,
     ) -> channel::Receiver<Status> {
-        let (status, receiver) = channel::channel(Status::new(T::KIND, self.readers.serve_with(T::KIND)));
+        let (status, receiver) = channel::channel(Status::new(T::KIND, self.blocks_readiness()));
         let context = self.clone();
         tasks.spawn(T::KIND.resource(), async move { context.run::<T>(api, config, status).await });
         receiver
@@ -202,7 +230,7 @@ impl Context {
                 Err(_) => {
                     // A list that takes so long is not a watch that has nothing to say.
                     if !relist.under_way {
-                        self.metrics.heard(T::KIND);
+                        self.metrics.succeeded(T::KIND);
                         status.send_if_modified(recovered);
                     }
                     continue;
@@ -216,7 +244,7 @@ impl Context {
                     }
                     self.apply::<T>(event, &mut relist, &mut memory);
                     if heard {
-                        self.metrics.heard(T::KIND);
+                        self.metrics.succeeded(T::KIND);
                     }
                     status.send_if_modified(|status| (heard && recovered(status)) | (done && listed(status)));
                 }
@@ -240,73 +268,68 @@ impl Context {
         }
     }
 
-    /// Brings one event into the state, then tells the readers what it affects: they find the state up to date.
-    pub(in crate::cluster) fn apply<T: Projected>(
+    /// Brings one event into the state, and passes each change to the observers: they find the state up to date.
+    pub(super) fn apply<T: Projected>(
         &self,
         event: Event<Guarded<T::Wire>>,
         relist: &mut Relist<T>,
         memory: &mut Memory,
     ) {
         let received = Instant::now();
-        let mut affected = match event {
-            Event::Init => {
-                *relist = Relist { under_way: true, ..Relist::default() };
-                return;
-            }
+        match event {
+            Event::Init => *relist = Relist { under_way: true, ..Relist::default() },
             Event::InitApply(object) => {
                 relist.seen.insert(NamespacedName::of(object.meta()));
-                if T::KIND.informer_lag().is_some() {
+                if T::INFORMER_LAG.is_some() {
                     memory.is_new_update(object.meta());
                 }
                 relist.listed.extend(self.project::<T>(object, memory));
-                return;
             }
             Event::InitDone => {
                 let Relist { seen, listed, .. } = std::mem::take(relist);
-                let mut state = self.state.write();
-                state.generation += 1;
-                let mut affected = Affected::default();
+                let mut state = self.begin_change();
                 for object in listed {
-                    affected.extend(object.apply(&mut state));
+                    let change = object.apply(&mut state);
+                    self.notify(&state, change, received);
                 }
-                T::listed(&mut state);
                 for vanished in T::keys(&state).into_iter().filter(|key| !seen.contains(key)) {
                     memory.forget(&vanished);
-                    affected.extend(T::remove(&vanished, &mut state));
+                    let change = T::remove(&vanished, &mut state);
+                    self.notify(&state, change, received);
                 }
-                affected
             }
             Event::Apply(object) => {
-                if T::KIND.informer_lag().is_some()
+                if T::INFORMER_LAG.is_some()
                     && let Some(updated) = memory.is_new_update(object.meta())
                 {
                     let lag = Timestamp::now().duration_since(updated).as_secs_f64();
                     self.metrics.observe_lag(T::KIND, lag.max(0.0));
                 }
                 let Some(object) = self.project::<T>(object, memory) else { return };
-                let mut state = self.state.write();
-                state.generation += 1;
-                object.apply(&mut state)
+                let mut state = self.begin_change();
+                let change = object.apply(&mut state);
+                self.notify(&state, change, received);
             }
             Event::Delete(object) => {
                 let key = NamespacedName::of(object.meta());
                 memory.forget(&key);
-                let mut state = self.state.write();
-                state.generation += 1;
-                T::remove(&key, &mut state)
+                let mut state = self.begin_change();
+                let change = T::remove(&key, &mut state);
+                self.notify(&state, change, received);
             }
-        };
-        if let Some(queue) = &self.readers.external_workload {
-            queue.add(std::mem::take(&mut affected.written));
         }
-        if let Some(queue) = &self.readers.linkerd_config {
-            queue.add(std::mem::take(&mut affected.configured).into_iter().map(|name| NamespacedName::new("", name)));
-        }
-        if let Some(dirty) = &self.readers.rollout {
-            dirty.mark(std::mem::take(&mut affected.rolled), received);
-        }
-        if let Some(dirty) = &self.readers.destination {
-            dirty.mark(affected, received);
+    }
+
+    fn begin_change(&self) -> RwLockWriteGuard<'_, State> {
+        let mut state = self.state.write();
+        state.generation += 1;
+        state
+    }
+
+    fn notify(&self, state: &State, change: Option<Change>, received: Instant) {
+        let Some(change) = change else { return };
+        for observer in self.observers.iter() {
+            observer.changed(state, &change, received);
         }
     }
 
@@ -431,7 +454,7 @@ fn failed(status: &mut Status, failure: Failure) -> bool {
     let changed = status.failure.as_ref() != Some(&failure);
     if changed {
         let resource = status.kind.resource();
-        warn!(resource, error = %failure, "list or watch failed, trying on");
+        warn!(resource, error = %failure, "list or watch failed, retrying");
         status.failure = Some(failure);
     }
     changed

@@ -1,19 +1,27 @@
 //! What a watch makes of failures, and of objects that make no sense.
 
-use serde_json::{Value, from_value, json};
+use serde_json::{from_value, json};
 
 use super::*;
-use crate::{
-    cluster::{
-        dirty::Dirty,
-        kinds::{
-            endpoint_slice::Slice,
-            pod::{Pod, PodObject},
-            server::Server,
-        },
-    },
-    queue::WorkQueue,
+use crate::cluster::kinds::{
+    endpoint_slice::Slice,
+    pod::{Pod, PodObject},
 };
+
+/// Reads Pods and Services, and blocks readiness or not.
+struct Reader(bool);
+
+impl Observer for Reader {
+    fn kinds(&self) -> &'static [Kind] {
+        &[Kind::Pod]
+    }
+
+    fn blocks_readiness(&self) -> bool {
+        self.0
+    }
+
+    fn changed(&self, _: &State, _: &Change, _: Instant) {}
+}
 
 #[test]
 fn a_kind_that_the_api_server_does_not_serve_is_told_from_one_that_cannot_be_reached() {
@@ -54,30 +62,20 @@ fn only_a_kind_that_clusters_may_lack_is_known_to_be_absent() {
 }
 
 #[test]
-fn a_kind_that_no_job_which_serves_proxies_reads_in_this_process_does_not_keep_it_from_being_ready() {
-    let (rollout, destination) = (Some(Arc::default()), Some(Dirty::new()));
-    let external_workload = Some(WorkQueue::new("test", &prometheus::Registry::new()).unwrap());
-    let rollouts = Readers { rollout, ..Readers::default() };
-    let discovery = Readers { destination, ..rollouts.clone() };
-    let slices = Readers { external_workload, ..rollouts.clone() };
-    for (kind, [by_rollouts, by_discovery, by_slices]) in [
-        (Kind::Pod, [false, true, false]),
-        (Kind::EndpointSlice, [false, true, true]),
-        (Kind::Deployment, [false, false, false]),
-        (Kind::LinkerdConfig, [false, false, false]),
-    ] {
-        for (readers, blocks) in [(&rollouts, by_rollouts), (&discovery, by_discovery), (&slices, by_slices)] {
-            let mut status = Status::new(kind, readers.serve_with(kind));
-            failed(&mut status, Failure::Denied("no".to_owned()));
-            assert_eq!(status.problem().map(|problem| problem.blocks_readiness), Some(blocks), "{kind:?}");
-        }
+fn a_kind_keeps_the_process_from_being_ready_only_if_one_of_its_observers_does() {
+    for (observers, blocks) in [(&[][..], false), (&[false], false), (&[true], true), (&[false, true], true)] {
+        let observers = observers.iter().map(|blocks| Arc::new(Reader(*blocks)) as Arc<dyn Observer>).collect();
+        let context = Context { observers, ..context() };
+        let mut status = Status::new(Kind::Pod, context.blocks_readiness());
+        failed(&mut status, Failure::Denied("no".to_owned()));
+        assert_eq!(status.problem().map(|problem| problem.blocks_readiness), Some(blocks));
     }
 }
 
 fn context() -> Context {
     let state = Arc::<RwLock<State>>::default();
     let metrics = Metrics::register(&prometheus::Registry::new(), &state).unwrap();
-    Context { state, readers: Readers::default(), relist: Arc::default(), metrics }
+    Context { state, observers: Arc::new([]), relist: Arc::default(), metrics }
 }
 
 /// A kind whose objects cannot be reduced.
@@ -85,18 +83,25 @@ struct Bomb;
 
 impl Projected for Bomb {
     type Wire = PodObject;
+    type Object = Pod;
     const KIND: Kind = Kind::Pod;
+    const RESOURCE: &'static str = "pods";
+    const CACHE_SIZE: &'static str = "pod_cache_size";
 
     fn project(_: Self::Wire, _: &mut Problems) -> Self {
         panic!("out of bounds")
     }
 
-    fn apply(self, _: &mut State) -> Affected {
-        Affected::default()
+    fn apply(self, _: &mut State) -> Option<Change> {
+        None
     }
 
-    fn remove(_: &NamespacedName, _: &mut State) -> Affected {
-        Affected::default()
+    fn remove(_: &NamespacedName, _: &mut State) -> Option<Change> {
+        None
+    }
+
+    fn count(_: &State) -> usize {
+        0
     }
 
     fn keys(_: &State) -> Vec<NamespacedName> {
@@ -141,24 +146,4 @@ fn half_a_list_is_not_seen() {
     happens(Event::InitDone);
     assert_eq!(addresses(), ["10.0.0.1"]);
     assert_eq!(context.state.read().slices.len(), 2);
-}
-
-#[test]
-fn a_server_affects_a_service_once_however_many_pods_it_selects() {
-    let mut state = State::default();
-    let mut problems = Problems::default();
-    for n in 0..5 {
-        let pod = json!({"metadata": {"name": format!("web-{n}"), "namespace": "ns"}});
-        Pod::project(from_value(pod).unwrap(), &mut problems).apply(&mut state);
-    }
-    let endpoints: Vec<Value> = (0..5)
-        .map(|n| json!({"addresses": ["10.0.0.1"], "targetRef": {"kind": "Pod", "name": format!("web-{n}")}}))
-        .collect();
-    let slice = json!({"endpoints": endpoints, "metadata":
-        {"name": "a", "namespace": "ns", "labels": {"kubernetes.io/service-name": "web"}}});
-    Slice::project(from_value(slice).unwrap(), &mut problems).apply(&mut state);
-    let server = json!({"metadata": {"name": "all", "namespace": "ns"},
-        "spec": {"podSelector": {}, "port": 80, "proxyProtocol": "opaque"}});
-    let affected = Server::project(from_value(server).unwrap(), &mut problems).apply(&mut state);
-    assert_eq!(affected.discovered.len(), 1);
 }

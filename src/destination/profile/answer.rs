@@ -7,7 +7,10 @@ use std::{net::SocketAddr, sync::Arc};
 
 use prost_types::Duration;
 
-use super::target::{Refusal, ServicePort, Target};
+use super::{
+    route,
+    target::{Refusal, ServicePort, Target},
+};
 use crate::{
     api::NamespacedName,
     cluster::{
@@ -73,7 +76,7 @@ impl Answer {
                 let none = || Refusal::NoInstance(service.clone(), Arc::clone(hostname));
                 match state.slices.instance(service, hostname).ok_or_else(none)? {
                     Instance::Pod(name, address) => {
-                        let pod = state.pods.get(&service.namespace, name);
+                        let pod = state.pods.find(&service.namespace, name);
                         let pod = pod.ok_or_else(|| Refusal::NoPod(Arc::clone(name)))?;
                         // A Pod whose status does not say where it is yet is where its slice says.
                         let address = pod.addresses.first().copied().unwrap_or(*address);
@@ -192,7 +195,11 @@ fn service_profile(
         Some(Metadata { kind: Some(metadata::Kind::Resource(resource)) })
     };
     let (routes, retry_budget, overrides) = match profile {
-        Some((_, content)) => (content.routes.clone(), content.retry_budget, &*content.overrides),
+        Some((_, content)) => (
+            content.routes.iter().map(route::route).collect(),
+            content.retry_budget.as_ref().map(route::retry_budget),
+            &*content.overrides,
+        ),
         None => (Vec::new(), None, &[][..]),
     };
     DestinationProfile {

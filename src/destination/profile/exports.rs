@@ -88,7 +88,7 @@ impl Collector for Subscribers {
         let _looking = self.looking.lock();
         let updates: Vec<(NamespacedName, u64)> = {
             let state = self.views.cluster.read();
-            state.service_profiles.updates().map(|(key, updates)| (key.clone(), updates)).collect()
+            state.service_profiles.iter().map(|profile| (profile.key.clone(), profile.updates)).collect()
         };
         let mut profiles: BTreeMap<NamespacedName, usize> = updates.iter().map(|(key, _)| (key.clone(), 0)).collect();
         let mut services: HashMap<NamespacedName, usize> = HashMap::new();

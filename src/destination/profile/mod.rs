@@ -1,7 +1,7 @@
 //! `GetProfile`: what a proxy is to know of an address or a name before it connects.
 //!
 //! ```text
-//! cluster ──Dirty──▶ views: State ─▶ Answer ─▶ frame ──watch──▶ updates ─▶ stream ─▶ proxy
+//! DirtySet ──▶ views: State ─▶ Answer ─▶ frame ──watch──▶ updates ─▶ stream ─▶ proxy
 //!                                   (target, answer: pure)
 //! ```
 //!
@@ -11,6 +11,7 @@
 
 pub(super) mod answer;
 pub(super) mod exports;
+mod route;
 pub(super) mod target;
 pub(super) mod updates;
 pub(super) mod views;

@@ -23,11 +23,12 @@ use super::{
 };
 use crate::{
     api::NamespacedName,
-    cluster::{dirty::Batch, kinds::service_profile::route::Content},
+    cluster::kinds::service_profile::route::Content,
     destination::{
         frame,
         hold::{Hold, Viewed},
         metrics::End,
+        observer::Batch,
         settings::Settings,
         views::Views,
     },
@@ -120,14 +121,14 @@ impl Profiles {
 
     /// The views that a batch concerns, each once, with when the first event of those was received.
     pub(in crate::destination) fn concerned(&self, batch: &Batch, cluster_domain: &str) -> Vec<(Arc<View>, Instant)> {
-        let Batch { discovered, services, addresses, profiles, zones: _ } = batch;
+        let Batch { endpoints, services, addresses, profiles, zones: _ } = batch;
         let registry = self.registry.lock();
         let mut concerned: HashMap<*const View, (Arc<View>, Instant)> = HashMap::new();
         let mut add = |view: &Arc<View>, received: Instant| {
             let known = concerned.entry(Arc::as_ptr(view)).or_insert_with(|| (Arc::clone(view), received));
             known.1 = known.1.min(received);
         };
-        for (service, received) in discovered {
+        for (service, received) in endpoints {
             registry.at(&Anchor::Endpoints(service.clone())).for_each(|view| add(view, *received));
         }
         for (service, received) in services {

@@ -8,22 +8,24 @@ use serde_json::{Value, json};
 
 use super::*;
 use crate::{
-    cluster::{Kind, testing::Feed},
-    destination::{authority::ProfileAuthority, metrics::Metrics, settings::tests::settings},
+    cluster::{Kind, Observer, testing::Feed},
+    destination::{DestinationObserver, authority::ProfileAuthority, metrics::Metrics, settings::tests::settings},
     proto::destination::DestinationProfile,
 };
 
 struct Rig {
     feed: Feed,
+    observer: Arc<DestinationObserver>,
     views: Arc<Views>,
 }
 
 impl Rig {
     fn new(objects: impl IntoIterator<Item = (Kind, Value)>) -> Self {
-        let feed = Feed::default();
+        let observer = DestinationObserver::new();
+        let feed = Feed::new([Arc::clone(&observer) as Arc<dyn Observer>]);
         let metrics = Metrics::register(&Prometheus::new()).unwrap();
         let views = Views::new(feed.cluster.clone(), settings(), metrics);
-        let mut rig = Self { feed, views };
+        let mut rig = Self { feed, observer, views };
         for (kind, object) in objects {
             rig.happen(kind, object);
         }
@@ -36,8 +38,8 @@ impl Rig {
     }
 
     async fn publish(&self) {
-        while let Some(batch) = self.feed.dirty.next().now_or_never() {
-            self.views.publish_batch(batch).await;
+        while let Some(batch) = self.observer.dirty.next().now_or_never() {
+            self.views.publish_batch(batch.into()).await;
         }
     }
 
@@ -122,10 +124,10 @@ async fn only_those_whom_a_change_concerns_are_looked_at_and_nobody_is_told_the_
     let before = rig.published();
     let server = |port: u16| json!({"metadata": {"name": "server"}, "spec": {"podSelector": {"matchLabels": {"app": "web"}}, "port": port, "proxyProtocol": "opaque"}});
     rig.happen(Kind::Server, server(80));
-    let batch = rig.feed.dirty.next().now_or_never().unwrap();
+    let batch = rig.observer.dirty.next().now_or_never().unwrap().into();
     let concerned = rig.views.profiles.concerned(&batch, "mycluster.local");
     assert_eq!(concerned.len(), 1, "the Pod's");
-    rig.views.publish_batch(batch).await;
+    rig.views.publish_batch(batch.into()).await;
     assert!(endpoint.changed().now_or_never().is_some() && told(&mut endpoint).opaque_protocol);
     rig.happen(Kind::Server, server(80));
     rig.happen(Kind::Server, server(81));
@@ -147,7 +149,7 @@ async fn a_change_at_one_port_of_a_node_is_not_looked_for_at_the_others() {
     rig.publish().await;
     let (kind, object) = workload(81, "other");
     rig.happen(kind, object);
-    let batch = rig.feed.dirty.next().now_or_never().unwrap();
+    let batch = rig.observer.dirty.next().now_or_never().unwrap().into();
     assert_eq!(rig.views.profiles.concerned(&batch, "mycluster.local").len(), 1);
 }
 

@@ -37,15 +37,15 @@ use crate::{
         INJECTOR, INJECTOR_WEBHOOK, INJECTOR_WEBHOOK_CONFIGURATION, NamespacedName, linkerd_config::InjectorSyncMethod,
     },
     cluster::Cluster,
-    controller::Parts,
+    controller::ControllerDeps,
     lease::{Fence, Leadership},
-    linkerd_config::drift::FIELD_MANAGER,
+    linkerd_config::{active, drift::FIELD_MANAGER},
     queue::WorkQueue,
     tasks::Tasks,
     write::WriteError,
 };
 
-/// IntermediateKind two requests to a replica that is not current.
+/// Between two requests to a replica that is not current.
 const INTERVAL: Duration = Duration::from_secs(1);
 /// The same once it has taken long.
 const SLOW_INTERVAL: Duration = Duration::from_secs(5);
@@ -84,22 +84,23 @@ impl Injectors {
     /// # Errors
     /// When the metrics are registered already.
     pub(in crate::linkerd_config) fn spawn(
-        parts: &Parts,
+        deps: &ControllerDeps,
+        queue: &Arc<WorkQueue>,
         fence: Fence,
         stop: CancellationToken,
         tasks: &mut Tasks,
     ) -> prometheus::Result<Self> {
         let (sender, question) = watch::channel(None);
         let answers = Arc::<Mutex<Answers>>::default();
-        let (seconds, replicas) = register(&parts.registry)?;
+        let (seconds, replicas) = register(&deps.registry)?;
         let prober = Prober {
             question,
             answers: Arc::clone(&answers),
-            cluster: parts.cluster.clone(),
-            queue: Arc::clone(&parts.queue),
-            leadership: parts.leadership.clone(),
+            cluster: deps.cluster.clone(),
+            queue: Arc::clone(queue),
+            leadership: deps.leadership.clone(),
             fence,
-            client: parts.client.clone(),
+            client: deps.client.clone(),
             seconds,
             replicas,
         };
@@ -176,7 +177,7 @@ impl Prober {
 
     fn is_wanted(&self, question: &Question) -> bool {
         let state = self.cluster.read();
-        let winner = state.linkerd_configs.winner(&question.target);
+        let winner = active::of(&state.linkerd_configs, &question.target);
         self.leadership.term().is_some() && winner.is_some_and(|winner| winner.name == question.config)
     }
 

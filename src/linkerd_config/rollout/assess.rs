@@ -11,6 +11,7 @@ use k8s_openapi::jiff::Timestamp;
 use super::{
     census::Census,
     goal::Goal,
+    injection::breaking_annotation,
     selection::{Candidate, NotSelected, Selection, selection},
     state::{Annotated, RolloutState},
 };
@@ -315,7 +316,7 @@ fn skip(
     let by_template = method == RolloutMethod::Restart;
     [
         (resource.deleting || namespace.deleting, Skip::Deleting),
-        (namespace.breaks_injection.is_some(), Skip::NamespaceBreaksInjection),
+        (breaking_annotation(namespace).is_some(), Skip::NamespaceBreaksInjection),
         (!wants_a_proxy && (!asked_for || resource.template.inject != Inject::Absent), Skip::InjectionDisabled),
         (resource.paused && by_template, Skip::Paused),
         (resource.update == UpdateStrategy::OnDelete && by_template, Skip::OnDelete),

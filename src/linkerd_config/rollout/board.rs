@@ -23,7 +23,7 @@ use crate::{
 
 /// What a controller says of its workload and what the Pods say arrive by different watches: a contradiction has to last.
 const SETTLED: Duration = Duration::from_secs(5);
-/// IntermediateKind one Pod that came up and the eviction of the next.
+/// Between one Pod that came up and the eviction of the next.
 const EVICTION_PAUSE: Duration = Duration::from_secs(2);
 /// A write that failed so often in a row is told: a workload that changes while it is looked at makes one fail.
 const TOLD: u32 = 3;

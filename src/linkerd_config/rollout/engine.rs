@@ -28,6 +28,7 @@ use super::{
     board::{Action, Board, Limits, Step},
     goal::{Gate, Goal},
     look,
+    observer::{KINDS, RolloutObserver},
     restart::Restarter,
     verdict::{self, OUTSIDE_WINDOW, PAUSED, Progress, is_halted, progress},
     window::{Window, Windows},
@@ -35,14 +36,15 @@ use super::{
 use crate::{
     api::NamespacedName,
     cluster::{
-        Cluster, Reader,
+        Cluster,
         index::workload_key::WorkloadKey,
         kinds::{apps_workload::AppsWorkload, pod::Phase},
     },
-    controller::Parts,
+    controller::ControllerDeps,
     events::{Events, Notice, Reason},
     lease::Leadership,
-    queue::{DirtySet, WorkQueue},
+    linkerd_config::active,
+    queue::WorkQueue,
     retry::backoff,
     write::WriteError,
 };
@@ -61,7 +63,7 @@ pub(super) struct Engine {
     leadership: Leadership,
     events: Events,
     queue: Arc<WorkQueue>,
-    dirty: Arc<DirtySet<WorkloadKey>>,
+    observer: Arc<RolloutObserver>,
     goals: watch::Receiver<Option<Arc<Goal>>>,
     latest: Arc<Latest>,
     restarter: Restarter,
@@ -88,18 +90,19 @@ struct Term {
 
 impl Engine {
     pub(super) fn new(
-        parts: &Parts,
-        dirty: Arc<DirtySet<WorkloadKey>>,
+        deps: &ControllerDeps,
+        queue: &Arc<WorkQueue>,
+        observer: Arc<RolloutObserver>,
         goals: watch::Receiver<Option<Arc<Goal>>>,
         latest: Arc<Latest>,
         restarter: Restarter,
     ) -> Self {
         Self {
-            cluster: parts.cluster.clone(),
-            leadership: parts.leadership.clone(),
-            events: parts.events.clone(),
-            queue: Arc::clone(&parts.queue),
-            dirty,
+            cluster: deps.cluster.clone(),
+            leadership: deps.leadership.clone(),
+            events: deps.events.clone(),
+            queue: Arc::clone(queue),
+            observer,
             goals,
             latest,
             restarter,
@@ -115,7 +118,7 @@ impl Engine {
 
     pub(super) async fn run(mut self, stop: CancellationToken) {
         tokio::select! {
-            () = self.cluster.synced(Reader::Rollout) => {}
+            () = self.cluster.synced(KINDS) => {}
             () = stop.cancelled() => return,
         }
         let mut goal: Option<Arc<Goal>> = None;
@@ -124,7 +127,7 @@ impl Engine {
         let mut recovery: Option<BoxFuture<'static, ()>> = None;
         loop {
             tokio::select! {
-                workloads = self.dirty.next() => {
+                workloads = self.observer.dirty.next() => {
                     for workload in workloads.into_keys() {
                         self.look(&workload, goal.as_deref());
                     }
@@ -153,11 +156,11 @@ impl Engine {
                     None
                 }
             };
-            if self.cluster.follows(Reader::Rollout) {
+            if self.cluster.follows(KINDS) {
                 recovery = None;
             } else if recovery.is_none() {
                 let cluster = self.cluster.clone();
-                recovery = Some(async move { cluster.recovered(Reader::Rollout).await }.boxed());
+                recovery = Some(async move { cluster.recovered(KINDS).await }.boxed());
             }
         }
     }
@@ -166,7 +169,7 @@ impl Engine {
     fn may_act(&self, goal: &Goal) -> bool {
         let in_effect = || {
             let state = self.cluster.read();
-            state.linkerd_configs.winner(&goal.target).is_some_and(|winner| winner.name == goal.config)
+            active::of(&state.linkerd_configs, &goal.target).is_some_and(|winner| winner.name == goal.config)
         };
         self.leadership.term() == Some(goal.term) && in_effect()
     }
@@ -177,7 +180,7 @@ impl Engine {
             self.told.clear();
         }
         if self.term.number != after.term {
-            self.cluster.recovered(Reader::Rollout).await;
+            self.cluster.recovered(KINDS).await;
             let now = Timestamp::now();
             self.term = Term { number: after.term, starts: now.checked_add(signed(PREDECESSOR)).ok() };
             self.board.begin_term();
@@ -276,7 +279,7 @@ impl Engine {
             gate(PAUSED, "spec.rollout.paused is true")
         } else if goal.closed.is_some() {
             goal.closed.clone()
-        } else if !self.cluster.follows(Reader::Rollout) {
+        } else if !self.cluster.follows(KINDS) {
             gate("WaitingForWatches", "a watch fails, and nobody knows how things stand: see /ready")
         } else if self.waits_for_control_plane(goal) {
             let message = "the trust anchors changed: restart the control plane first";

@@ -20,6 +20,8 @@ mod exports;
 #[cfg(test)]
 mod fixture;
 pub mod goal;
+mod injection;
+mod observer;
 pub mod outdated;
 #[cfg(test)]
 mod properties;
@@ -36,6 +38,7 @@ use parking_lot::Mutex;
 use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 
+pub use self::observer::RolloutObserver;
 use self::{
     assess::{Assessment, Facts, assess},
     engine::Engine,
@@ -53,9 +56,9 @@ use crate::{
         index::workload_key::WorkloadKey,
         kinds::{linkerd_config::LinkerdConfig, pod::Pod},
     },
-    controller::Parts,
+    controller::ControllerDeps,
     lease::Fence,
-    queue::DirtySet,
+    queue::WorkQueue,
     tasks::Tasks,
 };
 
@@ -75,17 +78,18 @@ impl Rollouts {
     /// # Errors
     /// When the metrics are registered already.
     pub(super) fn spawn(
-        parts: &Parts,
-        dirty: Arc<DirtySet<WorkloadKey>>,
+        deps: &ControllerDeps,
+        queue: &Arc<WorkQueue>,
+        observer: Arc<RolloutObserver>,
         fence: Fence,
         stop: CancellationToken,
         tasks: &mut Tasks,
     ) -> prometheus::Result<Self> {
         let (goals, goal) = watch::channel(None);
         let latest = Arc::<Latest>::default();
-        parts.registry.register(Box::new(Exports::new(Arc::clone(&latest))?))?;
-        let restarter = Restarter::new(&parts.client, fence, &parts.registry)?;
-        let engine = Engine::new(parts, dirty, goal, Arc::clone(&latest), restarter);
+        deps.registry.register(Box::new(Exports::new(Arc::clone(&latest))?))?;
+        let restarter = Restarter::new(&deps.client, fence, &deps.registry)?;
+        let engine = Engine::new(deps, queue, observer, goal, Arc::clone(&latest), restarter);
         tasks.spawn("linkerd-config-rollouts", engine.run(stop));
         Ok(Self { goals, latest })
     }
@@ -148,7 +152,7 @@ pub fn look(state: &State, workload: &WorkloadKey, goal: &Goal) -> Option<Assess
     let facts = Facts {
         workload,
         resource: resource.map(|resource| &**resource),
-        namespace: state.namespaces.get(&workload.namespace).map(|namespace| &**namespace),
+        namespace: state.namespaces.find("", &workload.namespace).map(|namespace| &**namespace),
         pods: &pods,
         is_blocked,
     };

@@ -5,47 +5,51 @@
 
 pub mod ready;
 
-use std::{
-    collections::{BTreeSet, HashMap, HashSet},
-    sync::Arc,
-};
+use std::{collections::HashSet, sync::Arc};
 
-use crate::api::{MANAGED_BY, MANAGED_BY_LABEL};
-use crate::{
-    api::{
-        NamespacedName,
-        endpoint_slice::{EndpointSlice, SliceObject},
-    },
-    cluster::{Affected, Kind, Problems, Projected, State},
-};
 use ready::{EndpointReference, Instance, ReadySlice};
 
-/// A slice as both readers need it.
+use crate::{
+    api::{
+        MANAGED_BY, MANAGED_BY_LABEL, NamespacedName,
+        endpoint_slice::{EndpointSlice, SliceObject},
+    },
+    cluster::{
+        Change, Kind, Problems, Projected, State,
+        index::{
+            names::NamesBy,
+            store::{Store, Stored},
+        },
+    },
+};
+
+/// An EndpointSlice in the forms that its readers need.
+#[derive(Clone, Debug)]
 pub struct Slice {
     key: NamespacedName,
     version: Option<String>,
-    managed: Option<Arc<EndpointSlice>>,
-    ready: Option<Arc<ReadySlice>>,
+    /// The whole content, of a slice that the ExternalWorkload controller manages.
+    pub managed: Option<Arc<EndpointSlice>>,
+    /// What clients can see of it, of a slice that names a Service.
+    pub ready: Option<Arc<ReadySlice>>,
 }
 
-/// All EndpointSlices of a cluster.
+/// The slices of a namespace by the Service that they name, and by what their endpoints refer to.
 #[derive(Default)]
-pub struct Slices {
-    namespaces: HashMap<Arc<str>, Namespace>,
-    count: usize,
+pub struct NamespaceIndex {
+    by_service: NamesBy<Arc<str>>,
+    by_reference: NamesBy<EndpointReference>,
+}
+
+/// Sums over all slices.
+#[derive(Default)]
+pub struct ClusterIndex {
     ready: usize,
     unready: usize,
     seen_version: u64,
 }
 
-#[derive(Default)]
-struct Namespace {
-    by_name: HashMap<Arc<str>, Slice>,
-    by_service: HashMap<Arc<str>, BTreeSet<Arc<str>>>,
-    by_target: HashMap<EndpointReference, BTreeSet<Arc<str>>>,
-}
-
-/// The watch's selector while slices serve only the ExternalWorkload controller: the ones it manages.
+/// The label selector of the slices that the ExternalWorkload controller manages.
 pub fn managed_selector() -> String {
     format!("{MANAGED_BY_LABEL}={MANAGED_BY}")
 }
@@ -54,7 +58,11 @@ pub fn managed_selector() -> String {
 
 impl Projected for Slice {
     type Wire = SliceObject;
+    type Object = Self;
     const KIND: Kind = Kind::EndpointSlice;
+    const RESOURCE: &'static str = "endpointslices.discovery.k8s.io";
+    const CACHE_SIZE: &'static str = "endpointslices_cache_size";
+    const INFORMER_LAG: Option<&'static str> = Some("endpointslices_informer_lag_seconds");
 
     fn project(wire: SliceObject, problems: &mut Problems) -> Self {
         let labels = wire.metadata.labels.as_ref();
@@ -67,35 +75,38 @@ impl Projected for Slice {
         }
     }
 
-    fn apply(self, state: &mut State) -> Affected {
-        let affected = state.slices.insert(self);
-        state.with_injectors(affected)
+    fn apply(self, state: &mut State) -> Option<Change> {
+        let version = self.version.as_deref().and_then(|version| version.parse().ok()).unwrap_or_default();
+        let index = state.slices.cluster_index_mut();
+        index.seen_version = index.seen_version.max(version);
+        let known = state.slices.get(&self.key);
+        if known.is_some_and(|known| known.version == self.version) {
+            return None;
+        }
+        Some(Change::EndpointSlice(state.slices.insert(self)))
     }
 
-    fn remove(key: &NamespacedName, state: &mut State) -> Affected {
-        match state.slices.remove(key) {
-            Some(old) => state.with_injectors(Affected {
-                written: old.managed.iter().flat_map(|slice| slice.services()).collect(),
-                discovered: old.service().cloned().into_iter().collect(),
-                ..Affected::default()
-            }),
-            None => Affected::default(),
-        }
+    fn remove(key: &NamespacedName, state: &mut State) -> Option<Change> {
+        state.slices.delete(key).map(Change::EndpointSlice)
     }
 
     fn keys(state: &State) -> Vec<NamespacedName> {
-        let namespaces = state.slices.namespaces.values();
-        namespaces.flat_map(|namespace| namespace.by_name.values()).map(|slice| slice.key.clone()).collect()
+        state.slices.keys().collect()
+    }
+
+    fn count(state: &State) -> usize {
+        state.slices.len()
     }
 }
 
 impl Slice {
-    fn service(&self) -> Option<&NamespacedName> {
+    /// The Service whose clients read the slice.
+    pub fn service(&self) -> Option<&NamespacedName> {
         self.ready.as_ref().map(|slice| &slice.service)
     }
 
     /// What its endpoints stand for, each once.
-    fn targets(&self) -> HashSet<EndpointReference> {
+    fn references(&self) -> HashSet<EndpointReference> {
         let endpoints = self.ready.iter().flat_map(|slice| &slice.endpoints);
         let instances = self.ready.iter().flat_map(|slice| slice.instances.values());
         let pods = instances.filter_map(|instance| match instance {
@@ -114,136 +125,98 @@ impl Slice {
     }
 }
 
-// === impl Slices ===
+impl Stored for Slice {
+    type NamespaceIndex = NamespaceIndex;
+    type ClusterIndex = ClusterIndex;
 
-impl Slices {
-    pub fn len(&self) -> usize {
-        self.count
+    fn namespace(&self) -> &Arc<str> {
+        &self.key.namespace
     }
 
-    pub fn is_empty(&self) -> bool {
-        self.count == 0
+    fn name(&self) -> &Arc<str> {
+        &self.key.name
     }
 
+    fn index(self: &Arc<Self>, namespace: &mut NamespaceIndex, cluster: &mut ClusterIndex) {
+        if let Some(service) = self.service() {
+            namespace.by_service.insert(Arc::clone(&service.name), &self.key.name);
+        }
+        for reference in self.references() {
+            namespace.by_reference.insert(reference, &self.key.name);
+        }
+        let (ready, unready) = self.readiness();
+        cluster.ready += ready;
+        cluster.unready += unready;
+    }
+
+    fn unindex(self: &Arc<Self>, namespace: &mut NamespaceIndex, cluster: &mut ClusterIndex) {
+        if let Some(service) = self.service() {
+            namespace.by_service.remove(&service.name, &self.key.name);
+        }
+        for reference in self.references() {
+            namespace.by_reference.remove(&reference, &self.key.name);
+        }
+        let (ready, unready) = self.readiness();
+        cluster.ready -= ready;
+        cluster.unready -= unready;
+    }
+}
+
+impl Store<Slice> {
     /// How many endpoints of managed slices are ready, and how many are not.
-    pub fn endpoints_by_readiness(&self) -> (usize, usize) {
-        (self.ready, self.unready)
+    pub fn managed_endpoints_by_readiness(&self) -> (usize, usize) {
+        (self.cluster_index().ready, self.cluster_index().unready)
     }
 
     /// The newest resourceVersion that the watch has brought: what was written at it, or before, has been seen.
     pub fn seen_version(&self) -> u64 {
-        self.seen_version
+        self.cluster_index().seen_version
     }
 
     /// A slice that the ExternalWorkload controller manages.
-    pub fn get(&self, namespace: &str, name: &str) -> Option<&Arc<EndpointSlice>> {
-        self.namespaces.get(namespace)?.by_name.get(name)?.managed.as_ref()
+    pub fn managed(&self, namespace: &str, name: &str) -> Option<&Arc<EndpointSlice>> {
+        self.find(namespace, name)?.managed.as_ref()
     }
 
     /// The managed slices that name the Service, by name.
-    pub fn of_service(&self, service: &NamespacedName) -> Vec<Arc<EndpointSlice>> {
-        self.naming(service).filter_map(|slice| slice.managed.clone()).collect()
+    pub fn managed_of_service(&self, service: &NamespacedName) -> Vec<Arc<EndpointSlice>> {
+        self.of_service(service).filter_map(|slice| slice.managed.clone()).collect()
     }
 
-    /// What clients of the Service can be told, by the slices' names.
+    /// What clients of the Service can see, by the slices' names.
     pub fn ready_of_service(&self, service: &NamespacedName) -> impl Iterator<Item = &Arc<ReadySlice>> {
-        self.naming(service).filter_map(|slice| slice.ready.as_ref())
+        self.of_service(service).filter_map(|slice| slice.ready.as_ref())
     }
 
-    /// The endpoint of the Service with this hostname: of several slices' the first's, by their names.
+    /// The endpoint of the Service with this hostname: where several slices have one, that of the first slice by name.
     pub fn instance(&self, service: &NamespacedName, hostname: &str) -> Option<&Instance> {
         self.ready_of_service(service).find_map(|slice| slice.instances.get(hostname))
     }
 
     /// The Services of a namespace that have slices.
     pub fn services(&self, namespace: &str) -> impl Iterator<Item = NamespacedName> {
-        let namespace = self.namespaces.get_key_value(namespace);
-        let names =
-            namespace.into_iter().flat_map(|(name, it)| it.by_service.keys().map(move |service| (name, service)));
+        let index = self.namespace_index(namespace).into_iter();
+        let names = index.flat_map(|(name, index)| index.by_service.values().map(move |service| (name, service)));
         names.map(|(namespace, service)| NamespacedName::new(Arc::clone(namespace), Arc::clone(service)))
     }
 
     /// The Services that have the Pod as an endpoint.
-    pub fn services_with_pod(&self, pod: &NamespacedName) -> Vec<NamespacedName> {
-        self.naming_target(&pod.namespace, &EndpointReference::Pod(Arc::clone(&pod.name)))
+    pub fn services_with_pod(&self, pod: &NamespacedName) -> impl Iterator<Item = NamespacedName> {
+        self.services_with(&pod.namespace, EndpointReference::Pod(Arc::clone(&pod.name)))
     }
 
     /// The Services that have the ExternalWorkload as an endpoint.
-    pub fn services_with_external_workload(&self, workload: &NamespacedName) -> Vec<NamespacedName> {
-        self.naming_target(&workload.namespace, &EndpointReference::ExternalWorkload(Arc::clone(&workload.name)))
+    pub fn services_with_external_workload(&self, workload: &NamespacedName) -> impl Iterator<Item = NamespacedName> {
+        self.services_with(&workload.namespace, EndpointReference::ExternalWorkload(Arc::clone(&workload.name)))
     }
 
-    fn naming(&self, service: &NamespacedName) -> impl Iterator<Item = &Slice> {
-        let namespace = self.namespaces.get(&service.namespace);
-        let names = namespace.and_then(|it| it.by_service.get(&service.name)).into_iter().flatten();
-        names.filter_map(move |name| namespace?.by_name.get(name))
+    fn of_service(&self, service: &NamespacedName) -> impl Iterator<Item = &Arc<Slice>> {
+        self.select(&service.namespace, |index| index.by_service.get(&service.name))
     }
 
-    fn naming_target(&self, namespace: &str, target: &EndpointReference) -> Vec<NamespacedName> {
-        let Some(namespace) = self.namespaces.get(namespace) else { return Vec::new() };
-        let slices = namespace.by_target.get(target).into_iter().flatten();
-        slices.filter_map(|name| namespace.by_name.get(name)?.service().cloned()).collect()
-    }
-
-    fn insert(&mut self, slice: Slice) -> Affected {
-        let version = slice.version.as_deref().and_then(|version| version.parse().ok());
-        self.seen_version = self.seen_version.max(version.unwrap_or_default());
-        let known = self.namespaces.get(&slice.key.namespace).and_then(|it| it.by_name.get(&slice.key.name));
-        if known.is_some_and(|known| known.version == slice.version) {
-            return Affected::default();
-        }
-        let old = self.remove(&slice.key);
-        let old_ready = old.as_ref().and_then(|old| old.ready.as_ref());
-        let mut affected = Affected::default();
-        for managed in slice.managed.iter().chain(old.iter().flat_map(|old| &old.managed)) {
-            affected.written.extend(managed.services());
-        }
-        if old_ready != slice.ready.as_ref() {
-            affected.discovered.extend(slice.service().cloned());
-            affected.discovered.extend(old_ready.map(|old| old.service.clone()));
-        }
-        let (ready, unready) = slice.readiness();
-        self.count += 1;
-        self.ready += ready;
-        self.unready += unready;
-        let namespace = self.namespaces.entry(Arc::clone(&slice.key.namespace)).or_default();
-        let name = &slice.key.name;
-        if let Some(service) = slice.service() {
-            namespace.by_service.entry(Arc::clone(&service.name)).or_default().insert(Arc::clone(name));
-        }
-        for target in slice.targets() {
-            namespace.by_target.entry(target).or_default().insert(Arc::clone(name));
-        }
-        namespace.by_name.insert(Arc::clone(name), slice);
-        affected
-    }
-
-    fn remove(&mut self, key: &NamespacedName) -> Option<Slice> {
-        let namespace = self.namespaces.get_mut(&key.namespace)?;
-        let old = namespace.by_name.remove(&key.name)?;
-        if let Some(service) = old.service() {
-            unfile(&mut namespace.by_service, &service.name, &key.name);
-        }
-        for target in old.targets() {
-            unfile(&mut namespace.by_target, &target, &key.name);
-        }
-        if namespace.by_name.is_empty() {
-            self.namespaces.remove(&key.namespace);
-        }
-        let (ready, unready) = old.readiness();
-        self.count -= 1;
-        self.ready -= ready;
-        self.unready -= unready;
-        Some(old)
-    }
-}
-
-fn unfile<K: std::hash::Hash + Eq + Clone>(index: &mut HashMap<K, BTreeSet<Arc<str>>>, key: &K, name: &str) {
-    if let Some(names) = index.get_mut(key) {
-        names.remove(name);
-        if names.is_empty() {
-            index.remove(key);
-        }
+    fn services_with(&self, namespace: &str, reference: EndpointReference) -> impl Iterator<Item = NamespacedName> {
+        let slices = self.select(namespace, move |index| index.by_reference.get(&reference));
+        slices.filter_map(|slice| slice.service().cloned())
     }
 }
 
@@ -252,6 +225,8 @@ mod tests {
     use serde_json::{Value, json};
 
     use super::*;
+
+    type Slices = Store<Slice>;
 
     fn slice(service: &str, version: &str, ready: bool) -> Slice {
         let target = json!({"kind": "Pod", "name": "web-1"});
@@ -272,56 +247,46 @@ mod tests {
         Slice::project(serde_json::from_value(object).unwrap(), &mut Problems::default())
     }
 
-    fn names<'a>(keys: impl IntoIterator<Item = &'a NamespacedName>) -> Vec<&'a str> {
-        keys.into_iter().map(|key| &*key.name).collect::<BTreeSet<_>>().into_iter().collect()
+    fn names(keys: impl Iterator<Item = NamespacedName>) -> Vec<String> {
+        keys.map(|key| key.name.to_string()).collect()
     }
 
     #[test]
-    fn a_relabelled_slice_affects_the_service_it_left_the_one_it_names_and_its_owner() {
+    fn a_relabelled_slice_belongs_to_the_service_that_it_names_now() {
         let mut slices = Slices::default();
         slices.insert(slice("left", "1", true));
-        let affected = slices.insert(slice("joined", "2", false));
-        assert_eq!(names(&affected.written), ["joined", "left", "owner"]);
-        assert_eq!(names(&affected.discovered), ["joined", "left"], "clients read by label alone");
-        assert!(slices.of_service(&NamespacedName::new("ns", "left")).is_empty());
-        assert_eq!(slices.of_service(&NamespacedName::new("ns", "joined")).len(), 1);
-        assert_eq!(slices.endpoints_by_readiness(), (0, 1));
+        slices.insert(slice("joined", "2", false));
+        assert!(slices.managed_of_service(&NamespacedName::new("ns", "left")).is_empty());
+        assert_eq!(slices.managed_of_service(&NamespacedName::new("ns", "joined")).len(), 1);
+        assert_eq!(slices.managed_endpoints_by_readiness(), (0, 1));
+        assert_eq!(names(slices.services("ns")), ["joined"]);
     }
 
     #[test]
-    fn a_relist_of_the_same_version_affects_nothing() {
-        let mut slices = Slices::default();
-        slices.insert(slice("web", "1", true));
-        assert_eq!(slices.insert(slice("web", "1", true)), Affected::default());
-        slices.remove(&NamespacedName::new("ns", "s"));
-        assert!(slices.is_empty() && slices.namespaces.is_empty());
-    }
-
-    #[test]
-    fn an_edit_that_no_client_sees_concerns_no_client() {
-        let mut slices = Slices::default();
-        slices.insert(slice("web", "1", true));
-        let affected = slices.insert(slice("web", "2", true));
-        assert_eq!((names(&affected.written), affected.discovered.len()), (vec!["owner", "web"], 0));
+    fn a_relist_of_the_same_version_is_no_change() {
+        let mut state = State::default();
+        assert!(slice("web", "7", true).apply(&mut state).is_some());
+        assert!(slice("web", "7", true).apply(&mut state).is_none());
+        assert!(Slice::remove(&NamespacedName::new("ns", "s"), &mut state).is_some());
+        assert!(state.slices.is_empty());
+        assert_eq!((state.slices.managed_endpoints_by_readiness(), state.slices.seen_version()), ((0, 0), 7));
     }
 
     #[test]
     fn a_slice_of_others_is_kept_for_clients_only() {
         let mut slices = Slices::default();
         let endpoints = json!([{"addresses": ["10.0.0.1"]}]);
-        let affected = slices.insert(managed_by("endpointslice-controller.k8s.io", "web", "1", &endpoints));
-        assert_eq!((affected.written.len(), names(&affected.discovered)), (0, vec!["web"]));
+        slices.insert(managed_by("endpointslice-controller.k8s.io", "web", "1", &endpoints));
         let service = NamespacedName::new("ns", "web");
-        assert_eq!((slices.of_service(&service).len(), slices.ready_of_service(&service).count()), (0, 1));
+        assert_eq!((slices.managed_of_service(&service).len(), slices.ready_of_service(&service).count()), (0, 1));
     }
 
     #[test]
     fn a_slice_that_another_takes_over_is_gone_for_the_controller() {
         let mut slices = Slices::default();
         slices.insert(slice("web", "1", true));
-        let affected = slices.insert(managed_by("somebody-else", "web", "2", &json!([])));
-        assert_eq!(names(&affected.written), ["owner", "web"]);
-        assert!(slices.of_service(&NamespacedName::new("ns", "web")).is_empty());
+        slices.insert(managed_by("somebody-else", "web", "2", &json!([])));
+        assert!(slices.managed_of_service(&NamespacedName::new("ns", "web")).is_empty());
     }
 
     #[test]
@@ -330,11 +295,11 @@ mod tests {
         let target = json!({"kind": "Pod", "name": "db-0"});
         let endpoints = json!([{"addresses": ["10.0.0.1"], "conditions": {"ready": false}, "hostname": "db-0", "targetRef": target}]);
         slices.insert(managed_by("endpointslice-controller.k8s.io", "db", "1", &endpoints));
-        assert_eq!(names(&slices.services_with_pod(&NamespacedName::new("ns", "db-0"))), ["db"]);
+        assert_eq!(names(slices.services_with_pod(&NamespacedName::new("ns", "db-0"))), ["db"]);
         let db = NamespacedName::new("ns", "db");
         assert!(slices.instance(&db, "db-0").is_some() && slices.instance(&db, "db-1").is_none());
-        slices.remove(&NamespacedName::new("ns", "s"));
-        assert!(slices.namespaces.is_empty());
+        slices.delete(&NamespacedName::new("ns", "s"));
+        assert!(slices.is_empty());
     }
 
     #[test]
@@ -342,9 +307,10 @@ mod tests {
         let mut slices = Slices::default();
         let pod = NamespacedName::new("ns", "web-1");
         slices.insert(slice("web", "1", true));
-        assert_eq!(names(&slices.services_with_pod(&pod)), ["web"]);
+        assert_eq!(names(slices.services_with_pod(&pod)), ["web"]);
         slices.insert(slice("web", "2", false));
-        assert!(slices.services_with_pod(&pod).is_empty());
-        assert!(slices.namespaces.values().all(|namespace| namespace.by_target.is_empty()));
+        assert_eq!(slices.services_with_pod(&pod).count(), 0);
+        let (_, index) = slices.namespace_index("ns").unwrap();
+        assert!(index.by_reference.is_empty());
     }
 }

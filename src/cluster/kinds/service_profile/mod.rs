@@ -3,39 +3,39 @@
 
 pub mod route;
 
-use std::{collections::HashMap, sync::Arc};
+use std::sync::Arc;
 
-use crate::api::{self, ServiceProfileSpec};
-use crate::{
-    api::NamespacedName,
-    cluster::{Affected, Kind, Problems, Projected, State},
-};
 use route::Content;
 
-/// A ServiceProfile. Two that compare equal say the same.
+use crate::{
+    api::{self, NamespacedName, ServiceProfileSpec},
+    cluster::{
+        Change, Kind, Problems, Projected, State,
+        index::store::{Store, Stored},
+    },
+};
+
+/// A ServiceProfile.
 #[derive(Clone, Debug, PartialEq)]
 pub struct ServiceProfile {
     pub key: NamespacedName,
-    /// `None` when it is invalid: then it counts as if it were not there.
+    /// `None` for an invalid one: it counts as if it did not exist.
     pub content: Option<Arc<Content>>,
+    /// How often a write of it was seen.
+    pub updates: u64,
     version: Option<String>,
-}
-
-/// All ServiceProfiles of a cluster.
-#[derive(Default)]
-pub struct ServiceProfiles(HashMap<NamespacedName, Kept>);
-
-struct Kept {
-    profile: ServiceProfile,
-    /// How often it was seen to be written.
-    updates: u64,
 }
 
 // === impl ServiceProfile ===
 
 impl Projected for ServiceProfile {
     type Wire = api::ServiceProfile;
+    type Object = Self;
     const KIND: Kind = Kind::ServiceProfile;
+    const RESOURCE: &'static str = "serviceprofiles.linkerd.io";
+    const CACHE_SIZE: &'static str = "serviceprofile_cache_size";
+    const INFORMER_LAG: Option<&'static str> = Some("serviceprofiles_informer_lag_seconds");
+    const IS_OPTIONAL: bool = true;
 
     fn project(wire: api::ServiceProfile, problems: &mut Problems) -> Self {
         let spec = wire.spec.as_ref().map_or("null", |spec| spec.get());
@@ -50,52 +50,50 @@ impl Projected for ServiceProfile {
         Self {
             key: NamespacedName::of(&wire.metadata),
             content: content.ok().map(Arc::new),
+            updates: 0,
             version: wire.metadata.resource_version,
         }
     }
 
-    fn apply(self, state: &mut State) -> Affected {
-        let key = self.key.clone();
-        let profiles = &mut state.service_profiles.0;
-        let known = profiles.get(&key);
-        let is_same_version = known.is_some_and(|known| known.profile.version == self.version);
-        let is_news = known.is_none_or(|known| known.profile.content != self.content);
-        let updates = known.map_or(0, |known| known.updates) + u64::from(!is_same_version);
-        profiles.insert(key.clone(), Kept { profile: self, updates });
-        if is_news { Affected::profile(key) } else { Affected::default() }
+    fn apply(mut self, state: &mut State) -> Option<Change> {
+        let known = state.service_profiles.get(&self.key);
+        let is_write = known.is_none_or(|known| known.version != self.version);
+        let is_change = known.is_none_or(|known| known.content != self.content);
+        self.updates = known.map_or(0, |known| known.updates) + u64::from(is_write);
+        let diff = state.service_profiles.insert(self);
+        is_change.then(|| Change::ServiceProfile(diff))
     }
 
-    fn remove(key: &NamespacedName, state: &mut State) -> Affected {
-        match state.service_profiles.0.remove(key) {
-            Some(_) => Affected::profile(key.clone()),
-            None => Affected::default(),
-        }
+    fn remove(key: &NamespacedName, state: &mut State) -> Option<Change> {
+        state.service_profiles.delete(key).map(Change::ServiceProfile)
     }
 
     fn keys(state: &State) -> Vec<NamespacedName> {
-        state.service_profiles.0.keys().cloned().collect()
+        state.service_profiles.keys().collect()
+    }
+
+    fn count(state: &State) -> usize {
+        state.service_profiles.len()
     }
 }
 
-// === impl ServiceProfiles ===
+impl Stored for ServiceProfile {
+    type NamespaceIndex = ();
+    type ClusterIndex = ();
 
-impl ServiceProfiles {
-    pub fn len(&self) -> usize {
-        self.0.len()
+    fn namespace(&self) -> &Arc<str> {
+        &self.key.namespace
     }
 
-    pub fn is_empty(&self) -> bool {
-        self.0.is_empty()
+    fn name(&self) -> &Arc<str> {
+        &self.key.name
     }
+}
 
-    /// What a ServiceProfile says, if it is there and valid.
+impl Store<ServiceProfile> {
+    /// The content of a ServiceProfile that exists and is valid.
     pub fn content(&self, key: &NamespacedName) -> Option<&Arc<Content>> {
-        self.0.get(key)?.profile.content.as_ref()
-    }
-
-    /// How often each was seen to be written.
-    pub fn updates(&self) -> impl Iterator<Item = (&NamespacedName, u64)> {
-        self.0.iter().map(|(key, kept)| (key, kept.updates))
+        self.get(key)?.content.as_ref()
     }
 }
 
@@ -162,10 +160,11 @@ mod tests {
     #[test]
     fn only_what_changes_a_profile_concerns_clients_and_every_write_is_counted() {
         let mut state = State::default();
-        let updates = |state: &State| state.service_profiles.updates().map(|(_, updates)| updates).sum::<u64>();
+        let updates = |state: &State| state.service_profiles.iter().map(|profile| profile.updates).sum::<u64>();
         let (one, other) = (json!({}), json!({"dstOverrides": [{"authority": "web-2", "weight": 1}]}));
-        let changed =
-            |version: &str, spec: &Value, state: &mut State| profile(version, spec).0.apply(state).profiles.len();
+        let changed = |version: &str, spec: &Value, state: &mut State| {
+            usize::from(profile(version, spec).0.apply(state).is_some())
+        };
         assert_eq!((changed("1", &one, &mut state), updates(&state)), (1, 1));
         assert_eq!((changed("1", &one, &mut state), updates(&state)), (0, 1), "listed again");
         assert_eq!((changed("2", &one, &mut state), updates(&state)), (0, 2), "touched");
@@ -173,7 +172,7 @@ mod tests {
         assert_eq!((changed("4", &json!("text"), &mut state), updates(&state)), (1, 4));
         let key = NamespacedName::new("ns", "web.ns.svc.cluster.local");
         assert_eq!(state.service_profiles.content(&key), None);
-        assert_eq!(ServiceProfile::remove(&key, &mut state).profiles.len(), 1);
+        assert!(ServiceProfile::remove(&key, &mut state).is_some());
         assert!(state.service_profiles.is_empty());
     }
 }

@@ -1,33 +1,21 @@
-//! What a ServiceProfile says, in the messages of the Destination API. Pure.
+//! The content of a ServiceProfile, validated. Pure.
 //!
-//! In: a spec that could be decoded. Out: its routes and the rest, or what makes the whole invalid, in the words of Linkerd's
-//! validator. Always holds: what comes out can be encoded, and decoded by a client.
-
-use std::collections::BTreeMap;
-
-use prost::Message;
-use prost_types::Duration;
+//! In: a spec that could be decoded. Out: its routes, retry budget and overrides, or why the whole is invalid, in the words of
+//! Linkerd's validator. Always holds: the Destination API's message of what comes out can be decoded by a client.
 
 use crate::{
-    api,
-    proto::{
-        destination::{
-            HttpStatusRange, PathMatch, RequestMatch, ResponseClass, ResponseMatch, RetryBudget, Route,
-            request_match::{self, Match},
-            response_match,
-        },
-        http_types::{HttpMethod, http_method},
-    },
-};
-use crate::{
-    api::go_duration,
+    api::{self, go_duration},
     cluster::{Problems, quantity},
 };
 
 /// Each match in a match is up to four messages in each other, and clients decode a hundred.
-const DEEPEST: usize = 20;
+pub const DEEPEST: usize = 20;
 /// Clients of gRPC refuse messages of more than 4 MiB.
 const LONGEST_MESSAGE: usize = 3 * 1024 * 1024;
+/// The keys and lengths of a message in another, a weight, and a port with a pair of brackets, in bytes.
+const AROUND: usize = 32;
+/// The keys and lengths of the up to three messages of a match that is in another, in bytes.
+const AROUND_MATCH: usize = 15;
 const STATUSES: std::ops::RangeInclusive<u32> = 100..=599;
 
 /// What all ports of a Service have of a ServiceProfile in common.
@@ -39,6 +27,54 @@ pub struct Content {
     pub overrides: Vec<Override>,
 }
 
+/// A class of requests, and how its responses are counted.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Route {
+    pub name: String,
+    pub condition: RequestMatch,
+    pub response_classes: Vec<ResponseClass>,
+    pub is_retryable: bool,
+    pub timeout: Option<Nanoseconds>,
+}
+
+/// A duration of Go, which may be negative; never 0.
+pub type Nanoseconds = std::num::NonZeroI64;
+
+#[derive(Clone, Debug, PartialEq)]
+pub struct RetryBudget {
+    pub retry_ratio: f32,
+    pub min_retries_per_second: u32,
+    pub ttl: Option<Nanoseconds>,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum RequestMatch {
+    All(Vec<RequestMatch>),
+    Any(Vec<RequestMatch>),
+    /// In upper case.
+    Method(String),
+    Not(Box<RequestMatch>),
+    PathRegex(String),
+}
+
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ResponseClass {
+    pub condition: ResponseMatch,
+    pub is_failure: bool,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum ResponseMatch {
+    All(Vec<ResponseMatch>),
+    Any(Vec<ResponseMatch>),
+    /// Inclusive; 0 for an open end.
+    Status {
+        min: u32,
+        max: u32,
+    },
+    Not(Box<ResponseMatch>),
+}
+
 /// Where a part of the traffic goes.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Override {
@@ -47,9 +83,9 @@ pub struct Override {
     pub weight: u32,
 }
 
-/// What makes a profile one that nobody is told of.
+/// Why a ServiceProfile is invalid as a whole.
 #[derive(Debug, PartialEq, Eq, thiserror::Error)]
-pub(in crate::cluster) enum Invalid {
+pub enum Invalid {
     #[error("a null route")]
     NullRoute,
     #[error("route {0:?} has no condition")]
@@ -68,12 +104,12 @@ pub(in crate::cluster) enum Invalid {
     NullOverride,
     #[error("the weight of override {0:?} is no quantity")]
     Weight(String),
-    #[error("it would be a message of {0} bytes, and clients refuse more than {LONGEST_MESSAGE}")]
+    #[error("it would be a message of up to {0} bytes, and clients refuse more than {LONGEST_MESSAGE}")]
     Long(usize),
 }
 
 #[derive(Debug, PartialEq, Eq, thiserror::Error)]
-pub(in crate::cluster) enum InvalidMatch {
+pub enum InvalidMatch {
     #[error("null condition {0:?}")]
     Null(&'static str),
     #[error("a {0} match must have a field set")]
@@ -91,7 +127,7 @@ pub(in crate::cluster) enum InvalidMatch {
 // === impl Content ===
 
 impl Content {
-    pub(in crate::cluster) fn of(spec: api::ServiceProfileSpec, problems: &mut Problems) -> Result<Self, Invalid> {
+    pub fn of(spec: api::ServiceProfileSpec, problems: &mut Problems) -> Result<Self, Invalid> {
         let routes = spec.routes.into_iter().flatten();
         let routes = routes.map(|it| route(it.ok_or(Invalid::NullRoute)?, problems));
         let overrides = spec.dst_overrides.into_iter().flatten();
@@ -105,13 +141,41 @@ impl Content {
         if length > LONGEST_MESSAGE { Err(Invalid::Long(length)) } else { Ok(content) }
     }
 
-    /// What it may take in a message, whatever the port.
+    /// An upper bound of its length in a message, whatever the port, in bytes.
     fn longest(&self) -> usize {
-        /// The keys and lengths of a message in another, a weight, and a port with a pair of brackets.
-        const AROUND: usize = 32;
-        let routes: usize = self.routes.iter().map(|route| route.encoded_len() + AROUND).sum();
+        let routes: usize = self.routes.iter().map(Route::longest).sum();
         let overrides: usize = self.overrides.iter().map(|it| it.authority.len() + AROUND).sum();
         routes + overrides
+    }
+}
+
+impl Route {
+    fn longest(&self) -> usize {
+        let classes: usize = self.response_classes.iter().map(|class| class.condition.longest() + AROUND).sum();
+        // The name is a label of metrics, whose key is a text, too.
+        self.name.len() + self.condition.longest() + classes + 3 * AROUND
+    }
+}
+
+impl RequestMatch {
+    fn longest(&self) -> usize {
+        let inner: usize = match self {
+            Self::All(matches) | Self::Any(matches) => matches.iter().map(Self::longest).sum(),
+            Self::Method(text) | Self::PathRegex(text) => text.len(),
+            Self::Not(inner) => inner.longest(),
+        };
+        inner + AROUND_MATCH
+    }
+}
+
+impl ResponseMatch {
+    fn longest(&self) -> usize {
+        let inner: usize = match self {
+            Self::All(matches) | Self::Any(matches) => matches.iter().map(Self::longest).sum(),
+            Self::Status { .. } => 0,
+            Self::Not(inner) => inner.longest(),
+        };
+        inner + AROUND_MATCH
     }
 }
 
@@ -134,15 +198,9 @@ fn route(spec: api::RouteSpec, problems: &mut Problems) -> Result<Route, Invalid
         if nanoseconds.is_none() {
             problems.add(format_args!("the timeout of route {name:?} is no duration: {text:?}"));
         }
-        duration(nanoseconds?)
+        Nanoseconds::new(nanoseconds?)
     });
-    Ok(Route {
-        condition: Some(condition),
-        response_classes,
-        metrics_labels: BTreeMap::from([("route".to_owned(), name)]),
-        is_retryable: spec.is_retryable.unwrap_or_default(),
-        timeout,
-    })
+    Ok(Route { name, condition, response_classes, is_retryable: spec.is_retryable.unwrap_or_default(), timeout })
 }
 
 fn response_class(class: Option<api::ResponseClass>, route: &str) -> Result<ResponseClass, Invalid> {
@@ -150,7 +208,7 @@ fn response_class(class: Option<api::ResponseClass>, route: &str) -> Result<Resp
     let condition = class.condition.ok_or_else(|| Invalid::NoResponseCondition(route.to_owned()))?;
     let condition =
         response_match(condition, 0).map_err(|error| Invalid::ResponseCondition(route.to_owned(), error))?;
-    Ok(ResponseClass { condition: Some(condition), is_failure: class.is_failure.unwrap_or_default() })
+    Ok(ResponseClass { condition, is_failure: class.is_failure.unwrap_or_default() })
 }
 
 fn retry_budget(spec: api::RetryBudgetSpec) -> Result<RetryBudget, Invalid> {
@@ -159,15 +217,8 @@ fn retry_budget(spec: api::RetryBudgetSpec) -> Result<RetryBudget, Invalid> {
     Ok(RetryBudget {
         retry_ratio: spec.retry_ratio.unwrap_or_default(),
         min_retries_per_second: spec.min_retries_per_second.unwrap_or_default(),
-        ttl: duration(nanoseconds),
+        ttl: Nanoseconds::new(nanoseconds),
     })
-}
-
-/// `None` for none at all, as Linkerd has it.
-fn duration(nanoseconds: i64) -> Option<Duration> {
-    const SECOND: i64 = 1_000_000_000;
-    let nanos = i32::try_from(nanoseconds % SECOND).ok()?;
-    (nanoseconds != 0).then_some(Duration { seconds: nanoseconds / SECOND, nanos })
 }
 
 /// The fields in the order in which Linkerd puts them; of several all have to match.
@@ -178,82 +229,66 @@ fn request_match(spec: api::RequestMatch, depth: usize) -> Result<RequestMatch, 
     let api::RequestMatch { all, any, method, not, path_regex } = spec;
     let several = |list: Vec<Option<api::RequestMatch>>, name| {
         let each = list.into_iter().map(|it| request_match(it.ok_or(InvalidMatch::Null(name))?, depth + 1));
-        Ok(request_match::Seq { matches: each.collect::<Result<_, _>>()? })
+        each.collect::<Result<_, _>>()
     };
-    let mut set = Vec::new();
+    let mut matches = Vec::new();
     if let Some(all) = all {
-        set.push(Match::All(several(all, "all")?));
+        matches.push(RequestMatch::All(several(all, "all")?));
     }
     if let Some(any) = any {
-        set.push(Match::Any(several(any, "any")?));
+        matches.push(RequestMatch::Any(several(any, "any")?));
     }
     if let Some(method) = method.filter(|method| !method.is_empty()) {
-        set.push(Match::Method(http_method(&method)));
+        matches.push(RequestMatch::Method(method.to_uppercase()));
     }
     if let Some(not) = not {
-        set.push(Match::Not(Box::new(request_match(*not, depth + 1)?)));
+        matches.push(RequestMatch::Not(Box::new(request_match(*not, depth + 1)?)));
     }
     if let Some(regex) = path_regex.filter(|regex| !regex.is_empty()) {
-        set.push(Match::Path(PathMatch { regex }));
+        matches.push(RequestMatch::PathRegex(regex));
     }
-    let mut matches: Vec<RequestMatch> = set.into_iter().map(|it| RequestMatch { r#match: Some(it) }).collect();
     match matches.len() {
         0 => Err(InvalidMatch::Nothing("request")),
         1 => Ok(matches.remove(0)),
-        _ => Ok(RequestMatch { r#match: Some(Match::All(request_match::Seq { matches })) }),
+        _ => Ok(RequestMatch::All(matches)),
     }
 }
 
-fn http_method(text: &str) -> HttpMethod {
-    let text = text.to_uppercase();
-    let r#type = match http_method::Registered::from_str_name(&text) {
-        Some(registered) => http_method::Type::Registered(registered.into()),
-        None => http_method::Type::Unregistered(text),
-    };
-    HttpMethod { r#type: Some(r#type) }
-}
-
 fn response_match(spec: api::ResponseMatch, depth: usize) -> Result<ResponseMatch, InvalidMatch> {
-    use response_match::{Match, Seq};
     if depth == DEEPEST {
         return Err(InvalidMatch::Deep);
     }
     let api::ResponseMatch { all, any, status, not } = spec;
     let several = |list: Vec<Option<api::ResponseMatch>>, name| {
         let each = list.into_iter().map(|it| response_match(it.ok_or(InvalidMatch::Null(name))?, depth + 1));
-        Ok(Seq { matches: each.collect::<Result<_, _>>()? })
+        each.collect::<Result<_, _>>()
     };
-    let mut set = Vec::new();
+    let mut matches = Vec::new();
     if let Some(all) = all {
-        set.push(Match::All(several(all, "all")?));
+        matches.push(ResponseMatch::All(several(all, "all")?));
     }
     if let Some(any) = any {
-        set.push(Match::Any(several(any, "any")?));
+        matches.push(ResponseMatch::Any(several(any, "any")?));
     }
     if let Some(status) = status {
-        set.push(Match::Status(status_range(status)?));
+        matches.push(status_range(status)?);
     }
     if let Some(not) = not {
-        set.push(Match::Not(Box::new(response_match(*not, depth + 1)?)));
+        matches.push(ResponseMatch::Not(Box::new(response_match(*not, depth + 1)?)));
     }
-    let mut matches: Vec<ResponseMatch> = set.into_iter().map(|it| ResponseMatch { r#match: Some(it) }).collect();
     match matches.len() {
         0 => Err(InvalidMatch::Nothing("response")),
         1 => Ok(matches.remove(0)),
-        _ => Ok(ResponseMatch { r#match: Some(Match::All(Seq { matches })) }),
+        _ => Ok(ResponseMatch::All(matches)),
     }
 }
 
-fn status_range(spec: api::StatusRange) -> Result<HttpStatusRange, InvalidMatch> {
+fn status_range(spec: api::StatusRange) -> Result<ResponseMatch, InvalidMatch> {
     let (min, max) = (spec.min.unwrap_or_default(), spec.max.unwrap_or_default());
     match (min, max) {
         (min, _) if min != 0 && !STATUSES.contains(&min) => Err(InvalidMatch::Minimum),
         (_, max) if max != 0 && !STATUSES.contains(&max) => Err(InvalidMatch::Maximum),
         (min, max) if min != 0 && max != 0 && max < min => Err(InvalidMatch::Reversed),
-        (min, max) => Ok(HttpStatusRange { min, max }),
+        (min, max) => Ok(ResponseMatch::Status { min, max }),
     }
 }
-
-#[cfg(test)]
-#[path = "route_tests.rs"]
-mod tests;

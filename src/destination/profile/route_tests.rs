@@ -1,22 +1,32 @@
 use serde_json::{Value, json};
 
 use super::*;
+use request_match::Match;
+
+use crate::cluster::{
+    Problems,
+    kinds::service_profile::route::{Content, DEEPEST},
+};
 
 fn content(spec: Value) -> Result<Content, String> {
     let spec = serde_json::from_value(spec).map_err(|error| error.to_string())?;
     Content::of(spec, &mut Problems::default()).map_err(|error| error.to_string())
 }
 
+fn routes(content: &Content) -> Vec<Route> {
+    content.routes.iter().map(route).collect()
+}
+
 fn condition(condition: &Value) -> Result<RequestMatch, String> {
     let content = content(json!({"routes": [{"name": "r", "condition": condition}]}))?;
-    Ok(content.routes[0].condition.clone().unwrap())
+    Ok(routes(&content)[0].condition.clone().unwrap())
 }
 
 fn response(condition: &Value) -> Result<ResponseMatch, String> {
     let class = json!({"condition": condition, "isFailure": true});
     let route = json!({"name": "r", "condition": {"method": "GET"}, "responseClasses": [class]});
     let content = content(json!({"routes": [route]}))?;
-    Ok(content.routes[0].response_classes[0].condition.clone().unwrap())
+    Ok(routes(&content)[0].response_classes[0].condition.clone().unwrap())
 }
 
 fn registered(method: http_method::Registered) -> RequestMatch {
@@ -73,9 +83,11 @@ fn methods_of_http_are_registered_and_all_others_are_sent_in_upper_case() {
         ["GET", "POST", "PUT", "DELETE", "PATCH", "OPTIONS", "CONNECT", "HEAD", "TRACE"].into_iter().enumerate()
     {
         let r#type = Some(http_method::Type::Registered(i32::try_from(number).unwrap()));
-        assert_eq!(http_method(&method.to_lowercase()), HttpMethod { r#type });
+        let it = condition(&json!({"method": method.to_lowercase()})).unwrap();
+        assert_eq!(it.r#match, Some(Match::Method(HttpMethod { r#type })));
     }
-    assert_eq!(http_method("purge").r#type, Some(http_method::Type::Unregistered("PURGE".to_owned())));
+    let unregistered = HttpMethod { r#type: Some(http_method::Type::Unregistered("PURGE".to_owned())) };
+    assert_eq!(condition(&json!({"method": "purge"})).unwrap().r#match, Some(Match::Method(unregistered)));
 }
 
 #[test]
@@ -130,20 +142,22 @@ fn ranges_of_a_response_may_be_open_and_status_comes_before_not() {
 
 #[test]
 fn a_route_is_named_even_without_a_name_and_keeps_what_it_says() {
-    let routes = json!([{"condition": {"method": "GET"}},
+    let written = json!([{"condition": {"method": "GET"}},
         {"name": "a", "condition": {"method": "GET"}, "isRetryable": true, "timeout": "-1.5s"},
         {"name": "b", "condition": {"method": "GET"}, "timeout": "0s"}]);
-    let content = content(json!({ "routes": routes })).unwrap();
-    let names: Vec<_> = content.routes.iter().map(|route| route.metrics_labels["route"].as_str()).collect();
+    let content = content(json!({ "routes": written })).unwrap();
+    let routes = routes(&content);
+    let names: Vec<_> = routes.iter().map(|route| route.metrics_labels["route"].as_str()).collect();
     assert_eq!(names, ["", "a", "b"]);
-    assert!(content.routes[1].is_retryable && !content.routes[0].is_retryable);
-    let timeouts: Vec<_> = content.routes.iter().map(|route| route.timeout).collect();
+    assert!(routes[1].is_retryable && !routes[0].is_retryable);
+    let timeouts: Vec<_> = routes.iter().map(|route| route.timeout).collect();
     assert_eq!(timeouts, [None, Some(Duration { seconds: -1, nanos: -500_000_000 }), None]);
 }
 
 #[test]
 fn a_budget_that_is_there_has_no_defaults() {
-    let budget = |budget: Value| content(json!({ "retryBudget": budget })).map(|it| it.retry_budget);
+    let budget =
+        |budget: Value| content(json!({ "retryBudget": budget })).map(|it| it.retry_budget.as_ref().map(retry_budget));
     let expected =
         RetryBudget { retry_ratio: 0.0, min_retries_per_second: 0, ttl: Some(Duration { seconds: 60, nanos: 0 }) };
     assert_eq!(budget(json!({"ttl": "1m"})), Ok(Some(expected)));

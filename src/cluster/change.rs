@@ -1,0 +1,128 @@
+//! A change of the state, and the observers that hear of it.
+
+use std::sync::Arc;
+
+use tokio::time::Instant;
+
+use super::{
+    State,
+    kinds::{Change, Kind},
+};
+
+/// An object before and after a change.
+#[derive(Clone, Debug)]
+pub enum Diff<T> {
+    Added(Arc<T>),
+    Modified { old: Arc<T>, new: Arc<T> },
+    Deleted(Arc<T>),
+}
+
+/// A consumer of the state. It derives from a change which of its own keys the change concerns, and marks them in a queue of its own.
+pub trait Observer: Send + Sync + 'static {
+    /// The kinds that the consumer reads. A kind that no observer reads is not watched.
+    fn kinds(&self) -> &'static [Kind];
+
+    /// The part of a kind that the consumer needs. Where the observers of a kind need different parts, all of it is watched.
+    fn scope(&self, _: Kind) -> Scope {
+        Scope::default()
+    }
+
+    /// Whether the process is not ready before the consumer's kinds are known.
+    fn blocks_readiness(&self) -> bool;
+
+    /// Called once for each change of one of [`Observer::kinds`], after it was made, under the lock of the state. It must not
+    /// block, and it must do no more work than the change itself causes.
+    fn changed(&self, state: &State, change: &Change, received: Instant);
+}
+
+/// A part of a kind, as list and watch select it.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Scope {
+    /// `None` for all namespaces.
+    pub namespace: Option<Arc<str>>,
+    /// A label selector; `None` for all objects.
+    pub labels: Option<String>,
+}
+
+// === impl Diff ===
+
+impl<T> Diff<T> {
+    pub fn of(old: Option<Arc<T>>, new: Arc<T>) -> Self {
+        match old {
+            Some(old) => Self::Modified { old, new },
+            None => Self::Added(new),
+        }
+    }
+
+    pub fn old(&self) -> Option<&Arc<T>> {
+        match self {
+            Self::Modified { old, .. } | Self::Deleted(old) => Some(old),
+            Self::Added(_) => None,
+        }
+    }
+
+    pub fn new(&self) -> Option<&Arc<T>> {
+        match self {
+            Self::Modified { new, .. } | Self::Added(new) => Some(new),
+            Self::Deleted(_) => None,
+        }
+    }
+
+    /// The latest version of the object: the new one, or the one that was deleted.
+    pub fn latest(&self) -> &Arc<T> {
+        match self {
+            Self::Added(object) | Self::Modified { new: object, .. } | Self::Deleted(object) => object,
+        }
+    }
+
+    /// The old object, then the new one.
+    pub fn both(&self) -> impl Iterator<Item = &Arc<T>> {
+        self.old().into_iter().chain(self.new())
+    }
+}
+
+// === impl Scope ===
+
+impl Scope {
+    /// The part that all observers of the kind need. `None` where no observer reads it.
+    pub(super) fn of(kind: Kind, observers: &[Arc<dyn Observer>]) -> Option<Self> {
+        let mut scopes = observers.iter().filter(|it| it.kinds().contains(&kind)).map(|observer| observer.scope(kind));
+        let first = scopes.next()?;
+        Some(if scopes.all(|scope| scope == first) { first } else { Self::default() })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    struct Slices(Option<&'static str>);
+
+    impl Observer for Slices {
+        fn kinds(&self) -> &'static [Kind] {
+            &[Kind::EndpointSlice]
+        }
+
+        fn scope(&self, _: Kind) -> Scope {
+            Scope { namespace: None, labels: self.0.map(str::to_owned) }
+        }
+
+        fn blocks_readiness(&self) -> bool {
+            false
+        }
+
+        fn changed(&self, _: &State, _: &Change, _: Instant) {}
+    }
+
+    #[test]
+    fn a_kind_is_watched_in_part_only_where_all_its_observers_need_the_same_part() {
+        let scope = |observers: &[Option<&'static str>]| {
+            let observers: Vec<Arc<dyn Observer>> =
+                observers.iter().map(|labels| Arc::new(Slices(*labels)) as Arc<dyn Observer>).collect();
+            (Scope::of(Kind::EndpointSlice, &observers).map(|scope| scope.labels), Scope::of(Kind::Pod, &observers))
+        };
+        assert_eq!(scope(&[]), (None, None));
+        assert_eq!(scope(&[Some("a=b"), Some("a=b")]), (Some(Some("a=b".to_owned())), None));
+        assert_eq!(scope(&[Some("a=b"), None]), (Some(None), None));
+    }
+}

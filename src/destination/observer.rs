@@ -1,0 +1,350 @@
+//! What a change of the cluster's state means for discovery: the keys whose answers may differ now.
+
+use std::{collections::HashMap, sync::Arc};
+
+use tokio::time::Instant;
+
+use crate::{
+    api::NamespacedName,
+    cluster::{
+        Change, Diff, Kind, Observer, State,
+        index::address::NetworkAddress,
+        kinds::{
+            endpoint_slice::Slice,
+            node::{Node, Zone},
+            owner::{IntermediateKind, IntermediateOwner, Owner},
+            server::Server,
+        },
+    },
+    queue::DirtySet,
+};
+
+/// The kinds that discovery reads.
+pub(super) const KINDS: &[Kind] = &[
+    Kind::Service,
+    Kind::EndpointSlice,
+    Kind::ExternalWorkload,
+    Kind::Pod,
+    Kind::Server,
+    Kind::ServiceProfile,
+    Kind::Node,
+    Kind::ReplicaSet,
+    Kind::Job,
+];
+
+/// A part of the state that answers are made from.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub(super) enum DirtyKey {
+    /// The endpoints of a Service.
+    Endpoints(NamespacedName),
+    /// A Service itself.
+    Service(NamespacedName),
+    /// The object that clients reach at an address: a Service, a Pod or an ExternalWorkload.
+    Address(NetworkAddress),
+    ServiceProfile(NamespacedName),
+    /// A zone that a node has left.
+    Zone(Zone),
+}
+
+/// Marks the keys that changes concern, for the publisher.
+#[derive(Default)]
+pub struct DestinationObserver {
+    pub(super) dirty: DirtySet<DirtyKey>,
+}
+
+/// The keys of one batch by kind, each with the time when the first event that concerned it was received.
+#[derive(Debug, Default)]
+pub(super) struct Batch {
+    pub(super) endpoints: HashMap<NamespacedName, Instant>,
+    pub(super) services: HashMap<NamespacedName, Instant>,
+    pub(super) addresses: HashMap<NetworkAddress, Instant>,
+    pub(super) profiles: HashMap<NamespacedName, Instant>,
+    pub(super) zones: Vec<Zone>,
+}
+
+// === impl DestinationObserver ===
+
+impl DestinationObserver {
+    pub fn new() -> Arc<Self> {
+        Arc::default()
+    }
+
+    fn mark(&self, keys: impl IntoIterator<Item = DirtyKey>, received: Instant) {
+        self.dirty.mark(keys, received);
+    }
+}
+
+impl Observer for DestinationObserver {
+    fn kinds(&self) -> &'static [Kind] {
+        KINDS
+    }
+
+    fn blocks_readiness(&self) -> bool {
+        true
+    }
+
+    fn changed(&self, state: &State, change: &Change, received: Instant) {
+        match change {
+            Change::Service(diff) => {
+                let key = diff.latest().key.clone();
+                let addresses = diff.both().flat_map(|service| &service.cluster_ips).copied().map(NetworkAddress::Ip);
+                self.mark([DirtyKey::Endpoints(key.clone()), DirtyKey::Service(key)], received);
+                self.mark(addresses.map(DirtyKey::Address), received);
+            }
+            Change::EndpointSlice(diff) => {
+                let ready = |slice: Option<&Arc<Slice>>| slice.and_then(|slice| slice.ready.clone());
+                if ready(diff.old()) != ready(diff.new()) {
+                    let services = diff.both().filter_map(|slice| slice.service().cloned());
+                    self.mark(services.map(DirtyKey::Endpoints), received);
+                }
+            }
+            Change::ExternalWorkload(diff) => {
+                let services = state.slices.services_with_external_workload(&diff.latest().key);
+                self.mark(services.map(DirtyKey::Endpoints), received);
+                let addresses = diff.both().flat_map(|workload| workload.network_addresses());
+                self.mark(addresses.map(DirtyKey::Address), received);
+            }
+            Change::Pod(diff) => {
+                let services = state.slices.services_with_pod(&diff.latest().key);
+                self.mark(services.map(DirtyKey::Endpoints), received);
+                let addresses = diff.both().flat_map(|pod| pod.network_addresses());
+                self.mark(addresses.map(DirtyKey::Address), received);
+            }
+            Change::Server(diff) => {
+                for server in diff.both() {
+                    self.selected_by(state, server, received);
+                }
+            }
+            Change::ServiceProfile(diff) => {
+                self.mark([DirtyKey::ServiceProfile(diff.latest().key.clone())], received);
+            }
+            Change::Node(diff) => {
+                let zone = |node: Option<&Arc<Node>>| node.and_then(|node| node.zone.clone());
+                let left = zone(diff.old());
+                if left != zone(diff.new()) {
+                    self.mark([DirtyKey::Zone(left)], received);
+                }
+            }
+            Change::ReplicaSet(diff) => self.owned_through(state, diff, received),
+            Change::Job(diff) => self.owned_through(state, diff, received),
+            _ => {}
+        }
+    }
+}
+
+impl DestinationObserver {
+    /// Marks the Services that have an endpoint which the Server selects, or may select; and the addresses of what it selects.
+    fn selected_by(&self, state: &State, server: &Server, received: Instant) {
+        let Some(selectors) = &server.opaque else { return };
+        let (pods, workloads) = (&selectors.pods, &selectors.workloads);
+        let namespace = &*server.key.namespace;
+        // Without a label that all selected objects have, the Services of each of them would have to be looked up.
+        let any = [pods, workloads].into_iter().flatten().any(|selector| selector.equal().is_none());
+        if any {
+            self.mark(state.slices.services(namespace).map(DirtyKey::Endpoints), received);
+        }
+        for pod in pods.iter().flat_map(|selector| state.pods.selected(namespace, selector)) {
+            self.mark(pod.network_addresses().map(DirtyKey::Address), received);
+            if !any {
+                self.mark(state.slices.services_with_pod(&pod.key).map(DirtyKey::Endpoints), received);
+            }
+        }
+        for workload in workloads.iter().flat_map(|selector| state.external_workloads.matched(namespace, selector)) {
+            self.mark(workload.network_addresses().map(DirtyKey::Address), received);
+            if !any {
+                let services = state.slices.services_with_external_workload(&workload.key);
+                self.mark(services.map(DirtyKey::Endpoints), received);
+            }
+        }
+    }
+
+    /// Marks what has Pods whose workload is found through this ReplicaSet or Job.
+    fn owned_through<K: IntermediateKind>(&self, state: &State, diff: &Diff<IntermediateOwner<K>>, received: Instant) {
+        let key = &diff.latest().key;
+        let itself = Owner { kind: K::kind(&()).into(), name: Arc::clone(&key.name) };
+        for pod in state.pods.owned(&key.namespace, &itself) {
+            self.mark(state.slices.services_with_pod(&pod.key).map(DirtyKey::Endpoints), received);
+            self.mark(pod.network_addresses().map(DirtyKey::Address), received);
+        }
+    }
+}
+
+// === impl Batch ===
+
+impl From<HashMap<DirtyKey, Instant>> for Batch {
+    fn from(keys: HashMap<DirtyKey, Instant>) -> Self {
+        let mut batch = Self::default();
+        for (key, received) in keys {
+            match key {
+                DirtyKey::Endpoints(service) => _ = batch.endpoints.insert(service, received),
+                DirtyKey::Service(service) => _ = batch.services.insert(service, received),
+                DirtyKey::Address(address) => _ = batch.addresses.insert(address, received),
+                DirtyKey::ServiceProfile(profile) => _ = batch.profiles.insert(profile, received),
+                DirtyKey::Zone(zone) => batch.zones.push(zone),
+            }
+        }
+        batch
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeSet;
+
+    use futures::FutureExt;
+    use kube::runtime::watcher::Event;
+    use serde_json::{Value, json};
+
+    use super::*;
+    use crate::cluster::testing::Feed;
+
+    struct World {
+        feed: Feed,
+        observer: Arc<DestinationObserver>,
+    }
+
+    impl World {
+        fn new() -> Self {
+            let observer = DestinationObserver::new();
+            Self { feed: Feed::new([Arc::clone(&observer) as Arc<dyn Observer>]), observer }
+        }
+
+        /// The keys that the event concerns.
+        fn concerns(&mut self, kind: Kind, event: Event<Value>) -> BTreeSet<String> {
+            self.feed.apply(kind, event);
+            let keys = self.observer.dirty.next().now_or_never().unwrap_or_default();
+            let text = |key: &DirtyKey| match key {
+                DirtyKey::Endpoints(service) => format!("endpoints of {}", service.name),
+                DirtyKey::Service(service) => format!("service {}", service.name),
+                DirtyKey::Address(NetworkAddress::Ip(ip)) => ip.to_string(),
+                DirtyKey::Address(NetworkAddress::Socket(address)) => address.to_string(),
+                DirtyKey::ServiceProfile(profile) => format!("profile {}", profile.name),
+                DirtyKey::Zone(zone) => format!("zone {}", zone.as_deref().unwrap_or("unknown")),
+            };
+            keys.keys().map(text).collect()
+        }
+    }
+
+    fn set(keys: &[&str]) -> BTreeSet<String> {
+        keys.iter().map(|key| (*key).to_owned()).collect()
+    }
+
+    fn slice(service: &str, version: &str, pods: &[(&str, bool)]) -> Event<Value> {
+        let endpoints: Vec<Value> = pods
+            .iter()
+            .map(|(pod, ready)| {
+                json!({"addresses": ["10.0.0.1"], "conditions": {"ready": ready}, "targetRef": {"kind": "Pod", "name": pod}})
+            })
+            .collect();
+        let labels = json!({"kubernetes.io/service-name": service});
+        let metadata = json!({"name": "s", "namespace": "ns", "resourceVersion": version, "labels": labels});
+        Event::Apply(json!({ "metadata": metadata, "endpoints": endpoints }))
+    }
+
+    fn pod(name: &str, ip: &str, owner: Option<&str>) -> Event<Value> {
+        let owners: Vec<Value> = owner
+            .iter()
+            .map(|owner| json!({"apiVersion": "apps/v1", "kind": "ReplicaSet", "name": owner, "uid": "u"}))
+            .collect();
+        let metadata = json!({"name": name, "namespace": "ns", "ownerReferences": owners});
+        Event::Apply(json!({"metadata": metadata, "status": {"phase": "Running", "podIP": ip}}))
+    }
+
+    #[test]
+    fn a_service_concerns_itself_its_endpoints_and_the_addresses_that_it_had_and_has() {
+        let mut world = World::new();
+        let service = |ips: &[&str]| {
+            let metadata = json!({"name": "web", "namespace": "ns"});
+            Event::Apply(json!({"metadata": metadata, "spec": {"clusterIP": ips[0], "clusterIPs": ips}}))
+        };
+        let both = set(&["endpoints of web", "service web", "10.0.0.1", "2001:db8::1"]);
+        assert_eq!(world.concerns(Kind::Service, service(&["10.0.0.1", "2001:db8::1"])), both);
+        assert_eq!(
+            world.concerns(Kind::Service, service(&["10.0.0.1"])),
+            both,
+            "clients of the address that it lost too"
+        );
+        assert_eq!(world.concerns(Kind::Service, service(&["10.0.0.1"])), set(&[]), "nothing changed");
+    }
+
+    #[test]
+    fn a_slice_concerns_the_services_that_it_left_and_joined_if_clients_see_the_change() {
+        let mut world = World::new();
+        let mut concerns = |event| world.concerns(Kind::EndpointSlice, event);
+        assert_eq!(concerns(slice("left", "1", &[("a", true)])), set(&["endpoints of left"]));
+        assert_eq!(concerns(slice("left", "2", &[("a", true)])), set(&[]), "clients see no difference");
+        assert_eq!(concerns(slice("joined", "3", &[("a", true)])), set(&["endpoints of joined", "endpoints of left"]));
+        assert_eq!(concerns(slice("joined", "4", &[("a", false)])), set(&["endpoints of joined"]));
+    }
+
+    #[test]
+    fn a_pod_and_its_replica_set_concern_its_addresses_and_the_services_that_have_it() {
+        let mut world = World::new();
+        world.concerns(Kind::EndpointSlice, slice("web", "1", &[("a", true)]));
+        assert_eq!(world.concerns(Kind::Pod, pod("a", "10.0.0.1", Some("rs"))), set(&["endpoints of web", "10.0.0.1"]));
+        assert_eq!(world.concerns(Kind::Pod, pod("a", "10.0.0.1", Some("rs"))), set(&[]));
+        assert_eq!(world.concerns(Kind::Pod, pod("b", "10.0.0.2", None)), set(&["10.0.0.2"]));
+        let replica_set = |name: &str| {
+            let owner = json!({"apiVersion": "apps/v1", "kind": "Deployment", "name": "web", "uid": "u"});
+            Event::Apply(json!({"metadata": {"name": name, "namespace": "ns", "ownerReferences": [owner]}}))
+        };
+        assert_eq!(world.concerns(Kind::ReplicaSet, replica_set("rs")), set(&["endpoints of web", "10.0.0.1"]));
+        assert_eq!(world.concerns(Kind::ReplicaSet, replica_set("old")), set(&[]), "it has no Pods");
+        assert_eq!(
+            world.concerns(Kind::Pod, pod("a", "10.0.0.3", Some("rs"))),
+            set(&["endpoints of web", "10.0.0.1", "10.0.0.3"])
+        );
+    }
+
+    #[test]
+    fn a_workload_concerns_the_addresses_that_it_had_and_has() {
+        let mut world = World::new();
+        let workload = |ips: &[&str], ports: &[u16]| {
+            let ips: Vec<Value> = ips.iter().map(|ip| json!({ "ip": ip })).collect();
+            let ports: Vec<Value> = ports.iter().map(|port| json!({ "port": port })).collect();
+            Event::Apply(
+                json!({"metadata": {"name": "vm", "namespace": "ns"}, "spec": {"workloadIPs": ips, "ports": ports}}),
+            )
+        };
+        let mut concerns = |event| world.concerns(Kind::ExternalWorkload, event);
+        let before = ["192.0.2.1:53", "[2001:db8::1]:53"];
+        assert_eq!(concerns(workload(&["192.0.2.1", "2001:DB8::1"], &[53])), set(&before));
+        let moved = [&before[..], &["192.0.2.9:53"]].concat();
+        assert_eq!(concerns(workload(&["192.0.2.9"], &[53])), set(&moved));
+    }
+
+    #[test]
+    fn a_server_concerns_what_it_selected_and_what_it_selects() {
+        let mut world = World::new();
+        for (name, ip) in [("a", "10.0.0.1"), ("b", "10.0.0.2")] {
+            let Event::Apply(mut pod) = pod(name, ip, None) else { unreachable!() };
+            pod["metadata"]["labels"] = json!({"app": name});
+            world.concerns(Kind::Pod, Event::Apply(pod));
+        }
+        world.concerns(Kind::EndpointSlice, slice("web", "1", &[("a", true), ("b", true)]));
+        let server = |selector: Value, protocol: &str| {
+            let spec = json!({"podSelector": selector, "port": 80, "proxyProtocol": protocol});
+            Event::Apply(json!({"metadata": {"name": "s", "namespace": "ns"}, "spec": spec}))
+        };
+        let labels = |app: &str| json!({"matchLabels": {"app": app}});
+        let mut concerns = |event| world.concerns(Kind::Server, event);
+        assert_eq!(concerns(server(labels("a"), "HTTP/1")), set(&[]), "it makes no port opaque");
+        assert_eq!(concerns(server(labels("a"), "opaque")), set(&["endpoints of web", "10.0.0.1"]));
+        assert_eq!(concerns(server(labels("b"), "opaque")), set(&["endpoints of web", "10.0.0.1", "10.0.0.2"]));
+        assert_eq!(concerns(server(json!({}), "opaque")), set(&["endpoints of web", "10.0.0.1", "10.0.0.2"]));
+    }
+
+    #[test]
+    fn only_a_change_of_its_zone_moves_the_clients_of_a_node() {
+        let mut world = World::new();
+        let node = |labels: Value| Event::Apply(json!({"metadata": {"name": "node-1", "labels": labels}}));
+        let zone = |zone: &str| json!({"topology.kubernetes.io/zone": zone});
+        let mut concerns = |event| world.concerns(Kind::Node, event);
+        assert_eq!(concerns(node(json!({}))), set(&[]), "unknown, as before");
+        assert_eq!(concerns(node(zone("a"))), set(&["zone unknown"]));
+        assert_eq!(concerns(node(zone("a"))), set(&[]));
+        assert_eq!(concerns(node(zone("b"))), set(&["zone a"]));
+        let Event::Apply(gone) = node(zone("b")) else { unreachable!() };
+        assert_eq!(concerns(Event::Delete(gone)), set(&["zone b"]));
+    }
+}

@@ -1,0 +1,175 @@
+//! What a change of the cluster's state means for the ExternalWorkload controller: the Services whose slices may be out of date.
+
+use std::{collections::BTreeSet, sync::Arc};
+
+use k8s_openapi::api::core::v1 as core;
+use tokio::time::Instant;
+
+use crate::{
+    api::NamespacedName,
+    cluster::{
+        Change, Kind, Observer, Scope, State,
+        index::selector::Labels,
+        kinds::{endpoint_slice::managed_selector, service::Service},
+    },
+    controller::Names,
+    queue::WorkQueue,
+};
+
+/// The kinds that the controller reads.
+pub(super) const KINDS: &[Kind] = &[Kind::Service, Kind::EndpointSlice, Kind::ExternalWorkload];
+
+/// Adds the Services that changes concern to the controller's queue.
+pub struct ExternalWorkloadObserver {
+    pub(super) queue: Arc<WorkQueue>,
+    pub(super) services: Names<core::Service>,
+}
+
+impl ExternalWorkloadObserver {
+    /// # Errors
+    /// When the metrics are registered already.
+    pub fn new(registry: &prometheus::Registry) -> prometheus::Result<Arc<Self>> {
+        Ok(Arc::new(Self { queue: WorkQueue::new(super::QUEUE, registry)?, services: Names::default() }))
+    }
+}
+
+impl Observer for ExternalWorkloadObserver {
+    fn kinds(&self) -> &'static [Kind] {
+        KINDS
+    }
+
+    fn scope(&self, kind: Kind) -> Scope {
+        let labels = (kind == Kind::EndpointSlice).then(managed_selector);
+        Scope { labels, ..Scope::default() }
+    }
+
+    fn blocks_readiness(&self) -> bool {
+        true
+    }
+
+    fn changed(&self, state: &State, change: &Change, _: Instant) {
+        match change {
+            Change::Service(diff) => {
+                let uid = |service: &Arc<Service>| Arc::clone(&service.uid);
+                let key = diff.latest().key.clone();
+                self.services.update(&key, diff.old().map(uid), diff.new().map(uid));
+                self.queue.add([key]);
+            }
+            Change::EndpointSlice(diff) => {
+                let managed = diff.both().filter_map(|slice| slice.managed.as_ref());
+                self.queue.add(managed.flat_map(|slice| slice.services()));
+            }
+            Change::ExternalWorkload(diff) => {
+                let namespace = &*diff.latest().key.namespace;
+                let selecting = |labels: &Labels| -> Vec<NamespacedName> {
+                    state.services.selecting(namespace, labels).map(|service| service.key.clone()).collect()
+                };
+                if let (Some(old), Some(new)) = (diff.old(), diff.new())
+                    && old.has_same_endpoints(new)
+                {
+                    return;
+                }
+                let services: BTreeSet<_> = diff.both().flat_map(|workload| selecting(&workload.labels)).collect();
+                self.queue.add(services);
+            }
+            _ => {}
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use kube::runtime::watcher::Event;
+    use serde_json::{Value, json};
+
+    use super::*;
+    use crate::{
+        api::{MANAGED_BY, MANAGED_BY_LABEL, OPAQUE_PORTS_ANNOTATION},
+        cluster::testing::Feed,
+    };
+
+    struct World {
+        feed: Feed,
+        observer: Arc<ExternalWorkloadObserver>,
+    }
+
+    impl World {
+        fn new() -> Self {
+            let observer = ExternalWorkloadObserver::new(&prometheus::Registry::new()).unwrap();
+            Self { feed: Feed::new([Arc::clone(&observer) as Arc<dyn Observer>]), observer }
+        }
+
+        /// The names of the Services that the event concerns.
+        fn concerns(&mut self, kind: Kind, event: Event<Value>) -> String {
+            self.feed.apply(kind, event);
+            self.observer.queue.drain().iter().map(|key| key.name.to_string()).collect::<Vec<_>>().join(" ")
+        }
+
+        fn with_services(names: &[&str]) -> Self {
+            let mut world = Self::new();
+            for name in names {
+                assert_eq!(world.concerns(Kind::Service, Event::Apply(service(name, "1"))), *name);
+            }
+            world
+        }
+    }
+
+    /// A Service that selects `app: NAME`.
+    fn service(name: &str, uid: &str) -> Value {
+        json!({"metadata": {"name": name, "namespace": "ns", "uid": uid}, "spec": {"selector": {"app": name}}})
+    }
+
+    fn workload(app: &str, changes: &Value) -> Event<Value> {
+        let mut object = json!({"metadata": {"name": "vm", "namespace": "ns", "labels": {"app": app}},
+            "spec": {"meshTLS": {"identity": "vm", "serverName": "vm.example"}, "workloadIPs": [{"ip": "192.0.2.1"}]}});
+        for (key, value) in changes.as_object().unwrap() {
+            object[key].as_object_mut().unwrap().extend(value.as_object().unwrap().clone());
+        }
+        Event::Apply(object)
+    }
+
+    #[test]
+    fn the_names_of_all_services_are_kept_for_the_controller() {
+        let mut world = World::with_services(&["a", "b"]);
+        world.concerns(Kind::Service, Event::Apply(service("a", "2")));
+        world.concerns(Kind::Service, Event::Delete(service("b", "1")));
+        let names: Vec<_> = world.observer.services.store().state().iter().map(|it| it.metadata.uid.clone()).collect();
+        assert_eq!(names, [Some("2".to_owned())], "created again");
+    }
+
+    #[test]
+    fn a_relabelled_workload_concerns_the_services_left_and_the_services_joined() {
+        let mut world = World::with_services(&["joined", "left", "other"]);
+        assert_eq!(world.concerns(Kind::ExternalWorkload, workload("left", &json!({}))), "left");
+        assert_eq!(world.concerns(Kind::ExternalWorkload, workload("joined", &json!({}))), "joined left");
+        let Event::Apply(gone) = workload("joined", &json!({})) else { unreachable!() };
+        assert_eq!(world.concerns(Kind::ExternalWorkload, Event::Delete(gone)), "joined");
+    }
+
+    #[test]
+    fn a_workload_concerns_services_only_if_slices_show_the_change() {
+        let mut world = World::with_services(&["a"]);
+        let mut concerns = |changes: Value| world.concerns(Kind::ExternalWorkload, workload("a", &changes));
+        assert_eq!(concerns(json!({"metadata": {"annotations": {"note": "one"}}})), "a");
+        assert_eq!(concerns(json!({"metadata": {"annotations": {"note": "two"}}})), "");
+        assert_eq!(concerns(json!({"metadata": {"annotations": {OPAQUE_PORTS_ANNOTATION: "80"}}})), "");
+        assert_eq!(concerns(json!({"spec": {"meshTLS": {"identity": "other", "serverName": "vm.example"}}})), "");
+        assert_eq!(concerns(json!({"spec": {"workloadIPs": [{"ip": "192.0.2.2"}]}})), "a");
+    }
+
+    #[test]
+    fn a_managed_slice_concerns_the_service_that_it_left_the_one_that_it_names_and_its_owner() {
+        let mut world = World::new();
+        let slice = |manager: &str, service: &str, version: &str| {
+            let labels = json!({"kubernetes.io/service-name": service, MANAGED_BY_LABEL: manager});
+            let owner = json!({"apiVersion": "v1", "kind": "Service", "name": "owner", "uid": "u"});
+            let metadata = json!({"name": "s", "namespace": "ns", "resourceVersion": version, "labels": labels, "ownerReferences": [owner]});
+            Event::Apply(json!({ "metadata": metadata, "addressType": "IPv4" }))
+        };
+        assert_eq!(world.concerns(Kind::EndpointSlice, slice("another", "web", "1")), "");
+        assert_eq!(world.concerns(Kind::EndpointSlice, slice(MANAGED_BY, "left", "2")), "left owner");
+        assert_eq!(world.concerns(Kind::EndpointSlice, slice(MANAGED_BY, "joined", "3")), "joined left owner");
+        assert_eq!(world.concerns(Kind::EndpointSlice, slice(MANAGED_BY, "joined", "3")), "", "listed again");
+        assert_eq!(world.concerns(Kind::EndpointSlice, slice("another", "joined", "4")), "joined owner");
+    }
+}

@@ -1,0 +1,198 @@
+//! What a change of the cluster's state means for the LinkerdConfig controller: the resources that have to be reconciled.
+
+use std::sync::Arc;
+
+use tokio::time::Instant;
+
+use super::active;
+use crate::{
+    api::{self, INJECTOR, NamespacedName, TRUST_ROOTS},
+    cluster::{Change, Diff, Kind, Observer, Scope, State, kinds::linkerd_config::LinkerdConfig},
+    controller::Names,
+    queue::WorkQueue,
+};
+
+/// The kinds that the controller reads.
+pub(super) const KINDS: &[Kind] = &[Kind::LinkerdConfig, Kind::ConfigMap, Kind::EndpointSlice];
+
+/// Adds the LinkerdConfigs that changes concern to the controller's queue.
+pub struct LinkerdConfigObserver {
+    pub(super) queue: Arc<WorkQueue>,
+    pub(super) configs: Names<api::LinkerdConfig>,
+    /// ConfigMaps are watched in the control-plane namespace only.
+    control_plane_namespace: Arc<str>,
+}
+
+impl LinkerdConfigObserver {
+    /// # Errors
+    /// When the metrics are registered already.
+    pub fn new(control_plane_namespace: &str, registry: &prometheus::Registry) -> prometheus::Result<Arc<Self>> {
+        Ok(Arc::new(Self {
+            queue: WorkQueue::new(super::QUEUE, registry)?,
+            configs: Names::default(),
+            control_plane_namespace: control_plane_namespace.into(),
+        }))
+    }
+
+    fn add<'a>(&self, configs: impl IntoIterator<Item = &'a Arc<LinkerdConfig>>) {
+        self.queue.add(configs.into_iter().map(|config| NamespacedName::new("", Arc::clone(&config.name))));
+    }
+}
+
+impl Observer for LinkerdConfigObserver {
+    fn kinds(&self) -> &'static [Kind] {
+        KINDS
+    }
+
+    fn scope(&self, kind: Kind) -> Scope {
+        let namespace = (kind == Kind::ConfigMap).then(|| Arc::clone(&self.control_plane_namespace));
+        Scope { namespace, ..Scope::default() }
+    }
+
+    fn blocks_readiness(&self) -> bool {
+        false
+    }
+
+    fn changed(&self, state: &State, change: &Change, _: Instant) {
+        match change {
+            Change::LinkerdConfig(diff) => {
+                let uid = |config: &Arc<LinkerdConfig>| Arc::clone(&config.uid);
+                let key = NamespacedName::new("", Arc::clone(&diff.latest().name));
+                self.configs.update(&key, diff.old().map(uid), diff.new().map(uid));
+                // A deleted resource too: the controller forgets what it remembers of it.
+                self.queue.add([key]);
+                self.add(handed_over(state, diff));
+            }
+            Change::ConfigMap(diff) => {
+                let key = &diff.latest().key;
+                match &*key.name {
+                    TRUST_ROOTS => self.add(active::in_namespace(&state.linkerd_configs, &key.namespace)),
+                    _ => self.add(active::of(&state.linkerd_configs, key)),
+                }
+            }
+            // Where endpoints of injectors changed, the active LinkerdConfigs are compared with the new replicas.
+            Change::EndpointSlice(diff) => {
+                let services = || diff.both().filter_map(|slice| slice.service());
+                let is_change = diff.old().and_then(|slice| slice.ready.as_ref())
+                    != diff.new().and_then(|slice| slice.ready.as_ref());
+                if is_change {
+                    for service in services().filter(|service| *service.name == *INJECTOR) {
+                        self.add(active::in_namespace(&state.linkerd_configs, &service.namespace));
+                    }
+                }
+            }
+            _ => {}
+        }
+    }
+}
+
+/// All resources for a ConfigMap whose active resource is another than before the change: the status of each names it.
+fn handed_over<'a>(state: &'a State, diff: &Diff<LinkerdConfig>) -> Vec<&'a Arc<LinkerdConfig>> {
+    let configs = &state.linkerd_configs;
+    let mut concerned = Vec::new();
+    let targets = diff.both().map(|config| &config.target);
+    for target in targets {
+        let is_same = |config: &&Arc<LinkerdConfig>| config.name == diff.latest().name;
+        let others = || configs.targeting(target).filter(|config| !is_same(config));
+        let of_target = |config: Option<&Arc<LinkerdConfig>>| config.filter(|it| it.target == *target).cloned();
+        let active = |itself: Option<Arc<LinkerdConfig>>| {
+            active::first(others().cloned().chain(itself)).map(|config| Arc::clone(&config.name))
+        };
+        if active(of_target(diff.old())) != active(of_target(diff.new())) {
+            concerned.extend(configs.targeting(target).filter(|config| !config.deleting));
+        }
+    }
+    concerned
+}
+
+#[cfg(test)]
+mod tests {
+    use kube::runtime::watcher::Event;
+    use serde_json::{Value, json};
+
+    use super::*;
+    use crate::cluster::testing::Feed;
+
+    const OLD: &str = "2026-01-01T00:00:00Z";
+    const NEW: &str = "2026-01-02T00:00:00Z";
+
+    struct World {
+        feed: Feed,
+        observer: Arc<LinkerdConfigObserver>,
+    }
+
+    impl World {
+        fn new() -> Self {
+            let observer = LinkerdConfigObserver::new("linkerd", &prometheus::Registry::new()).unwrap();
+            Self { feed: Feed::new([Arc::clone(&observer) as Arc<dyn Observer>]), observer }
+        }
+
+        /// The names of the resources that the event concerns.
+        fn concerns(&mut self, kind: Kind, event: Event<Value>) -> String {
+            self.feed.apply(kind, event);
+            self.observer.queue.drain().iter().map(|key| key.name.to_string()).collect::<Vec<_>>().join(" ")
+        }
+    }
+
+    fn config(name: &str, priority: i32, created: &str, deleted: Option<&str>) -> Value {
+        let metadata = json!({"name": name, "uid": name, "creationTimestamp": created, "deletionTimestamp": deleted});
+        json!({"metadata": metadata, "spec": {"priority": priority}})
+    }
+
+    #[test]
+    fn all_resources_of_a_config_map_are_reconciled_when_another_becomes_active() {
+        let mut world = World::new();
+        let mut concerns = |event| world.concerns(Kind::LinkerdConfig, event);
+        assert_eq!(concerns(Event::Apply(config("b", 0, NEW, None))), "b");
+        assert_eq!(concerns(Event::Apply(config("c", 0, OLD, None))), "b c");
+        assert_eq!(concerns(Event::Apply(config("a", 0, OLD, None))), "a b c");
+        assert_eq!(concerns(Event::Apply(config("d", 7, NEW, None))), "a b c d");
+        assert_eq!(concerns(Event::Apply(config("b", 1, NEW, None))), "b", "the active resource is the same");
+        assert_eq!(concerns(Event::Apply(config("d", 7, NEW, Some(NEW)))), "a b c d");
+        assert_eq!(concerns(Event::Delete(config("d", 7, NEW, Some(NEW)))), "d", "it was not active any more");
+        assert_eq!(concerns(Event::Delete(config("b", 1, NEW, None))), "a b c");
+        let names = world.observer.configs.store();
+        let mut names: Vec<_> = names.state().iter().filter_map(|it| it.metadata.name.clone()).collect();
+        names.sort();
+        assert_eq!(names, ["a", "c"]);
+    }
+
+    #[test]
+    fn a_resource_that_changes_its_config_map_hands_over_both() {
+        let mut world = World::new();
+        let on = |name: &str, priority: i32, config_map: &str| {
+            let mut object = config(name, priority, OLD, None);
+            object["spec"]["global"] = json!({"configMap": config_map});
+            Event::Apply(object)
+        };
+        world.concerns(Kind::LinkerdConfig, on("a", 0, "one"));
+        world.concerns(Kind::LinkerdConfig, on("b", 0, "two"));
+        assert_eq!(world.concerns(Kind::LinkerdConfig, on("c", 7, "one")), "a c");
+        assert_eq!(world.concerns(Kind::LinkerdConfig, on("c", 7, "two")), "a b c");
+    }
+
+    #[test]
+    fn the_active_resources_are_reconciled_for_their_config_map_the_trust_anchors_and_the_injectors() {
+        let mut world = World::new();
+        world.concerns(Kind::LinkerdConfig, Event::Apply(config("a", 0, OLD, None)));
+        world.concerns(Kind::LinkerdConfig, Event::Apply(config("b", 0, NEW, None)));
+        let mut config_map = |namespace: &str, name: &str| {
+            let object = json!({"metadata": {"name": name, "namespace": namespace}, "data": {"values": "a: 1"}});
+            world.concerns(Kind::ConfigMap, Event::Apply(object))
+        };
+        assert_eq!(config_map("linkerd", "linkerd-config"), "a");
+        assert_eq!(config_map("linkerd", "linkerd-identity-trust-roots"), "a");
+        assert_eq!(config_map("linkerd", "other"), "");
+        assert_eq!(config_map("other", "linkerd-identity-trust-roots"), "");
+        let slice = |service: &str, version: &str, address: &str| {
+            let labels = json!({"kubernetes.io/service-name": service});
+            let metadata =
+                json!({"name": service, "namespace": "linkerd", "resourceVersion": version, "labels": labels});
+            Event::Apply(json!({"metadata": metadata, "endpoints": [{"addresses": [address]}]}))
+        };
+        assert_eq!(world.concerns(Kind::EndpointSlice, slice("linkerd-proxy-injector", "1", "10.0.0.1")), "a");
+        assert_eq!(world.concerns(Kind::EndpointSlice, slice("linkerd-proxy-injector", "2", "10.0.0.1")), "");
+        assert_eq!(world.concerns(Kind::EndpointSlice, slice("linkerd-proxy-injector", "3", "10.0.0.2")), "a");
+        assert_eq!(world.concerns(Kind::EndpointSlice, slice("linkerd-identity", "1", "10.0.0.1")), "");
+    }
+}

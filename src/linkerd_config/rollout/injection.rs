@@ -1,0 +1,36 @@
+//! Namespaces in which Linkerd's injector cannot inject. Pure.
+
+use crate::{api::ADDITIONAL_ENV_ANNOTATION, cluster::kinds::namespace::Namespace};
+
+/// Returns the annotation of a namespace with which the injector's answer cannot be applied: Pods come up without a proxy, or not at
+/// all. The injector writes inherited values into JSON without escaping them, and it cannot add to variables that do not exist yet.
+pub(super) fn breaking_annotation(namespace: &Namespace) -> Option<&str> {
+    let breaks = |key: &str, value: &str| key == ADDITIONAL_ENV_ANNOTATION || value.contains('"');
+    namespace.inherited_annotations.iter().find(|(key, value)| breaks(key, value)).map(|(key, _)| &**key)
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::{from_value, json};
+
+    use super::*;
+    use crate::cluster::{Problems, Projected};
+
+    #[test]
+    fn the_annotation_that_breaks_the_injection_is_named() {
+        for (annotations, expected) in [
+            (json!(null), None),
+            (json!({"config.linkerd.io/opaque-ports": "80", "note": "a \"quote\""}), None),
+            (json!({"config.linkerd.io/proxy-additional-env": "[]"}), Some("config.linkerd.io/proxy-additional-env")),
+            (json!({"config.linkerd.io/access-log": "a\"b"}), Some("config.linkerd.io/access-log")),
+            (
+                json!({"config.alpha.linkerd.io/proxy-wait-before-exit-seconds": "\""}),
+                Some("config.alpha.linkerd.io/proxy-wait-before-exit-seconds"),
+            ),
+        ] {
+            let object = json!({"metadata": {"name": "ns", "annotations": annotations}});
+            let namespace = Namespace::project(from_value(object).unwrap(), &mut Problems::default());
+            assert_eq!(breaking_annotation(&namespace), expected, "{annotations}");
+        }
+    }
+}
