@@ -2,6 +2,9 @@
 //! protocol shows in a diff.
 //!
 //! Maps are `BTreeMap`s: the same message always has the same bytes, which is how changes are told from repetitions.
+//!
+//! As JSON, a message is an object: fields have the names of the `.proto` file, and fields with their default value are absent. A oneof
+//! has its name in upper camel case and contains the field that is set, `{"Ip":{"Ipv4":3221225995}}`, or is `null`.
 
 #![allow(clippy::all, clippy::pedantic, unreachable_pub, rustdoc::all, missing_docs, reason = "generated")]
 
@@ -21,9 +24,31 @@ pub mod net {
     include!("io.linkerd.proxy.net.rs");
 }
 
+use serde::{Serialize, Serializer};
+
+/// Returns whether a field is absent from JSON.
+fn is_default<T: Default + PartialEq>(value: &T) -> bool {
+    *value == T::default()
+}
+
+/// Serializes a duration, which is a message of `prost-types` and not generated here.
+fn duration<S: Serializer>(duration: &Option<prost_types::Duration>, serializer: S) -> Result<S::Ok, S::Error> {
+    #[derive(Serialize)]
+    struct Duration {
+        #[serde(skip_serializing_if = "is_default")]
+        seconds: i64,
+        #[serde(skip_serializing_if = "is_default")]
+        nanos: i32,
+    }
+    duration.map(|prost_types::Duration { seconds, nanos }| Duration { seconds, nanos }).serialize(serializer)
+}
+
 #[cfg(test)]
 mod tests {
     use std::{collections::BTreeMap, fs, path::Path};
+
+    use prost_build::Config;
+    use prost_types::DescriptorProto;
 
     type Files = BTreeMap<String, String>;
 
@@ -49,8 +74,37 @@ mod tests {
     fn generate(protos: &Path) -> Files {
         let files = protox::compile(["destination.proto"], [protos]).unwrap();
         let out = tempfile::tempdir().unwrap();
-        prost_build::Config::new().btree_map(["."]).out_dir(out.path()).compile_fds(files).unwrap();
+        let mut config = Config::new();
+        config.btree_map(["."]).type_attribute(".", "#[derive(::serde::Serialize)]").out_dir(out.path());
+        for file in &files.file {
+            for message in &file.message_type {
+                add_json_attributes(&mut config, file.package(), message);
+            }
+        }
+        config.compile_fds(files).unwrap();
         read(out.path())
+    }
+
+    /// Adds the serde attributes of the fields of a message and of its nested messages.
+    ///
+    /// A path with a leading dot would match all that is below it too: the variants of a oneof, which take no such attributes.
+    fn add_json_attributes(config: &mut Config, parent: &str, message: &DescriptorProto) {
+        let path = format!("{parent}.{}", message.name());
+        for field in message.field.iter().filter(|field| field.oneof_index.is_none()) {
+            let field_path = format!("{path}.{}", field.name());
+            config.field_attribute(&field_path, r#"#[serde(skip_serializing_if = "crate::proto::is_default")]"#);
+            if field.type_name() == ".google.protobuf.Duration" {
+                config.field_attribute(&field_path, r#"#[serde(serialize_with = "crate::proto::duration")]"#);
+            }
+        }
+        for oneof in &message.oneof_decl {
+            let (first, rest) = oneof.name().split_at(1);
+            let rename = format!("#[serde(rename = \"{}{rest}\")]", first.to_uppercase());
+            config.field_attribute(format!("{path}.{}", oneof.name()), rename);
+        }
+        for nested in &message.nested_type {
+            add_json_attributes(config, &path, nested);
+        }
     }
 
     fn read(folder: &Path) -> Files {
