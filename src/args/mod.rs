@@ -283,7 +283,7 @@ fn positive_duration(text: &str) -> Result<Duration, String> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::cli::Output;
+    use crate::cli::OutputFormat;
 
     fn parsed(args: &[&str]) -> Result<Task, String> {
         let args = std::iter::once("linkerd-operator").chain(args.iter().copied());
@@ -358,7 +358,7 @@ mod tests {
     fn endpoints_are_asked_of_linkerds_destination_unless_told_otherwise() {
         let args = endpoints(&["web.prod.svc.cluster.local:80"]).unwrap();
         assert_eq!(args.authorities, ["web.prod.svc.cluster.local:80"]);
-        assert_eq!((args.watch, args.output, args.token.as_str()), (false, Output::Table, ""));
+        assert_eq!((args.watch, args.output, args.token.as_str()), (false, OutputFormat::Table, ""));
         assert_eq!((args.connect.addr, args.connect.namespace.as_str()), (None, "linkerd"));
         assert_eq!(args.connect.selector, "linkerd.io/control-plane-component=destination");
     }
@@ -368,7 +368,7 @@ mod tests {
         let args =
             endpoints(&["a:1", "--watch", "-o", "json", "b:2", "--token", "{}", "--addr=localhost:8086"]).unwrap();
         assert_eq!(args.authorities, ["a:1", "b:2"]);
-        assert_eq!((args.watch, args.output, args.token.as_str()), (true, Output::Json, "{}"));
+        assert_eq!((args.watch, args.output, args.token.as_str()), (true, OutputFormat::Json, "{}"));
         assert_eq!(args.connect.addr.as_deref(), Some("localhost:8086"));
     }
 
@@ -400,9 +400,9 @@ mod tests {
             other => Err(format!("{other:?}")),
         };
         let args = explain(&[]).unwrap();
-        assert_eq!((args.name, args.file, args.all, args.output), (None, None, false, Output::Table));
+        assert_eq!((args.name, args.file, args.all, args.output), (None, None, false, OutputFormat::Table));
         let args = explain(&["mesh", "--all", "-o", "json", "--kubeconfig=k"]).unwrap();
-        assert_eq!((args.name.as_deref(), args.all, args.output), (Some("mesh"), true, Output::Json));
+        assert_eq!((args.name.as_deref(), args.all, args.output), (Some("mesh"), true, OutputFormat::Json));
         assert!(args.kubeconfig.is_some());
         assert_eq!(explain(&["-f", "-"]).unwrap().file.as_deref(), Some(std::path::Path::new("-")));
         for bad in [&["a", "b"][..], &["a", "-f", "b"], &["-o", "yaml"], &["--addr=localhost:1"]] {

@@ -1,9 +1,9 @@
-//! A way to a Destination API, as a proxy has it, for the terminal commands.
+//! Connections to a Destination API for the terminal commands.
 //!
 //! * In: an address; or a namespace and a selector, by which a ready pod of the control plane is found and its port forwarded.
-//! * Out: a [`Destination`], which opens streams. One connection carries all of them; a new one is made when it is gone.
-//! * Always: connecting has a deadline. How long a stream may be silent is for its reader to say: a server may keep back even the
-//!   headers until it has something to tell.
+//! * Out: a [`DestinationClient`], which opens streams. One connection carries all streams; a closed connection is replaced.
+//! * Always: connecting has a deadline. The reader of a stream sets the deadline of its messages: a server may keep back even the
+//!   headers until it has a message to send.
 
 use std::{
     error::Error,
@@ -77,29 +77,30 @@ pub struct ConnectArgs {
     pub selector: String,
 }
 
-/// Makes a connection when there is none, and hands out the one there is.
+/// Makes a connection when none is open, and returns the open one.
 pub(super) struct Connector {
-    target: Target,
-    open: Mutex<Option<Destination>>,
+    target: ConnectTarget,
+    open: Mutex<Option<DestinationClient>>,
 }
 
-enum Target {
+enum ConnectTarget {
     Address(String),
     Pod { pods: Box<Api<Pod>>, namespace: String, selector: String },
 }
 
 /// A connection to a Destination API.
 #[derive(Clone)]
-pub(super) struct Destination {
+pub(super) struct DestinationClient {
     requests: SendRequest<Body>,
     origin: Uri,
-    /// The other end, for messages.
+    /// The name of the server in messages.
     peer: String,
-    /// Why a forwarded port cannot be used: its stream only ends, the reason comes beside it, if the end leaves it the time.
+    /// The reason why a forwarded port cannot be used. The stream itself only ends; the reason arrives on another channel, at about
+    /// the same time or never.
     failure: Shared<BoxFuture<'static, Option<String>>>,
 }
 
-/// hyper's connection as the service that tonic's client wants.
+/// hyper's connection as the service that tonic's client needs.
 struct Http2(SendRequest<Body>);
 
 // === impl Connector ===
@@ -112,28 +113,28 @@ impl Connector {
     pub(super) async fn new(args: ConnectArgs) -> Result<Self> {
         let ConnectArgs { addr, kubeconfig, namespace, selector } = args;
         let target = match addr {
-            Some(address) => Target::Address(address),
+            Some(address) => ConnectTarget::Address(address),
             None => {
                 let mut config = client::config(kubeconfig.as_deref()).await?;
                 // It would cut a forwarded port over which nothing is said for a while.
                 config.read_timeout = None;
                 let pods = Box::new(Api::namespaced(client::client(config, &Registry::new())?, &namespace));
-                Target::Pod { pods, namespace, selector }
+                ConnectTarget::Pod { pods, namespace, selector }
             }
         };
         Ok(Self { target, open: Mutex::new(None) })
     }
 
     /// # Errors
-    /// When nothing answers, or there is no pod to ask.
-    pub(super) async fn destination(&self) -> Result<Destination> {
+    /// Fails if no server answers, or if no pod is ready.
+    pub(super) async fn destination(&self) -> Result<DestinationClient> {
         let mut open = self.open.lock().await;
         if let Some(destination) = open.as_ref().filter(|destination| !destination.requests.is_closed()) {
             return Ok(destination.clone());
         }
         let destination = match &self.target {
-            Target::Address(address) => connect_to_address(address).await?,
-            Target::Pod { pods, namespace, selector } => {
+            ConnectTarget::Address(address) => connect_to_address(address).await?,
+            ConnectTarget::Pod { pods, namespace, selector } => {
                 timeout(POD_DEADLINE, connect_to_pod(pods, namespace, selector)).await.with_context(|| {
                     format!("no port-forward to a pod in namespace {namespace} within {} s", POD_DEADLINE.as_secs())
                 })??
@@ -143,15 +144,15 @@ impl Connector {
     }
 }
 
-async fn connect_to_address(address: &str) -> Result<Destination> {
+async fn connect_to_address(address: &str) -> Result<DestinationClient> {
     let stream = timeout(ADDRESS_DEADLINE, TcpStream::connect(address))
         .await
         .with_context(|| format!("no connection to {address} within {} s", ADDRESS_DEADLINE.as_secs()))?
         .with_context(|| format!("cannot connect to {address}; does a Destination API listen there?"))?;
-    Destination::over(stream, address, address.to_owned()).await
+    DestinationClient::over(stream, address, address.to_owned()).await
 }
 
-async fn connect_to_pod(pods: &Api<Pod>, namespace: &str, selector: &str) -> Result<Destination> {
+async fn connect_to_pod(pods: &Api<Pod>, namespace: &str, selector: &str) -> Result<DestinationClient> {
     let found = pods
         .list(&ListParams::default().labels(selector))
         .await
@@ -162,7 +163,7 @@ async fn connect_to_pod(pods: &Api<Pod>, namespace: &str, selector: &str) -> Res
     })?;
     let stream = forwarder.take_stream(PORT).context("the port-forward has no stream")?;
     let peer = format!("port {PORT} of pod {namespace}/{name}");
-    let mut destination = Destination::over(stream, &format!("localhost:{PORT}"), peer).await?;
+    let mut destination = DestinationClient::over(stream, &format!("localhost:{PORT}"), peer).await?;
     if let Some(failure) = forwarder.take_error(PORT) {
         destination.failure = failure.boxed().shared();
     }
@@ -198,9 +199,9 @@ fn why_not(pod: &Pod) -> Option<String> {
     (!ready).then(|| "is not ready".to_owned())
 }
 
-// === impl Destination ===
+// === impl DestinationClient ===
 
-impl Destination {
+impl DestinationClient {
     async fn over(
         stream: impl AsyncRead + AsyncWrite + Send + Unpin + 'static,
         authority: &str,
@@ -218,7 +219,7 @@ impl Destination {
             .await
             .with_context(|| format!("no HTTP/2 with {peer} within {} s", ADDRESS_DEADLINE.as_secs()))?
             .with_context(|| format!("cannot speak HTTP/2 with {peer}"))?;
-        // How it ends is said by the streams on it.
+        // The streams on the connection return its error.
         tokio::spawn(connection);
         Ok(Self { requests, origin, peer, failure: ready(None).boxed().shared() })
     }
@@ -226,7 +227,7 @@ impl Destination {
     /// Opens a `Get` stream.
     ///
     /// # Errors
-    /// With what the server says, or why it could not be asked.
+    /// Returns the status of the server, or why the request could not be sent.
     pub(super) async fn get(&self, request: GetDestination) -> Result<Streaming<Update>, Status> {
         self.stream("/io.linkerd.proxy.destination.Destination/Get", request).await
     }
@@ -234,19 +235,19 @@ impl Destination {
     /// Opens a `GetProfile` stream.
     ///
     /// # Errors
-    /// With what the server says, or why it could not be asked.
+    /// Returns the status of the server, or why the request could not be sent.
     pub(super) async fn get_profile(&self, request: GetDestination) -> Result<Streaming<DestinationProfile>, Status> {
         self.stream("/io.linkerd.proxy.destination.Destination/GetProfile", request).await
     }
 
-    async fn stream<Asked, Told>(&self, method: &'static str, request: Asked) -> Result<Streaming<Told>, Status>
+    async fn stream<Req, Res>(&self, method: &'static str, request: Req) -> Result<Streaming<Res>, Status>
     where
-        Asked: Message + 'static,
-        Told: Message + Default + 'static,
+        Req: Message + 'static,
+        Res: Message + Default + 'static,
     {
         let mut grpc = Grpc::with_origin(Http2(self.requests.clone()), self.origin.clone());
         let path = PathAndQuery::from_static(method);
-        let codec = ProstCodec::<Asked, Told>::default();
+        let codec = ProstCodec::<Req, Res>::default();
         let answer = match grpc.ready().await {
             Ok(()) => grpc.server_streaming(tonic::Request::new(request), path, codec).await,
             Err(error) => Err(Status::from_error(error.into())),
@@ -257,11 +258,11 @@ impl Destination {
         }
     }
 
-    /// What the server said stays; an error of the connection is told with its causes.
+    /// Adds the causes to an error of the connection. A status that the server sent stays as it is.
     async fn explained(&self, status: Status) -> Status {
         let Some(cause) = status.source() else { return status };
-        let told = timeout(FAILURE_DEADLINE, self.failure.clone()).await.ok().flatten();
-        let reason = told.unwrap_or_else(|| client::describe(cause));
+        let failure = timeout(FAILURE_DEADLINE, self.failure.clone()).await.ok().flatten();
+        let reason = failure.unwrap_or_else(|| client::describe(cause));
         Status::unavailable(format!(
             "the connection to {} failed: {}; does a Destination API listen there?",
             self.peer,

@@ -1,9 +1,9 @@
-//! What a `Get` stream has told so far.
+//! The endpoints that the messages of a `Get` stream add up to.
 //!
-//! * In: messages of the stream, as the proxy takes them: the first `Add` of a stream replaces all, later ones replace by
+//! * In: messages of the stream, applied as the proxy applies them: the first `Add` of a stream replaces all, later ones replace by
 //!   address; `Remove` deletes; `NoEndpoints` clears.
-//! * Out: the endpoints that are known now, and for each message what it changed.
-//! * Always: no clock, nothing printed. Addresses that the proxy could not use are left out, as the proxy does.
+//! * Out: the current endpoints, and the change that each message made.
+//! * Always: no clock, no output. Addresses that the proxy could not use are left out, as the proxy does.
 
 use std::{
     collections::BTreeMap,
@@ -14,37 +14,38 @@ use std::{
 use serde::Serialize;
 use tonic::{Status, Streaming};
 
-use super::{connect::Destination, go, streams::Told};
+use super::{connect::DestinationClient, streams::AuthorityState};
 use crate::proto::{
     destination::{
-        GetDestination, Update, WeightedAddr, protocol_hint::Protocol, tls_identity::Strategy, update::Update as Kind,
+        GetDestination, Http2ClientParams, Update, WeightedAddr, protocol_hint::Protocol, tls_identity::Strategy,
+        update,
     },
     net::{TcpAddress, ip_address::Ip},
 };
 
 /// The endpoints of one authority.
 #[derive(Debug, Default)]
-pub(super) struct Endpoints {
-    known: BTreeMap<SocketAddr, Endpoint>,
-    /// Whether this stream has told a state to which later messages are changes.
+pub(super) struct EndpointsState {
+    known: BTreeMap<SocketAddr, EndpointRow>,
+    /// Whether this stream has sent a state, so that its next message is a change.
     begun: bool,
-    /// What was said instead of endpoints.
+    /// Set if the last message was `NoEndpoints`.
     none: Option<NoEndpoints>,
 }
 
-/// One endpoint, with the names that `linkerd diagnostics endpoints -o json` gives its fields, and then what that leaves out.
+/// One endpoint. The first fields are those of `linkerd diagnostics endpoints -o json`; the others are only in our output.
 #[derive(Clone, Debug, PartialEq, Serialize)]
-pub(super) struct Endpoint {
+pub(super) struct EndpointRow {
     pub(super) namespace: String,
     pub(super) ip: IpAddr,
     pub(super) port: u16,
-    /// The Pod's name; where there is none, the ExternalWorkload's.
+    /// The name of the Pod, or of the ExternalWorkload.
     pub(super) pod: String,
     /// `<name>.<namespace>`.
     pub(super) service: String,
     pub(super) weight: u32,
     #[serde(skip_serializing_if = "Option::is_none")]
-    pub(super) http2: Option<go::Value>,
+    pub(super) http2: Option<Http2ClientParams>,
     pub(super) labels: BTreeMap<String, String>,
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(super) tls_identity: Option<String>,
@@ -58,55 +59,55 @@ pub(super) struct Endpoint {
     pub(super) authority_override: Option<String>,
 }
 
-/// What a message changed.
+/// The change that a message made.
 #[derive(Clone, Debug, Default, PartialEq, Serialize)]
-pub(super) struct Change {
+pub(super) struct EndpointsChange {
     #[serde(skip_serializing_if = "Vec::is_empty")]
-    pub(super) added: Vec<Endpoint>,
+    pub(super) added: Vec<EndpointRow>,
     #[serde(skip_serializing_if = "Vec::is_empty")]
-    pub(super) changed: Vec<Changed>,
+    pub(super) changed: Vec<ChangedEndpoint>,
     #[serde(skip_serializing_if = "Vec::is_empty")]
-    pub(super) removed: Vec<Endpoint>,
-    /// Set when the message said that there are no endpoints.
+    pub(super) removed: Vec<EndpointRow>,
+    /// Set if the message was `NoEndpoints`.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(super) no_endpoints: Option<NoEndpoints>,
 }
 
-/// An endpoint as it is now, and which of its fields were different.
+/// An endpoint after a change, and the fields that were different before.
 #[derive(Clone, Debug, PartialEq, Serialize)]
-pub(super) struct Changed {
+pub(super) struct ChangedEndpoint {
     #[serde(flatten)]
-    pub(super) endpoint: Endpoint,
+    pub(super) endpoint: EndpointRow,
     pub(super) differs: Vec<&'static str>,
 }
 
+/// The message of that name. A type of its own, because `exists` is in the JSON also if it is `false`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 pub(super) struct NoEndpoints {
     /// Whether the Service exists.
     pub(super) exists: bool,
 }
 
-// === impl Endpoints ===
+// === impl EndpointsState ===
 
-impl Endpoints {
+impl EndpointsState {
     /// Ordered by address.
-    pub(super) fn known(&self) -> impl Iterator<Item = &Endpoint> {
+    pub(super) fn known(&self) -> impl Iterator<Item = &EndpointRow> {
         self.known.values()
     }
 
-    /// Set when the last word was that there are no endpoints.
+    /// Set if the last message was `NoEndpoints`.
     pub(super) fn none(&self) -> Option<NoEndpoints> {
         self.none
     }
 }
 
-impl Told for Endpoints {
+impl AuthorityState for EndpointsState {
     type Message = Update;
-    type Change = Change;
-    /// A set that is too large for one message, or is put together from several clusters.
+    type Difference = EndpointsChange;
     const IN_PARTS: bool = true;
 
-    async fn open(destination: &Destination, request: GetDestination) -> Result<Streaming<Update>, Status> {
+    async fn open(destination: &DestinationClient, request: GetDestination) -> Result<Streaming<Update>, Status> {
         destination.get(request).await
     }
 
@@ -114,64 +115,64 @@ impl Told for Endpoints {
         self.begun = false;
     }
 
-    fn apply(&mut self, update: Update) -> Option<Change> {
-        let mut change = Change::default();
+    fn apply(&mut self, update: Update) -> Option<EndpointsChange> {
+        let mut change = EndpointsChange::default();
         match update.update {
-            Some(Kind::Add(set)) => {
+            Some(update::Update::Add(set)) => {
                 let mut vanished = if self.begun { BTreeMap::new() } else { mem::take(&mut self.known) };
                 self.begun = true;
                 self.none = None;
-                for told in set.addrs {
-                    let Some(address) = told.addr.as_ref().and_then(socket_address) else { continue };
-                    let endpoint = Endpoint::new(address, told, &set.metric_labels);
+                for addr in set.addrs {
+                    let Some(address) = addr.addr.as_ref().and_then(socket_address) else { continue };
+                    let endpoint = EndpointRow::new(address, addr, &set.metric_labels);
                     let replaced = self.known.insert(address, endpoint.clone());
                     match vanished.remove(&address).or(replaced) {
                         None => change.added.push(endpoint),
                         Some(before) => {
                             let differs = before.differs(&endpoint);
                             if !differs.is_empty() {
-                                change.changed.push(Changed { endpoint, differs });
+                                change.changed.push(ChangedEndpoint { endpoint, differs });
                             }
                         }
                     }
                 }
                 change.removed.extend(vanished.into_values());
             }
-            // As a first message it says nothing: there is no state that it could change.
-            Some(Kind::Remove(set)) if self.begun => {
+            // As a first message it has no effect: there is no state yet.
+            Some(update::Update::Remove(set)) if self.begun => {
                 let addresses = set.addrs.iter().filter_map(socket_address);
                 change.removed.extend(addresses.filter_map(|address| self.known.remove(&address)));
             }
-            Some(Kind::NoEndpoints(none)) => {
+            Some(update::Update::NoEndpoints(none)) => {
                 self.begun = true;
                 change.removed.extend(mem::take(&mut self.known).into_values());
                 self.none = Some(NoEndpoints { exists: none.exists });
                 change.no_endpoints = self.none;
             }
-            Some(Kind::Remove(_)) | None => {}
+            Some(update::Update::Remove(_)) | None => {}
         }
-        (change != Change::default()).then_some(change)
+        (change != EndpointsChange::default()).then_some(change)
     }
 }
 
-// === impl Endpoint ===
+// === impl EndpointRow ===
 
-impl Endpoint {
-    fn new(address: SocketAddr, told: WeightedAddr, set_labels: &BTreeMap<String, String>) -> Self {
+impl EndpointRow {
+    fn new(address: SocketAddr, addr: WeightedAddr, set_labels: &BTreeMap<String, String>) -> Self {
         let of_set = |name: &str| set_labels.get(name).cloned().unwrap_or_default();
         let (service, namespace) = (of_set("service"), of_set("namespace"));
-        let labels = told.metric_labels;
+        let labels = addr.metric_labels;
         let pod = labels.get("pod").or_else(|| labels.get("external_workload")).cloned().unwrap_or_default();
-        let identity = told.tls_identity.as_ref();
-        let hint = told.protocol_hint.as_ref();
+        let identity = addr.tls_identity.as_ref();
+        let hint = addr.protocol_hint.as_ref();
         Self {
             service: format!("{service}.{namespace}"),
             namespace,
             ip: address.ip(),
             port: address.port(),
             pod,
-            weight: told.weight,
-            http2: told.http2.as_ref().map(go::http2),
+            weight: addr.weight,
+            http2: addr.http2,
             tls_identity: identity.and_then(|identity| identity.strategy.as_ref()).map(|strategy| match strategy {
                 Strategy::DnsLikeIdentity(identity) => identity.name.clone(),
                 Strategy::UriLikeIdentity(identity) => identity.uri.clone(),
@@ -184,7 +185,7 @@ impl Endpoint {
             opaque_transport_port: hint
                 .and_then(|hint| hint.opaque_transport.as_ref())
                 .map(|transport| transport.inbound_port),
-            authority_override: told.authority_override.map(|authority| authority.authority_override),
+            authority_override: addr.authority_override.map(|authority| authority.authority_override),
             labels,
         }
     }
@@ -242,47 +243,49 @@ mod tests {
         TcpAddress { ip: Some(IpAddress { ip: Some(ip) }), port: 80 }
     }
 
-    fn told(last: u8, pod: &str) -> WeightedAddr {
+    fn weighted(last: u8, pod: &str) -> WeightedAddr {
         let metric_labels = labels(&[("pod", pod)]);
         WeightedAddr { addr: Some(tcp(last)), weight: 10_000, metric_labels, ..WeightedAddr::default() }
     }
 
     fn add(addrs: Vec<WeightedAddr>) -> Update {
         let metric_labels = labels(&[("service", "web"), ("namespace", "prod")]);
-        Update { update: Some(Kind::Add(WeightedAddrSet { addrs, metric_labels })) }
+        Update { update: Some(update::Update::Add(WeightedAddrSet { addrs, metric_labels })) }
     }
 
     fn remove(lasts: &[u8]) -> Update {
-        Update { update: Some(Kind::Remove(AddrSet { addrs: lasts.iter().map(|last| tcp(*last)).collect() })) }
+        Update {
+            update: Some(update::Update::Remove(AddrSet { addrs: lasts.iter().map(|last| tcp(*last)).collect() })),
+        }
     }
 
     fn none(exists: bool) -> Update {
-        Update { update: Some(Kind::NoEndpoints(destination::NoEndpoints { exists })) }
+        Update { update: Some(update::Update::NoEndpoints(destination::NoEndpoints { exists })) }
     }
 
-    fn pods(endpoints: impl IntoIterator<Item = Endpoint>) -> Vec<String> {
+    fn pods(endpoints: impl IntoIterator<Item = EndpointRow>) -> Vec<String> {
         endpoints.into_iter().map(|endpoint| endpoint.pod).collect()
     }
 
     /// The endpoint that a single address is shown as.
-    fn shown(told: WeightedAddr) -> Endpoint {
-        Endpoints::default().apply(add(vec![told])).unwrap().added.remove(0)
+    fn shown(addr: WeightedAddr) -> EndpointRow {
+        EndpointsState::default().apply(add(vec![addr])).unwrap().added.remove(0)
     }
 
     #[test]
     fn the_first_add_is_the_state_and_later_ones_add_to_it() {
-        let mut endpoints = Endpoints::default();
-        assert_eq!(pods(endpoints.apply(add(vec![told(1, "a"), told(2, "b")])).unwrap().added), ["a", "b"]);
-        assert_eq!(pods(endpoints.apply(add(vec![told(3, "c")])).unwrap().added), ["c"]);
+        let mut endpoints = EndpointsState::default();
+        assert_eq!(pods(endpoints.apply(add(vec![weighted(1, "a"), weighted(2, "b")])).unwrap().added), ["a", "b"]);
+        assert_eq!(pods(endpoints.apply(add(vec![weighted(3, "c")])).unwrap().added), ["c"]);
         assert_eq!(pods(endpoints.known().cloned()), ["a", "b", "c"]);
     }
 
     #[test]
-    fn what_is_told_again_is_no_change_and_what_differs_is_named() {
-        let mut endpoints = Endpoints::default();
-        endpoints.apply(add(vec![told(1, "a")]));
-        assert_eq!(endpoints.apply(add(vec![told(1, "a")])), None);
-        let change = endpoints.apply(add(vec![WeightedAddr { weight: 1, ..told(1, "b") }])).unwrap();
+    fn a_repeated_endpoint_is_no_change_and_what_differs_is_named() {
+        let mut endpoints = EndpointsState::default();
+        endpoints.apply(add(vec![weighted(1, "a")]));
+        assert_eq!(endpoints.apply(add(vec![weighted(1, "a")])), None);
+        let change = endpoints.apply(add(vec![WeightedAddr { weight: 1, ..weighted(1, "b") }])).unwrap();
         assert_eq!(change.changed[0].differs, ["pod", "weight", "labels"]);
         assert_eq!(change.changed[0].endpoint.pod, "b");
         assert_eq!((change.added, change.removed), (vec![], vec![]));
@@ -290,19 +293,19 @@ mod tests {
 
     #[test]
     fn a_remove_takes_away_what_is_known_under_the_address() {
-        let mut endpoints = Endpoints::default();
-        endpoints.apply(add(vec![told(1, "a"), told(2, "b")]));
+        let mut endpoints = EndpointsState::default();
+        endpoints.apply(add(vec![weighted(1, "a"), weighted(2, "b")]));
         assert_eq!(pods(endpoints.apply(remove(&[2, 9])).unwrap().removed), ["b"]);
         assert_eq!(pods(endpoints.known().cloned()), ["a"]);
     }
 
     #[test]
     fn no_endpoints_clears_and_says_whether_the_service_exists() {
-        let mut endpoints = Endpoints::default();
+        let mut endpoints = EndpointsState::default();
         let change = endpoints.apply(none(false)).unwrap();
         assert_eq!(change.no_endpoints, Some(NoEndpoints { exists: false }));
         assert_eq!(endpoints.none(), change.no_endpoints);
-        endpoints.apply(add(vec![told(1, "a")]));
+        endpoints.apply(add(vec![weighted(1, "a")]));
         assert_eq!(endpoints.none(), None);
         let change = endpoints.apply(none(true)).unwrap();
         assert_eq!(change.no_endpoints, Some(NoEndpoints { exists: true }));
@@ -312,11 +315,11 @@ mod tests {
 
     #[test]
     fn a_stream_that_was_reopened_replaces_all_and_only_the_difference_is_a_change() {
-        let mut endpoints = Endpoints::default();
-        endpoints.apply(add(vec![told(1, "a"), told(2, "b")]));
+        let mut endpoints = EndpointsState::default();
+        endpoints.apply(add(vec![weighted(1, "a"), weighted(2, "b")]));
         endpoints.reopen();
         assert_eq!(endpoints.apply(remove(&[1])), None, "a first Remove says nothing");
-        let change = endpoints.apply(add(vec![told(2, "b"), told(3, "c")])).unwrap();
+        let change = endpoints.apply(add(vec![weighted(2, "b"), weighted(3, "c")])).unwrap();
         assert_eq!((pods(change.added), pods(change.removed)), (vec!["c".to_owned()], vec!["a".to_owned()]));
         assert_eq!(change.changed, []);
         assert_eq!(pods(endpoints.known().cloned()), ["b", "c"]);
@@ -324,17 +327,17 @@ mod tests {
 
     #[test]
     fn messages_without_use_change_nothing() {
-        let mut endpoints = Endpoints::default();
+        let mut endpoints = EndpointsState::default();
         assert_eq!(endpoints.apply(Update { update: None }), None);
-        let no_port = WeightedAddr { addr: Some(TcpAddress { port: 65_536, ..tcp(1) }), ..told(1, "a") };
-        let no_ip = WeightedAddr { addr: Some(TcpAddress { ip: None, port: 80 }), ..told(2, "b") };
-        let no_address = WeightedAddr { addr: None, ..told(3, "c") };
+        let no_port = WeightedAddr { addr: Some(TcpAddress { port: 65_536, ..tcp(1) }), ..weighted(1, "a") };
+        let no_ip = WeightedAddr { addr: Some(TcpAddress { ip: None, port: 80 }), ..weighted(2, "b") };
+        let no_address = WeightedAddr { addr: None, ..weighted(3, "c") };
         assert_eq!(endpoints.apply(add(vec![no_port, no_ip, no_address])), None);
     }
 
     #[test]
     fn an_endpoint_is_named_for_its_pod_or_else_its_external_workload() {
-        let of = |pairs| shown(WeightedAddr { metric_labels: labels(pairs), ..told(1, "") }).pod;
+        let of = |pairs| shown(WeightedAddr { metric_labels: labels(pairs), ..weighted(1, "") }).pod;
         assert_eq!(of(&[("pod", "web-1"), ("zone", "a")]), "web-1");
         assert_eq!(of(&[("external_workload", "vm-1")]), "vm-1");
         assert_eq!(of(&[("zone_locality", "unknown")]), "");
@@ -342,15 +345,15 @@ mod tests {
 
     #[test]
     fn an_address_of_either_family_is_read() {
-        assert_eq!(shown(told(7, "a")).ip, IpAddr::from([10, 0, 0, 7]));
+        assert_eq!(shown(weighted(7, "a")).ip, IpAddr::from([10, 0, 0, 7]));
         let ip = Ip::Ipv6(IPv6 { first: 0x2001_0db8_0000_0000, last: 0x1 });
         let addr = Some(TcpAddress { ip: Some(IpAddress { ip: Some(ip) }), port: 8080 });
-        let endpoint = shown(WeightedAddr { addr, ..told(1, "a") });
+        let endpoint = shown(WeightedAddr { addr, ..weighted(1, "a") });
         assert_eq!((endpoint.ip.to_string(), endpoint.port), ("2001:db8::1".to_owned(), 8080));
     }
 
     #[test]
-    fn all_that_a_proxy_is_told_of_a_meshed_pod_is_shown() {
+    fn all_fields_of_a_meshed_pod_are_shown() {
         let seconds = |seconds| Some(prost_types::Duration { seconds, nanos: 0 });
         let keep_alive = KeepAlive { interval: seconds(10), timeout: seconds(3), while_idle: true };
         let flow_control = FlowControl { initial_stream_window_size: 65_535, ..FlowControl::default() };
@@ -370,7 +373,7 @@ mod tests {
                 keep_alive: Some(keep_alive),
                 internals: None,
             }),
-            ..told(1, "web-1")
+            ..weighted(1, "web-1")
         });
         let expected = json!({
             "namespace": "prod", "ip": "10.0.0.1", "port": 80, "pod": "web-1", "service": "web.prod", "weight": 10_000,
@@ -385,12 +388,12 @@ mod tests {
     }
 
     #[test]
-    fn what_a_proxy_is_not_told_has_no_field() {
+    fn a_field_that_is_not_set_is_absent() {
         let strategy = Some(Strategy::UriLikeIdentity(UriLikeIdentity { uri: "spiffe://mesh.example/vm".to_owned() }));
         let endpoint = shown(WeightedAddr {
             tls_identity: Some(TlsIdentity { strategy, server_name: None }),
             protocol_hint: Some(ProtocolHint { protocol: Some(Protocol::Opaque(Opaque {})), opaque_transport: None }),
-            ..told(1, "a")
+            ..weighted(1, "a")
         });
         let value = serde_json::to_value(endpoint).unwrap();
         assert_eq!(

@@ -1,16 +1,17 @@
-//! The commands for a terminal: what the Destination API tells a proxy and what a LinkerdConfig would change, for people.
+//! The terminal commands. They print the endpoints and profiles that the Destination API sends to a proxy, and the changes that a
+//! LinkerdConfig would make.
 //!
-//! * In: arguments. Out: standard output for what was asked, standard error for everything else, an exit code.
-//! * Always: one thread; an answer or an end in bounded time, except where the reader asked to watch. An authority that is refused is
-//!   `Destination API error: <message>` and exit code 1.
+//! * In: arguments. Out: the result on standard output, everything else on standard error, an exit code.
+//! * Always: one thread; a result or an error in bounded time, except with `--watch`. A refused authority is printed as
+//!   `Destination API error: <message>`, with exit code 1.
 
 mod connect;
 mod endpoints;
 mod explain;
-mod go;
-mod print;
+mod output;
 mod profile;
 mod streams;
+mod table;
 
 use std::{
     convert::Infallible,
@@ -26,11 +27,11 @@ use k8s_openapi::jiff::Timestamp;
 use crate::client;
 pub use connect::ConnectArgs;
 use connect::Connector;
-use endpoints::Endpoints;
+use endpoints::EndpointsState;
 pub use explain::ExplainArgs;
-use print::Changes;
-use profile::Profile;
-use streams::{Answer, FIRST_ANSWER, Refused};
+use output::ChangeTable;
+use profile::ProfileState;
+use streams::{DestinationError, FIRST_ANSWER, FirstAnswer};
 
 #[derive(Clone, Debug, ClapArgs)]
 pub struct EndpointsArgs {
@@ -44,7 +45,7 @@ pub struct EndpointsArgs {
 
     /// How to print
     #[arg(long, short, value_name = "FORMAT", default_value = "table")]
-    pub output: Output,
+    pub output: OutputFormat,
 
     /// The context token to send, such as {"nodeName":"node-1"}: endpoints may depend on the client's node
     #[arg(long, value_name = "TOKEN", default_value = "", hide_default_value = true)]
@@ -73,8 +74,9 @@ pub struct ProfileArgs {
     pub connect: ConnectArgs,
 }
 
+/// The format of the output.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-pub enum Output {
+pub enum OutputFormat {
     Table,
     Json,
 }
@@ -98,18 +100,19 @@ pub async fn explain(args: ExplainArgs) -> ExitCode {
 async fn ask_endpoints(args: EndpointsArgs) -> Result<ExitCode> {
     let authorities = without_repetitions(args.authorities);
     let destination = Connector::new(args.connect).await?.destination().await?;
-    let asked = authorities.iter().map(|authority| streams::ask::<Endpoints>(&destination, authority, &args.token));
+    let asked =
+        authorities.iter().map(|authority| streams::ask::<EndpointsState>(&destination, authority, &args.token));
     let answers = join_all(asked).await;
     let mut code = ExitCode::SUCCESS;
     let (mut found, mut answered) = (Vec::new(), false);
     for (authority, answer) in authorities.iter().zip(&answers) {
         match answer {
-            Answer::Refused(refused) => {
+            FirstAnswer::Refused(refused) => {
                 code = ExitCode::FAILURE;
                 eprintln!("{refused}");
                 continue;
             }
-            Answer::Told(endpoints) => {
+            FirstAnswer::State(endpoints) => {
                 let before = found.len();
                 found.extend(endpoints.known());
                 if found.len() == before {
@@ -118,7 +121,7 @@ async fn ask_endpoints(args: EndpointsArgs) -> Result<ExitCode> {
                     eprintln!("No endpoints found for {authority}: {why}.");
                 }
             }
-            Answer::Silence => {
+            FirstAnswer::Silence => {
                 eprintln!(
                     "No endpoints found for {authority}: none were announced within {} s.",
                     FIRST_ANSWER.as_secs()
@@ -129,8 +132,8 @@ async fn ask_endpoints(args: EndpointsArgs) -> Result<ExitCode> {
     }
     if answered {
         write(&match args.output {
-            Output::Table => print::table(found),
-            Output::Json => print::json(found)?,
+            OutputFormat::Table => output::table(found),
+            OutputFormat::Json => output::json(found)?,
         })?;
     }
     Ok(code)
@@ -140,12 +143,12 @@ async fn ask_endpoints(args: EndpointsArgs) -> Result<ExitCode> {
 async fn watch_endpoints(args: EndpointsArgs) -> Result<ExitCode> {
     let authorities = without_repetitions(args.authorities);
     let connector = Connector::new(args.connect).await?;
-    let mut changes = Changes::new();
-    until_interrupted(streams::watch::<Endpoints>(&connector, &authorities, &args.token, |authority, change| {
+    let mut changes = ChangeTable::new();
+    until_interrupted(streams::watch::<EndpointsState>(&connector, &authorities, &args.token, |authority, change| {
         let now = Timestamp::now();
         write(&match args.output {
-            Output::Table => changes.lines(now, authority, change),
-            Output::Json => print::json_line(now, authority, change)?,
+            OutputFormat::Table => changes.lines(now, authority, change),
+            OutputFormat::Json => output::json_line(now, authority, change)?,
         })
     }))
     .await
@@ -154,15 +157,15 @@ async fn watch_endpoints(args: EndpointsArgs) -> Result<ExitCode> {
 /// The profile as it is now.
 async fn ask_profile(args: ProfileArgs) -> Result<ExitCode> {
     let destination = Connector::new(args.connect).await?.destination().await?;
-    match streams::ask::<Profile>(&destination, &args.authority, &args.token).await {
-        Answer::Told(profile) => write(&profile.json()?)?,
-        Answer::Silence => bail!(
+    match streams::ask::<ProfileState>(&destination, &args.authority, &args.token).await {
+        FirstAnswer::State(profile) => write(&profile.json()?)?,
+        FirstAnswer::Silence => bail!(
             "no profile of {} was announced within {} s; \
              Linkerd's destination is silent where a ServiceProfile is invalid",
             args.authority,
             FIRST_ANSWER.as_secs()
         ),
-        Answer::Refused(refused) => return Err(refused.into()),
+        FirstAnswer::Refused(refused) => return Err(refused.into()),
     }
     Ok(ExitCode::SUCCESS)
 }
@@ -170,9 +173,12 @@ async fn ask_profile(args: ProfileArgs) -> Result<ExitCode> {
 /// Its changes until Ctrl-C.
 async fn watch_profile(args: ProfileArgs) -> Result<ExitCode> {
     let connector = Connector::new(args.connect).await?;
-    until_interrupted(streams::watch::<Profile>(&connector, &[args.authority], &args.token, |authority, profile| {
-        write(&print::json_line(Timestamp::now(), authority, profile)?)
-    }))
+    until_interrupted(streams::watch::<ProfileState>(
+        &connector,
+        &[args.authority],
+        &args.token,
+        |authority, profile| write(&output::json_line(Timestamp::now(), authority, profile)?),
+    ))
     .await
 }
 
@@ -214,7 +220,7 @@ fn exit(result: Result<ExitCode>) -> ExitCode {
     if error.downcast_ref::<io::Error>().is_some_and(|error| error.kind() == io::ErrorKind::BrokenPipe) {
         return ExitCode::SUCCESS;
     }
-    match error.downcast_ref::<Refused>() {
+    match error.downcast_ref::<DestinationError>() {
         Some(refused) => eprintln!("{refused}"),
         None => eprintln!("error: {}", client::describe(&*error)),
     }

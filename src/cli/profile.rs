@@ -1,109 +1,59 @@
-//! What a `GetProfile` stream has told so far, and how it is printed.
+//! The profile that the last message of a `GetProfile` stream contains.
 //!
-//! * In: messages of the stream, each of which replaces the one before. Out: those that differ, as text.
-//! * Always: a single profile is the document of `linkerd diagnostics profile`.
+//! * In: messages of the stream, each of which replaces the one before. Out: the messages that differ, as JSON.
+//! * Always: the JSON is that of [`crate::proto`]; its fields have the names that `linkerd diagnostics profile` prints.
 
 use serde::Serialize;
 use tonic::{Status, Streaming};
 
-use super::{connect::Destination, go, streams::Told};
+use super::{connect::DestinationClient, streams::AuthorityState};
 use crate::proto::destination::{DestinationProfile, GetDestination};
 
-/// The profile of one authority; without a port that its Service has, it is empty.
+/// The profile of one authority. It is empty for a port that its Service does not have.
 #[derive(Debug, Default)]
-pub(super) struct Profile {
-    /// Since the first message.
+pub(super) struct ProfileState {
+    /// Set by the first message.
     known: Option<DestinationProfile>,
 }
 
 #[derive(Debug, PartialEq, Serialize)]
-pub(super) struct Changed {
-    profile: go::Value,
+pub(super) struct ProfileChange {
+    profile: DestinationProfile,
 }
 
-// === impl Profile ===
+// === impl ProfileState ===
 
-impl Profile {
-    /// One document, over several lines.
+impl ProfileState {
+    /// Returns one document, over several lines.
     pub(super) fn json(&self) -> serde_json::Result<String> {
-        let document = serde_json::to_string_pretty(&self.known.as_ref().map(go::profile))?;
-        Ok(format!("{}\n", go::escaped(&document)))
+        Ok(format!("{}\n", serde_json::to_string_pretty(&self.known)?))
     }
 }
 
-impl Told for Profile {
+impl AuthorityState for ProfileState {
     type Message = DestinationProfile;
-    type Change = Changed;
+    type Difference = ProfileChange;
     const IN_PARTS: bool = false;
 
-    async fn open(destination: &Destination, request: GetDestination) -> Result<Streaming<Self::Message>, Status> {
+    async fn open(
+        destination: &DestinationClient,
+        request: GetDestination,
+    ) -> Result<Streaming<Self::Message>, Status> {
         destination.get_profile(request).await
     }
 
-    /// Each message is the whole.
+    /// Each message is a complete profile.
     fn reopen(&mut self) {}
 
-    fn apply(&mut self, profile: DestinationProfile) -> Option<Changed> {
+    fn apply(&mut self, profile: DestinationProfile) -> Option<ProfileChange> {
         if self.known.as_ref() == Some(&profile) {
             return None;
         }
-        Some(Changed { profile: go::profile(self.known.insert(profile)) })
+        self.known = Some(profile.clone());
+        Some(ProfileChange { profile })
     }
 }
 
 #[cfg(test)]
-mod tests {
-    use serde_json::Value;
-
-    use super::*;
-    use crate::{
-        cli::print,
-        proto::destination::{PathMatch, RequestMatch, Route, request_match::Match},
-    };
-
-    fn named(name: &str) -> DestinationProfile {
-        DestinationProfile { fully_qualified_name: name.to_owned(), ..DestinationProfile::default() }
-    }
-
-    fn told(message: DestinationProfile) -> Profile {
-        Profile { known: Some(message) }
-    }
-
-    #[test]
-    fn only_a_message_that_differs_is_a_change_also_on_another_stream() {
-        let mut profile = Profile::default();
-        let changed = |message: &DestinationProfile| Some(Changed { profile: go::profile(message) });
-        let empty = DestinationProfile::default();
-        assert_eq!(profile.apply(empty.clone()), changed(&empty), "also a profile without anything");
-        assert_eq!(profile.apply(named("web")), changed(&named("web")));
-        assert_eq!(profile.apply(named("web")), None);
-        profile.reopen();
-        assert_eq!(profile.apply(named("web")), None);
-        assert_eq!(profile.apply(empty.clone()), changed(&empty));
-    }
-
-    #[test]
-    fn the_profile_of_a_port_that_a_service_does_not_have_is_an_empty_document() {
-        assert_eq!(told(DestinationProfile::default()).json().unwrap(), "{}\n");
-    }
-
-    #[test]
-    fn a_regular_expression_is_escaped_as_go_escapes_it() {
-        let path = Match::Path(PathMatch { regex: "/(?P<id>.*)&".to_owned() });
-        let condition = Some(RequestMatch { r#match: Some(path) });
-        let routes = vec![Route { condition, ..Route::default() }];
-        let text = told(DestinationProfile { routes, ..DestinationProfile::default() }).json().unwrap();
-        assert!(text.contains(r#""regex": "/(?P\u003cid\u003e.*)\u0026""#), "{text}");
-        let document: Value = serde_json::from_str(&text).unwrap();
-        assert_eq!(document["routes"][0]["condition"]["Match"]["Path"]["regex"], "/(?P<id>.*)&");
-    }
-
-    #[test]
-    fn a_change_is_one_line_with_what_it_is_about() {
-        let change = Profile::default().apply(named("web")).unwrap();
-        let line = print::json_line("2026-11-21T10:00:00.0005Z".parse().unwrap(), "web.prod:80", &change).unwrap();
-        let expected =
-            r#"{"time":"2026-11-21T10:00:00.000Z","authority":"web.prod:80","profile":{"fully_qualified_name":"web"}}"#;
-        assert_eq!(line, format!("{expected}\n"));
-    }
-}
+#[path = "profile_tests.rs"]
+mod tests;

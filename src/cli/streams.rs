@@ -1,8 +1,8 @@
-//! Streams for a reader at a terminal: what they say at once, or all that they ever say.
+//! Streams of the Destination API for a terminal: their first answer, or all of their changes.
 //!
-//! * In: a connection, authorities, a context token, and what kind of stream ([`Told`]). Out: what each authority was told, or its
-//!   changes one by one.
-//! * Always: a first answer has a deadline. A watched stream that ends is asked for again, unless the server refuses it.
+//! * In: a connection, authorities, a context token, and the kind of stream ([`AuthorityState`]). Out: the state of each authority, or
+//!   its changes one by one.
+//! * Always: a first answer has a deadline. A watched stream that ends is opened again, unless the server refuses it.
 
 use std::{
     cell::{Cell, RefCell},
@@ -16,97 +16,103 @@ use prost::Message;
 use tokio::time::{Instant, sleep, timeout_at};
 use tonic::{Code, Status, Streaming};
 
-use super::connect::{Connector, Destination};
+use super::connect::{Connector, DestinationClient};
 use crate::{client, proto::destination::GetDestination};
 
-/// As long as `linkerd diagnostics endpoints` listens.
+/// The deadline of a first answer: `linkerd diagnostics endpoints` listens as long.
 pub(super) const FIRST_ANSWER: Duration = Duration::from_secs(5);
-/// A set that is too large for one message, or is put together from several clusters, comes as several, one upon the other.
+/// The longest pause between the messages of a first answer. A set that is too large for one message, or that consists of the sets
+/// of several clusters, is sent as several messages.
 const SAME_ANSWER: Duration = Duration::from_millis(100);
-/// Before a stream that ended is asked for again.
+/// The pause before a stream that ended is opened again.
 const PAUSE: Duration = Duration::from_secs(1);
 
-/// The server's "no" to a request.
+/// The status with which the server refuses a request.
 #[derive(Debug, thiserror::Error)]
 #[error("Destination API error: {}", text(.0))]
-pub(super) struct Refused(Status);
+pub(super) struct DestinationError(Status);
 
-/// What streams have told of one authority so far.
-pub(super) trait Told: Default {
+/// The state of one authority that the messages of its streams add up to.
+pub(super) trait AuthorityState: Default {
     type Message: Message + Default + 'static;
-    /// What a message makes different.
-    type Change;
+    /// The difference that one message makes.
+    type Difference;
     /// Whether a first answer may come as several messages.
     const IN_PARTS: bool;
 
     /// Opens such a stream.
     ///
     /// # Errors
-    /// With what the server says, or why it could not be asked.
-    async fn open(destination: &Destination, request: GetDestination) -> Result<Streaming<Self::Message>, Status>;
+    /// Returns the status of the server, or why the request could not be sent.
+    async fn open(destination: &DestinationClient, request: GetDestination)
+    -> Result<Streaming<Self::Message>, Status>;
 
-    /// A new stream begins: what is known stays until it tells its own state.
+    /// A new stream begins: the state stays until the first message of that stream replaces it.
     fn reopen(&mut self);
 
-    /// Folds a message in; `None` when it repeats what is known.
-    fn apply(&mut self, message: Self::Message) -> Option<Self::Change>;
+    /// Applies a message; returns `None` if the state stays the same.
+    fn apply(&mut self, message: Self::Message) -> Option<Self::Difference>;
 }
 
-/// What an authority was answered.
-pub(super) enum Answer<T> {
-    Told(T),
-    /// Nothing was said in time, as Linkerd's destination does for a Service without endpoints.
+/// The first answer for one authority.
+pub(super) enum FirstAnswer<T> {
+    State(T),
+    /// No message before the deadline: Linkerd's destination sends none for a Service without endpoints.
     Silence,
-    Refused(Refused),
+    Refused(DestinationError),
 }
 
-/// One authority that is watched.
-struct Watched<'a, T> {
+/// The watch of one authority.
+struct AuthorityWatch<'a, T> {
     authority: &'a str,
     token: &'a str,
-    told: T,
-    /// Whether a stream was ever accepted: until then every error is the answer.
+    state: T,
+    /// Whether the server ever accepted a stream. Until then every error ends the watch.
     accepted: bool,
-    /// What was last complained of, so that it is said once.
-    complaint: String,
+    /// The last error that was printed, so that a repeated error is printed once.
+    printed_error: String,
 }
 
-/// Why a stream is no more.
-enum End {
-    Refused(Refused),
+/// The reason why a stream ended.
+enum WatchEnd {
+    Refused(DestinationError),
     Lost(String),
 }
 
-/// What is told now.
-pub(super) async fn ask<T: Told>(destination: &Destination, authority: &str, token: &str) -> Answer<T> {
+/// Returns the first answer for an authority.
+pub(super) async fn ask<T: AuthorityState>(
+    destination: &DestinationClient,
+    authority: &str,
+    token: &str,
+) -> FirstAnswer<T> {
     match first_answer(destination, request(authority, token)).await {
-        Ok(Some(told)) => Answer::Told(told),
-        Ok(None) => Answer::Silence,
-        Err(status) => Answer::Refused(Refused(status)),
+        Ok(Some(state)) => FirstAnswer::State(state),
+        Ok(None) => FirstAnswer::Silence,
+        Err(status) => FirstAnswer::Refused(DestinationError(status)),
     }
 }
 
-/// Hands every change to `print`, for ever.
+/// Passes every change to `print`, without end.
 ///
 /// # Errors
-/// When a stream is refused, there is nothing to ask at the beginning, or `print` fails.
-pub(super) async fn watch<T: Told>(
+/// Fails if a stream is refused, if the first connection cannot be made, or if `print` fails.
+pub(super) async fn watch<T: AuthorityState>(
     connector: &Connector,
     authorities: &[String],
     token: &str,
-    print: impl FnMut(&str, &T::Change) -> Result<()>,
+    print: impl FnMut(&str, &T::Difference) -> Result<()>,
 ) -> Result<Infallible> {
     let print = RefCell::new(print);
     let watched = authorities.iter().map(async |authority| {
-        let told = Cell::new(false);
-        let mut print = |change: &T::Change| {
-            told.set(true);
+        let announced = Cell::new(false);
+        let mut print = |change: &T::Difference| {
+            announced.set(true);
             (print.borrow_mut())(authority, change)
         };
-        let mut watched = Watched::<T>::new(authority, token);
+        let mut watched = AuthorityWatch::<T>::new(authority, token);
         let silence = async {
             sleep(FIRST_ANSWER).await;
-            if !told.get() {
+            if !announced.get() {
                 eprintln!("{authority}: nothing was announced yet, waiting");
             }
             pending().await
@@ -120,7 +126,10 @@ pub(super) async fn watch<T: Told>(
     anyhow::bail!("no authority to watch")
 }
 
-async fn first_answer<T: Told>(destination: &Destination, request: GetDestination) -> Result<Option<T>, Status> {
+async fn first_answer<T: AuthorityState>(
+    destination: &DestinationClient,
+    request: GetDestination,
+) -> Result<Option<T>, Status> {
     let deadline = Instant::now() + FIRST_ANSWER;
     let first = timeout_at(deadline, async {
         let mut messages = T::open(destination, request).await?;
@@ -133,14 +142,14 @@ async fn first_answer<T: Told>(destination: &Destination, request: GetDestinatio
             "the stream ended before it said anything; the server may be going, ask again",
         ));
     };
-    let mut told = T::default();
-    told.apply(first);
+    let mut state = T::default();
+    state.apply(first);
     while T::IN_PARTS
         && let Ok(Ok(Some(more))) = timeout_at(deadline.min(Instant::now() + SAME_ANSWER), messages.message()).await
     {
-        told.apply(more);
+        state.apply(more);
     }
-    Ok(Some(told))
+    Ok(Some(state))
 }
 
 fn request(authority: &str, token: &str) -> GetDestination {
@@ -148,42 +157,42 @@ fn request(authority: &str, token: &str) -> GetDestination {
     GetDestination { scheme: "http:".to_owned(), path: authority.to_owned(), context_token: token.to_owned() }
 }
 
-// === impl Watched ===
+// === impl AuthorityWatch ===
 
-impl<'a, T: Told> Watched<'a, T> {
+impl<'a, T: AuthorityState> AuthorityWatch<'a, T> {
     fn new(authority: &'a str, token: &'a str) -> Self {
-        Self { authority, token, told: T::default(), accepted: false, complaint: String::new() }
+        Self { authority, token, state: T::default(), accepted: false, printed_error: String::new() }
     }
 
     async fn run(
         &mut self,
         connector: &Connector,
-        print: &mut impl FnMut(&T::Change) -> Result<()>,
+        print: &mut impl FnMut(&T::Difference) -> Result<()>,
     ) -> Result<Infallible> {
         loop {
             let lost = match connector.destination().await {
                 Ok(destination) => match self.read(&destination, print).await? {
-                    End::Refused(refused) => return Err(refused.into()),
-                    End::Lost(reason) => reason,
+                    WatchEnd::Refused(refused) => return Err(refused.into()),
+                    WatchEnd::Lost(reason) => reason,
                 },
                 Err(error) if self.accepted => client::describe(&*error),
                 Err(error) => return Err(error),
             };
-            if lost != self.complaint {
+            if lost != self.printed_error {
                 eprintln!("{}: {lost}; asking again", self.authority);
-                self.complaint = lost;
+                self.printed_error = lost;
             }
             sleep(PAUSE).await;
         }
     }
 
-    /// One stream from its beginning to its end.
+    /// Reads one stream to its end.
     async fn read(
         &mut self,
-        destination: &Destination,
-        print: &mut impl FnMut(&T::Change) -> Result<()>,
-    ) -> Result<End> {
-        self.told.reopen();
+        destination: &DestinationClient,
+        print: &mut impl FnMut(&T::Difference) -> Result<()>,
+    ) -> Result<WatchEnd> {
+        self.state.reopen();
         let mut messages = match T::open(destination, request(self.authority, self.token)).await {
             Ok(messages) => messages,
             Err(status) => return Ok(self.failed(status)),
@@ -192,30 +201,30 @@ impl<'a, T: Told> Watched<'a, T> {
             match messages.message().await {
                 Ok(Some(message)) => {
                     self.accepted = true;
-                    self.complaint.clear();
-                    if let Some(change) = self.told.apply(message) {
+                    self.printed_error.clear();
+                    if let Some(change) = self.state.apply(message) {
                         print(&change)?;
                     }
                 }
                 Ok(None) => {
                     self.accepted = true;
-                    return Ok(End::Lost("the server ended the stream".to_owned()));
+                    return Ok(WatchEnd::Lost("the server ended the stream".to_owned()));
                 }
                 Err(status) => return Ok(self.failed(status)),
             }
         }
     }
 
-    fn failed(&self, status: Status) -> End {
+    fn failed(&self, status: Status) -> WatchEnd {
         if !self.accepted || is_refusal(status.code()) {
-            End::Refused(Refused(status))
+            WatchEnd::Refused(DestinationError(status))
         } else {
-            End::Lost(format!("the stream failed: {}", text(&status)))
+            WatchEnd::Lost(format!("the stream failed: {}", text(&status)))
         }
     }
 }
 
-/// What asking again does not change; the rest may pass, as when the server restarts.
+/// Returns whether the same request would be refused again. Other errors may pass, as when the server restarts.
 fn is_refusal(code: Code) -> bool {
     matches!(
         code,
@@ -228,7 +237,7 @@ fn is_refusal(code: Code) -> bool {
     )
 }
 
-/// The message of a status; without one, what its code means.
+/// Returns the message of a status, or the description of its code if it has none.
 fn text(status: &Status) -> &str {
     if status.message().is_empty() { status.code().description() } else { status.message() }
 }
@@ -236,23 +245,23 @@ fn text(status: &Status) -> &str {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::cli::endpoints::Endpoints;
+    use crate::cli::endpoints::EndpointsState;
 
     #[test]
-    fn a_refusal_is_told_as_linkerds_command_tells_it() {
-        let error = Refused(Status::invalid_argument("Invalid authority: foo")).to_string();
+    fn a_refusal_is_printed_as_linkerds_command_prints_it() {
+        let error = DestinationError(Status::invalid_argument("Invalid authority: foo")).to_string();
         assert_eq!(error, "Destination API error: Invalid authority: foo");
-        let error = Refused(Status::internal("")).to_string();
+        let error = DestinationError(Status::internal("")).to_string();
         assert_eq!(error, "Destination API error: Internal error");
     }
 
     #[test]
     fn an_error_is_the_answer_until_a_stream_was_accepted_and_then_only_a_refusal() {
-        let mut watched = Watched::<Endpoints>::new("web.prod.svc.cluster.local", "");
-        assert!(matches!(watched.failed(Status::unavailable("busy")), End::Refused(_)));
+        let mut watched = AuthorityWatch::<EndpointsState>::new("web.prod.svc.cluster.local", "");
+        assert!(matches!(watched.failed(Status::unavailable("busy")), WatchEnd::Refused(_)));
         watched.accepted = true;
-        assert!(matches!(watched.failed(Status::unavailable("busy")), End::Lost(_)));
-        assert!(matches!(watched.failed(Status::not_found("Service web.prod not found")), End::Refused(_)));
+        assert!(matches!(watched.failed(Status::unavailable("busy")), WatchEnd::Lost(_)));
+        assert!(matches!(watched.failed(Status::not_found("Service web.prod not found")), WatchEnd::Refused(_)));
     }
 
     #[test]

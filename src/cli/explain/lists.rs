@@ -1,7 +1,7 @@
-//! The workloads of the cluster, as the engine of rollouts sees them, read once.
+//! Lists the workloads of the cluster once, with the projections that the rollout engine uses.
 //!
-//! * In: a client. Out: a [`State`] of the kinds that the engine watches, made by the same projections.
-//! * Always: lists come in pages; what cannot be read is named on standard error, and left out.
+//! * In: a client. Out: a [`State`] of the kinds that the engine watches.
+//! * Always: lists are read in pages; an object that cannot be read is named on standard error and left out.
 
 use anyhow::{Context, Result};
 use k8s_openapi::api::{apps::v1::ReplicaSet, batch::v1::Job};
@@ -20,11 +20,11 @@ use crate::cluster::{
     watch::guarded::Guarded,
 };
 
-/// Of a list: Pods are large.
+/// The number of objects in a page of a list. Pods are large.
 const PAGE: u32 = 500;
 
 /// # Errors
-/// When a kind cannot be listed: which, and where.
+/// Fails if a kind cannot be listed, and names the kind and the namespace.
 pub(super) async fn workloads(client: &Client) -> Result<State> {
     let mut state = State::default();
     add::<Namespace>(client, &mut state).await?;
@@ -34,7 +34,7 @@ pub(super) async fn workloads(client: &Client) -> Result<State> {
     add::<IntermediateOwner<ReplicaSet>>(client, &mut state).await?;
     add::<IntermediateOwner<Job>>(client, &mut state).await?;
     add::<DisruptionBudget>(client, &mut state).await?;
-    // Last: those that are born meanwhile are of workloads that are known.
+    // Last, so that the workloads of Pods which are created meanwhile are known.
     add::<Pod>(client, &mut state).await?;
     Ok(state)
 }

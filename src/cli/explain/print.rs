@@ -1,53 +1,53 @@
-//! The report as text: a head, a table of values and how many are left alone, a table of workloads and their sums.
+//! The output as text: a head, a table of values and the number of unmanaged values, a table of workloads and their totals.
 
 use std::iter::once;
 
 use super::{
-    report::{Kept, Report, Row, Seen, counted},
-    workloads::{self, Decision, Told},
+    output::{BaseRevision, ExplainOutput, ShownValue, ValueRow},
+    workloads::{Decision, WorkloadRow, WorkloadsOutput},
 };
 use crate::{
     api::linkerd_config::{RolloutPods, RolloutWorkloads},
-    cli::print::{line, widen},
+    cli::table::{counted, line, widen},
 };
 
-/// The first column tells what would become of a value: `+` it would come, `-` go, `~` change.
+/// The first column shows the change of a value: `+` it would be added, `-` removed, `~` changed.
 const HEADER: [&str; 5] = [" ", "PATH", "FROM", "LIVE", "EFFECTIVE"];
-/// Of the Pods of the mesh how many are current.
+/// PODS is the number of current Pods and of all meshed Pods.
 const WORKLOADS_HEADER: [&str; 6] = ["NAMESPACE", "KIND", "NAME", "PODS", "DECISION", "WHY"];
 
-pub(super) fn text(report: &Report) -> String {
-    let values = if report.known { values(report) } else { String::new() };
-    let workloads = report.workloads.as_ref().map(workloads).unwrap_or_default();
-    format!("{}{values}{workloads}", head(report))
+pub(super) fn text(output: &ExplainOutput) -> String {
+    let values = if output.known { values(output) } else { String::new() };
+    let workloads = output.workloads.as_ref().map(workloads).unwrap_or_default();
+    format!("{}{values}{workloads}", head(output))
 }
 
-fn values(report: &Report) -> String {
-    let rows: Vec<[String; 5]> = report.values.iter().chain(&report.unmanaged_values).map(cells).collect();
-    let others = counted(report.unmanaged, "other value");
+fn values(output: &ExplainOutput) -> String {
+    let rows: Vec<[String; 5]> = output.values.iter().chain(&output.unmanaged_values).map(cells).collect();
+    let others = counted(output.unmanaged, "other value");
     let stay =
-        if report.unmanaged == 1 { "stays as the installer wrote it" } else { "stay as the installer wrote them" };
+        if output.unmanaged == 1 { "stays as the installer wrote it" } else { "stay as the installer wrote them" };
     format!("{}\nunmanaged: {others} {stay}\n", table(HEADER, &rows))
 }
 
-fn workloads(told: &Told) -> String {
-    let row = |row: &workloads::Row| {
+fn workloads(output: &WorkloadsOutput) -> String {
+    let row = |row: &WorkloadRow| {
         let Decision { decision, reason, message } = &row.decision;
         let why = reason.iter().chain([message]).cloned().collect::<Vec<_>>().join(": ");
         let [namespace, kind, name] = [&row.namespace, &row.kind, &row.name].map(Clone::clone);
         [namespace, kind, name, format!("{}/{}", row.pods.current, row.pods.meshed), (*decision).to_owned(), why]
     };
-    let rows: Vec<[String; 6]> = told.workloads.iter().map(row).collect();
-    format!("{}\n{}", table(WORKLOADS_HEADER, &rows), sums(told))
+    let rows: Vec<[String; 6]> = output.workloads.iter().map(row).collect();
+    format!("{}\n{}", table(WORKLOADS_HEADER, &rows), totals(output))
 }
 
-/// Of those that opted in, and of all Pods of the mesh.
-fn sums(told: &Told) -> String {
-    if told.workloads.is_empty() {
+/// The totals of the workloads that opted in, and of all meshed Pods.
+fn totals(output: &WorkloadsOutput) -> String {
+    if output.workloads.is_empty() {
         return "workloads: none\n".to_owned();
     }
-    let RolloutWorkloads { selected, updated, updating, pending, failed, skipped } = told.rollout.workloads;
-    let RolloutPods { meshed, current, outdated, pinned, unknown, uninjected, completed } = told.rollout.pods;
+    let RolloutWorkloads { selected, updated, updating, pending, failed, skipped } = output.rollout.workloads;
+    let RolloutPods { meshed, current, outdated, pinned, unknown, uninjected, completed } = output.rollout.pods;
     let listed = |counts: &[(i64, &str)]| {
         let some = counts.iter().filter(|(count, _)| *count > 0);
         some.map(|(count, what)| format!(", {count} {what}")).collect::<String>()
@@ -64,7 +64,7 @@ fn sums(told: &Told) -> String {
     format!("workloads: {updated} of {selected} selected are up to date{workloads}; Pods: {meshed} meshed{pods}\n")
 }
 
-/// A blank line and a table; nothing without rows.
+/// Returns a blank line and a table, or nothing if there are no rows.
 fn table<const N: usize>(header: [&str; N], rows: &[[String; N]]) -> String {
     if rows.is_empty() {
         return String::new();
@@ -77,44 +77,44 @@ fn table<const N: usize>(header: [&str; N], rows: &[[String; N]]) -> String {
     format!("\n{lines}")
 }
 
-fn head(report: &Report) -> String {
-    let name = if report.applied { report.name.clone() } else { format!("{} (the manifest)", report.name) };
-    let in_effect = match (&report.winner, report.in_effect, report.applied) {
-        _ if report.deleting => "no: it is being deleted".to_owned(),
+fn head(output: &ExplainOutput) -> String {
+    let name = if output.applied { output.name.clone() } else { format!("{} (the manifest)", output.name) };
+    let in_effect = match (&output.winner, output.in_effect, output.applied) {
+        _ if output.deleting => "no: it is being deleted".to_owned(),
         (_, true, true) => "yes".to_owned(),
         (_, true, false) => "it would be".to_owned(),
         (Some(winner), ..) => format!("no: LinkerdConfig {winner} has a higher priority, or is older"),
         (None, ..) => "no".to_owned(),
     };
-    let base = match &report.base {
-        Some(Kept { revision, kept: true }) => format!("revision {revision}"),
-        Some(Kept { revision, kept: false }) => format!("revision {revision}, which would be kept first"),
+    let base = match &output.base {
+        Some(BaseRevision { revision, kept: true }) => format!("revision {revision}"),
+        Some(BaseRevision { revision, kept: false }) => format!("revision {revision}, which would be kept first"),
         None => "none is kept".to_owned(),
     };
-    let condition = if report.in_effect { "" } else { ", if it were in effect" };
+    let condition = if output.in_effect { "" } else { ", if it were in effect" };
     let mut lines = vec![
         ("LinkerdConfig", name),
-        ("Target", format!("ConfigMap {}", report.target)),
-        ("Mode", format!("{:?}", report.mode)),
+        ("Target", format!("ConfigMap {}", output.target)),
+        ("Mode", format!("{:?}", output.mode)),
         ("In effect", in_effect),
         ("Base", base),
-        ("Verdict", format!("{}: {}{condition}", report.reason, report.verdict)),
+        ("Verdict", format!("{}: {}{condition}", output.reason, output.verdict)),
     ];
-    if let Some(drift) = &report.drift {
+    if let Some(drift) = &output.drift {
         let what = if drift.paths.is_empty() { "the document" } else { &drift.paths.join(", ") };
         lines.push(("Drift", format!("{} changed {what}", drift.manager)));
     }
-    if let Some(Told { rollout, .. }) = &report.workloads {
+    if let Some(WorkloadsOutput { rollout, .. }) = &output.workloads {
         let why = rollout.reason.iter().chain([&rollout.message]).cloned().collect::<Vec<_>>();
         lines.push(("Rollout", why.join(": ")));
     }
-    if !report.deprecated_fields.is_empty() {
-        lines.push(("Deprecated", format!("{}: without effect", report.deprecated_fields.join(", "))));
+    if !output.deprecated_fields.is_empty() {
+        lines.push(("Deprecated", format!("{}: without effect", output.deprecated_fields.join(", "))));
     }
     let mut text: String = lines.iter().map(|(name, value)| format!("{:<16}{value}\n", format!("{name}:"))).collect();
-    if !report.problems.is_empty() {
+    if !output.problems.is_empty() {
         text.push_str("Problems:\n");
-        text.extend(report.problems.iter().map(|problem| {
+        text.extend(output.problems.iter().map(|problem| {
             let value = if problem.value.is_empty() { String::new() } else { format!(" {}", problem.value) };
             let path = if problem.path.is_empty() { "the document" } else { &problem.path };
             format!("  {path}{value}: {}\n", problem.reason)
@@ -123,13 +123,13 @@ fn head(report: &Report) -> String {
     text
 }
 
-fn cells(row: &Row) -> [String; 5] {
+fn cells(row: &ValueRow) -> [String; 5] {
     let mark = match (row.changes, &row.live, &row.effective) {
         (false, ..) => "",
         (true, None, _) => "+",
         (true, _, None) => "-",
         (true, ..) => "~",
     };
-    let cell = |value: &Option<Seen>| value.as_ref().map_or_else(|| "-".to_owned(), |value| value.text.clone());
+    let cell = |value: &Option<ShownValue>| value.as_ref().map_or_else(|| "-".to_owned(), |value| value.text.clone());
     [mark.to_owned(), row.path.to_string(), row.from.to_owned(), cell(&row.live), cell(&row.effective)]
 }

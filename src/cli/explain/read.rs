@@ -1,7 +1,8 @@
-//! What the controller would look at, read once.
+//! Reads the input of the controller once.
 //!
-//! * In: a client, a name or a manifest. Out: the resource, the one in effect for its ConfigMap, and what that is made of.
-//! * Always: a manifest is judged by the API server in a dry run, as far as the reader may ask for one.
+//! * In: a client, a name or a manifest. Out: the resource, the resource in effect for its ConfigMap, and the objects that the
+//!   effective document is made of.
+//! * Always: the API server validates a manifest in a dry run, if the user has the permission for one.
 
 use std::{
     fs,
@@ -33,31 +34,32 @@ use crate::{
     },
 };
 
-pub(super) struct Found {
+/// The objects that `explain` works on.
+pub(super) struct ExplainInput {
     pub(super) config: Arc<LinkerdConfig>,
-    /// The one in effect for the ConfigMap; with a manifest, once that is applied.
+    /// The resource in effect for the ConfigMap; with a manifest, the one after the manifest is applied.
     pub(super) winner: Option<Arc<LinkerdConfig>>,
-    /// Whether it is what the API server has; else a manifest.
+    /// Whether the resource is from the API server and not from a manifest.
     pub(super) applied: bool,
     pub(super) live: Option<ConfigMap>,
-    /// `Err`: why the newest cannot be read.
+    /// `Err` is the reason why the newest base cannot be read.
     pub(super) base: Result<Option<Base>, String>,
     pub(super) bundle: Option<Arc<str>>,
-    /// What may be gone back to, as far as it was kept.
+    /// The documents for a rollback, as far as they were saved.
     pub(super) good: Vec<Document>,
-    /// Where it was asked for.
-    pub(super) workloads: Option<Workloads>,
+    /// Set with `--workloads`.
+    pub(super) workloads: Option<WorkloadsInput>,
 }
 
-/// What rollouts look at.
-pub(super) struct Workloads {
+/// The objects that rollouts work on.
+pub(super) struct WorkloadsInput {
     pub(super) state: State,
     pub(super) operator_namespace: Arc<str>,
 }
 
 /// # Errors
-/// When there is no such resource, or something cannot be read.
-pub(super) async fn read(client: &Client, name: Option<&str>, file: Option<&Path>) -> Result<Found> {
+/// Fails if the resource does not exist, or if an object cannot be read.
+pub(super) async fn read(client: &Client, name: Option<&str>, file: Option<&Path>) -> Result<ExplainInput> {
     let mut state = State::default();
     for config in list(client).await? {
         LinkerdConfig::project(config, &mut Problems::default()).apply(&mut state);
@@ -90,7 +92,7 @@ pub(super) async fn read(client: &Client, name: Option<&str>, file: Option<&Path
     let base = Base::newest(&bases.items);
     let good = good_revisions(&config.status);
     let newest = base.as_ref().ok().and_then(Option::as_ref);
-    Ok(Found {
+    Ok(ExplainInput {
         good: newest.map(|base| base.declared_at(&bases.items, &good)).unwrap_or_default(),
         winner: active::of(&state.linkerd_configs, target).cloned(),
         applied: file.is_none(),
@@ -112,7 +114,7 @@ async fn list(client: &Client) -> Result<Vec<api::LinkerdConfig>> {
     }
 }
 
-/// By a list, which is what the operator itself may ask for.
+/// Reads a ConfigMap by a list, which is the verb that the operator itself has a permission for.
 async fn config_map(client: &Client, namespace: &str, name: &str) -> Result<Option<ConfigMap>> {
     let config_maps: Api<ConfigMapObject> = Api::namespaced(client.clone(), namespace);
     let list = config_maps.list(&ListParams::default().fields(&format!("metadata.name={name}"))).await.map_err(plain);
@@ -120,7 +122,7 @@ async fn config_map(client: &Client, namespace: &str, name: &str) -> Result<Opti
     Ok(list.items.into_iter().next().map(|object| ConfigMap::project(object, &mut Problems::default())))
 }
 
-/// Of an answer only what it says: the rest of it is for machines.
+/// Returns only the message of a status; its other fields are for programs.
 pub(super) fn plain(error: Error) -> anyhow::Error {
     match error {
         Error::Api(status) => anyhow!(status.message),
@@ -128,7 +130,7 @@ pub(super) fn plain(error: Error) -> anyhow::Error {
     }
 }
 
-/// The name, and the whole as it would be sent.
+/// Returns the name of the manifest and its object, as it would be sent.
 fn parsed(file: &Path) -> Result<(Arc<str>, Value)> {
     let mut text = String::new();
     if file == Path::new("-") {
@@ -157,7 +159,7 @@ fn object(text: &str) -> Result<(Arc<str>, Value)> {
     Ok((name.context("it has no metadata.name")?.into(), object))
 }
 
-/// The resource as it would be stored: with its defaults, or refused for what the schema says.
+/// Returns the resource as it would be stored, with its defaults, or the errors of the schema.
 async fn admitted(
     client: &Client,
     name: &str,
@@ -188,7 +190,7 @@ async fn admitted(
     }
 }
 
-/// The resource as far as its fields can be read.
+/// Returns the resource without a check of its schema.
 fn unchecked(object: Value, known: Option<&LinkerdConfig>) -> Result<api::LinkerdConfig> {
     let mut config: api::LinkerdConfig = serde_json::from_value(object).context("it cannot be read")?;
     config.metadata.creation_timestamp =
@@ -197,7 +199,7 @@ fn unchecked(object: Value, known: Option<&LinkerdConfig>) -> Result<api::Linker
     Ok(config)
 }
 
-/// All that is wrong, a line each.
+/// Returns all errors, one per line.
 fn refusal(name: &str, status: &Status) -> String {
     let causes = status.details.iter().flat_map(|details| &details.causes);
     let causes: Vec<String> = causes.map(|cause| format!("\n  {}: {}", cause.field, cause.message)).collect();

@@ -1,18 +1,15 @@
-//! How each workload of the mesh stands, and what rollouts do about it. Pure.
+//! The state of each meshed workload, and the decision of the rollout engine about it. Pure.
 //!
-//! * In: what was read, the plan for the ConfigMap. Out: a row for each workload with Pods of the mesh, and their sums.
-//! * Always: what is told is what the engine decides, by its own functions, from the status of a resource that is in effect. For
-//!   any other it is what would follow once injectors use the document that is planned.
+//! * In: the objects that were read, the plan for the ConfigMap. Out: a row for each workload with meshed Pods, and the totals.
+//! * Always: the functions of the engine decide, from the status of a resource that is in effect. For any other resource the output
+//!   is what the engine would decide once injectors use the planned document.
 
 use std::{collections::BTreeSet, sync::Arc};
 
 use k8s_openapi::jiff::Timestamp;
 use serde::Serialize;
 
-use super::{
-    read::{Found, Workloads},
-    report::counted,
-};
+use super::read::{ExplainInput, WorkloadsInput};
 use crate::{
     api::{
         INJECTORS_CONFIG_MAP,
@@ -20,6 +17,7 @@ use crate::{
             LinkerdConfigStatus, RolloutMethod, RolloutPods, RolloutStatus, RolloutTrigger, RolloutWorkloads,
         },
     },
+    cli::table::counted,
     cluster::{State, index::workload_key::WorkloadKey, kinds::inject::Inject},
     linkerd_config::{
         baseline, overlay,
@@ -38,21 +36,21 @@ use crate::{
     },
 };
 
-/// All that is told of workloads.
+/// The part of the output that `--workloads` adds.
 #[derive(Debug, Serialize)]
-pub(super) struct Told {
-    pub(super) rollout: Rollout,
-    pub(super) workloads: Vec<Row>,
+pub(super) struct WorkloadsOutput {
+    pub(super) rollout: RolloutOutput,
+    pub(super) workloads: Vec<WorkloadRow>,
 }
 
 /// The rollout as a whole.
 #[derive(Debug, Default, Serialize)]
 #[serde(rename_all = "camelCase")]
-pub(super) struct Rollout {
-    /// What workloads are restarted for.
+pub(super) struct RolloutOutput {
+    /// The configuration that workloads are restarted for.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(super) hash: Option<String>,
-    /// Of the condition RolloutComplete; absent where what would be is told.
+    /// The reason of the condition RolloutComplete; absent if the rollout has not begun.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(super) reason: Option<String>,
     pub(super) message: String,
@@ -62,7 +60,7 @@ pub(super) struct Rollout {
 
 #[derive(Debug, PartialEq, Serialize)]
 #[serde(rename_all = "camelCase")]
-pub(super) struct Row {
+pub(super) struct WorkloadRow {
     pub(super) namespace: String,
     pub(super) kind: String,
     pub(super) name: String,
@@ -71,50 +69,50 @@ pub(super) struct Row {
     pub(super) decision: Decision,
 }
 
-/// What is done about a workload.
+/// The decision of the rollout engine about a workload.
 #[derive(Debug, PartialEq, Serialize)]
 pub(super) struct Decision {
     pub(super) decision: &'static str,
-    /// In one word, where there are several.
+    /// Set if the decision has several reasons.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(super) reason: Option<String>,
     pub(super) message: String,
 }
 
-// === impl Told ===
+// === impl WorkloadsOutput ===
 
-impl Told {
-    pub(super) fn of(found: &Found, document: Option<&Reading>, plan: &Plan) -> Option<Self> {
-        let Workloads { state, operator_namespace } = found.workloads.as_ref()?;
-        let config = &found.config;
-        let is_in_effect = found.winner.as_ref().is_some_and(|winner| winner.name == config.name);
-        let is_told = found.applied
+impl WorkloadsOutput {
+    pub(super) fn new(input: &ExplainInput, document: Option<&Reading>, plan: &Plan) -> Option<Self> {
+        let WorkloadsInput { state, operator_namespace } = input.workloads.as_ref()?;
+        let config = &input.config;
+        let is_in_effect = input.winner.as_ref().is_some_and(|winner| winner.name == config.name);
+        let is_reported = input.applied
             && is_in_effect
             && config.status.observed_generation == Some(config.generation)
             && config.status.rollout.is_some();
-        let status = match is_told {
+        let status = match is_reported {
             true => Arc::clone(&config.status),
-            false => Arc::new(once_in_effect(found, document, plan)),
+            false => Arc::new(status_once_in_effect(input, document, plan)),
         };
         let around = Around {
             term: 0,
             operator_namespace: Arc::clone(operator_namespace),
-            // Whether the control plane is younger is for the engine to see, and its condition says it.
+            // The engine compares the age of the control plane itself, and its condition has the result.
             roots_written: None,
         };
         let goal = Goal::of(config, &status, &around);
-        let known = |message: String, reason: Option<&str>| Rollout {
+        let known = |message: String, reason: Option<&str>| RolloutOutput {
             hash: goal.marker.is_some().then(|| goal.key.to_string()),
             reason: reason.map(str::to_owned),
             message,
-            ..Rollout::default()
+            ..RolloutOutput::default()
         };
         let closed = goal.closed.as_ref().filter(|closed| closed.reason == DISABLED);
         let complete = status.conditions.iter().find(|condition| condition.type_ == "RolloutComplete");
         let rollout = match (complete, closed) {
             (Some(complete), _) => known(complete.message.clone(), Some(&complete.reason)),
             (None, Some(closed)) => known(closed.message.clone(), Some(closed.reason)),
-            (None, None) if !is_told && plan.marker.is_none() => {
+            (None, None) if !is_reported && plan.marker.is_none() => {
                 let message = "what Pods would have to run with is not known, because nothing would be written";
                 return Some(Self { rollout: known(message.to_owned(), None), workloads: Vec::new() });
             }
@@ -133,25 +131,25 @@ impl Told {
             if assessment.standing == Standing::Unmeshed && assessment.pods == RolloutPods::default() {
                 continue;
             }
-            let decision = Decision::of(&assessment, &causes(state, &workload, &goal), &goal);
+            let decision = Decision::new(&assessment, &causes(state, &workload, &goal), &goal);
             let [namespace, kind, name] =
                 [&workload.namespace, &workload.kind, &workload.name].map(ToString::to_string);
-            workloads.push(Row { namespace, kind, name, pods: assessment.pods, decision });
+            workloads.push(WorkloadRow { namespace, kind, name, pods: assessment.pods, decision });
             board.set(&workload, Some(assessment), Timestamp::UNIX_EPOCH);
         }
-        let rollout = Rollout { workloads: board.totals.workloads, pods: board.totals.pods, ..rollout };
+        let rollout = RolloutOutput { workloads: board.totals.workloads, pods: board.totals.pods, ..rollout };
         Some(Self { rollout, workloads })
     }
 }
 
-/// The status that it would have, as far as workloads are judged by it.
-fn once_in_effect(found: &Found, document: Option<&Reading>, plan: &Plan) -> LinkerdConfigStatus {
-    let known = &found.config.status;
+/// Returns the status that the resource would have, with the fields that decide about workloads.
+fn status_once_in_effect(input: &ExplainInput, document: Option<&Reading>, plan: &Plan) -> LinkerdConfigStatus {
+    let known = &input.config.status;
     let rollout = known.rollout.clone().unwrap_or_default();
-    let base = found.base.as_ref().ok().and_then(Option::as_ref);
+    let base = input.base.as_ref().ok().and_then(Option::as_ref);
     LinkerdConfigStatus {
         injection_hash: plan.marker.clone(),
-        trust_roots_sha256: found.bundle.as_deref().map(sha256),
+        trust_roots_sha256: input.bundle.as_deref().map(sha256),
         proxy_version: plan.effective.as_ref().and_then(overlay::proxy_version),
         drift: known.drift.clone(),
         rollout: Some(RolloutStatus {
@@ -163,13 +161,13 @@ fn once_in_effect(found: &Found, document: Option<&Reading>, plan: &Plan) -> Lin
     }
 }
 
-/// Everything that has Pods, or makes them.
+/// Returns everything that has Pods or creates them.
 fn all(state: &State) -> BTreeSet<WorkloadKey> {
     let resources = state.apps_workloads.all().map(|resource| resource.workload.clone());
     resources.chain(state.pods.iter().map(|pod| state.workload_of(pod))).collect()
 }
 
-/// What its Pods are out of date for, as far as that restarts workloads: how many, and what.
+/// Returns the triggers for which Pods of the workload are out of date, with the number of those Pods.
 fn causes(state: &State, workload: &WorkloadKey, goal: &Goal) -> Vec<(RolloutTrigger, usize)> {
     let namespace = state.namespaces.find("", &workload.namespace);
     let of_namespace = namespace.map_or(Inject::Absent, |namespace| namespace.inject);
@@ -191,7 +189,7 @@ fn causes(state: &State, workload: &WorkloadKey, goal: &Goal) -> Vec<(RolloutTri
 // === impl Decision ===
 
 impl Decision {
-    fn of(assessment: &Assessment, causes: &[(RolloutTrigger, usize)], goal: &Goal) -> Self {
+    fn new(assessment: &Assessment, causes: &[(RolloutTrigger, usize)], goal: &Goal) -> Self {
         let pods = &assessment.pods;
         let decided =
             |decision, reason: Option<&str>, message| Self { decision, reason: reason.map(str::to_owned), message };
@@ -206,7 +204,7 @@ impl Decision {
             Standing::Unselected(reason) => decided("NotSelected", Some(reason.as_str()), reason.why().to_owned()),
             Standing::Untouchable(skip) | Standing::Skipped(skip) => skipped(skip),
             Standing::Failed(failure) => decided("Failed", Some(&failure.reason), failure.message.clone()),
-            Standing::InFlight(flight) => decided("Updating", None, under_way(flight, goal)),
+            Standing::InFlight(flight) => decided("Updating", None, progress(flight, goal)),
             Standing::Pending(start) => {
                 let how = match start.method {
                     RolloutMethod::Restart => "to be restarted for",
@@ -235,15 +233,15 @@ fn because(causes: &[(RolloutTrigger, usize)], assessment: &Assessment) -> Strin
     causes.iter().map(cause).chain(more).collect::<Vec<_>>().join(", ")
 }
 
-/// Of Pods, as far as there are any.
+/// Returns the counts of Pods that are not zero.
 fn listed(counts: &[(i64, &str)]) -> Vec<String> {
     let some = counts.iter().filter(|(count, _)| *count > 0);
     some.map(|(count, what)| format!("{} {what}", counted(usize::try_from(*count).unwrap_or_default(), "Pod")))
         .collect()
 }
 
-/// What is missing for it to be done.
-fn under_way(flight: &Flight, goal: &Goal) -> String {
+/// Returns what the rollout of a workload waits for.
+fn progress(flight: &Flight, goal: &Goal) -> String {
     let missing = match &flight.health {
         Health::Progressing(missing) => missing.clone(),
         Health::Healthy => format!("its Pods run with it, and have to stay well for {}", goal.rollout().soak),
@@ -260,7 +258,7 @@ fn under_way(flight: &Flight, goal: &Goal) -> String {
     }
 }
 
-/// What there is to say of Pods of which nothing is restarted.
+/// Returns remarks about Pods that are not restarted.
 fn remarks(pods: &RolloutPods) -> String {
     let RolloutPods { meshed, current, outdated, pinned, unknown, uninjected, completed } = *pods;
     if meshed > 0 && current == meshed && uninjected == 0 {

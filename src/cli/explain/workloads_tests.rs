@@ -1,4 +1,4 @@
-//! What is told of workloads, as text and as JSON.
+//! The output for workloads, as text and as JSON.
 
 use serde::Deserialize;
 use serde_json::{Value, json};
@@ -6,11 +6,9 @@ use serde_json::{Value, json};
 use super::*;
 use crate::{
     cli::explain::{
+        output::ExplainOutput,
         print::text,
-        report::{
-            Report,
-            tests::{config, found},
-        },
+        testing::{config, input},
     },
     cluster::{
         Problems, Projected,
@@ -82,16 +80,16 @@ fn empty() -> State {
 }
 
 /// Where the wanted marker is `new`.
-fn with(state: State, spec: &Value, conditions: &Value) -> Found {
-    let mut found = found(spec);
+fn with(state: State, spec: &Value, conditions: &Value) -> ExplainInput {
+    let mut input = input(spec);
     let status = json!({"observedGeneration": 0, "active": true, "injectionHash": "new", "revisions": {"base": 1},
         "conditions": conditions, "rollout": {"hash": "new-none"}});
-    let mut config = LinkerdConfig::clone(&found.config);
+    let mut config = LinkerdConfig::clone(&input.config);
     config.status = Arc::new(serde_json::from_value(status).unwrap());
-    found.config = Arc::new(config);
-    found.winner = Some(Arc::clone(&found.config));
-    found.workloads = Some(Workloads { state, operator_namespace: "operator".into() });
-    found
+    input.config = Arc::new(config);
+    input.winner = Some(Arc::clone(&input.config));
+    input.workloads = Some(WorkloadsInput { state, operator_namespace: "operator".into() });
+    input
 }
 
 fn complete(reason: &str, message: &str) -> Value {
@@ -99,8 +97,8 @@ fn complete(reason: &str, message: &str) -> Value {
 }
 
 /// What comes after the unmanaged values.
-fn table(report: &Report) -> String {
-    let text = text(report);
+fn table(output: &ExplainOutput) -> String {
+    let text = text(output);
     text.split_once("\nunmanaged: ").unwrap().1.split_once('\n').unwrap().1.to_owned()
 }
 
@@ -137,12 +135,12 @@ fn each_workload_has_a_line_with_what_is_done_about_it_and_why() {
     put::<Pod>(&mut state, &pod("alone", &labelled, "old"));
     let selector = json!({"selector": {"matchLabels": {"app": "guarded"}}});
     put::<DisruptionBudget>(&mut state, &json!({"metadata": {"name": "guard", "namespace": "app"}, "spec": selector}));
-    let found = with(state, &json!({}), &complete("Progressing", "1 of 7 workloads run with the configuration"));
-    let report = Report::of(&found, false);
+    let input = with(state, &json!({}), &complete("Progressing", "1 of 7 workloads run with the configuration"));
+    let output = ExplainOutput::new(&input, false);
     assert!(
-        text(&report).contains("Rollout:        Progressing: 1 of 7 workloads run with the configuration\n"),
+        text(&output).contains("Rollout:        Progressing: 1 of 7 workloads run with the configuration\n"),
         "{}",
-        text(&report)
+        text(&output)
     );
     let expected = "
 NAMESPACE   KIND          NAME       PODS   DECISION      WHY
@@ -160,26 +158,26 @@ app         StatefulSet   store      0/1    Skipped       OnDelete: its update s
 
 workloads: 1 of 7 selected are up to date, 1 updating, 1 pending, 1 failed, 4 skipped; Pods: 13 meshed, 4 current, 9 outdated, 1 without a proxy
 ";
-    assert_eq!(table(&report), expected);
+    assert_eq!(table(&output), expected);
 }
 
 #[test]
 fn as_json_it_is_a_list_beside_the_counts_of_the_status() {
     let mut state = empty();
     deployment(&mut state, "web", &json!({"spec": {"paused": true}}), &["old", "new"]);
-    let found = with(state, &json!({}), &complete("WorkloadsSkipped", "left alone: Paused 1"));
-    let report = serde_json::to_value(Report::of(&found, false)).unwrap();
+    let input = with(state, &json!({}), &complete("WorkloadsSkipped", "left alone: Paused 1"));
+    let output = serde_json::to_value(ExplainOutput::new(&input, false)).unwrap();
     let row = json!({
         "namespace": "app", "kind": "Deployment", "name": "web", "decision": "Skipped", "reason": "Paused",
         "message": "the Deployment is paused: resume it",
         "pods": {"meshed": 2, "current": 1, "outdated": 1, "pinned": 0, "unknown": 0, "uninjected": 0, "completed": 0},
     });
-    assert_eq!(report["workloads"], json!([row]));
-    let rollout = &report["rollout"];
+    assert_eq!(output["workloads"], json!([row]));
+    let rollout = &output["rollout"];
     assert_eq!((&rollout["hash"], &rollout["reason"]), (&json!("new-none"), &json!("WorkloadsSkipped")));
     let counts = json!({"selected": 1, "updated": 0, "updating": 0, "pending": 0, "failed": 0, "skipped": 1});
     assert_eq!((&rollout["workloads"], &rollout["pods"]["meshed"]), (&counts, &json!(2)));
-    let without = serde_json::to_value(Report::of(&self::found(&json!({})), false)).unwrap();
+    let without = serde_json::to_value(ExplainOutput::new(&self::input(&json!({})), false)).unwrap();
     assert_eq!((without.get("workloads"), without.get("rollout")), (None, None));
 }
 
@@ -193,30 +191,31 @@ fn what_a_pod_is_out_of_date_for_is_said_as_far_as_it_restarts_anything() {
     let mut third = pod("web-2", &owner, "new");
     merge(&mut third["metadata"], &roots);
     put::<Pod>(&mut state, &third);
-    let mut found = with(state, &json!({}), &complete("Progressing", ""));
-    let mut config = LinkerdConfig::clone(&found.config);
+    let mut input = with(state, &json!({}), &complete("Progressing", ""));
+    let mut config = LinkerdConfig::clone(&input.config);
     let mut status = LinkerdConfigStatus::clone(&config.status);
     status.trust_roots_sha256 = Some("0123456789".to_owned());
     let windows = json!({"windows": [{"from": "2026-11-21T09:59:00Z", "to": "2026-11-21T10:01:00Z"}]});
     status.drift = Some(serde_json::from_value(windows).unwrap());
     config.status = Arc::new(status);
-    found.config = Arc::new(config);
-    let why = |found: &Found| Report::of(found, false).workloads.unwrap().workloads.remove(0).decision.message;
+    input.config = Arc::new(config);
+    let why =
+        |input: &ExplainInput| ExplainOutput::new(input, false).workloads.unwrap().workloads.remove(0).decision.message;
     assert_eq!(
-        why(&found),
+        why(&input),
         "to be restarted for new-01234567: 3 Pods with another configuration, 1 Pod with other trust anchors, \
          3 Pods from while others had edited it"
     );
-    let mut config = LinkerdConfig::clone(&found.config);
+    let mut config = LinkerdConfig::clone(&input.config);
     let spec = json!({"rollout": {"triggers": ["TrustRoots"], "method": "Evict"}});
     config.spec = Arc::new(serde_json::from_value(spec).unwrap());
-    found.config = Arc::new(config);
-    let why = why(&found);
+    input.config = Arc::new(config);
+    let why = why(&input);
     assert!(why.starts_with("its Pods are to be evicted for new-01234567: 1 Pod with other trust anchors, "), "{why}");
 }
 
 #[test]
-fn of_what_is_not_in_effect_it_is_told_what_would_follow() {
+fn a_resource_that_is_not_in_effect_shows_what_would_follow() {
     let mut state = empty();
     deployment(&mut state, "web", &json!({}), &["old"]);
     // Before there is any resource: what is there is what its Pod runs with.
@@ -228,23 +227,24 @@ fn of_what_is_not_in_effect_it_is_told_what_would_follow() {
     installed["spec"]["containers"][0] = json!({"name": "linkerd-proxy", "image": "proxy:edge-26.8.3"});
     deployment(&mut state, "db", &json!({}), &[]);
     put::<Pod>(&mut state, &installed);
-    let mut found = found(&json!({}));
-    found.applied = false;
-    found.workloads = Some(Workloads { state, operator_namespace: "operator".into() });
-    let report = Report::of(&found, false);
-    let told = report.workloads.as_ref().unwrap();
-    let hash = told.rollout.hash.clone().unwrap();
-    let decisions: Vec<(&str, &str)> = told.workloads.iter().map(|row| (&*row.name, row.decision.decision)).collect();
+    let mut input = input(&json!({}));
+    input.applied = false;
+    input.workloads = Some(WorkloadsInput { state, operator_namespace: "operator".into() });
+    let output = ExplainOutput::new(&input, false);
+    let workloads = output.workloads.as_ref().unwrap();
+    let hash = workloads.rollout.hash.clone().unwrap();
+    let decisions: Vec<(&str, &str)> =
+        workloads.workloads.iter().map(|row| (&*row.name, row.decision.decision)).collect();
     assert_eq!(decisions, [("db", "UpToDate"), ("web", "Pending")]);
-    assert!(told.workloads[1].decision.message.contains(&hash), "{told:?}");
+    assert!(workloads.workloads[1].decision.message.contains(&hash), "{workloads:?}");
     let line = "Rollout:        this would follow once the resource is in effect and injectors use it\n";
-    assert!(text(&report).contains(line), "{}", text(&report));
+    assert!(text(&output).contains(line), "{}", text(&output));
 
     // Another configuration: then the Pod from before is out of date as well.
-    found.config = config("mesh", &json!({"proxy": {"logLevel": "debug"}}));
-    let told = Report::of(&found, false).workloads.unwrap();
-    assert!(told.workloads.iter().all(|row| row.decision.decision == "Pending"), "{told:?}");
-    assert_ne!(told.rollout.hash, Some(hash));
+    input.config = config("mesh", &json!({"proxy": {"logLevel": "debug"}}));
+    let workloads = ExplainOutput::new(&input, false).workloads.unwrap();
+    assert!(workloads.workloads.iter().all(|row| row.decision.decision == "Pending"), "{workloads:?}");
+    assert_ne!(workloads.rollout.hash, Some(hash));
 
     for (spec, line, rows) in [
         (json!({"rollout": {"policy": "Off"}}), "RolloutDisabled: spec.rollout.policy is Off", 2),
@@ -253,11 +253,11 @@ fn of_what_is_not_in_effect_it_is_told_what_would_follow() {
         (json!({"values": {"proxy": {"await": 1}}}), "what Pods would have to run with is not known, because", 0),
         (json!({"global": {"configMap": "other"}}), "RolloutDisabled: no injector reads this ConfigMap", 0),
     ] {
-        found.config = config("mesh", &spec);
-        let report = Report::of(&found, false);
-        let text = text(&report);
+        input.config = config("mesh", &spec);
+        let output = ExplainOutput::new(&input, false);
+        let text = text(&output);
         assert!(text.contains(&format!("Rollout:        {line}")), "{spec}: {text}");
-        assert_eq!(report.workloads.as_ref().unwrap().workloads.len(), rows, "{spec}");
+        assert_eq!(output.workloads.as_ref().unwrap().workloads.len(), rows, "{spec}");
         assert_eq!(text.ends_with("\nworkloads: none\n"), rows == 0, "{text}");
     }
 }
@@ -266,8 +266,8 @@ fn of_what_is_not_in_effect_it_is_told_what_would_follow() {
 fn where_the_operator_is_nothing_is_restarted() {
     let mut state = empty();
     deployment(&mut state, "web", &json!({}), &["old"]);
-    let mut found = with(state, &json!({}), &complete("Progressing", ""));
-    found.workloads.as_mut().unwrap().operator_namespace = "app".into();
-    let told = Report::of(&found, false).workloads.unwrap();
-    assert_eq!(told.workloads[0].decision.reason.as_deref(), Some("ExcludedNamespace"));
+    let mut input = with(state, &json!({}), &complete("Progressing", ""));
+    input.workloads.as_mut().unwrap().operator_namespace = "app".into();
+    let workloads = ExplainOutput::new(&input, false).workloads.unwrap();
+    assert_eq!(workloads.workloads[0].decision.reason.as_deref(), Some("ExcludedNamespace"));
 }

@@ -1,4 +1,4 @@
-//! What is told of a resource, a ConfigMap and a base, as text and as JSON.
+//! The output for a resource, a ConfigMap and a base, as text and as JSON.
 
 use std::sync::Arc;
 
@@ -6,62 +6,19 @@ use serde_json::json;
 
 use super::*;
 use crate::{
-    api,
-    cli::explain::print::text,
-    cluster::{
-        Problems, Projected,
-        kinds::{config_map::ConfigMap, linkerd_config::LinkerdConfig},
+    cli::explain::{
+        print::text,
+        testing::{INSTALLED, config, config_map, input, marked},
     },
-    linkerd_config::base::Base,
+    cluster::kinds::linkerd_config::LinkerdConfig,
 };
 
-/// What the chart renders, as far as Linkerd cannot do without.
-const INSTALLED: &str = include_str!("../../linkerd_config/values/fixture.yaml");
 const BUNDLE: &str = "-----BEGIN CERTIFICATE-----\nMIIA\n-----END CERTIFICATE-----\n";
-
-pub(in crate::cli::explain) fn config(name: &str, spec: &Value) -> Arc<LinkerdConfig> {
-    let object: api::LinkerdConfig = serde_json::from_value(json!({
-        "apiVersion": "config.linkerd.io/v1alpha1", "kind": "LinkerdConfig",
-        "metadata": {"name": name, "uid": name}, "spec": spec, "status": {"revisions": {"base": 1}},
-    }))
-    .unwrap();
-    Arc::new(LinkerdConfig::project(object, &mut Problems::default()))
-}
-
-fn config_map(manager: &str, values: &str) -> ConfigMap {
-    let object = serde_json::from_value(json!({
-        "metadata": {"name": "linkerd-config", "namespace": "linkerd", "managedFields": [
-            {"manager": manager, "operation": "Update", "fieldsV1": {"f:data": {"f:values": {}}}},
-        ]},
-        "data": {"values": values},
-    }));
-    ConfigMap::project(object.unwrap(), &mut Problems::default())
-}
-
-/// In effect, over what was installed and is still there.
-pub(in crate::cli::explain) fn found(spec: &Value) -> Found {
-    let config = config("mesh", spec);
-    Found {
-        winner: Some(Arc::clone(&config)),
-        config,
-        applied: true,
-        live: Some(config_map("helm", &marked(&Document::parse(INSTALLED).unwrap()))),
-        base: Ok(Some(Base::new(1, INSTALLED, None).unwrap())),
-        bundle: None,
-        good: Vec::new(),
-        workloads: None,
-    }
-}
 
 fn edited(keys: &[&str], value: Value) -> String {
     let mut document = Document::parse(INSTALLED).unwrap();
     document.set(&Path::from(keys), value);
     marked(&document)
-}
-
-/// As it is once we have written it.
-fn marked(document: &Document) -> String {
-    document.marked(&document.injection_hash().to_string()).to_yaml()
 }
 
 #[test]
@@ -71,9 +28,9 @@ fn what_would_change_is_marked_and_each_value_says_where_it_is_from() {
         "values": {"proxyInit": {"iptablesMode": "nft"}, "heartbeatSchedule": null, "new": {"a": "x".repeat(99)}},
         "global": {"omitWebhookSideEffects": true},
     });
-    let found = Found { bundle: Some(BUNDLE.into()), ..found(&spec) };
-    let report = Report::of(&found, false);
-    assert!(report.is_accepted());
+    let input = ExplainInput { bundle: Some(BUNDLE.into()), ..input(&spec) };
+    let output = ExplainOutput::new(&input, false);
+    assert!(output.is_accepted());
     let others = Document::parse(INSTALLED).unwrap().unmarked().0.leaves().count() - 5;
     let expected = format!(
         "\
@@ -96,14 +53,14 @@ Deprecated:     spec.global.omitWebhookSideEffects: without effect
 unmanaged: {others} other values stay as the installer wrote them
 "
     );
-    assert_eq!(text(&report), expected);
+    assert_eq!(text(&output), expected);
 }
 
 #[test]
 fn what_others_changed_is_named_with_who_did_it_and_where_it_goes_back_to() {
     let live = Some(config_map("kubectl-edit", &edited(&["proxy", "accessLog"], json!("apache"))));
-    let report = Report::of(&Found { live, ..found(&json!({})) }, false);
-    let text = text(&report);
+    let output = ExplainOutput::new(&ExplainInput { live, ..input(&json!({})) }, false);
+    let text = text(&output);
     assert!(
         text.contains("Verdict:        OutOfSync: 1 value would change, what others changed among them\n"),
         "{text}"
@@ -111,10 +68,10 @@ fn what_others_changed_is_named_with_who_did_it_and_where_it_goes_back_to() {
     assert!(text.contains("Drift:          kubectl-edit changed proxy.accessLog\n"), "{text}");
     let row = "~   proxy.accessLog   base   \"apache\"   \"\"\n";
     assert!(text.contains(row), "{text}");
-    let report = serde_json::to_value(&report).unwrap();
-    assert_eq!(report["drift"], json!({"manager": "kubectl-edit", "paths": ["proxy.accessLog"]}));
+    let output = serde_json::to_value(&output).unwrap();
+    assert_eq!(output["drift"], json!({"manager": "kubectl-edit", "paths": ["proxy.accessLog"]}));
     assert_eq!(
-        report["values"],
+        output["values"],
         json!([{"path": "proxy.accessLog", "from": "base", "live": "apache", "effective": "", "changes": true}])
     );
 }
@@ -122,47 +79,49 @@ fn what_others_changed_is_named_with_who_did_it_and_where_it_goes_back_to() {
 #[test]
 fn what_the_operator_leaves_for_a_while_is_not_said_to_be_reverted() {
     let live = Some(config_map("kubectl-edit", &edited(&["proxy", "accessLog"], json!("apache"))));
-    let mut found = Found { live, ..found(&json!({})) };
+    let mut input = ExplainInput { live, ..input(&json!({})) };
     let status = json!({"revisions": {"base": 1}, "conditions": [{
         "type": "Stalled", "status": "True", "reason": "RepeatedDrift", "message": "", "lastTransitionTime": "2026-11-21T10:00:00Z",
     }]});
-    let mut config = LinkerdConfig::clone(&found.config);
+    let mut config = LinkerdConfig::clone(&input.config);
     config.status = Arc::new(serde_json::from_value(status).unwrap());
-    found.config = Arc::new(config);
-    let report = Report::of(&found, false);
-    assert_eq!((report.reason, report.values.len()), ("Drifted", 1));
-    assert!(report.verdict.contains("again and again"), "{}", report.verdict);
+    input.config = Arc::new(config);
+    let output = ExplainOutput::new(&input, false);
+    assert_eq!((output.reason, output.values.len()), ("Drifted", 1));
+    assert!(output.verdict.contains("again and again"), "{}", output.verdict);
 }
 
 #[test]
 fn what_is_only_reported_would_not_change() {
     let live = Some(config_map("kubectl-edit", &edited(&["proxy", "accessLog"], json!("apache"))));
-    let report = Report::of(&Found { live, ..found(&json!({"drift": {"action": "Report"}})) }, false);
+    let output = ExplainOutput::new(&ExplainInput { live, ..input(&json!({"drift": {"action": "Report"}})) }, false);
     let row = "    proxy.accessLog   base   \"apache\"   \"\"\n";
-    assert!(report.reason == "Drifted" && text(&report).contains(row), "{}", text(&report));
+    assert!(output.reason == "Drifted" && text(&output).contains(row), "{}", text(&output));
 }
 
 #[test]
 fn every_value_of_the_effective_document_counts_once() {
-    let report =
-        Report::of(&found(&json!({"proxy": {"logLevel": "debug"}, "values": {"proxy": {"await": false}}})), true);
+    let output = ExplainOutput::new(
+        &input(&json!({"proxy": {"logLevel": "debug"}, "values": {"proxy": {"await": false}}})),
+        true,
+    );
     let total = Document::parse(INSTALLED).unwrap().unmarked().0.leaves().count();
-    assert_eq!((report.values.len(), report.unmanaged, report.unmanaged_values.len()), (2, total - 2, total - 2));
-    assert!(report.unmanaged_values.iter().all(|row| row.from == "base" && !row.changes));
-    assert!(text(&report).lines().count() > total);
+    assert_eq!((output.values.len(), output.unmanaged, output.unmanaged_values.len()), (2, total - 2, total - 2));
+    assert!(output.unmanaged_values.iter().all(|row| row.from == "base" && !row.changes));
+    assert!(text(&output).lines().count() > total);
 }
 
 #[test]
 fn nothing_to_do_is_said_as_the_status_says_it() {
-    let text = text(&Report::of(&found(&json!({})), false));
+    let text = text(&ExplainOutput::new(&input(&json!({})), false));
     assert!(text.contains("Verdict:        Synced: the ConfigMap holds what is declared\n"), "{text}");
     assert!(!text.contains("PATH"), "{text}");
 }
 
 #[test]
 fn that_only_the_marker_is_missing_is_said() {
-    let found = Found { live: Some(config_map("helm", INSTALLED)), ..found(&json!({})) };
-    let text = text(&Report::of(&found, false));
+    let input = ExplainInput { live: Some(config_map("helm", INSTALLED)), ..input(&json!({})) };
+    let text = text(&ExplainOutput::new(&input, false));
     assert!(
         text.contains("Verdict:        OutOfSync: only the marker LINKERD_CONFIG_HASH would be written\n"),
         "{text}"
@@ -170,22 +129,23 @@ fn that_only_the_marker_is_missing_is_said() {
 }
 
 #[test]
-fn a_loser_is_told_who_is_in_effect_and_what_it_would_do() {
-    let found = Found { winner: Some(config("other", &json!({}))), ..found(&json!({"proxy": {"logLevel": "debug"}})) };
-    let report = Report::of(&found, false);
-    assert!(!report.is_accepted());
-    let text = text(&report);
+fn a_resource_with_lower_priority_shows_the_winner_and_what_it_would_do() {
+    let input =
+        ExplainInput { winner: Some(config("other", &json!({}))), ..input(&json!({"proxy": {"logLevel": "debug"}})) };
+    let output = ExplainOutput::new(&input, false);
+    assert!(!output.is_accepted());
+    let text = text(&output);
     assert!(text.contains("In effect:      no: LinkerdConfig other has a higher priority, or is older\n"), "{text}");
     assert!(text.contains("1 value would change, if it were in effect\n"), "{text}");
-    assert_eq!(serde_json::to_value(&report).unwrap()["winner"], "other");
+    assert_eq!(serde_json::to_value(&output).unwrap()["winner"], "other");
 }
 
 #[test]
 fn all_problems_are_listed_and_no_secret_is_shown() {
     let spec = json!({"values": {"proxy": {"LogLevel": "x", "await": 1}, "new": {"keyPEM": "SECRET"}}});
-    let report = Report::of(&found(&spec), true);
-    assert!(!report.is_accepted());
-    let text = text(&report);
+    let output = ExplainOutput::new(&input(&spec), true);
+    assert!(!output.is_accepted());
+    let text = text(&output);
     assert!(text.contains("Verdict:        Invalid: nothing would be written: 3 problems\nProblems:\n"), "{text}");
     assert!(text.contains("\n  new.keyPEM (not shown): a private key"), "{text}");
     assert!(text.contains("\n  proxy.LogLevel: Linkerd spells"), "{text}");
@@ -194,34 +154,34 @@ fn all_problems_are_listed_and_no_secret_is_shown() {
         json!({"proxy": {"additionalEnv": [{"name": "A", "value": "SECRET"}]}, "values": {"proxy": {"await": "x"}}});
     let key = Some(config_map("helm", &edited(&["identity", "issuer", "tls", "keyPEM"], json!("SECRET"))));
     for (live, verdict, path) in [
-        (found(&spec).live, "Invalid", "proxy.additionalEnv"),
+        (input(&spec).live, "Invalid", "proxy.additionalEnv"),
         (key, "ValidationFailed", "identity.issuer.tls.keyPEM (not shown)"),
     ] {
-        let report = Report::of(&Found { live, ..found(&spec) }, true);
-        let text = super::super::print::text(&report);
+        let output = ExplainOutput::new(&ExplainInput { live, ..input(&spec) }, true);
+        let text = crate::cli::explain::print::text(&output);
         assert!(text.contains(verdict) && text.contains(path), "{text}");
-        assert!(!text.contains("SECRET") && !serde_json::to_string(&report).unwrap().contains("SECRET"), "{text}");
+        assert!(!text.contains("SECRET") && !serde_json::to_string(&output).unwrap().contains("SECRET"), "{text}");
     }
 }
 
 #[test]
 fn what_cannot_be_followed_has_no_table() {
-    let sentence = |found: &Found| {
-        let report = Report::of(found, true);
-        assert!(!report.is_accepted() && report.values.is_empty());
-        text(&report).lines().find_map(|line| line.strip_prefix("Verdict:")).unwrap().trim().to_owned()
+    let sentence = |input: &ExplainInput| {
+        let output = ExplainOutput::new(input, true);
+        assert!(!output.is_accepted() && output.values.is_empty());
+        text(&output).lines().find_map(|line| line.strip_prefix("Verdict:")).unwrap().trim().to_owned()
     };
-    let missing = Found { live: None, ..found(&json!({})) };
+    let missing = ExplainInput { live: None, ..input(&json!({})) };
     assert!(sentence(&missing).starts_with("TargetNotFound: "), "{}", sentence(&missing));
-    let broken = Found { live: Some(config_map("helm", "proxy: [")), ..found(&json!({})) };
+    let broken = ExplainInput { live: Some(config_map("helm", "proxy: [")), ..input(&json!({})) };
     assert!(sentence(&broken).starts_with("InvalidBase: "), "{}", sentence(&broken));
-    assert!(sentence(&found(&json!({"mode": "Suspend"}))).starts_with("Suspended: "));
+    assert!(sentence(&input(&json!({"mode": "Suspend"}))).starts_with("Suspended: "));
 }
 
 #[test]
 fn a_broken_document_that_is_put_right_is_all_new() {
     let live = Some(config_map("kubectl-edit", "proxy: ["));
-    let report = Report::of(&Found { live, ..found(&json!({})) }, false);
-    assert_eq!(report.unmanaged, 0);
-    assert!(text(&report).contains("Drift:          kubectl-edit changed the document\n"), "{}", text(&report));
+    let output = ExplainOutput::new(&ExplainInput { live, ..input(&json!({})) }, false);
+    assert_eq!(output.unmanaged, 0);
+    assert!(text(&output).contains("Drift:          kubectl-edit changed the document\n"), "{}", text(&output));
 }

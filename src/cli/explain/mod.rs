@@ -1,12 +1,15 @@
-//! `linkerd-operator explain`: what a LinkerdConfig would change, where each value is from, and how the workloads stand.
+//! `linkerd-operator explain` prints the changes that a LinkerdConfig would make, the source of each value, and the state of the
+//! workloads.
 //!
-//! * In: a name or a manifest; the API server, of which it only reads. Out: a report, as text or JSON; an exit code.
-//! * Always: what is told is what the controller would decide, by the same functions; nothing is written; no secret is shown.
+//! * In: a name or a manifest; the API server, from which it only reads. Out: text or JSON; an exit code.
+//! * Always: the controller's own functions decide; nothing is written; no secret is shown.
 
 mod lists;
+mod output;
 mod print;
 mod read;
-mod report;
+#[cfg(test)]
+mod testing;
 mod workloads;
 
 use std::{path::PathBuf, process::ExitCode};
@@ -15,8 +18,8 @@ use anyhow::Result;
 use clap::{Args as ClapArgs, builder::NonEmptyStringValueParser};
 use prometheus::Registry;
 
-use self::{read::Workloads, report::Report};
-use super::{Output, write};
+use self::{output::ExplainOutput, read::WorkloadsInput};
+use super::{OutputFormat, write};
 use crate::client;
 
 #[derive(Clone, Debug, ClapArgs)]
@@ -43,7 +46,7 @@ pub struct ExplainArgs {
 
     /// How to print
     #[arg(long, short, value_name = "FORMAT", default_value = "table")]
-    pub output: Output,
+    pub output: OutputFormat,
 
     /// The kubeconfig to use; else $KUBECONFIG, ~/.kube/config, or the ServiceAccount of the pod, in this order
     #[arg(long, env = "LINKERD_OPERATOR_KUBECONFIG", value_name = "FILE")]
@@ -53,15 +56,15 @@ pub struct ExplainArgs {
 pub(super) async fn explain(args: ExplainArgs) -> Result<ExitCode> {
     let config = client::config(args.kubeconfig.as_deref()).await?;
     let client = client::client(config, &Registry::new())?;
-    let mut found = read::read(&client, args.name.as_deref(), args.file.as_deref()).await?;
+    let mut input = read::read(&client, args.name.as_deref(), args.file.as_deref()).await?;
     if args.workloads {
-        let operator_namespace = args.operator_namespace.as_deref().unwrap_or(&found.config.target.namespace).into();
-        found.workloads = Some(Workloads { state: lists::workloads(&client).await?, operator_namespace });
+        let operator_namespace = args.operator_namespace.as_deref().unwrap_or(&input.config.target.namespace).into();
+        input.workloads = Some(WorkloadsInput { state: lists::workloads(&client).await?, operator_namespace });
     }
-    let report = Report::of(&found, args.all);
+    let output = ExplainOutput::new(&input, args.all);
     write(&match args.output {
-        Output::Table => print::text(&report),
-        Output::Json => format!("{}\n", serde_json::to_string_pretty(&report)?),
+        OutputFormat::Table => print::text(&output),
+        OutputFormat::Json => format!("{}\n", serde_json::to_string_pretty(&output)?),
     })?;
-    Ok(if report.is_accepted() { ExitCode::SUCCESS } else { ExitCode::FAILURE })
+    Ok(if output.is_accepted() { ExitCode::SUCCESS } else { ExitCode::FAILURE })
 }

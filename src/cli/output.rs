@@ -1,6 +1,6 @@
 //! Endpoints and their changes as text and as JSON.
 //!
-//! * In: endpoints, changes, the time. Out: what goes to standard output, whole lines.
+//! * In: endpoints, changes, the time. Out: whole lines for standard output.
 //! * Always: the table and the array are those of `linkerd diagnostics endpoints`: a table per namespace, three blanks between
 //!   columns, the columns for the namespace and the Pod equally wide in all of them.
 
@@ -9,20 +9,23 @@ use std::cmp::max;
 use k8s_openapi::jiff::Timestamp;
 use serde::Serialize;
 
-use super::endpoints::{Change, Endpoint};
+use super::{
+    endpoints::{EndpointRow, EndpointsChange},
+    table::{line, widen},
+};
 
-const PADDING: usize = 3;
 const TABLE_HEADER: [&str; 5] = ["NAMESPACE", "IP", "PORT", "POD", "SERVICE"];
 const CHANGES_HEADER: [&str; 8] = ["TIME", "CHANGE", "NAMESPACE", "IP", "PORT", "POD", "SERVICE", "DIFFERS"];
 
-/// Changes as lines, in columns that grow with what stands in them: what was printed cannot be moved any more.
-pub(super) struct Changes {
+/// Prints changes as lines. Columns only grow, because lines that were printed cannot be aligned again.
+pub(super) struct ChangeTable {
     widths: [usize; CHANGES_HEADER.len()],
     begun: bool,
 }
 
+/// A change of a watch, as one JSON document.
 #[derive(Serialize)]
-struct Document<'a, C> {
+struct ChangeLine<'a, C> {
     time: String,
     authority: &'a str,
     #[serde(flatten)]
@@ -30,7 +33,7 @@ struct Document<'a, C> {
 }
 
 /// A table for each namespace; nothing for no endpoints.
-pub(super) fn table(mut endpoints: Vec<&Endpoint>) -> String {
+pub(super) fn table(mut endpoints: Vec<&EndpointRow>) -> String {
     sort(&mut endpoints);
     let mut of_all = TABLE_HEADER.map(str::len);
     for endpoint in &endpoints {
@@ -53,20 +56,20 @@ pub(super) fn table(mut endpoints: Vec<&Endpoint>) -> String {
 }
 
 /// One array.
-pub(super) fn json(mut endpoints: Vec<&Endpoint>) -> serde_json::Result<String> {
+pub(super) fn json(mut endpoints: Vec<&EndpointRow>) -> serde_json::Result<String> {
     sort(&mut endpoints);
     Ok(format!("{}\n", serde_json::to_string_pretty(&endpoints)?))
 }
 
 /// One JSON document in one line.
 pub(super) fn json_line(time: Timestamp, authority: &str, change: &impl Serialize) -> serde_json::Result<String> {
-    let document = Document { time: written(time), authority, change };
+    let document = ChangeLine { time: written(time), authority, change };
     Ok(format!("{}\n", serde_json::to_string(&document)?))
 }
 
-// === impl Changes ===
+// === impl ChangeTable ===
 
-impl Changes {
+impl ChangeTable {
     pub(super) fn new() -> Self {
         let [_, _, namespace, ip, port, pod, service, differs] = CHANGES_HEADER.map(str::len);
         let (time, change) = ("2026-11-21T10:00:00.000Z".len(), "changed".len());
@@ -74,9 +77,9 @@ impl Changes {
     }
 
     /// A line for each endpoint, under a header if nothing was written before.
-    pub(super) fn lines(&mut self, time: Timestamp, authority: &str, change: &Change) -> String {
+    pub(super) fn lines(&mut self, time: Timestamp, authority: &str, change: &EndpointsChange) -> String {
         let time = written(time);
-        let row = |what: &str, endpoint: &Endpoint, differs: &[&str]| {
+        let row = |what: &str, endpoint: &EndpointRow, differs: &[&str]| {
             let [namespace, ip, port, pod, service] = cells(endpoint);
             [time.clone(), what.to_owned(), namespace, ip, port, pod, service, differs.join(",")]
         };
@@ -101,27 +104,16 @@ impl Changes {
     }
 }
 
-fn cells(endpoint: &Endpoint) -> [String; TABLE_HEADER.len()] {
-    let Endpoint { namespace, ip, port, pod, service, .. } = endpoint;
+fn cells(endpoint: &EndpointRow) -> [String; TABLE_HEADER.len()] {
+    let EndpointRow { namespace, ip, port, pod, service, .. } = endpoint;
     [namespace.clone(), ip.to_string(), port.to_string(), pod.clone(), service.clone()]
 }
 
-fn sort(endpoints: &mut [&Endpoint]) {
+fn sort(endpoints: &mut [&EndpointRow]) {
     endpoints.sort_by(|one, other| {
-        let key = |endpoint: &Endpoint| (endpoint.ip, endpoint.port);
+        let key = |endpoint: &EndpointRow| (endpoint.ip, endpoint.port);
         (&one.namespace, &one.service, key(one)).cmp(&(&other.namespace, &other.service, key(other)))
     });
-}
-
-pub(super) fn widen(widths: &mut [usize], cells: &[String]) {
-    for (width, cell) in widths.iter_mut().zip(cells) {
-        *width = max(*width, cell.chars().count());
-    }
-}
-
-pub(super) fn line(cells: &[String], widths: &[usize]) -> String {
-    let padded = cells.iter().zip(widths).map(|(cell, width)| format!("{cell:<0$}", width + PADDING));
-    format!("{}\n", padded.collect::<String>().trim_end())
 }
 
 fn written(time: Timestamp) -> String {
@@ -135,10 +127,10 @@ mod tests {
     use serde_json::{Value, json};
 
     use super::*;
-    use crate::cli::endpoints::{Changed, NoEndpoints};
+    use crate::cli::endpoints::{ChangedEndpoint, NoEndpoints};
 
-    fn endpoint(namespace: &str, service: &str, ip: &str, port: u16, pod: &str) -> Endpoint {
-        Endpoint {
+    fn endpoint(namespace: &str, service: &str, ip: &str, port: u16, pod: &str) -> EndpointRow {
+        EndpointRow {
             namespace: namespace.to_owned(),
             ip: ip.parse().unwrap(),
             port,
@@ -220,20 +212,23 @@ prod        10.0.0.10     80           web.prod
 
     #[test]
     fn changes_are_lines_with_the_time_under_one_header() {
-        let mut changes = Changes::new();
-        let change = Change { added: vec![endpoint("prod", "web", "10.0.0.1", 80, "web-1")], ..Change::default() };
+        let mut changes = ChangeTable::new();
+        let change = EndpointsChange {
+            added: vec![endpoint("prod", "web", "10.0.0.1", 80, "web-1")],
+            ..EndpointsChange::default()
+        };
         let expected = "\
 TIME                       CHANGE    NAMESPACE   IP         PORT   POD     SERVICE    DIFFERS
 2026-11-21T10:00:00.000Z   added     prod        10.0.0.1   80     web-1   web.prod
 ";
         assert_eq!(changes.lines(time(), "web.prod:80", &change), expected);
-        let change = Change {
-            changed: vec![Changed {
+        let change = EndpointsChange {
+            changed: vec![ChangedEndpoint {
                 endpoint: endpoint("prod", "web", "10.0.0.1", 80, "web-1"),
                 differs: vec!["weight", "labels"],
             }],
             removed: vec![endpoint("prod", "web", "10.0.0.22", 80, "web-2")],
-            ..Change::default()
+            ..EndpointsChange::default()
         };
         let expected = "\
 2026-11-21T10:00:00.000Z   changed   prod        10.0.0.1    80     web-1   web.prod   weight,labels
@@ -244,18 +239,22 @@ TIME                       CHANGE    NAMESPACE   IP         PORT   POD     SERVI
 
     #[test]
     fn that_there_are_no_endpoints_is_a_line_too() {
-        let none = |exists| Change { no_endpoints: Some(NoEndpoints { exists }), ..Change::default() };
-        let lines = Changes::new().lines(time(), "web.prod:80", &none(true));
+        let none =
+            |exists| EndpointsChange { no_endpoints: Some(NoEndpoints { exists }), ..EndpointsChange::default() };
+        let lines = ChangeTable::new().lines(time(), "web.prod:80", &none(true));
         assert!(lines.ends_with("\n2026-11-21T10:00:00.000Z   none      web.prod:80 has no endpoints\n"), "{lines}");
-        let lines = Changes::new().lines(time(), "web.prod:80", &none(false));
+        let lines = ChangeTable::new().lines(time(), "web.prod:80", &none(false));
         assert!(lines.ends_with("   web.prod:80 does not exist\n"), "{lines}");
     }
 
     #[test]
     fn a_change_is_one_line_of_json_with_what_it_is_about() {
-        let change = Change {
+        let change = EndpointsChange {
             added: vec![endpoint("prod", "web", "10.0.0.1", 80, "web-1")],
-            changed: vec![Changed { endpoint: endpoint("prod", "web", "10.0.0.2", 80, "b"), differs: vec!["weight"] }],
+            changed: vec![ChangedEndpoint {
+                endpoint: endpoint("prod", "web", "10.0.0.2", 80, "b"),
+                differs: vec!["weight"],
+            }],
             removed: vec![],
             no_endpoints: None,
         };
@@ -268,7 +267,7 @@ TIME                       CHANGE    NAMESPACE   IP         PORT   POD     SERVI
         assert_eq!(document["changed"][0]["ip"], "10.0.0.2");
         assert_eq!(document["changed"][0]["differs"], json!(["weight"]));
         assert!(document.get("removed").is_none() && document.get("no_endpoints").is_none(), "{line}");
-        let none = Change { no_endpoints: Some(NoEndpoints { exists: true }), ..Change::default() };
+        let none = EndpointsChange { no_endpoints: Some(NoEndpoints { exists: true }), ..EndpointsChange::default() };
         let document: Value = serde_json::from_str(&json_line(time(), "web.prod:80", &none).unwrap()).unwrap();
         assert_eq!(document["no_endpoints"], json!({"exists": true}));
     }

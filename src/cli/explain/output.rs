@@ -1,16 +1,17 @@
-//! What is told of a LinkerdConfig. Pure.
+//! The output of `explain`. Pure.
 //!
-//! * In: what was read. Out: the report, which is also the JSON document.
-//! * Always: one that is not in effect is told of as if it were; each path of the effective document counts once.
+//! * In: the objects that were read. Out: the JSON document, which is also the source of the text.
+//! * Always: a resource that is not in effect is explained as if it were; each path of the effective document counts once.
 
 use std::collections::BTreeSet;
 
 use serde::Serialize;
 use serde_json::Value;
 
-use super::{read::Found, workloads::Told};
+use super::{read::ExplainInput, workloads::WorkloadsOutput};
 use crate::{
     api::linkerd_config::{DriftAction, LinkerdConfigStatus, Mode},
+    cli::table::counted,
     linkerd_config::{
         overlay::{self, Overlay},
         plan::{Input, Plan, Verdict, plan},
@@ -19,96 +20,96 @@ use crate::{
     },
 };
 
-/// The reason where something would be written. All others are those of conditions.
+/// The reason if something would be written. All other reasons are those of conditions.
 const OUT_OF_SYNC: &str = "OutOfSync";
-/// Of a value's text.
+/// The maximum length of a value in the text.
 const LONGEST: usize = 40;
 
 #[derive(Serialize)]
 #[serde(rename_all = "camelCase")]
-pub(super) struct Report {
+pub(super) struct ExplainOutput {
     pub(super) name: String,
-    /// It is what the API server has; else a manifest.
+    /// Whether the resource is from the API server and not from a manifest.
     pub(super) applied: bool,
     pub(super) target: String,
     pub(super) mode: Mode,
     pub(super) deleting: bool,
     pub(super) in_effect: bool,
-    /// Who is instead.
+    /// The resource that is in effect instead.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(super) winner: Option<String>,
     #[serde(skip_serializing_if = "Option::is_none")]
-    pub(super) base: Option<Kept>,
+    pub(super) base: Option<BaseRevision>,
     pub(super) reason: &'static str,
     pub(super) verdict: String,
     #[serde(skip_serializing_if = "Option::is_none")]
-    pub(super) drift: Option<Drifted>,
-    pub(super) problems: Vec<Wrong>,
+    pub(super) drift: Option<DriftOutput>,
+    pub(super) problems: Vec<ProblemOutput>,
     pub(super) deprecated_fields: Vec<String>,
-    /// What the resource names, and what would change.
-    pub(super) values: Vec<Row>,
-    /// How many others there are in the effective document.
+    /// The values that the resource names, and those that would change.
+    pub(super) values: Vec<ValueRow>,
+    /// The number of other values in the effective document.
     pub(super) unmanaged: usize,
-    /// Those, where they were asked for.
+    /// The other values; set with `--all`.
     #[serde(skip_serializing_if = "Vec::is_empty")]
-    pub(super) unmanaged_values: Vec<Row>,
-    /// Where they were asked for.
+    pub(super) unmanaged_values: Vec<ValueRow>,
+    /// Set with `--workloads`.
     #[serde(flatten)]
-    pub(super) workloads: Option<Told>,
+    pub(super) workloads: Option<WorkloadsOutput>,
     /// Whether the effective document is known.
     #[serde(skip)]
     pub(super) known: bool,
 }
 
-/// A revision of what the installer wrote.
+/// A revision of the base, which is the document that the installer wrote.
 #[derive(Debug, PartialEq, Serialize)]
-pub(super) struct Kept {
+pub(super) struct BaseRevision {
     pub(super) revision: i64,
-    /// Or to be kept before anything is written.
+    /// Whether it is saved already; if not, it would be saved before the first write.
     pub(super) kept: bool,
 }
 
 #[derive(Serialize)]
-pub(super) struct Drifted {
+pub(super) struct DriftOutput {
     pub(super) manager: String,
     pub(super) paths: Vec<String>,
 }
 
 #[derive(Serialize)]
-pub(super) struct Wrong {
+pub(super) struct ProblemOutput {
     pub(super) path: String,
     #[serde(skip_serializing_if = "String::is_empty")]
     pub(super) value: String,
     pub(super) reason: String,
 }
 
-/// A value in the ConfigMap and in the effective document; absent where it is not there.
+/// A value in the ConfigMap and in the effective document; each is absent if that document does not have it.
 #[derive(Serialize)]
-pub(super) struct Row {
+pub(super) struct ValueRow {
     #[serde(serialize_with = "as_text")]
     pub(super) path: Path,
     pub(super) from: &'static str,
     #[serde(skip_serializing_if = "Option::is_none")]
-    pub(super) live: Option<Seen>,
+    pub(super) live: Option<ShownValue>,
     #[serde(skip_serializing_if = "Option::is_none")]
-    pub(super) effective: Option<Seen>,
+    pub(super) effective: Option<ShownValue>,
     pub(super) changes: bool,
 }
 
-/// A value as people may see it: the whole of it, and a short text.
+/// A value without secrets, and its short text.
 #[derive(Serialize)]
 #[serde(transparent)]
-pub(super) struct Seen {
+pub(super) struct ShownValue {
     pub(super) value: Value,
     #[serde(skip)]
     pub(super) text: String,
 }
 
-// === impl Report ===
+// === impl ExplainOutput ===
 
-impl Report {
-    pub(super) fn of(found: &Found, all: bool) -> Self {
-        let Found { config, winner, applied, live, base, bundle, good, .. } = found;
+impl ExplainOutput {
+    pub(super) fn new(input: &ExplainInput, all: bool) -> Self {
+        let ExplainInput { config, winner, applied, live, base, bundle, good, .. } = input;
         let document = live.as_ref().and_then(|live| live.values.as_deref()).map(Document::read);
         let kept = base.as_ref().ok().and_then(Option::as_ref);
         let plan = match base {
@@ -125,7 +126,7 @@ impl Report {
             }),
             Err(unreadable) => Plan::only(Verdict::InvalidBase(unreadable.clone())),
         };
-        let values = Values::of(found, &plan);
+        let values = ValueRows::new(input, &plan);
         let changes = values.named.iter().filter(|row| row.changes).count();
         let judged = judged(&config.target, &plan.verdict, plan.drift.as_ref());
         let problems = match &plan.verdict {
@@ -134,8 +135,8 @@ impl Report {
         };
         let in_effect = winner.as_ref().is_some_and(|winner| winner.name == config.name);
         let revision = |plan: &Plan| {
-            let new = plan.new_base.as_ref().map(|base| Kept { revision: base.revision, kept: false });
-            new.or_else(|| kept.map(|base| Kept { revision: base.revision, kept: true }))
+            let new = plan.new_base.as_ref().map(|base| BaseRevision { revision: base.revision, kept: false });
+            new.or_else(|| kept.map(|base| BaseRevision { revision: base.revision, kept: true }))
         };
         Self {
             name: config.name.to_string(),
@@ -154,62 +155,62 @@ impl Report {
                 }
                 _ => judged.message,
             },
-            drift: plan.drift.as_ref().map(|drift| Drifted {
+            drift: plan.drift.as_ref().map(|drift| DriftOutput {
                 manager: drift.manager.clone(),
                 paths: drift.paths.iter().map(ToString::to_string).collect(),
             }),
-            problems: problems.iter().map(Wrong::of).collect(),
+            problems: problems.iter().map(ProblemOutput::new).collect(),
             deprecated_fields: overlay::deprecated(&config.spec),
             values: values.named,
             unmanaged: values.others.len(),
             unmanaged_values: if all { values.others } else { Vec::new() },
-            workloads: Told::of(found, document.as_ref(), &plan),
+            workloads: WorkloadsOutput::new(input, document.as_ref(), &plan),
             known: plan.effective.is_some(),
         }
     }
 
-    /// Whether the resource is in effect, or would be, and can be followed.
+    /// Returns whether the resource is in effect, or would be, and has no problems.
     pub(super) fn is_accepted(&self) -> bool {
         self.in_effect && self.known && self.problems.is_empty()
     }
 }
 
-// === impl Wrong ===
+// === impl ProblemOutput ===
 
-impl Wrong {
-    fn of(problem: &Problem) -> Self {
+impl ProblemOutput {
+    fn new(problem: &Problem) -> Self {
         Self { path: problem.path.to_string(), value: problem.value.clone(), reason: problem.reason.clone() }
     }
 }
 
 #[derive(Default)]
-struct Values {
-    /// That the resource names, or that would change.
-    named: Vec<Row>,
-    others: Vec<Row>,
+struct ValueRows {
+    /// The values that the resource names, or that would change.
+    named: Vec<ValueRow>,
+    others: Vec<ValueRow>,
 }
 
-// === impl Values ===
+// === impl ValueRows ===
 
-impl Values {
-    fn of(found: &Found, plan: &Plan) -> Self {
-        let overlay = Overlay::of(&found.config.spec, found.bundle.as_deref(), None);
+impl ValueRows {
+    fn new(input: &ExplainInput, plan: &Plan) -> Self {
+        let overlay = Overlay::of(&input.config.spec, input.bundle.as_deref(), None);
         let (Ok(overlay), Some(effective)) = (overlay, &plan.effective) else { return Self::default() };
-        // A document that cannot be read is put right as a whole.
-        let text = found.live.as_ref().and_then(|live| live.values.as_deref()).unwrap_or_default();
+        // A document that cannot be read is replaced as a whole.
+        let text = input.live.as_ref().and_then(|live| live.values.as_deref()).unwrap_or_default();
         let (live, _) = Document::parse(text).unwrap_or_default().unmarked();
         let named: BTreeSet<Path> = overlay.paths().collect();
         let changed: BTreeSet<Path> = live.differences(effective).into_iter().collect();
         let row = |path: &Path, changes: bool| {
             let seen = |document: &Document| {
                 let value = document.get(path)?;
-                Some(Seen { value: visible(path, value), text: shown(path, value, LONGEST) })
+                Some(ShownValue { value: visible(path, value), text: shown(path, value, LONGEST) })
             };
             let from = overlay.source(path, effective).as_str();
-            Row { path: path.clone(), from, live: seen(&live), effective: seen(effective), changes }
+            ValueRow { path: path.clone(), from, live: seen(&live), effective: seen(effective), changes }
         };
-        // A path that is named may be that of a map, and what changes below it then has a row of its own.
-        let stays = |path: &Path| reported(found, plan).any(|it| it.starts_with(path) || path.starts_with(it));
+        // A named path may be a map. Changes below it have rows of their own.
+        let stays = |path: &Path| reported(input, plan).any(|it| it.starts_with(path) || path.starts_with(it));
         let is_changed = |path: &Path| live.get(path) != effective.get(path) && !stays(path);
         let others = effective.leaves().map(|(path, _)| path);
         let others = others.filter(|path| !changed.contains(path) && !named.iter().any(|it| path.starts_with(it)));
@@ -220,13 +221,13 @@ impl Values {
     }
 }
 
-/// What others changed and may keep, because the resource says so.
-fn reported<'a>(found: &Found, plan: &'a Plan) -> impl Iterator<Item = &'a Path> {
-    let reports = found.config.spec.drift.action == DriftAction::Report;
+/// Returns the paths of drift that stays, because `spec.drift.action` is `Report`.
+fn reported<'a>(input: &ExplainInput, plan: &'a Plan) -> impl Iterator<Item = &'a Path> {
+    let reports = input.config.spec.drift.action == DriftAction::Report;
     plan.drift.iter().filter(move |_| reports).flat_map(|drift| &drift.paths)
 }
 
-/// Only who fights remembers the fight, and says so in the status.
+/// Returns whether the operator stopped reverting drift. Only the status says so.
 fn is_fought_over(status: &LinkerdConfigStatus) -> bool {
     status.conditions.iter().any(|condition| condition.type_ == "Stalled" && condition.reason == "RepeatedDrift")
 }
@@ -239,14 +240,10 @@ fn would_change(changes: usize, plan: &Plan) -> String {
     format!("{} would change{revert}", counted(changes, "value"))
 }
 
-pub(super) fn counted(count: usize, what: &str) -> String {
-    if count == 1 { format!("1 {what}") } else { format!("{count} {what}s") }
-}
-
 fn as_text<S: serde::Serializer>(path: &Path, serializer: S) -> Result<S::Ok, S::Error> {
     serializer.collect_str(path)
 }
 
 #[cfg(test)]
-#[path = "report_tests.rs"]
-pub(super) mod tests;
+#[path = "output_tests.rs"]
+mod tests;

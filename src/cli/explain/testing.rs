@@ -1,0 +1,57 @@
+//! A LinkerdConfig, its ConfigMap and its base, for tests.
+
+use std::sync::Arc;
+
+use serde_json::{Value, json};
+
+use super::read::ExplainInput;
+use crate::{
+    api,
+    cluster::{
+        Problems, Projected,
+        kinds::{config_map::ConfigMap, linkerd_config::LinkerdConfig},
+    },
+    linkerd_config::{base::Base, values::Document},
+};
+
+/// The values that the chart renders and that Linkerd requires.
+pub(super) const INSTALLED: &str = include_str!("../../linkerd_config/values/fixture.yaml");
+
+pub(super) fn config(name: &str, spec: &Value) -> Arc<LinkerdConfig> {
+    let object: api::LinkerdConfig = serde_json::from_value(json!({
+        "apiVersion": "config.linkerd.io/v1alpha1", "kind": "LinkerdConfig",
+        "metadata": {"name": name, "uid": name}, "spec": spec, "status": {"revisions": {"base": 1}},
+    }))
+    .unwrap();
+    Arc::new(LinkerdConfig::project(object, &mut Problems::default()))
+}
+
+pub(super) fn config_map(manager: &str, values: &str) -> ConfigMap {
+    let object = serde_json::from_value(json!({
+        "metadata": {"name": "linkerd-config", "namespace": "linkerd", "managedFields": [
+            {"manager": manager, "operation": "Update", "fieldsV1": {"f:data": {"f:values": {}}}},
+        ]},
+        "data": {"values": values},
+    }));
+    ConfigMap::project(object.unwrap(), &mut Problems::default())
+}
+
+/// A resource in effect, over the installed document.
+pub(super) fn input(spec: &Value) -> ExplainInput {
+    let config = config("mesh", spec);
+    ExplainInput {
+        winner: Some(Arc::clone(&config)),
+        config,
+        applied: true,
+        live: Some(config_map("helm", &marked(&Document::parse(INSTALLED).unwrap()))),
+        base: Ok(Some(Base::new(1, INSTALLED, None).unwrap())),
+        bundle: None,
+        good: Vec::new(),
+        workloads: None,
+    }
+}
+
+/// The document after the operator has written it.
+pub(super) fn marked(document: &Document) -> String {
+    document.marked(&document.injection_hash().to_string()).to_yaml()
+}
