@@ -2,7 +2,6 @@
 
 use std::{io, process::ExitCode};
 
-use clap::Parser;
 use linkerd_operator::{
     args::{Args, LogFormat, ManagerArgs, Task, USAGE},
     cli, client, manager,
@@ -11,14 +10,14 @@ use tokio::runtime::Builder;
 use tracing_subscriber::{EnvFilter, filter::ParseError};
 
 fn main() -> ExitCode {
-    let task = match Args::parse().settings() {
+    let task = match Args::from_process().task() {
         Ok(task) => task,
-        Err(ended) => {
-            match ended.is_error {
-                true => eprint!("{}", ended.text),
-                false => print!("{}", ended.text),
+        Err(exit) => {
+            match exit.is_error {
+                true => eprint!("{}", exit.text),
+                false => print!("{}", exit.text),
             }
-            return ExitCode::from(ended.code);
+            return ExitCode::from(exit.code);
         }
     };
     // Two providers in one tree make rustls panic unless one is chosen; only the first call can fail.

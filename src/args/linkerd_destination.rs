@@ -1,187 +1,256 @@
 //! The command line of the container `destination` of Linkerd's own Deployment, so that our image can take its place.
 //!
-//! * In: what follows the word `destination`, the container's environment. Out: a manager that does that container's two jobs,
-//!   discovery and slices of ExternalWorkloads, and what to say of it once in the log.
-//! * Always: flags and defaults are those of Linkerd's `destination` (edge-26.8); what has no meaning here is checked as Go
-//!   checks it, and named. Settings that only we have come from `LINKERD_OPERATOR_…`, as everywhere.
+//! * In: the arguments after the subcommand `destination`, the container's environment. Out: the settings of a manager that does the
+//!   two jobs of that container, discovery and EndpointSlices of ExternalWorkloads, and messages to log once.
+//! * Always: flags, defaults and exit codes are those of Linkerd's `destination` (edge-26.8). A flag that has no effect here is
+//!   checked and named in the log. Our own settings come from `LINKERD_OPERATOR_…`, as for every subcommand.
 
-use std::{env, net::SocketAddr, str::FromStr};
+use std::{ffi::OsString, net::SocketAddr, str::FromStr};
 
-use super::{
-    Ended, LogFormat, ManagerArgs,
-    go_flags::{Flag, Kind, Unread, Values, usage},
-};
+use clap::{Arg, ArgAction, Args as ClapArgs, ValueEnum};
+
+use super::{Exit, LogFormat, ManagerArgs, switch};
 use crate::{
     cluster::{Problems, kinds::port_ranges::PortRanges},
     destination::settings::{Http2Params, TransportMode},
     version,
 };
 
-/// The word.
-pub(super) const COMMAND: &str = "destination";
+/// The subcommand.
+const COMMAND: &str = "destination";
 const LOCAL: &str = "cluster.local";
+const STREAM_QUEUE_CAPACITY: i64 = 100;
 
-/// What Linkerd's container does, and we do not or do otherwise.
-const WITHOUT_MEANING: [&str; 4] = ["enable-pprof", "export-queue-metrics", "stream-queue-capacity", "trace-collector"];
+/// The flags of Linkerd's container. Values that make that container exit with 1 are texts here: clap exits with 2.
+#[derive(Clone, Debug, ClapArgs)]
+#[command(mut_args = go_switch)]
+pub(super) struct LinkerdDestinationArgs {
+    /// Address of the Destination API
+    #[arg(long, value_name = "ADDR", default_value = ":8086")]
+    addr: String,
 
-const FLAGS: &[Flag] = &[
-    text("addr", ":8086", "where to serve the Destination API"),
-    text("metrics-addr", ":9996", "where to serve /metrics, /ping and /ready"),
-    text("kubeconfig", "", "the kubeconfig to use; else $KUBECONFIG, ~/.kube/config, or the ServiceAccount of the pod"),
-    text("controller-namespace", "linkerd", "the namespace of Linkerd's control plane"),
-    text(
-        "outbound-transport-mode",
-        "transparent",
-        "how traffic to meshed endpoints travels: transparent or transport-header",
-    ),
-    switch("enable-h2-upgrade", true, "have proxies carry HTTP/1 between meshed Pods over HTTP/2"),
-    switch("enable-endpoint-slices", true, "only true: there is no discovery by Endpoints"),
-    switch("enable-ipv6", true, "prefer a Pod's IPv6 address"),
-    text("identity-trust-domain", "", "the trust domain of the mesh's identities"),
-    text("cluster-domain", "", "the domain of the cluster's Services"),
-    text("default-opaque-ports", "", "ports and ranges that are opaque unless a workload says otherwise"),
-    switch("ext-endpoint-zone-weights", false, "give endpoints in the client's zone ten times the weight"),
-    text("meshed-http2-client-params", "", "HTTP/2 settings for connections to meshed endpoints, as JSON"),
-    switch("enable-pprof", false, "without meaning here"),
-    switch("export-queue-metrics", true, "without meaning here: they are always exported"),
-    Flag {
-        name: "stream-queue-capacity",
-        kind: Kind::Number,
-        default: "100",
-        help: "without meaning here: streams have no queue",
-    },
-    text("trace-collector", "", "without meaning here"),
-    text("log-level", "info", "what to log: panic, fatal, error, warn, info, debug or trace"),
-    text("log-format", "plain", "how to log: plain or json"),
-    switch("version", false, "print the version and exit"),
-];
+    /// Address of /metrics, /ping and /ready
+    #[arg(long, value_name = "ADDR", default_value = ":9996")]
+    metrics_addr: String,
 
-/// A manager in the place of Linkerd's container.
-#[derive(Debug)]
-pub(super) struct Parsed {
-    pub args: ManagerArgs,
-    /// For the log, once.
-    pub notices: Vec<String>,
+    /// The kubeconfig; if empty, $KUBECONFIG, ~/.kube/config, or the ServiceAccount of the pod
+    #[arg(long, value_name = "FILE", default_value = "")]
+    kubeconfig: String,
+
+    /// Namespace of Linkerd's control plane
+    #[arg(long, value_name = "NAME", default_value = "linkerd")]
+    controller_namespace: String,
+
+    /// Transport to meshed endpoints: transparent or transport-header
+    #[arg(long, value_name = "MODE", default_value = "transparent")]
+    outbound_transport_mode: String,
+
+    /// Proxies carry HTTP/1 between meshed Pods over HTTP/2
+    #[arg(long, default_value_t = true)]
+    enable_h2_upgrade: bool,
+
+    /// Must be true: discovery by Endpoints is not supported
+    #[arg(long, default_value_t = true)]
+    enable_endpoint_slices: bool,
+
+    /// Prefer a Pod's IPv6 address
+    #[arg(long, default_value_t = true)]
+    enable_ipv6: bool,
+
+    /// Trust domain of the mesh's identities; cluster.local if empty
+    #[arg(long, value_name = "DOMAIN", default_value = "")]
+    identity_trust_domain: String,
+
+    /// Domain of the cluster's Services; cluster.local if empty
+    #[arg(long, value_name = "DOMAIN", default_value = "")]
+    cluster_domain: String,
+
+    /// Ports and ranges that are opaque, unless a workload overrides them
+    #[arg(long, value_name = "PORTS", default_value = "")]
+    default_opaque_ports: String,
+
+    /// Give endpoints in the client's zone ten times the weight
+    #[arg(long, default_value_t = false)]
+    ext_endpoint_zone_weights: bool,
+
+    /// HTTP/2 settings for connections to meshed endpoints, as JSON
+    #[arg(long, value_name = "JSON", default_value = "")]
+    meshed_http2_client_params: String,
+
+    /// No effect
+    #[arg(long, default_value_t = false)]
+    enable_pprof: bool,
+
+    /// No effect: the metrics are always exported
+    #[arg(long, default_value_t = true)]
+    export_queue_metrics: bool,
+
+    /// No effect: streams have no queue
+    #[arg(long, value_name = "NUMBER", default_value_t = STREAM_QUEUE_CAPACITY)]
+    stream_queue_capacity: i64,
+
+    /// No effect
+    #[arg(long, value_name = "ADDR", default_value = "")]
+    trace_collector: String,
+
+    /// Log level: panic, fatal, error, warn, info, debug or trace
+    #[arg(long, value_name = "LEVEL", default_value = "info")]
+    log_level: String,
+
+    /// Log format: plain or json
+    #[arg(long, value_name = "FORMAT", default_value = "plain")]
+    log_format: String,
+
+    /// Print the version and exit
+    #[arg(long, default_value_t = false)]
+    version: bool,
+
+    /// Ignored: in Go, the first argument that is not a flag ends the flags.
+    #[arg(hide = true, trailing_var_arg = true)]
+    ignored: Vec<String>,
 }
 
-/// `manager` is one without any flag: what the environment says of settings that only we have.
-///
-/// # Errors
-/// What to print, and the exit code that Linkerd's container would end with.
-pub(super) fn parse(
-    arguments: &[String],
-    mut manager: ManagerArgs,
-    environment: impl Fn(&str) -> Option<String>,
-) -> Result<Parsed, Ended> {
-    let values = match Values::read(FLAGS, arguments) {
-        Ok(values) => values,
-        Err(Unread::Help) => return Err(Ended::told(usage(COMMAND, FLAGS))),
-        Err(Unread::Mistake(sentence)) => {
-            return Err(Ended::refused(2, format!("{sentence}\n{}", usage(COMMAND, FLAGS))));
-        }
-    };
-    if values.is_on("version") {
-        let said = environment("LINKERD_CONTAINER_VERSION_OVERRIDE").filter(|text| !text.is_empty());
-        return Err(Ended::told(said.unwrap_or_else(|| version::whole().to_owned()) + "\n"));
-    }
-    let refused = |flag: &str, why: String| {
-        Ended::refused(1, format!("error: invalid value {:?} for flag -{flag}: {why}\n", values.text(flag)))
-    };
-    if !values.is_on("enable-endpoint-slices") {
-        let why = "discovery without EndpointSlices is not there any more: leave the flag out".to_owned();
-        return Err(refused("enable-endpoint-slices", why));
-    }
-    if values.number("stream-queue-capacity") <= 0 {
-        return Err(refused("stream-queue-capacity", "it has to be more than 0".to_owned()));
-    }
+// === impl LinkerdDestinationArgs ===
 
-    let mut notices = Vec::new();
-    for flag in WITHOUT_MEANING {
-        let default = FLAGS.iter().find(|it| it.name == flag).map(|it| it.default);
-        if default != Some(values.text(flag)) {
-            notices.push(format!("-{flag} has no meaning here and is ignored"));
+impl LinkerdDestinationArgs {
+    /// Returns the settings of the manager. `manager` is a manager without flags: it has our own settings from the environment.
+    ///
+    /// # Errors
+    /// Returns the text to print and the exit code of Linkerd's container, if there is nothing to run.
+    pub(super) fn manager(
+        self,
+        mut manager: ManagerArgs,
+        environment: impl Fn(&str) -> Option<String>,
+    ) -> Result<ManagerArgs, Exit> {
+        if self.version {
+            let version = environment("LINKERD_CONTAINER_VERSION_OVERRIDE").filter(|text| !text.is_empty());
+            return Err(Exit::success(version.unwrap_or_else(|| version::whole().to_owned()) + "\n"));
         }
-    }
-    let mut domain = |flag| match values.text(flag) {
-        "" => {
+        let invalid = |flag: &str, value: &str, reason: &str| {
+            Exit::failure(1, format!("error: invalid value {value:?} for flag -{flag}: {reason}\n"))
+        };
+        if !self.enable_endpoint_slices {
+            let reason = "discovery without EndpointSlices is not supported: leave the flag out";
+            return Err(invalid("enable-endpoint-slices", "false", reason));
+        }
+        if self.stream_queue_capacity <= 0 {
+            let value = self.stream_queue_capacity.to_string();
+            return Err(invalid("stream-queue-capacity", &value, "it must be more than 0"));
+        }
+
+        let mut notices = Vec::new();
+        for (flag, is_given) in [
+            ("enable-pprof", self.enable_pprof),
+            ("export-queue-metrics", !self.export_queue_metrics),
+            ("stream-queue-capacity", self.stream_queue_capacity != STREAM_QUEUE_CAPACITY),
+            ("trace-collector", !self.trace_collector.is_empty()),
+        ] {
+            if is_given {
+                notices.push(format!("-{flag} has no meaning here and is ignored"));
+            }
+        }
+        let mut domain = |flag: &str, domain: String| {
+            if !domain.is_empty() {
+                return domain;
+            }
             notices.push(format!("-{flag} is not given: {LOCAL} is taken"));
             LOCAL.to_owned()
+        };
+        let discovery = &mut manager.destination;
+        discovery.identity_trust_domain = domain("identity-trust-domain", self.identity_trust_domain);
+        discovery.cluster_domain = domain("cluster-domain", self.cluster_domain);
+        discovery.destination_addr = address(&self.addr).map_err(|reason| invalid("addr", &self.addr, reason))?;
+        discovery.outbound_transport_mode = match self.outbound_transport_mode.as_str() {
+            "transport-header" => TransportMode::TransportHeader,
+            "transparent" => TransportMode::Transparent,
+            other => {
+                notices.push(format!("-outbound-transport-mode={other} is not known: transparent is taken"));
+                TransportMode::Transparent
+            }
+        };
+        discovery.enable_h2_upgrade = self.enable_h2_upgrade;
+        discovery.enable_ipv6 = self.enable_ipv6;
+        discovery.ext_endpoint_zone_weights = self.ext_endpoint_zone_weights;
+        let mut problems = Problems::default();
+        discovery.default_opaque_ports = PortRanges::parse(&self.default_opaque_ports, [], &mut problems);
+        if !problems.is_empty() {
+            notices.push(format!("-default-opaque-ports: {problems}, and is left out"));
         }
-        domain => domain.to_owned(),
-    };
-    let discovery = &mut manager.destination;
-    discovery.identity_trust_domain = domain("identity-trust-domain");
-    discovery.cluster_domain = domain("cluster-domain");
-    discovery.destination_addr = address(values.text("addr")).map_err(|why| refused("addr", why))?;
-    discovery.outbound_transport_mode = match values.text("outbound-transport-mode") {
-        "transport-header" => TransportMode::TransportHeader,
-        "transparent" => TransportMode::Transparent,
-        other => {
-            notices.push(format!("-outbound-transport-mode={other} is not known: transparent is taken"));
-            TransportMode::Transparent
-        }
-    };
-    discovery.enable_h2_upgrade = values.is_on("enable-h2-upgrade");
-    discovery.enable_ipv6 = values.is_on("enable-ipv6");
-    discovery.ext_endpoint_zone_weights = values.is_on("ext-endpoint-zone-weights");
-    let mut problems = Problems::default();
-    discovery.default_opaque_ports = PortRanges::parse(values.text("default-opaque-ports"), [], &mut problems);
-    if !problems.is_empty() {
-        notices.push(format!("-default-opaque-ports: {problems}, and is left out"));
+        let params = &self.meshed_http2_client_params;
+        discovery.meshed_http2_client_params =
+            Http2Params::from_str(params).map_err(|reason| invalid("meshed-http2-client-params", params, &reason))?;
+
+        manager.admin_addr =
+            address(&self.metrics_addr).map_err(|reason| invalid("metrics-addr", &self.metrics_addr, reason))?;
+        manager.kubeconfig = (!self.kubeconfig.is_empty()).then(|| self.kubeconfig.into());
+        manager.controller_namespace = self.controller_namespace;
+        manager.log_level =
+            level(&self.log_level).map_err(|reason| invalid("log-level", &self.log_level, reason))?.to_owned();
+        manager.log_format = <LogFormat as ValueEnum>::from_str(&self.log_format, false)
+            .map_err(|_| invalid("log-format", &self.log_format, "it must be plain or json"))?;
+        // The holder of the Lease that both implementations share: Linkerd's container writes the pod's name there.
+        let pod = environment("HOSTNAME").filter(|name| !name.is_empty());
+        manager.leader_election_identity = manager.leader_election_identity.or(pod);
+        manager.enable_destination = true;
+        manager.enable_external_workload = true;
+        // Linkerd's ServiceAccount may not write its configuration; the operator's own Deployment does.
+        manager.enable_linkerd_config = false;
+        manager.notices = notices;
+        Ok(manager)
     }
-    discovery.meshed_http2_client_params = Http2Params::from_str(values.text("meshed-http2-client-params"))
-        .map_err(|why| refused("meshed-http2-client-params", why))?;
-
-    manager.admin_addr = address(values.text("metrics-addr")).map_err(|why| refused("metrics-addr", why))?;
-    manager.kubeconfig = Some(values.text("kubeconfig")).filter(|path| !path.is_empty()).map(Into::into);
-    values.text("controller-namespace").clone_into(&mut manager.controller_namespace);
-    manager.log_level = level(values.text("log-level")).map_err(|why| refused("log-level", why))?.to_owned();
-    manager.log_format = match values.text("log-format") {
-        "plain" => LogFormat::Plain,
-        "json" => LogFormat::Json,
-        _ => return Err(refused("log-format", "it has to be plain or json".to_owned())),
-    };
-    // Who holds the Lease that both know: Linkerd's container writes the pod's name there.
-    let pod = environment("HOSTNAME").filter(|name| !name.is_empty());
-    manager.leader_election_identity = manager.leader_election_identity.or(pod);
-    manager.enable_destination = true;
-    manager.enable_external_workload = true;
-    // Linkerd's ServiceAccount may not write its configuration; that is for an operator of its own.
-    manager.enable_linkerd_config = false;
-    Ok(Parsed { args: manager, notices })
 }
 
-/// The environment of this process.
-pub(super) fn environment(name: &str) -> Option<String> {
-    env::var(name).ok()
+/// Rewrites `-flag` to `--flag` after the subcommand `destination`. Go accepts both, clap only the latter.
+pub(super) fn with_double_dashes(arguments: impl IntoIterator<Item = OsString>) -> Vec<OsString> {
+    let mut arguments: Vec<OsString> = arguments.into_iter().collect();
+    if arguments.get(1).is_some_and(|command| command == COMMAND) {
+        for argument in arguments.iter_mut().skip(2) {
+            // `-h` is clap's own.
+            let bytes = argument.as_encoded_bytes();
+            if bytes.len() > 2 && bytes.starts_with(b"-") && !bytes.starts_with(b"--") {
+                let mut dashes = OsString::from("-");
+                dashes.push(&argument);
+                *argument = dashes;
+            }
+        }
+    }
+    arguments
 }
 
-const fn text(name: &'static str, default: &'static str, help: &'static str) -> Flag {
-    Flag { name, kind: Kind::Text, default, help }
+/// Makes a boolean flag take the values of Go's `strconv.ParseBool`.
+fn go_switch(arg: Arg) -> Arg {
+    match arg.get_action() {
+        ArgAction::SetTrue => switch(arg).value_parser(go_bool),
+        _ => arg,
+    }
 }
 
-const fn switch(name: &'static str, is_on: bool, help: &'static str) -> Flag {
-    Flag { name, kind: Kind::Switch, default: if is_on { "true" } else { "false" }, help }
+fn go_bool(text: &str) -> Result<bool, &'static str> {
+    match text {
+        "1" | "t" | "T" | "true" | "TRUE" | "True" => Ok(true),
+        "0" | "f" | "F" | "false" | "FALSE" | "False" => Ok(false),
+        _ => Err("it must be true or false"),
+    }
 }
 
-/// Go listens on all addresses where none is said.
-fn address(text: &str) -> Result<SocketAddr, String> {
+/// Parses an address. Go listens on all addresses if only a port is given.
+fn address(text: &str) -> Result<SocketAddr, &'static str> {
     let whole = match text.strip_prefix(':') {
         Some(port) => format!("[::]:{port}"),
         None => text.to_owned(),
     };
-    whole.parse().map_err(|_| "it has to be :PORT or IP:PORT".to_owned())
+    whole.parse().map_err(|_| "it must be :PORT or IP:PORT")
 }
 
-/// Ours for those of logrus.
-fn level(text: &str) -> Result<&'static str, String> {
+/// Returns our log level for a level of logrus.
+fn level(text: &str) -> Result<&'static str, &'static str> {
     match text.to_ascii_lowercase().as_str() {
         "panic" | "fatal" | "error" => Ok("error"),
         "warn" | "warning" => Ok("warn"),
         "info" => Ok("info"),
         "debug" => Ok("debug"),
         "trace" => Ok("trace"),
-        _ => Err("it has to be panic, fatal, error, warn, info, debug or trace".to_owned()),
+        _ => Err("it must be panic, fatal, error, warn, info, debug or trace"),
     }
 }
 

@@ -1,9 +1,12 @@
 use std::collections::HashMap;
 
-use clap::Parser;
+use clap::{Args as _, FromArgMatches};
 
 use super::*;
-use crate::args::{Args, Task};
+use crate::args::{
+    Task,
+    testing::{manager, run},
+};
 
 /// What Linkerd's chart passes with its default values (edge-26.8), and what it passes besides if tracing, a log format and
 /// `destinationController.additionalArgs` are set.
@@ -23,48 +26,53 @@ const CHART: [&str; 13] = [
     r#"--meshed-http2-client-params={"keep_alive":{"interval":{"seconds":10},"timeout":{"seconds":3},"while_idle":true}}"#,
 ];
 
-fn manager(arguments: &[&str]) -> ManagerArgs {
-    let arguments = ["linkerd-operator", "manager"].iter().chain(arguments);
-    match Args::try_parse_from(arguments).unwrap().settings() {
+fn parsed_in(environment: &[(&str, &str)], arguments: &[&str]) -> Result<ManagerArgs, Exit> {
+    let environment: HashMap<_, _> = environment.iter().copied().collect();
+    let arguments = ["linkerd-operator", COMMAND].iter().chain(arguments).map(OsString::from);
+    let command = LinkerdDestinationArgs::augment_args(clap::Command::new(COMMAND)).args_override_self(true);
+    let matches = command.try_get_matches_from(with_double_dashes(arguments).split_off(1)).unwrap();
+    let args = LinkerdDestinationArgs::from_arg_matches(&matches).unwrap();
+    args.manager(manager(&[]).unwrap(), |name| environment.get(name).map(|value| (*value).to_owned()))
+}
+
+fn parsed(arguments: &[&str]) -> ManagerArgs {
+    match run(&[&[COMMAND], arguments].concat()) {
         Ok(Task::Manager(args)) => *args,
-        other => panic!("{other:?}"),
+        other => panic!("{arguments:?}: {other:?}"),
     }
 }
 
-fn parsed_in(environment: &[(&str, &str)], arguments: &[&str]) -> Result<Parsed, Ended> {
-    let environment: HashMap<_, _> = environment.iter().copied().collect();
-    let arguments: Vec<String> = arguments.iter().map(|it| (*it).to_owned()).collect();
-    parse(&arguments, manager(&[]), |name| environment.get(name).map(|value| (*value).to_owned()))
-}
-
-fn parsed(arguments: &[&str]) -> Parsed {
-    parsed_in(&[], arguments).unwrap()
-}
-
 fn refused(arguments: &[&str]) -> (u8, String) {
-    let ended = parsed_in(&[], arguments).unwrap_err();
-    assert!(ended.is_error, "{arguments:?}: {ended:?}");
-    (ended.code, ended.text)
+    let exit = run(&[&[COMMAND], arguments].concat()).unwrap_err();
+    assert!(exit.is_error, "{arguments:?}: {exit:?}");
+    (exit.code, exit.text)
 }
 
 #[test]
 fn what_linkerds_chart_passes_means_our_own_defaults() {
-    let Parsed { args, notices } = parsed(&CHART);
-    let ours = manager(&["--enable-linkerd-config=false"]);
+    let mut args = parsed(&CHART);
+    assert_eq!(args.notices, [] as [&str; 0]);
+    let ours = manager(&["--enable-linkerd-config=false"]).unwrap();
+    // The one setting that is from the environment of the container.
+    args.leader_election_identity.clone_from(&ours.leader_election_identity);
     assert_eq!(format!("{args:?}"), format!("{ours:?}"));
-    assert_eq!(notices, [] as [&str; 0]);
 }
 
 #[test]
 fn what_is_not_passed_means_what_it_means_to_linkerds_container() {
-    let Parsed { args, notices } = parsed(&[]);
+    let args = parsed(&[]);
     assert_eq!(args.destination.destination_addr, "[::]:8086".parse().unwrap());
     assert_eq!(args.admin_addr, "[::]:9996".parse().unwrap());
     assert_eq!(args.destination.outbound_transport_mode, TransportMode::Transparent);
     assert!(args.destination.enable_ipv6);
     assert_eq!(args.destination.meshed_http2_client_params, Http2Params::default());
     assert!(!args.destination.default_opaque_ports.contains(25));
-    assert_eq!((args.destination.cluster_domain.as_str(), notices.len()), ("cluster.local", 2), "{notices:?}");
+    assert_eq!(
+        (args.destination.cluster_domain.as_str(), args.notices.len()),
+        ("cluster.local", 2),
+        "{:?}",
+        args.notices
+    );
     assert!(args.enable_destination && args.enable_external_workload && !args.enable_linkerd_config);
 }
 
@@ -72,7 +80,7 @@ fn what_is_not_passed_means_what_it_means_to_linkerds_container() {
 fn flags_without_meaning_are_checked_and_named() {
     let domains = ["-cluster-domain=a", "-identity-trust-domain=b"];
     let ignored = ["-enable-pprof", "-stream-queue-capacity=7", "-trace-collector", "collector:55678"];
-    let Parsed { notices, .. } = parsed(&[&domains[..], &ignored].concat());
+    let ManagerArgs { notices, .. } = parsed(&[&domains[..], &ignored].concat());
     assert_eq!(notices.len(), 3, "{notices:?}");
     for (notice, flag) in notices.iter().zip(["-enable-pprof", "-stream-queue-capacity", "-trace-collector"]) {
         assert!(notice.starts_with(flag), "{notice}");
@@ -85,7 +93,62 @@ fn flags_without_meaning_are_checked_and_named() {
 fn an_unknown_flag_ends_with_the_usage_and_2() {
     let (code, text) = refused(&["-addr=:8086", "-no-such-flag"]);
     assert_eq!(code, 2);
-    assert!(text.starts_with("flag provided but not defined: -no-such-flag\nUsage of destination:\n  -addr string\n"));
+    assert!(text.contains("-no-such-flag") && text.contains("Usage: "), "{text}");
+}
+
+#[test]
+fn one_dash_means_two_and_a_value_may_be_the_next_argument() {
+    for arguments in [
+        &["-addr=:2", "-enable-ipv6", "-ext-endpoint-zone-weights=true", "-kubeconfig=a=b"][..],
+        &["--addr", ":2", "--enable-ipv6=1", "--ext-endpoint-zone-weights", "-kubeconfig", "a=b"],
+        &[
+            "-addr",
+            ":1",
+            "-addr",
+            ":2",
+            "-enable-ipv6=false",
+            "-enable-ipv6=T",
+            "-ext-endpoint-zone-weights=1",
+            "-kubeconfig=a=b",
+        ],
+    ] {
+        let args = parsed(arguments);
+        assert_eq!(args.destination.destination_addr.port(), 2, "{arguments:?}");
+        assert!(args.destination.enable_ipv6 && args.destination.ext_endpoint_zone_weights, "{arguments:?}");
+        assert_eq!(args.kubeconfig.as_deref(), Some(std::path::Path::new("a=b")), "{arguments:?}");
+    }
+    assert!(!parsed(&["-enable-ipv6=F"]).destination.enable_ipv6);
+    assert_eq!(parsed(&["-kubeconfig="]).kubeconfig, None);
+}
+
+#[test]
+fn the_first_argument_that_is_not_a_flag_ends_the_flags() {
+    for end in ["--", "-", "false"] {
+        let args = parsed(&["-ext-endpoint-zone-weights", end, "-no-such-flag", "-enable-ipv6=false"]);
+        assert!(args.destination.ext_endpoint_zone_weights && args.destination.enable_ipv6, "{end}");
+    }
+}
+
+#[test]
+fn a_value_that_go_cannot_parse_ends_with_2() {
+    for arguments in [
+        &["-enable-ipv6=yes"][..],
+        &["-stream-queue-capacity=many"],
+        &["-enable-ipv6", "-addr"],
+        &["---addr=1"],
+        &["-=1"],
+    ] {
+        assert_eq!(refused(arguments).0, 2, "{arguments:?}");
+    }
+}
+
+#[test]
+fn help_lists_the_flags_and_ends_with_0() {
+    for help in ["-h", "-help", "--help"] {
+        let exit = run(&[COMMAND, "-enable-ipv6", help]).unwrap_err();
+        assert_eq!((exit.code, exit.is_error), (0, false), "{exit:?}");
+        assert!(exit.text.contains("--meshed-http2-client-params"), "{exit:?}");
+    }
 }
 
 #[test]
@@ -107,9 +170,10 @@ fn what_linkerds_container_ends_of_is_refused_with_1_and_a_reason() {
 fn what_linkerds_container_warns_of_is_left_out_and_named() {
     let domains = ["-cluster-domain=a", "-identity-trust-domain=b"];
     let odd = ["-default-opaque-ports=25,x,3000-3002", "-outbound-transport-mode=quantum"];
-    let Parsed { args, notices } = parsed(&[&domains[..], &odd].concat());
+    let args = parsed(&[&domains[..], &odd].concat());
     let ports = &args.destination.default_opaque_ports;
     assert!(ports.contains(25) && ports.contains(3001) && !ports.contains(80));
+    let notices = &args.notices;
     assert_eq!(notices.len(), 2, "{notices:?}");
     assert!(notices[0].contains("quantum") && notices[1].contains("\"x\""), "{notices:?}");
 }
@@ -117,23 +181,23 @@ fn what_linkerds_container_warns_of_is_left_out_and_named() {
 #[test]
 fn levels_of_logrus_are_ours() {
     for (theirs, ours) in [("panic", "error"), ("fatal", "error"), ("warning", "warn"), ("TRACE", "trace")] {
-        assert_eq!(parsed(&["-log-level", theirs]).args.log_level, ours);
+        assert_eq!(parsed(&["-log-level", theirs]).log_level, ours);
     }
 }
 
 #[test]
 fn the_pods_name_is_what_the_lease_says() {
     let hostname = [("HOSTNAME", "linkerd-destination-5d9c-x7k2p")];
-    let identity = parsed_in(&hostname, &CHART).unwrap().args.leader_election_identity;
+    let identity = parsed_in(&hostname, &CHART).unwrap().leader_election_identity;
     assert_eq!(identity.as_deref(), Some(hostname[0].1));
 }
 
 #[test]
 fn the_version_is_what_linkerds_environment_says_or_ours() {
     let said = |environment| {
-        let ended = parsed_in(environment, &["-version"]).unwrap_err();
-        assert_eq!((ended.code, ended.is_error), (0, false));
-        ended.text
+        let exit = parsed_in(environment, &["-version"]).unwrap_err();
+        assert_eq!((exit.code, exit.is_error), (0, false));
+        exit.text
     };
     assert_eq!(said(&[("LINKERD_CONTAINER_VERSION_OVERRIDE", "edge-26.8.3")]), "edge-26.8.3\n");
     assert!(said(&[]).starts_with(version::VERSION));
