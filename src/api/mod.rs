@@ -10,6 +10,7 @@ mod label_selector;
 pub mod linkerd_config;
 mod metadata;
 mod namespaced_name;
+pub mod quantity;
 mod server;
 mod service_profile;
 
