@@ -38,7 +38,7 @@ impl Base {
     /// # Errors
     /// When it is no document of Linkerd's.
     pub fn new(revision: i64, text: &str, created_by: Option<&str>) -> Result<Self, InvalidDocument> {
-        let (document, _) = Document::parse(text)?.unmarked();
+        let (document, _) = Document::parse(text)?.split_config_hash();
         let (created_by, uid) = (created_by.map(str::to_owned), Arc::from(""));
         Ok(Self { revision, text: text.into(), effective: document.clone(), document, created_by, uid })
     }
@@ -100,7 +100,8 @@ impl Base {
         let mut base =
             Self::new(object.revision, values, text("createdBy")).map_err(|error| unreadable(&error.to_string()))?;
         if let Some(effective) = text("effective") {
-            base.effective = Document::parse(effective).map_err(|error| unreadable(&error.to_string()))?.unmarked().0;
+            base.effective =
+                Document::parse(effective).map_err(|error| unreadable(&error.to_string()))?.split_config_hash().0;
         }
         base.uid = text("uid").unwrap_or_default().into();
         Ok(base)

@@ -9,7 +9,8 @@
 //! In: LinkerdConfigs, the ConfigMap that they configure, the trust anchors, what injectors answer. Out: writes of `data.values`,
 //! ControllerRevisions of what the installer wrote, statuses, Events. Always holds: what the resource does not name stays the
 //! installer's; what is broken is not made worse, and what injectors refuse does not stay; a base is kept before it is written
-//! over; nothing is written when nothing changed. Only [`values`] knows Linkerd's document and YAML.
+//! over; nothing is written when nothing changed. Only [`values`] reads and writes YAML and knows the types of Linkerd's document;
+//! [`overlay`] maps the fields of the resource to paths in it, and [`drift`] reads `cliVersion`.
 
 pub mod active;
 mod apply;

@@ -151,7 +151,7 @@ impl Plan {
 
 impl Write {
     fn new(document: &Document, marker: &str, effective: &Document, over_others: bool) -> Self {
-        Self { values: document.marked(marker).to_yaml(), hash: effective.hash().to_string(), over_others }
+        Self { values: document.with_config_hash(marker).to_yaml(), hash: effective.hash().to_string(), over_others }
     }
 }
 

@@ -24,7 +24,7 @@ pub(super) struct Cluster {
 }
 
 /// What the chart renders, as far as Linkerd cannot do without.
-pub(super) const INSTALLED: &str = include_str!("values/fixture.yaml");
+pub(super) const INSTALLED: &str = include_str!("values/testdata/installed.yaml");
 
 impl Cluster {
     pub(super) fn new(spec: &Value) -> Self {
@@ -64,11 +64,11 @@ impl Cluster {
 
     /// Without the marker.
     pub(super) fn document(&self) -> Document {
-        self.marked_document().unmarked().0
+        self.marked_document().split_config_hash().0
     }
 
     pub(super) fn marker(&self) -> Option<String> {
-        self.marked_document().unmarked().1
+        self.marked_document().split_config_hash().1
     }
 
     fn marked_document(&self) -> Document {
@@ -131,7 +131,7 @@ fn a_resource_that_names_nothing_keeps_a_base_and_writes_nothing_but_the_marker(
     let plan = cluster.reconcile();
     assert_eq!(plan.verdict, Verdict::Synced, "{:?}", plan.verdict);
     assert!(plan.write.is_some() && plan.drift.is_none());
-    let installed = Document::parse(INSTALLED).unwrap().unmarked().0;
+    let installed = Document::parse(INSTALLED).unwrap().split_config_hash().0;
     assert_eq!(cluster.document(), installed);
     let base = plan.new_base.unwrap();
     assert_eq!((base.revision, &*base.text), (1, INSTALLED));

@@ -189,7 +189,7 @@ fn array<'a>(object: &'a Value, pointer: &str) -> impl Iterator<Item = &'a Value
 mod tests {
     use super::*;
 
-    const CHART: &str = include_str!("../../../src/linkerd_config/values/fixture.yaml");
+    const CHART: &str = include_str!("../../../src/linkerd_config/values/testdata/installed.yaml");
 
     fn review(kind: &str, object: &Value) -> Review {
         let body = json!({"request": {"uid": "7", "namespace": "app", "kind": {"kind": kind}, "object": object}});

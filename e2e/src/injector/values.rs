@@ -134,7 +134,7 @@ fn map_or_null<'de, D: Deserializer<'de>, T: DeserializeOwned + Default>(deseria
 mod tests {
     use super::*;
 
-    const CHART: &str = include_str!("../../../src/linkerd_config/values/fixture.yaml");
+    const CHART: &str = include_str!("../../../src/linkerd_config/values/testdata/installed.yaml");
 
     fn fails(text: &str) -> Unfit {
         Values::read(text).unwrap_err()

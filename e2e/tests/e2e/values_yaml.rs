@@ -7,8 +7,8 @@ use e2e::binaries::Binaries;
 use serde_json::Value;
 
 /// What the operator writes, and what it means by it. A unit test holds that it still writes that.
-const WRITTEN: &str = include_str!("../../../src/linkerd_config/values/golden.yaml");
-const MEANT: &str = include_str!("../../../src/linkerd_config/values/golden.json");
+const WRITTEN: &str = include_str!("../../../src/linkerd_config/values/testdata/written.yaml");
+const MEANT: &str = include_str!("../../../src/linkerd_config/values/testdata/written.json");
 
 /// What kubectl makes of a YAML document.
 fn read(document: &str) -> Result<Value> {

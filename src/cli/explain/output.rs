@@ -198,7 +198,7 @@ impl ValueRows {
         let (Ok(overlay), Some(effective)) = (overlay, &plan.effective) else { return Self::default() };
         // A document that cannot be read is replaced as a whole.
         let text = input.live.as_ref().and_then(|live| live.values.as_deref()).unwrap_or_default();
-        let (live, _) = Document::parse(text).unwrap_or_default().unmarked();
+        let (live, _) = Document::parse(text).unwrap_or_default().split_config_hash();
         let named: BTreeSet<Path> = overlay.paths().collect();
         let changed: BTreeSet<Path> = live.differences(effective).into_iter().collect();
         let row = |path: &Path, changes: bool| {

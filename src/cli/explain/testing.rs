@@ -15,7 +15,7 @@ use crate::{
 };
 
 /// The values that the chart renders and that Linkerd requires.
-pub(super) const INSTALLED: &str = include_str!("../../linkerd_config/values/fixture.yaml");
+pub(super) const INSTALLED: &str = include_str!("../../linkerd_config/values/testdata/installed.yaml");
 
 pub(super) fn config(name: &str, spec: &Value) -> Arc<LinkerdConfig> {
     let object: api::LinkerdConfig = serde_json::from_value(json!({
@@ -43,7 +43,7 @@ pub(super) fn input(spec: &Value) -> ExplainInput {
         winner: Some(Arc::clone(&config)),
         config,
         applied: true,
-        live: Some(config_map("helm", &marked(&Document::parse(INSTALLED).unwrap()))),
+        live: Some(config_map("helm", &with_config_hash(&Document::parse(INSTALLED).unwrap()))),
         base: Ok(Some(Base::new(1, INSTALLED, None).unwrap())),
         bundle: None,
         good: Vec::new(),
@@ -52,6 +52,6 @@ pub(super) fn input(spec: &Value) -> ExplainInput {
 }
 
 /// The document after the operator has written it.
-pub(super) fn marked(document: &Document) -> String {
-    document.marked(&document.injection_hash().to_string()).to_yaml()
+pub(super) fn with_config_hash(document: &Document) -> String {
+    document.with_config_hash(&document.injection_hash().to_string()).to_yaml()
 }

@@ -1,42 +1,42 @@
 //! Linkerd's keys and the Go types behind them: `pkg/charts/linkerd2/values.go`, and what the chart renders of later keys.
 //!
-//! A key that is not here is kept and not looked into: Go ignores what it does not know, and Linkerd may know more than we.
+//! A key that is not here is kept and not checked: Go ignores unknown keys, and a newer Linkerd may know them.
 
-/// What a value must be, and what is below it.
+/// The type of a value, with the types below it.
 #[derive(Clone, Copy, Debug)]
-pub(super) enum Type {
+pub(super) enum GoType {
     Text,
     Bool,
     /// Whole numbers, with the bounds of the Go type.
     Int(i64, i64),
     Uint,
     Float,
-    List(&'static Type),
+    List(&'static GoType),
     /// With any keys.
-    Map(&'static Type),
-    Struct(&'static [Field]),
-    /// What Go's YAML reader loses sight of, being the field of an embedded struct: there a number becomes no string.
-    Embedded(&'static Type),
+    Map(&'static GoType),
+    Struct(&'static [GoField]),
+    /// A field of an embedded struct. Go's YAML reader does not see its type, so a number there does not become a string.
+    Embedded(&'static GoType),
     Any,
 }
 
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Field {
+pub(super) struct GoField {
     pub(super) name: &'static str,
-    pub(super) holds: Type,
+    pub(super) holds: GoType,
 }
 
-const fn is(name: &'static str, holds: Type) -> Field {
-    Field { name, holds }
+const fn is(name: &'static str, holds: GoType) -> GoField {
+    GoField { name, holds }
 }
 
-use Type::{Any, Bool, Embedded, Float, List, Map, Struct, Text, Uint};
+use GoType::{Any, Bool, Embedded, Float, List, Map, Struct, Text, Uint};
 
-const INT: Type = Type::Int(i64::MIN, i64::MAX);
-const INT32: Type = Type::Int(i32::MIN as i64, i32::MAX as i64);
-const TEXTS: Type = Map(&Text);
+const INT: GoType = GoType::Int(i64::MIN, i64::MAX);
+const INT32: GoType = GoType::Int(i32::MIN as i64, i32::MAX as i64);
+const TEXTS: GoType = Map(&Text);
 
-pub(super) static VALUES: Type = Struct(&[
+pub(super) static VALUES: GoType = Struct(&[
     is("cliVersion", Text),
     is("clusterDomain", Text),
     is("clusterNetworks", Text),
@@ -101,7 +101,7 @@ pub(super) static VALUES: Type = Struct(&[
     is("webhookFailurePolicy", Text),
 ]);
 
-const PROXY: Type = Struct(&[
+const PROXY: GoType = Struct(&[
     is("accessLog", Text),
     is("additionalEnv", ENV),
     is("await", Bool),
@@ -165,7 +165,7 @@ const PROXY: Type = Struct(&[
     is("waitBeforeExitSeconds", Uint),
 ]);
 
-const PROXY_INIT: Type = Struct(&[
+const PROXY_INIT: GoType = Struct(&[
     is("capabilities", CAPABILITIES),
     is("closeWaitTimeoutSecs", INT),
     is("ignoreInboundPorts", Text),
@@ -185,7 +185,7 @@ const PROXY_INIT: Type = Struct(&[
     is("xtMountPath", MOUNT),
 ]);
 
-const NETWORK_VALIDATOR: Type = Struct(&[
+const NETWORK_VALIDATOR: GoType = Struct(&[
     is("connectAddr", Text),
     is("enableSecurityContext", Bool),
     is("listenAddr", Text),
@@ -195,7 +195,7 @@ const NETWORK_VALIDATOR: Type = Struct(&[
     is("timeout", Text),
 ]);
 
-const IDENTITY: Type = Struct(&[
+const IDENTITY: GoType = Struct(&[
     is("additionalEnv", ENV),
     is("experimentalEnv", ENV),
     is("externalCA", Bool),
@@ -213,7 +213,7 @@ const IDENTITY: Type = Struct(&[
     is("serviceAccountTokenProjection", Bool),
 ]);
 
-const WEBHOOK: &[Field] = &[
+const WEBHOOK: &[GoField] = &[
     is("caBundle", Embedded(&Text)),
     is("crtPEM", Embedded(&Text)),
     is("externalSecret", Embedded(&Bool)),
@@ -223,7 +223,7 @@ const WEBHOOK: &[Field] = &[
     is("namespaceSelector", SELECTOR),
 ];
 
-const PROXY_INJECTOR: Type = Struct(&[
+const PROXY_INJECTOR: GoType = Struct(&[
     is("additionalEnv", ENV),
     is("caBundle", Embedded(&Text)),
     is("crtPEM", Embedded(&Text)),
@@ -236,7 +236,7 @@ const PROXY_INJECTOR: Type = Struct(&[
     is("podAnnotations", TEXTS),
 ]);
 
-const POD_MONITOR: Type = Struct(&[
+const POD_MONITOR: GoType = Struct(&[
     is("controller", Struct(&[is("enabled", Bool), is("namespaceSelector", Text)])),
     is("enabled", Bool),
     is("proxy", Struct(&[is("enabled", Bool)])),
@@ -245,10 +245,10 @@ const POD_MONITOR: Type = Struct(&[
     is("serviceMirror", Struct(&[is("enabled", Bool)])),
 ]);
 
-const POLICY_CONTROLLER: Type =
+const POLICY_CONTROLLER: GoType =
     Struct(&[is("image", IMAGE), is("logLevel", Text), is("probeNetworks", List(&Text)), is("resources", RESOURCES)]);
 
-const TRACING: Type = Struct(&[
+const TRACING: GoType = Struct(&[
     is(
         "collector",
         Struct(&[
@@ -261,18 +261,18 @@ const TRACING: Type = Struct(&[
     is("traceServiceName", Text),
 ]);
 
-const IMAGE: Type = Struct(&[is("name", Text), is("pullPolicy", Text), is("version", Text)]);
-const MOUNT: Type = Struct(&[is("mountPath", Text), is("name", Text), is("readOnly", Bool)]);
-const PROBE: Type = Struct(&[is("initialDelaySeconds", Uint), is("timeoutSeconds", Uint)]);
-const CAPABILITIES: Type = Struct(&[is("add", List(&Text)), is("drop", List(&Text))]);
-const CONSTRAINTS: Type = Struct(&[is("limit", Text), is("request", Text)]);
-const RESOURCES: Type =
+const IMAGE: GoType = Struct(&[is("name", Text), is("pullPolicy", Text), is("version", Text)]);
+const MOUNT: GoType = Struct(&[is("mountPath", Text), is("name", Text), is("readOnly", Bool)]);
+const PROBE: GoType = Struct(&[is("initialDelaySeconds", Uint), is("timeoutSeconds", Uint)]);
+const CAPABILITIES: GoType = Struct(&[is("add", List(&Text)), is("drop", List(&Text))]);
+const CONSTRAINTS: GoType = Struct(&[is("limit", Text), is("request", Text)]);
+const RESOURCES: GoType =
     Struct(&[is("cpu", CONSTRAINTS), is("ephemeral-storage", CONSTRAINTS), is("memory", CONSTRAINTS)]);
 /// Scope, protocol, parameter.
-const PARAMETERS: Type = Map(&Map(&Map(&Any)));
+const PARAMETERS: GoType = Map(&Map(&Map(&Any)));
 
 /// A list of Kubernetes' `EnvVar`.
-const ENV: Type = List(&Struct(&[
+const ENV: GoType = List(&Struct(&[
     is("name", Text),
     is("value", Text),
     is(
@@ -285,8 +285,8 @@ const ENV: Type = List(&Struct(&[
         ]),
     ),
 ]));
-const KEY_OF_AN_OBJECT: &[Field] = &[is("key", Text), is("name", Embedded(&Text)), is("optional", Bool)];
-const SELECTOR: Type = Struct(&[
+const KEY_OF_AN_OBJECT: &[GoField] = &[is("key", Text), is("name", Embedded(&Text)), is("optional", Bool)];
+const SELECTOR: GoType = Struct(&[
     is("matchExpressions", List(&Struct(&[is("key", Text), is("operator", Text), is("values", List(&Text))]))),
     is("matchLabels", TEXTS),
 ]);

@@ -1,4 +1,4 @@
-//! Why a text is no document.
+//! Why a text is not a values document.
 
 use super::{LONGEST, Path, read::DEEPEST};
 
@@ -17,10 +17,8 @@ pub enum InvalidDocument {
     TwoSpellings { path: Path, one: String, other: String },
     #[error("line {line}, column {column}: a key that is no string")]
     KeyIsNoString { line: usize, column: usize },
-    #[error("line {line}, column {column}: a number that JSON does not have")]
-    NotFinite { line: usize, column: usize },
+    #[error("line {line}, column {column}: {reason}")]
+    Unsupported { line: usize, column: usize, reason: &'static str },
     #[error("line {line}, column {column}: nested more than {DEEPEST} deep")]
     TooDeep { line: usize, column: usize },
-    #[error("line {line}, column {column}: aliases repeat too much")]
-    TooManyAliases { line: usize, column: usize },
 }

@@ -1,19 +1,22 @@
-//! Linkerd's values document: the text under `values` of the ConfigMap `linkerd-config`, and what Go makes of it.
+//! Linkerd's values document: the text under `values` of the ConfigMap `linkerd-config`, as Go reads it.
 //!
-//! In: a text, or JSON of ours. Out: the document, its text, what is wrong with it, its hashes. Always holds: keys have
-//! Linkerd's own spelling; where Linkerd wants a string, numbers and bools are strings already, as Go makes them; what was
-//! read is bounded in size and depth; no error, problem or debug output shows the value of a secret.
+//! In: a text, or JSON of ours. Out: the document, its text, its problems, its hashes. Always holds: keys have Linkerd's own
+//! spelling; where Linkerd's type is a string, numbers and bools are strings already, as Go makes them; a parsed document is
+//! bounded in size and depth; no error, problem or debug output shows the value of a secret.
 
-mod check;
+mod canonical;
+mod go_types;
 mod hash;
+mod injection_subset;
 mod invalid;
 mod path;
+mod problems;
 mod read;
+mod redact;
 mod rules;
 mod scalar;
-mod schema;
-mod show;
-mod table;
+#[cfg(test)]
+pub(crate) mod testing;
 mod write;
 
 use std::{
@@ -25,27 +28,27 @@ use serde_json::{Map, Value, json};
 
 pub use crate::api::MARKER;
 pub use {
-    check::{Problem, patch_problems},
     hash::Hash,
     invalid::InvalidDocument,
     path::Path,
-    show::{shown, visible},
+    problems::{Problem, patch_problems},
+    redact::{shown, visible},
 };
 
-/// A longer text is no document.
+/// The limit of a document's text, in bytes.
 pub const LONGEST: usize = 512 << 10;
-/// Where the marker stands.
-const MARKED: [&str; 2] = ["proxy", "additionalEnv"];
+/// The list that holds the config hash as an entry.
+const CONFIG_HASH_LIST: [&str; 2] = ["proxy", "additionalEnv"];
 
-/// Any other text of YAML, as kubectl reads it.
+/// Parses any other YAML text, as kubectl reads it.
 ///
 /// # Errors
-/// When it is too long, no YAML, or no map.
+/// When the text is too long, is not YAML that can be read exactly, or is not a map.
 pub fn manifest(text: &str) -> Result<Map<String, Value>, InvalidDocument> {
     read::map(text)
 }
 
-/// A text as it was read: the document as people declare it, and the marker that stood in it.
+/// The result of [`Document::read`]: the document without our config hash, and the config hash.
 pub type Reading = Result<(Document, Option<String>), InvalidDocument>;
 
 /// One values document.
@@ -55,25 +58,27 @@ pub struct Document(Map<String, Value>);
 // === impl Document ===
 
 impl Document {
-    /// As Go reads it: sigs.k8s.io/yaml, which is YAML 1.1 and then encoding/json into Linkerd's `Values`. Stricter where Go
-    /// would choose in silence: a key twice, or in two spellings, is refused.
+    /// Parses a text as Go reads it: sigs.k8s.io/yaml, which is YAML 1.1 and then encoding/json into Linkerd's `Values`.
+    /// Stricter where Go would choose silently: a key that occurs twice, or in two spellings, is refused.
     pub fn parse(text: &str) -> Result<Self, InvalidDocument> {
         let mut map = read::map(text)?;
-        match schema::canonical(&mut map) {
+        match canonical::canonical(&mut map) {
             None => Ok(Self(map)),
-            Some(schema::TwoSpellings { path, one, other }) => Err(InvalidDocument::TwoSpellings { path, one, other }),
+            Some(canonical::TwoSpellings { path, one, other }) => {
+                Err(InvalidDocument::TwoSpellings { path, one, other })
+            }
         }
     }
 
-    /// What a text declares, and its marker.
+    /// Parses a text and takes the config hash out of it.
     pub fn read(text: &str) -> Reading {
-        Self::parse(text).map(Self::unmarked)
+        Self::parse(text).map(Self::split_config_hash)
     }
 
-    /// The document as people declare it, and the marker that stood in it. Without others, the list that the marker stood in
-    /// is none: whoever reads the document takes it for the same.
-    pub fn unmarked(mut self) -> (Self, Option<String>) {
-        let path = Path::from(&MARKED[..]);
+    /// Returns the document without our config hash, and the config hash. A list that held nothing else is removed, because
+    /// Linkerd reads an empty list and an absent one alike.
+    pub fn split_config_hash(mut self) -> (Self, Option<String>) {
+        let path = Path::from(&CONFIG_HASH_LIST[..]);
         let mut variables = match self.remove(&path) {
             Some(Value::Array(variables)) => variables,
             None | Some(Value::Null) => return (self, None),
@@ -82,33 +87,34 @@ impl Document {
                 return (self, None);
             }
         };
-        let is_marker = |it: &Value| it.get("name").and_then(Value::as_str) == Some(MARKER);
-        let value = variables.iter().find(|it| is_marker(it)).and_then(|it| it.get("value"));
-        let marker = value.and_then(Value::as_str).map(str::to_owned);
-        variables.retain(|it| !is_marker(it));
+        let is_ours = |it: &Value| it.get("name").and_then(Value::as_str) == Some(MARKER);
+        let value = variables.iter().find(|it| is_ours(it)).and_then(|it| it.get("value"));
+        let config_hash = value.and_then(Value::as_str).map(str::to_owned);
+        variables.retain(|it| !is_ours(it));
         if !variables.is_empty() {
             self.set(&path, Value::Array(variables));
         }
-        (self, marker)
+        (self, config_hash)
     }
 
-    /// The document as it is written: what proxies are injected with says so. The marker comes last, after all variables of
-    /// others.
-    pub fn marked(&self, marker: &str) -> Self {
-        let (mut document, _) = self.clone().unmarked();
-        let path = Path::from(&MARKED[..]);
+    /// Returns the document to write: the injector adds the config hash to the environment of proxies. It comes after all
+    /// other variables.
+    pub fn with_config_hash(&self, config_hash: &str) -> Self {
+        let (mut document, _) = self.clone().split_config_hash();
+        let path = Path::from(&CONFIG_HASH_LIST[..]);
         let mut variables = match document.get(&path) {
             Some(Value::Array(variables)) => variables.clone(),
             _ => Vec::new(),
         };
-        variables.push(json!({"name": MARKER, "value": marker}));
+        variables.push(json!({"name": MARKER, "value": config_hash}));
         document.set(&path, Value::Array(variables));
         document
     }
 
-    /// Block style, keys sorted. Reads the same by the rules of YAML 1.1 and of 1.2.
+    /// Returns YAML in block style, with sorted keys, that reads the same by the rules of YAML 1.1 and of 1.2.
     pub fn to_yaml(&self) -> String {
-        write::document(&self.0)
+        // JSON is YAML too. An empty text instead would delete the configuration.
+        write::to_yaml(&self.0).unwrap_or_else(|_| json!(self.0).to_string())
     }
 
     pub fn as_map(&self) -> &Map<String, Value> {
@@ -116,15 +122,15 @@ impl Document {
     }
 
     pub fn get(&self, path: &Path) -> Option<&Value> {
-        let path = schema::canonical_path(path);
+        let path = canonical::canonical_path(path);
         let (last, above) = path.keys().split_last()?;
         let map = above.iter().try_fold(&self.0, |map, key| map.get(&**key)?.as_object())?;
         map.get(&**last)
     }
 
-    /// Makes the maps on the way; what stood there in place of a map is gone.
+    /// Creates the maps above the value. A value of another type in the place of such a map is replaced.
     pub fn set(&mut self, path: &Path, value: Value) {
-        let path = schema::canonical_path(path);
+        let path = canonical::canonical_path(path);
         let Some((last, above)) = path.keys().split_last() else { return };
         let mut map = &mut self.0;
         for key in above {
@@ -135,53 +141,58 @@ impl Document {
             let Some(below) = below.as_object_mut() else { return };
             map = below;
         }
-        map.insert(last.to_string(), schema::canonical_value(&path, value));
+        map.insert(last.to_string(), canonical::canonical_value(&path, value));
     }
 
     pub fn remove(&mut self, path: &Path) -> Option<Value> {
-        let path = schema::canonical_path(path);
+        let path = canonical::canonical_path(path);
         let (last, above) = path.keys().split_last()?;
         let map = above.iter().try_fold(&mut self.0, |map, key| map.get_mut(&**key)?.as_object_mut())?;
         map.remove(&**last)
     }
 
-    /// A JSON merge patch (RFC 7386): null removes, maps merge, all else replaces. Of two spellings of one key Linkerd's own
-    /// counts.
+    /// Applies a JSON merge patch (RFC 7386): null removes, maps merge, all else replaces. Of two spellings of one key
+    /// Linkerd's own wins.
     pub fn merge(&mut self, patch: &Map<String, Value>) {
         let mut patch = patch.clone();
-        let _ = schema::canonical(&mut patch);
-        merge(&mut self.0, patch);
+        let _ = canonical::canonical(&mut patch);
+        let mut merged = Value::Object(std::mem::take(&mut self.0));
+        json_patch::merge(&mut merged, &Value::Object(patch));
+        if let Value::Object(merged) = merged {
+            self.0 = merged;
+        }
     }
 
-    /// Everything that would make the injector deny Pods or crash, make Pods that cannot start, or leak a key: all at once.
+    /// Returns all known reasons why the injector would deny Pods or crash, why injected Pods would be refused or could not
+    /// start, and private keys.
     pub fn problems(&self) -> Vec<Problem> {
-        check::problems(self)
+        problems::problems(self)
     }
 
-    /// Those of them that must not even be copied.
+    /// Returns the problems with which a document must not even be copied.
     pub fn private_keys(&self) -> Vec<Problem> {
-        check::private_keys(self)
+        problems::private_keys(self)
     }
 
-    /// Of the whole meaning: blind to the order of keys, quoting, comments and the spelling of numbers.
+    /// The hash of all values. The order of keys, quoting, comments and the form of numbers do not change it.
     pub fn hash(&self) -> Hash {
         Hash::of(&self.0)
     }
 
-    /// Of what shapes an injected Pod: blind besides to keys that are only the control plane's, to the marker, and to the
-    /// difference between a key that is absent, null, or Go's zero.
+    /// The hash of the values that affect injection. Keys that only the control plane reads, the config hash itself, and the
+    /// difference between a key that is absent, null or Go's zero do not change it.
     pub fn injection_hash(&self) -> Hash {
-        Hash::of(&schema::injection_subset(&self.0))
+        Hash::of(&injection_subset::injection_subset(&self.0))
     }
 
-    /// The leaves that only one has, or that differ. Sorted.
+    /// Returns the paths of leaves that only one document has, or that differ, sorted.
     pub fn differences(&self, other: &Self) -> Vec<Path> {
         let mut found = Vec::new();
         differences(&Path::default(), &self.0, &other.0, &mut found);
         found
     }
 
-    /// What is no map, an empty map, and lists as a whole.
+    /// Returns the values that are not maps, and the empty maps. A list is one leaf.
     pub fn leaves(&self) -> impl Iterator<Item = (Path, &Value)> {
         let mut found = Vec::new();
         leaves(&Path::default(), &self.0, &mut found);
@@ -189,31 +200,10 @@ impl Document {
     }
 }
 
-/// Never what stands in it.
+/// Shows no value.
 impl fmt::Debug for Document {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "Document({} keys, {})", self.0.len(), self.hash())
-    }
-}
-
-fn merge(into: &mut Map<String, Value>, patch: Map<String, Value>) {
-    for (key, value) in patch {
-        match value {
-            Value::Null => {
-                into.remove(&key);
-            }
-            Value::Object(patch) => {
-                let mut below = match into.remove(&key) {
-                    Some(Value::Object(below)) => below,
-                    _ => Map::new(),
-                };
-                merge(&mut below, patch);
-                into.insert(key, Value::Object(below));
-            }
-            value => {
-                into.insert(key, value);
-            }
-        }
     }
 }
 
@@ -227,7 +217,7 @@ fn leaves<'a>(above: &Path, map: &'a Map<String, Value>, found: &mut Vec<(Path, 
     }
 }
 
-/// Found in the order of paths: sorting paths would compare their long common beginnings again and again.
+/// Finds them in the order of paths: sorting them later would compare their long common prefixes.
 fn differences(above: &Path, one: &Map<String, Value>, other: &Map<String, Value>, found: &mut Vec<Path>) {
     let keys: BTreeSet<&String> = one.keys().chain(other.keys()).collect();
     for key in keys {
@@ -237,7 +227,7 @@ fn differences(above: &Path, one: &Map<String, Value>, other: &Map<String, Value
             differences(&above.with(key), one, other, found);
         } else if one != other {
             let path = above.with(key);
-            // At most one of them is a map with something below it.
+            // At most one of them is a map that is not empty.
             let is_leaf = |value: Option<&Value>, map: Option<_>| value.is_some() && map.is_none();
             let [one_map, other_map] = maps;
             if is_leaf(one, one_map) || is_leaf(other, other_map) {

@@ -1,6 +1,6 @@
-//! What is wrong with a document, and with a patch before it is merged.
+//! Finds the problems of a document, and of a patch before it is merged.
 //!
-//! Always holds: all problems at once, up to a bound; no value of a secret in any of them.
+//! Always holds: all problems are reported at once, up to a limit; none shows the value of a secret.
 
 use std::fmt;
 
@@ -8,30 +8,30 @@ use serde_json::{Map, Value};
 
 use super::{
     Path,
+    canonical::field,
+    go_types::{GoType, VALUES},
     path::shortened,
     read::DEEPEST,
     rules,
-    schema::field,
-    table::{Type, VALUES},
 };
 
-/// As many as a person reads.
+/// The maximum number of problems that are reported.
 const MOST: usize = 100;
 const SHOWN: usize = 60;
 pub(super) const HIDDEN: &str = "(not shown)";
 pub(super) const KEY: &str = "PRIVATE KEY-----";
 
-/// Something that must not be written.
+/// A reason not to write a document.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Problem {
     pub path: Path,
-    /// Shortened, and never of a secret. Empty where nothing is there.
+    /// The value, shortened. Empty if there is none, and hidden if it may be a secret.
     pub value: String,
     pub reason: String,
 }
 
 #[derive(Default)]
-pub(super) struct Problems(Vec<Problem>);
+pub(super) struct Findings(Vec<Problem>);
 
 // === impl Problem ===
 
@@ -39,7 +39,7 @@ impl fmt::Display for Problem {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Self { path, value, reason } = self;
         match (path.keys().is_empty(), value.as_str()) {
-            // Of the document as a whole.
+            // The whole document.
             (true, _) => write!(f, "the document: {reason}"),
             (false, "") => write!(f, "{path}: {reason}"),
             (false, HIDDEN) => write!(f, "{path} {HIDDEN}: {reason}"),
@@ -48,9 +48,9 @@ impl fmt::Display for Problem {
     }
 }
 
-// === impl Problems ===
+// === impl Findings ===
 
-impl Problems {
+impl Findings {
     pub(super) fn add(&mut self, path: &Path, value: Option<&Value>, reason: impl Into<String>) {
         if self.0.len() < MOST {
             let value = value.map(|value| shown(path, value)).unwrap_or_default();
@@ -65,7 +65,7 @@ impl Problems {
 }
 
 pub(super) fn problems(document: &super::Document) -> Vec<Problem> {
-    let mut problems = Problems::default();
+    let mut problems = Findings::default();
     for (key, value) in document.as_map() {
         let path = Path::default().with(key);
         check_private(&path, value, &mut problems);
@@ -78,19 +78,19 @@ pub(super) fn problems(document: &super::Document) -> Vec<Problem> {
     problems.sorted()
 }
 
-/// The private keys that a document holds.
+/// Returns the private keys in a document.
 pub(super) fn private_keys(document: &super::Document) -> Vec<Problem> {
-    let mut problems = Problems::default();
+    let mut problems = Findings::default();
     for (key, value) in document.as_map() {
         check_private(&Path::default().with(key), value, &mut problems);
     }
     problems.sorted()
 }
 
-/// Of `spec.values`: keys that differ from one of Linkerd's only in case, private keys, and nulls over what the injector
-/// cannot do without. What the values must be is judged of the merged document.
+/// Checks `spec.values` for keys that differ from one of Linkerd's only in case, for private keys, and for nulls that remove
+/// what the injector needs. The types of values are checked in the merged document.
 pub fn patch_problems(patch: &Map<String, Value>) -> Vec<Problem> {
-    let mut problems = Problems::default();
+    let mut problems = Findings::default();
     for (key, value) in patch {
         check_private(&Path::default().with(key), value, &mut problems);
     }
@@ -98,11 +98,11 @@ pub fn patch_problems(patch: &Map<String, Value>) -> Vec<Problem> {
     problems.sorted()
 }
 
-fn check_patch(above: &Path, patch: &Map<String, Value>, holds: &Type, problems: &mut Problems) {
+fn check_patch(above: &Path, patch: &Map<String, Value>, holds: &GoType, problems: &mut Findings) {
     for (key, value) in patch {
         let path = above.with(key);
         let below = match holds {
-            Type::Struct(fields) => match field(fields, key) {
+            GoType::Struct(fields) => match field(fields, key) {
                 Some(field) if field.name != key => {
                     let reason =
                         format!("Linkerd spells this key {:?} and does not tell upper from lower case", field.name);
@@ -110,22 +110,22 @@ fn check_patch(above: &Path, patch: &Map<String, Value>, holds: &Type, problems:
                     field.holds
                 }
                 Some(field) => field.holds,
-                None => Type::Any,
+                None => GoType::Any,
             },
-            Type::Map(item) => **item,
-            _ => Type::Any,
+            GoType::Map(item) => **item,
+            _ => GoType::Any,
         };
         if value.is_null() && rules::is_needed(&path) {
             problems.add(&path, Some(value), "must not be removed: the injector cannot do without it");
         }
         if let Value::Object(patch) = value {
-            let below = if let Type::Embedded(inner) = below { *inner } else { below };
+            let below = if let GoType::Embedded(inner) = below { *inner } else { below };
             check_patch(&path, patch, &below, problems);
         }
     }
 }
 
-/// Whether what was written could be read again.
+/// Returns whether the reader accepts this depth.
 fn is_within(value: &Value, depth: usize) -> bool {
     let below = |value: &Value| depth.checked_sub(1).is_some_and(|depth| is_within(value, depth));
     match value {
@@ -135,7 +135,7 @@ fn is_within(value: &Value, depth: usize) -> bool {
     }
 }
 
-fn check_private(path: &Path, value: &Value, problems: &mut Problems) {
+fn check_private(path: &Path, value: &Value, problems: &mut Findings) {
     let named = path.keys().last().is_some_and(|key| key.eq_ignore_ascii_case("keyPEM"));
     match value {
         Value::String(text) if text.contains(KEY) || named && !text.trim().is_empty() => {
@@ -155,52 +155,54 @@ fn check_private(path: &Path, value: &Value, problems: &mut Problems) {
     }
 }
 
-pub(super) fn check_map(above: &Path, map: &Map<String, Value>, holds: &Type, problems: &mut Problems) {
+pub(super) fn check_map(above: &Path, map: &Map<String, Value>, holds: &GoType, problems: &mut Findings) {
     for (key, value) in map {
         let holds = match holds {
             // Keys have Linkerd's spelling.
-            Type::Struct(fields) => {
-                fields.iter().find(|field| field.name == key).map_or(Type::Any, |field| field.holds)
+            GoType::Struct(fields) => {
+                fields.iter().find(|field| field.name == key).map_or(GoType::Any, |field| field.holds)
             }
-            Type::Map(item) => **item,
-            _ => Type::Any,
+            GoType::Map(item) => **item,
+            _ => GoType::Any,
         };
         check(&above.with(key), value, &holds, problems);
     }
 }
 
-/// Whether encoding/json takes a value. It takes null for everything.
-fn check(path: &Path, value: &Value, holds: &Type, problems: &mut Problems) {
+/// Checks that encoding/json accepts a value. It accepts null for every type.
+fn check(path: &Path, value: &Value, holds: &GoType, problems: &mut Findings) {
     let wanted = match (holds, value) {
-        (Type::Any, _) | (_, Value::Null) | (Type::Text, Value::String(_)) | (Type::Bool, Value::Bool(_)) => return,
-        (Type::Float, Value::Number(_)) => return,
-        (Type::Embedded(inner), _) => return check(path, value, inner, problems),
-        (Type::Struct(_) | Type::Map(_), Value::Object(map)) => return check_map(path, map, holds, problems),
-        (Type::List(item), Value::Array(items)) => {
+        (GoType::Any, _) | (_, Value::Null) | (GoType::Text, Value::String(_)) | (GoType::Bool, Value::Bool(_)) => {
+            return;
+        }
+        (GoType::Float, Value::Number(_)) => return,
+        (GoType::Embedded(inner), _) => return check(path, value, inner, problems),
+        (GoType::Struct(_) | GoType::Map(_), Value::Object(map)) => return check_map(path, map, holds, problems),
+        (GoType::List(item), Value::Array(items)) => {
             for value in items {
                 check(path, value, item, problems);
             }
             return;
         }
-        (Type::Int(least, most), Value::Number(number)) => {
+        (GoType::Int(least, most), Value::Number(number)) => {
             if number.as_i64().is_some_and(|it| (*least..=*most).contains(&it)) {
                 return;
             }
             format!("a whole number from {least} to {most}")
         }
-        (Type::Uint, Value::Number(number)) if number.is_u64() => return,
-        (Type::Text, _) => "a string".to_owned(),
-        (Type::Bool, _) => "true or false".to_owned(),
-        (Type::Int(..), _) => "a whole number".to_owned(),
-        (Type::Uint, _) => "a whole number, not less than 0".to_owned(),
-        (Type::Float, _) => "a number".to_owned(),
-        (Type::List(_), _) => "a list".to_owned(),
-        (Type::Struct(_) | Type::Map(_), _) => "a map".to_owned(),
+        (GoType::Uint, Value::Number(number)) if number.is_u64() => return,
+        (GoType::Text, _) => "a string".to_owned(),
+        (GoType::Bool, _) => "true or false".to_owned(),
+        (GoType::Int(..), _) => "a whole number".to_owned(),
+        (GoType::Uint, _) => "a whole number, not less than 0".to_owned(),
+        (GoType::Float, _) => "a number".to_owned(),
+        (GoType::List(_), _) => "a list".to_owned(),
+        (GoType::Struct(_) | GoType::Map(_), _) => "a map".to_owned(),
     };
     problems.add(path, Some(value), format!("must be {wanted}: the injector denies every Pod otherwise"));
 }
 
-/// Environments may hold secrets as well.
+/// Environment variables may hold secrets too.
 pub(super) fn is_secret(path: &Path) -> bool {
     path.keys().iter().any(|key| {
         let key = key.to_ascii_lowercase();
@@ -224,7 +226,7 @@ mod tests {
     use serde_json::json;
 
     use super::{
-        super::tests::{fixture, path},
+        super::testing::{fixture, path},
         *,
     };
 

@@ -4,7 +4,7 @@ use proptest::prelude::*;
 use serde_json::json;
 
 use super::{
-    tests::{FIXTURE, fixture},
+    testing::{FIXTURE, fixture},
     *,
 };
 
@@ -222,7 +222,7 @@ proptest! {
     }
 }
 
-/// The same in flow style, with keys turned around and in another case, and numbers in another base.
+/// The same in flow style, with keys turned around and in another case, and numbers in another form.
 fn reordered(document: &Document, seed: u64) -> String {
     fn write(above: &Path, value: &Value, seed: &mut u64, text: &mut String) {
         *seed = seed.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
@@ -234,7 +234,7 @@ fn reordered(document: &Document, seed: u64) -> String {
                 text.push_str("{ # a comment\n");
                 for (key, value) in entries {
                     let (path, loud) = (above.with(key), above.with(&key.to_uppercase()));
-                    let loud = *seed >> 40 & 1 == 0 && schema::canonical_path(&loud) == path;
+                    let loud = *seed >> 40 & 1 == 0 && canonical::canonical_path(&loud) == path;
                     let key = if loud { key.to_uppercase() } else { key.clone() };
                     text.push_str(&format!("{}: ", json!(key)));
                     write(&path, value, seed, text);
@@ -251,9 +251,7 @@ fn reordered(document: &Document, seed: u64) -> String {
                 text.push(']');
             }
             Value::Number(number) if *seed >> 50 & 1 == 0 => text.push_str(&format!("{number}.0")),
-            Value::Number(number) if number.as_i64().is_some_and(|it| it >= 0) => {
-                text.push_str(&format!("0x{:x}", number.as_i64().unwrap()));
-            }
+            Value::Number(number) if number.as_i64().is_some_and(|it| it >= 0) => text.push_str(&format!("+{number}")),
             Value::Bool(it) if *seed >> 51 & 1 == 0 => text.push_str(if *it { "yes" } else { "Off" }),
             other => text.push_str(&other.to_string()),
         }

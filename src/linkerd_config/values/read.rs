@@ -1,24 +1,16 @@
-//! From YAML to JSON, as sigs.k8s.io/yaml does it.
+//! From YAML to JSON, as sigs.k8s.io/yaml converts it.
 //!
 //! In: a text. Out: a map, not yet compared with Linkerd's keys. Always holds: work and result are linear in the length of
-//! the text, whatever its aliases; a text that Go's parser of YAML 1.1 could read otherwise than ours is refused.
+//! the text; a text that Go's parser of YAML 1.1 could read otherwise than ours is refused. No installer writes anchors,
+//! aliases, merge keys or tags, so they are refused too.
 
-use std::collections::{HashMap, HashSet};
-
-use granit_parser::{Event, Parser, ScalarStyle, Span, StructureStyle, Tag};
+use granit_parser::{Event, Parser, ScalarStyle, Span, StructureStyle};
 use serde_json::{Map, Value};
 
-use super::{
-    InvalidDocument, LONGEST, Path,
-    path::shortened,
-    scalar::{Scalar, resolve, spelled_by_go},
-};
+use super::{InvalidDocument, LONGEST, Path, path::shortened, scalar::resolve};
 
-/// Maps and lists in each other. No document of Linkerd's has ten.
+/// The limit of nested maps and lists. No document of Linkerd's has ten.
 pub(super) const DEEPEST: usize = 64;
-/// What aliases may repeat, in bytes and, each counted as some bytes, values.
-const REPEATED: usize = 4 * LONGEST;
-const BYTES_OF_A_VALUE: usize = 16;
 
 pub(super) fn map(text: &str) -> Result<Map<String, Value>, InvalidDocument> {
     if text.len() > LONGEST {
@@ -38,7 +30,11 @@ pub(super) fn map(text: &str) -> Result<Map<String, Value>, InvalidDocument> {
             Event::DocumentStart(false, _) if ended => return Err(Place::of(&span).refuse("more after the end")),
             // Go reads the first document of a stream, and so do we.
             Event::DocumentStart(..) | Event::StreamEnd if ended => break,
-            event => builder.take(as_go(event, &span, text)?, Place::of(&span))?,
+            event => {
+                let event = as_go(event, &span, text)?;
+                check_flow(&event, &span, text, builder.open.last())?;
+                builder.take(event, Place::of(&span))?;
+            }
         }
     }
     match builder.root {
@@ -47,7 +43,7 @@ pub(super) fn map(text: &str) -> Result<Map<String, Value>, InvalidDocument> {
     }
 }
 
-/// Go adds no line break to a block scalar in whose last line the text ends.
+/// Go adds no line break to a block scalar when the text ends within its last line.
 fn as_go<'a>(event: Event<'a>, span: &Span, text: &str) -> Result<Event<'a>, InvalidDocument> {
     let Event::Scalar(value, style @ (ScalarStyle::Literal | ScalarStyle::Folded), anchor, tag) = event else {
         return Ok(event);
@@ -64,79 +60,80 @@ fn as_go<'a>(event: Event<'a>, span: &Span, text: &str) -> Result<Event<'a>, Inv
     Ok(Event::Scalar(value.into(), style, anchor, tag))
 }
 
-/// What Go's reader refuses, and what it may see as other lines than ours: line breaks that YAML 1.1 has and 1.2 has not,
-/// and tabs before the first character of a line.
+/// Refuses scalars between brackets that Go splits otherwise, or not at all: at a colon, a question mark or a line's end.
+fn check_flow(event: &Event<'_>, span: &Span, text: &str, open: Option<&Open>) -> Result<(), InvalidDocument> {
+    let Event::Scalar(scalar, style, ..) = event else { return Ok(()) };
+    if !open.is_some_and(|open| open.is_flow) {
+        return Ok(());
+    }
+    let rest = span.end.byte_offset().and_then(|end| text.get(end..)).unwrap_or_default();
+    let value = rest.trim_start_matches([' ', '\t']).strip_prefix(':');
+    let is_key = rest.trim_start().starts_with(':');
+    let has_lines = span.start.line() != span.end.line();
+    let is_odd = match style {
+        ScalarStyle::Plain => {
+            has_lines
+                || scalar.starts_with(':')
+                || scalar.contains('?')
+                || value.is_some_and(|value| !value.starts_with([' ', '\n', '\r']))
+        }
+        _ => false,
+    };
+    // A key ends on the line on which it begins, and its colon is there too.
+    if is_odd || is_key && (has_lines || value.is_none()) {
+        return Err(Place::of(span).refuse("text that means something else to Go"));
+    }
+    Ok(())
+}
+
+/// Refuses the characters that Go's reader refuses, and those at which it may split lines otherwise: the line breaks that
+/// only YAML 1.1 has, and tabs before the first character of a line.
 fn check_characters(text: &str) -> Result<(), InvalidDocument> {
-    let odd = |c: char| {
+    // The byte order mark is one only at the beginning.
+    let is_odd = |(at, c): &(usize, char)| {
         let allowed = matches!(c, '\t' | '\n' | '\r' | ' '..='~' | '\u{a0}'..='\u{fffd}' | '\u{10000}'..);
-        !allowed || matches!(c, '\u{2028}' | '\u{2029}')
+        !allowed || matches!(c, '\u{2028}' | '\u{2029}') || *c == '\u{feff}' && *at > 0
     };
     if text.trim_start().starts_with("...") {
         return Err(InvalidDocument::NotYaml { line: 1, column: 1, reason: "an end before a beginning".to_owned() });
     }
-    let indented_by_tab = |line: &str| line.trim_start_matches([' ', '-', '?']).starts_with('\t');
-    if let Some(at) = text.split('\n').position(indented_by_tab) {
+    let indented_by_tab = |line: &str| line.trim_start_matches([' ', '-', '?', '\u{feff}']).starts_with('\t');
+    // Go ends a line at a lone carriage return too.
+    let lines = || text.split('\n').enumerate();
+    if let Some((at, _)) = lines().find(|(_, line)| line.split('\r').any(indented_by_tab)) {
         let reason = "a tab where Go wants spaces".to_owned();
         return Err(InvalidDocument::NotYaml { line: at + 1, column: 1, reason });
     }
-    let Some(at) = text.find(odd) else { return Ok(()) };
+    let Some((at, _)) = text.char_indices().find(is_odd) else { return Ok(()) };
     let before = text.get(..at).unwrap_or_default();
     let line = before.matches('\n').count() + 1;
     let column = before.rsplit('\n').next().unwrap_or_default().chars().count() + 1;
     Err(InvalidDocument::NotYaml { line, column, reason: "a character that must be escaped".to_owned() })
 }
 
-/// Lines and columns from one.
+/// A line and a column, both counted from one.
 #[derive(Clone, Copy)]
 struct Place {
     line: usize,
     column: usize,
 }
 
-/// Puts events together, without recursion.
+/// Builds the value from the events, without recursion.
 #[derive(Default)]
 struct Builder {
     root: Option<Value>,
     open: Vec<Open>,
-    anchors: HashMap<usize, Anchored>,
-    repeated: usize,
 }
 
-struct Anchored {
-    node: Node,
-    weight: usize,
-}
-
-/// A value, and what it is as a key.
-#[derive(Clone)]
-struct Node {
-    value: Value,
-    key: Option<Key>,
-    is_alias: bool,
-}
-
-#[derive(Clone)]
-enum Key {
-    Text(String),
-    Merge,
-}
-
-enum Kind {
-    List(Vec<Value>),
-    Map {
-        entries: Map<String, Value>,
-        /// The keys that were written here, and not merged into the map.
-        written: HashSet<String>,
-        key: Option<Key>,
-    },
-    /// The value of a merge key, as a list.
-    Merged(Vec<Value>),
-}
-
+/// A list or a map that has not ended.
 struct Open {
-    kind: Kind,
+    collection: Collection,
     is_flow: bool,
-    anchor: usize,
+}
+
+enum Collection {
+    List(Vec<Value>),
+    Map { entries: Map<String, Value>, key: Option<String> },
 }
 
 // === impl Place ===
@@ -149,6 +146,10 @@ impl Place {
     fn refuse(self, reason: &str) -> InvalidDocument {
         InvalidDocument::NotYaml { line: self.line, column: self.column, reason: reason.to_owned() }
     }
+
+    fn unsupported(self, reason: &'static str) -> InvalidDocument {
+        InvalidDocument::Unsupported { line: self.line, column: self.column, reason }
+    }
 }
 
 // === impl Builder ===
@@ -156,181 +157,90 @@ impl Place {
 impl Builder {
     fn take(&mut self, event: Event<'_>, place: Place) -> Result<(), InvalidDocument> {
         match event {
-            Event::Scalar(text, style, anchor, tag) => {
-                let in_flow = self.open.last().is_some_and(|open| open.is_flow);
-                let indicator = text.starts_with(':') || text.ends_with('?') || text.contains("? ");
-                if in_flow && matches!(style, ScalarStyle::Plain) && indicator {
-                    return Err(place.refuse("a colon or question mark that means something else to Go"));
-                }
-                let node = scalar(&text, style, tag.as_deref(), place)?;
-                self.anchor(anchor, &node, place)?;
-                self.put(node, place)
+            Event::Scalar(text, style, 0, None) => {
+                let value = scalar(&text, style, place)?;
+                self.put(value, place)
             }
-            Event::Alias(anchor) => {
-                // One that is still open would contain itself.
-                let Some(anchored) = self.anchors.get(&anchor) else {
-                    return Err(place.refuse("an alias of what is not there yet"));
-                };
-                let (node, weight) = (anchored.node.clone(), anchored.weight);
-                self.spend(weight, place)?;
-                self.put(Node { is_alias: true, ..node }, place)
+            Event::SequenceStart(style, 0, None) => self.open(Collection::List(Vec::new()), style, place),
+            Event::MappingStart(style, 0, None) => {
+                self.open(Collection::Map { entries: Map::new(), key: None }, style, place)
             }
-            Event::SequenceStart(style, anchor, _) => {
-                let merged =
-                    matches!(self.open.last(), Some(Open { kind: Kind::Map { key: Some(Key::Merge), .. }, .. }));
-                let kind = if merged { Kind::Merged(Vec::new()) } else { Kind::List(Vec::new()) };
-                self.open(kind, style, anchor, place)
-            }
-            Event::MappingStart(style, anchor, _) => {
-                self.open(Kind::Map { entries: Map::new(), written: HashSet::new(), key: None }, style, anchor, place)
+            Event::Scalar(..) | Event::SequenceStart(..) | Event::MappingStart(..) | Event::Alias(_) => {
+                Err(place.unsupported("anchors, aliases and tags are not supported"))
             }
             Event::SequenceEnd | Event::MappingEnd => {
-                let Some(Open { kind, anchor, .. }) = self.open.pop() else {
-                    return Err(place.refuse("an end without a beginning"));
+                let value = match self.open.pop().map(|open| open.collection) {
+                    Some(Collection::List(items)) => Value::Array(items),
+                    Some(Collection::Map { entries, .. }) => Value::Object(entries),
+                    None => return Err(place.refuse("an end without a beginning")),
                 };
-                let value = match kind {
-                    Kind::List(items) | Kind::Merged(items) => Value::Array(items),
-                    Kind::Map { entries, .. } => Value::Object(entries),
-                };
-                let node = Node { value, key: None, is_alias: false };
-                self.anchor(anchor, &node, place)?;
-                self.put(node, place)
+                self.put(value, place)
             }
             _ => Ok(()),
         }
     }
 
-    fn open(&mut self, kind: Kind, style: StructureStyle, anchor: usize, place: Place) -> Result<(), InvalidDocument> {
+    fn open(&mut self, collection: Collection, style: StructureStyle, place: Place) -> Result<(), InvalidDocument> {
         if self.open.len() >= DEEPEST {
             return Err(InvalidDocument::TooDeep { line: place.line, column: place.column });
         }
-        self.open.push(Open { kind, is_flow: matches!(style, StructureStyle::Flow), anchor });
+        self.open.push(Open { collection, is_flow: matches!(style, StructureStyle::Flow) });
         Ok(())
     }
 
-    /// Remembers what may be repeated.
-    fn anchor(&mut self, anchor: usize, node: &Node, place: Place) -> Result<(), InvalidDocument> {
-        if anchor != 0 {
-            let weight = weight(&node.value);
-            self.spend(weight, place)?;
-            self.anchors.insert(anchor, Anchored { node: node.clone(), weight });
-        }
-        Ok(())
-    }
-
-    fn spend(&mut self, weight: usize, place: Place) -> Result<(), InvalidDocument> {
-        self.repeated = self.repeated.saturating_add(weight);
+    fn put(&mut self, value: Value, place: Place) -> Result<(), InvalidDocument> {
         let Place { line, column } = place;
-        if self.repeated > REPEATED { Err(InvalidDocument::TooManyAliases { line, column }) } else { Ok(()) }
-    }
-
-    fn put(&mut self, node: Node, place: Place) -> Result<(), InvalidDocument> {
-        let Some(open) = self.open.last_mut() else {
-            self.root = Some(node.value);
-            return Ok(());
-        };
-        match &mut open.kind {
-            Kind::List(items) => items.push(node.value),
-            Kind::Merged(items) => {
-                if !node.value.is_object() {
-                    return Err(place.refuse(WANTS_MAPS));
-                }
-                items.push(node.value);
-            }
-            Kind::Map { entries, written, key } => match key.take() {
+        match self.open.last_mut().map(|open| &mut open.collection) {
+            None => self.root = Some(value),
+            Some(Collection::List(items)) => items.push(value),
+            Some(Collection::Map { entries, key }) => match key.take() {
+                // The value follows.
                 None => {
-                    let found =
-                        node.key.ok_or(InvalidDocument::KeyIsNoString { line: place.line, column: place.column })?;
-                    if matches!(&found, Key::Text(text) if !written.insert(text.clone())) {
-                        let path = self.path_of(&found);
-                        return Err(InvalidDocument::DuplicateKey { path, line: place.line, column: place.column });
-                    }
+                    let found = key_of(value).ok_or(InvalidDocument::KeyIsNoString { line, column })?;
+                    let is_twice = entries.contains_key(&found);
                     *key = Some(found);
+                    if is_twice {
+                        return Err(InvalidDocument::DuplicateKey { path: self.path(), line, column });
+                    }
                 }
-                Some(Key::Text(key)) => {
-                    entries.insert(key, node.value);
+                Some(key) => {
+                    entries.insert(key, value);
                 }
-                Some(Key::Merge) => merge(entries, node, place)?,
             },
         }
         Ok(())
     }
 
-    /// Of a key in the innermost map.
-    fn path_of(&self, key: &Key) -> Path {
-        let above = self.open.iter().filter_map(|open| match &open.kind {
-            Kind::Map { key: Some(Key::Text(key)), .. } => Some(key.as_str()),
-            _ => None,
-        });
-        let last = match key {
-            Key::Text(key) => key,
-            Key::Merge => "<<",
+    /// The keys of all open maps.
+    fn path(&self) -> Path {
+        let key = |open: &'_ Open| match &open.collection {
+            Collection::Map { key, .. } => key.clone(),
+            Collection::List(_) => None,
         };
-        above.chain([last]).collect()
+        let keys: Vec<String> = self.open.iter().filter_map(key).collect();
+        keys.iter().map(String::as_str).collect()
     }
 }
 
-const WANTS_MAPS: &str = "the value of a merge key must be a map or a list of maps";
-
-/// Where it stands, as Go does it: over what was written before it, under what comes after. Of several maps the first counts.
-fn merge(entries: &mut Map<String, Value>, node: Node, place: Place) -> Result<(), InvalidDocument> {
-    let maps = match node.value {
-        Value::Array(maps) if !node.is_alias => maps,
-        map => vec![map],
-    };
-    for map in maps.into_iter().rev() {
-        let Value::Object(map) = map else { return Err(place.refuse(WANTS_MAPS)) };
-        entries.extend(map);
+fn scalar(text: &str, style: ScalarStyle, place: Place) -> Result<Value, InvalidDocument> {
+    if !matches!(style, ScalarStyle::Plain) {
+        return Ok(text.into());
     }
-    Ok(())
+    if text == "<<" {
+        return Err(place.unsupported("merge keys are not supported"));
+    }
+    resolve(text)
+        .ok_or_else(|| place.unsupported("a number in a form that is not supported: write it as in JSON, or quote it"))
 }
 
-fn scalar(text: &str, style: ScalarStyle, tag: Option<&Tag>, place: Place) -> Result<Node, InvalidDocument> {
-    let tag = tag.map(|tag| (tag.handle(), tag.suffix()));
-    let plain = matches!(style, ScalarStyle::Plain);
-    let resolved = match tag {
-        None if plain => resolve(text),
-        None | Some(("tag:yaml.org,2002:", "str")) => Scalar::Text(text),
-        Some(("tag:yaml.org,2002:", name)) => match (name, resolve(text)) {
-            ("null", found @ Scalar::Null)
-            | ("bool", found @ Scalar::Bool(_))
-            | ("int", found @ (Scalar::Int(_) | Scalar::Uint(_)))
-            | ("float", found @ Scalar::Float(_)) => found,
-            #[expect(clippy::cast_precision_loss, reason = "as Go does")]
-            ("float", Scalar::Int(int)) => Scalar::Float(int as f64),
-            _ => return Err(place.refuse("a tag that does not fit its value")),
-        },
-        // Go takes the text of a tag that it does not know; what a person means by one nobody knows.
-        Some(_) => return Err(place.refuse("an unknown tag")),
-    };
-    let merge = plain && tag.is_none() && text == "<<";
-    let value = match resolved {
-        Scalar::Null => Value::Null,
-        Scalar::Bool(it) => it.into(),
-        Scalar::Int(it) => it.into(),
-        Scalar::Uint(it) => it.into(),
-        Scalar::Text(it) => it.into(),
-        Scalar::Float(it) if it.is_finite() => it.into(),
-        Scalar::Float(_) => return Err(InvalidDocument::NotFinite { line: place.line, column: place.column }),
-    };
-    let key = match resolved {
-        _ if merge => Some(Key::Merge),
-        Scalar::Null => None,
-        Scalar::Float(it) => Some(Key::Text(spelled_by_go(it))),
-        Scalar::Text(it) => Some(Key::Text(it.to_owned())),
-        _ => Some(Key::Text(value.to_string())),
-    };
-    Ok(Node { value, key, is_alias: false })
-}
-
-fn weight(value: &Value) -> usize {
-    BYTES_OF_A_VALUE
-        + match value {
-            Value::String(text) => text.len(),
-            Value::Array(items) => items.iter().map(weight).sum(),
-            Value::Object(map) => map.iter().map(|(key, value)| key.len() + weight(value)).sum(),
-            _ => 0,
-        }
+/// Go makes strings of keys that are bools and whole numbers. Its strings of floats lose digits, so floats are no keys here.
+fn key_of(value: Value) -> Option<String> {
+    match value {
+        Value::String(text) => Some(text),
+        Value::Number(number) if !number.is_f64() => Some(number.to_string()),
+        Value::Bool(it) => Some(it.to_string()),
+        Value::Null | Value::Number(_) | Value::Array(_) | Value::Object(_) => None,
+    }
 }
 
 #[cfg(test)]
@@ -344,40 +254,23 @@ mod tests {
     }
 
     #[test]
-    fn quotes_and_tags_decide_what_a_scalar_is() {
+    fn quotes_decide_whether_a_scalar_is_a_string() {
         let text = "plain: off\nsingle: 'off'\ndouble: \"off\"\nblock: |-\n  off\nfolded: >-\n  off\n  on\nempty:\nnothing: ~\n\
-                    tagged: !!str off\nfloat: !!float 1\nnumber: !!int '0x10'\nescaped: \"\\x41\\u00e9\"\n";
+                    quoted: '<<'\nhex: '0x10'\nescaped: \"\\x41\\u00e9\"\n";
         let expected = json!({
             "plain": false, "single": "off", "double": "off", "block": "off", "folded": "off on", "empty": null,
-            "nothing": null, "tagged": "off", "float": 1.0, "number": 16, "escaped": "Aé",
+            "nothing": null, "quoted": "<<", "hex": "0x10", "escaped": "Aé",
         });
         assert_eq!(read(text), expected);
     }
 
     #[test]
     fn keys_that_are_no_strings_become_strings_as_go_makes_them() {
-        let expected = json!({"1": "a", "true": "b", "8": "c", "1e+06": "d", "0.5": "e", "2001-01-01": "f", "": "g"});
-        assert_eq!(read("1: a\non: b\n0o10: c\n1e6: d\n.5: e\n2001-01-01: f\n'': g\n"), expected);
+        let expected = json!({"1": "a", "true": "b", "2001-01-01": "f", "": "g", "<<": "h"});
+        assert_eq!(read("1: a\non: b\n2001-01-01: f\n'': g\n'<<': h\n"), expected);
         assert_eq!(map("a:\n  ~: 1\n"), Err(InvalidDocument::KeyIsNoString { line: 2, column: 3 }));
+        assert_eq!(map("1.5: a\n"), Err(InvalidDocument::KeyIsNoString { line: 1, column: 1 }));
         assert_eq!(map("[a]: 1\n"), Err(InvalidDocument::KeyIsNoString { line: 1, column: 3 }));
-    }
-
-    #[test]
-    fn merge_keys_count_where_they_stand() {
-        for (text, expected) in [
-            ("x: &x {a: 1, b: 1}\nz: {<<: *x, a: 2}\n", json!({"a": 2, "b": 1})),
-            ("x: &x {a: 1, b: 1}\nz: {a: 2, <<: *x}\n", json!({"a": 1, "b": 1})),
-            ("x: &x {a: 1}\nz: {<<: [{a: 3, c: 3}, *x, {b: 4, c: 4}]}\n", json!({"a": 3, "b": 4, "c": 3})),
-            ("x: 1\nz: {'<<': {a: 1}}\n", json!({"<<": {"a": 1}})),
-        ] {
-            assert_eq!(read(text)["z"], expected, "{text}");
-        }
-        for text in ["z: {<<: 1}\n", "z: {<<: [1]}\n", "x: &x [{a: 1}]\nz: {<<: *x}\n", "z: {<<: }\n"] {
-            assert!(
-                matches!(map(text), Err(InvalidDocument::NotYaml { reason, .. }) if reason == WANTS_MAPS),
-                "{text}"
-            );
-        }
     }
 
     #[test]
@@ -400,17 +293,39 @@ mod tests {
             ("a: {b: 1, b: 2}\n", "", "line 1, column 11: a.b is there twice"),
             ("a: 1\n'a': 2\n", "", "line 2, column 1: a is there twice"),
             ("1: 1\n'1': 2\n", "", "line 2, column 1: 1 is there twice"),
-            ("a: .inf\n", "", "line 1, column 4: a number that JSON does not have"),
-            ("a: [.nan]\n", "", "line 1, column 5: a number that JSON does not have"),
+            (
+                "a: .inf\n",
+                "",
+                "line 1, column 4: a number in a form that is not supported: write it as in JSON, or quote it",
+            ),
+            ("a: [.nan]\n", "", "line 1, column 5: a number in a form that is not supported"),
+            ("a: 0777\n", "", "line 1, column 4: a number in a form that is not supported"),
+            ("1_000: a\n", "", "line 1, column 1: a number in a form that is not supported"),
             ("a: *b\n", NOT_YAML, "line 1, column 4: "),
-            ("a: &a [*a]\n", NOT_YAML, "line 1, column 8: an alias of what is not there yet"),
-            ("a: !custom b\n", NOT_YAML, "line 1, column 12: an unknown tag"),
-            ("a: !!int b\n", NOT_YAML, "line 1, column 10: a tag that does not fit its value"),
+            ("a: &a 1\nb: *a\n", "", "line 1, column 7: anchors, aliases and tags are not supported"),
+            ("a: &a [1]\n", "", "line 1, column 7: anchors, aliases and tags are not supported"),
+            ("a: &a {}\n", "", "line 1, column 7: anchors, aliases and tags are not supported"),
+            ("&a a: 1\n", "", "line 1, column 4: anchors, aliases and tags are not supported"),
+            ("a: !custom b\n", "", "line 1, column 12: anchors, aliases and tags are not supported"),
+            ("a: !!str b\n", "", "line 1, column 10: anchors, aliases and tags are not supported"),
+            ("a: ! b\n", "", "line 1, column 6: anchors, aliases and tags are not supported"),
+            ("a: !!map {}\n", "", "line 1, column 10: anchors, aliases and tags are not supported"),
+            ("a: !!seq []\n", "", "line 1, column 10: anchors, aliases and tags are not supported"),
+            ("<<: {a: 1}\n", "", "line 1, column 1: merge keys are not supported"),
+            ("a: b\r\tc\n", NOT_YAML, "line 1, column 1: a tab where Go wants spaces"),
+            ("a: [9?1]\n", NOT_YAML, "line 1, column 5: text that means something else to Go"),
             ("a:\n\tb: 1\n", NOT_YAML, "line 2, column 1: a tab where Go wants spaces"),
             ("a: b\u{7}\n", NOT_YAML, "line 1, column 5: a character that must be escaped"),
+            ("a: 1\n\u{feff}b: 1\n", NOT_YAML, "line 2, column 1: a character that must be escaped"),
             ("a: 1\nb: \"\u{2028}\"\n", NOT_YAML, "line 2, column 5: a character that must be escaped"),
             ("a: [\n", NOT_YAML, "line "),
-            ("a: [:b]\n", NOT_YAML, "line 1, column 5: a colon or question mark that means something else to Go"),
+            ("a: [:b]\n", NOT_YAML, "line 1, column 5: text that means something else to Go"),
+            ("a: [b:, 1]\n", NOT_YAML, "line 1, column 5: text that means something else to Go"),
+            ("a: [b\t:, 1]\n", NOT_YAML, "line 1, column 5: text that means something else to Go"),
+            ("a: [?b, 1]\n", NOT_YAML, "line 1, column 5: text that means something else to Go"),
+            ("a: {'b\n  c': 1}\n", NOT_YAML, "line 1, column 5: text that means something else to Go"),
+            ("a: {'b'\n  : 1}\n", NOT_YAML, "line 1, column 5: text that means something else to Go"),
+            ("a: {b\n  c: 1}\n", NOT_YAML, "line 1, column 5: text that means something else to Go"),
             ("{a: 1} b\n", NOT_YAML, "line 1, column 8: "),
             ("...\na: 1\n", NOT_YAML, "line 1, column 1: an end before a beginning"),
         ] {
@@ -420,7 +335,7 @@ mod tests {
     }
 
     #[test]
-    fn size_depth_and_aliases_are_bounded() {
+    fn size_and_depth_are_bounded() {
         assert_eq!(map(&"x".repeat(LONGEST + 1)), Err(InvalidDocument::TooLong));
         assert!(map(&format!("a: {}\n", "x".repeat(LONGEST - 10))).is_ok());
         for (open, close) in [("[", "]"), ("{a: ", "}")] {
@@ -429,13 +344,5 @@ mod tests {
             assert!(matches!(map(&nested(DEEPEST)), Err(InvalidDocument::TooDeep { line: 1, .. })));
             assert!(map(&nested(50_000)).is_err());
         }
-        let laughs = (1..30).fold("a0: &a0 [lol]\n".to_owned(), |text, at| {
-            let below = at - 1;
-            text + &format!("a{at}: &a{at} [*a{below}, *a{below}, *a{below}]\n")
-        });
-        assert!(matches!(map(&laughs), Err(InvalidDocument::TooManyAliases { .. })));
-        let long = format!("a: &a {}\nb: [{}]\n", "x".repeat(100_000), "*a,".repeat(1_000));
-        assert!(matches!(map(&long), Err(InvalidDocument::TooManyAliases { .. })));
-        assert!(map(&format!("a: &a [x]\nb: [{}]\n", "*a,".repeat(1_000))).is_ok());
     }
 }

@@ -1,19 +1,19 @@
-//! Values as people may see them.
+//! Values without secrets, for people to see.
 //!
-//! Always holds: nothing of a secret is in what is shown, however deep it stands; of certificates only how many there are.
+//! Always holds: no part of a secret is shown, at any depth; certificates are shown as a count.
 
 use serde_json::{Map, Value};
 
 use super::{
     Path,
-    check::{HIDDEN, KEY, is_secret},
     path::shortened,
+    problems::{HIDDEN, KEY, is_secret},
 };
 
 const PEM: &str = "-----BEGIN ";
 const CERTIFICATE: &str = "-----BEGIN CERTIFICATE-----";
 
-/// The value, with something else in the place of what is not to be seen.
+/// Returns the value with secrets and certificates replaced.
 pub fn visible(path: &Path, value: &Value) -> Value {
     match value {
         _ if is_secret(path) && !is_empty(value) => Value::from(HIDDEN),
@@ -28,7 +28,7 @@ pub fn visible(path: &Path, value: &Value) -> Value {
     }
 }
 
-/// What is visible of a value as one line of JSON, shortened. What stands in the place of another is no JSON.
+/// Returns the visible value as one line of JSON, shortened. A text that replaces a value is not quoted.
 pub fn shown(path: &Path, value: &Value, longest: usize) -> String {
     match visible(path, value) {
         Value::String(text) if value.as_str() != Some(&text) => text,

@@ -6,12 +6,8 @@ use std::net::IpAddr;
 
 use serde_json::Value;
 
-use super::{
-    Document, Path,
-    check::Problems,
-    scalar::{Scalar, resolve},
-};
-use crate::{api::go_duration, cluster::quantity};
+use super::{Document, Path, problems::Findings, scalar::resolve};
+use crate::api::{go_duration, quantity::Quantity};
 
 /// What the injector or its template follows without looking whether it is there, and every chart renders.
 const NEEDED: [&[&str]; 16] = [
@@ -105,7 +101,7 @@ pub(super) fn is_needed(path: &Path) -> bool {
     NEEDED.iter().chain(&KEPT).any(|keys| path.keys().iter().map(|key| &**key).eq(keys.iter().copied()))
 }
 
-pub(super) fn check(document: &Document, problems: &mut Problems) {
+pub(super) fn check(document: &Document, problems: &mut Findings) {
     let document = Looked(document);
     check_needed(&document, problems);
     for (keys, rule) in &RULES {
@@ -116,6 +112,7 @@ pub(super) fn check(document: &Document, problems: &mut Problems) {
         }
     }
     check_numbers(&document, problems);
+    check_resources(&document, problems);
     check_together(&document, problems);
     check_env(&document, problems);
 }
@@ -146,7 +143,7 @@ impl<'a> Looked<'a> {
     }
 }
 
-fn check_needed(document: &Looked<'_>, problems: &mut Problems) {
+fn check_needed(document: &Looked<'_>, problems: &mut Findings) {
     let mut miss = |keys: &[&str], reason: &str| {
         let above = keys.split_last().map_or(&[][..], |(_, above)| above);
         // Of a map that is missing only the top is told.
@@ -178,24 +175,13 @@ fn check_needed(document: &Looked<'_>, problems: &mut Problems) {
     }
 }
 
-fn check_numbers(document: &Looked<'_>, problems: &mut Problems) {
+fn check_numbers(document: &Looked<'_>, problems: &mut Findings) {
     for port in ["admin", "control", "inbound", "outbound"] {
         let keys = ["proxy", "ports", port];
         if let Some(Value::Number(number)) = document.at(&keys)
             && number.as_i64().is_some_and(|port| !(1..=65535).contains(&port))
         {
             problems.add(&Path::from(&keys[..]), document.at(&keys), "must be a port from 1 to 65535");
-        }
-    }
-    for resource in ["cpu", "memory", "ephemeral-storage"] {
-        for end in ["limit", "request"] {
-            let keys = ["proxy", "resources", resource, end];
-            if let Some(value @ Value::String(text)) = document.at(&keys)
-                && !text.is_empty()
-                && quantity::weight(value).is_none()
-            {
-                problems.add(&Path::from(&keys[..]), Some(value), "must be a quantity such as 100m or 250Mi");
-            }
         }
     }
     if !document.is_true(&["cniEnabled"]) {
@@ -209,7 +195,34 @@ fn check_numbers(document: &Looked<'_>, problems: &mut Problems) {
     }
 }
 
-fn check_together(document: &Looked<'_>, problems: &mut Problems) {
+fn check_resources(document: &Looked<'_>, problems: &mut Findings) {
+    for resource in ["cpu", "memory", "ephemeral-storage"] {
+        let request = check_quantity(document, &["proxy", "resources", resource, "request"], problems);
+        let limit = check_quantity(document, &["proxy", "resources", resource, "limit"], problems);
+        if let Some((request, limit)) = request.zip(limit)
+            && request > limit
+        {
+            let keys = ["proxy", "resources", resource, "request"];
+            problems.add(&Path::from(&keys[..]), document.at(&keys), "must not be more than the limit");
+        }
+    }
+}
+
+fn check_quantity(document: &Looked<'_>, keys: &[&str], problems: &mut Findings) -> Option<Quantity> {
+    let Some(value @ Value::String(text)) = document.at(keys) else { return None };
+    // The template skips an empty string.
+    if text.is_empty() {
+        return None;
+    }
+    let quantity = text.parse().ok().filter(|quantity: &Quantity| !quantity.is_negative());
+    if quantity.is_none() {
+        let reason = "must be a quantity that is not negative, such as 100m, 1 or 250Mi";
+        problems.add(&Path::from(keys), Some(value), reason);
+    }
+    quantity
+}
+
+fn check_together(document: &Looked<'_>, problems: &mut Findings) {
     let keys = ["proxyInit", "closeWaitTimeoutSecs"];
     let init = !document.is_true(&["cniEnabled"]);
     if init && document.number(&keys) != 0 && !document.is_true(&["proxyInit", "runAsRoot"]) {
@@ -223,7 +236,7 @@ fn check_together(document: &Looked<'_>, problems: &mut Problems) {
     }
 }
 
-fn check_env(document: &Looked<'_>, problems: &mut Problems) {
+fn check_env(document: &Looked<'_>, problems: &mut Findings) {
     for list in ["additionalEnv", "experimentalEnv"] {
         let keys = ["proxy", list];
         let nameless = |variable: &Value| variable.get("name").and_then(Value::as_str).is_none_or(str::is_empty);
@@ -253,7 +266,7 @@ fn broken(rule: &Rule, text: &str) -> Option<String> {
             (text.trim_matches(',').split(',').all(is_network), "networks such as 10.0.0.0/8 between commas".to_owned())
         }
         Rule::Unquoted => {
-            let fits = matches!(resolve(text), Scalar::Text(_)) && !text.chars().any(char::is_control);
+            let fits = resolve(text).is_some_and(|value| value.is_string()) && !text.chars().any(char::is_control);
             (fits, "a word that YAML does not take for something else".to_owned())
         }
     };
@@ -296,7 +309,7 @@ fn is_network(item: &str) -> bool {
 mod tests {
     use serde_json::json;
 
-    use super::super::tests::{fixture, path};
+    use super::super::testing::{fixture, path};
 
     /// The paths at which a document has problems after some changes.
     fn paths(changes: &[(&str, serde_json::Value)]) -> Vec<String> {
@@ -317,7 +330,15 @@ mod tests {
             ("proxy.opaquePorts", &[json!(25), json!("25, 8000-9000,"), json!("")]),
             ("proxy.inboundConnectTimeout", &[json!("1d"), json!(0), json!(" 5s ")]),
             ("proxy.ports.admin", &[json!(1), json!(65535)]),
-            ("proxy.resources.cpu.limit", &[json!("100m"), json!(1), json!(1.5)]),
+            ("proxy.resources.cpu.limit", &[json!("100m"), json!(1), json!(1.5), json!("-0")]),
+            (
+                "proxy.resources.memory",
+                &[json!({"request": "1Gi", "limit": "1024Mi"}), json!({"limit": "", "request": 5})],
+            ),
+            (
+                "proxy.resources.ephemeral-storage",
+                &[json!({"request": "1k", "limit": "1Ki"}), json!({"request": "1Ei"})],
+            ),
             ("proxy.gid", &[json!(0), json!(2102)]),
             ("proxy.tracing", &[json!(null), json!({"enabled": true, "collector": {"endpoint": "a:4317"}})]),
         ] {
@@ -347,7 +368,8 @@ mod tests {
             ("proxy.inboundConnectTimeout", &[json!("1.5s"), json!(100), json!("1m30s"), json!("s"), json!("1us")]),
             ("identity.issuer.issuanceLifetime", &[json!("1d")]),
             ("proxy.ports.admin", &[json!(0), json!(65536), json!(null)]),
-            ("proxy.resources.memory.request", &[json!("1Xi"), json!("lots")]),
+            ("proxy.resources.memory.request", &[json!("1Xi"), json!("lots"), json!("-1Gi"), json!(-1)]),
+            ("proxy.resources.cpu.limit", &[json!("-100m"), json!("-1n")]),
             ("proxy.gid", &[json!(1_000_000)]),
             ("proxyInit.logLevel", &[json!("off"), json!("1"), json!("a\nb")]),
             ("proxyInit.closeWaitTimeoutSecs", &[json!(5), json!(-1)]),
@@ -359,6 +381,13 @@ mod tests {
         ] {
             for value in values {
                 assert_eq!(paths(&[(at, value.clone())]), [at], "{at}: {value}");
+            }
+        }
+        for resource in ["cpu", "memory", "ephemeral-storage"] {
+            for (request, limit) in [("101m", "100m"), ("1Gi", "1G"), ("1", "0"), ("9", "8999m")] {
+                let at = format!("proxy.resources.{resource}");
+                let given = json!({"request": request, "limit": limit});
+                assert_eq!(paths(&[(&at, given)]), [format!("{at}.request")], "{request} {limit}");
             }
         }
         assert_eq!(paths(&[("proxy.tracing.enabled", json!(true))]), ["proxy.tracing.collector.endpoint"]);

@@ -2,17 +2,11 @@
 
 use serde_json::json;
 
-use super::{properties::NASTY, *};
-
-pub(super) const FIXTURE: &str = include_str!("fixture.yaml");
-
-pub(super) fn fixture() -> Document {
-    Document::parse(FIXTURE).unwrap()
-}
-
-pub(super) fn path(text: &str) -> Path {
-    text.split('.').collect()
-}
+use super::{
+    properties::NASTY,
+    testing::{fixture, path},
+    *,
+};
 
 fn map(value: Value) -> Map<String, Value> {
     match value {
@@ -140,12 +134,12 @@ fn debug_output_shows_no_value() {
 /// The files are what an end-to-end test gives to kubectl, which reads YAML as Go does.
 #[test]
 fn what_every_reader_must_understand_alike_is_written_as_it_was_proven() {
-    let golden: Value = serde_json::from_str(include_str!("golden.json")).unwrap();
+    let golden: Value = serde_json::from_str(include_str!("testdata/written.json")).unwrap();
     let mut document = Document::default();
     document.merge(&map(golden.clone()));
     document.set(&path("extension"), golden["extension"].clone());
-    assert_eq!(document.to_yaml(), include_str!("golden.yaml"));
-    assert_eq!(json!(Document::parse(include_str!("golden.yaml")).unwrap().as_map()), golden);
+    assert_eq!(document.to_yaml(), include_str!("testdata/written.yaml"));
+    assert_eq!(json!(Document::parse(include_str!("testdata/written.yaml")).unwrap().as_map()), golden);
     let values: Vec<&str> =
         golden["extension"]["values"].as_array().unwrap().iter().filter_map(Value::as_str).collect();
     for text in NASTY {

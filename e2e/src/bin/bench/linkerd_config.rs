@@ -26,7 +26,7 @@ use crate::report::{Report, milliseconds};
 pub(crate) const FIGURES: [&str; 2] = ["revert", "no-op"];
 
 /// What Helm writes, whole.
-const HELM: &str = include_str!("../../../../src/linkerd_config/values/fixture.yaml");
+const HELM: &str = include_str!("../../../../src/linkerd_config/values/testdata/installed.yaml");
 const NAMESPACE: &str = "linkerd";
 const QUEUE: &str = "linkerdconfig_controller_workqueue";
 const CONFIG_MAPS: usize = 40;
