@@ -3,7 +3,7 @@
 //! | path       | answer |
 //! |------------|--------|
 //! | `/live`    | 200 as long as the process can answer |
-//! | `/ready`   | 200 or 503, and a line for each thing that is waited for; 503 from the moment the process stops |
+//! | `/ready`   | 200 or 503, and a line for each thing that the process waits for; 503 from the moment it stops |
 //! | `/ping`    | `pong`, as Linkerd's admin servers answer |
 //! | `/metrics` | Prometheus' text format |
 
@@ -25,15 +25,15 @@ use tokio::{
 };
 use tracing::{debug, warn};
 
-/// Probes, a few scrapers and a person. What comes beyond that takes the place of the oldest: whoever holds connections must not
-/// keep the kubelet from its answer, for then it kills the process.
+/// For probes, a few scrapers and a person. A further connection closes the oldest one, so that a client which holds connections
+/// does not keep probes of the kubelet from being answered: it would kill the process.
 const CONNECTIONS: usize = 64;
-/// Until the head of a request is there, also between requests.
+/// Until the headers of a request, also between requests.
 const HEADER_TIMEOUT: Duration = Duration::from_secs(10);
-/// A connection lives no longer, however busy or slow.
+/// For a whole connection, however busy or slow.
 const CONNECTION_TIMEOUT: Duration = Duration::from_secs(300);
 
-/// What `/ready` says.
+/// The answer of `/ready`.
 pub struct Readiness {
     pub ready: bool,
     pub waiting_for: Vec<String>,
@@ -44,7 +44,7 @@ pub struct Admin {
     pub readiness: Box<dyn Fn() -> Readiness + Send + Sync>,
 }
 
-/// Serves for ever.
+/// Serves without end.
 pub async fn serve(listener: TcpListener, admin: Arc<Admin>) {
     let mut connections = JoinSet::new();
     // The oldest first.
@@ -125,7 +125,7 @@ mod tests {
     use super::*;
 
     #[tokio::test]
-    async fn probes_are_answered_however_many_connections_somebody_holds() {
+    async fn probes_are_answered_however_many_connections_a_client_holds() {
         let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).await.unwrap();
         let address = listener.local_addr().unwrap();
         let readiness = Box::new(|| Readiness { ready: true, waiting_for: Vec::new() });
@@ -137,7 +137,7 @@ mod tests {
         let mut probe = TcpStream::connect(address).await.unwrap();
         probe.write_all(b"GET /live HTTP/1.1\r\nHost: probe\r\nConnection: close\r\n\r\n").await.unwrap();
         let mut answer = String::new();
-        // What a kubelet gives a probe, and more.
+        // More than the default timeout of a probe.
         timeout(Duration::from_secs(5), probe.read_to_string(&mut answer)).await.unwrap().unwrap();
         assert!(answer.starts_with("HTTP/1.1 200"), "{answer}");
         server.abort();

@@ -1,8 +1,8 @@
 //! Clients of the Kubernetes API that fail in time instead of hiding an outage.
 //!
-//! kube's defaults retry a 503 for minutes before the caller hears of it, and bound nothing but the connection. Ours: no
-//! hidden retries, a deadline for the response's headers, and one for silence in the middle of a body. And each request is
-//! counted, under the names that Go's client gives its metrics.
+//! kube's defaults retry a 503 for minutes before the caller gets the error, and limit nothing but the time to connect. Our
+//! clients retry nothing, and have a deadline for the headers of a response, and one for silence in the middle of a body. They
+//! count each request, under the names that Go's client gives its metrics.
 
 use std::{
     error::Error,
@@ -20,23 +20,27 @@ use kube::{
     client::{Body, ClientBuilder},
     config::{KubeConfigOptions, Kubeconfig, KubeconfigError},
 };
-use prometheus::{HistogramOpts, HistogramVec, IntCounterVec, IntGauge, Opts, Registry};
+use prometheus::{
+    HistogramOpts, HistogramVec, IntCounterVec, IntGauge, Opts, Registry, register_histogram_vec_with_registry,
+    register_int_counter_vec_with_registry, register_int_gauge_with_registry,
+};
 use tokio::time::{Instant, timeout};
 use tower::{BoxError, Layer, Service};
 
-/// Until a response's headers are there. Nine seconds, to tell it from the many deadlines of ten.
+/// Until the headers of a response. Nine seconds, to tell it from the many deadlines of ten.
 const HEADER_TIMEOUT: Duration = Duration::from_secs(9);
-/// Until the next byte of a response. Longer than an idle watch is silent before kube gives it up (65 s).
+/// Until the next byte of a response. Longer than kube waits for an idle watch (65 s).
 const READ_TIMEOUT: Duration = Duration::from_secs(70);
 /// Linkerd's buckets.
 const LATENCY_SECONDS: [f64; 20] =
     [0.01, 0.02, 0.03, 0.04, 0.05, 0.1, 0.2, 0.3, 0.4, 0.5, 1.0, 2.0, 3.0, 4.0, 5.0, 10.0, 20.0, 30.0, 40.0, 50.0];
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
 
-/// The file that was named; else `$KUBECONFIG`; else `~/.kube/config`; else the ServiceAccount of the pod.
+/// Returns the configuration of a client: from the given file; else `$KUBECONFIG`; else `~/.kube/config`; else the ServiceAccount
+/// of the Pod.
 ///
 /// # Errors
-/// When the file cannot be read, or none of the sources is there.
+/// When the file cannot be read, or none of the sources exists.
 pub async fn config(kubeconfig: Option<&Path>) -> anyhow::Result<Config> {
     let mut config = match read(kubeconfig)? {
         Some((file, source)) => Config::from_custom_kubeconfig(file, &KubeConfigOptions::default())
@@ -54,8 +58,8 @@ pub async fn config(kubeconfig: Option<&Path>) -> anyhow::Result<Config> {
     Ok(config)
 }
 
-/// The first kubeconfig that there is, and where it is from. One that is there and cannot be read is an error: what its owner
-/// meant to reach must not be replaced by another cluster in silence.
+/// Returns the first kubeconfig that exists, and its source. One that exists and cannot be read is an error, so that the process
+/// does not silently connect to another cluster.
 fn read(named: Option<&Path>) -> anyhow::Result<Option<(Kubeconfig, String)>> {
     if let Some(path) = named {
         let source = path.display().to_string();
@@ -73,17 +77,17 @@ fn read(named: Option<&Path>) -> anyhow::Result<Option<(Kubeconfig, String)>> {
     }
 }
 
-/// A client for an API server.
+/// Returns a client of an API server.
 ///
 /// # Errors
 /// When the configuration holds certificates or credentials that cannot be used, or its metrics are registered already.
 pub fn client(config: Config, registry: &Registry) -> anyhow::Result<Client> {
     let builder =
         ClientBuilder::try_from(config).context("cannot make a client of the API server from its configuration")?;
-    Ok(builder.with_layer(&Bounded(Metrics::register(registry)?)).build())
+    Ok(builder.with_layer(&DeadlineLayer(RequestMetrics::register(registry)?)).build())
 }
 
-/// The error and what caused it, each said once. kube's errors name their source already, hyper's do not.
+/// Describes an error and its causes, each once. kube's errors include their source already, hyper's do not.
 pub fn describe(error: &dyn Error) -> String {
     let mut text = error.to_string();
     let mut source = error.source();
@@ -97,38 +101,38 @@ pub fn describe(error: &dyn Error) -> String {
     text
 }
 
-/// Bounds the time to a response's headers, measures it, and leaves the body, which may be a watch, alone.
+/// Sets a deadline for the headers of a response, and measures the time until then. The body may be a watch: it has no deadline.
 #[derive(Clone)]
-struct Bounded(Metrics);
+struct DeadlineLayer(RequestMetrics);
 
 #[derive(Clone)]
-struct BoundedService<S> {
+struct DeadlineService<S> {
     inner: S,
-    metrics: Metrics,
+    metrics: RequestMetrics,
 }
 
 #[derive(Clone)]
-struct Metrics {
+struct RequestMetrics {
     requests: IntCounterVec,
     errors: IntCounterVec,
     latency: HistogramVec,
     in_flight: IntGauge,
 }
 
-/// A request without an answer, however it ends.
+/// A request without a response; counts down when it ends, however it ends.
 struct InFlight(IntGauge);
 
-// === impl Bounded ===
+// === impl DeadlineLayer ===
 
-impl<S> Layer<S> for Bounded {
-    type Service = BoundedService<S>;
+impl<S> Layer<S> for DeadlineLayer {
+    type Service = DeadlineService<S>;
 
     fn layer(&self, inner: S) -> Self::Service {
-        BoundedService { inner, metrics: self.0.clone() }
+        DeadlineService { inner, metrics: self.0.clone() }
     }
 }
 
-impl<S, B> Service<Request<Body>> for BoundedService<S>
+impl<S, B> Service<Request<Body>> for DeadlineService<S>
 where
     S: Service<Request<Body>, Response = Response<B>>,
     S::Error: Into<BoxError>,
@@ -167,7 +171,7 @@ where
     }
 }
 
-/// A closed set of labels.
+/// Returns the label of a method: a closed set, whatever the method.
 fn method(method: &Method) -> &'static str {
     match *method {
         Method::GET => "get",
@@ -179,11 +183,11 @@ fn method(method: &Method) -> &'static str {
     }
 }
 
-// === impl Metrics ===
+// === impl RequestMetrics ===
 
-impl Metrics {
+impl RequestMetrics {
     fn register(registry: &Registry) -> prometheus::Result<Self> {
-        // As client-go's are labelled in Linkerd, which has clients of several kinds.
+        // The label that client-go's metrics carry in Linkerd, which has clients of several kinds.
         let opts = |name, help| Opts::new(name, help).const_label("client", "k8s");
         let latency = HistogramOpts {
             common_opts: opts(
@@ -192,23 +196,23 @@ impl Metrics {
             ),
             buckets: LATENCY_SECONDS.to_vec(),
         };
-        let metrics = Self {
-            requests: IntCounterVec::new(
+        Ok(Self {
+            requests: register_int_counter_vec_with_registry!(
                 opts("http_client_requests_total", "Responses of the API server"),
                 &["code", "method"],
+                registry
             )?,
-            errors: IntCounterVec::new(opts("http_client_errors_total", "Requests without a response"), &["method"])?,
-            latency: HistogramVec::new(latency, &["code", "method"])?,
-            in_flight: IntGauge::with_opts(opts(
-                "http_client_in_flight_requests",
-                "Requests that wait for a response",
-            ))?,
-        };
-        registry.register(Box::new(metrics.requests.clone()))?;
-        registry.register(Box::new(metrics.errors.clone()))?;
-        registry.register(Box::new(metrics.latency.clone()))?;
-        registry.register(Box::new(metrics.in_flight.clone()))?;
-        Ok(metrics)
+            errors: register_int_counter_vec_with_registry!(
+                opts("http_client_errors_total", "Requests without a response"),
+                &["method"],
+                registry
+            )?,
+            latency: register_histogram_vec_with_registry!(latency, &["code", "method"], registry)?,
+            in_flight: register_int_gauge_with_registry!(
+                opts("http_client_in_flight_requests", "Requests that wait for a response"),
+                registry
+            )?,
+        })
     }
 }
 

@@ -86,9 +86,9 @@ pub async fn run(args: ManagerArgs) -> anyhow::Result<()> {
     // Ends when nothing can hand an Event in any more: with the controllers.
     let controls = args.enable_external_workload || args.enable_linkerd_config;
     let events = controls.then(|| events::spawn(&client, &identity, &registry, &mut support)).transpose()?;
-    let elections = lease::Metrics::register(&registry)?;
+    let elections = lease::ElectionMetrics::register(&registry)?;
     let mut elect = |namespace: &str, name| {
-        let election = lease::Settings {
+        let election = lease::ElectionSettings {
             namespace: namespace.to_owned(),
             name,
             identity: identity.clone(),
@@ -109,7 +109,7 @@ pub async fn run(args: ManagerArgs) -> anyhow::Result<()> {
         };
         if let Some(observer) = &external_workload_observer {
             let leadership = elect(&args.controller_namespace, external_workload::LEASE);
-            let settings = external_workload::Settings {
+            let settings = external_workload::ExternalWorkloadSettings {
                 concurrency: args.external_workload_concurrency,
                 full_pass_interval: args.full_pass_interval,
             };

@@ -1,41 +1,47 @@
-//! The registry of the process. Each module owns a small struct of metrics and registers it here; labels come from closed
-//! sets, never from the names of objects.
+//! The registry of the process. Each module owns a small struct of metrics and registers it here.
+//!
+//! Most labels come from closed sets. The exceptions are bounded by what the process serves or configures: the series of an
+//! endpoint or profile view carry the names of its Service, and exist only while a stream follows the view; the series of a
+//! LinkerdConfig carry its name, and go with the resource.
 
 use prometheus::{
-    Encoder, IntGauge, IntGaugeVec, Opts, Registry, TextEncoder,
+    Encoder, IntGauge, Registry, TextEncoder,
     core::{Collector, Desc},
     proto::MetricFamily,
+    register_int_gauge_vec_with_registry,
 };
 use tokio::runtime::Handle;
 
 use crate::version;
 
-/// A registry with what concerns the process as a whole.
+/// Returns a registry with the metrics of the process as a whole.
 ///
 /// # Errors
 /// When a metric is registered twice.
 pub fn registry() -> prometheus::Result<Registry> {
     let registry = Registry::new();
     registry.register(Box::new(prometheus::process_collector::ProcessCollector::for_self()))?;
-    let info =
-        Opts::new("linkerd_operator_build_info", "1, with the version, its commit and when it was built as labels");
-    let info = IntGaugeVec::new(info, &["version", "commit", "date"])?;
+    let info = register_int_gauge_vec_with_registry!(
+        "linkerd_operator_build_info",
+        "1, with the version, its commit and when it was built as labels",
+        &["version", "commit", "date"],
+        registry
+    )?;
     info.with_label_values(&[version::VERSION, version::COMMIT, version::BUILD_DATE]).set(1);
-    registry.register(Box::new(info))?;
-    registry.register(Box::new(Tasks::new()?))?;
+    registry.register(Box::new(TaskCollector::new()?))?;
     Ok(registry)
 }
 
-/// The tasks of the runtime that asks: a number that grows for ever is a leak.
-struct Tasks(IntGauge);
+/// Counts the tasks of the runtime at each scrape: a number that grows without limit is a leak.
+struct TaskCollector(IntGauge);
 
-impl Tasks {
+impl TaskCollector {
     fn new() -> prometheus::Result<Self> {
         IntGauge::new("linkerd_operator_runtime_tasks", "Tasks that have not ended").map(Self)
     }
 }
 
-impl Collector for Tasks {
+impl Collector for TaskCollector {
     fn desc(&self) -> Vec<&Desc> {
         self.0.desc()
     }
@@ -47,7 +53,7 @@ impl Collector for Tasks {
     }
 }
 
-/// All metrics in Prometheus' text format.
+/// Returns all metrics in Prometheus' text format.
 ///
 /// # Errors
 /// When a metric family is inconsistent.

@@ -2,11 +2,15 @@
 
 use std::time::Duration;
 
-/// Returns the delay after `failures` failures in a row: it doubles from `base` with each one, up to `cap`. A random part of up to a
-/// tenth is subtracted, so that objects which failed together are not retried together.
+/// Returns the delay after `failures` failures in a row: it doubles from `base` with each one, up to `cap`, and is jittered.
 pub fn backoff(failures: u32, base: Duration, cap: Duration) -> Duration {
-    let grown = base.saturating_mul(1 << failures.min(20)).min(cap);
-    grown.mul_f64(1.0 - 0.1 * rand::random::<f64>())
+    jittered(base.saturating_mul(1 << failures.min(20)).min(cap))
+}
+
+/// Subtracts a random part of up to a tenth, so that objects which failed together are not retried together, and replicas do not
+/// send requests at the same time.
+pub fn jittered(delay: Duration) -> Duration {
+    delay.mul_f64(1.0 - 0.1 * rand::random::<f64>())
 }
 
 #[cfg(test)]

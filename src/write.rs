@@ -2,6 +2,8 @@
 
 use std::time::Duration;
 
+use strum::{IntoStaticStr, VariantNames};
+
 /// Why a write was not sent, failed, or may have failed.
 #[derive(Debug, thiserror::Error)]
 pub enum WriteError {
@@ -15,49 +17,63 @@ pub enum WriteError {
     Transport(#[source] kube::Error),
 }
 
+/// How a write that was sent ended, as a metric's label.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, IntoStaticStr, VariantNames)]
+#[strum(serialize_all = "snake_case")]
+enum WriteResult {
+    Ok,
+    TimedOut,
+    Conflict,
+    AlreadyExists,
+    NotFound,
+    Forbidden,
+    Invalid,
+    Unavailable,
+    Refused,
+    Transport,
+}
+
 // === impl WriteError ===
 
 impl WriteError {
-    /// All results of a write that was sent.
-    pub const RESULTS: [&str; 10] = [
-        "ok",
-        "timed_out",
-        "conflict",
-        "already_exists",
-        "not_found",
-        "forbidden",
-        "invalid",
-        "unavailable",
-        "refused",
-        "transport",
-    ];
+    /// All results of a write that was sent, as labels of a metric.
+    pub const RESULTS: &[&str] = WriteResult::VARIANTS;
 
-    /// The result of a write, as a metric's label; `None` for one that was not sent.
+    /// Returns the result of a write, as a metric's label; `None` for one that was not sent.
     pub fn result<T>(result: &Result<T, Self>) -> Option<&'static str> {
-        match result {
-            Ok(_) => Some("ok"),
-            Err(Self::NotLeading) => None,
-            Err(error) => Some(error.label()),
-        }
+        let result = match result {
+            Ok(_) => Some(WriteResult::Ok),
+            Err(error) => error.category(),
+        };
+        result.map(Into::into)
     }
 
-    /// The category, as a metric's label.
+    /// Returns the category, as a metric's label.
     pub fn label(&self) -> &'static str {
-        match self {
-            Self::NotLeading => "not_leading",
-            Self::TimedOut => "timed_out",
-            Self::Transport(_) => "transport",
-            Self::Refused(status) if status.is_already_exists() => "already_exists",
-            Self::Refused(status) if status.is_conflict() => "conflict",
-            Self::Refused(status) if status.is_not_found() => "not_found",
-            Self::Refused(status) if status.is_forbidden() => "forbidden",
-            Self::Refused(status) if status.is_invalid() => "invalid",
-            Self::Refused(status) if status.code == 429 || status.code >= 500 => "unavailable",
-            Self::Refused(_) => "refused",
-        }
+        self.category().map_or("not_leading", Into::into)
     }
 
-    /// How long the API server asked us to stay away.
+    fn category(&self) -> Option<WriteResult> {
+        Some(match self {
+            Self::NotLeading => return None,
+            Self::TimedOut => WriteResult::TimedOut,
+            Self::Transport(_) => WriteResult::Transport,
+            Self::Refused(status) if status.is_already_exists() => WriteResult::AlreadyExists,
+            Self::Refused(status) if status.is_conflict() => WriteResult::Conflict,
+            Self::Refused(status) if status.is_not_found() => WriteResult::NotFound,
+            Self::Refused(status) if status.is_forbidden() => WriteResult::Forbidden,
+            Self::Refused(status) if status.is_invalid() => WriteResult::Invalid,
+            Self::Refused(status) if status.code == 429 || status.code >= 500 => WriteResult::Unavailable,
+            Self::Refused(_) => WriteResult::Refused,
+        })
+    }
+
+    /// Whether the object is not the one that the write was based on.
+    pub fn is_conflict(&self) -> bool {
+        self.category() == Some(WriteResult::Conflict)
+    }
+
+    /// Returns the delay that the API server asked for.
     pub fn retry_after(&self) -> Duration {
         let Self::Refused(status) = self else { return Duration::ZERO };
         let seconds = status.details.as_ref().map(|details| details.retry_after_seconds);

@@ -4,13 +4,10 @@
 //! leniently. Go's controller tolerates a missing `ip`, `status: {}` and unknown condition values, so must we: what the
 //! CRD admits today, and what was stored under an older one, decodes.
 
-use std::borrow::Cow;
-
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
-use kube::core::NamespaceResourceScope;
 use serde::Deserialize;
 
-use super::lean_metadata;
+use super::{lean_metadata, resource::namespaced_resource};
 
 /// `externalworkloads.workload.linkerd.io/v1beta1`, as the API server sends it.
 #[derive(Clone, Debug, Deserialize)]
@@ -74,36 +71,7 @@ pub struct Condition {
     pub status: String,
 }
 
-// === impl ExternalWorkload ===
-
-impl kube::Resource for ExternalWorkload {
-    type DynamicType = ();
-    type Scope = NamespaceResourceScope;
-
-    fn kind((): &()) -> Cow<'_, str> {
-        Cow::Borrowed("ExternalWorkload")
-    }
-
-    fn group((): &()) -> Cow<'_, str> {
-        Cow::Borrowed("workload.linkerd.io")
-    }
-
-    fn version((): &()) -> Cow<'_, str> {
-        Cow::Borrowed("v1beta1")
-    }
-
-    fn plural((): &()) -> Cow<'_, str> {
-        Cow::Borrowed("externalworkloads")
-    }
-
-    fn meta(&self) -> &ObjectMeta {
-        &self.metadata
-    }
-
-    fn meta_mut(&mut self) -> &mut ObjectMeta {
-        &mut self.metadata
-    }
-}
+namespaced_resource!(ExternalWorkload, "workload.linkerd.io", "v1beta1", "externalworkloads");
 
 #[cfg(test)]
 mod tests {

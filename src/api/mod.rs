@@ -11,6 +11,7 @@ pub mod linkerd_config;
 mod metadata;
 mod namespaced_name;
 pub mod quantity;
+mod resource;
 mod server;
 mod service_profile;
 

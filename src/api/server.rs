@@ -2,13 +2,10 @@
 //!
 //! The CRD is Linkerd's (`crd/linkerd/servers.yaml`); this is the part of it that discovery reads, leniently.
 
-use std::borrow::Cow;
-
 use k8s_openapi::apimachinery::pkg::{apis::meta::v1::ObjectMeta, util::intstr::IntOrString};
-use kube::core::NamespaceResourceScope;
 use serde::Deserialize;
 
-use super::{LabelSelectorObject, lean_metadata};
+use super::{LabelSelectorObject, lean_metadata, resource::namespaced_resource};
 
 /// `servers.policy.linkerd.io/v1beta3`, as the API server sends it.
 #[derive(Clone, Debug, Deserialize)]
@@ -28,33 +25,4 @@ pub struct ServerSpec {
     pub proxy_protocol: Option<String>,
 }
 
-// === impl Server ===
-
-impl kube::Resource for Server {
-    type DynamicType = ();
-    type Scope = NamespaceResourceScope;
-
-    fn kind((): &()) -> Cow<'_, str> {
-        Cow::Borrowed("Server")
-    }
-
-    fn group((): &()) -> Cow<'_, str> {
-        Cow::Borrowed("policy.linkerd.io")
-    }
-
-    fn version((): &()) -> Cow<'_, str> {
-        Cow::Borrowed("v1beta3")
-    }
-
-    fn plural((): &()) -> Cow<'_, str> {
-        Cow::Borrowed("servers")
-    }
-
-    fn meta(&self) -> &ObjectMeta {
-        &self.metadata
-    }
-
-    fn meta_mut(&mut self) -> &mut ObjectMeta {
-        &mut self.metadata
-    }
-}
+namespaced_resource!(Server, "policy.linkerd.io", "v1beta3", "servers");

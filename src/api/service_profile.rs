@@ -4,17 +4,16 @@
 //! something else: its schema wants the `not` of a request match as a list and `opaquePorts` as one, its controller reads an
 //! object and a map. So the content is decoded apart from the object: one that cannot be decoded is a profile all the same.
 
-use std::{borrow::Cow, fmt};
+use std::fmt;
 
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
-use kube::core::NamespaceResourceScope;
 use serde::{
     Deserialize, Deserializer,
     de::{Error, IgnoredAny, MapAccess, SeqAccess, Visitor, value::MapAccessDeserializer},
 };
 use serde_json::{Value, value::RawValue};
 
-use super::lean_metadata;
+use super::{lean_metadata, resource::namespaced_resource};
 
 /// `serviceprofiles.linkerd.io/v1alpha2`, as the API server sends it.
 #[derive(Clone, Debug, Deserialize)]
@@ -161,33 +160,4 @@ fn one<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<Box<RequestM
     deserializer.deserialize_any(One)
 }
 
-// === impl ServiceProfile ===
-
-impl kube::Resource for ServiceProfile {
-    type DynamicType = ();
-    type Scope = NamespaceResourceScope;
-
-    fn kind((): &()) -> Cow<'_, str> {
-        Cow::Borrowed("ServiceProfile")
-    }
-
-    fn group((): &()) -> Cow<'_, str> {
-        Cow::Borrowed("linkerd.io")
-    }
-
-    fn version((): &()) -> Cow<'_, str> {
-        Cow::Borrowed("v1alpha2")
-    }
-
-    fn plural((): &()) -> Cow<'_, str> {
-        Cow::Borrowed("serviceprofiles")
-    }
-
-    fn meta(&self) -> &ObjectMeta {
-        &self.metadata
-    }
-
-    fn meta_mut(&mut self) -> &mut ObjectMeta {
-        &mut self.metadata
-    }
-}
+namespaced_resource!(ServiceProfile, "linkerd.io", "v1alpha2", "serviceprofiles");

@@ -1,9 +1,9 @@
-//! Carries out a [`Plan`].
+//! Applies a [`SlicePlan`].
 //!
-//! In: a plan. Out: an [`Outcome`]: what is stored now, what the cache has to show before the next plan, what failed, what
-//! stood in the way. Always holds: leadership is checked right before each write, and the write has ended before the Lease
+//! In: a plan. Out: an [`Outcome`]: the slices that are stored now, what the cache has to show before the next plan, the failed
+//! writes, the names that other slices have. Always holds: leadership is checked right before each write, and the write has ended before the Lease
 //! can expire; a write replaces exactly the version that was planned on; a slice that is refused does not hold up another;
-//! no workload leaves a slice before it stands in its next one.
+//! no workload leaves a slice before the next one has it.
 
 use std::{collections::HashSet, fmt, sync::Arc};
 
@@ -11,11 +11,12 @@ use kube::{
     Api, Client,
     api::{DeleteParams, PostParams, Preconditions},
 };
-use prometheus::{IntCounterVec, Opts, Registry};
+use prometheus::{IntCounterVec, Registry, register_int_counter_vec_with_registry};
+use strum::{IntoStaticStr, VariantNames};
 
 use super::{
     endpoint,
-    plan::{Plan, Update},
+    plan::{SlicePlan, SliceUpdate},
 };
 use crate::{
     api::{NamespacedName, endpoint_slice::EndpointSlice},
@@ -25,7 +26,7 @@ use crate::{
 };
 
 /// Writes EndpointSlices, while this process leads.
-pub(super) struct Writer {
+pub(super) struct SliceWriter {
     client: Client,
     fence: Fence,
     writes: IntCounterVec,
@@ -38,19 +39,19 @@ pub(super) struct Outcome {
     /// Names of slices that are gone.
     pub(super) deleted: HashSet<String>,
     pub(super) written: Vec<Written>,
-    pub(super) failures: Vec<Failure>,
+    pub(super) failures: Vec<FailedWrite>,
     /// Names of planned slices that turned out to be taken by slices that are not ours to write.
     pub(super) taken: Vec<String>,
-    /// A slice was not what the plan took it for; the watch is about to say so.
+    /// A slice was newer than the plan; the watch is about to deliver it.
     pub(super) stale: bool,
-    /// ExternalWorkloads that were to enter a slice which could not be written: they stay where they are.
-    homeless: HashSet<String>,
+    /// ExternalWorkloads whose new slice could not be written: they stay in the slice where they are.
+    unplaced: HashSet<String>,
 }
 
 /// A write of ours that the cache will show.
 #[derive(Debug)]
 pub(super) enum Written {
-    /// Once the watch has come this far. Versions of one kind are ordered, and so are the events of its watch.
+    /// Visible once the watch has reached this version. Versions of one kind are ordered, and so are the events of its watch.
     Version(u64),
     Deleted {
         name: String,
@@ -59,66 +60,68 @@ pub(super) enum Written {
 }
 
 #[derive(Debug)]
-pub(super) struct Failure {
+pub(super) struct FailedWrite {
     verb: Verb,
     slice: NamespacedName,
     pub(super) error: WriteError,
 }
 
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, IntoStaticStr, VariantNames)]
+#[strum(serialize_all = "lowercase")]
 pub(super) enum Verb {
     Create,
     Update,
     Delete,
 }
 
-// === impl Writer ===
+// === impl SliceWriter ===
 
-impl Writer {
+impl SliceWriter {
     /// # Errors
     /// When the metrics are registered already.
     pub(super) fn new(client: &Client, fence: Fence, registry: &Registry) -> prometheus::Result<Self> {
-        let writes = IntCounterVec::new(
-            Opts::new("linkerd_operator_endpointslice_writes_total", "Writes of EndpointSlices that were sent"),
+        let writes = register_int_counter_vec_with_registry!(
+            "linkerd_operator_endpointslice_writes_total",
+            "Writes of EndpointSlices that were sent",
             &["verb", "result"],
+            registry
         )?;
-        for verb in [Verb::Create, Verb::Update, Verb::Delete] {
+        for verb in Verb::VARIANTS {
             for result in WriteError::RESULTS {
-                writes.with_label_values(&[verb.as_str(), result]);
+                writes.with_label_values(&[verb, result]);
             }
         }
-        registry.register(Box::new(writes.clone()))?;
         Ok(Self { client: client.clone(), fence, writes })
     }
 
     /// Creates, then updates, then deletes; among updates first those that take workloads in.
-    pub(super) async fn apply(&self, service: &Service, plan: Plan) -> Outcome {
+    pub(super) async fn apply(&self, service: &Service, plan: SlicePlan) -> Outcome {
         let api: Api<EndpointSlice> = Api::namespaced(self.client.clone(), &service.key.namespace);
         let mut outcome = Outcome::default();
         for slice in plan.creates {
             let workloads = workloads(service, &slice);
             if !self.create(&api, service, slice, &mut outcome).await {
-                outcome.homeless.extend(workloads);
+                outcome.unplaced.extend(workloads);
             }
         }
-        let gained = |update: &Update| &workloads(service, &update.slice) - &workloads(service, &update.base);
+        let gained = |update: &SliceUpdate| &workloads(service, &update.slice) - &workloads(service, &update.base);
         let (gaining, others): (Vec<_>, Vec<_>) = plan.updates.into_iter().partition(|u| !gained(u).is_empty());
         for update in gaining.into_iter().chain(others) {
             let gained = gained(&update);
-            let Some(slice) = keep_homeless(service, &update, &outcome.homeless) else { continue };
+            let Some(slice) = keep_unplaced(service, &update, &outcome.unplaced) else { continue };
             if self.update(&api, slice, &mut outcome).await.is_none() {
-                outcome.homeless.extend(gained);
+                outcome.unplaced.extend(gained);
             }
         }
         for slice in plan.retires {
-            if workloads(service, &slice).is_disjoint(&outcome.homeless) {
+            if workloads(service, &slice).is_disjoint(&outcome.unplaced) {
                 self.retire(&api, slice, &mut outcome).await;
             }
         }
         outcome
     }
 
-    /// Whether the slice is there now.
+    /// Creates a slice. Returns whether it exists now.
     async fn create(
         &self,
         api: &Api<EndpointSlice>,
@@ -128,11 +131,11 @@ impl Writer {
     ) -> bool {
         match self.send(Verb::Create, api.create(&PostParams::default(), &slice)).await {
             Ok(created) => {
-                outcome.note(created);
+                outcome.record(created);
                 return true;
             }
             Err(WriteError::Refused(status)) if status.is_already_exists() => {
-                self.meet(api, service, &slice, outcome).await;
+                self.examine_existing(api, service, &slice, outcome).await;
             }
             // Its garbage collection is under way: nothing has to be, or can be, created.
             Err(WriteError::Refused(status)) if is_namespace_terminating(&status) => {}
@@ -141,8 +144,14 @@ impl Writer {
         false
     }
 
-    /// The name exists, and the cache did not know: either an earlier create of ours was late, or it is not ours to write.
-    async fn meet(&self, api: &Api<EndpointSlice>, service: &Service, slice: &EndpointSlice, outcome: &mut Outcome) {
+    /// Examines a slice that exists though the cache lacks it: either an earlier create of ours was late, or it is not ours.
+    async fn examine_existing(
+        &self,
+        api: &Api<EndpointSlice>,
+        service: &Service,
+        slice: &EndpointSlice,
+        outcome: &mut Outcome,
+    ) {
         match self.fence.send(api.get_opt(slice.name())).await {
             Ok(None) => outcome.stale = true,
             Ok(Some(live)) if is_for(&live, service) => {
@@ -154,7 +163,7 @@ impl Writer {
         }
     }
 
-    /// The slice as it is stored now.
+    /// Updates a slice. Returns it as it is stored now.
     async fn update(
         &self,
         api: &Api<EndpointSlice>,
@@ -162,14 +171,15 @@ impl Writer {
         outcome: &mut Outcome,
     ) -> Option<Arc<EndpointSlice>> {
         match self.send(Verb::Update, api.replace(slice.name(), &PostParams::default(), &slice)).await {
-            Ok(updated) => return Some(outcome.note(updated)),
+            Ok(updated) => return Some(outcome.record(updated)),
             Err(WriteError::Refused(status)) if status.is_conflict() || status.is_not_found() => outcome.stale = true,
             Err(error) => outcome.fail(Verb::Update, &slice, error),
         }
         None
     }
 
-    /// Empties it first: to Linkerd's Go destination a deleted slice does not remove endpoints whose workload is gone.
+    /// Empties a slice, then deletes it: to Linkerd's Go destination a deleted slice does not remove endpoints whose workload is
+    /// gone.
     async fn retire(&self, api: &Api<EndpointSlice>, slice: Arc<EndpointSlice>, outcome: &mut Outcome) {
         let mut last = slice;
         if !last.endpoints.is_empty() {
@@ -201,14 +211,14 @@ impl Writer {
     }
 }
 
-/// What an update has to write so that no workload without a place loses the one that it has. `None`: nothing.
-fn keep_homeless(service: &Service, update: &Update, homeless: &HashSet<String>) -> Option<EndpointSlice> {
-    let Update { base, slice } = update;
+/// Returns what an update has to write so that no unplaced workload leaves its slice; `None` for nothing.
+fn keep_unplaced(service: &Service, update: &SliceUpdate, unplaced: &HashSet<String>) -> Option<EndpointSlice> {
+    let SliceUpdate { base, slice } = update;
     let mut slice = slice.clone();
     // With other ports the endpoint would be another one, and wrong.
     if slice.ports == base.ports {
         let staying = workloads(service, &slice);
-        let leaves = |workload: &str| homeless.contains(workload) && !staying.contains(workload);
+        let leaves = |workload: &str| unplaced.contains(workload) && !staying.contains(workload);
         let kept = base.endpoints.iter().filter(|e| endpoint::workload(service, e).is_some_and(leaves));
         slice.endpoints.extend(kept.cloned());
     }
@@ -217,12 +227,12 @@ fn keep_homeless(service: &Service, update: &Update, homeless: &HashSet<String>)
     (!unchanged).then_some(slice)
 }
 
-/// The names of the Service's workloads that the slice holds.
+/// Returns the names of the Service's workloads that the slice holds.
 fn workloads(service: &Service, slice: &EndpointSlice) -> HashSet<String> {
     slice.endpoints.iter().filter_map(|e| endpoint::workload(service, e)).map(str::to_owned).collect()
 }
 
-/// Whether it is a slice that the cache will show as ours for this Service, with a place in the next plan.
+/// Whether the cache will show the slice as ours for this Service, so that the next plan includes it.
 fn is_for(slice: &EndpointSlice, service: &Service) -> bool {
     slice.label(crate::api::MANAGED_BY_LABEL) == Some(crate::api::MANAGED_BY)
         && slice.service().as_ref() == Some(&service.key)
@@ -237,7 +247,7 @@ fn is_namespace_terminating(status: &kube::core::Status) -> bool {
 // === impl Outcome ===
 
 impl Outcome {
-    fn note(&mut self, stored: EndpointSlice) -> Arc<EndpointSlice> {
+    fn record(&mut self, stored: EndpointSlice) -> Arc<EndpointSlice> {
         // Without a version to wait for there is nothing to wait for; the next plan then relies on preconditions alone.
         self.written.extend(stored.version().map(Written::Version));
         let stored = Arc::new(stored);
@@ -246,12 +256,12 @@ impl Outcome {
     }
 
     fn fail(&mut self, verb: Verb, slice: &EndpointSlice, error: WriteError) {
-        self.failures.push(Failure { verb, slice: NamespacedName::of(&slice.metadata), error });
+        self.failures.push(FailedWrite { verb, slice: NamespacedName::of(&slice.metadata), error });
     }
 
-    /// What the slices `before` have become.
+    /// Returns what the slices `before` have become.
     pub(super) fn after(&self, before: &[Arc<EndpointSlice>]) -> Vec<Arc<EndpointSlice>> {
-        // Of a slice that was written twice, emptied and deleted, the later state is the last.
+        // A slice that was written twice, emptied and deleted, has its later state last.
         let mut after: Vec<Arc<EndpointSlice>> = self.stored.iter().rev().cloned().collect();
         after.extend(before.iter().cloned());
         let mut seen = HashSet::new();
@@ -263,16 +273,12 @@ impl Outcome {
 // === impl Verb ===
 
 impl Verb {
-    const fn as_str(self) -> &'static str {
-        match self {
-            Self::Create => "create",
-            Self::Update => "update",
-            Self::Delete => "delete",
-        }
+    fn as_str(self) -> &'static str {
+        self.into()
     }
 }
 
-impl fmt::Display for Failure {
+impl fmt::Display for FailedWrite {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "cannot {} EndpointSlice {}: {}", self.verb.as_str(), self.slice, self.error)
     }

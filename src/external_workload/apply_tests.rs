@@ -34,18 +34,18 @@ impl Server {
         self
     }
 
-    fn writer(&self, leadership: Leadership) -> Writer {
+    fn writer(&self, leadership: Leadership) -> SliceWriter {
         self.writer_until(leadership, CancellationToken::new())
     }
 
-    fn writer_until(&self, leadership: Leadership, stop: CancellationToken) -> Writer {
+    fn writer_until(&self, leadership: Leadership, stop: CancellationToken) -> SliceWriter {
         let server = self.clone();
         let service = tower::service_fn(move |request: Request<Body>| {
             let server = server.clone();
             async move { Ok::<_, std::convert::Infallible>(server.serve(request).await) }
         });
         let client = Client::new(service, "default");
-        Writer::new(&client, Fence::new(leadership, stop), &Registry::new()).unwrap()
+        SliceWriter::new(&client, Fence::new(leadership, stop), &Registry::new()).unwrap()
     }
 
     async fn serve(&self, request: Request<Body>) -> Response<Body> {
@@ -118,22 +118,22 @@ fn slice(name: &str, port: u16, workloads: &[&str]) -> EndpointSlice {
     slice
 }
 
-fn update(name: &str, before: &[&str], after: &[&str]) -> Update {
-    Update { base: Arc::new(slice(name, 80, before)), slice: slice(name, 80, after) }
+fn update(name: &str, before: &[&str], after: &[&str]) -> SliceUpdate {
+    SliceUpdate { base: Arc::new(slice(name, 80, before)), slice: slice(name, 80, after) }
 }
 
-async fn apply(server: &Server, plan: Plan) -> Outcome {
+async fn apply(server: &Server, plan: SlicePlan) -> Outcome {
     server.writer(Leadership::for_test()).apply(&service(), plan).await
 }
 
 #[tokio::test]
 async fn creates_come_first_then_updates_that_take_workloads_in_and_a_slice_is_emptied_before_it_is_deleted() {
     let server = Server::default();
-    let plan = Plan {
+    let plan = SlicePlan {
         creates: vec![slice("new", 81, &["a"])],
         updates: vec![update("loses", &["a", "b", "c"], &["c"]), update("gains", &["d"], &["d", "b"])],
         retires: vec![Arc::new(slice("old", 80, &["e"])), Arc::new(slice("empty", 80, &[]))],
-        ..Plan::default()
+        ..SlicePlan::default()
     };
     let outcome = apply(&server, plan).await;
     assert_eq!(
@@ -158,7 +158,7 @@ async fn creates_come_first_then_updates_that_take_workloads_in_and_a_slice_is_e
 #[tokio::test]
 async fn a_workload_whose_next_slice_is_refused_stays_where_it_is_and_the_rest_is_written() {
     let server = Server::default().refuse("create", 403, "Forbidden").refuse("update gains", 422, "Invalid");
-    let plan = Plan {
+    let plan = SlicePlan {
         creates: vec![slice("new", 81, &["a"])],
         updates: vec![
             update("loses", &["a", "b", "c", "d"], &["c"]),
@@ -166,7 +166,7 @@ async fn a_workload_whose_next_slice_is_refused_stays_where_it_is_and_the_rest_i
             update("only-loses", &["a"], &[]),
         ],
         retires: vec![Arc::new(slice("holds-b", 80, &["b"])), Arc::new(slice("old", 80, &["f"]))],
-        ..Plan::default()
+        ..SlicePlan::default()
     };
     let outcome = apply(&server, plan).await;
     // d is no longer wanted anywhere and goes; a and b have nowhere to go.
@@ -186,7 +186,7 @@ async fn a_workload_whose_next_slice_is_refused_stays_where_it_is_and_the_rest_i
 
 #[tokio::test]
 async fn a_create_that_meets_its_name_looks_whose_it_is() {
-    let plan = || Plan { creates: vec![slice("new", 80, &["a"])], ..Plan::default() };
+    let plan = || SlicePlan { creates: vec![slice("new", 80, &["a"])], ..SlicePlan::default() };
     let server = Server::default().refuse("create", 409, "AlreadyExists");
     *server.live.lock().unwrap() = Some(serde_json::to_value(slice("new", 80, &["a"])).unwrap());
     let outcome = apply(&server, plan()).await;
@@ -214,12 +214,12 @@ async fn a_create_that_meets_its_name_looks_whose_it_is() {
 async fn what_changed_or_vanished_meanwhile_is_no_failure() {
     for (code, reason) in [(409, "Conflict"), (404, "NotFound")] {
         let server = Server::default().refuse("update", code, reason);
-        let plan = Plan { updates: vec![update("s", &["a"], &["a", "b"])], ..Plan::default() };
+        let plan = SlicePlan { updates: vec![update("s", &["a"], &["a", "b"])], ..SlicePlan::default() };
         let outcome = apply(&server, plan).await;
         assert!(outcome.stale && outcome.failures.is_empty(), "{reason}");
     }
     let server = Server::default().refuse("delete", 404, "NotFound");
-    let plan = Plan { retires: vec![Arc::new(slice("s", 80, &[]))], ..Plan::default() };
+    let plan = SlicePlan { retires: vec![Arc::new(slice("s", 80, &[]))], ..SlicePlan::default() };
     let outcome = apply(&server, plan).await;
     assert!(!outcome.stale && outcome.failures.is_empty());
 }
@@ -229,14 +229,14 @@ async fn nothing_has_to_be_created_in_a_namespace_that_is_terminating() {
     let mut terminating = status(403, "Forbidden");
     terminating["details"] = json!({"causes": [{"reason": "NamespaceTerminating"}]});
     let server = Server::default().answer("create", terminating);
-    let outcome = apply(&server, Plan { creates: vec![slice("new", 80, &["a"])], ..Plan::default() }).await;
+    let outcome = apply(&server, SlicePlan { creates: vec![slice("new", 80, &["a"])], ..SlicePlan::default() }).await;
     assert!(outcome.failures.is_empty());
 }
 
 #[tokio::test]
 async fn without_leadership_nothing_is_sent() {
     let server = Server::default();
-    let plan = Plan { creates: vec![slice("new", 80, &["a"])], ..Plan::default() };
+    let plan = SlicePlan { creates: vec![slice("new", 80, &["a"])], ..SlicePlan::default() };
     let outcome = server.writer(Leadership::for_test_of_a_follower()).apply(&service(), plan).await;
     assert_eq!(server.lines(), Vec::<String>::new());
     assert!(matches!(outcome.failures[0].error, WriteError::NotLeading));
@@ -248,7 +248,8 @@ async fn once_the_process_stops_nothing_more_is_sent() {
     let stop = CancellationToken::new();
     let writer = server.writer_until(Leadership::for_test(), stop.clone());
     stop.cancel();
-    let outcome = writer.apply(&service(), Plan { creates: vec![slice("new", 80, &["a"])], ..Plan::default() }).await;
+    let outcome =
+        writer.apply(&service(), SlicePlan { creates: vec![slice("new", 80, &["a"])], ..SlicePlan::default() }).await;
     assert_eq!(server.lines(), Vec::<String>::new());
     assert_eq!(outcome.failures.len(), 1);
 }

@@ -1,14 +1,14 @@
-//! What an ExternalWorkload looks like as an endpoint of a Service. Pure.
+//! The endpoints that ExternalWorkloads have in a Service. Pure.
 //!
 //! In: a Service and the workloads that it selects. Out: per family, each workload's endpoint and the ports that its slice has
-//! to have; and what is wrong with workloads, for people.
+//! to have; and the findings about workloads.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
     sync::Arc,
 };
 
-use super::report::Finding;
+use super::findings::Finding;
 use crate::{
     api::{
         EXTERNAL_WORKLOAD_KIND,
@@ -24,15 +24,15 @@ use crate::{
 /// The ports of a slice. Their order means nothing to readers.
 pub(super) type Ports = BTreeSet<EndpointPort>;
 
-/// Where a workload wants to be, in one family.
+/// The endpoint of a workload in one family, and the ports of its slice.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) struct Desired {
+pub(super) struct DesiredEndpoint {
     pub ports: Ports,
     pub endpoint: Endpoint,
 }
 
 /// The endpoints of one family, by the name of their workload.
-pub(super) type DesiredEndpoints = BTreeMap<Arc<str>, Desired>;
+pub(super) type DesiredEndpoints = BTreeMap<Arc<str>, DesiredEndpoint>;
 
 /// The endpoints of each family of the Service, by the workload's name.
 pub(super) fn desired(
@@ -76,7 +76,7 @@ pub(super) fn desired(
                 ..Endpoint::default()
             };
             published = true;
-            endpoints.insert(Arc::clone(&workload.key.name), Desired { ports: ports.clone(), endpoint });
+            endpoints.insert(Arc::clone(&workload.key.name), DesiredEndpoint { ports: ports.clone(), endpoint });
         }
         let mut find = |reason, text| findings.push(Finding::new(workload, reason, text));
         for address in &workload.addresses {
@@ -87,7 +87,7 @@ pub(super) fn desired(
                 );
             }
         }
-        // Without an address of the Service's families it is no endpoint: then its ports and its name do not matter here.
+        // A workload without an address of the Service's families is no endpoint: its ports and its name do not matter here.
         if !published {
             continue;
         }
@@ -105,7 +105,7 @@ pub(super) fn desired(
     (families, findings)
 }
 
-/// The workload that an endpoint of the Service stands for.
+/// Returns the name of the workload that an endpoint of the Service stands for.
 pub(super) fn workload<'a>(service: &Service, endpoint: &'a Endpoint) -> Option<&'a str> {
     let target = endpoint.target_ref.as_ref()?;
     let is_workload = target.kind.as_deref() == Some(EXTERNAL_WORKLOAD_KIND);
@@ -113,8 +113,8 @@ pub(super) fn workload<'a>(service: &Service, endpoint: &'a Endpoint) -> Option<
     target.name.as_deref().filter(|_| is_workload && is_here)
 }
 
-/// The slice's ports for a workload, and the Service's ports that it does not have. Unlike a Pod, a workload has to name
-/// also a port that the Service targets by number.
+/// Returns the ports of the slice for a workload, and the ports of the Service that the workload lacks. Unlike a Pod, a workload
+/// has to declare a port that the Service targets by number, too.
 fn match_ports<'a>(service: &'a Service, workload: &ExternalWorkload) -> (Ports, Vec<&'a ServicePort>) {
     let mut ports = Ports::new();
     let mut unmatched = Vec::new();
@@ -159,7 +159,7 @@ fn is_dns_label(name: &str) -> bool {
 }
 
 impl Address {
-    /// The text, where it is an address of the family.
+    /// Returns the text if it is an address of the family.
     fn of(&self, wanted: Family) -> Option<String> {
         match self {
             Self::Valid { family, text } if *family == wanted => Some(text.clone()),

@@ -6,26 +6,28 @@
 //!                                                             └─▶ Events        (while leading)
 //! ```
 //!
-//! In: Services to look at. Out: writes of EndpointSlices, Events. Always holds: without leadership nothing is planned; a
-//! Service is planned only on a state that shows our own last writes to it, so nothing is written twice; nothing is written
-//! when nothing changed; no Service is ever given up.
+//! In: Services to reconcile. Out: writes of EndpointSlices, Events. Always holds: nothing is planned without leadership; a Service
+//! is planned only on a state that shows our own last writes to it, so nothing is written twice; nothing is written when nothing
+//! changed; a Service that fails is retried without limit.
 
 mod apply;
 mod endpoint;
+mod findings;
 mod observer;
 mod plan;
-mod record;
-mod report;
+mod reconcile_cache;
+mod transitions;
 
 use std::{sync::Arc, time::Duration};
 
 use k8s_openapi::api::core;
 use kube::runtime::controller::Action;
 use prometheus::{
-    GaugeVec, HistogramOpts, HistogramVec, IntCounterVec, Opts, Registry,
+    GaugeVec, HistogramVec, IntCounterVec, Opts, Registry,
     core::{Collector, Desc},
     exponential_buckets,
     proto::MetricFamily,
+    register_histogram_vec_with_registry, register_int_counter_vec_with_registry,
 };
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
@@ -33,9 +35,9 @@ use tracing::{debug, info, warn};
 
 pub use self::observer::ExternalWorkloadObserver;
 use self::{
-    apply::{Failure, Outcome, Writer},
-    plan::{Input, plan},
-    record::Records,
+    apply::{FailedWrite, Outcome, SliceWriter},
+    plan::{SlicePlanInput, plan},
+    reconcile_cache::ReconcileCache,
 };
 use crate::{
     api::NamespacedName,
@@ -43,12 +45,12 @@ use crate::{
     controller::{self, ControllerDeps, LeaderGate, Reconciler},
     events::{Events, Notice, Reason},
     lease::Fence,
-    retry::backoff,
+    retry::{backoff, jittered},
     tasks::Tasks,
     write::WriteError,
 };
 
-/// The Lease that Linkerd's Go controller holds while it writes slices. Sharing it makes the two take turns.
+/// The Lease that Linkerd's Go controller holds while it writes slices. Because both use it, only one of them writes.
 pub const LEASE: &str = "linkerd-destination-endpoint-write";
 /// The label that client-go's metrics carry in Linkerd's destination: dashboards select by it.
 pub const QUEUE: &str = "endpoints_controller_workqueue";
@@ -57,30 +59,30 @@ const BACKOFF_BASE: Duration = Duration::from_millis(100);
 const BACKOFF_CAP: Duration = Duration::from_secs(60);
 
 #[derive(Clone, Debug)]
-pub struct Settings {
+pub struct ExternalWorkloadSettings {
     /// Services reconciled at the same time; each writes one slice at a time.
     pub concurrency: u16,
-    /// How often each Service is looked at though nothing happened. Less up to a tenth.
+    /// Interval of the full resync of each Service, from which up to a tenth is subtracted.
     pub full_pass_interval: Duration,
 }
 
-struct Context {
+struct ExternalWorkloadReconciler {
     gate: LeaderGate,
-    writer: Writer,
+    writer: SliceWriter,
     events: Events,
-    settings: Settings,
-    metrics: Metrics,
-    records: Records,
+    settings: ExternalWorkloadSettings,
+    metrics: ReconcileMetrics,
+    cache: ReconcileCache,
 }
 
-struct Metrics {
+struct ReconcileMetrics {
     duration: HistogramVec,
     errors: IntCounterVec,
 }
 
 #[derive(Debug, thiserror::Error)]
 #[error("{first}{}", more(*.count))]
-struct Error {
+struct ReconcileError {
     first: String,
     count: usize,
     label: &'static str,
@@ -94,8 +96,8 @@ struct Endpoints {
 }
 
 /// How a reconcile ended that did not fail.
-enum Verdict {
-    /// Nothing was planned: we do not lead, or our last writes have not come back yet.
+enum Reconciled {
+    /// Nothing was planned: this process does not lead, or the cache does not show our last writes yet.
     Skipped(Action),
     Done(Action),
 }
@@ -107,105 +109,105 @@ enum Verdict {
 pub fn spawn(
     deps: &ControllerDeps,
     observer: &ExternalWorkloadObserver,
-    settings: Settings,
+    settings: ExternalWorkloadSettings,
     stop: CancellationToken,
     tasks: &mut Tasks,
 ) -> prometheus::Result<()> {
     let concurrency = settings.concurrency;
     deps.registry.register(Box::new(Endpoints::new(&deps.cluster)?))?;
-    let context = Arc::new(Context {
+    let context = Arc::new(ExternalWorkloadReconciler {
         gate: LeaderGate::new(deps, observer::KINDS, &observer.queue),
-        writer: Writer::new(&deps.client, Fence::new(deps.leadership.clone(), stop.clone()), &deps.registry)?,
+        writer: SliceWriter::new(&deps.client, Fence::new(deps.leadership.clone(), stop.clone()), &deps.registry)?,
         events: deps.events.clone(),
         settings,
-        metrics: Metrics::register(&deps.registry)?,
-        records: Records::default(),
+        metrics: ReconcileMetrics::register(&deps.registry)?,
+        cache: ReconcileCache::default(),
     });
     tasks.spawn("external-workload-controller", controller::run(context, observer.services.store(), concurrency, stop));
     Ok(())
 }
 
-// === impl Context ===
+// === impl ExternalWorkloadReconciler ===
 
-impl Reconciler for Context {
+impl Reconciler for ExternalWorkloadReconciler {
     type Object = core::v1::Service;
-    type Error = Error;
+    type Error = ReconcileError;
 
     fn gate(&self) -> &LeaderGate {
         &self.gate
     }
 
-    async fn reconcile(&self, service: &NamespacedName) -> Result<Action, Error> {
+    async fn reconcile(&self, service: &NamespacedName) -> Result<Action, ReconcileError> {
         let begun = Instant::now();
-        let (label, result) = match self.look_after(service).await {
-            Ok(Verdict::Skipped(action)) => return Ok(action),
-            Ok(Verdict::Done(action)) => ("ok", Ok(action)),
+        let (label, result) = match self.reconcile_service(service).await {
+            Ok(Reconciled::Skipped(action)) => return Ok(action),
+            Ok(Reconciled::Done(action)) => ("ok", Ok(action)),
             Err(error) => ("error", Err(error)),
         };
         self.metrics.duration.with_label_values(&[label]).observe(begun.elapsed().as_secs_f64());
         result
     }
 
-    fn failed(&self, service: &NamespacedName, error: &Error) -> Duration {
+    fn failed(&self, service: &NamespacedName, error: &ReconcileError) -> Duration {
         self.metrics.errors.with_label_values(&[error.label]).inc();
-        let failures = self.records.failed(service);
+        let failures = self.cache.count_failure(service);
         if failures == 0 {
-            warn!(%service, %error, "EndpointSlices could not be written, trying on");
+            warn!(%service, %error, "EndpointSlices could not be written, retrying");
         } else {
-            debug!(%service, %error, failures, "EndpointSlices could not be written, trying on");
+            debug!(%service, %error, failures, "EndpointSlices could not be written, retrying");
         }
         backoff(failures, BACKOFF_BASE, BACKOFF_CAP).max(error.retry_after).min(BACKOFF_CAP)
     }
 
     fn forget(&self, service: &NamespacedName) {
-        self.records.forget(service);
+        self.cache.forget(service);
     }
 }
 
-impl Context {
-    async fn look_after(&self, key: &NamespacedName) -> Result<Verdict, Error> {
+impl ExternalWorkloadReconciler {
+    async fn reconcile_service(&self, key: &NamespacedName) -> Result<Reconciled, ReconcileError> {
         if !self.gate.may_act() {
-            return Ok(Verdict::Skipped(Action::await_change()));
+            return Ok(Reconciled::Skipped(Action::await_change()));
         }
         let (service, workloads, slices) = {
             let state = self.gate.cluster.read();
-            if let Some(wait) = self.records.own_writes_unseen(key, &state.slices) {
-                return Ok(Verdict::Skipped(Action::requeue(wait)));
+            if let Some(wait) = self.cache.own_writes_unseen(key, &state.slices) {
+                return Ok(Reconciled::Skipped(Action::requeue(wait)));
             }
             let Some(service) = state.services.get(key) else {
-                return Ok(Verdict::Skipped(Action::await_change()));
+                return Ok(Reconciled::Skipped(Action::await_change()));
             };
             let selectors = service.selector.iter();
             let selected = selectors.flat_map(|it| state.external_workloads.selected(&key.namespace, it)).cloned();
             (Arc::clone(service), selected.collect::<Vec<_>>(), state.slices.managed_of_service(key))
         };
-        let taken = self.records.taken(key);
-        let plan = plan(&Input { service: &service, workloads: &workloads, slices: &slices, taken: &taken });
-        for finding in self.records.new_findings(key, &plan.findings) {
+        let taken = self.cache.taken(key);
+        let plan = plan(&SlicePlanInput { service: &service, workloads: &workloads, slices: &slices, taken: &taken });
+        for finding in self.cache.new_findings(key, &plan.findings) {
             self.events.publish(finding.notice(&service));
         }
         if plan.is_empty() {
             return self.conclude(&service, Outcome::default());
         }
         let outcome = self.writer.apply(&service, plan).await;
-        // From what was written, not from what was planned: the rest has not happened yet.
-        for transition in report::transitions(&service, &slices, &outcome.after(&slices)) {
+        // Transitions of what was written, because the rest of the plan has not happened yet.
+        for transition in transitions::transitions(&service, &slices, &outcome.after(&slices)) {
             self.events.publish(transition.notice(&service));
         }
         self.conclude(&service, outcome)
     }
 
-    /// Notes what was written, and turns what was not into the time of the next attempt.
-    fn conclude(&self, service: &Service, outcome: Outcome) -> Result<Verdict, Error> {
+    /// Records what was written, and returns when to retry what was not.
+    fn conclude(&self, service: &Service, outcome: Outcome) -> Result<Reconciled, ReconcileError> {
         let key = &service.key;
-        self.records.wrote(key, outcome.written);
+        self.cache.record_writes(key, outcome.written);
         if outcome.failures.iter().any(|failure| matches!(failure.error, WriteError::NotLeading)) {
-            // The successor looks at everything; so do we when we lead again.
-            return Ok(Verdict::Done(Action::await_change()));
+            // A new leader reconciles every Service, and so does this process when it leads again.
+            return Ok(Reconciled::Done(Action::await_change()));
         }
         if let Some(first) = outcome.failures.first() {
-            self.tell_refusal(service, &outcome.failures);
-            return Err(Error {
+            self.emit_refusal(service, &outcome.failures);
+            return Err(ReconcileError {
                 first: first.to_string(),
                 count: outcome.failures.len(),
                 label: first.error.label(),
@@ -218,34 +220,34 @@ impl Context {
             });
         }
         if !outcome.taken.is_empty() {
-            if self.records.met(key, outcome.taken) {
+            if self.cache.add_taken(key, outcome.taken) {
                 let first = "the names of its EndpointSlices are taken by slices of others".to_owned();
-                return Err(Error { first, count: 1, label: "already_exists", retry_after: Duration::ZERO });
+                return Err(ReconcileError { first, count: 1, label: "already_exists", retry_after: Duration::ZERO });
             }
-            return Ok(Verdict::Done(Action::requeue(Duration::ZERO)));
+            return Ok(Reconciled::Done(Action::requeue(Duration::ZERO)));
         }
         if outcome.stale {
-            return Ok(Verdict::Done(Action::requeue(self.records.conflicted(key))));
+            return Ok(Reconciled::Done(Action::requeue(self.cache.count_conflict(key))));
         }
-        let failures = self.records.settled(key);
+        let failures = self.cache.succeeded(key);
         if failures > 0 {
             info!(service = %key, failures, "EndpointSlices are written again");
         }
-        Ok(Verdict::Done(match service.selector {
-            Some(_) => Action::requeue(backoff(0, self.settings.full_pass_interval, self.settings.full_pass_interval)),
+        Ok(Reconciled::Done(match service.selector {
+            Some(_) => Action::requeue(jittered(self.settings.full_pass_interval)),
             None => Action::await_change(),
         }))
     }
 
-    /// Tells the Service's owner what the API server said. One that says nothing takes no Events either.
-    fn tell_refusal(&self, service: &Service, failures: &[Failure]) {
+    /// Emits an Event about a write that the API server refused. A server that does not answer accepts no Events either.
+    fn emit_refusal(&self, service: &Service, failures: &[FailedWrite]) {
         let refused = failures.iter().find(|failure| matches!(failure.error, WriteError::Refused(_)));
         if let Some(failure) = refused
-            && self.records.is_news(&service.key, failure.error.label())
+            && self.cache.is_new_failure(&service.key, failure.error.label())
         {
             self.events.publish(Notice {
                 reason: Reason::EndpointSliceWriteFailed,
-                regarding: report::reference(service),
+                regarding: findings::service_reference(service),
                 related: None,
                 note: failure.to_string(),
             });
@@ -257,27 +259,25 @@ fn more(count: usize) -> String {
     if count > 1 { format!(" (and {} more)", count - 1) } else { String::new() }
 }
 
-// === impl Metrics ===
+// === impl ReconcileMetrics ===
 
-impl Metrics {
+impl ReconcileMetrics {
     fn register(registry: &Registry) -> prometheus::Result<Self> {
-        let metrics = Self {
-            duration: HistogramVec::new(
-                HistogramOpts::new(
-                    "linkerd_operator_reconcile_duration_seconds",
-                    "Reconciles of one Service, writes included",
-                )
-                .buckets(exponential_buckets(0.000_1, 4.0, 9)?),
+        Ok(Self {
+            duration: register_histogram_vec_with_registry!(
+                "linkerd_operator_reconcile_duration_seconds",
+                "Reconciles of one Service, writes included",
                 &["result"],
+                exponential_buckets(0.000_1, 4.0, 9)?,
+                registry
             )?,
-            errors: IntCounterVec::new(
-                Opts::new("linkerd_operator_reconcile_errors_total", "Reconciles that failed, by the first reason"),
+            errors: register_int_counter_vec_with_registry!(
+                "linkerd_operator_reconcile_errors_total",
+                "Reconciles that failed, by the first reason",
                 &["reason"],
+                registry
             )?,
-        };
-        registry.register(Box::new(metrics.duration.clone()))?;
-        registry.register(Box::new(metrics.errors.clone()))?;
-        Ok(metrics)
+        })
     }
 }
 

@@ -1,6 +1,6 @@
-//! What the EndpointSlices of one Service have to become. Pure.
+//! The plan for the EndpointSlices of one Service. Pure.
 //!
-//! In: a Service, the ExternalWorkloads that it selects, the slices that name it. Out: a [`Plan`]. Always holds, for the
+//! In: a Service, the ExternalWorkloads that it selects, the slices that name it. Out: a [`SlicePlan`]. Always holds, for the
 //! slices after the plan:
 //! - every workload with a publishable address of a family of the Service is in exactly one slice of that family;
 //! - an endpoint stays in its slice as long as it can, also when its ports change: Linkerd's destination mishandles an
@@ -19,8 +19,8 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::{ObjectMeta, OwnerReference}
 use sha2::{Digest, Sha256};
 
 use super::{
-    endpoint::{self, Desired, DesiredEndpoints, Ports},
-    report::Finding,
+    endpoint::{self, DesiredEndpoint, DesiredEndpoints, Ports},
+    findings::Finding,
 };
 use crate::{
     api::{
@@ -28,17 +28,18 @@ use crate::{
         endpoint_slice::{Endpoint, EndpointSlice, Family},
     },
     cluster::kinds::{external_workload::ExternalWorkload, service::Service},
+    text::hex,
 };
 
 /// Endpoints that we put into one slice, as in Kubernetes. The API server's own limit is 1000; a slice that somebody
 /// else filled further is left as it is.
 pub(super) const MAX_ENDPOINTS: usize = 100;
 
-/// The writes that are needed, and what is to be told.
+/// The writes that are needed, and the findings to report.
 #[derive(Debug, Default)]
-pub(super) struct Plan {
+pub(super) struct SlicePlan {
     pub creates: Vec<EndpointSlice>,
-    pub updates: Vec<Update>,
+    pub updates: Vec<SliceUpdate>,
     /// Written empty first where they hold endpoints, then deleted.
     pub retires: Vec<Arc<EndpointSlice>>,
     pub findings: Vec<Finding>,
@@ -46,13 +47,13 @@ pub(super) struct Plan {
 
 /// A slice to replace, and what replaces it: with the same resourceVersion, so that only what was planned on is replaced.
 #[derive(Debug)]
-pub(super) struct Update {
+pub(super) struct SliceUpdate {
     pub base: Arc<EndpointSlice>,
     pub slice: EndpointSlice,
 }
 
-/// What a plan is made from.
-pub(super) struct Input<'a> {
+/// The objects that a plan is made from.
+pub(super) struct SlicePlanInput<'a> {
     pub service: &'a Service,
     pub workloads: &'a [Arc<ExternalWorkload>],
     /// Every slice with our `managed-by` that names the Service.
@@ -62,7 +63,7 @@ pub(super) struct Input<'a> {
 }
 
 /// A slice in the making: one that exists, or a new one.
-struct Draft<'a> {
+struct SliceDraft<'a> {
     base: Option<&'a Arc<EndpointSlice>>,
     ports: Ports,
     endpoints: Vec<Endpoint>,
@@ -70,23 +71,23 @@ struct Draft<'a> {
     dirty: bool,
 }
 
-// === impl Plan ===
+// === impl SlicePlan ===
 
-impl Plan {
+impl SlicePlan {
     pub(super) fn is_empty(&self) -> bool {
         self.creates.is_empty() && self.updates.is_empty() && self.retires.is_empty()
     }
 }
 
-/// See the module's documentation.
-pub(super) fn plan(input: &Input<'_>) -> Plan {
+/// Returns the plan of one Service; see the module's documentation.
+pub(super) fn plan(input: &SlicePlanInput<'_>) -> SlicePlan {
     let service = input.service;
     if &*service.key.namespace == KUBE_SYSTEM {
-        return Plan::default();
+        return SlicePlan::default();
     }
-    // One that is already on its way out counts for nothing, but keeps its name until it is gone.
+    // A terminating slice is not reused, but keeps its name until it is gone.
     let live = input.slices.iter().filter(|slice| !slice.is_terminating());
-    let mut plan = Plan::default();
+    let mut plan = SlicePlan::default();
     if service.selector.is_none() || service.external_name {
         plan.retires = live.cloned().collect();
         return plan;
@@ -100,12 +101,12 @@ pub(super) fn plan(input: &Input<'_>) -> Plan {
     plan.findings = findings;
     for (family, desired) in desired {
         let slices = reusable.iter().copied().filter(|slice| slice.family() == Some(family));
-        let mut names = Names::new(input, family);
+        let mut names = SliceNames::new(input, family);
         for draft in arrange(service, slices, desired) {
             match draft.base {
                 Some(base) if draft.endpoints.is_empty() => retired.push(base),
                 Some(base) if draft.dirty => {
-                    plan.updates.push(Update { base: Arc::clone(base), slice: draft.rewrite(base, service) });
+                    plan.updates.push(SliceUpdate { base: Arc::clone(base), slice: draft.rewrite(base, service) });
                 }
                 Some(_) => {}
                 // The API server would refuse, or the garbage collector undo it.
@@ -123,16 +124,16 @@ fn arrange<'a>(
     service: &Service,
     slices: impl Iterator<Item = &'a Arc<EndpointSlice>>,
     mut desired: DesiredEndpoints,
-) -> Vec<Draft<'a>> {
-    let mut drafts: Vec<Draft<'a>> = slices.map(|base| keep(service, base, &mut desired)).collect();
-    // What found no place yet, by the ports that its slice has to have.
+) -> Vec<SliceDraft<'a>> {
+    let mut drafts: Vec<SliceDraft<'a>> = slices.map(|base| keep(service, base, &mut desired)).collect();
+    // Endpoints without a slice, by the ports that their slice has to have.
     let mut groups: BTreeMap<Ports, Vec<Endpoint>> = BTreeMap::new();
-    for (_, Desired { ports, endpoint }) in desired {
+    for (_, DesiredEndpoint { ports, endpoint }) in desired {
         groups.entry(ports).or_default().push(endpoint);
     }
     for (ports, rest) in &mut groups {
         // Slices that are written anyway, the fullest first.
-        let mut dirty: Vec<&mut Draft<'_>> = drafts.iter_mut().filter(|d| d.dirty && d.ports == *ports).collect();
+        let mut dirty: Vec<&mut SliceDraft<'_>> = drafts.iter_mut().filter(|d| d.dirty && d.ports == *ports).collect();
         dirty.sort_by_key(|draft| std::cmp::Reverse(draft.endpoints.len()));
         for draft in dirty {
             draft.fill(rest);
@@ -148,7 +149,7 @@ fn arrange<'a>(
                 continue;
             }
             // A slice that takes all the rest, and is then the fullest; never several for one rest.
-            let fits = |draft: &Draft<'_>| draft.endpoints.len() + rest.len() <= MAX_ENDPOINTS;
+            let fits = |draft: &SliceDraft<'_>| draft.endpoints.len() + rest.len() <= MAX_ENDPOINTS;
             let roomy = drafts
                 .iter_mut()
                 .filter(|draft| {
@@ -160,7 +161,7 @@ fn arrange<'a>(
                 draft.fill(&mut rest);
                 continue;
             }
-            let mut draft = Draft { base: None, ports: ports.clone(), endpoints: Vec::new(), dirty: true };
+            let mut draft = SliceDraft { base: None, ports: ports.clone(), endpoints: Vec::new(), dirty: true };
             draft.fill(&mut rest);
             drafts.push(draft);
         }
@@ -168,8 +169,8 @@ fn arrange<'a>(
     drafts
 }
 
-/// Takes out of `desired` what the slice already has a place for, in the order in which it stands there.
-fn keep<'a>(service: &Service, base: &'a Arc<EndpointSlice>, desired: &mut DesiredEndpoints) -> Draft<'a> {
+/// Moves the endpoints that the slice has already out of `desired`, in the order of the slice.
+fn keep<'a>(service: &Service, base: &'a Arc<EndpointSlice>, desired: &mut DesiredEndpoints) -> SliceDraft<'a> {
     let stored: Ports = base.ports.iter().cloned().collect();
     let workloads: Vec<&str> = base.endpoints.iter().filter_map(|e| endpoint::workload(service, e)).collect();
     // The ports that most of its endpoints want now, so that the fewest have to move; the ones it has where that decides.
@@ -182,7 +183,7 @@ fn keep<'a>(service: &Service, base: &'a Arc<EndpointSlice>, desired: &mut Desir
     let ports = ports.clone();
     let mut endpoints = Vec::with_capacity(workloads.len());
     for name in workloads {
-        // An endpoint that stands twice is kept once.
+        // An endpoint that the slice has twice is kept once.
         if desired.get(name).is_some_and(|desired| desired.ports == ports)
             && let Some(desired) = desired.remove(name)
         {
@@ -190,14 +191,14 @@ fn keep<'a>(service: &Service, base: &'a Arc<EndpointSlice>, desired: &mut Desir
         }
     }
     let unchanged = base.has_content(&endpoints, &ports) && base.metadata.labels.as_ref() == Some(&labels(service));
-    // One that is found empty is deleted, whatever else there is to do: whoever made it so meant that.
+    // A slice that is empty already is deleted, whatever else there is to do: its last writer intended that.
     let dirty = !unchanged && !base.endpoints.is_empty();
-    Draft { base: Some(base), ports, endpoints, dirty }
+    SliceDraft { base: Some(base), ports, endpoints, dirty }
 }
 
-// === impl Draft ===
+// === impl SliceDraft ===
 
-impl Draft<'_> {
+impl SliceDraft<'_> {
     /// Moves as many of `rest` into the slice as it has room for.
     fn fill(&mut self, rest: &mut Vec<Endpoint>) {
         let room = MAX_ENDPOINTS.saturating_sub(self.endpoints.len()).min(rest.len());
@@ -251,15 +252,15 @@ fn labels(service: &Service) -> BTreeMap<String, String> {
 
 /// Names for the new slices of one Service and family, in a fixed order: a create that is repeated, or arrives late, meets the
 /// slice it has already made instead of making a second one.
-struct Names<'a> {
-    input: &'a Input<'a>,
+struct SliceNames<'a> {
+    input: &'a SlicePlanInput<'a>,
     existing: BTreeSet<&'a str>,
     family: Family,
     ordinal: u32,
 }
 
-impl<'a> Names<'a> {
-    fn new(input: &'a Input<'a>, family: Family) -> Self {
+impl<'a> SliceNames<'a> {
+    fn new(input: &'a SlicePlanInput<'a>, family: Family) -> Self {
         let existing = input.slices.iter().map(|slice| slice.name()).collect();
         Self { input, existing, family, ordinal: 0 }
     }
@@ -276,10 +277,10 @@ impl<'a> Names<'a> {
 }
 
 /// `linkerd-external-<service>-<hash>`: 63 characters at most, so that it can be a label value too. Sixteen hex digits of
-/// SHA-256 over the Service's uid, the family and the ordinal tell slices apart.
+/// SHA-256 over the Service's uid, the family and the ordinal distinguish slices.
 fn slice_name(service: &Service, family: Family, ordinal: u32) -> String {
     let hash = Sha256::digest(format!("{}/{}/{ordinal}", service.uid, family.address_type()));
-    let hash: String = hash.iter().take(8).map(|byte| format!("{byte:02x}")).collect();
+    let hash = hex(hash.get(..8).unwrap_or_default());
     let cut: String = service.key.name.chars().take(63 - "linkerd-external-".len() - 1 - hash.len()).collect();
     format!("linkerd-external-{}-{hash}", cut.trim_end_matches(['-', '.']))
 }

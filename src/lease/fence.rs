@@ -1,7 +1,7 @@
-//! What stands between a controller and the API server: no write by who does not lead.
+//! The fence between a controller and the API server: no write without leadership.
 //!
-//! In: requests. Out: their answers, or why there is none. Always holds: leadership is checked right before each request, and
-//! the request has ended before the Lease can expire; none begins once the process stops.
+//! In: requests. Out: their responses, or why there is none. Always holds: leadership is checked right before each request, and the
+//! request ends before the Lease can expire; no request begins once the process stops.
 
 use std::{future::Future, time::Duration};
 
@@ -11,7 +11,7 @@ use tokio_util::sync::CancellationToken;
 use super::Leadership;
 use crate::write::WriteError;
 
-/// One request; well below the time that a Lease leaves us.
+/// For one request; well below the duration of a Lease.
 const REQUEST_TIMEOUT: Duration = Duration::from_secs(10);
 
 #[derive(Clone)]
@@ -23,12 +23,12 @@ pub struct Fence {
 // === impl Fence ===
 
 impl Fence {
-    /// Lets nothing through once `stop` is cancelled.
+    /// Sends nothing once `stop` is cancelled.
     pub fn new(leadership: Leadership, stop: CancellationToken) -> Self {
         Self { leadership, stop }
     }
 
-    /// Sends a request if this process leads, and gives it up when it no longer does.
+    /// Sends a request if this process leads, and cancels it when leadership ends.
     pub async fn send<T>(&self, request: impl Future<Output = kube::Result<T>>) -> Result<T, WriteError> {
         let deadline = self.leadership.write_deadline().filter(|_| !self.stop.is_cancelled());
         let deadline = deadline.ok_or(WriteError::NotLeading)?.min(Instant::now() + REQUEST_TIMEOUT);

@@ -1,10 +1,11 @@
 //! Leader election on a Kubernetes Lease, as client-go does it, so that its electors and ours can share one.
 //!
-//! In: a Lease by name. Out: a [`Leadership`] that is asked right before each write. Always holds:
-//! - whether another's Lease has expired is judged by how long we have not seen its record change, never by comparing clocks;
-//! - a write begins only within the renew deadline after our last renewal, and its own deadline ends before the Lease can
-//!   expire for anybody else;
-//! - a namespace that is missing, an API server that is away, a Lease that was deleted: all are waited for.
+//! In: a Lease by name. Out: a [`Leadership`], which is checked right before each write. Always holds:
+//! - another holder's Lease has expired when its record has not changed for its duration, as seen by this process; clocks of two
+//!   machines are never compared;
+//! - a write begins only within the renew deadline after our last renewal, and its own deadline ends before the Lease can expire
+//!   for any other replica;
+//! - a missing namespace, an unreachable API server and a deleted Lease are retried without limit.
 
 mod fence;
 mod leadership;
@@ -20,7 +21,9 @@ use kube::{
     Api, Client,
     api::{ObjectMeta, PostParams},
 };
-use prometheus::{IntCounterVec, IntGaugeVec, Opts, Registry};
+use prometheus::{
+    IntCounterVec, IntGaugeVec, Registry, register_int_counter_vec_with_registry, register_int_gauge_vec_with_registry,
+};
 use tokio::{
     sync::watch,
     time::{Instant, sleep, timeout},
@@ -28,70 +31,70 @@ use tokio::{
 use tokio_util::sync::CancellationToken;
 use tracing::{info, warn};
 
-pub use crate::write::WriteError;
+use crate::retry::jittered;
 pub use fence::Fence;
 pub use leadership::Leadership;
-use leadership::{State, Term};
+use leadership::{LeaderState, LeaderTerm};
 
-/// For handing a Lease over when the process stops: two reads and two writes of an API server that is well.
+/// For the release of a Lease when the process stops: two reads and two writes of a healthy API server.
 const RELEASE_TIMEOUT: Duration = Duration::from_secs(3);
 
-/// Which Lease, on whose behalf, and how patiently. The defaults are Linkerd's: 30 s, 10 s, 2 s.
+/// The Lease, the identity of this process, and the times of the election. The defaults are Linkerd's: 30 s, 10 s, 2 s.
 #[derive(Clone, Debug)]
-pub struct Settings {
+pub struct ElectionSettings {
     pub namespace: String,
     pub name: &'static str,
     pub identity: String,
     /// How long others wait for us after our last renewal. Whole seconds.
     pub duration: Duration,
-    /// How long we go on without a renewal.
+    /// How long we keep leading without a renewal.
     pub renew_deadline: Duration,
     pub retry_period: Duration,
 }
 
 struct Elector {
-    settings: Settings,
+    settings: ElectionSettings,
     api: Api<Lease>,
-    state: watch::Sender<State>,
-    metrics: Metrics,
+    state: watch::Sender<LeaderState>,
+    metrics: ElectionMetrics,
     /// The Lease as we last saw or wrote it, and when we first saw its record that way.
     seen: Option<(Lease, Instant)>,
-    /// After a failure what we believe about the Lease may be wrong: it is read before it is written.
+    /// After a failure `seen` may be outdated: the Lease is read before it is written.
     stale: bool,
-    /// We may be the holder: we said so to the API server, and have not seen another since.
+    /// We may be the holder: we wrote our identity, and have seen no other holder since.
     claimed: bool,
     /// When our last successful renewal was sent; `None` when we do not lead.
     renewed: Option<Instant>,
 }
 
-/// Of all elections that this process takes part in.
+/// The metrics of all elections in which this process takes part.
 #[derive(Clone)]
-pub struct Metrics {
+pub struct ElectionMetrics {
     leading: IntGaugeVec,
     transitions: IntCounterVec,
 }
 
-/// What to do about a Lease.
+/// An attempt to lead does one of these.
 #[derive(Debug, PartialEq, Eq)]
-enum Step {
+enum ElectionStep {
     Create,
     Renew,
     TakeOver,
     Wait,
 }
 
-/// Starts taking part in the election of a Lease; ends, and hands the Lease over, when `stop` is cancelled.
+/// Starts to take part in the election of a Lease; ends, and releases the Lease, when `stop` is cancelled.
 pub fn spawn(
     client: &Client,
-    settings: Settings,
-    metrics: &Metrics,
+    settings: ElectionSettings,
+    metrics: &ElectionMetrics,
     stop: CancellationToken,
     tasks: &mut crate::tasks::Tasks,
 ) -> Leadership {
     let metrics = metrics.clone();
     metrics.leading.with_label_values(&[settings.name]).set(0);
     metrics.transitions.with_label_values(&[settings.name]);
-    let (state, leadership) = watch::channel(State::default());
+    let (state, leadership) = watch::channel(LeaderState::default());
     let api = Api::namespaced(client.clone(), &settings.namespace);
     let elector = Elector { settings, api, state, metrics, seen: None, stale: false, claimed: false, renewed: None };
     tasks.spawn("lease", elector.run(stop));
@@ -126,7 +129,7 @@ impl Elector {
         }
     }
 
-    /// One attempt to lead or to go on leading, within half the renew deadline so that there is time for a second.
+    /// Tries once to acquire or to renew the Lease, within half the renew deadline so that there is time for a second attempt.
     async fn step(&mut self) {
         let attempt = timeout(self.settings.renew_deadline / 2, self.informed_attempt()).await;
         let problem = match attempt {
@@ -153,8 +156,8 @@ impl Elector {
         });
     }
 
-    /// A conflict means that the Lease is not what we took it for. What it is decides whether we still lead, so a leader does
-    /// not wait for its next turn to look.
+    /// A conflict means that `seen` is outdated. The new record decides whether we still lead, so a leader reads it at once
+    /// instead of at the next attempt.
     async fn informed_attempt(&mut self) -> kube::Result<()> {
         match self.attempt().await {
             Err(kube::Error::Api(status)) if status.is_conflict() || status.is_already_exists() => {
@@ -166,7 +169,7 @@ impl Elector {
     }
 
     async fn attempt(&mut self) -> kube::Result<()> {
-        // A leader writes at once: what it holds is the newest, or the write is refused.
+        // A leader writes at once: its record is the newest, or the API server refuses the write.
         if self.renewed.is_none() || self.stale {
             let lease = self.api.get_opt(self.settings.name).await?;
             self.observe(lease);
@@ -174,18 +177,18 @@ impl Elector {
         }
         let step =
             decide(self.seen.as_ref().map(|(lease, since)| (lease.spec.as_ref(), since.elapsed())), &self.settings);
-        self.claimed = step != Step::Wait;
-        // Taken before the request: others count from when they see it, which is later.
+        self.claimed = step != ElectionStep::Wait;
+        // Before the request: other replicas count from when they see the renewal, which is later.
         let sent = Instant::now();
         let lease = match step {
-            Step::Wait => {
+            ElectionStep::Wait => {
                 if self.renewed.is_some() {
                     self.lose("somebody else holds it");
                 }
                 return Ok(());
             }
-            Step::Create => self.api.create(&PostParams::default(), &self.record(Lease::default())).await?,
-            Step::Renew | Step::TakeOver => {
+            ElectionStep::Create => self.api.create(&PostParams::default(), &self.record(Lease::default())).await?,
+            ElectionStep::Renew | ElectionStep::TakeOver => {
                 let base = self.seen.as_ref().map(|(lease, _)| lease.clone()).unwrap_or_default();
                 self.api.replace(self.settings.name, &PostParams::default(), &self.record(base)).await?
             }
@@ -195,7 +198,7 @@ impl Elector {
         Ok(())
     }
 
-    /// The Lease as we write it: who held it before decides whether this is a new term.
+    /// Returns the Lease as we write it. The holder before decides whether this is a new term.
     fn record(&self, mut lease: Lease) -> Lease {
         let now = MicroTime(Timestamp::now());
         lease.metadata = ObjectMeta {
@@ -217,7 +220,7 @@ impl Elector {
         lease
     }
 
-    /// Notes what the Lease is now; the time only when its record differs from what we saw before.
+    /// Records the Lease as it is now; the time only when the record has changed.
     fn observe(&mut self, lease: Option<Lease>) {
         self.seen = lease.map(|lease| match &self.seen {
             Some((seen, since)) if seen.spec == lease.spec => (lease, *since),
@@ -226,13 +229,13 @@ impl Elector {
     }
 
     fn win(&mut self, sent: Instant) {
-        let Settings { duration, renew_deadline, .. } = self.settings;
+        let ElectionSettings { duration, renew_deadline, .. } = self.settings;
         let fresh = self.renewed.is_none();
         self.renewed = Some(sent);
         self.state.send_modify(|state| {
             let unbroken = state.term.is_some_and(|term| Instant::now() < term.writes_until);
             state.terms += u64::from(!unbroken);
-            state.term = Some(Term {
+            state.term = Some(LeaderTerm {
                 writes_until: sent + renew_deadline,
                 deadline: sent + duration - (duration - renew_deadline) / 4,
             });
@@ -252,8 +255,8 @@ impl Elector {
         }
     }
 
-    /// Until the next attempt. Followers look twice as often as leaders renew, and four times as often when the Lease is
-    /// about to expire: a hand-over is then noticed within about a second, and no watch permission is needed.
+    /// Returns the time until the next attempt. Followers read the Lease twice as often as leaders renew it, and four times as often
+    /// when it is about to expire, so that they notice a release within about a second without the permission to watch.
     fn pause(&self) -> Duration {
         let retry = self.settings.retry_period;
         if self.renewed.is_some() {
@@ -269,8 +272,8 @@ impl Elector {
         }
     }
 
-    /// Hands the Lease over at once instead of letting it expire; whether it was ours. Two attempts: a renewal of ours may
-    /// still be under way, or somebody may have edited it.
+    /// Releases the Lease instead of letting it expire. Returns whether it was ours. Two attempts: a renewal of ours may still be
+    /// under way, or another client may have edited the Lease.
     async fn release(&mut self) -> kube::Result<bool> {
         let mut result = Ok(false);
         for _ in 0..2 {
@@ -312,47 +315,43 @@ impl fmt::Display for Elector {
     }
 }
 
-/// What to do about a Lease of which this record (if it exists) has been seen unchanged for that long.
-fn decide(seen: Option<(Option<&LeaseSpec>, Duration)>, settings: &Settings) -> Step {
-    let Some((spec, unchanged)) = seen else { return Step::Create };
+/// Returns what to do about a Lease whose record, if it exists, has not changed for that long.
+fn decide(seen: Option<(Option<&LeaseSpec>, Duration)>, settings: &ElectionSettings) -> ElectionStep {
+    let Some((spec, unchanged)) = seen else { return ElectionStep::Create };
     match spec.and_then(|spec| spec.holder_identity.as_deref()).unwrap_or_default() {
-        "" => Step::TakeOver,
-        holder if holder == settings.identity => Step::Renew,
-        _ if unchanged >= recorded_duration(spec, settings) => Step::TakeOver,
-        _ => Step::Wait,
+        "" => ElectionStep::TakeOver,
+        holder if holder == settings.identity => ElectionStep::Renew,
+        _ if unchanged >= recorded_duration(spec, settings) => ElectionStep::TakeOver,
+        _ => ElectionStep::Wait,
     }
 }
 
-/// How long the holder asked to be waited for; our own duration where it did not say.
-fn recorded_duration(spec: Option<&LeaseSpec>, settings: &Settings) -> Duration {
+/// Returns the duration that the holder set; our own where it set none.
+fn recorded_duration(spec: Option<&LeaseSpec>, settings: &ElectionSettings) -> Duration {
     let seconds = spec.and_then(|spec| spec.lease_duration_seconds).and_then(|seconds| u64::try_from(seconds).ok());
     seconds.map_or(settings.duration, Duration::from_secs)
 }
 
-/// Up to a tenth less, so that replicas do not ask in step.
-fn jittered(pause: Duration) -> Duration {
-    pause.mul_f64(1.0 - 0.1 * rand::random::<f64>())
-}
+// === impl ElectionMetrics ===
 
-// === impl Metrics ===
-
-impl Metrics {
+impl ElectionMetrics {
     /// # Errors
     /// When they are registered already.
     pub fn register(registry: &Registry) -> prometheus::Result<Self> {
-        let metrics = Self {
-            leading: IntGaugeVec::new(
-                Opts::new("linkerd_operator_leader", "1 while this process holds the Lease"),
+        Ok(Self {
+            leading: register_int_gauge_vec_with_registry!(
+                "linkerd_operator_leader",
+                "1 while this process holds the Lease",
                 &["lease"],
+                registry
             )?,
-            transitions: IntCounterVec::new(
-                Opts::new("linkerd_operator_leader_terms_total", "How often this process began to hold the Lease"),
+            transitions: register_int_counter_vec_with_registry!(
+                "linkerd_operator_leader_terms_total",
+                "How often this process began to hold the Lease",
                 &["lease"],
+                registry
             )?,
-        };
-        registry.register(Box::new(metrics.leading.clone()))?;
-        registry.register(Box::new(metrics.transitions.clone()))?;
-        Ok(metrics)
+        })
     }
 }
 
@@ -360,8 +359,8 @@ impl Metrics {
 mod tests {
     use super::*;
 
-    fn settings() -> Settings {
-        Settings {
+    fn settings() -> ElectionSettings {
+        ElectionSettings {
             namespace: "linkerd".to_owned(),
             name: "linkerd-destination-endpoint-write",
             identity: "us".to_owned(),
@@ -382,31 +381,33 @@ mod tests {
     #[test]
     fn a_lease_is_taken_when_it_is_missing_released_or_expired_and_renewed_when_it_is_ours() {
         let seconds = Duration::from_secs;
-        assert_eq!(decide(None, &settings()), Step::Create);
-        assert_eq!(decide(Some((None, seconds(0))), &settings()), Step::TakeOver);
-        assert_eq!(decide(Some((Some(&held_by("", 1)), seconds(0))), &settings()), Step::TakeOver);
-        assert_eq!(decide(Some((Some(&held_by("us", 30)), seconds(99))), &settings()), Step::Renew);
-        assert_eq!(decide(Some((Some(&held_by("them", 30)), seconds(29))), &settings()), Step::Wait);
-        assert_eq!(decide(Some((Some(&held_by("them", 30)), seconds(30))), &settings()), Step::TakeOver);
+        assert_eq!(decide(None, &settings()), ElectionStep::Create);
+        assert_eq!(decide(Some((None, seconds(0))), &settings()), ElectionStep::TakeOver);
+        assert_eq!(decide(Some((Some(&held_by("", 1)), seconds(0))), &settings()), ElectionStep::TakeOver);
+        assert_eq!(decide(Some((Some(&held_by("us", 30)), seconds(99))), &settings()), ElectionStep::Renew);
+        assert_eq!(decide(Some((Some(&held_by("them", 30)), seconds(29))), &settings()), ElectionStep::Wait);
+        assert_eq!(decide(Some((Some(&held_by("them", 30)), seconds(30))), &settings()), ElectionStep::TakeOver);
     }
 
     #[test]
     fn the_holders_own_duration_counts_not_ours() {
         let seconds = Duration::from_secs;
-        assert_eq!(decide(Some((Some(&held_by("them", 60)), seconds(31))), &settings()), Step::Wait);
-        assert_eq!(decide(Some((Some(&held_by("them", 15)), seconds(15))), &settings()), Step::TakeOver);
+        assert_eq!(decide(Some((Some(&held_by("them", 60)), seconds(31))), &settings()), ElectionStep::Wait);
+        assert_eq!(decide(Some((Some(&held_by("them", 15)), seconds(15))), &settings()), ElectionStep::TakeOver);
         let unspecified = LeaseSpec { lease_duration_seconds: None, ..held_by("them", 0) };
-        assert_eq!(decide(Some((Some(&unspecified), seconds(29))), &settings()), Step::Wait);
+        assert_eq!(decide(Some((Some(&unspecified), seconds(29))), &settings()), ElectionStep::Wait);
     }
 
     #[tokio::test(start_paused = true)]
     async fn a_write_may_begin_until_the_renew_deadline_and_has_to_end_before_the_lease_does() {
-        let (sender, receiver) = watch::channel(State::default());
+        let (sender, receiver) = watch::channel(LeaderState::default());
         let leadership = Leadership(receiver);
         assert_eq!(leadership.write_deadline(), None);
         let renewed = Instant::now();
-        let term =
-            Term { writes_until: renewed + settings().renew_deadline, deadline: renewed + Duration::from_secs(25) };
+        let term = LeaderTerm {
+            writes_until: renewed + settings().renew_deadline,
+            deadline: renewed + Duration::from_secs(25),
+        };
         sender.send_modify(|state| state.term = Some(term));
         tokio::time::advance(Duration::from_millis(9_999)).await;
         assert_eq!(leadership.write_deadline(), Some(renewed + Duration::from_secs(25)));
@@ -414,14 +415,14 @@ mod tests {
         assert_eq!(leadership.write_deadline(), None);
     }
 
-    /// An elector that never asks the API server anything.
+    /// An elector that sends no request.
     fn elector() -> (Elector, Leadership) {
         let unused = tower::service_fn(|_: http::Request<kube::client::Body>| {
             std::future::pending::<Result<http::Response<kube::client::Body>, std::convert::Infallible>>()
         });
         let api = Api::default_namespaced(Client::new(unused, "linkerd"));
-        let metrics = Metrics::register(&Registry::new()).unwrap();
-        let (state, receiver) = watch::channel(State::default());
+        let metrics = ElectionMetrics::register(&Registry::new()).unwrap();
+        let (state, receiver) = watch::channel(LeaderState::default());
         let elector = Elector {
             settings: settings(),
             api,

@@ -84,7 +84,7 @@ impl Context {
         care.base_revision = base.as_ref().map(|base| base.revision);
         let failed = failed(config, before);
         let good_revisions = good_revisions(before);
-        let wants_rollback = self.rollouts.wants_rollback(config, before);
+        let wants_rollback = self.rollouts.requires_rollback(config, before);
         let good = match &base {
             // Read only where it is needed: it seldom is.
             Some(base) if !failed.is_empty() || wants_rollback => {

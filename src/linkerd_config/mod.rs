@@ -49,7 +49,7 @@ use self::{
     report::{Happened, notices},
     rollout::{
         Rollouts,
-        goal::{Around, Goal},
+        target::{RolloutContext, RolloutTarget},
     },
     status::{Facts, failed, of_loser, of_stranger, of_winner},
 };
@@ -288,15 +288,22 @@ impl Context {
             now,
         });
         if **target == *INJECTORS_CONFIG_MAP {
-            let around = Around {
+            let context = RolloutContext {
                 term: self.gate.term(),
                 operator_namespace: Arc::clone(&self.namespaces.operator),
-                roots_written: roots.and_then(|roots| roots.bundle_written),
+                trust_roots_written: roots.and_then(|roots| roots.bundle_written),
             };
-            let goal = Goal::of(config, &after, &around);
-            let progress = self.rollouts.progress(&goal);
-            rollout::status::tell(&mut after, before, &goal, progress.as_deref(), base_revision, now);
-            self.rollouts.want(goal);
+            let rollout_target = RolloutTarget::of(config, &after, &context);
+            let progress = self.rollouts.progress(&rollout_target);
+            rollout::status::set_rollout_status(
+                &mut after,
+                before,
+                &rollout_target,
+                progress.as_deref(),
+                base_revision,
+                now,
+            );
+            self.rollouts.set_target(rollout_target);
         }
         self.restart_injector(config, before, &after).await?;
         for notice in notices(&Happened { config, live, before, after: &after, plan: Some(&plan), written }) {

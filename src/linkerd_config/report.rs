@@ -7,9 +7,9 @@ use super::{
     status::{reason, shown},
 };
 use crate::{
-    api::{CONFIG_GROUP, LINKERD_CONFIG_KIND, LinkerdConfigStatus, TRUST_ROOTS},
+    api::{CONFIG_GROUP, LINKERD_CONFIG_KIND, LinkerdConfigStatus, NamespacedName, TRUST_ROOTS},
     cluster::kinds::{config_map::ConfigMap, linkerd_config::LinkerdConfig},
-    events::{Notice, Reason},
+    events::{Notice, Reason, object_reference},
 };
 
 /// What has happened.
@@ -165,22 +165,9 @@ fn message(status: &LinkerdConfigStatus, type_: &str) -> String {
 }
 
 pub(super) fn reference(name: &str, uid: &str) -> ObjectReference {
-    ObjectReference {
-        api_version: Some(format!("{CONFIG_GROUP}/v1alpha1")),
-        kind: Some(LINKERD_CONFIG_KIND.to_owned()),
-        name: Some(name.to_owned()),
-        uid: Some(uid.to_owned()),
-        ..ObjectReference::default()
-    }
+    object_reference(&format!("{CONFIG_GROUP}/v1alpha1"), LINKERD_CONFIG_KIND, &NamespacedName::new("", name), uid)
 }
 
 fn config_map(live: &ConfigMap) -> ObjectReference {
-    ObjectReference {
-        api_version: Some("v1".to_owned()),
-        kind: Some("ConfigMap".to_owned()),
-        name: Some(live.key.name.to_string()),
-        namespace: Some(live.key.namespace.to_string()),
-        uid: Some(live.uid.to_string()),
-        ..ObjectReference::default()
-    }
+    object_reference("v1", "ConfigMap", &live.key, &live.uid)
 }

@@ -13,7 +13,7 @@ use super::{
     injector::{Barrier, Reason},
     overlay::{self, Source},
     plan::{Drift, Plan, Verdict},
-    rollout::goal::{RETRY_ANNOTATION, RolloutKey},
+    rollout::key::{RETRY_ANNOTATION, RolloutKey},
     sha256,
     values::Problem,
 };

@@ -1,18 +1,24 @@
 //! README explains every reason that a condition of a LinkerdConfig has, and every one for which a workload is left alone.
 
+use strum::IntoEnumIterator;
+
+use crate::linkerd_config::rollout::{
+    assess::{selection::NotSelected, workload_state::SkipReason},
+    progress::RolloutPhase,
+};
+
 const README: &str = include_str!("../../README.md");
 /// Where reasons stand as literals.
-const SOURCES: [(&str, &str); 10] = [
+const SOURCES: [(&str, &str); 9] = [
     ("status.rs", include_str!("status.rs")),
     ("mod.rs", include_str!("mod.rs")),
     ("injector/barrier.rs", include_str!("injector/barrier.rs")),
-    ("rollout/assess.rs", include_str!("rollout/assess.rs")),
-    ("rollout/board.rs", include_str!("rollout/board.rs")),
+    ("rollout/assess/mod.rs", include_str!("rollout/assess/mod.rs")),
+    ("rollout/schedule.rs", include_str!("rollout/schedule.rs")),
     ("rollout/engine.rs", include_str!("rollout/engine.rs")),
-    ("rollout/goal.rs", include_str!("rollout/goal.rs")),
-    ("rollout/selection.rs", include_str!("rollout/selection.rs")),
+    ("rollout/gate.rs", include_str!("rollout/gate.rs")),
     ("rollout/status.rs", include_str!("rollout/status.rs")),
-    ("rollout/verdict.rs", include_str!("rollout/verdict.rs")),
+    ("rollout/progress.rs", include_str!("rollout/progress.rs")),
 ];
 /// Words that are written like reasons: the values of conditions, and kinds.
 const OTHERS: [&str; 6] = ["True", "False", "Unknown", "CronJob", "Node", "Pod"];
@@ -31,5 +37,14 @@ fn readme_explains_every_reason() {
         for reason in reasons {
             assert!(README.contains(&format!("`{reason}`")), "README does not explain {reason} of {file}");
         }
+    }
+}
+
+#[test]
+fn readme_explains_every_phase_and_every_reason_for_which_a_workload_is_left_alone() {
+    let phases = RolloutPhase::iter().map(RolloutPhase::as_str);
+    let skipped = SkipReason::iter().map(SkipReason::as_str);
+    for word in phases.chain(skipped).chain(NotSelected::iter().map(NotSelected::as_str)) {
+        assert!(README.contains(&format!("`{word}`")), "README does not explain {word}");
     }
 }

@@ -23,13 +23,15 @@ use crate::{
         baseline, overlay,
         plan::Plan,
         rollout::{
-            assess::{Assessment, Flight, Health, Skip, Standing},
-            board::Board,
-            goal::{Around, Goal},
-            look,
-            outdated::{Class, class},
-            state::RolloutState,
-            verdict::{DISABLED, PAUSED},
+            assess::{
+                annotations::RolloutState,
+                outdated::{PodClass, classify},
+                workload_state::{Assessment, Health, InProgress, SkipReason, WorkloadState},
+            },
+            assess_workload,
+            gate::PAUSED,
+            schedule::RolloutSchedule,
+            target::{RolloutContext, RolloutTarget},
         },
         sha256,
         values::Reading,
@@ -94,20 +96,20 @@ impl WorkloadsOutput {
             true => Arc::clone(&config.status),
             false => Arc::new(status_once_in_effect(input, document, plan)),
         };
-        let around = Around {
+        let context = RolloutContext {
             term: 0,
             operator_namespace: Arc::clone(operator_namespace),
             // The engine compares the age of the control plane itself, and its condition has the result.
-            roots_written: None,
+            trust_roots_written: None,
         };
-        let goal = Goal::of(config, &status, &around);
+        let target = RolloutTarget::of(config, &status, &context);
         let known = |message: String, reason: Option<&str>| RolloutOutput {
-            hash: goal.marker.is_some().then(|| goal.key.to_string()),
+            hash: target.proxies.injection_hash.is_some().then(|| target.key.to_string()),
             reason: reason.map(str::to_owned),
             message,
             ..RolloutOutput::default()
         };
-        let closed = goal.closed.as_ref().filter(|closed| closed.reason == DISABLED);
+        let closed = target.gates.disabled();
         let complete = status.conditions.iter().find(|condition| condition.type_ == "RolloutComplete");
         let rollout = match (complete, closed) {
             (Some(complete), _) => known(complete.message.clone(), Some(&complete.reason)),
@@ -116,7 +118,7 @@ impl WorkloadsOutput {
                 let message = "what Pods would have to run with is not known, because nothing would be written";
                 return Some(Self { rollout: known(message.to_owned(), None), workloads: Vec::new() });
             }
-            (None, None) if goal.rollout().paused => known("spec.rollout.paused is true".to_owned(), Some(PAUSED)),
+            (None, None) if target.rollout().paused => known("spec.rollout.paused is true".to_owned(), Some(PAUSED)),
             (None, None) => {
                 known("this would follow once the resource is in effect and injectors use it".to_owned(), None)
             }
@@ -124,20 +126,20 @@ impl WorkloadsOutput {
         if *config.target.name != *INJECTORS_CONFIG_MAP {
             return Some(Self { rollout, workloads: Vec::new() });
         }
-        let mut board = Board::default();
+        let mut schedule = RolloutSchedule::default();
         let mut workloads = Vec::new();
         for workload in all(state) {
-            let Some(assessment) = look(state, &workload, &goal) else { continue };
-            if assessment.standing == Standing::Unmeshed && assessment.pods == RolloutPods::default() {
+            let Some(assessment) = assess_workload(state, &workload, &target) else { continue };
+            if assessment.state == WorkloadState::Unmeshed && assessment.pods == RolloutPods::default() {
                 continue;
             }
-            let decision = Decision::new(&assessment, &causes(state, &workload, &goal), &goal);
+            let decision = Decision::new(&assessment, &causes(state, &workload, &target), &target);
             let [namespace, kind, name] =
                 [&workload.namespace, &workload.kind, &workload.name].map(ToString::to_string);
             workloads.push(WorkloadRow { namespace, kind, name, pods: assessment.pods, decision });
-            board.set(&workload, Some(assessment), Timestamp::UNIX_EPOCH);
+            schedule.set(&workload, Some(assessment), Timestamp::UNIX_EPOCH);
         }
-        let rollout = RolloutOutput { workloads: board.totals.workloads, pods: board.totals.pods, ..rollout };
+        let rollout = RolloutOutput { workloads: schedule.totals.workloads, pods: schedule.totals.pods, ..rollout };
         Some(Self { rollout, workloads })
     }
 }
@@ -168,13 +170,14 @@ fn all(state: &State) -> BTreeSet<WorkloadKey> {
 }
 
 /// Returns the triggers for which Pods of the workload are out of date, with the number of those Pods.
-fn causes(state: &State, workload: &WorkloadKey, goal: &Goal) -> Vec<(RolloutTrigger, usize)> {
+fn causes(state: &State, workload: &WorkloadKey, target: &RolloutTarget) -> Vec<(RolloutTrigger, usize)> {
     let namespace = state.namespaces.find("", &workload.namespace);
     let of_namespace = namespace.map_or(Inject::Absent, |namespace| namespace.inject);
-    let classes: Vec<Class> = state.pods_of(workload).filter_map(|pod| class(pod, of_namespace, goal)).collect();
-    let counts = RolloutTrigger::ALL.into_iter().filter(|trigger| goal.is_trigger(*trigger)).map(|trigger| {
-        let has = |class: &&Class| match class {
-            Class::Outdated(causes) => match trigger {
+    let classes: Vec<PodClass> =
+        state.pods_of(workload).filter_map(|pod| classify(pod, of_namespace, target)).collect();
+    let counts = RolloutTrigger::ALL.into_iter().filter(|trigger| target.is_trigger(*trigger)).map(|trigger| {
+        let has = |class: &&PodClass| match class {
+            PodClass::Outdated(causes) => match trigger {
                 RolloutTrigger::ProxyConfig => causes.configuration,
                 RolloutTrigger::ProxyVersion => causes.version,
                 RolloutTrigger::TrustRoots => causes.trust_roots,
@@ -189,23 +192,23 @@ fn causes(state: &State, workload: &WorkloadKey, goal: &Goal) -> Vec<(RolloutTri
 // === impl Decision ===
 
 impl Decision {
-    fn new(assessment: &Assessment, causes: &[(RolloutTrigger, usize)], goal: &Goal) -> Self {
+    fn new(assessment: &Assessment, causes: &[(RolloutTrigger, usize)], target: &RolloutTarget) -> Self {
         let pods = &assessment.pods;
         let decided =
             |decision, reason: Option<&str>, message| Self { decision, reason: reason.map(str::to_owned), message };
-        let skipped = |skip: &Skip| decided("Skipped", Some(skip.as_str()), skip.why().to_owned());
-        match &assessment.standing {
-            Standing::Unmeshed => decided("Nothing", None, remarks(pods)),
-            Standing::UpToDate => decided("UpToDate", None, remarks(pods)),
-            Standing::Observed => {
+        let skipped = |skip: &SkipReason| decided("Skipped", Some(skip.as_str()), skip.why().to_owned());
+        match &assessment.state {
+            WorkloadState::Unmeshed => decided("Nothing", None, remarks(pods)),
+            WorkloadState::UpToDate => decided("UpToDate", None, remarks(pods)),
+            WorkloadState::Observed => {
                 let message = "its label config.linkerd.io/reconcile is observe: it is told of, and left alone";
                 decided("Observed", None, message.to_owned())
             }
-            Standing::Unselected(reason) => decided("NotSelected", Some(reason.as_str()), reason.why().to_owned()),
-            Standing::Untouchable(skip) | Standing::Skipped(skip) => skipped(skip),
-            Standing::Failed(failure) => decided("Failed", Some(&failure.reason), failure.message.clone()),
-            Standing::InFlight(flight) => decided("Updating", None, progress(flight, goal)),
-            Standing::Pending(start) => {
+            WorkloadState::Unselected(reason) => decided("NotSelected", Some(reason.as_str()), reason.why().to_owned()),
+            WorkloadState::Unsupported(skip) | WorkloadState::Skipped(skip) => skipped(skip),
+            WorkloadState::Failed(failure) => decided("Failed", Some(&failure.reason), failure.message.clone()),
+            WorkloadState::InProgress(in_progress) => decided("Updating", None, progress(in_progress, target)),
+            WorkloadState::Pending(start) => {
                 let how = match start.method {
                     RolloutMethod::Restart => "to be restarted for",
                     RolloutMethod::Evict => "its Pods are to be evicted for",
@@ -241,17 +244,17 @@ fn listed(counts: &[(i64, &str)]) -> Vec<String> {
 }
 
 /// Returns what the rollout of a workload waits for.
-fn progress(flight: &Flight, goal: &Goal) -> String {
-    let missing = match &flight.health {
+fn progress(in_progress: &InProgress, target: &RolloutTarget) -> String {
+    let missing = match &in_progress.health {
         Health::Progressing(missing) => missing.clone(),
-        Health::Healthy => format!("its Pods run with it, and have to stay well for {}", goal.rollout().soak),
+        Health::Healthy => format!("its Pods run with it, and have to stay well for {}", target.rollout().soak),
         Health::Evicting => "its Pods are evicted, one after the other".to_owned(),
         Health::StillOutdated => "its new Pods are out of date".to_owned(),
         Health::Reverted => "somebody put back what the restart had changed".to_owned(),
         Health::Uninjected(pod) => format!("Pod {pod} came up without a proxy"),
         Health::ToBeReverted => "it is to be put back to what it was before".to_owned(),
     };
-    match flight.state {
+    match in_progress.state {
         RolloutState::Retrying => format!("for the second time: {missing}"),
         RolloutState::RolledBack => format!("put back to what it was before: {missing}"),
         RolloutState::Updating | RolloutState::Updated | RolloutState::Failed => missing,

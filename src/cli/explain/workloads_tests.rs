@@ -124,9 +124,9 @@ fn each_workload_has_a_line_with_what_is_done_about_it_and_why() {
     deployment(&mut state, "unmeshed", &json!({"spec": {"template": null}}), &[]);
     deployment(&mut state, "bald", &none, &[""]);
     let rolling = json!({"status": {"updatedReplicas": 1, "availableReplicas": 2}});
-    let mut flight = rollout("updating", &none);
-    merge(&mut flight, &rolling);
-    deployment(&mut state, "rolling", &flight, &["new", "old"]);
+    let mut in_progress = rollout("updating", &none);
+    merge(&mut in_progress, &rolling);
+    deployment(&mut state, "rolling", &in_progress, &["new", "old"]);
     let message = json!({"config.linkerd.io/rollout-message": "ProgressDeadlineExceeded: 0 of 1 Pods are updated"});
     deployment(&mut state, "broken", &rollout("failed", &message), &["old"]);
     let on_delete = json!({"spec": {"updateStrategy": {"type": "OnDelete"}}});

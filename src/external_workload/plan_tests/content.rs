@@ -96,7 +96,7 @@ fn a_workload_that_loses_a_family_leaves_that_familys_slice_only_d12() {
 #[test]
 fn a_workload_of_two_families_is_ready_to_people_when_both_slices_say_so() {
     let mut world = World::new(dual(), [two_families("vm1", &["192.0.2.1", "2001:db8::1"])]);
-    assert_eq!(world.transitions(), [("vm1".to_owned(), report::Change::Published { ready: true })]);
+    assert_eq!(world.transitions(), [("vm1".to_owned(), transitions::TransitionKind::Published { ready: true })]);
     let both = world.slices.clone();
     for at in [0, 1] {
         let mut half = both.clone();
@@ -105,11 +105,11 @@ fn a_workload_of_two_families_is_ready_to_people_when_both_slices_say_so() {
         half[at] = Arc::new(flipped);
         let one = &both[at..=at];
         let change = |before: &[_], after: &[_]| {
-            report::transitions(&world.service, before, after).into_iter().map(|t| t.change).next()
+            transitions::transitions(&world.service, before, after).into_iter().map(|t| t.kind).next()
         };
         // One family was written, the other refused: told now, and not again when the other follows.
-        assert_eq!(change(&both, &half), Some(report::Change::BecameUnready));
-        assert_eq!(change(&half, &both), Some(report::Change::BecameReady));
+        assert_eq!(change(&both, &half), Some(transitions::TransitionKind::BecameUnready));
+        assert_eq!(change(&half, &both), Some(transitions::TransitionKind::BecameReady));
         assert_eq!(change(&both, one), None, "it is still published");
         assert_eq!(change(one, &both), None);
     }
@@ -277,7 +277,7 @@ fn a_readiness_flip_is_one_update_and_the_endpoint_stays_d36() {
     world.settle();
     world.workloads[1] = edit(&world.workloads[1], |workload| workload.ready = false);
     assert_eq!(world.plan().updates.len(), 1);
-    assert_eq!(world.transitions(), [("vm-0001".to_owned(), report::Change::BecameUnready)]);
+    assert_eq!(world.transitions(), [("vm-0001".to_owned(), transitions::TransitionKind::BecameUnready)]);
     let conditions = world.only().endpoints[1].conditions;
     assert_eq!((conditions.ready, conditions.serving, conditions.terminating), (Some(false), Some(false), Some(false)));
 }

@@ -6,7 +6,7 @@ use serde_json::{Value, json};
 use super::*;
 use crate::{
     cluster::kinds::{external_workload, service},
-    external_workload::report,
+    external_workload::transitions,
 };
 
 mod content;
@@ -63,8 +63,8 @@ impl World {
         Self { service, workloads: workloads.into_iter().collect(), slices: NONE.to_vec(), version: 0 }
     }
 
-    fn plan(&self) -> Plan {
-        plan(&Input {
+    fn plan(&self) -> SlicePlan {
+        plan(&SlicePlanInput {
             service: &self.service,
             workloads: &self.workloads,
             slices: &self.slices,
@@ -73,12 +73,12 @@ impl World {
     }
 
     /// Carries a plan out as an API server would, defaults filled in.
-    fn apply(&mut self, plan: Plan) -> Writes {
+    fn apply(&mut self, plan: SlicePlan) -> Writes {
         let count = writes(plan.creates.len(), plan.updates.len(), plan.retires.len());
         for retired in plan.retires {
             self.slices.retain(|slice| slice.name() != retired.name());
         }
-        for Update { base, slice } in plan.updates {
+        for SliceUpdate { base, slice } in plan.updates {
             assert_eq!(base.metadata.resource_version, slice.metadata.resource_version);
             self.slices.retain(|known| known.name() != slice.name());
             self.store(&slice);
@@ -108,11 +108,11 @@ impl World {
     }
 
     /// What people are told when the plan has been carried out.
-    fn transitions(&mut self) -> Vec<(String, report::Change)> {
+    fn transitions(&mut self) -> Vec<(String, transitions::TransitionKind)> {
         let before = self.slices.clone();
         self.apply(self.plan());
-        let transitions = report::transitions(&self.service, &before, &self.slices);
-        transitions.into_iter().map(|t| (t.workload.to_string(), t.change)).collect()
+        let transitions = transitions::transitions(&self.service, &before, &self.slices);
+        transitions.into_iter().map(|t| (t.workload.to_string(), t.kind)).collect()
     }
 
     /// A slice that holds just these workloads, as a controller left it.
@@ -124,7 +124,7 @@ impl World {
             |desired| desired.ports.clone(),
         );
         let endpoints = desired.into_values().map(|desired| desired.endpoint).collect();
-        let draft = Draft { base: None, ports, endpoints, dirty: true };
+        let draft = SliceDraft { base: None, ports, endpoints, dirty: true };
         self.store(&draft.create(&self.service, Family::IPv4, name.to_owned()));
     }
 

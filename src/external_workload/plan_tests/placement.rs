@@ -111,7 +111,7 @@ fn names_that_others_hold_are_left_to_them_d21() {
     // Its managed-by was edited: it is no slice of ours any more, but its name exists.
     let taken: HashSet<String> = [world.only().name().to_owned()].into();
     world.slices.clear();
-    let input = Input { service: &world.service, workloads: &world.workloads, slices: NONE, taken: &taken };
+    let input = SlicePlanInput { service: &world.service, workloads: &world.workloads, slices: NONE, taken: &taken };
     let plan = plan(&input);
     assert_eq!(plan.creates.len(), 1);
     assert!(!taken.contains(plan.creates[0].name()));

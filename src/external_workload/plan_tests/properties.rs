@@ -118,7 +118,7 @@ proptest! {
                 world.take(step);
             }
             world.settle();
-            let mut expected: BTreeMap<(String, String), Desired> = BTreeMap::new();
+            let mut expected: BTreeMap<(String, String), DesiredEndpoint> = BTreeMap::new();
             for (family, desired) in endpoint::desired(&world.service, &world.workloads).0 {
                 for (name, desired) in desired {
                     expected.insert((family.address_type().to_owned(), name.to_string()), desired);

@@ -1,47 +1,37 @@
-//! The task that carries rollouts out.
+//! The task that rolls a configuration out.
 //!
-//! In: workloads that changed, the [`Goal`], the time. Out: one step after the other, and how far it is. Always holds: all
-//! decisions are made here, one at a time, so that no two of them take the same place; it acts in the term that its goal is of,
-//! and not before the watches are known to be at work.
+//! In: workloads that changed, the [`RolloutTarget`], the time. Out: one step after the other, and the progress. Always holds: this
+//! task alone makes decisions, one at a time, so that no limit is exceeded; it acts only in the term of leadership of its target,
+//! and only after the watches have proved to be working.
 
-use std::{
-    collections::{HashMap, HashSet},
-    sync::Arc,
-    time::Duration,
-};
+use std::{collections::HashSet, sync::Arc, time::Duration};
 
 use futures::{FutureExt, future::BoxFuture};
-use k8s_openapi::{
-    api::core::v1::ObjectReference,
-    jiff::{SignedDuration, Timestamp},
-};
+use k8s_openapi::jiff::{SignedDuration, Timestamp};
 use tokio::{
     sync::watch,
     time::{Instant, sleep_until},
 };
 use tokio_util::sync::CancellationToken;
-use tracing::{debug, info, warn};
+use tracing::{debug, warn};
 
 use super::{
-    Latest,
-    assess::{Skip, Standing},
-    board::{Action, Board, Limits, Step},
-    goal::{Gate, Goal},
-    look,
+    assess::workload_state::WorkloadState,
+    assess_workload,
+    events::WorkloadEvents,
+    gate::{DISABLED, Gate, OUTSIDE_WINDOW, PAUSED},
     observer::{KINDS, RolloutObserver},
+    progress::{is_halted, rollout_progress},
+    publisher::{LatestProgress, ProgressPublisher},
     restart::Restarter,
-    verdict::{self, OUTSIDE_WINDOW, PAUSED, Progress, is_halted, progress},
-    window::{Window, Windows},
+    schedule::{RolloutLimits, RolloutSchedule},
+    step::RolloutStep,
+    target::RolloutTarget,
+    window::WindowCache,
 };
 use crate::{
-    api::NamespacedName,
-    cluster::{
-        Cluster,
-        index::workload_key::WorkloadKey,
-        kinds::{apps_workload::AppsWorkload, pod::Phase},
-    },
+    cluster::{Cluster, index::workload_key::WorkloadKey, kinds::pod::Phase},
     controller::ControllerDeps,
-    events::{Events, Notice, Reason},
     lease::Leadership,
     linkerd_config::active,
     queue::WorkQueue,
@@ -49,42 +39,33 @@ use crate::{
     write::WriteError,
 };
 
-/// What the leader before us sent last may still be on its way through the watches.
+/// Delay of the first step of a term: the watches may not have delivered the last writes of the leader before.
 const PREDECESSOR: Duration = Duration::from_secs(2);
-/// Counts go into the status so often at most.
-const PACE: Duration = Duration::from_secs(1);
 const BACKOFF_BASE: Duration = Duration::from_millis(200);
 const BACKOFF_CAP: Duration = Duration::from_secs(60);
-/// ExternalWorkloads that are looked at between two looks at everything else.
+/// Workloads that are assessed before the task yields.
 const AT_ONCE: usize = 256;
 
 pub(super) struct Engine {
     cluster: Cluster,
     leadership: Leadership,
-    events: Events,
-    queue: Arc<WorkQueue>,
     observer: Arc<RolloutObserver>,
-    goals: watch::Receiver<Option<Arc<Goal>>>,
-    latest: Arc<Latest>,
-    restarter: Restarter,
-    /// All that there are.
+    targets: watch::Receiver<Option<Arc<RolloutTarget>>>,
+    term: ActiveTerm,
+    /// All workloads, whether they have Pods of the mesh or not.
     known: HashSet<WorkloadKey>,
-    board: Board,
-    windows: Option<Windows>,
-    /// How the windows stood, and when that was looked for: to see when it changes may take a look at years.
-    window: Option<(Window, Timestamp)>,
-    term: Term,
-    /// Why a workload was skipped, as far as it was told: once for each key.
-    told: HashMap<WorkloadKey, Skip>,
-    /// What was published last, and when.
-    published: Option<(Arc<Progress>, Instant)>,
+    schedule: RolloutSchedule,
+    window: WindowCache,
+    restarter: Restarter,
+    events: WorkloadEvents,
+    publisher: ProgressPublisher,
 }
 
-/// The term of leadership that is acted in.
+/// The term of leadership in which the engine acts.
 #[derive(Default)]
-struct Term {
+struct ActiveTerm {
     number: u64,
-    /// Nothing begins earlier.
+    /// No restart begins earlier.
     starts: Option<Timestamp>,
 }
 
@@ -93,26 +74,22 @@ impl Engine {
         deps: &ControllerDeps,
         queue: &Arc<WorkQueue>,
         observer: Arc<RolloutObserver>,
-        goals: watch::Receiver<Option<Arc<Goal>>>,
-        latest: Arc<Latest>,
+        targets: watch::Receiver<Option<Arc<RolloutTarget>>>,
+        latest: Arc<LatestProgress>,
         restarter: Restarter,
     ) -> Self {
         Self {
             cluster: deps.cluster.clone(),
             leadership: deps.leadership.clone(),
-            events: deps.events.clone(),
-            queue: Arc::clone(queue),
             observer,
-            goals,
-            latest,
-            restarter,
+            targets,
+            term: ActiveTerm::default(),
             known: HashSet::new(),
-            board: Board::default(),
-            windows: None,
-            window: None,
-            term: Term::default(),
-            told: HashMap::new(),
-            published: None,
+            schedule: RolloutSchedule::default(),
+            window: WindowCache::default(),
+            restarter,
+            events: WorkloadEvents::new(&deps.events),
+            publisher: ProgressPublisher::new(queue, latest),
         }
     }
 
@@ -121,38 +98,37 @@ impl Engine {
             () = self.cluster.synced(KINDS) => {}
             () = stop.cancelled() => return,
         }
-        let mut goal: Option<Arc<Goal>> = None;
-        let mut look_again = None;
-        // While watches fail: they are asked to list anew, once, and say nothing themselves when they are back.
+        let mut target: Option<Arc<RolloutTarget>> = None;
+        let mut next_run = None;
+        // While watches fail: resolves when they have listed again, because no change reports that.
         let mut recovery: Option<BoxFuture<'static, ()>> = None;
         loop {
             tokio::select! {
                 workloads = self.observer.dirty.next() => {
                     for workload in workloads.into_keys() {
-                        self.look(&workload, goal.as_deref());
+                        self.assess(&workload, target.as_deref());
                     }
                 }
-                changed = self.goals.changed() => {
+                changed = self.targets.changed() => {
                     if changed.is_err() {
                         // The controller is gone, and the process follows.
                         return;
                     }
-                    let next = self.goals.borrow_and_update().clone();
+                    let next = self.targets.borrow_and_update().clone();
                     tokio::select! {
-                        () = self.retarget(goal.as_deref(), next.as_deref()) => {}
+                        () = self.retarget(target.as_deref(), next.as_deref()) => {}
                         () = stop.cancelled() => return,
                     }
-                    goal = next;
+                    target = next;
                 }
-                () = until(look_again) => {}
+                () = until(next_run) => {}
                 () = recovered(&mut recovery) => recovery = None,
                 () = stop.cancelled() => return,
             }
-            look_again = match &goal {
-                Some(goal) if self.may_act(goal) => self.go_on(goal).await,
+            next_run = match &target {
+                Some(target) if self.may_act(target) => self.run_steps(target).await,
                 _ => {
-                    self.latest.set(None);
-                    self.published = None;
+                    self.publisher.clear();
                     None
                 }
             };
@@ -165,123 +141,117 @@ impl Engine {
         }
     }
 
-    /// Whether what was decided is still to be done by us.
-    fn may_act(&self, goal: &Goal) -> bool {
+    /// Whether this process leads in the term of the target, and its LinkerdConfig is in effect.
+    fn may_act(&self, target: &RolloutTarget) -> bool {
         let in_effect = || {
             let state = self.cluster.read();
-            active::of(&state.linkerd_configs, &goal.target).is_some_and(|winner| winner.name == goal.config)
+            active::of(&state.linkerd_configs, &target.config.config_map)
+                .is_some_and(|active| active.name == target.config.name)
         };
-        self.leadership.term() == Some(goal.term) && in_effect()
+        self.leadership.term() == Some(target.term) && in_effect()
     }
 
-    async fn retarget(&mut self, before: Option<&Goal>, after: Option<&Goal>) {
+    async fn retarget(&mut self, before: Option<&RolloutTarget>, after: Option<&RolloutTarget>) {
         let Some(after) = after else { return };
         if before.is_none_or(|before| before.key != after.key) {
-            self.told.clear();
+            self.events.begin_key();
         }
         if self.term.number != after.term {
             self.cluster.recovered(KINDS).await;
             let now = Timestamp::now();
-            self.term = Term { number: after.term, starts: now.checked_add(signed(PREDECESSOR)).ok() };
-            self.board.begin_term();
+            self.term = ActiveTerm { number: after.term, starts: now.checked_add(signed(PREDECESSOR)).ok() };
+            self.schedule.begin_term();
         }
         let window = after.rollout().window.as_ref();
         if before.is_none_or(|before| before.rollout().window.as_ref() != window) {
-            self.windows = window.and_then(|window| Windows::parse(window).ok());
-            self.window = None;
+            self.window = WindowCache::new(window);
         }
-        if before.is_some_and(|before| before.judges_like(after)) {
+        if before.is_some_and(|before| before.assesses_like(after)) {
             return;
         }
         let all: Vec<WorkloadKey> = self.known.iter().cloned().collect();
         for some in all.chunks(AT_ONCE) {
             for workload in some {
-                self.look(workload, Some(after));
+                self.assess(workload, Some(after));
             }
             tokio::task::yield_now().await;
         }
     }
 
-    /// Puts a workload on the board as it is now.
-    fn look(&mut self, workload: &WorkloadKey, goal: Option<&Goal>) {
+    /// Assesses a workload as it is now, and files it in the schedule.
+    fn assess(&mut self, workload: &WorkloadKey, target: Option<&RolloutTarget>) {
         let now = Timestamp::now();
         let (assessment, resource) = {
             let state = self.cluster.read();
             let resource = state.apps_workloads.get(workload).cloned();
             if resource.is_none() && state.pods_of(workload).next().is_none() {
                 self.known.remove(workload);
-                self.told.remove(workload);
-                self.board.set(workload, None, now);
+                self.events.forget(workload);
+                self.schedule.set(workload, None, now);
                 return;
             }
             self.known.insert(workload.clone());
-            let Some(goal) = goal else { return };
-            if resource.as_ref().is_some_and(|resource| self.board.is_unseen(workload, &resource.version, now)) {
+            let Some(target) = target else { return };
+            if resource.as_ref().is_some_and(|resource| self.schedule.is_unseen(workload, &resource.version, now)) {
                 return;
             }
-            (look(&state, workload, goal), resource)
+            (assess_workload(&state, workload, target), resource)
         };
-        let skip = match assessment.as_ref().map(|assessment| &assessment.standing) {
-            Some(Standing::Skipped(skip)) => Some(*skip),
+        let skip = match assessment.as_ref().map(|assessment| &assessment.state) {
+            Some(WorkloadState::Skipped(skip)) => Some(*skip),
             _ => None,
         };
-        self.board.set(workload, assessment, now);
-        let (Some(skip), Some(resource), Some(goal)) = (skip, resource, goal) else { return };
-        if self.leadership.term() == Some(goal.term) && self.told.insert(workload.clone(), skip) != Some(skip) {
-            let note = format!("Out of date for configuration {}, and left alone: {}", goal.key, skip.why());
-            self.tell(&resource, goal, Reason::ProxyRolloutSkipped, note);
+        self.schedule.set(workload, assessment, now);
+        let (Some(skip), Some(resource), Some(target)) = (skip, resource, target) else { return };
+        if self.leadership.term() == Some(target.term) {
+            self.events.emit_skip(&resource, target, skip);
         }
     }
 
-    /// Does what is to be done. When to look again.
-    async fn go_on(&mut self, goal: &Arc<Goal>) -> Option<Instant> {
-        let mut look_again;
+    /// Applies the steps that are due, and publishes the progress. Returns when to run again.
+    async fn run_steps(&mut self, target: &Arc<RolloutTarget>) -> Option<Instant> {
+        let mut next_run;
         let mut gate;
         let mut next_window;
         loop {
             let now = Timestamp::now();
-            (gate, next_window) = self.gate(goal, now);
-            if gate.as_ref().is_some_and(|gate| gate.reason == verdict::DISABLED) {
-                look_again = None;
+            (gate, next_window) = self.gate(target, now);
+            if gate.as_ref().is_some_and(|gate| gate.reason == DISABLED) {
+                next_run = None;
                 break;
             }
-            let next = self.board.next(&self.limits(goal, gate.as_ref(), now), now);
-            let waits = self.starts(goal).filter(|starts| now < *starts);
-            look_again = [next.look_again, next_window, waits].into_iter().flatten().min();
+            let next = self.schedule.next(&self.limits(target, gate.as_ref(), now), now);
+            let waits = self.starts(target).filter(|starts| now < *starts);
+            next_run = [next.look_again, next_window, waits].into_iter().flatten().min();
             if next.steps.is_empty() {
                 break;
             }
             for step in next.steps {
-                if !self.may_act(goal) || !self.carry_out(goal, step).await {
+                if !self.may_act(target) || !self.apply_step(target, step).await {
                     return None;
                 }
             }
         }
-        let progress = Arc::new(progress(&self.board, goal, gate.as_ref(), next_window));
-        let paced = self.publish(progress);
+        let progress = rollout_progress(&self.schedule, target, gate.as_ref(), next_window);
+        let publish_again = self.publisher.publish(progress);
         let now = Timestamp::now();
-        let due = look_again.map(|at| Instant::now() + Duration::try_from(at.duration_since(now)).unwrap_or_default());
-        [due, paced].into_iter().flatten().min()
+        let due = next_run.map(|at| Instant::now() + Duration::try_from(at.duration_since(now)).unwrap_or_default());
+        [due, publish_again].into_iter().flatten().min()
     }
 
-    /// Why nothing may begin; and when the window opens or shuts.
-    fn gate(&mut self, goal: &Goal, now: Timestamp) -> (Option<Gate>, Option<Timestamp>) {
+    /// Returns the closed gate, if any; and when the maintenance window opens or closes.
+    fn gate(&mut self, target: &RolloutTarget, now: Timestamp) -> (Option<Gate>, Option<Timestamp>) {
         let gate = |reason, message: &str| Some(Gate { reason, message: message.to_owned() });
-        let still =
-            |(window, at): &(Window, Timestamp)| *at <= now && window.changes.is_none_or(|changes| now < changes);
-        if !self.window.as_ref().is_some_and(still) {
-            self.window = self.windows.as_ref().map(|windows| (windows.at(now), now));
-        }
-        let window = self.window.map(|(window, _)| window);
+        let window = self.window.at(now);
         let changes = window.as_ref().and_then(|window| window.changes);
-        let is_disabled = goal.closed.as_ref().is_some_and(|closed| closed.reason == verdict::DISABLED);
-        let gate = if goal.rollout().paused && !is_disabled {
+        let is_disabled = target.gates.disabled().is_some();
+        let gate = if target.rollout().paused && !is_disabled {
             gate(PAUSED, "spec.rollout.paused is true")
-        } else if goal.closed.is_some() {
-            goal.closed.clone()
+        } else if target.gates.closed.is_some() {
+            target.gates.closed.clone()
         } else if !self.cluster.follows(KINDS) {
             gate("WaitingForWatches", "a watch fails, and nobody knows how things stand: see /ready")
-        } else if self.waits_for_control_plane(goal) {
+        } else if self.waits_for_control_plane(target) {
             let message = "the trust anchors changed: restart the control plane first";
             gate("WaitingForControlPlane", message)
         } else if window.is_some_and(|window| !window.open) {
@@ -292,23 +262,26 @@ impl Engine {
         (gate, changes)
     }
 
-    /// Proxies with new trust anchors trust nobody who has only the old ones, so the control plane comes first.
-    fn waits_for_control_plane(&self, goal: &Goal) -> bool {
-        let Some(written) = goal.roots_written.filter(|_| self.board.totals.for_trust_roots > 0) else { return false };
+    /// Whether the control plane has to be restarted first: proxies with new trust anchors reject peers with the old ones.
+    fn waits_for_control_plane(&self, target: &RolloutTarget) -> bool {
+        let Some(written) = target.gates.trust_roots_written.filter(|_| self.schedule.totals.for_trust_roots > 0)
+        else {
+            return false;
+        };
         let state = self.cluster.read();
-        state.pods.of_control_plane(&goal.target.namespace).any(|pod| {
+        state.pods.of_control_plane(&target.config.config_map.namespace).any(|pod| {
             let is_old = pod.created.is_some_and(|created| created < written);
             is_old && pod.injected.is_some() && !pod.terminating && pod.phase != Phase::Finished
         })
     }
 
-    fn limits(&self, goal: &Goal, gate: Option<&Gate>, now: Timestamp) -> Limits {
-        let rollout = goal.rollout();
-        let selected = usize::try_from(self.board.totals.workloads.selected).unwrap_or_default();
-        let is_ready = self.starts(goal).is_none_or(|starts| now >= starts);
-        Limits {
-            may_start: gate.is_none() && is_ready && !is_halted(&self.board, goal),
-            may_inject: goal.closed.is_none() && is_ready,
+    fn limits(&self, target: &RolloutTarget, gate: Option<&Gate>, now: Timestamp) -> RolloutLimits {
+        let rollout = target.rollout();
+        let selected = usize::try_from(self.schedule.totals.workloads.selected).unwrap_or_default();
+        let is_ready = self.starts(target).is_none_or(|starts| now >= starts);
+        RolloutLimits {
+            may_start: gate.is_none() && is_ready && !is_halted(&self.schedule, target),
+            may_inject: target.gates.closed.is_none() && is_ready,
             at_once: rollout.max_concurrent(selected),
             at_once_in_namespace: rollout.max_concurrent_per_namespace(),
             interval: rollout.interval(),
@@ -317,106 +290,40 @@ impl Engine {
         }
     }
 
-    /// Nothing begins earlier.
-    fn starts(&self, goal: &Goal) -> Option<Timestamp> {
-        self.term.starts.max(goal.drift_ends())
+    /// Returns the time before which no restart begins.
+    fn starts(&self, target: &RolloutTarget) -> Option<Timestamp> {
+        self.term.starts.max(target.proxies.drift_ends())
     }
 
-    /// Whether anything else may be carried out after it.
-    async fn carry_out(&mut self, goal: &Goal, step: Step) -> bool {
+    /// Writes a step. Returns whether further steps may follow.
+    async fn apply_step(&mut self, target: &RolloutTarget, step: RolloutStep) -> bool {
         let workload = &step.workload;
         let resource = self.cluster.read().apps_workloads.get(workload).cloned();
         let Some(resource) = resource else {
-            self.board.set(workload, None, Timestamp::now());
+            self.schedule.set(workload, None, Timestamp::now());
             return true;
         };
         let now = Timestamp::now();
-        match self.restarter.carry_out(&resource, &step.action, &goal.key, now).await {
+        match self.restarter.apply(&resource, &step.action, &target.key, now).await {
             Ok(version) => {
-                self.board.sent(&step, &version, now);
-                self.told_of(goal, &resource, &step.action);
+                self.schedule.record_sent(&step, &version, now);
+                self.events.emit_step(&resource, target, &step.action);
             }
             Err(WriteError::NotLeading) => return false,
             Err(error) => {
-                // What was looked at is another by now: the watch is about to say so.
-                if error.label() == "conflict" {
-                    debug!(%workload, "a workload changed while it was looked at");
+                // The workload changed after it was assessed: the watch is about to deliver the change.
+                if error.is_conflict() {
+                    debug!(%workload, "a workload changed while it was assessed");
                 } else {
                     warn!(%workload, %error, "a workload could not be restarted, trying on");
                 }
                 let least = error.retry_after();
                 let pause = |count| backoff(count, BACKOFF_BASE, BACKOFF_CAP).max(least).min(BACKOFF_CAP);
                 let is_open = matches!(error, WriteError::TimedOut | WriteError::Transport(_));
-                self.board.refuse(workload, error.to_string(), is_open, now, pause);
+                self.schedule.record_failure(workload, error.to_string(), is_open, now, pause);
             }
         }
         true
-    }
-
-    fn told_of(&self, goal: &Goal, resource: &AppsWorkload, action: &Action) {
-        let (workload, key) = (&resource.workload, &goal.key);
-        let (reason, note) = match action {
-            Action::Start(start) => {
-                info!(%workload, restarted_for = start.value, "restarting a workload");
-                (Reason::PodRestart, format!("Restarted for configuration {key}"))
-            }
-            Action::Retry(value) => {
-                info!(%workload, restarted_for = value, "restarting a workload once more");
-                (Reason::PodRestart, format!("Restarted once more for configuration {key}"))
-            }
-            Action::Finish { .. } => {
-                info!(%workload, restarted_for = %key, "a workload is up to date");
-                (Reason::ProxyUpToDate, format!("All Pods run with configuration {key}"))
-            }
-            Action::Fail { reason, message } => {
-                warn!(%workload, restarted_for = %key, reason, message, "a restart failed");
-                (Reason::ProxyRolloutFailed, format!("Failed with configuration {key}: {reason}: {message}"))
-            }
-            Action::Revert => {
-                info!(%workload, "putting a workload back to what it was");
-                (Reason::PodRestart, "Put back to what it was before".to_owned())
-            }
-            Action::Evict(pod) => {
-                info!(%workload, pod = &**pod, "evicted a Pod that was out of date");
-                return;
-            }
-        };
-        self.tell(resource, goal, reason, note);
-    }
-
-    fn tell(&self, resource: &AppsWorkload, goal: &Goal, reason: Reason, note: String) {
-        let regarding = ObjectReference {
-            api_version: Some("apps/v1".to_owned()),
-            kind: Some(resource.kind.as_str().to_owned()),
-            namespace: Some(resource.workload.namespace.to_string()),
-            name: Some(resource.workload.name.to_string()),
-            uid: Some(resource.uid.to_string()),
-            ..ObjectReference::default()
-        };
-        let related = crate::linkerd_config::report::reference(&goal.config, &goal.uid);
-        self.events.publish(Notice { reason, regarding, related: Some(related), note });
-    }
-
-    /// Has the controller write it into the status: what matters at once, counts at their pace. When the rest is due.
-    fn publish(&mut self, progress: Arc<Progress>) -> Option<Instant> {
-        let now = Instant::now();
-        if let Some((last, at)) = &self.published {
-            if *last == progress {
-                return None;
-            }
-            let matters = |it: &Progress| {
-                (it.phase, it.complete.reason, it.workloads.failed, it.suspects, it.wants_rollback, it.next_window)
-            };
-            let due = *at + PACE;
-            if last.goal == progress.goal && matters(last) == matters(&progress) && now < due {
-                return Some(due);
-            }
-        }
-        let config = NamespacedName::new("", Arc::clone(&progress.goal.config));
-        self.latest.set(Some(Arc::clone(&progress)));
-        self.published = Some((progress, now));
-        self.queue.add([config]);
-        None
     }
 }
 

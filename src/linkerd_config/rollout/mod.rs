@@ -1,52 +1,50 @@
-//! Rollouts: every opted-in proxy comes to run with the wanted configuration, a few workloads at a time.
+//! Rollouts: workloads are restarted, a few at a time, until every selected proxy runs with the wanted configuration.
 //!
 //! ```text
-//!   controller ──Goal──▶ engine: dirty workload ─▶ assess (pure) ─▶ Board ─▶ Steps (pure) ─▶ restart ──▶ API server
-//!       ▲                   │                                                                                │
-//!       └──Progress─────────┘ ◀───────────────────── cluster: Pods, workloads, budgets ◀─────────────────────┘
+//!   controller ──RolloutTarget──▶ engine: dirty workload ─▶ assess (pure) ─▶ RolloutSchedule ─▶ RolloutSteps (pure) ─▶ restart ──▶ API server
+//!       ▲                           │                                                                                             │
+//!       └──────RolloutProgress──────┘ ◀────────────────────── cluster: Pods, workloads, budgets ◀─────────────────────────────────┘
 //! ```
 //!
-//! In: what the LinkerdConfig in effect wants, as its status says it; every Pod and workload, through the cluster state. Out: one
-//! annotation on the template of a workload at a time, evictions, how far it is. Always holds: what is known of a rollout is
-//! written on its workloads, so whoever leads goes on where another stopped; no workload is restarted twice for one thing;
-//! nothing is restarted that did not opt in, and nothing begins while anything says stop.
+//! In: the target of the LinkerdConfig in effect, as its status says it; every Pod and workload, through the cluster state. Out: one
+//! annotation on the template of a workload at a time, evictions, the progress. Always holds: the record of a rollout is on its
+//! workloads, so a new leader continues where the last one stopped; no workload is restarted twice for one key; only workloads
+//! that opted in are restarted, and none while a gate is closed.
 
 pub mod assess;
-pub mod board;
-mod census;
-mod cron;
+mod collector;
 mod engine;
-mod exports;
-#[cfg(test)]
-mod fixture;
-pub mod goal;
-mod injection;
+mod events;
+pub mod gate;
+pub mod key;
 mod observer;
-pub mod outdated;
-#[cfg(test)]
-mod properties;
+pub mod progress;
+mod publisher;
 mod restart;
-pub mod selection;
-pub mod state;
+pub mod schedule;
 pub mod status;
-pub mod verdict;
+pub mod step;
+pub mod target;
+#[cfg(test)]
+mod testing;
+mod totals;
 pub mod window;
 
 use std::sync::Arc;
 
-use parking_lot::Mutex;
 use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 
 pub use self::observer::RolloutObserver;
 use self::{
-    assess::{Assessment, Facts, assess},
+    assess::{WorkloadFacts, assess, workload_state::Assessment},
+    collector::RolloutCollector,
     engine::Engine,
-    exports::Exports,
-    goal::Goal,
+    progress::RolloutProgress,
+    publisher::LatestProgress,
     restart::Restarter,
-    verdict::Progress,
-    window::Windows,
+    target::RolloutTarget,
+    window::MaintenanceWindows,
 };
 use super::values::{Path, Problem};
 use crate::{
@@ -62,15 +60,11 @@ use crate::{
     tasks::Tasks,
 };
 
-/// The controller's end of it.
+/// The controller's handle of the engine.
 pub(super) struct Rollouts {
-    goals: watch::Sender<Option<Arc<Goal>>>,
-    latest: Arc<Latest>,
+    targets: watch::Sender<Option<Arc<RolloutTarget>>>,
+    latest: Arc<LatestProgress>,
 }
-
-/// How far it was last.
-#[derive(Default)]
-pub(super) struct Latest(Mutex<Option<Arc<Progress>>>);
 
 impl Rollouts {
     /// Starts the engine. It ends after the write under way when `stop` is cancelled.
@@ -85,62 +79,56 @@ impl Rollouts {
         stop: CancellationToken,
         tasks: &mut Tasks,
     ) -> prometheus::Result<Self> {
-        let (goals, goal) = watch::channel(None);
-        let latest = Arc::<Latest>::default();
-        deps.registry.register(Box::new(Exports::new(Arc::clone(&latest))?))?;
+        let (targets, target) = watch::channel(None);
+        let latest = Arc::<LatestProgress>::default();
+        deps.registry.register(Box::new(RolloutCollector::new(Arc::clone(&latest))?))?;
         let restarter = Restarter::new(&deps.client, fence, &deps.registry)?;
-        let engine = Engine::new(deps, queue, observer, goal, Arc::clone(&latest), restarter);
+        let engine = Engine::new(deps, queue, observer, target, Arc::clone(&latest), restarter);
         tasks.spawn("linkerd-config-rollouts", engine.run(stop));
-        Ok(Self { goals, latest })
+        Ok(Self { targets, latest })
     }
 
-    /// What is wanted from now on.
-    pub(super) fn want(&self, goal: Goal) {
-        self.goals.send_if_modified(|known| {
-            let is_new = known.as_deref() != Some(&goal);
+    /// Sets the target from now on.
+    pub(super) fn set_target(&self, target: RolloutTarget) {
+        self.targets.send_if_modified(|known| {
+            let is_new = known.as_deref() != Some(&target);
             if is_new {
-                *known = Some(Arc::new(goal));
+                *known = Some(Arc::new(target));
             }
             is_new
         });
     }
 
-    /// How far it is with what a resource and its status ask for; `None` where nobody has looked yet.
-    pub(super) fn progress(&self, goal: &Goal) -> Option<Arc<Progress>> {
-        let is_of_it = |progress: &Arc<Progress>| progress.goal.config == goal.config && progress.goal.key == goal.key;
-        self.latest.get().filter(is_of_it)
-    }
-
-    /// Whether workloads failed with what is in effect, and the resource wants it taken back.
-    pub(super) fn wants_rollback(&self, config: &LinkerdConfig, status: &LinkerdConfigStatus) -> bool {
-        let hash = status.rollout.as_ref().and_then(|rollout| rollout.hash.as_deref());
-        let wants = |progress: &Arc<Progress>| {
-            let goal = &progress.goal;
-            progress.wants_rollback && goal.config == config.name && hash.is_some_and(|hash| goal.key.is_of(hash))
+    /// Returns the progress of a target; `None` before the engine has assessed the workloads.
+    pub(super) fn progress(&self, target: &RolloutTarget) -> Option<Arc<RolloutProgress>> {
+        let is_of_target = |progress: &Arc<RolloutProgress>| {
+            progress.target.config.name == target.config.name && progress.target.key == target.key
         };
-        self.latest.get().is_some_and(|progress| wants(&progress))
+        self.latest.get().filter(is_of_target)
+    }
+
+    /// Whether workloads failed with the configuration in effect, and the policy is to roll it back.
+    pub(super) fn requires_rollback(&self, config: &LinkerdConfig, status: &LinkerdConfigStatus) -> bool {
+        let hash = status.rollout.as_ref().and_then(|rollout| rollout.hash.as_deref());
+        let requires = |progress: &Arc<RolloutProgress>| {
+            let target = &progress.target;
+            progress.requires_rollback
+                && target.config.name == config.name
+                && hash.is_some_and(|hash| target.key.is_of(hash))
+        };
+        self.latest.get().is_some_and(|progress| requires(&progress))
     }
 }
 
-impl Latest {
-    fn get(&self) -> Option<Arc<Progress>> {
-        self.0.lock().clone()
-    }
-
-    fn set(&self, progress: Option<Arc<Progress>>) {
-        *self.0.lock() = progress;
-    }
-}
-
-/// What of `spec.rollout` cannot be followed, though the schema let it in.
+/// Returns what is invalid in `spec.rollout`, though the schema accepts it.
 pub fn problems(spec: &LinkerdConfigSpec) -> Vec<Problem> {
-    let unclear = spec.rollout.window.as_ref().and_then(|window| Windows::parse(window).err());
+    let unclear = spec.rollout.window.as_ref().and_then(|window| MaintenanceWindows::parse(window).err());
     let path = Path::from(&["spec", "rollout", "window"][..]);
     unclear.into_iter().map(|reason| Problem { path: path.clone(), value: String::new(), reason }).collect()
 }
 
-/// How a workload stands; `None` for one that is no more. Costs what its Pods cost.
-pub fn look(state: &State, workload: &WorkloadKey, goal: &Goal) -> Option<Assessment> {
+/// Assesses a workload; `None` for one that is gone. The cost is proportional to its Pods.
+pub fn assess_workload(state: &State, workload: &WorkloadKey, target: &RolloutTarget) -> Option<Assessment> {
     let resource = state.apps_workloads.get(workload);
     let pods: Vec<Arc<Pod>> = state.pods_of(workload).cloned().collect();
     if resource.is_none() && pods.is_empty() {
@@ -148,13 +136,17 @@ pub fn look(state: &State, workload: &WorkloadKey, goal: &Goal) -> Option<Assess
     }
     let blocks =
         |pod: &Pod| state.disruption_budgets.selecting(&workload.namespace, &pod.labels).any(|budget| !budget.allows);
-    let is_blocked = goal.rollout().respect_pdb && pods.iter().any(|pod| blocks(pod));
-    let facts = Facts {
+    let is_blocked = target.rollout().respect_pdb && pods.iter().any(|pod| blocks(pod));
+    let facts = WorkloadFacts {
         workload,
         resource: resource.map(|resource| &**resource),
         namespace: state.namespaces.find("", &workload.namespace).map(|namespace| &**namespace),
         pods: &pods,
         is_blocked,
     };
-    Some(assess(&facts, goal))
+    Some(assess(&facts, target))
 }
+
+#[cfg(test)]
+#[path = "mod_tests.rs"]
+mod tests;

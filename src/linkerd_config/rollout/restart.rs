@@ -1,7 +1,8 @@
-//! Carries out one step on a workload.
+//! Writes one step to a workload.
 //!
-//! Always holds: leadership is checked right before each write; a workload is changed only as it was looked at, so that whoever
-//! looked at something older changes nothing; its template is changed in one annotation alone, and together with what says so.
+//! Always holds: leadership is checked right before each write; every patch carries the resourceVersion that was assessed, so that
+//! a replica which assessed an older version changes nothing; a restart changes one annotation of the template, in the same
+//! patch as the annotations that record it.
 
 use k8s_openapi::{
     api::{
@@ -15,27 +16,31 @@ use kube::{
     api::{EvictParams, Patch, PatchParams},
     core::NamespaceResourceScope,
 };
-use prometheus::{Histogram, HistogramOpts, IntCounterVec, Opts, Registry, exponential_buckets};
+use prometheus::{
+    Histogram, IntCounterVec, Registry, exponential_buckets, register_histogram_with_registry,
+    register_int_counter_vec_with_registry,
+};
 use serde::de::DeserializeOwned;
 use serde_json::{Value, json};
 
 use super::{
-    board::Action,
-    goal::RolloutKey,
-    state::{
-        Annotated, HASH_ANNOTATION, MESSAGE_ANNOTATION, PREVIOUS_ANNOTATION, RolloutState, STARTED_ANNOTATION,
+    assess::annotations::{
+        HASH_ANNOTATION, MESSAGE_ANNOTATION, PREVIOUS_ANNOTATION, RolloutAnnotations, RolloutState, STARTED_ANNOTATION,
         STATE_ANNOTATION,
     },
+    key::RolloutKey,
+    step::StepAction,
 };
 use crate::{
     api::{RESTARTED_FOR_ANNOTATION, linkerd_config::RolloutMethod},
     cluster::kinds::apps_workload::{AppsWorkload, WorkloadKind},
     lease::Fence,
     linkerd_config::drift::FIELD_MANAGER,
+    text::truncated,
     write::WriteError,
 };
 
-/// Of what a workload says about its failure.
+/// Bytes of the annotation that says why a restart failed.
 const LONGEST_MESSAGE: usize = 512;
 
 pub(super) struct Restarter {
@@ -49,40 +54,36 @@ impl Restarter {
     /// # Errors
     /// When the metrics are registered already.
     pub(super) fn new(client: &Client, fence: Fence, registry: &Registry) -> prometheus::Result<Self> {
-        let restarts = IntCounterVec::new(
-            Opts::new(
-                "linkerd_operator_linkerdconfig_restarts_total",
-                "Restarts of workloads that began, were finished, failed or were taken back",
-            ),
+        let restarts = register_int_counter_vec_with_registry!(
+            "linkerd_operator_linkerdconfig_restarts_total",
+            "Restarts of workloads that began, were finished, failed or were taken back",
             &["kind", "result"],
+            registry
         )?;
         for kind in WorkloadKind::ALL {
             for result in ["started", "retried", "updated", "failed", "reverted"] {
                 restarts.with_label_values(&[kind.as_str(), result]);
             }
         }
-        let seconds = Histogram::with_opts(
-            HistogramOpts::new(
-                "linkerd_operator_linkerdconfig_workload_rollout_seconds",
-                "From the restart of a workload until all its proxies ran with the configuration, its soak included",
-            )
+        let seconds = register_histogram_with_registry!(
+            "linkerd_operator_linkerdconfig_workload_rollout_seconds",
+            "From the restart of a workload until all its proxies ran with the configuration, its soak included",
             // Up to 68 minutes.
-            .buckets(exponential_buckets(1.0, 2.0, 13)?),
+            exponential_buckets(1.0, 2.0, 13)?,
+            registry
         )?;
-        registry.register(Box::new(restarts.clone()))?;
-        registry.register(Box::new(seconds.clone()))?;
         Ok(Self { client: client.clone(), fence, restarts, seconds })
     }
 
-    /// The version of the workload that the step made; empty where it made none.
-    pub(super) async fn carry_out(
+    /// Returns the resourceVersion that the step made; empty where it made none.
+    pub(super) async fn apply(
         &self,
         resource: &AppsWorkload,
-        action: &Action,
+        action: &StepAction,
         key: &RolloutKey,
         now: Timestamp,
     ) -> Result<String, WriteError> {
-        if let Action::Evict(pod) = action {
+        if let StepAction::Evict(pod) = action {
             return self.evict(&resource.workload.namespace, pod).await.map(|()| String::new());
         }
         let patch = patch(resource, action, key, now);
@@ -92,14 +93,14 @@ impl Restarter {
             WorkloadKind::DaemonSet => self.patch::<DaemonSet>(resource, &patch).await,
         }?;
         let result = match action {
-            Action::Start(_) => "started",
-            Action::Retry(_) => "retried",
-            Action::Finish { .. } => "updated",
-            Action::Fail { .. } => "failed",
-            Action::Revert | Action::Evict(_) => "reverted",
+            StepAction::Start(_) => "started",
+            StepAction::Retry(_) => "retried",
+            StepAction::Finish { .. } => "updated",
+            StepAction::Fail { .. } => "failed",
+            StepAction::Revert | StepAction::Evict(_) => "reverted",
         };
         self.restarts.with_label_values(&[resource.kind.as_str(), result]).inc();
-        if let Action::Finish { since: Some(since) } = action {
+        if let StepAction::Finish { since: Some(since) } = action {
             self.seconds.observe(now.duration_since(*since).as_secs_f64().max(0.0));
         }
         Ok(version)
@@ -116,7 +117,7 @@ impl Restarter {
         Ok(self.fence.send(request).await?.resource_version().unwrap_or_default())
     }
 
-    /// One that is gone is as good as evicted.
+    /// A Pod that is gone counts as evicted.
     async fn evict(&self, namespace: &str, pod: &str) -> Result<(), WriteError> {
         let pods: Api<Pod> = Api::namespaced(self.client.clone(), namespace);
         match self.fence.send(async { pods.evict(pod, &EvictParams::default()).await }).await {
@@ -126,14 +127,14 @@ impl Restarter {
     }
 }
 
-/// A merge patch of the workload.
-pub(super) fn patch(resource: &AppsWorkload, action: &Action, key: &RolloutKey, now: Timestamp) -> Value {
-    let annotated = Annotated::of(resource);
+/// Returns the merge patch of the workload for a step.
+pub(super) fn patch(resource: &AppsWorkload, action: &StepAction, key: &RolloutKey, now: Timestamp) -> Value {
+    let annotated = RolloutAnnotations::of(resource);
     let started = format!("{now:.0}");
     let in_template = resource.template.restarted_for.as_deref();
     let state = |state: RolloutState| state.as_str();
     let (annotations, template) = match action {
-        Action::Start(start) => {
+        StepAction::Start(start) => {
             let by_template = start.method == RolloutMethod::Restart;
             let annotations = json!({
                 HASH_ANNOTATION: start.value,
@@ -144,7 +145,7 @@ pub(super) fn patch(resource: &AppsWorkload, action: &Action, key: &RolloutKey, 
             });
             (annotations, by_template.then(|| json!(start.value)))
         }
-        Action::Retry(value) => {
+        StepAction::Retry(value) => {
             let annotations = json!({
                 HASH_ANNOTATION: value,
                 STATE_ANNOTATION: state(RolloutState::Retrying),
@@ -152,11 +153,10 @@ pub(super) fn patch(resource: &AppsWorkload, action: &Action, key: &RolloutKey, 
             });
             (annotations, Some(json!(value)))
         }
-        Action::Finish { .. } => (json!({ STATE_ANNOTATION: state(RolloutState::Updated) }), None),
-        Action::Fail { reason, message } => {
-            let mut message = format!("{reason}: {message}");
-            message.truncate(message.floor_char_boundary(LONGEST_MESSAGE));
-            // What was taken back failed to come back: that is a failure of what is wanted now.
+        StepAction::Finish { .. } => (json!({ STATE_ANNOTATION: state(RolloutState::Updated) }), None),
+        StepAction::Fail { reason, message } => {
+            let message = truncated(format!("{reason}: {message}"), LONGEST_MESSAGE);
+            // A failed rollback counts as a failure of the key that is wanted now.
             let of_key = key.attempt(annotated.hash) > 0;
             let hash = if of_key { annotated.hash.to_owned() } else { key.value(1) };
             let annotations = json!({
@@ -166,7 +166,7 @@ pub(super) fn patch(resource: &AppsWorkload, action: &Action, key: &RolloutKey, 
             });
             (annotations, None)
         }
-        Action::Revert => {
+        StepAction::Revert => {
             let annotations = json!({
                 STATE_ANNOTATION: state(RolloutState::RolledBack),
                 STARTED_ANNOTATION: started,
@@ -174,7 +174,7 @@ pub(super) fn patch(resource: &AppsWorkload, action: &Action, key: &RolloutKey, 
             });
             (annotations, Some(json!(annotated.previous.filter(|previous| !previous.is_empty()))))
         }
-        Action::Evict(_) => (json!({}), None),
+        StepAction::Evict(_) => (json!({}), None),
     };
     let mut patch = json!({"metadata": {"resourceVersion": *resource.version, "annotations": annotations}});
     if let (Some(value), Some(patch)) = (template, patch.as_object_mut()) {

@@ -1,13 +1,14 @@
-//! What a LinkerdConfig is told about its rollout. Pure.
+//! The part of a LinkerdConfig's status that is about its rollout. Pure.
 //!
-//! In: how far it is, the status as it was and as it is without that. Out: `status.rollout`, the condition RolloutComplete, which
-//! document all workloads ran with. Always holds: what was true of another hash is not said of this one.
+//! In: the progress, the status before, and the rest of the status after. Out: `status.rollout`, the condition RolloutComplete, the
+//! revision that was rolled out last. Always holds: nothing that was true of another hash is reported of this one.
 
 use k8s_openapi::{apimachinery::pkg::apis::meta::v1::Time, jiff::Timestamp};
 
 use super::{
-    goal::{Goal, RolloutKey},
-    verdict::{Complete, DISABLED, Phase, Progress},
+    key::RolloutKey,
+    progress::{CompleteCondition, RolloutPhase, RolloutProgress},
+    target::RolloutTarget,
 };
 use crate::{
     api::linkerd_config::{LinkerdConfigStatus, RolloutStatus},
@@ -16,32 +17,36 @@ use crate::{
 
 const TYPE: &str = "RolloutComplete";
 
-/// `after`: all else that the resource is told. `revision`: of what is declared now.
-pub fn tell(
+/// Sets the part of the status that is about the rollout. `after` has the rest of the status; `revision` is the one that is
+/// declared now.
+pub fn set_rollout_status(
     after: &mut LinkerdConfigStatus,
     before: &LinkerdConfigStatus,
-    goal: &Goal,
-    progress: Option<&Progress>,
+    target: &RolloutTarget,
+    progress: Option<&RolloutProgress>,
     revision: Option<i64>,
     now: Timestamp,
 ) {
     let rollout = after.rollout.take().unwrap_or_default();
     let known = before.rollout.clone().unwrap_or_default();
-    let hash =
-        goal.marker.as_deref().map(|marker| RolloutKey::of(marker, goal.trust_roots.as_deref(), None).to_string());
-    // Whatever was told of the same try.
+    let hash = target
+        .proxies
+        .injection_hash
+        .as_deref()
+        .map(|hash| RolloutKey::of(hash, target.proxies.trust_roots.as_deref(), None).to_string());
+    // The status of the same try.
     let same = Some(&known).filter(|known| known.hash == hash && known.retry == rollout.retry);
     let complete = match progress {
         Some(progress) => Some(progress.complete.clone()),
-        None => unknown(goal),
+        None => disabled(target),
     };
     let generation = after.observed_generation.unwrap_or_default();
     let told = match complete {
-        Some(Complete { holds, reason, message }) => {
+        Some(CompleteCondition { holds, reason, message }) => {
             condition(&Told(TYPE, Some(holds), reason, message), before, generation, now)
         }
         None => match before.conditions.iter().find(|it| it.type_ == TYPE && same.is_some()) {
-            // Somebody else has led until now: it is as it was until it was looked at.
+            // Another replica has led until now. Its condition stays until this one has assessed the workloads.
             Some(known) => {
                 let mut known = known.clone();
                 known.observed_generation = Some(generation);
@@ -58,17 +63,18 @@ pub fn tell(
     let holds = told.status == "True";
     let phase = match progress {
         Some(progress) => progress.phase.as_str().to_owned(),
-        None if goal.closed.as_ref().is_some_and(|closed| closed.reason == DISABLED) => Phase::Idle.as_str().to_owned(),
-        None => of_same.phase.clone().unwrap_or_else(|| Phase::Waiting.as_str().to_owned()),
+        None if target.gates.disabled().is_some() => RolloutPhase::Idle.as_str().to_owned(),
+        None => of_same.phase.clone().unwrap_or_else(|| RolloutPhase::Waiting.as_str().to_owned()),
     };
     let is_progressing = progress.is_some_and(|progress| progress.workloads.updating > 0);
     let started_at = of_same.started_at.clone().or_else(|| is_progressing.then_some(Time(now)));
-    let is_complete = phase == Phase::Complete.as_str();
+    let is_complete = phase == RolloutPhase::Complete.as_str();
     let completed_at = match &started_at {
         Some(_) if is_complete => of_same.completed_at.clone().or(Some(Time(now))),
         _ => None,
     };
-    if phase == Phase::Halted.as_str() && !after.conditions.iter().any(|condition| condition.type_ == "Stalled") {
+    if phase == RolloutPhase::Halted.as_str() && !after.conditions.iter().any(|condition| condition.type_ == "Stalled")
+    {
         let stalled = Told("Stalled", Some(true), "RolloutHalted", told.message.clone());
         after.conditions.push(condition(&stalled, before, generation, now));
     }
@@ -99,24 +105,25 @@ pub fn tell(
         retry,
         ..counts
     });
-    let is_of_this = |progress: &&Progress| progress.goal.rolled_back.is_none() && goal.rolled_back.is_none();
-    if holds && progress.filter(is_of_this).is_some() && goal.closed.is_none() {
+    let is_of_this =
+        |progress: &&RolloutProgress| progress.target.rolled_back.is_none() && target.rolled_back.is_none();
+    if holds && progress.filter(is_of_this).is_some() && target.gates.closed.is_none() {
         let revisions = after.revisions.get_or_insert_default();
         revisions.last_rolled_out = revision.or(revisions.last_rolled_out);
     }
     if let (Some(drift), Some(progress)) = (&mut after.drift, progress.filter(|progress| !progress.suspects)) {
         let is_judged = |from: Option<Timestamp>, to: Option<Timestamp>| {
-            to.is_some() && progress.goal.drift.iter().any(|span| Some(span.from) == from && span.to == to)
+            to.is_some() && progress.target.proxies.drift.iter().any(|range| Some(range.from) == from && range.to == to)
         };
         let time = |time: &Option<Time>| time.as_ref().map(|time| time.0);
         drift.windows.retain(|window| !is_judged(time(&window.from), time(&window.to)));
     }
 }
 
-/// What is known without a look.
-fn unknown(goal: &Goal) -> Option<Complete> {
-    let closed = goal.closed.as_ref().filter(|closed| closed.reason == DISABLED)?;
-    Some(Complete { holds: false, reason: closed.reason, message: closed.message.clone() })
+/// Returns the condition of a rollout that is disabled, which needs no assessment.
+fn disabled(target: &RolloutTarget) -> Option<CompleteCondition> {
+    let gate = target.gates.disabled()?;
+    Some(CompleteCondition { holds: false, reason: gate.reason, message: gate.message.clone() })
 }
 
 #[cfg(test)]

@@ -50,7 +50,7 @@ async fn a_write_that_is_refused_for_a_while_is_retried_ever_more_rarely_and_tol
     // It says so when it was answered, which readers of the slices may precede.
     eventually(SOON, "one line for each change", async || {
         let log = manager.log();
-        ensure!(log.matches("could not be written, trying on").count() == 1, "{log}");
+        ensure!(log.matches("could not be written, retrying").count() == 1, "{log}");
         ensure!(log.matches("are written again").count() == 1, "{log}");
         Ok(())
     })

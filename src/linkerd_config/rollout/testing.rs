@@ -1,4 +1,4 @@
-//! A cluster for tests: objects as JSON, through the same code as real ones, and a goal.
+//! A cluster for tests: objects as JSON, through the same code as real ones, and a target.
 
 use std::sync::Arc;
 
@@ -7,28 +7,33 @@ use kube::runtime::watcher::Event;
 use serde_json::{Value, json};
 
 use super::{
-    assess::{Assessment, Standing},
-    goal::{Baseline, Goal, RolloutKey, Scope, Selector},
-    look,
+    assess::{
+        selection::{LabelFilter, SelectionPolicy},
+        workload_state::{Assessment, WorkloadState},
+    },
+    assess_workload,
+    gate::Gates,
+    key::RolloutKey,
+    target::{Baseline, ConfigReference, DesiredProxies, RolloutTarget},
 };
 use crate::{
     api::{NamespacedName, linkerd_config::OptIn},
     cluster::{Kind, index::workload_key::WorkloadKey, testing::Feed},
 };
 
-/// What Pods shall have, and what they had before.
+/// The injection hash that Pods have to have, and the one that they had before.
 pub(super) const WANTED: &str = "0123456789abcdef";
 pub(super) const BEFORE: &str = "fedcba9876543210";
 
 pub(super) struct World {
     pub(super) feed: Feed,
-    pub(super) goal: Goal,
+    pub(super) target: RolloutTarget,
 }
 
 impl World {
     /// With the namespace `ns`, and this as `spec.rollout`.
     pub(super) fn new(rollout: &Value) -> Self {
-        let mut world = Self { feed: Feed::default(), goal: goal(rollout) };
+        let mut world = Self { feed: Feed::default(), target: rollout_target(rollout) };
         world.namespace("ns", &json!({}));
         world
     }
@@ -79,12 +84,12 @@ impl World {
         self.feed.apply(Kind::Pod, Event::Apply(with(object, over)));
     }
 
-    pub(super) fn look(&self, kind: &str, name: &str) -> Assessment {
-        look(&self.feed.cluster.read(), &WorkloadKey::new("ns", kind, name), &self.goal).unwrap()
+    pub(super) fn assess(&self, kind: &str, name: &str) -> Assessment {
+        assess_workload(&self.feed.cluster.read(), &WorkloadKey::new("ns", kind, name), &self.target).unwrap()
     }
 
-    pub(super) fn standing(&self, kind: &str, name: &str) -> Standing {
-        self.look(kind, name).standing
+    pub(super) fn state(&self, kind: &str, name: &str) -> WorkloadState {
+        self.assess(kind, name).state
     }
 }
 
@@ -92,35 +97,38 @@ pub(super) fn time(text: &str) -> Timestamp {
     format!("2026-01-01T{text}Z").parse().unwrap()
 }
 
-/// Of what was adopted at noon, over a document that had [`BEFORE`].
-pub(super) fn goal(rollout: &Value) -> Goal {
+/// Returns the target of a configuration that was adopted at noon, over a document that had [`BEFORE`].
+pub(super) fn rollout_target(rollout: &Value) -> RolloutTarget {
     let spec = serde_json::from_value(json!({ "rollout": rollout })).unwrap();
     let baseline = Baseline { hash: BEFORE.into(), adopted: Some(time("12:00:00")) };
-    Goal {
-        config: "mesh".into(),
-        uid: "uid".into(),
-        target: NamespacedName::new("linkerd", "linkerd-config"),
+    RolloutTarget {
+        config: ConfigReference {
+            name: "mesh".into(),
+            uid: "uid".into(),
+            config_map: NamespacedName::new("linkerd", "linkerd-config"),
+        },
         term: 1,
-        spec: Arc::new(spec),
         key: RolloutKey::of(WANTED, Some("roots"), None),
-        marker: Some(WANTED.into()),
-        proxy_version: Some("edge-1".into()),
-        trust_roots: Some("roots".into()),
-        roots_written: None,
-        baseline: Some(baseline),
-        drift: Vec::new(),
-        scope: Scope {
-            namespaces: Selector::All,
-            workloads: Selector::All,
+        rolled_back: None,
+        spec: Arc::new(spec),
+        selection: SelectionPolicy {
+            namespaces: LabelFilter::All,
+            workloads: LabelFilter::All,
             opt_in: OptIn::Label,
             operator_namespace: "operator".into(),
         },
-        closed: None,
-        rolled_back: None,
+        proxies: DesiredProxies {
+            injection_hash: Some(WANTED.into()),
+            proxy_version: Some("edge-1".into()),
+            trust_roots: Some("roots".into()),
+            baseline: Some(baseline),
+            drift: Vec::new(),
+        },
+        gates: Gates::default(),
     }
 }
 
-/// With a merge patch over it.
+/// Applies a merge patch.
 pub(super) fn with(mut object: Value, over: &Value) -> Value {
     json_patch::merge(&mut object, over);
     object

@@ -12,8 +12,8 @@ fn spec(zone: &str, allow: &[(&str, &str)], deny: &[(&str, &str)]) -> WindowSpec
     serde_json::from_value(json!({"timeZone": zone, "allow": allow, "deny": deny})).unwrap()
 }
 
-fn windows(zone: &str, allow: &[(&str, &str)], deny: &[(&str, &str)]) -> Windows {
-    Windows::parse(&spec(zone, allow, deny)).unwrap()
+fn windows(zone: &str, allow: &[(&str, &str)], deny: &[(&str, &str)]) -> MaintenanceWindows {
+    MaintenanceWindows::parse(&spec(zone, allow, deny)).unwrap()
 }
 
 fn time(text: &str) -> Timestamp {
@@ -22,7 +22,7 @@ fn time(text: &str) -> Timestamp {
 
 /// The changes after an instant, one after the other; the first is to that.
 #[track_caller]
-fn assert_changes(windows: &Windows, from: &str, opens: bool, changes: &[&str]) {
+fn assert_changes(windows: &MaintenanceWindows, from: &str, opens: bool, changes: &[&str]) {
     let (mut now, mut open) = (time(from), !opens);
     for expected in changes {
         let window = windows.at(now);
@@ -51,10 +51,10 @@ fn a_window_opens_at_its_time_and_closes_after_its_duration() {
 #[test]
 fn without_a_window_it_is_always_open() {
     let now = time("2026-11-20T00:00:00Z");
-    assert_eq!(windows("UTC", &[], &[]).at(now), Window { open: true, changes: None });
+    assert_eq!(windows("UTC", &[], &[]).at(now), WindowState { open: true, changes: None });
     let denied = windows("UTC", &[], &[("2026-12-20T00:00:00+01:00", "2027-01-02T00:00:00+01:00")]);
     assert_changes(&denied, "2026-11-20T00:00:00Z", false, &["2026-12-19T23:00:00Z", "2027-01-01T23:00:00Z"]);
-    assert_eq!(denied.at(time("2027-01-01T23:00:00Z")), Window { open: true, changes: None });
+    assert_eq!(denied.at(time("2027-01-01T23:00:00Z")), WindowState { open: true, changes: None });
 }
 
 #[test]
@@ -190,7 +190,7 @@ fn what_is_denied_is_closed_whatever_is_allowed() {
 #[test]
 fn what_never_changes_is_known_to_in_bounded_time() {
     let now = time("2026-11-20T00:00:30Z");
-    let (never, always) = (Window { open: false, changes: None }, Window { open: true, changes: None });
+    let (never, always) = (WindowState { open: false, changes: None }, WindowState { open: true, changes: None });
     let of = |allow: &[(&str, &str)], deny: &[(&str, &str)]| windows("UTC", allow, deny).at(now);
     assert_eq!(of(&[("0 0 30 2 *", "4h")], &[]), never);
     assert_eq!(of(&[("0 0 30 2 *", "4h"); 20], &[]), never);
@@ -205,7 +205,7 @@ fn what_never_changes_is_known_to_in_bounded_time() {
     assert_eq!(of(&[("*/2 * * * *", "1m")], &for_ever), never);
     assert_eq!(of(&[], &for_ever), never);
     let for_years = [("2026-01-01T00:00:00Z", "2029-01-01T00:00:30Z"); 50];
-    let opens = |at: &str| Window { open: false, changes: Some(time(at)) };
+    let opens = |at: &str| WindowState { open: false, changes: Some(time(at)) };
     assert_eq!(of(&[("* * * * *", "1s")], &for_years), opens("2029-01-01T00:01:00Z"));
     assert_eq!(of(&[("* * * * *", "1m")], &for_years), opens("2029-01-01T00:00:30Z"));
     assert_eq!(of(&[("0 0 29 2 *", "1h")], &[]), opens("2028-02-29T00:00:00Z"));
@@ -241,13 +241,13 @@ fn what_cannot_be_read_is_named_with_where_it_stands() {
         (spec("UTC", &[night; 21], &[]), "allow has 21 entries, and may have 20"),
         (spec("UTC", &[], &[day; 51]), "deny has 51 entries, and may have 50"),
     ] {
-        let error = Windows::parse(&spec).unwrap_err();
+        let error = MaintenanceWindows::parse(&spec).unwrap_err();
         assert!(error.contains(why), "{spec:?}: {error}");
     }
-    Windows::parse(&spec("UTC", &[("0 2 * * *", "168h")], &[day])).unwrap();
+    MaintenanceWindows::parse(&spec("UTC", &[("0 2 * * *", "168h")], &[day])).unwrap();
 }
 
-/// Windows as one would tell them minute by minute, with nothing but a clock: which is right while all is in whole
+/// MaintenanceWindows as one would tell them minute by minute, with nothing but a clock: which is right while all is in whole
 /// minutes.
 struct Model {
     first: i128,
@@ -256,7 +256,7 @@ struct Model {
 
 impl Model {
     /// Of so many minutes from an instant on. No window may be longer than `before`.
-    fn new(windows: &Windows, from: i128, minutes: usize, before: usize) -> Self {
+    fn new(windows: &MaintenanceWindows, from: i128, minutes: usize, before: usize) -> Self {
         let first = from - i128::try_from(before).unwrap() * MINUTE;
         let shown = |at: usize| {
             let instant = first + i128::try_from(at).unwrap() * MINUTE;
@@ -270,7 +270,9 @@ impl Model {
             while latest < now {
                 latest = latest.checked_add(1.minute()).unwrap();
                 for allowed in &windows.allowed {
-                    if allowed.cron.is_about(latest.date()) && allowed.cron.begins_at(latest.hour(), latest.minute()) {
+                    if allowed.cron.matches_day(latest.date())
+                        && allowed.cron.matches_minute(latest.hour(), latest.minute())
+                    {
                         let until = at + usize::try_from(allowed.nanoseconds / MINUTE).unwrap();
                         open.iter_mut().take(until).skip(at).for_each(|open| *open = true);
                     }
@@ -297,7 +299,7 @@ fn cron() -> impl Strategy<Value = String> {
     (minute, hour, day, weekday).prop_map(|(minute, hour, day, weekday)| format!("{minute} {hour} {day} * {weekday}"))
 }
 
-fn any_windows() -> impl Strategy<Value = (Windows, Timestamp)> {
+fn any_windows() -> impl Strategy<Value = (MaintenanceWindows, Timestamp)> {
     // A day or so before the clock is changed, or not.
     let place = prop_oneof![
         Just(("Europe/Berlin", "2026-03-27T22:10:00Z")),

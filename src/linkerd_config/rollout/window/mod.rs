@@ -1,9 +1,11 @@
 //! Maintenance windows: when restarts may begin. Pure.
 //!
-//! In: `spec.rollout.window`, and what time it is. Out: whether they may, and when that changes. Always holds: a window
-//! opens by the clock of its zone and closes after real time; a start that the clock skips is the moment after, one
-//! that it has twice is the first; what is denied stays denied; and the next change is looked for day by day, in days
-//! that are bounded, whatever the expressions say.
+//! In: `spec.rollout.window`, and the time. Out: whether restarts may begin, and when that changes. Always holds: a window opens by
+//! the clock of its zone and closes after its duration in real time; a start that the clock skips is the moment after the gap,
+//! and of a start that the clock repeats the first counts; a denied time is closed whatever is allowed; and the search for the
+//! next change goes day by day through a bounded number of days, whatever the expressions are.
+
+mod cron;
 
 use std::{collections::HashMap, iter, ops::Range};
 
@@ -13,22 +15,22 @@ use jiff::{
     tz::{TimeZone, TimeZoneDatabase},
 };
 
-use super::cron::Cron;
+use self::cron::Cron;
 use crate::api::{
     go_duration,
     linkerd_config::{AllowedWindow, DeniedWindow, WindowSpec},
 };
 
-/// As many as the schema lets in.
+/// The limits of the schema.
 const MOST_ALLOWED: usize = 20;
 const MOST_DENIED: usize = 50;
 const MINUTE: i128 = 60 * 1_000_000_000;
 const DAY: i128 = 24 * 60 * MINUTE;
 const LONGEST: i128 = 7 * DAY;
-/// As far as one looks: a 29th of February is among so many days, but for those around a century.
+/// How far the search goes: so many days include a 29th of February, except around the turn of most centuries.
 const FARTHEST: i128 = 5 * 366 * DAY;
-/// What covers an instant began on its day, or on so many before: the longest window's, and one for a clock that is
-/// changed.
+/// A window that covers an instant began on its day, or on so many days before: those of the longest window, and one for a clock
+/// change.
 const DAYS_BEFORE: u8 = 8;
 
 /// Instants, in nanoseconds since 1970.
@@ -36,9 +38,9 @@ type Instants = Range<i128>;
 
 /// When restarts may begin.
 #[derive(Clone, Debug)]
-pub struct Windows {
+pub struct MaintenanceWindows {
     zone: TimeZone,
-    /// None: always.
+    /// Empty: restarts are always allowed.
     allowed: Vec<Allowed>,
     denied: Vec<Instants>,
 }
@@ -49,20 +51,28 @@ struct Allowed {
     nanoseconds: i128,
 }
 
-/// How it stands at one instant.
+/// Whether restarts may begin at one instant.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Window {
+pub struct WindowState {
     /// Whether restarts may begin.
     pub open: bool,
-    /// When that is otherwise for the first time. `None`: as far as one can see, which is years, it stays.
+    /// The next change. `None` where there is none within five years.
     pub changes: Option<Timestamp>,
 }
 
-// === impl Windows ===
+/// The windows of a target with their last state, because to find its end may take a search through years.
+#[derive(Default)]
+pub(super) struct WindowCache {
+    windows: Option<MaintenanceWindows>,
+    /// The state, and the time it was computed for.
+    last: Option<(WindowState, Timestamp)>,
+}
 
-impl Windows {
+// === impl MaintenanceWindows ===
+
+impl MaintenanceWindows {
     /// # Errors
-    /// The first that cannot be read, and why: a sentence for a person.
+    /// When a window cannot be read; says which, and why, for a person.
     pub fn parse(spec: &WindowSpec) -> Result<Self, String> {
         let WindowSpec { time_zone, allow, deny } = spec;
         for (name, number, most) in [("allow", allow.len(), MOST_ALLOWED), ("deny", deny.len(), MOST_DENIED)] {
@@ -70,7 +80,7 @@ impl Windows {
                 return Err(format!("{name} has {number} entries, and may have {most}"));
             }
         }
-        // Those in the binary, also where the machine has others.
+        // The data in the binary, even if the system has other data.
         let zone = TimeZoneDatabase::bundled().get(time_zone).ok().filter(|zone| !zone.is_unknown());
         let zone = zone.ok_or_else(|| format!("timeZone: no time zone has the name {time_zone:?}"))?;
         let allowed =
@@ -79,20 +89,20 @@ impl Windows {
         Ok(Self { zone, allowed: allowed.collect::<Result<_, _>>()?, denied: denied.collect::<Result<_, _>>()? })
     }
 
-    /// Whether restarts may begin now, and when that changes.
-    pub fn at(&self, now: Timestamp) -> Window {
+    /// Returns whether restarts may begin now, and when that changes.
+    pub fn at(&self, now: Timestamp) -> WindowState {
         let now = now.as_nanosecond();
         let opens = self.opens(now);
         let open = opens == Some(now);
         let changes = if open { self.closes(now) } else { opens };
-        Window { open, changes: changes.and_then(|at| Timestamp::from_nanosecond(at).ok()) }
+        WindowState { open, changes: changes.and_then(|at| Timestamp::from_nanosecond(at).ok()) }
     }
 
-    /// The first instant from this one on that is open.
+    /// Returns the first open instant from this one on.
     fn opens(&self, now: i128) -> Option<i128> {
         let end = now + FARTHEST;
         let mut at = now;
-        // Each turn but the last leaves a denied time behind.
+        // Each iteration but the last passes a denied time.
         while at <= end {
             let allowed = self.allowed_from(at, end)?;
             match self.denied.iter().find(|denied| denied.contains(&allowed)) {
@@ -103,7 +113,7 @@ impl Windows {
         None
     }
 
-    /// The first instant after this one, which is open, that is not.
+    /// Returns the first closed instant after this one, which is open.
     fn closes(&self, now: i128) -> Option<i128> {
         let denied = self.denied.iter().map(|denied| denied.start).filter(|start| *start > now);
         denied.chain(self.allowed_until(now, now + FARTHEST)).min()
@@ -130,7 +140,7 @@ impl Windows {
         Some(until).filter(|until| *until < end)
     }
 
-    /// What windows cover, in the order in which they begin: all that reaches into these instants.
+    /// Returns the instants that windows cover, in the order in which they begin, as far as they overlap this range.
     fn all(&self, from: i128, end: i128) -> impl Iterator<Item = Instants> {
         let now = Timestamp::from_nanosecond(from).unwrap_or_default();
         let first = self.zone.to_datetime(now).date().saturating_sub(i64::from(DAYS_BEFORE).days());
@@ -141,10 +151,10 @@ impl Windows {
             .flat_map(move |date| self.of_day(date, &mut known))
     }
 
-    /// What those windows cover that begin on a day. Days on which the same ones begin differ only in when they are,
-    /// unless the clock is changed: `known` has them as of midnight.
+    /// Returns the instants that the windows of a day cover. Days with the same windows differ only by their midnight, unless the
+    /// clock changes: `known` has the instants relative to midnight.
     fn of_day(&self, date: Date, known: &mut HashMap<Vec<bool>, Vec<Instants>>) -> Vec<Instants> {
-        let today: Vec<bool> = self.allowed.iter().map(|allowed| allowed.cron.is_about(date)).collect();
+        let today: Vec<bool> = self.allowed.iter().map(|allowed| allowed.cron.matches_day(date)).collect();
         if !today.contains(&true) {
             return Vec::new();
         }
@@ -156,12 +166,12 @@ impl Windows {
         covered.iter().map(|covered| midnight + covered.start..midnight + covered.end).collect()
     }
 
-    /// What the windows of a day cover together, by when each of its minutes begins.
+    /// Returns the instants that the windows of a day cover together, given when each minute begins.
     fn covered(&self, today: &[bool], begins: impl Fn(i8, i8) -> Option<i128>) -> Vec<Instants> {
         let mut all: Vec<Instants> = Vec::new();
         for (hour, minute) in (0..24).flat_map(|hour| (0..60).map(move |minute| (hour, minute))) {
             let beginning =
-                self.allowed.iter().zip(today).filter(|(it, today)| **today && it.cron.begins_at(hour, minute));
+                self.allowed.iter().zip(today).filter(|(it, today)| **today && it.cron.matches_minute(hour, minute));
             let Some(longest) = beginning.map(|(allowed, _)| allowed.nanoseconds).max() else { continue };
             let Some(start) = begins(hour, minute) else { continue };
             match all.last_mut() {
@@ -172,7 +182,7 @@ impl Windows {
         all
     }
 
-    /// When a day begins that has 24 hours, one after the other.
+    /// Returns the beginning of a day that has 24 hours, one after the other.
     fn usual_midnight(&self, date: Date) -> Option<i128> {
         let midnight = self.instant(date, 0, 0)?;
         let is_usual = !self.zone.to_ambiguous_timestamp(date.at(0, 0, 0, 0)).is_ambiguous()
@@ -180,16 +190,35 @@ impl Windows {
         is_usual.then_some(midnight)
     }
 
-    /// When a clock shows this for the first time, or the first moment after it was skipped. `None` beyond the end of
-    /// time.
+    /// Returns when the clock shows this time first, or the first moment after the gap that skips it. `None` beyond the range of
+    /// timestamps.
     fn instant(&self, date: Date, hour: i8, minute: i8) -> Option<i128> {
         let shown = date.at(hour, minute, 0, 0);
         let ambiguous = self.zone.to_ambiguous_timestamp(shown);
-        // The same where the clock shows it, and where it does not, before and after the gap.
+        // Equal if the clock shows the time; before and after the gap if it does not.
         let (before, after) = (ambiguous.earlier().ok()?, ambiguous.compatible().ok()?);
         let changes = self.zone.following(before).map(|change| change.timestamp()).take_while(|change| *change < after);
         let skipped = changes.into_iter().find(|change| self.zone.to_datetime(*change) > shown);
         Some(skipped.unwrap_or(after).as_nanosecond())
+    }
+}
+
+// === impl WindowCache ===
+
+impl WindowCache {
+    /// Windows that cannot be read count as none: the plan rejects the resource that has them.
+    pub(super) fn new(spec: Option<&WindowSpec>) -> Self {
+        Self { windows: spec.and_then(|spec| MaintenanceWindows::parse(spec).ok()), last: None }
+    }
+
+    /// Returns the state of the windows; `None` without windows.
+    pub(super) fn at(&mut self, now: Timestamp) -> Option<WindowState> {
+        let holds =
+            |(state, at): &(WindowState, Timestamp)| *at <= now && state.changes.is_none_or(|changes| now < changes);
+        if !self.last.as_ref().is_some_and(holds) {
+            self.last = self.windows.as_ref().map(|windows| (windows.at(now), now));
+        }
+        self.last.map(|(state, _)| state)
     }
 }
 
@@ -222,5 +251,5 @@ fn denied(window: &DeniedWindow) -> Result<Instants, String> {
 }
 
 #[cfg(test)]
-#[path = "window_tests.rs"]
+#[path = "mod_tests.rs"]
 mod tests;

@@ -1,4 +1,4 @@
-//! What Prometheus is told of rollouts, measured when somebody looks.
+//! The metrics of the latest progress, collected at each scrape.
 
 use std::sync::Arc;
 
@@ -8,17 +8,17 @@ use prometheus::{
     proto::MetricFamily,
 };
 
-use super::Latest;
+use super::publisher::LatestProgress;
 use crate::api::linkerd_config::{RolloutPods, RolloutWorkloads};
 
-pub(super) struct Exports {
-    latest: Arc<Latest>,
+pub(super) struct RolloutCollector {
+    latest: Arc<LatestProgress>,
     pods: IntGaugeVec,
     workloads: IntGaugeVec,
 }
 
-impl Exports {
-    pub(super) fn new(latest: Arc<Latest>) -> prometheus::Result<Self> {
+impl RolloutCollector {
+    pub(super) fn new(latest: Arc<LatestProgress>) -> prometheus::Result<Self> {
         Ok(Self {
             latest,
             pods: IntGaugeVec::new(
@@ -26,17 +26,14 @@ impl Exports {
                 &["class"],
             )?,
             workloads: IntGaugeVec::new(
-                Opts::new(
-                    "linkerd_operator_linkerdconfig_workloads",
-                    "ExternalWorkloads that opted in, by how they stand",
-                ),
+                Opts::new("linkerd_operator_linkerdconfig_workloads", "Workloads that opted in, by how they stand"),
                 &["state"],
             )?,
         })
     }
 }
 
-impl Collector for Exports {
+impl Collector for RolloutCollector {
     fn desc(&self) -> Vec<&Desc> {
         [self.pods.desc(), self.workloads.desc()].concat()
     }

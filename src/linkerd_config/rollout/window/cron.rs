@@ -1,12 +1,11 @@
 //! Cron expressions of five fields: minute, hour, day of month, month, day of week. Pure.
 //!
-//! In: a text. Out: which days it is about, and at which minutes of them. Always holds: whatever it says, to ask it
-//! costs the same. It knows no zones and no instants: what a clock skips or has twice is for whoever maps its minutes
-//! to them.
+//! In: a text. Out: the days that it matches, and the minutes of them. Always holds: a query costs the same, whatever the
+//! expression. Zones and instants are left to the caller, which maps minutes that a clock skips or repeats.
 //!
-//! Written here because the crates on jiff are made for something else: cronexpr names no rule for summer time, and
-//! croner begins twice what a clock has twice unless its hour is fixed; both look for one instant after another, and
-//! read more than is documented for the field (`L`, `W`, `#`).
+//! Written here because the crates on jiff have another purpose: cronexpr documents no rule for daylight saving time, and croner
+//! starts twice at a time that a clock repeats unless its hour is fixed; both search one instant after another, and accept more
+//! than is documented for the field (`L`, `W`, `#`).
 
 use std::ops::RangeInclusive;
 
@@ -19,7 +18,7 @@ const WEEKDAYS: [&str; 7] = ["sun", "mon", "tue", "wed", "thu", "fri", "sat"];
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Numbers(u64);
 
-/// What an expression says.
+/// A parsed expression.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Cron {
     minutes: Numbers,
@@ -28,15 +27,15 @@ pub(super) struct Cron {
     months: Numbers,
     /// From Sunday, 0.
     weekdays: Numbers,
-    /// A day has to match both fields about days, and not just one of them.
+    /// Whether a day has to match both fields about days, and not just one of them.
     both: bool,
 }
 
-/// What may stand in a field.
-struct Field {
+/// The values that a field may have.
+struct CronField {
     name: &'static str,
     numbers: RangeInclusive<u8>,
-    /// From the first number on.
+    /// The names of the numbers, from the first number on.
     names: &'static [&'static str],
 }
 
@@ -44,7 +43,7 @@ struct Field {
 
 impl Cron {
     /// # Errors
-    /// What cannot be read, for a person.
+    /// When the text is not a cron expression; says why, for a person.
     pub(super) fn parse(text: &str) -> Result<Self, String> {
         let fields: Vec<&str> = text.split_whitespace().collect();
         let [minute, hour, day, month, weekday] = fields.as_slice() else {
@@ -53,7 +52,7 @@ impl Cron {
                 fields.len()
             ));
         };
-        let field = |name, numbers, names| Field { name, numbers, names };
+        let field = |name, numbers, names| CronField { name, numbers, names };
         let weekdays = field("day of week", 0..=7, &WEEKDAYS[..]).parse(weekday)?;
         Ok(Self {
             minutes: field("minute", 0..=59, &[]).parse(minute)?,
@@ -62,20 +61,20 @@ impl Cron {
             months: field("month", 1..=12, &MONTHS[..]).parse(month)?,
             // Both 0 and 7 are Sunday.
             weekdays: Numbers(weekdays.0 | weekdays.0 >> 7),
-            // As Vixie has it: also */2 begins with *.
+            // As in Vixie cron: */2 begins with *, too.
             both: day.starts_with('*') || weekday.starts_with('*'),
         })
     }
 
-    /// Whether it is about that day.
-    pub(super) fn is_about(&self, date: Date) -> bool {
+    /// Whether the expression matches a day.
+    pub(super) fn matches_day(&self, date: Date) -> bool {
         let day = self.days.has(date.day());
         let weekday = self.weekdays.has(date.weekday().to_sunday_zero_offset());
         self.months.has(date.month()) && if self.both { day && weekday } else { day || weekday }
     }
 
-    /// Whether it begins at that minute of such a day.
-    pub(super) fn begins_at(&self, hour: i8, minute: i8) -> bool {
+    /// Whether the expression matches a minute of a day that it matches.
+    pub(super) fn matches_minute(&self, hour: i8, minute: i8) -> bool {
         self.hours.has(hour) && self.minutes.has(minute)
     }
 }
@@ -88,14 +87,14 @@ impl Numbers {
     }
 }
 
-// === impl Field ===
+// === impl CronField ===
 
-impl Field {
+impl CronField {
     fn parse(&self, text: &str) -> Result<Numbers, String> {
         text.split(',').map(|part| self.part(part)).try_fold(Numbers(0), |all, part| Ok(Numbers(all.0 | part?.0)))
     }
 
-    /// One of a list: `*`, a number, a range, and each with a step.
+    /// Parses one item of a list: `*`, a number or a range, each with or without a step.
     fn part(&self, text: &str) -> Result<Numbers, String> {
         let (range, step) = match text.split_once('/') {
             None => (text, None),
@@ -107,7 +106,7 @@ impl Field {
         let (first, last) = match range.split_once('-') {
             _ if range == "*" => (*self.numbers.start(), *self.numbers.end()),
             Some((first, last)) => (self.number(first)?, self.number(last)?),
-            // With a step, and without an end: as far as it goes.
+            // With a step and without an end: up to the last number of the field.
             None => (self.number(range)?, step.map_or(self.number(range)?, |_| *self.numbers.end())),
         };
         // A week may end with Sunday.
@@ -140,13 +139,13 @@ mod tests {
     fn minutes(expression: &str) -> Vec<String> {
         let cron = Cron::parse(expression).unwrap();
         let all = (0..24).flat_map(|hour| (0..60).map(move |minute| (hour, minute)));
-        all.filter(|(hour, minute)| cron.begins_at(*hour, *minute)).map(|(h, m)| format!("{h}:{m:02}")).collect()
+        all.filter(|(hour, minute)| cron.matches_minute(*hour, *minute)).map(|(h, m)| format!("{h}:{m:02}")).collect()
     }
 
-    /// Of March 2026, whose first day is a Sunday.
+    /// Returns the matching days of March 2026, whose first day is a Sunday.
     fn days(expression: &str) -> Vec<i8> {
         let cron = Cron::parse(expression).unwrap();
-        (1..=31).filter(|day| cron.is_about(date(2026, 3, *day))).collect()
+        (1..=31).filter(|day| cron.matches_day(date(2026, 3, *day))).collect()
     }
 
     #[test]

@@ -1,8 +1,8 @@
-//! Whatever happens, in any order: never too many at once, nothing without a cause, and in the end everything is up to date or
-//! explained.
+//! Properties of a rollout under any sequence of events: the limits hold, no workload is restarted without a cause, and in the end
+//! every workload is up to date or the reason is known.
 //!
-//! A cluster in small: Deployments whose controller makes a few Pods anew at each beat, and people who change the goal, the labels,
-//! the scale and the budgets meanwhile, as the dice say. What is planned is carried out by the same patches as on a real one.
+//! The simulation has Deployments whose controller replaces a few Pods at each beat, and people who change the target, the labels,
+//! the scale and the budgets at random. Steps are applied with the same patches as on a real cluster.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -15,12 +15,13 @@ use proptest::prelude::*;
 use serde_json::{Value, json};
 
 use super::{
-    assess::Standing,
-    board::{Action, Board, Limits, Step},
-    fixture::{World, time, with},
-    goal::RolloutKey,
-    look,
+    assess::workload_state::WorkloadState,
+    assess_workload,
+    key::RolloutKey,
     restart::patch,
+    schedule::{RolloutLimits, RolloutSchedule},
+    step::{RolloutStep, StepAction},
+    testing::{World, time, with},
 };
 use crate::cluster::{Kind, index::workload_key::WorkloadKey};
 
@@ -46,7 +47,7 @@ enum Happens {
 
 struct Simulation {
     world: World,
-    board: Board,
+    schedule: RolloutSchedule,
     now: Timestamp,
     version: u64,
     deployments: BTreeMap<usize, Deployment>,
@@ -73,10 +74,10 @@ fn marker(wanted: u8) -> String {
 impl Simulation {
     fn new(at_once: usize) -> Self {
         let mut world = World::new(&json!({}));
-        world.goal.baseline = None;
+        world.target.proxies.baseline = None;
         let mut simulation = Self {
             world,
-            board: Board::default(),
+            schedule: RolloutSchedule::default(),
             now: time("12:00:00"),
             version: 1,
             deployments: BTreeMap::new(),
@@ -107,9 +108,9 @@ impl Simulation {
             self.restarts.clear();
         }
         self.wanted = wanted;
-        let goal = &mut self.world.goal;
-        goal.marker = Some(marker(wanted).into());
-        goal.key = RolloutKey::of(&marker(wanted), Some("roots"), None);
+        let target = &mut self.world.target;
+        target.proxies.injection_hash = Some(marker(wanted).into());
+        target.key = RolloutKey::of(&marker(wanted), Some("roots"), None);
     }
 
     fn happens(&mut self, what: &Happens) {
@@ -129,7 +130,7 @@ impl Simulation {
                 deployment.object["spec"]["replicas"] = json!(replicas);
             }),
             Happens::Takeover => {
-                self.board = Board::default();
+                self.schedule = RolloutSchedule::default();
             }
             Happens::Nothing => {}
         }
@@ -147,15 +148,15 @@ impl Simulation {
             self.control(*index);
         }
         for index in &indices {
-            self.look(*index);
+            self.assess(*index);
         }
         loop {
-            let next = self.board.next(&self.limits(), self.now);
+            let next = self.schedule.next(&self.limits(), self.now);
             if next.steps.is_empty() {
                 break;
             }
             for step in next.steps {
-                self.carry_out(&step);
+                self.apply_step(&step);
             }
         }
         let now = self.now;
@@ -163,8 +164,8 @@ impl Simulation {
         assert!(self.rolling.len() <= self.at_once, "{:?} at once", self.rolling);
     }
 
-    fn limits(&self) -> Limits {
-        Limits {
+    fn limits(&self) -> RolloutLimits {
+        RolloutLimits {
             may_start: true,
             may_inject: true,
             at_once: self.at_once,
@@ -218,21 +219,21 @@ impl Simulation {
         }
     }
 
-    fn look(&mut self, index: usize) {
+    fn assess(&mut self, index: usize) {
         let workload = WorkloadKey::new("ns", "Deployment", format!("d{index}"));
         let version = self.deployments[&index].object["metadata"]["resourceVersion"].as_str().unwrap().to_owned();
-        if self.board.is_unseen(&workload, &version, self.now) {
+        if self.schedule.is_unseen(&workload, &version, self.now) {
             return;
         }
-        let assessment = look(&self.world.feed.cluster.read(), &workload, &self.world.goal);
-        self.board.set(&workload, assessment, self.now);
+        let assessment = assess_workload(&self.world.feed.cluster.read(), &workload, &self.world.target);
+        self.schedule.set(&workload, assessment, self.now);
     }
 
-    fn carry_out(&mut self, step: &Step) {
+    fn apply_step(&mut self, step: &RolloutStep) {
         let index: usize = step.workload.name[1..].parse().unwrap();
         let resource = self.world.feed.cluster.read().apps_workloads.get(&step.workload).cloned().unwrap();
-        let mut patch = patch(&resource, &step.action, &self.world.goal.key, self.now);
-        if let Action::Start(start) = &step.action {
+        let mut patch = patch(&resource, &step.action, &self.world.target.key, self.now);
+        if let StepAction::Start(start) = &step.action {
             let wanted = marker(self.wanted);
             let pods = &self.deployments[&index].pods;
             assert!(pods.iter().any(|pod| pod.1 != wanted), "d{index} was up to date");
@@ -245,7 +246,7 @@ impl Simulation {
             assert_eq!(label, "auto");
             self.rolling.insert(index, self.now.checked_add(DEADLINE).unwrap());
         }
-        if let Action::Fail { .. } = &step.action {
+        if let StepAction::Fail { .. } = &step.action {
             self.rolling.remove(&index);
         }
         self.version += 1;
@@ -253,18 +254,19 @@ impl Simulation {
         let deployment = self.deployments.get_mut(&index).unwrap();
         deployment.object = with(deployment.object.clone(), &patch);
         let version = self.version.to_string();
-        self.board.sent(step, &version, self.now);
+        self.schedule.record_sent(step, &version, self.now);
     }
 
     /// Everything is up to date, or it is said why not.
     fn is_settled(&self) -> Result<(), String> {
         for (index, deployment) in &self.deployments {
             let workload = WorkloadKey::new("ns", "Deployment", format!("d{index}"));
-            let standing = look(&self.world.feed.cluster.read(), &workload, &self.world.goal).map(|it| it.standing);
+            let state =
+                assess_workload(&self.world.feed.cluster.read(), &workload, &self.world.target).map(|it| it.state);
             let is_current = deployment.pods.iter().all(|pod| pod.1 == marker(self.wanted));
-            match standing {
-                Some(Standing::UpToDate | Standing::Unmeshed) | None if is_current => {}
-                Some(Standing::Unselected(_) | Standing::Failed(_) | Standing::Skipped(_)) => {}
+            match state {
+                Some(WorkloadState::UpToDate | WorkloadState::Unmeshed) | None if is_current => {}
+                Some(WorkloadState::Unselected(_) | WorkloadState::Failed(_) | WorkloadState::Skipped(_)) => {}
                 other => return Err(format!("d{index}: {other:?}")),
             }
         }

@@ -4,59 +4,65 @@ use super::*;
 use crate::{
     api::linkerd_config::{RolloutMethod, RolloutPods},
     linkerd_config::rollout::{
-        assess::{Assessment, Failure, Flight, Health, Skip, Standing, Start},
-        fixture::{goal, time},
-        state::RolloutState,
+        assess::{
+            annotations::RolloutState,
+            workload_state::{Assessment, Health, InProgress, SkipReason, Start, WorkloadFailure, WorkloadState},
+        },
+        testing::{rollout_target, time},
     },
 };
 
-fn board(standings: &[Standing]) -> Board {
-    let mut board = Board::default();
-    for (number, standing) in standings.iter().enumerate() {
+fn schedule(states: &[WorkloadState]) -> RolloutSchedule {
+    let mut schedule = RolloutSchedule::default();
+    for (number, state) in states.iter().enumerate() {
         let pods = RolloutPods { meshed: 1, ..RolloutPods::default() };
-        let assessment = Assessment { pods, suspects: 0, standing: standing.clone(), rolling: None };
-        board.set(&WorkloadKey::new("ns", "Deployment", number.to_string()), Some(assessment), time("12:00:00"));
+        let assessment = Assessment { pods, suspects: 0, state: state.clone(), rolling: None };
+        schedule.set(&WorkloadKey::new("ns", "Deployment", number.to_string()), Some(assessment), time("12:00:00"));
     }
-    board
+    schedule
 }
 
-fn pending() -> Standing {
-    Standing::Pending(Start { value: "key".to_owned(), method: RolloutMethod::Restart, for_trust_roots: false })
+fn pending() -> WorkloadState {
+    WorkloadState::Pending(Start { value: "key".to_owned(), method: RolloutMethod::Restart, for_trust_roots: false })
 }
 
-fn in_flight() -> Standing {
+fn in_progress() -> WorkloadState {
     let (state, retry) = (RolloutState::Updating, String::new());
-    Standing::InFlight(Flight { state, since: None, health: Health::Healthy, evict: None, retry })
+    WorkloadState::InProgress(InProgress { state, since: None, health: Health::Healthy, evict: None, retry })
 }
 
-fn failed(reason: &str) -> Standing {
-    Standing::Failed(Failure { reason: reason.to_owned(), message: "so".to_owned(), started: None })
+fn failed(reason: &str) -> WorkloadState {
+    WorkloadState::Failed(WorkloadFailure { reason: reason.to_owned(), message: "so".to_owned(), started: None })
 }
 
-fn seen(standings: &[Standing], rollout: &Value, gate: Option<&str>) -> (&'static str, &'static str, bool) {
+fn seen(states: &[WorkloadState], rollout: &Value, gate: Option<&str>) -> (&'static str, &'static str, bool) {
     let gates = ["Paused", "OutsideWindow", "RolloutDisabled", "WaitingForInjector"];
     let gate = gate.and_then(|wanted| gates.into_iter().find(|it| *it == wanted));
     let gate = gate.map(|reason| Gate { reason, message: "why".to_owned() });
-    let progress = progress(&board(standings), &Arc::new(goal(rollout)), gate.as_ref(), Some(time("13:00:00")));
+    let progress =
+        rollout_progress(&schedule(states), &Arc::new(rollout_target(rollout)), gate.as_ref(), Some(time("13:00:00")));
     assert_eq!(progress.next_window.is_some(), gate.is_some_and(|gate| gate.reason == "OutsideWindow"));
     (progress.phase.as_str(), progress.complete.reason, progress.complete.holds)
 }
 
 #[test]
 fn it_is_complete_only_when_every_selected_workload_is_up_to_date() {
-    use Standing::{Observed, Skipped, Untouchable, UpToDate};
+    use WorkloadState::{Observed, Skipped, Unsupported, UpToDate};
     let skipped = |skip| Skipped(skip);
-    for (standings, expected) in [
+    for (states, expected) in [
         (vec![], ("Idle", "NothingSelected", true)),
-        (vec![Observed, Untouchable(Skip::Job)], ("Idle", "NothingSelected", true)),
-        (vec![UpToDate, Untouchable(Skip::NoController)], ("Complete", "UpToDate", true)),
-        (vec![UpToDate, in_flight()], ("Progressing", "Progressing", false)),
+        (vec![Observed, Unsupported(SkipReason::Job)], ("Idle", "NothingSelected", true)),
+        (vec![UpToDate, Unsupported(SkipReason::NoController)], ("Complete", "UpToDate", true)),
+        (vec![UpToDate, in_progress()], ("Progressing", "Progressing", false)),
         (vec![UpToDate, pending()], ("Progressing", "Progressing", false)),
         (vec![UpToDate, failed("StillOutdated"), pending()], ("Halted", "Halted", false)),
-        (vec![UpToDate, skipped(Skip::BlockedByPDB), skipped(Skip::Paused)], ("Waiting", "BlockedByPDB", false)),
-        (vec![UpToDate, skipped(Skip::OnDelete)], ("Waiting", "WorkloadsSkipped", false)),
+        (
+            vec![UpToDate, skipped(SkipReason::BlockedByPDB), skipped(SkipReason::Paused)],
+            ("Waiting", "BlockedByPDB", false),
+        ),
+        (vec![UpToDate, skipped(SkipReason::OnDelete)], ("Waiting", "WorkloadsSkipped", false)),
     ] {
-        assert_eq!(seen(&standings, &json!({}), None), expected, "{standings:?}");
+        assert_eq!(seen(&states, &json!({}), None), expected, "{states:?}");
     }
 }
 
@@ -64,17 +70,17 @@ fn it_is_complete_only_when_every_selected_workload_is_up_to_date() {
 fn a_gate_is_told_while_something_waits_at_it() {
     for (gate, phase) in [("Paused", "Paused"), ("OutsideWindow", "Waiting"), ("WaitingForInjector", "Waiting")] {
         assert_eq!(seen(&[pending()], &json!({}), Some(gate)), (phase, gate, false));
-        assert_eq!(seen(&[Standing::UpToDate], &json!({}), Some(gate)), ("Complete", "UpToDate", true));
+        assert_eq!(seen(&[WorkloadState::UpToDate], &json!({}), Some(gate)), ("Complete", "UpToDate", true));
     }
     let disabled = ("Idle", "RolloutDisabled", false);
-    assert_eq!(seen(&[Standing::UpToDate], &json!({}), Some("RolloutDisabled")), disabled);
+    assert_eq!(seen(&[WorkloadState::UpToDate], &json!({}), Some("RolloutDisabled")), disabled);
 }
 
 #[test]
 fn what_follows_a_failure_is_declared_and_lost_proxies_always_halt() {
     let failures = [failed("StillOutdated"), pending()];
-    let wants = |standings: &[Standing], rollout: Value| {
-        progress(&board(standings), &Arc::new(goal(&rollout)), None, None).wants_rollback
+    let wants = |states: &[WorkloadState], rollout: Value| {
+        rollout_progress(&schedule(states), &Arc::new(rollout_target(&rollout)), None, None).requires_rollback
     };
     for (rollout, expected, rolls_back) in [
         (json!({}), "Halted", false),
@@ -94,7 +100,7 @@ fn what_follows_a_failure_is_declared_and_lost_proxies_always_halt() {
 #[test]
 fn lists_end_and_counts_do_not() {
     let many = vec![failed("StillOutdated"); 30];
-    let progress = progress(&board(&many), &Arc::new(goal(&json!({}))), None, None);
+    let progress = rollout_progress(&schedule(&many), &Arc::new(rollout_target(&json!({}))), None, None);
     assert_eq!((progress.failures.len(), progress.workloads.failed), (20, 30));
     assert!(progress.complete.message.contains("and 27 more"), "{}", progress.complete.message);
 }

@@ -2,10 +2,12 @@ use serde_json::{Value, json};
 
 use super::*;
 use crate::{
+    api::linkerd_config::RolloutPods,
     cluster::Kind,
     linkerd_config::rollout::{
-        fixture::{BEFORE, WANTED, World, time, with},
-        goal::{RolloutKey, Span},
+        key::RolloutKey,
+        target::TimeRange,
+        testing::{BEFORE, WANTED, World, time, with},
     },
 };
 
@@ -33,7 +35,7 @@ fn annotated(state: &str, hash: &str, template: Option<&str>) -> Value {
 }
 
 fn classes(world: &World) -> RolloutPods {
-    world.look("Deployment", "web").pods
+    world.assess("Deployment", "web").pods
 }
 
 #[test]
@@ -106,8 +108,9 @@ fn without_a_marker_adoption_decides() {
     world.pod("web-1", "web", None, &json!({}));
     let mut class = |hash: &str, adopted: Option<&str>, version: &str| {
         let adopted = adopted.map(time);
-        world.goal.baseline = Some(crate::linkerd_config::rollout::goal::Baseline { hash: hash.into(), adopted });
-        world.goal.proxy_version = Some(version.into());
+        world.target.proxies.baseline =
+            Some(crate::linkerd_config::rollout::target::Baseline { hash: hash.into(), adopted });
+        world.target.proxies.proxy_version = Some(version.into());
         let RolloutPods { current, outdated, .. } = classes(&world);
         (current, outdated)
     };
@@ -115,7 +118,7 @@ fn without_a_marker_adoption_decides() {
     assert_eq!(class(WANTED, Some("12:00:00"), "edge-1"), (1, 0));
     assert_eq!(class(WANTED, Some("12:00:00"), "edge-2"), (0, 1), "but what is provably another version");
     assert_eq!(class(BEFORE, None, "edge-1"), (0, 1), "what was adopted is not what is wanted");
-    world.goal.baseline = None;
+    world.target.proxies.baseline = None;
     assert_eq!(classes(&world).unknown, 1);
 }
 
@@ -130,8 +133,8 @@ fn a_pod_from_when_others_had_edited_is_out_of_date_whatever_it_says() {
         ("13:00:01", None, false),
         ("12:00:00", Some("12:59:59"), false),
     ] {
-        world.goal.drift = vec![Span { from: time(from), to: to.map(time) }];
-        let seen = world.look("Deployment", "web");
+        world.target.proxies.drift = vec![TimeRange { from: time(from), to: to.map(time) }];
+        let seen = world.assess("Deployment", "web");
         assert_eq!((seen.pods.outdated == 1, seen.suspects == 1), (is_outdated, is_outdated), "{from} {to:?}");
     }
 }
@@ -148,16 +151,16 @@ fn only_what_the_resource_names_restarts_anything() {
         world.deployment("web", &json!({}));
         let roots = json!({"metadata": {"annotations": {"linkerd.io/trust-root-sha256": roots}}});
         world.pod("web-1", "web", Some(marker), &roots);
-        let seen = world.look("Deployment", "web");
-        assert_eq!(matches!(seen.standing, Standing::Pending(_)), restarts, "{triggers}");
+        let seen = world.assess("Deployment", "web");
+        assert_eq!(matches!(seen.state, WorkloadState::Pending(_)), restarts, "{triggers}");
         assert_eq!(seen.pods.outdated, 1, "it is told of all the same");
     }
 }
 
 #[test]
 fn a_workload_is_restarted_for_the_key_and_then_for_its_next_attempt() {
-    let started = |world: &World| match world.standing("Deployment", "web") {
-        Standing::Pending(start) => start.value,
+    let started = |world: &World| match world.state("Deployment", "web") {
+        WorkloadState::Pending(start) => start.value,
         other => panic!("{other:?}"),
     };
     assert_eq!(started(&outdated(&json!({}))), key());
@@ -166,7 +169,7 @@ fn a_workload_is_restarted_for_the_key_and_then_for_its_next_attempt() {
     assert_eq!(started(&outdated(&annotated("updated", &key(), Some(&key())))), format!("{}.2", key()));
     let fifth = format!("{}.5", key());
     let world = outdated(&annotated("updated", &fifth, Some(&fifth)));
-    assert_eq!(world.standing("Deployment", "web"), Standing::Skipped(Skip::TooManyAttempts));
+    assert_eq!(world.state("Deployment", "web"), WorkloadState::Skipped(SkipReason::TooManyAttempts));
 }
 
 #[test]
@@ -175,8 +178,8 @@ fn a_restart_under_way_is_told_from_its_own_annotations() {
         let mut world = World::new(&json!({}));
         world.deployment("web", &with(annotated(state, hash, template), &over));
         world.pod("web-1", "web", Some(marker), &json!({}));
-        match world.standing("Deployment", "web") {
-            Standing::InFlight(flight) => Ok(flight.health),
+        match world.state("Deployment", "web") {
+            WorkloadState::InProgress(in_progress) => Ok(in_progress.health),
             other => Err(other),
         }
     };
@@ -185,8 +188,8 @@ fn a_restart_under_way_is_told_from_its_own_annotations() {
     assert_eq!(health("updating", &key, now, WANTED, none.clone()), Ok(Health::Healthy));
     assert_eq!(health("updating", &key, now, BEFORE, none.clone()), Ok(Health::StillOutdated));
     assert_eq!(health("updating", &key, None, BEFORE, none.clone()), Ok(Health::Reverted));
-    assert_eq!(health("retrying", &key, None, BEFORE, none.clone()), Err(Standing::Skipped(Skip::Reverted)));
-    assert_eq!(health("retrying", &key, None, WANTED, none.clone()), Err(Standing::UpToDate));
+    assert_eq!(health("retrying", &key, None, BEFORE, none.clone()), Err(WorkloadState::Skipped(SkipReason::Reverted)));
+    assert_eq!(health("retrying", &key, None, WANTED, none.clone()), Err(WorkloadState::UpToDate));
     let quota = json!([{"type": "ReplicaFailure", "status": "True", "message": "exceeded quota: small"}]);
     let missing = json!({"status": {"availableReplicas": 0, "conditions": quota}});
     let Ok(Health::Progressing(text)) = health("updating", &key, now, WANTED, missing) else { panic!() };
@@ -200,12 +203,12 @@ fn a_restart_under_way_is_told_from_its_own_annotations() {
     assert!(matches!(health("updating", &key, now, WANTED, unseen), Ok(Health::Progressing(_))));
     // What rolls for something else is to be restarted, in its own place.
     let rolling = health("updating", "old", Some("old"), BEFORE, json!({"status": {"availableReplicas": 0}}));
-    assert!(matches!(rolling, Err(Standing::Pending(_))), "{rolling:?}");
+    assert!(matches!(rolling, Err(WorkloadState::Pending(_))), "{rolling:?}");
     let mut world =
         outdated(&with(annotated("updating", "old", Some("old")), &json!({"status": {"availableReplicas": 0}})));
-    assert_eq!(world.look("Deployment", "web").rolling, Some(time("12:00:00")));
+    assert_eq!(world.assess("Deployment", "web").rolling, Some(time("12:00:00")));
     world.deployment("web", &annotated("updating", "old", Some("old")));
-    assert_eq!(world.look("Deployment", "web").rolling, None, "it is there");
+    assert_eq!(world.assess("Deployment", "web").rolling, None, "it is there");
 }
 
 #[test]
@@ -217,8 +220,8 @@ fn a_pod_that_came_up_without_a_proxy_is_named_and_an_older_one_is_not() {
         let bare =
             json!({"metadata": {"creationTimestamp": format!("2026-01-01T{at}Z")}, "spec": {"initContainers": []}});
         world.pod("web-1", "web", None, &bare);
-        match world.standing("Deployment", "web") {
-            Standing::InFlight(flight) => flight.health,
+        match world.state("Deployment", "web") {
+            WorkloadState::InProgress(in_progress) => in_progress.health,
             other => panic!("{other:?}"),
         }
     };
@@ -231,29 +234,29 @@ fn a_failure_stays_until_something_else_is_wanted() {
     let mut failed = annotated("failed", &key(), Some(&key()));
     failed["metadata"]["annotations"]["config.linkerd.io/rollout-message"] = json!("StillOutdated: twice: so");
     let mut world = outdated(&failed);
-    let Standing::Failed(failure) = world.standing("Deployment", "web") else { panic!() };
+    let WorkloadState::Failed(failure) = world.state("Deployment", "web") else { panic!() };
     assert_eq!((&*failure.reason, &*failure.message), ("StillOutdated", "twice: so"));
-    world.goal.key = RolloutKey::of(WANTED, Some("roots"), Some("please"));
-    assert!(matches!(world.standing("Deployment", "web"), Standing::Pending(_)));
+    world.target.key = RolloutKey::of(WANTED, Some("roots"), Some("please"));
+    assert!(matches!(world.state("Deployment", "web"), WorkloadState::Pending(_)));
 }
 
 #[test]
 fn who_cannot_or_must_not_be_restarted_is_left_alone_and_it_is_said_why() {
     let strategy = |kind: &str| json!({"spec": {"updateStrategy": {"type": kind}}});
     for (kind, over, skip) in [
-        (Kind::Deployment, json!({"spec": {"paused": true}}), Skip::Paused),
-        (Kind::Deployment, json!({"metadata": {"deletionTimestamp": "2026-01-01T00:00:00Z"}}), Skip::Deleting),
+        (Kind::Deployment, json!({"spec": {"paused": true}}), SkipReason::Paused),
+        (Kind::Deployment, json!({"metadata": {"deletionTimestamp": "2026-01-01T00:00:00Z"}}), SkipReason::Deleting),
         (
             Kind::Deployment,
             json!({"spec": {"template": {"metadata": {"annotations": {"linkerd.io/inject": "disabled"}}}}}),
-            Skip::InjectionDisabled,
+            SkipReason::InjectionDisabled,
         ),
-        (Kind::StatefulSet, strategy("OnDelete"), Skip::OnDelete),
-        (Kind::DaemonSet, strategy("OnDelete"), Skip::OnDelete),
+        (Kind::StatefulSet, strategy("OnDelete"), SkipReason::OnDelete),
+        (Kind::DaemonSet, strategy("OnDelete"), SkipReason::OnDelete),
         (
             Kind::StatefulSet,
             json!({"spec": {"updateStrategy": {"type": "RollingUpdate", "rollingUpdate": {"partition": 2}}}}),
-            Skip::Partition,
+            SkipReason::Partition,
         ),
     ] {
         let mut world = World::new(&json!({}));
@@ -268,20 +271,20 @@ fn who_cannot_or_must_not_be_restarted_is_left_alone_and_it_is_said_why() {
             .into_iter()
             .find(|it| name.starts_with(&it.to_lowercase()))
             .unwrap();
-        assert_eq!(world.standing(kind, "web"), Standing::Skipped(skip), "{over}");
+        assert_eq!(world.state(kind, "web"), WorkloadState::Skipped(skip), "{over}");
     }
     for (kind, owner, skip) in [
-        ("Job", "batch", Skip::Job),
-        ("Node", "node-1", Skip::NoController),
-        ("CloneSet", "set", Skip::UnknownOwner),
-        ("ReplicaSet", "lonely", Skip::UnknownOwner),
+        ("Job", "batch", SkipReason::Job),
+        ("Node", "node-1", SkipReason::NoController),
+        ("CloneSet", "set", SkipReason::UnknownOwner),
+        ("ReplicaSet", "lonely", SkipReason::UnknownOwner),
     ] {
         let mut world = World::new(&json!({"optIn": "All"}));
-        world.goal.scope.opt_in = crate::api::linkerd_config::OptIn::All;
+        world.target.selection.opt_in = crate::api::linkerd_config::OptIn::All;
         world.pod_of(kind, owner, "pod-1", Some(BEFORE), &json!({}));
-        assert_eq!(world.standing(kind, owner), Standing::Untouchable(skip), "{kind}");
+        assert_eq!(world.state(kind, owner), WorkloadState::Unsupported(skip), "{kind}");
         world.pod_of("", "", "bare", Some(BEFORE), &json!({}));
-        assert_eq!(world.standing("Pod", "bare"), Standing::Untouchable(Skip::NoController));
+        assert_eq!(world.state("Pod", "bare"), WorkloadState::Unsupported(SkipReason::NoController));
     }
 }
 
@@ -289,16 +292,16 @@ fn who_cannot_or_must_not_be_restarted_is_left_alone_and_it_is_said_why() {
 fn a_namespace_that_breaks_injection_and_a_budget_without_room_keep_a_workload_from_being_restarted() {
     let mut world = outdated(&json!({}));
     world.namespace("ns", &json!({"annotations": {"config.linkerd.io/proxy-additional-env": "[]"}}));
-    assert_eq!(world.standing("Deployment", "web"), Standing::Skipped(Skip::NamespaceBreaksInjection));
+    assert_eq!(world.state("Deployment", "web"), WorkloadState::Skipped(SkipReason::NamespaceBreaksInjection));
     world.namespace("ns", &json!({}));
     let budget = |allowed: i32| {
         json!({"metadata": {"name": "pdb", "namespace": "ns", "generation": 1},
         "spec": {"selector": {}}, "status": {"disruptionsAllowed": allowed, "observedGeneration": 1}})
     };
     world.feed.apply(Kind::PodDisruptionBudget, kube::runtime::watcher::Event::Apply(budget(0)));
-    assert_eq!(world.standing("Deployment", "web"), Standing::Skipped(Skip::BlockedByPDB));
+    assert_eq!(world.state("Deployment", "web"), WorkloadState::Skipped(SkipReason::BlockedByPDB));
     world.feed.apply(Kind::PodDisruptionBudget, kube::runtime::watcher::Event::Apply(budget(1)));
-    assert!(matches!(world.standing("Deployment", "web"), Standing::Pending(_)));
+    assert!(matches!(world.state("Deployment", "web"), WorkloadState::Pending(_)));
 }
 
 #[test]
@@ -306,23 +309,23 @@ fn what_was_taken_back_is_put_back_before_anything_else() {
     let bad = RolloutKey::of("bad", Some("roots"), None);
     for state in ["updating", "retrying", "failed"] {
         let mut world = outdated(&annotated(state, bad.as_str(), Some(bad.as_str())));
-        world.goal.rolled_back = Some(bad.clone());
-        let Standing::InFlight(flight) = world.standing("Deployment", "web") else { panic!("{state}") };
-        assert_eq!(flight.health, Health::ToBeReverted);
+        world.target.rolled_back = Some(bad.clone());
+        let WorkloadState::InProgress(in_progress) = world.state("Deployment", "web") else { panic!("{state}") };
+        assert_eq!(in_progress.health, Health::ToBeReverted);
     }
     // It is waited for, and a Pod that a StatefulSet would wait for ever for has to go.
     let stuck = json!({"status": {"availableReplicas": 0}});
     let over = with(annotated("rolled-back", bad.as_str(), None), &stuck);
     let mut world = World::new(&json!({}));
-    world.goal.rolled_back = Some(bad.clone());
+    world.target.rolled_back = Some(bad.clone());
     world.workload(Kind::StatefulSet, "web", &over);
     world.pod_of("StatefulSet", "web", "web-0", Some("bad"), &json!({}));
-    let Standing::InFlight(flight) = world.standing("StatefulSet", "web") else { panic!() };
-    assert_eq!(flight.evict.as_deref(), Some("web-0"));
+    let WorkloadState::InProgress(in_progress) = world.state("StatefulSet", "web") else { panic!() };
+    assert_eq!(in_progress.evict.as_deref(), Some("web-0"));
     // Once it is back, it is like any other.
     let mut world = outdated(&annotated("rolled-back", bad.as_str(), None));
-    world.goal.rolled_back = Some(bad);
-    assert!(matches!(world.standing("Deployment", "web"), Standing::Pending(_)));
+    world.target.rolled_back = Some(bad);
+    assert!(matches!(world.state("Deployment", "web"), WorkloadState::Pending(_)));
 }
 
 #[test]
@@ -334,19 +337,19 @@ fn by_eviction_one_pod_goes_after_the_other() {
     world.deployment("web", &evicted);
     world.pod("web-1", "web", Some(BEFORE), &json!({}));
     world.pod("web-2", "web", Some(WANTED), &json!({"metadata": {"creationTimestamp": "2026-01-01T12:30:00Z"}}));
-    let Standing::InFlight(flight) = world.standing("Deployment", "web") else { panic!() };
+    let WorkloadState::InProgress(in_progress) = world.state("Deployment", "web") else { panic!() };
     assert_eq!(
-        (flight.health, flight.evict.as_deref(), flight.since),
+        (in_progress.health, in_progress.evict.as_deref(), in_progress.since),
         (Health::Evicting, Some("web-1"), Some(time("12:30:00")))
     );
     world.pod("web-1", "web", Some(WANTED), &json!({}));
-    let Standing::InFlight(flight) = world.standing("Deployment", "web") else { panic!() };
-    assert_eq!(flight.health, Health::Healthy);
+    let WorkloadState::InProgress(in_progress) = world.state("Deployment", "web") else { panic!() };
+    assert_eq!(in_progress.health, Health::Healthy);
 }
 
 #[test]
 fn the_most_specific_place_decides_who_opted_in() {
-    use super::super::selection::NotSelected::{ExcludedNamespace, NotOptedIn, OptedOut};
+    use crate::linkerd_config::rollout::assess::selection::NotSelected::{ExcludedNamespace, NotOptedIn, OptedOut};
     let label = |value: Option<&str>| json!({"labels": {"config.linkerd.io/reconcile": value}});
     for (own, template, namespace, expected) in [
         (Some("auto"), None, None, Ok(true)),
@@ -361,23 +364,23 @@ fn the_most_specific_place_decides_who_opted_in() {
     ] {
         let mut world = outdated(&json!({"metadata": label(own), "spec": {"template": {"metadata": label(template)}}}));
         world.namespace("ns", &label(namespace));
-        let seen = match world.standing("Deployment", "web") {
-            Standing::Pending(_) => Ok(true),
-            Standing::Observed => Ok(false),
-            Standing::Unselected(reason) => Err(reason),
+        let seen = match world.state("Deployment", "web") {
+            WorkloadState::Pending(_) => Ok(true),
+            WorkloadState::Observed => Ok(false),
+            WorkloadState::Unselected(reason) => Err(reason),
             other => panic!("{other:?}"),
         };
         assert_eq!(seen, expected, "{own:?} {template:?} {namespace:?}");
     }
     let mut world = outdated(&json!({}));
     world.namespace("ns", &json!({"labels": {"config.linkerd.io/admission-webhooks": "disabled"}}));
-    assert_eq!(world.standing("Deployment", "web"), Standing::Unselected(ExcludedNamespace));
+    assert_eq!(world.state("Deployment", "web"), WorkloadState::Unselected(ExcludedNamespace));
     world.namespace("ns", &json!({}));
     for excluded in ["linkerd", "operator"] {
-        let (target, scope) = (&mut world.goal.target, &mut world.goal.scope);
+        let (target, scope) = (&mut world.target.config.config_map, &mut world.target.selection);
         (target.namespace, scope.operator_namespace) =
             (if excluded == "linkerd" { "ns" } else { "linkerd" }.into(), "ns".into());
-        let standing = world.standing("Deployment", "web");
-        assert!(matches!(standing, Standing::Unselected(ExcludedNamespace) | Standing::Unmeshed), "{standing:?}");
+        let state = world.state("Deployment", "web");
+        assert!(matches!(state, WorkloadState::Unselected(ExcludedNamespace) | WorkloadState::Unmeshed), "{state:?}");
     }
 }

@@ -1,71 +1,62 @@
-//! What was done about a workload, as its own annotations say it. Pure.
+//! The annotations that record the rollout of a workload on the workload itself. Pure.
 //!
-//! Always holds: whoever leads next reads the same, so nothing is done twice; what others write into these annotations costs at
+//! Always holds: every leader reads the same record, so nothing is done twice; what others write into these annotations costs at
 //! most a restart.
 
 use k8s_openapi::jiff::Timestamp;
+use strum::{EnumString, IntoStaticStr};
 
 use crate::cluster::kinds::apps_workload::AppsWorkload;
 
-/// On a workload, and not on its template: what it was restarted for last.
+/// On a workload, and not on its template: the key that it was restarted for last.
 pub const HASH_ANNOTATION: &str = "config.linkerd.io/rollout-hash";
 pub const STATE_ANNOTATION: &str = "config.linkerd.io/rollout-state";
 pub const STARTED_ANNOTATION: &str = "config.linkerd.io/rollout-started-at";
 /// Why it failed: a reason, a colon and a sentence.
 pub const MESSAGE_ANNOTATION: &str = "config.linkerd.io/rollout-message";
-/// What its template had before; empty where it had nothing. Only of restarts by template.
+/// The value that its template had before; empty where it had none. Only restarts by template set it.
 pub const PREVIOUS_ANNOTATION: &str = "config.linkerd.io/rollout-previous";
 
-/// How far a restart is.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+/// The state of a restart.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, EnumString, IntoStaticStr)]
+#[strum(serialize_all = "kebab-case")]
 pub enum RolloutState {
     Updating,
-    /// For the second time, because the first one was to no avail.
+    /// Restarted a second time, because the first restart left Pods out of date.
     Retrying,
     Updated,
     Failed,
-    /// Put back to what it was before.
+    /// Its template has the value that it had before.
     RolledBack,
 }
 
-/// What a workload's annotations say.
+/// The annotations of a workload, parsed.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Annotated<'a> {
+pub struct RolloutAnnotations<'a> {
     pub hash: &'a str,
     pub state: Option<RolloutState>,
     pub started: Option<Timestamp>,
     pub message: &'a str,
-    /// `None` for one that was evicted.
+    /// `None` where Pods were evicted.
     pub previous: Option<&'a str>,
 }
 
 // === impl RolloutState ===
 
 impl RolloutState {
-    pub const fn as_str(self) -> &'static str {
-        match self {
-            Self::Updating => "updating",
-            Self::Retrying => "retrying",
-            Self::Updated => "updated",
-            Self::Failed => "failed",
-            Self::RolledBack => "rolled-back",
-        }
-    }
-
-    fn parse(text: &str) -> Option<Self> {
-        let all = [Self::Updating, Self::Retrying, Self::Updated, Self::Failed, Self::RolledBack];
-        all.into_iter().find(|state| state.as_str() == text)
+    pub fn as_str(self) -> &'static str {
+        self.into()
     }
 }
 
-// === impl Annotated ===
+// === impl RolloutAnnotations ===
 
-impl<'a> Annotated<'a> {
+impl<'a> RolloutAnnotations<'a> {
     pub fn of(resource: &'a AppsWorkload) -> Self {
         let annotation = |key: &str| resource.annotations.get(key).map(|value| &**value);
         Self {
             hash: annotation(HASH_ANNOTATION).unwrap_or_default(),
-            state: annotation(STATE_ANNOTATION).and_then(RolloutState::parse),
+            state: annotation(STATE_ANNOTATION).and_then(|text| text.parse().ok()),
             started: annotation(STARTED_ANNOTATION).and_then(|text| text.parse().ok()),
             message: annotation(MESSAGE_ANNOTATION).unwrap_or_default(),
             previous: annotation(PREVIOUS_ANNOTATION),

@@ -1,0 +1,110 @@
+//! Kubernetes Events: information for people about an object, next to the object.
+//!
+//! In: [`Notice`]s, from anywhere, without waiting. Out: Events of the API server, in the order of the notices. Always holds: no
+//! caller waits for an Event; at most 20 Events a second are written (100 in a burst), and one a minute per object and reason;
+//! Events that are dropped are counted.
+
+mod publisher;
+mod rate_limit;
+mod reason;
+
+use std::collections::HashMap;
+
+use k8s_openapi::api::core::v1::ObjectReference;
+use kube::Client;
+use prometheus::{IntCounterVec, Registry, register_int_counter_vec_with_registry};
+use strum::{EnumIter, IntoEnumIterator, IntoStaticStr};
+use tokio::{sync::mpsc, time::Instant};
+
+pub use self::reason::Reason;
+use self::{publisher::Publisher, rate_limit::RateLimits};
+use crate::{api::NamespacedName, tasks::Tasks};
+
+const QUEUE: usize = 1024;
+
+/// An Event to be written.
+#[derive(Clone, Debug)]
+pub struct Notice {
+    pub reason: Reason,
+    pub regarding: ObjectReference,
+    pub related: Option<ObjectReference>,
+    /// One line for a person; cut at 1 KiB.
+    pub note: String,
+}
+
+/// The queue of Events. The task that writes them ends when the last of these is dropped and the queue is empty.
+#[derive(Clone)]
+pub struct Events {
+    queue: mpsc::Sender<Notice>,
+    dropped: IntCounterVec,
+}
+
+/// Why an Event was not written.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, EnumIter, IntoStaticStr)]
+#[strum(serialize_all = "snake_case")]
+enum Cause {
+    QueueFull,
+    ObjectRate,
+    OverallRate,
+    Denied,
+    Failed,
+}
+
+/// Starts the task that writes Events. `instance` tells replicas apart.
+///
+/// # Errors
+/// When the metrics are registered already.
+pub fn spawn(client: &Client, instance: &str, registry: &Registry, tasks: &mut Tasks) -> prometheus::Result<Events> {
+    let sent = register_int_counter_vec_with_registry!(
+        "linkerd_operator_events_sent_total",
+        "Kubernetes Events written",
+        &["reason"],
+        registry
+    )?;
+    let dropped = register_int_counter_vec_with_registry!(
+        "linkerd_operator_events_dropped_total",
+        "Kubernetes Events not written, by cause",
+        &["cause"],
+        registry
+    )?;
+    for reason in Reason::iter() {
+        sent.with_label_values(&[reason.as_str()]);
+    }
+    for cause in Cause::iter() {
+        dropped.with_label_values(&[<&str>::from(cause)]);
+    }
+    let publisher = Publisher {
+        client: client.clone(),
+        instance: instance.to_owned(),
+        limits: RateLimits::new(Instant::now()),
+        series: HashMap::new(),
+        sent,
+        dropped: dropped.clone(),
+    };
+    let (queue, notices) = mpsc::channel(QUEUE);
+    tasks.spawn("events", publisher.run(notices));
+    Ok(Events { queue, dropped })
+}
+
+/// Returns the reference to an object. The namespace of the key is empty for an object that has none.
+pub fn object_reference(api_version: &str, kind: &str, key: &NamespacedName, uid: &str) -> ObjectReference {
+    ObjectReference {
+        api_version: Some(api_version.to_owned()),
+        kind: Some(kind.to_owned()),
+        namespace: Some(key.namespace.to_string()).filter(|namespace| !namespace.is_empty()),
+        name: Some(key.name.to_string()),
+        uid: Some(uid.to_owned()),
+        ..ObjectReference::default()
+    }
+}
+
+// === impl Events ===
+
+impl Events {
+    /// Queues an Event; never waits.
+    pub fn publish(&self, notice: Notice) {
+        if self.queue.try_send(notice).is_err() {
+            self.dropped.with_label_values(&[<&str>::from(Cause::QueueFull)]).inc();
+        }
+    }
+}

@@ -1,0 +1,276 @@
+//! The task that writes Events.
+//!
+//! A second Event with the same note counts up the first one's series, as client-go's recorder does. kube's `Recorder` does so
+//! with another note, too, and would send the old one; and it goes on counting up an Event that somebody has deleted.
+
+use std::{collections::HashMap, time::Duration};
+
+use k8s_openapi::{
+    api::{core::v1::ObjectReference, events::v1::Event},
+    apimachinery::pkg::apis::meta::v1::MicroTime,
+    jiff::Timestamp,
+};
+use kube::{
+    Api, Client,
+    api::{ObjectMeta, Patch, PatchParams, PostParams},
+};
+use prometheus::IntCounterVec;
+use serde_json::json;
+use tokio::{
+    sync::mpsc,
+    time::{Instant, timeout},
+};
+use tracing::{debug, info, warn};
+
+use super::{Cause, Notice, RateLimits, Reason};
+use crate::text::truncated;
+
+const CONTROLLER: &str = "linkerd-operator";
+const REQUEST_TIMEOUT: Duration = Duration::from_secs(5);
+/// An Event that was not repeated for so long is followed by a new one, as with client-go.
+const SERIES_TTL: Duration = Duration::from_secs(360);
+/// More than the overall rate admits within [`SERIES_TTL`].
+const MAX_SERIES: usize = 10_000;
+/// The API server's limit for a note, in bytes.
+const NOTE_LIMIT: usize = 1024;
+
+pub(super) struct Publisher {
+    pub(super) client: Client,
+    /// Tells replicas apart.
+    pub(super) instance: String,
+    pub(super) limits: RateLimits,
+    pub(super) series: HashMap<SeriesKey, Series>,
+    pub(super) sent: IntCounterVec,
+    pub(super) dropped: IntCounterVec,
+}
+
+/// The reason and the two objects.
+type SeriesKey = (Reason, String, String);
+
+/// The last Event of a key.
+pub(super) struct Series {
+    name: String,
+    note: String,
+    count: i32,
+    last: Instant,
+}
+
+// === impl Publisher ===
+
+impl Publisher {
+    pub(super) async fn run(mut self, mut notices: mpsc::Receiver<Notice>) {
+        while let Some(notice) = notices.recv().await {
+            let cause = match self.limits.admit(&notice, Instant::now()) {
+                Ok(()) => self.write(notice).await.err(),
+                Err(cause) => Some(cause),
+            };
+            if let Some(cause) = cause {
+                self.dropped.with_label_values(&[<&str>::from(cause)]).inc();
+            }
+        }
+    }
+
+    async fn write(&mut self, notice: Notice) -> Result<(), Cause> {
+        let reason = notice.reason.as_str();
+        let namespace = notice.regarding.namespace.clone().unwrap_or_default();
+        match timeout(REQUEST_TIMEOUT, self.publish(notice)).await {
+            Ok(Ok(())) => {
+                self.sent.with_label_values(&[reason]).inc();
+                if self.limits.allow(&namespace) {
+                    info!(namespace, "Events are accepted again");
+                }
+                return Ok(());
+            }
+            Ok(Err(kube::Error::Api(status))) if status.is_forbidden() => {
+                if self.limits.deny(&namespace, Instant::now()) {
+                    let error = status.message;
+                    warn!(namespace, error, "Events are denied; the namespace gets none for ten minutes at a time");
+                }
+            }
+            Ok(Err(error)) => debug!(namespace, error = crate::client::describe(&error), "could not write an Event"),
+            Err(_) => debug!(namespace, "could not write an Event in time"),
+        }
+        Err(Cause::Failed)
+    }
+
+    /// Creates an Event, or counts up the series of the last one.
+    async fn publish(&mut self, notice: Notice) -> kube::Result<()> {
+        let now = Instant::now();
+        let key = (notice.reason, id(Some(&notice.regarding)), id(notice.related.as_ref()));
+        // Events of objects without a namespace belong into this one.
+        let namespace = notice.regarding.namespace.as_deref().unwrap_or("default");
+        let events: Api<Event> = Api::namespaced(self.client.clone(), namespace);
+        let event = self.event(notice);
+        let note = event.note.clone().unwrap_or_default();
+        if let Some(series) = self.series.get_mut(&key)
+            && series.note == note
+            && now - series.last < SERIES_TTL
+        {
+            let observed = json!({"count": series.count + 1, "lastObservedTime": event.event_time});
+            let patch = Patch::Merge(json!({ "series": observed }));
+            match events.patch(&series.name, &PatchParams::default(), &patch).await {
+                // Somebody has deleted it.
+                Err(kube::Error::Api(status)) if status.is_not_found() => {}
+                result => {
+                    result?;
+                    series.count += 1;
+                    series.last = now;
+                    return Ok(());
+                }
+            }
+        }
+        events.create(&PostParams::default(), &event).await?;
+        if self.series.len() >= MAX_SERIES {
+            self.series.retain(|_, series| now - series.last < SERIES_TTL);
+        }
+        let name = event.metadata.name.unwrap_or_default();
+        self.series.insert(key, Series { name, note, count: 1, last: now });
+        Ok(())
+    }
+
+    fn event(&self, notice: Notice) -> Event {
+        let Notice { reason, regarding, related, note } = notice;
+        let now = Timestamp::now();
+        let name = format!("{}.{:x}", regarding.name.as_deref().unwrap_or(CONTROLLER), now.as_nanosecond());
+        Event {
+            metadata: ObjectMeta { name: Some(name), namespace: regarding.namespace.clone(), ..ObjectMeta::default() },
+            event_time: Some(MicroTime(now)),
+            type_: Some(reason.type_().to_owned()),
+            reason: Some(reason.as_str().to_owned()),
+            action: Some("Reconcile".to_owned()),
+            note: Some(truncated(note, NOTE_LIMIT)),
+            regarding: Some(regarding),
+            related,
+            reporting_controller: Some(CONTROLLER.to_owned()),
+            reporting_instance: Some(self.instance.clone()),
+            ..Event::default()
+        }
+    }
+}
+
+fn id(object: Option<&ObjectReference>) -> String {
+    let parts =
+        object.map(|it| [&it.kind, &it.namespace, &it.name, &it.uid].map(|part| part.clone().unwrap_or_default()));
+    parts.map(|parts| parts.join("/")).unwrap_or_default()
+}
+
+#[cfg(test)]
+mod tests {
+    use std::{convert::Infallible, sync::Arc};
+
+    use http::{Method, Request, Response, StatusCode};
+    use http_body_util::BodyExt;
+    use kube::client::Body;
+    use parking_lot::Mutex;
+    use prometheus::Opts;
+    use serde_json::Value;
+
+    use super::*;
+
+    /// An API server that records requests, and has Events until they are deleted.
+    #[derive(Clone, Default)]
+    struct Server {
+        requests: Arc<Mutex<Vec<(Method, Value)>>>,
+        has_deleted: Arc<Mutex<bool>>,
+    }
+
+    impl Server {
+        fn publisher(&self) -> Publisher {
+            let server = self.clone();
+            let service = tower::service_fn(move |request: Request<Body>| {
+                let server = server.clone();
+                async move { Ok::<_, Infallible>(server.answer(request).await) }
+            });
+            let counter = |name| IntCounterVec::new(Opts::new(name, name), &["label"]).unwrap();
+            Publisher {
+                client: Client::new(service, "default"),
+                instance: "replica".to_owned(),
+                limits: RateLimits::new(Instant::now()),
+                series: HashMap::new(),
+                sent: counter("sent"),
+                dropped: counter("dropped"),
+            }
+        }
+
+        async fn answer(&self, request: Request<Body>) -> Response<Body> {
+            let method = request.method().clone();
+            let body = request.into_body().collect().await.unwrap().to_bytes();
+            let object: Value = serde_json::from_slice(&body).unwrap();
+            self.requests.lock().push((method.clone(), object.clone()));
+            let is_gone = method == Method::PATCH && *self.has_deleted.lock();
+            let (status, answer) = match is_gone {
+                true => (
+                    StatusCode::NOT_FOUND,
+                    json!({"kind": "Status", "status": "Failure", "code": 404, "reason": "NotFound"}),
+                ),
+                false => (StatusCode::OK, json!({"metadata": object["metadata"]})),
+            };
+            Response::builder().status(status).body(Body::from(serde_json::to_vec(&answer).unwrap())).unwrap()
+        }
+
+        fn methods(&self) -> Vec<Method> {
+            self.requests.lock().drain(..).map(|(method, _)| method).collect()
+        }
+    }
+
+    fn notice(name: &str, note: &str) -> Notice {
+        let regarding = ObjectReference {
+            name: Some(name.to_owned()),
+            namespace: Some("ns".to_owned()),
+            uid: Some(name.to_owned()),
+            ..ObjectReference::default()
+        };
+        Notice { reason: Reason::Conflicted, regarding, related: None, note: note.to_owned() }
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn an_event_has_what_kubectl_shows_and_fits_into_its_limits() {
+        let server = Server::default();
+        server.publisher().publish(notice("web", &"x".repeat(2000))).await.unwrap();
+        let (method, event) = server.requests.lock().remove(0);
+        assert_eq!(method, Method::POST);
+        for (pointer, expected) in [
+            ("/type", "Warning"),
+            ("/reason", "Conflicted"),
+            ("/action", "Reconcile"),
+            ("/metadata/namespace", "ns"),
+            ("/regarding/name", "web"),
+            ("/reportingController", "linkerd-operator"),
+            ("/reportingInstance", "replica"),
+        ] {
+            assert_eq!(event.pointer(pointer), Some(&json!(expected)), "{pointer}");
+        }
+        assert!(event["eventTime"].is_string() && event["series"].is_null());
+        assert!(event["metadata"]["name"].as_str().unwrap().starts_with("web."));
+        assert_eq!(event["note"].as_str().unwrap().len(), NOTE_LIMIT);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn only_an_event_that_says_the_same_again_counts_up() {
+        let server = Server::default();
+        let mut publisher = server.publisher();
+        publisher.publish(notice("web", "one")).await.unwrap();
+        publisher.publish(notice("web", "one")).await.unwrap();
+        publisher.publish(notice("other", "one")).await.unwrap();
+        publisher.publish(notice("web", "one")).await.unwrap();
+        let counts: Vec<Value> =
+            server.requests.lock().iter().map(|(_, body)| body["series"]["count"].clone()).collect();
+        assert_eq!(counts, [json!(null), json!(2), json!(null), json!(3)]);
+        assert_eq!(server.methods(), [Method::POST, Method::PATCH, Method::POST, Method::PATCH]);
+        publisher.publish(notice("web", "two")).await.unwrap();
+        assert_eq!(server.methods(), [Method::POST], "it has another note");
+        tokio::time::advance(SERIES_TTL).await;
+        publisher.publish(notice("web", "two")).await.unwrap();
+        assert_eq!(server.methods(), [Method::POST], "the last one is long ago");
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn an_event_that_was_deleted_is_created_again() {
+        let server = Server::default();
+        let mut publisher = server.publisher();
+        publisher.publish(notice("web", "one")).await.unwrap();
+        *server.has_deleted.lock() = true;
+        publisher.publish(notice("web", "one")).await.unwrap();
+        assert_eq!(server.methods(), [Method::POST, Method::PATCH, Method::POST]);
+    }
+}

@@ -1,0 +1,82 @@
+//! The reasons of Events: a closed set, which alerts and scripts may rely on.
+
+use strum::{EnumIter, IntoStaticStr};
+
+/// Why an Event is emitted.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, EnumIter, IntoStaticStr)]
+pub enum Reason {
+    Published,
+    Unpublished,
+    BecameReady,
+    BecameUnready,
+    InvalidWorkloadIP,
+    InvalidHostname,
+    UnmatchedPort,
+    EndpointSliceWriteFailed,
+    LinkerdConfigUpdated,
+    ConfigMapUpdated,
+    DriftDetected,
+    DriftReverted,
+    BaseUpdated,
+    TrustAnchorsReused,
+    TrustRootsChanged,
+    Conflicted,
+    Activated,
+    ValidationFailed,
+    InjectorSynced,
+    InjectorSyncTimeout,
+    InjectorDenied,
+    ConfigRolledBack,
+    RolloutStarted,
+    RolloutCompleted,
+    RolloutPaused,
+    RolloutResumed,
+    RolloutHalted,
+    PodRestart,
+    ProxyUpToDate,
+    ProxyRolloutFailed,
+    ProxyRolloutSkipped,
+}
+
+// === impl Reason ===
+
+impl Reason {
+    pub fn as_str(self) -> &'static str {
+        self.into()
+    }
+
+    /// Returns the `type` of Events with this reason.
+    pub const fn type_(self) -> &'static str {
+        match self {
+            Self::InvalidWorkloadIP
+            | Self::InvalidHostname
+            | Self::UnmatchedPort
+            | Self::EndpointSliceWriteFailed
+            | Self::DriftDetected
+            | Self::Conflicted
+            | Self::ValidationFailed
+            | Self::InjectorSyncTimeout
+            | Self::InjectorDenied
+            | Self::ConfigRolledBack
+            | Self::RolloutHalted
+            | Self::ProxyRolloutFailed => "Warning",
+            _ => "Normal",
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use strum::IntoEnumIterator;
+
+    use super::*;
+
+    #[test]
+    fn readme_says_of_every_reason_what_it_means() {
+        let readme = include_str!("../../README.md");
+        for reason in Reason::iter() {
+            let row = format!("| `{}` | {} |", reason.as_str(), reason.type_());
+            assert!(readme.contains(&row), "README has no row that begins with {row}");
+        }
+    }
+}

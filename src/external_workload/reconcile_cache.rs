@@ -1,0 +1,220 @@
+//! The controller's memory of each Service between reconciles.
+//!
+//! It does not decide what slices have to be: losing it costs a repeated warning, a conflict or an earlier retry. An entry exists
+//! only while there is something to remember, and is removed with its Service.
+
+use std::{
+    collections::{HashMap, HashSet},
+    time::Duration,
+};
+
+use parking_lot::Mutex;
+use tokio::time::Instant;
+
+use super::{apply::Written, findings::Finding};
+use crate::{
+    api::NamespacedName,
+    cluster::{index::store::Store, kinds::endpoint_slice::Slice},
+    retry::backoff,
+};
+
+/// How long the next plan waits for the cache to show our own writes. After that, preconditions and fixed names keep a second
+/// write harmless.
+const OWN_WRITES_SEEN: Duration = Duration::from_secs(5);
+/// Names of one Service's slices that others may occupy before the reconcile fails.
+const TAKEN_LIMIT: usize = 256;
+
+#[derive(Default)]
+pub(super) struct ReconcileCache(Mutex<HashMap<NamespacedName, CacheEntry>>);
+
+#[derive(Default)]
+struct CacheEntry {
+    unseen: Vec<Written>,
+    written: Option<Instant>,
+    /// Reconciles in a row that failed.
+    failures: u32,
+    /// Reconciles in a row that met an object newer than the cache.
+    conflicts: u32,
+    /// The category of the last failure that has an Event.
+    reported: Option<&'static str>,
+    findings: HashSet<Finding>,
+    taken: HashSet<String>,
+}
+
+impl ReconcileCache {
+    pub(super) fn forget(&self, service: &NamespacedName) {
+        self.0.lock().remove(service);
+    }
+
+    /// Returns how long to wait for the cache to show our last writes. The change that shows them marks the Service again,
+    /// usually sooner.
+    pub(super) fn own_writes_unseen(&self, service: &NamespacedName, slices: &Store<Slice>) -> Option<Duration> {
+        let mut cache = self.0.lock();
+        let entry = cache.get_mut(service)?;
+        entry.unseen.retain(|written| !is_seen(written, service, slices));
+        let left = OWN_WRITES_SEEN.saturating_sub(entry.written?.elapsed());
+        (!entry.unseen.is_empty() && !left.is_zero()).then_some(left)
+    }
+
+    pub(super) fn record_writes(&self, service: &NamespacedName, written: Vec<Written>) {
+        if !written.is_empty() {
+            self.edit(service, |entry| {
+                entry.unseen = written;
+                entry.written = Some(Instant::now());
+            });
+        }
+    }
+
+    /// Returns the known names that slices of others have.
+    pub(super) fn taken(&self, service: &NamespacedName) -> HashSet<String> {
+        self.0.lock().get(service).map(|entry| entry.taken.clone()).unwrap_or_default()
+    }
+
+    /// Adds names that slices of others have. Returns whether there are too many of them now; they are forgotten then.
+    pub(super) fn add_taken(&self, service: &NamespacedName, taken: Vec<String>) -> bool {
+        self.edit(service, |entry| {
+            entry.taken.extend(taken);
+            let crowded = entry.taken.len() > TAKEN_LIMIT;
+            if crowded {
+                entry.taken = HashSet::new();
+            }
+            crowded
+        })
+    }
+
+    /// Returns the findings that are new. A finding that was corrected and returns is new again.
+    pub(super) fn new_findings<'a>(&self, service: &NamespacedName, findings: &'a [Finding]) -> Vec<&'a Finding> {
+        if findings.is_empty() && !self.0.lock().contains_key(service) {
+            return Vec::new();
+        }
+        self.edit(service, |entry| {
+            let new = findings.iter().filter(|finding| !entry.findings.contains(*finding)).collect();
+            entry.findings = findings.iter().cloned().collect();
+            new
+        })
+    }
+
+    /// Counts a failed reconcile. Returns how many in a row failed before it.
+    pub(super) fn count_failure(&self, service: &NamespacedName) -> u32 {
+        self.edit(service, |entry| {
+            entry.failures = entry.failures.saturating_add(1);
+            entry.failures - 1
+        })
+    }
+
+    /// Whether a failure of this category has no Event yet.
+    pub(super) fn is_new_failure(&self, service: &NamespacedName, category: &'static str) -> bool {
+        self.edit(service, |entry| entry.reported.replace(category) != Some(category))
+    }
+
+    /// Counts a conflict. Returns when to retry; the watch usually delivers the newer object sooner.
+    pub(super) fn count_conflict(&self, service: &NamespacedName) -> Duration {
+        self.edit(service, |entry| {
+            entry.conflicts = entry.conflicts.saturating_add(1);
+            backoff(entry.conflicts - 1, Duration::from_secs(1), Duration::from_secs(10))
+        })
+    }
+
+    /// ReconcileCache that every write of a plan succeeded. Returns how many reconciles in a row had failed.
+    pub(super) fn succeeded(&self, service: &NamespacedName) -> u32 {
+        let mut cache = self.0.lock();
+        let Some(entry) = cache.get_mut(service) else { return 0 };
+        let failures = std::mem::take(&mut entry.failures);
+        entry.conflicts = 0;
+        entry.reported = None;
+        entry.taken = HashSet::new();
+        if entry.unseen.is_empty() && entry.findings.is_empty() {
+            cache.remove(service);
+        }
+        failures
+    }
+
+    fn edit<T>(&self, service: &NamespacedName, edit: impl FnOnce(&mut CacheEntry) -> T) -> T {
+        edit(self.0.lock().entry(service.clone()).or_default())
+    }
+}
+
+fn is_seen(written: &Written, service: &NamespacedName, slices: &Store<Slice>) -> bool {
+    match written {
+        Written::Version(version) => slices.seen_version() >= *version,
+        // A slice that a finalizer keeps is terminating, and plans ignore it.
+        Written::Deleted { name, uid } => {
+            slices.managed(&service.namespace, name).is_none_or(|slice| slice.uid() != uid || slice.is_terminating())
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+    use crate::{
+        api::{MANAGED_BY, MANAGED_BY_LABEL},
+        cluster::{Problems, Projected, State, kinds::endpoint_slice::Slice},
+    };
+
+    fn service() -> NamespacedName {
+        NamespacedName::new("ns", "web")
+    }
+
+    fn watched(state: &mut State, version: &str, deleting: bool) {
+        let labels = json!({ MANAGED_BY_LABEL: MANAGED_BY });
+        let mut metadata =
+            json!({"name": "s", "namespace": "ns", "uid": "u", "resourceVersion": version, "labels": labels});
+        if deleting {
+            metadata["deletionTimestamp"] = json!("2026-01-01T00:00:00Z");
+        }
+        let slice = serde_json::from_value(json!({ "metadata": metadata })).unwrap();
+        Slice::project(slice, &mut Problems::default()).apply(state);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_plan_waits_for_our_own_writes_to_come_back_but_not_forever() {
+        let (cache, mut state) = (ReconcileCache::default(), State::default());
+        watched(&mut state, "9", false);
+        cache.record_writes(&service(), vec![Written::Version(10)]);
+        assert_eq!(cache.own_writes_unseen(&service(), &state.slices), Some(OWN_WRITES_SEEN));
+        tokio::time::advance(OWN_WRITES_SEEN).await;
+        assert_eq!(cache.own_writes_unseen(&service(), &state.slices), None);
+        cache.record_writes(&service(), vec![Written::Version(10)]);
+        watched(&mut state, "10", false);
+        assert_eq!(cache.own_writes_unseen(&service(), &state.slices), None);
+        assert_eq!(cache.succeeded(&service()), 0);
+        assert!(cache.0.lock().is_empty(), "nothing is left to remember");
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_deleted_slice_is_seen_when_it_is_gone_or_terminating() {
+        let (cache, mut state) = (ReconcileCache::default(), State::default());
+        let deleted = || vec![Written::Deleted { name: "s".to_owned(), uid: "u".to_owned() }];
+        watched(&mut state, "9", false);
+        cache.record_writes(&service(), deleted());
+        assert!(cache.own_writes_unseen(&service(), &state.slices).is_some());
+        watched(&mut state, "10", true);
+        assert_eq!(cache.own_writes_unseen(&service(), &state.slices), None);
+    }
+
+    #[test]
+    fn too_many_taken_names_are_forgotten_and_the_failures_still_count() {
+        let cache = ReconcileCache::default();
+        cache.count_failure(&service());
+        let names = |range: std::ops::Range<usize>| range.map(|number| number.to_string()).collect();
+        assert!(!cache.add_taken(&service(), names(0..TAKEN_LIMIT)));
+        assert!(cache.add_taken(&service(), names(TAKEN_LIMIT..TAKEN_LIMIT + 1)));
+        assert!(cache.taken(&service()).is_empty());
+        assert_eq!(cache.count_failure(&service()), 1);
+    }
+
+    #[test]
+    fn conflicts_and_failures_slow_down_until_all_is_settled() {
+        let cache = ReconcileCache::default();
+        let pauses: Vec<u64> = (0..5).map(|_| cache.count_conflict(&service()).as_millis() as u64).collect();
+        assert!(pauses[0] <= 1000 && pauses[4] >= 9000, "{pauses:?}");
+        assert!(cache.is_new_failure(&service(), "forbidden") && !cache.is_new_failure(&service(), "forbidden"));
+        assert_eq!((cache.count_failure(&service()), cache.count_failure(&service())), (0, 1));
+        assert_eq!(cache.succeeded(&service()), 2);
+        assert!(cache.is_new_failure(&service(), "forbidden"));
+        assert!(cache.count_conflict(&service()) <= Duration::from_secs(1));
+    }
+}

@@ -1,0 +1,120 @@
+//! Transitions: which workloads a write to the slices of a Service published, unpublished or turned. Pure.
+//!
+//! They are the difference that a write made to the slices, so a restart or a new leader repeats none, and a write that failed
+//! has none.
+
+use std::{collections::BTreeMap, sync::Arc};
+
+use super::{
+    endpoint,
+    findings::{service_reference, workload_reference},
+};
+use crate::{
+    api::{NamespacedName, endpoint_slice::EndpointSlice},
+    cluster::kinds::service::Service,
+    events::{Notice, Reason},
+};
+
+/// A workload whose place in the Service's slices changes.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Transition {
+    pub workload: Arc<str>,
+    uid: String,
+    addresses: Vec<String>,
+    pub kind: TransitionKind,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum TransitionKind {
+    Published { ready: bool },
+    Unpublished,
+    BecameReady,
+    BecameUnready,
+}
+
+/// The endpoints of one workload, over both families.
+struct Placement {
+    /// Whether it is ready in every slice.
+    ready: bool,
+    uid: String,
+    addresses: Vec<String>,
+}
+
+/// Returns the difference between what the Service's slices held `before` and what they hold `after`.
+pub(super) fn transitions(
+    service: &Service,
+    before: &[Arc<EndpointSlice>],
+    after: &[Arc<EndpointSlice>],
+) -> Vec<Transition> {
+    let mut before = placements(service, before);
+    let mut transitions = Vec::new();
+    let mut push = |workload: &str, placement: Placement, kind| {
+        let Placement { uid, addresses, .. } = placement;
+        transitions.push(Transition { workload: workload.into(), uid, addresses, kind });
+    };
+    for (workload, now) in placements(service, after) {
+        let kind = match before.remove(workload) {
+            None => TransitionKind::Published { ready: now.ready },
+            Some(then) if then.ready == now.ready => continue,
+            Some(_) if now.ready => TransitionKind::BecameReady,
+            Some(_) => TransitionKind::BecameUnready,
+        };
+        push(workload, now, kind);
+    }
+    for (workload, then) in before {
+        push(workload, then, TransitionKind::Unpublished);
+    }
+    transitions
+}
+
+fn placements<'a>(service: &Service, slices: &'a [Arc<EndpointSlice>]) -> BTreeMap<&'a str, Placement> {
+    let mut placements: BTreeMap<&str, Placement> = BTreeMap::new();
+    let ours = slices.iter().filter(|slice| slice.is_owned_by(&service.uid) && !slice.is_terminating());
+    for endpoint in ours.flat_map(|slice| &slice.endpoints) {
+        let Some(workload) = endpoint::workload(service, endpoint) else { continue };
+        let entry = placements.entry(workload).or_insert_with(|| Placement {
+            ready: true,
+            uid: endpoint.target_ref.as_ref().and_then(|target| target.uid.clone()).unwrap_or_default(),
+            addresses: Vec::new(),
+        });
+        entry.ready &= endpoint.is_ready();
+        entry.addresses.extend(endpoint.addresses.iter().cloned());
+    }
+    placements
+}
+
+// === impl Transition ===
+
+impl Transition {
+    pub(super) fn notice(&self, service: &Service) -> Notice {
+        let name = &service.key.name;
+        let addresses = self.addresses.join(" and ");
+        let (reason, note) = match self.kind {
+            TransitionKind::Published { ready: true } => {
+                (Reason::Published, format!("Published as an endpoint of Service {name}: {addresses}, ready"))
+            }
+            TransitionKind::Published { ready: false } => (
+                Reason::Published,
+                format!(
+                    "Published as an endpoint of Service {name}: {addresses}, not ready, so it receives no traffic yet"
+                ),
+            ),
+            TransitionKind::Unpublished => {
+                (Reason::Unpublished, format!("No longer an endpoint of Service {name}: {addresses}"))
+            }
+            TransitionKind::BecameReady => {
+                (Reason::BecameReady, format!("Ready: Service {name} sends it traffic at {addresses}"))
+            }
+            TransitionKind::BecameUnready => {
+                (Reason::BecameUnready, format!("Not ready: Service {name} sends it no more traffic at {addresses}"))
+            }
+        };
+        let workload = NamespacedName::new(Arc::clone(&service.key.namespace), Arc::clone(&self.workload));
+        Notice {
+            reason,
+            regarding: workload_reference(&workload, &self.uid),
+            related: Some(service_reference(service)),
+            note,
+        }
+    }
+}

@@ -1,0 +1,289 @@
+//! Assesses one workload. Pure.
+//!
+//! In: a workload, its Pods, its namespace, the [`RolloutTarget`]. Out: an [`Assessment`]. Always holds: what was done about the
+//! workload before is read from its own annotations, so every replica comes to the same result; a workload whose Pods all run
+//! with the target is left alone.
+
+pub mod annotations;
+mod injection;
+pub mod outdated;
+mod pod_counts;
+pub mod selection;
+pub mod workload_state;
+
+use std::sync::Arc;
+
+use k8s_openapi::jiff::Timestamp;
+
+use self::{
+    annotations::{RolloutAnnotations, RolloutState},
+    injection::breaking_annotation,
+    pod_counts::PodCounts,
+    selection::{Selection, SelectionCandidate, selection},
+    workload_state::{Assessment, Health, InProgress, SkipReason, Start, WorkloadFailure, WorkloadState},
+};
+use super::target::RolloutTarget;
+use crate::{
+    api::linkerd_config::RolloutMethod,
+    cluster::{
+        index::workload_key::WorkloadKey,
+        kinds::{
+            apps_workload::{AppsWorkload, Progress, UpdateStrategy, WorkloadKind},
+            inject::Inject,
+            namespace::Namespace,
+            pod::Pod,
+        },
+    },
+};
+
+/// Restarts of a workload for one key. A workload that is out of date after so many has Pods that something else makes.
+const ATTEMPTS: u32 = 5;
+/// On a workload: `restart` or `evict`; overrides `spec.rollout.method`.
+const METHOD_ANNOTATION: &str = "config.linkerd.io/rollout-method";
+
+/// The objects that an assessment is made from.
+pub struct WorkloadFacts<'a> {
+    pub workload: &'a WorkloadKey,
+    /// `None` for anything but a Deployment, StatefulSet or DaemonSet.
+    pub resource: Option<&'a AppsWorkload>,
+    pub namespace: Option<&'a Namespace>,
+    pub pods: &'a [Arc<Pod>],
+    /// A PodDisruptionBudget over its Pods allows no disruption.
+    pub is_blocked: bool,
+}
+
+pub fn assess(facts: &WorkloadFacts<'_>, target: &RolloutTarget) -> Assessment {
+    let of_namespace = facts.namespace.map_or(Inject::Absent, |namespace| namespace.inject);
+    let pod_counts = PodCounts::of(facts.pods, of_namespace, target);
+    let state = match facts.namespace {
+        Some(namespace) => state(facts, namespace, &pod_counts, target),
+        // The watch has not delivered the namespace yet.
+        None => WorkloadState::Unmeshed,
+    };
+    let rolling = facts.resource.and_then(rolling);
+    Assessment { pods: pod_counts.counts, suspects: pod_counts.suspects, state, rolling }
+}
+
+fn rolling(resource: &AppsWorkload) -> Option<Timestamp> {
+    let annotated = RolloutAnnotations::of(resource);
+    let is_moving = matches!(annotated.state, Some(RolloutState::Updating | RolloutState::Retrying));
+    (is_moving && !is_complete(resource)).then(|| annotated.started.unwrap_or(Timestamp::MIN))
+}
+
+fn state(
+    facts: &WorkloadFacts<'_>,
+    namespace: &Namespace,
+    pod_counts: &PodCounts<'_>,
+    target: &RolloutTarget,
+) -> WorkloadState {
+    let WorkloadFacts { workload, resource, pods, .. } = *facts;
+    let candidate = |labels, template, is_of_kind| SelectionCandidate {
+        labels,
+        template,
+        is_of_kind,
+        namespace,
+        control_plane: &target.config.config_map.namespace,
+    };
+    let is_meshed = pod_counts.counts.meshed > 0;
+    let candidate = match (resource, pods.first()) {
+        (Some(resource), _) => {
+            let is_of_kind = target.rollout().kinds.iter().any(|kind| kind.as_str() == resource.kind.as_str());
+            candidate(&resource.labels, resource.template.reconcile.as_deref(), is_of_kind)
+        }
+        (None, Some(pod)) => candidate(&pod.labels, None, true),
+        (None, None) => return WorkloadState::Unmeshed,
+    };
+    match (selection(&candidate, &target.selection), resource) {
+        (_, None) if !is_meshed || WorkloadKind::ALL.iter().any(|kind| kind.as_str() == &*workload.kind) => {
+            WorkloadState::Unmeshed
+        }
+        (Selection::Not(reason), _) if is_meshed => WorkloadState::Unselected(reason),
+        (Selection::Observed, _) if is_meshed => WorkloadState::Observed,
+        (Selection::Not(_) | Selection::Observed, _) => WorkloadState::Unmeshed,
+        (Selection::Selected, Some(resource)) => selected_state(facts, resource, namespace, pod_counts, target),
+        (Selection::Selected, None) if pod_counts.outdated.is_empty() => WorkloadState::Unmeshed,
+        (Selection::Selected, None) => WorkloadState::Unsupported(match &*workload.kind {
+            // Static Pods are owned by their node.
+            "Pod" | "Node" => SkipReason::NoController,
+            "Job" | "CronJob" => SkipReason::Job,
+            _ => SkipReason::UnknownOwner,
+        }),
+    }
+}
+
+fn selected_state(
+    facts: &WorkloadFacts<'_>,
+    resource: &AppsWorkload,
+    namespace: &Namespace,
+    pod_counts: &PodCounts<'_>,
+    target: &RolloutTarget,
+) -> WorkloadState {
+    let annotated = RolloutAnnotations::of(resource);
+    let attempt = target.key.attempt(annotated.hash);
+    let outdated = reachable(resource, pod_counts);
+    let is_complete = is_complete(resource);
+    let is_moving = matches!(annotated.state, Some(RolloutState::Updating | RolloutState::Retrying));
+    let is_in_template = resource.template.restarted_for.as_deref() == Some(annotated.hash);
+    if target.rolled_back.as_ref().is_some_and(|key| key.begins(annotated.hash)) && annotated.previous.is_some() {
+        let in_progress = |health| in_progress(&annotated, target, 0, health);
+        match annotated.state {
+            Some(RolloutState::Updating | RolloutState::Retrying | RolloutState::Failed) if is_in_template => {
+                return WorkloadState::InProgress(in_progress(Health::ToBeReverted));
+            }
+            Some(RolloutState::RolledBack) if !is_complete => {
+                // Its controller waits without limit for a Pod that does not become ready:
+                // https://kubernetes.io/docs/concepts/workloads/controllers/statefulset/#forced-rollback
+                let stuck = outdated.last().filter(|_| resource.kind == WorkloadKind::StatefulSet);
+                let evict = stuck.map(|pod| Arc::clone(&pod.key.name));
+                return WorkloadState::InProgress(InProgress {
+                    evict,
+                    ..in_progress(Health::Progressing(missing(resource)))
+                });
+            }
+            _ => {}
+        }
+    }
+    if is_moving && attempt > 0 {
+        let is_restart = annotated.previous.is_some();
+        if is_restart && !is_in_template && annotated.state == Some(RolloutState::Retrying) {
+            return if pod_counts.outdated.is_empty() {
+                WorkloadState::UpToDate
+            } else {
+                WorkloadState::Skipped(SkipReason::Reverted)
+            };
+        }
+        let began = annotated.started.unwrap_or(Timestamp::MIN);
+        let is_new = |pod: &&&Arc<Pod>| is_complete || pod.created.is_some_and(|created| created >= began);
+        let health = if let Some(pod) = pod_counts.uninjected.iter().find(is_new) {
+            Health::Uninjected(Arc::clone(&pod.key.name))
+        } else if is_restart && !is_in_template {
+            Health::Reverted
+        } else if !is_complete || pod_counts.live != resource.progress.wanted {
+            Health::Progressing(missing(resource))
+        } else if outdated.is_empty() {
+            Health::Healthy
+        } else if is_restart {
+            Health::StillOutdated
+        } else {
+            Health::Evicting
+        };
+        let mut in_progress = in_progress(&annotated, target, attempt, health);
+        if !is_restart {
+            in_progress.since = facts.pods.iter().filter_map(|pod| pod.created).chain(in_progress.since).max();
+            in_progress.evict = outdated.last().map(|pod| Arc::clone(&pod.key.name));
+        }
+        return WorkloadState::InProgress(in_progress);
+    }
+    if annotated.state == Some(RolloutState::Failed) && attempt > 0 {
+        let (reason, message) = annotated.message.split_once(": ").unwrap_or(("Failed", annotated.message));
+        let (reason, message) = (reason.to_owned(), message.to_owned());
+        return WorkloadState::Failed(WorkloadFailure { reason, message, started: annotated.started });
+    }
+    // Our restart left Pods without a proxy, so this workload stays tracked until every Pod has one.
+    let has_failed = is_moving || annotated.state == Some(RolloutState::Failed);
+    let is_to_be_mended = has_failed && !pod_counts.uninjected.is_empty();
+    if pod_counts.counts.meshed == 0 && !is_to_be_mended {
+        return WorkloadState::Unmeshed;
+    }
+    if pod_counts.outdated.is_empty() && !is_to_be_mended {
+        return WorkloadState::UpToDate;
+    }
+    let method = method(resource, target);
+    let is_out_of_reach = outdated.is_empty() && !is_to_be_mended;
+    if let Some(skip) = skip_reason(facts, resource, namespace, method, is_out_of_reach) {
+        return WorkloadState::Skipped(skip);
+    }
+    let attempt = attempt.max(target.key.attempt(resource.template.restarted_for.as_deref().unwrap_or_default()));
+    if attempt >= ATTEMPTS {
+        return WorkloadState::Skipped(SkipReason::TooManyAttempts);
+    }
+    if facts.is_blocked && target.rollout().respect_pdb {
+        return WorkloadState::Skipped(SkipReason::BlockedByPDB);
+    }
+    WorkloadState::Pending(Start {
+        value: target.key.value(attempt + 1),
+        method,
+        for_trust_roots: pod_counts.other_trust_roots,
+    })
+}
+
+fn in_progress(annotated: &RolloutAnnotations<'_>, target: &RolloutTarget, attempt: u32, health: Health) -> InProgress {
+    InProgress {
+        state: annotated.state.unwrap_or(RolloutState::Updating),
+        since: annotated.started,
+        health,
+        evict: None,
+        retry: target.key.value(attempt + 1),
+    }
+}
+
+/// Returns the outdated Pods that a restart would replace. The last one is evicted first, as StatefulSets do.
+fn reachable<'a>(resource: &AppsWorkload, pod_counts: &PodCounts<'a>) -> Vec<&'a Arc<Pod>> {
+    let mut pods = pod_counts.outdated.clone();
+    if let UpdateStrategy::Partition(partition) = resource.update {
+        let ordinal = |pod: &Pod| pod.key.name.rsplit_once('-')?.1.parse::<i32>().ok();
+        pods.retain(|pod| ordinal(pod).is_none_or(|ordinal| ordinal >= partition));
+    }
+    pods.sort_by_key(|pod| (pod.key.name.len(), Arc::clone(&pod.key.name)));
+    pods
+}
+
+fn method(resource: &AppsWorkload, target: &RolloutTarget) -> RolloutMethod {
+    match resource.annotations.get(METHOD_ANNOTATION).map(|value| &**value) {
+        Some("restart") => RolloutMethod::Restart,
+        Some("evict") => RolloutMethod::Evict,
+        _ => target.rollout().method,
+    }
+}
+
+fn skip_reason(
+    facts: &WorkloadFacts<'_>,
+    resource: &AppsWorkload,
+    namespace: &Namespace,
+    method: RolloutMethod,
+    is_out_of_reach: bool,
+) -> Option<SkipReason> {
+    let wants_a_proxy = resource.template.inject.or(namespace.inject) == Inject::Enabled;
+    // Another webhook may request a proxy, Pod by Pod.
+    let requested = facts.pods.iter().any(|pod| pod.inject == Inject::Enabled);
+    let by_template = method == RolloutMethod::Restart;
+    [
+        (resource.deleting || namespace.deleting, SkipReason::Deleting),
+        (breaking_annotation(namespace).is_some(), SkipReason::NamespaceBreaksInjection),
+        (!wants_a_proxy && (!requested || resource.template.inject != Inject::Absent), SkipReason::InjectionDisabled),
+        (resource.paused && by_template, SkipReason::Paused),
+        (resource.update == UpdateStrategy::OnDelete && by_template, SkipReason::OnDelete),
+        (is_out_of_reach, SkipReason::Partition),
+    ]
+    .into_iter()
+    .find_map(|(is_so, skip)| is_so.then_some(skip))
+}
+
+/// Whether the controller of the workload has finished.
+fn is_complete(resource: &AppsWorkload) -> bool {
+    let Progress { observed, wanted, total, updated, available, .. } = resource.progress;
+    let to_update = match resource.update {
+        UpdateStrategy::Rolling | UpdateStrategy::Recreate => wanted,
+        UpdateStrategy::Partition(partition) => wanted - i64::from(partition),
+        // The controller updates no Pod before somebody deletes it.
+        UpdateStrategy::OnDelete => 0,
+    };
+    observed && total == wanted && available == wanted && updated >= to_update
+}
+
+/// Describes what is missing, in a sentence.
+fn missing(resource: &AppsWorkload) -> String {
+    let Progress { observed, wanted, updated, available, .. } = resource.progress;
+    if !observed {
+        return "its controller has not looked at it yet".to_owned();
+    }
+    let so_far = format!("{updated} of {wanted} Pods are updated, {available} are available");
+    match &resource.failure {
+        Some(failure) => format!("{so_far}: {failure}"),
+        None => so_far,
+    }
+}
+
+#[cfg(test)]
+#[path = "mod_tests.rs"]
+mod tests;

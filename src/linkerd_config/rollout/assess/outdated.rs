@@ -1,0 +1,104 @@
+//! Whether a running Pod is out of date. Pure.
+//!
+//! In: a Pod, whether its namespace requests proxies, the [`RolloutTarget`]. Out: its [`PodClass`], or `None` for a Pod that is not
+//! part of the mesh. Always holds: a Pod is out of date because of what it was injected with, and when, and for no other reason; a
+//! Pod that lacks that information is not out of date.
+//!
+//! A proxy reads its configuration only when it starts, and carries the hash of it: the injection hash, or marker. A marker is as
+//! reliable as the document that it was in, so a Pod from a time when others had edited the document is out of date whatever its
+//! marker is. Pods from before the operator have no marker: they are taken to run with the document of that time.
+
+use crate::{
+    api::linkerd_config::RolloutTrigger,
+    cluster::kinds::{
+        inject::Inject,
+        pod::{Phase, Pod},
+    },
+    linkerd_config::rollout::target::RolloutTarget,
+};
+
+/// How a Pod compares with the target.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum PodClass {
+    Current,
+    Outdated(OutdatedCauses),
+    /// Its own annotation chooses another version of the proxy; everything else is current.
+    Pinned,
+    /// The Pod does not say what it runs with.
+    Unknown,
+    /// It should have a proxy, and has none.
+    Uninjected,
+    /// It has a proxy, and has succeeded or failed.
+    Completed,
+}
+
+/// Why a Pod is out of date.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct OutdatedCauses {
+    pub configuration: bool,
+    pub version: bool,
+    pub trust_roots: bool,
+}
+
+// === impl OutdatedCauses ===
+
+impl OutdatedCauses {
+    fn any(self) -> bool {
+        self.configuration || self.version || self.trust_roots
+    }
+
+    /// Whether the policy restarts workloads for any of them.
+    pub fn trigger(self, target: &RolloutTarget) -> bool {
+        self.configuration && target.is_trigger(RolloutTrigger::ProxyConfig)
+            || self.version && target.is_trigger(RolloutTrigger::ProxyVersion)
+            || self.trust_roots && target.is_trigger(RolloutTrigger::TrustRoots)
+    }
+}
+
+/// Returns the class of a Pod. `of_namespace` is the annotation of its namespace.
+pub fn classify(pod: &Pod, of_namespace: Inject, target: &RolloutTarget) -> Option<PodClass> {
+    if pod.is_control_plane() || pod.terminating {
+        return None;
+    }
+    let desired = &target.proxies;
+    let finished = pod.phase == Phase::Finished;
+    let Some(injected) = &pod.injected else {
+        let wants_a_proxy = pod.inject.or(of_namespace) == Inject::Enabled && !pod.host_network;
+        return (wants_a_proxy && !finished).then_some(PodClass::Uninjected);
+    };
+    if pod.control_plane_namespace() != Some(&*target.config.config_map.namespace) {
+        return None;
+    }
+    if finished {
+        return Some(PodClass::Completed);
+    }
+    let Some(created) = pod.created else { return Some(PodClass::Unknown) };
+    let differs =
+        |wanted: Option<&str>, is: Option<&str>| matches!((wanted, is), (Some(wanted), Some(is)) if wanted != is);
+    let is_another_version = differs(desired.proxy_version.as_deref(), injected.proxy_version.as_deref());
+    let mut causes = OutdatedCauses {
+        trust_roots: differs(desired.trust_roots.as_deref(), injected.trust_roots.as_deref()),
+        ..OutdatedCauses::default()
+    };
+    let wanted = desired.injection_hash.as_deref();
+    let is_another_document = match (wanted, injected.marker.as_deref()) {
+        // Injectors set no marker: only the version and the trust anchors can be compared.
+        (None, _) => false,
+        (Some(wanted), Some(marker)) => wanted != marker,
+        (Some(wanted), None) => match &desired.baseline {
+            None => return Some(if causes.any() { PodClass::Outdated(causes) } else { PodClass::Unknown }),
+            // Created under a document of the installer. Times of creation are whole seconds: the same second is not later.
+            Some(baseline) if baseline.adopted.is_some_and(|adopted| created > adopted) => true,
+            Some(baseline) => *baseline.hash != *wanted,
+        },
+    };
+    // A Pod with the marker has the declared version, even if another webhook rewrote its image.
+    let has_marker = wanted.is_some() && wanted == injected.marker.as_deref();
+    causes.version = is_another_version && !has_marker && !injected.pinned;
+    causes.configuration = is_another_document && !causes.version || wanted.is_some() && desired.is_in_drift(created);
+    Some(match causes.any() {
+        true => PodClass::Outdated(causes),
+        false if injected.pinned => PodClass::Pinned,
+        false => PodClass::Current,
+    })
+}

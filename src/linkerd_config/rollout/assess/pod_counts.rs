@@ -1,0 +1,63 @@
+//! The Pods of a workload, counted by their class. Pure.
+
+use std::sync::Arc;
+
+use super::outdated::{PodClass, classify};
+use crate::{
+    api::linkerd_config::RolloutPods,
+    cluster::kinds::{
+        inject::Inject,
+        pod::{Phase, Pod},
+    },
+    linkerd_config::rollout::target::RolloutTarget,
+};
+
+#[derive(Default)]
+pub(super) struct PodCounts<'a> {
+    pub counts: RolloutPods,
+    /// Out of date for a reason that restarts workloads.
+    pub outdated: Vec<&'a Arc<Pod>>,
+    pub uninjected: Vec<&'a Arc<Pod>>,
+    /// Whether an outdated Pod has other trust anchors than the mesh.
+    pub other_trust_roots: bool,
+    /// Pods that were created while others had edited the document.
+    pub suspects: i64,
+    /// Pods that are neither finished nor terminating.
+    pub live: i64,
+}
+
+// === impl PodCounts ===
+
+impl<'a> PodCounts<'a> {
+    /// Counts Pods. `of_namespace` is the annotation of their namespace.
+    pub(super) fn of(pods: &'a [Arc<Pod>], of_namespace: Inject, target: &RolloutTarget) -> Self {
+        let mut pod_counts = Self::default();
+        for pod in pods {
+            pod_counts.live += i64::from(!pod.terminating && pod.phase != Phase::Finished);
+            let Some(class) = classify(pod, of_namespace, target) else { continue };
+            let counts = &mut pod_counts.counts;
+            let meshed = !matches!(class, PodClass::Uninjected | PodClass::Completed);
+            counts.meshed += i64::from(meshed);
+            pod_counts.suspects +=
+                i64::from(meshed && pod.created.is_some_and(|created| target.proxies.is_in_drift(created)));
+            match class {
+                PodClass::Current => counts.current += 1,
+                PodClass::Pinned => counts.pinned += 1,
+                PodClass::Unknown => counts.unknown += 1,
+                PodClass::Completed => counts.completed += 1,
+                PodClass::Uninjected => {
+                    counts.uninjected += 1;
+                    pod_counts.uninjected.push(pod);
+                }
+                PodClass::Outdated(causes) => {
+                    counts.outdated += 1;
+                    if causes.trigger(target) {
+                        pod_counts.other_trust_roots |= causes.trust_roots;
+                        pod_counts.outdated.push(pod);
+                    }
+                }
+            }
+        }
+        pod_counts
+    }
+}

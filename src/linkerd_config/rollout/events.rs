@@ -1,0 +1,80 @@
+//! The Events and log lines about single workloads.
+
+use std::collections::HashMap;
+
+use tracing::{info, warn};
+
+use super::{assess::workload_state::SkipReason, step::StepAction, target::RolloutTarget};
+use crate::{
+    api::NamespacedName,
+    cluster::{index::workload_key::WorkloadKey, kinds::apps_workload::AppsWorkload},
+    events::{Events, Notice, Reason, object_reference},
+};
+
+pub(super) struct WorkloadEvents {
+    events: Events,
+    /// The reason of the last Event about a workload that is skipped: one Event for each key and reason.
+    skipped: HashMap<WorkloadKey, SkipReason>,
+}
+
+impl WorkloadEvents {
+    pub(super) fn new(events: &Events) -> Self {
+        Self { events: events.clone(), skipped: HashMap::new() }
+    }
+
+    /// Forgets which workloads were skipped for the last key.
+    pub(super) fn begin_key(&mut self) {
+        self.skipped.clear();
+    }
+
+    pub(super) fn forget(&mut self, workload: &WorkloadKey) {
+        self.skipped.remove(workload);
+    }
+
+    /// Emits an Event about a workload that is out of date and skipped.
+    pub(super) fn emit_skip(&mut self, resource: &AppsWorkload, target: &RolloutTarget, skip: SkipReason) {
+        if self.skipped.insert(resource.workload.clone(), skip) != Some(skip) {
+            let note = format!("Out of date for configuration {}, and left alone: {}", target.key, skip.why());
+            self.emit(resource, target, Reason::ProxyRolloutSkipped, note);
+        }
+    }
+
+    /// Emits an Event about a step that was written.
+    pub(super) fn emit_step(&self, resource: &AppsWorkload, target: &RolloutTarget, action: &StepAction) {
+        let (workload, key) = (&resource.workload, &target.key);
+        let (reason, note) = match action {
+            StepAction::Start(start) => {
+                info!(%workload, restarted_for = start.value, "restarting a workload");
+                (Reason::PodRestart, format!("Restarted for configuration {key}"))
+            }
+            StepAction::Retry(value) => {
+                info!(%workload, restarted_for = value, "restarting a workload once more");
+                (Reason::PodRestart, format!("Restarted once more for configuration {key}"))
+            }
+            StepAction::Finish { .. } => {
+                info!(%workload, restarted_for = %key, "a workload is up to date");
+                (Reason::ProxyUpToDate, format!("All Pods run with configuration {key}"))
+            }
+            StepAction::Fail { reason, message } => {
+                warn!(%workload, restarted_for = %key, reason, message, "a restart failed");
+                (Reason::ProxyRolloutFailed, format!("Failed with configuration {key}: {reason}: {message}"))
+            }
+            StepAction::Revert => {
+                info!(%workload, "putting a workload back to what it was");
+                (Reason::PodRestart, "Put back to what it was before".to_owned())
+            }
+            StepAction::Evict(pod) => {
+                info!(%workload, pod = &**pod, "evicted a Pod that was out of date");
+                return;
+            }
+        };
+        self.emit(resource, target, reason, note);
+    }
+
+    fn emit(&self, resource: &AppsWorkload, target: &RolloutTarget, reason: Reason, note: String) {
+        let WorkloadKey { namespace, name, .. } = resource.workload.clone();
+        let key = NamespacedName::new(namespace, name);
+        let regarding = object_reference("apps/v1", resource.kind.as_str(), &key, &resource.uid);
+        self.events.publish(Notice { reason, regarding, related: Some(target.config.object_reference()), note });
+    }
+}

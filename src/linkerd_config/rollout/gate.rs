@@ -1,0 +1,91 @@
+//! Conditions that have to hold before any restart. Pure.
+//!
+//! In: a LinkerdConfig and its status. Out: the first [`Gate`] that is closed, if any. The engine adds the gates that depend on
+//! time and on the cluster.
+
+use k8s_openapi::{apimachinery::pkg::apis::meta::v1::Condition, jiff::Timestamp};
+
+use super::key::RolloutKey;
+use crate::{
+    api::{
+        INJECTORS_CONFIG_MAP, LinkerdConfigStatus,
+        linkerd_config::{Mode, OnTimeout, RolloutPolicy},
+    },
+    cluster::kinds::linkerd_config::LinkerdConfig,
+};
+
+/// On a LinkerdConfig: the hash of a bundle that shares no trust anchor with the one before it.
+pub const APPROVE_ANNOTATION: &str = "config.linkerd.io/approve-trust-roots";
+
+pub const OUTSIDE_WINDOW: &str = "OutsideWindow";
+pub const PAUSED: &str = "Paused";
+pub const DISABLED: &str = "RolloutDisabled";
+
+/// A closed gate: the reason of the condition RolloutComplete, and a sentence.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Gate {
+    pub reason: &'static str,
+    pub message: String,
+}
+
+/// The gates of a target that the controller can evaluate. They have no part in the assessment of workloads.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Gates {
+    /// Why nothing may begin.
+    pub closed: Option<Gate>,
+    /// When the bundle of trust anchors was written: the control plane has to be restarted after that.
+    pub trust_roots_written: Option<Timestamp>,
+}
+
+// === impl Gates ===
+
+impl Gates {
+    /// Whether the configuration rolls nothing out, whatever else holds.
+    pub fn disabled(&self) -> Option<&Gate> {
+        self.closed.as_ref().filter(|gate| gate.reason == DISABLED)
+    }
+}
+
+/// Returns why nothing may begin.
+pub(super) fn closed_gate(config: &LinkerdConfig, status: &LinkerdConfigStatus) -> Option<Gate> {
+    let gate = |reason, message: String| Some(Gate { reason, message });
+    let condition = |type_: &str| status.conditions.iter().find(|condition| condition.type_ == type_);
+    if config.spec.mode != Mode::Enforce {
+        return gate(DISABLED, format!("mode is {:?}", config.spec.mode));
+    }
+    if config.spec.rollout.policy == RolloutPolicy::Off {
+        return gate(DISABLED, "spec.rollout.policy is Off".to_owned());
+    }
+    if *config.target.name != *INJECTORS_CONFIG_MAP {
+        return gate(DISABLED, "no injector reads this ConfigMap".to_owned());
+    }
+    if condition("ConfigMapSynced").is_none_or(|synced| synced.status != "True") {
+        return gate("WaitingForConfigMap", "the ConfigMap does not hold what is declared".to_owned());
+    }
+    let rolled_back = status.rollout.as_ref().and_then(|rollout| rollout.rolled_back.as_deref());
+    let injection_hash = status.injection_hash.as_deref().unwrap_or_default();
+    if rolled_back
+        .is_some_and(|key| *key == *RolloutKey::of(injection_hash, status.trust_roots_sha256.as_deref(), None).as_str())
+    {
+        return gate("WaitingForConfigMap", "the configuration is being taken back".to_owned());
+    }
+    let approved = config.annotations.get(APPROVE_ANNOTATION).map(|hash| &**hash);
+    let replaced = status.trust_anchors.as_ref().and_then(|anchors| anchors.replaced.as_deref());
+    if let Some(replaced) = replaced.filter(|replaced| approved != Some(replaced)) {
+        let message = format!(
+            "none of the trust anchors that were there is left, so restarted proxies could not talk to the others; to go on, annotate \
+             the resource with {APPROVE_ANNOTATION}: {replaced}"
+        );
+        return gate("AwaitingApproval", message);
+    }
+    let synced = condition("InjectorSynced");
+    let proceeds = config.spec.injector_sync.on_timeout == OnTimeout::Proceed;
+    let is_open = |synced: &&Condition| synced.status != "False" || synced.reason == "Timeout" && proceeds;
+    match synced.filter(is_open) {
+        Some(_) => None,
+        None => {
+            let message = synced.map_or("nothing is known of the injectors", |synced| &synced.message);
+            gate("WaitingForInjector", message.to_owned())
+        }
+    }
+}

@@ -1,0 +1,195 @@
+//! The progress of a rollout, for the status. Pure.
+//!
+//! In: the [`RolloutSchedule`], the [`RolloutTarget`], the closed gate. Out: a [`RolloutProgress`]. Always holds: RolloutComplete is
+//! true only when every selected workload runs with the target; the condition explains whatever is missing.
+
+use std::sync::Arc;
+
+use k8s_openapi::{apimachinery::pkg::apis::meta::v1::Time, jiff::Timestamp};
+use strum::{EnumIter, IntoStaticStr};
+
+use super::{
+    assess::workload_state::WorkloadFailure,
+    gate::{DISABLED, Gate, OUTSIDE_WINDOW, PAUSED},
+    schedule::RolloutSchedule,
+    target::RolloutTarget,
+};
+use crate::{
+    api::linkerd_config::{OnFailure, RolloutFailure, RolloutPods, RolloutSkipped, RolloutWorkload, RolloutWorkloads},
+    cluster::index::workload_key::WorkloadKey,
+    text::and_more,
+};
+
+/// Entries of each list in a status.
+const LISTED: usize = 20;
+/// Workloads that a message names.
+const NAMED: usize = 3;
+
+/// `status.rollout.phase`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, EnumIter, IntoStaticStr)]
+pub enum RolloutPhase {
+    Idle,
+    Waiting,
+    Progressing,
+    Paused,
+    Halted,
+    RolledBack,
+    Complete,
+}
+
+/// The condition RolloutComplete.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct CompleteCondition {
+    pub holds: bool,
+    pub reason: &'static str,
+    pub message: String,
+}
+
+/// The progress of the rollout of one target.
+#[derive(Clone, Debug, PartialEq)]
+pub struct RolloutProgress {
+    pub target: Arc<RolloutTarget>,
+    pub phase: RolloutPhase,
+    pub complete: CompleteCondition,
+    pub workloads: RolloutWorkloads,
+    pub pods: RolloutPods,
+    pub updating: Vec<RolloutWorkload>,
+    pub failures: Vec<RolloutFailure>,
+    pub skipped: Vec<RolloutSkipped>,
+    pub next_window: Option<Timestamp>,
+    /// Pods are left that were created while others had edited the document.
+    pub suspects: bool,
+    /// Too many workloads failed, and the policy is to roll the configuration back.
+    pub requires_rollback: bool,
+}
+
+/// Whether failures keep restarts from beginning.
+pub fn is_halted(schedule: &RolloutSchedule, target: &RolloutTarget) -> bool {
+    // Pods without proxies are worse than old ones, whatever the resource says about failures.
+    let failed = schedule.failed.len() >= target.rollout().max_failures();
+    schedule.totals.uninjected > 0 || failed && target.rollout().on_failure != OnFailure::Continue
+}
+
+/// Returns the progress. `gate` is the closed gate; `next_window` is when the maintenance window opens.
+pub fn rollout_progress(
+    schedule: &RolloutSchedule,
+    target: &Arc<RolloutTarget>,
+    gate: Option<&Gate>,
+    next_window: Option<Timestamp>,
+) -> RolloutProgress {
+    let totals = &schedule.totals;
+    let (phase, complete) = phase_and_condition(schedule, target, gate);
+    let requires_rollback = is_halted(schedule, target)
+        && target.rollout().on_failure == OnFailure::Rollback
+        && target.rolled_back.is_none();
+    let failure = |(workload, failure): (&WorkloadKey, &WorkloadFailure)| RolloutFailure {
+        kind: workload.kind.to_string(),
+        namespace: workload.namespace.to_string(),
+        name: workload.name.to_string(),
+        reason: failure.reason.clone(),
+        message: failure.message.clone(),
+        time: failure.started.map(Time),
+    };
+    RolloutProgress {
+        target: Arc::clone(target),
+        phase,
+        complete,
+        workloads: totals.workloads,
+        pods: totals.pods,
+        updating: schedule.in_progress().take(LISTED).map(reference).collect(),
+        failures: schedule.failed.iter().take(LISTED).map(failure).collect(),
+        skipped: totals
+            .skipped
+            .iter()
+            .map(|(skip, count)| RolloutSkipped { reason: skip.as_str().to_owned(), count: *count })
+            .collect(),
+        next_window: next_window.filter(|_| gate.is_some_and(|gate| gate.reason == OUTSIDE_WINDOW)),
+        suspects: totals.suspects > 0,
+        requires_rollback,
+    }
+}
+
+fn phase_and_condition(
+    schedule: &RolloutSchedule,
+    target: &RolloutTarget,
+    gate: Option<&Gate>,
+) -> (RolloutPhase, CompleteCondition) {
+    let totals = &schedule.totals;
+    let RolloutWorkloads { selected, updated, updating, pending, failed, .. } = totals.workloads;
+    let because = |phase, reason, message: String| (phase, CompleteCondition { holds: false, reason, message });
+    let holds = |phase, reason, message: String| (phase, CompleteCondition { holds: true, reason, message });
+    let so_far = format!("{updated} of {selected} workloads run with the configuration");
+    if let Some(gate) = gate.filter(|gate| gate.reason == DISABLED) {
+        return because(RolloutPhase::Idle, gate.reason, gate.message.clone());
+    }
+    if target.rolled_back.is_some() {
+        let message = format!(
+            "workloads failed with the configuration, and it was taken back: change the resource; {so_far} before it"
+        );
+        return because(RolloutPhase::RolledBack, "RolledBack", message);
+    }
+    if selected == 0 {
+        return holds(RolloutPhase::Idle, "NothingSelected", "no meshed workload opted in".to_owned());
+    }
+    if updated == selected {
+        return holds(
+            RolloutPhase::Complete,
+            "UpToDate",
+            format!("all {selected} workloads run with the configuration"),
+        );
+    }
+    if is_halted(schedule, target) {
+        let message = format!(
+            "{}; change the resource, or its annotation config.linkerd.io/retry to try again; {so_far}",
+            failures(schedule)
+        );
+        return because(RolloutPhase::Halted, "Halted", message);
+    }
+    if let Some(gate) = gate.filter(|_| pending > 0 || updating > 0) {
+        let phase = if gate.reason == PAUSED { RolloutPhase::Paused } else { RolloutPhase::Waiting };
+        return because(phase, gate.reason, format!("{}; {so_far}", gate.message));
+    }
+    if updating > 0 || schedule.is_startable() {
+        return because(RolloutPhase::Progressing, "Progressing", so_far);
+    }
+    if let Some((workload, message)) = schedule.refused() {
+        let message = format!("{workload} cannot be restarted: {message}; {so_far}");
+        return because(RolloutPhase::Waiting, "WriteFailed", message);
+    }
+    if totals.blocked > 0 {
+        let message = format!("waiting for PodDisruptionBudgets: {}; {so_far}", totals.blocked);
+        return because(RolloutPhase::Waiting, "BlockedByPDB", message);
+    }
+    if failed > 0 {
+        return because(RolloutPhase::Waiting, "WorkloadsFailed", format!("{}; {so_far}", failures(schedule)));
+    }
+    let reasons: Vec<String> =
+        totals.skipped.iter().map(|(skip, count)| format!("{} {count}", skip.as_str())).collect();
+    because(RolloutPhase::Waiting, "WorkloadsSkipped", format!("left alone: {}; {so_far}", reasons.join(", ")))
+}
+
+fn failures(schedule: &RolloutSchedule) -> String {
+    let named = schedule.failed.iter().take(NAMED);
+    let named = named.map(|(workload, failure)| format!("{workload}: {}: {}", failure.reason, failure.message));
+    and_more(named, schedule.failed.len(), "; ")
+}
+
+fn reference(workload: &WorkloadKey) -> RolloutWorkload {
+    RolloutWorkload {
+        kind: workload.kind.to_string(),
+        namespace: workload.namespace.to_string(),
+        name: workload.name.to_string(),
+    }
+}
+
+// === impl RolloutPhase ===
+
+impl RolloutPhase {
+    pub fn as_str(self) -> &'static str {
+        self.into()
+    }
+}
+
+#[cfg(test)]
+#[path = "progress_tests.rs"]
+mod tests;

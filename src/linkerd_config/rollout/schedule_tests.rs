@@ -1,0 +1,221 @@
+use super::*;
+use crate::{
+    api::linkerd_config::RolloutMethod,
+    linkerd_config::rollout::assess::workload_state::{SkipReason, Start},
+};
+
+fn workload(namespace: &str, name: &str) -> WorkloadKey {
+    WorkloadKey { namespace: namespace.into(), kind: "Deployment".into(), name: name.into() }
+}
+
+fn at(seconds: i64) -> Timestamp {
+    Timestamp::from_second(seconds).unwrap()
+}
+
+fn of(state: WorkloadState) -> Option<Assessment> {
+    let pods = RolloutPods { meshed: 1, ..RolloutPods::default() };
+    Some(Assessment { pods, suspects: 0, state, rolling: None })
+}
+
+fn pending() -> Option<Assessment> {
+    let method = RolloutMethod::Restart;
+    of(WorkloadState::Pending(Start { value: "key".to_owned(), method, for_trust_roots: false }))
+}
+
+fn in_progress(state: RolloutState, health: Health) -> Option<Assessment> {
+    of(WorkloadState::InProgress(InProgress {
+        state,
+        since: Some(at(100)),
+        health,
+        evict: None,
+        retry: "key.2".to_owned(),
+    }))
+}
+
+const LIMITS: RolloutLimits = RolloutLimits {
+    may_start: true,
+    may_inject: true,
+    at_once: 1,
+    at_once_in_namespace: 10,
+    interval: Duration::ZERO,
+    soak: Duration::from_secs(30),
+    deadline: Duration::from_secs(600),
+};
+
+fn names(next: &NextSteps) -> Vec<String> {
+    next.steps.iter().map(|step| format!("{}/{}", step.workload.namespace, step.workload.name)).collect()
+}
+
+fn waiting(all: &[(&str, &str)]) -> RolloutSchedule {
+    let mut schedule = RolloutSchedule::default();
+    for (namespace, name) in all {
+        schedule.set(&workload(namespace, name), pending(), at(0));
+    }
+    schedule
+}
+
+#[test]
+fn as_many_begin_as_there_are_places_and_namespaces_share_them() {
+    let schedule = waiting(&[("a", "1"), ("a", "2"), ("a", "3"), ("b", "1"), ("c", "1")]);
+    for (at_once, at_once_in_namespace, begin) in [
+        (1, 10, vec!["a/1"]),
+        (2, 10, vec!["a/1", "a/2"]),
+        (3, 1, vec!["a/1", "b/1", "c/1"]),
+        (9, 2, vec!["a/1", "a/2", "b/1", "c/1"]),
+        (0, 1, vec![]),
+    ] {
+        let limits = RolloutLimits { at_once, at_once_in_namespace, ..LIMITS };
+        assert_eq!(names(&schedule.next(&limits, at(0))), begin);
+    }
+    assert!(schedule.next(&RolloutLimits { may_start: false, ..LIMITS }, at(0)).steps.is_empty());
+}
+
+#[test]
+fn what_was_sent_takes_its_place_before_the_watch_shows_it() {
+    let mut schedule = waiting(&[("a", "1"), ("a", "2")]);
+    let step = schedule.next(&LIMITS, at(0)).steps.remove(0);
+    schedule.record_sent(&step, "7", at(0));
+    assert!(schedule.next(&LIMITS, at(0)).steps.is_empty());
+    assert!(schedule.is_unseen(&step.workload, "6", at(1)) && !schedule.is_unseen(&step.workload, "7", at(1)));
+    assert!(!schedule.is_unseen(&step.workload, "6", at(31)), "it is not waited for for ever");
+    assert_eq!((schedule.totals.workloads.updating, schedule.totals.workloads.pending), (1, 1));
+}
+
+#[test]
+fn restarts_keep_their_distance() {
+    let mut schedule = waiting(&[("a", "1"), ("a", "2")]);
+    let limits = RolloutLimits { at_once: 2, interval: Duration::from_secs(10), ..LIMITS };
+    let next = schedule.next(&limits, at(0));
+    assert_eq!((names(&next).len(), next.look_again), (1, Some(at(10))));
+    schedule.record_sent(&next.steps[0], "7", at(0));
+    let next = schedule.next(&limits, at(9));
+    assert_eq!((names(&next).len(), next.look_again), (0, Some(at(10))));
+    assert_eq!(names(&schedule.next(&limits, at(10))), ["a/2"]);
+    // Whoever comes next goes by what is under way.
+    let mut schedule = waiting(&[("a", "2")]);
+    schedule.set(&workload("a", "1"), in_progress(RolloutState::Updating, Health::Healthy), at(100));
+    assert!(names(&schedule.next(&limits, at(105))).is_empty());
+    assert_eq!(names(&schedule.next(&limits, at(110))), ["a/2"]);
+}
+
+#[test]
+fn one_is_done_when_it_stayed_healthy_for_its_soak() {
+    let (mut schedule, name) = (RolloutSchedule::default(), workload("a", "1"));
+    let healthy = || in_progress(RolloutState::Updating, Health::Healthy);
+    schedule.set(&name, healthy(), at(110));
+    let next = schedule.next(&LIMITS, at(139));
+    assert_eq!((next.steps.len(), next.look_again), (0, Some(at(140))));
+    schedule.set(&name, healthy(), at(139));
+    assert_eq!(schedule.next(&LIMITS, at(140)).steps[0].action, StepAction::Finish { since: Some(at(100)) });
+    // Once more from the beginning.
+    schedule.set(&name, in_progress(RolloutState::Updating, Health::Progressing("x".to_owned())), at(141));
+    schedule.set(&name, healthy(), at(142));
+    assert_eq!(schedule.next(&LIMITS, at(160)).look_again, Some(at(172)));
+    assert_eq!(schedule.next(&RolloutLimits { soak: Duration::ZERO, ..LIMITS }, at(142)).steps.len(), 1);
+}
+
+#[test]
+fn one_that_takes_too_long_fails_and_says_what_is_missing() {
+    let (mut schedule, name) = (RolloutSchedule::default(), workload("a", "1"));
+    schedule.set(&name, in_progress(RolloutState::Updating, Health::Progressing("1 of 3".to_owned())), at(110));
+    let next = schedule.next(&LIMITS, at(699));
+    assert_eq!((next.steps.len(), next.look_again), (0, Some(at(700))));
+    let fails = |action: &StepAction| matches!(action, StepAction::Fail { reason: "ProgressDeadlineExceeded", message } if message == "1 of 3");
+    let step = schedule.next(&LIMITS, at(700)).steps.remove(0);
+    assert!(fails(&step.action));
+    schedule.record_sent(&step, "7", at(700));
+    assert_eq!(
+        (schedule.failed.len(), schedule.totals.workloads.failed, schedule.totals.workloads.updating),
+        (1, 1, 0)
+    );
+    schedule.set(&name, None, at(701));
+    assert!(schedule.failed.is_empty() && schedule.totals == RolloutTotals::default());
+}
+
+#[test]
+fn pods_that_are_still_out_of_date_are_tried_once_more_and_then_it_failed() {
+    for (state, wanted) in [(RolloutState::Updating, "retry"), (RolloutState::Retrying, "fail")] {
+        for health in [Health::StillOutdated, Health::Reverted] {
+            let (mut schedule, name) = (RolloutSchedule::default(), workload("a", "1"));
+            schedule.set(&name, in_progress(state, health), at(110));
+            assert!(schedule.next(&LIMITS, at(114)).steps.is_empty(), "two watches may disagree for a while");
+            let is = match &schedule.next(&LIMITS, at(115)).steps[0].action {
+                StepAction::Retry(value) if value == "key.2" => "retry",
+                StepAction::Fail { reason: "StillOutdated", .. } => "fail",
+                other => panic!("{other:?}"),
+            };
+            assert_eq!(is, wanted);
+        }
+    }
+    // Not while injectors give Pods something else.
+    let (mut schedule, name) = (RolloutSchedule::default(), workload("a", "1"));
+    schedule.set(&name, in_progress(RolloutState::Updating, Health::StillOutdated), at(0));
+    assert!(schedule.next(&RolloutLimits { may_inject: false, ..LIMITS }, at(60)).steps.is_empty());
+}
+
+#[test]
+fn what_cannot_be_written_waits_and_the_others_go_on() {
+    let mut schedule = waiting(&[("a", "1"), ("a", "2")]);
+    schedule.record_failure(&workload("a", "1"), "denied".to_owned(), false, at(0), |count| {
+        Duration::from_secs(10 << count)
+    });
+    assert_eq!(names(&schedule.next(&LIMITS, at(0))), ["a/2"]);
+    assert_eq!(names(&schedule.next(&LIMITS, at(10))), ["a/1"]);
+    schedule.record_failure(&workload("a", "1"), "denied".to_owned(), false, at(10), |count| {
+        Duration::from_secs(10 << count)
+    });
+    assert_eq!(names(&schedule.next(&LIMITS, at(29))), ["a/2"]);
+    schedule.set(&workload("a", "2"), of(WorkloadState::UpToDate), at(29));
+    assert!(schedule.is_startable() && schedule.refused().is_none(), "that happens");
+    schedule.record_failure(&workload("a", "1"), "denied".to_owned(), false, at(30), |_| Duration::from_secs(1));
+    assert!(!schedule.is_startable());
+    assert_eq!(
+        schedule.refused().map(|(workload, why)| (workload.to_string(), why.to_owned())),
+        Some(("a/Deployment/1".to_owned(), "denied".to_owned()))
+    );
+}
+
+#[test]
+fn one_that_rolls_for_something_else_is_restarted_in_its_own_place() {
+    let mut schedule = waiting(&[("a", "1"), ("a", "2")]);
+    let mut rolling = pending().unwrap();
+    rolling.rolling = Some(at(0));
+    schedule.set(&workload("b", "1"), Some(rolling.clone()), at(0));
+    assert_eq!(names(&schedule.next(&LIMITS, at(0))), ["b/1"], "there is no place for any other");
+    // Nor where nobody wants anything of it any more; but not for ever.
+    rolling.state = WorkloadState::Skipped(SkipReason::BlockedByPDB);
+    schedule.set(&workload("b", "1"), Some(rolling), at(0));
+    assert!(schedule.next(&LIMITS, at(599)).steps.is_empty());
+    assert_eq!(names(&schedule.next(&LIMITS, at(600))), ["a/1"]);
+}
+
+#[test]
+fn evictions_come_one_after_the_other() {
+    let (mut schedule, name) = (RolloutSchedule::default(), workload("a", "1"));
+    let evicting = |pod: &str| {
+        let Some(mut assessment) = in_progress(RolloutState::Updating, Health::Evicting) else { panic!() };
+        if let WorkloadState::InProgress(in_progress) = &mut assessment.state {
+            in_progress.evict = Some(pod.into());
+        }
+        Some(assessment)
+    };
+    schedule.set(&name, evicting("web-2"), at(100));
+    assert!(schedule.next(&LIMITS, at(101)).steps.is_empty());
+    let step = schedule.next(&LIMITS, at(102)).steps.remove(0);
+    assert_eq!(step.action, StepAction::Evict("web-2".into()));
+    schedule.record_sent(&step, "", at(102));
+    assert!(schedule.next(&LIMITS, at(103)).steps.is_empty());
+    schedule.set(&name, evicting("web-1"), at(103));
+    assert_eq!(schedule.next(&LIMITS, at(104)).steps.len(), 1);
+}
+
+#[test]
+fn what_may_have_been_written_keeps_its_place_until_that_is_known() {
+    let mut schedule = waiting(&[("a", "1"), ("a", "2")]);
+    let pause = |_| Duration::from_secs(10);
+    schedule.record_failure(&workload("a", "1"), "no answer".to_owned(), true, at(0), pause);
+    assert!(schedule.next(&LIMITS, at(9)).steps.is_empty());
+    assert_eq!(names(&schedule.next(&LIMITS, at(10))), ["a/1"]);
+    schedule.record_failure(&workload("a", "1"), "conflict".to_owned(), false, at(10), pause);
+    assert_eq!(names(&schedule.next(&LIMITS, at(11))), ["a/2"]);
+}

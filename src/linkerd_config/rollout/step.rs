@@ -1,0 +1,32 @@
+//! Steps: the writes of the engine.
+
+use std::sync::Arc;
+
+use k8s_openapi::jiff::Timestamp;
+
+use super::assess::workload_state::Start;
+use crate::cluster::index::workload_key::WorkloadKey;
+
+/// One write to one workload, or to one of its Pods.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct RolloutStep {
+    pub workload: WorkloadKey,
+    pub action: StepAction,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum StepAction {
+    Start(Start),
+    Retry(String),
+    Evict(Arc<str>),
+    /// All its Pods run with the target.
+    Finish {
+        since: Option<Timestamp>,
+    },
+    Fail {
+        reason: &'static str,
+        message: String,
+    },
+    /// Its template gets the value that it had before.
+    Revert,
+}

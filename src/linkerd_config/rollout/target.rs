@@ -1,0 +1,170 @@
+//! The target of a rollout: the configuration that proxies have to run with, and the policy of their restarts. Pure.
+//!
+//! In: a LinkerdConfig in effect, its status, a [`RolloutContext`]. Out: a [`RolloutTarget`], which the engine rolls out.
+
+use std::sync::Arc;
+
+use k8s_openapi::{api::core::v1::ObjectReference, jiff::Timestamp};
+
+use super::{
+    assess::selection::{LabelFilter, SelectionPolicy},
+    gate::{Gates, closed_gate},
+    key::{RETRY_ANNOTATION, RolloutKey},
+};
+use crate::{
+    api::{
+        CONFIG_GROUP, LINKERD_CONFIG_KIND, LinkerdConfigSpec, LinkerdConfigStatus, NamespacedName,
+        linkerd_config::{DriftWindow, Mode, RolloutSpec, RolloutTrigger},
+    },
+    cluster::kinds::linkerd_config::LinkerdConfig,
+    events::object_reference,
+};
+
+#[derive(Clone, Debug, PartialEq)]
+pub struct RolloutTarget {
+    pub config: ConfigReference,
+    /// The term of leadership in which this was decided; the engine acts in no other.
+    pub term: u64,
+    pub key: RolloutKey,
+    /// The key that was rolled back, as [`RolloutKey::of`] makes it without a retry.
+    pub rolled_back: Option<RolloutKey>,
+    /// The policy of the rollout is a part of it.
+    pub spec: Arc<LinkerdConfigSpec>,
+    pub selection: SelectionPolicy,
+    pub proxies: DesiredProxies,
+    pub gates: Gates,
+}
+
+/// The LinkerdConfig that is rolled out.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ConfigReference {
+    pub name: Arc<str>,
+    pub uid: Arc<str>,
+    /// The ConfigMap that it configures; the namespace is the control plane's.
+    pub config_map: NamespacedName,
+}
+
+/// The values that the proxy of a Pod is compared with.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct DesiredProxies {
+    /// The injection hash that Pods have to carry; `None` where injectors set none.
+    pub injection_hash: Option<Arc<str>>,
+    pub proxy_version: Option<Arc<str>>,
+    /// SHA-256 of the bundle of trust anchors, in hexadecimal.
+    pub trust_roots: Option<Arc<str>>,
+    pub baseline: Option<Baseline>,
+    /// When injectors may have used a document that others wrote.
+    pub drift: Vec<TimeRange>,
+}
+
+/// The injection hash that Pods without one are taken to run with.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Baseline {
+    pub hash: Arc<str>,
+    /// Since when every injected Pod carries a hash; `None` until then.
+    pub adopted: Option<Timestamp>,
+}
+
+/// A range of time that includes both ends.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct TimeRange {
+    pub from: Timestamp,
+    /// `None` while it lasts.
+    pub to: Option<Timestamp>,
+}
+
+/// The inputs of a target beside a LinkerdConfig and its status.
+#[derive(Clone, Debug)]
+pub struct RolloutContext {
+    /// The term of leadership.
+    pub term: u64,
+    pub operator_namespace: Arc<str>,
+    /// When the bundle of trust anchors was written.
+    pub trust_roots_written: Option<Timestamp>,
+}
+
+// === impl RolloutTarget ===
+
+impl RolloutTarget {
+    /// Returns the target of a LinkerdConfig in effect, as its status says it.
+    pub fn of(config: &LinkerdConfig, status: &LinkerdConfigStatus, context: &RolloutContext) -> Self {
+        let rollout = status.rollout.clone().unwrap_or_default();
+        let enforces = config.spec.mode == Mode::Enforce;
+        let injection_hash = status.injection_hash.as_deref().filter(|_| enforces);
+        let trust_roots = status.trust_roots_sha256.as_deref();
+        let retry = config.annotations.get(RETRY_ANNOTATION).map(|retry| &**retry);
+        let adopted = rollout.adopted_at.map(|time| time.0);
+        let windows = status.drift.iter().flat_map(|drift| &drift.windows);
+        let range = |window: &DriftWindow| {
+            let from = window.from.as_ref()?.0;
+            Some(TimeRange { from, to: window.to.as_ref().map(|to| to.0) })
+        };
+        let spec = &config.spec.rollout;
+        Self {
+            config: ConfigReference {
+                name: Arc::clone(&config.name),
+                uid: Arc::clone(&config.uid),
+                config_map: config.target.clone(),
+            },
+            term: context.term,
+            key: RolloutKey::of(injection_hash.unwrap_or("none"), trust_roots, retry),
+            rolled_back: rollout.rolled_back.as_deref().map(RolloutKey::from),
+            spec: Arc::clone(&config.spec),
+            selection: SelectionPolicy {
+                namespaces: LabelFilter::of(spec.namespace_selector.as_ref()),
+                workloads: LabelFilter::of(spec.workload_selector.as_ref()),
+                opt_in: spec.opt_in,
+                operator_namespace: Arc::clone(&context.operator_namespace),
+            },
+            proxies: DesiredProxies {
+                injection_hash: injection_hash.map(Arc::from),
+                // The status has the declared version, which Pods do not get after a rollback.
+                proxy_version: status.proxy_version.as_deref().filter(|_| rollout.rolled_back.is_none()).map(Arc::from),
+                trust_roots: trust_roots.map(Arc::from),
+                baseline: rollout.baseline_hash.map(|hash| Baseline { hash: hash.into(), adopted }),
+                drift: windows.filter_map(range).collect(),
+            },
+            gates: Gates { closed: closed_gate(config, status), trust_roots_written: context.trust_roots_written },
+        }
+    }
+
+    /// Whether every workload has the same assessment with both targets: only the gates may differ.
+    pub fn assesses_like(&self, other: &Self) -> bool {
+        let without_gates = |target: &Self| Self { gates: Gates::default(), ..target.clone() };
+        without_gates(self) == without_gates(other)
+    }
+
+    pub fn rollout(&self) -> &RolloutSpec {
+        &self.spec.rollout
+    }
+
+    pub fn is_trigger(&self, trigger: RolloutTrigger) -> bool {
+        self.rollout().triggers.contains(&trigger)
+    }
+}
+
+// === impl ConfigReference ===
+
+impl ConfigReference {
+    pub fn object_reference(&self) -> ObjectReference {
+        let key = NamespacedName::new("", Arc::clone(&self.name));
+        object_reference(&format!("{CONFIG_GROUP}/v1alpha1"), LINKERD_CONFIG_KIND, &key, &self.uid)
+    }
+}
+
+// === impl DesiredProxies ===
+
+impl DesiredProxies {
+    /// Returns when the last drift is over as far as Pods show it: a Pod that is created in the second in which it ended is
+    /// suspect, too.
+    pub fn drift_ends(&self) -> Option<Timestamp> {
+        let ends = self.drift.iter().filter_map(|range| range.to).max()?;
+        Timestamp::from_second(ends.as_second() + 1).ok()
+    }
+
+    /// Whether a Pod that was created then may have been injected with a document that others wrote.
+    pub fn is_in_drift(&self, created: Timestamp) -> bool {
+        // Times of creation are whole seconds, and so is the beginning of a drift.
+        self.drift.iter().any(|range| range.from <= created && range.to.is_none_or(|to| created <= to))
+    }
+}

@@ -1,0 +1,77 @@
+//! Sums over all workloads, for the status and for the gates. Pure.
+
+use std::collections::BTreeMap;
+
+use super::assess::workload_state::{Assessment, SkipReason, WorkloadState};
+use crate::api::linkerd_config::{RolloutPods, RolloutWorkloads};
+
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct RolloutTotals {
+    pub pods: RolloutPods,
+    pub suspects: i64,
+    pub workloads: RolloutWorkloads,
+    pub skipped: BTreeMap<SkipReason, i64>,
+    /// Selected workloads that are skipped.
+    pub left_alone: i64,
+    pub blocked: i64,
+    pub for_trust_roots: i64,
+    pub uninjected: i64,
+}
+
+// === impl RolloutTotals ===
+
+impl RolloutTotals {
+    /// Adds the numbers of one workload, or subtracts them with a `sign` of -1.
+    pub(super) fn add(&mut self, assessment: &Assessment, sign: i64) {
+        let Assessment { pods, suspects, state, rolling: _ } = assessment;
+        add_pods(&mut self.pods, pods, sign);
+        self.suspects += sign * suspects;
+        let workloads = &mut self.workloads;
+        let skipped = match state {
+            WorkloadState::Unmeshed | WorkloadState::Unselected(_) | WorkloadState::Observed => return,
+            WorkloadState::Unsupported(skip) => Some(skip),
+            WorkloadState::Skipped(skip) => {
+                workloads.selected += sign;
+                self.left_alone += sign;
+                self.blocked += sign * i64::from(*skip == SkipReason::BlockedByPDB);
+                Some(skip)
+            }
+            _ => {
+                workloads.selected += sign;
+                None
+            }
+        };
+        match state {
+            WorkloadState::UpToDate => workloads.updated += sign,
+            WorkloadState::InProgress(_) => workloads.updating += sign,
+            WorkloadState::Pending(start) => {
+                workloads.pending += sign;
+                self.for_trust_roots += sign * i64::from(start.for_trust_roots);
+            }
+            WorkloadState::Failed(failure) => {
+                workloads.failed += sign;
+                self.uninjected += sign * i64::from(failure.reason == "Uninjected");
+            }
+            _ => {}
+        }
+        if let Some(skip) = skipped {
+            workloads.skipped += sign;
+            let count = self.skipped.entry(*skip).or_default();
+            *count += sign;
+            if *count == 0 {
+                self.skipped.remove(skip);
+            }
+        }
+    }
+}
+
+fn add_pods(sum: &mut RolloutPods, counts: &RolloutPods, sign: i64) {
+    let RolloutPods { meshed, current, outdated, pinned, unknown, uninjected, completed } = *counts;
+    sum.meshed += sign * meshed;
+    sum.current += sign * current;
+    sum.outdated += sign * outdated;
+    sum.pinned += sign * pinned;
+    sum.unknown += sign * unknown;
+    sum.uninjected += sign * uninjected;
+    sum.completed += sign * completed;
+}
