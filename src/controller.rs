@@ -60,7 +60,7 @@ pub struct LeaderGate {
 }
 
 /// The names of all objects of a kind, for kube-runtime's Controller: all else is read from the cluster's state.
-pub struct Names<K: Resource<DynamicType = ()> + Clone + Debug + 'static>(Mutex<Writer<PartialObjectMeta<K>>>);
+pub struct ObjectNames<K: Resource<DynamicType = ()> + Clone + Debug + 'static>(Mutex<Writer<PartialObjectMeta<K>>>);
 
 /// What a controller does about one object.
 pub trait Reconciler: Send + Sync + Sized + 'static {
@@ -171,9 +171,9 @@ impl LeaderGate {
     }
 }
 
-// === impl Names ===
+// === impl ObjectNames ===
 
-impl<K: Resource<DynamicType = ()> + Clone + Debug + 'static> Default for Names<K> {
+impl<K: Resource<DynamicType = ()> + Clone + Debug + 'static> Default for ObjectNames<K> {
     fn default() -> Self {
         let mut writer = Writer::new(());
         // The Controller waits until its store is complete. It starts after the first list, so the store is complete by then.
@@ -183,7 +183,7 @@ impl<K: Resource<DynamicType = ()> + Clone + Debug + 'static> Default for Names<
     }
 }
 
-impl<K: Resource<DynamicType = ()> + Clone + Debug + 'static> Names<K> {
+impl<K: Resource<DynamicType = ()> + Clone + Debug + 'static> ObjectNames<K> {
     /// Notes a change of an object, by its uid before and after the change.
     pub fn update(&self, key: &NamespacedName, old: Option<Arc<str>>, new: Option<Arc<str>>) {
         if old == new {

@@ -1,19 +1,23 @@
 //! `linkerd-operator`: a control plane for the Linkerd service mesh.
 //!
 //! ```text
-//! kube-apiserver ──watch──▶ cluster ─┬─WorkQueue──▶ external_workload, linkerd_config: State → Plan → apply ──write──▶ kube-apiserver
-//!                                    │                    ▲                                    └─▶ events
-//!                                    │                controller ◀── lease
-//!                                    └─Dirty─────▶ destination: State → Members → Snapshot ──▶ streams ──▶ proxies
+//! kube-apiserver ──watch──▶ cluster: State ──Change──▶ observers, one or more for each job
+//!                              │                         ├─ WorkQueue ─▶ external_workload, linkerd_config: State → Plan → apply ──write──▶ kube-apiserver
+//!                              │                         ├─ DirtySet ──▶ linkerd_config::rollout: assess → schedule → restart ────write──▶ kube-apiserver
+//!                              └──────── read ──────────▶├─ DirtySet ──▶ destination: State → Members → Snapshot ──▶ streams ──▶ proxies
+//!                                                        └─ injector prober: do all injectors use the configuration?
 //! ```
 //!
 //! Data goes one way: a reader of the state never writes it, and a controller's own write comes back through the watch
-//! like anybody's. Decisions are functions from values to values (the controllers' `plan`, [`destination`]'s `members`,
-//! `view`, `endpoint` and `snapshot`); what surrounds them reads, waits, writes and serves. [`manager`] puts the parts
-//! together. [`cli`] is the other side: what a proxy is told, and what a LinkerdConfig would change, for people.
+//! like any other write. The cache publishes what changed; each job derives its own keys from that. Decisions are functions from values
+//! to values (the controllers' `plan`, the destination's `members`, `view`, `endpoint` and `snapshot`); the code around them reads,
+//! waits, writes and serves. [`controller`], [`lease`] and [`events`] are what the controllers have in common; they write only while they
+//! lead. [`manager`] puts the parts together. [`cli`] shows people what a proxy is sent, and what a LinkerdConfig would change.
 
 pub mod admin;
 pub mod api;
+#[cfg(test)]
+mod architecture_tests;
 pub mod args;
 pub mod cli;
 pub mod client;

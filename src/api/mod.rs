@@ -25,8 +25,8 @@ pub use metadata::{MetadataOf, last_update, lean_metadata};
 pub use namespaced_name::{LONGEST_LABEL, LONGEST_NAME, NamespacedName};
 pub use server::{Server, ServerSpec};
 pub use service_profile::{
-    RequestMatch, ResponseClass, ResponseMatch, RetryBudgetSpec, RouteSpec, ServiceProfile, ServiceProfileSpec,
-    StatusRange, WeightedDst,
+    RequestMatchSpec, ResponseClassSpec, ResponseMatchSpec, RetryBudgetSpec, RouteSpec, ServiceProfile,
+    ServiceProfileSpec, StatusRange, WeightedDst,
 };
 
 /// Of [`LinkerdConfig`], and of our labels and annotations.

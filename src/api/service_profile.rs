@@ -38,15 +38,15 @@ pub struct ServiceProfileSpec {
 #[serde(rename_all = "camelCase", default, remote = "Self")]
 pub struct RouteSpec {
     pub name: Option<String>,
-    pub condition: Option<RequestMatch>,
-    pub response_classes: Option<Vec<Option<ResponseClass>>>,
+    pub condition: Option<RequestMatchSpec>,
+    pub response_classes: Option<Vec<Option<ResponseClassSpec>>>,
     pub is_retryable: Option<bool>,
     pub timeout: Option<String>,
 }
 
 #[derive(Clone, Debug, Default, Deserialize)]
 #[serde(rename_all = "camelCase", default, remote = "Self")]
-pub struct RequestMatch {
+pub struct RequestMatchSpec {
     pub all: Option<Vec<Option<Self>>>,
     pub any: Option<Vec<Option<Self>>>,
     pub method: Option<String>,
@@ -57,14 +57,14 @@ pub struct RequestMatch {
 
 #[derive(Clone, Debug, Default, Deserialize)]
 #[serde(rename_all = "camelCase", default, remote = "Self")]
-pub struct ResponseClass {
-    pub condition: Option<ResponseMatch>,
+pub struct ResponseClassSpec {
+    pub condition: Option<ResponseMatchSpec>,
     pub is_failure: Option<bool>,
 }
 
 #[derive(Clone, Debug, Default, Deserialize)]
 #[serde(default, remote = "Self")]
-pub struct ResponseMatch {
+pub struct ResponseMatchSpec {
     pub all: Option<Vec<Option<Self>>>,
     pub any: Option<Vec<Option<Self>>>,
     pub status: Option<StatusRange>,
@@ -122,9 +122,9 @@ macro_rules! objects {
 objects!(
     ServiceProfileSpec,
     RouteSpec,
-    RequestMatch,
-    ResponseClass,
-    ResponseMatch,
+    RequestMatchSpec,
+    ResponseClassSpec,
+    ResponseMatchSpec,
     StatusRange,
     RetryBudgetSpec,
     WeightedDst
@@ -132,10 +132,10 @@ objects!(
 
 /// The object that the controller reads, or the list that the schema wants, with one in it. Not through an untagged enum, which
 /// keeps a copy of all that it reads: nested, they would be as many copies.
-fn one<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<Box<RequestMatch>>, D::Error> {
+fn one<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<Box<RequestMatchSpec>>, D::Error> {
     struct One;
     impl<'de> Visitor<'de> for One {
-        type Value = Option<Box<RequestMatch>>;
+        type Value = Option<Box<RequestMatchSpec>>;
 
         fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
             f.write_str("an object, or a list of one")
@@ -146,11 +146,11 @@ fn one<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<Box<RequestM
         }
 
         fn visit_map<A: MapAccess<'de>>(self, map: A) -> Result<Self::Value, A::Error> {
-            RequestMatch::deserialize(MapAccessDeserializer::new(map)).map(|it| Some(Box::new(it)))
+            RequestMatchSpec::deserialize(MapAccessDeserializer::new(map)).map(|it| Some(Box::new(it)))
         }
 
         fn visit_seq<A: SeqAccess<'de>>(self, mut list: A) -> Result<Self::Value, A::Error> {
-            let only = list.next_element::<Box<RequestMatch>>()?;
+            let only = list.next_element::<Box<RequestMatchSpec>>()?;
             match list.next_element::<IgnoredAny>()? {
                 None if only.is_some() => Ok(only),
                 _ => Err(A::Error::invalid_length(2, &self)),

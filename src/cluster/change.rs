@@ -23,8 +23,8 @@ pub trait Observer: Send + Sync + 'static {
     fn kinds(&self) -> &'static [Kind];
 
     /// The part of a kind that the consumer needs. Where the observers of a kind need different parts, all of it is watched.
-    fn scope(&self, _: Kind) -> Scope {
-        Scope::default()
+    fn scope(&self, _: Kind) -> WatchScope {
+        WatchScope::default()
     }
 
     /// Whether the process is not ready before the consumer's kinds are known.
@@ -37,7 +37,7 @@ pub trait Observer: Send + Sync + 'static {
 
 /// A part of a kind, as list and watch select it.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Scope {
+pub struct WatchScope {
     /// `None` for all namespaces.
     pub namespace: Option<Arc<str>>,
     /// A label selector; `None` for all objects.
@@ -81,9 +81,9 @@ impl<T> Diff<T> {
     }
 }
 
-// === impl Scope ===
+// === impl WatchScope ===
 
-impl Scope {
+impl WatchScope {
     /// The part that all observers of the kind need. `None` where no observer reads it.
     pub(super) fn of(kind: Kind, observers: &[Arc<dyn Observer>]) -> Option<Self> {
         let mut scopes = observers.iter().filter(|it| it.kinds().contains(&kind)).map(|observer| observer.scope(kind));
@@ -103,8 +103,8 @@ mod tests {
             &[Kind::EndpointSlice]
         }
 
-        fn scope(&self, _: Kind) -> Scope {
-            Scope { namespace: None, labels: self.0.map(str::to_owned) }
+        fn scope(&self, _: Kind) -> WatchScope {
+            WatchScope { namespace: None, labels: self.0.map(str::to_owned) }
         }
 
         fn blocks_readiness(&self) -> bool {
@@ -119,7 +119,10 @@ mod tests {
         let scope = |observers: &[Option<&'static str>]| {
             let observers: Vec<Arc<dyn Observer>> =
                 observers.iter().map(|labels| Arc::new(Slices(*labels)) as Arc<dyn Observer>).collect();
-            (Scope::of(Kind::EndpointSlice, &observers).map(|scope| scope.labels), Scope::of(Kind::Pod, &observers))
+            (
+                WatchScope::of(Kind::EndpointSlice, &observers).map(|scope| scope.labels),
+                WatchScope::of(Kind::Pod, &observers),
+            )
         };
         assert_eq!(scope(&[]), (None, None));
         assert_eq!(scope(&[Some("a=b"), Some("a=b")]), (Some(Some("a=b".to_owned())), None));

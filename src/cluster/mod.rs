@@ -8,7 +8,6 @@ mod change;
 pub mod index;
 pub mod kinds;
 mod problems;
-pub(crate) mod quantity;
 #[cfg(test)]
 pub(crate) mod testing;
 pub(crate) mod watch;
@@ -21,7 +20,7 @@ use prometheus::Registry;
 use tokio::sync::{Notify, watch as channel};
 
 use crate::tasks::Tasks;
-pub use change::{Diff, Observer, Scope};
+pub use change::{Diff, Observer, WatchScope};
 pub use kinds::{Change, Kind, Projected, State};
 pub use problems::Problems;
 pub use watch::WatchProblem;
@@ -30,7 +29,7 @@ pub use watch::WatchProblem;
 #[derive(Clone)]
 pub struct Cluster {
     state: Arc<RwLock<State>>,
-    watches: Arc<[channel::Receiver<watch::Status>]>,
+    watches: Arc<[channel::Receiver<watch::WatchStatus>]>,
     relist: Arc<Notify>,
 }
 
@@ -52,8 +51,8 @@ impl Cluster {
         let metrics = watch::Metrics::register(registry, &state)?;
         let mut watches = Vec::new();
         for kind in Kind::ALL {
-            let Some(scope) = Scope::of(*kind, observers) else { continue };
-            let context = watch::Context {
+            let Some(scope) = WatchScope::of(*kind, observers) else { continue };
+            let context = watch::WatchContext {
                 state: Arc::clone(&state),
                 observers: observers.iter().filter(|observer| observer.kinds().contains(kind)).cloned().collect(),
                 relist: Arc::clone(&relist),
@@ -77,7 +76,7 @@ impl Cluster {
     /// Resolves when no watch of the kinds is failing; one that is failing lists its kind again at once, and so misses nothing.
     pub async fn recovered(&self, kinds: &[Kind]) {
         self.relist.notify_waiters();
-        self.wait_until(kinds, watch::Status::is_followed).await;
+        self.wait_until(kinds, watch::WatchStatus::is_followed).await;
     }
 
     /// Whether each of the kinds is followed right now.
@@ -96,11 +95,11 @@ impl Cluster {
         self.watches.iter().filter_map(|watch| watch.borrow().problem()).collect()
     }
 
-    fn watches_of(&self, kinds: &[Kind]) -> impl Iterator<Item = &channel::Receiver<watch::Status>> {
+    fn watches_of(&self, kinds: &[Kind]) -> impl Iterator<Item = &channel::Receiver<watch::WatchStatus>> {
         self.watches.iter().filter(|watch| kinds.contains(&watch.borrow().kind))
     }
 
-    async fn wait_until(&self, kinds: &[Kind], is: impl Fn(&watch::Status) -> bool) {
+    async fn wait_until(&self, kinds: &[Kind], is: impl Fn(&watch::WatchStatus) -> bool) {
         for watch in self.watches_of(kinds) {
             let ended = watch.clone().wait_for(&is).await.is_err();
             if ended {

@@ -9,14 +9,14 @@ use serde_json::Value;
 use super::{
     Cluster, Observer,
     kinds::{Kind, KindVisitor, Projected},
-    watch::{Context, Memory, Metrics, Relist, guarded::Guarded},
+    watch::{Metrics, Relist, WatchContext, WatchMemory, guarded::Guarded},
 };
 
 pub(crate) struct Feed {
     pub(crate) cluster: Cluster,
     observers: Vec<Arc<dyn Observer>>,
     metrics: Metrics,
-    /// The `(Relist, Memory)` of each kind.
+    /// The `(Relist, WatchMemory)` of each kind.
     watches: HashMap<Kind, Box<dyn Any>>,
 }
 
@@ -57,15 +57,15 @@ impl KindVisitor for Apply<'_> {
             Event::Apply(object) => Event::Apply(read(object)),
             Event::Delete(object) => Event::Delete(read(object)),
         };
-        let context = Context {
+        let context = WatchContext {
             state: Arc::clone(&feed.cluster.state),
             observers: feed.observers.iter().filter(|observer| observer.kinds().contains(&T::KIND)).cloned().collect(),
             relist: Arc::default(),
             metrics: feed.metrics.clone(),
         };
-        let new = || -> Box<dyn Any> { Box::new((Relist::<T>::default(), Memory::default())) };
+        let new = || -> Box<dyn Any> { Box::new((Relist::<T>::default(), WatchMemory::default())) };
         let watch = feed.watches.entry(T::KIND).or_insert_with(new);
-        let (relist, memory) = watch.downcast_mut::<(Relist<T>, Memory)>().unwrap();
+        let (relist, memory) = watch.downcast_mut::<(Relist<T>, WatchMemory)>().unwrap();
         context.apply::<T>(event, relist, memory);
     }
 }

@@ -8,11 +8,11 @@ use tokio::time::Instant;
 use crate::{
     api::NamespacedName,
     cluster::{
-        Change, Kind, Observer, Scope, State,
+        Change, Kind, Observer, State, WatchScope,
         index::selector::Labels,
         kinds::{endpoint_slice::managed_selector, service::Service},
     },
-    controller::Names,
+    controller::ObjectNames,
     queue::WorkQueue,
 };
 
@@ -22,14 +22,14 @@ pub(super) const KINDS: &[Kind] = &[Kind::Service, Kind::EndpointSlice, Kind::Ex
 /// Adds the Services that changes concern to the controller's queue.
 pub struct ExternalWorkloadObserver {
     pub(super) queue: Arc<WorkQueue>,
-    pub(super) services: Names<core::Service>,
+    pub(super) services: ObjectNames<core::Service>,
 }
 
 impl ExternalWorkloadObserver {
     /// # Errors
     /// When the metrics are registered already.
     pub fn new(registry: &prometheus::Registry) -> prometheus::Result<Arc<Self>> {
-        Ok(Arc::new(Self { queue: WorkQueue::new(super::QUEUE, registry)?, services: Names::default() }))
+        Ok(Arc::new(Self { queue: WorkQueue::new(super::QUEUE, registry)?, services: ObjectNames::default() }))
     }
 }
 
@@ -38,9 +38,9 @@ impl Observer for ExternalWorkloadObserver {
         KINDS
     }
 
-    fn scope(&self, kind: Kind) -> Scope {
+    fn scope(&self, kind: Kind) -> WatchScope {
         let labels = (kind == Kind::EndpointSlice).then(managed_selector);
-        Scope { labels, ..Scope::default() }
+        WatchScope { labels, ..WatchScope::default() }
     }
 
     fn blocks_readiness(&self) -> bool {

@@ -1,7 +1,7 @@
 use std::collections::HashMap;
 
 use super::*;
-use crate::{api::NamespacedName, cluster::kinds::config_map::Writer};
+use crate::{api::NamespacedName, cluster::kinds::config_map::FieldManager};
 
 fn live(writers: &[&str], annotations: &[(&str, &str)]) -> ConfigMap {
     ConfigMap {
@@ -16,7 +16,7 @@ fn live(writers: &[&str], annotations: &[(&str, &str)]) -> ConfigMap {
             .iter()
             .map(|(key, value)| ((*key).to_owned(), (*value).to_owned()))
             .collect::<HashMap<_, _>>(),
-        writers: writers.iter().map(|manager| Writer { manager: (*manager).to_owned(), time: None }).collect(),
+        writers: writers.iter().map(|manager| FieldManager { manager: (*manager).to_owned(), time: None }).collect(),
         bundle: None,
         bundle_written: None,
     }

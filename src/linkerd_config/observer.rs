@@ -7,8 +7,8 @@ use tokio::time::Instant;
 use super::active;
 use crate::{
     api::{self, INJECTOR, NamespacedName, TRUST_ROOTS},
-    cluster::{Change, Diff, Kind, Observer, Scope, State, kinds::linkerd_config::LinkerdConfig},
-    controller::Names,
+    cluster::{Change, Diff, Kind, Observer, State, WatchScope, kinds::linkerd_config::LinkerdConfig},
+    controller::ObjectNames,
     queue::WorkQueue,
 };
 
@@ -18,7 +18,7 @@ pub(super) const KINDS: &[Kind] = &[Kind::LinkerdConfig, Kind::ConfigMap, Kind::
 /// Adds the LinkerdConfigs that changes concern to the controller's queue.
 pub struct LinkerdConfigObserver {
     pub(super) queue: Arc<WorkQueue>,
-    pub(super) configs: Names<api::LinkerdConfig>,
+    pub(super) configs: ObjectNames<api::LinkerdConfig>,
     /// ConfigMaps are watched in the control-plane namespace only.
     control_plane_namespace: Arc<str>,
 }
@@ -29,7 +29,7 @@ impl LinkerdConfigObserver {
     pub fn new(control_plane_namespace: &str, registry: &prometheus::Registry) -> prometheus::Result<Arc<Self>> {
         Ok(Arc::new(Self {
             queue: WorkQueue::new(super::QUEUE, registry)?,
-            configs: Names::default(),
+            configs: ObjectNames::default(),
             control_plane_namespace: control_plane_namespace.into(),
         }))
     }
@@ -44,9 +44,9 @@ impl Observer for LinkerdConfigObserver {
         KINDS
     }
 
-    fn scope(&self, kind: Kind) -> Scope {
+    fn scope(&self, kind: Kind) -> WatchScope {
         let namespace = (kind == Kind::ConfigMap).then(|| Arc::clone(&self.control_plane_namespace));
-        Scope { namespace, ..Scope::default() }
+        WatchScope { namespace, ..WatchScope::default() }
     }
 
     fn blocks_readiness(&self) -> bool {

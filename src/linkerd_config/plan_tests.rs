@@ -8,7 +8,7 @@ use serde_json::{Value, json};
 use super::*;
 use crate::{
     api::{CREATED_BY_ANNOTATION, NamespacedName},
-    cluster::kinds::config_map::Writer,
+    cluster::kinds::config_map::FieldManager,
     linkerd_config::drift::{FIELD_MANAGER, HASH_ANNOTATION},
 };
 
@@ -52,7 +52,7 @@ impl Cluster {
         let live = self.live.as_mut().unwrap();
         live.values = Some(values.into());
         live.writers.retain(|writer| writer.manager != manager);
-        live.writers.insert(0, Writer { manager: manager.to_owned(), time: None });
+        live.writers.insert(0, FieldManager { manager: manager.to_owned(), time: None });
     }
 
     /// Somebody sets a value in the document as it is.

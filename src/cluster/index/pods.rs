@@ -16,22 +16,22 @@ use crate::cluster::kinds::{owner::Owner, pod::Pod, proxy::AllInjected};
 
 /// The Pods of a namespace by what selects or owns them.
 #[derive(Default)]
-pub struct NamespaceIndex {
+pub struct PodsOfNamespace {
     by_label: ByLabel,
     by_owner: NamesBy<Owner>,
 }
 
 /// All Pods by their addresses, and what they share.
 #[derive(Default)]
-pub struct ClusterIndex {
+pub struct PodsOfCluster {
     by_ip: ByAddress<IpAddr, Pod>,
     by_host_port: ByAddress<SocketAddr, Pod>,
     injected: AllInjected,
 }
 
 impl Stored for Pod {
-    type NamespaceIndex = NamespaceIndex;
-    type ClusterIndex = ClusterIndex;
+    type NamespaceIndex = PodsOfNamespace;
+    type ClusterIndex = PodsOfCluster;
 
     fn namespace(&self) -> &Arc<str> {
         &self.key.namespace
@@ -41,11 +41,11 @@ impl Stored for Pod {
         &self.key.name
     }
 
-    fn prepare(&mut self, cluster: &mut ClusterIndex) {
+    fn prepare(&mut self, cluster: &mut PodsOfCluster) {
         self.injected = self.injected.take().map(|injected| cluster.injected.share(injected));
     }
 
-    fn index(self: &Arc<Self>, namespace: &mut NamespaceIndex, cluster: &mut ClusterIndex) {
+    fn index(self: &Arc<Self>, namespace: &mut PodsOfNamespace, cluster: &mut PodsOfCluster) {
         cluster.by_ip.insert(self.own_addresses().iter().copied(), self);
         cluster.by_host_port.insert(self.host_ports(), self);
         namespace.by_label.insert(&self.labels, &self.key.name);
@@ -54,7 +54,7 @@ impl Stored for Pod {
         }
     }
 
-    fn unindex(self: &Arc<Self>, namespace: &mut NamespaceIndex, cluster: &mut ClusterIndex) {
+    fn unindex(self: &Arc<Self>, namespace: &mut PodsOfNamespace, cluster: &mut PodsOfCluster) {
         namespace.by_label.remove(&self.labels, &self.key.name);
         if let Some(owner) = &self.owner {
             namespace.by_owner.remove(owner, &self.key.name);

@@ -28,19 +28,19 @@ pub trait Stored: Sized {
 
 /// All objects of one kind.
 pub struct Store<T: Stored> {
-    namespaces: HashMap<Arc<str>, Namespace<T>>,
+    namespaces: HashMap<Arc<str>, NamespaceObjects<T>>,
     cluster: T::ClusterIndex,
     count: usize,
 }
 
-struct Namespace<T: Stored> {
+struct NamespaceObjects<T: Stored> {
     by_name: HashMap<Arc<str>, Arc<T>>,
     index: T::NamespaceIndex,
 }
 
 /// See [`Store::select`].
 pub struct Selected<'a, T: Stored, N> {
-    namespace: Option<&'a Namespace<T>>,
+    namespace: Option<&'a NamespaceObjects<T>>,
     names: Option<N>,
 }
 
@@ -56,7 +56,7 @@ impl<T: Stored> Default for Store<T> {
     }
 }
 
-impl<T: Stored> Default for Namespace<T> {
+impl<T: Stored> Default for NamespaceObjects<T> {
     fn default() -> Self {
         Self { by_name: HashMap::new(), index: T::NamespaceIndex::default() }
     }

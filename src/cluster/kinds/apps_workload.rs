@@ -45,7 +45,7 @@ pub struct AppsWorkload {
     pub update: UpdateStrategy,
     /// A Deployment that makes no Pods anew, whatever its template says.
     pub paused: bool,
-    pub progress: Progress,
+    pub progress: WorkloadProgress,
     /// Why a Deployment gets no further.
     pub failure: Option<Box<str>>,
 }
@@ -76,7 +76,7 @@ pub enum UpdateStrategy {
 
 /// How far its Pods are, as its controller said.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Progress {
+pub struct WorkloadProgress {
     /// It was said of the template as it is now.
     pub observed: bool,
     pub wanted: i64,
@@ -106,7 +106,7 @@ pub trait WorkloadObject:
     const RESOURCE: &'static str;
     const CACHE_SIZE: &'static str;
     fn change(diff: Diff<AppsWorkload>) -> Change;
-    fn into_parts(self) -> (ObjectMeta, Option<Spec>, Option<Status>);
+    fn into_parts(self) -> (ObjectMeta, Option<WorkloadSpec>, Option<WorkloadStatus>);
 }
 
 #[derive(Clone, Debug, Deserialize, Resource)]
@@ -115,9 +115,9 @@ pub struct DeploymentObject {
     #[serde(deserialize_with = "lean_metadata")]
     metadata: ObjectMeta,
     #[serde(default)]
-    spec: Option<Spec>,
+    spec: Option<WorkloadSpec>,
     #[serde(default)]
-    status: Option<Status>,
+    status: Option<WorkloadStatus>,
 }
 
 #[derive(Clone, Debug, Deserialize, Resource)]
@@ -126,9 +126,9 @@ pub struct StatefulSetObject {
     #[serde(deserialize_with = "lean_metadata")]
     metadata: ObjectMeta,
     #[serde(default)]
-    spec: Option<Spec>,
+    spec: Option<WorkloadSpec>,
     #[serde(default)]
-    status: Option<Status>,
+    status: Option<WorkloadStatus>,
 }
 
 #[derive(Clone, Debug, Deserialize, Resource)]
@@ -137,15 +137,15 @@ pub struct DaemonSetObject {
     #[serde(deserialize_with = "lean_metadata")]
     metadata: ObjectMeta,
     #[serde(default)]
-    spec: Option<Spec>,
+    spec: Option<WorkloadSpec>,
     #[serde(default)]
-    status: Option<Status>,
+    status: Option<WorkloadStatus>,
 }
 
 /// What is below `spec` of any of the kinds.
 #[derive(Clone, Debug, Default, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
-pub struct Spec {
+pub struct WorkloadSpec {
     replicas: Option<i64>,
     paused: Option<bool>,
     template: Option<TemplateObject>,
@@ -171,7 +171,7 @@ struct RollingUpdate {
 #[serde(default)]
 struct TemplateObject {
     metadata: Option<TemplateMetadata>,
-    spec: Option<PodSpec>,
+    spec: Option<TemplateSpec>,
 }
 
 #[derive(Clone, Debug, Default, Deserialize)]
@@ -183,14 +183,14 @@ struct TemplateMetadata {
 
 #[derive(Clone, Debug, Default, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
-struct PodSpec {
+struct TemplateSpec {
     host_network: Option<bool>,
 }
 
 /// What is below `status` of any of the kinds.
 #[derive(Clone, Debug, Default, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
-pub struct Status {
+pub struct WorkloadStatus {
     observed_generation: Option<i64>,
     replicas: Option<i64>,
     updated_replicas: Option<i64>,
@@ -201,12 +201,12 @@ pub struct Status {
     updated_number_scheduled: Option<i64>,
     number_ready: Option<i64>,
     number_available: Option<i64>,
-    conditions: Option<Vec<Condition>>,
+    conditions: Option<Vec<WorkloadCondition>>,
 }
 
 #[derive(Clone, Debug, Default, Deserialize)]
 #[serde(default)]
-struct Condition {
+struct WorkloadCondition {
     r#type: Option<String>,
     status: Option<String>,
     reason: Option<String>,
@@ -230,7 +230,7 @@ impl WorkloadKind {
 // === impl AppsWorkload ===
 
 impl AppsWorkload {
-    fn new(kind: WorkloadKind, metadata: ObjectMeta, spec: Spec, status: &Status) -> Self {
+    fn new(kind: WorkloadKind, metadata: ObjectMeta, spec: WorkloadSpec, status: &WorkloadStatus) -> Self {
         Self {
             workload: WorkloadKey::new(
                 metadata.namespace.unwrap_or_default(),
@@ -245,7 +245,7 @@ impl AppsWorkload {
             annotations: config_annotations(metadata.annotations),
             update: UpdateStrategy::of(kind, &spec),
             paused: kind == WorkloadKind::Deployment && spec.paused.unwrap_or_default(),
-            progress: Progress::of(kind, metadata.generation, spec.replicas, status),
+            progress: WorkloadProgress::of(kind, metadata.generation, spec.replicas, status),
             failure: if kind == WorkloadKind::Deployment { status.failure() } else { None },
             template: Template::of(spec.template.unwrap_or_default()),
         }
@@ -277,7 +277,7 @@ impl Template {
 }
 
 impl UpdateStrategy {
-    fn of(kind: WorkloadKind, spec: &Spec) -> Self {
+    fn of(kind: WorkloadKind, spec: &WorkloadSpec) -> Self {
         let strategy = match kind {
             WorkloadKind::Deployment => &spec.strategy,
             WorkloadKind::StatefulSet | WorkloadKind::DaemonSet => &spec.update_strategy,
@@ -293,8 +293,8 @@ impl UpdateStrategy {
     }
 }
 
-impl Progress {
-    fn of(kind: WorkloadKind, generation: Option<i64>, replicas: Option<i64>, status: &Status) -> Self {
+impl WorkloadProgress {
+    fn of(kind: WorkloadKind, generation: Option<i64>, replicas: Option<i64>, status: &WorkloadStatus) -> Self {
         let [wanted, total, updated, ready, available] = match kind {
             WorkloadKind::Deployment | WorkloadKind::StatefulSet => [
                 replicas.or(Some(1)),
@@ -317,13 +317,14 @@ impl Progress {
     }
 }
 
-impl Status {
+impl WorkloadStatus {
     /// That no Pods can be made, which says why; else that they do not become available in time.
     fn failure(&self) -> Option<Box<str>> {
         let text = |wanted: &str, value: &str| {
             let mut conditions = self.conditions.iter().flatten();
-            let is = |it: &&Condition| it.r#type.as_deref() == Some(wanted) && it.status.as_deref() == Some(value);
-            let Condition { message, reason, .. } = conditions.find(is)?;
+            let is =
+                |it: &&WorkloadCondition| it.r#type.as_deref() == Some(wanted) && it.status.as_deref() == Some(value);
+            let WorkloadCondition { message, reason, .. } = conditions.find(is)?;
             message.as_deref().filter(|it| !it.is_empty()).or(reason.as_deref())
         };
         let text = text("ReplicaFailure", "True").or_else(|| text("Progressing", "False"))?;
@@ -378,7 +379,7 @@ impl WorkloadObject for DeploymentObject {
         Change::Deployment(diff)
     }
 
-    fn into_parts(self) -> (ObjectMeta, Option<Spec>, Option<Status>) {
+    fn into_parts(self) -> (ObjectMeta, Option<WorkloadSpec>, Option<WorkloadStatus>) {
         (self.metadata, self.spec, self.status)
     }
 }
@@ -393,7 +394,7 @@ impl WorkloadObject for StatefulSetObject {
         Change::StatefulSet(diff)
     }
 
-    fn into_parts(self) -> (ObjectMeta, Option<Spec>, Option<Status>) {
+    fn into_parts(self) -> (ObjectMeta, Option<WorkloadSpec>, Option<WorkloadStatus>) {
         (self.metadata, self.spec, self.status)
     }
 }
@@ -408,7 +409,7 @@ impl WorkloadObject for DaemonSetObject {
         Change::DaemonSet(diff)
     }
 
-    fn into_parts(self) -> (ObjectMeta, Option<Spec>, Option<Status>) {
+    fn into_parts(self) -> (ObjectMeta, Option<WorkloadSpec>, Option<WorkloadStatus>) {
         (self.metadata, self.spec, self.status)
     }
 }

@@ -93,7 +93,7 @@ fn progress_is_what_the_controller_said_of_this_generation() {
     let replicas = json!({"observedGeneration": 3, "replicas": 5, "updatedReplicas": 4, "readyReplicas": 3, "availableReplicas": 2});
     let nodes = json!({"observedGeneration": 3, "desiredNumberScheduled": 6, "currentNumberScheduled": 5,
         "updatedNumberScheduled": 4, "numberReady": 3, "numberAvailable": 2});
-    let expected = Progress { observed: true, wanted: 6, total: 5, updated: 4, ready: 3, available: 2 };
+    let expected = WorkloadProgress { observed: true, wanted: 6, total: 5, updated: 4, ready: 3, available: 2 };
     let six = json!({"replicas": 6});
     for (kind, status) in [(Deployment, &replicas), (StatefulSet, &replicas), (DaemonSet, &nodes)] {
         assert_eq!(workload(kind, &json!({}), &six, status).progress, expected, "{kind:?}");
@@ -103,7 +103,7 @@ fn progress_is_what_the_controller_said_of_this_generation() {
         [(Deployment, json!({}), 1), (StatefulSet, json!({"replicas": 0}), 0), (DaemonSet, six, 0)]
     {
         let progress = workload(kind, &json!({}), &spec, &json!(null)).progress;
-        assert_eq!(progress, Progress { wanted, ..Progress::default() }, "{kind:?}");
+        assert_eq!(progress, WorkloadProgress { wanted, ..WorkloadProgress::default() }, "{kind:?}");
     }
 }
 

@@ -40,7 +40,7 @@ pub struct ConfigMap {
     /// Those of the LinkerdConfig group, and `linkerd.io/created-by`.
     pub annotations: HashMap<String, String>,
     /// Who wrote `values`: the latest first.
-    pub writers: Vec<Writer>,
+    pub writers: Vec<FieldManager>,
     pub bundle: Option<Arc<str>>,
     /// When somebody last wrote the bundle, as far as one can see.
     pub bundle_written: Option<Timestamp>,
@@ -48,7 +48,7 @@ pub struct ConfigMap {
 
 /// A manager of the field `data.values`.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Writer {
+pub struct FieldManager {
     pub manager: String,
     pub time: Option<Timestamp>,
 }
@@ -82,8 +82,8 @@ impl Projected for ConfigMap {
             .any(|owner| owner.kind == LINKERD_CONFIG_KIND && owner.api_version.starts_with(CONFIG_GROUP));
         let entries = || metadata.managed_fields.iter().flatten();
         let managers = entries().filter(|entry| owns(entry, VALUES));
-        let mut writers: Vec<Writer> = managers
-            .map(|entry| Writer {
+        let mut writers: Vec<FieldManager> = managers
+            .map(|entry| FieldManager {
                 manager: entry.manager.clone().unwrap_or_default(),
                 time: entry.time.as_ref().map(|time| time.0),
             })

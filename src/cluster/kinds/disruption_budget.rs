@@ -34,20 +34,20 @@ pub struct DisruptionBudgetObject {
     #[serde(deserialize_with = "lean_metadata")]
     metadata: ObjectMeta,
     #[serde(default)]
-    spec: Option<Spec>,
+    spec: Option<DisruptionBudgetSpec>,
     #[serde(default)]
-    status: Option<Status>,
+    status: Option<DisruptionBudgetStatus>,
 }
 
 #[derive(Clone, Debug, Default, Deserialize)]
 #[serde(default)]
-struct Spec {
+struct DisruptionBudgetSpec {
     selector: Option<LabelSelectorObject>,
 }
 
 #[derive(Clone, Debug, Default, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
-struct Status {
+struct DisruptionBudgetStatus {
     disruptions_allowed: Option<i64>,
     observed_generation: Option<i64>,
 }
@@ -63,7 +63,7 @@ impl Projected for DisruptionBudget {
 
     fn project(wire: DisruptionBudgetObject, problems: &mut Problems) -> Self {
         let DisruptionBudgetObject { metadata, spec, status } = wire;
-        let Status { disruptions_allowed, observed_generation } = status.unwrap_or_default();
+        let DisruptionBudgetStatus { disruptions_allowed, observed_generation } = status.unwrap_or_default();
         let observed = observed_generation.unwrap_or_default() >= metadata.generation.unwrap_or_default();
         let selector = spec.unwrap_or_default().selector.map(LabelSelector::parse).transpose();
         Self {

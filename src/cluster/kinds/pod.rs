@@ -51,7 +51,7 @@ pub struct Pod {
     pub inject: Inject,
     pub created: Option<Timestamp>,
     pub terminating: bool,
-    pub phase: Phase,
+    pub phase: PodPhase,
     /// In the order of its status; the node's where it is in the node's network.
     pub addresses: Box<[IpAddr]>,
     pub host_network: bool,
@@ -61,7 +61,7 @@ pub struct Pod {
 
 /// How far a Pod is in its life, as far as it matters to those who would reach it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Phase {
+pub enum PodPhase {
     /// Not started, or nobody knows.
     Waiting,
     Running,
@@ -146,12 +146,12 @@ impl Pod {
 
     /// In the network of Pods.
     pub(in crate::cluster) fn own_addresses(&self) -> &[IpAddr] {
-        if self.host_network || self.phase == Phase::Finished { &[] } else { &self.addresses }
+        if self.host_network || self.phase == PodPhase::Finished { &[] } else { &self.addresses }
     }
 
     /// The ports that its containers have on its node.
     pub(in crate::cluster) fn host_ports(&self) -> impl Iterator<Item = SocketAddr> {
-        let addresses: &[IpAddr] = if self.phase == Phase::Finished { &[] } else { &self.host_addresses };
+        let addresses: &[IpAddr] = if self.phase == PodPhase::Finished { &[] } else { &self.host_addresses };
         let ports = self.ports.iter().filter_map(|port| port.host_port);
         ports.flat_map(|port| addresses.iter().map(move |address| SocketAddr::new(*address, port)))
     }
@@ -205,9 +205,9 @@ impl Projected for Pod {
             created: wire.metadata.creation_timestamp.map(|time| time.0),
             terminating: wire.metadata.deletion_timestamp.is_some(),
             phase: match phase.as_deref() {
-                Some("Running") => Phase::Running,
-                Some("Succeeded" | "Failed") => Phase::Finished,
-                _ => Phase::Waiting,
+                Some("Running") => PodPhase::Running,
+                Some("Succeeded" | "Failed") => PodPhase::Finished,
+                _ => PodPhase::Waiting,
             },
             addresses: address::all(pod_ips, pod_ip),
             host_network: host_network.unwrap_or_default(),

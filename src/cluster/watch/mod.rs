@@ -1,6 +1,6 @@
 //! One watch: a list and its changes, kept in step with the [`State`] for as long as the process lives.
 //!
-//! In: kube's watcher over one kind. Out: changes of the state, each passed to the [`Observer`]s of its kind; a [`Status`]. Always
+//! In: kube's watcher over one kind. Out: changes of the state, each passed to the [`Observer`]s of its kind; a [`WatchStatus`]. Always
 //! holds: a relist comes into the state at once, when it is complete; then the state has exactly the listed objects, and the observers
 //! heard only of objects that changed or vanished; an object that cannot be read costs only itself, and the last version of it
 //! that could be read stays.
@@ -30,7 +30,7 @@ use tokio::{
 };
 use tracing::{info, warn};
 
-use super::{Change, Kind, Observer, Problems, Projected, Scope, State, kinds::KindVisitor};
+use super::{Change, Kind, Observer, Problems, Projected, State, WatchScope, kinds::KindVisitor};
 use crate::{
     api::{NamespacedName, last_update},
     retry::backoff,
@@ -58,19 +58,19 @@ pub struct WatchProblem {
 
 /// How far a watch is.
 #[derive(Clone, Debug)]
-pub(in crate::cluster) struct Status {
+pub(in crate::cluster) struct WatchStatus {
     pub kind: Kind,
     /// An observer of the kind keeps the process from being ready before the kind is known.
     blocks_readiness: bool,
     pub synced: bool,
     /// The API server said once that it has no such kind, and clusters may lack it: an outage makes that no less known.
     absent: bool,
-    failure: Option<Failure>,
+    failure: Option<WatchFailure>,
 }
 
 /// Why a list or a watch failed, as far as anybody can act on it.
 #[derive(Clone, Debug, PartialEq, Eq)]
-enum Failure {
+enum WatchFailure {
     /// 404: the API server does not serve the kind.
     KindMissing,
     /// 401 and 403.
@@ -80,7 +80,7 @@ enum Failure {
 
 /// What a watch needs from its cluster.
 #[derive(Clone)]
-pub(in crate::cluster) struct Context {
+pub(in crate::cluster) struct WatchContext {
     pub state: Arc<RwLock<State>>,
     /// The observers of the kind.
     pub observers: Arc<[Arc<dyn Observer>]>,
@@ -89,9 +89,9 @@ pub(in crate::cluster) struct Context {
     pub metrics: Metrics,
 }
 
-// === impl Status ===
+// === impl WatchStatus ===
 
-impl Status {
+impl WatchStatus {
     fn new(kind: Kind, blocks_readiness: bool) -> Self {
         Self { kind, blocks_readiness, synced: false, absent: false, failure: None }
     }
@@ -113,21 +113,21 @@ impl Status {
         let text = match &self.failure {
             None if self.synced => return None,
             None => format!("the first list of {resource} has not come yet"),
-            Some(Failure::KindMissing) if self.kind.is_optional() => {
+            Some(WatchFailure::KindMissing) if self.kind.is_optional() => {
                 format!("the API server does not serve {resource}: install its CustomResourceDefinition (make install)")
             }
-            Some(Failure::KindMissing) => format!("the API server does not serve {resource}"),
-            Some(Failure::Denied(message)) => {
+            Some(WatchFailure::KindMissing) => format!("the API server does not serve {resource}"),
+            Some(WatchFailure::Denied(message)) => {
                 format!("list and watch of {resource} are denied, grant them to this ServiceAccount: {message}")
             }
-            Some(Failure::Unreachable(message)) => format!("cannot list or watch {resource}: {message}"),
+            Some(WatchFailure::Unreachable(message)) => format!("cannot list or watch {resource}: {message}"),
         };
         // What serves proxies goes on while the configuration waits.
         Some(WatchProblem { text, blocks_readiness: self.blocks_readiness && !self.is_known() })
     }
 }
 
-impl Failure {
+impl WatchFailure {
     fn of(error: &watcher::Error) -> Self {
         let cause = match error {
             watcher::Error::InitialListFailed(cause)
@@ -146,7 +146,7 @@ impl Failure {
     }
 }
 
-impl fmt::Display for Failure {
+impl fmt::Display for WatchFailure {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::KindMissing => f.write_str("the API server does not serve this kind"),
@@ -157,16 +157,16 @@ impl fmt::Display for Failure {
 
 /// Starts the watch of a kind in a task of its own.
 pub(super) struct Spawn<'a> {
-    pub context: Context,
+    pub context: WatchContext,
     pub client: &'a Client,
-    pub scope: Scope,
+    pub scope: WatchScope,
     pub tasks: &'a mut Tasks,
 }
 
 // === impl Spawn ===
 
 impl KindVisitor for Spawn<'_> {
-    type Output = channel::Receiver<Status>;
+    type Output = channel::Receiver<WatchStatus>;
 
     fn visit<T: Projected>(self) -> Self::Output {
         let Self { context, client, scope, tasks } = self;
@@ -180,9 +180,9 @@ impl KindVisitor for Spawn<'_> {
     }
 }
 
-// === impl Context ===
+// === impl WatchContext ===
 
-impl Context {
+impl WatchContext {
     fn blocks_readiness(&self) -> bool {
         self.observers.iter().any(|observer| observer.blocks_readiness())
     }
@@ -193,8 +193,8 @@ impl Context {
         api: Api<Guarded<T::Wire>>,
         config: watcher::Config,
         tasks: &mut Tasks,
-    ) -> channel::Receiver<Status> {
-        let (status, receiver) = channel::channel(Status::new(T::KIND, self.blocks_readiness()));
+    ) -> channel::Receiver<WatchStatus> {
+        let (status, receiver) = channel::channel(WatchStatus::new(T::KIND, self.blocks_readiness()));
         let context = self.clone();
         tasks.spawn(T::KIND.resource(), async move { context.run::<T>(api, config, status).await });
         receiver
@@ -204,13 +204,13 @@ impl Context {
         self,
         api: Api<Guarded<T::Wire>>,
         config: watcher::Config,
-        status: channel::Sender<Status>,
+        status: channel::Sender<WatchStatus>,
     ) {
         let config = config.timeout(WATCH_SECONDS);
         let watch = || Box::pin(watcher::watcher(api.clone(), config.clone()));
         let mut events = watch();
         let mut relist = Relist::<T>::default();
-        let mut memory = Memory::default();
+        let mut memory = WatchMemory::default();
         // A history that is gone often ends an outage: the list that then helps must not wait as long as the outage's last attempt.
         let (mut failures, mut expirations) = (Failures::default(), Failures::default());
         loop {
@@ -250,7 +250,7 @@ impl Context {
                 }
                 Err(error) => {
                     self.metrics.failed(T::KIND);
-                    status.send_if_modified(|status| failed(status, Failure::of(&error)));
+                    status.send_if_modified(|status| failed(status, WatchFailure::of(&error)));
                     let expired = is_expired(&error);
                     let pause = if expired { expirations.pause() } else { failures.pause() };
                     tokio::select! {
@@ -273,7 +273,7 @@ impl Context {
         &self,
         event: Event<Guarded<T::Wire>>,
         relist: &mut Relist<T>,
-        memory: &mut Memory,
+        memory: &mut WatchMemory,
     ) {
         let received = Instant::now();
         match event {
@@ -334,7 +334,7 @@ impl Context {
     }
 
     /// `None` for an object that cannot be read.
-    fn project<T: Projected>(&self, object: Guarded<T::Wire>, memory: &mut Memory) -> Option<T> {
+    fn project<T: Projected>(&self, object: Guarded<T::Wire>, memory: &mut WatchMemory) -> Option<T> {
         let resource = T::KIND.resource();
         let key = NamespacedName::of(object.meta());
         let mut problems = Problems::default();
@@ -369,14 +369,14 @@ impl Context {
 
 /// What a watch remembers of objects to say things once: by the hashes of their keys, because there are many.
 #[derive(Default)]
-pub(in crate::cluster) struct Memory {
+pub(in crate::cluster) struct WatchMemory {
     /// The second of each object's last update.
     updated: HashMap<u64, i64>,
     /// What of an object could not be used, as far as it was told.
     told: HashMap<u64, u64>,
 }
 
-impl Memory {
+impl WatchMemory {
     /// The time of the object's last update, if it is another than before. A change that is no update (a deletion that
     /// begins, an apply) leaves the old time standing, and would look like an old update that arrives late.
     fn is_new_update(&mut self, metadata: &ObjectMeta) -> Option<Timestamp> {
@@ -432,7 +432,7 @@ impl<T> Default for Relist<T> {
     }
 }
 
-fn recovered(status: &mut Status) -> bool {
+fn recovered(status: &mut WatchStatus) -> bool {
     let failed = status.failure.take().is_some();
     if failed {
         info!(resource = status.kind.resource(), "watching again");
@@ -440,7 +440,7 @@ fn recovered(status: &mut Status) -> bool {
     failed
 }
 
-fn listed(status: &mut Status) -> bool {
+fn listed(status: &mut WatchStatus) -> bool {
     let first = !std::mem::replace(&mut status.synced, true);
     if first {
         info!(resource = status.kind.resource(), "listed");
@@ -448,9 +448,9 @@ fn listed(status: &mut Status) -> bool {
     first
 }
 
-fn failed(status: &mut Status, failure: Failure) -> bool {
+fn failed(status: &mut WatchStatus, failure: WatchFailure) -> bool {
     // Of a kind that every cluster has, a 404 is somebody else's answer: a proxy in front of the API server, most likely.
-    status.absent |= failure == Failure::KindMissing && status.kind.is_optional();
+    status.absent |= failure == WatchFailure::KindMissing && status.kind.is_optional();
     let changed = status.failure.as_ref() != Some(&failure);
     if changed {
         let resource = status.kind.resource();

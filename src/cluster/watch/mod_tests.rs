@@ -26,11 +26,11 @@ impl Observer for Reader {
 #[test]
 fn a_kind_that_the_api_server_does_not_serve_is_told_from_one_that_cannot_be_reached() {
     let status = |code, reason: &str| kube::core::Status::failure("404 page not found", reason).with_code(code).boxed();
-    let failure = |status| Failure::of(&watcher::Error::InitialListFailed(kube::Error::Api(status)));
-    assert_eq!(failure(status(404, "Failed to parse error data")), Failure::KindMissing);
-    assert_eq!(failure(status(404, "NotFound")), Failure::KindMissing);
-    assert!(matches!(failure(status(403, "Forbidden")), Failure::Denied(_)));
-    assert!(matches!(failure(status(503, "ServiceUnavailable")), Failure::Unreachable(_)));
+    let failure = |status| WatchFailure::of(&watcher::Error::InitialListFailed(kube::Error::Api(status)));
+    assert_eq!(failure(status(404, "Failed to parse error data")), WatchFailure::KindMissing);
+    assert_eq!(failure(status(404, "NotFound")), WatchFailure::KindMissing);
+    assert!(matches!(failure(status(403, "Forbidden")), WatchFailure::Denied(_)));
+    assert!(matches!(failure(status(503, "ServiceUnavailable")), WatchFailure::Unreachable(_)));
 }
 
 #[tokio::test(start_paused = true)]
@@ -54,8 +54,8 @@ fn only_a_kind_that_clusters_may_lack_is_known_to_be_absent() {
         (Kind::ReplicaSet, false),
         (Kind::Job, false),
     ] {
-        let mut status = Status::new(kind, true);
-        failed(&mut status, Failure::KindMissing);
+        let mut status = WatchStatus::new(kind, true);
+        failed(&mut status, WatchFailure::KindMissing);
         assert_eq!(status.is_known(), known, "{kind:?}");
         assert_eq!(status.problem().map(|problem| problem.blocks_readiness), Some(!known), "{kind:?}");
     }
@@ -65,17 +65,17 @@ fn only_a_kind_that_clusters_may_lack_is_known_to_be_absent() {
 fn a_kind_keeps_the_process_from_being_ready_only_if_one_of_its_observers_does() {
     for (observers, blocks) in [(&[][..], false), (&[false], false), (&[true], true), (&[false, true], true)] {
         let observers = observers.iter().map(|blocks| Arc::new(Reader(*blocks)) as Arc<dyn Observer>).collect();
-        let context = Context { observers, ..context() };
-        let mut status = Status::new(Kind::Pod, context.blocks_readiness());
-        failed(&mut status, Failure::Denied("no".to_owned()));
+        let context = WatchContext { observers, ..context() };
+        let mut status = WatchStatus::new(Kind::Pod, context.blocks_readiness());
+        failed(&mut status, WatchFailure::Denied("no".to_owned()));
         assert_eq!(status.problem().map(|problem| problem.blocks_readiness), Some(blocks));
     }
 }
 
-fn context() -> Context {
+fn context() -> WatchContext {
     let state = Arc::<RwLock<State>>::default();
     let metrics = Metrics::register(&prometheus::Registry::new(), &state).unwrap();
-    Context { state, observers: Arc::new([]), relist: Arc::default(), metrics }
+    WatchContext { state, observers: Arc::new([]), relist: Arc::default(), metrics }
 }
 
 /// A kind whose objects cannot be reduced.
@@ -113,7 +113,7 @@ impl Projected for Bomb {
 fn an_object_that_makes_us_panic_costs_only_itself() {
     let context = context();
     let object = serde_json::from_str(r#"{"metadata": {"name": "a", "namespace": "ns"}}"#).unwrap();
-    context.apply::<Bomb>(Event::Apply(object), &mut Relist::<Bomb>::default(), &mut Memory::default());
+    context.apply::<Bomb>(Event::Apply(object), &mut Relist::<Bomb>::default(), &mut WatchMemory::default());
     assert_eq!(context.metrics.undecodable.with_label_values(&["pods"]).get(), 1);
 }
 
@@ -125,7 +125,7 @@ fn slice(name: &str, version: &str, addresses: &[&str]) -> Guarded<<Slice as Pro
 
 #[test]
 fn half_a_list_is_not_seen() {
-    let (context, mut relist, mut memory) = (context(), Relist::<Slice>::default(), Memory::default());
+    let (context, mut relist, mut memory) = (context(), Relist::<Slice>::default(), WatchMemory::default());
     let web = NamespacedName::new("ns", "web");
     let addresses = || -> Vec<String> {
         let state = context.state.read();

@@ -17,8 +17,8 @@ use crate::{
         State,
         kinds::{
             endpoint_slice::ready::Instance,
-            pod::{Phase, Pod},
-            service_profile::route::{Content, Override},
+            pod::{Pod, PodPhase},
+            service_profile::route::{Override, ProfileContent},
         },
     },
     destination::{
@@ -42,7 +42,7 @@ pub(super) enum Answer {
     Service {
         target: ServicePort,
         opaque: bool,
-        profile: Option<(NamespacedName, Arc<Content>)>,
+        profile: Option<(NamespacedName, Arc<ProfileContent>)>,
     },
     Endpoint {
         address: SocketAddr,
@@ -176,15 +176,15 @@ fn holder(pods: &[Arc<Pod>]) -> Result<Option<&Arc<Pod>>, usize> {
 /// find each other before they are.
 fn of_pod(state: &State, pod: &Arc<Pod>) -> Subject {
     match pod.phase {
-        Phase::Running => Subject::of_pod(state, pod, &mut Lookups::default()),
-        Phase::Waiting | Phase::Finished => Subject::Address,
+        PodPhase::Running => Subject::of_pod(state, pod, &mut Lookups::default()),
+        PodPhase::Waiting | PodPhase::Finished => Subject::Address,
     }
 }
 
 fn service_profile(
     target: &ServicePort,
     opaque: bool,
-    profile: Option<(&NamespacedName, &Content)>,
+    profile: Option<(&NamespacedName, &ProfileContent)>,
     cluster_domain: &str,
 ) -> DestinationProfile {
     let ServicePort { service: NamespacedName { namespace, name }, port, dotted, .. } = target;

@@ -5,15 +5,15 @@ use request_match::Match;
 
 use crate::cluster::{
     Problems,
-    kinds::service_profile::route::{Content, DEEPEST},
+    kinds::service_profile::route::{DEEPEST, ProfileContent},
 };
 
-fn content(spec: Value) -> Result<Content, String> {
+fn content(spec: Value) -> Result<ProfileContent, String> {
     let spec = serde_json::from_value(spec).map_err(|error| error.to_string())?;
-    Content::of(spec, &mut Problems::default()).map_err(|error| error.to_string())
+    ProfileContent::of(spec, &mut Problems::default()).map_err(|error| error.to_string())
 }
 
-fn routes(content: &Content) -> Vec<Route> {
+fn routes(content: &ProfileContent) -> Vec<Route> {
     content.routes.iter().map(route).collect()
 }
 
@@ -203,7 +203,7 @@ fn a_profile_as_long_as_an_object_can_be_is_read_in_no_time_and_told_if_a_client
     let overrides = |count: usize| format!("{{\"dstOverrides\": [{}]}}", vec!["{}"; count].join(","));
     let read = |text: &str| {
         let spec = serde_json::from_str(text).map_err(|error| error.to_string())?;
-        Content::of(spec, &mut Problems::default()).map(|_| ()).map_err(|error| error.to_string())
+        ProfileContent::of(spec, &mut Problems::default()).map(|_| ()).map_err(|error| error.to_string())
     };
     assert_eq!(read(&overrides(90_000)), Ok(()));
     assert!(read(&overrides(500_000)).unwrap_err().contains("clients refuse"));

@@ -23,7 +23,7 @@ use super::{
 };
 use crate::{
     api::NamespacedName,
-    cluster::kinds::service_profile::route::Content,
+    cluster::kinds::service_profile::route::ProfileContent,
     destination::{
         frame,
         hold::{Hold, Viewed},
@@ -74,7 +74,7 @@ struct FrameKey {
 /// A message, and what it was made of.
 struct Shared {
     opaque: bool,
-    content: Option<Arc<Content>>,
+    content: Option<Arc<ProfileContent>>,
     frame: Bytes,
 }
 

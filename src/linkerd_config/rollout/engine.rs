@@ -30,7 +30,7 @@ use super::{
     window::WindowCache,
 };
 use crate::{
-    cluster::{Cluster, index::workload_key::WorkloadKey, kinds::pod::Phase},
+    cluster::{Cluster, index::workload_key::WorkloadKey, kinds::pod::PodPhase},
     controller::ControllerDeps,
     lease::Leadership,
     linkerd_config::active,
@@ -271,7 +271,7 @@ impl Engine {
         let state = self.cluster.read();
         state.pods.of_control_plane(&target.config.config_map.namespace).any(|pod| {
             let is_old = pod.created.is_some_and(|created| created < written);
-            is_old && pod.injected.is_some() && !pod.terminating && pod.phase != Phase::Finished
+            is_old && pod.injected.is_some() && !pod.terminating && pod.phase != PodPhase::Finished
         })
     }
 

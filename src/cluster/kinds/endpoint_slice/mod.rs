@@ -36,14 +36,14 @@ pub struct Slice {
 
 /// The slices of a namespace by the Service that they name, and by what their endpoints refer to.
 #[derive(Default)]
-pub struct NamespaceIndex {
+pub struct SlicesOfNamespace {
     by_service: NamesBy<Arc<str>>,
     by_reference: NamesBy<EndpointReference>,
 }
 
 /// Sums over all slices.
 #[derive(Default)]
-pub struct ClusterIndex {
+pub struct SliceTotals {
     ready: usize,
     unready: usize,
     seen_version: u64,
@@ -126,8 +126,8 @@ impl Slice {
 }
 
 impl Stored for Slice {
-    type NamespaceIndex = NamespaceIndex;
-    type ClusterIndex = ClusterIndex;
+    type NamespaceIndex = SlicesOfNamespace;
+    type ClusterIndex = SliceTotals;
 
     fn namespace(&self) -> &Arc<str> {
         &self.key.namespace
@@ -137,7 +137,7 @@ impl Stored for Slice {
         &self.key.name
     }
 
-    fn index(self: &Arc<Self>, namespace: &mut NamespaceIndex, cluster: &mut ClusterIndex) {
+    fn index(self: &Arc<Self>, namespace: &mut SlicesOfNamespace, cluster: &mut SliceTotals) {
         if let Some(service) = self.service() {
             namespace.by_service.insert(Arc::clone(&service.name), &self.key.name);
         }
@@ -149,7 +149,7 @@ impl Stored for Slice {
         cluster.unready += unready;
     }
 
-    fn unindex(self: &Arc<Self>, namespace: &mut NamespaceIndex, cluster: &mut ClusterIndex) {
+    fn unindex(self: &Arc<Self>, namespace: &mut SlicesOfNamespace, cluster: &mut SliceTotals) {
         if let Some(service) = self.service() {
             namespace.by_service.remove(&service.name, &self.key.name);
         }

@@ -2,10 +2,11 @@
 //! the client, or in that of the Service.
 
 pub mod route;
+mod weight;
 
 use std::sync::Arc;
 
-use route::Content;
+use route::ProfileContent;
 
 use crate::{
     api::{self, NamespacedName, ServiceProfileSpec},
@@ -20,7 +21,7 @@ use crate::{
 pub struct ServiceProfile {
     pub key: NamespacedName,
     /// `None` for an invalid one: it counts as if it did not exist.
-    pub content: Option<Arc<Content>>,
+    pub content: Option<Arc<ProfileContent>>,
     /// How often a write of it was seen.
     pub updates: u64,
     version: Option<String>,
@@ -41,7 +42,7 @@ impl Projected for ServiceProfile {
         let spec = wire.spec.as_ref().map_or("null", |spec| spec.get());
         let spec: Result<Option<ServiceProfileSpec>, _> = serde_json::from_str(spec);
         let content = match spec.map(Option::unwrap_or_default) {
-            Ok(spec) => Content::of(spec, problems).map_err(|invalid| invalid.to_string()),
+            Ok(spec) => ProfileContent::of(spec, problems).map_err(|invalid| invalid.to_string()),
             Err(error) => Err(error.to_string()),
         };
         let content = content.map_err(|error| {
@@ -92,7 +93,7 @@ impl Stored for ServiceProfile {
 
 impl Store<ServiceProfile> {
     /// The content of a ServiceProfile that exists and is valid.
-    pub fn content(&self, key: &NamespacedName) -> Option<&Arc<Content>> {
+    pub fn content(&self, key: &NamespacedName) -> Option<&Arc<ProfileContent>> {
         self.get(key)?.content.as_ref()
     }
 }

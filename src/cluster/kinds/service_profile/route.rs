@@ -3,9 +3,10 @@
 //! In: a spec that could be decoded. Out: its routes, retry budget and overrides, or why the whole is invalid, in the words of
 //! Linkerd's validator. Always holds: the Destination API's message of what comes out can be decoded by a client.
 
+use super::weight::weight;
 use crate::{
     api::{self, go_duration},
-    cluster::{Problems, quantity},
+    cluster::Problems,
 };
 
 /// Each match in a match is up to four messages in each other, and clients decode a hundred.
@@ -20,7 +21,7 @@ const STATUSES: std::ops::RangeInclusive<u32> = 100..=599;
 
 /// What all ports of a Service have of a ServiceProfile in common.
 #[derive(Clone, Debug, PartialEq)]
-pub struct Content {
+pub struct ProfileContent {
     pub routes: Vec<Route>,
     /// `None` leaves it to the default.
     pub retry_budget: Option<RetryBudget>,
@@ -124,9 +125,9 @@ pub enum InvalidMatch {
     Deep,
 }
 
-// === impl Content ===
+// === impl ProfileContent ===
 
-impl Content {
+impl ProfileContent {
     pub fn of(spec: api::ServiceProfileSpec, problems: &mut Problems) -> Result<Self, Invalid> {
         let routes = spec.routes.into_iter().flatten();
         let routes = routes.map(|it| route(it.ok_or(Invalid::NullRoute)?, problems));
@@ -182,7 +183,7 @@ impl ResponseMatch {
 impl Override {
     fn of(spec: api::WeightedDst) -> Result<Self, Invalid> {
         let authority = spec.authority.unwrap_or_default();
-        let Some(weight) = quantity::weight(&spec.weight) else { return Err(Invalid::Weight(authority)) };
+        let Some(weight) = weight(&spec.weight) else { return Err(Invalid::Weight(authority)) };
         Ok(Self { authority: authority.into(), weight })
     }
 }
@@ -203,7 +204,7 @@ fn route(spec: api::RouteSpec, problems: &mut Problems) -> Result<Route, Invalid
     Ok(Route { name, condition, response_classes, is_retryable: spec.is_retryable.unwrap_or_default(), timeout })
 }
 
-fn response_class(class: Option<api::ResponseClass>, route: &str) -> Result<ResponseClass, Invalid> {
+fn response_class(class: Option<api::ResponseClassSpec>, route: &str) -> Result<ResponseClass, Invalid> {
     let class = class.ok_or_else(|| Invalid::NullResponseClass(route.to_owned()))?;
     let condition = class.condition.ok_or_else(|| Invalid::NoResponseCondition(route.to_owned()))?;
     let condition =
@@ -222,12 +223,12 @@ fn retry_budget(spec: api::RetryBudgetSpec) -> Result<RetryBudget, Invalid> {
 }
 
 /// The fields in the order in which Linkerd puts them; of several all have to match.
-fn request_match(spec: api::RequestMatch, depth: usize) -> Result<RequestMatch, InvalidMatch> {
+fn request_match(spec: api::RequestMatchSpec, depth: usize) -> Result<RequestMatch, InvalidMatch> {
     if depth == DEEPEST {
         return Err(InvalidMatch::Deep);
     }
-    let api::RequestMatch { all, any, method, not, path_regex } = spec;
-    let several = |list: Vec<Option<api::RequestMatch>>, name| {
+    let api::RequestMatchSpec { all, any, method, not, path_regex } = spec;
+    let several = |list: Vec<Option<api::RequestMatchSpec>>, name| {
         let each = list.into_iter().map(|it| request_match(it.ok_or(InvalidMatch::Null(name))?, depth + 1));
         each.collect::<Result<_, _>>()
     };
@@ -254,12 +255,12 @@ fn request_match(spec: api::RequestMatch, depth: usize) -> Result<RequestMatch, 
     }
 }
 
-fn response_match(spec: api::ResponseMatch, depth: usize) -> Result<ResponseMatch, InvalidMatch> {
+fn response_match(spec: api::ResponseMatchSpec, depth: usize) -> Result<ResponseMatch, InvalidMatch> {
     if depth == DEEPEST {
         return Err(InvalidMatch::Deep);
     }
-    let api::ResponseMatch { all, any, status, not } = spec;
-    let several = |list: Vec<Option<api::ResponseMatch>>, name| {
+    let api::ResponseMatchSpec { all, any, status, not } = spec;
+    let several = |list: Vec<Option<api::ResponseMatchSpec>>, name| {
         let each = list.into_iter().map(|it| response_match(it.ok_or(InvalidMatch::Null(name))?, depth + 1));
         each.collect::<Result<_, _>>()
     };

@@ -28,7 +28,7 @@ use crate::{
     cluster::{
         index::workload_key::WorkloadKey,
         kinds::{
-            apps_workload::{AppsWorkload, Progress, UpdateStrategy, WorkloadKind},
+            apps_workload::{AppsWorkload, UpdateStrategy, WorkloadKind, WorkloadProgress},
             inject::Inject,
             namespace::Namespace,
             pod::Pod,
@@ -261,7 +261,7 @@ fn skip_reason(
 
 /// Whether the controller of the workload has finished.
 fn is_complete(resource: &AppsWorkload) -> bool {
-    let Progress { observed, wanted, total, updated, available, .. } = resource.progress;
+    let WorkloadProgress { observed, wanted, total, updated, available, .. } = resource.progress;
     let to_update = match resource.update {
         UpdateStrategy::Rolling | UpdateStrategy::Recreate => wanted,
         UpdateStrategy::Partition(partition) => wanted - i64::from(partition),
@@ -273,7 +273,7 @@ fn is_complete(resource: &AppsWorkload) -> bool {
 
 /// Describes what is missing, in a sentence.
 fn missing(resource: &AppsWorkload) -> String {
-    let Progress { observed, wanted, updated, available, .. } = resource.progress;
+    let WorkloadProgress { observed, wanted, updated, available, .. } = resource.progress;
     if !observed {
         return "its controller has not looked at it yet".to_owned();
     }

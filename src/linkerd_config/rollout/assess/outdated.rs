@@ -12,7 +12,7 @@ use crate::{
     api::linkerd_config::RolloutTrigger,
     cluster::kinds::{
         inject::Inject,
-        pod::{Phase, Pod},
+        pod::{Pod, PodPhase},
     },
     linkerd_config::rollout::target::RolloutTarget,
 };
@@ -61,7 +61,7 @@ pub fn classify(pod: &Pod, of_namespace: Inject, target: &RolloutTarget) -> Opti
         return None;
     }
     let desired = &target.proxies;
-    let finished = pod.phase == Phase::Finished;
+    let finished = pod.phase == PodPhase::Finished;
     let Some(injected) = &pod.injected else {
         let wants_a_proxy = pod.inject.or(of_namespace) == Inject::Enabled && !pod.host_network;
         return (wants_a_proxy && !finished).then_some(PodClass::Uninjected);

@@ -7,7 +7,7 @@ use crate::{
     api::linkerd_config::RolloutPods,
     cluster::kinds::{
         inject::Inject,
-        pod::{Phase, Pod},
+        pod::{Pod, PodPhase},
     },
     linkerd_config::rollout::target::RolloutTarget,
 };
@@ -33,7 +33,7 @@ impl<'a> PodCounts<'a> {
     pub(super) fn of(pods: &'a [Arc<Pod>], of_namespace: Inject, target: &RolloutTarget) -> Self {
         let mut pod_counts = Self::default();
         for pod in pods {
-            pod_counts.live += i64::from(!pod.terminating && pod.phase != Phase::Finished);
+            pod_counts.live += i64::from(!pod.terminating && pod.phase != PodPhase::Finished);
             let Some(class) = classify(pod, of_namespace, target) else { continue };
             let counts = &mut pod_counts.counts;
             let meshed = !matches!(class, PodClass::Uninjected | PodClass::Completed);

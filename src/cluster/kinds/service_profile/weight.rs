@@ -9,7 +9,7 @@ const OF_A_THOUSANDTH: i128 = 10;
 
 /// Returns `None` for a value that is no quantity. Null and negative quantities weigh 0; a weight that is too large becomes
 /// the largest one.
-pub(crate) fn weight(quantity: &Value) -> Option<u32> {
+pub(super) fn weight(quantity: &Value) -> Option<u32> {
     let quantity: Quantity = match quantity {
         Value::Null => return Some(0),
         Value::Number(number) => number.to_string().parse().ok()?,

@@ -1,0 +1,216 @@
+//! The layout of the source: which module may import which, and that a name means one thing.
+//!
+//! Production code only: tests may reach for fixtures wherever they are.
+
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    fs,
+    path::{Path, PathBuf},
+};
+
+/// Jobs, in the sense of the architecture: none of them imports another.
+const JOBS: [&str; 3] = ["destination", "external_workload", "linkerd_config"];
+
+/// For each module the modules of the crate that it may import. Arrows point down: a module is listed after everything that it imports.
+const ARROWS: &[(&str, &[&str])] = &[
+    ("api", &[]),
+    ("proto", &[]),
+    ("retry", &[]),
+    ("tasks", &[]),
+    ("text", &[]),
+    ("version", &[]),
+    ("listen", &[]),
+    ("resources", &[]),
+    ("metrics", &["version"]),
+    ("client", &["version"]),
+    ("write", &["client"]),
+    ("admin", &["metrics"]),
+    ("queue", &["api"]),
+    ("cluster", &["api", "client", "retry", "tasks", "text"]),
+    ("lease", &["client", "retry", "tasks", "write"]),
+    ("events", &["client", "tasks", "text"]),
+    ("controller", &["api", "cluster", "events", "lease", "queue"]),
+    ("destination", &["api", "cluster", "listen", "proto", "queue", "resources", "tasks", "text"]),
+    (
+        "external_workload",
+        &["api", "cluster", "client", "controller", "events", "lease", "queue", "retry", "tasks", "text", "write"],
+    ),
+    (
+        "linkerd_config",
+        &["api", "cluster", "client", "controller", "events", "lease", "queue", "retry", "tasks", "text", "write"],
+    ),
+    ("cli", &["api", "client", "cluster", "linkerd_config", "proto", "text"]),
+    ("args", &["cli", "cluster", "destination", "resources", "text", "version"]),
+    (
+        "manager",
+        &[
+            "admin",
+            "args",
+            "client",
+            "cluster",
+            "controller",
+            "destination",
+            "events",
+            "external_workload",
+            "lease",
+            "linkerd_config",
+            "listen",
+            "metrics",
+            "resources",
+            "tasks",
+            "version",
+        ],
+    ),
+];
+
+/// Type names that are defined more than once, and why.
+const DEFINED_AGAIN: &[(&str, &str)] = &[];
+
+/// Largest number of files in a folder.
+const FILES_IN_A_FOLDER: usize = 22;
+
+fn files() -> Vec<PathBuf> {
+    fn walk(folder: &Path, files: &mut Vec<PathBuf>) {
+        for entry in fs::read_dir(folder).unwrap() {
+            let path = entry.unwrap().path();
+            if path.is_dir() {
+                walk(&path, files);
+            } else if path.extension().is_some_and(|it| it == "rs") {
+                files.push(path);
+            }
+        }
+    }
+    let mut files = Vec::new();
+    walk(&Path::new(env!("CARGO_MANIFEST_DIR")).join("src"), &mut files);
+    files.sort();
+    files
+}
+
+/// The path below `src`, and the code without comments; `None` for tests, fixtures and generated code.
+fn production(file: &Path) -> Option<(String, String)> {
+    let below = file.strip_prefix(Path::new(env!("CARGO_MANIFEST_DIR")).join("src")).unwrap();
+    let below = below.to_str().unwrap().to_owned();
+    let is_test = below.split('/').any(|part| {
+        let part = part.trim_end_matches(".rs");
+        part.ends_with("_tests") || part == "tests" || part == "testing"
+    });
+    if is_test || below.starts_with("proto/io.") {
+        return None;
+    }
+    let text = fs::read_to_string(file).unwrap();
+    // Inline tests are the last item of a file.
+    let text = text.split("#[cfg(test)]\nmod tests {").next().unwrap();
+    let code: Vec<_> = text.lines().filter(|line| !line.trim_start().starts_with("//")).collect();
+    Some((below, code.join("\n")))
+}
+
+/// The first segments of all `crate::` paths in the code, in `use` trees and elsewhere.
+fn imports(code: &str) -> BTreeSet<String> {
+    let mut found = BTreeSet::new();
+    for (at, _) in code.match_indices("crate::") {
+        if code[..at].ends_with(|c: char| c.is_alphanumeric() || c == '_' || c == ':') {
+            continue;
+        }
+        let rest = &code[at + "crate::".len()..];
+        if let Some(group) = rest.strip_prefix('{') {
+            let mut depth = 0;
+            let mut segment = String::new();
+            for c in group.chars() {
+                match c {
+                    '{' => depth += 1,
+                    '}' if depth == 0 => break,
+                    '}' => depth -= 1,
+                    ',' if depth == 0 => {
+                        found.insert(first_segment(&segment));
+                        segment.clear();
+                        continue;
+                    }
+                    _ => {}
+                }
+                segment.push(c);
+            }
+            found.insert(first_segment(&segment));
+        } else {
+            found.insert(first_segment(rest));
+        }
+    }
+    found.remove("");
+    found
+}
+
+fn first_segment(path: &str) -> String {
+    path.trim_start().chars().take_while(|c| c.is_alphanumeric() || *c == '_').collect()
+}
+
+fn module_of(below: &str) -> &str {
+    below.split('/').next().unwrap().trim_end_matches(".rs")
+}
+
+#[test]
+fn imports_of_a_use_tree_and_of_paths_are_found() {
+    let code = "use crate::{\n    api::{self, a::B},\n    cluster::State,\n};\nuse crate::text::hex;\nlet x = crate::client::describe();";
+    let expected = ["api", "client", "cluster", "text"].map(str::to_owned);
+    assert_eq!(imports(code), expected.into());
+    assert_eq!(imports("pub(in crate::cluster) fn f() {}"), ["cluster".to_owned()].into());
+}
+
+#[test]
+fn modules_import_only_modules_below_them() {
+    let arrows: BTreeMap<_, _> = ARROWS.iter().copied().collect();
+    for (at, (module, allowed)) in ARROWS.iter().enumerate() {
+        for import in *allowed {
+            assert!(ARROWS[..at].iter().any(|(below, _)| below == import), "{module} is listed above {import}");
+            let jobs = JOBS.contains(module) && JOBS.contains(import);
+            assert!(!jobs, "{module} and {import} are jobs, and jobs do not import each other");
+        }
+    }
+    let mut wrong = Vec::new();
+    for (below, code) in files().iter().filter_map(|file| production(file)) {
+        let module = module_of(&below);
+        if ["lib", "main"].contains(&module) {
+            continue;
+        }
+        let Some(allowed) = arrows.get(module) else {
+            wrong.push(format!("{module} is no module of the architecture: add it to ARROWS"));
+            continue;
+        };
+        let forbidden = imports(&code).into_iter().filter(|it| it != module && !allowed.contains(&it.as_str()));
+        wrong.extend(forbidden.map(|import| format!("{below} imports {import}")));
+    }
+    assert!(wrong.is_empty(), "{wrong:#?}");
+}
+
+#[test]
+fn a_type_name_is_defined_once() {
+    let mut defined: BTreeMap<String, Vec<String>> = BTreeMap::new();
+    for (below, code) in files().iter().filter_map(|file| production(file)) {
+        for line in code.lines() {
+            // Types of functions and of traits' implementations are local.
+            let line = match line.strip_prefix("pub") {
+                Some(rest) if rest.starts_with('(') => rest.split_once(") ").map_or("", |(_, rest)| rest),
+                Some(rest) => rest.trim_start(),
+                None => line,
+            };
+            let keyword = ["struct ", "enum ", "trait ", "type "].into_iter().find(|keyword| line.starts_with(keyword));
+            if let Some(keyword) = keyword {
+                let name = first_segment(&line[keyword.len()..]);
+                defined.entry(name).or_default().push(below.clone());
+            }
+        }
+    }
+    let again: Vec<_> = defined
+        .into_iter()
+        .filter(|(name, files)| files.len() > 1 && !DEFINED_AGAIN.iter().any(|(known, _)| known == name))
+        .collect();
+    assert!(again.is_empty(), "give one of them a name of its own, or a reason in DEFINED_AGAIN: {again:#?}");
+}
+
+#[test]
+fn a_folder_has_few_enough_files_to_be_read() {
+    let mut folders: BTreeMap<PathBuf, usize> = BTreeMap::new();
+    for file in files() {
+        *folders.entry(file.parent().unwrap().to_owned()).or_default() += 1;
+    }
+    let full: Vec<_> = folders.iter().filter(|(_, count)| **count > FILES_IN_A_FOLDER).collect();
+    assert!(full.is_empty(), "{full:?}");
+}
