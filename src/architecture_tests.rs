@@ -28,7 +28,7 @@ const ARROWS: &[(&str, &[&str])] = &[
     ("queue", &["api"]),
     ("cluster", &["api", "client", "retry", "tasks", "text"]),
     ("lease", &["client", "retry", "tasks", "write"]),
-    ("events", &["client", "tasks", "text"]),
+    ("events", &["api", "client", "tasks", "text"]),
     ("controller", &["api", "cluster", "events", "lease", "queue"]),
     ("destination", &["api", "cluster", "listen", "proto", "queue", "resources", "tasks", "text"]),
     (

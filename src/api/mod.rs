@@ -41,7 +41,7 @@ pub const RECONCILE: &str = "config.linkerd.io/reconcile";
 pub const RESTARTED_FOR_ANNOTATION: &str = "config.linkerd.io/restarted-for";
 /// The variable that tells a proxy which configuration it was born with: an entry of `proxy.additionalEnv`, and no part of
 /// what it is a hash of.
-pub const MARKER: &str = "LINKERD_CONFIG_HASH";
+pub const CONFIG_HASH_ENV: &str = "LINKERD_CONFIG_HASH";
 /// The ConfigMap that holds the trust anchors of a mesh.
 pub const TRUST_ROOTS: &str = "linkerd-identity-trust-roots";
 /// The ConfigMap that Linkerd's injectors read.

@@ -1,278 +1,148 @@
-//! Carries out what was decided, one write after the other.
+//! The writes that a plan takes, in the order that loses nothing.
 //!
-//! Always holds: leadership is checked right before each write; the ConfigMap is replaced only as it was looked at, and nothing of
-//! it is touched but `data.values` and our annotations; a base is kept before anything is written over it.
+//! In: the plan of the active resource. Out: what was written, also after a failure. Always holds: the base is saved before the
+//! first write; nothing is written for a resource that is no longer active.
 
 use std::sync::Arc;
 
-use k8s_openapi::{
-    api::{
-        apps::v1::{ControllerRevision, Deployment},
-        core::v1 as core,
-    },
-    apimachinery::pkg::apis::meta::v1::OwnerReference,
-};
-use kube::{
-    Api, Client, ResourceExt,
-    api::{DeleteParams, ListParams, Patch, PatchParams, PostParams},
-};
-use prometheus::{IntCounterVec, Opts, Registry};
-use serde_json::{Value, json};
+use k8s_openapi::jiff::Timestamp;
+use tracing::{info, warn};
 
 use super::{
-    base::{Base, KEPT},
-    drift::{FIELD_MANAGER, HASH_ANNOTATION},
-    plan::Write,
-    values::Document,
+    LinkerdConfigReconciler,
+    conditions::{INJECTOR_SYNCED, condition_reason},
+    dereference::ReconcileInput,
+    drift::{FIELD_MANAGER, with_drift_window},
+    plan::{ConfigPlan, PlanVerdict},
+    status::good_revisions,
 };
 use crate::{
-    api::{
-        CONFIG_GROUP, INJECTOR, LINKERD_CONFIG_KIND, LinkerdConfig, LinkerdConfigStatus, RESTARTED_FOR_ANNOTATION,
-        RESTORE_BASE_FINALIZER,
-    },
-    cluster::kinds::config_map::ConfigMap,
-    lease::Fence,
+    api::linkerd_config::{DeletionPolicy, LinkerdConfigStatus, Mode, OnTimeout},
+    cluster::kinds::{config_map::ConfigMap, linkerd_config::LinkerdConfig},
     write::WriteError,
 };
 
-const MANAGED_BY_ANNOTATION: &str = "config.linkerd.io/managed-by";
-/// A resource that others write to all the time is told later.
-const TELL_ATTEMPTS: u32 = 5;
-pub(super) const REVISION_ANNOTATION: &str = "config.linkerd.io/base-revision";
-
-pub(super) struct Writer {
-    fence: Fence,
-    configs: Api<LinkerdConfig>,
-    config_maps: Api<core::ConfigMap>,
-    revisions: Api<ControllerRevision>,
-    deployments: Api<Deployment>,
-    writes: IntCounterVec,
+/// The outcome of planning and applying, as far as it came.
+pub(super) struct ReconcileOutcome {
+    pub(super) plan: ConfigPlan,
+    pub(super) written: bool,
+    pub(super) base_revision: Option<i64>,
+    /// The status, if it had to be written before the ConfigMap.
+    pub(super) written_status: Option<Arc<LinkerdConfigStatus>>,
+    /// The injection hash of Pods without the config hash variable, if the status does not have it yet.
+    pub(super) baseline: Option<String>,
+    /// Workloads failed with the active document, and there is a fallback document.
+    pub(super) rolls_back: bool,
 }
 
-impl Writer {
-    /// # Errors
-    /// When the metrics are registered already.
-    pub(super) fn new(client: &Client, namespace: &str, fence: Fence, registry: &Registry) -> prometheus::Result<Self> {
-        let writes = IntCounterVec::new(
-            Opts::new(
-                "linkerd_operator_linkerdconfig_configmap_writes_total",
-                "Writes of Linkerd's ConfigMap that were sent",
-            ),
-            &["result"],
-        )?;
-        for result in WriteError::RESULTS {
-            writes.with_label_values(&[result]);
+// === impl ReconcileOutcome ===
+
+impl Default for ReconcileOutcome {
+    fn default() -> Self {
+        Self {
+            plan: ConfigPlan::only(PlanVerdict::Unknown),
+            written: false,
+            base_revision: None,
+            written_status: None,
+            baseline: None,
+            rolls_back: false,
         }
-        registry.register(Box::new(writes.clone()))?;
-        Ok(Self {
-            fence,
-            configs: Api::all(client.clone()),
-            config_maps: Api::namespaced(client.clone(), namespace),
-            revisions: Api::namespaced(client.clone(), namespace),
-            deployments: Api::namespaced(client.clone(), namespace),
-            writes,
-        })
     }
+}
 
-    /// What is kept of a ConfigMap; `Err` inside where the newest cannot be read.
-    pub(super) async fn base(&self, config_map: &str) -> Result<Result<Option<Base>, String>, WriteError> {
-        Ok(Base::newest(&self.revisions_of(config_map).await?))
-    }
+// === impl LinkerdConfigReconciler ===
 
-    /// The documents that were declared at other revisions over the same base, as far as they are still kept.
-    pub(super) async fn declared_at(
-        &self,
-        revisions: &[i64],
-        base: &Base,
-        config_map: &str,
-    ) -> Result<Vec<Document>, WriteError> {
-        Ok(base.declared_at(&self.revisions_of(config_map).await?, revisions))
-    }
-
-    /// Keeps a base, and forgets the oldest, but not those that work. With the number that it was kept under.
-    pub(super) async fn keep(&self, base: &Base, config_map: &str, good: &[i64]) -> Result<Base, WriteError> {
-        let mut revisions = self.revisions_of(config_map).await?;
-        let newest = revisions.iter().map(|object| object.revision).max().unwrap_or_default();
-        let base = Base { revision: newest + 1, ..base.clone() };
-        self.fence.send(self.revisions.create(&params(), &base.to_object(config_map))).await?;
-        revisions.sort_by_key(|object| std::cmp::Reverse(object.revision));
-        for old in revisions.iter().skip(KEPT - 1).filter(|old| !good.contains(&old.revision)) {
-            match self.fence.send(self.revisions.delete(&old.name_any(), &DeleteParams::default())).await {
-                Err(WriteError::Refused(status)) if status.is_not_found() => {}
-                result => drop(result?),
-            }
+impl LinkerdConfigReconciler {
+    /// Makes the objects fit to be managed: no owner reference deletes the ConfigMap together with the resource, and the resource
+    /// has our finalizer exactly if its deletion restores the base.
+    pub(super) async fn prepare(&self, config: &LinkerdConfig, live: Option<&ConfigMap>) -> Result<(), WriteError> {
+        let enforce = config.spec.mode == Mode::Enforce;
+        if let Some(live) = live.filter(|live| live.owned && enforce) {
+            info!(config_map = %live.key, "removing the owner reference by which the ConfigMap would be deleted with the LinkerdConfig");
+            self.writer.remove_owner_references(live).await?;
         }
-        Ok(base)
-    }
-
-    async fn revisions_of(&self, config_map: &str) -> Result<Vec<ControllerRevision>, WriteError> {
-        let of_it = ListParams::default().labels(&Base::selector(config_map));
-        Ok(self.fence.send(self.revisions.list(&of_it)).await?.items)
-    }
-
-    /// Writes a document in the place of the one that was looked at. Its new version.
-    pub(super) async fn write(&self, live: &ConfigMap, write: &Write, revision: i64) -> Result<Arc<str>, WriteError> {
-        let annotations = json!({
-            MANAGED_BY_ANNOTATION: "linkerd-operator",
-            HASH_ANNOTATION: write.hash,
-            REVISION_ANNOTATION: revision.to_string(),
-        });
-        self.patch(&live.key.name, &live.version, &write.values, annotations).await
-    }
-
-    /// Puts back what the installer wrote, to the byte, and takes our annotations away: where they are, because only then the
-    /// document is ours.
-    pub(super) async fn restore(&self, config_map: &str, base: &Base) -> Result<bool, WriteError> {
-        // As it is now, and not as the watch showed it last.
-        let Some(object) = self.fence.send(self.config_maps.get_opt(config_map)).await? else { return Ok(false) };
-        let is_same = object.uid().as_deref().unwrap_or_default() == &*base.uid;
-        if !object.annotations().contains_key(HASH_ANNOTATION) || !is_same {
-            return Ok(false);
+        let finalized = enforce && config.spec.deletion_policy == DeletionPolicy::RestoreBase;
+        if finalized != config.finalized {
+            self.writer.set_finalizer(&config.name, finalized).await?;
         }
-        let annotations = json!({ MANAGED_BY_ANNOTATION: null, HASH_ANNOTATION: null, REVISION_ANNOTATION: null });
-        let version = object.resource_version().unwrap_or_default();
-        self.patch(config_map, &version, &base.text, annotations).await?;
-        Ok(true)
-    }
-
-    async fn patch(&self, name: &str, version: &str, values: &str, annotations: Value) -> Result<Arc<str>, WriteError> {
-        let patch = json!({
-            "metadata": {"resourceVersion": version, "annotations": annotations},
-            "data": {"values": values},
-        });
-        let request = async { self.config_maps.patch(name, &merge(), &Patch::Merge(&patch)).await };
-        let result = self.fence.send(request).await;
-        if let Some(label) = WriteError::result(&result) {
-            self.writes.with_label_values(&[label]).inc();
-        }
-        Ok(result?.resource_version().unwrap_or_default().into())
-    }
-
-    /// Has the injectors made anew, once for each configuration.
-    pub(super) async fn restart_injector(&self, configuration: &str) -> Result<(), WriteError> {
-        let annotations = json!({ RESTARTED_FOR_ANNOTATION: configuration });
-        let patch = json!({"spec": {"template": {"metadata": {"annotations": annotations}}}});
-        let request = async { self.deployments.patch(INJECTOR, &merge(), &Patch::Merge(&patch)).await };
-        self.fence.send(request).await.map(drop)
-    }
-
-    /// Takes away what would have the ConfigMap deleted together with a LinkerdConfig.
-    pub(super) async fn disown(&self, live: &ConfigMap) -> Result<(), WriteError> {
-        let name = &live.key.name;
-        let object = self.fence.send(self.config_maps.get(name)).await?;
-        let owners = object.owner_references().iter().filter(|owner| !is_ours(owner));
-        let owners: Vec<_> = owners.cloned().collect();
-        let patch = json!({"metadata": {"resourceVersion": object.resource_version(), "ownerReferences": owners}});
-        self.fence.send(async { self.config_maps.patch(name, &merge(), &Patch::Merge(&patch)).await }).await?;
         Ok(())
     }
 
-    /// Has the deletion of a resource wait for us, or no longer.
-    pub(super) async fn finalize(&self, name: &str, wanted: bool) -> Result<(), WriteError> {
-        let Some(object) = self.fence.send(self.configs.get_opt(name)).await? else { return Ok(()) };
-        let others = object.finalizers().iter().filter(|it| *it != RESTORE_BASE_FINALIZER).cloned();
-        let finalizers: Vec<String> = others.chain(wanted.then(|| RESTORE_BASE_FINALIZER.to_owned())).collect();
-        let patch = json!({"metadata": {"resourceVersion": object.resource_version(), "finalizers": finalizers}});
-        match self.fence.send(async { self.configs.patch(name, &merge(), &Patch::Merge(&patch)).await }).await {
-            Err(WriteError::Refused(status)) if status.is_not_found() => Ok(()),
-            result => result.map(drop),
+    /// Saves the base of the plan, then writes its document.
+    pub(super) async fn apply(&self, input: &ReconcileInput, outcome: &mut ReconcileOutcome) -> Result<(), WriteError> {
+        let ReconcileInput { config, before, live, .. } = input;
+        let target = &config.target.name;
+        if let Some(base) = &outcome.plan.new_base {
+            let saved = Arc::new(self.writer.save_base(base, target, &good_revisions(before)).await?);
+            outcome.base_revision = Some(saved.revision);
+            info!(config_map = %config.target, revision = saved.revision, "saved the installer's document and the declared one");
+            self.cache.set_base(target, Some(saved));
         }
+        let (Some(write), Some(live)) = (&outcome.plan.write, live) else { return Ok(()) };
+        // The window must survive a crash after the write: Pods that were injected in it look like all others.
+        if outcome.plan.drift.as_ref().is_some_and(|drift| drift.affects_injection)
+            && let Some(status) = with_drift_window(before, drift_began(live))
+        {
+            outcome.written_status = Some(Arc::new(status.clone()));
+            self.update_status(config, before, status).await?;
+        }
+        let version = self.writer.write_config_map(live, write, outcome.base_revision.unwrap_or_default()).await?;
+        outcome.written = true;
+        self.cache.note_own_write(target, version);
+        if write.overwrites_others {
+            self.cache.note_revert(target);
+        }
+        info!(config_map = %config.target, linkerd_config = %config.name, hash = write.hash, over_others = write.overwrites_others, "wrote the mesh's configuration");
+        Ok(())
     }
 
-    /// Tells a resource about itself, which had this version when it was told last. Of one that is gone nobody wants to know. With
-    /// the version that says so.
-    ///
-    /// A status is also what the next leader remembers: one that was on its way when its sender was replaced must not undo what
-    /// the successor has written since. Who still leads tries again.
-    pub(super) async fn tell(
+    /// Writes a status, unless it is the last one.
+    pub(super) async fn update_status(
         &self,
-        name: &str,
-        uid: &str,
-        version: &str,
-        status: &LinkerdConfigStatus,
-    ) -> Result<Option<String>, WriteError> {
-        let mut told = serde_json::to_value(status).unwrap_or_default();
-        say_what_is_not(&mut told);
-        let mut version = version.to_owned();
-        let mut attempts = 0;
-        loop {
-            attempts += 1;
-            let patch = json!({"metadata": {"uid": uid, "resourceVersion": version}, "status": told});
-            let request = async { self.configs.patch_status(name, &merge(), &Patch::Merge(&patch)).await };
-            match self.fence.send(request).await {
-                Err(WriteError::Refused(status)) if status.is_not_found() => return Ok(None),
-                Err(WriteError::Refused(status)) if status.is_conflict() && attempts < TELL_ATTEMPTS => {
-                    let now = self.fence.send(self.configs.get_opt(name)).await?;
-                    let Some(now) = now.filter(|now| now.uid().as_deref() == Some(uid)) else { return Ok(None) };
-                    version = now.resource_version().unwrap_or_default();
-                }
-                result => return result.map(|object| object.resource_version()),
-            }
+        config: &LinkerdConfig,
+        before: &LinkerdConfigStatus,
+        after: LinkerdConfigStatus,
+    ) -> Result<(), WriteError> {
+        if after == *before {
+            return Ok(());
         }
-    }
-}
-
-/// What is not there any more has to be said of a merge patch, field by field.
-fn say_what_is_not(status: &mut Value) {
-    const FIELDS: [&str; 11] = [
-        "target",
-        "configHash",
-        "injectionHash",
-        "injector",
-        "trustRootsSHA256",
-        "proxyVersion",
-        "revisions",
-        "drift",
-        "rollout",
-        "deprecatedFields",
-        "trustAnchors",
-    ];
-    const NESTED: [(&str, &[&str]); 5] = [
-        ("target", &["uid"]),
-        ("revisions", &["base", "lastKnownGood", "lastKnownGoodHash", "lastRolledOut", "failed"]),
-        ("drift", &["lastTime", "count", "manager", "paths", "windows"]),
-        ("trustAnchors", &["fingerprints", "replaced"]),
-        (
-            "rollout",
-            &[
-                "hash",
-                "startedAt",
-                "completedAt",
-                "nextWindow",
-                "adoptedAt",
-                "baselineHash",
-                "rolledBack",
-                "retry",
-                "summary",
-                "workloads",
-                "pods",
-                "updating",
-                "failures",
-                "skipped",
-            ],
-        ),
-    ];
-    let Some(status) = status.as_object_mut() else { return };
-    for field in FIELDS {
-        status.entry(field).or_insert(Value::Null);
-    }
-    for (field, below) in NESTED {
-        if let Some(nested) = status.get_mut(field).and_then(Value::as_object_mut) {
-            for field in below {
-                nested.entry(*field).or_insert(Value::Null);
-            }
+        let known = self.cache.newest_version(config);
+        if let Some(version) = self.writer.update_status(&config.name, &config.uid, &known, &after).await? {
+            self.cache.set_last_status(&config.name, &config.uid, version, Arc::new(after));
         }
+        Ok(())
+    }
+
+    /// Restarts the injectors once for each configuration that they did not use in time, before the status shows that. The restart
+    /// is idempotent, so that a successor may repeat it.
+    pub(super) async fn restart_late_injectors(
+        &self,
+        config: &LinkerdConfig,
+        before: &LinkerdConfigStatus,
+        after: &LinkerdConfigStatus,
+    ) -> Result<(), WriteError> {
+        let is_late = |status| condition_reason(status, INJECTOR_SYNCED) == Some("Timeout");
+        let is_new = !is_late(before) || before.observed_generation != after.observed_generation;
+        let restarts = config.spec.injector_sync.on_timeout == OnTimeout::RestartInjector;
+        let Some(hash) = after.injection_hash.as_deref().filter(|_| restarts && is_new && is_late(after)) else {
+            return Ok(());
+        };
+        let roots = after.trust_roots_sha256.as_deref().and_then(|hash| hash.get(..8)).unwrap_or_default();
+        match self.writer.restart_injector(&format!("{hash}-{roots}")).await {
+            Ok(()) => {
+                info!(linkerd_config = %config.name, marker = hash, "restarting the injectors, which took too long");
+            }
+            Err(error @ WriteError::Refused(_)) => {
+                warn!(linkerd_config = %config.name, %error, "the injectors could not be restarted");
+            }
+            Err(error) => return Err(error),
+        }
+        Ok(())
     }
 }
 
-fn is_ours(owner: &OwnerReference) -> bool {
-    owner.kind == LINKERD_CONFIG_KIND && owner.api_version.starts_with(CONFIG_GROUP)
-}
-
-fn params() -> PostParams {
-    PostParams { field_manager: Some(FIELD_MANAGER.to_owned()), ..PostParams::default() }
-}
-
-fn merge() -> PatchParams {
-    PatchParams { field_manager: Some(FIELD_MANAGER.to_owned()), ..PatchParams::default() }
+/// Returns when another writer wrote the document.
+fn drift_began(live: &ConfigMap) -> Timestamp {
+    let others = live.writers.iter().find(|writer| writer.manager != FIELD_MANAGER);
+    others.and_then(|writer| writer.time).unwrap_or_else(Timestamp::now)
 }

@@ -1,7 +1,8 @@
-//! What the installer of Linkerd wrote last, and what was declared over it, kept as a ControllerRevision. Pure.
+//! The base: the document that the installer of Linkerd wrote last, and the one declared over it, saved as a ControllerRevision.
+//! Pure.
 //!
-//! Always holds: the installer's text is kept as it was written, so that it can be put back to the byte; revisions grow; it is of
-//! one ConfigMap, by its UID, and says nothing about another of the same name.
+//! Always holds: the installer's text is saved unchanged, so that it can be restored byte for byte; revisions grow; a base belongs
+//! to one ConfigMap, by its UID, and not to another of the same name.
 
 use std::{collections::BTreeMap, sync::Arc};
 
@@ -12,50 +13,51 @@ use k8s_openapi::{
 use serde_json::{Value, json};
 use sha2::{Digest, Sha256};
 
-use super::values::{Document, InvalidDocument};
+use super::values::{Document, InvalidDocument, Reading};
+use crate::text::{hex, truncate};
 
-/// Which ConfigMap a revision is the base of.
+/// The label that names the ConfigMap of a revision.
 const TARGET_LABEL: &str = "config.linkerd.io/base-of";
-/// As many are kept: the one in use, and those before it for people to look at.
-pub(super) const KEPT: usize = 5;
+/// How many revisions stay: the one in use, and earlier ones for people to inspect.
+pub(super) const MAX_REVISIONS: usize = 5;
 
 #[derive(Clone, Debug)]
 pub struct Base {
     pub revision: i64,
     pub text: Arc<str>,
     pub document: Document,
-    /// What was declared over it: the document that shall be in the ConfigMap.
+    /// The document declared over it, which the ConfigMap has to hold.
     pub effective: Document,
-    /// The annotation by which installers say who they are.
+    /// The annotation in which an installer names itself.
     pub created_by: Option<String>,
-    /// Of the ConfigMap.
+    /// The UID of the ConfigMap.
     pub uid: Arc<str>,
 }
 
 impl Base {
-    /// Of a text over which nothing is declared yet.
+    /// Returns the base of a text, with nothing declared over it.
     ///
     /// # Errors
-    /// When it is no document of Linkerd's.
+    /// When the text is not a values document of Linkerd.
     pub fn new(revision: i64, text: &str, created_by: Option<&str>) -> Result<Self, InvalidDocument> {
         let (document, _) = Document::parse(text)?.split_config_hash();
         let (created_by, uid) = (created_by.map(str::to_owned), Arc::from(""));
         Ok(Self { revision, text: text.into(), effective: document.clone(), document, created_by, uid })
     }
 
-    /// Whether another revision would say the same.
+    /// Whether both have the same content, at any revision.
     pub(super) fn eq_ignoring_version(&self, other: &Self) -> bool {
         let Self { revision: _, text, document: _, effective, created_by, uid } = self;
         (text, effective, created_by, uid) == (&other.text, &other.effective, &other.created_by, &other.uid)
     }
 
-    /// The labels of a ConfigMap's revisions.
+    /// Returns the label selector of a ConfigMap's revisions.
     pub fn selector(config_map: &str) -> String {
-        format!("{TARGET_LABEL}={}", label(config_map))
+        format!("{TARGET_LABEL}={}", label_value(config_map))
     }
 
     pub(super) fn to_object(&self, config_map: &str) -> ControllerRevision {
-        let labels = BTreeMap::from([(TARGET_LABEL.to_owned(), label(config_map))]);
+        let labels = BTreeMap::from([(TARGET_LABEL.to_owned(), label_value(config_map))]);
         let effective = (self.effective != self.document).then(|| self.effective.to_yaml());
         ControllerRevision {
             metadata: ObjectMeta {
@@ -73,25 +75,25 @@ impl Base {
         }
     }
 
-    /// The newest of a ConfigMap's revisions; `None` where there is none.
+    /// Returns the newest of a ConfigMap's revisions; `None` if there is none.
     ///
     /// # Errors
-    /// When the newest is one that cannot be read: an older one would be the wrong one.
+    /// When the newest revision cannot be read. An older one would be the wrong base.
     pub fn newest(revisions: &[ControllerRevision]) -> Result<Option<Self>, String> {
-        revisions.iter().max_by_key(|object| object.revision).map(Self::read).transpose()
+        revisions.iter().max_by_key(|object| object.revision).map(Self::from_object).transpose()
     }
 
-    /// The documents that were declared at other revisions, of those that lay over the same document of the same ConfigMap, and
-    /// can be read: what worked for another Linkerd may not work for this one.
-    pub fn declared_at(&self, revisions: &[ControllerRevision], wanted: &[i64]) -> Vec<Document> {
+    /// Returns the documents that were declared at other revisions. It skips revisions that cannot be read, and those over another
+    /// document or of another ConfigMap: a configuration that worked for another version of Linkerd may fail for this one.
+    pub fn effective_at(&self, revisions: &[ControllerRevision], wanted: &[i64]) -> Vec<Document> {
         let declared = |revision: &i64| {
-            let base = Self::read(revisions.iter().find(|object| object.revision == *revision)?).ok()?;
+            let base = Self::from_object(revisions.iter().find(|object| object.revision == *revision)?).ok()?;
             (base.uid == self.uid && base.document == self.document).then_some(base.effective)
         };
         wanted.iter().filter_map(declared).collect()
     }
 
-    fn read(object: &ControllerRevision) -> Result<Self, String> {
+    fn from_object(object: &ControllerRevision) -> Result<Self, String> {
         let name = object.metadata.name.as_deref().unwrap_or_default();
         let unreadable = |why: &str| format!("ControllerRevision {name}, which holds the base, cannot be read: {why}");
         let data = object.data.as_ref().map(|RawExtension(data)| data).ok_or_else(|| unreadable("it is empty"))?;
@@ -108,15 +110,26 @@ impl Base {
     }
 }
 
-/// A label's value is shorter than a name may be.
-fn label(config_map: &str) -> String {
+/// Returns the injection hash of Pods without the config hash variable: the hash of the document that was there before our first
+/// write.
+pub fn baseline(document: Option<&Reading>, base: Option<&Base>) -> Option<String> {
+    let document = match (document, base) {
+        (_, Some(base)) => &base.document,
+        (Some(Ok((document, _))), None) => document,
+        _ => return None,
+    };
+    Some(document.injection_hash().to_string())
+}
+
+/// Returns the name as the value of a label, which may be shorter than a name.
+fn label_value(config_map: &str) -> String {
     const LONGEST: usize = 63;
     const KEPT: usize = 46;
     if config_map.len() <= LONGEST {
         return config_map.to_owned();
     }
-    let hash: String = Sha256::digest(config_map).iter().take(8).map(|byte| format!("{byte:02x}")).collect();
-    format!("{}-{hash}", config_map.get(..KEPT).unwrap_or_default().trim_end_matches(['.', '-']))
+    let digest = hex(Sha256::digest(config_map));
+    format!("{}-{}", config_map.get(..KEPT).unwrap_or_default().trim_end_matches(['.', '-']), truncate(&digest, 16))
 }
 
 #[cfg(test)]
@@ -142,9 +155,9 @@ mod tests {
     }
 
     #[test]
-    fn a_name_that_is_no_label_has_one_all_the_same() {
+    fn a_name_that_is_too_long_for_a_label_is_hashed() {
         assert_eq!(Base::selector("linkerd-config"), "config.linkerd.io/base-of=linkerd-config");
-        let [one, other] = ["a", "b"].map(|last| label(&format!("{}{last}", "x".repeat(200))));
+        let [one, other] = ["a", "b"].map(|last| label_value(&format!("{}{last}", "x".repeat(200))));
         assert!(one != other && one.len() <= 63);
     }
 }

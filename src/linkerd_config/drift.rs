@@ -1,37 +1,57 @@
-//! Whose a document is that is not what we wrote. Pure.
+//! Drift: who changed the document since our last write, and how the status records it. Pure.
+
+use k8s_openapi::{apimachinery::pkg::apis::meta::v1::Time, jiff::Timestamp};
 
 use super::{
     base::Base,
+    conditions::MAX_SHOWN,
     values::{Document, Path},
 };
 use crate::{
-    api::{CREATED_BY_ANNOTATION, linkerd_config::DriftSpec},
+    api::{
+        CREATED_BY_ANNOTATION,
+        linkerd_config::{DriftSpec, DriftStatus, DriftWindow, LinkerdConfigStatus},
+    },
     cluster::kinds::config_map::ConfigMap,
 };
 
 /// Our own name in `managedFields`.
 pub const FIELD_MANAGER: &str = "linkerd-config-operator";
-/// The hash of the document that we had declared when we wrote last.
+/// The hash of the document that was declared at our last write.
 pub const HASH_ANNOTATION: &str = "config.linkerd.io/config-hash";
 
-/// Whoever wrote before us and is not in `managedFields` any more.
+/// How many windows the status keeps in which Pods may have been injected with the changes of another writer.
+const MAX_DRIFT_WINDOWS: usize = 5;
+/// The manager of a change that `managedFields` do not show any more.
 pub(super) const UNKNOWN: &str = "unknown";
 
+/// Changes of another writer.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Drift {
+    pub manager: String,
+    /// Empty if the document cannot be read.
+    pub paths: Vec<Path>,
+    pub reverted: bool,
+    /// Whether the changes affect injected Pods.
+    pub affects_injection: bool,
+}
+
+/// Who wrote the document in the ConfigMap.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Origin {
-    /// We wrote it, or would not have to.
+    /// We wrote it, or it equals what we would write.
     Ours,
-    /// The installer wrote what it had written before.
+    /// The installer wrote the same document as before.
     Rewritten { manager: String },
-    /// The installer wrote another one.
+    /// The installer wrote another document.
     Installer { manager: String },
-    /// Somebody else changed it.
+    /// Another writer changed it.
     Foreign { manager: String },
 }
 
-/// Whose the document in a ConfigMap is.
+/// Returns who wrote the document in a ConfigMap.
 pub fn origin(live: &ConfigMap, document: &Document, base: &Base, drift: &DriftSpec) -> Origin {
-    let manager = writer(live);
+    let manager = last_writer(live);
     if !base.uid.is_empty() && base.uid != live.uid {
         return Origin::Installer { manager };
     }
@@ -41,7 +61,7 @@ pub fn origin(live: &ConfigMap, document: &Document, base: &Base, drift: &DriftS
         return Origin::Ours;
     }
     if *document == base.document {
-        // A base is kept before it is written over: without the mark of that it just was not yet.
+        // The base is saved before the first write. If our hash annotation is missing, that write has not happened yet.
         return match written == Some(&base.effective.hash().to_string()) {
             false => Origin::Ours,
             true if trusted => Origin::Rewritten { manager },
@@ -55,19 +75,53 @@ pub fn origin(live: &ConfigMap, document: &Document, base: &Base, drift: &DriftS
     }
 }
 
-/// Who wrote the document last, other than us.
-pub(super) fn writer(live: &ConfigMap) -> String {
+/// Returns the last writer of the document other than us.
+pub(super) fn last_writer(live: &ConfigMap) -> String {
     let writer = live.writers.iter().find(|writer| writer.manager != FIELD_MANAGER);
     writer.map_or(UNKNOWN, |writer| &writer.manager).to_owned()
 }
 
-/// An upgrade says so of itself, whoever carried it to the API server.
+/// Whether the document is from another version of the installer, whichever manager applied it.
 fn is_another_installation(live: &ConfigMap, document: &Document, base: &Base) -> bool {
     let created_by = live.annotations.get(CREATED_BY_ANNOTATION);
     let path = Path::from(&["cliVersion"][..]);
     let version = document.get(&path);
     created_by.is_some_and(|it| base.created_by.as_ref() != Some(it))
         || (version.is_some() && version != base.effective.get(&path))
+}
+
+/// Returns the status with another open window, in which Pods may be injected with the changes of another writer; `None` if a
+/// window is open already.
+pub(super) fn with_drift_window(before: &LinkerdConfigStatus, from: Timestamp) -> Option<LinkerdConfigStatus> {
+    let mut status = before.clone();
+    let windows = &mut status.drift.get_or_insert_default().windows;
+    if windows.iter().any(|window| window.to.is_none()) {
+        return None;
+    }
+    windows.push(DriftWindow { from: Some(Time(from)), to: None });
+    // Merge the oldest two, so that no Pod is missed.
+    if windows.len() > MAX_DRIFT_WINDOWS {
+        let oldest = windows.remove(0);
+        if let Some(next) = windows.first_mut() {
+            next.from = oldest.from;
+        }
+    }
+    Some(status)
+}
+
+/// Returns the status of a drift. A reported change that stays is counted once.
+pub(super) fn drift_status(drift: &Drift, before: Option<&DriftStatus>, now: Timestamp) -> DriftStatus {
+    let paths: Vec<String> = drift.paths.iter().take(MAX_SHOWN).map(ToString::to_string).collect();
+    let is_theirs = |before: &&DriftStatus| drift.manager == UNKNOWN || before.manager.as_ref() == Some(&drift.manager);
+    let same = before.filter(|before| !drift.reverted && before.paths == paths).filter(is_theirs);
+    let count = before.and_then(|before| before.count).unwrap_or_default();
+    DriftStatus {
+        last_time: same.and_then(|same| same.last_time.clone()).or(Some(Time(now))),
+        count: Some(if same.is_some() { count } else { count + 1 }),
+        manager: same.and_then(|same| same.manager.clone()).or_else(|| Some(drift.manager.clone())),
+        paths,
+        windows: before.map(|before| before.windows.clone()).unwrap_or_default(),
+    }
 }
 
 #[cfg(test)]

@@ -4,13 +4,13 @@ use super::*;
 
 fn overlay(spec: Value, bundle: Option<&str>) -> Result<Overlay, Vec<String>> {
     let spec: LinkerdConfigSpec = serde_json::from_value(spec).unwrap();
-    Overlay::of(&spec, bundle, None)
+    Overlay::new(&spec, bundle, None)
         .map_err(|problems| problems.into_iter().map(|it| format!("{}: {}", it.path, it.reason)).collect())
 }
 
 /// What comes of it over a document that has only this.
 fn over(spec: Value, base: &str) -> Value {
-    let document = overlay(spec, None).unwrap().over(&Document::parse(base).unwrap());
+    let document = overlay(spec, None).unwrap().apply_to(&Document::parse(base).unwrap());
     Value::Object(document.as_map().clone())
 }
 
@@ -83,7 +83,7 @@ fn a_path_that_is_set_twice_is_refused_and_all_that_is_wrong_is_said_at_once() {
     assert!(problems.iter().any(|it| it.starts_with("proxy.logLevel: spec.values and a field")), "{problems:?}");
     let above = json!({"proxy": {"logLevel": "debug"}, "values": {"proxy": null}});
     assert!(overlay(above, None).is_err());
-    let long = json!({"values": {"podLabels": {"a": "x".repeat(LONGEST_PATCH)}}});
+    let long = json!({"values": {"podLabels": {"a": "x".repeat(MAX_PATCH_BYTES)}}});
     assert!(overlay(long, None).unwrap_err().iter().any(|it| it.starts_with("spec.values: it has")));
 }
 
@@ -95,11 +95,11 @@ fn trust_anchors_are_those_in_use_and_what_the_resource_brings_is_compared_or_th
     let source =
         |spec: Value, bundle: Option<&str>| overlay(spec, bundle).map(|it| it.anchors_source()).map_err(|it| it.len());
     for (policy, given, bundle, expected) in [
-        ("Reuse", None, Some(&one), Ok(Some(Source::TrustRoots))),
-        ("Reuse", Some(&*other), Some(&one), Ok(Some(Source::TrustRoots))),
-        ("Reuse", Some(&*other), None, Ok(Some(Source::Typed))),
+        ("Reuse", None, Some(&one), Ok(Some(ValueSource::TrustRoots))),
+        ("Reuse", Some(&*other), Some(&one), Ok(Some(ValueSource::TrustRoots))),
+        ("Reuse", Some(&*other), None, Ok(Some(ValueSource::Typed))),
         ("Reuse", None, None, Ok(None)),
-        ("Verify", Some(&*one), Some(&one), Ok(Some(Source::TrustRoots))),
+        ("Verify", Some(&*one), Some(&one), Ok(Some(ValueSource::TrustRoots))),
         ("Verify", Some(&*other), Some(&one), Err(1)),
         ("Verify", Some(&*other), None, Err(1)),
         ("Reuse", Some("no PEM"), Some(&one), Err(1)),
@@ -112,37 +112,37 @@ fn trust_anchors_are_those_in_use_and_what_the_resource_brings_is_compared_or_th
 fn where_each_value_is_from_is_known() {
     let overlay = overlay(json!({"proxy": {"logLevel": "debug"}, "values": {"podLabels": {"a": "b"}}}), None).unwrap();
     let base = Document::parse(r#"{"proxy": {"logLevel": "warn", "uid": 1}}"#).unwrap();
-    let effective = overlay.over(&base);
+    let effective = overlay.apply_to(&base);
     let source = |keys: &[&str]| overlay.source(&Path::from(keys), &effective);
-    assert_eq!(source(&["proxy", "logLevel"]), Source::Typed);
-    assert_eq!(source(&["podLabels", "a"]), Source::Values);
-    assert_eq!(source(&["proxy", "uid"]), Source::Base);
+    assert_eq!(source(&["proxy", "logLevel"]), ValueSource::Typed);
+    assert_eq!(source(&["podLabels", "a"]), ValueSource::Values);
+    assert_eq!(source(&["proxy", "uid"]), ValueSource::Base);
     let paths: Vec<String> = overlay.paths().map(|path| path.to_string()).collect();
     assert_eq!(paths, ["podLabels.a", "proxy.logLevel"]);
-    assert_eq!(overlay.over(&effective), effective, "to lay it twice is to lay it once");
+    assert_eq!(overlay.apply_to(&effective), effective, "to lay it twice is to lay it once");
 }
 
 #[test]
 fn a_copy_of_the_trust_anchors_that_another_keeps_is_not_from_the_trust_roots() {
     let bundle = "-----BEGIN CERTIFICATE-----\nMIIA\n-----END CERTIFICATE-----\n";
     let overlay = overlay(json!({}), Some(bundle)).unwrap();
-    for (external, expected) in [(true, Source::Base), (false, Source::TrustRoots)] {
+    for (external, expected) in [(true, ValueSource::Base), (false, ValueSource::TrustRoots)] {
         let base = json!({"identity": {"externalCA": external}, "identityTrustAnchorsPEM": ""}).to_string();
-        let effective = overlay.over(&Document::parse(&base).unwrap());
+        let effective = overlay.apply_to(&Document::parse(&base).unwrap());
         assert_eq!(overlay.source(&Path::from(&["identityTrustAnchorsPEM"][..]), &effective), expected);
     }
 }
 
 #[test]
-fn the_marker_is_nobodys_to_set() {
-    let variables = json!([{"name": "A", "value": "1"}, {"name": MARKER, "value": "mine"}]);
+fn the_config_hash_variable_cannot_be_declared() {
+    let variables = json!([{"name": "A", "value": "1"}, {"name": CONFIG_HASH_ENV, "value": "mine"}]);
     for spec in
         [json!({"proxy": {"additionalEnv": variables}}), json!({"values": {"proxy": {"additionalEnv": variables}}})]
     {
         let spec: LinkerdConfigSpec = serde_json::from_value(spec).unwrap();
-        let problems = Overlay::of(&spec, None, None).unwrap_err();
+        let problems = Overlay::new(&spec, None, None).unwrap_err();
         assert!(
-            problems.iter().any(|problem| problem.path == environment_path() && problem.value == MARKER),
+            problems.iter().any(|problem| problem.path == environment_path() && problem.value == CONFIG_HASH_ENV),
             "{problems:?}"
         );
     }

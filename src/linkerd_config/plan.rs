@@ -1,409 +1,284 @@
-//! What to do about the ConfigMap of a LinkerdConfig that is in effect. Pure.
+//! The plan for the ConfigMap of the active LinkerdConfig. Pure.
 //!
-//! In: the resource, the ConfigMap as it is, what its installer wrote last and what was declared over it, the mesh's trust
-//! anchors. Out: a base to keep, a document to write, and what to say. Always holds: what would make the document worse is not
-//! written; what is written over was understood, and its base is kept before; what others changed is told by what was declared
-//! then, not by what is now; a plan that was carried out and is made again writes nothing.
-
-use std::sync::Arc;
+//! In: the resource, the ConfigMap, the saved base, the mesh's trust anchors. Out: a base to save, a document to write, a verdict.
+//! Always holds: a document that cannot be read exactly is not overwritten before its base is saved; a document with problems is not
+//! written; drift is computed against the configuration that was in force at our last write, not against the current one; a plan
+//! that was applied and is made again writes nothing.
 
 use super::{
     base::Base,
-    drift::{HASH_ANNOTATION, Origin, origin, writer},
-    overlay::{Overlay, Source},
+    drift::{Drift, HASH_ANNOTATION},
+    overlay::{Overlay, ValueSource},
+    resolve_base::{BaseChange, BaseInput, ResolvedBase, copy_paths, repair, resolve_base},
     rollout,
     values::{Document, LONGEST, Path, Problem, Reading},
 };
 use crate::{
-    api::{
-        CREATED_BY_ANNOTATION,
-        linkerd_config::{DriftAction, DriftScope, LinkerdConfigSpec, Mode},
-    },
+    api::linkerd_config::{DriftAction, LinkerdConfigSpec, Mode},
     cluster::kinds::config_map::ConfigMap,
 };
 
 #[derive(Clone, Copy)]
-pub struct Input<'a> {
+pub struct PlanInput<'a> {
     pub spec: &'a LinkerdConfigSpec,
-    /// `None`: there is none.
+    /// `None` if the ConfigMap does not exist.
     pub live: Option<&'a ConfigMap>,
-    /// What its text reads as.
+    /// Its parsed document.
     pub document: Option<&'a Reading>,
-    /// `None`: this ConfigMap was never taken care of.
+    /// `None` if no base was saved for this ConfigMap yet.
     pub base: Option<&'a Base>,
-    /// The bundle of `linkerd-identity-trust-roots`.
+    /// The PEM bundle of `linkerd-identity-trust-roots`.
     pub bundle: Option<&'a str>,
-    /// The resource was never in effect before: what others wrote until then is nobody's drift.
+    /// The resource was never active before: earlier changes are not drift.
     pub first_time: bool,
-    /// Others undo what we write, again and again: not now.
-    pub fought_over: bool,
-    /// The injection hashes of documents that the injectors refused.
+    /// Other writers undo our reverts again and again: do not revert now.
+    pub revert_suspended: bool,
+    /// The injection hashes of documents that the injectors denied, or that workloads failed with.
     pub failed: &'a [String],
-    /// What may be gone back to, the best first: what all workloads ran with, what the injectors were last seen to use; as far as
-    /// they were kept.
+    /// The fallback documents, the best first: the one that all workloads ran with, then the last one that all injectors used.
     pub good: &'a [Document],
 }
 
 #[derive(Debug)]
-pub struct Plan {
-    /// To be kept before anything is written.
+pub struct ConfigPlan {
+    /// The base to save before the ConfigMap is written.
     pub new_base: Option<Base>,
-    /// What changed about what the installer wrote.
-    pub news: Option<News>,
-    pub write: Option<Write>,
-    pub verdict: Verdict,
-    /// The document that shall be in effect, where it is known.
+    /// How the base changed.
+    pub base_change: Option<BaseChange>,
+    pub write: Option<ConfigMapWrite>,
+    pub verdict: PlanVerdict,
+    /// The declared document, if it is known.
     pub effective: Option<Document>,
-    /// What others changed, and who.
+    /// The changes of another writer.
     pub drift: Option<Drift>,
-    /// Where the trust anchors of the document are from.
-    pub anchors: Option<Source>,
-    /// The marker of the document that is in the ConfigMap once the plan is carried out, where that is ours.
-    pub marker: Option<String>,
+    /// Where the trust anchors of the document come from.
+    pub anchors: Option<ValueSource>,
+    /// The injection hash of the document that the ConfigMap holds once the plan is applied, if that document is ours.
+    pub injection_hash: Option<String>,
 }
 
 #[derive(Debug)]
-pub struct Write {
+pub struct ConfigMapWrite {
     pub values: String,
-    /// Of what is declared: what others made of it stays theirs though it is written around.
+    /// The hash of the declared document, without the reported changes of others.
     pub hash: String,
-    /// Over what somebody else wrote.
-    pub over_others: bool,
+    /// Whether the write overwrites a change of another writer.
+    pub overwrites_others: bool,
 }
 
-/// Why there is another base.
+/// The state of the ConfigMap once the plan is applied.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum News {
-    /// The first.
-    Adopted,
-    Installed {
-        manager: String,
-    },
-    /// Changes of others that are theirs to make.
-    Edited {
-        manager: String,
-    },
-}
-
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Drift {
-    pub manager: String,
-    /// None for a document that could not be read.
-    pub paths: Vec<Path>,
-    pub reverted: bool,
-    /// Pods that are injected with it are other ones.
-    pub shapes_pods: bool,
-}
-
-/// How things stand once the plan is carried out.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Verdict {
+pub enum PlanVerdict {
     Synced,
-    /// The resource cannot be followed.
+    /// The resource cannot be applied.
     Invalid(Vec<Problem>),
-    /// What would be written, or is there, is no document that Linkerd can use.
+    /// Linkerd cannot use the document that is in the ConfigMap, or that would be written.
     ValidationFailed(Vec<Problem>),
     TargetNotFound,
     UnsupportedLayout,
     Immutable,
-    /// It is not known what the installer wrote, and nothing is written over it blindly.
+    /// The installer's document is not known, so nothing is written over the present one.
     InvalidBase(String),
-    /// The injectors refused what is declared: the last document that they use is there instead.
+    /// The declared document failed: the ConfigMap holds a fallback document.
     Restored,
-    /// Changes of others stay, because the resource says so.
+    /// Changes of others stay, because drift.action is Report.
     Drifted,
-    /// Changes of others stay for now, because they come again and again.
+    /// Changes of others stay for now, because they are made again and again.
     RepeatedDrift,
-    /// Nothing is touched, because the resource says so; these paths would change.
+    /// Nothing is written, because mode is Observe; these paths would change.
     Observing(Vec<Path>),
     Suspended,
-    /// It could not be looked at.
+    /// The reconcile failed before a plan was made.
     Unknown,
 }
 
-/// What the installer wrote, as far as it is known now.
-struct Settled {
-    base: Base,
-    news: Option<News>,
-    drift: Option<Drift>,
-    over_others: bool,
-}
+// === impl ConfigPlan ===
 
-// === impl Plan ===
-
-impl Plan {
-    /// Of what was not planned.
-    pub fn only(verdict: Verdict) -> Self {
+impl ConfigPlan {
+    /// Returns a plan with only a verdict, which writes nothing.
+    pub fn only(verdict: PlanVerdict) -> Self {
         Self {
             new_base: None,
-            news: None,
+            base_change: None,
             write: None,
             verdict,
             effective: None,
             drift: None,
             anchors: None,
-            marker: None,
+            injection_hash: None,
         }
     }
 }
 
-// === impl Write ===
+// === impl ConfigMapWrite ===
 
-impl Write {
-    fn new(document: &Document, marker: &str, effective: &Document, over_others: bool) -> Self {
-        Self { values: document.with_config_hash(marker).to_yaml(), hash: effective.hash().to_string(), over_others }
+impl ConfigMapWrite {
+    fn new(document: &Document, injection_hash: &str, effective: &Document, overwrites_others: bool) -> Self {
+        Self {
+            values: document.with_config_hash(injection_hash).to_yaml(),
+            hash: effective.hash().to_string(),
+            overwrites_others,
+        }
     }
 }
 
-pub fn plan(input: &Input<'_>) -> Plan {
-    let Input { spec, live, document, base, bundle, .. } = *input;
-    if spec.mode == Mode::Suspend {
-        return Plan::only(Verdict::Suspended);
+/// Plans the writes of one reconcile of the active resource.
+pub fn plan(input: &PlanInput<'_>) -> ConfigPlan {
+    if input.spec.mode == Mode::Suspend {
+        return ConfigPlan::only(PlanVerdict::Suspended);
     }
-    let text = live.and_then(|live| live.values.as_deref());
-    let known = base.map(|base| &base.document).or_else(|| Some(&document?.as_ref().ok()?.0));
-    let unclear = rollout::problems(spec);
-    let overlay = match Overlay::of(spec, bundle, known) {
-        Ok(overlay) if unclear.is_empty() => overlay,
-        Ok(_) => return Plan::only(Verdict::Invalid(unclear)),
-        Err(problems) => return Plan::only(Verdict::Invalid([problems, unclear].concat())),
+    let overlay = match validate(input) {
+        Ok(overlay) => overlay,
+        Err(problems) => return ConfigPlan::only(PlanVerdict::Invalid(problems)),
     };
-    let Some(live) = live else { return Plan::only(Verdict::TargetNotFound) };
-    let broken = match (text, document) {
-        (Some(text), Some(Ok((document, marker)))) => {
+    let Some(live) = input.live else { return ConfigPlan::only(PlanVerdict::TargetNotFound) };
+    let PlanInput { spec, base, first_time, good, .. } = *input;
+    let base_input = BaseInput { live, base, drift: &spec.drift, first_time, good };
+    let broken = match (live.values.as_deref(), input.document) {
+        (Some(text), Some(Ok((document, config_hash)))) => {
             let secrets = document.private_keys();
             if secrets.is_empty() {
-                return match settle(input, &overlay, live, text, document) {
-                    Ok(settled) => decide(input, &overlay, live, settled, Some((document, marker.as_ref()))),
-                    Err(reason) => Plan::only(Verdict::InvalidBase(reason)),
+                return match resolve_base(&base_input, &overlay, text, document) {
+                    Ok(resolved) => {
+                        plan_document(input, &overlay, live, resolved, Some((document, config_hash.as_ref())))
+                    }
+                    Err(reason) => ConfigPlan::only(PlanVerdict::InvalidBase(reason)),
                 };
             }
-            // Not even a copy is made of it: who may read copies is others than who may read the ConfigMap.
-            Verdict::ValidationFailed(secrets)
+            // A private key must not be copied into a ControllerRevision, which other people may read than the ConfigMap.
+            PlanVerdict::ValidationFailed(secrets)
         }
-        (_, Some(Err(error))) => Verdict::InvalidBase(error.to_string()),
-        _ => Verdict::UnsupportedLayout,
+        (_, Some(Err(error))) => PlanVerdict::InvalidBase(error.to_string()),
+        _ => PlanVerdict::UnsupportedLayout,
     };
-    match put_right(input, live, &broken) {
-        Some(settled) => decide(input, &overlay, live, settled, None),
-        None => Plan::only(broken),
+    let problems = match &broken {
+        PlanVerdict::ValidationFailed(problems) => problems.as_slice(),
+        _ => &[],
+    };
+    match repair(&base_input, problems) {
+        Some(resolved) => plan_document(input, &overlay, live, resolved, None),
+        None => ConfigPlan::only(broken),
     }
 }
 
-/// `document` is `None` where it could not be read.
-fn decide(
-    input: &Input<'_>,
+/// Returns the overlay of a resource that can be applied, or all of its problems at once.
+fn validate(input: &PlanInput<'_>) -> Result<Overlay, Vec<Problem>> {
+    let PlanInput { spec, document, base, bundle, .. } = *input;
+    let known = base.map(|base| &base.document).or_else(|| Some(&document?.as_ref().ok()?.0));
+    let of_rollout = rollout::problems(spec);
+    match Overlay::new(spec, bundle, known) {
+        Ok(overlay) if of_rollout.is_empty() => Ok(overlay),
+        Ok(_) => Err(of_rollout),
+        Err(problems) => Err([problems, of_rollout].concat()),
+    }
+}
+
+/// Plans over a known base. `found` is the document in the ConfigMap with its config hash; `None` if it cannot be read.
+fn plan_document(
+    input: &PlanInput<'_>,
     overlay: &Overlay,
     live: &ConfigMap,
-    settled: Settled,
-    document: Option<(&Document, Option<&String>)>,
-) -> Plan {
-    let Settled { mut base, news, drift, over_others } = settled;
-    let (document, marked) = document.map_or((None, None), |(document, marker)| (Some(document), marker));
+    resolved: ResolvedBase,
+    found: Option<(&Document, Option<&String>)>,
+) -> ConfigPlan {
+    let ResolvedBase { mut base, base_change, drift, overwrites_others } = resolved;
+    let (found, found_hash) = found.map_or((None, None), |(document, hash)| (Some(document), hash));
     let spec = input.spec;
-    let effective = overlay.after(&base.effective, &base.document);
+    let effective = overlay.effective(&base.effective, &base.document);
     base.effective = effective.clone();
-    // What others changed may stay, over what is declared now.
     let mut wanted = effective.clone();
+    // With drift.action Report the changes of others stay in the document.
     let reported = drift.as_ref().filter(|_| spec.drift.action == DriftAction::Report);
-    if let (Some(drift), Some(document)) = (reported, document) {
-        graft(&mut wanted, document, &drift.paths);
+    if let (Some(drift), Some(found)) = (reported, found) {
+        copy_paths(&mut wanted, found, &drift.paths);
     }
-    let reported = reported.is_some();
-    let restored = instead(input, &wanted, &base.document).cloned();
-    let is_restored = restored.is_some();
-    let wanted = restored.unwrap_or(wanted);
-    let shapes_pods = document.is_some_and(|document| document.injection_hash() != wanted.injection_hash());
-    let drift = drift.map(|drift| Drift { shapes_pods, ..drift });
-    let differences = document.map(|document| document.differences(&wanted));
-    let is_the_same = differences.as_ref().is_some_and(Vec::is_empty);
-    let marker = match marked {
-        // What others wrote says what it says.
-        Some(marked) if reported && is_the_same => marked.clone(),
+    let is_reported = reported.is_some();
+    let fallback = fallback_document(input, &wanted, &base.document).cloned();
+    let is_restored = fallback.is_some();
+    let wanted = fallback.unwrap_or(wanted);
+    let affects_injection = found.is_some_and(|found| found.injection_hash() != wanted.injection_hash());
+    let drift = drift.map(|drift| Drift { affects_injection, ..drift });
+    let differences = found.map(|found| found.differences(&wanted));
+    let is_equal = differences.as_ref().is_some_and(Vec::is_empty);
+    let injection_hash = match found_hash {
+        // A reported change may be one of the config hash itself.
+        Some(found_hash) if is_reported && is_equal => found_hash.clone(),
         _ => wanted.injection_hash().to_string(),
     };
-    let is_settled = is_the_same && marked == Some(&marker);
-    // Whoever takes only the marker away is undone like others.
+    let is_synced = is_equal && found_hash == Some(&injection_hash);
+    // A writer that removes only the config hash is reverted like all others.
     let is_ours = live.annotations.get(HASH_ANNOTATION) == Some(&wanted.hash().to_string());
-    let over_others = over_others || is_ours && is_the_same && !is_settled;
-    let is_news = input.base.is_none_or(|known| !known.eq_ignoring_version(&base));
-    let plan = |verdict| Plan {
-        new_base: None,
-        news: None,
-        write: None,
-        verdict,
+    let overwrites_others = overwrites_others || is_ours && is_equal && !is_synced;
+    let is_new_base = input.base.is_none_or(|known| !known.eq_ignoring_version(&base));
+    let without_writes = |verdict| ConfigPlan {
         effective: Some(effective.clone()),
         drift: drift.clone(),
         anchors: overlay.anchors_source(),
-        marker: None,
+        ..ConfigPlan::only(verdict)
     };
     let problems = effective.problems();
     if !problems.is_empty() {
-        let is_declared = |problem: &Problem| overlay.source(&problem.path, &effective) != Source::Base;
-        return plan(match problems.iter().any(is_declared) {
-            true => Verdict::Invalid(problems),
-            false => Verdict::ValidationFailed(problems),
+        let is_declared = |problem: &Problem| overlay.source(&problem.path, &effective) != ValueSource::Base;
+        return without_writes(match problems.iter().any(is_declared) {
+            true => PlanVerdict::Invalid(problems),
+            false => PlanVerdict::ValidationFailed(problems),
         });
     }
     if spec.mode == Mode::Observe {
-        return plan(if is_the_same { Verdict::Synced } else { Verdict::Observing(differences.unwrap_or_default()) });
+        return without_writes(match is_equal {
+            true => PlanVerdict::Synced,
+            false => PlanVerdict::Observing(differences.unwrap_or_default()),
+        });
     }
-    if input.fought_over && over_others {
-        return plan(Verdict::RepeatedDrift);
+    if input.revert_suspended && overwrites_others {
+        return without_writes(PlanVerdict::RepeatedDrift);
     }
-    let new_base = is_news.then_some(base);
-    let done = match (is_restored, reported) {
-        (true, _) => Verdict::Restored,
-        (false, true) => Verdict::Drifted,
-        (false, false) => Verdict::Synced,
+    let verdict = match (is_restored, is_reported) {
+        (true, _) => PlanVerdict::Restored,
+        (false, true) => PlanVerdict::Drifted,
+        (false, false) => PlanVerdict::Synced,
     };
-    let kept = |write| Plan {
-        new_base: new_base.clone(),
-        news: news.clone(),
-        write,
-        marker: Some(marker.clone()),
-        ..plan(done.clone())
-    };
-    if is_settled {
-        return kept(None);
+    let new_base = is_new_base.then_some(base);
+    let plan = ConfigPlan { new_base, base_change, injection_hash: Some(injection_hash), ..without_writes(verdict) };
+    if is_synced {
+        return plan;
     }
     if live.immutable {
-        // Where only the marker is missing, nothing is wrong with it.
-        return match is_the_same {
-            true => Plan { marker: marked.cloned(), ..kept(None) },
-            false => plan(Verdict::Immutable),
+        // A document that lacks only the config hash is synced all the same.
+        return match is_equal {
+            true => ConfigPlan { injection_hash: found_hash.cloned(), ..plan },
+            false => without_writes(PlanVerdict::Immutable),
         };
     }
-    let write = Write::new(&wanted, &marker, if is_restored { &wanted } else { &effective }, over_others);
+    let declared = if is_restored { &wanted } else { &effective };
+    let injection_hash = plan.injection_hash.as_deref().unwrap_or_default();
+    let write = ConfigMapWrite::new(&wanted, injection_hash, declared, overwrites_others);
     if write.values.len() > LONGEST {
         let reason = format!("it would have {} bytes, and may have {LONGEST}", write.values.len());
-        return plan(Verdict::ValidationFailed(vec![Problem { path: Path::default(), value: String::new(), reason }]));
+        let problem = Problem { path: Path::default(), value: String::new(), reason };
+        return without_writes(PlanVerdict::ValidationFailed(vec![problem]));
     }
-    kept(Some(write))
+    ConfigPlan { write: Some(write), ..plan }
 }
 
-/// What is written in the place of a document that failed: one that did not, else the installer's. If nobody could use that
-/// either, nothing is better than what is declared.
-fn instead<'a>(input: &Input<'a>, wanted: &Document, installed: &'a Document) -> Option<&'a Document> {
-    let is_refused = |document: &Document| input.failed.contains(&document.injection_hash().to_string());
-    is_refused(wanted).then(|| others(input.good, installed, input.failed)).flatten()
+/// Returns the document to write instead of one that failed. Without a usable one the failed document stays.
+fn fallback_document<'a>(input: &PlanInput<'a>, wanted: &Document, installed: &'a Document) -> Option<&'a Document> {
+    let has_failed = input.failed.contains(&wanted.injection_hash().to_string());
+    has_failed.then(|| best_fallback(input.good, installed, input.failed)).flatten()
 }
 
-/// The best of what may be gone back to, that is none of these.
-pub(super) fn others<'a>(good: &'a [Document], installed: &'a Document, failed: &[String]) -> Option<&'a Document> {
+/// Returns the best fallback document that has not failed: a good one, or else the installer's.
+pub(super) fn best_fallback<'a>(
+    good: &'a [Document],
+    installed: &'a Document,
+    failed: &[String],
+) -> Option<&'a Document> {
     let is_usable = |document: &&Document| {
         !failed.contains(&document.injection_hash().to_string()) && document.problems().is_empty()
     };
     good.iter().chain([installed]).find(is_usable)
 }
 
-/// What the installer wrote last, and what others made of what we wrote.
-fn settle(
-    input: &Input<'_>,
-    overlay: &Overlay,
-    live: &ConfigMap,
-    text: &str,
-    document: &Document,
-) -> Result<Settled, String> {
-    let created_by = live.annotations.get(CREATED_BY_ANNOTATION).cloned();
-    let as_it_is = |revision, news| {
-        let base = Base {
-            revision,
-            text: text.into(),
-            effective: document.clone(),
-            document: document.clone(),
-            created_by: created_by.clone(),
-            uid: Arc::clone(&live.uid),
-        };
-        Settled { base, news: Some(news), drift: None, over_others: false }
-    };
-    let Some(base) = input.base else {
-        if live.annotations.get(HASH_ANNOTATION) == Some(&document.hash().to_string()) {
-            return Err(format!(
-                "what its installer wrote is lost with its ControllerRevisions, and what is there is ours; remove the annotation \
-                 {HASH_ANNOTATION} from the ConfigMap to take it as it is, or install Linkerd again"
-            ));
-        }
-        return Ok(as_it_is(1, News::Adopted));
-    };
-    let next = base.revision + 1;
-    let unchanged = |over_others, drift| Settled {
-        base: Base { revision: next, created_by: created_by.clone(), uid: Arc::clone(&live.uid), ..base.clone() },
-        news: None,
-        drift,
-        over_others,
-    };
-    Ok(match origin(live, document, base, &input.spec.drift) {
-        Origin::Ours => unchanged(false, None),
-        Origin::Rewritten { .. } => unchanged(true, None),
-        Origin::Installer { manager } => Settled { over_others: true, ..as_it_is(next, News::Installed { manager }) },
-        Origin::Foreign { manager } => {
-            // What we wrote last may be the document that we went back to.
-            let written = live.annotations.get(HASH_ANNOTATION);
-            let good = input.good.iter().find(|good| written == Some(&good.hash().to_string()));
-            let changed = good.unwrap_or(&base.effective).differences(document);
-            let declared = base.document.differences(&base.effective);
-            let is_declared = |path: &Path| {
-                let touches = |it: &Path| it.starts_with(path) || path.starts_with(it);
-                overlay.source(path, &base.effective) != Source::Base || declared.iter().any(touches)
-            };
-            let (protected, theirs): (Vec<Path>, Vec<Path>) = match input.spec.drift.scope {
-                _ if input.first_time => (Vec::new(), changed),
-                DriftScope::Document => (changed, Vec::new()),
-                DriftScope::Declared => changed.into_iter().partition(is_declared),
-            };
-            let mut edited = base.document.clone();
-            graft(&mut edited, document, &theirs);
-            // What nobody can use is nobody's to declare.
-            let (edited, protected) = match overlay.over(&edited).problems().is_empty() || theirs.is_empty() {
-                true => (edited, protected),
-                false => (base.document.clone(), [protected, theirs].concat()),
-            };
-            let drift = (!protected.is_empty()).then(|| Drift {
-                manager: manager.clone(),
-                paths: protected,
-                reverted: false,
-                shapes_pods: false,
-            });
-            let mut settled = unchanged(drift.is_some(), drift);
-            if edited != base.document {
-                settled.base.text = edited.to_yaml().into();
-                settled.base.document = edited;
-                settled.news = Some(News::Edited { manager });
-            }
-            settled
-        }
-    })
-}
-
-/// A document that nobody can read, or that is gone, stops all creation of Pods, and one with a private key hands it to
-/// everybody. It is put right where it is known what it was, and who broke it is not who may say what it is.
-fn put_right(input: &Input<'_>, live: &ConfigMap, broken: &Verdict) -> Option<Settled> {
-    let manager = writer(live);
-    let drift = &input.spec.drift;
-    let is_theirs = drift.trusted_managers.contains(&manager) || drift.action == DriftAction::Report;
-    let base = input.base.filter(|base| !is_theirs && base.uid == live.uid)?;
-    let paths = match broken {
-        Verdict::ValidationFailed(secrets) => secrets.iter().map(|secret| secret.path.clone()).collect(),
-        _ => Vec::new(),
-    };
-    let drift = Some(Drift { manager, paths, reverted: false, shapes_pods: false });
-    Some(Settled { base: base.clone(), news: None, drift, over_others: true })
-}
-
-/// Makes these paths what they are in another document.
-fn graft(into: &mut Document, from: &Document, paths: &[Path]) {
-    for path in paths {
-        match from.get(path) {
-            Some(value) => into.set(path, value.clone()),
-            None => drop(into.remove(path)),
-        }
-    }
-}
-
 #[cfg(test)]
-#[path = "plan_injector_tests.rs"]
-mod injector_tests;
-#[cfg(test)]
-#[path = "plan_tests.rs"]
+#[path = "plan_tests/mod.rs"]
 mod tests;

@@ -1,7 +1,8 @@
 //! README explains every reason that a condition of a LinkerdConfig has, and every one for which a workload is left alone.
 
-use strum::IntoEnumIterator;
+use strum::{IntoEnumIterator, VariantNames};
 
+use super::SyncReason;
 use crate::linkerd_config::rollout::{
     assess::{selection::NotSelected, workload_state::SkipReason},
     progress::RolloutPhase,
@@ -10,9 +11,9 @@ use crate::linkerd_config::rollout::{
 const README: &str = include_str!("../../README.md");
 /// Where reasons stand as literals.
 const SOURCES: [(&str, &str); 9] = [
+    ("conditions.rs", include_str!("conditions.rs")),
     ("status.rs", include_str!("status.rs")),
-    ("mod.rs", include_str!("mod.rs")),
-    ("injector/barrier.rs", include_str!("injector/barrier.rs")),
+    ("reconcile.rs", include_str!("reconcile.rs")),
     ("rollout/assess/mod.rs", include_str!("rollout/assess/mod.rs")),
     ("rollout/schedule.rs", include_str!("rollout/schedule.rs")),
     ("rollout/engine.rs", include_str!("rollout/engine.rs")),
@@ -37,6 +38,9 @@ fn readme_explains_every_reason() {
         for reason in reasons {
             assert!(README.contains(&format!("`{reason}`")), "README does not explain {reason} of {file}");
         }
+    }
+    for reason in SyncReason::VARIANTS {
+        assert!(README.contains(&format!("`{reason}`")), "README does not explain {reason} of InjectorSynced");
     }
 }
 

@@ -13,10 +13,11 @@ use crate::{
     api::linkerd_config::{DriftAction, LinkerdConfigStatus, Mode},
     cli::table::counted,
     linkerd_config::{
+        conditions::verdict_condition,
         overlay::{self, Overlay},
-        plan::{Input, Plan, Verdict, plan},
-        status::{failed, judged},
-        values::{Document, MARKER, Path, Problem, shown, visible},
+        plan::{ConfigPlan, PlanInput, PlanVerdict, plan},
+        status::failed_hashes,
+        values::{CONFIG_HASH_ENV, Document, Path, Problem, shown, visible},
     },
 };
 
@@ -113,28 +114,28 @@ impl ExplainOutput {
         let document = live.as_ref().and_then(|live| live.values.as_deref()).map(Document::read);
         let kept = base.as_ref().ok().and_then(Option::as_ref);
         let plan = match base {
-            Ok(base) => plan(&Input {
+            Ok(base) => plan(&PlanInput {
                 spec: &config.spec,
                 live: live.as_ref(),
                 document: document.as_ref(),
                 base: base.as_ref(),
                 bundle: bundle.as_deref(),
                 first_time: config.status.revisions.is_none(),
-                fought_over: is_fought_over(&config.status),
-                failed: failed(config, &config.status),
+                revert_suspended: is_fought_over(&config.status),
+                failed: failed_hashes(config, &config.status),
                 good,
             }),
-            Err(unreadable) => Plan::only(Verdict::InvalidBase(unreadable.clone())),
+            Err(unreadable) => ConfigPlan::only(PlanVerdict::InvalidBase(unreadable.clone())),
         };
         let values = ValueRows::new(input, &plan);
         let changes = values.named.iter().filter(|row| row.changes).count();
-        let judged = judged(&config.target, &plan.verdict, plan.drift.as_ref());
+        let condition = verdict_condition(&config.target, &plan.verdict, plan.drift.as_ref());
         let problems = match &plan.verdict {
-            Verdict::Invalid(problems) | Verdict::ValidationFailed(problems) => problems.as_slice(),
+            PlanVerdict::Invalid(problems) | PlanVerdict::ValidationFailed(problems) => problems.as_slice(),
             _ => &[],
         };
         let in_effect = winner.as_ref().is_some_and(|winner| winner.name == config.name);
-        let revision = |plan: &Plan| {
+        let revision = |plan: &ConfigPlan| {
             let new = plan.new_base.as_ref().map(|base| BaseRevision { revision: base.revision, kept: false });
             new.or_else(|| kept.map(|base| BaseRevision { revision: base.revision, kept: true }))
         };
@@ -147,13 +148,13 @@ impl ExplainOutput {
             in_effect,
             winner: winner.as_ref().filter(|_| !in_effect).map(|winner| winner.name.to_string()),
             base: revision(&plan),
-            reason: if plan.write.is_some() { OUT_OF_SYNC } else { judged.reason },
+            reason: if plan.write.is_some() { OUT_OF_SYNC } else { condition.reason },
             verdict: match &plan.verdict {
-                Verdict::Synced if plan.write.is_some() => would_change(changes, &plan),
+                PlanVerdict::Synced if plan.write.is_some() => would_change(changes, &plan),
                 _ if !problems.is_empty() => {
                     format!("nothing would be written: {}", counted(problems.len(), "problem"))
                 }
-                _ => judged.message,
+                _ => condition.message,
             },
             drift: plan.drift.as_ref().map(|drift| DriftOutput {
                 manager: drift.manager.clone(),
@@ -193,8 +194,8 @@ struct ValueRows {
 // === impl ValueRows ===
 
 impl ValueRows {
-    fn new(input: &ExplainInput, plan: &Plan) -> Self {
-        let overlay = Overlay::of(&input.config.spec, input.bundle.as_deref(), None);
+    fn new(input: &ExplainInput, plan: &ConfigPlan) -> Self {
+        let overlay = Overlay::new(&input.config.spec, input.bundle.as_deref(), None);
         let (Ok(overlay), Some(effective)) = (overlay, &plan.effective) else { return Self::default() };
         // A document that cannot be read is replaced as a whole.
         let text = input.live.as_ref().and_then(|live| live.values.as_deref()).unwrap_or_default();
@@ -206,7 +207,7 @@ impl ValueRows {
                 let value = document.get(path)?;
                 Some(ShownValue { value: visible(path, value), text: shown(path, value, LONGEST) })
             };
-            let from = overlay.source(path, effective).as_str();
+            let from = overlay.source(path, effective).into_str();
             ValueRow { path: path.clone(), from, live: seen(&live), effective: seen(effective), changes }
         };
         // A named path may be a map. Changes below it have rows of their own.
@@ -222,7 +223,7 @@ impl ValueRows {
 }
 
 /// Returns the paths of drift that stays, because `spec.drift.action` is `Report`.
-fn reported<'a>(input: &ExplainInput, plan: &'a Plan) -> impl Iterator<Item = &'a Path> {
+fn reported<'a>(input: &ExplainInput, plan: &'a ConfigPlan) -> impl Iterator<Item = &'a Path> {
     let reports = input.config.spec.drift.action == DriftAction::Report;
     plan.drift.iter().filter(move |_| reports).flat_map(|drift| &drift.paths)
 }
@@ -232,9 +233,9 @@ fn is_fought_over(status: &LinkerdConfigStatus) -> bool {
     status.conditions.iter().any(|condition| condition.type_ == "Stalled" && condition.reason == "RepeatedDrift")
 }
 
-fn would_change(changes: usize, plan: &Plan) -> String {
+fn would_change(changes: usize, plan: &ConfigPlan) -> String {
     if changes == 0 {
-        return format!("only the marker {MARKER} would be written");
+        return format!("only the marker {CONFIG_HASH_ENV} would be written");
     }
     let revert = if plan.drift.is_some() { ", what others changed among them" } else { "" };
     format!("{} would change{revert}", counted(changes, "value"))

@@ -93,7 +93,7 @@ pub(super) async fn read(client: &Client, name: Option<&str>, file: Option<&Path
     let good = good_revisions(&config.status);
     let newest = base.as_ref().ok().and_then(Option::as_ref);
     Ok(ExplainInput {
-        good: newest.map(|base| base.declared_at(&bases.items, &good)).unwrap_or_default(),
+        good: newest.map(|base| base.effective_at(&bases.items, &good)).unwrap_or_default(),
         winner: active::of(&state.linkerd_configs, target).cloned(),
         applied: file.is_none(),
         live,

@@ -21,7 +21,7 @@ use crate::{
     cluster::{State, index::workload_key::WorkloadKey, kinds::inject::Inject},
     linkerd_config::{
         baseline, overlay,
-        plan::Plan,
+        plan::ConfigPlan,
         rollout::{
             assess::{
                 annotations::RolloutState,
@@ -84,7 +84,7 @@ pub(super) struct Decision {
 // === impl WorkloadsOutput ===
 
 impl WorkloadsOutput {
-    pub(super) fn new(input: &ExplainInput, document: Option<&Reading>, plan: &Plan) -> Option<Self> {
+    pub(super) fn new(input: &ExplainInput, document: Option<&Reading>, plan: &ConfigPlan) -> Option<Self> {
         let WorkloadsInput { state, operator_namespace } = input.workloads.as_ref()?;
         let config = &input.config;
         let is_in_effect = input.winner.as_ref().is_some_and(|winner| winner.name == config.name);
@@ -114,7 +114,7 @@ impl WorkloadsOutput {
         let rollout = match (complete, closed) {
             (Some(complete), _) => known(complete.message.clone(), Some(&complete.reason)),
             (None, Some(closed)) => known(closed.message.clone(), Some(closed.reason)),
-            (None, None) if !is_reported && plan.marker.is_none() => {
+            (None, None) if !is_reported && plan.injection_hash.is_none() => {
                 let message = "what Pods would have to run with is not known, because nothing would be written";
                 return Some(Self { rollout: known(message.to_owned(), None), workloads: Vec::new() });
             }
@@ -145,12 +145,12 @@ impl WorkloadsOutput {
 }
 
 /// Returns the status that the resource would have, with the fields that decide about workloads.
-fn status_once_in_effect(input: &ExplainInput, document: Option<&Reading>, plan: &Plan) -> LinkerdConfigStatus {
+fn status_once_in_effect(input: &ExplainInput, document: Option<&Reading>, plan: &ConfigPlan) -> LinkerdConfigStatus {
     let known = &input.config.status;
     let rollout = known.rollout.clone().unwrap_or_default();
     let base = input.base.as_ref().ok().and_then(Option::as_ref);
     LinkerdConfigStatus {
-        injection_hash: plan.marker.clone(),
+        injection_hash: plan.injection_hash.clone(),
         trust_roots_sha256: input.bundle.as_deref().map(sha256),
         proxy_version: plan.effective.as_ref().and_then(overlay::proxy_version),
         drift: known.drift.clone(),

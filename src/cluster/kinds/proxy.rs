@@ -17,7 +17,7 @@ use serde::{
     de::{SeqAccess, Visitor},
 };
 
-use crate::api::{MARKER, PINNING_ANNOTATIONS, PROXY_VERSION_ANNOTATION, TRUST_ROOT_ANNOTATION};
+use crate::api::{CONFIG_HASH_ENV, PINNING_ANNOTATIONS, PROXY_VERSION_ANNOTATION, TRUST_ROOT_ANNOTATION};
 
 /// Where the proxy of a meshed Pod listens.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -171,7 +171,7 @@ impl<'de> Deserialize<'de> for Environment {
                         "LINKERD2_PROXY_INBOUND_LISTEN_ADDR" => Variable::Inbound,
                         "LINKERD2_PROXY_ADMIN_LISTEN_ADDR" => Variable::Admin,
                         "LINKERD2_PROXY_CONTROL_LISTEN_ADDR" => Variable::Control,
-                        MARKER => Variable::Marker,
+                        CONFIG_HASH_ENV => Variable::Marker,
                         _ => continue,
                     };
                     kept.push((variable, value.unwrap_or_default().into_owned()));

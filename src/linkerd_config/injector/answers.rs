@@ -1,8 +1,8 @@
-//! What the replicas answered to the question that is asked now. Pure but for the clock.
+//! The answers of the replicas to the current probe request. Pure except for the clock.
 //!
-//! In: answers, as they come. Out: what is known of each replica. Always holds: an answer to another question is none; a document
-//! is blamed for a denial only where the replica let Pods through until then, or its file cannot be older any more; what says the
-//! same, or is said too often, is no news.
+//! In: answers, in any order. Out: the last answer of each replica. Always holds: an answer to an earlier request is dropped; a
+//! denial counts against the document only if the replica accepted Pods before, or has certainly read the new file; an answer that
+//! repeats the last one, or changes its words too often, is no change.
 
 use std::{
     collections::{HashMap, HashSet},
@@ -16,82 +16,82 @@ use tokio::time::Instant;
 
 use super::{
     Replica,
-    review::{Answer, Expected, Stale},
+    admission_review::{ExpectedInjection, ProbeAnswer, Stale},
 };
 use crate::api::{
     NamespacedName,
     linkerd_config::{InjectorSyncMethod, InjectorSyncSpec},
 };
 
-/// After a nudge a file is older than this no more.
-const NUDGED_REFRESH: Duration = Duration::from_secs(10);
-/// Without one kubelets take up to a minute and a half.
+/// The maximum age of the mounted file after the Pod was annotated.
+const FAST_REFRESH: Duration = Duration::from_secs(10);
+/// The maximum age of the mounted file otherwise: a kubelet takes up to a minute and a half.
 const REFRESH: Duration = Duration::from_secs(100);
-/// A replica may put the same into other words so often. Each time is a write of the status.
-const WORDINGS: u8 = 10;
+/// How often a replica may change the words of its answer. Each change writes the status.
+const MAX_WORDINGS: u8 = 10;
 
-/// What is to be found out.
+/// What the prober has to find out.
 #[derive(Clone, Debug, PartialEq)]
-pub(super) struct Question {
-    /// The LinkerdConfig that wants to know, and its ConfigMap.
+pub(super) struct ProbeRequest {
+    /// The LinkerdConfig that is reconciled for each changed answer.
     pub(super) config: Arc<str>,
     pub(super) target: NamespacedName,
-    pub(super) expected: Expected,
-    /// When the document was written last, by whomever: what was found before proves nothing.
+    pub(super) expected: ExpectedInjection,
+    /// When the document was written last, by any writer. Earlier answers prove nothing.
     pub(super) written: Option<Timestamp>,
     pub(super) replicas: Vec<Replica>,
     pub(super) spec: InjectorSyncSpec,
 }
 
-/// Of the replicas that were asked, to the question that is asked now.
+/// The last answers of the replicas to the current request.
 #[derive(Default)]
-pub(super) struct Answers {
-    to: Option<(Expected, Option<Timestamp>, InjectorSyncMethod)>,
+pub(super) struct ProbeAnswers {
+    to: Option<(ExpectedInjection, Option<Timestamp>, InjectorSyncMethod)>,
     since: Option<Instant>,
-    of: HashMap<Replica, Answer>,
+    of: HashMap<Replica, ProbeAnswer>,
     wordings: HashMap<Replica, u8>,
-    nudged: HashSet<Replica>,
-    /// Who let Pods through when asked last, whatever was asked.
+    refreshed: HashSet<Replica>,
+    /// The replicas whose last answer accepted a Pod, also to an earlier request.
     allowing: HashSet<Replica>,
 }
 
-// === impl Question ===
+// === impl ProbeRequest ===
 
-impl Question {
-    fn key(&self) -> (Expected, Option<Timestamp>, InjectorSyncMethod) {
+impl ProbeRequest {
+    fn key(&self) -> (ExpectedInjection, Option<Timestamp>, InjectorSyncMethod) {
         (self.expected.clone(), self.written, self.spec.method)
     }
 }
 
-// === impl Answers ===
+// === impl ProbeAnswers ===
 
-impl Answers {
-    /// The answers to a question; those to another are forgotten.
-    pub(super) fn to(&mut self, question: &Question) -> Vec<(Replica, Option<Answer>)> {
-        let to = Some(question.key());
+impl ProbeAnswers {
+    /// Returns the answers to a request, and forgets those to an earlier one.
+    pub(super) fn to(&mut self, request: &ProbeRequest) -> Vec<(Replica, Option<ProbeAnswer>)> {
+        let to = Some(request.key());
         if self.to != to {
             let mut allowing = mem::take(&mut self.allowing);
             allowing.retain(|replica| !self.of.get(replica).is_some_and(denies));
             *self = Self { to, since: Some(Instant::now()), allowing, ..Self::default() };
         }
-        self.of.retain(|replica, _| question.replicas.contains(replica));
-        self.allowing.retain(|replica| question.replicas.contains(replica));
+        self.of.retain(|replica, _| request.replicas.contains(replica));
+        self.allowing.retain(|replica| request.replicas.contains(replica));
         let answer = |replica: &Replica| (replica.clone(), self.of.get(replica).cloned());
-        question.replicas.iter().map(answer).collect()
+        request.replicas.iter().map(answer).collect()
     }
 
-    /// Whether it is news.
-    pub(super) fn note(&mut self, question: &Question, replica: &Replica, answer: Answer) -> bool {
-        if self.to.as_ref() != Some(&question.key()) {
+    /// Records an answer. Returns whether it is a change.
+    pub(super) fn record(&mut self, request: &ProbeRequest, replica: &Replica, answer: ProbeAnswer) -> bool {
+        if self.to.as_ref() != Some(&request.key()) {
             return false;
         }
-        let refresh = if self.nudged.contains(replica) { NUDGED_REFRESH } else { REFRESH };
+        let refresh = if self.refreshed.contains(replica) { FAST_REFRESH } else { REFRESH };
         let is_current = self.since.is_some_and(|since| since.elapsed() >= refresh);
         let answer = match answer {
             denial if denies(&denial) && !is_current && !self.allowing.contains(replica) => {
-                Answer::Stale(Stale::Denying)
+                ProbeAnswer::Stale(Stale::Denying)
             }
-            Answer::Current | Answer::Stale(_) | Answer::Uninjected => {
+            ProbeAnswer::Current | ProbeAnswer::Stale(_) | ProbeAnswer::Uninjected => {
                 self.allowing.insert(replica.clone());
                 answer
             }
@@ -101,7 +101,7 @@ impl Answers {
             self.of.get(replica).filter(|known| mem::discriminant(*known) == mem::discriminant(&answer))
         {
             let wordings = self.wordings.entry(replica.clone()).or_default();
-            if eq_ignoring_version(known, &answer) || *wordings >= WORDINGS {
+            if eq_ignoring_digits(known, &answer) || *wordings >= MAX_WORDINGS {
                 return false;
             }
             *wordings += 1;
@@ -110,108 +110,108 @@ impl Answers {
         true
     }
 
-    /// Whether a nudge is due: it lags, or denies, maybe for the sake of an older document.
-    pub(super) fn is_late(&self, replica: &Replica) -> bool {
-        let is_late = |answer: &Answer| matches!(answer, Answer::Stale(_)) || denies(answer);
-        self.of.get(replica).is_some_and(is_late) && !self.nudged.contains(replica)
+    /// Whether the volume of the replica has to be refreshed: it injects an older document, or denies Pods because of one.
+    pub(super) fn needs_refresh(&self, replica: &Replica) -> bool {
+        let needs_refresh = |answer: &ProbeAnswer| matches!(answer, ProbeAnswer::Stale(_)) || denies(answer);
+        self.of.get(replica).is_some_and(needs_refresh) && !self.refreshed.contains(replica)
     }
 
-    pub(super) fn nudged(&mut self, question: &Question, replica: &Replica) {
-        if self.to.as_ref() == Some(&question.key()) {
-            self.nudged.insert(replica.clone());
+    pub(super) fn note_refresh(&mut self, request: &ProbeRequest, replica: &Replica) {
+        if self.to.as_ref() == Some(&request.key()) {
+            self.refreshed.insert(replica.clone());
         }
     }
 }
 
-/// But for numbers, which may be those of a clock.
-fn eq_ignoring_version(one: &Answer, other: &Answer) -> bool {
+/// Compares answers without their digits, which may be those of a clock.
+fn eq_ignoring_digits(one: &ProbeAnswer, other: &ProbeAnswer) -> bool {
     fn words(text: &str) -> impl Iterator<Item = char> {
         text.chars().filter(|it| !it.is_ascii_digit())
     }
     match (one, other) {
-        (Answer::Denied(one), Answer::Denied(other))
-        | (Answer::Broken(one), Answer::Broken(other))
-        | (Answer::Unreachable(one), Answer::Unreachable(other)) => words(one).eq(words(other)),
+        (ProbeAnswer::Denied(one), ProbeAnswer::Denied(other))
+        | (ProbeAnswer::Broken(one), ProbeAnswer::Broken(other))
+        | (ProbeAnswer::Unreachable(one), ProbeAnswer::Unreachable(other)) => words(one).eq(words(other)),
         _ => one == other,
     }
 }
 
-/// Whether an API server would have no Pod made.
-pub(super) fn denies(answer: &Answer) -> bool {
-    matches!(answer, Answer::Denied(_) | Answer::Broken(_))
+/// Whether the API server would reject the Pod.
+pub(super) fn denies(answer: &ProbeAnswer) -> bool {
+    matches!(answer, ProbeAnswer::Denied(_) | ProbeAnswer::Broken(_))
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
-    fn question(marker: &str) -> Question {
-        Question {
+    fn request(config_hash: &str) -> ProbeRequest {
+        ProbeRequest {
             config: "mesh".into(),
             target: NamespacedName::new("linkerd", "linkerd-config"),
-            expected: Expected { marker: marker.to_owned(), trust_roots: None },
+            expected: ExpectedInjection { config_hash: config_hash.to_owned(), trust_roots: None },
             written: None,
             replicas: vec![Replica { pod: Some("injector".into()), address: ([10, 0, 0, 1], 8443).into() }],
             spec: InjectorSyncSpec::default(),
         }
     }
 
-    fn denied(text: &str) -> Answer {
-        Answer::Denied(text.to_owned())
+    fn denied(text: &str) -> ProbeAnswer {
+        ProbeAnswer::Denied(text.to_owned())
     }
 
-    /// What is known of the only replica once it has answered, and whether that was news.
-    fn told(answers: &mut Answers, question: &Question, answer: Answer) -> (Option<Answer>, bool) {
-        answers.to(question);
-        let news = answers.note(question, &question.replicas[0], answer);
-        (answers.to(question).remove(0).1, news)
+    /// Records an answer of the only replica. Returns its last answer, and whether it changed.
+    fn after(answers: &mut ProbeAnswers, request: &ProbeRequest, answer: ProbeAnswer) -> (Option<ProbeAnswer>, bool) {
+        answers.to(request);
+        let news = answers.record(request, &request.replicas[0], answer);
+        (answers.to(request).remove(0).1, news)
     }
 
     #[tokio::test(start_paused = true)]
     async fn a_document_is_blamed_only_where_its_denial_is_no_older_than_it() {
-        let mut answers = Answers::default();
-        let still = Some(Answer::Stale(Stale::Denying));
-        let [first, bad, next] = ["first", "bad", "next"].map(question);
-        // Nobody knows what it did before.
-        assert_eq!(told(&mut answers, &first, denied("a")), (still.clone(), true));
-        assert_eq!(told(&mut answers, &first, Answer::Current).0, Some(Answer::Current));
-        assert_eq!(told(&mut answers, &bad, denied("b")), (Some(denied("b")), true), "it let Pods through until then");
-        assert_eq!(told(&mut answers, &next, denied("b")).0, still);
-        // Not to be reached is no answer to that.
-        assert!(told(&mut answers, &next, Answer::Unreachable("away".to_owned())).1);
-        assert_eq!(told(&mut answers, &next, denied("c")).0, still);
-        tokio::time::advance(NUDGED_REFRESH).await;
-        assert_eq!(told(&mut answers, &next, denied("c")).0, still, "nobody has nudged it");
-        assert!(answers.is_late(&next.replicas[0]));
-        answers.nudged(&next, &next.replicas[0]);
-        assert!(!answers.is_late(&next.replicas[0]));
-        assert_eq!(told(&mut answers, &next, denied("c")).0, Some(denied("c")));
-        let last = question("last");
-        assert_eq!(told(&mut answers, &last, denied("c")).0, still);
+        let mut answers = ProbeAnswers::default();
+        let still = Some(ProbeAnswer::Stale(Stale::Denying));
+        let [first, bad, next] = ["first", "bad", "next"].map(request);
+        // The replica has not answered before.
+        assert_eq!(after(&mut answers, &first, denied("a")), (still.clone(), true));
+        assert_eq!(after(&mut answers, &first, ProbeAnswer::Current).0, Some(ProbeAnswer::Current));
+        assert_eq!(after(&mut answers, &bad, denied("b")), (Some(denied("b")), true), "it let Pods through until then");
+        assert_eq!(after(&mut answers, &next, denied("b")).0, still);
+        // An unreachable replica says nothing about that.
+        assert!(after(&mut answers, &next, ProbeAnswer::Unreachable("away".to_owned())).1);
+        assert_eq!(after(&mut answers, &next, denied("c")).0, still);
+        tokio::time::advance(FAST_REFRESH).await;
+        assert_eq!(after(&mut answers, &next, denied("c")).0, still, "its volume was not refreshed");
+        assert!(answers.needs_refresh(&next.replicas[0]));
+        answers.note_refresh(&next, &next.replicas[0]);
+        assert!(!answers.needs_refresh(&next.replicas[0]));
+        assert_eq!(after(&mut answers, &next, denied("c")).0, Some(denied("c")));
+        let last = request("last");
+        assert_eq!(after(&mut answers, &last, denied("c")).0, still);
         tokio::time::advance(REFRESH).await;
-        assert_eq!(told(&mut answers, &last, denied("c")).0, Some(denied("c")));
+        assert_eq!(after(&mut answers, &last, denied("c")).0, Some(denied("c")));
     }
 
     #[test]
-    fn what_says_the_same_or_changes_its_words_for_ever_is_no_news() {
-        let (mut answers, question) = (Answers::default(), question("a"));
-        let away = |text: &str| Answer::Unreachable(text.to_owned());
-        assert!(told(&mut answers, &question, away("expired 12 seconds ago")).1);
-        assert!(!told(&mut answers, &question, away("expired 13 seconds ago")).1);
+    fn a_repeated_answer_and_one_that_keeps_changing_its_words_are_no_change() {
+        let (mut answers, request) = (ProbeAnswers::default(), request("a"));
+        let away = |text: &str| ProbeAnswer::Unreachable(text.to_owned());
+        assert!(after(&mut answers, &request, away("expired 12 seconds ago")).1);
+        assert!(!after(&mut answers, &request, away("expired 13 seconds ago")).1);
         let news = (0..100u8).filter(|number| {
             let word = "x".repeat(usize::from(*number));
-            told(&mut answers, &question, away(&word)).1
+            after(&mut answers, &request, away(&word)).1
         });
-        assert_eq!(news.count(), usize::from(WORDINGS));
-        assert!(told(&mut answers, &question, Answer::Current).1);
+        assert_eq!(news.count(), usize::from(MAX_WORDINGS));
+        assert!(after(&mut answers, &request, ProbeAnswer::Current).1);
     }
 
     #[test]
     fn an_answer_to_another_question_is_none() {
-        let mut answers = Answers::default();
-        let (old, new) = (question("old"), question("new"));
+        let mut answers = ProbeAnswers::default();
+        let (old, new) = (request("old"), request("new"));
         answers.to(&new);
-        assert!(!answers.note(&old, &old.replicas[0], Answer::Current));
+        assert!(!answers.record(&old, &old.replicas[0], ProbeAnswer::Current));
         assert_eq!(answers.to(&new).remove(0).1, None);
     }
 }

@@ -1,31 +1,32 @@
-//! Whether the injectors use what was written: each ready replica is asked until it proves it.
+//! Whether the injectors use the configuration that was written: each ready replica is probed until its answer shows it.
 //!
 //! ```text
-//!   reconcile ──Question──▶ prober ──AdmissionReview──▶ replicas of the proxy-injector
-//!       ▲                     │ Answers (a nudge to who lags)
-//!       └─────WorkQueue────────┘
+//!   reconcile ──ProbeRequest──▶ prober ──AdmissionReview──▶ replicas of the proxy-injector
+//!       ▲                         │ ProbeAnswers (and an annotation on the Pod of a replica that lags)
+//!       └────────WorkQueue────────┘
 //! ```
 //!
-//! Each replica reads the ConfigMap from a mounted file on every request, and the kubelet refreshes that when it likes. So
-//! nothing but an answer proves what a replica injects. Asking takes time, and a replica may hang: the controller does not
-//! wait for answers, it is told when there are new ones.
+//! Each replica reads the ConfigMap from a mounted file on every request, and its kubelet refreshes that file at any time. So only an
+//! answer shows what a replica injects. A probe takes time, and a replica may hang: the controller does not wait for answers, the
+//! prober queues the resource when they change.
 
+mod admission_review;
 mod answers;
-mod barrier;
-mod connection;
 mod prober;
-mod review;
+mod sync_status;
+mod webhook_client;
 
 use std::{collections::HashSet, net::SocketAddr, sync::Arc};
 
 use k8s_openapi::jiff::Timestamp;
 
-use answers::Question;
-pub(super) use barrier::{Barrier, Reason};
-use barrier::{Input, judge};
+pub(super) use admission_review::ExpectedInjection;
+use answers::ProbeRequest;
 pub(super) use prober::Injectors;
-pub(super) use review::Expected;
+use sync_status::{SyncInput, evaluate};
+pub(super) use sync_status::{SyncReason, SyncStatus};
 
+use super::conditions::INJECTOR_SYNCED;
 use crate::{
     api::{INJECTOR, INJECTORS_CONFIG_MAP, LinkerdConfigStatus, NamespacedName, linkerd_config::InjectorSyncMethod},
     cluster::{
@@ -37,10 +38,10 @@ use crate::{
 /// The name of the one port that injectors serve on.
 const PORT: &str = "proxy-injector";
 
-/// One that is asked.
+/// A replica of the proxy injector.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub(super) struct Replica {
-    /// `None` where its EndpointSlice does not say.
+    /// `None` if its EndpointSlice does not name a Pod.
     pub(super) pod: Option<Arc<str>>,
     pub(super) address: SocketAddr,
 }
@@ -48,13 +49,13 @@ pub(super) struct Replica {
 // === impl Replica ===
 
 impl Replica {
-    /// As people find it.
+    /// Returns the name for messages.
     pub(super) fn name(&self) -> String {
         self.pod.as_ref().map_or_else(|| self.address.to_string(), |pod| format!("Pod {pod}"))
     }
 }
 
-/// The ready replicas in this namespace, each once whatever its addresses. Sorted.
+/// Returns the ready replicas in this namespace, sorted, each once even if it has several addresses.
 fn replicas(state: &State, namespace: &Arc<str>) -> Vec<Replica> {
     let service = NamespacedName::new(Arc::clone(namespace), INJECTOR);
     let mut replicas = Vec::new();
@@ -73,39 +74,39 @@ fn replicas(state: &State, namespace: &Arc<str>) -> Vec<Replica> {
     replicas
 }
 
-/// What the injectors shall prove, and to whom.
-pub(super) struct Wanted<'a> {
+/// Asks whether the injectors use a configuration.
+pub(super) struct SyncRequest<'a> {
     pub(super) config: &'a LinkerdConfig,
-    /// Its status as it was written last.
+    /// The status that was written last.
     pub(super) before: &'a LinkerdConfigStatus,
     pub(super) live: Option<&'a ConfigMap>,
-    pub(super) expected: Expected,
-    /// Just now.
+    pub(super) expected: ExpectedInjection,
+    /// Whether this reconcile has written the ConfigMap.
     pub(super) written: bool,
-    /// The document was seen to work.
+    /// Whether all injectors have accepted the document before.
     pub(super) is_proven: bool,
     pub(super) now: Timestamp,
 }
 
 impl Injectors {
-    /// How things stand with the injectors; they are asked what is not known.
-    pub(super) fn barrier(&self, cluster: &Cluster, wanted: Wanted<'_>) -> Barrier {
-        let Wanted { config, before, live, expected, written, is_proven, now } = wanted;
+    /// Evaluates the answers so far, and makes the prober get those that are missing.
+    pub(super) fn sync_status(&self, cluster: &Cluster, request: SyncRequest<'_>) -> SyncStatus {
+        let SyncRequest { config, before, live, expected, written, is_proven, now } = request;
         let spec = &config.spec.injector_sync;
         if *config.target.name != *INJECTORS_CONFIG_MAP {
-            return Barrier::unread();
+            return SyncStatus::unread();
         }
         let written_at = live.and_then(|live| live.writers.first()?.time).filter(|_| !written);
         if spec.method == InjectorSyncMethod::Delay {
-            self.rest(&config.name);
+            self.stop(&config.name);
             let since = if written { now } else { written_at.unwrap_or(Timestamp::UNIX_EPOCH) };
-            return judge(&Input { spec, answers: &[], since, now, is_proven });
+            return evaluate(&SyncInput { spec, answers: &[], since, now, is_proven });
         }
         if written {
-            return Barrier::just_written();
+            return SyncStatus::just_written();
         }
         let replicas = replicas(&cluster.read(), &config.target.namespace);
-        let answers = self.ask(Question {
+        let answers = self.ask(ProbeRequest {
             config: Arc::clone(&config.name),
             target: config.target.clone(),
             expected,
@@ -113,11 +114,11 @@ impl Injectors {
             replicas,
             spec: spec.clone(),
         });
-        let condition = before.conditions.iter().find(|it| it.type_ == "InjectorSynced" && it.status == "False");
-        // Without progress: one that came later, or again, has its time from when it was noticed.
+        let condition = before.conditions.iter().find(|it| it.type_ == INJECTOR_SYNCED && it.status == "False");
+        // The timeout starts with the last progress: the write, a change of the counts, or the time when the condition became False.
         let waiting = condition.map_or(now, |condition| condition.last_transition_time.0);
         let counted = before.injector.as_ref().and_then(|injector| Some(injector.last_probe_time.as_ref()?.0));
         let since = [written_at, counted].into_iter().flatten().fold(waiting, Timestamp::max);
-        judge(&Input { spec, answers: &answers, since, now, is_proven })
+        evaluate(&SyncInput { spec, answers: &answers, since, now, is_proven })
     }
 }

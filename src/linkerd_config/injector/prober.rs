@@ -1,8 +1,8 @@
-//! Asks the replicas, in a task of its own, until each is current.
+//! Probes the replicas, in a task of its own, until each is current.
 //!
-//! In: the newest [`Question`]. Out: the replicas' answers, each as it comes, and the LinkerdConfig looked at for it. Always
-//! holds: nobody is asked by who does not lead, or for who is not in effect any more; each answer has a deadline, and one that
-//! hangs holds up no other; who was found to be current is not asked again before something was written.
+//! In: the newest [`ProbeRequest`]. Out: the answers of the replicas, each as it comes; each change queues the LinkerdConfig. Always
+//! holds: no replica is probed by a process that does not lead, or for a resource that is not active; each answer has a deadline,
+//! and a replica that hangs delays no other; a current replica is probed again only after the next write.
 
 use std::{future::Future, sync::Arc, time::Duration};
 
@@ -17,8 +17,11 @@ use kube::{
     api::{DynamicObject, ObjectMeta, Patch, PatchParams, PostParams},
 };
 use parking_lot::Mutex;
-use prometheus::{Histogram, HistogramOpts, IntGaugeVec, Opts, Registry};
+use prometheus::{
+    Histogram, IntGaugeVec, Registry, register_histogram_with_registry, register_int_gauge_vec_with_registry,
+};
 use serde_json::{Value, json};
+use strum::VariantNames;
 use tokio::{
     sync::watch,
     time::{Instant, sleep, timeout},
@@ -28,9 +31,9 @@ use tracing::{debug, info};
 
 use super::{
     Replica,
-    answers::{Answers, Question},
-    connection::{Endpoint, Failure},
-    review::{self, Answer, Expected},
+    admission_review::{self, ExpectedInjection, ProbeAnswer},
+    answers::{ProbeAnswers, ProbeRequest},
+    webhook_client::{CallError, WebhookClient},
 };
 use crate::{
     api::{
@@ -45,30 +48,31 @@ use crate::{
     write::WriteError,
 };
 
-/// Between two requests to a replica that is not current.
+/// The time between two probes of a replica that is not current.
 const INTERVAL: Duration = Duration::from_secs(1);
-/// The same once it has taken long.
+/// The time between two probes after [`SLOW_AFTER`].
 const SLOW_INTERVAL: Duration = Duration::from_secs(5);
-const LONG: Duration = Duration::from_secs(60);
-/// What the API server grants the injector is twice as long; the injector needs 12 ms.
+const SLOW_AFTER: Duration = Duration::from_secs(60);
+/// The API server waits twice as long for the injector, which takes 12 ms.
 const ANSWER_TIMEOUT: Duration = Duration::from_secs(5);
-/// Replicas that are asked at the same time.
-const AT_ONCE: usize = 16;
-/// So many answers of the API server have to agree that are asked for at the same time: it may choose a replica for each.
-const AGREEING: usize = 5;
-/// Has the kubelet refresh the files of the Pod that has it, because the Pod changed.
-const NUDGE_ANNOTATION: &str = "config.linkerd.io/nudge";
-const STATES: [&str; 7] = ["current", "stale", "denied", "broken", "uninjected", "unreachable", "unasked"];
+/// How many replicas are probed at the same time.
+const MAX_CONCURRENT: usize = 16;
+/// How many concurrent dry runs have to agree: the API server may choose another replica for each.
+const DRY_RUNS: usize = 5;
+/// A change of this annotation makes the kubelet refresh the volumes of the Pod.
+const REFRESH_ANNOTATION: &str = "config.linkerd.io/nudge";
+/// The metric label of a replica without an answer; the other labels are the variants of [`ProbeAnswer`].
+const UNASKED: &str = "unasked";
 
-/// The prober, as the controller sees it.
+/// The controller's handle of the prober.
 pub(in crate::linkerd_config) struct Injectors {
-    question: watch::Sender<Option<Question>>,
-    answers: Arc<Mutex<Answers>>,
+    request: watch::Sender<Option<ProbeRequest>>,
+    answers: Arc<Mutex<ProbeAnswers>>,
 }
 
 struct Prober {
-    question: watch::Receiver<Option<Question>>,
-    answers: Arc<Mutex<Answers>>,
+    request: watch::Receiver<Option<ProbeRequest>>,
+    answers: Arc<Mutex<ProbeAnswers>>,
     cluster: Cluster,
     queue: Arc<WorkQueue>,
     leadership: Leadership,
@@ -90,11 +94,11 @@ impl Injectors {
         stop: CancellationToken,
         tasks: &mut Tasks,
     ) -> prometheus::Result<Self> {
-        let (sender, question) = watch::channel(None);
-        let answers = Arc::<Mutex<Answers>>::default();
+        let (sender, request) = watch::channel(None);
+        let answers = Arc::<Mutex<ProbeAnswers>>::default();
         let (seconds, replicas) = register(&deps.registry)?;
         let prober = Prober {
-            question,
+            request,
             answers: Arc::clone(&answers),
             cluster: deps.cluster.clone(),
             queue: Arc::clone(queue),
@@ -105,25 +109,25 @@ impl Injectors {
             replicas,
         };
         tasks.spawn("injector-prober", prober.run(stop));
-        Ok(Self { question: sender, answers })
+        Ok(Self { request: sender, answers })
     }
 
-    /// Has it found out, and returns what is known already.
-    pub(super) fn ask(&self, question: Question) -> Vec<(Replica, Option<Answer>)> {
-        let known = self.answers.lock().to(&question);
-        self.question.send_if_modified(|asked| {
-            let is_new = asked.as_ref() != Some(&question);
+    /// Makes the prober work on a request, and returns the answers so far.
+    pub(super) fn ask(&self, request: ProbeRequest) -> Vec<(Replica, Option<ProbeAnswer>)> {
+        let known = self.answers.lock().to(&request);
+        self.request.send_if_modified(|asked| {
+            let is_new = asked.as_ref() != Some(&request);
             if is_new {
-                *asked = Some(question);
+                *asked = Some(request);
             }
             is_new
         });
         known
     }
 
-    /// Has nobody asked any more for this LinkerdConfig.
-    pub(in crate::linkerd_config) fn rest(&self, config: &str) {
-        self.question.send_if_modified(|asked| asked.take_if(|asked| *asked.config == *config).is_some());
+    /// Stops the probes for this LinkerdConfig.
+    pub(in crate::linkerd_config) fn stop(&self, config: &str) {
+        self.request.send_if_modified(|asked| asked.take_if(|asked| *asked.config == *config).is_some());
     }
 }
 
@@ -132,42 +136,42 @@ impl Injectors {
 impl Prober {
     async fn run(mut self, stop: CancellationToken) {
         tokio::select! {
-            () = self.ask_on() => {}
+            () = self.probe_until_current() => {}
             () = stop.cancelled() => {}
         }
     }
 
-    async fn ask_on(&mut self) {
+    async fn probe_until_current(&mut self) {
         let mut asked = None;
         let mut since = Instant::now();
         loop {
-            let question = self.question.borrow_and_update().clone();
-            let wanted = question.as_ref().map(|question| (question.expected.clone(), question.written));
+            let request = self.request.borrow_and_update().clone();
+            let wanted = request.as_ref().map(|request| (request.expected.clone(), request.written));
             if asked != wanted {
                 (asked, since) = (wanted, Instant::now());
             }
-            let mut changed = self.question.clone();
-            let again = match &question {
-                // What was to be found out may be something else by now, or somebody else's to find out.
-                Some(question) if self.is_wanted(question) => tokio::select! {
-                    is_complete = self.round(question) => !is_complete,
+            let mut changed = self.request.clone();
+            let again = match &request {
+                // A newer request, and the end of leadership, end the round.
+                Some(request) if self.is_wanted(request) => tokio::select! {
+                    is_complete = self.round(request) => !is_complete,
                     _ = changed.changed() => true,
                     () = self.leadership.ended() => true,
                 },
-                // Whoever leads again, or is in effect again, may have nothing new to ask: it is looked at all the same.
+                // The process may lead again, or the resource be active again, without a new request: poll for that.
                 Some(_) => {
-                    self.count(&[]);
+                    self.set_gauges(&[]);
                     true
                 }
                 None => {
-                    self.count(&[]);
+                    self.set_gauges(&[]);
                     false
                 }
             };
-            let pause = if since.elapsed() < LONG { INTERVAL } else { SLOW_INTERVAL };
+            let pause = if since.elapsed() < SLOW_AFTER { INTERVAL } else { SLOW_INTERVAL };
             tokio::select! {
-                changed = self.question.changed() => if changed.is_err() {
-                    // The controller is gone, and the process about to be.
+                changed = self.request.changed() => if changed.is_err() {
+                    // The controller has ended, and the process is about to.
                     return std::future::pending().await;
                 },
                 () = sleep(pause), if again => {}
@@ -175,86 +179,88 @@ impl Prober {
         }
     }
 
-    fn is_wanted(&self, question: &Question) -> bool {
+    fn is_wanted(&self, request: &ProbeRequest) -> bool {
         let state = self.cluster.read();
-        let winner = active::of(&state.linkerd_configs, &question.target);
-        self.leadership.term().is_some() && winner.is_some_and(|winner| winner.name == question.config)
+        let winner = active::of(&state.linkerd_configs, &request.target);
+        self.leadership.term().is_some() && winner.is_some_and(|winner| winner.name == request.config)
     }
 
-    /// Asks all that are not known to be current. Whether all are.
-    async fn round(&self, question: &Question) -> bool {
-        let known = self.answers.lock().to(question);
-        self.count(&known);
+    /// Probes all replicas that are not current. Returns whether all are current now.
+    async fn round(&self, request: &ProbeRequest) -> bool {
+        let known = self.answers.lock().to(request);
+        self.set_gauges(&known);
         let due: Vec<Replica> = known
             .into_iter()
-            .filter(|(_, answer)| *answer != Some(Answer::Current))
+            .filter(|(_, answer)| *answer != Some(ProbeAnswer::Current))
             .map(|(replica, _)| replica)
             .collect();
         if due.is_empty() {
             return true;
         }
-        match question.spec.method {
-            InjectorSyncMethod::Probe => self.probe(question, due).await,
-            InjectorSyncMethod::DryRun => self.dry_run(question, due).await,
+        match request.spec.method {
+            InjectorSyncMethod::Probe => self.probe(request, due).await,
+            InjectorSyncMethod::DryRun => self.dry_run(request, due).await,
             InjectorSyncMethod::Delay => return true,
         }
-        let answers = self.answers.lock().to(question);
-        self.count(&answers);
-        answers.iter().all(|(_, answer)| *answer == Some(Answer::Current))
+        let answers = self.answers.lock().to(request);
+        self.set_gauges(&answers);
+        answers.iter().all(|(_, answer)| *answer == Some(ProbeAnswer::Current))
     }
 
-    async fn probe(&self, question: &Question, due: Vec<Replica>) {
-        let endpoint = &self.endpoint(&question.target.namespace).await;
-        let pod = &review::pod(&question.target.namespace);
-        let body = &Bytes::from(review::review(pod).to_string());
+    async fn probe(&self, request: &ProbeRequest, due: Vec<Replica>) {
+        let endpoint = &self.endpoint(&request.target.namespace).await;
+        let pod = &admission_review::pod(&request.target.namespace);
+        let body = &Bytes::from(admission_review::review(pod).to_string());
         let probes = stream::iter(due).map(async |replica| {
             let begun = Instant::now();
-            let once = async |endpoint| ask(endpoint, &replica, body.clone(), pod.clone(), &question.expected).await;
+            let once = async |endpoint| ask(endpoint, &replica, body.clone(), pod.clone(), &request.expected).await;
             let answer = match endpoint {
                 Ok(endpoint) => match once(endpoint).await {
-                    // One that was just replaced breaks off too: it has another chance.
-                    Answer::Broken(_) => once(endpoint).await,
+                    // A replica that shuts down breaks the connection too: try once more.
+                    ProbeAnswer::Broken(_) => once(endpoint).await,
                     answer => answer,
                 },
-                Err(why) => Answer::Unreachable(why.clone()),
+                Err(why) => ProbeAnswer::Unreachable(why.clone()),
             };
             self.seconds.observe(begun.elapsed().as_secs_f64());
-            self.note(question, &replica, &answer);
-            let is_late = self.answers.lock().is_late(&replica);
-            if question.spec.nudge && is_late {
-                self.nudge(question, &replica).await;
+            self.record(request, &replica, &answer);
+            let needs_refresh = self.answers.lock().needs_refresh(&replica);
+            if request.spec.nudge && needs_refresh {
+                self.refresh_volume(request, &replica).await;
             }
         });
-        probes.buffer_unordered(AT_ONCE).collect::<()>().await;
+        probes.buffer_unordered(MAX_CONCURRENT).collect::<()>().await;
     }
 
-    /// The API server's answers are the answers of all.
-    async fn dry_run(&self, question: &Question, due: Vec<Replica>) {
-        let namespace = &question.spec.dry_run_namespace;
+    /// Takes the answers of the API server for the answers of all replicas.
+    async fn dry_run(&self, request: &ProbeRequest, due: Vec<Replica>) {
+        let namespace = &request.spec.dry_run_namespace;
         let pods: &Api<DynamicObject> =
             &Api::namespaced_with(self.client.clone(), namespace, &kube::api::ApiResource::erase::<Pod>(&()));
-        let runs = (0..AGREEING).map(async |_| {
+        let runs = (0..DRY_RUNS).map(async |_| {
             let begun = Instant::now();
-            let answer = timeout(ANSWER_TIMEOUT * 3, create(pods, namespace, &question.expected)).await;
+            let answer = timeout(ANSWER_TIMEOUT * 3, create(pods, namespace, &request.expected)).await;
             self.seconds.observe(begun.elapsed().as_secs_f64());
-            answer.unwrap_or_else(|_| Answer::Unreachable("the API server did not answer a dry run in time".to_owned()))
+            answer.unwrap_or_else(|_| {
+                ProbeAnswer::Unreachable("the API server did not answer a dry run in time".to_owned())
+            })
         });
         let answers = futures::future::join_all(runs).await;
-        let other = answers.into_iter().find(|answer| *answer != Answer::Current);
+        let other = answers.into_iter().find(|answer| *answer != ProbeAnswer::Current);
         for replica in due {
-            self.note(question, &replica, other.as_ref().unwrap_or(&Answer::Current));
+            self.record(request, &replica, other.as_ref().unwrap_or(&ProbeAnswer::Current));
         }
     }
 
-    fn note(&self, question: &Question, replica: &Replica, answer: &Answer) {
-        if self.answers.lock().note(question, replica, answer.clone()) {
+    fn record(&self, request: &ProbeRequest, replica: &Replica, answer: &ProbeAnswer) {
+        if self.answers.lock().record(request, replica, answer.clone()) {
             debug!(replica = replica.name(), ?answer, "an injector answered");
-            self.queue.add([NamespacedName::new("", Arc::clone(&question.config))]);
+            self.queue.add([NamespacedName::new("", Arc::clone(&request.config))]);
         }
     }
 
-    /// How replicas are called: as the webhook's configuration says that the API server has to.
-    async fn endpoint(&self, namespace: &str) -> Result<Endpoint, String> {
+    /// Returns a client with the path and the certificate authority that the webhook configuration gives the API server.
+    async fn endpoint(&self, namespace: &str) -> Result<WebhookClient, String> {
         let webhooks: Api<MutatingWebhookConfiguration> = Api::all(self.client.clone());
         let name = INJECTOR_WEBHOOK_CONFIGURATION;
         let configuration = match within(webhooks.get_opt(name)).await {
@@ -270,21 +276,22 @@ impl Prober {
         let service = service.ok_or_else(|| of_it(&format!("it is not served by Service {namespace}/{INJECTOR}")))?;
         let bundle = client.ca_bundle.map(|bundle| bundle.0).unwrap_or_default();
         let path = service.path.as_deref().unwrap_or("/");
-        Endpoint::new(&service.name, &service.namespace, path, &bundle).map_err(|why| of_it(&why))
+        WebhookClient::new(&service.name, &service.namespace, path, &bundle).map_err(|why| of_it(&why))
     }
 
-    /// Without it a replica is current all the same, later.
-    async fn nudge(&self, question: &Question, replica: &Replica) {
+    /// Annotates the Pod of a replica, so that its kubelet refreshes the mounted file now. Without that it takes longer.
+    async fn refresh_volume(&self, request: &ProbeRequest, replica: &Replica) {
         let Some(pod) = &replica.pod else { return };
-        let pods: Api<Pod> = Api::namespaced(self.client.clone(), &question.target.namespace);
-        let Expected { marker, trust_roots } = &question.expected;
+        let pods: Api<Pod> = Api::namespaced(self.client.clone(), &request.target.namespace);
+        let ExpectedInjection { config_hash, trust_roots } = &request.expected;
         let roots = trust_roots.as_deref().and_then(|hash| hash.get(..8)).unwrap_or_default();
-        // Of what has to be refreshed, so that a second nudge for the same is none.
-        let written = question.written.map(Timestamp::as_second).unwrap_or_default();
-        let patch = json!({"metadata": {"annotations": {NUDGE_ANNOTATION: format!("{marker}.{roots}.{written}")}}});
+        // The value names the content, so that a second annotation for the same content changes nothing.
+        let written = request.written.map(Timestamp::as_second).unwrap_or_default();
+        let patch =
+            json!({"metadata": {"annotations": {REFRESH_ANNOTATION: format!("{config_hash}.{roots}.{written}")}}});
         let params = PatchParams { field_manager: Some(FIELD_MANAGER.to_owned()), ..PatchParams::default() };
         match self.fence.send(async { pods.patch_metadata(pod, &params, &Patch::Merge(&patch)).await }).await {
-            Ok(_) => self.answers.lock().nudged(question, replica),
+            Ok(_) => self.answers.lock().note_refresh(request, replica),
             Err(WriteError::NotLeading) => {}
             Err(WriteError::Refused(status)) if status.is_not_found() => {}
             Err(error) => {
@@ -293,93 +300,95 @@ impl Prober {
         }
     }
 
-    fn count(&self, answers: &[(Replica, Option<Answer>)]) {
-        for state in STATES {
-            let count = answers.iter().filter(|(_, answer)| state_of(answer.as_ref()) == state).count();
+    fn set_gauges(&self, answers: &[(Replica, Option<ProbeAnswer>)]) {
+        for state in states() {
+            let count = answers.iter().filter(|(_, answer)| state_label(answer.as_ref()) == state).count();
             self.replicas.with_label_values(&[state]).set(i64::try_from(count).unwrap_or(i64::MAX));
         }
     }
 }
 
-async fn ask(endpoint: &Endpoint, replica: &Replica, body: Bytes, pod: Value, expected: &Expected) -> Answer {
+async fn ask(
+    endpoint: &WebhookClient,
+    replica: &Replica,
+    body: Bytes,
+    pod: Value,
+    expected: &ExpectedInjection,
+) -> ProbeAnswer {
     match timeout(ANSWER_TIMEOUT, endpoint.post(replica.address, body)).await {
-        Ok(Ok(answer)) => review::answer(&answer, pod, expected),
-        Ok(Err(Failure::Unreachable(why))) => Answer::Unreachable(review::line(&why)),
-        Ok(Err(Failure::Broken(why))) => Answer::Broken(review::line(&why)),
-        Err(_) => Answer::Unreachable(format!("it did not answer within {ANSWER_TIMEOUT:?}")),
+        Ok(Ok(answer)) => admission_review::answer(&answer, pod, expected),
+        Ok(Err(CallError::Unreachable(why))) => ProbeAnswer::Unreachable(admission_review::line(&why)),
+        Ok(Err(CallError::Broken(why))) => ProbeAnswer::Broken(admission_review::line(&why)),
+        Err(_) => ProbeAnswer::Unreachable(format!("it did not answer within {ANSWER_TIMEOUT:?}")),
     }
 }
 
-/// What the API server makes of the Pod that is never made.
-async fn create(pods: &Api<DynamicObject>, namespace: &str, expected: &Expected) -> Answer {
-    let mut pod = review::pod(namespace);
+/// Creates the probe Pod in a dry run, and evaluates the answer of the API server.
+async fn create(pods: &Api<DynamicObject>, namespace: &str, expected: &ExpectedInjection) -> ProbeAnswer {
+    let mut pod = admission_review::pod(namespace);
     let metadata = pod.as_object_mut().and_then(|pod| pod.remove("metadata")).unwrap_or_default();
     let metadata: ObjectMeta = serde_json::from_value(metadata).unwrap_or_default();
     let pod = DynamicObject { types: None, metadata, data: pod };
     let params = PostParams { dry_run: true, field_manager: Some(FIELD_MANAGER.to_owned()) };
     match pods.create(&params, &pod).await {
-        Ok(pod) => review::injected(&serde_json::to_value(pod).unwrap_or_default(), expected),
+        Ok(pod) => admission_review::injected(&serde_json::to_value(pod).unwrap_or_default(), expected),
         Err(kube::Error::Api(status)) => refused(namespace, &status.message, status.code),
         Err(error) => {
             let error = crate::client::describe(&error);
-            Answer::Unreachable(review::line(&format!("a dry run in namespace {namespace} failed: {error}")))
+            ProbeAnswer::Unreachable(admission_review::line(&format!(
+                "a dry run in namespace {namespace} failed: {error}"
+            )))
         }
     }
 }
 
-/// What the API server says of a Pod that it does not make. Other webhooks, and quotas, have their own reasons.
-fn refused(namespace: &str, message: &str, code: u16) -> Answer {
+/// Evaluates an error of the API server. Other webhooks and quotas have reasons of their own.
+fn refused(namespace: &str, message: &str, code: u16) -> ProbeAnswer {
     let of_injector = |what: &str| message.contains(&format!("{what} \"{INJECTOR_WEBHOOK}\""));
     let broke = ["EOF", "connection reset", "could not unmarshal", "expected webhook response"];
-    let line = review::line(message);
+    let line = admission_review::line(message);
     if of_injector("admission webhook") && message.contains("denied the request") {
-        Answer::Denied(line)
+        ProbeAnswer::Denied(line)
     } else if of_injector("failed calling webhook") && broke.iter().any(|what| message.contains(what)) {
-        Answer::Broken(line)
+        ProbeAnswer::Broken(line)
     } else {
-        Answer::Unreachable(review::line(&format!("a dry run in namespace {namespace} failed with {code}: {message}")))
+        ProbeAnswer::Unreachable(admission_review::line(&format!(
+            "a dry run in namespace {namespace} failed with {code}: {message}"
+        )))
     }
 }
 
-/// With a deadline, and the error in words.
+/// Sends a request with a deadline. The error is one line for a person.
 async fn within<T>(request: impl Future<Output = kube::Result<T>>) -> Result<T, String> {
     match timeout(ANSWER_TIMEOUT, request).await {
-        Ok(result) => result.map_err(|error| review::line(&crate::client::describe(&error))),
+        Ok(result) => result.map_err(|error| admission_review::line(&crate::client::describe(&error))),
         Err(_) => Err("the API server did not answer in time".to_owned()),
     }
 }
 
-fn state_of(answer: Option<&Answer>) -> &'static str {
-    match answer {
-        Some(Answer::Current) => "current",
-        Some(Answer::Stale(_)) => "stale",
-        Some(Answer::Denied(_)) => "denied",
-        Some(Answer::Broken(_)) => "broken",
-        Some(Answer::Uninjected) => "uninjected",
-        Some(Answer::Unreachable(_)) => "unreachable",
-        None => "unasked",
-    }
+fn states() -> impl Iterator<Item = &'static str> {
+    ProbeAnswer::VARIANTS.iter().copied().chain([UNASKED])
+}
+
+fn state_label(answer: Option<&ProbeAnswer>) -> &'static str {
+    answer.map_or(UNASKED, Into::into)
 }
 
 fn register(registry: &Registry) -> prometheus::Result<(Histogram, IntGaugeVec)> {
-    let seconds = Histogram::with_opts(
-        HistogramOpts::new(
-            "linkerd_operator_linkerdconfig_injector_probe_seconds",
-            "How long replicas of the proxy-injector took to answer, or not to",
-        )
-        .buckets(vec![0.005, 0.01, 0.02, 0.05, 0.1, 0.5, 1.0, 5.0]),
+    let seconds = register_histogram_with_registry!(
+        "linkerd_operator_linkerdconfig_injector_probe_seconds",
+        "How long replicas of the proxy-injector took to answer, or not to",
+        vec![0.005, 0.01, 0.02, 0.05, 0.1, 0.5, 1.0, 5.0],
+        registry
     )?;
-    let replicas = IntGaugeVec::new(
-        Opts::new(
-            "linkerd_operator_linkerdconfig_injector_replicas",
-            "Ready replicas of the proxy-injector, by what they were last found to do",
-        ),
+    let replicas = register_int_gauge_vec_with_registry!(
+        "linkerd_operator_linkerdconfig_injector_replicas",
+        "Ready replicas of the proxy-injector, by what they were last found to do",
         &["state"],
+        registry
     )?;
-    for state in STATES {
+    for state in states() {
         replicas.with_label_values(&[state]);
     }
-    registry.register(Box::new(seconds.clone()))?;
-    registry.register(Box::new(replicas.clone()))?;
     Ok((seconds, replicas))
 }

@@ -12,7 +12,7 @@ use super::{
 };
 use crate::{
     api::linkerd_config::{LinkerdConfigStatus, RolloutStatus},
-    linkerd_config::status::{Told, condition},
+    linkerd_config::conditions::{ConditionRow, to_condition},
 };
 
 const TYPE: &str = "RolloutComplete";
@@ -43,7 +43,7 @@ pub fn set_rollout_status(
     let generation = after.observed_generation.unwrap_or_default();
     let told = match complete {
         Some(CompleteCondition { holds, reason, message }) => {
-            condition(&Told(TYPE, Some(holds), reason, message), before, generation, now)
+            to_condition(&ConditionRow::new(TYPE, Some(holds), reason, message), before, generation, now)
         }
         None => match before.conditions.iter().find(|it| it.type_ == TYPE && same.is_some()) {
             // Another replica has led until now. Its condition stays until this one has assessed the workloads.
@@ -55,7 +55,7 @@ pub fn set_rollout_status(
             None => {
                 let message =
                     "the workloads are being looked at; if that lasts, /ready says what cannot be watched".to_owned();
-                condition(&Told(TYPE, Some(false), "Progressing", message), before, generation, now)
+                to_condition(&ConditionRow::new(TYPE, Some(false), "Progressing", message), before, generation, now)
             }
         },
     };
@@ -75,8 +75,8 @@ pub fn set_rollout_status(
     };
     if phase == RolloutPhase::Halted.as_str() && !after.conditions.iter().any(|condition| condition.type_ == "Stalled")
     {
-        let stalled = Told("Stalled", Some(true), "RolloutHalted", told.message.clone());
-        after.conditions.push(condition(&stalled, before, generation, now));
+        let stalled = ConditionRow::new("Stalled", Some(true), "RolloutHalted", told.message.clone());
+        after.conditions.push(to_condition(&stalled, before, generation, now));
     }
     let at = after.conditions.iter().position(|it| it.type_ == "Stalled").unwrap_or(after.conditions.len());
     after.conditions.insert(at, told);

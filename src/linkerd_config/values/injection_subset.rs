@@ -3,7 +3,7 @@
 use serde_json::{Map, Value};
 
 use super::{
-    MARKER,
+    CONFIG_HASH_ENV,
     canonical::below,
     go_types::{GoType, VALUES},
 };
@@ -42,7 +42,7 @@ pub(super) fn injection_subset(map: &Map<String, Value>) -> Map<String, Value> {
     if let Some(env) =
         subset.get_mut("proxy").and_then(|proxy| proxy.get_mut("additionalEnv")).and_then(Value::as_array_mut)
     {
-        env.retain(|variable| variable.get("name").and_then(Value::as_str) != Some(MARKER));
+        env.retain(|variable| variable.get("name").and_then(Value::as_str) != Some(CONFIG_HASH_ENV));
     }
     drop_zeros(&mut subset, &VALUES);
     subset

@@ -26,7 +26,7 @@ use std::{
 
 use serde_json::{Map, Value, json};
 
-pub use crate::api::MARKER;
+pub use crate::api::CONFIG_HASH_ENV;
 pub use {
     hash::Hash,
     invalid::InvalidDocument,
@@ -87,7 +87,7 @@ impl Document {
                 return (self, None);
             }
         };
-        let is_ours = |it: &Value| it.get("name").and_then(Value::as_str) == Some(MARKER);
+        let is_ours = |it: &Value| it.get("name").and_then(Value::as_str) == Some(CONFIG_HASH_ENV);
         let value = variables.iter().find(|it| is_ours(it)).and_then(|it| it.get("value"));
         let config_hash = value.and_then(Value::as_str).map(str::to_owned);
         variables.retain(|it| !is_ours(it));
@@ -106,7 +106,7 @@ impl Document {
             Some(Value::Array(variables)) => variables.clone(),
             _ => Vec::new(),
         };
-        variables.push(json!({"name": MARKER, "value": config_hash}));
+        variables.push(json!({"name": CONFIG_HASH_ENV, "value": config_hash}));
         document.set(&path, Value::Array(variables));
         document
     }

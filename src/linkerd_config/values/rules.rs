@@ -2,8 +2,7 @@
 //!
 //! Each rule stands for something that was seen to deny Pods, to crash the injector, or to keep a proxy from starting.
 
-use std::net::IpAddr;
-
+use ipnet::IpNet;
 use serde_json::Value;
 
 use super::{Document, Path, problems::Findings, scalar::resolve};
@@ -293,16 +292,10 @@ fn is_ports(item: &str) -> bool {
     item.is_empty() || port(low).zip(port(high)).is_some_and(|(low, high)| low <= high)
 }
 
+/// Whether Go reads the text as a network. `IpNet` itself would also read octets with leading zeros, which Go refuses.
 fn is_network(item: &str) -> bool {
-    item.split_once('/').is_some_and(|(address, length)| {
-        let longest = match address.parse::<IpAddr>() {
-            Ok(IpAddr::V4(_)) => 32,
-            Ok(IpAddr::V6(_)) => 128,
-            Err(_) => return false,
-        };
-        let digits = !length.is_empty() && length.bytes().all(|byte| byte.is_ascii_digit());
-        digits && length.parse::<u32>().is_ok_and(|length| length <= longest)
-    })
+    let network = |(address, length): (&str, &str)| IpNet::new(address.parse().ok()?, length.parse().ok()?).ok();
+    !item.contains('+') && item.split_once('/').and_then(network).is_some()
 }
 
 #[cfg(test)]
@@ -361,7 +354,15 @@ mod tests {
             ("proxyInit.iptablesMode", &[json!(""), json!("plain")]),
             (
                 "clusterNetworks",
-                &[json!("10.0.0.0/33"), json!("10.0.0.0/8, fd00::/8"), json!("10.0.0.0"), json!("10.0.0.0/8,,::/0")],
+                &[
+                    json!("10.0.0.0/33"),
+                    json!("10.0.0.0/8, fd00::/8"),
+                    json!("10.0.0.0"),
+                    json!("10.0.0.0/8,,::/0"),
+                    json!("010.0.0.0/8"),
+                    json!("10.0.0.0/+8"),
+                    json!("::/129"),
+                ],
             ),
             ("proxyInit.skipSubnets", &[json!("no")]),
             ("proxy.opaquePorts", &[json!("http"), json!("9-8"), json!("65536"), json!(1.5), json!("+1")]),

@@ -205,8 +205,8 @@ fn the_injection_hash_does_not_tell_absent_from_null_or_zero_and_ignores_the_mar
     }
     assert_ne!(other.hash(), document.hash());
     assert_eq!(other.injection_hash(), document.injection_hash());
-    other.set(&path("proxy.additionalEnv"), json!([{"name": MARKER, "value": "0123456789abcdef"}]));
+    other.set(&path("proxy.additionalEnv"), json!([{"name": CONFIG_HASH_ENV, "value": "0123456789abcdef"}]));
     assert_eq!(other.injection_hash(), document.injection_hash());
-    other.set(&path("proxy.additionalEnv"), json!([{"name": MARKER, "value": "0"}, {"name": "A"}]));
+    other.set(&path("proxy.additionalEnv"), json!([{"name": CONFIG_HASH_ENV, "value": "0"}, {"name": "A"}]));
     assert_ne!(other.injection_hash(), document.injection_hash());
 }

@@ -65,7 +65,7 @@ const TABLE: &[(&str, &[Line])] = &[
         &[
             ("linkerdconfigs.config.linkerd.io", "", "list watch", "what is declared"),
             ("linkerdconfigs.config.linkerd.io", "", "get patch", "the finalizer of those that restore the base"),
-            ("linkerdconfigs.config.linkerd.io/status", "", "patch", "the status"),
+            ("linkerdconfigs.config.linkerd.io/status", "", "update", "the status"),
             ("endpointslices.discovery.k8s.io", "", "list watch", "the replicas of the proxy-injector"),
             (
                 "mutatingwebhookconfigurations.admissionregistration.k8s.io",

@@ -1,12 +1,9 @@
-//! The marker by which injected Pods say what they were injected with, and what follows when injectors refuse a document.
+//! The config hash in the environment of proxies, and the fallback when injectors deny a document.
 
 use serde_json::json;
 
-use super::{
-    tests::{ACCESS_LOG, Cluster, LOG_LEVEL, debug},
-    *,
-};
-use crate::linkerd_config::{drift::FIELD_MANAGER, values::MARKER};
+use super::{ACCESS_LOG, Cluster, INSTALLED, LOG_LEVEL, debug, *};
+use crate::linkerd_config::{drift::FIELD_MANAGER, values::CONFIG_HASH_ENV};
 
 const ENVIRONMENT: [&str; 2] = ["proxy", "additionalEnv"];
 
@@ -15,34 +12,34 @@ fn hash_of(document: &Document) -> Option<String> {
 }
 
 #[test]
-fn the_marker_is_the_hash_of_what_shapes_pods_and_stands_behind_the_variables_of_others() {
+fn the_config_hash_is_the_injection_hash_and_comes_after_all_other_variables() {
     let variables = json!([{"name": "A", "value": "1"}, {"name": "B", "value": "2"}]);
     let mut cluster = Cluster::new(&json!({"values": {"proxy": {"additionalEnv": variables}}}));
     let plan = cluster.reconcile();
-    assert_eq!(plan.marker, hash_of(&cluster.document()));
-    assert_eq!(cluster.marker(), plan.marker);
+    assert_eq!(plan.injection_hash, hash_of(&cluster.document()));
+    assert_eq!(cluster.config_hash(), plan.injection_hash);
     let written = Document::parse(cluster.live.as_ref().unwrap().values.as_deref().unwrap()).unwrap();
     let names: Vec<_> = written.get(&Path::from(&ENVIRONMENT[..])).unwrap().as_array().unwrap().to_vec();
     let names: Vec<_> = names.iter().map(|it| it["name"].as_str().unwrap()).collect();
-    assert_eq!(names, ["A", "B", MARKER]);
+    assert_eq!(names, ["A", "B", CONFIG_HASH_ENV]);
     assert!(cluster.is_settled());
-    // What is only the control plane's changes the document, and not the marker.
-    let marker = cluster.marker();
+    // A value that only the control plane reads changes the document, and not the config hash.
+    let config_hash = cluster.config_hash();
     cluster.spec.values = json!({"controllerReplicas": 3}).as_object().cloned();
     cluster.spec.values.as_mut().unwrap().insert("proxy".into(), json!({"additionalEnv": variables}));
     assert!(cluster.reconcile().write.is_some());
-    assert_eq!(cluster.marker(), marker);
+    assert_eq!(cluster.config_hash(), config_hash);
 }
 
 #[test]
-fn a_marker_that_somebody_takes_away_or_changes_is_put_back_and_counts_as_undoing_ours() {
-    for others in [json!(null), json!([{"name": MARKER, "value": "0"}])] {
+fn a_config_hash_that_is_removed_or_changed_is_restored_and_counts_as_a_revert() {
+    for others in [json!(null), json!([{"name": CONFIG_HASH_ENV, "value": "0"}])] {
         let mut cluster = Cluster::new(&debug());
-        let marker = cluster.reconcile().marker;
+        let config_hash = cluster.reconcile().injection_hash;
         cluster.edit("kubectl-edit", &ENVIRONMENT, others);
         let plan = cluster.reconcile();
-        assert!(plan.write.is_some_and(|write| write.over_others) && plan.drift.is_none());
-        assert_eq!(cluster.marker(), marker);
+        assert!(plan.write.is_some_and(|write| write.overwrites_others) && plan.drift.is_none());
+        assert_eq!(cluster.config_hash(), config_hash);
         assert!(cluster.is_settled());
     }
 }
@@ -51,8 +48,8 @@ fn a_marker_that_somebody_takes_away_or_changes_is_put_back_and_counts_as_undoin
 fn a_variable_that_somebody_adds_is_drift_like_any_other_edit() {
     let mut cluster = Cluster::new(&debug());
     cluster.reconcile();
-    let marker = cluster.marker().unwrap();
-    let variables = json!([{"name": "A", "value": "1"}, {"name": MARKER, "value": marker}]);
+    let config_hash = cluster.config_hash().unwrap();
+    let variables = json!([{"name": "A", "value": "1"}, {"name": CONFIG_HASH_ENV, "value": config_hash}]);
     cluster.edit("kubectl-edit", &ENVIRONMENT, variables);
     let drift = cluster.reconcile().drift.unwrap();
     assert_eq!(drift.paths, [Path::from(&ENVIRONMENT[..])]);
@@ -60,12 +57,12 @@ fn a_variable_that_somebody_adds_is_drift_like_any_other_edit() {
 }
 
 #[test]
-fn where_drift_is_reported_the_marker_is_left_as_well() {
+fn where_drift_is_reported_the_config_hash_stays_as_well() {
     let mut cluster = Cluster::new(&json!({"proxy": {"logLevel": "debug"}, "drift": {"action": "Report"}}));
-    let marker = cluster.reconcile().marker;
+    let config_hash = cluster.reconcile().injection_hash;
     cluster.edit("kubectl-edit", &ACCESS_LOG, json!("apache"));
     let plan = cluster.reconcile();
-    assert_eq!((plan.verdict, plan.write.is_none(), plan.marker), (Verdict::Drifted, true, marker));
+    assert_eq!((plan.verdict, plan.write.is_none(), plan.injection_hash), (PlanVerdict::Drifted, true, config_hash));
 }
 
 /// The last good document, and one that the injectors refuse.
@@ -74,9 +71,9 @@ fn refused() -> (Cluster, Document) {
     cluster.reconcile();
     let good = cluster.document();
     cluster.spec.proxy.access_log = Some("json".to_owned());
-    let marker = cluster.reconcile().marker.unwrap();
+    let config_hash = cluster.reconcile().injection_hash.unwrap();
     cluster.good = Some(good.clone());
-    cluster.failed = vec![marker];
+    cluster.failed = vec![config_hash];
     (cluster, good)
 }
 
@@ -84,14 +81,14 @@ fn refused() -> (Cluster, Document) {
 fn a_refused_document_makes_way_for_the_last_good_one_and_is_not_tried_again() {
     let (mut cluster, good) = refused();
     let plan = cluster.reconcile();
-    assert_eq!((plan.verdict, plan.marker), (Verdict::Restored, hash_of(&good)));
-    assert_eq!((cluster.document(), cluster.marker()), (good.clone(), hash_of(&good)));
+    assert_eq!((plan.verdict, plan.injection_hash), (PlanVerdict::Restored, hash_of(&good)));
+    assert_eq!((cluster.document(), cluster.config_hash()), (good.clone(), hash_of(&good)));
     let again = cluster.plan();
-    assert!(again.write.is_none() && again.new_base.is_none() && again.verdict == Verdict::Restored);
+    assert!(again.write.is_none() && again.new_base.is_none() && again.verdict == PlanVerdict::Restored);
     // Something else is.
     cluster.spec.proxy.access_log = Some("apache".to_owned());
     let plan = cluster.reconcile();
-    assert!(plan.verdict == Verdict::Synced && plan.write.is_some() && plan.drift.is_none());
+    assert!(plan.verdict == PlanVerdict::Synced && plan.write.is_some() && plan.drift.is_none());
     assert_eq!(cluster.value(&ACCESS_LOG), Some(json!("apache")));
 }
 
@@ -102,7 +99,7 @@ fn an_edit_of_the_restored_document_is_told_by_what_is_restored() {
     cluster.edit("kubectl-edit", &LOG_LEVEL, json!("trace"));
     let plan = cluster.reconcile();
     assert_eq!(plan.drift.map(|drift| drift.paths), Some(vec![Path::from(&LOG_LEVEL[..])]));
-    assert_eq!((plan.verdict, cluster.document()), (Verdict::Restored, good));
+    assert_eq!((plan.verdict, cluster.document()), (PlanVerdict::Restored, good));
 }
 
 #[test]
@@ -110,24 +107,24 @@ fn without_a_document_that_was_seen_to_work_the_installers_is_put_back_unless_th
     let (mut cluster, _) = refused();
     cluster.good = None;
     let installed = cluster.base.as_ref().unwrap().document.clone();
-    assert_eq!(cluster.reconcile().verdict, Verdict::Restored);
+    assert_eq!(cluster.reconcile().verdict, PlanVerdict::Restored);
     assert_eq!(cluster.document(), installed);
 
     let mut cluster = Cluster::new(&json!({}));
-    let marker = cluster.reconcile().marker.unwrap();
-    cluster.failed = vec![marker];
+    let config_hash = cluster.reconcile().injection_hash.unwrap();
+    cluster.failed = vec![config_hash];
     let plan = cluster.plan();
-    assert!(plan.verdict == Verdict::Synced && plan.write.is_none(), "nothing is better");
+    assert!(plan.verdict == PlanVerdict::Synced && plan.write.is_none(), "nothing is better");
 }
 
 #[test]
 fn an_upgrade_while_restored_is_tried() {
     let (mut cluster, _) = refused();
     cluster.reconcile();
-    let next = crate::linkerd_config::plan::tests::INSTALLED.replace("  logFormat: plain", "  logFormat: json");
+    let next = INSTALLED.replace("  logFormat: plain", "  logFormat: json");
     cluster.write("helm", &next);
     let plan = cluster.reconcile();
-    assert!(matches!(plan.news, Some(News::Installed { .. })));
-    assert_eq!((plan.verdict, cluster.value(&ACCESS_LOG)), (Verdict::Synced, Some(json!("json"))));
+    assert!(matches!(plan.base_change, Some(BaseChange::Installed { .. })));
+    assert_eq!((plan.verdict, cluster.value(&ACCESS_LOG)), (PlanVerdict::Synced, Some(json!("json"))));
     assert!(cluster.live.as_ref().unwrap().writers.iter().any(|writer| writer.manager == FIELD_MANAGER));
 }

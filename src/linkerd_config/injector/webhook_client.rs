@@ -1,7 +1,7 @@
-//! One request to one replica of the proxy-injector, past the Service that would choose any of them.
+//! One request to one replica of the proxy injector, without the Service, which would choose any replica.
 //!
-//! In: an address, whom its certificate has to name, and who vouches for it. Out: the body of the answer. Always holds: nobody
-//! is trusted but the webhook's own certificate authority; an answer is at most [`LONGEST_ANSWER`] long.
+//! In: an address, the name in its certificate, the certificate authority. Out: the body of the answer. Always holds: only the
+//! webhook's own certificate authority is trusted; an answer is at most [`MAX_ANSWER_BYTES`] long.
 
 use std::{net::SocketAddr, sync::Arc};
 
@@ -19,29 +19,29 @@ use rustls::{
 use tokio::net::TcpStream;
 use tokio_rustls::TlsConnector;
 
-/// Far more than a patch of any Pod.
-const LONGEST_ANSWER: usize = 4 << 20;
+/// Much longer than a patch of any Pod.
+const MAX_ANSWER_BYTES: usize = 4 << 20;
 
-/// How replicas are called, whichever of them.
+/// Sends requests to any replica of the webhook.
 #[derive(Clone)]
-pub(super) struct Endpoint {
+pub(super) struct WebhookClient {
     pub(super) server_name: ServerName<'static>,
     pub(super) path: String,
     pub(super) tls: Arc<ClientConfig>,
 }
 
-/// Why there is no answer.
+/// Why a request has no answer.
 #[derive(Debug)]
-pub(super) enum Failure {
-    /// It could not be asked.
+pub(super) enum CallError {
+    /// The request could not be sent.
     Unreachable(String),
-    /// It was asked, and broke off.
+    /// The request was sent, and its answer is missing or broken.
     Broken(String),
 }
 
-impl Endpoint {
+impl WebhookClient {
     /// # Errors
-    /// Why nobody can be called so.
+    /// When the name or the certificate authority is invalid.
     pub(super) fn new(service: &str, namespace: &str, path: &str, ca_bundle: &[u8]) -> Result<Self, String> {
         let server_name = ServerName::try_from(format!("{service}.{namespace}.svc"));
         let mut roots = RootCertStore::empty();
@@ -66,9 +66,10 @@ impl Endpoint {
         })
     }
 
-    /// Without a deadline of its own.
-    pub(super) async fn post(&self, address: SocketAddr, body: Bytes) -> Result<Bytes, Failure> {
-        let unreachable = |what: &str, error: &dyn std::fmt::Display| Failure::Unreachable(format!("{what}: {error}"));
+    /// Sends one request. The caller sets the deadline.
+    pub(super) async fn post(&self, address: SocketAddr, body: Bytes) -> Result<Bytes, CallError> {
+        let unreachable =
+            |what: &str, error: &dyn std::fmt::Display| CallError::Unreachable(format!("{what}: {error}"));
         let stream =
             TcpStream::connect(address).await.map_err(|error| unreachable("it cannot be connected to", &error))?;
         let stream = TlsConnector::from(Arc::clone(&self.tls))
@@ -87,12 +88,12 @@ impl Endpoint {
         let exchange = async {
             let response = sender.send_request(request).await.map_err(|error| broken(&error))?;
             let status = response.status();
-            let body = Limited::new(response.into_body(), LONGEST_ANSWER).collect().await;
-            let body = body.map_err(|error| Failure::Broken(format!("its answer broke off: {error}")))?;
+            let body = Limited::new(response.into_body(), MAX_ANSWER_BYTES).collect().await;
+            let body = body.map_err(|error| CallError::Broken(format!("its answer broke off: {error}")))?;
             if status.is_success() {
                 Ok(body.to_bytes())
             } else {
-                Err(Failure::Broken(format!("it answered {status}")))
+                Err(CallError::Broken(format!("it answered {status}")))
             }
         };
         tokio::pin!(exchange);
@@ -104,8 +105,8 @@ impl Endpoint {
     }
 }
 
-fn broken(error: &hyper::Error) -> Failure {
-    Failure::Broken(format!("it broke the connection off: {error}"))
+fn broken(error: &hyper::Error) -> CallError {
+    CallError::Broken(format!("it broke the connection off: {error}"))
 }
 
 #[cfg(test)]
@@ -119,7 +120,7 @@ mod tests {
             (b"-----BEGIN CERTIFICATE-----\nAAAA\n-----END CERTIFICATE-----\n", "a certificate that is none"),
             (b"-----BEGIN CERTIFICATE-----\n!\n-----END CERTIFICATE-----\n", "no PEM"),
         ] {
-            let error = Endpoint::new("linkerd-proxy-injector", "linkerd", "/", bundle).err().unwrap();
+            let error = WebhookClient::new("linkerd-proxy-injector", "linkerd", "/", bundle).err().unwrap();
             assert!(error.contains(why), "{error}");
         }
     }

@@ -1,5 +1,7 @@
 //! What is planned, what becomes of it once it is carried out, and that it is then done.
 
+mod injector;
+
 use std::collections::HashMap;
 
 use proptest::prelude::*;
@@ -13,21 +15,21 @@ use crate::{
 };
 
 /// A ConfigMap and what is kept of it, as an API server would have them.
-pub(super) struct Cluster {
-    pub(super) live: Option<ConfigMap>,
-    pub(super) base: Option<Base>,
-    pub(super) spec: LinkerdConfigSpec,
+struct Cluster {
+    live: Option<ConfigMap>,
+    base: Option<Base>,
+    spec: LinkerdConfigSpec,
     first_time: bool,
     bundle: Option<&'static str>,
-    pub(super) failed: Vec<String>,
-    pub(super) good: Option<Document>,
+    failed: Vec<String>,
+    good: Option<Document>,
 }
 
 /// What the chart renders, as far as Linkerd cannot do without.
-pub(super) const INSTALLED: &str = include_str!("values/testdata/installed.yaml");
+const INSTALLED: &str = include_str!("../values/testdata/installed.yaml");
 
 impl Cluster {
-    pub(super) fn new(spec: &Value) -> Self {
+    fn new(spec: &Value) -> Self {
         let spec = serde_json::from_value(spec.clone()).unwrap();
         let mut cluster =
             Self { live: None, base: None, spec, first_time: true, bundle: None, failed: Vec::new(), good: None };
@@ -48,7 +50,7 @@ impl Cluster {
         cluster
     }
 
-    pub(super) fn write(&mut self, manager: &str, values: &str) {
+    fn write(&mut self, manager: &str, values: &str) {
         let live = self.live.as_mut().unwrap();
         live.values = Some(values.into());
         live.writers.retain(|writer| writer.manager != manager);
@@ -56,46 +58,46 @@ impl Cluster {
     }
 
     /// Somebody sets a value in the document as it is.
-    pub(super) fn edit(&mut self, manager: &str, keys: &[&str], value: Value) {
-        let mut document = self.marked_document();
+    fn edit(&mut self, manager: &str, keys: &[&str], value: Value) {
+        let mut document = self.whole_document();
         document.set(&Path::from(keys), value);
         self.write(manager, &document.to_yaml());
     }
 
-    /// Without the marker.
-    pub(super) fn document(&self) -> Document {
-        self.marked_document().split_config_hash().0
+    /// The document without the config hash.
+    fn document(&self) -> Document {
+        self.whole_document().split_config_hash().0
     }
 
-    pub(super) fn marker(&self) -> Option<String> {
-        self.marked_document().split_config_hash().1
+    fn config_hash(&self) -> Option<String> {
+        self.whole_document().split_config_hash().1
     }
 
-    fn marked_document(&self) -> Document {
+    fn whole_document(&self) -> Document {
         Document::parse(self.live.as_ref().unwrap().values.as_deref().unwrap()).unwrap()
     }
 
-    pub(super) fn value(&self, keys: &[&str]) -> Option<Value> {
+    fn value(&self, keys: &[&str]) -> Option<Value> {
         self.document().get(&Path::from(keys)).cloned()
     }
 
-    pub(super) fn plan(&self) -> Plan {
+    fn plan(&self) -> ConfigPlan {
         let document = self.live.as_ref().and_then(|live| live.values.as_deref()).map(Document::read);
-        plan(&Input {
+        plan(&PlanInput {
             spec: &self.spec,
             live: self.live.as_ref(),
             document: document.as_ref(),
             base: self.base.as_ref(),
             bundle: self.bundle,
             first_time: self.first_time,
-            fought_over: false,
+            revert_suspended: false,
             failed: &self.failed,
             good: self.good.as_slice(),
         })
     }
 
     /// Plans, and carries the plan out.
-    pub(super) fn reconcile(&mut self) -> Plan {
+    fn reconcile(&mut self) -> ConfigPlan {
         let plan = self.plan();
         if let Some(base) = &plan.new_base {
             // As the writer numbers them.
@@ -112,24 +114,24 @@ impl Cluster {
     }
 
     /// That nothing is left to be done.
-    pub(super) fn is_settled(&self) -> bool {
+    fn is_settled(&self) -> bool {
         let plan = self.plan();
-        plan.new_base.is_none() && plan.write.is_none() && plan.verdict == Verdict::Synced
+        plan.new_base.is_none() && plan.write.is_none() && plan.verdict == PlanVerdict::Synced
     }
 }
 
-pub(super) const LOG_LEVEL: [&str; 2] = ["proxy", "logLevel"];
-pub(super) const ACCESS_LOG: [&str; 2] = ["proxy", "accessLog"];
+const LOG_LEVEL: [&str; 2] = ["proxy", "logLevel"];
+const ACCESS_LOG: [&str; 2] = ["proxy", "accessLog"];
 
-pub(super) fn debug() -> Value {
+fn debug() -> Value {
     json!({"proxy": {"logLevel": "debug"}})
 }
 
 #[test]
-fn a_resource_that_names_nothing_keeps_a_base_and_writes_nothing_but_the_marker() {
+fn a_resource_that_declares_nothing_saves_a_base_and_writes_nothing_but_the_config_hash() {
     let mut cluster = Cluster::new(&json!({}));
     let plan = cluster.reconcile();
-    assert_eq!(plan.verdict, Verdict::Synced, "{:?}", plan.verdict);
+    assert_eq!(plan.verdict, PlanVerdict::Synced, "{:?}", plan.verdict);
     assert!(plan.write.is_some() && plan.drift.is_none());
     let installed = Document::parse(INSTALLED).unwrap().split_config_hash().0;
     assert_eq!(cluster.document(), installed);
@@ -163,15 +165,17 @@ fn an_edit_of_somebody_else_is_reverted_and_named_and_an_installers_is_the_new_b
         manager: "kubectl-edit".into(),
         paths: vec![Path::from(&ACCESS_LOG[..])],
         reverted: false,
-        shapes_pods: true,
+        affects_injection: true,
     };
     assert_eq!(plan.drift, Some(drift));
-    assert!(plan.news.is_none() && plan.write.is_some_and(|write| write.over_others) && cluster.is_settled());
+    assert!(
+        plan.base_change.is_none() && plan.write.is_some_and(|write| write.overwrites_others) && cluster.is_settled()
+    );
     assert_ne!(cluster.value(&ACCESS_LOG), Some(json!("apache")));
 
     cluster.write("helm", &INSTALLED.replace("clusterDomain: cluster.local", "clusterDomain: other.local"));
     let plan = cluster.reconcile();
-    assert_eq!((plan.news, plan.drift), (Some(News::Installed { manager: "helm".into() }), None));
+    assert_eq!((plan.base_change, plan.drift), (Some(BaseChange::Installed { manager: "helm".into() }), None));
     assert_eq!(cluster.value(&["clusterDomain"]), Some(json!("other.local")));
     assert_eq!(cluster.value(&LOG_LEVEL), Some(json!("debug")), "what is declared stays over it");
     assert!(cluster.is_settled());
@@ -180,7 +184,7 @@ fn an_edit_of_somebody_else_is_reverted_and_named_and_an_installers_is_the_new_b
     cluster.reconcile();
     cluster.write("helm", INSTALLED);
     let plan = cluster.reconcile();
-    assert!(plan.news.is_none() && plan.drift.is_none(), "the same again is no new base");
+    assert!(plan.base_change.is_none() && plan.drift.is_none(), "the same again is no new base");
     assert!(cluster.is_settled());
 }
 
@@ -192,7 +196,7 @@ fn an_upgrade_is_one_whoever_brings_it() {
     let created_by = ("linkerd.io/created-by".to_owned(), "linkerd/cli 2".to_owned());
     cluster.live.as_mut().unwrap().annotations.extend([created_by]);
     let plan = cluster.reconcile();
-    assert_eq!((plan.news, plan.drift), (Some(News::Installed { manager: "kubectl".into() }), None));
+    assert_eq!((plan.base_change, plan.drift), (Some(BaseChange::Installed { manager: "kubectl".into() }), None));
 }
 
 #[test]
@@ -201,17 +205,17 @@ fn changes_of_others_may_be_reported_and_stay() {
     cluster.reconcile();
     cluster.edit("kubectl-edit", &LOG_LEVEL, json!("trace"));
     let plan = cluster.reconcile();
-    assert_eq!((plan.verdict, plan.write.is_none()), (Verdict::Drifted, true));
+    assert_eq!((plan.verdict, plan.write.is_none()), (PlanVerdict::Drifted, true));
     assert_eq!(plan.drift.unwrap().paths, [Path::from(&LOG_LEVEL[..])]);
     assert_eq!(cluster.value(&LOG_LEVEL), Some(json!("trace")));
-    // What is declared meanwhile is written around them, and is nobody else's doing.
+    // A later declaration is written around them, and is not counted as drift.
     cluster.spec.proxy.access_log = Some("apache".to_owned());
     let plan = cluster.reconcile();
-    assert_eq!((plan.verdict, plan.drift.unwrap().paths), (Verdict::Drifted, vec![Path::from(&LOG_LEVEL[..])]));
+    assert_eq!((plan.verdict, plan.drift.unwrap().paths), (PlanVerdict::Drifted, vec![Path::from(&LOG_LEVEL[..])]));
     assert_eq!(cluster.value(&ACCESS_LOG), Some(json!("apache")));
     assert_eq!(cluster.value(&LOG_LEVEL), Some(json!("trace")));
     let plan = cluster.plan();
-    assert_eq!((plan.verdict, plan.write.is_none(), plan.new_base.is_none()), (Verdict::Drifted, true, true));
+    assert_eq!((plan.verdict, plan.write.is_none(), plan.new_base.is_none()), (PlanVerdict::Drifted, true, true));
 }
 
 #[test]
@@ -233,11 +237,11 @@ fn who_undoes_what_is_declared_drifts_and_an_installer_that_does_is_written_over
     assert_eq!(cluster.reconcile().drift.unwrap().paths, [Path::from(&LOG_LEVEL[..])]);
     cluster.write("helm", INSTALLED);
     let plan = cluster.reconcile();
-    assert!(plan.drift.is_none() && plan.write.is_some_and(|write| write.over_others), "it counts as a fight");
+    assert!(plan.drift.is_none() && plan.write.is_some_and(|write| write.overwrites_others), "it counts as a revert");
 }
 
 #[test]
-fn those_who_fight_are_left_alone_for_a_while() {
+fn reverts_are_suspended_for_a_while() {
     let mut cluster = Cluster::new(&debug());
     cluster.reconcile();
     for (manager, text) in [
@@ -247,19 +251,19 @@ fn those_who_fight_are_left_alone_for_a_while() {
     ] {
         cluster.write(manager, &text);
         let document = cluster.live.as_ref().and_then(|live| live.values.as_deref()).map(Document::read);
-        let input = Input {
+        let input = PlanInput {
             spec: &cluster.spec,
             live: cluster.live.as_ref(),
             document: document.as_ref(),
             base: cluster.base.as_ref(),
             bundle: None,
             first_time: false,
-            fought_over: true,
+            revert_suspended: true,
             failed: &[],
             good: &[],
         };
         let plan = plan(&input);
-        assert_eq!(plan.verdict, Verdict::RepeatedDrift, "{manager}");
+        assert_eq!(plan.verdict, PlanVerdict::RepeatedDrift, "{manager}");
         assert!(plan.write.is_none() && plan.new_base.is_none());
     }
 }
@@ -270,10 +274,10 @@ fn a_base_that_is_lost_is_not_made_up() {
     cluster.reconcile();
     cluster.base = None;
     let plan = cluster.plan();
-    assert!(matches!(&plan.verdict, Verdict::InvalidBase(why) if why.contains("lost")), "{:?}", plan.verdict);
+    assert!(matches!(&plan.verdict, PlanVerdict::InvalidBase(why) if why.contains("lost")), "{:?}", plan.verdict);
     assert!(plan.write.is_none() && plan.new_base.is_none());
     cluster.live.as_mut().unwrap().annotations.remove(HASH_ANNOTATION);
-    assert_eq!(cluster.reconcile().news, Some(News::Adopted), "unless somebody says so");
+    assert_eq!(cluster.reconcile().base_change, Some(BaseChange::Adopted), "unless somebody says so");
 }
 
 #[test]
@@ -286,7 +290,7 @@ fn linkerd_that_is_installed_again_is_another() {
     live.writers.clear();
     cluster.write("kubectl-create", &INSTALLED.replace("clusterDomain: cluster.local", "clusterDomain: other.local"));
     let plan = cluster.reconcile();
-    assert_eq!(plan.news, Some(News::Installed { manager: "kubectl-create".into() }));
+    assert_eq!(plan.base_change, Some(BaseChange::Installed { manager: "kubectl-create".into() }));
     assert_eq!(cluster.value(&["clusterDomain"]), Some(json!("other.local")));
 }
 
@@ -295,7 +299,7 @@ fn not_even_a_copy_is_made_of_a_private_key() {
     let mut cluster = Cluster::new(&debug());
     cluster.edit("helm", &["identity", "issuer", "tls", "keyPEM"], json!("secret"));
     let plan = cluster.plan();
-    let Verdict::ValidationFailed(problems) = plan.verdict else { panic!("{:?}", plan.verdict) };
+    let PlanVerdict::ValidationFailed(problems) = plan.verdict else { panic!("{:?}", plan.verdict) };
     assert!(plan.new_base.is_none() && plan.write.is_none());
     assert!(!format!("{problems:?}").contains("secret"));
     // One that was put there by hand is taken out.
@@ -318,7 +322,7 @@ fn a_document_that_was_taken_out_comes_back_unless_there_never_was_one() {
     assert!(cluster.document() == before && cluster.is_settled());
     cluster.live.as_mut().unwrap().values = None;
     cluster.base = None;
-    assert_eq!(cluster.plan().verdict, Verdict::UnsupportedLayout);
+    assert_eq!(cluster.plan().verdict, PlanVerdict::UnsupportedLayout);
 }
 
 #[test]
@@ -326,13 +330,13 @@ fn all_that_a_resource_sets_wrong_is_said_at_once_and_is_not_accepted() {
     let window = json!({"timeZone": "Mars/Olympus_Mons"});
     let values = json!({"proxy": {"uid": "many", "livenessProbe": null, "await": 1}});
     let wrong = json!({"values": values, "rollout": {"window": window}});
-    let Verdict::Invalid(problems) = Cluster::new(&wrong).plan().verdict else { panic!("it is followed") };
+    let PlanVerdict::Invalid(problems) = Cluster::new(&wrong).plan().verdict else { panic!("it is followed") };
     let paths: std::collections::BTreeSet<String> = problems.iter().map(|it| it.path.to_string()).collect();
     assert_eq!(
         paths.into_iter().collect::<Vec<_>>(),
         ["proxy.await", "proxy.livenessProbe", "proxy.uid", "spec.rollout.window"]
     );
-    let Verdict::Invalid(problems) = Cluster::new(&json!({"rollout": {"window": window}})).plan().verdict else {
+    let PlanVerdict::Invalid(problems) = Cluster::new(&json!({"rollout": {"window": window}})).plan().verdict else {
         panic!("it is followed")
     };
     assert!(problems[0].to_string().contains("Mars/Olympus_Mons"), "{problems:?}");
@@ -344,12 +348,12 @@ fn only_what_is_declared_may_be_protected() {
     cluster.reconcile();
     cluster.edit("kubectl-edit", &ACCESS_LOG, json!("apache"));
     let plan = cluster.reconcile();
-    assert_eq!((plan.verdict, plan.drift), (Verdict::Synced, None));
-    assert_eq!(cluster.marker(), plan.marker, "what is injected says so");
+    assert_eq!((plan.verdict, plan.drift), (PlanVerdict::Synced, None));
+    assert_eq!(cluster.config_hash(), plan.injection_hash, "what is injected says so");
     assert_eq!(cluster.value(&ACCESS_LOG), Some(json!("apache")));
     assert_eq!(
-        plan.news,
-        Some(News::Edited { manager: "kubectl-edit".into() }),
+        plan.base_change,
+        Some(BaseChange::Edited { manager: "kubectl-edit".into() }),
         "it is what the resource lies over from now on"
     );
     assert!(cluster.is_settled());
@@ -372,11 +376,11 @@ fn a_document_that_cannot_be_read_is_put_right_only_where_it_is_known_what_it_wa
     let mut cluster = Cluster::new(&debug());
     cluster.write("helm", "proxy: [");
     let plan = cluster.reconcile();
-    assert!(matches!(plan.verdict, Verdict::InvalidBase(_)) && plan.write.is_none() && plan.new_base.is_none());
+    assert!(matches!(plan.verdict, PlanVerdict::InvalidBase(_)) && plan.write.is_none() && plan.new_base.is_none());
     cluster.write("helm", INSTALLED);
     cluster.reconcile();
     cluster.write("helm", "proxy: [");
-    assert!(matches!(cluster.reconcile().verdict, Verdict::InvalidBase(_)), "its installer broke it");
+    assert!(matches!(cluster.reconcile().verdict, PlanVerdict::InvalidBase(_)), "its installer broke it");
     cluster.write("helm", INSTALLED);
     cluster.reconcile();
     cluster.write("kubectl-edit", "proxy: [");
@@ -392,7 +396,7 @@ fn what_would_be_no_document_of_linkerds_is_not_written() {
     let before = cluster.document();
     let plan = cluster.reconcile();
     assert!(
-        matches!(&plan.verdict, Verdict::Invalid(problems) | Verdict::ValidationFailed(problems) if !problems.is_empty()),
+        matches!(&plan.verdict, PlanVerdict::Invalid(problems) | PlanVerdict::ValidationFailed(problems) if !problems.is_empty()),
         "{:?}",
         plan.verdict
     );
@@ -404,19 +408,19 @@ fn nothing_is_touched_by_one_that_observes_or_is_suspended_or_has_nothing_to_tou
     let spec = |mode: &str| json!({"mode": mode, "proxy": {"logLevel": "debug"}});
     let mut cluster = Cluster::new(&spec("Observe"));
     let plan = cluster.reconcile();
-    assert_eq!(plan.verdict, Verdict::Observing(vec![Path::from(&LOG_LEVEL[..])]));
+    assert_eq!(plan.verdict, PlanVerdict::Observing(vec![Path::from(&LOG_LEVEL[..])]));
     assert!(plan.new_base.is_none() && plan.write.is_none());
-    assert_eq!(Cluster::new(&spec("Suspend")).plan().verdict, Verdict::Suspended);
+    assert_eq!(Cluster::new(&spec("Suspend")).plan().verdict, PlanVerdict::Suspended);
     let with = |change: fn(&mut ConfigMap)| {
         let mut cluster = Cluster::new(&debug());
         change(cluster.live.as_mut().unwrap());
         let plan = cluster.plan();
         (plan.verdict, plan.write.is_none())
     };
-    assert_eq!(with(|live| live.values = None), (Verdict::UnsupportedLayout, true));
-    assert_eq!(with(|live| live.immutable = true), (Verdict::Immutable, true));
+    assert_eq!(with(|live| live.values = None), (PlanVerdict::UnsupportedLayout, true));
+    assert_eq!(with(|live| live.immutable = true), (PlanVerdict::Immutable, true));
     let missing = Cluster { live: None, ..Cluster::new(&debug()) };
-    assert_eq!(missing.plan().verdict, Verdict::TargetNotFound);
+    assert_eq!(missing.plan().verdict, PlanVerdict::TargetNotFound);
 }
 
 #[test]
@@ -426,7 +430,7 @@ fn who_comes_new_to_a_document_that_was_edited_before_takes_it_as_it_is() {
     cluster.edit("kubectl-edit", &ACCESS_LOG, json!("apache"));
     cluster.first_time = true;
     let plan = cluster.reconcile();
-    assert_eq!((plan.news, plan.drift), (Some(News::Edited { manager: "kubectl-edit".into() }), None));
+    assert_eq!((plan.base_change, plan.drift), (Some(BaseChange::Edited { manager: "kubectl-edit".into() }), None));
     assert_eq!(cluster.value(&ACCESS_LOG), Some(json!("apache")));
     cluster.spec = LinkerdConfigSpec::default();
     cluster.reconcile();

@@ -1,4 +1,4 @@
-//! What Prometheus is told of LinkerdConfigs: as their statuses say, measured when somebody looks.
+//! The metrics of LinkerdConfigs: collected from their statuses at each scrape.
 
 use parking_lot::Mutex;
 use prometheus::{
@@ -9,19 +9,19 @@ use prometheus::{
 
 use crate::cluster::Cluster;
 
-pub(super) struct Statuses {
+pub(super) struct LinkerdConfigCollector {
     cluster: Cluster,
-    /// Held by who looks: what is set anew must not be read by another meanwhile.
-    looking: Mutex<()>,
+    /// Serializes scrapes: gauges are reset and refilled during collection.
+    collecting: Mutex<()>,
     info: GaugeVec,
     conditions: GaugeVec,
 }
 
-impl Statuses {
+impl LinkerdConfigCollector {
     pub(super) fn new(cluster: &Cluster) -> prometheus::Result<Self> {
         Ok(Self {
             cluster: cluster.clone(),
-            looking: Mutex::default(),
+            collecting: Mutex::default(),
             info: GaugeVec::new(
                 Opts::new("linkerd_operator_linkerdconfig_info", "1 for each LinkerdConfig"),
                 &["name", "active", "config_hash"],
@@ -34,13 +34,13 @@ impl Statuses {
     }
 }
 
-impl Collector for Statuses {
+impl Collector for LinkerdConfigCollector {
     fn desc(&self) -> Vec<&Desc> {
         [self.info.desc(), self.conditions.desc()].concat()
     }
 
     fn collect(&self) -> Vec<MetricFamily> {
-        let _looking = self.looking.lock();
+        let _collecting = self.collecting.lock();
         self.info.reset();
         self.conditions.reset();
         let configs: Vec<_> = self.cluster.read().linkerd_configs.iter().cloned().collect();

@@ -1,47 +1,49 @@
-//! What a replica of the proxy-injector is asked, and what its answer shows. Pure.
+//! The AdmissionReview that a replica of the proxy injector is sent, and what its answer shows. Pure.
 //!
-//! In: an AdmissionReview's bytes, or a Pod that the API server would have made. Out: an [`Answer`]. Always holds: the patch is
-//! applied as an API server applies it, so that what counts is the Pod that would come of it; no text of the injector's is
-//! longer than [`LONGEST_TEXT`], or more than one line.
+//! In: the bytes of an AdmissionReview, or the Pod that the API server would create. Out: a [`ProbeAnswer`]. Always holds: the patch
+//! is applied as the API server applies it, so that the resulting Pod counts; no text of the injector is longer than
+//! [`MAX_TEXT_BYTES`], or more than one line.
 
 use json_patch::Patch;
 use k8s_openapi::ByteString;
 use serde::Deserialize;
 use serde_json::{Value, json};
+use strum::{IntoStaticStr, VariantNames};
 
-use crate::linkerd_config::values::MARKER;
+use crate::linkerd_config::values::CONFIG_HASH_ENV;
 
-/// What a text from outside may have, in bytes.
-const LONGEST_TEXT: usize = 1024;
+/// The maximum length of a text of the injector.
+const MAX_TEXT_BYTES: usize = 1024;
 const PROXY: &str = "linkerd-proxy";
-/// As Linkerd annotates Pods with the bundle that their proxies trust.
+/// The annotation by which Linkerd says which bundle the proxy of a Pod trusts, as a JSON pointer.
 const TRUST_ROOT_ANNOTATION: &str = "/metadata/annotations/linkerd.io~1trust-root-sha256";
-/// Whatever it is: an answer belongs to its connection.
+/// Any uid will do: a connection has one request and one answer.
 const UID: &str = "linkerd-operator";
 
-/// What an injected Pod shows of a replica that is current.
+/// What a replica injects if it uses the current configuration.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(in crate::linkerd_config) struct Expected {
-    /// The value of [`MARKER`].
-    pub(in crate::linkerd_config) marker: String,
-    /// `None`: the mesh has no bundle to compare with.
+pub(in crate::linkerd_config) struct ExpectedInjection {
+    /// The value of [`CONFIG_HASH_ENV`].
+    pub(in crate::linkerd_config) config_hash: String,
+    /// The SHA-256 of the bundle; `None` if the mesh has none.
     pub(in crate::linkerd_config) trust_roots: Option<String>,
 }
 
-/// What a replica was found to do.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) enum Answer {
-    /// It injects what is wanted.
+/// What a replica does with the probe Pod.
+#[derive(Clone, Debug, PartialEq, Eq, IntoStaticStr, VariantNames)]
+#[strum(serialize_all = "lowercase")]
+pub(super) enum ProbeAnswer {
+    /// It injects the current configuration.
     Current,
-    /// It injects something else, still.
+    /// It injects an older configuration.
     Stale(Stale),
-    /// It refuses to have the Pod created, and says why.
+    /// It denies the Pod, with this message.
     Denied(String),
-    /// It answers with nothing that an API server could use, or breaks off.
+    /// Its answer is invalid, or the connection broke.
     Broken(String),
-    /// It lets the Pod through without a proxy.
+    /// It accepts the Pod without a proxy.
     Uninjected,
-    /// It could not be asked, or did not answer.
+    /// No connection, or no answer in time.
     Unreachable(String),
 }
 
@@ -49,34 +51,34 @@ pub(super) enum Answer {
 pub(super) enum Stale {
     Configuration,
     TrustRoots,
-    /// It denies Pods in the words in which it denied them before the document was another.
+    /// It denies Pods, maybe because of an older document.
     Denying,
 }
 
 #[derive(Deserialize)]
-struct Review {
-    response: Response,
+struct AdmissionReview {
+    response: AdmissionResponse,
 }
 
 #[derive(Deserialize)]
 #[serde(rename_all = "camelCase")]
-struct Response {
+struct AdmissionResponse {
     #[serde(default)]
     uid: String,
     allowed: bool,
     #[serde(default)]
-    status: Status,
+    status: AdmissionStatus,
     #[serde(default)]
     patch: Option<ByteString>,
 }
 
 #[derive(Default, Deserialize)]
-struct Status {
+struct AdmissionStatus {
     #[serde(default)]
     message: String,
 }
 
-/// A Pod of this namespace that asks to be injected. It is never made.
+/// Returns the probe Pod, which asks for injection. It is never created.
 pub(super) fn pod(namespace: &str) -> Value {
     json!({
         "apiVersion": "v1",
@@ -90,7 +92,7 @@ pub(super) fn pod(namespace: &str) -> Value {
             "containers": [{
                 "name": "probe",
                 "image": "registry.k8s.io/pause:3.10",
-                // Without a token of its own no Pod is injected where Linkerd does not project one.
+                // Unless Linkerd projects a token, it injects only Pods with a token of their own.
                 "volumeMounts": [{"name": "token", "mountPath": "/var/run/secrets/kubernetes.io/serviceaccount"}],
             }],
             "volumes": [{"name": "token", "emptyDir": {}}],
@@ -98,7 +100,7 @@ pub(super) fn pod(namespace: &str) -> Value {
     })
 }
 
-/// The request of an API server that is about to create this Pod.
+/// Returns the request that an API server sends before it creates this Pod.
 pub(super) fn review(pod: &Value) -> Value {
     let kind = json!({"group": "", "version": "v1", "kind": "Pod"});
     let resource = json!({"group": "", "version": "v1", "resource": "pods"});
@@ -122,54 +124,54 @@ pub(super) fn review(pod: &Value) -> Value {
     })
 }
 
-/// What the bytes of an AdmissionReview make of this Pod.
-pub(super) fn answer(bytes: &[u8], mut pod: Value, expected: &Expected) -> Answer {
-    let response = match serde_json::from_slice::<Review>(bytes) {
+/// Evaluates the AdmissionReview that answers the request for this Pod.
+pub(super) fn answer(bytes: &[u8], mut pod: Value, expected: &ExpectedInjection) -> ProbeAnswer {
+    let response = match serde_json::from_slice::<AdmissionReview>(bytes) {
         Ok(review) => review.response,
-        Err(error) => return Answer::Broken(line(&format!("its answer is no AdmissionReview: {error}"))),
+        Err(error) => return ProbeAnswer::Broken(line(&format!("its answer is no AdmissionReview: {error}"))),
     };
     if response.uid != UID {
-        return Answer::Broken("its answer is to another request".to_owned());
+        return ProbeAnswer::Broken("its answer is to another request".to_owned());
     }
     if !response.allowed {
         let message = line(&response.status.message);
-        return Answer::Denied(if message.is_empty() { "it gives no reason".to_owned() } else { message });
+        return ProbeAnswer::Denied(if message.is_empty() { "it gives no reason".to_owned() } else { message });
     }
-    let Some(ByteString(patch)) = response.patch else { return Answer::Uninjected };
+    let Some(ByteString(patch)) = response.patch else { return ProbeAnswer::Uninjected };
     let patched = serde_json::from_slice::<Patch>(&patch)
         .map_err(|error| error.to_string())
         .and_then(|patch| json_patch::patch(&mut pod, &patch).map_err(|error| error.to_string()));
     match patched {
         Ok(()) => injected(&pod, expected),
-        Err(error) => Answer::Broken(line(&format!("its patch cannot be applied to a Pod: {error}"))),
+        Err(error) => ProbeAnswer::Broken(line(&format!("its patch cannot be applied to a Pod: {error}"))),
     }
 }
 
-/// What a Pod shows that has passed the injector.
-pub(super) fn injected(pod: &Value, expected: &Expected) -> Answer {
+/// Evaluates a Pod that the injector has mutated.
+pub(super) fn injected(pod: &Value, expected: &ExpectedInjection) -> ProbeAnswer {
     let containers = |path| pod.pointer(path).and_then(Value::as_array).into_iter().flatten();
     let name = |it: &Value| it.get("name").and_then(Value::as_str).map(str::to_owned);
     let proxy = containers("/spec/initContainers")
         .chain(containers("/spec/containers"))
         .find(|container| name(container).as_deref() == Some(PROXY));
-    let Some(proxy) = proxy else { return Answer::Uninjected };
+    let Some(proxy) = proxy else { return ProbeAnswer::Uninjected };
     let mut variables = proxy.get("env").and_then(Value::as_array).into_iter().flatten();
-    let marker = variables.find(|variable| name(variable).as_deref() == Some(MARKER));
-    if marker.and_then(|it| it.get("value")).and_then(Value::as_str) != Some(&expected.marker) {
-        return Answer::Stale(Stale::Configuration);
+    let config_hash = variables.find(|variable| name(variable).as_deref() == Some(CONFIG_HASH_ENV));
+    if config_hash.and_then(|it| it.get("value")).and_then(Value::as_str) != Some(&expected.config_hash) {
+        return ProbeAnswer::Stale(Stale::Configuration);
     }
     let trusted = pod.pointer(TRUST_ROOT_ANNOTATION).and_then(Value::as_str);
     match &expected.trust_roots {
-        Some(wanted) if trusted != Some(wanted) => Answer::Stale(Stale::TrustRoots),
-        _ => Answer::Current,
+        Some(wanted) if trusted != Some(wanted) => ProbeAnswer::Stale(Stale::TrustRoots),
+        _ => ProbeAnswer::Current,
     }
 }
 
-/// One line, not too long, of a text from outside.
+/// Makes one line of bounded length of a text of the injector.
 pub(super) fn line(text: &str) -> String {
     let mut line: String = text.chars().map(|it| if it.is_control() { ' ' } else { it }).collect();
-    if line.len() > LONGEST_TEXT {
-        line.truncate(line.floor_char_boundary(LONGEST_TEXT - '…'.len_utf8()));
+    if line.len() > MAX_TEXT_BYTES {
+        line.truncate(line.floor_char_boundary(MAX_TEXT_BYTES - '…'.len_utf8()));
         line.push('…');
     }
     line.trim().to_owned()
@@ -179,12 +181,13 @@ pub(super) fn line(text: &str) -> String {
 mod tests {
     use super::*;
 
-    fn expected() -> Expected {
-        Expected { marker: "0123456789abcdef".to_owned(), trust_roots: Some("roots".to_owned()) }
+    fn expected() -> ExpectedInjection {
+        ExpectedInjection { config_hash: "0123456789abcdef".to_owned(), trust_roots: Some("roots".to_owned()) }
     }
 
-    fn patch(marker: &str, roots: &str) -> Value {
-        let env = json!([{"name": "LINKERD2_PROXY_LOG", "value": "warn"}, {"name": MARKER, "value": marker}]);
+    fn patch(config_hash: &str, roots: &str) -> Value {
+        let env =
+            json!([{"name": "LINKERD2_PROXY_LOG", "value": "warn"}, {"name": CONFIG_HASH_ENV, "value": config_hash}]);
         json!([
             {"op": "add", "path": "/spec/initContainers", "value": []},
             {"op": "add", "path": "/spec/initContainers/0", "value": {"name": "linkerd-init"}},
@@ -193,60 +196,63 @@ mod tests {
         ])
     }
 
-    fn told(response: &Value) -> Answer {
+    fn answer_to(response: &Value) -> ProbeAnswer {
         let review = json!({"apiVersion": "admission.k8s.io/v1", "kind": "AdmissionReview", "response": response});
         answer(review.to_string().as_bytes(), pod("linkerd"), &expected())
     }
 
-    fn patched(patch: &Value) -> Answer {
+    fn patched(patch: &Value) -> ProbeAnswer {
         let patch = serde_json::to_value(ByteString(patch.to_string().into_bytes())).unwrap();
-        told(&json!({"uid": UID, "allowed": true, "patchType": "JSONPatch", "patch": patch}))
+        answer_to(&json!({"uid": UID, "allowed": true, "patchType": "JSONPatch", "patch": patch}))
     }
 
     #[test]
     fn the_pod_that_would_come_of_it_shows_whether_a_replica_is_current() {
-        assert_eq!(patched(&patch("0123456789abcdef", "roots")), Answer::Current);
-        assert_eq!(patched(&patch("fedcba9876543210", "roots")), Answer::Stale(Stale::Configuration));
-        assert_eq!(patched(&patch("0123456789abcdef", "others")), Answer::Stale(Stale::TrustRoots));
+        assert_eq!(patched(&patch("0123456789abcdef", "roots")), ProbeAnswer::Current);
+        assert_eq!(patched(&patch("fedcba9876543210", "roots")), ProbeAnswer::Stale(Stale::Configuration));
+        assert_eq!(patched(&patch("0123456789abcdef", "others")), ProbeAnswer::Stale(Stale::TrustRoots));
         // Without the native sidecar the proxy is among the containers.
-        let env = json!([{"name": MARKER, "value": "0123456789abcdef"}]);
+        let env = json!([{"name": CONFIG_HASH_ENV, "value": "0123456789abcdef"}]);
         let sidecar = json!([{"op": "add", "path": "/spec/containers/0", "value": {"name": PROXY, "env": env}}]);
-        assert_eq!(patched(&sidecar), Answer::Stale(Stale::TrustRoots));
-        let any_roots = Expected { trust_roots: None, ..expected() };
+        assert_eq!(patched(&sidecar), ProbeAnswer::Stale(Stale::TrustRoots));
+        let any_roots = ExpectedInjection { trust_roots: None, ..expected() };
         let mut pod = pod("linkerd");
         json_patch::patch(&mut pod, &serde_json::from_value::<Patch>(sidecar).unwrap()).unwrap();
-        assert_eq!(injected(&pod, &any_roots), Answer::Current);
+        assert_eq!(injected(&pod, &any_roots), ProbeAnswer::Current);
     }
 
     #[test]
     fn without_a_proxy_it_is_not_injected() {
-        assert_eq!(told(&json!({"uid": UID, "allowed": true})), Answer::Uninjected);
-        assert_eq!(patched(&json!([])), Answer::Uninjected);
+        assert_eq!(answer_to(&json!({"uid": UID, "allowed": true})), ProbeAnswer::Uninjected);
+        assert_eq!(patched(&json!([])), ProbeAnswer::Uninjected);
     }
 
     #[test]
     fn a_denial_is_told_in_the_injectors_words_cut_to_one_line() {
-        let denied = |message: &str| told(&json!({"uid": UID, "allowed": false, "status": {"message": message}}));
-        assert_eq!(denied("template: bad\n\tvalue"), Answer::Denied("template: bad  value".to_owned()));
-        assert_eq!(told(&json!({"uid": UID, "allowed": false})), Answer::Denied("it gives no reason".to_owned()));
-        let Answer::Denied(long) = denied(&"ü".repeat(5000)) else { panic!("it is no denial") };
-        assert!(long.len() <= LONGEST_TEXT && long.ends_with("ü…"), "{}", long.len());
+        let denied = |message: &str| answer_to(&json!({"uid": UID, "allowed": false, "status": {"message": message}}));
+        assert_eq!(denied("template: bad\n\tvalue"), ProbeAnswer::Denied("template: bad  value".to_owned()));
+        assert_eq!(
+            answer_to(&json!({"uid": UID, "allowed": false})),
+            ProbeAnswer::Denied("it gives no reason".to_owned())
+        );
+        let ProbeAnswer::Denied(long) = denied(&"ü".repeat(5000)) else { panic!("it is no denial") };
+        assert!(long.len() <= MAX_TEXT_BYTES && long.ends_with("ü…"), "{}", long.len());
     }
 
     #[test]
     fn what_no_api_server_could_use_is_broken() {
         let patch_of = |text: &str| serde_json::to_value(ByteString(text.as_bytes().to_vec())).unwrap();
-        let allowed = |patch: Value| told(&json!({"uid": UID, "allowed": true, "patch": patch}));
+        let allowed = |patch: Value| answer_to(&json!({"uid": UID, "allowed": true, "patch": patch}));
         for answer in [
             answer(b"", pod("linkerd"), &expected()),
             answer(b"{}", pod("linkerd"), &expected()),
             answer(b"\xff\xfe", pod("linkerd"), &expected()),
-            told(&json!({"uid": "another", "allowed": true})),
+            answer_to(&json!({"uid": "another", "allowed": true})),
             allowed(json!("no base64!")),
             allowed(patch_of("no JSON")),
             allowed(patch_of(r#"[{"op": "add", "path": "/spec/initContainers/0", "value": {}}]"#)),
         ] {
-            assert!(matches!(answer, Answer::Broken(_)), "{answer:?}");
+            assert!(matches!(answer, ProbeAnswer::Broken(_)), "{answer:?}");
         }
     }
 

@@ -1,0 +1,254 @@
+//! The conditions of a LinkerdConfig: their reasons and messages. Pure.
+//!
+//! In: a verdict, the state of the injectors, the conditions as they were. Out: the conditions as they are. Always holds: the time
+//! of a condition changes only with its status; a message is at most [`MAX_MESSAGE_BYTES`] long and shows no value of a document.
+
+use k8s_openapi::{
+    apimachinery::pkg::apis::meta::v1::{Condition, Time},
+    jiff::Timestamp,
+};
+
+use super::{
+    drift::Drift,
+    injector::{SyncReason, SyncStatus},
+    plan::PlanVerdict,
+    values::Problem,
+};
+use crate::{
+    api::{NamespacedName, linkerd_config::LinkerdConfigStatus},
+    cluster::kinds::linkerd_config::LinkerdConfig,
+    text::{and_more, truncated},
+};
+
+pub(super) const ACCEPTED: &str = "Accepted";
+pub(super) const CONFIG_MAP_SYNCED: &str = "ConfigMapSynced";
+pub(super) const INJECTOR_SYNCED: &str = "InjectorSynced";
+pub(super) const READY: &str = "Ready";
+pub(super) const STALLED: &str = "Stalled";
+
+/// How many paths or problems a message or a status lists.
+pub(super) const MAX_SHOWN: usize = 10;
+const MAX_MESSAGE_BYTES: usize = 2048;
+
+/// A condition without its time.
+pub(super) struct ConditionRow {
+    type_: &'static str,
+    /// `None` is the status Unknown.
+    status: Option<bool>,
+    reason: &'static str,
+    message: String,
+}
+
+/// The reason and the message by which conditions show a verdict.
+pub struct VerdictCondition {
+    pub reason: &'static str,
+    pub message: String,
+}
+
+// === impl ConditionRow ===
+
+impl ConditionRow {
+    pub(super) fn new(
+        type_: &'static str,
+        status: Option<bool>,
+        reason: &'static str,
+        message: impl Into<String>,
+    ) -> Self {
+        Self { type_, status, reason, message: message.into() }
+    }
+}
+
+/// Returns the condition that shows a verdict once its plan is applied: ConfigMapSynced, or Accepted for a resource that cannot be
+/// applied at all.
+pub fn verdict_condition(target: &NamespacedName, verdict: &PlanVerdict, drift: Option<&Drift>) -> VerdictCondition {
+    let ConditionRow { reason, message, .. } = verdict_row(target, verdict, drift);
+    VerdictCondition { reason, message }
+}
+
+/// Returns the conditions of the active resource, but those that need the injectors. `failure` says why the plan was not applied.
+pub(super) fn condition_rows(
+    target: &NamespacedName,
+    verdict: &PlanVerdict,
+    drift: Option<&Drift>,
+    failure: Option<(&'static str, String)>,
+) -> Vec<ConditionRow> {
+    let row = match failure {
+        Some((reason, message)) => ConditionRow::new(CONFIG_MAP_SYNCED, Some(false), reason, message),
+        None => verdict_row(target, verdict, drift),
+    };
+    if row.type_ == ACCEPTED {
+        return not_accepted(row.reason, row.message).into();
+    }
+    let ready = match row.status {
+        Some(true) => ConditionRow::new(READY, Some(true), "Reconciled", "all that is declared is in effect"),
+        _ => ConditionRow::new(READY, Some(false), row.reason, row.message.clone()),
+    };
+    let accepted = ConditionRow::new(ACCEPTED, Some(true), "Accepted", "the resource is in effect");
+    let mut rows = vec![accepted, row, ready];
+    match verdict {
+        PlanVerdict::InvalidBase(error) => {
+            rows.push(ConditionRow::new(STALLED, Some(true), "InvalidBase", error.as_str()));
+        }
+        PlanVerdict::RepeatedDrift => {
+            rows.push(ConditionRow::new(STALLED, Some(true), "RepeatedDrift", drift_sentence(drift)));
+        }
+        _ => {}
+    }
+    rows
+}
+
+/// Returns the conditions of a resource that is not applied.
+pub(super) fn not_accepted(reason: &'static str, message: String) -> [ConditionRow; 2] {
+    [
+        ConditionRow::new(ACCEPTED, Some(false), reason, message.as_str()),
+        ConditionRow::new(READY, Some(false), reason, message),
+    ]
+}
+
+fn verdict_row(target: &NamespacedName, verdict: &PlanVerdict, drift: Option<&Drift>) -> ConditionRow {
+    let (type_, status, reason, message) = match verdict {
+        PlanVerdict::Invalid(problems) => (ACCEPTED, false, "Invalid", list_problems(problems)),
+        PlanVerdict::TargetNotFound => {
+            (ACCEPTED, false, "TargetNotFound", format!("there is no ConfigMap {target}: install Linkerd"))
+        }
+        PlanVerdict::UnsupportedLayout => {
+            let message = format!("ConfigMap {target} has no values: it is of a Linkerd before stable-2.9");
+            (ACCEPTED, false, "UnsupportedLayout", message)
+        }
+        PlanVerdict::Suspended => (ACCEPTED, false, "Suspended", "mode is Suspend: nothing is looked at".to_owned()),
+        PlanVerdict::Unknown => (CONFIG_MAP_SYNCED, false, "WriteFailed", "it was not looked at".to_owned()),
+        PlanVerdict::Synced => (CONFIG_MAP_SYNCED, true, "Synced", "the ConfigMap holds what is declared".to_owned()),
+        PlanVerdict::Restored => {
+            let message = "what is declared failed: the last good document is back";
+            (CONFIG_MAP_SYNCED, true, "Restored", message.to_owned())
+        }
+        PlanVerdict::ValidationFailed(problems) => {
+            let message = format!("the document is nothing that Linkerd can use: {}", list_problems(problems));
+            (CONFIG_MAP_SYNCED, false, "ValidationFailed", message)
+        }
+        PlanVerdict::Immutable => {
+            let message = "the ConfigMap is immutable: make another one, nobody can change it in its place";
+            (CONFIG_MAP_SYNCED, false, "Immutable", message.to_owned())
+        }
+        PlanVerdict::InvalidBase(error) => {
+            (CONFIG_MAP_SYNCED, false, "InvalidBase", format!("the ConfigMap is left as it is: {error}"))
+        }
+        PlanVerdict::Drifted => {
+            (CONFIG_MAP_SYNCED, false, "Drifted", format!("{}; drift.action is Report", drift_sentence(drift)))
+        }
+        PlanVerdict::RepeatedDrift => {
+            let message = format!("{}; again and again, so it stays for a while", drift_sentence(drift));
+            (CONFIG_MAP_SYNCED, false, "Drifted", message)
+        }
+        PlanVerdict::Observing(paths) => {
+            let shown = and_more(paths.iter().take(MAX_SHOWN), 0, ", ");
+            let message = format!("mode is Observe: {} would change: {shown}", paths.len());
+            (CONFIG_MAP_SYNCED, false, "Observing", message)
+        }
+    };
+    ConditionRow::new(type_, Some(status), reason, message)
+}
+
+/// Adds InjectorSynced after ConfigMapSynced, and derives Ready and Stalled from it. `rolled_back` is the configuration that
+/// workloads failed with.
+pub(super) fn add_injector_condition(
+    mut rows: Vec<ConditionRow>,
+    config: &LinkerdConfig,
+    before: &LinkerdConfigStatus,
+    verdict: &PlanVerdict,
+    sync_status: Option<&SyncStatus>,
+    rolled_back: Option<&str>,
+) -> Vec<ConditionRow> {
+    let Some(sync_status) = sync_status else { return rows };
+    let is_denied = *verdict == PlanVerdict::Restored && rolled_back.is_none();
+    let injectors = if is_denied {
+        // The injectors accept the fallback document. The condition shows their answer to the declared one.
+        let denied = SyncReason::Denied.into_str();
+        let known = before.conditions.iter().find(|known| known.type_ == INJECTOR_SYNCED && known.reason == denied);
+        let message = known.map_or("what is declared was refused", |known| &known.message);
+        ConditionRow::new(INJECTOR_SYNCED, Some(false), denied, message)
+    } else {
+        let status = match sync_status.reason {
+            SyncReason::AllReplicasCurrent => Some(true),
+            SyncReason::ProbeDisabled => None,
+            _ => Some(false),
+        };
+        ConditionRow::new(INJECTOR_SYNCED, status, sync_status.reason.into_str(), sync_status.message.as_str())
+    };
+    let is_satisfied = !is_denied && sync_status.is_satisfied(&config.spec.injector_sync);
+    let ready = rows.iter_mut().find(|row| row.type_ == READY && row.status == Some(true));
+    if let Some(ready) = ready.filter(|_| !is_satisfied) {
+        *ready = ConditionRow::new(READY, Some(false), injectors.reason, injectors.message.as_str());
+    }
+    if *verdict == PlanVerdict::Restored {
+        let failed = rolled_back.map(|hash| format!("workloads failed with {hash}"));
+        let message = format!("{}; change the resource", failed.as_ref().unwrap_or(&injectors.message));
+        rows.push(ConditionRow::new(STALLED, Some(true), "RolledBack", message));
+    }
+    let after = rows.iter().position(|row| row.type_ == CONFIG_MAP_SYNCED).map_or(0, |at| at + 1);
+    rows.insert(after, injectors);
+    rows
+}
+
+fn drift_sentence(drift: Option<&Drift>) -> String {
+    let Some(drift) = drift else { return "the document was changed".to_owned() };
+    format!("{} changed {}", drift.manager, drift_paths(drift))
+}
+
+/// Lists the paths of a drift, never their values.
+pub(super) fn drift_paths(drift: &Drift) -> String {
+    match drift.paths.len() {
+        0 => "the document into one that cannot be read".to_owned(),
+        total => and_more(drift.paths.iter().take(MAX_SHOWN), total, ", "),
+    }
+}
+
+fn list_problems(problems: &[Problem]) -> String {
+    and_more(problems.iter().take(MAX_SHOWN), problems.len(), "; ")
+}
+
+pub(super) fn to_conditions(
+    rows: &[ConditionRow],
+    before: &LinkerdConfigStatus,
+    generation: i64,
+    now: Timestamp,
+) -> Vec<Condition> {
+    rows.iter().map(|row| to_condition(row, before, generation, now)).collect()
+}
+
+pub(super) fn to_condition(
+    row: &ConditionRow,
+    before: &LinkerdConfigStatus,
+    generation: i64,
+    now: Timestamp,
+) -> Condition {
+    let ConditionRow { type_, status, reason, message } = row;
+    let status = match status {
+        Some(true) => "True",
+        Some(false) => "False",
+        None => "Unknown",
+    };
+    let known = before.conditions.iter().find(|known| known.type_ == *type_ && known.status == status);
+    Condition {
+        type_: (*type_).to_owned(),
+        status: status.to_owned(),
+        reason: (*reason).to_owned(),
+        message: truncated(message.clone(), MAX_MESSAGE_BYTES),
+        observed_generation: Some(generation),
+        last_transition_time: known.map_or(Time(now), |known| known.last_transition_time.clone()),
+    }
+}
+
+/// Returns the reason of a condition, to detect transitions.
+pub(super) fn condition_reason<'a>(status: &'a LinkerdConfigStatus, type_: &str) -> Option<&'a str> {
+    find(status, type_).map(|condition| condition.reason.as_str())
+}
+
+/// Returns the message of a condition; empty if there is no such condition.
+pub(super) fn condition_message(status: &LinkerdConfigStatus, type_: &str) -> String {
+    find(status, type_).map(|condition| condition.message.clone()).unwrap_or_default()
+}
+
+fn find<'a>(status: &'a LinkerdConfigStatus, type_: &str) -> Option<&'a Condition> {
+    status.conditions.iter().find(|condition| condition.type_ == type_)
+}

@@ -1,0 +1,113 @@
+//! The inputs of a reconcile: the objects in the cache, the last status, the saved base.
+//!
+//! Always holds: all cached objects are read under one lock; an API request is made only for what no cache holds.
+
+use std::sync::Arc;
+
+use super::{
+    LinkerdConfigReconciler, active,
+    base::Base,
+    status::{failed_hashes, good_revisions},
+    values::{Document, Reading},
+    writer::REVISION_ANNOTATION,
+};
+use crate::{
+    api::linkerd_config::LinkerdConfigStatus,
+    cluster::kinds::{config_map::ConfigMap, linkerd_config::LinkerdConfig},
+    write::WriteError,
+};
+
+/// The cached objects that one reconcile reads.
+pub(super) struct ReconcileInput {
+    pub(super) config: Arc<LinkerdConfig>,
+    /// The status that was written last.
+    pub(super) before: Arc<LinkerdConfigStatus>,
+    /// The resource that is active for the ConfigMap.
+    pub(super) active: Option<Arc<LinkerdConfig>>,
+    pub(super) live: Option<Arc<ConfigMap>>,
+    /// The ConfigMap `linkerd-identity-trust-roots`.
+    pub(super) trust_roots: Option<Arc<ConfigMap>>,
+}
+
+/// The documents that the plan of the active resource is made from.
+pub(super) struct PlanDocuments {
+    /// The document in the ConfigMap.
+    pub(super) live: Option<Arc<Reading>>,
+    /// `None` if none was saved yet.
+    pub(super) base: Option<Arc<Base>>,
+    /// The fallback documents, the best first.
+    pub(super) good: Vec<Document>,
+}
+
+// === impl ReconcileInput ===
+
+impl ReconcileInput {
+    /// Returns the PEM bundle of the mesh's trust anchors.
+    pub(super) fn bundle(&self) -> Option<&str> {
+        self.trust_roots.as_ref()?.bundle.as_deref()
+    }
+}
+
+// === impl LinkerdConfigReconciler ===
+
+impl LinkerdConfigReconciler {
+    /// Returns the cached objects; `None` if the resource is gone.
+    pub(super) fn input(&self, name: &str) -> Option<ReconcileInput> {
+        let state = self.gate.cluster.read();
+        let config = Arc::clone(state.linkerd_configs.by_name(name)?);
+        Some(ReconcileInput {
+            before: self.cache.last_status(&config).unwrap_or_else(|| Arc::clone(&config.status)),
+            active: active::of(&state.linkerd_configs, &config.target).cloned(),
+            live: state.config_maps.get(&config.target).cloned(),
+            trust_roots: state.config_maps.trust_roots(&config.target.namespace).cloned(),
+            config,
+        })
+    }
+
+    /// Whether the resource is active now. Another one may have taken over since the reconcile began.
+    pub(super) fn is_active(&self, config: &LinkerdConfig) -> bool {
+        let state = self.gate.cluster.read();
+        active::of(&state.linkerd_configs, &config.target).is_some_and(|active| active.name == config.name)
+    }
+
+    /// Returns the documents of the plan.
+    pub(super) async fn dereference(
+        &self,
+        input: &ReconcileInput,
+        base: Option<Arc<Base>>,
+        requires_rollback: bool,
+    ) -> Result<PlanDocuments, WriteError> {
+        let ReconcileInput { config, before, live, .. } = input;
+        let target = &config.target.name;
+        let good = match &base {
+            // The fallback documents are seldom needed, and take a request.
+            Some(base) if requires_rollback || !failed_hashes(config, before).is_empty() => {
+                self.writer.effective_at(&good_revisions(before), base, target).await?
+            }
+            _ => Vec::new(),
+        };
+        let text = live.as_ref().and_then(|live| live.values.as_ref());
+        let live = text.map(|text| self.cache.read(target, text));
+        Ok(PlanDocuments { live, base, good })
+    }
+
+    /// Returns the saved base; the inner `Err` says why it cannot be read.
+    pub(super) async fn base(
+        &self,
+        config_map: &Arc<str>,
+        live: Option<&ConfigMap>,
+    ) -> Result<Result<Option<Arc<Base>>, String>, WriteError> {
+        // Another replica may have saved a newer base. Its revision is in an annotation of the ConfigMap.
+        let written = live.and_then(|live| live.annotations.get(REVISION_ANNOTATION)?.parse::<i64>().ok());
+        let is_current = |base: &Option<Arc<Base>>| written <= base.as_ref().map(|base| base.revision);
+        if let Some(known) = self.cache.base(config_map).filter(is_current) {
+            return Ok(Ok(known));
+        }
+        let base = match self.writer.newest_base(config_map).await? {
+            Ok(base) => base.map(Arc::new),
+            Err(unreadable) => return Ok(Err(unreadable)),
+        };
+        self.cache.set_base(config_map, base.clone());
+        Ok(Ok(base))
+    }
+}

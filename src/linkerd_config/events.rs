@@ -1,0 +1,181 @@
+//! The Events of a LinkerdConfig: one for each transition. Pure.
+
+use k8s_openapi::api::core::v1::ObjectReference;
+
+use super::{
+    conditions::{
+        ACCEPTED, CONFIG_MAP_SYNCED, INJECTOR_SYNCED, READY, condition_message, condition_reason, drift_paths,
+    },
+    plan::{ConfigPlan, PlanVerdict},
+    resolve_base::BaseChange,
+};
+use crate::{
+    api::{CONFIG_GROUP, LINKERD_CONFIG_KIND, LinkerdConfigStatus, NamespacedName, TRUST_ROOTS},
+    cluster::kinds::{config_map::ConfigMap, linkerd_config::LinkerdConfig},
+    events::{Notice, Reason, object_reference},
+};
+
+/// What the Events of a reconcile are derived from.
+pub(super) struct EventInput<'a> {
+    pub(super) config: &'a LinkerdConfig,
+    pub(super) live: Option<&'a ConfigMap>,
+    pub(super) before: &'a LinkerdConfigStatus,
+    pub(super) after: &'a LinkerdConfigStatus,
+    /// `None` if nothing was planned.
+    pub(super) plan: Option<&'a ConfigPlan>,
+    pub(super) written: bool,
+}
+
+pub(super) fn events_for(input: &EventInput<'_>) -> Vec<Notice> {
+    let EventInput { config, live, before, after, plan, written } = input;
+    let target = &config.target;
+    let mut notices = Vec::new();
+    let mut add = |reason, note: String| {
+        let regarding = linkerd_config_reference(&config.name, &config.uid);
+        notices.push(Notice { reason, regarding, related: live.map(config_map_reference), note });
+    };
+    let became = |type_: &str, wanted: &str| {
+        let (was, is) = (condition_reason(before, type_), condition_reason(after, type_));
+        is == Some(wanted) && was != Some(wanted)
+    };
+    if became(ACCEPTED, "Conflicted") {
+        add(Reason::Conflicted, condition_message(after, ACCEPTED));
+    }
+    if before.active == Some(false) && after.active == Some(true) {
+        add(Reason::Activated, format!("In effect for ConfigMap {target} now"));
+    }
+    for type_ in [ACCEPTED, CONFIG_MAP_SYNCED] {
+        if ["Invalid", "ValidationFailed", "InvalidBase"].into_iter().any(|wanted| became(type_, wanted)) {
+            add(Reason::ValidationFailed, condition_message(after, type_));
+        }
+    }
+    let hash = after.injection_hash.as_deref().unwrap_or_default();
+    for (reason, told, what) in [
+        ("AllReplicasCurrent", Reason::InjectorSynced, format!("Injectors use configuration {hash}")),
+        ("Timeout", Reason::InjectorSyncTimeout, format!("Injectors do not use configuration {hash}")),
+        ("Denied", Reason::InjectorDenied, format!("Injectors refuse configuration {hash}")),
+    ] {
+        if became(INJECTOR_SYNCED, reason) {
+            add(told, format!("{what}: {}", condition_message(after, INJECTOR_SYNCED)));
+        }
+    }
+    for (reason, note) in rollout_events(before, after) {
+        add(reason, note);
+    }
+    let Some(plan) = plan else { return notices };
+    let reuses = |status: &LinkerdConfigStatus| {
+        status.trust_anchors.as_ref().is_some_and(|anchors| anchors.source.as_deref() == Some(TRUST_ROOTS))
+    };
+    if reuses(after) && !reuses(before) {
+        let note = format!("The trust anchors of the mesh stay as they are: {TRUST_ROOTS}");
+        add(Reason::TrustAnchorsReused, note);
+    }
+    match &plan.base_change {
+        Some(BaseChange::Adopted) | None => {}
+        Some(BaseChange::Installed { manager }) => {
+            add(
+                Reason::BaseUpdated,
+                format!("{manager} installed another document in ConfigMap {target}: it is the base now"),
+            );
+        }
+        Some(BaseChange::Edited { manager }) => {
+            add(Reason::BaseUpdated, format!("What {manager} changed in ConfigMap {target} is part of the base now"));
+        }
+    }
+    let bundles = (&before.trust_roots_sha256, &after.trust_roots_sha256);
+    if let (Some(was), Some(is)) = bundles
+        && was != is
+    {
+        add(Reason::TrustRootsChanged, format!("{TRUST_ROOTS} holds another bundle: SHA-256 {is}"));
+    }
+    if let Some(drift) = &plan.drift {
+        let count = |status: &LinkerdConfigStatus| status.drift.as_ref().and_then(|drift| drift.count);
+        if drift.reverted || count(before) != count(after) {
+            add(
+                Reason::DriftDetected,
+                format!("{} changed {} in ConfigMap {target}", drift.manager, drift_paths(drift)),
+            );
+        }
+        if drift.reverted && *written {
+            let note = match drift.paths.is_empty() {
+                true => format!("The document is as declared again: what {} wrote could not be read", drift.manager),
+                false => format!("What {} changed is as declared again: {}", drift.manager, drift_paths(drift)),
+            };
+            add(Reason::DriftReverted, note.clone());
+            if let Some(live) = live {
+                let related = Some(linkerd_config_reference(&config.name, &config.uid));
+                notices.push(Notice {
+                    reason: Reason::DriftReverted,
+                    regarding: config_map_reference(live),
+                    related,
+                    note,
+                });
+                return add_updated_event(notices, input);
+            }
+        }
+    } else if *written && plan.verdict == PlanVerdict::Restored {
+        add(Reason::ConfigRolledBack, format!("ConfigMap {target} holds the last good document again"));
+    } else if *written {
+        let hash = plan.write.as_ref().map(|write| write.hash.as_str()).unwrap_or_default();
+        add(Reason::ConfigMapUpdated, format!("Wrote ConfigMap {target} as declared: hash {hash}"));
+    }
+    add_updated_event(notices, input)
+}
+
+/// Returns the Events of the rollout.
+fn rollout_events(before: &LinkerdConfigStatus, after: &LinkerdConfigStatus) -> Vec<(Reason, String)> {
+    const TYPE: &str = "RolloutComplete";
+    let Some(rollout) = &after.rollout else { return Vec::new() };
+    let known = before.rollout.clone().unwrap_or_default();
+    let hash = rollout.hash.as_deref().unwrap_or_default();
+    let became =
+        |wanted| condition_reason(after, TYPE) == Some(wanted) && condition_reason(before, TYPE) != Some(wanted);
+    let was = |wanted| condition_reason(before, TYPE) == Some(wanted) && condition_reason(after, TYPE) != Some(wanted);
+    let so_far = || condition_message(after, TYPE);
+    let mut told = Vec::new();
+    // The rollout of a fallback document has an Event of its own.
+    if rollout.started_at.is_some() && rollout.started_at != known.started_at && rollout.rolled_back.is_none() {
+        told.push((Reason::RolloutStarted, format!("Restarting workloads for configuration {hash}: {}", so_far())));
+    }
+    if became("Paused") {
+        told.push((Reason::RolloutPaused, so_far()));
+    }
+    if was("Paused") {
+        told.push((Reason::RolloutResumed, so_far()));
+    }
+    if became("Halted") {
+        told.push((Reason::RolloutHalted, so_far()));
+    }
+    if rollout.completed_at.is_some() && rollout.completed_at != known.completed_at {
+        told.push((Reason::RolloutCompleted, format!("Configuration {hash}: {}", so_far())));
+    }
+    told
+}
+
+/// Adds LinkerdConfigUpdated, once for each generation that is in effect, as the last Event.
+fn add_updated_event(mut notices: Vec<Notice>, input: &EventInput<'_>) -> Vec<Notice> {
+    let EventInput { config, live, before, after, plan, .. } = input;
+    let ready = |status: &LinkerdConfigStatus| condition_reason(status, READY) == Some("Reconciled");
+    let synced = plan.is_some_and(|plan| plan.verdict == PlanVerdict::Synced);
+    let is_new = before.observed_generation != after.observed_generation;
+    // A revert, and a replica that catches up, are no update: the generation was in effect before.
+    let good = |status: &LinkerdConfigStatus| status.revisions.as_ref().and_then(|revisions| revisions.last_known_good);
+    let was_seen_before =
+        condition_reason(after, INJECTOR_SYNCED) == Some("AllReplicasCurrent") && good(before) == good(after);
+    let became_ready = !ready(before) && !was_seen_before && plan.is_some_and(|plan| plan.drift.is_none());
+    if synced && ready(after) && (is_new || became_ready) {
+        let note = format!("Generation {} is in effect", config.generation);
+        let related = live.map(config_map_reference);
+        let regarding = linkerd_config_reference(&config.name, &config.uid);
+        notices.push(Notice { reason: Reason::LinkerdConfigUpdated, regarding, related, note });
+    }
+    notices
+}
+
+pub(super) fn linkerd_config_reference(name: &str, uid: &str) -> ObjectReference {
+    object_reference(&format!("{CONFIG_GROUP}/v1alpha1"), LINKERD_CONFIG_KIND, &NamespacedName::new("", name), uid)
+}
+
+fn config_map_reference(live: &ConfigMap) -> ObjectReference {
+    object_reference("v1", "ConfigMap", &live.key, &live.uid)
+}

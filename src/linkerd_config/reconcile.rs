@@ -1,0 +1,308 @@
+//! The reconcile of one LinkerdConfig, in stages.
+//!
+//! ```text
+//! input ─▶ inactive? ─▶ report_inactive
+//!   └────▶ prepare ─▶ dereference ─▶ plan (pure) ─▶ apply ─▶ status (pure) ─▶ Events, metrics, PUT of the status
+//! ```
+//!
+//! Always holds: the status is written after all else, so that a process which crashes before repeats the rest.
+
+use std::{slice, time::Duration};
+
+use k8s_openapi::jiff::Timestamp;
+use kube::runtime::controller::Action;
+
+use super::{
+    LinkerdConfigReconciler,
+    apply::ReconcileOutcome,
+    base::baseline,
+    dereference::{PlanDocuments, ReconcileInput},
+    events::{EventInput, events_for},
+    injector::{ExpectedInjection, SyncRequest, SyncStatus},
+    plan::{ConfigPlan, PlanInput, PlanVerdict, best_fallback, plan},
+    rollout::{
+        self,
+        target::{RolloutContext, RolloutTarget},
+    },
+    sha256,
+    status::{ActiveStatusInput, active_status, conflicted_status, failed_hashes, foreign_namespace_status},
+};
+use crate::{
+    api::{
+        INJECTORS_CONFIG_MAP,
+        linkerd_config::{LinkerdConfigStatus, Mode, TargetStatus},
+    },
+    cluster::kinds::{config_map::ConfigMap, linkerd_config::LinkerdConfig},
+    retry::backoff,
+    write::WriteError,
+};
+
+/// After so many conflicts in a row the status shows them.
+const MAX_CONFLICTS: u32 = 5;
+const CONFLICT_RETRY: Duration = Duration::from_millis(100);
+/// The managers that metrics name. All others are `other`: a manager may have any name.
+const KNOWN_MANAGERS: [&str; 5] = ["kubectl", "kubectl-edit", "kubectl-patch", "kubectl-client-side-apply", "helm"];
+/// How often each resource is reconciled without a change.
+const RESYNC_INTERVAL: Duration = Duration::from_secs(600);
+
+impl LinkerdConfigReconciler {
+    pub(super) async fn reconcile_resource(&self, name: &str) -> Result<Action, WriteError> {
+        if !self.gate.may_act() {
+            return Ok(Action::await_change());
+        }
+        let Some(input) = self.input(name) else { return Ok(Action::await_change()) };
+        let ReconcileInput { config, before, active, live, .. } = &input;
+        if config.target.namespace != self.namespaces.control_plane {
+            // The operator of that namespace may serve the resource. Then the status and the finalizer are its own.
+            let served = before.target.as_ref().and_then(|target| target.namespace.as_deref());
+            if config.deleting || before.active == Some(true) && served == Some(&*config.target.namespace) {
+                return Ok(Action::await_change());
+            }
+            let status = foreign_namespace_status(config, before, &self.namespaces.control_plane, Timestamp::now());
+            return self.report_inactive(config, before, status).await;
+        }
+        if config.deleting {
+            return self.finalize(config, active.is_some()).await;
+        }
+        if let Some(active) = active.as_ref().filter(|active| active.name != config.name) {
+            if config.finalized {
+                self.writer.set_finalizer(&config.name, false).await?;
+            }
+            let status = conflicted_status(config, before, &active.name, Timestamp::now());
+            return self.report_inactive(config, before, status).await;
+        }
+        if let Some(live) = live
+            && let Some(wait) = self.cache.own_write_pending(&live.key.name, &live.version)
+        {
+            return Ok(Action::requeue(wait));
+        }
+        self.reconcile_active(&input).await
+    }
+
+    async fn reconcile_active(&self, input: &ReconcileInput) -> Result<Action, WriteError> {
+        let config = &input.config;
+        let revert_backoff = self.cache.revert_backoff(&config.target.name);
+        let mut outcome = ReconcileOutcome::default();
+        let failure = match self.plan_and_apply(input, revert_backoff.is_some(), &mut outcome).await {
+            Ok(()) => None,
+            Err(error @ (WriteError::NotLeading | WriteError::TimedOut | WriteError::Transport(_))) => {
+                return Err(error);
+            }
+            // The cache is stale, and the watch is about to show why. Only a conflict that repeats is shown in the status.
+            Err(error) if is_conflict(&error) => {
+                self.cache.forget_base(&config.target.name);
+                if self.cache.note_failure(&config.name) < MAX_CONFLICTS {
+                    return Ok(Action::requeue(CONFLICT_RETRY));
+                }
+                Some(error)
+            }
+            Err(error) => Some(error),
+        };
+        if let Some(drift) = &mut outcome.plan.drift {
+            drift.reverted = outcome.written;
+        }
+        let before = outcome.written_status.clone().unwrap_or_else(|| input.before.clone());
+        let now = Timestamp::now();
+        let sync_status = self.sync_status(input, &before, &outcome, failure.as_ref(), now);
+        let after = self.next_status(input, &before, &outcome, failure.as_ref(), sync_status.as_ref(), now);
+        self.restart_late_injectors(config, &before, &after).await?;
+        let ReconcileOutcome { plan, written, .. } = &outcome;
+        let event_input = EventInput {
+            config,
+            live: input.live.as_deref(),
+            before: &before,
+            after: &after,
+            plan: Some(plan),
+            written: *written,
+        };
+        for event in events_for(&event_input) {
+            self.events.publish(event);
+        }
+        self.count_drift(&before, &after, plan);
+        let is_denied = sync_status.as_ref().is_some_and(|sync_status| sync_status.is_denied);
+        let has_failed_now = failed_hashes(config, &before) != failed_hashes(config, &after);
+        self.update_status(config, &before, after).await?;
+        if let Some(error) = failure {
+            return Err(error);
+        }
+        self.cache.note_success(&config.name);
+        if (outcome.rolls_back || is_denied) && has_failed_now {
+            // The status names the failed document now, so that a successor takes it back too.
+            return Ok(Action::requeue(Duration::ZERO));
+        }
+        let revert_backoff = revert_backoff.filter(|_| plan.verdict == PlanVerdict::RepeatedDrift);
+        let delay = revert_backoff.or_else(|| sync_status?.recheck_after);
+        Ok(Action::requeue(delay.unwrap_or_else(|| backoff(0, RESYNC_INTERVAL, RESYNC_INTERVAL))))
+    }
+
+    /// Runs the stages up to the write of the ConfigMap. After an error `outcome` has the results of the stages before it.
+    async fn plan_and_apply(
+        &self,
+        input: &ReconcileInput,
+        revert_suspended: bool,
+        outcome: &mut ReconcileOutcome,
+    ) -> Result<(), WriteError> {
+        let ReconcileInput { config, before, live, .. } = input;
+        self.prepare(config, live.as_deref()).await?;
+        let requires_rollback = self.rollouts.requires_rollback(config, before);
+        let base = match self.base(&config.target.name, live.as_deref()).await? {
+            Ok(base) => base,
+            Err(unreadable) => {
+                outcome.plan = ConfigPlan::only(PlanVerdict::InvalidBase(unreadable));
+                return Ok(());
+            }
+        };
+        outcome.base_revision = base.as_ref().map(|base| base.revision);
+        let documents = self.dereference(input, base, requires_rollback).await?;
+        make_plan(input, &documents, revert_suspended, requires_rollback, outcome);
+        if !self.is_active(config) {
+            return Err(WriteError::NotLeading);
+        }
+        self.apply(input, outcome).await
+    }
+
+    /// Returns whether the injectors use the document of the plan; `None` where that does not matter.
+    fn sync_status(
+        &self,
+        input: &ReconcileInput,
+        before: &LinkerdConfigStatus,
+        outcome: &ReconcileOutcome,
+        failure: Option<&WriteError>,
+        now: Timestamp,
+    ) -> Option<SyncStatus> {
+        let ReconcileInput { config, live, .. } = input;
+        let ReconcileOutcome { plan, written, .. } = outcome;
+        let Some(hash) = plan.injection_hash.as_ref().filter(|_| failure.is_none()) else {
+            self.injectors.stop(&config.name);
+            return None;
+        };
+        let expected = ExpectedInjection { config_hash: hash.clone(), trust_roots: input.bundle().map(sha256) };
+        let good = before.revisions.as_ref().and_then(|revisions| revisions.last_known_good_hash.as_ref());
+        // The resource is not to blame for a document with changes of other writers in it.
+        let is_proven = matches!(plan.verdict, PlanVerdict::Restored | PlanVerdict::Drifted) || good == Some(hash);
+        let live = live.as_deref();
+        let request = SyncRequest { config, before, live, expected, written: *written, is_proven, now };
+        Some(self.injectors.sync_status(&self.gate.cluster, request))
+    }
+
+    /// Returns the next status, and gives the rollout its target.
+    fn next_status(
+        &self,
+        input: &ReconcileInput,
+        before: &LinkerdConfigStatus,
+        outcome: &ReconcileOutcome,
+        failure: Option<&WriteError>,
+        sync_status: Option<&SyncStatus>,
+        now: Timestamp,
+    ) -> LinkerdConfigStatus {
+        let config = &input.config;
+        let enforce = config.spec.mode == Mode::Enforce;
+        let base_revision = outcome.base_revision.filter(|_| enforce);
+        let mut after = active_status(ActiveStatusInput {
+            config,
+            before,
+            plan: &outcome.plan,
+            rolls_back: outcome.rolls_back && failure.is_none(),
+            baseline: outcome.baseline.clone().filter(|_| enforce),
+            failure: failure.map(|error| (reason_of(error), error.to_string())),
+            target: target_status(config, input.live.as_deref()),
+            base_revision,
+            sync_status,
+            bundle: input.bundle(),
+            now,
+        });
+        if *config.target.name == *INJECTORS_CONFIG_MAP {
+            let context = RolloutContext {
+                term: self.gate.term(),
+                operator_namespace: self.namespaces.operator.clone(),
+                trust_roots_written: input.trust_roots.as_ref().and_then(|roots| roots.bundle_written),
+            };
+            let target = RolloutTarget::of(config, &after, &context);
+            let progress = self.rollouts.progress(&target);
+            let progress = progress.as_deref();
+            rollout::status::set_rollout_status(&mut after, before, &target, progress, base_revision, now);
+            self.rollouts.set_target(target);
+        }
+        after
+    }
+
+    /// Writes the status of a resource that is not active, and nothing else.
+    async fn report_inactive(
+        &self,
+        config: &LinkerdConfig,
+        before: &LinkerdConfigStatus,
+        after: LinkerdConfigStatus,
+    ) -> Result<Action, WriteError> {
+        let event_input = EventInput { config, live: None, before, after: &after, plan: None, written: false };
+        for event in events_for(&event_input) {
+            self.events.publish(event);
+        }
+        self.update_status(config, before, after).await?;
+        self.cache.note_success(&config.name);
+        Ok(Action::await_change())
+    }
+
+    fn count_drift(&self, before: &LinkerdConfigStatus, after: &LinkerdConfigStatus, plan: &ConfigPlan) {
+        let Some(drift) = &plan.drift else { return };
+        let count = |status: &LinkerdConfigStatus| status.drift.as_ref().and_then(|drift| drift.count);
+        if count(before) == count(after) {
+            return;
+        }
+        let manager = KNOWN_MANAGERS.into_iter().find(|known| *known == drift.manager).unwrap_or("other");
+        let action = if drift.reverted { "reverted" } else { "reported" };
+        self.drifts.with_label_values(&[manager, action]).inc();
+    }
+}
+
+fn make_plan(
+    input: &ReconcileInput,
+    documents: &PlanDocuments,
+    revert_suspended: bool,
+    requires_rollback: bool,
+    outcome: &mut ReconcileOutcome,
+) {
+    let ReconcileInput { config, before, live, .. } = input;
+    let PlanDocuments { live: document, base, good } = documents;
+    let failed = failed_hashes(config, before);
+    let plan = plan(&PlanInput {
+        spec: &config.spec,
+        live: live.as_deref(),
+        document: document.as_deref(),
+        base: base.as_deref(),
+        bundle: input.bundle(),
+        first_time: before.revisions.is_none(),
+        revert_suspended,
+        failed,
+        good,
+    });
+    if before.rollout.as_ref().is_none_or(|rollout| rollout.baseline_hash.is_none()) {
+        outcome.baseline = baseline(document.as_deref(), base.as_deref());
+    }
+    if let (true, Some(base), Some(hash)) = (requires_rollback, base, &plan.injection_hash) {
+        let fallback = best_fallback(good, &base.document, &[failed, slice::from_ref(hash)].concat());
+        outcome.rolls_back = plan.verdict == PlanVerdict::Synced && fallback.is_some();
+    }
+    outcome.plan = plan;
+}
+
+/// Whether the object is not the one that the cache holds.
+fn is_conflict(error: &WriteError) -> bool {
+    matches!(error.label(), "conflict" | "already_exists" | "not_found")
+}
+
+/// Returns the reason of ConfigMapSynced for a plan that was not applied.
+fn reason_of(error: &WriteError) -> &'static str {
+    match error.label() {
+        "forbidden" => "WriteForbidden",
+        "conflict" | "already_exists" => "WriteConflict",
+        _ => "WriteFailed",
+    }
+}
+
+fn target_status(config: &LinkerdConfig, live: Option<&ConfigMap>) -> TargetStatus {
+    TargetStatus {
+        namespace: Some(config.target.namespace.to_string()),
+        name: Some(config.target.name.to_string()),
+        uid: live.map(|live| live.uid.to_string()),
+    }
+}

@@ -1,0 +1,248 @@
+//! What the controller remembers of LinkerdConfigs between reconciles, while this process leads.
+//!
+//! Nothing here decides what the document has to be. A lost entry costs a read, a repeated reconcile, or an earlier revert.
+
+use std::{
+    collections::{HashMap, VecDeque},
+    sync::Arc,
+    time::Duration,
+};
+
+use parking_lot::Mutex;
+use tokio::time::Instant;
+
+use super::{
+    base::Base,
+    values::{Document, Reading},
+};
+use crate::{api::LinkerdConfigStatus, cluster::kinds::linkerd_config::LinkerdConfig, retry::backoff};
+
+/// How long a reconcile waits for the watch to show our own write. After that it runs anyway: the precondition of the next write
+/// makes a stale read harmless.
+const OWN_WRITE_TIMEOUT: Duration = Duration::from_secs(5);
+/// More reverts than this within [`REVERT_WINDOW`] suspend further reverts. An installer that runs in a loop causes them too.
+const MAX_REVERTS: usize = 5;
+const REVERT_WINDOW: Duration = Duration::from_secs(600);
+const REVERT_BACKOFF_BASE: Duration = Duration::from_secs(10);
+const REVERT_BACKOFF_CAP: Duration = Duration::from_secs(300);
+
+#[derive(Default)]
+pub(super) struct ReconcileCache {
+    resources: Mutex<HashMap<Arc<str>, ResourceEntry>>,
+    targets: Mutex<HashMap<Arc<str>, TargetEntry>>,
+}
+
+/// The entry of one LinkerdConfig.
+#[derive(Default)]
+struct ResourceEntry {
+    last_status: Option<LastStatus>,
+    failures: u32,
+}
+
+/// The status that was written last.
+struct LastStatus {
+    uid: Arc<str>,
+    /// The resourceVersion that the write returned.
+    version: String,
+    status: Arc<LinkerdConfigStatus>,
+}
+
+/// The entry of one ConfigMap. It does not depend on which LinkerdConfig is active for it.
+#[derive(Default)]
+struct TargetEntry {
+    /// `Some(None)`: no base is saved.
+    base: Option<Option<Arc<Base>>>,
+    /// The resourceVersion of our last write, and its time.
+    own_write: Option<(Arc<str>, Instant)>,
+    reverts: VecDeque<Instant>,
+    /// The text that was parsed last, and the result: parsing takes most of the time of a reconcile.
+    reading: Option<(Arc<str>, Arc<Reading>)>,
+}
+
+impl ReconcileCache {
+    /// Forgets everything when this process begins to lead: another replica may have written meanwhile.
+    pub(super) fn clear(&self) {
+        self.resources.lock().clear();
+        self.targets.lock().clear();
+    }
+
+    /// Forgets a resource, and the ConfigMaps that are no longer the target of any resource.
+    pub(super) fn forget(&self, name: &str, is_target: impl Fn(&Arc<str>) -> bool) {
+        self.resources.lock().remove(name);
+        self.targets.lock().retain(|config_map, _| is_target(config_map));
+    }
+
+    /// Returns the saved base of a ConfigMap; `None` if it has to be read, `Some(None)` if there is none.
+    pub(super) fn base(&self, config_map: &str) -> Option<Option<Arc<Base>>> {
+        self.targets.lock().get(config_map)?.base.clone()
+    }
+
+    pub(super) fn set_base(&self, config_map: &Arc<str>, base: Option<Arc<Base>>) {
+        self.edit_target(config_map, |target| target.base = Some(base));
+    }
+
+    /// Parses the text of a ConfigMap, unless it is the text that was parsed last.
+    pub(super) fn read(&self, config_map: &Arc<str>, text: &Arc<str>) -> Arc<Reading> {
+        let mut reading = None;
+        self.edit_target(config_map, |target| reading = target.reading.clone());
+        if let Some((_, reading)) = reading.filter(|(known, _)| known == text) {
+            return reading;
+        }
+        let reading = Arc::new(Document::read(text));
+        self.edit_target(config_map, |target| target.reading = Some((Arc::clone(text), Arc::clone(&reading))));
+        reading
+    }
+
+    /// Forgets the base after a conflict: another writer may have saved a newer one.
+    pub(super) fn forget_base(&self, config_map: &Arc<str>) {
+        self.edit_target(config_map, |target| target.base = None);
+    }
+
+    /// Returns the status that was written last, until the watch shows it.
+    pub(super) fn last_status(&self, config: &LinkerdConfig) -> Option<Arc<LinkerdConfigStatus>> {
+        self.newer_than_cluster(config, |last_status| Arc::clone(&last_status.status))
+    }
+
+    /// Returns the newest known resourceVersion of the resource.
+    pub(super) fn newest_version(&self, config: &LinkerdConfig) -> String {
+        self.newer_than_cluster(config, |last_status| last_status.version.clone())
+            .unwrap_or_else(|| config.version.to_string())
+    }
+
+    fn newer_than_cluster<T>(&self, config: &LinkerdConfig, of: impl FnOnce(&LastStatus) -> T) -> Option<T> {
+        let resources = self.resources.lock();
+        let last_status = resources.get(&config.name)?.last_status.as_ref()?;
+        (last_status.uid == config.uid && version_number(&config.version) < version_number(&last_status.version))
+            .then(|| of(last_status))
+    }
+
+    /// Notes a status that was written, with the resourceVersion that the write returned.
+    pub(super) fn set_last_status(
+        &self,
+        name: &Arc<str>,
+        uid: &Arc<str>,
+        version: String,
+        status: Arc<LinkerdConfigStatus>,
+    ) {
+        self.edit_resource(name, |entry| {
+            entry.last_status = Some(LastStatus { uid: Arc::clone(uid), version, status });
+        });
+    }
+
+    /// Notes our own write of a ConfigMap, with the resourceVersion that it returned.
+    pub(super) fn note_own_write(&self, config_map: &Arc<str>, version: Arc<str>) {
+        self.edit_target(config_map, |target| target.own_write = Some((version, Instant::now())));
+    }
+
+    /// Returns how long to wait until the watch shows our own write; `None` if it does, or if the wait is over.
+    pub(super) fn own_write_pending(&self, config_map: &str, version: &str) -> Option<Duration> {
+        let mut targets = self.targets.lock();
+        let target = targets.get_mut(config_map)?;
+        let (own_write, since) = target.own_write.as_ref()?;
+        let left = OWN_WRITE_TIMEOUT.saturating_sub(since.elapsed());
+        if version_number(version) >= version_number(own_write) || left.is_zero() {
+            target.own_write = None;
+            return None;
+        }
+        Some(left)
+    }
+
+    /// Returns how long reverts stay suspended, because other writers undo them again and again.
+    pub(super) fn revert_backoff(&self, config_map: &str) -> Option<Duration> {
+        let mut targets = self.targets.lock();
+        let reverts = &mut targets.get_mut(config_map)?.reverts;
+        while reverts.front().is_some_and(|first| first.elapsed() > REVERT_WINDOW) {
+            reverts.pop_front();
+        }
+        let more = reverts.len().checked_sub(MAX_REVERTS + 1)?;
+        let pause = backoff(u32::try_from(more).unwrap_or(u32::MAX), REVERT_BACKOFF_BASE, REVERT_BACKOFF_CAP);
+        pause.checked_sub(reverts.back()?.elapsed()).filter(|left| !left.is_zero())
+    }
+
+    /// Notes that we overwrote a change of another writer.
+    pub(super) fn note_revert(&self, config_map: &Arc<str>) {
+        self.edit_target(config_map, |target| {
+            target.reverts.push_back(Instant::now());
+            if target.reverts.len() > 10 * MAX_REVERTS {
+                target.reverts.pop_front();
+            }
+        });
+    }
+
+    /// Counts a failed reconcile. Returns the number of failures in a row before it.
+    pub(super) fn note_failure(&self, name: &Arc<str>) -> u32 {
+        self.edit_resource(name, |entry| {
+            entry.failures = entry.failures.saturating_add(1);
+            entry.failures - 1
+        })
+    }
+
+    /// Ends the row of failed reconciles.
+    pub(super) fn note_success(&self, name: &str) {
+        if let Some(entry) = self.resources.lock().get_mut(name) {
+            entry.failures = 0;
+        }
+    }
+
+    fn edit_target(&self, config_map: &Arc<str>, edit: impl FnOnce(&mut TargetEntry)) {
+        edit(self.targets.lock().entry(Arc::clone(config_map)).or_default());
+    }
+
+    fn edit_resource<T>(&self, name: &Arc<str>, edit: impl FnOnce(&mut ResourceEntry) -> T) -> T {
+        edit(self.resources.lock().entry(Arc::clone(name)).or_default())
+    }
+}
+
+/// Resource versions of one kind are numbers that grow.
+fn version_number(version: &str) -> u64 {
+    version.parse().unwrap_or_default()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test(start_paused = true)]
+    async fn six_reverts_in_ten_minutes_suspend_reverts_and_the_backoff_grows() {
+        let (cache, name) = (ReconcileCache::default(), Arc::<str>::from("a"));
+        for _ in 0..5 {
+            cache.note_revert(&name);
+            assert_eq!(cache.revert_backoff("a"), None);
+        }
+        cache.note_revert(&name);
+        let first = cache.revert_backoff("a").unwrap();
+        assert!(first <= REVERT_BACKOFF_BASE && first > REVERT_BACKOFF_BASE / 2, "{first:?}");
+        tokio::time::sleep(REVERT_BACKOFF_BASE).await;
+        assert_eq!(cache.revert_backoff("a"), None, "reverts are resumed");
+        cache.note_revert(&name);
+        assert!(cache.revert_backoff("a").unwrap() > first);
+        tokio::time::sleep(REVERT_WINDOW + REVERT_BACKOFF_BASE).await;
+        assert_eq!(cache.revert_backoff("a"), None);
+        cache.note_revert(&name);
+        assert_eq!(cache.revert_backoff("a"), None, "old reverts are forgotten");
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_config_map_is_forgotten_with_the_last_resource_that_names_it() {
+        let cache = ReconcileCache::default();
+        for config_map in ["kept", "gone"] {
+            cache.note_own_write(&config_map.into(), "10".into());
+        }
+        cache.forget("mesh", |config_map| &**config_map == "kept");
+        assert!(cache.own_write_pending("kept", "9").is_some());
+        assert_eq!(cache.own_write_pending("gone", "9"), None);
+        assert_eq!(cache.targets.lock().len(), 1);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn our_own_write_is_waited_for_with_a_timeout() {
+        let (cache, name) = (ReconcileCache::default(), Arc::<str>::from("a"));
+        assert_eq!(cache.own_write_pending("a", "1"), None);
+        cache.note_own_write(&name, "10".into());
+        assert!(cache.own_write_pending("a", "9").is_some());
+        assert_eq!(cache.own_write_pending("a", "11"), None);
+        cache.note_own_write(&name, "12".into());
+        tokio::time::sleep(OWN_WRITE_TIMEOUT).await;
+        assert_eq!(cache.own_write_pending("a", "9"), None);
+    }
+}

@@ -1,0 +1,156 @@
+//! Resolves the base: the document that the installer wrote last, apart from the changes of other writers. Pure.
+//!
+//! In: the ConfigMap as it is, the base as it was saved, the drift policy. Out: the base as it has to be saved, and the drift.
+//! Always holds: a document with a private key, or one that cannot be read, becomes no base.
+
+use std::sync::Arc;
+
+use super::{
+    base::Base,
+    drift::{Drift, HASH_ANNOTATION, Origin, last_writer, origin},
+    overlay::{Overlay, ValueSource},
+    values::{Document, Path, Problem},
+};
+use crate::{
+    api::{
+        CREATED_BY_ANNOTATION,
+        linkerd_config::{DriftAction, DriftScope, DriftSpec},
+    },
+    cluster::kinds::config_map::ConfigMap,
+};
+
+/// What the base is resolved from.
+#[derive(Clone, Copy)]
+pub(super) struct BaseInput<'a> {
+    pub(super) live: &'a ConfigMap,
+    /// The saved base; `None` if none was saved yet.
+    pub(super) base: Option<&'a Base>,
+    pub(super) drift: &'a DriftSpec,
+    pub(super) first_time: bool,
+    pub(super) good: &'a [Document],
+}
+
+/// Why the base changed.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum BaseChange {
+    /// It is the first base.
+    Adopted,
+    /// The installer wrote another document.
+    Installed { manager: String },
+    /// Another writer made changes that the drift policy allows.
+    Edited { manager: String },
+}
+
+/// The base with the changes since our last write.
+pub(super) struct ResolvedBase {
+    pub(super) base: Base,
+    pub(super) base_change: Option<BaseChange>,
+    pub(super) drift: Option<Drift>,
+    pub(super) overwrites_others: bool,
+}
+
+/// Returns the current base and the drift, from the document in the ConfigMap and the saved base.
+///
+/// # Errors
+/// When no base was saved, and the document is our own.
+pub(super) fn resolve_base(
+    input: &BaseInput<'_>,
+    overlay: &Overlay,
+    text: &str,
+    document: &Document,
+) -> Result<ResolvedBase, String> {
+    let BaseInput { live, base, drift, first_time, good } = *input;
+    let created_by = live.annotations.get(CREATED_BY_ANNOTATION).cloned();
+    let from_document = |revision, base_change| {
+        let base = Base {
+            revision,
+            text: text.into(),
+            effective: document.clone(),
+            document: document.clone(),
+            created_by: created_by.clone(),
+            uid: Arc::clone(&live.uid),
+        };
+        ResolvedBase { base, base_change: Some(base_change), drift: None, overwrites_others: false }
+    };
+    let Some(base) = base else {
+        if live.annotations.get(HASH_ANNOTATION) == Some(&document.hash().to_string()) {
+            return Err(format!(
+                "what its installer wrote is lost with its ControllerRevisions, and what is there is ours; remove the annotation \
+                 {HASH_ANNOTATION} from the ConfigMap to take it as it is, or install Linkerd again"
+            ));
+        }
+        return Ok(from_document(1, BaseChange::Adopted));
+    };
+    let next = base.revision + 1;
+    let unchanged = |overwrites_others, drift| ResolvedBase {
+        base: Base { revision: next, created_by: created_by.clone(), uid: Arc::clone(&live.uid), ..base.clone() },
+        base_change: None,
+        drift,
+        overwrites_others,
+    };
+    Ok(match origin(live, document, base, drift) {
+        Origin::Ours => unchanged(false, None),
+        Origin::Rewritten { .. } => unchanged(true, None),
+        Origin::Installer { manager } => {
+            ResolvedBase { overwrites_others: true, ..from_document(next, BaseChange::Installed { manager }) }
+        }
+        Origin::Foreign { manager } => {
+            // Our last write may have been a fallback document.
+            let written = live.annotations.get(HASH_ANNOTATION);
+            let good = good.iter().find(|good| written == Some(&good.hash().to_string()));
+            let changed = good.unwrap_or(&base.effective).differences(document);
+            let declared = base.document.differences(&base.effective);
+            let is_declared = |path: &Path| {
+                let touches = |it: &Path| it.starts_with(path) || path.starts_with(it);
+                overlay.source(path, &base.effective) != ValueSource::Base || declared.iter().any(touches)
+            };
+            let (protected, theirs): (Vec<Path>, Vec<Path>) = match drift.scope {
+                _ if first_time => (Vec::new(), changed),
+                DriftScope::Document => (changed, Vec::new()),
+                DriftScope::Declared => changed.into_iter().partition(is_declared),
+            };
+            let mut edited = base.document.clone();
+            copy_paths(&mut edited, document, &theirs);
+            // Allowed changes that make the document unusable are drift.
+            let (edited, protected) = match overlay.apply_to(&edited).problems().is_empty() || theirs.is_empty() {
+                true => (edited, protected),
+                false => (base.document.clone(), [protected, theirs].concat()),
+            };
+            let drift = (!protected.is_empty()).then(|| Drift {
+                manager: manager.clone(),
+                paths: protected,
+                reverted: false,
+                affects_injection: false,
+            });
+            let mut resolved = unchanged(drift.is_some(), drift);
+            if edited != base.document {
+                resolved.base.text = edited.to_yaml().into();
+                resolved.base.document = edited;
+                resolved.base_change = Some(BaseChange::Edited { manager });
+            }
+            resolved
+        }
+    })
+}
+
+/// Returns the saved base to write over a document that cannot be used. Without a readable document no Pod is injected, and a
+/// document with a private key exposes it. A document that a trusted manager broke is not repaired.
+pub(super) fn repair(input: &BaseInput<'_>, problems: &[Problem]) -> Option<ResolvedBase> {
+    let BaseInput { live, base, drift, .. } = *input;
+    let manager = last_writer(live);
+    let is_theirs = drift.trusted_managers.contains(&manager) || drift.action == DriftAction::Report;
+    let base = base.filter(|base| !is_theirs && base.uid == live.uid)?;
+    let paths = problems.iter().map(|problem| problem.path.clone()).collect();
+    let drift = Some(Drift { manager, paths, reverted: false, affects_injection: false });
+    Some(ResolvedBase { base: base.clone(), base_change: None, drift, overwrites_others: true })
+}
+
+/// Copies the values at these paths from another document.
+pub(super) fn copy_paths(into: &mut Document, from: &Document, paths: &[Path]) {
+    for path in paths {
+        match from.get(path) {
+            Some(value) => into.set(path, value.clone()),
+            None => drop(into.remove(path)),
+        }
+    }
+}

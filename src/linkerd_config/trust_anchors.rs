@@ -1,0 +1,96 @@
+//! The trust anchors of the mesh: the certificates that the document copies, and their part of the status. Pure.
+
+use std::collections::BTreeSet;
+
+use rustls::pki_types::{CertificateDer, pem::PemObject};
+
+use super::{
+    overlay::ValueSource,
+    sha256,
+    values::{Path, Problem},
+};
+use crate::api::{
+    TRUST_ROOTS,
+    linkerd_config::{LinkerdConfigSpec, LinkerdConfigStatus, TrustAnchorsPolicy, TrustAnchorsStatus},
+};
+
+/// The certificates that the mesh trusts.
+#[derive(Clone, Debug, PartialEq)]
+pub(super) struct TrustAnchors {
+    pub(super) pem: String,
+    pub(super) source: ValueSource,
+}
+
+/// Returns the trust anchors to copy. The bundle in use comes first: with the policy Verify the resource's own must equal it, with
+/// Reuse they are used only without a bundle. A bundle without a certificate is ignored.
+///
+/// # Errors
+/// When the resource's own trust anchors are invalid, or differ from the bundle with the policy Verify.
+pub(super) fn resolve(spec: &LinkerdConfigSpec, bundle: Option<&str>) -> Result<Option<TrustAnchors>, Problem> {
+    let context = &spec.global.identity_context;
+    let given = context.trust_anchors_pem.as_deref().filter(|pem| !pem.trim().is_empty());
+    let brought = given.map(certificates).transpose().map_err(problem)?;
+    let bundle = bundle.and_then(|bundle| Some((bundle, certificates(bundle).ok()?)));
+    match (context.trust_anchors_policy, given.zip(brought), bundle) {
+        (TrustAnchorsPolicy::Verify, Some((_, brought)), Some((_, trusted))) if brought != trusted => {
+            Err(problem("the mesh trusts others: linkerd-identity-trust-roots holds another bundle"))
+        }
+        (TrustAnchorsPolicy::Verify, Some(_), None) => {
+            Err(problem("there is no ConfigMap linkerd-identity-trust-roots to compare it with"))
+        }
+        (_, _, Some((bundle, _))) => Ok(Some(TrustAnchors { pem: bundle.to_owned(), source: ValueSource::TrustRoots })),
+        (_, Some((given, _)), None) => Ok(Some(TrustAnchors { pem: given.to_owned(), source: ValueSource::Typed })),
+        (_, None, None) => Ok(None),
+    }
+}
+
+/// Returns the certificates of a PEM text, regardless of their order and of the text between them.
+fn certificates(pem: &str) -> Result<BTreeSet<Vec<u8>>, String> {
+    let found: Result<BTreeSet<Vec<u8>>, _> =
+        CertificateDer::pem_slice_iter(pem.as_bytes()).map(|it| it.map(|certificate| certificate.to_vec())).collect();
+    match found {
+        Ok(found) if found.is_empty() => Err("it holds no certificate".to_owned()),
+        Ok(found) => Ok(found),
+        Err(error) => Err(format!("it is no PEM of certificates: {error}")),
+    }
+}
+
+/// Returns the SHA-256 of each certificate in a bundle that can be read, in the order of the bundle.
+fn fingerprints(bundle: &str) -> Vec<String> {
+    const MOST: usize = 50;
+    let certificates = CertificateDer::pem_slice_iter(bundle.as_bytes()).filter_map(Result::ok);
+    certificates.take(MOST).map(|certificate| sha256(&certificate)).collect()
+}
+
+/// Returns the status of the trust anchors. `replaced` is set if the bundle shares no certificate with the one before.
+pub(super) fn status(
+    source: Option<ValueSource>,
+    bundle: Option<&str>,
+    hash: Option<&str>,
+    before: &LinkerdConfigStatus,
+) -> TrustAnchorsStatus {
+    let source = Some(source_name(source).to_owned());
+    let known = before.trust_anchors.clone().unwrap_or_default();
+    if !known.fingerprints.is_empty() && before.trust_roots_sha256.as_deref() == hash {
+        return TrustAnchorsStatus { source, ..known };
+    }
+    let fingerprints = fingerprints(bundle.unwrap_or_default());
+    let is_disjoint = !known.fingerprints.is_empty()
+        && !fingerprints.is_empty()
+        && !fingerprints.iter().any(|fingerprint| known.fingerprints.contains(fingerprint));
+    TrustAnchorsStatus { source, replaced: hash.filter(|_| is_disjoint).map(str::to_owned), fingerprints }
+}
+
+/// Returns the name of the place that the trust anchors come from.
+fn source_name(anchors: Option<ValueSource>) -> &'static str {
+    match anchors {
+        Some(ValueSource::TrustRoots) => TRUST_ROOTS,
+        Some(ValueSource::Typed) => "spec.global.identityContext.trustAnchorsPEM",
+        Some(ValueSource::Base | ValueSource::Values) | None => "identityTrustAnchorsPEM",
+    }
+}
+
+fn problem(reason: impl Into<String>) -> Problem {
+    const FIELD: [&str; 4] = ["spec", "global", "identityContext", "trustAnchorsPEM"];
+    Problem { path: Path::from(&FIELD[..]), value: String::new(), reason: reason.into() }
+}

@@ -1,0 +1,349 @@
+//! The requests to the API server, one for each write.
+//!
+//! Always holds: leadership is checked right before each write; the ConfigMap is replaced only in the version that was planned with,
+//! and only its `data.values` and our annotations change.
+
+use std::sync::Arc;
+
+use k8s_openapi::{
+    api::{
+        apps::v1::{ControllerRevision, Deployment},
+        core::v1 as core,
+    },
+    apimachinery::pkg::apis::meta::v1::OwnerReference,
+};
+use kube::{
+    Api, Client, ResourceExt,
+    api::{DeleteParams, ListParams, Patch, PatchParams, PostParams},
+};
+use prometheus::{IntCounterVec, Registry, register_int_counter_vec_with_registry};
+use serde_json::{Value, json};
+
+use super::{
+    base::{Base, MAX_REVISIONS},
+    drift::{FIELD_MANAGER, HASH_ANNOTATION},
+    plan::ConfigMapWrite,
+    values::Document,
+};
+use crate::{
+    api::{
+        CONFIG_GROUP, INJECTOR, LINKERD_CONFIG_KIND, LinkerdConfig, LinkerdConfigSpec, LinkerdConfigStatus,
+        RESTARTED_FOR_ANNOTATION, RESTORE_BASE_FINALIZER,
+    },
+    cluster::kinds::config_map::ConfigMap,
+    lease::Fence,
+    write::WriteError,
+};
+
+const MANAGED_BY_ANNOTATION: &str = "config.linkerd.io/managed-by";
+/// How often a status is sent again after a conflict within one reconcile.
+const MAX_STATUS_ATTEMPTS: u32 = 5;
+pub(super) const REVISION_ANNOTATION: &str = "config.linkerd.io/base-revision";
+
+pub(super) struct ConfigWriter {
+    fence: Fence,
+    configs: Api<LinkerdConfig>,
+    config_maps: Api<core::ConfigMap>,
+    revisions: Api<ControllerRevision>,
+    deployments: Api<Deployment>,
+    writes: IntCounterVec,
+}
+
+impl ConfigWriter {
+    /// # Errors
+    /// When the metrics are registered already.
+    pub(super) fn new(client: &Client, namespace: &str, fence: Fence, registry: &Registry) -> prometheus::Result<Self> {
+        let writes = register_int_counter_vec_with_registry!(
+            "linkerd_operator_linkerdconfig_configmap_writes_total",
+            "Writes of Linkerd's ConfigMap that were sent",
+            &["result"],
+            registry
+        )?;
+        for result in WriteError::RESULTS {
+            writes.with_label_values(&[result]);
+        }
+        Ok(Self {
+            fence,
+            configs: Api::all(client.clone()),
+            config_maps: Api::namespaced(client.clone(), namespace),
+            revisions: Api::namespaced(client.clone(), namespace),
+            deployments: Api::namespaced(client.clone(), namespace),
+            writes,
+        })
+    }
+
+    /// Returns the newest base of a ConfigMap; the inner `Err` says why it cannot be read.
+    pub(super) async fn newest_base(&self, config_map: &str) -> Result<Result<Option<Base>, String>, WriteError> {
+        Ok(Base::newest(&self.list_revisions(config_map).await?))
+    }
+
+    /// Returns the documents that were declared at other revisions over the same base, if the revisions still exist.
+    pub(super) async fn effective_at(
+        &self,
+        revisions: &[i64],
+        base: &Base,
+        config_map: &str,
+    ) -> Result<Vec<Document>, WriteError> {
+        Ok(base.effective_at(&self.list_revisions(config_map).await?, revisions))
+    }
+
+    /// Saves a base, and deletes the oldest revisions except the good ones. Returns the base with its revision.
+    pub(super) async fn save_base(&self, base: &Base, config_map: &str, good: &[i64]) -> Result<Base, WriteError> {
+        let mut revisions = self.list_revisions(config_map).await?;
+        let newest = revisions.iter().map(|object| object.revision).max().unwrap_or_default();
+        let base = Base { revision: newest + 1, ..base.clone() };
+        self.fence.send(self.revisions.create(&post_params(), &base.to_object(config_map))).await?;
+        revisions.sort_by_key(|object| std::cmp::Reverse(object.revision));
+        for old in revisions.iter().skip(MAX_REVISIONS - 1).filter(|old| !good.contains(&old.revision)) {
+            match self.fence.send(self.revisions.delete(&old.name_any(), &DeleteParams::default())).await {
+                Err(WriteError::Refused(status)) if status.is_not_found() => {}
+                result => drop(result?),
+            }
+        }
+        Ok(base)
+    }
+
+    async fn list_revisions(&self, config_map: &str) -> Result<Vec<ControllerRevision>, WriteError> {
+        let of_it = ListParams::default().labels(&Base::selector(config_map));
+        Ok(self.fence.send(self.revisions.list(&of_it)).await?.items)
+    }
+
+    /// Replaces the document in the version that was planned with. Returns the new resourceVersion.
+    pub(super) async fn write_config_map(
+        &self,
+        live: &ConfigMap,
+        write: &ConfigMapWrite,
+        revision: i64,
+    ) -> Result<Arc<str>, WriteError> {
+        let annotations = json!({
+            MANAGED_BY_ANNOTATION: "linkerd-operator",
+            HASH_ANNOTATION: write.hash,
+            REVISION_ANNOTATION: revision.to_string(),
+        });
+        self.patch_config_map(&live.key.name, &live.version, &write.values, annotations).await
+    }
+
+    /// Restores the installer's text byte for byte, and removes our annotations. Without our annotations the document is not ours, and
+    /// stays as it is.
+    pub(super) async fn restore_base(&self, config_map: &str, base: &Base) -> Result<bool, WriteError> {
+        // Read the current object: the watch may lag.
+        let Some(object) = self.fence.send(self.config_maps.get_opt(config_map)).await? else { return Ok(false) };
+        let is_same = object.uid().as_deref().unwrap_or_default() == &*base.uid;
+        if !object.annotations().contains_key(HASH_ANNOTATION) || !is_same {
+            return Ok(false);
+        }
+        let annotations = json!({ MANAGED_BY_ANNOTATION: null, HASH_ANNOTATION: null, REVISION_ANNOTATION: null });
+        let version = object.resource_version().unwrap_or_default();
+        self.patch_config_map(config_map, &version, &base.text, annotations).await?;
+        Ok(true)
+    }
+
+    async fn patch_config_map(
+        &self,
+        name: &str,
+        version: &str,
+        values: &str,
+        annotations: Value,
+    ) -> Result<Arc<str>, WriteError> {
+        let patch = json!({
+            "metadata": {"resourceVersion": version, "annotations": annotations},
+            "data": {"values": values},
+        });
+        let request = async { self.config_maps.patch(name, &patch_params(), &Patch::Merge(&patch)).await };
+        let result = self.fence.send(request).await;
+        if let Some(label) = WriteError::result(&result) {
+            self.writes.with_label_values(&[label]).inc();
+        }
+        Ok(result?.resource_version().unwrap_or_default().into())
+    }
+
+    /// Restarts the injectors, once for each configuration.
+    pub(super) async fn restart_injector(&self, configuration: &str) -> Result<(), WriteError> {
+        let annotations = json!({ RESTARTED_FOR_ANNOTATION: configuration });
+        let patch = json!({"spec": {"template": {"metadata": {"annotations": annotations}}}});
+        let request = async { self.deployments.patch(INJECTOR, &patch_params(), &Patch::Merge(&patch)).await };
+        self.fence.send(request).await.map(drop)
+    }
+
+    /// Removes the owner references by which the ConfigMap would be deleted together with a LinkerdConfig.
+    pub(super) async fn remove_owner_references(&self, live: &ConfigMap) -> Result<(), WriteError> {
+        let name = &live.key.name;
+        let object = self.fence.send(self.config_maps.get(name)).await?;
+        let owners = object.owner_references().iter().filter(|owner| !is_linkerd_config_owner(owner));
+        let owners: Vec<_> = owners.cloned().collect();
+        let patch = json!({"metadata": {"resourceVersion": object.resource_version(), "ownerReferences": owners}});
+        self.fence.send(async { self.config_maps.patch(name, &patch_params(), &Patch::Merge(&patch)).await }).await?;
+        Ok(())
+    }
+
+    /// Adds or removes our finalizer.
+    pub(super) async fn set_finalizer(&self, name: &str, wanted: bool) -> Result<(), WriteError> {
+        let Some(object) = self.fence.send(self.configs.get_opt(name)).await? else { return Ok(()) };
+        let others = object.finalizers().iter().filter(|it| *it != RESTORE_BASE_FINALIZER).cloned();
+        let finalizers: Vec<String> = others.chain(wanted.then(|| RESTORE_BASE_FINALIZER.to_owned())).collect();
+        let patch = json!({"metadata": {"resourceVersion": object.resource_version(), "finalizers": finalizers}});
+        match self.fence.send(async { self.configs.patch(name, &patch_params(), &Patch::Merge(&patch)).await }).await {
+            Err(WriteError::Refused(status)) if status.is_not_found() => Ok(()),
+            result => result.map(drop),
+        }
+    }
+
+    /// Writes the status of the resource that had this resourceVersion after the last write. Returns the new resourceVersion; `None` if
+    /// the resource is gone, which is not an error.
+    ///
+    /// The next leader starts from the status. So a write that a former leader has sent must not undo a later one: it fails with a
+    /// conflict, which only a process that still leads retries.
+    pub(super) async fn update_status(
+        &self,
+        name: &str,
+        uid: &str,
+        version: &str,
+        status: &LinkerdConfigStatus,
+    ) -> Result<Option<String>, WriteError> {
+        // The API server ignores the spec in a write of the status.
+        let mut object = LinkerdConfig::new(name, LinkerdConfigSpec::default());
+        object.metadata.uid = Some(uid.to_owned());
+        object.metadata.resource_version = Some(version.to_owned());
+        object.status = Some(status.clone());
+        let mut attempts = 0;
+        loop {
+            attempts += 1;
+            let request = async { self.configs.replace_status(name, &post_params(), &object).await };
+            match self.fence.send(request).await {
+                Err(WriteError::Refused(status)) if status.is_not_found() => return Ok(None),
+                Err(WriteError::Refused(status)) if status.is_conflict() && attempts < MAX_STATUS_ATTEMPTS => {
+                    let now = self.fence.send(self.configs.get_opt(name)).await?;
+                    let Some(now) = now.filter(|now| now.uid().as_deref() == Some(uid)) else { return Ok(None) };
+                    object.metadata.resource_version = now.resource_version();
+                }
+                result => return result.map(|object| object.resource_version()),
+            }
+        }
+    }
+}
+
+fn is_linkerd_config_owner(owner: &OwnerReference) -> bool {
+    owner.kind == LINKERD_CONFIG_KIND && owner.api_version.starts_with(CONFIG_GROUP)
+}
+
+fn post_params() -> PostParams {
+    PostParams { field_manager: Some(FIELD_MANAGER.to_owned()), ..PostParams::default() }
+}
+
+fn patch_params() -> PatchParams {
+    PatchParams { field_manager: Some(FIELD_MANAGER.to_owned()), ..PatchParams::default() }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Mutex;
+
+    use http::{Method, Request, Response};
+    use http_body_util::BodyExt;
+    use kube::client::Body;
+    use tokio_util::sync::CancellationToken;
+
+    use super::*;
+    use crate::{
+        api::linkerd_config::{RolloutStatus, TargetStatus},
+        lease::Leadership,
+    };
+
+    /// An API server with one LinkerdConfig. A PUT of the status replaces the status, if uid and resourceVersion match.
+    #[derive(Clone)]
+    struct FakeApiServer {
+        object: Arc<Mutex<Value>>,
+        lines: Arc<Mutex<Vec<String>>>,
+    }
+
+    impl FakeApiServer {
+        fn new(uid: &str, version: &str) -> Self {
+            let metadata = json!({"name": "mesh", "uid": uid, "resourceVersion": version});
+            let object = json!({"apiVersion": "config.linkerd.io/v1alpha1", "kind": LINKERD_CONFIG_KIND,
+                "metadata": metadata, "spec": {"priority": 7}});
+            Self { object: Arc::new(Mutex::new(object)), lines: Arc::default() }
+        }
+
+        fn writer(&self) -> ConfigWriter {
+            let server = self.clone();
+            let service = tower::service_fn(move |request: Request<Body>| {
+                let server = server.clone();
+                async move { Ok::<_, std::convert::Infallible>(server.serve(request).await) }
+            });
+            let fence = Fence::new(Leadership::for_test(), CancellationToken::new());
+            ConfigWriter::new(&Client::new(service, "default"), "linkerd", fence, &Registry::new()).unwrap()
+        }
+
+        async fn serve(&self, request: Request<Body>) -> Response<Body> {
+            let (parts, body) = request.into_parts();
+            let body = body.collect().await.unwrap().to_bytes();
+            let body: Value = serde_json::from_slice(&body).unwrap_or_default();
+            self.lines.lock().unwrap().push(format!("{} {}", parts.method, parts.uri.path()));
+            let mut object = self.object.lock().unwrap();
+            let of = |field: &str| (&body["metadata"][field], &object["metadata"][field]);
+            let answer = match parts.method {
+                Method::GET => object.clone(),
+                _ if [of("uid"), of("resourceVersion")].iter().any(|(sent, is)| sent != is) => {
+                    json!({"kind": "Status", "status": "Failure", "code": 409, "reason": "Conflict"})
+                }
+                _ => {
+                    let version: u64 = body["metadata"]["resourceVersion"].as_str().unwrap().parse().unwrap();
+                    object["metadata"]["resourceVersion"] = json!((version + 1).to_string());
+                    object["status"] = body["status"].clone();
+                    object.clone()
+                }
+            };
+            let code = answer["code"].as_u64().map_or(200, |code| u16::try_from(code).unwrap());
+            Response::builder().status(code).body(Body::from(answer.to_string().into_bytes())).unwrap()
+        }
+
+        fn status(&self) -> Value {
+            self.object.lock().unwrap()["status"].clone()
+        }
+    }
+
+    const PUT: &str = "PUT /apis/config.linkerd.io/v1alpha1/linkerdconfigs/mesh/status";
+    const GET: &str = "GET /apis/config.linkerd.io/v1alpha1/linkerdconfigs/mesh";
+
+    #[tokio::test]
+    async fn a_field_that_is_no_longer_set_disappears_from_the_status() {
+        let server = FakeApiServer::new("a", "1");
+        let writer = server.writer();
+        let target = TargetStatus { uid: Some("uid".into()), name: Some("linkerd-config".into()), namespace: None };
+        let rollout = RolloutStatus { retry: Some("1".into()), hash: Some("hash".into()), ..RolloutStatus::default() };
+        let full = LinkerdConfigStatus {
+            observed_generation: Some(1),
+            active: Some(true),
+            target: Some(target.clone()),
+            config_hash: Some("hash".into()),
+            rollout: Some(rollout.clone()),
+            deprecated_fields: vec!["spec.proxy.proxyInitImage".into()],
+            ..LinkerdConfigStatus::default()
+        };
+        let version = writer.update_status("mesh", "a", "1", &full).await.unwrap();
+        assert_eq!((version.as_deref(), server.status()), (Some("2"), serde_json::to_value(&full).unwrap()));
+        let next = LinkerdConfigStatus {
+            active: Some(false),
+            target: Some(TargetStatus { uid: None, ..target }),
+            rollout: Some(RolloutStatus { hash: None, ..rollout }),
+            ..LinkerdConfigStatus::default()
+        };
+        let version = writer.update_status("mesh", "a", "2", &next).await.unwrap();
+        assert_eq!(version.as_deref(), Some("3"));
+        let expected = json!({"active": false, "target": {"name": "linkerd-config"}, "rollout": {"retry": "1"}});
+        assert_eq!(server.status(), expected);
+        assert_eq!(*server.lines.lock().unwrap(), [PUT, PUT]);
+        assert_eq!(server.object.lock().unwrap()["spec"], json!({"priority": 7}));
+    }
+
+    #[tokio::test]
+    async fn a_conflict_is_retried_unless_the_resource_is_another_one() {
+        let status = LinkerdConfigStatus { active: Some(true), ..LinkerdConfigStatus::default() };
+        let server = FakeApiServer::new("a", "5");
+        assert_eq!(server.writer().update_status("mesh", "a", "1", &status).await.unwrap().as_deref(), Some("6"));
+        assert_eq!(*server.lines.lock().unwrap(), [PUT, GET, PUT]);
+        let server = FakeApiServer::new("b", "5");
+        assert_eq!(server.writer().update_status("mesh", "a", "5", &status).await.unwrap(), None);
+        assert_eq!((server.status(), server.lines.lock().unwrap().len()), (Value::Null, 2));
+    }
+}
