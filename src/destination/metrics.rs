@@ -9,7 +9,7 @@ use prometheus::{
 use tokio::time::Instant;
 use tonic::Code;
 
-use super::connection::Ended;
+use super::http2::connection::Ended;
 
 const SERVICE: &str = "io.linkerd.proxy.destination.Destination";
 

@@ -11,36 +11,21 @@
 //! that does not read costs nobody but itself.
 
 mod authority;
-mod connection;
 mod context_token;
 mod endpoint;
-mod endpoint_set;
-mod endpoint_updates;
-mod exports;
 mod frame;
-mod hold;
-mod members;
+mod get;
+mod http2;
 mod metrics;
+mod multicluster;
 mod observer;
 #[cfg(test)]
 mod oracle_tests;
-mod other_clusters;
-mod pace;
 mod profile;
-mod progress;
-mod pulse;
-mod readiness;
-mod resets;
-mod resolve;
+mod registry;
 mod server;
 pub mod settings;
-mod snapshot;
-#[cfg(test)]
-mod snapshot_tests;
 mod stream;
-mod transport;
-mod view;
-mod views;
 
 use std::{sync::Arc, time::Duration};
 
@@ -55,8 +40,11 @@ use crate::{cluster::Cluster, tasks::Tasks};
 pub use observer::DestinationObserver;
 pub use settings::Settings;
 use {
-    exports::Groups, metrics::Metrics, other_clusters::OtherClusters, profile::exports::Subscribers, server::Server,
-    views::Views,
+    get::{collector::Groups, views::Views},
+    metrics::Metrics,
+    multicluster::OtherClusters,
+    profile::collector::Subscribers,
+    server::Server,
 };
 
 /// What the destination is made of; see [`spawn`].
@@ -88,7 +76,7 @@ pub fn spawn(
     let server = Server::new(Arc::clone(&views), reporter.clone());
     readers.spawn("discovery-publisher", views.publish(observer));
     servers.spawn("destination-server", Arc::new(server).serve(listener, stop));
-    readers.spawn("other-clusters", other_clusters::tell(cluster.clone()));
+    readers.spawn("other-clusters", multicluster::tell(cluster.clone()));
     readers.spawn("destination-health", report_health(cluster.clone(), reporter));
     Ok(())
 }

@@ -34,17 +34,17 @@ use tonic::Code;
 
 use super::{
     authority::{ProfileAuthority, ServiceAuthority},
-    connection::{Content, Piece},
     context_token::ContextToken,
-    endpoint_updates::EndpointUpdates,
+    get::{request::Request, updates::EndpointUpdates, views::Views},
+    http2::{
+        connection::{Content, Piece},
+        stall::Progress,
+    },
     metrics::{Method as Rpc, Metrics},
     observer::DestinationObserver,
     profile::{self, updates::ProfileUpdates},
-    progress::Progress,
-    resolve::Request,
     settings::{Settings, TransportMode, tests::settings},
     stream::{Stream, Updates},
-    views::Views,
 };
 use crate::cluster::{Kind, Observer, Problems, kinds::port_ranges::PortRanges, testing::Feed};
 
@@ -134,7 +134,7 @@ impl Method for GetProfile {
     fn subscribe(views: &Arc<Views>, request: &oracle::Request) -> Result<ProfileUpdates, tonic::Status> {
         let authority = ProfileAuthority::parse(&request.path, &views.settings.cluster_domain)
             .map_err(|error| tonic::Status::invalid_argument(error.to_string()))?;
-        let resolved = profile::target::Request::new(authority, &ContextToken::parse(&request.token).namespace);
+        let resolved = profile::request::Request::new(authority, &ContextToken::parse(&request.token).namespace);
         let subscription = views.subscribe_to_profile(&resolved).map_err(|refusal| refusal.status(&request.path))?;
         Ok(ProfileUpdates::new(subscription))
     }

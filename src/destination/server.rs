@@ -32,17 +32,17 @@ use tracing::{debug, warn};
 use super::observer::KINDS;
 use super::{
     authority::{ProfileAuthority, ServiceAuthority},
-    connection::{self, Asked, Content, Piece},
     context_token::ContextToken,
-    endpoint_updates::EndpointUpdates,
+    get::{request, updates::EndpointUpdates, views::Views},
+    http2::{
+        connection::{self, Asked, Content, Piece},
+        stall::Progress,
+        transport::Transport,
+        wake_time::Readiness,
+    },
     metrics::{Busy, Call, Method as Rpc},
     profile::{self, updates::ProfileUpdates},
-    progress::Progress,
-    readiness::Readiness,
-    resolve,
     stream::Stream,
-    transport::Transport,
-    views::Views,
 };
 use crate::proto::destination::GetDestination;
 
@@ -249,14 +249,14 @@ impl Server {
         match rpc {
             Rpc::Get => {
                 let authority = ServiceAuthority::parse(path, cluster_domain).map_err(invalid)?;
-                let request = resolve::Request::new(authority, &token.node);
+                let request = request::Request::new(authority, &token.node);
                 let subscription = self.views.subscribe(&request);
                 let subscription = subscription.map_err(|refusal| request.refused(&refusal, &quote(path)))?;
                 Ok(Subscribed::Get(EndpointUpdates::new(request, subscription)))
             }
             Rpc::GetProfile => {
                 let authority = ProfileAuthority::parse(path, cluster_domain).map_err(invalid)?;
-                let request = profile::target::Request::new(authority, &token.namespace);
+                let request = profile::request::Request::new(authority, &token.namespace);
                 let subscription = self.views.subscribe_to_profile(&request);
                 let subscription = subscription.map_err(|refusal| refusal.status(&quote(path)))?;
                 Ok(Subscribed::GetProfile(ProfileUpdates::new(subscription)))

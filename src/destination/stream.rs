@@ -10,10 +10,12 @@ use http::{HeaderMap, HeaderName, HeaderValue};
 use tokio::{sync::OwnedSemaphorePermit, time::Instant};
 
 use super::{
-    connection::{Content, Piece},
+    get::views::Views,
+    http2::{
+        connection::{Content, Piece},
+        stall::Progress,
+    },
     metrics::{Call, End, Messages, StreamState},
-    progress::Progress,
-    views::Views,
 };
 
 /// What a stream tells its client.

@@ -9,9 +9,9 @@
 //! is answered with the profile of a Service, any other address with that of one endpoint; a stream whose target would now be
 //! answered in another way ends, so that its client asks again.
 
-pub(super) mod answer;
-pub(super) mod exports;
+pub(super) mod collector;
+pub(super) mod request;
 mod route;
-pub(super) mod target;
 pub(super) mod updates;
+pub(super) mod view;
 pub(super) mod views;

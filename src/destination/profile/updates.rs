@@ -4,9 +4,9 @@ use bytes::Bytes;
 
 use super::views::{Profile, Published, Subscription};
 use crate::destination::{
+    get::views::Views,
     metrics::{End, Messages},
     stream::{Told, Updates},
-    views::Views,
 };
 
 pub(in crate::destination) struct ProfileUpdates {

@@ -18,19 +18,19 @@ use parking_lot::Mutex;
 use tokio::{sync::watch, time::Instant};
 
 use super::{
-    answer::Answer,
-    target::{Refusal, Request, Target, service_of},
+    request::{Refusal, Request, Target, service_of},
+    view::Answer,
 };
 use crate::{
     api::NamespacedName,
     cluster::kinds::service_profile::route::ProfileContent,
     destination::{
         frame,
-        hold::{Hold, Viewed},
+        get::views::Views,
         metrics::End,
         observer::Batch,
+        registry::{Hold, Viewed},
         settings::Settings,
-        views::Views,
     },
 };
 

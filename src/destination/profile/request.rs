@@ -189,5 +189,5 @@ impl Refusal {
 }
 
 #[cfg(test)]
-#[path = "target_tests.rs"]
+#[path = "request_tests.rs"]
 mod tests;

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use tokio::sync::watch;
 
-use super::views::Views;
+use super::get::views::Views;
 
 /// What clients look at together.
 pub(super) trait Viewed: Sized {

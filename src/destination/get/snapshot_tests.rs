@@ -11,11 +11,7 @@ use proptest::prelude::*;
 use prost::Message;
 use tokio::time::Instant;
 
-use super::{
-    endpoint::tcp_address,
-    endpoint_set::{Endpoint, EndpointSet},
-    snapshot::{Frames, Snapshot},
-};
+use super::*;
 use crate::proto::destination::{NoEndpoints, Update, WeightedAddr, update::Update as Content};
 
 /// What a client holds: the weight of each address, and the labels of the set it came with.

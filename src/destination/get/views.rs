@@ -23,15 +23,17 @@ use tokio::{sync::watch, time::Instant};
 
 use super::{
     endpoint_set::EndpointSet,
-    hold::{Hold, Viewed},
     members::Members,
+    request::{Refusal, Request, ViewKey},
+    snapshot::Snapshot,
+    view::{Location, Query, endpoints, set_labels},
+};
+use crate::destination::{
     metrics::Metrics,
     observer::{Batch, DestinationObserver},
     profile::views::Profiles,
-    resolve::{Refusal, Request, ViewKey},
+    registry::{Hold, Viewed},
     settings::Settings,
-    snapshot::Snapshot,
-    view::{Location, Query, endpoints, set_labels},
 };
 use crate::{
     api::NamespacedName,
@@ -44,12 +46,12 @@ const TURN: Duration = Duration::from_millis(2);
 /// Views that a new one may share endpoints with.
 const SIBLINGS: usize = 3;
 
-pub(super) struct Views {
-    pub(super) cluster: Cluster,
-    pub(super) settings: Settings,
-    pub(super) metrics: Arc<Metrics>,
+pub(in crate::destination) struct Views {
+    pub(in crate::destination) cluster: Cluster,
+    pub(in crate::destination) settings: Settings,
+    pub(in crate::destination) metrics: Arc<Metrics>,
     registry: Mutex<Registry>,
-    pub(super) profiles: Profiles,
+    pub(in crate::destination) profiles: Profiles,
 }
 
 /// When the publisher's turn began.
@@ -69,7 +71,7 @@ struct Target {
 }
 
 /// What clients at one location are told.
-pub(super) struct View {
+pub(in crate::destination) struct View {
     key: ViewKey,
     clients: AtomicUsize,
     /// The generation of the state that was published last; `None` when the snapshot is not what clients are to be told.
@@ -82,34 +84,34 @@ pub(super) struct View {
 
 /// The state of a view, for its streams.
 #[derive(Clone)]
-pub(super) struct Published {
-    pub(super) snapshot: Arc<Snapshot>,
+pub(in crate::destination) struct Published {
+    pub(in crate::destination) snapshot: Arc<Snapshot>,
     /// Another number means that the request may have to be resolved to another view.
-    pub(super) placement: u64,
+    pub(in crate::destination) placement: u64,
     /// The number has grown since the view was looked at last.
     unsettled: bool,
     /// There will be no more.
-    pub(super) closed: bool,
+    pub(in crate::destination) closed: bool,
     /// Whether the Service does.
-    pub(super) exists: bool,
+    pub(in crate::destination) exists: bool,
 }
 
 /// A client's hold on a view, and which view its request was resolved to.
-pub(super) struct Subscription {
+pub(in crate::destination) struct Subscription {
     hold: Hold<View>,
     placement: u64,
 }
 
 /// One line of Linkerd's `endpoints_*` metrics.
 #[derive(Debug, PartialEq, Eq)]
-pub(super) struct Group {
-    pub(super) service: NamespacedName,
-    pub(super) query: Query,
-    pub(super) node: Arc<str>,
-    pub(super) subscribers: usize,
-    pub(super) updates: u64,
-    pub(super) pods: usize,
-    pub(super) exists: bool,
+pub(in crate::destination) struct Group {
+    pub(in crate::destination) service: NamespacedName,
+    pub(in crate::destination) query: Query,
+    pub(in crate::destination) node: Arc<str>,
+    pub(in crate::destination) subscribers: usize,
+    pub(in crate::destination) updates: u64,
+    pub(in crate::destination) pods: usize,
+    pub(in crate::destination) exists: bool,
 }
 
 // === impl Turn ===
@@ -130,7 +132,7 @@ impl Turn {
 // === impl Views ===
 
 impl Views {
-    pub(super) fn new(cluster: Cluster, settings: Settings, metrics: Arc<Metrics>) -> Arc<Self> {
+    pub(in crate::destination) fn new(cluster: Cluster, settings: Settings, metrics: Arc<Metrics>) -> Arc<Self> {
         Arc::new(Self { cluster, settings, metrics, registry: Mutex::default(), profiles: Profiles::default() })
     }
 
@@ -138,7 +140,7 @@ impl Views {
     ///
     /// # Errors
     /// When the request is answered with a status instead.
-    pub(super) fn subscribe(self: &Arc<Self>, request: &Request) -> Result<Subscription, Refusal> {
+    pub(in crate::destination) fn subscribe(self: &Arc<Self>, request: &Request) -> Result<Subscription, Refusal> {
         let mut key = request.resolve(&self.cluster.read())?;
         let subscription = loop {
             let (view, receiver) = self.view(key)?;
@@ -162,13 +164,13 @@ impl Views {
     }
 
     /// Publishes what is marked, for ever.
-    pub(super) async fn publish(self: Arc<Self>, observer: Arc<DestinationObserver>) {
+    pub(in crate::destination) async fn publish(self: Arc<Self>, observer: Arc<DestinationObserver>) {
         loop {
             self.publish_batch(observer.dirty.next().await.into()).await;
         }
     }
 
-    pub(super) async fn publish_batch(&self, batch: Batch) {
+    pub(in crate::destination) async fn publish_batch(&self, batch: Batch) {
         let mut turn = Turn::new();
         for (view, received) in self.profiles.concerned(&batch, &self.settings.cluster_domain) {
             self.publish_profile(&view, received);
@@ -214,7 +216,7 @@ impl Views {
     }
 
     /// Ends all streams, well, and lets no new one begin.
-    pub(super) fn close(&self) {
+    pub(in crate::destination) fn close(&self) {
         let views: Vec<Arc<View>> = {
             let mut registry = self.registry.lock();
             registry.closed = true;
@@ -228,7 +230,7 @@ impl Views {
     }
 
     /// What Linkerd's metrics say of each Service, port, instance and, where it matters, node.
-    pub(super) fn groups(&self) -> Vec<Group> {
+    pub(in crate::destination) fn groups(&self) -> Vec<Group> {
         let registry = self.registry.lock();
         let mut groups = Vec::new();
         for (service, targets) in &registry.services {
@@ -374,28 +376,28 @@ impl Published {
 
 impl Subscription {
     /// The view's state, now seen.
-    pub(super) fn latest(&mut self) -> Published {
+    pub(in crate::destination) fn latest(&mut self) -> Published {
         self.hold.latest()
     }
 
     /// Waits until the view has a state that was not looked at. Nothing is lost when the wait is given up.
-    pub(super) async fn changed(&mut self) {
+    pub(in crate::destination) async fn changed(&mut self) {
         self.hold.changed().await;
     }
 
-    pub(super) fn views(&self) -> &Arc<Views> {
+    pub(in crate::destination) fn views(&self) -> &Arc<Views> {
         self.hold.views()
     }
 
     /// Lets a request that was answered with this view name its target in the view's own words, which all its streams share.
-    pub(super) fn share_names(&self, request: &mut Request) {
+    pub(in crate::destination) fn share_names(&self, request: &mut Request) {
         let ViewKey { service, query, .. } = &self.hold.view().key;
         request.service = service.clone();
         request.query = query.clone();
     }
 
     /// Whether the request may have to be resolved anew.
-    pub(super) fn is_moved(&self, published: &Published) -> bool {
+    pub(in crate::destination) fn is_moved(&self, published: &Published) -> bool {
         published.placement != self.placement
     }
 }

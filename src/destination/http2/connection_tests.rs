@@ -30,7 +30,7 @@ impl Content for Words {
 }
 
 fn limits() -> Limits {
-    super::super::settings::tests::settings().limits
+    crate::destination::settings::tests::settings().limits
 }
 
 /// A connection that answers every request with so many words; and how it ends.

@@ -28,7 +28,7 @@ const SMALL_UNDER_WAY: usize = 48;
 
 /// Shared by a connection, its transport and its streams, which all run in one task.
 #[derive(Default)]
-pub(super) struct Pace {
+pub(in crate::destination) struct Pace {
     read: AtomicUsize,
     handed: AtomicUsize,
     full: AtomicBool,
@@ -41,28 +41,28 @@ pub(super) struct Pace {
 
 impl Pace {
     /// A turn of the connection's task begins; in it may be read, or not.
-    pub(super) fn begin_turn(&self, may_read: bool) {
+    pub(in crate::destination) fn begin_turn(&self, may_read: bool) {
         self.read.store(if may_read { 0 } else { READ }, Relaxed);
         self.handed.store(0, Relaxed);
     }
 
     /// How many more bytes may be read in this turn.
-    pub(super) fn may_read(&self) -> usize {
+    pub(in crate::destination) fn may_read(&self) -> usize {
         READ.saturating_sub(self.read.load(Relaxed))
     }
 
     /// Whether reading has to wait until the client reads: that the socket takes more will wake the connection.
-    pub(super) fn must_write_first(&self) -> bool {
+    pub(in crate::destination) fn must_write_first(&self) -> bool {
         self.is_full() && self.read_while_full.load(Relaxed) >= READ_WHILE_FULL
     }
 
-    pub(super) fn read(&self, bytes: usize) {
+    pub(in crate::destination) fn read(&self, bytes: usize) {
         self.read.fetch_add(bytes, Relaxed);
         self.read_while_full.fetch_add(bytes, Relaxed);
     }
 
     /// Whether the socket took what was written to it.
-    pub(super) fn wrote(&self, taken: bool) {
+    pub(in crate::destination) fn wrote(&self, taken: bool) {
         self.full.store(!taken, Relaxed);
         if taken {
             self.read_while_full.store(0, Relaxed);
@@ -70,7 +70,7 @@ impl Pace {
     }
 
     /// Whether streams can send at all. If not, there is something to wait for: the socket, or the answer to a PING.
-    pub(super) fn is_open(&self) -> bool {
+    pub(in crate::destination) fn is_open(&self) -> bool {
         !self.is_full() && self.small.load(Relaxed) < SMALL_UNDER_WAY
     }
 
@@ -80,7 +80,7 @@ impl Pace {
 
     /// Ready when a stream may hand h2 something, which may be in another turn: the connection asks its streams again when
     /// they may.
-    pub(super) fn poll_turn(&self, cx: &Context<'_>) -> Poll<()> {
+    pub(in crate::destination) fn poll_turn(&self, cx: &Context<'_>) -> Poll<()> {
         if self.may_send() {
             return Poll::Ready(());
         }
@@ -88,20 +88,20 @@ impl Pace {
         Poll::Pending
     }
 
-    pub(super) async fn turn(&self) {
+    pub(in crate::destination) async fn turn(&self) {
         poll_fn(|cx| self.poll_turn(cx)).await;
     }
 
-    pub(super) fn sent_headers(&self) {
+    pub(in crate::destination) fn sent_headers(&self) {
         self.handed.fetch_add(HEADERS, Relaxed);
     }
 
-    pub(super) fn is_full(&self) -> bool {
+    pub(in crate::destination) fn is_full(&self) -> bool {
         self.full.load(Relaxed)
     }
 
     /// A DATA frame was handed to h2.
-    pub(super) fn sent(&self, bytes: usize) {
+    pub(in crate::destination) fn sent(&self, bytes: usize) {
         self.handed.fetch_add(bytes, Relaxed);
         if bytes < SMALL {
             self.small.fetch_add(1, Relaxed);
@@ -109,17 +109,17 @@ impl Pace {
     }
 
     /// How many small frames were sent since the last PING that was answered.
-    pub(super) fn small(&self) -> usize {
+    pub(in crate::destination) fn small(&self) -> usize {
         self.small.load(Relaxed)
     }
 
     /// Whether a PING should be sent for them. Early, so that its answer may be there before they are too many.
-    pub(super) fn wants_answer(&self) -> bool {
+    pub(in crate::destination) fn wants_answer(&self) -> bool {
         self.small.load(Relaxed) >= SMALL_UNDER_WAY / 2
     }
 
     /// A PING was answered that was sent after so many small frames.
-    pub(super) fn answered(&self, covered: usize) {
+    pub(in crate::destination) fn answered(&self, covered: usize) {
         // One task: nothing comes between.
         self.small.store(self.small.load(Relaxed).saturating_sub(covered), Relaxed);
     }

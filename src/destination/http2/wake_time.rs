@@ -16,7 +16,7 @@ use parking_lot::Mutex;
 use tokio::time::Instant;
 
 /// Stands between a task and what wakes it.
-pub(super) struct Readiness {
+pub(in crate::destination) struct Readiness {
     task: AtomicWaker,
     /// The first wake-up since the turn began.
     woken: Mutex<Option<Instant>>,
@@ -28,13 +28,13 @@ pub(super) struct Readiness {
 
 impl Readiness {
     /// Of a task that is about to be spawned: from now on it could go on.
-    pub(super) fn new() -> Arc<Self> {
+    pub(in crate::destination) fn new() -> Arc<Self> {
         let now = Instant::now();
         Arc::new(Self { task: AtomicWaker::new(), woken: Mutex::new(Some(now)), since: Mutex::new(now) })
     }
 
     /// Runs the task.
-    pub(super) async fn of<F: Future>(self: Arc<Self>, task: F) -> F::Output {
+    pub(in crate::destination) async fn of<F: Future>(self: Arc<Self>, task: F) -> F::Output {
         let waker = Waker::from(Arc::clone(&self));
         let mut task = pin!(task);
         poll_fn(|cx| {
@@ -47,7 +47,7 @@ impl Readiness {
     }
 
     /// Since when this turn could have been.
-    pub(super) fn since(&self) -> Instant {
+    pub(in crate::destination) fn since(&self) -> Instant {
         *self.since.lock()
     }
 }

@@ -14,7 +14,7 @@ use super::views::{Group, Views};
 
 const LABELS: [&str; 6] = ["cluster", "namespace", "service", "port", "hostname", "nodename"];
 
-pub(super) struct Groups {
+pub(in crate::destination) struct Groups {
     views: Arc<Views>,
     /// Held by who looks: what is set anew must not be read by another meanwhile.
     looking: Mutex<()>,
@@ -26,7 +26,7 @@ pub(super) struct Groups {
 }
 
 impl Groups {
-    pub(super) fn new(views: &Arc<Views>) -> prometheus::Result<Self> {
+    pub(in crate::destination) fn new(views: &Arc<Views>) -> prometheus::Result<Self> {
         let gauge = |name, help| GaugeVec::new(Opts::new(name, help), &LABELS);
         Ok(Self {
             views: Arc::clone(views),

@@ -22,12 +22,8 @@ use prost::{
 };
 use tokio::time::Instant;
 
-use super::{
-    endpoint::tcp_address,
-    endpoint_set::{Endpoint, EndpointSet, Source, Step, Walk},
-    frame,
-    metrics::Messages,
-};
+use super::endpoint_set::{Endpoint, EndpointSet, Source, Step, Walk};
+use crate::destination::{endpoint::weighted_addr::tcp_address, frame, metrics::Messages};
 use crate::proto::destination::{NoEndpoints, Update, WeightedAddrSet, update};
 
 /// What is encoded once and shared by all clients is no longer.
@@ -45,7 +41,7 @@ const ADDRS: u32 = 1;
 
 /// The whole state of a view at one time.
 #[derive(Debug)]
-pub(super) struct Snapshot {
+pub(in crate::destination) struct Snapshot {
     /// No two snapshots of a process have the same.
     version: u64,
     /// The labels of the set, as fields of `WeightedAddrSet`.
@@ -56,14 +52,14 @@ pub(super) struct Snapshot {
     /// What leads here from the version before.
     delta: Option<(u64, Shared)>,
     /// When the event was received that this is the answer to.
-    pub(super) received: Instant,
+    pub(in crate::destination) received: Instant,
 }
 
 /// Finished frames, and how many messages they are.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) struct Shared {
-    pub(super) frames: Bytes,
-    pub(super) messages: Messages,
+pub(in crate::destination) struct Shared {
+    pub(in crate::destination) frames: Bytes,
+    pub(in crate::destination) messages: Messages,
 }
 
 /// A snapshot in one message. Owned by all who send it.
@@ -72,13 +68,13 @@ struct Whole(Shared);
 
 /// What is sent to one client, in pieces that are made when they are asked for.
 #[derive(Debug)]
-pub(super) enum Frames {
+pub(in crate::destination) enum Frames {
     Shared(Option<Shared>),
     Made(Box<Made>),
 }
 
 #[derive(Debug)]
-pub(super) struct Made {
+pub(in crate::destination) struct Made {
     from: Option<Arc<Snapshot>>,
     to: Arc<Snapshot>,
     phase: Phase,
@@ -102,12 +98,12 @@ enum Phase {
 // === impl Endpoint ===
 
 impl Endpoint {
-    pub(super) fn new(address: SocketAddr, weighted_address: &[u8], source: Option<Source>) -> Self {
+    pub(in crate::destination) fn new(address: SocketAddr, weighted_address: &[u8], source: Option<Source>) -> Self {
         Self { address, field: field(ADDRS, weighted_address), source }
     }
 
     /// Whether this is how it looks.
-    pub(super) fn is(&self, weighted_address: &[u8]) -> bool {
+    pub(in crate::destination) fn is(&self, weighted_address: &[u8]) -> bool {
         self.field.ends_with(weighted_address) && self.field.len() == field_length(ADDRS, weighted_address.len())
     }
 }
@@ -115,7 +111,11 @@ impl Endpoint {
 // === impl Snapshot ===
 
 impl Snapshot {
-    pub(super) fn new(labels: BTreeMap<String, String>, endpoints: EndpointSet, received: Instant) -> Self {
+    pub(in crate::destination) fn new(
+        labels: BTreeMap<String, String>,
+        endpoints: EndpointSet,
+        received: Instant,
+    ) -> Self {
         static VERSIONS: AtomicU64 = AtomicU64::new(0);
         Self {
             version: VERSIONS.fetch_add(1, Ordering::Relaxed),
@@ -128,7 +128,7 @@ impl Snapshot {
     }
 
     /// The snapshot that comes after another, with the frames between them. `None` when clients see no difference.
-    pub(super) fn after(self, before: &Arc<Self>) -> Option<Self> {
+    pub(in crate::destination) fn after(self, before: &Arc<Self>) -> Option<Self> {
         // Labels come with endpoints: there is no message for those of an empty set.
         if (self.labels == before.labels || self.is_empty()) && same(&before.endpoints, &self.endpoints) {
             return None;
@@ -141,19 +141,19 @@ impl Snapshot {
         Some(next)
     }
 
-    pub(super) fn len(&self) -> usize {
+    pub(in crate::destination) fn len(&self) -> usize {
         self.endpoints.len()
     }
 
-    pub(super) fn is_empty(&self) -> bool {
+    pub(in crate::destination) fn is_empty(&self) -> bool {
         self.endpoints.is_empty()
     }
 
-    pub(super) fn endpoints(&self) -> &EndpointSet {
+    pub(in crate::destination) fn endpoints(&self) -> &EndpointSet {
         &self.endpoints
     }
 
-    pub(super) fn is_version_of(&self, other: &Self) -> bool {
+    pub(in crate::destination) fn is_version_of(&self, other: &Self) -> bool {
         self.version == other.version
     }
 }
@@ -162,7 +162,7 @@ impl Snapshot {
 
 impl Frames {
     /// The first message of a stream: all endpoints. Of none there is nothing to say but [`no_endpoints`].
-    pub(super) fn first(to: &Arc<Snapshot>) -> Self {
+    pub(in crate::destination) fn first(to: &Arc<Snapshot>) -> Self {
         let length: usize = to.endpoints.iter().map(|endpoint| endpoint.field.len()).sum();
         if length + to.labels.len() > SHARED {
             return Self::Made(Box::new(Made::new(None, Arc::clone(to))));
@@ -183,7 +183,7 @@ impl Frames {
     }
 
     /// The message for a Service that has no endpoints.
-    pub(super) fn no_endpoints() -> Self {
+    pub(in crate::destination) fn no_endpoints() -> Self {
         static FRAME: OnceLock<Bytes> = OnceLock::new();
         let frame = || {
             let none = update::Update::NoEndpoints(NoEndpoints { exists: true });
@@ -194,20 +194,20 @@ impl Frames {
     }
 
     /// What leads from one snapshot to another, not necessarily the next.
-    pub(super) fn between(from: &Arc<Snapshot>, to: &Arc<Snapshot>) -> Self {
+    pub(in crate::destination) fn between(from: &Arc<Snapshot>, to: &Arc<Snapshot>) -> Self {
         match &to.delta {
             Some((version, frames)) if *version == from.version => Self::Shared(Some(frames.clone())),
             _ => Self::Made(Box::new(Made::new(Some(Arc::clone(from)), Arc::clone(to)))),
         }
     }
 
-    pub(super) fn is_shared(&self) -> bool {
+    pub(in crate::destination) fn is_shared(&self) -> bool {
         matches!(self, Self::Shared(_))
     }
 
     /// The next piece, of at most 16 KiB unless it is shared or one endpoint alone is longer, and the messages that begin in it. `None` at
     /// the end.
-    pub(super) fn next(&mut self) -> Option<Shared> {
+    pub(in crate::destination) fn next(&mut self) -> Option<Shared> {
         match self {
             Self::Shared(frames) => frames.take(),
             Self::Made(made) => {
@@ -353,3 +353,7 @@ fn field(tag: u32, content: &[u8]) -> Box<[u8]> {
 fn field_length(tag: u32, content: usize) -> usize {
     prost::encoding::key_len(tag) + encoded_len_varint(content as u64) + content
 }
+
+#[cfg(test)]
+#[path = "snapshot_tests.rs"]
+mod tests;

@@ -26,7 +26,7 @@ const STREAM_WINDOW: usize = 65_535;
 
 /// Of one stream.
 #[derive(Default)]
-pub(super) struct Progress {
+pub(in crate::destination) struct Progress {
     connection: Arc<ConnectionProgress>,
     waiting: AtomicBool,
     /// Bytes that its client took.
@@ -39,7 +39,7 @@ pub(super) struct Progress {
 
 /// Why a connection is not worth its place.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Useless {
+pub(in crate::destination) enum Useless {
     /// Nobody takes anything on it.
     Stalled,
     /// There was no stream on it for long.
@@ -48,7 +48,7 @@ pub(super) enum Useless {
 
 /// Of all streams of a connection together.
 #[derive(Default)]
-pub(super) struct ConnectionProgress {
+pub(in crate::destination) struct ConnectionProgress {
     /// How often any stream's client took something.
     taken: AtomicU64,
     streams: Mutex<Vec<Weak<Progress>>>,
@@ -70,12 +70,12 @@ struct Look {
 
 impl Progress {
     /// The client has no room for what is to be sent.
-    pub(super) fn waits(&self) {
+    pub(in crate::destination) fn waits(&self) {
         self.waiting.store(true, Ordering::Relaxed);
     }
 
     /// The client had room for so many bytes.
-    pub(super) fn took(&self, bytes: usize) {
+    pub(in crate::destination) fn took(&self, bytes: usize) {
         self.taken.fetch_add(bytes, Ordering::Relaxed);
         if self.waiting.swap(false, Ordering::Relaxed) {
             self.looks.store(0, Ordering::Relaxed);
@@ -85,12 +85,12 @@ impl Progress {
     }
 
     /// Ready when the client has taken nothing for too long.
-    pub(super) fn poll_stalled(&self, cx: &Context<'_>) -> Poll<()> {
+    pub(in crate::destination) fn poll_stalled(&self, cx: &Context<'_>) -> Poll<()> {
         self.task.register(cx.waker());
         if self.is_stalled() { Poll::Ready(()) } else { Poll::Pending }
     }
 
-    pub(super) fn is_stalled(&self) -> bool {
+    pub(in crate::destination) fn is_stalled(&self) -> bool {
         self.stalled.load(Ordering::Relaxed)
     }
 
@@ -110,7 +110,7 @@ impl Progress {
 
 impl ConnectionProgress {
     /// A stream begins.
-    pub(super) fn begin(self: &Arc<Self>) -> Arc<Progress> {
+    pub(in crate::destination) fn begin(self: &Arc<Self>) -> Arc<Progress> {
         let progress = Arc::new(Progress { connection: Arc::clone(self), ..Progress::default() });
         let mut streams = self.streams.lock();
         if streams.len() == streams.capacity() {
@@ -124,7 +124,7 @@ impl ConnectionProgress {
     /// client of the connection took anything: then its window is shut by what they keep unread, and only its end helps. A
     /// client that took a whole window and no more may have shut only its own, though; of its connection nothing is known
     /// before another waits. And when there was no stream for long.
-    pub(super) async fn useless(&self, timeout: Duration) -> Useless {
+    pub(in crate::destination) async fn useless(&self, timeout: Duration) -> Useless {
         let mut since_then: Option<(u64, u32)> = None;
         let mut is_shut = false;
         let mut idle = 0;

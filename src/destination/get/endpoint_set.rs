@@ -14,25 +14,25 @@ const CHUNK: usize = 64;
 
 /// An endpoint as clients of one view see it.
 #[derive(Debug)]
-pub(super) struct Endpoint {
-    pub(super) address: SocketAddr,
+pub(in crate::destination) struct Endpoint {
+    pub(in crate::destination) address: SocketAddr,
     /// Its `WeightedAddr`, with the key and the length that it has in a set.
-    pub(super) field: Box<[u8]>,
+    pub(in crate::destination) field: Box<[u8]>,
     /// What it was made from, where it is worth to know: an endpoint of the same looks the same.
-    pub(super) source: Option<Source>,
+    pub(in crate::destination) source: Option<Source>,
 }
 
 /// All that an endpoint at one address looks by, other than the view.
 #[derive(Debug, PartialEq, Eq)]
-pub(super) struct Source {
-    pub(super) subject: Subject,
-    pub(super) zone: Option<Arc<str>>,
+pub(in crate::destination) struct Source {
+    pub(in crate::destination) subject: Subject,
+    pub(in crate::destination) zone: Option<Arc<str>>,
 }
 
 type Chunk = Arc<[Arc<Endpoint>]>;
 
 #[derive(Debug)]
-pub(super) struct EndpointSet {
+pub(in crate::destination) struct EndpointSet {
     chunks: Vec<Chunk>,
 }
 
@@ -44,13 +44,13 @@ struct Position {
 
 /// How far an older and a newer set were walked, side by side.
 #[derive(Clone, Copy, Debug, Default)]
-pub(super) struct Walk {
+pub(in crate::destination) struct Walk {
     old: Position,
     new: Position,
 }
 
 /// An address, and who has it.
-pub(super) enum Step<'a> {
+pub(in crate::destination) enum Step<'a> {
     Old(&'a Arc<Endpoint>),
     Both(&'a Arc<Endpoint>, &'a Arc<Endpoint>),
     New(&'a Arc<Endpoint>),
@@ -70,12 +70,12 @@ impl Eq for Endpoint {}
 // === impl EndpointSet ===
 
 impl EndpointSet {
-    pub(super) const fn empty() -> Self {
+    pub(in crate::destination) const fn empty() -> Self {
         Self { chunks: Vec::new() }
     }
 
     /// `endpoints` are sorted; what is the same object as in `before` is shared with it, by chunks.
-    pub(super) fn new(endpoints: &[Arc<Endpoint>], before: &Self) -> Self {
+    pub(in crate::destination) fn new(endpoints: &[Arc<Endpoint>], before: &Self) -> Self {
         // Chunks that lost most of what they had are not left lying about.
         let sparse = before.chunks.len() > 4 * (endpoints.len() / CHUNK + 1);
         let known: &[Chunk] = if sparse { &[] } else { &before.chunks };
@@ -100,15 +100,15 @@ impl EndpointSet {
         Self { chunks }
     }
 
-    pub(super) fn iter(&self) -> impl Iterator<Item = &Arc<Endpoint>> {
+    pub(in crate::destination) fn iter(&self) -> impl Iterator<Item = &Arc<Endpoint>> {
         self.chunks.iter().flat_map(|chunk| &**chunk)
     }
 
-    pub(super) fn len(&self) -> usize {
+    pub(in crate::destination) fn len(&self) -> usize {
         self.chunks.iter().map(|chunk| chunk.len()).sum()
     }
 
-    pub(super) fn is_empty(&self) -> bool {
+    pub(in crate::destination) fn is_empty(&self) -> bool {
         self.chunks.is_empty()
     }
 
@@ -131,7 +131,7 @@ impl EndpointSet {
 
 impl Walk {
     /// The next address, in order. Chunks that both sets share are passed over if so told.
-    pub(super) fn next<'a>(
+    pub(in crate::destination) fn next<'a>(
         &mut self,
         old: &'a EndpointSet,
         new: &'a EndpointSet,

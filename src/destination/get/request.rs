@@ -7,10 +7,8 @@ use std::sync::Arc;
 
 use tonic::Status;
 
-use super::{
-    authority::ServiceAuthority,
-    view::{Location, Query},
-};
+use super::view::{Location, Query};
+use crate::destination::authority::ServiceAuthority;
 use crate::{
     api::{NamespacedName, REMOTE_DISCOVERY, REMOTE_SERVICE_LABEL},
     cluster::{State, kinds::service::Service},
@@ -18,24 +16,24 @@ use crate::{
 
 /// The key of a view.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
-pub(super) struct ViewKey {
-    pub(super) service: NamespacedName,
-    pub(super) query: Query,
-    pub(super) location: Location,
+pub(in crate::destination) struct ViewKey {
+    pub(in crate::destination) service: NamespacedName,
+    pub(in crate::destination) query: Query,
+    pub(in crate::destination) location: Location,
 }
 
 /// Who asks for what.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) struct Request {
-    pub(super) service: NamespacedName,
-    pub(super) query: Query,
+pub(in crate::destination) struct Request {
+    pub(in crate::destination) service: NamespacedName,
+    pub(in crate::destination) query: Query,
     /// The client's node; empty when it is not known.
-    pub(super) node: Arc<str>,
+    pub(in crate::destination) node: Arc<str>,
 }
 
 /// Why a request that could be read is answered with a status.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) enum Refusal {
+pub(in crate::destination) enum Refusal {
     NoService,
     NotFederated,
     NoRemoteService,
@@ -45,14 +43,14 @@ pub(super) enum Refusal {
 }
 
 impl Request {
-    pub(super) fn new(authority: ServiceAuthority, node: &str) -> Self {
+    pub(in crate::destination) fn new(authority: ServiceAuthority, node: &str) -> Self {
         let ServiceAuthority { service, port, instance } = authority;
         Self { service, query: Query { port, instance }, node: node.into() }
     }
 
     /// # Errors
     /// When the Service is not there, or is none that has endpoints of its own in this cluster.
-    pub(super) fn resolve(&self, state: &State) -> Result<ViewKey, Refusal> {
+    pub(in crate::destination) fn resolve(&self, state: &State) -> Result<ViewKey, Refusal> {
         let service = state.services.get(&self.service).ok_or(Refusal::NoService)?;
         match kind(service) {
             Kind::Endpoints => Ok(self.view(service, state)),
@@ -65,7 +63,7 @@ impl Request {
     }
 
     /// The refusal as the client reads it, in upstream's words; `path` is the target as the client wrote it.
-    pub(super) fn refused(&self, refusal: &Refusal, path: &str) -> Status {
+    pub(in crate::destination) fn refused(&self, refusal: &Refusal, path: &str) -> Status {
         let NamespacedName { namespace, name } = &self.service;
         match refusal {
             Refusal::NoService => Status::not_found(format!("Service {name}.{namespace} not found")),
@@ -88,7 +86,7 @@ impl Request {
 
 impl ViewKey {
     /// Whether the Service, as it is now, is answered with this kind of view. One that is gone has no other.
-    pub(super) fn is_for(&self, service: Option<&Service>) -> bool {
+    pub(in crate::destination) fn is_for(&self, service: Option<&Service>) -> bool {
         service.is_none_or(|service| {
             matches!(kind(service), Kind::Endpoints) && service.local == self.location.node.is_some()
         })
@@ -105,12 +103,12 @@ enum Kind<'a> {
 
 /// Services whose endpoints are in other clusters.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Elsewhere {
+pub(in crate::destination) enum Elsewhere {
     Remote,
     Federated,
 }
 
-pub(super) fn elsewhere(service: &Service) -> Option<Elsewhere> {
+pub(in crate::destination) fn elsewhere(service: &Service) -> Option<Elsewhere> {
     match kind(service) {
         Kind::Federated => Some(Elsewhere::Federated),
         Kind::Remote { .. } => Some(Elsewhere::Remote),
@@ -129,5 +127,5 @@ fn kind(service: &Service) -> Kind<'_> {
 }
 
 #[cfg(test)]
-#[path = "resolve_tests.rs"]
+#[path = "request_tests.rs"]
 mod tests;

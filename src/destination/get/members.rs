@@ -13,7 +13,7 @@ use std::{
 
 use k8s_openapi::jiff::Timestamp;
 
-use super::settings::Settings;
+use crate::destination::settings::Settings;
 use crate::{
     api::NamespacedName,
     cluster::{
@@ -32,28 +32,28 @@ use crate::{
 
 /// What a Service's endpoints are, at one generation of the state.
 #[derive(Clone, Debug)]
-pub(super) struct Members {
+pub(in crate::destination) struct Members {
     /// `None`: there is no such Service, and so nothing in it.
-    pub(super) service: Option<Arc<Service>>,
+    pub(in crate::destination) service: Option<Arc<Service>>,
     /// By the slices' names.
-    pub(super) slices: Vec<Arc<ReadySlice>>,
+    pub(in crate::destination) slices: Vec<Arc<ReadySlice>>,
     /// In the order of the slices, and in theirs.
-    pub(super) members: Vec<Member>,
-    pub(super) generation: u64,
+    pub(in crate::destination) members: Vec<Member>,
+    pub(in crate::destination) generation: u64,
 }
 
 #[derive(Clone, Debug)]
-pub(super) struct Member {
+pub(in crate::destination) struct Member {
     /// Its place in [`Members::slices`].
-    pub(super) slice: usize,
+    pub(in crate::destination) slice: usize,
     /// Its place in the slice.
-    pub(super) endpoint: usize,
-    pub(super) subject: Subject,
+    pub(in crate::destination) endpoint: usize,
+    pub(in crate::destination) subject: Subject,
 }
 
 /// What an endpoint stands for. Two are equal when they were made from the same objects.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) enum Subject {
+pub(in crate::destination) enum Subject {
     Pod(Arc<PodSubject>),
     Workload(Arc<WorkloadSubject>),
     /// Nothing but its address.
@@ -61,16 +61,16 @@ pub(super) enum Subject {
 }
 
 #[derive(Clone, Debug)]
-pub(super) struct PodSubject {
-    pub(super) pod: Arc<Pod>,
+pub(in crate::destination) struct PodSubject {
+    pub(in crate::destination) pod: Arc<Pod>,
     /// What owns the Pod, through its ReplicaSet or Job; `None` is the Pod itself.
-    pub(super) owner: Option<Owner>,
+    pub(in crate::destination) owner: Option<Owner>,
     selected: Arc<SelectedPorts>,
 }
 
 #[derive(Clone, Debug)]
-pub(super) struct WorkloadSubject {
-    pub(super) workload: Arc<ExternalWorkload>,
+pub(in crate::destination) struct WorkloadSubject {
+    pub(in crate::destination) workload: Arc<ExternalWorkload>,
     selected: Arc<SelectedPorts>,
 }
 
@@ -87,7 +87,7 @@ struct Found<'a>(HashMap<&'a Labels, Arc<SelectedPorts>>);
 
 /// What was looked up so far for one answer.
 #[derive(Default)]
-pub(super) struct Lookups<'a> {
+pub(in crate::destination) struct Lookups<'a> {
     of_pods: Found<'a>,
     of_workloads: Found<'a>,
 }
@@ -95,7 +95,7 @@ pub(super) struct Lookups<'a> {
 /// Whose an address is that several claim: the smallest. A Pod before an ExternalWorkload before a bare address; among Pods
 /// one that stays before one that ends, then the newest, then by name.
 #[derive(Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub(super) struct Claim<'a> {
+pub(in crate::destination) struct Claim<'a> {
     kind: u8,
     terminating: bool,
     created: std::cmp::Reverse<Option<Timestamp>>,
@@ -106,7 +106,7 @@ pub(super) struct Claim<'a> {
 // === impl Members ===
 
 impl Members {
-    pub(super) fn of(state: &State, key: &NamespacedName) -> Self {
+    pub(in crate::destination) fn of(state: &State, key: &NamespacedName) -> Self {
         let service = state.services.get(key).cloned();
         let exists = service.is_some();
         let slices: Vec<_> = state.slices.ready_of_service(key).filter(|_| exists).cloned().collect();
@@ -122,11 +122,11 @@ impl Members {
         Self { service, slices, members, generation: state.generation }
     }
 
-    pub(super) fn slice(&self, member: &Member) -> Option<&ReadySlice> {
+    pub(in crate::destination) fn slice(&self, member: &Member) -> Option<&ReadySlice> {
         self.slices.get(member.slice).map(|slice| &**slice)
     }
 
-    pub(super) fn endpoint(&self, member: &Member) -> Option<&ReadyEndpoint> {
+    pub(in crate::destination) fn endpoint(&self, member: &Member) -> Option<&ReadyEndpoint> {
         self.slice(member)?.endpoints.get(member.endpoint)
     }
 }
@@ -150,13 +150,13 @@ impl Subject {
         }
     }
 
-    pub(super) fn of_pod<'a>(state: &'a State, pod: &'a Arc<Pod>, lookups: &mut Lookups<'a>) -> Self {
+    pub(in crate::destination) fn of_pod<'a>(state: &'a State, pod: &'a Arc<Pod>, lookups: &mut Lookups<'a>) -> Self {
         let select = |labels| state.servers.opaque_for_pod(&pod.key.namespace, labels).collect();
         let selected = lookups.of_pods.or_find(&pod.labels, select);
         Self::Pod(Arc::new(PodSubject { owner: root_owner(state, pod), pod: Arc::clone(pod), selected }))
     }
 
-    pub(super) fn of_workload<'a>(
+    pub(in crate::destination) fn of_workload<'a>(
         state: &'a State,
         workload: &'a Arc<ExternalWorkload>,
         lookups: &mut Lookups<'a>,
@@ -166,7 +166,7 @@ impl Subject {
         Self::Workload(Arc::new(WorkloadSubject { workload: Arc::clone(workload), selected }))
     }
 
-    pub(super) fn claim(&self) -> Claim<'_> {
+    pub(in crate::destination) fn claim(&self) -> Claim<'_> {
         match self {
             Self::Pod(it) => Claim::of_pod(&it.pod),
             Self::Workload(it) => Claim::new(1, &it.workload.key),
@@ -174,7 +174,7 @@ impl Subject {
         }
     }
 
-    pub(super) fn namespace(&self) -> Option<&str> {
+    pub(in crate::destination) fn namespace(&self) -> Option<&str> {
         match self {
             Self::Pod(it) => Some(&it.pod.key.namespace),
             Self::Workload(it) => Some(&it.workload.key.namespace),
@@ -183,7 +183,7 @@ impl Subject {
     }
 
     /// Whether proxies are not to look at the protocol of this port.
-    pub(super) fn is_opaque(&self, port: u16, settings: &Settings) -> bool {
+    pub(in crate::destination) fn is_opaque(&self, port: u16, settings: &Settings) -> bool {
         match self {
             Self::Pod(it) => it.is_opaque(port, settings),
             Self::Workload(it) => it.is_opaque(port, settings),
@@ -200,7 +200,7 @@ impl<'a> Claim<'a> {
         Self { kind, name, namespace, ..Self::ADDRESS }
     }
 
-    pub(super) fn of_pod(pod: &'a Pod) -> Self {
+    pub(in crate::destination) fn of_pod(pod: &'a Pod) -> Self {
         Self { terminating: pod.terminating, created: std::cmp::Reverse(pod.created), ..Self::new(0, &pod.key) }
     }
 }
@@ -224,7 +224,7 @@ impl Eq for WorkloadSubject {}
 
 impl PodSubject {
     /// Whether proxies are not to look at the protocol of this port.
-    pub(super) fn is_opaque(&self, port: u16, settings: &Settings) -> bool {
+    pub(in crate::destination) fn is_opaque(&self, port: u16, settings: &Settings) -> bool {
         let annotated = self.pod.opaque_ports.as_ref().unwrap_or(&settings.default_opaque_ports);
         let mut names =
             self.pod.ports.iter().filter(|it| it.number == port || it.host_port == Some(port)).map(|it| &*it.name);
@@ -234,7 +234,7 @@ impl PodSubject {
 
 impl WorkloadSubject {
     /// Whether proxies are not to look at the protocol of this port.
-    pub(super) fn is_opaque(&self, port: u16, settings: &Settings) -> bool {
+    pub(in crate::destination) fn is_opaque(&self, port: u16, settings: &Settings) -> bool {
         let annotated = self.workload.mesh.opaque_ports.as_ref().unwrap_or(&settings.default_opaque_ports);
         let mut names = self.workload.ports.iter().filter(|it| it.number == i32::from(port)).map(|it| &*it.name);
         annotated.contains(port) || self.selected.numbers.contains(&port) || names.any(|name| self.selected.has(name))
@@ -288,4 +288,4 @@ fn root_owner(state: &State, pod: &Pod) -> Option<Owner> {
 
 #[cfg(test)]
 #[path = "members_tests.rs"]
-pub(super) mod tests;
+pub(in crate::destination) mod tests;

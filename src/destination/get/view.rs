@@ -14,10 +14,8 @@ use std::{
 use prost::Message;
 
 use super::{
-    endpoint::{Client, Placed, weighted_address},
     endpoint_set::{Endpoint, EndpointSet, Source},
     members::{Claim, Member, Members, Subject},
-    settings::Settings,
     snapshot::Snapshot,
 };
 use crate::cluster::kinds::{
@@ -25,20 +23,24 @@ use crate::cluster::kinds::{
     node::Zone,
     service::Service,
 };
+use crate::destination::{
+    endpoint::weighted_addr::{Client, Placed, weighted_address},
+    settings::Settings,
+};
 
 /// What is asked for of a Service.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
-pub(super) struct Query {
-    pub(super) port: u16,
-    pub(super) instance: Option<Arc<str>>,
+pub(in crate::destination) struct Query {
+    pub(in crate::destination) port: u16,
+    pub(in crate::destination) instance: Option<Arc<str>>,
 }
 
 /// As much of a client's place as matters to what it is told.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
-pub(super) struct Location {
-    pub(super) zone: Zone,
+pub(in crate::destination) struct Location {
+    pub(in crate::destination) zone: Zone,
     /// Only under `internalTrafficPolicy: Local`; then empty for a client that does not say.
-    pub(super) node: Option<Arc<str>>,
+    pub(in crate::destination) node: Option<Arc<str>>,
 }
 
 /// Where a Service's port leads: the name of a slice's port, or a number that no slice has to name.
@@ -58,7 +60,7 @@ struct Candidate<'a> {
 /// The endpoints for clients at a location, sorted by socket address. One that looks as in `known` is the same object: of a
 /// Service with ten thousand endpoints, a change of one costs a comparison of the others. And one that looks as at another
 /// location, in `siblings`, is shared with that: an endpoint is only near or far.
-pub(super) fn endpoints(
+pub(in crate::destination) fn endpoints(
     members: &Members,
     query: &Query,
     location: &Location,
@@ -108,7 +110,11 @@ impl<'a, I: Iterator<Item = &'a Arc<Endpoint>>> Lookup<I> {
 }
 
 /// The labels of the whole set.
-pub(super) fn set_labels(members: &Members, service: &str, namespace: &str) -> BTreeMap<String, String> {
+pub(in crate::destination) fn set_labels(
+    members: &Members,
+    service: &str,
+    namespace: &str,
+) -> BTreeMap<String, String> {
     let mut labels = BTreeMap::from([("service", service), ("namespace", namespace)]);
     let mirrors = members.slices.iter().filter_map(|slice| slice.mirror.as_deref());
     if let Some(Mirror { cluster: Some(cluster), service, .. }) = mirrors.into_iter().find(|it| it.cluster.is_some()) {

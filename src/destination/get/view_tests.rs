@@ -7,7 +7,7 @@ use super::*;
 use crate::{
     cluster::Kind,
     destination::{
-        members::tests::{endpoint, members, members_of, slice},
+        get::members::tests::{endpoint, members, members_of, slice},
         settings::tests::settings,
     },
     proto::destination::WeightedAddr,

@@ -12,14 +12,14 @@ use std::{
 use h2::{Ping, PingPong};
 use tokio::time::{Instant, Sleep, sleep};
 
-use super::pace::Pace;
+use super::budget::Pace;
 
 /// A quiet peer is asked this often.
 const INTERVAL: Duration = Duration::from_secs(10);
 /// And has this long to answer.
 const TIMEOUT: Duration = Duration::from_secs(20);
 
-pub(super) struct Pulse {
+pub(in crate::destination) struct Pulse {
     /// h2 hands it out once, to the first who asks.
     pings: Option<PingPong>,
     /// How many small frames had been sent before the PING that is under way.
@@ -31,13 +31,13 @@ pub(super) struct Pulse {
 // === impl Pulse ===
 
 impl Pulse {
-    pub(super) fn new(pings: Option<PingPong>) -> Self {
+    pub(in crate::destination) fn new(pings: Option<PingPong>) -> Self {
         Self { pings, under_way: None, timer: Box::pin(sleep(INTERVAL)) }
     }
 
     /// Ready when the peer is gone. To be called after what was handed to h2 was written, as far as the socket took it: a PING
     /// overtakes DATA that was not.
-    pub(super) fn poll_gone(&mut self, pace: &Pace, cx: &mut Context<'_>) -> Poll<()> {
+    pub(in crate::destination) fn poll_gone(&mut self, pace: &Pace, cx: &mut Context<'_>) -> Poll<()> {
         let Some(pings) = &mut self.pings else { return Poll::Pending };
         if let Some(covered) = self.under_way
             && let Poll::Ready(answer) = pings.poll_pong(cx)

@@ -8,13 +8,13 @@ use std::time::Duration;
 use tokio::time::Instant;
 
 /// A stream that is younger when its client resets it was opened for nothing.
-pub(super) const EARLY: Duration = Duration::from_secs(1);
+pub(in crate::destination) const EARLY: Duration = Duration::from_secs(1);
 /// So many at once are borne: a proxy whose application goes away resets all that it has just asked for.
 const BURST: f64 = 1_000.0;
 const A_SECOND: f64 = 100.0;
 
 /// What is left to a connection.
-pub(super) struct Resets {
+pub(in crate::destination) struct Resets {
     left: f64,
     counted: Instant,
 }
@@ -22,12 +22,12 @@ pub(super) struct Resets {
 // === impl Resets ===
 
 impl Resets {
-    pub(super) fn new(now: Instant) -> Self {
+    pub(in crate::destination) fn new(now: Instant) -> Self {
         Self { left: BURST, counted: now }
     }
 
     /// Counts an early reset. `false`: it is one too many.
-    pub(super) fn bears(&mut self, now: Instant) -> bool {
+    pub(in crate::destination) fn bears(&mut self, now: Instant) -> bool {
         let earned = now.duration_since(self.counted).as_secs_f64() * A_SECOND;
         self.left = (self.left + earned).min(BURST) - 1.0;
         self.counted = now;

@@ -17,14 +17,14 @@ use tokio::{
     time::timeout,
 };
 
-use super::pace::Pace;
+use super::budget::Pace;
 
 /// What every client of HTTP/2 sends first (RFC 9113, section 3.4).
 const PREFACE: &[u8; 24] = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n";
 const PREFACE_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// A connection whose preface has been read, and is read once more.
-pub(super) struct Transport {
+pub(in crate::destination) struct Transport {
     stream: TcpStream,
     /// What is left of the preface.
     preface: &'static [u8],
@@ -34,7 +34,7 @@ pub(super) struct Transport {
 impl Transport {
     /// # Errors
     /// When the client sends something else, or nothing in time.
-    pub(super) async fn accept(mut stream: TcpStream) -> io::Result<Self> {
+    pub(in crate::destination) async fn accept(mut stream: TcpStream) -> io::Result<Self> {
         // A change is one small write: it must not wait for another.
         stream.set_nodelay(true)?;
         let mut preface = [0; PREFACE.len()];
@@ -46,7 +46,7 @@ impl Transport {
         Ok(Self { stream, preface: PREFACE, pace: Arc::default() })
     }
 
-    pub(super) fn pace(&self) -> Arc<Pace> {
+    pub(in crate::destination) fn pace(&self) -> Arc<Pace> {
         Arc::clone(&self.pace)
     }
 }

@@ -12,8 +12,8 @@ use prometheus::{
     proto::MetricFamily,
 };
 
-use super::target::Target;
-use crate::{api::NamespacedName, destination::views::Views};
+use super::request::Target;
+use crate::{api::NamespacedName, destination::get::views::Views};
 
 pub(in crate::destination) struct Subscribers {
     views: Arc<Views>,

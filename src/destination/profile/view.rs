@@ -8,8 +8,8 @@ use std::{net::SocketAddr, sync::Arc};
 use prost_types::Duration;
 
 use super::{
+    request::{Refusal, ServicePort, Target},
     route,
-    target::{Refusal, ServicePort, Target},
 };
 use crate::{
     api::NamespacedName,
@@ -23,8 +23,8 @@ use crate::{
     },
     destination::{
         authority::split_host_port,
-        endpoint::profiled,
-        members::{Claim, Lookups, Subject},
+        endpoint::weighted_addr::profiled,
+        get::members::{Claim, Lookups, Subject},
         settings::Settings,
     },
     proto::{
@@ -229,5 +229,5 @@ fn weighted(it: &Override, port: u16) -> WeightedDst {
 }
 
 #[cfg(test)]
-#[path = "answer_tests.rs"]
+#[path = "view_tests.rs"]
 mod tests;

@@ -8,8 +8,8 @@ use std::{
     net::{IpAddr, SocketAddr},
 };
 
-use super::{
-    members::{PodSubject, Subject, WorkloadSubject},
+use crate::destination::{
+    get::members::{PodSubject, Subject, WorkloadSubject},
     settings::{Settings, TransportMode},
 };
 use crate::{
@@ -33,18 +33,18 @@ const WORKLOAD_INBOUND_PORT: u16 = 4143;
 
 /// An endpoint, as far as its slice tells.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Placed<'a> {
-    pub(super) address: SocketAddr,
-    pub(super) zone: Option<&'a str>,
-    pub(super) mirror: Option<&'a Mirror>,
+pub(in crate::destination) struct Placed<'a> {
+    pub(in crate::destination) address: SocketAddr,
+    pub(in crate::destination) zone: Option<&'a str>,
+    pub(in crate::destination) mirror: Option<&'a Mirror>,
 }
 
 /// Who is told.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Client<'a> {
-    pub(super) zone: Option<&'a str>,
+pub(in crate::destination) struct Client<'a> {
+    pub(in crate::destination) zone: Option<&'a str>,
     /// The port that was asked for.
-    pub(super) port: u16,
+    pub(in crate::destination) port: u16,
 }
 
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -55,7 +55,7 @@ enum Locality {
 }
 
 /// The endpoint for the client.
-pub(super) fn weighted_address(
+pub(in crate::destination) fn weighted_address(
     subject: &Subject,
     placed: &Placed<'_>,
     client: &Client<'_>,
@@ -73,7 +73,7 @@ pub(super) fn weighted_address(
 }
 
 /// The only endpoint of a profile: what it stands for is in no slice, so nothing is known of its zone.
-pub(super) fn profiled(subject: &Subject, address: SocketAddr, settings: &Settings) -> WeightedAddr {
+pub(in crate::destination) fn profiled(subject: &Subject, address: SocketAddr, settings: &Settings) -> WeightedAddr {
     let placed = Placed { address, zone: None, mirror: None };
     let mut endpoint = of_subject(subject, &placed, address.port(), settings);
     if let Some(namespace) = subject.namespace() {
@@ -92,7 +92,7 @@ fn of_subject(subject: &Subject, placed: &Placed<'_>, port: u16, settings: &Sett
     }
 }
 
-pub(super) fn tcp_address(address: SocketAddr) -> TcpAddress {
+pub(in crate::destination) fn tcp_address(address: SocketAddr) -> TcpAddress {
     let ip = match address.ip() {
         IpAddr::V4(ip) => ip_address::Ip::Ipv4(ip.into()),
         IpAddr::V6(ip) => {
@@ -245,5 +245,5 @@ impl Locality {
 }
 
 #[cfg(test)]
-#[path = "endpoint_tests.rs"]
+#[path = "weighted_addr_tests.rs"]
 mod tests;

@@ -34,14 +34,14 @@ use tokio_util::sync::CancellationToken;
 use tracing::debug;
 
 use super::{
-    pace::Pace,
-    progress::{ConnectionProgress, Progress, Useless},
-    pulse::Pulse,
-    readiness::Readiness,
-    resets::{EARLY, Resets},
-    settings::Limits,
+    budget::Pace,
+    keepalive::Pulse,
+    reset_limit::{EARLY, Resets},
+    stall::{ConnectionProgress, Progress, Useless},
     transport::Transport,
+    wake_time::Readiness,
 };
+use crate::destination::settings::Limits;
 
 /// Of a request, with 32 for each field. Proxies send some hundred; h2 holds many times as much for many small fields.
 const HEADER_BYTES: u32 = 8 * 1024;
@@ -59,7 +59,7 @@ const GOODBYE: Duration = Duration::from_secs(2);
 
 /// How a connection ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Ended {
+pub(in crate::destination) enum Ended {
     /// By its client, or with its socket.
     Client,
     /// By us: because the process stops.
@@ -76,28 +76,28 @@ pub(super) enum Ended {
     Fault,
 }
 
-pub(super) struct Asked {
-    pub(super) request: Request<RecvStream>,
+pub(in crate::destination) struct Asked {
+    pub(in crate::destination) request: Request<RecvStream>,
     /// Since when requests stand in line on its connection: it has not waited longer.
-    pub(super) since: Instant,
-    pub(super) progress: Arc<Progress>,
+    pub(in crate::destination) since: Instant,
+    pub(in crate::destination) progress: Arc<Progress>,
 }
 
 /// What follows the head of a response.
-pub(super) trait Content: Send {
+pub(in crate::destination) trait Content: Send {
     /// Whether the head is all.
     fn is_empty(&self) -> bool;
     /// The next piece, when there is one. Nothing may be lost when the wait is given up.
     fn next(&mut self) -> impl Future<Output = Option<Piece>> + Send;
 }
 
-pub(super) enum Piece {
+pub(in crate::destination) enum Piece {
     Data(Bytes),
     Trailers(Box<HeaderMap>),
 }
 
 /// Serves a connection until it ends, or was long of no use. When `stop` is cancelled it takes no more streams, and ends with its last.
-pub(super) async fn serve<A, F, C>(
+pub(in crate::destination) async fn serve<A, F, C>(
     transport: Transport,
     readiness: &Readiness,
     limits: &Limits,
@@ -336,10 +336,10 @@ async fn send_data(
 // === impl Ended ===
 
 impl Ended {
-    pub(super) const ALL: [Self; 7] =
+    pub(in crate::destination) const ALL: [Self; 7] =
         [Self::Client, Self::Shutdown, Self::Stalled, Self::Idle, Self::Gone, Self::Flood, Self::Fault];
 
-    pub(super) const fn as_str(self) -> &'static str {
+    pub(in crate::destination) const fn as_str(self) -> &'static str {
         match self {
             Self::Client => "client",
             Self::Shutdown => "shutdown",

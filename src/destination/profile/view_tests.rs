@@ -4,7 +4,8 @@ use kube::runtime::watcher::Event;
 use prost::Message;
 use serde_json::{Value, json};
 
-use super::{super::target::Request, *};
+use super::*;
+use crate::destination::profile::request::Request;
 use crate::{
     cluster::{Kind, testing::Feed},
     destination::{authority::ProfileAuthority, settings::tests::settings},

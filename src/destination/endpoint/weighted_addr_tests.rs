@@ -6,7 +6,7 @@ use super::*;
 use crate::{
     cluster::Kind,
     destination::{
-        members::tests::{endpoint, members, slice},
+        get::members::tests::{endpoint, members, slice},
         settings::{Http2Params, tests::settings},
     },
     proto::destination::Http2ClientParams,

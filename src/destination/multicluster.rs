@@ -15,7 +15,7 @@ use tracing::warn;
 
 use super::{
     discoverable,
-    resolve::{Elsewhere, elsewhere},
+    get::request::{Elsewhere, elsewhere},
 };
 use crate::cluster::{Cluster, State};
 

@@ -5,14 +5,16 @@
 use std::sync::Arc;
 
 use super::{
-    metrics::End,
-    resolve::{Refusal, Request},
+    request::{Refusal, Request},
     snapshot::{Frames, Shared, Snapshot},
-    stream::{Told, Updates},
     views::{Subscription, Views},
 };
+use crate::destination::{
+    metrics::End,
+    stream::{Told, Updates},
+};
 
-pub(super) struct EndpointUpdates {
+pub(in crate::destination) struct EndpointUpdates {
     request: Request,
     subscription: Subscription,
     /// What the client has, once all frames are taken; `None` before the first message.
@@ -25,7 +27,7 @@ pub(super) struct EndpointUpdates {
 // === impl EndpointUpdates ===
 
 impl EndpointUpdates {
-    pub(super) fn new(mut request: Request, subscription: Subscription) -> Self {
+    pub(in crate::destination) fn new(mut request: Request, subscription: Subscription) -> Self {
         subscription.share_names(&mut request);
         Self { request, subscription, sent: None, frames: None, answers: false }
     }
