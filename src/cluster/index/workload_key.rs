@@ -26,6 +26,30 @@ pub struct WorkloadKey {
     pub name: Arc<str>,
 }
 
+/// The owners that stand for the Pods of their ReplicaSets and Jobs.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum OwnerPolicy {
+    /// Owners of any kind. Rollouts use it: a Pod is restarted through the object that creates its ReplicaSets, such as a Rollout
+    /// of Argo.
+    AnyKind,
+    /// For ReplicaSets only the kinds that Linkerd knows, for Jobs any kind. Metric labels use it: they are Linkerd's labels.
+    LinkerdKinds,
+}
+
+// === impl OwnerPolicy ===
+
+impl OwnerPolicy {
+    fn accepts(self, owner: &Owner, next: &Owner) -> bool {
+        const OF_REPLICA_SETS: [&str; 4] = ["Deployment", "StatefulSet", "DaemonSet", JOB];
+        match self {
+            Self::AnyKind => true,
+            Self::LinkerdKinds => {
+                !owner.is(REPLICA_SET) || OF_REPLICA_SETS.iter().any(|kind| next.kind.eq_ignore_ascii_case(kind))
+            }
+        }
+    }
+}
+
 // === impl WorkloadKey ===
 
 impl WorkloadKey {
@@ -51,11 +75,19 @@ impl fmt::Display for WorkloadKey {
 // === impl State ===
 
 impl State {
-    /// The workload that the Pod belongs to. A ReplicaSet or Job that is not known, or has no owner, stands for itself.
+    /// Returns the owner of the Pod, or the owner of its ReplicaSet or Job, if that is known and the policy accepts it. `None` for a
+    /// bare Pod.
+    pub fn top_owner<'a>(&'a self, pod: &'a Pod, policy: OwnerPolicy) -> Option<&'a Owner> {
+        let owner = pod.owner.as_ref()?;
+        let next = self.above(&pod.key.namespace, owner).filter(|next| policy.accepts(owner, next));
+        Some(next.unwrap_or(owner))
+    }
+
+    /// Returns the workload that the Pod belongs to. A ReplicaSet or Job that is not known, or has no owner, is its own workload.
     pub fn workload_of(&self, pod: &Pod) -> WorkloadKey {
         let NamespacedName { namespace, name } = &pod.key;
-        match &pod.owner {
-            Some(owner) => WorkloadKey::of_owner(namespace, self.above(namespace, owner).unwrap_or(owner)),
+        match self.top_owner(pod, OwnerPolicy::AnyKind) {
+            Some(owner) => WorkloadKey::of_owner(namespace, owner),
             None => WorkloadKey::new(Arc::clone(namespace), BARE_POD, Arc::clone(name)),
         }
     }

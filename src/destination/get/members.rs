@@ -18,7 +18,7 @@ use crate::{
     api::NamespacedName,
     cluster::{
         State,
-        index::selector::Labels,
+        index::{selector::Labels, workload_key::OwnerPolicy},
         kinds::{
             endpoint_slice::ready::{EndpointReference, ReadyEndpoint, ReadySlice},
             external_workload::ExternalWorkload,
@@ -153,7 +153,11 @@ impl Subject {
     pub(in crate::destination) fn of_pod<'a>(state: &'a State, pod: &'a Arc<Pod>, lookups: &mut Lookups<'a>) -> Self {
         let select = |labels| state.servers.opaque_for_pod(&pod.key.namespace, labels).collect();
         let selected = lookups.of_pods.or_find(&pod.labels, select);
-        Self::Pod(Arc::new(PodSubject { owner: root_owner(state, pod), pod: Arc::clone(pod), selected }))
+        Self::Pod(Arc::new(PodSubject {
+            owner: state.top_owner(pod, OwnerPolicy::LinkerdKinds).cloned(),
+            pod: Arc::clone(pod),
+            selected,
+        }))
     }
 
     pub(in crate::destination) fn of_workload<'a>(
@@ -267,23 +271,6 @@ impl<'a> Found<'a> {
     fn or_find(&mut self, labels: &'a Labels, find: impl FnOnce(&'a Labels) -> SelectedPorts) -> Arc<SelectedPorts> {
         Arc::clone(self.0.entry(labels).or_insert_with(|| Arc::new(find(labels))))
     }
-}
-
-/// A ReplicaSet or Job stands between a Pod and what its user made: one step is climbed, where the next owner is known.
-fn root_owner(state: &State, pod: &Pod) -> Option<Owner> {
-    const OF_REPLICA_SETS: [&str; 4] = ["Deployment", "StatefulSet", "DaemonSet", "Job"];
-    let owner = pod.owner.as_ref()?;
-    let key = NamespacedName::new(Arc::clone(&pod.key.namespace), Arc::clone(&owner.name));
-    let next = match &*owner.kind {
-        "Job" => state.jobs.of(&key),
-        // Others that make ReplicaSets (Argo's Rollouts, say) are not climbed to.
-        "ReplicaSet" => state
-            .replica_sets
-            .of(&key)
-            .filter(|it| OF_REPLICA_SETS.iter().any(|kind| it.kind.eq_ignore_ascii_case(kind))),
-        _ => None,
-    };
-    Some(next.unwrap_or(owner).clone())
 }
 
 #[cfg(test)]

@@ -23,6 +23,7 @@ use prost::{
 use tokio::time::Instant;
 
 use super::endpoint_set::{Endpoint, EndpointSet, Source, Step, Walk};
+use crate::cluster::kinds::service_profile::route::MAX_MESSAGE_BYTES;
 use crate::destination::{endpoint::weighted_addr::tcp_address, frame, metrics::Messages};
 use crate::proto::destination::{NoEndpoints, Update, WeightedAddrSet, update};
 
@@ -30,8 +31,6 @@ use crate::proto::destination::{NoEndpoints, Update, WeightedAddrSet, update};
 const SHARED: usize = 64 * 1024;
 /// What is made for one client is no longer at a time: a frame of HTTP/2.
 const PIECE: usize = 16 * 1024;
-/// Clients of gRPC refuse messages of more than 4 MiB.
-const LONGEST_MESSAGE: usize = 3 * 1024 * 1024;
 
 /// The fields of `Update`.
 const ADD: u32 = 1;
@@ -265,7 +264,7 @@ impl Made {
         let labels: &[u8] = if self.phase == Phase::Add { &to.labels } else { &[] };
         let (mut count, mut length, mut at) = (0, labels.len(), self.at);
         while let Some(item) = self.item(&mut at) {
-            if count > 0 && length + item.length() > LONGEST_MESSAGE {
+            if count > 0 && length + item.length() > MAX_MESSAGE_BYTES {
                 break;
             }
             count += 1;

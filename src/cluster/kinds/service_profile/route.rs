@@ -11,8 +11,9 @@ use crate::{
 
 /// Each match in a match is up to four messages in each other, and clients decode a hundred.
 pub const DEEPEST: usize = 20;
-/// Clients of gRPC refuse messages of more than 4 MiB.
-const LONGEST_MESSAGE: usize = 3 * 1024 * 1024;
+/// The limit for a message of the Destination API. gRPC clients refuse messages of more than 4 MiB by default, and an upper bound that
+/// is computed in advance should have some room.
+pub const MAX_MESSAGE_BYTES: usize = 3 * 1024 * 1024;
 /// The keys and lengths of a message in another, a weight, and a port with a pair of brackets, in bytes.
 const AROUND: usize = 32;
 /// The keys and lengths of the up to three messages of a match that is in another, in bytes.
@@ -105,7 +106,7 @@ pub enum Invalid {
     NullOverride,
     #[error("the weight of override {0:?} is no quantity")]
     Weight(String),
-    #[error("it would be a message of up to {0} bytes, and clients refuse more than {LONGEST_MESSAGE}")]
+    #[error("it would be a message of up to {0} bytes, and clients refuse more than {MAX_MESSAGE_BYTES}")]
     Long(usize),
 }
 
@@ -139,7 +140,7 @@ impl ProfileContent {
             overrides: overrides.collect::<Result<_, _>>()?,
         };
         let length = content.longest();
-        if length > LONGEST_MESSAGE { Err(Invalid::Long(length)) } else { Ok(content) }
+        if length > MAX_MESSAGE_BYTES { Err(Invalid::Long(length)) } else { Ok(content) }
     }
 
     /// An upper bound of its length in a message, whatever the port, in bytes.
