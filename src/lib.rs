@@ -10,7 +10,7 @@
 //!
 //! Data goes one way: a reader of the state never writes it, and a controller's own write comes back through the watch
 //! like any other write. The cache publishes what changed; each job derives its own keys from that. Decisions are functions from values
-//! to values (the controllers' `plan`, the destination's `members`, `view`, `endpoint` and `snapshot`); the code around them reads,
+//! to values (the controllers' `plan`, the destination's `members`, `view`, `weighted_addr` and `snapshot`); the code around them reads,
 //! waits, writes and serves. [`controller`], [`lease`] and [`events`] are what the controllers have in common; they write only while they
 //! lead. [`manager`] puts the parts together. [`cli`] shows people what a proxy is sent, and what a LinkerdConfig would change.
 

@@ -79,9 +79,9 @@ pub async fn run(args: ManagerArgs) -> anyhow::Result<()> {
         false => Some(Cluster::spawn(&client, &observers, &registry, &mut readers)?),
     };
     if let (Some(cluster), Some(observer), Some(listener)) = (&cluster, destination_observer, destination_listener) {
-        let parts = destination::Parts { cluster, observer, registry: &registry, listener };
+        let deps = destination::DestinationDeps { cluster, observer, registry: &registry, listener };
         let settings = args.destination.settings(&args.controller_namespace, Resources::of_this_process());
-        destination::spawn(parts, settings, stop.clone(), &mut servers, &mut readers)?;
+        destination::spawn(deps, settings, stop.clone(), &mut servers, &mut readers)?;
     }
     // Ends when nothing can hand an Event in any more: with the controllers.
     let controls = args.enable_external_workload || args.enable_linkerd_config;

@@ -1,4 +1,4 @@
-//! The destination server's flags, parsed into its [`Settings`].
+//! The destination server's flags, parsed into its [`DestinationSettings`].
 
 use std::{
     net::SocketAddr,
@@ -13,8 +13,8 @@ use super::positive_duration;
 use crate::{
     cluster::{Problems, kinds::port_ranges::PortRanges},
     destination::{
-        Settings,
-        settings::{Http2Params, Limits, TransportMode},
+        DestinationSettings,
+        settings::{DestinationLimits, Http2Params, TransportMode},
     },
     resources::Resources,
 };
@@ -124,8 +124,8 @@ pub struct DestinationArgs {
 
 impl DestinationArgs {
     /// `resources` bounds what no flag does.
-    pub fn settings(&self, controller_namespace: &str, resources: Resources) -> Settings {
-        Settings {
+    pub fn settings(&self, controller_namespace: &str, resources: Resources) -> DestinationSettings {
+        DestinationSettings {
             controller_namespace: controller_namespace.into(),
             cluster_domain: self.cluster_domain.clone(),
             identity_trust_domain: self.identity_trust_domain.clone(),
@@ -136,7 +136,7 @@ impl DestinationArgs {
             ext_endpoint_zone_weights: self.ext_endpoint_zone_weights,
             meshed_http2_client_params: self.meshed_http2_client_params.clone(),
             strict_upstream_parity: self.strict_upstream_parity,
-            limits: Limits {
+            limits: DestinationLimits {
                 connections: self.max_connections.map_or_else(|| resources.connections(), NonZeroUsize::get),
                 streams: self.max_streams.map_or_else(|| resources.streams(), NonZeroUsize::get),
                 streams_per_connection: self.max_streams_per_connection.get(),

@@ -1,18 +1,20 @@
-//! What a client asks for: the grammar of `path`. Pure.
+//! The authority that a client requests: the grammar of `path`. Pure.
 //!
-//! In: `web.prod.svc.cluster.local:80` or `10.0.0.1:80`, as any client may have written it. Out: what it names, or why it names
-//! nothing: to `Get` a Service, port and instance, to `GetProfile` an address as well. Upstream splits with Go's `net.SplitHostPort`, so does this, to the letter: which code a client gets
-//! for a bad path decides whether it ever asks again.
+//! In: `web.prod.svc.cluster.local:80` or `10.0.0.1:80`, as any client may write it. Out: what it names, or why it is invalid. For
+//! `Get` it names a Service, a port and maybe an instance, for `GetProfile` an address as well. Upstream splits with Go's
+//! `net.SplitHostPort`, and so does this, to the letter: the code for an invalid path decides whether a client ever retries.
 
 use std::{
     net::{IpAddr, SocketAddr},
     sync::Arc,
 };
 
-use crate::{api::NamespacedName, cluster::index::address};
+use crate::{
+    api::{LONGEST_LABEL, NamespacedName},
+    cluster::index::address,
+    text,
+};
 
-/// What the hostname of an endpoint may be at most (RFC 1035).
-const LONGEST_LABEL: usize = 63;
 /// The port of a path that names none.
 const DEFAULT_PORT: u16 = 80;
 
@@ -124,11 +126,10 @@ impl ServiceAuthority {
         Ok(Self {
             service: NamespacedName::new(namespace, service),
             port,
-            // One that is longer than any hostname matches none, and is cut: views and metrics are kept by it.
+            // An instance that is longer than any hostname matches none. It is cut, because it is part of keys and metrics.
             instance: instance
                 .filter(|instance| !instance.is_empty())
-                .and_then(|instance| instance.get(..instance.floor_char_boundary(LONGEST_LABEL + 1)))
-                .map(Arc::from),
+                .map(|instance| text::truncate(instance, LONGEST_LABEL + 1).into()),
         })
     }
 }

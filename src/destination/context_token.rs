@@ -1,4 +1,4 @@
-//! Who asks: the context token that the injector gives a proxy. Pure.
+//! The context token, with which a proxy says where it runs. Pure.
 //!
 //! It is written by the client, so it is a hint and never a proof; and it is never an error, because a proxy that is refused
 //! for its token would have no discovery at all. It is read as Go's `encoding/json` reads it, odd ones included.
@@ -9,12 +9,10 @@ use serde::{
 };
 use serde_json::value::RawValue;
 
-use crate::api::LONGEST_LABEL;
+use crate::api::{LONGEST_LABEL, LONGEST_NAME};
 
 /// A longer one is nobody's.
 const LONGEST: usize = 4096;
-/// What the name of a node may be at most. A longer one names nothing.
-const LONGEST_NAME: usize = 253;
 
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) struct ContextToken {

@@ -1,20 +1,24 @@
-//! What the destination tells Prometheus: gRPC's metrics by the names that Go's middleware gives them, and our own.
+//! The metrics of the destination server: those of Go's gRPC middleware, under its names, and our own.
 
 use std::{sync::Arc, time::Duration};
 
 use prometheus::{
-    Histogram, HistogramOpts, HistogramVec, IntCounter, IntCounterVec, IntGauge, IntGaugeVec, Opts, Registry,
-    exponential_buckets,
+    Histogram, HistogramOpts, IntCounter, IntCounterVec, IntGauge, Opts, Registry, exponential_buckets,
+    register_histogram_vec_with_registry, register_histogram_with_registry, register_int_counter_vec_with_registry,
+    register_int_counter_with_registry, register_int_gauge_vec_with_registry, register_int_gauge_with_registry,
 };
+use strum::VariantArray;
 use tokio::time::Instant;
 use tonic::Code;
 
-use super::http2::connection::Ended;
+use super::{
+    http2::connection::ConnectionEnd,
+    server::{OverloadReason, RpcMethod, SERVICE},
+    stream::{EndReason, MessageCounts, StreamState},
+};
 
-const SERVICE: &str = "io.linkerd.proxy.destination.Destination";
-
-pub(super) struct Metrics {
-    methods: [Calls; 2],
+pub(super) struct DiscoveryMetrics {
+    methods: [RpcMetrics; RpcMethod::VARIANTS.len()],
     add: IntCounter,
     remove: IntCounter,
     no_endpoints: IntCounter,
@@ -22,8 +26,8 @@ pub(super) struct Metrics {
     pub(super) published: IntCounter,
     shared_deltas: IntCounter,
     own_deltas: IntCounter,
-    states: [IntGauge; 3],
-    ended: IntCounterVec,
+    states: [IntGauge; StreamState::VARIANTS.len()],
+    streams_ended: IntCounterVec,
     applied: Histogram,
     encoded: Histogram,
     taken: Histogram,
@@ -32,15 +36,8 @@ pub(super) struct Metrics {
     connections_ended: IntCounterVec,
 }
 
-/// A method of the Destination API.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Method {
-    Get,
-    GetProfile,
-}
-
-/// What Go's middleware counts of one method.
-struct Calls {
+/// The metrics of Go's gRPC middleware for one method.
+struct RpcMetrics {
     started: IntCounter,
     handled: IntCounterVec,
     received: IntCounter,
@@ -48,154 +45,119 @@ struct Calls {
     handling: Histogram,
 }
 
-/// How many messages of each kind.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(super) struct Messages {
-    pub(super) add: u32,
-    pub(super) remove: u32,
-    pub(super) no_endpoints: u32,
-    pub(super) profile: u32,
-}
-
-/// What a stream is doing.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum StreamState {
-    /// Nothing of it was taken by the transport yet.
-    Opening,
-    /// Its client has all there is.
-    Idle,
-    /// Something waits for its client.
-    Blocked,
-}
-
-/// Why a stream ended.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum End {
-    /// The client went away, or its connection did.
-    Client,
-    /// The process stops.
-    Shutdown,
-    /// The target is answered in another way now; the client asks again.
-    Rerouted,
-    /// The client took nothing for too long.
-    Stalled,
-}
-
-/// Why a stream was refused that could be answered.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Busy {
-    /// Its request had waited too long for its turn.
-    Waited,
-    /// There were as many as there may be.
-    Full,
-}
-
-/// From the start of a call to its end, however it ends.
-pub(super) struct Call {
-    metrics: Arc<Metrics>,
-    method: Method,
-    begun: Instant,
+/// Observes a call from its start to its end, however it ends.
+pub(super) struct RpcObserver {
+    metrics: Arc<DiscoveryMetrics>,
+    method: RpcMethod,
+    started: Instant,
     code: Code,
 }
 
-// === impl Metrics ===
+// === impl DiscoveryMetrics ===
 
-impl Metrics {
+impl DiscoveryMetrics {
     pub(super) fn register(registry: &Registry) -> prometheus::Result<Arc<Self>> {
-        let messages = IntCounterVec::new(
-            Opts::new("linkerd_operator_discovery_messages_total", "Messages handed to the transport"),
+        let messages = register_int_counter_vec_with_registry!(
+            "linkerd_operator_discovery_messages_total",
+            "Messages handed to the transport",
             &["message"],
+            registry
         )?;
-        let deltas = IntCounterVec::new(
-            Opts::new(
-                "linkerd_operator_discovery_deltas_total",
-                "Changes sent to streams: encoded once for all of a view, or for one stream that had fallen behind",
-            ),
+        let deltas = register_int_counter_vec_with_registry!(
+            "linkerd_operator_discovery_deltas_total",
+            "Changes sent to streams: encoded once for all of a view, or for one stream that had fallen behind",
             &["encoded"],
+            registry
         )?;
-        let states = IntGaugeVec::new(
-            Opts::new("linkerd_operator_discovery_streams", "Open streams, by what they are doing"),
+        let states = register_int_gauge_vec_with_registry!(
+            "linkerd_operator_discovery_streams",
+            "Open streams, by what they are doing",
             &["state"],
+            registry
         )?;
-        let latency = HistogramVec::new(
-            HistogramOpts::new(
-                "linkerd_operator_discovery_latency_seconds",
-                "From the receipt of a watch event until its change was applied to the state, encoded, and taken by a stream's transport",
-            )
-            .buckets(exponential_buckets(0.000_1, 2.0, 18)?),
+        let latency = register_histogram_vec_with_registry!(
+            "linkerd_operator_discovery_latency_seconds",
+            "From the receipt of a watch event until its change was applied to the state, encoded, and taken by a stream's transport",
             &["stage"],
+            exponential_buckets(0.000_1, 2.0, 18)?,
+            registry
         )?;
         let metrics = Self {
-            methods: [Calls::register(Method::Get, registry)?, Calls::register(Method::GetProfile, registry)?],
+            methods: [
+                RpcMetrics::register(RpcMethod::Get, registry)?,
+                RpcMetrics::register(RpcMethod::GetProfile, registry)?,
+            ],
             add: messages.with_label_values(&["add"]),
             remove: messages.with_label_values(&["remove"]),
             no_endpoints: messages.with_label_values(&["no_endpoints"]),
             profile: messages.with_label_values(&["profile"]),
-            published: IntCounter::new(
+            published: register_int_counter_with_registry!(
                 "linkerd_operator_discovery_snapshots_total",
                 "Snapshots and profiles published to views",
+                registry
             )?,
             shared_deltas: deltas.with_label_values(&["once"]),
             own_deltas: deltas.with_label_values(&["alone"]),
-            states: StreamState::ALL.map(|state| states.with_label_values(&[state.as_str()])),
-            ended: IntCounterVec::new(
-                Opts::new("linkerd_operator_discovery_streams_ended_total", "Streams that ended, by why"),
+            states: [StreamState::Opening, StreamState::Idle, StreamState::Blocked]
+                .map(|state| states.with_label_values(&[state.into_str()])),
+            streams_ended: register_int_counter_vec_with_registry!(
+                "linkerd_operator_discovery_streams_ended_total",
+                "Streams that ended, by why",
                 &["reason"],
+                registry
             )?,
             applied: latency.with_label_values(&["applied"]),
             encoded: latency.with_label_values(&["encoded"]),
             taken: latency.with_label_values(&["taken"]),
-            refused: IntCounterVec::new(
-                Opts::new(
-                    "linkerd_operator_discovery_streams_refused_total",
-                    "Streams refused with UNAVAILABLE: their requests had waited too long, or there were too many",
-                ),
+            refused: register_int_counter_vec_with_registry!(
+                "linkerd_operator_discovery_streams_refused_total",
+                "Streams refused with UNAVAILABLE: their requests had waited too long, or there were too many",
                 &["reason"],
+                registry
             )?,
-            connections: IntGauge::new("linkerd_operator_discovery_connections", "Open connections")?,
-            connections_ended: IntCounterVec::new(
-                Opts::new("linkerd_operator_discovery_connections_ended_total", "Connections that ended, by why"),
+            connections: register_int_gauge_with_registry!(
+                "linkerd_operator_discovery_connections",
+                "Open connections",
+                registry
+            )?,
+            connections_ended: register_int_counter_vec_with_registry!(
+                "linkerd_operator_discovery_connections_ended_total",
+                "Connections that ended, by why",
                 &["reason"],
+                registry
             )?,
         };
         // Linkerd's destination ends a stream whose queue is full and counts it here. Ours has no queue; alerts stay valid.
-        let overflow = IntCounterVec::new(
-            Opts::new("endpoint_updates_queue_overflow", "Always 0: streams have no queue"),
+        let overflow = register_int_counter_vec_with_registry!(
+            "endpoint_updates_queue_overflow",
+            "Always 0: streams have no queue",
             &["service"],
+            registry
         )?;
         overflow.with_label_values(&[""]);
-        for end in [End::Client, End::Shutdown, End::Rerouted, End::Stalled] {
-            metrics.ended.with_label_values(&[end.as_str()]);
+        for end in EndReason::VARIANTS {
+            metrics.streams_ended.with_label_values(&[end.into_str()]);
         }
-        for busy in [Busy::Waited, Busy::Full] {
-            metrics.refused.with_label_values(&[busy.as_str()]);
+        for reason in OverloadReason::VARIANTS {
+            metrics.refused.with_label_values(&[reason.into_str()]);
         }
-        for ended in Ended::ALL {
-            metrics.connections_ended.with_label_values(&[ended.as_str()]);
+        for end in ConnectionEnd::VARIANTS {
+            metrics.connections_ended.with_label_values(&[end.into_str()]);
         }
-        registry.register(Box::new(messages))?;
-        registry.register(Box::new(metrics.published.clone()))?;
-        registry.register(Box::new(deltas))?;
-        registry.register(Box::new(states))?;
-        registry.register(Box::new(metrics.ended.clone()))?;
-        registry.register(Box::new(latency))?;
-        registry.register(Box::new(metrics.refused.clone()))?;
-        registry.register(Box::new(metrics.connections.clone()))?;
-        registry.register(Box::new(metrics.connections_ended.clone()))?;
-        registry.register(Box::new(overflow))?;
         Ok(Arc::new(metrics))
     }
 
-    pub(super) fn began(self: &Arc<Self>, method: Method) -> Call {
-        self.calls(method).started.inc();
-        Call { metrics: Arc::clone(self), method, begun: Instant::now(), code: Code::Ok }
+    /// Counts a call that starts.
+    pub(super) fn observe(self: &Arc<Self>, method: RpcMethod) -> RpcObserver {
+        self.method(method).started.inc();
+        RpcObserver { metrics: Arc::clone(self), method, started: Instant::now(), code: Code::Ok }
     }
 
-    fn calls(&self, method: Method) -> &Calls {
+    fn method(&self, method: RpcMethod) -> &RpcMetrics {
         let [get, get_profile] = &self.methods;
         match method {
-            Method::Get => get,
-            Method::GetProfile => get_profile,
+            RpcMethod::Get => get,
+            RpcMethod::GetProfile => get_profile,
         }
     }
 
@@ -203,7 +165,8 @@ impl Metrics {
         if shared { &self.shared_deltas } else { &self.own_deltas }.inc();
     }
 
-    pub(super) fn state(&self, state: StreamState) -> &IntGauge {
+    /// Returns the number of streams in a state.
+    pub(super) fn streams(&self, state: StreamState) -> &IntGauge {
         let [opening, idle, blocked] = &self.states;
         match state {
             StreamState::Opening => opening,
@@ -212,28 +175,28 @@ impl Metrics {
         }
     }
 
-    pub(super) fn ended(&self, end: End) {
-        self.ended.with_label_values(&[end.as_str()]).inc();
+    pub(super) fn stream_ended(&self, reason: EndReason) {
+        self.streams_ended.with_label_values(&[reason.into_str()]).inc();
     }
 
-    pub(super) fn refused(&self, busy: Busy) {
-        self.refused.with_label_values(&[busy.as_str()]).inc();
+    pub(super) fn stream_refused(&self, reason: OverloadReason) {
+        self.refused.with_label_values(&[reason.into_str()]).inc();
     }
 
-    /// Counts a connection for as long as it is kept.
+    /// Counts a connection until the result is dropped.
     pub(super) fn connection(&self) -> impl Drop + use<> {
-        struct Open(IntGauge);
-        impl Drop for Open {
+        struct OpenConnection(IntGauge);
+        impl Drop for OpenConnection {
             fn drop(&mut self) {
                 self.0.dec();
             }
         }
         self.connections.inc();
-        Open(self.connections.clone())
+        OpenConnection(self.connections.clone())
     }
 
-    pub(super) fn connection_ended(&self, ended: Ended) {
-        self.connections_ended.with_label_values(&[ended.as_str()]).inc();
+    pub(super) fn connection_ended(&self, end: ConnectionEnd) {
+        self.connections_ended.with_label_values(&[end.into_str()]).inc();
     }
 
     pub(super) fn applied(&self, received: Instant) {
@@ -253,27 +216,28 @@ fn seconds(duration: Duration) -> f64 {
     duration.as_secs_f64()
 }
 
-// === impl Calls ===
+// === impl RpcMetrics ===
 
-impl Calls {
-    fn register(method: Method, registry: &Registry) -> prometheus::Result<Self> {
-        let call = |opts: Opts| {
-            opts.const_label("grpc_type", "server_stream")
+impl RpcMetrics {
+    fn register(method: RpcMethod, registry: &Registry) -> prometheus::Result<Self> {
+        let opts = |name, help| {
+            Opts::new(name, help)
+                .const_label("grpc_type", "server_stream")
                 .const_label("grpc_service", SERVICE)
-                .const_label("grpc_method", method.as_str())
+                .const_label("grpc_method", method.into_str())
         };
-        let counter = |name, help| IntCounter::with_opts(call(Opts::new(name, help)));
+        let counter = |name, help| register_int_counter_with_registry!(opts(name, help), registry);
         let handling = HistogramOpts {
-            common_opts: call(Opts::new("grpc_server_handling_seconds", "From the start of a stream to its end")),
+            common_opts: opts("grpc_server_handling_seconds", "From the start of a stream to its end"),
             buckets: vec![0.1, 1.0, 300.0, 3600.0],
         };
-        let handled = call(Opts::new("grpc_server_handled_total", "Streams that ended, by code"));
-        let calls = Self {
+        let handled = opts("grpc_server_handled_total", "Streams that ended, by code");
+        let metrics = Self {
             started: counter("grpc_server_started_total", "Streams that began")?,
-            handled: IntCounterVec::new(handled, &["grpc_code"])?,
+            handled: register_int_counter_vec_with_registry!(handled, &["grpc_code"], registry)?,
             received: counter("grpc_server_msg_received_total", "Messages received from clients")?,
             sent: counter("grpc_server_msg_sent_total", "Messages sent to clients")?,
-            handling: Histogram::with_opts(handling)?,
+            handling: register_histogram_with_registry!(handling, registry)?,
         };
         for code in [
             Code::Ok,
@@ -284,104 +248,45 @@ impl Calls {
             Code::Unavailable,
             Code::Internal,
         ] {
-            calls.handled.with_label_values(&[code_name(code)]);
+            metrics.handled.with_label_values(&[code_name(code)]);
         }
-        for counter in [&calls.started, &calls.received, &calls.sent] {
-            registry.register(Box::new(counter.clone()))?;
-        }
-        registry.register(Box::new(calls.handled.clone()))?;
-        registry.register(Box::new(calls.handling.clone()))?;
-        Ok(calls)
+        Ok(metrics)
     }
 }
 
-// === impl Call ===
+// === impl RpcObserver ===
 
-impl Call {
+impl RpcObserver {
     pub(super) fn received(&self) {
-        self.metrics.calls(self.method).received.inc();
+        self.metrics.method(self.method).received.inc();
     }
 
-    pub(super) fn sent(&self, messages: Messages) {
-        let Messages { add, remove, no_endpoints, profile } = messages;
+    pub(super) fn sent(&self, messages: MessageCounts) {
+        let MessageCounts { add, remove, no_endpoints, profile } = messages;
         let metrics = &self.metrics;
-        metrics.calls(self.method).sent.inc_by(u64::from(add + remove + no_endpoints + profile));
+        metrics.method(self.method).sent.inc_by(u64::from(add + remove + no_endpoints + profile));
         metrics.add.inc_by(add.into());
         metrics.remove.inc_by(remove.into());
         metrics.no_endpoints.inc_by(no_endpoints.into());
         metrics.profile.inc_by(profile.into());
     }
 
-    /// The code it will have ended with. A stream that its client leaves ended well: that is how streams end.
-    pub(super) fn will_end(&mut self, code: Code) {
+    /// Sets the code with which the call will have ended. It is OK otherwise: a client that resets its stream is how streams
+    /// usually end.
+    pub(super) fn set_code(&mut self, code: Code) {
         self.code = code;
     }
 }
 
-impl Drop for Call {
+impl Drop for RpcObserver {
     fn drop(&mut self) {
-        let calls = self.metrics.calls(self.method);
-        calls.handled.with_label_values(&[code_name(self.code)]).inc();
-        calls.handling.observe(seconds(self.begun.elapsed()));
+        let metrics = self.metrics.method(self.method);
+        metrics.handled.with_label_values(&[code_name(self.code)]).inc();
+        metrics.handling.observe(seconds(self.started.elapsed()));
     }
 }
 
-// === impl Method ===
-
-impl Method {
-    const fn as_str(self) -> &'static str {
-        match self {
-            Self::Get => "Get",
-            Self::GetProfile => "GetProfile",
-        }
-    }
-
-    /// By the path of a request.
-    pub(super) fn of_path(path: &str) -> Option<Self> {
-        let name = path.strip_prefix('/')?.strip_prefix(SERVICE)?.strip_prefix('/')?;
-        [Self::Get, Self::GetProfile].into_iter().find(|method| method.as_str() == name)
-    }
-}
-
-// === impl StreamState ===
-
-impl StreamState {
-    const ALL: [Self; 3] = [Self::Opening, Self::Idle, Self::Blocked];
-
-    const fn as_str(self) -> &'static str {
-        match self {
-            Self::Opening => "opening",
-            Self::Idle => "idle",
-            Self::Blocked => "blocked",
-        }
-    }
-}
-
-// === impl Busy ===
-
-impl Busy {
-    const fn as_str(self) -> &'static str {
-        match self {
-            Self::Waited => "waited",
-            Self::Full => "full",
-        }
-    }
-}
-
-// === impl End ===
-
-impl End {
-    const fn as_str(self) -> &'static str {
-        match self {
-            Self::Client => "client",
-            Self::Shutdown => "shutdown",
-            Self::Rerouted => "rerouted",
-            Self::Stalled => "stalled",
-        }
-    }
-}
-
-/// The names that Go's middleware uses.
+/// The names that Go's gRPC middleware uses.
 fn code_name(code: Code) -> &'static str {
     match code {
         Code::Ok => "OK",

@@ -1,14 +1,13 @@
-//! The destination server: for each Linkerd proxy, what there is at the Services it asks for, and every change of it.
+//! The destination server: for each Linkerd proxy, the endpoints and profiles of its targets, and every change of them.
 //!
 //! ```text
-//! cluster ──observer──▶ DirtySet ──▶ views: State ─▶ Members ─▶ Snapshot ──watch──▶ stream ─▶ transport ─▶ proxy
-//!                                  (members, view, endpoint, endpoint_set, snapshot: pure)
-//!                  ▶ profile::views: State ─▶ Answer ─▶ frame ──watch──▶ stream
+//! cluster ──observer──▶ DirtySet ──▶ views: get::views     State ─▶ Members ─▶ Snapshot    ──┐
+//!                                           profile::views State ─▶ ProfileInputs ─▶ frame ──┴─watch──▶ stream ─▶ http2 ─▶ proxy
 //! ```
 //!
-//! In: the cluster's state, requests. Out: `Get` and `GetProfile` streams of the Destination API. Always holds: a client's folded state is a
-//! pure function of what the watches have said, whatever the order; live and fresh streams are told the same; a client
-//! that does not read costs nobody but itself.
+//! In: the cluster's state, requests. Out: `Get` and `GetProfile` streams of the Destination API. Always holds: the folded state
+//! of a client is a pure function of what the watches have delivered, whatever the order; a stream that is open and a new
+//! one receive the same; a client that does not read delays no other client.
 
 mod authority;
 mod context_token;
@@ -23,13 +22,18 @@ mod observer;
 mod oracle_tests;
 mod profile;
 mod registry;
+mod request_body;
+mod response;
 mod server;
 pub mod settings;
 mod stream;
+#[cfg(test)]
+mod testing;
+mod views;
 
 use std::{sync::Arc, time::Duration};
 
-use prometheus::Registry;
+use prometheus::Registry as MetricsRegistry;
 use tokio_util::sync::CancellationToken;
 use tonic_health::{
     ServingStatus::{NotServing, Serving},
@@ -38,62 +42,59 @@ use tonic_health::{
 
 use crate::{cluster::Cluster, tasks::Tasks};
 pub use observer::DestinationObserver;
-pub use settings::Settings;
+pub use settings::DestinationSettings;
 use {
-    get::{collector::Groups, views::Views},
-    metrics::Metrics,
-    multicluster::OtherClusters,
-    profile::collector::Subscribers,
-    server::Server,
+    get::collector::EndpointsCollector, metrics::DiscoveryMetrics, multicluster::MulticlusterCollector,
+    profile::collector::ProfilesCollector, server::DestinationServer, views::Views,
 };
 
-/// What the destination is made of; see [`spawn`].
-pub struct Parts<'a> {
+/// The dependencies of the destination server; see [`spawn`].
+pub struct DestinationDeps<'a> {
     pub cluster: &'a Cluster,
     pub observer: Arc<DestinationObserver>,
-    pub registry: &'a Registry,
+    pub registry: &'a MetricsRegistry,
     pub listener: tokio::net::TcpListener,
 }
 
-/// Starts the destination: the publisher, and the server, which ends after its streams when `stop` is cancelled.
+/// Starts the publisher and the server. The server ends after its streams when `stop` is cancelled.
 ///
 /// # Errors
-/// When the metrics are registered already.
+/// When a metric is registered twice.
 pub fn spawn(
-    parts: Parts<'_>,
-    settings: Settings,
+    deps: DestinationDeps<'_>,
+    settings: DestinationSettings,
     stop: CancellationToken,
     servers: &mut Tasks,
     readers: &mut Tasks,
 ) -> prometheus::Result<()> {
-    let Parts { cluster, observer, registry, listener } = parts;
-    let metrics = Metrics::register(registry)?;
+    let DestinationDeps { cluster, observer, registry, listener } = deps;
+    let metrics = DiscoveryMetrics::register(registry)?;
     let views = Views::new(cluster.clone(), settings, metrics);
-    registry.register(Box::new(Groups::new(&views)?))?;
-    registry.register(Box::new(Subscribers::new(&views)?))?;
-    registry.register(Box::new(OtherClusters::new(cluster)?))?;
+    registry.register(Box::new(EndpointsCollector::new(&views)?))?;
+    registry.register(Box::new(ProfilesCollector::new(&views)?))?;
+    registry.register(Box::new(MulticlusterCollector::new(cluster)?))?;
     let reporter = HealthReporter::new();
-    let server = Server::new(Arc::clone(&views), reporter.clone());
+    let server = DestinationServer::new(Arc::clone(&views), reporter.clone());
     readers.spawn("discovery-publisher", views.publish(observer));
     servers.spawn("destination-server", Arc::new(server).serve(listener, stop));
-    readers.spawn("other-clusters", multicluster::tell(cluster.clone()));
+    readers.spawn("other-clusters", multicluster::warn_once(cluster.clone()));
     readers.spawn("destination-health", report_health(cluster.clone(), reporter));
     Ok(())
 }
 
-/// Says that we serve, once we can.
+/// Reports SERVING once the caches are filled.
 async fn report_health(cluster: Cluster, reporter: HealthReporter) {
-    for service in server::HEALTH_OF {
+    for service in server::HEALTH_SERVICES {
         reporter.set_service_status(service, NotServing).await;
     }
     discoverable(&cluster).await;
-    for service in server::HEALTH_OF {
+    for service in server::HEALTH_SERVICES {
         reporter.set_service_status(service, Serving).await;
     }
     std::future::pending::<()>().await;
 }
 
-/// Once everything was listed; nobody has to be told to the millisecond.
+/// Waits until every kind was listed. Polling is precise enough.
 async fn discoverable(cluster: &Cluster) {
     while !cluster.knows(observer::KINDS) {
         tokio::time::sleep(Duration::from_millis(50)).await;

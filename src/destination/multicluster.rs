@@ -1,7 +1,7 @@
-//! Services whose endpoints are in other clusters: marked for remote discovery, or federated. They are not served yet: whoever
-//! asks for one is refused, so its traffic is lost. Who puts this server in the place of Linkerd's has to learn of that.
+//! Services whose endpoints are in other clusters: marked for remote discovery, or federated. They are not served yet. Requests
+//! for them are refused, so their traffic is lost; whoever replaces Linkerd's destination has to learn of that.
 //!
-//! * Out: how many there are, when somebody looks, and one line in the log when there are any.
+//! In: the cluster's state. Out: their number as a metric, and one line in the log if there are any.
 
 use std::time::Duration;
 
@@ -10,25 +10,25 @@ use prometheus::{
     core::{Collector, Desc},
     proto::MetricFamily,
 };
+use strum::VariantArray;
 use tokio::time::sleep;
 use tracing::warn;
 
 use super::{
     discoverable,
-    get::request::{Elsewhere, elsewhere},
+    get::request::{UnsupportedKind, unsupported_kind},
 };
 use crate::cluster::{Cluster, State};
 
-/// Services change their marks seldom, and each look goes through all of them.
-const BETWEEN_LOOKS: Duration = Duration::from_secs(60);
-const KINDS: [(Elsewhere, &str); 2] = [(Elsewhere::Remote, "remote_discovery"), (Elsewhere::Federated, "federated")];
+/// Services rarely change their kind, and each check visits all of them.
+const CHECK_INTERVAL: Duration = Duration::from_secs(60);
 
-pub(super) struct OtherClusters {
+pub(super) struct MulticlusterCollector {
     cluster: Cluster,
     services: IntGaugeVec,
 }
 
-impl OtherClusters {
+impl MulticlusterCollector {
     pub(super) fn new(cluster: &Cluster) -> prometheus::Result<Self> {
         let opts = Opts::new(
             "linkerd_operator_unsupported_services",
@@ -38,34 +38,38 @@ impl OtherClusters {
     }
 }
 
-impl Collector for OtherClusters {
+impl Collector for MulticlusterCollector {
     fn desc(&self) -> Vec<&Desc> {
         self.services.desc()
     }
 
     fn collect(&self) -> Vec<MetricFamily> {
-        let counts = counts(&self.cluster.read());
-        for ((_, kind), count) in KINDS.iter().zip(counts) {
-            self.services.with_label_values(&[kind]).set(i64::try_from(count).unwrap_or(i64::MAX));
+        let state = self.cluster.read();
+        for kind in UnsupportedKind::VARIANTS {
+            let count = count(&state, *kind);
+            self.services.with_label_values(&[kind.into_str()]).set(i64::try_from(count).unwrap_or(i64::MAX));
         }
+        drop(state);
         self.services.collect()
     }
 }
 
-/// Of each of [`KINDS`].
-fn counts(state: &State) -> [usize; KINDS.len()] {
-    KINDS.map(|(where_, _)| state.services.iter().filter(|service| elsewhere(service) == Some(where_)).count())
+fn count(state: &State, kind: UnsupportedKind) -> usize {
+    state.services.iter().filter(|service| unsupported_kind(service) == Some(kind)).count()
 }
 
-/// Says it once.
-pub(super) async fn tell(cluster: Cluster) {
+/// Logs once that there are such Services, as soon as there are any.
+pub(super) async fn warn_once(cluster: Cluster) {
     discoverable(&cluster).await;
-    let [remote, federated] = loop {
-        let counts = counts(&cluster.read());
-        if counts.iter().any(|count| *count > 0) {
-            break counts;
+    let (remote, federated) = loop {
+        let (remote, federated) = {
+            let state = cluster.read();
+            (count(&state, UnsupportedKind::RemoteDiscovery), count(&state, UnsupportedKind::Federated))
+        };
+        if remote + federated > 0 {
+            break (remote, federated);
         }
-        sleep(BETWEEN_LOOKS).await;
+        sleep(CHECK_INTERVAL).await;
     };
     warn!(
         remote,

@@ -35,22 +35,25 @@ use tonic::Code;
 use super::{
     authority::{ProfileAuthority, ServiceAuthority},
     context_token::ContextToken,
-    get::{request::Request, updates::EndpointUpdates, views::Views},
+    get::{request::GetRequest, updates::EndpointUpdates},
     http2::{
-        connection::{Content, Piece},
-        stall::Progress,
+        connection::{BodyFrame, ResponseBody},
+        stall::StreamProgress,
     },
-    metrics::{Method as Rpc, Metrics},
+    metrics::DiscoveryMetrics,
     observer::DestinationObserver,
-    profile::{self, updates::ProfileUpdates},
-    settings::{Settings, TransportMode, tests::settings},
-    stream::{Stream, Updates},
+    profile::{request::ProfileRequest, updates::ProfileUpdates},
+    server::RpcMethod,
+    settings::{DestinationSettings, TransportMode},
+    stream::{ResponseStream, Updates},
+    testing::settings,
+    views::Views,
 };
 use crate::cluster::{Kind, Observer, Problems, kinds::port_ranges::PortRanges, testing::Feed};
 
 /// One method of the API, as these tests ask it.
 trait Method {
-    const RPC: Rpc;
+    const RPC: RpcMethod;
     type Updates: Updates;
     /// What the messages so far come to.
     type Known: Default;
@@ -78,7 +81,7 @@ struct Get;
 struct GetProfile;
 
 impl Method for Get {
-    const RPC: Rpc = Rpc::Get;
+    const RPC: RpcMethod = RpcMethod::Get;
     type Updates = EndpointUpdates;
     type Known = BTreeMap<SocketAddr, WeightedAddr>;
     type Answer = Answer;
@@ -90,7 +93,7 @@ impl Method for Get {
     fn subscribe(views: &Arc<Views>, request: &oracle::Request) -> Result<EndpointUpdates, tonic::Status> {
         let authority = ServiceAuthority::parse(&request.path, &views.settings.cluster_domain)
             .map_err(|error| tonic::Status::invalid_argument(error.to_string()))?;
-        let resolved = Request::new(authority, &ContextToken::parse(&request.token).node);
+        let resolved = GetRequest::new(authority, &ContextToken::parse(&request.token).node);
         let subscription = views.subscribe(&resolved).map_err(|refusal| resolved.refused(&refusal, &request.path))?;
         Ok(EndpointUpdates::new(resolved, subscription))
     }
@@ -122,7 +125,7 @@ impl Method for Get {
 }
 
 impl Method for GetProfile {
-    const RPC: Rpc = Rpc::GetProfile;
+    const RPC: RpcMethod = RpcMethod::GetProfile;
     type Updates = ProfileUpdates;
     type Known = DestinationProfile;
     type Answer = ProfileAnswer;
@@ -134,7 +137,7 @@ impl Method for GetProfile {
     fn subscribe(views: &Arc<Views>, request: &oracle::Request) -> Result<ProfileUpdates, tonic::Status> {
         let authority = ProfileAuthority::parse(&request.path, &views.settings.cluster_domain)
             .map_err(|error| tonic::Status::invalid_argument(error.to_string()))?;
-        let resolved = profile::request::Request::new(authority, &ContextToken::parse(&request.token).namespace);
+        let resolved = ProfileRequest::new(authority, &ContextToken::parse(&request.token).namespace);
         let subscription = views.subscribe_to_profile(&resolved).map_err(|refusal| refusal.status(&request.path))?;
         Ok(ProfileUpdates::new(subscription))
     }
@@ -204,7 +207,7 @@ fn is_unknown(profile: &DestinationProfile) -> bool {
 /// A client: the stream, if it is open, and what it was told.
 struct Client<M: Method> {
     request: oracle::Request,
-    stream: Option<Stream<M::Updates>>,
+    stream: Option<ResponseStream<M::Updates>>,
     known: M::Known,
     first: bool,
 }
@@ -217,8 +220,8 @@ struct Rig {
     pending: HashMap<Kind, VecDeque<Event<Value>>>,
 }
 
-fn same_settings() -> (Settings, oracle::Settings) {
-    let ours = Settings {
+fn same_settings() -> (DestinationSettings, oracle::Settings) {
+    let ours = DestinationSettings {
         cluster_domain: "cluster.local".to_owned(),
         default_opaque_ports: PortRanges::parse("25", [], &mut Problems::default()),
         outbound_transport_mode: TransportMode::TransportHeader,
@@ -248,8 +251,8 @@ impl<M: Method> Client<M> {
     fn open(&mut self, views: &Arc<Views>) -> Result<(), M::Answer> {
         let updates = M::subscribe(views, &self.request).map_err(|status| M::refused(&status))?;
         let place = Arc::new(Semaphore::new(1)).try_acquire_owned().unwrap();
-        let call = views.metrics.began(M::RPC);
-        self.stream = Some(Stream::new(updates, Arc::<Progress>::default(), call, place));
+        let call = views.metrics.observe(M::RPC);
+        self.stream = Some(ResponseStream::new(updates, Arc::<StreamProgress>::default(), call, place));
         (self.known, self.first) = (M::Known::default(), true);
         Ok(())
     }
@@ -262,8 +265,8 @@ impl<M: Method> Client<M> {
             // Without tokio's budget: here nothing ready may look as if it were not.
             match tokio::task::unconstrained(stream.next()).now_or_never() {
                 None => break,
-                Some(Some(Piece::Data(data))) => frames.extend_from_slice(&data),
-                Some(Some(Piece::Trailers(_)) | None) => self.stream = None,
+                Some(Some(BodyFrame::Data(data))) => frames.extend_from_slice(&data),
+                Some(Some(BodyFrame::Trailers(_)) | None) => self.stream = None,
             }
         }
         let mut frames = &frames[..];
@@ -293,7 +296,7 @@ impl Rig {
     fn new() -> Self {
         let observer = DestinationObserver::new();
         let feed = Feed::new([Arc::clone(&observer) as Arc<dyn Observer>]);
-        let metrics = Metrics::register(&Registry::new()).unwrap();
+        let metrics = DiscoveryMetrics::register(&Registry::new()).unwrap();
         let views = Views::new(feed.cluster.clone(), same_settings().0, metrics);
         Self { feed, observer, views, pending: HashMap::new() }
     }
@@ -430,8 +433,8 @@ async fn history<M: Method>() {
             }
         }
         drop(clients);
-        assert_eq!(rig.views.groups(), [], "the last stream takes its view along");
-        assert!(rig.views.profiles.is_empty(), "the last stream takes its view along");
+        assert_eq!(rig.views.endpoints.index().series(), [], "the last stream takes its view along");
+        assert!(rig.views.profiles.index().is_empty(), "the last stream takes its view along");
     }
 }
 

@@ -1,32 +1,154 @@
-//! A client's hold on a view: the view stays for as long as anybody has one.
+//! The views that streams subscribe to, from their first client to their last; the same for both methods of the API.
+//!
+//! In: clients that subscribe and unsubscribe; what the publisher sends. Out: the latest content of a view, for its streams.
+//! Always holds: a view exists as long as it has clients; after [`Registry::close`] every stream ends and no new one begins.
+//! State is published, not events: a slow client receives the latest content, and nothing is queued for it.
+//!
+//! What a view is found by differs between the methods, so each brings its own [`ViewIndex`].
 
-use std::sync::Arc;
+use std::sync::{
+    Arc,
+    atomic::{AtomicUsize, Ordering},
+};
 
+use parking_lot::{MappedMutexGuard, Mutex, MutexGuard};
 use tokio::sync::watch;
 
-use super::get::views::Views;
+use super::{stream::EndReason, views::Views};
 
-/// What clients look at together.
-pub(super) trait Viewed: Sized {
-    /// Its state, for its streams.
-    type Published: Clone;
-    /// A client has left.
-    fn left(view: &Arc<Self>, views: &Views);
+/// What the views of one method contain.
+pub(super) trait ViewKind: Sized + 'static {
+    type Key;
+    type Content: Clone;
+    type Index: ViewIndex<Self>;
+
+    fn registry(views: &Views) -> &Registry<Self>;
+    /// Returns the content of a view that was not published yet.
+    fn unpublished() -> Self::Content;
 }
 
-pub(super) struct Hold<V: Viewed> {
+/// The views of one method, by what they are found by.
+pub(super) trait ViewIndex<K: ViewKind>: Default {
+    /// Returns the view, which is created if there is none.
+    fn get_or_insert(&mut self, key: K::Key) -> Arc<View<K>>;
+    /// Removes this very view, if it is still there.
+    fn remove(&mut self, view: &Arc<View<K>>);
+    /// Iterates over all views, some of them maybe more than once.
+    fn views(&self) -> impl Iterator<Item = &Arc<View<K>>>;
+}
+
+pub(super) struct Registry<K: ViewKind>(Mutex<Registered<K>>);
+
+struct Registered<K: ViewKind> {
+    index: K::Index,
+    closed: bool,
+}
+
+/// What the clients of one key receive.
+pub(super) struct View<K: ViewKind> {
+    pub(super) key: K::Key,
+    clients: AtomicUsize,
+    /// The generation of the cluster's state that was published last; `None` if the content is not what clients are to receive.
+    /// Locked while the content is made.
+    pub(super) generation: Mutex<Option<u64>>,
+    pub(super) sender: watch::Sender<Published<K::Content>>,
+}
+
+/// The state of a view, for its streams.
+#[derive(Clone)]
+pub(super) struct Published<C> {
+    pub(super) content: C,
+    /// Why all streams of the view end, once they do.
+    pub(super) end: Option<EndReason>,
+}
+
+/// A client's reference to a view.
+pub(super) struct Subscription<K: ViewKind> {
     views: Arc<Views>,
-    view: Arc<V>,
-    receiver: watch::Receiver<V::Published>,
+    view: Arc<View<K>>,
+    receiver: watch::Receiver<Published<K::Content>>,
 }
 
-impl<V: Viewed> Hold<V> {
-    /// Of a client that was counted.
-    pub(super) fn new(views: &Arc<Views>, view: Arc<V>, receiver: watch::Receiver<V::Published>) -> Self {
-        Self { views: Arc::clone(views), view, receiver }
+/// The process stops.
+#[derive(Debug)]
+pub(super) struct Stopping;
+
+// === impl Registry ===
+
+impl<K: ViewKind> Default for Registry<K> {
+    fn default() -> Self {
+        Self(Mutex::new(Registered { index: K::Index::default(), closed: false }))
+    }
+}
+
+impl<K: ViewKind> Registry<K> {
+    /// Locks the index.
+    pub(super) fn index(&self) -> MappedMutexGuard<'_, K::Index> {
+        MutexGuard::map(self.0.lock(), |registered| &mut registered.index)
     }
 
-    pub(super) fn view(&self) -> &Arc<V> {
+    /// Ends all streams with OK and lets no new one begin.
+    pub(super) fn close(&self) {
+        let views: Vec<Arc<View<K>>> = {
+            let mut registered = self.0.lock();
+            registered.closed = true;
+            registered.index.views().cloned().collect()
+        };
+        for view in views {
+            view.end(EndReason::Shutdown);
+        }
+    }
+}
+
+// === impl View ===
+
+impl<K: ViewKind> View<K> {
+    pub(super) fn new(key: K::Key) -> Self {
+        let (sender, _) = watch::channel(Published { content: K::unpublished(), end: None });
+        Self { key, clients: AtomicUsize::new(0), generation: Mutex::new(None), sender }
+    }
+
+    pub(super) fn clients(&self) -> usize {
+        self.clients.load(Ordering::Relaxed)
+    }
+
+    /// Ends all streams of the view. Only the first reason counts.
+    pub(super) fn end(&self, reason: EndReason) {
+        self.sender.send_if_modified(|published| {
+            let first = published.end.is_none();
+            if first {
+                published.end = Some(reason);
+            }
+            first
+        });
+    }
+
+    pub(super) fn has_ended(&self) -> bool {
+        self.sender.borrow().end.is_some()
+    }
+}
+
+// === impl Subscription ===
+
+impl<K: ViewKind> Subscription<K> {
+    /// Subscribes to the view of a key.
+    ///
+    /// # Errors
+    /// When the process stops.
+    pub(super) fn new(views: &Arc<Views>, key: K::Key) -> Result<Self, Stopping> {
+        let mut registered = K::registry(views).0.lock();
+        if registered.closed {
+            return Err(Stopping);
+        }
+        let view = registered.index.get_or_insert(key);
+        // Under the lock, so that the view is not removed before it has its client.
+        view.clients.fetch_add(1, Ordering::Relaxed);
+        let receiver = view.sender.subscribe();
+        drop(registered);
+        Ok(Self { views: Arc::clone(views), view, receiver })
+    }
+
+    pub(super) fn view(&self) -> &Arc<View<K>> {
         &self.view
     }
 
@@ -34,22 +156,25 @@ impl<V: Viewed> Hold<V> {
         &self.views
     }
 
-    /// The view's state, now seen.
-    pub(super) fn latest(&mut self) -> V::Published {
+    /// Returns the latest state, and marks it as seen.
+    pub(super) fn latest(&mut self) -> Published<K::Content> {
         self.receiver.borrow_and_update().clone()
     }
 
-    /// Waits until the view has a state that was not looked at. Nothing is lost when the wait is given up.
+    /// Waits until the view has a state that was not seen. Cancel safe.
     pub(super) async fn changed(&mut self) {
         if self.receiver.changed().await.is_err() {
-            // A view is kept by those who hold it, so this cannot be: and if it were, there would be nothing to wait for.
+            // Its subscriptions keep a view and its sender, so this cannot happen; and there would be nothing to wait for.
             std::future::pending::<()>().await;
         }
     }
 }
 
-impl<V: Viewed> Drop for Hold<V> {
+impl<K: ViewKind> Drop for Subscription<K> {
     fn drop(&mut self) {
-        V::left(&self.view, &self.views);
+        let mut registered = K::registry(&self.views).0.lock();
+        if self.view.clients.fetch_sub(1, Ordering::Relaxed) == 1 {
+            registered.index.remove(&self.view);
+        }
     }
 }

@@ -1,19 +1,19 @@
-//! The gRPC server: connections, calls, and their ends.
+//! The gRPC server: connections, calls, and how they end.
 //!
-//! In: plain HTTP/2 connections (the pod's own proxy has ended the TLS). Out: `Get` and `GetProfile` streams, the health service. Not tonic's
-//! server: its bodies are encoded for each stream anew, and none of its streams can be ended alone.
+//! In: plain HTTP/2 connections (the Pod's own proxy terminates TLS). Out: `Get` and `GetProfile` streams, and the health
+//! service. Not tonic's server: that encodes every message once for each stream, and cannot end a single stream.
 //!
-//! Always holds: a connection, a request and a reader that stands still have a deadline; every task is waited for at the
-//! end; streams end with OK when the process stops.
+//! Always holds: a connection, a request and a client that does not read have a deadline; every task is waited for at the end;
+//! streams end with OK when the process stops.
 
 use std::{sync::Arc, task::Poll, time::Duration};
 
-use bytes::{Buf, Bytes};
 use h2::RecvStream;
 use http::{HeaderValue, Method, Request, Response, StatusCode, header};
-use http_body::{Body, Frame};
-use http_body_util::{BodyExt, StreamBody};
+use http_body::Frame;
+use http_body_util::StreamBody;
 use prost::Message;
+use strum::{EnumString, IntoStaticStr, VariantArray};
 use tokio::{
     net::{TcpListener, TcpStream},
     sync::{OwnedSemaphorePermit, Semaphore},
@@ -29,75 +29,95 @@ use tonic_health::{
 use tower::Service;
 use tracing::{debug, warn};
 
-use super::observer::KINDS;
 use super::{
     authority::{ProfileAuthority, ServiceAuthority},
     context_token::ContextToken,
-    get::{request, updates::EndpointUpdates, views::Views},
+    get::{request::GetRequest, updates::EndpointUpdates},
     http2::{
-        connection::{self, Asked, Content, Piece},
-        stall::Progress,
+        connection::{self, IncomingRequest},
         transport::Transport,
-        wake_time::Readiness,
+        wake_time::WakeTime,
     },
-    metrics::{Busy, Call, Method as Rpc},
-    profile::{self, updates::ProfileUpdates},
-    stream::Stream,
+    metrics::RpcObserver,
+    observer,
+    profile::{request::ProfileRequest, updates::ProfileUpdates},
+    request_body::{self, LONGEST_REQUEST},
+    response::{CallBody, quote, refuse, without_body},
+    stream::ResponseStream,
+    views::Views,
 };
 use crate::proto::destination::GetDestination;
 
-/// In a refusal: whoever balances over several replicas is to try another.
+/// The name of the service in paths, metrics and health checks.
+pub(super) const SERVICE: &str = "io.linkerd.proxy.destination.Destination";
+/// The names that the health service knows.
+pub(super) const HEALTH_SERVICES: [&str; 2] = ["", SERVICE];
+
+/// In a refusal: a client that balances over several replicas should try another.
 const BUSY: &str = "this destination is busy: ask another, or again";
 const FULL: &str = "this destination has as many streams as it can hold: ask another";
 
-/// What the health service is asked about.
-pub(super) const HEALTH_OF: [&str; 2] = ["", "io.linkerd.proxy.destination.Destination"];
-
-/// Longer than any request can be that means something: a name of 253 characters, a port, a token.
-pub(super) const LONGEST_REQUEST: usize = 16 * 1024;
-/// Of the health service, whose streams last as long as their clients want.
+/// Streams of the health service, which last as long as their clients want.
 const HEALTH_STREAMS: usize = 1_000;
 const REQUEST_TIMEOUT: Duration = Duration::from_secs(10);
 const LATE_REQUEST: &str = "the request did not come in time";
-/// For clients to take the ends of their streams.
-const GOODBYE: Duration = Duration::from_secs(2);
-/// Of a path that comes back in a message: whoever reads that has seen enough.
-const LONGEST_QUOTE: usize = 512;
+/// Time for clients to receive the ends of their streams.
+const DRAIN_TIMEOUT: Duration = Duration::from_secs(2);
 
-pub(super) struct Server {
+pub(super) struct DestinationServer {
     views: Arc<Views>,
     health: HealthServer<HealthService>,
     reporter: HealthReporter,
-    /// One for each stream that there may be.
-    places: Arc<Semaphore>,
-    health_places: Arc<Semaphore>,
+    /// One permit for each stream that may be open.
+    permits: Arc<Semaphore>,
+    health_permits: Arc<Semaphore>,
 }
 
-impl Server {
+/// A method of the Destination API.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, EnumString, IntoStaticStr, VariantArray)]
+#[strum(const_into_str)]
+pub(super) enum RpcMethod {
+    Get,
+    GetProfile,
+}
+
+/// Why a stream was refused that could be answered, as its metric labels it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, IntoStaticStr, VariantArray)]
+#[strum(serialize_all = "snake_case", const_into_str)]
+pub(super) enum OverloadReason {
+    /// The request had waited too long for its turn.
+    Waited,
+    /// As many streams were open as may be.
+    Full,
+}
+
+// === impl DestinationServer ===
+
+impl DestinationServer {
     pub(super) fn new(views: Arc<Views>, reporter: HealthReporter) -> Self {
         let health = HealthServer::new(HealthService::from_health_reporter(reporter.clone()))
             .max_decoding_message_size(LONGEST_REQUEST);
-        let places = Arc::new(Semaphore::new(views.settings.limits.streams.min(Semaphore::MAX_PERMITS)));
-        Self { views, health, reporter, places, health_places: Arc::new(Semaphore::new(HEALTH_STREAMS)) }
+        let permits = Arc::new(Semaphore::new(views.settings.limits.streams.min(Semaphore::MAX_PERMITS)));
+        Self { views, health, reporter, permits, health_permits: Arc::new(Semaphore::new(HEALTH_STREAMS)) }
     }
 
     /// Serves until `stop`, and then until the streams have ended.
     pub(super) async fn serve(self: Arc<Self>, listener: TcpListener, stop: CancellationToken) {
         let tasks = TaskTracker::new();
-        let places = Arc::new(Semaphore::new(self.views.settings.limits.connections.min(Semaphore::MAX_PERMITS)));
+        let permits = Arc::new(Semaphore::new(self.views.settings.limits.connections.min(Semaphore::MAX_PERMITS)));
         let accept = async {
             loop {
-                let Ok(place) = Arc::clone(&places).acquire_owned().await else { return };
+                let Ok(permit) = Arc::clone(&permits).acquire_owned().await else { return };
                 match listener.accept().await {
                     Ok((stream, _)) => {
-                        let readiness = Readiness::new();
+                        let wake_time = WakeTime::new();
                         let connection =
-                            Arc::clone(&self).connection(stream, stop.clone(), Arc::clone(&readiness), place);
-                        // A turn is bounded by more than tokio's budget, which would be spent on looking at streams.
-                        tasks.spawn(unconstrained(readiness.of(connection)));
+                            Arc::clone(&self).connection(stream, stop.clone(), Arc::clone(&wake_time), permit);
+                        // The connection bounds its turns itself. tokio's budget would be used up by polling idle streams.
+                        tasks.spawn(unconstrained(wake_time.track(connection)));
                     }
                     Err(error) => {
-                        // Out of descriptors, most likely: without the pause this loop would take a core as well.
+                        // Most likely there are no file descriptors left: without the pause this loop would use a whole core.
                         warn!(%error, "cannot accept a connection for discovery");
                         tokio::time::sleep(Duration::from_millis(200)).await;
                     }
@@ -108,15 +128,15 @@ impl Server {
             () = accept => {}
             () = stop.cancelled() => {}
         }
-        // Connections and streams that begin now are refused, so that their clients ask another replica.
+        // New connections and streams are refused, so that their clients try another replica.
         drop(listener);
-        for service in HEALTH_OF {
+        for service in HEALTH_SERVICES {
             self.reporter.set_service_status(service, tonic_health::ServingStatus::NotServing).await;
         }
         self.views.close();
         tasks.close();
-        if timeout(GOODBYE, tasks.wait()).await.is_err() {
-            debug!("some clients did not take the ends of their streams");
+        if timeout(DRAIN_TIMEOUT, tasks.wait()).await.is_err() {
+            debug!("some clients did not receive the ends of their streams in time");
         }
     }
 
@@ -124,28 +144,28 @@ impl Server {
         self: Arc<Self>,
         stream: TcpStream,
         stop: CancellationToken,
-        readiness: Arc<Readiness>,
-        _place: OwnedSemaphorePermit,
+        wake_time: Arc<WakeTime>,
+        _permit: OwnedSemaphorePermit,
     ) {
         let transport = match Transport::accept(stream).await {
             Ok(transport) => transport,
             Err(error) => {
-                debug!(%error, "a connection for discovery was given up");
+                debug!(%error, "rejected a discovery connection");
                 return;
             }
         };
         let metrics = &self.views.metrics;
         let _open = metrics.connection();
-        let answer = |asked| {
+        let answer = |request| {
             let server = Arc::clone(&self);
-            async move { server.call(asked).await }
+            async move { server.call(request).await }
         };
-        let ended = connection::serve(transport, &readiness, &self.views.settings.limits, &stop, answer).await;
-        metrics.connection_ended(ended);
+        let end = connection::serve(transport, &wake_time, &self.views.settings.limits, &stop, answer).await;
+        metrics.connection_ended(end);
     }
 
-    async fn call(&self, asked: Asked) -> Response<Answer> {
-        let Asked { request, since, progress } = asked;
+    async fn call(&self, incoming: IncomingRequest) -> Response<CallBody> {
+        let IncomingRequest { request, queued_since, progress } = incoming;
         let deadline = Instant::now() + REQUEST_TIMEOUT;
         let (head, mut body) = request.into_parts();
         let path = head.uri.path();
@@ -153,35 +173,43 @@ impl Server {
             return self.health(Request::from_parts(head, body)).await;
         }
         let refusal = if head.method != Method::POST {
-            plain(StatusCode::METHOD_NOT_ALLOWED)
+            without_body(StatusCode::METHOD_NOT_ALLOWED)
         } else if !head.headers.get(header::CONTENT_TYPE).is_some_and(|value| is_grpc(value.as_bytes())) {
-            plain(StatusCode::UNSUPPORTED_MEDIA_TYPE)
-        } else if let Some(rpc) = Rpc::of_path(path) {
-            let mut call = self.views.metrics.began(rpc);
-            match self.open(rpc, &call, &mut body, since, deadline).await {
-                Ok((subscribed, place)) => {
-                    let mut response = Response::new(subscribed.stream(progress, call, place));
+            without_body(StatusCode::UNSUPPORTED_MEDIA_TYPE)
+        } else if let Some(method) = RpcMethod::of_path(path) {
+            let mut observer = self.views.metrics.observe(method);
+            match self.open(method, &observer, &mut body, queued_since, deadline).await {
+                Ok((updates, permit)) => {
+                    let answer = match updates {
+                        Subscribed::Get(updates) => {
+                            CallBody::Get(Box::new(ResponseStream::new(updates, progress, observer, permit)))
+                        }
+                        Subscribed::GetProfile(updates) => {
+                            CallBody::GetProfile(Box::new(ResponseStream::new(updates, progress, observer, permit)))
+                        }
+                    };
+                    let mut response = Response::new(answer);
                     let content_type = HeaderValue::from_static("application/grpc");
                     response.headers_mut().insert(header::CONTENT_TYPE, content_type);
                     return response;
                 }
                 Err(status) => {
-                    call.will_end(status.code());
+                    observer.set_code(status.code());
                     refuse(&status)
                 }
             }
         } else {
             refuse(&Status::unimplemented(format!("no method {}", quote(path))))
         };
-        // h2 resets a stream that is answered before its request has ended, and counts what still comes for it as the
-        // client's fault: after 1,024 such it would close the connection, with all streams on it.
-        _ = timeout_at(deadline, rest_of(body)).await;
+        // h2 resets a stream that is answered before its request has ended, and counts the frames that still arrive for it as
+        // the client's fault: after 1,024 of them it would close the connection, with all streams on it.
+        _ = timeout_at(deadline, request_body::discard(body)).await;
         refusal
     }
 
-    async fn health(&self, request: Request<RecvStream>) -> Response<Answer> {
-        let Ok(place) = Arc::clone(&self.health_places).try_acquire_owned() else {
-            _ = timeout(REQUEST_TIMEOUT, rest_of(request.into_body())).await;
+    async fn health(&self, request: Request<RecvStream>) -> Response<CallBody> {
+        let Ok(permit) = Arc::clone(&self.health_permits).try_acquire_owned() else {
+            _ = timeout(REQUEST_TIMEOUT, request_body::discard(request.into_body())).await;
             return refuse(&Status::unavailable(FULL));
         };
         let request = request.map(|mut body| {
@@ -195,7 +223,7 @@ impl Server {
         });
         let mut health = self.health.clone();
         match timeout(REQUEST_TIMEOUT, health.call(request)).await {
-            Ok(Ok(response)) => response.map(|body| Answer::Health { body, _place: place }),
+            Ok(Ok(response)) => response.map(|body| CallBody::Health { body, _permit: permit }),
             Ok(Err(never)) => match never {},
             Err(_) => refuse(&Status::deadline_exceeded(LATE_REQUEST)),
         }
@@ -203,60 +231,60 @@ impl Server {
 
     async fn open(
         &self,
-        rpc: Rpc,
-        call: &Call,
+        method: RpcMethod,
+        observer: &RpcObserver,
         body: &mut RecvStream,
-        since: Instant,
+        queued_since: Instant,
         deadline: Instant,
     ) -> Result<(Subscribed, OwnedSemaphorePermit), Status> {
-        let (message, place) = self.request(call, body, since, deadline).await?;
-        Ok((self.subscribe(rpc, &message)?, place))
+        let (message, permit) = self.request(observer, body, queued_since, deadline).await?;
+        Ok((self.subscribe(method, &message)?, permit))
     }
 
-    /// Reads the request, if there is a place for its stream.
+    /// Reads the request, if there is room for its stream.
     async fn request(
         &self,
-        call: &Call,
+        observer: &RpcObserver,
         body: &mut RecvStream,
-        since: Instant,
+        queued_since: Instant,
         deadline: Instant,
     ) -> Result<(GetDestination, OwnedSemaphorePermit), Status> {
         let metrics = &self.views.metrics;
-        if since.elapsed() > self.views.settings.limits.stream_wait {
-            metrics.refused(Busy::Waited);
+        if queued_since.elapsed() > self.views.settings.limits.stream_wait {
+            metrics.stream_refused(OverloadReason::Waited);
             return Err(Status::unavailable(BUSY));
         }
-        let place = Arc::clone(&self.places).try_acquire_owned().map_err(|_| {
-            metrics.refused(Busy::Full);
+        let permit = Arc::clone(&self.permits).try_acquire_owned().map_err(|_| {
+            metrics.stream_refused(OverloadReason::Full);
             Status::unavailable(FULL)
         })?;
-        let message = timeout_at(deadline, read(body));
+        let message = timeout_at(deadline, request_body::read(body));
         let message = message.await.map_err(|_| Status::deadline_exceeded(LATE_REQUEST))??;
         let message = GetDestination::decode(message)
             .map_err(|error| Status::internal(format!("cannot read the request: {error}")))?;
-        call.received();
-        if !self.views.cluster.knows(KINDS) {
+        observer.received();
+        if !self.views.cluster.knows(observer::KINDS) {
             return Err(Status::unavailable("the caches are not filled yet: ask another replica, or again"));
         }
-        Ok((message, place))
+        Ok((message, permit))
     }
 
-    /// Finds what answers the request.
-    fn subscribe(&self, rpc: Rpc, message: &GetDestination) -> Result<Subscribed, Status> {
+    /// Subscribes to the view that answers the request.
+    fn subscribe(&self, method: RpcMethod, message: &GetDestination) -> Result<Subscribed, Status> {
         let GetDestination { path, context_token, .. } = message;
         let cluster_domain = &self.views.settings.cluster_domain;
         let token = ContextToken::parse(context_token);
-        match rpc {
-            Rpc::Get => {
+        match method {
+            RpcMethod::Get => {
                 let authority = ServiceAuthority::parse(path, cluster_domain).map_err(invalid)?;
-                let request = request::Request::new(authority, &token.node);
+                let request = GetRequest::new(authority, &token.node);
                 let subscription = self.views.subscribe(&request);
                 let subscription = subscription.map_err(|refusal| request.refused(&refusal, &quote(path)))?;
                 Ok(Subscribed::Get(EndpointUpdates::new(request, subscription)))
             }
-            Rpc::GetProfile => {
+            RpcMethod::GetProfile => {
                 let authority = ProfileAuthority::parse(path, cluster_domain).map_err(invalid)?;
-                let request = profile::request::Request::new(authority, &token.namespace);
+                let request = ProfileRequest::new(authority, &token.namespace);
                 let subscription = self.views.subscribe_to_profile(&request);
                 let subscription = subscription.map_err(|refusal| refusal.status(&quote(path)))?;
                 Ok(Subscribed::GetProfile(ProfileUpdates::new(subscription)))
@@ -265,132 +293,28 @@ impl Server {
     }
 }
 
-/// What a stream is about to tell.
+/// What a new stream will send.
 enum Subscribed {
     Get(EndpointUpdates),
     GetProfile(ProfileUpdates),
-}
-
-impl Subscribed {
-    fn stream(self, progress: Arc<Progress>, call: Call, place: OwnedSemaphorePermit) -> Answer {
-        match self {
-            Self::Get(updates) => Answer::Get(Box::new(Stream::new(updates, progress, call, place))),
-            Self::GetProfile(updates) => Answer::GetProfile(Box::new(Stream::new(updates, progress, call, place))),
-        }
-    }
 }
 
 fn invalid(error: impl std::error::Error) -> Status {
     Status::invalid_argument(quote(&error.to_string()))
 }
 
-/// The one message of a request. What is read takes its part of the connection's window until it is complete, so that a client
-/// cannot leave behind more of unfinished requests than that.
-async fn read(body: &mut RecvStream) -> Result<Bytes, Status> {
-    const PREFIX: usize = 5;
-    let mut received = bytes::BytesMut::new();
-    let mut taken = 0;
-    let message = loop {
-        if let Some((prefix, message)) = received.split_at_checked(PREFIX) {
-            let mut prefix = prefix;
-            let compressed = prefix.get_u8() != 0;
-            let length = prefix.get_u32() as usize;
-            if compressed {
-                break Err(Status::unimplemented("the request is compressed: send it as it is"));
-            }
-            if length > LONGEST_REQUEST {
-                let text =
-                    format!("Invalid authority: a request of {length} bytes names none; the most is {LONGEST_REQUEST}");
-                break Err(Status::invalid_argument(text));
-            }
-            if message.len() >= length {
-                received.advance(PREFIX);
-                received.truncate(length);
-                break Ok(received.freeze());
-            }
-        }
-        match body.data().await {
-            Some(Ok(data)) => {
-                taken += data.len();
-                received.extend_from_slice(&data);
-            }
-            Some(Err(error)) => break Err(Status::cancelled(format!("the request broke off: {error}"))),
-            None => break Err(Status::internal("the request ended before its message")),
-        }
-    };
-    // Else it would be missing in the connection's window for as long as the stream is open, and some hundred streams later its
-    // client could ask for no more. It fails when the stream is over.
-    _ = body.flow_control().release_capacity(taken);
-    message
-}
-
-/// Reads a request to its end, for nothing.
-async fn rest_of(mut body: RecvStream) {
-    let mut taken = 0;
-    while let Some(Ok(data)) = body.data().await {
-        taken += data.len();
-        if taken > LONGEST_REQUEST {
-            return;
-        }
-        _ = body.flow_control().release_capacity(data.len());
-    }
-}
-
-/// The beginning of what a client wrote.
-fn quote(text: &str) -> String {
-    let mut quoted = text.to_owned();
-    quoted.truncate(text.floor_char_boundary(LONGEST_QUOTE));
-    quoted
-}
-
-/// gRPC with any encoding of its messages, but not gRPC-Web, whose bodies are others.
+/// Accepts gRPC with any message encoding, but not gRPC-Web, which frames its bodies in another way.
 fn is_grpc(content_type: &[u8]) -> bool {
     let encoding = content_type.strip_prefix(b"application/grpc");
     encoding.is_some_and(|encoding| matches!(encoding.first(), None | Some(b'+' | b';')))
 }
 
-/// An answer that is a status only: headers that are trailers. A text with all that a client wrote would break the limit that
-/// clients set to headers, and look to them like a broken connection.
-fn refuse(status: &Status) -> Response<Answer> {
-    Status::new(status.code(), quote(status.message())).into_http::<()>().map(|()| Answer::Empty)
-}
+// === impl RpcMethod ===
 
-fn plain(code: StatusCode) -> Response<Answer> {
-    let mut response = Response::new(Answer::Empty);
-    *response.status_mut() = code;
-    response
-}
-
-/// What a call is answered with.
-enum Answer {
-    Get(Box<Stream<EndpointUpdates>>),
-    GetProfile(Box<Stream<ProfileUpdates>>),
-    Health { body: tonic::body::Body, _place: OwnedSemaphorePermit },
-    Empty,
-}
-
-impl Content for Answer {
-    fn is_empty(&self) -> bool {
-        match self {
-            Self::Get(_) | Self::GetProfile(_) => false,
-            Self::Health { body, .. } => body.is_end_stream(),
-            Self::Empty => true,
-        }
-    }
-
-    async fn next(&mut self) -> Option<Piece> {
-        match self {
-            Self::Get(stream) => stream.next().await,
-            Self::GetProfile(stream) => stream.next().await,
-            Self::Health { body, .. } => match body.frame().await? {
-                Ok(frame) => match frame.into_data() {
-                    Ok(data) => Some(Piece::Data(data)),
-                    Err(frame) => frame.into_trailers().ok().map(|trailers| Piece::Trailers(Box::new(trailers))),
-                },
-                Err(status) => Some(Piece::Trailers(Box::new(status.into_http::<()>().into_parts().0.headers))),
-            },
-            Self::Empty => None,
-        }
+impl RpcMethod {
+    /// Parses the path of a request.
+    fn of_path(path: &str) -> Option<Self> {
+        path.strip_prefix('/')?.strip_prefix(SERVICE)?.strip_prefix('/')?.parse().ok()
     }
 }
 
@@ -399,14 +323,17 @@ mod tests {
     use std::net::Ipv4Addr;
     use tonic_health::pb::{HealthCheckRequest, health_server::Health};
 
-    use super::{super::settings::tests::settings, *};
-    use crate::{cluster::testing::Feed, destination::metrics::Metrics};
+    use super::*;
+    use crate::{
+        cluster::testing::Feed,
+        destination::{metrics::DiscoveryMetrics, testing::settings},
+    };
 
     #[tokio::test]
-    async fn a_server_that_stops_says_so_of_its_service_too() {
-        let metrics = Metrics::register(&prometheus::Registry::new()).unwrap();
+    async fn a_server_that_stops_reports_not_serving_for_its_service_too() {
+        let metrics = DiscoveryMetrics::register(&prometheus::Registry::new()).unwrap();
         let reporter = HealthReporter::new();
-        for service in HEALTH_OF {
+        for service in HEALTH_SERVICES {
             reporter.set_service_status(service, tonic_health::ServingStatus::Serving).await;
         }
         let service = HealthService::from_health_reporter(reporter.clone());
@@ -414,8 +341,8 @@ mod tests {
         let stop = CancellationToken::new();
         stop.cancel();
         let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).await.unwrap();
-        Arc::new(Server::new(views, reporter)).serve(listener, stop).await;
-        for name in HEALTH_OF {
+        Arc::new(DestinationServer::new(views, reporter)).serve(listener, stop).await;
+        for name in HEALTH_SERVICES {
             let request = tonic::Request::new(HealthCheckRequest { service: name.to_owned() });
             let status = service.check(request).await.unwrap().into_inner().status();
             assert_eq!(status, tonic_health::pb::health_check_response::ServingStatus::NotServing, "{name:?}");

@@ -1,4 +1,4 @@
-//! How the destination serves: what its flags say, in types.
+//! The settings of the destination server, as its flags set them.
 
 use std::{str::FromStr, sync::Arc, time::Duration};
 
@@ -12,8 +12,8 @@ use crate::{
 };
 
 #[derive(Clone, Debug)]
-pub struct Settings {
-    /// The namespace of the control plane: only Pods of its mesh get an identity.
+pub struct DestinationSettings {
+    /// The namespace of the control plane. Only Pods of its mesh get an identity.
     pub controller_namespace: Arc<str>,
     pub cluster_domain: String,
     /// Empty: no Pod gets an identity.
@@ -24,21 +24,21 @@ pub struct Settings {
     pub enable_ipv6: bool,
     pub ext_endpoint_zone_weights: bool,
     pub meshed_http2_client_params: Http2Params,
-    /// No `no_endpoints`, ever.
+    /// Never send `no_endpoints`.
     pub strict_upstream_parity: bool,
-    pub limits: Limits,
+    pub limits: DestinationLimits,
 }
 
-/// How much of us clients may have.
+/// The limits for clients.
 #[derive(Clone, Debug)]
-pub struct Limits {
+pub struct DestinationLimits {
     pub connections: usize,
-    /// Of all connections together.
+    /// Streams of all connections together.
     pub streams: usize,
     pub streams_per_connection: u32,
-    /// A request that has waited longer for its turn is refused: its client is about to give up, and to ask again.
+    /// A request that has waited longer for its turn is refused: its client is about to give up and to retry.
     pub stream_wait: Duration,
-    /// How long a client may leave untaken what waits for it.
+    /// How long a client may take nothing of what waits for it.
     pub stream_stall_timeout: Duration,
 }
 
@@ -137,32 +137,8 @@ fn lower_case(value: Value) -> Value {
 }
 
 #[cfg(test)]
-pub mod tests {
+mod tests {
     use super::*;
-    use crate::cluster::Problems;
-
-    /// The fixture of upstream's tests.
-    pub fn settings() -> Settings {
-        Settings {
-            controller_namespace: "linkerd".into(),
-            cluster_domain: "mycluster.local".into(),
-            identity_trust_domain: "trust.domain".into(),
-            default_opaque_ports: PortRanges::parse("25,443,587,3306,5432,11211", [], &mut Problems::default()),
-            outbound_transport_mode: TransportMode::Transparent,
-            enable_h2_upgrade: true,
-            enable_ipv6: true,
-            ext_endpoint_zone_weights: false,
-            meshed_http2_client_params: Http2Params::default(),
-            strict_upstream_parity: false,
-            limits: Limits {
-                connections: 10,
-                streams: 100,
-                streams_per_connection: 100,
-                stream_wait: Duration::from_millis(1_500),
-                stream_stall_timeout: Duration::from_secs(60),
-            },
-        }
-    }
 
     fn parse(text: &str) -> Result<Option<Http2ClientParams>, String> {
         text.parse::<Http2Params>().map(|params| params.0)

@@ -1,138 +1,180 @@
-//! One stream: what its response says.
+//! One stream: the frames of its response.
 //!
-//! In: what there is to tell ([`Updates`]). Out: finished gRPC frames, made when there is room for them, and at the end the
-//! status. Always holds: at most one piece is under way; a client that is slow is told the latest next, and nothing in between.
+//! In: what to send ([`Updates`]). Out: finished gRPC frames, made when the client has window for them, and at the end the
+//! status. Always holds: at most one frame is in flight; a slow client receives the latest state next, and no state in between.
 
 use std::{future::Future, sync::Arc};
 
 use bytes::Bytes;
 use http::{HeaderMap, HeaderName, HeaderValue};
+use strum::{IntoStaticStr, VariantArray};
 use tokio::{sync::OwnedSemaphorePermit, time::Instant};
 
 use super::{
-    get::views::Views,
     http2::{
-        connection::{Content, Piece},
-        stall::Progress,
+        connection::{BodyFrame, ResponseBody},
+        stall::StreamProgress,
     },
-    metrics::{Call, End, Messages, StreamState},
+    metrics::RpcObserver,
+    views::Views,
 };
 
-/// What a stream tells its client.
+/// What a stream sends to its client.
 pub(super) trait Updates: Send {
     fn views(&self) -> &Views;
-    /// Whether the client was told anything.
+    /// Whether anything was sent.
     fn has_begun(&self) -> bool;
-    /// Waits until there may be something new. Nothing is lost when the wait is given up.
+    /// Waits until there may be something new. Cancel safe.
     fn changed(&mut self) -> impl Future<Output = ()> + Send;
-    /// Looks at the latest state: what is to be told now, if anything, and whether that is the end.
-    fn look(&mut self) -> Option<End>;
-    /// The next piece of what is to be told now.
-    fn next(&mut self) -> Option<Told>;
+    /// Reads the latest state. Returns why the stream ends after what is to be sent now, if it does.
+    fn refresh(&mut self) -> Option<EndReason>;
+    /// Returns the next frames of what is to be sent now.
+    fn next(&mut self) -> Option<OutgoingFrames>;
 }
 
-/// What is handed to the transport at a time.
-pub(super) struct Told {
+/// Frames that are handed to the transport at once.
+pub(super) struct OutgoingFrames {
     pub(super) frames: Bytes,
-    /// Those that begin in it.
-    pub(super) messages: Messages,
-    /// When the event was received that it answers. `None` for what the client asked for: that it is old says nothing about us.
-    pub(super) answers: Option<Instant>,
+    /// The messages that begin in them.
+    pub(super) messages: MessageCounts,
+    /// When the event was received that they are about. `None` for the answer to the request: its age says nothing about us.
+    pub(super) received: Option<Instant>,
 }
 
-/// There may be a hundred thousand: each field counts.
-pub(super) struct Stream<U: Updates> {
+/// The number of messages of each kind.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(super) struct MessageCounts {
+    pub(super) add: u32,
+    pub(super) remove: u32,
+    pub(super) no_endpoints: u32,
+    pub(super) profile: u32,
+}
+
+/// The state of a stream, as its metric labels it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, IntoStaticStr, VariantArray)]
+#[strum(serialize_all = "snake_case", const_into_str)]
+pub(super) enum StreamState {
+    /// The transport has taken nothing yet.
+    Opening,
+    /// The client has received everything.
+    Idle,
+    /// Something waits for the client.
+    Blocked,
+}
+
+/// Why a stream ended, as its metric labels it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, IntoStaticStr, VariantArray)]
+#[strum(serialize_all = "snake_case", const_into_str)]
+pub(super) enum EndReason {
+    /// The client reset it, or its connection ended.
+    Client,
+    /// The process stops.
+    Shutdown,
+    /// Another kind of answer applies to the target now; the client opens a new stream.
+    Rerouted,
+    /// The client took nothing for too long.
+    Stalled,
+}
+
+/// The body of a streaming response. There may be a hundred thousand: each field counts.
+pub(super) struct ResponseStream<U: Updates> {
     updates: U,
-    /// What was handed to the transport last and has not gone yet was the answer to an event received then.
-    under_way: Option<Instant>,
-    /// The status is next, or was last.
-    end: Option<Ended>,
+    /// When the event was received that the frames in flight are about.
+    in_flight: Option<Instant>,
+    /// The status is next, or was sent.
+    end: Option<EndOfStream>,
     state: StreamState,
-    progress: Arc<Progress>,
+    progress: Arc<StreamProgress>,
     /// Counts what is sent, and the call when the stream is dropped.
-    call: Call,
-    /// Of all that there may be at a time.
-    _place: OwnedSemaphorePermit,
+    observer: RpcObserver,
+    /// One of all streams that may be open at a time.
+    _permit: OwnedSemaphorePermit,
 }
 
-enum Ended {
-    Now(End),
-    Told(End),
+enum EndOfStream {
+    Next(EndReason),
+    Sent(EndReason),
 }
 
-// === impl Stream ===
+// === impl ResponseStream ===
 
-impl<U: Updates> Stream<U> {
-    pub(super) fn new(updates: U, progress: Arc<Progress>, call: Call, place: OwnedSemaphorePermit) -> Self {
-        updates.views().metrics.state(StreamState::Opening).inc();
-        Self { updates, under_way: None, end: None, state: StreamState::Opening, progress, call, _place: place }
+impl<U: Updates> ResponseStream<U> {
+    pub(super) fn new(
+        updates: U,
+        progress: Arc<StreamProgress>,
+        observer: RpcObserver,
+        permit: OwnedSemaphorePermit,
+    ) -> Self {
+        let state = StreamState::Opening;
+        updates.views().metrics.streams(state).inc();
+        Self { updates, in_flight: None, end: None, state, progress, observer, _permit: permit }
     }
 
-    fn look(&mut self) {
-        self.end = self.updates.look().map(Ended::Now);
+    fn refresh(&mut self) {
+        self.end = self.updates.refresh().map(EndOfStream::Next);
     }
 
-    fn become_state(&mut self, state: StreamState) {
+    fn set_state(&mut self, state: StreamState) {
         if state != self.state {
             let metrics = &self.updates.views().metrics;
-            metrics.state(self.state).dec();
-            metrics.state(state).inc();
+            metrics.streams(self.state).dec();
+            metrics.streams(state).inc();
             self.state = state;
         }
     }
 }
 
-impl<U: Updates> Content for Stream<U> {
+impl<U: Updates> ResponseBody for ResponseStream<U> {
     fn is_empty(&self) -> bool {
         false
     }
 
-    /// `None` after the status.
-    async fn next(&mut self) -> Option<Piece> {
-        // Asked for more, the transport has got rid of what it had.
-        if let Some(received) = self.under_way.take() {
+    /// Returns `None` after the status.
+    async fn next(&mut self) -> Option<BodyFrame> {
+        // The transport polls for more once it has sent what it had.
+        if let Some(received) = self.in_flight.take() {
             self.updates.views().metrics.taken(received);
         }
         if !self.updates.has_begun() {
-            self.look();
+            self.refresh();
         }
         loop {
-            if let Some(Told { frames, messages, answers }) = self.updates.next() {
-                self.call.sent(messages);
-                self.under_way = answers;
-                self.become_state(StreamState::Blocked);
-                return Some(Piece::Data(frames));
+            if let Some(OutgoingFrames { frames, messages, received }) = self.updates.next() {
+                self.observer.sent(messages);
+                self.in_flight = received;
+                self.set_state(StreamState::Blocked);
+                return Some(BodyFrame::Data(frames));
             }
             match self.end {
                 None => {}
-                Some(Ended::Now(end)) => {
-                    self.end = Some(Ended::Told(end));
-                    return Some(Piece::Trailers(Box::new(ok())));
+                Some(EndOfStream::Next(end)) => {
+                    self.end = Some(EndOfStream::Sent(end));
+                    return Some(BodyFrame::Trailers(Box::new(status_ok())));
                 }
-                Some(Ended::Told(_)) => return None,
+                Some(EndOfStream::Sent(_)) => return None,
             }
             if self.updates.has_begun() {
-                self.become_state(StreamState::Idle);
+                self.set_state(StreamState::Idle);
             }
             self.updates.changed().await;
-            self.look();
+            self.refresh();
         }
     }
 }
 
-impl<U: Updates> Drop for Stream<U> {
+impl<U: Updates> Drop for ResponseStream<U> {
     fn drop(&mut self) {
         let metrics = &self.updates.views().metrics;
-        metrics.state(self.state).dec();
-        metrics.ended(match self.end {
-            Some(Ended::Now(end) | Ended::Told(end)) => end,
-            None if self.progress.is_stalled() => End::Stalled,
-            None => End::Client,
+        metrics.streams(self.state).dec();
+        metrics.stream_ended(match self.end {
+            Some(EndOfStream::Next(end) | EndOfStream::Sent(end)) => end,
+            None if self.progress.is_stalled() => EndReason::Stalled,
+            None => EndReason::Client,
         });
     }
 }
 
-fn ok() -> HeaderMap {
+fn status_ok() -> HeaderMap {
     let status = (HeaderName::from_static("grpc-status"), HeaderValue::from_static("0"));
     HeaderMap::from_iter([status])
 }

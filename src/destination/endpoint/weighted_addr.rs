@@ -1,20 +1,20 @@
-//! What one endpoint looks like to one kind of client. Pure.
+//! The `WeightedAddr` of one endpoint for one kind of client. Pure.
 //!
-//! In: a member of a Service, an address and port of it, the client's zone. Out: the `WeightedAddr` of the API. What a field
-//! depends on is in destination.proto and, where that is silent, what Linkerd's destination sends.
+//! In: a target, its address and port, the client's zone. Out: the message. destination.proto says what a field depends on;
+//! where it is silent, the field is as Linkerd's destination sends it.
 
 use std::{
     collections::BTreeMap,
     net::{IpAddr, SocketAddr},
 };
 
-use crate::destination::{
-    get::members::{PodSubject, Subject, WorkloadSubject},
-    settings::{Settings, TransportMode},
-};
+use strum::IntoStaticStr;
+
+use super::target::{EndpointTarget, PodTarget, WorkloadTarget};
 use crate::{
     api::{POD_TEMPLATE_HASH_LABEL, PROXY_NAME},
     cluster::kinds::endpoint_slice::ready::Mirror,
+    destination::settings::{DestinationSettings, TransportMode},
     proto::{
         destination::{
             AuthorityOverride, ProtocolHint, TlsIdentity, WeightedAddr,
@@ -26,12 +26,12 @@ use crate::{
 };
 
 const WEIGHT: u32 = 10_000;
-/// Of an endpoint in the client's zone, with `--ext-endpoint-zone-weights`.
+/// The weight of an endpoint in the client's zone, with `--ext-endpoint-zone-weights`.
 const WEIGHT_IN_ZONE: u32 = 10 * WEIGHT;
-/// Where the proxy of an ExternalWorkload listens that does not say.
+/// The inbound port of an ExternalWorkload's proxy, unless it declares another.
 const WORKLOAD_INBOUND_PORT: u16 = 4143;
 
-/// An endpoint, as far as its slice tells.
+/// What the slice says of an endpoint.
 #[derive(Clone, Copy, Debug)]
 pub(in crate::destination) struct Placed<'a> {
     pub(in crate::destination) address: SocketAddr,
@@ -39,56 +39,61 @@ pub(in crate::destination) struct Placed<'a> {
     pub(in crate::destination) mirror: Option<&'a Mirror>,
 }
 
-/// Who is told.
+/// What matters of the client.
 #[derive(Clone, Copy, Debug)]
-pub(in crate::destination) struct Client<'a> {
+pub(in crate::destination) struct ClientContext<'a> {
     pub(in crate::destination) zone: Option<&'a str>,
-    /// The port that was asked for.
+    /// The requested port of the Service.
     pub(in crate::destination) port: u16,
 }
 
-#[derive(Clone, Copy, PartialEq, Eq)]
+#[derive(Clone, Copy, PartialEq, Eq, IntoStaticStr)]
+#[strum(serialize_all = "snake_case", const_into_str)]
 enum Locality {
     Local,
     Remote,
     Unknown,
 }
 
-/// The endpoint for the client.
-pub(in crate::destination) fn weighted_address(
-    subject: &Subject,
+/// Returns the endpoint for the client.
+pub(in crate::destination) fn weighted_addr(
+    target: &EndpointTarget,
     placed: &Placed<'_>,
-    client: &Client<'_>,
-    settings: &Settings,
+    client: &ClientContext<'_>,
+    settings: &DestinationSettings,
 ) -> WeightedAddr {
-    // Of a bare address nothing is read but the address.
-    let zone = placed.zone.filter(|_| !matches!(subject, Subject::Address));
+    // The zone of a bare address is ignored.
+    let zone = placed.zone.filter(|_| !matches!(target, EndpointTarget::Address));
     let locality = Locality::between(client.zone, zone);
-    let mut endpoint = of_subject(subject, placed, client.port, settings);
+    let mut endpoint = of_target(target, placed, client.port, settings);
     if settings.ext_endpoint_zone_weights && locality == Locality::Local {
         endpoint.weight = WEIGHT_IN_ZONE;
     }
-    endpoint.metric_labels.insert("zone_locality".to_owned(), locality.as_str().to_owned());
+    endpoint.metric_labels.insert("zone_locality".to_owned(), locality.into_str().to_owned());
     endpoint
 }
 
-/// The only endpoint of a profile: what it stands for is in no slice, so nothing is known of its zone.
-pub(in crate::destination) fn profiled(subject: &Subject, address: SocketAddr, settings: &Settings) -> WeightedAddr {
+/// Returns the endpoint of a profile. It is found by its address, not in a slice, so its zone is unknown.
+pub(in crate::destination) fn profiled(
+    target: &EndpointTarget,
+    address: SocketAddr,
+    settings: &DestinationSettings,
+) -> WeightedAddr {
     let placed = Placed { address, zone: None, mirror: None };
-    let mut endpoint = of_subject(subject, &placed, address.port(), settings);
-    if let Some(namespace) = subject.namespace() {
+    let mut endpoint = of_target(target, &placed, address.port(), settings);
+    if let Some(namespace) = target.namespace() {
         endpoint.metric_labels.insert("namespace".to_owned(), namespace.to_owned());
     }
     endpoint
 }
 
-/// As it looks to everybody who asked for this port.
-fn of_subject(subject: &Subject, placed: &Placed<'_>, port: u16, settings: &Settings) -> WeightedAddr {
+/// Returns what does not depend on the client's zone.
+fn of_target(target: &EndpointTarget, placed: &Placed<'_>, port: u16, settings: &DestinationSettings) -> WeightedAddr {
     let base = WeightedAddr { addr: Some(tcp_address(placed.address)), weight: WEIGHT, ..WeightedAddr::default() };
-    match subject {
-        Subject::Pod(pod) => of_pod(base, pod, placed, settings),
-        Subject::Workload(workload) => of_workload(base, workload, placed, settings),
-        Subject::Address => of_address(base, placed, port, settings),
+    match target {
+        EndpointTarget::Pod(pod) => of_pod(base, pod, placed, settings),
+        EndpointTarget::Workload(workload) => of_workload(base, workload, placed, settings),
+        EndpointTarget::Address => of_address(base, placed, port, settings),
     }
 }
 
@@ -108,20 +113,20 @@ fn halves(bits: u128) -> [u64; 2] {
     [bits >> 64, low].map(|half| u64::try_from(half).unwrap_or_default())
 }
 
-fn of_pod(base: WeightedAddr, subject: &PodSubject, placed: &Placed<'_>, settings: &Settings) -> WeightedAddr {
-    let pod = &subject.pod;
+fn of_pod(base: WeightedAddr, target: &PodTarget, placed: &Placed<'_>, settings: &DestinationSettings) -> WeightedAddr {
+    let pod = &target.pod;
     let port = placed.address.port();
     let meshed = pod.control_plane_namespace().filter(|_| !pod.skipped_ports.contains(port));
-    let mut endpoint = WeightedAddr { metric_labels: pod_labels(subject, placed.zone), ..base };
-    // Neither hint nor identity: what the proxy would do with them goes wrong without a proxy on the other side.
+    let mut endpoint = WeightedAddr { metric_labels: pod_labels(target, placed.zone), ..base };
+    // Neither hint nor identity: without a proxy on the other side connections that use them fail.
     let Some(control_plane_namespace) = meshed else { return endpoint };
-    let opaque = subject.is_opaque(port, settings);
+    let opaque = target.is_opaque(port, settings);
     let transport = opaque || settings.outbound_transport_mode == TransportMode::TransportHeader;
     endpoint.http2 = settings.meshed_http2_client_params.0;
     endpoint.protocol_hint = Some(ProtocolHint {
         protocol: protocol(opaque, settings.enable_h2_upgrade),
-        // The proxy's own ports take no transport header. Where it listens is not always known: better a plain connection
-        // that the Pod redirects than one to a port that is not there.
+        // The proxy's own ports accept no transport header. Its inbound port is not always known: a plain connection, which the
+        // Pod redirects, is better than one to a port that does not exist.
         opaque_transport: pod
             .proxy
             .filter(|proxy| transport && ![proxy.admin, proxy.control].contains(&port))
@@ -141,11 +146,11 @@ fn of_pod(base: WeightedAddr, subject: &PodSubject, placed: &Placed<'_>, setting
     endpoint
 }
 
-fn pod_labels(subject: &PodSubject, zone: Option<&str>) -> BTreeMap<String, String> {
-    let pod = &subject.pod;
+fn pod_labels(target: &PodTarget, zone: Option<&str>) -> BTreeMap<String, String> {
+    let pod = &target.pod;
     let mut labels = BTreeMap::from([("pod".to_owned(), pod.key.name.to_string())]);
-    if let Some(owner) = &subject.owner {
-        // `job` is what Prometheus calls what it scrapes.
+    if let Some(owner) = &target.owner {
+        // Prometheus uses the label `job` for its own scrape jobs.
         let kind = owner.kind.to_lowercase();
         labels.insert(if kind == "job" { "k8s_job".to_owned() } else { kind }, owner.name.to_string());
     }
@@ -160,15 +165,15 @@ fn pod_labels(subject: &PodSubject, zone: Option<&str>) -> BTreeMap<String, Stri
     labels
 }
 
-/// An ExternalWorkload is meshed, whatever else it says: that is what it is there for.
+/// An ExternalWorkload is always meshed: that is its purpose.
 fn of_workload(
     base: WeightedAddr,
-    subject: &WorkloadSubject,
+    target: &WorkloadTarget,
     placed: &Placed<'_>,
-    settings: &Settings,
+    settings: &DestinationSettings,
 ) -> WeightedAddr {
-    let workload = &subject.workload;
-    let opaque = subject.is_opaque(placed.address.port(), settings);
+    let workload = &target.workload;
+    let opaque = target.is_opaque(placed.address.port(), settings);
     let transport = opaque || settings.outbound_transport_mode == TransportMode::TransportHeader;
     let inbound = workload.ports.iter().find(|port| port.name == PROXY_NAME);
     let inbound = inbound.map_or(Some(WORKLOAD_INBOUND_PORT), |port| u16::try_from(port.number).ok());
@@ -196,13 +201,13 @@ fn of_workload(
 }
 
 /// A bare address, or a gateway in front of a Service in another cluster.
-fn of_address(base: WeightedAddr, placed: &Placed<'_>, port: u16, settings: &Settings) -> WeightedAddr {
+fn of_address(base: WeightedAddr, placed: &Placed<'_>, port: u16, settings: &DestinationSettings) -> WeightedAddr {
     let Some(mirror) = placed.mirror else { return base };
     let mut endpoint = base;
     if let Some(identity) = &mirror.gateway_identity {
         let identity = DnsLikeIdentity { name: identity.to_string() };
         let strategy = Some(tls_identity::Strategy::DnsLikeIdentity(identity));
-        // Without a server name: the gateway's certificate is for its identity.
+        // No server name: the certificate of the gateway is for its identity.
         endpoint.tls_identity = Some(TlsIdentity { strategy, server_name: None });
         endpoint.http2 = settings.meshed_http2_client_params.0;
         endpoint.protocol_hint = settings
@@ -210,7 +215,7 @@ fn of_address(base: WeightedAddr, placed: &Placed<'_>, port: u16, settings: &Set
             .then(|| ProtocolHint { protocol: protocol(false, true), opaque_transport: None });
     }
     endpoint.authority_override = mirror.service.as_ref().map(|service| AuthorityOverride {
-        // What the client asked for, not where the gateway listens.
+        // The requested port, not the port of the gateway.
         authority_override: format!("{service}:{port}"),
     });
     endpoint
@@ -232,14 +237,6 @@ impl Locality {
             (Some(client), Some(endpoint)) if client == endpoint => Self::Local,
             (Some(_), Some(_)) => Self::Remote,
             _ => Self::Unknown,
-        }
-    }
-
-    const fn as_str(self) -> &'static str {
-        match self {
-            Self::Local => "local",
-            Self::Remote => "remote",
-            Self::Unknown => "unknown",
         }
     }
 }

@@ -6,15 +6,15 @@ use super::*;
 use crate::{
     cluster::Kind,
     destination::{
-        get::members::tests::{endpoint, members, slice},
-        settings::{Http2Params, tests::settings},
+        settings::Http2Params,
+        testing::{endpoint, members, settings, slice},
     },
     proto::destination::Http2ClientParams,
 };
 
 /// As Linkerd's charts install it.
-fn transport_header() -> Settings {
-    Settings {
+fn transport_header() -> DestinationSettings {
+    DestinationSettings {
         outbound_transport_mode: TransportMode::TransportHeader,
         meshed_http2_client_params: http2(),
         ..settings()
@@ -51,7 +51,7 @@ fn machine(metadata: &Value, spec: &Value) -> Vec<(Kind, Value)> {
 }
 
 /// The only endpoint of a cluster at a port, for a client that asked for port 80 in zone `a`.
-fn look(objects: Vec<(Kind, Value)>, port: u16, zone: Option<&str>, settings: &Settings) -> WeightedAddr {
+fn look(objects: Vec<(Kind, Value)>, port: u16, zone: Option<&str>, settings: &DestinationSettings) -> WeightedAddr {
     let members = members(objects);
     let [member] = &members.members[..] else { panic!("{members:?}") };
     let ip = members.endpoint(member).unwrap().addresses[0];
@@ -60,7 +60,7 @@ fn look(objects: Vec<(Kind, Value)>, port: u16, zone: Option<&str>, settings: &S
         zone,
         mirror: members.slice(member).and_then(|slice| slice.mirror.as_deref()),
     };
-    weighted_address(&member.subject, &placed, &Client { zone: Some("a"), port: 80 }, settings)
+    weighted_addr(&member.target, &placed, &ClientContext { zone: Some("a"), port: 80 }, settings)
 }
 
 fn labels<const N: usize>(pairs: [(&str, &str); N]) -> BTreeMap<String, String> {
@@ -136,15 +136,15 @@ fn how_a_pod_is_reached_depends_on_its_mesh_its_annotations_the_port_and_the_fla
     let in_mesh = |namespace: &str| json!({"labels": {"linkerd.io/control-plane-ns": namespace}});
     let (skipped, opaque) = (annotated("skip-inbound-ports", "8080,9000-9010"), annotated("opaque-ports", "8080,4191"));
     let header = transport_header();
-    let transparent = Settings { outbound_transport_mode: TransportMode::Transparent, ..header.clone() };
-    let no_h2 = Settings { enable_h2_upgrade: false, ..header.clone() };
-    let no_domain = Settings { identity_trust_domain: String::new(), ..header.clone() };
-    let no_params = Settings { meshed_http2_client_params: Http2Params::default(), ..header.clone() };
+    let transparent = DestinationSettings { outbound_transport_mode: TransportMode::Transparent, ..header.clone() };
+    let no_h2 = DestinationSettings { enable_h2_upgrade: false, ..header.clone() };
+    let no_domain = DestinationSettings { identity_trust_domain: String::new(), ..header.clone() };
+    let no_params = DestinationSettings { meshed_http2_client_params: Http2Params::default(), ..header.clone() };
     for (metadata, port, settings, expected) in [
         (&plain, 8080, &header, "h2 4143 identity http2"),
         (&plain, 8080, &transparent, "h2 identity http2"),
         (&plain, 8080, &no_h2, "4143 identity http2"),
-        (&plain, 8080, &Settings { enable_h2_upgrade: false, ..transparent.clone() }, "identity http2"),
+        (&plain, 8080, &DestinationSettings { enable_h2_upgrade: false, ..transparent.clone() }, "identity http2"),
         (&plain, 8080, &no_params, "h2 4143 identity"),
         (&plain, 8080, &no_domain, "h2 4143 http2"),
         // The proxy's own ports.
@@ -227,7 +227,7 @@ fn the_labels_of_a_pod() {
 
 #[test]
 fn an_endpoint_in_the_clients_zone_says_so_and_weighs_more_if_that_is_wanted() {
-    let weighted = Settings { ext_endpoint_zone_weights: true, ..settings() };
+    let weighted = DestinationSettings { ext_endpoint_zone_weights: true, ..settings() };
     let mirrored = || vec![slice("a", &json!([]), &[json!({"addresses": ["203.0.113.1"]})])];
     for (objects, zone, settings, expected) in [
         (meshed(&json!({}), &json!({})), Some("a"), &settings(), (10_000, "local", Some("a"))),
@@ -253,15 +253,15 @@ fn a_client_whose_zone_is_not_known_is_near_to_nobody() {
         (Some("a"), None, "unknown"),
         (Some("A"), Some("a"), "remote"),
     ] {
-        assert_eq!(Locality::between(client, endpoint).as_str(), expected);
+        assert_eq!(Locality::between(client, endpoint).into_str(), expected);
     }
 }
 
 #[test]
 fn an_external_workload_is_meshed_whatever_the_flags_say() {
     let header = transport_header();
-    let transparent = Settings { outbound_transport_mode: TransportMode::Transparent, ..header.clone() };
-    let bare = Settings {
+    let transparent = DestinationSettings { outbound_transport_mode: TransportMode::Transparent, ..header.clone() };
+    let bare = DestinationSettings {
         enable_h2_upgrade: false,
         controller_namespace: "other".into(),
         identity_trust_domain: String::new(),
@@ -314,8 +314,8 @@ fn a_bare_address_is_plain_unless_its_slice_names_a_gateway() {
     let identity = "mirror.linkerd.io/remote-gateway-identity";
     let name = "mirror.linkerd.io/remote-svc-fq-name";
     let (gateway, service) = ("gateway.linkerd-multicluster.serviceaccount.identity.east", "web.prod.svc.east");
-    let h2 = Settings { meshed_http2_client_params: http2(), ..settings() };
-    let no_h2 = Settings { enable_h2_upgrade: false, ..h2.clone() };
+    let h2 = DestinationSettings { meshed_http2_client_params: http2(), ..settings() };
+    let no_h2 = DestinationSettings { enable_h2_upgrade: false, ..h2.clone() };
     let header = transport_header();
     let asked = Some("web.prod.svc.east:80");
     for (annotations, port, settings, traits_expected, authority) in [

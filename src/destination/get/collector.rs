@@ -1,36 +1,38 @@
-//! Linkerd's `endpoints_*` metrics: one line for each Service, port, instance and, where it matters, node that anybody looks
-//! at, made when somebody asks. A line goes with its last client, so there are never more than views.
+//! Linkerd's `endpoints_*` metrics: one time series for each Service, port, hostname and, where it matters, node that a client
+//! follows. They are collected from the views when Prometheus scrapes. A series ends with its last client, so there are never
+//! more series than views.
 
 use std::sync::Arc;
 
 use parking_lot::Mutex;
 use prometheus::{
-    CounterVec, GaugeVec, Opts,
+    CounterVec, Gauge, GaugeVec, Opts,
     core::{Collector, Desc},
     proto::MetricFamily,
 };
 
-use super::views::{Group, Views};
+use super::views::EndpointsSeries;
+use crate::destination::views::Views;
 
 const LABELS: [&str; 6] = ["cluster", "namespace", "service", "port", "hostname", "nodename"];
 
-pub(in crate::destination) struct Groups {
+pub(in crate::destination) struct EndpointsCollector {
     views: Arc<Views>,
-    /// Held by who looks: what is set anew must not be read by another meanwhile.
-    looking: Mutex<()>,
+    /// Serializes scrapes: metrics are reset and filled again during collection.
+    scraping: Mutex<()>,
     subscribers: GaugeVec,
     updates: CounterVec,
     pods: GaugeVec,
     exists: GaugeVec,
-    clusters: prometheus::Gauge,
+    clusters: Gauge,
 }
 
-impl Groups {
+impl EndpointsCollector {
     pub(in crate::destination) fn new(views: &Arc<Views>) -> prometheus::Result<Self> {
         let gauge = |name, help| GaugeVec::new(Opts::new(name, help), &LABELS);
         Ok(Self {
             views: Arc::clone(views),
-            looking: Mutex::default(),
+            scraping: Mutex::default(),
             subscribers: gauge("endpoints_subscribers", "Streams that follow the endpoints")?,
             updates: CounterVec::new(
                 Opts::new("endpoints_updates", "How often the endpoints were looked at for changes"),
@@ -38,26 +40,30 @@ impl Groups {
             )?,
             pods: gauge("endpoints_pods", "Endpoints that streams were told of")?,
             exists: gauge("endpoints_exists", "1 while the Service exists")?,
-            clusters: prometheus::Gauge::new("cluster_store_size", "Linked clusters")?,
+            clusters: Gauge::new("cluster_store_size", "Linked clusters")?,
         })
+    }
+
+    fn collectors(&self) -> [&dyn Collector; 5] {
+        let Self { views: _, scraping: _, subscribers, updates, pods, exists, clusters } = self;
+        [subscribers, updates, pods, exists, clusters]
     }
 }
 
-impl Collector for Groups {
+impl Collector for EndpointsCollector {
     fn desc(&self) -> Vec<&Desc> {
-        let groups =
-            [self.subscribers.desc(), self.pods.desc(), self.exists.desc(), self.updates.desc(), self.clusters.desc()];
-        groups.concat()
+        self.collectors().into_iter().flat_map(Collector::desc).collect()
     }
 
     #[allow(clippy::cast_precision_loss, reason = "counts stay far below 2^52")]
     fn collect(&self) -> Vec<MetricFamily> {
-        let _looking = self.looking.lock();
+        let _scraping = self.scraping.lock();
         for gauge in [&self.subscribers, &self.pods, &self.exists] {
             gauge.reset();
         }
         self.updates.reset();
-        for Group { service, query, node, subscribers, updates, pods, exists } in self.views.groups() {
+        let all = self.views.endpoints.index().series();
+        for EndpointsSeries { service, query, node, subscribers, updates, pods, exists } in all {
             let port = query.port.to_string();
             let instance = query.instance.as_deref().unwrap_or_default();
             let labels = ["local", &*service.namespace, &*service.name, &port, instance, &*node];
@@ -66,13 +72,6 @@ impl Collector for Groups {
             self.pods.with_label_values(&labels).set(pods as f64);
             self.exists.with_label_values(&labels).set(f64::from(u8::from(exists)));
         }
-        let families = [
-            self.subscribers.collect(),
-            self.updates.collect(),
-            self.pods.collect(),
-            self.exists.collect(),
-            self.clusters.collect(),
-        ];
-        families.concat()
+        self.collectors().into_iter().flat_map(Collector::collect).collect()
     }
 }

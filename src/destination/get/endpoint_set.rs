@@ -1,35 +1,35 @@
 //! The endpoints of a view at one time, sorted by socket address, each once.
 //!
-//! In: all endpoints, and the set of the version before. Out: a set that shares with it what did not change, and a walk over
-//! two sets that passes over what they share. Always holds: no chunk is empty; a set costs its own memory only for the
-//! chunks in which it differs. So a thousand clients that stopped reading at a thousand versions of a Service with ten
-//! thousand endpoints hold a thousand small differences, not ten million pointers.
+//! In: all endpoints, and the previous set. Out: a set that shares unchanged chunks with it, and a walk over two sets that skips
+//! the chunks that they share. Always holds: no chunk is empty; a set costs its own memory only for the chunks in which it
+//! differs. So a thousand clients that stopped reading at a thousand versions of a Service with ten thousand endpoints hold a
+//! thousand small differences, not ten million pointers.
 
 use std::{net::SocketAddr, sync::Arc};
 
-use super::members::Subject;
+use crate::destination::endpoint::target::EndpointTarget;
 
-/// Endpoints of a chunk when it is made; one that grows beyond twice as many is split.
+/// The endpoints of a new chunk. A chunk that grows beyond twice as many is split.
 const CHUNK: usize = 64;
 
-/// An endpoint as clients of one view see it.
+/// An endpoint as clients of one view receive it.
 #[derive(Debug)]
-pub(in crate::destination) struct Endpoint {
+pub(in crate::destination) struct EncodedEndpoint {
     pub(in crate::destination) address: SocketAddr,
-    /// Its `WeightedAddr`, with the key and the length that it has in a set.
+    /// The `WeightedAddr`, with the key and the length that it has in a set.
     pub(in crate::destination) field: Box<[u8]>,
-    /// What it was made from, where it is worth to know: an endpoint of the same looks the same.
-    pub(in crate::destination) source: Option<Source>,
+    /// What it was made from, where a comparison of that is cheaper than encoding: the same source is encoded in the same way.
+    pub(in crate::destination) source: Option<EndpointSource>,
 }
 
-/// All that an endpoint at one address looks by, other than the view.
+/// Everything that the encoding of an endpoint depends on, other than its address and the view.
 #[derive(Debug, PartialEq, Eq)]
-pub(in crate::destination) struct Source {
-    pub(in crate::destination) subject: Subject,
+pub(in crate::destination) struct EndpointSource {
+    pub(in crate::destination) target: EndpointTarget,
     pub(in crate::destination) zone: Option<Arc<str>>,
 }
 
-type Chunk = Arc<[Arc<Endpoint>]>;
+type Chunk = Arc<[Arc<EncodedEndpoint>]>;
 
 #[derive(Debug)]
 pub(in crate::destination) struct EndpointSet {
@@ -49,23 +49,23 @@ pub(in crate::destination) struct Walk {
     new: Position,
 }
 
-/// An address, and who has it.
-pub(in crate::destination) enum Step<'a> {
-    Old(&'a Arc<Endpoint>),
-    Both(&'a Arc<Endpoint>, &'a Arc<Endpoint>),
-    New(&'a Arc<Endpoint>),
+/// An address, and the sets that have it.
+pub(in crate::destination) enum WalkStep<'a> {
+    Old(&'a Arc<EncodedEndpoint>),
+    Both(&'a Arc<EncodedEndpoint>, &'a Arc<EncodedEndpoint>),
+    New(&'a Arc<EncodedEndpoint>),
 }
 
-// === impl Endpoint ===
+// === impl EncodedEndpoint ===
 
-/// What clients see of it.
-impl PartialEq for Endpoint {
+/// Endpoints are equal if clients see no difference.
+impl PartialEq for EncodedEndpoint {
     fn eq(&self, other: &Self) -> bool {
         std::ptr::eq(self, other) || (self.address == other.address && self.field == other.field)
     }
 }
 
-impl Eq for Endpoint {}
+impl Eq for EncodedEndpoint {}
 
 // === impl EndpointSet ===
 
@@ -74,9 +74,9 @@ impl EndpointSet {
         Self { chunks: Vec::new() }
     }
 
-    /// `endpoints` are sorted; what is the same object as in `before` is shared with it, by chunks.
-    pub(in crate::destination) fn new(endpoints: &[Arc<Endpoint>], before: &Self) -> Self {
-        // Chunks that lost most of what they had are not left lying about.
+    /// Makes a set of sorted endpoints. Chunks of the same objects are shared with `before`.
+    pub(in crate::destination) fn new(endpoints: &[Arc<EncodedEndpoint>], before: &Self) -> Self {
+        // Chunks that lost most of their endpoints are not kept.
         let sparse = before.chunks.len() > 4 * (endpoints.len() / CHUNK + 1);
         let known: &[Chunk] = if sparse { &[] } else { &before.chunks };
         let mut chunks = Vec::with_capacity(known.len());
@@ -100,7 +100,7 @@ impl EndpointSet {
         Self { chunks }
     }
 
-    pub(in crate::destination) fn iter(&self) -> impl Iterator<Item = &Arc<Endpoint>> {
+    pub(in crate::destination) fn iter(&self) -> impl Iterator<Item = &Arc<EncodedEndpoint>> {
         self.chunks.iter().flat_map(|chunk| &**chunk)
     }
 
@@ -112,12 +112,12 @@ impl EndpointSet {
         self.chunks.is_empty()
     }
 
-    /// The chunk that begins at a position.
+    /// Returns the chunk that begins at a position.
     fn chunk_at(&self, position: Position) -> Option<&Chunk> {
         self.chunks.get(position.chunk).filter(|_| position.index == 0)
     }
 
-    fn get(&self, position: Position) -> Option<&Arc<Endpoint>> {
+    fn get(&self, position: Position) -> Option<&Arc<EncodedEndpoint>> {
         self.chunks.get(position.chunk)?.get(position.index)
     }
 
@@ -130,14 +130,14 @@ impl EndpointSet {
 // === impl Walk ===
 
 impl Walk {
-    /// The next address, in order. Chunks that both sets share are passed over if so told.
+    /// Returns the next address, in order. With `skip_shared`, chunks that both sets share are skipped.
     pub(in crate::destination) fn next<'a>(
         &mut self,
         old: &'a EndpointSet,
         new: &'a EndpointSet,
-        pass_shared: bool,
-    ) -> Option<Step<'a>> {
-        while pass_shared
+        skip_shared: bool,
+    ) -> Option<WalkStep<'a>> {
+        while skip_shared
             && let (Some(one), Some(other)) = (old.chunk_at(self.old), new.chunk_at(self.new))
             && Arc::ptr_eq(one, other)
         {
@@ -147,15 +147,15 @@ impl Walk {
         let (one, other) = (old.get(self.old), new.get(self.new));
         let step = match (one, other) {
             (None, None) => return None,
-            (Some(one), Some(other)) if one.address == other.address => Step::Both(one, other),
-            (Some(one), Some(other)) if one.address < other.address => Step::Old(one),
-            (Some(one), None) => Step::Old(one),
-            (_, Some(other)) => Step::New(other),
+            (Some(one), Some(other)) if one.address == other.address => WalkStep::Both(one, other),
+            (Some(one), Some(other)) if one.address < other.address => WalkStep::Old(one),
+            (Some(one), None) => WalkStep::Old(one),
+            (_, Some(other)) => WalkStep::New(other),
         };
-        if matches!(step, Step::Old(_) | Step::Both(..)) {
+        if matches!(step, WalkStep::Old(_) | WalkStep::Both(..)) {
             self.old = old.after(self.old);
         }
-        if matches!(step, Step::New(_) | Step::Both(..)) {
+        if matches!(step, WalkStep::New(_) | WalkStep::Both(..)) {
             self.new = new.after(self.new);
         }
         Some(step)
@@ -170,18 +170,18 @@ mod tests {
 
     use super::*;
 
-    fn endpoint(host: u32) -> Arc<Endpoint> {
+    fn endpoint(host: u32) -> Arc<EncodedEndpoint> {
         let address = SocketAddr::from((host.to_be_bytes(), 80));
-        Arc::new(Endpoint { address, field: Box::default(), source: None })
+        Arc::new(EncodedEndpoint { address, field: Box::default(), source: None })
     }
 
-    fn walked(old: &EndpointSet, new: &EndpointSet, pass_shared: bool) -> usize {
+    fn walked(old: &EndpointSet, new: &EndpointSet, skip_shared: bool) -> usize {
         let mut walk = Walk::default();
-        std::iter::from_fn(|| walk.next(old, new, pass_shared).map(drop)).count()
+        std::iter::from_fn(|| walk.next(old, new, skip_shared).map(drop)).count()
     }
 
     #[test]
-    fn a_change_in_a_large_set_costs_a_chunk_and_is_found_without_looking_at_the_others() {
+    fn a_change_in_a_large_set_costs_a_chunk_and_is_found_without_a_walk_over_the_others() {
         let mut endpoints: Vec<_> = (0..12_000).map(endpoint).collect();
         let before = EndpointSet::new(&endpoints, &EndpointSet::empty());
         endpoints[7_000] = endpoint(7_000);
@@ -194,7 +194,7 @@ mod tests {
     }
 
     #[test]
-    fn chunks_that_were_emptied_are_given_up() {
+    fn sparse_chunks_are_merged() {
         let endpoints: Vec<_> = (0..12_000).map(endpoint).collect();
         let before = EndpointSet::new(&endpoints, &EndpointSet::empty());
         let few: Vec<_> = endpoints.iter().step_by(CHUNK).cloned().collect();
@@ -204,7 +204,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn a_set_holds_what_it_was_made_of_whatever_was_before(
+        fn a_set_holds_its_endpoints_whatever_the_set_before(
             states in prop::collection::vec(prop::collection::btree_set(0..600u32, 0..400), 1..6)
         ) {
             let all: Vec<_> = (0..600).map(endpoint).collect();
@@ -218,8 +218,8 @@ mod tests {
                 let mut walk = Walk::default();
                 while let Some(step) = walk.next(&before, &after, true) {
                     match step {
-                        Step::Old(it) => _ = folded.remove(&it.address),
-                        Step::Both(_, it) | Step::New(it) => _ = folded.insert(it.address, Arc::clone(it)),
+                        WalkStep::Old(it) => _ = folded.remove(&it.address),
+                        WalkStep::Both(_, it) | WalkStep::New(it) => _ = folded.insert(it.address, Arc::clone(it)),
                     }
                 }
                 prop_assert!(folded.values().eq(endpoints.iter()));

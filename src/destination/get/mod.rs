@@ -1,15 +1,18 @@
 //! `Get`: the endpoints of a Service, and every change of them.
 //!
 //! ```text
-//! cluster ──Dirty──▶ views: State ─▶ Members ─▶ Snapshot ──watch──▶ updates ─▶ stream ─▶ proxy
-//!                                  (request, members, view, endpoint_set, snapshot: pure)
+//! request ─▶ views: State ─▶ Members ─▶ EndpointSet ─▶ Snapshot ──watch──▶ updates ─▶ stream
+//!                   (request, members, view, endpoint_set, snapshot: pure)
 //! ```
+//!
+//! In: a Service, a port, maybe a hostname, and the location of the client. Out: the endpoints of the Service, then what is added
+//! and removed.
 
 pub(super) mod collector;
-pub(super) mod endpoint_set;
+mod endpoint_set;
 pub(super) mod members;
 pub(super) mod request;
-pub(super) mod snapshot;
+mod snapshot;
 pub(super) mod updates;
-pub(super) mod view;
+mod view;
 pub(super) mod views;

@@ -1,18 +1,36 @@
-//! What a request is answered with: a view, or a refusal. Pure.
+//! The request of a `Get` stream, and the view or the status that answers it. Pure.
 //!
-//! In: the cluster's state, a request that was read. Out: which view answers it, or the status that Linkerd's destination
-//! would answer with; proxies ask for ever, or never again, depending on its code.
+//! In: the cluster's state, a parsed request. Out: the key of the view that answers it, or the status with which Linkerd's
+//! destination would refuse it. Its code decides whether a proxy retries forever or never.
 
 use std::sync::Arc;
 
+use strum::{IntoStaticStr, VariantArray};
 use tonic::Status;
 
-use super::view::{Location, Query};
-use crate::destination::authority::ServiceAuthority;
 use crate::{
     api::{NamespacedName, REMOTE_DISCOVERY, REMOTE_SERVICE_LABEL},
-    cluster::{State, kinds::service::Service},
+    cluster::{
+        State,
+        kinds::{node::Zone, service::Service},
+    },
+    destination::{authority::ServiceAuthority, registry::Stopping},
 };
+
+/// What a request names of a Service.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub(in crate::destination) struct Query {
+    pub(in crate::destination) port: u16,
+    pub(in crate::destination) instance: Option<Arc<str>>,
+}
+
+/// The part of a client's location that matters for its answer.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub(in crate::destination) struct Location {
+    pub(in crate::destination) zone: Zone,
+    /// Set only for `internalTrafficPolicy: Local`; then empty for a client that sends no node.
+    pub(in crate::destination) node: Option<Arc<str>>,
+}
 
 /// The key of a view.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
@@ -22,18 +40,18 @@ pub(in crate::destination) struct ViewKey {
     pub(in crate::destination) location: Location,
 }
 
-/// Who asks for what.
+/// What a client requests, and from which node.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(in crate::destination) struct Request {
+pub(in crate::destination) struct GetRequest {
     pub(in crate::destination) service: NamespacedName,
     pub(in crate::destination) query: Query,
-    /// The client's node; empty when it is not known.
+    /// The client's node; empty if it is not known.
     pub(in crate::destination) node: Arc<str>,
 }
 
-/// Why a request that could be read is answered with a status.
+/// Why a well-formed request is answered with a status.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(in crate::destination) enum Refusal {
+pub(in crate::destination) enum GetRefusal {
     NoService,
     NotFederated,
     NoRemoteService,
@@ -42,39 +60,49 @@ pub(in crate::destination) enum Refusal {
     Stopping,
 }
 
-impl Request {
+impl GetRequest {
     pub(in crate::destination) fn new(authority: ServiceAuthority, node: &str) -> Self {
         let ServiceAuthority { service, port, instance } = authority;
         Self { service, query: Query { port, instance }, node: node.into() }
     }
 
+    /// Returns the key of the view that answers the request now.
+    ///
     /// # Errors
-    /// When the Service is not there, or is none that has endpoints of its own in this cluster.
-    pub(in crate::destination) fn resolve(&self, state: &State) -> Result<ViewKey, Refusal> {
-        let service = state.services.get(&self.service).ok_or(Refusal::NoService)?;
-        match kind(service) {
-            Kind::Endpoints => Ok(self.view(service, state)),
-            // Until federated Services are watched none is known as such.
-            Kind::Federated => Err(Refusal::NotFederated),
-            Kind::Remote { service: None, .. } => Err(Refusal::NoRemoteService),
-            Kind::Remote { cluster, .. } => Err(Refusal::NoCluster(cluster.into())),
-            Kind::ExternalName => Err(Refusal::ExternalName),
+    /// When the Service does not exist, or has no endpoints of its own in this cluster.
+    pub(in crate::destination) fn resolve(&self, state: &State) -> Result<ViewKey, GetRefusal> {
+        let service = state.services.get(&self.service).ok_or(GetRefusal::NoService)?;
+        match EndpointsSource::of(service) {
+            EndpointsSource::Slices => Ok(self.view(service, state)),
+            // Federated Services are not watched yet, so none is known as such.
+            EndpointsSource::Federated => Err(GetRefusal::NotFederated),
+            EndpointsSource::Remote { service: None, .. } => Err(GetRefusal::NoRemoteService),
+            EndpointsSource::Remote { cluster, .. } => Err(GetRefusal::NoCluster(cluster.into())),
+            EndpointsSource::ExternalName => Err(GetRefusal::ExternalName),
         }
     }
 
-    /// The refusal as the client reads it, in upstream's words; `path` is the target as the client wrote it.
-    pub(in crate::destination) fn refused(&self, refusal: &Refusal, path: &str) -> Status {
+    /// Returns the status of a refusal, in upstream's words; `path` is the target as the client wrote it.
+    pub(in crate::destination) fn refused(&self, refusal: &GetRefusal, path: &str) -> Status {
         let NamespacedName { namespace, name } = &self.service;
         match refusal {
-            Refusal::NoService => Status::not_found(format!("Service {name}.{namespace} not found")),
-            Refusal::NotFederated => Status::unknown(format!("service {namespace}/{name} is not a federated service")),
-            Refusal::NoRemoteService => {
+            GetRefusal::NoService => Status::not_found(format!("Service {name}.{namespace} not found")),
+            GetRefusal::NotFederated => {
+                Status::unknown(format!("service {namespace}/{name} is not a federated service"))
+            }
+            GetRefusal::NoRemoteService => {
                 Status::failed_precondition(format!("Remote discovery service missing remote service name {path}"))
             }
-            Refusal::NoCluster(cluster) => Status::not_found(format!("Remote cluster not found: {cluster}")),
-            Refusal::ExternalName => Status::invalid_argument(format!("Invalid authority: {path}")),
-            Refusal::Stopping => Status::unavailable("this destination is stopping: ask another"),
+            GetRefusal::NoCluster(cluster) => Status::not_found(format!("Remote cluster not found: {cluster}")),
+            GetRefusal::ExternalName => Status::invalid_argument(format!("Invalid authority: {path}")),
+            GetRefusal::Stopping => Status::unavailable("this destination is stopping: ask another"),
         }
+    }
+
+    /// Shares the names of a view that answers the request, instead of copies of its own.
+    pub(super) fn share_names(&mut self, ViewKey { service, query, .. }: &ViewKey) {
+        self.service = service.clone();
+        self.query = query.clone();
     }
 
     fn view(&self, service: &Service, state: &State) -> ViewKey {
@@ -85,44 +113,60 @@ impl Request {
 }
 
 impl ViewKey {
-    /// Whether the Service, as it is now, is answered with this kind of view. One that is gone has no other.
+    /// Whether this kind of view still answers for the Service. For a deleted Service no other view does.
     pub(in crate::destination) fn is_for(&self, service: Option<&Service>) -> bool {
         service.is_none_or(|service| {
-            matches!(kind(service), Kind::Endpoints) && service.local == self.location.node.is_some()
+            matches!(EndpointsSource::of(service), EndpointsSource::Slices)
+                && service.local == self.location.node.is_some()
         })
     }
 }
 
 /// Where the endpoints of a Service come from.
-enum Kind<'a> {
-    Endpoints,
+#[derive(Clone, Copy)]
+enum EndpointsSource<'a> {
+    Slices,
     Federated,
     Remote { cluster: &'a str, service: Option<&'a str> },
     ExternalName,
 }
 
-/// Services whose endpoints are in other clusters.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(in crate::destination) enum Elsewhere {
-    Remote,
+/// The kinds of Services whose endpoints are in other clusters, as their metric labels them.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, IntoStaticStr, VariantArray)]
+#[strum(serialize_all = "snake_case", const_into_str)]
+pub(in crate::destination) enum UnsupportedKind {
+    RemoteDiscovery,
     Federated,
 }
 
-pub(in crate::destination) fn elsewhere(service: &Service) -> Option<Elsewhere> {
-    match kind(service) {
-        Kind::Federated => Some(Elsewhere::Federated),
-        Kind::Remote { .. } => Some(Elsewhere::Remote),
-        Kind::Endpoints | Kind::ExternalName => None,
+/// Returns the kind of a Service that is not served because its endpoints are in other clusters.
+pub(in crate::destination) fn unsupported_kind(service: &Service) -> Option<UnsupportedKind> {
+    match EndpointsSource::of(service) {
+        EndpointsSource::Federated => Some(UnsupportedKind::Federated),
+        EndpointsSource::Remote { .. } => Some(UnsupportedKind::RemoteDiscovery),
+        EndpointsSource::Slices | EndpointsSource::ExternalName => None,
     }
 }
 
-fn kind(service: &Service) -> Kind<'_> {
-    let label = |key| service.labels.get(key).map(String::as_str);
-    match label(REMOTE_DISCOVERY) {
-        _ if service.federated => Kind::Federated,
-        Some(cluster) => Kind::Remote { cluster, service: label(REMOTE_SERVICE_LABEL) },
-        None if service.external_name => Kind::ExternalName,
-        None => Kind::Endpoints,
+// === impl EndpointsSource ===
+
+impl<'a> EndpointsSource<'a> {
+    fn of(service: &'a Service) -> Self {
+        let label = |key| service.labels.get(key).map(String::as_str);
+        match label(REMOTE_DISCOVERY) {
+            _ if service.federated => Self::Federated,
+            Some(cluster) => Self::Remote { cluster, service: label(REMOTE_SERVICE_LABEL) },
+            None if service.external_name => Self::ExternalName,
+            None => Self::Slices,
+        }
+    }
+}
+
+// === impl GetRefusal ===
+
+impl From<Stopping> for GetRefusal {
+    fn from(Stopping: Stopping) -> Self {
+        Self::Stopping
     }
 }
 

@@ -9,8 +9,8 @@ use crate::cluster::{Kind as Watched, testing::Feed};
 
 const PATH: &str = "web.ns.svc.cluster.local:80";
 
-fn request(node: &str) -> Request {
-    Request::new(ServiceAuthority::parse(PATH, "cluster.local").unwrap(), node)
+fn request(node: &str) -> GetRequest {
+    GetRequest::new(ServiceAuthority::parse(PATH, "cluster.local").unwrap(), node)
 }
 
 fn feed(services: impl IntoIterator<Item = Value>) -> Feed {
@@ -70,7 +70,7 @@ fn a_service_that_is_not_there_is_not_found_and_one_of_another_namespace_is_anot
     let refusal = request.resolve(&feed.cluster.read()).unwrap_err();
     let status = request.refused(&refusal, PATH);
     assert_eq!((status.code(), status.message()), (Code::NotFound, "Service web.ns not found"));
-    assert_eq!(request.refused(&Refusal::Stopping, PATH).code(), Code::Unavailable, "clients try another replica");
+    assert_eq!(request.refused(&GetRefusal::Stopping, PATH).code(), Code::Unavailable, "clients try another replica");
 }
 
 #[test]

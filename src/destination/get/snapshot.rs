@@ -1,9 +1,9 @@
-//! What clients of a view are told, as an immutable value; and what has to be sent to get from one to the next. Pure.
+//! The content of a view as an immutable value, and the gRPC frames that lead from one snapshot to another. Pure.
 //!
 //! In: encoded endpoints, sorted by socket address. Out: finished gRPC frames. Always holds: folding the frames between two
-//! snapshots into the first gives the second; an Add goes before a Remove; nothing is framed when nothing differs. A small
-//! message is encoded once and shared by all who get it; a large one is put together from its endpoints piece by piece, so
-//! that a client that reads slowly costs two snapshots, which share what they have in common, and one piece.
+//! snapshots into the first gives the second; an Add goes before a Remove; there is no frame when nothing differs. A small
+//! message is encoded once and shared by all streams; a large one is assembled from its endpoints in pieces, so that a slow
+//! client costs two snapshots, which share their common chunks, and one piece.
 
 use std::{
     collections::BTreeMap,
@@ -22,15 +22,16 @@ use prost::{
 };
 use tokio::time::Instant;
 
-use super::endpoint_set::{Endpoint, EndpointSet, Source, Step, Walk};
-use crate::cluster::kinds::service_profile::route::MAX_MESSAGE_BYTES;
-use crate::destination::{endpoint::weighted_addr::tcp_address, frame, metrics::Messages};
-use crate::proto::destination::{NoEndpoints, Update, WeightedAddrSet, update};
+use super::endpoint_set::{EncodedEndpoint, EndpointSet, EndpointSource, Walk, WalkStep};
+use crate::{
+    destination::{endpoint::weighted_addr::tcp_address, frame, stream::MessageCounts},
+    proto::destination::{NoEndpoints, Update, WeightedAddrSet, update},
+};
 
-/// What is encoded once and shared by all clients is no longer.
-const SHARED: usize = 64 * 1024;
-/// What is made for one client is no longer at a time: a frame of HTTP/2.
-const PIECE: usize = 16 * 1024;
+/// The longest frames that are encoded once and shared by all clients.
+const SHARED_BYTES: usize = 64 * 1024;
+/// The longest piece that is made for one client: an HTTP/2 frame.
+const PIECE_BYTES: usize = 16 * 1024;
 
 /// The fields of `Update`.
 const ADD: u32 = 1;
@@ -38,71 +39,75 @@ const REMOVE: u32 = 2;
 /// The field of `WeightedAddrSet` and `AddrSet` that holds addresses.
 const ADDRS: u32 = 1;
 
-/// The whole state of a view at one time.
+/// The content of a view at one time.
 #[derive(Debug)]
 pub(in crate::destination) struct Snapshot {
-    /// No two snapshots of a process have the same.
+    /// Unique in the process.
     version: u64,
-    /// The labels of the set, as fields of `WeightedAddrSet`.
+    /// The labels of the set, encoded as fields of `WeightedAddrSet`.
     labels: Box<[u8]>,
     endpoints: EndpointSet,
-    /// The first message for new streams, for as long as any of them has not got rid of it: they come in crowds.
-    full: Mutex<Weak<Whole>>,
-    /// What leads here from the version before.
-    delta: Option<(u64, Shared)>,
-    /// When the event was received that this is the answer to.
+    /// The first message for new streams, as long as any stream has not sent it: many streams open at once.
+    full: Mutex<Weak<CachedFull>>,
+    /// The frames that lead here from the previous version.
+    delta: Option<(u64, EncodedFrames)>,
+    /// When the event was received that led to it.
     pub(in crate::destination) received: Instant,
 }
 
-/// Finished frames, and how many messages they are.
+/// Finished frames, and the messages that begin in them.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(in crate::destination) struct Shared {
+pub(in crate::destination) struct EncodedFrames {
     pub(in crate::destination) frames: Bytes,
-    pub(in crate::destination) messages: Messages,
+    pub(in crate::destination) messages: MessageCounts,
 }
 
-/// A snapshot in one message. Owned by all who send it.
+/// A snapshot in one message, owned by the streams that send it.
 #[derive(Debug)]
-struct Whole(Shared);
+struct CachedFull(EncodedFrames);
 
-/// What is sent to one client, in pieces that are made when they are asked for.
+/// The frames for one client, in pieces that are made when they are sent.
 #[derive(Debug)]
 pub(in crate::destination) enum Frames {
-    Shared(Option<Shared>),
-    Made(Box<Made>),
+    Shared(Option<EncodedFrames>),
+    Encoded(Box<FrameEncoder>),
 }
 
 #[derive(Debug)]
-pub(in crate::destination) struct Made {
+pub(in crate::destination) struct FrameEncoder {
     from: Option<Arc<Snapshot>>,
     to: Arc<Snapshot>,
-    phase: Phase,
-    /// All endpoints have to be told anew: their set has other labels.
+    phase: EncodePhase,
+    /// All endpoints have to be sent again, because the labels of the set differ.
     relabelled: bool,
-    /// How far both snapshots were walked.
+    /// The position in both snapshots.
     at: Walk,
-    /// Items left of the message under way.
+    /// The remaining items of the current message.
     left: usize,
-    /// The messages that began with the piece under way.
-    begun: Messages,
+    /// The messages that began in the current piece.
+    begun: MessageCounts,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Phase {
+enum EncodePhase {
     Add,
     Remove,
     Done,
 }
 
-// === impl Endpoint ===
+// === impl EncodedEndpoint ===
 
-impl Endpoint {
-    pub(in crate::destination) fn new(address: SocketAddr, weighted_address: &[u8], source: Option<Source>) -> Self {
+impl EncodedEndpoint {
+    pub(in crate::destination) fn new(
+        address: SocketAddr,
+        weighted_address: &[u8],
+        source: Option<EndpointSource>,
+    ) -> Self {
         Self { address, field: field(ADDRS, weighted_address), source }
     }
 
-    /// Whether this is how it looks.
-    pub(in crate::destination) fn is(&self, weighted_address: &[u8]) -> bool {
+    /// Whether its encoding is this one.
+    pub(in crate::destination) fn is_encoded_as(&self, weighted_address: &[u8]) -> bool {
         self.field.ends_with(weighted_address) && self.field.len() == field_length(ADDRS, weighted_address.len())
     }
 }
@@ -126,15 +131,15 @@ impl Snapshot {
         }
     }
 
-    /// The snapshot that comes after another, with the frames between them. `None` when clients see no difference.
+    /// Returns this snapshot as the successor of another, with the frames between them. `None` if clients see no difference.
     pub(in crate::destination) fn after(self, before: &Arc<Self>) -> Option<Self> {
-        // Labels come with endpoints: there is no message for those of an empty set.
+        // Labels are sent with endpoints: there is no message for those of an empty set.
         if (self.labels == before.labels || self.is_empty()) && same(&before.endpoints, &self.endpoints) {
             return None;
         }
         let next = Arc::new(self);
-        let frames = shared(&mut Made::new(Some(Arc::clone(before)), Arc::clone(&next)));
-        // Nobody else has it yet.
+        let frames = encode_all(&mut FrameEncoder::new(Some(Arc::clone(before)), Arc::clone(&next)));
+        // No other reference exists yet.
         let mut next = Arc::into_inner(next)?;
         next.delta = frames.map(|frames| (before.version, frames));
         Some(next)
@@ -160,43 +165,43 @@ impl Snapshot {
 // === impl Frames ===
 
 impl Frames {
-    /// The first message of a stream: all endpoints. Of none there is nothing to say but [`no_endpoints`].
+    /// Returns the first message of a stream: all endpoints. For an empty snapshot it is [`Frames::no_endpoints`] instead.
     pub(in crate::destination) fn first(to: &Arc<Snapshot>) -> Self {
         let length: usize = to.endpoints.iter().map(|endpoint| endpoint.field.len()).sum();
-        if length + to.labels.len() > SHARED {
-            return Self::Made(Box::new(Made::new(None, Arc::clone(to))));
+        if length + to.labels.len() > SHARED_BYTES {
+            return Self::Encoded(Box::new(FrameEncoder::new(None, Arc::clone(to))));
         }
         let mut full = to.full.lock();
-        let whole = full.upgrade().or_else(|| {
-            let whole = Arc::new(Whole(shared(&mut Made::new(None, Arc::clone(to)))?));
-            *full = Arc::downgrade(&whole);
-            Some(whole)
+        let cached = full.upgrade().or_else(|| {
+            let cached = Arc::new(CachedFull(encode_all(&mut FrameEncoder::new(None, Arc::clone(to)))?));
+            *full = Arc::downgrade(&cached);
+            Some(cached)
         });
-        match whole {
-            Some(whole) => {
-                let messages = whole.0.messages;
-                Self::Shared(Some(Shared { frames: Bytes::from_owner(Owned(whole)), messages }))
+        match cached {
+            Some(cached) => {
+                let messages = cached.0.messages;
+                Self::Shared(Some(EncodedFrames { frames: Bytes::from_owner(FullOwner(cached)), messages }))
             }
-            None => Self::Made(Box::new(Made::new(None, Arc::clone(to)))),
+            None => Self::Encoded(Box::new(FrameEncoder::new(None, Arc::clone(to)))),
         }
     }
 
-    /// The message for a Service that has no endpoints.
+    /// Returns the message for a Service without endpoints.
     pub(in crate::destination) fn no_endpoints() -> Self {
         static FRAME: OnceLock<Bytes> = OnceLock::new();
         let frame = || {
             let none = update::Update::NoEndpoints(NoEndpoints { exists: true });
-            frame::of(&Update { update: Some(none) })
+            frame::encode(&Update { update: Some(none) })
         };
-        let messages = Messages { no_endpoints: 1, ..Messages::default() };
-        Self::Shared(Some(Shared { frames: FRAME.get_or_init(frame).clone(), messages }))
+        let messages = MessageCounts { no_endpoints: 1, ..MessageCounts::default() };
+        Self::Shared(Some(EncodedFrames { frames: FRAME.get_or_init(frame).clone(), messages }))
     }
 
-    /// What leads from one snapshot to another, not necessarily the next.
+    /// Returns the frames that lead from one snapshot to another, which may be more than one version later.
     pub(in crate::destination) fn between(from: &Arc<Snapshot>, to: &Arc<Snapshot>) -> Self {
         match &to.delta {
             Some((version, frames)) if *version == from.version => Self::Shared(Some(frames.clone())),
-            _ => Self::Made(Box::new(Made::new(Some(Arc::clone(from)), Arc::clone(to)))),
+            _ => Self::Encoded(Box::new(FrameEncoder::new(Some(Arc::clone(from)), Arc::clone(to)))),
         }
     }
 
@@ -204,45 +209,52 @@ impl Frames {
         matches!(self, Self::Shared(_))
     }
 
-    /// The next piece, of at most 16 KiB unless it is shared or one endpoint alone is longer, and the messages that begin in it. `None` at
-    /// the end.
-    pub(in crate::destination) fn next(&mut self) -> Option<Shared> {
+    /// Returns the next piece: at most 16 KiB, unless it is shared or one endpoint alone is longer. `None` at the end.
+    pub(in crate::destination) fn next(&mut self) -> Option<EncodedFrames> {
         match self {
             Self::Shared(frames) => frames.take(),
-            Self::Made(made) => {
-                let frames = made.next(PIECE)?;
-                Some(Shared { frames, messages: std::mem::take(&mut made.begun) })
+            Self::Encoded(encoder) => {
+                let frames = encoder.next(PIECE_BYTES)?;
+                Some(EncodedFrames { frames, messages: std::mem::take(&mut encoder.begun) })
             }
         }
     }
 }
 
-/// All frames in one, if they are short enough for one piece.
-fn shared(made: &mut Made) -> Option<Shared> {
-    let frames = made.next(SHARED).unwrap_or_default();
-    (made.phase == Phase::Done).then_some(Shared { frames, messages: made.begun })
+/// Returns all frames at once, if they are short enough to be shared.
+fn encode_all(encoder: &mut FrameEncoder) -> Option<EncodedFrames> {
+    let frames = encoder.next(SHARED_BYTES).unwrap_or_default();
+    (encoder.phase == EncodePhase::Done).then_some(EncodedFrames { frames, messages: encoder.begun })
 }
 
-/// Keeps a snapshot's message for as long as bytes of it are under way.
-struct Owned(Arc<Whole>);
+/// Keeps the message of a snapshot as long as bytes of it are being sent.
+struct FullOwner(Arc<CachedFull>);
 
-impl AsRef<[u8]> for Owned {
+impl AsRef<[u8]> for FullOwner {
     fn as_ref(&self) -> &[u8] {
         &self.0.0.frames
     }
 }
 
-// === impl Made ===
+// === impl FrameEncoder ===
 
-impl Made {
+impl FrameEncoder {
     fn new(from: Option<Arc<Snapshot>>, to: Arc<Snapshot>) -> Self {
         let relabelled = from.as_ref().is_some_and(|from| from.labels != to.labels);
-        Self { from, to, phase: Phase::Add, relabelled, at: Walk::default(), left: 0, begun: Messages::default() }
+        Self {
+            from,
+            to,
+            phase: EncodePhase::Add,
+            relabelled,
+            at: Walk::default(),
+            left: 0,
+            begun: MessageCounts::default(),
+        }
     }
 
     fn next(&mut self, longest: usize) -> Option<Bytes> {
         let mut piece = BytesMut::new();
-        while self.phase != Phase::Done {
+        while self.phase != EncodePhase::Done {
             if self.left == 0 && !self.begin_message(&mut piece) {
                 (self.phase, self.at) = (self.phase.next(), Walk::default());
                 continue;
@@ -258,25 +270,25 @@ impl Made {
         (!piece.is_empty()).then(|| piece.freeze())
     }
 
-    /// Counts what goes into the next message and writes what stands before it. `false` when nothing is left for this phase.
+    /// Counts the items of the next message and writes its headers. Returns `false` if nothing is left for this phase.
     fn begin_message(&mut self, piece: &mut BytesMut) -> bool {
         let to = Arc::clone(&self.to);
-        let labels: &[u8] = if self.phase == Phase::Add { &to.labels } else { &[] };
+        let labels: &[u8] = if self.phase == EncodePhase::Add { &to.labels } else { &[] };
         let (mut count, mut length, mut at) = (0, labels.len(), self.at);
         while let Some(item) = self.item(&mut at) {
-            if count > 0 && length + item.length() > MAX_MESSAGE_BYTES {
+            if count > 0 && length + item.length() > frame::MAX_MESSAGE_BYTES {
                 break;
             }
             count += 1;
             length += item.length();
         }
         if count > 0 {
-            let update = if self.phase == Phase::Add { ADD } else { REMOVE };
+            let update = if self.phase == EncodePhase::Add { ADD } else { REMOVE };
             match self.phase {
-                Phase::Add => self.begun.add += 1,
-                Phase::Remove | Phase::Done => self.begun.remove += 1,
+                EncodePhase::Add => self.begun.add += 1,
+                EncodePhase::Remove | EncodePhase::Done => self.begun.remove += 1,
             }
-            frame::header(field_length(update, length), piece);
+            frame::put_header(field_length(update, length), piece);
             encode_key(update, WireType::LengthDelimited, piece);
             encode_varint(length as u64, piece);
             piece.extend_from_slice(labels);
@@ -285,18 +297,18 @@ impl Made {
         count > 0
     }
 
-    /// The next endpoint that has to be told in this phase, at or after the cursor, which then stands behind it.
+    /// Returns the next endpoint to send in this phase, at or after the cursor, and moves the cursor behind it.
     fn item(&self, at: &mut Walk) -> Option<Item<'_>> {
         static NOTHING: EndpointSet = EndpointSet::empty();
         let from = self.from.as_deref().map_or(&NOTHING, |from| &from.endpoints);
         loop {
             let step = at.next(from, &self.to.endpoints, !self.relabelled)?;
             match (self.phase, step) {
-                (Phase::Add, Step::New(new)) => return Some(Item::Added(&new.field)),
-                (Phase::Add, Step::Both(old, new)) if self.relabelled || old != new => {
+                (EncodePhase::Add, WalkStep::New(new)) => return Some(Item::Added(&new.field)),
+                (EncodePhase::Add, WalkStep::Both(old, new)) if self.relabelled || old != new => {
                     return Some(Item::Added(&new.field));
                 }
-                (Phase::Remove, Step::Old(old)) => {
+                (EncodePhase::Remove, WalkStep::Old(old)) => {
                     return Some(Item::Removed(field(ADDRS, &tcp_address(old.address).encode_to_vec())));
                 }
                 _ => {}
@@ -326,7 +338,7 @@ impl Item<'_> {
     }
 }
 
-impl Phase {
+impl EncodePhase {
     const fn next(self) -> Self {
         match self {
             Self::Add => Self::Remove,
@@ -338,7 +350,7 @@ impl Phase {
 /// Whether clients see no difference.
 fn same(old: &EndpointSet, new: &EndpointSet) -> bool {
     let mut walk = Walk::default();
-    std::iter::from_fn(|| walk.next(old, new, true)).all(|step| matches!(step, Step::Both(old, new) if old == new))
+    std::iter::from_fn(|| walk.next(old, new, true)).all(|step| matches!(step, WalkStep::Both(old, new) if old == new))
 }
 
 fn field(tag: u32, content: &[u8]) -> Box<[u8]> {

@@ -17,14 +17,14 @@ use crate::proto::destination::{NoEndpoints, Update, WeightedAddr, update::Updat
 /// What a client holds: the weight of each address, and the labels of the set it came with.
 type Held = BTreeMap<String, (u32, BTreeMap<String, String>)>;
 
-fn endpoint(host: u32, weight: u32, padding: usize) -> Arc<Endpoint> {
+fn endpoint(host: u32, weight: u32, padding: usize) -> Arc<EncodedEndpoint> {
     let address = SocketAddr::from(((0x0a00_0000 + host).to_be_bytes(), 80));
     let metric_labels = BTreeMap::from([("padding".to_owned(), "x".repeat(padding))]);
     let content = WeightedAddr { addr: Some(tcp_address(address)), weight, metric_labels, ..WeightedAddr::default() };
-    Arc::new(Endpoint::new(address, &content.encode_to_vec(), None))
+    Arc::new(EncodedEndpoint::new(address, &content.encode_to_vec(), None))
 }
 
-fn snapshot(label: &str, endpoints: impl IntoIterator<Item = Arc<Endpoint>>) -> Arc<Snapshot> {
+fn snapshot(label: &str, endpoints: impl IntoIterator<Item = Arc<EncodedEndpoint>>) -> Arc<Snapshot> {
     let labels = BTreeMap::from([("service".to_owned(), label.to_owned())]);
     let mut endpoints: Vec<_> = endpoints.into_iter().collect();
     endpoints.sort_by_key(|endpoint| endpoint.address);

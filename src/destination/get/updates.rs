@@ -1,49 +1,60 @@
-//! What one `Get` stream tells: what leads from what its client has to what there is now.
+//! What one `Get` stream sends: the frames that lead from what its client has to what the view contains now.
 //!
-//! Always holds: what was told, folded, is a snapshot of the view that the request resolves to, or resolved to last.
+//! Always holds: what was sent, folded, is a snapshot of the view that the request resolves to, or resolved to last.
 
 use std::sync::Arc;
 
 use super::{
-    request::{Refusal, Request},
-    snapshot::{Frames, Shared, Snapshot},
-    views::{Subscription, Views},
+    request::{GetRefusal, GetRequest},
+    snapshot::{EncodedFrames, Frames, Snapshot},
+    views::{EndpointsContent, ServiceEndpoints},
 };
 use crate::destination::{
-    metrics::End,
-    stream::{Told, Updates},
+    registry::{Published, Subscription},
+    stream::{EndReason, OutgoingFrames, Updates},
+    views::Views,
 };
 
 pub(in crate::destination) struct EndpointUpdates {
-    request: Request,
-    subscription: Subscription,
+    request: GetRequest,
+    subscription: Subscription<ServiceEndpoints>,
+    /// The placement of the view for which the request was resolved to it.
+    placement: u64,
     /// What the client has, once all frames are taken; `None` before the first message.
     sent: Option<Arc<Snapshot>>,
     frames: Option<Frames>,
-    /// What is being told answers an event: not the request, nor a move to another view.
-    answers: bool,
+    /// Whether the current frames are about an event, not about the request or a move to another view.
+    is_event: bool,
 }
 
 // === impl EndpointUpdates ===
 
 impl EndpointUpdates {
-    pub(in crate::destination) fn new(mut request: Request, subscription: Subscription) -> Self {
-        subscription.share_names(&mut request);
-        Self { request, subscription, sent: None, frames: None, answers: false }
+    pub(in crate::destination) fn new(
+        mut request: GetRequest,
+        (subscription, placement): (Subscription<ServiceEndpoints>, u64),
+    ) -> Self {
+        request.share_names(&subscription.view().key);
+        Self { request, subscription, placement, sent: None, frames: None, is_event: false }
+    }
+
+    /// Whether the request may have to be resolved again.
+    fn is_moved(&self, content: &EndpointsContent) -> bool {
+        content.placement != self.placement
     }
 
     /// Resolves the request again.
-    fn move_to_its_view(&mut self) -> Result<(), End> {
+    fn subscribe_again(&mut self) -> Result<(), EndReason> {
         match self.subscription.views().subscribe(&self.request) {
-            Ok(subscription) => {
-                self.subscription = subscription;
-                self.answers = false;
+            Ok((subscription, placement)) => {
+                (self.subscription, self.placement) = (subscription, placement);
+                self.is_event = false;
                 Ok(())
             }
-            // Gone meanwhile: the view is about to say so.
-            Err(Refusal::NoService) => Ok(()),
-            Err(Refusal::Stopping) => Err(End::Shutdown),
-            Err(_) => Err(End::Rerouted),
+            // It was deleted meanwhile: the view is about to publish that.
+            Err(GetRefusal::NoService) => Ok(()),
+            Err(GetRefusal::Stopping) => Err(EndReason::Shutdown),
+            Err(_) => Err(EndReason::Rerouted),
         }
     }
 }
@@ -61,24 +72,24 @@ impl Updates for EndpointUpdates {
         self.subscription.changed().await;
     }
 
-    fn look(&mut self) -> Option<End> {
-        let mut published = self.subscription.latest();
-        if published.closed {
-            return Some(End::Shutdown);
+    fn refresh(&mut self) -> Option<EndReason> {
+        let Published { mut content, end } = self.subscription.latest();
+        if end.is_some() {
+            return end;
         }
-        self.answers = self.sent.is_some();
-        // A Service that is gone has no endpoints and no other view. The question stays open until it is back.
-        if self.subscription.is_moved(&published) && published.exists {
-            if let Err(end) = self.move_to_its_view() {
+        self.is_event = self.sent.is_some();
+        // A deleted Service has no endpoints and no other view. The request stays open until the Service is back.
+        if self.is_moved(&content) && content.exists {
+            if let Err(end) = self.subscribe_again() {
                 return Some(end);
             }
-            published = self.subscription.latest();
-            if self.subscription.is_moved(&published) {
-                // It moved again meanwhile: the view's next state is waiting already.
+            content = self.subscription.latest().content;
+            if self.is_moved(&content) {
+                // It moved again meanwhile: the next state of the view is waiting already.
                 return None;
             }
         }
-        let snapshot = published.snapshot;
+        let snapshot = content.snapshot;
         let views = self.subscription.views();
         self.frames = match &self.sent {
             Some(sent) if sent.is_version_of(&snapshot) => return None,
@@ -88,7 +99,7 @@ impl Updates for EndpointUpdates {
                 Some(frames)
             }
             None if !snapshot.is_empty() => Some(Frames::first(&snapshot)),
-            // The contract's answer to a Service that has none. Upstream says nothing, and proxies ask again every 3 s.
+            // The contract's answer for a Service without endpoints. Upstream sends nothing, and proxies retry every 3 s.
             None if !views.settings.strict_upstream_parity => Some(Frames::no_endpoints()),
             None => return None,
         };
@@ -96,13 +107,13 @@ impl Updates for EndpointUpdates {
         None
     }
 
-    fn next(&mut self) -> Option<Told> {
+    fn next(&mut self) -> Option<OutgoingFrames> {
         let next = self.frames.as_mut().and_then(Frames::next);
-        let Some(Shared { frames, messages }) = next else {
+        let Some(EncodedFrames { frames, messages }) = next else {
             self.frames = None;
             return None;
         };
-        let answers = self.sent.as_ref().filter(|_| self.answers).map(|sent| sent.received);
-        Some(Told { frames, messages, answers })
+        let received = self.sent.as_ref().filter(|_| self.is_event).map(|sent| sent.received);
+        Some(OutgoingFrames { frames, messages, received })
     }
 }

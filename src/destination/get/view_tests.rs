@@ -6,10 +6,7 @@ use serde_json::{Value, json};
 use super::*;
 use crate::{
     cluster::Kind,
-    destination::{
-        get::members::tests::{endpoint, members, members_of, slice},
-        settings::tests::settings,
-    },
+    destination::testing::{endpoint, members, members_of, settings, slice},
     proto::destination::WeightedAddr,
 };
 
@@ -29,7 +26,7 @@ fn query(port: u16) -> Query {
     Query { port, instance: None }
 }
 
-fn told(members: &Members, query: &Query, location: &Location, settings: &Settings) -> Vec<String> {
+fn told(members: &Members, query: &Query, location: &Location, settings: &DestinationSettings) -> Vec<String> {
     let endpoints = endpoints(members, query, location, settings, &EndpointSet::empty(), &[]);
     endpoints.iter().map(|endpoint| endpoint.address.to_string()).collect()
 }
@@ -245,7 +242,7 @@ fn a_pod_has_one_family_and_everything_else_all_its_addresses() {
         (false, &["10.0.0.1:80", "10.0.0.2:80"]),
     ] {
         let members = members(both());
-        let settings = Settings { enable_ipv6, ..settings() };
+        let settings = DestinationSettings { enable_ipv6, ..settings() };
         let mut expected: Vec<SocketAddr> = pods.iter().chain(&others).map(|it| it.parse().unwrap()).collect();
         expected.sort();
         let expected: Vec<String> = expected.iter().map(ToString::to_string).collect();
@@ -303,10 +300,10 @@ fn of_those_who_claim_an_address_the_first_in_order_has_it() {
                 let members = members(objects.clone().into_iter().chain(slices));
                 let chosen = choose(&members, &query(80), &anywhere(), true);
                 let [(_, candidate)] = &chosen[..] else { panic!("one address") };
-                let name = match &candidate.member.subject {
-                    Subject::Pod(it) => &*it.pod.key.name,
-                    Subject::Workload(it) => &*it.workload.key.name,
-                    Subject::Address => "",
+                let name = match &candidate.member.target {
+                    EndpointTarget::Pod(it) => &*it.pod.key.name,
+                    EndpointTarget::Workload(it) => &*it.workload.key.name,
+                    EndpointTarget::Address => "",
                 };
                 assert_eq!(name, expected, "{claimants:?}");
             }
@@ -375,8 +372,8 @@ fn the_set_is_labelled_with_the_service_and_with_the_one_that_it_mirrors() {
 fn what_is_encoded_is_the_endpoint() {
     let members = members([pod("web-1"), slice("a", &json!([]), &[endpoint("10.0.0.1", "Pod", "web-1")])]);
     let endpoints = endpoints(&members, &query(80), &anywhere(), &settings(), &EndpointSet::empty(), &[]);
-    let client = Client { zone: None, port: 80 };
+    let client = ClientContext { zone: None, port: 80 };
     let placed = Placed { address: "10.0.0.1:80".parse().unwrap(), zone: None, mirror: None };
-    let expected: WeightedAddr = weighted_address(&members.members[0].subject, &placed, &client, &settings());
-    assert!(endpoints.iter().next().unwrap().is(&expected.encode_to_vec()));
+    let expected: WeightedAddr = weighted_addr(&members.members[0].target, &placed, &client, &settings());
+    assert!(endpoints.iter().next().unwrap().is_encoded_as(&expected.encode_to_vec()));
 }

@@ -1,9 +1,10 @@
-//! How much one connection may take of the process at a time, and send before its client has shown that it keeps up.
+//! The budgets of one connection: how much it reads and sends in one turn of its task, and how many small frames it sends
+//! before the client has acknowledged them.
 //!
-//! In: what is read from the socket, written to it, and handed to h2. Out: whether there may be more. Always holds: within
-//! one turn of its task a connection reads and is handed a bounded number of bytes, so that a flood waits for its next turn
-//! like everybody else; while the socket is full nothing is handed to h2, which would keep it in memory; and of the frames
-//! that clients count as too small there are never more under way than they bear.
+//! In: the bytes that are read from the socket, written to it, and handed to h2. Out: whether there may be more. Always holds:
+//! within one turn a connection reads and sends a bounded number of bytes, so that a flood waits for its next turn like any
+//! other connection; while the socket is full nothing is handed to h2, which would keep it in memory; and the number of
+//! unacknowledged small frames stays below the limit at which clients close the connection.
 
 use std::{
     future::poll_fn,
@@ -11,76 +12,76 @@ use std::{
     task::{Context, Poll},
 };
 
-/// What is read in a turn: some hundred requests, or some thousand of the smallest frames.
-const READ: usize = 64 * 1024;
-/// What is read while the socket is full: the client may have to say something before it can read, but not without end.
+/// Bytes read in a turn: some hundred requests, or some thousand of the smallest frames.
+const READ_PER_TURN: usize = 64 * 1024;
+/// Bytes read while the socket is full: a client may have to send something before it can read, but not without limit.
 const READ_WHILE_FULL: usize = 1024 * 1024;
-/// What is handed to h2 in a turn, give or take one piece.
-const HANDED: usize = 64 * 1024;
-/// What the head or the end of a response counts.
+/// Bytes handed to h2 in a turn. One frame may go beyond it.
+const SEND_PER_TURN: usize = 64 * 1024;
+/// What the headers or the trailers of a response count.
 const HEADERS: usize = 64;
-/// A DATA frame of fewer bytes is small: h2's clients, from 0.4.16 on, close a connection with `too_many_data_frames` when
-/// small ones pile up that their streams' readers have not taken.
-const SMALL: usize = 256;
-/// What they bear is at least 100 of the smallest (`DEFAULT_DATA_FRAME_BUDGET`). What a PING that was answered covers may still
-/// wait for its readers, so it is less than half of that.
-const SMALL_UNDER_WAY: usize = 48;
+/// A DATA frame of fewer bytes is small: clients with h2 0.4.16 or newer close a connection with `too_many_data_frames` when
+/// small frames pile up that the readers of their streams have not consumed.
+const SMALL_FRAME: usize = 256;
+/// Those clients accept at least 100 of the smallest frames (`DEFAULT_DATA_FRAME_BUDGET`). Frames that an answered PING covers
+/// may still wait for their readers, so this is less than half of that.
+const MAX_SMALL_FRAMES: usize = 48;
 
 /// Shared by a connection, its transport and its streams, which all run in one task.
 #[derive(Default)]
-pub(in crate::destination) struct Pace {
+pub(super) struct Budget {
     read: AtomicUsize,
-    handed: AtomicUsize,
-    full: AtomicBool,
+    sent: AtomicUsize,
+    socket_full: AtomicBool,
     read_while_full: AtomicUsize,
     /// Small frames that no answered PING covers.
-    small: AtomicUsize,
+    small_frames: AtomicUsize,
 }
 
-// === impl Pace ===
+// === impl Budget ===
 
-impl Pace {
-    /// A turn of the connection's task begins; in it may be read, or not.
-    pub(in crate::destination) fn begin_turn(&self, may_read: bool) {
-        self.read.store(if may_read { 0 } else { READ }, Relaxed);
-        self.handed.store(0, Relaxed);
+impl Budget {
+    /// Begins a turn of the connection's task, with or without a read budget.
+    pub(super) fn begin_turn(&self, may_read: bool) {
+        self.read.store(if may_read { 0 } else { READ_PER_TURN }, Relaxed);
+        self.sent.store(0, Relaxed);
     }
 
-    /// How many more bytes may be read in this turn.
-    pub(in crate::destination) fn may_read(&self) -> usize {
-        READ.saturating_sub(self.read.load(Relaxed))
+    /// Returns how many more bytes may be read in this turn.
+    pub(super) fn remaining_read(&self) -> usize {
+        READ_PER_TURN.saturating_sub(self.read.load(Relaxed))
     }
 
-    /// Whether reading has to wait until the client reads: that the socket takes more will wake the connection.
-    pub(in crate::destination) fn must_write_first(&self) -> bool {
-        self.is_full() && self.read_while_full.load(Relaxed) >= READ_WHILE_FULL
+    /// Whether reading has to wait until the client reads. The connection wakes up when the socket becomes writable.
+    pub(super) fn must_write_first(&self) -> bool {
+        self.is_socket_full() && self.read_while_full.load(Relaxed) >= READ_WHILE_FULL
     }
 
-    pub(in crate::destination) fn read(&self, bytes: usize) {
+    pub(super) fn record_read(&self, bytes: usize) {
         self.read.fetch_add(bytes, Relaxed);
         self.read_while_full.fetch_add(bytes, Relaxed);
     }
 
-    /// Whether the socket took what was written to it.
-    pub(in crate::destination) fn wrote(&self, taken: bool) {
-        self.full.store(!taken, Relaxed);
-        if taken {
+    /// Records whether the socket accepted a write.
+    pub(super) fn record_write(&self, accepted: bool) {
+        self.socket_full.store(!accepted, Relaxed);
+        if accepted {
             self.read_while_full.store(0, Relaxed);
         }
     }
 
-    /// Whether streams can send at all. If not, there is something to wait for: the socket, or the answer to a PING.
-    pub(in crate::destination) fn is_open(&self) -> bool {
-        !self.is_full() && self.small.load(Relaxed) < SMALL_UNDER_WAY
+    /// Whether streams can send at all. If not, the connection waits for the socket or for the answer to a PING.
+    pub(super) fn is_open(&self) -> bool {
+        !self.is_socket_full() && self.small_frames.load(Relaxed) < MAX_SMALL_FRAMES
     }
 
     fn may_send(&self) -> bool {
-        self.handed.load(Relaxed) < HANDED && self.small.load(Relaxed) < SMALL_UNDER_WAY
+        self.sent.load(Relaxed) < SEND_PER_TURN && self.small_frames.load(Relaxed) < MAX_SMALL_FRAMES
     }
 
-    /// Ready when a stream may hand h2 something, which may be in another turn: the connection asks its streams again when
+    /// Ready when a stream may hand a frame to h2, which may be in another turn: the connection polls its streams again when
     /// they may.
-    pub(in crate::destination) fn poll_turn(&self, cx: &Context<'_>) -> Poll<()> {
+    pub(super) fn poll_send(&self, cx: &Context<'_>) -> Poll<()> {
         if self.may_send() {
             return Poll::Ready(());
         }
@@ -88,40 +89,42 @@ impl Pace {
         Poll::Pending
     }
 
-    pub(in crate::destination) async fn turn(&self) {
-        poll_fn(|cx| self.poll_turn(cx)).await;
+    /// Waits until a stream may hand a frame to h2.
+    pub(super) async fn may_send_now(&self) {
+        poll_fn(|cx| self.poll_send(cx)).await;
     }
 
-    pub(in crate::destination) fn sent_headers(&self) {
-        self.handed.fetch_add(HEADERS, Relaxed);
+    pub(super) fn record_headers(&self) {
+        self.sent.fetch_add(HEADERS, Relaxed);
     }
 
-    pub(in crate::destination) fn is_full(&self) -> bool {
-        self.full.load(Relaxed)
+    pub(super) fn is_socket_full(&self) -> bool {
+        self.socket_full.load(Relaxed)
     }
 
-    /// A DATA frame was handed to h2.
-    pub(in crate::destination) fn sent(&self, bytes: usize) {
-        self.handed.fetch_add(bytes, Relaxed);
-        if bytes < SMALL {
-            self.small.fetch_add(1, Relaxed);
+    /// Records a DATA frame that was handed to h2.
+    pub(super) fn record_data(&self, bytes: usize) {
+        self.sent.fetch_add(bytes, Relaxed);
+        if bytes < SMALL_FRAME {
+            self.small_frames.fetch_add(1, Relaxed);
         }
     }
 
-    /// How many small frames were sent since the last PING that was answered.
-    pub(in crate::destination) fn small(&self) -> usize {
-        self.small.load(Relaxed)
+    /// Returns the number of small frames that no answered PING covers.
+    pub(super) fn unacknowledged(&self) -> usize {
+        self.small_frames.load(Relaxed)
     }
 
-    /// Whether a PING should be sent for them. Early, so that its answer may be there before they are too many.
-    pub(in crate::destination) fn wants_answer(&self) -> bool {
-        self.small.load(Relaxed) >= SMALL_UNDER_WAY / 2
+    /// Whether a PING should be sent to acknowledge small frames. This is early, so that its answer can arrive before the
+    /// limit is reached.
+    pub(super) fn needs_ping(&self) -> bool {
+        self.small_frames.load(Relaxed) >= MAX_SMALL_FRAMES / 2
     }
 
-    /// A PING was answered that was sent after so many small frames.
-    pub(in crate::destination) fn answered(&self, covered: usize) {
-        // One task: nothing comes between.
-        self.small.store(self.small.load(Relaxed).saturating_sub(covered), Relaxed);
+    /// Records the answer to a PING that was sent after `covered` small frames.
+    pub(super) fn acknowledge(&self, covered: usize) {
+        // All callers run in one task, so no other update happens between the load and the store.
+        self.small_frames.store(self.small_frames.load(Relaxed).saturating_sub(covered), Relaxed);
     }
 }
 
@@ -131,52 +134,52 @@ mod tests {
 
     #[test]
     fn small_frames_wait_for_the_answer_to_a_ping_and_large_ones_do_not_count() {
-        let pace = Pace::default();
+        let budget = Budget::default();
         for _ in 0..1_000 {
-            pace.sent(SMALL);
-            pace.begin_turn(true);
+            budget.record_data(SMALL_FRAME);
+            budget.begin_turn(true);
         }
-        assert!(pace.may_send() && !pace.wants_answer());
-        while pace.may_send() {
-            pace.sent(19);
+        assert!(budget.may_send() && !budget.needs_ping());
+        while budget.may_send() {
+            budget.record_data(19);
         }
-        assert_eq!((pace.small(), pace.is_open(), pace.wants_answer()), (SMALL_UNDER_WAY, false, true));
-        pace.answered(SMALL_UNDER_WAY / 2);
-        assert!(pace.is_open());
+        assert_eq!((budget.unacknowledged(), budget.is_open(), budget.needs_ping()), (MAX_SMALL_FRAMES, false, true));
+        budget.acknowledge(MAX_SMALL_FRAMES / 2);
+        assert!(budget.is_open());
     }
 
     #[test]
-    fn a_turn_ends_when_much_was_handed_over_or_read() {
-        let pace = Pace::default();
-        pace.sent(HANDED);
-        pace.read(READ + 1);
-        assert_eq!((pace.may_send(), pace.may_read()), (false, 0));
-        pace.begin_turn(true);
-        assert_eq!((pace.may_send(), pace.may_read()), (true, READ));
-        pace.begin_turn(false);
-        assert_eq!((pace.may_send(), pace.may_read()), (true, 0));
+    fn a_turn_ends_when_its_send_or_read_budget_is_used_up() {
+        let budget = Budget::default();
+        budget.record_data(SEND_PER_TURN);
+        budget.record_read(READ_PER_TURN + 1);
+        assert_eq!((budget.may_send(), budget.remaining_read()), (false, 0));
+        budget.begin_turn(true);
+        assert_eq!((budget.may_send(), budget.remaining_read()), (true, READ_PER_TURN));
+        budget.begin_turn(false);
+        assert_eq!((budget.may_send(), budget.remaining_read()), (true, 0));
     }
 
     #[test]
-    fn nothing_is_handed_over_while_the_socket_is_full() {
-        let pace = Pace::default();
-        pace.wrote(false);
-        assert!(!pace.is_open());
-        pace.wrote(true);
-        assert!(pace.is_open());
+    fn no_stream_sends_while_the_socket_is_full() {
+        let budget = Budget::default();
+        budget.record_write(false);
+        assert!(!budget.is_open());
+        budget.record_write(true);
+        assert!(budget.is_open());
     }
 
     #[test]
-    fn while_the_socket_is_full_reading_goes_on_for_a_while() {
-        let pace = Pace::default();
-        pace.read(READ_WHILE_FULL);
-        pace.wrote(true);
-        pace.wrote(false);
-        pace.read(READ_WHILE_FULL - 1);
-        assert!(!pace.must_write_first());
-        pace.read(1);
-        assert!(pace.must_write_first());
-        pace.wrote(true);
-        assert!(!pace.must_write_first());
+    fn reading_continues_for_a_while_when_the_socket_is_full() {
+        let budget = Budget::default();
+        budget.record_read(READ_WHILE_FULL);
+        budget.record_write(true);
+        budget.record_write(false);
+        budget.record_read(READ_WHILE_FULL - 1);
+        assert!(!budget.must_write_first());
+        budget.record_read(1);
+        assert!(budget.must_write_first());
+        budget.record_write(true);
+        assert!(!budget.must_write_first());
     }
 }

@@ -1,18 +1,18 @@
 //! One HTTP/2 connection, and the streams on it: one task.
 //!
 //! ```text
-//! a turn: requests that have come ─▶ streams that have something to say ─▶ one write for all of them
+//! a turn: accept new requests ─▶ poll the streams that have something to send ─▶ one write for all of them
 //! ```
 //!
-//! In: a socket, and what answers a request. Out: frames, handed to h2 no faster than the client makes room for them. Always
-//! holds: of each stream at most one piece is under way; a stream whose client takes nothing of what waits for it is reset,
-//! and then a connection on which nobody takes anything is closed; a peer that is gone is noticed; a turn is short
-//! ([`Pace`]), whatever the client sends.
+//! In: a socket, and a function from a request to its response. Out: frames, handed to h2 no faster than the client's window
+//! allows. Always holds: at most one frame of each stream is in flight; a stream whose client takes nothing is reset, and then
+//! a connection on which no client takes anything is closed; a dead peer is detected; a turn is short ([`Budget`]), whatever
+//! the client sends.
 //!
-//! One task and not one for each stream: a change reaches all streams of a connection at once, and so leaves in one write.
+//! One task, not one for each stream: a change reaches all streams of a connection at once, and so leaves in one write.
 //!
-//! On h2 itself and not on hyper: hyper (1.12) asks a body for its next frame while the last one still waits for the client's
-//! window, so nobody could see that a client does not read, and it cannot reset one stream.
+//! On h2 itself, not on hyper: hyper (1.12) polls a body for its next frame while the last one still waits for the client's
+//! window, so it hides that a client does not read, and it cannot reset one stream.
 
 use std::{
     future::{Future, poll_fn},
@@ -29,174 +29,182 @@ use h2::{
     server::{Builder, SendResponse},
 };
 use http::{HeaderMap, Request, Response};
+use strum::{IntoStaticStr, VariantArray};
 use tokio::time::{Instant, timeout};
 use tokio_util::sync::CancellationToken;
 use tracing::debug;
 
 use super::{
-    budget::Pace,
-    keepalive::Pulse,
-    reset_limit::{EARLY, Resets},
-    stall::{ConnectionProgress, Progress, Useless},
+    budget::Budget,
+    keepalive::Keepalive,
+    reset_limit::{EARLY_RESET, ResetLimit},
+    stall::{CloseReason, StallDetector, StreamProgress},
     transport::Transport,
-    wake_time::Readiness,
+    wake_time::WakeTime,
 };
-use crate::destination::settings::Limits;
+use crate::destination::settings::DestinationLimits;
 
-/// Of a request, with 32 for each field. Proxies send some hundred; h2 holds many times as much for many small fields.
-const HEADER_BYTES: u32 = 8 * 1024;
-/// What h2 may keep of a stream whose client has room for it, but does not empty its socket.
+/// The size of a request's headers, with 32 bytes for each field. Proxies send some hundred bytes; many small fields make h2
+/// hold many times as much.
+const MAX_HEADER_BYTES: u32 = 8 * 1024;
+/// What h2 may buffer for a stream whose client has window, but does not empty its socket.
 const SEND_BUFFER: usize = 16 * 1024;
-/// Streams that begin in one turn. Others wait for their updates meanwhile.
-const REQUESTS: usize = 16;
-/// Resets of streams that were not accepted yet. A client that gave up on a busy server resets all that it asked for at
-/// once, which must not cost it the connection too: with h2's 20 it would, and come back with everything.
+/// Streams that are accepted in one turn. The updates of other streams wait meanwhile.
+const REQUESTS_PER_TURN: usize = 16;
+/// Resets of streams that were not accepted yet. A client that gives up on a busy server resets all its streams at once. That
+/// must not end the connection too: with h2's default of 20 it would, and the client would come back with all of them.
 const UNACCEPTED_RESETS: usize = 1_000;
-/// h2 counts what DATA frames are short of 256 bytes and closes the connection when those that wait are beyond this. A request
-/// is such a frame, and one turn reads some hundred of them; h2's own 32 KiB are too little for who asks for so much at once.
+/// h2 counts by how much DATA frames are shorter than 256 bytes, and closes the connection when those that wait exceed this. A
+/// request is such a frame, and one turn reads some hundred; h2's default of 32 KiB is too little for a client that opens many
+/// streams at once.
 const DATA_FRAME_BUDGET: usize = 512 * 1024;
-const GOODBYE: Duration = Duration::from_secs(2);
+/// Time for a client to receive GOAWAY.
+const GOAWAY_TIMEOUT: Duration = Duration::from_secs(2);
 
-/// How a connection ended.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(in crate::destination) enum Ended {
-    /// By its client, or with its socket.
+/// Why a connection ended, as its metric labels it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, IntoStaticStr, VariantArray)]
+#[strum(serialize_all = "snake_case", const_into_str)]
+pub(in crate::destination) enum ConnectionEnd {
+    /// The client closed it, or its socket broke.
     Client,
-    /// By us: because the process stops.
+    /// The process stops.
     Shutdown,
-    /// Nobody on it took anything.
+    /// No client took anything on it.
     Stalled,
-    /// There was no stream on it for long.
+    /// It had no stream for long.
     Idle,
-    /// The peer did not answer.
+    /// The peer did not answer a PING.
     Gone,
-    /// The client asked for more than anybody needs.
+    /// The client sent more than any proxy needs to.
     Flood,
-    /// The client broke the rules of HTTP/2.
+    /// The client violated HTTP/2.
     Fault,
 }
 
-pub(in crate::destination) struct Asked {
+/// A request, and what the connection knows of its stream.
+pub(in crate::destination) struct IncomingRequest {
     pub(in crate::destination) request: Request<RecvStream>,
-    /// Since when requests stand in line on its connection: it has not waited longer.
-    pub(in crate::destination) since: Instant,
-    pub(in crate::destination) progress: Arc<Progress>,
+    /// When the oldest queued request on this connection arrived: an upper bound for the wait of this one.
+    pub(in crate::destination) queued_since: Instant,
+    pub(in crate::destination) progress: Arc<StreamProgress>,
 }
 
-/// What follows the head of a response.
-pub(in crate::destination) trait Content: Send {
-    /// Whether the head is all.
+/// What follows the headers of a response.
+pub(in crate::destination) trait ResponseBody: Send {
+    /// Whether the response ends with its headers.
     fn is_empty(&self) -> bool;
-    /// The next piece, when there is one. Nothing may be lost when the wait is given up.
-    fn next(&mut self) -> impl Future<Output = Option<Piece>> + Send;
+    /// Waits for the next frame. Cancel safe.
+    fn next(&mut self) -> impl Future<Output = Option<BodyFrame>> + Send;
 }
 
-pub(in crate::destination) enum Piece {
+pub(in crate::destination) enum BodyFrame {
     Data(Bytes),
     Trailers(Box<HeaderMap>),
 }
 
-/// Serves a connection until it ends, or was long of no use. When `stop` is cancelled it takes no more streams, and ends with its last.
-pub(in crate::destination) async fn serve<A, F, C>(
+/// Serves a connection until it ends, or should be closed. When `stop` is cancelled it accepts no more streams, and ends with
+/// the last one.
+pub(in crate::destination) async fn serve<A, F, B>(
     transport: Transport,
-    readiness: &Readiness,
-    limits: &Limits,
+    wake_time: &WakeTime,
+    limits: &DestinationLimits,
     stop: &CancellationToken,
     answer: A,
-) -> Ended
+) -> ConnectionEnd
 where
-    A: Fn(Asked) -> F,
-    F: Future<Output = Response<C>> + Send + 'static,
-    C: Content + 'static,
+    A: Fn(IncomingRequest) -> F,
+    F: Future<Output = Response<B>> + Send + 'static,
+    B: ResponseBody + 'static,
 {
-    let pace = transport.pace();
+    let budget = transport.budget();
     let mut builder = Builder::new();
     builder
-        .max_concurrent_streams(streams(limits))
-        .max_header_list_size(HEADER_BYTES)
+        .max_concurrent_streams(max_streams(limits))
+        .max_header_list_size(MAX_HEADER_BYTES)
         .max_send_buffer_size(SEND_BUFFER)
         .data_frame_budget(DATA_FRAME_BUDGET)
         .max_pending_accept_reset_streams(UNACCEPTED_RESETS);
     let mut connection = match builder.handshake::<_, Bytes>(transport).await {
         Ok(connection) => connection,
-        Err(error) => return failed(&error),
+        Err(error) => return end_of(&error),
     };
-    let mut pulse = Pulse::new(connection.ping_pong());
-    let progress = Arc::<ConnectionProgress>::default();
-    let mut useless = pin!(progress.useless(limits.stream_stall_timeout));
+    let mut keepalive = Keepalive::new(connection.ping_pong());
+    let stall = Arc::<StallDetector>::default();
+    let mut close_reason = pin!(stall.close_reason(limits.stream_stall_timeout));
     let mut stop = pin!(stop.cancelled());
     let mut stopping = false;
-    let mut resets = Resets::new(Instant::now());
+    let mut reset_limit = ResetLimit::new(Instant::now());
     let mut streams = FuturesUnordered::new();
-    // Since when requests stand in line: no turn since then has taken all that the client had sent.
-    let mut line: Option<Instant> = None;
-    // h2 has requests that were not taken.
+    // When the oldest queued request arrived: no turn since then has accepted all that the client had sent.
+    let mut queued_since: Option<Instant> = None;
+    // h2 holds requests that were not accepted.
     let mut backlog = false;
-    let mut turn = |cx: &mut Context<'_>| -> Poll<Ended> {
-        // What h2 has comes first, if it can be answered.
-        pace.begin_turn(!backlog || !pace.is_open());
+    let mut turn = |cx: &mut Context<'_>| -> Poll<ConnectionEnd> {
+        // Requests that h2 holds come before more of the socket, if they can be answered.
+        budget.begin_turn(!backlog || !budget.is_open());
         if !stopping && stop.as_mut().poll(cx).is_ready() {
             connection.graceful_shutdown();
             stopping = true;
         }
-        let ended = if stopping { Ended::Shutdown } else { Ended::Client };
-        if !pace.is_open() {
-            // Nothing could be answered. What the client asks for meanwhile waits for the client.
-            line = None;
+        let ended = if stopping { ConnectionEnd::Shutdown } else { ConnectionEnd::Client };
+        if !budget.is_open() {
+            // No request could be answered. Those that arrive meanwhile wait for the client, not for us.
+            queued_since = None;
             if let Poll::Ready(result) = connection.poll_closed(cx) {
-                return Poll::Ready(result.err().map_or(ended, |error| failed(&error)));
+                return Poll::Ready(result.err().map_or(ended, |error| end_of(&error)));
             }
         }
-        if pace.is_open() {
-            let since = line.unwrap_or_else(|| readiness.since());
-            let mut taken = 0;
-            while taken < REQUESTS {
+        if budget.is_open() {
+            let since = queued_since.unwrap_or_else(|| wake_time.of_turn());
+            let mut accepted = 0;
+            while accepted < REQUESTS_PER_TURN {
                 // This also drives everything that is received and sent.
                 let (request, respond) = match connection.poll_accept(cx) {
                     Poll::Ready(Some(Ok(asked))) => asked,
-                    Poll::Ready(Some(Err(error))) => return Poll::Ready(failed(&error)),
+                    Poll::Ready(Some(Err(error))) => return Poll::Ready(end_of(&error)),
                     Poll::Ready(None) => return Poll::Ready(ended),
                     Poll::Pending => break,
                 };
-                let progress = progress.begin();
-                let response = answer(Asked { request, since, progress: Arc::clone(&progress) });
-                streams.push(run(Box::pin(response), respond, progress, Arc::clone(&pace), since));
-                taken += 1;
+                let progress = stall.stream();
+                let response =
+                    answer(IncomingRequest { request, queued_since: since, progress: Arc::clone(&progress) });
+                streams.push(run(Box::pin(response), respond, progress, Arc::clone(&budget), since));
+                accepted += 1;
             }
-            backlog = taken == REQUESTS;
-            line = (backlog || pace.may_read() == 0).then_some(since);
+            backlog = accepted == REQUESTS_PER_TURN;
+            queued_since = (backlog || budget.remaining_read() == 0).then_some(since);
             if backlog {
                 cx.waker().wake_by_ref();
             }
             while let Poll::Ready(Some(end)) = streams.poll_next_unpin(cx) {
-                if end == StreamEnd::ResetEarly && !resets.bears(Instant::now()) {
-                    return Poll::Ready(Ended::Flood);
+                if end == StreamEnd::ResetEarly && !reset_limit.allow(Instant::now()) {
+                    return Poll::Ready(ConnectionEnd::Flood);
                 }
             }
-            // One write for what all of them have handed over.
+            // One write for the frames of all streams.
             if let Poll::Ready(result) = connection.poll_closed(cx) {
-                return Poll::Ready(result.err().map_or(ended, |error| failed(&error)));
+                return Poll::Ready(result.err().map_or(ended, |error| end_of(&error)));
             }
         }
-        if let Poll::Ready(useless) = useless.as_mut().poll(cx) {
-            return Poll::Ready(match useless {
-                Useless::Stalled => Ended::Stalled,
-                Useless::Idle => Ended::Idle,
+        if let Poll::Ready(reason) = close_reason.as_mut().poll(cx) {
+            return Poll::Ready(match reason {
+                CloseReason::Stalled => ConnectionEnd::Stalled,
+                CloseReason::Idle => ConnectionEnd::Idle,
             });
         }
-        pulse.poll_gone(&pace, cx).map(|()| Ended::Gone)
+        keepalive.poll_dead(&budget, cx).map(|()| ConnectionEnd::Gone)
     };
     let ended = poll_fn(&mut turn).await;
     match ended {
-        Ended::Idle => connection.graceful_shutdown(),
-        Ended::Flood => connection.abrupt_shutdown(Reason::ENHANCE_YOUR_CALM),
+        ConnectionEnd::Idle => connection.graceful_shutdown(),
+        ConnectionEnd::Flood => connection.abrupt_shutdown(Reason::ENHANCE_YOUR_CALM),
         _ => return ended,
     }
-    // For its client to take that well.
+    // The client has to receive GOAWAY, or it takes the end for a broken connection.
     _ = timeout(
-        GOODBYE,
+        GOAWAY_TIMEOUT,
         poll_fn(|cx| {
-            pace.begin_turn(true);
+            budget.begin_turn(true);
             connection.poll_closed(cx)
         }),
     )
@@ -204,18 +212,18 @@ where
     ended
 }
 
-/// A few more than there are places for, so that the others can be told that there are none.
-fn streams(limits: &Limits) -> u32 {
+/// A few more streams than the server has room for, so that the others can be refused with a status.
+fn max_streams(limits: &DestinationLimits) -> u32 {
     u32::try_from(limits.streams.saturating_add(1_000)).unwrap_or(u32::MAX).min(limits.streams_per_connection)
 }
 
-/// h2 itself ends a connection that floods it, with this reason.
-fn failed(error: &h2::Error) -> Ended {
-    debug!(%error, "a connection for discovery broke");
+/// h2 itself ends a connection that floods it, with ENHANCE_YOUR_CALM.
+fn end_of(error: &h2::Error) -> ConnectionEnd {
+    debug!(%error, "a discovery connection broke");
     match error.reason() {
-        Some(Reason::ENHANCE_YOUR_CALM) if error.is_library() => Ended::Flood,
-        _ if error.is_library() => Ended::Fault,
-        _ => Ended::Client,
+        Some(Reason::ENHANCE_YOUR_CALM) if error.is_library() => ConnectionEnd::Flood,
+        _ if error.is_library() => ConnectionEnd::Fault,
+        _ => ConnectionEnd::Client,
     }
 }
 
@@ -226,13 +234,13 @@ enum StreamEnd {
     ResetEarly,
 }
 
-/// One stream, from its request to its end. What it takes to answer is boxed, because a future keeps the room of its largest
-/// part for all its life.
-async fn run<C: Content>(
-    mut response: Pin<Box<dyn Future<Output = Response<C>> + Send>>,
+/// Runs one stream from its request to its end. The future of the response is boxed, because a future keeps the memory of its
+/// largest part for all its life.
+async fn run<B: ResponseBody>(
+    mut response: Pin<Box<dyn Future<Output = Response<B>> + Send>>,
     mut respond: SendResponse<Bytes>,
-    progress: Arc<Progress>,
-    pace: Arc<Pace>,
+    progress: Arc<StreamProgress>,
+    budget: Arc<Budget>,
     since: Instant,
 ) -> StreamEnd {
     let answered = poll_fn(|cx| match respond.poll_reset(cx) {
@@ -241,54 +249,54 @@ async fn run<C: Content>(
     });
     let answered = answered.await;
     drop(response);
-    pace.turn().await;
-    let sent = match answered.and_then(|response| begin(response, respond, &pace)) {
-        Ok(Some((content, stream))) => send(content, stream, &progress, &pace).await,
+    budget.may_send_now().await;
+    let sent = match answered.and_then(|response| send_headers(response, respond, &budget)) {
+        Ok(Some((body, stream))) => send_body(body, stream, &progress, &budget).await,
         Ok(None) => Ok(()),
         Err(gone) => Err(gone),
     };
     match sent {
-        Err(Gone) if since.elapsed() < EARLY => StreamEnd::ResetEarly,
+        Err(Gone) if since.elapsed() < EARLY_RESET => StreamEnd::ResetEarly,
         _ => StreamEnd::Otherwise,
     }
 }
 
-/// The client has reset the stream or is gone, or we have reset it.
+/// The stream was reset, by the client or by us, or its connection is closed.
 struct Gone;
 
-/// Sends the head, and finds out whether there is more.
-fn begin<C: Content>(
-    response: Response<C>,
+/// Sends the headers. Returns the body, if there is one, and where to send it.
+fn send_headers<B: ResponseBody>(
+    response: Response<B>,
     mut respond: SendResponse<Bytes>,
-    pace: &Pace,
-) -> Result<Option<(C, SendStream<Bytes>)>, Gone> {
-    let (head, content) = response.into_parts();
-    let ends = content.is_empty();
-    pace.sent_headers();
+    budget: &Budget,
+) -> Result<Option<(B, SendStream<Bytes>)>, Gone> {
+    let (head, body) = response.into_parts();
+    let ends = body.is_empty();
+    budget.record_headers();
     let stream = respond.send_response(Response::from_parts(head, ()), ends).map_err(|_| Gone)?;
-    Ok((!ends).then_some((content, stream)))
+    Ok((!ends).then_some((body, stream)))
 }
 
-async fn send<C: Content>(
-    mut content: C,
+async fn send_body<B: ResponseBody>(
+    mut body: B,
     mut stream: SendStream<Bytes>,
-    progress: &Progress,
-    pace: &Pace,
+    progress: &StreamProgress,
+    budget: &Budget,
 ) -> Result<(), Gone> {
     loop {
-        let piece = {
-            let mut next = pin!(content.next());
+        let frame = {
+            let mut next = pin!(body.next());
             poll_fn(|cx| match next.as_mut().poll(cx) {
-                Poll::Ready(piece) => Poll::Ready(Ok(piece)),
+                Poll::Ready(frame) => Poll::Ready(Ok(frame)),
                 Poll::Pending => stream.poll_reset(cx).map(|_| Err(Gone)),
             })
             .await?
         };
-        match piece {
-            Some(Piece::Data(data)) => send_data(data, &mut stream, progress, pace).await?,
-            Some(Piece::Trailers(trailers)) => {
-                pace.turn().await;
-                pace.sent_headers();
+        match frame {
+            Some(BodyFrame::Data(data)) => send_data(data, &mut stream, progress, budget).await?,
+            Some(BodyFrame::Trailers(trailers)) => {
+                budget.may_send_now().await;
+                budget.record_headers();
                 return stream.send_trailers(*trailers).map_err(|_| Gone);
             }
             None => return stream.send_data(Bytes::new(), true).map_err(|_| Gone),
@@ -296,20 +304,20 @@ async fn send<C: Content>(
     }
 }
 
-/// Hands data to h2, as much at a time as the client has room for, and no faster than the connection may.
+/// Hands data to h2, as much at a time as the client has window for, and no faster than the budget allows.
 async fn send_data(
     mut data: Bytes,
     stream: &mut SendStream<Bytes>,
-    progress: &Progress,
-    pace: &Pace,
+    progress: &StreamProgress,
+    budget: &Budget,
 ) -> Result<(), Gone> {
     while !data.is_empty() {
         stream.reserve_capacity(data.len());
-        let room = poll_fn(|cx| {
-            ready!(pace.poll_turn(cx));
-            let room = stream.capacity();
-            if room > 0 {
-                return Poll::Ready(Ok(room));
+        let window = poll_fn(|cx| {
+            ready!(budget.poll_send(cx));
+            let window = stream.capacity();
+            if window > 0 {
+                return Poll::Ready(Ok(window));
             }
             progress.waits();
             if progress.poll_stalled(cx).is_ready() {
@@ -320,36 +328,17 @@ async fn send_data(
                 return Poll::Ready(Err(Gone));
             }
             match ready!(stream.poll_capacity(cx)) {
-                Some(Ok(room)) => Poll::Ready(Ok(room)),
+                Some(Ok(window)) => Poll::Ready(Ok(window)),
                 Some(Err(_)) | None => Poll::Ready(Err(Gone)),
             }
         });
-        let room = room.await?;
-        let piece = data.split_to(room.min(data.len()));
-        progress.took(piece.len());
-        pace.sent(piece.len());
-        stream.send_data(piece, false).map_err(|_| Gone)?;
+        let window = window.await?;
+        let part = data.split_to(window.min(data.len()));
+        progress.took(part.len());
+        budget.record_data(part.len());
+        stream.send_data(part, false).map_err(|_| Gone)?;
     }
     Ok(())
-}
-
-// === impl Ended ===
-
-impl Ended {
-    pub(in crate::destination) const ALL: [Self; 7] =
-        [Self::Client, Self::Shutdown, Self::Stalled, Self::Idle, Self::Gone, Self::Flood, Self::Fault];
-
-    pub(in crate::destination) const fn as_str(self) -> &'static str {
-        match self {
-            Self::Client => "client",
-            Self::Shutdown => "shutdown",
-            Self::Stalled => "stalled",
-            Self::Idle => "idle",
-            Self::Gone => "gone",
-            Self::Flood => "flood",
-            Self::Fault => "fault",
-        }
-    }
 }
 
 #[cfg(test)]

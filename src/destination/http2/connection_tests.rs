@@ -1,4 +1,4 @@
-//! Connections with a real client of HTTP/2 on the other side.
+//! Connections with a real HTTP/2 client on the other side.
 
 use std::net::Ipv4Addr;
 
@@ -8,42 +8,42 @@ use tokio::net::{TcpListener, TcpStream};
 
 use super::*;
 
-/// Says so many short words, and then nothing for ever, or its end.
+/// Sends a number of small frames, and then ends or stays open forever.
 struct Words {
     left: usize,
     ends: bool,
 }
 
-impl Content for Words {
+impl ResponseBody for Words {
     fn is_empty(&self) -> bool {
         false
     }
 
-    async fn next(&mut self) -> Option<Piece> {
+    async fn next(&mut self) -> Option<BodyFrame> {
         match self.left.checked_sub(1) {
             Some(left) => self.left = left,
             None if self.ends => return None,
             None => std::future::pending().await,
         }
-        Some(Piece::Data(Bytes::from_static(b"word")))
+        Some(BodyFrame::Data(Bytes::from_static(b"word")))
     }
 }
 
-fn limits() -> Limits {
-    crate::destination::settings::tests::settings().limits
+fn limits() -> DestinationLimits {
+    crate::destination::testing::settings().limits
 }
 
-/// A connection that answers every request with so many words; and how it ends.
-async fn connection(words: usize, ends: bool) -> (SendRequest<Bytes>, impl Future<Output = Ended>) {
+/// A connection that answers every request with `words` frames, and a future of how it ends.
+async fn connection(words: usize, ends: bool) -> (SendRequest<Bytes>, impl Future<Output = ConnectionEnd>) {
     let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).await.unwrap();
     let address = listener.local_addr().unwrap();
     let served = tokio::spawn(async move {
         let transport = Transport::accept(listener.accept().await.unwrap().0).await.unwrap();
-        let limits = Limits { streams_per_connection: 10_000, ..limits() };
+        let limits = DestinationLimits { streams_per_connection: 10_000, ..limits() };
         let answer = |_| async move { Response::new(Words { left: words, ends }) };
-        let readiness = Readiness::new();
+        let wake_time = WakeTime::new();
         let stop = CancellationToken::new();
-        Arc::clone(&readiness).of(serve(transport, &readiness, &limits, &stop, answer)).await
+        Arc::clone(&wake_time).track(serve(transport, &wake_time, &limits, &stop, answer)).await
     });
     let socket = TcpStream::connect(address).await.unwrap();
     let (requests, connection) = h2::client::handshake(socket).await.unwrap();
@@ -65,26 +65,26 @@ async fn read(mut body: RecvStream, words: usize) -> Result<(), h2::Error> {
 }
 
 #[tokio::test]
-async fn more_requests_than_a_turn_takes_are_all_answered() {
+async fn more_requests_than_a_turn_accepts_are_all_answered() {
     let (requests, _served) = connection(1, true).await;
     let read = async |_| read(ask(&requests).await?, 2).await;
-    try_join_all((0..10 * REQUESTS).map(read)).await.unwrap();
+    try_join_all((0..10 * REQUESTS_PER_TURN).map(read)).await.unwrap();
 }
 
-/// With the windows that are h2's default a client bears little more than a hundred that were not read.
+/// With the default windows of h2 a client accepts little more than a hundred unread small frames.
 #[tokio::test]
-async fn small_frames_come_no_faster_than_clients_bear_them() {
+async fn small_frames_are_sent_no_faster_than_clients_accept_them() {
     let (requests, _served) = connection(3, false).await;
     let read = async |_| read(ask(&requests).await?, 3).await;
     try_join_all((0..1_000).map(read)).await.unwrap();
 }
 
 #[tokio::test]
-async fn a_client_that_resets_all_it_asks_for_loses_its_connection() {
+async fn a_client_that_resets_all_its_streams_loses_its_connection() {
     let (requests, served) = connection(1, false).await;
-    // Each stream is dropped as soon as it is there.
+    // Each stream is dropped as soon as it is open.
     while ask(&requests).await.is_ok() {}
-    assert_eq!(served.await, Ended::Flood);
+    assert_eq!(served.await, ConnectionEnd::Flood);
 }
 
 #[tokio::test]
@@ -92,5 +92,5 @@ async fn a_client_that_leaves_ends_its_connection() {
     let (requests, served) = connection(1, true).await;
     drop(ask(&requests).await.unwrap());
     drop(requests);
-    assert_eq!(served.await, Ended::Client);
+    assert_eq!(served.await, ConnectionEnd::Client);
 }

@@ -1,7 +1,7 @@
-//! PINGs: whether the peer is still there, and how far it has read.
+//! PINGs: they detect a dead peer, and acknowledge small frames.
 //!
-//! In: time, and small frames under way ([`Pace`]). Out: the end of a connection whose peer does not answer; the word that
-//! small frames have arrived. Always holds: one PING at a time, as h2 allows.
+//! In: time, and unacknowledged small frames ([`Budget`]). Out: the end of a connection whose peer does not answer; the
+//! acknowledgement of small frames. Always holds: one PING at a time, because h2 allows no more.
 
 use std::{
     pin::Pin,
@@ -12,55 +12,55 @@ use std::{
 use h2::{Ping, PingPong};
 use tokio::time::{Instant, Sleep, sleep};
 
-use super::budget::Pace;
+use super::budget::Budget;
 
-/// A quiet peer is asked this often.
+/// Time between the answer to a PING and the next PING.
 const INTERVAL: Duration = Duration::from_secs(10);
-/// And has this long to answer.
+/// Time that the peer has to answer a PING.
 const TIMEOUT: Duration = Duration::from_secs(20);
 
-pub(in crate::destination) struct Pulse {
-    /// h2 hands it out once, to the first who asks.
+pub(super) struct Keepalive {
+    /// h2 returns it once, to the first caller.
     pings: Option<PingPong>,
-    /// How many small frames had been sent before the PING that is under way.
-    under_way: Option<usize>,
-    /// The next PING, or the end of the patience with the one under way.
+    /// The number of small frames that were sent before the PING in flight.
+    in_flight: Option<usize>,
+    /// When the next PING is sent, or when the PING in flight times out.
     timer: Pin<Box<Sleep>>,
 }
 
-// === impl Pulse ===
+// === impl Keepalive ===
 
-impl Pulse {
-    pub(in crate::destination) fn new(pings: Option<PingPong>) -> Self {
-        Self { pings, under_way: None, timer: Box::pin(sleep(INTERVAL)) }
+impl Keepalive {
+    pub(super) fn new(pings: Option<PingPong>) -> Self {
+        Self { pings, in_flight: None, timer: Box::pin(sleep(INTERVAL)) }
     }
 
-    /// Ready when the peer is gone. To be called after what was handed to h2 was written, as far as the socket took it: a PING
-    /// overtakes DATA that was not.
-    pub(in crate::destination) fn poll_gone(&mut self, pace: &Pace, cx: &mut Context<'_>) -> Poll<()> {
+    /// Ready when the peer is dead. Call it after h2 has written to the socket as much as that accepts: a PING overtakes DATA
+    /// that h2 still holds.
+    pub(super) fn poll_dead(&mut self, budget: &Budget, cx: &mut Context<'_>) -> Poll<()> {
         let Some(pings) = &mut self.pings else { return Poll::Pending };
-        if let Some(covered) = self.under_way
+        if let Some(covered) = self.in_flight
             && let Poll::Ready(answer) = pings.poll_pong(cx)
         {
             if answer.is_err() {
                 return Poll::Ready(());
             }
-            pace.answered(covered);
-            // Streams may have waited for it.
+            budget.acknowledge(covered);
+            // Streams may have waited for the answer.
             cx.waker().wake_by_ref();
-            self.under_way = None;
+            self.in_flight = None;
             self.timer.as_mut().reset(Instant::now() + INTERVAL);
         }
         let is_time = self.timer.as_mut().poll(cx).is_ready();
-        match self.under_way {
+        match self.in_flight {
             Some(_) if is_time => return Poll::Ready(()),
-            None if is_time || (pace.wants_answer() && !pace.is_full()) => {
+            None if is_time || (budget.needs_ping() && !budget.is_socket_full()) => {
                 if pings.send_ping(Ping::opaque()).is_err() {
                     return Poll::Ready(());
                 }
-                self.under_way = Some(if pace.is_full() { 0 } else { pace.small() });
+                self.in_flight = Some(if budget.is_socket_full() { 0 } else { budget.unacknowledged() });
                 self.timer.as_mut().reset(Instant::now() + TIMEOUT);
-                // Its answer, and the timer that now stands elsewhere, are to wake us.
+                // The answer and the new deadline have to wake this task.
                 cx.waker().wake_by_ref();
             }
             Some(_) | None => {}

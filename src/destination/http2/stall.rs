@@ -1,7 +1,7 @@
-//! Whether clients take what waits for them: of each stream, and of the connection that carries it.
+//! Stall detection: whether clients take what is sent to them, for each stream and for its connection.
 //!
-//! In: what [`super::connection`] says of each stream. Out: which streams have stalled, and whether their connection has, or
-//! serves nobody.
+//! In: what [`super::connection`] records for each stream. Out: which streams have stalled, and whether their connection has
+//! stalled or is idle.
 
 use std::{
     sync::{
@@ -16,76 +16,76 @@ use futures::task::AtomicWaker;
 use parking_lot::Mutex;
 use tokio::time::sleep;
 
-/// How often is looked within the time that a client has. Streams have no timers: there may be a hundred thousand.
-const LOOKS: u32 = 6;
-/// Connections on which there was no stream for five times as long are of no use, and their number is limited.
-const IDLE_LOOKS: u32 = 5 * LOOKS;
+/// Checks within the stall timeout. Streams have no timers of their own: there may be a hundred thousand.
+const CHECKS: u32 = 6;
+/// A connection without a stream for five stall timeouts is closed: the number of connections is limited.
+const IDLE_CHECKS: u32 = 5 * CHECKS;
 
-/// What a client has room for on a new stream, unless it says otherwise; proxies do not (RFC 9113, section 6.9.2).
+/// The window of a new stream, unless the client sets another, which proxies do not (RFC 9113, section 6.9.2).
 const STREAM_WINDOW: usize = 65_535;
 
-/// Of one stream.
+/// What the client of one stream has taken.
 #[derive(Default)]
-pub(in crate::destination) struct Progress {
-    connection: Arc<ConnectionProgress>,
+pub(in crate::destination) struct StreamProgress {
+    connection: Arc<StallDetector>,
     waiting: AtomicBool,
-    /// Bytes that its client took.
+    /// Bytes that the client took.
     taken: AtomicUsize,
-    /// How often it was found waiting since its client took something.
-    looks: AtomicU32,
+    /// The number of checks that found the stream waiting since the client last took something.
+    checks: AtomicU32,
     stalled: AtomicBool,
     task: AtomicWaker,
 }
 
-/// Why a connection is not worth its place.
+/// Why a connection should be closed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(in crate::destination) enum Useless {
-    /// Nobody takes anything on it.
+pub(super) enum CloseReason {
+    /// No client takes anything on it.
     Stalled,
-    /// There was no stream on it for long.
+    /// It had no stream for long.
     Idle,
 }
 
-/// Of all streams of a connection together.
+/// The progress of all streams of a connection together.
 #[derive(Default)]
-pub(in crate::destination) struct ConnectionProgress {
-    /// How often any stream's client took something.
+pub(super) struct StallDetector {
+    /// How often the client of any stream took something.
     taken: AtomicU64,
-    streams: Mutex<Vec<Weak<Progress>>>,
+    streams: Mutex<Vec<Weak<StreamProgress>>>,
 }
 
-/// What was found at a look.
+/// The result of a check, in numbers of streams.
 #[derive(Default)]
-struct Look {
-    streams: usize,
-    /// For their clients.
+struct Check {
+    open: usize,
+    /// Streams that wait for their clients.
     waiting: usize,
-    /// Their clients' time was over.
-    ended: usize,
-    /// And they had taken less than a window.
-    ended_short: usize,
+    /// Streams whose clients have exceeded the timeout.
+    stalled: usize,
+    /// Stalled streams whose clients had taken less than a window.
+    stalled_within_window: usize,
 }
 
-// === impl Progress ===
+// === impl StreamProgress ===
 
-impl Progress {
-    /// The client has no room for what is to be sent.
-    pub(in crate::destination) fn waits(&self) {
+impl StreamProgress {
+    /// Records that the client has no window for what is to be sent.
+    pub(super) fn waits(&self) {
         self.waiting.store(true, Ordering::Relaxed);
     }
 
-    /// The client had room for so many bytes.
-    pub(in crate::destination) fn took(&self, bytes: usize) {
+    /// Records that the client had window for `bytes`.
+    pub(super) fn took(&self, bytes: usize) {
         self.taken.fetch_add(bytes, Ordering::Relaxed);
         if self.waiting.swap(false, Ordering::Relaxed) {
-            self.looks.store(0, Ordering::Relaxed);
+            self.checks.store(0, Ordering::Relaxed);
             self.stalled.store(false, Ordering::Relaxed);
         }
         self.connection.taken.fetch_add(1, Ordering::Relaxed);
     }
 
-    /// Ready when the client has taken nothing for too long.
-    pub(in crate::destination) fn poll_stalled(&self, cx: &Context<'_>) -> Poll<()> {
+    /// Ready when the client has taken nothing for the stall timeout.
+    pub(super) fn poll_stalled(&self, cx: &Context<'_>) -> Poll<()> {
         self.task.register(cx.waker());
         if self.is_stalled() { Poll::Ready(()) } else { Poll::Pending }
     }
@@ -94,24 +94,24 @@ impl Progress {
         self.stalled.load(Ordering::Relaxed)
     }
 
-    /// Whether its client's time is over with this look.
-    fn look(&self) -> bool {
-        // The first look finds what may wait for a moment only.
-        let over = self.waiting.load(Ordering::Relaxed) && self.looks.fetch_add(1, Ordering::Relaxed) >= LOOKS;
-        if over {
+    /// Returns whether this check exceeds the timeout of the client.
+    fn check(&self) -> bool {
+        // The first check may find a stream that has waited only for a moment.
+        let exceeded = self.waiting.load(Ordering::Relaxed) && self.checks.fetch_add(1, Ordering::Relaxed) >= CHECKS;
+        if exceeded {
             self.stalled.store(true, Ordering::Relaxed);
             self.task.wake();
         }
-        over
+        exceeded
     }
 }
 
-// === impl ConnectionProgress ===
+// === impl StallDetector ===
 
-impl ConnectionProgress {
-    /// A stream begins.
-    pub(in crate::destination) fn begin(self: &Arc<Self>) -> Arc<Progress> {
-        let progress = Arc::new(Progress { connection: Arc::clone(self), ..Progress::default() });
+impl StallDetector {
+    /// Adds a stream.
+    pub(super) fn stream(self: &Arc<Self>) -> Arc<StreamProgress> {
+        let progress = Arc::new(StreamProgress { connection: Arc::clone(self), ..StreamProgress::default() });
         let mut streams = self.streams.lock();
         if streams.len() == streams.capacity() {
             streams.retain(|stream| stream.strong_count() > 0);
@@ -120,47 +120,50 @@ impl ConnectionProgress {
         progress
     }
 
-    /// Ends the streams whose clients take nothing for this long. Resolves when one was ended so, and for as long again no
-    /// client of the connection took anything: then its window is shut by what they keep unread, and only its end helps. A
-    /// client that took a whole window and no more may have shut only its own, though; of its connection nothing is known
-    /// before another waits. And when there was no stream for long.
-    pub(in crate::destination) async fn useless(&self, timeout: Duration) -> Useless {
-        let mut since_then: Option<(u64, u32)> = None;
-        let mut is_shut = false;
+    /// Marks streams as stalled whose clients take nothing for `timeout`, and resolves when the connection should be closed.
+    ///
+    /// * It has stalled when a stream was ended in this way, and then for the same time again no client of the connection took
+    ///   anything. Unread data of the ended streams fills the connection's window then, and only the end of the connection
+    ///   frees it. But a client that took a whole window and no more may have filled only the window of its own stream: then
+    ///   nothing is concluded about the connection before another stream waits.
+    /// * It is idle when it had no stream for long.
+    pub(super) async fn close_reason(&self, timeout: Duration) -> CloseReason {
+        let mut unchanged: Option<(u64, u32)> = None;
+        let mut is_window_full = false;
         let mut idle = 0;
         loop {
-            sleep(timeout / LOOKS).await;
-            let Look { streams, waiting, ended, ended_short } = self.look();
-            idle = if streams == 0 { idle + 1 } else { 0 };
-            if idle > IDLE_LOOKS {
-                return Useless::Idle;
+            sleep(timeout / CHECKS).await;
+            let Check { open, waiting, stalled, stalled_within_window } = self.check();
+            idle = if open == 0 { idle + 1 } else { 0 };
+            if idle > IDLE_CHECKS {
+                return CloseReason::Idle;
             }
             let taken = self.taken.load(Ordering::Relaxed);
-            since_then = match since_then {
-                Some((then, LOOKS..)) if then == taken => return Useless::Stalled,
-                Some((then, looks)) if then == taken => {
-                    is_shut |= ended_short > 0;
-                    Some((then, looks + u32::from(is_shut || waiting > 0 || streams == 0)))
+            unchanged = match unchanged {
+                Some((then, CHECKS..)) if then == taken => return CloseReason::Stalled,
+                Some((then, checks)) if then == taken => {
+                    is_window_full |= stalled_within_window > 0;
+                    Some((then, checks + u32::from(is_window_full || waiting > 0 || open == 0)))
                 }
                 _ => {
-                    is_shut = ended_short > 0;
-                    (ended > 0).then_some((taken, 1))
+                    is_window_full = stalled_within_window > 0;
+                    (stalled > 0).then_some((taken, 1))
                 }
             };
         }
     }
 
-    fn look(&self) -> Look {
+    fn check(&self) -> Check {
         let mut streams = self.streams.lock();
         streams.retain(|stream| stream.strong_count() > 0);
-        let mut look = Look { streams: streams.len(), ..Look::default() };
+        let mut check = Check { open: streams.len(), ..Check::default() };
         for stream in streams.iter().filter_map(Weak::upgrade) {
-            look.waiting += usize::from(stream.waiting.load(Ordering::Relaxed));
-            let ended = stream.look();
-            look.ended += usize::from(ended);
-            look.ended_short += usize::from(ended && stream.taken.load(Ordering::Relaxed) < STREAM_WINDOW);
+            check.waiting += usize::from(stream.waiting.load(Ordering::Relaxed));
+            let stalled = stream.check();
+            check.stalled += usize::from(stalled);
+            check.stalled_within_window += usize::from(stalled && stream.taken.load(Ordering::Relaxed) < STREAM_WINDOW);
         }
-        look
+        check
     }
 }
 
@@ -173,8 +176,8 @@ mod tests {
     const TIMEOUT: Duration = Duration::from_secs(60);
 
     /// A stream whose client has no room, or that has nothing to send.
-    fn stream(connection: &Arc<ConnectionProgress>, waits: bool) -> (Arc<Progress>, impl Future<Output = ()> + use<>) {
-        let progress = connection.begin();
+    fn stream(connection: &Arc<StallDetector>, waits: bool) -> (Arc<StreamProgress>, impl Future<Output = ()> + use<>) {
+        let progress = connection.stream();
         if waits {
             progress.waits();
         }
@@ -182,10 +185,10 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn only_a_stream_whose_client_takes_nothing_of_what_waits_is_ended() {
-        let connection = Arc::<ConnectionProgress>::default();
+    async fn only_a_stream_whose_client_takes_nothing_of_what_waits_has_stalled() {
+        let connection = Arc::<StallDetector>::default();
         let watch = Arc::clone(&connection);
-        tokio::spawn(async move { watch.useless(TIMEOUT).await });
+        tokio::spawn(async move { watch.close_reason(TIMEOUT).await });
         let (_, idle) = stream(&connection, false);
         let (slow, slow_task) = stream(&connection, true);
         let (_, unread) = stream(&connection, true);
@@ -199,23 +202,23 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn a_stream_has_its_whole_time() {
-        let connection = Arc::<ConnectionProgress>::default();
+    async fn a_stream_has_the_whole_timeout() {
+        let connection = Arc::<StallDetector>::default();
         let watch = Arc::clone(&connection);
-        tokio::spawn(async move { watch.useless(TIMEOUT).await });
+        tokio::spawn(async move { watch.close_reason(TIMEOUT).await });
         let (_, task) = stream(&connection, true);
         let task = tokio::spawn(task);
         sleep(TIMEOUT - Duration::from_secs(1)).await;
         assert!(!task.is_finished());
-        sleep(TIMEOUT / LOOKS + Duration::from_secs(2)).await;
+        sleep(TIMEOUT / CHECKS + Duration::from_secs(2)).await;
         assert!(task.is_finished());
     }
 
     #[tokio::test(start_paused = true)]
-    async fn a_connection_stalls_when_nobody_takes_anything_after_a_stream_was_ended() {
-        let connection = Arc::<ConnectionProgress>::default();
+    async fn a_connection_stalls_when_no_client_takes_anything_after_a_stream_was_ended() {
+        let connection = Arc::<StallDetector>::default();
         let watch = Arc::clone(&connection);
-        let stalled = tokio::spawn(async move { watch.useless(TIMEOUT).await });
+        let stalled = tokio::spawn(async move { watch.close_reason(TIMEOUT).await });
         let (_, task) = stream(&connection, true);
         tokio::spawn(task);
         sleep(TIMEOUT * 2).await;
@@ -225,10 +228,10 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn a_connection_whose_other_streams_have_nothing_to_say_stays() {
-        let connection = Arc::<ConnectionProgress>::default();
+    async fn a_connection_whose_other_streams_have_nothing_to_send_stays() {
+        let connection = Arc::<StallDetector>::default();
         let watch = Arc::clone(&connection);
-        let stalled = tokio::spawn(async move { watch.useless(TIMEOUT).await });
+        let stalled = tokio::spawn(async move { watch.close_reason(TIMEOUT).await });
         let (own, unread) = stream(&connection, true);
         own.took(STREAM_WINDOW);
         own.waits();
@@ -239,14 +242,14 @@ mod tests {
         assert!(!stalled.is_finished());
         quiet.waits();
         sleep(TIMEOUT * 2).await;
-        assert!(stalled.is_finished(), "then it cannot be told either");
+        assert!(stalled.is_finished(), "then that stream cannot be sent anything either");
     }
 
     #[tokio::test(start_paused = true)]
-    async fn a_connection_on_which_somebody_takes_something_stays() {
-        let connection = Arc::<ConnectionProgress>::default();
+    async fn a_connection_on_which_a_client_takes_something_stays() {
+        let connection = Arc::<StallDetector>::default();
         let watch = Arc::clone(&connection);
-        let stalled = tokio::spawn(async move { watch.useless(TIMEOUT).await });
+        let stalled = tokio::spawn(async move { watch.close_reason(TIMEOUT).await });
         let (_, unread) = stream(&connection, true);
         let unread = tokio::spawn(unread);
         let (reading, task) = stream(&connection, true);
@@ -260,25 +263,25 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn a_connection_without_a_stream_is_of_no_use_after_a_while() {
-        let connection = Arc::<ConnectionProgress>::default();
+    async fn a_connection_without_a_stream_is_idle_after_a_while() {
+        let connection = Arc::<StallDetector>::default();
         let watch = Arc::clone(&connection);
-        let useless = tokio::spawn(async move { watch.useless(TIMEOUT).await });
-        let quiet = connection.begin();
+        let reason = tokio::spawn(async move { watch.close_reason(TIMEOUT).await });
+        let quiet = connection.stream();
         sleep(TIMEOUT * 20).await;
-        assert!(!useless.is_finished(), "it has a stream, though that says nothing");
+        assert!(!reason.is_finished(), "it has a stream, though nothing is sent on it");
         drop(quiet);
         sleep(TIMEOUT * 4).await;
-        assert!(!useless.is_finished());
+        assert!(!reason.is_finished());
         sleep(TIMEOUT * 2).await;
-        assert_eq!(useless.await.unwrap(), Useless::Idle);
+        assert_eq!(reason.await.unwrap(), CloseReason::Idle);
     }
 
     #[tokio::test]
-    async fn streams_that_ended_are_forgotten() {
-        let connection = Arc::<ConnectionProgress>::default();
+    async fn ended_streams_are_removed() {
+        let connection = Arc::<StallDetector>::default();
         for _ in 0..10_000 {
-            drop(connection.begin());
+            drop(connection.stream());
         }
         assert!(connection.streams.lock().len() < 100);
     }

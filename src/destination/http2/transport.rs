@@ -1,7 +1,7 @@
 //! The TCP connection under HTTP/2.
 //!
-//! In: an accepted socket. Out: a socket whose client has shown that it speaks HTTP/2. Whoever connects and stays silent is
-//! let go: h2 would wait for the preface for ever. What is read and written is told to the connection's [`Pace`].
+//! In: an accepted socket. Out: a socket whose client has sent the HTTP/2 preface. A client that connects and stays silent is
+//! disconnected: h2 would wait for the preface forever. Reads and writes are recorded in the connection's [`Budget`].
 
 use std::{
     io,
@@ -17,48 +17,49 @@ use tokio::{
     time::timeout,
 };
 
-use super::budget::Pace;
+use super::budget::Budget;
 
 /// What every client of HTTP/2 sends first (RFC 9113, section 3.4).
 const PREFACE: &[u8; 24] = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n";
 const PREFACE_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// A connection whose preface has been read, and is read once more.
+/// A connection whose preface has been read. It returns the preface to its reader again.
 pub(in crate::destination) struct Transport {
     stream: TcpStream,
-    /// What is left of the preface.
+    /// The rest of the preface that was not returned yet.
     preface: &'static [u8],
-    pace: Arc<Pace>,
+    budget: Arc<Budget>,
 }
 
 impl Transport {
     /// # Errors
-    /// When the client sends something else, or nothing in time.
+    /// When the client sends something other than the preface, or nothing in time.
     pub(in crate::destination) async fn accept(mut stream: TcpStream) -> io::Result<Self> {
-        // A change is one small write: it must not wait for another.
+        // A change is one small write: it must not wait for the next one.
         stream.set_nodelay(true)?;
         let mut preface = [0; PREFACE.len()];
         let read = timeout(PREFACE_TIMEOUT, stream.read_exact(&mut preface));
-        read.await.map_err(|_| io::Error::new(io::ErrorKind::TimedOut, "it sent no HTTP/2 preface"))??;
+        read.await
+            .map_err(|_| io::Error::new(io::ErrorKind::TimedOut, "the client sent no HTTP/2 preface in time"))??;
         if preface != *PREFACE {
-            return Err(io::Error::new(io::ErrorKind::InvalidData, "it does not speak HTTP/2"));
+            return Err(io::Error::new(io::ErrorKind::InvalidData, "the client does not speak HTTP/2"));
         }
-        Ok(Self { stream, preface: PREFACE, pace: Arc::default() })
+        Ok(Self { stream, preface: PREFACE, budget: Arc::default() })
     }
 
-    pub(in crate::destination) fn pace(&self) -> Arc<Pace> {
-        Arc::clone(&self.pace)
+    pub(super) fn budget(&self) -> Arc<Budget> {
+        Arc::clone(&self.budget)
     }
 }
 
 impl Transport {
     fn poll_socket(&mut self, cx: &mut Context<'_>, buffer: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
-        if self.pace.must_write_first() {
+        if self.budget.must_write_first() {
             return Poll::Pending;
         }
-        let most = self.pace.may_read().min(buffer.remaining());
+        let most = self.budget.remaining_read().min(buffer.remaining());
         if most == 0 {
-            // There is more, for another turn.
+            // The rest is read in another turn.
             cx.waker().wake_by_ref();
             return Poll::Pending;
         }
@@ -66,7 +67,7 @@ impl Transport {
         ready!(Pin::new(&mut self.stream).poll_read(cx, &mut part))?;
         let read = part.filled().len();
         buffer.advance(read);
-        self.pace.read(read);
+        self.budget.record_read(read);
         Poll::Ready(Ok(()))
     }
 }
@@ -83,11 +84,11 @@ impl AsyncRead for Transport {
     }
 }
 
-/// Without vectored writes: then h2 copies small frames together into one write, where it would else make one for each.
+/// Without vectored writes h2 copies small frames into one buffer and writes them at once, instead of one by one.
 impl AsyncWrite for Transport {
     fn poll_write(mut self: Pin<&mut Self>, cx: &mut Context<'_>, data: &[u8]) -> Poll<io::Result<usize>> {
         let written = Pin::new(&mut self.stream).poll_write(cx, data);
-        self.pace.wrote(written.is_ready());
+        self.budget.record_write(written.is_ready());
         written
     }
 

@@ -1,8 +1,8 @@
-//! Since when a task could go on: how long what has come for it waits for its turn.
+//! The scheduling delay of a task: the time between its wake-up and the turn in which the runtime polls it.
 //!
-//! In: a task's future, and what wakes it. Out: for each turn, the time of the first wake-up since the last. Where all
-//! workers are busy, tasks that could go on stand in line, and what waits in their sockets waits with them. Nothing else
-//! shows that: the time that a request takes once it is read stays short however long the line is.
+//! In: the future of a task, and its wake-ups. Out: for each turn, the time of the first wake-up since the last turn. When all
+//! workers are busy, tasks that are ready wait in the run queue, and so does the data in their sockets. Nothing else shows
+//! that: the time that a request takes once it is read stays short, however long the run queue is.
 
 use std::{
     future::{Future, poll_fn},
@@ -15,50 +15,50 @@ use futures::task::AtomicWaker;
 use parking_lot::Mutex;
 use tokio::time::Instant;
 
-/// Stands between a task and what wakes it.
-pub(in crate::destination) struct Readiness {
+/// A waker around the waker of a task, which records the time.
+pub(in crate::destination) struct WakeTime {
     task: AtomicWaker,
-    /// The first wake-up since the turn began.
-    woken: Mutex<Option<Instant>>,
-    /// What led to this turn.
-    since: Mutex<Instant>,
+    /// The first wake-up since the current turn began.
+    next: Mutex<Option<Instant>>,
+    /// The wake-up that led to the current turn.
+    current: Mutex<Instant>,
 }
 
-// === impl Readiness ===
+// === impl WakeTime ===
 
-impl Readiness {
-    /// Of a task that is about to be spawned: from now on it could go on.
+impl WakeTime {
+    /// Starts with a task that is about to be spawned: it is ready from now on.
     pub(in crate::destination) fn new() -> Arc<Self> {
         let now = Instant::now();
-        Arc::new(Self { task: AtomicWaker::new(), woken: Mutex::new(Some(now)), since: Mutex::new(now) })
+        Arc::new(Self { task: AtomicWaker::new(), next: Mutex::new(Some(now)), current: Mutex::new(now) })
     }
 
-    /// Runs the task.
-    pub(in crate::destination) async fn of<F: Future>(self: Arc<Self>, task: F) -> F::Output {
+    /// Runs the task and records its wake-ups.
+    pub(in crate::destination) async fn track<F: Future>(self: Arc<Self>, task: F) -> F::Output {
         let waker = Waker::from(Arc::clone(&self));
         let mut task = pin!(task);
         poll_fn(|cx| {
             self.task.register(cx.waker());
-            let woken = self.woken.lock().take();
-            *self.since.lock() = woken.unwrap_or_else(Instant::now);
+            let woken = self.next.lock().take();
+            *self.current.lock() = woken.unwrap_or_else(Instant::now);
             task.as_mut().poll(&mut Context::from_waker(&waker))
         })
         .await
     }
 
-    /// Since when this turn could have been.
-    pub(in crate::destination) fn since(&self) -> Instant {
-        *self.since.lock()
+    /// Returns when the task was woken for the current turn.
+    pub(in crate::destination) fn of_turn(&self) -> Instant {
+        *self.current.lock()
     }
 }
 
-impl Wake for Readiness {
+impl Wake for WakeTime {
     fn wake(self: Arc<Self>) {
         self.wake_by_ref();
     }
 
     fn wake_by_ref(self: &Arc<Self>) {
-        self.woken.lock().get_or_insert_with(Instant::now);
+        self.next.lock().get_or_insert_with(Instant::now);
         self.task.wake();
     }
 }
@@ -70,13 +70,13 @@ mod tests {
     use super::*;
 
     #[tokio::test(start_paused = true)]
-    async fn a_turn_knows_since_when_it_could_have_been() {
+    async fn a_turn_has_the_time_of_its_first_wake_up() {
         let second = Duration::from_secs(1);
-        let readiness = Readiness::new();
+        let wake_time = WakeTime::new();
         let begun = Instant::now();
-        let inner = Arc::clone(&readiness);
+        let inner = Arc::clone(&wake_time);
         let waker = Mutex::new(None);
-        let task = Arc::clone(&readiness).of(poll_fn(|cx| {
+        let task = Arc::clone(&wake_time).track(poll_fn(|cx| {
             *waker.lock() = Some(cx.waker().clone());
             Poll::<()>::Pending
         }));
@@ -84,14 +84,14 @@ mod tests {
         let mut turn = || assert!(task.as_mut().poll(&mut Context::from_waker(Waker::noop())).is_pending());
         tokio::time::advance(second).await;
         turn();
-        assert_eq!(inner.since(), begun, "the first turn could have been when the task was made");
+        assert_eq!(inner.of_turn(), begun, "the task is ready when it is created");
         waker.lock().take().unwrap().wake_by_ref();
         tokio::time::advance(second).await;
         Waker::from(Arc::clone(&inner)).wake();
         tokio::time::advance(second).await;
         turn();
-        assert_eq!(inner.since(), begun + second, "the first wake-up counts");
+        assert_eq!(inner.of_turn(), begun + second, "the first wake-up counts");
         turn();
-        assert_eq!(inner.since(), begun + 3 * second, "nothing led to this one");
+        assert_eq!(inner.of_turn(), begun + 3 * second, "no wake-up led to this turn");
     }
 }

@@ -1,4 +1,4 @@
-//! Linkerd's metrics of profiles, measured when somebody looks: each lives as long as what it is about.
+//! Linkerd's metrics of profiles. They are collected when Prometheus scrapes, and each series ends with the object that it is about.
 
 use std::{
     collections::{BTreeMap, HashMap},
@@ -12,13 +12,13 @@ use prometheus::{
     proto::MetricFamily,
 };
 
-use super::request::Target;
-use crate::{api::NamespacedName, destination::get::views::Views};
+use super::request::ProfileTarget;
+use crate::{api::NamespacedName, destination::views::Views};
 
-pub(in crate::destination) struct Subscribers {
+pub(in crate::destination) struct ProfilesCollector {
     views: Arc<Views>,
-    /// Held by who looks: what is set anew must not be read by another meanwhile.
-    looking: Mutex<()>,
+    /// Serializes scrapes: metrics are reset and filled again during collection.
+    scraping: Mutex<()>,
     profiles: GaugeVec,
     services: GaugeVec,
     workloads: Gauge,
@@ -28,12 +28,12 @@ pub(in crate::destination) struct Subscribers {
     endpoint_overflow: Counter,
 }
 
-impl Subscribers {
+impl ProfilesCollector {
     pub(in crate::destination) fn new(views: &Arc<Views>) -> prometheus::Result<Self> {
         let by_profile = ["namespace", "profile"];
         let it = Self {
             views: Arc::clone(views),
-            looking: Mutex::default(),
+            scraping: Mutex::default(),
             profiles: GaugeVec::new(
                 Opts::new("profile_subscribers", "Streams that a ServiceProfile is, or would be, told to"),
                 &by_profile,
@@ -65,7 +65,7 @@ impl Subscribers {
     fn collectors(&self) -> [&dyn Collector; 7] {
         let Self {
             views: _,
-            looking: _,
+            scraping: _,
             profiles,
             services,
             workloads,
@@ -78,14 +78,14 @@ impl Subscribers {
     }
 }
 
-impl Collector for Subscribers {
+impl Collector for ProfilesCollector {
     fn desc(&self) -> Vec<&Desc> {
         self.collectors().into_iter().flat_map(Collector::desc).collect()
     }
 
     #[allow(clippy::cast_precision_loss, reason = "counts stay far below 2^52")]
     fn collect(&self) -> Vec<MetricFamily> {
-        let _looking = self.looking.lock();
+        let _scraping = self.scraping.lock();
         let updates: Vec<(NamespacedName, u64)> = {
             let state = self.views.cluster.read();
             state.service_profiles.iter().map(|profile| (profile.key.clone(), profile.updates)).collect()
@@ -93,12 +93,14 @@ impl Collector for Subscribers {
         let mut profiles: BTreeMap<NamespacedName, usize> = updates.iter().map(|(key, _)| (key.clone(), 0)).collect();
         let mut services: HashMap<NamespacedName, usize> = HashMap::new();
         let mut workloads = 0;
-        for (target, clients) in self.views.profiles.clients() {
+        // Not in the loop: it would hold the lock.
+        let clients = self.views.profiles.index().clients();
+        for (target, clients) in clients {
             match &target {
-                Target::Service(service) | Target::ClusterIp(_, service) => {
+                ProfileTarget::Service(service) | ProfileTarget::ClusterIp(_, service) => {
                     *services.entry(service.service.clone()).or_default() += clients;
                     for profile in service.profiles(&self.views.settings.cluster_domain) {
-                        // In a client's namespace only if it is there: clients say where they are, and may say anything.
+                        // A ServiceProfile in the client's namespace counts only if it exists: clients choose the namespace freely.
                         if profile.namespace == service.service.namespace {
                             *profiles.entry(profile).or_default() += clients;
                         } else if let Some(known) = profiles.get_mut(&profile) {
@@ -106,7 +108,9 @@ impl Collector for Subscribers {
                         }
                     }
                 }
-                Target::Instance { .. } | Target::InstanceAt { .. } | Target::Endpoint(_) => workloads += clients,
+                ProfileTarget::Instance { .. } | ProfileTarget::InstanceAt { .. } | ProfileTarget::Endpoint(_) => {
+                    workloads += clients;
+                }
             }
         }
         self.profiles.reset();
@@ -123,7 +127,7 @@ impl Collector for Subscribers {
         }
         self.workloads.set(workloads as f64);
         self.workload_updates.reset();
-        self.workload_updates.inc_by(self.views.profiles.of_endpoints.load(Ordering::Relaxed) as f64);
+        self.workload_updates.inc_by(self.views.endpoint_profile_updates.load(Ordering::Relaxed) as f64);
         self.collectors().into_iter().flat_map(Collector::collect).collect()
     }
 }

@@ -1,4 +1,4 @@
-//! What a request is about: the key of a view, or a refusal. Pure.
+//! The request of a `GetProfile` stream, and the target or the status that answers it. Pure.
 
 use std::{
     net::{IpAddr, SocketAddr},
@@ -10,111 +10,114 @@ use tonic::Status;
 use crate::{
     api::NamespacedName,
     cluster::{State, kinds::endpoint_slice::ready::Instance},
-    destination::authority::ProfileAuthority,
+    destination::{authority::ProfileAuthority, registry::Stopping},
 };
 
-/// Who asks for what.
+/// What a client requests, and from which namespace.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(in crate::destination) struct Request {
+pub(in crate::destination) struct ProfileRequest {
     authority: ProfileAuthority,
-    /// `None` where it is not known.
+    /// `None` if it is not known.
     client_namespace: Option<Arc<str>>,
 }
 
-/// What a view is of.
+/// What a profile is about: the key of a view.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
-pub(in crate::destination) enum Target {
-    /// By its name: a Service that is gone stays the target.
-    Service(ServicePort),
-    /// By an address, for as long as that is the Service's.
-    ClusterIp(IpAddr, ServicePort),
-    /// The Pod that is the endpoint of a Service with this hostname.
+pub(in crate::destination) enum ProfileTarget {
+    /// A Service by its name: it stays the target when it is deleted.
+    Service(ServiceTarget),
+    /// A Service by its ClusterIP, as long as it has it.
+    ClusterIp(IpAddr, ServiceTarget),
+    /// The Pod behind the endpoint of a Service with this hostname.
     Instance { service: NamespacedName, hostname: Arc<str>, port: u16 },
-    /// The same where the endpoint is no Pod, for as long as it has this address: whatever is there.
+    /// Whatever has the address of the endpoint with this hostname, if that is not a Pod, and as long as it has this address.
     InstanceAt { service: NamespacedName, hostname: Arc<str>, address: SocketAddr },
-    /// Whatever has the address, and is no Service.
+    /// Whatever has the address, except a Service.
     Endpoint(SocketAddr),
 }
 
-/// The port of a Service, as clients in a namespace see it.
+/// The port of a Service, for clients of a namespace.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
-pub(in crate::destination) struct ServicePort {
+pub(in crate::destination) struct ServiceTarget {
     pub(super) service: NamespacedName,
     pub(super) port: u16,
-    /// `None` for clients that have no ServiceProfiles of their own for it: those in its own namespace too.
+    /// `None` for clients that have no ServiceProfiles of their own for it, such as those in the Service's own namespace.
     pub(super) client_namespace: Option<Arc<str>>,
-    /// Its name was asked for with a dot in front.
+    /// The client wrote the name with a leading dot.
     pub(super) dotted: bool,
 }
 
-/// Why a request that could be read is answered with a status; of a stream, why it ends.
+/// Why a well-formed request is answered with a status, or why its stream ends.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(in crate::destination) enum Refusal {
+pub(in crate::destination) enum ProfileRefusal {
     NoService(Arc<str>),
     ExternalName,
-    /// So many Services have the address.
+    /// Several Services have the address.
     Services(usize, IpAddr),
-    /// So many Pods have the address.
+    /// Several Pods have the address.
     Pods(usize, IpAddr),
-    /// So many Pods have the port of the node.
+    /// Several Pods have the host port.
     HostPorts(usize, SocketAddr),
-    /// So many ExternalWorkloads have the port.
+    /// Several ExternalWorkloads have the address and port.
     ExternalWorkloads(usize, SocketAddr),
     NoInstance(NamespacedName, Arc<str>),
     NoPod(Arc<str>),
-    /// The address is something else's now.
-    Elsewhere,
+    /// The address belongs to another kind of target now.
+    Moved,
     Stopping,
 }
 
 // === impl Request ===
 
-impl Request {
+impl ProfileRequest {
     pub(in crate::destination) fn new(authority: ProfileAuthority, client_namespace: &str) -> Self {
         let client_namespace = Some(client_namespace).filter(|namespace| !namespace.is_empty()).map(Arc::from);
         Self { authority, client_namespace }
     }
 
+    /// Returns the target of the request now.
+    ///
     /// # Errors
     /// When there is no such Service, or more than one.
-    pub(super) fn resolve(&self, state: &State) -> Result<Target, Refusal> {
+    pub(super) fn resolve(&self, state: &State) -> Result<ProfileTarget, ProfileRefusal> {
         match &self.authority {
             ProfileAuthority::Service { service, port, dotted } => {
-                let known = state.services.get(service).ok_or_else(|| Refusal::NoService(Arc::clone(&service.name)))?;
-                Ok(Target::Service(self.service_port(&known.key, *port, *dotted)))
+                let known =
+                    state.services.get(service).ok_or_else(|| ProfileRefusal::NoService(Arc::clone(&service.name)))?;
+                Ok(ProfileTarget::Service(self.service_port(&known.key, *port, *dotted)))
             }
             ProfileAuthority::Instance { service, hostname, port } => {
                 let (port, instance) = (*port, state.slices.instance(service, hostname));
                 let (service, hostname) = (service.clone(), Arc::clone(hostname));
                 Ok(match instance {
                     Some(Instance::Address(ip)) => {
-                        Target::InstanceAt { service, hostname, address: SocketAddr::new(*ip, port) }
+                        ProfileTarget::InstanceAt { service, hostname, address: SocketAddr::new(*ip, port) }
                     }
-                    Some(Instance::Pod(..)) | None => Target::Instance { service, hostname, port },
+                    Some(Instance::Pod(..)) | None => ProfileTarget::Instance { service, hostname, port },
                 })
             }
             ProfileAuthority::Address(address) => match state.services.at(address.ip()) {
-                [] => Ok(Target::Endpoint(*address)),
+                [] => Ok(ProfileTarget::Endpoint(*address)),
                 [service] => {
                     let service = self.service_port(&service.key, address.port(), false);
-                    Ok(Target::ClusterIp(address.ip(), service))
+                    Ok(ProfileTarget::ClusterIp(address.ip(), service))
                 }
-                several => Err(Refusal::Services(several.len(), address.ip())),
+                several => Err(ProfileRefusal::Services(several.len(), address.ip())),
             },
         }
     }
 
-    fn service_port(&self, service: &NamespacedName, port: u16, dotted: bool) -> ServicePort {
+    fn service_port(&self, service: &NamespacedName, port: u16, dotted: bool) -> ServiceTarget {
         let own = |namespace: &&Arc<str>| ***namespace == *service.namespace;
         let client_namespace = self.client_namespace.as_ref().filter(|namespace| !own(namespace)).cloned();
-        ServicePort { service: service.clone(), port, client_namespace, dotted }
+        ServiceTarget { service: service.clone(), port, client_namespace, dotted }
     }
 }
 
-// === impl Target ===
+// === impl ProfileTarget ===
 
-impl Target {
-    pub(super) fn service(&self) -> Option<&ServicePort> {
+impl ProfileTarget {
+    pub(super) fn service(&self) -> Option<&ServiceTarget> {
         match self {
             Self::Service(service) | Self::ClusterIp(_, service) => Some(service),
             Self::Instance { .. } | Self::InstanceAt { .. } | Self::Endpoint(_) => None,
@@ -134,10 +137,10 @@ impl Target {
     }
 }
 
-// === impl ServicePort ===
+// === impl ServiceTarget ===
 
-impl ServicePort {
-    /// The ServiceProfiles that may be told of, the first before the second.
+impl ServiceTarget {
+    /// Returns the ServiceProfiles that may apply, in the order of precedence.
     pub(super) fn profiles(&self, cluster_domain: &str) -> impl Iterator<Item = NamespacedName> {
         let NamespacedName { namespace, name } = &self.service;
         let profile: Arc<str> = format!("{name}.{namespace}.svc.{cluster_domain}").into();
@@ -146,17 +149,23 @@ impl ServicePort {
     }
 }
 
-/// The Service that a ServiceProfile of this name is for.
+/// Returns the Service that a ServiceProfile of this name is for.
 pub(super) fn service_of(profile: &str, cluster_domain: &str) -> Option<NamespacedName> {
     let (name, namespace) = profile.strip_suffix(cluster_domain)?.strip_suffix(".svc.")?.split_once('.')?;
     Some(NamespacedName::new(namespace, name))
 }
 
-// === impl Refusal ===
+// === impl ProfileRefusal ===
 
-impl Refusal {
-    /// As the client reads it, in upstream's words; `path` is the target as the client wrote it. Proxies never ask again after
-    /// INVALID_ARGUMENT and FAILED_PRECONDITION, and always after anything else. IPv6 addresses have no brackets there.
+impl From<Stopping> for ProfileRefusal {
+    fn from(Stopping: Stopping) -> Self {
+        Self::Stopping
+    }
+}
+
+impl ProfileRefusal {
+    /// Returns the status for the client, in upstream's words; `path` is the target as the client wrote it. Proxies never retry
+    /// after INVALID_ARGUMENT and FAILED_PRECONDITION, and always after any other code. IPv6 addresses have no brackets there.
     pub(in crate::destination) fn status(&self, path: &str) -> Status {
         match self {
             // Not NOT_FOUND, as `Get` has it.
@@ -182,7 +191,7 @@ impl Refusal {
                 "no pod found in EndpointSlices of Service {service} for hostname {hostname}"
             )),
             Self::NoPod(name) => Status::unknown(format!("pod {name:?} not found")),
-            Self::Elsewhere => Status::unavailable("the address is something else's now: ask again"),
+            Self::Moved => Status::unavailable("the address is something else's now: ask again"),
             Self::Stopping => Status::unavailable("this destination is stopping: ask another"),
         }
     }

@@ -4,8 +4,8 @@ use tonic::Code;
 use super::*;
 use crate::cluster::{Projected, kinds::service::tests::service};
 
-fn request(path: &str, client_namespace: &str) -> Request {
-    Request::new(ProfileAuthority::parse(path, "cluster.local").unwrap(), client_namespace)
+fn request(path: &str, client_namespace: &str) -> ProfileRequest {
+    ProfileRequest::new(ProfileAuthority::parse(path, "cluster.local").unwrap(), client_namespace)
 }
 
 /// With Service `ns/legacy` at 10.96.0.1, and two others that share 10.96.0.2.
@@ -19,24 +19,24 @@ fn state() -> State {
     state
 }
 
-fn service_port(client_namespace: Option<&str>) -> ServicePort {
+fn service_port(client_namespace: Option<&str>) -> ServiceTarget {
     let service = NamespacedName::new("ns", "legacy");
-    ServicePort { service, port: 80, client_namespace: client_namespace.map(Arc::from), dotted: false }
+    ServiceTarget { service, port: 80, client_namespace: client_namespace.map(Arc::from), dotted: false }
 }
 
 #[test]
 fn a_name_and_a_cluster_ip_are_a_service_and_any_other_address_an_endpoint() {
     let state = state();
     let resolve = |path: &str| request(path, "").resolve(&state);
-    let of_name = Target::Service(service_port(None));
+    let of_name = ProfileTarget::Service(service_port(None));
     assert_eq!(resolve("legacy.ns.svc.cluster.local"), Ok(of_name));
-    let of_address = Target::ClusterIp("10.96.0.1".parse().unwrap(), service_port(None));
+    let of_address = ProfileTarget::ClusterIp("10.96.0.1".parse().unwrap(), service_port(None));
     assert_eq!(resolve("10.96.0.1:80"), Ok(of_address.clone()));
     assert_eq!(resolve("[::ffff:10.96.0.1]:80"), Ok(of_address));
-    assert_eq!(resolve("10.96.0.2"), Err(Refusal::Services(2, "10.96.0.2".parse().unwrap())));
-    assert_eq!(resolve("10.96.0.3:81"), Ok(Target::Endpoint("10.96.0.3:81".parse().unwrap())));
-    assert_eq!(resolve("none.ns.svc.cluster.local"), Err(Refusal::NoService("none".into())));
-    let dotted = Target::Service(ServicePort { dotted: true, ..service_port(None) });
+    assert_eq!(resolve("10.96.0.2"), Err(ProfileRefusal::Services(2, "10.96.0.2".parse().unwrap())));
+    assert_eq!(resolve("10.96.0.3:81"), Ok(ProfileTarget::Endpoint("10.96.0.3:81".parse().unwrap())));
+    assert_eq!(resolve("none.ns.svc.cluster.local"), Err(ProfileRefusal::NoService("none".into())));
+    let dotted = ProfileTarget::Service(ServiceTarget { dotted: true, ..service_port(None) });
     assert_eq!(resolve(".legacy.ns.svc.cluster.local"), Ok(dotted));
 }
 
@@ -45,7 +45,7 @@ fn clients_in_the_services_own_namespace_and_those_without_one_share_a_view() {
     let state = state();
     for (client, expected) in [("", None), ("ns", None), ("client", Some("client"))] {
         let target = request("legacy.ns.svc.cluster.local", client).resolve(&state);
-        assert_eq!(target, Ok(Target::Service(service_port(expected))), "{client:?}");
+        assert_eq!(target, Ok(ProfileTarget::Service(service_port(expected))), "{client:?}");
     }
 }
 
@@ -67,26 +67,34 @@ fn refusals_have_upstreams_codes_and_words() {
     let (ip, address) = ("10.0.0.1".parse().unwrap(), "10.0.0.1:80".parse().unwrap());
     let service = NamespacedName::new("ns", "db");
     for (refusal, code, text) in [
-        (Refusal::NoService("web".into()), Code::Unknown, "service \"web\" not found"),
-        (Refusal::ExternalName, Code::InvalidArgument, "Invalid authority: PATH"),
-        (Refusal::Services(2, ip), Code::FailedPrecondition, "found 2 services with conflicting cluster IP 10.0.0.1"),
-        (Refusal::Pods(2, ip), Code::FailedPrecondition, "found 2 pods with a conflicting pod network IP 10.0.0.1"),
+        (ProfileRefusal::NoService("web".into()), Code::Unknown, "service \"web\" not found"),
+        (ProfileRefusal::ExternalName, Code::InvalidArgument, "Invalid authority: PATH"),
         (
-            Refusal::HostPorts(2, address),
+            ProfileRefusal::Services(2, ip),
+            Code::FailedPrecondition,
+            "found 2 services with conflicting cluster IP 10.0.0.1",
+        ),
+        (
+            ProfileRefusal::Pods(2, ip),
+            Code::FailedPrecondition,
+            "found 2 pods with a conflicting pod network IP 10.0.0.1",
+        ),
+        (
+            ProfileRefusal::HostPorts(2, address),
             Code::FailedPrecondition,
             "found 2 pods with a conflicting host network endpoint 10.0.0.1:80",
         ),
         (
-            Refusal::ExternalWorkloads(3, address),
+            ProfileRefusal::ExternalWorkloads(3, address),
             Code::FailedPrecondition,
             "found 3 externalworkloads with a conflicting ip 10.0.0.1:80",
         ),
         (
-            Refusal::NoInstance(service, "db-0".into()),
+            ProfileRefusal::NoInstance(service, "db-0".into()),
             Code::NotFound,
             "no pod found in EndpointSlices of Service ns/db for hostname db-0",
         ),
-        (Refusal::NoPod("db-0".into()), Code::Unknown, "pod \"db-0\" not found"),
+        (ProfileRefusal::NoPod("db-0".into()), Code::Unknown, "pod \"db-0\" not found"),
     ] {
         let status = refusal.status("PATH");
         assert_eq!((status.code(), status.message()), (code, text));

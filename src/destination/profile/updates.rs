@@ -1,23 +1,23 @@
-//! What one `GetProfile` stream tells: the latest profile, if it is another than the last.
+//! What one `GetProfile` stream sends: the latest profile, if it differs from the last.
 
 use bytes::Bytes;
 
-use super::views::{Profile, Published, Subscription};
+use super::views::{EncodedProfile, Profiles};
 use crate::destination::{
-    get::views::Views,
-    metrics::{End, Messages},
-    stream::{Told, Updates},
+    registry::{Published, Subscription},
+    stream::{EndReason, MessageCounts, OutgoingFrames, Updates},
+    views::Views,
 };
 
 pub(in crate::destination) struct ProfileUpdates {
-    subscription: Subscription,
-    /// What the client has, or is about to have.
+    subscription: Subscription<Profiles>,
+    /// What the client has, or is about to receive.
     sent: Option<Bytes>,
-    next: Option<Told>,
+    next: Option<OutgoingFrames>,
 }
 
 impl ProfileUpdates {
-    pub(in crate::destination) fn new(subscription: Subscription) -> Self {
+    pub(in crate::destination) fn new(subscription: Subscription<Profiles>) -> Self {
         Self { subscription, sent: None, next: None }
     }
 }
@@ -35,22 +35,22 @@ impl Updates for ProfileUpdates {
         self.subscription.changed().await;
     }
 
-    fn look(&mut self) -> Option<End> {
-        let Published { profile, end } = self.subscription.latest();
+    fn refresh(&mut self) -> Option<EndReason> {
+        let Published { content, end } = self.subscription.latest();
         if end.is_some() {
             return end;
         }
-        let Profile { frame, received } = profile?;
+        let EncodedProfile { frame, received } = content?;
         if self.sent.as_ref() != Some(&frame) {
-            let answers = self.sent.is_some().then_some(received);
+            let received = self.sent.is_some().then_some(received);
             self.sent = Some(frame.clone());
-            let messages = Messages { profile: 1, ..Messages::default() };
-            self.next = Some(Told { frames: frame, messages, answers });
+            let messages = MessageCounts { profile: 1, ..MessageCounts::default() };
+            self.next = Some(OutgoingFrames { frames: frame, messages, received });
         }
         None
     }
 
-    fn next(&mut self) -> Option<Told> {
+    fn next(&mut self) -> Option<OutgoingFrames> {
         self.next.take()
     }
 }

@@ -1,14 +1,14 @@
-//! What a target is answered with. Pure.
+//! The profile of a target. Pure.
 //!
-//! In: the cluster's state, a target. Out: the objects that decide about its profile, found under the state's lock; and then,
-//! without it, the message. Where the message has a field that Linkerd's destination leaves at its default, so does this.
+//! In: the cluster's state, a target. Out: the objects that the profile is made from, found under the state's lock; and then,
+//! without the lock, the message. A field that Linkerd's destination leaves at its default is left at its default here.
 
 use std::{net::SocketAddr, sync::Arc};
 
 use prost_types::Duration;
 
 use super::{
-    request::{Refusal, ServicePort, Target},
+    request::{ProfileRefusal, ProfileTarget, ServiceTarget},
     route,
 };
 use crate::{
@@ -23,9 +23,11 @@ use crate::{
     },
     destination::{
         authority::split_host_port,
-        endpoint::weighted_addr::profiled,
-        get::members::{Claim, Lookups, Subject},
-        settings::Settings,
+        endpoint::{
+            target::{EndpointTarget, Precedence, SelectorCache},
+            weighted_addr::profiled,
+        },
+        settings::DestinationSettings,
     },
     proto::{
         destination::{DestinationProfile, RetryBudget, WeightedDst},
@@ -33,77 +35,87 @@ use crate::{
     },
 };
 
-/// What decides about a profile.
+/// What a profile is made from.
 #[derive(Debug, PartialEq)]
-pub(super) enum Answer {
-    /// The Service does not have the port. It says nothing at all, and so makes proxies ask the policy controller, which denies.
+pub(super) enum ProfileInputs {
+    /// The Service does not have the port. The empty profile makes proxies ask the policy controller, which denies the traffic.
     Empty,
-    /// It may be gone, if it was there when it was asked for.
+    /// A Service, which may have been deleted since it was requested.
     Service {
-        target: ServicePort,
+        target: ServiceTarget,
         opaque: bool,
         profile: Option<(NamespacedName, Arc<ProfileContent>)>,
     },
     Endpoint {
         address: SocketAddr,
-        subject: Subject,
+        endpoint: EndpointTarget,
     },
 }
 
-/// What proxies use where nobody says otherwise.
+/// The retry budget of a target without one of its own.
 const RETRY_BUDGET: RetryBudget =
     RetryBudget { retry_ratio: 0.2, min_retries_per_second: 10, ttl: Some(Duration { seconds: 10, nanos: 0 }) };
 
-// === impl Answer ===
+// === impl ProfileInputs ===
 
-impl Answer {
+impl ProfileInputs {
     /// # Errors
-    /// When the target has no profile, or is another target now.
-    pub(super) fn of(state: &State, target: &Target, settings: &Settings) -> Result<Self, Refusal> {
+    /// When the target has no profile, or the request would resolve to another target now.
+    pub(super) fn of(
+        state: &State,
+        target: &ProfileTarget,
+        settings: &DestinationSettings,
+    ) -> Result<Self, ProfileRefusal> {
         match target {
-            Target::Service(service) => Self::of_service(state, service, settings),
-            Target::ClusterIp(address, service) => {
+            ProfileTarget::Service(service) => Self::of_service(state, service, settings),
+            ProfileTarget::ClusterIp(address, service) => {
                 let gone = || state.services.get(&service.service).is_none();
                 match state.services.at(*address) {
                     [known] if known.key == service.service => {}
-                    [] if gone() && is_nobodys(state, SocketAddr::new(*address, service.port)) => {}
-                    [] | [_] => return Err(Refusal::Elsewhere),
-                    several => return Err(Refusal::Services(several.len(), *address)),
+                    [] if gone() && is_unused(state, SocketAddr::new(*address, service.port)) => {}
+                    [] | [_] => return Err(ProfileRefusal::Moved),
+                    several => return Err(ProfileRefusal::Services(several.len(), *address)),
                 }
                 Self::of_service(state, service, settings)
             }
-            Target::Instance { service, hostname, port } => {
-                let none = || Refusal::NoInstance(service.clone(), Arc::clone(hostname));
+            ProfileTarget::Instance { service, hostname, port } => {
+                let none = || ProfileRefusal::NoInstance(service.clone(), Arc::clone(hostname));
                 match state.slices.instance(service, hostname).ok_or_else(none)? {
                     Instance::Pod(name, address) => {
                         let pod = state.pods.find(&service.namespace, name);
-                        let pod = pod.ok_or_else(|| Refusal::NoPod(Arc::clone(name)))?;
-                        // A Pod whose status does not say where it is yet is where its slice says.
+                        let pod = pod.ok_or_else(|| ProfileRefusal::NoPod(Arc::clone(name)))?;
+                        // The slice may have the address of a Pod before the status of the Pod has it.
                         let address = pod.addresses.first().copied().unwrap_or(*address);
-                        Ok(Self::Endpoint { address: SocketAddr::new(address, *port), subject: of_pod(state, pod) })
+                        Ok(Self::Endpoint { address: SocketAddr::new(address, *port), endpoint: of_pod(state, pod) })
                     }
-                    Instance::Address(_) => Err(Refusal::Elsewhere),
+                    Instance::Address(_) => Err(ProfileRefusal::Moved),
                 }
             }
-            Target::InstanceAt { service, hostname, address } => match state.slices.instance(service, hostname) {
-                Some(Instance::Address(ip)) if *ip == address.ip() => Self::of_endpoint(state, *address),
-                Some(_) | None => Err(Refusal::Elsewhere),
-            },
-            Target::Endpoint(address) if state.services.at(address.ip()).is_empty() => {
+            ProfileTarget::InstanceAt { service, hostname, address } => {
+                match state.slices.instance(service, hostname) {
+                    Some(Instance::Address(ip)) if *ip == address.ip() => Self::of_endpoint(state, *address),
+                    Some(_) | None => Err(ProfileRefusal::Moved),
+                }
+            }
+            ProfileTarget::Endpoint(address) if state.services.at(address.ip()).is_empty() => {
                 Self::of_endpoint(state, *address)
             }
-            Target::Endpoint(_) => Err(Refusal::Elsewhere),
+            ProfileTarget::Endpoint(_) => Err(ProfileRefusal::Moved),
         }
     }
 
-    fn of_service(state: &State, target: &ServicePort, settings: &Settings) -> Result<Self, Refusal> {
+    fn of_service(
+        state: &State,
+        target: &ServiceTarget,
+        settings: &DestinationSettings,
+    ) -> Result<Self, ProfileRefusal> {
         let service = state.services.get(&target.service);
         if let Some(service) = service {
             if !service.ports.iter().any(|port| port.number == i32::from(target.port)) {
                 return Ok(Self::Empty);
             }
             if service.external_name {
-                return Err(Refusal::ExternalName);
+                return Err(ProfileRefusal::ExternalName);
             }
         }
         let annotated = service.and_then(|service| service.opaque_ports.as_ref());
@@ -114,80 +126,81 @@ impl Answer {
         Ok(Self::Service { target: target.clone(), opaque, profile })
     }
 
-    fn of_endpoint(state: &State, address: SocketAddr) -> Result<Self, Refusal> {
-        Ok(Self::Endpoint { address, subject: behind(state, address)? })
+    fn of_endpoint(state: &State, address: SocketAddr) -> Result<Self, ProfileRefusal> {
+        Ok(Self::Endpoint { address, endpoint: behind(state, address)? })
     }
 
-    pub(super) fn message(&self, settings: &Settings) -> DestinationProfile {
+    pub(super) fn message(&self, settings: &DestinationSettings) -> DestinationProfile {
         match self {
             Self::Empty => DestinationProfile::default(),
             Self::Service { target, opaque, profile } => {
                 let profile = profile.as_ref().map(|(key, content)| (key, &**content));
                 service_profile(target, *opaque, profile, &settings.cluster_domain)
             }
-            Self::Endpoint { address, subject } => DestinationProfile {
+            Self::Endpoint { address, endpoint } => DestinationProfile {
                 retry_budget: Some(RETRY_BUDGET),
-                opaque_protocol: subject.is_opaque(address.port(), settings),
-                endpoint: Some(profiled(subject, *address, settings)),
+                opaque_protocol: endpoint.is_opaque(address.port(), settings),
+                endpoint: Some(profiled(endpoint, *address, settings)),
                 ..DestinationProfile::default()
             },
         }
     }
 }
 
-/// What is reached at an address that is no Service's: in the network of Pods, then on a node, then outside the cluster.
-fn behind(state: &State, address: SocketAddr) -> Result<Subject, Refusal> {
+/// Returns what has an address that is not a ClusterIP: a Pod by its IP, then a Pod by its host port, then an ExternalWorkload.
+fn behind(state: &State, address: SocketAddr) -> Result<EndpointTarget, ProfileRefusal> {
     let pods = state.pods.at(address.ip());
     if !pods.is_empty() {
-        let pod = holder(pods).map_err(|count| Refusal::Pods(count, address.ip()))?;
-        return Ok(pod.map_or(Subject::Address, |pod| of_pod(state, pod)));
+        let pod = holder(pods).map_err(|count| ProfileRefusal::Pods(count, address.ip()))?;
+        return Ok(pod.map_or(EndpointTarget::Address, |pod| of_pod(state, pod)));
     }
     let pods = state.pods.at_host(address);
     if !pods.is_empty() {
-        let pod = holder(pods).map_err(|count| Refusal::HostPorts(count, address))?;
-        return Ok(pod.map_or(Subject::Address, |pod| of_pod(state, pod)));
+        let pod = holder(pods).map_err(|count| ProfileRefusal::HostPorts(count, address))?;
+        return Ok(pod.map_or(EndpointTarget::Address, |pod| of_pod(state, pod)));
     }
     match state.external_workloads.at(address) {
-        [] => Ok(Subject::Address),
-        [workload] => Ok(Subject::of_workload(state, workload, &mut Lookups::default())),
-        several => Err(Refusal::ExternalWorkloads(several.len(), address)),
+        [] => Ok(EndpointTarget::Address),
+        [workload] => Ok(EndpointTarget::of_workload(state, workload, &mut SelectorCache::default())),
+        several => Err(ProfileRefusal::ExternalWorkloads(several.len(), address)),
     }
 }
 
-fn is_nobodys(state: &State, address: SocketAddr) -> bool {
+fn is_unused(state: &State, address: SocketAddr) -> bool {
     let pods = [state.pods.at(address.ip()), state.pods.at_host(address)];
     pods.iter().all(|pods| pods.is_empty()) && state.external_workloads.at(address).is_empty()
 }
 
-/// Whose an address is. A Pod that is going has it until another has it; of several that are, the newest.
+/// Returns the Pod that an address belongs to. A terminating Pod keeps it until another Pod has it; among several terminating
+/// Pods the first in [`Precedence`] has it.
 ///
 /// # Errors
-/// The number of Pods that claim it and are not going.
+/// The number of Pods that claim it and are not terminating, if there are several.
 fn holder(pods: &[Arc<Pod>]) -> Result<Option<&Arc<Pod>>, usize> {
     let mut staying = pods.iter().filter(|pod| !pod.terminating);
     match (staying.next(), staying.count()) {
-        (None, _) => Ok(pods.iter().min_by_key(|pod| Claim::of_pod(pod))),
+        (None, _) => Ok(pods.iter().min_by_key(|pod| Precedence::of_pod(pod))),
         (one, 0) => Ok(one),
         (_, others) => Err(others + 1),
     }
 }
 
-/// A Pod that does not run is as good as nobody: its proxy does not either. Whether it is ready does not matter: peers have to
-/// find each other before they are.
-fn of_pod(state: &State, pod: &Arc<Pod>) -> Subject {
+/// A Pod that does not run counts as a bare address: its proxy does not run either. Its readiness does not matter: peers have
+/// to find each other before they are ready.
+fn of_pod(state: &State, pod: &Arc<Pod>) -> EndpointTarget {
     match pod.phase {
-        PodPhase::Running => Subject::of_pod(state, pod, &mut Lookups::default()),
-        PodPhase::Waiting | PodPhase::Finished => Subject::Address,
+        PodPhase::Running => EndpointTarget::of_pod(state, pod, &mut SelectorCache::default()),
+        PodPhase::Waiting | PodPhase::Finished => EndpointTarget::Address,
     }
 }
 
 fn service_profile(
-    target: &ServicePort,
+    target: &ServiceTarget,
     opaque: bool,
     profile: Option<(&NamespacedName, &ProfileContent)>,
     cluster_domain: &str,
 ) -> DestinationProfile {
-    let ServicePort { service: NamespacedName { namespace, name }, port, dotted, .. } = target;
+    let ServiceTarget { service: NamespacedName { namespace, name }, port, dotted, .. } = target;
     let resource = |group: &str, kind: &str, name: &str, namespace: &str, port| {
         let (group, kind) = (group.to_owned(), kind.to_owned());
         let (name, namespace) = (name.to_owned(), namespace.to_owned());
@@ -217,7 +230,7 @@ fn service_profile(
     }
 }
 
-/// An authority that names no port is about the one that was asked for.
+/// An authority without a port gets the requested one.
 fn weighted(it: &Override, port: u16) -> WeightedDst {
     let authority = &it.authority;
     let authority = match split_host_port(authority) {

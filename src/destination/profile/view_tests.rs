@@ -5,10 +5,10 @@ use prost::Message;
 use serde_json::{Value, json};
 
 use super::*;
-use crate::destination::profile::request::Request;
+use crate::destination::profile::request::ProfileRequest;
 use crate::{
     cluster::{Kind, testing::Feed},
-    destination::{authority::ProfileAuthority, settings::tests::settings},
+    destination::{authority::ProfileAuthority, testing::settings},
     proto::{destination::WeightedAddr, net::ip_address::Ip},
 };
 
@@ -23,16 +23,16 @@ fn cluster(objects: impl IntoIterator<Item = (Kind, Value)>) -> Feed {
 }
 
 /// What a new stream is told, for a client in a namespace.
-fn ask(feed: &Feed, path: &str, client_namespace: &str) -> Result<DestinationProfile, Refusal> {
+fn ask(feed: &Feed, path: &str, client_namespace: &str) -> Result<DestinationProfile, ProfileRefusal> {
     let domain = &settings().cluster_domain;
-    let request = Request::new(ProfileAuthority::parse(path, domain).unwrap(), client_namespace);
+    let request = ProfileRequest::new(ProfileAuthority::parse(path, domain).unwrap(), client_namespace);
     let target = request.resolve(&feed.cluster.read())?;
     live(feed, &target)
 }
 
 /// What an open stream is told.
-fn live(feed: &Feed, target: &Target) -> Result<DestinationProfile, Refusal> {
-    Ok(Answer::of(&feed.cluster.read(), target, &settings())?.message(&settings()))
+fn live(feed: &Feed, target: &ProfileTarget) -> Result<DestinationProfile, ProfileRefusal> {
+    Ok(ProfileInputs::of(&feed.cluster.read(), target, &settings())?.message(&settings()))
 }
 
 fn service(name: &str, annotations: &Value, spec: &Value) -> (Kind, Value) {
@@ -85,7 +85,7 @@ fn terminating() -> Value {
 }
 
 /// The route of a profile's only one, and where it is from.
-fn told(answer: Result<DestinationProfile, Refusal>) -> String {
+fn told(answer: Result<DestinationProfile, ProfileRefusal>) -> String {
     let profile = answer.unwrap();
     let Some(metadata::Kind::Resource(reference)) = profile.profile_ref.unwrap().kind else { panic!() };
     let route = profile.routes.first().map_or("default", |route| &route.metrics_labels["route"]);
@@ -93,7 +93,7 @@ fn told(answer: Result<DestinationProfile, Refusal>) -> String {
 }
 
 /// What stands behind an endpoint: a Pod, an ExternalWorkload, or nothing that is known; `!` where it is opaque.
-fn behind(answer: Result<DestinationProfile, Refusal>) -> String {
+fn behind(answer: Result<DestinationProfile, ProfileRefusal>) -> String {
     let profile = match answer {
         Ok(profile) => profile,
         Err(refusal) => return format!("{refusal:?}"),
@@ -219,7 +219,7 @@ fn a_port_that_the_service_does_not_have_is_answered_with_nothing_at_all() {
         assert_eq!(ask(&feed, path, "").map(|it| it.encode_to_vec()), Ok(Vec::new()), "{path}");
     }
     let feed = cluster([external(json!([{"port": 80}]))]);
-    assert_eq!(ask(&feed, "external.ns.svc.mycluster.local:80", ""), Err(Refusal::ExternalName));
+    assert_eq!(ask(&feed, "external.ns.svc.mycluster.local:80", ""), Err(ProfileRefusal::ExternalName));
 }
 
 #[test]
@@ -227,7 +227,7 @@ fn a_stream_of_a_service_that_is_gone_falls_back_to_the_defaults_and_the_profile
     let mut feed = cluster([web(&json!({"config.linkerd.io/opaque-ports": "80"})), profile("ns", "route")]);
     let targets = ["web.ns.svc.mycluster.local:80", "10.96.0.1:80"].map(|path| {
         let authority = ProfileAuthority::parse(path, "mycluster.local").unwrap();
-        Request::new(authority, "").resolve(&feed.cluster.read()).unwrap()
+        ProfileRequest::new(authority, "").resolve(&feed.cluster.read()).unwrap()
     });
     let answers = |feed: &Feed| {
         targets.each_ref().map(|target| live(feed, target).map(|it| (it.opaque_protocol, it.routes.len())))
@@ -236,10 +236,10 @@ fn a_stream_of_a_service_that_is_gone_falls_back_to_the_defaults_and_the_profile
     feed.apply(Kind::Service, Event::Delete(json!({"metadata": {"name": "web", "namespace": "ns"}})));
     assert_eq!(answers(&feed), [Ok((false, 1)), Ok((false, 1))]);
     feed.apply(Kind::Pod, Event::Apply(pod("taker", "10.96.0.1", &json!({"metadata": {"namespace": "ns"}})).1));
-    assert_eq!(answers(&feed), [Ok((false, 1)), Err(Refusal::Elsewhere)], "the address is a Pod's now");
+    assert_eq!(answers(&feed), [Ok((false, 1)), Err(ProfileRefusal::Moved)], "the address is a Pod's now");
     let moved = json!({"metadata": {"name": "web", "namespace": "ns"}, "spec": {"clusterIP": "10.96.0.9", "ports": [{"port": 80}]}});
     feed.apply(Kind::Service, Event::Apply(moved));
-    assert_eq!(answers(&feed), [Ok((false, 1)), Err(Refusal::Elsewhere)], "the name is the new Service's");
+    assert_eq!(answers(&feed), [Ok((false, 1)), Err(ProfileRefusal::Moved)], "the name is the new Service's");
 }
 
 #[test]
@@ -269,7 +269,7 @@ fn an_address_is_a_services_before_a_pods_before_a_nodes_before_an_external_work
         assert_eq!(behind(ask(&feed, path, "")), expected, "{path}");
     }
     assert!(ask(&feed, "10.96.0.1:80", "").unwrap().endpoint.is_none());
-    assert_eq!(live(&feed, &Target::Endpoint("10.96.0.1:80".parse().unwrap())), Err(Refusal::Elsewhere));
+    assert_eq!(live(&feed, &ProfileTarget::Endpoint("10.96.0.1:80".parse().unwrap())), Err(ProfileRefusal::Moved));
 }
 
 #[test]
@@ -319,9 +319,9 @@ fn whose_an_address_is_that_several_pods_have_had() {
     };
     assert_eq!(behind(ask(&cluster([host("a")]), "192.0.2.1:80", "")), "a", "it does not conflict with itself");
     let conflict = ask(&cluster([host("a"), host("b")]), "192.0.2.1:80", "");
-    assert_eq!(conflict, Err(Refusal::HostPorts(2, "192.0.2.1:80".parse().unwrap())));
+    assert_eq!(conflict, Err(ProfileRefusal::HostPorts(2, "192.0.2.1:80".parse().unwrap())));
     let conflict = ask(&cluster([workload("a", "192.0.2.1", 80), workload("b", "192.0.2.1", 80)]), "192.0.2.1:80", "");
-    assert_eq!(conflict, Err(Refusal::ExternalWorkloads(2, "192.0.2.1:80".parse().unwrap())));
+    assert_eq!(conflict, Err(ProfileRefusal::ExternalWorkloads(2, "192.0.2.1:80".parse().unwrap())));
 }
 
 #[test]
@@ -417,6 +417,6 @@ fn an_instance_is_found_by_its_hostname_whether_it_is_ready_or_not() {
     assert_eq!(found("db-2"), Ok("db-2 at 10.0.0.3:80".to_owned()), "its status does not say yet");
     assert_eq!(found("plain"), Ok("unknown at 10.0.0.5:80".to_owned()));
     assert_eq!(found("vm"), Ok("vm at 192.0.2.1:80".to_owned()));
-    assert_eq!(found("gone"), Err(Refusal::NoPod("gone".into())));
-    assert_eq!(found("none"), Err(Refusal::NoInstance(NamespacedName::new("ns", "db"), "none".into())));
+    assert_eq!(found("gone"), Err(ProfileRefusal::NoPod("gone".into())));
+    assert_eq!(found("none"), Err(ProfileRefusal::NoInstance(NamespacedName::new("ns", "db"), "none".into())));
 }

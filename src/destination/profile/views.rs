@@ -1,67 +1,65 @@
-//! The profiles that clients look at, from the first client to the last, each kept in step with what it is made of.
+//! The views of `GetProfile`: one for each target, kept in step with the objects that its profile is made from.
 //!
-//! In: what the watches marked; clients that come and go. Out: finished frames. Always holds: what a client that comes is told
-//! first is what the state says then; a view never goes back to an older generation; one that is no longer what its target is
-//! answered with has ended, and nobody comes to it any more.
+//! In: marked keys; clients that subscribe. Out: finished frames. Always holds: the first message for a client is what the state
+//! says then; a view never goes back to an older generation; a view whose target would now be answered in another way has
+//! ended, and no client subscribes to it any more.
 
 use std::{
     collections::HashMap,
     net::IpAddr,
-    sync::{
-        Arc,
-        atomic::{AtomicU64, AtomicUsize, Ordering},
-    },
+    sync::{Arc, atomic::Ordering},
 };
 
 use bytes::Bytes;
-use parking_lot::Mutex;
-use tokio::{sync::watch, time::Instant};
+use tokio::time::Instant;
 
 use super::{
-    request::{Refusal, Request, Target, service_of},
-    view::Answer,
+    request::{ProfileRefusal, ProfileRequest, ProfileTarget, service_of},
+    view::ProfileInputs,
 };
 use crate::{
     api::NamespacedName,
     cluster::kinds::service_profile::route::ProfileContent,
     destination::{
         frame,
-        get::views::Views,
-        metrics::End,
         observer::Batch,
-        registry::{Hold, Viewed},
-        settings::Settings,
+        registry::{Registry, Subscription, View, ViewIndex, ViewKind},
+        stream::EndReason,
+        views::Views,
     },
 };
 
-#[derive(Default)]
-pub(in crate::destination) struct Profiles {
-    registry: Mutex<Registry>,
-    /// How often the profile of an endpoint was told to a new client, or published.
-    pub(super) of_endpoints: AtomicU64,
+/// The kind of the views of `GetProfile`.
+pub(in crate::destination) enum Profiles {}
+
+/// A finished message.
+#[derive(Clone)]
+pub(in crate::destination) struct EncodedProfile {
+    pub(super) frame: Bytes,
+    /// When the event was received that led to it.
+    pub(super) received: Instant,
 }
 
 #[derive(Default)]
-struct Registry {
-    groups: HashMap<Anchor, Group>,
-    closed: bool,
+pub(in crate::destination) struct ProfilesIndex {
+    groups: HashMap<Anchor, ViewGroup>,
 }
 
-/// What a mark finds views by.
+/// What a view is found by. A view has one or two anchors.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 enum Anchor {
     /// The profiles of a Service.
     Service(NamespacedName),
-    /// The profiles of its endpoints.
+    /// The profiles of the endpoints of a Service.
     Endpoints(NamespacedName),
     Address(IpAddr),
 }
 
 #[derive(Default)]
-struct Group {
-    views: HashMap<Target, Arc<View>>,
-    /// Of a Service: clients in many namespaces are told the same.
-    frames: HashMap<FrameKey, Shared>,
+struct ViewGroup {
+    views: HashMap<ProfileTarget, Arc<View<Profiles>>>,
+    /// The messages for a Service, which are the same for clients in many namespaces.
+    frames: HashMap<FrameKey, CachedFrame>,
 }
 
 #[derive(Clone, PartialEq, Eq, Hash)]
@@ -71,172 +69,84 @@ struct FrameKey {
     profile: Option<NamespacedName>,
 }
 
-/// A message, and what it was made of.
-struct Shared {
+/// A message, and what it was made from.
+struct CachedFrame {
     opaque: bool,
     content: Option<Arc<ProfileContent>>,
     frame: Bytes,
 }
 
-/// What the clients of one target are told.
-pub(in crate::destination) struct View {
-    target: Target,
-    clients: AtomicUsize,
-    /// The generation of the state that was looked at last. Held while an answer is looked up.
-    made_at: Mutex<Option<u64>>,
-    sender: watch::Sender<Published>,
-}
-
-#[derive(Clone, Default)]
-pub(in crate::destination) struct Published {
-    /// `None` before the first client is told.
-    pub(super) profile: Option<Profile>,
-    pub(super) end: Option<End>,
-}
-
-/// A finished message.
-#[derive(Clone)]
-pub(in crate::destination) struct Profile {
-    pub(super) frame: Bytes,
-    /// When the event was received that it answers.
-    pub(super) received: Instant,
-}
-
-pub(in crate::destination) type Subscription = Hold<View>;
-
 // === impl Profiles ===
 
-impl Profiles {
-    /// Ends all streams, well, and lets no new one begin.
-    pub(in crate::destination) fn close(&self) {
-        let views: Vec<Arc<View>> = {
-            let mut registry = self.registry.lock();
-            registry.closed = true;
-            registry.groups.values().flat_map(|group| group.views.values()).cloned().collect()
-        };
-        for view in views {
-            view.end(End::Shutdown);
-        }
+impl ViewKind for Profiles {
+    type Key = ProfileTarget;
+    type Content = Option<EncodedProfile>;
+    type Index = ProfilesIndex;
+
+    fn registry(views: &Views) -> &Registry<Self> {
+        &views.profiles
     }
 
-    /// The views that a batch concerns, each once, with when the first event of those was received.
-    pub(in crate::destination) fn concerned(&self, batch: &Batch, cluster_domain: &str) -> Vec<(Arc<View>, Instant)> {
-        let Batch { endpoints, services, addresses, profiles, zones: _ } = batch;
-        let registry = self.registry.lock();
-        let mut concerned: HashMap<*const View, (Arc<View>, Instant)> = HashMap::new();
-        let mut add = |view: &Arc<View>, received: Instant| {
-            let known = concerned.entry(Arc::as_ptr(view)).or_insert_with(|| (Arc::clone(view), received));
-            known.1 = known.1.min(received);
-        };
-        for (service, received) in endpoints {
-            registry.at(&Anchor::Endpoints(service.clone())).for_each(|view| add(view, *received));
-        }
-        for (service, received) in services {
-            registry.at(&Anchor::Service(service.clone())).for_each(|view| add(view, *received));
-        }
-        for (address, received) in addresses {
-            let views = registry.at(&Anchor::Address(address.ip()));
-            let views = views.filter(|view| address.port().is_none_or(|port| view.target.port() == port));
-            views.for_each(|view| add(view, *received));
-        }
-        for (profile, received) in profiles {
-            let Some(service) = service_of(&profile.name, cluster_domain) else { continue };
-            let own = profile.namespace == service.namespace;
-            let views = registry.at(&Anchor::Service(service));
-            let views = views.filter(|view| own || view.target.client_namespace() == Some(&profile.namespace));
-            views.for_each(|view| add(view, *received));
-        }
-        concerned.into_values().collect()
-    }
-
-    /// Each target, and how many clients it has.
-    pub(super) fn clients(&self) -> Vec<(Target, usize)> {
-        let registry = self.registry.lock();
-        let each = registry.groups.iter().flat_map(|(anchor, group)| group.views.values().map(move |it| (anchor, it)));
-        // Those with two anchors once.
-        let once = each.filter(|(anchor, view)| view.target.anchors().next().as_ref() == Some(anchor));
-        once.map(|(_, view)| (view.target.clone(), view.clients.load(Ordering::Relaxed))).collect()
-    }
-
-    #[cfg(test)]
-    pub(in crate::destination) fn is_empty(&self) -> bool {
-        self.registry.lock().groups.is_empty()
-    }
-
-    fn enter(&self, target: Target) -> Result<(Arc<View>, watch::Receiver<Published>), Refusal> {
-        let mut registry = self.registry.lock();
-        if registry.closed {
-            return Err(Refusal::Stopping);
-        }
-        let mut known = target.anchors().filter_map(|anchor| registry.groups.get(&anchor)?.views.get(&target).cloned());
-        let view = match known.next() {
-            Some(view) => view,
-            None => {
-                let view = Arc::new(View::new(target));
-                for anchor in view.target.anchors() {
-                    let views = &mut registry.groups.entry(anchor).or_default().views;
-                    views.insert(view.target.clone(), Arc::clone(&view));
-                }
-                view
-            }
-        };
-        // Under the lock, so that nobody takes the view away before it has its client.
-        view.clients.fetch_add(1, Ordering::Relaxed);
-        let receiver = view.sender.subscribe();
-        Ok((view, receiver))
-    }
-
-    /// The message, shared with all who are told the same of a Service.
-    fn frame(&self, answer: &Answer, settings: &Settings) -> Bytes {
-        let Answer::Service { target, opaque, profile } = answer else { return frame::of(&answer.message(settings)) };
-        let anchor = Anchor::Service(target.service.clone());
-        let content = profile.as_ref().map(|(_, content)| content);
-        let profile = profile.as_ref().map(|(key, _)| key.clone());
-        let key = FrameKey { port: target.port, dotted: target.dotted, profile };
-        let known = |registry: &Registry| {
-            let shared = registry.groups.get(&anchor)?.frames.get(&key)?;
-            let same = shared.opaque == *opaque && shared.content.as_ref().map(Arc::as_ptr) == content.map(Arc::as_ptr);
-            same.then(|| shared.frame.clone())
-        };
-        if let Some(frame) = known(&self.registry.lock()) {
-            return frame;
-        }
-        let frame = frame::of(&answer.message(settings));
-        if let Some(group) = self.registry.lock().groups.get_mut(&anchor) {
-            // Of ports and ServiceProfiles that are gone nothing is kept for long.
-            if group.frames.len() > 2 * group.views.len() {
-                group.frames.clear();
-            }
-            group.frames.insert(key, Shared { opaque: *opaque, content: content.cloned(), frame: frame.clone() });
-        }
-        frame
+    fn unpublished() -> Option<EncodedProfile> {
+        None
     }
 }
 
-// === impl Registry ===
+// === impl ProfilesIndex ===
 
-impl Registry {
-    fn at<'a>(&'a self, anchor: &Anchor) -> impl Iterator<Item = &'a Arc<View>> + use<'a> {
-        self.groups.get(anchor).into_iter().flat_map(|group| group.views.values())
+impl ViewIndex<Profiles> for ProfilesIndex {
+    fn get_or_insert(&mut self, target: ProfileTarget) -> Arc<View<Profiles>> {
+        let mut known = target.anchors().filter_map(|anchor| self.groups.get(&anchor)?.views.get(&target).cloned());
+        if let Some(view) = known.next() {
+            return view;
+        }
+        let view = Arc::new(View::<Profiles>::new(target));
+        for anchor in view.key.anchors() {
+            self.groups.entry(anchor).or_default().views.insert(view.key.clone(), Arc::clone(&view));
+        }
+        view
     }
 
-    /// If it is still there: one that has ended is not, and another may be in its place.
-    fn remove(&mut self, view: &Arc<View>) {
-        for anchor in view.target.anchors() {
+    /// A view that has ended is no longer there, and another view may be in its place.
+    fn remove(&mut self, view: &Arc<View<Profiles>>) {
+        for anchor in view.key.anchors() {
             let Some(group) = self.groups.get_mut(&anchor) else { continue };
-            if group.views.get(&view.target).is_some_and(|it| Arc::ptr_eq(it, view)) {
-                group.views.remove(&view.target);
+            if group.views.get(&view.key).is_some_and(|it| Arc::ptr_eq(it, view)) {
+                group.views.remove(&view.key);
             }
             if group.views.is_empty() {
                 self.groups.remove(&anchor);
             }
         }
     }
+
+    fn views(&self) -> impl Iterator<Item = &Arc<View<Profiles>>> {
+        self.groups.values().flat_map(|group| group.views.values())
+    }
 }
 
-// === impl Target ===
+impl ProfilesIndex {
+    fn at<'a>(&'a self, anchor: &Anchor) -> impl Iterator<Item = &'a Arc<View<Profiles>>> + use<'a> {
+        self.groups.get(anchor).into_iter().flat_map(|group| group.views.values())
+    }
 
-impl Target {
+    /// Returns each target, and its number of clients.
+    pub(super) fn clients(&self) -> Vec<(ProfileTarget, usize)> {
+        let each = self.groups.iter().flat_map(|(anchor, group)| group.views.values().map(move |it| (anchor, it)));
+        // A view with two anchors counts once.
+        let once = each.filter(|(anchor, view)| view.key.anchors().next().as_ref() == Some(anchor));
+        once.map(|(_, view)| (view.key.clone(), view.clients())).collect()
+    }
+
+    #[cfg(test)]
+    pub(in crate::destination) fn is_empty(&self) -> bool {
+        self.groups.is_empty()
+    }
+}
+
+// === impl ProfileTarget ===
+
+impl ProfileTarget {
     fn anchors(&self) -> impl Iterator<Item = Anchor> + use<> {
         let (of, address) = match self {
             Self::Service(it) => (Some(Anchor::Service(it.service.clone())), None),
@@ -251,116 +161,154 @@ impl Target {
 
 // === impl View ===
 
-impl View {
-    fn new(target: Target) -> Self {
-        let (sender, _) = watch::channel(Published::default());
-        Self { target, clients: AtomicUsize::new(0), made_at: Mutex::new(None), sender }
-    }
-
-    /// Looks the answer up as it is now, and publishes it if it says anything new. Whether it does. A view that has clients and
-    /// no answer any more ends.
+impl View<Profiles> {
+    /// Makes the profile from the current state and publishes it if it differs. Returns whether it does. A view that has clients
+    /// and no answer any more ends.
     ///
     /// # Errors
-    /// When the target has no profile, or is another now.
-    fn publish(self: &Arc<Self>, made_at: &mut Option<u64>, views: &Views, received: Instant) -> Result<bool, Refusal> {
-        let (answer, generation) = {
+    /// When the target has no profile, or the request would resolve to another target now.
+    fn publish(
+        self: &Arc<Self>,
+        generation: &mut Option<u64>,
+        views: &Views,
+        received: Instant,
+    ) -> Result<bool, ProfileRefusal> {
+        let (inputs, of_state) = {
             let state = views.cluster.read();
-            if *made_at == Some(state.generation) {
+            if *generation == Some(state.generation) {
                 return Ok(false);
             }
-            (Answer::of(&state, &self.target, &views.settings), state.generation)
+            (ProfileInputs::of(&state, &self.key, &views.settings), state.generation)
         };
-        let answer = answer.inspect_err(|_| {
-            if made_at.is_some() {
-                views.profiles.registry.lock().remove(self);
-                self.end(End::Rerouted);
+        let inputs = inputs.inspect_err(|_| {
+            if generation.is_some() {
+                views.profiles.index().remove(self);
+                self.end(EndReason::Rerouted);
             }
         })?;
-        *made_at = Some(generation);
-        let frame = views.profiles.frame(&answer, &views.settings);
-        let is_news = |known: &Profile| !std::ptr::eq(&*known.frame, &*frame) && known.frame != frame;
+        *generation = Some(of_state);
+        let frame = views.profile_frame(&inputs);
+        let differs = |known: &EncodedProfile| !std::ptr::eq(&*known.frame, &*frame) && known.frame != frame;
         Ok(self.sender.send_if_modified(|published| {
-            let news = published.profile.as_ref().is_none_or(is_news);
-            if news {
-                published.profile = Some(Profile { frame: frame.clone(), received });
+            let changed = published.content.as_ref().is_none_or(differs);
+            if changed {
+                published.content = Some(EncodedProfile { frame: frame.clone(), received });
             }
-            news
+            changed
         }))
     }
-
-    fn end(&self, end: End) {
-        self.sender.send_if_modified(|published| {
-            let first = published.end.is_none();
-            if first {
-                published.end = Some(end);
-            }
-            first
-        });
-    }
-
-    fn has_ended(&self) -> bool {
-        self.sender.borrow().end.is_some()
-    }
 }
 
-impl Viewed for View {
-    type Published = Published;
-
-    fn left(view: &Arc<Self>, views: &Views) {
-        let mut registry = views.profiles.registry.lock();
-        if view.clients.fetch_sub(1, Ordering::Relaxed) == 1 {
-            registry.remove(view);
-        }
-    }
-}
+// === impl Views ===
 
 impl Views {
-    /// Finds the request's view, with a profile in it.
+    /// Subscribes to the request's view, which is published.
     ///
     /// # Errors
     /// When the request is answered with a status instead.
     pub(in crate::destination) fn subscribe_to_profile(
         self: &Arc<Self>,
-        request: &Request,
-    ) -> Result<Subscription, Refusal> {
+        request: &ProfileRequest,
+    ) -> Result<Subscription<Profiles>, ProfileRefusal> {
         loop {
             let target = request.resolve(&self.cluster.read())?;
-            let (view, receiver) = self.profiles.enter(target)?;
-            let subscription = Subscription::new(self, view, receiver);
+            let subscription = Subscription::<Profiles>::new(self, target)?;
             let view = subscription.view();
-            let mut made_at = view.made_at.lock();
-            // Since it was entered: nobody finds it any more.
+            let mut generation = view.generation.lock();
+            // It has ended since it was found, and the index does not have it any more.
             if view.has_ended() {
                 continue;
             }
-            let published = view.publish(&mut made_at, self, Instant::now());
-            drop(made_at);
+            let published = view.publish(&mut generation, self, Instant::now());
+            drop(generation);
             match published {
                 Ok(_) => {
-                    if view.target.service().is_none() {
-                        self.profiles.of_endpoints.fetch_add(1, Ordering::Relaxed);
-                    }
+                    self.count_endpoint_profile(view);
                     return Ok(subscription);
                 }
-                // Since it was resolved, which was a moment ago.
-                Err(Refusal::Elsewhere) => {}
+                // The target has changed since the request was resolved, a moment ago.
+                Err(ProfileRefusal::Moved) => {}
                 Err(refusal) => return Err(refusal),
             }
         }
     }
 
+    /// Returns the views that a batch concerns, each once, with the time of the first event that concerns it.
+    pub(in crate::destination) fn profiles_of(&self, batch: &Batch) -> Vec<(Arc<View<Profiles>>, Instant)> {
+        let Batch { endpoints, services, addresses, profiles, zones: _ } = batch;
+        let index = self.profiles.index();
+        let mut concerned: HashMap<*const View<Profiles>, (Arc<View<Profiles>>, Instant)> = HashMap::new();
+        let mut add = |view: &Arc<View<Profiles>>, received: Instant| {
+            let known = concerned.entry(Arc::as_ptr(view)).or_insert_with(|| (Arc::clone(view), received));
+            known.1 = known.1.min(received);
+        };
+        for (service, received) in endpoints {
+            index.at(&Anchor::Endpoints(service.clone())).for_each(|view| add(view, *received));
+        }
+        for (service, received) in services {
+            index.at(&Anchor::Service(service.clone())).for_each(|view| add(view, *received));
+        }
+        for (address, received) in addresses {
+            let views = index.at(&Anchor::Address(address.ip()));
+            let views = views.filter(|view| address.port().is_none_or(|port| view.key.port() == port));
+            views.for_each(|view| add(view, *received));
+        }
+        for (profile, received) in profiles {
+            let Some(service) = service_of(&profile.name, &self.settings.cluster_domain) else { continue };
+            let own = profile.namespace == service.namespace;
+            let views = index.at(&Anchor::Service(service));
+            let views = views.filter(|view| own || view.key.client_namespace() == Some(&profile.namespace));
+            views.for_each(|view| add(view, *received));
+        }
+        concerned.into_values().collect()
+    }
+
     /// Brings a view up to date.
-    pub(in crate::destination) fn publish_profile(&self, view: &Arc<View>, received: Instant) {
-        let mut made_at = view.made_at.lock();
-        // One that has none yet is about to be made by its first client.
-        if made_at.is_none() || view.has_ended() || !matches!(view.publish(&mut made_at, self, received), Ok(true)) {
+    pub(in crate::destination) fn publish_profile(&self, view: &Arc<View<Profiles>>, received: Instant) {
+        let mut generation = view.generation.lock();
+        // A view without a profile is about to be published by its first client.
+        if generation.is_none()
+            || view.has_ended()
+            || !matches!(view.publish(&mut generation, self, received), Ok(true))
+        {
             return;
         }
         self.metrics.published.inc();
         self.metrics.encoded(received);
-        if view.target.service().is_none() {
-            self.profiles.of_endpoints.fetch_add(1, Ordering::Relaxed);
+        self.count_endpoint_profile(view);
+    }
+
+    fn count_endpoint_profile(&self, view: &View<Profiles>) {
+        if view.key.service().is_none() {
+            self.endpoint_profile_updates.fetch_add(1, Ordering::Relaxed);
         }
+    }
+
+    /// Encodes a profile, or returns the message of another view of the same Service that was made from the same objects.
+    fn profile_frame(&self, inputs: &ProfileInputs) -> Bytes {
+        let encode = || frame::encode(&inputs.message(&self.settings));
+        let ProfileInputs::Service { target, opaque, profile } = inputs else { return encode() };
+        let anchor = Anchor::Service(target.service.clone());
+        let content = profile.as_ref().map(|(_, content)| content);
+        let profile = profile.as_ref().map(|(key, _)| key.clone());
+        let key = FrameKey { port: target.port, dotted: target.dotted, profile };
+        let known = |index: &ProfilesIndex| {
+            let cached = index.groups.get(&anchor)?.frames.get(&key)?;
+            let same = cached.opaque == *opaque && cached.content.as_ref().map(Arc::as_ptr) == content.map(Arc::as_ptr);
+            same.then(|| cached.frame.clone())
+        };
+        if let Some(frame) = known(&self.profiles.index()) {
+            return frame;
+        }
+        let frame = encode();
+        if let Some(group) = self.profiles.index().groups.get_mut(&anchor) {
+            // Messages of ports and ServiceProfiles that no view uses any more are not kept for long.
+            if group.frames.len() > 2 * group.views.len() {
+                group.frames.clear();
+            }
+            group.frames.insert(key, CachedFrame { opaque: *opaque, content: content.cloned(), frame: frame.clone() });
+        }
+        frame
     }
 }
 

@@ -9,7 +9,7 @@ use serde_json::{Value, json};
 use super::*;
 use crate::{
     cluster::{Kind, Observer, testing::Feed},
-    destination::{DestinationObserver, authority::ProfileAuthority, metrics::Metrics, settings::tests::settings},
+    destination::{DestinationObserver, authority::ProfileAuthority, metrics::DiscoveryMetrics, testing::settings},
     proto::destination::DestinationProfile,
 };
 
@@ -23,7 +23,7 @@ impl Rig {
     fn new(objects: impl IntoIterator<Item = (Kind, Value)>) -> Self {
         let observer = DestinationObserver::new();
         let feed = Feed::new([Arc::clone(&observer) as Arc<dyn Observer>]);
-        let metrics = Metrics::register(&Prometheus::new()).unwrap();
+        let metrics = DiscoveryMetrics::register(&Prometheus::new()).unwrap();
         let views = Views::new(feed.cluster.clone(), settings(), metrics);
         let mut rig = Self { feed, observer, views };
         for (kind, object) in objects {
@@ -43,9 +43,9 @@ impl Rig {
         }
     }
 
-    fn subscribe(&self, path: &str, client_namespace: &str) -> Result<Subscription, Refusal> {
+    fn subscribe(&self, path: &str, client_namespace: &str) -> Result<Subscription<Profiles>, ProfileRefusal> {
         let authority = ProfileAuthority::parse(path, &settings().cluster_domain).unwrap();
-        self.views.subscribe_to_profile(&Request::new(authority, client_namespace))
+        self.views.subscribe_to_profile(&ProfileRequest::new(authority, client_namespace))
     }
 
     fn published(&self) -> u64 {
@@ -66,13 +66,13 @@ fn pod(name: &str, labels: &Value) -> (Kind, Value) {
 
 const WEB: &str = "web.ns.svc.mycluster.local:80";
 
-fn told(subscription: &mut Subscription) -> DestinationProfile {
-    let frame = subscription.latest().profile.unwrap().frame;
+fn told(subscription: &mut Subscription<Profiles>) -> DestinationProfile {
+    let frame = subscription.latest().content.unwrap().frame;
     DestinationProfile::decode(frame.slice(5..)).unwrap()
 }
 
-fn frame(subscription: &mut Subscription) -> Bytes {
-    subscription.latest().profile.unwrap().frame
+fn frame(subscription: &mut Subscription<Profiles>) -> Bytes {
+    subscription.latest().content.unwrap().frame
 }
 
 #[tokio::test]
@@ -82,7 +82,7 @@ async fn a_client_that_comes_after_the_last_has_left_is_told_what_the_service_sa
         let mut subscription = rig.subscribe(WEB, "").unwrap();
         assert!(told(&mut subscription).opaque_protocol);
         drop(subscription);
-        assert!(rig.views.profiles.is_empty());
+        assert!(rig.views.profiles.index().is_empty());
     }
 }
 
@@ -125,9 +125,9 @@ async fn only_those_whom_a_change_concerns_are_looked_at_and_nobody_is_told_the_
     let server = |port: u16| json!({"metadata": {"name": "server"}, "spec": {"podSelector": {"matchLabels": {"app": "web"}}, "port": port, "proxyProtocol": "opaque"}});
     rig.happen(Kind::Server, server(80));
     let batch = rig.observer.dirty.next().now_or_never().unwrap().into();
-    let concerned = rig.views.profiles.concerned(&batch, "mycluster.local");
+    let concerned = rig.views.profiles_of(&batch);
     assert_eq!(concerned.len(), 1, "the Pod's");
-    rig.views.publish_batch(batch.into()).await;
+    rig.views.publish_batch(batch).await;
     assert!(endpoint.changed().now_or_never().is_some() && told(&mut endpoint).opaque_protocol);
     rig.happen(Kind::Server, server(80));
     rig.happen(Kind::Server, server(81));
@@ -150,7 +150,7 @@ async fn a_change_at_one_port_of_a_node_is_not_looked_for_at_the_others() {
     let (kind, object) = workload(81, "other");
     rig.happen(kind, object);
     let batch = rig.observer.dirty.next().now_or_never().unwrap().into();
-    assert_eq!(rig.views.profiles.concerned(&batch, "mycluster.local").len(), 1);
+    assert_eq!(rig.views.profiles_of(&batch).len(), 1);
 }
 
 #[tokio::test]
@@ -161,8 +161,8 @@ async fn a_view_that_is_no_longer_the_answer_ends_and_nobody_comes_to_it_any_mor
     let (kind, other) = pod("web-2", &json!({}));
     rig.happen(kind, other.clone());
     rig.publish().await;
-    assert_eq!(old.latest().end, Some(End::Rerouted));
-    let conflict = Refusal::Pods(2, "10.0.0.1".parse().unwrap());
+    assert_eq!(old.latest().end, Some(EndReason::Rerouted));
+    let conflict = ProfileRefusal::Pods(2, "10.0.0.1".parse().unwrap());
     assert_eq!(rig.subscribe("10.0.0.1:80", "").map(|_| ()), Err(conflict));
     let mut gone = other;
     gone["metadata"]["namespace"] = "ns".into();
@@ -172,9 +172,9 @@ async fn a_view_that_is_no_longer_the_answer_ends_and_nobody_comes_to_it_any_mor
     assert_eq!((new.latest().end, told(&mut new).endpoint.unwrap().metric_labels["pod"].as_str()), (None, "web-1"));
     drop(old);
     rig.publish().await;
-    assert_eq!(rig.views.profiles.clients().len(), 1, "who leaves an old view does not take the new one along");
+    assert_eq!(rig.views.profiles.index().clients().len(), 1, "who leaves an old view does not take the new one along");
     drop(new);
-    assert!(rig.views.profiles.is_empty());
+    assert!(rig.views.profiles.index().is_empty());
 }
 
 #[tokio::test]
@@ -184,7 +184,7 @@ async fn when_the_process_stops_all_end_with_the_empty_ones_and_none_begins() {
     let mut streams = paths.map(|path| rig.subscribe(path, "").unwrap());
     rig.views.close();
     for stream in &mut streams {
-        assert_eq!(stream.latest().end, Some(End::Shutdown));
+        assert_eq!(stream.latest().end, Some(EndReason::Shutdown));
     }
-    assert_eq!(rig.subscribe(WEB, "").map(|_| ()), Err(Refusal::Stopping));
+    assert_eq!(rig.subscribe(WEB, "").map(|_| ()), Err(ProfileRefusal::Stopping));
 }

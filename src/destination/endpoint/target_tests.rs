@@ -1,44 +1,15 @@
-//! Which endpoints are there, whose they are, and which of their ports Servers make opaque.
+//! The owner of a target, and which of its ports Servers make opaque.
 
-use kube::runtime::watcher::Event;
 use serde_json::{Value, json};
 
 use super::*;
 use crate::{
-    cluster::{Kind, testing::Feed},
-    destination::settings::tests::settings,
+    cluster::Kind,
+    destination::{
+        get::members::Member,
+        testing::{endpoint, members, settings, slice},
+    },
 };
-
-/// What the Service `ns/web`, without ports and selector of its own, has in a cluster with these objects. Their namespace is
-/// `ns`, unless they say another.
-pub(in crate::destination) fn members(objects: impl IntoIterator<Item = (Kind, Value)>) -> Members {
-    let web = (Kind::Service, json!({"metadata": {"name": "web"}}));
-    members_of(std::iter::once(web).chain(objects))
-}
-
-/// The same, with the Service among the objects, or without any.
-pub(in crate::destination) fn members_of(objects: impl IntoIterator<Item = (Kind, Value)>) -> Members {
-    let mut feed = Feed::default();
-    for (kind, mut object) in objects {
-        let metadata = object["metadata"].as_object_mut().unwrap();
-        if kind != Kind::Node {
-            metadata.entry("namespace").or_insert("ns".into());
-        }
-        feed.apply(kind, Event::Apply(object));
-    }
-    Members::of(&feed.cluster.read(), &NamespacedName::new("ns", "web"))
-}
-
-/// A slice of `ns/web`.
-pub(in crate::destination) fn slice(name: &str, ports: &Value, endpoints: &[Value]) -> (Kind, Value) {
-    let metadata = json!({"name": name, "labels": {"kubernetes.io/service-name": "web"}});
-    (Kind::EndpointSlice, json!({"metadata": metadata, "addressType": "IPv4", "ports": ports, "endpoints": endpoints}))
-}
-
-/// An endpoint that stands for something.
-pub(in crate::destination) fn endpoint(address: &str, kind: &str, name: &str) -> Value {
-    json!({"addresses": [address], "targetRef": {"kind": kind, "name": name}})
-}
 
 /// A Pod `ns/web-1` and a slice that has it.
 fn pod_with(metadata: &Value, spec: &Value) -> Vec<(Kind, Value)> {
@@ -47,40 +18,14 @@ fn pod_with(metadata: &Value, spec: &Value) -> Vec<(Kind, Value)> {
     vec![(Kind::Pod, pod), slice("a", &json!([{"port": 8080}]), &[endpoint("10.0.0.1", "Pod", "web-1")])]
 }
 
-fn subject(objects: Vec<(Kind, Value)>) -> Subject {
+fn target(objects: Vec<(Kind, Value)>) -> EndpointTarget {
     let mut members = members(objects).members;
     assert_eq!(members.len(), 1);
-    members.remove(0).subject
+    members.remove(0).target
 }
 
 #[test]
-fn an_endpoint_is_there_when_its_service_and_what_it_stands_for_are() {
-    let ports = json!([{"port": 80}]);
-    let endpoints = [
-        endpoint("10.0.0.1", "Pod", "web-1"),
-        endpoint("10.0.0.2", "Pod", "gone"),
-        endpoint("10.0.0.3", "ExternalWorkload", "vm"),
-        endpoint("10.0.0.4", "ExternalWorkload", "web-1"),
-        endpoint("10.0.0.5", "Pod", "elsewhere"),
-        json!({"addresses": ["10.0.0.6"]}),
-    ];
-    let objects = [
-        (Kind::Pod, json!({"metadata": {"name": "web-1"}})),
-        (Kind::Pod, json!({"metadata": {"name": "elsewhere", "namespace": "other"}})),
-        (Kind::ExternalWorkload, json!({"metadata": {"name": "vm"}})),
-        slice("a", &ports, &endpoints),
-    ];
-    let there = |members: &Members| -> Vec<String> {
-        let endpoints = members.members.iter().filter_map(|member| members.endpoint(member));
-        endpoints.map(|endpoint| endpoint.addresses[0].to_string()).collect()
-    };
-    assert_eq!(there(&members(objects.clone())), ["10.0.0.1", "10.0.0.3", "10.0.0.6"]);
-    let without = members_of(objects);
-    assert!(without.service.is_none() && without.slices.is_empty() && without.members.is_empty());
-}
-
-#[test]
-fn the_owner_is_climbed_to_through_what_is_known_of_replica_sets_and_jobs() {
+fn the_top_owner_is_found_through_known_replica_sets_and_jobs() {
     let owner = |kind: &str, name: &str| json!({"apiVersion": "v1", "kind": kind, "name": name, "uid": "u"});
     let owned =
         |kind, name: &str, owners: &[Value]| (kind, json!({"metadata": {"name": name, "ownerReferences": owners}}));
@@ -117,19 +62,19 @@ fn the_owner_is_climbed_to_through_what_is_known_of_replica_sets_and_jobs() {
     ] {
         let mut objects = pod_with(&json!({ "ownerReferences": pods }), &json!({}));
         objects.extend(between.clone());
-        let Subject::Pod(pod) = subject(objects) else { panic!("it is a Pod") };
+        let EndpointTarget::Pod(pod) = target(objects) else { panic!("it is a Pod") };
         let found = pod.owner.as_ref().map(|owner| format!("{}/{}", owner.kind, owner.name));
         assert_eq!(found.as_deref(), expected, "{pods:?} through {between:?}");
     }
 }
 
 #[test]
-fn a_replica_set_of_another_namespace_is_not_climbed_through() {
+fn a_replica_set_of_another_namespace_is_ignored() {
     let owner = |kind: &str, name: &str| json!([{"apiVersion": "v1", "kind": kind, "name": name, "uid": "u"}]);
     let mut objects = pod_with(&json!({"ownerReferences": owner("ReplicaSet", "t2-5f79")}), &json!({}));
     let metadata = json!({"name": "t2-5f79", "namespace": "other", "ownerReferences": owner("Deployment", "t2")});
     objects.push((Kind::ReplicaSet, json!({ "metadata": metadata })));
-    let Subject::Pod(pod) = subject(objects) else { panic!("it is a Pod") };
+    let EndpointTarget::Pod(pod) = target(objects) else { panic!("it is a Pod") };
     assert_eq!(&*pod.owner.as_ref().unwrap().kind, "ReplicaSet");
 }
 
@@ -174,7 +119,7 @@ fn servers_add_opaque_ports_to_pods_by_number_and_by_name() {
     ] {
         let mut objects = pod_with(&json!({"labels": {"app": "web"}}), &spec);
         objects.extend(servers.clone());
-        let Subject::Pod(pod) = subject(objects) else { panic!("it is a Pod") };
+        let EndpointTarget::Pod(pod) = target(objects) else { panic!("it is a Pod") };
         let opaque: Vec<u16> = candidates.into_iter().filter(|port| pod.is_opaque(*port, &settings())).collect();
         assert_eq!(opaque, expected, "{servers:?}");
     }
@@ -197,7 +142,7 @@ fn servers_add_opaque_ports_to_external_workloads() {
             json!({"externalWorkloadSelector": selector, "podSelector": null, "port": port, "proxyProtocol": "opaque"});
         let objects =
             vec![(Kind::ExternalWorkload, workload.clone()), slice("a", &json!([]), &endpoints), server("s", &spec)];
-        let Subject::Workload(workload) = subject(objects) else { panic!("it is a workload") };
+        let EndpointTarget::Workload(workload) = target(objects) else { panic!("it is a workload") };
         let opaque: Vec<u16> =
             [7000, 8080, 9000].into_iter().filter(|it| workload.is_opaque(*it, &settings())).collect();
         assert_eq!(opaque, expected, "{selector} {port}");
@@ -205,7 +150,7 @@ fn servers_add_opaque_ports_to_external_workloads() {
 }
 
 #[test]
-fn an_annotation_stands_in_for_the_defaults_and_servers_only_add_to_it() {
+fn an_annotation_replaces_the_defaults_and_servers_only_add_to_it() {
     let ports = json!([{"name": "http", "port": 8080, "containerPort": 8080}]);
     for (annotation, expected) in [
         (None, &[443, 9000][..]),
@@ -227,10 +172,10 @@ fn an_annotation_stands_in_for_the_defaults_and_servers_only_add_to_it() {
             slice("a", &ports, &[endpoint("10.0.0.1", "Pod", "web-1"), endpoint("10.0.0.2", "ExternalWorkload", "vm")]),
         ]);
         for member in members.members {
-            let is_opaque = |port: &u16| match &member.subject {
-                Subject::Pod(pod) => pod.is_opaque(*port, &settings()),
-                Subject::Workload(workload) => workload.is_opaque(*port, &settings()),
-                Subject::Address => panic!("neither is a bare address"),
+            let is_opaque = |port: &u16| match &member.target {
+                EndpointTarget::Pod(pod) => pod.is_opaque(*port, &settings()),
+                EndpointTarget::Workload(workload) => workload.is_opaque(*port, &settings()),
+                EndpointTarget::Address => panic!("neither is a bare address"),
             };
             let opaque: Vec<u16> = [443, 8080, 9000].into_iter().filter(is_opaque).collect();
             assert_eq!(opaque, expected, "{annotation:?}");
@@ -239,7 +184,7 @@ fn an_annotation_stands_in_for_the_defaults_and_servers_only_add_to_it() {
 }
 
 #[test]
-fn what_selects_the_pods_of_a_workload_is_looked_up_once() {
+fn the_servers_of_the_pods_of_a_workload_are_looked_up_once() {
     let pod = |name: &str, app: &str| (Kind::Pod, json!({"metadata": {"name": name, "labels": {"app": app}}}));
     let endpoints = ["web-1", "web-2", "db-1"].map(|name| endpoint("10.0.0.1", "Pod", name));
     let all = json!({"podSelector": {}, "port": 80, "proxyProtocol": "opaque"});
@@ -251,9 +196,9 @@ fn what_selects_the_pods_of_a_workload_is_looked_up_once() {
         slice("a", &json!([{"port": 80}]), &endpoints),
     ]);
     let [one, twin, other] = &members.members[..] else { panic!("{members:?}") };
-    let selected = |member: &Member| match &member.subject {
-        Subject::Pod(pod) => Arc::clone(&pod.selected),
-        subject => panic!("{subject:?}"),
+    let opaque = |member: &Member| match &member.target {
+        EndpointTarget::Pod(pod) => Arc::clone(&pod.opaque),
+        target => panic!("{target:?}"),
     };
-    assert!(Arc::ptr_eq(&selected(one), &selected(twin)) && !Arc::ptr_eq(&selected(one), &selected(other)));
+    assert!(Arc::ptr_eq(&opaque(one), &opaque(twin)) && !Arc::ptr_eq(&opaque(one), &opaque(other)));
 }

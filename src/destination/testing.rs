@@ -1,0 +1,69 @@
+//! Fixtures of the tests.
+
+use std::time::Duration;
+
+use kube::runtime::watcher::Event;
+use serde_json::{Value, json};
+
+use super::{
+    get::members::Members,
+    settings::{DestinationLimits, DestinationSettings, Http2Params, TransportMode},
+};
+use crate::{
+    api::NamespacedName,
+    cluster::{Kind, Problems, kinds::port_ranges::PortRanges, testing::Feed},
+};
+
+/// The settings of upstream's tests.
+pub(super) fn settings() -> DestinationSettings {
+    DestinationSettings {
+        controller_namespace: "linkerd".into(),
+        cluster_domain: "mycluster.local".into(),
+        identity_trust_domain: "trust.domain".into(),
+        default_opaque_ports: PortRanges::parse("25,443,587,3306,5432,11211", [], &mut Problems::default()),
+        outbound_transport_mode: TransportMode::Transparent,
+        enable_h2_upgrade: true,
+        enable_ipv6: true,
+        ext_endpoint_zone_weights: false,
+        meshed_http2_client_params: Http2Params::default(),
+        strict_upstream_parity: false,
+        limits: DestinationLimits {
+            connections: 10,
+            streams: 100,
+            streams_per_connection: 100,
+            stream_wait: Duration::from_millis(1_500),
+            stream_stall_timeout: Duration::from_secs(60),
+        },
+    }
+}
+
+/// The members of the Service `ns/web`, which has no ports and no selector, in a cluster with these objects. Their namespace is
+/// `ns`, unless they set another.
+pub(super) fn members(objects: impl IntoIterator<Item = (Kind, Value)>) -> Members {
+    let web = (Kind::Service, json!({"metadata": {"name": "web"}}));
+    members_of(std::iter::once(web).chain(objects))
+}
+
+/// The members of `ns/web`, which is among the objects or does not exist.
+pub(super) fn members_of(objects: impl IntoIterator<Item = (Kind, Value)>) -> Members {
+    let mut feed = Feed::default();
+    for (kind, mut object) in objects {
+        let metadata = object["metadata"].as_object_mut().unwrap();
+        if kind != Kind::Node {
+            metadata.entry("namespace").or_insert("ns".into());
+        }
+        feed.apply(kind, Event::Apply(object));
+    }
+    Members::of(&feed.cluster.read(), &NamespacedName::new("ns", "web"))
+}
+
+/// A slice of `ns/web`.
+pub(super) fn slice(name: &str, ports: &Value, endpoints: &[Value]) -> (Kind, Value) {
+    let metadata = json!({"name": name, "labels": {"kubernetes.io/service-name": "web"}});
+    (Kind::EndpointSlice, json!({"metadata": metadata, "addressType": "IPv4", "ports": ports, "endpoints": endpoints}))
+}
+
+/// An endpoint with a reference.
+pub(super) fn endpoint(address: &str, kind: &str, name: &str) -> Value {
+    json!({"addresses": [address], "targetRef": {"kind": kind, "name": name}})
+}

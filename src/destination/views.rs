@@ -1,0 +1,88 @@
+//! The views of both methods, and the publisher that keeps them up to date.
+//!
+//! In: what the observers of the cluster's watches marked. Out: new content of the views that it concerns.
+
+use std::{
+    sync::{Arc, atomic::AtomicU64},
+    time::Duration,
+};
+
+use tokio::time::Instant;
+
+use super::{
+    get::views::ServiceEndpoints,
+    metrics::DiscoveryMetrics,
+    observer::{Batch, DestinationObserver},
+    profile::views::Profiles,
+    registry::Registry,
+    settings::DestinationSettings,
+};
+use crate::cluster::Cluster;
+
+/// After this time the publisher yields. Many views must not keep streams from being polled where there is one worker; nor may
+/// the last of many views wait for as many turns of the runtime, when many streams are ready and each turn is long.
+const TURN: Duration = Duration::from_millis(2);
+
+pub(super) struct Views {
+    pub(super) cluster: Cluster,
+    pub(super) settings: DestinationSettings,
+    pub(super) metrics: Arc<DiscoveryMetrics>,
+    pub(super) endpoints: Registry<ServiceEndpoints>,
+    pub(super) profiles: Registry<Profiles>,
+    /// How often the profile of an endpoint was sent to a new client, or published.
+    pub(super) endpoint_profile_updates: AtomicU64,
+}
+
+/// When the publisher's turn began.
+pub(super) struct Turn(Instant);
+
+// === impl Views ===
+
+impl Views {
+    pub(super) fn new(cluster: Cluster, settings: DestinationSettings, metrics: Arc<DiscoveryMetrics>) -> Arc<Self> {
+        let (endpoints, profiles) = (Registry::default(), Registry::default());
+        Arc::new(Self { cluster, settings, metrics, endpoints, profiles, endpoint_profile_updates: AtomicU64::new(0) })
+    }
+
+    /// Publishes what is marked, forever.
+    pub(super) async fn publish(self: Arc<Self>, observer: Arc<DestinationObserver>) {
+        loop {
+            self.publish_batch(observer.dirty.next().await.into()).await;
+        }
+    }
+
+    pub(super) async fn publish_batch(&self, batch: Batch) {
+        let mut turn = Turn::new();
+        for (view, received) in self.profiles_of(&batch) {
+            self.publish_profile(&view, received);
+            turn.yield_if_long().await;
+        }
+        for (service, received) in batch.endpoints {
+            self.publish_endpoints(&service, received, &mut turn).await;
+        }
+        for zone in batch.zones {
+            self.resolve_again(&zone);
+        }
+    }
+
+    /// Ends all streams with OK and lets no new one begin.
+    pub(super) fn close(&self) {
+        self.endpoints.close();
+        self.profiles.close();
+    }
+}
+
+// === impl Turn ===
+
+impl Turn {
+    fn new() -> Self {
+        Self(Instant::now())
+    }
+
+    pub(super) async fn yield_if_long(&mut self) {
+        if self.0.elapsed() > TURN {
+            tokio::task::yield_now().await;
+            *self = Self::new();
+        }
+    }
+}
