@@ -37,7 +37,7 @@ pub use self::observer::ExternalWorkloadObserver;
 use self::{
     apply::{FailedWrite, Outcome, SliceWriter},
     plan::{SlicePlanInput, plan},
-    reconcile_cache::ReconcileCache,
+    reconcile_cache::ServiceReconcileCache,
 };
 use crate::{
     api::NamespacedName,
@@ -72,7 +72,7 @@ struct ExternalWorkloadReconciler {
     events: Events,
     settings: ExternalWorkloadSettings,
     metrics: ReconcileMetrics,
-    cache: ReconcileCache,
+    cache: ServiceReconcileCache,
 }
 
 struct ReconcileMetrics {
@@ -121,7 +121,7 @@ pub fn spawn(
         events: deps.events.clone(),
         settings,
         metrics: ReconcileMetrics::register(&deps.registry)?,
-        cache: ReconcileCache::default(),
+        cache: ServiceReconcileCache::default(),
     });
     tasks.spawn("external-workload-controller", controller::run(context, observer.services.store(), concurrency, stop));
     Ok(())

@@ -25,7 +25,7 @@ const OWN_WRITES_SEEN: Duration = Duration::from_secs(5);
 const TAKEN_LIMIT: usize = 256;
 
 #[derive(Default)]
-pub(super) struct ReconcileCache(Mutex<HashMap<NamespacedName, CacheEntry>>);
+pub(super) struct ServiceReconcileCache(Mutex<HashMap<NamespacedName, CacheEntry>>);
 
 #[derive(Default)]
 struct CacheEntry {
@@ -41,7 +41,7 @@ struct CacheEntry {
     taken: HashSet<String>,
 }
 
-impl ReconcileCache {
+impl ServiceReconcileCache {
     pub(super) fn forget(&self, service: &NamespacedName) {
         self.0.lock().remove(service);
     }
@@ -115,7 +115,7 @@ impl ReconcileCache {
         })
     }
 
-    /// ReconcileCache that every write of a plan succeeded. Returns how many reconciles in a row had failed.
+    /// ServiceReconcileCache that every write of a plan succeeded. Returns how many reconciles in a row had failed.
     pub(super) fn succeeded(&self, service: &NamespacedName) -> u32 {
         let mut cache = self.0.lock();
         let Some(entry) = cache.get_mut(service) else { return 0 };
@@ -171,7 +171,7 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn a_plan_waits_for_our_own_writes_to_come_back_but_not_forever() {
-        let (cache, mut state) = (ReconcileCache::default(), State::default());
+        let (cache, mut state) = (ServiceReconcileCache::default(), State::default());
         watched(&mut state, "9", false);
         cache.record_writes(&service(), vec![Written::Version(10)]);
         assert_eq!(cache.own_writes_unseen(&service(), &state.slices), Some(OWN_WRITES_SEEN));
@@ -186,7 +186,7 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn a_deleted_slice_is_seen_when_it_is_gone_or_terminating() {
-        let (cache, mut state) = (ReconcileCache::default(), State::default());
+        let (cache, mut state) = (ServiceReconcileCache::default(), State::default());
         let deleted = || vec![Written::Deleted { name: "s".to_owned(), uid: "u".to_owned() }];
         watched(&mut state, "9", false);
         cache.record_writes(&service(), deleted());
@@ -197,7 +197,7 @@ mod tests {
 
     #[test]
     fn too_many_taken_names_are_forgotten_and_the_failures_still_count() {
-        let cache = ReconcileCache::default();
+        let cache = ServiceReconcileCache::default();
         cache.count_failure(&service());
         let names = |range: std::ops::Range<usize>| range.map(|number| number.to_string()).collect();
         assert!(!cache.add_taken(&service(), names(0..TAKEN_LIMIT)));
@@ -208,7 +208,7 @@ mod tests {
 
     #[test]
     fn conflicts_and_failures_slow_down_until_all_is_settled() {
-        let cache = ReconcileCache::default();
+        let cache = ServiceReconcileCache::default();
         let pauses: Vec<u64> = (0..5).map(|_| cache.count_conflict(&service()).as_millis() as u64).collect();
         assert!(pauses[0] <= 1000 && pauses[4] >= 9000, "{pauses:?}");
         assert!(cache.is_new_failure(&service(), "forbidden") && !cache.is_new_failure(&service(), "forbidden"));
