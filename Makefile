@@ -56,9 +56,11 @@ run: ## The manager against the current kubeconfig
 ##@ Test it
 
 .PHONY: check
-check: ## Format, lints, unit and property tests: before every commit
+check: ## Format, lints, links of the documentation, unit and property tests: before every commit
 	@$(PHASE); phase format $(CARGO) fmt --all --check; \
 	phase lints $(CARGO) clippy --workspace --all-targets --locked -- -D warnings; \
+	phase rustdoc env RUSTDOCFLAGS="-D rustdoc::broken_intra_doc_links" \
+		$(CARGO) doc --workspace --lib --no-deps --document-private-items --locked --quiet; \
 	phase "unit tests" $(CARGO) test --locked --workspace --lib --bins
 
 .PHONY: test

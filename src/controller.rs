@@ -185,7 +185,7 @@ impl<K: Resource<DynamicType = ()> + Clone + Debug + 'static> Default for Object
 
 impl<K: Resource<DynamicType = ()> + Clone + Debug + 'static> ObjectNames<K> {
     /// Notes a change of an object, by its uid before and after the change.
-    pub fn update(&self, key: &NamespacedName, old: Option<Arc<str>>, new: Option<Arc<str>>) {
+    pub fn update(&self, key: &NamespacedName, old: Option<&str>, new: Option<&str>) {
         if old == new {
             return;
         }
@@ -199,7 +199,7 @@ impl<K: Resource<DynamicType = ()> + Clone + Debug + 'static> ObjectNames<K> {
             };
             metadata.into_response_partial()
         };
-        let event = match (&old, &new) {
+        let event = match (old, new) {
             (_, Some(uid)) => watcher::Event::Apply(name(uid)),
             (Some(uid), None) => watcher::Event::Delete(name(uid)),
             (None, None) => return,

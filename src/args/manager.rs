@@ -13,7 +13,7 @@ pub struct ManagerArgs {
     #[arg(long, env = "LINKERD_OPERATOR_KUBECONFIG", value_name = "FILE")]
     pub kubeconfig: Option<PathBuf>,
 
-    /// Where to serve /live, /ready, /ping and /metrics; [::] takes IPv4 too, and is 0.0.0.0 where there is no IPv6
+    /// Where to serve /live, /ready, /ping and /metrics; `[::]` takes IPv4 too, and is 0.0.0.0 where there is no IPv6
     #[arg(long, env = "LINKERD_OPERATOR_ADMIN_ADDR", value_name = "IP:PORT", default_value = "[::]:9996")]
     pub admin_addr: SocketAddr,
 

@@ -61,7 +61,7 @@ impl<T> Diff<T> {
         }
     }
 
-    pub fn new(&self) -> Option<&Arc<T>> {
+    pub fn current(&self) -> Option<&Arc<T>> {
         match self {
             Self::Modified { new, .. } | Self::Added(new) => Some(new),
             Self::Deleted(_) => None,
@@ -77,7 +77,7 @@ impl<T> Diff<T> {
 
     /// The old object, then the new one.
     pub fn both(&self) -> impl Iterator<Item = &Arc<T>> {
-        self.old().into_iter().chain(self.new())
+        self.old().into_iter().chain(self.current())
     }
 }
 

@@ -48,7 +48,7 @@ impl Cluster {
     ) -> prometheus::Result<Self> {
         let state = Arc::<RwLock<State>>::default();
         let relist = Arc::new(Notify::new());
-        let metrics = watch::Metrics::register(registry, &state)?;
+        let metrics = watch::WatchMetrics::register(registry, &state)?;
         let mut watches = Vec::new();
         for kind in Kind::ALL {
             let Some(scope) = WatchScope::of(*kind, observers) else { continue };

@@ -9,13 +9,13 @@ use serde_json::Value;
 use super::{
     Cluster, Observer,
     kinds::{Kind, KindVisitor, Projected},
-    watch::{Metrics, Relist, WatchContext, WatchMemory, guarded::Guarded},
+    watch::{Relist, WatchContext, WatchMemory, WatchMetrics, guarded::Guarded},
 };
 
 pub(crate) struct Feed {
     pub(crate) cluster: Cluster,
     observers: Vec<Arc<dyn Observer>>,
-    metrics: Metrics,
+    metrics: WatchMetrics,
     /// The `(Relist, WatchMemory)` of each kind.
     watches: HashMap<Kind, Box<dyn Any>>,
 }
@@ -29,7 +29,7 @@ impl Default for Feed {
 impl Feed {
     pub(crate) fn new(observers: impl IntoIterator<Item = Arc<dyn Observer>>) -> Self {
         let state = Arc::default();
-        let metrics = Metrics::register(&Registry::new(), &state).unwrap();
+        let metrics = WatchMetrics::register(&Registry::new(), &state).unwrap();
         let cluster = Cluster { state, watches: Arc::new([]), relist: Arc::default() };
         Self { cluster, observers: observers.into_iter().collect(), metrics, watches: HashMap::new() }
     }

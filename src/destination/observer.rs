@@ -93,7 +93,7 @@ impl Observer for DestinationObserver {
             }
             Change::EndpointSlice(diff) => {
                 let ready = |slice: Option<&Arc<Slice>>| slice.and_then(|slice| slice.ready.clone());
-                if ready(diff.old()) != ready(diff.new()) {
+                if ready(diff.old()) != ready(diff.current()) {
                     let services = diff.both().filter_map(|slice| slice.service().cloned());
                     self.mark(services.map(DirtyKey::Endpoints), received);
                 }
@@ -121,7 +121,7 @@ impl Observer for DestinationObserver {
             Change::Node(diff) => {
                 let zone = |node: Option<&Arc<Node>>| node.and_then(|node| node.zone.clone());
                 let left = zone(diff.old());
-                if left != zone(diff.new()) {
+                if left != zone(diff.current()) {
                     self.mark([DirtyKey::Zone(left)], received);
                 }
             }

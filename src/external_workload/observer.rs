@@ -8,9 +8,7 @@ use tokio::time::Instant;
 use crate::{
     api::NamespacedName,
     cluster::{
-        Change, Kind, Observer, State, WatchScope,
-        index::selector::Labels,
-        kinds::{endpoint_slice::managed_selector, service::Service},
+        Change, Kind, Observer, State, WatchScope, index::selector::Labels, kinds::endpoint_slice::managed_selector,
     },
     controller::ObjectNames,
     queue::WorkQueue,
@@ -50,9 +48,8 @@ impl Observer for ExternalWorkloadObserver {
     fn changed(&self, state: &State, change: &Change, _: Instant) {
         match change {
             Change::Service(diff) => {
-                let uid = |service: &Arc<Service>| Arc::clone(&service.uid);
                 let key = diff.latest().key.clone();
-                self.services.update(&key, diff.old().map(uid), diff.new().map(uid));
+                self.services.update(&key, diff.old().map(|it| &*it.uid), diff.current().map(|it| &*it.uid));
                 self.queue.add([key]);
             }
             Change::EndpointSlice(diff) => {
@@ -64,7 +61,7 @@ impl Observer for ExternalWorkloadObserver {
                 let selecting = |labels: &Labels| -> Vec<NamespacedName> {
                     state.services.selecting(namespace, labels).map(|service| service.key.clone()).collect()
                 };
-                if let (Some(old), Some(new)) = (diff.old(), diff.new())
+                if let (Some(old), Some(new)) = (diff.old(), diff.current())
                     && old.has_same_endpoints(new)
                 {
                     return;

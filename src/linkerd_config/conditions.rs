@@ -1,7 +1,7 @@
 //! The conditions of a LinkerdConfig: their reasons and messages. Pure.
 //!
 //! In: a verdict, the state of the injectors, the conditions as they were. Out: the conditions as they are. Always holds: the time
-//! of a condition changes only with its status; a message is at most [`MAX_MESSAGE_BYTES`] long and shows no value of a document.
+//! of a condition changes only with its status; a message is at most `MAX_MESSAGE_BYTES` long and shows no value of a document.
 
 use k8s_openapi::{
     apimachinery::pkg::apis::meta::v1::{Condition, Time},

@@ -56,9 +56,8 @@ impl Observer for LinkerdConfigObserver {
     fn changed(&self, state: &State, change: &Change, _: Instant) {
         match change {
             Change::LinkerdConfig(diff) => {
-                let uid = |config: &Arc<LinkerdConfig>| Arc::clone(&config.uid);
                 let key = NamespacedName::new("", Arc::clone(&diff.latest().name));
-                self.configs.update(&key, diff.old().map(uid), diff.new().map(uid));
+                self.configs.update(&key, diff.old().map(|it| &*it.uid), diff.current().map(|it| &*it.uid));
                 // A deleted resource too: the controller forgets what it remembers of it.
                 self.queue.add([key]);
                 self.add(handed_over(state, diff));
@@ -74,7 +73,7 @@ impl Observer for LinkerdConfigObserver {
             Change::EndpointSlice(diff) => {
                 let services = || diff.both().filter_map(|slice| slice.service());
                 let is_change = diff.old().and_then(|slice| slice.ready.as_ref())
-                    != diff.new().and_then(|slice| slice.ready.as_ref());
+                    != diff.current().and_then(|slice| slice.ready.as_ref());
                 if is_change {
                     for service in services().filter(|service| *service.name == *INJECTOR) {
                         self.add(active::in_namespace(&state.linkerd_configs, &service.namespace));
@@ -98,7 +97,7 @@ fn handed_over<'a>(state: &'a State, diff: &Diff<LinkerdConfig>) -> Vec<&'a Arc<
         let active = |itself: Option<Arc<LinkerdConfig>>| {
             active::first(others().cloned().chain(itself)).map(|config| Arc::clone(&config.name))
         };
-        if active(of_target(diff.old())) != active(of_target(diff.new())) {
+        if active(of_target(diff.old())) != active(of_target(diff.current())) {
             concerned.extend(configs.targeting(target).filter(|config| !config.deleting));
         }
     }

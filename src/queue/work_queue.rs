@@ -24,7 +24,7 @@ use crate::api::NamespacedName;
 pub struct WorkQueue {
     queue: Mutex<Queue>,
     added: Notify,
-    metrics: Metrics,
+    metrics: WorkQueueMetrics,
 }
 
 #[derive(Default)]
@@ -37,7 +37,7 @@ struct Queue {
     working: HashMap<NamespacedName, Instant>,
 }
 
-struct Metrics {
+struct WorkQueueMetrics {
     depth: IntGauge,
     adds: IntCounter,
     queue_duration: Histogram,
@@ -56,7 +56,7 @@ pub struct Processing {
 impl WorkQueue {
     /// Registers the metrics; `name` is their label `name`.
     pub fn new(name: &'static str, registry: &Registry) -> prometheus::Result<Arc<Self>> {
-        let metrics = Metrics::register(name, registry)?;
+        let metrics = WorkQueueMetrics::register(name, registry)?;
         let queue = Arc::new(Self { queue: Mutex::default(), added: Notify::new(), metrics });
         registry.register(Box::new(Unfinished::new(name, Arc::clone(&queue))?))?;
         Ok(queue)
@@ -148,9 +148,9 @@ impl Drop for Processing {
     }
 }
 
-// === impl Metrics ===
+// === impl WorkQueueMetrics ===
 
-impl Metrics {
+impl WorkQueueMetrics {
     fn register(queue: &'static str, registry: &Registry) -> prometheus::Result<Self> {
         let opts = |name, help| opts(queue, name, help);
         // client-go's buckets: 10 ns to 10 s.

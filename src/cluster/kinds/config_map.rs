@@ -115,7 +115,7 @@ impl Projected for ConfigMap {
         }
         let is_change = known.is_none_or(|known| !known.eq_ignoring_version(&self));
         let diff = state.config_maps.insert(self);
-        is_change.then(|| Change::ConfigMap(diff))
+        is_change.then_some(Change::ConfigMap(diff))
     }
 
     fn remove(key: &NamespacedName, state: &mut State) -> Option<Change> {

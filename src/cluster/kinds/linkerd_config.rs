@@ -77,7 +77,7 @@ impl Projected for LinkerdConfig {
         let known = state.linkerd_configs.by_name(&self.name);
         let is_change = known.is_none_or(|known| !known.eq_ignoring_status(&self));
         let diff = state.linkerd_configs.insert(self);
-        is_change.then(|| Change::LinkerdConfig(diff))
+        is_change.then_some(Change::LinkerdConfig(diff))
     }
 
     fn remove(key: &NamespacedName, state: &mut State) -> Option<Change> {

@@ -16,7 +16,7 @@ use crate::cluster::{Kind, State};
 const LAG_SECONDS: [f64; 10] = [0.5, 1.0, 2.5, 5.0, 10.0, 25.0, 50.0, 100.0, 250.0, 1000.0];
 
 #[derive(Clone)]
-pub(in crate::cluster) struct Metrics {
+pub(in crate::cluster) struct WatchMetrics {
     pub undecodable: IntCounterVec,
     pub unusable: IntCounterVec,
     pub failures: IntCounterVec,
@@ -28,7 +28,7 @@ pub(in crate::cluster) struct Metrics {
 /// Since when each watch that is failing has been.
 type FailingSince = Arc<Mutex<HashMap<Kind, Instant>>>;
 
-impl Metrics {
+impl WatchMetrics {
     pub(in crate::cluster) fn register(registry: &Registry, state: &Arc<RwLock<State>>) -> prometheus::Result<Self> {
         let by_resource = |name, help| IntCounterVec::new(Opts::new(name, help), &["resource"]);
         // Linkerd's dashboards know it as well; it stays empty: nobody needs Endpoints beside EndpointSlices.

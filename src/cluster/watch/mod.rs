@@ -37,7 +37,7 @@ use crate::{
     tasks::Tasks,
 };
 use guarded::{Guarded, PANICKED};
-pub(in crate::cluster) use metrics::Metrics;
+pub(in crate::cluster) use metrics::WatchMetrics;
 
 /// Seconds after which the API server ends a watch and we resume it. kube gives a silent connection up after this and
 /// five seconds more; bookmarks keep an idle but healthy one from being silent.
@@ -86,7 +86,7 @@ pub(in crate::cluster) struct WatchContext {
     pub observers: Arc<[Arc<dyn Observer>]>,
     /// Has a failing watch list its kind anew instead of waiting for its next attempt.
     pub relist: Arc<Notify>,
-    pub metrics: Metrics,
+    pub metrics: WatchMetrics,
 }
 
 // === impl WatchStatus ===
@@ -174,8 +174,7 @@ impl KindVisitor for Spawn<'_> {
             Some(namespace) => Api::namespaced_with(client.clone(), namespace, &()),
             None => Api::all(client.clone()),
         };
-        let mut config = watcher::Config::default();
-        config.label_selector = scope.labels;
+        let config = watcher::Config { label_selector: scope.labels, ..watcher::Config::default() };
         context.spawn::<T>(api, config, tasks)
     }
 }

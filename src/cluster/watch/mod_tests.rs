@@ -74,7 +74,7 @@ fn a_kind_keeps_the_process_from_being_ready_only_if_one_of_its_observers_does()
 
 fn context() -> WatchContext {
     let state = Arc::<RwLock<State>>::default();
-    let metrics = Metrics::register(&prometheus::Registry::new(), &state).unwrap();
+    let metrics = WatchMetrics::register(&prometheus::Registry::new(), &state).unwrap();
     WatchContext { state, observers: Arc::new([]), relist: Arc::default(), metrics }
 }
 

@@ -62,7 +62,7 @@ impl Projected for ServiceProfile {
         let is_change = known.is_none_or(|known| known.content != self.content);
         self.updates = known.map_or(0, |known| known.updates) + u64::from(is_write);
         let diff = state.service_profiles.insert(self);
-        is_change.then(|| Change::ServiceProfile(diff))
+        is_change.then_some(Change::ServiceProfile(diff))
     }
 
     fn remove(key: &NamespacedName, state: &mut State) -> Option<Change> {
