@@ -1,14 +1,15 @@
-//! A cluster whose watches a test plays: events as JSON, in any order, through the same code as real ones.
+//! Fixtures: a cluster whose watches a test plays, with events as JSON, in any order, through the same code as real ones; and objects
+//! from what a user would write.
 
 use std::{any::Any, collections::HashMap, sync::Arc};
 
 use kube::runtime::watcher::Event;
 use prometheus::Registry;
-use serde_json::Value;
+use serde_json::{Value, json};
 
 use super::{
-    Cluster, Observer,
-    kinds::{Kind, KindVisitor, Projected},
+    Cluster, Observer, Problems,
+    kinds::{Kind, KindVisitor, Projected, external_workload::ExternalWorkload, pod::Pod, service::Service},
     watch::{Relist, WatchContext, WatchMemory, WatchMetrics, guarded::Guarded},
 };
 
@@ -70,10 +71,40 @@ impl KindVisitor for Apply<'_> {
     }
 }
 
+/// A Pod from its metadata and what a user would write below `spec`; and how much of it could not be used.
+pub(crate) fn pod(metadata: &Value, spec: &Value) -> (Pod, usize) {
+    let mut object = json!({"metadata": {"name": "web-1", "namespace": "ns"}, "spec": spec});
+    object["metadata"].as_object_mut().unwrap().extend(metadata.as_object().unwrap().clone());
+    let mut problems = Problems::default();
+    let pod = Pod::project(serde_json::from_value(object).unwrap(), &mut problems);
+    (pod, problems.len())
+}
+
+/// `ns/web-1`, from what users and kubelets write below `spec` and `status`.
+pub(crate) fn pod_with_status(spec: &Value, status: &Value) -> Pod {
+    let object = json!({"metadata": {"name": "web-1", "namespace": "ns"}, "spec": spec, "status": status});
+    Pod::project(serde_json::from_value(object).unwrap(), &mut Problems::default())
+}
+
+/// A workload from what a user would write below `spec`, with labels and a Ready condition.
+pub(crate) fn external_workload(name: &str, ready: bool, labels: &Value, spec: &Value) -> ExternalWorkload {
+    let object = json!({
+        "metadata": {"name": name, "namespace": "ns", "uid": format!("uid-{name}"), "labels": labels},
+        "spec": spec,
+        "status": {"conditions": [{"type": "Ready", "status": if ready { "True" } else { "False" }}]},
+    });
+    ExternalWorkload::project(serde_json::from_value(object).unwrap(), &mut Problems::default())
+}
+
+/// A Service from the `spec` a user would write.
+pub(crate) fn service(spec: &Value) -> Service {
+    let object = json!({"metadata": {"name": "legacy", "namespace": "ns", "uid": "service-uid"}, "spec": spec});
+    Service::project(serde_json::from_value(object).unwrap(), &mut Problems::default())
+}
+
 #[cfg(test)]
 mod tests {
     use parking_lot::Mutex;
-    use serde_json::json;
     use tokio::time::Instant;
 
     use super::*;

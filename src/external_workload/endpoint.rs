@@ -173,7 +173,7 @@ mod tests {
     use serde_json::json;
 
     use super::*;
-    use crate::cluster::kinds::{external_workload::tests::workload, service::tests::service};
+    use crate::cluster::testing::{external_workload as workload, service};
 
     fn ports(service_ports: &serde_json::Value, workload_ports: &serde_json::Value) -> (Vec<(String, i32)>, usize) {
         let service = service(&json!({ "ports": service_ports }));

@@ -9,8 +9,8 @@
 //! In: LinkerdConfigs, the ConfigMap that they configure, the trust anchors, the answers of the injectors. Out: writes of `data.values`,
 //! ControllerRevisions of the installer's document, statuses, Events. Always holds: a path that the resource does not declare keeps the
 //! installer's value; a document with problems is not written, and one that injectors deny is rolled back; the base is saved before the
-//! first write; without a change nothing is written. [`values`] parses and writes the document; [`overlay`] has the paths that the
-//! typed fields set.
+//! first write; without a change nothing is written. Only [`values`] reads and writes YAML and knows the types of Linkerd's document;
+//! [`overlay`] maps the fields of the resource to paths in it, and [`drift`] reads `cliVersion`.
 
 pub mod active;
 mod apply;
@@ -37,7 +37,7 @@ mod writer;
 use std::{sync::Arc, time::Duration};
 
 use kube::runtime::controller::Action;
-use prometheus::{IntCounterVec, Opts};
+use prometheus::{IntCounterVec, register_int_counter_vec_with_registry};
 use sha2::{Digest, Sha256};
 use tokio_util::sync::CancellationToken;
 use tracing::{debug, warn};
@@ -98,14 +98,12 @@ pub fn spawn(
     stop: CancellationToken,
     tasks: &mut Tasks,
 ) -> prometheus::Result<()> {
-    let drifts = IntCounterVec::new(
-        Opts::new(
-            "linkerd_operator_linkerdconfig_drift_total",
-            "Changes of Linkerd's configuration by others than its installer, and what was done about them",
-        ),
+    let drifts = register_int_counter_vec_with_registry!(
+        "linkerd_operator_linkerdconfig_drift_total",
+        "Changes of Linkerd's configuration by others than its installer, and what was done about them",
         &["manager", "action"],
+        &deps.registry
     )?;
-    deps.registry.register(Box::new(drifts.clone()))?;
     deps.registry.register(Box::new(LinkerdConfigCollector::new(&deps.cluster)?))?;
     let fence = Fence::new(deps.leadership.clone(), stop.clone());
     let context = Arc::new(LinkerdConfigReconciler {

@@ -165,4 +165,5 @@ impl Default for DriftSpec {
 }
 
 #[cfg(test)]
+#[path = "mod_tests.rs"]
 mod tests;

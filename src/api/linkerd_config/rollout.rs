@@ -93,14 +93,36 @@ pub enum OptIn {
     All,
 }
 
-#[derive(Clone, Copy, Debug, Deserialize, Eq, PartialEq, Serialize)]
+#[derive(
+    Clone,
+    Copy,
+    Debug,
+    Deserialize,
+    Eq,
+    PartialEq,
+    Serialize,
+    strum::IntoStaticStr,
+    strum::VariantArray,
+    strum::VariantNames,
+)]
 pub enum RolloutKind {
     Deployment,
     StatefulSet,
     DaemonSet,
 }
 
-#[derive(Clone, Copy, Debug, Deserialize, Eq, PartialEq, Serialize)]
+#[derive(
+    Clone,
+    Copy,
+    Debug,
+    Deserialize,
+    Eq,
+    PartialEq,
+    Serialize,
+    strum::IntoStaticStr,
+    strum::VariantArray,
+    strum::VariantNames,
+)]
 pub enum RolloutTrigger {
     ProxyConfig,
     ProxyVersion,
@@ -175,8 +197,8 @@ impl Default for RolloutSpec {
             opt_in: OptIn::default(),
             namespace_selector: None,
             workload_selector: None,
-            kinds: RolloutKind::ALL.to_vec(),
-            triggers: RolloutTrigger::ALL.to_vec(),
+            kinds: <RolloutKind as strum::VariantArray>::VARIANTS.to_vec(),
+            triggers: <RolloutTrigger as strum::VariantArray>::VARIANTS.to_vec(),
             method: RolloutMethod::default(),
             max_concurrent: IntOrString::Int(1),
             max_concurrent_per_namespace: 1,
@@ -229,28 +251,16 @@ impl RolloutSpec {
 // === impl RolloutKind ===
 
 impl RolloutKind {
-    pub const ALL: [Self; 3] = [Self::Deployment, Self::StatefulSet, Self::DaemonSet];
-
-    pub const fn as_str(self) -> &'static str {
-        match self {
-            Self::Deployment => "Deployment",
-            Self::StatefulSet => "StatefulSet",
-            Self::DaemonSet => "DaemonSet",
-        }
+    pub fn as_str(self) -> &'static str {
+        self.into()
     }
 }
 
 // === impl RolloutTrigger ===
 
 impl RolloutTrigger {
-    pub const ALL: [Self; 3] = [Self::ProxyConfig, Self::ProxyVersion, Self::TrustRoots];
-
-    pub const fn as_str(self) -> &'static str {
-        match self {
-            Self::ProxyConfig => "ProxyConfig",
-            Self::ProxyVersion => "ProxyVersion",
-            Self::TrustRoots => "TrustRoots",
-        }
+    pub fn as_str(self) -> &'static str {
+        self.into()
     }
 }
 
@@ -267,11 +277,11 @@ fn at_least_one(number: i64) -> usize {
 }
 
 fn kinds(_: &mut schemars::SchemaGenerator) -> schemars::Schema {
-    schema::some_of(&RolloutKind::ALL.map(RolloutKind::as_str))
+    schema::some_of(<RolloutKind as strum::VariantNames>::VARIANTS)
 }
 
 fn triggers(_: &mut schemars::SchemaGenerator) -> schemars::Schema {
-    schema::some_of(&RolloutTrigger::ALL.map(RolloutTrigger::as_str))
+    schema::some_of(<RolloutTrigger as strum::VariantNames>::VARIANTS)
 }
 
 #[cfg(test)]

@@ -8,6 +8,7 @@ use std::{collections::BTreeSet, sync::Arc};
 
 use k8s_openapi::jiff::Timestamp;
 use serde::Serialize;
+use strum::VariantArray;
 
 use super::read::{ExplainInput, WorkloadsInput};
 use crate::{
@@ -175,17 +176,18 @@ fn causes(state: &State, workload: &WorkloadKey, target: &RolloutTarget) -> Vec<
     let of_namespace = namespace.map_or(Inject::Absent, |namespace| namespace.inject);
     let classes: Vec<PodClass> =
         state.pods_of(workload).filter_map(|pod| classify(pod, of_namespace, target)).collect();
-    let counts = RolloutTrigger::ALL.into_iter().filter(|trigger| target.is_trigger(*trigger)).map(|trigger| {
-        let has = |class: &&PodClass| match class {
-            PodClass::Outdated(causes) => match trigger {
-                RolloutTrigger::ProxyConfig => causes.configuration,
-                RolloutTrigger::ProxyVersion => causes.version,
-                RolloutTrigger::TrustRoots => causes.trust_roots,
-            },
-            _ => false,
-        };
-        (trigger, classes.iter().filter(has).count())
-    });
+    let counts =
+        RolloutTrigger::VARIANTS.iter().copied().filter(|trigger| target.is_trigger(*trigger)).map(|trigger| {
+            let has = |class: &&PodClass| match class {
+                PodClass::Outdated(causes) => match trigger {
+                    RolloutTrigger::ProxyConfig => causes.configuration,
+                    RolloutTrigger::ProxyVersion => causes.version,
+                    RolloutTrigger::TrustRoots => causes.trust_roots,
+                },
+                _ => false,
+            };
+            (trigger, classes.iter().filter(has).count())
+        });
     counts.filter(|(_, count)| *count > 0).collect()
 }
 

@@ -104,7 +104,7 @@ mod tests {
     use super::*;
     use crate::{
         api::NamespacedName,
-        cluster::kinds::pod::tests::{pod, pod_with_status},
+        cluster::testing::{pod, pod_with_status},
     };
 
     #[test]

@@ -23,7 +23,7 @@ use crate::{
 const LONGEST_FAILURE: usize = 256;
 
 /// A kind of [`AppsWorkload`].
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, strum::IntoStaticStr, strum::VariantArray)]
 pub enum WorkloadKind {
     Deployment,
     StatefulSet,
@@ -216,14 +216,8 @@ struct WorkloadCondition {
 // === impl WorkloadKind ===
 
 impl WorkloadKind {
-    pub const ALL: [Self; 3] = [Self::Deployment, Self::StatefulSet, Self::DaemonSet];
-
-    pub const fn as_str(self) -> &'static str {
-        match self {
-            Self::Deployment => "Deployment",
-            Self::StatefulSet => "StatefulSet",
-            Self::DaemonSet => "DaemonSet",
-        }
+    pub fn as_str(self) -> &'static str {
+        self.into()
     }
 }
 
@@ -452,4 +446,4 @@ impl AppsWorkloads {
 
 #[cfg(test)]
 #[path = "apps_workload_tests.rs"]
-pub mod tests;
+mod tests;

@@ -5,7 +5,7 @@ use serde_json::{Value, json};
 use super::*;
 
 /// `ns/web`, from what users and controllers write. Metadata is of generation 3.
-pub fn workload(kind: WorkloadKind, metadata: &Value, spec: &Value, status: &Value) -> AppsWorkload {
+fn workload(kind: WorkloadKind, metadata: &Value, spec: &Value, status: &Value) -> AppsWorkload {
     fn project<W: WorkloadObject>(object: Value) -> AppsWorkload {
         AppsWorkloadOf::<W>::project(serde_json::from_value(object).unwrap(), &mut Problems::default()).resource
     }

@@ -239,20 +239,11 @@ impl Store<ExternalWorkload> {
 }
 
 #[cfg(test)]
-pub mod tests {
+mod tests {
     use serde_json::json;
 
     use super::*;
-
-    /// A workload from what a user would write below `spec`, with labels and a Ready condition.
-    pub fn workload(name: &str, ready: bool, labels: &serde_json::Value, spec: &serde_json::Value) -> ExternalWorkload {
-        let object = json!({
-            "metadata": {"name": name, "namespace": "ns", "uid": format!("uid-{name}"), "labels": labels},
-            "spec": spec,
-            "status": {"conditions": [{"type": "Ready", "status": if ready { "True" } else { "False" }}]},
-        });
-        ExternalWorkload::project(serde_json::from_value(object).unwrap(), &mut Problems::default())
-    }
+    use crate::cluster::testing::external_workload as workload;
 
     fn address(text: &str) -> Address {
         Address::from(WorkloadIp { ip: Some(text.to_owned()) })

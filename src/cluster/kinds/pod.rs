@@ -253,25 +253,11 @@ impl ContainerPort {
 }
 
 #[cfg(test)]
-pub mod tests {
+mod tests {
     use serde_json::{Value, json};
 
     use super::*;
-
-    /// A Pod from its metadata and what a user would write below `spec`; and how much of it could not be used.
-    pub fn pod(metadata: &Value, spec: &Value) -> (Pod, usize) {
-        let mut object = json!({"metadata": {"name": "web-1", "namespace": "ns"}, "spec": spec});
-        object["metadata"].as_object_mut().unwrap().extend(metadata.as_object().unwrap().clone());
-        let mut problems = Problems::default();
-        let pod = Pod::project(serde_json::from_value(object).unwrap(), &mut problems);
-        (pod, problems.len())
-    }
-
-    /// `ns/web-1`, from what users and kubelets write below `spec` and `status`.
-    pub fn pod_with_status(spec: &Value, status: &Value) -> Pod {
-        let object = json!({"metadata": {"name": "web-1", "namespace": "ns"}, "spec": spec, "status": status});
-        Pod::project(serde_json::from_value(object).unwrap(), &mut Problems::default())
-    }
+    use crate::cluster::testing::pod;
 
     fn proxy(inbound: &str, admin: &str, control: &str) -> Value {
         json!({"name": "linkerd-proxy", "env": [

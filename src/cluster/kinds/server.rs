@@ -159,13 +159,13 @@ impl Store<Server> {
 }
 
 #[cfg(test)]
-pub mod tests {
+mod tests {
     use serde_json::{Value, json};
 
     use super::*;
 
     /// A Server from what a user would write below `spec`; and how much of it could not be used.
-    pub fn server(name: &str, spec: &Value) -> (Server, usize) {
+    fn server(name: &str, spec: &Value) -> (Server, usize) {
         let object = json!({"metadata": {"name": name, "namespace": "ns"}, "spec": spec});
         let mut problems = Problems::default();
         let server = Server::project(serde_json::from_value(object).unwrap(), &mut problems);

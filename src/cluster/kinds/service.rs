@@ -208,16 +208,11 @@ impl Store<Service> {
 }
 
 #[cfg(test)]
-pub mod tests {
+mod tests {
     use serde_json::json;
 
     use super::*;
-
-    /// A Service from the `spec` a user would write.
-    pub fn service(spec: &serde_json::Value) -> Service {
-        let object = json!({"metadata": {"name": "legacy", "namespace": "ns", "uid": "service-uid"}, "spec": spec});
-        Service::project(serde_json::from_value(object).unwrap(), &mut Problems::default())
-    }
+    use crate::cluster::testing::service;
 
     #[test]
     fn a_target_port_of_digits_in_quotes_is_a_name() {

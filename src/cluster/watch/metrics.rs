@@ -1,4 +1,4 @@
-//! What the watches tell Prometheus: how much is cached, how late, and what went wrong.
+//! The metrics of the watches: how much is cached, how late it arrives, and what failed.
 
 use std::{collections::HashMap, sync::Arc, time::Duration};
 
@@ -7,6 +7,7 @@ use prometheus::{
     Gauge, GaugeVec, Histogram, HistogramOpts, IntCounterVec, Opts, Registry,
     core::{Collector, Desc},
     proto::MetricFamily,
+    register_histogram_with_registry, register_int_counter_vec_with_registry,
 };
 use tokio::time::Instant;
 
@@ -30,15 +31,14 @@ type FailingSince = Arc<Mutex<HashMap<Kind, Instant>>>;
 
 impl WatchMetrics {
     pub(in crate::cluster) fn register(registry: &Registry, state: &Arc<RwLock<State>>) -> prometheus::Result<Self> {
-        let by_resource = |name, help| IntCounterVec::new(Opts::new(name, help), &["resource"]);
+        let by_resource = |name, help| register_int_counter_vec_with_registry!(name, help, &["resource"], registry);
         // Linkerd's dashboards know it as well; it stays empty: nobody needs Endpoints beside EndpointSlices.
         let not_watched = ["endpoints_informer_lag_seconds"];
         let mut lag = HashMap::new();
         for name in Kind::ALL.iter().copied().filter_map(Kind::informer_lag).chain(not_watched) {
             let help = "From the newest update time in an object's managedFields (whole seconds, the API server's clock) to its watch event";
-            let histogram = Histogram::with_opts(HistogramOpts::new(name, help).buckets(LAG_SECONDS.to_vec()))?;
-            registry.register(Box::new(histogram.clone()))?;
-            lag.insert(name, histogram);
+            let opts = HistogramOpts::new(name, help).buckets(LAG_SECONDS.to_vec());
+            lag.insert(name, register_histogram_with_registry!(opts, registry)?);
         }
         let metrics = Self {
             undecodable: by_resource(
@@ -58,7 +58,6 @@ impl WatchMetrics {
             for kind in Kind::ALL {
                 counter.with_label_values(&[kind.resource()]);
             }
-            registry.register(Box::new(counter.clone()))?;
         }
         registry.register(Box::new(Sizes::new(state)?))?;
         registry.register(Box::new(Staleness::new(&metrics.failing_since)?))?;

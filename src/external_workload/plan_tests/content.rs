@@ -7,7 +7,7 @@ fn the_reference_object_of_the_specification() {
     let mut service = legacy();
     service.labels = [("team".to_owned(), "x".to_owned())].into();
     let labels = json!({"app": "legacy", "topology.kubernetes.io/zone": "a"});
-    let vm1 = external_workload::tests::workload(
+    let vm1 = testing::external_workload(
         "vm1",
         true,
         &labels,
@@ -48,7 +48,7 @@ fn nothing_is_written_when_nothing_changed_d1() {
 #[test]
 fn an_unnamed_port_settles_d1b() {
     let mut service = legacy();
-    service.ports = service::tests::service(&json!({"ports": [{"port": 80}]})).ports;
+    service.ports = testing::service(&json!({"ports": [{"port": 80}]})).ports;
     assert_eq!(World::new(service, many(0..3)).settle(), writes(1, 0, 0));
 }
 
@@ -70,7 +70,7 @@ fn a_service_that_is_being_deleted_gets_updates_and_deletes_but_no_new_slices_d9
 #[test]
 fn a_headless_service_without_ports_settles_d10() {
     let service =
-        service::tests::service(&json!({"selector": {"app": "legacy"}, "clusterIP": "None", "ipFamilies": ["IPv4"]}));
+        testing::service(&json!({"selector": {"app": "legacy"}, "clusterIP": "None", "ipFamilies": ["IPv4"]}));
     let mut world = World::new(service, many(0..1));
     assert_eq!(world.settle(), writes(1, 0, 0));
     let slice = world.only();

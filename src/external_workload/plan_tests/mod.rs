@@ -4,10 +4,7 @@
 use serde_json::{Value, json};
 
 use super::*;
-use crate::{
-    cluster::kinds::{external_workload, service},
-    external_workload::transitions,
-};
+use crate::{cluster::testing, external_workload::transitions};
 
 mod content;
 mod placement;
@@ -36,14 +33,14 @@ fn writes(creates: usize, updates: usize, retires: usize) -> Writes {
 }
 
 fn legacy() -> Service {
-    service::tests::service(&json!({
+    testing::service(&json!({
         "selector": {"app": "legacy"}, "clusterIP": "10.96.0.1", "ipFamilies": ["IPv4"],
         "ports": [{"name": "one", "port": 80, "targetPort": "http"}],
     }))
 }
 
 fn workload(name: &str, spec: &Value) -> Arc<ExternalWorkload> {
-    Arc::new(external_workload::tests::workload(name, true, &json!({"app": "legacy"}), spec))
+    Arc::new(testing::external_workload(name, true, &json!({"app": "legacy"}), spec))
 }
 
 /// The `number`th workload, with an address of its own and port http:80.

@@ -10,7 +10,7 @@ use serde::Deserialize;
 use serde_json::{Value, json};
 use strum::{IntoStaticStr, VariantNames};
 
-use crate::linkerd_config::values::CONFIG_HASH_ENV;
+use crate::{linkerd_config::values::CONFIG_HASH_ENV, text::truncated};
 
 /// The maximum length of a text of the injector.
 const MAX_TEXT_BYTES: usize = 1024;
@@ -171,7 +171,7 @@ pub(super) fn injected(pod: &Value, expected: &ExpectedInjection) -> ProbeAnswer
 pub(super) fn line(text: &str) -> String {
     let mut line: String = text.chars().map(|it| if it.is_control() { ' ' } else { it }).collect();
     if line.len() > MAX_TEXT_BYTES {
-        line.truncate(line.floor_char_boundary(MAX_TEXT_BYTES - '…'.len_utf8()));
+        line = truncated(line, MAX_TEXT_BYTES - '…'.len_utf8());
         line.push('…');
     }
     line.trim().to_owned()

@@ -31,6 +31,8 @@ use super::{
     key::RolloutKey,
     step::StepAction,
 };
+use strum::VariantArray;
+
 use crate::{
     api::{RESTARTED_FOR_ANNOTATION, linkerd_config::RolloutMethod},
     cluster::kinds::apps_workload::{AppsWorkload, WorkloadKind},
@@ -60,7 +62,7 @@ impl Restarter {
             &["kind", "result"],
             registry
         )?;
-        for kind in WorkloadKind::ALL {
+        for kind in WorkloadKind::VARIANTS {
             for result in ["started", "retried", "updated", "failed", "reverted"] {
                 restarts.with_label_values(&[kind.as_str(), result]);
             }

@@ -243,6 +243,8 @@ fn differences(above: &Path, one: &Map<String, Value>, other: &Map<String, Value
 }
 
 #[cfg(test)]
+#[path = "properties_tests.rs"]
 mod properties;
 #[cfg(test)]
+#[path = "mod_tests.rs"]
 mod tests;

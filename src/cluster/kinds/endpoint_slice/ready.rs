@@ -214,13 +214,13 @@ fn zones(hints: Option<&Value>) -> Box<[Arc<str>]> {
 }
 
 #[cfg(test)]
-pub mod tests {
+mod tests {
     use serde_json::json;
 
     use super::*;
 
     /// A slice of Service `ns/web` from what a user would write beside its metadata; and how much of it could not be used.
-    pub fn ready_slice(content: &Value) -> (ReadySlice, usize) {
+    fn ready_slice(content: &Value) -> (ReadySlice, usize) {
         let mut object = json!({"metadata": {"name": "web-1", "namespace": "ns", "labels": {"kubernetes.io/service-name": "web"}},
             "addressType": "IPv4"});
         object.as_object_mut().unwrap().extend(content.as_object().unwrap().clone());

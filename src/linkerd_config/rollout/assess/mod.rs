@@ -23,6 +23,8 @@ use self::{
     workload_state::{Assessment, Health, InProgress, SkipReason, Start, WorkloadFailure, WorkloadState},
 };
 use super::target::RolloutTarget;
+use strum::VariantArray;
+
 use crate::{
     api::linkerd_config::RolloutMethod,
     cluster::{
@@ -94,7 +96,7 @@ fn state(
         (None, None) => return WorkloadState::Unmeshed,
     };
     match (selection(&candidate, &target.selection), resource) {
-        (_, None) if !is_meshed || WorkloadKind::ALL.iter().any(|kind| kind.as_str() == &*workload.kind) => {
+        (_, None) if !is_meshed || WorkloadKind::VARIANTS.iter().any(|kind| kind.as_str() == &*workload.kind) => {
             WorkloadState::Unmeshed
         }
         (Selection::Not(reason), _) if is_meshed => WorkloadState::Unselected(reason),
