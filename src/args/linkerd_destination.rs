@@ -200,21 +200,39 @@ impl LinkerdDestinationArgs {
     }
 }
 
-/// Rewrites `-flag` to `--flag` after the subcommand `destination`. Go accepts both, clap only the latter.
+/// Rewrites Go's `-flag` and `-flag value` to `--flag` and `--flag=value` after the subcommand `destination`: clap knows long flags
+/// only with two dashes, and would take a separate value that begins with a dash for a flag. The first argument that is no flag ends
+/// the flags, as in Go.
 pub(super) fn with_double_dashes(arguments: impl IntoIterator<Item = OsString>) -> Vec<OsString> {
-    let mut arguments: Vec<OsString> = arguments.into_iter().collect();
-    if arguments.get(1).is_some_and(|command| command == COMMAND) {
-        for argument in arguments.iter_mut().skip(2) {
-            // `-h` is clap's own.
-            let bytes = argument.as_encoded_bytes();
-            if bytes.len() > 2 && bytes.starts_with(b"-") && !bytes.starts_with(b"--") {
-                let mut dashes = OsString::from("-");
-                dashes.push(&argument);
-                *argument = dashes;
+    let mut arguments = arguments.into_iter();
+    let mut rewritten: Vec<OsString> = arguments.by_ref().take(2).collect();
+    if rewritten.get(1).is_some_and(|command| command == COMMAND) {
+        let command = LinkerdDestinationArgs::augment_args(clap::Command::new(COMMAND));
+        let takes_value = |name: &str| {
+            let mut flags = command.get_arguments();
+            flags.any(|it| it.get_long() == Some(name) && !it.is_require_equals_set())
+        };
+        while let Some(argument) = arguments.next() {
+            // A text that is not UTF-8 is a value or an unknown flag: clap says so.
+            let name = argument.to_str().and_then(|text| text.strip_prefix("--").or_else(|| text.strip_prefix('-')));
+            // `-h` is clap's own; `-` and `--` are no flags.
+            let Some(name) = name.filter(|name| name.len() > 1) else {
+                let is_flag = argument == "-h";
+                rewritten.push(argument);
+                if is_flag { continue } else { break }
+            };
+            let mut flag = OsString::from(format!("--{name}"));
+            if takes_value(name)
+                && let Some(value) = arguments.next()
+            {
+                flag.push("=");
+                flag.push(value);
             }
+            rewritten.push(flag);
         }
     }
-    arguments
+    rewritten.extend(arguments);
+    rewritten
 }
 
 /// Makes a boolean flag take the values of Go's `strconv.ParseBool`.

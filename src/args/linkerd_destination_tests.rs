@@ -122,6 +122,15 @@ fn one_dash_means_two_and_a_value_may_be_the_next_argument() {
 }
 
 #[test]
+fn a_value_that_is_the_next_argument_may_begin_with_a_dash() {
+    let args = parsed(&["-trace-collector", "-x", "-kubeconfig", "--", "-addr", ":2"]);
+    assert_eq!(args.destination.destination_addr.port(), 2);
+    assert_eq!(args.kubeconfig.as_deref(), Some(std::path::Path::new("--")));
+    assert_eq!(refused(&["-stream-queue-capacity", "-3"]).0, 1, "Linkerd's container parses it, and ends");
+    assert_eq!(refused(&["-addr", "-on"]).0, 1, "it is no address");
+}
+
+#[test]
 fn the_first_argument_that_is_not_a_flag_ends_the_flags() {
     for end in ["--", "-", "false"] {
         let args = parsed(&["-ext-endpoint-zone-weights", end, "-no-such-flag", "-enable-ipv6=false"]);

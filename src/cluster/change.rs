@@ -30,9 +30,10 @@ pub trait Observer: Send + Sync + 'static {
     /// Whether the process is not ready before the consumer's kinds are known.
     fn blocks_readiness(&self) -> bool;
 
-    /// Called once for each change of one of [`Observer::kinds`], after it was made, under the lock of the state. It must not
-    /// block, and it must do no more work than the change itself causes.
-    fn changed(&self, state: &State, change: &Change, received: Instant);
+    /// Called with all changes that one event, or a whole relist, makes in one of [`Observer::kinds`]: after they were made, under
+    /// the lock of the state. It must not block, must do no more work than the changes cause, and marks its keys at once, so that a
+    /// consumer never sees a part of a relist.
+    fn changed(&self, state: &State, changes: &[Change], received: Instant);
 }
 
 /// A part of a kind, as list and watch select it.
@@ -111,7 +112,7 @@ mod tests {
             false
         }
 
-        fn changed(&self, _: &State, _: &Change, _: Instant) {}
+        fn changed(&self, _: &State, _: &[Change], _: Instant) {}
     }
 
     #[test]

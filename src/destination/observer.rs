@@ -68,10 +68,6 @@ impl DestinationObserver {
     pub fn new() -> Arc<Self> {
         Arc::default()
     }
-
-    fn mark(&self, keys: impl IntoIterator<Item = DirtyKey>, received: Instant) {
-        self.dirty.mark(keys, received);
-    }
 }
 
 impl Observer for DestinationObserver {
@@ -83,89 +79,90 @@ impl Observer for DestinationObserver {
         true
     }
 
-    fn changed(&self, state: &State, change: &Change, received: Instant) {
-        match change {
-            Change::Service(diff) => {
-                let key = diff.latest().key.clone();
-                let addresses = diff.both().flat_map(|service| &service.cluster_ips).copied().map(NetworkAddress::Ip);
-                self.mark([DirtyKey::Endpoints(key.clone()), DirtyKey::Service(key)], received);
-                self.mark(addresses.map(DirtyKey::Address), received);
+    fn changed(&self, state: &State, changes: &[Change], received: Instant) {
+        let mut keys = Vec::new();
+        for change in changes {
+            add_keys(&mut keys, state, change);
+        }
+        self.dirty.mark(keys, received);
+    }
+}
+
+fn add_keys(keys: &mut Vec<DirtyKey>, state: &State, change: &Change) {
+    match change {
+        Change::Service(diff) => {
+            let key = diff.latest().key.clone();
+            let addresses = diff.both().flat_map(|service| &service.cluster_ips).copied().map(NetworkAddress::Ip);
+            keys.extend([DirtyKey::Endpoints(key.clone()), DirtyKey::Service(key)]);
+            keys.extend(addresses.map(DirtyKey::Address));
+        }
+        Change::EndpointSlice(diff) => {
+            let ready = |slice: Option<&Arc<Slice>>| slice.and_then(|slice| slice.ready.clone());
+            if ready(diff.old()) != ready(diff.current()) {
+                let services = diff.both().filter_map(|slice| slice.service().cloned());
+                keys.extend(services.map(DirtyKey::Endpoints));
             }
-            Change::EndpointSlice(diff) => {
-                let ready = |slice: Option<&Arc<Slice>>| slice.and_then(|slice| slice.ready.clone());
-                if ready(diff.old()) != ready(diff.current()) {
-                    let services = diff.both().filter_map(|slice| slice.service().cloned());
-                    self.mark(services.map(DirtyKey::Endpoints), received);
-                }
+        }
+        Change::ExternalWorkload(diff) => {
+            let services = state.slices.services_with_external_workload(&diff.latest().key);
+            keys.extend(services.map(DirtyKey::Endpoints));
+            let addresses = diff.both().flat_map(|workload| workload.network_addresses());
+            keys.extend(addresses.map(DirtyKey::Address));
+        }
+        Change::Pod(diff) => {
+            keys.extend(state.slices.services_with_pod(&diff.latest().key).map(DirtyKey::Endpoints));
+            keys.extend(diff.both().flat_map(|pod| pod.network_addresses()).map(DirtyKey::Address));
+        }
+        Change::Server(diff) => diff.both().for_each(|server| add_selected(keys, state, server)),
+        Change::ServiceProfile(diff) => keys.push(DirtyKey::ServiceProfile(diff.latest().key.clone())),
+        Change::Node(diff) => {
+            let zone = |node: Option<&Arc<Node>>| node.and_then(|node| node.zone.clone());
+            let left = zone(diff.old());
+            if left != zone(diff.current()) {
+                keys.push(DirtyKey::Zone(left));
             }
-            Change::ExternalWorkload(diff) => {
-                let services = state.slices.services_with_external_workload(&diff.latest().key);
-                self.mark(services.map(DirtyKey::Endpoints), received);
-                let addresses = diff.both().flat_map(|workload| workload.network_addresses());
-                self.mark(addresses.map(DirtyKey::Address), received);
-            }
-            Change::Pod(diff) => {
-                let services = state.slices.services_with_pod(&diff.latest().key);
-                self.mark(services.map(DirtyKey::Endpoints), received);
-                let addresses = diff.both().flat_map(|pod| pod.network_addresses());
-                self.mark(addresses.map(DirtyKey::Address), received);
-            }
-            Change::Server(diff) => {
-                for server in diff.both() {
-                    self.selected_by(state, server, received);
-                }
-            }
-            Change::ServiceProfile(diff) => {
-                self.mark([DirtyKey::ServiceProfile(diff.latest().key.clone())], received);
-            }
-            Change::Node(diff) => {
-                let zone = |node: Option<&Arc<Node>>| node.and_then(|node| node.zone.clone());
-                let left = zone(diff.old());
-                if left != zone(diff.current()) {
-                    self.mark([DirtyKey::Zone(left)], received);
-                }
-            }
-            Change::ReplicaSet(diff) => self.owned_through(state, diff, received),
-            Change::Job(diff) => self.owned_through(state, diff, received),
-            _ => {}
+        }
+        Change::ReplicaSet(diff) => add_owned_through(keys, state, diff),
+        Change::Job(diff) => add_owned_through(keys, state, diff),
+        _ => {}
+    }
+}
+
+/// Adds the Services that have an endpoint which the Server selects, or may select; and the addresses of what it selects.
+fn add_selected(keys: &mut Vec<DirtyKey>, state: &State, server: &Server) {
+    let Some(selectors) = &server.opaque else { return };
+    let (pods, workloads) = (&selectors.pods, &selectors.workloads);
+    let namespace = &*server.key.namespace;
+    // Without a label that all selected objects have, the Services of each of them would have to be looked up.
+    let any = [pods, workloads].into_iter().flatten().any(|selector| selector.equal().is_none());
+    if any {
+        keys.extend(state.slices.services(namespace).map(DirtyKey::Endpoints));
+    }
+    for pod in pods.iter().flat_map(|selector| state.pods.selected(namespace, selector)) {
+        keys.extend(pod.network_addresses().map(DirtyKey::Address));
+        if !any {
+            keys.extend(state.slices.services_with_pod(&pod.key).map(DirtyKey::Endpoints));
+        }
+    }
+    for workload in workloads.iter().flat_map(|selector| state.external_workloads.matched(namespace, selector)) {
+        keys.extend(workload.network_addresses().map(DirtyKey::Address));
+        if !any {
+            let services = state.slices.services_with_external_workload(&workload.key);
+            keys.extend(services.map(DirtyKey::Endpoints));
         }
     }
 }
 
-impl DestinationObserver {
-    /// Marks the Services that have an endpoint which the Server selects, or may select; and the addresses of what it selects.
-    fn selected_by(&self, state: &State, server: &Server, received: Instant) {
-        let Some(selectors) = &server.opaque else { return };
-        let (pods, workloads) = (&selectors.pods, &selectors.workloads);
-        let namespace = &*server.key.namespace;
-        // Without a label that all selected objects have, the Services of each of them would have to be looked up.
-        let any = [pods, workloads].into_iter().flatten().any(|selector| selector.equal().is_none());
-        if any {
-            self.mark(state.slices.services(namespace).map(DirtyKey::Endpoints), received);
-        }
-        for pod in pods.iter().flat_map(|selector| state.pods.selected(namespace, selector)) {
-            self.mark(pod.network_addresses().map(DirtyKey::Address), received);
-            if !any {
-                self.mark(state.slices.services_with_pod(&pod.key).map(DirtyKey::Endpoints), received);
-            }
-        }
-        for workload in workloads.iter().flat_map(|selector| state.external_workloads.matched(namespace, selector)) {
-            self.mark(workload.network_addresses().map(DirtyKey::Address), received);
-            if !any {
-                let services = state.slices.services_with_external_workload(&workload.key);
-                self.mark(services.map(DirtyKey::Endpoints), received);
-            }
-        }
+/// Adds what has Pods whose workload is found through this ReplicaSet or Job. The end of one without an owner changes nothing.
+fn add_owned_through<K: IntermediateKind>(keys: &mut Vec<DirtyKey>, state: &State, diff: &Diff<IntermediateOwner<K>>) {
+    if matches!(diff, Diff::Deleted(it) if it.owner.is_none()) {
+        return;
     }
-
-    /// Marks what has Pods whose workload is found through this ReplicaSet or Job.
-    fn owned_through<K: IntermediateKind>(&self, state: &State, diff: &Diff<IntermediateOwner<K>>, received: Instant) {
-        let key = &diff.latest().key;
-        let itself = Owner { kind: K::kind(&()).into(), name: Arc::clone(&key.name) };
-        for pod in state.pods.owned(&key.namespace, &itself) {
-            self.mark(state.slices.services_with_pod(&pod.key).map(DirtyKey::Endpoints), received);
-            self.mark(pod.network_addresses().map(DirtyKey::Address), received);
-        }
+    let key = &diff.latest().key;
+    let itself = Owner { kind: K::kind(&()).into(), name: Arc::clone(&key.name) };
+    for pod in state.pods.owned(&key.namespace, &itself) {
+        keys.extend(state.slices.services_with_pod(&pod.key).map(DirtyKey::Endpoints));
+        keys.extend(pod.network_addresses().map(DirtyKey::Address));
     }
 }
 

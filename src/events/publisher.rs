@@ -3,7 +3,11 @@
 //! A second Event with the same note counts up the first one's series, as client-go's recorder does. kube's `Recorder` does so
 //! with another note, too, and would send the old one; and it goes on counting up an Event that somebody has deleted.
 
-use std::{collections::HashMap, time::Duration};
+use std::{
+    collections::HashMap,
+    hash::{BuildHasher, BuildHasherDefault, DefaultHasher},
+    time::Duration,
+};
 
 use k8s_openapi::{
     api::{core::v1::ObjectReference, events::v1::Event},
@@ -29,8 +33,6 @@ const CONTROLLER: &str = "linkerd-operator";
 const REQUEST_TIMEOUT: Duration = Duration::from_secs(5);
 /// An Event that was not repeated for so long is followed by a new one, as with client-go.
 const SERIES_TTL: Duration = Duration::from_secs(360);
-/// More than the overall rate admits within [`SERIES_TTL`].
-const MAX_SERIES: usize = 10_000;
 /// The API server's limit for a note, in bytes.
 const NOTE_LIMIT: usize = 1024;
 
@@ -50,7 +52,8 @@ type SeriesKey = (Reason, String, String);
 /// The last Event of a key.
 pub(super) struct Series {
     name: String,
-    note: String,
+    /// The hash of the note: notes are long.
+    note: u64,
     count: i32,
     last: Instant,
 }
@@ -101,7 +104,7 @@ impl Publisher {
         let namespace = notice.regarding.namespace.as_deref().unwrap_or("default");
         let events: Api<Event> = Api::namespaced(self.client.clone(), namespace);
         let event = self.event(notice);
-        let note = event.note.clone().unwrap_or_default();
+        let note = BuildHasherDefault::<DefaultHasher>::default().hash_one(&event.note);
         if let Some(series) = self.series.get_mut(&key)
             && series.note == note
             && now - series.last < SERIES_TTL
@@ -120,9 +123,8 @@ impl Publisher {
             }
         }
         events.create(&PostParams::default(), &event).await?;
-        if self.series.len() >= MAX_SERIES {
-            self.series.retain(|_, series| now - series.last < SERIES_TTL);
-        }
+        // The overall rate bounds how many there are within SERIES_TTL.
+        self.series.retain(|_, series| now - series.last < SERIES_TTL);
         let name = event.metadata.name.unwrap_or_default();
         self.series.insert(key, Series { name, note, count: 1, last: now });
         Ok(())

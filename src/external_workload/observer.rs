@@ -1,6 +1,9 @@
 //! What a change of the cluster's state means for the ExternalWorkload controller: the Services whose slices may be out of date.
 
-use std::{collections::BTreeSet, sync::Arc};
+use std::{
+    collections::{BTreeSet, HashSet},
+    sync::Arc,
+};
 
 use k8s_openapi::api::core::v1 as core;
 use tokio::time::Instant;
@@ -8,7 +11,8 @@ use tokio::time::Instant;
 use crate::{
     api::NamespacedName,
     cluster::{
-        Change, Kind, Observer, State, WatchScope, index::selector::Labels, kinds::endpoint_slice::managed_selector,
+        Change, Diff, Kind, Observer, State, WatchScope,
+        kinds::{endpoint_slice::managed_selector, external_workload::ExternalWorkload},
     },
     controller::ObjectNames,
     queue::WorkQueue,
@@ -45,33 +49,37 @@ impl Observer for ExternalWorkloadObserver {
         true
     }
 
-    fn changed(&self, state: &State, change: &Change, _: Instant) {
-        match change {
-            Change::Service(diff) => {
-                let key = diff.latest().key.clone();
-                self.services.update(&key, diff.old().map(|it| &*it.uid), diff.current().map(|it| &*it.uid));
-                self.queue.add([key]);
-            }
-            Change::EndpointSlice(diff) => {
-                let managed = diff.both().filter_map(|slice| slice.managed.as_ref());
-                self.queue.add(managed.flat_map(|slice| slice.services()));
-            }
-            Change::ExternalWorkload(diff) => {
-                let namespace = &*diff.latest().key.namespace;
-                let selecting = |labels: &Labels| -> Vec<NamespacedName> {
-                    state.services.selecting(namespace, labels).map(|service| service.key.clone()).collect()
-                };
-                if let (Some(old), Some(new)) = (diff.old(), diff.current())
-                    && old.has_same_endpoints(new)
-                {
-                    return;
+    fn changed(&self, state: &State, changes: &[Change], _: Instant) {
+        let mut services = BTreeSet::new();
+        for change in changes {
+            match change {
+                Change::Service(diff) => {
+                    let key = diff.latest().key.clone();
+                    self.services.update(&key, diff.old().map(|it| &*it.uid), diff.current().map(|it| &*it.uid));
+                    services.insert(key);
                 }
-                let services: BTreeSet<_> = diff.both().flat_map(|workload| selecting(&workload.labels)).collect();
-                self.queue.add(services);
+                Change::EndpointSlice(diff) => {
+                    let managed = diff.both().filter_map(|slice| slice.managed.as_ref());
+                    services.extend(managed.flat_map(|slice| slice.services()));
+                }
+                Change::ExternalWorkload(diff) => services.extend(selecting(state, diff)),
+                _ => {}
             }
-            _ => {}
         }
+        self.queue.add(services);
     }
+}
+
+/// The Services that select the ExternalWorkload before or after the change, if slices show the change.
+fn selecting(state: &State, diff: &Diff<ExternalWorkload>) -> BTreeSet<NamespacedName> {
+    let is_same = |old: &Arc<ExternalWorkload>| diff.current().is_some_and(|new| old.has_same_endpoints(new));
+    if diff.old().is_some_and(is_same) {
+        return BTreeSet::new();
+    }
+    let labels: HashSet<_> = diff.both().map(|workload| &workload.labels).collect();
+    let namespace = &*diff.latest().key.namespace;
+    let services = labels.into_iter().flat_map(|labels| state.services.selecting(namespace, labels));
+    services.map(|service| service.key.clone()).collect()
 }
 
 #[cfg(test)]

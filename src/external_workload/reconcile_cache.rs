@@ -115,7 +115,7 @@ impl ServiceReconcileCache {
         })
     }
 
-    /// ServiceReconcileCache that every write of a plan succeeded. Returns how many reconciles in a row had failed.
+    /// Records that every write of a plan succeeded. Returns how many reconciles in a row had failed.
     pub(super) fn succeeded(&self, service: &NamespacedName) -> u32 {
         let mut cache = self.0.lock();
         let Some(entry) = cache.get_mut(service) else { return 0 };

@@ -1,13 +1,20 @@
 //! What a change of the cluster's state means for the LinkerdConfig controller: the resources that have to be reconciled.
 
-use std::sync::Arc;
+use std::{
+    collections::{BTreeSet, HashSet},
+    sync::Arc,
+};
 
 use tokio::time::Instant;
 
 use super::active;
 use crate::{
     api::{self, INJECTOR, NamespacedName, TRUST_ROOTS},
-    cluster::{Change, Diff, Kind, Observer, State, WatchScope, kinds::linkerd_config::LinkerdConfig},
+    cluster::{
+        Change, Diff, Kind, Observer, State, WatchScope,
+        index::store::Store,
+        kinds::{endpoint_slice::Slice, linkerd_config::LinkerdConfig},
+    },
     controller::ObjectNames,
     queue::WorkQueue,
 };
@@ -33,10 +40,6 @@ impl LinkerdConfigObserver {
             control_plane_namespace: control_plane_namespace.into(),
         }))
     }
-
-    fn add<'a>(&self, configs: impl IntoIterator<Item = &'a Arc<LinkerdConfig>>) {
-        self.queue.add(configs.into_iter().map(|config| NamespacedName::new("", Arc::clone(&config.name))));
-    }
 }
 
 impl Observer for LinkerdConfigObserver {
@@ -53,51 +56,66 @@ impl Observer for LinkerdConfigObserver {
         false
     }
 
-    fn changed(&self, state: &State, change: &Change, _: Instant) {
-        match change {
-            Change::LinkerdConfig(diff) => {
-                let key = NamespacedName::new("", Arc::clone(&diff.latest().name));
-                self.configs.update(&key, diff.old().map(|it| &*it.uid), diff.current().map(|it| &*it.uid));
-                // A deleted resource too: the controller forgets what it remembers of it.
-                self.queue.add([key]);
-                self.add(handed_over(state, diff));
-            }
-            Change::ConfigMap(diff) => {
-                let key = &diff.latest().key;
-                match &*key.name {
-                    TRUST_ROOTS => self.add(active::in_namespace(&state.linkerd_configs, &key.namespace)),
-                    _ => self.add(active::of(&state.linkerd_configs, key)),
+    fn changed(&self, state: &State, changes: &[Change], _: Instant) {
+        let mut names: BTreeSet<Arc<str>> = BTreeSet::new();
+        let configs = &state.linkerd_configs;
+        let mut add = |found: &mut dyn Iterator<Item = &Arc<LinkerdConfig>>| {
+            names.extend(found.map(|config| Arc::clone(&config.name)));
+        };
+        for change in changes {
+            match change {
+                Change::LinkerdConfig(diff) => {
+                    let key = NamespacedName::new("", Arc::clone(&diff.latest().name));
+                    self.configs.update(&key, diff.old().map(|it| &*it.uid), diff.current().map(|it| &*it.uid));
+                    // A deleted resource too: the controller forgets what it remembers of it.
+                    add(&mut [diff.latest()].into_iter());
                 }
-            }
-            // Where endpoints of injectors changed, the active LinkerdConfigs are compared with the new replicas.
-            Change::EndpointSlice(diff) => {
-                let services = || diff.both().filter_map(|slice| slice.service());
-                let is_change = diff.old().and_then(|slice| slice.ready.as_ref())
-                    != diff.current().and_then(|slice| slice.ready.as_ref());
-                if is_change {
-                    for service in services().filter(|service| *service.name == *INJECTOR) {
-                        self.add(active::in_namespace(&state.linkerd_configs, &service.namespace));
+                Change::ConfigMap(diff) => {
+                    let key = &diff.latest().key;
+                    match &*key.name {
+                        TRUST_ROOTS => add(&mut active::in_namespace(configs, &key.namespace)),
+                        _ => add(&mut active::of(configs, key).into_iter()),
                     }
                 }
+                // Where endpoints of injectors changed, the active LinkerdConfigs are compared with the new replicas.
+                Change::EndpointSlice(diff) => {
+                    for namespace in changed_injectors(diff) {
+                        add(&mut active::in_namespace(configs, &namespace));
+                    }
+                }
+                _ => {}
             }
-            _ => {}
         }
+        add(&mut handed_over(configs, changes).into_iter());
+        self.queue.add(names.into_iter().map(|name| NamespacedName::new("", name)));
     }
 }
 
-/// All resources for a ConfigMap whose active resource is another than before the change: the status of each names it.
-fn handed_over<'a>(state: &'a State, diff: &Diff<LinkerdConfig>) -> Vec<&'a Arc<LinkerdConfig>> {
-    let configs = &state.linkerd_configs;
+/// The namespaces of the injectors whose endpoints the slice changes.
+fn changed_injectors(diff: &Diff<Slice>) -> BTreeSet<Arc<str>> {
+    let injectors = diff.both().filter_map(|slice| slice.service()).filter(|service| *service.name == *INJECTOR);
+    let namespaces: BTreeSet<_> = injectors.map(|service| Arc::clone(&service.namespace)).collect();
+    let ready = |slice: Option<&Arc<Slice>>| slice.and_then(|slice| slice.ready.clone());
+    if namespaces.is_empty() || ready(diff.old()) == ready(diff.current()) { BTreeSet::new() } else { namespaces }
+}
+
+/// All resources for a ConfigMap whose active resource is another than before the changes: the status of each names it.
+fn handed_over<'a>(configs: &'a Store<LinkerdConfig>, changes: &[Change]) -> Vec<&'a Arc<LinkerdConfig>> {
+    let diffs: Vec<_> = changes
+        .iter()
+        .filter_map(|change| match change {
+            Change::LinkerdConfig(diff) => Some(diff),
+            _ => None,
+        })
+        .collect();
+    let changed: HashSet<_> = diffs.iter().map(|diff| &diff.latest().name).collect();
+    let targets: HashSet<_> = diffs.iter().flat_map(|diff| diff.both()).map(|config| &config.target).collect();
     let mut concerned = Vec::new();
-    let targets = diff.both().map(|config| &config.target);
     for target in targets {
-        let is_same = |config: &&Arc<LinkerdConfig>| config.name == diff.latest().name;
-        let others = || configs.targeting(target).filter(|config| !is_same(config));
-        let of_target = |config: Option<&Arc<LinkerdConfig>>| config.filter(|it| it.target == *target).cloned();
-        let active = |itself: Option<Arc<LinkerdConfig>>| {
-            active::first(others().cloned().chain(itself)).map(|config| Arc::clone(&config.name))
-        };
-        if active(of_target(diff.old())) != active(of_target(diff.current())) {
+        let unchanged = configs.targeting(target).filter(|config| !changed.contains(&config.name));
+        let old = diffs.iter().filter_map(|diff| diff.old()).filter(|old| old.target == *target);
+        let before = active::first(unchanged.chain(old)).map(|config| &config.name);
+        if before != active::of(configs, target).map(|config| &config.name) {
             concerned.extend(configs.targeting(target).filter(|config| !config.deleting));
         }
     }
@@ -154,6 +172,19 @@ mod tests {
         let mut names: Vec<_> = names.state().iter().filter_map(|it| it.metadata.name.clone()).collect();
         names.sort();
         assert_eq!(names, ["a", "c"]);
+    }
+
+    #[test]
+    fn a_relist_in_which_two_resources_swap_hands_over_to_all() {
+        let mut world = World::new();
+        for (name, priority) in [("a", 7), ("b", 0), ("c", 0)] {
+            world.concerns(Kind::LinkerdConfig, Event::Apply(config(name, priority, OLD, None)));
+        }
+        world.feed.apply(Kind::LinkerdConfig, Event::Init);
+        for (name, priority) in [("a", 0), ("b", 9), ("c", 0)] {
+            world.feed.apply(Kind::LinkerdConfig, Event::InitApply(config(name, priority, OLD, None)));
+        }
+        assert_eq!(world.concerns(Kind::LinkerdConfig, Event::InitDone), "a b c");
     }
 
     #[test]

@@ -267,7 +267,7 @@ impl WatchContext {
         }
     }
 
-    /// Brings one event into the state, and passes each change to the observers: they find the state up to date.
+    /// Brings one event into the state, and passes its changes to the observers: they find the state up to date.
     pub(super) fn apply<T: Projected>(
         &self,
         event: Event<Guarded<T::Wire>>,
@@ -287,15 +287,13 @@ impl WatchContext {
             Event::InitDone => {
                 let Relist { seen, listed, .. } = std::mem::take(relist);
                 let mut state = self.begin_change();
-                for object in listed {
-                    let change = object.apply(&mut state);
-                    self.notify(&state, change, received);
-                }
+                let mut changes: Vec<Change> =
+                    listed.into_iter().filter_map(|object| object.apply(&mut state)).collect();
                 for vanished in T::keys(&state).into_iter().filter(|key| !seen.contains(key)) {
                     memory.forget(&vanished);
-                    let change = T::remove(&vanished, &mut state);
-                    self.notify(&state, change, received);
+                    changes.extend(T::remove(&vanished, &mut state));
                 }
+                self.notify(&state, &changes, received);
             }
             Event::Apply(object) => {
                 if T::INFORMER_LAG.is_some()
@@ -307,14 +305,14 @@ impl WatchContext {
                 let Some(object) = self.project::<T>(object, memory) else { return };
                 let mut state = self.begin_change();
                 let change = object.apply(&mut state);
-                self.notify(&state, change, received);
+                self.notify(&state, change.as_slice(), received);
             }
             Event::Delete(object) => {
                 let key = NamespacedName::of(object.meta());
                 memory.forget(&key);
                 let mut state = self.begin_change();
                 let change = T::remove(&key, &mut state);
-                self.notify(&state, change, received);
+                self.notify(&state, change.as_slice(), received);
             }
         }
     }
@@ -325,10 +323,11 @@ impl WatchContext {
         state
     }
 
-    fn notify(&self, state: &State, change: Option<Change>, received: Instant) {
-        let Some(change) = change else { return };
-        for observer in self.observers.iter() {
-            observer.changed(state, &change, received);
+    fn notify(&self, state: &State, changes: &[Change], received: Instant) {
+        if !changes.is_empty() {
+            for observer in self.observers.iter() {
+                observer.changed(state, changes, received);
+            }
         }
     }
 

@@ -20,7 +20,7 @@ impl Observer for Reader {
         self.0
     }
 
-    fn changed(&self, _: &State, _: &Change, _: Instant) {}
+    fn changed(&self, _: &State, _: &[Change], _: Instant) {}
 }
 
 #[test]

@@ -51,17 +51,21 @@ impl Observer for RolloutObserver {
         false
     }
 
-    fn changed(&self, state: &State, change: &Change, received: Instant) {
-        let workloads = match change {
-            Change::Pod(diff) => state.workloads_of(diff.both()).collect(),
-            Change::ReplicaSet(diff) => owned_through(state, diff),
-            Change::Job(diff) => owned_through(state, diff),
-            Change::Deployment(diff) | Change::StatefulSet(diff) | Change::DaemonSet(diff) => itself(diff),
-            Change::Namespace(diff) => in_namespace(state, &diff.latest().name),
-            Change::PodDisruptionBudget(diff) => diff.both().flat_map(|budget| selected(state, budget)).collect(),
-            _ => BTreeSet::new(),
-        };
+    fn changed(&self, state: &State, changes: &[Change], received: Instant) {
+        let workloads: BTreeSet<WorkloadKey> = changes.iter().flat_map(|change| concerned(state, change)).collect();
         self.dirty.mark(workloads, received);
+    }
+}
+
+fn concerned(state: &State, change: &Change) -> BTreeSet<WorkloadKey> {
+    match change {
+        Change::Pod(diff) => state.workloads_of(diff.both()).collect(),
+        Change::ReplicaSet(diff) => owned_through(state, diff),
+        Change::Job(diff) => owned_through(state, diff),
+        Change::Deployment(diff) | Change::StatefulSet(diff) | Change::DaemonSet(diff) => itself(diff),
+        Change::Namespace(diff) => in_namespace(state, &diff.latest().name),
+        Change::PodDisruptionBudget(diff) => diff.both().flat_map(|budget| selected(state, budget)).collect(),
+        _ => BTreeSet::new(),
     }
 }
 
@@ -70,11 +74,12 @@ fn itself(diff: &Diff<AppsWorkload>) -> BTreeSet<WorkloadKey> {
 }
 
 /// The workloads between which Pods moved that belong to one through this ReplicaSet or Job: it, and its owners before and after.
-/// Most ReplicaSets are old and have no Pods: their changes concern no workload.
+/// Most ReplicaSets are old and have no Pods: their changes concern no workload. The end of one without an owner changes nothing either.
 fn owned_through<K: IntermediateKind>(state: &State, diff: &Diff<IntermediateOwner<K>>) -> BTreeSet<WorkloadKey> {
     let key = &diff.latest().key;
     let itself = Owner { kind: K::kind(&()).into(), name: Arc::clone(&key.name) };
-    if state.pods.owned(&key.namespace, &itself).next().is_none() {
+    let is_without_owner = matches!(diff, Diff::Deleted(it) if it.owner.is_none());
+    if is_without_owner || state.pods.owned(&key.namespace, &itself).next().is_none() {
         return BTreeSet::new();
     }
     let owners = diff.both().filter_map(|it| it.owner.as_ref()).chain([&itself]);

@@ -16,6 +16,10 @@ pub const DEEPEST: usize = 20;
 pub const MAX_MESSAGE_BYTES: usize = 3 * 1024 * 1024;
 /// The keys and lengths of a message in another, a weight, and a port with a pair of brackets, in bytes.
 const AROUND: usize = 32;
+/// A route without its texts, matches and classes, in bytes: the name is a label of metrics, a timeout may be negative.
+const AROUND_ROUTE: usize = 54;
+/// A response class without its match, in bytes.
+const AROUND_CLASS: usize = 12;
 /// The keys and lengths of the up to three messages of a match that is in another, in bytes.
 const AROUND_MATCH: usize = 15;
 const STATUSES: std::ops::RangeInclusive<u32> = 100..=599;
@@ -153,9 +157,8 @@ impl ProfileContent {
 
 impl Route {
     fn longest(&self) -> usize {
-        let classes: usize = self.response_classes.iter().map(|class| class.condition.longest() + AROUND).sum();
-        // The name is a label of metrics, whose key is a text, too.
-        self.name.len() + self.condition.longest() + classes + 3 * AROUND
+        let classes: usize = self.response_classes.iter().map(|class| class.condition.longest() + AROUND_CLASS).sum();
+        self.name.len() + self.condition.longest() + classes + AROUND_ROUTE
     }
 }
 

@@ -19,16 +19,20 @@ async fn adoption_restarts_nothing() -> Result<()> {
     mesh.put(&mesh.other, Kind::DaemonSet, "agent", 2, opted_in()).await?;
     let before = web.uids().await?;
     mesh.adopt(json!({})).await?;
-    let rollout = mesh
-        .shows(json!({
+    // It is adopted once all injectors have answered, which may be after all workloads were counted.
+    let rollout = eventually(DEADLINE, "the adoption", async || {
+        let counts = json!({
             "workloads": {"selected": 3, "updated": 3},
             "pods": {"meshed": 5, "current": 5},
             "summary": "3/3",
-        }))
-        .await?;
-    for known in ["adoptedAt", "baselineHash"] {
-        assert!(rollout[known].as_str().is_some_and(|text| !text.is_empty()), "{rollout}");
-    }
+        });
+        let rollout = mesh.shows(counts).await?;
+        for known in ["adoptedAt", "baselineHash"] {
+            ensure!(rollout[known].as_str().is_some_and(|text| !text.is_empty()), "no {known} in {rollout}");
+        }
+        Ok(rollout)
+    })
+    .await?;
     assert!(matches!(rollout["phase"].as_str(), Some("Idle" | "Complete")), "{rollout}");
     let marker = mesh.is_complete().await?;
 
