@@ -1,13 +1,14 @@
 //! Metadata of objects, read without what costs most.
 
-use std::{borrow::Cow, collections::BTreeMap, marker::PhantomData};
+use std::{collections::BTreeMap, marker::PhantomData};
 
 use k8s_openapi::{
     apimachinery::pkg::apis::meta::v1::{ManagedFieldsEntry, ObjectMeta, OwnerReference, Time},
     jiff::Timestamp,
 };
-use kube::Resource;
 use serde::{Deserialize, Deserializer};
+
+use super::parameter_resource;
 
 /// An object of which only the metadata is asked for and kept.
 #[derive(Clone, Debug, Deserialize)]
@@ -21,38 +22,7 @@ pub struct MetadataOf<K> {
 
 // === impl MetadataOf ===
 
-impl<K: Resource> Resource for MetadataOf<K> {
-    type DynamicType = K::DynamicType;
-    type Scope = K::Scope;
-
-    fn kind(dynamic: &Self::DynamicType) -> Cow<'_, str> {
-        K::kind(dynamic)
-    }
-
-    fn group(dynamic: &Self::DynamicType) -> Cow<'_, str> {
-        K::group(dynamic)
-    }
-
-    fn version(dynamic: &Self::DynamicType) -> Cow<'_, str> {
-        K::version(dynamic)
-    }
-
-    fn plural(dynamic: &Self::DynamicType) -> Cow<'_, str> {
-        K::plural(dynamic)
-    }
-
-    fn meta(&self) -> &ObjectMeta {
-        &self.metadata
-    }
-
-    fn meta_mut(&mut self) -> &mut ObjectMeta {
-        &mut self.metadata
-    }
-
-    fn metadata_api() -> bool {
-        true
-    }
-}
+parameter_resource!(MetadataOf, metadata_api: true);
 
 /// Reads metadata without what costs most and serves nobody: of `managedFields`, often half of an object, one entry is
 /// left that carries only the time of the newest `Update`, which the lag metrics need.

@@ -23,6 +23,7 @@ pub use label_selector::{LabelSelectorObject, LabelSelectorRequirementObject};
 pub use linkerd_config::{LinkerdConfig, LinkerdConfigSpec, LinkerdConfigStatus};
 pub use metadata::{MetadataOf, last_update, lean_metadata};
 pub use namespaced_name::{LONGEST_LABEL, LONGEST_NAME, NamespacedName};
+pub(crate) use resource::parameter_resource;
 pub use server::{Server, ServerSpec};
 pub use service_profile::{
     RequestMatchSpec, ResponseClassSpec, ResponseMatchSpec, RetryBudgetSpec, RouteSpec, ServiceProfile,

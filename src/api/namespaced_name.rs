@@ -1,6 +1,9 @@
 //! The key of an object: its namespace and name.
 
-use std::{fmt, sync::Arc};
+use std::{
+    fmt,
+    sync::{Arc, LazyLock},
+};
 
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use kube::{Resource, runtime::reflector::ObjectRef};
@@ -22,6 +25,12 @@ pub struct NamespacedName {
 impl NamespacedName {
     pub fn new(namespace: impl Into<Arc<str>>, name: impl Into<Arc<str>>) -> Self {
         Self { namespace: namespace.into(), name: name.into() }
+    }
+
+    /// The key of a cluster-scoped object.
+    pub fn cluster_scoped(name: &Arc<str>) -> Self {
+        static EMPTY: LazyLock<Arc<str>> = LazyLock::new(|| Arc::from(""));
+        Self { namespace: Arc::clone(&EMPTY), name: Arc::clone(name) }
     }
 
     /// The key of an object that has a name and a namespace, as every namespaced object of an API server has.

@@ -21,7 +21,7 @@ use tokio::sync::{Notify, watch as channel};
 
 use crate::tasks::Tasks;
 pub use change::{Diff, Observer, WatchScope};
-pub use kinds::{Change, Kind, Projected, State};
+pub use kinds::{Change, Kind, Projected, State, Watched};
 pub use problems::Problems;
 pub use watch::WatchProblem;
 

@@ -9,7 +9,7 @@ use serde_json::{Value, json};
 
 use super::{
     Cluster, Observer, Problems,
-    kinds::{Kind, KindVisitor, Projected, external_workload::ExternalWorkload, pod::Pod, service::Service},
+    kinds::{Kind, KindVisitor, Projected, Watched, external_workload::ExternalWorkload, pod::Pod, service::Service},
     watch::{Relist, WatchContext, WatchMemory, WatchMetrics, guarded::Guarded},
 };
 
@@ -48,7 +48,7 @@ struct Apply<'a> {
 impl KindVisitor for Apply<'_> {
     type Output = ();
 
-    fn visit<T: Projected>(self) {
+    fn visit<T: Watched>(self) {
         let Self { feed, event } = self;
         let read = |value: Value| serde_json::from_str::<Guarded<T::Wire>>(&value.to_string()).unwrap();
         let event = match event {

@@ -2,6 +2,7 @@
 
 use std::{collections::HashMap, sync::Arc};
 
+use kube::Resource;
 use tokio::time::Instant;
 
 use crate::{
@@ -12,7 +13,7 @@ use crate::{
         kinds::{
             endpoint_slice::Slice,
             node::{Node, Zone},
-            owner::{IntermediateKind, IntermediateOwner, Owner},
+            owner::{IntermediateOwner, Owner},
             server::Server,
         },
     },
@@ -154,7 +155,11 @@ fn add_selected(keys: &mut Vec<DirtyKey>, state: &State, server: &Server) {
 }
 
 /// Adds what has Pods whose workload is found through this ReplicaSet or Job. The end of one without an owner changes nothing.
-fn add_owned_through<K: IntermediateKind>(keys: &mut Vec<DirtyKey>, state: &State, diff: &Diff<IntermediateOwner<K>>) {
+fn add_owned_through<K: Resource<DynamicType = ()>>(
+    keys: &mut Vec<DirtyKey>,
+    state: &State,
+    diff: &Diff<IntermediateOwner<K>>,
+) {
     if matches!(diff, Diff::Deleted(it) if it.owner.is_none()) {
         return;
     }

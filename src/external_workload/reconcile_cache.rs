@@ -151,7 +151,7 @@ mod tests {
     use super::*;
     use crate::{
         api::{MANAGED_BY, MANAGED_BY_LABEL},
-        cluster::{Problems, Projected, State, kinds::endpoint_slice::Slice},
+        cluster::{Problems, Projected, State, Watched, kinds::endpoint_slice::Slice},
     };
 
     fn service() -> NamespacedName {

@@ -36,7 +36,7 @@ mod tests {
     use serde_json::json;
 
     use super::*;
-    use crate::cluster::{Problems, Projected, State};
+    use crate::cluster::{Problems, Projected, State, Watched};
 
     const OLD: &str = "2026-01-01T00:00:00Z";
     const NEW: &str = "2026-01-02T00:00:00Z";

@@ -4,18 +4,18 @@
 //! * Always: lists are read in pages; an object that cannot be read is named on standard error and left out.
 
 use anyhow::{Context, Result};
-use k8s_openapi::api::{apps::v1::ReplicaSet, batch::v1::Job};
+use k8s_openapi::api::{
+    apps::v1::{DaemonSet, Deployment, ReplicaSet, StatefulSet},
+    batch::v1::Job,
+};
 use kube::{Api, Client, ResourceExt, api::ListParams};
 
 use super::read::plain;
 use crate::cluster::{
-    Kind, Problems, Projected, State,
+    Kind, Problems, State, Watched,
     kinds::{
-        apps_workload::{AppsWorkloadOf, DaemonSetObject, DeploymentObject, StatefulSetObject},
-        disruption_budget::DisruptionBudget,
-        namespace::Namespace,
-        owner::IntermediateOwner,
-        pod::Pod,
+        apps_workload::AppsWorkloadOf, disruption_budget::DisruptionBudget, namespace::Namespace,
+        owner::IntermediateOwner, pod::Pod,
     },
     watch::guarded::Guarded,
 };
@@ -28,9 +28,9 @@ const PAGE: u32 = 500;
 pub(super) async fn workloads(client: &Client) -> Result<State> {
     let mut state = State::default();
     add::<Namespace>(client, &mut state).await?;
-    add::<AppsWorkloadOf<DeploymentObject>>(client, &mut state).await?;
-    add::<AppsWorkloadOf<StatefulSetObject>>(client, &mut state).await?;
-    add::<AppsWorkloadOf<DaemonSetObject>>(client, &mut state).await?;
+    add::<AppsWorkloadOf<Deployment>>(client, &mut state).await?;
+    add::<AppsWorkloadOf<StatefulSet>>(client, &mut state).await?;
+    add::<AppsWorkloadOf<DaemonSet>>(client, &mut state).await?;
     add::<IntermediateOwner<ReplicaSet>>(client, &mut state).await?;
     add::<IntermediateOwner<Job>>(client, &mut state).await?;
     add::<DisruptionBudget>(client, &mut state).await?;
@@ -39,7 +39,7 @@ pub(super) async fn workloads(client: &Client) -> Result<State> {
     Ok(state)
 }
 
-async fn add<T: Projected>(client: &Client, state: &mut State) -> Result<()> {
+async fn add<T: Watched>(client: &Client, state: &mut State) -> Result<()> {
     let resource = T::KIND.resource();
     let all: Api<Guarded<T::Wire>> = Api::all(client.clone());
     let mut params = ListParams::default().limit(PAGE);

@@ -20,7 +20,7 @@ use serde_json::{Value, json};
 use crate::{
     api::{self, LINKERD_CONFIG_KIND, NamespacedName, TRUST_ROOTS, linkerd_config::GlobalSpec},
     cluster::{
-        Problems, Projected, State,
+        Problems, Projected, State, Watched,
         kinds::{
             config_map::{ConfigMap, ConfigMapObject},
             linkerd_config::LinkerdConfig,

@@ -166,7 +166,7 @@ fn status_once_in_effect(input: &ExplainInput, document: Option<&Reading>, plan:
 
 /// Returns everything that has Pods or creates them.
 fn all(state: &State) -> BTreeSet<WorkloadKey> {
-    let resources = state.apps_workloads.all().map(|resource| resource.workload.clone());
+    let resources = state.apps_workloads().map(|resource| resource.workload.clone());
     resources.chain(state.pods.iter().map(|pod| state.workload_of(pod))).collect()
 }
 

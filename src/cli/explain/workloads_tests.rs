@@ -1,5 +1,6 @@
 //! The output for workloads, as text and as JSON.
 
+use k8s_openapi::api::apps::v1::{Deployment, StatefulSet};
 use serde::Deserialize;
 use serde_json::{Value, json};
 
@@ -11,26 +12,23 @@ use crate::{
         testing::{config, input},
     },
     cluster::{
-        Problems, Projected,
+        Problems, Watched,
         kinds::{
-            apps_workload::{AppsWorkloadOf, DeploymentObject, StatefulSetObject},
-            disruption_budget::DisruptionBudget,
-            linkerd_config::LinkerdConfig,
-            namespace::Namespace,
-            pod::Pod,
+            apps_workload::AppsWorkloadOf, disruption_budget::DisruptionBudget, linkerd_config::LinkerdConfig,
+            namespace::Namespace, pod::Pod,
         },
     },
 };
 
 const RESTARTED: &str = "2026-11-21T10:00:00Z";
 
-fn put<T: Projected>(state: &mut State, object: &Value) {
+fn put<T: Watched>(state: &mut State, object: &Value) {
     let wire = T::Wire::deserialize(object).unwrap();
     T::project(wire, &mut Problems::default()).apply(state);
 }
 
 /// In namespace `app`, opted in; with a Pod for each of these proxies, `""` for none.
-fn workload<T: Projected>(state: &mut State, kind: &str, name: &str, over: &Value, proxies: &[&str]) {
+fn workload<T: Watched>(state: &mut State, kind: &str, name: &str, over: &Value, proxies: &[&str]) {
     let mut object = json!({
         "metadata": {"name": name, "namespace": "app", "uid": name, "resourceVersion": "1", "generation": 1,
             "labels": {"config.linkerd.io/reconcile": "auto"}},
@@ -47,7 +45,7 @@ fn workload<T: Projected>(state: &mut State, kind: &str, name: &str, over: &Valu
 }
 
 fn deployment(state: &mut State, name: &str, over: &Value, proxies: &[&str]) {
-    workload::<AppsWorkloadOf<DeploymentObject>>(state, "Deployment", name, over, proxies);
+    workload::<AppsWorkloadOf<Deployment>>(state, "Deployment", name, over, proxies);
 }
 
 fn pod(name: &str, over: &Value, proxy: &str) -> Value {
@@ -130,7 +128,7 @@ fn each_workload_has_a_line_with_what_is_done_about_it_and_why() {
     let message = json!({"config.linkerd.io/rollout-message": "ProgressDeadlineExceeded: 0 of 1 Pods are updated"});
     deployment(&mut state, "broken", &rollout("failed", &message), &["old"]);
     let on_delete = json!({"spec": {"updateStrategy": {"type": "OnDelete"}}});
-    workload::<AppsWorkloadOf<StatefulSetObject>>(&mut state, "StatefulSet", "store", &on_delete, &["old"]);
+    workload::<AppsWorkloadOf<StatefulSet>>(&mut state, "StatefulSet", "store", &on_delete, &["old"]);
     let labelled = json!({"labels": {"config.linkerd.io/reconcile": "auto"}});
     put::<Pod>(&mut state, &pod("alone", &labelled, "old"));
     let selector = json!({"selector": {"matchLabels": {"app": "guarded"}}});

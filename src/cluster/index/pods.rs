@@ -12,7 +12,10 @@ use super::{
     selector::ByLabel,
     store::{Store, Stored},
 };
-use crate::cluster::kinds::{owner::Owner, pod::Pod, proxy::AllInjected};
+use crate::{
+    api::NamespacedName,
+    cluster::kinds::{owner::Owner, pod::Pod, proxy::AllInjected},
+};
 
 /// The Pods of a namespace by what selects or owns them.
 #[derive(Default)]
@@ -33,12 +36,8 @@ impl Stored for Pod {
     type NamespaceIndex = PodsOfNamespace;
     type ClusterIndex = PodsOfCluster;
 
-    fn namespace(&self) -> &Arc<str> {
-        &self.key.namespace
-    }
-
-    fn name(&self) -> &Arc<str> {
-        &self.key.name
+    fn key(&self) -> NamespacedName {
+        self.key.clone()
     }
 
     fn prepare(&mut self, cluster: &mut PodsOfCluster) {
@@ -111,7 +110,7 @@ mod tests {
     fn pods_are_found_by_selector_and_owner_until_they_are_gone() {
         let mut pods = Store::<Pod>::default();
         let owner = json!([{"apiVersion": "apps/v1", "kind": "ReplicaSet", "name": "web", "uid": "u"}]);
-        pods.insert(pod(&json!({"labels": {"app": "web"}, "ownerReferences": owner}), &json!({})).0);
+        pods.apply(pod(&json!({"labels": {"app": "web"}, "ownerReferences": owner}), &json!({})).0);
         let selector = |value: Value| LabelSelector::parse(serde_json::from_value(value).unwrap()).unwrap();
         let (all, web, db) = (
             selector(json!({})),
@@ -123,7 +122,7 @@ mod tests {
         assert_eq!(counts(&pods), [1, 1, 0]);
         assert_eq!(pods.owned("ns", &replica_set).count(), 1);
         assert_eq!(pods.selected("other", &all).count(), 0);
-        pods.insert(pod(&json!({"labels": {"app": "db"}}), &json!({})).0);
+        pods.apply(pod(&json!({"labels": {"app": "db"}}), &json!({})).0);
         assert_eq!(counts(&pods), [1, 0, 1]);
         assert_eq!(pods.owned("ns", &replica_set).count(), 0);
         pods.delete(&NamespacedName::new("ns", "web-1"));
@@ -138,7 +137,7 @@ mod tests {
             pod(&json!({ "name": name }), &spec).0
         };
         for (name, image) in [("a", "proxy:1"), ("b", "proxy:1"), ("c", "proxy:2"), ("b", "proxy:1")] {
-            pods.insert(born(name, image));
+            pods.apply(born(name, image));
         }
         let shared =
             |pods: &Store<Pod>, name: &str| Arc::clone(pods.find("ns", name).unwrap().injected.as_ref().unwrap());
@@ -176,10 +175,10 @@ mod tests {
             ("Succeeded", false, ([0, 0, 0], [0, 0, 0])),
             ("Failed", true, ([0, 0, 0], [0, 0, 0])),
         ] {
-            pods.insert(pod_with_status(&spec(host_network), &status(phase)));
+            pods.apply(pod_with_status(&spec(host_network), &status(phase)));
             assert_eq!(found(&pods), expected, "{phase}");
         }
-        pods.insert(pod_with_status(&spec(false), &status("Running")));
+        pods.apply(pod_with_status(&spec(false), &status("Running")));
         pods.delete(&NamespacedName::new("ns", "web-1"));
         assert!(pods.cluster_index().by_ip.is_empty() && pods.cluster_index().by_host_port.is_empty());
     }

@@ -2,24 +2,26 @@
 //!
 //! Always holds: the indexes have exactly the objects that the store has; an empty namespace takes no memory.
 
-use std::{
-    collections::HashMap,
-    sync::{Arc, LazyLock},
-};
+use std::{collections::HashMap, sync::Arc};
 
 use crate::{api::NamespacedName, cluster::Diff};
 
 /// An object that a [`Store`] holds.
-pub trait Stored: Sized {
+pub trait Stored: PartialEq + Sized {
     /// Lookups within a namespace.
     type NamespaceIndex: Default;
     /// Lookups, or sums, over the cluster.
     type ClusterIndex: Default;
 
-    /// [`cluster_scope`] for a cluster-scoped object.
-    fn namespace(&self) -> &Arc<str>;
-    fn name(&self) -> &Arc<str>;
+    fn key(&self) -> NamespacedName;
 
+    /// Copies from the known object what the API server does not send.
+    fn inherit(&mut self, _known: &Self) {}
+    /// Returns `false` if the two objects differ only in fields that no observer reads, such as the resourceVersion. Such an object is
+    /// stored, and observers are not notified.
+    fn is_change(&self, _known: &Self) -> bool {
+        true
+    }
     /// Prepares an object before it is stored, for example by sharing parts of it with others.
     fn prepare(&mut self, _: &mut Self::ClusterIndex) {}
     fn index(self: &Arc<Self>, _: &mut Self::NamespaceIndex, _: &mut Self::ClusterIndex) {}
@@ -42,12 +44,6 @@ struct NamespaceObjects<T: Stored> {
 pub struct Selected<'a, T: Stored, N> {
     namespace: Option<&'a NamespaceObjects<T>>,
     names: Option<N>,
-}
-
-/// The namespace of all cluster-scoped objects: empty.
-pub fn cluster_scope() -> &'static Arc<str> {
-    static EMPTY: LazyLock<Arc<str>> = LazyLock::new(|| Arc::from(""));
-    &EMPTY
 }
 
 impl<T: Stored> Default for Store<T> {
@@ -88,7 +84,7 @@ impl<T: Stored> Store<T> {
     }
 
     pub fn keys(&self) -> impl Iterator<Item = NamespacedName> {
-        self.iter().map(|object| key_of(&**object))
+        self.iter().map(|object| object.key())
     }
 
     /// The objects of a namespace whose names the index yields.
@@ -110,29 +106,25 @@ impl<T: Stored> Store<T> {
         &self.cluster
     }
 
-    pub(in crate::cluster) fn cluster_index_mut(&mut self) -> &mut T::ClusterIndex {
-        &mut self.cluster
-    }
-
-    /// Stores an object in the place of the one with its key. Returns `None` where both are equal.
-    pub(in crate::cluster) fn apply(&mut self, object: T) -> Option<Diff<T>>
-    where
-        T: PartialEq,
-    {
-        let known = self.find(object.namespace(), object.name());
-        if known.is_some_and(|known| **known == object) { None } else { Some(self.insert(object)) }
-    }
-
-    /// Stores an object in the place of the one with its key.
-    pub(in crate::cluster) fn insert(&mut self, mut object: T) -> Diff<T> {
-        let old = self.remove(&key_of(&object));
-        self.count += 1;
+    /// Stores an object, replacing the one with the same key. Returns `None` if observers would see no difference.
+    pub(in crate::cluster) fn apply(&mut self, mut object: T) -> Option<Diff<T>> {
+        let key = object.key();
+        let mut is_change = true;
+        if let Some(known) = self.get(&key) {
+            object.inherit(known);
+            if **known == object {
+                return None;
+            }
+            is_change = object.is_change(known);
+        }
+        let old = self.remove(&key);
         object.prepare(&mut self.cluster);
         let object = Arc::new(object);
-        let namespace = self.namespaces.entry(Arc::clone(object.namespace())).or_default();
+        self.count += 1;
+        let namespace = self.namespaces.entry(key.namespace).or_default();
         object.index(&mut namespace.index, &mut self.cluster);
-        namespace.by_name.insert(Arc::clone(object.name()), Arc::clone(&object));
-        Diff::of(old, object)
+        namespace.by_name.insert(key.name, Arc::clone(&object));
+        is_change.then(|| Diff::of(old, object))
     }
 
     pub(in crate::cluster) fn delete(&mut self, key: &NamespacedName) -> Option<Diff<T>> {
@@ -149,10 +141,6 @@ impl<T: Stored> Store<T> {
         }
         Some(old)
     }
-}
-
-fn key_of<T: Stored>(object: &T) -> NamespacedName {
-    NamespacedName { namespace: Arc::clone(object.namespace()), name: Arc::clone(object.name()) }
 }
 
 impl<'a, T: Stored, N: Iterator<Item = &'a Arc<str>>> Iterator for Selected<'a, T, N> {
@@ -176,12 +164,8 @@ mod tests {
         type NamespaceIndex = NamesBy<u8>;
         type ClusterIndex = u32;
 
-        fn namespace(&self) -> &Arc<str> {
-            &self.0.namespace
-        }
-
-        fn name(&self) -> &Arc<str> {
-            &self.0.name
+        fn key(&self) -> NamespacedName {
+            self.0.clone()
         }
 
         fn index(self: &Arc<Self>, namespace: &mut NamesBy<u8>, sum: &mut u32) {
@@ -200,12 +184,12 @@ mod tests {
     }
 
     #[test]
-    fn objects_are_found_by_key_and_index_until_they_are_gone() {
+    fn objects_are_found_by_key_and_index_until_they_are_deleted() {
         let mut store = Store::default();
         assert!(matches!(store.apply(thing("a", 1)), Some(Diff::Added(_))));
         assert!(store.apply(thing("a", 1)).is_none(), "nothing changed");
         assert!(matches!(store.apply(thing("a", 2)), Some(Diff::Modified { old, new }) if (old.1, new.1) == (1, 2)));
-        store.insert(thing("b", 2));
+        assert!(store.apply(thing("b", 2)).is_some());
         let found = |store: &Store<Thing>, namespace: &str, value: u8| {
             let mut names: Vec<_> =
                 store.select(namespace, |index| index.get(&value)).map(|it| it.0.name.to_string()).collect();

@@ -5,10 +5,7 @@ use proptest::prelude::*;
 use serde_json::{Value, from_value, json};
 
 use super::*;
-use crate::cluster::{
-    Problems, Projected,
-    kinds::owner::{IntermediateKind, IntermediateOwner},
-};
+use crate::cluster::{Problems, Projected, Watched, kinds::owner::IntermediateOwner};
 
 fn owned_by(name: &str, owners: &[(&str, &str)]) -> Value {
     let reference = |(kind, name): &(&str, &str)| json!({"apiVersion": "v1", "kind": kind, "name": name, "uid": "u"});
@@ -20,8 +17,8 @@ fn pod(state: &mut State, name: &str, owners: &[(&str, &str)]) {
     Pod::project(from_value(owned_by(name, owners)).unwrap(), &mut Problems::default()).apply(state);
 }
 
-fn between<K: IntermediateKind>(state: &mut State, name: &str, owners: &[(&str, &str)]) {
-    IntermediateOwner::<K>::project(from_value(owned_by(name, owners)).unwrap(), &mut Problems::default()).apply(state);
+fn between<T: Watched>(state: &mut State, name: &str, owners: &[(&str, &str)]) {
+    T::project(from_value(owned_by(name, owners)).unwrap(), &mut Problems::default()).apply(state);
 }
 
 fn workload(kind: &str, name: &str) -> WorkloadKey {
@@ -37,10 +34,10 @@ fn pods(state: &State, kind: &str, name: &str) -> Vec<String> {
 #[test]
 fn the_top_is_found_through_replica_sets_and_jobs_and_is_the_pod_itself_without_an_owner() {
     let mut state = State::default();
-    between::<ReplicaSet>(&mut state, "web-5f", &[("Deployment", "web")]);
-    between::<ReplicaSet>(&mut state, "canary-5f", &[("Rollout", "canary")]);
-    between::<ReplicaSet>(&mut state, "alone", &[]);
-    between::<Job>(&mut state, "tick-1", &[("CronJob", "tick")]);
+    between::<IntermediateOwner<ReplicaSet>>(&mut state, "web-5f", &[("Deployment", "web")]);
+    between::<IntermediateOwner<ReplicaSet>>(&mut state, "canary-5f", &[("Rollout", "canary")]);
+    between::<IntermediateOwner<ReplicaSet>>(&mut state, "alone", &[]);
+    between::<IntermediateOwner<Job>>(&mut state, "tick-1", &[("CronJob", "tick")]);
     for (owners, expected) in [
         (&[("ReplicaSet", "web-5f")][..], "ns/Deployment/web"),
         (&[("ReplicaSet", "canary-5f")], "ns/Rollout/canary"),
@@ -68,8 +65,8 @@ fn the_pods_of_a_replica_set_are_its_owners_and_no_longer_its_own() {
     pod(&mut state, "direct", &[("Deployment", "web")]);
     assert_eq!(pods(&state, "ReplicaSet", "web-5f"), ["web-5f-1"]);
     assert_eq!(pods(&state, "Deployment", "web"), ["direct"]);
-    between::<ReplicaSet>(&mut state, "web-5f", &[("Deployment", "web")]);
-    between::<ReplicaSet>(&mut state, "web-79", &[("Deployment", "web")]);
+    between::<IntermediateOwner<ReplicaSet>>(&mut state, "web-5f", &[("Deployment", "web")]);
+    between::<IntermediateOwner<ReplicaSet>>(&mut state, "web-79", &[("Deployment", "web")]);
     assert_eq!(pods(&state, "ReplicaSet", "web-5f"), [""; 0]);
     assert_eq!(pods(&state, "Deployment", "web"), ["direct", "web-5f-1", "web-79-1"]);
     IntermediateOwner::<ReplicaSet>::remove(&NamespacedName::new("ns", "web-5f"), &mut state);
@@ -93,8 +90,8 @@ proptest! {
             let owners = if has_owner { &owner[..] } else { &[] };
             match what {
                 0 => pod(&mut state, names[name], owners),
-                1 => between::<ReplicaSet>(&mut state, names[name], owners),
-                _ => between::<Job>(&mut state, names[name], owners),
+                1 => between::<IntermediateOwner<ReplicaSet>>(&mut state, names[name], owners),
+                _ => between::<IntermediateOwner<Job>>(&mut state, names[name], owners),
             }
             let now: Vec<_> = KINDS.iter().flat_map(|kind| names.iter().map(move |name| (kind, name)))
                 .map(|(kind, name)| (workload(kind, name), pods(&state, kind, name))).collect();

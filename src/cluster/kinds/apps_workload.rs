@@ -1,36 +1,48 @@
-//! Deployments, StatefulSets and DaemonSets: what makes Pods anew when its template changes, and how far it is with that.
+//! Deployments, StatefulSets and DaemonSets: the kinds that replace their Pods when their template changes.
 //!
-//! In: three watched kinds, which are one here. Out: [`AppsWorkloads`], found by what stands at the top of a Pod's owners.
+//! In: objects of the three kinds. Out: one type, [`AppsWorkload`], with the template, the update strategy and the progress of the update.
 
 use std::{collections::BTreeMap, fmt::Debug, marker::PhantomData, sync::Arc};
 
 use k8s_openapi::{api::apps::v1 as apps, apimachinery::pkg::apis::meta::v1::ObjectMeta};
 use kube::Resource;
-use serde::{Deserialize, de::DeserializeOwned};
+use serde::Deserialize;
 
 use super::{config_annotations, inject::Inject};
 use crate::api::{RECONCILE, RESTARTED_FOR_ANNOTATION};
 use crate::{
-    api::{NamespacedName, lean_metadata},
+    api::{NamespacedName, lean_metadata, parameter_resource},
     cluster::{
-        Change, Diff, Kind, Problems, Projected, State,
-        index::{selector::Labels, workload_key::WorkloadKey},
+        Problems, Projected, State,
+        index::{selector::Labels, store::Stored, workload_key::WorkloadKey},
     },
     text::truncate,
 };
 
-/// Of what Kubernetes says about a failure: it quotes quotas and webhooks, however long they are.
+/// The longest failure message that is kept, in bytes. Kubernetes quotes quotas and answers of webhooks in it, at any length.
 const LONGEST_FAILURE: usize = 256;
 
 /// A kind of [`AppsWorkload`].
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, strum::IntoStaticStr, strum::VariantArray)]
+#[derive(
+    Clone,
+    Copy,
+    Debug,
+    PartialEq,
+    Eq,
+    Hash,
+    PartialOrd,
+    Ord,
+    strum::EnumString,
+    strum::IntoStaticStr,
+    strum::VariantArray,
+)]
 pub enum WorkloadKind {
     Deployment,
     StatefulSet,
     DaemonSet,
 }
 
-/// A Deployment, StatefulSet or DaemonSet, reduced to what rollouts read.
+/// A Deployment, StatefulSet or DaemonSet, reduced to the fields that rollouts read.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct AppsWorkload {
     pub workload: WorkloadKey,
@@ -39,117 +51,88 @@ pub struct AppsWorkload {
     pub version: Arc<str>,
     pub deleting: bool,
     pub labels: Labels,
-    /// Those of the LinkerdConfig group.
+    /// The annotations of the LinkerdConfig group.
     pub annotations: BTreeMap<Box<str>, Box<str>>,
     pub template: Template,
     pub update: UpdateStrategy,
-    /// A Deployment that makes no Pods anew, whatever its template says.
+    /// `spec.paused` of a Deployment: it does not replace Pods, even if its template changes.
     pub paused: bool,
     pub progress: WorkloadProgress,
-    /// Why a Deployment gets no further.
+    /// Why the update of a Deployment makes no progress.
     pub failure: Option<Box<str>>,
 }
 
-/// What its Pods are made from.
+/// The Pod template.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Template {
-    /// The label, else the annotation, that opts in or out.
+    /// The value of the opt-in label, or else of the annotation.
     pub reconcile: Option<Box<str>>,
-    /// What it was last restarted for.
+    /// The rollout key of the last restart.
     pub restarted_for: Option<Box<str>>,
     pub inject: Inject,
     pub host_network: bool,
 }
 
-/// How Pods follow a template that changed.
+/// How Pods are replaced after a change of the template.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum UpdateStrategy {
     /// A few at a time.
     Rolling,
     /// All at once.
     Recreate,
-    /// When somebody deletes the old ones.
+    /// Only when the old ones are deleted by hand.
     OnDelete,
-    /// Of a StatefulSet only those from this number on, which is more than 0.
+    /// Only the Pods of a StatefulSet whose ordinal is at least this number, which is greater than 0.
     Partition(i32),
 }
 
-/// How far its Pods are, as its controller said.
+/// The progress of an update, as reported by the workload's controller.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct WorkloadProgress {
-    /// It was said of the template as it is now.
+    /// The counts are for the current template.
     pub observed: bool,
     pub wanted: i64,
     pub total: i64,
-    /// Made from the template as it is now.
+    /// Pods that were created from the current template.
     pub updated: i64,
     pub ready: i64,
     pub available: i64,
 }
 
-/// All Deployments, StatefulSets and DaemonSets of a cluster.
-#[derive(Default)]
-pub struct AppsWorkloads(BTreeMap<WorkloadKey, Arc<AppsWorkload>>);
-
-/// A [`AppsWorkload`] as one of its kinds.
-pub struct AppsWorkloadOf<W> {
-    resource: AppsWorkload,
-    wire: PhantomData<fn() -> W>,
+/// An [`AppsWorkload`] of the kind `K`.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct AppsWorkloadOf<K> {
+    pub resource: Arc<AppsWorkload>,
+    kind: PhantomData<fn() -> K>,
 }
 
-/// One of the kinds as the API server sends it.
-pub trait WorkloadObject:
-    Resource<DynamicType = ()> + DeserializeOwned + Clone + Debug + Send + Sync + 'static
-{
+/// The type of `k8s_openapi` for a [`WorkloadKind`].
+pub trait AppsKind: Resource<DynamicType = ()> + Clone + Debug + PartialEq + Send + Sync + 'static {
     const KIND: WorkloadKind;
-    const WATCHED: Kind;
-    const RESOURCE: &'static str;
-    const CACHE_SIZE: &'static str;
-    fn change(diff: Diff<AppsWorkload>) -> Change;
-    fn into_parts(self) -> (ObjectMeta, Option<WorkloadSpec>, Option<WorkloadStatus>);
 }
 
-#[derive(Clone, Debug, Deserialize, Resource)]
-#[resource(inherit = "apps::Deployment")]
-pub struct DeploymentObject {
+/// An object of the kind `K` as the API server sends it.
+#[derive(Clone, Debug, Deserialize)]
+#[serde(bound = "")]
+pub struct AppsObject<K> {
     #[serde(deserialize_with = "lean_metadata")]
     metadata: ObjectMeta,
     #[serde(default)]
     spec: Option<WorkloadSpec>,
     #[serde(default)]
     status: Option<WorkloadStatus>,
+    #[serde(skip)]
+    kind: PhantomData<fn() -> K>,
 }
 
-#[derive(Clone, Debug, Deserialize, Resource)]
-#[resource(inherit = "apps::StatefulSet")]
-pub struct StatefulSetObject {
-    #[serde(deserialize_with = "lean_metadata")]
-    metadata: ObjectMeta,
-    #[serde(default)]
-    spec: Option<WorkloadSpec>,
-    #[serde(default)]
-    status: Option<WorkloadStatus>,
-}
-
-#[derive(Clone, Debug, Deserialize, Resource)]
-#[resource(inherit = "apps::DaemonSet")]
-pub struct DaemonSetObject {
-    #[serde(deserialize_with = "lean_metadata")]
-    metadata: ObjectMeta,
-    #[serde(default)]
-    spec: Option<WorkloadSpec>,
-    #[serde(default)]
-    status: Option<WorkloadStatus>,
-}
-
-/// What is below `spec` of any of the kinds.
+/// The union of `spec` of the three kinds.
 #[derive(Clone, Debug, Default, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
 pub struct WorkloadSpec {
     replicas: Option<i64>,
     paused: Option<bool>,
     template: Option<TemplateObject>,
-    /// As Deployments call it.
+    /// The name of the field in a Deployment.
     strategy: Option<Strategy>,
     update_strategy: Option<Strategy>,
 }
@@ -187,7 +170,7 @@ struct TemplateSpec {
     host_network: Option<bool>,
 }
 
-/// What is below `status` of any of the kinds.
+/// The union of `status` of the three kinds.
 #[derive(Clone, Debug, Default, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
 pub struct WorkloadStatus {
@@ -245,7 +228,7 @@ impl AppsWorkload {
         }
     }
 
-    /// Whether nothing changed but its version.
+    /// Whether both are equal except for the resourceVersion.
     fn eq_ignoring_version(&self, other: &Self) -> bool {
         let Self { workload, kind, uid, version: _, deleting, labels, annotations, template, update, .. } = self;
         let Self { paused, progress, failure, .. } = self;
@@ -312,7 +295,7 @@ impl WorkloadProgress {
 }
 
 impl WorkloadStatus {
-    /// That no Pods can be made, which says why; else that they do not become available in time.
+    /// The message of `ReplicaFailure`, or else of `Progressing=False`: the first names the cause, the second only the missed deadline.
     fn failure(&self) -> Option<Box<str>> {
         let text = |wanted: &str, value: &str| {
             let mut conditions = self.conditions.iter().flatten();
@@ -326,121 +309,71 @@ impl WorkloadStatus {
     }
 }
 
+// === impl AppsObject ===
+
+parameter_resource!(AppsObject, metadata_api: false);
+
 // === impl AppsWorkloadOf ===
 
-impl<W: WorkloadObject> Projected for AppsWorkloadOf<W> {
-    type Wire = W;
-    type Object = AppsWorkload;
-    const KIND: Kind = W::WATCHED;
-    const RESOURCE: &'static str = W::RESOURCE;
-    const CACHE_SIZE: &'static str = W::CACHE_SIZE;
+impl<K: AppsKind> Projected for AppsWorkloadOf<K> {
+    type Wire = AppsObject<K>;
 
-    fn project(wire: W, _: &mut Problems) -> Self {
-        let (metadata, spec, status) = wire.into_parts();
+    fn project(AppsObject { metadata, spec, status, .. }: AppsObject<K>, _: &mut Problems) -> Self {
         let (spec, status) = (spec.unwrap_or_default(), status.unwrap_or_default());
-        Self { resource: AppsWorkload::new(W::KIND, metadata, spec, &status), wire: PhantomData }
-    }
-
-    fn apply(self, state: &mut State) -> Option<Change> {
-        let known = state.apps_workloads.get(&self.resource.workload).cloned();
-        let is_change = known.as_ref().is_none_or(|known| !known.eq_ignoring_version(&self.resource));
-        let new = state.apps_workloads.insert(self.resource);
-        is_change.then(|| W::change(Diff::of(known, new)))
-    }
-
-    fn remove(key: &NamespacedName, state: &mut State) -> Option<Change> {
-        let workload = WorkloadKey::new(Arc::clone(&key.namespace), W::KIND.as_str(), Arc::clone(&key.name));
-        state.apps_workloads.0.remove(&workload).map(|old| W::change(Diff::Deleted(old)))
-    }
-
-    fn keys(state: &State) -> Vec<NamespacedName> {
-        let all = state.apps_workloads.of_kind(W::KIND).map(|resource| &resource.workload);
-        all.map(|it| NamespacedName::new(Arc::clone(&it.namespace), Arc::clone(&it.name))).collect()
-    }
-
-    fn count(state: &State) -> usize {
-        state.apps_workloads.of_kind(W::KIND).count()
+        Self { resource: Arc::new(AppsWorkload::new(K::KIND, metadata, spec, &status)), kind: PhantomData }
     }
 }
 
-impl WorkloadObject for DeploymentObject {
+impl<K: AppsKind> Stored for AppsWorkloadOf<K> {
+    type NamespaceIndex = ();
+    type ClusterIndex = ();
+
+    fn key(&self) -> NamespacedName {
+        let WorkloadKey { namespace, name, .. } = &self.resource.workload;
+        NamespacedName { namespace: Arc::clone(namespace), name: Arc::clone(name) }
+    }
+
+    fn is_change(&self, known: &Self) -> bool {
+        !self.resource.eq_ignoring_version(&known.resource)
+    }
+}
+
+impl AppsKind for apps::Deployment {
     const KIND: WorkloadKind = WorkloadKind::Deployment;
-    const WATCHED: Kind = Kind::Deployment;
-    const RESOURCE: &'static str = "deployments.apps";
-    const CACHE_SIZE: &'static str = "deployment_cache_size";
-
-    fn change(diff: Diff<AppsWorkload>) -> Change {
-        Change::Deployment(diff)
-    }
-
-    fn into_parts(self) -> (ObjectMeta, Option<WorkloadSpec>, Option<WorkloadStatus>) {
-        (self.metadata, self.spec, self.status)
-    }
 }
 
-impl WorkloadObject for StatefulSetObject {
+impl AppsKind for apps::StatefulSet {
     const KIND: WorkloadKind = WorkloadKind::StatefulSet;
-    const WATCHED: Kind = Kind::StatefulSet;
-    const RESOURCE: &'static str = "statefulsets.apps";
-    const CACHE_SIZE: &'static str = "statefulset_cache_size";
-
-    fn change(diff: Diff<AppsWorkload>) -> Change {
-        Change::StatefulSet(diff)
-    }
-
-    fn into_parts(self) -> (ObjectMeta, Option<WorkloadSpec>, Option<WorkloadStatus>) {
-        (self.metadata, self.spec, self.status)
-    }
 }
 
-impl WorkloadObject for DaemonSetObject {
+impl AppsKind for apps::DaemonSet {
     const KIND: WorkloadKind = WorkloadKind::DaemonSet;
-    const WATCHED: Kind = Kind::DaemonSet;
-    const RESOURCE: &'static str = "daemonsets.apps";
-    const CACHE_SIZE: &'static str = "daemonset_cache_size";
-
-    fn change(diff: Diff<AppsWorkload>) -> Change {
-        Change::DaemonSet(diff)
-    }
-
-    fn into_parts(self) -> (ObjectMeta, Option<WorkloadSpec>, Option<WorkloadStatus>) {
-        (self.metadata, self.spec, self.status)
-    }
 }
 
-// === impl AppsWorkloads ===
+// === impl State ===
 
-impl AppsWorkloads {
-    pub fn len(&self) -> usize {
-        self.0.len()
+impl State {
+    /// The Deployment, StatefulSet or DaemonSet with the key.
+    pub fn apps_workload(&self, WorkloadKey { namespace, kind, name }: &WorkloadKey) -> Option<&Arc<AppsWorkload>> {
+        match kind.parse().ok()? {
+            WorkloadKind::Deployment => self.deployments.find(namespace, name).map(|it| &it.resource),
+            WorkloadKind::StatefulSet => self.stateful_sets.find(namespace, name).map(|it| &it.resource),
+            WorkloadKind::DaemonSet => self.daemon_sets.find(namespace, name).map(|it| &it.resource),
+        }
     }
 
-    pub fn is_empty(&self) -> bool {
-        self.0.is_empty()
+    /// All Deployments, StatefulSets and DaemonSets.
+    pub fn apps_workloads(&self) -> impl Iterator<Item = &Arc<AppsWorkload>> {
+        let deployments = self.deployments.iter().map(|it| &it.resource);
+        let stateful_sets = self.stateful_sets.iter().map(|it| &it.resource);
+        deployments.chain(stateful_sets).chain(self.daemon_sets.iter().map(|it| &it.resource))
     }
 
-    pub fn get(&self, workload: &WorkloadKey) -> Option<&Arc<AppsWorkload>> {
-        self.0.get(workload)
-    }
-
-    /// By namespace, kind and name.
-    pub fn all(&self) -> impl Iterator<Item = &Arc<AppsWorkload>> {
-        self.0.values()
-    }
-
-    pub fn in_namespace(&self, namespace: &str) -> impl Iterator<Item = &Arc<AppsWorkload>> {
-        let first = WorkloadKey::new(namespace, "", "");
-        self.0.range(first..).map(|(_, resource)| resource).take_while(|it| *it.workload.namespace == *namespace)
-    }
-
-    pub fn of_kind(&self, kind: WorkloadKind) -> impl Iterator<Item = &Arc<AppsWorkload>> {
-        self.all().filter(move |resource| resource.kind == kind)
-    }
-
-    fn insert(&mut self, resource: AppsWorkload) -> Arc<AppsWorkload> {
-        let resource = Arc::new(resource);
-        self.0.insert(resource.workload.clone(), Arc::clone(&resource));
-        resource
+    /// The Deployments, StatefulSets and DaemonSets of a namespace.
+    pub fn apps_workloads_in(&self, namespace: &str) -> impl Iterator<Item = &Arc<AppsWorkload>> {
+        let deployments = self.deployments.in_namespace(namespace).map(|it| &it.resource);
+        let stateful_sets = self.stateful_sets.in_namespace(namespace).map(|it| &it.resource);
+        deployments.chain(stateful_sets).chain(self.daemon_sets.in_namespace(namespace).map(|it| &it.resource))
     }
 }
 

@@ -1,21 +1,23 @@
-//! What is read of the three kinds, and which change is one.
+//! Which fields of the three kinds are read, and which changes observers are notified of.
 
 use serde_json::{Value, json};
 
 use super::*;
+use crate::cluster::Watched;
 
-/// `ns/web`, from what users and controllers write. Metadata is of generation 3.
+/// `ns/web` of generation 3, from `spec` and `status`.
 fn workload(kind: WorkloadKind, metadata: &Value, spec: &Value, status: &Value) -> AppsWorkload {
-    fn project<W: WorkloadObject>(object: Value) -> AppsWorkload {
-        AppsWorkloadOf::<W>::project(serde_json::from_value(object).unwrap(), &mut Problems::default()).resource
+    fn project<K: AppsKind>(object: Value) -> AppsWorkload {
+        let wire = serde_json::from_value(object).unwrap();
+        (*AppsWorkloadOf::<K>::project(wire, &mut Problems::default()).resource).clone()
     }
     let mut all = json!({"name": "web", "namespace": "ns", "uid": "u", "resourceVersion": "1", "generation": 3});
     all.as_object_mut().unwrap().extend(metadata.as_object().unwrap().clone());
     let object = json!({"metadata": all, "spec": spec, "status": status});
     match kind {
-        WorkloadKind::Deployment => project::<DeploymentObject>(object),
-        WorkloadKind::StatefulSet => project::<StatefulSetObject>(object),
-        WorkloadKind::DaemonSet => project::<DaemonSetObject>(object),
+        WorkloadKind::Deployment => project::<apps::Deployment>(object),
+        WorkloadKind::StatefulSet => project::<apps::StatefulSet>(object),
+        WorkloadKind::DaemonSet => project::<apps::DaemonSet>(object),
     }
 }
 
@@ -24,7 +26,7 @@ use WorkloadKind::{DaemonSet, Deployment, StatefulSet};
 const ALL: [WorkloadKind; 3] = [Deployment, StatefulSet, DaemonSet];
 
 #[test]
-fn every_kind_says_who_it_is_and_what_of_it_is_about_rollouts() {
+fn the_fields_for_rollouts_are_read_from_every_kind() {
     let metadata = json!({"labels": {"app": "web"}, "annotations": {
         "config.linkerd.io/rollout-hash": "h", "config.linkerd.iov/a": "b", "linkerd.io/inject": "enabled"}});
     let template = json!({"spec": {"hostNetwork": true}, "metadata": {"annotations": {
@@ -44,7 +46,7 @@ fn every_kind_says_who_it_is_and_what_of_it_is_about_rollouts() {
 }
 
 #[test]
-fn on_a_template_the_label_comes_before_the_annotation() {
+fn the_label_of_a_template_overrides_its_annotation() {
     let reconcile = |value: &str| json!({"config.linkerd.io/reconcile": value});
     for (metadata, expected) in [
         (json!({}), None),
@@ -59,7 +61,7 @@ fn on_a_template_the_label_comes_before_the_annotation() {
 }
 
 #[test]
-fn strategies_are_read_where_each_kind_has_them() {
+fn the_strategy_is_read_from_the_field_of_each_kind() {
     let partition = |number: i64| json!({"type": "RollingUpdate", "rollingUpdate": {"partition": number}});
     let rolling = UpdateStrategy::Rolling;
     for (kind, field, strategy, expected) in [
@@ -89,7 +91,7 @@ fn strategies_are_read_where_each_kind_has_them() {
 }
 
 #[test]
-fn progress_is_what_the_controller_said_of_this_generation() {
+fn progress_counts_only_for_the_observed_generation() {
     let replicas = json!({"observedGeneration": 3, "replicas": 5, "updatedReplicas": 4, "readyReplicas": 3, "availableReplicas": 2});
     let nodes = json!({"observedGeneration": 3, "desiredNumberScheduled": 6, "currentNumberScheduled": 5,
         "updatedNumberScheduled": 4, "numberReady": 3, "numberAvailable": 2});
@@ -108,7 +110,7 @@ fn progress_is_what_the_controller_said_of_this_generation() {
 }
 
 #[test]
-fn that_no_pods_can_be_made_says_more_than_that_it_takes_too_long() {
+fn a_replica_failure_is_reported_before_a_missed_deadline() {
     let condition = |kind: &str, status: &str, message: &str| json!({"type": kind, "status": status, "reason": "Reason", "message": message});
     let (late, fine) = (condition("Progressing", "False", "too long"), condition("Progressing", "True", "fine"));
     let quota = condition("ReplicaFailure", "True", "exceeded quota");
@@ -148,36 +150,47 @@ fn every_shape_of_a_workload_is_read() {
     }
 }
 
+/// The object as a watch delivers it.
+fn of_kind<K>(workload: AppsWorkload) -> AppsWorkloadOf<K> {
+    AppsWorkloadOf { resource: Arc::new(workload), kind: PhantomData }
+}
+
 #[test]
-fn another_version_of_the_same_is_kept_and_is_no_change() {
+fn a_change_of_only_the_version_is_stored_and_is_no_change() {
     let mut state = State::default();
     let apply = |state: &mut State, metadata: Value, status: Value| {
-        let resource = workload(Deployment, &metadata, &json!({}), &status);
-        AppsWorkloadOf::<DeploymentObject> { resource, wire: PhantomData }.apply(state).is_some()
+        of_kind::<apps::Deployment>(workload(Deployment, &metadata, &json!({}), &status)).apply(state).is_some()
     };
     let itself = WorkloadKey::new("ns", "Deployment", "web");
     assert!(apply(&mut state, json!({}), json!({})));
     assert!(!apply(&mut state, json!({"resourceVersion": "2"}), json!({})));
-    assert_eq!(&*state.apps_workloads.get(&itself).unwrap().version, "2", "it is what a patch goes out from");
+    assert_eq!(&*state.apps_workload(&itself).unwrap().version, "2", "a patch is based on it");
     assert!(apply(&mut state, json!({"resourceVersion": "3"}), json!({"readyReplicas": 1})));
     let key = NamespacedName::new("ns", "web");
-    assert!(AppsWorkloadOf::<StatefulSetObject>::remove(&key, &mut state).is_none(), "another kind");
-    assert!(AppsWorkloadOf::<DeploymentObject>::remove(&key, &mut state).is_some());
-    assert!(state.apps_workloads.is_empty());
+    assert!(AppsWorkloadOf::<apps::StatefulSet>::remove(&key, &mut state).is_none(), "another kind");
+    assert!(AppsWorkloadOf::<apps::Deployment>::remove(&key, &mut state).is_some());
+    assert_eq!(state.apps_workloads().count(), 0);
 }
 
 #[test]
-fn all_of_a_namespace_or_of_a_kind_are_found() {
-    let mut resources = AppsWorkloads::default();
+fn workloads_are_found_by_key_and_by_namespace() {
+    let mut state = State::default();
     for (namespace, name) in [("n", "a"), ("ns", "b"), ("ns", "a"), ("nsx", "a")] {
-        for kind in ALL {
-            let metadata = json!({"namespace": namespace, "name": name});
-            resources.insert(workload(kind, &metadata, &json!({}), &json!({})));
-        }
+        let metadata = json!({"namespace": namespace, "name": name});
+        let workload = |kind| workload(kind, &metadata, &json!({}), &json!({}));
+        of_kind::<apps::Deployment>(workload(Deployment)).apply(&mut state);
+        of_kind::<apps::StatefulSet>(workload(StatefulSet)).apply(&mut state);
+        of_kind::<apps::DaemonSet>(workload(DaemonSet)).apply(&mut state);
     }
-    let found: Vec<_> = resources.in_namespace("ns").map(|it| it.workload.to_string()).collect();
+    let mut found: Vec<_> = state.apps_workloads_in("ns").map(|it| it.workload.to_string()).collect();
+    found.sort();
     let expected = ["DaemonSet/a", "DaemonSet/b", "Deployment/a", "Deployment/b", "StatefulSet/a", "StatefulSet/b"];
     assert_eq!(found, expected.map(|it| format!("ns/{it}")));
-    assert_eq!((resources.of_kind(StatefulSet).count(), resources.len()), (4, 12));
-    assert_eq!(resources.in_namespace("none").count(), 0);
+    for key in expected.map(|it| it.split_once('/').unwrap()).map(|(kind, name)| WorkloadKey::new("ns", kind, name)) {
+        assert_eq!(state.apps_workload(&key).unwrap().workload, key);
+    }
+    for (kind, name) in [("Deployment", "c"), ("Rollout", "a")] {
+        assert!(state.apps_workload(&WorkloadKey::new("ns", kind, name)).is_none());
+    }
+    assert_eq!((state.apps_workloads().count(), state.apps_workloads_in("none").count()), (12, 0));
 }

@@ -1,4 +1,4 @@
-//! ConfigMaps of Linkerd's namespace: the mesh's configuration, who wrote it, and the bundle of trust anchors.
+//! ConfigMaps of Linkerd's namespace: the configuration of the mesh, its field managers, and the bundle of trust anchors.
 
 use std::{collections::HashMap, sync::Arc};
 
@@ -13,7 +13,7 @@ use crate::api::{CONFIG_GROUP, CREATED_BY_ANNOTATION, LINKERD_CONFIG_KIND, TRUST
 use crate::{
     api::NamespacedName,
     cluster::{
-        Change, Kind, Problems, Projected, State,
+        Problems, Projected,
         index::store::{Store, Stored},
     },
 };
@@ -25,24 +25,24 @@ const LEGACY: &str = "global";
 /// The key of the bundle in [`TRUST_ROOTS`].
 const BUNDLE: &str = "ca-bundle.crt";
 
-/// A ConfigMap, reduced to what the LinkerdConfig controller reads. Two that compare equal are the same to it.
+/// A ConfigMap, reduced to the fields that the LinkerdConfig controller reads.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ConfigMap {
     pub key: NamespacedName,
     pub uid: Arc<str>,
     pub version: Arc<str>,
     pub values: Option<Arc<str>>,
-    /// It is of a Linkerd that is too old to be configured by `values`.
+    /// The ConfigMap belongs to a Linkerd version that is too old to be configured by `values`.
     pub legacy: bool,
     pub immutable: bool,
-    /// It would be deleted with a LinkerdConfig: the Go project of that name wrote such references.
+    /// An owner reference would have it deleted together with a LinkerdConfig. The Go project of that name wrote such references.
     pub owned: bool,
-    /// Those of the LinkerdConfig group, and `linkerd.io/created-by`.
+    /// The annotations of the LinkerdConfig group, and `linkerd.io/created-by`.
     pub annotations: HashMap<String, String>,
-    /// Who wrote `values`: the latest first.
+    /// The field managers of `values`, the latest first.
     pub writers: Vec<FieldManager>,
     pub bundle: Option<Arc<str>>,
-    /// When somebody last wrote the bundle, as far as one can see.
+    /// When the bundle was last written, by the managed fields.
     pub bundle_written: Option<Timestamp>,
 }
 
@@ -68,10 +68,6 @@ pub struct ConfigMapObject {
 
 impl Projected for ConfigMap {
     type Wire = ConfigMapObject;
-    type Object = Self;
-    const KIND: Kind = Kind::ConfigMap;
-    const RESOURCE: &'static str = "configmaps";
-    const CACHE_SIZE: &'static str = "configmap_cache_size";
 
     fn project(wire: ConfigMapObject, _: &mut Problems) -> Self {
         let ConfigMapObject { metadata, data, immutable } = wire;
@@ -106,46 +102,30 @@ impl Projected for ConfigMap {
             bundle_written,
         }
     }
-
-    fn apply(mut self, state: &mut State) -> Option<Change> {
-        let known = state.config_maps.get(&self.key);
-        // A manager that wrote the bundle gets a new time for whatever else it changes: only a changed bundle counts as written.
-        if let Some(known) = known.filter(|known| known.bundle == self.bundle) {
-            self.bundle_written = known.bundle_written;
-        }
-        let is_change = known.is_none_or(|known| !known.eq_ignoring_version(&self));
-        let diff = state.config_maps.insert(self);
-        is_change.then_some(Change::ConfigMap(diff))
-    }
-
-    fn remove(key: &NamespacedName, state: &mut State) -> Option<Change> {
-        state.config_maps.delete(key).map(Change::ConfigMap)
-    }
-
-    fn keys(state: &State) -> Vec<NamespacedName> {
-        state.config_maps.keys().collect()
-    }
-
-    fn count(state: &State) -> usize {
-        state.config_maps.len()
-    }
 }
 
 impl Stored for ConfigMap {
     type NamespaceIndex = ();
     type ClusterIndex = ();
 
-    fn namespace(&self) -> &Arc<str> {
-        &self.key.namespace
+    fn key(&self) -> NamespacedName {
+        self.key.clone()
     }
 
-    fn name(&self) -> &Arc<str> {
-        &self.key.name
+    /// A manager that owns the bundle gets a new time for every field that it changes, so the time is kept while the bundle is the same.
+    fn inherit(&mut self, known: &Self) {
+        if known.bundle == self.bundle {
+            self.bundle_written = known.bundle_written;
+        }
+    }
+
+    fn is_change(&self, known: &Self) -> bool {
+        !self.eq_ignoring_version(known)
     }
 }
 
 impl ConfigMap {
-    /// Whether nothing changed but its version.
+    /// Whether both are equal except for the resourceVersion.
     fn eq_ignoring_version(&self, other: &Self) -> bool {
         let Self { key, uid, version: _, values, legacy, immutable, owned, .. } = self;
         let Self { annotations, writers, bundle, bundle_written, .. } = self;
@@ -174,6 +154,7 @@ mod tests {
     use serde_json::{Value, json};
 
     use super::*;
+    use crate::cluster::{State, Watched};
 
     fn config_map(name: &str, metadata: &Value, data: &Value) -> ConfigMap {
         let mut object = json!({"metadata": {"name": name, "namespace": "linkerd"}, "data": data});
@@ -182,7 +163,7 @@ mod tests {
     }
 
     #[test]
-    fn who_wrote_the_document_is_told_apart_from_who_wrote_anything_else_the_latest_first() {
+    fn only_managers_of_the_document_are_writers_the_latest_first() {
         let entry = |manager: &str, time: &str, fields: Value| json!({"manager": manager, "operation": "Update", "time": time, "fieldsV1": fields});
         let values = json!({"f:data": {".": {}, "f:values": {}}});
         let metadata = json!({"managedFields": [
@@ -196,7 +177,7 @@ mod tests {
     }
 
     #[test]
-    fn the_bundle_is_as_old_as_its_latest_writer() {
+    fn the_bundle_has_the_time_of_its_latest_writer() {
         let entry = |time: &str, fields: Value| json!({"manager": "m", "operation": "Update", "time": time, "fieldsV1": {"f:data": fields}});
         let bundle = json!({"f:ca-bundle.crt": {}});
         let metadata = json!({"managedFields": [
@@ -209,7 +190,7 @@ mod tests {
     }
 
     #[test]
-    fn a_touch_is_nothing_and_what_matters_is_kept() {
+    fn a_new_version_alone_is_no_change_and_is_stored() {
         let mut state = State::default();
         let annotations = json!({"annotations": {"config.linkerd.io/config-hash": "h", "linkerd.io/created-by": "c", "x": "y"}, "resourceVersion": "1"});
         let first = config_map("linkerd-config", &annotations, &json!({"values": "a: 1"}));
@@ -218,7 +199,7 @@ mod tests {
         let touched = json!({"annotations": {"config.linkerd.io/config-hash": "h", "linkerd.io/created-by": "c", "x": "z"}, "resourceVersion": "2"});
         config_map("linkerd-config", &touched, &json!({"values": "a: 1"})).apply(&mut state);
         let key = NamespacedName::new("linkerd", "linkerd-config");
-        assert_eq!(&*state.config_maps.get(&key).unwrap().version, "2", "the latest version is what a write replaces");
+        assert_eq!(&*state.config_maps.get(&key).unwrap().version, "2", "a write is conditional on the latest version");
         let owner = json!({"ownerReferences": [{"apiVersion": "config.linkerd.io/v1alpha1", "kind": "LinkerdConfig", "name": "a", "uid": "u"}]});
         let old = config_map("linkerd-config", &owner, &json!({"global": "{}"}));
         assert!(old.owned && old.legacy);

@@ -1,4 +1,4 @@
-//! PodDisruptionBudgets: whether Pods may be taken away now.
+//! PodDisruptionBudgets: whether they allow a disruption now.
 
 use std::sync::Arc;
 
@@ -8,7 +8,7 @@ use serde::Deserialize;
 use crate::{
     api::{LabelSelectorObject, NamespacedName, lean_metadata},
     cluster::{
-        Change, Kind, Problems, Projected, State,
+        Problems, Projected,
         index::{
             label_selector::{ByLabelSelector, LabelSelector},
             selector::Labels,
@@ -21,9 +21,9 @@ use crate::{
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct DisruptionBudget {
     pub key: NamespacedName,
-    /// Whether one more Pod may be taken away, by what its controller said of the budget as it is now.
+    /// Whether the status allows at least one disruption, and is for the current generation.
     pub allows: bool,
-    /// An absent one selects nothing, and an empty one everything.
+    /// An absent selector selects no Pods, an empty one selects all.
     pub selector: Option<LabelSelector>,
 }
 
@@ -56,10 +56,6 @@ struct DisruptionBudgetStatus {
 
 impl Projected for DisruptionBudget {
     type Wire = DisruptionBudgetObject;
-    type Object = Self;
-    const KIND: Kind = Kind::PodDisruptionBudget;
-    const RESOURCE: &'static str = "poddisruptionbudgets.policy";
-    const CACHE_SIZE: &'static str = "poddisruptionbudget_cache_size";
 
     fn project(wire: DisruptionBudgetObject, problems: &mut Problems) -> Self {
         let DisruptionBudgetObject { metadata, spec, status } = wire;
@@ -70,26 +66,10 @@ impl Projected for DisruptionBudget {
             key: NamespacedName::of(&metadata),
             allows: observed && disruptions_allowed.unwrap_or_default() > 0,
             selector: selector.unwrap_or_else(|error| {
-                problems.add(format_args!("its selector selects nothing: {error}"));
+                problems.add(format_args!("its selector is invalid and selects no Pods: {error}"));
                 None
             }),
         }
-    }
-
-    fn apply(self, state: &mut State) -> Option<Change> {
-        state.disruption_budgets.apply(self).map(Change::PodDisruptionBudget)
-    }
-
-    fn remove(key: &NamespacedName, state: &mut State) -> Option<Change> {
-        state.disruption_budgets.delete(key).map(Change::PodDisruptionBudget)
-    }
-
-    fn keys(state: &State) -> Vec<NamespacedName> {
-        state.disruption_budgets.keys().collect()
-    }
-
-    fn count(state: &State) -> usize {
-        state.disruption_budgets.len()
     }
 }
 
@@ -97,12 +77,8 @@ impl Stored for DisruptionBudget {
     type NamespaceIndex = ByLabelSelector;
     type ClusterIndex = ();
 
-    fn namespace(&self) -> &Arc<str> {
-        &self.key.namespace
-    }
-
-    fn name(&self) -> &Arc<str> {
-        &self.key.name
+    fn key(&self) -> NamespacedName {
+        self.key.clone()
     }
 
     fn index(self: &Arc<Self>, by_selector: &mut ByLabelSelector, (): &mut ()) {
@@ -135,6 +111,7 @@ mod tests {
     use serde_json::{Value, json};
 
     use super::*;
+    use crate::cluster::{State, Watched};
 
     fn budget(name: &str, spec: &Value, status: &Value) -> (DisruptionBudget, usize) {
         let metadata = json!({"name": name, "namespace": "ns", "generation": 2});
@@ -145,7 +122,7 @@ mod tests {
     }
 
     #[test]
-    fn it_allows_what_its_controller_said_of_it_as_it_is_now() {
+    fn only_a_status_of_the_current_generation_allows_disruptions() {
         for (status, expected) in [
             (json!({"disruptionsAllowed": 1, "observedGeneration": 2}), true),
             (json!({"disruptionsAllowed": 0, "observedGeneration": 2}), false),
@@ -158,7 +135,7 @@ mod tests {
     }
 
     #[test]
-    fn no_selector_selects_nothing_an_empty_one_everything_and_an_invalid_one_is_a_problem() {
+    fn an_absent_selector_selects_no_pods_an_empty_one_all_and_an_invalid_one_is_a_problem() {
         let mut state = State::default();
         let nonsense = json!({"matchExpressions": [{"key": "app", "operator": "Like"}]});
         for (name, selector, problems) in [
@@ -182,7 +159,7 @@ mod tests {
         assert_eq!(selecting(&state, "ns", "web"), "all web");
         assert_eq!(selecting(&state, "ns", "db"), "all db");
         assert_eq!(selecting(&state, "other", "web"), "");
-        for key in DisruptionBudget::keys(&state) {
+        for key in state.disruption_budgets.keys().collect::<Vec<_>>() {
             DisruptionBudget::remove(&key, &mut state);
         }
         assert!(state.disruption_budgets.is_empty());

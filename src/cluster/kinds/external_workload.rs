@@ -1,4 +1,4 @@
-//! ExternalWorkloads: what of them becomes endpoints, and which of them a Service selects.
+//! ExternalWorkloads: the fields that become endpoints, and the lookup by selector and by address.
 
 use std::{
     net::{IpAddr, SocketAddr},
@@ -12,7 +12,7 @@ use crate::{
         endpoint_slice::Family,
     },
     cluster::{
-        Change, Kind, Problems, Projected, State,
+        Problems, Projected,
         index::{
             address::{self, ByAddress, NetworkAddress},
             label_selector::LabelSelector,
@@ -22,8 +22,8 @@ use crate::{
     },
 };
 
-/// An ExternalWorkload, reduced to what becomes endpoints and what clients see of them: probe times, other conditions and
-/// most annotations do not count.
+/// An ExternalWorkload, reduced to the fields that endpoints and clients depend on. Probe times, other conditions and most
+/// annotations are left out, so that their changes cause no work.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ExternalWorkload {
     pub key: NamespacedName,
@@ -31,17 +31,17 @@ pub struct ExternalWorkload {
     pub labels: Labels,
     pub addresses: Vec<Address>,
     pub ports: Vec<WorkloadPort>,
-    /// Any condition `Ready` is `True`.
+    /// Whether any condition `Ready` is `True`.
     pub ready: bool,
     pub mesh: Mesh,
 }
 
-/// What of an ExternalWorkload is no part of its slices, but seen by clients.
+/// The fields of an ExternalWorkload that are not part of its slices, but that clients receive.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Mesh {
     pub identity: Arc<str>,
     pub server_name: Arc<str>,
-    /// `None` leaves the choice to the mesh's default.
+    /// `None` for the mesh's default.
     pub opaque_ports: Option<PortRanges>,
     pub owner: Option<Owner>,
 }
@@ -49,10 +49,10 @@ pub struct Mesh {
 /// One of `workloadIPs`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Address {
-    /// What the API server takes as an endpoint address; `text` is its canonical form (RFC 5952), because API servers
-    /// refuse a slice with any other (seen with 1.36), whatever the user wrote.
+    /// An address that the API server accepts in a slice. `text` is the canonical form (RFC 5952) of the user's text, because API
+    /// servers reject a slice with any other form (seen with 1.36).
     Valid { family: Family, text: String },
-    /// What it would refuse together with the whole slice; `reason` is for the user.
+    /// An address for which the API server would reject the whole slice. `reason` is for the user.
     Invalid { text: String, reason: &'static str },
 }
 
@@ -70,7 +70,7 @@ impl ExternalWorkload {
         self.labels.get(ZONE_LABEL).map(|zone| &**zone)
     }
 
-    /// Also those that no slice may hold.
+    /// All addresses, including those that slices must not have.
     fn ips(&self) -> impl Iterator<Item = IpAddr> {
         self.addresses.iter().filter_map(|address| match address {
             Address::Valid { text, .. } | Address::Invalid { text, .. } => address::parse(text),
@@ -82,12 +82,12 @@ impl ExternalWorkload {
         ports.flat_map(|port| self.ips().map(move |ip| SocketAddr::new(ip, port)))
     }
 
-    /// Where clients reach it: its addresses with each of its ports.
+    /// The addresses at which clients reach the workload: each IP with each port.
     pub fn network_addresses(&self) -> impl Iterator<Item = NetworkAddress> {
         self.socket_addresses().map(NetworkAddress::Socket)
     }
 
-    /// Whether both stand in slices in the same way.
+    /// Whether both result in the same endpoints in slices.
     pub fn has_same_endpoints(&self, other: &Self) -> bool {
         let Self { key, uid, labels, addresses, ports, ready, mesh: _ } = self;
         (key, uid, labels, addresses, ports, ready)
@@ -97,10 +97,6 @@ impl ExternalWorkload {
 
 impl Projected for ExternalWorkload {
     type Wire = api::ExternalWorkload;
-    type Object = Self;
-    const KIND: Kind = Kind::ExternalWorkload;
-    const RESOURCE: &'static str = "externalworkloads.workload.linkerd.io";
-    const CACHE_SIZE: &'static str = "externalworkload_cache_size";
     const INFORMER_LAG: Option<&'static str> = Some("externalworkload_informer_lag_seconds");
     const IS_OPTIONAL: bool = true;
 
@@ -130,34 +126,14 @@ impl Projected for ExternalWorkload {
             mesh,
         }
     }
-
-    fn apply(self, state: &mut State) -> Option<Change> {
-        state.external_workloads.apply(self).map(Change::ExternalWorkload)
-    }
-
-    fn remove(key: &NamespacedName, state: &mut State) -> Option<Change> {
-        state.external_workloads.delete(key).map(Change::ExternalWorkload)
-    }
-
-    fn keys(state: &State) -> Vec<NamespacedName> {
-        state.external_workloads.keys().collect()
-    }
-
-    fn count(state: &State) -> usize {
-        state.external_workloads.len()
-    }
 }
 
 impl Stored for ExternalWorkload {
     type NamespaceIndex = ByLabel;
     type ClusterIndex = ByAddress<SocketAddr, Self>;
 
-    fn namespace(&self) -> &Arc<str> {
-        &self.key.namespace
-    }
-
-    fn name(&self) -> &Arc<str> {
-        &self.key.name
+    fn key(&self) -> NamespacedName {
+        self.key.clone()
     }
 
     fn index(self: &Arc<Self>, by_label: &mut ByLabel, by_port: &mut ByAddress<SocketAddr, Self>) {
@@ -172,7 +148,7 @@ impl Stored for ExternalWorkload {
 }
 
 impl WorkloadPort {
-    /// `None` for a number that is no port: nothing can match it.
+    /// Returns `None` for a number that is not a port: no request can match it.
     fn parse(port: ExternalWorkloadPort) -> Option<Self> {
         let number = u16::try_from(port.port).ok().filter(|number| *number != 0)?;
         Some(Self {
@@ -184,9 +160,9 @@ impl WorkloadPort {
 }
 
 impl From<WorkloadIp> for Address {
-    /// The API server's rule for endpoint addresses (`ValidateNonSpecialIP`, and the syntax of `addressType`), with
-    /// two forms refused that it takes or refuses depending on its version: IPv4 octets with leading zeros, which
-    /// readers disagree about, and IPv4-mapped IPv6.
+    /// Applies the API server's rule for endpoint addresses (`ValidateNonSpecialIP`, and the syntax of `addressType`). It also rejects
+    /// two forms that only some versions accept: IPv4 octets with leading zeros, which parsers interpret differently, and IPv4-mapped
+    /// IPv6.
     fn from(ip: WorkloadIp) -> Self {
         let text = ip.ip.unwrap_or_default();
         let invalid = |text, reason| Self::Invalid { text, reason };
@@ -220,7 +196,7 @@ impl Store<ExternalWorkload> {
         candidates.filter(|workload| selector.matches(&workload.labels))
     }
 
-    /// The workloads that have the port at the address.
+    /// The workloads that declare the port at the address.
     pub fn at(&self, address: SocketAddr) -> &[Arc<ExternalWorkload>] {
         self.cluster_index().get(&address)
     }
@@ -244,13 +220,14 @@ mod tests {
 
     use super::*;
     use crate::cluster::testing::external_workload as workload;
+    use crate::cluster::{State, Watched};
 
     fn address(text: &str) -> Address {
         Address::from(WorkloadIp { ip: Some(text.to_owned()) })
     }
 
     #[test]
-    fn addresses_that_the_api_server_would_refuse_are_told_apart_from_those_it_takes() {
+    fn an_address_is_valid_if_the_api_server_accepts_it() {
         for (text, canonical) in [
             ("192.0.2.4", "192.0.2.4"),
             ("239.1.1.1", "239.1.1.1"),
@@ -286,7 +263,7 @@ mod tests {
     }
 
     #[test]
-    fn any_ready_condition_that_is_true_makes_a_workload_ready() {
+    fn one_ready_condition_that_is_true_makes_a_workload_ready() {
         let ready = |conditions| {
             let object = json!({"metadata": {"name": "vm", "namespace": "ns"}, "status": {"conditions": conditions}});
             ExternalWorkload::project(serde_json::from_value(object).unwrap(), &mut Problems::default()).ready

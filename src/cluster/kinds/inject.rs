@@ -1,4 +1,4 @@
-//! What a namespace or a Pod says about its injection.
+//! The annotation `linkerd.io/inject` of a namespace, a template or a Pod.
 
 use std::collections::BTreeMap;
 
@@ -7,10 +7,10 @@ use crate::api::INJECT_ANNOTATION;
 /// The annotation `linkerd.io/inject`.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Inject {
-    /// As a proxy, or as an ingress.
+    /// `enabled` or `ingress`.
     Enabled,
     Disabled,
-    /// It is there and says nothing that the injector knows: on a Pod it hides what the namespace says, even when it is empty.
+    /// Any other value, the empty one included. On a Pod it still overrides the annotation of the namespace.
     Invalid,
     #[default]
     Absent,
@@ -28,7 +28,7 @@ impl Inject {
         }
     }
 
-    /// What a Pod or a template says, and where it says nothing its namespace.
+    /// Returns the value of a Pod or template, or that of its namespace if the annotation is absent.
     pub fn or(self, of_namespace: Self) -> Self {
         if self == Self::Absent { of_namespace } else { self }
     }
@@ -39,7 +39,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_the_injector_does_not_know_is_not_the_same_as_nothing() {
+    fn an_unknown_value_is_invalid_and_not_absent() {
         assert_eq!(Inject::of(None), Inject::Absent);
         for (value, expected) in [
             ("enabled", Inject::Enabled),

@@ -8,10 +8,10 @@ use super::config_annotations;
 use crate::{
     api::{self, LinkerdConfigSpec, LinkerdConfigStatus, NamespacedName, RESTORE_BASE_FINALIZER},
     cluster::{
-        Change, Kind, Problems, Projected, State,
+        Problems, Projected,
         index::{
             names::NamesBy,
-            store::{Store, Stored, cluster_scope},
+            store::{Store, Stored},
         },
     },
 };
@@ -25,11 +25,11 @@ pub struct LinkerdConfig {
     pub generation: i64,
     pub created: Option<Timestamp>,
     pub deleting: bool,
-    /// Its deletion waits for us.
+    /// Whether our finalizer is set, so that the deletion waits for the controller.
     pub finalized: bool,
     /// The ConfigMap that it configures.
     pub target: NamespacedName,
-    /// Those of its group: what people ask for that is no wish to be kept.
+    /// The annotations of its group: one-time requests, not desired state.
     pub annotations: Arc<BTreeMap<Box<str>, Box<str>>>,
     pub spec: Arc<LinkerdConfigSpec>,
     pub status: Arc<LinkerdConfigStatus>,
@@ -38,7 +38,7 @@ pub struct LinkerdConfig {
 // === impl LinkerdConfig ===
 
 impl LinkerdConfig {
-    /// Whether both ask for the same.
+    /// Whether both are equal except for the status and the resourceVersion.
     fn eq_ignoring_status(&self, other: &Self) -> bool {
         let Self { name, uid, version: _, generation, created, deleting, finalized, .. } = self;
         let Self { target, annotations, spec, status: _, .. } = self;
@@ -50,10 +50,6 @@ impl LinkerdConfig {
 
 impl Projected for LinkerdConfig {
     type Wire = api::LinkerdConfig;
-    type Object = Self;
-    const KIND: Kind = Kind::LinkerdConfig;
-    const RESOURCE: &'static str = "linkerdconfigs.config.linkerd.io";
-    const CACHE_SIZE: &'static str = "linkerdconfig_cache_size";
     const IS_OPTIONAL: bool = true;
 
     fn project(wire: api::LinkerdConfig, _: &mut Problems) -> Self {
@@ -72,38 +68,19 @@ impl Projected for LinkerdConfig {
             status: Arc::new(status.unwrap_or_default()),
         }
     }
-
-    fn apply(self, state: &mut State) -> Option<Change> {
-        let known = state.linkerd_configs.by_name(&self.name);
-        let is_change = known.is_none_or(|known| !known.eq_ignoring_status(&self));
-        let diff = state.linkerd_configs.insert(self);
-        is_change.then_some(Change::LinkerdConfig(diff))
-    }
-
-    fn remove(key: &NamespacedName, state: &mut State) -> Option<Change> {
-        state.linkerd_configs.delete(key).map(Change::LinkerdConfig)
-    }
-
-    fn keys(state: &State) -> Vec<NamespacedName> {
-        state.linkerd_configs.keys().collect()
-    }
-
-    fn count(state: &State) -> usize {
-        state.linkerd_configs.len()
-    }
 }
 
 impl Stored for LinkerdConfig {
-    /// By the ConfigMap that they configure.
+    /// The names by the ConfigMap that they configure.
     type NamespaceIndex = NamesBy<NamespacedName>;
     type ClusterIndex = ();
 
-    fn namespace(&self) -> &Arc<str> {
-        cluster_scope()
+    fn key(&self) -> NamespacedName {
+        NamespacedName::cluster_scoped(&self.name)
     }
 
-    fn name(&self) -> &Arc<str> {
-        &self.name
+    fn is_change(&self, known: &Self) -> bool {
+        !self.eq_ignoring_status(known)
     }
 
     fn index(self: &Arc<Self>, by_target: &mut NamesBy<NamespacedName>, (): &mut ()) {
@@ -125,7 +102,7 @@ impl Store<LinkerdConfig> {
         self.select("", |index| index.get(target))
     }
 
-    /// The ConfigMaps that LinkerdConfigs are for.
+    /// The ConfigMaps that LinkerdConfigs configure.
     pub fn targets(&self) -> impl Iterator<Item = &NamespacedName> {
         self.namespace_index("").into_iter().flat_map(|(_, index)| index.values())
     }
@@ -136,6 +113,7 @@ mod tests {
     use serde_json::{Value, json};
 
     use super::*;
+    use crate::cluster::{State, Watched};
 
     fn config(changes: &Value) -> LinkerdConfig {
         let mut metadata = json!({"name": "a", "uid": "a", "generation": 1});
@@ -147,7 +125,7 @@ mod tests {
     }
 
     #[test]
-    fn an_annotation_of_its_group_is_a_change_and_another_is_none() {
+    fn an_annotation_of_its_group_is_a_change_and_any_other_is_not() {
         let mut state = State::default();
         let annotated = |key: &str, value: &str| config(&json!({"annotations": {key: value}}));
         let asked = annotated("config.linkerd.io/retry", "1");
@@ -156,12 +134,12 @@ mod tests {
         assert!(is_change("config.linkerd.io/retry", "1"));
         assert!(!is_change("config.linkerd.io/retry", "1"));
         assert!(is_change("config.linkerd.io/retry", "2"));
-        assert!(is_change("note", "1"), "the annotation of its group is gone");
+        assert!(is_change("note", "1"), "the annotation of its group was removed");
         assert!(!is_change("config.linkerd.iov/note", "2"));
     }
 
     #[test]
-    fn a_write_of_the_status_is_no_change_and_is_kept() {
+    fn a_change_of_the_status_alone_is_stored_and_is_no_change() {
         let mut state = State::default();
         config(&json!({"resourceVersion": "1"})).apply(&mut state);
         let mut next = config(&json!({"resourceVersion": "2"}));
@@ -171,7 +149,7 @@ mod tests {
     }
 
     #[test]
-    fn it_is_found_by_its_config_map_until_it_is_gone() {
+    fn it_is_found_by_its_config_map_until_it_is_deleted() {
         let mut state = State::default();
         config(&json!({})).apply(&mut state);
         let target = NamespacedName::new("linkerd", "linkerd-config");

@@ -1,6 +1,6 @@
-//! The watched kinds: one file for each, with its projection from the wire shape, and the one table that lists them all.
+//! The watched kinds: one file for each, with its projection from the wire shape, and one table that lists all kinds.
 //!
-//! A projection has the name of its kind, though `api` has custom resources of the same name: those are the wire shapes.
+//! A projection has the name of its kind. The custom resources of the same name in `api` are the wire shapes.
 
 pub mod apps_workload;
 pub mod config_map;
@@ -21,121 +21,137 @@ pub mod service_profile;
 
 use std::{collections::BTreeMap, fmt::Debug};
 
-use k8s_openapi::api::{apps::v1::ReplicaSet, batch::v1::Job};
+use k8s_openapi::api::{apps::v1 as apps, batch::v1 as batch};
 use kube::Resource;
 use serde::de::DeserializeOwned;
 
-use super::{Diff, Problems, index::store::Store};
+use super::{
+    Diff, Problems,
+    index::store::{Store, Stored},
+};
 use crate::api::{CONFIG_GROUP, NamespacedName};
 use {
-    apps_workload::{AppsWorkloadOf, AppsWorkloads, DaemonSetObject, DeploymentObject, StatefulSetObject},
-    config_map::ConfigMap,
-    disruption_budget::DisruptionBudget,
-    endpoint_slice::Slice,
-    external_workload::ExternalWorkload,
-    linkerd_config::LinkerdConfig,
-    namespace::Namespace,
-    node::Node,
-    owner::IntermediateOwner,
-    pod::Pod,
-    server::Server,
-    service::Service,
-    service_profile::ServiceProfile,
+    apps_workload::AppsWorkloadOf, config_map::ConfigMap, disruption_budget::DisruptionBudget, endpoint_slice::Slice,
+    external_workload::ExternalWorkload, linkerd_config::LinkerdConfig, namespace::Namespace, node::Node,
+    owner::IntermediateOwner, pod::Pod, server::Server, service::Service, service_profile::ServiceProfile,
 };
 
-/// A watched kind: its names, how its objects are reduced, and where the [`State`] has them.
+/// How the objects of a watched kind are reduced to the fields that the process reads.
 pub trait Projected: Sized + Send + 'static {
     /// The object as the API server sends it: only the fields that [`Projected::project`] reads.
     type Wire: Resource<DynamicType = ()> + DeserializeOwned + Clone + Debug + Send + Sync + 'static;
-    /// The object as the state holds it.
-    type Object;
-    const KIND: Kind;
-    /// The resource, as RBAC rules spell it.
-    const RESOURCE: &'static str;
-    /// The metric for how many of them the cache holds, as Linkerd names it.
-    const CACHE_SIZE: &'static str;
-    /// Linkerd's metric for how late its updates arrive. Linkerd has none for kinds of which it watches only the metadata, or nothing.
+    /// Linkerd's metric for the delay of its updates. Linkerd has none for kinds that it does not watch, or of which it
+    /// watches only the metadata.
     const INFORMER_LAG: Option<&'static str> = None;
-    /// Whether clusters may be without the kind: its CRD is Linkerd's or ours, and not every cluster has it.
+    /// Whether a cluster may lack the kind, because its CRD is Linkerd's or ours.
     const IS_OPTIONAL: bool = false;
 
-    /// Total: every value that decodes as [`Projected::Wire`] becomes an object. Parts that cannot be used are left out, and named.
+    /// Total: every value that decodes as [`Projected::Wire`] becomes an object. Unusable parts are left out, and named.
     fn project(wire: Self::Wire, problems: &mut Problems) -> Self;
-    /// Puts the object in the place of the one with its key. Returns `None` where nothing changed that an observer could see.
-    fn apply(self, state: &mut State) -> Option<Change>;
-    fn remove(key: &NamespacedName, state: &mut State) -> Option<Change>;
-    /// The keys of all objects that the state holds.
-    fn keys(state: &State) -> Vec<NamespacedName>;
-    fn count(state: &State) -> usize;
+}
+
+/// A watched kind: the projection of its objects, and where the [`State`] holds them. The table below implements it.
+pub trait Watched: Projected + Stored {
+    const KIND: Kind;
+
+    fn store(state: &State) -> &Store<Self>;
+    fn store_mut(state: &mut State) -> &mut Store<Self>;
+    fn change(diff: Diff<Self>) -> Change;
+
+    /// Stores the object, replacing the one with the same key. Returns `None` if observers would see no difference.
+    fn apply(self, state: &mut State) -> Option<Change> {
+        Self::store_mut(state).apply(self).map(Self::change)
+    }
+
+    fn remove(key: &NamespacedName, state: &mut State) -> Option<Change> {
+        Self::store_mut(state).delete(key).map(Self::change)
+    }
 }
 
 /// A function of the projection of a kind, which [`Kind::visit`] calls.
 pub trait KindVisitor {
     type Output;
-    fn visit<T: Projected>(self) -> Self::Output;
+    fn visit<T: Watched>(self) -> Self::Output;
 }
 
-/// Defines [`Kind`], [`State`] and [`Change`] from a table: the field of the state, its type, and the kinds in it with their projections.
+/// Defines [`Kind`], [`State`] and [`Change`], and implements [`Watched`], from a table of: the field of the state; the kind and its
+/// projection; the resource, as RBAC rules spell it; the metric for the number of cached objects, as Linkerd names it.
 macro_rules! watched_kinds {
-    ($($(#[$doc:meta])* $field:ident: $store:ty { $($kind:ident($projection:ty)),+ })+) => {
+    ($($field:ident: $kind:ident($projection:ty), $resource:literal, $cache_size:literal;)+) => {
         /// A watched kind.
         #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
         pub enum Kind {
-            $($($kind,)+)+
+            $($kind,)+
         }
 
-        /// What the watches have said so far.
+        /// The objects of all watched kinds, as the watches last delivered them.
         #[derive(Default)]
         pub struct State {
-            /// Grows with every change: of two values made from the state, the one of the higher generation is newer.
+            /// Grows with every change: of two values computed from the state, the one of the higher generation is newer.
             pub generation: u64,
-            $($(#[$doc])* pub $field: $store,)+
+            $(pub $field: Store<$projection>,)+
         }
 
         /// A change of one object of a kind.
         #[derive(Clone, Debug)]
         pub enum Change {
-            $($($kind(Diff<<$projection as Projected>::Object>),)+)+
+            $($kind(Diff<$projection>),)+
         }
 
+        $(impl Watched for $projection {
+            const KIND: Kind = Kind::$kind;
+
+            fn store(state: &State) -> &Store<Self> {
+                &state.$field
+            }
+
+            fn store_mut(state: &mut State) -> &mut Store<Self> {
+                &mut state.$field
+            }
+
+            fn change(diff: Diff<Self>) -> Change {
+                Change::$kind(diff)
+            }
+        })+
+
         impl Kind {
-            pub const ALL: &[Self] = &[$($(Self::$kind,)+)+];
+            pub const ALL: &[Self] = &[$(Self::$kind,)+];
 
             /// Calls the visitor with the projection of the kind.
             pub fn visit<V: KindVisitor>(self, visitor: V) -> V::Output {
                 match self {
-                    $($(Self::$kind => visitor.visit::<$projection>(),)+)+
+                    $(Self::$kind => visitor.visit::<$projection>(),)+
                 }
             }
 
             /// The resource, as RBAC rules spell it.
             pub const fn resource(self) -> &'static str {
                 match self {
-                    $($(Self::$kind => <$projection as Projected>::RESOURCE,)+)+
+                    $(Self::$kind => $resource,)+
                 }
             }
 
             pub(in crate::cluster) const fn cache_size(self) -> &'static str {
                 match self {
-                    $($(Self::$kind => <$projection as Projected>::CACHE_SIZE,)+)+
+                    $(Self::$kind => $cache_size,)+
                 }
             }
 
             pub(in crate::cluster) const fn informer_lag(self) -> Option<&'static str> {
                 match self {
-                    $($(Self::$kind => <$projection as Projected>::INFORMER_LAG,)+)+
+                    $(Self::$kind => <$projection as Projected>::INFORMER_LAG,)+
                 }
             }
 
             pub(in crate::cluster) const fn is_optional(self) -> bool {
                 match self {
-                    $($(Self::$kind => <$projection as Projected>::IS_OPTIONAL,)+)+
+                    $(Self::$kind => <$projection as Projected>::IS_OPTIONAL,)+
                 }
             }
 
             pub(in crate::cluster) fn count(self, state: &State) -> usize {
                 match self {
-                    $($(Self::$kind => <$projection as Projected>::count(state),)+)+
+                    $(Self::$kind => state.$field.len(),)+
                 }
             }
         }
@@ -143,24 +159,23 @@ macro_rules! watched_kinds {
 }
 
 watched_kinds! {
-    services: Store<Service> { Service(Service) }
-    slices: Store<Slice> { EndpointSlice(Slice) }
-    external_workloads: Store<ExternalWorkload> { ExternalWorkload(ExternalWorkload) }
-    pods: Store<Pod> { Pod(Pod) }
-    servers: Store<Server> { Server(Server) }
-    service_profiles: Store<ServiceProfile> { ServiceProfile(ServiceProfile) }
-    nodes: Store<Node> { Node(Node) }
-    replica_sets: Store<IntermediateOwner<ReplicaSet>> { ReplicaSet(IntermediateOwner<ReplicaSet>) }
-    jobs: Store<IntermediateOwner<Job>> { Job(IntermediateOwner<Job>) }
-    linkerd_configs: Store<LinkerdConfig> { LinkerdConfig(LinkerdConfig) }
-    config_maps: Store<ConfigMap> { ConfigMap(ConfigMap) }
-    apps_workloads: AppsWorkloads {
-        Deployment(AppsWorkloadOf<DeploymentObject>),
-        StatefulSet(AppsWorkloadOf<StatefulSetObject>),
-        DaemonSet(AppsWorkloadOf<DaemonSetObject>)
-    }
-    namespaces: Store<Namespace> { Namespace(Namespace) }
-    disruption_budgets: Store<DisruptionBudget> { PodDisruptionBudget(DisruptionBudget) }
+    services: Service(Service), "services", "service_cache_size";
+    slices: EndpointSlice(Slice), "endpointslices.discovery.k8s.io", "endpointslices_cache_size";
+    external_workloads: ExternalWorkload(ExternalWorkload),
+        "externalworkloads.workload.linkerd.io", "externalworkload_cache_size";
+    pods: Pod(Pod), "pods", "pod_cache_size";
+    servers: Server(Server), "servers.policy.linkerd.io", "server_cache_size";
+    service_profiles: ServiceProfile(ServiceProfile), "serviceprofiles.linkerd.io", "serviceprofile_cache_size";
+    nodes: Node(Node), "nodes", "node_cache_size";
+    replica_sets: ReplicaSet(IntermediateOwner<apps::ReplicaSet>), "replicasets.apps", "replicaset_cache_size";
+    jobs: Job(IntermediateOwner<batch::Job>), "jobs.batch", "job_cache_size";
+    linkerd_configs: LinkerdConfig(LinkerdConfig), "linkerdconfigs.config.linkerd.io", "linkerdconfig_cache_size";
+    config_maps: ConfigMap(ConfigMap), "configmaps", "configmap_cache_size";
+    deployments: Deployment(AppsWorkloadOf<apps::Deployment>), "deployments.apps", "deployment_cache_size";
+    stateful_sets: StatefulSet(AppsWorkloadOf<apps::StatefulSet>), "statefulsets.apps", "statefulset_cache_size";
+    daemon_sets: DaemonSet(AppsWorkloadOf<apps::DaemonSet>), "daemonsets.apps", "daemonset_cache_size";
+    namespaces: Namespace(Namespace), "namespaces", "namespace_cache_size";
+    disruption_budgets: PodDisruptionBudget(DisruptionBudget), "poddisruptionbudgets.policy", "poddisruptionbudget_cache_size";
 }
 
 /// Returns the annotations of the LinkerdConfig group.

@@ -1,4 +1,4 @@
-//! Namespaces: what holds for the injection and the restarts of all that is in one.
+//! Namespaces: the labels and annotations that decide about injection and restarts of the workloads in them.
 
 use std::{collections::BTreeMap, sync::Arc};
 
@@ -8,11 +8,8 @@ use super::inject::Inject;
 use crate::{
     api::{ADMISSION_WEBHOOKS_LABEL, EXTENSION_LABEL, MetadataOf, NamespacedName},
     cluster::{
-        Change, Kind, Problems, Projected, State,
-        index::{
-            selector::Labels,
-            store::{Stored, cluster_scope},
-        },
+        Problems, Projected,
+        index::{selector::Labels, store::Stored},
     },
 };
 
@@ -26,9 +23,9 @@ pub struct Namespace {
     pub labels: Labels,
     pub deleting: bool,
     pub inject: Inject,
-    /// It belongs to an extension of Linkerd.
+    /// Whether it belongs to an extension of Linkerd.
     pub extension: bool,
-    /// The injector is not asked about what is in it.
+    /// Whether a label excludes it from admission webhooks, so that the API server does not call the injector.
     pub admission_webhooks_disabled: bool,
     /// The annotations that the injector copies to the Pods of the namespace.
     pub inherited_annotations: BTreeMap<Box<str>, Box<str>>,
@@ -38,10 +35,6 @@ pub struct Namespace {
 
 impl Projected for Namespace {
     type Wire = MetadataOf<core::Namespace>;
-    type Object = Self;
-    const KIND: Kind = Kind::Namespace;
-    const RESOURCE: &'static str = "namespaces";
-    const CACHE_SIZE: &'static str = "namespace_cache_size";
 
     fn project(wire: Self::Wire, _: &mut Problems) -> Self {
         let metadata = wire.metadata;
@@ -56,34 +49,14 @@ impl Projected for Namespace {
             labels,
         }
     }
-
-    fn apply(self, state: &mut State) -> Option<Change> {
-        state.namespaces.apply(self).map(Change::Namespace)
-    }
-
-    fn remove(key: &NamespacedName, state: &mut State) -> Option<Change> {
-        state.namespaces.delete(key).map(Change::Namespace)
-    }
-
-    fn keys(state: &State) -> Vec<NamespacedName> {
-        state.namespaces.keys().collect()
-    }
-
-    fn count(state: &State) -> usize {
-        state.namespaces.len()
-    }
 }
 
 impl Stored for Namespace {
     type NamespaceIndex = ();
     type ClusterIndex = ();
 
-    fn namespace(&self) -> &Arc<str> {
-        cluster_scope()
-    }
-
-    fn name(&self) -> &Arc<str> {
-        &self.name
+    fn key(&self) -> NamespacedName {
+        NamespacedName::cluster_scoped(&self.name)
     }
 }
 
@@ -106,7 +79,7 @@ mod tests {
     }
 
     #[test]
-    fn labels_and_annotations_of_linkerd_are_understood() {
+    fn labels_and_annotations_of_linkerd_are_read() {
         let labels =
             json!({"linkerd.io/extension": "viz", "config.linkerd.io/admission-webhooks": "disabled", "team": "a"});
         let all = namespace(&json!({"labels": labels, "annotations": {"linkerd.io/inject": "enabled"}}));

@@ -1,4 +1,4 @@
-//! Nodes: the zone each is in, which is where the clients on it are.
+//! Nodes: their zones, which are the zones of the clients on them.
 
 use std::sync::Arc;
 
@@ -7,12 +7,12 @@ use k8s_openapi::api::core::v1 as core;
 use crate::{
     api::{MetadataOf, NamespacedName, ZONE_LABEL},
     cluster::{
-        Change, Kind, Problems, Projected, State,
-        index::store::{Store, Stored, cluster_scope},
+        Problems, Projected,
+        index::store::{Store, Stored},
     },
 };
 
-/// A zone; `None` where it is not known.
+/// A zone; `None` if it is unknown.
 pub type Zone = Option<Arc<str>>;
 
 /// A Node, of which only the metadata is watched.
@@ -32,12 +32,8 @@ impl Stored for Node {
     type NamespaceIndex = ();
     type ClusterIndex = ();
 
-    fn namespace(&self) -> &Arc<str> {
-        cluster_scope()
-    }
-
-    fn name(&self) -> &Arc<str> {
-        &self.name
+    fn key(&self) -> NamespacedName {
+        NamespacedName::cluster_scoped(&self.name)
     }
 }
 
@@ -45,31 +41,11 @@ impl Stored for Node {
 
 impl Projected for Node {
     type Wire = MetadataOf<core::Node>;
-    type Object = Self;
-    const KIND: Kind = Kind::Node;
-    const RESOURCE: &'static str = "nodes";
-    const CACHE_SIZE: &'static str = "node_cache_size";
 
     fn project(wire: Self::Wire, _: &mut Problems) -> Self {
         let mut labels = wire.metadata.labels.unwrap_or_default();
         let zone = labels.remove(ZONE_LABEL).filter(|zone| !zone.is_empty());
         Self { name: wire.metadata.name.unwrap_or_default().into(), zone: zone.map(Arc::from) }
-    }
-
-    fn apply(self, state: &mut State) -> Option<Change> {
-        state.nodes.apply(self).map(Change::Node)
-    }
-
-    fn remove(key: &NamespacedName, state: &mut State) -> Option<Change> {
-        state.nodes.delete(key).map(Change::Node)
-    }
-
-    fn keys(state: &State) -> Vec<NamespacedName> {
-        state.nodes.keys().collect()
-    }
-
-    fn count(state: &State) -> usize {
-        state.nodes.len()
     }
 }
 
@@ -78,6 +54,7 @@ mod tests {
     use serde_json::json;
 
     use super::*;
+    use crate::cluster::{State, Watched};
 
     fn node(labels: &serde_json::Value) -> Node {
         let object = json!({"metadata": {"name": "node-1", "labels": labels}});

@@ -1,19 +1,14 @@
-//! Who owns what: the workload a Pod belongs to, seen through the ReplicaSet or Job in between.
-//!
-//! Of ReplicaSets and Jobs only the metadata is watched.
+//! Owner references, and the ReplicaSets and Jobs between a Pod and its workload. Only their metadata is watched.
 
 use std::{fmt::Debug, marker::PhantomData, sync::Arc};
 
-use k8s_openapi::{
-    api::{apps::v1::ReplicaSet, batch::v1::Job},
-    apimachinery::pkg::apis::meta::v1::ObjectMeta,
-};
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use kube::Resource;
 
 use crate::{
     api::{LONGEST_LABEL, LONGEST_NAME, MetadataOf, NamespacedName},
     cluster::{
-        Change, Diff, Kind, Problems, Projected, State,
+        Problems, Projected,
         index::{
             names::NamesBy,
             store::{Store, Stored},
@@ -21,30 +16,20 @@ use crate::{
     },
 };
 
-/// The only owner of an object. Several owners tell nothing about where it belongs, and count as none; so does one that no API
-/// server would have let be made: the API server does not look at references, and every endpoint carries them.
+/// The only owner of an object. Several owners count as none, because they do not identify one workload. An owner with a name or
+/// kind that is too long counts as none, too: the API server does not validate references, and every endpoint carries them.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct Owner {
     pub kind: Arc<str>,
     pub name: Arc<str>,
 }
 
-/// A ReplicaSet or Job, and its owner: between a Pod and its workload.
+/// A ReplicaSet or Job, with its owner.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct IntermediateOwner<K> {
     pub key: NamespacedName,
     pub owner: Option<Owner>,
     kind: PhantomData<fn() -> K>,
-}
-
-/// A kind of [`IntermediateOwner`].
-pub trait IntermediateKind: Resource<DynamicType = ()> + Clone + Debug + PartialEq + Send + Sync + 'static {
-    const KIND: Kind;
-    const RESOURCE: &'static str;
-    const CACHE_SIZE: &'static str;
-    fn store(state: &State) -> &Store<IntermediateOwner<Self>>;
-    fn store_mut(state: &mut State) -> &mut Store<IntermediateOwner<Self>>;
-    fn change(diff: Diff<IntermediateOwner<Self>>) -> Change;
 }
 
 // === impl Owner ===
@@ -66,44 +51,23 @@ impl Owner {
 
 // === impl IntermediateOwner ===
 
-impl<K: IntermediateKind> Projected for IntermediateOwner<K> {
+impl<K> Projected for IntermediateOwner<K>
+where
+    K: Resource<DynamicType = ()> + Clone + Debug + Send + Sync + 'static,
+{
     type Wire = MetadataOf<K>;
-    type Object = Self;
-    const KIND: Kind = K::KIND;
-    const RESOURCE: &'static str = K::RESOURCE;
-    const CACHE_SIZE: &'static str = K::CACHE_SIZE;
 
     fn project(wire: MetadataOf<K>, _: &mut Problems) -> Self {
         Self { key: NamespacedName::of(&wire.metadata), owner: Owner::only(&wire.metadata), kind: PhantomData }
     }
-
-    fn apply(self, state: &mut State) -> Option<Change> {
-        K::store_mut(state).apply(self).map(K::change)
-    }
-
-    fn remove(key: &NamespacedName, state: &mut State) -> Option<Change> {
-        K::store_mut(state).delete(key).map(K::change)
-    }
-
-    fn keys(state: &State) -> Vec<NamespacedName> {
-        K::store(state).keys().collect()
-    }
-
-    fn count(state: &State) -> usize {
-        K::store(state).len()
-    }
 }
 
-impl<K: IntermediateKind> Stored for IntermediateOwner<K> {
+impl<K: PartialEq> Stored for IntermediateOwner<K> {
     type NamespaceIndex = NamesBy<Owner>;
     type ClusterIndex = ();
 
-    fn namespace(&self) -> &Arc<str> {
-        &self.key.namespace
-    }
-
-    fn name(&self) -> &Arc<str> {
-        &self.key.name
+    fn key(&self) -> NamespacedName {
+        self.key.clone()
     }
 
     fn index(self: &Arc<Self>, by_owner: &mut NamesBy<Owner>, (): &mut ()) {
@@ -119,8 +83,8 @@ impl<K: IntermediateKind> Stored for IntermediateOwner<K> {
     }
 }
 
-impl<K: IntermediateKind> Store<IntermediateOwner<K>> {
-    /// The only owner of the object, if it is known and has one.
+impl<K: PartialEq> Store<IntermediateOwner<K>> {
+    /// The only owner of the object; `None` if the object is unknown or has no single owner.
     pub fn of(&self, key: &NamespacedName) -> Option<&Owner> {
         self.get(key)?.owner.as_ref()
     }
@@ -135,42 +99,6 @@ impl<K: IntermediateKind> Store<IntermediateOwner<K>> {
     }
 }
 
-impl IntermediateKind for ReplicaSet {
-    const KIND: Kind = Kind::ReplicaSet;
-    const RESOURCE: &'static str = "replicasets.apps";
-    const CACHE_SIZE: &'static str = "replicaset_cache_size";
-
-    fn store(state: &State) -> &Store<IntermediateOwner<Self>> {
-        &state.replica_sets
-    }
-
-    fn store_mut(state: &mut State) -> &mut Store<IntermediateOwner<Self>> {
-        &mut state.replica_sets
-    }
-
-    fn change(diff: Diff<IntermediateOwner<Self>>) -> Change {
-        Change::ReplicaSet(diff)
-    }
-}
-
-impl IntermediateKind for Job {
-    const KIND: Kind = Kind::Job;
-    const RESOURCE: &'static str = "jobs.batch";
-    const CACHE_SIZE: &'static str = "job_cache_size";
-
-    fn store(state: &State) -> &Store<IntermediateOwner<Self>> {
-        &state.jobs
-    }
-
-    fn store_mut(state: &mut State) -> &mut Store<IntermediateOwner<Self>> {
-        &mut state.jobs
-    }
-
-    fn change(diff: Diff<IntermediateOwner<Self>>) -> Change {
-        Change::Job(diff)
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use serde_json::json;
@@ -178,7 +106,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn several_owners_and_one_that_no_label_can_hold_count_as_none() {
+    fn several_owners_and_one_with_an_overlong_name_count_as_none() {
         let owner = |kind: &str, name: &str| json!({"apiVersion": "v1", "kind": kind, "name": name, "uid": "u"});
         let (usual, other) = (owner("ReplicaSet", "web-5f8d"), owner("Node", "node-1"));
         let longest = owner(&"K".repeat(63), &"n".repeat(253));

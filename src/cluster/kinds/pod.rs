@@ -1,4 +1,4 @@
-//! A Pod: what of it decides what its endpoints look like, where it is reached, and whether its proxy is out of date.
+//! Pods: the fields that decide about their endpoints, their addresses, and whether their proxies are out of date.
 
 use std::{
     net::{IpAddr, SocketAddr},
@@ -21,7 +21,7 @@ use crate::api::{
 use crate::{
     api::{NamespacedName, lean_metadata},
     cluster::{
-        Change, Kind, Problems, Projected, State,
+        Problems, Projected,
         index::{
             address::{self, IpObject, NetworkAddress},
             selector::Labels,
@@ -29,8 +29,7 @@ use crate::{
     },
 };
 
-/// A Pod, reduced to what its endpoints show, and what rollouts judge. Two that compare equal are the same Pod, and look the same
-/// to every client.
+/// A Pod, reduced to the fields that endpoints and rollouts depend on. Two equal Pods look the same to every client.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Pod {
     pub key: NamespacedName,
@@ -40,39 +39,39 @@ pub struct Pod {
     pub service_account: Arc<str>,
     /// Empty before it is scheduled.
     pub node: Arc<str>,
-    /// `None` leaves the choice to the mesh's default.
+    /// `None` for the mesh's default.
     pub opaque_ports: Option<PortRanges>,
     pub skipped_ports: PortRanges,
     pub ports: Box<[ContainerPort]>,
-    /// `None` when there is no proxy, or it cannot be read where it listens.
+    /// `None` without a proxy, or if its ports cannot be read.
     pub proxy: Option<ProxyPorts>,
-    /// `None` when there is no proxy. Shared by the Pods that the state holds.
+    /// `None` without a proxy. Equal values are shared by the Pods in the state.
     pub injected: Option<Arc<Injected>>,
     pub inject: Inject,
     pub created: Option<Timestamp>,
     pub terminating: bool,
     pub phase: PodPhase,
-    /// In the order of its status; the node's where it is in the node's network.
+    /// In the order of the status. Those of the node for a Pod in the host network.
     pub addresses: Box<[IpAddr]>,
     pub host_network: bool,
-    /// Of its node; empty where no container has a port there.
+    /// The addresses of its node; empty if no container has a host port.
     host_addresses: Box<[IpAddr]>,
 }
 
-/// How far a Pod is in its life, as far as it matters to those who would reach it.
+/// The phase of a Pod, reduced to the differences that matter to clients.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum PodPhase {
-    /// Not started, or nobody knows.
+    /// `Pending` or `Unknown`.
     Waiting,
     Running,
-    /// Succeeded or failed: its addresses may be another's.
+    /// `Succeeded` or `Failed`: another Pod may have its addresses by now.
     Finished,
 }
 
 /// A port of a container, init containers included.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ContainerPort {
-    /// Empty where it has none.
+    /// Empty for an unnamed port.
     pub name: Arc<str>,
     pub number: u16,
     pub host_port: Option<u16>,
@@ -134,29 +133,29 @@ struct ContainerPortObject {
 // === impl Pod ===
 
 impl Pod {
-    /// The namespace of the control plane whose mesh the Pod is in.
+    /// The namespace of the control plane that the Pod's proxy belongs to.
     pub fn control_plane_namespace(&self) -> Option<&str> {
         self.labels.get(CONTROL_PLANE_NAMESPACE_LABEL).map(|namespace| &**namespace).filter(|it| !it.is_empty())
     }
 
-    /// Whether it is part of a control plane of Linkerd.
+    /// Whether the Pod is part of a Linkerd control plane.
     pub fn is_control_plane(&self) -> bool {
         self.labels.get(CONTROL_PLANE_COMPONENT_LABEL).is_some()
     }
 
-    /// In the network of Pods.
+    /// Its addresses in the Pod network.
     pub(in crate::cluster) fn own_addresses(&self) -> &[IpAddr] {
         if self.host_network || self.phase == PodPhase::Finished { &[] } else { &self.addresses }
     }
 
-    /// The ports that its containers have on its node.
+    /// The host ports of its containers, at the addresses of its node.
     pub(in crate::cluster) fn host_ports(&self) -> impl Iterator<Item = SocketAddr> {
         let addresses: &[IpAddr] = if self.phase == PodPhase::Finished { &[] } else { &self.host_addresses };
         let ports = self.ports.iter().filter_map(|port| port.host_port);
         ports.flat_map(|port| addresses.iter().map(move |address| SocketAddr::new(*address, port)))
     }
 
-    /// Where clients reach it: its own addresses, and the ports that it has on its node.
+    /// The addresses at which clients reach the Pod: its own, and its host ports.
     pub fn network_addresses(&self) -> impl Iterator<Item = NetworkAddress> {
         self.own_addresses()
             .iter()
@@ -168,10 +167,6 @@ impl Pod {
 
 impl Projected for Pod {
     type Wire = PodObject;
-    type Object = Self;
-    const KIND: Kind = Kind::Pod;
-    const RESOURCE: &'static str = "pods";
-    const CACHE_SIZE: &'static str = "pod_cache_size";
     const INFORMER_LAG: Option<&'static str> = Some("pods_informer_lag_seconds");
 
     fn project(wire: PodObject, problems: &mut Problems) -> Self {
@@ -183,7 +178,7 @@ impl Projected for Pod {
             containers.iter().flat_map(|it| it.ports.iter().flatten()).filter_map(ContainerPort::parse).collect();
         let annotations = wire.metadata.annotations.as_ref();
         let annotation = |key| annotations.and_then(|all| all.get(key));
-        // Init containers come first: that is where a native sidecar is.
+        // Init containers come first: a native sidecar is one of them.
         let proxy = containers.iter().find(|it| it.name == PROXY_NAME);
         let opaque_ports = annotation(OPAQUE_PORTS_ANNOTATION)
             .map(|text| PortRanges::parse(text, ports.iter().map(|port| (&*port.name, port.number)), problems));
@@ -217,31 +212,15 @@ impl Projected for Pod {
         };
         if pod.control_plane_namespace().is_some() && pod.proxy.is_none() {
             problems.add(format_args!(
-                "it is meshed, but no container {PROXY_NAME} says where its proxy listens: it gets no transport header"
+                "it is meshed, but the ports of its proxy cannot be read from a container {PROXY_NAME}: clients send it no transport header"
             ));
         }
         pod
     }
-
-    fn apply(self, state: &mut State) -> Option<Change> {
-        state.pods.apply(self).map(Change::Pod)
-    }
-
-    fn remove(key: &NamespacedName, state: &mut State) -> Option<Change> {
-        state.pods.delete(key).map(Change::Pod)
-    }
-
-    fn keys(state: &State) -> Vec<NamespacedName> {
-        state.pods.keys().collect()
-    }
-
-    fn count(state: &State) -> usize {
-        state.pods.len()
-    }
 }
 
 impl ContainerPort {
-    /// `None` for a number that is no port: the API server takes none, and nothing can match it.
+    /// Returns `None` for a number that is not a port: the API server accepts none, and no request can match it.
     fn parse(object: &ContainerPortObject) -> Option<Self> {
         let port = |number| u16::try_from(number).ok().filter(|port| *port != 0);
         Some(Self {
@@ -258,6 +237,7 @@ mod tests {
 
     use super::*;
     use crate::cluster::testing::pod;
+    use crate::cluster::{State, Watched};
 
     fn proxy(inbound: &str, admin: &str, control: &str) -> Value {
         json!({"name": "linkerd-proxy", "env": [
@@ -284,7 +264,7 @@ mod tests {
     }
 
     #[test]
-    fn a_meshed_pod_whose_proxy_cannot_be_read_is_a_problem_and_an_unmeshed_one_is_not() {
+    fn an_unreadable_proxy_is_a_problem_of_a_meshed_pod_only() {
         let meshed = json!({"labels": {"linkerd.io/control-plane-ns": "linkerd"}});
         for container in [
             json!({"name": "app"}),
@@ -304,7 +284,7 @@ mod tests {
     }
 
     #[test]
-    fn what_a_proxy_was_injected_with_is_read_from_its_container_and_the_annotations() {
+    fn the_injected_configuration_is_read_from_the_proxy_container_and_the_annotations() {
         let marker = json!({"name": "LINKERD_CONFIG_HASH", "value": "0123456789abcdef"});
         let container = json!({"name": "linkerd-proxy", "image": "cr.l5d.io/linkerd/proxy:edge-1", "env": [marker]});
         let app = json!({"name": "app", "image": "app:1", "env": [marker]});
@@ -333,7 +313,7 @@ mod tests {
     }
 
     #[test]
-    fn a_pod_of_the_control_plane_is_told_from_others_and_so_is_one_made_anew_under_its_name() {
+    fn a_pod_of_the_control_plane_is_recognised_and_so_is_its_replacement_of_the_same_name() {
         let labels = json!({"linkerd.io/control-plane-component": "identity"});
         assert!(pod(&json!({ "labels": labels }), &json!({})).0.is_control_plane());
         assert!(!pod(&json!({}), &json!({})).0.is_control_plane());
@@ -347,7 +327,7 @@ mod tests {
     }
 
     #[test]
-    fn opaque_ports_may_be_names_and_of_one_name_the_last_container_counts() {
+    fn an_opaque_port_may_be_a_name_and_the_last_container_with_the_name_wins() {
         let spec = json!({"initContainers": [{"name": "a", "ports": [{"name": "db", "containerPort": 1}]}],
             "containers": [{"name": "b", "ports": [{"name": "db", "containerPort": 2}, {"containerPort": 70000}]}]});
         let annotations = json!({"annotations": {"config.linkerd.io/opaque-ports": "db,x,9",
@@ -355,7 +335,7 @@ mod tests {
         let (pod, problems) = pod(&annotations, &spec);
         let opaque = pod.opaque_ports.unwrap();
         assert_eq!([1, 2, 9].map(|port| opaque.contains(port)), [false, true, true]);
-        assert_eq!([2, 7].map(|port| pod.skipped_ports.contains(port)), [false, true], "names mean nothing here");
+        assert_eq!([2, 7].map(|port| pod.skipped_ports.contains(port)), [false, true], "skipped ports have no names");
         assert_eq!((problems, pod.ports.len()), (2, 2));
     }
 
@@ -373,8 +353,8 @@ mod tests {
     }
 
     #[test]
-    fn an_annotation_as_long_as_allowed_is_read_in_no_time_however_many_ports_the_pod_has() {
-        // 256 KiB of annotations, and what else fits into an object.
+    fn the_longest_annotation_is_read_quickly_even_for_a_pod_with_many_ports() {
+        // 256 KiB of annotations, and as many ports as an object has room for.
         let names = "a,".repeat(128 * 1024);
         let ports: Vec<Value> = (0..30_000).map(|n| json!({"name": format!("p{n}"), "containerPort": 80})).collect();
         let metadata = json!({"annotations": {"config.linkerd.io/opaque-ports": names}});

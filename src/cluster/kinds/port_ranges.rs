@@ -11,11 +11,11 @@ pub struct PortRanges(Box<[(u16, u16)]>);
 // === impl PortRanges ===
 
 impl PortRanges {
-    /// Items between commas, each trimmed: a name out of `named`, a number, or a range `low-high`. Names come first, so a port
-    /// named `1-2` is not a range; of ports with one name the last counts. What cannot be used becomes a problem, all else
-    /// counts; one trailing comma is none.
+    /// Parses a comma-separated list. An item, trimmed, is a name out of `named`, a number, or a range `low-high`. Names take
+    /// precedence, so a port named `1-2` is not a range; if several ports have a name, the last one is used. An item that cannot be
+    /// used becomes a problem and is left out. One trailing comma is allowed.
     pub fn parse<'a>(text: &str, named: impl IntoIterator<Item = (&'a str, u16)>, problems: &mut Problems) -> Self {
-        // A map: both lists may be as long as an object can be.
+        // A map, because both lists can be as long as an object allows.
         let named: HashMap<&str, u16> = named.into_iter().collect();
         let text = text.trim();
         let text = text.strip_suffix(',').unwrap_or(text);
@@ -24,7 +24,7 @@ impl PortRanges {
         }
         let mut ranges = Vec::new();
         for item in text.split(',').map(str::trim) {
-            // A blank item is no name: it would match every unnamed port.
+            // A blank item is not a name: it would match every unnamed port.
             let by_name = named.get(item).copied().filter(|_| !item.is_empty());
             match by_name.map(|port| (port, port)).or_else(|| range(item)) {
                 Some(range) => ranges.push(range),
@@ -58,7 +58,7 @@ fn range(item: &str) -> Option<(u16, u16)> {
     (low <= high).then_some((low, high))
 }
 
-/// Digits only: Rust's own parser takes a sign.
+/// Accepts digits only: Rust's own parser accepts a sign.
 fn number(text: &str) -> Option<u16> {
     text.bytes().all(|byte| byte.is_ascii_digit()).then(|| text.parse().ok())?
 }
@@ -77,7 +77,7 @@ mod tests {
     }
 
     #[test]
-    fn numbers_ranges_and_names_are_taken_and_the_rest_is_a_problem_of_its_own() {
+    fn numbers_ranges_and_names_are_accepted_and_each_other_item_is_a_problem() {
         for (text, ports, problems) in [
             ("", &[][..], 0),
             (" ", &[], 0),
@@ -100,7 +100,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn a_set_contains_what_one_of_its_ranges_contains(
+        fn a_set_contains_a_port_if_one_of_its_ranges_does(
             ranges in prop::collection::vec((0..60u16, 0..9u16), 0..6), port in 0..80u16,
         ) {
             let ranges: Vec<_> = ranges.into_iter().map(|(low, size)| (low, low + size)).collect();

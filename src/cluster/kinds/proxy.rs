@@ -1,8 +1,7 @@
-//! The proxy in a Pod: where it listens, and what it was injected with.
+//! The proxy of a Pod: its ports, and the configuration it was injected with.
 //!
-//! In: the container of the proxy, and what the Pod says. Out: [`ProxyPorts`] for those who reach it; [`Injected`] for those who
-//! judge whether it is out of date. Of the dozens of variables that a proxy has only four are kept, and of the few kinds of
-//! proxies that a mesh has each once.
+//! In: the container of the proxy and the annotations of the Pod. Out: [`ProxyPorts`] for discovery, [`Injected`] for rollouts. To save
+//! memory, only four of the dozens of environment variables are kept, and equal [`Injected`] are shared by Pods.
 
 use std::{
     borrow::Cow,
@@ -19,7 +18,7 @@ use serde::{
 
 use crate::api::{CONFIG_HASH_ENV, PINNING_ANNOTATIONS, PROXY_VERSION_ANNOTATION, TRUST_ROOT_ANNOTATION};
 
-/// Where the proxy of a meshed Pod listens.
+/// The ports at which the proxy of a meshed Pod listens.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ProxyPorts {
     /// 1 to 65534: proxies ignore any other.
@@ -28,23 +27,23 @@ pub struct ProxyPorts {
     pub control: u16,
 }
 
-/// What a proxy was injected with, as far as it may be out of date.
+/// The parts of a proxy's injected configuration that can be out of date.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct Injected {
-    /// Of the configuration; none has what was injected before there were LinkerdConfigs.
+    /// The hash of the configuration; `None` if the proxy was injected without a LinkerdConfig.
     pub marker: Option<Box<str>>,
     pub proxy_version: Option<Box<str>>,
     /// The SHA-256 of the trust anchors.
     pub trust_roots: Option<Box<str>>,
-    /// The Pod, or its namespace, says which proxy it has.
+    /// Whether an annotation of the Pod or its namespace selects the proxy.
     pub pinned: bool,
 }
 
-/// All [`Injected`], each with how many Pods have it: thousands of Pods share a few.
+/// All [`Injected`], with the number of Pods that have each: thousands of Pods share a few.
 #[derive(Default)]
 pub(in crate::cluster) struct AllInjected(HashMap<Arc<Injected>, usize>);
 
-/// What is kept of a container's environment.
+/// The variables of a container that are kept.
 #[derive(Clone, Debug, Default)]
 pub(in crate::cluster) struct Environment(Vec<(Variable, String)>);
 
@@ -59,7 +58,7 @@ enum Variable {
 // === impl ProxyPorts ===
 
 impl ProxyPorts {
-    /// `None` unless all three are literal socket addresses.
+    /// Returns `None` unless all three are literal socket addresses.
     pub(in crate::cluster) fn of(environment: &Environment) -> Option<Self> {
         let port = |variable| environment.get(variable)?.parse::<SocketAddr>().ok().map(|address| address.port());
         Some(Self {
@@ -73,7 +72,7 @@ impl ProxyPorts {
 // === impl Injected ===
 
 impl Injected {
-    /// From the container of the proxy, and the Pod's annotations.
+    /// Reads the environment and image of the proxy's container, and the Pod's annotations.
     pub(in crate::cluster) fn of(
         environment: &Environment,
         image: Option<&str>,
@@ -90,9 +89,9 @@ impl Injected {
     }
 }
 
-/// The tag of an image; none of one that a digest names.
+/// Returns the tag of an image, or `None` if it has a digest.
 fn tag(image: &str) -> Option<&str> {
-    // A colon before that is in front of the registry's port.
+    // A colon before the last slash separates the port of the registry.
     let name = image.rsplit('/').next()?;
     let (_, tag) = name.split_once(':').filter(|_| !name.contains('@'))?;
     Some(tag).filter(|tag| !tag.is_empty())
@@ -101,7 +100,7 @@ fn tag(image: &str) -> Option<&str> {
 // === impl AllInjected ===
 
 impl AllInjected {
-    /// For one more Pod: the same as the others have that are equal.
+    /// Returns the shared value that equals the given one, and counts one more Pod.
     pub(in crate::cluster) fn share(&mut self, injected: Arc<Injected>) -> Arc<Injected> {
         match self.0.entry(injected) {
             Entry::Occupied(mut known) => {
@@ -116,7 +115,7 @@ impl AllInjected {
         }
     }
 
-    /// For one Pod less.
+    /// Counts one Pod less.
     pub(in crate::cluster) fn release(&mut self, injected: &Injected) {
         if let Some(count) = self.0.get_mut(injected) {
             *count -= 1;
@@ -135,14 +134,14 @@ impl AllInjected {
 // === impl Environment ===
 
 impl Environment {
-    /// Of several of that name the first.
+    /// The first value, if the variable occurs several times.
     fn get(&self, variable: Variable) -> Option<&str> {
         let (_, value) = self.0.iter().find(|(name, _)| *name == variable)?;
         Some(value)
     }
 }
 
-/// Keeps four variables of the dozens that a proxy has: an environment is most of a Pod.
+/// Keeps the four variables that are read: the environment is the largest part of a meshed Pod.
 impl<'de> Deserialize<'de> for Environment {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
         #[derive(Deserialize)]
@@ -188,7 +187,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_tag_is_told_from_a_registrys_port_and_a_digest_is_none() {
+    fn the_port_of_a_registry_is_not_a_tag_and_neither_is_a_digest() {
         for (image, expected) in [
             ("cr.l5d.io/linkerd/proxy:edge-26.8.3", Some("edge-26.8.3")),
             ("localhost:5000/linkerd/proxy:v1", Some("v1")),
@@ -204,7 +203,7 @@ mod tests {
     }
 
     #[test]
-    fn what_equals_is_shared_until_the_last_that_has_it_is_gone() {
+    fn equal_values_are_shared_until_the_last_pod_releases_them() {
         let injected = |marker: &str| {
             let marker = Some(marker.into());
             Arc::new(Injected { marker, proxy_version: None, trust_roots: None, pinned: false })

@@ -1,4 +1,4 @@
-//! Linkerd's Servers, as far as discovery reads them: which make a port of a workload opaque.
+//! Linkerd's Servers, reduced to the ports that they make opaque.
 
 use std::sync::Arc;
 
@@ -8,7 +8,7 @@ use crate::api;
 use crate::{
     api::{LabelSelectorObject, NamespacedName},
     cluster::{
-        Change, Kind, Problems, Projected, State,
+        Problems, Projected,
         index::{
             label_selector::{ByLabelSelector, LabelSelector},
             selector::Labels,
@@ -22,11 +22,11 @@ use crate::{
 pub struct Server {
     pub key: NamespacedName,
     pub port: ServerPort,
-    /// What it says about opaqueness; `None` for a Server of another protocol, which changes nothing.
+    /// The workloads whose port it makes opaque; `None` for a Server with another protocol.
     pub opaque: Option<Selectors>,
 }
 
-/// What an absent selector selects is nothing, and an empty one everything.
+/// The selectors of a Server. An absent one selects no workloads, an empty one selects all.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Selectors {
     pub pods: Option<LabelSelector>,
@@ -38,11 +38,11 @@ pub struct Selectors {
 pub enum ServerPort {
     Number(u16),
     Name(Box<str>),
-    /// A number that is no port.
+    /// A number that is not a port.
     Invalid,
 }
 
-/// The Servers of a namespace by what they select.
+/// The Servers of a namespace, by their selectors.
 #[derive(Default)]
 pub struct BySelectors {
     pods: ByLabelSelector,
@@ -53,10 +53,6 @@ pub struct BySelectors {
 
 impl Projected for Server {
     type Wire = api::Server;
-    type Object = Self;
-    const KIND: Kind = Kind::Server;
-    const RESOURCE: &'static str = "servers.policy.linkerd.io";
-    const CACHE_SIZE: &'static str = "server_cache_size";
     const INFORMER_LAG: Option<&'static str> = Some("servers_informer_lag_seconds");
     const IS_OPTIONAL: bool = true;
 
@@ -64,7 +60,9 @@ impl Projected for Server {
         let spec = wire.spec.unwrap_or_default();
         let mut parse = |field: &str, selector: Option<LabelSelectorObject>| {
             let parsed = LabelSelector::parse(selector?);
-            parsed.map_err(|error| problems.add(format_args!("{field} selects nothing: {error}"))).ok()
+            parsed
+                .map_err(|error| problems.add(format_args!("{field} is invalid and selects no workloads: {error}")))
+                .ok()
         };
         let (pods, workloads) = (
             parse("podSelector", spec.pod_selector),
@@ -80,22 +78,6 @@ impl Projected for Server {
             },
             opaque: opaque.then_some(Selectors { pods, workloads }),
         }
-    }
-
-    fn apply(self, state: &mut State) -> Option<Change> {
-        state.servers.apply(self).map(Change::Server)
-    }
-
-    fn remove(key: &NamespacedName, state: &mut State) -> Option<Change> {
-        state.servers.delete(key).map(Change::Server)
-    }
-
-    fn keys(state: &State) -> Vec<NamespacedName> {
-        state.servers.keys().collect()
-    }
-
-    fn count(state: &State) -> usize {
-        state.servers.len()
     }
 }
 
@@ -113,12 +95,8 @@ impl Stored for Server {
     type NamespaceIndex = BySelectors;
     type ClusterIndex = ();
 
-    fn namespace(&self) -> &Arc<str> {
-        &self.key.namespace
-    }
-
-    fn name(&self) -> &Arc<str> {
-        &self.key.name
+    fn key(&self) -> NamespacedName {
+        self.key.clone()
     }
 
     fn index(self: &Arc<Self>, BySelectors { pods, workloads }: &mut BySelectors, (): &mut ()) {
@@ -163,8 +141,9 @@ mod tests {
     use serde_json::{Value, json};
 
     use super::*;
+    use crate::cluster::{State, Watched};
 
-    /// A Server from what a user would write below `spec`; and how much of it could not be used.
+    /// Returns a Server with the given `spec`, and the number of problems.
     fn server(name: &str, spec: &Value) -> (Server, usize) {
         let object = json!({"metadata": {"name": name, "namespace": "ns"}, "spec": spec});
         let mut problems = Problems::default();
@@ -195,14 +174,14 @@ mod tests {
         assert_eq!(names(state.servers.opaque_for_pod("ns", &labels).collect()), ["all", "web"]);
         assert_eq!(names(state.servers.opaque_for_workload("ns", &labels).collect()), ["vms"]);
         assert_eq!(state.servers.opaque_for_pod("other", &labels).count(), 0);
-        for key in Server::keys(&state) {
+        for key in state.servers.keys().collect::<Vec<_>>() {
             Server::remove(&key, &mut state);
         }
         assert!(state.servers.is_empty());
     }
 
     #[test]
-    fn a_selector_that_cannot_be_evaluated_selects_nothing_and_is_a_problem() {
+    fn an_invalid_selector_selects_no_workloads_and_is_a_problem() {
         let selector = json!({"matchExpressions": [{"key": "app", "operator": "In"}]});
         let (server, problems) =
             server("bad", &json!({"podSelector": selector, "port": 80, "proxyProtocol": "opaque"}));
@@ -211,7 +190,7 @@ mod tests {
     }
 
     #[test]
-    fn a_port_in_quotes_is_a_name_and_one_out_of_range_is_none() {
+    fn a_port_in_quotes_is_a_name_and_a_number_out_of_range_is_invalid() {
         for (port, expected) in [
             (json!(80), ServerPort::Number(80)),
             (json!("80"), ServerPort::Name("80".into())),

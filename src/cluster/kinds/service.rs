@@ -14,7 +14,7 @@ use crate::{
         lean_metadata,
     },
     cluster::{
-        Change, Kind, Problems, Projected, State,
+        Problems, Projected,
         index::{
             address::{self, ByAddress},
             selector::{BySelector, Labels, Selector},
@@ -23,13 +23,13 @@ use crate::{
     },
 };
 
-/// A Service, reduced to what decides about its endpoints, its profile, and who is told of them. Two that compare equal have the same.
+/// A Service, reduced to the fields that its endpoints and its profile depend on.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Service {
     pub key: NamespacedName,
     pub uid: Arc<str>,
     pub labels: BTreeMap<String, String>,
-    /// `None` also when it is there and empty: then somebody else manages the endpoints.
+    /// `None` if it is absent or empty: the endpoints are then managed by another controller.
     pub selector: Option<Selector>,
     pub external_name: bool,
     /// `clusterIP: None`, literally: an empty `clusterIP` is one that was not assigned yet.
@@ -37,11 +37,11 @@ pub struct Service {
     pub families: Vec<Family>,
     pub ports: Vec<ServicePort>,
     pub deleting: bool,
-    /// `internalTrafficPolicy: Local`: clients are told only of Pods on their own node.
+    /// `internalTrafficPolicy: Local`: clients receive only Pods on their own node.
     pub local: bool,
-    /// Its endpoints are those of Services in several clusters.
+    /// Whether its endpoints are those of Services in several clusters.
     pub federated: bool,
-    /// Of all families; none for a headless one.
+    /// The cluster IPs of all families; empty for a headless Service.
     pub cluster_ips: Box<[IpAddr]>,
     /// `None` leaves the choice to the mesh's default.
     pub opaque_ports: Option<PortRanges>,
@@ -93,10 +93,6 @@ struct ServiceSpec {
 
 impl Projected for Service {
     type Wire = ServiceObject;
-    type Object = Self;
-    const KIND: Kind = Kind::Service;
-    const RESOURCE: &'static str = "services";
-    const CACHE_SIZE: &'static str = "service_cache_size";
     const INFORMER_LAG: Option<&'static str> = Some("services_informer_lag_seconds");
 
     fn project(wire: ServiceObject, problems: &mut Problems) -> Self {
@@ -132,34 +128,14 @@ impl Projected for Service {
             ports,
         }
     }
-
-    fn apply(self, state: &mut State) -> Option<Change> {
-        state.services.apply(self).map(Change::Service)
-    }
-
-    fn remove(key: &NamespacedName, state: &mut State) -> Option<Change> {
-        state.services.delete(key).map(Change::Service)
-    }
-
-    fn keys(state: &State) -> Vec<NamespacedName> {
-        state.services.keys().collect()
-    }
-
-    fn count(state: &State) -> usize {
-        state.services.len()
-    }
 }
 
 impl Stored for Service {
     type NamespaceIndex = BySelector;
     type ClusterIndex = ByAddress<IpAddr, Self>;
 
-    fn namespace(&self) -> &Arc<str> {
-        &self.key.namespace
-    }
-
-    fn name(&self) -> &Arc<str> {
-        &self.key.name
+    fn key(&self) -> NamespacedName {
+        self.key.clone()
     }
 
     fn index(self: &Arc<Self>, by_selector: &mut BySelector, by_cluster_ip: &mut ByAddress<IpAddr, Self>) {
@@ -186,7 +162,7 @@ impl From<core::ServicePort> for ServicePort {
             app_protocol: port.app_protocol,
             target: match port.target_port {
                 Some(IntOrString::String(name)) => TargetPort::Name(name),
-                // The API server fills in what is absent; 0 is its way to say absent.
+                // The API server sets an absent targetPort; 0 means absent.
                 Some(IntOrString::Int(0)) | None => TargetPort::Number(port.port),
                 Some(IntOrString::Int(number)) => TargetPort::Number(number),
             },
@@ -213,6 +189,7 @@ mod tests {
 
     use super::*;
     use crate::cluster::testing::service;
+    use crate::cluster::{State, Watched};
 
     #[test]
     fn a_target_port_of_digits_in_quotes_is_a_name() {
@@ -268,8 +245,8 @@ mod tests {
     #[test]
     fn a_changed_selector_is_found_under_the_new_labels_only() {
         let mut services = Store::<Service>::default();
-        services.insert(service(&json!({"selector": {"app": "a"}})));
-        services.insert(service(&json!({"selector": {"app": "b"}})));
+        services.apply(service(&json!({"selector": {"app": "a"}})));
+        services.apply(service(&json!({"selector": {"app": "b"}})));
         let selecting = |value| services.selecting("ns", &[("app", value)].into_iter().collect()).count();
         assert_eq!((selecting("a"), selecting("b")), (0, 1));
     }

@@ -30,7 +30,7 @@ use tokio::{
 };
 use tracing::{info, warn};
 
-use super::{Change, Kind, Observer, Problems, Projected, State, WatchScope, kinds::KindVisitor};
+use super::{Change, Kind, Observer, Problems, Projected, State, WatchScope, Watched, kinds::KindVisitor};
 use crate::{
     api::{NamespacedName, last_update},
     retry::backoff,
@@ -168,7 +168,7 @@ pub(super) struct Spawn<'a> {
 impl KindVisitor for Spawn<'_> {
     type Output = channel::Receiver<WatchStatus>;
 
-    fn visit<T: Projected>(self) -> Self::Output {
+    fn visit<T: Watched>(self) -> Self::Output {
         let Self { context, client, scope, tasks } = self;
         let api = match &scope.namespace {
             Some(namespace) => Api::namespaced_with(client.clone(), namespace, &()),
@@ -187,7 +187,7 @@ impl WatchContext {
     }
 
     /// Follows a kind in a task of its own.
-    pub(in crate::cluster) fn spawn<T: Projected>(
+    pub(in crate::cluster) fn spawn<T: Watched>(
         &self,
         api: Api<Guarded<T::Wire>>,
         config: watcher::Config,
@@ -199,7 +199,7 @@ impl WatchContext {
         receiver
     }
 
-    async fn run<T: Projected>(
+    async fn run<T: Watched>(
         self,
         api: Api<Guarded<T::Wire>>,
         config: watcher::Config,
@@ -268,7 +268,7 @@ impl WatchContext {
     }
 
     /// Brings one event into the state, and passes its changes to the observers: they find the state up to date.
-    pub(super) fn apply<T: Projected>(
+    pub(super) fn apply<T: Watched>(
         &self,
         event: Event<Guarded<T::Wire>>,
         relist: &mut Relist<T>,
@@ -282,14 +282,15 @@ impl WatchContext {
                 if T::INFORMER_LAG.is_some() {
                     memory.is_new_update(object.meta());
                 }
-                relist.listed.extend(self.project::<T>(object, memory));
+                relist.listed.extend(self.project::<T>(T::KIND, object, memory));
             }
             Event::InitDone => {
                 let Relist { seen, listed, .. } = std::mem::take(relist);
                 let mut state = self.begin_change();
                 let mut changes: Vec<Change> =
                     listed.into_iter().filter_map(|object| object.apply(&mut state)).collect();
-                for vanished in T::keys(&state).into_iter().filter(|key| !seen.contains(key)) {
+                let vanished: Vec<_> = T::store(&state).keys().filter(|key| !seen.contains(key)).collect();
+                for vanished in vanished {
                     memory.forget(&vanished);
                     changes.extend(T::remove(&vanished, &mut state));
                 }
@@ -302,7 +303,7 @@ impl WatchContext {
                     let lag = Timestamp::now().duration_since(updated).as_secs_f64();
                     self.metrics.observe_lag(T::KIND, lag.max(0.0));
                 }
-                let Some(object) = self.project::<T>(object, memory) else { return };
+                let Some(object) = self.project::<T>(T::KIND, object, memory) else { return };
                 let mut state = self.begin_change();
                 let change = object.apply(&mut state);
                 self.notify(&state, change.as_slice(), received);
@@ -332,8 +333,8 @@ impl WatchContext {
     }
 
     /// `None` for an object that cannot be read.
-    fn project<T: Projected>(&self, object: Guarded<T::Wire>, memory: &mut WatchMemory) -> Option<T> {
-        let resource = T::KIND.resource();
+    fn project<T: Projected>(&self, kind: Kind, object: Guarded<T::Wire>, memory: &mut WatchMemory) -> Option<T> {
+        let resource = kind.resource();
         let key = NamespacedName::of(object.meta());
         let mut problems = Problems::default();
         let projected = match object {

@@ -3,10 +3,7 @@
 use serde_json::{from_value, json};
 
 use super::*;
-use crate::cluster::kinds::{
-    endpoint_slice::Slice,
-    pod::{Pod, PodObject},
-};
+use crate::cluster::kinds::{endpoint_slice::Slice, pod::PodObject};
 
 /// Reads Pods and Services, and blocks readiness or not.
 struct Reader(bool);
@@ -83,29 +80,8 @@ struct Bomb;
 
 impl Projected for Bomb {
     type Wire = PodObject;
-    type Object = Pod;
-    const KIND: Kind = Kind::Pod;
-    const RESOURCE: &'static str = "pods";
-    const CACHE_SIZE: &'static str = "pod_cache_size";
-
     fn project(_: Self::Wire, _: &mut Problems) -> Self {
         panic!("out of bounds")
-    }
-
-    fn apply(self, _: &mut State) -> Option<Change> {
-        None
-    }
-
-    fn remove(_: &NamespacedName, _: &mut State) -> Option<Change> {
-        None
-    }
-
-    fn count(_: &State) -> usize {
-        0
-    }
-
-    fn keys(_: &State) -> Vec<NamespacedName> {
-        Vec::new()
     }
 }
 
@@ -113,7 +89,7 @@ impl Projected for Bomb {
 fn an_object_that_makes_us_panic_costs_only_itself() {
     let context = context();
     let object = serde_json::from_str(r#"{"metadata": {"name": "a", "namespace": "ns"}}"#).unwrap();
-    context.apply::<Bomb>(Event::Apply(object), &mut Relist::<Bomb>::default(), &mut WatchMemory::default());
+    assert!(context.project::<Bomb>(Kind::Pod, object, &mut WatchMemory::default()).is_none());
     assert_eq!(context.metrics.undecodable.with_label_values(&["pods"]).get(), 1);
 }
 

@@ -2,7 +2,7 @@ use serde_json::json;
 use tonic::Code;
 
 use super::*;
-use crate::cluster::{Projected, testing::service};
+use crate::cluster::{Watched, testing::service};
 
 fn request(path: &str, client_namespace: &str) -> ProfileRequest {
     ProfileRequest::new(ProfileAuthority::parse(path, "cluster.local").unwrap(), client_namespace)

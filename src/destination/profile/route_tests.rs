@@ -177,7 +177,7 @@ fn overrides_keep_their_order_and_a_weight_that_is_none_makes_the_profile_invali
     assert_eq!(found, [("b", 5_000), ("", 10_000), ("a", 0)]);
     assert_eq!(
         content_of(json!([{"authority": "a", "weight": "x"}])).unwrap_err(),
-        "the weight of override \"a\" is no quantity"
+        "the weight of override \"a\" is not a quantity"
     );
     assert_eq!(content_of(json!([null])).unwrap_err(), "a null override");
 }

@@ -183,7 +183,7 @@ impl Engine {
         let now = Timestamp::now();
         let (assessment, resource) = {
             let state = self.cluster.read();
-            let resource = state.apps_workloads.get(workload).cloned();
+            let resource = state.apps_workload(workload).cloned();
             if resource.is_none() && state.pods_of(workload).next().is_none() {
                 self.known.remove(workload);
                 self.events.forget(workload);
@@ -298,7 +298,7 @@ impl Engine {
     /// Writes a step. Returns whether further steps may follow.
     async fn apply_step(&mut self, target: &RolloutTarget, step: RolloutStep) -> bool {
         let workload = &step.workload;
-        let resource = self.cluster.read().apps_workloads.get(workload).cloned();
+        let resource = self.cluster.read().apps_workload(workload).cloned();
         let Some(resource) = resource else {
             self.schedule.set(workload, None, Timestamp::now());
             return true;

@@ -129,7 +129,7 @@ pub fn problems(spec: &LinkerdConfigSpec) -> Vec<Problem> {
 
 /// Assesses a workload; `None` for one that is gone. The cost is proportional to its Pods.
 pub fn assess_workload(state: &State, workload: &WorkloadKey, target: &RolloutTarget) -> Option<Assessment> {
-    let resource = state.apps_workloads.get(workload);
+    let resource = state.apps_workload(workload);
     let pods: Vec<Arc<Pod>> = state.pods_of(workload).cloned().collect();
     if resource.is_none() && pods.is_empty() {
         return None;

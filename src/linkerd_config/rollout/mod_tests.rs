@@ -231,7 +231,7 @@ impl Simulation {
 
     fn apply_step(&mut self, step: &RolloutStep) {
         let index: usize = step.workload.name[1..].parse().unwrap();
-        let resource = self.world.feed.cluster.read().apps_workloads.get(&step.workload).cloned().unwrap();
+        let resource = self.world.feed.cluster.read().apps_workload(&step.workload).cloned().unwrap();
         let mut patch = patch(&resource, &step.action, &self.world.target.key, self.now);
         if let StepAction::Start(start) = &step.action {
             let wanted = marker(self.wanted);

@@ -2,6 +2,7 @@
 
 use std::{collections::BTreeSet, sync::Arc};
 
+use kube::Resource;
 use tokio::time::Instant;
 
 use crate::{
@@ -9,9 +10,9 @@ use crate::{
         Change, Diff, Kind, Observer, State,
         index::workload_key::WorkloadKey,
         kinds::{
-            apps_workload::AppsWorkload,
+            apps_workload::AppsWorkloadOf,
             disruption_budget::DisruptionBudget,
-            owner::{IntermediateKind, IntermediateOwner, Owner},
+            owner::{IntermediateOwner, Owner},
         },
     },
     queue::DirtySet,
@@ -62,20 +63,25 @@ fn concerned(state: &State, change: &Change) -> BTreeSet<WorkloadKey> {
         Change::Pod(diff) => state.workloads_of(diff.both()).collect(),
         Change::ReplicaSet(diff) => owned_through(state, diff),
         Change::Job(diff) => owned_through(state, diff),
-        Change::Deployment(diff) | Change::StatefulSet(diff) | Change::DaemonSet(diff) => itself(diff),
+        Change::Deployment(diff) => itself(diff),
+        Change::StatefulSet(diff) => itself(diff),
+        Change::DaemonSet(diff) => itself(diff),
         Change::Namespace(diff) => in_namespace(state, &diff.latest().name),
         Change::PodDisruptionBudget(diff) => diff.both().flat_map(|budget| selected(state, budget)).collect(),
         _ => BTreeSet::new(),
     }
 }
 
-fn itself(diff: &Diff<AppsWorkload>) -> BTreeSet<WorkloadKey> {
-    [diff.latest().workload.clone()].into()
+fn itself<K>(diff: &Diff<AppsWorkloadOf<K>>) -> BTreeSet<WorkloadKey> {
+    [diff.latest().resource.workload.clone()].into()
 }
 
 /// The workloads between which Pods moved that belong to one through this ReplicaSet or Job: it, and its owners before and after.
 /// Most ReplicaSets are old and have no Pods: their changes concern no workload. The end of one without an owner changes nothing either.
-fn owned_through<K: IntermediateKind>(state: &State, diff: &Diff<IntermediateOwner<K>>) -> BTreeSet<WorkloadKey> {
+fn owned_through<K: Resource<DynamicType = ()>>(
+    state: &State,
+    diff: &Diff<IntermediateOwner<K>>,
+) -> BTreeSet<WorkloadKey> {
     let key = &diff.latest().key;
     let itself = Owner { kind: K::kind(&()).into(), name: Arc::clone(&key.name) };
     let is_without_owner = matches!(diff, Diff::Deleted(it) if it.owner.is_none());
@@ -87,7 +93,7 @@ fn owned_through<K: IntermediateKind>(state: &State, diff: &Diff<IntermediateOwn
 }
 
 fn in_namespace(state: &State, namespace: &str) -> BTreeSet<WorkloadKey> {
-    let resources = state.apps_workloads.in_namespace(namespace).map(|resource| resource.workload.clone());
+    let resources = state.apps_workloads_in(namespace).map(|resource| resource.workload.clone());
     state.workloads_of(state.pods.in_namespace(namespace)).chain(resources).collect()
 }
 

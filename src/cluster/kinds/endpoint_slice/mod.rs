@@ -1,7 +1,7 @@
-//! All EndpointSlices: which of them belong to a Service, and which name a Pod or an ExternalWorkload.
+//! EndpointSlices, found by their Service and by the Pods and ExternalWorkloads that they refer to.
 //!
-//! A slice is kept in two forms, for two readers. What clients can be told is kept of every slice that names a Service; the
-//! whole content only of those that the ExternalWorkload controller manages.
+//! A slice is stored in up to two forms: the ready endpoints of every slice that names a Service, for discovery; and the whole content
+//! of the slices that the ExternalWorkload controller manages, for that controller.
 
 pub mod ready;
 
@@ -15,7 +15,7 @@ use crate::{
         endpoint_slice::{EndpointSlice, SliceObject},
     },
     cluster::{
-        Change, Kind, Problems, Projected, State,
+        Problems, Projected,
         index::{
             names::NamesBy,
             store::{Store, Stored},
@@ -23,18 +23,18 @@ use crate::{
     },
 };
 
-/// An EndpointSlice in the forms that its readers need.
+/// An EndpointSlice in the forms that its observers need.
 #[derive(Clone, Debug)]
 pub struct Slice {
     key: NamespacedName,
     version: Option<String>,
-    /// The whole content, of a slice that the ExternalWorkload controller manages.
+    /// The whole content; `None` unless the ExternalWorkload controller manages the slice.
     pub managed: Option<Arc<EndpointSlice>>,
-    /// What clients can see of it, of a slice that names a Service.
+    /// The content for clients; `None` if the slice names no Service.
     pub ready: Option<Arc<ReadySlice>>,
 }
 
-/// The slices of a namespace by the Service that they name, and by what their endpoints refer to.
+/// The slices of a namespace, by their Service and by the objects that their endpoints refer to.
 #[derive(Default)]
 pub struct SlicesOfNamespace {
     by_service: NamesBy<Arc<str>>,
@@ -58,10 +58,6 @@ pub fn managed_selector() -> String {
 
 impl Projected for Slice {
     type Wire = SliceObject;
-    type Object = Self;
-    const KIND: Kind = Kind::EndpointSlice;
-    const RESOURCE: &'static str = "endpointslices.discovery.k8s.io";
-    const CACHE_SIZE: &'static str = "endpointslices_cache_size";
     const INFORMER_LAG: Option<&'static str> = Some("endpointslices_informer_lag_seconds");
 
     fn project(wire: SliceObject, problems: &mut Problems) -> Self {
@@ -74,38 +70,22 @@ impl Projected for Slice {
             managed: managed.then(|| Arc::new(wire.into())),
         }
     }
+}
 
-    fn apply(self, state: &mut State) -> Option<Change> {
-        let version = self.version.as_deref().and_then(|version| version.parse().ok()).unwrap_or_default();
-        let index = state.slices.cluster_index_mut();
-        index.seen_version = index.seen_version.max(version);
-        let known = state.slices.get(&self.key);
-        if known.is_some_and(|known| known.version == self.version) {
-            return None;
-        }
-        Some(Change::EndpointSlice(state.slices.insert(self)))
-    }
-
-    fn remove(key: &NamespacedName, state: &mut State) -> Option<Change> {
-        state.slices.delete(key).map(Change::EndpointSlice)
-    }
-
-    fn keys(state: &State) -> Vec<NamespacedName> {
-        state.slices.keys().collect()
-    }
-
-    fn count(state: &State) -> usize {
-        state.slices.len()
+/// A resourceVersion identifies the content of a slice, so the content is not compared.
+impl PartialEq for Slice {
+    fn eq(&self, other: &Self) -> bool {
+        (&self.key, &self.version) == (&other.key, &other.version)
     }
 }
 
 impl Slice {
-    /// The Service whose clients read the slice.
+    /// The Service that the slice belongs to.
     pub fn service(&self) -> Option<&NamespacedName> {
         self.ready.as_ref().map(|slice| &slice.service)
     }
 
-    /// What its endpoints stand for, each once.
+    /// The objects that its endpoints refer to, each once.
     fn references(&self) -> HashSet<EndpointReference> {
         let endpoints = self.ready.iter().flat_map(|slice| &slice.endpoints);
         let instances = self.ready.iter().flat_map(|slice| slice.instances.values());
@@ -117,7 +97,7 @@ impl Slice {
         targets.filter(|target| *target != EndpointReference::Address).chain(pods).collect()
     }
 
-    /// How many endpoints of a managed slice are ready, and how many are not.
+    /// The number of ready and of other endpoints of a managed slice.
     fn readiness(&self) -> (usize, usize) {
         let endpoints = self.managed.as_ref().map(|slice| slice.endpoints.as_slice()).unwrap_or_default();
         let ready = endpoints.iter().filter(|endpoint| endpoint.is_ready()).count();
@@ -129,12 +109,13 @@ impl Stored for Slice {
     type NamespaceIndex = SlicesOfNamespace;
     type ClusterIndex = SliceTotals;
 
-    fn namespace(&self) -> &Arc<str> {
-        &self.key.namespace
+    fn key(&self) -> NamespacedName {
+        self.key.clone()
     }
 
-    fn name(&self) -> &Arc<str> {
-        &self.key.name
+    fn prepare(&mut self, cluster: &mut SliceTotals) {
+        let version = self.version.as_deref().and_then(|version| version.parse().ok()).unwrap_or_default();
+        cluster.seen_version = cluster.seen_version.max(version);
     }
 
     fn index(self: &Arc<Self>, namespace: &mut SlicesOfNamespace, cluster: &mut SliceTotals) {
@@ -163,32 +144,32 @@ impl Stored for Slice {
 }
 
 impl Store<Slice> {
-    /// How many endpoints of managed slices are ready, and how many are not.
+    /// The number of ready and of other endpoints of all managed slices.
     pub fn managed_endpoints_by_readiness(&self) -> (usize, usize) {
         (self.cluster_index().ready, self.cluster_index().unready)
     }
 
-    /// The newest resourceVersion that the watch has brought: what was written at it, or before, has been seen.
+    /// The newest resourceVersion that the watch has delivered. Every write up to this version is in the store.
     pub fn seen_version(&self) -> u64 {
         self.cluster_index().seen_version
     }
 
-    /// A slice that the ExternalWorkload controller manages.
+    /// The content of a slice that the ExternalWorkload controller manages.
     pub fn managed(&self, namespace: &str, name: &str) -> Option<&Arc<EndpointSlice>> {
         self.find(namespace, name)?.managed.as_ref()
     }
 
-    /// The managed slices that name the Service, by name.
+    /// The managed slices of the Service, by name.
     pub fn managed_of_service(&self, service: &NamespacedName) -> Vec<Arc<EndpointSlice>> {
         self.of_service(service).filter_map(|slice| slice.managed.clone()).collect()
     }
 
-    /// What clients of the Service can see, by the slices' names.
+    /// The content for clients of the Service, by the names of the slices.
     pub fn ready_of_service(&self, service: &NamespacedName) -> impl Iterator<Item = &Arc<ReadySlice>> {
         self.of_service(service).filter_map(|slice| slice.ready.as_ref())
     }
 
-    /// The endpoint of the Service with this hostname: where several slices have one, that of the first slice by name.
+    /// The endpoint of the Service with this hostname. If several slices have one, the first slice by name is used.
     pub fn instance(&self, service: &NamespacedName, hostname: &str) -> Option<&Instance> {
         self.ready_of_service(service).find_map(|slice| slice.instances.get(hostname))
     }
@@ -252,10 +233,10 @@ mod tests {
     }
 
     #[test]
-    fn a_relabelled_slice_belongs_to_the_service_that_it_names_now() {
+    fn a_relabelled_slice_belongs_to_its_new_service_only() {
         let mut slices = Slices::default();
-        slices.insert(slice("left", "1", true));
-        slices.insert(slice("joined", "2", false));
+        slices.apply(slice("left", "1", true));
+        slices.apply(slice("joined", "2", false));
         assert!(slices.managed_of_service(&NamespacedName::new("ns", "left")).is_empty());
         assert_eq!(slices.managed_of_service(&NamespacedName::new("ns", "joined")).len(), 1);
         assert_eq!(slices.managed_endpoints_by_readiness(), (0, 1));
@@ -264,37 +245,37 @@ mod tests {
 
     #[test]
     fn a_relist_of_the_same_version_is_no_change() {
-        let mut state = State::default();
-        assert!(slice("web", "7", true).apply(&mut state).is_some());
-        assert!(slice("web", "7", true).apply(&mut state).is_none());
-        assert!(Slice::remove(&NamespacedName::new("ns", "s"), &mut state).is_some());
-        assert!(state.slices.is_empty());
-        assert_eq!((state.slices.managed_endpoints_by_readiness(), state.slices.seen_version()), ((0, 0), 7));
+        let mut slices = Slices::default();
+        assert!(slices.apply(slice("web", "7", true)).is_some());
+        assert!(slices.apply(slice("web", "7", true)).is_none());
+        assert!(slices.delete(&NamespacedName::new("ns", "s")).is_some());
+        assert!(slices.is_empty());
+        assert_eq!((slices.managed_endpoints_by_readiness(), slices.seen_version()), ((0, 0), 7));
     }
 
     #[test]
-    fn a_slice_of_others_is_kept_for_clients_only() {
+    fn a_slice_of_another_controller_is_stored_for_clients_only() {
         let mut slices = Slices::default();
         let endpoints = json!([{"addresses": ["10.0.0.1"]}]);
-        slices.insert(managed_by("endpointslice-controller.k8s.io", "web", "1", &endpoints));
+        slices.apply(managed_by("endpointslice-controller.k8s.io", "web", "1", &endpoints));
         let service = NamespacedName::new("ns", "web");
         assert_eq!((slices.managed_of_service(&service).len(), slices.ready_of_service(&service).count()), (0, 1));
     }
 
     #[test]
-    fn a_slice_that_another_takes_over_is_gone_for_the_controller() {
+    fn a_slice_that_another_controller_takes_over_is_no_longer_managed() {
         let mut slices = Slices::default();
-        slices.insert(slice("web", "1", true));
-        slices.insert(managed_by("somebody-else", "web", "2", &json!([])));
+        slices.apply(slice("web", "1", true));
+        slices.apply(managed_by("other-controller", "web", "2", &json!([])));
         assert!(slices.managed_of_service(&NamespacedName::new("ns", "web")).is_empty());
     }
 
     #[test]
-    fn a_pod_that_is_not_ready_is_named_by_the_slices_that_give_it_a_hostname() {
+    fn an_unready_pod_is_found_through_slices_that_give_it_a_hostname() {
         let mut slices = Slices::default();
         let target = json!({"kind": "Pod", "name": "db-0"});
         let endpoints = json!([{"addresses": ["10.0.0.1"], "conditions": {"ready": false}, "hostname": "db-0", "targetRef": target}]);
-        slices.insert(managed_by("endpointslice-controller.k8s.io", "db", "1", &endpoints));
+        slices.apply(managed_by("endpointslice-controller.k8s.io", "db", "1", &endpoints));
         assert_eq!(names(slices.services_with_pod(&NamespacedName::new("ns", "db-0"))), ["db"]);
         let db = NamespacedName::new("ns", "db");
         assert!(slices.instance(&db, "db-0").is_some() && slices.instance(&db, "db-1").is_none());
@@ -303,12 +284,12 @@ mod tests {
     }
 
     #[test]
-    fn a_pod_is_named_by_the_slices_that_have_it_ready() {
+    fn a_ready_pod_is_found_through_its_slices() {
         let mut slices = Slices::default();
         let pod = NamespacedName::new("ns", "web-1");
-        slices.insert(slice("web", "1", true));
+        slices.apply(slice("web", "1", true));
         assert_eq!(names(slices.services_with_pod(&pod)), ["web"]);
-        slices.insert(slice("web", "2", false));
+        slices.apply(slice("web", "2", false));
         assert_eq!(slices.services_with_pod(&pod).count(), 0);
         let (_, index) = slices.namespace_index("ns").unwrap();
         assert!(index.by_reference.is_empty());

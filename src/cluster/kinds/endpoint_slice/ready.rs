@@ -1,7 +1,7 @@
-//! What clients of a Service can be told of one EndpointSlice: its ready endpoints, with their addresses parsed.
+//! The ready endpoints of one EndpointSlice, with parsed addresses.
 //!
-//! Any tenant may write a slice. What makes no sense in one is left out here, alone, and is a problem for the log; what is
-//! left can be trusted to be well-formed, not to be true.
+//! In: a slice, as any tenant may have written it. Out: its well-formed parts, which are not necessarily true. Each part that is
+//! malformed is left out alone, and becomes a problem for the log.
 
 use std::{collections::HashMap, net::IpAddr, sync::Arc};
 
@@ -23,12 +23,12 @@ use crate::{
 pub struct ReadySlice {
     pub name: Arc<str>,
     pub service: NamespacedName,
-    /// `None` where the slice has no list of ports, which is not the same as an empty one.
+    /// `None` if the slice has no list of ports, which is not the same as an empty one.
     pub ports: Option<Box<[SlicePort]>>,
     pub endpoints: Box<[ReadyEndpoint]>,
-    /// The endpoints that have a hostname, by that, ready or not: of those with the same the first.
+    /// The endpoints with a hostname, ready or not, by hostname. The first endpoint with a hostname is used.
     pub instances: HashMap<Arc<str>, Instance>,
-    /// What a multicluster mirror wrote on it.
+    /// The labels and annotations of a multicluster mirror.
     pub mirror: Option<Box<Mirror>>,
 }
 
@@ -36,40 +36,40 @@ pub struct ReadySlice {
 pub struct SlicePort {
     /// Empty for an unnamed port.
     pub name: Arc<str>,
-    /// `None` means any port to Kubernetes, and nothing that a client could connect to.
+    /// `None` means "all ports" in Kubernetes; no client can connect to that.
     pub number: Option<u16>,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ReadyEndpoint {
-    /// At least one.
+    /// Never empty.
     pub addresses: Box<[IpAddr]>,
     pub target: EndpointReference,
     pub hostname: Option<Arc<str>>,
     pub zone: Option<Arc<str>>,
-    /// The zones whose clients should use it; empty when there is no hint.
+    /// The zones whose clients should use the endpoint; empty without a hint.
     pub hints: Box<[Arc<str>]>,
 }
 
-/// An endpoint that clients may ask for by its own name.
+/// An endpoint that clients may request by its hostname.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Instance {
-    /// With the address that the slice has of it.
+    /// The Pod, and its address in the slice.
     Pod(Arc<str>, IpAddr),
-    /// Nothing is known but its address.
+    /// An endpoint that refers to no Pod.
     Address(IpAddr),
 }
 
-/// What an endpoint stands for, in the namespace of its slice.
+/// The object in the namespace of the slice that an endpoint refers to.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub enum EndpointReference {
-    /// Nothing but its address.
+    /// The endpoint refers to no object.
     Address,
     Pod(Arc<str>),
     ExternalWorkload(Arc<str>),
 }
 
-/// Of a Service in another cluster.
+/// The Service in another cluster that a slice mirrors.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Mirror {
     pub cluster: Option<Arc<str>>,
@@ -92,7 +92,7 @@ impl EndpointReference {
 // === impl ReadySlice ===
 
 impl ReadySlice {
-    /// `None` for a slice that names no Service.
+    /// Returns `None` for a slice that names no Service.
     pub(in crate::cluster) fn of(object: &SliceObject, problems: &mut Problems) -> Option<Self> {
         let metadata = &object.metadata;
         let labels = metadata.labels.as_ref()?;
@@ -138,7 +138,7 @@ impl ReadySlice {
 }
 
 impl Instance {
-    /// `None` where it has no hostname, is nowhere, or is in another namespace.
+    /// Returns `None` for an endpoint without a hostname or a valid address, or with a target in another namespace.
     fn of(endpoint: &Endpoint, namespace: &str) -> Option<(Arc<str>, Self)> {
         let hostname = endpoint.hostname.as_deref().filter(|hostname| !hostname.is_empty())?;
         let target = endpoint.target_ref.as_ref();
@@ -155,7 +155,7 @@ impl Instance {
 }
 
 impl ReadyEndpoint {
-    /// `None` where it stands for something that no client can be told of, or has no address.
+    /// Returns `None` for an endpoint without a valid address, or with a target that cannot be an endpoint.
     fn of(endpoint: &Endpoint, namespace: &str, problems: &mut Problems) -> Option<Self> {
         let target = match &endpoint.target_ref {
             None => EndpointReference::Address,
@@ -169,7 +169,7 @@ impl ReadyEndpoint {
                     "Pod" => EndpointReference::Pod(name.into()),
                     EXTERNAL_WORKLOAD_KIND => EndpointReference::ExternalWorkload(name.into()),
                     kind => {
-                        problems.add(format_args!("an endpoint refers to a {kind:?}, {name:?}, which is no endpoint"));
+                        problems.add(format_args!("an endpoint refers to {name:?} of kind {kind:?}, which is neither a Pod nor an ExternalWorkload"));
                         return None;
                     }
                 }
@@ -195,12 +195,12 @@ impl ReadyEndpoint {
     }
 }
 
-/// A name that the API server takes unread and every endpoint carries to every client. What is too long is none: a slice of a
-/// hundred thousand addresses would be tens of gigabytes of it.
+/// Returns a name that the API server does not validate, or `None` if it is too long. Every endpoint carries it to every client: in
+/// 100,000 addresses an overlong name would take tens of gigabytes.
 fn name(what: &str, name: Option<&str>, longest: usize, problems: &mut Problems) -> Option<Arc<str>> {
     let name = name?;
     if name.len() > longest {
-        problems.add(format_args!("{what} is no name: it has {} characters, the most is {longest}", name.len()));
+        problems.add(format_args!("{what} is too long for a name: {} bytes, the maximum is {longest}", name.len()));
         return None;
     }
     Some(name.into())
@@ -219,7 +219,7 @@ mod tests {
 
     use super::*;
 
-    /// A slice of Service `ns/web` from what a user would write beside its metadata; and how much of it could not be used.
+    /// Returns a slice of Service `ns/web` with the given content, and the number of problems.
     fn ready_slice(content: &Value) -> (ReadySlice, usize) {
         let mut object = json!({"metadata": {"name": "web-1", "namespace": "ns", "labels": {"kubernetes.io/service-name": "web"}},
             "addressType": "IPv4"});
@@ -230,7 +230,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_ready_or_does_not_say_is_kept_and_nothing_else_of_its_conditions_counts() {
+    fn an_endpoint_is_kept_unless_its_ready_condition_is_false() {
         let conditions = [
             (json!(null), true),
             (json!({}), true),
@@ -245,7 +245,7 @@ mod tests {
     }
 
     #[test]
-    fn what_makes_no_sense_costs_only_itself() {
+    fn a_malformed_part_of_a_slice_is_left_out_alone() {
         let (slice, problems) = ready_slice(&json!({
         "ports": [{"name": null, "port": 80}, {"name": "any", "port": null}, {"name": "big", "port": 70000}],
         "endpoints": [
@@ -279,7 +279,7 @@ mod tests {
     }
 
     #[test]
-    fn an_endpoint_with_a_hostname_is_an_instance_even_when_it_is_not_ready() {
+    fn an_endpoint_with_a_hostname_is_an_instance_even_if_it_is_not_ready() {
         let target = |kind: &str, namespace: &str| json!({"kind": kind, "name": "db-0", "namespace": namespace});
         let (slice, _) = ready_slice(&json!({"endpoints": [
             {"addresses": ["10.0.0.1"], "hostname": "db-0", "conditions": {"ready": false}, "targetRef": target("Pod", "ns")},
@@ -301,14 +301,14 @@ mod tests {
     }
 
     #[test]
-    fn no_list_of_ports_is_told_from_an_empty_one() {
+    fn an_absent_list_of_ports_differs_from_an_empty_one() {
         assert_eq!(ready_slice(&json!({"ports": null})).0.ports, None);
         assert_eq!(ready_slice(&json!({})).0.ports, None);
         assert_eq!(ready_slice(&json!({"ports": []})).0.ports, Some([].into()));
     }
 
     #[test]
-    fn an_empty_gateway_identity_is_none() {
+    fn an_empty_gateway_identity_counts_as_absent() {
         let mut object = json!({"metadata": {"name": "a", "namespace": "ns", "labels": {"kubernetes.io/service-name": "web"},
             "annotations": {"mirror.linkerd.io/remote-gateway-identity": ""}}});
         let mirror = |object: &Value| {
@@ -321,7 +321,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_too_long_to_be_a_name_is_left_out_before_every_address_carries_it() {
+    fn an_overlong_name_is_left_out_and_is_a_problem() {
         let mirror = |length: usize| {
             let name = "x".repeat(length);
             let mut problems = Problems::default();

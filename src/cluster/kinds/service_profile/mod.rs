@@ -11,7 +11,7 @@ use route::ProfileContent;
 use crate::{
     api::{self, NamespacedName, ServiceProfileSpec},
     cluster::{
-        Change, Kind, Problems, Projected, State,
+        Problems, Projected,
         index::store::{Store, Stored},
     },
 };
@@ -20,9 +20,9 @@ use crate::{
 #[derive(Clone, Debug, PartialEq)]
 pub struct ServiceProfile {
     pub key: NamespacedName,
-    /// `None` for an invalid one: it counts as if it did not exist.
+    /// `None` for an invalid ServiceProfile, which is treated as if it did not exist.
     pub content: Option<Arc<ProfileContent>>,
-    /// How often a write of it was seen.
+    /// The number of writes that the watch delivered.
     pub updates: u64,
     version: Option<String>,
 }
@@ -31,10 +31,6 @@ pub struct ServiceProfile {
 
 impl Projected for ServiceProfile {
     type Wire = api::ServiceProfile;
-    type Object = Self;
-    const KIND: Kind = Kind::ServiceProfile;
-    const RESOURCE: &'static str = "serviceprofiles.linkerd.io";
-    const CACHE_SIZE: &'static str = "serviceprofile_cache_size";
     const INFORMER_LAG: Option<&'static str> = Some("serviceprofiles_informer_lag_seconds");
     const IS_OPTIONAL: bool = true;
 
@@ -46,35 +42,14 @@ impl Projected for ServiceProfile {
             Err(error) => Err(error.to_string()),
         };
         let content = content.map_err(|error| {
-            problems.add(format_args!("it is invalid, so its Service is answered as if it were not there: {error}"));
+            problems.add(format_args!("it is invalid and is ignored: {error}"));
         });
         Self {
             key: NamespacedName::of(&wire.metadata),
             content: content.ok().map(Arc::new),
-            updates: 0,
+            updates: 1,
             version: wire.metadata.resource_version,
         }
-    }
-
-    fn apply(mut self, state: &mut State) -> Option<Change> {
-        let known = state.service_profiles.get(&self.key);
-        let is_write = known.is_none_or(|known| known.version != self.version);
-        let is_change = known.is_none_or(|known| known.content != self.content);
-        self.updates = known.map_or(0, |known| known.updates) + u64::from(is_write);
-        let diff = state.service_profiles.insert(self);
-        is_change.then_some(Change::ServiceProfile(diff))
-    }
-
-    fn remove(key: &NamespacedName, state: &mut State) -> Option<Change> {
-        state.service_profiles.delete(key).map(Change::ServiceProfile)
-    }
-
-    fn keys(state: &State) -> Vec<NamespacedName> {
-        state.service_profiles.keys().collect()
-    }
-
-    fn count(state: &State) -> usize {
-        state.service_profiles.len()
     }
 }
 
@@ -82,12 +57,16 @@ impl Stored for ServiceProfile {
     type NamespaceIndex = ();
     type ClusterIndex = ();
 
-    fn namespace(&self) -> &Arc<str> {
-        &self.key.namespace
+    fn key(&self) -> NamespacedName {
+        self.key.clone()
     }
 
-    fn name(&self) -> &Arc<str> {
-        &self.key.name
+    fn inherit(&mut self, known: &Self) {
+        self.updates = known.updates + u64::from(known.version != self.version);
+    }
+
+    fn is_change(&self, known: &Self) -> bool {
+        self.content != known.content
     }
 }
 
@@ -104,6 +83,7 @@ mod tests {
 
     use super::*;
     use crate::cluster::watch::guarded::Guarded;
+    use crate::cluster::{State, Watched};
 
     fn profile(version: &str, spec: &Value) -> (ServiceProfile, usize) {
         let metadata = json!({"name": "web.ns.svc.cluster.local", "namespace": "ns", "resourceVersion": version});
@@ -114,7 +94,7 @@ mod tests {
     }
 
     #[test]
-    fn whatever_the_spec_is_the_profile_is_read_and_an_invalid_one_is_a_problem() {
+    fn every_spec_is_read_and_an_invalid_one_is_a_problem() {
         let route = |condition: Value| json!({"routes": [{"name": "r", "condition": condition}]});
         for (spec, valid) in [
             (json!(null), true),
@@ -142,7 +122,7 @@ mod tests {
     }
 
     #[test]
-    fn one_that_is_nested_too_deep_to_be_read_takes_the_place_of_what_it_was() {
+    fn a_profile_that_is_nested_too_deep_replaces_its_predecessor_and_is_invalid() {
         let metadata = r#"{"name": "web.ns.svc.cluster.local", "namespace": "ns"}"#;
         let nested = format!("{}{}", "[".repeat(1_000), "]".repeat(1_000));
         let text = format!(r#"{{"metadata": {metadata}, "spec": {{"routes": {nested}}}}}"#);
@@ -152,14 +132,14 @@ mod tests {
     }
 
     #[test]
-    fn a_timeout_that_is_none_costs_only_itself() {
+    fn an_invalid_timeout_is_left_out_alone() {
         let route = json!({"name": "r", "condition": {"method": "GET"}, "timeout": "soon"});
         let (profile, problems) = profile("1", &json!({"routes": [route]}));
         assert_eq!((profile.content.unwrap().routes[0].timeout, problems), (None, 1));
     }
 
     #[test]
-    fn only_what_changes_a_profile_concerns_clients_and_every_write_is_counted() {
+    fn only_a_change_of_the_content_is_a_change_and_every_write_is_counted() {
         let mut state = State::default();
         let updates = |state: &State| state.service_profiles.iter().map(|profile| profile.updates).sum::<u64>();
         let (one, other) = (json!({}), json!({"dstOverrides": [{"authority": "web-2", "weight": 1}]}));
@@ -168,7 +148,7 @@ mod tests {
         };
         assert_eq!((changed("1", &one, &mut state), updates(&state)), (1, 1));
         assert_eq!((changed("1", &one, &mut state), updates(&state)), (0, 1), "listed again");
-        assert_eq!((changed("2", &one, &mut state), updates(&state)), (0, 2), "touched");
+        assert_eq!((changed("2", &one, &mut state), updates(&state)), (0, 2), "only the version changed");
         assert_eq!((changed("3", &other, &mut state), updates(&state)), (1, 3));
         assert_eq!((changed("4", &json!("text"), &mut state), updates(&state)), (1, 4));
         let key = NamespacedName::new("ns", "web.ns.svc.cluster.local");

@@ -1,7 +1,7 @@
-//! The content of a ServiceProfile, validated. Pure.
+//! The validated content of a ServiceProfile. Pure.
 //!
-//! In: a spec that could be decoded. Out: its routes, retry budget and overrides, or why the whole is invalid, in the words of
-//! Linkerd's validator. Always holds: the Destination API's message of what comes out can be decoded by a client.
+//! In: a decoded spec. Out: its routes, retry budget and overrides, or the reason why the whole is invalid, in the words of Linkerd's
+//! validator. Always holds: clients can decode the content as a message of the Destination API.
 
 use super::weight::weight;
 use crate::{
@@ -9,10 +9,10 @@ use crate::{
     cluster::Problems,
 };
 
-/// Each match in a match is up to four messages in each other, and clients decode a hundred.
+/// The deepest nesting of matches. Each level takes up to four nested messages, and clients decode at most one hundred.
 pub const DEEPEST: usize = 20;
-/// The limit for a message of the Destination API. gRPC clients refuse messages of more than 4 MiB by default, and an upper bound that
-/// is computed in advance should have some room.
+/// The limit for a message of the Destination API, in bytes. gRPC clients reject messages of more than 4 MiB by default; the
+/// difference is a margin for the upper bound that is computed in advance.
 pub const MAX_MESSAGE_BYTES: usize = 3 * 1024 * 1024;
 /// The keys and lengths of a message in another, a weight, and a port with a pair of brackets, in bytes.
 const AROUND: usize = 32;
@@ -24,16 +24,16 @@ const AROUND_CLASS: usize = 12;
 const AROUND_MATCH: usize = 15;
 const STATUSES: std::ops::RangeInclusive<u32> = 100..=599;
 
-/// What all ports of a Service have of a ServiceProfile in common.
+/// The content of a ServiceProfile that is the same for all ports of its Service.
 #[derive(Clone, Debug, PartialEq)]
 pub struct ProfileContent {
     pub routes: Vec<Route>,
-    /// `None` leaves it to the default.
+    /// `None` for the default.
     pub retry_budget: Option<RetryBudget>,
     pub overrides: Vec<Override>,
 }
 
-/// A class of requests, and how its responses are counted.
+/// A class of requests, and the classification of its responses.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Route {
     pub name: String,
@@ -57,7 +57,7 @@ pub struct RetryBudget {
 pub enum RequestMatch {
     All(Vec<RequestMatch>),
     Any(Vec<RequestMatch>),
-    /// In upper case.
+    /// The method in upper case.
     Method(String),
     Not(Box<RequestMatch>),
     PathRegex(String),
@@ -81,10 +81,10 @@ pub enum ResponseMatch {
     Not(Box<ResponseMatch>),
 }
 
-/// Where a part of the traffic goes.
+/// A destination for a part of the traffic.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Override {
-    /// As it stands in the object: maybe without a port.
+    /// The text of the object, possibly without a port.
     pub authority: Box<str>,
     pub weight: u32,
 }
@@ -108,7 +108,7 @@ pub enum Invalid {
     Ttl(String),
     #[error("a null override")]
     NullOverride,
-    #[error("the weight of override {0:?} is no quantity")]
+    #[error("the weight of override {0:?} is not a quantity")]
     Weight(String),
     #[error("it would be a message of up to {0} bytes, and clients refuse more than {MAX_MESSAGE_BYTES}")]
     Long(usize),
@@ -147,7 +147,7 @@ impl ProfileContent {
         if length > MAX_MESSAGE_BYTES { Err(Invalid::Long(length)) } else { Ok(content) }
     }
 
-    /// An upper bound of its length in a message, whatever the port, in bytes.
+    /// An upper bound of the length of the message for any port, in bytes.
     fn longest(&self) -> usize {
         let routes: usize = self.routes.iter().map(Route::longest).sum();
         let overrides: usize = self.overrides.iter().map(|it| it.authority.len() + AROUND).sum();

@@ -7,8 +7,8 @@ use crate::api::quantity::Quantity;
 /// The weight of a thousandth, so that the weight of 1 is 10,000.
 const OF_A_THOUSANDTH: i128 = 10;
 
-/// Returns `None` for a value that is no quantity. Null and negative quantities weigh 0; a weight that is too large becomes
-/// the largest one.
+/// Returns `None` for a value that is not a quantity. Null and negative quantities weigh 0; a weight that is too large is cut to the
+/// maximum.
 pub(super) fn weight(quantity: &Value) -> Option<u32> {
     let quantity: Quantity = match quantity {
         Value::Null => return Some(0),
