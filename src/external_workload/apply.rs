@@ -1,9 +1,9 @@
 //! Applies a [`SlicePlan`].
 //!
-//! In: a plan. Out: an [`Outcome`]: the slices that are stored now, what the cache has to show before the next plan, the failed
-//! writes, the names that other slices have. Always holds: leadership is checked right before each write, and the write has ended before the Lease
-//! can expire; a write replaces exactly the version that was planned on; a slice that is refused does not hold up another;
-//! no workload leaves a slice before the next one has it.
+//! In: a plan. Out: an [`Outcome`]: the stored slices, the writes that the cache must show before the next plan, the
+//! failed writes, the names that other slices occupy. Always holds: leadership is checked right before each write, and
+//! the write ends before the Lease can expire; a write replaces only the version that the plan was made from; a refused
+//! write does not block the other slices; no workload is removed from a slice before its new slice contains it.
 
 use std::{collections::HashSet, fmt, sync::Arc};
 
@@ -34,24 +34,25 @@ pub(super) struct SliceWriter {
 
 #[derive(Debug, Default)]
 pub(super) struct Outcome {
-    /// Slices as they are stored now, of those that were written.
+    /// The slices that were written, as the API server stored them.
     pub(super) stored: Vec<Arc<EndpointSlice>>,
-    /// Names of slices that are gone.
+    /// The names of deleted slices.
     pub(super) deleted: HashSet<String>,
     pub(super) written: Vec<Written>,
     pub(super) failures: Vec<FailedWrite>,
-    /// Names of planned slices that turned out to be taken by slices that are not ours to write.
+    /// The names of planned slices that are already occupied by slices that we must not write.
     pub(super) taken: Vec<String>,
-    /// A slice was newer than the plan; the watch is about to deliver it.
+    /// Whether a slice was newer than the plan; the watch is about to deliver it.
     pub(super) stale: bool,
-    /// ExternalWorkloads whose new slice could not be written: they stay in the slice where they are.
+    /// ExternalWorkloads whose new slice could not be written; they stay in their current slice.
     unplaced: HashSet<String>,
 }
 
-/// A write of ours that the cache will show.
+/// One of our own writes, which the cache will show.
 #[derive(Debug)]
 pub(super) enum Written {
-    /// Visible once the watch has reached this version. Versions of one kind are ordered, and so are the events of its watch.
+    /// Visible once the watch has reached this version. Versions of one kind are ordered, and so are the events of its
+    /// watch.
     Version(u64),
     Deleted {
         name: String,
@@ -78,11 +79,11 @@ pub(super) enum Verb {
 
 impl SliceWriter {
     /// # Errors
-    /// When the metrics are registered already.
+    /// The metrics are already registered.
     pub(super) fn new(client: &Client, fence: Fence, registry: &Registry) -> prometheus::Result<Self> {
         let writes = register_int_counter_vec_with_registry!(
             "linkerd_operator_endpointslice_writes_total",
-            "Writes of EndpointSlices that were sent",
+            "EndpointSlice writes sent to the API server",
             &["verb", "result"],
             registry
         )?;
@@ -94,7 +95,7 @@ impl SliceWriter {
         Ok(Self { client: client.clone(), fence, writes })
     }
 
-    /// Creates, then updates, then deletes; among updates first those that take workloads in.
+    /// Creates, then updates, then deletes. Updates that add workloads to a slice come before the other updates.
     pub(super) async fn apply(&self, service: &Service, plan: SlicePlan) -> Outcome {
         let api: Api<EndpointSlice> = Api::namespaced(self.client.clone(), &service.key.namespace);
         let mut outcome = Outcome::default();
@@ -137,14 +138,15 @@ impl SliceWriter {
             Err(WriteError::Refused(status)) if status.is_already_exists() => {
                 self.examine_existing(api, service, &slice, outcome).await;
             }
-            // Its garbage collection is under way: nothing has to be, or can be, created.
+            // The namespace is being deleted, so the slice cannot be created and is not needed.
             Err(WriteError::Refused(status)) if is_namespace_terminating(&status) => {}
             Err(error) => outcome.fail(Verb::Create, &slice, error),
         }
         false
     }
 
-    /// Examines a slice that exists though the cache lacks it: either an earlier create of ours was late, or it is not ours.
+    /// Reads a slice that exists although the cache does not have it: either an earlier create of ours was delayed, or
+    /// the slice is not ours.
     async fn examine_existing(
         &self,
         api: &Api<EndpointSlice>,
@@ -163,7 +165,7 @@ impl SliceWriter {
         }
     }
 
-    /// Updates a slice. Returns it as it is stored now.
+    /// Updates a slice. Returns the stored slice.
     async fn update(
         &self,
         api: &Api<EndpointSlice>,
@@ -178,8 +180,8 @@ impl SliceWriter {
         None
     }
 
-    /// Empties a slice, then deletes it: to Linkerd's Go destination a deleted slice does not remove endpoints whose workload is
-    /// gone.
+    /// Empties a slice, then deletes it: when a slice is deleted, Linkerd's Go destination does not remove the
+    /// endpoints of deleted workloads.
     async fn retire(&self, api: &Api<EndpointSlice>, slice: Arc<EndpointSlice>, outcome: &mut Outcome) {
         let mut last = slice;
         if !last.endpoints.is_empty() {
@@ -211,11 +213,11 @@ impl SliceWriter {
     }
 }
 
-/// Returns what an update has to write so that no unplaced workload leaves its slice; `None` for nothing.
+/// Returns the slice to write so that no unplaced workload is removed from it; `None` if no write is needed.
 fn keep_unplaced(service: &Service, update: &SliceUpdate, unplaced: &HashSet<String>) -> Option<EndpointSlice> {
     let SliceUpdate { base, slice } = update;
     let mut slice = slice.clone();
-    // With other ports the endpoint would be another one, and wrong.
+    // If the slice's ports change, a kept endpoint would have the wrong ports.
     if slice.ports == base.ports {
         let staying = workloads(service, &slice);
         let leaves = |workload: &str| unplaced.contains(workload) && !staying.contains(workload);
@@ -227,7 +229,7 @@ fn keep_unplaced(service: &Service, update: &SliceUpdate, unplaced: &HashSet<Str
     (!unchanged).then_some(slice)
 }
 
-/// Returns the names of the Service's workloads that the slice holds.
+/// Returns the names of the Service's workloads in the slice.
 fn workloads(service: &Service, slice: &EndpointSlice) -> HashSet<String> {
     slice.endpoints.iter().filter_map(|e| endpoint::workload(service, e)).map(str::to_owned).collect()
 }
@@ -248,7 +250,7 @@ fn is_namespace_terminating(status: &kube::core::Status) -> bool {
 
 impl Outcome {
     fn record(&mut self, stored: EndpointSlice) -> Arc<EndpointSlice> {
-        // Without a version to wait for there is nothing to wait for; the next plan then relies on preconditions alone.
+        // Without a version the next plan does not wait for the cache and relies on preconditions alone.
         self.written.extend(stored.version().map(Written::Version));
         let stored = Arc::new(stored);
         self.stored.push(Arc::clone(&stored));
@@ -259,9 +261,9 @@ impl Outcome {
         self.failures.push(FailedWrite { verb, slice: NamespacedName::of(&slice.metadata), error });
     }
 
-    /// Returns what the slices `before` have become.
+    /// Returns the slices of the Service after the writes, given the slices `before` them.
     pub(super) fn after(&self, before: &[Arc<EndpointSlice>]) -> Vec<Arc<EndpointSlice>> {
-        // A slice that was written twice, emptied and deleted, has its later state last.
+        // A slice that was written twice has its latest state last.
         let mut after: Vec<Arc<EndpointSlice>> = self.stored.iter().rev().cloned().collect();
         after.extend(before.iter().cloned());
         let mut seen = HashSet::new();

@@ -1,4 +1,4 @@
-//! What is sent for a plan, and what follows from the answers: against an API server of a few lines.
+//! The requests that a plan causes, and the outcome for each response, against a minimal fake API server.
 
 use std::sync::Mutex;
 
@@ -15,7 +15,8 @@ use crate::{
     lease::Leadership,
 };
 
-/// Answers with what was sent, at version 100, unless told otherwise; keeps a line for each request.
+/// A fake API server. It records a line for each request, and responds with the sent object at version 100 unless
+/// configured otherwise.
 #[derive(Clone, Default)]
 struct Server {
     lines: Arc<Mutex<Vec<String>>>,
@@ -24,7 +25,7 @@ struct Server {
 }
 
 impl Server {
-    /// Has requests whose line begins so answered with this `Status`.
+    /// Responds with this `Status` to requests whose line begins with `line`.
     fn refuse(self, line: &'static str, code: u16, reason: &str) -> Self {
         self.answer(line, status(code, reason))
     }
@@ -127,7 +128,7 @@ async fn apply(server: &Server, plan: SlicePlan) -> Outcome {
 }
 
 #[tokio::test]
-async fn creates_come_first_then_updates_that_take_workloads_in_and_a_slice_is_emptied_before_it_is_deleted() {
+async fn creates_come_first_then_updates_that_add_workloads_and_a_slice_is_emptied_before_it_is_deleted() {
     let server = Server::default();
     let plan = SlicePlan {
         creates: vec![slice("new", 81, &["a"])],
@@ -156,7 +157,7 @@ async fn creates_come_first_then_updates_that_take_workloads_in_and_a_slice_is_e
 }
 
 #[tokio::test]
-async fn a_workload_whose_next_slice_is_refused_stays_where_it_is_and_the_rest_is_written() {
+async fn a_workload_whose_new_slice_is_refused_stays_in_its_slice_and_the_rest_is_written() {
     let server = Server::default().refuse("create", 403, "Forbidden").refuse("update gains", 422, "Invalid");
     let plan = SlicePlan {
         creates: vec![slice("new", 81, &["a"])],
@@ -169,7 +170,7 @@ async fn a_workload_whose_next_slice_is_refused_stays_where_it_is_and_the_rest_i
         ..SlicePlan::default()
     };
     let outcome = apply(&server, plan).await;
-    // d is no longer wanted anywhere and goes; a and b have nowhere to go.
+    // d is no longer desired and is removed; the new slices of a and b were refused, so both stay.
     assert_eq!(
         server.lines(),
         [
@@ -185,14 +186,14 @@ async fn a_workload_whose_next_slice_is_refused_stays_where_it_is_and_the_rest_i
 }
 
 #[tokio::test]
-async fn a_create_that_meets_its_name_looks_whose_it_is() {
+async fn a_create_that_fails_with_already_exists_reads_the_existing_slice() {
     let plan = || SlicePlan { creates: vec![slice("new", 80, &["a"])], ..SlicePlan::default() };
     let server = Server::default().refuse("create", 409, "AlreadyExists");
     *server.live.lock().unwrap() = Some(serde_json::to_value(slice("new", 80, &["a"])).unwrap());
     let outcome = apply(&server, plan()).await;
     assert!(
         outcome.stale && matches!(outcome.written[..], [Written::Version(7)]),
-        "an earlier create of ours was late"
+        "an earlier create of ours was delayed"
     );
     assert_eq!(server.lines(), ["create new", "get new"]);
 
@@ -207,11 +208,11 @@ async fn a_create_that_meets_its_name_looks_whose_it_is() {
 
     *server.live.lock().unwrap() = None;
     let outcome = apply(&server, plan()).await;
-    assert!(outcome.stale && outcome.taken.is_empty(), "it is gone again");
+    assert!(outcome.stale && outcome.taken.is_empty(), "the slice was deleted in between");
 }
 
 #[tokio::test]
-async fn what_changed_or_vanished_meanwhile_is_no_failure() {
+async fn a_slice_that_changed_or_was_deleted_in_between_is_not_a_failure() {
     for (code, reason) in [(409, "Conflict"), (404, "NotFound")] {
         let server = Server::default().refuse("update", code, reason);
         let plan = SlicePlan { updates: vec![update("s", &["a"], &["a", "b"])], ..SlicePlan::default() };
@@ -225,7 +226,7 @@ async fn what_changed_or_vanished_meanwhile_is_no_failure() {
 }
 
 #[tokio::test]
-async fn nothing_has_to_be_created_in_a_namespace_that_is_terminating() {
+async fn a_create_refused_by_a_terminating_namespace_is_not_a_failure() {
     let mut terminating = status(403, "Forbidden");
     terminating["details"] = json!({"causes": [{"reason": "NamespaceTerminating"}]});
     let server = Server::default().answer("create", terminating);
@@ -243,7 +244,7 @@ async fn without_leadership_nothing_is_sent() {
 }
 
 #[tokio::test]
-async fn once_the_process_stops_nothing_more_is_sent() {
+async fn nothing_is_sent_after_the_process_began_to_stop() {
     let server = Server::default();
     let stop = CancellationToken::new();
     let writer = server.writer_until(Leadership::for_test(), stop.clone());

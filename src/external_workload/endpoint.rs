@@ -1,7 +1,7 @@
 //! The endpoints that ExternalWorkloads have in a Service. Pure.
 //!
-//! In: a Service and the workloads that it selects. Out: per family, each workload's endpoint and the ports that its slice has
-//! to have; and the findings about workloads.
+//! In: a Service and the workloads that it selects. Out: per family, each workload's endpoint and the ports that its
+//! slice must have; and the findings about workloads.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -21,7 +21,7 @@ use crate::{
     events::Reason,
 };
 
-/// The ports of a slice. Their order means nothing to readers.
+/// The ports of a slice. Their order has no meaning.
 pub(super) type Ports = BTreeSet<EndpointPort>;
 
 /// The endpoint of a workload in one family, and the ports of its slice.
@@ -31,10 +31,10 @@ pub(super) struct DesiredEndpoint {
     pub endpoint: Endpoint,
 }
 
-/// The endpoints of one family, by the name of their workload.
+/// The endpoints of one family, by workload name.
 pub(super) type DesiredEndpoints = BTreeMap<Arc<str>, DesiredEndpoint>;
 
-/// The endpoints of each family of the Service, by the workload's name.
+/// Returns the endpoints of each family of the Service by workload name, and the findings.
 pub(super) fn desired(
     service: &Service,
     workloads: &[Arc<ExternalWorkload>],
@@ -57,7 +57,7 @@ pub(super) fn desired(
             }
             let endpoint = Endpoint {
                 addresses,
-                // Explicit, all three: to readers an absent one has a meaning of its own.
+                // All three are set explicitly, because clients give an absent condition a different meaning.
                 conditions: EndpointConditions {
                     ready: Some(workload.ready),
                     serving: Some(workload.ready),
@@ -65,7 +65,7 @@ pub(super) fn desired(
                 },
                 hostname: hostname.clone().filter(|_| !hostname_invalid),
                 zone: workload.zone().map(str::to_owned),
-                // No apiVersion: Linkerd's controller leaves it out, and readers look at the kind alone.
+                // No apiVersion: Linkerd's controller omits it, and clients compare only the kind.
                 target_ref: Some(TargetRef {
                     kind: Some(EXTERNAL_WORKLOAD_KIND.to_owned()),
                     namespace: Some(workload.key.namespace.to_string()),
@@ -83,18 +83,21 @@ pub(super) fn desired(
             if let Address::Invalid { text, reason } = address {
                 find(
                     Reason::InvalidWorkloadIP,
-                    format!("workloadIPs has {text:?}, which no endpoint can have: {reason}; it is left out"),
+                    format!(
+                        "workloadIPs contains {text:?}, which is not a valid endpoint address: {reason}; it is skipped"
+                    ),
                 );
             }
         }
-        // A workload without an address of the Service's families is no endpoint: its ports and its name do not matter here.
+        // A workload without an address of the Service's families is not an endpoint, so its ports and name do not
+        // matter.
         if !published {
             continue;
         }
         if hostname_invalid {
             find(
                 Reason::InvalidHostname,
-                "its name cannot be a host name (63 characters of a-z, 0-9 and -, no dots): it is published without one"
+                "its name is not a hostname (63 characters of a-z, 0-9 and -, no dots); it is published without a hostname"
                     .to_owned(),
             );
         }
@@ -105,7 +108,7 @@ pub(super) fn desired(
     (families, findings)
 }
 
-/// Returns the name of the workload that an endpoint of the Service stands for.
+/// Returns the name of the ExternalWorkload that an endpoint of the Service refers to.
 pub(super) fn workload<'a>(service: &Service, endpoint: &'a Endpoint) -> Option<&'a str> {
     let target = endpoint.target_ref.as_ref()?;
     let is_workload = target.kind.as_deref() == Some(EXTERNAL_WORKLOAD_KIND);
@@ -113,8 +116,8 @@ pub(super) fn workload<'a>(service: &Service, endpoint: &'a Endpoint) -> Option<
     target.name.as_deref().filter(|_| is_workload && is_here)
 }
 
-/// Returns the ports of the slice for a workload, and the ports of the Service that the workload lacks. Unlike a Pod, a workload
-/// has to declare a port that the Service targets by number, too.
+/// Returns the ports of the slice for a workload, and the ports of the Service that the workload lacks. Unlike a Pod, a
+/// workload must also declare ports that the Service targets by number.
 fn match_ports<'a>(service: &'a Service, workload: &ExternalWorkload) -> (Ports, Vec<&'a ServicePort>) {
     let mut ports = Ports::new();
     let mut unmatched = Vec::new();
@@ -149,10 +152,11 @@ fn describe_unmatched(ports: &[&ServicePort]) -> String {
             TargetPort::Name(name) => format!("{name:?}/{}", port.protocol),
         })
         .collect();
-    format!("spec.ports has no {}, which the Service targets: it is published without", targets.join(", "))
+    format!("spec.ports has no {}, which the Service targets; it is published without this port", targets.join(", "))
 }
 
-/// A label of RFC 1123, which a `hostname` of an endpoint has to be. Names of workloads may be longer and have dots.
+/// Whether the name is an RFC 1123 label, as the `hostname` of an endpoint must be. Workload names may be longer and
+/// contain dots.
 fn is_dns_label(name: &str) -> bool {
     let inner = |byte: u8| byte.is_ascii_lowercase() || byte.is_ascii_digit() || byte == b'-';
     (1..=63).contains(&name.len()) && name.bytes().all(inner) && !name.starts_with('-') && !name.ends_with('-')
@@ -184,7 +188,7 @@ mod tests {
     }
 
     #[test]
-    fn a_port_targeted_by_number_has_to_be_named_by_the_workload_with_its_protocol() {
+    fn a_port_targeted_by_number_must_be_declared_by_the_workload_with_its_protocol() {
         let target = json!([{"name": "dns", "port": 53, "protocol": "UDP"}]);
         assert_eq!(ports(&target, &json!([{"port": 53, "protocol": "UDP"}])), (vec![("dns".into(), 53)], 0));
         assert_eq!(ports(&target, &json!([{"port": 53}])), (vec![], 1));
@@ -207,7 +211,7 @@ mod tests {
     }
 
     #[test]
-    fn of_a_workload_that_is_no_endpoint_only_its_bad_addresses_are_told() {
+    fn a_workload_that_is_not_an_endpoint_has_findings_only_for_its_invalid_addresses() {
         let service = service(&json!({"ipFamilies": ["IPv4"], "clusterIP": "None", "ports": [{"port": 80}]}));
         let findings = |ips: &[&str]| {
             let ips: Vec<_> = ips.iter().map(|ip| json!({"ip": ip})).collect();
@@ -220,7 +224,7 @@ mod tests {
     }
 
     #[test]
-    fn names_that_can_be_host_names_are_told_apart() {
+    fn only_dns_labels_are_valid_hostnames() {
         for name in ["a", "vm-1", "0", &"a".repeat(63)] {
             assert!(is_dns_label(name), "{name}");
         }

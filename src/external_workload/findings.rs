@@ -1,4 +1,4 @@
-//! Findings: what the owner of a workload has to correct, and the objects that Events are about. Pure.
+//! Findings about workloads, and the object references for Events. Pure.
 
 use std::sync::Arc;
 
@@ -10,7 +10,7 @@ use crate::{
     events::{Notice, Reason, object_reference},
 };
 
-/// A fault of a workload, as an endpoint of a Service.
+/// A problem with a workload as an endpoint of a Service, which the workload's owner must correct.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub(super) struct Finding {
     workload: NamespacedName,

@@ -1,14 +1,14 @@
-//! The ExternalWorkload controller: EndpointSlices for workloads outside the cluster, in step with the Services that select
-//! them.
+//! The ExternalWorkload controller. It writes EndpointSlices for workloads outside the cluster and keeps them in step
+//! with the Services that select these workloads.
 //!
 //! ```text
 //! cluster ──WorkQueue──▶ Controller ──▶ reconcile: State ─▶ plan (pure) ─▶ apply ──▶ API server
 //!                                                             └─▶ Events        (while leading)
 //! ```
 //!
-//! In: Services to reconcile. Out: writes of EndpointSlices, Events. Always holds: nothing is planned without leadership; a Service
-//! is planned only on a state that shows our own last writes to it, so nothing is written twice; nothing is written when nothing
-//! changed; a Service that fails is retried without limit.
+//! In: Services to reconcile. Out: writes of EndpointSlices, Events. Always holds: only the leader plans; a Service is
+//! planned only on a state that shows our own last writes to it, so nothing is written twice; an unchanged Service
+//! causes no write; a failed Service is retried without limit.
 
 mod apply;
 mod endpoint;
@@ -50,9 +50,10 @@ use crate::{
     write::WriteError,
 };
 
-/// The Lease that Linkerd's Go controller holds while it writes slices. Because both use it, only one of them writes.
+/// The Lease that Linkerd's Go controller holds while it writes slices. Both controllers use it, so only one of them
+/// writes.
 pub const LEASE: &str = "linkerd-destination-endpoint-write";
-/// The label that client-go's metrics carry in Linkerd's destination: dashboards select by it.
+/// The queue name in the client-go metrics of Linkerd's destination. Dashboards select by it.
 pub const QUEUE: &str = "endpoints_controller_workqueue";
 
 const BACKOFF_BASE: Duration = Duration::from_millis(100);
@@ -89,23 +90,23 @@ struct ReconcileError {
     retry_after: Duration,
 }
 
-/// The endpoints in the slices that the controller manages, counted at each scrape.
+/// The number of endpoints in the slices that the controller manages, counted at each scrape.
 struct Endpoints {
     cluster: Cluster,
     endpoints: GaugeVec,
 }
 
-/// How a reconcile ended that did not fail.
+/// The outcome of a reconcile that did not fail.
 enum Reconciled {
-    /// Nothing was planned: this process does not lead, or the cache does not show our last writes yet.
+    /// No plan was made: this process does not lead, or the cache does not show our last writes yet.
     Skipped(Action),
     Done(Action),
 }
 
-/// Starts the controller. It ends after the writes under way when `stop` is cancelled.
+/// Starts the controller. When `stop` is cancelled, it finishes the writes under way and ends.
 ///
 /// # Errors
-/// When the metrics are registered already.
+/// The metrics are already registered.
 pub fn spawn(
     deps: &ControllerDeps,
     observer: &ExternalWorkloadObserver,
@@ -190,14 +191,14 @@ impl ExternalWorkloadReconciler {
             return self.conclude(&service, Outcome::default());
         }
         let outcome = self.writer.apply(&service, plan).await;
-        // Transitions of what was written, because the rest of the plan has not happened yet.
+        // Only the writes that succeeded cause transitions; the rest of the plan has not happened yet.
         for transition in transitions::transitions(&service, &slices, &outcome.after(&slices)) {
             self.events.publish(transition.notice(&service));
         }
         self.conclude(&service, outcome)
     }
 
-    /// Records what was written, and returns when to retry what was not.
+    /// Records the writes that succeeded, and returns when to reconcile the Service again.
     fn conclude(&self, service: &Service, outcome: Outcome) -> Result<Reconciled, ReconcileError> {
         let key = &service.key;
         self.cache.record_writes(key, outcome.written);
@@ -221,7 +222,7 @@ impl ExternalWorkloadReconciler {
         }
         if !outcome.taken.is_empty() {
             if self.cache.add_taken(key, outcome.taken) {
-                let first = "the names of its EndpointSlices are taken by slices of others".to_owned();
+                let first = "EndpointSlices of other controllers occupy the names of its EndpointSlices".to_owned();
                 return Err(ReconcileError { first, count: 1, label: "already_exists", retry_after: Duration::ZERO });
             }
             return Ok(Reconciled::Done(Action::requeue(Duration::ZERO)));
@@ -231,7 +232,7 @@ impl ExternalWorkloadReconciler {
         }
         let failures = self.cache.succeeded(key);
         if failures > 0 {
-            info!(service = %key, failures, "EndpointSlices are written again");
+            info!(service = %key, failures, "EndpointSlice writes succeed again");
         }
         Ok(Reconciled::Done(match service.selector {
             Some(_) => Action::requeue(jittered(self.settings.full_pass_interval)),
@@ -239,7 +240,8 @@ impl ExternalWorkloadReconciler {
         }))
     }
 
-    /// Emits an Event about a write that the API server refused. A server that does not answer accepts no Events either.
+    /// Emits an Event about a write that the API server refused. An API server that does not respond accepts no Events
+    /// either.
     fn emit_refusal(&self, service: &Service, failures: &[FailedWrite]) {
         let refused = failures.iter().find(|failure| matches!(failure.error, WriteError::Refused(_)));
         if let Some(failure) = refused
@@ -266,14 +268,14 @@ impl ReconcileMetrics {
         Ok(Self {
             duration: register_histogram_vec_with_registry!(
                 "linkerd_operator_reconcile_duration_seconds",
-                "Reconciles of one Service, writes included",
+                "Duration of the reconcile of one Service, including its writes",
                 &["result"],
                 exponential_buckets(0.000_1, 4.0, 9)?,
                 registry
             )?,
             errors: register_int_counter_vec_with_registry!(
                 "linkerd_operator_reconcile_errors_total",
-                "Reconciles that failed, by the first reason",
+                "Failed reconciles, by the reason of the first failure",
                 &["reason"],
                 registry
             )?,
@@ -287,7 +289,7 @@ impl Endpoints {
     fn new(cluster: &Cluster) -> prometheus::Result<Self> {
         let opts = Opts::new(
             "linkerd_operator_external_workload_endpoints",
-            "Endpoints in the slices that the ExternalWorkload controller manages",
+            "Endpoints in the EndpointSlices that the ExternalWorkload controller manages",
         );
         Ok(Self { cluster: cluster.clone(), endpoints: GaugeVec::new(opts, &["ready"])? })
     }

@@ -1,4 +1,4 @@
-//! What a change of the cluster's state means for the ExternalWorkload controller: the Services whose slices may be out of date.
+//! Maps a change of the cluster's state to the Services whose slices may be out of date.
 
 use std::{
     collections::{BTreeSet, HashSet},
@@ -21,7 +21,7 @@ use crate::{
 /// The kinds that the controller reads.
 pub(super) const KINDS: &[Kind] = &[Kind::Service, Kind::EndpointSlice, Kind::ExternalWorkload];
 
-/// Adds the Services that changes concern to the controller's queue.
+/// Adds the Services that a change affects to the controller's queue.
 pub struct ExternalWorkloadObserver {
     pub(super) queue: Arc<WorkQueue>,
     pub(super) services: ObjectNames<core::Service>,
@@ -29,7 +29,7 @@ pub struct ExternalWorkloadObserver {
 
 impl ExternalWorkloadObserver {
     /// # Errors
-    /// When the metrics are registered already.
+    /// The metrics are already registered.
     pub fn new(registry: &prometheus::Registry) -> prometheus::Result<Arc<Self>> {
         Ok(Arc::new(Self { queue: WorkQueue::new(super::QUEUE, registry)?, services: ObjectNames::default() }))
     }
@@ -70,7 +70,7 @@ impl Observer for ExternalWorkloadObserver {
     }
 }
 
-/// The Services that select the ExternalWorkload before or after the change, if slices show the change.
+/// Returns the Services that select the ExternalWorkload before or after the change, if the change affects endpoints.
 fn selecting(state: &State, diff: &Diff<ExternalWorkload>) -> BTreeSet<NamespacedName> {
     let is_same = |old: &Arc<ExternalWorkload>| diff.current().is_some_and(|new| old.has_same_endpoints(new));
     if diff.old().is_some_and(is_same) {
@@ -104,7 +104,7 @@ mod tests {
             Self { feed: Feed::new([Arc::clone(&observer) as Arc<dyn Observer>]), observer }
         }
 
-        /// The names of the Services that the event concerns.
+        /// Applies an event and returns the names of the Services that it queued.
         fn concerns(&mut self, kind: Kind, event: Event<Value>) -> String {
             self.feed.apply(kind, event);
             self.observer.queue.drain().iter().map(|key| key.name.to_string()).collect::<Vec<_>>().join(" ")
@@ -143,16 +143,16 @@ mod tests {
     }
 
     #[test]
-    fn a_relabelled_workload_concerns_the_services_left_and_the_services_joined() {
+    fn a_relabelled_workload_queues_the_services_that_selected_it_and_those_that_select_it_now() {
         let mut world = World::with_services(&["joined", "left", "other"]);
         assert_eq!(world.concerns(Kind::ExternalWorkload, workload("left", &json!({}))), "left");
         assert_eq!(world.concerns(Kind::ExternalWorkload, workload("joined", &json!({}))), "joined left");
-        let Event::Apply(gone) = workload("joined", &json!({})) else { unreachable!() };
-        assert_eq!(world.concerns(Kind::ExternalWorkload, Event::Delete(gone)), "joined");
+        let Event::Apply(deleted) = workload("joined", &json!({})) else { unreachable!() };
+        assert_eq!(world.concerns(Kind::ExternalWorkload, Event::Delete(deleted)), "joined");
     }
 
     #[test]
-    fn a_workload_concerns_services_only_if_slices_show_the_change() {
+    fn a_changed_workload_queues_services_only_if_the_change_affects_endpoints() {
         let mut world = World::with_services(&["a"]);
         let mut concerns = |changes: Value| world.concerns(Kind::ExternalWorkload, workload("a", &changes));
         assert_eq!(concerns(json!({"metadata": {"annotations": {"note": "one"}}})), "a");
@@ -163,7 +163,7 @@ mod tests {
     }
 
     #[test]
-    fn a_managed_slice_concerns_the_service_that_it_left_the_one_that_it_names_and_its_owner() {
+    fn a_managed_slice_queues_the_service_it_named_before_the_one_it_names_now_and_its_owner() {
         let mut world = World::new();
         let slice = |manager: &str, service: &str, version: &str| {
             let labels = json!({"kubernetes.io/service-name": service, MANAGED_BY_LABEL: manager});

@@ -1,14 +1,14 @@
 //! The plan for the EndpointSlices of one Service. Pure.
 //!
-//! In: a Service, the ExternalWorkloads that it selects, the slices that name it. Out: a [`SlicePlan`]. Always holds, for the
-//! slices after the plan:
+//! In: a Service, the ExternalWorkloads that it selects, the slices that name it. Out: a [`SlicePlan`]. Always holds,
+//! for the slices after the plan:
 //! - every workload with a publishable address of a family of the Service is in exactly one slice of that family;
-//! - an endpoint stays in its slice as long as it can, also when its ports change: Linkerd's destination mishandles an
-//!   endpoint that moves between slices, and a slice that is deleted while it holds endpoints;
-//! - planning again changes nothing.
+//! - an endpoint stays in its slice as long as possible, even when its ports change: Linkerd's destination mishandles
+//!   an endpoint that moves between slices, and a slice that is deleted while it holds endpoints;
+//! - a second plan is empty.
 //!
-//! Endpoints are dealt out as Kubernetes' own EndpointSlice controller does it (`k8s.io/endpointslice`), so that slices
-//! change hands between the two without a write.
+//! Endpoints are distributed over slices in the same way as by Kubernetes' own EndpointSlice controller
+//! (`k8s.io/endpointslice`), so that either controller can take over the slices of the other without a write.
 
 use std::{
     collections::{BTreeMap, BTreeSet, HashSet},
@@ -31,43 +31,44 @@ use crate::{
     text::hex,
 };
 
-/// Endpoints that we put into one slice, as in Kubernetes. The API server's own limit is 1000; a slice that somebody
-/// else filled further is left as it is.
+/// The maximum number of endpoints that we put into one slice, as in Kubernetes. The API server's limit is 1000; a
+/// slice that another writer filled beyond our maximum is left unchanged.
 pub(super) const MAX_ENDPOINTS: usize = 100;
 
-/// The writes that are needed, and the findings to report.
+/// The required writes, and the findings to report.
 #[derive(Debug, Default)]
 pub(super) struct SlicePlan {
     pub creates: Vec<EndpointSlice>,
     pub updates: Vec<SliceUpdate>,
-    /// Written empty first where they hold endpoints, then deleted.
+    /// Slices to delete. A slice that holds endpoints is emptied first.
     pub retires: Vec<Arc<EndpointSlice>>,
     pub findings: Vec<Finding>,
 }
 
-/// A slice to replace, and what replaces it: with the same resourceVersion, so that only what was planned on is replaced.
+/// A slice and its replacement. Both have the same resourceVersion, so that a slice that changed after the plan is not
+/// replaced.
 #[derive(Debug)]
 pub(super) struct SliceUpdate {
     pub base: Arc<EndpointSlice>,
     pub slice: EndpointSlice,
 }
 
-/// The objects that a plan is made from.
+/// The input of a plan.
 pub(super) struct SlicePlanInput<'a> {
     pub service: &'a Service,
     pub workloads: &'a [Arc<ExternalWorkload>],
     /// Every slice with our `managed-by` that names the Service.
     pub slices: &'a [Arc<EndpointSlice>],
-    /// Names of slices that are not among `slices`, but exist.
+    /// Names of existing slices that are not in `slices`.
     pub taken: &'a HashSet<String>,
 }
 
-/// A slice in the making: one that exists, or a new one.
+/// The planned content of an existing or a new slice.
 struct SliceDraft<'a> {
     base: Option<&'a Arc<EndpointSlice>>,
     ports: Ports,
     endpoints: Vec<Endpoint>,
-    /// It is written in any case, so filling it up costs no further write.
+    /// Whether the slice is written in any case, so that filling it up costs no further write.
     dirty: bool,
 }
 
@@ -79,13 +80,13 @@ impl SlicePlan {
     }
 }
 
-/// Returns the plan of one Service; see the module's documentation.
+/// Returns the plan for one Service; see the module documentation.
 pub(super) fn plan(input: &SlicePlanInput<'_>) -> SlicePlan {
     let service = input.service;
     if &*service.key.namespace == KUBE_SYSTEM {
         return SlicePlan::default();
     }
-    // A terminating slice is not reused, but keeps its name until it is gone.
+    // A terminating slice is not reused, but occupies its name until it is deleted.
     let live = input.slices.iter().filter(|slice| !slice.is_terminating());
     let mut plan = SlicePlan::default();
     if service.selector.is_none() || service.external_name {
@@ -109,7 +110,7 @@ pub(super) fn plan(input: &SlicePlanInput<'_>) -> SlicePlan {
                     plan.updates.push(SliceUpdate { base: Arc::clone(base), slice: draft.rewrite(base, service) });
                 }
                 Some(_) => {}
-                // The API server would refuse, or the garbage collector undo it.
+                // The API server would refuse the create, or the garbage collector would delete the slice.
                 None if service.deleting => {}
                 None => plan.creates.push(draft.create(service, family, names.next())),
             }
@@ -119,14 +120,14 @@ pub(super) fn plan(input: &SlicePlanInput<'_>) -> SlicePlan {
     plan
 }
 
-/// Deals the desired endpoints of one family out to the slices that exist, and to as few new ones as needed.
+/// Distributes the desired endpoints of one family over the existing slices and as few new slices as possible.
 fn arrange<'a>(
     service: &Service,
     slices: impl Iterator<Item = &'a Arc<EndpointSlice>>,
     mut desired: DesiredEndpoints,
 ) -> Vec<SliceDraft<'a>> {
     let mut drafts: Vec<SliceDraft<'a>> = slices.map(|base| keep(service, base, &mut desired)).collect();
-    // Endpoints without a slice, by the ports that their slice has to have.
+    // Endpoints without a slice, by the ports that their slice must have.
     let mut groups: BTreeMap<Ports, Vec<Endpoint>> = BTreeMap::new();
     for (_, DesiredEndpoint { ports, endpoint }) in desired {
         groups.entry(ports).or_default().push(endpoint);
@@ -141,14 +142,16 @@ fn arrange<'a>(
     }
     for (ports, mut rest) in groups {
         while !rest.is_empty() {
-            // Slices that lost all they had would be emptied and deleted: one write instead of three.
+            // A slice that lost all its endpoints is reused: one write, instead of a create, an emptying write and a
+            // delete.
             let vacant = drafts.iter_mut().find(|draft| draft.dirty && draft.endpoints.is_empty());
             if let Some(draft) = vacant {
                 draft.ports = ports.clone();
                 draft.fill(&mut rest);
                 continue;
             }
-            // A slice that takes all the rest, and is then the fullest; never several for one rest.
+            // The fullest slice that has room for all remaining endpoints. They are never split over several clean
+            // slices.
             let fits = |draft: &SliceDraft<'_>| draft.endpoints.len() + rest.len() <= MAX_ENDPOINTS;
             let roomy = drafts
                 .iter_mut()
@@ -169,11 +172,11 @@ fn arrange<'a>(
     drafts
 }
 
-/// Moves the endpoints that the slice has already out of `desired`, in the order of the slice.
+/// Moves the endpoints that the slice already holds out of `desired`, in the order of the slice.
 fn keep<'a>(service: &Service, base: &'a Arc<EndpointSlice>, desired: &mut DesiredEndpoints) -> SliceDraft<'a> {
     let stored: Ports = base.ports.iter().cloned().collect();
     let workloads: Vec<&str> = base.endpoints.iter().filter_map(|e| endpoint::workload(service, e)).collect();
-    // The ports that most of its endpoints want now, so that the fewest have to move; the ones it has where that decides.
+    // The ports that most of its endpoints now need, so that the fewest endpoints move. Its current ports win a tie.
     let mut votes: BTreeMap<&Ports, usize> = BTreeMap::new();
     for workload in workloads.iter().filter_map(|name| desired.get(*name)) {
         *votes.entry(&workload.ports).or_default() += 1;
@@ -183,7 +186,7 @@ fn keep<'a>(service: &Service, base: &'a Arc<EndpointSlice>, desired: &mut Desir
     let ports = ports.clone();
     let mut endpoints = Vec::with_capacity(workloads.len());
     for name in workloads {
-        // An endpoint that the slice has twice is kept once.
+        // An endpoint that occurs twice in the slice is kept once.
         if desired.get(name).is_some_and(|desired| desired.ports == ports)
             && let Some(desired) = desired.remove(name)
         {
@@ -191,7 +194,7 @@ fn keep<'a>(service: &Service, base: &'a Arc<EndpointSlice>, desired: &mut Desir
         }
     }
     let unchanged = base.has_content(&endpoints, &ports) && base.metadata.labels.as_ref() == Some(&labels(service));
-    // A slice that is empty already is deleted, whatever else there is to do: its last writer intended that.
+    // An empty slice is deleted, never refilled: its last writer emptied it in order to delete it.
     let dirty = !unchanged && !base.endpoints.is_empty();
     SliceDraft { base: Some(base), ports, endpoints, dirty }
 }
@@ -199,13 +202,13 @@ fn keep<'a>(service: &Service, base: &'a Arc<EndpointSlice>, desired: &mut Desir
 // === impl SliceDraft ===
 
 impl SliceDraft<'_> {
-    /// Moves as many of `rest` into the slice as it has room for.
+    /// Moves as many endpoints of `rest` into the slice as fit.
     fn fill(&mut self, rest: &mut Vec<Endpoint>) {
         let room = MAX_ENDPOINTS.saturating_sub(self.endpoints.len()).min(rest.len());
         self.endpoints.extend(rest.drain(..room));
     }
 
-    /// Labels become exactly ours; annotations, finalizers and owners stay.
+    /// Replaces the labels with exactly ours; keeps annotations, finalizers and owners.
     fn rewrite(&self, base: &EndpointSlice, service: &Service) -> EndpointSlice {
         EndpointSlice {
             metadata: ObjectMeta { labels: Some(labels(service)), ..base.metadata.clone() },
@@ -238,7 +241,7 @@ impl SliceDraft<'_> {
     }
 }
 
-/// The Service's labels, with the three that are the controller's to set.
+/// The Service's labels, overridden by the three labels that the controller sets.
 fn labels(service: &Service) -> BTreeMap<String, String> {
     let mut labels = service.labels.clone();
     labels.insert(SERVICE_NAME_LABEL.to_owned(), service.key.name.to_string());
@@ -250,8 +253,8 @@ fn labels(service: &Service) -> BTreeMap<String, String> {
     labels
 }
 
-/// Names for the new slices of one Service and family, in a fixed order: a create that is repeated, or arrives late, meets the
-/// slice it has already made instead of making a second one.
+/// Names for the new slices of one Service and family, in a fixed order. A create that is repeated or delayed therefore
+/// fails with AlreadyExists instead of creating a second slice.
 struct SliceNames<'a> {
     input: &'a SlicePlanInput<'a>,
     existing: BTreeSet<&'a str>,
@@ -276,8 +279,9 @@ impl<'a> SliceNames<'a> {
     }
 }
 
-/// `linkerd-external-<service>-<hash>`: 63 characters at most, so that it can be a label value too. Sixteen hex digits of
-/// SHA-256 over the Service's uid, the family and the ordinal distinguish slices.
+/// Returns `linkerd-external-<service>-<hash>`, at most 63 characters, so that it is also a valid label value. The hash
+/// is the first sixteen hex digits of SHA-256 over the Service's uid, the family and the ordinal; it distinguishes
+/// slices.
 fn slice_name(service: &Service, family: Family, ordinal: u32) -> String {
     let hash = Sha256::digest(format!("{}/{}/{ordinal}", service.uid, family.address_type()));
     let hash = hex(hash.get(..8).unwrap_or_default());

@@ -1,7 +1,7 @@
-//! The controller's memory of each Service between reconciles.
+//! The controller's state of each Service between reconciles.
 //!
-//! It does not decide what slices have to be: losing it costs a repeated warning, a conflict or an earlier retry. An entry exists
-//! only while there is something to remember, and is removed with its Service.
+//! It does not decide the content of slices: its loss costs a repeated warning, a conflict or an earlier retry. An
+//! entry exists only while it has content, and is removed with its Service.
 
 use std::{
     collections::{HashMap, HashSet},
@@ -18,10 +18,10 @@ use crate::{
     retry::backoff,
 };
 
-/// How long the next plan waits for the cache to show our own writes. After that, preconditions and fixed names keep a second
-/// write harmless.
+/// The maximum time that the next plan waits for the cache to show our own writes. After that, preconditions and fixed
+/// names make a second write harmless.
 const OWN_WRITES_SEEN: Duration = Duration::from_secs(5);
-/// Names of one Service's slices that others may occupy before the reconcile fails.
+/// The number of one Service's slice names that other controllers may occupy before the reconcile fails.
 const TAKEN_LIMIT: usize = 256;
 
 #[derive(Default)]
@@ -31,11 +31,11 @@ pub(super) struct ServiceReconcileCache(Mutex<HashMap<NamespacedName, CacheEntry
 struct CacheEntry {
     unseen: Vec<Written>,
     written: Option<Instant>,
-    /// Reconciles in a row that failed.
+    /// The number of consecutive failed reconciles.
     failures: u32,
-    /// Reconciles in a row that met an object newer than the cache.
+    /// The number of consecutive reconciles that found an object newer than the cache.
     conflicts: u32,
-    /// The category of the last failure that has an Event.
+    /// The category of the last failure for which an Event was emitted.
     reported: Option<&'static str>,
     findings: HashSet<Finding>,
     taken: HashSet<String>,
@@ -46,8 +46,8 @@ impl ServiceReconcileCache {
         self.0.lock().remove(service);
     }
 
-    /// Returns how long to wait for the cache to show our last writes. The change that shows them marks the Service again,
-    /// usually sooner.
+    /// Returns how long to wait for the cache to show our last writes, or `None` if it shows them or the wait is over.
+    /// The change that shows them usually queues the Service sooner.
     pub(super) fn own_writes_unseen(&self, service: &NamespacedName, slices: &Store<Slice>) -> Option<Duration> {
         let mut cache = self.0.lock();
         let entry = cache.get_mut(service)?;
@@ -65,12 +65,13 @@ impl ServiceReconcileCache {
         }
     }
 
-    /// Returns the known names that slices of others have.
+    /// Returns the names that are known to be occupied by slices of other controllers.
     pub(super) fn taken(&self, service: &NamespacedName) -> HashSet<String> {
         self.0.lock().get(service).map(|entry| entry.taken.clone()).unwrap_or_default()
     }
 
-    /// Adds names that slices of others have. Returns whether there are too many of them now; they are forgotten then.
+    /// Adds names that slices of other controllers occupy. If the limit is exceeded, forgets all of them and returns
+    /// true.
     pub(super) fn add_taken(&self, service: &NamespacedName, taken: Vec<String>) -> bool {
         self.edit(service, |entry| {
             entry.taken.extend(taken);
@@ -82,7 +83,7 @@ impl ServiceReconcileCache {
         })
     }
 
-    /// Returns the findings that are new. A finding that was corrected and returns is new again.
+    /// Returns the new findings. A finding that was corrected and recurs is new again.
     pub(super) fn new_findings<'a>(&self, service: &NamespacedName, findings: &'a [Finding]) -> Vec<&'a Finding> {
         if findings.is_empty() && !self.0.lock().contains_key(service) {
             return Vec::new();
@@ -94,7 +95,7 @@ impl ServiceReconcileCache {
         })
     }
 
-    /// Counts a failed reconcile. Returns how many in a row failed before it.
+    /// Counts a failed reconcile. Returns the number of consecutive failures before it.
     pub(super) fn count_failure(&self, service: &NamespacedName) -> u32 {
         self.edit(service, |entry| {
             entry.failures = entry.failures.saturating_add(1);
@@ -102,7 +103,7 @@ impl ServiceReconcileCache {
         })
     }
 
-    /// Whether a failure of this category has no Event yet.
+    /// Returns whether this failure category differs from the last reported one, and records it as reported.
     pub(super) fn is_new_failure(&self, service: &NamespacedName, category: &'static str) -> bool {
         self.edit(service, |entry| entry.reported.replace(category) != Some(category))
     }
@@ -115,7 +116,7 @@ impl ServiceReconcileCache {
         })
     }
 
-    /// Records that every write of a plan succeeded. Returns how many reconciles in a row had failed.
+    /// Records that every write of a plan succeeded. Returns the number of consecutive failures before it.
     pub(super) fn succeeded(&self, service: &NamespacedName) -> u32 {
         let mut cache = self.0.lock();
         let Some(entry) = cache.get_mut(service) else { return 0 };
@@ -137,7 +138,7 @@ impl ServiceReconcileCache {
 fn is_seen(written: &Written, service: &NamespacedName, slices: &Store<Slice>) -> bool {
     match written {
         Written::Version(version) => slices.seen_version() >= *version,
-        // A slice that a finalizer keeps is terminating, and plans ignore it.
+        // A slice that a finalizer retains is terminating, and plans ignore it.
         Written::Deleted { name, uid } => {
             slices.managed(&service.namespace, name).is_none_or(|slice| slice.uid() != uid || slice.is_terminating())
         }
@@ -170,7 +171,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn a_plan_waits_for_our_own_writes_to_come_back_but_not_forever() {
+    async fn a_plan_waits_for_the_cache_to_show_our_own_writes_but_not_forever() {
         let (cache, mut state) = (ServiceReconcileCache::default(), State::default());
         watched(&mut state, "9", false);
         cache.record_writes(&service(), vec![Written::Version(10)]);
@@ -181,11 +182,11 @@ mod tests {
         watched(&mut state, "10", false);
         assert_eq!(cache.own_writes_unseen(&service(), &state.slices), None);
         assert_eq!(cache.succeeded(&service()), 0);
-        assert!(cache.0.lock().is_empty(), "nothing is left to remember");
+        assert!(cache.0.lock().is_empty(), "an entry without content is removed");
     }
 
     #[tokio::test(start_paused = true)]
-    async fn a_deleted_slice_is_seen_when_it_is_gone_or_terminating() {
+    async fn a_delete_is_seen_when_the_slice_is_absent_or_terminating() {
         let (cache, mut state) = (ServiceReconcileCache::default(), State::default());
         let deleted = || vec![Written::Deleted { name: "s".to_owned(), uid: "u".to_owned() }];
         watched(&mut state, "9", false);
@@ -196,7 +197,7 @@ mod tests {
     }
 
     #[test]
-    fn too_many_taken_names_are_forgotten_and_the_failures_still_count() {
+    fn too_many_taken_names_are_forgotten_but_the_failures_still_count() {
         let cache = ServiceReconcileCache::default();
         cache.count_failure(&service());
         let names = |range: std::ops::Range<usize>| range.map(|number| number.to_string()).collect();
@@ -207,7 +208,7 @@ mod tests {
     }
 
     #[test]
-    fn conflicts_and_failures_slow_down_until_all_is_settled() {
+    fn conflicts_and_failures_are_counted_until_a_reconcile_succeeds() {
         let cache = ServiceReconcileCache::default();
         let pauses: Vec<u64> = (0..5).map(|_| cache.count_conflict(&service()).as_millis() as u64).collect();
         assert!(pauses[0] <= 1000 && pauses[4] >= 9000, "{pauses:?}");

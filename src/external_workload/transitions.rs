@@ -1,7 +1,7 @@
-//! Transitions: which workloads a write to the slices of a Service published, unpublished or turned. Pure.
+//! The workloads that a write to the slices of a Service published, unpublished, or made ready or unready. Pure.
 //!
-//! They are the difference that a write made to the slices, so a restart or a new leader repeats none, and a write that failed
-//! has none.
+//! Transitions are the difference that the write made to the slices. A restart or a new leader therefore repeats none,
+//! and a failed write causes none.
 
 use std::{collections::BTreeMap, sync::Arc};
 
@@ -15,7 +15,7 @@ use crate::{
     events::{Notice, Reason},
 };
 
-/// A workload whose place in the Service's slices changes.
+/// A change of a workload in the Service's slices.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Transition {
     pub workload: Arc<str>,
@@ -32,15 +32,15 @@ pub(super) enum TransitionKind {
     BecameUnready,
 }
 
-/// The endpoints of one workload, over both families.
+/// The endpoints of one workload in all families.
 struct Placement {
-    /// Whether it is ready in every slice.
+    /// Whether the workload is ready in every slice.
     ready: bool,
     uid: String,
     addresses: Vec<String>,
 }
 
-/// Returns the difference between what the Service's slices held `before` and what they hold `after`.
+/// Returns the difference between the Service's slices `before` and `after` a write.
 pub(super) fn transitions(
     service: &Service,
     before: &[Arc<EndpointSlice>],
@@ -106,7 +106,7 @@ impl Transition {
                 (Reason::BecameReady, format!("Ready: Service {name} sends it traffic at {addresses}"))
             }
             TransitionKind::BecameUnready => {
-                (Reason::BecameUnready, format!("Not ready: Service {name} sends it no more traffic at {addresses}"))
+                (Reason::BecameUnready, format!("Not ready: Service {name} no longer sends it traffic at {addresses}"))
             }
         };
         let workload = NamespacedName::new(Arc::clone(&service.key.namespace), Arc::clone(&self.workload));

@@ -1,4 +1,4 @@
-//! What stands in a slice, what is left out of it, and what people are told.
+//! The content of slices, the findings and the transitions.
 
 use super::*;
 
@@ -60,11 +60,11 @@ fn a_service_that_is_being_deleted_gets_updates_and_deletes_but_no_new_slices_d9
     world.service.deleting = true;
     let plan = world.plan();
     assert_eq!((plan.creates.len(), plan.updates.len(), plan.retires.len()), (0, 1, 0));
-    // What has no place is not said to be published.
+    // A workload without a slice has no Published transition.
     assert_eq!(world.transitions().len(), 100 + 1);
-    let mut gone = World::new(world.service.clone(), []);
-    gone.hold("a", &many(0..3));
-    assert_eq!(gone.settle(), writes(0, 0, 1));
+    let mut emptied = World::new(world.service.clone(), []);
+    emptied.hold("a", &many(0..3));
+    assert_eq!(emptied.settle(), writes(0, 0, 1));
 }
 
 #[test]
@@ -80,7 +80,7 @@ fn a_headless_service_without_ports_settles_d10() {
 }
 
 #[test]
-fn a_workload_that_loses_a_family_leaves_that_familys_slice_only_d12() {
+fn a_workload_that_loses_a_family_is_removed_from_that_familys_slice_only_d12() {
     let mut world = World::new(
         dual(),
         [two_families("vm1", &["192.0.2.1", "2001:db8::1"]), two_families("vm2", &["192.0.2.2", "2001:db8::2"])],
@@ -94,7 +94,7 @@ fn a_workload_that_loses_a_family_leaves_that_familys_slice_only_d12() {
 }
 
 #[test]
-fn a_workload_of_two_families_is_ready_to_people_when_both_slices_say_so() {
+fn a_workload_of_two_families_becomes_ready_when_it_is_ready_in_both_slices() {
     let mut world = World::new(dual(), [two_families("vm1", &["192.0.2.1", "2001:db8::1"])]);
     assert_eq!(world.transitions(), [("vm1".to_owned(), transitions::TransitionKind::Published { ready: true })]);
     let both = world.slices.clone();
@@ -107,7 +107,8 @@ fn a_workload_of_two_families_is_ready_to_people_when_both_slices_say_so() {
         let change = |before: &[_], after: &[_]| {
             transitions::transitions(&world.service, before, after).into_iter().map(|t| t.kind).next()
         };
-        // One family was written, the other refused: told now, and not again when the other follows.
+        // One family was written and the other refused: the transition occurs now, and not again when the other is
+        // written.
         assert_eq!(change(&both, &half), Some(transitions::TransitionKind::BecameUnready));
         assert_eq!(change(&half, &both), Some(transitions::TransitionKind::BecameReady));
         assert_eq!(change(&both, one), None, "it is still published");
@@ -133,7 +134,7 @@ fn edited_endpoints_are_restored_d17() {
     let mut world = World::new(legacy(), many(0..2));
     world.settle();
     for (expected, spoil) in [
-        // One that is found empty is deleted and made anew; everything else is mended where it stands.
+        // An empty slice is deleted and a new one is created; every other edit is reverted in place.
         (writes(1, 0, 1), (|slice| slice.endpoints.clear()) as fn(&mut EndpointSlice)),
         (writes(0, 1, 0), |slice| _ = slice.endpoints.pop()),
         (writes(0, 1, 0), |slice| slice.endpoints[0].addresses = vec!["203.0.113.1".to_owned()]),
@@ -155,7 +156,7 @@ fn edited_endpoints_are_restored_d17() {
 }
 
 #[test]
-fn a_deleted_slice_is_made_anew_under_its_name_d18() {
+fn a_deleted_slice_is_recreated_with_the_same_name_d18() {
     let mut world = World::new(legacy(), many(0..2));
     world.settle();
     let name = world.only().name().to_owned();
@@ -172,11 +173,11 @@ fn a_changed_zone_is_one_update_d19() {
         workload.labels = [("app", "legacy"), ("topology.kubernetes.io/zone", "")].into_iter().collect();
     });
     assert_eq!(world.settle(), writes(0, 1, 0));
-    assert_eq!(world.only().endpoints[0].zone.as_deref(), Some(""), "a zone that is there and empty is passed on");
+    assert_eq!(world.only().endpoints[0].zone.as_deref(), Some(""), "an empty zone is copied");
 }
 
 #[test]
-fn labels_follow_the_service_both_ways_d20() {
+fn labels_are_added_and_removed_with_those_of_the_service_d20() {
     let mut world = World::new(legacy(), many(0..250));
     world.settle();
     world.service.labels = [("foo".to_owned(), "bar".to_owned())].into();
@@ -197,7 +198,7 @@ fn reserved_labels_of_the_service_are_not_copied() {
 }
 
 #[test]
-fn a_bad_address_is_left_out_alone_and_reported_d22() {
+fn only_the_invalid_address_is_skipped_and_reported_d22() {
     for bad in ["127.0.0.1", "bogus", "", "::1", "fe80::1"] {
         let world = World::new(dual(), [numbered(0), two_families("vm-bad", &[bad]), numbered(1)]);
         let plan = world.plan();
@@ -209,14 +210,14 @@ fn a_bad_address_is_left_out_alone_and_reported_d22() {
 }
 
 #[test]
-fn a_good_address_beside_a_bad_one_is_published() {
+fn a_valid_address_beside_an_invalid_one_is_published() {
     let mut world = World::new(dual(), [two_families("vm1", &["bogus", "2001:db8::1"])]);
     world.settle();
     assert_eq!(world.only().address_type, "IPv6");
 }
 
 #[test]
-fn a_name_that_is_no_host_name_is_published_without_one_d23() {
+fn a_workload_whose_name_is_not_a_hostname_is_published_without_one_d23() {
     let mut service = legacy();
     service.headless = true;
     for name in ["vm.example".to_owned(), "a".repeat(64)] {
@@ -230,28 +231,28 @@ fn a_name_that_is_no_host_name_is_published_without_one_d23() {
 }
 
 #[test]
-fn two_addresses_of_one_family_are_one_endpoint_canonical_and_sorted_d32() {
+fn two_addresses_of_one_family_are_one_endpoint_with_canonical_sorted_addresses_d32() {
     let mut world = World::new(dual(), [two_families("vm1", &["fd08::5678:0000:0000:9abc:def0", "2001:db8::1"])]);
     world.settle();
     assert_eq!(world.only().endpoints[0].addresses, ["2001:db8::1", "fd08::5678:0:0:9abc:def0"]);
 }
 
 #[test]
-fn two_workloads_with_one_address_are_two_endpoints() {
+fn two_workloads_with_the_same_address_are_two_endpoints() {
     let mut world = World::new(legacy(), [two_families("vm1", &["192.0.2.1"]), two_families("vm2", &["192.0.2.1"])]);
     world.settle();
     assert_eq!(world.only().endpoints.len(), 2);
 }
 
 #[test]
-fn a_workload_without_addresses_is_no_endpoint_and_no_fault() {
+fn a_workload_without_addresses_is_not_an_endpoint_and_has_no_finding() {
     let world = World::new(legacy(), [workload("vm1", &json!({}))]);
     let plan = world.plan();
     assert!(plan.is_empty() && plan.findings.is_empty());
 }
 
 #[test]
-fn a_service_that_stops_selecting_loses_our_slices_d35() {
+fn the_slices_of_a_service_that_no_longer_selects_are_deleted_d35() {
     for change in [(|service| service.external_name = true) as fn(&mut Service), |service| service.selector = None] {
         let mut world = World::new(legacy(), many(0..2));
         world.settle();
@@ -264,7 +265,7 @@ fn a_service_that_stops_selecting_loses_our_slices_d35() {
 }
 
 #[test]
-fn kube_system_is_left_alone_d31() {
+fn slices_in_kube_system_are_not_managed_d31() {
     let mut world = World::new(legacy(), many(0..2));
     world.hold("a", &many(0..1));
     world.service.key.namespace = "kube-system".into();
@@ -272,7 +273,7 @@ fn kube_system_is_left_alone_d31() {
 }
 
 #[test]
-fn a_readiness_flip_is_one_update_and_the_endpoint_stays_d36() {
+fn a_readiness_change_is_one_update_and_the_endpoint_stays_d36() {
     let mut world = World::new(legacy(), many(0..2));
     world.settle();
     world.workloads[1] = edit(&world.workloads[1], |workload| workload.ready = false);

@@ -1,5 +1,4 @@
-//! The plan, case by case: D-numbers are those of the acceptance table. Here stands the [`World`] that the cases share, with
-//! an API server that fills in its defaults.
+//! Tests of the plan. D-numbers refer to the acceptance table. This module has the [`World`] that the tests share.
 
 use serde_json::{Value, json};
 
@@ -12,7 +11,7 @@ mod properties;
 
 const NONE: &[Arc<EndpointSlice>] = &[];
 
-/// A Service, its workloads and slices, as a cluster would hold them between two plans.
+/// A Service, its workloads and its slices, as in a cluster between two plans.
 struct World {
     service: Service,
     workloads: Vec<Arc<ExternalWorkload>>,
@@ -20,7 +19,7 @@ struct World {
     version: u64,
 }
 
-/// How many writes a plan came to.
+/// The number of writes of a plan.
 #[derive(Debug, PartialEq, Eq)]
 struct Writes {
     creates: usize,
@@ -43,7 +42,7 @@ fn workload(name: &str, spec: &Value) -> Arc<ExternalWorkload> {
     Arc::new(testing::external_workload(name, true, &json!({"app": "legacy"}), spec))
 }
 
-/// The `number`th workload, with an address of its own and port http:80.
+/// The `number`th workload, with a unique address and port http:80.
 fn numbered(number: usize) -> Arc<ExternalWorkload> {
     let ip = format!("192.0.{}.{}", 2 + number / 250, 1 + number % 250);
     workload(&format!("vm-{number:04}"), &json!({"workloadIPs": [{"ip": ip}], "ports": [{"name": "http", "port": 80}]}))
@@ -69,7 +68,7 @@ impl World {
         })
     }
 
-    /// Carries a plan out as an API server would, defaults filled in.
+    /// Applies a plan as an API server would: through JSON, and with uid and resourceVersion set.
     fn apply(&mut self, plan: SlicePlan) -> Writes {
         let count = writes(plan.creates.len(), plan.updates.len(), plan.retires.len());
         for retired in plan.retires {
@@ -81,7 +80,7 @@ impl World {
             self.store(&slice);
         }
         for slice in plan.creates {
-            assert!(self.slices.iter().all(|known| known.name() != slice.name()), "a name is used once");
+            assert!(self.slices.iter().all(|known| known.name() != slice.name()), "two slices have the same name");
             self.store(&slice);
         }
         count
@@ -96,15 +95,15 @@ impl World {
         self.slices.push(Arc::new(slice));
     }
 
-    /// Plans and applies; planning once more must come to nothing.
+    /// Plans and applies, and asserts that a second plan is empty.
     fn settle(&mut self) -> Writes {
         let count = self.apply(self.plan());
         let again = self.plan();
-        assert!(again.is_empty(), "a second plan writes: {again:?}");
+        assert!(again.is_empty(), "the second plan is not empty: {again:?}");
         count
     }
 
-    /// What people are told when the plan has been carried out.
+    /// Plans and applies. Returns the transitions for which Events are emitted.
     fn transitions(&mut self) -> Vec<(String, transitions::TransitionKind)> {
         let before = self.slices.clone();
         self.apply(self.plan());
@@ -112,7 +111,7 @@ impl World {
         transitions.into_iter().map(|t| (t.workload.to_string(), t.kind)).collect()
     }
 
-    /// A slice that holds just these workloads, as a controller left it.
+    /// Stores a slice with exactly these workloads, as a controller would have written it.
     fn hold(&mut self, name: &str, workloads: &[Arc<ExternalWorkload>]) {
         let (mut families, _) = endpoint::desired(&self.service, workloads);
         let desired = families.remove(&Family::IPv4).unwrap_or_default();
@@ -132,7 +131,7 @@ impl World {
         *slice = Arc::new(edited);
     }
 
-    /// How many endpoints each slice has, by name of the slice.
+    /// The number of endpoints of each slice, sorted by slice name.
     fn lengths(&self) -> Vec<usize> {
         let mut slices: Vec<_> = self.slices.iter().map(|slice| (slice.name(), slice.endpoints.len())).collect();
         slices.sort();
@@ -150,14 +149,14 @@ impl World {
         &self.slices[0]
     }
 
-    /// In which slice each workload is, family by family.
+    /// The slice of each workload, by address type and workload name.
     fn places(&self) -> BTreeMap<(String, String), String> {
         let mut places = BTreeMap::new();
         for slice in &self.slices {
             for endpoint in &slice.endpoints {
                 let workload = endpoint::workload(&self.service, endpoint).unwrap().to_owned();
                 let twice = places.insert((slice.address_type.clone(), workload), slice.name().to_owned());
-                assert_eq!(twice, None, "a workload is in one slice");
+                assert_eq!(twice, None, "a workload is in two slices of one family");
             }
         }
         places

@@ -1,9 +1,9 @@
-//! Which slice an endpoint is in, and which slices there are: made, filled, named and removed.
+//! The distribution of endpoints over slices, and which slices are created, filled, named and deleted.
 
 use super::*;
 
 #[test]
-fn clean_slices_take_what_is_left_after_full_ones_d2() {
+fn clean_slices_take_the_endpoints_that_remain_after_full_new_slices_d2() {
     let mut world = World::new(legacy(), many(0..250));
     world.hold("a", &many(0..62));
     world.hold("b", &many(62..123));
@@ -12,7 +12,7 @@ fn clean_slices_take_what_is_left_after_full_ones_d2() {
 }
 
 #[test]
-fn a_rest_that_fits_no_clean_slice_gets_one_of_its_own_d3() {
+fn remaining_endpoints_that_fit_no_clean_slice_get_a_new_slice_d3() {
     let mut world = World::new(legacy(), many(0..300));
     world.hold("a", &many(0..74));
     world.hold("b", &many(74..148));
@@ -21,7 +21,7 @@ fn a_rest_that_fits_no_clean_slice_gets_one_of_its_own_d3() {
 }
 
 #[test]
-fn slices_written_anyway_are_filled_first_d4() {
+fn slices_that_are_written_anyway_are_filled_first_d4() {
     let mut world = World::new(legacy(), many(0..115));
     world.hold("a", &many(0..80));
     world.hold("b", &many(80..100));
@@ -33,7 +33,7 @@ fn slices_written_anyway_are_filled_first_d4() {
 }
 
 #[test]
-fn a_full_slice_more_is_created_and_an_empty_one_that_is_found_deleted_d5() {
+fn a_new_full_slice_is_created_and_an_existing_empty_slice_is_deleted_d5() {
     let mut world = World::new(legacy(), many(0..199));
     world.hold("a", &many(0..99));
     world.hold("b", &[]);
@@ -42,7 +42,7 @@ fn a_full_slice_more_is_created_and_an_empty_one_that_is_found_deleted_d5() {
 }
 
 #[test]
-fn an_empty_slice_that_is_found_is_deleted_even_if_it_would_have_to_be_written() {
+fn an_existing_empty_slice_is_deleted_even_if_its_labels_are_wrong() {
     let mut world = World::new(legacy(), many(0..10));
     world.hold("a", &[]);
     world.edit_slice("a", |slice| slice.metadata.labels.as_mut().unwrap().clear());
@@ -59,7 +59,7 @@ fn the_fullest_clean_slice_that_has_room_is_filled_d6() {
 }
 
 #[test]
-fn what_comes_goes_where_others_left_d7() {
+fn new_endpoints_replace_removed_ones_in_the_same_slice_d7() {
     let mut world = World::new(legacy(), many(10..155));
     world.hold("a", &many(0..100));
     world.hold("b", &many(100..150));
@@ -68,7 +68,7 @@ fn what_comes_goes_where_others_left_d7() {
 }
 
 #[test]
-fn a_slice_of_a_deleted_service_of_the_same_name_is_replaced_not_recycled_d8() {
+fn a_slice_of_a_deleted_service_with_the_same_name_is_replaced_not_reused_d8() {
     let mut world = World::new(legacy(), many(0..2));
     world.hold("a", &many(0..2));
     world.service.uid = "another-uid".into();
@@ -77,7 +77,7 @@ fn a_slice_of_a_deleted_service_of_the_same_name_is_replaced_not_recycled_d8() {
 }
 
 #[test]
-fn the_last_workload_takes_its_slice_along_and_no_placeholder_stays_d11() {
+fn the_slices_are_deleted_with_the_last_workload_and_no_placeholder_stays_d11() {
     let mut world = World::new(legacy(), many(0..150));
     world.settle();
     world.workloads.clear();
@@ -105,10 +105,10 @@ fn an_endpoint_in_two_slices_is_kept_once_d14() {
 }
 
 #[test]
-fn names_that_others_hold_are_left_to_them_d21() {
+fn names_occupied_by_other_controllers_slices_are_not_used_d21() {
     let mut world = World::new(legacy(), many(0..1));
     world.settle();
-    // Its managed-by was edited: it is no slice of ours any more, but its name exists.
+    // The slice's managed-by label was edited: it is no longer ours, but its name is occupied.
     let taken: HashSet<String> = [world.only().name().to_owned()].into();
     world.slices.clear();
     let input = SlicePlanInput { service: &world.service, workloads: &world.workloads, slices: NONE, taken: &taken };
@@ -118,7 +118,7 @@ fn names_that_others_hold_are_left_to_them_d21() {
 }
 
 #[test]
-fn a_terminating_slice_counts_for_nothing_but_keeps_its_name() {
+fn a_terminating_slice_is_ignored_but_its_name_is_not_reused() {
     let mut world = World::new(legacy(), many(0..1));
     world.settle();
     let name = world.only().name().to_owned();
@@ -143,7 +143,7 @@ fn a_recreated_workload_keeps_its_place_d37() {
 }
 
 #[test]
-fn every_endpoint_stays_in_its_slice_when_the_port_changes_d39() {
+fn every_endpoint_stays_in_its_slice_when_the_port_of_the_service_changes_d39() {
     let mut world = World::new(legacy(), many(0..250));
     world.settle();
     let before = world.places();
@@ -153,7 +153,7 @@ fn every_endpoint_stays_in_its_slice_when_the_port_changes_d39() {
 }
 
 #[test]
-fn one_workload_that_changes_its_port_moves_alone() {
+fn only_the_workload_whose_port_changed_moves() {
     let mut world = World::new(legacy(), many(0..10));
     world.settle();
     let before = world.places();
@@ -172,7 +172,7 @@ fn named_ports_with_five_numbers_make_five_slices() {
 }
 
 #[test]
-fn a_slice_whose_workloads_all_left_is_used_again() {
+fn a_slice_whose_workloads_were_all_removed_is_reused() {
     let mut world = World::new(legacy(), many(0..10));
     world.settle();
     let name = world.only().name().to_owned();
@@ -182,7 +182,7 @@ fn a_slice_whose_workloads_all_left_is_used_again() {
 }
 
 #[test]
-fn a_family_that_is_dropped_loses_its_slices_and_one_that_is_added_gets_its_own() {
+fn the_slices_of_a_removed_family_are_deleted_and_an_added_family_gets_new_slices() {
     let mut world = World::new(dual(), [two_families("vm1", &["192.0.2.1", "2001:db8::1"])]);
     assert_eq!(world.settle(), writes(2, 0, 0));
     world.service.families = vec![Family::IPv4];
@@ -192,7 +192,7 @@ fn a_family_that_is_dropped_loses_its_slices_and_one_that_is_added_gets_its_own(
 }
 
 #[test]
-fn slices_of_types_that_we_do_not_make_are_removed() {
+fn slices_with_unsupported_address_types_are_deleted() {
     let mut world = World::new(legacy(), many(0..1));
     world.hold("a", &many(0..1));
     world.edit_slice("a", |slice| slice.address_type = "FQDN".to_owned());
@@ -200,14 +200,14 @@ fn slices_of_types_that_we_do_not_make_are_removed() {
 }
 
 #[test]
-fn a_slice_that_others_overfilled_is_left_as_it_is() {
+fn a_slice_that_another_writer_overfilled_is_left_unchanged() {
     let mut world = World::new(legacy(), many(0..150));
     world.hold("a", &many(0..150));
     assert_eq!(world.settle(), writes(0, 0, 0));
 }
 
 #[test]
-fn names_are_short_and_the_same_every_time() {
+fn names_are_short_and_deterministic() {
     let mut service = legacy();
     service.key.name = "a-".repeat(31).into();
     let name = slice_name(&service, Family::IPv4, 0);
@@ -217,6 +217,6 @@ fn names_are_short_and_the_same_every_time() {
     assert_ne!(name, slice_name(&service, Family::IPv6, 0));
     service.uid = "another".into();
     assert_ne!(name, slice_name(&service, Family::IPv4, 0));
-    // Written into clusters: it may never change.
+    // This name is stored in clusters, so it must never change.
     assert_eq!(slice_name(&legacy(), Family::IPv4, 0), "linkerd-external-legacy-3b89b8ab61829eac");
 }

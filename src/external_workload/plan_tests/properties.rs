@@ -1,11 +1,11 @@
-//! What holds of the plan after any history, on the same [`World`] as the cases.
+//! Properties of the plan after any sequence of changes to a [`World`].
 
 use proptest::prelude::*;
 use serde_json::{Value, json};
 
 use super::*;
 
-/// One random step in the life of a Service.
+/// One random change of a Service, its workloads or its slices.
 #[derive(Clone, Debug)]
 enum Step {
     Put {
@@ -17,7 +17,7 @@ enum Step {
     Remove {
         number: usize,
     },
-    /// Many at once, so that slices overflow.
+    /// Adds many workloads, so that slices overflow.
     Fill {
         from: usize,
         count: usize,
@@ -109,9 +109,9 @@ impl World {
 proptest! {
     #![proptest_config(ProptestConfig { cases: 64, ..ProptestConfig::default() })]
 
-    /// After any history: every desired endpoint in exactly one slice, nothing else, and a plan on the planned state is empty.
+    /// Every desired endpoint is in exactly one slice, no other endpoint is in a slice, and a second plan is empty.
     #[test]
-    fn any_history_settles_with_every_endpoint_exactly_once(history in prop::collection::vec(prop::collection::vec(step(), 1..60), 1..6)) {
+    fn after_any_history_every_desired_endpoint_is_in_exactly_one_slice(history in prop::collection::vec(prop::collection::vec(step(), 1..60), 1..6)) {
         let mut world = World::new(dual(), []);
         for steps in history {
             for step in &steps {
@@ -124,7 +124,7 @@ proptest! {
                     expected.insert((family.address_type().to_owned(), name.to_string()), desired);
                 }
             }
-            // `places` holds that nothing stands twice.
+            // `places` asserts that no workload is in two slices of one family.
             prop_assert_eq!(world.places().into_keys().collect::<Vec<_>>(), expected.keys().cloned().collect::<Vec<_>>());
             for slice in &world.slices {
                 prop_assert!(slice.endpoints.len() <= MAX_ENDPOINTS && !slice.endpoints.is_empty());
@@ -137,14 +137,14 @@ proptest! {
         }
     }
 
-    /// Of the endpoints of a slice, at most those move that want other ports than most of them.
+    /// An endpoint leaves its slice only if it needs other ports than most endpoints of the slice.
     #[test]
     fn no_endpoint_moves_without_need(first in prop::collection::vec(step(), 1..60), then in prop::collection::vec(step(), 1..20)) {
         let mut world = World::new(dual(), []);
         for step in &first { world.take(step); }
         world.settle();
         let (before, uid) = (world.slices.clone(), world.service.uid.clone());
-        // Vandalism aside: what others took out of a slice is not there to stay in it.
+        // Steps that edit or delete slices are excluded: the endpoints that they remove cannot stay in their slice.
         for step in then.iter().filter(|step| !matches!(step, Step::Vandalise { .. } | Step::DeleteSlice { .. })) { world.take(step); }
         world.settle();
         prop_assume!(world.service.uid == uid);
