@@ -1,4 +1,4 @@
-//! A change of the state, and the observers that hear of it.
+//! A change of the state, and the observers that receive it.
 
 use std::sync::Arc;
 
@@ -17,26 +17,28 @@ pub enum Diff<T> {
     Deleted(Arc<T>),
 }
 
-/// A consumer of the state. It derives from a change which of its own keys the change concerns, and marks them in a queue of its own.
+/// A consumer of the state. It adds the keys that a change affects to its own queue.
 pub trait Observer: Send + Sync + 'static {
     /// The kinds that the consumer reads. A kind that no observer reads is not watched.
     fn kinds(&self) -> &'static [Kind];
 
-    /// The part of a kind that the consumer needs. Where the observers of a kind need different parts, all of it is watched.
+    /// The part of a kind that the consumer needs. If the observers of a kind need different parts, the whole kind is
+    /// watched.
     fn scope(&self, _: Kind) -> WatchScope {
         WatchScope::default()
     }
 
-    /// Whether the process is not ready before the consumer's kinds are known.
+    /// Whether the process is not ready until each of the consumer's kinds was listed or is known not to be served.
     fn blocks_readiness(&self) -> bool;
 
-    /// Called with all changes that one event, or a whole relist, makes in one of [`Observer::kinds`]: after they were made, under
-    /// the lock of the state. It must not block, must do no more work than the changes cause, and marks its keys at once, so that a
-    /// consumer never sees a part of a relist.
+    /// Called with all changes that one event, or one whole relist, makes to one of [`Observer::kinds`]. The state
+    /// already contains them, and its lock is held. The observer must not block, must do only work in proportion to the
+    /// changes, and must queue all affected keys in one operation, so that its consumer never processes a part of a
+    /// relist.
     fn changed(&self, state: &State, changes: &[Change], received: Instant);
 }
 
-/// A part of a kind, as list and watch select it.
+/// The part of a kind that list and watch select.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct WatchScope {
     /// `None` for all namespaces.
@@ -85,7 +87,7 @@ impl<T> Diff<T> {
 // === impl WatchScope ===
 
 impl WatchScope {
-    /// The part that all observers of the kind need. `None` where no observer reads it.
+    /// Returns the part that all observers of the kind need, or `None` if no observer reads the kind.
     pub(super) fn of(kind: Kind, observers: &[Arc<dyn Observer>]) -> Option<Self> {
         let mut scopes = observers.iter().filter(|it| it.kinds().contains(&kind)).map(|observer| observer.scope(kind));
         let first = scopes.next()?;
@@ -116,7 +118,7 @@ mod tests {
     }
 
     #[test]
-    fn a_kind_is_watched_in_part_only_where_all_its_observers_need_the_same_part() {
+    fn a_kind_is_watched_in_part_only_if_all_its_observers_need_the_same_part() {
         let scope = |observers: &[Option<&'static str>]| {
             let observers: Vec<Arc<dyn Observer>> =
                 observers.iter().map(|labels| Arc::new(Slices(*labels)) as Arc<dyn Observer>).collect();

@@ -1,8 +1,10 @@
-//! What one API server says: every watched kind, reduced to what its readers need, with the lookups that join kinds.
+//! The cache of one API server: each watched kind, reduced to the fields that its consumers read, with lookups across
+//! kinds.
 //!
-//! In: one watch per kind. Out: the [`State`]; and each [`Change`], for the [`Observer`]s that read its kind. Always holds: only the watches
-//! write the state; the lock is held for the work of one event; and before a kind was listed, nothing may be concluded from
-//! what the state does not hold of it. The cache knows none of its consumers: what a change means is theirs to decide.
+//! In: one watch per kind. Out: the [`State`], and each [`Change`] for the [`Observer`]s of its kind. Always holds:
+//! only the watches write the state; the lock is held only for the work of one event; until a kind has been listed, an
+//! object's absence from the state has no meaning. The cache does not depend on its consumers: each observer decides
+//! what a change means.
 
 mod change;
 pub mod index;
@@ -25,7 +27,7 @@ pub use kinds::{Change, Kind, Projected, State, Watched};
 pub use problems::Problems;
 pub use watch::WatchProblem;
 
-/// A handle to the state of one cluster, and to how far it is known.
+/// A handle to the state of one cluster and to the status of its watches.
 #[derive(Clone)]
 pub struct Cluster {
     state: Arc<RwLock<State>>,
@@ -39,7 +41,7 @@ impl Cluster {
     /// Starts the watches that the observers need: one task per kind.
     ///
     /// # Errors
-    /// When the metrics are registered already.
+    /// The metrics are already registered.
     pub fn spawn(
         client: &Client,
         observers: &[Arc<dyn Observer>],
@@ -63,7 +65,7 @@ impl Cluster {
         Ok(Self { state, watches: watches.into(), relist })
     }
 
-    /// The state as it is now. Hold the guard for a few lookups, never across an await.
+    /// Locks the current state for reading. Hold the guard for a few lookups, never across an await.
     pub fn read(&self) -> RwLockReadGuard<'_, State> {
         self.state.read()
     }
@@ -73,24 +75,26 @@ impl Cluster {
         self.wait_until(kinds, |status| status.synced).await;
     }
 
-    /// Resolves when no watch of the kinds is failing; one that is failing lists its kind again at once, and so misses nothing.
+    /// Makes failing watches relist immediately, so that they miss no change, and resolves when no watch of the kinds
+    /// is failing.
     pub async fn recovered(&self, kinds: &[Kind]) {
         self.relist.notify_waiters();
         self.wait_until(kinds, watch::WatchStatus::is_followed).await;
     }
 
-    /// Whether each of the kinds is followed right now.
+    /// Whether each of the kinds has been listed and its watch is not failing.
     pub fn follows(&self, kinds: &[Kind]) -> bool {
         self.watches_of(kinds).all(|watch| watch.borrow().is_followed())
     }
 
-    /// Whether objects of the kinds that the state does not hold do not exist: each kind was listed once, or is not served.
+    /// Whether an object of the kinds that the state does not have does not exist: each kind was listed once, or the
+    /// API server does not serve it.
     pub fn knows(&self, kinds: &[Kind]) -> bool {
         self.watches_of(kinds).all(|watch| watch.borrow().is_known())
     }
 
-    /// What is not known yet or no longer followed, each with a sentence for the reader of `/ready`, and whether
-    /// readiness has to wait for it. Only its own job waits for a kind that the API server does not serve.
+    /// Returns the watches that have not listed their kind or are failing, each with a text for `/ready` and whether it
+    /// blocks readiness. An optional kind that the API server does not serve blocks only the consumers of that kind.
     pub fn problems(&self) -> Vec<WatchProblem> {
         self.watches.iter().filter_map(|watch| watch.borrow().problem()).collect()
     }
@@ -103,7 +107,7 @@ impl Cluster {
         for watch in self.watches_of(kinds) {
             let ended = watch.clone().wait_for(&is).await.is_err();
             if ended {
-                // The end of a watch ends the process, and this wait with it.
+                // The process ends when a watch ends, so this wait need not end.
                 std::future::pending::<()>().await;
             }
         }

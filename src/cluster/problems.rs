@@ -1,11 +1,11 @@
-//! The parts of an object that cannot be used.
+//! The unusable parts of an object.
 
 use std::fmt;
 
 use crate::text;
 
-/// The parts of a readable object that cannot be used; each is left out, and the rest of the object is kept. They are written to
-/// the log, so only the first few are kept, and each is cut to a bounded length.
+/// The unusable parts of a readable object. They are ignored, and the rest of the object is used. They are logged, so
+/// only the first few are kept, each truncated to a maximum length.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
 pub struct Problems {
     texts: Vec<String>,
@@ -26,7 +26,7 @@ impl Problems {
         self.texts.push(Self::shortened(problem.to_string()));
     }
 
-    /// The part of a text that is kept.
+    /// Truncates a text to the maximum length.
     pub(super) fn shortened(text: String) -> String {
         text::truncated(text, Self::LENGTH)
     }

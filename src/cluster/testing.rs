@@ -1,5 +1,5 @@
-//! Fixtures: a cluster whose watches a test plays, with events as JSON, in any order, through the same code as real ones; and objects
-//! from what a user would write.
+//! Fixtures: a cluster to which a test feeds watch events as JSON, in any order, through the code of the real watches;
+//! and objects built from their metadata and `spec`.
 
 use std::{any::Any, collections::HashMap, sync::Arc};
 
@@ -71,7 +71,7 @@ impl KindVisitor for Apply<'_> {
     }
 }
 
-/// A Pod from its metadata and what a user would write below `spec`; and how much of it could not be used.
+/// Returns a Pod with this metadata and `spec`, and the number of its unusable parts.
 pub(crate) fn pod(metadata: &Value, spec: &Value) -> (Pod, usize) {
     let mut object = json!({"metadata": {"name": "web-1", "namespace": "ns"}, "spec": spec});
     object["metadata"].as_object_mut().unwrap().extend(metadata.as_object().unwrap().clone());
@@ -80,13 +80,13 @@ pub(crate) fn pod(metadata: &Value, spec: &Value) -> (Pod, usize) {
     (pod, problems.len())
 }
 
-/// `ns/web-1`, from what users and kubelets write below `spec` and `status`.
+/// Returns Pod `ns/web-1` with this `spec` and `status`.
 pub(crate) fn pod_with_status(spec: &Value, status: &Value) -> Pod {
     let object = json!({"metadata": {"name": "web-1", "namespace": "ns"}, "spec": spec, "status": status});
     Pod::project(serde_json::from_value(object).unwrap(), &mut Problems::default())
 }
 
-/// A workload from what a user would write below `spec`, with labels and a Ready condition.
+/// Returns an ExternalWorkload with this `spec`, labels and Ready condition.
 pub(crate) fn external_workload(name: &str, ready: bool, labels: &Value, spec: &Value) -> ExternalWorkload {
     let object = json!({
         "metadata": {"name": name, "namespace": "ns", "uid": format!("uid-{name}"), "labels": labels},
@@ -96,7 +96,7 @@ pub(crate) fn external_workload(name: &str, ready: bool, labels: &Value, spec: &
     ExternalWorkload::project(serde_json::from_value(object).unwrap(), &mut Problems::default())
 }
 
-/// A Service from the `spec` a user would write.
+/// Returns Service `ns/legacy` with this `spec`.
 pub(crate) fn service(spec: &Value) -> Service {
     let object = json!({"metadata": {"name": "legacy", "namespace": "ns", "uid": "service-uid"}, "spec": spec});
     Service::project(serde_json::from_value(object).unwrap(), &mut Problems::default())
@@ -110,7 +110,7 @@ mod tests {
     use super::*;
     use crate::cluster::{Change, State};
 
-    /// Notes the objects that changed, and how many of their kind the state has then.
+    /// Records the name of each changed object, and the number of objects of its kind in the state at that time.
     struct Notes(&'static [Kind], Mutex<Vec<Vec<(String, usize)>>>);
 
     impl Observer for Notes {
@@ -126,7 +126,7 @@ mod tests {
             let noted = changes.iter().map(|change| match change {
                 Change::Pod(diff) => (diff.latest().key.name.to_string(), state.pods.len()),
                 Change::Service(diff) => (diff.latest().key.name.to_string(), state.services.len()),
-                other => panic!("a change of a kind that is not read: {other:?}"),
+                other => panic!("a change of a kind that the observer does not read: {other:?}"),
             });
             self.1.lock().push(noted.collect());
         }
@@ -145,7 +145,7 @@ mod tests {
     }
 
     #[test]
-    fn two_clusters_with_different_observers_run_in_one_process_and_each_hears_of_its_own_kinds() {
+    fn in_one_process_the_observers_of_two_clusters_receive_only_changes_of_their_own_kinds_and_cluster() {
         let (both, pods, other) = (notes(&[Kind::Pod, Kind::Service]), notes(&[Kind::Pod]), notes(&[Kind::Service]));
         let mut first = Feed::new([Arc::clone(&both) as Arc<dyn Observer>, Arc::clone(&pods) as Arc<dyn Observer>]);
         let mut second = Feed::new([Arc::clone(&other) as Arc<dyn Observer>]);
@@ -162,7 +162,7 @@ mod tests {
     }
 
     #[test]
-    fn a_relist_is_heard_at_once_as_the_changes_that_it_brings() {
+    fn a_relist_is_passed_to_observers_as_one_set_of_changes() {
         let pods = notes(&[Kind::Pod]);
         let mut feed = Feed::new([Arc::clone(&pods) as Arc<dyn Observer>]);
         feed.apply(Kind::Pod, Event::Apply(object("stays")));
@@ -171,7 +171,7 @@ mod tests {
         for event in [Event::Init, Event::InitApply(object("stays")), Event::InitApply(object("comes"))] {
             feed.apply(Kind::Pod, event);
         }
-        assert!(noted(&pods).is_empty(), "half a list is not heard");
+        assert!(noted(&pods).is_empty(), "an incomplete list is not passed on");
         feed.apply(Kind::Pod, Event::InitDone);
         assert_eq!(noted(&pods), [[("comes".to_owned(), 2), ("goes".to_owned(), 2)]]);
     }

@@ -1,6 +1,7 @@
-//! Addresses as they stand in objects, and the lookup from an address to the objects that have it.
+//! Addresses of objects, and the lookup of objects by address.
 //!
-//! They are parsed once, at the edge: one IPv6 address has many spellings, and an IPv4-mapped one is IPv4.
+//! Addresses are parsed when an object is read, because an IPv6 address has many spellings. An IPv4-mapped IPv6 address
+//! becomes an IPv4 address.
 
 use std::{
     collections::{HashMap, HashSet, hash_map::Entry},
@@ -11,19 +12,19 @@ use std::{
 
 use serde::Deserialize;
 
-/// `None` for what is no address: a zone makes it none.
+/// Parses an address. Returns `None` for an invalid address, such as one with a zone.
 pub fn parse(text: &str) -> Option<IpAddr> {
     text.parse().ok().map(|address: IpAddr| address.to_canonical())
 }
 
-/// An entry of `podIPs`, `hostIPs`.
+/// An entry of `podIPs` or `hostIPs`.
 #[derive(Clone, Debug, Default, Deserialize)]
 #[serde(default)]
 pub(in crate::cluster) struct IpObject {
     ip: Option<String>,
 }
 
-/// The addresses of a list, each once; where it is empty, the one of the field from before there was a list.
+/// Returns the unique valid addresses of the list field or, if the list is empty, of the older single-value field.
 pub(in crate::cluster) fn all(list: Option<Vec<IpObject>>, single: Option<String>) -> Box<[IpAddr]> {
     let listed: Vec<String> = list.into_iter().flatten().filter_map(|it| it.ip).collect();
     let single = single.filter(|_| listed.is_empty());
@@ -35,15 +36,15 @@ pub(in crate::cluster) fn unique<T: Hash + Eq + Copy>(items: impl Iterator<Item 
     items.filter(|item| seen.insert(*item)).collect()
 }
 
-/// Where clients reach an object.
+/// An address at which clients reach an object.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum NetworkAddress {
-    /// At every port of the address.
+    /// All ports of the address.
     Ip(IpAddr),
     Socket(SocketAddr),
 }
 
-/// Objects by address, or by address and port. Of most there is one.
+/// Objects by address, or by address and port. Most addresses belong to one object.
 #[derive(Debug)]
 pub struct ByAddress<K, T>(HashMap<K, Vec<Arc<T>>>);
 
@@ -57,7 +58,7 @@ impl NetworkAddress {
         }
     }
 
-    /// `None` for every port.
+    /// Returns the port, or `None` for all ports.
     pub fn port(self) -> Option<u16> {
         match self {
             Self::Ip(_) => None,
@@ -112,7 +113,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn one_address_has_many_spellings_and_some_texts_are_none() {
+    fn all_spellings_of_an_address_are_equal_and_invalid_ones_are_rejected() {
         for (text, address) in [
             ("10.0.0.1", Some("10.0.0.1")),
             ("2001:DB8:0:0::1", Some("2001:db8::1")),
@@ -127,7 +128,7 @@ mod tests {
     }
 
     #[test]
-    fn the_single_field_counts_only_where_the_list_is_empty() {
+    fn the_single_field_is_used_only_if_the_list_is_empty() {
         let all = |list: serde_json::Value, single: Option<&str>| {
             let all = all(serde_json::from_value(list).unwrap(), single.map(str::to_owned));
             all.iter().map(ToString::to_string).collect::<Vec<_>>()

@@ -1,16 +1,16 @@
-//! Label selectors with expressions, as Servers have them, and the lookup from labels to what selects them.
+//! Label selectors with expressions, such as those of Servers, and the lookup of the selectors that match some labels.
 //!
-//! Unlike a Service's selector one of these may be empty, and then selects everything.
+//! Unlike the selector of a Service, a label selector may be empty; it then selects everything.
 
 use std::{collections::BTreeSet, sync::Arc};
 
 use super::selector::{BySelector, Labels, Selector};
 use crate::api::{LabelSelectorObject, LabelSelectorRequirementObject};
 
-/// A selector that can be evaluated.
+/// A valid label selector.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct LabelSelector {
-    /// `matchLabels`, unless it is empty.
+    /// `matchLabels`; `None` if empty.
     equal: Option<Selector>,
     expressions: Box<[Expression]>,
 }
@@ -29,11 +29,11 @@ enum Requirement {
     DoesNotExist,
 }
 
-/// Names of objects by what they select. One namespace's worth.
+/// The names of the objects of one namespace, by their label selector.
 #[derive(Debug, Default)]
 pub struct ByLabelSelector {
     equal: BySelector,
-    /// Those without `matchLabels`: each has to be asked.
+    /// The objects without `matchLabels`: they are candidates for all labels.
     rest: BTreeSet<Arc<str>>,
 }
 
@@ -41,7 +41,7 @@ pub struct ByLabelSelector {
 
 impl LabelSelector {
     /// # Errors
-    /// What is wrong with it, for a person: such a selector selects nothing.
+    /// The selector is invalid, and therefore selects nothing. The error is a text for a person.
     pub fn parse(object: LabelSelectorObject) -> Result<Self, String> {
         let expressions = object.match_expressions.into_iter().flatten().map(Expression::parse);
         Ok(Self {
@@ -55,7 +55,7 @@ impl LabelSelector {
             && self.expressions.iter().all(|expression| expression.matches(labels))
     }
 
-    /// The pairs that all which it selects carry; `None` when there are none.
+    /// The labels that every selected object has, from `matchLabels`; `None` if empty.
     pub fn equal(&self) -> Option<&Selector> {
         self.equal.as_ref()
     }
@@ -72,7 +72,7 @@ impl Expression {
             ("DoesNotExist", true) => Requirement::DoesNotExist,
             ("In" | "NotIn", true) => return Err(format!("{operator} of {key:?} needs values")),
             ("Exists" | "DoesNotExist", false) => return Err(format!("{operator} of {key:?} takes no values")),
-            _ => return Err(format!("{operator:?} of {key:?} is no operator")),
+            _ => return Err(format!("{operator:?} of {key:?} is not an operator")),
         };
         Ok(Self { key: key.into(), requirement })
     }
@@ -82,7 +82,7 @@ impl Expression {
         let among = |values: &[String]| value.is_some_and(|value| values.iter().any(|it| **it == **value));
         match &self.requirement {
             Requirement::In(values) => among(values),
-            // As Kubernetes has it: an absent label is not in any set.
+            // As in Kubernetes, an absent label is not in any set.
             Requirement::NotIn(values) => !among(values),
             Requirement::Exists => value.is_some(),
             Requirement::DoesNotExist => value.is_none(),
@@ -107,7 +107,7 @@ impl ByLabelSelector {
         }
     }
 
-    /// Names whose selector may match the labels; each is still to be asked.
+    /// Returns the names of objects whose selector may match the labels; the caller must check each.
     pub fn candidates<'a>(&'a self, labels: &'a Labels) -> impl Iterator<Item = &'a Arc<str>> {
         self.equal.candidates(labels).chain(&self.rest)
     }
@@ -124,7 +124,7 @@ mod tests {
     }
 
     #[test]
-    fn labels_and_expressions_have_to_match_all_together() {
+    fn all_labels_and_expressions_must_match() {
         let labels: Labels = [("app", "web"), ("tier", "front")].into_iter().collect();
         let expression = |operator: &str, key: &str, values: Value| json!({"matchExpressions": [{"key": key, "operator": operator, "values": values}]});
         for (selector, selected) in [
@@ -150,13 +150,13 @@ mod tests {
     }
 
     #[test]
-    fn a_selector_that_kubernetes_refuses_is_refused_with_its_reason() {
+    fn a_selector_that_kubernetes_rejects_is_rejected_with_the_reason() {
         for (operator, values, reason) in [
             ("In", json!([]), "needs values"),
             ("NotIn", json!(null), "needs values"),
             ("Exists", json!(["a"]), "takes no values"),
             ("DoesNotExist", json!(["a"]), "takes no values"),
-            ("Like", json!(["a"]), "is no operator"),
+            ("Like", json!(["a"]), "is not an operator"),
         ] {
             let selector = json!({"matchExpressions": [{"key": "app", "operator": operator, "values": values}]});
             let error = parse(selector).unwrap_err();
@@ -165,7 +165,7 @@ mod tests {
     }
 
     #[test]
-    fn what_may_select_some_labels_is_found_with_and_without_match_labels() {
+    fn selectors_that_may_match_are_found_with_and_without_match_labels() {
         let mut index = ByLabelSelector::default();
         let selectors = [
             ("equal", json!({"matchLabels": {"app": "web"}})),

@@ -1,4 +1,4 @@
-//! Stores of objects, and the lookups that join them: by address, by label, by selector, by owner.
+//! Object stores, and lookups by address, label, selector and owner.
 
 pub mod address;
 pub mod label_selector;

@@ -1,4 +1,4 @@
-//! Names of objects by a value that they have.
+//! An index of object names by a value of the objects.
 
 use std::{
     collections::{BTreeSet, HashMap},
@@ -6,7 +6,7 @@ use std::{
     sync::Arc,
 };
 
-/// The names of the objects of one namespace, by a value. A value that no object has takes no memory.
+/// The names of the objects of one namespace, by a value of the objects. A value that no object has uses no memory.
 #[derive(Debug)]
 pub struct NamesBy<K>(HashMap<K, BTreeSet<Arc<str>>>);
 
@@ -30,12 +30,12 @@ impl<K: Hash + Eq> NamesBy<K> {
         }
     }
 
-    /// The names of the objects that have the value, sorted.
+    /// Returns the names of the objects that have the value, sorted.
     pub fn get<'a>(&'a self, value: &K) -> impl Iterator<Item = &'a Arc<str>> + use<'a, K> {
         self.0.get(value).into_iter().flatten()
     }
 
-    /// How many objects have the value.
+    /// Returns the number of objects that have the value.
     pub fn count(&self, value: &K) -> usize {
         self.0.get(value).map_or(0, BTreeSet::len)
     }

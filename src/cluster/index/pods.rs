@@ -1,4 +1,4 @@
-//! All Pods: found by name, by what selects or owns them, and by their addresses.
+//! The store of Pods, with lookups by name, selector, owner and address.
 
 use std::{
     net::{IpAddr, SocketAddr},
@@ -17,14 +17,14 @@ use crate::{
     cluster::kinds::{owner::Owner, pod::Pod, proxy::AllInjected},
 };
 
-/// The Pods of a namespace by what selects or owns them.
+/// The Pods of a namespace, by label and by owner.
 #[derive(Default)]
 pub struct PodsOfNamespace {
     by_label: ByLabel,
     by_owner: NamesBy<Owner>,
 }
 
-/// All Pods by their addresses, and what they share.
+/// All Pods by address, and the injected configurations that Pods share.
 #[derive(Default)]
 pub struct PodsOfCluster {
     by_ip: ByAddress<IpAddr, Pod>,
@@ -67,7 +67,7 @@ impl Stored for Pod {
 }
 
 impl Store<Pod> {
-    /// The Pods of a namespace that the selector matches.
+    /// Returns the Pods of the namespace that the selector matches.
     pub fn selected<'a>(&'a self, namespace: &str, selector: &'a LabelSelector) -> impl Iterator<Item = &'a Arc<Pod>> {
         let by_label = selector.equal().map(|equal| self.select(namespace, |index| index.by_label.candidates(equal)));
         let all = selector.equal().is_none().then(|| self.in_namespace(namespace));
@@ -75,22 +75,22 @@ impl Store<Pod> {
         candidates.filter(|pod| selector.matches(&pod.labels))
     }
 
-    /// The Pods of a control plane in the namespace.
+    /// Returns the Pods of a control plane in the namespace.
     pub fn of_control_plane(&self, namespace: &str) -> impl Iterator<Item = &Arc<Pod>> {
         self.in_namespace(namespace).filter(|pod| pod.is_control_plane())
     }
 
-    /// The Pods of a namespace whose only owner this is.
+    /// Returns the Pods of the namespace that have this owner and no other.
     pub fn owned<'a>(&'a self, namespace: &str, owner: &Owner) -> impl Iterator<Item = &'a Arc<Pod>> + use<'a> {
         self.select(namespace, |index| index.by_owner.get(owner))
     }
 
-    /// The Pods that have the address in the network of Pods, and may be reached there.
+    /// Returns the Pods that are reachable at the address in the Pod network.
     pub fn at(&self, address: IpAddr) -> &[Arc<Pod>] {
         self.cluster_index().by_ip.get(&address)
     }
 
-    /// The Pods of which a container has the port on the node with the address, and may be reached there.
+    /// Returns the Pods that are reachable at the address of their node, through a host port of a container.
     pub fn at_host(&self, address: SocketAddr) -> &[Arc<Pod>] {
         self.cluster_index().by_host_port.get(&address)
     }
@@ -107,7 +107,7 @@ mod tests {
     };
 
     #[test]
-    fn pods_are_found_by_selector_and_owner_until_they_are_gone() {
+    fn pods_are_found_by_selector_and_owner_until_they_are_deleted() {
         let mut pods = Store::<Pod>::default();
         let owner = json!([{"apiVersion": "apps/v1", "kind": "ReplicaSet", "name": "web", "uid": "u"}]);
         pods.apply(pod(&json!({"labels": {"app": "web"}, "ownerReferences": owner}), &json!({})).0);
@@ -130,14 +130,14 @@ mod tests {
     }
 
     #[test]
-    fn pods_share_what_they_were_injected_with_even_when_somebody_keeps_one_that_is_gone() {
+    fn pods_share_their_injected_configuration_until_deleted_even_if_a_deleted_pod_is_still_referenced() {
         let mut pods = Store::<Pod>::default();
-        let born = |name: &str, image: &str| {
+        let injected_pod = |name: &str, image: &str| {
             let spec = json!({"containers": [{"name": "linkerd-proxy", "image": image}]});
             pod(&json!({ "name": name }), &spec).0
         };
         for (name, image) in [("a", "proxy:1"), ("b", "proxy:1"), ("c", "proxy:2"), ("b", "proxy:1")] {
-            pods.apply(born(name, image));
+            pods.apply(injected_pod(name, image));
         }
         let shared =
             |pods: &Store<Pod>, name: &str| Arc::clone(pods.find("ns", name).unwrap().injected.as_ref().unwrap());
@@ -152,7 +152,7 @@ mod tests {
     }
 
     #[test]
-    fn a_pod_is_found_by_its_addresses_while_it_may_be_reached() {
+    fn a_pod_is_found_by_its_addresses_while_it_is_reachable() {
         let mut pods = Store::<Pod>::default();
         let spec = |host_network: bool| {
             let ports = json!([{"containerPort": 80, "hostPort": 8080}, {"containerPort": 81, "hostPort": 8080, "protocol": "UDP"}]);

@@ -1,8 +1,8 @@
-//! Labels, equality selectors, and the two lookups that join them without a scan.
+//! Labels, equality selectors, and lookups in both directions without a scan.
 //!
-//! A selector matches labels that hold every one of its pairs. [`ByLabel`] files an object under each of its pairs, so
-//! that what a selector matches is found among the fewest candidates; [`BySelector`] files a selector under one of its
-//! pairs, so that the selectors which match some labels are found by looking up those labels.
+//! A selector matches labels that contain all of its pairs. [`ByLabel`] indexes an object by each of its labels; the
+//! objects that a selector matches are among those with its rarest pair. [`BySelector`] indexes a selector by one of
+//! its pairs; the selectors that match some labels are found by a lookup of each label.
 
 use std::sync::Arc;
 
@@ -15,16 +15,16 @@ pub type Pair = (Arc<str>, Arc<str>);
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
 pub struct Labels(Box<[Pair]>);
 
-/// A selector with at least one pair. An empty one, which would match everything, cannot be made: for a Service it
-/// means that somebody else manages its endpoints.
+/// A selector with at least one pair. An empty selector, which would match everything, cannot be constructed: a Service
+/// with an empty selector has endpoints that another controller or a user manages.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Selector(Labels);
 
-/// Names of objects by each label they carry. One namespace's worth.
+/// The names of the objects of one namespace, by each of their labels.
 #[derive(Debug, Default)]
 pub struct ByLabel(NamesBy<Pair>);
 
-/// Names of objects that have a selector, by its first pair. One namespace's worth.
+/// The names of the objects of one namespace that have a selector, by the first pair of the selector.
 #[derive(Debug, Default)]
 pub struct BySelector(NamesBy<Pair>);
 
@@ -54,7 +54,7 @@ impl<K: AsRef<str>, V: AsRef<str>> FromIterator<(K, V)> for Labels {
 // === impl Selector ===
 
 impl Selector {
-    /// `None` for an empty selector.
+    /// Returns `None` for an empty selector.
     pub fn new(labels: Labels) -> Option<Self> {
         (!labels.0.is_empty()).then_some(Self(labels))
     }
@@ -63,7 +63,7 @@ impl Selector {
         self.0.iter().all(|(key, value)| labels.get(key) == Some(value))
     }
 
-    fn filed_under(&self) -> Option<&Pair> {
+    fn index_pair(&self) -> Option<&Pair> {
         self.0.0.first()
     }
 }
@@ -83,9 +83,10 @@ impl ByLabel {
         }
     }
 
-    /// The fewest names among which every object is that the selector matches; each is still to be checked.
+    /// Returns the names of the objects with the rarest pair of the selector. They include all matching objects; the
+    /// caller must check each.
     pub fn candidates<'a>(&'a self, selector: &Selector) -> impl Iterator<Item = &'a Arc<str>> + use<'a> {
-        // A pair that no object has has no names: nothing matches.
+        // If no object has one of the pairs, its count is 0 and no object matches.
         let rarest = selector.0.iter().min_by_key(|pair| self.0.count(pair));
         rarest.map(|pair| self.0.get(pair)).into_iter().flatten()
     }
@@ -95,18 +96,18 @@ impl ByLabel {
 
 impl BySelector {
     pub fn insert(&mut self, selector: &Selector, name: &Arc<str>) {
-        if let Some(pair) = selector.filed_under() {
+        if let Some(pair) = selector.index_pair() {
             self.0.insert(pair.clone(), name);
         }
     }
 
     pub fn remove(&mut self, selector: &Selector, name: &str) {
-        if let Some(pair) = selector.filed_under() {
+        if let Some(pair) = selector.index_pair() {
             self.0.remove(pair, name);
         }
     }
 
-    /// Names whose selector may match the labels; each is still to be asked.
+    /// Returns the names of objects whose selector may match the labels; the caller must check each.
     pub fn candidates<'a>(&'a self, labels: &'a Labels) -> impl Iterator<Item = &'a Arc<str>> {
         labels.iter().flat_map(|pair| self.0.get(pair))
     }
@@ -123,13 +124,13 @@ mod tests {
     }
 
     #[test]
-    fn an_empty_selector_cannot_be_made() {
+    fn an_empty_selector_cannot_be_constructed() {
         assert_eq!(Selector::new(labels(&[])), None);
     }
 
     proptest! {
         #[test]
-        fn the_lookups_find_what_a_scan_finds(
+        fn the_lookups_find_all_matches_of_a_scan(
             objects in prop::collection::vec(prop::collection::vec((0..4u8, 0..3u8), 0..4), 0..12),
             selectors in prop::collection::vec(prop::collection::vec((0..4u8, 0..3u8), 1..3), 0..6),
         ) {

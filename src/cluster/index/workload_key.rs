@@ -1,7 +1,9 @@
-//! What stands at the top of a Pod's owners, and the Pods that stand below it.
+//! The workload that a Pod belongs to, and the Pods of a workload.
 //!
-//! One step is climbed, through a ReplicaSet or a Job, whatever made that. Always holds: [`State::pods_of`] is the inverse of
-//! [`State::workload_of`], so each Pod is one workload's; and a change that moves a Pod affects both that it moves between.
+//! A Pod's workload is its owner. If that owner is a ReplicaSet or a Job that has an owner, of any kind, the workload
+//! is the latter. Owners are followed no further. Always holds: [`State::pods_of`] is the inverse of
+//! [`State::workload_of`], so each Pod belongs to one workload; a change that moves a Pod affects both the old and the
+//! new workload.
 
 use std::{fmt, sync::Arc};
 
@@ -13,12 +15,12 @@ use crate::{
     },
 };
 
-/// The kind of a workload that is a Pod without an owner, or with several.
+/// The kind of a workload that is a bare Pod: a Pod without an owner or with several owners.
 pub const BARE_POD: &str = "Pod";
 const REPLICA_SET: &str = "ReplicaSet";
 const JOB: &str = "Job";
 
-/// A workload, whatever it is: a Deployment, a CronJob, a bare Pod, something that we have never heard of.
+/// The key of a workload of any kind: a Deployment, a CronJob, a bare Pod, a custom resource.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct WorkloadKey {
     pub namespace: Arc<str>,
@@ -26,13 +28,14 @@ pub struct WorkloadKey {
     pub name: Arc<str>,
 }
 
-/// The owners that stand for the Pods of their ReplicaSets and Jobs.
+/// The owners of ReplicaSets and Jobs to which the Pods of these are attributed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum OwnerPolicy {
-    /// Owners of any kind. Rollouts use it: a Pod is restarted through the object that creates its ReplicaSets, such as a Rollout
-    /// of Argo.
+    /// Owners of any kind. Rollouts use this policy: a Pod is restarted through the object that creates its
+    /// ReplicaSets, such as an Argo Rollout.
     AnyKind,
-    /// For ReplicaSets only the kinds that Linkerd knows, for Jobs any kind. Metric labels use it: they are Linkerd's labels.
+    /// For ReplicaSets only the kinds that Linkerd recognizes, for Jobs any kind. Metric labels use this policy,
+    /// because they are Linkerd's labels.
     LinkerdKinds,
 }
 
@@ -75,15 +78,16 @@ impl fmt::Display for WorkloadKey {
 // === impl State ===
 
 impl State {
-    /// Returns the owner of the Pod, or the owner of its ReplicaSet or Job, if that is known and the policy accepts it. `None` for a
-    /// bare Pod.
+    /// Returns the owner of the Pod's ReplicaSet or Job if it is known and the policy accepts it, else the owner of the
+    /// Pod. Returns `None` for a bare Pod.
     pub fn top_owner<'a>(&'a self, pod: &'a Pod, policy: OwnerPolicy) -> Option<&'a Owner> {
         let owner = pod.owner.as_ref()?;
         let next = self.above(&pod.key.namespace, owner).filter(|next| policy.accepts(owner, next));
         Some(next.unwrap_or(owner))
     }
 
-    /// Returns the workload that the Pod belongs to. A ReplicaSet or Job that is not known, or has no owner, is its own workload.
+    /// Returns the workload that the Pod belongs to. A ReplicaSet or Job that is not in the state, or has no owner, is
+    /// itself the workload.
     pub fn workload_of(&self, pod: &Pod) -> WorkloadKey {
         let NamespacedName { namespace, name } = &pod.key;
         match self.top_owner(pod, OwnerPolicy::AnyKind) {
@@ -92,12 +96,13 @@ impl State {
         }
     }
 
-    /// The Pods that belong to the workload. It costs them, and what stands between.
+    /// Returns the Pods that belong to the workload, in time proportional to these Pods and the ReplicaSets and Jobs
+    /// between.
     pub fn pods_of(&self, workload: &WorkloadKey) -> impl Iterator<Item = &Arc<Pod>> + use<'_> {
         let WorkloadKey { namespace, kind, name } = workload;
         let owner = workload.as_owner();
-        let stands_for_itself = self.above(namespace, &owner).is_none();
-        let own = stands_for_itself.then(|| self.pods.owned(namespace, &owner));
+        let is_top = self.above(namespace, &owner).is_none();
+        let own = is_top.then(|| self.pods.owned(namespace, &owner));
         let bare = if **kind == *BARE_POD { self.pods.find(namespace, name) } else { None };
         let replica_sets = self.replica_sets.owned(namespace, &owner).map(|it| (REPLICA_SET, &it.key.name));
         let jobs = self.jobs.owned(namespace, &owner).map(|it| (JOB, &it.key.name));
@@ -107,7 +112,7 @@ impl State {
         bare.into_iter().chain(own.into_iter().flatten()).chain(between)
     }
 
-    /// The workloads that Pods belong to.
+    /// Returns the workload of each Pod.
     pub fn workloads_of<'a>(
         &'a self,
         pods: impl IntoIterator<Item = &'a Arc<Pod>>,

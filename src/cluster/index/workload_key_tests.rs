@@ -32,7 +32,7 @@ fn pods(state: &State, kind: &str, name: &str) -> Vec<String> {
 }
 
 #[test]
-fn the_top_is_found_through_replica_sets_and_jobs_and_is_the_pod_itself_without_an_owner() {
+fn the_workload_is_found_through_replica_sets_and_jobs_and_is_the_pod_itself_without_an_owner() {
     let mut state = State::default();
     between::<IntermediateOwner<ReplicaSet>>(&mut state, "web-5f", &[("Deployment", "web")]);
     between::<IntermediateOwner<ReplicaSet>>(&mut state, "canary-5f", &[("Rollout", "canary")]);
@@ -58,7 +58,7 @@ fn the_top_is_found_through_replica_sets_and_jobs_and_is_the_pod_itself_without_
 }
 
 #[test]
-fn the_pods_of_a_replica_set_are_its_owners_and_no_longer_its_own() {
+fn the_pods_of_a_replica_set_belong_to_its_owner_once_the_owner_is_known() {
     let mut state = State::default();
     pod(&mut state, "web-5f-1", &[("ReplicaSet", "web-5f")]);
     pod(&mut state, "web-79-1", &[("ReplicaSet", "web-79")]);
@@ -78,7 +78,7 @@ fn the_pods_of_a_replica_set_are_its_owners_and_no_longer_its_own() {
 const KINDS: [&str; 4] = ["ReplicaSet", "Job", "Deployment", "Pod"];
 
 proptest! {
-    /// Whatever owns what, even itself: each Pod is found below its workload, and nowhere else.
+    /// For any ownership, even of an object by itself, each Pod is among the Pods of its workload and of no other.
     #[test]
     fn a_pod_is_among_the_pods_of_exactly_its_workload(
         events in prop::collection::vec((0..3usize, 0..4usize, 0..4usize, 0..4usize, any::<bool>()), 0..30),

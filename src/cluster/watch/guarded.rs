@@ -1,7 +1,7 @@
-//! The edge: how one object of the API server becomes one of ours.
+//! Decodes each object of a list or a watch separately.
 //!
-//! In: JSON of any object of a watched kind, as a tenant may have written it. Out: the object, or the reason why it could
-//! not be read, together with its metadata. A list or a watch never fails because of one object.
+//! In: the JSON of an object of a watched kind, with content that tenants control. Out: the object, or its metadata and
+//! the reason why the object cannot be read. An invalid object does not fail its list or watch.
 
 use std::{borrow::Cow, panic, sync::Arc};
 
@@ -12,13 +12,13 @@ use serde_json::value::RawValue;
 
 use crate::{api::lean_metadata, cluster::Problems};
 
-/// The reason for an object that made us panic.
-pub(in crate::cluster) const PANICKED: &str = "reading it panicked";
+/// The error of an object that caused a panic.
+pub(in crate::cluster) const PANICKED: &str = "reading the object caused a panic";
 
 /// An object as the watch delivered it.
 ///
-/// Buffers the object's text and parses it apart from its list, so that a surprise (even a panic) in one object costs
-/// only that object. Works with kube's `Api` and `watcher` like the type inside.
+/// Buffers the object's text and parses it separately from its list, so that an error or a panic affects only that
+/// object. Works with kube's `Api` and `watcher` like `T`.
 #[derive(Clone, Debug)]
 pub(crate) enum Guarded<T> {
     Valid(T),
@@ -33,7 +33,7 @@ impl<'de, T: DeserializeOwned> Deserialize<'de> for Guarded<T> {
         let parsed = panic::catch_unwind(|| serde_json::from_str::<T>(text.get()));
         let error: Arc<str> = match parsed {
             Ok(Ok(object)) => return Ok(Self::Valid(object)),
-            // It quotes what it did not expect, however long that is.
+            // The error quotes the unexpected value, which can be long.
             Ok(Err(error)) => Problems::shortened(error.to_string()).into(),
             Err(_) => PANICKED.into(),
         };
@@ -49,7 +49,7 @@ impl<'de, T: DeserializeOwned> Deserialize<'de> for Guarded<T> {
 
 impl<T: Resource> Resource for Guarded<T> {
     type DynamicType = T::DynamicType;
-    /// Decided at run time, so that one function can watch all kinds.
+    /// Determined at run time, so that one function can watch all kinds.
     type Scope = DynamicResourceScope;
 
     fn kind(dynamic: &Self::DynamicType) -> Cow<'_, str> {
@@ -95,7 +95,7 @@ mod tests {
     use crate::api::{ExternalWorkload, NamespacedName};
 
     #[test]
-    fn one_unreadable_object_costs_only_itself_in_a_list() {
+    fn an_unreadable_object_does_not_fail_its_list() {
         let list = r#"{"kind": "ExternalWorkloadList", "apiVersion": "workload.linkerd.io/v1beta1",
             "metadata": {"resourceVersion": "7"}, "items": [
             {"metadata": {"name": "good", "namespace": "ns"}, "spec": {"workloadIPs": [{"ip": "192.0.2.1"}]}},
@@ -108,7 +108,7 @@ mod tests {
     }
 
     #[test]
-    fn one_unreadable_object_costs_only_itself_in_a_watch() {
+    fn an_unreadable_object_does_not_fail_its_watch() {
         let line = r#"{"type": "MODIFIED", "object": {"metadata": {"name": "bad", "namespace": "ns"}, "spec": 7}}"#;
         let event: WatchEvent<Guarded<ExternalWorkload>> = serde_json::from_str(line).unwrap();
         let WatchEvent::Modified(object) = event else { panic!("{event:?}") };
@@ -117,7 +117,7 @@ mod tests {
     }
 
     #[test]
-    fn the_reason_is_short_though_the_object_is_long() {
+    fn the_error_is_short_even_if_the_object_is_long() {
         let object =
             format!(r#"{{"metadata": {{"name": "bad"}}, "spec": {{"workloadIPs": "{}"}}}}"#, "x".repeat(100_000));
         let object: Guarded<ExternalWorkload> = serde_json::from_str(&object).unwrap();

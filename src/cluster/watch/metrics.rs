@@ -1,4 +1,4 @@
-//! The metrics of the watches: how much is cached, how late it arrives, and what failed.
+//! The metrics of the watches: cache sizes, lag and failures.
 
 use std::{collections::HashMap, sync::Arc, time::Duration};
 
@@ -13,7 +13,7 @@ use tokio::time::Instant;
 
 use crate::cluster::{Kind, State};
 
-/// Linkerd's buckets.
+/// The buckets of Linkerd's informer lag metrics.
 const LAG_SECONDS: [f64; 10] = [0.5, 1.0, 2.5, 5.0, 10.0, 25.0, 50.0, 100.0, 250.0, 1000.0];
 
 #[derive(Clone)]
@@ -26,30 +26,30 @@ pub(in crate::cluster) struct WatchMetrics {
     failing_since: FailingSince,
 }
 
-/// Since when each watch that is failing has been.
+/// When each failing watch began to fail.
 type FailingSince = Arc<Mutex<HashMap<Kind, Instant>>>;
 
 impl WatchMetrics {
     pub(in crate::cluster) fn register(registry: &Registry, state: &Arc<RwLock<State>>) -> prometheus::Result<Self> {
         let by_resource = |name, help| register_int_counter_vec_with_registry!(name, help, &["resource"], registry);
-        // Linkerd's dashboards know it as well; it stays empty: nobody needs Endpoints beside EndpointSlices.
+        // Linkerd's dashboards also use this metric. It stays empty, because EndpointSlices replace Endpoints.
         let not_watched = ["endpoints_informer_lag_seconds"];
         let mut lag = HashMap::new();
         for name in Kind::ALL.iter().copied().filter_map(Kind::informer_lag).chain(not_watched) {
-            let help = "From the newest update time in an object's managedFields (whole seconds, the API server's clock) to its watch event";
+            let help = "Time from an object's newest managedFields update (whole seconds, API server clock) to its watch event";
             let opts = HistogramOpts::new(name, help).buckets(LAG_SECONDS.to_vec());
             lag.insert(name, register_histogram_with_registry!(opts, registry)?);
         }
         let metrics = Self {
             undecodable: by_resource(
                 "linkerd_operator_undecodable_objects_total",
-                "Objects that could not be read and were left out",
+                "Objects that could not be read; the last readable version is kept",
             )?,
             unusable: by_resource(
                 "linkerd_operator_unusable_parts_total",
-                "Parts of objects (an address, a port, a reference, a selector) that could not be used and were left out",
+                "Parts of objects (an address, a port, a reference, a selector) that are unusable and were ignored",
             )?,
-            failures: by_resource("linkerd_operator_watch_failures_total", "Lists and watches that failed")?,
+            failures: by_resource("linkerd_operator_watch_failures_total", "Failed lists and watches")?,
             events: by_resource("linkerd_operator_watch_events_total", "Objects received by list and watch")?,
             lag: Arc::new(lag),
             failing_since: FailingSince::default(),
@@ -80,7 +80,7 @@ impl WatchMetrics {
     }
 }
 
-/// How much the state holds, measured when somebody looks.
+/// The number of objects of each kind in the state, measured at each scrape.
 struct Sizes {
     state: Arc<RwLock<State>>,
     kinds: Vec<(Kind, Gauge)>,
@@ -123,7 +123,7 @@ impl Collector for Sizes {
     }
 }
 
-/// For how long nothing has been heard of a kind because its watch fails.
+/// The time for which the watch of each kind has been failing.
 struct Staleness {
     failing_since: FailingSince,
     seconds: GaugeVec,
@@ -133,7 +133,7 @@ impl Staleness {
     fn new(failing_since: &FailingSince) -> prometheus::Result<Self> {
         let opts = Opts::new(
             "linkerd_operator_watch_staleness_seconds",
-            "For how long the watch of a kind has been failing, so that its objects may be out of date; 0 while it works",
+            "Time for which the watch of a kind has been failing and its objects may be out of date; 0 while it works",
         );
         Ok(Self { failing_since: Arc::clone(failing_since), seconds: GaugeVec::new(opts, &["resource"])? })
     }

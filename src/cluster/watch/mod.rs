@@ -1,9 +1,9 @@
-//! One watch: a list and its changes, kept in step with the [`State`] for as long as the process lives.
+//! The watch of one kind, which keeps the [`State`] up to date for the lifetime of the process.
 //!
-//! In: kube's watcher over one kind. Out: changes of the state, each passed to the [`Observer`]s of its kind; a [`WatchStatus`]. Always
-//! holds: a relist comes into the state at once, when it is complete; then the state has exactly the listed objects, and the observers
-//! heard only of objects that changed or vanished; an object that cannot be read costs only itself, and the last version of it
-//! that could be read stays.
+//! In: kube's watcher of the kind. Out: changes of the state, passed to the [`Observer`]s of the kind; a
+//! [`WatchStatus`]. Always holds: a relist is applied as one change when it is complete; the state then has exactly the
+//! listed objects, and observers receive only objects that changed or were deleted; an object that cannot be read
+//! affects no other object, and its last readable version stays in the state.
 
 pub(crate) mod guarded;
 pub(in crate::cluster) mod metrics;
@@ -39,36 +39,37 @@ use crate::{
 use guarded::{Guarded, PANICKED};
 pub(in crate::cluster) use metrics::WatchMetrics;
 
-/// Seconds after which the API server ends a watch and we resume it. kube gives a silent connection up after this and
-/// five seconds more; bookmarks keep an idle but healthy one from being silent.
+/// The timeout of a watch in seconds, after which the API server ends it and we resume it. kube drops a connection that
+/// was silent for five seconds longer; bookmarks keep an idle but healthy connection from being silent.
 const WATCH_SECONDS: u32 = 60;
 
-/// A watch that was resumed says nothing until something changes. One that has not failed for so long, longer than any
-/// attempt and the pause before it, is taken as healthy again.
+/// A resumed watch delivers no event until an object changes. A watch that has not failed for this time, which is
+/// longer than any attempt and the pause before it, counts as healthy again.
 const QUIET: Duration = Duration::from_secs(25);
 
-/// Something that a watch waits for.
+/// A problem of a watch, for `/ready`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct WatchProblem {
-    /// For a person: what is missing, and what to do.
+    /// The problem and its remedy, for a person.
     pub text: String,
-    /// Whether the process is not ready because of it.
+    /// Whether the problem keeps the process from being ready.
     pub blocks_readiness: bool,
 }
 
-/// How far a watch is.
+/// The status of a watch.
 #[derive(Clone, Debug)]
 pub(in crate::cluster) struct WatchStatus {
     pub kind: Kind,
-    /// An observer of the kind keeps the process from being ready before the kind is known.
+    /// Whether an observer of the kind keeps the process from being ready until the kind is known.
     blocks_readiness: bool,
     pub synced: bool,
-    /// The API server said once that it has no such kind, and clusters may lack it: an outage makes that no less known.
+    /// Whether the API server once responded that it does not serve the kind, and the kind is optional. A later outage
+    /// does not reset this.
     absent: bool,
     failure: Option<WatchFailure>,
 }
 
-/// Why a list or a watch failed, as far as anybody can act on it.
+/// The reason why a list or a watch failed.
 #[derive(Clone, Debug, PartialEq, Eq)]
 enum WatchFailure {
     /// 404: the API server does not serve the kind.
@@ -84,7 +85,7 @@ pub(in crate::cluster) struct WatchContext {
     pub state: Arc<RwLock<State>>,
     /// The observers of the kind.
     pub observers: Arc<[Arc<dyn Observer>]>,
-    /// Has a failing watch list its kind anew instead of waiting for its next attempt.
+    /// Makes a failing watch relist immediately instead of after its backoff.
     pub relist: Arc<Notify>,
     pub metrics: WatchMetrics,
 }
@@ -96,23 +97,24 @@ impl WatchStatus {
         Self { kind, blocks_readiness, synced: false, absent: false, failure: None }
     }
 
-    /// The state has all of the kind, and follows it as far as anybody can tell: a connection that fell silent is noticed after
-    /// a minute only.
+    /// Whether the kind has been listed and the watch is not failing. A connection that fell silent is detected only
+    /// after a minute.
     pub(in crate::cluster) fn is_followed(&self) -> bool {
         self.synced && self.failure.is_none()
     }
 
-    /// Whether what the state does not have of the kind is not there: it was listed, or there is no such kind.
+    /// Whether an object of the kind that the state does not have does not exist: the kind was listed, or is not
+    /// served.
     pub(in crate::cluster) fn is_known(&self) -> bool {
         self.synced || self.absent
     }
 
-    /// `None` when the kind is followed.
+    /// Returns the problem of the watch; `None` if the kind has been listed and the watch is not failing.
     pub(in crate::cluster) fn problem(&self) -> Option<WatchProblem> {
         let resource = self.kind.resource();
         let text = match &self.failure {
             None if self.synced => return None,
-            None => format!("the first list of {resource} has not come yet"),
+            None => format!("the first list of {resource} has not completed yet"),
             Some(WatchFailure::KindMissing) if self.kind.is_optional() => {
                 format!("the API server does not serve {resource}: install its CustomResourceDefinition (make install)")
             }
@@ -122,7 +124,8 @@ impl WatchStatus {
             }
             Some(WatchFailure::Unreachable(message)) => format!("cannot list or watch {resource}: {message}"),
         };
-        // What serves proxies goes on while the configuration waits.
+        // A kind that is not served does not block readiness: discovery serves proxies while the controllers that read
+        // the kind wait for it.
         Some(WatchProblem { text, blocks_readiness: self.blocks_readiness && !self.is_known() })
     }
 }
@@ -137,7 +140,7 @@ impl WatchFailure {
             watcher::Error::NoResourceVersion => return Self::Unreachable(error.to_string()),
         };
         match cause {
-            // By the code: an API group that does not exist is answered in plain text, without a reason.
+            // Matched by code: the response for an API group that does not exist is plain text without a reason.
             kube::Error::Api(status) if status.code == 404 => Self::KindMissing,
             kube::Error::Api(status) if matches!(status.code, 401 | 403) => Self::Denied(status.message.clone()),
             kube::Error::Api(status) => Self::Unreachable(status.message.clone()),
@@ -155,7 +158,7 @@ impl fmt::Display for WatchFailure {
     }
 }
 
-/// Starts the watch of a kind in a task of its own.
+/// Starts the watch of a kind in a separate task.
 pub(super) struct Spawn<'a> {
     pub context: WatchContext,
     pub client: &'a Client,
@@ -186,7 +189,7 @@ impl WatchContext {
         self.observers.iter().any(|observer| observer.blocks_readiness())
     }
 
-    /// Follows a kind in a task of its own.
+    /// Starts the watch of a kind in a separate task. Returns its status.
     pub(in crate::cluster) fn spawn<T: Watched>(
         &self,
         api: Api<Guarded<T::Wire>>,
@@ -210,7 +213,8 @@ impl WatchContext {
         let mut events = watch();
         let mut relist = Relist::<T>::default();
         let mut memory = WatchMemory::default();
-        // A history that is gone often ends an outage: the list that then helps must not wait as long as the outage's last attempt.
+        // After an outage the first error is often 410 Gone. It has a separate backoff, so that the relist is not
+        // delayed by the backoff of the outage.
         let (mut failures, mut expirations) = (Failures::default(), Failures::default());
         loop {
             let event = tokio::select! {
@@ -227,7 +231,7 @@ impl WatchContext {
                 // kube's watcher never ends.
                 Ok(None) => return,
                 Err(_) => {
-                    // A list that takes so long is not a watch that has nothing to say.
+                    // During a list, a timeout does not mean that the watch is healthy.
                     if !relist.under_way {
                         self.metrics.succeeded(T::KIND);
                         status.send_if_modified(recovered);
@@ -237,15 +241,16 @@ impl WatchContext {
             };
             match event {
                 Ok(event) => {
-                    let (done, heard) = (matches!(event, Event::InitDone), !matches!(event, Event::Init));
-                    if heard {
+                    // kube emits `Init` before the API server has responded.
+                    let (done, responded) = (matches!(event, Event::InitDone), !matches!(event, Event::Init));
+                    if responded {
                         self.metrics.events.with_label_values(&[T::KIND.resource()]).inc();
                     }
                     self.apply::<T>(event, &mut relist, &mut memory);
-                    if heard {
+                    if responded {
                         self.metrics.succeeded(T::KIND);
                     }
-                    status.send_if_modified(|status| (heard && recovered(status)) | (done && listed(status)));
+                    status.send_if_modified(|status| (responded && recovered(status)) | (done && listed(status)));
                 }
                 Err(error) => {
                     self.metrics.failed(T::KIND);
@@ -255,8 +260,8 @@ impl WatchContext {
                     tokio::select! {
                         () = sleep(pause) => {
                             if expired && matches!(error, watcher::Error::WatchStartFailed(_)) {
-                                // kube lists anew when an event says 410, but would ask for the same version for ever when
-                                // the answer does.
+                                // kube relists when a watch event reports 410. When the response to the watch request
+                                // is 410, kube would retry with the same version forever.
                                 events = watch();
                             }
                         }
@@ -267,7 +272,7 @@ impl WatchContext {
         }
     }
 
-    /// Brings one event into the state, and passes its changes to the observers: they find the state up to date.
+    /// Applies one event to the state, then passes its changes to the observers.
     pub(super) fn apply<T: Watched>(
         &self,
         event: Event<Guarded<T::Wire>>,
@@ -332,7 +337,7 @@ impl WatchContext {
         }
     }
 
-    /// `None` for an object that cannot be read.
+    /// Reduces an object to the fields that the state holds. Returns `None` if the object cannot be read.
     fn project<T: Projected>(&self, kind: Kind, object: Guarded<T::Wire>, memory: &mut WatchMemory) -> Option<T> {
         let resource = kind.resource();
         let key = NamespacedName::of(object.meta());
@@ -346,10 +351,10 @@ impl WatchContext {
         };
         match projected {
             Ok(projected) => {
-                if memory.is_news(&key, &problems) {
+                if memory.is_new_problem(&key, &problems) {
                     let count = u64::try_from(problems.len()).unwrap_or(u64::MAX);
                     self.metrics.unusable.with_label_values(&[resource]).inc_by(count);
-                    warn!(object = %key, resource, %problems, "parts of an object cannot be used: they are left out");
+                    warn!(object = %key, resource, %problems, "ignoring unusable parts of an object");
                 }
                 Some(projected)
             }
@@ -357,8 +362,8 @@ impl WatchContext {
                 self.metrics.undecodable.with_label_values(&[resource]).inc();
                 problems = Problems::default();
                 problems.add(format_args!("{error}"));
-                if memory.is_news(&key, &problems) {
-                    warn!(object = %key, resource, %error, "cannot read an object: it is left out, or stays as it was last read");
+                if memory.is_new_problem(&key, &problems) {
+                    warn!(object = %key, resource, %error, "cannot read an object, keeping its last readable version");
                 }
                 None
             }
@@ -366,37 +371,38 @@ impl WatchContext {
     }
 }
 
-/// What a watch remembers of objects to say things once: by the hashes of their keys, because there are many.
+/// Per-object state of a watch, used to report each update and each problem once. It is keyed by the hashes of the
+/// object keys to save memory.
 #[derive(Default)]
 pub(in crate::cluster) struct WatchMemory {
-    /// The second of each object's last update.
+    /// The time of each object's last update, in seconds.
     updated: HashMap<u64, i64>,
-    /// What of an object could not be used, as far as it was told.
-    told: HashMap<u64, u64>,
+    /// The hash of each object's last reported problems.
+    reported: HashMap<u64, u64>,
 }
 
 impl WatchMemory {
-    /// The time of the object's last update, if it is another than before. A change that is no update (a deletion that
-    /// begins, an apply) leaves the old time standing, and would look like an old update that arrives late.
+    /// Returns the time of the object's last update if it differs from the previous one. Some changes do not set a new
+    /// time (the start of a deletion, an apply); they would look like an old update that arrives late.
     fn is_new_update(&mut self, metadata: &ObjectMeta) -> Option<Timestamp> {
         let updated = last_update(metadata)?;
         let before = self.updated.insert(hash(&NamespacedName::of(metadata)), updated.as_second());
         (before != Some(updated.as_second())).then_some(updated)
     }
 
-    fn is_news(&mut self, key: &NamespacedName, problems: &Problems) -> bool {
+    fn is_new_problem(&mut self, key: &NamespacedName, problems: &Problems) -> bool {
         if problems.is_empty() {
-            self.told.remove(&hash(key));
+            self.reported.remove(&hash(key));
             return false;
         }
         let problems = hash(problems);
-        self.told.insert(hash(key), problems) != Some(problems)
+        self.reported.insert(hash(key), problems) != Some(problems)
     }
 
     fn forget(&mut self, key: &NamespacedName) {
         let key = hash(key);
         self.updated.remove(&key);
-        self.told.remove(&key);
+        self.reported.remove(&key);
     }
 }
 
@@ -406,7 +412,7 @@ fn hash(value: &impl Hash) -> u64 {
     hasher.finish()
 }
 
-/// 410: the version to go on from is forgotten.
+/// Whether the error is 410 Gone: the API server no longer has the version from which to resume the watch.
 fn is_expired(error: &watcher::Error) -> bool {
     match error {
         watcher::Error::WatchError(status) => status.code == 410,
@@ -416,9 +422,9 @@ fn is_expired(error: &watcher::Error) -> bool {
     }
 }
 
-/// A list under way. Its objects wait for its end: half a list in the state would be a state that the API server never had,
-/// in which an endpoint that moved from one slice to another is in neither; and if the end is long in coming, because the API
-/// server is gone again, those who ask now would be told another story than those who have asked before.
+/// A list under way. Its objects are applied only when it is complete: a partial list would be a state that the API
+/// server never had, in which an endpoint that moved between two slices is in neither. If the API server fails before
+/// the list is complete, new clients would also receive other endpoints than existing clients for a long time.
 pub(in crate::cluster) struct Relist<T> {
     under_way: bool,
     seen: HashSet<NamespacedName>,
@@ -434,7 +440,7 @@ impl<T> Default for Relist<T> {
 fn recovered(status: &mut WatchStatus) -> bool {
     let failed = status.failure.take().is_some();
     if failed {
-        info!(resource = status.kind.resource(), "watching again");
+        info!(resource = status.kind.resource(), "watch recovered");
     }
     failed
 }
@@ -448,7 +454,8 @@ fn listed(status: &mut WatchStatus) -> bool {
 }
 
 fn failed(status: &mut WatchStatus, failure: WatchFailure) -> bool {
-    // Of a kind that every cluster has, a 404 is somebody else's answer: a proxy in front of the API server, most likely.
+    // Every cluster serves the kinds that are not optional. A 404 for one of them most likely comes from a proxy in
+    // front of the API server.
     status.absent |= failure == WatchFailure::KindMissing && status.kind.is_optional();
     let changed = status.failure.as_ref() != Some(&failure);
     if changed {
@@ -459,8 +466,8 @@ fn failed(status: &mut WatchStatus, failure: WatchFailure) -> bool {
     changed
 }
 
-/// Failures in a row. Not kube's backoff: that one starts anew with every `Init`, so with every list it is to slow down,
-/// and it waits up to 30 s, which a person who has just installed a CRD sees as a hang.
+/// The backoff of consecutive failures. kube's backoff is not used: it resets with every `Init`, thus with every list
+/// that it should delay, and it waits up to 30 s, which looks like a hang to a user who has just installed a CRD.
 #[derive(Default)]
 struct Failures {
     count: u32,
@@ -468,8 +475,8 @@ struct Failures {
 }
 
 impl Failures {
-    /// From 200 ms to 10 s; from the start again after two quiet minutes, because a list that succeeds before a watch
-    /// that fails is no recovery.
+    /// Returns the next pause, from 200 ms to 10 s. It resets only after two minutes without a failure, because a list
+    /// that succeeds before a watch fails is not a recovery.
     fn pause(&mut self) -> Duration {
         if self.last.replace(Instant::now()).is_some_and(|last| last.elapsed() > Duration::from_secs(120)) {
             self.count = 0;

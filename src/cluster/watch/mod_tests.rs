@@ -1,11 +1,11 @@
-//! What a watch makes of failures, and of objects that make no sense.
+//! Failures of watches, incomplete lists, and objects that cannot be read.
 
 use serde_json::{from_value, json};
 
 use super::*;
 use crate::cluster::kinds::{endpoint_slice::Slice, pod::PodObject};
 
-/// Reads Pods and Services, and blocks readiness or not.
+/// Reads Pods. The field is whether it blocks readiness.
 struct Reader(bool);
 
 impl Observer for Reader {
@@ -21,7 +21,7 @@ impl Observer for Reader {
 }
 
 #[test]
-fn a_kind_that_the_api_server_does_not_serve_is_told_from_one_that_cannot_be_reached() {
+fn a_kind_that_is_not_served_is_distinguished_from_one_that_cannot_be_reached() {
     let status = |code, reason: &str| kube::core::Status::failure("404 page not found", reason).with_code(code).boxed();
     let failure = |status| WatchFailure::of(&watcher::Error::InitialListFailed(kube::Error::Api(status)));
     assert_eq!(failure(status(404, "Failed to parse error data")), WatchFailure::KindMissing);
@@ -31,7 +31,7 @@ fn a_kind_that_the_api_server_does_not_serve_is_told_from_one_that_cannot_be_rea
 }
 
 #[tokio::test(start_paused = true)]
-async fn failures_slow_down_and_two_quiet_minutes_forgive_them() {
+async fn pauses_grow_with_failures_and_reset_after_two_minutes_without_one() {
     let mut failures = Failures::default();
     let pauses: Vec<f64> = (0..8).map(|_| failures.pause().as_secs_f64()).collect();
     assert!(pauses[0] <= 0.2 && (9.0..=10.0).contains(&pauses[7]), "{pauses:?}");
@@ -40,7 +40,7 @@ async fn failures_slow_down_and_two_quiet_minutes_forgive_them() {
 }
 
 #[test]
-fn only_a_kind_that_clusters_may_lack_is_known_to_be_absent() {
+fn only_an_optional_kind_is_known_to_be_absent() {
     for (kind, known) in [
         (Kind::Server, true),
         (Kind::ExternalWorkload, true),
@@ -59,7 +59,7 @@ fn only_a_kind_that_clusters_may_lack_is_known_to_be_absent() {
 }
 
 #[test]
-fn a_kind_keeps_the_process_from_being_ready_only_if_one_of_its_observers_does() {
+fn a_kind_blocks_readiness_only_if_one_of_its_observers_does() {
     for (observers, blocks) in [(&[][..], false), (&[false], false), (&[true], true), (&[false, true], true)] {
         let observers = observers.iter().map(|blocks| Arc::new(Reader(*blocks)) as Arc<dyn Observer>).collect();
         let context = WatchContext { observers, ..context() };
@@ -75,7 +75,7 @@ fn context() -> WatchContext {
     WatchContext { state, observers: Arc::new([]), relist: Arc::default(), metrics }
 }
 
-/// A kind whose objects cannot be reduced.
+/// A kind whose projection panics.
 struct Bomb;
 
 impl Projected for Bomb {
@@ -86,7 +86,7 @@ impl Projected for Bomb {
 }
 
 #[test]
-fn an_object_that_makes_us_panic_costs_only_itself() {
+fn an_object_that_causes_a_panic_is_counted_as_undecodable() {
     let context = context();
     let object = serde_json::from_str(r#"{"metadata": {"name": "a", "namespace": "ns"}}"#).unwrap();
     assert!(context.project::<Bomb>(Kind::Pod, object, &mut WatchMemory::default()).is_none());
@@ -100,7 +100,7 @@ fn slice(name: &str, version: &str, addresses: &[&str]) -> Guarded<<Slice as Pro
 }
 
 #[test]
-fn half_a_list_is_not_seen() {
+fn an_incomplete_list_is_not_applied() {
     let (context, mut relist, mut memory) = (context(), Relist::<Slice>::default(), WatchMemory::default());
     let web = NamespacedName::new("ns", "web");
     let addresses = || -> Vec<String> {
@@ -110,11 +110,11 @@ fn half_a_list_is_not_seen() {
     };
     let mut happens = |event| context.apply::<Slice>(event, &mut relist, &mut memory);
     happens(Event::Apply(slice("a", "1", &["10.0.0.1"])));
-    // It moved to the second slice while nobody watched.
+    // The endpoint moved to the second slice while the watch was interrupted.
     happens(Event::Init);
     happens(Event::InitApply(slice("a", "3", &[])));
     assert_eq!(addresses(), ["10.0.0.1"]);
-    // The list broke off, and begins anew.
+    // The list failed, and starts again.
     happens(Event::Init);
     happens(Event::InitApply(slice("a", "3", &[])));
     happens(Event::InitApply(slice("b", "2", &["10.0.0.1"])));

@@ -90,7 +90,8 @@ async fn nothing_is_said_before_all_of_a_kind_is_known() -> Result<()> {
         let (plural, _) = kind.split_once('.').unwrap_or((kind, ""));
         let held = proxy.inject(Rule::path(&format!("/{plural}?")), Action::Hold);
         let mut manager = Manager::start(crowd.control_plane, discovery_only(proxy.kubeconfig(), &[]))?;
-        is_not_ready(&manager, &format!("not ready\nwaiting: the first list of {kind} has not come yet\n")).await?;
+        is_not_ready(&manager, &format!("not ready\nwaiting: the first list of {kind} has not completed yet\n"))
+            .await?;
         let discovery = manager.discovery().await?;
         for path in [crowd.path("web"), crowd.path("missing")] {
             let (code, text) = discovery.refusal(&path, "").await?;
