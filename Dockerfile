@@ -1,19 +1,20 @@
 # syntax=docker/dockerfile:1
 # docker build --tag linkerd-operator:dev .            (buildx with --platform linux/amd64,linux/arm64 for both)
 #
-# NOT TESTED: no machine that this was written on could run `docker build`, neither for amd64 nor for arm64. `make image` packs the same
-# binary without docker, and is what the tests run.
+# NOT TESTED: no development host could run `docker build`, neither for amd64 nor for arm64. The tests use `make image`,
+# which packs the same binary without docker.
 
 ARG RUST=1.95
 
-# Runs where it is built, and compiles for the platform that is wanted: nothing is emulated.
+# Runs on the build platform and cross-compiles for the target platform, without emulation.
 FROM --platform=$BUILDPLATFORM rust:${RUST}-bookworm AS build
 ARG TARGETARCH
-# The triple, with the compiler and linker for it, which are the machine's own or Debian's for the other architecture.
+# The target triple with its compiler and linker: the native ones, or Debian's cross compiler for the other
+# architecture.
 RUN case "$TARGETARCH" in \
         amd64) triple=x86_64 packages="gcc-x86-64-linux-gnu libc6-dev-amd64-cross" ;; \
         arm64) triple=aarch64 packages="gcc-aarch64-linux-gnu libc6-dev-arm64-cross" ;; \
-        *) echo "no architecture of ours: $TARGETARCH" >&2; exit 1 ;; \
+        *) echo "unsupported architecture: $TARGETARCH" >&2; exit 1 ;; \
     esac \
     && rustup target add "$triple-unknown-linux-gnu" \
     && echo "$triple" > /triple \
@@ -22,11 +23,12 @@ RUN case "$TARGETARCH" in \
     fi
 WORKDIR /source
 COPY . .
-# What --version and the metric linkerd_operator_build_info say.
+# The values for --version and the metric linkerd_operator_build_info.
 ARG LINKERD_OPERATOR_COMMIT
 ARG LINKERD_OPERATOR_BUILD_DATE
-# Static, for an image without a libc. With --target the flags are for the binary alone: procedural macros cannot be static. What
-# is compiled stays in the caches, so that a change of ours compiles none of our dependencies.
+# The binary is static, because the image has no libc. With --target the flags do not apply to procedural macros, which
+# cannot be static. The cache mounts keep compiled dependencies, so that a change of our sources does not recompile
+# them.
 RUN --mount=type=cache,target=/usr/local/cargo/registry,sharing=locked \
     --mount=type=cache,target=/source/target,id=linkerd-operator-$TARGETARCH,sharing=locked \
     triple="$(cat /triple)" target="$(cat /triple)-unknown-linux-gnu" \

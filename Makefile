@@ -6,14 +6,14 @@ MAKEFLAGS += --no-print-directory
 
 CARGO ?= cargo
 TARGET ?= $(or $(CARGO_TARGET_DIR),target)
-# Yours, or the one that the control plane is built with; looked for once.
+# The kubectl in PATH, else the one that the test control plane builds. Resolved once, at first use.
 ifndef KUBECTL
 KUBECTL = $(eval KUBECTL := $(shell command -v kubectl 2>/dev/null || $(CARGO) run --quiet --bin control-plane -- kubectl-path))$(KUBECTL)
 endif
 CRDS := $(filter-out %/kustomization.yaml,$(wildcard crd/linkerd/*.yaml))
 HOST = $(shell rustc --version --verbose 2>/dev/null | sed -n 's/^host: //p')
 MARK := app.kubernetes.io/managed-by=linkerd-operator
-# What is deployed, and where to: as config/default and config/control-plane have it.
+# The deployed image, and the namespaces as in config/default and config/control-plane.
 IMAGE ?= linkerd-operator:dev
 IMAGE_TAR := dist/linkerd-operator-image.tar
 NAMESPACE := linkerd-operator-system
@@ -23,40 +23,41 @@ WAIT ?= 120s
 KIND_CLUSTER ?= linkerd-operator
 CERT_MANAGER ?= v1.18.2
 CERT_MANAGER_URL = https://github.com/cert-manager/cert-manager/releases/download/$(CERT_MANAGER)/cert-manager.yaml
-# Prints what a phase took; the phases are recipes' lines, so this is a shell function.
+# Prints the duration of a phase. It is a shell function, because the phases are lines of recipes.
 PHASE = phase() { local name=$$1 begun=$$SECONDS; shift; echo "==> $$name"; "$$@"; echo "==> $$name took $$((SECONDS - begun)) s"; }
 
-# Of a recipe: one that restores what the installer of Linkerd wrote has a finalizer, which nobody but a running operator takes off.
+# Deletes all LinkerdConfigs. Those with deletionPolicy RestoreBase have a finalizer, which only a running operator
+# removes.
 define NO_CONFIGS
 defined=$$($(KUBECTL) get crd linkerdconfigs.config.linkerd.io --ignore-not-found -o name) || exit 1; \
 if [ -n "$$defined" ] && ! $(KUBECTL) delete linkerdconfigs.config.linkerd.io --all --timeout=$(WAIT); then \
-	echo "LinkerdConfigs are still there after $(WAIT), so nothing else was removed. With deletionPolicy RestoreBase they go once a" \
-		"running operator has put back what the installer of Linkerd wrote: kubectl get linkerdconfigs. To give that up:" \
+	echo "LinkerdConfigs still exist after $(WAIT), so nothing else was removed. A LinkerdConfig with deletionPolicy RestoreBase is" \
+		"deleted once a running operator has restored the base configuration: kubectl get linkerdconfigs. To skip the restore:" \
 		"kubectl patch linkerdconfig NAME --type=merge -p '{\"metadata\":{\"finalizers\":null}}'" >&2; \
 	exit 1; \
 fi
 endef
-NEEDS_KIND = command -v kind >/dev/null || { echo "kind is not installed: see https://kind.sigs.k8s.io, or use a cluster that you have:" \
-	"load the image onto its nodes, and make deploy" >&2; exit 1; }
+NEEDS_KIND = command -v kind >/dev/null || { echo "kind is not installed: see https://kind.sigs.k8s.io. To use another cluster, load the" \
+	"image onto its nodes and run make deploy" >&2; exit 1; }
 
-##@ See it work
+##@ Try it
 
 .PHONY: demo
-demo: build ## A virtual machine becomes an endpoint of a Service, one resource owns the proxy configuration, workloads are restarted for it: on a real control plane (KEEP=1 leaves it running)
+demo: build ## Demonstrate ExternalWorkload endpoints, proxy configuration and workload restarts on a real control plane (KEEP=1 leaves it running)
 	$(TARGET)/debug/demo $(if $(KEEP),--keep)
 
 .PHONY: control-plane
-control-plane: build ## A control plane to play with, in the foreground until Ctrl-C
+control-plane: build ## Run a Kubernetes control plane in the foreground until Ctrl-C
 	$(TARGET)/debug/control-plane run
 
 .PHONY: run
-run: ## The manager against the current kubeconfig
+run: ## Run the manager against the current kubeconfig
 	$(CARGO) run --bin linkerd-operator -- manager
 
-##@ Test it
+##@ Test
 
 .PHONY: check
-check: ## Format, lints, links of the documentation, unit and property tests: before every commit
+check: ## Check format, lints and documentation links, and run unit and property tests: before every commit
 	@$(PHASE); phase format $(CARGO) fmt --all --check; \
 	phase lints $(CARGO) clippy --workspace --all-targets --locked -- -D warnings; \
 	phase rustdoc env RUSTDOCFLAGS="-D rustdoc::broken_intra_doc_links" \
@@ -64,14 +65,14 @@ check: ## Format, lints, links of the documentation, unit and property tests: be
 	phase "unit tests" $(CARGO) test --locked --workspace --lib --bins
 
 .PHONY: test
-test: ## Everything that CI runs: check, then the end-to-end tests on a real control plane
+test: ## Run all tests of CI: check, then the end-to-end tests on a real control plane
 	@$(PHASE); phase check $(MAKE) check; \
 	phase build $(MAKE) build; \
 	phase "control plane" $(TARGET)/debug/control-plane build; \
 	phase "end-to-end tests" $(CARGO) test --locked --workspace --test e2e
 
 .PHONY: e2e-node
-e2e-node: build ## The image and the manifests on a real node, as root: kubelet and kube-proxy, Debian's containerd (make e2e-node-packages)
+e2e-node: build ## Test the image and the manifests on a real node, as root: kubelet, kube-proxy and Debian's containerd (make e2e-node-packages)
 	@$(PHASE); $(TARGET)/debug/node check; \
 	phase image $(MAKE) image; \
 	phase "control plane" $(TARGET)/debug/control-plane build; \
@@ -79,46 +80,48 @@ e2e-node: build ## The image and the manifests on a real node, as root: kubelet 
 	phase "a real node" $(TARGET)/debug/node $(IMAGE_TAR) $(IMAGE)
 
 .PHONY: node-binaries
-node-binaries: build ## The kubelet and kube-proxy, from the Go modules that the control plane is built from
+node-binaries: build ## Build the kubelet and kube-proxy from the same Go modules as the control plane
 	$(TARGET)/debug/control-plane build-node
 
 .PHONY: e2e-node-packages
-e2e-node-packages: ## What e2e-node needs of Debian's packages, installed with apt-get
+e2e-node-packages: ## Install the Debian packages that e2e-node needs, with apt-get
 	apt-get update
 	DEBIAN_FRONTEND=noninteractive apt-get install --yes --no-install-recommends \
 		containerd runc containernetworking-plugins nftables iproute2
 
-# Another server of the Destination API on this machine: SERVER=IP:PORT, PID= of its process for memory and CPU,
-# E2E_KUBECONFIG= of the cluster that it watches (without, one is started for it, and said where).
+# To measure another server of the Destination API on this host: SERVER=IP:PORT, PID= of its process to measure memory
+# and CPU, E2E_KUBECONFIG= of the cluster that it watches (by default a cluster is started, and its kubeconfig is
+# printed).
 .PHONY: bench
-bench: ## What it costs: figures of the controllers, of rollouts and of discovery, release build (BENCH="name …" runs some of them, SERVER=IP:PORT [PID=…] measures another server)
+bench: ## Benchmark the controllers, rollouts and discovery, release build (BENCH="name …" selects benchmarks, SERVER=IP:PORT [PID=…] measures another server)
 	$(CARGO) build --locked --release --workspace --bin linkerd-operator --bin bench --bin supervisor
 	$(TARGET)/release/bench $(if $(SERVER),--server $(SERVER)) $(if $(PID),--pid $(PID)) $(BENCH)
 
-# Minutes that the soak lasts.
+# Duration of the soak test in minutes.
 MINUTES ?= 5
 
 .PHONY: soak
-soak: ## Does it stay right and small: churn, reconnects, slow readers and faults for MINUTES=5, answers compared throughout, release build
+soak: ## Check answers and memory under churn, reconnects, slow readers and faults for MINUTES=5, release build
 	$(CARGO) build --locked --release --workspace --bin linkerd-operator --bin soak --bin supervisor
 	$(TARGET)/release/soak $(MINUTES)
 
 .PHONY: build
-build: ## The debug binaries of the operator and its tests
+build: ## Build the debug binaries of the operator and its tests
 	$(CARGO) build --locked --workspace --bins
 
-##@ Package it
+##@ Package
 
-# What the binary and the image say of themselves: nothing that the next build of this commit would say differently.
+# The version information of the binary and the image. It is the same in every build of one commit.
 STAMP = export LINKERD_OPERATOR_COMMIT="$$(git describe --always --abbrev=40 --exclude='*' --dirty)"; \
 	export SOURCE_DATE_EPOCH="$${SOURCE_DATE_EPOCH:-$$(git log -1 --format=%ct)}"; \
 	export LINKERD_OPERATOR_BUILD_DATE="$$(date -u -d "@$$SOURCE_DATE_EPOCH" +%Y-%m-%dT%H:%M:%SZ)"
 STATIC = $(TARGET)/$(HOST)/release/linkerd-operator
 
-# A static binary, because nothing else is in the image. The target is named, though it is the host's: else the flags would
-# go to proc macros too, which cannot be static. No path of this machine is in it, so that others get the same bytes.
+# The binary is static, because the image contains nothing else. --target is set even though it is the host's: otherwise
+# the flags would also apply to proc macros, which cannot be static. Host paths are remapped, so that builds are
+# reproducible.
 .PHONY: image
-image: ## The container image, without docker and registry: IMAGE=linkerd-operator:dev in dist/linkerd-operator-image.tar
+image: ## Build the container image without docker and registry: IMAGE=linkerd-operator:dev in dist/linkerd-operator-image.tar
 	@$(STAMP); \
 	RUSTFLAGS="-C target-feature=+crt-static --remap-path-prefix=$${CARGO_HOME:-$$HOME/.cargo}=cargo --remap-path-prefix=$(CURDIR)=." \
 	CARGO_PROFILE_RELEASE_DEBUG=false CARGO_PROFILE_RELEASE_STRIP=symbols \
@@ -126,15 +129,15 @@ image: ## The container image, without docker and registry: IMAGE=linkerd-operat
 	$(CARGO) build --quiet --locked --workspace --bin image; \
 	$(TARGET)/debug/image $(STATIC) $(IMAGE) $(IMAGE_TAR)
 
-##@ Install it
+##@ Install
 
 .PHONY: install
-install: ## The CRDs into the current cluster: ours, and Linkerd's where they are absent
+install: ## Install the CRDs into the current cluster: ours, and those of Linkerd's that are absent
 	@$(KUBECTL) apply --server-side -k crd
 	@$(KUBECTL) wait --for=condition=Established --timeout=60s -f crd/linkerdconfigs.yaml
 	@for crd in $(CRDS); do \
 		if $(KUBECTL) get -f "$$crd" >/dev/null 2>&1; then \
-			echo "$$crd: there already, left as it is"; \
+			echo "$$crd: already installed, left unchanged"; \
 		else \
 			$(KUBECTL) label --local -f "$$crd" $(MARK) -o yaml | $(KUBECTL) create -f -; \
 			$(KUBECTL) wait --for=condition=Established --timeout=60s -f "$$crd"; \
@@ -142,26 +145,26 @@ install: ## The CRDs into the current cluster: ours, and Linkerd's where they ar
 	done
 
 .PHONY: uninstall
-uninstall: ## All LinkerdConfigs, then those CRDs that `make install` made and nothing uses
+uninstall: ## Delete all LinkerdConfigs, then the unused CRDs that `make install` created
 	@$(NO_CONFIGS); \
 	crds=$$($(KUBECTL) get crd -l $(MARK) -o jsonpath='{.items[*].metadata.name}') || exit 1; \
 	for crd in $$crds; do \
 		objects=$$($(KUBECTL) get "$$crd" --all-namespaces -o name --request-timeout=30s) || exit 1; \
 		if [ -n "$$objects" ]; then \
-			echo "$$crd still has objects, left as it is: kubectl get $$crd --all-namespaces"; \
+			echo "$$crd still has objects, left unchanged: kubectl get $$crd --all-namespaces"; \
 		else \
 			$(KUBECTL) delete crd "$$crd"; \
 		fi; \
 	done
 
 .PHONY: deploy
-deploy: overlay ## The operator with the image IMAGE, and waits WAIT=120s until it is available
+deploy: overlay ## Deploy the operator with the image IMAGE, and wait up to WAIT=120s until it is available
 	@$(KUBECTL) apply --server-side --force-conflicts -k $(OVERLAY)
 	@if [ -n "$$($(KUBECTL) get namespace $(LINKERD) --ignore-not-found -o name)" ]; then \
 		$(KUBECTL) apply --server-side -k config/control-plane; \
 	else \
-		echo "There is no namespace $(LINKERD): what the operator may do in it was left out. It serves discovery;" \
-			"its controllers wait for the namespace and for: kubectl apply -k config/control-plane"; \
+		echo "Namespace $(LINKERD) does not exist, so the operator's permissions in it were not applied. The operator serves" \
+			"discovery; its controllers wait for the namespace and for: kubectl apply -k config/control-plane"; \
 	fi
 	@$(KUBECTL) -n $(NAMESPACE) rollout status deployment/linkerd-operator --timeout=$(WAIT) || { \
 		$(KUBECTL) -n $(NAMESPACE) get pods -o wide; \
@@ -170,21 +173,21 @@ deploy: overlay ## The operator with the image IMAGE, and waits WAIT=120s until 
 		exit 1; }
 
 .PHONY: undeploy
-undeploy: ## All LinkerdConfigs, then what `make deploy` made
+undeploy: ## Delete all LinkerdConfigs, then the objects that `make deploy` created
 	@$(NO_CONFIGS)
-# Its permissions go last, so that it can hand its Leases over.
+# The permissions are deleted last, so that the operator can release its Leases.
 	@$(KUBECTL) -n $(NAMESPACE) delete deployment linkerd-operator --ignore-not-found --cascade=foreground --timeout=$(WAIT)
 	@$(KUBECTL) delete -k config/control-plane --ignore-not-found --timeout=$(WAIT)
 	@$(KUBECTL) delete -k config/default --ignore-not-found --timeout=$(WAIT)
 
 .PHONY: build-installer
-build-installer: overlay ## All that `make deploy` applies as one file: dist/install.yaml
-	@{ echo "# kubectl apply --server-side -f install.yaml: linkerd-operator with the image $(IMAGE). What belongs into the namespace"; \
-		echo "# $(LINKERD) is refused where there is none, and can be applied again once there is."; \
+build-installer: overlay ## Write all objects that `make deploy` applies to one file: dist/install.yaml
+	@{ echo "# kubectl apply --server-side -f install.yaml: linkerd-operator with the image $(IMAGE). If namespace $(LINKERD)"; \
+		echo "# does not exist, the objects in it are rejected: apply this file again when it exists."; \
 		$(KUBECTL) kustomize $(OVERLAY); echo ---; $(KUBECTL) kustomize config/control-plane; } > dist/install.yaml
 	@echo dist/install.yaml
 
-# config/default with the image IMAGE, without changing a file that is under version control.
+# Generates an overlay of config/default with the image IMAGE, so that no versioned file changes.
 .PHONY: overlay
 overlay:
 	@mkdir -p $(OVERLAY)
@@ -192,65 +195,65 @@ overlay:
 		'    patch: |-' '      - {op: replace, path: /spec/template/spec/containers/0/image, value: "$(IMAGE)"}' \
 		> $(OVERLAY)/kustomization.yaml
 
-##@ Try it on a cluster of your own
+##@ Local cluster
 
 .PHONY: kind-cluster
-kind-cluster: ## A cluster of kind's, KIND_CLUSTER=linkerd-operator, unless it is there
+kind-cluster: ## Create the kind cluster KIND_CLUSTER=linkerd-operator, unless it exists
 	@$(NEEDS_KIND); \
 	if kind get clusters 2>/dev/null | grep -qx '$(KIND_CLUSTER)'; then \
-		echo "kind has the cluster $(KIND_CLUSTER) already"; \
+		echo "The kind cluster $(KIND_CLUSTER) already exists"; \
 	else \
 		kind create cluster --name '$(KIND_CLUSTER)' --wait 120s; \
 	fi
 
 .PHONY: kind-load
-kind-load: ## The image that `make image` made onto the nodes of kind's cluster
+kind-load: ## Load the image that `make image` built onto the nodes of the kind cluster
 	@$(NEEDS_KIND); \
-	[ -f '$(IMAGE_TAR)' ] || { echo "$(IMAGE_TAR) is not there: make image" >&2; exit 1; }; \
+	[ -f '$(IMAGE_TAR)' ] || { echo "$(IMAGE_TAR) does not exist: run make image" >&2; exit 1; }; \
 	kind get clusters 2>/dev/null | grep -qx '$(KIND_CLUSTER)' || { \
-		echo "kind has no cluster $(KIND_CLUSTER): make kind-cluster, or KIND_CLUSTER=<one of: kind get clusters>" >&2; exit 1; }; \
+		echo "The kind cluster $(KIND_CLUSTER) does not exist: run make kind-cluster, or set KIND_CLUSTER to one of: kind get clusters" >&2; exit 1; }; \
 	kind load image-archive '$(IMAGE_TAR)' --name '$(KIND_CLUSTER)'
 
 .PHONY: controller
-controller: ## image, kind-load, deploy
+controller: ## Run image, kind-load and deploy
 	@$(MAKE) image
 	@$(MAKE) kind-load
 	@$(MAKE) deploy
 
 .PHONY: cert-manager
-cert-manager: ## cert-manager CERT_MANAGER=v1.18.2, for clusters that want it; the operator does not need it yet (from the internet)
+cert-manager: ## Install cert-manager CERT_MANAGER=v1.18.2 from the internet; the operator does not need it yet
 	@mkdir -p dist
 	@curl --fail --silent --show-error --location --max-time 120 --output dist/cert-manager.yaml '$(CERT_MANAGER_URL)' || { \
-		echo "This needs the internet, and curl: $(CERT_MANAGER_URL) could not be had." \
-			"Or bring the file by other means and: kubectl apply -f cert-manager.yaml" >&2; exit 1; }
+		echo "Could not download $(CERT_MANAGER_URL): this needs the internet and curl." \
+			"Alternatively, get the file by other means and run: kubectl apply -f cert-manager.yaml" >&2; exit 1; }
 	@$(KUBECTL) apply --server-side -f dist/cert-manager.yaml
 	@$(KUBECTL) -n cert-manager wait --for=condition=Available --timeout=$(WAIT) deployment --all
 
 .PHONY: emojivoto
-emojivoto: ## An app whose Deployments opted in to restarts (its nodes pull the images)
+emojivoto: ## Deploy an app whose Deployments opted in to restarts (the nodes pull its images from the internet)
 	@$(KUBECTL) apply -f config/samples/emojivoto.yaml
 	@$(KUBECTL) -n emojivoto wait --for=condition=Available --timeout=$(WAIT) deployment --all || { \
 		echo "Not available within $(WAIT): the nodes pull the images from the internet. kubectl -n emojivoto get pods" >&2; exit 1; }
 
 .PHONY: clean
-clean: ## Removes what was built here (what Kubernetes was built from stays in ~/.cache/linkerd-operator)
+clean: ## Remove the build outputs (the Kubernetes sources stay in ~/.cache/linkerd-operator)
 	$(CARGO) clean
 	rm -rf dist
 
 ##@ Supply chain
 
 .PHONY: advisories
-advisories: ## Known vulnerabilities, licences and sources of all dependencies: .deny.toml (needs cargo-deny and the internet)
+advisories: ## Check all dependencies for known vulnerabilities, licenses and sources: .deny.toml (needs cargo-deny and the internet)
 	@command -v cargo-deny >/dev/null || { echo "cargo-deny is missing: cargo install --locked cargo-deny" >&2; exit 1; }
 	@$(CARGO) deny --version
 	@$(CARGO) deny --locked check bans licenses sources
 	@$(CARGO) deny --locked check advisories || { \
-		echo "Above is what was found; or, where the advisory database could not be fetched, nothing was checked: that needs the internet." >&2; \
+		echo "The findings are above. If the advisory database could not be fetched, nothing was checked: this needs the internet." >&2; \
 		exit 1; \
 	}
 
 .PHONY: sbom
-sbom: ## What the operator is made of, as CycloneDX in target/sbom (needs cargo-cyclonedx)
+sbom: ## Write a CycloneDX SBOM of the operator to target/sbom (needs cargo-cyclonedx)
 	@command -v cargo-cyclonedx >/dev/null || { echo "cargo-cyclonedx is missing: cargo install --locked cargo-cyclonedx" >&2; exit 1; }
 	@$(CARGO) cyclonedx --format json --target all
 	@mkdir -p $(TARGET)/sbom
@@ -261,5 +264,5 @@ sbom: ## What the operator is made of, as CycloneDX in target/sbom (needs cargo-
 ##@ Help
 
 .PHONY: help
-help: ## This list
+help: ## Print this list
 	@awk 'BEGIN {FS = ":.*## "} /^##@ / {printf "\n%s\n", substr($$0, 5)} /^[a-z0-9-]+:.*## / {printf "  make %-15s %s\n", $$1, $$2}' $(MAKEFILE_LIST)

@@ -120,12 +120,12 @@ async fn deploying_and_undeploying_leaves_linkerd_as_it_was() -> Result<()> {
     let version = "jsonpath={.metadata.uid} {.metadata.resourceVersion}";
     let linkerds_definition = ["get", "crd", "servers.policy.linkerd.io", "-o", version];
     let said = cluster.makes(&["install"]).await?;
-    ensure!(said.contains("servers.yaml: there already, left as it is"), "{said}");
+    ensure!(said.contains("servers.yaml: already installed, left unchanged"), "{said}");
     let before = control_plane.kubectl(&linkerds_definition).await?;
 
     // Where there is no Linkerd.
     let said = cluster.makes(&["deploy", "WAIT=90s"]).await?;
-    ensure!(said.contains("There is no namespace linkerd") && said.contains("successfully rolled out"), "{said}");
+    ensure!(said.contains("Namespace linkerd does not exist") && said.contains("successfully rolled out"), "{said}");
     cluster.makes(&["undeploy", "WAIT=90s"]).await?;
     cluster.has_no_operator().await?;
 
@@ -142,7 +142,7 @@ async fn deploying_and_undeploying_leaves_linkerd_as_it_was() -> Result<()> {
     .await?;
     let linkerd = cluster.in_linkerd().await?;
     let said = cluster.makes(&["deploy", "WAIT=90s"]).await?;
-    ensure!(!said.contains("There is no namespace") && said.contains("successfully rolled out"), "{said}");
+    ensure!(!said.contains("Namespace linkerd does not exist") && said.contains("successfully rolled out"), "{said}");
     let roles = cluster
         .names(&["roles,rolebindings", "-n", "linkerd", "-l", "app.kubernetes.io/name=linkerd-operator"])
         .await?;
@@ -158,7 +158,7 @@ async fn deploying_and_undeploying_leaves_linkerd_as_it_was() -> Result<()> {
     cluster.declare(RESTORING, &["config.linkerd.io/restore-base"]).await?;
     for target in ["undeploy", "uninstall"] {
         let (success, said) = cluster.make(&[target, "WAIT=3s"]).await?;
-        ensure!(!success && said.contains("LinkerdConfigs are still there after 3s"), "{said}");
+        ensure!(!success && said.contains("LinkerdConfigs still exist after 3s"), "{said}");
         ensure!(said.contains("\"finalizers\":null"), "{said}");
     }
     assert_eq!(cluster.names(&["linkerdconfigs"]).await?, [format!("linkerdconfig.config.linkerd.io/{RESTORING}")]);
@@ -194,7 +194,7 @@ async fn what_is_missing_is_said() -> Result<()> {
     ensure!(!success && said.contains("Does the cluster have the image example.com/operator:1?"), "{said}");
     let nowhere = "CERT_MANAGER_URL=http://127.0.0.1:9/cert-manager.yaml";
     let (success, said) = cluster.make(&["cert-manager", nowhere]).await?;
-    ensure!(!success && said.contains("This needs the internet"), "{said}");
+    ensure!(!success && said.contains("this needs the internet"), "{said}");
     let (success, said) = cluster.make(&["emojivoto", "WAIT=1s"]).await?;
     ensure!(!success && said.contains("the nodes pull the images"), "{said}");
     let opted_in = cluster.names(&["deployments", "-n", "emojivoto", "-l", "config.linkerd.io/reconcile=auto"]).await?;
