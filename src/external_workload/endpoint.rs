@@ -152,7 +152,7 @@ fn describe_unmatched(ports: &[&ServicePort]) -> String {
             TargetPort::Name(name) => format!("{name:?}/{}", port.protocol),
         })
         .collect();
-    format!("spec.ports has no {}, which the Service targets; it is published without this port", targets.join(", "))
+    format!("spec.ports has no {}, which the Service targets; missing ports are not published", targets.join(", "))
 }
 
 /// Whether the name is an RFC 1123 label, as the `hostname` of an endpoint must be. Workload names may be longer and
