@@ -1,4 +1,4 @@
-//! What `make` does to a cluster, and what it leaves alone there.
+//! The targets of `make` that change a cluster, and what they must not change.
 
 use std::{collections::BTreeMap, path::PathBuf, process::Stdio, time::Duration};
 
@@ -8,17 +8,17 @@ use serde_json::{Value, json};
 use tokio::{process::Command, time::timeout};
 
 const DEADLINE: Duration = Duration::from_secs(180);
-/// One that the operator would have to take a finalizer off.
+/// The name of a LinkerdConfig with a finalizer that the operator would have to remove.
 const RESTORING: &str = "restoring";
 
 struct Cluster {
     control_plane: ControlPlane,
-    /// Where make writes down what it deploys: of each its own.
+    /// The folder into which make writes the deployed kustomization; each test has a separate one.
     overlay: &'static str,
 }
 
 impl Cluster {
-    /// One whose nodes take Pods for running whatever their image.
+    /// Starts a cluster whose nodes report every Pod as running, whatever its image.
     async fn start() -> Result<Self> {
         let control_plane = ControlPlane::start(Options::full()).await?;
         for node in ["node-a", "node-b"] {
@@ -27,13 +27,13 @@ impl Cluster {
         Ok(Self { control_plane, overlay: "dist/test-deploy" })
     }
 
-    /// Runs make; whether it succeeded, and what it said.
+    /// Runs make. Returns whether it succeeded, and its output.
     async fn make(&self, args: &[&str]) -> Result<(bool, String)> {
         let mut command = Command::new("make");
         command.current_dir(PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("..")).args(args);
         command.arg(format!("KUBECTL={}", self.control_plane.kubectl_path()?.display()));
         command.arg(format!("OVERLAY={}", self.overlay));
-        // Those of a make that runs the tests are not for this one.
+        // If make runs the tests, its variables must not apply to this run.
         for variable in ["MAKEFLAGS", "MFLAGS", "MAKELEVEL", "MAKEOVERRIDES"] {
             command.env_remove(variable);
         }
@@ -50,7 +50,7 @@ impl Cluster {
         Ok(text)
     }
 
-    /// Everything in the namespace `linkerd`, with what a change changes; Events come and go.
+    /// The UID and resourceVersion of each object in the namespace `linkerd`, except Events.
     async fn in_linkerd(&self) -> Result<BTreeMap<String, String>> {
         let kinds =
             self.control_plane.kubectl(&["api-resources", "--namespaced", "--verbs=list", "-o", "name"]).await?;
@@ -78,17 +78,17 @@ impl Cluster {
         self.control_plane.apply(&[config]).await
     }
 
-    /// Nothing of the operator's is left in the cluster.
+    /// Checks that no object of the operator is left in the cluster.
     async fn has_no_operator(&self) -> Result<()> {
-        let of_it = "app.kubernetes.io/part-of=linkerd-operator";
+        let label = "app.kubernetes.io/part-of=linkerd-operator";
         let kinds = "namespaces,clusterroles,clusterrolebindings,roles,rolebindings,deployments,services";
-        let left = self.names(&[kinds, "--all-namespaces", "-l", of_it]).await?;
+        let left = self.names(&[kinds, "--all-namespaces", "-l", label]).await?;
         ensure!(left.is_empty(), "{left:?}");
         Ok(())
     }
 }
 
-/// What a Linkerd leaves, as far as somebody might want to delete it.
+/// Objects of a Linkerd installation that a faulty target could delete.
 fn linkerds() -> Vec<Value> {
     let object = |version: &str, kind: &str, name: &str, rest: Value| {
         let labels = json!({"linkerd.io/control-plane-ns": "linkerd"});
@@ -111,10 +111,10 @@ fn linkerds() -> Vec<Value> {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn deploying_and_undeploying_leaves_linkerd_as_it_was() -> Result<()> {
+async fn deploy_and_undeploy_do_not_change_linkerd() -> Result<()> {
     let cluster = Cluster::start().await?;
     let control_plane = &cluster.control_plane;
-    // Linkerd's chart brought one of its definitions.
+    // Linkerd's chart has already installed one of the CRDs.
     let servers = format!("{}/../crd/linkerd/servers.yaml", env!("CARGO_MANIFEST_DIR"));
     control_plane.kubectl(&["create", "-f", &servers]).await?;
     let version = "jsonpath={.metadata.uid} {.metadata.resourceVersion}";
@@ -123,7 +123,7 @@ async fn deploying_and_undeploying_leaves_linkerd_as_it_was() -> Result<()> {
     ensure!(said.contains("servers.yaml: already installed, left unchanged"), "{said}");
     let before = control_plane.kubectl(&linkerds_definition).await?;
 
-    // Where there is no Linkerd.
+    // Linkerd is not installed.
     let said = cluster.makes(&["deploy", "WAIT=90s"]).await?;
     ensure!(said.contains("Namespace linkerd does not exist") && said.contains("successfully rolled out"), "{said}");
     cluster.makes(&["undeploy", "WAIT=90s"]).await?;
@@ -131,11 +131,11 @@ async fn deploying_and_undeploying_leaves_linkerd_as_it_was() -> Result<()> {
 
     control_plane.kubectl(&["create", "namespace", "linkerd"]).await?;
     control_plane.apply(&linkerds()).await?;
-    eventually(SOON, "what every namespace gets", async || {
-        let known = cluster.in_linkerd().await?;
+    eventually(SOON, "the objects that every namespace gets", async || {
+        let objects = cluster.in_linkerd().await?;
         ensure!(
-            known.contains_key("ServiceAccount/default") && known.contains_key("ConfigMap/kube-root-ca.crt"),
-            "{known:?}"
+            objects.contains_key("ServiceAccount/default") && objects.contains_key("ConfigMap/kube-root-ca.crt"),
+            "{objects:?}"
         );
         Ok(())
     })
@@ -150,10 +150,10 @@ async fn deploying_and_undeploying_leaves_linkerd_as_it_was() -> Result<()> {
     let pods =
         cluster.names(&["pods", "-n", "linkerd-operator-system", "--field-selector=status.phase=Running"]).await?;
     assert_eq!(pods.len(), 2, "{pods:?}");
-    // As an upgrade without a change.
+    // An upgrade without a change.
     cluster.makes(&["deploy", "WAIT=90s"]).await?;
 
-    // The nodes do not really run it, so nobody takes the finalizer off.
+    // The operator does not really run, so the finalizer is not removed.
     cluster.declare("plain", &[]).await?;
     cluster.declare(RESTORING, &["config.linkerd.io/restore-base"]).await?;
     for target in ["undeploy", "uninstall"] {
@@ -163,31 +163,30 @@ async fn deploying_and_undeploying_leaves_linkerd_as_it_was() -> Result<()> {
     }
     assert_eq!(cluster.names(&["linkerdconfigs"]).await?, [format!("linkerdconfig.config.linkerd.io/{RESTORING}")]);
     assert_eq!(cluster.names(&["deployments", "-n", "linkerd-operator-system"]).await?.len(), 1);
-    let free = r#"{"metadata":{"finalizers":null}}"#;
-    control_plane.kubectl(&["patch", "linkerdconfig", RESTORING, "--type=merge", "-p", free]).await?;
+    let no_finalizers = r#"{"metadata":{"finalizers":null}}"#;
+    control_plane.kubectl(&["patch", "linkerdconfig", RESTORING, "--type=merge", "-p", no_finalizers]).await?;
     cluster.makes(&["undeploy", "WAIT=90s"]).await?;
     cluster.has_no_operator().await?;
     assert_eq!(cluster.in_linkerd().await?, linkerd);
 
-    // A machine still uses one of the definitions.
-    let machine = json!({
+    // An ExternalWorkload still uses one of the CRDs.
+    let workload = json!({
         "apiVersion": "workload.linkerd.io/v1beta1", "kind": "ExternalWorkload",
         "metadata": {"name": "vm", "namespace": "default"},
         "spec": {"meshTLS": {"identity": "spiffe://a/vm", "serverName": "vm.example"}, "workloadIPs": [{"ip": "192.0.2.1"}]},
     });
-    control_plane.apply(&[machine]).await?;
+    control_plane.apply(&[workload]).await?;
     let said = cluster.makes(&["uninstall"]).await?;
     ensure!(said.contains("externalworkloads.workload.linkerd.io still has objects"), "{said}");
     let left = cluster.names(&["crd"]).await?;
     let crd = |name: &str| format!("customresourcedefinition.apiextensions.k8s.io/{name}");
     assert_eq!(left, [crd("externalworkloads.workload.linkerd.io"), crd("servers.policy.linkerd.io")]);
-    assert_eq!(control_plane.kubectl(&linkerds_definition).await?, before, "Linkerd's own");
+    assert_eq!(control_plane.kubectl(&linkerds_definition).await?, before, "Linkerd's CRD must not change");
     Ok(())
 }
 
-/// The targets that need what is not everywhere say so.
 #[tokio::test(flavor = "multi_thread")]
-async fn what_is_missing_is_said() -> Result<()> {
+async fn targets_name_a_missing_prerequisite() -> Result<()> {
     let control_plane = ControlPlane::start(Options::default()).await?;
     let cluster = Cluster { control_plane, overlay: "dist/test-missing" };
     let (success, said) = cluster.make(&["deploy", "WAIT=1s", "IMAGE=example.com/operator:1"]).await?;

@@ -1,5 +1,5 @@
-//! The manifests as they are shipped: what is in them, what an API server makes of them, what each permission is for, and what
-//! `make` does with them.
+//! The shipped manifests: their content, their validation by an API server, the reason for each permission, and the
+//! targets of `make` that apply them.
 
 mod make;
 mod probe;
@@ -12,9 +12,9 @@ use e2e::{
 };
 use serde_json::{Value, json};
 
-/// What `make deploy` applies.
+/// The folders that `make deploy` applies.
 const FOLDERS: [&str; 2] = ["config/default", "config/control-plane"];
-/// What else is there to be applied.
+/// The optional folders.
 const OPTIONAL: [&str; 2] = ["config/prometheus", "config/network-policy"];
 
 async fn shipped(folders: &[&str]) -> Result<Vec<Value>> {
@@ -38,7 +38,7 @@ fn of_kind<'a>(objects: &'a [Value], kind: &str) -> Vec<&'a Value> {
 }
 
 #[tokio::test]
-async fn nothing_of_ours_is_in_linkerds_namespace_but_roles_and_nothing_looks_like_linkerds() -> Result<()> {
+async fn only_roles_are_in_linkerds_namespace_and_no_object_has_linkerds_labels() -> Result<()> {
     for object in shipped(&[FOLDERS.as_slice(), &OPTIONAL].concat()).await? {
         let (id, metadata) = (id(&object), &object["metadata"]);
         match metadata["namespace"].as_str() {
@@ -50,7 +50,7 @@ async fn nothing_of_ours_is_in_linkerds_namespace_but_roles_and_nothing_looks_li
                 ensure!(id.starts_with("ClusterRole") || global.contains(&&*id), "{id} is in no namespace");
             }
         }
-        // `linkerd prune` lists, and `linkerd check` looks at, what has labels of these.
+        // `linkerd prune` lists objects with these labels, and `linkerd check` examines them.
         for labels in [&metadata["labels"], &object["spec"]["template"]["metadata"]["labels"]] {
             let linkerds: Vec<_> = labels
                 .as_object()
@@ -68,7 +68,7 @@ async fn nothing_of_ours_is_in_linkerds_namespace_but_roles_and_nothing_looks_li
 }
 
 #[tokio::test]
-async fn each_role_is_bound_to_the_operator_once_and_those_for_people_to_nobody() -> Result<()> {
+async fn each_role_is_bound_to_the_operator_once_and_the_roles_for_users_are_not_bound() -> Result<()> {
     let objects = shipped(&FOLDERS).await?;
     let subject = json!([{"kind": "ServiceAccount", "name": OPERATOR_ACCOUNT, "namespace": OPERATOR_NAMESPACE}]);
     for kind in ["Role", "ClusterRole"] {
@@ -84,13 +84,13 @@ async fn each_role_is_bound_to_the_operator_once_and_those_for_people_to_nobody(
             ensure!(roles.iter().filter(bound).count() == 1, "{} binds no role that is shipped", id(binding));
         }
         for role in roles {
-            let name = role["metadata"]["name"].as_str().context("a name")?;
-            let here = |binding: &&&Value| {
+            let name = role["metadata"]["name"].as_str().context("no name")?;
+            let binds = |binding: &&&Value| {
                 is_named(binding, name) && binding["metadata"]["namespace"] == role["metadata"]["namespace"]
             };
-            let is_for_people = name.contains("-linkerdconfig-");
-            let count = bindings.iter().filter(here).count();
-            ensure!(count == usize::from(!is_for_people), "{} is bound {count} times", id(role));
+            let is_for_users = name.contains("-linkerdconfig-");
+            let count = bindings.iter().filter(binds).count();
+            ensure!(count == usize::from(!is_for_users), "{} is bound {count} times", id(role));
             let labels = role["metadata"]["labels"].to_string();
             ensure!(!labels.contains("aggregate") && role.get("aggregationRule").is_none(), "{}: {labels}", id(role));
         }
@@ -101,7 +101,7 @@ async fn each_role_is_bound_to_the_operator_once_and_those_for_people_to_nobody(
 #[tokio::test]
 async fn probes_and_services_name_ports_that_the_manager_listens_on() -> Result<()> {
     let objects = shipped(&[FOLDERS.as_slice(), &OPTIONAL].concat()).await?;
-    let [deployment] = of_kind(&objects, "Deployment")[..] else { anyhow::bail!("not one Deployment") };
+    let [deployment] = of_kind(&objects, "Deployment")[..] else { anyhow::bail!("expected one Deployment") };
     let pod = &deployment["spec"]["template"];
     let container = &pod["spec"]["containers"][0];
     assert_eq!(
@@ -128,11 +128,11 @@ async fn probes_and_services_name_ports_that_the_manager_listens_on() -> Result<
     Ok(())
 }
 
-/// Every field known, every value valid, no warning; and the Pods pass where only `restricted` ones may.
+/// Every field is known, every value is valid, and the Pods pass the Pod Security Standard `restricted`.
 #[tokio::test]
-async fn an_api_server_takes_everything_without_a_warning_and_its_pods_as_restricted() -> Result<()> {
+async fn an_api_server_accepts_the_manifests_without_a_warning_and_the_pods_as_restricted() -> Result<()> {
     let control_plane = ControlPlane::start(Options::default()).await?;
-    // Nothing can be tried in a namespace that is not there.
+    // Dry runs fail in a namespace that does not exist.
     let namespace = control_plane.shipped("config/manager").await?;
     control_plane.apply(&of_kind(&namespace, "Namespace").into_iter().cloned().collect::<Vec<_>>()).await?;
     control_plane.kubectl(&["create", "namespace", "linkerd"]).await?;
@@ -158,7 +158,7 @@ async fn an_api_server_takes_everything_without_a_warning_and_its_pods_as_restri
         control_plane.kubectl(&["create", "--dry-run=server", "--warnings-as-errors", "-f", &file]).await
     };
     create(pod).await?;
-    // That it is restricted is seen by what is refused.
+    // Pods that are not restricted are rejected, so the standard is enforced.
     for (part, field) in [("pod", "runAsNonRoot"), ("pod", "seccompProfile"), ("container", "capabilities")] {
         let mut lax = pod.clone();
         let context = match part {
@@ -166,7 +166,7 @@ async fn an_api_server_takes_everything_without_a_warning_and_its_pods_as_restri
             _ => &mut lax["spec"]["containers"][0]["securityContext"],
         };
         ensure!(context.as_object_mut().context("a securityContext")?.remove(field).is_some(), "no {field}");
-        let refusal = create(&lax).await.err().with_context(|| format!("without {field} it was taken"))?;
+        let refusal = create(&lax).await.err().with_context(|| format!("the Pod was accepted without {field}"))?;
         ensure!(format!("{refusal:#}").contains("violates PodSecurity \"restricted"), "{refusal:#}");
     }
     Ok(())

@@ -1,4 +1,4 @@
-//! One request for each permission, as the manager sends it; what it would write is not written.
+//! One request for each permission, as the manager sends it. Writes are dry runs.
 
 use anyhow::{Context, Result};
 use http::{Method, Request};
@@ -9,9 +9,9 @@ use serde_json::{Value, json};
 
 use super::rules::Permission;
 
-/// Of the objects that are asked for where a permission is for all namespaces.
+/// The namespace of the requested objects where a permission is for all namespaces.
 pub(super) const NAMESPACE: &str = "probe";
-/// The name of an object that is asked for, where a permission names none.
+/// The name of the requested object where a permission names none.
 const OBJECT: &str = "probe";
 
 pub(super) struct Probe {
@@ -27,7 +27,7 @@ impl Probe {
         Self { method: Method::GET, path: path.to_owned(), body: None }
     }
 
-    /// What needs the permission, in the namespace of the role if it has one.
+    /// Returns a request that needs the permission, in the namespace of the role if it has one.
     pub(super) async fn of(permission: &Permission, namespace: Option<&str>, admin: &Client) -> Result<Self> {
         let Permission { resource, group, name, verb } = permission;
         if resource == "services/finalizers" {
@@ -61,7 +61,7 @@ impl Probe {
         Ok(Self { method, path, body })
     }
 
-    /// A slice that blocks the deletion of its Service.
+    /// Returns a request to create a slice that blocks the deletion of its Service.
     async fn owned_slice(admin: &Client) -> Result<Self> {
         let read =
             async |path: &str| -> Result<Value> { Ok(admin.request(Request::get(path).body(Vec::new())?).await?) };
@@ -75,7 +75,8 @@ impl Probe {
         Ok(Self { method: Method::POST, path: format!("{all}?dryRun=All"), body: Some(slice) })
     }
 
-    /// The status, and what it is about unless it is a success: of a watch the rest is not waited for.
+    /// Sends the request. Returns the status, and for an error the request and the response. The body of a success is
+    /// not read, because that of a watch does not end.
     pub(super) async fn send(&self, client: &Client) -> Result<(StatusCode, String)> {
         let request = Request::builder().method(&self.method).uri(&self.path);
         let kind = if self.method == Method::PATCH { "application/merge-patch+json" } else { "application/json" };
@@ -85,7 +86,7 @@ impl Probe {
         if status.is_success() {
             return Ok((status, String::new()));
         }
-        let text = response.into_body().collect().await.context("the answer's body")?.to_bytes();
+        let text = response.into_body().collect().await.context("reading the body of the response")?.to_bytes();
         Ok((status, format!("{} {}: {}", self.method, self.path, String::from_utf8_lossy(&text))))
     }
 }
@@ -109,14 +110,14 @@ fn collection(group: &str, plural: &str, namespace: Option<&str>) -> String {
     }
 }
 
-/// To be created beside it.
+/// Returns an object that can be created next to this one.
 fn another(mut object: Value) -> Value {
     let namespace = object["metadata"]["namespace"].take();
     object["metadata"] = json!({"name": "another", "namespace": namespace});
     object
 }
 
-/// What the probes ask for.
+/// The objects that the probes request.
 pub(super) fn objects() -> Vec<Value> {
     let object = |version: &str, kind: &str, namespace: Option<&str>, name: &str, rest: Value| {
         let mut object = json!({"apiVersion": version, "kind": kind, "metadata": {"name": name}});

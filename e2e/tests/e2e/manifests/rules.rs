@@ -1,7 +1,7 @@
-//! Every permission that the manifests grant: what it is for, and that it is needed for that.
+//! Every permission that the manifests grant, and the reason for it.
 //!
-//! Always: the table and the shipped roles say the same. Of each role each permission is probed with a request as the manager sends
-//! it, which passes with the role as shipped and is denied without that one permission.
+//! The table and the shipped roles must be equal. Each permission is probed with a request as the manager sends it,
+//! which is allowed with the shipped role and denied without that permission.
 
 use std::collections::BTreeSet;
 
@@ -20,91 +20,96 @@ use super::{
     probe::{self, NAMESPACE},
 };
 
-/// A resource as RBAC spells it, the name of the only object if there is one, verbs, what for.
+/// A resource as RBAC spells it, the name of the object if the rule names one, the verbs, and the reason.
 type Line = (&'static str, &'static str, &'static str, &'static str);
 
-/// A role's kind and name, then what it grants.
+/// The kind and name of a role, and its permissions.
 const TABLE: &[(&str, &[Line])] = &[
     (
         "ClusterRole/linkerd-operator-destination",
         &[
-            ("pods", "", "list watch", "what endpoints and addresses are: identity, ports, node, owner"),
+            ("pods", "", "list watch", "identity, ports, node and owner of endpoints and addresses"),
             ("services", "", "list watch", "the targets of Get and GetProfile"),
             ("nodes", "", "list watch", "the zones of clients"),
             ("endpointslices.discovery.k8s.io", "", "list watch", "the endpoints of Services"),
             ("replicasets.apps", "", "list watch", "the Deployment that a Pod belongs to, for its labels"),
             ("jobs.batch", "", "list watch", "the CronJob that a Pod belongs to, for its labels"),
-            ("servers.policy.linkerd.io", "", "list watch", "ports that are opaque"),
-            ("externalworkloads.workload.linkerd.io", "", "list watch", "machines behind endpoints"),
-            ("serviceprofiles.linkerd.io", "", "list watch", "routes and budgets of profiles"),
+            ("servers.policy.linkerd.io", "", "list watch", "opaque ports"),
+            ("externalworkloads.workload.linkerd.io", "", "list watch", "workloads behind endpoints"),
+            ("serviceprofiles.linkerd.io", "", "list watch", "routes and retry budgets of profiles"),
         ],
     ),
     (
         "ClusterRole/linkerd-operator-external-workload",
         &[
-            ("services", "", "list watch", "which machines are endpoints of what"),
+            ("services", "", "list watch", "the selectors of workloads, and the ports"),
             (
                 "services/finalizers",
                 "",
                 "update",
-                "slices that block the deletion of their Service, under OpenShift's admission",
+                "slices that block the deletion of their Service, with OpenShift's admission plugin",
             ),
-            ("externalworkloads.workload.linkerd.io", "", "list watch", "the machines"),
+            ("externalworkloads.workload.linkerd.io", "", "list watch", "the workloads"),
             (
                 "endpointslices.discovery.k8s.io",
                 "",
                 "list watch",
-                "what is written so far, by Linkerd's controller too",
+                "the existing slices, also those of Linkerd's controller",
             ),
-            ("endpointslices.discovery.k8s.io", "", "create update delete", "the slices of machines"),
-            ("endpointslices.discovery.k8s.io", "", "get", "one that is there already when it is to be created"),
+            ("endpointslices.discovery.k8s.io", "", "create update delete", "the slices of workloads"),
+            ("endpointslices.discovery.k8s.io", "", "get", "a slice whose creation fails because it exists"),
         ],
     ),
     (
         "ClusterRole/linkerd-operator-linkerd-config",
         &[
-            ("linkerdconfigs.config.linkerd.io", "", "list watch", "what is declared"),
-            ("linkerdconfigs.config.linkerd.io", "", "get patch", "the finalizer of those that restore the base"),
+            ("linkerdconfigs.config.linkerd.io", "", "list watch", "the declared configuration"),
+            ("linkerdconfigs.config.linkerd.io", "", "get patch", "the finalizer of resources that restore the base"),
             ("linkerdconfigs.config.linkerd.io/status", "", "update", "the status"),
             ("endpointslices.discovery.k8s.io", "", "list watch", "the replicas of the proxy-injector"),
             (
                 "mutatingwebhookconfigurations.admissionregistration.k8s.io",
                 "linkerd-proxy-injector-webhook-config",
                 "get",
-                "how injectors are called, and by whom their certificates are signed",
+                "how the injectors are called, and the CA of their certificates",
             ),
         ],
     ),
     (
         "ClusterRole/linkerd-operator-rollout",
         &[
-            ("pods", "", "list watch", "which proxies are out of date"),
-            ("namespaces", "", "list watch", "who opted in, and where injection works"),
+            ("pods", "", "list watch", "the configuration of their proxies"),
+            ("namespaces", "", "list watch", "opt-in, and whether injection works"),
             ("replicasets.apps", "", "list watch", "the Deployment that a Pod belongs to"),
-            ("jobs.batch", "", "list watch", "that a Pod belongs to a Job, and is left alone"),
-            ("deployments.apps", "", "list watch patch", "whether it is well; its restart"),
-            ("statefulsets.apps", "", "list watch patch", "whether it is well; its restart"),
-            ("daemonsets.apps", "", "list watch patch", "whether it is well; its restart"),
-            ("poddisruptionbudgets.policy", "", "list watch", "whether a restart would break a budget"),
+            ("jobs.batch", "", "list watch", "Pods of Jobs, which are not restarted"),
+            ("deployments.apps", "", "list watch patch", "its health, and its restart"),
+            ("statefulsets.apps", "", "list watch patch", "its health, and its restart"),
+            ("daemonsets.apps", "", "list watch patch", "its health, and its restart"),
+            ("poddisruptionbudgets.policy", "", "list watch", "whether a restart would violate a budget"),
             ("pods/eviction", "", "create", "rollout.method: Evict"),
         ],
     ),
     (
         "ClusterRole/linkerd-operator-events",
-        &[("events.events.k8s.io", "", "create patch", "what is told, and how often it came again")],
+        &[("events.events.k8s.io", "", "create patch", "writing Events, and their repetitions")],
     ),
     (
         "Role/linkerd-operator-leader-election",
         &[
             ("leases.coordination.k8s.io", "", "create", "the first election of the operator's own Lease"),
-            ("leases.coordination.k8s.io", "linkerd-operator", "get update", "its elections"),
+            ("leases.coordination.k8s.io", "linkerd-operator", "get update", "leader election"),
         ],
     ),
     (
         "Role/linkerd-operator-external-workload",
         &[
-            ("leases.coordination.k8s.io", "", "create", "the first election where Linkerd's controller never ran"),
-            ("leases.coordination.k8s.io", "linkerd-destination-endpoint-write", "get update", "taking turns with it"),
+            ("leases.coordination.k8s.io", "", "create", "the first election where Linkerd's controller has never run"),
+            (
+                "leases.coordination.k8s.io",
+                "linkerd-destination-endpoint-write",
+                "get update",
+                "leader election shared with Linkerd's controller",
+            ),
         ],
     ),
     (
@@ -112,36 +117,41 @@ const TABLE: &[(&str, &[Line])] = &[
         &[
             ("configmaps", "", "list watch", "the document, and the trust anchors"),
             ("configmaps", "linkerd-config", "get patch", "writing the document, and restoring it"),
-            ("controllerrevisions.apps", "", "list create delete", "what the installer of Linkerd wrote, kept"),
+            ("controllerrevisions.apps", "", "list create delete", "the saved documents of Linkerd's installer"),
             ("pods", "", "patch", "injectorSync.nudge"),
             ("deployments.apps", "linkerd-proxy-injector", "patch", "injectorSync.onTimeout: RestartInjector"),
         ],
     ),
     (
         "ClusterRole/linkerd-operator-linkerdconfig-editor",
-        &[("linkerdconfigs.config.linkerd.io", "", "get list watch create update patch delete", "people who declare")],
+        &[(
+            "linkerdconfigs.config.linkerd.io",
+            "",
+            "get list watch create update patch delete",
+            "users who edit resources",
+        )],
     ),
     (
         "ClusterRole/linkerd-operator-linkerdconfig-viewer",
-        &[("linkerdconfigs.config.linkerd.io", "", "get list watch", "people who look")],
+        &[("linkerdconfigs.config.linkerd.io", "", "get list watch", "users who view resources")],
     ),
 ];
 
-/// One verb on one resource, of all its objects or the one with the name.
+/// One verb on one resource, for all its objects or the named one.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) struct Permission {
-    /// As RBAC's rules have it: with its subresource, without its group.
+    /// The resource as in a rule of RBAC: with the subresource, without the group.
     pub(super) resource: String,
     pub(super) group: String,
     pub(super) name: Option<String>,
     pub(super) verb: String,
 }
 
-/// A role as it is shipped.
+/// A shipped role.
 struct Role {
     kind: String,
     name: String,
-    /// `None` of a ClusterRole.
+    /// `None` for a ClusterRole.
     namespace: Option<String>,
     rules: Value,
 }
@@ -149,7 +159,7 @@ struct Role {
 // === impl Permission ===
 
 impl Permission {
-    /// Of a line of the table.
+    /// The permissions of a line of the table.
     fn all_of(resource: &str, name: &str, verbs: &str) -> Vec<Self> {
         let (path, subresource) = resource.split_once('/').map_or((resource, None), |(path, sub)| (path, Some(sub)));
         let (plural, group) = path.split_once('.').unwrap_or((path, ""));
@@ -190,7 +200,7 @@ impl Role {
         format!("{}/{}", self.kind, self.name)
     }
 
-    /// Bound to the operator, and not to be bound to people.
+    /// Whether the role is bound to the operator. The other roles are for users.
     fn is_operators(&self) -> bool {
         !self.name.contains("-linkerdconfig-")
     }
@@ -212,15 +222,16 @@ impl Role {
     }
 
     async fn set_rules(&self, admin: &Client, rules: &Value) -> Result<()> {
-        let of = self.namespace.as_ref().map_or("clusterroles".to_owned(), |name| format!("namespaces/{name}/roles"));
-        let request = http::Request::patch(format!("/apis/rbac.authorization.k8s.io/v1/{of}/{}", self.name))
+        let collection =
+            self.namespace.as_ref().map_or("clusterroles".to_owned(), |name| format!("namespaces/{name}/roles"));
+        let request = http::Request::patch(format!("/apis/rbac.authorization.k8s.io/v1/{collection}/{}", self.name))
             .header("content-type", "application/merge-patch+json")
             .body(json!({ "rules": rules }).to_string().into_bytes())?;
         admin.request_text(request).await?;
         Ok(())
     }
 
-    /// A client that may do what this role grants, and nothing else.
+    /// A client with the permissions of this role only.
     async fn client(&self, control_plane: &ControlPlane) -> Result<Client> {
         let account = self.id().to_lowercase().replace('/', "-");
         let mut binding = json!({
@@ -252,7 +263,7 @@ async fn shipped_roles(control_plane: &ControlPlane) -> Result<Vec<Role>> {
 }
 
 #[tokio::test]
-async fn each_rule_has_a_reason_and_each_reason_a_rule() -> Result<()> {
+async fn each_permission_has_a_reason_and_each_reason_a_permission() -> Result<()> {
     let mut granted = Vec::new();
     for role in shipped_roles(e2e::shared().await?).await? {
         granted.extend(role.permissions().into_iter().map(|permission| (role.id(), permission)));
@@ -260,14 +271,14 @@ async fn each_rule_has_a_reason_and_each_reason_a_rule() -> Result<()> {
     let mut needed = Vec::new();
     for (role, lines) in TABLE {
         for (resource, name, verbs, why) in *lines {
-            ensure!(!why.is_empty(), "{role}: {resource}: what for?");
+            ensure!(!why.is_empty(), "{role}: {resource}: no reason");
             needed.extend(Permission::all_of(resource, name, verbs).into_iter().map(|it| ((*role).to_owned(), it)));
         }
     }
     for list in [&granted, &needed] {
         let mut once = BTreeSet::new();
         let twice: Vec<_> = list.iter().filter(|it| !once.insert(*it)).collect();
-        ensure!(twice.is_empty(), "more than once: {twice:?}");
+        ensure!(twice.is_empty(), "duplicates: {twice:?}");
     }
     let unexplained: Vec<_> = granted.iter().filter(|it| !needed.contains(it)).collect();
     let missing: Vec<_> = needed.iter().filter(|it| !granted.contains(it)).collect();
@@ -279,7 +290,7 @@ async fn each_rule_has_a_reason_and_each_reason_a_rule() -> Result<()> {
 }
 
 #[tokio::test]
-async fn nothing_is_granted_that_has_no_bounds() -> Result<()> {
+async fn no_permission_is_unbounded() -> Result<()> {
     for role in shipped_roles(e2e::shared().await?).await? {
         for rule in role.rules.as_array().context("rules")? {
             ensure!(rule.get("nonResourceURLs").is_none(), "{}: {rule}", role.id());
@@ -289,16 +300,16 @@ async fn nothing_is_granted_that_has_no_bounds() -> Result<()> {
             let wild = [resource, group, verb].iter().any(|text| text.contains('*'));
             let secret = resource.starts_with("secrets") || resource.starts_with("serviceaccounts");
             let power = matches!(verb.as_str(), "escalate" | "bind" | "impersonate" | "deletecollection");
-            // A request to list or create says no name: the rule would grant nothing.
-            let void = name.is_some() && matches!(verb.as_str(), "list" | "watch" | "create");
-            ensure!(!wild && !secret && !power && !void, "{}: {permission:?}", role.id());
+            // Our requests to list, watch or create contain no name, so a rule with one would be useless.
+            let useless = name.is_some() && matches!(verb.as_str(), "list" | "watch" | "create");
+            ensure!(!wild && !secret && !power && !useless, "{}: {permission:?}", role.id());
         }
     }
     Ok(())
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn each_rule_is_enough_for_what_it_is_for_and_nothing_else_is() -> Result<()> {
+async fn each_permission_is_sufficient_and_necessary_for_its_request() -> Result<()> {
     let strict = "--enable-admission-plugins=OwnerReferencesPermissionEnforcement".to_owned();
     let control_plane =
         &ControlPlane::start(Options { extra_api_server_args: vec![strict], ..Options::default() }).await?;
@@ -333,7 +344,10 @@ async fn each_rule_is_enough_for_what_it_is_for_and_nothing_else_is() -> Result<
                 passes(&operator).await?;
             } else if !operators.contains(permission) {
                 let (status, text) = request.send(&operator).await?;
-                ensure!(status == StatusCode::FORBIDDEN, "the operator may do what is for people: {status} {text}");
+                ensure!(
+                    status == StatusCode::FORBIDDEN,
+                    "the operator has a permission for users only: {status} {text}"
+                );
             }
             let others: Vec<_> = permissions.iter().filter(|it| *it != permission).map(Permission::to_rule).collect();
             role.set_rules(&admin, &json!(others)).await?;
@@ -347,8 +361,8 @@ async fn each_rule_is_enough_for_what_it_is_for_and_nothing_else_is() -> Result<
             probes += 1;
         }
     }
-    println!("{probes} permissions, each probed with it and without it");
-    // What no rule grants, seen with the same eyes.
+    println!("{probes} permissions, each probed with and without it");
+    // Requests that no rule allows.
     for path in [
         "/api/v1/secrets",
         "/api/v1/namespaces/linkerd/secrets",
