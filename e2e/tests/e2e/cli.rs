@@ -1,4 +1,4 @@
-//! The terminal commands, run as a user runs them, against a manager on a real API server.
+//! The terminal commands, run as a user runs them, against a manager and a real API server.
 
 use std::{
     net::SocketAddr,
@@ -18,14 +18,14 @@ use serde_json::{Value, json};
 use tempfile::TempDir;
 use tokio::{process::Command, time::timeout};
 
-/// A Service without selector and its slice, written by hand, and who is asked about it.
+/// A Service without a selector, its manually created EndpointSlice, and the Destination API that serves it.
 struct Web {
     mesh: Mesh,
     destination: SocketAddr,
     authority: String,
 }
 
-/// What a command that has ended printed.
+/// The exit code and the output of a finished command.
 struct Ended {
     code: Option<i32>,
     stdout: String,
@@ -33,7 +33,7 @@ struct Ended {
 }
 
 impl Web {
-    /// On the shared control plane, in a namespace of its own; known to the manager.
+    /// Creates the Service on the shared control plane, in a new namespace, and waits until the manager serves it.
     async fn shared(addresses: &[&str]) -> Result<Self> {
         let (control_plane, manager) = e2e::shared_manager().await?;
         let namespace = TestNamespace::create(&control_plane.client().await?, "cli").await?;
@@ -49,7 +49,7 @@ impl Web {
         mesh.slices.create(&PostParams::default(), &serde_json::from_value::<EndpointSlice>(slice)?).await?;
         let authority = format!("web.{}.svc.cluster.local:80", mesh.namespace());
         let web = Self { mesh: mesh.clone(), destination: manager.destination_address(), authority };
-        web.is_known(addresses.len()).await?;
+        web.is_served(addresses.len()).await?;
         Ok(web)
     }
 
@@ -67,9 +67,9 @@ impl Web {
         run(&[&["profile", "--addr", &self.destination.to_string()], args].concat()).await
     }
 
-    /// So that nothing afterwards depends on when the manager learned of it.
-    async fn is_known(&self, rows: usize) -> Result<()> {
-        eventually(SOON, "the manager to know the Service", async || {
+    /// Waits until the manager serves this number of endpoints, so that tests do not depend on the watch's delay.
+    async fn is_served(&self, rows: usize) -> Result<()> {
+        eventually(SOON, "the manager to serve the Service", async || {
             let ended = self.endpoints(&[&self.authority, "-o", "json"]).await?;
             ensure!(ended.code == Some(0), "{}", ended.stderr);
             let shown: Vec<Value> = serde_json::from_str(&ended.stdout)?;
@@ -83,7 +83,7 @@ impl Web {
         self.watch_with("endpoints", directory, args)
     }
 
-    /// A command with `--watch`; what it prints is its log.
+    /// Starts a command with `--watch`. Its output is the log of the process.
     fn watch_with(&self, command: &str, directory: &TempDir, args: &[&str]) -> Result<Process> {
         let binary = beside_this_executable("linkerd-operator", "LINKERD_OPERATOR_BIN")?;
         let spawn = Spawn::new(format!("{command} --watch"), binary, directory.path().join("log"))
@@ -108,7 +108,7 @@ async fn run(args: &[&str]) -> Result<Ended> {
     Ok(Ended { code: status.code(), stdout: text(stdout)?, stderr: text(stderr)? })
 }
 
-/// Waits for a line with all of these words.
+/// Waits for a line that contains all of these words, and returns it.
 async fn prints(process: &Process, words: &[&str]) -> Result<String> {
     eventually(SOON, format_args!("a line with {words:?}"), async || {
         let log = process.log();
@@ -144,13 +144,13 @@ async fn endpoints_are_printed_as_linkerds_command_prints_them() -> Result<()> {
 }
 
 #[tokio::test]
-async fn an_external_workload_stands_where_a_pod_would() -> Result<()> {
+async fn an_external_workload_is_printed_in_place_of_a_pod() -> Result<()> {
     let (control_plane, manager) = e2e::shared_manager().await?;
     let namespace = TestNamespace::create(&control_plane.client().await?, "cli").await?;
     Mesh::new(namespace.client(), namespace.name()).put_web_over_vm().await?;
     let authority = format!("web.{}.svc.cluster.local", namespace.name());
     let address = manager.destination_address().to_string();
-    let shown = eventually(SOON, "the machine", async || {
+    let shown = eventually(SOON, "the endpoint of the workload", async || {
         let ended = run(&["endpoints", &authority, "--addr", &address, "-o", "json"]).await?;
         let shown: Vec<Value> = serde_json::from_str(&ended.stdout).with_context(|| ended.stderr.clone())?;
         shown.into_iter().next().context("no endpoint")
@@ -165,7 +165,7 @@ async fn an_external_workload_stands_where_a_pod_would() -> Result<()> {
 }
 
 #[tokio::test]
-async fn what_is_refused_is_told_and_the_rest_is_printed() -> Result<()> {
+async fn an_invalid_authority_is_an_error_and_the_other_endpoints_are_printed() -> Result<()> {
     let web = Web::shared(&["192.0.2.11"]).await?;
     let refused = web.endpoints(&["foo"]).await?;
     let sentence = "Destination API error: Invalid authority: foo\n";
@@ -181,7 +181,7 @@ async fn what_is_refused_is_told_and_the_rest_is_printed() -> Result<()> {
 }
 
 #[tokio::test]
-async fn a_service_without_endpoints_is_no_error() -> Result<()> {
+async fn a_service_without_endpoints_is_not_an_error() -> Result<()> {
     let web = Web::shared(&[]).await?;
     let table = web.endpoints(&[&web.authority]).await?;
     assert_eq!((table.code, table.stdout.as_str()), (Some(0), ""));
@@ -200,7 +200,7 @@ async fn a_watch_prints_every_change_until_it_is_interrupted() -> Result<()> {
     prints(&watch, &["removed", "192.0.2.11"]).await?;
     let line = prints(&watch, &["added", "192.0.2.12"]).await?;
     let written = line.split_whitespace().next().and_then(|time| time.strip_suffix('Z')).unwrap_or_default();
-    ensure!(written.len() == "2026-11-21T10:00:00.000".len(), "a line begins with the time: {line}");
+    ensure!(written.len() == "2026-11-21T10:00:00.000".len(), "a line must begin with the time: {line}");
     web.set_addresses(&[]).await?;
     prints(&watch, &["removed", "192.0.2.12"]).await?;
     let log = watch.log();
@@ -213,7 +213,7 @@ async fn a_watch_prints_every_change_until_it_is_interrupted() -> Result<()> {
 }
 
 #[tokio::test]
-async fn a_watch_in_json_is_one_document_for_each_change() -> Result<()> {
+async fn a_watch_in_json_prints_one_document_for_each_change() -> Result<()> {
     let web = Web::shared(&["192.0.2.11"]).await?;
     let directory = tempfile::tempdir()?;
     let watch = web.watch(&directory, &["-o", "json"])?;
@@ -235,31 +235,31 @@ async fn a_watch_in_json_is_one_document_for_each_change() -> Result<()> {
 #[tokio::test]
 async fn a_profile_is_printed_with_the_field_names_of_linkerds_command() -> Result<()> {
     let web = Web::shared(&[]).await?;
-    let of_an_address = web.profile(&["192.0.2.200:3306"]).await?;
+    let by_address = web.profile(&["192.0.2.200:3306"]).await?;
     // 192.0.2.200 is 3221226184.
     let expected = json!({
         "opaque_protocol": true,
         "retry_budget": {"retry_ratio": 0.2, "min_retries_per_second": 10, "ttl": {"seconds": 10}},
         "endpoint": {"addr": {"ip": {"Ip": {"Ipv4": 3_221_226_184_u32}}, "port": 3306}, "weight": 10_000},
     });
-    assert_eq!((of_an_address.code, of_an_address.stderr.as_str()), (Some(0), ""));
-    assert_eq!(serde_json::from_str::<Value>(&of_an_address.stdout)?, expected);
+    assert_eq!((by_address.code, by_address.stderr.as_str()), (Some(0), ""));
+    assert_eq!(serde_json::from_str::<Value>(&by_address.stdout)?, expected);
 
-    let of_a_service = web.profile(&[&web.authority]).await?;
-    assert_eq!((of_a_service.code, of_a_service.stderr.as_str()), (Some(0), ""));
-    let shown: Value = serde_json::from_str(&of_a_service.stdout)?;
+    let by_name = web.profile(&[&web.authority]).await?;
+    assert_eq!((by_name.code, by_name.stderr.as_str()), (Some(0), ""));
+    let shown: Value = serde_json::from_str(&by_name.stdout)?;
     let namespace = web.mesh.namespace();
     assert_eq!(shown["fully_qualified_name"], format!("web.{namespace}.svc.cluster.local"));
     let parent = json!({"group": "core", "kind": "Service", "name": "web", "namespace": namespace, "port": 80});
     assert_eq!(shown["parent_ref"], json!({"Kind": {"Resource": parent}}));
 
-    let of_no_port = web.profile(&[&web.authority.replace(":80", ":81")]).await?;
-    assert_eq!((of_no_port.code, of_no_port.stdout.as_str()), (Some(0), "{}\n"));
+    let by_unknown_port = web.profile(&[&web.authority.replace(":80", ":81")]).await?;
+    assert_eq!((by_unknown_port.code, by_unknown_port.stdout.as_str()), (Some(0), "{}\n"));
     Ok(())
 }
 
 #[tokio::test]
-async fn a_profile_that_is_refused_is_an_error() -> Result<()> {
+async fn a_rejected_profile_request_is_an_error() -> Result<()> {
     let web = Web::shared(&[]).await?;
     for args in [&["foo"][..], &["foo", "--watch"]] {
         let refused = web.profile(args).await?;
@@ -270,8 +270,8 @@ async fn a_profile_that_is_refused_is_an_error() -> Result<()> {
 }
 
 #[tokio::test]
-async fn a_server_that_is_silent_is_not_waited_for_for_ever() -> Result<()> {
-    // Connections are made, and nobody takes them.
+async fn a_request_to_a_silent_server_times_out() -> Result<()> {
+    // The kernel establishes connections, but they are never accepted.
     let silent = std::net::TcpListener::bind("127.0.0.1:0")?;
     let ended = run(&["profile", "10.0.0.1:80", "--addr", &silent.local_addr()?.to_string()]).await?;
     assert_eq!((ended.code, ended.stdout.as_str()), (Some(1), ""));
@@ -281,7 +281,7 @@ async fn a_server_that_is_silent_is_not_waited_for_for_ever() -> Result<()> {
 }
 
 #[tokio::test]
-async fn a_watch_of_a_profile_is_one_document_for_each_change() -> Result<()> {
+async fn a_watch_of_a_profile_prints_one_document_for_each_change() -> Result<()> {
     let web = Web::shared(&[]).await?;
     let directory = tempfile::tempdir()?;
     let mut watch = web.watch_with("profile", &directory, &[])?;
@@ -302,7 +302,7 @@ async fn a_watch_of_a_profile_is_one_document_for_each_change() -> Result<()> {
 }
 
 #[tokio::test]
-async fn where_there_is_nobody_to_ask_the_error_says_what_was_looked_for() -> Result<()> {
+async fn without_a_server_the_error_names_what_the_command_looked_for() -> Result<()> {
     let control_plane = e2e::shared().await?;
     let kubeconfig = control_plane.kubeconfig().to_string_lossy();
     let ended =
@@ -327,7 +327,7 @@ async fn without_an_address_the_port_of_a_ready_pod_is_forwarded() -> Result<()>
     let mut manager = manager(&control_plane, None).await?;
     let web = Web::put(&Mesh::new(&client, namespace.name()), &manager, &["192.0.2.11"]).await?;
 
-    // The manager stands behind the pod's port.
+    // The kubelet forwards the Pod's port to the manager.
     control_plane.add_node_without_kubelet("node").await?;
     let _kubelet = control_plane.start_kubelet("node", 8086, manager.destination_address())?;
     let pod = json!({
@@ -336,27 +336,27 @@ async fn without_an_address_the_port_of_a_ready_pod_is_forwarded() -> Result<()>
     });
     namespace.api::<Pod>().create(&PostParams::default(), &serde_json::from_value(pod)?).await?;
     let kubeconfig = control_plane.kubeconfig().to_string_lossy();
-    let ask = async |authority: &str| {
+    let request = async |authority: &str| {
         run(&["endpoints", authority, "--kubeconfig", &kubeconfig, "--namespace", namespace.name()]).await
     };
-    let table = eventually(SOON, "an answer", async || {
-        let ended = ask(&web.authority).await?;
+    let table = eventually(SOON, "a response", async || {
+        let ended = request(&web.authority).await?;
         ensure!(ended.code == Some(0), "{}", ended.stderr);
         Ok(ended.stdout)
     })
     .await?;
     assert!(table.contains("192.0.2.11"), "{table}");
-    assert_eq!(ask("foo").await?.stderr, "Destination API error: Invalid authority: foo\n");
+    assert_eq!(request("foo").await?.stderr, "Destination API error: Invalid authority: foo\n");
 
     manager.kill().await?;
-    let ended = ask(&web.authority).await?;
+    let ended = request(&web.authority).await?;
     let sentence = format!("the connection to port 8086 of pod {}/destination failed", namespace.name());
     ensure!(ended.code == Some(1) && ended.stderr.contains(&sentence), "{}", ended.stderr);
     Ok(())
 }
 
 #[tokio::test]
-async fn a_watch_goes_on_when_the_server_is_restarted() -> Result<()> {
+async fn a_watch_reconnects_when_the_server_is_restarted() -> Result<()> {
     let control_plane = ControlPlane::start(Options::default()).await?;
     let client = control_plane.client().await?;
     let namespace = TestNamespace::create(&client, "cli").await?;
@@ -373,12 +373,12 @@ async fn a_watch_goes_on_when_the_server_is_restarted() -> Result<()> {
     prints(&watch, &["added", "192.0.2.12"]).await?;
     prints(&watch, &["removed", "192.0.2.11"]).await?;
     let log = watch.log();
-    assert_eq!(log.matches(" added ").count(), 2, "what stayed is not told again: {log}");
+    assert_eq!(log.matches(" added ").count(), 2, "an unchanged endpoint must not be printed again: {log}");
     assert!(watch.is_running());
     Ok(())
 }
 
-/// A manager that is ready, with its Destination API at this address.
+/// Starts a manager with its Destination API at this address, and waits until it is ready.
 async fn manager(control_plane: &ControlPlane, destination: Option<SocketAddr>) -> Result<Manager> {
     let args = destination.map(|address| format!("--destination-addr={address}")).into_iter().collect();
     let mut manager = Manager::start(control_plane, ManagerOptions { args, ..ManagerOptions::default() })?;

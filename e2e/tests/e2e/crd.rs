@@ -1,4 +1,4 @@
-//! Linkerd's definitions, as the API server takes them.
+//! Linkerd's CRDs: what the API server accepts, rejects and stores.
 
 use std::time::Duration;
 
@@ -12,7 +12,7 @@ use kube::{
 use serde_json::{Value, json};
 
 #[tokio::test]
-async fn external_workloads_are_taken_in_both_versions() -> Result<()> {
+async fn external_workloads_are_accepted_in_both_versions() -> Result<()> {
     let control_plane = e2e::shared().await?;
     control_plane.install_crds("crd/linkerd").await?;
     let namespace = TestNamespace::create(&control_plane.client().await?, "crd").await?;
@@ -28,13 +28,13 @@ async fn external_workloads_are_taken_in_both_versions() -> Result<()> {
     let alpha = workloads("v1alpha1");
     create(&namespace, &alpha, "alpha", json!({"meshTls": tls, "workloadIPs": one})).await?;
     let refused = create(&namespace, &alpha, "two", json!({"meshTls": tls, "workloadIPs": addresses})).await;
-    let error = refused.err().context("v1alpha1 took two addresses")?;
+    let error = refused.err().context("v1alpha1 accepted two addresses")?;
     assert!(error.to_string().contains("must have at most 1 item"), "{error}");
     let refused = create(&namespace, &workloads("v1beta1"), "bare", json!({})).await;
     assert!(refused.is_err_and(|error| error.to_string().contains("spec.meshTLS")));
 
-    // Discovery, which knows the categories, follows a little later than the paths.
-    let shown = eventually(Duration::from_secs(30), "kubectl to know the category", async || {
+    // API discovery, which lists the categories, is updated slightly later than the paths.
+    let shown = eventually(Duration::from_secs(30), "kubectl to resolve the category", async || {
         control_plane.kubectl(&["get", "external", "-n", namespace.name()]).await
     })
     .await?;
@@ -47,48 +47,52 @@ async fn external_workloads_are_taken_in_both_versions() -> Result<()> {
 }
 
 #[tokio::test]
-async fn servers_are_taken_in_four_versions_each_as_strict_as_it_was() -> Result<()> {
+async fn servers_are_accepted_in_four_versions_each_as_strict_as_in_linkerd() -> Result<()> {
     let control_plane = e2e::shared().await?;
     control_plane.install_crds("crd/linkerd").await?;
     let namespace = TestNamespace::create(&control_plane.client().await?, "crd").await?;
-    let (pods, machines) = (json!({"matchLabels": {"app": "web"}}), json!({"matchLabels": {"app": "vm"}}));
+    let (pods, vms) = (json!({"matchLabels": {"app": "web"}}), json!({"matchLabels": {"app": "vm"}}));
     let expressions = json!([{"key": "app", "operator": "In", "values": ["web"]}]);
     let both = json!({"matchLabels": {"app": "web"}, "matchExpressions": expressions});
     let unknown_operator = json!({"matchExpressions": [{"key": "app", "operator": "Like"}]});
     let by_name = json!({"podSelector": pods, "port": "http", "proxyProtocol": "opaque"});
     let by_expressions = json!({"podSelector": {"matchExpressions": expressions}, "port": 80});
     let by_both = json!({"podSelector": both, "port": 80});
-    let everything = json!({"podSelector": {}, "port": 80});
-    let of_machines = json!({"externalWorkloadSelector": machines, "port": 80});
-    let of_nothing = json!({"port": 80});
-    let of_pods_and_machines = json!({"podSelector": pods, "externalWorkloadSelector": machines, "port": 80});
+    let all_pods = json!({"podSelector": {}, "port": 80});
+    let of_vms = json!({"externalWorkloadSelector": vms, "port": 80});
+    let no_selector = json!({"port": 80});
+    let both_selectors = json!({"podSelector": pods, "externalWorkloadSelector": vms, "port": 80});
     let any_protocol = json!({"podSelector": pods, "port": 80, "proxyProtocol": "carrier pigeon"});
 
-    // What every version takes and refuses, then what they differ in: by version, in the order of their age.
-    let (takes, refuses) = (|spec: &Value| (spec.clone(), [""; 4]), |spec: Value, text| (spec, [text; 4]));
+    // Specs that all versions accept or reject, then specs on which they differ. The texts are the expected errors,
+    // from the oldest version to the newest; empty means accepted.
+    let (accepted, rejected) = (|spec: &Value| (spec.clone(), [""; 4]), |spec: Value, text| (spec, [text; 4]));
     let one_selector = r#""spec" must validate one and only one schema (oneOf)"#;
     let one_kind = r#""spec.podSelector" must validate one and only one schema (oneOf)"#;
     let no_pods = "spec.podSelector: Required value";
     let table = [
-        takes(&by_name),
-        takes(&by_expressions),
-        takes(&any_protocol),
-        refuses(json!(null), "spec"),
-        refuses(json!({"podSelector": pods}), "spec.port: Required value"),
-        refuses(json!({"podSelector": pods, "port": [80]}), "spec.port"),
-        refuses(json!({"podSelector": unknown_operator, "port": 80}), "operator: Unsupported value"),
-        refuses(json!({"podSelector": {"matchExpressions": [{"key": "app"}]}, "port": 80}), "operator: Required value"),
+        accepted(&by_name),
+        accepted(&by_expressions),
+        accepted(&any_protocol),
+        rejected(json!(null), "spec"),
+        rejected(json!({"podSelector": pods}), "spec.port: Required value"),
+        rejected(json!({"podSelector": pods, "port": [80]}), "spec.port"),
+        rejected(json!({"podSelector": unknown_operator, "port": 80}), "operator: Unsupported value"),
+        rejected(
+            json!({"podSelector": {"matchExpressions": [{"key": "app"}]}, "port": 80}),
+            "operator: Required value",
+        ),
         (by_both, [one_kind, "", "", ""]),
-        (everything, [one_kind, "", "", ""]),
-        (of_machines, [no_pods, no_pods, "", ""]),
-        (of_nothing, [no_pods, no_pods, one_selector, one_selector]),
-        (of_pods_and_machines, ["", "", one_selector, one_selector]),
+        (all_pods, [one_kind, "", "", ""]),
+        (of_vms, [no_pods, no_pods, "", ""]),
+        (no_selector, [no_pods, no_pods, one_selector, one_selector]),
+        (both_selectors, ["", "", one_selector, one_selector]),
     ];
     for (row, (spec, expected)) in table.into_iter().enumerate() {
         for (version, text) in ["v1alpha1", "v1beta1", "v1beta2", "v1beta3"].into_iter().zip(expected) {
             let name = format!("{version}-{row}");
             match create(&namespace, &servers(version), &name, spec.clone()).await {
-                Ok(_) => ensure!(text.is_empty(), "{version} took {spec}"),
+                Ok(_) => ensure!(text.is_empty(), "{version} accepted {spec}"),
                 Err(error) => {
                     let refused = !text.is_empty() && error.to_string().contains(text);
                     ensure!(refused, "{version}: {spec}, expected {text:?}: {error}");
@@ -97,7 +101,7 @@ async fn servers_are_taken_in_four_versions_each_as_strict_as_it_was() -> Result
         }
     }
 
-    // The defaults are those of the version that is stored, whichever it was written in.
+    // The defaults are those of the storage version, also for objects written in another version.
     let stored: Api<DynamicObject> =
         Api::namespaced_with(namespace.client().clone(), namespace.name(), &servers("v1beta3"));
     let spec = stored.get("v1alpha1-1").await?.data["spec"].take();
@@ -120,7 +124,7 @@ async fn servers_are_taken_in_four_versions_each_as_strict_as_it_was() -> Result
         assert_eq!(warning(version).await?, "", "{version} is not deprecated");
     }
 
-    let shown = eventually(Duration::from_secs(30), "kubectl to know the short name", async || {
+    let shown = eventually(Duration::from_secs(30), "kubectl to resolve the short name", async || {
         control_plane.kubectl(&["get", "srv", "-n", namespace.name(), "v1beta3-0"]).await
     })
     .await?;
@@ -131,7 +135,7 @@ async fn servers_are_taken_in_four_versions_each_as_strict_as_it_was() -> Result
 }
 
 #[tokio::test]
-async fn service_profiles_are_taken_in_both_versions_odd_spots_included() -> Result<()> {
+async fn service_profiles_are_accepted_in_both_versions_with_the_oddities_of_their_schemas() -> Result<()> {
     let control_plane = e2e::shared().await?;
     control_plane.install_crds("crd/linkerd").await?;
     let namespace = TestNamespace::create(&control_plane.client().await?, "crd").await?;
@@ -147,7 +151,7 @@ async fn service_profiles_are_taken_in_both_versions_odd_spots_included() -> Res
         "retryBudget": budget, "dstOverrides": [{"authority": "b", "weight": "500m"}], "opaquePorts": ["80"],
     });
 
-    // The text of the refusal, in v1alpha1 and in v1alpha2; empty when it is taken.
+    // The expected errors in v1alpha1 and in v1alpha2; empty means accepted.
     let no_routes = "spec.routes: Required value";
     let table = [
         (whole, ["", ""]),
@@ -161,7 +165,7 @@ async fn service_profiles_are_taken_in_both_versions_odd_spots_included() -> Res
         (route(json!({"all": []})), [""; 2]),
         (route(json!({"all": [null]})), ["condition.all[0]"; 2]),
         (route(json!({"all": [{"not": {"method": "GET"}, "any": [null]}]})), [""; 2]),
-        // An array, whatever it means there.
+        // The schema declares an array here, although that is meaningless.
         (route(json!({"not": [{"method": "GET"}]})), [""; 2]),
         (route(json!({"not": {"method": "GET"}})), ["condition.not"; 2]),
         (class(json!({"condition": {"not": {"status": {"min": 200}}}})), [""; 2]),
@@ -181,14 +185,14 @@ async fn service_profiles_are_taken_in_both_versions_odd_spots_included() -> Res
         (overrides(json!("1e3")), [""; 2]),
         (overrides(json!("heavy")), ["weight"; 2]),
         (overrides(json!([1])), ["weight"; 2]),
-        // Required at the wrong place, and so without effect.
+        // The schema has `required` on the array instead of its items, where it has no effect.
         (json!({"routes": [], "dstOverrides": [{}]}), [""; 2]),
         (json!({"routes": [], "opaquePorts": {"80": {}}}), ["spec.opaquePorts"; 2]),
     ];
     for (row, (spec, expected)) in table.into_iter().enumerate() {
         for (version, text) in ["v1alpha1", "v1alpha2"].into_iter().zip(expected) {
             match create(&namespace, &profiles(version), &format!("{version}-{row}"), spec.clone()).await {
-                Ok(_) => ensure!(text.is_empty(), "{version} took {spec}"),
+                Ok(_) => ensure!(text.is_empty(), "{version} accepted {spec}"),
                 Err(error) => {
                     let refused = !text.is_empty() && error.to_string().contains(text);
                     ensure!(refused, "{version}: {spec}, expected {text:?}: {error}");
@@ -197,7 +201,7 @@ async fn service_profiles_are_taken_in_both_versions_odd_spots_included() -> Res
         }
     }
 
-    // What is nowhere described is dropped, except within conditions.
+    // Unknown fields are pruned, except within nested conditions.
     let stored: Api<DynamicObject> =
         Api::namespaced_with(namespace.client().clone(), namespace.name(), &profiles("v1alpha2"));
     let odd = json!({"routes": [{"name": "a", "more": 1, "condition": {"more": 2, "all": [{"more": 3}]}}], "more": 4});
@@ -205,7 +209,7 @@ async fn service_profiles_are_taken_in_both_versions_odd_spots_included() -> Res
     let kept = json!({"routes": [{"name": "a", "condition": {"all": [{"more": 3}]}}]});
     assert_eq!(stored.get("odd").await?.data["spec"], kept);
 
-    let shown = eventually(Duration::from_secs(30), "kubectl to know the short name", async || {
+    let shown = eventually(Duration::from_secs(30), "kubectl to resolve the short name", async || {
         control_plane.kubectl(&["get", "sp", "-n", namespace.name(), "odd"]).await
     })
     .await?;

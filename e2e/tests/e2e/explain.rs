@@ -1,6 +1,6 @@
-//! `linkerd-operator explain`, run as a user runs it, on a real API server.
+//! `linkerd-operator explain`, run as a user runs it, against a real API server.
 //!
-//! * Always: on a control plane of the test's own, because a LinkerdConfig belongs to no namespace.
+//! Each test has a dedicated control plane, because LinkerdConfigs are cluster-scoped.
 
 use std::{
     path::{Path, PathBuf},
@@ -15,7 +15,7 @@ use e2e::{
 use serde_json::{Value, json};
 use tokio::{process::Command, time::timeout};
 
-/// Nobody reads secrets or writes anything to see what would happen.
+/// The permissions for `explain`: it neither reads Secrets nor writes.
 const READER: &str = r#"
 apiVersion: rbac.authorization.k8s.io/v1
 kind: ClusterRole
@@ -32,7 +32,7 @@ roleRef: {apiGroup: rbac.authorization.k8s.io, kind: ClusterRole, name: explaine
 subjects: [{apiGroup: rbac.authorization.k8s.io, kind: User, name: explainer}]
 "#;
 
-/// For --workloads.
+/// The additional permissions for `--workloads`.
 const READER_OF_WORKLOADS: &str = r#"
 apiVersion: rbac.authorization.k8s.io/v1
 kind: ClusterRole
@@ -50,7 +50,7 @@ roleRef: {apiGroup: rbac.authorization.k8s.io, kind: ClusterRole, name: explaine
 subjects: [{apiGroup: rbac.authorization.k8s.io, kind: User, name: explainer}]
 "#;
 
-/// What the command printed, and how it ended.
+/// The exit code and the output of the command.
 struct Told {
     code: Option<i32>,
     stdout: String,
@@ -69,7 +69,7 @@ struct Explained {
 }
 
 impl Explained {
-    /// Linkerd's namespace and our definition; of Linkerd nothing yet.
+    /// Starts a control plane with the CRD and Linkerd's namespace. Linkerd is not installed yet.
     async fn start() -> Result<Self> {
         let users = vec![User { name: "explainer".to_owned(), groups: Vec::new() }];
         let control_plane = ControlPlane::start(Options { users, ..Options::default() }).await?;
@@ -87,7 +87,7 @@ impl Explained {
         Ok(Told { code: output.status.code(), stdout: text(output.stdout)?, stderr: text(output.stderr)? })
     }
 
-    /// A manifest with this spec, as a file.
+    /// Writes a manifest with this spec to a file, and returns the path.
     fn manifest(&self, name: &str, spec: &Value) -> Result<String> {
         let object = json!({
             "apiVersion": "config.linkerd.io/v1alpha1", "kind": "LinkerdConfig", "metadata": {"name": name}, "spec": spec,
@@ -105,21 +105,21 @@ impl Explained {
         self.control_plane.kubectl(&["apply", "-f", file]).await.map(drop)
     }
 
-    /// As Helm does it.
+    /// Applies what Linkerd's installation leaves, as Helm's field manager.
     async fn install(&self) -> Result<()> {
         let helm = ["apply", "--server-side", "--field-manager=helm", "-f", &sample("linkerd")];
         self.control_plane.kubectl(&helm).await.map(drop)
     }
 
-    /// Everything that the command could have written.
+    /// Returns all objects that the command could have written.
     async fn stored(&self) -> Result<String> {
         let kinds = "linkerdconfigs,configmaps,controllerrevisions";
         self.control_plane.kubectl(&["-n", "linkerd", "get", kinds, "-o", "yaml", "--show-managed-fields"]).await
     }
 }
 
-/// A Deployment with one Pod, which an injector made a part of the mesh before there was any LinkerdConfig; as its controllers
-/// would have it.
+/// Creates a Deployment, its ReplicaSet and its Pod with the status that the controllers would set. The Pod was
+/// injected before the first LinkerdConfig.
 async fn deployment(mesh: &Explained, name: &str, labels: Value) -> Result<()> {
     let owner = |api_version: &str, kind: &str, uid: &str| json!([{"apiVersion": api_version, "kind": kind, "name": name, "uid": uid, "controller": true}]);
     let labelled = json!({"app": name});
@@ -128,8 +128,8 @@ async fn deployment(mesh: &Explained, name: &str, labels: Value) -> Result<()> {
     let template = json!({"metadata": {"labels": labelled, "annotations": annotations}, "spec": spec});
     let selector = json!({"matchLabels": labelled});
     let create = async |kind: &str, version: &str, mut metadata: Value, spec: Value| -> Result<String> {
-        let called = [("name", name), ("namespace", "app")].map(|(key, value)| (key.to_owned(), json!(value)));
-        metadata.as_object_mut().context("no metadata")?.extend(called);
+        let common = [("name", name), ("namespace", "app")].map(|(key, value)| (key.to_owned(), json!(value)));
+        metadata.as_object_mut().context("no metadata")?.extend(common);
         let object = json!({"apiVersion": version, "kind": kind, "metadata": metadata, "spec": spec});
         let file = mesh.file(&format!("{kind}-{name}"), &object.to_string())?;
         mesh.control_plane.kubectl(&["create", "-f", &file, "-o", "jsonpath={.metadata.uid}"]).await
@@ -154,7 +154,7 @@ fn sample(name: &str) -> String {
 }
 
 #[tokio::test]
-async fn what_a_manifest_would_change_is_told_before_it_is_applied() -> Result<()> {
+async fn the_changes_of_a_manifest_are_explained_before_it_is_applied() -> Result<()> {
     let mesh = Explained::start().await?;
     let minimal = sample("linkerdconfig-minimal");
 
@@ -197,7 +197,8 @@ unmanaged: ";
     });
     assert!(unmanaged.contains(&log_level), "{unmanaged:?}");
 
-    // What the schema and its rules refuse, what nobody knows, and what only Linkerd's types say.
+    // The API server rejects violations of the schema and of its rules, and unknown fields. Errors against Linkerd's
+    // own types follow below.
     let refused = [
         ("spec.proxy.logFormat", json!({"proxy": {"logFormat": "xml"}})),
         ("spec.proxy.opaquePorts[0]", json!({"proxy": {"opaquePorts": ["high"]}})),
@@ -219,12 +220,12 @@ unmanaged: ";
     ] {
         assert!(told.stdout.contains(line), "{line}: {}", told.stdout);
     }
-    assert_eq!(mesh.stored().await?, before, "it wrote something");
+    assert_eq!(mesh.stored().await?, before, "explain must not write");
     Ok(())
 }
 
 #[tokio::test]
-async fn what_is_there_is_explained_as_the_controller_sees_it() -> Result<()> {
+async fn applied_resources_are_explained_as_the_controller_evaluates_them() -> Result<()> {
     let mut mesh = Explained::start().await?;
     mesh.install().await?;
     mesh.apply(&mesh.manifest("high", &json!({"priority": 1, "proxy": {"logLevel": "debug"}}))?).await?;
@@ -241,17 +242,17 @@ async fn what_is_there_is_explained_as_the_controller_sees_it() -> Result<()> {
     let told = mesh.explain(&["nobody"]).await?;
     assert_eq!((told.code, &*told.stderr), (Some(1), "error: there is no LinkerdConfig nobody\n"));
 
-    // A change of one that is there is judged as that one, with its age.
+    // A manifest of an existing resource is evaluated with that resource's age.
     let raised = mesh.manifest("mesh", &json!({"priority": 2, "proxy": {"accessLog": "json"}}))?;
     let report = mesh.explain(&["-f", &raised, "-o", "json"]).await?.document()?;
     assert_eq!((&report["inEffect"], &report["applied"]), (&json!(true), &json!(false)));
 
-    // Once the controller was at work it says the same.
+    // The controller reaches the same result.
     let args = ["--enable-external-workload=false", "--enable-destination=false", "--operator-namespace=linkerd"];
     let options = ManagerOptions { args: args.map(str::to_owned).to_vec(), ..ManagerOptions::default() };
     let mut manager = Manager::start(&mesh.control_plane, options)?;
     manager.ready(SOON).await?;
-    eventually(SOON, "the document to be as declared", async || {
+    eventually(SOON, "explain to report Synced", async || {
         let report = mesh.explain(&["-o", "json"]).await?.document()?;
         ensure!(report["reason"] == "Synced" && report["base"] == json!({"revision": 1, "kept": true}), "{report}");
         Ok(())
@@ -265,11 +266,11 @@ async fn what_is_there_is_explained_as_the_controller_sees_it() -> Result<()> {
     assert_eq!(told.code, Some(0));
     assert!(told.stdout.contains("Drift:          kubectl-edit changed the document\n"), "{}", told.stdout);
 
-    // Whoever may only read is told the same; of a manifest, what can be told without the API server.
+    // A read-only user gets the same output. For a manifest the checks of the API server are left out.
     mesh.control_plane.kubectl(&["apply", "-f", &mesh.file("reader", READER)?]).await?;
     let expected = told.stdout;
     mesh.kubeconfig = mesh.control_plane.kubeconfig_for("explainer")?;
-    eventually(SOON, "the permissions to be there", async || {
+    eventually(SOON, "the permissions to take effect", async || {
         let told = mesh.explain(&[]).await?;
         ensure!(told.code == Some(0), "{}", told.stderr);
         assert_eq!(told.stdout, expected);
@@ -283,7 +284,8 @@ async fn what_is_there_is_explained_as_the_controller_sees_it() -> Result<()> {
 }
 
 #[tokio::test]
-async fn of_each_workload_it_is_told_what_the_engine_decides_and_before_that_what_it_would() -> Result<()> {
+async fn workloads_are_explained_with_the_decision_of_the_rollout_before_and_after_a_manifest_is_applied() -> Result<()>
+{
     let mut mesh = Explained::start().await?;
     mesh.install().await?;
     mesh.control_plane.kubectl(&["create", "namespace", "app"]).await?;
@@ -298,7 +300,8 @@ async fn of_each_workload_it_is_told_what_the_engine_decides_and_before_that_wha
     let spec = |log_level: &str, rollout: Value| json!({"proxy": {"logLevel": log_level}, "injectorSync": delay, "rollout": rollout});
     let installed = "warn,linkerd=info,hickory=error";
 
-    // Before it is applied: what is there already restarts nothing, another value what opted in.
+    // Before the manifest is applied: an unchanged value restarts nothing, a changed one restarts the workloads that
+    // opted in.
     let same = mesh.manifest("mesh", &spec(installed, json!({})))?;
     let told = mesh.explain(&["-f", &same, "--workloads"]).await?;
     assert_eq!(told.code, Some(0), "{}", told.stderr);
@@ -324,7 +327,7 @@ async fn of_each_workload_it_is_told_what_the_engine_decides_and_before_that_wha
     assert_eq!(decisions(&told), expected);
     let hash = told["rollout"]["hash"].as_str().context("no hash")?.to_owned();
 
-    // Once it is in effect: as its status counts them, though nothing may begin.
+    // After it is applied: the counts equal those of the status, although the rollout is paused.
     mesh.apply(&other).await?;
     let args = ["--enable-external-workload=false", "--enable-destination=false", "--operator-namespace=linkerd"];
     let options = ManagerOptions { args: args.map(str::to_owned).to_vec(), ..ManagerOptions::default() };
@@ -337,17 +340,17 @@ async fn of_each_workload_it_is_told_what_the_engine_decides_and_before_that_wha
     assert_eq!(told["rollout"]["reason"], "Paused", "{told}");
     let object = mesh.control_plane.kubectl(&["get", "linkerdconfig", "mesh", "-o", "json"]).await?;
     let status = serde_json::from_str::<Value>(&object)?["status"]["rollout"].take();
-    for (what, seen) in
+    for (field, expected) in
         [("hash", &json!(hash)), ("workloads", &told["rollout"]["workloads"]), ("pods", &told["rollout"]["pods"])]
     {
-        assert_eq!(&status[what], seen, "{what}");
+        assert_eq!(&status[field], expected, "{field}");
     }
     let message = format!("to be restarted for {hash}: 1 Pod with another configuration");
     assert_eq!(told["workloads"][2]["message"], message);
 
-    // It begins: nobody here makes new Pods.
+    // The restart begins. No controller creates new Pods here.
     mesh.apply(&mesh.manifest("mesh", &spec("debug", json!({})))?).await?;
-    eventually(SOON, "the restart to be told", async || {
+    eventually(SOON, "the restart to be explained", async || {
         let told = mesh.explain(&["--workloads"]).await?;
         let line = "app         Deployment   web        0/1    Updating      its controller has not looked at it yet\n";
         ensure!(told.stdout.contains(line), "{}", told.stdout);
@@ -356,10 +359,10 @@ async fn of_each_workload_it_is_told_what_the_engine_decides_and_before_that_wha
     })
     .await?;
 
-    // Whoever may not look is told at what.
+    // Without the permissions for workloads the error names the missing one.
     mesh.control_plane.kubectl(&["apply", "-f", &mesh.file("reader", READER)?]).await?;
     mesh.kubeconfig = mesh.control_plane.kubeconfig_for("explainer")?;
-    eventually(SOON, "the first permissions to be there", async || {
+    eventually(SOON, "the first permissions to take effect", async || {
         let told = mesh.explain(&[]).await?;
         ensure!(told.code == Some(0), "{}", told.stderr);
         Ok(())
@@ -370,7 +373,7 @@ async fn of_each_workload_it_is_told_what_the_engine_decides_and_before_that_wha
     let refusal = "error: cannot list namespaces: namespaces is forbidden: User \"explainer\" cannot list resource";
     assert!(told.stderr.starts_with(refusal), "{}", told.stderr);
     mesh.control_plane.kubectl(&["apply", "-f", &mesh.file("reader-of-workloads", READER_OF_WORKLOADS)?]).await?;
-    eventually(SOON, "the others to be there", async || {
+    eventually(SOON, "the other permissions to take effect", async || {
         let told = mesh.explain(&["--workloads"]).await?;
         ensure!(told.code == Some(0), "{}", told.stderr);
         Ok(())

@@ -1,6 +1,6 @@
-//! The definition of LinkerdConfig: what the API server takes, refuses and fills in, and how kubectl shows it.
+//! The CRD of LinkerdConfig: what the API server accepts, rejects and defaults, and how kubectl shows it.
 //!
-//! * Always: on the control plane that tests share nothing is stored, because a LinkerdConfig belongs to no namespace.
+//! On the shared control plane these tests store nothing, because LinkerdConfigs are cluster-scoped.
 
 mod rollout;
 
@@ -15,7 +15,7 @@ use kube::{
 use serde_json::{Value, json};
 
 #[tokio::test]
-async fn samples_are_taken_as_they_are_and_their_defaults_filled_in() -> Result<()> {
+async fn samples_are_accepted_unchanged_and_defaulted() -> Result<()> {
     let control_plane = e2e::shared().await?;
     control_plane.install_crds("crd").await?;
     let defaults = json!({
@@ -43,7 +43,7 @@ async fn samples_are_taken_as_they_are_and_their_defaults_filled_in() -> Result<
         };
         let mut expected = defaults.clone();
         put_over(&mut expected, &create("--dry-run=client").await?);
-        // Only there where there is a context at all.
+        // This default applies only if the manifest has an identityContext.
         if let Some(identity) = expected.pointer_mut("/global/identityContext").and_then(Value::as_object_mut) {
             identity.entry("trustAnchorsPolicy").or_insert("Reuse".into());
         }
@@ -53,7 +53,7 @@ async fn samples_are_taken_as_they_are_and_their_defaults_filled_in() -> Result<
 }
 
 #[tokio::test]
-async fn a_bad_value_is_refused_with_its_path_and_the_reason() -> Result<()> {
+async fn an_invalid_value_is_rejected_with_its_path_and_the_reason() -> Result<()> {
     let control_plane = e2e::shared().await?;
     control_plane.install_crds("crd").await?;
     let client = control_plane.client().await?;
@@ -191,12 +191,12 @@ async fn a_bad_value_is_refused_with_its_path_and_the_reason() -> Result<()> {
     found.sort();
     let all =
         ["spec.global.version", "spec.proxy.opaquePorts[0]", "spec.proxy.opaquePorts[1]", "spec.proxy.skipSubnets[0]"];
-    assert_eq!(found, all, "all that is wrong is said at once");
+    assert_eq!(found, all, "all errors must be reported together");
     Ok(())
 }
 
 #[tokio::test]
-async fn what_is_unusual_and_right_is_taken() -> Result<()> {
+async fn unusual_but_valid_values_are_accepted() -> Result<()> {
     let control_plane = e2e::shared().await?;
     control_plane.install_crds("crd").await?;
     let client = control_plane.client().await?;
@@ -212,7 +212,7 @@ async fn what_is_unusual_and_right_is_taken() -> Result<()> {
     ] {
         dry_run(&client, spec.clone()).await.with_context(|| spec.to_string())?;
     }
-    // Null is "not set", wherever there is a field; within `values` it means something, and stays.
+    // In a field, null means "not set". Within `values` it removes a key, and is stored.
     let nulls =
         json!({"mode": null, "proxy": {"adminPort": null}, "global": null, "values": {"proxy": {"accessLog": null}}});
     let taken = dry_run(&client, nulls).await?.data["spec"].take();
@@ -222,7 +222,7 @@ async fn what_is_unusual_and_right_is_taken() -> Result<()> {
 }
 
 #[tokio::test]
-async fn kubectl_explains_it_like_documentation() -> Result<()> {
+async fn kubectl_explain_shows_the_documentation() -> Result<()> {
     let control_plane = e2e::shared().await?;
     control_plane.install_crds("crd").await?;
     for (path, texts) in [
@@ -237,14 +237,14 @@ async fn kubectl_explains_it_like_documentation() -> Result<()> {
         ("lcfg.spec.rollout.window.allow.cron", ["minute, hour, day of month, month and day of week", "0 2 * * 1-5"]),
         ("lcfg.status.conditions", ["Accepted: whether", "lastTransitionTime"]),
     ] {
-        let shown = eventually(Duration::from_secs(30), "kubectl to know it", async || {
+        let shown = eventually(Duration::from_secs(30), "kubectl to explain it", async || {
             control_plane.kubectl(&["explain", path]).await
         })
         .await?;
-        // kubectl breaks lines where it likes.
+        // kubectl wraps lines.
         let words = shown.split_whitespace().collect::<Vec<_>>().join(" ");
         for text in texts {
-            assert!(words.contains(text), "{path} should say {text:?}: {words}");
+            assert!(words.contains(text), "{path} should contain {text:?}: {words}");
         }
     }
     let names =
@@ -254,7 +254,7 @@ async fn kubectl_explains_it_like_documentation() -> Result<()> {
 }
 
 #[tokio::test]
-async fn the_target_is_kept_and_the_status_is_apart() -> Result<()> {
+async fn the_target_is_immutable_and_the_status_is_a_subresource() -> Result<()> {
     let control_plane = ControlPlane::start(Options::default()).await?;
     control_plane.install_crds("crd").await?;
     let configs: Api<DynamicObject> = Api::all_with(control_plane.client().await?, &kind());
@@ -265,7 +265,7 @@ async fn the_target_is_kept_and_the_status_is_apart() -> Result<()> {
     for (global, fields) in [
         (json!({"linkerdNamespace": "linkerd"}), vec!["spec.global.linkerdNamespace"]),
         (json!({"configMap": "linkerd-config"}), vec!["spec.global.configMap"]),
-        // Without a value it would be the default.
+        // Null would select the default, which is another target.
         (json!({"linkerdNamespace": null}), vec!["spec.global.linkerdNamespace"]),
         (json!(null), vec!["spec.global.configMap", "spec.global.linkerdNamespace"]),
     ] {
@@ -275,7 +275,7 @@ async fn the_target_is_kept_and_the_status_is_apart() -> Result<()> {
         assert_eq!(refused.iter().map(|(field, _)| field.as_str()).collect::<Vec<_>>(), fields);
     }
 
-    // Neither way in touches what belongs to the other.
+    // A write of the resource leaves the status, and a write of the status leaves the spec.
     let both = json!({"spec": {"mode": "Observe"}, "status": {"active": true}});
     let spec_written = merge(both.clone()).await?;
     assert_eq!((&spec_written.data["spec"]["mode"], &spec_written.data["status"]), (&json!("Observe"), &json!(null)));
@@ -288,7 +288,7 @@ async fn the_target_is_kept_and_the_status_is_apart() -> Result<()> {
     );
     assert_eq!((made.metadata.generation, status_written.metadata.generation), (Some(1), Some(2)));
 
-    // Each manager has the conditions that it applied.
+    // Each field manager owns the conditions that it applied.
     apply_condition(&configs, "one", "Ready", "True").await?;
     apply_condition(&configs, "two", "Stalled", "True").await?;
     let status = apply_condition(&configs, "one", "Ready", "False").await?;
@@ -343,7 +343,7 @@ fn env(variables: Value) -> Value {
     at(&["proxy", "additionalEnv"], variables)
 }
 
-/// An object that has the value there, and nothing else.
+/// An object with only this value, at this path.
 fn at(path: &[&str], value: Value) -> Value {
     path.iter().rev().fold(value, |value, key| Value::Object([((*key).to_owned(), value)].into_iter().collect()))
 }
@@ -353,17 +353,17 @@ async fn dry_run(client: &Client, spec: Value) -> kube::Result<DynamicObject> {
     configs.create(&PostParams { dry_run: true, ..PostParams::default() }, &object("mesh", spec)).await
 }
 
-/// Each of these specs is refused for this one path, and for this reason.
+/// Checks that each spec is rejected for this path only, and for this reason.
 async fn all_refused(client: &Client, table: impl IntoIterator<Item = (Value, impl AsRef<str>, &str)>) -> Result<()> {
     for (spec, path, text) in table {
         let causes = causes(dry_run(client, spec.clone()).await).with_context(|| spec.to_string())?;
         let [(field, message)] = causes.as_slice() else { bail!("{spec}: {causes:?}") };
         ensure!(
             field == path.as_ref() && message.contains(text),
-            "{spec}, expected {}: {text}, was {field}: {message}",
+            "{spec}: expected {}: {text}, got {field}: {message}",
             path.as_ref()
         );
-        ensure!(!message.contains("c2VjcmV0"), "a private key is repeated: {message}");
+        ensure!(!message.contains("c2VjcmV0"), "the message contains a private key: {message}");
     }
     Ok(())
 }
@@ -379,16 +379,16 @@ async fn apply_condition(configs: &Api<DynamicObject>, manager: &str, of: &str, 
     Ok(written.data.get_mut("status").map(Value::take).unwrap_or_default())
 }
 
-/// The fields that were refused, and why. Not the line that says that there may be more.
+/// The rejected fields and the reasons, without the hint that there may be further errors.
 fn causes<T>(outcome: kube::Result<T>) -> Result<Vec<(String, String)>> {
-    let Err(kube::Error::Api(status)) = outcome else { bail!("it was taken, or not answered") };
+    let Err(kube::Error::Api(status)) = outcome else { bail!("the request was accepted, or got no response") };
     ensure!(status.code == 422, "{status:?}");
     let details = status.details.context("no details")?;
     let all = details.causes.into_iter().map(|cause| (cause.field, cause.message));
     Ok(all.filter(|(field, _)| field != "<nil>").collect())
 }
 
-/// The cells of what `kubectl get` prints; two spaces or more are between them.
+/// The cells of the output of `kubectl get`, which are separated by two or more spaces.
 fn table(shown: &str) -> Vec<Vec<&str>> {
     shown.lines().map(|line| line.split("  ").map(str::trim).filter(|cell| !cell.is_empty()).collect()).collect()
 }

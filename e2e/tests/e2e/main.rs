@@ -1,4 +1,4 @@
-//! The end-to-end tests: one binary, so that they share one control plane; a module per topic.
+//! The end-to-end tests, one module per topic. They are one binary, so that they share one control plane.
 
 mod cli;
 mod crd;
@@ -14,11 +14,14 @@ mod leadership;
 #[allow(
     clippy::indexing_slicing,
     clippy::expect_used,
-    reason = "a test that panics says where; JSON without a field is null"
+    reason = "a panic reports its location; indexing JSON by an absent field returns null"
 )]
 mod linkerd_config;
 mod linkerd_config_crd;
-#[allow(clippy::indexing_slicing, reason = "a test that panics says where; JSON without a field is null")]
+#[allow(
+    clippy::indexing_slicing,
+    reason = "a panic reports its location; indexing JSON by an absent field returns null"
+)]
 mod manifests;
 mod placement;
 mod process;

@@ -1,4 +1,4 @@
-//! The YAML of the operator, read by kubectl: Go's reader, with the rules of YAML 1.1. No server is needed.
+//! Parses the operator's YAML with kubectl, that is, with Go's parser for YAML 1.1. No API server is needed.
 
 use std::process::Command;
 
@@ -6,18 +6,18 @@ use anyhow::{Context, Result, ensure};
 use e2e::binaries::Binaries;
 use serde_json::Value;
 
-/// What the operator writes, and what it means by it. A unit test holds that it still writes that.
+/// A document as the operator writes it, and its values. A unit test checks that the operator still writes this text.
 const WRITTEN: &str = include_str!("../../../src/linkerd_config/values/testdata/written.yaml");
-const MEANT: &str = include_str!("../../../src/linkerd_config/values/testdata/written.json");
+const EXPECTED: &str = include_str!("../../../src/linkerd_config/values/testdata/written.json");
 
-/// What kubectl makes of a YAML document.
+/// Returns the values that kubectl parses from a YAML document.
 fn read(document: &str) -> Result<Value> {
     let kubectl = Binaries::find_or_build()?.tool("kubectl")?;
     let directory = tempfile::tempdir()?;
     let file = directory.path().join("object.yaml");
-    // Below a field, as kubectl wants an object.
-    let below: String = document.lines().map(|line| format!("  {line}\n")).collect();
-    let object = format!("apiVersion: example.com/v1\nkind: Values\nmetadata:\n  name: values\nvalues:\n{below}");
+    // kubectl accepts only objects, so the document becomes a field of one.
+    let indented: String = document.lines().map(|line| format!("  {line}\n")).collect();
+    let object = format!("apiVersion: example.com/v1\nkind: Values\nmetadata:\n  name: values\nvalues:\n{indented}");
     std::fs::write(&file, object)?;
     let output = Command::new(kubectl)
         .args(["patch", "--local", "--type=merge", "--patch={}", "--output=json", "--filename"])
@@ -31,7 +31,7 @@ fn read(document: &str) -> Result<Value> {
     Ok(object.get_mut("values").map(Value::take).unwrap_or_default())
 }
 
-/// Numbers by their value: kubectl writes 1e+20 in full, and a `u64` as a float.
+/// Compares numbers by value: kubectl writes 1e+20 in full, and a `u64` as a float.
 fn assert_same(one: &Value, other: &Value, at: &str) {
     match (one, other) {
         (Value::Object(map), Value::Object(others)) => {
@@ -52,14 +52,14 @@ fn assert_same(one: &Value, other: &Value, at: &str) {
 }
 
 #[test]
-fn go_reads_what_the_operator_writes() -> Result<()> {
-    assert_same(&read(WRITTEN)?, &serde_json::from_str(MEANT)?, "");
+fn go_parses_the_documents_that_the_operator_writes() -> Result<()> {
+    assert_same(&read(WRITTEN)?, &serde_json::from_str(EXPECTED)?, "");
     Ok(())
 }
 
-/// Or the test above would prove nothing.
+/// Without this rule the test above would prove nothing.
 #[test]
-fn kubectl_reads_by_the_rules_of_yaml_1_1() -> Result<()> {
+fn kubectl_parses_yaml_1_1() -> Result<()> {
     let found = read("a: off\nb: \"off\"\nc: 0777\nd: 1_000\ny: 1\n")?;
     assert_eq!(found, serde_json::json!({"a": false, "b": "off", "c": 511, "d": 1000, "true": 1}));
     Ok(())

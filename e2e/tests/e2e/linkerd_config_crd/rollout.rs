@@ -1,4 +1,4 @@
-//! What the API server takes and refuses of `spec.rollout`.
+//! What the API server accepts and rejects in `spec.rollout`.
 
 use anyhow::{Context, Result};
 use serde_json::{Value, json};
@@ -6,7 +6,7 @@ use serde_json::{Value, json};
 use super::{all_refused, at, dry_run};
 
 #[tokio::test]
-async fn a_bad_value_is_refused_with_its_path_and_the_reason() -> Result<()> {
+async fn an_invalid_value_is_rejected_with_its_path_and_the_reason() -> Result<()> {
     let control_plane = e2e::shared().await?;
     control_plane.install_crds("crd").await?;
     let client = control_plane.client().await?;
@@ -99,7 +99,7 @@ async fn a_bad_value_is_refused_with_its_path_and_the_reason() -> Result<()> {
 }
 
 #[tokio::test]
-async fn what_is_unusual_and_right_is_taken() -> Result<()> {
+async fn unusual_but_valid_values_are_accepted() -> Result<()> {
     let control_plane = e2e::shared().await?;
     control_plane.install_crds("crd").await?;
     let client = control_plane.client().await?;
