@@ -1,4 +1,4 @@
-//! What cannot be restarted, or must not be: each is told with its reason, and the rest proceeds.
+//! Workloads that cannot or must not be restarted: each is reported with a reason, and the others proceed.
 
 use std::collections::BTreeMap;
 
@@ -21,7 +21,7 @@ use serde_json::{Value, json};
 
 use super::{DEADLINE, Mesh, names};
 
-/// Reasons and counts.
+/// The reasons and counts in `status.rollout.skipped`.
 fn skipped(rollout: &Value) -> BTreeMap<String, i64> {
     let entries = rollout["skipped"].as_array().into_iter().flatten();
     entries
@@ -29,7 +29,7 @@ fn skipped(rollout: &Value) -> BTreeMap<String, i64> {
         .collect()
 }
 
-/// Waits until just these are skipped, one each.
+/// Waits until exactly one workload is skipped for each of these reasons.
 async fn skips(mesh: &Mesh, reasons: &[&str]) -> Result<()> {
     let expected = reasons.iter().map(|reason| ((*reason).to_owned(), 1)).collect::<BTreeMap<_, _>>();
     eventually(DEADLINE, format_args!("{expected:?} to be skipped"), async || {
@@ -40,8 +40,9 @@ async fn skips(mesh: &Mesh, reasons: &[&str]) -> Result<()> {
     .await
 }
 
-/// A Pod and a Job's Pod that ask to be injected; a Pod whose owner is no controller that anybody knows.
-async fn put_what_no_workload_owns(mesh: &Mesh) -> Result<()> {
+/// Creates three Pods with injection enabled: one without an owner, one of a Job, and one with an owner of an unknown
+/// kind.
+async fn put_pods_without_a_workload(mesh: &Mesh) -> Result<()> {
     let client = &mesh.installation.client;
     let labels = json!({"linkerd-operator-e2e": "workload"});
     let metadata = json!({"labels": labels, "annotations": {"linkerd.io/inject": "enabled"}});
@@ -60,7 +61,7 @@ async fn put_what_no_workload_owns(mesh: &Mesh) -> Result<()> {
     }]);
     pods.create(&PostParams::default(), &serde_json::from_value(pod)?).await?;
 
-    // One that goes on for longer than the test.
+    // The Job runs longer than the test.
     let container = json!({"name": "app", "image": format!("app:{NEVER_READY}")});
     let job = json!({
         "metadata": {"name": "job", "labels": labels},
@@ -68,10 +69,10 @@ async fn put_what_no_workload_owns(mesh: &Mesh) -> Result<()> {
     });
     let jobs: Api<Job> = Api::namespaced(client.clone(), &mesh.app);
     jobs.create(&PostParams::default(), &serde_json::from_value(job)?).await?;
-    eventually(SOON, "three Pods", async || {
+    eventually(SOON, "the Pod of the Job", async || {
         let all = pods.list(&kube::api::ListParams::default()).await?;
         let of_job = all.iter().any(|pod| pod.owner_references().iter().any(|owner| owner.kind == "Job"));
-        ensure!(of_job, "none of the Job");
+        ensure!(of_job, "it does not exist");
         Ok(())
     })
     .await
@@ -79,7 +80,7 @@ async fn put_what_no_workload_owns(mesh: &Mesh) -> Result<()> {
 
 /// Scenario 11.
 #[tokio::test(flavor = "multi_thread")]
-async fn each_is_told_with_its_reason_and_the_rest_proceeds() -> Result<()> {
+async fn each_skipped_workload_is_reported_with_its_reason_and_the_others_proceed() -> Result<()> {
     let mut mesh = Mesh::new().await?;
     let none = json!({});
     let (app, other) = (mesh.app.clone(), mesh.other.clone());
@@ -94,11 +95,11 @@ async fn each_is_told_with_its_reason_and_the_rest_proceeds() -> Result<()> {
     let manual = mesh.put(&app, Kind::StatefulSet, "manual", 1, on_delete).await?;
     let partition = json!({"spec": {"updateStrategy": {"rollingUpdate": {"partition": 1}}}});
     let partial = mesh.put(&app, Kind::StatefulSet, "partial", 2, partition).await?;
-    // An annotation with which Linkerd's injector makes a patch that nobody can read.
+    // With this annotation Linkerd's injector creates a malformed patch.
     let breaks = json!({"metadata": {"annotations": {"config.linkerd.io/proxy-additional-env": "A=B"}}});
     mesh.patch_namespace(&other, breaks).await?;
     let unsafe_there = mesh.put(&other, Kind::Deployment, "unsafe-there", 1, none).await?;
-    put_what_no_workload_owns(&mesh).await?;
+    put_pods_without_a_workload(&mesh).await?;
     let budgets: Api<PodDisruptionBudget> = Api::namespaced(mesh.installation.client.clone(), &app);
     let budget = json!({
         "metadata": {"name": "guard"},
@@ -113,7 +114,7 @@ async fn each_is_told_with_its_reason_and_the_rest_proceeds() -> Result<()> {
     let status = mesh.rollout_is("False/BlockedByPDB").await?;
     let marker = status["injectionHash"].as_str().context("no hash")?;
     web.has(2, marker).await?;
-    // What is above the partition is brought up to date, and no more than that.
+    // Only the Pods above the partition are updated.
     assert_eq!(partial.proxies().await?.iter().flatten().filter(|it| it.marker.as_deref() == Some(marker)).count(), 1);
     assert_eq!(mesh.restarted()?, names(["partial", "web"]));
     let events: [(&Workload, &str); 4] =
@@ -123,7 +124,7 @@ async fn each_is_told_with_its_reason_and_the_rest_proceeds() -> Result<()> {
         assert!(note.to_lowercase().contains(&why.to_lowercase()), "{note}");
     }
 
-    // What is no longer in the way is no longer skipped.
+    // Workloads that are no longer blocked are restarted.
     paused.patch(json!({"spec": {"paused": false}})).await?;
     paused.gets(1, marker).await?;
     budgets.delete("guard", &DeleteParams::default()).await?;
@@ -138,9 +139,9 @@ async fn each_is_told_with_its_reason_and_the_rest_proceeds() -> Result<()> {
     Ok(())
 }
 
-/// Where budgets need not be respected, the controllers keep up what they keep up.
+/// Without `respectPDB` only the update strategies of the workloads limit unavailability.
 #[tokio::test(flavor = "multi_thread")]
-async fn a_budget_that_does_not_count_does_not_block() -> Result<()> {
+async fn a_budget_that_is_ignored_or_allows_disruptions_does_not_block() -> Result<()> {
     let mut mesh = Mesh::new().await?;
     let guarded = mesh.deployment("guarded", 1).await?;
     let budgets: Api<PodDisruptionBudget> = Api::namespaced(mesh.installation.client.clone(), &mesh.app);
@@ -150,7 +151,7 @@ async fn a_budget_that_does_not_count_does_not_block() -> Result<()> {
     mesh.configure_with(1, json!({"respectPDB": false})).await?;
     let marker = mesh.is_complete().await?;
     guarded.has(1, &marker).await?;
-    // One that allows something blocks nothing either: two of three may be away.
+    // A budget that allows disruptions does not block either: two of three Pods may be unavailable.
     guarded.scale(3).await?;
     budgets.delete("guard", &DeleteParams::default()).await?;
     let budget = json!({"metadata": {"name": "loose"}, "spec": {"maxUnavailable": 2, "selector": {}}});

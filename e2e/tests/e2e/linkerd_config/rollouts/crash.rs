@@ -1,4 +1,4 @@
-//! A manager that is killed, or hands over, in the middle: the next one goes on, and each workload is restarted once.
+//! A manager is killed or hands over during a rollout. The next one continues, and each workload is restarted once.
 
 use anyhow::{Context, Result, ensure};
 use e2e::{Action, FaultProxy, Rule, eventually, mesh::SOON};
@@ -6,22 +6,22 @@ use serde_json::json;
 
 use super::{DEADLINE, Mesh};
 
-/// How the patch ends that is under way when the manager is killed.
+/// The outcome of the patch in flight when the manager is killed.
 #[derive(Clone, Copy, Debug, PartialEq)]
 enum End {
-    /// It never comes to the API server.
+    /// The patch never reaches the API server.
     Lost,
-    /// It was carried out, and nobody knows.
+    /// The API server executes the patch, but the manager receives no response.
     Unknown,
-    /// It is carried out when the next manager is at work.
+    /// The API server executes the patch after the next manager has restarted a workload.
     Late,
-    /// It was carried out and known; its Pods are on their way.
+    /// The manager has received the response, and the new Pods are being created.
     Known,
 }
 
 /// Scenario 12.
 #[tokio::test(flavor = "multi_thread")]
-async fn killed_at_any_moment_of_a_restart_it_restarts_each_workload_once() -> Result<()> {
+async fn a_manager_killed_at_any_moment_of_a_restart_restarts_each_workload_once() -> Result<()> {
     let mut mesh = Mesh::new().await?;
     let slow = json!({"spec": {"minReadySeconds": 2}});
     let two = [mesh.deployment_with("a", 1, slow).await?, mesh.deployment("b", 1).await?];
@@ -57,7 +57,7 @@ async fn killed(mesh: &mut Mesh, number: u16, end: End) -> Result<()> {
     manager.kill().await?;
     if let Some(fault) = fault.as_ref().filter(|_| end == End::Unknown) {
         fault.release();
-        eventually(SOON, "the patch to be carried out", async || {
+        eventually(SOON, "the patch to be executed", async || {
             ensure!(!mesh.restarts.all()?.is_empty(), "it is not");
             Ok(())
         })
@@ -78,7 +78,7 @@ async fn killed(mesh: &mut Mesh, number: u16, end: End) -> Result<()> {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn handed_over_midway_it_is_finished_by_the_next() -> Result<()> {
+async fn a_rollout_that_is_handed_over_is_finished_by_the_next_manager() -> Result<()> {
     let mut mesh = Mesh::new().await?;
     let slow = json!({"spec": {"minReadySeconds": 2}});
     let three = [
@@ -87,13 +87,13 @@ async fn handed_over_midway_it_is_finished_by_the_next() -> Result<()> {
         mesh.deployment_with("c", 1, slow).await?,
     ];
     mesh.adopt(json!({})).await?;
-    let behind = FaultProxy::start(&mesh.installation.control_plane).await?;
-    let mut second = mesh.installation.start_manager("second", &behind, &[])?;
+    let second_proxy = FaultProxy::start(&mesh.installation.control_plane).await?;
+    let mut second = mesh.installation.start_manager("second", &second_proxy, &[])?;
     second.ready(SOON).await?;
     mesh.configure(1).await?;
     mesh.first_of(&three.each_ref()).await?;
-    let by_second = || behind.count("PATCH", "/deployments/");
-    assert_eq!(by_second(), 0, "it does not lead");
+    let by_second = || second_proxy.count("PATCH", "/deployments/");
+    assert_eq!(by_second(), 0, "a follower must not restart");
     let mut first = mesh.manager.take().context("no manager")?;
     ensure!(first.terminate(SOON).await?.success());
     let marker = mesh.is_complete().await?;
@@ -105,7 +105,7 @@ async fn handed_over_midway_it_is_finished_by_the_next() -> Result<()> {
     assert_eq!(mesh.restarts.most_at_once("")?, 1);
     assert!(by_second() >= 2, "{}", by_second());
     for workload in &three {
-        eventually(SOON, "it to say so", async || {
+        eventually(SOON, "rollout-state=updated", async || {
             let state = workload.annotation("rollout-state").await?;
             ensure!(state.as_deref() == Some("updated"), "{workload}: {state:?}");
             Ok(())

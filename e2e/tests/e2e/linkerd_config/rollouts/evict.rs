@@ -1,4 +1,4 @@
-//! The other method: Pods are evicted, and templates stay as they are.
+//! The method Evict: Pods are evicted, and templates are not changed.
 
 use std::sync::{
     Arc,
@@ -20,11 +20,11 @@ use tokio::task::JoinSet;
 
 use super::{DEADLINE, Mesh, opted_in, put_over};
 
-/// The fewest available replicas there are from now on.
+/// Records the lowest number of available replicas from now on, until the task is dropped.
 fn fewest(workload: &Workload) -> (Arc<AtomicI64>, JoinSet<()>) {
-    let (fewest, mut looks) = (Arc::new(AtomicI64::new(i64::MAX)), JoinSet::new());
+    let (fewest, mut task) = (Arc::new(AtomicI64::new(i64::MAX)), JoinSet::new());
     let (seen, workload) = (fewest.clone(), workload.clone());
-    looks.spawn(async move {
+    task.spawn(async move {
         loop {
             if let Ok(object) = workload.object().await {
                 let available = object.data.pointer("/status/availableReplicas").and_then(Value::as_i64);
@@ -33,7 +33,7 @@ fn fewest(workload: &Workload) -> (Arc<AtomicI64>, JoinSet<()>) {
             tokio::time::sleep(std::time::Duration::from_millis(20)).await;
         }
     });
-    (fewest, looks)
+    (fewest, task)
 }
 
 async fn template(workload: &Workload) -> Result<Option<Value>> {
@@ -41,7 +41,7 @@ async fn template(workload: &Workload) -> Result<Option<Value>> {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn pods_are_evicted_as_their_budgets_allow_and_no_template_is_touched() -> Result<()> {
+async fn pods_are_evicted_as_their_budgets_allow_and_no_template_is_changed() -> Result<()> {
     let mut mesh = Mesh::new().await?;
     let web = mesh.deployment_with("web", 3, json!({"spec": {"minReadySeconds": 1}})).await?;
     let guarded = mesh.deployment("guarded", 1).await?;
@@ -54,7 +54,7 @@ async fn pods_are_evicted_as_their_budgets_allow_and_no_template_is_touched() ->
         put_over(&mut budget, &json!({ "spec": spec }));
         budgets.create(&PostParams::default(), &serde_json::from_value(budget)?).await?;
     }
-    eventually(DEADLINE, "the budget of web to allow one", async || {
+    eventually(DEADLINE, "the budget of web to allow one disruption", async || {
         let allowed = budgets.get("web").await?.status.map(|status| status.disruptions_allowed);
         ensure!(allowed == Some(1), "{allowed:?}");
         Ok(())
@@ -62,12 +62,12 @@ async fn pods_are_evicted_as_their_budgets_allow_and_no_template_is_touched() ->
     .await?;
     mesh.adopt(json!({"rollout": {"method": "Evict"}})).await?;
     let template = template(&web).await?;
-    let (fewest, _looks) = fewest(&web);
+    let (fewest, _task) = fewest(&web);
     mesh.configure(1).await?;
     let status = mesh.rollout_is("False/BlockedByPDB").await?;
     let marker = status["injectionHash"].as_str().context("no hash")?;
     web.has(3, marker).await?;
-    // There is no other way than this to bring that one up to date.
+    // Only an eviction can update a workload with the strategy OnDelete.
     store.has(2, marker).await?;
     assert!(guarded.is_marked(marker).await.is_err());
     ensure!(fewest.load(Ordering::SeqCst) >= 2, "down to {} of 3", fewest.load(Ordering::SeqCst));

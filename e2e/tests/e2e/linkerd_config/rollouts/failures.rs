@@ -1,4 +1,4 @@
-//! Workloads that do not come back: where it stops, what is taken back, and what is tried again.
+//! Workloads that do not become ready after a restart: the rollout halts, rolls back or continues, and can be retried.
 
 use anyhow::{Context, Result, ensure};
 use e2e::{
@@ -15,7 +15,7 @@ use serde_json::{Value, json};
 
 use super::{DEADLINE, Mesh, QUIET, put_over};
 
-/// A version of the proxy that nobody can pull.
+/// A spec with a version of the proxy that cannot be pulled.
 fn bad(rollout: &Value) -> Value {
     let mut spec = json!({"proxy": {"proxyVersion": NEVER_READY}, "rollout": {"progressDeadline": "3s"}});
     put_over(&mut spec, &json!({ "rollout": rollout }));
@@ -23,7 +23,7 @@ fn bad(rollout: &Value) -> Value {
 }
 
 async fn is_failed(workload: &Workload) -> Result<()> {
-    eventually(SOON, format_args!("{workload} to say that it failed"), async || {
+    eventually(SOON, format_args!("{workload} to be reported as failed"), async || {
         let state = workload.annotation("rollout-state").await?;
         ensure!(state.as_deref() == Some("failed"), "{state:?}");
         let why = workload.annotation("rollout-message").await?;
@@ -34,9 +34,9 @@ async fn is_failed(workload: &Workload) -> Result<()> {
     .await
 }
 
-/// Scenario 7: with a budget of two, the third is left alone.
+/// Scenario 7: after two failures the third workload is not restarted.
 #[tokio::test(flavor = "multi_thread")]
-async fn it_halts_when_its_failures_are_spent_and_goes_on_with_what_is_put_right() -> Result<()> {
+async fn a_rollout_halts_at_the_limit_of_failures_and_continues_when_the_spec_is_corrected() -> Result<()> {
     let mut mesh = Mesh::new().await?;
     let three = [mesh.deployment("a", 2).await?, mesh.deployment("b", 2).await?, mesh.deployment("c", 2).await?];
     mesh.adopt(json!({})).await?;
@@ -51,7 +51,7 @@ async fn it_halts_when_its_failures_are_spent_and_goes_on_with_what_is_put_right
         assert!(failure["reason"] == "ProgressDeadlineExceeded" && failure["message"].is_string(), "{failure}");
         let failed = three.iter().find(|workload| workload.name() == name).context("an unknown name")?;
         is_failed(failed).await?;
-        // Kubernetes keeps the old Pods for as long as there is no new one.
+        // Kubernetes keeps the old Pods until a new one is ready.
         assert_eq!(failed.uids().await?.len(), 3);
     }
     mesh.tells("RolloutHalted").await?;
@@ -69,9 +69,9 @@ async fn it_halts_when_its_failures_are_spent_and_goes_on_with_what_is_put_right
     Ok(())
 }
 
-/// Scenario 7, the other way.
+/// Scenario 7, with `onFailure: Rollback`.
 #[tokio::test(flavor = "multi_thread")]
-async fn it_puts_back_what_was_good_where_it_is_told_to() -> Result<()> {
+async fn a_rollout_is_rolled_back_to_the_last_good_configuration_if_declared() -> Result<()> {
     let mut mesh = Mesh::new().await?;
     let three = [mesh.deployment("a", 2).await?, mesh.deployment("b", 2).await?, mesh.deployment("c", 2).await?];
     mesh.adopt(json!({})).await?;
@@ -90,13 +90,13 @@ async fn it_puts_back_what_was_good_where_it_is_told_to() -> Result<()> {
     mesh.installation.says(&document).await?;
     for (workload, (uids, restarted_for)) in three.iter().zip(before) {
         workload.gets(2, &good).await?;
-        // No Pod that ran was lost on the way.
+        // No running Pod was replaced.
         assert_eq!((workload.uids().await?, workload.restarted_for().await?), (uids, restarted_for), "{workload}");
     }
     let restarts = mesh.restarts.all()?;
     assert!(restarts.iter().all(|restart| restart.workload == first.to_string()), "{restarts:?}");
-    assert_eq!(restarts.len(), 2, "there and back: {restarts:?}");
-    eventually(SOON, "the workload to say so", async || {
+    assert_eq!(restarts.len(), 2, "the restart and its rollback: {restarts:?}");
+    eventually(SOON, "rollout-state=rolled-back", async || {
         let state = first.annotation("rollout-state").await?;
         ensure!(state.as_deref() == Some("rolled-back"), "{state:?}");
         Ok(())
@@ -104,7 +104,7 @@ async fn it_puts_back_what_was_good_where_it_is_told_to() -> Result<()> {
     .await?;
     mesh.tells("ConfigRolledBack").await?;
     mesh.shows(json!({"phase": "RolledBack"})).await?;
-    // It is not tried again before it is another.
+    // The configuration is not retried until it changes.
     mesh.no_more_than(2).await?;
     mesh.installation.says(&document).await?;
     mesh.change(json!({"proxy": {"proxyVersion": "edge-26.9.1"}})).await?;
@@ -115,9 +115,9 @@ async fn it_puts_back_what_was_good_where_it_is_told_to() -> Result<()> {
     Ok(())
 }
 
-/// Its controller waits for the Pod that does not become ready, whatever its template says by then.
+/// The StatefulSet controller waits for the Pod that does not become ready, even after its template is rolled back.
 #[tokio::test(flavor = "multi_thread")]
-async fn a_stateful_set_is_put_back_with_the_pod_that_it_hangs_on() -> Result<()> {
+async fn a_stateful_set_is_rolled_back_together_with_its_stuck_pod() -> Result<()> {
     let mut mesh = Mesh::new().await?;
     let store = mesh.put(&mesh.app, Kind::StatefulSet, "store", 3, opted_in()).await?;
     mesh.adopt(json!({})).await?;
@@ -128,13 +128,18 @@ async fn a_stateful_set_is_put_back_with_the_pod_that_it_hangs_on() -> Result<()
     mesh.rollout_is("False/RolledBack").await?;
     store.gets(3, &good).await?;
     assert_eq!(store.restarted_for().await?, restarted_for);
-    assert_eq!(mesh.counts([&store])?, [3], "the good one, there and back: {:?}", mesh.restarts.all()?);
+    assert_eq!(
+        mesh.counts([&store])?,
+        [3],
+        "the good restart, the failed one and its rollback: {:?}",
+        mesh.restarts.all()?
+    );
     Ok(())
 }
 
-/// Trap 22: without room for one more Pod a Deployment cannot begin.
+/// Trap 22: without quota for one more Pod a Deployment cannot begin its update.
 #[tokio::test(flavor = "multi_thread")]
-async fn it_goes_on_without_one_whose_quota_is_exhausted_and_says_why_that_failed() -> Result<()> {
+async fn a_workload_with_an_exhausted_quota_fails_with_the_reason_and_the_others_proceed() -> Result<()> {
     let mut mesh = Mesh::new().await?;
     let stuck = mesh.put(&mesh.other, Kind::Deployment, "stuck", 1, opted_in()).await?;
     let (web, api) = (mesh.deployment("web", 1).await?, mesh.deployment("api", 1).await?);
@@ -161,7 +166,7 @@ async fn it_goes_on_without_one_whose_quota_is_exhausted_and_says_why_that_faile
     is_failed(&stuck).await?;
     mesh.no_more_than(3).await?;
 
-    // With room it may be tried again, when somebody says so.
+    // With more quota, the retry annotation restarts it.
     let more = Patch::Merge(json!({"spec": {"hard": {"pods": "5"}}}));
     quotas.patch("pods", &PatchParams::default(), &more).await?;
     mesh.annotate("retry", "with room").await?;
@@ -171,34 +176,34 @@ async fn it_goes_on_without_one_whose_quota_is_exhausted_and_says_why_that_faile
     Ok(())
 }
 
-/// Trap 17: somebody takes away what we write.
+/// Trap 17: another controller removes our annotation.
 #[tokio::test(flavor = "multi_thread")]
-async fn a_workload_whose_owner_takes_the_annotation_away_is_left_to_him() -> Result<()> {
+async fn a_workload_whose_owner_removes_the_annotation_is_skipped() -> Result<()> {
     let mut mesh = Mesh::new().await?;
-    // The old Pod stays while the new one is young, so that there is something to restart for.
+    // The old Pod stays until the new one is available, so the workload still needs a restart.
     let owned = mesh.deployment_with("owned", 1, json!({"spec": {"minReadySeconds": 5}})).await?;
     let web = mesh.deployment("web", 1).await?;
     mesh.adopt(json!({})).await?;
     mesh.configure(1).await?;
-    let take_away =
+    let removal =
         json!({"spec": {"template": {"metadata": {"annotations": {"config.linkerd.io/restarted-for": null}}}}});
-    let mut taken_away = 0;
-    eventually(DEADLINE, "it to be given up", async || {
+    let mut removals = 0;
+    eventually(DEADLINE, "the workload to be skipped", async || {
         if owned.restarted_for().await?.is_some() {
-            owned.patch(take_away.clone()).await?;
-            taken_away += 1;
+            owned.patch(removal.clone()).await?;
+            removals += 1;
         }
         let skipped = mesh.status().await?.0["rollout"]["skipped"].take();
-        ensure!(skipped == json!([{"reason": "Reverted", "count": 1}]), "{skipped}, {taken_away} times");
+        ensure!(skipped == json!([{"reason": "Reverted", "count": 1}]), "{skipped}, {removals} times");
         Ok(())
     })
     .await?;
-    assert!((1..=3).contains(&taken_away), "{taken_away} times");
+    assert!((1..=3).contains(&removals), "{removals} times");
     mesh.rollout_is("False/WorkloadsSkipped").await?;
     web.is_settled(1).await?;
     assert_eq!(mesh.counts([&web])?, [1]);
     let restarts = mesh.restarts.all()?.len();
-    holds(QUIET, "it to be left alone", async || {
+    holds(QUIET, "no further restart", async || {
         ensure!(mesh.restarts.all()?.len() == restarts, "{:?}", mesh.restarts.all()?);
         Ok(())
     })

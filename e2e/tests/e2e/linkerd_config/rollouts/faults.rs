@@ -1,4 +1,4 @@
-//! An API server that fails in the middle: what is tried again restarts nothing twice.
+//! An API server that fails during a rollout: retries restart no workload twice.
 
 use anyhow::{Result, ensure};
 use e2e::{Action, Rule, eventually, mesh::SOON};
@@ -7,7 +7,7 @@ use serde_json::json;
 use super::Mesh;
 
 #[tokio::test(flavor = "multi_thread")]
-async fn what_cannot_be_written_is_told_and_tried_again_and_done_once() -> Result<()> {
+async fn a_failed_restart_is_reported_and_retried_until_it_is_made_once() -> Result<()> {
     let mut mesh = Mesh::new().await?;
     let three = [mesh.deployment("a", 1).await?, mesh.deployment("b", 1).await?, mesh.deployment("c", 1).await?];
     mesh.adopt(json!({"rollout": {"maxConcurrent": 3, "maxConcurrentPerNamespace": 3}})).await?;
@@ -29,9 +29,9 @@ async fn what_cannot_be_written_is_told_and_tried_again_and_done_once() -> Resul
     Ok(())
 }
 
-/// Answers are lost, watches end, and each second write has to be sent again.
+/// Responses are lost, watches are cut, and some writes conflict.
 #[tokio::test(flavor = "multi_thread")]
-async fn however_often_it_is_cut_off_each_workload_is_restarted_once() -> Result<()> {
+async fn each_workload_is_restarted_once_despite_cut_connections() -> Result<()> {
     let mut mesh = Mesh::new().await?;
     let slow = json!({"spec": {"minReadySeconds": 1}});
     let three = [
@@ -61,7 +61,7 @@ async fn however_often_it_is_cut_off_each_workload_is_restarted_once() -> Result
     assert_eq!(mesh.restarts.most_at_once("")?, 1);
     assert_eq!((lost.hits(), conflicts.hits()), (2, 2));
     for workload in &three {
-        eventually(SOON, "it to say so", async || {
+        eventually(SOON, "rollout-state=updated", async || {
             let state = workload.annotation("rollout-state").await?;
             ensure!(state.as_deref() == Some("updated"), "{workload}: {state:?}");
             Ok(())

@@ -1,4 +1,4 @@
-//! Injectors that are away, or wrong: nothing is restarted into the arms of those.
+//! Injectors that are absent, wrong or outdated: the rollout waits or halts.
 
 use std::time::Duration;
 
@@ -10,14 +10,14 @@ use super::Mesh;
 
 /// Scenario 8.
 #[tokio::test(flavor = "multi_thread")]
-async fn without_an_injector_nothing_begins_and_a_pod_born_without_proxy_is_counted_and_lives() -> Result<()> {
+async fn without_an_injector_nothing_is_restarted_and_a_new_pod_without_a_proxy_is_counted_and_kept() -> Result<()> {
     let mut mesh = Mesh::new().await?;
     let (web, api) = (mesh.deployment("web", 1).await?, mesh.deployment("api", 1).await?);
     mesh.adopt(json!({})).await?;
     mesh.injector.set_ready(0, false).await?;
     mesh.configure(1).await?;
     mesh.rollout_is("False/WaitingForInjector").await?;
-    eventually(SOON, "the API server to ask nobody", async || {
+    eventually(SOON, "the API server to call no injector", async || {
         let proxy = mesh.newborn().await?;
         ensure!(proxy.is_none(), "{proxy:?}");
         Ok(())
@@ -39,13 +39,13 @@ async fn without_an_injector_nothing_begins_and_a_pod_born_without_proxy_is_coun
     Ok(())
 }
 
-/// Trap 4: what came back without proxy is no reason to go on.
+/// Trap 4: a workload that comes back without a proxy halts the rollout.
 #[tokio::test(flavor = "multi_thread")]
-async fn who_comes_back_without_proxy_halts_it_and_a_retry_goes_on() -> Result<()> {
+async fn a_workload_that_comes_back_without_a_proxy_halts_the_rollout_and_a_retry_continues() -> Result<()> {
     let mut mesh = Mesh::new().await?;
     let three = [mesh.deployment("a", 1).await?, mesh.deployment("b", 1).await?, mesh.deployment("c", 1).await?];
     mesh.adopt(json!({"rollout": {"maxFailures": 3}})).await?;
-    // The injectors are found to be right, and then they are not.
+    // The injectors pass the probe, and fail afterwards.
     let restart = mesh.installation.proxy.inject(Rule::path("/deployments/").method("PATCH").times(1), Action::Hold);
     mesh.configure(1).await?;
     eventually(SOON, "the first restart to be under way", async || {
@@ -64,7 +64,7 @@ async fn who_comes_back_without_proxy_halts_it_and_a_retry_goes_on() -> Result<(
 
     mesh.injector.set_behaviour(0, Behaviour::Right).await?;
     tokio::time::sleep(Duration::from_secs(1)).await;
-    assert_eq!(mesh.restarted()?, restarted, "nobody said that it may go on");
+    assert_eq!(mesh.restarted()?, restarted, "the rollout must not continue without a retry");
     mesh.annotate("retry", "now").await?;
     let marker = mesh.is_complete().await?;
     for workload in &three {
@@ -73,9 +73,9 @@ async fn who_comes_back_without_proxy_halts_it_and_a_retry_goes_on() -> Result<(
     Ok(())
 }
 
-/// Who asks no injector finds out by what is born.
+/// Without a probe, only the new Pods show that the injector is outdated.
 #[tokio::test(flavor = "multi_thread")]
-async fn who_comes_back_as_old_as_before_is_tried_once_more_and_no_third_time() -> Result<()> {
+async fn a_workload_that_comes_back_outdated_is_restarted_once_more_and_then_fails() -> Result<()> {
     let mut mesh = Mesh::new().await?;
     let (web, api) = (mesh.deployment("web", 1).await?, mesh.deployment("api", 1).await?);
     mesh.adopt(json!({"injectorSync": {"method": "Delay", "delay": "0s"}})).await?;

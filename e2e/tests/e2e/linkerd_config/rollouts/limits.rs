@@ -1,4 +1,4 @@
-//! How many at a time, and how fast.
+//! The number of concurrent restarts, and the pauses between them.
 
 use std::time::Duration;
 
@@ -8,12 +8,12 @@ use serde_json::{Value, json};
 
 use super::{Mesh, put_over};
 
-/// So that restarts overlap where they may.
+/// Slows a restart down, so that restarts overlap if the limits allow it.
 fn slow(seconds: u32) -> Value {
     json!({"spec": {"minReadySeconds": seconds}})
 }
 
-/// Three in one namespace and two in another.
+/// Creates three workloads in one namespace and two in another.
 async fn five(mesh: &Mesh) -> Result<Vec<Workload>> {
     let mut five = Vec::new();
     for name in ["a", "b", "c"] {
@@ -28,14 +28,14 @@ async fn five(mesh: &Mesh) -> Result<Vec<Workload>> {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn as_many_at_a_time_as_it_says_and_never_more() -> Result<()> {
+async fn restarts_use_and_never_exceed_the_declared_concurrency() -> Result<()> {
     let mut mesh = Mesh::new().await?;
     let five = five(&mesh).await?;
     mesh.adopt(json!({})).await?;
     let (app, other) = (mesh.app.clone(), mesh.other.clone());
     for (number, limits, in_all, in_app, in_other) in [
         (1, json!({"maxConcurrent": 2, "maxConcurrentPerNamespace": 5}), 2, 2, 2),
-        // Two and a half.
+        // 50% of five is 2.5, rounded up.
         (2, json!({"maxConcurrent": "50%", "maxConcurrentPerNamespace": 5}), 3, 3, 2),
         (3, json!({"maxConcurrent": 5, "maxConcurrentPerNamespace": 1}), 2, 1, 1),
     ] {
@@ -57,7 +57,7 @@ async fn as_many_at_a_time_as_it_says_and_never_more() -> Result<()> {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn between_two_restarts_there_is_the_interval_and_after_each_the_soak() -> Result<()> {
+async fn the_interval_separates_restarts_and_the_soak_follows_each() -> Result<()> {
     let mut mesh = Mesh::new().await?;
     for name in ["a", "b", "c"] {
         mesh.deployment(name, 1).await?;
@@ -65,7 +65,7 @@ async fn between_two_restarts_there_is_the_interval_and_after_each_the_soak() ->
     mesh.adopt(json!({})).await?;
     mesh.configure_with(1, json!({"interval": "3s"})).await?;
     mesh.is_complete().await?;
-    // What is seen is seen a little late, of the one or of the other.
+    // Both times are observed with a small delay.
     let tolerance = Duration::from_millis(300);
     for pair in mesh.restarts.all()?.windows(2) {
         let gap = pair[1].begun - pair[0].begun;
@@ -78,7 +78,7 @@ async fn between_two_restarts_there_is_the_interval_and_after_each_the_soak() ->
     let all = mesh.restarts.all()?;
     assert_eq!(all.len(), 3);
     for pair in all.windows(2) {
-        let settled = pair[0].settled.expect("the next one begins when it is settled");
+        let settled = pair[0].settled.expect("a restart must be settled before the next one begins");
         let gap = pair[1].begun - settled;
         ensure!(gap + tolerance >= Duration::from_secs(2), "{gap:?} of soak between {pair:?}");
     }

@@ -1,4 +1,4 @@
-//! What changes while a rollout is under way.
+//! Changes during a rollout.
 
 use std::time::Duration;
 
@@ -8,7 +8,7 @@ use serde_json::json;
 
 use super::{DEADLINE, Mesh};
 
-/// Three workloads that take so many seconds.
+/// Creates three workloads whose restarts take at least this many seconds.
 async fn three(mesh: &Mesh, seconds: u32) -> Result<[Workload; 3]> {
     let slow = json!({"spec": {"minReadySeconds": seconds}});
     Ok([
@@ -19,7 +19,7 @@ async fn three(mesh: &Mesh, seconds: u32) -> Result<[Workload; 3]> {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn paused_it_finishes_what_it_began_and_resumed_the_rest() -> Result<()> {
+async fn a_paused_rollout_finishes_the_current_restart_and_continues_when_resumed() -> Result<()> {
     let mut mesh = Mesh::new().await?;
     let three = three(&mesh, 2).await?;
     mesh.adopt(json!({})).await?;
@@ -43,7 +43,7 @@ async fn paused_it_finishes_what_it_began_and_resumed_the_rest() -> Result<()> {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn what_changes_while_the_first_is_restarted_restarts_the_others_once() -> Result<()> {
+async fn a_change_during_the_first_restart_restarts_the_other_workloads_once() -> Result<()> {
     let mut mesh = Mesh::new().await?;
     let three = three(&mesh, 3).await?;
     mesh.adopt(json!({})).await?;
@@ -61,9 +61,9 @@ async fn what_changes_while_the_first_is_restarted_restarts_the_others_once() ->
     Ok(())
 }
 
-/// As by an autoscaler: what is born midway is new, and what was there is not.
+/// As by an autoscaler: the added Pods are up to date, and the others are not.
 #[tokio::test(flavor = "multi_thread")]
-async fn what_is_scaled_midway_is_restarted_once_all_the_same() -> Result<()> {
+async fn a_workload_that_is_scaled_during_a_rollout_is_restarted_once() -> Result<()> {
     let mut mesh = Mesh::new().await?;
     let three = three(&mesh, 1).await?;
     mesh.adopt(json!({})).await?;
@@ -80,9 +80,9 @@ async fn what_is_scaled_midway_is_restarted_once_all_the_same() -> Result<()> {
     Ok(())
 }
 
-/// Of two injectors one is behind, and nobody asks it before it is ready.
+/// One of two injectors is outdated, and is not probed until it is ready.
 #[tokio::test(flavor = "multi_thread")]
-async fn a_newborn_that_a_lagging_injector_made_is_found_and_healed() -> Result<()> {
+async fn a_pod_injected_by_a_lagging_injector_is_found_and_replaced() -> Result<()> {
     let mut mesh = Mesh::with_injectors(2).await?;
     let (web, api) = (mesh.deployment("web", 1).await?, mesh.deployment("api", 1).await?);
     mesh.adopt(json!({"injectorSync": {"nudge": false}})).await?;
@@ -96,7 +96,7 @@ async fn a_newborn_that_a_lagging_injector_made_is_found_and_healed() -> Result<
 
     mesh.injector.set_ready(1, true).await?;
     mesh.injector.set_ready(0, false).await?;
-    eventually(SOON, "the API server to ask the other replica", async || {
+    eventually(SOON, "the API server to call the other replica", async || {
         for _ in 0..3 {
             let proxy = mesh.newborn().await?;
             ensure!(proxy.as_ref().and_then(|proxy| proxy.marker.as_ref()) == Some(&old), "{proxy:?}");
@@ -106,13 +106,13 @@ async fn a_newborn_that_a_lagging_injector_made_is_found_and_healed() -> Result<
     .await?;
     web.scale(2).await?;
     web.is_settled(2).await?;
-    assert!(web.is_marked(&marker).await.is_err(), "the newborn is not old");
-    // It is seen; but what would come in its place would be no better.
+    assert!(web.is_marked(&marker).await.is_err(), "the new Pod must be outdated");
+    // The Pod is found, but its replacement would be outdated too.
     mesh.rollout_is("False/WaitingForInjector").await?;
     mesh.shows(json!({"pods": {"outdated": 1, "current": 2}})).await?;
     mesh.no_more_than(4).await?;
     mesh.injector.set_lag(1, Duration::ZERO)?;
-    eventually(DEADLINE, "the newborn to be healed", async || web.has(2, &marker).await).await?;
+    eventually(DEADLINE, "the outdated Pod to be replaced", async || web.has(2, &marker).await).await?;
     mesh.is_complete().await?;
     assert_eq!(mesh.counts([&web, &api])?, [3, 2]);
     Ok(())

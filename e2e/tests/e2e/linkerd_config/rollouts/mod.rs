@@ -1,12 +1,13 @@
-//! Rollouts: real workloads, whose Pods are injected when they are born, and restarted when what they were born with is old.
+//! Rollouts of workloads whose Pods are injected at creation, and restarted when their proxy configuration is outdated.
 //!
 //! ```text
 //!   LinkerdConfig ─▶ Manager ─▶ ConfigMap ─▶ Injector ◀─ CREATE pods ◀─ Deployment, StatefulSet, DaemonSet controllers
 //!                       └───────── restarts ─────────────────────────────────▲          kwok makes their Pods ready
 //! ```
 //!
-//! * Always: a [`Mesh`] is alone in its cluster, which is [lent](super::Lent): a manager restarts whatever is opted in anywhere.
-//! * What a template was restarted for is watched from the beginning, so that no restart goes unseen.
+//! * Each [`Mesh`] has a [lent](super::Lent) cluster to itself, because a manager restarts opted-in workloads in all
+//!   namespaces.
+//! * The templates are watched from the beginning, so that no restart is missed.
 //! * The numbers of scenarios are those of section 6.13 of the specification.
 
 mod blocked;
@@ -44,13 +45,13 @@ use serde_json::{Value, json};
 use super::{Installation, Lent, put_over};
 
 const DEADLINE: Duration = Duration::from_secs(60);
-/// Long enough for a restart that should not come to come.
+/// How long tests wait for a restart that must not happen.
 const QUIET: Duration = Duration::from_secs(2);
 const COMPLETE: &str = "True/UpToDate";
 
 /// Linkerd with an injector, two namespaces for applications, and a manager.
 struct Mesh {
-    /// None before [`Mesh::adopt`].
+    /// `None` before [`Mesh::adopt`].
     manager: Option<Manager>,
     injector: Injector,
     restarts: Restarts,
@@ -81,7 +82,7 @@ impl Mesh {
 
     // === workloads ===
 
-    /// Opted in by a label, and running.
+    /// Creates a Deployment that is opted in by a label, and waits until it runs.
     async fn deployment(&self, name: &str, replicas: usize) -> Result<Workload> {
         self.deployment_with(name, replicas, json!({})).await
     }
@@ -92,7 +93,7 @@ impl Mesh {
         self.put(&self.app, Kind::Deployment, name, replicas, object).await
     }
 
-    /// As it is given, and running.
+    /// Creates a workload with this merged into it, and waits until it runs.
     async fn put(&self, namespace: &str, kind: Kind, name: &str, replicas: usize, over: Value) -> Result<Workload> {
         let put = workload::put(&self.installation.client, namespace, kind, name, replicas, over).await?;
         put.is_settled(replicas).await?;
@@ -109,7 +110,7 @@ impl Mesh {
         Ok(())
     }
 
-    /// What a Pod would be injected with that were born now.
+    /// The proxy that a new Pod would be injected with.
     async fn newborn(&self) -> Result<Option<workload::Proxy>> {
         let pods: Api<Pod> = Api::namespaced(self.installation.client.clone(), &self.app);
         let pod = serde_json::from_value(json!({
@@ -122,7 +123,7 @@ impl Mesh {
 
     // === the resource ===
 
-    /// A manager, and a resource that is in effect: what runs already is adopted. Without pauses, unless the spec has some.
+    /// Starts a manager and declares a resource, which adopts the running workloads. By default there are no pauses.
     async fn adopt(&mut self, spec: Value) -> Result<Value> {
         self.manager = Some(self.installation.manager().await?);
         self.declare(spec).await?;
@@ -141,7 +142,7 @@ impl Mesh {
         Ok(())
     }
 
-    /// Asks for other proxies than before, each time that the number is another.
+    /// Changes the configuration of the proxies; each number is another configuration.
     async fn configure(&self, number: u16) -> Result<()> {
         self.configure_with(number, json!({})).await
     }
@@ -150,7 +151,7 @@ impl Mesh {
         self.change(json!({"proxy": {"inboundPort": 5000 + number}, "rollout": rollout})).await
     }
 
-    /// One of ours; in the annotation's group.
+    /// Sets the annotation `config.linkerd.io/<name>` on the resource.
     async fn annotate(&self, name: &str, value: &str) -> Result<()> {
         let patch = json!({"metadata": {"annotations": {format!("config.linkerd.io/{name}"): value}}});
         let name = self.installation.full("mesh");
@@ -164,7 +165,7 @@ impl Mesh {
         Ok(status["injectionHash"].as_str().context("no hash")?.to_owned())
     }
 
-    /// Waits until RolloutComplete is this, for the newest spec: `Status/Reason`. Returns the status.
+    /// Waits until RolloutComplete is this `Status/Reason` for the newest generation. Returns the status.
     async fn rollout_is(&self, expected: &str) -> Result<Value> {
         self.rollout_of_is("mesh", expected).await
     }
@@ -184,7 +185,7 @@ impl Mesh {
         .await
     }
 
-    /// Waits until `status.rollout` has all of this.
+    /// Waits until `status.rollout` contains all of this, and returns it.
     async fn shows(&self, expected: Value) -> Result<Value> {
         eventually(DEADLINE, format_args!("status.rollout to have {expected}"), async || {
             let rollout = self.status().await?.0["rollout"].take();
@@ -196,7 +197,7 @@ impl Mesh {
         .await
     }
 
-    /// And the generation of the spec.
+    /// The status, and the generation of the spec.
     async fn status(&self) -> Result<(Value, Value)> {
         self.status_of("mesh").await
     }
@@ -207,12 +208,12 @@ impl Mesh {
         Ok((object.data.get_mut("status").map(Value::take).unwrap_or_default(), generation))
     }
 
-    /// Waits for an Event of the resource.
+    /// Waits for an Event of the resource with this reason, and returns it as `Reason: note`.
     async fn tells(&self, reason: &str) -> Result<String> {
         self.installation.tells("mesh", reason).await
     }
 
-    /// Waits until nothing was written for a while.
+    /// Waits until the manager has written nothing for [`QUIET`].
     async fn is_quiet(&self) -> Result<()> {
         let writes = || self.installation.writes("");
         let mut before = writes();
@@ -228,7 +229,7 @@ impl Mesh {
 
     // === restarts ===
 
-    /// How often each of these was restarted.
+    /// The number of restarts of each workload.
     fn counts<const N: usize>(&self, workloads: [&Workload; N]) -> Result<[usize; N]> {
         let mut counts = [0; N];
         for (count, workload) in counts.iter_mut().zip(workloads) {
@@ -237,24 +238,24 @@ impl Mesh {
         Ok(counts)
     }
 
-    /// Waits for the first restart there is; the workload among these, and its place.
+    /// Waits for the first restart, and returns its workload, which must be one of these.
     async fn first_of<'a>(&self, workloads: &[&'a Workload]) -> Result<&'a Workload> {
         eventually(DEADLINE, "the first restart", async || {
             let all = self.restarts.all()?;
-            let first = all.first().context("there is none")?;
+            let first = all.first().context("no restart")?;
             let found = workloads.iter().copied().find(|workload| workload.to_string() == first.workload);
             found.with_context(|| format!("{first:?}"))
         })
         .await
     }
 
-    /// Forgets the restarts that there were.
+    /// Forgets the restarts so far.
     async fn forget(&mut self) -> Result<()> {
         self.restarts = Restarts::follow(&self.installation.client).await?;
         Ok(())
     }
 
-    /// That there are so many restarts, and stay so many.
+    /// Checks that there are exactly this many restarts, and no more for [`QUIET`].
     async fn no_more_than(&self, restarts: usize) -> Result<()> {
         holds(QUIET, format_args!("{restarts} restarts"), async || {
             let all = self.restarts.all()?;
@@ -264,7 +265,7 @@ impl Mesh {
         .await
     }
 
-    /// The names of what was restarted.
+    /// The names of the restarted workloads.
     fn restarted(&self) -> Result<BTreeSet<String>> {
         let name = |workload: &str| workload.rsplit('/').next().unwrap_or_default().to_owned();
         Ok(self.restarts.all()?.iter().map(|restart| name(&restart.workload)).collect())

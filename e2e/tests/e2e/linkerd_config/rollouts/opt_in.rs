@@ -1,4 +1,4 @@
-//! Who is restarted: who asks for it, or everybody who does not ask not to be; and some never.
+//! The restarted workloads: those that opt in, or all that do not opt out. Some workloads are never restarted.
 
 use anyhow::Result;
 use e2e::workload::{self, Kind, Workload, opted_in, reconciled};
@@ -8,7 +8,7 @@ use serde_json::{Value, json};
 
 use super::{Mesh, names, put_over};
 
-/// With a proxy that was put into the template by hand, long ago: where no injector comes.
+/// A template with an old proxy that was added manually, for namespaces without an injector.
 fn injected_by_hand(mesh: &Mesh) -> Value {
     json!({"spec": {"template": {
         "metadata": {"labels": {"linkerd.io/control-plane-ns": mesh.installation.namespace}},
@@ -21,14 +21,14 @@ fn injected_by_hand(mesh: &Mesh) -> Value {
 
 async fn put_namespace(mesh: &Mesh, name: &str) -> Result<()> {
     let namespaces: Api<Namespace> = Api::all(mesh.installation.client.clone());
-    // Others may have made it before.
+    // Another test may have created it.
     let _ =
         namespaces.create(&PostParams::default(), &serde_json::from_value(json!({"metadata": {"name": name}}))?).await;
     Ok(())
 }
 
-/// Opted in, and yet never to be restarted.
-async fn put_what_is_never_restarted(mesh: &Mesh, operator: &str) -> Result<Vec<Workload>> {
+/// Creates workloads that are opted in, but must never be restarted.
+async fn put_workloads_that_are_never_restarted(mesh: &Mesh, operator: &str) -> Result<Vec<Workload>> {
     for namespace in ["cert-manager", operator] {
         put_namespace(mesh, namespace).await?;
     }
@@ -43,10 +43,10 @@ async fn put_what_is_never_restarted(mesh: &Mesh, operator: &str) -> Result<Vec<
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_label_opts_in_the_nearer_one_counts_and_some_are_never_touched() -> Result<()> {
+async fn a_label_opts_in_and_the_more_specific_one_wins_but_some_workloads_are_never_restarted() -> Result<()> {
     let mut mesh = Mesh::new().await?;
     let operator = format!("operator-of-{}", mesh.installation.namespace);
-    let never = put_what_is_never_restarted(&mesh, &operator).await?;
+    let never = put_workloads_that_are_never_restarted(&mesh, &operator).await?;
     let app = mesh.app.clone();
     let put = async |name: &str, over: Value| mesh.put(&app, Kind::Deployment, name, 1, over).await;
     let template = |part: &str, value: &str| json!({"spec": {"template": {"metadata": {part: {"config.linkerd.io/reconcile": value}}}}});
@@ -58,7 +58,7 @@ async fn a_label_opts_in_the_nearer_one_counts_and_some_are_never_touched() -> R
     mesh.label_namespace(&mesh.app, "config.linkerd.io/reconcile", "auto").await?;
     mesh.manager = Some(mesh.installation.manager_with(&[&format!("--operator-namespace={operator}")]).await?);
     mesh.declare(json!({})).await?;
-    // Only what is observed is out of date, once the others are done.
+    // Once the others are done, only the observed workload is outdated.
     mesh.configure(1).await?;
     let marker = mesh.is_complete().await?;
     assert_eq!(mesh.restarted()?, names(["by-namespace", "template-auto"]));
@@ -66,7 +66,7 @@ async fn a_label_opts_in_the_nearer_one_counts_and_some_are_never_touched() -> R
     mesh.shows(json!({"workloads": {"selected": 2, "updated": 2}, "summary": "2/2"})).await?;
     mesh.no_more_than(2).await?;
 
-    // It opts in later.
+    // The observed workload opts in later.
     observed.patch(reconciled("auto")).await?;
     observed.gets(1, &marker).await?;
     mesh.shows(json!({"summary": "3/3"})).await?;
@@ -77,10 +77,10 @@ async fn a_label_opts_in_the_nearer_one_counts_and_some_are_never_touched() -> R
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn with_opt_in_all_everybody_is_restarted_but_who_opts_out() -> Result<()> {
+async fn with_opt_in_all_every_workload_is_restarted_that_does_not_opt_out() -> Result<()> {
     let mut mesh = Mesh::new().await?;
     let operator = format!("operator-of-{}", mesh.installation.namespace);
-    put_what_is_never_restarted(&mesh, &operator).await?;
+    put_workloads_that_are_never_restarted(&mesh, &operator).await?;
     let app = mesh.app.clone();
     let client = mesh.installation.client.clone();
     let put = async |namespace: &str, name: &str, over: Value| {
@@ -99,7 +99,7 @@ async fn with_opt_in_all_everybody_is_restarted_but_who_opts_out() -> Result<()>
     mesh.is_complete().await?;
     assert_eq!(mesh.restarted()?, names(["front", "plain"]));
 
-    // Within what is selected.
+    // The selectors restrict the workloads.
     mesh.forget().await?;
     let selectors = json!({
         "workloadSelector": {"matchExpressions": [{"key": "tier", "operator": "In", "values": ["front", "back"]}]},

@@ -1,4 +1,4 @@
-//! The manager with exactly the permissions that the repository ships.
+//! Rollouts by a manager with exactly the shipped permissions.
 
 use anyhow::Result;
 use e2e::workload::{Kind, opted_in};
@@ -10,7 +10,7 @@ use super::{
 };
 
 #[tokio::test(flavor = "multi_thread")]
-async fn what_the_repository_grants_is_enough_for_rollouts() -> Result<()> {
+async fn the_shipped_permissions_are_sufficient_for_rollouts() -> Result<()> {
     let installation = Installation::on(std::sync::Arc::new(Lent::take_with_nodes().await?)).await?;
     let installation = permissions::restricted(installation.installed().await?).await?;
     let mut mesh = Mesh::on(installation, 1).await?;

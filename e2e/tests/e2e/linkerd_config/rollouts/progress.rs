@@ -1,4 +1,5 @@
-//! The ordinary course: what is adopted stays, what is out of date is restarted one after the other, and it is told.
+//! The normal course: adoption restarts nothing, outdated workloads are restarted one after the other, and progress is
+//! reported.
 
 use anyhow::{Context, Result, ensure};
 use e2e::{
@@ -19,7 +20,7 @@ async fn adoption_restarts_nothing() -> Result<()> {
     mesh.put(&mesh.other, Kind::DaemonSet, "agent", 2, opted_in()).await?;
     let before = web.uids().await?;
     mesh.adopt(json!({})).await?;
-    // It is adopted once all injectors have answered, which may be after all workloads were counted.
+    // The adoption is recorded once all injectors have responded, possibly after the workloads are counted.
     let rollout = eventually(DEADLINE, "the adoption", async || {
         let counts = json!({
             "workloads": {"selected": 3, "updated": 3},
@@ -27,8 +28,8 @@ async fn adoption_restarts_nothing() -> Result<()> {
             "summary": "3/3",
         });
         let rollout = mesh.shows(counts).await?;
-        for known in ["adoptedAt", "baselineHash"] {
-            ensure!(rollout[known].as_str().is_some_and(|text| !text.is_empty()), "no {known} in {rollout}");
+        for field in ["adoptedAt", "baselineHash"] {
+            ensure!(rollout[field].as_str().is_some_and(|text| !text.is_empty()), "no {field} in {rollout}");
         }
         Ok(rollout)
     })
@@ -36,7 +37,7 @@ async fn adoption_restarts_nothing() -> Result<()> {
     assert!(matches!(rollout["phase"].as_str(), Some("Idle" | "Complete")), "{rollout}");
     let marker = mesh.is_complete().await?;
 
-    // Pods that are born from now on are marked, and those from before are no worse for it.
+    // New Pods have the marker. The adopted Pods have none, and are up to date too.
     web.scale(3).await?;
     web.is_settled(3).await?;
     let markers =
@@ -44,7 +45,8 @@ async fn adoption_restarts_nothing() -> Result<()> {
     let marked = markers.iter().filter(|proxy| proxy.marker.as_ref() == Some(&marker)).count();
     assert_eq!((marked, markers.len()), (1, 3));
 
-    // What shapes no proxy is written and restarts nothing; nor does another manager.
+    // A value that does not affect proxies is written and restarts nothing. A restarted manager restarts nothing
+    // either.
     mesh.change(json!({"values": {"controllerReplicas": 3}})).await?;
     mesh.installation.says(&mesh.installation.helm_with(json!({"controllerReplicas": 3})).await?).await?;
     assert_eq!(mesh.is_complete().await?, marker);
@@ -60,7 +62,7 @@ async fn adoption_restarts_nothing() -> Result<()> {
 
 /// Scenario 2.
 #[tokio::test(flavor = "multi_thread")]
-async fn what_is_opted_in_is_restarted_one_after_the_other_and_it_is_told() -> Result<()> {
+async fn opted_in_workloads_are_restarted_one_after_the_other_and_reported() -> Result<()> {
     let mut mesh = Mesh::new().await?;
     let at_once = json!({"spec": {"strategy": {"type": "Recreate"}}});
     let opted_in =
@@ -71,7 +73,7 @@ async fn what_is_opted_in_is_restarted_one_after_the_other_and_it_is_told() -> R
     mesh.configure(1).await?;
     mesh.rollout_is("False/Progressing").await?;
     let name = mesh.installation.full("mesh");
-    // As a pipeline waits for it.
+    // This is how a pipeline waits for a rollout.
     let resource = format!("linkerdconfig/{name}");
     let control_plane = &mesh.installation.control_plane;
     control_plane.kubectl(&["wait", "--for=condition=RolloutComplete", &resource, "--timeout=50s"]).await?;
@@ -81,9 +83,11 @@ async fn what_is_opted_in_is_restarted_one_after_the_other_and_it_is_told() -> R
         workload.is_marked(&marker).await?;
         let [restart] = &mesh.restarts.of(workload)?[..] else { panic!("{:?}", mesh.restarts.all()) };
         assert_eq!(restart.restarted_for, Some(format!("{marker}-{trust_roots}")));
-        // The annotations of one that is done may come a moment later.
-        eventually(SOON, format_args!("{workload} to say so"), async || is_told(workload, &marker, &trust_roots).await)
-            .await?;
+        // The annotations of a finished workload may follow shortly after.
+        eventually(SOON, format_args!("{workload} to be reported as updated"), async || {
+            is_reported(workload, &marker, &trust_roots).await
+        })
+        .await?;
     }
     assert_eq!(mesh.restarts.most_at_once("")?, 1);
     assert_eq!((mesh.restarted()?, mesh.restarts.all()?.len()), (names(["a", "b", "c"]), 3));
@@ -108,7 +112,7 @@ async fn what_is_opted_in_is_restarted_one_after_the_other_and_it_is_told() -> R
     }
     is_counted(&mesh).await?;
 
-    // A second look at the same writes nothing.
+    // A reconcile without a relevant change writes nothing.
     mesh.is_quiet().await?;
     let writes = mesh.installation.writes("").len();
     mesh.installation.patch_map("kubectl-label", json!({"metadata": {"labels": {"touched": "true"}}})).await?;
@@ -121,8 +125,8 @@ async fn what_is_opted_in_is_restarted_one_after_the_other_and_it_is_told() -> R
     .await
 }
 
-/// What an updated workload says of itself.
-async fn is_told(workload: &Workload, marker: &str, trust_roots: &str) -> Result<()> {
+/// Checks the annotations and Events of an updated workload.
+async fn is_reported(workload: &Workload, marker: &str, trust_roots: &str) -> Result<()> {
     let state = workload.annotation("rollout-state").await?;
     ensure!(state.as_deref() == Some("updated"), "{state:?}");
     let hash = workload.annotation("rollout-hash").await?.context("no rollout-hash")?;
@@ -130,16 +134,16 @@ async fn is_told(workload: &Workload, marker: &str, trust_roots: &str) -> Result
     let started = workload.annotation("rollout-started-at").await?.context("no rollout-started-at")?;
     ensure!(started.contains('T') && started.ends_with('Z'), "{started}");
     for reason in ["PodRestart", "ProxyUpToDate"] {
-        let told = workload.told(reason).await?;
-        ensure!(told == 1, "{told} Events {reason}: {:?}", workload.events().await?);
+        let count = workload.told(reason).await?;
+        ensure!(count == 1, "{count} Events {reason}: {:?}", workload.events().await?);
     }
     Ok(())
 }
 
-/// Three Deployments of five Pods, restarted once each; and one Pod that is not opted in.
+/// Checks the metrics of three Deployments with five Pods that were each restarted once. One more Pod is not opted in.
 async fn is_counted(mesh: &Mesh) -> Result<()> {
     let manager = mesh.manager.as_ref().context("no manager")?;
-    eventually(SOON, "the metrics to say so", async || {
+    eventually(SOON, "the metrics of the rollout", async || {
         for (name, labels, expected) in [
             ("pods", vec![("class", "current")], 5.0),
             ("workloads", vec![("state", "updated")], 3.0),
@@ -157,7 +161,7 @@ async fn is_counted(mesh: &Mesh) -> Result<()> {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn stateful_sets_and_daemon_sets_are_restarted_too_and_only_the_kinds_that_are_wanted() -> Result<()> {
+async fn stateful_sets_and_daemon_sets_are_restarted_too_and_only_the_declared_kinds() -> Result<()> {
     let mut mesh = Mesh::new().await?;
     let web = mesh.deployment("web", 1).await?;
     let store = mesh.put(&mesh.app, Kind::StatefulSet, "store", 3, opted_in()).await?;
@@ -176,9 +180,8 @@ async fn stateful_sets_and_daemon_sets_are_restarted_too_and_only_the_kinds_that
     Ok(())
 }
 
-/// Of what there is to know about, this is not all that counts.
 #[tokio::test(flavor = "multi_thread")]
-async fn switched_off_nothing_is_restarted_and_it_is_said() -> Result<()> {
+async fn a_disabled_rollout_restarts_nothing_and_is_reported() -> Result<()> {
     let mut mesh = Mesh::new().await?;
     let web = mesh.deployment("web", 1).await?;
     mesh.adopt(json!({})).await?;
@@ -188,8 +191,8 @@ async fn switched_off_nothing_is_restarted_and_it_is_said() -> Result<()> {
     mesh.change(json!({"rollout": {"policy": "Auto"}})).await?;
     let marker = mesh.is_complete().await?;
     web.has(1, &marker).await?;
-    // An empty cluster is complete for another reason.
-    mesh.change(json!({"rollout": {"workloadSelector": {"matchLabels": {"nobody": "has-this"}}}})).await?;
+    // Without a selected workload the rollout is complete for another reason.
+    mesh.change(json!({"rollout": {"workloadSelector": {"matchLabels": {"no-such": "label"}}}})).await?;
     mesh.rollout_is("True/NothingSelected").await?;
     assert_eq!(mesh.counts([&web])?, [1]);
     Ok(())

@@ -1,4 +1,4 @@
-//! Who else is there: another resource that takes over, and the end of one midway.
+//! Another resource that takes over, and a resource that is deleted during a rollout.
 
 use anyhow::Result;
 use serde_json::json;
@@ -7,7 +7,7 @@ use super::{COMPLETE, Mesh};
 
 /// Scenarios 9 and 10, as far as workloads are concerned.
 #[tokio::test(flavor = "multi_thread")]
-async fn who_is_in_effect_decides_what_workloads_run_with_and_nobody_does_when_it_is_gone() -> Result<()> {
+async fn workloads_run_with_the_active_resource_and_are_not_restarted_after_its_deletion() -> Result<()> {
     let mut mesh = Mesh::new().await?;
     let two = [mesh.deployment("a", 1).await?, mesh.deployment("b", 1).await?];
     mesh.adopt(json!({"proxy": {"accessLog": "json"}})).await?;
@@ -27,7 +27,7 @@ async fn who_is_in_effect_decides_what_workloads_run_with_and_nobody_does_when_i
     for workload in &two {
         workload.has(1, theirs).await?;
     }
-    // Back to the first, whose rollout is told again.
+    // The first resource becomes active again, and reports its rollout again.
     mesh.installation.delete("other").await?;
     assert_eq!(mesh.is_complete().await?, own);
     for workload in &two {
@@ -35,7 +35,7 @@ async fn who_is_in_effect_decides_what_workloads_run_with_and_nobody_does_when_i
     }
     assert_eq!(mesh.counts(two.each_ref())?, [2, 2]);
 
-    // Without any resource there is nothing to be restarted for, nor to be finished.
+    // Without a resource no further workload is restarted.
     mesh.forget().await?;
     for workload in &two {
         workload.patch(json!({"spec": {"minReadySeconds": 3}})).await?;

@@ -1,4 +1,5 @@
-//! What these tests stand on, without a manager: Pods are injected, restarts are seen, and an image can be one that never runs.
+//! Checks of the test environment, without a manager: Pods are injected, restarts are observed, and an image may never
+//! run.
 
 use anyhow::{Context, Result, ensure};
 use e2e::{
@@ -14,11 +15,11 @@ fn restart(value: &str) -> Value {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn workloads_of_each_kind_are_injected_and_their_restarts_are_seen() -> Result<()> {
+async fn workloads_of_each_kind_are_injected_and_their_restarts_are_observed() -> Result<()> {
     let mesh = Mesh::new().await?;
     let web = mesh.deployment("web", 2).await?;
     let store = mesh.put(&mesh.app, Kind::StatefulSet, "store", 2, opted_in()).await?;
-    // One on each node.
+    // One Pod on each node.
     let agent = mesh.put(&mesh.other, Kind::DaemonSet, "agent", 2, opted_in()).await?;
     for (number, workload) in [&web, &store, &agent].into_iter().enumerate() {
         for proxy in workload.proxies().await? {
@@ -41,7 +42,7 @@ async fn workloads_of_each_kind_are_injected_and_their_restarts_are_seen() -> Re
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn an_image_that_is_never_ready_stops_a_restart_and_costs_no_pod() -> Result<()> {
+async fn an_image_that_is_never_ready_stops_a_restart_and_no_old_pod_is_deleted() -> Result<()> {
     let mesh = Mesh::new().await?;
     let web = mesh.deployment("web", 2).await?;
     let before = web.uids().await?;

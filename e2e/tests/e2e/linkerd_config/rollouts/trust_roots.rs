@@ -1,4 +1,4 @@
-//! Other trust anchors: the control plane first, and none that the old ones know nothing of without being asked.
+//! New trust anchors: the control plane is restarted first, and a bundle without any of the old anchors needs approval.
 
 use std::time::Duration;
 
@@ -17,7 +17,7 @@ use super::{
 };
 use e2e::{eventually, workload};
 
-/// A mesh whose document is left alone by the anchors: they are another authority's.
+/// A mesh with an external authority, so that the anchors are not copied into the document.
 async fn of_external_authority() -> Result<(Mesh, String)> {
     let installation = Installation::on(std::sync::Arc::new(Lent::take_with_nodes().await?)).await?;
     let bundle = certificate("root.linkerd.cluster.local")?;
@@ -28,13 +28,13 @@ async fn of_external_authority() -> Result<(Mesh, String)> {
     Ok((Mesh::on(installation, 1).await?, bundle))
 }
 
-/// A Pod of the control plane, with a proxy of its own. Its name.
+/// Creates the Pod of the control plane, which has a proxy, or replaces it.
 async fn control_plane_pod(mesh: &Mesh) -> Result<()> {
     let namespace = &mesh.installation.namespace;
     let pods: Api<Pod> = Api::namespaced(mesh.installation.client.clone(), namespace);
     let old = pods.delete("linkerd-destination", &DeleteParams::default().grace_period(0)).await;
     if old.is_ok() {
-        // Times have no fractions of seconds.
+        // Timestamps have a resolution of one second.
         tokio::time::sleep(Duration::from_millis(1100)).await;
     }
     let pod = json!({
@@ -68,7 +68,7 @@ async fn has_roots(workload: &workload::Workload, bundle: &str) -> Result<()> {
 
 /// Scenario 5.
 #[tokio::test(flavor = "multi_thread")]
-async fn another_anchor_goes_to_the_control_plane_first() -> Result<()> {
+async fn a_new_anchor_reaches_the_control_plane_first() -> Result<()> {
     let (mut mesh, bundle) = of_external_authority().await?;
     control_plane_pod(&mesh).await?;
     let (web, api) = (mesh.deployment("web", 1).await?, mesh.deployment("api", 1).await?);
@@ -95,16 +95,16 @@ async fn another_anchor_goes_to_the_control_plane_first() -> Result<()> {
     Ok(())
 }
 
-/// Trap 9: who has the new anchors could not talk to who has the old ones.
+/// Trap 9: proxies with the new anchors could not connect to proxies with the old ones.
 #[tokio::test(flavor = "multi_thread")]
-async fn anchors_without_any_of_the_old_ones_have_to_be_approved() -> Result<()> {
+async fn a_bundle_without_any_of_the_old_anchors_needs_approval() -> Result<()> {
     let (mut mesh, _) = of_external_authority().await?;
     let web = mesh.deployment("web", 1).await?;
     mesh.adopt(json!({})).await?;
     let new = certificate("other.linkerd.cluster.local")?;
     mesh.installation.set_trust_roots(&new).await?;
     mesh.rollout_is("False/AwaitingApproval").await?;
-    // Approved is what was looked at, and nothing else.
+    // An approval applies only to the bundle with this hash.
     mesh.annotate("approve-trust-roots", &sha256("something else")).await?;
     mesh.no_more_than(0).await?;
     mesh.rollout_is("False/AwaitingApproval").await?;

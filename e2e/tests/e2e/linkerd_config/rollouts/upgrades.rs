@@ -1,4 +1,4 @@
-//! Other versions of the proxy, and what counts as a reason to restart.
+//! New versions of the proxy, and the triggers of a restart.
 
 use anyhow::{Context, Result, ensure};
 use e2e::{eventually, workload::Workload};
@@ -16,7 +16,7 @@ async fn has_version(workload: &Workload, version: &str) -> Result<()> {
 
 /// Scenario 4.
 #[tokio::test(flavor = "multi_thread")]
-async fn an_upgrade_by_helm_brings_the_new_proxy_to_everybody() -> Result<()> {
+async fn an_upgrade_by_helm_brings_the_new_proxy_to_all_workloads() -> Result<()> {
     let mut mesh = Mesh::new().await?;
     let (web, api) = (mesh.deployment("web", 2).await?, mesh.deployment("api", 1).await?);
     mesh.adopt(json!({"proxy": {"accessLog": "json"}})).await?;
@@ -40,7 +40,7 @@ async fn an_upgrade_by_helm_brings_the_new_proxy_to_everybody() -> Result<()> {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn what_triggers_no_restart_does_not() -> Result<()> {
+async fn a_change_that_is_not_a_declared_trigger_restarts_nothing() -> Result<()> {
     let mut mesh = Mesh::new().await?;
     let web = mesh.deployment("web", 1).await?;
     mesh.adopt(json!({"rollout": {"triggers": ["ProxyVersion"]}})).await?;

@@ -1,4 +1,4 @@
-//! Maintenance windows: closed, nothing begins, and what has begun is finished.
+//! Maintenance windows: outside of them no restart begins, and a restart that has begun is finished.
 
 use anyhow::{Context, Result};
 use serde_json::json;
@@ -6,10 +6,10 @@ use serde_json::json;
 use super::Mesh;
 
 #[tokio::test(flavor = "multi_thread")]
-async fn outside_the_window_nothing_begins_and_it_is_said_when_it_will() -> Result<()> {
+async fn outside_the_window_no_restart_begins_and_the_next_window_is_reported() -> Result<()> {
     let mut mesh = Mesh::new().await?;
     let (web, api) = (mesh.deployment("web", 1).await?, mesh.deployment("api", 1).await?);
-    // On New Year's Eve this test has to be run again.
+    // This test fails during one minute of the year: the window opens on 1 January at 00:00 UTC.
     let closed = json!({"allow": [{"cron": "0 0 1 1 *", "duration": "1m"}]});
     mesh.adopt(json!({"rollout": {"window": closed}})).await?;
     mesh.configure(1).await?;
@@ -19,7 +19,7 @@ async fn outside_the_window_nothing_begins_and_it_is_said_when_it_will() -> Resu
     mesh.shows(json!({"phase": "Waiting", "workloads": {"pending": 2}})).await?;
     mesh.no_more_than(0).await?;
 
-    // What is denied is denied, whatever is allowed.
+    // `deny` takes precedence over `allow`.
     let always = json!([{"cron": "* * * * *", "duration": "1h"}]);
     let denied = json!([{"from": "2000-01-01T00:00:00Z", "to": "2100-01-01T00:00:00Z"}]);
     mesh.change(json!({"rollout": {"window": {"timeZone": "Europe/Berlin", "allow": always, "deny": denied}}})).await?;
@@ -34,7 +34,7 @@ async fn outside_the_window_nothing_begins_and_it_is_said_when_it_will() -> Resu
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn what_has_begun_is_finished_when_the_window_closes() -> Result<()> {
+async fn a_restart_that_has_begun_is_finished_when_the_window_closes() -> Result<()> {
     let mut mesh = Mesh::new().await?;
     let slow = json!({"spec": {"minReadySeconds": 3}});
     let two = [mesh.deployment_with("a", 1, slow.clone()).await?, mesh.deployment_with("b", 1, slow).await?];
