@@ -1,4 +1,4 @@
-//! What a first resource does to a mesh that runs, and how little that is.
+//! Adoption: the few changes that the first LinkerdConfig makes to a running mesh.
 
 use std::time::Duration;
 
@@ -12,7 +12,7 @@ use sha2::{Digest, Sha256};
 use super::{CONFIG_MAP, CREATED_BY, HELM, Installation, OPERATOR, QUIET, WELL};
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_resource_that_sets_nothing_remembers_the_base_and_writes_nothing_but_the_marker() -> Result<()> {
+async fn a_resource_that_sets_no_value_saves_the_base_and_writes_only_the_marker() -> Result<()> {
     let installation = Installation::new().await?;
     let before = installation.map().await?;
     let manager = installation.manager().await?;
@@ -25,7 +25,7 @@ async fn a_resource_that_sets_nothing_remembers_the_base_and_writes_nothing_but_
     let variables = installation.parse(&installation.text().await?).await?["proxy"]["additionalEnv"].clone();
     assert_eq!(variables, json!([{"name": "LINKERD_CONFIG_HASH", "value": status["injectionHash"]}]));
     installation.says(&installation.helm_with(json!({})).await?).await?;
-    holds(QUIET, "the ConfigMap as it is", async || {
+    holds(QUIET, "an unchanged ConfigMap", async || {
         let now = installation.map().await?;
         ensure!(now == after, "{after:?} became {now:?}");
         Ok(())
@@ -36,7 +36,7 @@ async fn a_resource_that_sets_nothing_remembers_the_base_and_writes_nothing_but_
     let revisions = installation.revisions.list(&ListParams::default()).await?.items;
     let [ControllerRevision { data: Some(data), .. }] = revisions.as_slice() else { panic!("{revisions:?}") };
     assert_eq!(data.0["createdBy"], CREATED_BY);
-    // `linkerd prune` deletes what carries a label of Linkerd's.
+    // `linkerd prune` deletes objects with Linkerd's labels.
     let theirs = revisions[0].labels().keys().filter(|key| key.starts_with("linkerd.io/")).count();
     assert_eq!(theirs, 0, "{:?}", revisions[0].labels());
 
@@ -62,7 +62,7 @@ async fn a_resource_that_sets_nothing_remembers_the_base_and_writes_nothing_but_
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn the_base_is_remembered_before_the_config_map_is_written_and_all_else_in_it_stays() -> Result<()> {
+async fn the_base_is_saved_before_the_config_map_is_written_and_all_other_fields_are_kept() -> Result<()> {
     let installation = Installation::empty().await?;
     let over = json!({
         "metadata": {"labels": {"team": "platform"}, "annotations": {"note": "kept"}},
@@ -90,7 +90,7 @@ async fn the_base_is_remembered_before_the_config_map_is_written_and_all_else_in
     let mut data_before = before.data.clone().unwrap_or_default();
     data_before.remove("values");
     assert_eq!(data, data_before);
-    // Field managers see who owns what: the document and the three annotations, and nothing else.
+    // Our field manager owns the document and the three annotations, and no other field.
     let entry = after.managed_fields().iter().find(|entry| entry.manager.as_deref() == Some(OPERATOR));
     let fields = entry.and_then(|entry| entry.fields_v1.clone()).map(|fields| fields.0).unwrap_or_default();
     let annotations = fields["f:metadata"]["f:annotations"].as_object().map(serde_json::Map::len);
@@ -107,7 +107,7 @@ async fn the_base_is_remembered_before_the_config_map_is_written_and_all_else_in
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_second_manager_adopts_nothing_anew() -> Result<()> {
+async fn a_second_manager_does_not_adopt_again() -> Result<()> {
     let installation = Installation::new().await?;
     let mut manager = installation.manager().await?;
     installation.declare("mesh", json!({"proxy": {"accessLog": "json"}})).await?;
@@ -131,7 +131,7 @@ async fn a_second_manager_adopts_nothing_anew() -> Result<()> {
     Ok(())
 }
 
-/// One operator for each of two control planes: neither says or does anything about the other's.
+/// Neither operator writes to the ConfigMap or the resource of the other.
 #[tokio::test(flavor = "multi_thread")]
 async fn two_control_planes_have_an_operator_each() -> Result<()> {
     let one = Installation::new().await?;
@@ -142,7 +142,7 @@ async fn two_control_planes_have_an_operator_each() -> Result<()> {
     for (own, format) in [(&one, "json"), (&two, "apache")] {
         own.says(&own.helm_with(json!({"proxy": {"accessLog": format}})).await?).await?;
     }
-    holds(QUIET, "that both are well", async || {
+    holds(QUIET, "that both are ready", async || {
         for own in [&one, &two] {
             own.reaches_within(Duration::from_secs(1), "mesh", &WELL).await?;
         }
@@ -151,8 +151,8 @@ async fn two_control_planes_have_an_operator_each() -> Result<()> {
     .await?;
     drop(first);
     one.delete("mesh").await?;
-    holds(QUIET, "the wait for its own operator", async || {
-        ensure!(one.finalizers("mesh").await?.len() == 1, "somebody let it go");
+    holds(QUIET, "the finalizer", async || {
+        ensure!(one.finalizers("mesh").await?.len() == 1, "another operator removed the finalizer");
         Ok(())
     })
     .await?;

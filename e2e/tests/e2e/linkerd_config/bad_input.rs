@@ -1,4 +1,4 @@
-//! What must not be written, and is not; all of it said at once, and no secret with it.
+//! Invalid input is not written. All errors are reported together, and no secret is shown.
 
 use anyhow::{Result, ensure};
 use e2e::{Manager, eventually, holds, mesh::SOON};
@@ -8,18 +8,19 @@ use serde_json::{Value, json};
 use super::{HELM, Installation, QUIET, WELL, message};
 
 const INVALID: [&str; 2] = ["Accepted=False/Invalid", "Ready=False/Invalid"];
-/// In PEM form, so that it is known for what it is.
+/// In PEM format, by which the operator recognizes a private key.
 const KEY: &str = "-----BEGIN EC PRIVATE KEY-----\nc2VjcmV0LWtleS1ieXRlcw==\n-----END EC PRIVATE KEY-----\n";
 const KEY_BYTES: &str = "c2VjcmV0LWtleS1ieXRlcw";
 
-/// A mesh with a spec that is refused; what is said of it. Nothing is written.
+/// Declares an invalid spec, and checks that the ConfigMap is not written. Returns the message of the condition
+/// Accepted.
 async fn refused(spec: Value) -> Result<(Installation, Manager, String)> {
     let installation = Installation::new().await?;
     let before = installation.map().await?;
     let manager = installation.manager().await?;
     installation.declare("mesh", spec).await?;
     let status = installation.reaches("mesh", &INVALID).await?;
-    holds(QUIET, "the ConfigMap", async || {
+    holds(QUIET, "an unchanged ConfigMap", async || {
         ensure!(installation.map().await? == before, "it was written");
         Ok(())
     })
@@ -31,7 +32,7 @@ async fn refused(spec: Value) -> Result<(Installation, Manager, String)> {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn everything_wrong_is_named_at_once_with_its_value_and_why() -> Result<()> {
+async fn all_errors_are_reported_together_with_their_value_and_reason() -> Result<()> {
     let values = json!({
         "proxy": {"uid": "many", "inboundConnectTimeout": "soon", "await": "yes please", "ports": {"admin": 70000}, "livenessProbe": null},
         "proxyInit": {"iptablesMode": "ebpf", "closeWaitTimeoutSecs": 5},
@@ -65,9 +66,9 @@ async fn everything_wrong_is_named_at_once_with_its_value_and_why() -> Result<()
     Ok(())
 }
 
-/// What was declared before stays in effect, and its drift is no concern of an invalid resource's.
+/// The previous configuration stays in effect. An invalid resource does not revert drift from it.
 #[tokio::test(flavor = "multi_thread")]
-async fn a_resource_that_becomes_invalid_leaves_what_it_wrote() -> Result<()> {
+async fn a_resource_that_becomes_invalid_keeps_what_it_wrote() -> Result<()> {
     let installation = Installation::new().await?;
     let manager = installation.manager().await?;
     installation.declare("mesh", json!({"proxy": {"accessLog": "json"}})).await?;
@@ -75,7 +76,7 @@ async fn a_resource_that_becomes_invalid_leaves_what_it_wrote() -> Result<()> {
     let before = installation.map().await?;
     installation.change("mesh", json!({"values": {"proxy": {"uid": "many"}}})).await?;
     installation.reaches("mesh", &INVALID).await?;
-    holds(QUIET, "the ConfigMap", async || {
+    holds(QUIET, "an unchanged ConfigMap", async || {
         ensure!(installation.map().await? == before, "it was written");
         Ok(())
     })
@@ -88,7 +89,7 @@ async fn a_resource_that_becomes_invalid_leaves_what_it_wrote() -> Result<()> {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn one_path_twice_is_refused() -> Result<()> {
+async fn a_path_that_is_set_twice_is_rejected() -> Result<()> {
     let spec = json!({
         "global": {"version": "edge-26.9.1"}, "proxy": {"logLevel": "info", "adminPort": 4291},
         "values": {"linkerdVersion": "edge-26.9.1", "proxy": {"logLevel": "info", "ports": null}},
@@ -102,7 +103,7 @@ async fn one_path_twice_is_refused() -> Result<()> {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_key_in_another_case_than_linkerd_s_is_refused() -> Result<()> {
+async fn a_key_in_another_case_than_linkerds_is_rejected() -> Result<()> {
     let (_installation, manager, why) =
         refused(json!({"values": {"Proxy": {"LogLevel": "info"}, "clusterdomain": "a.b", "ownKey": 1}})).await?;
     for part in ["Proxy", "LogLevel", "logLevel", "clusterdomain", "clusterDomain"] {
@@ -114,7 +115,7 @@ async fn a_key_in_another_case_than_linkerd_s_is_refused() -> Result<()> {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_private_key_is_refused_and_never_shown() -> Result<()> {
+async fn a_private_key_is_rejected_and_never_shown() -> Result<()> {
     let values = json!({
         "identity": {"issuer": {"tls": {"keyPEM": KEY}}}, "podAnnotations": {"hidden": KEY},
         "somewhere": [{"else": KEY}], "proxyInjector": {"KEYPEM": "bm90LXBlbS1idXQtc2VjcmV0"},
@@ -126,15 +127,15 @@ async fn a_private_key_is_refused_and_never_shown() -> Result<()> {
     {
         assert!(why.contains(path), "{path} should be in {why}");
     }
-    let said = installation.everything_said("mesh", &manager).await?;
+    let output = installation.everything_said("mesh", &manager).await?;
     for secret in [KEY_BYTES, "bm90LXBlbS1idXQtc2VjcmV0", "s3cret-without-name"] {
-        assert!(!said.contains(secret), "{said}");
+        assert!(!output.contains(secret), "{output}");
     }
     drop(manager);
     Ok(())
 }
 
-/// By hand, or in what the installer wrote.
+/// The key comes from a manual edit, then from the installer.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_private_key_in_the_document_is_never_shown_either() -> Result<()> {
     let installation = Installation::new().await?;
@@ -146,27 +147,28 @@ async fn a_private_key_in_the_document_is_never_shown_either() -> Result<()> {
     installation.says(&installation.helm_with(json!({"proxy": {"accessLog": "json"}})).await?).await?;
     let note = installation.tells("mesh", "DriftReverted").await?;
     assert!(note.contains("identity.issuer.tls.keyPEM"), "{note}");
-    // It is Helm's, and stays; but nothing is well, and no copy is made that would outlive it.
+    // Helm wrote this key, so it stays. But the resource is not ready, and no base is saved, which would outlive the
+    // key.
     let leaked = installation.edit("helm", leak).await?;
-    eventually(SOON, "a word about it", async || {
+    eventually(SOON, "the status to name the key", async || {
         let status = installation.configs.get(&installation.full("mesh")).await?.data["status"].to_string();
         ensure!(status.contains("identity.issuer.tls.keyPEM") && status.contains("private key"), "{status}");
         Ok(())
     })
     .await?;
-    holds(QUIET, "the ConfigMap", async || {
+    holds(QUIET, "an unchanged ConfigMap", async || {
         ensure!(installation.map().await?.resource_version() == leaked.resource_version(), "it was written");
         Ok(())
     })
     .await?;
     assert_eq!(installation.bases().await?, [HELM]);
-    let said = installation.everything_said("mesh", &manager).await?;
-    assert!(!said.contains(KEY_BYTES), "{said}");
+    let output = installation.everything_said("mesh", &manager).await?;
+    assert!(!output.contains(KEY_BYTES), "{output}");
     Ok(())
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn more_than_128_kib_of_values_are_refused() -> Result<()> {
+async fn more_than_128_kib_of_values_are_rejected() -> Result<()> {
     let fits = json!({"podAnnotations": {"long": "x".repeat(127 << 10)}});
     let long = json!({"podAnnotations": {"long": "x".repeat(129 << 10)}});
     let (installation, manager, why) = refused(json!({ "values": long })).await?;
@@ -180,7 +182,7 @@ async fn more_than_128_kib_of_values_are_refused() -> Result<()> {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_document_of_more_than_512_kib_is_neither_read_nor_written() -> Result<()> {
+async fn a_document_of_more_than_512_kib_is_neither_parsed_nor_written() -> Result<()> {
     let installation = Installation::empty().await?;
     installation.put_trust_roots(&installation.base_anchors().await?).await?;
     let with_comment = |bytes: usize| format!("{HELM}other: {}\n", "x".repeat(bytes));
@@ -194,7 +196,7 @@ async fn a_document_of_more_than_512_kib_is_neither_read_nor_written() -> Result
     assert!(message(&status, "ConfigMapSynced")?.contains("512 KiB"), "{status}");
     assert_eq!(installation.map().await?, before);
 
-    // Each fits, and both together do not.
+    // The base and the values are each below the limit, but not together.
     let before = installation.rewrite("helm", &with_comment(450 << 10)).await?;
     let status = installation
         .reaches("mesh", &["ConfigMapSynced=False/ValidationFailed", "Ready=False/ValidationFailed"])
@@ -207,13 +209,13 @@ async fn a_document_of_more_than_512_kib_is_neither_read_nor_written() -> Result
     Ok(())
 }
 
-/// The resource is right and the base is right; only together they are not.
+/// The resource is valid and the base is valid, but not their combination.
 #[tokio::test(flavor = "multi_thread")]
-async fn an_upgrade_that_the_overlay_does_not_fit_is_left_as_it_is() -> Result<()> {
+async fn an_upgrade_that_conflicts_with_the_overlay_is_not_changed() -> Result<()> {
     let installation = Installation::empty().await?;
     installation.put_trust_roots(&installation.base_anchors().await?).await?;
     let rooted = HELM.replace("  runAsRoot: false", "  runAsRoot: true");
-    ensure!(rooted != HELM, "the document has another form");
+    ensure!(rooted != HELM, "the test document has changed");
     installation.put_map(json!({"data": {"values": rooted}})).await?;
     let manager = installation.manager().await?;
     installation.declare("mesh", json!({"values": {"proxyInit": {"closeWaitTimeoutSecs": 5}}})).await?;
@@ -224,7 +226,7 @@ async fn an_upgrade_that_the_overlay_does_not_fit_is_left_as_it_is() -> Result<(
         .await
         .or(installation.reaches("mesh", &INVALID).await)?;
     assert!(status["conditions"].to_string().contains("runAsRoot"), "{status}");
-    holds(QUIET, "what Helm wrote", async || {
+    holds(QUIET, "Helm's document", async || {
         ensure!(installation.map().await?.resource_version() == upgraded.resource_version(), "it was written");
         Ok(())
     })
@@ -233,18 +235,18 @@ async fn an_upgrade_that_the_overlay_does_not_fit_is_left_as_it_is() -> Result<(
     Ok(())
 }
 
-/// What Helm wrote can be read, and no Pod could be made with it: nobody may call that well.
+/// Helm's document can be parsed, but no Pod could be created with it. It must not be reported as ready.
 #[tokio::test(flavor = "multi_thread")]
-async fn an_installed_document_that_linkerd_cannot_use_is_not_called_well() -> Result<()> {
+async fn an_installed_document_that_linkerd_cannot_use_is_not_reported_as_ready() -> Result<()> {
     let broken = HELM.replace("  uid: 2102", "  uid: many");
-    ensure!(broken != HELM, "the document has another form");
+    ensure!(broken != HELM, "the test document has changed");
     for spec in [json!({}), json!({"proxy": {"accessLog": "json"}})] {
         let installation = Installation::empty().await?;
         installation.put_trust_roots(&installation.base_anchors().await?).await?;
         let before = installation.put_map(json!({"data": {"values": broken}})).await?;
         let manager = installation.manager().await?;
         installation.declare("mesh", spec.clone()).await?;
-        eventually(SOON, format_args!("{spec} to name it"), async || {
+        eventually(SOON, format_args!("{spec} to be reported with proxy.uid"), async || {
             let status = installation.configs.get(&installation.full("mesh")).await?.data["status"].take();
             let conditions = status["conditions"].as_array().into_iter().flatten();
             let ready = conditions.into_iter().find(|condition| condition["type"] == "Ready");

@@ -1,4 +1,4 @@
-//! ConfigMaps that cannot be taken as they are: missing, broken, of another time, locked, or owned.
+//! ConfigMaps that cannot be adopted as they are: missing, malformed, from 2020, immutable, or owned.
 
 use anyhow::{Result, ensure};
 use e2e::{Manager, eventually, holds, mesh::SOON};
@@ -9,7 +9,7 @@ use super::{CONFIG_MAP, HELM, Installation, QUIET, WELL, lent::Lent, message};
 
 const MISSING: [&str; 2] = ["Accepted=False/TargetNotFound", "Ready=False/TargetNotFound"];
 
-/// A mesh whose ConfigMap is created with this over it.
+/// A mesh with a ConfigMap into which this is merged.
 async fn over(over: Value) -> Result<(Installation, Manager)> {
     let installation = Installation::empty().await?;
     installation.put_trust_roots(&installation.base_anchors().await?).await?;
@@ -19,25 +19,25 @@ async fn over(over: Value) -> Result<(Installation, Manager)> {
     Ok((installation, manager))
 }
 
-/// Nothing is written, and little is said.
+/// Checks that the ConfigMap is not written, and that few Events and log lines follow.
 async fn is_left_alone(installation: &Installation, manager: &mut Manager) -> Result<()> {
     let before = installation.map().await?;
-    let (writes, said) = (installation.writes("").len(), manager.log().lines().count());
-    holds(QUIET, "the ConfigMap", async || {
+    let (writes, lines) = (installation.writes("").len(), manager.log().lines().count());
+    holds(QUIET, "an unchanged ConfigMap", async || {
         ensure!(installation.map().await? == before, "it was written");
         Ok(())
     })
     .await?;
-    ensure!(manager.is_running(), "the manager ended");
-    // Events may come a moment after the status.
+    ensure!(manager.is_running(), "the manager exited");
+    // Events may follow shortly after the status.
     let mut after = installation.writes("");
     ensure!(after.len() <= writes + 3, "{:?}", after.split_off(writes));
-    ensure!(manager.log().lines().count() <= said + 3, "{}", manager.log());
+    ensure!(manager.log().lines().count() <= lines + 3, "{}", manager.log());
     Ok(())
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_missing_config_map_is_waited_for_and_never_made() -> Result<()> {
+async fn the_manager_waits_for_a_missing_config_map_and_never_creates_it() -> Result<()> {
     let installation = Installation::empty().await?;
     let mut manager = installation.manager().await?;
     installation.declare("mesh", json!({"proxy": {"accessLog": "json"}})).await?;
@@ -45,7 +45,7 @@ async fn a_missing_config_map_is_waited_for_and_never_made() -> Result<()> {
     let why = message(&status, "Accepted")?;
     assert!(why.contains("ConfigMap"), "{why}");
     holds(QUIET, "no ConfigMap", async || {
-        ensure!(installation.maps.get_opt(CONFIG_MAP).await?.is_none(), "it was made");
+        ensure!(installation.maps.get_opt(CONFIG_MAP).await?.is_none(), "it was created");
         Ok(())
     })
     .await?;
@@ -56,11 +56,11 @@ async fn a_missing_config_map_is_waited_for_and_never_made() -> Result<()> {
     let declared = installation.helm_with(json!({"proxy": {"accessLog": "json"}})).await?;
     installation.says(&declared).await?;
 
-    // It goes, as with `helm uninstall`, and comes back with another UID.
+    // The ConfigMap is deleted, as by `helm uninstall`, and created again with another UID.
     installation.maps.delete(CONFIG_MAP, &DeleteParams::default()).await?;
     installation.reaches("mesh", &MISSING).await?;
     holds(QUIET, "no ConfigMap", async || {
-        ensure!(installation.maps.get_opt(CONFIG_MAP).await?.is_none(), "it was made again");
+        ensure!(installation.maps.get_opt(CONFIG_MAP).await?.is_none(), "it was created again");
         Ok(())
     })
     .await?;
@@ -73,7 +73,7 @@ async fn a_missing_config_map_is_waited_for_and_never_made() -> Result<()> {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_document_that_cannot_be_read_is_not_written_over() -> Result<()> {
+async fn a_document_that_cannot_be_parsed_is_not_overwritten() -> Result<()> {
     for (broken, named) in [
         ("proxy: {logLevel: [unclosed\n", "line"),
         ("- a list\n", "map"),
@@ -94,7 +94,7 @@ async fn a_document_that_cannot_be_read_is_not_written_over() -> Result<()> {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_document_broken_by_hand_stays_where_drift_is_only_reported() -> Result<()> {
+async fn a_malformed_edit_is_kept_while_drift_is_only_reported() -> Result<()> {
     let (installation, mut manager) = over(json!({"data": {"values": HELM}})).await?;
     installation.reaches("mesh", &WELL).await?;
     installation.change("mesh", json!({"drift": {"action": "Report"}})).await?;
@@ -109,7 +109,7 @@ async fn a_document_broken_by_hand_stays_where_drift_is_only_reported() -> Resul
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn the_layout_of_2020_is_named_and_left_alone() -> Result<()> {
+async fn the_layout_of_2020_is_reported_and_not_changed() -> Result<()> {
     let legacy = json!({"data": {"global": "{\"linkerdNamespace\":\"linkerd\"}", "proxy": "{}", "install": "{}"}});
     let (installation, mut manager) = over(legacy).await?;
     let status =
@@ -122,22 +122,23 @@ async fn the_layout_of_2020_is_named_and_left_alone() -> Result<()> {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn an_immutable_config_map_is_named_and_left_alone() -> Result<()> {
+async fn an_immutable_config_map_is_reported_and_not_changed() -> Result<()> {
     let (installation, mut manager) = over(json!({"data": {"values": HELM}, "immutable": true})).await?;
     let status = installation
         .reaches("mesh", &["Accepted=True/Accepted", "ConfigMapSynced=False/Immutable", "Ready=False/Immutable"])
         .await?;
     assert!(message(&status, "ConfigMapSynced")?.contains("immutable"), "{status}");
     is_left_alone(&installation, &mut manager).await?;
-    assert_eq!(installation.writes("/configmaps/"), [""; 0], "the API server would refuse it");
-    // Nothing to change in it: nothing is wrong.
+    assert_eq!(installation.writes("/configmaps/"), [""; 0], "the API server would reject a write");
+    // Without a change to write, the resource is ready.
     installation.change("mesh", json!({"proxy": {"accessLog": null}})).await?;
     installation.reaches("mesh", &WELL).await.map(drop)
 }
 
-/// The project of 2020 made LinkerdConfigs owners of the ConfigMap: deleting one would delete the mesh's configuration.
+/// The project of 2020 made LinkerdConfigs owners of the ConfigMap: their deletion would delete the mesh's
+/// configuration.
 #[tokio::test(flavor = "multi_thread")]
-async fn a_legacy_owner_reference_is_taken_away_so_that_the_config_map_survives_its_owner() -> Result<()> {
+async fn a_legacy_owner_reference_is_removed_so_that_the_config_map_survives_its_owner() -> Result<()> {
     let lent = Lent::with_controllers().await?;
     let installation = Installation::on(lent.into()).await?.installed().await?;
     let uid = installation.map().await?.uid();
@@ -158,11 +159,11 @@ async fn a_legacy_owner_reference_is_taken_away_so_that_the_config_map_survives_
     };
     assert_eq!(kinds().await?, ["ConfigMap"]);
     installation.says(&installation.helm_with(json!({})).await?).await?;
-    // Also when it comes back, and when no manager runs while the owner goes.
+    // The reference is removed again if it returns. Then the owner is deleted while no manager runs.
     let again = reference("config.linkerd.io/v1alpha1", "LinkerdConfig", owner.name_any(), owner.uid());
     let theirs = reference("v1", "ConfigMap", other.name_any(), other.uid());
     installation.patch_map("old", json!({"metadata": {"ownerReferences": [theirs, again]}})).await?;
-    eventually(SOON, "the reference to go", async || {
+    eventually(SOON, "the reference to be removed", async || {
         let kinds = kinds().await?;
         ensure!(kinds == ["ConfigMap"], "{kinds:?}");
         Ok(())
@@ -171,7 +172,7 @@ async fn a_legacy_owner_reference_is_taken_away_so_that_the_config_map_survives_
     manager.kill().await?;
     installation.delete("mesh").await?;
     installation.is_gone("mesh").await?;
-    holds(QUIET * 2, "the ConfigMap", async || {
+    holds(QUIET * 2, "the same ConfigMap", async || {
         let map = installation.map().await?;
         ensure!(map.uid() == uid && map.metadata.deletion_timestamp.is_none(), "{:?}", map.metadata);
         Ok(())

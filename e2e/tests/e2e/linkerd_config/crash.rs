@@ -1,5 +1,5 @@
-//! A manager that is killed between two of its writes, and the one that comes after it: the same end state, one base, no
-//! base lost, nothing written twice.
+//! A manager is killed during one of its writes. The next one reaches the same end state: no base is lost or saved
+//! twice, and no write is repeated.
 
 use anyhow::{Result, ensure};
 use e2e::{Action, FaultProxy, Rule, eventually, holds, mesh::SOON};
@@ -8,7 +8,7 @@ use serde_json::{Value, json};
 
 use super::{CONFIG_MAP, HELM, Installation, QUIET, WELL};
 
-/// What a manager does when it is killed.
+/// The operation during which the manager is killed.
 #[derive(Clone, Copy, Debug, PartialEq)]
 enum Doing {
     Adopting,
@@ -17,7 +17,7 @@ enum Doing {
     Restoring,
 }
 
-/// The write that is under way: its method, and a part of its path.
+/// The write in flight: its method and a part of its path.
 const STEPS: [(Doing, &str, &str); 11] = [
     (Doing::Adopting, "PATCH", "/linkerdconfigs/"),
     (Doing::Adopting, "POST", "/controllerrevisions"),
@@ -32,14 +32,14 @@ const STEPS: [(Doing, &str, &str); 11] = [
     (Doing::Restoring, "PATCH", "/linkerdconfigs/"),
 ];
 
-/// How the write ends that is under way.
+/// The outcome of the write in flight.
 #[derive(Clone, Copy, Debug, PartialEq)]
 enum End {
-    /// It never comes to the API server.
+    /// The write never reaches the API server.
     Lost,
-    /// It was carried out, and nobody knows.
+    /// The API server executes the write, but the manager receives no response.
     Unknown,
-    /// It is carried out when the next manager has done its work.
+    /// The API server executes the write after the next manager has reached the end state.
     Late,
 }
 
@@ -64,7 +64,7 @@ async fn killed(doing: Doing, method: &str, path: &str, end: End) -> Result<()> 
     if doing != Doing::Adopting {
         installation.declare("mesh", spec.clone()).await?;
         installation.reaches("mesh", &WELL).await?;
-        // The Events are on their way still.
+        // The Event may follow the status.
         installation.tells("mesh", "LinkerdConfigUpdated").await?;
     }
     let action = if end == End::Lost { Action::Hold } else { Action::Detain };
@@ -75,7 +75,7 @@ async fn killed(doing: Doing, method: &str, path: &str, end: End) -> Result<()> 
         Doing::Reverting => installation.edit("kubectl-edit", json!({"imagePullPolicy": "Always"})).await.map(drop)?,
         Doing::Restoring => installation.delete("mesh").await?,
     }
-    eventually(SOON, "the write to be under way", async || {
+    eventually(SOON, "the write to be in flight", async || {
         ensure!(fault.hits() == 1, "it is not");
         Ok(())
     })
@@ -84,7 +84,7 @@ async fn killed(doing: Doing, method: &str, path: &str, end: End) -> Result<()> 
     if end == End::Unknown {
         fault.release();
         let sent = || installation.proxy.log().into_iter().filter(|r| r.method == method && r.path.contains(path));
-        eventually(SOON, "the write to be carried out", async || {
+        eventually(SOON, "the write to be executed", async || {
             let last = sent().next_back();
             ensure!(last.as_ref().is_some_and(|request| request.status.is_some()), "{last:?}");
             Ok(())
@@ -112,11 +112,11 @@ async fn killed(doing: Doing, method: &str, path: &str, end: End) -> Result<()> 
     let settled = async || is_settled(&installation, doing, &declared, &bases).await;
     eventually(SOON, "the end state", settled).await?;
     if doing != Doing::Restoring {
-        // Nothing is written after it that would hide what a late write does.
+        // The next manager has finished, so no later write hides the effect of the late one.
         installation.reaches("mesh", &WELL).await?;
     }
     fault.release();
-    // What arrives late is refused, or undone; both at once.
+    // A late write is rejected, or reverted immediately.
     if end == End::Late {
         eventually(SOON, "the end state again", settled).await?;
         holds(QUIET, "the end state", settled).await?;
@@ -137,7 +137,10 @@ async fn is_settled(installation: &Installation, doing: Doing, declared: &Value,
     match doing {
         Doing::Restoring => {
             ensure!(installation.text().await? == HELM && ours == 0, "{ours} annotations of ours");
-            ensure!(installation.configs.get_opt(&installation.full("mesh")).await?.is_none(), "the resource is back");
+            ensure!(
+                installation.configs.get_opt(&installation.full("mesh")).await?.is_none(),
+                "the resource exists again"
+            );
         }
         _ => ensure!(ours == 3, "{ours} annotations of ours"),
     }
@@ -145,17 +148,17 @@ async fn is_settled(installation: &Installation, doing: Doing, declared: &Value,
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_write_that_was_lost_with_its_manager_is_made_by_the_next() -> Result<()> {
+async fn a_write_that_is_lost_with_its_manager_is_made_by_the_next_one() -> Result<()> {
     killed_at_each_step(End::Lost).await
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_write_that_was_carried_out_unknown_to_its_manager_is_not_made_again() -> Result<()> {
+async fn a_write_that_was_executed_without_a_response_is_not_repeated() -> Result<()> {
     killed_at_each_step(End::Unknown).await
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_write_that_outlives_its_manager_undoes_nothing_of_the_next() -> Result<()> {
+async fn a_write_that_outlives_its_manager_does_not_undo_the_work_of_the_next_one() -> Result<()> {
     killed_at_each_step(End::Late).await
 }
 
@@ -165,19 +168,19 @@ async fn a_follower_writes_nothing_until_it_leads() -> Result<()> {
     let mut first = installation.manager().await?;
     installation.declare("mesh", json!({"proxy": {"accessLog": "json"}})).await?;
     installation.reaches("mesh", &WELL).await?;
-    let behind = FaultProxy::start(&installation.control_plane).await?;
-    let mut second = installation.start_manager("second", &behind, &[])?;
+    let second_proxy = FaultProxy::start(&installation.control_plane).await?;
+    let mut second = installation.start_manager("second", &second_proxy, &[])?;
     second.ready(SOON).await?;
     let written = || {
         let changes = |r: &e2e::fault_proxy::Request| r.method != "GET" && !r.path.contains("/leases");
-        behind.log().into_iter().filter(changes).collect::<Vec<_>>()
+        second_proxy.log().into_iter().filter(changes).collect::<Vec<_>>()
     };
     let declared = installation.helm_with(json!({"proxy": {"accessLog": "json"}})).await?;
     installation.edit("kubectl-edit", json!({"proxy": {"accessLog": ""}})).await?;
     installation.says(&declared).await?;
     installation.change("mesh", json!({"proxy": {"logFormat": "json"}})).await?;
     installation.reaches("mesh", &WELL).await?;
-    holds(QUIET, "the follower to be still", async || {
+    holds(QUIET, "a follower without writes", async || {
         ensure!(written().is_empty(), "{:?}", written());
         Ok(())
     })

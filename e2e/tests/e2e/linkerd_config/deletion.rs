@@ -1,4 +1,4 @@
-//! What is left of a resource that is deleted.
+//! Deletion of a LinkerdConfig, with either deletion policy.
 
 use anyhow::{Result, ensure};
 use e2e::{Manager, eventually, holds, mesh::SOON};
@@ -9,7 +9,7 @@ use super::{CONFIG_MAP, HELM, Installation, QUIET, WELL};
 
 const FINALIZER: &str = "config.linkerd.io/restore-base";
 
-/// A mesh with an access log, whose resource restores the base when it goes.
+/// A mesh with an access log, whose resource restores the base when it is deleted.
 async fn restoring() -> Result<(Installation, Manager)> {
     let installation = Installation::new().await?;
     let manager = installation.manager().await?;
@@ -27,7 +27,7 @@ async fn has_no_annotation_of_ours(installation: &Installation) -> Result<()> {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn retain_leaves_every_byte() -> Result<()> {
+async fn retain_keeps_every_byte() -> Result<()> {
     let installation = Installation::new().await?;
     let manager = installation.manager().await?;
     installation.declare("mesh", json!({"proxy": {"accessLog": "json"}})).await?;
@@ -36,24 +36,24 @@ async fn retain_leaves_every_byte() -> Result<()> {
     let before = installation.map().await?;
     installation.delete("mesh").await?;
     installation.is_gone("mesh").await?;
-    holds(QUIET, "the ConfigMap", async || {
+    holds(QUIET, "an unchanged ConfigMap", async || {
         ensure!(installation.map().await? == before, "it was written");
         Ok(())
     })
     .await?;
-    // Whoever comes next knows what Helm wrote.
+    // The next resource starts from Helm's document.
     assert_eq!(installation.bases().await?, [HELM]);
     installation.declare("next", json!({"proxy": {"logFormat": "json"}})).await?;
     installation.reaches("next", &WELL).await?;
     installation.says(&installation.helm_with(json!({"proxy": {"logFormat": "json"}})).await?).await?;
     assert_eq!(installation.bases().await?, [HELM]);
-    let gone = manager.metric("linkerd_operator_linkerdconfig_info", &[("name", &installation.full("mesh"))]).await;
-    assert_eq!(gone, None, "its series go with it");
+    let info = manager.metric("linkerd_operator_linkerdconfig_info", &[("name", &installation.full("mesh"))]).await;
+    assert_eq!(info, None, "the series must be deleted with the resource");
     Ok(())
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn restore_base_puts_back_what_helm_wrote_to_the_byte() -> Result<()> {
+async fn restore_base_restores_every_byte_of_helms_document() -> Result<()> {
     let (installation, manager) = restoring().await?;
     let uid = installation.map().await?.uid();
     installation.delete("mesh").await?;
@@ -70,8 +70,8 @@ async fn restore_base_waits_for_the_operator() -> Result<()> {
     let (installation, mut manager) = restoring().await?;
     manager.kill().await?;
     installation.delete("mesh").await?;
-    holds(QUIET, "the resource", async || {
-        ensure!(installation.finalizers("mesh").await? == [FINALIZER], "it is gone");
+    holds(QUIET, "the finalizer", async || {
+        ensure!(installation.finalizers("mesh").await? == [FINALIZER], "it was removed");
         Ok(())
     })
     .await?;
@@ -84,7 +84,7 @@ async fn restore_base_waits_for_the_operator() -> Result<()> {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn restore_base_is_skipped_when_another_takes_over() -> Result<()> {
+async fn restore_base_is_skipped_when_another_resource_takes_over() -> Result<()> {
     let (installation, manager) = restoring().await?;
     installation.declare("next", json!({"priority": -1, "proxy": {"logFormat": "json"}})).await?;
     installation.reaches("next", &["Accepted=False/Conflicted"]).await?;
@@ -93,14 +93,14 @@ async fn restore_base_is_skipped_when_another_takes_over() -> Result<()> {
     installation.is_gone("mesh").await?;
     installation.reaches("next", &WELL).await?;
     installation.says(&installation.helm_with(json!({"proxy": {"logFormat": "json"}})).await?).await?;
-    assert_eq!(installation.writes("/configmaps/").len(), writes + 1, "one step from the one to the other");
+    assert_eq!(installation.writes("/configmaps/").len(), writes + 1, "the takeover must be one write");
     assert_eq!(installation.bases().await?, [HELM]);
     drop(manager);
     Ok(())
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn the_finalizer_comes_and_goes_with_what_asks_for_it() -> Result<()> {
+async fn the_finalizer_is_present_only_while_the_active_resource_restores_the_base() -> Result<()> {
     let (installation, manager) = restoring().await?;
     let has = async |expected: &[&str], why: &str| {
         eventually(SOON, why, async || {
@@ -111,21 +111,21 @@ async fn the_finalizer_comes_and_goes_with_what_asks_for_it() -> Result<()> {
         .await
     };
     installation.change("mesh", json!({"deletionPolicy": "Retain"})).await?;
-    has(&[], "Retain to need none").await?;
+    has(&[], "no finalizer for Retain").await?;
     installation.change("mesh", json!({"deletionPolicy": "RestoreBase"})).await?;
-    has(&[FINALIZER], "RestoreBase to need it").await?;
+    has(&[FINALIZER], "the finalizer for RestoreBase").await?;
     installation.declare("other", json!({"priority": 1})).await?;
     installation.reaches("mesh", &["Accepted=False/Conflicted"]).await?;
-    has(&[], "a loser to need none").await?;
+    has(&[], "no finalizer on an inactive resource").await?;
     installation.delete("other").await?;
     installation.reaches("mesh", &WELL).await?;
-    has(&[FINALIZER], "the winner to need it").await?;
+    has(&[FINALIZER], "the finalizer on the active resource").await?;
     drop(manager);
     Ok(())
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_deletion_does_not_hang_where_there_is_nothing_to_restore() -> Result<()> {
+async fn a_deletion_does_not_hang_without_a_config_map() -> Result<()> {
     let (installation, manager) = restoring().await?;
     installation.maps.delete(CONFIG_MAP, &DeleteParams::default()).await?;
     installation.reaches("mesh", &["Accepted=False/TargetNotFound"]).await?;
@@ -136,22 +136,22 @@ async fn a_deletion_does_not_hang_where_there_is_nothing_to_restore() -> Result<
     Ok(())
 }
 
-/// Somebody's finalizer keeps it; ours does not, and what was restored stays restored.
+/// Another finalizer delays the deletion. Ours is removed, and the restored document is not overwritten.
 #[tokio::test(flavor = "multi_thread")]
-async fn a_resource_that_others_keep_is_done_with() -> Result<()> {
+async fn a_deleted_resource_with_another_finalizer_is_not_reconciled_again() -> Result<()> {
     let (installation, manager) = restoring().await?;
     let theirs = json!({"metadata": {"finalizers": [FINALIZER, "example.org/kept"]}});
     let params = kube::api::PatchParams::default();
     let patch = |patch| kube::api::Patch::Merge(patch);
     installation.configs.patch(&installation.full("mesh"), &params, &patch(theirs)).await?;
     installation.delete("mesh").await?;
-    eventually(SOON, "ours to go", async || {
+    eventually(SOON, "our finalizer to be removed", async || {
         let finalizers = installation.finalizers("mesh").await?;
         ensure!(finalizers == ["example.org/kept"], "{finalizers:?}");
         Ok(())
     })
     .await?;
-    holds(QUIET, "what Helm wrote", async || {
+    holds(QUIET, "Helm's document", async || {
         ensure!(installation.text().await? == HELM, "it was written again");
         Ok(())
     })

@@ -1,10 +1,10 @@
-//! Documents as JSON: put over each other, and compared.
+//! Merge and comparison of documents as JSON.
 
 use std::collections::BTreeSet;
 
 use serde_json::{Map, Value, json};
 
-/// RFC 7386.
+/// Merges a patch into a document, by RFC 7386.
 pub(super) fn put_over(base: &mut Value, patch: &Value) {
     let Value::Object(patch) = patch else {
         *base = patch.clone();
@@ -23,7 +23,7 @@ pub(super) fn put_over(base: &mut Value, patch: &Value) {
     }
 }
 
-/// Without the variable that says what proxies are injected with.
+/// The document without the variable that marks the proxies injected with it.
 pub(super) fn unmarked(mut document: Value) -> Value {
     let variables = document.pointer_mut("/proxy/additionalEnv");
     if let Some(Value::Array(list)) = variables {
@@ -35,7 +35,7 @@ pub(super) fn unmarked(mut document: Value) -> Value {
     document
 }
 
-/// Where two documents differ; without the rest of them, which nobody would read.
+/// The differences between two documents, with their paths.
 pub(super) fn difference(seen: &Value, expected: &Value) -> String {
     let mut lines = Vec::new();
     differences("", seen, expected, &mut lines);

@@ -1,4 +1,4 @@
-//! What people change by hand, and what becomes of it.
+//! Manual edits of the document, which are reverted or reported.
 
 use std::time::{Duration, Instant};
 
@@ -12,7 +12,7 @@ use serde_json::{Value, json};
 
 use super::{HELM, Installation, QUIET, WELL};
 
-/// A revert is promised within a second of the watch event; a busy machine gets more.
+/// A revert follows within one second of the watch event; a busy test machine needs longer.
 const REVERTED: Duration = Duration::from_secs(10);
 
 /// A mesh with an access log, with this `spec.drift`.
@@ -27,20 +27,20 @@ async fn with_access_log(drift: Value) -> Result<(Installation, Manager, Value)>
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn an_edit_by_hand_is_put_back_at_once_and_told_without_its_values() -> Result<()> {
+async fn a_manual_edit_is_reverted_immediately_and_reported_without_its_values() -> Result<()> {
     let (installation, manager, declared) = with_access_log(json!({})).await?;
     let before = installation.map().await?;
     let edit =
         json!({"proxy": {"accessLog": "apache", "logLevel": "s3cret-level"}, "podLabels": {"s3cret-key": "s3cret"}});
     let edited = installation.edit("kubectl-edit", edit).await?;
     let begun = Instant::now();
-    eventually(REVERTED, "the edit to be put back", async || {
+    eventually(REVERTED, "the edit to be reverted", async || {
         let now = installation.map().await?;
         ensure!(now.resource_version() != edited.resource_version(), "it is not");
         Ok(())
     })
     .await?;
-    println!("an edit was put back within {:?}", begun.elapsed());
+    println!("an edit was reverted within {:?}", begun.elapsed());
     installation.says(&declared).await?;
     for reason in ["DriftDetected", "DriftReverted"] {
         let note = installation.tells("mesh", reason).await?;
@@ -70,9 +70,9 @@ async fn an_edit_by_hand_is_put_back_at_once_and_told_without_its_values() -> Re
     Ok(())
 }
 
-/// Also where nothing is declared: the whole document is protected.
+/// The whole document is protected, not only the declared values.
 #[tokio::test(flavor = "multi_thread")]
-async fn an_edit_of_what_nobody_declared_is_put_back_to_the_base() -> Result<()> {
+async fn an_edit_of_an_undeclared_value_is_reverted_to_the_base() -> Result<()> {
     let installation = Installation::new().await?;
     let manager = installation.manager().await?;
     installation.declare("mesh", json!({})).await?;
@@ -85,9 +85,8 @@ async fn an_edit_of_what_nobody_declared_is_put_back_to_the_base() -> Result<()>
     Ok(())
 }
 
-/// An edit that was made while no manager ran is no other.
 #[tokio::test(flavor = "multi_thread")]
-async fn an_edit_that_nobody_watched_is_put_back_later() -> Result<()> {
+async fn an_edit_while_no_manager_runs_is_reverted_later() -> Result<()> {
     let (installation, mut manager, declared) = with_access_log(json!({})).await?;
     manager.kill().await?;
     installation.edit("kubectl-edit", json!({"proxy": {"accessLog": ""}, "imagePullPolicy": "Always"})).await?;
@@ -100,9 +99,9 @@ async fn an_edit_that_nobody_watched_is_put_back_later() -> Result<()> {
     Ok(())
 }
 
-/// The edit looks like the base, but it is a person who took the overlay away; either way it comes back.
+/// The edit equals the base, but a person made it and not an installer. In both cases the overlay is written again.
 #[tokio::test(flavor = "multi_thread")]
-async fn the_base_text_put_back_by_hand_gets_the_overlay_again() -> Result<()> {
+async fn a_manual_edit_back_to_the_base_gets_the_overlay_again() -> Result<()> {
     let (installation, manager, declared) = with_access_log(json!({})).await?;
     installation.rewrite("kubectl-edit", HELM).await?;
     installation.says(&declared).await?;
@@ -113,7 +112,7 @@ async fn the_base_text_put_back_by_hand_gets_the_overlay_again() -> Result<()> {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_document_that_was_taken_out_comes_back() -> Result<()> {
+async fn a_removed_document_is_restored() -> Result<()> {
     let (installation, manager, declared) = with_access_log(json!({})).await?;
     installation.patch_map("kubectl-edit", json!({"data": {"values": null}})).await?;
     installation.says(&declared).await?;
@@ -123,7 +122,7 @@ async fn a_document_that_was_taken_out_comes_back() -> Result<()> {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn where_drift_is_reported_it_stays_until_somebody_decides() -> Result<()> {
+async fn reported_drift_is_kept_until_it_is_undone_or_the_action_is_revert() -> Result<()> {
     let (installation, manager, declared) = with_access_log(json!({"action": "Report"})).await?;
     let writes = installation.writes("/configmaps/");
     let edited = installation.edit("kubectl-edit", json!({"proxy": {"logLevel": "debug"}})).await?;
@@ -142,7 +141,7 @@ async fn where_drift_is_reported_it_stays_until_somebody_decides() -> Result<()>
     assert_eq!(installation.writes("/configmaps/"), writes);
     assert_eq!(installation.told("mesh", "DriftReverted").await?, 0);
 
-    // Undone by who did it, then done again and no longer tolerated.
+    // The edit is undone by its manager, then made again, and reverted after a change of the action.
     installation.rewrite("kubectl-edit", &serde_json::to_string(&declared)?).await?;
     installation.reaches("mesh", &WELL).await?;
     installation.edit("kubectl-edit", json!({"proxy": {"logLevel": "debug"}})).await?;
@@ -156,7 +155,7 @@ async fn where_drift_is_reported_it_stays_until_somebody_decides() -> Result<()>
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn in_scope_declared_only_what_is_declared_is_put_back() -> Result<()> {
+async fn in_scope_declared_only_declared_values_are_reverted() -> Result<()> {
     let (installation, manager, _) = with_access_log(json!({"scope": "Declared"})).await?;
     let edit = json!({"proxy": {"accessLog": "apache", "logLevel": "debug"}, "imagePullPolicy": "Always"});
     installation.edit("kubectl-edit", edit).await?;
@@ -166,18 +165,18 @@ async fn in_scope_declared_only_what_is_declared_is_put_back() -> Result<()> {
     let note = installation.tells("mesh", "DriftReverted").await?;
     assert!(note.contains("proxy.accessLog") && !note.contains("proxy.logLevel"), "{note}");
 
-    // What stays is part of the base, without what is declared: a change of the spec does not take it away.
+    // The undeclared edits, but not the declared values, become part of the base: a change of the spec keeps them.
     installation.change("mesh", json!({"proxy": {"accessLog": null, "logFormat": "json"}})).await?;
     installation.reaches("mesh", &WELL).await?;
     let left = json!({"proxy": {"logFormat": "json", "logLevel": "debug"}, "imagePullPolicy": "Always"});
     installation.says(&installation.helm_with(left).await?).await?;
 
-    // Only what is not declared: no drift at all.
+    // An edit of an undeclared value alone is not drift.
     let count = installation.told("mesh", "DriftDetected").await?;
     let edited = installation.edit("kubectl-edit", json!({"imagePullPolicy": "Never"})).await?;
     installation.reaches("mesh", &WELL).await?;
     holds(QUIET, "the edit", async || {
-        ensure!(installation.document().await?["imagePullPolicy"] == "Never", "it is gone");
+        ensure!(installation.document().await?["imagePullPolicy"] == "Never", "it was reverted");
         Ok(())
     })
     .await?;
@@ -188,7 +187,7 @@ async fn in_scope_declared_only_what_is_declared_is_put_back() -> Result<()> {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_broken_edit_is_put_back_like_any_other() -> Result<()> {
+async fn a_malformed_edit_is_reverted() -> Result<()> {
     let (installation, manager, declared) = with_access_log(json!({})).await?;
     for broken in ["proxy: {", "", "[]", "proxy: {logLevel: a, loglevel: b}", "proxy: off\n"] {
         installation.rewrite("kubectl-edit", broken).await?;
@@ -202,9 +201,9 @@ async fn a_broken_edit_is_put_back_like_any_other() -> Result<()> {
     Ok(())
 }
 
-/// By an apply that takes the field: drift like any other; and the fields of the ConfigMap that are not ours stay theirs.
+/// A forced apply of the document is drift. The other fields of the ConfigMap are kept.
 #[tokio::test(flavor = "multi_thread")]
-async fn a_server_side_apply_by_a_stranger_is_put_back() -> Result<()> {
+async fn a_server_side_apply_by_another_manager_is_reverted() -> Result<()> {
     let (installation, manager, declared) = with_access_log(json!({})).await?;
     let apply = |values: &str| {
         json!({
@@ -214,7 +213,7 @@ async fn a_server_side_apply_by_a_stranger_is_put_back() -> Result<()> {
     let theirs = installation.helm_with(json!({"imagePullPolicy": "Always"})).await?.to_string();
     let params = PatchParams::apply("stranger");
     let refused = installation.maps.patch(super::CONFIG_MAP, &params, &Patch::Apply(apply(&theirs))).await;
-    let Err(kube::Error::Api(refused)) = refused else { panic!("it was taken") };
+    let Err(kube::Error::Api(refused)) = refused else { panic!("the apply was accepted") };
     assert_eq!(refused.code, 409, "{refused:?}");
     assert!(refused.message.contains(super::OPERATOR) && refused.message.contains(".data.values"), "{refused:?}");
 
@@ -230,7 +229,7 @@ async fn a_server_side_apply_by_a_stranger_is_put_back() -> Result<()> {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn an_edit_of_other_keys_labels_and_annotations_is_nobody_s_business() -> Result<()> {
+async fn edits_of_other_keys_labels_and_annotations_are_kept() -> Result<()> {
     let (installation, manager, _) = with_access_log(json!({})).await?;
     let writes = installation.writes("/configmaps/");
     let patch = json!({"metadata": {"labels": {"a": "b"}, "annotations": {"c": "d"}}, "data": {"other": "x"}});
@@ -247,9 +246,9 @@ async fn an_edit_of_other_keys_labels_and_annotations_is_nobody_s_business() -> 
     Ok(())
 }
 
-/// It can be read, and no Pod could be made with it: of all edits the one that has to go.
+/// The document can be parsed, but no Pod could be created with it.
 #[tokio::test(flavor = "multi_thread")]
-async fn an_edit_that_stops_every_pod_is_put_back_like_any_other() -> Result<()> {
+async fn an_edit_that_prevents_every_injection_is_reverted() -> Result<()> {
     let (installation, manager, declared) = with_access_log(json!({})).await?;
     for edit in [
         json!({"proxy": {"uid": "many"}}),

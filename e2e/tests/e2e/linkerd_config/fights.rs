@@ -1,4 +1,4 @@
-//! Two who both want to be right: nobody wins, and the API server is spared.
+//! Two controllers that revert each other: neither wins, and the load on the API server is bounded.
 
 use std::time::{Duration, Instant};
 
@@ -13,7 +13,7 @@ const STALLED: [&str; 4] =
     ["Accepted=True/Accepted", "ConfigMapSynced=False/Drifted", "Ready=False/Drifted", "Stalled=True/RepeatedDrift"];
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_controller_that_never_gives_in_is_named_and_met_ever_more_seldom() -> Result<()> {
+async fn a_persistent_competing_controller_is_named_and_reverted_with_backoff() -> Result<()> {
     let installation = Installation::new().await?;
     let manager = installation.manager().await?;
     installation.declare("mesh", json!({"proxy": {"accessLog": "json"}})).await?;
@@ -23,10 +23,10 @@ async fn a_controller_that_never_gives_in_is_named_and_met_ever_more_seldom() ->
     let written = installation.writes("/configmaps/").len();
     let reverts = || installation.writes("/configmaps/").len() - written;
 
-    // Whatever the operator writes, they write theirs again.
+    // The other controller overwrites each revert.
     let begun = Instant::now();
     let mut edits = 0;
-    eventually(BACKED_OFF, "the operator to give in for a while", async || {
+    eventually(BACKED_OFF, "the operator to stall", async || {
         let status = &installation.configs.get(&installation.full("mesh")).await?.data["status"];
         if installation.text().await? != theirs {
             installation.rewrite("sisyphus", &theirs).await?;
@@ -42,21 +42,21 @@ async fn a_controller_that_never_gives_in_is_named_and_met_ever_more_seldom() ->
     let status = installation.reaches("mesh", &STALLED).await?;
     let why = super::message(&status, "Stalled")?;
     assert!(why.contains("sisyphus"), "{why}");
-    // One has to be the last word of the two; the pause is 10 s at least.
+    // The other controller writes last, so that there is drift during the pause, which is at least 10 s.
     if installation.text().await? != theirs {
         installation.rewrite("sisyphus", &theirs).await?;
     }
     let reached = reverts();
     holds(Duration::from_secs(6), "the pause", async || {
-        ensure!(reverts() <= reached + 1, "{} reverts more", reverts() - reached);
+        ensure!(reverts() <= reached + 1, "{} more reverts", reverts() - reached);
         Ok(())
     })
     .await?;
     for reason in ["DriftDetected", "DriftReverted"] {
-        assert_eq!(installation.told("mesh", reason).await?, 1, "one a minute");
+        assert_eq!(installation.told("mesh", reason).await?, 1, "one Event per minute");
     }
 
-    // They stop; the operator is patient, and right in the end.
+    // The other controller stops. After its backoff, the operator reverts the last edit.
     let fought = reverts();
     installation.says_within(BACKED_OFF, &declared).await?;
     ensure!(reverts() <= fought + 1, "{} reverts for the last edit", reverts() - fought);
@@ -68,9 +68,9 @@ async fn a_controller_that_never_gives_in_is_named_and_met_ever_more_seldom() ->
     Ok(())
 }
 
-/// Five edits in a row by a person who tries things out are no fight.
+/// Five consecutive edits by a person are not a fight.
 #[tokio::test(flavor = "multi_thread")]
-async fn a_few_edits_are_put_back_without_a_pause() -> Result<()> {
+async fn a_few_edits_are_reverted_without_a_pause() -> Result<()> {
     let installation = Installation::new().await?;
     let uid = installation.map().await?.uid();
     let manager = installation.manager().await?;
@@ -81,7 +81,7 @@ async fn a_few_edits_are_put_back_without_a_pause() -> Result<()> {
         installation.edit("kubectl-edit", json!({"proxy": {"logLevel": format!("warn,a={number}")}})).await?;
         let begun = Instant::now();
         installation.says(&declared).await?;
-        println!("edit {number} was put back within {:?}", begun.elapsed());
+        println!("edit {number} was reverted within {:?}", begun.elapsed());
     }
     let status = installation.reaches("mesh", &WELL).await?;
     assert_eq!(status["drift"]["count"], 5, "{status}");

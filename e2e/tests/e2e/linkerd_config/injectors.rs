@@ -1,6 +1,7 @@
-//! The injectors: whether they use what was written, and what becomes of a document that they refuse.
+//! The injectors: the operator waits until they use the written document, and rolls back a document that they deny.
 //!
-//! A stand-in with several replicas, registered as Linkerd's is; each reads the document when its kubelet brings it.
+//! A fake injector with several replicas is registered as Linkerd's is. Each replica reads the document when its
+//! kubelet updates it.
 
 use std::time::Duration;
 
@@ -14,7 +15,7 @@ use serde_json::{Value, json};
 
 use super::{Installation, QUIET, TRUST_ROOTS, document::put_over, permissions, trust_anchors::certificate};
 
-/// All is well, and the injectors are asked.
+/// The conditions of a reconciled resource whose injectors are probed.
 const SYNCED: [&str; 4] = [
     "Accepted=True/Accepted",
     "ConfigMapSynced=True/Synced",
@@ -23,7 +24,7 @@ const SYNCED: [&str; 4] = [
 ];
 /// Longer than any test takes.
 const LATE: Duration = Duration::from_secs(3600);
-/// Taken by the API server, and not by the injector.
+/// The path of a value that the API server accepts and the injector denies.
 const REFUSED: &str = "proxy.logHTTPHeaders";
 
 /// A mesh with injectors.
@@ -45,7 +46,7 @@ impl Mesh {
         Ok(Self { installation, injector, manager })
     }
 
-    /// A resource whose injectors are asked, with this besides.
+    /// Creates a resource with this spec. Unless it sets `injectorSync`, the injectors are probed.
     async fn declare(&self, mut spec: Value) -> Result<()> {
         if spec.get("injectorSync").is_none() {
             put_over(&mut spec, &json!({"injectorSync": {"method": "Probe"}}));
@@ -62,7 +63,7 @@ impl Mesh {
         self.installation.tells("mesh", reason).await
     }
 
-    /// The marker of the document as it is.
+    /// The marker of the current document.
     async fn marker(&self) -> Result<String> {
         let document = self.installation.parse(&self.installation.text().await?).await?;
         let variables = document["proxy"]["additionalEnv"].as_array().cloned().unwrap_or_default();
@@ -71,14 +72,14 @@ impl Mesh {
         Ok(marker.to_owned())
     }
 
-    /// Waits until the condition InjectorSynced is this, and says all of this.
-    async fn injectors_are(&self, expected: &str, says: &[&str]) -> Result<Value> {
+    /// Waits until the condition InjectorSynced is this, and its message contains all of `parts`. Returns the status.
+    async fn injectors_are(&self, expected: &str, parts: &[&str]) -> Result<Value> {
         let conditions = [expected, &expected.replace("InjectorSynced", "Ready")];
         let mut status = Value::Null;
-        eventually(SOON, format_args!("{expected}, saying {says:?}"), async || {
+        eventually(SOON, format_args!("{expected} with {parts:?}"), async || {
             status = self.installation.reaches_within(Duration::from_secs(2), "mesh", &conditions).await?;
             let text = message(&status, "InjectorSynced");
-            ensure!(says.iter().all(|part| text.contains(part)), "{text}");
+            ensure!(parts.iter().all(|part| text.contains(part)), "{text}");
             Ok(())
         })
         .await?;
@@ -93,7 +94,7 @@ fn message(status: &Value, type_: &str) -> String {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn it_is_ready_when_every_replica_was_seen_to_use_it() -> Result<()> {
+async fn the_resource_is_ready_when_every_replica_uses_the_document() -> Result<()> {
     let mesh = Mesh::new(3).await?;
     for replica in [1, 2] {
         mesh.injector.set_lag(replica, Duration::from_secs(4))?;
@@ -110,36 +111,36 @@ async fn it_is_ready_when_every_replica_was_seen_to_use_it() -> Result<()> {
     let note = mesh.tells("InjectorSynced").await?;
     assert!(note.contains(&mesh.marker().await?), "{note}");
     mesh.tells("LinkerdConfigUpdated").await?;
-    let review = mesh.injector.last_review(0).context("it was not asked")?;
+    let review = mesh.injector.last_review(0).context("no request to the replica")?;
     assert_eq!(review["request"]["namespace"], mesh.installation.namespace.as_str());
 
-    // Whoever was found to be current is asked no more.
-    let asked: Vec<usize> = (0..3).map(|replica| mesh.injector.requests(replica)).collect();
-    holds(Duration::from_secs(3), "that nobody is asked", async || {
+    // A current replica is not probed again.
+    let requests: Vec<usize> = (0..3).map(|replica| mesh.injector.requests(replica)).collect();
+    holds(Duration::from_secs(3), "that no replica is probed", async || {
         let now: Vec<usize> = (0..3).map(|replica| mesh.injector.requests(replica)).collect();
-        ensure!(now == asked, "{asked:?}, then {now:?}");
+        ensure!(now == requests, "{requests:?}, then {now:?}");
         Ok(())
     })
     .await
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_replica_that_lags_is_nudged_and_then_current() -> Result<()> {
+async fn a_lagging_replica_is_nudged_and_becomes_current() -> Result<()> {
     let mesh = Mesh::new(2).await?;
     mesh.injector.set_lag(1, LATE)?;
     mesh.declare(json!({"proxy": {"accessLog": "json"}})).await?;
     mesh.reaches(&SYNCED).await?;
     assert_eq!((mesh.injector.nudges(0), mesh.injector.nudges(1)), (0, 1));
-    // The next change needs one of its own; a second look at the same none.
+    // The next change needs one more nudge; another probe of the same document needs none.
     mesh.installation.change("mesh", json!({"proxy": {"accessLog": "apache"}})).await?;
     mesh.reaches(&SYNCED).await?;
     assert_eq!(mesh.injector.nudges(1), 2);
     Ok(())
 }
 
-/// Traps 2 and 3 of the specification: such a document stops every Pod from being created.
+/// Traps 2 and 3 of the specification: a denied document prevents the creation of every Pod.
 #[tokio::test(flavor = "multi_thread")]
-async fn a_document_that_is_denied_is_taken_back_and_not_tried_again() -> Result<()> {
+async fn a_denied_document_is_rolled_back_and_not_retried() -> Result<()> {
     let mesh = Mesh::new(2).await?;
     mesh.declare(json!({"proxy": {"accessLog": "json"}})).await?;
     mesh.reaches(&SYNCED).await?;
@@ -165,7 +166,7 @@ async fn a_document_that_is_denied_is_taken_back_and_not_tried_again() -> Result
     assert!(mesh.tells("InjectorDenied").await?.contains(&pod));
     mesh.tells("ConfigRolledBack").await?;
 
-    // Neither by itself, nor by another manager, nor for a change that means nothing.
+    // It is not retried automatically, by another manager, or after an unrelated change.
     let writes = mesh.installation.writes("/configmaps/").len();
     mesh.injector.set_behaviour(1, Behaviour::Right).await?;
     let Mesh { installation, injector, mut manager } = mesh;
@@ -173,14 +174,14 @@ async fn a_document_that_is_denied_is_taken_back_and_not_tried_again() -> Result
     let manager = installation.manager().await?;
     installation.patch_map("kubectl-label", json!({"metadata": {"labels": {"touched": "true"}}})).await?;
     holds(Duration::from_secs(3), "the last good document", async || {
-        ensure!(installation.document().await? == good, "it was tried again");
+        ensure!(installation.document().await? == good, "it was retried");
         ensure!(installation.writes("/configmaps/").len() == writes, "it was written");
         Ok(())
     })
     .await?;
     let mesh = Mesh { installation, injector, manager };
     mesh.reaches(&rolled_back).await?;
-    // What changes is tried.
+    // A changed document is tried.
     mesh.installation.change("mesh", json!({"proxy": {"accessLog": "apache", "logFormat": "json"}})).await?;
     let status = mesh.reaches(&SYNCED).await?;
     assert_eq!(status["revisions"].get("failed"), None, "{status}");
@@ -188,23 +189,23 @@ async fn a_document_that_is_denied_is_taken_back_and_not_tried_again() -> Result
     Ok(())
 }
 
-/// Its file may hold the refused document for a while after that was taken back.
+/// The replica's file may contain the denied document for some time after the rollback.
 #[tokio::test(flavor = "multi_thread")]
-async fn a_replica_that_still_denies_the_last_document_is_no_reason_to_take_the_next_one_back() -> Result<()> {
+async fn a_replica_that_still_denies_the_last_document_does_not_roll_back_the_next_one() -> Result<()> {
     let mesh = Mesh::new(2).await?;
     mesh.declare(json!({"proxy": {"accessLog": "json"}})).await?;
     mesh.reaches(&SYNCED).await?;
     mesh.injector.set_behaviour(1, Behaviour::Denies("no such format".to_owned())).await?;
     mesh.installation.change("mesh", json!({"proxy": {"accessLog": "apache"}})).await?;
     mesh.reaches(&["InjectorSynced=False/Denied", "Stalled=True/RolledBack"]).await?;
-    // Back to what worked, and on to something new.
+    // The resource returns to the last good value, and then changes to a new one.
     mesh.installation.change("mesh", json!({"proxy": {"accessLog": "json"}})).await?;
     mesh.injectors_are("InjectorSynced=False/Propagating", &["as it did before"]).await?;
     mesh.installation.change("mesh", json!({"proxy": {"accessLog": "json", "logFormat": "json"}})).await?;
     let pod = mesh.injector.pod(1)?;
     mesh.injectors_are("InjectorSynced=False/Propagating", &["1 of 2", &pod, "as it did before"]).await?;
     holds(Duration::from_secs(4), "the new document", async || {
-        ensure!(mesh.installation.document().await?["proxy"]["logFormat"] == "json", "it was taken back");
+        ensure!(mesh.installation.document().await?["proxy"]["logFormat"] == "json", "it was rolled back");
         Ok(())
     })
     .await?;
@@ -214,25 +215,25 @@ async fn a_replica_that_still_denies_the_last_document_is_no_reason_to_take_the_
     Ok(())
 }
 
-/// Scenario 6: the schema takes it, and the template of the injector does not.
+/// Scenario 6: the schema accepts the value, and the template of the injector does not.
 #[tokio::test(flavor = "multi_thread")]
-async fn a_value_that_only_the_injector_refuses_stops_no_pod_for_long() -> Result<()> {
+async fn a_value_that_only_the_injector_rejects_does_not_prevent_pods_for_long() -> Result<()> {
     let mesh = Mesh::new(2).await?;
     mesh.declare(json!({})).await?;
     mesh.reaches(&SYNCED).await?;
     let good = mesh.installation.document().await?;
     let bad = json!({"values": {"proxy": {"logHTTPHeaders": "everything"}}});
-    let told = mesh.installation.change("mesh", bad).await;
-    ensure!(told.is_ok(), "the API server knows {REFUSED}: this test needs another value");
+    let changed = mesh.installation.change("mesh", bad).await;
+    ensure!(changed.is_ok(), "the API server rejects {REFUSED}: this test needs another value");
     eventually(SOON, "the outcome", async || {
         let refused = mesh.installation.reaches_within(QUIET, "mesh", &["Accepted=False/Invalid"]).await;
-        let taken_back = mesh.installation.reaches_within(QUIET, "mesh", &["Stalled=True/RolledBack"]).await;
-        ensure!(refused.is_ok() || taken_back.is_ok(), "neither refused nor taken back");
+        let rolled_back = mesh.installation.reaches_within(QUIET, "mesh", &["Stalled=True/RolledBack"]).await;
+        ensure!(refused.is_ok() || rolled_back.is_ok(), "neither rejected nor rolled back");
         Ok(())
     })
     .await?;
     mesh.installation.says(&good).await?;
-    // Pods are made again, and injected.
+    // Pods are created and injected again.
     eventually(SOON, "a Pod to be injected", async || {
         let pod = mesh.dry_run().await?;
         let names = pod["spec"]["initContainers"].as_array().cloned().unwrap_or_default();
@@ -243,7 +244,7 @@ async fn a_value_that_only_the_injector_refuses_stops_no_pod_for_long() -> Resul
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn answers_that_nobody_could_use_take_the_document_back_too() -> Result<()> {
+async fn unusable_responses_roll_the_document_back() -> Result<()> {
     let mesh = Mesh::new(2).await?;
     mesh.declare(json!({"proxy": {"accessLog": "json"}})).await?;
     mesh.reaches(&SYNCED).await?;
@@ -269,7 +270,7 @@ async fn answers_that_nobody_could_use_take_the_document_back_too() -> Result<()
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn who_cannot_be_asked_is_named_and_asked_again_without_a_loop() -> Result<()> {
+async fn a_replica_that_cannot_be_probed_is_named_and_retried_at_a_limited_rate() -> Result<()> {
     let mesh = Mesh::new(2).await?;
     mesh.injector.set_behaviour(1, Behaviour::Hangs).await?;
     mesh.declare(json!({"proxy": {"accessLog": "json"}})).await?;
@@ -286,26 +287,26 @@ async fn who_cannot_be_asked_is_named_and_asked_again_without_a_loop() -> Result
     let before = mesh.injector.requests(1);
     let written = mesh.installation.writes("").len();
     tokio::time::sleep(Duration::from_secs(3)).await;
-    let asked = mesh.injector.requests(1) - before;
-    ensure!((1..=8).contains(&asked), "{asked} times in three seconds");
-    assert_eq!(mesh.installation.writes("").len(), written, "nothing new, nothing said");
+    let requests = mesh.injector.requests(1) - before;
+    ensure!((1..=8).contains(&requests), "{requests} requests in three seconds");
+    assert_eq!(mesh.installation.writes("").len(), written, "an unchanged result must not be written");
     mesh.injector.set_behaviour(1, Behaviour::Right).await?;
     mesh.reaches(&SYNCED).await?;
     Ok(())
 }
 
-/// What it asks is the same as before: somebody has to ask it again.
+/// The probe is the same as before, but it must be sent again.
 #[tokio::test(flavor = "multi_thread")]
-async fn a_resource_that_is_in_effect_again_has_the_injectors_asked_again() -> Result<()> {
+async fn the_injectors_are_probed_again_when_a_resource_becomes_active_again() -> Result<()> {
     let mesh = Mesh::new(1).await?;
     mesh.injector.set_behaviour(0, Behaviour::Unpatched).await?;
     mesh.declare(json!({"proxy": {"accessLog": "json"}})).await?;
     mesh.injectors_are("InjectorSynced=False/ProbeFailed", &[]).await?;
     mesh.installation.declare("other", json!({"priority": 10, "mode": "Suspend"})).await?;
     mesh.reaches(&["Accepted=False/Conflicted"]).await?;
-    let asked = mesh.injector.requests(0);
-    holds(Duration::from_secs(3), "that nobody is asked for it", async || {
-        ensure!(mesh.injector.requests(0) <= asked + 1, "{} times more", mesh.injector.requests(0) - asked);
+    let requests = mesh.injector.requests(0);
+    holds(Duration::from_secs(3), "that no replica is probed for it", async || {
+        ensure!(mesh.injector.requests(0) <= requests + 1, "{} more requests", mesh.injector.requests(0) - requests);
         Ok(())
     })
     .await?;
@@ -317,14 +318,14 @@ async fn a_resource_that_is_in_effect_again_has_the_injectors_asked_again() -> R
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn without_a_replica_nobody_knows_and_one_that_comes_is_asked() -> Result<()> {
+async fn without_a_ready_replica_the_resource_is_not_synced_and_a_new_replica_is_probed() -> Result<()> {
     let mesh = Mesh::new(1).await?;
     mesh.injector.set_ready(0, false).await?;
     mesh.declare(json!({"proxy": {"accessLog": "json"}})).await?;
     mesh.injectors_are("InjectorSynced=False/NoReadyReplicas", &["no replica"]).await?;
     mesh.injector.set_ready(0, true).await?;
     mesh.reaches(&SYNCED).await?;
-    // One that is new, with an old document, is noticed and named.
+    // A new replica is probed, and named if the probe fails.
     mesh.injector.set_lag(0, LATE)?;
     let second = mesh.injector.add_replica().await?;
     let status = mesh.reaches(&SYNCED).await?;
@@ -341,13 +342,13 @@ async fn without_a_replica_nobody_knows_and_one_that_comes_is_asked() -> Result<
     mesh.injectors_are("InjectorSynced=False/ProbeFailed", &[&pod]).await?;
     mesh.injector.remove_replica(second).await?;
     mesh.reaches(&SYNCED).await?;
-    // That one who came late has caught up is no update.
+    // A late replica that becomes current does not count as an update.
     assert_eq!(mesh.installation.told("mesh", "LinkerdConfigUpdated").await?, 1);
     Ok(())
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn after_the_timeout_it_is_held_or_goes_on_as_the_resource_says() -> Result<()> {
+async fn after_the_timeout_the_resource_holds_or_proceeds_as_declared() -> Result<()> {
     let mesh = Mesh::new(1).await?;
     mesh.injector.set_lag(0, LATE)?;
     let sync = json!({"timeout": "2s", "nudge": false});
@@ -357,7 +358,7 @@ async fn after_the_timeout_it_is_held_or_goes_on_as_the_resource_says() -> Resul
     assert!(mesh.tells("InjectorSyncTimeout").await?.contains(&pod));
     mesh.installation.change("mesh", json!({"injectorSync": {"onTimeout": "Proceed"}})).await?;
     mesh.reaches(&["InjectorSynced=False/Timeout", "Ready=True/Reconciled"]).await?;
-    // It is asked all the same.
+    // The replica is still probed.
     mesh.injector.set_lag(0, Duration::ZERO)?;
     mesh.installation.change("mesh", json!({"proxy": {"accessLog": "apache"}})).await?;
     mesh.reaches(&SYNCED).await?;
@@ -365,7 +366,7 @@ async fn after_the_timeout_it_is_held_or_goes_on_as_the_resource_says() -> Resul
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn the_injectors_are_restarted_once_where_the_resource_says_so() -> Result<()> {
+async fn the_injectors_are_restarted_once_if_the_resource_declares_it() -> Result<()> {
     let mesh = Mesh::new(1).await?;
     let labels = json!({"app": "injector"});
     let deployment = json!({
@@ -393,7 +394,7 @@ async fn the_injectors_are_restarted_once_where_the_resource_says_so() -> Result
         Ok(deployment.metadata.generation)
     })
     .await?;
-    // Its Pods are new, and read the document anew.
+    // The new Pod reads the current document.
     mesh.injector.restart_replica(0).await?;
     mesh.reaches(&SYNCED).await?;
     assert_eq!(deployments.get("linkerd-proxy-injector").await?.metadata.generation, generation);
@@ -402,7 +403,7 @@ async fn the_injectors_are_restarted_once_where_the_resource_says_so() -> Result
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn what_the_repository_grants_is_enough_to_ask_and_to_nudge() -> Result<()> {
+async fn the_shipped_permissions_are_sufficient_to_probe_and_to_nudge() -> Result<()> {
     let mesh = Mesh::on(permissions::start().await?, 2).await?;
     mesh.injector.set_lag(1, LATE)?;
     let sync = json!({"timeout": "1s", "onTimeout": "RestartInjector"});
@@ -417,7 +418,7 @@ async fn what_the_repository_grants_is_enough_to_ask_and_to_nudge() -> Result<()
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn trust_anchors_have_to_arrive_as_well() -> Result<()> {
+async fn the_injectors_are_probed_for_new_trust_anchors_too() -> Result<()> {
     let mesh = Mesh::new(1).await?;
     mesh.declare(json!({})).await?;
     mesh.reaches(&SYNCED).await?;
@@ -432,7 +433,7 @@ async fn trust_anchors_have_to_arrive_as_well() -> Result<()> {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_dry_run_asks_through_the_api_server() -> Result<()> {
+async fn a_dry_run_probes_through_the_api_server() -> Result<()> {
     let mesh = Mesh::new(2).await?;
     mesh.injector.set_lag(1, Duration::from_secs(3))?;
     let sync = json!({"method": "DryRun", "nudge": false});
@@ -453,7 +454,7 @@ async fn a_dry_run_asks_through_the_api_server() -> Result<()> {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn without_a_webhook_it_says_what_is_missing() -> Result<()> {
+async fn a_missing_webhook_is_reported() -> Result<()> {
     let mesh = Mesh::new(1).await?;
     unregister(&mesh.installation.client).await?;
     mesh.declare(json!({})).await?;
@@ -462,9 +463,9 @@ async fn without_a_webhook_it_says_what_is_missing() -> Result<()> {
     Ok(())
 }
 
-/// Killed before the injectors were asked: the next one asks, and takes back what they deny.
+/// The next manager probes the injectors, and rolls back the document that they deny.
 #[tokio::test(flavor = "multi_thread")]
-async fn a_manager_killed_between_the_write_and_the_question_leaves_no_bad_document() -> Result<()> {
+async fn a_manager_killed_between_the_write_and_the_probe_leaves_no_bad_document() -> Result<()> {
     let mesh = Mesh::new(2).await?;
     mesh.declare(json!({"proxy": {"accessLog": "json"}})).await?;
     mesh.reaches(&SYNCED).await?;
@@ -483,7 +484,7 @@ async fn a_manager_killed_between_the_write_and_the_question_leaves_no_bad_docum
     for replica in 0..2 {
         injector.set_behaviour(replica, Behaviour::Denies("bad".to_owned())).await?;
     }
-    // Under the name of one that was killed it leads at once.
+    // With the identity of the killed manager it leads immediately.
     let manager = installation.manager().await?;
     let mesh = Mesh { installation, injector, manager };
     mesh.reaches(&["InjectorSynced=False/Denied", "Stalled=True/RolledBack"]).await?;
@@ -493,7 +494,7 @@ async fn a_manager_killed_between_the_write_and_the_question_leaves_no_bad_docum
 }
 
 impl Mesh {
-    /// What the API server makes of a Pod that asks to be injected.
+    /// The Pod that the API server would create from one with injection enabled.
     async fn dry_run(&self) -> Result<Value> {
         let pods: kube::Api<k8s_openapi::api::core::v1::Pod> =
             kube::Api::namespaced(self.installation.client.clone(), "default");

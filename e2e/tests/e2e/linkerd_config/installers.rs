@@ -1,4 +1,4 @@
-//! Upgrades of Linkerd, which rewrite the document: a new base, never a fight.
+//! Upgrades of Linkerd, which rewrite the document: a changed document is a new base, not drift.
 
 use anyhow::{Result, ensure};
 use e2e::Manager;
@@ -22,7 +22,7 @@ async fn adopted(drift: Value) -> Result<(Installation, Manager)> {
     Ok((installation, manager))
 }
 
-/// What Helm's next version renders.
+/// The document that the next version of the chart renders.
 fn upgraded(version: &str) -> String {
     HELM.replace("linkerdVersion: edge-26.8.3", &format!("linkerdVersion: {version}"))
         .replace("  logFormat: plain\n  logHTTPHeaders", "  logFormat: json\n  logHTTPHeaders")
@@ -37,12 +37,12 @@ async fn declared(installation: &Installation, base: &str) -> Result<Value> {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn helm_upgrade_makes_a_new_base_and_keeps_the_overlay() -> Result<()> {
+async fn helm_upgrade_creates_a_new_base_and_keeps_the_overlay() -> Result<()> {
     let (installation, manager) = adopted(json!({})).await?;
     let uid = installation.map().await?.uid();
     let base = upgraded("edge-26.9.1");
     for part in ["linkerdVersion: edge-26.9.1", "logFormat: json", "whatIsNew"] {
-        ensure!(base.matches(part).count() == 1, "the document has another form: {part}");
+        ensure!(base.matches(part).count() == 1, "the test document has changed: {part}");
     }
     let patch = json!({"metadata": {"annotations": {"linkerd.io/created-by": NEXT}}, "data": {"values": base}});
     installation.patch_map("helm", patch).await?;
@@ -58,9 +58,9 @@ async fn helm_upgrade_makes_a_new_base_and_keeps_the_overlay() -> Result<()> {
     Ok(())
 }
 
-/// `helm upgrade` without a change of values puts the base's text back, and an installer may run while no manager does.
+/// `helm upgrade` without changed values writes the base's text again. An installer may also run while no manager does.
 #[tokio::test(flavor = "multi_thread")]
-async fn the_same_base_again_and_an_upgrade_that_nobody_watched() -> Result<()> {
+async fn the_same_text_creates_no_base_and_an_upgrade_while_no_manager_runs_creates_one() -> Result<()> {
     let (installation, mut manager) = adopted(json!({})).await?;
     installation.rewrite("helm", HELM).await?;
     installation.says(&declared(&installation, HELM).await?).await?;
@@ -82,12 +82,12 @@ async fn the_same_base_again_and_an_upgrade_that_nobody_watched() -> Result<()> 
     Ok(())
 }
 
-/// Only what it overlays differs between the installer's document and the effective one: the base is new all the same.
+/// The upgrade changes only a value that the overlay sets, so the effective document stays the same.
 #[tokio::test(flavor = "multi_thread")]
-async fn an_upgrade_that_the_overlay_hides_is_a_base_too() -> Result<()> {
+async fn an_upgrade_that_the_overlay_hides_creates_a_base() -> Result<()> {
     let (installation, manager) = adopted(json!({})).await?;
     let base = HELM.replace("  accessLog: \"\"\n", "  accessLog: apache\n");
-    ensure!(base != HELM, "the document has another form");
+    ensure!(base != HELM, "the test document has changed");
     installation.rewrite("helm", &base).await?;
     installation.tells("mesh", "BaseUpdated").await?;
     installation.says(&declared(&installation, HELM).await?).await?;
@@ -99,9 +99,9 @@ async fn an_upgrade_that_the_overlay_hides_is_a_base_too() -> Result<()> {
     Ok(())
 }
 
-/// Installers that nobody thought of: their name is not trusted, their fingerprint is.
+/// An unknown installer has no trusted name. A changed version in the annotation or in the document identifies it.
 #[tokio::test(flavor = "multi_thread")]
-async fn another_created_by_or_cli_version_is_an_installer_whoever_wrote_it() -> Result<()> {
+async fn another_created_by_or_cli_version_identifies_an_installer_with_any_name() -> Result<()> {
     let (installation, manager) = adopted(json!({})).await?;
     let first = upgraded("edge-26.9.1");
     let patch = json!({"metadata": {"annotations": {"linkerd.io/created-by": NEXT}}, "data": {"values": first}});
@@ -113,7 +113,7 @@ async fn another_created_by_or_cli_version_is_an_installer_whoever_wrote_it() ->
     installation.reaches("mesh", &WELL).await?;
     assert_eq!(installation.bases().await?, [HELM.to_owned(), first, second.clone()]);
     assert_eq!(installation.told("mesh", "DriftDetected").await?, 0);
-    // The same fingerprint: a stranger's edit.
+    // The same versions, so this is a manual edit.
     installation.edit("unheard-of", json!({"linkerdVersion": "edge-26.9.9"})).await?;
     installation.says(&declared(&installation, &second).await?).await?;
     installation.tells("mesh", "DriftReverted").await?;
@@ -123,7 +123,7 @@ async fn another_created_by_or_cli_version_is_an_installer_whoever_wrote_it() ->
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn who_is_trusted_is_declared() -> Result<()> {
+async fn the_trusted_managers_are_declared() -> Result<()> {
     let (installation, manager) = adopted(json!({"trustedManagers": ["terraform"]})).await?;
     let base = upgraded("edge-26.9.1");
     installation.rewrite("helm", &base).await?;
@@ -138,7 +138,7 @@ async fn who_is_trusted_is_declared() -> Result<()> {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn of_many_upgrades_five_bases_are_kept() -> Result<()> {
+async fn the_last_five_bases_are_kept() -> Result<()> {
     let (installation, manager) = adopted(json!({})).await?;
     for number in 1..=7 {
         let base = upgraded(&format!("edge-26.9.{number}"));
@@ -147,7 +147,7 @@ async fn of_many_upgrades_five_bases_are_kept() -> Result<()> {
     }
     let status = installation.reaches("mesh", &WELL).await?;
     assert_eq!(status["revisions"]["base"], 8);
-    e2e::eventually(e2e::mesh::SOON, "old bases to go", async || {
+    e2e::eventually(e2e::mesh::SOON, "old bases to be deleted", async || {
         let numbers = installation.revisions().await?.into_iter().map(|(number, _)| number).collect::<Vec<_>>();
         ensure!(numbers == [4, 5, 6, 7, 8], "{numbers:?}");
         Ok(())
@@ -158,9 +158,10 @@ async fn of_many_upgrades_five_bases_are_kept() -> Result<()> {
     Ok(())
 }
 
-/// Helm 4, Flux and Argo CD apply on the server: our write takes the field, so the next upgrade conflicts until it is forced.
+/// Helm 4, Flux and Argo CD use server-side apply: our write owns the field, so the next upgrade conflicts unless it is
+/// forced.
 #[tokio::test(flavor = "multi_thread")]
-async fn an_installer_that_applies_meets_a_conflict_and_with_force_makes_a_base() -> Result<()> {
+async fn a_server_side_apply_by_an_installer_conflicts_and_with_force_creates_a_base() -> Result<()> {
     let (installation, manager) = adopted(json!({})).await?;
     let base = upgraded("edge-26.9.1");
     let object = json!({
@@ -173,7 +174,7 @@ async fn an_installer_that_applies_meets_a_conflict_and_with_force_makes_a_base(
         Api::namespaced_with(installation.client.clone(), &installation.namespace, &resource);
     let params = PatchParams::apply("helm-controller");
     let refused = maps.patch(CONFIG_MAP, &params, &Patch::Apply(&object)).await;
-    let Err(kube::Error::Api(refused)) = refused else { panic!("it was taken") };
+    let Err(kube::Error::Api(refused)) = refused else { panic!("the apply was accepted") };
     assert!(refused.code == 409 && refused.message.contains(OPERATOR), "{refused:?}");
     maps.patch(CONFIG_MAP, &params.force(), &Patch::Apply(&object)).await?;
     installation.says(&declared(&installation, &base).await?).await?;
@@ -184,15 +185,15 @@ async fn an_installer_that_applies_meets_a_conflict_and_with_force_makes_a_base(
     Ok(())
 }
 
-/// An upgrade to a document that nobody can read: not ours to put back, and not ours to write over.
+/// A malformed document from an installer is neither reverted nor overwritten.
 #[tokio::test(flavor = "multi_thread")]
-async fn a_broken_upgrade_is_told_and_left_until_it_is_mended() -> Result<()> {
+async fn a_malformed_upgrade_is_reported_and_kept_until_it_is_fixed() -> Result<()> {
     let (installation, manager) = adopted(json!({})).await?;
     let broken = installation.rewrite("helm", "proxy: {logLevel: [unclosed\n").await?;
     let bad = ["ConfigMapSynced=False/InvalidBase", "Ready=False/InvalidBase", "Stalled=True/InvalidBase"];
     installation.reaches("mesh", &bad).await?;
-    e2e::holds(super::QUIET, "what Helm wrote", async || {
-        ensure!(installation.map().await?.resource_version() == broken.resource_version(), "it was written over");
+    e2e::holds(super::QUIET, "Helm's document", async || {
+        ensure!(installation.map().await?.resource_version() == broken.resource_version(), "it was overwritten");
         Ok(())
     })
     .await?;

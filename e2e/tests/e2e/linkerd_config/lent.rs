@@ -1,8 +1,9 @@
-//! Control planes that tests use one after the other: one test at a time, because a LinkerdConfig belongs to no namespace and a
-//! manager looks at all of them.
+//! A pool of control planes. One test at a time uses each of them, because LinkerdConfigs are cluster-scoped and a
+//! manager watches all of them.
 //!
-//! * Always: without managers, injectors, LinkerdConfigs and workloads when it is lent. Who comes soon finds it running; then it
-//!   ends, so that tests elsewhere get their turn.
+//! * A control plane is lent without managers, injectors, LinkerdConfigs and workloads.
+//! * A returned control plane keeps running for a short time, for the next test. Then it is stopped, to free its
+//!   resources.
 
 use std::{
     ops::Deref,
@@ -24,7 +25,7 @@ use tokio::sync::{Semaphore, SemaphorePermit};
 
 use super::kind;
 
-/// As many as there may be of all that belong to one test.
+/// Limits the control planes that are lent at the same time.
 static LENT: Semaphore = Semaphore::const_new(2);
 static IDLE: Mutex<Vec<Idle>> = Mutex::new(Vec::new());
 static RETURNED: AtomicU64 = AtomicU64::new(0);
@@ -39,7 +40,7 @@ struct Idle {
 pub(super) struct Lent {
     control_plane: Option<ControlPlane>,
     has_nodes: bool,
-    /// None of one that does not come back.
+    /// `None` for a control plane that does not return to the pool.
     turn: Option<SemaphorePermit<'static>>,
 }
 
@@ -48,7 +49,7 @@ impl Lent {
         Self::take_one(false).await
     }
 
-    /// One with two nodes, where workloads run.
+    /// Lends a control plane with two nodes, on which workloads run.
     pub(super) async fn take_with_nodes() -> Result<Self> {
         Self::take_one(true).await
     }
@@ -76,7 +77,7 @@ impl Lent {
         Ok(lent)
     }
 
-    /// One with controllers, for one test.
+    /// Starts a control plane with controllers, for one test only.
     pub(super) async fn with_controllers() -> Result<Self> {
         let options = Options { controller_manager: true, ..Options::default() };
         let control_plane = Some(ControlPlane::start(options).await?);
@@ -87,14 +88,14 @@ impl Lent {
 
     async fn clear(&self) -> Result<()> {
         self.install_crds("crd").await?;
-        // It has one name in a cluster, and outlives the injectors of the test that registered it.
+        // The webhook has a fixed name in the cluster, and outlives the injectors of the test that registered it.
         unregister(&self.client().await?).await?;
         let configs: Api<DynamicObject> = Api::all_with(self.client().await?, &kind());
         for config in configs.list(&ListParams::default()).await? {
             let name = config.name_any();
             let free = Patch::Merge(json!({"metadata": {"finalizers": null}}));
             configs.patch(&name, &PatchParams::default(), &free).await?;
-            // Gone already, if its deletion waited.
+            // This fails if a deletion was waiting for the finalizers only.
             let _ = configs.delete(&name, &DeleteParams::default()).await;
         }
         if self.has_nodes {
@@ -110,7 +111,7 @@ impl Deref for Lent {
     fn deref(&self) -> &ControlPlane {
         match &self.control_plane {
             Some(control_plane) => control_plane,
-            None => unreachable!("it is there until this is dropped"),
+            None => unreachable!("the control plane is present until the drop"),
         }
     }
 }

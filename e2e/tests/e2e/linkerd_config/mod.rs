@@ -1,13 +1,13 @@
-//! The LinkerdConfig controller: what it makes of the ConfigMap, what it says, and what it leaves alone.
+//! The LinkerdConfig controller: what it writes to the ConfigMap, what it reports, and what it must not change.
 //!
 //! ```text
-//!   test ─▶ ConfigMaps, LinkerdConfigs ◀─ FaultProxy ◀─ Manager        an Installation: a namespace, a proxy, managers of its own
+//!   test ─▶ ConfigMaps, LinkerdConfigs ◀─ FaultProxy ◀─ Manager        an Installation: namespace, proxy, managers
 //! ```
 //!
-//! * Always: an installation is its managers' control-plane namespace and holds their Lease. The control plane is [lent](Lent),
-//!   and was used by others before; names of LinkerdConfigs begin with the namespace's, so that nothing of theirs is taken for
-//!   ours.
-//! * The documents are read by kubectl, whose YAML is that of Linkerd's own readers.
+//! * The namespace of an installation is the control-plane namespace of its managers and holds their Lease.
+//! * The control plane is [lent](Lent), and other tests have used it before. The name of each LinkerdConfig begins with
+//!   the namespace, so that no test takes another test's resource for its own.
+//! * kubectl parses the documents, with the YAML library that Linkerd uses.
 
 mod adoption;
 mod bad_input;
@@ -53,27 +53,27 @@ use tokio::sync::OnceCell;
 use document::{difference, put_over, unmarked};
 use lent::Lent;
 
-/// What Helm wrote.
+/// The document that Helm writes.
 const HELM: &str = include_str!("../../../../src/linkerd_config/values/testdata/installed.yaml");
 const CREATED_BY: &str = "linkerd/helm edge-26.8.3";
 const CONFIG_MAP: &str = "linkerd-config";
 const TRUST_ROOTS: &str = "linkerd-identity-trust-roots";
 const OPERATOR: &str = "linkerd-config-operator";
-/// All is well, where no workload is meshed.
+/// The conditions of a reconciled resource without meshed workloads.
 const WELL: [&str; 4] = [
     "Accepted=True/Accepted",
     "ConfigMapSynced=True/Synced",
     "Ready=True/Reconciled",
     "RolloutComplete=True/NothingSelected",
 ];
-/// Long enough for a write that should not come to come.
+/// How long tests wait for a write that must not happen.
 const QUIET: Duration = Duration::from_secs(1);
-/// Longer than the pauses between attempts grow within a test.
+/// Longer than any backoff that a test reaches.
 const BACKED_OFF: Duration = Duration::from_secs(70);
 
 static PARSED: AtomicUsize = AtomicUsize::new(0);
 
-/// Linkerd in a namespace of its own, and the way of managers to it.
+/// Linkerd in a dedicated namespace, and the proxy between its managers and the API server.
 struct Installation {
     namespace: String,
     client: Client,
@@ -85,17 +85,17 @@ struct Installation {
 }
 
 impl Installation {
-    /// As Helm leaves it: the document [`HELM`], and the trust roots that it names.
+    /// Installs Linkerd as Helm does: the document [`HELM`], and trust roots with the anchors in the document.
     async fn new() -> Result<Self> {
         Self::empty().await?.installed().await
     }
 
-    /// The namespace alone.
+    /// Creates only the namespace.
     async fn empty() -> Result<Self> {
         Self::on(Arc::new(Lent::take().await?)).await
     }
 
-    /// Another one, in the same cluster.
+    /// Creates another installation in the same cluster.
     async fn beside(&self) -> Result<Self> {
         Self::on(Arc::clone(&self.control_plane)).await?.installed().await
     }
@@ -132,7 +132,7 @@ impl Installation {
         Ok(manager)
     }
 
-    /// Under the name of one that was killed it leads at once.
+    /// Starts a manager. With the identity of a killed one it leads immediately.
     fn start_manager(&self, identity: &str, proxy: &FaultProxy, args: &[&str]) -> Result<Manager> {
         let namespace = &self.namespace;
         let own = [
@@ -150,7 +150,7 @@ impl Installation {
         Manager::start(&self.control_plane, options)
     }
 
-    /// What changes something and contains this text, of the requests that managers sent; not the Lease.
+    /// The write requests of the managers that contain this text, as `METHOD path`. Requests for Leases are left out.
     fn writes(&self, contains: &str) -> Vec<String> {
         let log = self.proxy.log().into_iter();
         let writes = log.filter(|request| request.method != "GET" && !request.path.contains("/leases"));
@@ -163,7 +163,7 @@ impl Installation {
 
     // === the ConfigMap ===
 
-    /// Creates [`CONFIG_MAP`] as the chart does, with this over it.
+    /// Creates [`CONFIG_MAP`] as the chart does, with this merged into it.
     async fn put_map(&self, over: Value) -> Result<ConfigMap> {
         let mut object = json!({
             "metadata": {
@@ -198,12 +198,12 @@ impl Installation {
         self.map().await?.data.and_then(|mut data| data.remove("values")).context("a ConfigMap without values")
     }
 
-    /// As Go reads it, without the marker that each document of ours ends with.
+    /// The document as Go parses it, without the marker that the operator adds.
     async fn document(&self) -> Result<Value> {
         Ok(unmarked(self.parse(&self.text().await?).await?))
     }
 
-    /// Puts this over the ConfigMap, as this field manager.
+    /// Merges this into the ConfigMap, as this field manager.
     async fn patch_map(&self, manager: &str, patch: Value) -> Result<ConfigMap> {
         let params = PatchParams { field_manager: Some(manager.to_owned()), ..PatchParams::default() };
         Ok(self.maps.patch(CONFIG_MAP, &params, &Patch::Merge(patch)).await?)
@@ -213,14 +213,14 @@ impl Installation {
         self.patch_map(manager, json!({"data": {"values": values}})).await
     }
 
-    /// Changes what the document says, as this field manager.
+    /// Merges this into the document, as this field manager.
     async fn edit(&self, manager: &str, patch: Value) -> Result<ConfigMap> {
         let mut document = self.parse(&self.text().await?).await?;
         put_over(&mut document, &patch);
         self.rewrite(manager, &serde_json::to_string_pretty(&document)?).await
     }
 
-    /// What [`HELM`] says, with this over it.
+    /// The document [`HELM`] with this merged into it.
     async fn helm_with(&self, patch: Value) -> Result<Value> {
         static READ: OnceCell<Value> = OnceCell::const_new();
         let mut document = READ.get_or_try_init(async || self.parse(HELM).await).await?.clone();
@@ -228,15 +228,15 @@ impl Installation {
         Ok(document)
     }
 
-    /// Waits until the document says exactly this.
+    /// Waits until the document equals this one.
     async fn says(&self, expected: &Value) -> Result<()> {
         self.says_within(SOON, expected).await
     }
 
     async fn says_within(&self, deadline: Duration, expected: &Value) -> Result<()> {
-        // Read again only when it is another: reading costs a process.
+        // Parsed again only when the text changes: parsing starts a process.
         let (mut read, mut document) = (String::new(), Value::Null);
-        eventually(deadline, "the document that is declared", async || {
+        eventually(deadline, "the declared document", async || {
             let text = self.text().await?;
             if text != read {
                 document = unmarked(self.parse(&text).await?);
@@ -253,11 +253,12 @@ impl Installation {
         document.get("identityTrustAnchorsPEM").and_then(Value::as_str).map(str::to_owned).context("no trust anchors")
     }
 
-    /// By kubectl, which reads YAML with the library that Linkerd uses.
+    /// Parses the text with kubectl, which uses Linkerd's YAML library.
     async fn parse(&self, text: &str) -> Result<Value> {
         let number = PARSED.fetch_add(1, Ordering::Relaxed);
         let file = self.control_plane.directory().join(format!("values-{number}.json"));
-        // Within the object that kubectl wants, and not as its text: it reads no YAML that is the value of a string.
+        // kubectl accepts only objects, and does not parse YAML within strings: the document becomes a field of an
+        // object.
         let object = match serde_json::from_str::<Value>(text) {
             Ok(json) => format!("apiVersion: v1\nkind: Values\nmetadata: {{name: values}}\nvalues: {json}\n"),
             Err(_) => {
@@ -274,12 +275,12 @@ impl Installation {
 
     // === LinkerdConfigs ===
 
-    /// Unique in the cluster.
+    /// The name of a LinkerdConfig, which is unique in the cluster.
     fn full(&self, name: &str) -> String {
         format!("{}-{name}", self.namespace)
     }
 
-    /// Where nothing else is said, for a mesh whose injectors are not asked.
+    /// Creates a LinkerdConfig. Unless the spec sets `injectorSync`, no injector is probed.
     async fn declare(&self, name: &str, mut spec: Value) -> Result<DynamicObject> {
         if spec.get("injectorSync").is_none() {
             put_over(&mut spec, &json!({"injectorSync": {"method": "Delay", "delay": "0s"}}));
@@ -299,9 +300,9 @@ impl Installation {
         Ok(())
     }
 
-    /// Waits until it is no more.
+    /// Waits until the LinkerdConfig is deleted.
     async fn is_gone(&self, name: &str) -> Result<()> {
-        eventually(SOON, format_args!("{name} to be gone"), async || {
+        eventually(SOON, format_args!("{name} to be deleted"), async || {
             let left = self.configs.get_opt(&self.full(name)).await?;
             ensure!(left.is_none(), "its finalizers are {:?}", left.map(|left| left.metadata.finalizers));
             Ok(())
@@ -313,8 +314,8 @@ impl Installation {
         Ok(self.configs.get(&self.full(name)).await?.finalizers().to_vec())
     }
 
-    /// Waits until the status is about the newest spec and has these conditions, each `Type=Status/Reason`; `Stalled` only if
-    /// it is named. Returns the status.
+    /// Waits until the status is for the newest generation and has these conditions, each as `Type=Status/Reason`.
+    /// `Stalled` must be absent unless it is expected. Returns the status.
     async fn reaches(&self, name: &str, expected: &[&str]) -> Result<Value> {
         self.reaches_within(SOON, name, expected).await
     }
@@ -333,7 +334,7 @@ impl Installation {
                 seen.push(format!("{}={}/{}", text("type"), text("status"), text("reason")));
                 ensure!(condition["observedGeneration"] == generation, "generation {generation}: {condition}");
             }
-            let missing = expected.iter().any(|wanted| !seen.iter().any(|seen| seen == wanted));
+            let missing = expected.iter().any(|expected| !seen.iter().any(|seen| seen == expected));
             let stalled = |all: &[String]| all.iter().any(|seen| seen.starts_with("Stalled"));
             let expected = expected.iter().map(|&text| text.to_owned()).collect::<Vec<_>>();
             ensure!(!missing && stalled(&seen) == stalled(&expected), "{conditions:?}");
@@ -342,17 +343,17 @@ impl Installation {
         .await
     }
 
-    // === what comes of it ===
+    // === results ===
 
-    /// What installers wrote, oldest first. A revision may be there for another reason than a new text, and a text of old come
-    /// back; there are never more than five.
+    /// The documents that installers wrote, oldest first. Consecutive revisions with the same text count once, because
+    /// a new revision does not always have a new text. An old text may return later. At most five are kept.
     async fn bases(&self) -> Result<Vec<String>> {
         let mut revisions = self.revisions().await?;
         revisions.dedup_by(|later, earlier| later.1 == earlier.1);
         Ok(revisions.into_iter().map(|(_, text)| text).collect())
     }
 
-    /// Those that hold a base: their number and text.
+    /// The revisions that contain a base: their numbers and texts.
     async fn revisions(&self) -> Result<Vec<(i64, String)>> {
         let labels = format!("config.linkerd.io/base-of={CONFIG_MAP}");
         let mut revisions = Vec::new();
@@ -363,31 +364,33 @@ impl Installation {
         }
         revisions.sort();
         let numbers = revisions.iter().map(|(number, _)| number).collect::<Vec<_>>();
-        // The sixth may still be on its way out.
+        // The deletion of the sixth may not have finished.
         ensure!(numbers.is_sorted_by(|one, next| one < next) && numbers.len() <= 6, "{numbers:?}");
         Ok(revisions)
     }
 
-    /// Those of a LinkerdConfig, as `Reason: note`, oldest first.
+    /// The Events of a LinkerdConfig, as `Reason: note`, oldest first.
     async fn events(&self, name: &str) -> Result<Vec<String>> {
         Mesh::new(&self.client, "default").events_of(&self.full(name)).await
     }
 
+    /// Waits for an Event of a LinkerdConfig with this reason, and returns it as `Reason: note`.
     async fn tells(&self, name: &str, reason: &str) -> Result<String> {
         Mesh::new(&self.client, "default").tells(&self.full(name), reason).await
     }
 
+    /// Waits for an Event of the ConfigMap with this reason, and returns it as `Reason: note`.
     async fn map_tells(&self, reason: &str) -> Result<String> {
         Mesh::new(&self.client, &self.namespace).tells(CONFIG_MAP, reason).await
     }
 
-    /// How many Events of this reason a LinkerdConfig has.
+    /// The number of Events with this reason that a LinkerdConfig has.
     async fn told(&self, name: &str, reason: &str) -> Result<usize> {
         let events = self.events(name).await?;
         Ok(events.iter().filter(|event| event.starts_with(&format!("{reason}: "))).count())
     }
 
-    /// All that is said anywhere, for what must not be.
+    /// All output about a LinkerdConfig: status, Events, logs and metrics. Tests search it for secrets.
     async fn everything_said(&self, name: &str, manager: &Manager) -> Result<String> {
         let status = self.configs.get(&self.full(name)).await?.data.get("status").cloned();
         let of_map = Mesh::new(&self.client, &self.namespace).events_of(CONFIG_MAP).await?;

@@ -1,4 +1,4 @@
-//! Observe and Suspend: two ways of touching nothing.
+//! The modes Observe and Suspend, in which the ConfigMap is not written.
 
 use anyhow::{Result, ensure};
 use e2e::holds;
@@ -11,7 +11,7 @@ const OBSERVING: [&str; 3] = ["Accepted=True/Accepted", "ConfigMapSynced=False/O
 const SUSPENDED: [&str; 2] = ["Accepted=False/Suspended", "Ready=False/Suspended"];
 
 #[tokio::test(flavor = "multi_thread")]
-async fn observing_touches_nothing_and_names_what_would_change() -> Result<()> {
+async fn observe_writes_nothing_and_names_the_values_that_would_change() -> Result<()> {
     let installation = Installation::new().await?;
     let before = installation.map().await?;
     let manager = installation.manager().await?;
@@ -23,7 +23,7 @@ async fn observing_touches_nothing_and_names_what_would_change() -> Result<()> {
     installation.declare("mesh", json!({"mode": "Observe", "deletionPolicy": "RestoreBase", "proxy": proxy})).await?;
     let status = installation.reaches("mesh", &OBSERVING).await?;
     let why = message(&status, "ConfigMapSynced")?;
-    // The first ten of twelve, in their order.
+    // The message names the first ten of twelve paths, in their order.
     for part in
         ["12", "proxy.accessLog", "proxy.additionalEnv", "proxy.await", "proxy.ports.control", "proxy.ports.inbound"]
     {
@@ -33,7 +33,7 @@ async fn observing_touches_nothing_and_names_what_would_change() -> Result<()> {
     installation.edit("kubectl-edit", json!({"imagePullPolicy": "Always"})).await?;
     let edited = installation.map().await?;
     installation.reaches("mesh", &OBSERVING).await?;
-    holds(QUIET, "the ConfigMap", async || {
+    holds(QUIET, "an unchanged ConfigMap", async || {
         ensure!(installation.map().await? == edited, "it was written");
         Ok(())
     })
@@ -45,7 +45,7 @@ async fn observing_touches_nothing_and_names_what_would_change() -> Result<()> {
     }
     assert!(!installation.everything_said("mesh", &manager).await?.contains("s3cret"));
 
-    // As it is now, it is the base: nobody knows of another.
+    // The current document becomes the base, because no other was saved.
     let base = installation.text().await?;
     installation.change("mesh", json!({"mode": "Enforce"})).await?;
     installation.reaches("mesh", &WELL).await?;
@@ -56,7 +56,7 @@ async fn observing_touches_nothing_and_names_what_would_change() -> Result<()> {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn an_observer_of_what_is_already_so_says_so() -> Result<()> {
+async fn observe_without_a_difference_writes_nothing() -> Result<()> {
     let installation = Installation::new().await?;
     let manager = installation.manager().await?;
     installation.declare("mesh", json!({"mode": "Observe", "proxy": {"logFormat": "plain"}})).await?;
@@ -68,7 +68,7 @@ async fn an_observer_of_what_is_already_so_says_so() -> Result<()> {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn suspended_it_looks_away_and_resumed_it_puts_back() -> Result<()> {
+async fn a_suspended_resource_ignores_an_edit_and_reverts_it_when_resumed() -> Result<()> {
     let installation = Installation::new().await?;
     let manager = installation.manager().await?;
     installation.declare("mesh", json!({"proxy": {"accessLog": "json"}})).await?;
@@ -95,9 +95,8 @@ async fn suspended_it_looks_away_and_resumed_it_puts_back() -> Result<()> {
     Ok(())
 }
 
-/// Suspended from the start: not even a base.
 #[tokio::test(flavor = "multi_thread")]
-async fn suspended_from_the_start_it_remembers_nothing() -> Result<()> {
+async fn a_resource_that_is_suspended_from_the_start_saves_no_base() -> Result<()> {
     let installation = Installation::new().await?;
     let manager = installation.manager().await?;
     installation.declare("mesh", json!({"mode": "Suspend", "deletionPolicy": "RestoreBase"})).await?;

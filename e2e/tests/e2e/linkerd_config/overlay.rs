@@ -1,4 +1,4 @@
-//! What is declared, put over what Helm wrote; the whole document compared as Go reads it.
+//! The declared values merged into Helm's document. Tests compare the whole document, as Go parses it.
 
 use anyhow::{Result, ensure};
 use e2e::holds;
@@ -7,7 +7,7 @@ use serde_json::{Value, json};
 
 use super::{CONFIG_MAP, HELM, Installation, QUIET, WELL};
 
-/// Adopts with this spec, and compares the document with [`HELM`] and this over it.
+/// Adopts with this spec, and checks that the document is [`HELM`] with this patch.
 async fn becomes(spec: Value, patch: Value) -> Result<Installation> {
     let installation = Installation::new().await?;
     let manager = installation.manager().await?;
@@ -77,12 +77,12 @@ async fn typed_fields_set_their_paths() -> Result<()> {
     });
     let installation = becomes(spec, patch).await?;
     let status = installation.reaches("mesh", &WELL).await?;
-    assert_eq!(status["proxyVersion"], "edge-26.9.2", "the proxy's before Linkerd's");
+    assert_eq!(status["proxyVersion"], "edge-26.9.2", "proxyVersion must take precedence over version");
     Ok(())
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn both_together_and_a_changed_spec_are_written_once_each() -> Result<()> {
+async fn fields_with_values_and_each_change_of_the_spec_are_written_once() -> Result<()> {
     let installation = Installation::new().await?;
     let uid = installation.map().await?.uid();
     let manager = installation.manager().await?;
@@ -99,7 +99,7 @@ async fn both_together_and_a_changed_spec_are_written_once_each() -> Result<()> 
     assert_eq!(status["proxyVersion"], "edge-26.9.1");
     let first = status["configHash"].clone();
 
-    // What is not declared any more is the base's again.
+    // A value that is no longer declared is inherited from the base again.
     installation.change("mesh", json!({"proxy": {"logFormat": null, "accessLog": "json"}, "values": null})).await?;
     let status = installation.reaches("mesh", &WELL).await?;
     let patch = json!({"linkerdVersion": "edge-26.9.1", "proxy": {"accessLog": "json"}});
@@ -117,9 +117,9 @@ async fn both_together_and_a_changed_spec_are_written_once_each() -> Result<()> 
     Ok(())
 }
 
-/// Strings that YAML 1.1 reads as something else, and texts that are easily broken on the way.
+/// Strings that YAML 1.1 parses as another type, and strings that are difficult to quote.
 #[tokio::test(flavor = "multi_thread")]
-async fn go_reads_the_strings_that_were_declared() -> Result<()> {
+async fn go_parses_the_declared_strings() -> Result<()> {
     let odd = [
         "off",
         "Yes",
@@ -180,7 +180,7 @@ async fn go_reads_the_strings_that_were_declared() -> Result<()> {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_text_that_means_the_same_is_left_as_it_is() -> Result<()> {
+async fn a_text_with_the_same_values_is_not_rewritten() -> Result<()> {
     let installation = Installation::new().await?;
     let manager = installation.manager().await?;
     installation.declare("mesh", json!({"proxy": {"accessLog": "json"}})).await?;
@@ -191,13 +191,13 @@ async fn a_text_that_means_the_same_is_left_as_it_is() -> Result<()> {
     let text = installation.text().await?;
     let written = installation.parse(&text).await?;
     let json_text = serde_json::to_string(&written)?;
-    // In another order, in other quotes, with comments.
+    // Another order, other quotes, and comments.
     let (first, rest) = text.split_once('\n').unwrap_or_default();
     let moved = format!("# a comment\n{rest}\n{first}  # moved\n").replace("accessLog: json", "accessLog: 'json'");
     ensure!(moved.contains("'json'") && installation.parse(&moved).await? == written, "{moved}");
     for other in [json_text.as_str(), &moved] {
         installation.rewrite("kubectl-edit", other).await?;
-        holds(QUIET, "the other text", async || {
+        holds(QUIET, "the edited text", async || {
             ensure!(installation.text().await? == other, "it was written again");
             Ok(())
         })
@@ -211,13 +211,13 @@ async fn a_text_that_means_the_same_is_left_as_it_is() -> Result<()> {
     Ok(())
 }
 
-/// The base may spell keys as Go lets it; there is one of each afterwards.
+/// Go accepts keys of the base in any case. The written document has each key only once.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_key_of_the_base_in_another_case_is_the_same_key() -> Result<()> {
     let installation = Installation::empty().await?;
     installation.put_trust_roots(&installation.base_anchors().await?).await?;
     let base = HELM.replace("  logLevel: warn,linkerd=info,hickory=error", "  LOGLEVEL: warn");
-    ensure!(base != HELM, "the document has another form");
+    ensure!(base != HELM, "the test document has changed");
     installation.put_map(json!({"data": {"values": base}})).await?;
     let manager = installation.manager().await?;
     installation.declare("mesh", json!({"proxy": {"logLevel": "debug"}})).await?;

@@ -1,4 +1,4 @@
-//! The manager with exactly the permissions that the repository ships, and with less.
+//! The manager with exactly the shipped permissions, and with fewer.
 
 use anyhow::{Context, Result, ensure};
 use e2e::{
@@ -19,17 +19,18 @@ const ROLE: &str = "linkerd-operator-linkerd-config";
 const EVENTS: &str = "linkerd-operator-events";
 const ROLLOUT: &str = "linkerd-operator-rollout";
 
-/// The manager's own ServiceAccount, with what the manifests grant. The installation's namespace is Linkerd's and the operator's.
+/// An installation whose managers have the operator's ServiceAccount and the shipped permissions. Its namespace is that
+/// of Linkerd and of the operator.
 pub(super) async fn start() -> Result<Installation> {
     restricted(Installation::new().await?).await
 }
 
-/// Of an installation that has no manager yet.
+/// Restricts an installation without a manager to the shipped permissions.
 pub(super) async fn restricted(installation: Installation) -> Result<Installation> {
     restricted_to(installation, &[ROLE, EVENTS, ROLLOUT]).await
 }
 
-/// With some of its ClusterRoles.
+/// Restricts the installation to the shipped Roles and these ClusterRoles.
 async fn restricted_to(mut installation: Installation, cluster_roles: &[&str]) -> Result<Installation> {
     let namespace = &installation.namespace;
     let control_plane = &installation.control_plane;
@@ -53,7 +54,7 @@ async fn restricted_to(mut installation: Installation, cluster_roles: &[&str]) -
     Ok(installation)
 }
 
-/// Takes a verb on a resource away from the Role, until what this returns is applied again; and waits until it is so.
+/// Removes a verb on a resource from the Role, and waits until the removal takes effect. Returns the original rules.
 async fn revoke(installation: &Installation, resource: &str, verb: &str) -> Result<Value> {
     let roles: Api<Role> = Api::namespaced(installation.client.clone(), &installation.namespace);
     let whole = serde_json::to_value(roles.get(ROLE).await?.rules)?;
@@ -78,8 +79,8 @@ async fn in_force(installation: &Installation, allowed: bool, resource: &str, ve
     let account = format!("--as=system:serviceaccount:{namespace}:{OPERATOR_ACCOUNT}");
     let in_namespace = format!("--namespace={namespace}");
     let object = if resource == "configmaps" { format!("{resource}/{CONFIG_MAP}") } else { resource.to_owned() };
-    eventually(SOON, format_args!("{verb} of {object} to be {allowed}"), async || {
-        // Exits with 1 for "no".
+    eventually(SOON, format_args!("{verb} of {object}: allowed is {allowed}"), async || {
+        // kubectl exits with 1 for "no".
         let may = installation.control_plane.kubectl(&["auth", "can-i", verb, &object, &account, &in_namespace]).await;
         ensure!(may.is_ok() == allowed, "it is not");
         Ok(())
@@ -92,7 +93,7 @@ pub(super) fn refused(installation: &Installation) -> Vec<e2e::fault_proxy::Requ
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn what_the_repository_grants_is_enough_for_a_whole_life() -> Result<()> {
+async fn the_shipped_permissions_are_sufficient_from_adoption_to_deletion() -> Result<()> {
     let installation = start().await?;
     let mut manager = installation.manager().await?;
     installation.declare("mesh", json!({"proxy": {"accessLog": "json"}, "deletionPolicy": "RestoreBase"})).await?;
@@ -114,31 +115,32 @@ async fn what_the_repository_grants_is_enough_for_a_whole_life() -> Result<()> {
     Ok(())
 }
 
-/// Who does not want restarts may keep the manager from them.
+/// Users who do not want restarts can withhold the permissions for them.
 #[tokio::test(flavor = "multi_thread")]
-async fn without_the_right_to_look_at_workloads_the_configuration_is_kept_and_what_is_missing_is_said() -> Result<()> {
+async fn without_permissions_for_workloads_the_document_is_reconciled_and_the_denied_resources_are_named() -> Result<()>
+{
     let installation = restricted_to(Installation::new().await?, &[ROLE, EVENTS]).await?;
     let manager = installation.manager().await?;
     installation.declare("mesh", json!({"proxy": {"accessLog": "json"}})).await?;
     let [accepted, synced, ready, _] = WELL;
     installation.reaches("mesh", &[accepted, synced, ready, "RolloutComplete=False/Progressing"]).await?;
     installation.says(&installation.helm_with(json!({"proxy": {"accessLog": "json"}})).await?).await?;
-    eventually(SOON, "/ready to name what is missing", async || {
+    eventually(SOON, "/ready to name the denied resources", async || {
         let (status, body) = manager.get("/ready").await?;
         ensure!(status.is_success(), "{body}");
         let lines: Vec<&str> = body.lines().collect();
-        let said = |resource: &str| lines.iter().any(|line| line.contains(&format!("{resource} are denied")));
+        let named = |resource: &str| lines.iter().any(|line| line.contains(&format!("{resource} are denied")));
         let resources = ["pods", "namespaces", "replicasets.apps", "jobs.batch", "poddisruptionbudgets.policy"];
         let workloads = ["deployments.apps", "statefulsets.apps", "daemonsets.apps"];
-        let unsaid: Vec<&str> = resources.into_iter().chain(workloads).filter(|resource| !said(resource)).collect();
-        ensure!(unsaid.is_empty() && lines.len() == 9, "{unsaid:?}: {body}");
+        let unnamed: Vec<&str> = resources.into_iter().chain(workloads).filter(|resource| !named(resource)).collect();
+        ensure!(unnamed.is_empty() && lines.len() == 9, "{unnamed:?}: {body}");
         Ok(())
     })
     .await
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_config_map_that_may_not_be_written_is_told_and_made_good_when_it_may() -> Result<()> {
+async fn a_forbidden_write_of_the_config_map_is_reported_and_made_once_it_is_allowed() -> Result<()> {
     let installation = start().await?;
     let manager = installation.manager().await?;
     installation.declare("mesh", json!({})).await?;
@@ -158,7 +160,7 @@ async fn a_config_map_that_may_not_be_written_is_told_and_made_good_when_it_may(
     let attempts = installation.writes("/configmaps/").len();
     holds(QUIET, "few attempts", async || {
         let more = installation.writes("/configmaps/").len() - attempts;
-        ensure!(more <= 8, "{more} attempts more");
+        ensure!(more <= 8, "{more} more attempts");
         Ok(())
     })
     .await?;
@@ -169,9 +171,9 @@ async fn a_config_map_that_may_not_be_written_is_told_and_made_good_when_it_may(
     Ok(())
 }
 
-/// Without a remembered base nothing may be written over it.
+/// The document must not be overwritten before its base is saved.
 #[tokio::test(flavor = "multi_thread")]
-async fn without_the_right_to_remember_the_base_nothing_is_written() -> Result<()> {
+async fn without_the_permission_to_save_the_base_the_document_is_not_written() -> Result<()> {
     let installation = start().await?;
     let whole = revoke(&installation, "controllerrevisions", "create").await?;
     let manager = installation.manager().await?;
@@ -187,18 +189,17 @@ async fn without_the_right_to_remember_the_base_nothing_is_written() -> Result<(
     Ok(())
 }
 
-/// Refused by an API server that is out of order.
 #[tokio::test(flavor = "multi_thread")]
-async fn a_write_that_fails_is_told_and_tried_again() -> Result<()> {
-    is_told_and_tried_again(500, "WriteFailed").await
+async fn a_failed_write_is_reported_and_retried() -> Result<()> {
+    is_reported_and_retried(500, "WriteFailed").await
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_conflict_that_does_not_end_is_told_and_tried_again() -> Result<()> {
-    is_told_and_tried_again(409, "WriteConflict").await
+async fn a_persistent_conflict_is_reported_and_retried() -> Result<()> {
+    is_reported_and_retried(409, "WriteConflict").await
 }
 
-async fn is_told_and_tried_again(code: u16, reason: &str) -> Result<()> {
+async fn is_reported_and_retried(code: u16, reason: &str) -> Result<()> {
     let installation = Installation::new().await?;
     let manager = installation.manager().await?;
     let failing = Action::Status { code, retry_after: None };

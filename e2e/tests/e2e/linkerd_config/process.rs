@@ -1,4 +1,4 @@
-//! The manager around it: what it waits for, what it tells a monitor, and resources of another time.
+//! The controller in the manager: its prerequisites, `/ready`, metrics, and resources from 2020.
 
 use anyhow::{Context, Result, ensure};
 use e2e::{ControlPlane, Manager, ManagerOptions, Options, TestNamespace, eventually, holds, mesh::SOON};
@@ -12,12 +12,12 @@ use serde_json::{Value, json};
 use super::{CONFIG_MAP, HELM, Installation, QUIET, WELL, kind};
 
 #[tokio::test(flavor = "multi_thread")]
-async fn without_the_namespace_of_its_lease_it_waits_and_says_so() -> Result<()> {
+async fn without_the_namespace_of_its_lease_the_manager_waits_and_reports_it() -> Result<()> {
     let installation = Installation::new().await?;
     let nowhere = installation.full("operator");
     let manager = installation.manager_with(&[&format!("--operator-namespace={nowhere}")]).await?;
     installation.declare("mesh", json!({"proxy": {"accessLog": "json"}})).await?;
-    eventually(SOON, "/ready to name it", async || {
+    eventually(SOON, "/ready to name the missing object", async || {
         let (status, body) = manager.get("/ready").await?;
         ensure!(status == StatusCode::OK && body.contains(&nowhere), "{status} {body}");
         Ok(())
@@ -35,7 +35,7 @@ async fn without_the_namespace_of_its_lease_it_waits_and_says_so() -> Result<()>
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn it_waits_for_the_definition_and_serves_it_once_it_is_there() -> Result<()> {
+async fn the_controller_waits_for_the_crd_and_starts_once_it_is_installed() -> Result<()> {
     let control_plane = ControlPlane::start(Options::default()).await?;
     let client = control_plane.client().await?;
     let namespace = TestNamespace::create(&client, "linkerd-config").await?.name().to_owned();
@@ -44,7 +44,7 @@ async fn it_waits_for_the_definition_and_serves_it_once_it_is_there() -> Result<
     let options = ManagerOptions { args: [off, own].concat(), ..ManagerOptions::default() };
     let mut manager = Manager::start(&control_plane, options)?;
     manager.ready(SOON).await?;
-    eventually(SOON, "/ready to name it", async || {
+    eventually(SOON, "/ready to name the missing object", async || {
         let (status, body) = manager.get("/ready").await?;
         ensure!(status == StatusCode::OK, "{status} {body}");
         ensure!(body.contains("linkerdconfigs.config.linkerd.io") && body.contains("make install"), "{body}");
@@ -61,7 +61,7 @@ async fn it_waits_for_the_definition_and_serves_it_once_it_is_there() -> Result<
         Ok(())
     })
     .await?;
-    eventually(SOON, "/ready to name nothing", async || {
+    eventually(SOON, "/ready to name no problem", async || {
         let (_, body) = manager.get("/ready").await?;
         ensure!(body == "ready\n", "{body}");
         Ok(())
@@ -72,13 +72,13 @@ async fn it_waits_for_the_definition_and_serves_it_once_it_is_there() -> Result<
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn switched_off_it_asks_for_nothing() -> Result<()> {
+async fn a_disabled_controller_sends_no_request() -> Result<()> {
     let installation = Installation::new().await?;
     let manager = installation.manager_with(&["--enable-linkerd-config=false"]).await?;
     installation.declare("mesh", json!({"proxy": {"accessLog": "json"}})).await?;
-    holds(QUIET, "that nothing is asked", async || {
-        let asked = installation.proxy.log();
-        ensure!(asked.is_empty(), "{asked:?}");
+    holds(QUIET, "that no request is sent", async || {
+        let requests = installation.proxy.log();
+        ensure!(requests.is_empty(), "{requests:?}");
         Ok(())
     })
     .await?;
@@ -88,14 +88,14 @@ async fn switched_off_it_asks_for_nothing() -> Result<()> {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn metrics_tell_what_is_so_and_how_often_what_was_done() -> Result<()> {
+async fn metrics_show_the_current_state_and_count_the_writes() -> Result<()> {
     let installation = Installation::new().await?;
     let manager = installation.manager().await?;
     installation.declare("mesh", json!({"proxy": {"accessLog": "json"}})).await?;
     let status = installation.reaches("mesh", &WELL).await?;
     installation.declare("other", json!({"priority": -1})).await?;
     installation.reaches("other", &["Accepted=False/Conflicted"]).await?;
-    installation.edit("anybody", json!({"imagePullPolicy": "Always"})).await?;
+    installation.edit("another-editor", json!({"imagePullPolicy": "Always"})).await?;
     installation.map_tells("DriftReverted").await?;
     let (mesh, other) = (installation.full("mesh"), installation.full("other"));
     let hash = status["configHash"].as_str().context("no hash")?;
@@ -110,7 +110,7 @@ async fn metrics_tell_what_is_so_and_how_often_what_was_done() -> Result<()> {
         ("linkerd_operator_linkerdconfig_drift_total", vec![("manager", "other")]),
     ] {
         let seen = eventually(SOON, format_args!("{name} {labels:?}"), async || {
-            manager.metric(name, &labels).await.context("it is not there")
+            manager.metric(name, &labels).await.context("the series is absent")
         })
         .await?;
         assert_eq!(seen, 1.0, "{name} {labels:?}");
@@ -120,14 +120,17 @@ async fn metrics_tell_what_is_so_and_how_often_what_was_done() -> Result<()> {
     let samples = manager.metrics().await?;
     let drift = samples.iter().filter(|sample| sample.name == "linkerd_operator_linkerdconfig_drift_total");
     for sample in drift {
-        assert!(!sample.has(&[("manager", "anybody")]), "anybody can make a label: {sample:?}");
+        assert!(
+            !sample.has(&[("manager", "another-editor")]),
+            "the name of a manager must not become a label: {sample:?}"
+        );
     }
-    // One series each: what was so is no more.
+    // Each resource has one series; those of earlier states are deleted.
     installation.delete("other").await?;
     installation.is_gone("other").await?;
     installation.change("mesh", json!({"values": {"proxy": {"UID": 7}}})).await?;
     installation.reaches("mesh", &["Accepted=False/Invalid"]).await?;
-    eventually(SOON, "the old series to go", async || {
+    eventually(SOON, "the old series to be deleted", async || {
         let samples = manager.metrics().await?;
         let of = |name: &str| samples.iter().filter(|sample| sample.name == name).cloned().collect::<Vec<_>>();
         ensure!(of(info).len() == 1, "{:?}", of(info));
@@ -139,9 +142,9 @@ async fn metrics_tell_what_is_so_and_how_often_what_was_done() -> Result<()> {
     .await
 }
 
-/// The sample that people have in their repositories.
+/// The sample from 2020, which users have in their repositories.
 #[tokio::test(flavor = "multi_thread")]
-async fn a_resource_of_2020_works_and_says_which_fields_do_nothing_any_more() -> Result<()> {
+async fn a_resource_of_2020_works_and_its_status_lists_the_deprecated_fields() -> Result<()> {
     let installation = Installation::new().await?;
     let manager = installation.manager().await?;
     let file = format!("{}/../config/samples/linkerdconfig-2020.yaml", env!("CARGO_MANIFEST_DIR"));

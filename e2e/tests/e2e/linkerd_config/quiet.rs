@@ -1,4 +1,4 @@
-//! Nothing to do is nothing sent.
+//! Without a change, the manager sends no request.
 
 use anyhow::{Result, ensure};
 use e2e::{Manager, eventually, holds, mesh::SOON};
@@ -8,7 +8,7 @@ use serde_json::json;
 use super::{Installation, QUIET, TRUST_ROOTS, WELL};
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_hundred_reconciles_without_a_reason_send_nothing() -> Result<()> {
+async fn a_hundred_reconciles_without_a_change_send_no_request() -> Result<()> {
     let installation = Installation::new().await?;
     let manager = installation.manager().await?;
     installation.declare("mesh", json!({"proxy": {"accessLog": "json"}})).await?;
@@ -24,11 +24,11 @@ async fn a_hundred_reconciles_without_a_reason_send_nothing() -> Result<()> {
     let before = sent();
     for number in 0..100 {
         let seen = reconciles(&manager).await;
-        // An annotation of ours might mean something; this one does not.
+        // The controller reads annotations with this prefix, so it reconciles. This one has no meaning.
         let touched = json!({"metadata": {"annotations": {"config.linkerd.io/touched": number.to_string()}}});
         installation.patch_map("kubectl-annotate", touched).await?;
-        eventually(SOON, "it to be looked at", async || {
-            ensure!(reconciles(&manager).await > seen, "it was not");
+        eventually(SOON, "a reconcile", async || {
+            ensure!(reconciles(&manager).await > seen, "no reconcile yet");
             Ok(())
         })
         .await?;
@@ -43,7 +43,7 @@ async fn a_hundred_reconciles_without_a_reason_send_nothing() -> Result<()> {
     Ok(())
 }
 
-/// What the controller does not read has it look at nothing.
+/// The controller reads none of these labels and annotations.
 #[tokio::test(flavor = "multi_thread")]
 async fn changes_of_metadata_cause_no_reconcile() -> Result<()> {
     let installation = Installation::new().await?;
@@ -60,7 +60,7 @@ async fn changes_of_metadata_cause_no_reconcile() -> Result<()> {
         installation.maps.patch(TRUST_ROOTS, &PatchParams::default(), &touch_all).await?;
         installation.patch_map("kubectl-annotate", touch).await?;
     }
-    holds(QUIET, "that nothing is looked at", async || {
+    holds(QUIET, "that nothing is reconciled", async || {
         let now = reconciles(&manager).await;
         ensure!(now == before, "{before} reconciles, then {now}");
         Ok(())
@@ -68,10 +68,10 @@ async fn changes_of_metadata_cause_no_reconcile() -> Result<()> {
     .await
 }
 
-/// How many have ended once no more begin: our own write comes back through the watch too.
+/// Waits until no more reconciles begin, and returns the number of finished ones. Our own write causes a reconcile too.
 async fn settled(manager: &Manager) -> Result<f64> {
     let mut seen = reconciles(manager).await;
-    eventually(SOON, "the controller to rest", async || {
+    eventually(SOON, "the controller to be idle", async || {
         tokio::time::sleep(QUIET / 2).await;
         let before = std::mem::replace(&mut seen, reconciles(manager).await);
         ensure!(seen > 0.0 && seen == before, "{before} reconciles, then {seen}");
@@ -80,7 +80,7 @@ async fn settled(manager: &Manager) -> Result<f64> {
     .await
 }
 
-/// How many have ended.
+/// The number of finished reconciles.
 async fn reconciles(manager: &Manager) -> f64 {
     let queue = [("name", "linkerdconfig_controller_workqueue")];
     manager.metric("workqueue_work_duration_seconds_count", &queue).await.unwrap_or_default()

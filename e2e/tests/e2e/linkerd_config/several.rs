@@ -1,4 +1,4 @@
-//! Several resources for one ConfigMap: one is in effect, the others say which, and wait.
+//! Several resources for one ConfigMap: one is active, and the others name it and wait.
 
 use std::time::Duration;
 
@@ -12,15 +12,15 @@ use super::{HELM, Installation, QUIET, WELL, message};
 const LOST: [&str; 2] = ["Accepted=False/Conflicted", "Ready=False/Conflicted"];
 
 #[tokio::test(flavor = "multi_thread")]
-async fn the_older_wins_until_the_other_has_priority_or_it_goes() -> Result<()> {
+async fn the_older_resource_is_active_until_the_other_has_a_higher_priority() -> Result<()> {
     let installation = Installation::new().await?;
     let uid = installation.map().await?.uid();
     let manager = installation.manager().await?;
-    // Names come last: by name the second would be the first.
+    // The name decides last: by name the second resource would be active.
     let first = installation.declare("z", json!({"proxy": {"accessLog": "json"}})).await?;
     installation.reaches("z", &WELL).await?;
-    // Ages are whole seconds.
-    eventually(SOON, "the clock to go on", async || {
+    // Timestamps have a resolution of one second.
+    eventually(SOON, "the clock to advance", async || {
         let probe = installation
             .maps
             .create(
@@ -28,7 +28,7 @@ async fn the_older_wins_until_the_other_has_priority_or_it_goes() -> Result<()> 
                 &serde_json::from_value(json!({"metadata": {"name": "probe"}}))?,
             )
             .await?;
-        ensure!(probe.creation_timestamp() > first.creation_timestamp(), "the same second");
+        ensure!(probe.creation_timestamp() > first.creation_timestamp(), "still the same second");
         Ok(())
     })
     .await?;
@@ -46,7 +46,7 @@ async fn the_older_wins_until_the_other_has_priority_or_it_goes() -> Result<()> 
     installation.change("a", json!({"priority": 1})).await?;
     assert_eq!(installation.reaches("a", &WELL).await?["active"], true);
     assert_eq!(installation.reaches("z", &LOST).await?["active"], false);
-    // Nothing of the one is left under the other.
+    // No value of the first resource is left.
     installation.says(&installation.helm_with(apache).await?).await?;
     installation.tells("a", "Activated").await?;
     installation.tells("z", "Conflicted").await?;
@@ -61,15 +61,15 @@ async fn the_older_wins_until_the_other_has_priority_or_it_goes() -> Result<()> 
     assert_eq!(installation.bases().await?, [HELM]);
     assert_eq!(installation.told("a", "Conflicted").await?, 1);
     for name in ["a", "z"] {
-        assert_eq!(installation.told(name, "DriftDetected").await?, 0, "a switch is no drift");
+        assert_eq!(installation.told(name, "DriftDetected").await?, 0, "a takeover is not drift");
     }
     drop(manager);
     Ok(())
 }
 
-/// A resource that cannot be is not passed over in silence: it is in effect, and says what is wrong with it.
+/// The choice of the active resource does not depend on validity: an invalid one can be active, and reports its errors.
 #[tokio::test(flavor = "multi_thread")]
-async fn a_loser_that_is_invalid_or_observing_changes_nothing_for_the_winner() -> Result<()> {
+async fn an_inactive_resource_that_is_invalid_or_observing_does_not_affect_the_active_one() -> Result<()> {
     let installation = Installation::new().await?;
     let manager = installation.manager().await?;
     installation.declare("winner", json!({"priority": 5, "proxy": {"accessLog": "json"}})).await?;
@@ -79,14 +79,17 @@ async fn a_loser_that_is_invalid_or_observing_changes_nothing_for_the_winner() -
     installation.declare("restoring", json!({"deletionPolicy": "RestoreBase"})).await?;
     for name in ["invalid", "observing", "restoring"] {
         assert_eq!(installation.reaches(name, &["Ready=False/Conflicted"]).await?["active"], false);
-        assert_eq!(installation.finalizers(name).await?, [""; 0], "only while it is in effect");
+        assert_eq!(installation.finalizers(name).await?, [""; 0], "only an active resource has a finalizer");
     }
     let declared = installation.helm_with(json!({"proxy": {"accessLog": "json"}})).await?;
     let writes = installation.writes("/configmaps/");
     installation.delete("restoring").await?;
     installation.is_gone("restoring").await?;
-    holds(QUIET, "what the winner declared", async || {
-        ensure!(installation.document().await? == declared && installation.writes("/configmaps/") == writes, "a write");
+    holds(QUIET, "the document of the active resource", async || {
+        ensure!(
+            installation.document().await? == declared && installation.writes("/configmaps/") == writes,
+            "it was written"
+        );
         Ok(())
     })
     .await?;
@@ -96,7 +99,7 @@ async fn a_loser_that_is_invalid_or_observing_changes_nothing_for_the_winner() -
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn of_a_hundred_one_is_in_effect_and_costs_what_one_costs() -> Result<()> {
+async fn of_a_hundred_resources_one_is_active_and_the_others_cause_no_writes() -> Result<()> {
     let installation = Installation::new().await?;
     let manager = installation.manager().await?;
     for number in 0..100 {
@@ -104,7 +107,7 @@ async fn of_a_hundred_one_is_in_effect_and_costs_what_one_costs() -> Result<()> 
         installation.declare(&format!("c{number:02}"), spec).await?;
     }
     let one_is = async |winner: usize, left: usize| {
-        eventually(Duration::from_secs(60), format_args!("c{winner} to be in effect and no other"), async || {
+        eventually(Duration::from_secs(60), format_args!("only c{winner} to be active"), async || {
             let all = installation.configs.list(&ListParams::default()).await?;
             let ours = all.iter().filter(|config| config.name_any().starts_with(&installation.namespace));
             let (mut active, mut waiting) = (Vec::new(), 0);
@@ -132,11 +135,11 @@ async fn of_a_hundred_one_is_in_effect_and_costs_what_one_costs() -> Result<()> 
     installation.says(&installation.helm_with(json!({"proxy": {"logLevel": "warn,n=42"}})).await?).await?;
     let before = installation.writes("/configmaps/").len();
     println!("{} writes of the ConfigMap and {} of statuses for 100", before, installation.writes("/status").len());
-    // Before the one with priority came, the first was in effect.
+    // The first resource was active until the one with the higher priority was created.
     ensure!(before <= 2, "{before} writes of the ConfigMap");
 
     let writes = installation.writes("");
-    holds(QUIET, "quiet", async || {
+    holds(QUIET, "that no status is written", async || {
         let after = installation.writes("");
         let statuses = after[writes.len()..].iter().filter(|write| !write.contains("/events")).collect::<Vec<_>>();
         ensure!(statuses.is_empty(), "{statuses:?}");

@@ -1,4 +1,5 @@
-//! The trust anchors of the mesh: reused, kept equal, compared; never written where proxies get them from.
+//! The trust anchors of the mesh. They are copied from the trust roots into the document, or verified; the ConfigMap of
+//! the trust roots is never written.
 
 use anyhow::{Result, ensure};
 use e2e::{eventually, holds, mesh::SOON};
@@ -20,7 +21,7 @@ fn hash(bundle: &str) -> String {
     Sha256::digest(bundle).iter().map(|byte| format!("{byte:02x}")).collect()
 }
 
-/// Until the status is about this bundle.
+/// Waits until the status has the hash of this bundle, and returns the status.
 async fn has_seen(installation: &Installation, bundle: &str) -> Result<Value> {
     eventually(SOON, "the hash of the bundle", async || {
         let status = installation.reaches("mesh", &WELL).await?;
@@ -31,7 +32,7 @@ async fn has_seen(installation: &Installation, bundle: &str) -> Result<Value> {
     .await
 }
 
-/// Whose document copies other anchors than the trust roots hold.
+/// An installation whose document contains other anchors than the trust roots.
 async fn of_another_root() -> Result<(Installation, String)> {
     let installation = Installation::empty().await?;
     let bundle = certificate("root.linkerd.cluster.local")?;
@@ -40,9 +41,9 @@ async fn of_another_root() -> Result<(Installation, String)> {
     Ok((installation, bundle))
 }
 
-/// As the CLI installs: the copy in the document may be empty, or old.
+/// After an installation by the CLI, the copy in the document may be empty or outdated.
 #[tokio::test(flavor = "multi_thread")]
-async fn the_copy_in_the_document_is_made_equal_to_the_trust_roots() -> Result<()> {
+async fn the_copy_in_the_document_is_set_to_the_trust_roots() -> Result<()> {
     let (installation, bundle) = of_another_root().await?;
     let manager = installation.manager().await?;
     installation.declare("mesh", json!({})).await?;
@@ -58,7 +59,7 @@ async fn the_copy_in_the_document_is_made_equal_to_the_trust_roots() -> Result<(
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_changed_bundle_is_told_and_the_copy_follows() -> Result<()> {
+async fn a_changed_bundle_is_reported_and_copied() -> Result<()> {
     let installation = Installation::new().await?;
     let manager = installation.manager().await?;
     installation.declare("mesh", json!({"proxy": {"accessLog": "json"}})).await?;
@@ -72,16 +73,16 @@ async fn a_changed_bundle_is_told_and_the_copy_follows() -> Result<()> {
     installation.tells("mesh", "TrustRootsChanged").await?;
     assert_eq!(installation.told("mesh", "TrustAnchorsReused").await?, 1, "once per adoption");
 
-    // Spaces around it are no other anchors; but Linkerd hashes the bytes, and so do we.
+    // Surrounding white space does not change the anchors. But Linkerd hashes the bytes, and so do we.
     let padded = format!("\n{both}\n\n");
     let text = installation.text().await?;
     installation.set_trust_roots(&padded).await?;
     has_seen(&installation, &padded).await?;
     let document = installation.document().await?;
     assert_eq!(document["identityTrustAnchorsPEM"].as_str().map(str::trim), Some(both.trim()));
-    assert!(installation.text().await? == text, "written again: {:?}", document["identityTrustAnchorsPEM"]);
+    assert!(installation.text().await? == text, "rewritten: {:?}", document["identityTrustAnchorsPEM"]);
 
-    // Without the ConfigMap the last ones stay.
+    // Without the ConfigMap the last anchors are kept.
     installation.maps.delete(TRUST_ROOTS, &DeleteParams::default()).await?;
     holds(QUIET, "the document", async || {
         ensure!(installation.text().await? == text, "it was written");
@@ -97,7 +98,7 @@ async fn a_changed_bundle_is_told_and_the_copy_follows() -> Result<()> {
     Ok(())
 }
 
-/// An upgrade brings the anchors that Helm was given, which may be old by now.
+/// An upgrade writes the anchors from Helm's values, which may be outdated.
 #[tokio::test(flavor = "multi_thread")]
 async fn the_copy_survives_an_upgrade() -> Result<()> {
     let (installation, bundle) = of_another_root().await?;
@@ -114,10 +115,10 @@ async fn the_copy_survives_an_upgrade() -> Result<()> {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn with_an_external_authority_the_copy_is_left_alone() -> Result<()> {
+async fn with_an_external_authority_the_copy_is_not_changed() -> Result<()> {
     let installation = Installation::empty().await?;
     let external = HELM.replace("  externalCA: false", "  externalCA: true");
-    ensure!(external != HELM, "the document has another form");
+    ensure!(external != HELM, "the test document has changed");
     let bundle = certificate("root.linkerd.cluster.local")?;
     installation.put_trust_roots(&bundle).await?;
     installation.put_map(json!({"data": {"values": external}})).await?;
@@ -137,9 +138,9 @@ async fn with_an_external_authority_the_copy_is_left_alone() -> Result<()> {
     Ok(())
 }
 
-/// The ConfigMap of trust roots may not exist: then the document is all that there is.
+/// Without the ConfigMap of the trust roots, the document is the only source.
 #[tokio::test(flavor = "multi_thread")]
-async fn without_trust_roots_the_document_is_what_counts() -> Result<()> {
+async fn without_trust_roots_the_anchors_of_the_document_are_used() -> Result<()> {
     let installation = Installation::empty().await?;
     installation.put_map(json!({"data": {"values": HELM}})).await?;
     let manager = installation.manager().await?;
@@ -152,7 +153,7 @@ async fn without_trust_roots_the_document_is_what_counts() -> Result<()> {
     assert_eq!(status.get("trustRootsSHA256"), None, "{status}");
     installation.says(&installation.helm_with(json!({})).await?).await?;
 
-    // They may come later, and count from then on.
+    // Trust roots that are created later are used from then on.
     let bundle = certificate("root.linkerd.cluster.local")?;
     installation.put_trust_roots(&bundle).await?;
     has_seen(&installation, &bundle).await?;
@@ -164,12 +165,12 @@ async fn without_trust_roots_the_document_is_what_counts() -> Result<()> {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn verify_demands_the_anchors_that_were_declared() -> Result<()> {
+async fn verify_requires_the_declared_anchors() -> Result<()> {
     let installation = Installation::new().await?;
     let before = installation.map().await?;
     let manager = installation.manager().await?;
-    let wanted = certificate("wanted.linkerd.cluster.local")?;
-    let context = json!({"trustAnchorsPolicy": "Verify", "trustAnchorsPEM": wanted});
+    let declared = certificate("wanted.linkerd.cluster.local")?;
+    let context = json!({"trustAnchorsPolicy": "Verify", "trustAnchorsPEM": declared});
     installation
         .declare("mesh", json!({"global": {"identityContext": context}, "proxy": {"accessLog": "json"}}))
         .await?;
@@ -178,11 +179,11 @@ async fn verify_demands_the_anchors_that_were_declared() -> Result<()> {
     assert!(why.contains("spec.global.identityContext.trustAnchorsPEM") && why.contains(TRUST_ROOTS), "{why}");
     assert_eq!(installation.map().await?, before);
 
-    // Equal but for the space around it.
-    installation.set_trust_roots(&format!("\n{wanted}\n")).await?;
+    // Equal except for surrounding white space.
+    installation.set_trust_roots(&format!("\n{declared}\n")).await?;
     installation.reaches("mesh", &WELL).await?;
     let document = installation.document().await?;
-    assert_eq!(document["identityTrustAnchorsPEM"].as_str().map(str::trim), Some(wanted.trim()));
+    assert_eq!(document["identityTrustAnchorsPEM"].as_str().map(str::trim), Some(declared.trim()));
     assert_eq!(document["proxy"]["accessLog"], "json");
     let written = installation.map().await?.resource_version();
     installation.set_trust_roots(&certificate("other.linkerd.cluster.local")?).await?;
