@@ -51,13 +51,13 @@ subjects: [{apiGroup: rbac.authorization.k8s.io, kind: User, name: explainer}]
 "#;
 
 /// The exit code and the output of the command.
-struct Told {
+struct Output {
     code: Option<i32>,
     stdout: String,
     stderr: String,
 }
 
-impl Told {
+impl Output {
     fn document(&self) -> Result<Value> {
         serde_json::from_str(&self.stdout).with_context(|| format!("{}{}", self.stdout, self.stderr))
     }
@@ -78,13 +78,13 @@ impl Explained {
         Ok(Self { kubeconfig: control_plane.kubeconfig().to_owned(), control_plane })
     }
 
-    async fn explain(&self, args: &[&str]) -> Result<Told> {
+    async fn explain(&self, args: &[&str]) -> Result<Output> {
         let mut command = Command::new(beside_this_executable("linkerd-operator", "LINKERD_OPERATOR_BIN")?);
         command.arg("explain").args(args).arg("--kubeconfig").arg(&self.kubeconfig);
         command.env_remove("KUBECONFIG").stdin(Stdio::null()).kill_on_drop(true);
         let output = timeout(Duration::from_secs(30), command.output()).await.context("the command did not end")??;
         let text = |bytes: Vec<u8>| String::from_utf8(bytes);
-        Ok(Told { code: output.status.code(), stdout: text(output.stdout)?, stderr: text(output.stderr)? })
+        Ok(Output { code: output.status.code(), stdout: text(output.stdout)?, stderr: text(output.stderr)? })
     }
 
     /// Writes a manifest with this spec to a file, and returns the path.
@@ -158,21 +158,22 @@ async fn the_changes_of_a_manifest_are_explained_before_it_is_applied() -> Resul
     let mesh = Explained::start().await?;
     let minimal = sample("linkerdconfig-minimal");
 
-    let told = mesh.explain(&[]).await?;
-    assert_eq!((told.code, &*told.stdout), (Some(1), ""));
-    assert!(told.stderr.contains("no LinkerdConfig is in effect for linkerd/linkerd-config"), "{}", told.stderr);
-    let told = mesh.explain(&["-f", &minimal]).await?;
-    assert_eq!(told.code, Some(1));
+    let output = mesh.explain(&[]).await?;
+    assert_eq!((output.code, &*output.stdout), (Some(1), ""));
+    assert!(output.stderr.contains("no LinkerdConfig is in effect for linkerd/linkerd-config"), "{}", output.stderr);
+    let output = mesh.explain(&["-f", &minimal]).await?;
+    assert_eq!(output.code, Some(1));
     assert!(
-        told.stdout
+        output
+            .stdout
             .contains("Verdict:        TargetNotFound: there is no ConfigMap linkerd/linkerd-config: install Linkerd"),
         "{}",
-        told.stdout
+        output.stdout
     );
 
     mesh.install().await?;
     let before = mesh.stored().await?;
-    let told = mesh.explain(&["-f", &minimal]).await?;
+    let output = mesh.explain(&["-f", &minimal]).await?;
     let expected = "\
 LinkerdConfig:  mesh (the manifest)
 Target:         ConfigMap linkerd/linkerd-config
@@ -186,8 +187,8 @@ Verdict:        OutOfSync: 1 value would change
 ~   proxy.accessLog           spec          \"\"                     \"apache\"
 
 unmanaged: ";
-    assert!(told.stdout.starts_with(expected), "{}{}", told.stdout, told.stderr);
-    assert_eq!((told.code, &*told.stderr), (Some(0), ""));
+    assert!(output.stdout.starts_with(expected), "{}{}", output.stdout, output.stderr);
+    assert_eq!((output.code, &*output.stderr), (Some(0), ""));
     let all = mesh.explain(&["-f", &minimal, "--all", "-o", "json"]).await?.document()?;
     let unmanaged = all["unmanagedValues"].as_array().context("no values")?;
     assert_eq!(json!(unmanaged.len()), all["unmanaged"]);
@@ -205,20 +206,20 @@ unmanaged: ";
         ("unknown field \"spec.proxy.logLevl\"", json!({"proxy": {"logLevl": "debug"}})),
     ];
     for (reason, spec) in refused {
-        let told = mesh.explain(&["-f", &mesh.manifest("refused", &spec)?]).await?;
-        assert_eq!((told.code, &*told.stdout), (Some(1), ""), "{spec}");
-        assert!(told.stderr.contains("the API server refuses LinkerdConfig refused:"), "{}", told.stderr);
-        assert!(told.stderr.contains(reason), "{}", told.stderr);
+        let output = mesh.explain(&["-f", &mesh.manifest("refused", &spec)?]).await?;
+        assert_eq!((output.code, &*output.stdout), (Some(1), ""), "{spec}");
+        assert!(output.stderr.contains("the API server refuses LinkerdConfig refused:"), "{}", output.stderr);
+        assert!(output.stderr.contains(reason), "{}", output.stderr);
     }
     let spec = json!({"proxy": {"logLevel": "debug"}, "values": {"proxy": {"logLevel": "x", "LogFormat": "json"}}});
-    let told = mesh.explain(&["-f", &mesh.manifest("refused", &spec)?]).await?;
-    assert_eq!(told.code, Some(1));
+    let output = mesh.explain(&["-f", &mesh.manifest("refused", &spec)?]).await?;
+    assert_eq!(output.code, Some(1));
     for line in [
         "Verdict:        Invalid: nothing would be written: 2 problems",
         "  proxy.LogFormat: Linkerd spells this key \"logFormat\"",
         "  proxy.logLevel: spec.values and a field of the resource both set it",
     ] {
-        assert!(told.stdout.contains(line), "{line}: {}", told.stdout);
+        assert!(output.stdout.contains(line), "{line}: {}", output.stdout);
     }
     assert_eq!(mesh.stored().await?, before, "explain must not write");
     Ok(())
@@ -232,15 +233,19 @@ async fn applied_resources_are_explained_as_the_controller_evaluates_them() -> R
     mesh.apply(&sample("linkerdconfig-minimal")).await?;
     mesh.apply(&mesh.manifest("elsewhere", &json!({"priority": 9, "global": {"configMap": "other"}}))?).await?;
 
-    let told = mesh.explain(&["-o", "json"]).await?;
-    let report = told.document()?;
-    assert_eq!((told.code, &report["name"], &report["inEffect"]), (Some(0), &json!("high"), &json!(true)));
-    let told = mesh.explain(&["mesh"]).await?;
-    assert_eq!(told.code, Some(1));
-    assert!(told.stdout.contains("In effect:      no: LinkerdConfig high has a higher priority"), "{}", told.stdout);
-    assert!(told.stdout.contains("OutOfSync: 1 value would change, if it were in effect\n"), "{}", told.stdout);
-    let told = mesh.explain(&["nobody"]).await?;
-    assert_eq!((told.code, &*told.stderr), (Some(1), "error: there is no LinkerdConfig nobody\n"));
+    let output = mesh.explain(&["-o", "json"]).await?;
+    let report = output.document()?;
+    assert_eq!((output.code, &report["name"], &report["inEffect"]), (Some(0), &json!("high"), &json!(true)));
+    let output = mesh.explain(&["mesh"]).await?;
+    assert_eq!(output.code, Some(1));
+    assert!(
+        output.stdout.contains("In effect:      no: LinkerdConfig high has a higher priority"),
+        "{}",
+        output.stdout
+    );
+    assert!(output.stdout.contains("OutOfSync: 1 value would change, if it were in effect\n"), "{}", output.stdout);
+    let output = mesh.explain(&["nobody"]).await?;
+    assert_eq!((output.code, &*output.stderr), (Some(1), "error: there is no LinkerdConfig nobody\n"));
 
     // A manifest of an existing resource is evaluated with that resource's age.
     let raised = mesh.manifest("mesh", &json!({"priority": 2, "proxy": {"accessLog": "json"}}))?;
@@ -262,24 +267,24 @@ async fn applied_resources_are_explained_as_the_controller_evaluates_them() -> R
     let edit = json!({"data": {"values": "proxy: ["}}).to_string();
     let patch = ["-n", "linkerd", "patch", "cm", "linkerd-config", "--field-manager=kubectl-edit", "-p", &edit];
     mesh.control_plane.kubectl(&patch).await?;
-    let told = mesh.explain(&[]).await?;
-    assert_eq!(told.code, Some(0));
-    assert!(told.stdout.contains("Drift:          kubectl-edit changed the document\n"), "{}", told.stdout);
+    let output = mesh.explain(&[]).await?;
+    assert_eq!(output.code, Some(0));
+    assert!(output.stdout.contains("Drift:          kubectl-edit changed the document\n"), "{}", output.stdout);
 
     // A read-only user gets the same output. For a manifest the checks of the API server are left out.
     mesh.control_plane.kubectl(&["apply", "-f", &mesh.file("reader", READER)?]).await?;
-    let expected = told.stdout;
+    let expected = output.stdout;
     mesh.kubeconfig = mesh.control_plane.kubeconfig_for("explainer")?;
     eventually(SOON, "the permissions to take effect", async || {
-        let told = mesh.explain(&[]).await?;
-        ensure!(told.code == Some(0), "{}", told.stderr);
-        assert_eq!(told.stdout, expected);
+        let output = mesh.explain(&[]).await?;
+        ensure!(output.code == Some(0), "{}", output.stderr);
+        assert_eq!(output.stdout, expected);
         Ok(())
     })
     .await?;
-    let told = mesh.explain(&["-f", &raised]).await?;
-    assert_eq!(told.code, Some(0), "{}", told.stderr);
-    assert!(told.stderr.starts_with("not checked by the API server"), "{}", told.stderr);
+    let output = mesh.explain(&["-f", &raised]).await?;
+    assert_eq!(output.code, Some(0), "{}", output.stderr);
+    assert!(output.stderr.starts_with("not checked by the API server"), "{}", output.stderr);
     Ok(())
 }
 
@@ -303,20 +308,20 @@ async fn workloads_are_explained_with_the_decision_of_the_rollout_before_and_aft
     // Before the manifest is applied: an unchanged value restarts nothing, a changed one restarts the workloads that
     // opted in.
     let same = mesh.manifest("mesh", &spec(installed, json!({})))?;
-    let told = mesh.explain(&["-f", &same, "--workloads"]).await?;
-    assert_eq!(told.code, Some(0), "{}", told.stderr);
+    let output = mesh.explain(&["-f", &same, "--workloads"]).await?;
+    assert_eq!(output.code, Some(0), "{}", output.stderr);
     for line in [
         "Rollout:        this would follow once the resource is in effect and injectors use it",
         "app         Deployment   api        1/1    UpToDate      its Pods run with the configuration",
         "app         Deployment   web        1/1    UpToDate      its Pods run with the configuration",
         "workloads: 2 of 2 selected are up to date; Pods: 3 meshed, 3 current",
     ] {
-        assert!(told.stdout.contains(line), "{line}: {}", told.stdout);
+        assert!(output.stdout.contains(line), "{line}: {}", output.stdout);
     }
     let other = mesh.manifest("mesh", &spec("debug", json!({"paused": true})))?;
-    let told = mesh.explain(&["-f", &other, "--workloads", "-o", "json"]).await?.document()?;
-    let decisions = |told: &Value| -> Vec<Value> {
-        let rows = told["workloads"].as_array().into_iter().flatten();
+    let output = mesh.explain(&["-f", &other, "--workloads", "-o", "json"]).await?.document()?;
+    let decisions = |output: &Value| -> Vec<Value> {
+        let rows = output["workloads"].as_array().into_iter().flatten();
         rows.map(|row| json!([row["name"], row["decision"], row["reason"]])).collect()
     };
     let expected = [
@@ -324,8 +329,8 @@ async fn workloads_are_explained_with_the_decision_of_the_rollout_before_and_aft
         json!(["stranger", "NotSelected", "NotOptedIn"]),
         json!(["web", "Pending", null]),
     ];
-    assert_eq!(decisions(&told), expected);
-    let hash = told["rollout"]["hash"].as_str().context("no hash")?.to_owned();
+    assert_eq!(decisions(&output), expected);
+    let hash = output["rollout"]["hash"].as_str().context("no hash")?.to_owned();
 
     // After it is applied: the counts equal those of the status, although the rollout is paused.
     mesh.apply(&other).await?;
@@ -335,26 +340,26 @@ async fn workloads_are_explained_with_the_decision_of_the_rollout_before_and_aft
     manager.ready(SOON).await?;
     let wait = ["wait", "--for=jsonpath={.status.rollout.workloads.pending}=1", "linkerdconfig/mesh", "--timeout=20s"];
     mesh.control_plane.kubectl(&wait).await?;
-    let told = mesh.explain(&["--workloads", "-o", "json"]).await?.document()?;
-    assert_eq!(decisions(&told), expected);
-    assert_eq!(told["rollout"]["reason"], "Paused", "{told}");
+    let output = mesh.explain(&["--workloads", "-o", "json"]).await?.document()?;
+    assert_eq!(decisions(&output), expected);
+    assert_eq!(output["rollout"]["reason"], "Paused", "{output}");
     let object = mesh.control_plane.kubectl(&["get", "linkerdconfig", "mesh", "-o", "json"]).await?;
     let status = serde_json::from_str::<Value>(&object)?["status"]["rollout"].take();
     for (field, expected) in
-        [("hash", &json!(hash)), ("workloads", &told["rollout"]["workloads"]), ("pods", &told["rollout"]["pods"])]
+        [("hash", &json!(hash)), ("workloads", &output["rollout"]["workloads"]), ("pods", &output["rollout"]["pods"])]
     {
         assert_eq!(&status[field], expected, "{field}");
     }
     let message = format!("to be restarted for {hash}: 1 Pod with another configuration");
-    assert_eq!(told["workloads"][2]["message"], message);
+    assert_eq!(output["workloads"][2]["message"], message);
 
     // The restart begins. No controller creates new Pods here.
     mesh.apply(&mesh.manifest("mesh", &spec("debug", json!({})))?).await?;
     eventually(SOON, "the restart to be explained", async || {
-        let told = mesh.explain(&["--workloads"]).await?;
+        let output = mesh.explain(&["--workloads"]).await?;
         let line = "app         Deployment   web        0/1    Updating      its controller has not looked at it yet\n";
-        ensure!(told.stdout.contains(line), "{}", told.stdout);
-        ensure!(told.stdout.contains("Rollout:        Progressing: 0 of 2 workloads"), "{}", told.stdout);
+        ensure!(output.stdout.contains(line), "{}", output.stdout);
+        ensure!(output.stdout.contains("Rollout:        Progressing: 0 of 2 workloads"), "{}", output.stdout);
         Ok(())
     })
     .await?;
@@ -363,19 +368,19 @@ async fn workloads_are_explained_with_the_decision_of_the_rollout_before_and_aft
     mesh.control_plane.kubectl(&["apply", "-f", &mesh.file("reader", READER)?]).await?;
     mesh.kubeconfig = mesh.control_plane.kubeconfig_for("explainer")?;
     eventually(SOON, "the first permissions to take effect", async || {
-        let told = mesh.explain(&[]).await?;
-        ensure!(told.code == Some(0), "{}", told.stderr);
+        let output = mesh.explain(&[]).await?;
+        ensure!(output.code == Some(0), "{}", output.stderr);
         Ok(())
     })
     .await?;
-    let told = mesh.explain(&["--workloads"]).await?;
-    assert_eq!(told.code, Some(1));
+    let output = mesh.explain(&["--workloads"]).await?;
+    assert_eq!(output.code, Some(1));
     let refusal = "error: cannot list namespaces: namespaces is forbidden: User \"explainer\" cannot list resource";
-    assert!(told.stderr.starts_with(refusal), "{}", told.stderr);
+    assert!(output.stderr.starts_with(refusal), "{}", output.stderr);
     mesh.control_plane.kubectl(&["apply", "-f", &mesh.file("reader-of-workloads", READER_OF_WORKLOADS)?]).await?;
     eventually(SOON, "the other permissions to take effect", async || {
-        let told = mesh.explain(&["--workloads"]).await?;
-        ensure!(told.code == Some(0), "{}", told.stderr);
+        let output = mesh.explain(&["--workloads"]).await?;
+        ensure!(output.code == Some(0), "{}", output.stderr);
         Ok(())
     })
     .await?;

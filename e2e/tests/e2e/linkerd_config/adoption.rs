@@ -19,12 +19,12 @@ async fn a_resource_that_sets_no_value_saves_the_base_and_writes_only_the_marker
     installation.declare("mesh", json!({})).await?;
     let status = installation.reaches("mesh", &WELL).await?;
     for reason in ["LinkerdConfigUpdated", "TrustAnchorsReused", "ConfigMapUpdated"] {
-        installation.tells("mesh", reason).await?;
+        installation.expect_event("mesh", reason).await?;
     }
     let after = installation.map().await?;
     let variables = installation.parse(&installation.text().await?).await?["proxy"]["additionalEnv"].clone();
     assert_eq!(variables, json!([{"name": "LINKERD_CONFIG_HASH", "value": status["injectionHash"]}]));
-    installation.says(&installation.helm_with(json!({})).await?).await?;
+    installation.document_is(&installation.helm_with(json!({})).await?).await?;
     holds(QUIET, "an unchanged ConfigMap", async || {
         let now = installation.map().await?;
         ensure!(now == after, "{after:?} became {now:?}");
@@ -74,7 +74,9 @@ async fn the_base_is_saved_before_the_config_map_is_written_and_all_other_fields
     let manager = installation.manager().await?;
     installation.declare("mesh", json!({"proxy": {"logLevel": "warn,linkerd=debug"}})).await?;
     installation.reaches("mesh", &WELL).await?;
-    installation.says(&installation.helm_with(json!({"proxy": {"logLevel": "warn,linkerd=debug"}})).await?).await?;
+    installation
+        .document_is(&installation.helm_with(json!({"proxy": {"logLevel": "warn,linkerd=debug"}})).await?)
+        .await?;
 
     let after = installation.map().await?;
     assert_eq!(after.uid(), before.uid());
@@ -101,7 +103,7 @@ async fn the_base_is_saved_before_the_config_map_is_written_and_all_other_fields
     let of = |kind: &str| writes.iter().position(|write| write.contains(kind));
     assert!(of("/controllerrevisions") < of("/configmaps/") && of("/configmaps/").is_some(), "{writes:?}");
     assert_eq!(installation.writes("/configmaps/").len(), 1);
-    installation.tells("mesh", "ConfigMapUpdated").await?;
+    installation.expect_event("mesh", "ConfigMapUpdated").await?;
     drop(manager);
     Ok(())
 }
@@ -112,9 +114,9 @@ async fn a_second_manager_does_not_adopt_again() -> Result<()> {
     let mut manager = installation.manager().await?;
     installation.declare("mesh", json!({"proxy": {"accessLog": "json"}})).await?;
     let status = installation.reaches("mesh", &WELL).await?;
-    installation.tells("mesh", "ConfigMapUpdated").await?;
-    installation.tells("mesh", "LinkerdConfigUpdated").await?;
-    installation.tells("mesh", "TrustAnchorsReused").await?;
+    installation.expect_event("mesh", "ConfigMapUpdated").await?;
+    installation.expect_event("mesh", "LinkerdConfigUpdated").await?;
+    installation.expect_event("mesh", "TrustAnchorsReused").await?;
     assert!(manager.terminate(SOON).await?.success());
     let (events, bases, writes) =
         (installation.events("mesh").await?, installation.bases().await?, installation.writes(""));
@@ -140,7 +142,7 @@ async fn two_control_planes_have_an_operator_each() -> Result<()> {
     one.declare("mesh", json!({"proxy": {"accessLog": "json"}, "deletionPolicy": "RestoreBase"})).await?;
     two.declare("mesh", json!({"proxy": {"accessLog": "apache"}, "deletionPolicy": "RestoreBase"})).await?;
     for (own, format) in [(&one, "json"), (&two, "apache")] {
-        own.says(&own.helm_with(json!({"proxy": {"accessLog": format}})).await?).await?;
+        own.document_is(&own.helm_with(json!({"proxy": {"accessLog": format}})).await?).await?;
     }
     holds(QUIET, "that both are ready", async || {
         for own in [&one, &two] {

@@ -26,7 +26,7 @@ async fn refused(spec: Value) -> Result<(Installation, Manager, String)> {
     })
     .await?;
     assert_eq!(installation.writes("/configmaps/"), [""; 0]);
-    installation.tells("mesh", "ValidationFailed").await?;
+    installation.expect_event("mesh", "ValidationFailed").await?;
     let why = message(&status, "Accepted")?;
     Ok((installation, manager, why))
 }
@@ -61,7 +61,7 @@ async fn all_errors_are_reported_together_with_their_value_and_reason() -> Resul
         )
         .await?;
     installation.reaches("mesh", &WELL).await?;
-    installation.says(&installation.helm_with(json!({"proxyInit": {"iptablesMode": "legacy"}})).await?).await?;
+    installation.document_is(&installation.helm_with(json!({"proxyInit": {"iptablesMode": "legacy"}})).await?).await?;
     drop(manager);
     Ok(())
 }
@@ -127,7 +127,7 @@ async fn a_private_key_is_rejected_and_never_shown() -> Result<()> {
     {
         assert!(why.contains(path), "{path} should be in {why}");
     }
-    let output = installation.everything_said("mesh", &manager).await?;
+    let output = installation.all_output("mesh", &manager).await?;
     for secret in [KEY_BYTES, "bm90LXBlbS1idXQtc2VjcmV0", "s3cret-without-name"] {
         assert!(!output.contains(secret), "{output}");
     }
@@ -144,8 +144,8 @@ async fn a_private_key_in_the_document_is_never_shown_either() -> Result<()> {
     installation.reaches("mesh", &WELL).await?;
     let leak = json!({"identity": {"issuer": {"tls": {"keyPEM": KEY}}}});
     installation.edit("kubectl-edit", leak.clone()).await?;
-    installation.says(&installation.helm_with(json!({"proxy": {"accessLog": "json"}})).await?).await?;
-    let note = installation.tells("mesh", "DriftReverted").await?;
+    installation.document_is(&installation.helm_with(json!({"proxy": {"accessLog": "json"}})).await?).await?;
+    let note = installation.expect_event("mesh", "DriftReverted").await?;
     assert!(note.contains("identity.issuer.tls.keyPEM"), "{note}");
     // Helm wrote this key, so it stays. But the resource is not ready, and no base is saved, which would outlive the
     // key.
@@ -162,7 +162,7 @@ async fn a_private_key_in_the_document_is_never_shown_either() -> Result<()> {
     })
     .await?;
     assert_eq!(installation.bases().await?, [HELM]);
-    let output = installation.everything_said("mesh", &manager).await?;
+    let output = installation.all_output("mesh", &manager).await?;
     assert!(!output.contains(KEY_BYTES), "{output}");
     Ok(())
 }
@@ -176,7 +176,7 @@ async fn more_than_128_kib_of_values_are_rejected() -> Result<()> {
     assert!(why.len() < 2000, "{} bytes of message", why.len());
     installation.change("mesh", json!({ "values": fits })).await?;
     installation.reaches("mesh", &WELL).await?;
-    installation.says(&installation.helm_with(fits).await?).await?;
+    installation.document_is(&installation.helm_with(fits).await?).await?;
     drop(manager);
     Ok(())
 }

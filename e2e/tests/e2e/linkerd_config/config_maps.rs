@@ -54,7 +54,7 @@ async fn the_manager_waits_for_a_missing_config_map_and_never_creates_it() -> Re
     installation.put_map(json!({"data": {"values": HELM}})).await?;
     installation.reaches("mesh", &WELL).await?;
     let declared = installation.helm_with(json!({"proxy": {"accessLog": "json"}})).await?;
-    installation.says(&declared).await?;
+    installation.document_is(&declared).await?;
 
     // The ConfigMap is deleted, as by `helm uninstall`, and created again with another UID.
     installation.maps.delete(CONFIG_MAP, &DeleteParams::default()).await?;
@@ -66,7 +66,7 @@ async fn the_manager_waits_for_a_missing_config_map_and_never_creates_it() -> Re
     .await?;
     let second = installation.put_map(json!({"data": {"values": HELM}})).await?;
     let status = installation.reaches("mesh", &WELL).await?;
-    installation.says(&declared).await?;
+    installation.document_is(&declared).await?;
     assert_eq!(status["target"]["uid"], json!(second.uid()));
     assert!(manager.is_running());
     Ok(())
@@ -105,7 +105,7 @@ async fn a_malformed_edit_is_kept_while_drift_is_only_reported() -> Result<()> {
     is_left_alone(&installation, &mut manager).await?;
     installation.change("mesh", json!({"drift": {"action": "Revert"}})).await?;
     installation.reaches("mesh", &WELL).await?;
-    installation.says(&installation.helm_with(json!({"proxy": {"accessLog": "json"}})).await?).await
+    installation.document_is(&installation.helm_with(json!({"proxy": {"accessLog": "json"}})).await?).await
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -158,7 +158,7 @@ async fn a_legacy_owner_reference_is_removed_so_that_the_config_map_survives_its
         anyhow::Ok(map.owner_references().iter().map(|reference| reference.kind.clone()).collect::<Vec<_>>())
     };
     assert_eq!(kinds().await?, ["ConfigMap"]);
-    installation.says(&installation.helm_with(json!({})).await?).await?;
+    installation.document_is(&installation.helm_with(json!({})).await?).await?;
     // The reference is removed again if it returns. Then the owner is deleted while no manager runs.
     let again = reference("config.linkerd.io/v1alpha1", "LinkerdConfig", owner.name_any(), owner.uid());
     let theirs = reference("v1", "ConfigMap", other.name_any(), other.uid());
@@ -171,7 +171,7 @@ async fn a_legacy_owner_reference_is_removed_so_that_the_config_map_survives_its
     .await?;
     manager.kill().await?;
     installation.delete("mesh").await?;
-    installation.is_gone("mesh").await?;
+    installation.is_deleted("mesh").await?;
     holds(QUIET * 2, "the same ConfigMap", async || {
         let map = installation.map().await?;
         ensure!(map.uid() == uid && map.metadata.deletion_timestamp.is_none(), "{:?}", map.metadata);

@@ -65,7 +65,7 @@ async fn killed(doing: Doing, method: &str, path: &str, end: End) -> Result<()> 
         installation.declare("mesh", spec.clone()).await?;
         installation.reaches("mesh", &WELL).await?;
         // The Event may follow the status.
-        installation.tells("mesh", "LinkerdConfigUpdated").await?;
+        installation.expect_event("mesh", "LinkerdConfigUpdated").await?;
     }
     let action = if end == End::Lost { Action::Hold } else { Action::Detain };
     let fault = installation.proxy.inject(Rule::path(path).method(method).times(1), action);
@@ -107,7 +107,7 @@ async fn killed(doing: Doing, method: &str, path: &str, end: End) -> Result<()> 
         Doing::Adopting | Doing::Reverting => installation.helm_with(overlay).await?,
     };
     if doing == Doing::Restoring {
-        installation.is_gone("mesh").await?;
+        installation.is_deleted("mesh").await?;
     }
     let settled = async || is_settled(&installation, doing, &declared, &bases).await;
     eventually(SOON, "the end state", settled).await?;
@@ -177,7 +177,7 @@ async fn a_follower_writes_nothing_until_it_leads() -> Result<()> {
     };
     let declared = installation.helm_with(json!({"proxy": {"accessLog": "json"}})).await?;
     installation.edit("kubectl-edit", json!({"proxy": {"accessLog": ""}})).await?;
-    installation.says(&declared).await?;
+    installation.document_is(&declared).await?;
     installation.change("mesh", json!({"proxy": {"logFormat": "json"}})).await?;
     installation.reaches("mesh", &WELL).await?;
     holds(QUIET, "a follower without writes", async || {
@@ -193,7 +193,7 @@ async fn a_follower_writes_nothing_until_it_leads() -> Result<()> {
     assert!(first.terminate(SOON).await?.success());
     installation.edit("kubectl-edit", json!({"proxy": {"accessLog": ""}})).await?;
     let declared = installation.helm_with(json!({"proxy": {"accessLog": "json", "logFormat": "json"}})).await?;
-    installation.says(&declared).await?;
+    installation.document_is(&declared).await?;
     ensure!(written().iter().any(|request| request.path.contains(CONFIG_MAP)), "{:?}", written());
     assert_eq!(installation.bases().await?, [HELM]);
     Ok(())

@@ -35,7 +35,7 @@ async fn retain_keeps_every_byte() -> Result<()> {
     assert_eq!(installation.finalizers("mesh").await?, [""; 0]);
     let before = installation.map().await?;
     installation.delete("mesh").await?;
-    installation.is_gone("mesh").await?;
+    installation.is_deleted("mesh").await?;
     holds(QUIET, "an unchanged ConfigMap", async || {
         ensure!(installation.map().await? == before, "it was written");
         Ok(())
@@ -45,7 +45,7 @@ async fn retain_keeps_every_byte() -> Result<()> {
     assert_eq!(installation.bases().await?, [HELM]);
     installation.declare("next", json!({"proxy": {"logFormat": "json"}})).await?;
     installation.reaches("next", &WELL).await?;
-    installation.says(&installation.helm_with(json!({"proxy": {"logFormat": "json"}})).await?).await?;
+    installation.document_is(&installation.helm_with(json!({"proxy": {"logFormat": "json"}})).await?).await?;
     assert_eq!(installation.bases().await?, [HELM]);
     let info = manager.metric("linkerd_operator_linkerdconfig_info", &[("name", &installation.full("mesh"))]).await;
     assert_eq!(info, None, "the series must be deleted with the resource");
@@ -57,7 +57,7 @@ async fn restore_base_restores_every_byte_of_helms_document() -> Result<()> {
     let (installation, manager) = restoring().await?;
     let uid = installation.map().await?.uid();
     installation.delete("mesh").await?;
-    installation.is_gone("mesh").await?;
+    installation.is_deleted("mesh").await?;
     assert_eq!(installation.text().await?, HELM);
     has_no_annotation_of_ours(&installation).await?;
     assert_eq!(installation.map().await?.uid(), uid);
@@ -76,7 +76,7 @@ async fn restore_base_waits_for_the_operator() -> Result<()> {
     })
     .await?;
     let manager = installation.manager().await?;
-    installation.is_gone("mesh").await?;
+    installation.is_deleted("mesh").await?;
     assert_eq!(installation.text().await?, HELM);
     has_no_annotation_of_ours(&installation).await?;
     drop(manager);
@@ -90,9 +90,9 @@ async fn restore_base_is_skipped_when_another_resource_takes_over() -> Result<()
     installation.reaches("next", &["Accepted=False/Conflicted"]).await?;
     let writes = installation.writes("/configmaps/").len();
     installation.delete("mesh").await?;
-    installation.is_gone("mesh").await?;
+    installation.is_deleted("mesh").await?;
     installation.reaches("next", &WELL).await?;
-    installation.says(&installation.helm_with(json!({"proxy": {"logFormat": "json"}})).await?).await?;
+    installation.document_is(&installation.helm_with(json!({"proxy": {"logFormat": "json"}})).await?).await?;
     assert_eq!(installation.writes("/configmaps/").len(), writes + 1, "the takeover must be one write");
     assert_eq!(installation.bases().await?, [HELM]);
     drop(manager);
@@ -130,7 +130,7 @@ async fn a_deletion_does_not_hang_without_a_config_map() -> Result<()> {
     installation.maps.delete(CONFIG_MAP, &DeleteParams::default()).await?;
     installation.reaches("mesh", &["Accepted=False/TargetNotFound"]).await?;
     installation.delete("mesh").await?;
-    installation.is_gone("mesh").await?;
+    installation.is_deleted("mesh").await?;
     assert!(installation.maps.get_opt(CONFIG_MAP).await?.is_none());
     drop(manager);
     Ok(())
@@ -158,7 +158,7 @@ async fn a_deleted_resource_with_another_finalizer_is_not_reconciled_again() -> 
     .await?;
     let free = json!({"metadata": {"finalizers": null}});
     installation.configs.patch(&installation.full("mesh"), &params, &patch(free)).await?;
-    installation.is_gone("mesh").await?;
+    installation.is_deleted("mesh").await?;
     drop(manager);
     Ok(())
 }

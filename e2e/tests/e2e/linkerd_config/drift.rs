@@ -22,7 +22,7 @@ async fn with_access_log(drift: Value) -> Result<(Installation, Manager, Value)>
     installation.declare("mesh", json!({"proxy": {"accessLog": "json"}, "drift": drift})).await?;
     installation.reaches("mesh", &WELL).await?;
     let declared = installation.helm_with(json!({"proxy": {"accessLog": "json"}})).await?;
-    installation.says(&declared).await?;
+    installation.document_is(&declared).await?;
     Ok((installation, manager, declared))
 }
 
@@ -41,14 +41,14 @@ async fn a_manual_edit_is_reverted_immediately_and_reported_without_its_values()
     })
     .await?;
     println!("an edit was reverted within {:?}", begun.elapsed());
-    installation.says(&declared).await?;
+    installation.document_is(&declared).await?;
     for reason in ["DriftDetected", "DriftReverted"] {
-        let note = installation.tells("mesh", reason).await?;
+        let note = installation.expect_event("mesh", reason).await?;
         for part in ["kubectl-edit", "proxy.accessLog", "proxy.logLevel"] {
             assert!(note.contains(part), "{note} should name {part}");
         }
     }
-    let note = installation.map_tells("DriftReverted").await?;
+    let note = installation.expect_config_map_event("DriftReverted").await?;
     assert!(note.contains("kubectl-edit") && note.contains("proxy.accessLog"), "{note}");
 
     let status = installation.reaches("mesh", &WELL).await?;
@@ -60,8 +60,8 @@ async fn a_manual_edit_is_reverted_immediately_and_reported_without_its_values()
     let paths = status["drift"]["paths"].as_array().cloned().unwrap_or_default();
     assert!(paths.contains(&json!("proxy.accessLog")) && paths.contains(&json!("proxy.logLevel")), "{paths:?}");
     assert!(status["drift"]["lastTime"].is_string(), "{status}");
-    assert!(!installation.everything_said("mesh", &manager).await?.contains("s3cret-level"));
-    assert!(!installation.everything_said("mesh", &manager).await?.contains("\"s3cret\""));
+    assert!(!installation.all_output("mesh", &manager).await?.contains("s3cret-level"));
+    assert!(!installation.all_output("mesh", &manager).await?.contains("\"s3cret\""));
 
     let after = installation.map().await?;
     assert_eq!((after.uid(), after.labels()), (before.uid(), before.labels()));
@@ -78,8 +78,8 @@ async fn an_edit_of_an_undeclared_value_is_reverted_to_the_base() -> Result<()> 
     installation.declare("mesh", json!({})).await?;
     installation.reaches("mesh", &WELL).await?;
     installation.edit("kubectl-edit", json!({"imagePullPolicy": "Always"})).await?;
-    installation.says(&installation.helm_with(json!({})).await?).await?;
-    installation.tells("mesh", "DriftReverted").await?;
+    installation.document_is(&installation.helm_with(json!({})).await?).await?;
+    installation.expect_event("mesh", "DriftReverted").await?;
     assert_eq!(installation.bases().await?, [HELM]);
     drop(manager);
     Ok(())
@@ -91,8 +91,8 @@ async fn an_edit_while_no_manager_runs_is_reverted_later() -> Result<()> {
     manager.kill().await?;
     installation.edit("kubectl-edit", json!({"proxy": {"accessLog": ""}, "imagePullPolicy": "Always"})).await?;
     let manager = installation.manager().await?;
-    installation.says(&declared).await?;
-    let note = installation.tells("mesh", "DriftReverted").await?;
+    installation.document_is(&declared).await?;
+    let note = installation.expect_event("mesh", "DriftReverted").await?;
     assert!(note.contains("kubectl-edit") && note.contains("imagePullPolicy"), "{note}");
     assert_eq!(installation.bases().await?, [HELM]);
     drop(manager);
@@ -104,7 +104,7 @@ async fn an_edit_while_no_manager_runs_is_reverted_later() -> Result<()> {
 async fn a_manual_edit_back_to_the_base_gets_the_overlay_again() -> Result<()> {
     let (installation, manager, declared) = with_access_log(json!({})).await?;
     installation.rewrite("kubectl-edit", HELM).await?;
-    installation.says(&declared).await?;
+    installation.document_is(&declared).await?;
     installation.reaches("mesh", &WELL).await?;
     assert_eq!(installation.bases().await?, [HELM]);
     drop(manager);
@@ -115,7 +115,7 @@ async fn a_manual_edit_back_to_the_base_gets_the_overlay_again() -> Result<()> {
 async fn a_removed_document_is_restored() -> Result<()> {
     let (installation, manager, declared) = with_access_log(json!({})).await?;
     installation.patch_map("kubectl-edit", json!({"data": {"values": null}})).await?;
-    installation.says(&declared).await?;
+    installation.document_is(&declared).await?;
     installation.reaches("mesh", &WELL).await?;
     drop(manager);
     Ok(())
@@ -131,7 +131,7 @@ async fn reported_drift_is_kept_until_it_is_undone_or_the_action_is_revert() -> 
         .await?;
     let why = super::message(&status, "ConfigMapSynced")?;
     assert!(why.contains("kubectl-edit") && why.contains("proxy.logLevel"), "{why}");
-    installation.tells("mesh", "DriftDetected").await?;
+    installation.expect_event("mesh", "DriftDetected").await?;
     holds(QUIET, "the edit", async || {
         let now = installation.map().await?;
         ensure!(now.resource_version() == edited.resource_version(), "it was written");
@@ -139,7 +139,7 @@ async fn reported_drift_is_kept_until_it_is_undone_or_the_action_is_revert() -> 
     })
     .await?;
     assert_eq!(installation.writes("/configmaps/"), writes);
-    assert_eq!(installation.told("mesh", "DriftReverted").await?, 0);
+    assert_eq!(installation.event_count("mesh", "DriftReverted").await?, 0);
 
     // The edit is undone by its manager, then made again, and reverted after a change of the action.
     installation.rewrite("kubectl-edit", &serde_json::to_string(&declared)?).await?;
@@ -148,7 +148,7 @@ async fn reported_drift_is_kept_until_it_is_undone_or_the_action_is_revert() -> 
     installation.reaches("mesh", &["ConfigMapSynced=False/Drifted"]).await?;
     installation.change("mesh", json!({"drift": {"action": "Revert"}})).await?;
     installation.reaches("mesh", &WELL).await?;
-    installation.says(&declared).await?;
+    installation.document_is(&declared).await?;
     assert_eq!(installation.bases().await?, [HELM]);
     drop(manager);
     Ok(())
@@ -160,19 +160,19 @@ async fn in_scope_declared_only_declared_values_are_reverted() -> Result<()> {
     let edit = json!({"proxy": {"accessLog": "apache", "logLevel": "debug"}, "imagePullPolicy": "Always"});
     installation.edit("kubectl-edit", edit).await?;
     let kept = json!({"proxy": {"accessLog": "json", "logLevel": "debug"}, "imagePullPolicy": "Always"});
-    installation.says(&installation.helm_with(kept.clone()).await?).await?;
+    installation.document_is(&installation.helm_with(kept.clone()).await?).await?;
     installation.reaches("mesh", &WELL).await?;
-    let note = installation.tells("mesh", "DriftReverted").await?;
+    let note = installation.expect_event("mesh", "DriftReverted").await?;
     assert!(note.contains("proxy.accessLog") && !note.contains("proxy.logLevel"), "{note}");
 
     // The undeclared edits, but not the declared values, become part of the base: a change of the spec keeps them.
     installation.change("mesh", json!({"proxy": {"accessLog": null, "logFormat": "json"}})).await?;
     installation.reaches("mesh", &WELL).await?;
     let left = json!({"proxy": {"logFormat": "json", "logLevel": "debug"}, "imagePullPolicy": "Always"});
-    installation.says(&installation.helm_with(left).await?).await?;
+    installation.document_is(&installation.helm_with(left).await?).await?;
 
     // An edit of an undeclared value alone is not drift.
-    let count = installation.told("mesh", "DriftDetected").await?;
+    let count = installation.event_count("mesh", "DriftDetected").await?;
     let edited = installation.edit("kubectl-edit", json!({"imagePullPolicy": "Never"})).await?;
     installation.reaches("mesh", &WELL).await?;
     holds(QUIET, "the edit", async || {
@@ -181,7 +181,7 @@ async fn in_scope_declared_only_declared_values_are_reverted() -> Result<()> {
     })
     .await?;
     assert_eq!(installation.map().await?.uid(), edited.uid());
-    assert_eq!(installation.told("mesh", "DriftDetected").await?, count);
+    assert_eq!(installation.event_count("mesh", "DriftDetected").await?, count);
     drop(manager);
     Ok(())
 }
@@ -191,10 +191,10 @@ async fn a_malformed_edit_is_reverted() -> Result<()> {
     let (installation, manager, declared) = with_access_log(json!({})).await?;
     for broken in ["proxy: {", "", "[]", "proxy: {logLevel: a, loglevel: b}", "proxy: off\n"] {
         installation.rewrite("kubectl-edit", broken).await?;
-        installation.says(&declared).await?;
+        installation.document_is(&declared).await?;
     }
     installation.reaches("mesh", &WELL).await?;
-    let note = installation.tells("mesh", "DriftReverted").await?;
+    let note = installation.expect_event("mesh", "DriftReverted").await?;
     assert!(note.contains("kubectl-edit"), "{note}");
     assert_eq!(installation.bases().await?, [HELM]);
     drop(manager);
@@ -218,8 +218,8 @@ async fn a_server_side_apply_by_another_manager_is_reverted() -> Result<()> {
     assert!(refused.message.contains(super::OPERATOR) && refused.message.contains(".data.values"), "{refused:?}");
 
     installation.maps.patch(super::CONFIG_MAP, &params.force(), &Patch::Apply(apply(&theirs))).await?;
-    installation.says(&declared).await?;
-    let note = installation.tells("mesh", "DriftReverted").await?;
+    installation.document_is(&declared).await?;
+    let note = installation.expect_event("mesh", "DriftReverted").await?;
     assert!(note.contains("stranger") && note.contains("imagePullPolicy"), "{note}");
     let map = installation.map().await?;
     assert_eq!(map.labels().get("theirs").map(String::as_str), Some("kept"));
@@ -240,7 +240,7 @@ async fn edits_of_other_keys_labels_and_annotations_are_kept() -> Result<()> {
     })
     .await?;
     assert_eq!(installation.writes("/configmaps/"), writes);
-    assert_eq!(installation.told("mesh", "DriftDetected").await?, 0);
+    assert_eq!(installation.event_count("mesh", "DriftDetected").await?, 0);
     installation.reaches("mesh", &WELL).await?;
     drop(manager);
     Ok(())
@@ -256,10 +256,10 @@ async fn an_edit_that_prevents_every_injection_is_reverted() -> Result<()> {
         json!({"proxyInit": {"iptablesMode": "ebpf"}}),
     ] {
         installation.edit("kubectl-edit", edit).await?;
-        installation.says(&declared).await?;
+        installation.document_is(&declared).await?;
     }
     installation.reaches("mesh", &WELL).await?;
-    let note = installation.tells("mesh", "DriftReverted").await?;
+    let note = installation.expect_event("mesh", "DriftReverted").await?;
     assert!(note.contains("proxy.uid"), "{note}");
     drop(manager);
     Ok(())

@@ -53,12 +53,12 @@ async fn a_persistent_competing_controller_is_named_and_reverted_with_backoff() 
     })
     .await?;
     for reason in ["DriftDetected", "DriftReverted"] {
-        assert_eq!(installation.told("mesh", reason).await?, 1, "one Event per minute");
+        assert_eq!(installation.event_count("mesh", reason).await?, 1, "one Event per minute");
     }
 
     // The other controller stops. After its backoff, the operator reverts the last edit.
     let fought = reverts();
-    installation.says_within(BACKED_OFF, &declared).await?;
+    installation.document_is_within(BACKED_OFF, &declared).await?;
     ensure!(reverts() <= fought + 1, "{} reverts for the last edit", reverts() - fought);
     let conditions = installation.reaches_within(BACKED_OFF, "mesh", &["ConfigMapSynced=True/Synced"]).await;
     println!("afterwards: {conditions:?}");
@@ -80,7 +80,7 @@ async fn a_few_edits_are_reverted_without_a_pause() -> Result<()> {
     for number in 0..5 {
         installation.edit("kubectl-edit", json!({"proxy": {"logLevel": format!("warn,a={number}")}})).await?;
         let begun = Instant::now();
-        installation.says(&declared).await?;
+        installation.document_is(&declared).await?;
         println!("edit {number} was reverted within {:?}", begun.elapsed());
     }
     let status = installation.reaches("mesh", &WELL).await?;

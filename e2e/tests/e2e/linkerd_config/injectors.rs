@@ -59,8 +59,8 @@ impl Mesh {
         self.installation.reaches("mesh", expected).await
     }
 
-    async fn tells(&self, reason: &str) -> Result<String> {
-        self.installation.tells("mesh", reason).await
+    async fn expect_event(&self, reason: &str) -> Result<String> {
+        self.installation.expect_event("mesh", reason).await
     }
 
     /// The marker of the current document.
@@ -108,9 +108,9 @@ async fn the_resource_is_ready_when_every_replica_uses_the_document() -> Result<
     assert_eq!((&status["injector"]["ready"], &status["injector"]["synced"]), (&json!(3), &json!(3)));
     assert_eq!(status["injectionHash"], mesh.marker().await?.as_str());
     assert_eq!(status["revisions"]["lastKnownGood"], status["revisions"]["base"]);
-    let note = mesh.tells("InjectorSynced").await?;
+    let note = mesh.expect_event("InjectorSynced").await?;
     assert!(note.contains(&mesh.marker().await?), "{note}");
-    mesh.tells("LinkerdConfigUpdated").await?;
+    mesh.expect_event("LinkerdConfigUpdated").await?;
     let review = mesh.injector.last_review(0).context("no request to the replica")?;
     assert_eq!(review["request"]["namespace"], mesh.installation.namespace.as_str());
 
@@ -149,7 +149,7 @@ async fn a_denied_document_is_rolled_back_and_not_retried() -> Result<()> {
     let long = format!("template: patch.json: {}", "bad value ".repeat(500));
     mesh.injector.set_behaviour(1, Behaviour::Denies(long.clone())).await?;
     mesh.installation.change("mesh", json!({"proxy": {"accessLog": "apache"}})).await?;
-    mesh.installation.says(&good).await?;
+    mesh.installation.document_is(&good).await?;
     let rolled_back = [
         "ConfigMapSynced=True/Restored",
         "InjectorSynced=False/Denied",
@@ -163,8 +163,8 @@ async fn a_denied_document_is_rolled_back_and_not_retried() -> Result<()> {
     assert!(text.len() < 1200, "{} bytes", text.len());
     assert_eq!(status["revisions"]["failed"].as_array().map(Vec::len), Some(1), "{status}");
     assert_eq!(mesh.marker().await?, marker);
-    assert!(mesh.tells("InjectorDenied").await?.contains(&pod));
-    mesh.tells("ConfigRolledBack").await?;
+    assert!(mesh.expect_event("InjectorDenied").await?.contains(&pod));
+    mesh.expect_event("ConfigRolledBack").await?;
 
     // It is not retried automatically, by another manager, or after an unrelated change.
     let writes = mesh.installation.writes("/configmaps/").len();
@@ -211,7 +211,7 @@ async fn a_replica_that_still_denies_the_last_document_does_not_roll_back_the_ne
     .await?;
     mesh.injector.set_behaviour(1, Behaviour::Right).await?;
     mesh.reaches(&SYNCED).await?;
-    assert_eq!(mesh.installation.told("mesh", "ConfigRolledBack").await?, 1);
+    assert_eq!(mesh.installation.event_count("mesh", "ConfigRolledBack").await?, 1);
     Ok(())
 }
 
@@ -232,7 +232,7 @@ async fn a_value_that_only_the_injector_rejects_does_not_prevent_pods_for_long()
         Ok(())
     })
     .await?;
-    mesh.installation.says(&good).await?;
+    mesh.installation.document_is(&good).await?;
     // Pods are created and injected again.
     eventually(SOON, "a Pod to be injected", async || {
         let pod = mesh.dry_run().await?;
@@ -263,7 +263,7 @@ async fn unusable_responses_roll_the_document_back() -> Result<()> {
         let status = mesh.reaches(&["InjectorSynced=False/Denied", "Stalled=True/RolledBack"]).await?;
         let text = message(&status, "InjectorSynced");
         assert!(text.contains(says), "{behaviour:?}: {text}");
-        mesh.installation.says(&good).await?;
+        mesh.installation.document_is(&good).await?;
         mesh.injector.set_behaviour(1, Behaviour::Right).await?;
     }
     Ok(())
@@ -343,7 +343,7 @@ async fn without_a_ready_replica_the_resource_is_not_synced_and_a_new_replica_is
     mesh.injector.remove_replica(second).await?;
     mesh.reaches(&SYNCED).await?;
     // A late replica that becomes current does not count as an update.
-    assert_eq!(mesh.installation.told("mesh", "LinkerdConfigUpdated").await?, 1);
+    assert_eq!(mesh.installation.event_count("mesh", "LinkerdConfigUpdated").await?, 1);
     Ok(())
 }
 
@@ -355,7 +355,7 @@ async fn after_the_timeout_the_resource_holds_or_proceeds_as_declared() -> Resul
     mesh.declare(json!({"injectorSync": sync, "proxy": {"accessLog": "json"}})).await?;
     let pod = mesh.injector.pod(0)?;
     mesh.injectors_are("InjectorSynced=False/Timeout", &[&pod, "2s"]).await?;
-    assert!(mesh.tells("InjectorSyncTimeout").await?.contains(&pod));
+    assert!(mesh.expect_event("InjectorSyncTimeout").await?.contains(&pod));
     mesh.installation.change("mesh", json!({"injectorSync": {"onTimeout": "Proceed"}})).await?;
     mesh.reaches(&["InjectorSynced=False/Timeout", "Ready=True/Reconciled"]).await?;
     // The replica is still probed.
@@ -488,7 +488,7 @@ async fn a_manager_killed_between_the_write_and_the_probe_leaves_no_bad_document
     let manager = installation.manager().await?;
     let mesh = Mesh { installation, injector, manager };
     mesh.reaches(&["InjectorSynced=False/Denied", "Stalled=True/RolledBack"]).await?;
-    mesh.installation.says(&good).await?;
+    mesh.installation.document_is(&good).await?;
     drop(mesh.manager);
     Ok(())
 }

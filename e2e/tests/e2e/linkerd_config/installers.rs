@@ -46,12 +46,12 @@ async fn helm_upgrade_creates_a_new_base_and_keeps_the_overlay() -> Result<()> {
     }
     let patch = json!({"metadata": {"annotations": {"linkerd.io/created-by": NEXT}}, "data": {"values": base}});
     installation.patch_map("helm", patch).await?;
-    installation.says(&declared(&installation, &base).await?).await?;
-    installation.tells("mesh", "BaseUpdated").await?;
+    installation.document_is(&declared(&installation, &base).await?).await?;
+    installation.expect_event("mesh", "BaseUpdated").await?;
     let status = installation.reaches("mesh", &WELL).await?;
     assert_eq!((&status["proxyVersion"], &status["revisions"]["base"]), (&json!("edge-26.9.1"), &json!(2)));
     assert_eq!(installation.bases().await?, [HELM.to_owned(), base]);
-    assert_eq!(installation.told("mesh", "DriftDetected").await?, 0);
+    assert_eq!(installation.event_count("mesh", "DriftDetected").await?, 0);
     let map = installation.map().await?;
     assert_eq!((map.uid(), map.annotations().get("linkerd.io/created-by").map(String::as_str)), (uid, Some(NEXT)));
     drop(manager);
@@ -63,11 +63,14 @@ async fn helm_upgrade_creates_a_new_base_and_keeps_the_overlay() -> Result<()> {
 async fn the_same_text_creates_no_base_and_an_upgrade_while_no_manager_runs_creates_one() -> Result<()> {
     let (installation, mut manager) = adopted(json!({})).await?;
     installation.rewrite("helm", HELM).await?;
-    installation.says(&declared(&installation, HELM).await?).await?;
+    installation.document_is(&declared(&installation, HELM).await?).await?;
     installation.reaches("mesh", &WELL).await?;
     assert_eq!(installation.bases().await?, [HELM]);
     assert_eq!(
-        (installation.told("mesh", "BaseUpdated").await?, installation.told("mesh", "DriftDetected").await?),
+        (
+            installation.event_count("mesh", "BaseUpdated").await?,
+            installation.event_count("mesh", "DriftDetected").await?
+        ),
         (0, 0)
     );
 
@@ -75,8 +78,8 @@ async fn the_same_text_creates_no_base_and_an_upgrade_while_no_manager_runs_crea
     let base = upgraded("edge-26.9.1");
     installation.rewrite("helm", &base).await?;
     let manager = installation.manager().await?;
-    installation.says(&declared(&installation, &base).await?).await?;
-    installation.tells("mesh", "BaseUpdated").await?;
+    installation.document_is(&declared(&installation, &base).await?).await?;
+    installation.expect_event("mesh", "BaseUpdated").await?;
     assert_eq!(installation.bases().await?, [HELM.to_owned(), base]);
     drop(manager);
     Ok(())
@@ -89,12 +92,12 @@ async fn an_upgrade_that_the_overlay_hides_creates_a_base() -> Result<()> {
     let base = HELM.replace("  accessLog: \"\"\n", "  accessLog: apache\n");
     ensure!(base != HELM, "the test document has changed");
     installation.rewrite("helm", &base).await?;
-    installation.tells("mesh", "BaseUpdated").await?;
-    installation.says(&declared(&installation, HELM).await?).await?;
+    installation.expect_event("mesh", "BaseUpdated").await?;
+    installation.document_is(&declared(&installation, HELM).await?).await?;
     assert_eq!(installation.bases().await?, [HELM.to_owned(), base]);
     installation.change("mesh", json!({"proxy": null, "values": null})).await?;
     installation.reaches("mesh", &WELL).await?;
-    installation.says(&installation.helm_with(json!({"proxy": {"accessLog": "apache"}})).await?).await?;
+    installation.document_is(&installation.helm_with(json!({"proxy": {"accessLog": "apache"}})).await?).await?;
     drop(manager);
     Ok(())
 }
@@ -106,17 +109,17 @@ async fn another_created_by_or_cli_version_identifies_an_installer_with_any_name
     let first = upgraded("edge-26.9.1");
     let patch = json!({"metadata": {"annotations": {"linkerd.io/created-by": NEXT}}, "data": {"values": first}});
     installation.patch_map("unheard-of", patch).await?;
-    installation.says(&declared(&installation, &first).await?).await?;
+    installation.document_is(&declared(&installation, &first).await?).await?;
     let second = upgraded("edge-26.9.2").replace("cliVersion: \"\"", "cliVersion: linkerd/cli edge-26.9.2");
     installation.rewrite("unheard-of", &second).await?;
-    installation.says(&declared(&installation, &second).await?).await?;
+    installation.document_is(&declared(&installation, &second).await?).await?;
     installation.reaches("mesh", &WELL).await?;
     assert_eq!(installation.bases().await?, [HELM.to_owned(), first, second.clone()]);
-    assert_eq!(installation.told("mesh", "DriftDetected").await?, 0);
+    assert_eq!(installation.event_count("mesh", "DriftDetected").await?, 0);
     // The same versions, so this is a manual edit.
     installation.edit("unheard-of", json!({"linkerdVersion": "edge-26.9.9"})).await?;
-    installation.says(&declared(&installation, &second).await?).await?;
-    installation.tells("mesh", "DriftReverted").await?;
+    installation.document_is(&declared(&installation, &second).await?).await?;
+    installation.expect_event("mesh", "DriftReverted").await?;
     assert_eq!(installation.bases().await?.len(), 3);
     drop(manager);
     Ok(())
@@ -127,11 +130,11 @@ async fn the_trusted_managers_are_declared() -> Result<()> {
     let (installation, manager) = adopted(json!({"trustedManagers": ["terraform"]})).await?;
     let base = upgraded("edge-26.9.1");
     installation.rewrite("helm", &base).await?;
-    installation.says(&declared(&installation, HELM).await?).await?;
-    let note = installation.tells("mesh", "DriftReverted").await?;
+    installation.document_is(&declared(&installation, HELM).await?).await?;
+    let note = installation.expect_event("mesh", "DriftReverted").await?;
     assert!(note.contains("helm"), "{note}");
     installation.rewrite("terraform", &base).await?;
-    installation.says(&declared(&installation, &base).await?).await?;
+    installation.document_is(&declared(&installation, &base).await?).await?;
     assert_eq!(installation.bases().await?, [HELM.to_owned(), base]);
     drop(manager);
     Ok(())
@@ -143,7 +146,7 @@ async fn the_last_five_bases_are_kept() -> Result<()> {
     for number in 1..=7 {
         let base = upgraded(&format!("edge-26.9.{number}"));
         installation.rewrite("helm", &base).await?;
-        installation.says(&declared(&installation, &base).await?).await?;
+        installation.document_is(&declared(&installation, &base).await?).await?;
     }
     let status = installation.reaches("mesh", &WELL).await?;
     assert_eq!(status["revisions"]["base"], 8);
@@ -177,10 +180,10 @@ async fn a_server_side_apply_by_an_installer_conflicts_and_with_force_creates_a_
     let Err(kube::Error::Api(refused)) = refused else { panic!("the apply was accepted") };
     assert!(refused.code == 409 && refused.message.contains(OPERATOR), "{refused:?}");
     maps.patch(CONFIG_MAP, &params.force(), &Patch::Apply(&object)).await?;
-    installation.says(&declared(&installation, &base).await?).await?;
-    installation.tells("mesh", "BaseUpdated").await?;
+    installation.document_is(&declared(&installation, &base).await?).await?;
+    installation.expect_event("mesh", "BaseUpdated").await?;
     assert_eq!(installation.bases().await?, [HELM.to_owned(), base]);
-    assert_eq!(installation.told("mesh", "DriftDetected").await?, 0);
+    assert_eq!(installation.event_count("mesh", "DriftDetected").await?, 0);
     drop(manager);
     Ok(())
 }
@@ -200,7 +203,7 @@ async fn a_malformed_upgrade_is_reported_and_kept_until_it_is_fixed() -> Result<
     assert_eq!(installation.bases().await?, [HELM]);
     let base = upgraded("edge-26.9.1");
     installation.rewrite("helm", &base).await?;
-    installation.says(&declared(&installation, &base).await?).await?;
+    installation.document_is(&declared(&installation, &base).await?).await?;
     installation.reaches("mesh", &WELL).await?;
     drop(manager);
     Ok(())

@@ -229,11 +229,11 @@ impl Installation {
     }
 
     /// Waits until the document equals this one.
-    async fn says(&self, expected: &Value) -> Result<()> {
-        self.says_within(SOON, expected).await
+    async fn document_is(&self, expected: &Value) -> Result<()> {
+        self.document_is_within(SOON, expected).await
     }
 
-    async fn says_within(&self, deadline: Duration, expected: &Value) -> Result<()> {
+    async fn document_is_within(&self, deadline: Duration, expected: &Value) -> Result<()> {
         // Parsed again only when the text changes: parsing starts a process.
         let (mut read, mut document) = (String::new(), Value::Null);
         eventually(deadline, "the declared document", async || {
@@ -301,7 +301,7 @@ impl Installation {
     }
 
     /// Waits until the LinkerdConfig is deleted.
-    async fn is_gone(&self, name: &str) -> Result<()> {
+    async fn is_deleted(&self, name: &str) -> Result<()> {
         eventually(SOON, format_args!("{name} to be deleted"), async || {
             let left = self.configs.get_opt(&self.full(name)).await?;
             ensure!(left.is_none(), "its finalizers are {:?}", left.map(|left| left.metadata.finalizers));
@@ -375,23 +375,23 @@ impl Installation {
     }
 
     /// Waits for an Event of a LinkerdConfig with this reason, and returns it as `Reason: note`.
-    async fn tells(&self, name: &str, reason: &str) -> Result<String> {
+    async fn expect_event(&self, name: &str, reason: &str) -> Result<String> {
         Mesh::new(&self.client, "default").tells(&self.full(name), reason).await
     }
 
     /// Waits for an Event of the ConfigMap with this reason, and returns it as `Reason: note`.
-    async fn map_tells(&self, reason: &str) -> Result<String> {
+    async fn expect_config_map_event(&self, reason: &str) -> Result<String> {
         Mesh::new(&self.client, &self.namespace).tells(CONFIG_MAP, reason).await
     }
 
     /// The number of Events with this reason that a LinkerdConfig has.
-    async fn told(&self, name: &str, reason: &str) -> Result<usize> {
+    async fn event_count(&self, name: &str, reason: &str) -> Result<usize> {
         let events = self.events(name).await?;
         Ok(events.iter().filter(|event| event.starts_with(&format!("{reason}: "))).count())
     }
 
     /// All output about a LinkerdConfig: status, Events, logs and metrics. Tests search it for secrets.
-    async fn everything_said(&self, name: &str, manager: &Manager) -> Result<String> {
+    async fn all_output(&self, name: &str, manager: &Manager) -> Result<String> {
         let status = self.configs.get(&self.full(name)).await?.data.get("status").cloned();
         let of_map = Mesh::new(&self.client, &self.namespace).events_of(CONFIG_MAP).await?;
         let metrics = manager.get("/metrics").await?.1;

@@ -43,7 +43,7 @@ async fn observe_writes_nothing_and_names_the_values_that_would_change() -> Resu
     for kind in ["/configmaps/", "/controllerrevisions"] {
         assert_eq!(installation.writes(kind), [""; 0]);
     }
-    assert!(!installation.everything_said("mesh", &manager).await?.contains("s3cret"));
+    assert!(!installation.all_output("mesh", &manager).await?.contains("s3cret"));
 
     // The current document becomes the base, because no other was saved.
     let base = installation.text().await?;
@@ -74,7 +74,7 @@ async fn a_suspended_resource_ignores_an_edit_and_reverts_it_when_resumed() -> R
     installation.declare("mesh", json!({"proxy": {"accessLog": "json"}})).await?;
     installation.reaches("mesh", &WELL).await?;
     let declared = installation.helm_with(json!({"proxy": {"accessLog": "json"}})).await?;
-    installation.says(&declared).await?;
+    installation.document_is(&declared).await?;
     installation.change("mesh", json!({"mode": "Suspend", "proxy": {"logFormat": "json"}})).await?;
     installation.reaches("mesh", &SUSPENDED).await?;
     let writes = installation.writes("/configmaps/");
@@ -85,11 +85,11 @@ async fn a_suspended_resource_ignores_an_edit_and_reverts_it_when_resumed() -> R
     })
     .await?;
     assert_eq!(installation.writes("/configmaps/"), writes);
-    assert_eq!(installation.told("mesh", "DriftDetected").await?, 0);
+    assert_eq!(installation.event_count("mesh", "DriftDetected").await?, 0);
     installation.change("mesh", json!({"mode": "Enforce"})).await?;
     installation.reaches("mesh", &WELL).await?;
     let declared = installation.helm_with(json!({"proxy": {"accessLog": "json", "logFormat": "json"}})).await?;
-    installation.says(&declared).await?;
+    installation.document_is(&declared).await?;
     assert_eq!(installation.bases().await?, [HELM]);
     drop(manager);
     Ok(())
@@ -104,7 +104,7 @@ async fn a_resource_that_is_suspended_from_the_start_saves_no_base() -> Result<(
     assert_eq!(installation.bases().await?, [""; 0]);
     assert_eq!(installation.finalizers("mesh").await?, [""; 0]);
     installation.delete("mesh").await?;
-    installation.is_gone("mesh").await?;
+    installation.is_deleted("mesh").await?;
     assert_eq!(installation.text().await?, HELM);
     drop(manager);
     Ok(())

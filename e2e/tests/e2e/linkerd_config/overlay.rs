@@ -13,7 +13,7 @@ async fn becomes(spec: Value, patch: Value) -> Result<Installation> {
     let manager = installation.manager().await?;
     installation.declare("mesh", spec).await?;
     installation.reaches("mesh", &WELL).await?;
-    installation.says(&installation.helm_with(patch).await?).await?;
+    installation.document_is(&installation.helm_with(patch).await?).await?;
     drop(manager);
     Ok(installation)
 }
@@ -95,7 +95,7 @@ async fn fields_with_values_and_each_change_of_the_spec_are_written_once() -> Re
     let patch = json!({
         "linkerdVersion": "edge-26.9.1", "proxy": {"logFormat": "json", "metrics": {"hostnameLabels": true}},
     });
-    installation.says(&installation.helm_with(patch).await?).await?;
+    installation.document_is(&installation.helm_with(patch).await?).await?;
     assert_eq!(status["proxyVersion"], "edge-26.9.1");
     let first = status["configHash"].clone();
 
@@ -103,16 +103,16 @@ async fn fields_with_values_and_each_change_of_the_spec_are_written_once() -> Re
     installation.change("mesh", json!({"proxy": {"logFormat": null, "accessLog": "json"}, "values": null})).await?;
     let status = installation.reaches("mesh", &WELL).await?;
     let patch = json!({"linkerdVersion": "edge-26.9.1", "proxy": {"accessLog": "json"}});
-    installation.says(&installation.helm_with(patch).await?).await?;
+    installation.document_is(&installation.helm_with(patch).await?).await?;
     assert_ne!(status["configHash"], first);
     installation.change("mesh", json!({"global": {"version": null}, "proxy": null})).await?;
     installation.reaches("mesh", &WELL).await?;
-    installation.says(&installation.helm_with(json!({})).await?).await?;
+    installation.document_is(&installation.helm_with(json!({})).await?).await?;
 
     assert_eq!(installation.writes("/configmaps/").len(), 3);
     assert_eq!(installation.map().await?.uid(), uid);
     assert_eq!(installation.bases().await?, [HELM]);
-    assert_eq!(installation.told("mesh", "DriftDetected").await?, 0);
+    assert_eq!(installation.event_count("mesh", "DriftDetected").await?, 0);
     drop(manager);
     Ok(())
 }
@@ -185,9 +185,9 @@ async fn a_text_with_the_same_values_is_not_rewritten() -> Result<()> {
     let manager = installation.manager().await?;
     installation.declare("mesh", json!({"proxy": {"accessLog": "json"}})).await?;
     installation.reaches("mesh", &WELL).await?;
-    installation.tells("mesh", "ConfigMapUpdated").await?;
+    installation.expect_event("mesh", "ConfigMapUpdated").await?;
     let expected = installation.helm_with(json!({"proxy": {"accessLog": "json"}})).await?;
-    installation.says(&expected).await?;
+    installation.document_is(&expected).await?;
     let text = installation.text().await?;
     let written = installation.parse(&text).await?;
     let json_text = serde_json::to_string(&written)?;
@@ -205,7 +205,7 @@ async fn a_text_with_the_same_values_is_not_rewritten() -> Result<()> {
         installation.reaches("mesh", &WELL).await?;
     }
     assert_eq!(installation.writes(&format!("/configmaps/{CONFIG_MAP}")).len(), 1);
-    assert_eq!(installation.told("mesh", "DriftDetected").await?, 0);
+    assert_eq!(installation.event_count("mesh", "DriftDetected").await?, 0);
     assert_eq!(installation.bases().await?.len(), 1);
     drop(manager);
     Ok(())
@@ -222,7 +222,7 @@ async fn a_key_of_the_base_in_another_case_is_the_same_key() -> Result<()> {
     let manager = installation.manager().await?;
     installation.declare("mesh", json!({"proxy": {"logLevel": "debug"}})).await?;
     installation.reaches("mesh", &WELL).await?;
-    installation.says(&installation.helm_with(json!({"proxy": {"logLevel": "debug"}})).await?).await?;
+    installation.document_is(&installation.helm_with(json!({"proxy": {"logLevel": "debug"}})).await?).await?;
     assert_eq!(installation.bases().await?, [base]);
     drop(manager);
     Ok(())

@@ -99,16 +99,16 @@ async fn the_shipped_permissions_are_sufficient_from_adoption_to_deletion() -> R
     installation.declare("mesh", json!({"proxy": {"accessLog": "json"}, "deletionPolicy": "RestoreBase"})).await?;
     installation.reaches("mesh", &WELL).await?;
     installation.edit("kubectl-edit", json!({"imagePullPolicy": "Always"})).await?;
-    installation.map_tells("DriftReverted").await?;
+    installation.expect_config_map_event("DriftReverted").await?;
     for number in 1..=6 {
         let base = HELM.replace("linkerdVersion: edge-26.8.3", &format!("linkerdVersion: edge-26.9.{number}"));
         installation.rewrite("helm", &base).await?;
         let version = json!({"linkerdVersion": format!("edge-26.9.{number}"), "proxy": {"accessLog": "json"}});
-        installation.says(&installation.helm_with(version).await?).await?;
+        installation.document_is(&installation.helm_with(version).await?).await?;
     }
     installation.delete("mesh").await?;
-    installation.is_gone("mesh").await?;
-    installation.says(&installation.helm_with(json!({"linkerdVersion": "edge-26.9.6"})).await?).await?;
+    installation.is_deleted("mesh").await?;
+    installation.document_is(&installation.helm_with(json!({"linkerdVersion": "edge-26.9.6"})).await?).await?;
     assert_eq!(manager.get("/ready").await?.1, "ready\n");
     assert!(manager.terminate(SOON).await?.success());
     assert_eq!(refused(&installation), []);
@@ -124,7 +124,7 @@ async fn without_permissions_for_workloads_the_document_is_reconciled_and_the_de
     installation.declare("mesh", json!({"proxy": {"accessLog": "json"}})).await?;
     let [accepted, synced, ready, _] = WELL;
     installation.reaches("mesh", &[accepted, synced, ready, "RolloutComplete=False/Progressing"]).await?;
-    installation.says(&installation.helm_with(json!({"proxy": {"accessLog": "json"}})).await?).await?;
+    installation.document_is(&installation.helm_with(json!({"proxy": {"accessLog": "json"}})).await?).await?;
     eventually(SOON, "/ready to name the denied resources", async || {
         let (status, body) = manager.get("/ready").await?;
         ensure!(status.is_success(), "{body}");
@@ -166,7 +166,7 @@ async fn a_forbidden_write_of_the_config_map_is_reported_and_made_once_it_is_all
     .await?;
     grant(&installation, &whole).await?;
     installation.reaches_within(BACKED_OFF, "mesh", &WELL).await?;
-    installation.says(&installation.helm_with(json!({"proxy": {"accessLog": "json"}})).await?).await?;
+    installation.document_is(&installation.helm_with(json!({"proxy": {"accessLog": "json"}})).await?).await?;
     drop(manager);
     Ok(())
 }
@@ -210,7 +210,7 @@ async fn is_reported_and_retried(code: u16, reason: &str) -> Result<()> {
     ensure!(fault.hits() < 30, "{} attempts", fault.hits());
     fault.remove();
     installation.reaches_within(BACKED_OFF, "mesh", &WELL).await?;
-    installation.says(&installation.helm_with(json!({"proxy": {"accessLog": "json"}})).await?).await?;
+    installation.document_is(&installation.helm_with(json!({"proxy": {"accessLog": "json"}})).await?).await?;
     assert_eq!(installation.bases().await?, [HELM]);
     drop(manager);
     Ok(())

@@ -96,7 +96,7 @@ async fn metrics_show_the_current_state_and_count_the_writes() -> Result<()> {
     installation.declare("other", json!({"priority": -1})).await?;
     installation.reaches("other", &["Accepted=False/Conflicted"]).await?;
     installation.edit("another-editor", json!({"imagePullPolicy": "Always"})).await?;
-    installation.map_tells("DriftReverted").await?;
+    installation.expect_config_map_event("DriftReverted").await?;
     let (mesh, other) = (installation.full("mesh"), installation.full("other"));
     let hash = status["configHash"].as_str().context("no hash")?;
     let info = "linkerd_operator_linkerdconfig_info";
@@ -127,7 +127,7 @@ async fn metrics_show_the_current_state_and_count_the_writes() -> Result<()> {
     }
     // Each resource has one series; those of earlier states are deleted.
     installation.delete("other").await?;
-    installation.is_gone("other").await?;
+    installation.is_deleted("other").await?;
     installation.change("mesh", json!({"values": {"proxy": {"UID": 7}}})).await?;
     installation.reaches("mesh", &["Accepted=False/Invalid"]).await?;
     eventually(SOON, "the old series to be deleted", async || {
@@ -171,7 +171,7 @@ async fn a_resource_of_2020_works_and_its_status_lists_the_deprecated_fields() -
         },
         "proxyInit": {"ignoreInboundPorts": "8888,9999", "ignoreOutboundPorts": "8888,9999"},
     });
-    installation.says(&installation.helm_with(patch).await?).await?;
+    installation.document_is(&installation.helm_with(patch).await?).await?;
     assert_eq!(status["target"]["name"], CONFIG_MAP);
     drop(manager);
     Ok(())

@@ -14,7 +14,7 @@ async fn a_hundred_reconciles_without_a_change_send_no_request() -> Result<()> {
     installation.declare("mesh", json!({"proxy": {"accessLog": "json"}})).await?;
     let status = installation.reaches("mesh", &WELL).await?;
     for reason in ["LinkerdConfigUpdated", "ConfigMapUpdated", "TrustAnchorsReused"] {
-        installation.tells("mesh", reason).await?;
+        installation.expect_event("mesh", reason).await?;
     }
     let sent = || {
         let log = installation.proxy.log().into_iter();
@@ -50,7 +50,7 @@ async fn changes_of_metadata_cause_no_reconcile() -> Result<()> {
     let manager = installation.manager().await?;
     installation.declare("mesh", json!({"proxy": {"accessLog": "json"}})).await?;
     installation.reaches("mesh", &WELL).await?;
-    installation.tells("mesh", "LinkerdConfigUpdated").await?;
+    installation.expect_event("mesh", "LinkerdConfigUpdated").await?;
     let before = settled(&manager).await?;
     for number in 0..50 {
         let touched = json!({"touched": number.to_string()});

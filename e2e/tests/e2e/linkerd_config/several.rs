@@ -37,31 +37,31 @@ async fn the_older_resource_is_active_until_the_other_has_a_higher_priority() ->
     let status = installation.reaches("a", &LOST).await?;
     assert_eq!(status["active"], false);
     assert!(message(&status, "Accepted")?.contains(&installation.full("z")), "{status}");
-    let note = installation.tells("a", "Conflicted").await?;
+    let note = installation.expect_event("a", "Conflicted").await?;
     assert!(note.contains(&installation.full("z")), "{note}");
     assert_eq!(installation.reaches("z", &WELL).await?["active"], true);
     let json_log = installation.helm_with(json!({"proxy": {"accessLog": "json"}})).await?;
-    installation.says(&json_log).await?;
+    installation.document_is(&json_log).await?;
 
     installation.change("a", json!({"priority": 1})).await?;
     assert_eq!(installation.reaches("a", &WELL).await?["active"], true);
     assert_eq!(installation.reaches("z", &LOST).await?["active"], false);
     // No value of the first resource is left.
-    installation.says(&installation.helm_with(apache).await?).await?;
-    installation.tells("a", "Activated").await?;
-    installation.tells("z", "Conflicted").await?;
+    installation.document_is(&installation.helm_with(apache).await?).await?;
+    installation.expect_event("a", "Activated").await?;
+    installation.expect_event("z", "Conflicted").await?;
 
     installation.delete("a").await?;
-    installation.is_gone("a").await?;
+    installation.is_deleted("a").await?;
     installation.reaches("z", &WELL).await?;
-    installation.says(&json_log).await?;
-    installation.tells("z", "Activated").await?;
+    installation.document_is(&json_log).await?;
+    installation.expect_event("z", "Activated").await?;
 
     assert_eq!(installation.map().await?.uid(), uid);
     assert_eq!(installation.bases().await?, [HELM]);
-    assert_eq!(installation.told("a", "Conflicted").await?, 1);
+    assert_eq!(installation.event_count("a", "Conflicted").await?, 1);
     for name in ["a", "z"] {
-        assert_eq!(installation.told(name, "DriftDetected").await?, 0, "a takeover is not drift");
+        assert_eq!(installation.event_count(name, "DriftDetected").await?, 0, "a takeover is not drift");
     }
     drop(manager);
     Ok(())
@@ -84,7 +84,7 @@ async fn an_inactive_resource_that_is_invalid_or_observing_does_not_affect_the_a
     let declared = installation.helm_with(json!({"proxy": {"accessLog": "json"}})).await?;
     let writes = installation.writes("/configmaps/");
     installation.delete("restoring").await?;
-    installation.is_gone("restoring").await?;
+    installation.is_deleted("restoring").await?;
     holds(QUIET, "the document of the active resource", async || {
         ensure!(
             installation.document().await? == declared && installation.writes("/configmaps/") == writes,
@@ -132,7 +132,7 @@ async fn of_a_hundred_resources_one_is_active_and_the_others_cause_no_writes() -
     };
     one_is(42, 100).await?;
     installation.reaches("c42", &WELL).await?;
-    installation.says(&installation.helm_with(json!({"proxy": {"logLevel": "warn,n=42"}})).await?).await?;
+    installation.document_is(&installation.helm_with(json!({"proxy": {"logLevel": "warn,n=42"}})).await?).await?;
     let before = installation.writes("/configmaps/").len();
     println!("{} writes of the ConfigMap and {} of statuses for 100", before, installation.writes("/status").len());
     // The first resource was active until the one with the higher priority was created.
@@ -149,7 +149,7 @@ async fn of_a_hundred_resources_one_is_active_and_the_others_cause_no_writes() -
     let cpu = manager.cpu_time()?;
     for number in 0..3 {
         installation.edit("kubectl-edit", json!({"proxy": {"logLevel": format!("edit,n={number}")}})).await?;
-        installation.says(&installation.helm_with(json!({"proxy": {"logLevel": "warn,n=42"}})).await?).await?;
+        installation.document_is(&installation.helm_with(json!({"proxy": {"logLevel": "warn,n=42"}})).await?).await?;
     }
     println!("three reverts cost {:?} of CPU", manager.cpu_time()? - cpu);
     let statuses = installation.writes("/status");
@@ -159,7 +159,7 @@ async fn of_a_hundred_resources_one_is_active_and_the_others_cause_no_writes() -
 
     installation.delete("c42").await?;
     one_is(0, 99).await?;
-    installation.says(&installation.helm_with(json!({"proxy": {"logLevel": "warn,n=0"}})).await?).await?;
+    installation.document_is(&installation.helm_with(json!({"proxy": {"logLevel": "warn,n=0"}})).await?).await?;
     assert_eq!(installation.bases().await?, [HELM]);
     Ok(())
 }

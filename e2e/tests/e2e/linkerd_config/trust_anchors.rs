@@ -48,12 +48,12 @@ async fn the_copy_in_the_document_is_set_to_the_trust_roots() -> Result<()> {
     let manager = installation.manager().await?;
     installation.declare("mesh", json!({})).await?;
     let status = has_seen(&installation, &bundle).await?;
-    installation.says(&installation.helm_with(json!({"identityTrustAnchorsPEM": bundle})).await?).await?;
-    let note = installation.tells("mesh", "TrustAnchorsReused").await?;
+    installation.document_is(&installation.helm_with(json!({"identityTrustAnchorsPEM": bundle})).await?).await?;
+    let note = installation.expect_event("mesh", "TrustAnchorsReused").await?;
     assert!(note.contains(TRUST_ROOTS), "{note}");
     assert!(status["trustAnchors"]["source"].as_str().is_some_and(|source| source.contains("trust")), "{status}");
     assert_eq!(installation.bases().await?, [HELM]);
-    assert_eq!(installation.told("mesh", "TrustRootsChanged").await?, 0);
+    assert_eq!(installation.event_count("mesh", "TrustRootsChanged").await?, 0);
     drop(manager);
     Ok(())
 }
@@ -69,9 +69,9 @@ async fn a_changed_bundle_is_reported_and_copied() -> Result<()> {
     installation.set_trust_roots(&both).await?;
     has_seen(&installation, &both).await?;
     let declared = json!({"proxy": {"accessLog": "json"}, "identityTrustAnchorsPEM": both});
-    installation.says(&installation.helm_with(declared.clone()).await?).await?;
-    installation.tells("mesh", "TrustRootsChanged").await?;
-    assert_eq!(installation.told("mesh", "TrustAnchorsReused").await?, 1, "once per adoption");
+    installation.document_is(&installation.helm_with(declared.clone()).await?).await?;
+    installation.expect_event("mesh", "TrustRootsChanged").await?;
+    assert_eq!(installation.event_count("mesh", "TrustAnchorsReused").await?, 1, "once per adoption");
 
     // Surrounding white space does not change the anchors. But Linkerd hashes the bytes, and so do we.
     let padded = format!("\n{both}\n\n");
@@ -91,7 +91,7 @@ async fn a_changed_bundle_is_reported_and_copied() -> Result<()> {
     .await?;
     installation.put_trust_roots(&both).await?;
     has_seen(&installation, &both).await?;
-    installation.says(&installation.helm_with(declared).await?).await?;
+    installation.document_is(&installation.helm_with(declared).await?).await?;
     assert_eq!(installation.bases().await?, [HELM]);
     assert_eq!(installation.writes(TRUST_ROOTS), [""; 0]);
     drop(manager);
@@ -108,7 +108,7 @@ async fn the_copy_survives_an_upgrade() -> Result<()> {
     let next = HELM.replace("linkerdVersion: edge-26.8.3", "linkerdVersion: edge-26.9.1");
     installation.rewrite("helm", &next).await?;
     let declared = json!({"identityTrustAnchorsPEM": bundle, "linkerdVersion": "edge-26.9.1"});
-    installation.says(&installation.helm_with(declared).await?).await?;
+    installation.document_is(&installation.helm_with(declared).await?).await?;
     assert_eq!(installation.bases().await?, [HELM.to_owned(), next]);
     drop(manager);
     Ok(())
@@ -124,14 +124,14 @@ async fn with_an_external_authority_the_copy_is_not_changed() -> Result<()> {
     installation.put_map(json!({"data": {"values": external}})).await?;
     let manager = installation.manager().await?;
     installation.declare("mesh", json!({})).await?;
-    installation.tells("mesh", "ConfigMapUpdated").await?;
+    installation.expect_event("mesh", "ConfigMapUpdated").await?;
     has_seen(&installation, &bundle).await?;
     let before = installation.map().await?;
-    installation.says(&installation.helm_with(json!({"identity": {"externalCA": true}})).await?).await?;
+    installation.document_is(&installation.helm_with(json!({"identity": {"externalCA": true}})).await?).await?;
     let next = format!("{bundle}{}", certificate("next.linkerd.cluster.local")?);
     installation.set_trust_roots(&next).await?;
     has_seen(&installation, &next).await?;
-    installation.tells("mesh", "TrustRootsChanged").await?;
+    installation.expect_event("mesh", "TrustRootsChanged").await?;
     assert_eq!(installation.map().await?, before);
     assert_eq!(installation.writes("/configmaps/").len(), 1);
     drop(manager);
@@ -151,14 +151,14 @@ async fn without_trust_roots_the_anchors_of_the_document_are_used() -> Result<()
         "{status}"
     );
     assert_eq!(status.get("trustRootsSHA256"), None, "{status}");
-    installation.says(&installation.helm_with(json!({})).await?).await?;
+    installation.document_is(&installation.helm_with(json!({})).await?).await?;
 
     // Trust roots that are created later are used from then on.
     let bundle = certificate("root.linkerd.cluster.local")?;
     installation.put_trust_roots(&bundle).await?;
     has_seen(&installation, &bundle).await?;
-    installation.says(&installation.helm_with(json!({"identityTrustAnchorsPEM": bundle})).await?).await?;
-    let note = installation.tells("mesh", "TrustAnchorsReused").await?;
+    installation.document_is(&installation.helm_with(json!({"identityTrustAnchorsPEM": bundle})).await?).await?;
+    let note = installation.expect_event("mesh", "TrustAnchorsReused").await?;
     assert!(note.contains(TRUST_ROOTS), "{note}");
     drop(manager);
     Ok(())

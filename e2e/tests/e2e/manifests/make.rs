@@ -119,13 +119,16 @@ async fn deploy_and_undeploy_do_not_change_linkerd() -> Result<()> {
     control_plane.kubectl(&["create", "-f", &servers]).await?;
     let version = "jsonpath={.metadata.uid} {.metadata.resourceVersion}";
     let linkerds_definition = ["get", "crd", "servers.policy.linkerd.io", "-o", version];
-    let said = cluster.makes(&["install"]).await?;
-    ensure!(said.contains("servers.yaml: already installed, left unchanged"), "{said}");
+    let output = cluster.makes(&["install"]).await?;
+    ensure!(output.contains("servers.yaml: already installed, left unchanged"), "{output}");
     let before = control_plane.kubectl(&linkerds_definition).await?;
 
     // Linkerd is not installed.
-    let said = cluster.makes(&["deploy", "WAIT=90s"]).await?;
-    ensure!(said.contains("Namespace linkerd does not exist") && said.contains("successfully rolled out"), "{said}");
+    let output = cluster.makes(&["deploy", "WAIT=90s"]).await?;
+    ensure!(
+        output.contains("Namespace linkerd does not exist") && output.contains("successfully rolled out"),
+        "{output}"
+    );
     cluster.makes(&["undeploy", "WAIT=90s"]).await?;
     cluster.has_no_operator().await?;
 
@@ -141,8 +144,11 @@ async fn deploy_and_undeploy_do_not_change_linkerd() -> Result<()> {
     })
     .await?;
     let linkerd = cluster.in_linkerd().await?;
-    let said = cluster.makes(&["deploy", "WAIT=90s"]).await?;
-    ensure!(!said.contains("Namespace linkerd does not exist") && said.contains("successfully rolled out"), "{said}");
+    let output = cluster.makes(&["deploy", "WAIT=90s"]).await?;
+    ensure!(
+        !output.contains("Namespace linkerd does not exist") && output.contains("successfully rolled out"),
+        "{output}"
+    );
     let roles = cluster
         .names(&["roles,rolebindings", "-n", "linkerd", "-l", "app.kubernetes.io/name=linkerd-operator"])
         .await?;
@@ -157,9 +163,9 @@ async fn deploy_and_undeploy_do_not_change_linkerd() -> Result<()> {
     cluster.declare("plain", &[]).await?;
     cluster.declare(RESTORING, &["config.linkerd.io/restore-base"]).await?;
     for target in ["undeploy", "uninstall"] {
-        let (success, said) = cluster.make(&[target, "WAIT=3s"]).await?;
-        ensure!(!success && said.contains("LinkerdConfigs still exist after 3s"), "{said}");
-        ensure!(said.contains("\"finalizers\":null"), "{said}");
+        let (success, output) = cluster.make(&[target, "WAIT=3s"]).await?;
+        ensure!(!success && output.contains("LinkerdConfigs still exist after 3s"), "{output}");
+        ensure!(output.contains("\"finalizers\":null"), "{output}");
     }
     assert_eq!(cluster.names(&["linkerdconfigs"]).await?, [format!("linkerdconfig.config.linkerd.io/{RESTORING}")]);
     assert_eq!(cluster.names(&["deployments", "-n", "linkerd-operator-system"]).await?.len(), 1);
@@ -176,8 +182,8 @@ async fn deploy_and_undeploy_do_not_change_linkerd() -> Result<()> {
         "spec": {"meshTLS": {"identity": "spiffe://a/vm", "serverName": "vm.example"}, "workloadIPs": [{"ip": "192.0.2.1"}]},
     });
     control_plane.apply(&[workload]).await?;
-    let said = cluster.makes(&["uninstall"]).await?;
-    ensure!(said.contains("externalworkloads.workload.linkerd.io still has objects"), "{said}");
+    let output = cluster.makes(&["uninstall"]).await?;
+    ensure!(output.contains("externalworkloads.workload.linkerd.io still has objects"), "{output}");
     let left = cluster.names(&["crd"]).await?;
     let crd = |name: &str| format!("customresourcedefinition.apiextensions.k8s.io/{name}");
     assert_eq!(left, [crd("externalworkloads.workload.linkerd.io"), crd("servers.policy.linkerd.io")]);
@@ -189,13 +195,13 @@ async fn deploy_and_undeploy_do_not_change_linkerd() -> Result<()> {
 async fn targets_name_a_missing_prerequisite() -> Result<()> {
     let control_plane = ControlPlane::start(Options::default()).await?;
     let cluster = Cluster { control_plane, overlay: "dist/test-missing" };
-    let (success, said) = cluster.make(&["deploy", "WAIT=1s", "IMAGE=example.com/operator:1"]).await?;
-    ensure!(!success && said.contains("Does the cluster have the image example.com/operator:1?"), "{said}");
+    let (success, output) = cluster.make(&["deploy", "WAIT=1s", "IMAGE=example.com/operator:1"]).await?;
+    ensure!(!success && output.contains("Does the cluster have the image example.com/operator:1?"), "{output}");
     let nowhere = "CERT_MANAGER_URL=http://127.0.0.1:9/cert-manager.yaml";
-    let (success, said) = cluster.make(&["cert-manager", nowhere]).await?;
-    ensure!(!success && said.contains("this needs the internet"), "{said}");
-    let (success, said) = cluster.make(&["emojivoto", "WAIT=1s"]).await?;
-    ensure!(!success && said.contains("the nodes pull the images"), "{said}");
+    let (success, output) = cluster.make(&["cert-manager", nowhere]).await?;
+    ensure!(!success && output.contains("this needs the internet"), "{output}");
+    let (success, output) = cluster.make(&["emojivoto", "WAIT=1s"]).await?;
+    ensure!(!success && output.contains("the nodes pull the images"), "{output}");
     let opted_in = cluster.names(&["deployments", "-n", "emojivoto", "-l", "config.linkerd.io/reconcile=auto"]).await?;
     assert_eq!(opted_in.len(), 3, "{opted_in:?}");
     Ok(())

@@ -140,8 +140,8 @@ async fn an_api_server_accepts_the_manifests_without_a_warning_and_the_pods_as_r
         let path = format!("{}/../{folder}", env!("CARGO_MANIFEST_DIR"));
         let strictly = ["apply", "--dry-run=server", "--validate=strict", "--warnings-as-errors", "-k", &path];
         for how in [&["--server-side"][..], &[]] {
-            let said = control_plane.kubectl(&[&strictly, how].concat()).await.with_context(|| folder.to_owned())?;
-            ensure!(said.contains("(server dry run)"), "{folder}: {said}");
+            let output = control_plane.kubectl(&[&strictly, how].concat()).await.with_context(|| folder.to_owned())?;
+            ensure!(output.contains("(server dry run)"), "{folder}: {output}");
         }
     }
     let objects = control_plane.shipped("config/default").await?;

@@ -30,14 +30,14 @@ async fn only_the_workload_of_a_pod_that_was_created_during_an_edit_is_restarted
     let during_edit = web.uids().await?;
     revert.release();
     let declared = json!({"proxy": {"accessLog": "json"}});
-    mesh.installation.says(&mesh.installation.helm_with(declared).await?).await?;
+    mesh.installation.document_is(&mesh.installation.helm_with(declared).await?).await?;
     let restart = mesh.restarts.next_of(&web, 0).await?;
     ensure!(restart.restarted_for.is_some(), "{restart:?}");
     assert_eq!(mesh.is_complete().await?, marker);
     web.has(2, &marker).await?;
     assert!(during_edit.is_disjoint(&web.uids().await?), "a Pod from the time of the edit is left");
     assert_eq!((mesh.restarted()?, mesh.counts([&web, &api])?), (names(["web"]), [1, 0]));
-    let note = mesh.installation.map_tells("DriftReverted").await?;
+    let note = mesh.installation.expect_config_map_event("DriftReverted").await?;
     assert!(note.contains("kubectl-edit") && note.contains("proxy.accessLog"), "{note}");
     // The edit causes no further restart.
     mesh.no_more_than(1).await

@@ -54,7 +54,7 @@ async fn a_rollout_halts_at_the_limit_of_failures_and_continues_when_the_spec_is
         // Kubernetes keeps the old Pods until a new one is ready.
         assert_eq!(failed.uids().await?.len(), 3);
     }
-    mesh.tells("RolloutHalted").await?;
+    mesh.expect_event("RolloutHalted").await?;
     mesh.no_more_than(2).await?;
     let untouched = mesh.counts(three.each_ref())?.iter().filter(|restarts| **restarts == 0).count();
     assert_eq!(untouched, 1, "{:?}", mesh.restarts.all()?);
@@ -87,7 +87,7 @@ async fn a_rollout_is_rolled_back_to_the_last_good_configuration_if_declared() -
     mesh.change(bad(&json!({"onFailure": "Rollback"}))).await?;
     let first = mesh.first_of(&three.each_ref()).await?;
     mesh.rollout_is("False/RolledBack").await?;
-    mesh.installation.says(&document).await?;
+    mesh.installation.document_is(&document).await?;
     for (workload, (uids, restarted_for)) in three.iter().zip(before) {
         workload.gets(2, &good).await?;
         // No running Pod was replaced.
@@ -102,11 +102,11 @@ async fn a_rollout_is_rolled_back_to_the_last_good_configuration_if_declared() -
         Ok(())
     })
     .await?;
-    mesh.tells("ConfigRolledBack").await?;
+    mesh.expect_event("ConfigRolledBack").await?;
     mesh.shows(json!({"phase": "RolledBack"})).await?;
     // The configuration is not retried until it changes.
     mesh.no_more_than(2).await?;
-    mesh.installation.says(&document).await?;
+    mesh.installation.document_is(&document).await?;
     mesh.change(json!({"proxy": {"proxyVersion": "edge-26.9.1"}})).await?;
     let marker = mesh.is_complete().await?;
     for workload in &three {

@@ -18,7 +18,7 @@ async fn without_an_injector_nothing_is_restarted_and_a_new_pod_without_a_proxy_
     mesh.configure(1).await?;
     mesh.rollout_is("False/WaitingForInjector").await?;
     eventually(SOON, "the API server to call no injector", async || {
-        let proxy = mesh.newborn().await?;
+        let proxy = mesh.new_proxy().await?;
         ensure!(proxy.is_none(), "{proxy:?}");
         Ok(())
     })
@@ -60,7 +60,7 @@ async fn a_workload_that_comes_back_without_a_proxy_halts_the_rollout_and_a_retr
     assert_eq!(rollout["failures"][0]["reason"], "Uninjected", "{rollout}");
     let restarted = mesh.restarted()?;
     assert_eq!(restarted.len(), 1, "{restarted:?}");
-    mesh.tells("RolloutHalted").await?;
+    mesh.expect_event("RolloutHalted").await?;
 
     mesh.injector.set_behaviour(0, Behaviour::Right).await?;
     tokio::time::sleep(Duration::from_secs(1)).await;

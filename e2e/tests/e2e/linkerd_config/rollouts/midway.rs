@@ -31,14 +31,14 @@ async fn a_paused_rollout_finishes_the_current_restart_and_continues_when_resume
     first.gets(1, &marker).await?;
     mesh.shows(json!({"phase": "Paused", "workloads": {"updated": 1}, "summary": "1/3"})).await?;
     mesh.no_more_than(1).await?;
-    mesh.tells("RolloutPaused").await?;
+    mesh.expect_event("RolloutPaused").await?;
     mesh.change(json!({"rollout": {"paused": false}})).await?;
     assert_eq!(mesh.is_complete().await?, marker);
     for workload in &three {
         workload.has(1, &marker).await?;
     }
     assert_eq!(mesh.counts(three.each_ref())?, [1, 1, 1]);
-    mesh.tells("RolloutResumed").await?;
+    mesh.expect_event("RolloutResumed").await?;
     Ok(())
 }
 
@@ -98,7 +98,7 @@ async fn a_pod_injected_by_a_lagging_injector_is_found_and_replaced() -> Result<
     mesh.injector.set_ready(0, false).await?;
     eventually(SOON, "the API server to call the other replica", async || {
         for _ in 0..3 {
-            let proxy = mesh.newborn().await?;
+            let proxy = mesh.new_proxy().await?;
             ensure!(proxy.as_ref().and_then(|proxy| proxy.marker.as_ref()) == Some(&old), "{proxy:?}");
         }
         Ok(())

@@ -111,10 +111,10 @@ impl Mesh {
     }
 
     /// The proxy that a new Pod would be injected with.
-    async fn newborn(&self) -> Result<Option<workload::Proxy>> {
+    async fn new_proxy(&self) -> Result<Option<workload::Proxy>> {
         let pods: Api<Pod> = Api::namespaced(self.installation.client.clone(), &self.app);
         let pod = serde_json::from_value(json!({
-            "metadata": {"generateName": "newborn-", "annotations": {"linkerd.io/inject": "enabled"}},
+            "metadata": {"generateName": "new-", "annotations": {"linkerd.io/inject": "enabled"}},
             "spec": {"containers": [{"name": "web", "image": "web"}]},
         }))?;
         let params = PostParams { dry_run: true, ..PostParams::default() };
@@ -209,8 +209,8 @@ impl Mesh {
     }
 
     /// Waits for an Event of the resource with this reason, and returns it as `Reason: note`.
-    async fn tells(&self, reason: &str) -> Result<String> {
-        self.installation.tells("mesh", reason).await
+    async fn expect_event(&self, reason: &str) -> Result<String> {
+        self.installation.expect_event("mesh", reason).await
     }
 
     /// Waits until the manager has written nothing for [`QUIET`].

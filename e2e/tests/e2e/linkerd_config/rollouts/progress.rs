@@ -48,15 +48,15 @@ async fn adoption_restarts_nothing() -> Result<()> {
     // A value that does not affect proxies is written and restarts nothing. A restarted manager restarts nothing
     // either.
     mesh.change(json!({"values": {"controllerReplicas": 3}})).await?;
-    mesh.installation.says(&mesh.installation.helm_with(json!({"controllerReplicas": 3})).await?).await?;
+    mesh.installation.document_is(&mesh.installation.helm_with(json!({"controllerReplicas": 3})).await?).await?;
     assert_eq!(mesh.is_complete().await?, marker);
     mesh.manager.take().context("no manager")?.kill().await?;
     mesh.manager = Some(mesh.installation.manager().await?);
     mesh.no_more_than(0).await?;
     mesh.is_complete().await?;
     assert!(web.uids().await?.is_superset(&before));
-    assert_eq!(mesh.installation.told("mesh", "RolloutStarted").await?, 0);
-    mesh.installation.tells("mesh", "ConfigMapUpdated").await?;
+    assert_eq!(mesh.installation.event_count("mesh", "RolloutStarted").await?, 0);
+    mesh.installation.expect_event("mesh", "ConfigMapUpdated").await?;
     Ok(())
 }
 
@@ -106,9 +106,9 @@ async fn opted_in_workloads_are_restarted_one_after_the_other_and_reported() -> 
     let shown = control_plane.kubectl(&["get", "linkerdconfig", &name]).await?;
     assert!(shown.contains("3/3"), "{shown}");
 
-    let note = mesh.tells("RolloutCompleted").await?;
+    let note = mesh.expect_event("RolloutCompleted").await?;
     for (reason, count) in [("RolloutStarted", 1), ("RolloutCompleted", 1)] {
-        assert_eq!(mesh.installation.told("mesh", reason).await?, count, "{reason}, and {note}");
+        assert_eq!(mesh.installation.event_count("mesh", reason).await?, count, "{reason}, and {note}");
     }
     is_counted(&mesh).await?;
 

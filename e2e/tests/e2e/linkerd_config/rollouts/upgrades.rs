@@ -24,9 +24,9 @@ async fn an_upgrade_by_helm_brings_the_new_proxy_to_all_workloads() -> Result<()
     mesh.forget().await?;
     let upgraded = HELM.replace("linkerdVersion: edge-26.8.3", "linkerdVersion: edge-26.9.1");
     mesh.installation.rewrite("helm", &upgraded).await?;
-    mesh.tells("BaseUpdated").await?;
+    mesh.expect_event("BaseUpdated").await?;
     let declared = json!({"linkerdVersion": "edge-26.9.1", "proxy": {"accessLog": "json"}});
-    mesh.installation.says(&mesh.installation.helm_with(declared).await?).await?;
+    mesh.installation.document_is(&mesh.installation.helm_with(declared).await?).await?;
     for workload in [&web, &api] {
         eventually(DEADLINE, format_args!("{workload} to be upgraded"), async || {
             has_version(workload, "edge-26.9.1").await
