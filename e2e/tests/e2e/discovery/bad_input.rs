@@ -1,6 +1,6 @@
-//! Objects that any tenant may write: they cost themselves and nobody else.
+//! Malformed and oversized objects that any tenant may write: only those objects are affected.
 //!
-//! Every test ends with a change elsewhere that has to arrive: by then what is hostile has been looked at.
+//! Every test ends with a change in another namespace that must arrive; by then the hostile objects have been processed.
 
 use anyhow::{Context, Result, ensure};
 use e2e::discovery::{Endpoints, Message};
@@ -12,33 +12,33 @@ use super::{
         Object, address, but, container, meshed, meshed_with, node, of_pod, of_workload, opaque_server, pod, proxy,
         server, service, slice, slice_v6, target, workload,
     },
-    told::{self, traits},
+    received::{self, traits},
 };
 
-/// Somebody else's Service and stream.
+/// A Service in another namespace, with an open stream.
 struct Neighbour {
     rig: Rig,
     stream: Endpoints,
 }
 
 impl Neighbour {
-    async fn move_in() -> Result<Self> {
+    async fn start() -> Result<Self> {
         let rig = Rig::start("neighbour").await?;
         rig.put_all([service("web"), meshed("web-1"), slice("web", "web", &[of_pod("192.0.2.1", "web-1")])]).await?;
         let stream = rig.shows("web:80", &["192.0.2.1:8080"]).await?;
         Ok(Self { rig, stream })
     }
 
-    /// Changes of every kind still reach its streams, old and new, and the process has not lost a task on the way.
+    /// Checks that changes of every kind still reach old and new streams, and that no task of the manager has panicked.
     async fn still_served(mut self) -> Result<()> {
         let Self { rig, stream } = &mut self;
         rig.put_all([workload("vm"), opaque_server("web", json!(8080))]).await?;
         rig.set_endpoints("web", &[of_pod("192.0.2.2", "web-1"), of_workload("192.0.2.3", "vm")]).await?;
-        let look = [("192.0.2.2:8080", "opaque 4143 identity http2"), ("192.0.2.3:8080", "h2 4143 identity http2")];
-        let look = look.map(|(at, look)| (at, look.to_owned()));
-        told::look(stream, traits, look.clone()).await?;
+        let expected = [("192.0.2.2:8080", "opaque 4143 identity http2"), ("192.0.2.3:8080", "h2 4143 identity http2")];
+        let expected = expected.map(|(at, traits)| (at, traits.to_owned()));
+        received::wait_for(stream, traits, expected.clone()).await?;
         let mut fresh = rig.get("web:80").await?;
-        told::look(&mut fresh, traits, look).await?;
+        received::wait_for(&mut fresh, traits, expected).await?;
         let (status, body) = rig.manager.get("/ready").await?;
         ensure!(status.is_success(), "/ready: {status} {body}");
         ensure!(!rig.manager.log().contains("panicked"), "{}", rig.manager.log());
@@ -47,8 +47,8 @@ impl Neighbour {
 }
 
 #[tokio::test]
-async fn a_slice_of_whatever_the_api_server_takes_harms_nobody() -> Result<()> {
-    let neighbour = Neighbour::move_in().await?;
+async fn hostile_slices_do_not_affect_other_services() -> Result<()> {
+    let neighbour = Neighbour::start().await?;
     let rig = Rig::start("slices").await?;
     rig.put_all([service("web"), pod("web-1"), workload("vm")]).await?;
     let odd_targets = [
@@ -117,19 +117,19 @@ async fn a_slice_of_whatever_the_api_server_takes_harms_nobody() -> Result<()> {
             .labelled("mirror.linkerd.io/cluster-name", "")
             .annotated("mirror.linkerd.io/remote-svc-fq-name", "...."),
     ];
-    let mut taken = 0;
+    let mut accepted = 0;
     for (row, object) in hostile.into_iter().enumerate() {
         let named = object.with(json!({"metadata": {"name": format!("hostile-{row}")}}));
-        // Some of these only an older API server lets in.
-        taken += usize::from(rig.create(named).await.is_ok());
+        // Newer API servers reject some of these.
+        accepted += usize::from(rig.create(named).await.is_ok());
     }
-    ensure!(taken >= 15, "of the hostile slices only {taken} were taken");
+    ensure!(accepted >= 15, "the API server accepted only {accepted} of the hostile slices");
     rig.put(slice("good", "web", &[address("192.0.2.1")])).await?;
     let good = "192.0.2.1:8080".parse()?;
     let mut stream = rig.get("web:80").await?;
-    stream.until("the good one", |known| known.contains_key(&good)).await?;
+    stream.until("the endpoint of the good slice", |known| known.contains_key(&good)).await?;
     let foreign = stream.known.values().filter(|endpoint| endpoint.metric_labels.contains_key("pod")).count();
-    ensure!(foreign == 0, "no target was one of this namespace: {:?}", stream.known);
+    ensure!(foreign == 0, "no target is a Pod of this namespace, but an endpoint has the label: {:?}", stream.known);
     for path in ["web:81", "x.web:80", "web:65535"] {
         rig.get(path).await?.next().await.with_context(|| path.to_owned())?;
     }
@@ -141,8 +141,8 @@ async fn a_slice_of_whatever_the_api_server_takes_harms_nobody() -> Result<()> {
 }
 
 #[tokio::test]
-async fn annotations_full_of_garbage_cost_what_is_garbage_in_them() -> Result<()> {
-    let neighbour = Neighbour::move_in().await?;
+async fn only_the_invalid_items_of_an_annotation_are_ignored() -> Result<()> {
+    let neighbour = Neighbour::start().await?;
     let rig = Rig::start("garbage").await?;
     let numbers: String = (1..=40_000).map(|port| format!("{port},")).collect();
     let values = [
@@ -157,31 +157,32 @@ async fn annotations_full_of_garbage_cost_what_is_garbage_in_them() -> Result<()
         ("{\"8080\":true}", "h2 4143 identity http2"),
         (&numbers, "opaque 4143 identity http2"),
     ];
-    rig.put_all(["pods", "machines"].map(service)).await?;
-    let (mut pods, mut machines) = (Vec::new(), Vec::new());
+    rig.put_all(["pods", "workloads"].map(service)).await?;
+    let (mut pods, mut workloads) = (Vec::new(), Vec::new());
     for (row, (value, _)) in values.iter().enumerate() {
         let (name, ip) = (format!("row-{row}"), format!("192.0.2.{row}"));
         let annotated = |object: Object| object.annotated("config.linkerd.io/opaque-ports", value);
         rig.put_all([annotated(meshed(&name)), annotated(workload(&name))]).await?;
         pods.push(of_pod(&ip, &name));
-        machines.push(of_workload(&ip, &name));
+        workloads.push(of_workload(&ip, &name));
     }
-    rig.put_all([slice("pods", "pods", &pods), slice("machines", "machines", &machines)]).await?;
-    for name in ["pods", "machines"] {
+    rig.put_all([slice("pods", "pods", &pods), slice("workloads", "workloads", &workloads)]).await?;
+    for name in ["pods", "workloads"] {
         let mut stream = rig.get(name).await?;
         let expected: Vec<(String, String)> = values
             .iter()
             .enumerate()
-            .map(|(row, (_, look))| (format!("192.0.2.{row}:8080"), (*look).to_owned()))
+            .map(|(row, (_, traits))| (format!("192.0.2.{row}:8080"), (*traits).to_owned()))
             .collect();
-        told::look(&mut stream, traits, expected.iter().map(|(at, look)| (at.as_str(), look.clone()))).await?;
+        received::wait_for(&mut stream, traits, expected.iter().map(|(at, traits)| (at.as_str(), traits.clone())))
+            .await?;
     }
     neighbour.still_served().await
 }
 
 #[tokio::test]
-async fn objects_with_nothing_in_them_and_with_far_too_much_are_just_objects() -> Result<()> {
-    let neighbour = Neighbour::move_in().await?;
+async fn nearly_empty_and_oversized_objects_are_served() -> Result<()> {
+    let neighbour = Neighbour::start().await?;
     let rig = Rig::start("objects").await?;
     let containers: Vec<Value> =
         (0..50).map(|n| container(&format!("c-{n}"), 1000 + n)).chain([proxy("0.0.0.0:4143")]).collect();
@@ -227,18 +228,18 @@ async fn objects_with_nothing_in_them_and_with_far_too_much_are_just_objects() -
     .await?;
     let meshed = "h2 4143 identity http2";
     let mut stream = rig.get_from("web", &format!("{}-odd", rig.name())).await?;
-    // Which of two ports with one name is the proxy's is nobody's guess.
-    let look = |endpoint: &_| told::traits(endpoint).replace("h2 2 ", "h2 1 ");
-    let looks = ["", meshed, meshed, meshed, meshed, meshed, "h2 1 identity http2"];
+    // Two ports are named `linkerd-proxy`; the destination may use either.
+    let normalized = |endpoint: &_| received::traits(endpoint).replace("h2 2 ", "h2 1 ");
+    let expected = ["", meshed, meshed, meshed, meshed, meshed, "h2 1 identity http2"];
     let at: Vec<String> = (1..=7).map(|host| format!("192.0.2.{host}:8080")).collect();
-    told::look(&mut stream, look, at.iter().map(String::as_str).zip(looks.map(str::to_owned))).await?;
+    received::wait_for(&mut stream, normalized, at.iter().map(String::as_str).zip(expected.map(str::to_owned))).await?;
     rig.get("none:1").await?.next().await?;
     neighbour.still_served().await
 }
 
 #[tokio::test]
-async fn a_server_that_makes_no_sense_costs_itself() -> Result<()> {
-    let neighbour = Neighbour::move_in().await?;
+async fn an_invalid_server_is_ignored() -> Result<()> {
+    let neighbour = Neighbour::start().await?;
     let rig = Rig::start("servers").await?;
     rig.put_all([service("web"), meshed("web-1"), slice("web", "web", &[of_pod("192.0.2.1", "web-1")])]).await?;
     let mut stream = rig.shows("web:80", &["192.0.2.1:8080"]).await?;
@@ -263,21 +264,21 @@ async fn a_server_that_makes_no_sense_costs_itself() -> Result<()> {
         with_port(json!("x".repeat(10_000))),
         json!({"podSelector": {}, "port": 8080, "proxyProtocol": ""}),
     ];
-    let mut taken = 0;
+    let mut accepted = 0;
     for (row, spec) in specs.into_iter().enumerate() {
-        taken += usize::from(rig.create(server(&format!("row-{row}"), spec)).await.is_ok());
+        accepted += usize::from(rig.create(server(&format!("row-{row}"), spec)).await.is_ok());
     }
-    ensure!(taken >= 12, "only {taken} were taken");
+    ensure!(accepted >= 12, "the API server accepted only {accepted} Servers");
     neighbour.still_served().await?;
     stream.is_quiet_for(QUIET).await?;
-    // And one that does make sense, among them, counts.
+    // A valid Server among them takes effect.
     rig.put(opaque_server("good", json!(8080))).await?;
-    told::only(&mut stream, traits, "opaque 4143 identity http2".to_owned()).await
+    received::wait_for_only(&mut stream, traits, "opaque 4143 identity http2".to_owned()).await
 }
 
 #[tokio::test]
-async fn a_thousand_endpoints_in_a_slice_are_one_add_and_their_changes_small() -> Result<()> {
-    let neighbour = Neighbour::move_in().await?;
+async fn a_thousand_endpoints_in_a_slice_are_one_add_and_changes_are_small() -> Result<()> {
+    let neighbour = Neighbour::start().await?;
     let rig = Rig::start("thousand").await?;
     let all: Vec<String> = (0..1000).map(|n| format!("198.18.{}.{}", n / 250, n % 250 + 1)).collect();
     let mut endpoints: Vec<Value> = all.iter().map(|ip| address(ip)).collect();
@@ -286,11 +287,11 @@ async fn a_thousand_endpoints_in_a_slice_are_one_add_and_their_changes_small() -
     let at: Vec<&str> = at.iter().map(String::as_str).collect();
     let mut stream = rig.shows("web:80", &at).await?;
     rig.begins_with("web:80", "", &at).await?;
-    // One goes, one is new.
+    // One endpoint is replaced.
     endpoints[500] = address("198.18.200.1");
     rig.set_endpoints("web", &endpoints).await?;
     super::brings(&mut stream, &[super::add(&["198.18.200.1:8080"])?, super::remove(&[at[500]])?]).await?;
-    // A hundred addresses each, of one machine.
+    // Ten endpoints with a hundred addresses each, all of one workload.
     rig.put(workload("vm")).await?;
     let hundreds: Vec<Value> = (0..10)
         .map(|n| {
@@ -300,7 +301,7 @@ async fn a_thousand_endpoints_in_a_slice_are_one_add_and_their_changes_small() -
         .collect();
     rig.set_endpoints("web", &hundreds).await?;
     stream
-        .until("the machine's", |known| {
+        .until("the addresses of the workload", |known| {
             known.len() == 1000 && !known.keys().any(|at| at.ip().to_string().starts_with("198.18."))
         })
         .await?;
@@ -310,8 +311,8 @@ async fn a_thousand_endpoints_in_a_slice_are_one_add_and_their_changes_small() -
 }
 
 #[tokio::test]
-async fn more_than_a_message_can_hold_comes_in_several() -> Result<()> {
-    let neighbour = Neighbour::move_in().await?;
+async fn endpoints_that_exceed_one_message_are_split_into_several() -> Result<()> {
+    let neighbour = Neighbour::start().await?;
     let rig = Rig::start("huge").await?;
     let long = json!({"spec": {"meshTLS": {"identity": format!("spiffe://{}", "i".repeat(240)), "serverName": "s".repeat(253)}}});
     rig.put_all([service("web"), workload("vm").with(long)]).await?;
@@ -327,21 +328,21 @@ async fn more_than_a_message_can_hold_comes_in_several() -> Result<()> {
         rig.put(slice(&format!("web-{third}"), "web", &endpoints)).await?;
     }
     let mut watching = rig.get("web:80").await?;
-    watching.until("all of them", |known| known.len() == count).await?;
-    // From a client that takes no more than 4 MiB at once; and a proxy takes each as an addition to those before.
+    watching.until("all endpoints", |known| known.len() == count).await?;
+    // The client accepts messages of up to 4 MiB, and a proxy adds the endpoints of each Add to those that it has.
     let mut fresh = rig.get("web:80").await?;
-    fresh.until("all of them", |known| known.len() == count).await?;
+    fresh.until("all endpoints", |known| known.len() == count).await?;
     let adds = fresh.messages.iter().filter(|message| matches!(message, Message::Add(_))).count();
     ensure!(adds == fresh.messages.len() && adds >= 2, "{adds} Adds of {} messages", fresh.messages.len());
     fresh.is_quiet_for(QUIET).await?;
     rig.delete("EndpointSlice", "web-2").await?;
-    watching.until("two thirds", |known| known.len() == count / 3 * 2).await?;
+    watching.until("two thirds of the endpoints", |known| known.len() == count / 3 * 2).await?;
     neighbour.still_served().await
 }
 
 #[tokio::test]
-async fn a_service_of_a_hundred_slices_is_the_union_of_them() -> Result<()> {
-    let neighbour = Neighbour::move_in().await?;
+async fn a_service_with_a_hundred_slices_has_the_union_of_their_endpoints() -> Result<()> {
+    let neighbour = Neighbour::start().await?;
     let rig = Rig::start("hundred").await?;
     rig.put(service("web")).await?;
     let mut at = vec!["203.0.113.1:8080".to_owned()];

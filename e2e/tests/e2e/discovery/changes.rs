@@ -1,4 +1,4 @@
-//! What changes while a stream runs, what it brings, and what brings nothing.
+//! Changes while a stream is open: which messages they cause, and which changes cause none.
 
 use anyhow::{Context, Result};
 use e2e::discovery::{Endpoints, Message};
@@ -9,15 +9,15 @@ use super::{
     objects::{
         address, but, hinted, meshed, node, of_pod, of_workload, opaque_server, pod, service, slice, slice_v6, workload,
     },
+    received::{self, authority, identity, traits},
     remove,
-    told::{self, authority, identity, traits},
 };
 
 const A: &str = "192.0.2.1:8080";
 const B: &str = "192.0.2.2:8080";
 const C: &str = "192.0.2.3:8080";
 
-/// A Service `web` over one slice with these addresses, and a stream that shows them.
+/// Creates a Service `web` with one slice of these addresses, and returns a stream that has received them.
 async fn web(rig: &Rig, addresses: &[&str]) -> Result<Endpoints> {
     let endpoints: Vec<_> = addresses.iter().filter_map(|at| at.split(':').next()).map(address).collect();
     rig.put_all([service("web"), slice("web", "web", &endpoints)]).await?;
@@ -25,7 +25,7 @@ async fn web(rig: &Rig, addresses: &[&str]) -> Result<Endpoints> {
 }
 
 #[tokio::test]
-async fn slices_come_grow_shrink_and_go() -> Result<()> {
+async fn slices_are_added_changed_and_deleted() -> Result<()> {
     let rig = Rig::start("slices").await?;
     let mut stream = web(&rig, &[A]).await?;
     rig.put(slice("second", "web", &[address("192.0.2.2")])).await?;
@@ -36,7 +36,7 @@ async fn slices_come_grow_shrink_and_go() -> Result<()> {
     brings(&mut stream, &[remove(&[B])?]).await?;
     rig.set_endpoints("second", &[address("192.0.2.2")]).await?;
     brings(&mut stream, &[add(&[B])?, remove(&[C])?]).await?;
-    // The others stay when one goes.
+    // Endpoints of the other slices stay when one slice is deleted.
     rig.delete("EndpointSlice", "web").await?;
     brings(&mut stream, &[remove(&[A])?]).await?;
     rig.patch("EndpointSlice", "second", json!({"endpoints": [], "ports": []})).await?;
@@ -48,7 +48,7 @@ async fn slices_come_grow_shrink_and_go() -> Result<()> {
 }
 
 #[tokio::test]
-async fn a_slice_whose_pods_are_gone_already_takes_its_endpoints_with_it() -> Result<()> {
+async fn a_slice_whose_pods_were_deleted_before_still_removes_its_endpoints() -> Result<()> {
     let rig = Rig::start("gone").await?;
     for name in ["emptied", "deleted"] {
         let pods = [format!("{name}-1"), format!("{name}-2")];
@@ -63,7 +63,7 @@ async fn a_slice_whose_pods_are_gone_already_takes_its_endpoints_with_it() -> Re
             "emptied" => rig.set_endpoints(name, &[]).await?,
             _ => rig.delete("EndpointSlice", name).await?,
         }
-        // The next slice shows when this one has been seen.
+        // Once the next slice has arrived, the change of this slice has been processed.
         rig.put(slice(&format!("{name}-next"), name, &[address("192.0.2.3")])).await?;
         stream.shows(&[C]).await?;
         rig.put_all(pods.each_ref().map(|pod| meshed(pod))).await?;
@@ -73,7 +73,7 @@ async fn a_slice_whose_pods_are_gone_already_takes_its_endpoints_with_it() -> Re
 }
 
 #[tokio::test]
-async fn what_a_slice_points_to_may_come_after_it_go_and_come_again() -> Result<()> {
+async fn a_target_may_be_created_after_its_slice_deleted_and_recreated() -> Result<()> {
     let rig = Rig::start("after").await?;
     let endpoints = [address("192.0.2.1"), of_pod("192.0.2.2", "web-1"), of_workload("192.0.2.3", "vm")];
     rig.put_all([service("web"), slice("web", "web", &endpoints)]).await?;
@@ -86,14 +86,14 @@ async fn what_a_slice_points_to_may_come_after_it_go_and_come_again() -> Result<
     brings(&mut stream, &[remove(&[B])?]).await?;
     rig.delete("ExternalWorkload", "vm").await?;
     brings(&mut stream, &[remove(&[C])?]).await?;
-    // Another object of the name is as good, and is told as what it is.
+    // A new object with the same name is used, with its own traits.
     rig.put_all([pod("web-1"), workload("vm")]).await?;
-    let look = [(A, ""), (B, ""), (C, "h2 4143 identity http2")];
-    told::look(&mut stream, traits, look.map(|(at, look)| (at, look.to_owned()))).await
+    let expected = [(A, ""), (B, ""), (C, "h2 4143 identity http2")];
+    received::wait_for(&mut stream, traits, expected.map(|(at, traits)| (at, traits.to_owned()))).await
 }
 
 #[tokio::test]
-async fn a_service_that_is_made_after_its_slices_has_them() -> Result<()> {
+async fn a_service_that_is_created_after_its_slices_has_their_endpoints() -> Result<()> {
     let rig = Rig::start("made").await?;
     rig.put_all([meshed("web-1"), slice("web", "web", &[of_pod("192.0.2.1", "web-1")])]).await?;
     rig.put(service("web")).await?;
@@ -101,7 +101,7 @@ async fn a_service_that_is_made_after_its_slices_has_them() -> Result<()> {
 }
 
 #[tokio::test]
-async fn a_deleted_service_empties_its_stream_and_the_next_one_fills_it() -> Result<()> {
+async fn a_deleted_service_empties_its_stream_and_a_recreated_one_fills_it() -> Result<()> {
     let rig = Rig::start("again").await?;
     let mut stream = web(&rig, &[A, B]).await?;
     for _ in 0..2 {
@@ -109,11 +109,11 @@ async fn a_deleted_service_empties_its_stream_and_the_next_one_fills_it() -> Res
         brings(&mut stream, &[remove(&[A, B])?]).await?;
         let (code, text) = rig.discovery.refusal(&rig.path("web"), "").await?;
         assert_eq!((code, text), (tonic::Code::NotFound, format!("Service web.{} not found", rig.name())));
-        // The slices are as they were: no event of theirs.
+        // The slices have not changed, so they cause no watch event.
         rig.put(service("web")).await?;
         brings(&mut stream, &[add(&[A, B])?]).await?;
     }
-    // What changed in between counts.
+    // A change while the Service is absent takes effect.
     rig.delete("Service", "web").await?;
     brings(&mut stream, &[remove(&[A, B])?]).await?;
     rig.set_endpoints("web", &[address("192.0.2.3")]).await?;
@@ -125,13 +125,13 @@ async fn a_deleted_service_empties_its_stream_and_the_next_one_fills_it() -> Res
 }
 
 #[tokio::test]
-async fn a_pod_that_returns_with_another_address_leaves_no_trace_of_the_old_one() -> Result<()> {
+async fn a_recreated_pod_with_another_address_removes_the_old_address() -> Result<()> {
     let rig = Rig::start("stateful").await?;
     let db = |ip: &str| but(of_pod(ip, "db-0"), json!({"hostname": "db-0"}));
     rig.put_all([service("db"), meshed("db-0"), slice("db", "db", &[db("192.0.2.1")])]).await?;
     let mut stream = rig.shows("db:80", &[A]).await?;
     let mut by_name = rig.shows("db-0.db:80", &[A]).await?;
-    // In one update of the slice, the Pod itself replaced before or not at all.
+    // Each slice update replaces the address: once after the Pod was recreated, once without.
     rig.delete("Pod", "db-0").await?;
     rig.put(meshed("db-0")).await?;
     rig.set_endpoints("db", &[db("192.0.2.2")]).await?;
@@ -140,21 +140,21 @@ async fn a_pod_that_returns_with_another_address_leaves_no_trace_of_the_old_one(
     rig.set_endpoints("db", &[db("192.0.2.3")]).await?;
     brings(&mut stream, &[add(&[C])?, remove(&[B])?]).await?;
     brings(&mut by_name, &[add(&[C])?, remove(&[B])?]).await?;
-    // And the address given to another Pod.
+    // The address is assigned to another Pod.
     rig.put(pod("db-1")).await?;
     rig.set_endpoints("db", &[of_pod("192.0.2.3", "db-1")]).await?;
-    told::look(&mut stream, traits, [(C, String::new())]).await?;
+    received::wait_for(&mut stream, traits, [(C, String::new())]).await?;
     by_name.shows(&[]).await
 }
 
 #[tokio::test]
-async fn an_endpoint_in_two_slices_stays_until_neither_has_it() -> Result<()> {
+async fn an_endpoint_in_two_slices_stays_until_both_have_dropped_it() -> Result<()> {
     let rig = Rig::start("two").await?;
     rig.put_all([service("web"), meshed("web-1"), workload("vm")]).await?;
     let endpoints = [address("192.0.2.1"), of_pod("192.0.2.2", "web-1"), of_workload("192.0.2.3", "vm")];
     rig.put_all([slice("one", "web", &endpoints), slice("two", "web", &endpoints)]).await?;
     let mut stream = rig.shows("web:80", &[A, B, C]).await?;
-    // Both have been looked at when what only the second has is there.
+    // Once the endpoint that only the second slice has arrives, both slices have been processed.
     rig.set_endpoints("two", &[&endpoints[..], &[address("192.0.2.9")]].concat()).await?;
     stream.shows(&[A, B, C, "192.0.2.9:8080"]).await?;
     rig.set_endpoints("one", &[]).await?;
@@ -162,7 +162,7 @@ async fn an_endpoint_in_two_slices_stays_until_neither_has_it() -> Result<()> {
     rig.set_endpoints("one", &endpoints).await?;
     rig.delete("EndpointSlice", "two").await?;
     brings(&mut stream, &[remove(&["192.0.2.9:8080"])?]).await?;
-    // Moved, as when slices are put together: first here and there, then only there.
+    // The endpoints move, as when slices are merged: first they are in both slices, then only in the second.
     rig.put(slice("two", "web", &endpoints)).await?;
     rig.set_endpoints("one", &[]).await?;
     stream.is_quiet_for(QUIET).await?;
@@ -171,7 +171,7 @@ async fn an_endpoint_in_two_slices_stays_until_neither_has_it() -> Result<()> {
 }
 
 #[tokio::test]
-async fn a_slice_that_is_relabelled_changes_hands() -> Result<()> {
+async fn a_relabelled_slice_moves_to_the_other_service() -> Result<()> {
     let rig = Rig::start("relabel").await?;
     let mut web = web(&rig, &[A]).await?;
     rig.put_all([service("other"), slice("moving", "web", &[address("192.0.2.2")])]).await?;
@@ -190,7 +190,7 @@ async fn a_slice_that_is_relabelled_changes_hands() -> Result<()> {
 }
 
 #[tokio::test]
-async fn an_edited_workload_is_told_anew() -> Result<()> {
+async fn an_edited_workload_is_sent_again() -> Result<()> {
     let rig = Rig::start("edit").await?;
     let endpoints = [of_workload("192.0.2.1", "vm"), address("192.0.2.2")];
     rig.put_all([service("web"), workload("vm"), slice("web", "web", &endpoints)]).await?;
@@ -198,9 +198,9 @@ async fn an_edited_workload_is_told_anew() -> Result<()> {
     let mut edit = async |patch: serde_json::Value, of_vm: (&str, &str)| -> Result<()> {
         rig.patch("ExternalWorkload", "vm", patch.clone()).await?;
         assert_eq!(stream.next().await?, Some(add(&[A])?), "{patch}");
-        let look = |endpoint: &_| (traits(endpoint), identity(endpoint));
+        let traits_and_identity = |endpoint: &_| (traits(endpoint), identity(endpoint));
         let expected = [(A, (of_vm.0.to_owned(), of_vm.1.to_owned())), (B, (String::new(), String::new()))];
-        told::look(&mut stream, look, expected).await
+        received::wait_for(&mut stream, traits_and_identity, expected).await
     };
     let (plain, name) = ("h2 4143 identity http2", "uri spiffe://new/vm sni vm.example");
     edit(json!({"spec": {"meshTLS": {"identity": "spiffe://new/vm"}}}), (plain, name)).await?;
@@ -210,7 +210,7 @@ async fn an_edited_workload_is_told_anew() -> Result<()> {
     edit(opaque, ("opaque 4143 identity http2", name)).await?;
     let ports = json!({"spec": {"ports": [{"name": "linkerd-proxy", "port": 5143}]}});
     edit(ports, ("opaque 5143 identity http2", name)).await?;
-    // Where it is, is for the slice to say.
+    // The address comes from the slice, not from the ExternalWorkload.
     rig.patch("ExternalWorkload", "vm", json!({"spec": {"workloadIPs": [{"ip": "198.51.100.9"}]}})).await?;
     stream.is_quiet_for(QUIET).await?;
     rig.set_endpoints("web", &[of_workload("192.0.2.3", "vm"), address("192.0.2.2")]).await?;
@@ -218,12 +218,12 @@ async fn an_edited_workload_is_told_anew() -> Result<()> {
 }
 
 #[tokio::test]
-async fn an_edited_pod_is_told_anew() -> Result<()> {
+async fn an_edited_pod_is_sent_again() -> Result<()> {
     let rig = Rig::start("pod").await?;
     let endpoints = [of_pod("192.0.2.1", "web-1"), address("192.0.2.2")];
     rig.put_all([service("web"), pod("web-1"), slice("web", "web", &endpoints)]).await?;
     let mut stream = rig.shows("web:80", &[A, B]).await?;
-    for (key, value, look) in [
+    for (key, value, expected) in [
         ("labels", json!({"linkerd.io/control-plane-ns": "linkerd"}), "h2 identity http2"),
         ("annotations", json!({"config.linkerd.io/opaque-ports": "8080"}), "opaque identity http2"),
         ("annotations", json!({"config.linkerd.io/skip-inbound-ports": "8080"}), ""),
@@ -233,7 +233,7 @@ async fn an_edited_pod_is_told_anew() -> Result<()> {
     ] {
         rig.patch("Pod", "web-1", json!({"metadata": {key: value}})).await?;
         assert_eq!(stream.next().await?, Some(add(&[A])?), "{value}");
-        told::look(&mut stream, traits, [(A, look.to_owned()), (B, String::new())])
+        received::wait_for(&mut stream, traits, [(A, expected.to_owned()), (B, String::new())])
             .await
             .with_context(|| value.to_string())?;
     }
@@ -242,8 +242,8 @@ async fn an_edited_pod_is_told_anew() -> Result<()> {
 }
 
 #[tokio::test]
-async fn what_a_slice_says_of_its_endpoints_is_told_anew() -> Result<()> {
-    let rig = Rig::start("says").await?;
+async fn changed_endpoint_metadata_in_a_slice_is_sent_again() -> Result<()> {
+    let rig = Rig::start("metadata").await?;
     rig.put_all([service("web"), meshed("web-1"), slice("web", "web", &[of_pod("192.0.2.1", "web-1")])]).await?;
     let mut stream = rig.shows("web:80", &[A]).await?;
     rig.set_endpoints("web", &[but(of_pod("192.0.2.1", "web-1"), json!({"zone": "zone-1"}))]).await?;
@@ -277,7 +277,7 @@ async fn what_a_slice_says_of_its_endpoints_is_told_anew() -> Result<()> {
 }
 
 #[tokio::test]
-async fn what_changes_nothing_that_a_client_sees_brings_nothing() -> Result<()> {
+async fn changes_that_a_client_cannot_observe_cause_no_message() -> Result<()> {
     let rig = Rig::start("nothing").await?;
     let elsewhere = Rig::start("nothing-elsewhere").await?;
     let zone_node = format!("{}-node", rig.name());
@@ -318,10 +318,10 @@ async fn what_changes_nothing_that_a_client_sees_brings_nothing() -> Result<()> 
     rig.put_all([
         opaque_server("port", json!(9999)),
         slice("empty", "web", &[]),
-        // No Pod's IPv6 address is served, and a port of another name is none of this stream's.
+        // IPv6 addresses of Pods are not served, and this stream does not use ports with another name.
         slice_v6("v6", "web", &[of_pod("2001:db8::1", "web-1")]),
         slice("admin", "web", &[address("192.0.2.7")]).with(json!({"ports": [{"name": "admin", "port": 9990}]})),
-        // Nobody points to them.
+        // No endpoint refers to these objects.
         pod("stranger"),
         workload("stranger"),
         slice("missing", "web", &[of_pod("192.0.2.6", "missing")]),
@@ -334,14 +334,14 @@ async fn what_changes_nothing_that_a_client_sees_brings_nothing() -> Result<()> 
     rig.delete("EndpointSlice", "empty").await?;
     anywhere.is_quiet_for(QUIET).await?;
     on_node.is_quiet_for(QUIET).await?;
-    // The streams are alive, and the next message is about this and nothing else.
+    // The streams still work, and their next message contains only this change.
     rig.put(slice("last", "web", &[address("192.0.2.3")])).await?;
     brings(&mut anywhere, &[add(&[C])?]).await?;
     brings(&mut on_node, &[add(&[C])?]).await
 }
 
 #[tokio::test]
-async fn a_late_joiner_gets_one_full_add_and_the_others_nothing() -> Result<()> {
+async fn a_later_stream_begins_with_one_full_add_and_the_others_receive_nothing() -> Result<()> {
     let rig = Rig::start("joiner").await?;
     let here = format!("{}-here", rig.name());
     rig.put(node(&here, Some("here"))).await?;
@@ -349,7 +349,7 @@ async fn a_late_joiner_gets_one_full_add_and_the_others_nothing() -> Result<()> 
     let mut second = rig.get("web:80").await?;
     brings(&mut second, &[add(&[A, B])?]).await?;
     first.is_quiet_for(QUIET).await?;
-    // A stream of another group goes its own way, and one that is closed leaves the others alone.
+    // A stream of another zone has separate endpoints, and closing a stream does not affect the others.
     let mut local = rig.get_from("web:80", &here).await?;
     brings(&mut local, &[add(&[A, B])?]).await?;
     drop(first);
@@ -359,6 +359,6 @@ async fn a_late_joiner_gets_one_full_add_and_the_others_nothing() -> Result<()> 
     rig.set_endpoints("web", &[address("192.0.2.3")]).await?;
     second.shows(&[C]).await?;
     local.shows(&[C]).await?;
-    assert!(!second.messages.contains(&remove(&[B])?), "the hints were for {here}: {:?}", second.messages);
+    assert!(!second.messages.contains(&remove(&[B])?), "the hints apply to node {here} only: {:?}", second.messages);
     Ok(())
 }

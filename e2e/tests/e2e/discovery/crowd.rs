@@ -1,7 +1,7 @@
-//! Services with many endpoints, and a manager of the test's own to ask about them.
+//! Services with many endpoints, and a dedicated manager that serves them.
 //!
-//! * In: the shared control plane, flags. Out: Services without selector whose slices the test writes.
-//! * Every endpoint belongs to the virtual machine `vm`, so that each is some 350 bytes on the wire, and one edit changes all.
+//! * In: the shared control plane, flags. Out: Services without a selector, whose slices the test writes.
+//! * Every endpoint belongs to the ExternalWorkload `vm`, so each is about 350 bytes on the wire and one edit changes all.
 
 use std::{
     net::{Ipv4Addr, SocketAddr},
@@ -29,12 +29,12 @@ pub(super) struct Crowd {
 
 impl Crowd {
     pub(super) async fn start(args: &[&str]) -> Result<Self> {
-        // For Linkerd's CRDs.
+        // The shared manager's setup installs Linkerd's CRDs.
         let (control_plane, _) = shared_manager().await?;
         Self::start_with(control_plane, control_plane.kubeconfig(), args).await
     }
 
-    /// With a proxy between its manager and the API server.
+    /// Starts a manager that reaches the API server through a fault proxy.
     pub(super) async fn behind_proxy() -> Result<(Self, FaultProxy)> {
         let (control_plane, _) = shared_manager().await?;
         let proxy = FaultProxy::start(control_plane).await?;
@@ -52,7 +52,7 @@ impl Crowd {
         Ok(Self { control_plane, mesh, manager })
     }
 
-    /// A Service with so many endpoints, a thousand to a slice: the slices are called `web-0` and so on.
+    /// Creates a Service with these endpoints, a thousand per slice. The slices of `web` are named `web-0`, `web-1`, ...
     pub(super) async fn put(&self, service: &str, endpoints: Range<u32>) -> Result<()> {
         self.mesh.put_service(service, json!({ "selector": null })).await?;
         for (number, first) in endpoints.clone().step_by(1000).enumerate() {
@@ -88,23 +88,23 @@ impl Crowd {
         format!("{service}.{}.svc.cluster.local:80", self.mesh.namespace())
     }
 
-    /// A stream on a connection of its own that begins with exactly these endpoints.
+    /// Returns a stream on a new connection whose first message has exactly these endpoints.
     pub(super) async fn shows(&self, service: &str, endpoints: Range<u32>) -> Result<Endpoints> {
         let discovery = self.manager.discovery().await?;
-        // One that may come before the manager knows them all, and so is told of them bit by bit.
+        // The manager may not have all endpoints yet, so this stream may receive them in several messages.
         shows(&mut self.known(&discovery, service).await?, endpoints.clone()).await?;
         let mut stream = discovery.get(&self.path(service), "").await?;
         shows(&mut stream, endpoints).await?;
         Ok(stream)
     }
 
-    /// A stream, as soon as the manager knows the Service.
+    /// Opens a stream as soon as the Service is in the manager's cache.
     pub(super) async fn known(&self, discovery: &Discovery, service: &str) -> Result<Endpoints> {
         let path = self.path(service);
-        eventually(SOON, format_args!("{path} to be known"), async || Ok(discovery.get(&path, "").await?)).await
+        eventually(SOON, format_args!("{path} to be served"), async || Ok(discovery.get(&path, "").await?)).await
     }
 
-    /// Waits until a metric of the manager has this value; `None` when there is no such series.
+    /// Waits until a metric of the manager has this value; `None` means that the series does not exist.
     pub(super) async fn counts(
         &self,
         metric: &str,
@@ -121,7 +121,7 @@ impl Crowd {
     }
 }
 
-/// A manager that serves discovery and does nothing else.
+/// The options of a manager that only serves discovery.
 pub(super) fn discovery_only(kubeconfig: &Path, args: &[&str]) -> ManagerOptions {
     let args = ["--enable-external-workload=false", "--enable-linkerd-config=false"]
         .iter()
@@ -131,13 +131,13 @@ pub(super) fn discovery_only(kubeconfig: &Path, args: &[&str]) -> ManagerOptions
     ManagerOptions { args, kubeconfig: Some(kubeconfig.to_owned()), ..ManagerOptions::default() }
 }
 
-/// Reads until exactly these are known.
+/// Reads until the stream has exactly these endpoints.
 pub(super) async fn shows(stream: &mut Endpoints, endpoints: Range<u32>) -> Result<()> {
     let what = format!("endpoints {endpoints:?}");
     stream.until(&what, |known| known.keys().copied().eq(endpoints.clone().map(address))).await
 }
 
-/// Of endpoint `number`: in their order.
+/// The address of endpoint `number`; addresses increase with the number.
 pub(super) fn address(number: u32) -> SocketAddr {
     let first = u32::from(Ipv4Addr::new(10, 0, 0, 0));
     SocketAddr::from((Ipv4Addr::from(first + number), 8080))

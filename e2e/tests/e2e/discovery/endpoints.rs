@@ -1,5 +1,5 @@
-//! Which endpoints a Service has: its kind, the conditions, addresses and targets in its slices, and whose address it is
-//! when two claim it.
+//! The endpoints of a Service: its type, the conditions, addresses and targets in its slices, and the endpoint that wins
+//! when two objects claim one address.
 
 use anyhow::{Result, ensure};
 use e2e::{discovery::Message, eventually, mesh::SOON};
@@ -11,13 +11,13 @@ use super::{
         Object, address, but, external_name, meshed, of_pod, of_workload, pod, service, slice, slice_v6, target,
         workload,
     },
-    remove, told,
+    received, remove,
 };
 
 const EMPTY: Message = Message::NoEndpoints { exists: true };
 
 #[tokio::test]
-async fn a_service_of_every_kind_is_answered_from_its_slices() -> Result<()> {
+async fn a_service_of_any_type_is_served_from_its_slices() -> Result<()> {
     let rig = Rig::start("kinds").await?;
     let kinds = [
         ("cluster-ip", json!({})),
@@ -43,7 +43,7 @@ async fn a_service_of_every_kind_is_answered_from_its_slices() -> Result<()> {
 }
 
 #[tokio::test]
-async fn a_service_without_endpoints_is_said_to_have_none_and_later_only_loses_them() -> Result<()> {
+async fn a_service_without_endpoints_starts_with_no_endpoints_and_is_later_emptied_by_remove() -> Result<()> {
     let rig = Rig::start("empty").await?;
     rig.put(service("web")).await?;
     let mut first = rig.get("web:80").await?;
@@ -52,14 +52,14 @@ async fn a_service_without_endpoints_is_said_to_have_none_and_later_only_loses_t
     assert_eq!(first.next().await?, Some(add(&["192.0.2.1:8080"])?));
     rig.set_endpoints("web", &[]).await?;
     assert_eq!(first.next().await?, Some(remove(&["192.0.2.1:8080"])?));
-    // A slice that is there and empty is no different.
+    // An existing but empty slice makes no difference.
     let mut second = rig.get("web:80").await?;
     assert_eq!(second.next().await?, Some(EMPTY));
     first.is_quiet_for(QUIET).await
 }
 
 #[tokio::test]
-async fn with_strict_parity_nothing_is_said_before_the_first_endpoint() -> Result<()> {
+async fn with_strict_parity_no_message_is_sent_before_the_first_endpoint() -> Result<()> {
     let rig = Rig::with(Settings::Contrary, "strict").await?;
     rig.put(service("web")).await?;
     let mut endpoints = rig.get("web:80").await?;
@@ -73,7 +73,7 @@ async fn with_strict_parity_nothing_is_said_before_the_first_endpoint() -> Resul
 }
 
 #[tokio::test]
-async fn only_what_is_not_ready_is_left_out() -> Result<()> {
+async fn only_endpoints_that_are_not_ready_are_left_out() -> Result<()> {
     let rig = Rig::start("ready").await?;
     rig.put_all([service("web"), pod("web-1"), workload("vm")]).await?;
     let with = |endpoint: Value, conditions: Value| but(endpoint, json!({ "conditions": conditions }));
@@ -95,7 +95,7 @@ async fn only_what_is_not_ready_is_left_out() -> Result<()> {
     rig.put(slice("web", "web", &endpoints)).await?;
     let shown = [1, 3, 4, 6, 7, 8].map(|host| format!("192.0.2.{host}:8080"));
     let mut stream = rig.shows("web:80", &shown.each_ref().map(String::as_str)).await?;
-    // Not ready, then ready again, for each kind of target.
+    // Endpoints of each kind of target become unready and then ready again.
     rig.put_all([
         service("flip"),
         slice("flip", "flip", &[address("192.0.2.1"), of_pod("192.0.2.8", "web-1"), of_workload("192.0.2.9", "vm")]),
@@ -114,7 +114,7 @@ async fn only_what_is_not_ready_is_left_out() -> Result<()> {
 }
 
 #[tokio::test]
-async fn what_a_slice_points_to_has_to_be_there_and_of_a_kind_that_is_known() -> Result<()> {
+async fn a_target_must_exist_and_have_a_supported_kind() -> Result<()> {
     let rig = Rig::start("targets").await?;
     let elsewhere = Rig::start("elsewhere").await?;
     elsewhere.put_all([pod("theirs"), workload("theirs")]).await?;
@@ -138,7 +138,7 @@ async fn what_a_slice_points_to_has_to_be_there_and_of_a_kind_that_is_known() ->
         target("192.0.2.20", json!({"namespace": null})),
         foreign("192.0.2.21", "Pod"),
         foreign("192.0.2.22", "ExternalWorkload"),
-        // Of this namespace, under the name of one in another.
+        // The Pod `theirs` exists only in the other namespace.
         of("192.0.2.23", "Pod", "theirs"),
     ];
     rig.put(slice("web", "web", &endpoints)).await?;
@@ -172,7 +172,7 @@ async fn a_slice_belongs_to_the_service_that_its_label_names() -> Result<()> {
 }
 
 #[tokio::test]
-async fn every_address_of_an_endpoint_counts() -> Result<()> {
+async fn every_address_of_an_endpoint_is_served() -> Result<()> {
     let rig = Rig::start("addresses").await?;
     rig.put_all([service("web"), meshed("web-1"), workload("vm")]).await?;
     let many = |endpoint: Value, addresses: [&str; 2]| but(endpoint, json!({ "addresses": addresses }));
@@ -190,7 +190,7 @@ async fn every_address_of_an_endpoint_counts() -> Result<()> {
 }
 
 #[tokio::test]
-async fn of_two_that_claim_one_address_the_pod_wins_then_the_workload() -> Result<()> {
+async fn when_objects_claim_one_address_the_pod_wins_before_the_workload() -> Result<()> {
     let rig = Rig::start("claims").await?;
     rig.put_all([service("web"), meshed("web-1"), workload("vm")]).await?;
     let pod_name = |endpoint: &linkerd2_proxy_api::destination::WeightedAddr| {
@@ -199,23 +199,23 @@ async fn of_two_that_claim_one_address_the_pod_wins_then_the_workload() -> Resul
     };
     rig.put(slice("a", "web", &[address("192.0.2.1")])).await?;
     let mut stream = rig.get("web:80").await?;
-    told::only(&mut stream, pod_name, String::new()).await?;
+    received::wait_for_only(&mut stream, pod_name, String::new()).await?;
     rig.put(slice("b", "web", &[of_workload("192.0.2.1", "vm")])).await?;
-    told::only(&mut stream, pod_name, "vm".into()).await?;
+    received::wait_for_only(&mut stream, pod_name, "vm".into()).await?;
     rig.put(slice("c", "web", &[of_pod("192.0.2.1", "web-1")])).await?;
-    told::only(&mut stream, pod_name, "web-1".into()).await?;
-    // The address never goes while somebody has it, and whoever is left has it.
+    received::wait_for_only(&mut stream, pod_name, "web-1".into()).await?;
+    // The address stays while any object claims it, and passes to the next claimant.
     rig.delete("EndpointSlice", "c").await?;
-    told::only(&mut stream, pod_name, "vm".into()).await?;
+    received::wait_for_only(&mut stream, pod_name, "vm".into()).await?;
     rig.delete("EndpointSlice", "b").await?;
-    told::only(&mut stream, pod_name, String::new()).await?;
+    received::wait_for_only(&mut stream, pod_name, String::new()).await?;
     assert!(!stream.messages.iter().any(|message| matches!(message, Message::Remove(_))), "{:?}", stream.messages);
     rig.delete("EndpointSlice", "a").await?;
     stream.shows(&[]).await
 }
 
 #[tokio::test]
-async fn of_two_pods_with_one_address_the_one_that_stays_wins() -> Result<()> {
+async fn of_two_pods_with_one_address_the_one_that_is_not_terminating_wins() -> Result<()> {
     let rig = Rig::start("pods").await?;
     let kept = |object: Object| object.with(json!({"metadata": {"finalizers": [super::objects::KEPT]}}));
     rig.put_all([service("web"), kept(meshed("web-a")), meshed("web-b")]).await?;
@@ -223,35 +223,35 @@ async fn of_two_pods_with_one_address_the_one_that_stays_wins() -> Result<()> {
     let name = |endpoint: &linkerd2_proxy_api::destination::WeightedAddr| endpoint.metric_labels["pod"].clone();
     rig.delete("Pod", "web-a").await?;
     let mut stream = rig.get("web:80").await?;
-    told::only(&mut stream, name, "web-b".into()).await?;
-    // Alone, a terminating Pod is as good as any.
+    received::wait_for_only(&mut stream, name, "web-b".into()).await?;
+    // A terminating Pod that is the only claimant keeps the address.
     rig.delete("Pod", "web-b").await?;
-    told::only(&mut stream, name, "web-a".into()).await?;
+    received::wait_for_only(&mut stream, name, "web-a".into()).await?;
     rig.patch("Pod", "web-a", json!({"metadata": {"finalizers": null}})).await?;
     stream.shows(&[]).await
 }
 
 #[tokio::test]
-async fn of_two_pods_that_stay_the_newest_wins_and_of_twins_the_first_by_name() -> Result<()> {
+async fn of_two_running_pods_with_one_address_the_newest_wins_then_the_first_by_name() -> Result<()> {
     let rig = Rig::start("newest").await?;
     rig.put(service("web")).await?;
     let name = |endpoint: &linkerd2_proxy_api::destination::WeightedAddr| endpoint.metric_labels["pod"].clone();
     let created = async |name: &str| anyhow::Ok(rig.create(meshed(name)).await?.metadata.creation_timestamp);
     let old = created("web-a").await?;
-    // Times are kept in seconds.
-    eventually(SOON, "a Pod of a later second", async || {
+    // Creation timestamps have a resolution of one second.
+    eventually(SOON, "a Pod created in a later second", async || {
         let new = created("web-b").await?;
         if new == old {
             rig.delete("Pod", "web-b").await?;
         }
-        ensure!(new != old, "it is of the same second");
+        ensure!(new != old, "it was created in the same second");
         Ok(())
     })
     .await?;
     rig.put(slice("web", "web", &[of_pod("192.0.2.1", "web-a"), of_pod("192.0.2.1", "web-b")])).await?;
     let mut stream = rig.get("web:80").await?;
-    told::only(&mut stream, name, "web-b".into()).await?;
-    eventually(SOON, "two Pods of one second", async || {
+    received::wait_for_only(&mut stream, name, "web-b".into()).await?;
+    eventually(SOON, "two Pods created in one second", async || {
         let (one, two) = (created("web-d").await?, created("web-c").await?);
         if one != two {
             rig.delete("Pod", "web-c").await?;
@@ -262,11 +262,11 @@ async fn of_two_pods_that_stay_the_newest_wins_and_of_twins_the_first_by_name() 
     })
     .await?;
     rig.set_endpoints("web", &[of_pod("192.0.2.1", "web-d"), of_pod("192.0.2.1", "web-c")]).await?;
-    told::only(&mut stream, name, "web-c".into()).await
+    received::wait_for_only(&mut stream, name, "web-c".into()).await
 }
 
 #[tokio::test]
-async fn one_family_of_a_pod_is_served_but_addresses_and_machines_come_in_both() -> Result<()> {
+async fn a_pod_is_served_in_one_family_but_addresses_and_workloads_in_both() -> Result<()> {
     for (settings, prefix, shown_of_pod) in
         [(Settings::Helm, "v4", "192.0.2.1:8080"), (Settings::Upstream, "v6", "[2001:db8::1]:8080")]
     {
@@ -306,9 +306,9 @@ async fn a_service_that_becomes_external_ends_its_streams() -> Result<()> {
                 assert!(matches!(message, Message::Remove(_)), "{name}: {message:?}");
             }
         }
-        assert!(rig.discovery.refusal(&rig.path(name), "").await.is_ok(), "{name} is refused now");
+        assert!(rig.discovery.refusal(&rig.path(name), "").await.is_ok(), "a new Get for {name} was not refused");
     }
-    // Among the kinds that have slices it may change as it likes.
+    // Changes between the types that have slices do not end the stream.
     rig.put_all([service("web"), slice("web", "web", &[address("192.0.2.1")])]).await?;
     let mut stream = rig.shows("web:80", &["192.0.2.1:8080"]).await?;
     for kind in ["NodePort", "LoadBalancer", "ClusterIP"] {

@@ -1,4 +1,4 @@
-//! IPv4 and IPv6: one family for each Pod, chosen last, whatever the order of events.
+//! IPv4 and IPv6: each Pod is served in one family, chosen after all other filters and independent of the order of events.
 
 use anyhow::Result;
 use e2e::discovery::Message;
@@ -23,7 +23,7 @@ fn v6() -> Object {
 }
 
 #[tokio::test]
-async fn a_pod_of_both_families_is_its_ipv6_address_while_it_has_one() -> Result<()> {
+async fn a_dual_stack_pod_is_served_at_its_ipv6_address_while_it_has_one() -> Result<()> {
     let rig = Rig::with(Settings::Upstream, "sequence").await?;
     rig.put_all([service("web"), meshed("web-1"), v4(), v6()]).await?;
     rig.begins_with("web:80", "", &[V6]).await?;
@@ -39,13 +39,13 @@ async fn a_pod_of_both_families_is_its_ipv6_address_while_it_has_one() -> Result
     rig.delete("EndpointSlice", "v4-too").await?;
     rig.delete("EndpointSlice", "v4").await?;
     stream.is_quiet_for(QUIET).await?;
-    // Its family is that of its slice; the Service's own does not matter.
+    // The family is that of the slice; the families of the Service do not matter.
     rig.delete("EndpointSlice", "v6").await?;
     brings(&mut stream, &[remove(&[V6])?]).await
 }
 
 #[tokio::test]
-async fn the_order_in_which_the_families_come_does_not_matter() -> Result<()> {
+async fn the_order_of_the_families_does_not_matter() -> Result<()> {
     let rig = Rig::with(Settings::Upstream, "order").await?;
     for (name, first, second) in [("v4-first", v4(), v6()), ("v6-first", v6(), v4())] {
         let of = |object: Object| {
@@ -67,7 +67,7 @@ async fn the_order_in_which_the_families_come_does_not_matter() -> Result<()> {
 }
 
 #[tokio::test]
-async fn without_ipv6_a_service_that_has_nothing_else_is_empty() -> Result<()> {
+async fn with_ipv6_disabled_a_service_with_only_ipv6_endpoints_is_empty() -> Result<()> {
     let rig = Rig::start("off").await?;
     rig.put_all([service("web"), meshed("web-1"), v6()]).await?;
     let mut stream = rig.get("web:80").await?;
@@ -79,7 +79,7 @@ async fn without_ipv6_a_service_that_has_nothing_else_is_empty() -> Result<()> {
 }
 
 #[tokio::test]
-async fn the_family_is_chosen_among_what_the_hints_leave() -> Result<()> {
+async fn the_family_is_chosen_after_the_hints_are_applied() -> Result<()> {
     let rig = Rig::with(Settings::Upstream, "hints").await?;
     let client = format!("{}-client", rig.name());
     let of = |name: &str, v4_zone: &str, v6_zone: &str| {

@@ -1,8 +1,8 @@
-//! Clients that attack: the manager lives, what they cost is bounded, and nobody else notices.
+//! Attacking clients: the manager stays up, their cost is bounded, and other clients are not affected.
 //!
-//! * In: a flood, and a manager of the test's own. Out: how the flooder's connections end, the memory that it took, and whether
-//!   a client on another connection was told of ten changes meanwhile.
-//! * An attacker whose connection is ended comes back at once, so that the flood lasts as long as the test looks.
+//! * In: a flood, and a dedicated manager. Out: how the flooder's connections end, the memory that the flood took, and
+//!   whether a client on another connection received ten changes during the flood.
+//! * An attacker whose connection is closed reconnects immediately, so the flood lasts as long as the test.
 
 use std::{
     collections::BTreeMap,
@@ -23,29 +23,29 @@ use tokio::task::JoinSet;
 
 use super::crowd::{Crowd, shows};
 
-/// What the tests' proxies have.
+/// The initial window of a proxy.
 const WINDOW: u32 = 65_535;
-/// Above what the manager takes before the flood. A flood of what is not bounded takes this within the second.
+/// Maximum memory above the manager's usage before the flood. An unbounded flood exceeds it within a second.
 const MEMORY: u64 = 48 * 1024 * 1024;
-/// Of a change, until others are told of it. It holds on a machine that runs all other tests as well.
+/// Maximum time for a change to reach another client, even while all other tests run.
 const LATE: Duration = Duration::from_secs(2);
 const CHANGES: u32 = 10;
-/// Bytes of a flood.
-const MUCH: u64 = 4 * 1024 * 1024;
+/// Bytes after which a flood is long enough to show unbounded memory.
+const FLOOD_BYTES: u64 = 4 * 1024 * 1024;
 const ENDED: &str = "linkerd_operator_discovery_connections_ended_total";
 
-/// How a flood has gone so far.
+/// The result of a flood so far.
 #[derive(Clone, Debug, Default)]
 struct Tally {
     connections: u64,
     bytes: u64,
-    /// How connections ended: the code and the text of the last GOAWAY.
+    /// Ended connections, by code and text of the last GOAWAY.
     ends: BTreeMap<Option<(u32, String)>, u64>,
-    /// Of connections that have ended, and of the present one.
+    /// Ended streams of the closed connections, and of the current one.
     streams_ended: (u64, u64),
 }
 
-/// A flooder at work. Dropping it ends its connection.
+/// A running flooder. Dropping it closes its connection.
 struct Attack {
     tally: Arc<Mutex<Tally>>,
     task: JoinSet<Result<()>>,
@@ -75,10 +75,10 @@ impl Attack {
         lock(&self.tally).clone()
     }
 
-    fn goes_on(&mut self) -> Result<()> {
+    fn still_running(&mut self) -> Result<()> {
         match self.task.try_join_next() {
             None => Ok(()),
-            Some(ended) => ended?.context("the flooder has ended"),
+            Some(ended) => ended?.context("the flooder has stopped"),
         }
     }
 }
@@ -96,9 +96,9 @@ impl Tally {
         self.streams_ended.0 += std::mem::take(&mut self.streams_ended.1);
     }
 
-    /// Enough for what is not bounded to have taken much, or for the server to have shown that it does not bear it.
-    fn is_much(&self) -> bool {
-        self.bytes > MUCH || self.ends.values().sum::<u64>() > 3
+    /// Whether the flood was long enough for unbounded memory to show, or the server has ended enough connections.
+    fn is_long_enough(&self) -> bool {
+        self.bytes > FLOOD_BYTES || self.ends.values().sum::<u64>() > 3
     }
 }
 
@@ -106,7 +106,7 @@ fn lock(tally: &Mutex<Tally>) -> std::sync::MutexGuard<'_, Tally> {
     tally.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// `small`, and a client that was told of it.
+/// Starts a manager with the Service `small`, and a client that has received its endpoint.
 async fn bystander(args: &[&str]) -> Result<(Crowd, Endpoints)> {
     let crowd = Crowd::start(args).await?;
     crowd.put("small", 0..1).await?;
@@ -114,8 +114,8 @@ async fn bystander(args: &[&str]) -> Result<(Crowd, Endpoints)> {
     Ok((crowd, stream))
 }
 
-/// One more endpoint, or one less; how long it took for the client to be told of it.
-async fn told_of_a_change(crowd: &Crowd, stream: &mut Endpoints) -> Result<Duration> {
+/// Adds or removes an endpoint, and returns how long the change took to reach the client.
+async fn propagate_change(crowd: &Crowd, stream: &mut Endpoints) -> Result<Duration> {
     let next = if stream.known.len() == 1 { 2 } else { 1 };
     crowd.set_slice("small-0", 0..next).await?;
     let written = Instant::now();
@@ -123,25 +123,25 @@ async fn told_of_a_change(crowd: &Crowd, stream: &mut Endpoints) -> Result<Durat
     Ok(written.elapsed())
 }
 
-/// The longest that one of ten changes took. Each has to come.
-async fn told_of_changes(crowd: &Crowd, stream: &mut Endpoints) -> Result<Duration> {
+/// Makes ten changes, each of which must arrive, and returns the longest delay.
+async fn propagate_changes(crowd: &Crowd, stream: &mut Endpoints) -> Result<Duration> {
     let mut longest = Duration::ZERO;
     for _ in 0..CHANGES {
-        longest = longest.max(told_of_a_change(crowd, stream).await?);
+        longest = longest.max(propagate_change(crowd, stream).await?);
     }
     Ok(longest)
 }
 
-/// Floods a manager, and tells a client of changes meanwhile.
+/// Floods a manager while another client receives changes.
 async fn flooded(crowd: &mut Crowd, stream: &mut Endpoints, name: &str, flood: Flood, deaf: bool) -> Result<Tally> {
-    let before = forget_peak(crowd)?;
+    let before = reset_peak_memory(crowd)?;
     let mut attack = Attack::begin(crowd, flood, deaf);
     let begin = Instant::now();
-    let mut longest = told_of_changes(crowd, stream).await?;
-    while !attack.tally().is_much() {
-        longest = longest.max(told_of_a_change(crowd, stream).await?);
-        attack.goes_on()?;
-        ensure!(begin.elapsed() < SOON, "no flood comes about: {:?}", attack.tally());
+    let mut longest = propagate_changes(crowd, stream).await?;
+    while !attack.tally().is_long_enough() {
+        longest = longest.max(propagate_change(crowd, stream).await?);
+        attack.still_running()?;
+        ensure!(begin.elapsed() < SOON, "the flood did not get going: {:?}", attack.tally());
     }
     let tally = attack.tally();
     drop(attack);
@@ -150,37 +150,37 @@ async fn flooded(crowd: &mut Crowd, stream: &mut Endpoints, name: &str, flood: F
     ensure!(longest < LATE, "a change took {longest:?}; {tally:?}");
     ensure!(peak < MEMORY, "{} KiB more; {tally:?}", peak / 1024);
     ensure!(crowd.manager.is_running(), "the manager has ended");
-    // And whoever comes now is served.
+    // A new client is served.
     crowd.manager.discovery().await?.get(&crowd.path("small"), "").await?.next().await?.context("no first message")?;
     Ok(tally)
 }
 
-/// What the manager takes now, from where its peak counts anew.
-fn forget_peak(crowd: &Crowd) -> Result<u64> {
+/// Resets the manager's peak memory, and returns its current usage in bytes.
+fn reset_peak_memory(crowd: &Crowd) -> Result<u64> {
     std::fs::write(format!("/proc/{}/clear_refs", crowd.manager.pid()), "5")?;
     crowd.manager.resident_memory_bytes()
 }
 
-/// All connections that the server ended, it ended with this.
-/// A connection that is closed while more comes is reset, and then the last words may be lost.
+/// Fails unless the server ended at least one connection with GOAWAY, and every GOAWAY was ENHANCE_YOUR_CALM.
+/// A connection that is closed while bytes still arrive is reset, and its GOAWAY may then be lost.
 fn all_calmed_down(tally: &Tally) -> Result<()> {
-    let mut told = tally.ends.keys().flatten();
-    ensure!(tally.ends.keys().any(Option::is_some), "nobody was told anything: {tally:?}");
-    ensure!(told.all(|(code, _)| *code == ENHANCE_YOUR_CALM), "{tally:?}");
+    let mut go_aways = tally.ends.keys().flatten();
+    ensure!(tally.ends.keys().any(Option::is_some), "no connection received GOAWAY: {tally:?}");
+    ensure!(go_aways.all(|(code, _)| *code == ENHANCE_YOUR_CALM), "{tally:?}");
     Ok(())
 }
 
 // === Tests ===
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_client_that_resets_what_it_opens_is_told_to_calm_down_and_nobody_else_notices() -> Result<()> {
+async fn a_client_that_resets_its_own_requests_is_disconnected_and_others_are_served() -> Result<()> {
     let (mut crowd, mut stream) = bystander(&[]).await?;
     for (name, flood) in
         [("resets at once", flood::resets_at_once as Flood), ("made you reset", flood::makes_the_server_reset)]
     {
-        // Much may be sent before the first is told.
+        // The client may send many frames before the first GOAWAY arrives.
         let attack = Attack::begin(&crowd, flood, false);
-        eventually(SOON, "the flooder to be told to calm down", async || {
+        eventually(SOON, "the flooder to receive ENHANCE_YOUR_CALM", async || {
             all_calmed_down(&attack.tally()).context(name)
         })
         .await?;
@@ -190,26 +190,26 @@ async fn a_client_that_resets_what_it_opens_is_told_to_calm_down_and_nobody_else
     Ok(())
 }
 
-/// None of its streams waits to be accepted when it is reset, so h2 sees nothing wrong with it.
+/// No stream is pending acceptance when it is reset, so the checks of h2 do not detect this flood.
 #[tokio::test(flavor = "multi_thread")]
-async fn a_client_that_resets_what_was_answered_is_told_to_calm_down_and_nobody_else_notices() -> Result<()> {
+async fn a_client_that_resets_answered_streams_is_disconnected_and_others_are_served() -> Result<()> {
     let (mut crowd, mut stream) = bystander(&[]).await?;
     let mut attack = Attack::begin(&crowd, flood::resets_what_was_answered, false);
-    eventually(SOON, "the flooder to be told to calm down", async || {
+    eventually(SOON, "the flooder to receive ENHANCE_YOUR_CALM", async || {
         let tally = attack.tally();
         all_calmed_down(&tally)
     })
     .await?;
-    attack.goes_on()?;
+    attack.still_running()?;
     drop(attack);
     let counted = crowd.manager.metric(ENDED, &[("reason", "flood")]).await;
-    ensure!(counted.is_some_and(|count| count >= 1.0), "{counted:?} connections are said to have ended by a flood");
+    ensure!(counted.is_some_and(|count| count >= 1.0), "{counted:?} connections are counted as ended by a flood");
     flooded(&mut crowd, &mut stream, "resets what was answered", flood::resets_what_was_answered, false).await.map(drop)
 }
 
-/// A proxy that ends leaves all its streams at once, and one that is told of a thousand names may not want what it asked for.
+/// A proxy that stops resets all its streams together, and a proxy with a thousand names may cancel recent requests.
 #[tokio::test(flavor = "multi_thread")]
-async fn a_client_that_leaves_thousands_of_streams_which_it_had_for_a_while_is_no_flooder() -> Result<()> {
+async fn a_client_that_resets_thousands_of_older_streams_is_not_a_flooder() -> Result<()> {
     const STREAMS: usize = 3000;
     const WHILE: Duration = Duration::from_millis(1500);
     const SHORT: usize = 800;
@@ -226,7 +226,7 @@ async fn a_client_that_leaves_thousands_of_streams_which_it_had_for_a_while_is_n
         for stream in std::mem::take(&mut client.heard.answered) {
             client.put(&Frame::reset(stream, CANCEL));
         }
-        // It is answered after what was said before it.
+        // The server answers the PING after it has handled the preceding frames.
         let pongs = client.heard.pongs;
         flood::ping(&mut client);
         client.until("a pong", |heard| heard.pongs > pongs).await?;
@@ -234,17 +234,17 @@ async fn a_client_that_leaves_thousands_of_streams_which_it_had_for_a_while_is_n
     client.get();
     client.until("an answer", |heard| heard.answered.len() == 1).await?;
     ensure!(client.heard.go_away.is_none(), "{:?}", client.heard);
-    told_of_a_change(&crowd, &mut stream).await.map(drop)
+    propagate_change(&crowd, &mut stream).await.map(drop)
 }
 
-/// Each may still become one.
+/// Each stream may still become a valid request.
 #[tokio::test(flavor = "multi_thread")]
-async fn twenty_thousand_requests_that_are_never_finished_harm_nobody_else() -> Result<()> {
+async fn twenty_thousand_unfinished_requests_do_not_affect_others() -> Result<()> {
     const STREAMS: u32 = 20_000;
     const MEMORY: u64 = 128 * 1024 * 1024;
-    // However little memory there is here.
+    // An explicit limit, so that the memory of this host does not matter.
     let (mut crowd, mut stream) = bystander(&["--max-streams=100000"]).await?;
-    let before = forget_peak(&crowd)?;
+    let before = reset_peak_memory(&crowd)?;
     let address = crowd.manager.destination_address();
     let mut client = HostileClient::connect(address, &crowd.path("small"), WINDOW).await?;
     for _ in 0..STREAMS {
@@ -252,21 +252,21 @@ async fn twenty_thousand_requests_that_are_never_finished_harm_nobody_else() -> 
     }
     flood::ping(&mut client);
     let all = client.until("a pong", |heard| heard.pongs > 0);
-    let (_, longest) = tokio::try_join!(all, told_of_changes(&crowd, &mut stream))?;
+    let (_, longest) = tokio::try_join!(all, propagate_changes(&crowd, &mut stream))?;
     let known = u32::try_from(stream.known.len())?;
-    crowd.shows("small", 0..known).await.context("whoever comes now")?;
-    // They are told that they took too long.
+    crowd.shows("small", 0..known).await.context("a new client")?;
+    // The server ends the requests with a timeout.
     client.until("all to be ended", |heard| heard.ended || heard.ended_streams == u64::from(STREAMS)).await?;
     let peak = crowd.manager.peak_memory_bytes()?.saturating_sub(before);
     eprintln!("{longest:?} at most for a change, {} KiB more at the peak", peak / 1024);
     ensure!(longest < LATE, "a change was late");
     ensure!(peak < MEMORY, "{} KiB more", peak / 1024);
     ensure!(crowd.manager.is_running(), "the manager has ended");
-    told_of_a_change(&crowd, &mut stream).await.map(drop)
+    propagate_change(&crowd, &mut stream).await.map(drop)
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn headers_without_end_and_measure_harm_nobody_else() -> Result<()> {
+async fn endless_and_oversized_headers_do_not_affect_others() -> Result<()> {
     let (mut crowd, mut stream) = bystander(&[]).await?;
     for (name, flood, ends) in [
         ("long continuations", flood::continues_without_end as Flood, true),
@@ -285,7 +285,7 @@ async fn headers_without_end_and_measure_harm_nobody_else() -> Result<()> {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn tiny_frames_of_every_kind_harm_nobody_else() -> Result<()> {
+async fn tiny_frames_of_every_kind_do_not_affect_others() -> Result<()> {
     let (mut crowd, mut stream) = bystander(&[]).await?;
     for (name, flood, ends) in [
         ("PING", flood::ping as Flood, false),
@@ -307,9 +307,9 @@ async fn tiny_frames_of_every_kind_harm_nobody_else() -> Result<()> {
     Ok(())
 }
 
-/// The server must not keep what it cannot send.
+/// The server must not queue responses without limit when the client does not read.
 #[tokio::test(flavor = "multi_thread")]
-async fn questions_whose_answers_nobody_reads_harm_nobody_else() -> Result<()> {
+async fn requests_whose_responses_are_not_read_do_not_affect_others() -> Result<()> {
     let (mut crowd, mut stream) = bystander(&[]).await?;
     for (name, flood) in [
         ("PING", flood::ping as Flood),
@@ -322,18 +322,18 @@ async fn questions_whose_answers_nobody_reads_harm_nobody_else() -> Result<()> {
     Ok(())
 }
 
-/// Windows bound what a client can leave unread only if it has any.
+/// This client opens unlimited windows, so flow control does not bound the data that it leaves unread.
 #[tokio::test(flavor = "multi_thread")]
-async fn a_thousand_streams_on_a_socket_that_nobody_empties_cost_little_and_end() -> Result<()> {
+async fn a_thousand_streams_on_an_unread_socket_take_little_memory_and_end() -> Result<()> {
     const STREAMS: u32 = 1000;
-    /// A piece of 16 KiB for each would be more.
+    /// Less than a 16 KiB frame per stream.
     const MEMORY: u64 = 12 * 1024 * 1024;
     let mut crowd = Crowd::start(&["--stream-stall-timeout=3s"]).await?;
     crowd.put("web", 0..5000).await?;
     crowd.put("small", 0..1).await?;
     drop(crowd.shows("web", 0..5000).await?);
     let mut stream = crowd.shows("small", 0..1).await?;
-    let before = forget_peak(&crowd)?;
+    let before = reset_peak_memory(&crowd)?;
 
     let mut client = HostileClient::connect(crowd.manager.destination_address(), &crowd.path("web"), ENDLESS).await?;
     client.put(&Frame::window_update(0, ENDLESS - WINDOW));
@@ -347,9 +347,9 @@ async fn a_thousand_streams_on_a_socket_that_nobody_empties_cost_little_and_end(
         Ok(())
     })
     .await?;
-    let longest = told_of_changes(&crowd, &mut stream).await?;
+    let longest = propagate_changes(&crowd, &mut stream).await?;
     crowd.counts(ENDED, &[("reason", "stalled")], 1.0).await?;
-    let longest = longest.max(told_of_changes(&crowd, &mut stream).await?);
+    let longest = longest.max(propagate_changes(&crowd, &mut stream).await?);
     let peak = crowd.manager.peak_memory_bytes()?.saturating_sub(before);
     eprintln!("{longest:?} at most for a change, {} KiB more at the peak", peak / 1024);
     ensure!(peak < MEMORY, "{} KiB more", peak / 1024);

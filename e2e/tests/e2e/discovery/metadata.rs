@@ -1,4 +1,4 @@
-//! What a client is told of a Pod: hint, identity, HTTP/2 settings and labels, to the field.
+//! The metadata of a Pod that a client receives: protocol hint, identity, HTTP/2 settings and labels, field by field.
 
 use std::collections::HashMap;
 
@@ -21,18 +21,18 @@ use super::{
         Object, address, but, container, meshed, meshed_with, node, of_pod, of_workload, pod, proxy, proxy_with,
         replica_set, service, slice, workload,
     },
-    told::{self, identity, traits},
+    received::{self, identity, traits},
 };
 
 const MESHED: &str = "h2 4143 identity http2";
 const OPAQUE: &str = "opaque 4143 identity http2";
-/// Neither hint nor identity, as if there were no proxy.
+/// Neither hint nor identity, as for a Pod without a proxy.
 const PLAIN: &str = "";
 
-/// A Pod and the port asked for, and the traits that the endpoint is told with.
+/// A Pod, the requested port, and the expected traits of the endpoint.
 type Row = (Object, u16, &'static str);
 
-/// Each Pod alone behind a Service of its own name.
+/// Creates a Service for each Pod, and checks the traits of its endpoint.
 async fn check(rig: &Rig, rows: impl IntoIterator<Item = Row>) -> Result<()> {
     for (row, (pod, port, expected)) in rows.into_iter().enumerate() {
         let name = format!("row-{row}");
@@ -44,7 +44,7 @@ async fn check(rig: &Rig, rows: impl IntoIterator<Item = Row>) -> Result<()> {
         ])
         .await?;
         let mut stream = rig.get(&format!("{name}:{port}")).await?;
-        told::only(&mut stream, traits, expected.to_owned())
+        received::wait_for_only(&mut stream, traits, expected.to_owned())
             .await
             .with_context(|| format!("port {port} of {object}"))?;
     }
@@ -60,7 +60,7 @@ fn skipping(ports: &str) -> Object {
 }
 
 #[tokio::test]
-async fn a_pod_of_a_deployment_is_told_with_everything() -> Result<()> {
+async fn a_pod_of_a_deployment_is_sent_with_complete_metadata() -> Result<()> {
     let rig = Rig::start("whole").await?;
     let client = format!("{}-client", rig.name());
     rig.put_all([
@@ -73,11 +73,13 @@ async fn a_pod_of_a_deployment_is_told_with_everything() -> Result<()> {
     .await?;
     let mut stream = rig.get_from("web:80", &client).await?;
     let complete = |labels: &std::collections::BTreeMap<String, String>| labels.contains_key("deployment");
-    stream.until("the owner and the zone", |known| known.values().any(|one| complete(&told::labels(one)))).await?;
+    stream
+        .until("the owner and the zone", |known| known.values().any(|endpoint| complete(&received::labels(endpoint))))
+        .await?;
     rig.begins_with("web:80", &e2e::discovery::token("", &client), &["192.0.2.5:8080"]).await?;
     let first = rig.discovery.first_update(&rig.path("web:80"), &e2e::discovery::token("", &client)).await?;
 
-    let strings = |pairs: &[(&str, &str)]| -> HashMap<String, String> { told::pairs(pairs).into_iter().collect() };
+    let strings = |pairs: &[(&str, &str)]| -> HashMap<String, String> { received::pairs(pairs).into_iter().collect() };
     let name = format!("web.{}.serviceaccount.identity.linkerd.cluster.local", rig.name());
     let seconds = |seconds| Some(prost_types::Duration { seconds, nanos: 0 });
     let expected = WeightedAddr {
@@ -115,7 +117,7 @@ async fn a_pod_of_a_deployment_is_told_with_everything() -> Result<()> {
 }
 
 #[tokio::test]
-async fn meshed_is_who_has_a_control_plane_and_ours_vouches_for_its_own() -> Result<()> {
+async fn a_pod_with_a_control_plane_label_is_meshed_and_has_an_identity_in_our_control_plane() -> Result<()> {
     let rig = Rig::start("meshed").await?;
     let control_plane = |namespace: &str| meshed("").labelled("linkerd.io/control-plane-ns", namespace);
     check(
@@ -123,12 +125,12 @@ async fn meshed_is_who_has_a_control_plane_and_ours_vouches_for_its_own() -> Res
         [
             (meshed(""), 80, MESHED),
             (pod(""), 80, PLAIN),
-            // An opaque port of a Pod outside the mesh is nothing that a proxy could be told of.
+            // Opaque ports have no effect on Pods outside the mesh.
             (pod(""), 3306, PLAIN),
             (control_plane("other"), 80, "h2 4143 http2"),
             (control_plane("other"), 3306, "opaque 4143 http2"),
             (control_plane(""), 80, PLAIN),
-            // The label decides, not the container.
+            // The control-plane label decides, not the container.
             (meshed_with("", container("sidecar", 9999)), 80, "h2 identity http2"),
         ],
     )
@@ -136,7 +138,7 @@ async fn meshed_is_who_has_a_control_plane_and_ours_vouches_for_its_own() -> Res
 }
 
 #[tokio::test]
-async fn the_ports_of_the_proxy_itself_are_reached_without_opaque_transport() -> Result<()> {
+async fn the_admin_and_control_ports_of_a_proxy_have_no_opaque_transport() -> Result<()> {
     let rig = Rig::start("proxy").await?;
     let listeners = |inbound: &str, admin: &str, control: &str| {
         meshed_with("", proxy_with(&[("INBOUND", inbound), ("ADMIN", admin), ("CONTROL", control)]))
@@ -151,7 +153,7 @@ async fn the_ports_of_the_proxy_itself_are_reached_without_opaque_transport() ->
         [
             (meshed(""), 4191, "h2 identity http2"),
             (meshed(""), 4190, "h2 identity http2"),
-            // Its inbound port is not one of these.
+            // The inbound port gets opaque transport, unlike the admin and control ports.
             (meshed(""), 4143, MESHED),
             (listeners("0.0.0.0:4143", "0.0.0.0:9191", "[::]:9190"), 9191, "h2 identity http2"),
             (listeners("0.0.0.0:4143", "0.0.0.0:9191", "[::]:9190"), 9190, "h2 identity http2"),
@@ -176,12 +178,12 @@ async fn the_ports_of_the_proxy_itself_are_reached_without_opaque_transport() ->
 }
 
 #[tokio::test]
-async fn a_proxy_that_cannot_be_read_costs_the_opaque_transport_and_nothing_else() -> Result<()> {
-    let rig = Rig::start("unread").await?;
+async fn an_unparsable_proxy_container_disables_only_the_opaque_transport() -> Result<()> {
+    let rig = Rig::start("unparsed").await?;
     let with = |listeners: &[(&str, &str)]| meshed_with("", proxy_with(listeners));
     let (inbound, admin, control) =
         (("INBOUND", "0.0.0.0:4143"), ("ADMIN", "127.0.0.1:4191"), ("CONTROL", "0.0.0.0:4190"));
-    let unread = "h2 identity http2";
+    let without_transport = "h2 identity http2";
     let from =
         json!({"name": "LINKERD2_PROXY_ADMIN_LISTEN_ADDR", "valueFrom": {"fieldRef": {"fieldPath": "status.podIP"}}});
     let mut indirect = proxy_with(&[inbound, control]);
@@ -189,13 +191,13 @@ async fn a_proxy_that_cannot_be_read_costs_the_opaque_transport_and_nothing_else
         env.push(from);
     }
     let mut rows: Vec<Row> = vec![
-        (with(&[]), 80, unread),
-        (with(&[inbound, admin]), 80, unread),
-        (with(&[inbound, control]), 80, unread),
-        (with(&[admin, control]), 80, unread),
-        (meshed_with("", indirect), 80, unread),
-        (meshed_with("", json!({"name": "linkerd-proxy", "image": "proxy"})), 80, unread),
-        (meshed_with("", container("no-proxy", 1)), 80, unread),
+        (with(&[]), 80, without_transport),
+        (with(&[inbound, admin]), 80, without_transport),
+        (with(&[inbound, control]), 80, without_transport),
+        (with(&[admin, control]), 80, without_transport),
+        (meshed_with("", indirect), 80, without_transport),
+        (meshed_with("", json!({"name": "linkerd-proxy", "image": "proxy"})), 80, without_transport),
+        (meshed_with("", container("no-proxy", 1)), 80, without_transport),
         (meshed_with("", container("no-proxy", 1)), 3306, "opaque identity http2"),
     ];
     for address in [
@@ -209,15 +211,15 @@ async fn a_proxy_that_cannot_be_read_costs_the_opaque_transport_and_nothing_else
         "0.0.0.0:4143,[::]:4143",
         "4143",
     ] {
-        rows.push((with(&[("INBOUND", address), admin, control]), 80, unread));
-        rows.push((with(&[inbound, ("ADMIN", address), control]), 80, unread));
-        rows.push((with(&[inbound, admin, ("CONTROL", address)]), 80, unread));
+        rows.push((with(&[("INBOUND", address), admin, control]), 80, without_transport));
+        rows.push((with(&[inbound, ("ADMIN", address), control]), 80, without_transport));
+        rows.push((with(&[inbound, admin, ("CONTROL", address)]), 80, without_transport));
     }
     check(&rig, rows).await
 }
 
 #[tokio::test]
-async fn a_skipped_port_has_no_proxy_but_keeps_its_labels() -> Result<()> {
+async fn a_skipped_port_has_no_hint_or_identity_but_keeps_its_labels() -> Result<()> {
     let rig = Rig::start("skip").await?;
     check(
         &rig,
@@ -227,14 +229,14 @@ async fn a_skipped_port_has_no_proxy_but_keeps_its_labels() -> Result<()> {
             (skipping("24224"), 24225, MESHED),
             (skipping("1,24000-25000,9"), 24224, PLAIN),
             (skipping("24000-24223,24225-25000"), 24224, MESHED),
-            // As asked is not as reached: 80 is 8080.
+            // The annotation names the endpoint port, 8080, not the requested Service port, 80.
             (skipping("80"), 80, MESHED),
             (skipping("8080"), 80, PLAIN),
-            // Numbers only, here.
+            // This annotation takes numbers only, not port names.
             (skipping("http"), 80, MESHED),
             (skipping("http,-1,70000,5-3,x-y,8080,"), 80, PLAIN),
             (skipping(""), 80, MESHED),
-            // It counts before opaqueness does.
+            // Skipped ports take precedence over opaque ports.
             (skipping("3306"), 3306, PLAIN),
         ],
     )
@@ -247,11 +249,11 @@ async fn a_skipped_port_has_no_proxy_but_keeps_its_labels() -> Result<()> {
         ("zone_locality", "unknown"),
     ];
     let mut stream = rig.get("row-0:24224").await?;
-    told::only(&mut stream, told::labels, told::pairs(&labels)).await
+    received::wait_for_only(&mut stream, received::labels, received::pairs(&labels)).await
 }
 
 #[tokio::test]
-async fn a_pods_opaque_ports_stand_in_for_the_defaults() -> Result<()> {
+async fn a_pods_opaque_ports_replace_the_defaults() -> Result<()> {
     let rig = Rig::start("opaque").await?;
     let two_ports = json!({"spec": {
         "initContainers": [but(container("init", 7070), json!({"restartPolicy": "Always"}))],
@@ -285,7 +287,7 @@ async fn a_pods_opaque_ports_stand_in_for_the_defaults() -> Result<()> {
             (opaque_ports(" 1 , 8080 ,"), 80, OPAQUE),
             (opaque_ports("80,abc,-1,70000-1,9000-8000,65536,8 080,1-2-3,8080"), 80, OPAQUE),
             (opaque_ports("80,abc,-1,70000-1,8070 - 8090,+8080x"), 80, MESHED),
-            // The Service's annotation is for profiles.
+            // The Service's annotation applies to profiles only.
             (meshed(""), 8989, MESHED),
         ],
     )
@@ -296,11 +298,11 @@ async fn a_pods_opaque_ports_stand_in_for_the_defaults() -> Result<()> {
     ])
     .await?;
     let mut stream = rig.get("annotated:80").await?;
-    told::only(&mut stream, traits, MESHED.to_owned()).await
+    received::wait_for_only(&mut stream, traits, MESHED.to_owned()).await
 }
 
 #[tokio::test]
-async fn transparent_transport_is_for_opaque_ports_alone() -> Result<()> {
+async fn transparent_mode_uses_opaque_transport_for_opaque_ports_only() -> Result<()> {
     let rig = Rig::with(Settings::Upstream, "transparent").await?;
     check(
         &rig,
@@ -327,7 +329,7 @@ async fn transparent_transport_is_for_opaque_ports_alone() -> Result<()> {
 }
 
 #[tokio::test]
-async fn without_the_h2_upgrade_the_hint_is_there_and_empty() -> Result<()> {
+async fn without_the_h2_upgrade_the_hint_has_no_protocol() -> Result<()> {
     let rig = Rig::with(Settings::Contrary, "no-h2").await?;
     check(
         &rig,
@@ -340,24 +342,24 @@ async fn without_the_h2_upgrade_the_hint_is_there_and_empty() -> Result<()> {
         ],
     )
     .await?;
-    // For a machine it stays.
+    // The endpoint of an ExternalWorkload keeps the h2 hint.
     rig.put_all([service("vm"), workload("vm"), slice("vm", "vm", &[of_workload("192.0.2.1", "vm")])]).await?;
     let mut stream = rig.get("vm:80").await?;
-    told::only(&mut stream, traits, "h2 4143 identity".to_owned()).await?;
-    // What is plain is plain, whatever the flags.
+    received::wait_for_only(&mut stream, traits, "h2 4143 identity".to_owned()).await?;
+    // An endpoint without a targetRef has no metadata, whatever the flags.
     rig.put_all([service("plain"), slice("plain", "plain", &[address("192.0.2.1")])]).await?;
     let mut stream = rig.get("plain:3306").await?;
-    told::only(&mut stream, traits, PLAIN.to_owned()).await
+    received::wait_for_only(&mut stream, traits, PLAIN.to_owned()).await
 }
 
 #[tokio::test]
-async fn the_service_account_is_the_pods_or_default() -> Result<()> {
+async fn the_service_account_is_that_of_the_pod_or_default() -> Result<()> {
     let rig = Rig::start("account").await?;
     let nameless = meshed("nameless").with(json!({"spec": {"serviceAccountName": ""}}));
     rig.put_all([service("web"), nameless, slice("web", "web", &[of_pod("192.0.2.1", "nameless")])]).await?;
     let mut stream = rig.get("web:80").await?;
     let name = format!("default.{}.serviceaccount.identity.linkerd.cluster.local", rig.name());
-    told::only(&mut stream, identity, format!("dns {name} sni {name}")).await?;
+    received::wait_for_only(&mut stream, identity, format!("dns {name} sni {name}")).await?;
     assert_eq!(stream.only()?.metric_labels["serviceaccount"], "default");
     Ok(())
 }

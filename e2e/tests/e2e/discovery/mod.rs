@@ -1,7 +1,7 @@
-//! `Destination.Get` as a proxy sees it, over a real API server: a namespace each, on the shared control plane.
+//! `Destination.Get` as a proxy sees it, over a real API server: each test has a namespace on the shared control plane.
 //!
-//! Slices, Pods and nodes are written by the tests, so that each can be late, early, odd or gone. A test says what the
-//! client's endpoints come to, not which messages bring them there, except where the order is the point.
+//! The tests write slices, Pods and nodes themselves, so each can be late, early, malformed or absent. A test checks the
+//! resulting endpoints, not the messages that led to them, except where the order of messages matters.
 
 mod bad_input;
 mod changes;
@@ -16,13 +16,13 @@ mod overload;
 mod owners;
 mod ports;
 mod process;
+pub(crate) mod received;
 mod requests;
 mod rollout;
 mod servers;
 pub(crate) mod serving;
 mod small_frames;
 mod streams;
-pub(crate) mod told;
 mod topology;
 mod watches;
 mod wire;
@@ -46,21 +46,21 @@ use objects::{NODE, Object, resource};
 use serde_json::{Value, json};
 use tokio::sync::OnceCell;
 
-/// Long enough for a message that nothing calls for to come.
+/// How long a test waits for unexpected messages.
 pub(crate) const QUIET: Duration = Duration::from_millis(700);
 
-/// Which flags the manager runs with.
+/// The manager's flags.
 #[derive(Clone, Copy)]
 pub(crate) enum Settings {
-    /// None but the harness's own: what Linkerd's charts install.
+    /// Only the flags of the harness: the settings that Linkerd's charts install.
     Helm,
-    /// Those under which the unit tests of Linkerd's destination are written.
+    /// The settings of the unit tests of Linkerd's destination.
     Upstream,
-    /// What Helm's are not, one by one.
+    /// The opposite of each Helm setting.
     Contrary,
 }
 
-/// A namespace, and a connection to a manager that knows it.
+/// A namespace, and a connection to a manager that watches it.
 pub(crate) struct Rig {
     pub(crate) client: Client,
     pub(crate) namespace: TestNamespace,
@@ -95,7 +95,7 @@ impl Settings {
         if matches!(self, Self::Upstream) { "mycluster.local" } else { "cluster.local" }
     }
 
-    /// The one manager with these flags, started by the first who asks. Only the shared one writes slices.
+    /// The only manager with these flags, started on first use. Only the shared manager writes slices.
     pub(crate) async fn manager(self) -> Result<(&'static ControlPlane, &'static Manager)> {
         static UPSTREAM: OnceCell<Manager> = OnceCell::const_new();
         static CONTRARY: OnceCell<Manager> = OnceCell::const_new();
@@ -128,7 +128,7 @@ impl Rig {
         let namespace = TestNamespace::create(&client, prefix).await?;
         let discovery = manager.discovery().await?;
         let rig = Self { client, namespace, manager, discovery, domain: settings.domain() };
-        // On an existing cluster an earlier run may have left it.
+        // On an existing cluster, an earlier run may have left this node.
         let idle = IDLE.get_or_try_init(async || match rig.api("Node").get_opt(NODE).await? {
             Some(_) => Ok(()),
             None => rig.put(objects::node(NODE, None)).await,
@@ -141,7 +141,7 @@ impl Rig {
         self.namespace.name()
     }
 
-    /// `web:80` as a proxy asks for it.
+    /// The authority that a proxy requests for `web:80`.
     pub(crate) fn path(&self, service_and_port: &str) -> String {
         let (service, port) = service_and_port.split_once(':').unwrap_or((service_and_port, "80"));
         format!("{service}.{}.svc.{}:{port}", self.name(), self.domain)
@@ -178,30 +178,30 @@ impl Rig {
         self.patch("EndpointSlice", slice, json!({ "endpoints": endpoints })).await
     }
 
-    /// At once, as when the kubelet of a Pod has let go of it.
+    /// Deletes an object immediately; a Pod is deleted as if the kubelet had confirmed its termination.
     pub(crate) async fn delete(&self, kind: &str, name: &str) -> Result<()> {
         let deleted = self.api(kind).delete(name, &DeleteParams::default().grace_period(0)).await;
         deleted.map(drop).with_context(|| format!("deleting {kind} {name}"))
     }
 
-    /// A stream for a client that says nothing about itself.
+    /// Opens a stream without a context token.
     async fn get(&self, service_and_port: &str) -> Result<Endpoints> {
         self.get_with(service_and_port, "").await
     }
 
-    /// A stream for a client on this node.
+    /// Opens a stream for a client on this node.
     async fn get_from(&self, service_and_port: &str, node: &str) -> Result<Endpoints> {
         self.get_with(service_and_port, &e2e::discovery::token(self.name(), node)).await
     }
 
-    /// A stream, as soon as the Service is known.
+    /// Opens a stream as soon as the Service is served.
     async fn get_with(&self, service_and_port: &str, token: &str) -> Result<Endpoints> {
         let path = self.path(service_and_port);
         eventually(SOON, format_args!("{path} to be answered"), async || Ok(self.discovery.get(&path, token).await?))
             .await
     }
 
-    /// A stream that shows exactly these endpoints. When it does, whatever is in one slice with them has been looked at.
+    /// Returns a stream that has received exactly these endpoints. The rest of their slices has then been processed too.
     async fn shows(&self, service_and_port: &str, addresses: &[&str]) -> Result<Endpoints> {
         let mut endpoints = self.get(service_and_port).await?;
         endpoints.shows(addresses).await.with_context(|| self.path(service_and_port))?;
@@ -248,11 +248,11 @@ fn sorted(addresses: &[&str]) -> Result<Vec<std::net::SocketAddr>> {
     Ok(addresses)
 }
 
-/// Fails unless the next messages are exactly these: one that nothing called for comes before them.
+/// Fails unless the next messages are exactly these. This also detects an unexpected earlier message.
 async fn brings(endpoints: &mut Endpoints, messages: &[Message]) -> Result<()> {
     for expected in messages {
         let next = endpoints.next().await.with_context(|| format!("waiting for {expected:?}"))?;
-        ensure!(next.as_ref() == Some(expected), "expected {expected:?}, came {next:?}");
+        ensure!(next.as_ref() == Some(expected), "expected {expected:?}, received {next:?}");
     }
     Ok(())
 }

@@ -1,16 +1,16 @@
-//! The objects of a test, as JSON: what differs from the usual is said by the test, everything else stands here.
+//! The objects of the tests, as JSON: this module has the defaults, and a test sets only the fields that differ.
 //!
-//! * Out: a Service `name` has port 80 named `http` and no selector, so that nobody else writes slices for it; a slice's
-//!   ports are `http` 8080; Pods lie on a node that no kubelet runs, and belong to the ServiceAccount `web`.
+//! * Out: a Service `name` has port 80 named `http` and no selector, so that no controller writes slices for it; a slice
+//!   has the port `http` 8080; Pods are on a node without a kubelet, with the ServiceAccount `web`.
 
 use e2e::mesh::merge;
 use kube::api::{ApiResource, GroupVersionKind};
 use serde_json::{Map, Value, json};
 
-/// A node that exists, so that the garbage collector lets its Pods be, and on which nothing runs.
+/// An idle node. It exists so that the Pod garbage collector does not delete the Pods on it.
 pub(crate) const NODE: &str = "idle";
 
-/// Keeps an object whose owner does not exist from the garbage collector.
+/// The finalizer that keeps the garbage collector from removing an object whose owner does not exist.
 pub(crate) const KEPT: &str = "example.com/kept";
 
 #[derive(Clone)]
@@ -28,7 +28,7 @@ impl Object {
         Self { kind, value: object }
     }
 
-    /// The same with these fields set: objects are merged, all else is replaced.
+    /// Sets these fields: JSON objects are merged, other values are replaced.
     pub(crate) fn with(mut self, fields: Value) -> Self {
         merge(&mut self.value, fields);
         self
@@ -42,20 +42,20 @@ impl Object {
         self.with(json!({"metadata": {"labels": {key: value}}}))
     }
 
-    /// The usual case is endpoints whose targets are in their own namespace.
+    /// Sets the namespace of each targetRef that has none.
     pub(crate) fn within(mut self, namespace: &str) -> Self {
         let endpoints = self.value.get_mut("endpoints").and_then(Value::as_array_mut);
         endpoints.into_iter().flatten().for_each(|endpoint| within(endpoint, namespace));
         self
     }
 
-    /// With one owner, which need not exist.
+    /// Sets one owner, which need not exist.
     pub(crate) fn owned_by(self, api_version: &str, kind: &str, name: &str) -> Self {
         self.with(json!({"metadata": {"finalizers": [KEPT], "ownerReferences": [owner(api_version, kind, name)]}}))
     }
 }
 
-/// An object with this one field.
+/// A JSON object with this one field.
 pub(crate) fn field(name: &str, value: Value) -> Value {
     Value::Object(Map::from_iter([(name.to_owned(), value)]))
 }
@@ -111,14 +111,14 @@ pub(crate) fn of_workload(ip: &str, workload: &str) -> Value {
     target(ip, json!({"kind": "ExternalWorkload", "name": workload}))
 }
 
-/// Completes a targetRef that says nothing of a namespace.
+/// Sets the namespace of a targetRef that has none.
 pub(crate) fn within(endpoint: &mut Value, namespace: &str) {
     if let Some(target) = endpoint.get_mut("targetRef").and_then(Value::as_object_mut) {
         target.entry("namespace").or_insert_with(|| json!(namespace));
     }
 }
 
-/// An endpoint with this targetRef; its namespace is filled in with that of the test, if it names none.
+/// An endpoint with this targetRef. Without a namespace it gets the namespace of the test when it is written.
 pub(crate) fn target(ip: &str, target: Value) -> Value {
     but(address(ip), field("targetRef", target))
 }
@@ -143,12 +143,12 @@ pub(crate) fn pod(name: &str) -> Object {
     Object::new("Pod", name, object)
 }
 
-/// With one port, named `http`.
+/// A container with one port, named `http`.
 pub(crate) fn container(name: &str, port: u16) -> Value {
     json!({"name": name, "image": name, "ports": [{"name": "http", "containerPort": port}]})
 }
 
-/// A Pod as Linkerd's injector makes it.
+/// A Pod as Linkerd's injector creates it.
 pub(crate) fn meshed(name: &str) -> Object {
     meshed_with(name, proxy("0.0.0.0:4143"))
 }
@@ -189,12 +189,12 @@ pub(crate) fn server(name: &str, spec: Value) -> Object {
     Object::new("Server", name, field("spec", spec))
 }
 
-/// What is called by a Service's full name.
+/// A ServiceProfile. Its name is usually the full name of a Service.
 pub(crate) fn service_profile(name: &str, spec: Value) -> Object {
     Object::new("ServiceProfile", name, field("spec", spec))
 }
 
-/// A ReplicaSet that wants no Pods, and whose selector meets none of the test's.
+/// A ReplicaSet with zero replicas, whose selector matches no Pod of the tests.
 pub(crate) fn replica_set(name: &str) -> Object {
     let labels = json!({"nothing": "matches"});
     let template = json!({"metadata": {"labels": labels}, "spec": {"containers": [{"name": "app", "image": "app"}]}});
@@ -205,13 +205,13 @@ pub(crate) fn replica_set(name: &str) -> Object {
     )
 }
 
-/// A Job that does not run.
+/// A suspended Job.
 pub(crate) fn job(name: &str) -> Object {
     let template = json!({"spec": {"restartPolicy": "Never", "containers": [{"name": "app", "image": "app"}]}});
     Object::new("Job", name, json!({"spec": {"suspend": true, "template": template}}))
 }
 
-/// A node that is nobody's: no kubelet beats for it, and no Pod is scheduled to it.
+/// A node without a kubelet, to which no Pod is scheduled.
 pub(crate) fn node(name: &str, zone: Option<&str>) -> Object {
     let taint = json!({"key": "example.com/idle", "effect": "NoSchedule"});
     let node = Object::new("Node", name, json!({"spec": {"unschedulable": true, "taints": [taint]}}));

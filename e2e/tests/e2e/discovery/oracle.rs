@@ -1,7 +1,8 @@
-//! Random clusters on a real API server: what `Get` says of them, and what the contract says.
+//! Random clusters on a real API server: the responses of `Get` are compared with those of the oracle.
 //!
-//! Three answers are compared after each burst of changes: that of streams which saw all of it, that of new streams, and that
-//! of the oracle for the objects which the API server lists then. A control plane without controllers: nobody tidies up.
+//! After each burst of changes, three responses are compared: those of streams that were open throughout, those of new
+//! streams, and those of the oracle for the objects that the API server lists. The control plane runs no controllers, so
+//! only the test changes objects.
 
 use std::time::Duration;
 
@@ -19,18 +20,18 @@ use futures::future::try_join_all;
 use tokio::time::{sleep, timeout};
 use tonic::Status;
 
-/// How many changes come at once.
+/// The number of changes in each burst.
 const BURSTS: [usize; 6] = [1, 3, 10, 40, 40, 80];
-/// Without a message for so long, a stream has said what it has to say.
+/// A stream without a message for this time has settled.
 const QUIET: Duration = Duration::from_millis(150);
 
-/// What a client of one request knows.
+/// The state of a client of one request.
 enum Known {
     Stream(Box<Endpoints>),
     Refused(Status),
 }
 
-/// A client that asks again when its stream ends.
+/// A client that repeats its request when its stream ends.
 struct Client {
     discovery: Discovery,
     request: Request,
@@ -39,12 +40,13 @@ struct Client {
 
 impl Client {
     async fn open(discovery: &Discovery, request: Request) -> Self {
-        let known = ask(discovery, &request).await;
+        let known = request_stream(discovery, &request).await;
         Self { discovery: discovery.clone(), request, known }
     }
 
-    /// Reads on, and asks again where that is due, until the answer is the expected one: that of an open stream, else that of a new one.
-    async fn comes_to(&mut self, while_open: &Answer, fresh: &Answer) -> Result<()> {
+    /// Reads messages, and repeats the request after a refusal or the end of the stream, until the response is as expected:
+    /// `while_open` for an open stream, `fresh` for a refusal.
+    async fn reaches(&mut self, while_open: &Answer, fresh: &Answer) -> Result<()> {
         let result = timeout(SOON, async {
             loop {
                 match &mut self.known {
@@ -64,7 +66,7 @@ impl Client {
                     Known::Refused(status) if &refusal(status) == fresh => return Ok(()),
                     Known::Refused(_) => sleep(QUIET).await,
                 }
-                self.known = ask(&self.discovery, &self.request).await;
+                self.known = request_stream(&self.discovery, &self.request).await;
             }
         });
         let missed = match result.await {
@@ -80,23 +82,23 @@ impl Client {
     }
 }
 
-async fn ask(discovery: &Discovery, request: &Request) -> Known {
+async fn request_stream(discovery: &Discovery, request: &Request) -> Known {
     match discovery.get(&request.path, &request.token).await {
         Ok(stream) => Known::Stream(Box::new(stream)),
         Err(status) => Known::Refused(status),
     }
 }
 
-/// Another seed is another cluster: `E2E_SEED=7`.
+/// The seed of the random cluster, from the environment: `E2E_SEED=7`.
 fn seed() -> Result<u64> {
     match std::env::var("E2E_SEED") {
-        Ok(seed) => seed.parse().context("E2E_SEED is a number"),
+        Ok(seed) => seed.parse().context("E2E_SEED must be a number"),
         Err(_) => Ok(1),
     }
 }
 
 #[tokio::test]
-async fn old_streams_and_new_ones_say_of_a_random_cluster_what_the_contract_says() -> Result<()> {
+async fn old_and_new_streams_of_a_random_cluster_match_the_oracle() -> Result<()> {
     let seed = seed()?;
     let mut world = World::valid(seed)?;
     let control_plane = ControlPlane::start(Options::default()).await?;
@@ -118,8 +120,8 @@ async fn old_streams_and_new_ones_say_of_a_random_cluster_what_the_contract_says
         let compared = clients.iter_mut().map(async |client| {
             let request = client.request.clone();
             let fresh = answer(&state, &settings, &request);
-            client.comes_to(&answer_while_open(&state, &settings, &request), &fresh).await?;
-            eventually(SOON, format_args!("{request:?} to be answered afresh"), async || {
+            client.reaches(&answer_while_open(&state, &settings, &request), &fresh).await?;
+            eventually(SOON, format_args!("a new stream for {request:?}"), async || {
                 let seen = first_answer(&discovery, &request).await?;
                 ensure!(seen == fresh, "{}", difference(&fresh, Some(&seen)));
                 Ok(())

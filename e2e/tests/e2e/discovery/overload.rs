@@ -1,8 +1,8 @@
-//! More than the manager is to take: who waits too long, or comes when there is no room, is refused at once and in words that
-//! a client understands; who is there already does not notice.
+//! Overload: requests that wait too long or exceed a limit are refused immediately, with a status that clients retry on;
+//! open streams are not affected.
 //!
-//! * In: flags that make a manager small, and more streams or connections than it takes. Out: who is served, who is refused and
-//!   how, and what is counted.
+//! * In: flags with low limits, and more streams or connections than they allow. Out: the requests that are served and
+//!   refused, the form of the refusal, and the metrics.
 
 use std::{
     sync::atomic::{AtomicUsize, Ordering},
@@ -37,17 +37,17 @@ const CONNECTIONS: &str = "linkerd_operator_discovery_connections";
 const REFUSED: &str = "linkerd_operator_discovery_streams_refused_total";
 const WAITED: [(&str, &str); 1] = [("reason", "waited")];
 const FULL: [(&str, &str); 1] = [("reason", "full")];
-/// What h2 and tonic call 14.
+/// The error of a refusal with gRPC status 14, UNAVAILABLE.
 const UNAVAILABLE: &str = "refused with grpc-status 14";
-/// Of a refusal that has nothing to wait for.
+/// Maximum time until an immediate refusal.
 const AT_ONCE: Duration = Duration::from_secs(5);
 
-/// `web` with a hundred endpoints and `small` with one, and a manager that knows them and has no client.
+/// Services `web` with a hundred endpoints and `small` with one, and a manager that serves them and has no clients.
 async fn crowd(args: &[&str]) -> Result<Crowd> {
     let crowd = Crowd::start(args).await?;
     crowd.put("web", 0..100).await?;
     crowd.put("small", 0..1).await?;
-    // One after the other, and again: it may be that few are let in, or who comes in a quiet moment.
+    // One request at a time, with retries: with low limits the manager may refuse a request.
     for (service, endpoints) in [("web", 0..100), ("small", 0..1)] {
         drop(eventually(SOON, "a first stream", async || crowd.shows(service, endpoints.clone()).await).await?);
         is_empty(&crowd).await?;
@@ -56,7 +56,7 @@ async fn crowd(args: &[&str]) -> Result<Crowd> {
 }
 
 async fn is_empty(crowd: &Crowd) -> Result<()> {
-    eventually(SOON, "all clients to have left", async || {
+    eventually(SOON, "all clients to be disconnected", async || {
         for metric in [STREAMS, CONNECTIONS] {
             let open = crowd.manager.metric(metric, &[]).await;
             ensure!(open == Some(0.0), "{metric}: {open:?}");
@@ -70,10 +70,10 @@ async fn connect(crowd: &Crowd) -> Result<SlowClient> {
     SlowClient::connect(crowd.manager.destination_address(), Windows::OF_PROXIES).await
 }
 
-/// Fails unless the client is refused by headers alone.
+/// Fails unless the request is refused with headers only.
 async fn is_refused(client: &SlowClient, path: &str) -> Result<()> {
     match timeout(AT_ONCE, client.get(path)).await.context("neither served nor refused")? {
-        Ok(_) => bail!("it is served"),
+        Ok(_) => bail!("the request is served"),
         Err(error) => {
             ensure!(error.to_string() == UNAVAILABLE, "{error:#}");
             Ok(())
@@ -81,7 +81,7 @@ async fn is_refused(client: &SlowClient, path: &str) -> Result<()> {
     }
 }
 
-/// Asks at once for so many streams on each connection.
+/// Opens `each` streams on every connection concurrently.
 async fn burst(clients: &[Discovery], path: &str, each: usize) -> Vec<Result<Endpoints, tonic::Status>> {
     let mut tasks = JoinSet::new();
     for client in clients.iter().flat_map(|client| std::iter::repeat_n(client, each)) {
@@ -99,9 +99,9 @@ async fn discoveries(crowd: &Crowd, count: usize) -> Result<Vec<Discovery>> {
     try_join_all((0..count).map(|_| crowd.manager.discovery())).await
 }
 
-/// The first have their turn within five milliseconds, the last cannot.
+/// With a maximum wait of 5 ms the first requests are served in time, the last cannot be.
 #[tokio::test(flavor = "multi_thread")]
-async fn those_who_would_wait_too_long_are_refused_at_once_and_get_in_when_they_ask_again() -> Result<()> {
+async fn requests_that_would_wait_too_long_are_refused_and_succeed_when_retried() -> Result<()> {
     const CLIENTS: usize = 40;
     const EACH: usize = 100;
     let crowd = crowd(&["--max-stream-wait=5ms"]).await?;
@@ -122,7 +122,7 @@ async fn those_who_would_wait_too_long_are_refused_at_once_and_get_in_when_they_
         anyhow::Ok(())
     };
     let ((answers, took), changes) = futures::join!(burst, changes);
-    changes.context("a stream that was open before")?;
+    changes.context("the stream that was open before the burst")?;
     let (mut served, mut refused) = (Vec::new(), 0_u32);
     for answer in answers {
         match answer {
@@ -132,15 +132,15 @@ async fn those_who_would_wait_too_long_are_refused_at_once_and_get_in_when_they_
         }
     }
     eprintln!("{} served, {refused} refused, in {took:?}", served.len());
-    ensure!(refused > 0, "none of {} streams is refused", served.len());
+    ensure!(refused > 0, "none of {} requests is refused", served.len());
     let counted = crowd.manager.metric(REFUSED, &WAITED).await.unwrap_or_default() - refused_before;
-    ensure!(counted == f64::from(refused), "{refused} are refused, {counted} counted");
-    ensure!(crowd.manager.metric(REFUSED, &FULL).await == Some(0.0), "there was no lack of room");
+    ensure!(counted == f64::from(refused), "{refused} requests are refused, but {counted} are counted");
+    ensure!(crowd.manager.metric(REFUSED, &FULL).await == Some(0.0), "requests were refused for lack of capacity");
 
-    // As proxies do, each on its own, a little later each time.
-    let again = AtomicUsize::new(0);
+    // Each request is retried with its own backoff, as proxies do.
+    let retries = AtomicUsize::new(0);
     let clients: Vec<&Discovery> = clients.iter().collect();
-    let insist = (0..refused).zip(clients.iter().cycle()).map(async |(number, client)| {
+    let retried = (0..refused).zip(clients.iter().cycle()).map(async |(number, client)| {
         let mut pause = Duration::from_millis(u64::from(number % 1000));
         loop {
             sleep(pause).await;
@@ -149,22 +149,24 @@ async fn those_who_would_wait_too_long_are_refused_at_once_and_get_in_when_they_
                     stream.next().await?.context("no first message")?;
                     return Ok(stream);
                 }
-                Err(status) if status.code() == Code::Unavailable => again.fetch_add(1, Ordering::Relaxed),
+                Err(status) if status.code() == Code::Unavailable => retries.fetch_add(1, Ordering::Relaxed),
                 Err(status) => bail!("{status:?}"),
             };
             pause = (pause * 2).clamp(Duration::from_millis(100), Duration::from_secs(2));
         }
     });
-    let all = timeout(SOON * 2, try_join_all(insist)).await;
-    let all = all.with_context(|| format!("not all got in; refused again {}", again.load(Ordering::Relaxed)))??;
-    eprintln!("refused again {} times", again.load(Ordering::Relaxed));
+    let all = timeout(SOON * 2, try_join_all(retried)).await;
+    let all = all.with_context(|| {
+        format!("some requests were not served; {} retries were refused", retries.load(Ordering::Relaxed))
+    })??;
+    eprintln!("{} retries were refused", retries.load(Ordering::Relaxed));
     crowd.counts(STREAMS, &[], (served.len() + all.len() + 1) as f64).await?;
     crowd.set_slice("small-0", 0..3).await?;
     shows(&mut stream, 0..3).await
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn thousands_who_come_at_once_are_all_served() -> Result<()> {
+async fn thousands_of_concurrent_requests_are_all_served() -> Result<()> {
     let crowd = crowd(&[]).await?;
     let clients = discoveries(&crowd, 20).await?;
     let begin = Instant::now();
@@ -178,10 +180,10 @@ async fn thousands_who_come_at_once_are_all_served() -> Result<()> {
     Ok(())
 }
 
-/// Between its requests a connection may have nothing to do.
+/// The idle time of a connection between requests must not count as waiting.
 #[tokio::test]
-async fn who_asks_again_after_a_while_has_not_waited_all_the_while() -> Result<()> {
-    // Longer than a stream may wait for its turn.
+async fn idle_time_between_requests_is_not_counted_as_waiting() -> Result<()> {
+    // Longer than the maximum wait of a stream.
     const WHILE: Duration = Duration::from_secs(2);
     let crowd = crowd(&[]).await?;
     let path = crowd.path("small");
@@ -194,7 +196,7 @@ async fn who_asks_again_after_a_while_has_not_waited_all_the_while() -> Result<(
         let mut stream = proxy.get(&path).await?;
         stream.next().await?;
         streams.push(stream);
-        // Of one that takes its time with the message, nothing is to be seen until it comes.
+        // A request without its message gets no response until the message arrives.
         bare.begin();
         bare.send().await?;
         sleep(WHILE).await;
@@ -204,10 +206,10 @@ async fn who_asks_again_after_a_while_has_not_waited_all_the_while() -> Result<(
     Ok(())
 }
 
-/// It is they who are slow, not the manager.
+/// These streams wait for a slow client, not for the manager.
 #[tokio::test(flavor = "multi_thread")]
-async fn streams_that_wait_for_their_client_are_no_overload() -> Result<()> {
-    // Longer than a stream may wait for its turn.
+async fn streams_that_wait_for_a_slow_client_are_not_overload() -> Result<()> {
+    // Longer than the maximum wait of a stream.
     const LONG: Duration = Duration::from_secs(4);
     let crowd = crowd(&[]).await?;
     let windowless = Windows { stream: 0, ..Windows::OF_PROXIES };
@@ -215,7 +217,7 @@ async fn streams_that_wait_for_their_client_are_no_overload() -> Result<()> {
     let waiting = client.get_many(&crowd.path("web"), 1000).await?;
     crowd.counts(STREAMS, &[("state", "blocked")], 1000.0).await?;
     let others = discoveries(&crowd, 4).await?;
-    holds(LONG, "everybody else is served", async || {
+    holds(LONG, "other clients are served", async || {
         for answer in burst(&others, &crowd.path("small"), 5).await {
             answer?;
         }
@@ -231,11 +233,11 @@ async fn streams_that_wait_for_their_client_are_no_overload() -> Result<()> {
 }
 
 #[tokio::test]
-async fn a_stream_for_which_there_is_no_room_is_refused_until_another_leaves() -> Result<()> {
+async fn a_stream_above_the_limit_is_refused_until_another_ends() -> Result<()> {
     const MOST: usize = 10;
     let crowd = crowd(&["--max-streams=10"]).await?;
     let path = crowd.path("small");
-    // Of the process, not of a connection.
+    // The limit applies to the process, not to a connection.
     let clients = try_join_all((0..MOST).map(|_| connect(&crowd))).await?;
     let mut streams = try_join_all(clients.iter().map(|client| client.get(&path))).await?;
     for stream in &mut streams {
@@ -246,26 +248,26 @@ async fn a_stream_for_which_there_is_no_room_is_refused_until_another_leaves() -
         is_refused(client, &path).await?;
     }
     crowd.counts(REFUSED, &FULL, 2.0).await?;
-    // Else Kubernetes would replace it for being busy.
+    // The manager stays healthy: otherwise Kubernetes would restart it under load.
     let health = Channel::from_shared(format!("http://{}", crowd.manager.destination_address()))?.connect().await?;
     let healthy = HealthClient::new(health).check(HealthCheckRequest::default()).await?.into_inner();
     assert_eq!(healthy.status(), ServingStatus::Serving);
     crowd.counts(STREAMS, &[], 10.0).await?;
 
     streams.pop();
-    let mut in_its_place = eventually(SOON, "room", async || eleventh.get(&path).await).await?;
-    in_its_place.next().await?;
+    let mut replacement = eventually(SOON, "a free stream", async || eleventh.get(&path).await).await?;
+    replacement.next().await?;
     is_refused(&eleventh, &path).await?;
     crowd.set_slice("small-0", 0..2).await?;
-    let told = streams.iter_mut().chain([&mut in_its_place]).map(|stream| stream.until(|known| known.len() == 2));
-    try_join_all(told).await?;
+    let updates = streams.iter_mut().chain([&mut replacement]).map(|stream| stream.until(|known| known.len() == 2));
+    try_join_all(updates).await?;
     assert_eq!(crowd.manager.metric(REFUSED, &WAITED).await, Some(0.0));
     Ok(())
 }
 
-/// A client that heeds the limit would keep the sixth to itself.
+/// A compliant client would not send the sixth request, so a hostile client sends it.
 #[tokio::test]
-async fn a_connection_has_so_many_streams_and_no_more() -> Result<()> {
+async fn a_connection_cannot_exceed_its_stream_limit() -> Result<()> {
     let crowd = crowd(&["--max-streams-per-connection=5"]).await?;
     let path = crowd.path("small");
     let mut client = HostileClient::connect(crowd.manager.destination_address(), &path, WINDOW).await?;
@@ -274,20 +276,20 @@ async fn a_connection_has_so_many_streams_and_no_more() -> Result<()> {
     }
     client.until("five streams and a refusal", |heard| heard.answered.len() == 5 && !heard.resets.is_empty()).await?;
     assert_eq!(client.heard.resets.get(&REFUSED_STREAM), Some(&1), "{:?}", client.heard);
-    // Another connection has room of its own.
+    // Another connection has its own limit.
     let other = connect(&crowd).await?;
     let streams = other.get_many(&path, 5).await?;
     crowd.counts(STREAMS, &[], 10.0).await?;
-    // The honest client waits with its sixth.
+    // A compliant client holds its sixth request back.
     assert!(timeout(Duration::from_millis(500), other.get(&path)).await.is_err());
     drop(streams);
-    eventually(SOON, "room", async || other.get(&path).await).await?.next().await?;
+    eventually(SOON, "a free stream", async || other.get(&path).await).await?.next().await?;
     ensure!(!client.heard.ended && client.heard.go_away.is_none(), "{:?}", client.heard);
     Ok(())
 }
 
 #[tokio::test]
-async fn a_connection_for_which_there_is_no_room_waits_until_another_leaves() -> Result<()> {
+async fn a_connection_above_the_limit_waits_until_another_closes() -> Result<()> {
     let crowd = crowd(&["--max-connections=3"]).await?;
     let path = crowd.path("small");
     let mut clients = try_join_all((0..3).map(|_| connect(&crowd))).await?;
@@ -297,39 +299,39 @@ async fn a_connection_for_which_there_is_no_room_waits_until_another_leaves() ->
     }
     crowd.counts(CONNECTIONS, &[], 3.0).await?;
     let fourth = connect(&crowd).await?;
-    let mut asked = Box::pin(fourth.get(&path));
-    ensure!(timeout(Duration::from_millis(700), &mut asked).await.is_err(), "the fourth is served");
+    let mut request = Box::pin(fourth.get(&path));
+    ensure!(timeout(Duration::from_millis(700), &mut request).await.is_err(), "the fourth connection is served");
     crowd.counts(CONNECTIONS, &[], 3.0).await?;
 
     streams.pop();
     clients.pop();
-    let mut served = asked.await.context("the fourth, when there was room")?;
+    let mut served = request.await.context("the fourth connection, after another was closed")?;
     served.next().await?;
     crowd.set_slice("small-0", 0..2).await?;
-    let told = streams.iter_mut().chain([&mut served]).map(|stream| stream.until(|known| known.len() == 2));
-    assert!(join_all(told).await.iter().all(Result::is_ok));
+    let updates = streams.iter_mut().chain([&mut served]).map(|stream| stream.until(|known| known.len() == 2));
+    assert!(join_all(updates).await.iter().all(Result::is_ok));
     crowd.counts(CONNECTIONS, &[], 3.0).await
 }
 
-/// Else whoever connects and says nothing would keep everybody out.
+/// Otherwise idle connections could lock out all other clients.
 #[tokio::test]
-async fn connections_on_which_nothing_is_said_do_not_keep_their_places() -> Result<()> {
+async fn silent_connections_are_closed_and_free_their_places() -> Result<()> {
     let crowd = crowd(&["--max-connections=3"]).await?;
     let path = crowd.path("small");
     let address = crowd.manager.destination_address();
     let silent = try_join_all((0..3).map(|_| TcpStream::connect(address))).await?;
     let client = connect(&crowd).await?;
-    let mut asked = Box::pin(client.get(&path));
-    ensure!(timeout(Duration::from_millis(700), &mut asked).await.is_err(), "there was room");
-    asked.await.context("when they were let go")?.next().await?;
+    let mut request = Box::pin(client.get(&path));
+    ensure!(timeout(Duration::from_millis(700), &mut request).await.is_err(), "the connection limit was not reached");
+    request.await.context("after the silent connections were closed")?.next().await?;
     drop(silent);
     Ok(())
 }
 
-/// As hyper's clients do it, and so proxies: the end of a request may come after its message, and after our answer. h2 bears
-/// a thousand frames on streams that it has forgotten, and then closes the connection.
+/// Clients based on hyper, such as proxies, may send END_STREAM after the message and after our response. h2 tolerates a
+/// thousand frames on streams that it has forgotten, and then closes the connection.
 #[tokio::test]
-async fn refused_requests_that_end_later_do_not_cost_their_connection() -> Result<()> {
+async fn refused_requests_that_end_later_do_not_close_their_connection() -> Result<()> {
     const TOGETHER: u64 = 200;
     const TIMES: u64 = 10;
     let crowd = crowd(&[]).await?;
@@ -342,7 +344,7 @@ async fn refused_requests_that_end_later_do_not_cost_their_connection() -> Resul
             client.put(&Frame::new(DATA, 0, *stream, message.clone()));
         }
         client.send().await?;
-        // Long enough for an answer that would not wait.
+        // Long enough for a response that does not wait for the end of the request.
         sleep(Duration::from_millis(50)).await;
         for stream in streams {
             client.put(&Frame::new(DATA, END_STREAM, stream, Vec::new()));

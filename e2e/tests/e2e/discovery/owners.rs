@@ -1,4 +1,4 @@
-//! Whose Pod it is: the label with the owner's kind and name, through ReplicaSets and Jobs, from what is known.
+//! The owner label of a Pod: the kind and name of its top owner, resolved through ReplicaSets and Jobs from the caches.
 
 use std::collections::BTreeMap;
 
@@ -9,26 +9,26 @@ use serde_json::{Value, json};
 use super::{
     QUIET, Rig,
     objects::{KEPT, Object, job, meshed, of_pod, of_workload, owner, replica_set, service, slice, workload},
-    told,
+    received,
 };
 
 const USUAL: [&str; 7] =
     ["pod", "external_workload", "serviceaccount", "control_plane_ns", "pod_template_hash", "zone", "zone_locality"];
 
-/// The labels that only the owner can have brought; `pod` when it is the Pod's own name twice.
+/// The labels that come from the owner. Empty when the owner is the Pod itself, because the usual `pod` label names it.
 fn owner_labels(endpoint: &WeightedAddr) -> BTreeMap<String, String> {
-    let mut labels = told::labels(endpoint);
+    let mut labels = received::labels(endpoint);
     labels.retain(|key, _| !USUAL.contains(&key.as_str()));
     labels
 }
 
-/// With these owners, none of which exists: the finalizer keeps the object from the garbage collector.
+/// Sets these owners, none of which exists. The finalizer keeps the garbage collector from removing the object.
 fn owned(object: Object, owners: &[Value]) -> Object {
     object.with(json!({"metadata": {"finalizers": [KEPT], "ownerReferences": owners}}))
 }
 
 #[tokio::test]
-async fn the_owner_is_what_the_pod_ultimately_belongs_to() -> Result<()> {
+async fn the_owner_label_names_the_top_owner_of_the_pod() -> Result<()> {
     let rig = Rig::start("owner").await?;
     let (apps, batch, argo) = ("apps/v1", "batch/v1", "argoproj.io/v1alpha1");
     let two = [owner(apps, "Deployment", "one"), owner(batch, "Job", "two")];
@@ -36,9 +36,9 @@ async fn the_owner_is_what_the_pod_ultimately_belongs_to() -> Result<()> {
         replica_set("of-deployment").owned_by(apps, "Deployment", "web"),
         replica_set("of-rollout").owned_by(argo, "Rollout", "web"),
         replica_set("of-two").with(json!({"metadata": {"finalizers": [KEPT], "ownerReferences": two}})),
-        replica_set("of-nobody"),
+        replica_set("without-owner"),
         job("of-cron-job").owned_by(batch, "CronJob", "nightly"),
-        job("job-of-nobody"),
+        job("job-without-owner"),
     ])
     .await?;
     let by = |api_version: &str, kind: &str, name: &str| vec![owner(api_version, kind, name)];
@@ -46,10 +46,10 @@ async fn the_owner_is_what_the_pod_ultimately_belongs_to() -> Result<()> {
         (by(apps, "ReplicaSet", "of-deployment"), ("deployment", "web")),
         (by(apps, "ReplicaSet", "of-rollout"), ("replicaset", "of-rollout")),
         (by(apps, "ReplicaSet", "of-two"), ("replicaset", "of-two")),
-        (by(apps, "ReplicaSet", "of-nobody"), ("replicaset", "of-nobody")),
+        (by(apps, "ReplicaSet", "without-owner"), ("replicaset", "without-owner")),
         (by(apps, "ReplicaSet", "t1-b4f55d87f"), ("replicaset", "t1-b4f55d87f")),
         (by(batch, "Job", "of-cron-job"), ("cronjob", "nightly")),
-        (by(batch, "Job", "job-of-nobody"), ("k8s_job", "job-of-nobody")),
+        (by(batch, "Job", "job-without-owner"), ("k8s_job", "job-without-owner")),
         (by(batch, "Job", "slow-cooker"), ("k8s_job", "slow-cooker")),
         (by(apps, "StatefulSet", "db"), ("statefulset", "db")),
         (by(apps, "DaemonSet", "agent"), ("daemonset", "agent")),
@@ -66,10 +66,12 @@ async fn the_owner_is_what_the_pod_ultimately_belongs_to() -> Result<()> {
         ])
         .await?;
         let mut stream = rig.get(&format!("{name}:80")).await?;
-        told::only(&mut stream, owner_labels, told::pairs(&[expected])).await.with_context(|| format!("{owners:?}"))?;
+        received::wait_for_only(&mut stream, owner_labels, received::pairs(&[expected]))
+            .await
+            .with_context(|| format!("{owners:?}"))?;
         assert_eq!(stream.only()?.metric_labels["pod"], name);
     }
-    // Nobody's, and that of two: its own, and its name stands there already.
+    // A Pod with no owner or two owners is its own owner, and the `pod` label already has its name.
     rig.put_all([
         meshed("alone"),
         owned(meshed("shared"), &two),
@@ -79,11 +81,11 @@ async fn the_owner_is_what_the_pod_ultimately_belongs_to() -> Result<()> {
     .await?;
     let mut stream = rig.get("web:80").await?;
     let expected = [("192.0.2.1:8080", BTreeMap::new()), ("192.0.2.2:8080", BTreeMap::new())];
-    told::look(&mut stream, owner_labels, expected).await
+    received::wait_for(&mut stream, owner_labels, expected).await
 }
 
 #[tokio::test]
-async fn a_machines_owner_is_told_by_its_kind_alone() -> Result<()> {
+async fn the_owner_of_a_workload_is_labeled_by_its_kind() -> Result<()> {
     let rig = Rig::start("machine").await?;
     let two = [owner("v1", "Node", "one"), owner("v1", "Node", "two")];
     rig.put_all([
@@ -106,16 +108,16 @@ async fn a_machines_owner_is_told_by_its_kind_alone() -> Result<()> {
     .await?;
     let mut stream = rig.get("web:80").await?;
     let expected = [
-        ("192.0.2.1:8080", told::pairs(&[("workloadgroup", "wg-name")])),
-        ("192.0.2.2:8080", told::pairs(&[("job", "setup")])),
+        ("192.0.2.1:8080", received::pairs(&[("workloadgroup", "wg-name")])),
+        ("192.0.2.2:8080", received::pairs(&[("job", "setup")])),
         ("192.0.2.3:8080", BTreeMap::new()),
         ("192.0.2.4:8080", BTreeMap::new()),
     ];
-    told::look(&mut stream, owner_labels, expected).await
+    received::wait_for(&mut stream, owner_labels, expected).await
 }
 
 #[tokio::test]
-async fn an_owner_that_comes_late_changes_or_goes_is_followed() -> Result<()> {
+async fn an_owner_that_is_created_changed_or_deleted_later_is_followed() -> Result<()> {
     let rig = Rig::start("late").await?;
     rig.put_all([
         meshed("web-1").owned_by("apps/v1", "ReplicaSet", "web-5d4c"),
@@ -126,8 +128,8 @@ async fn an_owner_that_comes_late_changes_or_goes_is_followed() -> Result<()> {
     .await?;
     let mut stream = rig.get("web:80").await?;
     let mut become_ = async |first: (&str, &str), second: (&str, &str)| {
-        let expected = [("192.0.2.1:8080", told::pairs(&[first])), ("192.0.2.2:8080", told::pairs(&[second]))];
-        told::look(&mut stream, owner_labels, expected).await
+        let expected = [("192.0.2.1:8080", received::pairs(&[first])), ("192.0.2.2:8080", received::pairs(&[second]))];
+        received::wait_for(&mut stream, owner_labels, expected).await
     };
     become_(("replicaset", "web-5d4c"), ("k8s_job", "task")).await?;
     rig.put(replica_set("web-5d4c").owned_by("apps/v1", "Deployment", "web")).await?;

@@ -1,4 +1,4 @@
-//! From the port in the authority to the port of an endpoint: by the name of the Service's port, else the number itself.
+//! The mapping from the port in the authority to the endpoint port: by the name of the Service port, otherwise unchanged.
 
 use anyhow::Result;
 use e2e::discovery::Message;
@@ -18,12 +18,12 @@ fn with_ports(object: Object, ports: Value) -> Object {
 }
 
 #[tokio::test]
-async fn the_port_is_found_by_its_name_whatever_the_number() -> Result<()> {
+async fn the_endpoint_port_is_found_by_name() -> Result<()> {
     let rig = Rig::start("names").await?;
-    // Of the Service, of the slice, what is asked for, and the port that comes of it.
+    // The ports of the Service and of the slice, the requested port, and the expected endpoint port.
     let rows: [(Value, Value, u16, Option<u16>); 12] = [
         (json!([{"name": "http", "port": 80}]), json!([{"name": "http", "port": 8080}]), 80, Some(8080)),
-        // The slice says it all: the target port does not matter, by number or by name.
+        // The slice decides: the target port of the Service, a number or a name, does not matter.
         (
             json!([{"name": "http", "port": 80, "targetPort": 1}]),
             json!([{"name": "http", "port": 8080}]),
@@ -36,13 +36,13 @@ async fn the_port_is_found_by_its_name_whatever_the_number() -> Result<()> {
             7778,
             Some(7779),
         ),
-        // Without a name, on both sides.
+        // Unnamed ports match only unnamed ports.
         (json!([{"port": 8989, "targetPort": "x"}]), json!([{"port": 8990}]), 8989, Some(8990)),
         (json!([{"port": 8989}]), json!([{"name": "", "port": 8990}]), 8989, Some(8990)),
         (json!([{"port": 8989}]), json!([{"name": "http", "port": 8990}]), 8989, None),
         (json!([{"name": "http", "port": 80}]), json!([{"port": 8080}]), 80, None),
         (json!([{"name": "http", "port": 80}]), json!([{"name": "admin", "port": 9990}]), 80, None),
-        // Not declared: the number itself, wherever there are ports at all.
+        // A port that the Service does not declare is used unchanged if the slice has any ports.
         (json!([{"name": "http", "port": 80}]), json!([{"name": "http", "port": 8080}]), 5959, Some(5959)),
         (json!([{"name": "http", "port": 80}]), json!([{"name": "admin", "port": 9990}]), 8080, Some(8080)),
         // The first of the Service's ports with this number, whatever its protocol.
@@ -60,30 +60,30 @@ async fn the_port_is_found_by_its_name_whatever_the_number() -> Result<()> {
         ),
     ];
     rig.put_all([meshed("web-1"), workload("vm")]).await?;
-    for (row, (of_service, of_slice, asked, expected)) in rows.into_iter().enumerate() {
+    for (row, (of_service, of_slice, requested, expected)) in rows.into_iter().enumerate() {
         let name = format!("web-{row}");
         let endpoints = [address("192.0.2.1"), of_pod("192.0.2.2", "web-1"), of_workload("192.0.2.3", "vm")];
         rig.put_all([
             with_ports(service(&name), of_service),
             with_ports(slice(&name, &name, &endpoints), of_slice),
-            // A slice that certainly shows, so that the other one has been looked at.
+            // This slice always has an endpoint; once it arrives, the other slice has been processed.
             slice(&format!("{name}-first"), &name, &[address("192.0.2.9")]).with(json!({"ports": [
                 {"name": "http", "port": 1}, {"name": "app", "port": 1}, {"port": 1}, {"name": "dns", "port": 1},
                 {"name": "b", "port": 1},
             ]})),
         ])
         .await?;
-        let declared = if [5959, 8080].contains(&asked) { asked } else { 1 };
-        let mut all = vec![format!("192.0.2.9:{declared}")];
+        let first_port = if [5959, 8080].contains(&requested) { requested } else { 1 };
+        let mut all = vec![format!("192.0.2.9:{first_port}")];
         all.extend(expected.iter().flat_map(|port| [1, 2, 3].map(|host| format!("192.0.2.{host}:{port}"))));
         let all: Vec<&str> = all.iter().map(String::as_str).collect();
-        rig.shows(&format!("{name}:{asked}"), &all).await.map_err(|error| error.context(format!("row {row}")))?;
+        rig.shows(&format!("{name}:{requested}"), &all).await.map_err(|error| error.context(format!("row {row}")))?;
     }
     Ok(())
 }
 
 #[tokio::test]
-async fn a_port_without_a_number_and_a_slice_without_ports_give_nothing() -> Result<()> {
+async fn a_port_without_a_number_and_a_slice_without_ports_have_no_endpoints() -> Result<()> {
     let rig = Rig::start("portless").await?;
     let named = |name: &str, ports: Value| with_ports(slice(name, "web", &[address("192.0.2.9")]), ports);
     rig.put_all([
@@ -96,7 +96,7 @@ async fn a_port_without_a_number_and_a_slice_without_ports_give_nothing() -> Res
     .await?;
     rig.shows("web:80", &["192.0.2.1:8080"]).await?;
     rig.begins_with("web:80", "", &["192.0.2.1:8080"]).await?;
-    // Not declared, the number does not depend on the slice's: it has ports.
+    // An undeclared port applies to every slice that has ports, even to ports without a number.
     rig.begins_with("web:5959", "", &["192.0.2.1:5959", "192.0.2.9:5959"]).await
 }
 
@@ -116,7 +116,7 @@ async fn an_edited_target_port_moves_every_endpoint() -> Result<()> {
 }
 
 #[tokio::test]
-async fn the_services_own_ports_are_followed() -> Result<()> {
+async fn changes_of_the_service_ports_are_followed() -> Result<()> {
     let rig = Rig::start("own").await?;
     let ports = json!([{"name": "http", "port": 8080}, {"name": "admin", "port": 9990}]);
     rig.put_all([service("web"), with_ports(slice("web", "web", &[address("192.0.2.1")]), ports)]).await?;
@@ -127,11 +127,11 @@ async fn the_services_own_ports_are_followed() -> Result<()> {
         assert_eq!(stream.next().await?, Some(remove(&[old])?));
         Ok(())
     };
-    // Another name, then none at all: the number; then back.
+    // Another name, then an undeclared port, which is used unchanged, then the first name again.
     expect(json!({"spec": {"ports": [{"name": "admin", "port": 80}]}}), "192.0.2.1:9990", "192.0.2.1:8080").await?;
     expect(json!({"spec": {"ports": [{"name": "admin", "port": 81}]}}), "192.0.2.1:80", "192.0.2.1:9990").await?;
     expect(json!({"spec": {"ports": [{"name": "http", "port": 80}]}}), "192.0.2.1:8080", "192.0.2.1:80").await?;
-    // A name that no slice has: nothing is left.
+    // No slice has this name, so no endpoint is left.
     rig.patch("Service", "web", json!({"spec": {"ports": [{"name": "grpc", "port": 80}]}})).await?;
     assert_eq!(stream.next().await?, Some(Message::Remove(vec!["192.0.2.1:8080".parse()?])));
     rig.patch("Service", "web", json!({"spec": {"ports": [{"name": "http", "port": 80}]}})).await?;
@@ -140,9 +140,9 @@ async fn the_services_own_ports_are_followed() -> Result<()> {
 }
 
 #[tokio::test]
-async fn slices_with_other_numbers_under_one_name_keep_theirs() -> Result<()> {
+async fn slices_with_different_numbers_for_one_port_name_keep_them() -> Result<()> {
     let rig = Rig::start("mixed").await?;
-    // As while a rollout changes the number behind a named port; the second slice has the other port too.
+    // A rollout that changes the number of a named port leads to such slices; the second slice also has the other port.
     rig.put_all([
         service("web").with(json!({"spec": {"ports": [{"name": "http", "port": 80}, {"name": "admin", "port": 90}]}})),
         slice("old", "web", &[address("192.0.2.1")]),

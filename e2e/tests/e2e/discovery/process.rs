@@ -1,4 +1,4 @@
-//! The first and the last seconds of a process that serves discovery.
+//! Startup and shutdown of a process that serves discovery.
 
 use std::time::Duration;
 
@@ -33,7 +33,7 @@ async fn health(manager: &Manager) -> Result<Vec<ServingStatus>> {
 }
 
 async fn is_not_ready(manager: &Manager, body: &str) -> Result<()> {
-    eventually(SOON, format_args!("/ready to say {body:?}"), async || {
+    eventually(SOON, format_args!("/ready to return {body:?}"), async || {
         let seen = manager.get("/ready").await?;
         ensure!(seen == (StatusCode::SERVICE_UNAVAILABLE, body.to_owned()), "{seen:?}");
         Ok(())
@@ -42,7 +42,7 @@ async fn is_not_ready(manager: &Manager, body: &str) -> Result<()> {
 }
 
 #[tokio::test]
-async fn on_sigterm_streams_end_well_and_nobody_who_stands_still_keeps_the_process() -> Result<()> {
+async fn on_sigterm_streams_end_cleanly_and_stalled_clients_do_not_delay_the_exit() -> Result<()> {
     let mut crowd = Crowd::start(&[]).await?;
     crowd.put("web", 0..300).await?;
     let mut streams = Vec::new();
@@ -61,15 +61,15 @@ async fn on_sigterm_streams_end_well_and_nobody_who_stands_still_keeps_the_proce
 
     crowd.manager.begin_to_terminate()?;
     is_not_ready(&crowd.manager, "not ready\n").await?;
-    // Not accepted and then left to wait.
+    // Connections must be refused, not accepted and left waiting.
     eventually(SOON, "connections to be refused", async || {
         ensure!(TcpStream::connect(address).await.is_err(), "it still listens");
         Ok(())
     })
     .await?;
-    ensure!(crowd.manager.is_running(), "nobody listens because nobody is there");
+    ensure!(crowd.manager.is_running(), "the manager refuses connections because it has exited");
     let (code, text) = discovery.refusal(&crowd.path("web"), "").await?;
-    // The server's own word, or what its client makes of a connection that takes no more streams.
+    // The status of the server, or that of the client library for a connection that takes no more streams.
     ensure!([Code::Unavailable, Code::Cancelled, Code::Unknown].contains(&code), "{code:?} {text}");
     for stream in streams.iter_mut().chain([&mut last]) {
         ensure!(stream.next().await?.is_none(), "{:?}", stream.messages.last());
@@ -82,10 +82,10 @@ async fn on_sigterm_streams_end_well_and_nobody_who_stands_still_keeps_the_proce
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn nothing_is_said_before_all_of_a_kind_is_known() -> Result<()> {
+async fn no_request_is_answered_before_every_kind_is_listed() -> Result<()> {
     let crowd = Crowd::start(&[]).await?;
     crowd.put("web", 0..3).await?;
-    let waits_for = async |kind: &'static str| {
+    let is_blocked_by = async |kind: &'static str| {
         let proxy = FaultProxy::start(crowd.control_plane).await?;
         let (plural, _) = kind.split_once('.').unwrap_or((kind, ""));
         let held = proxy.inject(Rule::path(&format!("/{plural}?")), Action::Hold);
@@ -107,7 +107,7 @@ async fn nothing_is_said_before_all_of_a_kind_is_known() -> Result<()> {
         shows(&mut stream, 0..3).await?;
         ensure!(stream.messages.len() == 1, "{:?}", stream.messages);
         ensure!(discovery.refusal(&crowd.path("missing"), "").await?.0 == Code::NotFound);
-        eventually(SOON, "the health service to say that it serves", async || {
+        eventually(SOON, "the health service to report SERVING", async || {
             let status = health(&manager).await?;
             ensure!(status == [ServingStatus::Serving; 2], "{status:?}");
             Ok(())
@@ -115,6 +115,6 @@ async fn nothing_is_said_before_all_of_a_kind_is_known() -> Result<()> {
         .await
     };
     let kinds = ["pods", "services", "endpointslices.discovery.k8s.io", "nodes"];
-    try_join_all(kinds.map(async |kind| waits_for(kind).await.with_context(|| kind.to_owned()))).await?;
+    try_join_all(kinds.map(async |kind| is_blocked_by(kind).await.with_context(|| kind.to_owned()))).await?;
     Ok(())
 }

@@ -1,4 +1,4 @@
-//! What is asked: authorities and context tokens, and the answer when there is nothing to stream.
+//! Requests: authorities and context tokens, and the refusals of `Get`.
 
 use anyhow::{Context, Result, ensure};
 use e2e::{eventually, mesh::SOON};
@@ -14,18 +14,18 @@ const REMOTE: &str = "multicluster.linkerd.io/remote-discovery";
 const LOCAL: &str = "multicluster.linkerd.io/local-discovery";
 const REMOTE_SERVICE: &str = "multicluster.linkerd.io/remote-service";
 
-/// Waits until the path is refused like this: until then the Service may not have been seen.
+/// Waits until the path is refused like this. Before that, the Service may not be in the cache yet.
 async fn refuses(rig: &Rig, path: &str, code: Code, text: &str) -> Result<()> {
     eventually(SOON, format_args!("{path:?} to be refused"), async || {
         let refusal = rig.discovery.refusal(path, "").await?;
-        ensure!(refusal == (code, text.to_owned()), "expected {code:?} {text:?}, came {refusal:?}");
+        ensure!(refusal == (code, text.to_owned()), "expected {code:?} {text:?}, received {refusal:?}");
         Ok(())
     })
     .await
 }
 
 #[tokio::test]
-async fn what_is_no_authority_is_refused_with_its_text_row_1() -> Result<()> {
+async fn an_invalid_authority_is_refused_with_its_text_row_1() -> Result<()> {
     let rig = Rig::start("row-1").await?;
     rig.put(service("web")).await?;
     rig.get("web:80").await?;
@@ -89,7 +89,7 @@ async fn what_is_no_authority_is_refused_with_its_text_row_1() -> Result<()> {
 }
 
 #[tokio::test]
-async fn an_ip_address_is_not_for_get_row_2() -> Result<()> {
+async fn get_refuses_ip_addresses_row_2() -> Result<()> {
     let rig = Rig::start("row-2").await?;
     for (path, host) in [
         ("10.0.0.1", "10.0.0.1"),
@@ -107,7 +107,7 @@ async fn an_ip_address_is_not_for_get_row_2() -> Result<()> {
 }
 
 #[tokio::test]
-async fn a_host_that_is_no_service_of_the_domain_is_refused_row_3() -> Result<()> {
+async fn a_host_that_is_not_a_service_of_the_domain_is_refused_row_3() -> Result<()> {
     let rig = Rig::start("row-3").await?;
     rig.put(service("web")).await?;
     rig.get("web:80").await?;
@@ -115,7 +115,7 @@ async fn a_host_that_is_no_service_of_the_domain_is_refused_row_3() -> Result<()
     let short = ["", "svc.", "svc.cluster.", "svc.cluster.local.", "svc.cluster.com", "SVC.cluster.local"];
     let longer =
         ["svc.Cluster.local", "svc.cluster.locale", "pod.cluster.local", "svc.mycluster.local", "cluster.local"];
-    let of_the_service = short.iter().chain(&longer).map(|suffix| format!("web.{namespace}.{suffix}"));
+    let with_service = short.iter().chain(&longer).map(|suffix| format!("web.{namespace}.{suffix}"));
     let others = [
         "",
         ":80",
@@ -140,15 +140,15 @@ async fn a_host_that_is_no_service_of_the_domain_is_refused_row_3() -> Result<()
         "web.ns.svc.cluster.local/path",
         "http://web.ns.svc.cluster.local",
     ];
-    for path in of_the_service.chain(others.map(str::to_owned)) {
-        // A colon in what is no port at all is row 1, with the same text.
+    for path in with_service.chain(others.map(str::to_owned)) {
+        // A path whose text after the colon is not a port belongs to row 1, which has the same text.
         refuses(&rig, &path, INVALID, &format!("Invalid authority: {path}")).await?;
     }
     Ok(())
 }
 
 #[tokio::test]
-async fn a_service_that_is_not_there_is_not_found_row_4() -> Result<()> {
+async fn a_missing_service_is_not_found_row_4() -> Result<()> {
     let rig = Rig::start("row-4").await?;
     rig.put(service("web")).await?;
     rig.get("web:80").await?;
@@ -168,7 +168,7 @@ async fn a_service_that_is_not_there_is_not_found_row_4() -> Result<()> {
 }
 
 #[tokio::test]
-async fn what_lives_in_other_clusters_is_refused_while_none_is_known_rows_6_to_8_and_10() -> Result<()> {
+async fn services_of_unknown_clusters_are_refused_rows_6_to_8_and_10() -> Result<()> {
     let rig = Rig::start("rows").await?;
     let both = |object: Object| object.labelled(REMOTE, "east").labelled(REMOTE_SERVICE, "web");
     rig.put_all([
@@ -180,7 +180,7 @@ async fn what_lives_in_other_clusters_is_refused_while_none_is_known_rows_6_to_8
         both(service("remote")),
         both(external_name("remote-first")),
         external_name("external"),
-        // The name of the remote Service alone, or the annotation of a cluster as a label, makes nothing remote.
+        // Neither the remote Service name alone nor a local-discovery label, which must be an annotation, makes a Service remote.
         service("plain").labelled(REMOTE_SERVICE, "web").labelled(LOCAL, "web"),
     ])
     .await?;
@@ -203,7 +203,7 @@ async fn what_lives_in_other_clusters_is_refused_while_none_is_known_rows_6_to_8
 }
 
 #[tokio::test]
-async fn every_spelling_of_an_authority_is_one_service() -> Result<()> {
+async fn all_spellings_of_an_authority_are_the_same_service() -> Result<()> {
     let rig = Rig::start("spelling").await?;
     rig.put_all([service("web"), slice("web", "web", &[address("192.0.2.1")])]).await?;
     rig.shows("web:80", &["192.0.2.1:8080"]).await?;
@@ -225,7 +225,7 @@ async fn every_spelling_of_an_authority_is_one_service() -> Result<()> {
 }
 
 #[tokio::test]
-async fn the_domain_is_the_one_that_the_flag_names() -> Result<()> {
+async fn the_cluster_domain_is_set_by_the_flag() -> Result<()> {
     let rig = Rig::with(Settings::Upstream, "domain").await?;
     rig.put_all([service("web"), external_name("external"), slice("web", "web", &[address("192.0.2.1")])]).await?;
     rig.shows("web:80", &["192.0.2.1:8080"]).await?;
@@ -236,7 +236,7 @@ async fn the_domain_is_the_one_that_the_flag_names() -> Result<()> {
 }
 
 #[tokio::test]
-async fn the_node_is_found_in_every_token_that_names_it_and_no_token_is_an_error() -> Result<()> {
+async fn the_node_is_read_from_every_token_that_names_it_and_no_token_is_refused() -> Result<()> {
     let rig = Rig::start("token").await?;
     let (here, there) = (format!("{}-here", rig.name()), format!("{}-there", rig.name()));
     let endpoints = [hinted(address("192.0.2.1"), &["here"]), hinted(address("192.0.2.2"), &["there"])];
@@ -248,13 +248,13 @@ async fn the_node_is_found_in_every_token_that_names_it_and_no_token_is_an_error
     ])
     .await?;
     let (near, all) = (["192.0.2.1:8080"].as_slice(), ["192.0.2.1:8080", "192.0.2.2:8080"].as_slice());
-    // The node is known from here on, so what a stream begins with is final.
+    // The nodes are in the cache from here on, so the first message of a stream is final.
     rig.begins_with("web", &e2e::discovery::token("", &here), near).await?;
     rig.begins_with("web", &e2e::discovery::token("", &there), &["192.0.2.2:8080"]).await?;
     let long = format!(r#"{{"nodeName":"{here}","pod":"{}"}}"#, "p".repeat(2000));
     let too_long = format!(r#"{{"nodeName":"{here}","pod":"{}"}}"#, "p".repeat(5000));
     let deep = format!(r#"{{"nodeName":"{here}","x":{}{}}}"#, "[".repeat(1500), "]".repeat(1500));
-    let of_the_node = [
+    let with_node = [
         r#"{"ns":"ns", "nodeName":"HERE", "pod":"web-1"}"#,
         "{\"ns\":\"ns\", \"nodeName\":\"HERE\", \"pod\":\"web-1\"}\n",
         " \t\r\n{ \"nodeName\" : \"HERE\" } \n\n",
@@ -269,11 +269,11 @@ async fn the_node_is_found_in_every_token_that_names_it_and_no_token_is_an_error
         r#"{"node\u004eame":"HERE"}"#,
         &long,
     ];
-    for token in of_the_node {
+    for token in with_node {
         let token = token.replace("THERE", &there).replace("HERE", &here);
         rig.begins_with("web", &token, near).await.with_context(|| format!("the token {token:.200}"))?;
     }
-    let of_nobody = [
+    let without_node = [
         "",
         "\n",
         "null",
@@ -303,17 +303,17 @@ async fn the_node_is_found_in_every_token_that_names_it_and_no_token_is_an_error
         "{",
         &too_long,
     ];
-    for token in of_nobody {
+    for token in without_node {
         let token = token.replace("HERE", &here);
         rig.begins_with("web", &token, all).await.with_context(|| format!("the token {token:.200}"))?;
     }
-    // Whether so deep a nesting is read or not: it is answered.
+    // Deep nesting may or may not be parsed, but the request is answered.
     rig.discovery.get(&rig.path("web"), &deep).await?.next().await?;
     Ok(())
 }
 
 #[tokio::test]
-async fn what_is_too_long_is_refused_shortly_and_the_connection_goes_on() -> Result<()> {
+async fn requests_that_are_too_long_get_a_short_refusal_and_keep_the_connection() -> Result<()> {
     let rig = Rig::start("long").await?;
     rig.put_all([service("web"), slice("web", "web", &[address("192.0.2.1")])]).await?;
     let mut endpoints = rig.shows("web:80", &["192.0.2.1:8080"]).await?;
@@ -323,7 +323,7 @@ async fn what_is_too_long_is_refused_shortly_and_the_connection_goes_on() -> Res
         let path = format!("{}.{}.svc.cluster.local", "b".repeat(length), rig.name());
         let (code, text) = rig.discovery.refusal(&path, "").await?;
         ensure!(code == Code::NotFound && text.starts_with("Service bbbb") && text.len() < 2048, "{code:?} {text}");
-        // Not cut within a character.
+        // The text is not truncated within a character.
         let (code, text) = rig.discovery.refusal(&"ß".repeat(length / 2), "").await?;
         ensure!(code == INVALID && text.starts_with("Invalid authority: ßßßß") && text.len() < 2048, "{code:?} {text}");
     }

@@ -1,4 +1,4 @@
-//! Kubernetes' own slices, over Deployments that scale and restart: what most streams of a mesh see.
+//! The EndpointSlices that Kubernetes writes for Deployments that scale and restart: the usual case in a mesh.
 
 use std::{
     collections::BTreeSet,
@@ -16,7 +16,7 @@ use super::{QUIET, Rig, objects::service};
 
 const DEADLINE: Duration = Duration::from_secs(60);
 
-/// A Deployment with a Service over it, both of this name.
+/// Creates a Deployment and a Service that selects it, both with this name.
 async fn deploy(rig: &Rig, name: &str, replicas: u32) -> Result<()> {
     let labels = json!({ "app": name });
     let meshed = json!({"app": name, "linkerd.io/control-plane-ns": "linkerd"});
@@ -36,7 +36,7 @@ async fn patch(rig: &Rig, name: &str, patch: Value) -> Result<()> {
     Ok(())
 }
 
-/// The ready addresses in the slices of a Service, once there are so many and all Pods are of the wanted template.
+/// Waits until all Pods have the current template and the slices have `count` ready addresses; returns the addresses.
 async fn published(rig: &Rig, name: &str, count: usize) -> Result<BTreeSet<SocketAddr>> {
     let deployments = rig.namespace.api::<Deployment>();
     let slices = rig.namespace.api::<EndpointSlice>();
@@ -44,7 +44,10 @@ async fn published(rig: &Rig, name: &str, count: usize) -> Result<BTreeSet<Socke
     eventually(DEADLINE, format_args!("{count} published endpoints of {name}"), async || {
         let deployment = deployments.get(name).await?;
         let status = deployment.status.unwrap_or_default();
-        ensure!(status.observed_generation == deployment.metadata.generation, "the Deployment is not looked at yet");
+        ensure!(
+            status.observed_generation == deployment.metadata.generation,
+            "the Deployment controller has not observed the change yet"
+        );
         let replicas = [status.replicas, status.updated_replicas, status.ready_replicas].map(Option::unwrap_or_default);
         ensure!(replicas.iter().all(|replicas| usize::try_from(*replicas) == Ok(count)), "{replicas:?} replicas");
         let mut addresses = BTreeSet::new();
@@ -68,7 +71,7 @@ async fn converges(stream: &mut Endpoints, published: &BTreeSet<SocketAddr>) -> 
 }
 
 #[tokio::test]
-async fn a_stream_follows_a_restart_to_exactly_the_new_pods_and_is_never_empty() -> Result<()> {
+async fn a_stream_follows_a_restart_to_the_new_pods_and_is_never_empty() -> Result<()> {
     let rig = Rig::start("restart").await?;
     deploy(&rig, "web", 3).await?;
     let before = published(&rig, "web", 3).await?;
@@ -83,7 +86,7 @@ async fn a_stream_follows_a_restart_to_exactly_the_new_pods_and_is_never_empty()
     patch(&rig, "web", restarted).await?;
     let after = published(&rig, "web", 3).await?;
     ensure!(before.is_disjoint(&after), "{before:?} and {after:?}");
-    // Message by message, as a proxy would be left with.
+    // The minimum is taken after every message, because a proxy may have to work with that state.
     let mut fewest = stream.known.len();
     stream
         .until(&format!("{after:?}"), |known| {
@@ -91,12 +94,12 @@ async fn a_stream_follows_a_restart_to_exactly_the_new_pods_and_is_never_empty()
             known.keys().eq(&after)
         })
         .await?;
-    ensure!(fewest >= 2, "down to {fewest} endpoints during the restart");
+    ensure!(fewest >= 2, "the stream had only {fewest} endpoints during the restart");
     stream.is_quiet_for(QUIET).await
 }
 
 #[tokio::test]
-async fn streams_of_one_service_move_together_and_those_of_another_not_at_all() -> Result<()> {
+async fn all_streams_of_a_service_follow_its_scale_and_those_of_another_do_not_change() -> Result<()> {
     let rig = Rig::start("scale").await?;
     deploy(&rig, "a", 1).await?;
     deploy(&rig, "b", 1).await?;
@@ -107,7 +110,7 @@ async fn streams_of_one_service_move_together_and_those_of_another_not_at_all() 
         converges(stream, &of_a).await?;
     }
     converges(&mut other, &of_b).await?;
-    // Owners may come after their Pods.
+    // Owners may be created after their Pods.
     let hashed = |known: &std::collections::BTreeMap<_, linkerd2_proxy_api::destination::WeightedAddr>| {
         known.values().all(|endpoint| endpoint.metric_labels.contains_key("deployment"))
     };

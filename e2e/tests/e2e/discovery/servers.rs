@@ -1,4 +1,4 @@
-//! Servers: which ports of which workloads they make opaque, and how their changes reach running streams.
+//! Servers: the ports that they make opaque, and how their changes reach open streams.
 
 use anyhow::{Context, Result};
 use serde_json::{Value, json};
@@ -9,7 +9,7 @@ use super::{
         Object, address, but, container, field, meshed, of_pod, of_workload, opaque_server, proxy, server, service,
         slice, workload,
     },
-    told::{self, traits},
+    received::{self, traits},
 };
 
 const MESHED: &str = "h2 4143 identity http2";
@@ -19,7 +19,7 @@ fn of_pods(selector: Value) -> Value {
     but(json!({"port": 8080, "proxyProtocol": "opaque"}), field("podSelector", selector))
 }
 
-/// With a Pod, a Pod of other labels, a machine and a plain address behind `web:80`.
+/// Creates `web:80` with a Pod, a Pod with other labels, an ExternalWorkload and a plain address.
 async fn rig(settings: Settings, prefix: &str) -> Result<Rig> {
     let rig = Rig::with(settings, prefix).await?;
     let endpoints = [
@@ -39,7 +39,7 @@ async fn rig(settings: Settings, prefix: &str) -> Result<Rig> {
     Ok(rig)
 }
 
-/// Whether each of the four is told to be opaque.
+/// The expected traits of the four endpoints; the plain address never has any.
 fn expected(opaque: [bool; 3]) -> [(&'static str, String); 4] {
     let of = |at: usize| if opaque.get(at) == Some(&true) { OPAQUE } else { MESHED };
     [
@@ -51,20 +51,20 @@ fn expected(opaque: [bool; 3]) -> [(&'static str, String); 4] {
 }
 
 #[tokio::test]
-async fn a_server_makes_the_ports_opaque_that_it_selects() -> Result<()> {
+async fn a_server_makes_the_selected_ports_opaque() -> Result<()> {
     let rig = rig(Settings::Helm, "servers").await?;
     let mut stream = rig.get("web:80").await?;
-    told::look(&mut stream, traits, expected([false; 3])).await?;
+    received::wait_for(&mut stream, traits, expected([false; 3])).await?;
     let expression = |operator: &str, values: Value| json!([{"key": "app", "operator": operator, "values": values}]);
     let by = |expressions: Value| of_pods(json!({ "matchExpressions": expressions }));
-    let machines = |selector: Value, port: Value| json!({"externalWorkloadSelector": selector, "port": port, "proxyProtocol": "opaque"});
+    let workloads = |selector: Value, port: Value| json!({"externalWorkloadSelector": selector, "port": port, "proxyProtocol": "opaque"});
     let web = json!({"matchLabels": {"app": "web"}});
     let on_port = |port: Value, protocol: &str| json!({"podSelector": web, "port": port, "proxyProtocol": protocol});
     let rows = [
         (of_pods(web.clone()), [true, false, false]),
         (of_pods(json!({})), [true, true, false]),
         (of_pods(json!({"matchLabels": {}})), [true, true, false]),
-        (of_pods(json!({"matchLabels": {"app": "nobody"}})), [false, false, false]),
+        (of_pods(json!({"matchLabels": {"app": "no-match"}})), [false, false, false]),
         (of_pods(json!({"matchLabels": {"app": "web", "tier": "back"}})), [false, false, false]),
         (by(expression("In", json!(["web", "x"]))), [true, false, false]),
         (by(expression("NotIn", json!(["web"]))), [false, true, false]),
@@ -76,10 +76,10 @@ async fn a_server_makes_the_ports_opaque_that_it_selects() -> Result<()> {
             ),
             [false, false, false],
         ),
-        (machines(json!({}), json!(8080)), [false, false, true]),
-        (machines(json!({"matchLabels": {"app": "vm"}}), json!("http")), [false, false, true]),
-        (machines(json!({"matchLabels": {"app": "vm"}}), json!("grpc")), [false, false, false]),
-        (machines(json!({"matchLabels": {"app": "web"}}), json!(8080)), [false, false, false]),
+        (workloads(json!({}), json!(8080)), [false, false, true]),
+        (workloads(json!({"matchLabels": {"app": "vm"}}), json!("http")), [false, false, true]),
+        (workloads(json!({"matchLabels": {"app": "vm"}}), json!("grpc")), [false, false, false]),
+        (workloads(json!({"matchLabels": {"app": "web"}}), json!(8080)), [false, false, false]),
         (on_port(json!("http"), "opaque"), [true, false, false]),
         (on_port(json!("grpc"), "opaque"), [false, false, false]),
         (on_port(json!(80), "opaque"), [false, false, false]),
@@ -87,7 +87,7 @@ async fn a_server_makes_the_ports_opaque_that_it_selects() -> Result<()> {
         (on_port(json!(8080), "Opaque"), [false, false, false]),
         (on_port(json!(8080), "HTTP/1"), [false, false, false]),
         (on_port(json!(8080), "unknown"), [false, false, false]),
-        // What cannot be a selector costs this Server, and nobody else.
+        // An invalid selector disables only its own Server.
         (by(expression("In", json!([]))), [false, false, false]),
         (by(json!([{"key": "app", "operator": "Exists", "values": ["web"]}])), [false, false, false]),
         (by(json!([{"key": "not a key!", "operator": "Exists"}])), [false, false, false]),
@@ -96,23 +96,27 @@ async fn a_server_makes_the_ports_opaque_that_it_selects() -> Result<()> {
         let name = format!("row-{row}");
         rig.put(server(&name, spec.clone())).await?;
         if opaque == [false; 3] {
-            // Nothing will come of it: another one shows when it has been seen.
+            // This Server changes nothing. A second Server shows when it has been processed.
             rig.put(server("after", of_pods(json!({})))).await?;
-            told::look(&mut stream, traits, expected([true, true, false])).await.with_context(|| spec.to_string())?;
+            received::wait_for(&mut stream, traits, expected([true, true, false]))
+                .await
+                .with_context(|| spec.to_string())?;
             rig.delete("Server", "after").await?;
         }
-        told::look(&mut stream, traits, expected(opaque)).await.with_context(|| spec.to_string())?;
+        received::wait_for(&mut stream, traits, expected(opaque)).await.with_context(|| spec.to_string())?;
         let mut fresh = rig.get("web:80").await?;
         fresh.next().await?;
-        told::look(&mut fresh, traits, expected(opaque)).await.with_context(|| format!("fresh: {spec}"))?;
+        received::wait_for(&mut fresh, traits, expected(opaque)).await.with_context(|| format!("fresh: {spec}"))?;
         rig.delete("Server", &name).await?;
-        told::look(&mut stream, traits, expected([false; 3])).await.with_context(|| format!("without {spec}"))?;
+        received::wait_for(&mut stream, traits, expected([false; 3]))
+            .await
+            .with_context(|| format!("without {spec}"))?;
     }
     Ok(())
 }
 
 #[tokio::test]
-async fn a_server_never_takes_opaqueness_away() -> Result<()> {
+async fn a_server_cannot_make_an_opaque_port_non_opaque() -> Result<()> {
     let rig = Rig::start("never").await?;
     let annotated = |name: &str, ports: &str| meshed(name).annotated("config.linkerd.io/opaque-ports", ports);
     rig.put_all([
@@ -125,16 +129,16 @@ async fn a_server_never_takes_opaqueness_away() -> Result<()> {
     ])
     .await?;
     let mut stream = rig.get("web:80").await?;
-    let look = [("192.0.2.1:8080", OPAQUE), ("192.0.2.2:8080", MESHED)].map(|(at, look)| (at, look.to_owned()));
-    told::look(&mut stream, traits, look).await?;
-    // An emptied annotation is no shield either.
+    let expected = [("192.0.2.1:8080", OPAQUE), ("192.0.2.2:8080", MESHED)].map(|(at, traits)| (at, traits.to_owned()));
+    received::wait_for(&mut stream, traits, expected).await?;
+    // An empty opaque-ports annotation does not override the Server.
     rig.put(opaque_server("opaque", json!(8080))).await?;
-    let look = [("192.0.2.1:8080", OPAQUE), ("192.0.2.2:8080", OPAQUE)].map(|(at, look)| (at, look.to_owned()));
-    told::look(&mut stream, traits, look).await
+    let expected = [("192.0.2.1:8080", OPAQUE), ("192.0.2.2:8080", OPAQUE)].map(|(at, traits)| (at, traits.to_owned()));
+    received::wait_for(&mut stream, traits, expected).await
 }
 
 #[tokio::test]
-async fn an_edit_of_a_server_is_one_add_of_what_flips_in_both_directions() -> Result<()> {
+async fn an_edit_of_a_server_sends_one_add_of_the_affected_endpoints() -> Result<()> {
     for (settings, plain, opaque) in
         [(Settings::Helm, MESHED, OPAQUE), (Settings::Upstream, "h2 identity http2", OPAQUE)]
     {
@@ -154,7 +158,7 @@ async fn an_edit_of_a_server_is_one_add_of_what_flips_in_both_directions() -> Re
             opaque_server("web", json!("http")),
         ])
         .await?;
-        let look = |two: &str| {
+        let expected = |two: &str| {
             [
                 ("192.0.2.1:8080", two.to_owned()),
                 ("192.0.2.2:8080", two.to_owned()),
@@ -162,9 +166,9 @@ async fn an_edit_of_a_server_is_one_add_of_what_flips_in_both_directions() -> Re
             ]
         };
         let mut stream = rig.get("web:80").await?;
-        told::look(&mut stream, traits, look(opaque)).await?;
+        received::wait_for(&mut stream, traits, expected(opaque)).await?;
         for (patch, two) in [
-            (json!({"spec": {"podSelector": {"matchLabels": {"app": "nobody"}}}}), plain),
+            (json!({"spec": {"podSelector": {"matchLabels": {"app": "no-match"}}}}), plain),
             (json!({"spec": {"podSelector": {"matchLabels": {"app": "web"}}}}), opaque),
             (json!({"spec": {"proxyProtocol": "HTTP/2"}}), plain),
             (json!({"spec": {"proxyProtocol": "opaque"}}), opaque),
@@ -173,40 +177,40 @@ async fn an_edit_of_a_server_is_one_add_of_what_flips_in_both_directions() -> Re
         ] {
             rig.patch("Server", "web", patch).await?;
             assert_eq!(stream.next().await?, Some(add(&["192.0.2.1:8080", "192.0.2.2:8080"])?));
-            told::look(&mut stream, traits, look(two)).await?;
+            received::wait_for(&mut stream, traits, expected(two)).await?;
         }
         rig.delete("Server", "web").await?;
         assert_eq!(stream.next().await?, Some(add(&["192.0.2.1:8080", "192.0.2.2:8080"])?));
-        told::look(&mut stream, traits, look(plain)).await?;
+        received::wait_for(&mut stream, traits, expected(plain)).await?;
         stream.is_quiet_for(QUIET).await?;
     }
     Ok(())
 }
 
 #[tokio::test]
-async fn of_several_servers_one_is_enough() -> Result<()> {
+async fn one_of_several_servers_is_enough_to_make_a_port_opaque() -> Result<()> {
     let rig = rig(Settings::Helm, "several").await?;
     rig.put_all([opaque_server("a", json!(8080)), opaque_server("b", json!("http"))]).await?;
     let mut stream = rig.get("web:80").await?;
-    told::look(&mut stream, traits, expected([true, false, false])).await?;
-    // The other one still says so: nothing to tell.
+    received::wait_for(&mut stream, traits, expected([true, false, false])).await?;
+    // Server `b` still makes the port opaque, so the endpoint does not change.
     rig.patch("Server", "a", json!({"spec": {"proxyProtocol": "HTTP/2"}})).await?;
     rig.patch("Server", "a", json!({"spec": {"podSelector": {"matchLabels": {"app": "other"}}}})).await?;
     stream.is_quiet_for(QUIET).await?;
     rig.delete("Server", "b").await?;
-    told::look(&mut stream, traits, expected([false; 3])).await?;
+    received::wait_for(&mut stream, traits, expected([false; 3])).await?;
     rig.patch("Server", "a", json!({"spec": {"proxyProtocol": "opaque"}})).await?;
-    told::look(&mut stream, traits, expected([false, true, false])).await?;
+    received::wait_for(&mut stream, traits, expected([false, true, false])).await?;
     rig.delete("Server", "a").await?;
-    told::look(&mut stream, traits, expected([false; 3])).await
+    received::wait_for(&mut stream, traits, expected([false; 3])).await
 }
 
 #[tokio::test]
-async fn a_server_of_another_namespace_is_none_of_ours() -> Result<()> {
+async fn a_server_of_another_namespace_has_no_effect() -> Result<()> {
     let rig = rig(Settings::Helm, "ours").await?;
     let elsewhere = Rig::start("elsewhere").await?;
     let mut stream = rig.get("web:80").await?;
-    told::look(&mut stream, traits, expected([false; 3])).await?;
+    received::wait_for(&mut stream, traits, expected([false; 3])).await?;
     elsewhere
         .put_all([
             opaque_server("web", json!(8080)),
@@ -215,36 +219,36 @@ async fn a_server_of_another_namespace_is_none_of_ours() -> Result<()> {
             slice("web", "web", &[of_pod("192.0.2.1", "web-1")]),
         ])
         .await?;
-    // Seen there.
+    // The Server takes effect in its own namespace.
     let mut theirs = elsewhere.get("web:80").await?;
-    told::only(&mut theirs, traits, OPAQUE.to_owned()).await?;
+    received::wait_for_only(&mut theirs, traits, OPAQUE.to_owned()).await?;
     stream.is_quiet_for(QUIET).await
 }
 
 #[tokio::test]
-async fn labels_that_change_bring_a_workload_under_a_server_and_from_under_it() -> Result<()> {
+async fn changed_labels_add_a_workload_to_a_server_and_remove_it() -> Result<()> {
     let rig = rig(Settings::Helm, "labels").await?;
     rig.put_all([
         opaque_server("pods", json!(8080)),
         server(
-            "machines",
+            "workloads",
             json!({"externalWorkloadSelector": {"matchLabels": {"opaque": "yes"}}, "port": 8080,
             "proxyProtocol": "opaque"}),
         ),
     ])
     .await?;
     let mut stream = rig.get("web:80").await?;
-    told::look(&mut stream, traits, expected([true, false, false])).await?;
+    received::wait_for(&mut stream, traits, expected([true, false, false])).await?;
     rig.patch("Pod", "web-1", json!({"metadata": {"labels": {"app": "else"}}})).await?;
-    told::look(&mut stream, traits, expected([false, false, false])).await?;
+    received::wait_for(&mut stream, traits, expected([false, false, false])).await?;
     rig.patch("Pod", "other-1", json!({"metadata": {"labels": {"app": "web"}}})).await?;
-    told::look(&mut stream, traits, expected([false, true, false])).await?;
+    received::wait_for(&mut stream, traits, expected([false, true, false])).await?;
     rig.patch("ExternalWorkload", "vm", json!({"metadata": {"labels": {"opaque": "yes"}}})).await?;
-    told::look(&mut stream, traits, expected([false, true, true])).await
+    received::wait_for(&mut stream, traits, expected([false, true, true])).await
 }
 
 #[tokio::test]
-async fn a_servers_named_port_is_a_containers_port_or_its_port_on_the_host() -> Result<()> {
+async fn a_named_port_of_a_server_is_a_container_port_or_its_host_port() -> Result<()> {
     let rig = Rig::start("host-port").await?;
     let ports =
         json!([{"name": "http", "containerPort": 80, "hostPort": 8080}, {"name": "admin", "containerPort": 9990}]);
@@ -257,14 +261,14 @@ async fn a_servers_named_port_is_a_containers_port_or_its_port_on_the_host() -> 
         opaque_server("named", json!("http")),
     ])
     .await?;
-    for (port, look) in [(80, OPAQUE), (8080, OPAQUE), (9990, MESHED)] {
+    for (port, expected) in [(80, OPAQUE), (8080, OPAQUE), (9990, MESHED)] {
         let authority = format!("web:{port}");
         let mut stream = rig.get(&authority).await?;
-        told::only(&mut stream, traits, look.to_owned()).await.with_context(|| authority)?;
+        received::wait_for_only(&mut stream, traits, expected.to_owned()).await.with_context(|| authority)?;
     }
-    // Asked for by its number, the container's own port.
+    // The container port itself, requested by its number.
     rig.patch("EndpointSlice", "web", json!({"ports": [{"name": "http", "port": 80}]})).await?;
     let mut stream = rig.get("web:80").await?;
     stream.shows(&["192.0.2.1:80"]).await?;
-    told::only(&mut stream, traits, OPAQUE.to_owned()).await
+    received::wait_for_only(&mut stream, traits, OPAQUE.to_owned()).await
 }

@@ -1,4 +1,4 @@
-//! The server around the streams: health, metrics, readiness, what it does without what it would like to have, its end.
+//! The server itself: health, metrics, readiness, missing CRDs or API server, and shutdown.
 
 use std::time::Duration;
 
@@ -17,11 +17,11 @@ use tonic_health::pb::{HealthCheckRequest, health_check_response::ServingStatus,
 use super::{
     QUIET, Rig, Settings, create,
     objects::{Object, address, meshed, of_pod, of_workload, opaque_server, replica_set, service, slice, workload},
-    told::{self, traits},
+    received::{self, traits},
 };
 
 pub(crate) const STOP: Duration = Duration::from_secs(45);
-/// Longer than the longest pause between two looks for a CRD or an API server.
+/// Longer than the maximum backoff between two attempts to reach a CRD or the API server.
 pub(crate) const BACKED_OFF: Duration = Duration::from_secs(90);
 const SERVICE: &str = "io.linkerd.proxy.destination.Destination";
 
@@ -33,7 +33,7 @@ pub(crate) fn discovery_only(args: &[&str]) -> ManagerOptions {
     ManagerOptions { args: args.collect(), ..ManagerOptions::default() }
 }
 
-/// A control plane with nothing of Linkerd's, and a manager on it: what would be harmed by others, or harm them.
+/// A dedicated control plane without Linkerd, and its manager, for tests that cannot share them.
 pub(crate) struct Own {
     pub(crate) control_plane: ControlPlane,
     pub(crate) manager: Manager,
@@ -49,8 +49,8 @@ impl Own {
         Ok(Self { control_plane, manager, namespace })
     }
 
-    /// With Linkerd's CRDs, and a manager that may do what the manifests allow discovery, and nothing else.
-    pub(crate) async fn with_what_the_repository_grants() -> Result<Self> {
+    /// Adds Linkerd's CRDs, and starts a manager with only the permissions that the manifests grant to discovery.
+    pub(crate) async fn with_granted_permissions() -> Result<Self> {
         let mut own = Self::start().await?;
         own.control_plane.install_crds("crd/linkerd").await?;
         own.control_plane.kubectl(&["create", "namespace", "linkerd"]).await?;
@@ -79,7 +79,7 @@ impl Own {
     }
 }
 
-/// Has these calls of a method counted, each by what it ends with.
+/// Makes calls of a method, and waits until each is counted with its status code.
 pub(crate) async fn counts_calls(
     manager: &Manager,
     method: &str,
@@ -87,8 +87,8 @@ pub(crate) async fn counts_calls(
     calls: impl AsyncFnOnce() -> Result<()>,
 ) -> Result<()> {
     let of_method = [("grpc_type", "server_stream"), ("grpc_service", SERVICE), ("grpc_method", method)];
-    let began = ["started_total", "msg_received_total", "msg_sent_total", "handling_seconds_count"];
-    let counters = began.map(|name| (name, None)).into_iter();
+    let uncoded = ["started_total", "msg_received_total", "msg_sent_total", "handling_seconds_count"];
+    let counters = uncoded.map(|name| (name, None)).into_iter();
     let counters: Vec<_> =
         counters.chain(codes.iter().map(|code| ("handled_total", Some(("grpc_code", *code))))).collect();
     let count = async |name: &str, code: Option<(&str, &str)>| {
@@ -103,7 +103,7 @@ pub(crate) async fn counts_calls(
     for ((name, code), before) in counters.into_iter().zip(before) {
         eventually(SOON, format_args!("{name} {code:?} to grow"), async || {
             let now = count(name, code).await;
-            ensure!(now > before, "{before} and {now}");
+            ensure!(now > before, "it was {before} and is {now}");
             Ok(())
         })
         .await?;
@@ -117,13 +117,13 @@ pub(crate) async fn counts_calls(
 }
 
 #[tokio::test]
-async fn it_says_by_grpc_that_it_serves() -> Result<()> {
+async fn the_grpc_health_service_reports_serving() -> Result<()> {
     let rig = Rig::start("health").await?;
     let address = rig.manager.destination_address();
     let mut health = HealthClient::new(Channel::from_shared(format!("http://{address}"))?.connect().await?);
     for service in ["", SERVICE] {
         let request = HealthCheckRequest { service: service.to_owned() };
-        let response = health.check(request).await.with_context(|| format!("of {service:?}"))?;
+        let response = health.check(request).await.with_context(|| format!("health of {service:?}"))?;
         assert_eq!(response.into_inner().status(), ServingStatus::Serving, "{service:?}");
     }
     let unknown = health.check(HealthCheckRequest { service: "other".to_owned() }).await;
@@ -132,7 +132,7 @@ async fn it_says_by_grpc_that_it_serves() -> Result<()> {
 }
 
 #[tokio::test]
-async fn the_series_of_a_service_live_as_long_as_its_streams() -> Result<()> {
+async fn the_series_of_a_service_exist_as_long_as_its_streams() -> Result<()> {
     let rig = Rig::start("series").await?;
     let of_web = [("cluster", "local"), ("namespace", rig.name()), ("service", "web"), ("port", "80")];
     let mesh = [service("web"), meshed("web-1"), meshed("web-2"), service("empty")];
@@ -165,7 +165,7 @@ async fn the_series_of_a_service_live_as_long_as_its_streams() -> Result<()> {
         gauge("endpoints_exists", labels, Some(exists)).await?;
         ensure!(rig.manager.metric("endpoints_updates", labels).await.is_some(), "no endpoints_updates{labels:?}");
     }
-    // It exists, and is empty; deleted, it does not.
+    // The Service exists and is empty. After its deletion it does not exist.
     rig.delete("Service", "empty").await?;
     gauge("endpoints_exists", &of_empty, Some(0.0)).await?;
     let before = rig.manager.metric("endpoints_updates", &of_all).await.unwrap_or_default();
@@ -185,7 +185,7 @@ async fn the_series_of_a_service_live_as_long_as_its_streams() -> Result<()> {
 }
 
 #[tokio::test]
-async fn calls_are_counted_by_their_end() -> Result<()> {
+async fn calls_are_counted_by_status_code() -> Result<()> {
     let rig = Rig::start("calls").await?;
     rig.put_all([service("web"), slice("web", "web", &[address("192.0.2.1")])]).await?;
     counts_calls(rig.manager, "Get", &["OK", "InvalidArgument", "NotFound"], async || {
@@ -198,11 +198,11 @@ async fn calls_are_counted_by_their_end() -> Result<()> {
 }
 
 #[tokio::test]
-async fn what_is_always_there_is_there() -> Result<()> {
+async fn series_that_always_exist_are_exported() -> Result<()> {
     let rig = Rig::start("always").await?;
     rig.put_all([service("web"), meshed("web-1"), slice("web", "web", &[of_pod("192.0.2.1", "web-1")])]).await?;
     let _stream = rig.shows("web:80", &["192.0.2.1:8080"]).await?;
-    // An update shows the lag; a creation does not.
+    // Only updates are counted in the lag, not creations.
     rig.set_endpoints("web", &[of_pod("192.0.2.2", "web-1")]).await?;
     for kind in ["endpointslices", "services", "servers", "pods", "externalworkload"] {
         for bound in ["0.5", "1", "2.5", "5", "10", "25", "50", "100", "250", "1000", "+Inf"] {
@@ -223,7 +223,7 @@ async fn what_is_always_there_is_there() -> Result<()> {
         let filled = !["pod", "service", "endpointslices", "node"].contains(&kind) || size > Some(0.0);
         ensure!(filled, "{name} is {size:?}");
     }
-    // Nothing queues, so nothing overflows; dashboards look for it all the same.
+    // The operator has no such queue, so it never overflows, but dashboards expect the series.
     let samples = rig.manager.metrics().await?;
     let overflow: Vec<_> = samples.iter().filter(|sample| sample.name == "endpoint_updates_queue_overflow").collect();
     ensure!(overflow.len() == 1 && overflow.iter().all(|sample| sample.value == 0.0), "{overflow:?}");
@@ -231,14 +231,14 @@ async fn what_is_always_there_is_there() -> Result<()> {
 }
 
 #[tokio::test]
-async fn at_sigterm_streams_end_with_ok_and_then_the_process() -> Result<()> {
+async fn on_sigterm_streams_end_with_ok_and_then_the_process_exits() -> Result<()> {
     let rig = Rig::start("term").await?;
     rig.put_all([service("web"), slice("web", "web", &[address("192.0.2.1")]), service("empty")]).await?;
     let (control_plane, _) = Settings::Helm.manager().await?;
     let mut manager = Manager::start(control_plane, discovery_only(&[]))?;
     manager.ready(SOON).await?;
     let mut streams = Vec::new();
-    // On several connections, some silent.
+    // On several connections, some of them without further messages.
     for service in ["web", "web", "empty"] {
         let discovery = manager.discovery().await?;
         for _ in 0..5 {
@@ -249,7 +249,7 @@ async fn at_sigterm_streams_end_with_ok_and_then_the_process() -> Result<()> {
     }
     let ends = async {
         for stream in &mut streams {
-            assert_eq!(stream.next().await?, None, "an end, and with OK");
+            assert_eq!(stream.next().await?, None, "the stream must end with OK");
         }
         anyhow::Ok(())
     };
@@ -260,31 +260,31 @@ async fn at_sigterm_streams_end_with_ok_and_then_the_process() -> Result<()> {
 }
 
 #[tokio::test]
-async fn without_linkerds_crds_it_serves_what_there_is_and_takes_them_up_later() -> Result<()> {
+async fn without_linkerds_crds_it_serves_the_other_kinds_and_adds_them_later() -> Result<()> {
     let own = Own::start().await?;
     let endpoints = [of_pod("192.0.2.1", "web-1"), of_workload("192.0.2.2", "vm"), address("192.0.2.3")];
     own.put_all([service("web"), meshed("web-1"), slice("web", "web", &endpoints)]).await?;
     let mut stream = own.get("web:80").await?;
-    let looks = |pod: &str| [("192.0.2.1:8080", pod.to_owned()), ("192.0.2.3:8080", String::new())];
-    told::look(&mut stream, traits, looks("h2 4143 identity http2")).await?;
+    let expected = |pod: &str| [("192.0.2.1:8080", pod.to_owned()), ("192.0.2.3:8080", String::new())];
+    received::wait_for(&mut stream, traits, expected("h2 4143 identity http2")).await?;
     let (status, body) = own.manager.get("/ready").await?;
     ensure!(status == StatusCode::OK, "{status} {body}");
     own.control_plane.install_crds("crd/linkerd").await?;
     own.put_all([workload("vm"), opaque_server("web", serde_json::json!(8080))]).await?;
-    // The new kinds are probed for at their own pace, on the stream that was there all along.
-    eventually(BACKED_OFF, "the machine and the Server to count", async || {
-        let look = [
+    // The new kinds are discovered with backoff, and reach the stream that was open before.
+    eventually(BACKED_OFF, "the ExternalWorkload and the Server to take effect", async || {
+        let expected = [
             ("192.0.2.1:8080", "opaque 4143 identity http2".to_owned()),
             ("192.0.2.2:8080", "h2 4143 identity http2".to_owned()),
             ("192.0.2.3:8080", String::new()),
         ];
-        told::look(&mut stream, traits, look).await
+        received::wait_for(&mut stream, traits, expected).await
     })
     .await
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn streams_cost_the_api_server_nothing() -> Result<()> {
+async fn streams_cause_no_api_requests() -> Result<()> {
     let (control_plane, _) = Settings::Helm.manager().await?;
     let rig = Rig::start("cost").await?;
     let here = format!("{}-here", rig.name());
@@ -300,26 +300,26 @@ async fn streams_cost_the_api_server_nothing() -> Result<()> {
     let mut manager = Manager::start(control_plane, options)?;
     manager.ready(SOON).await?;
     let reads = || proxy.log().iter().filter(|request| !request.path.contains("watch=true")).count();
-    // One list of each kind; what is not there is not looked for.
+    // One list per kind; missing owners and targets are not requested.
     let before = reads();
     ensure!(before <= 12, "{before} requests besides watches: {:?}", proxy.log());
     let discovery = manager.discovery().await?;
     let mut streams = Vec::new();
     for number in 0..200 {
         let port = 80 + number % 5;
-        let node = if number % 2 == 0 { here.as_str() } else { "nobody" };
+        let node = if number % 2 == 0 { here.as_str() } else { "no-such-node" };
         let mut stream = discovery.get(&rig.path(&format!("web:{port}")), &token("", node)).await?;
         stream.next().await?;
         streams.push(stream);
         discovery.refusal(&rig.path("missing"), "").await?;
     }
-    ensure!(reads() == before, "{} requests for 200 streams", reads() - before);
+    ensure!(reads() == before, "{} requests were sent for 200 streams", reads() - before);
     Ok(())
 }
 
 #[tokio::test]
-async fn what_the_repository_grants_discovery_is_enough_for_it() -> Result<()> {
-    let own = Own::with_what_the_repository_grants().await?;
+async fn the_granted_permissions_are_sufficient_for_discovery() -> Result<()> {
+    let own = Own::with_granted_permissions().await?;
     let (status, body) = own.manager.get("/ready").await?;
     assert_eq!((status, body.as_str()), (StatusCode::OK, "ready\n"));
     own.put_all([
@@ -332,28 +332,28 @@ async fn what_the_repository_grants_discovery_is_enough_for_it() -> Result<()> {
     ])
     .await?;
     let mut stream = own.get("web:80").await?;
-    let look = |endpoint: &_| (traits(endpoint), told::labels(endpoint).remove("deployment"));
-    let looks = [
+    let traits_and_owner = |endpoint: &_| (traits(endpoint), received::labels(endpoint).remove("deployment"));
+    let expected = [
         ("192.0.2.1:8080", ("opaque 4143 identity http2".to_owned(), Some("web".to_owned()))),
         ("192.0.2.2:8080", ("h2 4143 identity http2".to_owned(), None)),
     ];
-    told::look(&mut stream, look, looks).await?;
+    received::wait_for(&mut stream, traits_and_owner, expected).await?;
     ensure!(!own.manager.log().contains("forbidden"), "{}", own.manager.log());
     Ok(())
 }
 
 #[tokio::test]
-async fn before_it_has_listed_it_says_nothing_about_what_exists() -> Result<()> {
+async fn before_the_first_lists_it_never_reports_a_service_as_missing_or_empty() -> Result<()> {
     let mut control_plane = ControlPlane::start(Options::default()).await?;
     control_plane.stop_api_server(true).await?;
     let manager = Manager::start(&control_plane, discovery_only(&[]))?;
-    eventually(SOON, "/ready to say that it is not", async || {
+    eventually(SOON, "/ready to fail", async || {
         let (status, body) = manager.get("/ready").await?;
         ensure!(status == StatusCode::SERVICE_UNAVAILABLE, "{status} {body}");
         Ok(())
     })
     .await?;
-    // Not connected, or not answered, or refused for the time being: never that something is not found or empty.
+    // No connection, no response or UNAVAILABLE is allowed, but never NOT_FOUND or an empty set.
     if let Ok(discovery) = Discovery::connect(manager.destination_address()).await {
         let answer = tokio::time::timeout(QUIET, discovery.get("kubernetes.default.svc.cluster.local:443", "")).await;
         match answer {
@@ -372,11 +372,11 @@ async fn before_it_has_listed_it_says_nothing_about_what_exists() -> Result<()> 
 }
 
 #[tokio::test]
-async fn without_the_api_server_old_streams_stay_and_new_ones_are_served_from_memory() -> Result<()> {
+async fn without_the_api_server_old_streams_stay_and_new_ones_are_served_from_the_cache() -> Result<()> {
     let mut own = Own::start().await?;
     own.put_all([service("web"), meshed("web-1"), slice("web", "web", &[of_pod("192.0.2.1", "web-1")])]).await?;
     let mut old = own.get("web:80").await?;
-    // It may have been opened between the Service and its slice.
+    // The stream may have been opened after the Service but before its slice.
     old.shows(&["192.0.2.1:8080"]).await?;
     let before = old.messages.len();
     own.control_plane.stop_api_server(true).await?;
@@ -384,7 +384,7 @@ async fn without_the_api_server_old_streams_stay_and_new_ones_are_served_from_me
     new.shows(&["192.0.2.1:8080"]).await?;
     old.is_quiet_for(QUIET).await?;
     own.control_plane.start_api_server().await?;
-    // A relist of what is unchanged brings nothing; what is new arrives.
+    // A relist of unchanged objects causes no message; a new endpoint arrives.
     own.put_all([slice("more", "web", &[address("192.0.2.2")])]).await?;
     eventually(BACKED_OFF, "the new endpoint", async || old.shows(&["192.0.2.1:8080", "192.0.2.2:8080"]).await).await?;
     ensure!(old.messages.len() == before + 1, "{:?}", old.messages);

@@ -1,13 +1,13 @@
-//! Many small messages at once on one connection.
+//! Many small messages on one connection.
 //!
-//! A client on a current h2 ends its connection ("too_many_data_frames") when more small DATA frames lie unread than its window
-//! allows for: some 2,200 with the window of Linkerd's proxies, 138 with h2's own. A `Remove` of one endpoint is such a frame,
-//! and on a connection that carries a cluster every stream is told of it at the same moment.
+//! A client with a current h2 closes its connection ("too_many_data_frames") when more small DATA frames are unread than its
+//! window allows: about 2,200 with the window of Linkerd's proxies, 138 with the default of h2. A `Remove` of one endpoint is
+//! such a frame, and a change of a Service is sent on all its streams of a connection at the same time.
 //!
-//! * In: thousands of streams of one Service on one connection, and changes of it. Out: what each stream was told, and whether
-//!   the connection lives.
-//! * The client has a thread of its own, as a proxy is a process of its own, and at times it does not run. So nothing depends on
-//!   which of the two is faster: a server that knows no measure has sent everything when the client goes on.
+//! * In: thousands of streams of one Service on one connection, and changes of it. Out: the messages of each stream, and
+//!   whether the connection stays open.
+//! * The client runs in a separate thread, like a proxy in a separate process, and is paused during each change. The result
+//!   therefore does not depend on timing: a server without a limit has sent all frames by the time the client resumes.
 
 use std::{
     sync::{
@@ -31,50 +31,50 @@ use tokio::{
 
 use super::crowd::{Crowd, address, shows};
 
-/// Each takes one endpoint away and brings it back.
+/// Each flip removes one endpoint and adds it again.
 const FLIPS: usize = 2;
-/// For all streams to be told of a change: many times what it takes.
+/// Maximum time for a change to reach all streams: many times the usual time.
 const PATIENCE: Duration = Duration::from_secs(60);
-/// More than enough to send ten thousand frames.
-const STILL: Duration = Duration::from_millis(500);
-/// What h2 gives who asks for nothing else.
+/// Duration of a pause: more than enough to send ten thousand frames.
+const PAUSE: Duration = Duration::from_millis(500);
+/// The default windows of h2.
 const OF_H2: Windows = Windows { stream: 65_535, connection: 65_535 };
 
 struct Client {
     thread: JoinHandle<Result<()>>,
-    /// How many messages its streams have read.
-    told: Arc<AtomicUsize>,
-    halts: mpsc::UnboundedSender<Halt>,
+    /// The number of messages that its streams have read.
+    received: Arc<AtomicUsize>,
+    pauses: mpsc::UnboundedSender<Pause>,
     streams: usize,
 }
 
-/// Says that the client stands still, which it does until the other channel is closed.
-type Halt = (oneshot::Sender<()>, std::sync::mpsc::Receiver<()>);
+/// The client confirms its pause on the first channel, and resumes when the second is closed.
+type Pause = (oneshot::Sender<()>, std::sync::mpsc::Receiver<()>);
 
 // === impl Client ===
 
 impl Client {
-    /// Opens so many streams, each of which is read this long after something may have come, until it was told of all flips.
+    /// Opens this number of streams. Each waits for `late` before every read, and reads until it has received all flips.
     fn start(crowd: &Crowd, windows: Windows, streams: usize, late: Duration) -> Result<Self> {
         let (server, path) = (crowd.manager.destination_address(), crowd.path("small"));
-        let told = Arc::<AtomicUsize>::default();
-        let (halts, mut halted) = mpsc::unbounded_channel::<Halt>();
-        let counted = Arc::clone(&told);
+        let received = Arc::<AtomicUsize>::default();
+        let (pauses, mut requested) = mpsc::unbounded_channel::<Pause>();
+        let shared = Arc::clone(&received);
         let reads = async move {
             let client = SlowClient::connect(server, windows).await?;
             let mut readers = JoinSet::new();
-            // A task each, as in a proxy.
+            // One task per stream, as in a proxy.
             for mut stream in client.get_many(&path, streams).await? {
-                let told = Arc::clone(&counted);
+                let received = Arc::clone(&shared);
                 readers.spawn(async move {
                     while stream.messages.len() < 1 + 2 * FLIPS {
                         if !late.is_zero() {
                             sleep(late).await;
                         }
                         ensure!(stream.next().await?.is_some(), "the stream ended after {:?}", stream.messages);
-                        told.fetch_add(1, Ordering::Relaxed);
+                        received.fetch_add(1, Ordering::Relaxed);
                     }
-                    ensure!(stream.messages == all_messages(), "told otherwise: {:?}", stream.messages);
+                    ensure!(stream.messages == all_messages(), "unexpected messages: {:?}", stream.messages);
                     Ok(stream)
                 });
             }
@@ -85,9 +85,9 @@ impl Client {
                         Some(stream) => read.push(stream??),
                         None => break,
                     },
-                    Some((stands, until)) = halted.recv() => {
-                        _ = stands.send(());
-                        _ = until.recv();
+                    Some((paused, resume)) = requested.recv() => {
+                        _ = paused.send(());
+                        _ = resume.recv();
                     }
                 }
             }
@@ -96,23 +96,23 @@ impl Client {
         };
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
         let thread = std::thread::spawn(move || runtime.block_on(reads));
-        Ok(Self { thread, told, halts, streams })
+        Ok(Self { thread, received, pauses, streams })
     }
 
-    /// From now on nothing of it runs, until what is returned is dropped.
-    async fn stands_still(&self) -> Result<std::sync::mpsc::Sender<()>> {
-        let (stands, standing) = oneshot::channel();
-        let (go_on, until) = std::sync::mpsc::channel();
-        self.halts.send((stands, until)).ok().context("the client has ended")?;
-        standing.await.context("the client has ended")?;
-        Ok(go_on)
+    /// Pauses the client until the returned sender is dropped.
+    async fn pause(&self) -> Result<std::sync::mpsc::Sender<()>> {
+        let (paused, is_paused) = oneshot::channel();
+        let (guard, resume) = std::sync::mpsc::channel();
+        self.pauses.send((paused, resume)).ok().context("the client has ended")?;
+        is_paused.await.context("the client has ended")?;
+        Ok(guard)
     }
 
-    /// Waits until each stream has had so many messages.
-    async fn is_told(&self, messages: usize) -> Result<()> {
+    /// Waits until each stream has read this number of messages, or the client has ended.
+    async fn receives(&self, messages: usize) -> Result<()> {
         let (all, deadline) = (messages * self.streams, Instant::now() + PATIENCE);
         loop {
-            let now = self.told.load(Ordering::Relaxed);
+            let now = self.received.load(Ordering::Relaxed);
             if now == all || self.thread.is_finished() {
                 return Ok(());
             }
@@ -129,46 +129,46 @@ fn all_messages() -> Vec<Message> {
     [first].into_iter().chain(std::iter::repeat_n(flip, FLIPS).flatten()).collect()
 }
 
-/// Opens the streams, flips an endpoint, and checks that all streams are told of all of it on a connection that stays.
-async fn all_are_told(windows: Windows, streams: usize, late: Duration) -> Result<()> {
-    // All ask at once, on a machine that may be busy: how long they wait for their turn is not what this is about.
+/// Opens the streams, flips an endpoint, and checks that all streams receive every change and the connection stays open.
+async fn all_streams_receive_every_flip(windows: Windows, streams: usize, late: Duration) -> Result<()> {
+    // All requests come at once, on a host that may be busy; this test does not limit their wait.
     let crowd = Crowd::start(&["--max-stream-wait=60s"]).await?;
     crowd.put("small", 0..2).await?;
     let mut other = crowd.shows("small", 0..2).await?;
     let begin = Instant::now();
     let client = Client::start(&crowd, windows, streams, late)?;
-    client.is_told(1).await?;
+    client.receives(1).await?;
     eprintln!("{streams} streams in {:?}", begin.elapsed());
     for change in 0..2 * FLIPS {
         if client.thread.is_finished() {
             break;
         }
-        let still = client.stands_still().await?;
+        let pause = client.pause().await?;
         let endpoints = 0..1 + u32::try_from(change % 2)?;
         crowd.set_slice("small-0", endpoints.clone()).await?;
         shows(&mut other, endpoints).await?;
-        sleep(STILL).await;
-        drop(still);
+        sleep(PAUSE).await;
+        drop(pause);
         let begin = Instant::now();
-        client.is_told(2 + change).await?;
-        eprintln!("told in {:?}", begin.elapsed());
+        client.receives(2 + change).await?;
+        eprintln!("received in {:?}", begin.elapsed());
     }
     client.thread.join().map_err(|_| anyhow::anyhow!("the client panicked"))?
 }
 
-/// As many as a debug build serves in a few seconds.
+/// A debug build serves this number in a few seconds.
 #[tokio::test(flavor = "multi_thread")]
-async fn ten_thousand_streams_of_one_connection_are_told_of_every_flip_and_it_stays() -> Result<()> {
-    all_are_told(Windows::OF_PROXIES, 10_000, Duration::ZERO).await
+async fn ten_thousand_streams_of_one_connection_receive_every_flip_and_it_stays_open() -> Result<()> {
+    all_streams_receive_every_flip(Windows::OF_PROXIES, 10_000, Duration::ZERO).await
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_connection_with_the_smallest_window_stays_as_well() -> Result<()> {
-    all_are_told(OF_H2, 2000, Duration::ZERO).await
+async fn a_connection_with_the_default_window_of_h2_stays_open() -> Result<()> {
+    all_streams_receive_every_flip(OF_H2, 2000, Duration::ZERO).await
 }
 
-/// So that frames lie unread for as long.
+/// The delay before each read keeps frames unread for as long.
 #[tokio::test(flavor = "multi_thread")]
-async fn a_connection_whose_streams_are_read_late_stays_as_well() -> Result<()> {
-    all_are_told(Windows::OF_PROXIES, 6000, Duration::from_millis(20)).await
+async fn a_connection_whose_streams_are_read_late_stays_open() -> Result<()> {
+    all_streams_receive_every_flip(Windows::OF_PROXIES, 6000, Duration::from_millis(20)).await
 }

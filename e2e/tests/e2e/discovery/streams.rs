@@ -1,7 +1,7 @@
-//! What a client is sent, and when; and how little one that does not read is to the others.
+//! The messages of a stream and their timing, and the isolation of other clients from one that does not read.
 //!
-//! The slow clients have the windows of Linkerd's proxies: 64 KiB for a stream and 1 MiB for a connection, so that sixteen
-//! streams that nobody reads leave no room on their connection. A manager for each test: its counts are the test's alone.
+//! The slow clients have the windows of Linkerd's proxies: 64 KiB per stream and 1 MiB per connection, so sixteen unread
+//! streams use up the window of their connection. Each test has a dedicated manager, because it checks its metrics.
 
 use std::time::Duration;
 
@@ -18,9 +18,9 @@ use serde_json::json;
 
 use super::crowd::{Crowd, address, shows};
 
-/// Enough for more than 64 KiB.
+/// A number of endpoints that takes more than 64 KiB.
 const MANY: u32 = 300;
-/// With [`STALL_TIMEOUT`].
+/// The flag for [`STALL_TIMEOUT`].
 const STALLS_SOON: &str = "--stream-stall-timeout=3s";
 const STALL_TIMEOUT: Duration = Duration::from_secs(3);
 const QUIET: Duration = Duration::from_secs(1);
@@ -30,7 +30,7 @@ const CLOSED: &str = "linkerd_operator_discovery_connections_ended_total";
 const STALLED: [(&str, &str); 1] = [("reason", "stalled")];
 const BLOCKED: [(&str, &str); 1] = [("state", "blocked")];
 
-/// `web` with many endpoints and `small` with one, and a manager that knows them and has no client yet.
+/// Services `web` with many endpoints and `small` with one, and a manager that serves them and has no clients yet.
 async fn crowd(args: &[&str]) -> Result<Crowd> {
     let crowd = Crowd::start(args).await?;
     crowd.put("web", 0..MANY).await?;
@@ -41,7 +41,7 @@ async fn crowd(args: &[&str]) -> Result<Crowd> {
     Ok(crowd)
 }
 
-/// So many streams of `web` that wait for their client.
+/// Opens `count` streams of `web`, and waits until their windows are full.
 async fn unread(crowd: &Crowd, client: &SlowClient, count: u32) -> Result<Vec<SlowStream>> {
     let mut streams = client.get_many(&crowd.path("web"), count.try_into()?).await?;
     crowd.counts(STREAMS, &BLOCKED, f64::from(count)).await?;
@@ -55,20 +55,20 @@ async fn unread(crowd: &Crowd, client: &SlowClient, count: u32) -> Result<Vec<Sl
     Ok(streams)
 }
 
-/// Long enough for a stream to be reset, or a connection to be closed.
+/// Maximum time for a stalled stream to be reset, or its connection to be closed.
 fn stalled() -> Duration {
     STALL_TIMEOUT * 2 + SOON
 }
 
 #[tokio::test]
-async fn sixteen_unread_streams_shut_their_connection_and_nobody_elses() -> Result<()> {
+async fn sixteen_unread_streams_block_only_their_own_connection() -> Result<()> {
     let crowd = crowd(&[STALLS_SOON]).await?;
-    // To the byte, so that not even a part of a message fits in after them.
+    // The connection window is exactly sixteen stream windows, so not even a part of another message fits.
     let windows = Windows { connection: 16 * Windows::OF_PROXIES.stream, ..Windows::OF_PROXIES };
     let mut client = SlowClient::connect(crowd.manager.destination_address(), windows).await?;
     let mut unread = unread(&crowd, &client, 16).await?;
     let mut shut_out = client.get(&crowd.path("small")).await?;
-    shut_out.is_quiet_for(Duration::from_millis(300)).await.context("the connection is not shut")?;
+    shut_out.is_quiet_for(Duration::from_millis(300)).await.context("the connection window is not used up")?;
 
     let mut web = crowd.shows("web", 0..MANY).await?;
     let mut small = crowd.shows("small", 0..1).await?;
@@ -82,8 +82,8 @@ async fn sixteen_unread_streams_shut_their_connection_and_nobody_elses() -> Resu
         assert_eq!(stream.end(stalled()).await?, StreamEnd::Reset(Reason::CANCEL));
     }
     crowd.counts(ENDED, &STALLED, 17.0).await?;
-    assert!(client.is_open(), "it was closed as soon as its streams had ended");
-    // What was sent stays unread, so nothing can be sent any more.
+    assert!(client.is_open(), "the connection was closed as soon as its streams had ended");
+    // The unread data still fills the connection window, so no more data can be sent.
     client.closed(stalled()).await?;
     crowd.counts(CLOSED, &STALLED, 1.0).await?;
     crowd.set_slice("small-0", 0..3).await?;
@@ -91,9 +91,9 @@ async fn sixteen_unread_streams_shut_their_connection_and_nobody_elses() -> Resu
     web.is_quiet_for(QUIET).await
 }
 
-/// Of the last message only a part is taken.
+/// Only a part of the last message fits into the connection window.
 #[tokio::test]
-async fn a_connection_that_short_unread_messages_have_shut_is_closed() -> Result<()> {
+async fn a_connection_that_short_unread_messages_block_is_closed() -> Result<()> {
     let crowd = crowd(&[STALLS_SOON]).await?;
     let windows = Windows { connection: 65_535, ..Windows::OF_PROXIES };
     let length = {
@@ -116,14 +116,14 @@ async fn a_client_that_reads_in_time_keeps_its_streams() -> Result<()> {
     let client = SlowClient::connect(crowd.manager.destination_address(), Windows::OF_PROXIES).await?;
     let mut streams = unread(&crowd, &client, 16).await?;
     try_join_all(streams.iter_mut().map(|stream| stream.until(|known| known.len() == MANY as usize))).await?;
-    // And once more, later.
+    // The same after another change.
     crowd.set_slice("web-0", 1000..1000 + MANY).await?;
     crowd.counts(STREAMS, &BLOCKED, 16.0).await?;
     let all_new = async |stream: &mut SlowStream| {
         stream.until(|known| known.keys().copied().eq((1000..1000 + MANY).map(address))).await
     };
     try_join_all(streams.iter_mut().map(all_new)).await?;
-    holds(STALL_TIMEOUT * 3, "nothing ends", async || {
+    holds(STALL_TIMEOUT * 3, "streams and connection stay open", async || {
         ensure!(client.is_open(), "the connection was closed");
         ensure!(crowd.manager.metric(ENDED, &STALLED).await == Some(0.0), "a stream was ended");
         Ok(())
@@ -135,7 +135,7 @@ async fn a_client_that_reads_in_time_keeps_its_streams() -> Result<()> {
 }
 
 #[tokio::test]
-async fn an_unread_stream_is_ended_and_its_connection_stays_with_those_that_read() -> Result<()> {
+async fn an_unread_stream_is_reset_and_its_connection_stays_open() -> Result<()> {
     let crowd = crowd(&[STALLS_SOON]).await?;
     let client = SlowClient::connect(crowd.manager.destination_address(), Windows::OF_PROXIES).await?;
     let mut reading = client.get(&crowd.path("small")).await?;
@@ -143,11 +143,11 @@ async fn an_unread_stream_is_ended_and_its_connection_stays_with_those_that_read
     let mut unread = unread(&crowd, &client, 1).await?.pop().context("one stream")?;
     assert_eq!(unread.end(stalled()).await?, StreamEnd::Reset(Reason::CANCEL));
     let mut count = 1;
-    holds(STALL_TIMEOUT * 2, "the connection stays", async || {
+    holds(STALL_TIMEOUT * 2, "the connection stays open", async || {
         count += 1;
         crowd.set_slice("small-0", 0..count).await?;
         reading.until(|known| known.len() == count as usize).await?;
-        ensure!(client.is_open(), "it was closed");
+        ensure!(client.is_open(), "the connection was closed");
         Ok(())
     })
     .await?;
@@ -156,7 +156,7 @@ async fn an_unread_stream_is_ended_and_its_connection_stays_with_those_that_read
 }
 
 #[tokio::test]
-async fn a_thousand_streams_without_a_window_harm_nobody_else() -> Result<()> {
+async fn a_thousand_streams_without_a_window_do_not_affect_others() -> Result<()> {
     let crowd = crowd(&[STALLS_SOON]).await?;
     let windowless = Windows { stream: 0, ..Windows::OF_PROXIES };
     let mut client = SlowClient::connect(crowd.manager.destination_address(), windowless).await?;
@@ -168,7 +168,7 @@ async fn a_thousand_streams_without_a_window_harm_nobody_else() -> Result<()> {
     let more = join_all((0..100).map(|_| crowd.shows("web", 0..MANY + 1))).await;
     assert!(more.iter().all(Result::is_ok), "{:?}", more.iter().find_map(|stream| stream.as_ref().err()));
 
-    // Their first message has waited from the start.
+    // Their first message has been blocked since they were opened.
     for stream in &mut streams {
         assert_eq!(stream.end(stalled()).await?, StreamEnd::Reset(Reason::CANCEL));
     }
@@ -178,12 +178,12 @@ async fn a_thousand_streams_without_a_window_harm_nobody_else() -> Result<()> {
 }
 
 #[tokio::test]
-async fn a_client_that_was_slow_is_told_the_latest_and_nothing_in_between() -> Result<()> {
+async fn a_slow_client_receives_the_latest_state_and_no_intermediate_ones() -> Result<()> {
     let crowd = crowd(&[]).await?;
     let client = SlowClient::connect(crowd.manager.destination_address(), Windows::OF_PROXIES).await?;
     let mut slow = unread(&crowd, &client, 1).await?.pop().context("one stream")?;
     let mut quick = crowd.shows("web", 0..MANY).await?;
-    // In each, some come, some go, and at the end all of them look different.
+    // Each step adds and removes endpoints; the last change affects all of them.
     for step in 1..=20 {
         crowd.set_slice("web-0", step..MANY + 2 * step).await?;
         shows(&mut quick, step..MANY + 2 * step).await?;
@@ -196,14 +196,14 @@ async fn a_client_that_was_slow_is_told_the_latest_and_nothing_in_between() -> R
     slow.until(|known| *known == fresh.known).await?;
     slow.is_quiet_for(QUIET).await?;
     let added = |message: &Message| matches!(message, Message::Add(_));
-    // What it was being told, and what there is now.
+    // The message that was blocked, then one Add and one Remove with the difference to the current state.
     assert_eq!(slow.messages.iter().map(added).collect::<Vec<_>>(), [true, true, false]);
     assert_eq!(quick.known, fresh.known);
     Ok(())
 }
 
 #[tokio::test]
-async fn a_set_too_long_for_one_message_comes_in_several_and_its_changes_alone() -> Result<()> {
+async fn a_set_that_exceeds_one_message_is_split_and_its_changes_are_small() -> Result<()> {
     const ALL: u32 = 12_000;
     const LONGEST: usize = 4 * 1024 * 1024;
     let crowd = Crowd::start(&[]).await?;
@@ -216,7 +216,7 @@ async fn a_set_too_long_for_one_message_comes_in_several_and_its_changes_alone()
     let mut stream = client.get(&crowd.path("web")).await?;
     stream.until(|known| known.len() == ALL as usize).await?;
     assert!(stream.sizes.iter().all(|size| *size < LONGEST), "{:?}", stream.sizes);
-    assert!(stream.sizes.iter().sum::<usize>() > 3 * 1024 * 1024, "{:?} is not much", stream.sizes);
+    assert!(stream.sizes.iter().sum::<usize>() > 3 * 1024 * 1024, "{:?} is less than expected", stream.sizes);
     assert!(stream.sizes.len() > 1 && stream.messages.iter().all(|message| matches!(message, Message::Add(_))));
     stream.is_quiet_for(QUIET).await?;
 
@@ -232,7 +232,7 @@ async fn a_set_too_long_for_one_message_comes_in_several_and_its_changes_alone()
 }
 
 #[tokio::test]
-async fn a_set_that_fits_comes_in_one_message() -> Result<()> {
+async fn a_set_that_fits_is_sent_in_one_message() -> Result<()> {
     let crowd = crowd(&[]).await?;
     let client = SlowClient::connect(crowd.manager.destination_address(), Windows::OF_PROXIES).await?;
     let mut stream = client.get(&crowd.path("web")).await?;
@@ -243,7 +243,7 @@ async fn a_set_that_fits_comes_in_one_message() -> Result<()> {
 }
 
 #[tokio::test]
-async fn a_service_without_endpoints_is_said_to_be_empty_unless_clients_must_not_see_that() -> Result<()> {
+async fn a_service_without_endpoints_sends_no_endpoints_except_with_strict_parity() -> Result<()> {
     for (args, first) in [(&[][..], Some(Message::NoEndpoints { exists: true })), (&["--strict-upstream-parity"], None)]
     {
         let crowd = Crowd::start(args).await?;
@@ -267,7 +267,7 @@ async fn a_service_without_endpoints_is_said_to_be_empty_unless_clients_must_not
 }
 
 #[tokio::test]
-async fn a_thousand_streams_share_a_connection_and_leave_nothing_behind() -> Result<()> {
+async fn a_thousand_streams_share_a_connection_and_release_all_resources() -> Result<()> {
     let crowd = Crowd::start(&[]).await?;
     for number in 0..50 {
         crowd.put(&format!("web-{number}"), number * 10..number * 10 + 3).await?;
@@ -276,7 +276,7 @@ async fn a_thousand_streams_share_a_connection_and_leave_nothing_behind() -> Res
     let client = SlowClient::connect(crowd.manager.destination_address(), Windows::OF_PROXIES).await?;
     let paths: Vec<String> = (0..1000).map(|number| crowd.path(&format!("web-{}", number % 50))).collect();
     let mut streams = try_join_all(paths.iter().map(|path| client.get(path))).await?;
-    // All at once, as a proxy reads: else those that are read first would wait for room that others take up.
+    // All streams are read concurrently, as by a proxy; otherwise unread streams could use up the connection window.
     let first_messages = (0..).zip(&mut streams).map(async |(number, stream)| {
         let first = number % 50 * 10;
         stream.until(|known| known.keys().copied().eq((first..first + 3).map(address))).await?;

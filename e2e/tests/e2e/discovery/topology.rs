@@ -1,4 +1,4 @@
-//! Who sees which endpoints: hostnames, internalTrafficPolicy, zone hints, and what is said of zones.
+//! The endpoints that each client receives: hostnames, internalTrafficPolicy, zone hints, and zone labels.
 
 use anyhow::{Context, Result};
 use e2e::discovery::{Message, token};
@@ -7,14 +7,14 @@ use serde_json::{Value, json};
 use super::{
     QUIET, Rig, Settings, add, brings,
     objects::{address, but, hinted, meshed, node, of_pod, of_workload, pod, service, slice, workload},
-    remove, told,
+    received, remove,
 };
 
 const A: &str = "192.0.2.1:8080";
 const B: &str = "192.0.2.2:8080";
 const C: &str = "192.0.2.3:8080";
 
-/// A node of the test's own: nodes are the cluster's, and so are their names.
+/// Creates a node for this test. Its name includes the namespace, because nodes are cluster-scoped.
 async fn client_in(rig: &Rig, zone: Option<&str>) -> Result<String> {
     let name = format!("{}-{}", rig.name(), zone.unwrap_or("nowhere"));
     rig.put(node(&name, zone)).await?;
@@ -30,14 +30,14 @@ fn local(service: super::objects::Object) -> super::objects::Object {
 }
 
 #[tokio::test]
-async fn an_instance_is_the_endpoints_with_exactly_its_hostname() -> Result<()> {
+async fn an_instance_has_the_endpoints_with_exactly_its_hostname() -> Result<()> {
     let rig = Rig::start("instance").await?;
     let endpoints = [
         named(of_pod("192.0.2.1", "db-0"), "db-0"),
         named(of_pod("192.0.2.2", "db-1"), "db-1"),
         address("192.0.2.3"),
         of_workload("192.0.2.4", "db-3"),
-        // A hostname is not the name of the Pod, and two may share one.
+        // A hostname may differ from the name of the Pod, and two endpoints may share one.
         named(of_pod("192.0.2.5", "db-4"), "not-db-4"),
         named(of_workload("192.0.2.6", "vm"), "db-1"),
         named(address("192.0.2.7"), "10-0-0-7"),
@@ -58,7 +58,7 @@ async fn an_instance_is_the_endpoints_with_exactly_its_hostname() -> Result<()> 
         let first = rig.get(path).await?.next().await?;
         assert_eq!(first, Some(Message::NoEndpoints { exists: true }), "{path}");
     }
-    // It comes and goes as its endpoint does, and a change of the hostname is both.
+    // An instance stream follows its endpoint, and a changed hostname removes and adds it.
     let mut stream = rig.shows("db-0.db:80", &[A]).await?;
     rig.set_endpoints("db", &[named(of_pod("192.0.2.2", "db-1"), "db-1")]).await?;
     brings(&mut stream, &[remove(&[A])?]).await?;
@@ -67,7 +67,7 @@ async fn an_instance_is_the_endpoints_with_exactly_its_hostname() -> Result<()> 
 }
 
 #[tokio::test]
-async fn a_hostname_of_one_service_is_none_of_another_over_the_same_pods() -> Result<()> {
+async fn a_hostname_of_one_service_is_not_valid_for_another_with_the_same_pods() -> Result<()> {
     let rig = Rig::start("hostnames").await?;
     rig.put_all([
         service("db"),
@@ -85,7 +85,7 @@ async fn a_hostname_of_one_service_is_none_of_another_over_the_same_pods() -> Re
 }
 
 #[tokio::test]
-async fn hints_are_followed_when_every_endpoint_has_them_and_one_is_for_the_client() -> Result<()> {
+async fn hints_apply_when_every_endpoint_has_them_and_one_matches_the_client() -> Result<()> {
     let rig = Rig::start("hints").await?;
     let (west, north) = (client_in(&rig, Some("west-1a")).await?, client_in(&rig, Some("north")).await?);
     let nowhere = client_in(&rig, None).await?;
@@ -93,7 +93,7 @@ async fn hints_are_followed_when_every_endpoint_has_them_and_one_is_for_the_clie
     rig.put_all([meshed("web-1"), workload("vm")]).await?;
     let (all, only_a): (&[&str], &[&str]) = (&[A, B, C], &[A]);
     let none: [&str; 0] = [];
-    // The endpoints, and what a client in the zone west-1a gets.
+    // The endpoints, and those that a client in zone west-1a receives.
     let rows = [
         ([hinted(a.clone(), &["west-1a"]), hinted(b.clone(), &["west-1b"]), hinted(c.clone(), &["west-1b"])], only_a),
         (
@@ -101,12 +101,12 @@ async fn hints_are_followed_when_every_endpoint_has_them_and_one_is_for_the_clie
             &[A, B],
         ),
         ([hinted(a.clone(), &["x"]), hinted(b.clone(), &["west-1a"]), hinted(c.clone(), &["west-1a"])], &[B, C]),
-        // One without hints, and hints are for nobody.
+        // If any endpoint has no hints, hints are ignored.
         ([hinted(a.clone(), &["west-1a"]), hinted(b.clone(), &["west-1b"]), c.clone()], all),
         ([hinted(a.clone(), &["west-1a"]), hinted(b.clone(), &none), hinted(c.clone(), &["west-1b"])], all),
         ([hinted(a.clone(), &["west-1b"]), hinted(b.clone(), &["west-1b"]), hinted(c.clone(), &["west-1c"])], all),
         ([a.clone(), b.clone(), c.clone()], all),
-        // Neither the zone of an endpoint nor a hint for its node is a hint.
+        // The zone of an endpoint and hints for nodes do not count as zone hints.
         (
             [
                 hinted(but(a.clone(), json!({"zone": "west-1b"})), &["west-1a"]),
@@ -123,7 +123,7 @@ async fn hints_are_followed_when_every_endpoint_has_them_and_one_is_for_the_clie
             ],
             all,
         ),
-        // Zones are compared to the letter.
+        // Zone names are case-sensitive and must match completely.
         ([hinted(a, &["West-1a"]), hinted(b, &["WEST-1A"]), hinted(c, &["west-1"])], all),
     ];
     for (row, (endpoints, shown)) in rows.into_iter().enumerate() {
@@ -135,7 +135,7 @@ async fn hints_are_followed_when_every_endpoint_has_them_and_one_is_for_the_clie
         .await?;
         rig.begins_with(&name, "", all).await.with_context(|| name.clone())?;
         rig.begins_with(&name, &token("", &west), shown).await.with_context(|| name.clone())?;
-        // Of another zone, of none, of a node that nobody knows.
+        // Clients in another zone, on a node without a zone, and on an unknown node.
         for node in [&north, &nowhere, "no-such-node"] {
             rig.begins_with(&name, &token("", node), all).await.with_context(|| format!("{name} from {node}"))?;
         }
@@ -144,7 +144,7 @@ async fn hints_are_followed_when_every_endpoint_has_them_and_one_is_for_the_clie
 }
 
 #[tokio::test]
-async fn hints_that_change_are_followed_without_a_flash_of_others() -> Result<()> {
+async fn changed_hints_are_followed_without_intermediate_endpoints() -> Result<()> {
     let rig = Rig::start("change").await?;
     let client = client_in(&rig, Some("here")).await?;
     let (here, there) = (hinted(address("192.0.2.1"), &["here"]), hinted(address("192.0.2.2"), &["there"]));
@@ -152,10 +152,10 @@ async fn hints_that_change_are_followed_without_a_flash_of_others() -> Result<()
     rig.begins_with("web", &token("", &client), &[A]).await?;
     let mut stream = rig.get_from("web", &client).await?;
     brings(&mut stream, &[add(&[A])?]).await?;
-    // What was never shown goes unnoticed.
+    // A change of an endpoint that the client does not have causes no message.
     rig.set_endpoints("web", std::slice::from_ref(&here)).await?;
     rig.set_endpoints("web", &[here.clone(), there.clone()]).await?;
-    // An endpoint without hints, in any slice, ends it for all; and back.
+    // An endpoint without hints in any slice disables the hints; its deletion restores them.
     rig.put(slice("plain", "web", &[address("192.0.2.3")])).await?;
     brings(&mut stream, &[add(&[B, C])?]).await?;
     rig.delete("EndpointSlice", "plain").await?;
@@ -164,8 +164,12 @@ async fn hints_that_change_are_followed_without_a_flash_of_others() -> Result<()
     let (moved, away) = (hinted(address("192.0.2.2"), &["here"]), hinted(address("192.0.2.1"), &["there"]));
     rig.set_endpoints("web", &[moved, away]).await?;
     stream.shows(&[B]).await?;
-    assert_eq!(stream.messages.last(), Some(&remove(&[A])?), "first the new one");
-    // The last one of the zone goes: better another zone than nothing.
+    assert_eq!(
+        stream.messages.last(),
+        Some(&remove(&[A])?),
+        "the new endpoint must be added before the old one is removed"
+    );
+    // Without an endpoint for the zone, the client receives those of other zones.
     rig.set_endpoints("web", &[hinted(address("192.0.2.1"), &["there"])]).await?;
     stream.shows(&[A]).await?;
     rig.set_endpoints("web", &[]).await?;
@@ -174,7 +178,7 @@ async fn hints_that_change_are_followed_without_a_flash_of_others() -> Result<()
 }
 
 #[tokio::test]
-async fn the_zone_of_the_clients_node_may_come_late_and_change() -> Result<()> {
+async fn the_zone_of_the_clients_node_may_be_set_late_and_change() -> Result<()> {
     let rig = Rig::start("node").await?;
     let client = format!("{}-client", rig.name());
     let endpoints = [
@@ -186,28 +190,28 @@ async fn the_zone_of_the_clients_node_may_come_late_and_change() -> Result<()> {
         |endpoint: &linkerd2_proxy_api::destination::WeightedAddr| endpoint.metric_labels["zone_locality"].clone();
     let mut stream = rig.get_from("web", &client).await?;
     let unknown = [(A, "unknown".to_owned()), (B, "unknown".to_owned())];
-    told::look(&mut stream, locality, unknown.clone()).await?;
+    received::wait_for(&mut stream, locality, unknown.clone()).await?;
     rig.put(node(&client, Some("one"))).await?;
-    told::look(&mut stream, locality, [(A, "local".to_owned())]).await?;
+    received::wait_for(&mut stream, locality, [(A, "local".to_owned())]).await?;
     let zone = |zone: Option<&str>| json!({"metadata": {"labels": {"topology.kubernetes.io/zone": zone}}});
     rig.patch("Node", &client, zone(Some("two"))).await?;
-    told::look(&mut stream, locality, [(B, "local".to_owned())]).await?;
+    received::wait_for(&mut stream, locality, [(B, "local".to_owned())]).await?;
     rig.patch("Node", &client, zone(Some("three"))).await?;
-    told::look(&mut stream, locality, [(A, "remote".to_owned()), (B, "remote".to_owned())]).await?;
+    received::wait_for(&mut stream, locality, [(A, "remote".to_owned()), (B, "remote".to_owned())]).await?;
     rig.patch("Node", &client, zone(None)).await?;
-    told::look(&mut stream, locality, unknown.clone()).await?;
+    received::wait_for(&mut stream, locality, unknown.clone()).await?;
     rig.patch("Node", &client, zone(Some("one"))).await?;
-    told::look(&mut stream, locality, [(A, "local".to_owned())]).await?;
+    received::wait_for(&mut stream, locality, [(A, "local".to_owned())]).await?;
     rig.delete("Node", &client).await?;
-    told::look(&mut stream, locality, unknown).await
+    received::wait_for(&mut stream, locality, unknown).await
 }
 
 #[tokio::test]
-async fn a_local_service_is_its_pods_on_the_clients_node_and_nothing_else() -> Result<()> {
+async fn a_service_with_local_policy_has_only_the_pods_on_the_clients_node() -> Result<()> {
     let rig = Rig::start("local").await?;
     let (here, there) = (client_in(&rig, Some("here")).await?, client_in(&rig, Some("there")).await?);
     let on = |name: &str, node: &str| meshed(name).with(json!({"spec": {"nodeName": node}}));
-    // Hints, and the slice's own word for the node, do not matter.
+    // Hints and the nodeName in the slice do not matter.
     let endpoints = [
         hinted(but(of_pod("192.0.2.1", "here-1"), json!({"nodeName": there, "zone": "there"})), &["there"]),
         hinted(but(of_pod("192.0.2.2", "there-1"), json!({"nodeName": here, "zone": "here"})), &["here"]),
@@ -222,7 +226,7 @@ async fn a_local_service_is_its_pods_on_the_clients_node_and_nothing_else() -> R
         let first = rig.get_with("web", &context).await?.next().await?;
         assert_eq!(first, Some(Message::NoEndpoints { exists: true }), "{context:?}");
     }
-    // No fallback when the last one goes, and nothing for what goes unseen.
+    // A Local policy has no fallback, and changes of endpoints on other nodes cause no message.
     let mut stream = rig.get_from("web", &here).await?;
     brings(&mut stream, &[add(&[A])?]).await?;
     rig.set_endpoints("web", &[endpoints[0].clone(), endpoints[3].clone()]).await?;
@@ -235,7 +239,7 @@ async fn a_local_service_is_its_pods_on_the_clients_node_and_nothing_else() -> R
 }
 
 #[tokio::test]
-async fn a_policy_that_flips_brings_the_difference_and_nothing_of_it_comes_back() -> Result<()> {
+async fn a_changed_traffic_policy_sends_only_the_difference() -> Result<()> {
     let rig = Rig::start("flip").await?;
     let here = client_in(&rig, Some("here")).await?;
     let on_here = meshed("here-1").with(json!({"spec": {"nodeName": here}}));
@@ -254,14 +258,14 @@ async fn a_policy_that_flips_brings_the_difference_and_nothing_of_it_comes_back(
         brings(&mut inside, &[remove(&[B, C])?]).await?;
         brings(&mut anywhere, &[remove(&[A, B, C])?]).await?;
     }
-    // A removal does not open the policy, and neither does the policy for traffic from outside.
+    // The policy still applies after a removal and a change of externalTrafficPolicy.
     rig.set_endpoints("web", &endpoints[..2]).await?;
     rig.patch("Service", "web", json!({"spec": {"type": "NodePort", "externalTrafficPolicy": "Cluster"}})).await?;
     inside.is_quiet_for(QUIET).await
 }
 
 #[tokio::test]
-async fn locality_is_told_of_pods_and_machines_whose_zone_and_clients_zone_are_known() -> Result<()> {
+async fn locality_is_set_for_pods_and_workloads_when_both_zones_are_known() -> Result<()> {
     let rig = Rig::start("locality").await?;
     let client = client_in(&rig, Some("one")).await?;
     let zoned = |endpoint: Value, zone: &str| but(endpoint, json!({ "zone": zone }));
@@ -273,7 +277,7 @@ async fn locality_is_told_of_pods_and_machines_whose_zone_and_clients_zone_are_k
         zoned(of_pod("192.0.2.5", "web-1"), "One"),
     ];
     rig.put_all([service("web"), meshed("web-1"), workload("vm"), slice("web", "web", &endpoints)]).await?;
-    let look = |endpoint: &linkerd2_proxy_api::destination::WeightedAddr| {
+    let zone_and_weight = |endpoint: &linkerd2_proxy_api::destination::WeightedAddr| {
         let label = |key: &str| endpoint.metric_labels.get(key).cloned();
         (label("zone"), label("zone_locality").unwrap_or_default(), endpoint.weight)
     };
@@ -291,15 +295,15 @@ async fn locality_is_told_of_pods_and_machines_whose_zone_and_clients_zone_are_k
     ] {
         let mut stream = rig.get_from("web", node).await?;
         let expected = expect(localities);
-        let expected = expected.iter().map(|(at, look)| (at.as_str(), look.clone()));
-        told::look(&mut stream, look, expected).await.with_context(|| format!("from {node:?}"))?;
+        let expected = expected.iter().map(|(at, values)| (at.as_str(), values.clone()));
+        received::wait_for(&mut stream, zone_and_weight, expected).await.with_context(|| format!("from {node:?}"))?;
     }
     Ok(())
 }
 
 #[tokio::test]
-async fn weights_favour_the_clients_zone_when_the_flag_says_so() -> Result<()> {
-    for (settings, favoured) in [(Settings::Helm, 10_000), (Settings::Contrary, 100_000)] {
+async fn weights_favor_the_clients_zone_when_the_flag_is_set() -> Result<()> {
+    for (settings, favored) in [(Settings::Helm, 10_000), (Settings::Contrary, 100_000)] {
         let rig = Rig::with(settings, "weights").await?;
         let client = client_in(&rig, Some("west-1a")).await?;
         let zoned = |endpoint: Value, zone: &str| but(endpoint, json!({ "zone": zone }));
@@ -312,11 +316,11 @@ async fn weights_favour_the_clients_zone_when_the_flag_says_so() -> Result<()> {
         ];
         rig.put_all([service("web"), meshed("web-1"), workload("vm"), slice("web", "web", &endpoints)]).await?;
         let mut stream = rig.get_from("web", &client).await?;
-        let expected = [favoured, 10_000, favoured, 10_000, 10_000];
+        let expected = [favored, 10_000, favored, 10_000, 10_000];
         let at = [A, B, C, "192.0.2.4:8080", "192.0.2.5:8080"];
-        told::look(&mut stream, |endpoint| endpoint.weight, at.into_iter().zip(expected)).await?;
+        received::wait_for(&mut stream, |endpoint| endpoint.weight, at.into_iter().zip(expected)).await?;
         let mut elsewhere = rig.get("web").await?;
-        told::look(&mut elsewhere, |endpoint| endpoint.weight, at.into_iter().zip([10_000; 5])).await?;
+        received::wait_for(&mut elsewhere, |endpoint| endpoint.weight, at.into_iter().zip([10_000; 5])).await?;
     }
     Ok(())
 }

@@ -1,6 +1,6 @@
-//! What open streams are told, and what not, when the API server is away, forgets, or changes what does not matter.
+//! The messages of open streams while the API server is unavailable, after expired watches, and after irrelevant changes.
 //!
-//! How often the client is told something is as much the point as what: each message is compared.
+//! The number of messages matters as much as their content, so each message is compared.
 
 use std::time::Duration;
 
@@ -32,9 +32,9 @@ fn remove(numbers: impl IntoIterator<Item = u32>) -> Message {
     Message::Remove(numbers.into_iter().map(address).collect())
 }
 
-/// Waits until nothing is amiss.
+/// Waits until /ready reports no problem.
 async fn is_ready(crowd: &Crowd) -> Result<()> {
-    eventually(SOON, "/ready to name nothing", async || {
+    eventually(SOON, "/ready to report no problem", async || {
         let (_, body) = crowd.manager.get("/ready").await?;
         ensure!(body == "ready\n", "{body}");
         Ok(())
@@ -42,9 +42,9 @@ async fn is_ready(crowd: &Crowd) -> Result<()> {
     .await
 }
 
-/// Waits until each has, and has been followed by a list.
+/// Waits until every watch has expired once and was followed by a list.
 async fn relisted(crowd: &Crowd, faults: &[e2e::Fault]) -> Result<()> {
-    eventually(SOON, "each kind to be listed anew", async || {
+    eventually(SOON, "each watch to expire once", async || {
         let hits: Vec<usize> = faults.iter().map(e2e::Fault::hits).collect();
         ensure!(hits == [1; WATCHED.len()], "{WATCHED:?}: {hits:?}");
         Ok(())
@@ -54,15 +54,15 @@ async fn relisted(crowd: &Crowd, faults: &[e2e::Fault]) -> Result<()> {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn without_the_api_server_everything_stays_and_afterwards_only_the_difference_comes() -> Result<()> {
+async fn without_the_api_server_endpoints_stay_and_afterwards_only_the_difference_is_sent() -> Result<()> {
     let (crowd, proxy) = Crowd::behind_proxy().await?;
     crowd.put("web", 0..3).await?;
     let mut open = crowd.shows("web", 0..3).await?;
     let away = proxy.inject(Rule::any(), Action::Cut);
     proxy.cut_all();
-    eventually(SOON, "the API server to be missed", async || {
+    eventually(SOON, "the outage to be reported", async || {
         let (status, body) = crowd.manager.get("/ready").await?;
-        ensure!(status == hyper::StatusCode::OK, "what is known can be served: {body}");
+        ensure!(status == hyper::StatusCode::OK, "the cache must still be served: {body}");
         ensure!(body.contains("cannot list or watch endpointslices"), "{body}");
         Ok(())
     })
@@ -81,7 +81,7 @@ async fn without_the_api_server_everything_stays_and_afterwards_only_the_differe
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_new_list_of_what_is_known_brings_nothing_and_of_the_rest_the_difference() -> Result<()> {
+async fn a_relist_sends_only_the_difference() -> Result<()> {
     let (crowd, proxy) = Crowd::behind_proxy().await?;
     crowd.put("web", 0..3).await?;
     crowd.put_slice("web", "more", 10..12).await?;
@@ -101,7 +101,7 @@ async fn a_new_list_of_what_is_known_brings_nothing_and_of_the_rest_the_differen
     away.remove();
     relisted(&crowd, &faults).await?;
     shows(&mut stream, 0..2).await?;
-    // A list comes in one piece, or in the order of its names.
+    // A list is applied in one batch or object by object, so one or two messages are allowed.
     let removed: usize = stream.messages[messages..]
         .iter()
         .map(|message| if let Message::Remove(addresses) = message { addresses.len() } else { 0 })
@@ -111,7 +111,7 @@ async fn a_new_list_of_what_is_known_brings_nothing_and_of_the_rest_the_differen
 }
 
 #[tokio::test]
-async fn a_node_that_changes_its_zone_takes_the_clients_on_it_along() -> Result<()> {
+async fn clients_follow_a_changed_zone_of_their_node() -> Result<()> {
     let crowd = Crowd::start(&[]).await?;
     let (moving, staying) =
         (format!("{}-moving", crowd.mesh.namespace()), format!("{}-staying", crowd.mesh.namespace()));
@@ -168,7 +168,7 @@ async fn a_service_that_becomes_an_external_name_ends_its_streams_and_is_refused
     crowd.shows("web", 0..2).await.map(drop)
 }
 
-/// Pods that run, one on each of these nodes, and their Service.
+/// Creates a running Pod on each of these nodes, and their Service.
 async fn put_pods(crowd: &Crowd, nodes: &[&str]) -> Result<Api<Pod>> {
     crowd.mesh.put_service("pods", json!({})).await?;
     let pods: Api<Pod> = Api::namespaced(crowd.control_plane.client().await?, crowd.mesh.namespace());
@@ -200,15 +200,15 @@ async fn clients_follow_the_internal_traffic_policy() -> Result<()> {
         stream.until(policy, |known| known.len() == count).await?;
     }
     assert_eq!(stream.only()?.metric_labels["pod"], "on-node-a");
-    let away: Vec<_> = both.into_iter().filter(|address| !stream.known.contains_key(address)).collect();
-    let [.., left, came, left_again] = &stream.messages[..] else { anyhow::bail!("{:?}", stream.messages) };
-    assert_eq!([left, left_again], [&Message::Remove(away.clone()); 2]);
-    assert_eq!(came, &Message::Add(away));
+    let other: Vec<_> = both.into_iter().filter(|address| !stream.known.contains_key(address)).collect();
+    let [.., removed, added, removed_again] = &stream.messages[..] else { anyhow::bail!("{:?}", stream.messages) };
+    assert_eq!([removed, removed_again], [&Message::Remove(other.clone()); 2]);
+    assert_eq!(added, &Message::Add(other));
     Ok(())
 }
 
 #[tokio::test]
-async fn what_changes_nothing_that_a_client_sees_is_not_told() -> Result<()> {
+async fn changes_that_a_client_cannot_observe_are_not_sent() -> Result<()> {
     let crowd = Crowd::start(&[]).await?;
     let pods = put_pods(&crowd, &["node-a", "node-b", "node-c"]).await?;
     crowd.put("web", 0..3).await?;
@@ -231,18 +231,18 @@ async fn what_changes_nothing_that_a_client_sees_is_not_told() -> Result<()> {
     open.is_quiet_for(QUIET).await?;
     web.is_quiet_for(QUIET).await?;
 
-    // Now something does, and nothing was waiting before it.
+    // A relevant change is sent, and no other message is pending before it.
     crowd.set_slice("web-0", 0..4).await?;
     shows(&mut web, 0..4).await?;
     assert_eq!(web.messages, [add(0..3), add([3])]);
-    let gone = pods.list(&Default::default()).await?.items.pop().context("a pod")?;
-    pods.delete(&gone.name_any(), &DeleteParams::default().grace_period(0)).await?;
-    open.until("a pod to go", |known| known.len() == 2).await?;
+    let pod = pods.list(&Default::default()).await?.items.pop().context("a pod")?;
+    pods.delete(&pod.name_any(), &DeleteParams::default().grace_period(0)).await?;
+    open.until("a pod to be removed", |known| known.len() == 2).await?;
     ensure!(matches!(&open.messages[messages..], [Message::Remove(_)]), "{:?}", open.messages);
     Ok(())
 }
 
-/// Not opaque: as long as it is not, nobody sees it.
+/// A Server that is not opaque, and so has no effect on clients.
 fn server(name: &str, port: u32) -> Value {
     json!({
         "apiVersion": "policy.linkerd.io/v1beta3", "kind": "Server", "metadata": {"name": name},

@@ -1,4 +1,4 @@
-//! Clients that speak no Destination API, or speak it wrongly: an answer or an end, promptly, and others notice nothing.
+//! Clients that do not use the Destination API or use it incorrectly: they are refused promptly, and others are not affected.
 
 use std::time::Duration;
 
@@ -22,10 +22,10 @@ use super::{
 
 const GET: &str = "/io.linkerd.proxy.destination.Destination/Get";
 const PROMPTLY: Duration = Duration::from_secs(8);
-/// How long a connection may take to become one of HTTP/2.
+/// Maximum time until a connection without an HTTP/2 preface is closed.
 const PREFACE: Duration = Duration::from_secs(25);
 
-/// What came back: the HTTP status, the gRPC status where there is one, and whether any message was among it.
+/// A response: the HTTP status, the gRPC status if any, and whether it had a message.
 #[derive(Debug)]
 struct Answer {
     status: StatusCode,
@@ -34,7 +34,7 @@ struct Answer {
     messages: bool,
 }
 
-/// One request on a connection of its own. A stream that is reset is an answer, too: CANCELLED, as a gRPC client calls it.
+/// Sends one request on a new connection. A reset stream counts as a response with CANCELLED, as in a gRPC client.
 async fn request(rig: &Rig, method: Method, path: &str, content_type: Option<&str>, body: &[u8]) -> Result<Answer> {
     let address = rig.manager.destination_address();
     let exchange = async {
@@ -63,7 +63,7 @@ async fn request(rig: &Rig, method: Method, path: &str, content_type: Option<&st
             match frame {
                 Ok(frame) if frame.is_data() => {
                     messages = true;
-                    // A stream: it would go on for ever.
+                    // A served stream does not end.
                     break;
                 }
                 Ok(frame) => {
@@ -87,7 +87,7 @@ async fn post(rig: &Rig, body: &[u8]) -> Result<Answer> {
     request(rig, Method::POST, GET, Some("application/grpc"), body).await
 }
 
-/// A gRPC message: its flag, the length that it claims, and its bytes.
+/// A gRPC message: its compression flag, the declared length, and its bytes.
 fn frame(flag: u8, length: u32, message: &[u8]) -> Vec<u8> {
     [&[flag], length.to_be_bytes().as_slice(), message].concat()
 }
@@ -96,7 +96,7 @@ fn whole(message: &[u8]) -> Vec<u8> {
     frame(0, u32::try_from(message.len()).unwrap_or(u32::MAX), message)
 }
 
-/// A field of bytes in protobuf.
+/// A length-delimited protobuf field.
 fn field(number: u8, content: &[u8]) -> Vec<u8> {
     let mut bytes = vec![number << 3 | 2];
     let mut length = content.len();
@@ -126,24 +126,24 @@ async fn still_served(rig: &Rig, mut stream: e2e::discovery::Endpoints) -> Resul
 }
 
 #[tokio::test]
-async fn a_request_that_is_no_message_is_an_error_at_once() -> Result<()> {
+async fn a_request_without_a_valid_message_fails_promptly() -> Result<()> {
     let (rig, stream) = rig("frames").await?;
     let good = field(2, rig.path("web").as_bytes());
     let length = u32::try_from(good.len())?;
     let bodies = [
         ("no message", Vec::new()),
         ("half a prefix", vec![0, 0, 0]),
-        ("a prefix alone", frame(0, 5, b"")),
-        ("less than it claims", frame(0, length + 1, &good)),
-        ("the greatest claim", frame(0, u32::MAX, &good)),
-        ("more than any request", frame(0, 64 * 1024 * 1024, &good)),
-        ("compressed, it says", frame(1, length, &good)),
-        ("a flag that means nothing", frame(7, length, &good)),
-        ("no protobuf", whole(&[0xff; 64])),
-        ("a field that ends early", whole(&good[..good.len() - 1])),
-        ("a path that is no text", whole(&field(2, &[0xff, 0xfe]))),
+        ("only a prefix", frame(0, 5, b"")),
+        ("less than the declared length", frame(0, length + 1, &good)),
+        ("the maximum declared length", frame(0, u32::MAX, &good)),
+        ("a declared length above the limit", frame(0, 64 * 1024 * 1024, &good)),
+        ("a compression flag without compression", frame(1, length, &good)),
+        ("an undefined flag", frame(7, length, &good)),
+        ("invalid protobuf", whole(&[0xff; 64])),
+        ("a truncated field", whole(&good[..good.len() - 1])),
+        ("a path that is not UTF-8", whole(&field(2, &[0xff, 0xfe]))),
         ("a path that is a number", whole(&[2 << 3, 1])),
-        ("groups within groups", whole(&[0x0b; 10_000])),
+        ("nested groups", whole(&[0x0b; 10_000])),
         ("HTTP", b"GET / HTTP/1.1\r\nHost: x\r\n\r\n".to_vec()),
     ];
     for (what, body) in bodies {
@@ -154,20 +154,20 @@ async fn a_request_that_is_no_message_is_an_error_at_once() -> Result<()> {
 }
 
 #[tokio::test]
-async fn what_is_missing_is_empty_and_what_is_unknown_is_skipped() -> Result<()> {
+async fn missing_fields_are_empty_and_unknown_fields_are_skipped() -> Result<()> {
     let (rig, stream) = rig("fields").await?;
     let answer = post(&rig, &whole(b"")).await?;
     ensure!(answer.code == Some(3) && answer.text == "Invalid%20authority:%20", "{answer:?}");
     let path = rig.path("web");
     let scheme = field(1, b"whatever");
     for (what, message) in [
-        ("the path alone", field(2, path.as_bytes())),
+        ("only the path", field(2, path.as_bytes())),
         ("a scheme", [scheme.clone(), field(2, path.as_bytes())].concat()),
         (
             "fields in another order, one unknown",
             [field(3, b"{}"), field(15, b"later"), field(2, path.as_bytes()), scheme].concat(),
         ),
-        ("of two paths the last", [field(2, b"first"), field(2, path.as_bytes())].concat()),
+        ("two paths, of which the last counts", [field(2, b"first"), field(2, path.as_bytes())].concat()),
     ] {
         let answer = post(&rig, &whole(&message)).await.context(what)?;
         ensure!(answer.status == StatusCode::OK && answer.messages, "{what}: {answer:?}");
@@ -181,7 +181,7 @@ async fn what_is_missing_is_empty_and_what_is_unknown_is_skipped() -> Result<()>
 }
 
 #[tokio::test]
-async fn what_is_not_get_is_not_implemented() -> Result<()> {
+async fn other_methods_are_not_implemented() -> Result<()> {
     let (rig, stream) = rig("method").await?;
     let body = whole(&field(2, rig.path("web").as_bytes()));
     for path in [
@@ -220,26 +220,26 @@ async fn what_is_not_get_is_not_implemented() -> Result<()> {
 }
 
 #[tokio::test]
-async fn what_is_not_http_2_is_hung_up_on_and_so_is_silence() -> Result<()> {
+async fn connections_without_http_2_are_closed_and_so_are_silent_ones() -> Result<()> {
     let (rig, stream) = rig("bytes").await?;
     let settings = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n";
     let openings: [&[u8]; 6] = [
         b"GET / HTTP/1.1\r\nHost: destination\r\nConnection: close\r\n\r\n",
         b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03 and what else a client of TLS says first",
         b"\x00\x00\x00\x00\x00\x00\x00\x00\x00\x00\x00\x00\x00\x00\x00\x00\x00\x00\x00\x00\x00\x00\x00\x00\x00\x00\x00\x00\x00\x00",
-        // A frame longer than was ever agreed on.
+        // A frame above the maximum frame size.
         &[settings.as_slice(), b"\xff\xff\xff\x00\x00\x00\x00\x00\x01"].concat(),
-        // Data for a stream that nobody opened.
+        // DATA for a stream that was never opened.
         &[settings.as_slice(), b"\x00\x00\x00\x04\x00\x00\x00\x00\x00\x00\x00\x01\x00\x00\x00\x00\x00\x01x"].concat(),
-        // Headers that are none.
+        // HEADERS that cannot be decoded.
         &[settings.as_slice(), b"\x00\x00\x00\x04\x00\x00\x00\x00\x00\x00\x00\x05\x01\x05\x00\x00\x00\x01\xff\xff\xff\xff\xff"].concat(),
     ];
     for opening in openings {
         let mut connection = TcpStream::connect(rig.manager.destination_address()).await?;
         connection.write_all(opening).await?;
-        is_hung_up_on(connection, PROMPTLY).await.with_context(|| opening.escape_ascii().to_string())?;
+        is_closed(connection, PROMPTLY).await.with_context(|| opening.escape_ascii().to_string())?;
     }
-    // Some say nothing at all, or begin and go no further: they have their time.
+    // Connections without a complete preface are closed after a timeout.
     let mut silent = Vec::new();
     for beginning in 0..settings.len() {
         let mut connection = TcpStream::connect(rig.manager.destination_address()).await?;
@@ -248,21 +248,21 @@ async fn what_is_not_http_2_is_hung_up_on_and_so_is_silence() -> Result<()> {
     }
     still_served(&rig, stream).await?;
     for connection in silent {
-        is_hung_up_on(connection, PREFACE).await?;
+        is_closed(connection, PREFACE).await?;
     }
     Ok(())
 }
 
-/// Closed by the server, or reset: either ends the reading.
-async fn is_hung_up_on(mut connection: TcpStream, deadline: Duration) -> Result<()> {
-    let mut said = Vec::new();
-    let closed = timeout(deadline, connection.read_to_end(&mut said)).await;
-    ensure!(closed.is_ok(), "it is still connected");
+/// Waits until the server closes or resets the connection.
+async fn is_closed(mut connection: TcpStream, deadline: Duration) -> Result<()> {
+    let mut received = Vec::new();
+    let closed = timeout(deadline, connection.read_to_end(&mut received)).await;
+    ensure!(closed.is_ok(), "the connection is still open");
     Ok(())
 }
 
 #[tokio::test]
-async fn streams_that_are_reset_as_soon_as_they_are_opened_leave_nothing() -> Result<()> {
+async fn streams_that_are_reset_immediately_leave_no_subscribers() -> Result<()> {
     let (rig, stream) = rig("reset").await?;
     let labels = [("namespace", rig.name()), ("service", "web")];
     for _ in 0..5 {
@@ -270,7 +270,7 @@ async fn streams_that_are_reset_as_soon_as_they_are_opened_leave_nothing() -> Re
         let path = rig.path("web");
         let opened = futures::future::join_all((0..100).map(|_| discovery.get(&path, ""))).await;
         for endpoints in opened {
-            // A server may call it too many; then it says so.
+            // The server may also refuse some of them as excessive.
             drop(endpoints);
         }
     }

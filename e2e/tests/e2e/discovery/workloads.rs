@@ -1,4 +1,4 @@
-//! What a client is told of endpoints that are no Pods: machines, plain addresses, gateways of other clusters.
+//! The metadata of endpoints that are not Pods: ExternalWorkloads, plain addresses, and gateways of other clusters.
 
 use anyhow::{Context, Result};
 use serde_json::json;
@@ -6,7 +6,7 @@ use serde_json::json;
 use super::{
     Rig, Settings,
     objects::{Object, address, but, of_workload, service, slice, slice_v6, workload},
-    told::{self, authority, identity, traits},
+    received::{self, authority, identity, traits},
 };
 
 const GATEWAY: &str = "mirror.linkerd.io/remote-gateway-identity";
@@ -15,17 +15,17 @@ const CLUSTER: &str = "mirror.linkerd.io/cluster-name";
 const OPAQUE_PORTS: &str = "config.linkerd.io/opaque-ports";
 
 #[tokio::test]
-async fn a_machine_is_meshed_whatever_else_is_set() -> Result<()> {
+async fn a_workload_is_always_meshed() -> Result<()> {
     let with_ports = |ports: serde_json::Value| workload("").with(json!({"spec": {"ports": ports}}));
     let inbound = json!([{"name": "linkerd-proxy", "port": 1111}, {"name": "http", "port": 8080}]);
     let (h2, opaque) = ("h2 4143 identity http2", "opaque 4143 identity http2");
-    // The workload, the port, and its traits with transport header and without.
+    // The workload, the port, and the traits with the Helm and Upstream settings (transport-header and transparent mode).
     let rows: [(Object, u16, &str, &str); 14] = [
         (workload(""), 80, h2, "h2 identity http2"),
         (with_ports(inbound.clone()), 80, "h2 1111 identity http2", "h2 identity http2"),
         (with_ports(inbound), 3306, "opaque 1111 identity http2", "opaque 1111 identity http2"),
         (workload(""), 3306, opaque, opaque),
-        // A proxy's own ports are known of Pods only.
+        // The admin and control ports of a proxy are exempt in Pods only.
         (workload(""), 4191, h2, "h2 identity http2"),
         (workload("").annotated(OPAQUE_PORTS, "8080"), 80, opaque, opaque),
         (workload("").annotated(OPAQUE_PORTS, "http"), 80, opaque, opaque),
@@ -49,7 +49,7 @@ async fn a_machine_is_meshed_whatever_else_is_set() -> Result<()> {
             .await?;
             let mut stream = rig.get(&format!("{name}:{port}")).await?;
             let expected = [*helm, *upstream][at].to_owned();
-            told::only(&mut stream, traits, expected)
+            received::wait_for_only(&mut stream, traits, expected)
                 .await
                 .with_context(|| format!("port {port} of {}", object.value))?;
         }
@@ -58,25 +58,25 @@ async fn a_machine_is_meshed_whatever_else_is_set() -> Result<()> {
 }
 
 #[tokio::test]
-async fn a_machine_has_the_identity_and_the_name_of_its_own() -> Result<()> {
+async fn a_workload_has_the_identity_and_server_name_of_its_mesh_tls() -> Result<()> {
     let rig = Rig::start("identity").await?;
     let names = json!({"spec": {"meshTLS": {"identity": "spiffe://some-domain/cool", "serverName": "server.local"}}});
     let zoned = but(of_workload("192.0.2.1", "vm"), json!({"zone": "zone-9"}));
     rig.put_all([workload("vm").with(names), service("web"), slice("web", "web", &[zoned])]).await?;
     let mut stream = rig.get_from("web:80", "no-such-node").await?;
-    told::only(&mut stream, identity, "uri spiffe://some-domain/cool sni server.local".into()).await?;
+    received::wait_for_only(&mut stream, identity, "uri spiffe://some-domain/cool sni server.local".into()).await?;
     let labels = [("external_workload", "vm"), ("zone", "zone-9"), ("zone_locality", "unknown")];
-    told::only(&mut stream, told::labels, told::pairs(&labels)).await?;
-    // Of a target that names no namespace, the slice's is meant.
+    received::wait_for_only(&mut stream, received::labels, received::pairs(&labels)).await?;
+    // A targetRef without a namespace refers to the namespace of the slice.
     let unnamed = but(of_workload("192.0.2.2", "vm"), json!({"targetRef": {"namespace": null}}));
     rig.set_endpoints("web", &[unnamed]).await?;
     stream.shows(&["192.0.2.2:8080"]).await?;
     let labels = [("external_workload", "vm"), ("zone", ""), ("zone_locality", "unknown")];
-    told::only(&mut stream, told::labels, told::pairs(&labels)).await
+    received::wait_for_only(&mut stream, received::labels, received::pairs(&labels)).await
 }
 
 #[tokio::test]
-async fn a_plain_address_is_an_address_and_a_weight() -> Result<()> {
+async fn a_plain_address_has_only_an_address_and_a_weight() -> Result<()> {
     for settings in [Settings::Helm, Settings::Upstream, Settings::Contrary] {
         let rig = Rig::with(settings, "plain").await?;
         let zoned = but(address("192.0.2.1"), json!({"zone": "zone-a", "nodeName": "node-a", "hostname": "web-0"}));
@@ -91,7 +91,7 @@ async fn a_plain_address_is_an_address_and_a_weight() -> Result<()> {
             stream.shows(&[&format!("192.0.2.1:{port}"), &format!("[2001:db8::1]:{port}")]).await?;
             for endpoint in stream.known.values() {
                 assert_eq!((traits(endpoint).as_str(), authority(endpoint), endpoint.weight), ("", None, 10_000));
-                assert_eq!(told::labels(endpoint), told::pairs(&[("zone_locality", "unknown")]));
+                assert_eq!(received::labels(endpoint), received::pairs(&[("zone_locality", "unknown")]));
             }
         }
     }
@@ -99,8 +99,8 @@ async fn a_plain_address_is_an_address_and_a_weight() -> Result<()> {
 }
 
 #[tokio::test]
-async fn a_mirrored_gateway_has_its_identity_and_the_authority_asked_for() -> Result<()> {
-    // Without the upgrade there is no hint at all, other than for a Pod.
+async fn a_mirrored_gateway_has_its_identity_and_the_requested_port_in_its_authority() -> Result<()> {
+    // Without the h2 upgrade a gateway has no hint at all, unlike a Pod.
     for (settings, gateway) in [
         (Settings::Helm, "h2 identity http2"),
         (Settings::Upstream, "h2 identity http2"),
@@ -126,14 +126,18 @@ async fn a_mirrored_gateway_has_its_identity_and_the_authority_asked_for() -> Re
             ("empty", "", name, other_name),
             ("neither", "", None, None),
         ] {
-            // The port asked for, not that of the gateway, and no port of a gateway is opaque.
+            // The authority has the requested port, not that of the gateway, and no port of a gateway is opaque.
             for (port, at, expected) in [(80, 8080, expected), (3306, 3306, other)] {
                 let mut stream = rig.get(&format!("{service}:{port}")).await?;
                 stream.shows(&[&format!("192.0.2.1:{at}"), &format!("192.0.2.2:{at}")]).await?;
                 for endpoint in stream.known.values() {
-                    assert_eq!((told::traits(endpoint).as_str(), authority(endpoint)), (traits, expected), "{service}");
+                    assert_eq!(
+                        (received::traits(endpoint).as_str(), authority(endpoint)),
+                        (traits, expected),
+                        "{service}"
+                    );
                     let dns = if traits.is_empty() { "" } else { "dns gateway.identity" };
-                    assert_eq!(identity(endpoint), dns, "a gateway has no server name");
+                    assert_eq!(identity(endpoint), dns, "a gateway must have no server name");
                 }
             }
         }
@@ -142,7 +146,7 @@ async fn a_mirrored_gateway_has_its_identity_and_the_authority_asked_for() -> Re
 }
 
 #[tokio::test]
-async fn the_set_is_labelled_with_the_service_and_its_origin() -> Result<()> {
+async fn the_set_is_labeled_with_the_service_and_its_origin() -> Result<()> {
     let rig = Rig::start("labels").await?;
     let mirror = |name: &str| slice(name, name, &[address("192.0.2.1")]);
     rig.put_all(["plain", "cluster", "full", "short", "name-only"].map(service)).await?;
@@ -162,10 +166,15 @@ async fn the_set_is_labelled_with_the_service_and_its_origin() -> Result<()> {
         ("short", &origin[..1]),
         ("name-only", &origin[..0]),
     ] {
-        let mut expected = told::pairs(more);
-        expected.extend(told::pairs(&[("service", service), ("namespace", rig.name()), ("zone_locality", "unknown")]));
+        let mut expected = received::pairs(more);
+        expected.extend(received::pairs(&[
+            ("service", service),
+            ("namespace", rig.name()),
+            ("zone_locality", "unknown"),
+        ]));
         let mut stream = rig.get(&format!("{service}:80")).await?;
-        told::only(&mut stream, |endpoint| endpoint.metric_labels.clone().into_iter().collect(), expected).await?;
+        received::wait_for_only(&mut stream, |endpoint| endpoint.metric_labels.clone().into_iter().collect(), expected)
+            .await?;
     }
     Ok(())
 }

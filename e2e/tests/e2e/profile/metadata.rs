@@ -18,7 +18,7 @@ use super::{MESHED, OPAQUE, at, default_budget, ip, running};
 use crate::discovery::{
     Rig, Settings,
     objects::{KEPT, Object, but, container, job, meshed, meshed_with, owner, pod, proxy, proxy_with, replica_set},
-    told,
+    received,
 };
 
 const OPAQUE_PORTS: &str = "config.linkerd.io/opaque-ports";
@@ -59,7 +59,7 @@ async fn a_pod_of_a_deployment_is_told_to_the_field() -> Result<()> {
         .owned_by("apps/v1", "ReplicaSet", "web-5d4c")
         .annotated(OPAQUE_PORTS, "4242");
     rig.run(object, &[&ip]).await?;
-    let strings = |pairs: &[(&str, &str)]| -> HashMap<String, String> { told::pairs(pairs).into_iter().collect() };
+    let strings = |pairs: &[(&str, &str)]| -> HashMap<String, String> { received::pairs(pairs).into_iter().collect() };
     let name = format!("web.{}.serviceaccount.identity.linkerd.cluster.local", rig.name());
     let seconds = |seconds| Some(prost_types::Duration { seconds, nanos: 0 });
     let bits = u32::from(ip.parse::<std::net::Ipv4Addr>()?);
@@ -110,7 +110,7 @@ async fn a_pod_outside_the_mesh_has_labels_and_nothing_else() -> Result<()> {
     let mut told = open.stream.last()?.endpoint.clone().context("an endpoint")?;
     assert_eq!(
         std::mem::take(&mut told.metric_labels).into_iter().collect::<BTreeMap<_, _>>(),
-        told::pairs(&[("pod", "web-1"), ("serviceaccount", "web"), ("zone", ""), ("namespace", rig.name())])
+        received::pairs(&[("pod", "web-1"), ("serviceaccount", "web"), ("zone", ""), ("namespace", rig.name())])
     );
     assert_eq!(told, WeightedAddr { addr: told.addr, weight: 10_000, ..WeightedAddr::default() });
     Ok(())
@@ -231,7 +231,7 @@ async fn the_owner_is_what_the_pod_ultimately_belongs_to_and_its_change_is_told(
     .await?;
     let by = |api_version: &str, kind: &str, name: &str| vec![owner(api_version, kind, name)];
     let usual = |name: &str, account: &str| {
-        told::pairs(&[
+        received::pairs(&[
             ("pod", name),
             ("serviceaccount", account),
             ("control_plane_ns", "linkerd"),
@@ -272,7 +272,7 @@ async fn the_owner_is_what_the_pod_ultimately_belongs_to_and_its_change_is_told(
     let expected = usual("nameless", "default");
     let mut open = rig.ask(&at(&ip, 8080)).await?;
     open.shows("the default account", |profile| labels(profile).as_ref() == Some(&expected)).await?;
-    let identity = open.stream.last()?.endpoint.as_ref().map(told::identity);
+    let identity = open.stream.last()?.endpoint.as_ref().map(received::identity);
     let name = format!("default.{}.serviceaccount.identity.linkerd.cluster.local", rig.name());
     assert_eq!(identity, Some(format!("dns {name} sni {name}")));
     Ok(())

@@ -40,7 +40,7 @@ use tonic::Code;
 use crate::discovery::{
     QUIET, Rig,
     objects::{Object, field, pod, server, service, service_profile, workload},
-    told,
+    received,
 };
 
 /// Traits of a meshed Pod, and of a machine, with what Linkerd's charts set.
@@ -130,7 +130,7 @@ fn look(profile: &DestinationProfile) -> String {
         Some(endpoint) => {
             let name = |label: &str| endpoint.metric_labels.get(label).map(|name| format!("{label} {name}"));
             words.push(name("pod").or_else(|| name("external_workload")).unwrap_or_else(|| "nobody".to_owned()));
-            let traits = told::traits(endpoint);
+            let traits = received::traits(endpoint);
             words.extend((!traits.is_empty()).then(|| format!("with {traits}")));
         }
         None => {

@@ -82,7 +82,7 @@ async fn without_the_definition_there_are_no_profiles_until_it_comes() -> Result
 
 #[tokio::test]
 async fn what_the_repository_grants_discovery_is_enough_for_profiles() -> Result<()> {
-    let own = Own::with_what_the_repository_grants().await?;
+    let own = Own::with_granted_permissions().await?;
     let name = format!("web.{}.svc.cluster.local", own.namespace.name());
     own.put_all([service("web"), service_profile(&name, routes(&["a"]))]).await?;
     let mut stream = ask(&own.manager, &format!("{name}:80")).await?;

@@ -13,7 +13,7 @@ use crate::discovery::{
     objects::{
         KEPT, Object, address as plain, but, external_name, field, meshed, of_pod, pod, proxy, server, service, slice,
     },
-    told,
+    received,
 };
 
 const OPAQUE_PORTS: &str = "config.linkerd.io/opaque-ports";
@@ -233,7 +233,7 @@ async fn what_upstream_expects_of_pods() -> Result<()> {
     }
     let (_, endpoint) = world.endpoint(&at(world.ip("name1-1")?, 8989)).await?;
     let name = format!("default.{}.serviceaccount.identity.linkerd.trust.domain", rig.name());
-    assert_eq!(told::identity(&endpoint), format!("dns {name} sni {name}"));
+    assert_eq!(received::identity(&endpoint), format!("dns {name} sni {name}"));
     for (path, expected) in [
         (at(&ip(), 1234), "nobody"),
         (at(world.ip("name2")?, 3306), "opaque pod name2"),

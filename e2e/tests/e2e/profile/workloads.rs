@@ -18,7 +18,7 @@ use super::{MESHED, OPAQUE, at, default_budget, ip, machine};
 use crate::discovery::{
     Rig, Settings,
     objects::{KEPT, Object, meshed, owner},
-    told,
+    received,
 };
 
 const OPAQUE_PORTS: &str = "config.linkerd.io/opaque-ports";
@@ -43,7 +43,7 @@ async fn a_machine_is_told_to_the_field() -> Result<()> {
     let seconds = |seconds| Some(prost_types::Duration { seconds, nanos: 0 });
     let bits = u32::from(ip.parse::<std::net::Ipv4Addr>()?);
     let labels = [("external_workload", "my-cool-workload"), ("zone", ""), ("namespace", rig.name())];
-    let strings: HashMap<String, String> = told::pairs(&labels).into_iter().collect();
+    let strings: HashMap<String, String> = received::pairs(&labels).into_iter().collect();
     let expected = DestinationProfile {
         retry_budget: default_budget(),
         endpoint: Some(WeightedAddr {
@@ -166,7 +166,7 @@ async fn every_change_of_a_machine_is_told() -> Result<()> {
         profile
             .endpoint
             .as_ref()
-            .is_some_and(|endpoint| told::identity(endpoint).starts_with("uri spiffe://elsewhere/vm"))
+            .is_some_and(|endpoint| received::identity(endpoint).starts_with("uri spiffe://elsewhere/vm"))
     };
     open.shows("the identity", elsewhere).await?;
     patch(json!({"ports": [{"name": "http", "port": 8080}, {"name": "linkerd-proxy", "port": 5143}]})).await?;
@@ -216,7 +216,8 @@ async fn an_owner_is_told_by_its_kind_in_lower_case() -> Result<()> {
     ] {
         let ip = ip();
         rig.put(object.with(json!({"spec": {"workloadIPs": [{ "ip": ip }]}}))).await?;
-        let mut expected_labels = told::pairs(&[("external_workload", row), ("zone", ""), ("namespace", rig.name())]);
+        let mut expected_labels =
+            received::pairs(&[("external_workload", row), ("zone", ""), ("namespace", rig.name())]);
         expected_labels.extend(expected.map(|(kind, name)| (kind.to_owned(), name.to_owned())));
         let mut open = rig.ask(&at(&ip, 8080)).await?;
         open.shows(&format!("{expected_labels:?}"), |profile| labels(profile).as_ref() == Some(&expected_labels))

@@ -1,4 +1,4 @@
-//! What an endpoint is told with, in a form that a table can hold.
+//! Summaries of received endpoints that are short enough for a table of expected values, and waits for them.
 
 use std::{collections::BTreeMap, net::SocketAddr};
 
@@ -10,8 +10,8 @@ use linkerd2_proxy_api::destination::{
     tls_identity::{DnsLikeIdentity, Strategy},
 };
 
-/// The hint, the inbound port for opaque transport, whether there is an identity and whether there are HTTP/2 settings:
-/// `h2 4143 identity http2` is a meshed Pod, nothing a plain address. `hint` is a hint without protocol.
+/// The protocol hint, the inbound port for opaque transport, and whether the endpoint has an identity and HTTP/2 settings.
+/// `h2 4143 identity http2` is a meshed Pod, the empty string a plain address, and `hint` a hint without a protocol.
 pub(crate) fn traits(endpoint: &WeightedAddr) -> String {
     let mut words = Vec::new();
     if let Some(hint) = &endpoint.protocol_hint {
@@ -27,7 +27,7 @@ pub(crate) fn traits(endpoint: &WeightedAddr) -> String {
     words.join(" ")
 }
 
-/// The identity and the server's name, each with its kind.
+/// The TLS identity and the server name (SNI), each after its kind.
 pub(crate) fn identity(endpoint: &WeightedAddr) -> String {
     let Some(identity) = &endpoint.tls_identity else { return String::new() };
     let name = |server: &DnsLikeIdentity| format!(" sni {}", server.name);
@@ -43,7 +43,7 @@ pub(crate) fn authority(endpoint: &WeightedAddr) -> Option<&str> {
     endpoint.authority_override.as_ref().map(|authority| authority.authority_override.as_str())
 }
 
-/// The labels besides those of the set.
+/// The endpoint's labels, without the labels of the whole set.
 pub(crate) fn labels(endpoint: &WeightedAddr) -> BTreeMap<String, String> {
     let own = |(key, _): &(&String, &String)| !matches!(key.as_str(), "service" | "namespace");
     endpoint.metric_labels.iter().filter(own).map(|(key, value)| (key.clone(), value.clone())).collect()
@@ -53,23 +53,23 @@ pub(crate) fn pairs(labels: &[(&str, &str)]) -> BTreeMap<String, String> {
     labels.iter().map(|(key, value)| ((*key).to_owned(), (*value).to_owned())).collect()
 }
 
-/// Waits until every endpoint looks like this, by socket address.
-pub(crate) async fn look<T: PartialEq + std::fmt::Debug>(
+/// Waits until `seen` returns the expected value for each endpoint, by socket address.
+pub(crate) async fn wait_for<T: PartialEq + std::fmt::Debug>(
     endpoints: &mut Endpoints,
     seen: impl Fn(&WeightedAddr) -> T,
     expected: impl IntoIterator<Item = (&str, T)>,
 ) -> Result<()> {
-    let parsed = expected.into_iter().map(|(address, look)| Ok((address.parse()?, look)));
+    let parsed = expected.into_iter().map(|(address, value)| Ok((address.parse()?, value)));
     let expected: BTreeMap<SocketAddr, T> = parsed.collect::<Result<_>>()?;
-    let looks = |known: &BTreeMap<SocketAddr, WeightedAddr>| -> BTreeMap<SocketAddr, T> {
+    let values = |known: &BTreeMap<SocketAddr, WeightedAddr>| -> BTreeMap<SocketAddr, T> {
         known.iter().map(|(address, endpoint)| (*address, seen(endpoint))).collect()
     };
-    let result = endpoints.until(&format!("{expected:?}"), |known| looks(known) == expected).await;
-    result.with_context(|| format!("seen last: {:?}", looks(&endpoints.known)))
+    let result = endpoints.until(&format!("{expected:?}"), |known| values(known) == expected).await;
+    result.with_context(|| format!("last seen: {:?}", values(&endpoints.known)))
 }
 
-/// [`look`] for a stream with one endpoint, wherever it is.
-pub(crate) async fn only<T: PartialEq + std::fmt::Debug>(
+/// Like [`wait_for`], for a stream with one endpoint at any address.
+pub(crate) async fn wait_for_only<T: PartialEq + std::fmt::Debug>(
     endpoints: &mut Endpoints,
     seen: impl Fn(&WeightedAddr) -> T,
     expected: T,
@@ -79,5 +79,5 @@ pub(crate) async fn only<T: PartialEq + std::fmt::Debug>(
             known.len() == 1 && known.values().all(|endpoint| seen(endpoint) == expected)
         })
         .await;
-    result.with_context(|| format!("seen last: {:?}", endpoints.known.values().map(&seen).collect::<Vec<_>>()))
+    result.with_context(|| format!("last seen: {:?}", endpoints.known.values().map(&seen).collect::<Vec<_>>()))
 }
