@@ -1,6 +1,6 @@
 //! Malformed and oversized objects that any tenant may write: only those objects are affected.
 //!
-//! Every test ends with a change in another namespace that must arrive; by then the hostile objects have been processed.
+//! Every test ends with a change in another namespace. When it arrives, the hostile objects have been processed.
 
 use anyhow::{Context, Result, ensure};
 use e2e::discovery::{Endpoints, Message};

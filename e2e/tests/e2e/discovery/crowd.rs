@@ -1,7 +1,7 @@
 //! Services with many endpoints, and a dedicated manager that serves them.
 //!
 //! * In: the shared control plane, flags. Out: Services without a selector, whose slices the test writes.
-//! * Every endpoint belongs to the ExternalWorkload `vm`, so each is about 350 bytes on the wire and one edit changes all.
+//! * Every endpoint belongs to the ExternalWorkload `vm`, so each takes about 350 bytes and one edit changes all.
 
 use std::{
     net::{Ipv4Addr, SocketAddr},
@@ -52,7 +52,7 @@ impl Crowd {
         Ok(Self { control_plane, mesh, manager })
     }
 
-    /// Creates a Service with these endpoints, a thousand per slice. The slices of `web` are named `web-0`, `web-1`, ...
+    /// Creates a Service with these endpoints, a thousand per slice. The slices are named `<service>-<number>`.
     pub(super) async fn put(&self, service: &str, endpoints: Range<u32>) -> Result<()> {
         self.mesh.put_service(service, json!({ "selector": null })).await?;
         for (number, first) in endpoints.clone().step_by(1000).enumerate() {

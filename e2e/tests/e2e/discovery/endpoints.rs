@@ -1,5 +1,5 @@
-//! The endpoints of a Service: its type, the conditions, addresses and targets in its slices, and the endpoint that wins
-//! when two objects claim one address.
+//! The endpoints of a Service: its type, the conditions, addresses and targets in its slices, and the endpoint that
+//! wins when two objects claim one address.
 
 use anyhow::{Result, ensure};
 use e2e::{discovery::Message, eventually, mesh::SOON};

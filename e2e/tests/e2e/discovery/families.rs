@@ -1,4 +1,4 @@
-//! IPv4 and IPv6: each Pod is served in one family, chosen after all other filters and independent of the order of events.
+//! IPv4 and IPv6: each Pod is served in one family, chosen after all other filters, for any order of events.
 
 use anyhow::Result;
 use e2e::discovery::Message;

@@ -1,7 +1,7 @@
 //! `Destination.Get` as a proxy sees it, over a real API server: each test has a namespace on the shared control plane.
 //!
-//! The tests write slices, Pods and nodes themselves, so each can be late, early, malformed or absent. A test checks the
-//! resulting endpoints, not the messages that led to them, except where the order of messages matters.
+//! The tests write slices, Pods and nodes themselves, so each can be late, early, malformed or absent. A test checks
+//! the resulting endpoints, not the messages that led to them, except where the order of messages matters.
 
 mod bad_input;
 mod changes;
@@ -201,7 +201,7 @@ impl Rig {
             .await
     }
 
-    /// Returns a stream that has received exactly these endpoints. The rest of their slices has then been processed too.
+    /// Returns a stream that has received exactly these endpoints, so their slices have been processed completely.
     async fn shows(&self, service_and_port: &str, addresses: &[&str]) -> Result<Endpoints> {
         let mut endpoints = self.get(service_and_port).await?;
         endpoints.shows(addresses).await.with_context(|| self.path(service_and_port))?;

@@ -1,7 +1,7 @@
 //! The objects of the tests, as JSON: this module has the defaults, and a test sets only the fields that differ.
 //!
-//! * Out: a Service `name` has port 80 named `http` and no selector, so that no controller writes slices for it; a slice
-//!   has the port `http` 8080; Pods are on a node without a kubelet, with the ServiceAccount `web`.
+//! * Out: a Service `name` has port 80 named `http` and no selector, so that no controller writes slices for it; a
+//!   slice has the port `http` 8080; Pods are on a node without a kubelet, with the ServiceAccount `web`.
 
 use e2e::mesh::merge;
 use kube::api::{ApiResource, GroupVersionKind};

@@ -1,8 +1,8 @@
 //! Random clusters on a real API server: the responses of `Get` are compared with those of the oracle.
 //!
 //! After each burst of changes, three responses are compared: those of streams that were open throughout, those of new
-//! streams, and those of the oracle for the objects that the API server lists. The control plane runs no controllers, so
-//! only the test changes objects.
+//! streams, and those of the oracle for the objects that the API server lists. The control plane runs no controllers,
+//! so only the test changes objects.
 
 use std::time::Duration;
 
@@ -44,8 +44,8 @@ impl Client {
         Self { discovery: discovery.clone(), request, known }
     }
 
-    /// Reads messages, and repeats the request after a refusal or the end of the stream, until the response is as expected:
-    /// `while_open` for an open stream, `fresh` for a refusal.
+    /// Reads messages, and repeats the request after a refusal or the end of the stream, until the response is as
+    /// expected: `while_open` for an open stream, `fresh` for a refusal.
     async fn reaches(&mut self, while_open: &Answer, fresh: &Answer) -> Result<()> {
         let result = timeout(SOON, async {
             loop {

@@ -1,5 +1,5 @@
-//! Overload: requests that wait too long or exceed a limit are refused immediately, with a status that clients retry on;
-//! open streams are not affected.
+//! Overload: requests that wait too long or exceed a limit are refused immediately, with a status that clients retry
+//! on; open streams are not affected.
 //!
 //! * In: flags with low limits, and more streams or connections than they allow. Out: the requests that are served and
 //!   refused, the form of the refusal, and the metrics.
@@ -328,8 +328,8 @@ async fn silent_connections_are_closed_and_free_their_places() -> Result<()> {
     Ok(())
 }
 
-/// Clients based on hyper, such as proxies, may send END_STREAM after the message and after our response. h2 tolerates a
-/// thousand frames on streams that it has forgotten, and then closes the connection.
+/// Clients based on hyper, such as proxies, may send END_STREAM after the message and after our response. h2 tolerates
+/// a thousand frames on streams that it has forgotten, and then closes the connection.
 #[tokio::test]
 async fn refused_requests_that_end_later_do_not_close_their_connection() -> Result<()> {
     const TOGETHER: u64 = 200;

@@ -1,4 +1,4 @@
-//! The mapping from the port in the authority to the endpoint port: by the name of the Service port, otherwise unchanged.
+//! The mapping from the port in the authority to the endpoint port: by the name of the Service port, else unchanged.
 
 use anyhow::Result;
 use e2e::discovery::Message;

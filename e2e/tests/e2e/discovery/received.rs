@@ -10,8 +10,9 @@ use linkerd2_proxy_api::destination::{
     tls_identity::{DnsLikeIdentity, Strategy},
 };
 
-/// The protocol hint, the inbound port for opaque transport, and whether the endpoint has an identity and HTTP/2 settings.
-/// `h2 4143 identity http2` is a meshed Pod, the empty string a plain address, and `hint` a hint without a protocol.
+/// The protocol hint, the inbound port for opaque transport, and whether the endpoint has an identity and HTTP/2
+/// settings. `h2 4143 identity http2` is a meshed Pod, the empty string a plain address, and `hint` a hint without a
+/// protocol.
 pub(crate) fn traits(endpoint: &WeightedAddr) -> String {
     let mut words = Vec::new();
     if let Some(hint) = &endpoint.protocol_hint {

@@ -180,7 +180,8 @@ async fn services_of_unknown_clusters_are_refused_rows_6_to_8_and_10() -> Result
         both(service("remote")),
         both(external_name("remote-first")),
         external_name("external"),
-        // Neither the remote Service name alone nor a local-discovery label, which must be an annotation, makes a Service remote.
+        // Neither the remote Service name alone nor a local-discovery label, which must be an annotation, makes a
+        // Service remote.
         service("plain").labelled(REMOTE_SERVICE, "web").labelled(LOCAL, "web"),
     ])
     .await?;

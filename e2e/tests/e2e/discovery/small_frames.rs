@@ -1,13 +1,14 @@
 //! Many small messages on one connection.
 //!
-//! A client with a current h2 closes its connection ("too_many_data_frames") when more small DATA frames are unread than its
-//! window allows: about 2,200 with the window of Linkerd's proxies, 138 with the default of h2. A `Remove` of one endpoint is
-//! such a frame, and a change of a Service is sent on all its streams of a connection at the same time.
+//! A client with a current h2 closes its connection ("too_many_data_frames") when more small DATA frames are unread
+//! than its window allows: about 2,200 with the window of Linkerd's proxies, 138 with the default of h2. A `Remove` of
+//! one endpoint is such a frame, and a change of a Service is sent on all its streams of a connection at the same time.
 //!
-//! * In: thousands of streams of one Service on one connection, and changes of it. Out: the messages of each stream, and
-//!   whether the connection stays open.
-//! * The client runs in a separate thread, like a proxy in a separate process, and is paused during each change. The result
-//!   therefore does not depend on timing: a server without a limit has sent all frames by the time the client resumes.
+//! * In: thousands of streams of one Service on one connection, and changes of it. Out: the messages of each stream,
+//!   and whether the connection stays open.
+//! * The client runs in a separate thread, like a proxy in a separate process, and is paused during each change. The
+//!   result therefore does not depend on timing: a server without a limit has sent all frames by the time the client
+//!   resumes.
 
 use std::{
     sync::{
@@ -54,7 +55,7 @@ type Pause = (oneshot::Sender<()>, std::sync::mpsc::Receiver<()>);
 // === impl Client ===
 
 impl Client {
-    /// Opens this number of streams. Each waits for `late` before every read, and reads until it has received all flips.
+    /// Opens the streams. Each waits for `late` before every read, and reads until it has received all flips.
     fn start(crowd: &Crowd, windows: Windows, streams: usize, late: Duration) -> Result<Self> {
         let (server, path) = (crowd.manager.destination_address(), crowd.path("small"));
         let received = Arc::<AtomicUsize>::default();
@@ -129,7 +130,7 @@ fn all_messages() -> Vec<Message> {
     [first].into_iter().chain(std::iter::repeat_n(flip, FLIPS).flatten()).collect()
 }
 
-/// Opens the streams, flips an endpoint, and checks that all streams receive every change and the connection stays open.
+/// Flips an endpoint, and checks that all streams receive every change and that their connection stays open.
 async fn all_streams_receive_every_flip(windows: Windows, streams: usize, late: Duration) -> Result<()> {
     // All requests come at once, on a host that may be busy; this test does not limit their wait.
     let crowd = Crowd::start(&["--max-stream-wait=60s"]).await?;

@@ -1,7 +1,8 @@
 //! The messages of a stream and their timing, and the isolation of other clients from one that does not read.
 //!
-//! The slow clients have the windows of Linkerd's proxies: 64 KiB per stream and 1 MiB per connection, so sixteen unread
-//! streams use up the window of their connection. Each test has a dedicated manager, because it checks its metrics.
+//! The slow clients have the windows of Linkerd's proxies: 64 KiB per stream and 1 MiB per connection, so sixteen
+//! unread streams use up the window of their connection. Each test has a dedicated manager, because it checks its
+//! metrics.
 
 use std::time::Duration;
 

@@ -1,4 +1,4 @@
-//! The messages of open streams while the API server is unavailable, after expired watches, and after irrelevant changes.
+//! The messages of open streams during API server outages, after expired watches, and after irrelevant changes.
 //!
 //! The number of messages matters as much as their content, so each message is compared.
 

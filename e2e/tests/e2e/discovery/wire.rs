@@ -1,4 +1,4 @@
-//! Clients that do not use the Destination API or use it incorrectly: they are refused promptly, and others are not affected.
+//! Clients that violate the protocol: they are refused promptly, and other clients are not affected.
 
 use std::time::Duration;
 

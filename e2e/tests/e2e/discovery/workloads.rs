@@ -19,7 +19,7 @@ async fn a_workload_is_always_meshed() -> Result<()> {
     let with_ports = |ports: serde_json::Value| workload("").with(json!({"spec": {"ports": ports}}));
     let inbound = json!([{"name": "linkerd-proxy", "port": 1111}, {"name": "http", "port": 8080}]);
     let (h2, opaque) = ("h2 4143 identity http2", "opaque 4143 identity http2");
-    // The workload, the port, and the traits with the Helm and Upstream settings (transport-header and transparent mode).
+    // The workload, the port, and the traits with the Helm (transport-header) and Upstream (transparent) settings.
     let rows: [(Object, u16, &str, &str); 14] = [
         (workload(""), 80, h2, "h2 identity http2"),
         (with_ports(inbound.clone()), 80, "h2 1111 identity http2", "h2 identity http2"),

@@ -1,4 +1,5 @@
-//! In the place of the container `destination` of Linkerd's own Deployment: its arguments, its ServiceAccount, its Lease.
+//! The operator in place of the `destination` container of Linkerd's Deployment: its arguments, ServiceAccount and
+//! Lease.
 
 use std::{
     path::{Path, PathBuf},
@@ -16,10 +17,10 @@ use serde_json::{Value, json};
 
 const LEASE: &str = "linkerd-destination-endpoint-write";
 const ACCOUNT: &str = "linkerd-destination";
-/// kube reads the file once a minute.
-const READ_ANEW: Duration = Duration::from_secs(100);
+/// Maximum time until a new token is used; kube reads the token file once a minute.
+const REREAD: Duration = Duration::from_secs(100);
 const POD: &str = "linkerd-destination-7f9c6d5b8-x2x7k";
-/// What Linkerd's chart passes beside addresses and the namespace (edge-26.8).
+/// The arguments in Linkerd's chart (edge-26.8), except addresses and the namespace.
 const CHART: [&str; 9] = [
     "-outbound-transport-mode=transport-header",
     "-enable-h2-upgrade=true",
@@ -32,7 +33,7 @@ const CHART: [&str; 9] = [
     r#"--meshed-http2-client-params={"keep_alive":{"interval":{"seconds":10},"timeout":{"seconds":3},"while_idle":true}}"#,
 ];
 
-/// A control plane with Linkerd's CRDs, its namespace, and the ServiceAccount of its destination.
+/// A control plane with Linkerd's CRDs, namespace, and the ServiceAccount of its destination.
 struct Installed {
     control_plane: ControlPlane,
     mesh: Mesh,
@@ -82,44 +83,44 @@ impl Installed {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn it_does_both_jobs_of_linkerds_container_with_what_that_may() -> Result<()> {
+async fn it_does_both_jobs_of_linkerds_container_with_its_permissions() -> Result<()> {
     let installed = Installed::start().await?;
     let mut manager = installed.drop_in().await?;
     installed.mesh.put_web_over_vm().await?;
     installed.mesh.shows("web", &[("vm", true)]).await?;
-    // Stays open: some metrics go with the last stream.
+    // The stream stays open, because some series are deleted with the last stream.
     let mut stream = manager.discovery().await?.get(&installed.path(), "").await?;
     stream.shows(&["192.0.2.4:80"]).await?;
-    assert_eq!(installed.holder().await?, POD, "as Linkerd's own replicas sign");
+    assert_eq!(installed.holder().await?, POD, "the holder must be the Pod name, as for Linkerd's replicas");
     for (path, text) in [("/ping", "pong\n"), ("/ready", "ready\n"), ("/live", "")] {
         let (status, body) = manager.get(path).await?;
         assert!(status == StatusCode::OK && body.starts_with(text), "{path}: {status} {body}");
     }
     for name in ["endpoints_subscribers", "grpc_server_started_total", "services_informer_lag_seconds_count"] {
-        assert!(manager.metric(name, &[]).await.is_some(), "{name} is what Linkerd's dashboards ask for");
+        assert!(manager.metric(name, &[]).await.is_some(), "Linkerd's dashboards use {name}");
     }
-    // All that it may not is to write Events, which Linkerd's container does not do; it says so once.
+    // Only Events are denied, because Linkerd's container does not write any; the operator logs this once.
     let denied = eventually(SOON, "an Event to be denied", async || {
         let mut samples = manager.metrics().await?;
         samples.retain(|it| it.name == "http_client_requests_total" && it.has(&[("code", "403")]) && it.value > 0.0);
-        ensure!(!samples.is_empty(), "nothing was");
+        ensure!(!samples.is_empty(), "no request was denied");
         Ok(samples)
     })
     .await?;
-    assert!(denied.iter().all(|sample| sample.has(&[("method", "post")])), "more is denied: {denied:?}");
+    assert!(denied.iter().all(|sample| sample.has(&[("method", "post")])), "other requests are denied too: {denied:?}");
     assert!(manager.log().matches("Events are denied").count() <= 1, "{}", manager.log());
     assert!(manager.terminate(SOON).await?.success());
-    assert_eq!(installed.holder().await?, "", "released for the next one");
+    assert_eq!(installed.holder().await?, "", "the Lease must be released");
     Ok(())
 }
 
 /// A kube-scheduler stands in for Linkerd's replica: both elect with client-go.
 #[tokio::test(flavor = "multi_thread")]
-async fn while_a_replica_of_linkerds_holds_the_lease_it_serves_and_writes_nothing() -> Result<()> {
+async fn while_a_linkerd_replica_holds_the_lease_it_serves_but_does_not_write() -> Result<()> {
     let installed = Installed::start().await?;
     let mut theirs = installed.control_plane.start_elector("linkerd", LEASE)?;
     eventually(SOON, "Linkerd's replica to hold the Lease", async || {
-        ensure!(!installed.holder().await?.is_empty(), "nobody holds it");
+        ensure!(!installed.holder().await?.is_empty(), "the Lease has no holder");
         Ok(())
     })
     .await?;
@@ -133,7 +134,7 @@ async fn while_a_replica_of_linkerds_holds_the_lease_it_serves_and_writes_nothin
     });
     installed.mesh.slices.create(&kube::api::PostParams::default(), &serde_json::from_value(slice)?).await?;
     manager.discovery().await?.get(&installed.path(), "").await?.shows(&["192.0.2.77:8080"]).await?;
-    holds(Duration::from_secs(4), "it to write no slice", async || {
+    holds(Duration::from_secs(4), "the manager to write no slice", async || {
         let ours = installed.mesh.our_slices("web").await?;
         ensure!(ours.is_empty() && !manager.is_leading(LEASE).await, "{ours:?}");
         Ok(())
@@ -147,10 +148,10 @@ async fn while_a_replica_of_linkerds_holds_the_lease_it_serves_and_writes_nothin
     Ok(())
 }
 
-/// Pods' tokens last 3607 seconds, and the kubelet writes a new one into the same file before that. Here the old one ends at once:
-/// its ServiceAccount is made anew.
+/// Tokens of Pods are valid for 3607 seconds, and the kubelet writes a new token into the same file before that. This
+/// test recreates the ServiceAccount, which invalidates the old token immediately.
 #[tokio::test(flavor = "multi_thread")]
-async fn a_token_that_is_replaced_in_its_file_is_read_anew() -> Result<()> {
+async fn a_token_that_is_replaced_in_its_file_is_read_again() -> Result<()> {
     let installed = Installed::start().await?;
     let control_plane = &installed.control_plane;
     let (file, first) =
@@ -168,7 +169,7 @@ async fn a_token_that_is_replaced_in_its_file_is_read_anew() -> Result<()> {
     control_plane.kubectl(&["-n=linkerd", "delete", "serviceaccount", ACCOUNT]).await?;
     control_plane.kubectl(&["-n=linkerd", "create", "serviceaccount", ACCOUNT]).await?;
     tokio::fs::write(&file, control_plane.service_account_token("linkerd", ACCOUNT).await?).await?;
-    // The API server remembers for seconds whom it let in.
+    // The API server caches successful authentications for some seconds.
     eventually(SOON, "the old token to be refused", async || {
         let answer = control_plane.kubectl(&["--token", &first, "get", "--raw", "/version"]).await;
         ensure!(answer.is_err(), "{answer:?}");
@@ -176,7 +177,7 @@ async fn a_token_that_is_replaced_in_its_file_is_read_anew() -> Result<()> {
     })
     .await?;
     installed.mesh.set_ready("vm", false).await?;
-    eventually(READ_ANEW, "a write with the new token", async || {
+    eventually(REREAD, "a write with the new token", async || {
         let readiness = installed.mesh.readiness("web").await?;
         ensure!(readiness.get("vm") == Some(&false), "{readiness:?}");
         Ok(())
@@ -185,7 +186,7 @@ async fn a_token_that_is_replaced_in_its_file_is_read_anew() -> Result<()> {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn services_of_other_clusters_are_counted_and_told_of_once() -> Result<()> {
+async fn services_of_other_clusters_are_counted_and_logged_once() -> Result<()> {
     const UNSUPPORTED: &str = "linkerd_operator_unsupported_services";
     let installed = Installed::start().await?;
     installed.mesh.put_service("web", json!({})).await?;
@@ -196,9 +197,9 @@ async fn services_of_other_clusters_are_counted_and_told_of_once() -> Result<()>
     let federated = json!({"metadata": {"annotations": {"multicluster.linkerd.io/remote-discovery": "both@east"}}});
     installed.mesh.patch_service("both", federated).await?;
     let manager = installed.drop_in().await?;
-    let told = || manager.log().matches("Leave Linkerd's own destination where it is").count();
-    eventually(SOON, "it to be told", async || {
-        ensure!(told() == 1, "{}", manager.log());
+    let lines = || manager.log().matches("Leave Linkerd's own destination where it is").count();
+    eventually(SOON, "the log line", async || {
+        ensure!(lines() == 1, "{}", manager.log());
         Ok(())
     })
     .await?;
@@ -206,16 +207,16 @@ async fn services_of_other_clusters_are_counted_and_told_of_once() -> Result<()>
         assert_eq!(manager.metric(UNSUPPORTED, &[("kind", kind)]).await, Some(1.0), "{kind}");
     }
     for service in ["east", "both"] {
-        let nothing = json!({"metadata": {"labels": {"multicluster.linkerd.io/remote-discovery": null}, "annotations": {"multicluster.linkerd.io/remote-discovery": null}}});
-        installed.mesh.patch_service(service, nothing).await?;
+        let unset = json!({"metadata": {"labels": {"multicluster.linkerd.io/remote-discovery": null}, "annotations": {"multicluster.linkerd.io/remote-discovery": null}}});
+        installed.mesh.patch_service(service, unset).await?;
     }
-    eventually(SOON, "none to be left", async || {
+    eventually(SOON, "no unsupported Service to be left", async || {
         let left = manager.metric(UNSUPPORTED, &[]).await;
         ensure!(left == Some(0.0), "{left:?}");
         Ok(())
     })
     .await?;
-    assert_eq!(told(), 1);
+    assert_eq!(lines(), 1);
     Ok(())
 }
 

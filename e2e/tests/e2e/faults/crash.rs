@@ -1,4 +1,4 @@
-//! A manager that is killed between two writes, and the one that comes after it.
+//! A manager that is killed between two writes, and its successor.
 
 use anyhow::{Result, ensure};
 use e2e::{Action, Options, Rule, eventually, holds, mesh::SOON};
@@ -7,7 +7,8 @@ use serde_json::json;
 
 use super::{QUIET, Rig};
 
-/// A step of the life of a Service's slices: the write that is under way when the manager is killed, and what is to come of it.
+/// A step in the life of a Service's slices: the write in flight when the manager is killed, and the expected
+/// endpoints.
 struct Step {
     method: &'static str,
     change: Change,
@@ -29,7 +30,8 @@ const STEPS: [Step; 4] = [
     Step { method: "DELETE", change: Change::Remove, after: &[] },
 ];
 
-/// Kills the manager at each step. `late`: the write is carried out all the same, after the next manager has done its work.
+/// Kills the manager at each step. With `late`, the write still reaches the API server, after the next manager has
+/// finished.
 async fn killed_at_each_step(late: bool) -> Result<()> {
     let rig = Rig::start(Options::default()).await?;
     for (number, step) in STEPS.iter().enumerate() {
@@ -49,8 +51,8 @@ async fn killed_at_each_step(late: bool) -> Result<()> {
             Change::Flip => mesh.set_ready("vm", false).await?,
             Change::Remove => mesh.delete_workload("vm").await?,
         }
-        eventually(SOON, format_args!("the {} to be under way", step.method), async || {
-            ensure!(fault.hits() == 1, "it is not");
+        eventually(SOON, format_args!("the {} to be in flight", step.method), async || {
+            ensure!(fault.hits() == 1, "the proxy has not seen it");
             Ok(())
         })
         .await?;
@@ -63,42 +65,42 @@ async fn killed_at_each_step(late: bool) -> Result<()> {
         let settled = async || {
             let names: Vec<_> = mesh.our_slices(&service).await?.iter().map(ResourceExt::name_any).collect();
             ensure!(names.len() == slices, "{} slices: {names:?}", step.method);
-            ensure!(mesh.readiness(&service).await?.len() == slices, "an endpoint came or went");
+            ensure!(mesh.readiness(&service).await?.len() == slices, "an endpoint was added or removed");
             Ok(())
         };
-        eventually(SOON, "no slice too many or too few", settled).await?;
+        eventually(SOON, "the expected number of slices", settled).await?;
         fault.release();
         holds(QUIET, "the end state", settled).await?;
         mesh.shows(&service, step.after).await?;
         let all = rig.proxy.log().iter().filter(|r| r.method != "GET" && r.path.contains(&path)).count();
-        // What was left to do, and no more: emptying and deleting are two.
+        // Only the remaining writes: after a killed PUT of a removal these are the PUT and the DELETE.
         let left = if matches!(step.change, Change::Remove) && step.method == "PUT" { 2 } else { 1 };
-        assert_eq!(all - attempts, left, "writes of the next manager after a {} that was killed", step.method);
+        assert_eq!(all - attempts, left, "writes of the next manager after a killed {}", step.method);
         manager.kill().await?;
     }
     Ok(())
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_manager_killed_before_a_write_leaves_the_rest_to_the_next() -> Result<()> {
+async fn after_a_manager_is_killed_before_a_write_the_next_one_completes_the_work() -> Result<()> {
     killed_at_each_step(false).await
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_write_that_outlives_its_manager_undoes_nothing_of_the_next() -> Result<()> {
+async fn a_late_write_of_a_killed_manager_does_not_undo_the_work_of_the_next() -> Result<()> {
     killed_at_each_step(true).await
 }
 
-/// The write was carried out, and the one who made it never knew.
+/// The write succeeds, but the manager is killed before it receives the response.
 #[tokio::test(flavor = "multi_thread")]
-async fn a_manager_killed_right_after_a_write_has_it_not_made_again() -> Result<()> {
+async fn a_write_is_not_repeated_when_the_manager_is_killed_right_after_it() -> Result<()> {
     let rig = Rig::start(Options::default()).await?;
     rig.mesh.put_service("web", json!({})).await?;
     let mut manager = rig.manager().await?;
     let fault = rig.proxy.inject(Rule::path("/endpointslices").method("POST").times(1), Action::Detain);
     rig.mesh.put_workload_with("vm", "web", json!({"spec": {"workloadIPs": [{"ip": "192.0.2.1"}]}})).await?;
-    eventually(SOON, "the create to be under way", async || {
-        ensure!(fault.hits() == 1, "it is not");
+    eventually(SOON, "the create to be in flight", async || {
+        ensure!(fault.hits() == 1, "the proxy has not seen it");
         Ok(())
     })
     .await?;

@@ -1,4 +1,4 @@
-//! Writes of which the manager does not know whether they were carried out, and writes that meet somebody else's.
+//! Writes with an unknown result, and writes that conflict with those of another client.
 
 use std::time::{Duration, Instant};
 
@@ -12,18 +12,18 @@ use serde_json::json;
 
 use super::{QUIET, Rig};
 
-/// A conflict is made good by the watch, or a second later.
-const AT_ONCE: Duration = Duration::from_secs(4);
+/// Maximum time to resolve a conflict: the watch event or a retry after one second resolves it.
+const PROMPTLY: Duration = Duration::from_secs(4);
 
-async fn met(fault: &Fault) -> Result<()> {
-    eventually(SOON, "the request that the fault is for", async || {
-        ensure!(fault.hits() > 0, "it has not come");
+async fn intercepted(fault: &Fault) -> Result<()> {
+    eventually(SOON, "the request that the fault intercepts", async || {
+        ensure!(fault.hits() > 0, "no such request arrived");
         Ok(())
     })
     .await
 }
 
-/// One slice, and it stays the same one.
+/// Checks that there is one slice and that it is not replaced; returns its name.
 async fn one_slice(rig: &Rig) -> Result<String> {
     let names = async || {
         let slices = rig.mesh.our_slices("web").await?;
@@ -41,7 +41,7 @@ async fn one_slice(rig: &Rig) -> Result<String> {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn writes_whose_answers_are_lost_are_not_made_twice() -> Result<()> {
+async fn writes_with_lost_responses_are_not_repeated() -> Result<()> {
     let rig = Rig::start(Options::default()).await?;
     let _manager = rig.manager().await?;
     let lose = |method: &str| rig.proxy.inject(Rule::path("/endpointslices").method(method).times(1), Action::After);
@@ -49,25 +49,25 @@ async fn writes_whose_answers_are_lost_are_not_made_twice() -> Result<()> {
     let create = lose("POST");
     rig.mesh.put_workload("vm", "web", &["192.0.2.1"]).await?;
     rig.mesh.put_service("web", json!({})).await?;
-    met(&create).await?;
+    intercepted(&create).await?;
     rig.mesh.shows("web", &[("vm", true)]).await?;
     let name = one_slice(&rig).await?;
     let slice = rig.mesh.slices.get(&name).await?;
-    assert_eq!(slice.metadata.generation, Some(1), "nothing was written over it");
+    assert_eq!(slice.metadata.generation, Some(1), "the slice must not be updated");
 
     let update = lose("PUT");
     rig.mesh.set_ready("vm", false).await?;
-    met(&update).await?;
+    intercepted(&update).await?;
     rig.mesh.shows("web", &[("vm", false)]).await?;
     assert_eq!(one_slice(&rig).await?, name);
     assert_eq!(rig.mesh.slices.get(&name).await?.metadata.generation, Some(2));
 
     let (empty, delete) = (lose("PUT"), lose("DELETE"));
     rig.mesh.delete_workload("vm").await?;
-    met(&empty).await?;
-    met(&delete).await?;
-    eventually(SOON, "the slice to go", async || {
-        ensure!(rig.mesh.our_slices("web").await?.is_empty(), "it is still there");
+    intercepted(&empty).await?;
+    intercepted(&delete).await?;
+    eventually(SOON, "the slice to be deleted", async || {
+        ensure!(rig.mesh.our_slices("web").await?.is_empty(), "it still exists");
         Ok(())
     })
     .await?;
@@ -78,18 +78,18 @@ async fn writes_whose_answers_are_lost_are_not_made_twice() -> Result<()> {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_create_that_arrives_after_its_repetition_makes_no_second_slice() -> Result<()> {
+async fn a_create_that_arrives_after_its_retry_makes_no_second_slice() -> Result<()> {
     let rig = Rig::start(Options::default()).await?;
     let _manager = rig.manager().await?;
     let late = rig.proxy.inject(Rule::path("/endpointslices").method("POST").times(1), Action::Detain);
     rig.mesh.put_workload("vm", "web", &["192.0.2.1"]).await?;
     rig.mesh.put_service("web", json!({})).await?;
-    met(&late).await?;
-    // Given up after nine seconds, and repeated.
+    intercepted(&late).await?;
+    // The request times out after nine seconds and is retried.
     rig.mesh.shows("web", &[("vm", true)]).await?;
     let name = one_slice(&rig).await?;
     late.release();
-    let log = eventually(SOON, "the late create to be answered", async || {
+    let log = eventually(SOON, "the late create to be finished", async || {
         let log = rig.proxy.log();
         let creates: Vec<_> = log.iter().filter(|r| r.method == "POST" && r.path.contains("/endpointslices")).collect();
         ensure!(creates.iter().all(|create| create.status.is_some()), "{creates:?}");
@@ -102,14 +102,14 @@ async fn a_create_that_arrives_after_its_repetition_makes_no_second_slice() -> R
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn an_update_that_arrives_after_its_repetition_changes_nothing() -> Result<()> {
+async fn an_update_that_arrives_after_its_retry_changes_nothing() -> Result<()> {
     let rig = Rig::start(Options::default()).await?;
     let _manager = rig.manager().await?;
     rig.mesh.put_web_over_vm().await?;
     let late = rig.proxy.inject(Rule::path("/endpointslices").method("PUT").times(1), Action::Detain);
     rig.mesh.set_ready("vm", false).await?;
-    met(&late).await?;
-    // By the time it was to go out, what it says is no longer so.
+    intercepted(&late).await?;
+    // The content of the late update is outdated by the time it is sent.
     rig.mesh.put_workload("vm-2", "web", &["192.0.2.2"]).await?;
     rig.mesh.shows("web", &[("vm", false), ("vm-2", true)]).await?;
     let name = one_slice(&rig).await?;
@@ -121,7 +121,7 @@ async fn an_update_that_arrives_after_its_repetition_changes_nothing() -> Result
         Ok(())
     })
     .await?;
-    holds(QUIET, "the newer state", async || {
+    holds(QUIET, "the newer slice is not overwritten", async || {
         let now = rig.mesh.slices.get(&name).await?.resource_version();
         ensure!(now == before, "{before:?} became {now:?}");
         Ok(())
@@ -130,7 +130,7 @@ async fn an_update_that_arrives_after_its_repetition_changes_nothing() -> Result
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_slice_that_somebody_else_edits_or_deletes_at_the_same_time_is_made_right_at_once() -> Result<()> {
+async fn a_slice_that_is_edited_or_deleted_concurrently_is_restored_promptly() -> Result<()> {
     let rig = Rig::start(Options::default()).await?;
     let manager = rig.manager().await?;
     rig.mesh.put_web_over_vm().await?;
@@ -139,41 +139,41 @@ async fn a_slice_that_somebody_else_edits_or_deletes_at_the_same_time_is_made_ri
     let converges = async |ready: bool| {
         let started = Instant::now();
         rig.mesh.shows("web", &[("vm", ready)]).await?;
-        ensure!(started.elapsed() < AT_ONCE, "after {:?}", started.elapsed());
+        ensure!(started.elapsed() < PROMPTLY, "after {:?}", started.elapsed());
         anyhow::Ok(())
     };
     let mut ready = true;
-    // Several times, as somebody does who fights for it: no pause grows.
+    // Several times in a row: the retries must not back off further.
     for _ in 0..3 {
         let held = rig.proxy.inject(Rule::path("/endpointslices").method("PUT").times(1), Action::Hold);
         ready = !ready;
         rig.mesh.set_ready("vm", ready).await?;
-        met(&held).await?;
+        intercepted(&held).await?;
         rig.mesh.slices.patch(&name, &PatchParams::default(), &Patch::Merge(&edit)).await?;
         held.release();
         converges(ready).await?;
         let annotations = rig.mesh.slices.get(&name).await?.annotations().clone();
-        assert_eq!(annotations.get("note").map(String::as_str), Some("mine"), "what is not ours stays");
+        assert_eq!(annotations.get("note").map(String::as_str), Some("mine"), "annotations of other clients must stay");
     }
     for _ in 0..3 {
         let held = rig.proxy.inject(Rule::path("/endpointslices").method("PUT").times(1), Action::Hold);
         ready = !ready;
         rig.mesh.set_ready("vm", ready).await?;
-        met(&held).await?;
+        intercepted(&held).await?;
         rig.mesh.slices.delete(&name, &DeleteParams::default()).await?;
         held.release();
         converges(ready).await?;
     }
-    // And a delete that is late itself.
+    // The same for a delete that another client overtakes.
     let held = rig.proxy.inject(Rule::path("/endpointslices").method("DELETE").times(1), Action::Hold);
     rig.mesh.delete_workload("vm").await?;
-    met(&held).await?;
+    intercepted(&held).await?;
     rig.mesh.slices.delete(&name, &DeleteParams::default()).await?;
     held.release();
     rig.mesh.put_workload("vm", "web", &["192.0.2.1"]).await?;
     converges(true).await?;
     one_slice(&rig).await?;
-    // A race is no failure.
+    // A conflict is not reported as a failure.
     let log = manager.log();
     assert!(!log.contains("could not be written"), "{log}");
     assert_eq!(rig.mesh.events_of("web").await?, Vec::<String>::new());

@@ -1,8 +1,8 @@
-//! The operator when what it depends on fails: an API server that restarts, forgets, refuses, is late or silent; permissions
-//! that go; a process that is killed between two writes.
+//! The operator when its dependencies fail: an API server that restarts, expires watches, refuses requests, is slow or
+//! silent; revoked permissions; a process that is killed between two writes.
 //!
-//! Each test breaks a control plane of its own. The manager goes through the fault proxy, the test past it, so what the test
-//! sees and does is never touched by the fault.
+//! Each test has a dedicated control plane. The manager connects through the fault proxy and the test directly, so
+//! faults never affect the test itself.
 
 mod crash;
 mod lost_answers;
@@ -31,14 +31,14 @@ use kube::{
 };
 use tokio::task::JoinHandle;
 
-/// Longer than the longest pause between two attempts.
+/// Longer than the maximum backoff between two attempts.
 const BACKED_OFF: Duration = Duration::from_secs(70);
-/// Long enough for a write that should not come to come.
+/// How long the test waits for an unexpected write.
 const QUIET: Duration = Duration::from_secs(2);
 
 const KINDS: [&str; 3] = ["/services", "/endpointslices", "/externalworkloads"];
 
-/// Slices by name, with all that a write changes.
+/// The uid and resourceVersion of each slice, by name: every write changes them.
 type Versions = BTreeMap<String, String>;
 
 struct Rig {
@@ -49,7 +49,7 @@ struct Rig {
 }
 
 impl Rig {
-    /// A control plane with Linkerd's CRDs, its namespace, and one for the test.
+    /// Starts a control plane with Linkerd's CRDs and namespace, and a namespace for the test.
     async fn start(options: Options) -> Result<Self> {
         let control_plane = ControlPlane::start(options).await?;
         control_plane.install_crds("crd/linkerd").await?;
@@ -60,7 +60,7 @@ impl Rig {
         Ok(Self { mesh, proxy, client, control_plane })
     }
 
-    /// A manager behind the proxy that writes slices and does nothing else.
+    /// Starts a manager behind the proxy that only writes slices, and waits until it is ready.
     async fn manager(&self) -> Result<Manager> {
         let mut manager = self.unready_manager()?;
         manager.ready(SOON).await?;
@@ -71,7 +71,7 @@ impl Rig {
         self.start_manager(&["--enable-destination=false", "--enable-linkerd-config=false"])
     }
 
-    /// Always under one name, so that the next one leads without waiting for a Lease to expire.
+    /// All managers have the same identity, so the next one leads without waiting for the Lease to expire.
     fn start_manager(&self, args: &[&str]) -> Result<Manager> {
         let options = ManagerOptions {
             args: args.iter().map(|arg| (*arg).to_owned()).collect(),
@@ -82,13 +82,13 @@ impl Rig {
         Manager::start(&self.control_plane, options)
     }
 
-    /// How often the manager tried to change slices of the test's namespace.
+    /// The number of attempts of the manager to change slices of the test's namespace.
     fn writes(&self) -> usize {
         let path = format!("/{}/endpointslices", self.mesh.namespace());
         ["POST", "PUT", "PATCH", "DELETE"].iter().map(|method| self.proxy.count(method, &path)).sum()
     }
 
-    /// How often it listed each kind.
+    /// The number of lists of each kind.
     fn lists(&self) -> [usize; 3] {
         let log = self.proxy.log();
         KINDS.map(|kind| {
@@ -103,12 +103,13 @@ impl Rig {
         Ok(slices.iter().map(|slice| (slice.name_any(), version(slice))).collect())
     }
 
-    /// Waits until a change made now, in another namespace, reaches the slices, and nothing is amiss: then all watches work.
+    /// Waits until a new change in another namespace reaches the slices and /ready reports no problem: then all watches
+    /// work.
     async fn follows(&self, manager: &Manager) -> Result<()> {
         let elsewhere = new_mesh(&self.client).await?;
         elsewhere.put_service("canary", serde_json::json!({})).await?;
         elsewhere.put_workload("canary", "canary", &["192.0.2.250"]).await?;
-        eventually(BACKED_OFF, "changes to be followed again", async || {
+        eventually(BACKED_OFF, "changes to be processed again", async || {
             let seen = elsewhere.readiness("canary").await?;
             ensure!(seen.get("canary") == Some(&true), "{seen:?}");
             let (_, body) = manager.get("/ready").await?;
@@ -128,8 +129,8 @@ fn ours() -> ListParams {
     ListParams::default().labels(&format!("endpointslice.kubernetes.io/managed-by={MANAGED_BY}"))
 }
 
-/// Exactly one of its kind, among the Events of an object.
-async fn told_once(mesh: &Mesh, name: &str, reason: &str) -> Result<String> {
+/// Waits for an Event with this reason on an object, and fails if there is more than one. Returns its note.
+async fn expect_one_event(mesh: &Mesh, name: &str, reason: &str) -> Result<String> {
     let note = mesh.tells(name, reason).await?;
     let events = mesh.events_of(name).await?;
     let count = events.iter().filter(|event| event.starts_with(reason)).count();
@@ -137,7 +138,7 @@ async fn told_once(mesh: &Mesh, name: &str, reason: &str) -> Result<String> {
     Ok(note)
 }
 
-/// Waits until the fault has met so many requests, and returns how long after the first one the last one came.
+/// Waits until the fault has intercepted `count` requests, and returns the time between the first and the last.
 async fn spacing(fault: &Fault, count: usize) -> Result<Duration> {
     let reached = async |count: usize| {
         eventually(BACKED_OFF, format_args!("attempt {count}"), async || {
@@ -150,7 +151,7 @@ async fn spacing(fault: &Fault, count: usize) -> Result<Duration> {
     Ok(reached(count).await? - first)
 }
 
-/// Every version of our slices in a namespace from its start on, so that nothing that happened in between is missed.
+/// Records every version of our slices in a namespace, so that no intermediate state is missed.
 struct Recorder {
     seen: Arc<Mutex<Vec<EndpointSlice>>>,
     task: JoinHandle<()>,
@@ -174,7 +175,7 @@ impl Recorder {
         Ok(Self { seen, task })
     }
 
-    /// The workloads that each version held, of the slices with this prefix.
+    /// The workloads in each recorded version of the slices with this name prefix.
     fn workloads(&self, prefix: &str) -> Vec<Vec<String>> {
         let seen = self.seen.lock().unwrap_or_else(PoisonError::into_inner);
         let names = |slice: &EndpointSlice| {

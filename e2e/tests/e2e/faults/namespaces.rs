@@ -1,4 +1,4 @@
-//! Namespaces in which nothing can be created any more: on their way out, or full.
+//! Namespaces in which no object can be created: terminating, or with an exhausted quota.
 
 use anyhow::{Result, ensure};
 use e2e::{Options, eventually, holds, mesh::SOON};
@@ -9,7 +9,7 @@ use kube::{
 };
 use serde_json::{Value, json};
 
-use super::{BACKED_OFF, QUIET, Rig, new_mesh, told_once};
+use super::{BACKED_OFF, QUIET, Rig, expect_one_event, new_mesh};
 
 fn with_controllers() -> Options {
     Options { controller_manager: true, ..Options::default() }
@@ -26,8 +26,8 @@ async fn terminating(rig: &Rig) -> Result<()> {
     .await
 }
 
-/// Another Service, elsewhere, is served while this namespace is in trouble.
-async fn others_go_on(rig: &Rig) -> Result<()> {
+/// Checks that a Service in another namespace is still published.
+async fn others_are_published(rig: &Rig) -> Result<()> {
     let elsewhere = new_mesh(&rig.client).await?;
     elsewhere.put_service("web", json!({})).await?;
     elsewhere.put_workload("vm", "web", &["192.0.2.1"]).await?;
@@ -35,16 +35,15 @@ async fn others_go_on(rig: &Rig) -> Result<()> {
     elsewhere.tells("vm", "Published").await.map(drop)
 }
 
-/// What the manager asked of a namespace.
+/// The requests of the manager for the namespace.
 fn requests(rig: &Rig) -> Vec<e2e::fault_proxy::Request> {
     let path = format!("/namespaces/{}/", rig.mesh.namespace());
     rig.proxy.log().into_iter().filter(|request| request.path.contains(&path)).collect()
 }
 
-/// Without the controllers that would empty it, so that it stays as it is: a namespace in which everything may still change
-/// and nothing may be created.
+/// No controllers run that would empty the namespace. Its objects can still be changed, but no object can be created.
 #[tokio::test(flavor = "multi_thread")]
-async fn in_a_terminating_namespace_what_can_be_written_is_and_the_rest_is_not_fought_for() -> Result<()> {
+async fn in_a_terminating_namespace_possible_writes_succeed_and_others_are_not_retried() -> Result<()> {
     let rig = Rig::start(Options::default()).await?;
     let manager = rig.manager().await?;
     for service in ["web", "loses"] {
@@ -65,14 +64,14 @@ async fn in_a_terminating_namespace_what_can_be_written_is_and_the_rest_is_not_f
     }
     rig.mesh.set_ready("vm-web", true).await?;
     rig.mesh.shows("web", &[("vm-web", true)]).await?;
-    others_go_on(&rig).await?;
-    holds(QUIET, "a handful of requests", async || {
+    others_are_published(&rig).await?;
+    holds(QUIET, "few requests", async || {
         let seen = requests(&rig);
         let seen = seen.get(before..).unwrap_or_default();
-        // Two updates, an attempt for each change of `loses`, and one Event that was refused.
+        // Two updates, one attempt for each change of `loses`, and one refused Event.
         ensure!(seen.len() <= 8, "{seen:?}");
         let events = seen.iter().filter(|request| request.path.contains("/events")).count();
-        ensure!(events <= 1, "{events} Events were tried");
+        ensure!(events <= 1, "{events} attempts to write Events");
         Ok(())
     })
     .await?;
@@ -83,7 +82,7 @@ async fn in_a_terminating_namespace_what_can_be_written_is_and_the_rest_is_not_f
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_namespace_that_takes_its_time_to_go_is_left_in_peace() -> Result<()> {
+async fn a_slowly_terminating_namespace_receives_few_requests() -> Result<()> {
     let rig = Rig::start(with_controllers()).await?;
     let manager = rig.manager().await?;
     let holding = json!({"metadata": {"finalizers": ["example.com/slow"]}});
@@ -101,19 +100,19 @@ async fn a_namespace_that_takes_its_time_to_go_is_left_in_peace() -> Result<()> 
     rig.mesh.patch_service("stays", holding).await?;
     let before = requests(&rig).len();
     terminating(&rig).await?;
-    others_go_on(&rig).await?;
-    eventually(BACKED_OFF, "only what is held to be left", async || {
+    others_are_published(&rig).await?;
+    eventually(BACKED_OFF, "only objects with a finalizer to be left", async || {
         let workloads = rig.mesh.workloads.list(&super::ours().labels("")).await?.items;
         let services = rig.mesh.services.list(&super::ours().labels("")).await?.items;
         ensure!((workloads.len(), services.len()) == (2, 1), "{} and {}", workloads.len(), services.len());
-        ensure!(rig.mesh.our_slices("web").await?.is_empty(), "slices of a Service that is gone");
+        ensure!(rig.mesh.our_slices("web").await?.is_empty(), "slices of a deleted Service are left");
         Ok(())
     })
     .await?;
-    holds(QUIET, "a handful of requests", async || {
+    holds(QUIET, "few requests", async || {
         let seen = requests(&rig);
         let seen = seen.get(before..).unwrap_or_default();
-        // Each workload that goes is a change that may be written; nothing is tried again and again.
+        // Each deleted workload may cause one write; no write is retried in a loop.
         ensure!(seen.len() <= 30, "{} requests: {seen:?}", seen.len());
         Ok(())
     })
@@ -127,17 +126,17 @@ async fn a_namespace_that_takes_its_time_to_go_is_left_in_peace() -> Result<()> 
     rig.mesh.patch_workload("stays-1", release.clone()).await?;
     rig.mesh.patch_service("stays", release).await?;
     let namespaces: Api<Namespace> = Api::all(rig.client.clone());
-    eventually(BACKED_OFF, "the namespace to go", async || {
+    eventually(BACKED_OFF, "the namespace to be deleted", async || {
         let left = namespaces.get_opt(rig.mesh.namespace()).await?;
         ensure!(left.is_none(), "{:?}", left.and_then(|left| left.status));
         Ok(())
     })
     .await?;
-    others_go_on(&rig).await
+    others_are_published(&rig).await
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn an_exhausted_quota_is_told_and_made_good_when_it_is_raised() -> Result<()> {
+async fn an_exhausted_quota_is_reported_and_writes_succeed_when_it_is_raised() -> Result<()> {
     const COUNTED: &str = "count/endpointslices.discovery.k8s.io";
     let rig = Rig::start(with_controllers()).await?;
     let manager = rig.manager().await?;
@@ -153,9 +152,9 @@ async fn an_exhausted_quota_is_told_and_made_good_when_it_is_raised() -> Result<
     .await?;
     rig.mesh.put_service("web", json!({})).await?;
     rig.mesh.put_workload("vm", "web", &["192.0.2.1"]).await?;
-    let note = told_once(&rig.mesh, "web", "EndpointSliceWriteFailed").await?;
+    let note = expect_one_event(&rig.mesh, "web", "EndpointSliceWriteFailed").await?;
     assert!(note.contains("exceeded quota: slices") && note.contains(COUNTED), "{note}");
-    others_go_on(&rig).await?;
+    others_are_published(&rig).await?;
     let labels = [("reason", "forbidden")];
     assert!(manager.metric("linkerd_operator_reconcile_errors_total", &labels).await.unwrap_or_default() >= 1.0);
 
@@ -167,6 +166,6 @@ async fn an_exhausted_quota_is_told_and_made_good_when_it_is_raised() -> Result<
         Ok(())
     })
     .await?;
-    told_once(&rig.mesh, "web", "EndpointSliceWriteFailed").await?;
+    expect_one_event(&rig.mesh, "web", "EndpointSliceWriteFailed").await?;
     rig.mesh.tells("vm", "Published").await.map(drop)
 }

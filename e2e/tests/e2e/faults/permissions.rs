@@ -1,4 +1,4 @@
-//! The manager with exactly the permissions that the repository ships, and with less.
+//! The manager with exactly the permissions of the shipped manifests, and with fewer.
 
 use anyhow::{Context, Result, ensure};
 use e2e::{FaultProxy, Options, eventually, holds, mesh::SOON, shipped::CLUSTER_ROLES};
@@ -10,12 +10,13 @@ use kube::{
 };
 use serde_json::{Value, json};
 
-use super::{BACKED_OFF, QUIET, Rig, new_mesh, told_once};
+use super::{BACKED_OFF, QUIET, Rig, expect_one_event, new_mesh};
 
 const ROLE: &str = "linkerd-operator-external-workload";
 const EVENTS: &str = "linkerd-operator-events";
 
-/// A control plane as strict as OpenShift's, and the manager's own ServiceAccount with what the manifests grant this job.
+/// Starts a control plane with the strict owner reference check of OpenShift, and gives the manager's ServiceAccount
+/// the roles of the manifests for ExternalWorkloads.
 async fn start() -> Result<Rig> {
     start_with_roles(&[ROLE, EVENTS]).await
 }
@@ -29,7 +30,7 @@ async fn start_with_roles(bound: &[&str]) -> Result<Rig> {
     Ok(rig)
 }
 
-/// Takes verbs on a resource away, until what this returns is applied again.
+/// Removes verbs on a resource from a role. Returns the original rules, for [`grant`].
 async fn revoke(rig: &Rig, role: &str, resource: &str, verbs: &[&str]) -> Result<Value> {
     let roles: Api<ClusterRole> = Api::all(rig.client.clone());
     let whole = serde_json::to_value(roles.get(role).await?.rules)?;
@@ -40,7 +41,7 @@ async fn revoke(rig: &Rig, role: &str, resource: &str, verbs: &[&str]) -> Result
             kept.retain(|verb| !verbs.iter().any(|revoked| verb == revoked));
         }
     }
-    // A rule has to have a verb.
+    // A rule must have at least one verb.
     if let Some(rules) = less.as_array_mut() {
         rules.retain(|rule| rule["verbs"] != json!([]));
     }
@@ -55,13 +56,13 @@ async fn grant(rig: &Rig, role: &str, rules: &Value) -> Result<()> {
     Ok(())
 }
 
-/// Waits until the API server itself says that the manager may, or may not.
+/// Waits until the API server allows or denies the verb to the manager.
 async fn in_force(rig: &Rig, allowed: bool, verb: &str, resource: &str) -> Result<()> {
     let account = "--as=system:serviceaccount:linkerd-operator-system:linkerd-operator";
-    eventually(SOON, format_args!("{verb} of {resource} to be {allowed}"), async || {
+    eventually(SOON, format_args!("can-i {verb} {resource} to be {allowed}"), async || {
         // Exits with 1 for "no".
         let may = rig.control_plane.kubectl(&["auth", "can-i", verb, resource, account, "--all-namespaces"]).await;
-        ensure!(may.is_ok() == allowed, "it is not");
+        ensure!(may.is_ok() == allowed, "can-i is {}", may.is_ok());
         Ok(())
     })
     .await
@@ -72,7 +73,7 @@ fn refused(rig: &Rig) -> Vec<e2e::fault_proxy::Request> {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn what_the_repository_grants_is_enough_for_everything_d26() -> Result<()> {
+async fn the_shipped_permissions_are_sufficient_d26() -> Result<()> {
     let rig = start_with_roles(&CLUSTER_ROLES).await?;
     rig.control_plane.install_crds("crd").await?;
     let mut manager = rig.start_manager(&["--operator-namespace=linkerd-operator-system"])?;
@@ -84,11 +85,11 @@ async fn what_the_repository_grants_is_enough_for_everything_d26() -> Result<()>
     rig.mesh.set_ready("vm", false).await?;
     rig.mesh.shows("web", &[("vm", false)]).await?;
     rig.mesh.tells("vm", "BecameUnready").await?;
-    // A create that meets a slice reads it.
+    // The create conflicts with an existing slice, which is then read.
     let name = rig.mesh.our_slices("web").await?.first().map(kube::ResourceExt::name_any).context("a slice")?;
     rig.mesh.delete_workload("vm").await?;
-    eventually(SOON, "the slices to go", async || {
-        ensure!(rig.mesh.our_slices("web").await?.is_empty(), "they are still there");
+    eventually(SOON, "the slices to be deleted", async || {
+        ensure!(rig.mesh.our_slices("web").await?.is_empty(), "they still exist");
         Ok(())
     })
     .await?;
@@ -103,12 +104,12 @@ async fn what_the_repository_grants_is_enough_for_everything_d26() -> Result<()>
     let status = manager.terminate(SOON).await?;
     assert!(status.success(), "{status}");
     assert_eq!(refused(&rig), []);
-    assert!(manager.log().contains("handed over"), "the Lease too");
+    assert!(manager.log().contains("handed over"), "the Lease must be handed over");
     Ok(())
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn slices_that_may_not_be_written_any_more_are_told_and_made_good_when_they_may_again() -> Result<()> {
+async fn denied_slice_writes_are_reported_and_succeed_when_they_are_allowed_again() -> Result<()> {
     let rig = start().await?;
     let manager = rig.manager().await?;
     rig.mesh.put_web_over_vm().await?;
@@ -119,11 +120,11 @@ async fn slices_that_may_not_be_written_any_more_are_told_and_made_good_when_the
     rig.mesh.put_service("new", json!({})).await?;
     rig.mesh.put_workload("vm-new", "new", &["192.0.2.2"]).await?;
     for (service, verb) in [("web", "cannot update"), ("new", "cannot create")] {
-        let note = told_once(&rig.mesh, service, "EndpointSliceWriteFailed").await?;
+        let note = expect_one_event(&rig.mesh, service, "EndpointSliceWriteFailed").await?;
         assert!(note.contains(verb) && note.contains("is forbidden: User"), "{note}");
     }
     holds(QUIET, "few attempts, and a ready process", async || {
-        // Of each Service: 0.1, 0.2, 0.4 … s apart.
+        // The retries of each Service are 0.1, 0.2, 0.4 ... s apart.
         ensure!(rig.writes() - writes <= 20, "{} attempts", rig.writes() - writes);
         let (status, body) = manager.get("/ready").await?;
         ensure!(status == StatusCode::OK, "{body}");
@@ -132,17 +133,17 @@ async fn slices_that_may_not_be_written_any_more_are_told_and_made_good_when_the
     .await?;
     rig.mesh.shows("web", &[("vm", true)]).await?;
     grant(&rig, ROLE, &whole).await?;
-    eventually(BACKED_OFF, "what changed meanwhile", async || {
+    eventually(BACKED_OFF, "the changes made while writes were denied", async || {
         let seen = (rig.mesh.readiness("web").await?, rig.mesh.readiness("new").await?);
         ensure!(seen.0.get("vm") == Some(&false) && seen.1.get("vm-new") == Some(&true), "{seen:?}");
         Ok(())
     })
     .await?;
-    told_once(&rig.mesh, "web", "EndpointSliceWriteFailed").await.map(drop)
+    expect_one_event(&rig.mesh, "web", "EndpointSliceWriteFailed").await.map(drop)
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn events_that_may_not_be_written_cost_one_line_and_no_endpoint() -> Result<()> {
+async fn denied_events_cause_one_log_line_per_namespace_and_no_lost_endpoint() -> Result<()> {
     let rig = start().await?;
     let manager = rig.manager().await?;
     revoke(&rig, EVENTS, "events", &["create", "patch"]).await?;
@@ -157,14 +158,14 @@ async fn events_that_may_not_be_written_cost_one_line_and_no_endpoint() -> Resul
     elsewhere.put_service("web", json!({})).await?;
     elsewhere.put_workload("vm", "web", &["192.0.2.1"]).await?;
     elsewhere.shows("web", &[("vm", true)]).await?;
-    eventually(SOON, "both namespaces to be given up", async || {
+    eventually(SOON, "the denied Events of both namespaces to be logged", async || {
         let lines = manager.log().matches("Events are denied").count();
         ensure!(lines == 2, "{lines} lines");
         Ok(())
     })
     .await?;
-    assert_eq!(refused(&rig).len(), 2, "one attempt for each namespace");
-    eventually(SOON, "what was not told to be counted", async || {
+    assert_eq!(refused(&rig).len(), 2, "the manager must try once per namespace");
+    eventually(SOON, "the dropped Events to be counted", async || {
         let denied = manager.metric("linkerd_operator_events_dropped_total", &[("cause", "denied")]).await;
         ensure!(denied.unwrap_or_default() >= 4.0, "{denied:?}");
         Ok(())
@@ -173,7 +174,7 @@ async fn events_that_may_not_be_written_cost_one_line_and_no_endpoint() -> Resul
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn workloads_that_may_not_be_watched_any_more_keep_their_endpoints() -> Result<()> {
+async fn workloads_whose_watch_is_denied_keep_their_endpoints() -> Result<()> {
     let rig = start().await?;
     let manager = rig.manager().await?;
     rig.mesh.put_service("web", json!({})).await?;
@@ -183,18 +184,18 @@ async fn workloads_that_may_not_be_watched_any_more_keep_their_endpoints() -> Re
     let before = rig.versions().await?;
     let whole = revoke(&rig, ROLE, "externalworkloads", &["get", "list", "watch"]).await?;
     in_force(&rig, false, "watch", "externalworkloads.workload.linkerd.io").await?;
-    // A watch goes on until it is begun anew.
+    // An open watch stays allowed until it is restarted.
     rig.proxy.cut_all();
-    let body = eventually(SOON, "/ready to name it", async || {
+    let body = eventually(SOON, "/ready to report the denied watch", async || {
         let (status, body) = manager.get("/ready").await?;
-        ensure!(status == StatusCode::OK, "{status}: what was listed once is served on: {body}");
+        ensure!(status == StatusCode::OK, "{status}: the manager must stay ready with its cache: {body}");
         ensure!(body.contains("list and watch of externalworkloads.workload.linkerd.io are denied"), "{body}");
         Ok(body)
     })
     .await?;
     assert!(body.contains("grant them to this ServiceAccount"), "{body}");
     rig.mesh.delete_workload("goes").await?;
-    // A Service that is looked at in this state still has what was known last.
+    // A reconcile in this state keeps the last known endpoints.
     rig.mesh.patch_service("web", json!({"metadata": {"annotations": {"note": "look"}}})).await?;
     holds(QUIET, "the last known endpoints", async || {
         let now = rig.versions().await?;
@@ -203,13 +204,13 @@ async fn workloads_that_may_not_be_watched_any_more_keep_their_endpoints() -> Re
     })
     .await?;
     grant(&rig, ROLE, &whole).await?;
-    eventually(BACKED_OFF, "the workload that went meanwhile", async || {
+    eventually(BACKED_OFF, "the removal of the workload that was deleted during the outage", async || {
         let seen = rig.mesh.readiness("web").await?;
         ensure!(seen.len() == 1, "{seen:?}");
         Ok(())
     })
     .await?;
-    eventually(SOON, "/ready to name nothing", async || {
+    eventually(SOON, "/ready to report no problem", async || {
         let (_, body) = manager.get("/ready").await?;
         ensure!(body == "ready\n", "{body}");
         Ok(())

@@ -1,4 +1,4 @@
-//! Slices that are refused, or whose names are taken, while others are not.
+//! Slices that are refused or whose names are taken, next to slices that are written.
 
 use anyhow::{Context, Result, ensure};
 use e2e::{Options, eventually, mesh::SOON};
@@ -12,13 +12,13 @@ use kube::{
 };
 use serde_json::{Value, json};
 
-use super::{BACKED_OFF, Rig, new_mesh, told_once};
+use super::{BACKED_OFF, Rig, expect_one_event, new_mesh};
 
 fn dual_stack() -> Value {
     json!({"ipFamilies": ["IPv4", "IPv6"], "ipFamilyPolicy": "RequireDualStack"})
 }
 
-/// Refuses slices of IPv6 in one namespace, and waits until that is in force.
+/// Creates a policy that refuses IPv6 slices in one namespace, and waits until it is in force.
 async fn refuse_ipv6(rig: &Rig) -> Result<()> {
     let policies: Api<ValidatingAdmissionPolicy> = Api::all(rig.client.clone());
     let policy = json!({
@@ -27,7 +27,7 @@ async fn refuse_ipv6(rig: &Rig) -> Result<()> {
             "failurePolicy": "Fail",
             "matchConstraints": {"resourceRules": [{"apiGroups": ["discovery.k8s.io"], "apiVersions": ["v1"],
                 "operations": ["CREATE", "UPDATE"], "resources": ["endpointslices"]}]},
-            "validations": [{"expression": "object.addressType != 'IPv6'", "message": "no IPv6 in this house"}]}});
+            "validations": [{"expression": "object.addressType != 'IPv6'", "message": "IPv6 slices are not allowed"}]}});
     policies.create(&PostParams::default(), &serde_json::from_value(policy)?).await?;
     let bindings: Api<ValidatingAdmissionPolicyBinding> = Api::all(rig.client.clone());
     let binding = json!({
@@ -40,14 +40,14 @@ async fn refuse_ipv6(rig: &Rig) -> Result<()> {
     )?;
     let dry = PostParams { dry_run: true, ..PostParams::default() };
     eventually(BACKED_OFF, "the policy to be in force", async || {
-        ensure!(rig.mesh.slices.create(&dry, &probe).await.is_err(), "it is not");
+        ensure!(rig.mesh.slices.create(&dry, &probe).await.is_err(), "the policy is not in force yet");
         Ok(())
     })
     .await
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_slice_that_a_policy_refuses_holds_up_no_other() -> Result<()> {
+async fn a_slice_that_a_policy_refuses_does_not_delay_others() -> Result<()> {
     let rig = Rig::start(Options::default()).await?;
     let _manager = rig.manager().await?;
     refuse_ipv6(&rig).await?;
@@ -66,16 +66,16 @@ async fn a_slice_that_a_policy_refuses_holds_up_no_other() -> Result<()> {
     };
     rig.mesh.shows("alone", &[("vm-alone", true)]).await?;
     rig.mesh.shows("web", &[("vm-web", true)]).await?;
-    eventually(SOON, "both families elsewhere", async || {
+    eventually(SOON, "both families in the other namespace", async || {
         let seen = families(&elsewhere).await?;
         ensure!(seen == ["IPv4", "IPv6"], "{seen:?}");
         Ok(())
     })
     .await?;
     assert_eq!(families(&rig.mesh).await?, ["IPv4"]);
-    let note = told_once(&rig.mesh, "web", "EndpointSliceWriteFailed").await?;
-    assert!(note.contains("no IPv6 in this house"), "{note}");
-    // The family that is allowed goes on while the other is being refused.
+    let note = expect_one_event(&rig.mesh, "web", "EndpointSliceWriteFailed").await?;
+    assert!(note.contains("IPv6 slices are not allowed"), "{note}");
+    // The allowed family is still updated while the other is refused.
     rig.mesh.put_workload("second", "web", &["192.0.2.2"]).await?;
     rig.mesh.shows("web", &[("vm-web", true), ("second", true)]).await?;
     rig.mesh.delete_workload("second").await?;
@@ -83,7 +83,7 @@ async fn a_slice_that_a_policy_refuses_holds_up_no_other() -> Result<()> {
 
     let bindings: Api<ValidatingAdmissionPolicyBinding> = Api::all(rig.client.clone());
     bindings.delete("no-ipv6", &DeleteParams::default()).await?;
-    eventually(BACKED_OFF, "both families here", async || {
+    eventually(BACKED_OFF, "both families in this namespace", async || {
         let seen = families(&rig.mesh).await?;
         ensure!(seen == ["IPv4", "IPv6"], "{seen:?}");
         Ok(())
@@ -92,7 +92,7 @@ async fn a_slice_that_a_policy_refuses_holds_up_no_other() -> Result<()> {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn names_that_others_took_are_passed_over_until_one_is_free() -> Result<()> {
+async fn taken_names_are_skipped_until_one_is_free() -> Result<()> {
     let rig = Rig::start(Options::default()).await?;
     let manager = rig.manager().await?;
     rig.mesh.put_service("web", json!({})).await?;
@@ -107,7 +107,8 @@ async fn names_that_others_took_are_passed_over_until_one_is_free() -> Result<()
             Ok(())
         })
         .await?;
-        // Also one that says it is of this very Service, and one that even says it is ours.
+        // The conflicting slices also include one with the label of this Service, and two that claim to be managed by
+        // us.
         let labels = match taken.len() {
             0 => json!({}),
             1 => json!({"kubernetes.io/service-name": "web"}),
@@ -124,7 +125,7 @@ async fn names_that_others_took_are_passed_over_until_one_is_free() -> Result<()
     rig.mesh.shows("web", &[("vm", true)]).await?;
     let name = rig.mesh.our_slices("web").await?.first().context("a slice of ours")?.name_any();
     assert!(taken.iter().all(|slice| slice.name_any() != name));
-    assert!(rig.proxy.count("POST", "/endpointslices") - posts <= 5, "each name is tried once");
+    assert!(rig.proxy.count("POST", "/endpointslices") - posts <= 5, "each name must be tried only once");
     for slice in &taken {
         assert_eq!(rig.mesh.slices.get(&slice.name_any()).await?.resource_version(), slice.resource_version());
     }

@@ -1,4 +1,4 @@
-//! Watches that break, are forgotten, fall silent or are refused.
+//! Watches that break, expire, fall silent or are refused.
 
 use std::time::{Duration, Instant};
 
@@ -9,14 +9,15 @@ use serde_json::json;
 
 use super::{BACKED_OFF, KINDS, QUIET, Recorder, Rig, spacing};
 
-/// With the garbage collector, which removes the slices of a Service that was deleted. An API server that is told to stop
-/// waits as long for open watches as it allows requests to take, a minute by default.
+/// With the garbage collector, which removes the slices of deleted Services. The short request timeout makes the API
+/// server stop quickly: on shutdown it waits for open watches up to this timeout, one minute by default.
 fn options() -> Options {
     let extra_api_server_args = vec!["--request-timeout=5s".to_owned()];
     Options { controller_manager: true, extra_api_server_args, ..Options::default() }
 }
 
-/// A Service with four machines, and three others: what [`change`] changes, and what has to stay as it is.
+/// Creates a Service with four workloads, and three other Services: the objects of [`change`], and one that must stay
+/// unchanged.
 async fn populate(rig: &Rig) -> Result<()> {
     for service in ["web", "other", "steady", "doomed"] {
         rig.mesh.put_service(service, json!({})).await?;
@@ -31,7 +32,7 @@ async fn populate(rig: &Rig) -> Result<()> {
     rig.mesh.shows("doomed", &[("last", true)]).await
 }
 
-/// One change of each sort that leaves no object behind to notice it by, and of some that do.
+/// Changes objects in every way that a list alone does not show, such as deletions, and in some ways that it does.
 async fn change(rig: &Rig) -> Result<()> {
     rig.mesh.delete_workload("goes").await?;
     rig.mesh.set_ready("flips", false).await?;
@@ -40,12 +41,12 @@ async fn change(rig: &Rig) -> Result<()> {
     Ok(())
 }
 
-/// All of [`change`] has arrived, `steady` was not written, and `stays` was never missing.
+/// Checks that all of [`change`] has arrived, that `steady` was not written, and that `stays` was never missing.
 async fn changed(rig: &Rig, before: &super::Versions, recorder: &Recorder) -> Result<()> {
     rig.mesh.shows("web", &[("stays", true), ("flips", false)]).await?;
     rig.mesh.shows("other", &[("moves", true)]).await?;
-    // Not by us: the garbage collector has to find its own way back first.
-    eventually(BACKED_OFF, "the slices of a Service that is gone to go", async || {
+    // The garbage collector deletes them, after it has reconnected itself.
+    eventually(BACKED_OFF, "the slices of the deleted Service to be removed", async || {
         let left = rig.mesh.our_slices("doomed").await?.len();
         ensure!(left == 0, "{left} are left");
         Ok(())
@@ -72,12 +73,16 @@ async fn survives_restarts(graceful: bool) -> Result<()> {
         assert_eq!(rig.writes(), writes);
     }
     let before = rig.versions().await?;
-    // The manager sees the API server only when the changes are made.
+    // The manager can reconnect only after the changes.
     let away = rig.proxy.inject(Rule::any(), Action::Cut);
     rig.control_plane.restart_api_server(graceful).await?;
     let recorder = Recorder::start(&rig.mesh).await?;
     change(&rig).await?;
-    assert_eq!(recorder.workloads("linkerd-external-web-").len(), 0, "nobody could write yet");
+    assert_eq!(
+        recorder.workloads("linkerd-external-web-").len(),
+        0,
+        "the manager was disconnected and must not have written"
+    );
     away.remove();
     changed(&rig, &before, &recorder).await
 }
@@ -93,13 +98,13 @@ async fn no_endpoint_is_lost_when_the_api_server_is_killed() -> Result<()> {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_forgotten_history_costs_one_list_of_each_kind_and_no_write() -> Result<()> {
+async fn an_expired_watch_causes_one_list_of_each_kind_and_no_write() -> Result<()> {
     let rig = Rig::start(options()).await?;
     let manager = rig.manager().await?;
     populate(&rig).await?;
     let expire = || KINDS.map(|kind| rig.proxy.inject(Rule::path(&format!("{kind}?&watch=true")).times(1), GONE));
     let expired = async |faults: [e2e::Fault; 3]| {
-        eventually(SOON, "a new list of each kind", async || {
+        eventually(SOON, "a relist of each kind", async || {
             ensure!(faults.iter().all(|fault| fault.hits() == 1), "{:?}", faults.each_ref().map(e2e::Fault::hits));
             let (_, body) = manager.get("/ready").await?;
             ensure!(body == "ready\n", "{body}");
@@ -116,7 +121,7 @@ async fn a_forgotten_history_costs_one_list_of_each_kind_and_no_write() -> Resul
     assert_eq!(rig.versions().await?, before);
     assert_eq!(rig.writes(), writes);
 
-    // And now with changes that no watch will ever tell of.
+    // The same with changes that no watch reports.
     let recorder = Recorder::start(&rig.mesh).await?;
     let away = rig.proxy.inject(Rule::any(), Action::Cut);
     rig.proxy.cut_all();
@@ -130,7 +135,7 @@ async fn a_forgotten_history_costs_one_list_of_each_kind_and_no_write() -> Resul
 const GONE: Action = Action::Status { code: 410, retry_after: None };
 
 #[tokio::test(flavor = "multi_thread")]
-async fn what_vanished_before_etcd_was_compacted_is_handled_as_deleted() -> Result<()> {
+async fn objects_deleted_before_an_etcd_compaction_are_handled_as_deleted() -> Result<()> {
     let mut rig = Rig::start(options()).await?;
     let _manager = rig.manager().await?;
     populate(&rig).await?;
@@ -151,14 +156,14 @@ async fn what_vanished_before_etcd_was_compacted_is_handled_as_deleted() -> Resu
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn lists_and_watches_that_are_refused_are_tried_again_ever_more_rarely() -> Result<()> {
+async fn refused_lists_and_watches_are_retried_with_backoff() -> Result<()> {
     let rig = Rig::start(Options::default()).await?;
     let manager = rig.manager().await?;
     rig.mesh.put_web_over_vm().await?;
     let before = rig.versions().await?;
     let unavailable = Action::Status { code: 503, retry_after: None };
     let throttled = Action::Status { code: 429, retry_after: Some(1) };
-    // A watch that is refused; one whose history is always gone, so that each is preceded by a list that succeeds.
+    // Two watches are refused. The third always expires, so each attempt is preceded by a successful list.
     let faults = [
         rig.proxy.inject(Rule::path("/services?&watch=true"), unavailable),
         rig.proxy.inject(Rule::path("/endpointslices?&watch=true"), throttled),
@@ -167,14 +172,14 @@ async fn lists_and_watches_that_are_refused_are_tried_again_ever_more_rarely() -
     rig.proxy.cut_all();
     let spacings = futures::future::try_join_all(faults.iter().map(|fault| spacing(fault, 6))).await?;
     for between in spacings {
-        // 0.2, 0.4, 0.8, 1.6, 3.2 s, each less up to a tenth.
+        // 0.2, 0.4, 0.8, 1.6, 3.2 s, each reduced by up to a tenth.
         ensure!(between > Duration::from_secs(5), "six attempts in {between:?}");
     }
     let (status, body) = manager.get("/ready").await?;
     assert_eq!(status, StatusCode::OK, "{body}");
     assert!(body.contains("cannot list or watch services: injected 503"), "{body}");
     assert_eq!(rig.versions().await?, before);
-    // A line for each change of what is wrong, not for each attempt.
+    // One line per change of the error, not per attempt.
     let log = manager.log();
     let lines = log.lines().filter(|line| line.contains("list or watch failed") && line.contains("services"));
     assert!(lines.count() <= 2, "{log}");
@@ -184,18 +189,18 @@ async fn lists_and_watches_that_are_refused_are_tried_again_ever_more_rarely() -
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_manager_whose_first_lists_are_refused_waits_without_writing_and_says_why() -> Result<()> {
+async fn a_manager_whose_first_lists_are_refused_waits_without_writing_and_reports_why() -> Result<()> {
     let rig = Rig::start(Options::default()).await?;
     let manager = rig.manager().await?;
     rig.mesh.put_web_over_vm().await?;
     drop(manager);
     let (before, writes) = (rig.versions().await?, rig.writes());
-    // Services and slices are listed, workloads are not: whoever acted on that would remove every endpoint.
+    // Services and slices are listed, workloads are not: a reconcile in this state would remove every endpoint.
     let throttled = Action::Status { code: 429, retry_after: Some(1) };
     let fault = rig.proxy.inject(Rule::path("/externalworkloads?"), throttled);
     let mut manager = rig.unready_manager()?;
     let between = spacing(&fault, 5).await?;
-    // 0.2, 0.4, 0.8, 1.6 s, each less up to a tenth.
+    // 0.2, 0.4, 0.8, 1.6 s, each reduced by up to a tenth.
     ensure!(between > Duration::from_millis(2500), "five attempts in {between:?}");
     let (status, body) = manager.get("/ready").await?;
     assert_eq!(status, StatusCode::SERVICE_UNAVAILABLE, "{body}");
@@ -208,9 +213,9 @@ async fn a_manager_whose_first_lists_are_refused_waits_without_writing_and_says_
     Ok(())
 }
 
-/// Slow, because a silent connection is told from an idle one only by its age.
+/// This test is slow, because only a timeout distinguishes a silent connection from an idle one.
 #[tokio::test(flavor = "multi_thread")]
-async fn connections_that_fell_silent_are_noticed_within_about_a_minute() -> Result<()> {
+async fn silent_connections_are_detected_within_about_a_minute() -> Result<()> {
     let rig = Rig::start(Options::default()).await?;
     let manager = rig.manager().await?;
     rig.mesh.put_service("web", json!({})).await?;
@@ -220,12 +225,12 @@ async fn connections_that_fell_silent_are_noticed_within_about_a_minute() -> Res
     rig.proxy.half_open();
     let silent = Instant::now();
     rig.mesh.delete_workload("goes").await?;
-    holds(QUIET, "silence", async || {
+    holds(QUIET, "no change while the connections are silent", async || {
         ensure!(rig.mesh.readiness("web").await?.len() == 2, "the watches were not silent");
         Ok(())
     })
     .await?;
-    eventually(Duration::from_secs(80), "the change made in silence", async || {
+    eventually(Duration::from_secs(80), "the change made while the connections were silent", async || {
         let seen = rig.mesh.readiness("web").await?;
         ensure!(seen.len() == 1, "{seen:?}");
         Ok(())

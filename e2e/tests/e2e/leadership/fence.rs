@@ -1,4 +1,4 @@
-//! A leader that is late, or cut off from its Lease: it stops by itself, and what slips through does no harm.
+//! A leader that is paused or cut off from its Lease: it stops writing, and late writes of it do no harm.
 
 use std::time::{Duration, Instant};
 
@@ -15,11 +15,11 @@ use super::{
     EXPIRED, RENEW_DEADLINE, RETRY, SLACK, STOP, Stage, follows, is_leading, leads, serves, slice_writes, writes,
 };
 
-/// Long enough for a write that should not come to come.
+/// How long the test waits for an unexpected write.
 const QUIET: Duration = Duration::from_secs(2);
 
 #[tokio::test]
-async fn a_leader_that_stood_still_past_its_lease_follows_and_can_lead_again_f16() -> Result<()> {
+async fn a_leader_paused_past_its_lease_follows_and_can_lead_again_f16() -> Result<()> {
     let stage = Stage::new().await?;
     let (mut first, mut second) = stage.pair().await?;
     first.pause()?;
@@ -27,7 +27,7 @@ async fn a_leader_that_stood_still_past_its_lease_follows_and_can_lead_again_f16
     stage.mesh.put_workload("vm-2", "web", &["192.0.2.5"]).await?;
     stage.held_by("second", EXPIRED).await?;
     stage.mesh.shows("web", &[("vm", false), ("vm-2", true)]).await?;
-    // What the first one last knew is wrong by now in each of these.
+    // The cache of the first replica is outdated for all of these objects.
     stage.mesh.delete_workload("vm-2").await?;
     stage.mesh.put_workload("vm-3", "web", &["192.0.2.6"]).await?;
     stage.mesh.shows("web", &[("vm", false), ("vm-3", true)]).await?;
@@ -35,16 +35,16 @@ async fn a_leader_that_stood_still_past_its_lease_follows_and_can_lead_again_f16
     first.resume()?;
     follows(&first, RETRY + SLACK).await?;
     let tried = writes(&first).await?;
-    holds(QUIET, "the late leader to follow", async || {
+    holds(QUIET, "the resumed replica to follow", async || {
         serves(&first).await?;
-        ensure!(writes(&first).await? == tried && !is_leading(&first).await, "it wrote");
-        ensure!(is_leading(&second).await, "no flapping");
+        ensure!(writes(&first).await? == tried && !is_leading(&first).await, "the resumed replica wrote or leads");
+        ensure!(is_leading(&second).await, "the second replica lost the Lease");
         let shown = stage.mesh.readiness("web").await?;
         ensure!(shown == [("vm".to_owned(), false), ("vm-3".to_owned(), true)].into(), "{shown:?}");
         Ok(())
     })
     .await?;
-    ensure!(first.log().contains("no longer leading"), "it says so:\n{}", first.log());
+    ensure!(first.log().contains("no longer leading"), "the log must report the lost leadership:\n{}", first.log());
 
     second.terminate(STOP).await?;
     stage.mesh.set_ready("vm", true).await?;
@@ -52,28 +52,28 @@ async fn a_leader_that_stood_still_past_its_lease_follows_and_can_lead_again_f16
     stage.mesh.shows("web", &[("vm", true), ("vm-3", true)]).await
 }
 
-/// Changes that it heard of in this while were nobody's to write, and nobody else will.
+/// It must write the changes that it received while it did not lead, because no other replica does.
 #[tokio::test]
-async fn a_leader_that_could_not_write_for_a_while_and_kept_its_lease_catches_up() -> Result<()> {
+async fn a_leader_paused_past_the_renew_deadline_keeps_its_lease_and_catches_up() -> Result<()> {
     let stage = Stage::new().await?;
     let proxy = FaultProxy::start(&stage.control_plane).await?;
     let mut only = stage.manager_behind(&proxy, "only").await?;
     leads(&only, SOON).await?;
     stage.mesh.shows("web", &[("vm", true)]).await?;
-    // On its return it hears of the change well before it has renewed its Lease.
+    // When resumed, it receives the change well before it has renewed its Lease.
     proxy.inject(Rule::path("/leases/").method("PUT"), Action::Delay(Duration::from_millis(500)));
     only.pause()?;
     stage.mesh.set_ready("vm", false).await?;
-    // The pause itself is what is tested: longer than the renew deadline, shorter than it takes to lose the Lease.
+    // The pause must be longer than the renew deadline, and too short to lose the Lease.
     tokio::time::sleep(RENEW_DEADLINE + Duration::from_millis(500)).await;
     only.resume()?;
     stage.mesh.shows("web", &[("vm", false)]).await?;
-    ensure!(!only.log().contains("no longer leading"), "it kept the Lease:\n{}", only.log());
+    ensure!(!only.log().contains("no longer leading"), "the Lease must not be lost:\n{}", only.log());
     Ok(())
 }
 
-/// Has the first write after `prepare` wait at the proxy until the second replica leads and has written the same, then lets
-/// it go. Returns what the API server said to it.
+/// Holds the first write after `prepare` at the proxy until the second replica leads and has made the same write, then
+/// releases it. Returns the status of the late write.
 async fn late_write(
     method: &str,
     prepare: impl AsyncFn(&Mesh) -> Result<()>,
@@ -91,62 +91,62 @@ async fn late_write(
     let place = eventually(SOON, "the write to be held", async || {
         let log = proxy.log();
         let held = |request: &Request| request.method == method && request.path.contains("/endpointslices");
-        log.iter().rposition(|request| held(request) && request.status.is_none()).context("it is not")
+        log.iter().rposition(|request| held(request) && request.status.is_none()).context("no write is held")
     })
     .await?;
-    // Its connection stays open, as of a process that is not scheduled.
+    // The connection stays open, as for a process that is not scheduled.
     first.pause()?;
     stage.held_by("second", EXPIRED).await?;
     stage.mesh.shows("web", &[("vm", false)]).await?;
     stage.mesh.shows("web-2", &[("vm-2", true)]).await?;
-    // Something newer than what the late write knows.
+    // A change that is newer than the late write.
     stage.flip(true).await?;
 
     held.release();
-    let answer = eventually(SOON, "the late write to be answered", async || {
-        proxy.log().get(place).and_then(|request| request.status).context("no answer yet")
+    let status = eventually(SOON, "the late write to be answered", async || {
+        proxy.log().get(place).and_then(|request| request.status).context("no response yet")
     })
     .await?;
     first.resume()?;
     follows(&first, RETRY + SLACK).await?;
-    holds(QUIET, "the slices to be right", async || {
+    holds(QUIET, "the slices to stay correct", async || {
         let shown = (stage.mesh.readiness("web").await?, stage.mesh.readiness("web-2").await?);
         ensure!(shown == ([("vm".to_owned(), true)].into(), [("vm-2".to_owned(), true)].into()), "{shown:?}");
         Ok(())
     })
     .await?;
     for service in ["web", "web-2"] {
-        ensure!(stage.mesh.our_slices(service).await?.len() == 1, "{service} has one slice");
+        ensure!(stage.mesh.our_slices(service).await?.len() == 1, "{service} must have one slice");
     }
-    ensure!(is_leading(&second).await, "no flapping");
-    Ok(answer)
+    ensure!(is_leading(&second).await, "the second replica lost the Lease");
+    Ok(status)
 }
 
 #[tokio::test]
-async fn an_update_that_arrives_after_the_next_leaders_is_a_conflict() -> Result<()> {
+async fn an_update_that_arrives_after_that_of_the_next_leader_conflicts() -> Result<()> {
     let prepare = async |mesh: &Mesh| {
         mesh.put_service("web-2", json!({})).await?;
         mesh.put_workload("vm-2", "web-2", &["192.0.2.5"]).await?;
         mesh.shows("web-2", &[("vm-2", true)]).await
     };
-    let answer = late_write("PUT", prepare, async |mesh| mesh.set_ready("vm", false).await).await?;
-    assert_eq!(answer, 409);
+    let status = late_write("PUT", prepare, async |mesh| mesh.set_ready("vm", false).await).await?;
+    assert_eq!(status, 409);
     Ok(())
 }
 
 #[tokio::test]
-async fn a_slice_that_arrives_after_the_next_leaders_exists_already() -> Result<()> {
+async fn a_create_that_arrives_after_that_of_the_next_leader_fails() -> Result<()> {
     let prepare = async |mesh: &Mesh| {
         mesh.put_workload("vm-2", "web-2", &["192.0.2.5"]).await?;
         mesh.set_ready("vm", false).await?;
         mesh.shows("web", &[("vm", false)]).await
     };
-    let answer = late_write("POST", prepare, async |mesh| mesh.put_service("web-2", json!({})).await.map(drop)).await?;
-    assert_eq!(answer, 409);
+    let status = late_write("POST", prepare, async |mesh| mesh.put_service("web-2", json!({})).await.map(drop)).await?;
+    assert_eq!(status, 409);
     Ok(())
 }
 
-/// The leader loses its way to the Lease and nothing else, while it has a write to repeat.
+/// The leader is cut off from its Lease only, while it has a write to retry.
 async fn lease_partition(action: Action) -> Result<()> {
     let stage = Stage::new().await?;
     let proxy = FaultProxy::start(&stage.control_plane).await?;
@@ -154,7 +154,7 @@ async fn lease_partition(action: Action) -> Result<()> {
     leads(&first, SOON).await?;
     stage.mesh.shows("web", &[("vm", true)]).await?;
     let second = stage.manager("second").await?;
-    // Refused writes are repeated, so that there is always one about to be made.
+    // Refused writes are retried, so the leader always has a pending write.
     let refused = proxy.inject(Rule::path("/endpointslices"), Action::Status { code: 503, retry_after: None });
     stage.mesh.set_ready("vm", false).await?;
     eventually(SOON, "retries", async || {
@@ -168,7 +168,7 @@ async fn lease_partition(action: Action) -> Result<()> {
     let partition = proxy.inject(Rule::path("/leases/"), action);
     let since = Instant::now();
     let refused = proxy.inject(Rule::path("/endpointslices"), Action::Status { code: 503, retry_after: None });
-    // It goes on as long as it may; what it begins last may need a moment to arrive ...
+    // The leader writes until the renew deadline; its last write may need a moment to arrive.
     let (mut flips, mut ready) = (0, false);
     while since.elapsed() < RENEW_DEADLINE + Duration::from_millis(300) {
         ready = !ready;
@@ -176,15 +176,15 @@ async fn lease_partition(action: Action) -> Result<()> {
         flips += 1;
     }
     ensure!(flips > 2 && refused.hits() > 0, "{flips} flips, {} writes", refused.hits());
-    ensure!(stage.holder().await? == "first", "the Lease is still its own");
-    // ... and has stopped, by its own clock, while nobody else may write yet.
+    ensure!(stage.holder().await? == "first", "the Lease must not have expired yet");
+    // Now it must have stopped by its own clock, before another replica may write.
     let written = slice_writes(&proxy);
     let quiet = async |ready: bool| {
         stage.mesh.set_ready("vm", ready).await?;
         let now = slice_writes(&proxy);
         ensure!(
             now == written,
-            "{} writes past the deadline, {:?} after the last renewal",
+            "{} writes past the deadline, {:?} after the partition",
             now - written,
             since.elapsed()
         );
@@ -195,28 +195,28 @@ async fn lease_partition(action: Action) -> Result<()> {
         if let Err(error) = quiet(ready).await {
             return Ok(Err(error));
         }
-        ensure!(is_leading(&second).await, "it does not");
+        ensure!(is_leading(&second).await, "it does not lead");
         Ok(Ok(()))
     })
     .await??;
-    ensure!(!is_leading(&first).await, "one leader");
+    ensure!(!is_leading(&first).await, "the first replica still leads");
     serves(&first).await?;
     let (_, body) = first.get("/ready").await?;
-    ensure!(body.contains("Lease linkerd/"), "it says what it lacks: {body}");
+    ensure!(body.contains("Lease linkerd/"), "/ready must name the Lease: {body}");
     stage.flip(!ready).await?;
 
     refused.remove();
     partition.remove();
-    eventually(SOON, "/ready to say nothing more", async || {
+    eventually(SOON, "/ready to report no problem", async || {
         let (_, body) = first.get("/ready").await?;
         ensure!(body == "ready\n", "{body}");
         Ok(())
     })
     .await?;
-    holds(QUIET, "the first one to follow", async || {
+    holds(QUIET, "the first replica to follow", async || {
         ready = !ready;
         quiet(ready).await?;
-        ensure!(!is_leading(&first).await && is_leading(&second).await, "no flapping");
+        ensure!(!is_leading(&first).await && is_leading(&second).await, "the Lease changed its holder");
         Ok(())
     })
     .await?;

@@ -1,4 +1,4 @@
-//! The leader ends, and the other replica goes on.
+//! The leader ends, and the other replica takes over.
 
 use std::{
     collections::BTreeMap,
@@ -13,18 +13,18 @@ use serde_json::json;
 use super::{DURATION, EXPIRED, RETRY, SLACK, STOP, Stage, gap, is_leading, leads, signed, slice_writes, writes};
 
 #[tokio::test]
-async fn on_sigterm_of_the_leader_the_other_replica_writes_within_two_seconds_with_default_times() -> Result<()> {
+async fn on_sigterm_the_other_replica_writes_within_two_seconds_with_default_times() -> Result<()> {
     let stage = Stage::new().await?;
     let mut first = stage.start("first", &[], None).await?;
     leads(&first, SOON).await?;
     stage.mesh.shows("web", &[("vm", true)]).await?;
-    // Behind a proxy that counts: what a replica itself says of its writes is not all that it may have sent.
+    // The proxy counts all requests: the metrics of a replica may not cover every write.
     let proxy = FaultProxy::start(&stage.control_plane).await?;
     let second = stage.start("second", &[], Some(&proxy)).await?;
     stage.flip(false).await?;
     holds(Duration::from_secs(3), "the follower to write nothing", async || {
         let sent = ["POST", "PUT", "PATCH", "DELETE"].iter().map(|method| proxy.count(method, "")).sum::<usize>();
-        ensure!(sent == 0 && writes(&second).await? == 0.0, "{sent} writes of anything");
+        ensure!(sent == 0 && writes(&second).await? == 0.0, "the follower sent {sent} writes");
         Ok(())
     })
     .await?;
@@ -41,17 +41,17 @@ async fn on_sigterm_of_the_leader_the_other_replica_writes_within_two_seconds_wi
     let after = stage.record().await?;
     ensure!(after.holder_identity.as_deref() == Some("second"), "{after:?}");
     assert_eq!(after.lease_transitions, before.lease_transitions.map(|transitions| transitions + 1));
-    assert_eq!(slice_writes(&proxy), 1, "one flip is one write, and the rest was right already");
+    assert_eq!(slice_writes(&proxy), 1, "only the flip must be written");
     Ok(())
 }
 
 #[tokio::test]
-async fn after_a_kill_the_other_replica_takes_over_when_the_lease_has_expired_and_not_before() -> Result<()> {
+async fn after_a_kill_the_other_replica_takes_over_only_when_the_lease_has_expired() -> Result<()> {
     let stage = Stage::new().await?;
     let (mut first, second) = stage.pair().await?;
     first.kill().await?;
     let last = stage.record().await?;
-    // While nobody leads.
+    // Changes while no replica leads.
     stage.mesh.put_service("late", json!({})).await?;
     stage.mesh.put_workload("vm-late", "late", &["192.0.2.5"]).await?;
     stage.mesh.put_workload("vm-2", "web", &["192.0.2.6"]).await?;
@@ -67,9 +67,10 @@ async fn after_a_kill_the_other_replica_takes_over_when_the_lease_has_expired_an
     stage.mesh.shows("late", &[("vm-late", true)]).await
 }
 
-/// A workload that changes its family changes slices: the new one is made, the old one is emptied, then deleted.
+/// A workload that changes its family changes its slice: the new slice is created, the old one is emptied, then
+/// deleted.
 #[tokio::test]
-async fn a_leader_killed_between_two_writes_leaves_nothing_that_the_next_one_does_not_finish_f18() -> Result<()> {
+async fn the_next_leader_completes_the_writes_of_a_killed_one_f18() -> Result<()> {
     let stage = Stage::new().await?;
     stage
         .mesh
@@ -84,7 +85,7 @@ async fn a_leader_killed_between_two_writes_leaves_nothing_that_the_next_one_doe
         stage.mesh.shows("both", &[("vm-both", true)]).await?;
         let held = proxy.inject(Rule::path("/endpointslices").method(method).times(1), Action::Hold);
         stage.mesh.patch_workload("vm-both", json!({"spec": {"workloadIPs": [{"ip": address}]}})).await?;
-        eventually(SOON, format_args!("the {method} to be on its way"), async || {
+        eventually(SOON, format_args!("the {method} to be in flight"), async || {
             ensure!(held.hits() == 1, "{} held", held.hits());
             Ok(())
         })
@@ -95,14 +96,15 @@ async fn a_leader_killed_between_two_writes_leaves_nothing_that_the_next_one_doe
 
         let second_proxy = FaultProxy::start(&stage.control_plane).await?;
         let mut second = stage.manager_behind(&second_proxy, &format!("second-{round}")).await?;
-        eventually(EXPIRED, format_args!("one slice, after {method} was missing"), async || {
+        eventually(EXPIRED, format_args!("one slice after the lost {method}"), async || {
             let slices = stage.mesh.our_slices("both").await?;
             let right = |slice: &EndpointSlice| slice.address_type == family && slice.endpoints.len() == 1;
             ensure!(slices.len() == 1 && slices.iter().all(right), "{slices:?}");
             Ok(())
         })
         .await?;
-        // What was done already is not done again. The manager counts a write when it is answered, which readers may precede.
+        // Only the remaining writes are made. The proxy counts them, because a manager counts a write only after its
+        // response.
         assert_eq!(slice_writes(&second_proxy), [3, 2, 1][round]);
         second.terminate(STOP).await?;
     }
@@ -110,7 +112,7 @@ async fn a_leader_killed_between_two_writes_leaves_nothing_that_the_next_one_doe
 }
 
 #[tokio::test]
-async fn replicas_that_end_in_turn_under_churn_leave_every_endpoint_right_and_there_once() -> Result<()> {
+async fn replicas_that_end_in_turn_under_churn_publish_every_endpoint_once() -> Result<()> {
     const SERVICES: usize = 3;
     const WORKLOADS: usize = 48;
     let stage = Stage::new().await?;
@@ -118,8 +120,8 @@ async fn replicas_that_end_in_turn_under_churn_leave_every_endpoint_right_and_th
     for number in 0..SERVICES {
         stage.mesh.put_service(&service(number), json!({})).await?;
     }
-    // What readers have to see in the end: readiness by workload.
-    let mut wanted: BTreeMap<usize, bool> = BTreeMap::new();
+    // The expected final readiness by workload.
+    let mut expected: BTreeMap<usize, bool> = BTreeMap::new();
     let put = async |number: usize| {
         stage
             .mesh
@@ -128,32 +130,32 @@ async fn replicas_that_end_in_turn_under_churn_leave_every_endpoint_right_and_th
     };
     for number in 0..WORKLOADS {
         put(number).await?;
-        wanted.insert(number, true);
+        expected.insert(number, true);
     }
     let mut replicas = vec![stage.manager("replica-0").await?, stage.manager("replica-1").await?];
     for round in 0..4 {
         let mut leader = replicas.remove(leader_of(&replicas).await?);
         let end = async {
-            // By turns as an update ends it and as its node does.
+            // Alternately as during an update and as during a node failure.
             if round % 2 == 0 { leader.terminate(STOP).await.map(drop) } else { leader.kill().await }
         };
-        // While it ends, and while nobody leads: readiness for most, and a few that go and come.
+        // Changes during the handover: most flip the readiness, some delete or create a workload.
         let churn = async {
             for step in 0..WORKLOADS {
                 let number = (step * 7 + round) % WORKLOADS;
                 let name = format!("vm-{number}");
-                match wanted.get(&number).copied() {
+                match expected.get(&number).copied() {
                     Some(_) if step % 6 == 5 => {
                         stage.mesh.delete_workload(&name).await?;
-                        wanted.remove(&number);
+                        expected.remove(&number);
                     }
                     Some(ready) => {
                         stage.mesh.set_ready(&name, !ready).await?;
-                        wanted.insert(number, !ready);
+                        expected.insert(number, !ready);
                     }
                     None => {
                         put(number).await?;
-                        wanted.insert(number, true);
+                        expected.insert(number, true);
                     }
                 }
             }
@@ -163,21 +165,21 @@ async fn replicas_that_end_in_turn_under_churn_leave_every_endpoint_right_and_th
         replicas.push(stage.manager(&format!("replica-{}", round + 2)).await?);
     }
     for number in 0..SERVICES {
-        let names: Vec<(String, bool)> = wanted
+        let names: Vec<(String, bool)> = expected
             .iter()
             .filter(|(workload, _)| *workload % SERVICES == number)
             .map(|(workload, ready)| (format!("vm-{workload}"), *ready))
             .collect();
-        let expected: Vec<(&str, bool)> = names.iter().map(|(name, ready)| (name.as_str(), *ready)).collect();
-        // It fails, too, while a workload stands in two slices.
-        stage.mesh.shows(&service(number), &expected).await?;
+        let shown: Vec<(&str, bool)> = names.iter().map(|(name, ready)| (name.as_str(), *ready)).collect();
+        // This also fails while a workload is in two slices.
+        stage.mesh.shows(&service(number), &shown).await?;
         let slices = stage.mesh.our_slices(&service(number)).await?;
-        ensure!(slices.len() == 1, "{} slices for {} workloads", slices.len(), expected.len());
+        ensure!(slices.len() == 1, "{} slices for {} workloads", slices.len(), shown.len());
     }
     Ok(())
 }
 
-/// The place of the replica that leads, once one does.
+/// Waits until a replica leads, and returns its index.
 async fn leader_of(replicas: &[Manager]) -> Result<usize> {
     eventually(EXPIRED, "a replica to lead", async || {
         for (place, replica) in replicas.iter().enumerate() {
@@ -185,7 +187,7 @@ async fn leader_of(replicas: &[Manager]) -> Result<usize> {
                 return Ok(place);
             }
         }
-        anyhow::bail!("none does")
+        anyhow::bail!("no replica leads")
     })
     .await
 }

@@ -1,4 +1,4 @@
-//! The same Lease in the hands of client-go: a kube-scheduler, told to elect on it.
+//! Leader election against client-go: a kube-scheduler that uses the same Lease.
 
 use std::time::Duration;
 
@@ -7,7 +7,7 @@ use e2e::{Process, Signal, eventually, holds, mesh::SOON};
 
 use super::{LEASE, NAMESPACE, STOP, Stage, leads, serves, writes};
 
-/// From the end of one holder to the next one's beginning: looks are a second apart, up to 2.2 of them with client-go's jitter.
+/// Maximum time between two holders: the retry period is one second, up to 2.2 s with the jitter of client-go.
 const PROMPTLY: Duration = Duration::from_millis(3500);
 
 fn waits_for_the_lease(elector: &Process) -> Result<()> {
@@ -17,7 +17,7 @@ fn waits_for_the_lease(elector: &Process) -> Result<()> {
 }
 
 #[tokio::test]
-async fn it_waits_for_a_holder_of_client_gos_and_takes_what_that_releases() -> Result<()> {
+async fn the_manager_waits_for_a_client_go_holder_and_takes_the_released_lease() -> Result<()> {
     let stage = Stage::new().await?;
     let mut elector = stage.control_plane.start_elector(NAMESPACE, LEASE)?;
     let held = eventually(Duration::from_secs(60), "the elector to hold the Lease", async || {
@@ -27,19 +27,19 @@ async fn it_waits_for_a_holder_of_client_gos_and_takes_what_that_releases() -> R
     })
     .await?;
     let manager = stage.manager("operator").await?;
-    // Longer than the Lease, so that it is renewed meanwhile.
-    holds(super::DURATION + Duration::from_secs(1), "it to wait", async || {
+    // Longer than the Lease duration, so the elector renews the Lease in this time.
+    holds(super::DURATION + Duration::from_secs(1), "the manager to wait", async || {
         serves(&manager).await?;
-        ensure!(writes(&manager).await? == 0.0, "it wrote");
-        ensure!(stage.record().await?.holder_identity == held.holder_identity, "the Lease changed hands");
-        ensure!(stage.mesh.our_slices("web").await?.is_empty(), "there is a slice");
+        ensure!(writes(&manager).await? == 0.0, "the manager wrote");
+        ensure!(stage.record().await?.holder_identity == held.holder_identity, "the Lease changed its holder");
+        ensure!(stage.mesh.our_slices("web").await?.is_empty(), "a slice was written");
         Ok(())
     })
     .await?;
 
     elector.signal(Signal::TERM)?;
     elector.wait(STOP).await?;
-    // client-go's scheduler releases what it holds when it is told to end, so there is nothing to wait out.
+    // The scheduler releases its Lease on SIGTERM, so the manager need not wait for the expiry.
     let record = stage.held_by("operator", PROMPTLY).await?;
     assert_eq!(record.lease_transitions, held.lease_transitions.map(|transitions| transitions + 1));
     leads(&manager, SOON).await?;
@@ -47,14 +47,14 @@ async fn it_waits_for_a_holder_of_client_gos_and_takes_what_that_releases() -> R
 }
 
 #[tokio::test]
-async fn a_follower_of_client_gos_waits_for_it_and_takes_what_it_releases() -> Result<()> {
+async fn a_client_go_follower_waits_for_the_manager_and_takes_the_released_lease() -> Result<()> {
     let stage = Stage::new().await?;
     let mut manager = stage.manager("operator").await?;
     leads(&manager, SOON).await?;
     let elector = stage.control_plane.start_elector(NAMESPACE, LEASE)?;
     eventually(Duration::from_secs(60), "the elector to wait", async || waits_for_the_lease(&elector)).await?;
-    holds(super::DURATION + Duration::from_secs(1), "the Lease to stay ours", async || {
-        ensure!(stage.holder().await? == "operator", "it went to {}", stage.holder().await?);
+    holds(super::DURATION + Duration::from_secs(1), "the manager to keep the Lease", async || {
+        ensure!(stage.holder().await? == "operator", "its holder is now {}", stage.holder().await?);
         Ok(())
     })
     .await?;

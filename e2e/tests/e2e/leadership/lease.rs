@@ -1,4 +1,4 @@
-//! The Lease in other hands.
+//! A Lease that is deleted or edited by hand, or shared under one identity.
 
 use std::time::Duration;
 
@@ -10,12 +10,12 @@ use serde_json::json;
 use super::{LEASE, RETRY, SLACK, Stage, is_leading, leads, signed, writes};
 
 #[tokio::test]
-async fn a_lease_deleted_by_hand_is_made_again_and_one_replica_leads_f17() -> Result<()> {
+async fn a_deleted_lease_is_recreated_and_one_replica_leads_f17() -> Result<()> {
     let stage = Stage::new().await?;
     let replicas = stage.pair().await?;
     for round in 0..3 {
         stage.leases.delete(LEASE, &DeleteParams::default()).await?;
-        // Either may be the first to make it; the other one notices when it looks at it next.
+        // Either replica may recreate the Lease; the other detects the change with its next attempt.
         let one_leads = async || {
             let leading = (is_leading(&replicas.0).await, is_leading(&replicas.1).await);
             let holder = stage.holder().await?;
@@ -33,41 +33,41 @@ async fn a_lease_deleted_by_hand_is_made_again_and_one_replica_leads_f17() -> Re
 }
 
 #[tokio::test]
-async fn a_lease_given_to_another_holder_by_hand_stops_the_leader_at_once_for_as_long_as_it_says_f17() -> Result<()> {
+async fn a_lease_edited_to_another_holder_stops_the_leader_until_it_expires_f17() -> Result<()> {
     const THEIRS: Duration = Duration::from_secs(4);
     let stage = Stage::new().await?;
     let (first, second) = stage.pair().await?;
     let before = stage.record().await?;
-    let patch = json!({"spec": {"holderIdentity": "somebody", "leaseDurationSeconds": THEIRS.as_secs()}});
+    let patch = json!({"spec": {"holderIdentity": "other-holder", "leaseDurationSeconds": THEIRS.as_secs()}});
     stage.leases.patch(LEASE, &PatchParams::default(), &Patch::Merge(patch)).await?;
     let edited = k8s_openapi::jiff::Timestamp::now();
-    // With its next renewal, which is refused.
-    eventually(RETRY + Duration::from_millis(500), "nobody to lead", async || {
-        ensure!(!is_leading(&first).await && !is_leading(&second).await, "somebody leads");
+    // The leader stops at its next renewal, which is refused.
+    eventually(RETRY + Duration::from_millis(500), "no replica to lead", async || {
+        ensure!(!is_leading(&first).await && !is_leading(&second).await, "a replica leads");
         Ok(())
     })
     .await?;
-    ensure!(first.log().contains("somebody else holds it"), "it says why:\n{}", first.log());
+    ensure!(first.log().contains("somebody else holds it"), "the log must have the reason:\n{}", first.log());
     let written = writes(&first).await? + writes(&second).await?;
     stage.mesh.set_ready("vm", false).await?;
-    ensure!(stage.holder().await? == "somebody", "it is theirs still");
+    ensure!(stage.holder().await? == "other-holder", "the other holder must still have the Lease");
     let now = writes(&first).await? + writes(&second).await?;
-    ensure!(now == written, "nobody writes");
+    ensure!(now == written, "no replica must write");
 
     let record = eventually(SOON, "a replica to hold the Lease again", async || {
         let record = stage.record().await?;
-        ensure!(record.holder_identity.as_deref() != Some("somebody"), "{record:?}");
+        ensure!(record.holder_identity.as_deref() != Some("other-holder"), "{record:?}");
         Ok(record)
     })
     .await?;
-    // They begin to count when they see it, which is when they look next.
+    // The replicas measure the duration from their next attempt, when they first read the edited Lease.
     let waited = record.acquire_time.map(|acquired| acquired.0.duration_since(edited)).unwrap_or_default();
     ensure!(waited >= signed(THEIRS)? && waited <= signed(THEIRS + 2 * RETRY + SLACK)?, "taken after {waited:?}");
     assert_eq!(record.lease_transitions, before.lease_transitions.map(|transitions| transitions + 1));
     stage.mesh.shows("web", &[("vm", false)]).await
 }
 
-/// Nobody can tell the two apart, so both lead, as they would with client-go. What they write is right all the same.
+/// The Lease cannot distinguish the two, so both lead, as with client-go. Their writes are still correct.
 #[tokio::test]
 async fn two_replicas_under_one_identity_do_no_harm_f17() -> Result<()> {
     let stage = Stage::new().await?;
@@ -85,8 +85,8 @@ async fn two_replicas_under_one_identity_do_no_harm_f17() -> Result<()> {
     }
     let expected: Vec<(&str, bool)> = expected.iter().map(|(name, ready)| (name.as_str(), *ready)).collect();
     stage.mesh.shows("web", &expected).await?;
-    ensure!(stage.mesh.our_slices("web").await?.len() == 1, "one slice");
-    // Each goes on without the other, which is what a container that starts again under its pod's name relies on.
+    ensure!(stage.mesh.our_slices("web").await?.len() == 1, "web must have one slice");
+    // Each continues without the other. A container that restarts under the name of its Pod relies on this.
     one.kill().await?;
     stage.mesh.put_service("later", json!({})).await?;
     stage.mesh.put_workload("vm-later", "later", &["192.0.2.30"]).await?;

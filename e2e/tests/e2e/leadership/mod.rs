@@ -1,7 +1,7 @@
-//! Who writes: one replica at a time, whatever happens to the replicas, to their Lease and to their way to it.
+//! Leader election: one replica writes at a time, through failures of replicas, of their Lease and of the network.
 //!
-//! Two replicas on a control plane of their own. Most run with a third of the default times, so that a Lease expires within
-//! a test's patience.
+//! Each test runs its replicas on a dedicated control plane, most of them with shorter times than the defaults, so that
+//! a Lease expires quickly.
 
 mod fence;
 mod handover;
@@ -26,18 +26,18 @@ use serde_json::json;
 const LEASE: &str = "linkerd-destination-endpoint-write";
 const NAMESPACE: &str = "linkerd";
 
-/// Of the managers that [`Stage::manager`] starts, and of [`ControlPlane::start_elector`].
+/// The Lease duration of managers from [`Stage::manager`] and of [`ControlPlane::start_elector`].
 const DURATION: Duration = Duration::from_secs(6);
 const RENEW_DEADLINE: Duration = Duration::from_secs(3);
 const RETRY: Duration = Duration::from_secs(1);
-/// What a busy machine may add to a time that is bounded.
+/// Additional time for bounds on a busy host.
 const SLACK: Duration = Duration::from_millis(1500);
-/// For what has to wait for a Lease to expire first.
+/// Deadline for changes that must wait for a Lease to expire.
 const EXPIRED: Duration = Duration::from_secs(45);
-/// From SIGTERM to the exit.
+/// Maximum time from SIGTERM to the exit.
 const STOP: Duration = Duration::from_secs(45);
 
-/// Linkerd's CRD and namespace, the Service `web`, its workload `vm`.
+/// A control plane with Linkerd's CRDs and namespace, the Service `web` and its workload `vm`.
 struct Stage {
     control_plane: ControlPlane,
     mesh: Mesh,
@@ -56,20 +56,20 @@ impl Stage {
         Ok(Self { control_plane, mesh, leases: Api::namespaced(client, NAMESPACE) })
     }
 
-    /// A replica with short times.
+    /// Starts a replica with short times.
     async fn manager(&self, identity: &str) -> Result<Manager> {
         self.start(identity, &short_times(), None).await
     }
 
-    /// A replica with short times, behind a proxy.
+    /// Starts a replica with short times, behind a proxy.
     async fn manager_behind(&self, proxy: &FaultProxy, identity: &str) -> Result<Manager> {
         self.start(identity, &short_times(), Some(proxy)).await
     }
 
-    /// A replica with these arguments; ready, and with warm caches, when this returns.
+    /// Starts a replica with these arguments, and waits until it is ready with synced caches.
     async fn start(&self, identity: &str, args: &[String], proxy: Option<&FaultProxy>) -> Result<Manager> {
         let options = ManagerOptions {
-            // It leads by another Lease.
+            // The LinkerdConfig job uses another Lease.
             args: [&["--enable-linkerd-config=false".to_owned()], args].concat(),
             identity: Some(identity.to_owned()),
             kubeconfig: proxy.map(|proxy| proxy.kubeconfig().to_owned()),
@@ -82,7 +82,7 @@ impl Stage {
         Ok(manager)
     }
 
-    /// Two replicas: the first leads and has published `vm`.
+    /// Starts two replicas: the first leads and has published `vm`.
     async fn pair(&self) -> Result<(Manager, Manager)> {
         let first = self.manager("first").await?;
         leads(&first, SOON).await?;
@@ -125,14 +125,14 @@ async fn is_leading(manager: &Manager) -> bool {
 
 async fn leads(manager: &Manager, deadline: Duration) -> Result<()> {
     eventually(deadline, "the replica to lead", async || {
-        ensure!(is_leading(manager).await, "it does not");
+        ensure!(is_leading(manager).await, "it does not lead");
         Ok(())
     })
     .await
 }
 
 async fn follows(manager: &Manager, deadline: Duration) -> Result<()> {
-    eventually(deadline, "the replica to lead no longer", async || {
+    eventually(deadline, "the replica to stop leading", async || {
         let leading = manager.metric("linkerd_operator_leader", &[]).await;
         ensure!(leading == Some(0.0), "{leading:?}");
         Ok(())
@@ -140,17 +140,17 @@ async fn follows(manager: &Manager, deadline: Duration) -> Result<()> {
     .await
 }
 
-/// Writes of slices that it tried, with whatever result.
+/// The number of attempted slice writes, with any result.
 async fn writes(manager: &Manager) -> Result<f64> {
     manager.metric("linkerd_operator_endpointslice_writes_total", &[]).await.context("no metric of writes")
 }
 
-/// The requests that would change a slice, as the proxy saw them.
+/// The number of requests through the proxy that would change a slice.
 fn slice_writes(proxy: &FaultProxy) -> usize {
     ["POST", "PUT", "PATCH", "DELETE"].iter().map(|method| proxy.count(method, "/endpointslices")).sum()
 }
 
-/// Alive and ready: not leading is no reason to be restarted, nor to be left out.
+/// Checks that the manager is live and ready: a replica that does not lead must be neither restarted nor left out.
 async fn serves(manager: &Manager) -> Result<()> {
     for path in ["/live", "/ready"] {
         let (status, body) = manager.get(path).await?;
@@ -159,7 +159,7 @@ async fn serves(manager: &Manager) -> Result<()> {
     Ok(())
 }
 
-/// From one holder's last renewal to the next one's beginning, by the clock they share.
+/// The time from the last renewal of one holder until the next one acquired the Lease, by their shared clock.
 fn gap(before: &LeaseSpec, after: &LeaseSpec) -> Result<SignedDuration> {
     let renewed = before.renew_time.as_ref().context("no renewTime")?;
     let acquired = after.acquire_time.as_ref().context("no acquireTime")?;
