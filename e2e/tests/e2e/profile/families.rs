@@ -1,10 +1,10 @@
-//! Addresses of both families, of whatever has them.
+//! IPv4 and IPv6 addresses of Services, Pods, hosts and ExternalWorkloads.
 
 use anyhow::Result;
 use linkerd2_proxy_api::net::{IPv6, ip_address::Ip};
 use serde_json::json;
 
-use super::{MESHED, at, ip, ipv6, machine, pods::address, routes, running};
+use super::{MESHED, at, ip, ipv6, pods::address, routes, running, workload_at};
 use crate::discovery::{
     Rig, Settings,
     objects::{but, meshed, pod, service},
@@ -12,7 +12,7 @@ use crate::discovery::{
 
 #[tokio::test]
 async fn a_service_is_found_by_each_of_its_addresses() -> Result<()> {
-    // What a manager says of IPv6 endpoints makes no difference to profiles.
+    // The manager's IPv6 setting for endpoints does not affect profiles.
     for settings in [Settings::Helm, Settings::Upstream] {
         let rig = Rig::with(settings, "service").await?;
         let both = json!({"spec": {"ipFamilyPolicy": "RequireDualStack", "ipFamilies": ["IPv4", "IPv6"]}});
@@ -24,24 +24,24 @@ async fn a_service_is_found_by_each_of_its_addresses() -> Result<()> {
             created.data["spec"]["clusterIPs"].as_array().into_iter().flatten().filter_map(|ip| ip.as_str()).collect();
         assert_eq!(ips.len(), 2, "{ips:?}");
         for ip in ips {
-            let mut open = rig.hears(&at(ip, 80), "service name-ds with routes a").await?;
-            open.has_told(1).await?;
+            let mut open = rig.opens_with(&at(ip, 80), "service name-ds with routes a").await?;
+            open.has_received(1).await?;
         }
-        rig.hears(&at(&only, 80), "service name-ipv6").await?;
+        rig.opens_with(&at(&only, 80), "service name-ipv6").await?;
     }
     Ok(())
 }
 
 #[tokio::test]
-async fn a_pod_is_found_by_each_of_its_addresses_and_told_with_the_one_asked_for() -> Result<()> {
+async fn a_pod_is_found_by_each_of_its_addresses_and_sent_with_the_requested_one() -> Result<()> {
     let rig = Rig::start("pod").await?;
     let (v4, v6) = (ip(), ipv6());
     rig.run(meshed("web-1"), &[&v4, &v6]).await?;
-    for (path, asked) in [(at(&v4, 8080), &v4), (at(&v6, 8080), &v6), (format!("[::ffff:{v4}]:8080"), &v4)] {
-        let open = rig.hears(&path, &format!("pod web-1 {MESHED}")).await?;
-        assert_eq!(address(open.stream.last()?)?, at(asked, 8080));
+    for (path, requested) in [(at(&v4, 8080), &v4), (at(&v6, 8080), &v6), (format!("[::ffff:{v4}]:8080"), &v4)] {
+        let open = rig.opens_with(&path, &format!("pod web-1 {MESHED}")).await?;
+        assert_eq!(address(open.stream.last()?)?, at(requested, 8080));
     }
-    // As two halves of a number.
+    // An IPv6 address is sent as two 64-bit numbers.
     let profile = rig.discovery.first_profile(&at(&v6, 8080), "").await?;
     let raw = profile.endpoint.and_then(|endpoint| endpoint.addr?.ip?.ip);
     let bits = u128::from(v6.parse::<std::net::Ipv6Addr>()?);
@@ -61,43 +61,43 @@ async fn a_host_is_found_by_each_of_its_addresses() -> Result<()> {
     let agent = pod("agent").with(json!({"spec": {"hostNetwork": true}}));
     rig.put_with_status(agent, but(running(&[&v4, &v6]), hosts)).await?;
     for ip in [&v4, &v6] {
-        let open = rig.hears(&at(ip, 8080), "pod agent").await?;
+        let open = rig.opens_with(&at(ip, 8080), "pod agent").await?;
         assert_eq!(address(open.stream.last()?)?, at(ip, 8080));
     }
     Ok(())
 }
 
 #[tokio::test]
-async fn a_machine_is_found_by_each_of_its_addresses_however_they_are_written() -> Result<()> {
-    let rig = Rig::start("machine").await?;
+async fn a_workload_is_found_by_each_of_its_addresses_in_any_spelling() -> Result<()> {
+    let rig = Rig::start("workload").await?;
     let (v4, v6) = (ip(), ipv6());
     let written = v6.to_uppercase().replacen("::", ":0:0:0::", 1);
-    rig.put(machine("vm", &[&v4, &written])).await?;
+    rig.put(workload_at("vm", &[&v4, &written])).await?;
     for ip in [&v4, &v6] {
-        let open = rig.hears(&at(ip, 8080), &format!("external_workload vm {MESHED}")).await?;
+        let open = rig.opens_with(&at(ip, 8080), &format!("external_workload vm {MESHED}")).await?;
         assert_eq!(address(open.stream.last()?)?, at(ip, 8080));
     }
-    rig.hears(&format!("[{written}]:8080"), &format!("external_workload vm {MESHED}")).await.map(drop)
+    rig.opens_with(&format!("[{written}]:8080"), &format!("external_workload vm {MESHED}")).await.map(drop)
 }
 
 #[tokio::test]
-async fn an_address_that_a_machine_gets_later_is_told_to_who_asked_for_it() -> Result<()> {
+async fn open_streams_follow_the_addresses_of_a_workload() -> Result<()> {
     let rig = Rig::start("later").await?;
     let (v4, v6) = (ip(), ipv6());
-    rig.put(machine("vm", &[&v4])).await?;
+    rig.put(workload_at("vm", &[&v4])).await?;
     let expected = format!("external_workload vm {MESHED}");
-    let mut old = rig.hears(&at(&v4, 8080), &expected).await?;
-    let mut new = rig.hears(&at(&v6, 8080), "nobody").await?;
+    let mut old = rig.opens_with(&at(&v4, 8080), &expected).await?;
+    let mut new = rig.opens_with(&at(&v6, 8080), "address").await?;
     for (ips, of_old, of_new) in [
         (vec![&v4, &v6], expected.as_str(), expected.as_str()),
-        (vec![&v6], "nobody", &expected),
-        (vec![&v4], &expected, "nobody"),
+        (vec![&v6], "address", &expected),
+        (vec![&v4], &expected, "address"),
     ] {
         let ips: Vec<_> = ips.iter().map(|ip| json!({ "ip": ip })).collect();
         rig.patch("ExternalWorkload", "vm", json!({"spec": { "workloadIPs": ips }})).await?;
-        new.looks(of_new).await?;
-        old.looks(of_old).await?;
+        new.becomes(of_new).await?;
+        old.becomes(of_old).await?;
     }
-    old.has_told(3).await?;
-    new.has_told(3).await
+    old.has_received(3).await?;
+    new.has_received(3).await
 }

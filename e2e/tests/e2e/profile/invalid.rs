@@ -1,4 +1,4 @@
-//! ServiceProfiles that make no sense: they count as absent, whatever else there is, and nobody else is harmed.
+//! Invalid ServiceProfiles: they count as absent and do not affect others.
 
 use anyhow::{Context, Result, ensure};
 use serde_json::{Value, json};
@@ -20,12 +20,12 @@ fn class(condition: Value) -> Value {
     json!({"routes": [{"name": "r", "condition": {"method": "GET"}, "responseClasses": classes}]})
 }
 
-/// What the API server takes, and no client can be told.
-fn nonsense() -> Vec<Value> {
+/// Specs that the API server accepts but that cannot be converted for clients.
+fn invalid_specs() -> Vec<Value> {
     let status = |min: i32, max: i32| json!({"status": {"min": min, "max": max}});
     let budget = |ttl: &str, retries: i32| json!({"retryBudget": {"retryRatio": 0.5, "minRetriesPerSecond": retries, "ttl": ttl}});
     vec![
-        // Requests: nothing is set, at any depth.
+        // Request conditions without any field, at any depth.
         route(json!({})),
         route(json!({"method": ""})),
         route(json!({"pathRegex": "", "method": ""})),
@@ -35,7 +35,7 @@ fn nonsense() -> Vec<Value> {
         route(json!({"all": [{"all": [{"any": [{"pathRegex": ""}]}]}]})),
         route(json!({"all": [{"any": [null]}]})),
         route(json!({"all": [{"not": {"all": [null]}}]})),
-        // Responses.
+        // Response conditions.
         class(json!({})),
         class(json!({"not": {}})),
         class(json!({"all": [{}]})),
@@ -47,12 +47,12 @@ fn nonsense() -> Vec<Value> {
         class(status(0, 99)),
         class(json!({"not": {"status": {"min": 300, "max": 200}}})),
         class(json!({"all": [{"not": {"status": {"min": 1}}}]})),
-        // The budget.
+        // Retry budgets.
         budget("", 10),
         budget("foo", 10),
         budget("10", 10),
         budget("1d", 10),
-        // What does not even have the form.
+        // Values of a wrong type or range.
         budget("10s", -5),
         route(json!({"all": [{"pathRegex": 5}]})),
         route(json!({"any": [{"method": ["GET"]}]})),
@@ -63,76 +63,76 @@ fn nonsense() -> Vec<Value> {
 }
 
 #[tokio::test]
-async fn an_invalid_profile_counts_as_absent_at_the_first_message_and_later() -> Result<()> {
+async fn an_invalid_profile_counts_as_absent_for_new_and_open_streams() -> Result<()> {
     let rig = Rig::start("invalid").await?;
     rig.put(service("web")).await?;
     let name = rig.full_name("web");
     rig.put(rig.profile("web", routes(&["valid"]))).await?;
-    let mut open = rig.hears(&rig.path("web"), "service web with routes valid").await?;
-    for spec in nonsense() {
+    let mut open = rig.opens_with(&rig.path("web"), "service web with routes valid").await?;
+    for spec in invalid_specs() {
         let messages = open.stream.messages.len();
         rig.delete("ServiceProfile", &name).await?;
         rig.put(rig.profile("web", spec.clone())).await.with_context(|| spec.to_string())?;
-        open.looks(DEFAULT).await.with_context(|| spec.to_string())?;
-        // Once it has been seen, a new stream is told the same.
-        rig.seen("ServiceProfile").await?;
-        open.agrees().await.with_context(|| spec.to_string())?;
+        open.becomes(DEFAULT).await.with_context(|| spec.to_string())?;
+        // Once the ServiceProfile has been processed, a new stream receives the same.
+        rig.catches_up("ServiceProfile").await?;
+        open.matches_new_stream().await.with_context(|| spec.to_string())?;
         rig.delete("ServiceProfile", &name).await?;
         rig.put(rig.profile("web", routes(&["valid"]))).await?;
-        open.looks("service web with routes valid").await.with_context(|| format!("after {spec}"))?;
+        open.becomes("service web with routes valid").await.with_context(|| format!("after {spec}"))?;
         ensure!(open.stream.messages.len() == messages + 2, "{spec}: {:?}", open.stream.messages);
     }
     Ok(())
 }
 
 #[tokio::test]
-async fn a_profile_that_becomes_invalid_makes_way_for_the_next() -> Result<()> {
+async fn a_profile_that_becomes_invalid_is_replaced_by_the_next() -> Result<()> {
     let (rig, client) = (Rig::start("service").await?, Rig::start("client").await?);
     rig.put(service("web")).await?;
     let name = rig.full_name("web");
     let (valid, invalid) = (|name: &str| json!({"spec": routes(&[name])}), json!({"spec": route(json!({}))}));
     client.put(rig.profile("web", routes(&["primary"]))).await?;
     rig.put(rig.profile("web", routes(&["backup"]))).await?;
-    let mut open = rig.ask_from(client.name(), "web").await?;
-    open.looks("service web with routes primary").await?;
+    let mut open = rig.open_service_from(client.name(), "web").await?;
+    open.becomes("service web with routes primary").await?;
     client.patch("ServiceProfile", &name, invalid.clone()).await?;
-    open.looks("service web with routes backup").await?;
+    open.becomes("service web with routes backup").await?;
     rig.patch("ServiceProfile", &name, invalid.clone()).await?;
-    open.looks(DEFAULT).await?;
-    // From one nonsense to the next.
+    open.becomes(DEFAULT).await?;
+    // From one invalid spec to another.
     rig.patch("ServiceProfile", &name, json!({"spec": class(json!({}))})).await?;
     open.is_quiet().await?;
     client.patch("ServiceProfile", &name, valid("primary")).await?;
-    open.looks("service web with routes primary").await?;
+    open.becomes("service web with routes primary").await?;
     rig.patch("ServiceProfile", &name, valid("backup")).await?;
     open.is_quiet().await?;
     client.patch("ServiceProfile", &name, invalid).await?;
-    open.looks("service web with routes backup").await?;
+    open.becomes("service web with routes backup").await?;
     client.delete("ServiceProfile", &name).await?;
     open.is_quiet().await?;
-    open.has_told(5).await
+    open.has_received(5).await
 }
 
 #[tokio::test]
-async fn one_that_was_never_valid_is_not_waited_for() -> Result<()> {
+async fn a_profile_that_was_never_valid_does_not_delay_the_first_message() -> Result<()> {
     let (rig, client) = (Rig::start("service").await?, Rig::start("client").await?);
     rig.put_all([service("web"), rig.profile("web", routes(&["backup"]))]).await?;
     client.put(rig.profile("web", class(json!({"status": {"min": 201, "max": 200}})))).await?;
-    client.seen("ServiceProfile").await?;
-    let mut open = rig.ask_from(client.name(), "web").await?;
-    open.looks("service web with routes backup").await?;
-    open.has_told(1).await?;
+    client.catches_up("ServiceProfile").await?;
+    let mut open = rig.open_service_from(client.name(), "web").await?;
+    open.becomes("service web with routes backup").await?;
+    open.has_received(1).await?;
     client.delete("ServiceProfile", &rig.full_name("web")).await?;
     open.is_quiet().await
 }
 
 #[tokio::test]
-async fn one_that_cannot_be_read_is_no_harm_to_the_others() -> Result<()> {
+async fn an_undecodable_profile_does_not_affect_others() -> Result<()> {
     let rig = Rig::start("harm").await?;
     rig.put_all([service("web"), service("other"), rig.profile("other", routes(&["a"]))]).await?;
-    let mut other = rig.hears(&rig.path("other"), "service other with routes a").await?;
+    let mut other = rig.opens_with(&rig.path("other"), "service other with routes a").await?;
     rig.put(rig.profile("web", route(json!({"all": [{"pathRegex": {"deep": [5]}}]})))).await?;
-    // Linkerd's definition has these two in forms that nobody reads.
+    // Linkerd's CRD allows these two fields in a form that no component reads.
     for (name, spec) in [
         ("ports", json!({"opaquePorts": ["80"], "routes": [{"name": "a", "condition": {"method": "GET"}}]})),
         ("not", json!({"routes": [{"name": "a", "condition": {"method": "GET", "not": [{"pathRegex": "/x"}]}}]})),
@@ -140,16 +140,16 @@ async fn one_that_cannot_be_read_is_no_harm_to_the_others() -> Result<()> {
         rig.put_all([service(name), rig.profile(name, spec)]).await?;
     }
     rig.patch("ServiceProfile", &rig.full_name("other"), json!({"spec": routes(&["b"])})).await?;
-    other.looks("service other with routes b").await?;
-    rig.hears(&rig.path("ports"), "service ports with routes a").await?;
-    rig.ask_for("not").await?.stream.next().await?;
-    rig.hears(&rig.path("web"), DEFAULT).await?;
-    rig.patch("ServiceProfile", &rig.full_name("web"), json!({"spec": routes(&["mended"])})).await?;
-    rig.hears(&rig.path("web"), "service web with routes mended").await.map(drop)
+    other.becomes("service other with routes b").await?;
+    rig.opens_with(&rig.path("ports"), "service ports with routes a").await?;
+    rig.open_service("not").await?.stream.next().await?;
+    rig.opens_with(&rig.path("web"), DEFAULT).await?;
+    rig.patch("ServiceProfile", &rig.full_name("web"), json!({"spec": routes(&["fixed"])})).await?;
+    rig.opens_with(&rig.path("web"), "service web with routes fixed").await.map(drop)
 }
 
 #[tokio::test]
-async fn a_route_with_a_timeout_that_makes_no_sense_is_told_without_it() -> Result<()> {
+async fn a_route_with_an_invalid_timeout_is_sent_without_it() -> Result<()> {
     let rig = Rig::start("timeout").await?;
     let bad = ["5", "1d", "1S", "1e3s", " 1s", "one-second", "1s ", ".s", "-", "9223372037s", "1m1"];
     let routes: Vec<Value> = bad
@@ -158,7 +158,7 @@ async fn a_route_with_a_timeout_that_makes_no_sense_is_told_without_it() -> Resu
         .map(|(row, timeout)| json!({"name": format!("r{row}"), "timeout": timeout, "condition": {"method": "GET"}}))
         .collect();
     rig.put_all([service("web"), rig.profile("web", json!({ "routes": routes }))]).await?;
-    let mut open = rig.ask_for("web").await?;
+    let mut open = rig.open_service("web").await?;
     open.shows("all routes", |profile| profile.routes.len() == bad.len()).await?;
     for (route, timeout) in open.stream.last()?.routes.iter().zip(bad) {
         assert_eq!(route.timeout, None, "{timeout:?}");
@@ -167,24 +167,24 @@ async fn a_route_with_a_timeout_that_makes_no_sense_is_told_without_it() -> Resu
 }
 
 #[tokio::test]
-async fn one_that_no_client_could_take_counts_as_absent() -> Result<()> {
+async fn a_profile_that_exceeds_the_limits_of_clients_counts_as_absent() -> Result<()> {
     let rig = Rig::start("take").await?;
     let client = Rig::start("client").await?;
     let nested = |depth| route((1..depth).fold(json!({"method": "GET"}), |inner, _: usize| json!({ "all": [inner] })));
     rig.put_all([service("web"), rig.profile("web", nested(10))]).await?;
-    let mut open = rig.ask_from(client.name(), "web").await?;
-    open.looks("service web with routes r").await?;
-    // A proxy decodes no more than a hundred messages in each other, and no more than 4 MiB at once.
+    let mut open = rig.open_service_from(client.name(), "web").await?;
+    open.becomes("service web with routes r").await?;
+    // A proxy decodes at most a hundred nested messages and at most 4 MiB per message.
     client.put(rig.profile("web", nested(60))).await?;
-    client.seen("ServiceProfile").await?;
+    client.catches_up("ServiceProfile").await?;
     open.is_quiet().await?;
     let name = rig.full_name("web");
     let overrides = vec![json!({}); 400_000];
     rig.patch("ServiceProfile", &name, json!({"spec": {"routes": [], "dstOverrides": overrides}})).await?;
-    open.looks(DEFAULT).await?;
+    open.becomes(DEFAULT).await?;
     rig.patch("ServiceProfile", &name, json!({"spec": {"dstOverrides": [{}], "routes": routes(&["a"])["routes"]}}))
         .await?;
-    open.looks("service web with routes a").await?;
+    open.becomes("service web with routes a").await?;
     client.patch("ServiceProfile", &name, json!({"spec": routes(&["b"])})).await?;
-    open.looks("service web with routes b").await
+    open.becomes("service web with routes b").await
 }

@@ -1,6 +1,6 @@
-//! Conditions of routes and of response classes, to the field.
+//! Conditions of routes and of response classes, field by field.
 //!
-//! The API server takes a `not` of a request only within another condition, so that is where most rows stand.
+//! The API server accepts `not` in a request condition only within another condition, so most rows nest it.
 
 use anyhow::{Context, Result};
 use linkerd2_proxy_api::{
@@ -62,13 +62,13 @@ fn status(min: u32, max: u32) -> ResponseMatch {
     response(response_match::Match::Status(HttpStatusRange { min, max }))
 }
 
-/// One route of each row, in their order.
-async fn told(prefix: &str, rows: &[(Value, RequestMatch)]) -> Result<()> {
+/// Creates a profile with one route per row, and checks the received conditions.
+async fn check(prefix: &str, rows: &[(Value, RequestMatch)]) -> Result<()> {
     let rig = Rig::start(prefix).await?;
     let route = |(condition, _): &(Value, RequestMatch)| json!({"name": "r", "condition": condition});
     let routes: Vec<Value> = rows.iter().map(route).collect();
     rig.put_all([service("web"), rig.profile("web", json!({ "routes": routes }))]).await?;
-    let mut open = rig.ask_for("web").await?;
+    let mut open = rig.open_service("web").await?;
     open.shows("all routes", |profile| profile.routes.len() == rows.len()).await?;
     for (route, (condition, expected)) in open.stream.last()?.routes.iter().zip(rows) {
         assert_eq!(route.condition.as_ref(), Some(expected), "{condition}");
@@ -77,20 +77,20 @@ async fn told(prefix: &str, rows: &[(Value, RequestMatch)]) -> Result<()> {
 }
 
 #[tokio::test]
-async fn every_shape_of_a_request_is_told() -> Result<()> {
+async fn every_form_of_a_request_condition_is_sent() -> Result<()> {
     let get = || method(Registered::Get);
-    told(
+    check(
         "shapes",
         &[
             (json!({"pathRegex": "/a/b/c"}), path("/a/b/c")),
-            // As it is, whether or not it could be compiled.
+            // A regular expression is sent unchanged, even if it is invalid.
             (json!({"pathRegex": " ^/(a$ "}), path(" ^/(a$ ")),
             (json!({"pathRegex": "", "method": "GET"}), get()),
             (json!({"method": "GET", "pathRegex": "/a"}), all(vec![get(), path("/a")])),
             (json!({"all": []}), all(vec![])),
             (json!({"any": []}), any(vec![])),
             (json!({"any": [], "all": []}), all(vec![all(vec![]), any(vec![])])),
-            // Of one, it stays a sequence.
+            // A sequence with one element stays a sequence.
             (json!({"all": [{"method": "GET"}]}), all(vec![get()])),
             (json!({"any": [{"method": "GET"}]}), any(vec![get()])),
             (json!({"all": [{"all": [{"all": [{"pathRegex": "/a"}]}]}]}), all(vec![all(vec![all(vec![path("/a")])])])),
@@ -104,12 +104,12 @@ async fn every_shape_of_a_request_is_told() -> Result<()> {
                 json!({"any": [{"not": {"not": {"pathRegex": "/a", "method": "GET"}}}]}),
                 any(vec![not(not(all(vec![get(), path("/a")])))]),
             ),
-            // Unset and null are the same.
+            // Null means unset.
             (
                 json!({"all": [{"all": null, "any": null, "not": null, "method": null, "pathRegex": "/a"}]}),
                 all(vec![path("/a")]),
             ),
-            // In one order, whatever that in which they are written.
+            // The order of the fields in the spec does not matter.
             (
                 json!({"all": [{"pathRegex": "/a", "not": {"pathRegex": "/b"}, "method": "GET",
                     "any": [{"pathRegex": "/c"}], "all": [{"pathRegex": "/d"}]}]}),
@@ -125,30 +125,30 @@ async fn every_shape_of_a_request_is_told() -> Result<()> {
 }
 
 #[tokio::test]
-async fn every_method_is_told() -> Result<()> {
+async fn every_method_is_sent() -> Result<()> {
     use Registered::{Connect, Delete, Get, Head, Options, Patch, Post, Put, Trace};
     let known = [Get, Post, Put, Delete, Patch, Options, Connect, Head, Trace];
     let mut rows = Vec::new();
-    for one in known {
-        rows.push((json!({"method": one.as_str_name()}), method(one)));
-        rows.push((json!({"method": one.as_str_name().to_lowercase()}), method(one)));
+    for registered in known {
+        rows.push((json!({"method": registered.as_str_name()}), method(registered)));
+        rows.push((json!({"method": registered.as_str_name().to_lowercase()}), method(registered)));
     }
     for (text, expected) in [("PrOpFiNd", "PROPFIND"), ("get it", "GET IT"), (" GET", " GET"), ("M-SEARCH", "M-SEARCH")]
     {
         rows.push((json!({ "method": text }), other_method(expected)));
     }
-    told("methods", &rows).await
+    check("methods", &rows).await
 }
 
 #[tokio::test]
-async fn every_shape_of_a_response_is_told() -> Result<()> {
+async fn every_form_of_a_response_condition_is_sent() -> Result<()> {
     let rig = Rig::start("responses").await?;
     let of = |min: i32, max: i32| json!({"status": {"min": min, "max": max}});
     let rows = [
         (of(200, 299), status(200, 299)),
         (of(100, 599), status(100, 599)),
         (of(404, 404), status(404, 404)),
-        // One bound is enough, and none is too.
+        // Both bounds are optional.
         (json!({"status": {"min": 500}}), status(500, 0)),
         (json!({"status": {"max": 299}}), status(0, 299)),
         (json!({"status": {}}), status(0, 0)),
@@ -181,11 +181,11 @@ async fn every_shape_of_a_response_is_told() -> Result<()> {
     let classes: Vec<Value> = rows.iter().enumerate().map(class).collect();
     let route = json!({"name": "r", "condition": {"method": "GET"}, "responseClasses": classes});
     rig.put_all([service("web"), rig.profile("web", json!({ "routes": [route] }))]).await?;
-    let mut open = rig.ask_for("web").await?;
+    let mut open = rig.open_service("web").await?;
     open.shows("the route", |profile| profile.routes.len() == 1).await?;
-    let told = &open.stream.last()?.routes.first().context("the route")?.response_classes;
-    assert_eq!(told.len(), rows.len());
-    for (row, (class, (condition, expected))) in told.iter().zip(&rows).enumerate() {
+    let classes = &open.stream.last()?.routes.first().context("the route")?.response_classes;
+    assert_eq!(classes.len(), rows.len());
+    for (row, (class, (condition, expected))) in classes.iter().zip(&rows).enumerate() {
         assert_eq!((class.condition.as_ref(), class.is_failure), (Some(expected), row % 3 == 0), "{condition}");
     }
     Ok(())

@@ -1,4 +1,4 @@
-//! What is told of a Pod: hint, identity, HTTP/2 settings and labels, to the field.
+//! The metadata of a Pod in profiles: hint, identity, HTTP/2 settings and labels, field by field.
 
 use std::collections::{BTreeMap, HashMap};
 
@@ -24,14 +24,14 @@ use crate::discovery::{
 const OPAQUE_PORTS: &str = "config.linkerd.io/opaque-ports";
 const SKIPPED_PORTS: &str = "config.linkerd.io/skip-inbound-ports";
 
-/// A Pod, the port asked for, and what is told, with `NAME` for the name that the Pod gets.
+/// A Pod, the requested port, and the expected summary, in which `NAME` stands for the kind and name of the Pod.
 type Row<'a> = (Object, u16, &'a str);
 
 async fn check(rig: &Rig, rows: impl IntoIterator<Item = Row<'_>>) -> Result<()> {
     for (row, (pod, port, expected)) in rows.into_iter().enumerate() {
         let (name, ip, object) = (format!("row-{row}"), ip(), pod.value.to_string());
         rig.put_with_status(pod.with(json!({"metadata": { "name": name }})), running(&[&ip])).await?;
-        let shown = rig.hears(&at(&ip, port), &expected.replace("NAME", &format!("pod {name}"))).await;
+        let shown = rig.opens_with(&at(&ip, port), &expected.replace("NAME", &format!("pod {name}"))).await;
         shown.with_context(|| format!("port {port} of {object}"))?;
     }
     Ok(())
@@ -50,7 +50,7 @@ fn labels(profile: &DestinationProfile) -> Option<BTreeMap<String, String>> {
 }
 
 #[tokio::test]
-async fn a_pod_of_a_deployment_is_told_to_the_field() -> Result<()> {
+async fn a_pod_of_a_deployment_is_sent_with_complete_metadata() -> Result<()> {
     let rig = Rig::start("whole").await?;
     let ip = ip();
     rig.put(replica_set("web-5d4c").owned_by("apps/v1", "Deployment", "web")).await?;
@@ -96,23 +96,23 @@ async fn a_pod_of_a_deployment_is_told_to_the_field() -> Result<()> {
         }),
         ..DestinationProfile::default()
     };
-    rig.ask(&at(&ip, 8080)).await?.tells(&expected(8080, Protocol::H2(H2 {}))).await?;
-    rig.ask(&at(&ip, 4242)).await?.tells(&expected(4242, Protocol::Opaque(Opaque {}))).await
+    rig.open(&at(&ip, 8080)).await?.becomes_exactly(&expected(8080, Protocol::H2(H2 {}))).await?;
+    rig.open(&at(&ip, 4242)).await?.becomes_exactly(&expected(4242, Protocol::Opaque(Opaque {}))).await
 }
 
 #[tokio::test]
-async fn a_pod_outside_the_mesh_has_labels_and_nothing_else() -> Result<()> {
+async fn a_pod_outside_the_mesh_has_only_labels() -> Result<()> {
     let rig = Rig::start("outside").await?;
     let ip = ip();
     rig.run(pod("web-1"), &[&ip]).await?;
-    rig.hears(&at(&ip, 3306), "opaque pod web-1").await?;
-    let open = rig.hears(&at(&ip, 8080), "pod web-1").await?;
-    let mut told = open.stream.last()?.endpoint.clone().context("an endpoint")?;
+    rig.opens_with(&at(&ip, 3306), "opaque pod web-1").await?;
+    let open = rig.opens_with(&at(&ip, 8080), "pod web-1").await?;
+    let mut endpoint = open.stream.last()?.endpoint.clone().context("an endpoint")?;
     assert_eq!(
-        std::mem::take(&mut told.metric_labels).into_iter().collect::<BTreeMap<_, _>>(),
+        std::mem::take(&mut endpoint.metric_labels).into_iter().collect::<BTreeMap<_, _>>(),
         received::pairs(&[("pod", "web-1"), ("serviceaccount", "web"), ("zone", ""), ("namespace", rig.name())])
     );
-    assert_eq!(told, WeightedAddr { addr: told.addr, weight: 10_000, ..WeightedAddr::default() });
+    assert_eq!(endpoint, WeightedAddr { addr: endpoint.addr, weight: 10_000, ..WeightedAddr::default() });
     Ok(())
 }
 
@@ -133,13 +133,13 @@ async fn hint_and_identity_follow_the_labels_the_proxy_and_the_port() -> Result<
         &rig,
         [
             (meshed(""), 8080, whole),
-            // Declared or not.
+            // Also an undeclared port.
             (meshed(""), 1, whole),
             (pod(""), 8080, "NAME"),
             (control_plane("other"), 8080, "NAME with h2 4143 http2"),
             (control_plane("other"), 3306, "opaque NAME with opaque 4143 http2"),
             (control_plane(""), 8080, "NAME"),
-            // The proxy's own ports.
+            // The ports of the proxy itself.
             (meshed(""), 4191, "NAME with h2 identity http2"),
             (meshed(""), 4190, "NAME with h2 identity http2"),
             (meshed(""), 4143, whole),
@@ -148,17 +148,17 @@ async fn hint_and_identity_follow_the_labels_the_proxy_and_the_port() -> Result<
             (other_ports(), 9190, "NAME with h2 identity http2"),
             (other_ports(), 4191, "NAME with h2 5143 identity http2"),
             (opaque_ports("4191"), 4191, "opaque NAME with opaque identity http2"),
-            // As a native sidecar.
+            // The proxy as a native sidecar.
             (
                 native(json!([always(proxy("[::]:5143"))]), json!([container("app", 8080)])),
                 8080,
                 "NAME with h2 5143 identity http2",
             ),
-            // A proxy that cannot be read costs the opaque transport.
+            // An unparsable proxy container disables the opaque transport.
             (meshed_with("", container("no-proxy", 1)), 8080, "NAME with h2 identity http2"),
             (meshed_with("", proxy("localhost:4143")), 8080, "NAME with h2 identity http2"),
             (meshed_with("", proxy_with(&[("INBOUND", "0.0.0.0:4143")])), 8080, "NAME with h2 identity http2"),
-            // Skipped ports: as if there were no proxy, but opaque all the same.
+            // Skipped ports have no hint or identity, but may be opaque.
             (skipping("24224"), 24224, "NAME"),
             (skipping("24224"), 8080, whole),
             (skipping("24000-25000"), 24224, "NAME"),
@@ -185,7 +185,7 @@ async fn hint_and_identity_follow_the_labels_the_proxy_and_the_port() -> Result<
 }
 
 #[tokio::test]
-async fn transparent_transport_is_for_opaque_ports_alone() -> Result<()> {
+async fn transparent_mode_uses_opaque_transport_for_opaque_ports_only() -> Result<()> {
     let rig = Rig::with(Settings::Upstream, "transparent").await?;
     check(
         &rig,
@@ -202,7 +202,7 @@ async fn transparent_transport_is_for_opaque_ports_alone() -> Result<()> {
 }
 
 #[tokio::test]
-async fn without_the_h2_upgrade_the_hint_is_there_and_empty() -> Result<()> {
+async fn without_the_h2_upgrade_the_hint_has_no_protocol() -> Result<()> {
     let rig = Rig::with(Settings::Contrary, "no-h2").await?;
     check(
         &rig,
@@ -218,13 +218,13 @@ async fn without_the_h2_upgrade_the_hint_is_there_and_empty() -> Result<()> {
 }
 
 #[tokio::test]
-async fn the_owner_is_what_the_pod_ultimately_belongs_to_and_its_change_is_told() -> Result<()> {
+async fn the_owner_label_names_the_top_owner_and_follows_its_changes() -> Result<()> {
     let rig = Rig::start("owner").await?;
     let (apps, batch) = ("apps/v1", "batch/v1");
     rig.put_all([
         replica_set("t2-5f79f964bc").owned_by(apps, "Deployment", "t2"),
         replica_set("of-rollout").owned_by("argoproj.io/v1alpha1", "Rollout", "web"),
-        replica_set("of-nobody"),
+        replica_set("without-owner"),
         job("nightly-1").owned_by(batch, "CronJob", "nightly"),
         job("slow-cooker"),
     ])
@@ -242,7 +242,7 @@ async fn the_owner_is_what_the_pod_ultimately_belongs_to_and_its_change_is_told(
     let rows = [
         (by(apps, "ReplicaSet", "t2-5f79f964bc"), Some(("deployment", "t2"))),
         (by(apps, "ReplicaSet", "of-rollout"), Some(("replicaset", "of-rollout"))),
-        (by(apps, "ReplicaSet", "of-nobody"), Some(("replicaset", "of-nobody"))),
+        (by(apps, "ReplicaSet", "without-owner"), Some(("replicaset", "without-owner"))),
         (by(apps, "ReplicaSet", "t1-b4f55d87f"), Some(("replicaset", "t1-b4f55d87f"))),
         (by(batch, "Job", "nightly-1"), Some(("cronjob", "nightly"))),
         (by(batch, "Job", "slow-cooker"), Some(("k8s_job", "slow-cooker"))),
@@ -257,20 +257,20 @@ async fn the_owner_is_what_the_pod_ultimately_belongs_to_and_its_change_is_told(
         rig.run(meshed(&name).with(owned), &[&ip]).await?;
         let mut expected_labels = usual(&name, "web");
         expected_labels.extend(expected.map(|(kind, owner)| (kind.to_owned(), owner.to_owned())));
-        let mut open = rig.ask(&at(&ip, 8080)).await?;
+        let mut open = rig.open(&at(&ip, 8080)).await?;
         open.shows(&format!("{expected_labels:?}"), |profile| labels(profile).as_ref() == Some(&expected_labels))
             .await?;
         if name == "row-0" {
             let other = json!([owner(apps, "Deployment", "renamed")]);
             rig.patch("ReplicaSet", "t2-5f79f964bc", json!({"metadata": {"ownerReferences": other}})).await?;
             expected_labels.insert("deployment".to_owned(), "renamed".to_owned());
-            open.shows("the other", |profile| labels(profile).as_ref() == Some(&expected_labels)).await?;
+            open.shows("the new owner", |profile| labels(profile).as_ref() == Some(&expected_labels)).await?;
         }
     }
     let ip = ip();
     rig.run(meshed("nameless").with(json!({"spec": {"serviceAccountName": ""}})), &[&ip]).await?;
     let expected = usual("nameless", "default");
-    let mut open = rig.ask(&at(&ip, 8080)).await?;
+    let mut open = rig.open(&at(&ip, 8080)).await?;
     open.shows("the default account", |profile| labels(profile).as_ref() == Some(&expected)).await?;
     let identity = open.stream.last()?.endpoint.as_ref().map(received::identity);
     let name = format!("default.{}.serviceaccount.identity.linkerd.cluster.local", rig.name());

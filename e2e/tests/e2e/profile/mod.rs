@@ -1,7 +1,7 @@
-//! `Destination.GetProfile` as a proxy sees it, over a real API server: a namespace each, on the shared control plane.
+//! `Destination.GetProfile` as a proxy sees it, over a real API server, on the shared control plane.
 //!
-//! Addresses are looked up in the whole cluster, so each test takes its own from [`ip`]. What a stream is told is put in
-//! words by [`look`]; and whatever an open stream was told last, a new one has to begin with.
+//! Addresses are looked up in the whole cluster, so each test gets unused ones from [`ip`]. Messages are compared by their
+//! [`summary`]. A new stream must always begin with the last message of an open one.
 
 mod addresses;
 mod families;
@@ -43,15 +43,15 @@ use crate::discovery::{
     received,
 };
 
-/// Traits of a meshed Pod, and of a machine, with what Linkerd's charts set.
+/// The traits of a meshed Pod or an ExternalWorkload with the settings of Linkerd's charts.
 const MESHED: &str = "with h2 4143 identity http2";
 /// The same on an opaque port.
 const OPAQUE: &str = "with opaque 4143 identity http2";
-/// Longer than any test takes.
+/// Longer than any test runs.
 const GRACE_SECONDS: u32 = 3600;
 
-/// An open stream, and the request that it answers.
-struct Asked<'rig> {
+/// An open stream and its request.
+struct OpenStream<'rig> {
     rig: &'rig Rig,
     path: String,
     token: String,
@@ -62,13 +62,13 @@ struct Asked<'rig> {
 
 static NUMBERS: AtomicU32 = AtomicU32::new(0);
 
-/// A number that no other test has; on an existing cluster, where objects stay, none of the last runs either.
+/// Returns a number that no other test uses. The process ID keeps it distinct from recent runs on an existing cluster.
 fn number() -> u32 {
     let number = std::process::id().wrapping_mul(1024).wrapping_add(NUMBERS.fetch_add(1, Ordering::Relaxed));
     number % (1 << 22)
 }
 
-/// An address that nothing has yet.
+/// Returns an unused address.
 fn ip() -> String {
     Ipv4Addr::from(u32::from(Ipv4Addr::new(100, 64, 0, 0)) + number()).to_string()
 }
@@ -77,7 +77,7 @@ fn ipv6() -> String {
     Ipv6Addr::from((0xfd64_u128 << 112) + u128::from(number())).to_string()
 }
 
-/// As an authority.
+/// The authority of an address and port.
 fn at(ip: &str, port: u16) -> String {
     match ip.parse::<IpAddr>() {
         Ok(ip) => SocketAddr::new(ip, port).to_string(),
@@ -87,7 +87,7 @@ fn at(ip: &str, port: u16) -> String {
 
 // === Objects ===
 
-/// The status of a Pod that runs.
+/// The status of a running Pod.
 fn running(ips: &[&str]) -> Value {
     let all: Vec<Value> = ips.iter().map(|ip| json!({ "ip": ip })).collect();
     json!({"phase": "Running", "podIP": ips.first(), "podIPs": all})
@@ -98,12 +98,12 @@ fn phase(phase: &str) -> Value {
 }
 
 /// An ExternalWorkload with these addresses.
-fn machine(name: &str, ips: &[&str]) -> Object {
+fn workload_at(name: &str, ips: &[&str]) -> Object {
     let ips: Vec<Value> = ips.iter().map(|ip| json!({ "ip": ip })).collect();
     workload(name).with(json!({"spec": { "workloadIPs": ips }}))
 }
 
-/// One route of each name, for the path of that name.
+/// A spec with one route for each name, matching the path `/<name>`.
 fn routes(names: &[&str]) -> Value {
     let route = |name: &&str| json!({"name": name, "condition": {"pathRegex": format!("/{name}")}});
     json!({"routes": names.iter().map(route).collect::<Vec<_>>()})
@@ -116,11 +116,11 @@ fn default_budget() -> Option<RetryBudget> {
     Some(RetryBudget { retry_ratio: 0.2, min_retries_per_second: 10, ttl: Some(ttl) })
 }
 
-/// What a message is about: `nothing`, `service web with routes a b`, `pod web-1 with h2 4143 identity http2`, `nobody`;
-/// with `opaque` before it where connections are to be taken so.
-fn look(profile: &DestinationProfile) -> String {
+/// A summary of a message: `empty`, `service web with routes a b`, `pod web-1 with h2 4143 identity http2`, or
+/// `address` for an endpoint without a workload. It begins with `opaque` if the protocol is opaque.
+fn summary(profile: &DestinationProfile) -> String {
     if *profile == DestinationProfile::default() {
-        return "nothing".to_owned();
+        return "empty".to_owned();
     }
     let mut words = Vec::new();
     if profile.opaque_protocol {
@@ -129,7 +129,7 @@ fn look(profile: &DestinationProfile) -> String {
     match &profile.endpoint {
         Some(endpoint) => {
             let name = |label: &str| endpoint.metric_labels.get(label).map(|name| format!("{label} {name}"));
-            words.push(name("pod").or_else(|| name("external_workload")).unwrap_or_else(|| "nobody".to_owned()));
+            words.push(name("pod").or_else(|| name("external_workload")).unwrap_or_else(|| "address".to_owned()));
             let traits = received::traits(endpoint);
             words.extend((!traits.is_empty()).then(|| format!("with {traits}")));
         }
@@ -147,51 +147,54 @@ fn look(profile: &DestinationProfile) -> String {
 // === impl Rig ===
 
 impl Rig {
-    /// A stream, as soon as it is not refused.
-    async fn ask(&self, path: &str) -> Result<Asked<'_>> {
-        self.ask_with(path, "").await
+    /// Opens a stream as soon as it is not refused.
+    async fn open(&self, path: &str) -> Result<OpenStream<'_>> {
+        self.open_with(path, "").await
     }
 
-    async fn ask_with(&self, path: &str, token: &str) -> Result<Asked<'_>> {
+    async fn open_with(&self, path: &str, token: &str) -> Result<OpenStream<'_>> {
         let stream = eventually(SOON, format_args!("{path} to be answered"), async || {
             Ok(self.discovery.get_profile(path, token).await?)
         })
         .await?;
-        Ok(Asked { rig: self, path: path.to_owned(), token: token.to_owned(), stream })
+        Ok(OpenStream { rig: self, path: path.to_owned(), token: token.to_owned(), stream })
     }
 
-    /// `web:80`, by name.
-    async fn ask_for(&self, service_and_port: &str) -> Result<Asked<'_>> {
-        self.ask(&self.path(service_and_port)).await
+    /// Opens a stream for `web:80` by name.
+    async fn open_service(&self, service_and_port: &str) -> Result<OpenStream<'_>> {
+        self.open(&self.path(service_and_port)).await
     }
 
-    /// `web:80`, by name, from a client in a namespace.
-    async fn ask_from(&self, namespace: &str, service_and_port: &str) -> Result<Asked<'_>> {
-        self.ask_with(&self.path(service_and_port), &e2e::discovery::token(namespace, "node")).await
+    /// Opens a stream for `web:80` by name, from a client in this namespace.
+    async fn open_service_from(&self, namespace: &str, service_and_port: &str) -> Result<OpenStream<'_>> {
+        self.open_with(&self.path(service_and_port), &e2e::discovery::token(namespace, "node")).await
     }
 
-    /// A stream that begins like this. What was written before may take a moment to be seen.
-    async fn hears(&self, path: &str, expected: &str) -> Result<Asked<'_>> {
+    /// Retries until a new stream begins with this summary, because earlier writes may not have arrived yet.
+    async fn opens_with(&self, path: &str, expected: &str) -> Result<OpenStream<'_>> {
         eventually(SOON, format_args!("a stream for {path} to begin with {expected:?}"), async || {
-            let mut asked = self.ask(path).await?;
-            let seen = asked.stream.next().await?.as_ref().map(look);
+            let mut open = self.open(path).await?;
+            let seen = open.stream.next().await?.as_ref().map(summary);
             ensure!(seen.as_deref() == Some(expected), "it begins with {seen:?}");
-            Ok(asked)
+            Ok(open)
         })
         .await
     }
 
-    /// Waits until the path is refused so; of the text this is how it begins.
+    /// Waits until the path is refused with this code and a message that begins with `text`.
     async fn is_refused(&self, path: &str, code: Code, text: &str) -> Result<()> {
         eventually(SOON, format_args!("{path:?} to be refused"), async || {
             let (seen, message) = self.discovery.profile_refusal(path, "").await?;
-            ensure!(seen == code && message.starts_with(text), "expected {code:?} {text:?}, came {seen:?} {message:?}");
+            ensure!(
+                seen == code && message.starts_with(text),
+                "expected {code:?} {text:?}, received {seen:?} {message:?}"
+            );
             Ok(())
         })
         .await
     }
 
-    /// The profile of a Service of this namespace, under the name that it has to have.
+    /// A profile of a Service in this namespace, with the required name.
     fn profile(&self, service: &str, spec: Value) -> Object {
         service_profile(&self.full_name(service), spec)
     }
@@ -200,14 +203,14 @@ impl Rig {
         format!("{service}.{}.svc.{}", self.namespace.name(), self.domain)
     }
 
-    /// A Service and the address that the cluster gives it.
+    /// Creates a Service and returns its cluster IP.
     async fn put_service(&self, object: Object) -> Result<String> {
         let created = self.create(object).await?;
         let ip = created.data.pointer("/spec/clusterIP").and_then(Value::as_str);
         Ok(ip.context("a Service without clusterIP")?.to_owned())
     }
 
-    /// A Pod that runs at these addresses.
+    /// Creates a running Pod with these addresses.
     async fn run(&self, pod: Object, ips: &[&str]) -> Result<()> {
         self.put_with_status(pod, running(ips)).await
     }
@@ -222,7 +225,7 @@ impl Rig {
     async fn set_status(&self, kind: &str, name: &str, status: Value) -> Result<()> {
         let patch = Patch::Merge(json!({ "status": status }));
         let patched = self.api(kind).patch_status(name, &PatchParams::default(), &patch).await;
-        patched.map(drop).with_context(|| format!("the status of {kind} {name}: {patch:?}"))
+        patched.map(drop).with_context(|| format!("patching the status of {kind} {name}: {patch:?}"))
     }
 
     async fn annotate(&self, kind: &str, name: &str, key: &str, value: Option<&str>) -> Result<()> {
@@ -233,15 +236,15 @@ impl Rig {
         self.patch(kind, name, json!({"metadata": {"labels": field(key, json!(value))}})).await
     }
 
-    /// A Pod that is to go, and stays: no kubelet says that it has.
+    /// Starts the termination of a Pod. It stays, because no kubelet confirms the termination.
     async fn terminate(&self, pod: &str) -> Result<()> {
         let parameters = DeleteParams::default().grace_period(GRACE_SECONDS);
         let deleted = self.api("Pod").delete(pod, &parameters).await;
         deleted.map(drop).with_context(|| format!("terminating {pod}"))
     }
 
-    /// Waits until whatever has been written of this kind so far has been looked at: another one shows.
-    async fn seen(&self, kind: &str) -> Result<()> {
+    /// Waits until all earlier writes of this kind have been processed: a further object of the kind takes effect.
+    async fn catches_up(&self, kind: &str) -> Result<()> {
         let (name, ip) = (format!("seen-{}", number()), ip());
         let (path, expected) = match kind {
             "Pod" => {
@@ -257,55 +260,55 @@ impl Rig {
                 (self.path(&name), format!("service {name} with routes seen"))
             }
             "ExternalWorkload" => {
-                self.put(machine(&name, &[&ip])).await?;
+                self.put(workload_at(&name, &[&ip])).await?;
                 (at(&ip, 8080), format!("external_workload {name}"))
             }
             _ => {
                 let selector = json!({"matchLabels": {"app": name}});
                 let spec = json!({"externalWorkloadSelector": selector, "port": 8080, "proxyProtocol": "opaque"});
-                self.put_all([server(&name, spec), machine(&name, &[&ip]).labelled("app", &name)]).await?;
+                self.put_all([server(&name, spec), workload_at(&name, &[&ip]).labelled("app", &name)]).await?;
                 (at(&ip, 8080), format!("opaque external_workload {name} "))
             }
         };
-        self.ask(&path).await?.shows(&expected, |profile| look(profile).contains(&expected)).await
+        self.open(&path).await?.shows(&expected, |profile| summary(profile).contains(&expected)).await
     }
 }
 
-// === impl Asked ===
+// === impl OpenStream ===
 
-impl Asked<'_> {
-    /// Waits until the last message is so, and a new stream begins with the same.
+impl OpenStream<'_> {
+    /// Waits until `wanted` accepts the last message, and a new stream begins with the same message.
     async fn shows(&mut self, what: &str, wanted: impl FnMut(&DestinationProfile) -> bool) -> Result<()> {
         let shown = self.stream.until(what, wanted).await;
-        shown.with_context(|| format!("{}: seen last: {:?}", self.path, self.stream.last().map(look)))?;
-        self.agrees().await
+        shown.with_context(|| format!("{}: last seen: {:?}", self.path, self.stream.last().map(summary)))?;
+        self.matches_new_stream().await
     }
 
-    /// As [`look`] puts it.
-    async fn looks(&mut self, expected: &str) -> Result<()> {
-        self.shows(expected, |profile| look(profile) == expected).await
+    /// Waits until the last message has this summary.
+    async fn becomes(&mut self, expected: &str) -> Result<()> {
+        self.shows(expected, |profile| summary(profile) == expected).await
     }
 
-    async fn tells(&mut self, expected: &DestinationProfile) -> Result<()> {
+    async fn becomes_exactly(&mut self, expected: &DestinationProfile) -> Result<()> {
         self.shows(&format!("{expected:?}"), |profile| profile == expected).await
     }
 
-    /// Waits until a new stream begins with what this one was told last.
-    async fn agrees(&mut self) -> Result<()> {
-        eventually(SOON, format_args!("a new stream for {} to begin so", self.path), async || {
+    /// Waits until a new stream begins with the last message of this one.
+    async fn matches_new_stream(&mut self) -> Result<()> {
+        eventually(SOON, format_args!("a new stream for {} to begin like the open one", self.path), async || {
             let fresh = self.rig.discovery.first_profile(&self.path, &self.token).await?;
             ensure!(self.stream.settle(Duration::from_millis(10)).await?, "the open stream has ended");
-            ensure!(*self.stream.last()? == fresh, "told {:?}, and afresh {fresh:?}", self.stream.last());
+            ensure!(*self.stream.last()? == fresh, "open: {:?}, new: {fresh:?}", self.stream.last());
             Ok(())
         })
         .await
     }
 
-    /// Nothing has come besides so many messages, and nothing comes.
-    async fn has_told(&mut self, count: usize) -> Result<()> {
+    /// Checks that the stream has received exactly this number of messages, and that no other arrives.
+    async fn has_received(&mut self, count: usize) -> Result<()> {
         self.is_quiet().await?;
-        let looks: Vec<String> = self.stream.messages.iter().map(look).collect();
-        ensure!(looks.len() == count, "{}: expected {count} messages, came {looks:?}", self.path);
+        let summaries: Vec<String> = self.stream.messages.iter().map(summary).collect();
+        ensure!(summaries.len() == count, "{}: expected {count} messages, received {summaries:?}", self.path);
         Ok(())
     }
 
@@ -313,13 +316,13 @@ impl Asked<'_> {
         self.stream.is_quiet_for(QUIET).await.with_context(|| self.path.clone())
     }
 
-    /// Waits for the end, and then for who asks again to be told this.
-    async fn ends_and_then_looks(mut self, expected: &str) -> Result<()> {
+    /// Waits for the end of the stream, and then for a new stream that begins with this summary.
+    async fn ends_and_then_becomes(mut self, expected: &str) -> Result<()> {
         self.stream.ended().await.with_context(|| self.path.clone())?;
-        self.rig.hears(&self.path, expected).await.map(drop)
+        self.rig.opens_with(&self.path, expected).await.map(drop)
     }
 
-    /// Waits for the end, and then for who asks again to be refused.
+    /// Waits for the end of the stream, and then for a new request to be refused.
     async fn ends_and_then_is_refused(mut self, code: Code, text: &str) -> Result<()> {
         self.stream.ended().await.with_context(|| self.path.clone())?;
         self.rig.is_refused(&self.path, code, text).await

@@ -1,4 +1,4 @@
-//! Which ports of a Service are opaque: those of its own annotation, or else the default ones.
+//! The opaque ports of a Service: those of its annotation, otherwise the default ones.
 
 use anyhow::{Context, Result};
 use serde_json::{Value, json};
@@ -11,7 +11,7 @@ use crate::discovery::{
 
 const OPAQUE_PORTS: &str = "config.linkerd.io/opaque-ports";
 
-/// With a port of each of these numbers, named `p-<number>`.
+/// A Service with these ports, named `p-<number>`.
 fn with_ports(name: &str, ports: &[u16]) -> Object {
     let port = |port: &u16| json!({"name": format!("p-{port}"), "port": port, "targetPort": 1000});
     service(name).with(json!({"spec": {"ports": ports.iter().map(port).collect::<Vec<Value>>()}}))
@@ -22,12 +22,12 @@ fn expected(service: &str, opaque: bool) -> String {
 }
 
 #[tokio::test]
-async fn an_annotation_replaces_the_default_and_is_read_leniently() -> Result<()> {
+async fn an_annotation_replaces_the_default_and_its_invalid_items_are_ignored() -> Result<()> {
     let rig = Rig::start("annotation").await?;
     let ports = [25, 80, 443, 446, 3306];
     let rows: [(Option<&str>, &[u16]); 22] = [
         (None, &[25, 3306]),
-        // There, and empty: none at all.
+        // An empty annotation means no opaque ports.
         (Some(""), &[]),
         (Some("80"), &[80]),
         (Some("80,3306"), &[80, 3306]),
@@ -41,7 +41,7 @@ async fn an_annotation_replaces_the_default_and_is_read_leniently() -> Result<()
         (Some("p-80"), &[80]),
         (Some("p-80, p-3306,25"), &[25, 80, 3306]),
         (Some("P-80,80x,80"), &[80]),
-        // What is no port is left out, and the rest counts.
+        // Invalid items are ignored.
         (Some("notanumber"), &[]),
         (Some("80,notanumber,-23,-23-25,26-23,65536,443"), &[80, 443]),
         (Some("20 - 90"), &[]),
@@ -56,7 +56,8 @@ async fn an_annotation_replaces_the_default_and_is_read_leniently() -> Result<()
         let object = with_ports(&name, &ports);
         rig.put(annotation.iter().fold(object, |object, text| object.annotated(OPAQUE_PORTS, text))).await?;
         for port in ports {
-            let open = rig.hears(&rig.path(&format!("{name}:{port}")), &expected(&name, opaque.contains(&port))).await;
+            let open =
+                rig.opens_with(&rig.path(&format!("{name}:{port}")), &expected(&name, opaque.contains(&port))).await;
             open.with_context(|| format!("port {port} with {annotation:?}"))?;
         }
     }
@@ -64,22 +65,22 @@ async fn an_annotation_replaces_the_default_and_is_read_leniently() -> Result<()
 }
 
 #[tokio::test]
-async fn an_unnamed_port_is_not_what_a_blank_item_means() -> Result<()> {
+async fn a_blank_item_does_not_match_an_unnamed_port() -> Result<()> {
     let rig = Rig::start("blank").await?;
     let unnamed = |name: &str| service(name).with(json!({"spec": {"ports": [{"port": 80}]}}));
     for (name, ports) in [("space", " "), ("commas", "25,,"), ("comma", ",")] {
         rig.put(unnamed(name).annotated(OPAQUE_PORTS, ports)).await?;
-        rig.hears(&rig.path(name), &expected(name, false)).await?;
+        rig.opens_with(&rig.path(name), &expected(name, false)).await?;
     }
-    // A name that looks like a range is a name first.
+    // An item that matches a port name is a name, even if it is also a range.
     let ports = json!({"spec": {"ports": [{"name": "1-2", "port": 80}, {"name": "b", "port": 2}]}});
     rig.put(service("range").with(ports).annotated(OPAQUE_PORTS, "1-2")).await?;
-    rig.hears(&rig.path("range:80"), &expected("range", true)).await?;
-    rig.hears(&rig.path("range:2"), &expected("range", false)).await.map(drop)
+    rig.opens_with(&rig.path("range:80"), &expected("range", true)).await?;
+    rig.opens_with(&rig.path("range:2"), &expected("range", false)).await.map(drop)
 }
 
 #[tokio::test]
-async fn the_default_is_what_the_flag_says() -> Result<()> {
+async fn the_default_is_set_by_the_flag() -> Result<()> {
     for (settings, opaque) in
         [(Settings::Helm, &[25, 3306, 6379][..]), (Settings::Upstream, &[25, 443, 3306]), (Settings::Contrary, &[])]
     {
@@ -87,22 +88,22 @@ async fn the_default_is_what_the_flag_says() -> Result<()> {
         let ports = [25, 80, 443, 3306, 6379];
         rig.put(with_ports("web", &ports)).await?;
         for port in ports {
-            rig.hears(&rig.path(&format!("web:{port}")), &expected("web", opaque.contains(&port))).await?;
+            rig.opens_with(&rig.path(&format!("web:{port}")), &expected("web", opaque.contains(&port))).await?;
             let ip = ip();
-            let nobody = if opaque.contains(&port) { "opaque nobody" } else { "nobody" };
-            rig.hears(&super::at(&ip, port), nobody).await?;
+            let address = if opaque.contains(&port) { "opaque address" } else { "address" };
+            rig.opens_with(&super::at(&ip, port), address).await?;
         }
     }
     Ok(())
 }
 
 #[tokio::test]
-async fn a_changed_annotation_is_told_to_those_whose_port_it_changes() -> Result<()> {
+async fn a_changed_annotation_is_sent_only_to_streams_of_affected_ports() -> Result<()> {
     let rig = Rig::start("live").await?;
     let ip = rig.put_service(with_ports("web", &[80, 3306])).await?;
-    let mut web = rig.hears(&rig.path("web:80"), &expected("web", false)).await?;
-    let mut by_ip = rig.hears(&super::at(&ip, 80), &expected("web", false)).await?;
-    let mut sql = rig.hears(&rig.path("web:3306"), &expected("web", true)).await?;
+    let mut web = rig.opens_with(&rig.path("web:80"), &expected("web", false)).await?;
+    let mut by_ip = rig.opens_with(&super::at(&ip, 80), &expected("web", false)).await?;
+    let mut sql = rig.opens_with(&rig.path("web:3306"), &expected("web", true)).await?;
     let mut messages = (1, 1);
     let mut last = (false, true);
     for (annotation, opaque) in [
@@ -116,49 +117,49 @@ async fn a_changed_annotation_is_told_to_those_whose_port_it_changes() -> Result
         (Some("p-81"), (false, false)),
     ] {
         rig.annotate("Service", "web", OPAQUE_PORTS, annotation).await?;
-        web.looks(&expected("web", opaque.0)).await.with_context(|| format!("{annotation:?}"))?;
-        by_ip.looks(&expected("web", opaque.0)).await.with_context(|| format!("{annotation:?}"))?;
-        sql.looks(&expected("web", opaque.1)).await.with_context(|| format!("{annotation:?}"))?;
+        web.becomes(&expected("web", opaque.0)).await.with_context(|| format!("{annotation:?}"))?;
+        by_ip.becomes(&expected("web", opaque.0)).await.with_context(|| format!("{annotation:?}"))?;
+        sql.becomes(&expected("web", opaque.1)).await.with_context(|| format!("{annotation:?}"))?;
         messages.0 += usize::from(last.0 != opaque.0);
         messages.1 += usize::from(last.1 != opaque.1);
         last = opaque;
     }
-    // A port's new name is what an annotation by name follows.
+    // The annotation applies to a renamed port by its new name.
     let renamed = json!({"spec": {"ports": [{"name": "p-81", "port": 80}, {"name": "p-3306", "port": 3306}]}});
     rig.patch("Service", "web", renamed).await?;
-    web.looks(&expected("web", true)).await?;
-    by_ip.looks(&expected("web", true)).await?;
-    web.has_told(messages.0 + 1).await?;
-    by_ip.has_told(messages.0 + 1).await?;
-    sql.has_told(messages.1).await
+    web.becomes(&expected("web", true)).await?;
+    by_ip.becomes(&expected("web", true)).await?;
+    web.has_received(messages.0 + 1).await?;
+    by_ip.has_received(messages.0 + 1).await?;
+    sql.has_received(messages.1).await
 }
 
 #[tokio::test]
-async fn who_subscribes_after_the_last_one_has_left_is_told_the_same() -> Result<()> {
+async fn a_stream_opened_after_the_last_one_closed_receives_the_same() -> Result<()> {
     let rig = Rig::start("again").await?;
     rig.put_all([with_ports("web", &[80, 3306]).annotated(OPAQUE_PORTS, "80"), with_ports("db", &[3306, 80])]).await?;
     for _ in 0..3 {
         for (path, service, opaque) in
             [("web:80", "web", true), ("web:3306", "web", false), ("db:3306", "db", true), ("db:80", "db", false)]
         {
-            let mut first = rig.ask_for(path).await?;
-            first.looks(&expected(service, opaque)).await?;
-            first.has_told(1).await?;
+            let mut first = rig.open_service(path).await?;
+            first.becomes(&expected(service, opaque)).await?;
+            first.has_received(1).await?;
             drop(first);
         }
         for service in ["web", "db"] {
             super::series::service_has(&rig, service, None).await?;
         }
     }
-    // And goes on being told.
-    let mut open = rig.ask_for("web:80").await?;
-    open.looks(&expected("web", true)).await?;
+    // A later stream also follows changes.
+    let mut open = rig.open_service("web:80").await?;
+    open.becomes(&expected("web", true)).await?;
     rig.annotate("Service", "web", OPAQUE_PORTS, Some("")).await?;
-    open.looks(&expected("web", false)).await
+    open.becomes(&expected("web", false)).await
 }
 
 #[tokio::test]
-async fn nothing_but_the_services_own_annotation_counts() -> Result<()> {
+async fn only_the_annotation_of_the_service_counts() -> Result<()> {
     let rig = Rig::start("own").await?;
     let (pod_ip, namespace) = (ip(), rig.name().to_owned());
     let namespaces = kube::Api::<k8s_openapi::api::core::v1::Namespace>::all(rig.client.clone());
@@ -173,7 +174,7 @@ async fn nothing_but_the_services_own_annotation_counts() -> Result<()> {
     .await?;
     rig.put_with_status(meshed("web-1").annotated(OPAQUE_PORTS, "80"), running(&[&pod_ip])).await?;
     for kind in ["Pod", "Server", "ServiceProfile"] {
-        rig.seen(kind).await?;
+        rig.catches_up(kind).await?;
     }
-    rig.hears(&rig.path("web:80"), "service web with routes a").await.map(drop)
+    rig.opens_with(&rig.path("web:80"), "service web with routes a").await.map(drop)
 }

@@ -1,4 +1,4 @@
-//! Pods, by their addresses: what is told when they run, end, go, come back and change.
+//! Profiles of Pods by address: as they start, end, terminate, are recreated and change.
 
 use anyhow::{Context, Result};
 use e2e::discovery::socket_address;
@@ -13,7 +13,7 @@ use crate::discovery::{
 
 const OPAQUE_PORTS: &str = "config.linkerd.io/opaque-ports";
 
-/// Where the one endpoint is.
+/// The address of the endpoint.
 pub(super) fn address(profile: &DestinationProfile) -> Result<String> {
     let endpoint = profile.endpoint.as_ref().with_context(|| format!("no endpoint: {profile:?}"))?;
     Ok(socket_address(endpoint.addr.as_ref().context("no address")?)?.to_string())
@@ -23,7 +23,7 @@ fn kept(object: Object) -> Object {
     object.with(json!({"metadata": {"finalizers": [KEPT]}}))
 }
 
-/// A Pod that declares only its proxy's port 4191, in the way of upstream's tests.
+/// A Pod that declares only port 4191 of its proxy, as in the tests of Linkerd.
 fn proxied(name: &str, native: bool) -> Object {
     let port = json!({"ports": [{"name": "linkerd-admin", "containerPort": 4191}]});
     let proxy = but(proxy("0.0.0.0:4143"), port);
@@ -36,10 +36,10 @@ fn proxied(name: &str, native: bool) -> Object {
 }
 
 #[tokio::test]
-async fn an_address_that_nothing_has_is_told_as_it_is_until_something_has_it() -> Result<()> {
+async fn an_unused_address_is_a_plain_endpoint_until_a_pod_has_it() -> Result<()> {
     let rig = Rig::start("unknown").await?;
     let ip = ip();
-    let mut open = rig.hears(&at(&ip, 8080), "nobody").await?;
+    let mut open = rig.opens_with(&at(&ip, 8080), "address").await?;
     let bare = DestinationProfile {
         retry_budget: default_budget(),
         endpoint: Some(WeightedAddr {
@@ -50,28 +50,28 @@ async fn an_address_that_nothing_has_is_told_as_it_is_until_something_has_it() -
         ..DestinationProfile::default()
     };
     assert_eq!((open.stream.last()?, address(open.stream.last()?)?), (&bare, at(&ip, 8080)));
-    rig.hears(&at(&ip, 3306), "opaque nobody").await?;
-    open.has_told(1).await?;
+    rig.opens_with(&at(&ip, 3306), "opaque address").await?;
+    open.has_received(1).await?;
     rig.run(meshed("web-1"), &[&ip]).await?;
-    open.looks(&format!("pod web-1 {MESHED}")).await?;
+    open.becomes(&format!("pod web-1 {MESHED}")).await?;
     rig.delete("Pod", "web-1").await?;
-    open.tells(&bare).await?;
-    open.has_told(3).await
+    open.becomes_exactly(&bare).await?;
+    open.has_received(3).await
 }
 
 #[tokio::test]
-async fn a_pod_is_told_of_once_it_runs_ready_or_not() -> Result<()> {
+async fn a_pod_is_sent_while_it_runs_ready_or_not() -> Result<()> {
     let rig = Rig::start("phases").await?;
     for (name, native) in [("sidecar", false), ("native", true)] {
         let ip = ip();
         rig.put_with_status(proxied(name, native), running(&[&ip])).await?;
         rig.set_status("Pod", name, phase("Pending")).await?;
-        rig.seen("Pod").await?;
-        let mut declared = rig.ask(&at(&ip, 4191)).await?;
-        let mut other = rig.ask(&at(&ip, 9999)).await?;
-        declared.looks("nobody").await?;
-        other.looks("nobody").await?;
-        declared.has_told(1).await?;
+        rig.catches_up("Pod").await?;
+        let mut declared = rig.open(&at(&ip, 4191)).await?;
+        let mut other = rig.open(&at(&ip, 9999)).await?;
+        declared.becomes("address").await?;
+        other.becomes("address").await?;
+        declared.has_received(1).await?;
         for (status, runs) in [
             (json!({"phase": "Running", "conditions": [{"type": "Ready", "status": "False"}]}), true),
             (phase("Pending"), false),
@@ -83,20 +83,20 @@ async fn a_pod_is_told_of_once_it_runs_ready_or_not() -> Result<()> {
             (phase("Failed"), false),
         ] {
             rig.set_status("Pod", name, status.clone()).await?;
-            // The port of the proxy itself is reached without opaque transport.
-            let expected = if runs { format!("pod {name} with h2 identity http2") } else { "nobody".to_owned() };
-            declared.looks(&expected).await.with_context(|| format!("{name}: {status}"))?;
-            let expected = if runs { format!("pod {name} {MESHED}") } else { "nobody".to_owned() };
-            other.looks(&expected).await.with_context(|| format!("{name}: {status}"))?;
+            // The admin port of the proxy has no opaque transport.
+            let expected = if runs { format!("pod {name} with h2 identity http2") } else { "address".to_owned() };
+            declared.becomes(&expected).await.with_context(|| format!("{name}: {status}"))?;
+            let expected = if runs { format!("pod {name} {MESHED}") } else { "address".to_owned() };
+            other.becomes(&expected).await.with_context(|| format!("{name}: {status}"))?;
         }
-        // It runs, ready or not.
+        // Readiness does not matter.
         rig.set_status("Pod", name, phase("Running")).await?;
-        declared.looks(&format!("pod {name} with h2 identity http2")).await?;
+        declared.becomes(&format!("pod {name} with h2 identity http2")).await?;
         rig.set_status("Pod", name, json!({"conditions": [{"type": "Ready", "status": "True"}]})).await?;
         rig.set_status("Pod", name, json!({"conditions": [{"type": "Ready", "status": "False"}]})).await?;
-        rig.seen("Pod").await?;
-        declared.agrees().await?;
-        declared.has_told(10).await?;
+        rig.catches_up("Pod").await?;
+        declared.matches_new_stream().await?;
+        declared.has_received(10).await?;
     }
     Ok(())
 }
@@ -106,124 +106,124 @@ async fn a_terminating_pod_keeps_its_address_until_another_has_it() -> Result<()
     let rig = Rig::start("terminating").await?;
     let ip = ip();
     rig.run(kept(meshed("old")), &[&ip]).await?;
-    let mut open = rig.hears(&at(&ip, 8080), &format!("pod old {MESHED}")).await?;
+    let mut open = rig.opens_with(&at(&ip, 8080), &format!("pod old {MESHED}")).await?;
     rig.terminate("old").await?;
-    rig.seen("Pod").await?;
-    open.agrees().await?;
-    open.has_told(1).await?;
+    rig.catches_up("Pod").await?;
+    open.matches_new_stream().await?;
+    open.has_received(1).await?;
     rig.run(meshed("new"), &[&ip]).await?;
-    open.looks(&format!("pod new {MESHED}")).await?;
+    open.becomes(&format!("pod new {MESHED}")).await?;
     rig.delete("Pod", "new").await?;
-    open.looks(&format!("pod old {MESHED}")).await?;
-    // It has ended, and is still there.
+    open.becomes(&format!("pod old {MESHED}")).await?;
+    // The Pod has ended and still exists.
     rig.set_status("Pod", "old", phase("Succeeded")).await?;
-    open.looks("nobody").await?;
+    open.becomes("address").await?;
     rig.set_status("Pod", "old", phase("Running")).await?;
-    open.looks(&format!("pod old {MESHED}")).await?;
+    open.becomes(&format!("pod old {MESHED}")).await?;
     rig.delete("Pod", "old").await?;
     rig.patch("Pod", "old", json!({"metadata": {"finalizers": null}})).await?;
-    open.looks("nobody").await?;
-    open.has_told(6).await
+    open.becomes("address").await?;
+    open.has_received(6).await
 }
 
 #[tokio::test]
-async fn two_pods_that_are_both_to_go_are_no_conflict() -> Result<()> {
+async fn two_terminating_pods_do_not_conflict() -> Result<()> {
     let rig = Rig::start("both").await?;
     let ip = ip();
     rig.run(meshed("a"), &[&ip]).await?;
     rig.terminate("a").await?;
     rig.run(meshed("b"), &[&ip]).await?;
-    let mut open = rig.hears(&at(&ip, 8080), &format!("pod b {MESHED}")).await?;
+    let mut open = rig.opens_with(&at(&ip, 8080), &format!("pod b {MESHED}")).await?;
     rig.terminate("b").await?;
-    rig.seen("Pod").await?;
+    rig.catches_up("Pod").await?;
     open.stream.settle(crate::discovery::QUIET).await?;
-    open.agrees().await?;
+    open.matches_new_stream().await?;
     rig.delete("Pod", "b").await?;
-    open.looks(&format!("pod a {MESHED}")).await?;
+    open.becomes(&format!("pod a {MESHED}")).await?;
     rig.delete("Pod", "a").await?;
-    open.looks("nobody").await
+    open.becomes("address").await
 }
 
 #[tokio::test]
-async fn an_address_goes_from_pod_to_pod_on_every_port() -> Result<()> {
+async fn an_address_passes_from_pod_to_pod_on_every_port() -> Result<()> {
     let rig = Rig::start("replaced").await?;
     let ip = ip();
-    let mut declared = rig.hears(&at(&ip, 8080), "nobody").await?;
-    let mut other = rig.hears(&at(&ip, 9999), "nobody").await?;
+    let mut declared = rig.opens_with(&at(&ip, 8080), "address").await?;
+    let mut other = rig.opens_with(&at(&ip, 9999), "address").await?;
     for _ in 0..2 {
         for name in ["web-1", "web-2"] {
             rig.run(meshed(name), &[&ip]).await?;
-            declared.looks(&format!("pod {name} {MESHED}")).await?;
-            other.looks(&format!("pod {name} {MESHED}")).await?;
+            declared.becomes(&format!("pod {name} {MESHED}")).await?;
+            other.becomes(&format!("pod {name} {MESHED}")).await?;
             rig.delete("Pod", name).await?;
-            declared.looks("nobody").await?;
-            other.looks("nobody").await?;
+            declared.becomes("address").await?;
+            other.becomes("address").await?;
         }
     }
-    // The same name, another Pod: with the first still to be forgotten, or at once.
+    // Another Pod with the same name, created immediately after the first was deleted.
     rig.run(meshed("web-1"), &[&ip]).await?;
-    declared.looks(&format!("pod web-1 {MESHED}")).await?;
+    declared.becomes(&format!("pod web-1 {MESHED}")).await?;
     rig.delete("Pod", "web-1").await?;
     rig.run(pod("web-1"), &[&ip]).await?;
-    declared.looks("pod web-1").await?;
-    other.looks("pod web-1").await
+    declared.becomes("pod web-1").await?;
+    other.becomes("pod web-1").await
 }
 
 #[tokio::test]
-async fn a_completed_pod_is_no_matter_to_who_has_its_address_now() -> Result<()> {
+async fn a_completed_pod_does_not_affect_the_next_pod_with_its_address() -> Result<()> {
     let rig = Rig::start("completed").await?;
     let ip = ip();
     let batch = |name: &str| meshed(name).with(json!({"spec": {"restartPolicy": "Never"}}));
     rig.run(batch("job"), &[&ip]).await?;
-    let mut open = rig.hears(&at(&ip, 8080), &format!("pod job {MESHED}")).await?;
+    let mut open = rig.opens_with(&at(&ip, 8080), &format!("pod job {MESHED}")).await?;
     rig.set_status("Pod", "job", phase("Succeeded")).await?;
-    open.looks("nobody").await?;
+    open.becomes("address").await?;
     rig.run(meshed("web-1"), &[&ip]).await?;
-    open.looks(&format!("pod web-1 {MESHED}")).await?;
+    open.becomes(&format!("pod web-1 {MESHED}")).await?;
     rig.label("Pod", "job", "touched", Some("once")).await?;
-    rig.seen("Pod").await?;
-    open.agrees().await?;
+    rig.catches_up("Pod").await?;
+    open.matches_new_stream().await?;
     rig.delete("Pod", "job").await?;
-    rig.seen("Pod").await?;
-    open.agrees().await?;
-    open.has_told(3).await
+    rig.catches_up("Pod").await?;
+    open.matches_new_stream().await?;
+    open.has_received(3).await
 }
 
 #[tokio::test]
-async fn a_pod_that_gets_another_address_takes_its_profile_along() -> Result<()> {
+async fn a_pod_with_a_changed_address_is_found_at_the_new_one() -> Result<()> {
     let rig = Rig::start("moved").await?;
     let (before, after) = (ip(), ip());
     rig.run(meshed("web-1"), &[&before]).await?;
-    let mut left = rig.hears(&at(&before, 8080), &format!("pod web-1 {MESHED}")).await?;
-    let mut right = rig.hears(&at(&after, 8080), "nobody").await?;
+    let mut old = rig.opens_with(&at(&before, 8080), &format!("pod web-1 {MESHED}")).await?;
+    let mut new = rig.opens_with(&at(&after, 8080), "address").await?;
     rig.set_status("Pod", "web-1", running(&[&after])).await?;
-    left.looks("nobody").await?;
-    right.looks(&format!("pod web-1 {MESHED}")).await
+    old.becomes("address").await?;
+    new.becomes(&format!("pod web-1 {MESHED}")).await
 }
 
 #[tokio::test]
-async fn what_changes_of_a_pod_that_runs_is_told() -> Result<()> {
+async fn changes_of_a_running_pod_are_sent() -> Result<()> {
     let rig = Rig::start("changes").await?;
     let ip = ip();
     rig.run(meshed("web-1"), &[&ip]).await?;
-    let mut declared = rig.hears(&at(&ip, 8080), &format!("pod web-1 {MESHED}")).await?;
-    let mut other = rig.hears(&at(&ip, 9999), &format!("pod web-1 {MESHED}")).await?;
+    let mut declared = rig.opens_with(&at(&ip, 8080), &format!("pod web-1 {MESHED}")).await?;
+    let mut other = rig.opens_with(&at(&ip, 9999), &format!("pod web-1 {MESHED}")).await?;
     rig.annotate("Pod", "web-1", OPAQUE_PORTS, Some("8080,9999")).await?;
     for open in [&mut declared, &mut other] {
-        open.looks(&format!("opaque pod web-1 {OPAQUE}")).await?;
+        open.becomes(&format!("opaque pod web-1 {OPAQUE}")).await?;
     }
     rig.annotate("Pod", "web-1", OPAQUE_PORTS, Some("http")).await?;
-    other.looks(&format!("pod web-1 {MESHED}")).await?;
+    other.becomes(&format!("pod web-1 {MESHED}")).await?;
     rig.annotate("Pod", "web-1", OPAQUE_PORTS, None).await?;
-    declared.looks(&format!("pod web-1 {MESHED}")).await?;
+    declared.becomes(&format!("pod web-1 {MESHED}")).await?;
     rig.annotate("Pod", "web-1", "config.linkerd.io/skip-inbound-ports", Some("8080")).await?;
-    declared.looks("pod web-1").await?;
+    declared.becomes("pod web-1").await?;
     rig.annotate("Pod", "web-1", "config.linkerd.io/skip-inbound-ports", None).await?;
-    declared.looks(&format!("pod web-1 {MESHED}")).await?;
+    declared.becomes(&format!("pod web-1 {MESHED}")).await?;
     rig.label("Pod", "web-1", "linkerd.io/control-plane-ns", Some("other")).await?;
-    declared.looks("pod web-1 with h2 4143 http2").await?;
+    declared.becomes("pod web-1 with h2 4143 http2").await?;
     rig.label("Pod", "web-1", "linkerd.io/control-plane-ns", None).await?;
-    declared.looks("pod web-1").await?;
+    declared.becomes("pod web-1").await?;
     rig.label("Pod", "web-1", "pod-template-hash", Some("5d4c")).await?;
     let hash = |profile: &DestinationProfile| {
         profile.endpoint.as_ref().is_some_and(|endpoint| endpoint.metric_labels.contains_key("pod_template_hash"))
@@ -233,7 +233,7 @@ async fn what_changes_of_a_pod_that_runs_is_told() -> Result<()> {
 }
 
 #[tokio::test]
-async fn named_ports_are_those_of_all_containers() -> Result<()> {
+async fn port_names_of_all_containers_count() -> Result<()> {
     let rig = Rig::start("named").await?;
     let ip = ip();
     let mut sidecar = container("sidecar", 8081);
@@ -244,31 +244,31 @@ async fn named_ports_are_those_of_all_containers() -> Result<()> {
         .annotated(OPAQUE_PORTS, "sidecar,http");
     rig.run(object, &[&ip]).await?;
     for port in [8080, 8081] {
-        rig.hears(&at(&ip, port), &format!("opaque pod web-1 {OPAQUE}")).await?;
+        rig.opens_with(&at(&ip, port), &format!("opaque pod web-1 {OPAQUE}")).await?;
     }
-    // Only what the annotation names: it replaces the default.
-    rig.hears(&at(&ip, 3306), &format!("pod web-1 {MESHED}")).await.map(drop)
+    // The annotation replaces the default ports.
+    rig.opens_with(&at(&ip, 3306), &format!("pod web-1 {MESHED}")).await.map(drop)
 }
 
 #[tokio::test]
-async fn many_streams_of_one_address_hear_the_same() -> Result<()> {
+async fn all_streams_of_an_address_receive_the_same() -> Result<()> {
     let rig = Rig::start("many").await?;
     let ip = ip();
     let mut streams = Vec::new();
     for number in 0..10 {
         let token = e2e::discovery::token(if number % 2 == 0 { rig.name() } else { "" }, "node");
-        streams.push(rig.ask_with(&at(&ip, 8080), &token).await?);
+        streams.push(rig.open_with(&at(&ip, 8080), &token).await?);
     }
     rig.run(meshed("web-1"), &[&ip]).await?;
     for open in &mut streams {
-        open.looks(&format!("pod web-1 {MESHED}")).await?;
+        open.becomes(&format!("pod web-1 {MESHED}")).await?;
     }
     streams.truncate(3);
     rig.delete("Pod", "web-1").await?;
     for open in &mut streams {
-        open.looks("nobody").await?;
+        open.becomes("address").await?;
     }
-    // One more, of whom all the others know nothing.
+    // A new stream works after most of the others were closed.
     rig.run(meshed("web-2"), &[&ip]).await?;
-    rig.hears(&at(&ip, 8080), &format!("pod web-2 {MESHED}")).await.map(drop)
+    rig.opens_with(&at(&ip, 8080), &format!("pod web-2 {MESHED}")).await.map(drop)
 }

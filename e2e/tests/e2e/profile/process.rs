@@ -1,4 +1,4 @@
-//! The process around the streams: its end, what it does without ServiceProfiles, what it needs and what it costs.
+//! The process that serves profiles: shutdown, a missing ServiceProfile CRD, permissions and API requests.
 
 use anyhow::{Context, Result, ensure};
 use e2e::{FaultProxy, Manager, ManagerOptions, eventually, mesh::SOON, profile::Profiles};
@@ -6,25 +6,25 @@ use hyper::StatusCode;
 use linkerd2_proxy_api::destination::DestinationProfile;
 use serde_json::json;
 
-use super::{at, ip, look, machine, routes, running};
+use super::{at, ip, routes, running, summary, workload_at};
 use crate::discovery::{
     QUIET, Rig, Settings,
     objects::{external_name, meshed, pod, service, service_profile},
     serving::{BACKED_OFF, Own, STOP, discovery_only},
 };
 
-/// A stream of a manager of the test's own.
-async fn ask(manager: &Manager, path: &str) -> Result<Profiles> {
+/// Opens a stream on a dedicated manager.
+async fn open_profile(manager: &Manager, path: &str) -> Result<Profiles> {
     let discovery = manager.discovery().await?;
     eventually(SOON, format_args!("{path} to be answered"), async || Ok(discovery.get_profile(path, "").await?)).await
 }
 
-async fn looks(stream: &mut Profiles, expected: &str) -> Result<()> {
-    stream.until(expected, |profile| look(profile) == expected).await
+async fn becomes(stream: &mut Profiles, expected: &str) -> Result<()> {
+    stream.until(expected, |profile| summary(profile) == expected).await
 }
 
 #[tokio::test]
-async fn at_sigterm_all_streams_end_with_ok_and_then_the_process() -> Result<()> {
+async fn on_sigterm_all_streams_end_with_ok_and_then_the_process_exits() -> Result<()> {
     let rig = Rig::start("term").await?;
     let ip = ip();
     rig.put_all([service("web"), rig.profile("web", routes(&["a"])), external_name("away")]).await?;
@@ -35,20 +35,20 @@ async fn at_sigterm_all_streams_end_with_ok_and_then_the_process() -> Result<()>
     let mut streams = Vec::new();
     for (path, expected) in [
         (rig.path("web"), "service web with routes a"),
-        (rig.path("web:81"), "nothing"),
-        (rig.path("away"), "nothing"),
+        (rig.path("web:81"), "empty"),
+        (rig.path("away"), "empty"),
         (at(&ip, 8080), "pod web-1"),
-        (at(&super::ip(), 8080), "nobody"),
+        (at(&super::ip(), 8080), "address"),
     ] {
         for _ in 0..3 {
-            let mut stream = ask(&manager, &path).await?;
-            looks(&mut stream, expected).await?;
+            let mut stream = open_profile(&manager, &path).await?;
+            becomes(&mut stream, expected).await?;
             streams.push(stream);
         }
     }
     let ends = async {
         for stream in &mut streams {
-            ensure!(stream.next().await?.is_none(), "a message, and no end: {:?}", stream.messages.last());
+            ensure!(stream.next().await?.is_none(), "a message instead of the end: {:?}", stream.messages.last());
         }
         anyhow::Ok(())
     };
@@ -59,64 +59,65 @@ async fn at_sigterm_all_streams_end_with_ok_and_then_the_process() -> Result<()>
 }
 
 #[tokio::test]
-async fn without_the_definition_there_are_no_profiles_until_it_comes() -> Result<()> {
+async fn without_the_crd_there_are_no_profiles_until_it_is_installed() -> Result<()> {
     let own = Own::start().await?;
     own.put_all([service("web"), meshed("web-1")]).await?;
     let (status, body) = own.manager.get("/ready").await?;
     ensure!(status == StatusCode::OK, "{status} {body}");
     let path = format!("web.{}.svc.cluster.local:80", own.namespace.name());
-    let (mut named, mut unknown) = (ask(&own.manager, &path).await?, ask(&own.manager, "192.0.2.1:8080").await?);
-    looks(&mut named, "service web").await?;
-    looks(&mut unknown, "nobody").await?;
+    let (mut named, mut unknown) =
+        (open_profile(&own.manager, &path).await?, open_profile(&own.manager, "192.0.2.1:8080").await?);
+    becomes(&mut named, "service web").await?;
+    becomes(&mut unknown, "address").await?;
     named.is_quiet_for(QUIET).await?;
     own.control_plane.install_crds("crd/linkerd").await?;
     let name = format!("web.{}.svc.cluster.local", own.namespace.name());
-    own.put_all([service_profile(&name, routes(&["a"])), machine("vm", &["192.0.2.1"])]).await?;
-    // The new kinds are probed for at their own pace, on the streams that were there all along.
-    eventually(BACKED_OFF, "the profile and the machine to count", async || {
-        looks(&mut named, "service web with routes a").await?;
-        unknown.until("the machine", |profile| look(profile).starts_with("external_workload vm")).await
+    own.put_all([service_profile(&name, routes(&["a"])), workload_at("vm", &["192.0.2.1"])]).await?;
+    // The new kinds are discovered with backoff, and reach the streams that were open before.
+    eventually(BACKED_OFF, "the profile and the ExternalWorkload to take effect", async || {
+        becomes(&mut named, "service web with routes a").await?;
+        unknown.until("the ExternalWorkload", |profile| summary(profile).starts_with("external_workload vm")).await
     })
     .await
 }
 
 #[tokio::test]
-async fn what_the_repository_grants_discovery_is_enough_for_profiles() -> Result<()> {
+async fn the_granted_permissions_are_sufficient_for_profiles() -> Result<()> {
     let own = Own::with_granted_permissions().await?;
     let name = format!("web.{}.svc.cluster.local", own.namespace.name());
     own.put_all([service("web"), service_profile(&name, routes(&["a"]))]).await?;
-    let mut stream = ask(&own.manager, &format!("{name}:80")).await?;
-    looks(&mut stream, "service web with routes a").await?;
+    let mut stream = open_profile(&own.manager, &format!("{name}:80")).await?;
+    becomes(&mut stream, "service web with routes a").await?;
     ensure!(!own.manager.log().contains("forbidden"), "{}", own.manager.log());
     Ok(())
 }
 
 #[tokio::test]
-async fn without_the_api_server_old_streams_stay_and_new_ones_are_told_the_same() -> Result<()> {
+async fn without_the_api_server_old_streams_stay_and_new_ones_receive_the_same() -> Result<()> {
     let mut own = Own::start().await?;
     own.control_plane.install_crds("crd/linkerd").await?;
     let name = format!("web.{}.svc.cluster.local", own.namespace.name());
-    own.put_all([service("web"), service_profile(&name, routes(&["a"])), machine("vm", &["192.0.2.1"])]).await?;
+    own.put_all([service("web"), service_profile(&name, routes(&["a"])), workload_at("vm", &["192.0.2.1"])]).await?;
     let paths = [format!("{name}:80"), "192.0.2.1:8080".to_owned(), "192.0.2.2:8080".to_owned()];
     let mut old = Vec::new();
     for path in &paths {
-        old.push(ask(&own.manager, path).await?);
+        old.push(open_profile(&own.manager, path).await?);
     }
-    eventually(BACKED_OFF, "all to be known", async || {
-        looks(&mut old[0], "service web with routes a").await?;
-        old[1].until("the machine", |profile| look(profile).starts_with("external_workload vm")).await
+    eventually(BACKED_OFF, "all objects to be served", async || {
+        becomes(&mut old[0], "service web with routes a").await?;
+        old[1].until("the ExternalWorkload", |profile| summary(profile).starts_with("external_workload vm")).await
     })
     .await?;
-    looks(&mut old[2], "nobody").await?;
+    becomes(&mut old[2], "address").await?;
     own.control_plane.stop_api_server(true).await?;
     for (path, old) in paths.iter().zip(&mut old) {
         old.is_quiet_for(QUIET).await?;
-        let mut new = ask(&own.manager, path).await?;
+        let mut new = open_profile(&own.manager, path).await?;
         new.next().await?;
         assert_eq!(new.last()?, old.last()?, "{path}");
     }
     own.control_plane.start_api_server().await?;
-    // A new list of what is unchanged brings nothing; what is new arrives.
+    // A relist of unchanged objects causes no message; changes arrive.
     let messages: Vec<usize> = old.iter().map(|stream| stream.messages.len()).collect();
     let profiles = kube::Api::<kube::api::DynamicObject>::namespaced_with(
         own.namespace.client().clone(),
@@ -125,14 +126,14 @@ async fn without_the_api_server_old_streams_stay_and_new_ones_are_told_the_same(
     );
     let patch = kube::api::Patch::Merge(json!({"spec": routes(&["b"])}));
     profiles.patch(&name, &kube::api::PatchParams::default(), &patch).await?;
-    eventually(BACKED_OFF, "the edit", async || looks(&mut old[0], "service web with routes b").await).await?;
+    eventually(BACKED_OFF, "the edit", async || becomes(&mut old[0], "service web with routes b").await).await?;
     let now: Vec<usize> = old.iter().map(|stream| stream.messages.len()).collect();
     assert_eq!(now, [messages[0] + 1, messages[1], messages[2]]);
     Ok(())
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn streams_cost_the_api_server_nothing() -> Result<()> {
+async fn streams_cause_no_api_requests() -> Result<()> {
     let rig = Rig::start("cost").await?;
     let ip = ip();
     let cluster_ip = rig.put_service(service("web")).await?;
@@ -160,24 +161,24 @@ async fn streams_cost_the_api_server_nothing() -> Result<()> {
         streams.push(stream);
         discovery.profile_refusal(&rig.path("missing"), "").await?;
     }
-    ensure!(reads() == before, "{} requests for 200 streams", reads() - before);
+    ensure!(reads() == before, "{} requests were sent for 200 streams", reads() - before);
     Ok(())
 }
 
 #[tokio::test]
-async fn a_thousand_streams_share_a_connection_and_leave_nothing_behind() -> Result<()> {
+async fn a_thousand_streams_share_a_connection_and_release_all_resources() -> Result<()> {
     let rig = Rig::start("thousand").await?;
     let (control_plane, _) = Settings::Helm.manager().await?;
     let mut manager = Manager::start(control_plane, discovery_only(&[]))?;
     manager.ready(SOON).await?;
     let ips: Vec<String> = (0..10).map(|_| ip()).collect();
     for (number, ip) in ips.iter().enumerate() {
-        rig.put_all([service(&format!("web-{number}")), machine(&format!("vm-{number}"), &[ip])]).await?;
+        rig.put_all([service(&format!("web-{number}")), workload_at(&format!("vm-{number}"), &[ip])]).await?;
     }
     for kind in ["Service", "ExternalWorkload"] {
-        rig.seen(kind).await?;
+        rig.catches_up(kind).await?;
     }
-    drop(ask(&manager, &rig.path("web-9")).await?);
+    drop(open_profile(&manager, &rig.path("web-9")).await?);
     let discovery = manager.discovery().await?;
     let paths: Vec<String> = (0..1000)
         .map(|number| match number % 2 {
@@ -209,7 +210,7 @@ async fn a_thousand_streams_share_a_connection_and_leave_nothing_behind() -> Res
         ensure!(seen == Some(expected), "{name}: {seen:?}");
     }
     drop((streams, discovery));
-    eventually(SOON, "nobody to be counted", async || {
+    eventually(SOON, "no subscriber to be counted", async || {
         let seen =
             (manager.metric("workload_subscribers", &[]).await, manager.metric("service_subscribers", &[]).await);
         ensure!(seen == (Some(0.0), None), "{seen:?}");

@@ -1,21 +1,21 @@
-//! What changes nothing that a client sees is not told.
+//! Changes that clients cannot observe cause no message.
 
 use anyhow::Result;
 use futures::future::try_join_all;
 use serde_json::{Value, json};
 
-use super::{Asked, MESHED, OPAQUE, at, ip, machine, routes, running};
+use super::{MESHED, OPAQUE, OpenStream, at, ip, routes, running, workload_at};
 use crate::discovery::{
     QUIET, Rig,
     objects::{address, but, meshed, node, of_pod, opaque_server, pod, replica_set, server, service, slice},
 };
 
-/// Everything that a profile may come of, touched in every way that makes no difference.
+/// Changes every object that profiles depend on in every way that does not matter.
 #[tokio::test]
-async fn no_message_comes_twice_whatever_is_touched() -> Result<()> {
+async fn irrelevant_changes_cause_no_message() -> Result<()> {
     let rig = Rig::start("touched").await?;
     let client = Rig::start("client").await?;
-    let (pod_ip, machine_ip, host, unknown, pending) = (ip(), ip(), ip(), ip(), ip());
+    let (pod_ip, workload_ip, host, unknown, pending) = (ip(), ip(), ip(), ip(), ip());
     let own_node = format!("{}-node", rig.name());
     let name = rig.full_name("web");
     let cluster_ip = rig.put_service(service("web")).await?;
@@ -28,9 +28,9 @@ async fn no_message_comes_twice_whatever_is_touched() -> Result<()> {
         rig.profile("web", routes(&["a"])),
         service("plain"),
         slice("web", "web", &[but(of_pod(&pod_ip, "web-1"), json!({"hostname": "web-1"}))]),
-        machine("vm", &[&machine_ip]),
+        workload_at("vm", &[&workload_ip]),
         opaque_server("web", json!(8080)),
-        server("machines", json!({"externalWorkloadSelector": {}, "port": 8080, "proxyProtocol": "opaque"})),
+        server("workloads", json!({"externalWorkloadSelector": {}, "port": 8080, "proxyProtocol": "opaque"})),
         replica_set("web-5d4c").owned_by("apps/v1", "Deployment", "web"),
     ])
     .await?;
@@ -39,7 +39,7 @@ async fn no_message_comes_twice_whatever_is_touched() -> Result<()> {
     rig.run(meshed("pending"), &[&pending]).await?;
     rig.set_status("Pod", "pending", super::phase("Pending")).await?;
     for kind in ["Pod", "Service", "ServiceProfile", "ExternalWorkload", "Server"] {
-        rig.seen(kind).await?;
+        rig.catches_up(kind).await?;
     }
     let mut streams = Vec::new();
     for path in [
@@ -50,22 +50,22 @@ async fn no_message_comes_twice_whatever_is_touched() -> Result<()> {
         at(&cluster_ip, 80),
         at(&pod_ip, 8080),
         at(&pod_ip, 9999),
-        at(&machine_ip, 8080),
+        at(&workload_ip, 8080),
         at(&host, 7777),
         at(&unknown, 8080),
         at(&pending, 8080),
     ] {
         for namespace in ["", client.name()] {
-            let mut asked = rig.ask_with(&path, &e2e::discovery::token(namespace, "node")).await?;
-            asked.stream.next().await?;
-            asked.agrees().await?;
-            streams.push(asked);
+            let mut open = rig.open_with(&path, &e2e::discovery::token(namespace, "node")).await?;
+            open.stream.next().await?;
+            open.matches_new_stream().await?;
+            streams.push(open);
         }
     }
-    // Owners may come later than what they own.
-    let settle = async |asked: &mut Asked<'_>| {
-        asked.stream.settle(QUIET).await?;
-        asked.agrees().await
+    // Owners may arrive later than the objects that they own.
+    let settle = async |open: &mut OpenStream<'_>| {
+        open.stream.settle(QUIET).await?;
+        open.matches_new_stream().await
     };
     try_join_all(streams.iter_mut().map(settle)).await?;
 
@@ -78,7 +78,7 @@ async fn no_message_comes_twice_whatever_is_touched() -> Result<()> {
         ("Pod", "pending"),
         ("ExternalWorkload", "vm"),
         ("Server", "web"),
-        ("Server", "machines"),
+        ("Server", "workloads"),
         ("EndpointSlice", "web"),
         ("ReplicaSet", "web-5d4c"),
         ("Node", &own_node),
@@ -92,7 +92,7 @@ async fn no_message_comes_twice_whatever_is_touched() -> Result<()> {
         rig.set_status(kind, object, ready("False")).await?;
     }
     let patches: [(&str, &str, Value); 7] = [
-        // Ports that nobody asked for, and what is no port of a profile.
+        // Ports without a stream, and fields that profiles do not use.
         (
             "Service",
             "plain",
@@ -114,41 +114,41 @@ async fn no_message_comes_twice_whatever_is_touched() -> Result<()> {
     }
     rig.put_all([
         slice("more", "web", &[address("192.0.2.1")]),
-        server("nothing", json!({"podSelector": {}, "port": 1234, "proxyProtocol": "opaque"})),
+        server("other-port", json!({"podSelector": {}, "port": 1234, "proxyProtocol": "opaque"})),
         server("http", json!({"podSelector": {}, "port": 8080, "proxyProtocol": "HTTP/1"})),
     ])
     .await?;
     rig.put_with_status(pod("elsewhere"), running(&[&ip()])).await?;
     client.put(rig.profile("other", routes(&["b"]))).await?;
     for kind in ["Pod", "Service", "ServiceProfile", "ExternalWorkload", "Server"] {
-        rig.seen(kind).await?;
+        rig.catches_up(kind).await?;
     }
-    try_join_all(streams.iter_mut().map(Asked::is_quiet)).await?;
-    try_join_all(streams.iter_mut().map(Asked::agrees)).await?;
+    try_join_all(streams.iter_mut().map(OpenStream::is_quiet)).await?;
+    try_join_all(streams.iter_mut().map(OpenStream::matches_new_stream)).await?;
 
-    // And what does make a difference is the next thing that comes.
+    // The next message has the next relevant change.
     rig.patch("ServiceProfile", &name, json!({"spec": routes(&["b"])})).await?;
     rig.patch("Pod", "web-1", json!({"metadata": {"labels": {"pod-template-hash": "5d4c"}}})).await?;
-    let before: usize = streams.iter().map(|asked| asked.stream.messages.len()).sum();
+    let before: usize = streams.iter().map(|open| open.stream.messages.len()).sum();
     try_join_all(streams.iter_mut().map(settle)).await?;
-    let after: usize = streams.iter().map(|asked| asked.stream.messages.len()).sum();
-    // By name and by address; and the Pod by name, and at two ports; of two clients each.
+    let after: usize = streams.iter().map(|open| open.stream.messages.len()).sum();
+    // The Service by name and by address, and the Pod by name and at two ports, each for two clients.
     assert_eq!(after - before, 2 * (2 + 3));
     Ok(())
 }
 
 #[tokio::test]
-async fn after_a_hundred_changes_in_a_row_the_last_one_counts() -> Result<()> {
+async fn after_a_hundred_changes_streams_have_the_last_state_and_no_repeated_message() -> Result<()> {
     let rig = Rig::start("row").await?;
     let client = Rig::start("client").await?;
-    let (pod_ip, machine_ip) = (ip(), ip());
+    let (pod_ip, workload_ip) = (ip(), ip());
     let name = rig.full_name("web");
-    rig.put_all([service("web"), rig.profile("web", routes(&["r-0"])), machine("vm", &[&machine_ip])]).await?;
+    rig.put_all([service("web"), rig.profile("web", routes(&["r-0"])), workload_at("vm", &[&workload_ip])]).await?;
     rig.run(meshed("web-1"), &[&pod_ip]).await?;
-    let mut web = rig.hears(&rig.path("web"), "service web with routes r-0").await?;
-    let mut by_client = rig.ask_from(client.name(), "web").await?;
-    let mut pod = rig.hears(&at(&pod_ip, 8080), &format!("pod web-1 {MESHED}")).await?;
-    let mut vm = rig.hears(&at(&machine_ip, 8080), &format!("external_workload vm {MESHED}")).await?;
+    let mut web = rig.opens_with(&rig.path("web"), "service web with routes r-0").await?;
+    let mut by_client = rig.open_service_from(client.name(), "web").await?;
+    let mut pod = rig.opens_with(&at(&pod_ip, 8080), &format!("pod web-1 {MESHED}")).await?;
+    let mut vm = rig.opens_with(&at(&workload_ip, 8080), &format!("external_workload vm {MESHED}")).await?;
     for number in 1..=25 {
         let opaque = (number % 2 == 1).then_some("8080");
         rig.patch("ServiceProfile", &name, json!({"spec": routes(&[&format!("r-{number}")])})).await?;
@@ -157,15 +157,15 @@ async fn after_a_hundred_changes_in_a_row_the_last_one_counts() -> Result<()> {
         rig.annotate("ExternalWorkload", "vm", "config.linkerd.io/opaque-ports", opaque).await?;
     }
     for open in [&mut web, &mut by_client] {
-        open.looks("opaque service web with routes r-25").await?;
+        open.becomes("opaque service web with routes r-25").await?;
     }
-    pod.looks(&format!("opaque pod web-1 {OPAQUE}")).await?;
-    vm.looks(&format!("opaque external_workload vm {OPAQUE}")).await?;
+    pod.becomes(&format!("opaque pod web-1 {OPAQUE}")).await?;
+    vm.becomes(&format!("opaque external_workload vm {OPAQUE}")).await?;
     for open in [web, by_client, pod, vm] {
-        // No two neighbours are the same.
+        // No two consecutive messages are equal.
         let messages = &open.stream.messages;
-        let twice = messages.windows(2).find(|pair| pair[0] == pair[1]);
-        anyhow::ensure!(twice.is_none(), "{}: {twice:?}", open.path);
+        let repeated = messages.windows(2).find(|pair| pair[0] == pair[1]);
+        anyhow::ensure!(repeated.is_none(), "{}: {repeated:?}", open.path);
     }
     Ok(())
 }

@@ -1,11 +1,11 @@
-//! What is asked: authorities, names, context tokens, and what is refused.
+//! Requests: authorities, names and context tokens, and the refusals of `GetProfile`.
 
 use anyhow::{Context, Result, ensure};
 use linkerd2_proxy_api::destination::{GetDestination, destination_client::DestinationClient};
 use serde_json::json;
 use tonic::{Code, transport::Channel};
 
-use super::{at, ip, ipv6, look, routes};
+use super::{at, ip, ipv6, routes, summary};
 use crate::discovery::{
     QUIET, Rig, Settings,
     objects::{Object, external_name, pod, service},
@@ -13,11 +13,11 @@ use crate::discovery::{
 
 const INVALID: Code = Code::InvalidArgument;
 
-/// With a Service `web` that has the ports 80 and 8989.
+/// Creates a Service `web` with the ports 80 and 8989.
 async fn rig(settings: Settings, prefix: &str) -> Result<Rig> {
     let rig = Rig::with(settings, prefix).await?;
     rig.put(two_ports("web")).await?;
-    rig.ask_for("web:80").await?.looks("service web").await?;
+    rig.open_service("web:80").await?.becomes("service web").await?;
     Ok(rig)
 }
 
@@ -27,7 +27,7 @@ fn two_ports(name: &str) -> Object {
 }
 
 #[tokio::test]
-async fn every_spelling_of_an_authority_is_the_service_and_port_that_it_means() -> Result<()> {
+async fn all_spellings_of_an_authority_are_the_same_service_and_port() -> Result<()> {
     let rig = rig(Settings::Helm, "spelling").await?;
     let host = rig.full_name("web");
     for (path, port) in [
@@ -45,7 +45,7 @@ async fn every_spelling_of_an_authority_is_the_service_and_port_that_it_means() 
         assert_eq!((resource.name.as_str(), resource.port), ("web", port), "{path}");
         assert_eq!(profile.fully_qualified_name, host, "{path}");
     }
-    // An empty first label is no instance; the name stays as it was asked for.
+    // An empty first label is not an instance, and stays in the name.
     let path = format!(".{host}:80");
     let profile = rig.discovery.first_profile(&path, "").await?;
     assert_eq!(profile.fully_qualified_name, format!(".{host}"));
@@ -54,7 +54,7 @@ async fn every_spelling_of_an_authority_is_the_service_and_port_that_it_means() 
 }
 
 #[tokio::test]
-async fn every_spelling_of_an_address_is_the_address() -> Result<()> {
+async fn all_spellings_of_an_address_are_the_same_address() -> Result<()> {
     let rig = Rig::start("address").await?;
     let (v4, v6) = (ip(), ipv6());
     let upper = v6.to_uppercase();
@@ -73,13 +73,13 @@ async fn every_spelling_of_an_address_is_the_address() -> Result<()> {
         (format!("[{long}]:80"), at(&v6, 80)),
     ] {
         let profile = rig.discovery.first_profile(&path, "").await.with_context(|| path.clone())?;
-        assert_eq!((look(&profile).as_str(), super::pods::address(&profile)?), ("nobody", address), "{path}");
+        assert_eq!((summary(&profile).as_str(), super::pods::address(&profile)?), ("address", address), "{path}");
     }
     Ok(())
 }
 
 #[tokio::test]
-async fn what_is_no_authority_is_refused() -> Result<()> {
+async fn invalid_authorities_are_refused() -> Result<()> {
     let rig = rig(Settings::Helm, "authority").await?;
     let host = rig.full_name("web");
     let ports = [
@@ -112,7 +112,7 @@ async fn what_is_no_authority_is_refused() -> Result<()> {
 }
 
 #[tokio::test]
-async fn what_is_no_name_of_the_domain_is_refused() -> Result<()> {
+async fn names_outside_the_cluster_domain_are_refused() -> Result<()> {
     let rig = rig(Settings::Helm, "names").await?;
     let name = rig.name();
     let of_web = ["", ".svc", ".svc.cluster", ".svc.cluster.local.", ".svc.cluster.com", ".SVC.cluster.local"]
@@ -144,7 +144,7 @@ async fn what_is_no_name_of_the_domain_is_refused() -> Result<()> {
 }
 
 #[tokio::test]
-async fn a_service_that_is_not_there_is_unknown_and_never_not_found() -> Result<()> {
+async fn a_missing_service_is_refused_with_unknown() -> Result<()> {
     let rig = rig(Settings::Helm, "missing").await?;
     let namespace = rig.name();
     for host in [
@@ -157,32 +157,32 @@ async fn a_service_that_is_not_there_is_unknown_and_never_not_found() -> Result<
     ] {
         rig.is_refused(&format!("{host}.svc.cluster.local:80"), Code::Unknown, "").await?;
     }
-    // The port is looked at only then.
+    // The Service is checked before the port.
     rig.is_refused(&rig.path("missing:1"), Code::Unknown, "").await
 }
 
 #[tokio::test]
-async fn an_external_name_is_refused_where_it_lists_the_port() -> Result<()> {
+async fn an_external_name_is_refused_on_its_declared_ports() -> Result<()> {
     let rig = rig(Settings::Helm, "external").await?;
     rig.put_all([
         external_name("listing").with(json!({"spec": {"ports": [{"name": "http", "port": 80}]}})),
-        external_name("silent"),
+        external_name("portless"),
     ])
     .await?;
     let path = rig.path("listing:80");
     rig.is_refused(&path, INVALID, &format!("Invalid authority: {path}")).await?;
     let path = rig.path("listing:0080");
     rig.is_refused(&path, INVALID, &format!("Invalid authority: {path}")).await?;
-    for path in ["listing:8080", "silent:80"] {
-        let mut asked = rig.ask_for(path).await?;
-        asked.looks("nothing").await?;
-        asked.has_told(1).await?;
+    for path in ["listing:8080", "portless:80"] {
+        let mut open = rig.open_service(path).await?;
+        open.becomes("empty").await?;
+        open.has_received(1).await?;
     }
     Ok(())
 }
 
 #[tokio::test]
-async fn the_domain_is_the_one_that_the_flag_names() -> Result<()> {
+async fn the_cluster_domain_is_set_by_the_flag() -> Result<()> {
     let rig = rig(Settings::Upstream, "domain").await?;
     assert_eq!(rig.full_name("web"), format!("web.{}.svc.mycluster.local", rig.name()));
     for host in [format!("web.{}.svc.cluster.local", rig.name()), "externalname.ns.svc.cluster.local".to_owned()] {
@@ -200,21 +200,21 @@ async fn the_scheme_makes_no_difference() -> Result<()> {
         let request = GetDestination { scheme: scheme.to_owned(), path: rig.path("web"), context_token: String::new() };
         let mut stream = client.get_profile(request).await?.into_inner();
         let message = tokio::time::timeout(e2e::mesh::SOON, stream.message()).await??.context("the stream ended")?;
-        assert_eq!(look(&message), "service web", "{scheme:?}");
+        assert_eq!(summary(&message), "service web", "{scheme:?}");
     }
     Ok(())
 }
 
 #[tokio::test]
-async fn the_namespace_is_found_in_every_token_that_names_it_and_no_token_is_an_error() -> Result<()> {
+async fn the_namespace_is_read_from_every_token_that_names_it_and_no_token_is_refused() -> Result<()> {
     let rig = rig(Settings::Helm, "token").await?;
     let client = Rig::start("client").await?;
     rig.put(rig.profile("web", routes(&["backup"]))).await?;
     client.put(rig.profile("web", routes(&["primary"]))).await?;
     let (path, namespace) = (rig.path("web"), client.name());
-    // Both are known from here on.
-    rig.ask_for("web").await?.looks("service web with routes backup").await?;
-    rig.ask_from(namespace, "web").await?.looks("service web with routes primary").await?;
+    // Both profiles are in the cache from here on.
+    rig.open_service("web").await?.becomes("service web with routes backup").await?;
+    rig.open_service_from(namespace, "web").await?.becomes("service web with routes primary").await?;
     for token in [
         r#"{"ns":"HERE"}"#,
         r#"{"ns":"HERE", "nodeName":"node-1", "pod":"web-1"}"#,
@@ -226,7 +226,7 @@ async fn the_namespace_is_found_in_every_token_that_names_it_and_no_token_is_an_
     ] {
         let token = token.replace("HERE", namespace);
         let profile = rig.discovery.first_profile(&path, &token).await.with_context(|| token.clone())?;
-        assert_eq!(look(&profile), "service web with routes primary", "{token}");
+        assert_eq!(summary(&profile), "service web with routes primary", "{token}");
     }
     for token in [
         "",
@@ -257,28 +257,28 @@ async fn the_namespace_is_found_in_every_token_that_names_it_and_no_token_is_an_
     ] {
         let token = token.replace("HERE", namespace);
         let profile = rig.discovery.first_profile(&path, &token).await.with_context(|| token.clone())?;
-        assert_eq!(look(&profile), "service web with routes backup", "{token}");
+        assert_eq!(summary(&profile), "service web with routes backup", "{token}");
     }
     Ok(())
 }
 
 #[tokio::test]
-async fn what_is_too_long_is_refused_shortly_and_the_connection_goes_on() -> Result<()> {
+async fn requests_that_are_too_long_get_a_short_refusal_and_keep_the_connection() -> Result<()> {
     let rig = rig(Settings::Helm, "long").await?;
-    let mut open = rig.ask_for("web").await?;
-    open.looks("service web").await?;
+    let mut open = rig.open_service("web").await?;
+    open.becomes("service web").await?;
     for length in [300, 3_000, 17 * 1024, 1024 * 1024] {
         let (code, text) = rig.discovery.profile_refusal(&"a".repeat(length), "").await?;
         ensure!(code == INVALID && text.len() < 2048, "{length}: {code:?} {text}");
     }
     rig.put(rig.profile("web", routes(&["more"]))).await?;
-    open.looks("service web with routes more").await
+    open.becomes("service web with routes more").await
 }
 
 #[tokio::test]
-async fn of_two_that_have_one_address_nobody_is_told() -> Result<()> {
+async fn two_objects_with_one_address_are_refused() -> Result<()> {
     let rig = Rig::start("conflict").await?;
-    let (of_pods, of_hosts, of_machines) = (ip(), ip(), ip());
+    let (of_pods, of_hosts, of_workloads) = (ip(), ip(), ip());
     let on_host = |name: &str| {
         let port = json!({"name": "http", "containerPort": 8080, "hostPort": 7777});
         pod(name).with(json!({"spec": {"containers": [{"name": "app", "image": "app", "ports": [port]}]}}))
@@ -287,24 +287,25 @@ async fn of_two_that_have_one_address_nobody_is_told() -> Result<()> {
     for name in ["one", "two"] {
         rig.run(pod(&format!("pod-{name}")), &[&of_pods]).await?;
         rig.put_with_status(on_host(&format!("host-{name}")), host.clone()).await?;
-        rig.put(super::machine(&format!("vm-{name}"), &[&of_machines])).await?;
+        rig.put(super::workload_at(&format!("vm-{name}"), &[&of_workloads])).await?;
     }
     let refused = Code::FailedPrecondition;
-    let (pods, hosts, machines) = (at(&of_pods, 1), at(&of_hosts, 7777), at(&of_machines, 8080));
+    let (pods, hosts, workloads) = (at(&of_pods, 1), at(&of_hosts, 7777), at(&of_workloads, 8080));
     rig.is_refused(&pods, refused, &format!("found 2 pods with a conflicting pod network IP {of_pods}")).await?;
     rig.is_refused(&hosts, refused, &format!("found 2 pods with a conflicting host network endpoint {hosts}")).await?;
-    rig.is_refused(&machines, refused, &format!("found 2 externalworkloads with a conflicting ip {machines}")).await?;
-    // Elsewhere on the host, and on another port of the machines, there is nobody to mistake for another.
-    for path in [at(&of_hosts, 8080), at(&of_machines, 80)] {
-        rig.ask(&path).await?.looks("nobody").await?;
+    rig.is_refused(&workloads, refused, &format!("found 2 externalworkloads with a conflicting ip {workloads}"))
+        .await?;
+    // Other ports of the host and of the ExternalWorkloads have no conflict.
+    for path in [at(&of_hosts, 8080), at(&of_workloads, 80)] {
+        rig.open(&path).await?.becomes("address").await?;
     }
-    // Refusals cost nothing: once one of the two has gone, the other is told of.
+    // Once one of the two is deleted, the other is served.
     rig.delete("Pod", "pod-one").await?;
     rig.delete("Pod", "host-one").await?;
     rig.delete("ExternalWorkload", "vm-one").await?;
-    rig.ask(&pods).await?.looks("pod pod-two").await?;
-    rig.ask(&hosts).await?.looks("pod host-two").await?;
-    let mut machine = rig.ask(&machines).await?;
-    machine.shows("the other", |profile| look(profile).starts_with("external_workload vm-two")).await?;
-    machine.stream.is_quiet_for(QUIET).await
+    rig.open(&pods).await?.becomes("pod pod-two").await?;
+    rig.open(&hosts).await?.becomes("pod host-two").await?;
+    let mut workload = rig.open(&workloads).await?;
+    workload.shows("the other workload", |profile| summary(profile).starts_with("external_workload vm-two")).await?;
+    workload.stream.is_quiet_for(QUIET).await
 }

@@ -1,4 +1,4 @@
-//! Routes, the retry budget and the overrides, as they are told.
+//! Routes, the retry budget and the overrides of profiles.
 
 use std::collections::HashMap;
 
@@ -23,7 +23,7 @@ fn duration(seconds: i64, nanos: i32) -> Option<prost_types::Duration> {
 }
 
 #[tokio::test]
-async fn a_profile_of_two_routes_is_told_to_the_field() -> Result<()> {
+async fn a_profile_with_two_routes_is_sent_with_all_fields() -> Result<()> {
     let rig = Rig::start("whole").await?;
     let spec = json!({
         "routes": [
@@ -89,11 +89,11 @@ async fn a_profile_of_two_routes_is_told_to_the_field() -> Result<()> {
             ..Resource::default()
         }),
     };
-    rig.ask_for("web").await?.tells(&expected).await
+    rig.open_service("web").await?.becomes_exactly(&expected).await
 }
 
 #[tokio::test]
-async fn timeouts_are_read_as_go_reads_them() -> Result<()> {
+async fn timeouts_are_parsed_as_in_go() -> Result<()> {
     let rig = Rig::start("timeout").await?;
     let rows = [
         ("200ms", duration(0, 200_000_000)),
@@ -109,7 +109,7 @@ async fn timeouts_are_read_as_go_reads_them() -> Result<()> {
         ("1µs", duration(0, 1000)),
         ("1μs", duration(0, 1000)),
         ("9223372036s", duration(9_223_372_036, 0)),
-        // No time is no timeout.
+        // Zero means no timeout.
         ("0", None),
         ("0s", None),
         ("-0s", None),
@@ -119,7 +119,7 @@ async fn timeouts_are_read_as_go_reads_them() -> Result<()> {
     let route = |(timeout, _): &(&str, _)| json!({"name": timeout, "timeout": timeout, "condition": {"method": "GET"}});
     let routes: Vec<Value> = rows.iter().map(route).collect();
     rig.put_all([service("web"), rig.profile("web", json!({ "routes": routes }))]).await?;
-    let mut open = rig.ask_for("web").await?;
+    let mut open = rig.open_service("web").await?;
     open.shows("all routes", |profile| profile.routes.len() == rows.len()).await?;
     for (route, (timeout, expected)) in open.stream.last()?.routes.iter().zip(rows) {
         assert_eq!(route.timeout, expected, "{timeout:?}");
@@ -128,10 +128,10 @@ async fn timeouts_are_read_as_go_reads_them() -> Result<()> {
 }
 
 #[tokio::test]
-async fn a_retry_budget_is_told_as_it_is() -> Result<()> {
+async fn a_retry_budget_is_sent_unchanged() -> Result<()> {
     let rig = Rig::start("budget").await?;
     rig.put_all([service("web"), rig.profile("web", routes(&["a"]))]).await?;
-    let mut open = rig.hears(&rig.path("web"), "service web with routes a").await?;
+    let mut open = rig.opens_with(&rig.path("web"), "service web with routes a").await?;
     assert_eq!(open.stream.last()?.retry_budget, default_budget());
     for (ratio, retries, ttl, expected) in [
         (0.5, 3, "10s", duration(10, 0)),
@@ -154,7 +154,7 @@ async fn a_retry_budget_is_told_as_it_is() -> Result<()> {
 }
 
 #[tokio::test]
-async fn overrides_get_the_port_that_was_asked_for_and_a_weight_in_thousandths() -> Result<()> {
+async fn overrides_get_the_requested_port_and_a_weight_in_thousandths() -> Result<()> {
     let rig = Rig::start("overrides").await?;
     let authorities = [
         ("foo", "foo:8989"),
@@ -182,7 +182,7 @@ async fn overrides_get_the_port_that_was_asked_for_and_a_weight_in_thousandths()
         (json!("1Ki"), 10_240_000),
         (json!("1e2"), 1_000_000),
         (json!(0), 0),
-        // What is less than a thousandth counts as one.
+        // Weights are rounded up to a thousandth.
         (json!("100u"), 10),
         (json!("1n"), 10),
         (json!("0.00015"), 10),
@@ -193,16 +193,17 @@ async fn overrides_get_the_port_that_was_asked_for_and_a_weight_in_thousandths()
     let of_weight = weights.iter().map(|(weight, _)| json!({"authority": "web", "weight": weight}));
     let bare = [json!({"authority": "web"}), json!({"weight": 1}), json!({})];
     let overrides: Vec<Value> = of_authority.chain(of_weight).chain(bare).collect();
-    let told = |authority: &str, weight| WeightedDst { authority: authority.to_owned(), weight, backend_ref: None };
+    let destination =
+        |authority: &str, weight| WeightedDst { authority: authority.to_owned(), weight, backend_ref: None };
     let expected: Vec<WeightedDst> = authorities
         .iter()
-        .map(|(_, authority)| told(authority, 10_000))
-        .chain(weights.iter().map(|(_, weight)| told("web:8989", *weight)))
-        .chain([told("web:8989", 0), told(":8989", 10_000), told(":8989", 0)])
+        .map(|(_, authority)| destination(authority, 10_000))
+        .chain(weights.iter().map(|(_, weight)| destination("web:8989", *weight)))
+        .chain([destination("web:8989", 0), destination(":8989", 10_000), destination(":8989", 0)])
         .collect();
     let port = json!({"spec": {"ports": [{"name": "http", "port": 8989}]}});
     rig.put_all([service("web").with(port), rig.profile("web", json!({ "dstOverrides": overrides }))]).await?;
-    let mut open = rig.ask_for("web:8989").await?;
+    let mut open = rig.open_service("web:8989").await?;
     open.shows("the overrides", |profile| !profile.dst_overrides.is_empty()).await?;
     for (seen, expected) in open.stream.last()?.dst_overrides.iter().zip(&expected) {
         assert_eq!(seen, expected);
@@ -212,24 +213,24 @@ async fn overrides_get_the_port_that_was_asked_for_and_a_weight_in_thousandths()
 }
 
 #[tokio::test]
-async fn each_port_has_its_overrides_and_an_opaque_one_too() -> Result<()> {
+async fn overrides_apply_to_each_port_even_an_opaque_one() -> Result<()> {
     let rig = Rig::start("ports").await?;
     let ports = json!({"spec": {"ports": [{"name": "http", "port": 80}, {"name": "db", "port": 3306}]}});
     let spec =
         json!({"dstOverrides": [{"authority": "one", "weight": "900m"}, {"authority": "two:1", "weight": "100m"}]});
     rig.put_all([service("web").with(ports), rig.profile("web", spec)]).await?;
     for (port, opaque) in [(80, false), (3306, true)] {
-        let mut open = rig.ask_for(&format!("web:{port}")).await?;
-        let told = |authority: String, weight| WeightedDst { authority, weight, backend_ref: None };
-        let expected = [told(format!("one:{port}"), 9_000), told("two:1".to_owned(), 1_000)];
-        open.shows("both", |profile| profile.dst_overrides == expected).await?;
+        let mut open = rig.open_service(&format!("web:{port}")).await?;
+        let destination = |authority: String, weight| WeightedDst { authority, weight, backend_ref: None };
+        let expected = [destination(format!("one:{port}"), 9_000), destination("two:1".to_owned(), 1_000)];
+        open.shows("both overrides", |profile| profile.dst_overrides == expected).await?;
         assert_eq!(open.stream.last()?.opaque_protocol, opaque);
     }
     Ok(())
 }
 
 #[tokio::test]
-async fn a_profile_in_the_older_version_counts_the_same() -> Result<()> {
+async fn a_profile_in_the_older_api_version_counts() -> Result<()> {
     let rig = Rig::start("older").await?;
     let mut older = rig.profile("web", routes(&["a", "b"]));
     older.value["apiVersion"] = json!("linkerd.io/v1alpha1");
@@ -238,15 +239,15 @@ async fn a_profile_in_the_older_version_counts_the_same() -> Result<()> {
     let api: kube::Api<kube::api::DynamicObject> = kube::Api::namespaced_with(rig.client.clone(), rig.name(), &kind);
     api.create(&kube::api::PostParams::default(), &serde_json::from_value(older.value)?).await?;
     rig.put(service("web")).await?;
-    rig.hears(&rig.path("web"), "service web with routes a b").await.map(drop)
+    rig.opens_with(&rig.path("web"), "service web with routes a b").await.map(drop)
 }
 
 #[tokio::test]
-async fn an_empty_profile_is_a_profile() -> Result<()> {
+async fn an_empty_profile_counts() -> Result<()> {
     let rig = Rig::start("empty").await?;
     rig.put_all([service("web"), rig.profile("web", json!({}))]).await?;
-    let mut open = rig.ask_for("web").await?;
-    open.looks("service web").await?;
+    let mut open = rig.open_service("web").await?;
+    open.becomes("service web").await?;
     open.shows("its name", |profile| {
         let of = profile.profile_ref.as_ref().and_then(|profile| profile.kind.as_ref());
         matches!(of, Some(Kind::Resource(resource)) if resource.name == rig.full_name("web"))
@@ -255,18 +256,18 @@ async fn an_empty_profile_is_a_profile() -> Result<()> {
 }
 
 #[tokio::test]
-async fn a_profile_of_thousands_of_routes_is_one_message() -> Result<()> {
+async fn a_profile_with_thousands_of_routes_is_one_message() -> Result<()> {
     let rig = Rig::start("thousands").await?;
     let names: Vec<String> = (0..4000).map(|number| format!("route-{number:05}-{}", "x".repeat(40))).collect();
     let names: Vec<&str> = names.iter().map(String::as_str).collect();
     rig.put_all([service("web"), rig.profile("web", routes(&names))]).await?;
-    let mut open = rig.ask_for("web").await?;
+    let mut open = rig.open_service("web").await?;
     open.shows("all routes", |profile| profile.routes.len() == names.len()).await?;
     let seen = open.stream.last()?.routes.iter().filter_map(|route| route.metrics_labels.get("route"));
     assert!(seen.eq(&names));
     rig.patch("ServiceProfile", &rig.full_name("web"), json!({"spec": routes(&names[..3999])})).await?;
-    open.shows("one less", |profile| profile.routes.len() == names.len() - 1).await?;
+    open.shows("one route less", |profile| profile.routes.len() == names.len() - 1).await?;
     rig.delete("ServiceProfile", &rig.full_name("web")).await?;
-    open.looks("service web").await?;
+    open.becomes("service web").await?;
     open.is_quiet().await
 }

@@ -1,13 +1,13 @@
-//! The scenarios of upstream's tests of `GetProfile`, under the settings that they are written for.
+//! The scenarios of Linkerd's own tests of `GetProfile`, with the settings of those tests.
 //!
-//! Their addresses are the test's own, since all tests share one cluster.
+//! The addresses differ for each test, because all tests share one cluster.
 
 use anyhow::{Context, Result, ensure};
 use linkerd2_proxy_api::destination::{DestinationProfile, WeightedAddr, tls_identity::Strategy};
 use serde_json::{Value, json};
 use tonic::Code;
 
-use super::{at, ip, ipv6, look, machine, phase, pods::address, running};
+use super::{at, ip, ipv6, phase, pods::address, running, summary, workload_at};
 use crate::discovery::{
     Rig, Settings,
     objects::{
@@ -18,7 +18,7 @@ use crate::discovery::{
 
 const OPAQUE_PORTS: &str = "config.linkerd.io/opaque-ports";
 
-/// Where the fixtures are.
+/// The fixtures, and their namespaces and addresses.
 struct World {
     rig: Rig,
     /// The namespace `client-ns`.
@@ -29,7 +29,7 @@ struct World {
     pods: Vec<(&'static str, String)>,
     dual_v6: String,
     host: String,
-    machines: [String; 2],
+    workloads: [String; 2],
 }
 
 fn with_port(name: &str, port: u16) -> Object {
@@ -40,7 +40,7 @@ fn route(name: &str, path: &str, retryable: bool) -> Value {
     json!({"routes": [{"name": name, "isRetryable": retryable, "condition": {"pathRegex": path}}]})
 }
 
-/// Of the ServiceAccount that upstream's Pods have, with a port of this name if it has any.
+/// A meshed Pod with the ServiceAccount of Linkerd's fixtures, and optionally a named port.
 fn fixture(name: &str, app: &str, port: Option<(u16, &str)>) -> Object {
     let ports = port.map(|(port, name)| json!([{"containerPort": port, "name": name}]));
     let containers = json!([{"name": "app", "image": "app", "ports": ports}, proxy("0.0.0.0:4143")]);
@@ -64,7 +64,8 @@ impl World {
         let names =
             ["name1-1", "name2", "name1-20", "name1-21", "name3", "name5", "pod-0", "policy-test", "native", "name-ds"];
         let pods: Vec<(&str, String)> = names.into_iter().map(|name| (name, ip())).collect();
-        let world = Self { rig, client, name1, name3, dual, pods, dual_v6: ipv6(), host: ip(), machines: [ip(), ip()] };
+        let world =
+            Self { rig, client, name1, name3, dual, pods, dual_v6: ipv6(), host: ip(), workloads: [ip(), ip()] };
         world.put_pods().await?;
         world.put_others().await?;
         Ok(world)
@@ -128,11 +129,11 @@ impl World {
         let of_statefulset = [plain(&ip()), but(of_pod(self.ip("pod-0")?, "pod-0"), json!({"hostname": "pod-0"}))];
         let ports = json!([{"port": 8989}, {"port": 4242}, {"name": "linkerd-proxy", "port": 4143}]);
         let tls = json!({"identity": "spiffe://some-domain/cool", "serverName": "server.local"});
-        let cool = machine("my-cool-workload", &[&self.machines[0]])
+        let cool = workload_at("my-cool-workload", &[&self.workloads[0]])
             .with(json!({"spec": {"ports": ports, "meshTLS": tls}}))
             .annotated(OPAQUE_PORTS, "4242");
         let ports = json!([{"port": 80}, {"name": "linkerd-proxy", "port": 4143}]);
-        let tested = machine("policy-test-workload", &[&self.machines[1]])
+        let tested = workload_at("policy-test-workload", &[&self.workloads[1]])
             .labelled("app", "external-workload-policy-test")
             .with(json!({"spec": { "ports": ports }}));
         let selects = |kind: &str, app: &str, port: Value| {
@@ -148,21 +149,21 @@ impl World {
             tested,
             server("policy-test", selects("podSelector", "policy-test", json!(80))),
             server("native", selects("podSelector", "native", json!("http"))),
-            server("machines", selects("externalWorkloadSelector", "external-workload-policy-test", json!(80))),
+            server("workloads", selects("externalWorkloadSelector", "external-workload-policy-test", json!(80))),
         ])
         .await?;
         for kind in ["Pod", "Service", "ServiceProfile", "ExternalWorkload", "Server"] {
-            rig.seen(kind).await?;
+            rig.catches_up(kind).await?;
         }
         Ok(())
     }
 
-    /// The first message, after which nothing comes.
+    /// Returns the first message of a stream, and checks that no other follows.
     async fn only(&self, path: &str, token: &str) -> Result<DestinationProfile> {
-        let mut asked = self.rig.ask_with(path, token).await?;
-        asked.stream.next().await?;
-        asked.has_told(1).await?;
-        Ok(asked.stream.last()?.clone())
+        let mut open = self.rig.open_with(path, token).await?;
+        open.stream.next().await?;
+        open.has_received(1).await?;
+        Ok(open.stream.last()?.clone())
     }
 
     async fn endpoint(&self, path: &str) -> Result<(DestinationProfile, WeightedAddr)> {
@@ -178,7 +179,7 @@ fn transport(endpoint: &WeightedAddr) -> Option<u32> {
 }
 
 #[tokio::test]
-async fn what_upstream_expects_of_services() -> Result<()> {
+async fn services_match_the_tests_of_linkerd() -> Result<()> {
     let world = World::start().await?;
     let rig = &world.rig;
     for (path, code) in
@@ -190,31 +191,31 @@ async fn what_upstream_expects_of_services() -> Result<()> {
     for token in ["ns:other", r#"{"ns":"other"}"#, "", "123fa-test"] {
         let profile = world.only(&name1, token).await?;
         assert_eq!(
-            (look(&profile).as_str(), &profile.fully_qualified_name),
+            (summary(&profile).as_str(), &profile.fully_qualified_name),
             ("service name1 with routes route1", &full)
         );
         ensure!(profile.routes.iter().all(|route| !route.is_retryable), "{profile:?}");
     }
     for token in [format!(r#"{{"ns":"{}"}}"#, world.client.name()), format!("ns:{}", world.client.name())] {
         let profile = world.only(&name1, &token).await?;
-        assert_eq!(look(&profile), "service name1 with routes route2");
+        assert_eq!(summary(&profile), "service name1 with routes route2");
         ensure!(profile.routes.iter().all(|route| route.is_retryable), "{profile:?}");
     }
     let profile = world.only(&at(&world.name1, 8989), "").await?;
-    assert_eq!((look(&profile).as_str(), profile.fully_qualified_name), ("service name1 with routes route1", full));
+    assert_eq!((summary(&profile).as_str(), profile.fully_qualified_name), ("service name1 with routes route1", full));
     for ip in &world.dual {
         let profile = world.only(&at(ip, 8989), "").await?;
-        assert_eq!(look(&profile), "service name-ds with routes route1");
+        assert_eq!(summary(&profile), "service name-ds with routes route1");
     }
-    // What the Pod says of its ports is none of the Service's.
-    assert_eq!(look(&world.only(&at(&world.name3, 4242), "").await?), "service name3");
-    assert_eq!(look(&world.only(&rig.path("name4:4242"), "").await?), "opaque service name4");
-    assert_eq!(look(&world.only(&rig.path("externalname"), "").await?), "nothing");
+    // The annotation of a Pod does not apply to its Service.
+    assert_eq!(summary(&world.only(&at(&world.name3, 4242), "").await?), "service name3");
+    assert_eq!(summary(&world.only(&rig.path("name4:4242"), "").await?), "opaque service name4");
+    assert_eq!(summary(&world.only(&rig.path("externalname"), "").await?), "empty");
     Ok(())
 }
 
 #[tokio::test]
-async fn what_upstream_expects_of_pods() -> Result<()> {
+async fn pods_match_the_tests_of_linkerd() -> Result<()> {
     let world = World::start().await?;
     let rig = &world.rig;
     let instance = rig.path("pod-0.statefulset-svc:8989");
@@ -224,9 +225,9 @@ async fn what_upstream_expects_of_pods() -> Result<()> {
         (at(&world.dual_v6, 8989), at(&world.dual_v6, 8989), "name-ds"),
     ] {
         let (profile, endpoint) = world.endpoint(&path).await?;
-        assert_eq!((look(&profile), address(&profile)?), (format!("pod {pod} with h2 identity http2"), at));
+        assert_eq!((summary(&profile), address(&profile)?), (format!("pod {pod} with h2 identity http2"), at));
         assert_eq!(endpoint.metric_labels.get("namespace").map(String::as_str), Some(rig.name()));
-        // As the same settings have it in `Get`.
+        // The same settings apply to `Get`.
         let keep_alive = endpoint.http2.as_ref().and_then(|params| params.keep_alive).context("no keep-alive")?;
         let seconds = [keep_alive.interval, keep_alive.timeout].map(|time| time.map(|time| time.seconds));
         assert_eq!(seconds, [Some(20), Some(10)]);
@@ -235,36 +236,36 @@ async fn what_upstream_expects_of_pods() -> Result<()> {
     let name = format!("default.{}.serviceaccount.identity.linkerd.trust.domain", rig.name());
     assert_eq!(received::identity(&endpoint), format!("dns {name} sni {name}"));
     for (path, expected) in [
-        (at(&ip(), 1234), "nobody"),
+        (at(&ip(), 1234), "address"),
         (at(world.ip("name2")?, 3306), "opaque pod name2"),
         (at(world.ip("name2")?, 8989), "pod name2"),
         (at(world.ip("name3")?, 4242), "opaque pod name3 with opaque 4143 identity http2"),
         (at(world.ip("name5")?, 24224), "pod name5"),
         (at(world.ip("policy-test")?, 80), "opaque pod policy-test with opaque 4143 identity http2"),
         (at(world.ip("native")?, 80), "opaque pod native with opaque 4143 identity http2"),
-        (at(&world.host, 3306), "opaque nobody"),
-        (at(&world.host, 80), "nobody"),
+        (at(&world.host, 3306), "opaque address"),
+        (at(&world.host, 80), "address"),
     ] {
         let (profile, _) = world.endpoint(&path).await?;
-        assert_eq!((look(&profile).as_str(), address(&profile)?), (expected, path));
+        assert_eq!((summary(&profile).as_str(), address(&profile)?), (expected, path));
     }
     for name in ["name1-20", "name1-21"] {
-        let mut open = rig.hears(&at(world.ip(name)?, 4191), "nobody").await?;
-        open.has_told(1).await?;
+        let mut open = rig.opens_with(&at(world.ip(name)?, 4191), "address").await?;
+        open.has_received(1).await?;
         rig.set_status("Pod", name, phase("Running")).await?;
-        open.looks(&format!("pod {name} with h2 identity http2")).await?;
-        open.has_told(2).await?;
+        open.becomes(&format!("pod {name} with h2 identity http2")).await?;
+        open.has_received(2).await?;
     }
     Ok(())
 }
 
 #[tokio::test]
-async fn what_upstream_expects_of_machines_and_hosts() -> Result<()> {
+async fn workloads_and_hosts_match_the_tests_of_linkerd() -> Result<()> {
     let world = World::start().await?;
     let rig = &world.rig;
-    let [cool, tested] = &world.machines;
+    let [cool, tested] = &world.workloads;
     let (profile, endpoint) = world.endpoint(&at(cool, 8989)).await?;
-    assert_eq!(look(&profile), "external_workload my-cool-workload with h2 identity http2");
+    assert_eq!(summary(&profile), "external_workload my-cool-workload with h2 identity http2");
     assert_eq!(
         (transport(&endpoint), endpoint.metric_labels.get("namespace").map(String::as_str)),
         (None, Some(rig.name()))
@@ -274,16 +275,16 @@ async fn what_upstream_expects_of_machines_and_hosts() -> Result<()> {
     for (path, name) in [(at(cool, 4242), "my-cool-workload"), (at(tested, 80), "policy-test-workload")] {
         let (profile, endpoint) = world.endpoint(&path).await?;
         let expected = format!("opaque external_workload {name} with opaque 4143 identity http2");
-        assert_eq!((look(&profile), transport(&endpoint)), (expected, Some(4143)));
+        assert_eq!((summary(&profile), transport(&endpoint)), (expected, Some(4143)));
     }
-    let mut open = rig.hears(&at(&world.host, 7777), "pod hostport-mapping").await?;
+    let mut open = rig.opens_with(&at(&world.host, 7777), "pod hostport-mapping").await?;
     rig.delete("Pod", "hostport-mapping").await?;
-    open.looks("nobody").await?;
+    open.becomes("address").await?;
     let second = pod("hostport-mapping-2").labelled("app", "hostport-mapping-2").with(world.mapped());
     rig.put_with_status(second, world.on_host()).await?;
-    open.looks("pod hostport-mapping-2").await?;
+    open.becomes("pod hostport-mapping-2").await?;
     let selector = json!({"matchLabels": {"app": "hostport-mapping-2"}});
     rig.put(server("nginx", json!({"podSelector": selector, "port": "nginx-7777", "proxyProtocol": "opaque"}))).await?;
-    open.looks("opaque pod hostport-mapping-2").await?;
-    open.has_told(4).await
+    open.becomes("opaque pod hostport-mapping-2").await?;
+    open.has_received(4).await
 }

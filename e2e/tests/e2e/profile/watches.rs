@@ -1,4 +1,4 @@
-//! What open streams are told, and new ones not yet, while the API server is away, forgets, or has not said everything.
+//! The messages of open and new streams during API server outages, after expired watches, and before the first lists.
 
 use std::time::Duration;
 
@@ -12,7 +12,7 @@ use hyper::StatusCode;
 use serde_json::json;
 use tonic::Code;
 
-use super::{at, ip, look, machine, routes};
+use super::{at, ip, routes, summary, workload_at};
 use crate::discovery::{
     QUIET, Rig, Settings,
     objects::{meshed, opaque_server, service},
@@ -32,7 +32,7 @@ const KINDS: [&str; 9] = [
     "jobs",
 ];
 
-/// A manager of the test's own, behind a proxy with these faults.
+/// Starts a dedicated manager behind a proxy with these faults.
 async fn behind_proxy(faults: &[(Rule, Action)]) -> Result<(Manager, FaultProxy)> {
     let (control_plane, _) = Settings::Helm.manager().await?;
     let proxy = FaultProxy::start(control_plane).await?;
@@ -43,24 +43,24 @@ async fn behind_proxy(faults: &[(Rule, Action)]) -> Result<(Manager, FaultProxy)
     Ok((Manager::start(control_plane, options)?, proxy))
 }
 
-async fn looks(stream: &mut Profiles, expected: &str) -> Result<()> {
-    stream.until(expected, |profile| look(profile) == expected).await
+async fn becomes(stream: &mut Profiles, expected: &str) -> Result<()> {
+    stream.until(expected, |profile| summary(profile) == expected).await
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn until_the_profiles_are_listed_nobody_is_told_the_default() -> Result<()> {
+async fn until_the_profiles_are_listed_no_default_is_sent() -> Result<()> {
     let rig = Rig::start("unlisted").await?;
     rig.put_all([service("web"), rig.profile("web", routes(&["a"]))]).await?;
     let unlisted = Action::Status { code: 503, retry_after: None };
     let (mut manager, proxy) = behind_proxy(&[(Rule::path("/serviceprofiles"), unlisted)]).await?;
-    eventually(SOON, "profiles to be asked for", async || {
+    eventually(SOON, "a request for profiles", async || {
         ensure!(proxy.count("GET", "/serviceprofiles") > 0, "not yet");
         let (status, body) = manager.get("/ready").await?;
         ensure!(status == StatusCode::SERVICE_UNAVAILABLE, "{status} {body}");
         Ok(())
     })
     .await?;
-    // Not connected, or not answered, or refused for the time being.
+    // No connection, no response or UNAVAILABLE is allowed.
     if let Ok(discovery) = Discovery::connect(manager.destination_address()).await {
         match tokio::time::timeout(QUIET, discovery.get_profile(&rig.path("web"), "")).await {
             Err(_) => {}
@@ -71,19 +71,19 @@ async fn until_the_profiles_are_listed_nobody_is_told_the_default() -> Result<()
     proxy.clear();
     manager.ready(Duration::from_secs(60)).await?;
     let profile = manager.discovery().await?.first_profile(&rig.path("web"), "").await?;
-    assert_eq!(look(&profile), "service web with routes a");
+    assert_eq!(summary(&profile), "service web with routes a");
     Ok(())
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_new_list_brings_nothing_of_what_is_known_and_all_of_the_rest() -> Result<()> {
+async fn a_relist_sends_only_the_changes() -> Result<()> {
     let rig = Rig::start("lists").await?;
-    let (pod_ip, machine_ip, late_ip) = (ip(), ip(), ip());
+    let (pod_ip, workload_ip, late_ip) = (ip(), ip(), ip());
     let name = rig.full_name("web");
     rig.put_all([
         service("web"),
         rig.profile("web", routes(&["a"])),
-        machine("vm", &[&machine_ip]),
+        workload_at("vm", &[&workload_ip]),
         opaque_server("web", json!(8080)),
     ])
     .await?;
@@ -91,18 +91,18 @@ async fn a_new_list_brings_nothing_of_what_is_known_and_all_of_the_rest() -> Res
     let (mut manager, proxy) = behind_proxy(&[]).await?;
     manager.ready(SOON).await?;
     let discovery = manager.discovery().await?;
-    let paths = [rig.path("web:80"), at(&pod_ip, 8080), at(&machine_ip, 8080), at(&late_ip, 8080)];
+    let paths = [rig.path("web:80"), at(&pod_ip, 8080), at(&workload_ip, 8080), at(&late_ip, 8080)];
     let mut streams = try_join_all(paths.iter().map(|path| discovery.get_profile(path, ""))).await?;
     let vm = format!("external_workload vm {}", super::MESHED);
     let pod = format!("opaque pod web-1 {}", super::OPAQUE);
-    for (stream, expected) in streams.iter_mut().zip(["service web with routes a", &pod, &vm, "nobody"]) {
-        looks(stream, expected).await?;
+    for (stream, expected) in streams.iter_mut().zip(["service web with routes a", &pod, &vm, "address"]) {
+        becomes(stream, expected).await?;
     }
     let expire = || -> Vec<e2e::Fault> {
         KINDS.iter().map(|kind| proxy.inject(Rule::path(&format!("/{kind}?&watch=true")).times(1), GONE)).collect()
     };
     let relisted = async |faults: Vec<e2e::Fault>| {
-        eventually(SOON, "each kind to be listed anew", async || {
+        eventually(SOON, "each kind to be relisted", async || {
             let hits: Vec<usize> = faults.iter().map(e2e::Fault::hits).collect();
             ensure!(hits == [1; KINDS.len()], "{KINDS:?}: {hits:?}");
             let (_, body) = manager.get("/ready").await?;
@@ -127,8 +127,8 @@ async fn a_new_list_brings_nothing_of_what_is_known_and_all_of_the_rest() -> Res
     away.remove();
     relisted(faults).await?;
     let (pod, late) = (format!("pod web-1 {}", super::MESHED), format!("pod late {}", super::MESHED));
-    for (stream, expected) in streams.iter_mut().zip(["service web", &pod, "nobody", &late]) {
-        looks(stream, expected).await?;
+    for (stream, expected) in streams.iter_mut().zip(["service web", &pod, "address", &late]) {
+        becomes(stream, expected).await?;
         stream.is_quiet_for(QUIET).await?;
         ensure!(stream.messages.len() == 2, "{:?}", stream.messages);
     }

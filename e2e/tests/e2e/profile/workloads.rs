@@ -1,4 +1,4 @@
-//! ExternalWorkloads, by their addresses and ports.
+//! Profiles of ExternalWorkloads, by address and port.
 
 use std::collections::{BTreeMap, HashMap};
 
@@ -14,7 +14,7 @@ use linkerd2_proxy_api::{
 };
 use serde_json::{Value, json};
 
-use super::{MESHED, OPAQUE, at, default_budget, ip, machine};
+use super::{MESHED, OPAQUE, at, default_budget, ip, workload_at};
 use crate::discovery::{
     Rig, Settings,
     objects::{KEPT, Object, meshed, owner},
@@ -23,12 +23,12 @@ use crate::discovery::{
 
 const OPAQUE_PORTS: &str = "config.linkerd.io/opaque-ports";
 
-/// With ports `http` 8080, 8989, 4242, 3306, and the proxy's.
+/// An ExternalWorkload with the ports `http` 8080, 8989, 4242, 3306 and 4191, and the proxy port 5143.
 fn cool(name: &str, ip: &str) -> Object {
     let ports = json!([{"name": "http", "port": 8080}, {"port": 8989}, {"port": 4242}, {"port": 3306},
         {"port": 4191}, {"name": "linkerd-proxy", "port": 5143}]);
     let tls = json!({"identity": "spiffe://some-domain/cool", "serverName": "server.local"});
-    machine(name, &[ip]).with(json!({"spec": {"ports": ports, "meshTLS": tls}}))
+    workload_at(name, &[ip]).with(json!({"spec": {"ports": ports, "meshTLS": tls}}))
 }
 
 fn labels(profile: &DestinationProfile) -> Option<BTreeMap<String, String>> {
@@ -36,7 +36,7 @@ fn labels(profile: &DestinationProfile) -> Option<BTreeMap<String, String>> {
 }
 
 #[tokio::test]
-async fn a_machine_is_told_to_the_field() -> Result<()> {
+async fn a_workload_is_sent_with_all_fields() -> Result<()> {
     let rig = Rig::start("whole").await?;
     let ip = ip();
     rig.put(cool("my-cool-workload", &ip)).await?;
@@ -71,13 +71,13 @@ async fn a_machine_is_told_to_the_field() -> Result<()> {
         ..DestinationProfile::default()
     };
     let known = "external_workload my-cool-workload with h2 5143 identity http2";
-    let mut open = rig.hears(&at(&ip, 8989), known).await?;
-    open.tells(&expected).await?;
-    open.has_told(1).await
+    let mut open = rig.opens_with(&at(&ip, 8989), known).await?;
+    open.becomes_exactly(&expected).await?;
+    open.has_received(1).await
 }
 
 #[tokio::test]
-async fn a_machine_is_meshed_whatever_the_flags() -> Result<()> {
+async fn a_workload_is_meshed_with_all_flags() -> Result<()> {
     for (settings, plain, opaque, port_3306) in [
         (Settings::Helm, "with h2 5143 identity http2", "with opaque 5143 identity http2", true),
         (Settings::Upstream, "with h2 identity http2", "with opaque 5143 identity http2", true),
@@ -106,7 +106,7 @@ async fn a_machine_is_meshed_whatever_the_flags() -> Result<()> {
                 } else {
                     format!("external_workload {row} {plain}")
                 };
-                let shown = rig.hears(&at(&ip, port), &expected).await;
+                let shown = rig.opens_with(&at(&ip, port), &expected).await;
                 shown.with_context(|| format!("port {port} with {annotation:?}"))?;
             }
         }
@@ -115,7 +115,7 @@ async fn a_machine_is_meshed_whatever_the_flags() -> Result<()> {
 }
 
 #[tokio::test]
-async fn no_port_of_a_machine_is_skipped_or_its_proxys_own() -> Result<()> {
+async fn workloads_have_no_skipped_or_proxy_ports() -> Result<()> {
     let rig = Rig::start("no-port").await?;
     let ip = ip();
     rig.put(
@@ -125,41 +125,41 @@ async fn no_port_of_a_machine_is_skipped_or_its_proxys_own() -> Result<()> {
     )
     .await?;
     for port in [8080, 4191, 5143] {
-        rig.hears(&at(&ip, port), "external_workload vm with h2 5143 identity http2").await?;
+        rig.opens_with(&at(&ip, port), "external_workload vm with h2 5143 identity http2").await?;
     }
-    // Without a port of that name the proxy listens where proxies do.
+    // Without a port named `linkerd-proxy`, the default inbound port is used.
     let other = super::ip();
-    rig.put(machine("other", &[&other])).await?;
-    rig.hears(&at(&other, 8080), &format!("external_workload other {MESHED}")).await.map(drop)
+    rig.put(workload_at("other", &[&other])).await?;
+    rig.opens_with(&at(&other, 8080), &format!("external_workload other {MESHED}")).await.map(drop)
 }
 
 #[tokio::test]
-async fn readiness_makes_no_difference() -> Result<()> {
+async fn readiness_of_a_workload_does_not_matter() -> Result<()> {
     let rig = Rig::start("ready").await?;
     let ip = ip();
-    rig.put(machine("vm", &[&ip])).await?;
-    let mut open = rig.hears(&at(&ip, 8080), &format!("external_workload vm {MESHED}")).await?;
+    rig.put(workload_at("vm", &[&ip])).await?;
+    let mut open = rig.opens_with(&at(&ip, 8080), &format!("external_workload vm {MESHED}")).await?;
     for status in ["True", "False"] {
         let conditions = json!({"conditions": [{"type": "Ready", "status": status}]});
         rig.set_status("ExternalWorkload", "vm", conditions).await?;
     }
-    rig.seen("ExternalWorkload").await?;
-    open.agrees().await?;
-    open.has_told(1).await
+    rig.catches_up("ExternalWorkload").await?;
+    open.matches_new_stream().await?;
+    open.has_received(1).await
 }
 
 #[tokio::test]
-async fn every_change_of_a_machine_is_told() -> Result<()> {
+async fn every_change_of_a_workload_is_sent() -> Result<()> {
     let rig = Rig::start("changes").await?;
     let ip = ip();
-    let mut open = rig.hears(&at(&ip, 8080), "nobody").await?;
-    rig.put(machine("vm", &[&ip])).await?;
+    let mut open = rig.opens_with(&at(&ip, 8080), "address").await?;
+    rig.put(workload_at("vm", &[&ip])).await?;
     let expected = format!("external_workload vm {MESHED}");
-    open.looks(&expected).await?;
+    open.becomes(&expected).await?;
     rig.annotate("ExternalWorkload", "vm", OPAQUE_PORTS, Some("8080")).await?;
-    open.looks(&format!("opaque external_workload vm {OPAQUE}")).await?;
+    open.becomes(&format!("opaque external_workload vm {OPAQUE}")).await?;
     rig.annotate("ExternalWorkload", "vm", OPAQUE_PORTS, None).await?;
-    open.looks(&expected).await?;
+    open.becomes(&expected).await?;
     let patch = async |spec: Value| rig.patch("ExternalWorkload", "vm", json!({ "spec": spec })).await;
     patch(json!({"meshTLS": {"identity": "spiffe://elsewhere/vm"}})).await?;
     let elsewhere = |profile: &DestinationProfile| {
@@ -170,56 +170,56 @@ async fn every_change_of_a_machine_is_told() -> Result<()> {
     };
     open.shows("the identity", elsewhere).await?;
     patch(json!({"ports": [{"name": "http", "port": 8080}, {"name": "linkerd-proxy", "port": 5143}]})).await?;
-    open.looks("external_workload vm with h2 5143 identity http2").await?;
+    open.becomes("external_workload vm with h2 5143 identity http2").await?;
     patch(json!({"ports": [{"name": "http", "port": 8081}]})).await?;
-    open.looks("nobody").await?;
+    open.becomes("address").await?;
     patch(json!({"ports": [{"name": "http", "port": 8080}]})).await?;
-    open.looks(&expected).await?;
+    open.becomes(&expected).await?;
     rig.delete("ExternalWorkload", "vm").await?;
-    open.looks("nobody").await?;
-    rig.put(machine("other", &[&ip])).await?;
-    open.looks(&format!("external_workload other {MESHED}")).await?;
-    open.has_told(10).await
+    open.becomes("address").await?;
+    rig.put(workload_at("other", &[&ip])).await?;
+    open.becomes(&format!("external_workload other {MESHED}")).await?;
+    open.has_received(10).await
 }
 
 #[tokio::test]
-async fn one_that_is_to_go_is_told_until_it_has_gone() -> Result<()> {
+async fn a_terminating_workload_is_served_until_it_is_deleted() -> Result<()> {
     let rig = Rig::start("terminating").await?;
     let ip = ip();
-    rig.put(machine("vm", &[&ip]).with(json!({"metadata": {"finalizers": [KEPT]}}))).await?;
-    let mut open = rig.hears(&at(&ip, 8080), &format!("external_workload vm {MESHED}")).await?;
+    rig.put(workload_at("vm", &[&ip]).with(json!({"metadata": {"finalizers": [KEPT]}}))).await?;
+    let mut open = rig.opens_with(&at(&ip, 8080), &format!("external_workload vm {MESHED}")).await?;
     rig.delete("ExternalWorkload", "vm").await?;
-    rig.seen("ExternalWorkload").await?;
-    open.agrees().await?;
+    rig.catches_up("ExternalWorkload").await?;
+    open.matches_new_stream().await?;
     open.is_quiet().await?;
     rig.patch("ExternalWorkload", "vm", json!({"metadata": {"finalizers": null}})).await?;
-    open.looks("nobody").await
+    open.becomes("address").await
 }
 
 #[tokio::test]
-async fn an_owner_is_told_by_its_kind_in_lower_case() -> Result<()> {
+async fn an_owner_is_labeled_by_its_kind_in_lower_case() -> Result<()> {
     let rig = Rig::start("owner").await?;
     let two = json!([owner("v1", "Node", "one"), owner("v1", "Node", "two")]);
     for (row, object, expected) in [
         (
             "grouped",
-            machine("grouped", &[]).owned_by("workload.linkerd.io/v1alpha1", "WorkloadGroup", "wg"),
+            workload_at("grouped", &[]).owned_by("workload.linkerd.io/v1alpha1", "WorkloadGroup", "wg"),
             Some(("workloadgroup", "wg")),
         ),
-        ("of-node", machine("of-node", &[]).owned_by("v1", "Node", "node-a"), Some(("node", "node-a"))),
+        ("of-node", workload_at("of-node", &[]).owned_by("v1", "Node", "node-a"), Some(("node", "node-a"))),
         (
             "of-two",
-            machine("of-two", &[]).with(json!({"metadata": {"finalizers": [KEPT], "ownerReferences": two}})),
+            workload_at("of-two", &[]).with(json!({"metadata": {"finalizers": [KEPT], "ownerReferences": two}})),
             None,
         ),
-        ("alone", machine("alone", &[]), None),
+        ("alone", workload_at("alone", &[]), None),
     ] {
         let ip = ip();
         rig.put(object.with(json!({"spec": {"workloadIPs": [{ "ip": ip }]}}))).await?;
         let mut expected_labels =
             received::pairs(&[("external_workload", row), ("zone", ""), ("namespace", rig.name())]);
         expected_labels.extend(expected.map(|(kind, name)| (kind.to_owned(), name.to_owned())));
-        let mut open = rig.ask(&at(&ip, 8080)).await?;
+        let mut open = rig.open(&at(&ip, 8080)).await?;
         open.shows(&format!("{expected_labels:?}"), |profile| labels(profile).as_ref() == Some(&expected_labels))
             .await?;
     }
@@ -227,19 +227,19 @@ async fn an_owner_is_told_by_its_kind_in_lower_case() -> Result<()> {
 }
 
 #[tokio::test]
-async fn a_pod_at_the_same_address_comes_first_and_leaves_nothing_behind() -> Result<()> {
+async fn a_pod_at_the_same_address_takes_precedence_until_it_is_deleted() -> Result<()> {
     let rig = Rig::start("pod").await?;
     let ip = ip();
-    rig.put(machine("vm", &[&ip]).annotated(OPAQUE_PORTS, "8080")).await?;
-    let mut open = rig.hears(&at(&ip, 8080), &format!("opaque external_workload vm {OPAQUE}")).await?;
+    rig.put(workload_at("vm", &[&ip]).annotated(OPAQUE_PORTS, "8080")).await?;
+    let mut open = rig.opens_with(&at(&ip, 8080), &format!("opaque external_workload vm {OPAQUE}")).await?;
     rig.run(meshed("web-1"), &[&ip]).await?;
-    open.looks(&format!("pod web-1 {MESHED}")).await?;
-    // Meanwhile the machine changes, and nobody hears of it.
+    open.becomes(&format!("pod web-1 {MESHED}")).await?;
+    // A change of the hidden ExternalWorkload causes no message.
     rig.annotate("ExternalWorkload", "vm", OPAQUE_PORTS, None).await?;
-    rig.seen("ExternalWorkload").await?;
-    open.has_told(2).await?;
+    rig.catches_up("ExternalWorkload").await?;
+    open.has_received(2).await?;
     rig.delete("Pod", "web-1").await?;
-    open.looks(&format!("external_workload vm {MESHED}")).await?;
+    open.becomes(&format!("external_workload vm {MESHED}")).await?;
     rig.delete("ExternalWorkload", "vm").await?;
-    open.looks("nobody").await
+    open.becomes("address").await
 }
