@@ -1,7 +1,7 @@
-//! The ExternalWorkload controller as its users see it, on the shared control plane: a namespace each.
+//! The ExternalWorkload controller as its users see it, on the shared control plane, with a namespace for each test.
 //!
-//! D-numbers are those of the acceptance table. How endpoints are dealt out to slices is tested with the plan; here stands
-//! what only a real API server, with its defaults, its garbage collector and its own slices, can show.
+//! The D-numbers are those of the acceptance table. Unit tests of the plan cover the placement of endpoints in slices.
+//! The tests here need a real API server, with its defaults, its garbage collector and its own slices.
 
 use std::{collections::BTreeMap, time::Duration};
 
@@ -18,7 +18,7 @@ use kube::{
 };
 use serde_json::json;
 
-/// Long enough for a write that should not come to come.
+/// How long a test waits for an unexpected write.
 const QUIET: Duration = Duration::from_millis(1500);
 
 async fn mesh(prefix: &str) -> Result<Mesh> {
@@ -28,7 +28,7 @@ async fn mesh(prefix: &str) -> Result<Mesh> {
     Ok(Mesh::new(&client, namespace.name()))
 }
 
-/// Resource versions by slice: any write shows.
+/// The resourceVersion of each slice, by name: every write changes it.
 async fn versions(mesh: &Mesh, service: &str) -> Result<BTreeMap<String, String>> {
     let slices = mesh.our_slices(service).await?;
     Ok(slices.into_iter().map(|slice| (slice.name_any(), slice.resource_version().unwrap_or_default())).collect())
@@ -46,7 +46,7 @@ async fn stays_untouched(mesh: &Mesh, service: &str) -> Result<()> {
 
 async fn only_slice(mesh: &Mesh, service: &str) -> Result<EndpointSlice> {
     let mut slices = mesh.our_slices(service).await?;
-    ensure!(slices.len() == 1, "{} has {} slices of ours", service, slices.len());
+    ensure!(slices.len() == 1, "Service {} has {} of our slices", service, slices.len());
     slices.pop().context("one slice")
 }
 
@@ -56,7 +56,7 @@ async fn patch_slice(mesh: &Mesh, slice: &EndpointSlice, patch: serde_json::Valu
 }
 
 #[tokio::test]
-async fn a_virtual_machine_becomes_an_endpoint_of_the_service_that_selects_it() -> Result<()> {
+async fn a_workload_becomes_an_endpoint_of_the_service_that_selects_it() -> Result<()> {
     let mesh = mesh("first").await?;
     let service = mesh.put_web_over_vm().await?;
     let slice = only_slice(&mesh, "web").await?;
@@ -74,7 +74,7 @@ async fn a_virtual_machine_becomes_an_endpoint_of_the_service_that_selects_it() 
 }
 
 #[tokio::test]
-async fn nothing_is_written_while_nothing_changes_and_touching_the_service_changes_nothing_d1() -> Result<()> {
+async fn unchanged_and_annotated_objects_cause_no_write_d1() -> Result<()> {
     let mesh = mesh("d1").await?;
     mesh.put_web_over_vm().await?;
     let before = versions(&mesh, "web").await?;
@@ -86,7 +86,7 @@ async fn nothing_is_written_while_nothing_changes_and_touching_the_service_chang
 }
 
 #[tokio::test]
-async fn an_unnamed_port_settles_d1b() -> Result<()> {
+async fn an_unnamed_port_converges_d1b() -> Result<()> {
     let mesh = mesh("d1b").await?;
     mesh.put_service("web", json!({"ports": [{"port": 80}]})).await?;
     mesh.put_workload("vm-1", "web", &["192.0.2.1"]).await?;
@@ -96,7 +96,7 @@ async fn an_unnamed_port_settles_d1b() -> Result<()> {
 }
 
 #[tokio::test]
-async fn a_headless_service_without_ports_settles_and_names_its_hosts_d10() -> Result<()> {
+async fn a_headless_service_without_ports_converges_and_has_hostnames_d10() -> Result<()> {
     let mesh = mesh("d10").await?;
     mesh.put_service("db", json!({"clusterIP": "None", "ports": []})).await?;
     mesh.put_workload("vm", "db", &["192.0.2.4"]).await?;
@@ -126,7 +126,7 @@ async fn a_slice_left_by_a_deleted_service_of_the_same_name_is_replaced_d8_d27()
 }
 
 #[tokio::test]
-async fn a_service_that_waits_for_its_finalizer_gets_updates_but_no_new_slices_d9() -> Result<()> {
+async fn a_terminating_service_gets_updates_but_no_new_slices_d9() -> Result<()> {
     let mesh = mesh("d9").await?;
     mesh.put_service("web", json!({})).await?;
     mesh.patch_service("web", json!({"metadata": {"finalizers": ["example.com/wait"]}})).await?;
@@ -135,7 +135,7 @@ async fn a_service_that_waits_for_its_finalizer_gets_updates_but_no_new_slices_d
     mesh.services.delete("web", &DeleteParams::default()).await?;
     mesh.set_ready("vm", false).await?;
     mesh.shows("web", &[("vm", false)]).await?;
-    // Another port number needs a slice of its own.
+    // Endpoints with other ports need a separate slice.
     mesh.put_workload_with("vm-2", "web", json!({"spec": {"workloadIPs": [{"ip": "192.0.2.5"}], "ports": []}})).await?;
     holds(QUIET, "no new slice", async || only_slice(&mesh, "web").await.map(drop)).await?;
     mesh.patch_service("web", json!({"metadata": {"finalizers": null}})).await?;
@@ -143,13 +143,13 @@ async fn a_service_that_waits_for_its_finalizer_gets_updates_but_no_new_slices_d
 }
 
 #[tokio::test]
-async fn the_last_workload_takes_the_slice_along_after_it_was_emptied_d11_d38() -> Result<()> {
+async fn the_slice_of_the_last_workload_is_emptied_and_then_deleted_d11_d38() -> Result<()> {
     let mesh = mesh("d11").await?;
     mesh.put_web_over_vm().await?;
     let name = only_slice(&mesh, "web").await?.name_any();
     let mut seen = mesh.watch_slices().await?;
     mesh.delete_workload("vm").await?;
-    // The order matters to Linkerd's Go destination, which overlooks a deleted slice's endpoints.
+    // The order matters: Linkerd's Go destination ignores the endpoints of a deleted slice.
     assert_eq!(seen.next_of(&name).await?, "modified with 0 endpoints");
     assert_eq!(seen.next_of(&name).await?, "deleted with 0 endpoints");
     assert!(mesh.our_slices("web").await?.is_empty());
@@ -157,7 +157,7 @@ async fn the_last_workload_takes_the_slice_along_after_it_was_emptied_d11_d38() 
 }
 
 #[tokio::test]
-async fn both_families_are_published_and_leave_one_by_one_d12() -> Result<()> {
+async fn both_families_are_published_and_removed_separately_d12() -> Result<()> {
     let mesh = mesh("d12").await?;
     let dual = json!({"ipFamilies": ["IPv4", "IPv6"], "ipFamilyPolicy": "RequireDualStack"});
     mesh.put_service("web", dual).await?;
@@ -177,7 +177,7 @@ async fn both_families_are_published_and_leave_one_by_one_d12() -> Result<()> {
         })
         .await
     };
-    // In the only form that the API server takes.
+    // The only spelling that the API server accepts.
     let v6 = ("IPv6", "fd08::5678:0:0:9abc:def0");
     expect("both families", &[("IPv4", "192.0.2.4"), v6]).await?;
     mesh.shows("web", &[("vm", true)]).await?;
@@ -214,13 +214,13 @@ async fn a_changed_address_and_a_changed_port_stay_in_their_slice_d13_d39() -> R
 }
 
 #[tokio::test]
-async fn an_endpoint_in_two_slices_is_kept_once_d14() -> Result<()> {
+async fn an_endpoint_in_two_slices_is_removed_from_one_d14() -> Result<()> {
     let mesh = mesh("d14").await?;
     mesh.put_service("web", json!({})).await?;
     mesh.put_workload("vm-1", "web", &["192.0.2.1"]).await?;
     mesh.put_workload("vm-2", "web", &["192.0.2.2"]).await?;
     mesh.shows("web", &[("vm-1", true), ("vm-2", true)]).await?;
-    // As a second slice of the Go controller would look like after a hand-over gone wrong.
+    // A failed handover from the Go controller could leave such a second slice.
     let mut twin = only_slice(&mesh, "web").await?;
     twin.metadata.name = Some("linkerd-external-web-twin".to_owned());
     twin.metadata.uid = None;
@@ -231,7 +231,7 @@ async fn an_endpoint_in_two_slices_is_kept_once_d14() -> Result<()> {
 }
 
 #[tokio::test]
-async fn a_workload_without_the_port_is_published_without_and_reported_d15() -> Result<()> {
+async fn a_workload_without_the_port_is_published_without_it_and_reported_d15() -> Result<()> {
     let mesh = mesh("d15").await?;
     mesh.put_service("web", json!({})).await?;
     mesh.put_workload("vm-1", "web", &["192.0.2.1"]).await?;
@@ -244,12 +244,12 @@ async fn a_workload_without_the_port_is_published_without_and_reported_d15() -> 
 }
 
 #[tokio::test]
-async fn slices_of_others_are_never_touched_d16() -> Result<()> {
+async fn slices_of_other_controllers_are_never_changed_d16() -> Result<()> {
     let mesh = mesh("d16").await?;
     let service = mesh.put_service("web", json!({})).await?;
     let foreign: EndpointSlice = serde_json::from_value(json!({
         "metadata": {"name": "theirs", "labels": {"kubernetes.io/service-name": "web",
-            "endpointslice.kubernetes.io/managed-by": "somebody-else"},
+            "endpointslice.kubernetes.io/managed-by": "other-controller"},
             "ownerReferences": [{"apiVersion": "v1", "kind": "Service", "name": "web", "uid": service.uid()}]},
         "addressType": "IPv4", "endpoints": [{"addresses": ["203.0.113.1"]}], "ports": [],
     }))?;
@@ -267,8 +267,8 @@ async fn edited_emptied_and_deleted_slices_are_restored_d17_d18_d24() -> Result<
     let mesh = mesh("d17").await?;
     mesh.put_web_over_vm().await?;
     let slice = only_slice(&mesh, "web").await?;
-    let healed = async |what: &str| {
-        eventually(SOON, format_args!("the slice to be as it was after {what}"), async || {
+    let is_restored = async |what: &str| {
+        eventually(SOON, format_args!("the slice to be restored after {what}"), async || {
             let now = only_slice(&mesh, "web").await?;
             ensure!(now.endpoints == slice.endpoints && now.ports == slice.ports, "{now:?}");
             ensure!(now.labels() == slice.labels(), "{:?}", now.labels());
@@ -278,16 +278,16 @@ async fn edited_emptied_and_deleted_slices_are_restored_d17_d18_d24() -> Result<
     };
     let edited = json!({"endpoints": [{"addresses": ["203.0.113.1"], "conditions": {"ready": true}}]});
     patch_slice(&mesh, &slice, edited).await?;
-    healed("an edit").await?;
+    is_restored("an edit").await?;
     patch_slice(&mesh, &slice, json!({"ports": [{"name": "other", "port": 1, "protocol": "TCP"}]})).await?;
-    healed("an edit of its ports").await?;
+    is_restored("an edit of its ports").await?;
     patch_slice(&mesh, &slice, json!({"metadata": {"labels": {"theirs": "label"}}})).await?;
-    healed("a new label").await?;
+    is_restored("a new label").await?;
     patch_slice(&mesh, &slice, json!({"endpoints": []})).await?;
-    healed("it was emptied").await?;
+    is_restored("it is emptied").await?;
     let name = only_slice(&mesh, "web").await?.name_any();
     mesh.slices.delete(&name, &DeleteParams::default()).await?;
-    healed("its deletion").await
+    is_restored("its deletion").await
 }
 
 #[tokio::test]
@@ -319,14 +319,15 @@ async fn a_changed_zone_and_a_changed_service_label_reach_the_slice_d19_d20() ->
 }
 
 #[tokio::test]
-async fn a_relabelled_slice_is_left_alone_and_replaced_d21() -> Result<()> {
+async fn a_relabelled_slice_is_not_changed_and_replaced_d21() -> Result<()> {
     let mesh = mesh("d21").await?;
     mesh.put_service("web", json!({})).await?;
     mesh.put_service("other", json!({})).await?;
     mesh.put_workload("vm", "web", &["192.0.2.4"]).await?;
-    for (label, value) in
-        [("endpointslice.kubernetes.io/managed-by", "somebody-else"), ("kubernetes.io/service-name", "nobody")]
-    {
+    for (label, value) in [
+        ("endpointslice.kubernetes.io/managed-by", "other-controller"),
+        ("kubernetes.io/service-name", "no-such-service"),
+    ] {
         mesh.shows("web", &[("vm", true)]).await?;
         let slice = only_slice(&mesh, "web").await?;
         patch_slice(&mesh, &slice, json!({"metadata": {"labels": {label: value}}})).await?;
@@ -338,18 +339,18 @@ async fn a_relabelled_slice_is_left_alone_and_replaced_d21() -> Result<()> {
         .await?;
         assert_eq!(mesh.slices.get(&slice.name_any()).await?.labels()[label], value);
     }
-    // One that now names another Service of ours is not that Service's, and goes.
+    // A slice whose label names another Service is not owned by that Service, and is deleted.
     let slice = only_slice(&mesh, "web").await?;
     patch_slice(&mesh, &slice, json!({"metadata": {"labels": {"kubernetes.io/service-name": "other"}}})).await?;
-    eventually(SOON, "the misled slice to go", async || {
-        ensure!(mesh.our_slices("other").await?.is_empty(), "it is still there");
+    eventually(SOON, "the mislabeled slice to be deleted", async || {
+        ensure!(mesh.our_slices("other").await?.is_empty(), "it still exists");
         only_slice(&mesh, "web").await.map(drop)
     })
     .await
 }
 
 #[tokio::test]
-async fn a_bad_address_is_left_out_alone_and_reported_d22() -> Result<()> {
+async fn an_invalid_address_is_left_out_and_reported_d22() -> Result<()> {
     let mesh = mesh("d22").await?;
     mesh.put_service("web", json!({})).await?;
     mesh.put_workload("good", "web", &["192.0.2.4"]).await?;
@@ -369,14 +370,14 @@ async fn a_bad_address_is_left_out_alone_and_reported_d22() -> Result<()> {
     mesh.put_workload_with("no-ips", "web", json!({})).await?;
     mesh.put_workload("also-good", "web", &["192.0.2.5"]).await?;
     mesh.shows("web", &[("also-good", true), ("good", true)]).await?;
-    assert_eq!(mesh.events_of("no-ips").await?, Vec::<String>::new(), "no addresses at all is legal");
-    // Mended, it is published.
+    assert_eq!(mesh.events_of("no-ips").await?, Vec::<String>::new(), "a workload without addresses is valid");
+    // A corrected address is published.
     mesh.patch_workload("bogus", json!({"spec": {"workloadIPs": [{"ip": "192.0.2.6"}]}})).await?;
     mesh.shows("web", &[("also-good", true), ("bogus", true), ("good", true)]).await
 }
 
 #[tokio::test]
-async fn every_address_that_we_take_is_taken_by_the_api_server() -> Result<()> {
+async fn every_address_that_we_accept_is_accepted_by_the_api_server() -> Result<()> {
     let mesh = mesh("addresses").await?;
     let dual = json!({"ipFamilies": ["IPv4", "IPv6"], "ipFamilyPolicy": "RequireDualStack"});
     mesh.put_service("web", dual).await?;
@@ -393,7 +394,7 @@ async fn every_address_that_we_take_is_taken_by_the_api_server() -> Result<()> {
 }
 
 #[tokio::test]
-async fn a_name_that_is_no_host_name_is_published_without_one_d23() -> Result<()> {
+async fn a_name_that_is_not_a_valid_hostname_is_published_without_one_d23() -> Result<()> {
     let mesh = mesh("d23").await?;
     mesh.put_service("db", json!({"clusterIP": "None"})).await?;
     let long = "a".repeat(64);
@@ -422,12 +423,12 @@ async fn workloads_of_another_namespace_do_not_count_d30() -> Result<()> {
 }
 
 #[tokio::test]
-async fn kube_system_is_left_alone_d31() -> Result<()> {
+async fn kube_system_is_ignored_d31() -> Result<()> {
     let (control_plane, _) = shared_manager().await?;
     let system = Mesh::new(&control_plane.client().await?, "kube-system");
     system.put_service("d31", json!({})).await?;
     system.put_workload("d31", "d31", &["192.0.2.4"]).await?;
-    // Somebody else's workload is published meanwhile: the controller is at work.
+    // A workload in another namespace is published, so the controller is running.
     let mesh = mesh("d31").await?;
     mesh.put_web_over_vm().await?;
     assert!(system.our_slices("d31").await?.is_empty());
@@ -435,7 +436,7 @@ async fn kube_system_is_left_alone_d31() -> Result<()> {
 }
 
 #[tokio::test]
-async fn two_addresses_of_one_family_are_one_endpoint_d32() -> Result<()> {
+async fn two_addresses_of_a_family_are_one_endpoint_d32() -> Result<()> {
     let mesh = mesh("d32").await?;
     mesh.put_service("web", json!({})).await?;
     mesh.put_workload("vm", "web", &["192.0.2.9", "192.0.2.4"]).await?;
@@ -445,7 +446,7 @@ async fn two_addresses_of_one_family_are_one_endpoint_d32() -> Result<()> {
 }
 
 #[tokio::test]
-async fn the_application_protocol_is_passed_on_d34() -> Result<()> {
+async fn the_application_protocol_is_copied_to_the_slice_d34() -> Result<()> {
     let mesh = mesh("d34").await?;
     mesh.put_service("web", json!({"ports": [{"name": "http", "port": 80, "appProtocol": "kubernetes.io/h2c"}]}))
         .await?;
@@ -472,13 +473,13 @@ async fn a_service_that_stops_selecting_loses_our_slices_d35() -> Result<()> {
         mesh.shows(name, &[]).await?;
         mesh.tells(&format!("vm-{name}"), "Unpublished").await?;
     }
-    // And back.
+    // The slices return when the selector is restored.
     mesh.patch_service("selectorless", json!({"spec": {"selector": {"app": "selectorless"}}})).await?;
     mesh.shows("selectorless", &[("vm-selectorless", true)]).await
 }
 
 #[tokio::test]
-async fn a_readiness_flip_is_one_write_and_told_d36() -> Result<()> {
+async fn a_readiness_change_is_one_write_and_one_event_d36() -> Result<()> {
     let mesh = mesh("d36").await?;
     mesh.put_service("web", json!({})).await?;
     mesh.put_workload("vm-1", "web", &["192.0.2.1"]).await?;
@@ -498,7 +499,7 @@ async fn a_readiness_flip_is_one_write_and_told_d36() -> Result<()> {
 }
 
 #[tokio::test]
-async fn a_recreated_workload_keeps_its_place_under_its_new_uid_d37() -> Result<()> {
+async fn a_recreated_workload_stays_in_its_slice_with_its_new_uid_d37() -> Result<()> {
     let mesh = mesh("d37").await?;
     mesh.put_service("web", json!({})).await?;
     mesh.put_workload("stays", "web", &["192.0.2.1"]).await?;
@@ -517,7 +518,7 @@ async fn a_recreated_workload_keeps_its_place_under_its_new_uid_d37() -> Result<
 }
 
 #[tokio::test]
-async fn labels_and_selectors_reach_the_services_left_and_the_services_joined() -> Result<()> {
+async fn changed_labels_and_selectors_update_the_services_left_and_joined() -> Result<()> {
     let mesh = mesh("labels").await?;
     for name in ["left", "joined"] {
         mesh.put_service(name, json!({})).await?;
@@ -533,8 +534,8 @@ async fn labels_and_selectors_reach_the_services_left_and_the_services_joined() 
 }
 
 #[tokio::test]
-async fn a_workload_published_with_its_status_is_told_once() -> Result<()> {
-    let mesh = mesh("told").await?;
+async fn a_published_workload_gets_one_event_for_each_change() -> Result<()> {
+    let mesh = mesh("events").await?;
     mesh.put_service("web", json!({})).await?;
     mesh.put_workload_with("vm", "web", json!({"spec": {"workloadIPs": [{"ip": "192.0.2.4"}]}})).await?;
     let note = mesh.tells("vm", "Published").await?;
@@ -551,7 +552,7 @@ async fn a_workload_published_with_its_status_is_told_once() -> Result<()> {
 }
 
 #[tokio::test]
-async fn more_than_a_hundred_workloads_share_out_over_slices() -> Result<()> {
+async fn more_than_a_hundred_workloads_are_split_over_slices() -> Result<()> {
     let mesh = mesh("many").await?;
     mesh.put_service("web", json!({})).await?;
     let names: Vec<String> = (0..130).map(|number| format!("vm-{number:03}")).collect();
@@ -568,7 +569,7 @@ async fn more_than_a_hundred_workloads_share_out_over_slices() -> Result<()> {
 }
 
 #[tokio::test]
-async fn a_slice_of_a_type_that_we_do_not_make_is_removed() -> Result<()> {
+async fn a_slice_with_an_unsupported_address_type_is_deleted() -> Result<()> {
     let mesh = mesh("fqdn").await?;
     let service = mesh.put_service("web", json!({})).await?;
     let slice: EndpointSlice = serde_json::from_value(json!({
@@ -578,15 +579,15 @@ async fn a_slice_of_a_type_that_we_do_not_make_is_removed() -> Result<()> {
         "addressType": "FQDN", "endpoints": [{"addresses": ["example.com"]}], "ports": [],
     }))?;
     mesh.slices.create(&PostParams::default(), &slice).await?;
-    eventually(SOON, "the slice to go", async || {
-        ensure!(mesh.our_slices("web").await?.is_empty(), "it is still there");
+    eventually(SOON, "the slice to be deleted", async || {
+        ensure!(mesh.our_slices("web").await?.is_empty(), "it still exists");
         Ok(())
     })
     .await
 }
 
 #[tokio::test]
-async fn a_foreign_slice_under_our_name_keeps_it() -> Result<()> {
+async fn a_foreign_slice_with_our_name_keeps_it() -> Result<()> {
     let mesh = mesh("names").await?;
     mesh.put_web_over_vm().await?;
     let name = only_slice(&mesh, "web").await?.name_any();

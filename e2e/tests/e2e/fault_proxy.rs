@@ -1,4 +1,4 @@
-//! The fault proxy does what its rules say, and nothing else.
+//! Tests of the fault proxy: it applies its rules, and forwards all other requests.
 
 use std::time::{Duration, Instant};
 
@@ -16,11 +16,11 @@ use tokio::time::timeout;
 const DEADLINE: Duration = Duration::from_secs(30);
 const MOMENT: Duration = Duration::from_millis(300);
 
-/// A proxy, and one namespace's ConfigMaps through it and past it.
+/// A proxy, and the ConfigMaps of one namespace through the proxy and directly.
 struct Setup {
     proxy: FaultProxy,
     through: Api<ConfigMap>,
-    past: Api<ConfigMap>,
+    direct: Api<ConfigMap>,
 }
 
 async fn setup() -> Result<Setup> {
@@ -28,23 +28,23 @@ async fn setup() -> Result<Setup> {
     let namespace = TestNamespace::create(&control_plane.client().await?, "proxy").await?;
     let proxy = FaultProxy::start(control_plane).await?;
     let through = Api::namespaced(proxy.client().await?, namespace.name());
-    Ok(Setup { proxy, through, past: namespace.api() })
+    Ok(Setup { proxy, through, direct: namespace.api() })
 }
 
 fn map(name: &str) -> Result<ConfigMap> {
     Ok(serde_json::from_value(json!({"metadata": {"name": name}}))?)
 }
 
-/// Not the ConfigMap that Kubernetes itself puts into every namespace.
+/// Selects the ConfigMap `a`, without the one that Kubernetes creates in every namespace.
 fn only_a() -> WatchParams {
     WatchParams::default().timeout(60).fields("metadata.name=a").disable_bookmarks()
 }
 
 #[tokio::test]
-async fn it_forwards_and_counts() -> Result<()> {
-    let Setup { proxy, through, past } = setup().await?;
+async fn it_forwards_and_counts_requests() -> Result<()> {
+    let Setup { proxy, through, direct } = setup().await?;
     through.create(&PostParams::default(), &map("a")?).await?;
-    assert_eq!(past.get("a").await?.name_any(), "a");
+    assert_eq!(direct.get("a").await?.name_any(), "a");
     assert!(through.get_opt("b").await?.is_none());
     assert_eq!((proxy.count("POST", "/configmaps"), proxy.count("GET", "/configmaps/b")), (1, 1));
     let statuses: Vec<_> = proxy.log().iter().map(|request| request.status).collect();
@@ -53,7 +53,7 @@ async fn it_forwards_and_counts() -> Result<()> {
 }
 
 #[tokio::test]
-async fn it_injects_a_status_as_often_as_told() -> Result<()> {
+async fn it_injects_a_status_the_given_number_of_times() -> Result<()> {
     let Setup { proxy, through, .. } = setup().await?;
     let fault =
         proxy.inject(Rule::path("/configmaps").method("GET").times(1), Action::Status { code: 503, retry_after: None });
@@ -71,9 +71,9 @@ async fn it_injects_a_status_as_often_as_told() -> Result<()> {
 
 #[tokio::test]
 async fn it_cuts_watches() -> Result<()> {
-    let Setup { proxy, through, past } = setup().await?;
+    let Setup { proxy, through, direct } = setup().await?;
     let mut watch = through.watch(&only_a(), "0").await?.boxed();
-    past.create(&PostParams::default(), &map("a")?).await?;
+    direct.create(&PostParams::default(), &map("a")?).await?;
     let event = timeout(DEADLINE, watch.next()).await?.context("the watch ended")??;
     assert!(matches!(event, WatchEvent::Added(_)), "{event:?}");
     proxy.cut_all();
@@ -84,23 +84,23 @@ async fn it_cuts_watches() -> Result<()> {
 }
 
 #[tokio::test]
-async fn it_falls_silent_half_open() -> Result<()> {
-    let Setup { proxy, through, past } = setup().await?;
+async fn it_makes_connections_silent() -> Result<()> {
+    let Setup { proxy, through, direct } = setup().await?;
     let mut watch = through.watch(&only_a(), "0").await?.boxed();
     proxy.half_open();
-    past.create(&PostParams::default(), &map("a")?).await?;
-    assert!(timeout(MOMENT, watch.next()).await.is_err(), "something passed");
+    direct.create(&PostParams::default(), &map("a")?).await?;
+    assert!(timeout(MOMENT, watch.next()).await.is_err(), "an event passed the proxy");
     proxy.cut_all();
     let end = timeout(DEADLINE, watch.next()).await?;
     assert!(end.is_none_or(|event| event.is_err()));
-    // The pool of the client may still hold a connection that was silent.
+    // The client's pool may still contain a silent connection.
     eventually(DEADLINE, "a new connection to work", async || through.get("a").await.map(drop).map_err(Into::into))
         .await
 }
 
 #[tokio::test]
 async fn it_holds_the_nth_write_until_released() -> Result<()> {
-    let Setup { proxy, through, past } = setup().await?;
+    let Setup { proxy, through, direct } = setup().await?;
     let fault = proxy.inject(Rule::path("/configmaps").method("POST").skip(1).times(1), Action::Hold);
     through.create(&PostParams::default(), &map("a")?).await?;
     let held = tokio::spawn({
@@ -108,44 +108,44 @@ async fn it_holds_the_nth_write_until_released() -> Result<()> {
         async move { through.create(&PostParams::default(), &map).await }
     });
     eventually(DEADLINE, "the second write to arrive", async || {
-        ensure!(fault.hits() == 1, "it has not");
+        ensure!(fault.hits() == 1, "the write has not arrived");
         Ok(())
     })
     .await?;
     through.create(&PostParams::default(), &map("c")?).await?;
-    assert!(past.get_opt("b").await?.is_none());
+    assert!(direct.get_opt("b").await?.is_none());
     fault.release();
     timeout(DEADLINE, held).await???;
-    past.get("b").await?;
+    direct.get("b").await?;
     Ok(())
 }
 
 #[tokio::test]
-async fn it_carries_a_detained_write_out_after_the_client_has_gone() -> Result<()> {
-    let Setup { proxy, through, past } = setup().await?;
+async fn it_forwards_a_detained_write_after_the_client_has_disconnected() -> Result<()> {
+    let Setup { proxy, through, direct } = setup().await?;
     let fault = proxy.inject(Rule::path("/configmaps").method("POST").times(1), Action::Detain);
     assert!(timeout(MOMENT, through.create(&PostParams::default(), &map("late")?)).await.is_err());
-    assert!(past.get_opt("late").await?.is_none());
+    assert!(direct.get_opt("late").await?.is_none());
     fault.release();
-    eventually(DEADLINE, "the late write", async || past.get("late").await.map(drop).map_err(Into::into)).await?;
+    eventually(DEADLINE, "the late write", async || direct.get("late").await.map(drop).map_err(Into::into)).await?;
     assert_eq!(fault.hits(), 1);
     Ok(())
 }
 
 #[tokio::test]
-async fn it_cuts_before_and_after_a_write_is_carried_out() -> Result<()> {
-    let Setup { proxy, through, past } = setup().await?;
+async fn it_cuts_connections_before_and_after_a_write() -> Result<()> {
+    let Setup { proxy, through, direct } = setup().await?;
     proxy.inject(Rule::path("/configmaps").method("POST").times(1), Action::Cut);
     proxy.inject(Rule::path("/configmaps").method("POST").times(1), Action::After);
     assert!(through.create(&PostParams::default(), &map("cut")?).await.is_err());
     assert!(through.create(&PostParams::default(), &map("after")?).await.is_err());
-    assert!(past.get_opt("cut").await?.is_none());
-    past.get("after").await?;
+    assert!(direct.get_opt("cut").await?.is_none());
+    direct.get("after").await?;
     Ok(())
 }
 
 #[tokio::test]
-async fn it_delays_and_hangs() -> Result<()> {
+async fn it_delays_and_hangs_requests() -> Result<()> {
     let Setup { proxy, through, .. } = setup().await?;
     proxy.inject(Rule::any().times(1), Action::Delay(MOMENT));
     let started = Instant::now();

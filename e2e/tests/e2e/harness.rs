@@ -1,4 +1,4 @@
-//! The harness holds what it promises.
+//! Tests of the harness itself: control planes, service accounts and child processes.
 
 use std::time::{Duration, Instant};
 
@@ -20,7 +20,7 @@ use serde_json::json;
 const DEADLINE: Duration = Duration::from_secs(60);
 
 #[tokio::test]
-async fn the_shared_control_plane_takes_dual_stack_services() -> Result<()> {
+async fn the_shared_control_plane_accepts_dual_stack_services() -> Result<()> {
     let namespace = TestNamespace::create(&e2e::shared().await?.client().await?, "dual").await?;
     let service: Service = serde_json::from_value(json!({
         "metadata": {"name": "web"},
@@ -33,7 +33,7 @@ async fn the_shared_control_plane_takes_dual_stack_services() -> Result<()> {
 }
 
 #[tokio::test]
-async fn a_deployment_becomes_ready_and_gets_slices() -> Result<()> {
+async fn a_deployment_becomes_ready_and_has_slices() -> Result<()> {
     let namespace = TestNamespace::create(&e2e::shared().await?.client().await?, "rollout").await?;
     let labels = json!({"app": "web"});
     let deployment: Deployment = serde_json::from_value(json!({
@@ -71,7 +71,7 @@ async fn a_deployment_becomes_ready_and_gets_slices() -> Result<()> {
 }
 
 #[tokio::test]
-async fn a_service_account_may_do_what_it_is_granted_and_no_more() -> Result<()> {
+async fn a_service_account_has_only_its_granted_permissions() -> Result<()> {
     let control_plane = e2e::shared().await?;
     let namespace = TestNamespace::create(&control_plane.client().await?, "account").await?;
     let account = serde_json::from_value(json!({"metadata": {"name": "reader"}}))?;
@@ -85,7 +85,7 @@ async fn a_service_account_may_do_what_it_is_granted_and_no_more() -> Result<()>
     let kubeconfig = control_plane.kubeconfig_for_service_account(namespace.name(), "reader").await?;
     let client = e2e::kubeconfig::client(&kubeconfig).await?;
     let maps: Api<ConfigMap> = Api::namespaced(client, namespace.name());
-    // The authorizer learns of the binding through a watch.
+    // The authorizer receives the binding through a watch.
     eventually(DEADLINE, "the account to be allowed to list", async || {
         maps.list(&ListParams::default()).await.map(drop).map_err(Into::into)
     })
@@ -102,7 +102,7 @@ async fn a_child_and_its_children_end_with_the_parent() -> Result<()> {
     let removed = directory.path().join("removed");
     std::fs::create_dir(&removed)?;
     let mut spawn = Spawn::new("sh", "/bin/sh", directory.path().join("log"));
-    // It ignores SIGTERM and has a child of its own.
+    // The shell ignores SIGTERM and has a child process.
     spawn = spawn.args(["-c", "trap '' TERM; sleep 1000 & echo child $!; wait; sleep 1000"]);
     spawn.grace = Duration::from_millis(100);
     spawn.remove = Some(removed.clone());
@@ -116,8 +116,8 @@ async fn a_child_and_its_children_end_with_the_parent() -> Result<()> {
     assert!(alive(pid) && alive(child));
     drop(process);
     assert!(!alive(pid));
-    eventually(DEADLINE, "the grandchild to be gone", async || {
-        ensure!(!alive(child), "{child} is alive");
+    eventually(DEADLINE, "the grandchild to exit", async || {
+        ensure!(!alive(child), "process {child} is alive");
         Ok(())
     })
     .await?;
@@ -132,7 +132,7 @@ async fn a_child_is_paused_and_ends_with_its_own_status() -> Result<()> {
         .args(["-c", "trap 'exit 7' TERM; echo ready; while :; do sleep 0.01; done"]);
     let mut process = Process::spawn(spawn)?;
     eventually(DEADLINE, "the trap to be set", async || {
-        ensure!(process.log().contains("ready"), "it says nothing");
+        ensure!(process.log().contains("ready"), "the log is empty");
         Ok(())
     })
     .await?;
@@ -146,7 +146,7 @@ async fn a_child_is_paused_and_ends_with_its_own_status() -> Result<()> {
 }
 
 #[tokio::test]
-async fn a_private_control_plane_restarts_compacts_and_leaves_nothing() -> Result<()> {
+async fn a_private_control_plane_restarts_compacts_and_cleans_up() -> Result<()> {
     let options = Options { users: vec![User { name: "nobody".into(), groups: vec![] }], ..Options::default() };
     let started = Instant::now();
     let mut control_plane = ControlPlane::start(options).await?;
@@ -161,13 +161,13 @@ async fn a_private_control_plane_restarts_compacts_and_leaves_nothing() -> Resul
         maps.create(&PostParams::default(), &map).await?;
     }
 
-    let nobody = e2e::kubeconfig::client(&control_plane.kubeconfig_for("nobody")?).await?;
-    let refused = Api::<ConfigMap>::namespaced(nobody, namespace.name()).list(&ListParams::default()).await;
+    let unprivileged = e2e::kubeconfig::client(&control_plane.kubeconfig_for("nobody")?).await?;
+    let refused = Api::<ConfigMap>::namespaced(unprivileged, namespace.name()).list(&ListParams::default()).await;
     assert!(refused.is_err_and(|error| error.to_string().contains("forbidden")));
 
     control_plane.compact_etcd().await?;
     for graceful in [false, true] {
-        // An open watch must not keep a graceful end waiting.
+        // An open watch must not delay a graceful shutdown.
         let mut open = maps.watch(&WatchParams::default().timeout(200), "0").await?.boxed();
         let event = tokio::time::timeout(DEADLINE, open.next()).await?.context("the watch ended")??;
         assert!(matches!(event, WatchEvent::Added(_)), "{event:?}");
@@ -184,13 +184,13 @@ async fn a_private_control_plane_restarts_compacts_and_leaves_nothing() -> Resul
     assert_eq!(processes.len(), 2);
     let started = Instant::now();
     drop(control_plane);
-    eprintln!("its end took {:?}", started.elapsed());
+    eprintln!("the shutdown took {:?}", started.elapsed());
     assert!(processes.iter().all(|(_, pid)| !alive(*pid)));
     assert!(!directory.exists());
     Ok(())
 }
 
 fn alive(pid: u32) -> bool {
-    // A process that has ended and was not yet waited for still has a folder.
+    // A zombie process still has its folder in /proc.
     std::fs::read_to_string(format!("/proc/{pid}/stat")).is_ok_and(|stat| !stat.contains(") Z "))
 }

@@ -1,4 +1,4 @@
-//! The stand-in for Linkerd's proxy-injector does what it promises, asked by the API server and past it.
+//! Tests of the stand-in for Linkerd's proxy-injector, through the API server and directly.
 
 use std::time::{Duration, Instant};
 
@@ -23,15 +23,15 @@ use tokio::{
     time::timeout,
 };
 
-/// What Helm wrote.
+/// The values that Helm installs.
 const HELM: &str = include_str!("../../../src/linkerd_config/values/testdata/installed.yaml");
 const ROOTS: &str = "one\n";
 /// `printf 'one\n' | sha256sum`
 const ROOTS_SHA256: &str = "2c8b08da5ce60398e1f19af0e5dccc744df274b826abe585eaba68c525434806";
 const SOON: Duration = Duration::from_secs(45);
-/// Long enough for what should not happen to happen.
+/// How long a test waits for an unexpected change.
 const MOMENT: Duration = Duration::from_millis(400);
-/// A cluster has one injector.
+/// Serializes the tests, because a cluster has one injector.
 static TURN: Mutex<()> = Mutex::const_new(());
 
 struct Setup {
@@ -43,7 +43,7 @@ struct Setup {
 }
 
 impl Setup {
-    /// With the document [`HELM`], marked `a`, and [`ROOTS`].
+    /// Starts an injector with the document [`HELM`], marked `a`, and the trust roots [`ROOTS`].
     async fn new(replicas: usize) -> Result<Self> {
         let turn = TURN.lock().await;
         let control_plane = e2e::shared().await?;
@@ -67,7 +67,7 @@ impl Setup {
         Ok(())
     }
 
-    /// What a Pod becomes that is created through the API server.
+    /// Creates a Pod through the API server, as a dry run, and returns the result.
     async fn create(&self, pod: &Value) -> kube::Result<Pod> {
         let params = PostParams { dry_run: true, ..PostParams::default() };
         let pod = serde_json::from_value(pod.clone()).map_err(kube::Error::SerdeError)?;
@@ -78,16 +78,17 @@ impl Setup {
         Ok(proxy_env(&self.create(&meshed()).await?, "MARK").is_some())
     }
 
-    /// What a replica answers when it is asked as the operator will.
-    async fn ask(&self, replica: usize) -> Result<Value> {
+    /// The response of a replica to a review that is sent directly, as the operator does.
+    async fn response(&self, replica: usize) -> Result<Value> {
         let (status, body) = self.injector.ask(replica, review()).await?;
         ensure!(status == StatusCode::OK, "{status}");
         Ok(serde_json::from_slice(&body)?)
     }
 
     async fn mark(&self, replica: usize) -> Result<String> {
-        let answer = self.ask(replica).await?;
-        let patch: ByteString = serde_json::from_value(answer.pointer("/response/patch").cloned().unwrap_or_default())?;
+        let response = self.response(replica).await?;
+        let patch: ByteString =
+            serde_json::from_value(response.pointer("/response/patch").cloned().unwrap_or_default())?;
         let patch: Value = serde_json::from_slice(&patch.0)?;
         let operations = patch.as_array().context("no list of operations")?.iter();
         let proxy = operations.map(|operation| &operation["value"]).find(|value| value["name"] == "linkerd-proxy");
@@ -96,19 +97,19 @@ impl Setup {
         mark["value"].as_str().map(str::to_owned).context("no value")
     }
 
-    async fn comes_to_say(&self, replica: usize, mark: &str) -> Result<()> {
-        eventually(SOON, format_args!("replica {replica} to say {mark}"), async || {
-            let said = self.mark(replica).await?;
-            ensure!(said == mark, "it says {said}");
+    async fn gets_mark(&self, replica: usize, mark: &str) -> Result<()> {
+        eventually(SOON, format_args!("replica {replica} to use mark {mark}"), async || {
+            let seen = self.mark(replica).await?;
+            ensure!(seen == mark, "its mark is {seen}");
             Ok(())
         })
         .await
     }
 
-    async fn goes_on_saying(&self, replica: usize, mark: &str) -> Result<()> {
-        holds(MOMENT, format_args!("replica {replica} saying {mark}"), async || {
-            let said = self.mark(replica).await?;
-            ensure!(said == mark, "it says {said}");
+    async fn keeps_mark(&self, replica: usize, mark: &str) -> Result<()> {
+        holds(MOMENT, format_args!("mark {mark} of replica {replica}"), async || {
+            let seen = self.mark(replica).await?;
+            ensure!(seen == mark, "its mark is {seen}");
             Ok(())
         })
         .await
@@ -116,7 +117,7 @@ impl Setup {
 }
 
 #[tokio::test]
-async fn a_pod_created_through_the_api_server_comes_back_with_the_proxy() -> Result<()> {
+async fn a_pod_created_through_the_api_server_gets_the_proxy() -> Result<()> {
     let setup = Setup::new(1).await?;
     assert_eq!(setup.injector.requests(0), 0);
     let pod = setup.create(&meshed()).await?;
@@ -137,7 +138,7 @@ async fn a_pod_created_through_the_api_server_comes_back_with_the_proxy() -> Res
 }
 
 #[tokio::test]
-async fn it_is_asked_of_every_pod_of_its_namespaces_and_of_no_other() -> Result<()> {
+async fn the_webhook_is_called_for_every_pod_of_its_namespaces_only() -> Result<()> {
     let setup = Setup::new(1).await?;
     let left = setup.create(&json!({"metadata": {"name": "web"}, "spec": meshed()["spec"]})).await?;
     assert_eq!(proxy_env(&left, "MARK"), None);
@@ -149,12 +150,12 @@ async fn it_is_asked_of_every_pod_of_its_namespaces_and_of_no_other() -> Result<
     let params = PostParams { dry_run: true, ..PostParams::default() };
     other.api::<Pod>().create(&params, &serde_json::from_value(meshed())?).await?;
     assert_eq!(setup.injector.requests(0), 1);
-    // Its own new Pods neither.
+    // The webhook is not called for the injector's own new Pods either.
     setup.injector.restart_replica(0).await?;
     assert_eq!(setup.injector.requests(0), 0);
     unregister(&setup.client).await?;
-    eventually(SOON, "the webhook to be gone", async || {
-        ensure!(!setup.is_injected().await?, "it is asked still");
+    eventually(SOON, "the webhook to be removed", async || {
+        ensure!(!setup.is_injected().await?, "the webhook is still called");
         Ok(())
     })
     .await
@@ -165,39 +166,39 @@ async fn a_replica_lags_until_it_is_nudged() -> Result<()> {
     let setup = Setup::new(2).await?;
     setup.injector.set_lag(0, Duration::MAX)?;
     setup.write(&marked("b")).await?;
-    setup.comes_to_say(1, "b").await?;
-    setup.goes_on_saying(0, "a").await?;
+    setup.gets_mark(1, "b").await?;
+    setup.keeps_mark(0, "a").await?;
     assert_eq!((setup.injector.nudges(0), setup.injector.nudges(1)), (0, 0));
     let patch = Patch::Merge(json!({"metadata": {"annotations": {"nudged": "1"}}}));
     let pods = setup.namespace.api::<Pod>();
-    // What was written before is in the sync, however late the watch of it is.
+    // The nudge syncs all earlier writes, even if their watch events are late.
     setup.write(&marked("c")).await?;
     pods.patch(&setup.injector.pod(0)?, &PatchParams::default(), &patch).await?;
     eventually(SOON, "the nudge", async || {
-        ensure!(setup.injector.nudges(0) == 1, "{} of them", setup.injector.nudges(0));
+        ensure!(setup.injector.nudges(0) == 1, "{} nudges", setup.injector.nudges(0));
         Ok(())
     })
     .await?;
-    setup.comes_to_say(0, "c").await?;
+    setup.gets_mark(0, "c").await?;
     assert_eq!(setup.injector.nudges(1), 0);
 
-    // It lags still, after that.
+    // The replica still lags after the nudge.
     setup.write(&marked("d")).await?;
-    setup.comes_to_say(1, "d").await?;
-    setup.goes_on_saying(0, "c").await?;
+    setup.gets_mark(1, "d").await?;
+    setup.keeps_mark(0, "c").await?;
     setup.injector.set_lag(0, Duration::ZERO)?;
-    setup.comes_to_say(0, "d").await?;
+    setup.gets_mark(0, "d").await?;
 
     setup.injector.set_lag(0, Duration::from_secs(1))?;
     let written = Instant::now();
     setup.write(&marked("e")).await?;
-    setup.comes_to_say(0, "e").await?;
+    setup.gets_mark(0, "e").await?;
     assert!(written.elapsed() >= Duration::from_secs(1), "{:?}", written.elapsed());
     Ok(())
 }
 
 #[tokio::test]
-async fn a_document_that_cannot_be_read_denies_every_pod_and_service() -> Result<()> {
+async fn an_undecodable_document_denies_every_pod_and_service() -> Result<()> {
     let setup = Setup::new(1).await?;
     setup.write("proxy: {").await?;
     let pod = json!({"metadata": {"name": "web"}, "spec": meshed()["spec"]});
@@ -212,7 +213,7 @@ async fn a_document_that_cannot_be_read_denies_every_pod_and_service() -> Result
     .await?;
     assert!(setup.namespace.api::<Service>().create(&params, &service).await.is_err());
 
-    // What only the template refuses is refused only where it is rendered.
+    // An error of the template denies only Pods for which the template is rendered.
     setup.write(&HELM.replace("logHTTPHeaders: \"off\"", "logHTTPHeaders: loud")).await?;
     eventually(SOON, "the Pod to be created", async || Ok(setup.create(&pod).await.map(drop)?)).await?;
     let error = setup.create(&meshed()).await.err().context("it was created")?;
@@ -225,11 +226,11 @@ async fn a_document_without_a_required_map_breaks_the_connection() -> Result<()>
     let setup = Setup::new(1).await?;
     setup.write("{}").await?;
     eventually(SOON, "the Pod to be created without a proxy", async || {
-        ensure!(!setup.is_injected().await?, "it has one");
+        ensure!(!setup.is_injected().await?, "it has a proxy");
         Ok(())
     })
     .await?;
-    assert!(setup.ask(0).await.is_err());
+    assert!(setup.response(0).await.is_err());
     setup.injector.set_failure_policy(FailurePolicy::Fail).await?;
     eventually(SOON, "the Pod to be refused", async || {
         let error = setup.create(&meshed()).await.err().context("it was created")?;
@@ -240,28 +241,28 @@ async fn a_document_without_a_required_map_breaks_the_connection() -> Result<()>
 }
 
 #[tokio::test]
-async fn without_trust_roots_everything_is_denied_until_they_come() -> Result<()> {
+async fn without_trust_roots_all_reviews_are_denied_until_they_exist() -> Result<()> {
     let setup = Setup::new(1).await?;
     setup.maps.delete("linkerd-identity-trust-roots", &kube::api::DeleteParams::default()).await?;
-    // What is mounted stays.
-    setup.goes_on_saying(0, "a").await?;
+    // The mounted file stays.
+    setup.keeps_mark(0, "a").await?;
     setup.injector.set_lag(0, Duration::MAX)?;
     setup.injector.restart_replica(0).await?;
-    let denied = setup.ask(0).await?;
+    let denied = setup.response(0).await?;
     let message = "open /var/run/linkerd/identity/trust-roots/ca-bundle.crt: no such file or directory";
     assert_eq!(denied["response"]["status"]["message"], message);
     let map = json!({"metadata": {"name": "linkerd-identity-trust-roots"}, "data": {"ca-bundle.crt": ROOTS}});
     setup.maps.create(&PostParams::default(), &serde_json::from_value(map)?).await?;
-    setup.comes_to_say(0, "a").await
+    setup.gets_mark(0, "a").await
 }
 
 #[tokio::test]
-async fn it_behaves_as_it_is_told() -> Result<()> {
+async fn it_has_the_configured_behaviour() -> Result<()> {
     let setup = Setup::new(1).await?;
     let injector = &setup.injector;
     let respond = async |behaviour| {
         injector.set_behaviour(0, behaviour).await?;
-        anyhow::Ok(setup.ask(0).await?["response"].clone())
+        anyhow::Ok(setup.response(0).await?["response"].clone())
     };
     let denied = respond(Behaviour::Denies("no".to_owned())).await?;
     assert_eq!(denied, json!({"uid": "7", "allowed": false, "status": {"metadata": {}, "message": "no"}}));
@@ -271,22 +272,22 @@ async fn it_behaves_as_it_is_told() -> Result<()> {
         let response = respond(Behaviour::BadPatch(patch.to_owned())).await?;
         assert_eq!((&response["allowed"], &response["patch"]), (&json!(true), &json!(patch)));
     }
-    let asked = injector.requests(0);
+    let before = injector.requests(0);
     injector.set_behaviour(0, Behaviour::Garbage).await?;
     let (status, body) = injector.ask(0, review()).await?;
     assert!(status == StatusCode::OK && serde_json::from_slice::<Value>(&body).is_err());
     injector.set_behaviour(0, Behaviour::Breaks).await?;
-    assert!(setup.ask(0).await.is_err());
+    assert!(setup.response(0).await.is_err());
     injector.set_behaviour(0, Behaviour::Hangs).await?;
-    assert!(timeout(MOMENT, setup.ask(0)).await.is_err());
-    assert_eq!(injector.requests(0), asked + 3);
+    assert!(timeout(MOMENT, setup.response(0)).await.is_err());
+    assert_eq!(injector.requests(0), before + 3);
     for behaviour in [Behaviour::WrongCertificate, Behaviour::Unreachable] {
         injector.set_behaviour(0, behaviour).await?;
-        assert!(setup.ask(0).await.is_err());
-        // The webhook's failure policy.
+        assert!(setup.response(0).await.is_err());
+        // The failure policy of the webhook is Ignore.
         assert!(!setup.is_injected().await?);
     }
-    assert_eq!(injector.requests(0), asked + 3);
+    assert_eq!(injector.requests(0), before + 3);
     injector.set_behaviour(0, Behaviour::Right).await?;
     assert_eq!(setup.mark(0).await?, "a");
     assert!(setup.is_injected().await?);
@@ -294,7 +295,7 @@ async fn it_behaves_as_it_is_told() -> Result<()> {
 }
 
 #[tokio::test]
-async fn it_wants_a_review_with_a_uid() -> Result<()> {
+async fn it_requires_a_review_with_a_uid() -> Result<()> {
     let setup = Setup::new(1).await?;
     let (status, _) = setup.injector.ask(0, "{}").await?;
     assert_eq!(status, StatusCode::BAD_REQUEST);
@@ -304,12 +305,12 @@ async fn it_wants_a_review_with_a_uid() -> Result<()> {
 }
 
 #[tokio::test]
-async fn replicas_come_and_go() -> Result<()> {
+async fn replicas_are_added_removed_and_restarted() -> Result<()> {
     let setup = Setup::new(2).await?;
     let injector = &setup.injector;
     assert_eq!(injector.replicas(), [0, 1]);
     injector.set_ready(0, false).await?;
-    eventually(SOON, "only the other to be asked", async || {
+    eventually(SOON, "only the ready replica to be called", async || {
         let (zero, one) = (injector.requests(0), injector.requests(1));
         for _ in 0..10 {
             ensure!(setup.is_injected().await?);
@@ -318,7 +319,7 @@ async fn replicas_come_and_go() -> Result<()> {
         Ok(())
     })
     .await?;
-    // Not ready, it answers all the same.
+    // An unready replica still responds.
     assert_eq!(setup.mark(0).await?, "a");
     let pods = setup.namespace.api::<Pod>();
     let ready = async |name: &str| {
@@ -327,41 +328,41 @@ async fn replicas_come_and_go() -> Result<()> {
     };
     assert!(!ready(&injector.pod(0)?).await? && ready(&injector.pod(1)?).await?);
 
-    let (gone, address) = (injector.pod(1)?, injector.address(1)?);
+    let (removed, address) = (injector.pod(1)?, injector.address(1)?);
     injector.remove_replica(1).await?;
-    assert!(pods.get_opt(&gone).await?.is_none());
+    assert!(pods.get_opt(&removed).await?.is_none());
     assert!(TcpStream::connect(address).await.is_err());
     assert_eq!((injector.replicas(), injector.requests(1)), (vec![0], 0));
 
     injector.set_lag(0, Duration::MAX)?;
     setup.write(&marked("b")).await?;
-    setup.goes_on_saying(0, "a").await?;
+    setup.keeps_mark(0, "a").await?;
     let old = injector.pod(0)?;
     injector.restart_replica(0).await?;
     assert_ne!(injector.pod(0)?, old);
     assert_eq!((injector.requests(0), injector.nudges(0)), (0, 0));
     assert_eq!(setup.mark(0).await?, "b");
     setup.write(&marked("c")).await?;
-    setup.goes_on_saying(0, "b").await?;
+    setup.keeps_mark(0, "b").await?;
     assert_eq!(injector.add_replica().await?, 2);
     assert_eq!(setup.mark(2).await?, "c");
     Ok(())
 }
 
 #[tokio::test]
-async fn it_ends_when_it_is_dropped() -> Result<()> {
+async fn it_stops_when_it_is_dropped() -> Result<()> {
     let Setup { injector, _turn, .. } = Setup::new(1).await?;
     let address = injector.address(0)?;
     drop(TcpStream::connect(address).await?);
     drop(injector);
-    eventually(SOON, "nothing to listen", async || {
-        ensure!(TcpStream::connect(address).await.is_err(), "something does");
+    eventually(SOON, "the listener to be closed", async || {
+        ensure!(TcpStream::connect(address).await.is_err(), "the port still accepts connections");
         Ok(())
     })
     .await
 }
 
-/// [`HELM`] with this mark for every proxy.
+/// [`HELM`] with this mark in the environment of every proxy.
 fn marked(mark: &str) -> String {
     HELM.replacen("additionalEnv: null", &format!("additionalEnv: [{{name: MARK, value: \"{mark}\"}}]"), 1)
 }

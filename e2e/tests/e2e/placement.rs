@@ -1,7 +1,7 @@
-//! How endpoints are dealt out to slices that exist: the packing cases of the acceptance table, on a real API server.
+//! Placement of endpoints in existing slices: the packing cases of the acceptance table, on a real API server.
 //!
-//! Workloads and slices are there before the manager, as a predecessor left them; it then makes just the writes that the case
-//! names. All cases at once, a namespace each.
+//! Workloads and slices exist before the manager starts, as a predecessor would leave them. The manager then makes only
+//! the writes of the case. All cases run concurrently, each in a separate namespace.
 
 use std::collections::BTreeMap;
 
@@ -17,15 +17,15 @@ use serde_json::json;
 
 struct Case {
     name: &'static str,
-    /// Which workloads each slice holds.
+    /// The workloads in each slice.
     slices: &'static [std::ops::Range<usize>],
-    /// Workloads that their slice takes for ready though they are not.
+    /// Workloads that are ready in their slice but not in their status.
     flipped: &'static [usize],
-    /// Which workloads exist.
+    /// The workloads that exist.
     workloads: std::ops::Range<usize>,
-    /// Endpoints per slice in the end, the fullest first.
+    /// The final number of endpoints per slice, largest first.
     lengths: &'static [usize],
-    /// Slices of the beginning that are not written.
+    /// The number of initial slices that are not written.
     untouched: usize,
 }
 
@@ -67,7 +67,7 @@ const CASES: [Case; 6] = [
 ];
 
 #[tokio::test]
-async fn slices_that_exist_are_filled_as_kubernetes_fills_them_and_others_left_alone() -> Result<()> {
+async fn existing_slices_are_packed_as_by_kubernetes_and_others_are_not_written() -> Result<()> {
     let control_plane = ControlPlane::start(Options::default()).await?;
     control_plane.kubectl(&["create", "namespace", "linkerd"]).await?;
     control_plane.install_crds("crd/linkerd").await?;
@@ -92,7 +92,7 @@ async fn slices_that_exist_are_filled_as_kubernetes_fills_them_and_others_left_a
         let untouched =
             slices.iter().filter(|slice| slice.resource_version() == before.get(&slice.name_any()).cloned());
         assert_eq!(untouched.count(), case.untouched, "{}", case.name);
-        // Each slice was written once at most: what it held before, and its end.
+        // Each initial slice was updated at most once: its creation is generation 1.
         for slice in slices.iter().filter(|slice| before.contains_key(&slice.name_any())) {
             assert!(slice.metadata.generation <= Some(2), "{}: {:?}", case.name, slice.metadata.generation);
         }
@@ -101,7 +101,7 @@ async fn slices_that_exist_are_filled_as_kubernetes_fills_them_and_others_left_a
     Ok(())
 }
 
-/// The workloads, and the slices as the controller would have left them; their resourceVersions.
+/// Creates the workloads, and the slices as the controller would have left them. Returns their resourceVersions.
 async fn prepare(case: &Case, mesh: &Mesh) -> Result<BTreeMap<String, String>> {
     let service = mesh.put_service("web", json!({})).await?;
     stream::iter(case.workloads.clone())

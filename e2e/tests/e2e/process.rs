@@ -1,4 +1,4 @@
-//! The manager as a process: what it waits for, what it says while it waits, when it exits and with what.
+//! The manager as a process: the conditions that it waits for, its readiness and logs meanwhile, and its exit codes.
 
 use std::{net::TcpListener, time::Duration};
 
@@ -16,19 +16,19 @@ fn args(args: &[&str]) -> ManagerOptions {
     ManagerOptions { args: args.iter().map(|arg| (*arg).to_owned()).collect(), ..ManagerOptions::default() }
 }
 
-/// A control plane without Linkerd: no CRD, no namespace.
+/// A control plane without Linkerd: without its CRDs and namespace.
 async fn bare() -> Result<ControlPlane> {
     ControlPlane::start(Options::default()).await
 }
 
 #[tokio::test]
-async fn it_waits_for_the_crd_and_the_namespace_and_says_so() -> Result<()> {
+async fn it_waits_for_the_crd_and_the_namespace_and_reports_it() -> Result<()> {
     let control_plane = bare().await?;
     let mut manager = Manager::start(&control_plane, ManagerOptions::default())?;
     manager.ready(SOON).await?;
-    let waiting = eventually(SOON, "/ready to name both", async || {
+    let waiting = eventually(SOON, "/ready to report the missing CRD and namespace", async || {
         let (status, body) = manager.get("/ready").await?;
-        ensure!(status == StatusCode::OK, "{status}: a job that lacks its CRD waits alone");
+        ensure!(status == StatusCode::OK, "{status}: a missing CRD must only block its own job");
         ensure!(body.contains("externalworkloads.workload.linkerd.io") && body.contains("namespace linkerd"), "{body}");
         Ok(body)
     })
@@ -42,7 +42,7 @@ async fn it_waits_for_the_crd_and_the_namespace_and_says_so() -> Result<()> {
     control_plane.kubectl(&["create", "namespace", "linkerd"]).await?;
     let mesh = Mesh::new(&client, "default");
     mesh.put_web_over_vm().await?;
-    eventually(SOON, "/ready to name nothing", async || {
+    eventually(SOON, "/ready to report no problem", async || {
         let (_, body) = manager.get("/ready").await?;
         ensure!(body == "ready\n", "{body}");
         Ok(())
@@ -50,19 +50,23 @@ async fn it_waits_for_the_crd_and_the_namespace_and_says_so() -> Result<()> {
     .await?;
     assert!(manager.is_running());
 
-    // One line for each change, not for each attempt.
+    // One line per change, not per attempt.
     let log = manager.log();
-    assert_eq!(log.matches("the API server does not serve this kind").count(), 4, "one for each of four CRDs: {log}");
+    assert_eq!(
+        log.matches("the API server does not serve this kind").count(),
+        4,
+        "one line for each of the four CRDs: {log}"
+    );
     assert_eq!(log.matches("cannot take part in the election").count(), 1, "{log}");
     Ok(())
 }
 
 #[tokio::test]
-async fn it_waits_for_an_api_server_that_is_away_and_is_not_ready_until_it_has_listed() -> Result<()> {
+async fn it_waits_for_an_unavailable_api_server_and_is_not_ready_before_the_first_lists() -> Result<()> {
     let mut control_plane = bare().await?;
     control_plane.stop_api_server(true).await?;
     let manager = Manager::start(&control_plane, ManagerOptions::default())?;
-    let body = eventually(SOON, "/ready to say why not", async || {
+    let body = eventually(SOON, "/ready to report the reason", async || {
         let (status, body) = manager.get("/ready").await?;
         ensure!(
             status == StatusCode::SERVICE_UNAVAILABLE && body.contains("cannot list or watch services"),
@@ -115,15 +119,15 @@ async fn the_admin_server_answers_probes_and_refuses_the_rest() -> Result<()> {
 }
 
 #[tokio::test]
-async fn on_sigterm_it_stops_being_ready_hands_over_and_exits_with_0() -> Result<()> {
+async fn on_sigterm_it_releases_its_leases_and_exits_with_0() -> Result<()> {
     let control_plane = bare().await?;
     control_plane.kubectl(&["create", "namespace", "linkerd"]).await?;
     let mut manager = Manager::start(&control_plane, ManagerOptions::default())?;
-    // Each job has its own.
+    // Each job has a separate Lease.
     let leases = [("linkerd", "linkerd-destination-endpoint-write"), ("default", "linkerd-operator")];
     eventually(SOON, "leadership of both jobs", async || {
         for (_, lease) in leases {
-            ensure!(manager.is_leading(lease).await, "not by {lease}");
+            ensure!(manager.is_leading(lease).await, "the manager does not hold {lease}");
         }
         Ok(())
     })
@@ -139,14 +143,14 @@ async fn on_sigterm_it_stops_being_ready_hands_over_and_exits_with_0() -> Result
 }
 
 #[tokio::test]
-async fn a_job_that_is_off_asks_for_nothing() -> Result<()> {
+async fn a_disabled_job_watches_no_kind_and_takes_no_lease() -> Result<()> {
     let control_plane = bare().await?;
     control_plane.kubectl(&["create", "namespace", "linkerd"]).await?;
     let off = ["--enable-external-workload=false", "--enable-linkerd-config=false", "--enable-destination=false"];
     let mut manager = Manager::start(&control_plane, args(&off))?;
     manager.ready(SOON).await?;
     assert_eq!(manager.get("/ready").await?.1, "ready\n");
-    assert_eq!(manager.metric("linkerd_operator_watch_events_total", &[]).await, None, "nothing is watched");
+    assert_eq!(manager.metric("linkerd_operator_watch_events_total", &[]).await, None, "no kind must be watched");
     holds(Duration::from_secs(2), "no Lease", async || {
         let leases = control_plane.kubectl(&["-n", "linkerd", "get", "leases", "-o=name"]).await?;
         ensure!(leases.is_empty(), "{leases}");
@@ -156,7 +160,7 @@ async fn a_job_that_is_off_asks_for_nothing() -> Result<()> {
 }
 
 #[tokio::test]
-async fn bad_flags_an_unreadable_kubeconfig_and_a_taken_port_end_it_with_a_sentence() -> Result<()> {
+async fn bad_flags_an_unreadable_kubeconfig_and_a_taken_port_end_it_with_an_error() -> Result<()> {
     let control_plane = bare().await?;
     let refused = async |options: ManagerOptions, code: i32, sentence: &str| -> Result<()> {
         let mut manager = Manager::start(&control_plane, options)?;
@@ -176,7 +180,7 @@ async fn bad_flags_an_unreadable_kubeconfig_and_a_taken_port_end_it_with_a_sente
 }
 
 #[tokio::test]
-async fn logs_are_json_on_request_with_stable_fields() -> Result<()> {
+async fn logs_in_json_have_stable_fields() -> Result<()> {
     let control_plane = bare().await?;
     let mut manager = Manager::start(&control_plane, args(&["--log-format=json"]))?;
     manager.ready(SOON).await?;
@@ -191,12 +195,12 @@ async fn logs_are_json_on_request_with_stable_fields() -> Result<()> {
 }
 
 #[tokio::test]
-async fn objects_that_cannot_be_read_cost_only_themselves_d33() -> Result<()> {
+async fn undecodable_objects_do_not_affect_others_d33() -> Result<()> {
     let control_plane = bare().await?;
     control_plane.kubectl(&["create", "namespace", "linkerd"]).await?;
     control_plane.install_crds("crd/linkerd").await?;
     let client = control_plane.client().await?;
-    // A schema that takes anything, as an older or a broken installation may have.
+    // A schema that accepts any object, as in an older or broken installation.
     let any = json!({"spec": {"versions": [
         {"name": "v1alpha1", "served": false, "storage": false, "schema": {"openAPIV3Schema": {"type": "object"}}},
         {"name": "v1beta1", "served": true, "storage": true, "subresources": {"status": {}},
@@ -206,25 +210,28 @@ async fn objects_that_cannot_be_read_cost_only_themselves_d33() -> Result<()> {
     let namespace = TestNamespace::create(&client, "d33").await?;
     let mesh = Mesh::new(&client, namespace.name());
     mesh.put_service("web", json!({})).await?;
-    let put_bad = async |name: &str, object: serde_json::Value| {
+    let put_object = async |name: &str, object: serde_json::Value| {
         eventually(SOON, "the new schema to be in force", async || {
             mesh.put_workload_with(name, "web", object.clone()).await
         })
         .await
     };
-    put_bad("bad-list", json!({"spec": {"workloadIPs": "none"}})).await?;
-    put_bad("bad-ports", json!({"spec": {"ports": {"http": 80}, "workloadIPs": [{"ip": "192.0.2.9"}]}})).await?;
-    put_bad("bad-spec", json!({"spec": 7})).await?;
-    put_bad("odd-but-readable", json!({"spec": {"workloadIPs": [{"ip": "192.0.2.8"}], "meshTLS": null}, "status": {}}))
-        .await?;
+    put_object("bad-list", json!({"spec": {"workloadIPs": "none"}})).await?;
+    put_object("bad-ports", json!({"spec": {"ports": {"http": 80}, "workloadIPs": [{"ip": "192.0.2.9"}]}})).await?;
+    put_object("bad-spec", json!({"spec": 7})).await?;
+    put_object(
+        "odd-but-readable",
+        json!({"spec": {"workloadIPs": [{"ip": "192.0.2.8"}], "meshTLS": null}, "status": {}}),
+    )
+    .await?;
     let manager = Manager::start(&control_plane, ManagerOptions::default())?;
     mesh.put_workload("good", "web", &["192.0.2.4"]).await?;
-    // Listed and watched.
+    // The bad objects arrive in the first list, and later through the watch.
     mesh.shows("web", &[("good", true), ("odd-but-readable", false)]).await?;
-    put_bad("bad-later", json!({"spec": {"workloadIPs": {}}})).await?;
+    put_object("bad-later", json!({"spec": {"workloadIPs": {}}})).await?;
     mesh.put_workload("good-later", "web", &["192.0.2.5"]).await?;
     mesh.shows("web", &[("good", true), ("good-later", true), ("odd-but-readable", false)]).await?;
-    // What was readable once stays as it was, and goes when it is deleted.
+    // An object that becomes unreadable keeps its last readable state until it is deleted.
     mesh.patch_workload("good", json!({"spec": {"ports": "none"}})).await?;
     mesh.delete_workload("odd-but-readable").await?;
     mesh.shows("web", &[("good", true), ("good-later", true)]).await?;
@@ -232,7 +239,7 @@ async fn objects_that_cannot_be_read_cost_only_themselves_d33() -> Result<()> {
     mesh.shows("web", &[("good-later", true)]).await?;
     let labels = [("resource", "externalworkloads.workload.linkerd.io")];
     let counted = manager.metric("linkerd_operator_undecodable_objects_total", &labels).await.unwrap_or_default();
-    ensure!(counted >= 5.0, "{counted} counted");
-    ensure!(manager.log().contains("object="), "they are named");
+    ensure!(counted >= 5.0, "only {counted} undecodable objects are counted");
+    ensure!(manager.log().contains("object="), "the log must name the objects");
     Ok(())
 }
