@@ -1,5 +1,5 @@
-//! Which of several LinkerdConfigs for one ConfigMap is active: the one with the highest priority, then the oldest, then the first by
-//! name. A resource that is being deleted is not. Pure.
+//! Selects the active LinkerdConfig of a ConfigMap: the one with the highest priority, then the oldest, then the first
+//! by name. A resource that is being deleted is never active. Pure.
 
 use std::{cmp::Reverse, sync::Arc};
 
@@ -8,12 +8,12 @@ use crate::{
     cluster::{index::store::Store, kinds::linkerd_config::LinkerdConfig},
 };
 
-/// The active resource for a ConfigMap.
+/// Returns the active resource for a ConfigMap.
 pub fn of<'a>(configs: &'a Store<LinkerdConfig>, target: &NamespacedName) -> Option<&'a Arc<LinkerdConfig>> {
     first(configs.targeting(target))
 }
 
-/// The active resources for the ConfigMaps of a namespace.
+/// Returns the active resources for the ConfigMaps of a namespace.
 pub(super) fn in_namespace<'a>(
     configs: &'a Store<LinkerdConfig>,
     namespace: &str,
@@ -22,7 +22,7 @@ pub(super) fn in_namespace<'a>(
     targets.filter_map(|target| of(configs, target))
 }
 
-/// The active resource of those for one ConfigMap.
+/// Returns the active one of the resources for a ConfigMap.
 pub(super) fn first<C: AsRef<LinkerdConfig>>(configs: impl Iterator<Item = C>) -> Option<C> {
     configs.filter(|config| !config.as_ref().deleting).min_by(|a, b| rank(a.as_ref()).cmp(&rank(b.as_ref())))
 }

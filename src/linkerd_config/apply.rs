@@ -1,7 +1,8 @@
-//! The writes that a plan takes, in the order that loses nothing.
+//! Applies a plan: saves the base, then writes the ConfigMap.
 //!
-//! In: the plan of the active resource. Out: what was written, also after a failure. Always holds: the base is saved before the
-//! first write; nothing is written for a resource that is no longer active.
+//! In: the plan of the active resource. Out: the completed writes, also after a failure. Always holds: the base is
+//! saved before the first write of the ConfigMap, so that no document is lost; a plan is not applied if the resource is
+//! no longer active.
 
 use std::sync::Arc;
 
@@ -22,7 +23,7 @@ use crate::{
     write::WriteError,
 };
 
-/// The outcome of planning and applying, as far as it came.
+/// The outcome of planning and applying; partial after a failure.
 pub(super) struct ReconcileOutcome {
     pub(super) plan: ConfigPlan,
     pub(super) written: bool,
@@ -31,7 +32,7 @@ pub(super) struct ReconcileOutcome {
     pub(super) written_status: Option<Arc<LinkerdConfigStatus>>,
     /// The injection hash of Pods without the config hash variable, if the status does not have it yet.
     pub(super) baseline: Option<String>,
-    /// Workloads failed with the active document, and there is a fallback document.
+    /// Whether workloads failed with the active document and a fallback document exists.
     pub(super) rolls_back: bool,
 }
 
@@ -53,12 +54,12 @@ impl Default for ReconcileOutcome {
 // === impl LinkerdConfigReconciler ===
 
 impl LinkerdConfigReconciler {
-    /// Makes the objects fit to be managed: no owner reference deletes the ConfigMap together with the resource, and the resource
-    /// has our finalizer exactly if its deletion restores the base.
+    /// Removes the owner references that would delete the ConfigMap together with the resource. Adds our finalizer if
+    /// the deletion of the resource must restore the base, and removes it otherwise.
     pub(super) async fn prepare(&self, config: &LinkerdConfig, live: Option<&ConfigMap>) -> Result<(), WriteError> {
         let enforce = config.spec.mode == Mode::Enforce;
         if let Some(live) = live.filter(|live| live.owned && enforce) {
-            info!(config_map = %live.key, "removing the owner reference by which the ConfigMap would be deleted with the LinkerdConfig");
+            info!(config_map = %live.key, "removing the owner reference that would delete the ConfigMap together with the LinkerdConfig");
             self.writer.remove_owner_references(live).await?;
         }
         let finalized = enforce && config.spec.deletion_policy == DeletionPolicy::RestoreBase;
@@ -75,11 +76,12 @@ impl LinkerdConfigReconciler {
         if let Some(base) = &outcome.plan.new_base {
             let saved = Arc::new(self.writer.save_base(base, target, &good_revisions(before)).await?);
             outcome.base_revision = Some(saved.revision);
-            info!(config_map = %config.target, revision = saved.revision, "saved the installer's document and the declared one");
+            info!(config_map = %config.target, revision = saved.revision, "saved the installer's document and the declared document");
             self.cache.set_base(target, Some(saved));
         }
         let (Some(write), Some(live)) = (&outcome.plan.write, live) else { return Ok(()) };
-        // The window must survive a crash after the write: Pods that were injected in it look like all others.
+        // The drift window must survive a crash after the write, because Pods that were injected in it look like all
+        // other Pods.
         if outcome.plan.drift.as_ref().is_some_and(|drift| drift.affects_injection)
             && let Some(status) = with_drift_window(before, drift_began(live))
         {
@@ -96,7 +98,7 @@ impl LinkerdConfigReconciler {
         Ok(())
     }
 
-    /// Writes a status, unless it is the last one.
+    /// Writes a status, unless it equals the previous one.
     pub(super) async fn update_status(
         &self,
         config: &LinkerdConfig,
@@ -113,8 +115,8 @@ impl LinkerdConfigReconciler {
         Ok(())
     }
 
-    /// Restarts the injectors once for each configuration that they did not use in time, before the status shows that. The restart
-    /// is idempotent, so that a successor may repeat it.
+    /// Restarts the injectors once for each configuration that they did not use in time, before the status shows the
+    /// timeout. The restart is idempotent, so that the next leader may repeat it.
     pub(super) async fn restart_late_injectors(
         &self,
         config: &LinkerdConfig,
@@ -130,10 +132,10 @@ impl LinkerdConfigReconciler {
         let roots = after.trust_roots_sha256.as_deref().and_then(|hash| hash.get(..8)).unwrap_or_default();
         match self.writer.restart_injector(&format!("{hash}-{roots}")).await {
             Ok(()) => {
-                info!(linkerd_config = %config.name, marker = hash, "restarting the injectors, which took too long");
+                info!(linkerd_config = %config.name, marker = hash, "restarting the injectors, because they did not use the configuration in time");
             }
             Err(error @ WriteError::Refused(_)) => {
-                warn!(linkerd_config = %config.name, %error, "the injectors could not be restarted");
+                warn!(linkerd_config = %config.name, %error, "could not restart the injectors");
             }
             Err(error) => return Err(error),
         }
@@ -141,7 +143,7 @@ impl LinkerdConfigReconciler {
     }
 }
 
-/// Returns when another writer wrote the document.
+/// Returns the time of the last write by another writer.
 fn drift_began(live: &ConfigMap) -> Timestamp {
     let others = live.writers.iter().find(|writer| writer.manager != FIELD_MANAGER);
     others.and_then(|writer| writer.time).unwrap_or_else(Timestamp::now)

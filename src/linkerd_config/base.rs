@@ -1,8 +1,9 @@
-//! The base: the document that the installer of Linkerd wrote last, and the one declared over it, saved as a ControllerRevision.
-//! Pure.
+//! The base: the last document of Linkerd's installer, and the document declared over it, saved as a
+//! ControllerRevision. Pure.
 //!
-//! Always holds: the installer's text is saved unchanged, so that it can be restored byte for byte; revisions grow; a base belongs
-//! to one ConfigMap, by its UID, and not to another of the same name.
+//! Always holds: the installer's text is saved unchanged, so that it can be restored byte for byte, until allowed
+//! changes of other writers are merged into it; revision numbers increase; a base belongs to the ConfigMap with its
+//! UID, not to a later one of the same name.
 
 use std::{collections::BTreeMap, sync::Arc};
 
@@ -18,7 +19,7 @@ use crate::text::{hex, truncate};
 
 /// The label that names the ConfigMap of a revision.
 const TARGET_LABEL: &str = "config.linkerd.io/base-of";
-/// How many revisions stay: the one in use, and earlier ones for people to inspect.
+/// The number of revisions to keep: the current one, and earlier ones for inspection.
 pub(super) const MAX_REVISIONS: usize = 5;
 
 #[derive(Clone, Debug)]
@@ -26,16 +27,16 @@ pub struct Base {
     pub revision: i64,
     pub text: Arc<str>,
     pub document: Document,
-    /// The document declared over it, which the ConfigMap has to hold.
+    /// The declared document, which the ConfigMap must hold.
     pub effective: Document,
-    /// The annotation in which an installer names itself.
+    /// The value of the annotation with the installer's name and version.
     pub created_by: Option<String>,
     /// The UID of the ConfigMap.
     pub uid: Arc<str>,
 }
 
 impl Base {
-    /// Returns the base of a text, with nothing declared over it.
+    /// Returns the base of a text, without an overlay.
     ///
     /// # Errors
     /// When the text is not a values document of Linkerd.
@@ -45,7 +46,7 @@ impl Base {
         Ok(Self { revision, text: text.into(), effective: document.clone(), document, created_by, uid })
     }
 
-    /// Whether both have the same content, at any revision.
+    /// Whether both have the same content, regardless of the revision.
     pub(super) fn eq_ignoring_version(&self, other: &Self) -> bool {
         let Self { revision: _, text, document: _, effective, created_by, uid } = self;
         (text, effective, created_by, uid) == (&other.text, &other.effective, &other.created_by, &other.uid)
@@ -75,7 +76,7 @@ impl Base {
         }
     }
 
-    /// Returns the newest of a ConfigMap's revisions; `None` if there is none.
+    /// Returns the base in a ConfigMap's newest revision; `None` without revisions.
     ///
     /// # Errors
     /// When the newest revision cannot be read. An older one would be the wrong base.
@@ -83,8 +84,9 @@ impl Base {
         revisions.iter().max_by_key(|object| object.revision).map(Self::from_object).transpose()
     }
 
-    /// Returns the documents that were declared at other revisions. It skips revisions that cannot be read, and those over another
-    /// document or of another ConfigMap: a configuration that worked for another version of Linkerd may fail for this one.
+    /// Returns the documents that were declared at other revisions. Skips revisions that cannot be read, have another
+    /// base document, or belong to another ConfigMap: a configuration that worked with another version of Linkerd may
+    /// fail with this one.
     pub fn effective_at(&self, revisions: &[ControllerRevision], wanted: &[i64]) -> Vec<Document> {
         let declared = |revision: &i64| {
             let base = Self::from_object(revisions.iter().find(|object| object.revision == *revision)?).ok()?;
@@ -110,7 +112,7 @@ impl Base {
     }
 }
 
-/// Returns the injection hash of Pods without the config hash variable: the hash of the document that was there before our first
+/// Returns the injection hash of Pods without the config hash variable: the hash of the document before our first
 /// write.
 pub fn baseline(document: Option<&Reading>, base: Option<&Base>) -> Option<String> {
     let document = match (document, base) {
@@ -121,7 +123,7 @@ pub fn baseline(document: Option<&Reading>, base: Option<&Base>) -> Option<Strin
     Some(document.injection_hash().to_string())
 }
 
-/// Returns the name as the value of a label, which may be shorter than a name.
+/// Returns the name as a label value. A name that is too long for a label is truncated, with a hash appended.
 fn label_value(config_map: &str) -> String {
     const LONGEST: usize = 63;
     const KEPT: usize = 46;
@@ -137,7 +139,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_newest_revision_is_read_back_or_nothing_is() {
+    fn the_newest_revision_is_read_back_and_an_older_one_never_replaces_it() {
         let mut base = Base::new(3, "proxy: {uid: 1}\n# as it was\n", Some("linkerd/helm 1")).unwrap();
         base.uid = "uid".into();
         base.effective = Document::parse("proxy: {uid: 2}").unwrap();

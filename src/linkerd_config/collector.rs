@@ -1,4 +1,4 @@
-//! The metrics of LinkerdConfigs: collected from their statuses at each scrape.
+//! The metrics of LinkerdConfigs, collected from their statuses at each scrape.
 
 use parking_lot::Mutex;
 use prometheus::{
@@ -23,11 +23,17 @@ impl LinkerdConfigCollector {
             cluster: cluster.clone(),
             collecting: Mutex::default(),
             info: GaugeVec::new(
-                Opts::new("linkerd_operator_linkerdconfig_info", "1 for each LinkerdConfig"),
+                Opts::new(
+                    "linkerd_operator_linkerdconfig_info",
+                    "Information about each LinkerdConfig; the value is always 1",
+                ),
                 &["name", "active", "config_hash"],
             )?,
             conditions: GaugeVec::new(
-                Opts::new("linkerd_operator_linkerdconfig_condition", "1 for each condition of a LinkerdConfig"),
+                Opts::new(
+                    "linkerd_operator_linkerdconfig_condition",
+                    "The current status of each condition of a LinkerdConfig; the value is always 1",
+                ),
                 &["name", "type", "status"],
             )?,
         })

@@ -1,7 +1,8 @@
 //! The conditions of a LinkerdConfig: their reasons and messages. Pure.
 //!
-//! In: a verdict, the state of the injectors, the conditions as they were. Out: the conditions as they are. Always holds: the time
-//! of a condition changes only with its status; a message is at most `MAX_MESSAGE_BYTES` long and shows no value of a document.
+//! In: a verdict, the state of the injectors, the previous conditions. Out: the new conditions. Always holds: the
+//! transition time of a condition changes only with its status; a message is at most `MAX_MESSAGE_BYTES` long and shows
+//! no value of a document.
 
 use k8s_openapi::{
     apimachinery::pkg::apis::meta::v1::{Condition, Time},
@@ -26,7 +27,7 @@ pub(super) const INJECTOR_SYNCED: &str = "InjectorSynced";
 pub(super) const READY: &str = "Ready";
 pub(super) const STALLED: &str = "Stalled";
 
-/// How many paths or problems a message or a status lists.
+/// The maximum number of paths or problems in a message or a status.
 pub(super) const MAX_SHOWN: usize = 10;
 const MAX_MESSAGE_BYTES: usize = 2048;
 
@@ -39,7 +40,7 @@ pub(super) struct ConditionRow {
     message: String,
 }
 
-/// The reason and the message by which conditions show a verdict.
+/// The reason and the message of the condition that shows a verdict.
 pub struct VerdictCondition {
     pub reason: &'static str,
     pub message: String,
@@ -65,7 +66,8 @@ pub fn verdict_condition(target: &NamespacedName, verdict: &PlanVerdict, drift: 
     VerdictCondition { reason, message }
 }
 
-/// Returns the conditions of the active resource, but those that need the injectors. `failure` says why the plan was not applied.
+/// Returns the conditions of the active resource, except those that depend on the injectors. `failure` is the reason
+/// and the message if the plan was not applied.
 pub(super) fn condition_rows(
     target: &NamespacedName,
     verdict: &PlanVerdict,
@@ -80,7 +82,7 @@ pub(super) fn condition_rows(
         return not_accepted(row.reason, row.message).into();
     }
     let ready = match row.status {
-        Some(true) => ConditionRow::new(READY, Some(true), "Reconciled", "all that is declared is in effect"),
+        Some(true) => ConditionRow::new(READY, Some(true), "Reconciled", "the declared configuration is in effect"),
         _ => ConditionRow::new(READY, Some(false), row.reason, row.message.clone()),
     };
     let accepted = ConditionRow::new(ACCEPTED, Some(true), "Accepted", "the resource is in effect");
@@ -109,40 +111,50 @@ fn verdict_row(target: &NamespacedName, verdict: &PlanVerdict, drift: Option<&Dr
     let (type_, status, reason, message) = match verdict {
         PlanVerdict::Invalid(problems) => (ACCEPTED, false, "Invalid", list_problems(problems)),
         PlanVerdict::TargetNotFound => {
-            (ACCEPTED, false, "TargetNotFound", format!("there is no ConfigMap {target}: install Linkerd"))
+            (ACCEPTED, false, "TargetNotFound", format!("ConfigMap {target} does not exist: install Linkerd"))
         }
         PlanVerdict::UnsupportedLayout => {
-            let message = format!("ConfigMap {target} has no values: it is of a Linkerd before stable-2.9");
+            let message = format!("ConfigMap {target} has no values: Linkerd is older than stable-2.9, upgrade it");
             (ACCEPTED, false, "UnsupportedLayout", message)
         }
-        PlanVerdict::Suspended => (ACCEPTED, false, "Suspended", "mode is Suspend: nothing is looked at".to_owned()),
-        PlanVerdict::Unknown => (CONFIG_MAP_SYNCED, false, "WriteFailed", "it was not looked at".to_owned()),
-        PlanVerdict::Synced => (CONFIG_MAP_SYNCED, true, "Synced", "the ConfigMap holds what is declared".to_owned()),
+        PlanVerdict::Suspended => {
+            (ACCEPTED, false, "Suspended", "mode is Suspend: the ConfigMap is neither checked nor written".to_owned())
+        }
+        PlanVerdict::Unknown => {
+            (CONFIG_MAP_SYNCED, false, "WriteFailed", "the reconcile failed before it checked the ConfigMap".to_owned())
+        }
+        PlanVerdict::Synced => {
+            (CONFIG_MAP_SYNCED, true, "Synced", "the ConfigMap holds the declared configuration".to_owned())
+        }
         PlanVerdict::Restored => {
-            let message = "what is declared failed: the last good document is back";
+            let message = "the declared configuration failed: the last good document is restored";
             (CONFIG_MAP_SYNCED, true, "Restored", message.to_owned())
         }
         PlanVerdict::ValidationFailed(problems) => {
-            let message = format!("the document is nothing that Linkerd can use: {}", list_problems(problems));
+            let message = format!("the proxy injector cannot use this configuration: {}", list_problems(problems));
             (CONFIG_MAP_SYNCED, false, "ValidationFailed", message)
         }
         PlanVerdict::Immutable => {
-            let message = "the ConfigMap is immutable: make another one, nobody can change it in its place";
+            let message = "the ConfigMap is immutable and cannot be updated: delete it and create it again";
             (CONFIG_MAP_SYNCED, false, "Immutable", message.to_owned())
         }
         PlanVerdict::InvalidBase(error) => {
-            (CONFIG_MAP_SYNCED, false, "InvalidBase", format!("the ConfigMap is left as it is: {error}"))
+            (CONFIG_MAP_SYNCED, false, "InvalidBase", format!("the ConfigMap is not written: {error}"))
         }
-        PlanVerdict::Drifted => {
-            (CONFIG_MAP_SYNCED, false, "Drifted", format!("{}; drift.action is Report", drift_sentence(drift)))
-        }
+        PlanVerdict::Drifted => (
+            CONFIG_MAP_SYNCED,
+            false,
+            "Drifted",
+            format!("{}; not reverted, because drift.action is Report", drift_sentence(drift)),
+        ),
         PlanVerdict::RepeatedDrift => {
-            let message = format!("{}; again and again, so it stays for a while", drift_sentence(drift));
+            let message =
+                format!("{}; not reverted for now, because earlier reverts were undone", drift_sentence(drift));
             (CONFIG_MAP_SYNCED, false, "Drifted", message)
         }
         PlanVerdict::Observing(paths) => {
             let shown = and_more(paths.iter().take(MAX_SHOWN), 0, ", ");
-            let message = format!("mode is Observe: {} would change: {shown}", paths.len());
+            let message = format!("mode is Observe: paths that would change ({}): {shown}", paths.len());
             (CONFIG_MAP_SYNCED, false, "Observing", message)
         }
     };
@@ -165,7 +177,7 @@ pub(super) fn add_injector_condition(
         // The injectors accept the fallback document. The condition shows their answer to the declared one.
         let denied = SyncReason::Denied.into_str();
         let known = before.conditions.iter().find(|known| known.type_ == INJECTOR_SYNCED && known.reason == denied);
-        let message = known.map_or("what is declared was refused", |known| &known.message);
+        let message = known.map_or("the injectors deny the declared configuration", |known| &known.message);
         ConditionRow::new(INJECTOR_SYNCED, Some(false), denied, message)
     } else {
         let status = match sync_status.reason {
@@ -191,14 +203,14 @@ pub(super) fn add_injector_condition(
 }
 
 fn drift_sentence(drift: Option<&Drift>) -> String {
-    let Some(drift) = drift else { return "the document was changed".to_owned() };
+    let Some(drift) = drift else { return "another writer changed the document".to_owned() };
     format!("{} changed {}", drift.manager, drift_paths(drift))
 }
 
 /// Lists the paths of a drift, never their values.
 pub(super) fn drift_paths(drift: &Drift) -> String {
     match drift.paths.len() {
-        0 => "the document into one that cannot be read".to_owned(),
+        0 => "the document (it is missing or cannot be parsed)".to_owned(),
         total => and_more(drift.paths.iter().take(MAX_SHOWN), total, ", "),
     }
 }
@@ -244,7 +256,7 @@ pub(super) fn condition_reason<'a>(status: &'a LinkerdConfigStatus, type_: &str)
     find(status, type_).map(|condition| condition.reason.as_str())
 }
 
-/// Returns the message of a condition; empty if there is no such condition.
+/// Returns the message of a condition; empty without such a condition.
 pub(super) fn condition_message(status: &LinkerdConfigStatus, type_: &str) -> String {
     find(status, type_).map(|condition| condition.message.clone()).unwrap_or_default()
 }

@@ -1,6 +1,6 @@
 //! The inputs of a reconcile: the objects in the cache, the last status, the saved base.
 //!
-//! Always holds: all cached objects are read under one lock; an API request is made only for what no cache holds.
+//! Always holds: all cached objects are read under one lock; only objects that are not cached take an API request.
 
 use std::sync::Arc;
 
@@ -29,13 +29,13 @@ pub(super) struct ReconcileInput {
     pub(super) trust_roots: Option<Arc<ConfigMap>>,
 }
 
-/// The documents that the plan of the active resource is made from.
+/// The input documents of the active resource's plan.
 pub(super) struct PlanDocuments {
     /// The document in the ConfigMap.
     pub(super) live: Option<Arc<Reading>>,
-    /// `None` if none was saved yet.
+    /// The saved base; `None` if no base was saved yet.
     pub(super) base: Option<Arc<Base>>,
-    /// The fallback documents, the best first.
+    /// The fallback documents, best first.
     pub(super) good: Vec<Document>,
 }
 
@@ -51,7 +51,7 @@ impl ReconcileInput {
 // === impl LinkerdConfigReconciler ===
 
 impl LinkerdConfigReconciler {
-    /// Returns the cached objects; `None` if the resource is gone.
+    /// Returns the cached objects; `None` if the resource was deleted.
     pub(super) fn input(&self, name: &str) -> Option<ReconcileInput> {
         let state = self.gate.cluster.read();
         let config = Arc::clone(state.linkerd_configs.by_name(name)?);
@@ -64,7 +64,7 @@ impl LinkerdConfigReconciler {
         })
     }
 
-    /// Whether the resource is active now. Another one may have taken over since the reconcile began.
+    /// Whether the resource is active now. Another resource may have become active since the reconcile began.
     pub(super) fn is_active(&self, config: &LinkerdConfig) -> bool {
         let state = self.gate.cluster.read();
         active::of(&state.linkerd_configs, &config.target).is_some_and(|active| active.name == config.name)
@@ -80,7 +80,7 @@ impl LinkerdConfigReconciler {
         let ReconcileInput { config, before, live, .. } = input;
         let target = &config.target.name;
         let good = match &base {
-            // The fallback documents are seldom needed, and take a request.
+            // The fallback documents are rarely needed, and reading them takes an API request.
             Some(base) if requires_rollback || !failed_hashes(config, before).is_empty() => {
                 self.writer.effective_at(&good_revisions(before), base, target).await?
             }
@@ -91,13 +91,13 @@ impl LinkerdConfigReconciler {
         Ok(PlanDocuments { live, base, good })
     }
 
-    /// Returns the saved base; the inner `Err` says why it cannot be read.
+    /// Returns the saved base; the inner `Err` is the reason why it cannot be read.
     pub(super) async fn base(
         &self,
         config_map: &Arc<str>,
         live: Option<&ConfigMap>,
     ) -> Result<Result<Option<Arc<Base>>, String>, WriteError> {
-        // Another replica may have saved a newer base. Its revision is in an annotation of the ConfigMap.
+        // Another replica may have saved a newer base. An annotation of the ConfigMap holds its revision.
         let written = live.and_then(|live| live.annotations.get(REVISION_ANNOTATION)?.parse::<i64>().ok());
         let is_current = |base: &Option<Arc<Base>>| written <= base.as_ref().map(|base| base.revision);
         if let Some(known) = self.cache.base(config_map).filter(is_current) {

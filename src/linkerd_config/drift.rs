@@ -1,4 +1,5 @@
-//! Drift: who changed the document since our last write, and how the status records it. Pure.
+//! Drift: attributes the document in the ConfigMap to a writer, and records changes of other writers in the status.
+//! Pure.
 
 use k8s_openapi::{apimachinery::pkg::apis::meta::v1::Time, jiff::Timestamp};
 
@@ -15,41 +16,42 @@ use crate::{
     cluster::kinds::config_map::ConfigMap,
 };
 
-/// Our own name in `managedFields`.
+/// The operator's name in `managedFields`.
 pub const FIELD_MANAGER: &str = "linkerd-config-operator";
 /// The hash of the document that was declared at our last write.
 pub const HASH_ANNOTATION: &str = "config.linkerd.io/config-hash";
 
-/// How many windows the status keeps in which Pods may have been injected with the changes of another writer.
+/// The maximum number of drift windows in the status: the periods in which Pods may have been injected with the changes
+/// of another writer.
 const MAX_DRIFT_WINDOWS: usize = 5;
-/// The manager of a change that `managedFields` do not show any more.
+/// The manager of a change that `managedFields` no longer show.
 pub(super) const UNKNOWN: &str = "unknown";
 
 /// Changes of another writer.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Drift {
     pub manager: String,
-    /// Empty if the document cannot be read.
+    /// Empty if the document is missing or cannot be parsed.
     pub paths: Vec<Path>,
     pub reverted: bool,
     /// Whether the changes affect injected Pods.
     pub affects_injection: bool,
 }
 
-/// Who wrote the document in the ConfigMap.
+/// The origin of the document in the ConfigMap.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Origin {
-    /// We wrote it, or it equals what we would write.
+    /// The operator wrote the document, or would write the same one.
     Ours,
     /// The installer wrote the same document as before.
     Rewritten { manager: String },
     /// The installer wrote another document.
     Installer { manager: String },
-    /// Another writer changed it.
+    /// Another writer changed the document.
     Foreign { manager: String },
 }
 
-/// Returns who wrote the document in a ConfigMap.
+/// Returns the origin of the document in a ConfigMap.
 pub fn origin(live: &ConfigMap, document: &Document, base: &Base, drift: &DriftSpec) -> Origin {
     let manager = last_writer(live);
     if !base.uid.is_empty() && base.uid != live.uid {
@@ -81,7 +83,7 @@ pub(super) fn last_writer(live: &ConfigMap) -> String {
     writer.map_or(UNKNOWN, |writer| &writer.manager).to_owned()
 }
 
-/// Whether the document is from another version of the installer, whichever manager applied it.
+/// Whether the document is from another version of the installer, regardless of the manager that applied it.
 fn is_another_installation(live: &ConfigMap, document: &Document, base: &Base) -> bool {
     let created_by = live.annotations.get(CREATED_BY_ANNOTATION);
     let path = Path::from(&["cliVersion"][..]);
@@ -90,8 +92,7 @@ fn is_another_installation(live: &ConfigMap, document: &Document, base: &Base) -
         || (version.is_some() && version != base.effective.get(&path))
 }
 
-/// Returns the status with another open window, in which Pods may be injected with the changes of another writer; `None` if a
-/// window is open already.
+/// Returns the status with a new open drift window; `None` if a window is already open.
 pub(super) fn with_drift_window(before: &LinkerdConfigStatus, from: Timestamp) -> Option<LinkerdConfigStatus> {
     let mut status = before.clone();
     let windows = &mut status.drift.get_or_insert_default().windows;
@@ -109,7 +110,7 @@ pub(super) fn with_drift_window(before: &LinkerdConfigStatus, from: Timestamp) -
     Some(status)
 }
 
-/// Returns the status of a drift. A reported change that stays is counted once.
+/// Returns the status of a drift. A reported change that persists is counted once.
 pub(super) fn drift_status(drift: &Drift, before: Option<&DriftStatus>, now: Timestamp) -> DriftStatus {
     let paths: Vec<String> = drift.paths.iter().take(MAX_SHOWN).map(ToString::to_string).collect();
     let is_theirs = |before: &&DriftStatus| drift.manager == UNKNOWN || before.manager.as_ref() == Some(&drift.manager);

@@ -23,7 +23,7 @@ fn live(writers: &[&str], annotations: &[(&str, &str)]) -> ConfigMap {
 }
 
 #[test]
-fn whose_a_document_is_says_what_it_is_and_then_its_writer() {
+fn the_origin_depends_on_the_content_first_and_then_on_the_writer() {
     let document = |text: &str| Document::parse(text).unwrap();
     let mut base = Base::new(1, "cliVersion: v1\nproxy: {uid: 1}", Some("linkerd/helm 1")).unwrap();
     base.uid = "uid".into();
@@ -57,5 +57,5 @@ fn whose_a_document_is_says_what_it_is_and_then_its_writer() {
     let strict = DriftSpec { trusted_managers: Vec::new(), ..DriftSpec::default() };
     assert_eq!(origin(&live(&["helm"], &[same]), &edited, &base, &strict), foreign("helm"));
     let another = ConfigMap { uid: "another".into(), ..live(&["kubectl-create"], &[same]) };
-    assert_eq!(origin(&another, &edited, &base, &strict), installer("kubectl-create"), "Linkerd was installed again");
+    assert_eq!(origin(&another, &edited, &base, &strict), installer("kubectl-create"), "Linkerd was reinstalled");
 }

@@ -15,13 +15,13 @@ use crate::{
     events::{Notice, Reason, object_reference},
 };
 
-/// What the Events of a reconcile are derived from.
+/// The inputs of the Events of a reconcile.
 pub(super) struct EventInput<'a> {
     pub(super) config: &'a LinkerdConfig,
     pub(super) live: Option<&'a ConfigMap>,
     pub(super) before: &'a LinkerdConfigStatus,
     pub(super) after: &'a LinkerdConfigStatus,
-    /// `None` if nothing was planned.
+    /// `None` if the reconcile made no plan.
     pub(super) plan: Option<&'a ConfigPlan>,
     pub(super) written: bool,
 }
@@ -42,7 +42,7 @@ pub(super) fn events_for(input: &EventInput<'_>) -> Vec<Notice> {
         add(Reason::Conflicted, condition_message(after, ACCEPTED));
     }
     if before.active == Some(false) && after.active == Some(true) {
-        add(Reason::Activated, format!("In effect for ConfigMap {target} now"));
+        add(Reason::Activated, format!("This LinkerdConfig is now in effect for ConfigMap {target}"));
     }
     for type_ in [ACCEPTED, CONFIG_MAP_SYNCED] {
         if ["Invalid", "ValidationFailed", "InvalidBase"].into_iter().any(|wanted| became(type_, wanted)) {
@@ -50,13 +50,13 @@ pub(super) fn events_for(input: &EventInput<'_>) -> Vec<Notice> {
         }
     }
     let hash = after.injection_hash.as_deref().unwrap_or_default();
-    for (reason, told, what) in [
+    for (sync_reason, reason, outcome) in [
         ("AllReplicasCurrent", Reason::InjectorSynced, format!("Injectors use configuration {hash}")),
         ("Timeout", Reason::InjectorSyncTimeout, format!("Injectors do not use configuration {hash}")),
-        ("Denied", Reason::InjectorDenied, format!("Injectors refuse configuration {hash}")),
+        ("Denied", Reason::InjectorDenied, format!("Injectors deny configuration {hash}")),
     ] {
-        if became(INJECTOR_SYNCED, reason) {
-            add(told, format!("{what}: {}", condition_message(after, INJECTOR_SYNCED)));
+        if became(INJECTOR_SYNCED, sync_reason) {
+            add(reason, format!("{outcome}: {}", condition_message(after, INJECTOR_SYNCED)));
         }
     }
     for (reason, note) in rollout_events(before, after) {
@@ -67,7 +67,7 @@ pub(super) fn events_for(input: &EventInput<'_>) -> Vec<Notice> {
         status.trust_anchors.as_ref().is_some_and(|anchors| anchors.source.as_deref() == Some(TRUST_ROOTS))
     };
     if reuses(after) && !reuses(before) {
-        let note = format!("The trust anchors of the mesh stay as they are: {TRUST_ROOTS}");
+        let note = format!("The mesh keeps the trust anchors of ConfigMap {TRUST_ROOTS}");
         add(Reason::TrustAnchorsReused, note);
     }
     match &plan.base_change {
@@ -75,18 +75,21 @@ pub(super) fn events_for(input: &EventInput<'_>) -> Vec<Notice> {
         Some(BaseChange::Installed { manager }) => {
             add(
                 Reason::BaseUpdated,
-                format!("{manager} installed another document in ConfigMap {target}: it is the base now"),
+                format!("{manager} installed another document in ConfigMap {target}; it is the new base"),
             );
         }
         Some(BaseChange::Edited { manager }) => {
-            add(Reason::BaseUpdated, format!("What {manager} changed in ConfigMap {target} is part of the base now"));
+            add(
+                Reason::BaseUpdated,
+                format!("The changes by {manager} to ConfigMap {target} are now part of the base"),
+            );
         }
     }
     let bundles = (&before.trust_roots_sha256, &after.trust_roots_sha256);
     if let (Some(was), Some(is)) = bundles
         && was != is
     {
-        add(Reason::TrustRootsChanged, format!("{TRUST_ROOTS} holds another bundle: SHA-256 {is}"));
+        add(Reason::TrustRootsChanged, format!("The trust bundle in ConfigMap {TRUST_ROOTS} changed: SHA-256 {is}"));
     }
     if let Some(drift) = &plan.drift {
         let count = |status: &LinkerdConfigStatus| status.drift.as_ref().and_then(|drift| drift.count);
@@ -98,8 +101,10 @@ pub(super) fn events_for(input: &EventInput<'_>) -> Vec<Notice> {
         }
         if drift.reverted && *written {
             let note = match drift.paths.is_empty() {
-                true => format!("The document is as declared again: what {} wrote could not be read", drift.manager),
-                false => format!("What {} changed is as declared again: {}", drift.manager, drift_paths(drift)),
+                true => {
+                    format!("Reverted a change by {}: the document was missing or could not be parsed", drift.manager)
+                }
+                false => format!("Reverted changes by {} to {}", drift.manager, drift_paths(drift)),
             };
             add(Reason::DriftReverted, note.clone());
             if let Some(live) = live {
@@ -114,10 +119,10 @@ pub(super) fn events_for(input: &EventInput<'_>) -> Vec<Notice> {
             }
         }
     } else if *written && plan.verdict == PlanVerdict::Restored {
-        add(Reason::ConfigRolledBack, format!("ConfigMap {target} holds the last good document again"));
+        add(Reason::ConfigRolledBack, format!("Restored the last good document in ConfigMap {target}"));
     } else if *written {
         let hash = plan.write.as_ref().map(|write| write.hash.as_str()).unwrap_or_default();
-        add(Reason::ConfigMapUpdated, format!("Wrote ConfigMap {target} as declared: hash {hash}"));
+        add(Reason::ConfigMapUpdated, format!("Wrote the declared configuration to ConfigMap {target}: hash {hash}"));
     }
     add_updated_event(notices, input)
 }
@@ -132,37 +137,37 @@ fn rollout_events(before: &LinkerdConfigStatus, after: &LinkerdConfigStatus) -> 
         |wanted| condition_reason(after, TYPE) == Some(wanted) && condition_reason(before, TYPE) != Some(wanted);
     let was = |wanted| condition_reason(before, TYPE) == Some(wanted) && condition_reason(after, TYPE) != Some(wanted);
     let so_far = || condition_message(after, TYPE);
-    let mut told = Vec::new();
-    // The rollout of a fallback document has an Event of its own.
+    let mut notices = Vec::new();
+    // The rollout of a fallback document has a separate Event.
     if rollout.started_at.is_some() && rollout.started_at != known.started_at && rollout.rolled_back.is_none() {
-        told.push((Reason::RolloutStarted, format!("Restarting workloads for configuration {hash}: {}", so_far())));
+        notices.push((Reason::RolloutStarted, format!("Restarting workloads for configuration {hash}: {}", so_far())));
     }
     if became("Paused") {
-        told.push((Reason::RolloutPaused, so_far()));
+        notices.push((Reason::RolloutPaused, so_far()));
     }
     if was("Paused") {
-        told.push((Reason::RolloutResumed, so_far()));
+        notices.push((Reason::RolloutResumed, so_far()));
     }
     if became("Halted") {
-        told.push((Reason::RolloutHalted, so_far()));
+        notices.push((Reason::RolloutHalted, so_far()));
     }
     if rollout.completed_at.is_some() && rollout.completed_at != known.completed_at {
-        told.push((Reason::RolloutCompleted, format!("Configuration {hash}: {}", so_far())));
+        notices.push((Reason::RolloutCompleted, format!("Rolled out configuration {hash}: {}", so_far())));
     }
-    told
+    notices
 }
 
-/// Adds LinkerdConfigUpdated, once for each generation that is in effect, as the last Event.
+/// Adds LinkerdConfigUpdated as the last Event, once for each generation that takes effect.
 fn add_updated_event(mut notices: Vec<Notice>, input: &EventInput<'_>) -> Vec<Notice> {
     let EventInput { config, live, before, after, plan, .. } = input;
     let ready = |status: &LinkerdConfigStatus| condition_reason(status, READY) == Some("Reconciled");
     let synced = plan.is_some_and(|plan| plan.verdict == PlanVerdict::Synced);
     let is_new = before.observed_generation != after.observed_generation;
-    // A revert, and a replica that catches up, are no update: the generation was in effect before.
+    // Neither a revert nor a replica that catches up is an update: the generation was already in effect.
     let good = |status: &LinkerdConfigStatus| status.revisions.as_ref().and_then(|revisions| revisions.last_known_good);
-    let was_seen_before =
+    let was_in_effect =
         condition_reason(after, INJECTOR_SYNCED) == Some("AllReplicasCurrent") && good(before) == good(after);
-    let became_ready = !ready(before) && !was_seen_before && plan.is_some_and(|plan| plan.drift.is_none());
+    let became_ready = !ready(before) && !was_in_effect && plan.is_some_and(|plan| plan.drift.is_none());
     if synced && ready(after) && (is_new || became_ready) {
         let note = format!("Generation {} is in effect", config.generation);
         let related = live.map(config_map_reference);

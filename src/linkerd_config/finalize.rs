@@ -1,4 +1,4 @@
-//! The deletion of a LinkerdConfig that waits for our finalizer.
+//! The deletion of a LinkerdConfig with our finalizer.
 
 use std::sync::Arc;
 
@@ -9,8 +9,8 @@ use super::LinkerdConfigReconciler;
 use crate::{cluster::kinds::linkerd_config::LinkerdConfig, write::WriteError};
 
 impl LinkerdConfigReconciler {
-    /// Restores the base and removes our finalizer. The ConfigMap stays as it is if another resource is active for it. A base that
-    /// cannot be restored because the write is forbidden does not block the deletion.
+    /// Restores the base and removes our finalizer. The ConfigMap is not changed if another resource is active for it.
+    /// A restore that the API server rejects as forbidden or invalid does not block the deletion.
     pub(super) async fn finalize(&self, config: &LinkerdConfig, is_taken_over: bool) -> Result<Action, WriteError> {
         if !config.finalized {
             return Ok(Action::await_change());

@@ -1,16 +1,17 @@
-//! The LinkerdConfig controller: the mesh's proxy configuration, as one resource declares it.
+//! The LinkerdConfig controller: writes the mesh's proxy configuration as one resource declares it.
 //!
 //! ```text
 //! cluster ──WorkQueue──▶ Controller ──▶ reconcile: State ─▶ plan (pure) ─▶ apply ──▶ API server
 //!                                                   └─▶ status, events (pure) ──▶ status, Events      (while leading)
-//!              injector: what do the replicas inject? ──┘
+//!              injector: probes of the ready replicas ──┘
 //! ```
 //!
-//! In: LinkerdConfigs, the ConfigMap that they configure, the trust anchors, the answers of the injectors. Out: writes of `data.values`,
-//! ControllerRevisions of the installer's document, statuses, Events. Always holds: a path that the resource does not declare keeps the
-//! installer's value; a document with problems is not written, and one that injectors deny is rolled back; the base is saved before the
-//! first write; without a change nothing is written. Only [`values`] reads and writes YAML and knows the types of Linkerd's document;
-//! [`overlay`] maps the fields of the resource to paths in it, and [`drift`] reads `cliVersion`.
+//! In: LinkerdConfigs, the ConfigMap that they configure, the trust anchors, the answers of the injectors. Out: writes
+//! of `data.values`, ControllerRevisions of the installer's document, statuses, Events. Always holds: a path that the
+//! resource does not declare keeps the installer's value; a document with problems is not written, and one that
+//! injectors deny is rolled back; the base is saved before the first write; without a change nothing is written. Only
+//! [`values`] reads and writes YAML and defines the types of Linkerd's document; [`overlay`] maps the fields of the
+//! resource to paths in it, and [`drift`] reads `cliVersion`.
 
 pub mod active;
 mod apply;
@@ -86,10 +87,10 @@ struct LinkerdConfigReconciler {
     drifts: IntCounterVec,
 }
 
-/// Starts the controller. It ends after the write under way when `stop` is cancelled.
+/// Starts the controller. When `stop` is cancelled, it finishes the current write and ends.
 ///
 /// # Errors
-/// When the metrics are registered already.
+/// When the metrics are already registered.
 pub fn spawn(
     deps: &ControllerDeps,
     observer: &LinkerdConfigObserver,
@@ -100,7 +101,7 @@ pub fn spawn(
 ) -> prometheus::Result<()> {
     let drifts = register_int_counter_vec_with_registry!(
         "linkerd_operator_linkerdconfig_drift_total",
-        "Changes of Linkerd's configuration by others than its installer, and what was done about them",
+        "Changes to Linkerd's configuration by writers other than its installer, by manager and action",
         &["manager", "action"],
         &deps.registry
     )?;
@@ -136,7 +137,7 @@ impl Reconciler for LinkerdConfigReconciler {
 
     async fn reconcile(&self, key: &NamespacedName) -> Result<Action, WriteError> {
         match self.reconcile_resource(&key.name).await {
-            // A replica reconciles every resource when it begins to lead.
+            // A replica reconciles every resource when it becomes the leader.
             Err(WriteError::NotLeading) => Ok(Action::await_change()),
             result => result,
         }
@@ -163,7 +164,7 @@ impl Reconciler for LinkerdConfigReconciler {
     }
 }
 
-/// Returns the SHA-256 of the exact bytes, as Linkerd annotates Pods with it.
+/// Returns the SHA-256 of the exact bytes, in the form of Linkerd's Pod annotation.
 pub(crate) fn sha256(bytes: impl AsRef<[u8]>) -> String {
     hex(Sha256::digest(bytes))
 }

@@ -1,4 +1,4 @@
-//! What a change of the cluster's state means for the LinkerdConfig controller: the resources that have to be reconciled.
+//! Maps changes of the cluster state to the LinkerdConfigs that must be reconciled.
 
 use std::{
     collections::{BTreeSet, HashSet},
@@ -22,7 +22,7 @@ use crate::{
 /// The kinds that the controller reads.
 pub(super) const KINDS: &[Kind] = &[Kind::LinkerdConfig, Kind::ConfigMap, Kind::EndpointSlice];
 
-/// Adds the LinkerdConfigs that changes concern to the controller's queue.
+/// Adds the LinkerdConfigs that a change affects to the controller's queue.
 pub struct LinkerdConfigObserver {
     pub(super) queue: Arc<WorkQueue>,
     pub(super) configs: ObjectNames<api::LinkerdConfig>,
@@ -67,7 +67,7 @@ impl Observer for LinkerdConfigObserver {
                 Change::LinkerdConfig(diff) => {
                     let key = NamespacedName::new("", Arc::clone(&diff.latest().name));
                     self.configs.update(&key, diff.old().map(|it| &*it.uid), diff.current().map(|it| &*it.uid));
-                    // A deleted resource too: the controller forgets what it remembers of it.
+                    // A deleted resource is queued too, so that the controller drops its cache entry.
                     add(&mut [diff.latest()].into_iter());
                 }
                 Change::ConfigMap(diff) => {
@@ -77,7 +77,8 @@ impl Observer for LinkerdConfigObserver {
                         _ => add(&mut active::of(configs, key).into_iter()),
                     }
                 }
-                // Where endpoints of injectors changed, the active LinkerdConfigs are compared with the new replicas.
+                // When the endpoints of an injector change, the active LinkerdConfigs are checked against the new
+                // replicas.
                 Change::EndpointSlice(diff) => {
                     for namespace in changed_injectors(diff) {
                         add(&mut active::in_namespace(configs, &namespace));
@@ -91,7 +92,7 @@ impl Observer for LinkerdConfigObserver {
     }
 }
 
-/// The namespaces of the injectors whose endpoints the slice changes.
+/// Returns the namespaces of the injectors whose ready endpoints the slice changes.
 fn changed_injectors(diff: &Diff<Slice>) -> BTreeSet<Arc<str>> {
     let injectors = diff.both().filter_map(|slice| slice.service()).filter(|service| *service.name == *INJECTOR);
     let namespaces: BTreeSet<_> = injectors.map(|service| Arc::clone(&service.namespace)).collect();
@@ -99,7 +100,7 @@ fn changed_injectors(diff: &Diff<Slice>) -> BTreeSet<Arc<str>> {
     if namespaces.is_empty() || ready(diff.old()) == ready(diff.current()) { BTreeSet::new() } else { namespaces }
 }
 
-/// All resources for a ConfigMap whose active resource is another than before the changes: the status of each names it.
+/// Returns all resources for the ConfigMaps whose active resource changed. The status of each names the active one.
 fn handed_over<'a>(configs: &'a Store<LinkerdConfig>, changes: &[Change]) -> Vec<&'a Arc<LinkerdConfig>> {
     let diffs: Vec<_> = changes
         .iter()
@@ -144,7 +145,7 @@ mod tests {
             Self { feed: Feed::new([Arc::clone(&observer) as Arc<dyn Observer>]), observer }
         }
 
-        /// The names of the resources that the event concerns.
+        /// Applies the event, and returns the names of the queued resources.
         fn concerns(&mut self, kind: Kind, event: Event<Value>) -> String {
             self.feed.apply(kind, event);
             self.observer.queue.drain().iter().map(|key| key.name.to_string()).collect::<Vec<_>>().join(" ")
@@ -166,7 +167,7 @@ mod tests {
         assert_eq!(concerns(Event::Apply(config("d", 7, NEW, None))), "a b c d");
         assert_eq!(concerns(Event::Apply(config("b", 1, NEW, None))), "b", "the active resource is the same");
         assert_eq!(concerns(Event::Apply(config("d", 7, NEW, Some(NEW)))), "a b c d");
-        assert_eq!(concerns(Event::Delete(config("d", 7, NEW, Some(NEW)))), "d", "it was not active any more");
+        assert_eq!(concerns(Event::Delete(config("d", 7, NEW, Some(NEW)))), "d", "it was no longer active");
         assert_eq!(concerns(Event::Delete(config("b", 1, NEW, None))), "a b c");
         let names = world.observer.configs.store();
         let mut names: Vec<_> = names.state().iter().filter_map(|it| it.metadata.name.clone()).collect();
@@ -175,7 +176,7 @@ mod tests {
     }
 
     #[test]
-    fn a_relist_in_which_two_resources_swap_hands_over_to_all() {
+    fn a_relist_that_changes_the_active_resource_reconciles_all_resources() {
         let mut world = World::new();
         for (name, priority) in [("a", 7), ("b", 0), ("c", 0)] {
             world.concerns(Kind::LinkerdConfig, Event::Apply(config(name, priority, OLD, None)));
@@ -188,7 +189,7 @@ mod tests {
     }
 
     #[test]
-    fn a_resource_that_changes_its_config_map_hands_over_both() {
+    fn a_resource_that_changes_its_config_map_reconciles_the_resources_of_both() {
         let mut world = World::new();
         let on = |name: &str, priority: i32, config_map: &str| {
             let mut object = config(name, priority, OLD, None);
@@ -202,7 +203,7 @@ mod tests {
     }
 
     #[test]
-    fn the_active_resources_are_reconciled_for_their_config_map_the_trust_anchors_and_the_injectors() {
+    fn a_change_of_the_config_map_the_trust_anchors_or_the_injectors_reconciles_the_active_resource() {
         let mut world = World::new();
         world.concerns(Kind::LinkerdConfig, Event::Apply(config("a", 0, OLD, None)));
         world.concerns(Kind::LinkerdConfig, Event::Apply(config("b", 0, NEW, None)));

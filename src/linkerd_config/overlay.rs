@@ -1,8 +1,8 @@
-//! The overlay: what a LinkerdConfig declares over Linkerd's values. Pure.
+//! The overlay: the values that a LinkerdConfig declares over Linkerd's. Pure.
 //!
-//! In: a resource, the bundle of the mesh's trust anchors, a document. Out: the effective document, and the source of each of its
-//! values; or all problems of the resource. Always holds: only the declared paths and the copy of the trust anchors change; to
-//! apply an overlay twice is to apply it once.
+//! In: a resource, the bundle of the mesh's trust anchors, a document. Out: the effective document, and the source of
+//! each of its values; or all problems of the resource. Always holds: only the declared paths and the copy of the trust
+//! anchors change; applying an overlay is idempotent.
 
 use serde_json::{Map, Value, json};
 use strum::IntoStaticStr;
@@ -16,7 +16,7 @@ use crate::api::linkerd_config::{EnvVar, GlobalSpec, LinkerdConfigSpec, ProxySpe
 /// The maximum length of `spec.values` as JSON.
 const MAX_PATCH_BYTES: usize = 128 * 1024;
 
-/// Where an effective value comes from.
+/// The source of an effective value.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, IntoStaticStr)]
 #[strum(const_into_str)]
 pub enum ValueSource {
@@ -37,9 +37,9 @@ pub enum ValueSource {
 #[derive(Clone, Debug, PartialEq)]
 pub struct Overlay {
     patch: Map<String, Value>,
-    /// Each path occurs once, and none contains another.
+    /// The values of typed fields. Each path occurs once, and no path contains another.
     typed: Vec<(Path, Value)>,
-    /// Merged by name: the other variables of the document stay.
+    /// The environment variables, merged by name. Other variables of the document are kept.
     environment: Vec<EnvVar>,
     anchors: Option<TrustAnchors>,
 }
@@ -48,7 +48,7 @@ pub struct Overlay {
 
 impl Overlay {
     /// # Errors
-    /// All problems that the schema cannot detect, at once, and those of the effective document if a document is given.
+    /// All problems that the schema cannot detect, and those of the effective document if a document is given.
     pub fn new(
         spec: &LinkerdConfigSpec,
         bundle: Option<&str>,
@@ -75,7 +75,7 @@ impl Overlay {
         let mut problems = patch_problems(&patch);
         let length = serde_json::to_string(&patch).map_or(usize::MAX, |text| text.len());
         if length > MAX_PATCH_BYTES {
-            let reason = format!("it has {length} bytes, and may have {MAX_PATCH_BYTES}");
+            let reason = format!("it has {length} bytes; the limit is {MAX_PATCH_BYTES} bytes");
             problems.push(problem(&["spec", "values"], "", reason));
         }
         let typed = [global_fields(&spec.global), proxy_fields(&spec.proxy)].concat();
@@ -83,8 +83,9 @@ impl Overlay {
         let named = patch_leaves(&patch);
         let owned = typed.iter().map(|(path, _)| path.clone()).chain(environment.first().map(|_| environment_path()));
         for path in owned {
-            if let Some(twice) = named.iter().find(|it| it.starts_with(&path) || path.starts_with(it)) {
-                let reason = format!("spec.values and a field of the resource both set it ({twice}): keep one of them");
+            if let Some(conflict) = named.iter().find(|it| it.starts_with(&path) || path.starts_with(it)) {
+                let reason =
+                    format!("spec.values and a field of the resource both set it ({conflict}): keep one of them");
                 problems.push(Problem { path, value: String::new(), reason });
             }
         }
@@ -93,7 +94,7 @@ impl Overlay {
         if names.any(|name| name == CONFIG_HASH_ENV)
             || environment.iter().any(|variable| variable.name == CONFIG_HASH_ENV)
         {
-            let reason = "the operator sets this variable: it says what a proxy was injected with";
+            let reason = "the operator reserves this variable for the config hash of injected proxies";
             problems.push(Problem {
                 path: environment_path(),
                 value: CONFIG_HASH_ENV.to_owned(),
@@ -119,14 +120,14 @@ impl Overlay {
             && !has_external_ca(&document)
             && document.get(&anchors_path()).and_then(Value::as_str).map(str::trim) != Some(anchors.pem.trim())
         {
-            // Linkerd trims the text too, so that a difference in white space is no reason to write.
+            // Linkerd trims the text too, so a difference in white space alone causes no write.
             document.set(&anchors_path(), json!(format!("{}\n", anchors.pem.trim())));
         }
         document
     }
 
-    /// Returns the effective document after another one. Without a source of trust anchors the last ones stay: the installer's may be
-    /// outdated, and to return to them would split the mesh.
+    /// Returns the effective document over a base. Without a source of trust anchors, those of the last document are
+    /// kept: the installer's may be outdated, and restoring them would split the mesh.
     pub fn effective(&self, last: &Document, base: &Document) -> Document {
         let mut document = self.apply_to(base);
         if let (None, false, Some(anchors)) = (&self.anchors, has_external_ca(&document), last.get(&anchors_path())) {
@@ -135,7 +136,7 @@ impl Overlay {
         document
     }
 
-    /// Returns where the value of a path in the effective document comes from.
+    /// Returns the source of the value at a path in the effective document.
     pub fn source(&self, path: &Path, effective: &Document) -> ValueSource {
         let named = |it: &Path| it.starts_with(path) || path.starts_with(it);
         match &self.anchors {
@@ -147,7 +148,7 @@ impl Overlay {
         }
     }
 
-    /// Returns the declared paths, and that of the copy of the trust anchors.
+    /// Returns the declared paths, and the path of the copied trust anchors.
     pub fn paths(&self) -> impl Iterator<Item = Path> {
         let typed = self.typed.iter().map(|(path, _)| path.clone());
         let environment = self.environment.first().map(|_| environment_path());
@@ -155,13 +156,13 @@ impl Overlay {
         patch_leaves(&self.patch).into_iter().chain(typed).chain(environment).chain(anchors)
     }
 
-    /// Returns where the trust anchors come from; `None` without a source.
+    /// Returns the source of the trust anchors, if one is known.
     pub fn anchors_source(&self) -> Option<ValueSource> {
         self.anchors.as_ref().map(|anchors| anchors.source)
     }
 }
 
-/// Returns the fields of the resource that are accepted and have no effect any more.
+/// Returns the fields of the resource that are set but no longer have an effect.
 pub fn deprecated(spec: &LinkerdConfigSpec) -> Vec<String> {
     let image = &spec.proxy.proxy_init_image;
     [
@@ -189,7 +190,7 @@ fn anchors_path() -> Path {
     Path::from(&["identityTrustAnchorsPEM"][..])
 }
 
-/// Whether an external issuer manages the trust anchors, so that the document has no copy.
+/// Whether an external issuer manages the trust anchors, so that the overlay does not copy them.
 fn has_external_ca(document: &Document) -> bool {
     document.get(&Path::from(&["identity", "externalCA"][..])) == Some(&Value::Bool(true))
 }
@@ -213,7 +214,7 @@ fn problem(keys: &[&str], value: &str, reason: impl Into<String>) -> Problem {
     Problem { path: Path::from(keys), value: value.to_owned(), reason: reason.into() }
 }
 
-/// Merges variables by name; one that exists is replaced in its place.
+/// Merges variables by name. An existing variable is replaced in place.
 fn merge_env(known: Option<Value>, variables: &[EnvVar]) -> Value {
     let mut merge_env = match known {
         Some(Value::Array(known)) => known,

@@ -8,7 +8,7 @@ fn overlay(spec: Value, bundle: Option<&str>) -> Result<Overlay, Vec<String>> {
         .map_err(|problems| problems.into_iter().map(|it| format!("{}: {}", it.path, it.reason)).collect())
 }
 
-/// What comes of it over a document that has only this.
+/// Returns the base document with the overlay of the spec applied.
 fn over(spec: Value, base: &str) -> Value {
     let document = overlay(spec, None).unwrap().apply_to(&Document::parse(base).unwrap());
     Value::Object(document.as_map().clone())
@@ -58,7 +58,7 @@ fn each_typed_field_sets_its_path_and_no_other() {
 }
 
 #[test]
-fn variables_are_merged_by_name_into_those_of_others() {
+fn variables_are_merged_by_name_into_those_of_the_document() {
     let spec = json!({"proxy": {"additionalEnv": [{"name": "B", "value": "ours"}, {"name": "C", "value": "new"}]}});
     let base = r#"{"proxy": {"additionalEnv": [{"name": "A", "value": "theirs"}, {"name": "B", "value": "theirs"}]}}"#;
     let variables = over(spec, base)["proxy"]["additionalEnv"].clone();
@@ -68,14 +68,14 @@ fn variables_are_merged_by_name_into_those_of_others() {
 }
 
 #[test]
-fn values_are_a_merge_patch_in_which_null_takes_away() {
+fn values_are_a_merge_patch_in_which_null_removes() {
     let spec = json!({"values": {"proxy": {"logLevel": "debug", "accessLog": null}, "podLabels": {"a": "b"}}});
     let base = r#"{"proxy": {"logLevel": "warn", "accessLog": "apache", "uid": 2102}}"#;
     assert_eq!(over(spec, base), json!({"proxy": {"logLevel": "debug", "uid": 2102}, "podLabels": {"a": "b"}}));
 }
 
 #[test]
-fn a_path_that_is_set_twice_is_refused_and_all_that_is_wrong_is_said_at_once() {
+fn a_path_that_is_set_twice_is_rejected_and_all_problems_are_reported() {
     let spec = json!({"proxy": {"logLevel": "debug", "proxyVersion": "v1"},
         "values": {"proxy": {"logLevel": "info", "image": {"version": "v2"}}}});
     let problems = overlay(spec, None).unwrap_err();
@@ -88,7 +88,7 @@ fn a_path_that_is_set_twice_is_refused_and_all_that_is_wrong_is_said_at_once() {
 }
 
 #[test]
-fn trust_anchors_are_those_in_use_and_what_the_resource_brings_is_compared_or_the_last_resort() {
+fn the_trust_anchors_in_use_win_and_declared_ones_are_verified_or_a_fallback() {
     let pem = |text: &str| format!("-----BEGIN CERTIFICATE-----\n{text}\n-----END CERTIFICATE-----\n");
     let spec = |policy: &str, given: Option<&str>| json!({"global": {"identityContext": {"trustAnchorsPolicy": policy, "trustAnchorsPEM": given}}});
     let (one, other) = (pem("YQ=="), pem("Yg=="));
@@ -109,7 +109,7 @@ fn trust_anchors_are_those_in_use_and_what_the_resource_brings_is_compared_or_th
 }
 
 #[test]
-fn where_each_value_is_from_is_known() {
+fn the_source_of_each_value_is_known() {
     let overlay = overlay(json!({"proxy": {"logLevel": "debug"}, "values": {"podLabels": {"a": "b"}}}), None).unwrap();
     let base = Document::parse(r#"{"proxy": {"logLevel": "warn", "uid": 1}}"#).unwrap();
     let effective = overlay.apply_to(&base);
@@ -119,11 +119,11 @@ fn where_each_value_is_from_is_known() {
     assert_eq!(source(&["proxy", "uid"]), ValueSource::Base);
     let paths: Vec<String> = overlay.paths().map(|path| path.to_string()).collect();
     assert_eq!(paths, ["podLabels.a", "proxy.logLevel"]);
-    assert_eq!(overlay.apply_to(&effective), effective, "to lay it twice is to lay it once");
+    assert_eq!(overlay.apply_to(&effective), effective, "applying the overlay is idempotent");
 }
 
 #[test]
-fn a_copy_of_the_trust_anchors_that_another_keeps_is_not_from_the_trust_roots() {
+fn trust_anchors_of_an_external_ca_are_not_from_the_trust_roots() {
     let bundle = "-----BEGIN CERTIFICATE-----\nMIIA\n-----END CERTIFICATE-----\n";
     let overlay = overlay(json!({}), Some(bundle)).unwrap();
     for (external, expected) in [(true, ValueSource::Base), (false, ValueSource::TrustRoots)] {

@@ -1,9 +1,9 @@
 //! The plan for the ConfigMap of the active LinkerdConfig. Pure.
 //!
-//! In: the resource, the ConfigMap, the saved base, the mesh's trust anchors. Out: a base to save, a document to write, a verdict.
-//! Always holds: a document that cannot be read exactly is not overwritten before its base is saved; a document with problems is not
-//! written; drift is computed against the configuration that was in force at our last write, not against the current one; a plan
-//! that was applied and is made again writes nothing.
+//! In: the resource, the ConfigMap, the saved base, the mesh's trust anchors. Out: a base to save, a document to write,
+//! a verdict. Always holds: a document that cannot be parsed exactly is overwritten only from a saved base; a document
+//! with problems is not written; drift is computed against the configuration that was in force at our last write, not
+//! against the current one; after a plan was applied, planning again writes nothing.
 
 use super::{
     base::Base,
@@ -23,19 +23,20 @@ pub struct PlanInput<'a> {
     pub spec: &'a LinkerdConfigSpec,
     /// `None` if the ConfigMap does not exist.
     pub live: Option<&'a ConfigMap>,
-    /// Its parsed document.
+    /// The parsed document of the ConfigMap.
     pub document: Option<&'a Reading>,
     /// `None` if no base was saved for this ConfigMap yet.
     pub base: Option<&'a Base>,
     /// The PEM bundle of `linkerd-identity-trust-roots`.
     pub bundle: Option<&'a str>,
-    /// The resource was never active before: earlier changes are not drift.
+    /// Whether the resource was never active before. Earlier changes are then not drift.
     pub first_time: bool,
-    /// Other writers undo our reverts again and again: do not revert now.
+    /// Whether reverts are suspended, because other writers keep undoing them.
     pub revert_suspended: bool,
     /// The injection hashes of documents that the injectors denied, or that workloads failed with.
     pub failed: &'a [String],
-    /// The fallback documents, the best first: the one that all workloads ran with, then the last one that all injectors used.
+    /// The fallback documents, best first: the one that all workloads ran with, then the last one that all injectors
+    /// used.
     pub good: &'a [Document],
 }
 
@@ -60,7 +61,7 @@ pub struct ConfigPlan {
 #[derive(Debug)]
 pub struct ConfigMapWrite {
     pub values: String,
-    /// The hash of the declared document, without the reported changes of others.
+    /// The hash of the declared document, without the reported changes of other writers.
     pub hash: String,
     /// Whether the write overwrites a change of another writer.
     pub overwrites_others: bool,
@@ -77,13 +78,13 @@ pub enum PlanVerdict {
     TargetNotFound,
     UnsupportedLayout,
     Immutable,
-    /// The installer's document is not known, so nothing is written over the present one.
+    /// The installer's document is unknown, so the present document is not overwritten.
     InvalidBase(String),
     /// The declared document failed: the ConfigMap holds a fallback document.
     Restored,
-    /// Changes of others stay, because drift.action is Report.
+    /// Changes of other writers are kept, because drift.action is Report.
     Drifted,
-    /// Changes of others stay for now, because they are made again and again.
+    /// Changes of other writers are kept for now, because they recur after each revert.
     RepeatedDrift,
     /// Nothing is written, because mode is Observe; these paths would change.
     Observing(Vec<Path>),
@@ -145,7 +146,8 @@ pub fn plan(input: &PlanInput<'_>) -> ConfigPlan {
                     Err(reason) => ConfigPlan::only(PlanVerdict::InvalidBase(reason)),
                 };
             }
-            // A private key must not be copied into a ControllerRevision, which other people may read than the ConfigMap.
+            // A private key must not be copied into a ControllerRevision, which may have other readers than the
+            // ConfigMap.
             PlanVerdict::ValidationFailed(secrets)
         }
         (_, Some(Err(error))) => PlanVerdict::InvalidBase(error.to_string()),
@@ -161,7 +163,7 @@ pub fn plan(input: &PlanInput<'_>) -> ConfigPlan {
     }
 }
 
-/// Returns the overlay of a resource that can be applied, or all of its problems at once.
+/// Returns the overlay of a valid resource, or all problems of the resource.
 fn validate(input: &PlanInput<'_>) -> Result<Overlay, Vec<Problem>> {
     let PlanInput { spec, document, base, bundle, .. } = *input;
     let known = base.map(|base| &base.document).or_else(|| Some(&document?.as_ref().ok()?.0));
@@ -173,7 +175,8 @@ fn validate(input: &PlanInput<'_>) -> Result<Overlay, Vec<Problem>> {
     }
 }
 
-/// Plans over a known base. `found` is the document in the ConfigMap with its config hash; `None` if it cannot be read.
+/// Plans the document over a resolved base. `found` is the document in the ConfigMap with its config hash; `None` if it
+/// is missing or unusable.
 fn plan_document(
     input: &PlanInput<'_>,
     overlay: &Overlay,
@@ -187,7 +190,7 @@ fn plan_document(
     let effective = overlay.effective(&base.effective, &base.document);
     base.effective = effective.clone();
     let mut wanted = effective.clone();
-    // With drift.action Report the changes of others stay in the document.
+    // With drift.action Report, the changes of other writers stay in the document.
     let reported = drift.as_ref().filter(|_| spec.drift.action == DriftAction::Report);
     if let (Some(drift), Some(found)) = (reported, found) {
         copy_paths(&mut wanted, found, &drift.paths);
@@ -201,12 +204,12 @@ fn plan_document(
     let differences = found.map(|found| found.differences(&wanted));
     let is_equal = differences.as_ref().is_some_and(Vec::is_empty);
     let injection_hash = match found_hash {
-        // A reported change may be one of the config hash itself.
+        // A reported change may concern the config hash itself.
         Some(found_hash) if is_reported && is_equal => found_hash.clone(),
         _ => wanted.injection_hash().to_string(),
     };
     let is_synced = is_equal && found_hash == Some(&injection_hash);
-    // A writer that removes only the config hash is reverted like all others.
+    // Removing only the config hash is reverted like any other change.
     let is_ours = live.annotations.get(HASH_ANNOTATION) == Some(&wanted.hash().to_string());
     let overwrites_others = overwrites_others || is_ours && is_equal && !is_synced;
     let is_new_base = input.base.is_none_or(|known| !known.eq_ignoring_version(&base));
@@ -244,7 +247,7 @@ fn plan_document(
         return plan;
     }
     if live.immutable {
-        // A document that lacks only the config hash is synced all the same.
+        // A document that lacks only the config hash counts as synced.
         return match is_equal {
             true => ConfigPlan { injection_hash: found_hash.cloned(), ..plan },
             false => without_writes(PlanVerdict::Immutable),
@@ -254,20 +257,21 @@ fn plan_document(
     let injection_hash = plan.injection_hash.as_deref().unwrap_or_default();
     let write = ConfigMapWrite::new(&wanted, injection_hash, declared, overwrites_others);
     if write.values.len() > LONGEST {
-        let reason = format!("it would have {} bytes, and may have {LONGEST}", write.values.len());
+        let reason = format!("it would have {} bytes; the limit is {LONGEST} bytes", write.values.len());
         let problem = Problem { path: Path::default(), value: String::new(), reason };
         return without_writes(PlanVerdict::ValidationFailed(vec![problem]));
     }
     ConfigPlan { write: Some(write), ..plan }
 }
 
-/// Returns the document to write instead of one that failed. Without a usable one the failed document stays.
+/// Returns the fallback to write if the wanted document has failed. Without a usable fallback, the failed document is
+/// kept.
 fn fallback_document<'a>(input: &PlanInput<'a>, wanted: &Document, installed: &'a Document) -> Option<&'a Document> {
     let has_failed = input.failed.contains(&wanted.injection_hash().to_string());
     has_failed.then(|| best_fallback(input.good, installed, input.failed)).flatten()
 }
 
-/// Returns the best fallback document that has not failed: a good one, or else the installer's.
+/// Returns the best fallback document that has not failed: a good one, otherwise the installer's.
 pub(super) fn best_fallback<'a>(
     good: &'a [Document],
     installed: &'a Document,

@@ -5,7 +5,7 @@
 //!   └────▶ prepare ─▶ dereference ─▶ plan (pure) ─▶ apply ─▶ status (pure) ─▶ Events, metrics, PUT of the status
 //! ```
 //!
-//! Always holds: the status is written after all else, so that a process which crashes before repeats the rest.
+//! Always holds: the status is written last, so that a reconcile after a crash repeats the other writes.
 
 use std::{slice, time::Duration};
 
@@ -37,12 +37,12 @@ use crate::{
     write::WriteError,
 };
 
-/// After so many conflicts in a row the status shows them.
+/// The number of consecutive conflicts after which the status shows them.
 const MAX_CONFLICTS: u32 = 5;
 const CONFLICT_RETRY: Duration = Duration::from_millis(100);
-/// The managers that metrics name. All others are `other`: a manager may have any name.
+/// The managers that metrics show by name. All others count as `other`, because a manager may have any name.
 const KNOWN_MANAGERS: [&str; 5] = ["kubectl", "kubectl-edit", "kubectl-patch", "kubectl-client-side-apply", "helm"];
-/// How often each resource is reconciled without a change.
+/// The interval at which each resource is reconciled without a change.
 const RESYNC_INTERVAL: Duration = Duration::from_secs(600);
 
 impl LinkerdConfigReconciler {
@@ -53,7 +53,7 @@ impl LinkerdConfigReconciler {
         let Some(input) = self.input(name) else { return Ok(Action::await_change()) };
         let ReconcileInput { config, before, active, live, .. } = &input;
         if config.target.namespace != self.namespaces.control_plane {
-            // The operator of that namespace may serve the resource. Then the status and the finalizer are its own.
+            // If the operator of that namespace serves the resource, it manages the status and the finalizer.
             let served = before.target.as_ref().and_then(|target| target.namespace.as_deref());
             if config.deleting || before.active == Some(true) && served == Some(&*config.target.namespace) {
                 return Ok(Action::await_change());
@@ -88,7 +88,7 @@ impl LinkerdConfigReconciler {
             Err(error @ (WriteError::NotLeading | WriteError::TimedOut | WriteError::Transport(_))) => {
                 return Err(error);
             }
-            // The cache is stale, and the watch is about to show why. Only a conflict that repeats is shown in the status.
+            // The cache is stale, and the watch will soon update it. The status shows a conflict only if it repeats.
             Err(error) if is_conflict(&error) => {
                 self.cache.forget_base(&config.target.name);
                 if self.cache.note_failure(&config.name) < MAX_CONFLICTS {
@@ -127,7 +127,7 @@ impl LinkerdConfigReconciler {
         }
         self.cache.note_success(&config.name);
         if (outcome.rolls_back || is_denied) && has_failed_now {
-            // The status names the failed document now, so that a successor takes it back too.
+            // The status now names the failed document, so that the next leader rolls it back too.
             return Ok(Action::requeue(Duration::ZERO));
         }
         let revert_backoff = revert_backoff.filter(|_| plan.verdict == PlanVerdict::RepeatedDrift);
@@ -135,7 +135,8 @@ impl LinkerdConfigReconciler {
         Ok(Action::requeue(delay.unwrap_or_else(|| backoff(0, RESYNC_INTERVAL, RESYNC_INTERVAL))))
     }
 
-    /// Runs the stages up to the write of the ConfigMap. After an error `outcome` has the results of the stages before it.
+    /// Runs the stages up to the write of the ConfigMap. After an error, `outcome` contains the results of the
+    /// completed stages.
     async fn plan_and_apply(
         &self,
         input: &ReconcileInput,
@@ -161,7 +162,8 @@ impl LinkerdConfigReconciler {
         self.apply(input, outcome).await
     }
 
-    /// Returns whether the injectors use the document of the plan; `None` where that does not matter.
+    /// Returns whether the injectors use the document of the plan; `None` if the plan has no such document or was not
+    /// applied.
     fn sync_status(
         &self,
         input: &ReconcileInput,
@@ -178,7 +180,7 @@ impl LinkerdConfigReconciler {
         };
         let expected = ExpectedInjection { config_hash: hash.clone(), trust_roots: input.bundle().map(sha256) };
         let good = before.revisions.as_ref().and_then(|revisions| revisions.last_known_good_hash.as_ref());
-        // The resource is not to blame for a document with changes of other writers in it.
+        // A denial of a document with changes of other writers is not the resource's fault.
         let is_proven = matches!(plan.verdict, PlanVerdict::Restored | PlanVerdict::Drifted) || good == Some(hash);
         let live = live.as_deref();
         let request = SyncRequest { config, before, live, expected, written: *written, is_proven, now };
@@ -226,7 +228,7 @@ impl LinkerdConfigReconciler {
         after
     }
 
-    /// Writes the status of a resource that is not active, and nothing else.
+    /// Publishes the Events and writes the status of a resource that is not active.
     async fn report_inactive(
         &self,
         config: &LinkerdConfig,
@@ -285,7 +287,7 @@ fn make_plan(
     outcome.plan = plan;
 }
 
-/// Whether the object is not the one that the cache holds.
+/// Whether the write failed because the cached object is stale.
 fn is_conflict(error: &WriteError) -> bool {
     matches!(error.label(), "conflict" | "already_exists" | "not_found")
 }

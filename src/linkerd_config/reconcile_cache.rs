@@ -1,6 +1,7 @@
-//! What the controller remembers of LinkerdConfigs between reconciles, while this process leads.
+//! The controller's state between reconciles, kept while this process leads.
 //!
-//! Nothing here decides what the document has to be. A lost entry costs a read, a repeated reconcile, or an earlier revert.
+//! The cache never affects the content of the document. A lost entry costs a read, a repeated reconcile, or an earlier
+//! revert.
 
 use std::{
     collections::{HashMap, VecDeque},
@@ -17,8 +18,8 @@ use super::{
 };
 use crate::{api::LinkerdConfigStatus, cluster::kinds::linkerd_config::LinkerdConfig, retry::backoff};
 
-/// How long a reconcile waits for the watch to show our own write. After that it runs anyway: the precondition of the next write
-/// makes a stale read harmless.
+/// The maximum wait for the watch to show our own write. After that the reconcile runs anyway: the precondition of the
+/// next write makes a stale read harmless.
 const OWN_WRITE_TIMEOUT: Duration = Duration::from_secs(5);
 /// More reverts than this within [`REVERT_WINDOW`] suspend further reverts. An installer that runs in a loop causes them too.
 const MAX_REVERTS: usize = 5;
@@ -55,12 +56,12 @@ struct TargetEntry {
     /// The resourceVersion of our last write, and its time.
     own_write: Option<(Arc<str>, Instant)>,
     reverts: VecDeque<Instant>,
-    /// The text that was parsed last, and the result: parsing takes most of the time of a reconcile.
+    /// The last parsed text and its result, because parsing takes most of the time of a reconcile.
     reading: Option<(Arc<str>, Arc<Reading>)>,
 }
 
 impl ReconcileCache {
-    /// Forgets everything when this process begins to lead: another replica may have written meanwhile.
+    /// Clears the cache when this process becomes the leader, because another replica may have written since.
     pub(super) fn clear(&self) {
         self.resources.lock().clear();
         self.targets.lock().clear();
@@ -72,7 +73,7 @@ impl ReconcileCache {
         self.targets.lock().retain(|config_map, _| is_target(config_map));
     }
 
-    /// Returns the saved base of a ConfigMap; `None` if it has to be read, `Some(None)` if there is none.
+    /// Returns the saved base of a ConfigMap; `None` if it is not cached, `Some(None)` if no base is saved.
     pub(super) fn base(&self, config_map: &str) -> Option<Option<Arc<Base>>> {
         self.targets.lock().get(config_map)?.base.clone()
     }
@@ -81,7 +82,7 @@ impl ReconcileCache {
         self.edit_target(config_map, |target| target.base = Some(base));
     }
 
-    /// Parses the text of a ConfigMap, unless it is the text that was parsed last.
+    /// Returns the parsed text of a ConfigMap, from the cache if the text is the last parsed one.
     pub(super) fn read(&self, config_map: &Arc<str>, text: &Arc<str>) -> Arc<Reading> {
         let mut reading = None;
         self.edit_target(config_map, |target| reading = target.reading.clone());
@@ -98,7 +99,7 @@ impl ReconcileCache {
         self.edit_target(config_map, |target| target.base = None);
     }
 
-    /// Returns the status that was written last, until the watch shows it.
+    /// Returns the last written status, until the watch shows it.
     pub(super) fn last_status(&self, config: &LinkerdConfig) -> Option<Arc<LinkerdConfigStatus>> {
         self.newer_than_cluster(config, |last_status| Arc::clone(&last_status.status))
     }
@@ -134,7 +135,8 @@ impl ReconcileCache {
         self.edit_target(config_map, |target| target.own_write = Some((version, Instant::now())));
     }
 
-    /// Returns how long to wait until the watch shows our own write; `None` if it does, or if the wait is over.
+    /// Returns the remaining wait for the watch to show our own write; `None` if the watch shows it or the wait has
+    /// timed out.
     pub(super) fn own_write_pending(&self, config_map: &str, version: &str) -> Option<Duration> {
         let mut targets = self.targets.lock();
         let target = targets.get_mut(config_map)?;
@@ -147,7 +149,7 @@ impl ReconcileCache {
         Some(left)
     }
 
-    /// Returns how long reverts stay suspended, because other writers undo them again and again.
+    /// Returns the remaining suspension of reverts, if other writers keep undoing them.
     pub(super) fn revert_backoff(&self, config_map: &str) -> Option<Duration> {
         let mut targets = self.targets.lock();
         let reverts = &mut targets.get_mut(config_map)?.reverts;
@@ -169,7 +171,7 @@ impl ReconcileCache {
         });
     }
 
-    /// Counts a failed reconcile. Returns the number of failures in a row before it.
+    /// Counts a failed reconcile. Returns the number of consecutive failures before it.
     pub(super) fn note_failure(&self, name: &Arc<str>) -> u32 {
         self.edit_resource(name, |entry| {
             entry.failures = entry.failures.saturating_add(1);
@@ -177,7 +179,7 @@ impl ReconcileCache {
         })
     }
 
-    /// Ends the row of failed reconciles.
+    /// Resets the number of consecutive failures.
     pub(super) fn note_success(&self, name: &str) {
         if let Some(entry) = self.resources.lock().get_mut(name) {
             entry.failures = 0;
@@ -193,7 +195,7 @@ impl ReconcileCache {
     }
 }
 
-/// Resource versions of one kind are numbers that grow.
+/// The resourceVersions of one kind are increasing numbers.
 fn version_number(version: &str) -> u64 {
     version.parse().unwrap_or_default()
 }
@@ -219,23 +221,23 @@ mod tests {
         tokio::time::sleep(REVERT_WINDOW + REVERT_BACKOFF_BASE).await;
         assert_eq!(cache.revert_backoff("a"), None);
         cache.note_revert(&name);
-        assert_eq!(cache.revert_backoff("a"), None, "old reverts are forgotten");
+        assert_eq!(cache.revert_backoff("a"), None, "old reverts no longer count");
     }
 
     #[tokio::test(start_paused = true)]
-    async fn a_config_map_is_forgotten_with_the_last_resource_that_names_it() {
+    async fn the_entry_of_a_config_map_is_dropped_with_the_last_resource_that_names_it() {
         let cache = ReconcileCache::default();
-        for config_map in ["kept", "gone"] {
+        for config_map in ["kept", "dropped"] {
             cache.note_own_write(&config_map.into(), "10".into());
         }
         cache.forget("mesh", |config_map| &**config_map == "kept");
         assert!(cache.own_write_pending("kept", "9").is_some());
-        assert_eq!(cache.own_write_pending("gone", "9"), None);
+        assert_eq!(cache.own_write_pending("dropped", "9"), None);
         assert_eq!(cache.targets.lock().len(), 1);
     }
 
     #[tokio::test(start_paused = true)]
-    async fn our_own_write_is_waited_for_with_a_timeout() {
+    async fn the_wait_for_our_own_write_times_out() {
         let (cache, name) = (ReconcileCache::default(), Arc::<str>::from("a"));
         assert_eq!(cache.own_write_pending("a", "1"), None);
         cache.note_own_write(&name, "10".into());

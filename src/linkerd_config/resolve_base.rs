@@ -1,7 +1,7 @@
-//! Resolves the base: the document that the installer wrote last, apart from the changes of other writers. Pure.
+//! Resolves the base: the installer's last document, without the changes of other writers. Pure.
 //!
-//! In: the ConfigMap as it is, the base as it was saved, the drift policy. Out: the base as it has to be saved, and the drift.
-//! Always holds: a document with a private key, or one that cannot be read, becomes no base.
+//! In: the ConfigMap, the saved base, the drift policy. Out: the base to save, and the drift. Always holds: a document
+//! with a private key, or one that cannot be parsed, never becomes the base.
 
 use std::sync::Arc;
 
@@ -19,11 +19,11 @@ use crate::{
     cluster::kinds::config_map::ConfigMap,
 };
 
-/// What the base is resolved from.
+/// The inputs of the resolution.
 #[derive(Clone, Copy)]
 pub(super) struct BaseInput<'a> {
     pub(super) live: &'a ConfigMap,
-    /// The saved base; `None` if none was saved yet.
+    /// The saved base; `None` if no base was saved yet.
     pub(super) base: Option<&'a Base>,
     pub(super) drift: &'a DriftSpec,
     pub(super) first_time: bool,
@@ -33,7 +33,7 @@ pub(super) struct BaseInput<'a> {
 /// Why the base changed.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum BaseChange {
-    /// It is the first base.
+    /// The first base was saved.
     Adopted,
     /// The installer wrote another document.
     Installed { manager: String },
@@ -41,7 +41,7 @@ pub enum BaseChange {
     Edited { manager: String },
 }
 
-/// The base with the changes since our last write.
+/// The base, and the changes since our last write.
 pub(super) struct ResolvedBase {
     pub(super) base: Base,
     pub(super) base_change: Option<BaseChange>,
@@ -52,7 +52,7 @@ pub(super) struct ResolvedBase {
 /// Returns the current base and the drift, from the document in the ConfigMap and the saved base.
 ///
 /// # Errors
-/// When no base was saved, and the document is our own.
+/// When no base was saved, and the operator wrote the document.
 pub(super) fn resolve_base(
     input: &BaseInput<'_>,
     overlay: &Overlay,
@@ -75,8 +75,8 @@ pub(super) fn resolve_base(
     let Some(base) = base else {
         if live.annotations.get(HASH_ANNOTATION) == Some(&document.hash().to_string()) {
             return Err(format!(
-                "what its installer wrote is lost with its ControllerRevisions, and what is there is ours; remove the annotation \
-                 {HASH_ANNOTATION} from the ConfigMap to take it as it is, or install Linkerd again"
+                "the ControllerRevisions with the installer's document are lost, and the operator wrote the present document; to adopt it \
+                 as the base, remove the annotation {HASH_ANNOTATION} from the ConfigMap; otherwise install Linkerd again"
             ));
         }
         return Ok(from_document(1, BaseChange::Adopted));
@@ -133,8 +133,9 @@ pub(super) fn resolve_base(
     })
 }
 
-/// Returns the saved base to write over a document that cannot be used. Without a readable document no Pod is injected, and a
-/// document with a private key exposes it. A document that a trusted manager broke is not repaired.
+/// Returns the saved base to write over an unusable document. Without a readable document no Pod is injected, and a
+/// document with a private key exposes the key. A document is not repaired if a trusted manager broke it, or if
+/// drift.action is Report.
 pub(super) fn repair(input: &BaseInput<'_>, problems: &[Problem]) -> Option<ResolvedBase> {
     let BaseInput { live, base, drift, .. } = *input;
     let manager = last_writer(live);

@@ -1,7 +1,7 @@
 //! The status of a LinkerdConfig. Pure.
 //!
-//! In: the outcome of a reconcile, the status as it was. Out: the status as it is. Always holds: without a change the status is equal
-//! to the last one, so that it is not written again.
+//! In: the outcome of a reconcile, the previous status. Out: the new status. Always holds: without a change the new
+//! status equals the previous one, so that it is not written again.
 
 use k8s_openapi::{apimachinery::pkg::apis::meta::v1::Time, jiff::Timestamp};
 
@@ -21,24 +21,24 @@ use crate::{
     cluster::kinds::linkerd_config::LinkerdConfig,
 };
 
-/// How many hashes of failed documents the status keeps.
+/// The maximum number of hashes of failed documents in the status.
 const MAX_FAILED_HASHES: usize = 5;
 
-/// What the status of the active resource is derived from.
+/// The inputs of the status of the active resource.
 pub(super) struct ActiveStatusInput<'a> {
     pub(super) config: &'a LinkerdConfig,
     /// The status that was written last.
     pub(super) before: &'a LinkerdConfigStatus,
     pub(super) plan: &'a ConfigPlan,
-    /// Workloads failed with the document of the plan: the next reconcile writes the fallback document.
+    /// Whether workloads failed with the document of the plan. The next reconcile then writes the fallback document.
     pub(super) rolls_back: bool,
     /// The injection hash of Pods without the config hash variable, unless the status has it already.
     pub(super) baseline: Option<String>,
-    /// The reason and the message why the plan was not applied.
+    /// The reason and the message, if the plan was not applied.
     pub(super) failure: Option<(&'static str, String)>,
     pub(super) target: TargetStatus,
     pub(super) base_revision: Option<i64>,
-    /// `None` where the injectors do not matter.
+    /// `None` if the injectors are not checked.
     pub(super) sync_status: Option<&'a SyncStatus>,
     /// The PEM bundle of the mesh's trust anchors.
     pub(super) bundle: Option<&'a str>,
@@ -52,7 +52,7 @@ pub(super) fn active_status(input: ActiveStatusInput<'_>) -> LinkerdConfigStatus
     let is_satisfied = sync_status.is_some_and(|sync_status| sync_status.is_satisfied(&config.spec.injector_sync));
     let effective = plan.effective.as_ref();
     let anchors = effective.map(|_| trust_anchors::status(plan.anchors, bundle, bundle_hash.as_deref(), before));
-    // The hash of the document that fails now.
+    // The hash of the document that workloads now fail with.
     let rejected = plan.injection_hash.as_ref().filter(|_| rolls_back);
     let rolled_back = before.rollout.as_ref().and_then(|rollout| rollout.rolled_back.clone());
     let rolled_back = rolled_back
@@ -91,7 +91,7 @@ pub(super) fn active_status(input: ActiveStatusInput<'_>) -> LinkerdConfigStatus
     }
 }
 
-/// Returns the drift, with its windows closed once the injectors use our document again.
+/// Returns the drift status. Its open windows end once the injectors use our document again.
 fn next_drift(
     before: &LinkerdConfigStatus,
     plan: &ConfigPlan,
@@ -106,8 +106,8 @@ fn next_drift(
     Some(drift)
 }
 
-/// Returns which documents the injectors accept, and which they deny. The base revision stays forever: a resource that was active
-/// once has a base to compute drift against when it is active again.
+/// Returns the revisions of good documents and the hashes of failed ones. The base revision is never removed, so that
+/// drift can be computed when the resource becomes active again.
 fn revisions_status(
     config: &LinkerdConfig,
     before: &LinkerdConfigStatus,
@@ -143,13 +143,13 @@ fn add_failed_hash(failed: &mut Vec<String>, hash: &String) {
     }
 }
 
-/// Returns the hashes of the documents that failed for this generation of the resource: they are not tried again.
+/// Returns the hashes of the documents that failed for this generation of the resource. They are not retried.
 pub fn failed_hashes<'a>(config: &LinkerdConfig, status: &'a LinkerdConfigStatus) -> &'a [String] {
     let revisions = status.revisions.as_ref().filter(|_| is_current(config, status));
     revisions.map(|revisions| revisions.failed.as_slice()).unwrap_or_default()
 }
 
-/// Returns the revisions whose documents are fallbacks, the best first.
+/// Returns the revisions of the fallback documents, best first.
 pub fn good_revisions(before: &LinkerdConfigStatus) -> Vec<i64> {
     let revisions = before.revisions.as_ref();
     let rolled_out = revisions.and_then(|revisions| revisions.last_rolled_out);
@@ -157,7 +157,7 @@ pub fn good_revisions(before: &LinkerdConfigStatus) -> Vec<i64> {
     rolled_out.into_iter().chain(good).collect()
 }
 
-/// Whether the status is about this generation of the resource, and about the attempt that its retry annotation names.
+/// Whether the status belongs to the current generation and the current retry annotation of the resource.
 fn is_current(config: &LinkerdConfig, status: &LinkerdConfigStatus) -> bool {
     let tried = status.rollout.as_ref().and_then(|rollout| rollout.retry.as_deref());
     status.observed_generation == Some(config.generation) && tried == retry(config)
@@ -193,7 +193,7 @@ pub(super) fn conflicted_status(
     inactive_status(config, before, &not_accepted("Conflicted", message), now)
 }
 
-/// Returns the status of a resource whose ConfigMap is in the namespace of another control plane.
+/// Returns the status of a resource with a ConfigMap in the namespace of another control plane.
 pub(super) fn foreign_namespace_status(
     config: &LinkerdConfig,
     before: &LinkerdConfigStatus,
@@ -201,7 +201,7 @@ pub(super) fn foreign_namespace_status(
     now: Timestamp,
 ) -> LinkerdConfigStatus {
     let message = format!(
-        "this operator takes care of namespace {namespace} (--controller-namespace), and the resource names {}",
+        "this operator manages namespace {namespace} (--controller-namespace), but the resource targets ConfigMap {}",
         config.target
     );
     inactive_status(config, before, &not_accepted("TargetNotFound", message), now)
@@ -222,7 +222,7 @@ fn inactive_status(
             .revisions
             .clone()
             .map(|known| RevisionsStatus { failed: failed_hashes(config, before).to_vec(), ..known }),
-        // The baseline of Pods without the config hash variable is found once, and must not be lost.
+        // The baseline of Pods without the config hash variable is computed only once, so it must not be lost.
         rollout: before.rollout.as_ref().map(|known| RolloutStatus {
             adopted_at: known.adopted_at.clone(),
             baseline_hash: known.baseline_hash.clone(),

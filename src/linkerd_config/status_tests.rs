@@ -1,4 +1,4 @@
-//! README explains every reason that a condition of a LinkerdConfig has, and every one for which a workload is left alone.
+//! README explains every condition reason of a LinkerdConfig, and every reason to skip a workload.
 
 use strum::{IntoEnumIterator, VariantNames};
 
@@ -9,7 +9,7 @@ use crate::linkerd_config::rollout::{
 };
 
 const README: &str = include_str!("../../README.md");
-/// Where reasons stand as literals.
+/// The files that contain reasons as literals.
 const SOURCES: [(&str, &str); 9] = [
     ("conditions.rs", include_str!("conditions.rs")),
     ("status.rs", include_str!("status.rs")),
@@ -21,7 +21,7 @@ const SOURCES: [(&str, &str); 9] = [
     ("rollout/status.rs", include_str!("rollout/status.rs")),
     ("rollout/progress.rs", include_str!("rollout/progress.rs")),
 ];
-/// Words that are written like reasons: the values of conditions, and kinds.
+/// Words that look like reasons: condition values and kinds.
 const OTHERS: [&str; 6] = ["True", "False", "Unknown", "CronJob", "Node", "Pod"];
 
 #[test]
@@ -45,7 +45,7 @@ fn readme_explains_every_reason() {
 }
 
 #[test]
-fn readme_explains_every_phase_and_every_reason_for_which_a_workload_is_left_alone() {
+fn readme_explains_every_rollout_phase_and_every_skip_reason() {
     let phases = RolloutPhase::iter().map(RolloutPhase::as_str);
     let skipped = SkipReason::iter().map(SkipReason::as_str);
     for word in phases.chain(skipped).chain(NotSelected::iter().map(NotSelected::as_str)) {

@@ -1,4 +1,4 @@
-//! The trust anchors of the mesh: the certificates that the document copies, and their part of the status. Pure.
+//! The trust anchors of the mesh: the certificates to copy into the document, and their status. Pure.
 
 use std::collections::BTreeSet;
 
@@ -21,23 +21,24 @@ pub(super) struct TrustAnchors {
     pub(super) source: ValueSource,
 }
 
-/// Returns the trust anchors to copy. The bundle in use comes first: with the policy Verify the resource's own must equal it, with
-/// Reuse they are used only without a bundle. A bundle without a certificate is ignored.
+/// Returns the trust anchors to copy. The bundle in use comes first: with the policy Verify, the resource's own trust
+/// anchors must equal it; with Reuse, they are used only without a bundle. A bundle without a valid certificate is
+/// ignored.
 ///
 /// # Errors
 /// When the resource's own trust anchors are invalid, or differ from the bundle with the policy Verify.
 pub(super) fn resolve(spec: &LinkerdConfigSpec, bundle: Option<&str>) -> Result<Option<TrustAnchors>, Problem> {
     let context = &spec.global.identity_context;
     let given = context.trust_anchors_pem.as_deref().filter(|pem| !pem.trim().is_empty());
-    let brought = given.map(certificates).transpose().map_err(problem)?;
+    let declared = given.map(certificates).transpose().map_err(problem)?;
     let bundle = bundle.and_then(|bundle| Some((bundle, certificates(bundle).ok()?)));
-    match (context.trust_anchors_policy, given.zip(brought), bundle) {
-        (TrustAnchorsPolicy::Verify, Some((_, brought)), Some((_, trusted))) if brought != trusted => {
-            Err(problem("the mesh trusts others: linkerd-identity-trust-roots holds another bundle"))
+    match (context.trust_anchors_policy, given.zip(declared), bundle) {
+        (TrustAnchorsPolicy::Verify, Some((_, declared)), Some((_, trusted))) if declared != trusted => {
+            Err(problem("it differs from the bundle that the mesh trusts, in ConfigMap linkerd-identity-trust-roots"))
         }
-        (TrustAnchorsPolicy::Verify, Some(_), None) => {
-            Err(problem("there is no ConfigMap linkerd-identity-trust-roots to compare it with"))
-        }
+        (TrustAnchorsPolicy::Verify, Some(_), None) => Err(problem(
+            "it cannot be verified: ConfigMap linkerd-identity-trust-roots is missing or has no valid certificate",
+        )),
         (_, _, Some((bundle, _))) => Ok(Some(TrustAnchors { pem: bundle.to_owned(), source: ValueSource::TrustRoots })),
         (_, Some((given, _)), None) => Ok(Some(TrustAnchors { pem: given.to_owned(), source: ValueSource::Typed })),
         (_, None, None) => Ok(None),
@@ -49,17 +50,17 @@ fn certificates(pem: &str) -> Result<BTreeSet<Vec<u8>>, String> {
     let found: Result<BTreeSet<Vec<u8>>, _> =
         CertificateDer::pem_slice_iter(pem.as_bytes()).map(|it| it.map(|certificate| certificate.to_vec())).collect();
     match found {
-        Ok(found) if found.is_empty() => Err("it holds no certificate".to_owned()),
+        Ok(found) if found.is_empty() => Err("it has no certificate".to_owned()),
         Ok(found) => Ok(found),
-        Err(error) => Err(format!("it is no PEM of certificates: {error}")),
+        Err(error) => Err(format!("it is not valid PEM: {error}")),
     }
 }
 
 /// Returns the SHA-256 of each certificate in a bundle that can be read, in the order of the bundle.
 fn fingerprints(bundle: &str) -> Vec<String> {
-    const MOST: usize = 50;
+    const MAX_FINGERPRINTS: usize = 50;
     let certificates = CertificateDer::pem_slice_iter(bundle.as_bytes()).filter_map(Result::ok);
-    certificates.take(MOST).map(|certificate| sha256(&certificate)).collect()
+    certificates.take(MAX_FINGERPRINTS).map(|certificate| sha256(&certificate)).collect()
 }
 
 /// Returns the status of the trust anchors. `replaced` is set if the bundle shares no certificate with the one before.
@@ -81,7 +82,7 @@ pub(super) fn status(
     TrustAnchorsStatus { source, replaced: hash.filter(|_| is_disjoint).map(str::to_owned), fingerprints }
 }
 
-/// Returns the name of the place that the trust anchors come from.
+/// Returns the name of the source of the trust anchors.
 fn source_name(anchors: Option<ValueSource>) -> &'static str {
     match anchors {
         Some(ValueSource::TrustRoots) => TRUST_ROOTS,

@@ -1,7 +1,7 @@
-//! The requests to the API server, one for each write.
+//! The controller's requests to the API server.
 //!
-//! Always holds: leadership is checked right before each write; the ConfigMap is replaced only in the version that was planned with,
-//! and only its `data.values` and our annotations change.
+//! Always holds: leadership is checked immediately before each request; the document is replaced only at the
+//! resourceVersion that was read, and only `data.values` and our annotations change with it.
 
 use std::sync::Arc;
 
@@ -36,7 +36,7 @@ use crate::{
 };
 
 const MANAGED_BY_ANNOTATION: &str = "config.linkerd.io/managed-by";
-/// How often a status is sent again after a conflict within one reconcile.
+/// The maximum number of attempts to write a status in one reconcile.
 const MAX_STATUS_ATTEMPTS: u32 = 5;
 pub(super) const REVISION_ANNOTATION: &str = "config.linkerd.io/base-revision";
 
@@ -55,7 +55,7 @@ impl ConfigWriter {
     pub(super) fn new(client: &Client, namespace: &str, fence: Fence, registry: &Registry) -> prometheus::Result<Self> {
         let writes = register_int_counter_vec_with_registry!(
             "linkerd_operator_linkerdconfig_configmap_writes_total",
-            "Writes of Linkerd's ConfigMap that were sent",
+            "Writes of Linkerd's ConfigMap that were sent to the API server, by result",
             &["result"],
             registry
         )?;
@@ -72,7 +72,7 @@ impl ConfigWriter {
         })
     }
 
-    /// Returns the newest base of a ConfigMap; the inner `Err` says why it cannot be read.
+    /// Returns the newest base of a ConfigMap; the inner `Err` is the reason why it cannot be read.
     pub(super) async fn newest_base(&self, config_map: &str) -> Result<Result<Option<Base>, String>, WriteError> {
         Ok(Base::newest(&self.list_revisions(config_map).await?))
     }
@@ -104,11 +104,11 @@ impl ConfigWriter {
     }
 
     async fn list_revisions(&self, config_map: &str) -> Result<Vec<ControllerRevision>, WriteError> {
-        let of_it = ListParams::default().labels(&Base::selector(config_map));
-        Ok(self.fence.send(self.revisions.list(&of_it)).await?.items)
+        let selector = ListParams::default().labels(&Base::selector(config_map));
+        Ok(self.fence.send(self.revisions.list(&selector)).await?.items)
     }
 
-    /// Replaces the document in the version that was planned with. Returns the new resourceVersion.
+    /// Replaces the document at the resourceVersion that the plan was made with. Returns the new resourceVersion.
     pub(super) async fn write_config_map(
         &self,
         live: &ConfigMap,
@@ -123,8 +123,8 @@ impl ConfigWriter {
         self.patch_config_map(&live.key.name, &live.version, &write.values, annotations).await
     }
 
-    /// Restores the installer's text byte for byte, and removes our annotations. Without our annotations the document is not ours, and
-    /// stays as it is.
+    /// Restores the text of the base byte for byte, and removes our annotations. Returns whether it wrote: a ConfigMap
+    /// with another UID, or without our hash annotation, is not changed.
     pub(super) async fn restore_base(&self, config_map: &str, base: &Base) -> Result<bool, WriteError> {
         // Read the current object: the watch may lag.
         let Some(object) = self.fence.send(self.config_maps.get_opt(config_map)).await? else { return Ok(false) };
@@ -165,7 +165,7 @@ impl ConfigWriter {
         self.fence.send(request).await.map(drop)
     }
 
-    /// Removes the owner references by which the ConfigMap would be deleted together with a LinkerdConfig.
+    /// Removes the owner references that would delete the ConfigMap together with a LinkerdConfig.
     pub(super) async fn remove_owner_references(&self, live: &ConfigMap) -> Result<(), WriteError> {
         let name = &live.key.name;
         let object = self.fence.send(self.config_maps.get(name)).await?;
@@ -188,11 +188,11 @@ impl ConfigWriter {
         }
     }
 
-    /// Writes the status of the resource that had this resourceVersion after the last write. Returns the new resourceVersion; `None` if
-    /// the resource is gone, which is not an error.
+    /// Writes the status. `version` is the newest known resourceVersion of the resource. Returns the new
+    /// resourceVersion; `None` if the resource was deleted, which is not an error.
     ///
-    /// The next leader starts from the status. So a write that a former leader has sent must not undo a later one: it fails with a
-    /// conflict, which only a process that still leads retries.
+    /// The next leader starts from the status, so a delayed write of a former leader must not undo a later one. Such a
+    /// write fails with a conflict, which only a process that still leads retries.
     pub(super) async fn update_status(
         &self,
         name: &str,
@@ -337,7 +337,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_conflict_is_retried_unless_the_resource_is_another_one() {
+    async fn a_conflict_is_retried_unless_the_resource_was_recreated() {
         let status = LinkerdConfigStatus { active: Some(true), ..LinkerdConfigStatus::default() };
         let server = FakeApiServer::new("a", "5");
         assert_eq!(server.writer().update_status("mesh", "a", "1", &status).await.unwrap().as_deref(), Some("6"));

@@ -164,9 +164,9 @@ async fn the_changes_of_a_manifest_are_explained_before_it_is_applied() -> Resul
     let output = mesh.explain(&["-f", &minimal]).await?;
     assert_eq!(output.code, Some(1));
     assert!(
-        output
-            .stdout
-            .contains("Verdict:        TargetNotFound: there is no ConfigMap linkerd/linkerd-config: install Linkerd"),
+        output.stdout.contains(
+            "Verdict:        TargetNotFound: ConfigMap linkerd/linkerd-config does not exist: install Linkerd"
+        ),
         "{}",
         output.stdout
     );

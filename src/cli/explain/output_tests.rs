@@ -88,7 +88,7 @@ fn what_the_operator_leaves_for_a_while_is_not_said_to_be_reverted() {
     input.config = Arc::new(config);
     let output = ExplainOutput::new(&input, false);
     assert_eq!((output.reason, output.values.len()), ("Drifted", 1));
-    assert!(output.verdict.contains("again and again"), "{}", output.verdict);
+    assert!(output.verdict.contains("not reverted for now"), "{}", output.verdict);
 }
 
 #[test]
@@ -114,7 +114,7 @@ fn every_value_of_the_effective_document_counts_once() {
 #[test]
 fn nothing_to_do_is_said_as_the_status_says_it() {
     let text = text(&ExplainOutput::new(&input(&json!({})), false));
-    assert!(text.contains("Verdict:        Synced: the ConfigMap holds what is declared\n"), "{text}");
+    assert!(text.contains("Verdict:        Synced: the ConfigMap holds the declared configuration\n"), "{text}");
     assert!(!text.contains("PATH"), "{text}");
 }
 

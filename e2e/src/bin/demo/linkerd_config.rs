@@ -134,7 +134,10 @@ pub(crate) async fn act(control_plane: &ControlPlane, manager: &Manager, injecto
 
     say("Where each value is from, now.");
     let told = document.explain(&[]).await?;
-    ensure!(told.contains("revision") && told.contains("Synced: the ConfigMap holds what is declared"), "{told}");
+    ensure!(
+        told.contains("revision") && told.contains("Synced: the ConfigMap holds the declared configuration"),
+        "{told}"
+    );
 
     say("What the metrics say.");
     metrics(
