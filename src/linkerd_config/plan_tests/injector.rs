@@ -23,7 +23,7 @@ fn the_config_hash_is_the_injection_hash_and_comes_after_all_other_variables() {
     let names: Vec<_> = names.iter().map(|it| it["name"].as_str().unwrap()).collect();
     assert_eq!(names, ["A", "B", CONFIG_HASH_ENV]);
     assert!(cluster.is_settled());
-    // A value that only the control plane reads changes the document, and not the config hash.
+    // A value that only the control plane reads changes the document, but not the config hash.
     let config_hash = cluster.config_hash();
     cluster.spec.values = json!({"controllerReplicas": 3}).as_object().cloned();
     cluster.spec.values.as_mut().unwrap().insert("proxy".into(), json!({"additionalEnv": variables}));
@@ -45,7 +45,7 @@ fn a_config_hash_that_is_removed_or_changed_is_restored_and_counts_as_a_revert()
 }
 
 #[test]
-fn a_variable_that_somebody_adds_is_drift_like_any_other_edit() {
+fn a_variable_that_is_added_by_hand_is_drift_like_any_other_edit() {
     let mut cluster = Cluster::new(&debug());
     cluster.reconcile();
     let config_hash = cluster.config_hash().unwrap();
@@ -57,7 +57,7 @@ fn a_variable_that_somebody_adds_is_drift_like_any_other_edit() {
 }
 
 #[test]
-fn where_drift_is_reported_the_config_hash_stays_as_well() {
+fn with_drift_action_report_the_config_hash_is_kept_too() {
     let mut cluster = Cluster::new(&json!({"proxy": {"logLevel": "debug"}, "drift": {"action": "Report"}}));
     let config_hash = cluster.reconcile().injection_hash;
     cluster.edit("kubectl-edit", &ACCESS_LOG, json!("apache"));
@@ -65,8 +65,8 @@ fn where_drift_is_reported_the_config_hash_stays_as_well() {
     assert_eq!((plan.verdict, plan.write.is_none(), plan.injection_hash), (PlanVerdict::Drifted, true, config_hash));
 }
 
-/// The last good document, and one that the injectors refuse.
-fn refused() -> (Cluster, Document) {
+/// Returns a cluster with a declared document that the injectors deny, and the last good document.
+fn denied() -> (Cluster, Document) {
     let mut cluster = Cluster::new(&debug());
     cluster.reconcile();
     let good = cluster.document();
@@ -78,14 +78,14 @@ fn refused() -> (Cluster, Document) {
 }
 
 #[test]
-fn a_refused_document_makes_way_for_the_last_good_one_and_is_not_tried_again() {
-    let (mut cluster, good) = refused();
+fn a_denied_document_is_rolled_back_to_the_last_good_one_and_not_retried() {
+    let (mut cluster, good) = denied();
     let plan = cluster.reconcile();
     assert_eq!((plan.verdict, plan.injection_hash), (PlanVerdict::Restored, hash_of(&good)));
     assert_eq!((cluster.document(), cluster.config_hash()), (good.clone(), hash_of(&good)));
     let again = cluster.plan();
     assert!(again.write.is_none() && again.new_base.is_none() && again.verdict == PlanVerdict::Restored);
-    // Something else is.
+    // Another document is tried.
     cluster.spec.proxy.access_log = Some("apache".to_owned());
     let plan = cluster.reconcile();
     assert!(plan.verdict == PlanVerdict::Synced && plan.write.is_some() && plan.drift.is_none());
@@ -93,8 +93,8 @@ fn a_refused_document_makes_way_for_the_last_good_one_and_is_not_tried_again() {
 }
 
 #[test]
-fn an_edit_of_the_restored_document_is_told_by_what_is_restored() {
-    let (mut cluster, good) = refused();
+fn an_edit_of_a_restored_document_is_drift_from_the_restored_document() {
+    let (mut cluster, good) = denied();
     cluster.reconcile();
     cluster.edit("kubectl-edit", &LOG_LEVEL, json!("trace"));
     let plan = cluster.reconcile();
@@ -103,8 +103,8 @@ fn an_edit_of_the_restored_document_is_told_by_what_is_restored() {
 }
 
 #[test]
-fn without_a_document_that_was_seen_to_work_the_installers_is_put_back_unless_that_was_refused_too() {
-    let (mut cluster, _) = refused();
+fn without_a_good_document_the_installers_is_restored_unless_it_was_denied_too() {
+    let (mut cluster, _) = denied();
     cluster.good = None;
     let installed = cluster.base.as_ref().unwrap().document.clone();
     assert_eq!(cluster.reconcile().verdict, PlanVerdict::Restored);
@@ -114,12 +114,12 @@ fn without_a_document_that_was_seen_to_work_the_installers_is_put_back_unless_th
     let config_hash = cluster.reconcile().injection_hash.unwrap();
     cluster.failed = vec![config_hash];
     let plan = cluster.plan();
-    assert!(plan.verdict == PlanVerdict::Synced && plan.write.is_none(), "nothing is better");
+    assert!(plan.verdict == PlanVerdict::Synced && plan.write.is_none(), "no fallback is left");
 }
 
 #[test]
-fn an_upgrade_while_restored_is_tried() {
-    let (mut cluster, _) = refused();
+fn an_upgrade_after_a_rollback_is_tried() {
+    let (mut cluster, _) = denied();
     cluster.reconcile();
     let next = INSTALLED.replace("  logFormat: plain", "  logFormat: json");
     cluster.write("helm", &next);

@@ -1,4 +1,4 @@
-//! What is planned, what becomes of it once it is carried out, and that it is then done.
+//! Tests of the plan, of its effect once it is applied, and that planning again then writes nothing.
 
 mod injector;
 
@@ -14,7 +14,7 @@ use crate::{
     linkerd_config::drift::{FIELD_MANAGER, HASH_ANNOTATION},
 };
 
-/// A ConfigMap and what is kept of it, as an API server would have them.
+/// A ConfigMap and its saved base, as an API server would hold them.
 struct Cluster {
     live: Option<ConfigMap>,
     base: Option<Base>,
@@ -25,7 +25,7 @@ struct Cluster {
     good: Option<Document>,
 }
 
-/// What the chart renders, as far as Linkerd cannot do without.
+/// The document that Linkerd's chart renders.
 const INSTALLED: &str = include_str!("../values/testdata/installed.yaml");
 
 impl Cluster {
@@ -57,7 +57,7 @@ impl Cluster {
         live.writers.insert(0, FieldManager { manager: manager.to_owned(), time: None });
     }
 
-    /// Somebody sets a value in the document as it is.
+    /// Sets a value in the current document, written by this manager.
     fn edit(&mut self, manager: &str, keys: &[&str], value: Value) {
         let mut document = self.whole_document();
         document.set(&Path::from(keys), value);
@@ -96,11 +96,11 @@ impl Cluster {
         })
     }
 
-    /// Plans, and carries the plan out.
+    /// Makes a plan and applies it.
     fn reconcile(&mut self) -> ConfigPlan {
         let plan = self.plan();
         if let Some(base) = &plan.new_base {
-            // As the writer numbers them.
+            // The writer numbers revisions in the same way.
             let revision = self.base.as_ref().map_or(1, |known| known.revision + 1);
             self.base = Some(Base { revision, ..base.clone() });
         }
@@ -113,7 +113,7 @@ impl Cluster {
         plan
     }
 
-    /// That nothing is left to be done.
+    /// Whether the ConfigMap is synced and another plan would write nothing.
     fn is_settled(&self) -> bool {
         let plan = self.plan();
         plan.new_base.is_none() && plan.write.is_none() && plan.verdict == PlanVerdict::Synced
@@ -128,7 +128,7 @@ fn debug() -> Value {
 }
 
 #[test]
-fn a_resource_that_declares_nothing_saves_a_base_and_writes_nothing_but_the_config_hash() {
+fn a_resource_that_declares_nothing_saves_a_base_and_writes_only_the_config_hash() {
     let mut cluster = Cluster::new(&json!({}));
     let plan = cluster.reconcile();
     assert_eq!(plan.verdict, PlanVerdict::Synced, "{:?}", plan.verdict);
@@ -141,14 +141,14 @@ fn a_resource_that_declares_nothing_saves_a_base_and_writes_nothing_but_the_conf
 }
 
 #[test]
-fn what_is_declared_is_written_over_what_was_installed_and_nothing_else_changes() {
+fn declared_values_are_written_over_the_installed_ones_and_no_other_value_changes() {
     let mut cluster = Cluster::new(&debug());
     let installed = cluster.document();
     assert!(cluster.reconcile().write.is_some());
     assert_eq!(cluster.document().differences(&installed), [Path::from(&LOG_LEVEL[..])]);
     assert_eq!(cluster.value(&LOG_LEVEL), Some(json!("debug")));
     assert!(cluster.is_settled());
-    // And what is no longer declared is the installer's again.
+    // A value that is no longer declared is the installer's again.
     cluster.spec = LinkerdConfigSpec::default();
     assert!(cluster.reconcile().drift.is_none());
     assert_eq!(cluster.document().hash(), installed.hash());
@@ -156,7 +156,7 @@ fn what_is_declared_is_written_over_what_was_installed_and_nothing_else_changes(
 }
 
 #[test]
-fn an_edit_of_somebody_else_is_reverted_and_named_and_an_installers_is_the_new_base() {
+fn an_edit_is_reverted_and_reported_and_an_installers_document_is_the_new_base() {
     let mut cluster = Cluster::new(&debug());
     cluster.reconcile();
     cluster.edit("kubectl-edit", &ACCESS_LOG, json!("apache"));
@@ -177,19 +177,19 @@ fn an_edit_of_somebody_else_is_reverted_and_named_and_an_installers_is_the_new_b
     let plan = cluster.reconcile();
     assert_eq!((plan.base_change, plan.drift), (Some(BaseChange::Installed { manager: "helm".into() }), None));
     assert_eq!(cluster.value(&["clusterDomain"]), Some(json!("other.local")));
-    assert_eq!(cluster.value(&LOG_LEVEL), Some(json!("debug")), "what is declared stays over it");
+    assert_eq!(cluster.value(&LOG_LEVEL), Some(json!("debug")), "the declared value overrides the new base");
     assert!(cluster.is_settled());
 
     cluster.write("helm", INSTALLED);
     cluster.reconcile();
     cluster.write("helm", INSTALLED);
     let plan = cluster.reconcile();
-    assert!(plan.base_change.is_none() && plan.drift.is_none(), "the same again is no new base");
+    assert!(plan.base_change.is_none() && plan.drift.is_none(), "the same document is not a new base");
     assert!(cluster.is_settled());
 }
 
 #[test]
-fn an_upgrade_is_one_whoever_brings_it() {
+fn an_upgrade_is_recognized_regardless_of_its_manager() {
     let mut cluster = Cluster::new(&debug());
     cluster.reconcile();
     cluster.edit("kubectl", &["controllerReplicas"], json!(3));
@@ -200,7 +200,7 @@ fn an_upgrade_is_one_whoever_brings_it() {
 }
 
 #[test]
-fn changes_of_others_may_be_reported_and_stay() {
+fn with_drift_action_report_changes_of_other_writers_are_reported_and_kept() {
     let mut cluster = Cluster::new(&json!({"proxy": {"logLevel": "debug"}, "drift": {"action": "Report"}}));
     cluster.reconcile();
     cluster.edit("kubectl-edit", &LOG_LEVEL, json!("trace"));
@@ -208,7 +208,7 @@ fn changes_of_others_may_be_reported_and_stay() {
     assert_eq!((plan.verdict, plan.write.is_none()), (PlanVerdict::Drifted, true));
     assert_eq!(plan.drift.unwrap().paths, [Path::from(&LOG_LEVEL[..])]);
     assert_eq!(cluster.value(&LOG_LEVEL), Some(json!("trace")));
-    // A later declaration is written around them, and is not counted as drift.
+    // A later declaration is written without reverting them, and does not count as drift.
     cluster.spec.proxy.access_log = Some("apache".to_owned());
     let plan = cluster.reconcile();
     assert_eq!((plan.verdict, plan.drift.unwrap().paths), (PlanVerdict::Drifted, vec![Path::from(&LOG_LEVEL[..])]));
@@ -219,7 +219,7 @@ fn changes_of_others_may_be_reported_and_stay() {
 }
 
 #[test]
-fn what_the_resource_changes_is_no_drift_though_somebody_edited_before() {
+fn a_change_of_the_resource_after_an_edit_is_not_drift() {
     let mut cluster = Cluster::new(&debug());
     cluster.reconcile();
     cluster.edit("kubectl-edit", &ACCESS_LOG, json!("apache"));
@@ -230,7 +230,7 @@ fn what_the_resource_changes_is_no_drift_though_somebody_edited_before() {
 }
 
 #[test]
-fn who_undoes_what_is_declared_drifts_and_an_installer_that_does_is_written_over() {
+fn an_edit_that_undoes_a_declared_value_is_drift_and_an_installers_is_overwritten() {
     let mut cluster = Cluster::new(&debug());
     cluster.reconcile();
     cluster.write("kubectl-edit", INSTALLED);
@@ -269,7 +269,7 @@ fn reverts_are_suspended_for_a_while() {
 }
 
 #[test]
-fn a_base_that_is_lost_is_not_made_up() {
+fn a_lost_base_is_not_replaced_by_our_own_document() {
     let mut cluster = Cluster::new(&debug());
     cluster.reconcile();
     cluster.base = None;
@@ -277,11 +277,15 @@ fn a_base_that_is_lost_is_not_made_up() {
     assert!(matches!(&plan.verdict, PlanVerdict::InvalidBase(why) if why.contains("lost")), "{:?}", plan.verdict);
     assert!(plan.write.is_none() && plan.new_base.is_none());
     cluster.live.as_mut().unwrap().annotations.remove(HASH_ANNOTATION);
-    assert_eq!(cluster.reconcile().base_change, Some(BaseChange::Adopted), "unless somebody says so");
+    assert_eq!(
+        cluster.reconcile().base_change,
+        Some(BaseChange::Adopted),
+        "without our annotation the document is adopted"
+    );
 }
 
 #[test]
-fn linkerd_that_is_installed_again_is_another() {
+fn a_reinstalled_linkerd_has_a_new_base() {
     let mut cluster = Cluster::new(&debug());
     cluster.reconcile();
     let live = cluster.live.as_mut().unwrap();
@@ -295,14 +299,14 @@ fn linkerd_that_is_installed_again_is_another() {
 }
 
 #[test]
-fn not_even_a_copy_is_made_of_a_private_key() {
+fn a_private_key_is_never_copied() {
     let mut cluster = Cluster::new(&debug());
     cluster.edit("helm", &["identity", "issuer", "tls", "keyPEM"], json!("secret"));
     let plan = cluster.plan();
     let PlanVerdict::ValidationFailed(problems) = plan.verdict else { panic!("{:?}", plan.verdict) };
     assert!(plan.new_base.is_none() && plan.write.is_none());
     assert!(!format!("{problems:?}").contains("secret"));
-    // One that was put there by hand is taken out.
+    // A private key that was added by hand is removed.
     let mut cluster = Cluster::new(&debug());
     cluster.reconcile();
     let key = ["identity", "issuer", "tls", "keyPEM"];
@@ -312,7 +316,7 @@ fn not_even_a_copy_is_made_of_a_private_key() {
 }
 
 #[test]
-fn a_document_that_was_taken_out_comes_back_unless_there_never_was_one() {
+fn a_removed_document_is_restored_if_a_base_is_saved() {
     let mut cluster = Cluster::new(&debug());
     cluster.reconcile();
     let before = cluster.document();
@@ -326,35 +330,37 @@ fn a_document_that_was_taken_out_comes_back_unless_there_never_was_one() {
 }
 
 #[test]
-fn all_that_a_resource_sets_wrong_is_said_at_once_and_is_not_accepted() {
+fn all_problems_of_a_resource_are_reported_and_it_is_not_accepted() {
     let window = json!({"timeZone": "Mars/Olympus_Mons"});
     let values = json!({"proxy": {"uid": "many", "livenessProbe": null, "await": 1}});
     let wrong = json!({"values": values, "rollout": {"window": window}});
-    let PlanVerdict::Invalid(problems) = Cluster::new(&wrong).plan().verdict else { panic!("it is followed") };
+    let PlanVerdict::Invalid(problems) = Cluster::new(&wrong).plan().verdict else {
+        panic!("the resource was accepted")
+    };
     let paths: std::collections::BTreeSet<String> = problems.iter().map(|it| it.path.to_string()).collect();
     assert_eq!(
         paths.into_iter().collect::<Vec<_>>(),
         ["proxy.await", "proxy.livenessProbe", "proxy.uid", "spec.rollout.window"]
     );
     let PlanVerdict::Invalid(problems) = Cluster::new(&json!({"rollout": {"window": window}})).plan().verdict else {
-        panic!("it is followed")
+        panic!("the resource was accepted")
     };
     assert!(problems[0].to_string().contains("Mars/Olympus_Mons"), "{problems:?}");
 }
 
 #[test]
-fn only_what_is_declared_may_be_protected() {
+fn with_drift_scope_declared_only_declared_values_are_protected() {
     let mut cluster = Cluster::new(&json!({"proxy": {"logLevel": "debug"}, "drift": {"scope": "Declared"}}));
     cluster.reconcile();
     cluster.edit("kubectl-edit", &ACCESS_LOG, json!("apache"));
     let plan = cluster.reconcile();
     assert_eq!((plan.verdict, plan.drift), (PlanVerdict::Synced, None));
-    assert_eq!(cluster.config_hash(), plan.injection_hash, "what is injected says so");
+    assert_eq!(cluster.config_hash(), plan.injection_hash, "the config hash covers the edit");
     assert_eq!(cluster.value(&ACCESS_LOG), Some(json!("apache")));
     assert_eq!(
         plan.base_change,
         Some(BaseChange::Edited { manager: "kubectl-edit".into() }),
-        "it is what the resource lies over from now on"
+        "the edit is part of the base from now on"
     );
     assert!(cluster.is_settled());
     cluster.edit("kubectl-edit", &LOG_LEVEL, json!("trace"));
@@ -364,7 +370,7 @@ fn only_what_is_declared_may_be_protected() {
     assert!(cluster.is_settled());
     cluster.spec = LinkerdConfigSpec { drift: cluster.spec.drift.clone(), ..LinkerdConfigSpec::default() };
     cluster.reconcile();
-    assert_eq!(cluster.value(&ACCESS_LOG), Some(json!("apache")), "it stays without the resource's own");
+    assert_eq!(cluster.value(&ACCESS_LOG), Some(json!("apache")), "the edit stays when the resource declares nothing");
     assert_eq!(
         cluster.value(&LOG_LEVEL),
         Document::parse(INSTALLED).unwrap().get(&Path::from(&LOG_LEVEL[..])).cloned()
@@ -372,7 +378,7 @@ fn only_what_is_declared_may_be_protected() {
 }
 
 #[test]
-fn a_document_that_cannot_be_read_is_put_right_only_where_it_is_known_what_it_was() {
+fn an_unreadable_document_is_repaired_only_from_a_base_and_not_if_an_installer_broke_it() {
     let mut cluster = Cluster::new(&debug());
     cluster.write("helm", "proxy: [");
     let plan = cluster.reconcile();
@@ -390,7 +396,7 @@ fn a_document_that_cannot_be_read_is_put_right_only_where_it_is_known_what_it_wa
 }
 
 #[test]
-fn what_would_be_no_document_of_linkerds_is_not_written() {
+fn a_document_that_linkerd_cannot_use_is_not_written() {
     let values = json!({"values": {"proxy": {"uid": "text", "ports": null}}});
     let mut cluster = Cluster::new(&values);
     let before = cluster.document();
@@ -404,7 +410,7 @@ fn what_would_be_no_document_of_linkerds_is_not_written() {
 }
 
 #[test]
-fn nothing_is_touched_by_one_that_observes_or_is_suspended_or_has_nothing_to_touch() {
+fn nothing_is_written_with_mode_observe_or_suspend_or_without_a_writable_config_map() {
     let spec = |mode: &str| json!({"mode": mode, "proxy": {"logLevel": "debug"}});
     let mut cluster = Cluster::new(&spec("Observe"));
     let plan = cluster.reconcile();
@@ -424,7 +430,7 @@ fn nothing_is_touched_by_one_that_observes_or_is_suspended_or_has_nothing_to_tou
 }
 
 #[test]
-fn who_comes_new_to_a_document_that_was_edited_before_takes_it_as_it_is() {
+fn a_new_resource_adopts_a_document_that_was_edited_before() {
     let mut cluster = Cluster::new(&debug());
     cluster.reconcile();
     cluster.edit("kubectl-edit", &ACCESS_LOG, json!("apache"));
@@ -435,11 +441,11 @@ fn who_comes_new_to_a_document_that_was_edited_before_takes_it_as_it_is() {
     cluster.spec = LinkerdConfigSpec::default();
     cluster.reconcile();
     assert_eq!(cluster.value(&ACCESS_LOG), Some(json!("apache")));
-    assert_ne!(cluster.value(&LOG_LEVEL), Some(json!("debug")), "the overlay is no part of the base");
+    assert_ne!(cluster.value(&LOG_LEVEL), Some(json!("debug")), "the overlay is not part of the base");
 }
 
 #[test]
-fn the_copy_of_the_trust_anchors_follows_those_in_use_unless_another_keeps_them() {
+fn the_copied_trust_anchors_follow_the_bundle_unless_the_ca_is_external() {
     let mut cluster = Cluster::new(&json!({}));
     let bundle = Some("-----BEGIN CERTIFICATE-----\nYQ==\n-----END CERTIFICATE-----\n");
     cluster.bundle = bundle;
@@ -450,7 +456,7 @@ fn the_copy_of_the_trust_anchors_follows_those_in_use_unless_another_keeps_them(
     cluster.bundle = None;
     cluster.spec.proxy.access_log = Some("apache".to_owned());
     cluster.reconcile();
-    assert_eq!(cluster.value(&["identityTrustAnchorsPEM"]), Some(copy), "the last ones stay");
+    assert_eq!(cluster.value(&["identityTrustAnchorsPEM"]), Some(copy), "the last trust anchors are kept");
     assert!(cluster.is_settled());
     let mut external = Cluster::new(&json!({"values": {"identity": {"externalCA": true}}}));
     let before = external.value(&["identityTrustAnchorsPEM"]);
@@ -462,7 +468,8 @@ fn the_copy_of_the_trust_anchors_follows_those_in_use_unless_another_keeps_them(
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(64))]
 
-    /// Whoever does what, in whatever order: what was carried out once is done, and what is declared holds.
+    /// After any sequence of edits, upgrades and changes of the resource, one reconcile settles the ConfigMap, and
+    /// declared values hold.
     #[test]
     fn any_history_settles(steps in prop::collection::vec((0..5u8, 0..3usize), 1..12), declared in any::<bool>()) {
         let scope = if declared { "Declared" } else { "Document" };
@@ -486,7 +493,7 @@ proptest! {
             prop_assert!(cluster.is_settled(), "after step {step}: {:?}", cluster.plan());
             prop_assert_eq!(cluster.value(&LOG_LEVEL), Some(json!(level)));
         }
-        // And what it declared leaves no trace.
+        // The declared values leave no trace.
         let installed = Document::parse(INSTALLED).unwrap();
         cluster.spec = LinkerdConfigSpec { drift: cluster.spec.drift.clone(), ..LinkerdConfigSpec::default() };
         cluster.reconcile();
