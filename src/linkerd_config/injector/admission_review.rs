@@ -1,8 +1,8 @@
-//! The AdmissionReview that a replica of the proxy injector is sent, and what its answer shows. Pure.
+//! Builds the AdmissionReview for a replica of the proxy injector, and evaluates its answer. Pure.
 //!
-//! In: the bytes of an AdmissionReview, or the Pod that the API server would create. Out: a [`ProbeAnswer`]. Always holds: the patch
-//! is applied as the API server applies it, so that the resulting Pod counts; no text of the injector is longer than
-//! [`MAX_TEXT_BYTES`], or more than one line.
+//! In: the bytes of an AdmissionReview, or the Pod that the API server would create. Out: a [`ProbeAnswer`]. Always
+//! holds: the patch is applied as the API server applies it, so that the resulting Pod decides; a text of the injector
+//! is one line of at most [`MAX_TEXT_BYTES`].
 
 use json_patch::Patch;
 use k8s_openapi::ByteString;
@@ -15,12 +15,12 @@ use crate::{linkerd_config::values::CONFIG_HASH_ENV, text::truncated};
 /// The maximum length of a text of the injector.
 const MAX_TEXT_BYTES: usize = 1024;
 const PROXY: &str = "linkerd-proxy";
-/// The annotation by which Linkerd says which bundle the proxy of a Pod trusts, as a JSON pointer.
+/// The JSON pointer of Linkerd's annotation with the hash of the bundle that the proxy of a Pod trusts.
 const TRUST_ROOT_ANNOTATION: &str = "/metadata/annotations/linkerd.io~1trust-root-sha256";
-/// Any uid will do: a connection has one request and one answer.
+/// Any UID works, because a connection has one request and one answer.
 const UID: &str = "linkerd-operator";
 
-/// What a replica injects if it uses the current configuration.
+/// The values that a replica injects if it uses the current configuration.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(in crate::linkerd_config) struct ExpectedInjection {
     /// The value of [`CONFIG_HASH_ENV`].
@@ -29,21 +29,21 @@ pub(in crate::linkerd_config) struct ExpectedInjection {
     pub(in crate::linkerd_config) trust_roots: Option<String>,
 }
 
-/// What a replica does with the probe Pod.
+/// The reaction of a replica to the probe Pod.
 #[derive(Clone, Debug, PartialEq, Eq, IntoStaticStr, VariantNames)]
 #[strum(serialize_all = "lowercase")]
 pub(super) enum ProbeAnswer {
-    /// It injects the current configuration.
+    /// The replica injects the current configuration.
     Current,
-    /// It injects an older configuration.
+    /// The replica injects an older configuration.
     Stale(Stale),
-    /// It denies the Pod, with this message.
+    /// The replica denies the Pod, with this message.
     Denied(String),
-    /// Its answer is invalid, or the connection broke.
+    /// The answer is invalid, or the connection broke.
     Broken(String),
-    /// It accepts the Pod without a proxy.
+    /// The replica accepts the Pod without a proxy.
     Uninjected,
-    /// No connection, or no answer in time.
+    /// The connection failed, or the answer did not arrive in time.
     Unreachable(String),
 }
 
@@ -51,7 +51,7 @@ pub(super) enum ProbeAnswer {
 pub(super) enum Stale {
     Configuration,
     TrustRoots,
-    /// It denies Pods, maybe because of an older document.
+    /// The replica denies Pods, perhaps because of an older document.
     Denying,
 }
 
@@ -78,7 +78,7 @@ struct AdmissionStatus {
     message: String,
 }
 
-/// Returns the probe Pod, which asks for injection. It is never created.
+/// Returns the probe Pod, which requests injection. The Pod is never created.
 pub(super) fn pod(namespace: &str) -> Value {
     json!({
         "apiVersion": "v1",
@@ -92,7 +92,7 @@ pub(super) fn pod(namespace: &str) -> Value {
             "containers": [{
                 "name": "probe",
                 "image": "registry.k8s.io/pause:3.10",
-                // Unless Linkerd projects a token, it injects only Pods with a token of their own.
+                // Unless Linkerd projects a token, it injects only Pods that mount a service account token.
                 "volumeMounts": [{"name": "token", "mountPath": "/var/run/secrets/kubernetes.io/serviceaccount"}],
             }],
             "volumes": [{"name": "token", "emptyDir": {}}],
@@ -124,14 +124,14 @@ pub(super) fn review(pod: &Value) -> Value {
     })
 }
 
-/// Evaluates the AdmissionReview that answers the request for this Pod.
+/// Evaluates the answer to the AdmissionReview of this Pod.
 pub(super) fn answer(bytes: &[u8], mut pod: Value, expected: &ExpectedInjection) -> ProbeAnswer {
     let response = match serde_json::from_slice::<AdmissionReview>(bytes) {
         Ok(review) => review.response,
-        Err(error) => return ProbeAnswer::Broken(line(&format!("its answer is no AdmissionReview: {error}"))),
+        Err(error) => return ProbeAnswer::Broken(line(&format!("its answer is not an AdmissionReview: {error}"))),
     };
     if response.uid != UID {
-        return ProbeAnswer::Broken("its answer is to another request".to_owned());
+        return ProbeAnswer::Broken("its answer has the UID of another request".to_owned());
     }
     if !response.allowed {
         let message = line(&response.status.message);
@@ -167,7 +167,7 @@ pub(super) fn injected(pod: &Value, expected: &ExpectedInjection) -> ProbeAnswer
     }
 }
 
-/// Makes one line of bounded length of a text of the injector.
+/// Returns a text of the injector as one line of bounded length.
 pub(super) fn line(text: &str) -> String {
     let mut line: String = text.chars().map(|it| if it.is_control() { ' ' } else { it }).collect();
     if line.len() > MAX_TEXT_BYTES {
@@ -207,7 +207,7 @@ mod tests {
     }
 
     #[test]
-    fn the_pod_that_would_come_of_it_shows_whether_a_replica_is_current() {
+    fn the_patched_pod_shows_whether_a_replica_is_current() {
         assert_eq!(patched(&patch("0123456789abcdef", "roots")), ProbeAnswer::Current);
         assert_eq!(patched(&patch("fedcba9876543210", "roots")), ProbeAnswer::Stale(Stale::Configuration));
         assert_eq!(patched(&patch("0123456789abcdef", "others")), ProbeAnswer::Stale(Stale::TrustRoots));
@@ -222,25 +222,25 @@ mod tests {
     }
 
     #[test]
-    fn without_a_proxy_it_is_not_injected() {
+    fn a_pod_without_a_proxy_is_uninjected() {
         assert_eq!(answer_to(&json!({"uid": UID, "allowed": true})), ProbeAnswer::Uninjected);
         assert_eq!(patched(&json!([])), ProbeAnswer::Uninjected);
     }
 
     #[test]
-    fn a_denial_is_told_in_the_injectors_words_cut_to_one_line() {
+    fn a_denial_has_the_message_of_the_injector_cut_to_one_line() {
         let denied = |message: &str| answer_to(&json!({"uid": UID, "allowed": false, "status": {"message": message}}));
         assert_eq!(denied("template: bad\n\tvalue"), ProbeAnswer::Denied("template: bad  value".to_owned()));
         assert_eq!(
             answer_to(&json!({"uid": UID, "allowed": false})),
             ProbeAnswer::Denied("it gives no reason".to_owned())
         );
-        let ProbeAnswer::Denied(long) = denied(&"ü".repeat(5000)) else { panic!("it is no denial") };
+        let ProbeAnswer::Denied(long) = denied(&"ü".repeat(5000)) else { panic!("it is not a denial") };
         assert!(long.len() <= MAX_TEXT_BYTES && long.ends_with("ü…"), "{}", long.len());
     }
 
     #[test]
-    fn what_no_api_server_could_use_is_broken() {
+    fn an_answer_that_an_api_server_could_not_use_is_broken() {
         let patch_of = |text: &str| serde_json::to_value(ByteString(text.as_bytes().to_vec())).unwrap();
         let allowed = |patch: Value| answer_to(&json!({"uid": UID, "allowed": true, "patch": patch}));
         for answer in [
@@ -257,7 +257,7 @@ mod tests {
     }
 
     #[test]
-    fn the_request_is_a_review_of_a_pod_that_asks_to_be_injected() {
+    fn the_request_is_a_review_of_a_pod_that_requests_injection() {
         let review = review(&pod("linkerd"));
         let review: kube::core::DynamicObject = serde_json::from_value(review).unwrap();
         let request = &review.data["request"];

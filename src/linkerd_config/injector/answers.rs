@@ -1,8 +1,8 @@
 //! The answers of the replicas to the current probe request. Pure except for the clock.
 //!
-//! In: answers, in any order. Out: the last answer of each replica. Always holds: an answer to an earlier request is dropped; a
-//! denial counts against the document only if the replica accepted Pods before, or has certainly read the new file; an answer that
-//! repeats the last one, or changes its words too often, is no change.
+//! In: answers, in any order. Out: the last answer of each replica. Always holds: an answer to an earlier request is
+//! dropped; a denial counts against the document only if the replica accepted Pods before, or has certainly read the
+//! new file; an answer that repeats the last one, or is reworded too often, is not a change.
 
 use std::{
     collections::{HashMap, HashSet},
@@ -27,17 +27,17 @@ use crate::api::{
 const FAST_REFRESH: Duration = Duration::from_secs(10);
 /// The maximum age of the mounted file otherwise: a kubelet takes up to a minute and a half.
 const REFRESH: Duration = Duration::from_secs(100);
-/// How often a replica may change the words of its answer. Each change writes the status.
+/// The maximum number of rewordings of a replica's answer that count as changes. Each change writes the status.
 const MAX_WORDINGS: u8 = 10;
 
-/// What the prober has to find out.
+/// A request to probe the replicas for a configuration.
 #[derive(Clone, Debug, PartialEq)]
 pub(super) struct ProbeRequest {
     /// The LinkerdConfig that is reconciled for each changed answer.
     pub(super) config: Arc<str>,
     pub(super) target: NamespacedName,
     pub(super) expected: ExpectedInjection,
-    /// When the document was written last, by any writer. Earlier answers prove nothing.
+    /// The time of the last write of the document, by any writer. Earlier answers do not count.
     pub(super) written: Option<Timestamp>,
     pub(super) replicas: Vec<Replica>,
     pub(super) spec: InjectorSyncSpec,
@@ -51,7 +51,7 @@ pub(super) struct ProbeAnswers {
     of: HashMap<Replica, ProbeAnswer>,
     wordings: HashMap<Replica, u8>,
     refreshed: HashSet<Replica>,
-    /// The replicas whose last answer accepted a Pod, also to an earlier request.
+    /// The replicas whose last answer, even to an earlier request, accepted a Pod.
     allowing: HashSet<Replica>,
 }
 
@@ -66,7 +66,7 @@ impl ProbeRequest {
 // === impl ProbeAnswers ===
 
 impl ProbeAnswers {
-    /// Returns the answers to a request, and forgets those to an earlier one.
+    /// Returns the answers to a request, and drops the answers to an earlier request.
     pub(super) fn to(&mut self, request: &ProbeRequest) -> Vec<(Replica, Option<ProbeAnswer>)> {
         let to = Some(request.key());
         if self.to != to {
@@ -110,7 +110,8 @@ impl ProbeAnswers {
         true
     }
 
-    /// Whether the volume of the replica has to be refreshed: it injects an older document, or denies Pods because of one.
+    /// Whether the volume of the replica must be refreshed: it injects an older document, or denies Pods because of
+    /// one.
     pub(super) fn needs_refresh(&self, replica: &Replica) -> bool {
         let needs_refresh = |answer: &ProbeAnswer| matches!(answer, ProbeAnswer::Stale(_)) || denies(answer);
         self.of.get(replica).is_some_and(needs_refresh) && !self.refreshed.contains(replica)
@@ -123,7 +124,7 @@ impl ProbeAnswers {
     }
 }
 
-/// Compares answers without their digits, which may be those of a clock.
+/// Compares answers without their digits, which may come from a clock.
 fn eq_ignoring_digits(one: &ProbeAnswer, other: &ProbeAnswer) -> bool {
     fn words(text: &str) -> impl Iterator<Item = char> {
         text.chars().filter(|it| !it.is_ascii_digit())
@@ -163,21 +164,25 @@ mod tests {
     /// Records an answer of the only replica. Returns its last answer, and whether it changed.
     fn after(answers: &mut ProbeAnswers, request: &ProbeRequest, answer: ProbeAnswer) -> (Option<ProbeAnswer>, bool) {
         answers.to(request);
-        let news = answers.record(request, &request.replicas[0], answer);
-        (answers.to(request).remove(0).1, news)
+        let changed = answers.record(request, &request.replicas[0], answer);
+        (answers.to(request).remove(0).1, changed)
     }
 
     #[tokio::test(start_paused = true)]
-    async fn a_document_is_blamed_only_where_its_denial_is_no_older_than_it() {
+    async fn a_denial_counts_against_a_document_only_if_the_replica_has_read_that_document() {
         let mut answers = ProbeAnswers::default();
         let still = Some(ProbeAnswer::Stale(Stale::Denying));
         let [first, bad, next] = ["first", "bad", "next"].map(request);
         // The replica has not answered before.
         assert_eq!(after(&mut answers, &first, denied("a")), (still.clone(), true));
         assert_eq!(after(&mut answers, &first, ProbeAnswer::Current).0, Some(ProbeAnswer::Current));
-        assert_eq!(after(&mut answers, &bad, denied("b")), (Some(denied("b")), true), "it let Pods through until then");
+        assert_eq!(
+            after(&mut answers, &bad, denied("b")),
+            (Some(denied("b")), true),
+            "the replica accepted Pods before"
+        );
         assert_eq!(after(&mut answers, &next, denied("b")).0, still);
-        // An unreachable replica says nothing about that.
+        // An unreachable replica does not show whether it accepts Pods.
         assert!(after(&mut answers, &next, ProbeAnswer::Unreachable("away".to_owned())).1);
         assert_eq!(after(&mut answers, &next, denied("c")).0, still);
         tokio::time::advance(FAST_REFRESH).await;
@@ -193,21 +198,21 @@ mod tests {
     }
 
     #[test]
-    fn a_repeated_answer_and_one_that_keeps_changing_its_words_are_no_change() {
+    fn a_repeated_answer_and_one_that_is_reworded_too_often_are_not_changes() {
         let (mut answers, request) = (ProbeAnswers::default(), request("a"));
         let away = |text: &str| ProbeAnswer::Unreachable(text.to_owned());
         assert!(after(&mut answers, &request, away("expired 12 seconds ago")).1);
         assert!(!after(&mut answers, &request, away("expired 13 seconds ago")).1);
-        let news = (0..100u8).filter(|number| {
+        let changes = (0..100u8).filter(|number| {
             let word = "x".repeat(usize::from(*number));
             after(&mut answers, &request, away(&word)).1
         });
-        assert_eq!(news.count(), usize::from(MAX_WORDINGS));
+        assert_eq!(changes.count(), usize::from(MAX_WORDINGS));
         assert!(after(&mut answers, &request, ProbeAnswer::Current).1);
     }
 
     #[test]
-    fn an_answer_to_another_question_is_none() {
+    fn an_answer_to_an_earlier_request_is_dropped() {
         let mut answers = ProbeAnswers::default();
         let (old, new) = (request("old"), request("new"));
         answers.to(&new);

@@ -1,4 +1,4 @@
-//! Whether the injectors use the configuration that was written: each ready replica is probed until its answer shows it.
+//! Checks whether the injectors use the written configuration: each ready replica is probed until its answer shows it.
 //!
 //! ```text
 //!   reconcile ──ProbeRequest──▶ prober ──AdmissionReview──▶ replicas of the proxy-injector
@@ -6,9 +6,9 @@
 //!       └────────WorkQueue────────┘
 //! ```
 //!
-//! Each replica reads the ConfigMap from a mounted file on every request, and its kubelet refreshes that file at any time. So only an
-//! answer shows what a replica injects. A probe takes time, and a replica may hang: the controller does not wait for answers, the
-//! prober queues the resource when they change.
+//! Each replica reads the ConfigMap from a mounted file on every request, and its kubelet refreshes that file at any
+//! time. So only an answer shows which configuration a replica injects. A probe takes time, and a replica may hang. So
+//! the controller does not wait for answers: the prober queues the resource when an answer changes.
 
 mod admission_review;
 mod answers;
@@ -49,7 +49,7 @@ pub(super) struct Replica {
 // === impl Replica ===
 
 impl Replica {
-    /// Returns the name for messages.
+    /// Returns the name of the replica in messages.
     pub(super) fn name(&self) -> String {
         self.pod.as_ref().map_or_else(|| self.address.to_string(), |pod| format!("Pod {pod}"))
     }
@@ -74,7 +74,7 @@ fn replicas(state: &State, namespace: &Arc<str>) -> Vec<Replica> {
     replicas
 }
 
-/// Asks whether the injectors use a configuration.
+/// The inputs of the check whether the injectors use a configuration.
 pub(super) struct SyncRequest<'a> {
     pub(super) config: &'a LinkerdConfig,
     /// The status that was written last.
@@ -89,7 +89,7 @@ pub(super) struct SyncRequest<'a> {
 }
 
 impl Injectors {
-    /// Evaluates the answers so far, and makes the prober get those that are missing.
+    /// Evaluates the answers so far, and makes the prober probe the replicas that are not current.
     pub(super) fn sync_status(&self, cluster: &Cluster, request: SyncRequest<'_>) -> SyncStatus {
         let SyncRequest { config, before, live, expected, written, is_proven, now } = request;
         let spec = &config.spec.injector_sync;
@@ -106,7 +106,7 @@ impl Injectors {
             return SyncStatus::just_written();
         }
         let replicas = replicas(&cluster.read(), &config.target.namespace);
-        let answers = self.ask(ProbeRequest {
+        let answers = self.request_probes(ProbeRequest {
             config: Arc::clone(&config.name),
             target: config.target.clone(),
             expected,

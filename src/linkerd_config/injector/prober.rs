@@ -1,8 +1,9 @@
-//! Probes the replicas, in a task of its own, until each is current.
+//! Probes the replicas in a separate task until each is current.
 //!
-//! In: the newest [`ProbeRequest`]. Out: the answers of the replicas, each as it comes; each change queues the LinkerdConfig. Always
-//! holds: no replica is probed by a process that does not lead, or for a resource that is not active; each answer has a deadline,
-//! and a replica that hangs delays no other; a current replica is probed again only after the next write.
+//! In: the newest [`ProbeRequest`]. Out: the answers of the replicas, each as it arrives; each change queues the
+//! LinkerdConfig. Always holds: no replica is probed by a process that does not lead, or for a resource that is not
+//! active; each answer has a deadline, and a replica that hangs delays no other; a current replica is probed again only
+//! after the next write.
 
 use std::{future::Future, sync::Arc, time::Duration};
 
@@ -53,18 +54,18 @@ const INTERVAL: Duration = Duration::from_secs(1);
 /// The time between two probes after [`SLOW_AFTER`].
 const SLOW_INTERVAL: Duration = Duration::from_secs(5);
 const SLOW_AFTER: Duration = Duration::from_secs(60);
-/// The API server waits twice as long for the injector, which takes 12 ms.
+/// The timeout of one answer. The API server waits twice as long for the injector, which usually takes 12 ms.
 const ANSWER_TIMEOUT: Duration = Duration::from_secs(5);
-/// How many replicas are probed at the same time.
+/// The maximum number of replicas that are probed at the same time.
 const MAX_CONCURRENT: usize = 16;
-/// How many concurrent dry runs have to agree: the API server may choose another replica for each.
+/// The number of concurrent dry runs that must agree, because the API server may choose another replica for each.
 const DRY_RUNS: usize = 5;
 /// A change of this annotation makes the kubelet refresh the volumes of the Pod.
 const REFRESH_ANNOTATION: &str = "config.linkerd.io/nudge";
 /// The metric label of a replica without an answer; the other labels are the variants of [`ProbeAnswer`].
 const UNASKED: &str = "unasked";
 
-/// The controller's handle of the prober.
+/// The controller's handle to the prober.
 pub(in crate::linkerd_config) struct Injectors {
     request: watch::Sender<Option<ProbeRequest>>,
     answers: Arc<Mutex<ProbeAnswers>>,
@@ -112,13 +113,13 @@ impl Injectors {
         Ok(Self { request: sender, answers })
     }
 
-    /// Makes the prober work on a request, and returns the answers so far.
-    pub(super) fn ask(&self, request: ProbeRequest) -> Vec<(Replica, Option<ProbeAnswer>)> {
+    /// Hands a request to the prober, and returns the answers so far.
+    pub(super) fn request_probes(&self, request: ProbeRequest) -> Vec<(Replica, Option<ProbeAnswer>)> {
         let known = self.answers.lock().to(&request);
-        self.request.send_if_modified(|asked| {
-            let is_new = asked.as_ref() != Some(&request);
+        self.request.send_if_modified(|current| {
+            let is_new = current.as_ref() != Some(&request);
             if is_new {
-                *asked = Some(request);
+                *current = Some(request);
             }
             is_new
         });
@@ -127,7 +128,7 @@ impl Injectors {
 
     /// Stops the probes for this LinkerdConfig.
     pub(in crate::linkerd_config) fn stop(&self, config: &str) {
-        self.request.send_if_modified(|asked| asked.take_if(|asked| *asked.config == *config).is_some());
+        self.request.send_if_modified(|current| current.take_if(|current| *current.config == *config).is_some());
     }
 }
 
@@ -142,13 +143,13 @@ impl Prober {
     }
 
     async fn probe_until_current(&mut self) {
-        let mut asked = None;
+        let mut current = None;
         let mut since = Instant::now();
         loop {
             let request = self.request.borrow_and_update().clone();
             let wanted = request.as_ref().map(|request| (request.expected.clone(), request.written));
-            if asked != wanted {
-                (asked, since) = (wanted, Instant::now());
+            if current != wanted {
+                (current, since) = (wanted, Instant::now());
             }
             let mut changed = self.request.clone();
             let again = match &request {
@@ -158,7 +159,7 @@ impl Prober {
                     _ = changed.changed() => true,
                     () = self.leadership.ended() => true,
                 },
-                // The process may lead again, or the resource be active again, without a new request: poll for that.
+                // The process may become the leader, or the resource active, without a new request, so poll for that.
                 Some(_) => {
                     self.set_gauges(&[]);
                     true
@@ -171,7 +172,7 @@ impl Prober {
             let pause = if since.elapsed() < SLOW_AFTER { INTERVAL } else { SLOW_INTERVAL };
             tokio::select! {
                 changed = self.request.changed() => if changed.is_err() {
-                    // The controller has ended, and the process is about to.
+                    // The controller has ended, and the process is about to exit.
                     return std::future::pending().await;
                 },
                 () = sleep(pause), if again => {}
@@ -213,10 +214,11 @@ impl Prober {
         let body = &Bytes::from(admission_review::review(pod).to_string());
         let probes = stream::iter(due).map(async |replica| {
             let begun = Instant::now();
-            let once = async |endpoint| ask(endpoint, &replica, body.clone(), pod.clone(), &request.expected).await;
+            let once =
+                async |endpoint| probe_replica(endpoint, &replica, body.clone(), pod.clone(), &request.expected).await;
             let answer = match endpoint {
                 Ok(endpoint) => match once(endpoint).await {
-                    // A replica that shuts down breaks the connection too: try once more.
+                    // A replica that shuts down breaks the connection too, so retry once.
                     ProbeAnswer::Broken(_) => once(endpoint).await,
                     answer => answer,
                 },
@@ -232,7 +234,7 @@ impl Prober {
         probes.buffer_unordered(MAX_CONCURRENT).collect::<()>().await;
     }
 
-    /// Takes the answers of the API server for the answers of all replicas.
+    /// Records the result of dry runs through the API server as the answer of all replicas.
     async fn dry_run(&self, request: &ProbeRequest, due: Vec<Replica>) {
         let namespace = &request.spec.dry_run_namespace;
         let pods: &Api<DynamicObject> =
@@ -259,33 +261,35 @@ impl Prober {
         }
     }
 
-    /// Returns a client with the path and the certificate authority that the webhook configuration gives the API server.
+    /// Returns a client with the path and the certificate authority of the webhook configuration.
     async fn endpoint(&self, namespace: &str) -> Result<WebhookClient, String> {
         let webhooks: Api<MutatingWebhookConfiguration> = Api::all(self.client.clone());
         let name = INJECTOR_WEBHOOK_CONFIGURATION;
         let configuration = match within(webhooks.get_opt(name)).await {
             Ok(Some(configuration)) => configuration,
-            Ok(None) => return Err(format!("there is no MutatingWebhookConfiguration {name}")),
+            Ok(None) => return Err(format!("MutatingWebhookConfiguration {name} does not exist")),
             Err(why) => return Err(format!("MutatingWebhookConfiguration {name} cannot be read: {why}")),
         };
         let mut hooks = configuration.webhooks.into_iter().flatten();
         let hook = hooks.find(|hook| hook.name == INJECTOR_WEBHOOK);
-        let of_it = |why: &str| format!("webhook {INJECTOR_WEBHOOK} of MutatingWebhookConfiguration {name}: {why}");
-        let client = hook.ok_or_else(|| of_it("there is none"))?.client_config;
+        let described = |why: &str| format!("webhook {INJECTOR_WEBHOOK} of MutatingWebhookConfiguration {name}: {why}");
+        let client = hook.ok_or_else(|| described("it does not exist"))?.client_config;
         let service = client.service.filter(|service| service.name == INJECTOR && service.namespace == namespace);
-        let service = service.ok_or_else(|| of_it(&format!("it is not served by Service {namespace}/{INJECTOR}")))?;
+        let service =
+            service.ok_or_else(|| described(&format!("it does not refer to Service {namespace}/{INJECTOR}")))?;
         let bundle = client.ca_bundle.map(|bundle| bundle.0).unwrap_or_default();
         let path = service.path.as_deref().unwrap_or("/");
-        WebhookClient::new(&service.name, &service.namespace, path, &bundle).map_err(|why| of_it(&why))
+        WebhookClient::new(&service.name, &service.namespace, path, &bundle).map_err(|why| described(&why))
     }
 
-    /// Annotates the Pod of a replica, so that its kubelet refreshes the mounted file now. Without that it takes longer.
+    /// Annotates the Pod of a replica, so that its kubelet refreshes the mounted file immediately. Without the
+    /// annotation, the refresh takes longer.
     async fn refresh_volume(&self, request: &ProbeRequest, replica: &Replica) {
         let Some(pod) = &replica.pod else { return };
         let pods: Api<Pod> = Api::namespaced(self.client.clone(), &request.target.namespace);
         let ExpectedInjection { config_hash, trust_roots } = &request.expected;
         let roots = trust_roots.as_deref().and_then(|hash| hash.get(..8)).unwrap_or_default();
-        // The value names the content, so that a second annotation for the same content changes nothing.
+        // The value identifies the content, so that annotating again for the same content has no effect.
         let written = request.written.map(Timestamp::as_second).unwrap_or_default();
         let patch =
             json!({"metadata": {"annotations": {REFRESH_ANNOTATION: format!("{config_hash}.{roots}.{written}")}}});
@@ -295,7 +299,7 @@ impl Prober {
             Err(WriteError::NotLeading) => {}
             Err(WriteError::Refused(status)) if status.is_not_found() => {}
             Err(error) => {
-                info!(%pod, %error, "a Pod of the injector could not be annotated: its kubelet takes its time");
+                info!(%pod, %error, "could not annotate a Pod of the injector; its kubelet refreshes the volume later");
             }
         }
     }
@@ -308,7 +312,7 @@ impl Prober {
     }
 }
 
-async fn ask(
+async fn probe_replica(
     endpoint: &WebhookClient,
     replica: &Replica,
     body: Bytes,
@@ -342,7 +346,7 @@ async fn create(pods: &Api<DynamicObject>, namespace: &str, expected: &ExpectedI
     }
 }
 
-/// Evaluates an error of the API server. Other webhooks and quotas have reasons of their own.
+/// Evaluates an error of the API server. An error of another webhook or a quota is not an answer of the injector.
 fn refused(namespace: &str, message: &str, code: u16) -> ProbeAnswer {
     let of_injector = |what: &str| message.contains(&format!("{what} \"{INJECTOR_WEBHOOK}\""));
     let broke = ["EOF", "connection reset", "could not unmarshal", "expected webhook response"];
@@ -358,7 +362,7 @@ fn refused(namespace: &str, message: &str, code: u16) -> ProbeAnswer {
     }
 }
 
-/// Sends a request with a deadline. The error is one line for a person.
+/// Sends a request with a deadline. The error is one readable line.
 async fn within<T>(request: impl Future<Output = kube::Result<T>>) -> Result<T, String> {
     match timeout(ANSWER_TIMEOUT, request).await {
         Ok(result) => result.map_err(|error| admission_review::line(&crate::client::describe(&error))),
@@ -377,13 +381,13 @@ fn state_label(answer: Option<&ProbeAnswer>) -> &'static str {
 fn register(registry: &Registry) -> prometheus::Result<(Histogram, IntGaugeVec)> {
     let seconds = register_histogram_with_registry!(
         "linkerd_operator_linkerdconfig_injector_probe_seconds",
-        "How long replicas of the proxy-injector took to answer, or not to",
+        "Time until a probe of a proxy-injector replica was answered or failed, in seconds",
         vec![0.005, 0.01, 0.02, 0.05, 0.1, 0.5, 1.0, 5.0],
         registry
     )?;
     let replicas = register_int_gauge_vec_with_registry!(
         "linkerd_operator_linkerdconfig_injector_replicas",
-        "Ready replicas of the proxy-injector, by what they were last found to do",
+        "Ready replicas of the proxy-injector, by the result of their last probe",
         &["state"],
         registry
     )?;

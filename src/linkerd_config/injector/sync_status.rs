@@ -1,8 +1,8 @@
 //! Evaluates the answers of the injectors. Pure.
 //!
-//! In: the last answer of each ready replica, the time since which they have to change, the policy. Out: the reason of the condition
-//! InjectorSynced, and whether the document is denied. Always holds: one denial outweighs all other answers; a document that was
-//! accepted before is never blamed.
+//! In: the last answer of each ready replica, the time of the last change, the policy. Out: the reason of the condition
+//! InjectorSynced, and whether the document is denied. Always holds: one denial outweighs all other answers; a document
+//! that was accepted before is never blamed.
 
 use std::time::Duration;
 
@@ -18,17 +18,17 @@ use crate::{
     text::and_more,
 };
 
-/// How many replicas a message names.
+/// The maximum number of replicas that a message names.
 const MAX_SHOWN: usize = 3;
 
 pub(in crate::linkerd_config) struct SyncInput<'a> {
     pub(in crate::linkerd_config) spec: &'a InjectorSyncSpec,
     /// The ready replicas; `None` for one that has not answered yet.
     pub(in crate::linkerd_config) answers: &'a [(Replica, Option<ProbeAnswer>)],
-    /// The time of the last change that the replicas have to follow.
+    /// The time of the last change, at which the timeout or the delay starts.
     pub(in crate::linkerd_config) since: Timestamp,
     pub(in crate::linkerd_config) now: Timestamp,
-    /// All injectors accepted the document before: a failure now has another reason.
+    /// Whether all injectors accepted the document before. A failure then has another reason.
     pub(in crate::linkerd_config) is_proven: bool,
 }
 
@@ -39,9 +39,9 @@ pub(in crate::linkerd_config) struct SyncStatus {
     pub(in crate::linkerd_config) message: String,
     /// How many replicas are ready, and how many of them are current; `None` if they were not probed.
     pub(in crate::linkerd_config) counts: Option<(usize, usize)>,
-    /// The injectors deny Pods because of the document: it has to be taken back.
+    /// Whether the injectors deny Pods because of the document, so that it must be rolled back.
     pub(in crate::linkerd_config) is_denied: bool,
-    /// When the reason changes without another answer.
+    /// The delay after which the reason changes without a new answer.
     pub(in crate::linkerd_config) recheck_after: Option<Duration>,
 }
 
@@ -68,7 +68,7 @@ impl SyncStatus {
 
     /// The status right after a write.
     pub(in crate::linkerd_config) fn just_written() -> Self {
-        Self::new(SyncReason::Propagating, "it was written just now")
+        Self::new(SyncReason::Propagating, "the configuration was just written")
     }
 
     /// The status for a ConfigMap that no injector reads.
@@ -97,10 +97,16 @@ pub(in crate::linkerd_config) fn evaluate(input: &SyncInput<'_>) -> SyncStatus {
                 recheck_after: Some(left),
                 ..SyncStatus::new(
                     SyncReason::Propagating,
-                    format!("injectors may take {:?}: nobody is asked", spec.delay()),
+                    format!(
+                        "waiting {:?} without probing the injectors, because injectorSync.method is Delay",
+                        spec.delay()
+                    ),
                 )
             },
-            None => SyncStatus::new(SyncReason::ProbeDisabled, "injectors had their time: nobody was asked"),
+            None => SyncStatus::new(
+                SyncReason::ProbeDisabled,
+                "the delay has passed; the injectors are not probed, because injectorSync.method is Delay",
+            ),
         };
     }
     if answers.is_empty() {
@@ -123,30 +129,32 @@ pub(in crate::linkerd_config) fn evaluate(input: &SyncInput<'_>) -> SyncStatus {
         return SyncStatus { counts, is_denied: !is_proven, ..denied };
     }
     if current == answers.len() {
-        let message = format!("{current} of {current} replicas use it");
+        let message = format!("{current} of {current} replicas use the configuration");
         return SyncStatus { counts, ..SyncStatus::new(SyncReason::AllReplicasCurrent, message) };
     }
     let failed = found(|answer| match answer {
         ProbeAnswer::Unreachable(text) => Some(text.clone()),
-        ProbeAnswer::Uninjected => Some("it lets the Pod through without a proxy".to_owned()),
+        ProbeAnswer::Uninjected => Some("it accepts the Pod without a proxy".to_owned()),
         _ => None,
     });
     let mut late = found(|answer| match answer {
         ProbeAnswer::Stale(Stale::Configuration) => Some("it injects an older configuration".to_owned()),
         ProbeAnswer::Stale(Stale::TrustRoots) => Some("it injects older trust anchors".to_owned()),
-        ProbeAnswer::Stale(Stale::Denying) => Some("it denies Pods as it did before".to_owned()),
+        ProbeAnswer::Stale(Stale::Denying) => {
+            Some("it denies Pods, perhaps because of an older configuration".to_owned())
+        }
         _ => None,
     });
-    let unasked = answers.iter().filter(|(_, answer)| answer.is_none());
-    late.extend(unasked.map(|(replica, _)| format!("{}: it has not answered yet", replica.name())));
+    let unanswered = answers.iter().filter(|(_, answer)| answer.is_none());
+    late.extend(unanswered.map(|(replica, _)| format!("{}: it has not answered yet", replica.name())));
     let reason = if failed.is_empty() { SyncReason::Propagating } else { SyncReason::ProbeFailed };
-    let so_far = format!("{current} of {} replicas use it", answers.len());
+    let so_far = format!("{current} of {} replicas use the configuration", answers.len());
     let message = format!("{so_far}; {}", list_replicas(&[failed, late].concat()));
     match spec.timeout().checked_sub(waited).filter(|left| !left.is_zero()) {
         Some(left) => SyncStatus { counts, recheck_after: Some(left), ..SyncStatus::new(reason, message) },
         None => SyncStatus {
             counts,
-            ..SyncStatus::new(SyncReason::Timeout, format!("after {:?} {message}", spec.timeout()))
+            ..SyncStatus::new(SyncReason::Timeout, format!("timed out after {:?}: {message}", spec.timeout()))
         },
     }
 }
@@ -201,10 +209,12 @@ mod tests {
         let away = Some(ProbeAnswer::Unreachable("connection refused".to_owned()));
         let (why, message) = reason(1, &[CURRENT, STALE, away.clone()]);
         assert_eq!(why, SyncReason::ProbeFailed);
-        assert!(message.starts_with("1 of 3 replicas use it; Pod injector-3: connection refused; Pod injector-2: "));
+        assert!(message.starts_with(
+            "1 of 3 replicas use the configuration; Pod injector-3: connection refused; Pod injector-2: "
+        ));
         let (why, message) = reason(180, &[CURRENT, STALE, away]);
         assert_eq!(why, SyncReason::Timeout);
-        assert!(message.starts_with("after 180s 1 of 3") && message.contains("injector-2"), "{message}");
+        assert!(message.starts_with("timed out after 180s: 1 of 3") && message.contains("injector-2"), "{message}");
         assert_eq!(reason(1, &[Some(ProbeAnswer::Uninjected)]).0, SyncReason::ProbeFailed);
         assert_eq!(reason(9999, &[]).0, SyncReason::NoReadyReplicas);
         let many = vec![STALE; 7];
@@ -213,19 +223,20 @@ mod tests {
 
     #[test]
     fn after_the_timeout_only_the_policy_proceed_proceeds() {
-        for (on_timeout, opens) in
+        for (on_timeout, proceeds) in
             [(OnTimeout::Hold, false), (OnTimeout::RestartInjector, false), (OnTimeout::Proceed, true)]
         {
             let spec = InjectorSyncSpec { on_timeout, ..InjectorSyncSpec::default() };
             assert!(!after(179, &[STALE], &spec).is_satisfied(&spec));
-            assert_eq!(after(180, &[STALE], &spec).is_satisfied(&spec), opens, "{on_timeout:?}");
+            assert_eq!(after(180, &[STALE], &spec).is_satisfied(&spec), proceeds, "{on_timeout:?}");
             assert!(!after(180, &[], &spec).is_satisfied(&spec), "no replica injects");
         }
     }
 
     #[test]
-    fn one_denial_is_enough_and_a_document_that_has_worked_is_not_blamed() {
-        for bad in [ProbeAnswer::Denied("bad value".to_owned()), ProbeAnswer::Broken("it broke off".to_owned())] {
+    fn one_denial_is_enough_but_a_proven_document_is_not_rolled_back() {
+        for bad in [ProbeAnswer::Denied("bad value".to_owned()), ProbeAnswer::Broken("it answered with 500".to_owned())]
+        {
             let all = [CURRENT, STALE, Some(bad)];
             let sync_status = after(9999, &all, &InjectorSyncSpec::default());
             assert_eq!((sync_status.reason, sync_status.is_denied), (SyncReason::Denied, true));
@@ -238,7 +249,7 @@ mod tests {
     }
 
     #[test]
-    fn with_a_delay_time_is_all_that_counts() {
+    fn with_method_delay_only_the_time_counts() {
         let spec = InjectorSyncSpec { method: InjectorSyncMethod::Delay, ..InjectorSyncSpec::default() };
         let sync_status = after(30, &[], &spec);
         assert_eq!(
@@ -247,7 +258,7 @@ mod tests {
         );
         let sync_status = after(90, &[], &spec);
         assert!(sync_status.reason == SyncReason::ProbeDisabled && sync_status.is_satisfied(&spec));
-        // A clock that was set back waits no longer than once.
+        // A clock that is set back does not extend the delay.
         assert_eq!(after(-500, &[], &spec).recheck_after, Some(Duration::from_secs(90)));
     }
 }

@@ -1,4 +1,4 @@
-//! One request to one replica of the proxy injector, without the Service, which would choose any replica.
+//! Sends one request to one replica of the proxy injector, bypassing the Service, which would choose any replica.
 //!
 //! In: an address, the name in its certificate, the certificate authority. Out: the body of the answer. Always holds: only the
 //! webhook's own certificate authority is trusted; an answer is at most [`MAX_ANSWER_BYTES`] long.
@@ -19,7 +19,7 @@ use rustls::{
 use tokio::net::TcpStream;
 use tokio_rustls::TlsConnector;
 
-/// Much longer than a patch of any Pod.
+/// The maximum length of an answer, which is much longer than the patch of any Pod.
 const MAX_ANSWER_BYTES: usize = 4 << 20;
 
 /// Sends requests to any replica of the webhook.
@@ -30,7 +30,7 @@ pub(super) struct WebhookClient {
     pub(super) tls: Arc<ClientConfig>,
 }
 
-/// Why a request has no answer.
+/// The reason why a request has no usable answer.
 #[derive(Debug)]
 pub(super) enum CallError {
     /// The request could not be sent.
@@ -46,13 +46,13 @@ impl WebhookClient {
         let server_name = ServerName::try_from(format!("{service}.{namespace}.svc"));
         let mut roots = RootCertStore::empty();
         for certificate in CertificateDer::pem_slice_iter(ca_bundle) {
-            let certificate = certificate.map_err(|error| format!("its caBundle is no PEM: {error}"))?;
-            roots.add(certificate).map_err(|error| format!("its caBundle has a certificate that is none: {error}"))?;
+            let certificate = certificate.map_err(|error| format!("its caBundle is not valid PEM: {error}"))?;
+            roots.add(certificate).map_err(|error| format!("its caBundle has an invalid certificate: {error}"))?;
         }
         if roots.is_empty() {
-            return Err("its caBundle holds no certificate".to_owned());
+            return Err("its caBundle has no certificate".to_owned());
         }
-        // Linkerd's webhooks take nothing older.
+        // Linkerd's webhooks accept no older version.
         let tls = ClientConfig::builder_with_provider(Arc::new(ring::default_provider()))
             .with_protocol_versions(&[&version::TLS13])
             .map_err(|error| error.to_string())?
@@ -60,40 +60,41 @@ impl WebhookClient {
             .with_no_client_auth();
         Ok(Self {
             server_name: server_name
-                .map_err(|error| format!("its Service has no name that a certificate could: {error}"))?,
+                .map_err(|error| format!("its Service has a name that is invalid in a certificate: {error}"))?,
             path: if path.starts_with('/') { path.to_owned() } else { format!("/{path}") },
             tls: Arc::new(tls),
         })
     }
 
-    /// Sends one request. The caller sets the deadline.
+    /// Sends one request. The caller must set a deadline.
     pub(super) async fn post(&self, address: SocketAddr, body: Bytes) -> Result<Bytes, CallError> {
         let unreachable =
             |what: &str, error: &dyn std::fmt::Display| CallError::Unreachable(format!("{what}: {error}"));
-        let stream =
-            TcpStream::connect(address).await.map_err(|error| unreachable("it cannot be connected to", &error))?;
+        let stream = TcpStream::connect(address).await.map_err(|error| unreachable("could not connect", &error))?;
         let stream = TlsConnector::from(Arc::clone(&self.tls))
             .connect(self.server_name.clone(), stream)
             .await
-            .map_err(|error| unreachable("no TLS with it", &error))?;
-        let (mut sender, connection) =
-            http1::handshake(TokioIo::new(stream)).await.map_err(|error| unreachable("no HTTP with it", &error))?;
+            .map_err(|error| unreachable("the TLS handshake failed", &error))?;
+        let (mut sender, connection) = http1::handshake(TokioIo::new(stream))
+            .await
+            .map_err(|error| unreachable("the HTTP handshake failed", &error))?;
         let request = Request::builder()
             .method(Method::POST)
             .uri(&self.path)
             .header(header::HOST, self.server_name.to_str().into_owned())
             .header(header::CONTENT_TYPE, "application/json")
             .body(Full::new(body))
-            .map_err(|error| unreachable("no request to it", &error))?;
+            .map_err(|error| unreachable("the request is invalid", &error))?;
         let exchange = async {
             let response = sender.send_request(request).await.map_err(|error| broken(&error))?;
             let status = response.status();
             let body = Limited::new(response.into_body(), MAX_ANSWER_BYTES).collect().await;
-            let body = body.map_err(|error| CallError::Broken(format!("its answer broke off: {error}")))?;
+            let body =
+                body.map_err(|error| CallError::Broken(format!("the connection broke during the answer: {error}")))?;
             if status.is_success() {
                 Ok(body.to_bytes())
             } else {
-                Err(CallError::Broken(format!("it answered {status}")))
+                Err(CallError::Broken(format!("it answered with {status}")))
             }
         };
         tokio::pin!(exchange);
@@ -106,7 +107,7 @@ impl WebhookClient {
 }
 
 fn broken(error: &hyper::Error) -> CallError {
-    CallError::Broken(format!("it broke the connection off: {error}"))
+    CallError::Broken(format!("the connection broke before the answer: {error}"))
 }
 
 #[cfg(test)]
@@ -114,11 +115,11 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_bundle_that_vouches_for_nobody_is_said() {
+    fn an_unusable_ca_bundle_is_an_error() {
         for (bundle, why) in [
-            (&b""[..], "holds no certificate"),
-            (b"-----BEGIN CERTIFICATE-----\nAAAA\n-----END CERTIFICATE-----\n", "a certificate that is none"),
-            (b"-----BEGIN CERTIFICATE-----\n!\n-----END CERTIFICATE-----\n", "no PEM"),
+            (&b""[..], "has no certificate"),
+            (b"-----BEGIN CERTIFICATE-----\nAAAA\n-----END CERTIFICATE-----\n", "an invalid certificate"),
+            (b"-----BEGIN CERTIFICATE-----\n!\n-----END CERTIFICATE-----\n", "not valid PEM"),
         ] {
             let error = WebhookClient::new("linkerd-proxy-injector", "linkerd", "/", bundle).err().unwrap();
             assert!(error.contains(why), "{error}");

@@ -200,10 +200,14 @@ async fn a_replica_that_still_denies_the_last_document_does_not_roll_back_the_ne
     mesh.reaches(&["InjectorSynced=False/Denied", "Stalled=True/RolledBack"]).await?;
     // The resource returns to the last good value, and then changes to a new one.
     mesh.installation.change("mesh", json!({"proxy": {"accessLog": "json"}})).await?;
-    mesh.injectors_are("InjectorSynced=False/Propagating", &["as it did before"]).await?;
+    mesh.injectors_are("InjectorSynced=False/Propagating", &["perhaps because of an older configuration"]).await?;
     mesh.installation.change("mesh", json!({"proxy": {"accessLog": "json", "logFormat": "json"}})).await?;
     let pod = mesh.injector.pod(1)?;
-    mesh.injectors_are("InjectorSynced=False/Propagating", &["1 of 2", &pod, "as it did before"]).await?;
+    mesh.injectors_are(
+        "InjectorSynced=False/Propagating",
+        &["1 of 2", &pod, "perhaps because of an older configuration"],
+    )
+    .await?;
     holds(Duration::from_secs(4), "the new document", async || {
         ensure!(mesh.installation.document().await?["proxy"]["logFormat"] == "json", "it was rolled back");
         Ok(())
@@ -251,8 +255,8 @@ async fn unusable_responses_roll_the_document_back() -> Result<()> {
     let good = mesh.installation.document().await?;
     for (number, (behaviour, says)) in [
         (Behaviour::Breaks, "broke"),
-        (Behaviour::Garbage, "no AdmissionReview"),
-        (Behaviour::BadPatch(e2e::injector::NOT_BASE64.to_owned()), "no AdmissionReview"),
+        (Behaviour::Garbage, "not an AdmissionReview"),
+        (Behaviour::BadPatch(e2e::injector::NOT_BASE64.to_owned()), "not an AdmissionReview"),
         (Behaviour::BadPatch(e2e::injector::NOT_A_PATCH.to_owned()), "patch"),
     ]
     .into_iter()
@@ -277,7 +281,7 @@ async fn a_replica_that_cannot_be_probed_is_named_and_retried_at_a_limited_rate(
     let pod = mesh.injector.pod(1)?;
     for (behaviour, says) in [
         (Behaviour::Hangs, "did not answer"),
-        (Behaviour::Unreachable, "cannot be connected to"),
+        (Behaviour::Unreachable, "could not connect"),
         (Behaviour::WrongCertificate, "TLS"),
         (Behaviour::Unpatched, "without a proxy"),
     ] {
