@@ -59,8 +59,8 @@ impl ConditionRow {
     }
 }
 
-/// Returns the condition that shows a verdict once its plan is applied: ConfigMapSynced, or Accepted for a resource that cannot be
-/// applied at all.
+/// Returns the condition that shows a verdict once its plan is applied: ConfigMapSynced, or Accepted for a resource
+/// that cannot be applied at all.
 pub fn verdict_condition(target: &NamespacedName, verdict: &PlanVerdict, drift: Option<&Drift>) -> VerdictCondition {
     let ConditionRow { reason, message, .. } = verdict_row(target, verdict, drift);
     VerdictCondition { reason, message }
@@ -161,8 +161,8 @@ fn verdict_row(target: &NamespacedName, verdict: &PlanVerdict, drift: Option<&Dr
     ConditionRow::new(type_, Some(status), reason, message)
 }
 
-/// Adds InjectorSynced after ConfigMapSynced, and derives Ready and Stalled from it. `rolled_back` is the configuration that
-/// workloads failed with.
+/// Adds InjectorSynced after ConfigMapSynced, and derives Ready and Stalled from it. `rolled_back` is the configuration
+/// that workloads failed with.
 pub(super) fn add_injector_condition(
     mut rows: Vec<ConditionRow>,
     config: &LinkerdConfig,

@@ -1,4 +1,4 @@
-//! The LinkerdConfig controller: writes the mesh's proxy configuration as one resource declares it.
+//! The LinkerdConfig controller: writes the mesh's proxy configuration that a resource declares.
 //!
 //! ```text
 //! cluster ──WorkQueue──▶ Controller ──▶ reconcile: State ─▶ plan (pure) ─▶ apply ──▶ API server

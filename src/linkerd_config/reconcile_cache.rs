@@ -21,7 +21,8 @@ use crate::{api::LinkerdConfigStatus, cluster::kinds::linkerd_config::LinkerdCon
 /// The maximum wait for the watch to show our own write. After that the reconcile runs anyway: the precondition of the
 /// next write makes a stale read harmless.
 const OWN_WRITE_TIMEOUT: Duration = Duration::from_secs(5);
-/// More reverts than this within [`REVERT_WINDOW`] suspend further reverts. An installer that runs in a loop causes them too.
+/// More reverts than this within [`REVERT_WINDOW`] suspend further reverts. An installer that runs in a loop causes
+/// them too.
 const MAX_REVERTS: usize = 5;
 const REVERT_WINDOW: Duration = Duration::from_secs(600);
 const REVERT_BACKOFF_BASE: Duration = Duration::from_secs(10);

@@ -224,7 +224,7 @@ mod tests {
             (MANIFEST.replace("kind: LinkerdConfig", "kind: ConfigMap"), "kind \"ConfigMap\""),
             (MANIFEST.replace("v1alpha1", "v1"), "config.linkerd.io/v1\""),
             (MANIFEST.replace("name: mesh", "generateName: mesh"), "no metadata.name"),
-            ("- 1\n".to_owned(), "no map"),
+            ("- 1\n".to_owned(), "not a map"),
         ] {
             let error = object(&text).unwrap_err().to_string();
             assert!(error.contains(reason), "{error}");

@@ -115,7 +115,8 @@ impl Injectors {
             spec: spec.clone(),
         });
         let condition = before.conditions.iter().find(|it| it.type_ == INJECTOR_SYNCED && it.status == "False");
-        // The timeout starts with the last progress: the write, a change of the counts, or the time when the condition became False.
+        // The timeout starts with the last progress: the write, a change of the counts, or the time when the condition
+        // became False.
         let waiting = condition.map_or(now, |condition| condition.last_transition_time.0);
         let counted = before.injector.as_ref().and_then(|injector| Some(injector.last_probe_time.as_ref()?.0));
         let since = [written_at, counted].into_iter().flatten().fold(waiting, Timestamp::max);

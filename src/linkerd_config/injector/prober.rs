@@ -113,7 +113,7 @@ impl Injectors {
         Ok(Self { request: sender, answers })
     }
 
-    /// Hands a request to the prober, and returns the answers so far.
+    /// Makes the prober probe the replicas of a request, and returns the answers so far.
     pub(super) fn request_probes(&self, request: ProbeRequest) -> Vec<(Replica, Option<ProbeAnswer>)> {
         let known = self.answers.lock().to(&request);
         self.request.send_if_modified(|current| {

@@ -1,7 +1,7 @@
 //! Sends one request to one replica of the proxy injector, bypassing the Service, which would choose any replica.
 //!
-//! In: an address, the name in its certificate, the certificate authority. Out: the body of the answer. Always holds: only the
-//! webhook's own certificate authority is trusted; an answer is at most [`MAX_ANSWER_BYTES`] long.
+//! In: an address, the name in its certificate, the certificate authority. Out: the body of the answer. Always holds:
+//! only the webhook's own certificate authority is trusted; an answer is at most [`MAX_ANSWER_BYTES`] long.
 
 use std::{net::SocketAddr, sync::Arc};
 

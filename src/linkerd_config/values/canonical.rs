@@ -1,4 +1,5 @@
-//! The canonical form of a document: Linkerd's spelling of keys, strings where Go makes strings, one form of whole numbers.
+//! The canonical form of a document: Linkerd's spelling of keys, strings where Go converts to strings, one form of
+//! whole numbers.
 
 use std::collections::{BTreeMap, btree_map::Entry};
 
@@ -13,14 +14,14 @@ use super::{
 /// Two keys of one map that are the same key for Go's decoder.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) struct TwoSpellings {
-    /// In Linkerd's spelling.
+    /// The path in Linkerd's spelling.
     pub(super) path: Path,
     pub(super) one: String,
     pub(super) other: String,
 }
 
-/// Gives every key Linkerd's spelling and every value the form that Go gives it. Returns the first pair of keys that are two
-/// spellings of one key; the exact spelling wins.
+/// Converts every key to Linkerd's spelling and every value to the form that Go gives it. Returns the first pair of
+/// keys that are two spellings of one key; the exact spelling wins.
 pub(super) fn canonical(map: &mut Map<String, Value>) -> Option<TwoSpellings> {
     let mut found = None;
     *map = canonical_map(std::mem::take(map), &VALUES, true, &Path::default(), &mut found);
@@ -48,12 +49,12 @@ pub(super) fn canonical_value(path: &Path, value: Value) -> Value {
     canonical_of(value, &holds, coerced, path, &mut None)
 }
 
-/// Returns the field of a key: the one with this spelling, or one that differs in case only.
+/// Returns the field of a key: the one with this spelling, or one that differs only in case.
 pub(super) fn field<'a>(fields: &'a [GoField], key: &str) -> Option<&'a GoField> {
     fields.iter().find(|field| field.name == key).or_else(|| fields.iter().find(|field| folds_to(field.name, key)))
 }
 
-/// Compares as encoding/json does. Linkerd's names are ASCII, and two letters outside of ASCII fold to ASCII letters.
+/// Compares keys as encoding/json does. Linkerd's names are ASCII, and two non-ASCII letters fold to ASCII letters.
 fn folds_to(name: &str, key: &str) -> bool {
     let folded = |c: char| match c {
         'ſ' => 's',
@@ -83,7 +84,7 @@ fn canonical_map(
     above: &Path,
     found: &mut Option<TwoSpellings>,
 ) -> Map<String, Value> {
-    // By Linkerd's spelling: the spelling in the document, and the value.
+    // Maps Linkerd's spelling to the spelling in the document and the value.
     let mut spelled: BTreeMap<&str, (&String, Value)> = BTreeMap::new();
     let keys: Vec<_> = map.keys().cloned().collect();
     for (key, value) in keys.iter().zip(map.into_iter().map(|(_, value)| value)) {
@@ -127,7 +128,7 @@ fn canonical_of(value: Value, holds: &GoType, coerced: bool, path: &Path, found:
     }
 }
 
-/// Gives a whole number one form.
+/// Converts a float that is a whole number to an integer, so that whole numbers have one form.
 #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "within bounds and whole")]
 fn whole(number: serde_json::Number) -> serde_json::Number {
     const END_OF_U64: f64 = 18_446_744_073_709_551_616.0;

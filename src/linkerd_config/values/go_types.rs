@@ -1,6 +1,6 @@
-//! Linkerd's keys and the Go types behind them: `pkg/charts/linkerd2/values.go`, and what the chart renders of later keys.
+//! Linkerd's keys and their Go types, from `pkg/charts/linkerd2/values.go` and from the charts of later releases.
 //!
-//! A key that is not here is kept and not checked: Go ignores unknown keys, and a newer Linkerd may know them.
+//! A key that is not listed is kept and not checked: Go ignores unknown keys, and a newer Linkerd may use them.
 
 /// The type of a value, with the types below it.
 #[derive(Clone, Copy, Debug)]
@@ -12,10 +12,11 @@ pub(super) enum GoType {
     Uint,
     Float,
     List(&'static GoType),
-    /// With any keys.
+    /// A map with any keys.
     Map(&'static GoType),
     Struct(&'static [GoField]),
-    /// A field of an embedded struct. Go's YAML reader does not see its type, so a number there does not become a string.
+    /// A field of an embedded struct. Go's YAML reader does not find its type, so a number is not converted to a
+    /// string.
     Embedded(&'static GoType),
     Any,
 }
@@ -146,7 +147,7 @@ const PROXY: GoType = Struct(&[
             "workers",
             Struct(&[
                 is("maximum", INT),
-                // Its name in the first releases that had it.
+                // The name in the first releases with this field.
                 is("maximumByRatioOfAvailableCPUs", Float),
                 is("maximumCPURatio", Float),
                 is("minimum", INT),
@@ -268,7 +269,7 @@ const CAPABILITIES: GoType = Struct(&[is("add", List(&Text)), is("drop", List(&T
 const CONSTRAINTS: GoType = Struct(&[is("limit", Text), is("request", Text)]);
 const RESOURCES: GoType =
     Struct(&[is("cpu", CONSTRAINTS), is("ephemeral-storage", CONSTRAINTS), is("memory", CONSTRAINTS)]);
-/// Scope, protocol, parameter.
+/// Parameters, by scope and protocol.
 const PARAMETERS: GoType = Map(&Map(&Map(&Any)));
 
 /// A list of Kubernetes' `EnvVar`.

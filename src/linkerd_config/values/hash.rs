@@ -37,7 +37,7 @@ impl fmt::Debug for Hash {
     }
 }
 
-/// Sorted here: whether a map of serde_json is sorted is up to the features that others ask of it.
+/// Sorts the keys, because whether a map of serde_json is sorted depends on features that other crates may enable.
 fn write_map(map: &Map<String, Value>, text: &mut String) {
     let mut entries: Vec<_> = map.iter().collect();
     entries.sort_unstable_by_key(|(key, _)| *key);

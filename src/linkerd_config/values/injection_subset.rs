@@ -9,7 +9,7 @@ use super::{
 };
 
 /// The paths that reach an injected Pod, each with everything below it. Unknown keys below them count too, because the
-/// injector may know them.
+/// injector may use them.
 const AFFECTS_INJECTION: [&[&str]; 13] = [
     &["clusterDomain"],
     &["clusterNetworks"],
@@ -25,12 +25,12 @@ const AFFECTS_INJECTION: [&[&str]; 13] = [
     &["proxyInit"],
     &["proxyContainerName"],
 ];
-/// The paths below them that do not.
+/// The paths below [`AFFECTS_INJECTION`] that do not reach an injected Pod.
 const NOT_INJECTED: [&[&str]; 3] =
     [&["proxy", "outboundTransportMode"], &["proxyInit", "kubeAPIServerPorts"], &["proxyInit", "resources"]];
 
-/// Returns the part that affects injection, without nulls and Go's zeros: the injector does not distinguish them from keys
-/// that are absent.
+/// Returns the part that affects injection, without nulls and Go's zeros: the injector does not distinguish them from
+/// keys that are absent.
 pub(super) fn injection_subset(map: &Map<String, Value>) -> Map<String, Value> {
     let mut subset = Map::new();
     for keys in AFFECTS_INJECTION {
@@ -81,7 +81,7 @@ fn remove(from: &mut Map<String, Value>, keys: &[&str]) {
 }
 
 fn drop_zeros(map: &mut Map<String, Value>, holds: &GoType) {
-    // An entry of a Go map counts, whatever its value is.
+    // An entry of a Go map counts, even if its value is a zero.
     let counted = matches!(holds, GoType::Map(_) | GoType::Any);
     map.retain(|key, value| {
         if let Value::Object(map) = value {

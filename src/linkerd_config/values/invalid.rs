@@ -1,24 +1,24 @@
-//! Why a text is not a values document.
+//! The reasons why a text is not a values document.
 
 use super::{LONGEST, Path, read::DEEPEST};
 
-/// Messages name places and keys, never values.
+/// The reason why a text is not a values document. Messages name positions and keys, never values.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum InvalidDocument {
-    #[error("longer than {} KiB", LONGEST >> 10)]
+    #[error("the text is longer than {} KiB", LONGEST >> 10)]
     TooLong,
-    #[error("no YAML that Go reads: line {line}, column {column}: {reason}")]
+    #[error("not YAML that Go can parse: line {line}, column {column}: {reason}")]
     NotYaml { line: usize, column: usize, reason: String },
-    #[error("no map")]
+    #[error("not a map")]
     NotAMap,
-    #[error("line {line}, column {column}: {path} is there twice")]
+    #[error("line {line}, column {column}: duplicate key {path}")]
     DuplicateKey { path: Path, line: usize, column: usize },
-    #[error("{path} is there twice: as {one:?} and as {other:?}, which are one key for Linkerd")]
+    #[error("duplicate key {path}: {one:?} and {other:?} are the same key for Linkerd")]
     TwoSpellings { path: Path, one: String, other: String },
-    #[error("line {line}, column {column}: a key that is no string")]
+    #[error("line {line}, column {column}: a key is not a string")]
     KeyIsNoString { line: usize, column: usize },
     #[error("line {line}, column {column}: {reason}")]
     Unsupported { line: usize, column: usize, reason: &'static str },
-    #[error("line {line}, column {column}: nested more than {DEEPEST} deep")]
+    #[error("line {line}, column {column}: nested more than {DEEPEST} levels deep")]
     TooDeep { line: usize, column: usize },
 }

@@ -1,8 +1,8 @@
 //! Linkerd's values document: the text under `values` of the ConfigMap `linkerd-config`, as Go reads it.
 //!
-//! In: a text, or JSON of ours. Out: the document, its text, its problems, its hashes. Always holds: keys have Linkerd's own
-//! spelling; where Linkerd's type is a string, numbers and bools are strings already, as Go makes them; a parsed document is
-//! bounded in size and depth; no error, problem or debug output shows the value of a secret.
+//! In: a text, or JSON values. Out: the document, its text, its problems, its hashes. Always holds: keys have Linkerd's
+//! own spelling; where Linkerd's type is a string, numbers and bools are converted to strings, as in Go; a parsed
+//! document is bounded in size and depth; no error, problem or debug output shows the value of a secret.
 
 mod canonical;
 mod go_types;
@@ -35,9 +35,9 @@ pub use {
     redact::{shown, visible},
 };
 
-/// The limit of a document's text, in bytes.
+/// The maximum length of a document's text, in bytes.
 pub const LONGEST: usize = 512 << 10;
-/// The list that holds the config hash as an entry.
+/// The list of environment variables that has the config hash as an entry.
 const CONFIG_HASH_LIST: [&str; 2] = ["proxy", "additionalEnv"];
 
 /// Parses any other YAML text, as kubectl reads it.
@@ -58,8 +58,8 @@ pub struct Document(Map<String, Value>);
 // === impl Document ===
 
 impl Document {
-    /// Parses a text as Go reads it: sigs.k8s.io/yaml, which is YAML 1.1 and then encoding/json into Linkerd's `Values`.
-    /// Stricter where Go would choose silently: a key that occurs twice, or in two spellings, is refused.
+    /// Parses a text as Go does: with sigs.k8s.io/yaml, which is YAML 1.1 and then encoding/json into Linkerd's
+    /// `Values`. Stricter where Go would choose silently: a key that occurs twice, or in two spellings, is rejected.
     pub fn parse(text: &str) -> Result<Self, InvalidDocument> {
         let mut map = read::map(text)?;
         match canonical::canonical(&mut map) {
@@ -70,13 +70,13 @@ impl Document {
         }
     }
 
-    /// Parses a text and takes the config hash out of it.
+    /// Parses a text and splits off the config hash.
     pub fn read(text: &str) -> Reading {
         Self::parse(text).map(Self::split_config_hash)
     }
 
-    /// Returns the document without our config hash, and the config hash. A list that held nothing else is removed, because
-    /// Linkerd reads an empty list and an absent one alike.
+    /// Returns the document without our config hash, and the config hash. A list that becomes empty is removed, because
+    /// Linkerd treats an empty list like an absent one.
     pub fn split_config_hash(mut self) -> (Self, Option<String>) {
         let path = Path::from(&CONFIG_HASH_LIST[..]);
         let mut variables = match self.remove(&path) {
@@ -97,8 +97,8 @@ impl Document {
         (self, config_hash)
     }
 
-    /// Returns the document to write: the injector adds the config hash to the environment of proxies. It comes after all
-    /// other variables.
+    /// Returns the document to write, with the config hash after all other environment variables. The injector adds
+    /// these to proxies.
     pub fn with_config_hash(&self, config_hash: &str) -> Self {
         let (mut document, _) = self.clone().split_config_hash();
         let path = Path::from(&CONFIG_HASH_LIST[..]);
@@ -111,7 +111,7 @@ impl Document {
         document
     }
 
-    /// Returns YAML in block style, with sorted keys, that reads the same by the rules of YAML 1.1 and of 1.2.
+    /// Returns YAML in block style, with sorted keys, that parses the same by the rules of YAML 1.1 and of YAML 1.2.
     pub fn to_yaml(&self) -> String {
         // JSON is YAML too. An empty text instead would delete the configuration.
         write::to_yaml(&self.0).unwrap_or_else(|_| json!(self.0).to_string())
@@ -128,7 +128,8 @@ impl Document {
         map.get(&**last)
     }
 
-    /// Creates the maps above the value. A value of another type in the place of such a map is replaced.
+    /// Sets a value. Missing maps above it are created, and a value of another type in the place of such a map is
+    /// replaced.
     pub fn set(&mut self, path: &Path, value: Value) {
         let path = canonical::canonical_path(path);
         let Some((last, above)) = path.keys().split_last() else { return };
@@ -151,8 +152,8 @@ impl Document {
         map.remove(&**last)
     }
 
-    /// Applies a JSON merge patch (RFC 7386): null removes, maps merge, all else replaces. Of two spellings of one key
-    /// Linkerd's own wins.
+    /// Applies a JSON merge patch (RFC 7386): null removes, maps merge, any other value replaces. Of two spellings of
+    /// one key, Linkerd's own wins.
     pub fn merge(&mut self, patch: &Map<String, Value>) {
         let mut patch = patch.clone();
         let _ = canonical::canonical(&mut patch);
@@ -163,13 +164,13 @@ impl Document {
         }
     }
 
-    /// Returns all known reasons why the injector would deny Pods or crash, why injected Pods would be refused or could not
-    /// start, and private keys.
+    /// Returns all known reasons why the injector would deny Pods or crash, why injected Pods would be rejected or
+    /// could not start, and private keys.
     pub fn problems(&self) -> Vec<Problem> {
         problems::problems(self)
     }
 
-    /// Returns the problems with which a document must not even be copied.
+    /// Returns the private keys in the document. A document with private keys must not even be copied.
     pub fn private_keys(&self) -> Vec<Problem> {
         problems::private_keys(self)
     }
@@ -179,8 +180,8 @@ impl Document {
         Hash::of(&self.0)
     }
 
-    /// The hash of the values that affect injection. Keys that only the control plane reads, the config hash itself, and the
-    /// difference between a key that is absent, null or Go's zero do not change it.
+    /// The hash of the values that affect injection. Keys that only the control plane reads, the config hash itself,
+    /// and the difference between a key that is absent, null or Go's zero do not change it.
     pub fn injection_hash(&self) -> Hash {
         Hash::of(&injection_subset::injection_subset(&self.0))
     }
@@ -217,7 +218,7 @@ fn leaves<'a>(above: &Path, map: &'a Map<String, Value>, found: &mut Vec<(Path, 
     }
 }
 
-/// Finds them in the order of paths: sorting them later would compare their long common prefixes.
+/// Collects the paths in sorted order. Sorting them afterwards would compare their long common prefixes.
 fn differences(above: &Path, one: &Map<String, Value>, other: &Map<String, Value>, found: &mut Vec<Path>) {
     let keys: BTreeSet<&String> = one.keys().chain(other.keys()).collect();
     for key in keys {
@@ -227,7 +228,7 @@ fn differences(above: &Path, one: &Map<String, Value>, other: &Map<String, Value
             differences(&above.with(key), one, other, found);
         } else if one != other {
             let path = above.with(key);
-            // At most one of them is a map that is not empty.
+            // At most one of the two is a map that is not empty.
             let is_leaf = |value: Option<&Value>, map: Option<_>| value.is_some() && map.is_none();
             let [one_map, other_map] = maps;
             if is_leaf(one, one_map) || is_leaf(other, other_map) {

@@ -1,4 +1,4 @@
-//! The document as a whole; what concerns one file stands beside it.
+//! Tests of the whole document. Tests of a single file are in that file.
 
 use serde_json::json;
 
@@ -11,12 +11,12 @@ use super::{
 fn map(value: Value) -> Map<String, Value> {
     match value {
         Value::Object(map) => map,
-        other => panic!("{other} is no map"),
+        other => panic!("{other} is not a map"),
     }
 }
 
 #[test]
-fn what_the_chart_renders_has_no_problem_and_survives_being_written() {
+fn the_document_of_the_chart_has_no_problem_and_survives_a_round_trip() {
     let document = fixture();
     assert_eq!(document.problems(), []);
     let written = document.to_yaml();
@@ -27,9 +27,9 @@ fn what_the_chart_renders_has_no_problem_and_survives_being_written() {
     assert!(document.as_map().len() > 55);
 }
 
-/// They are written into the cluster: another value after an upgrade of the operator would restart every mesh.
+/// The hashes are stored in the cluster: another value after an upgrade of the operator would restart every mesh.
 #[test]
-fn hashes_stay_what_they_are() {
+fn hashes_do_not_change() {
     let document = fixture();
     assert_eq!(
         (document.hash().to_string(), document.injection_hash().to_string()),
@@ -52,7 +52,7 @@ fn keys_and_values_have_the_form_that_linkerd_gives_them() {
 }
 
 #[test]
-fn two_spellings_of_one_key_are_no_document() {
+fn two_spellings_of_one_key_are_rejected() {
     for (text, at, one, other) in [
         ("Proxy: {}\nproxy: {}\n", "proxy", "Proxy", "proxy"),
         ("proxy: {LOGLEVEL: a, logLEVEL: b}\n", "proxy.logLevel", "LOGLEVEL", "logLEVEL"),
@@ -131,9 +131,9 @@ fn debug_output_shows_no_value() {
     assert!(!format!("{:?}", fixture()).contains("cluster"));
 }
 
-/// The files are what an end-to-end test gives to kubectl, which reads YAML as Go does.
+/// An end-to-end test passes the same files to kubectl, which parses YAML as Go does.
 #[test]
-fn what_every_reader_must_understand_alike_is_written_as_it_was_proven() {
+fn the_written_yaml_is_the_golden_file_that_kubectl_parses() {
     let golden: Value = serde_json::from_str(include_str!("testdata/written.json")).unwrap();
     let mut document = Document::default();
     document.merge(&map(golden.clone()));
@@ -147,7 +147,7 @@ fn what_every_reader_must_understand_alike_is_written_as_it_was_proven() {
     }
 }
 
-/// A document with something else in one place, of the same type.
+/// Returns the document with another value of the same type at one path.
 fn changed(document: &Document, at: &Path, value: &Value) -> Document {
     let mut document = document.clone();
     document.set(
@@ -163,8 +163,8 @@ fn changed(document: &Document, at: &Path, value: &Value) -> Document {
 }
 
 #[test]
-fn the_injection_hash_sees_what_shapes_pods_and_nothing_else() {
-    let shapes = |path: &Path| {
+fn the_injection_hash_covers_exactly_the_values_that_affect_pods() {
+    let affects_pods = |path: &Path| {
         let text = path.to_string();
         let top =
             ["clusterDomain", "clusterNetworks", "cniEnabled", "disableIPv6", "identityTrustDomain", "imagePullPolicy"];
@@ -173,20 +173,20 @@ fn the_injection_hash_sees_what_shapes_pods_and_nothing_else() {
             || ["linkerdVersion", "identity.serviceAccountTokenProjection"].contains(&&*text)
     };
     let document = fixture();
-    let mut seen = 0;
+    let mut covered = 0;
     for (at, value) in document.leaves() {
         let control_plane = ["proxy.outboundTransportMode", "proxyInit.kubeAPIServerPorts"].contains(&&*at.to_string());
-        let expected = shapes(&at) && !control_plane;
+        let expected = affects_pods(&at) && !control_plane;
         let changed = changed(&document, &at, value);
         assert_eq!(changed.injection_hash() != document.injection_hash(), expected, "{at}");
         assert_ne!(changed.hash(), document.hash(), "{at}");
-        seen += usize::from(expected);
+        covered += usize::from(expected);
     }
-    assert!(seen > 70, "{seen}");
+    assert!(covered > 70, "{covered}");
 }
 
 #[test]
-fn the_injection_hash_does_not_tell_absent_from_null_or_zero_and_ignores_the_marker() {
+fn the_injection_hash_ignores_nulls_zeros_and_the_config_hash() {
     let document = fixture();
     let mut other = document.clone();
     for (at, value) in document.leaves() {
@@ -198,7 +198,7 @@ fn the_injection_hash_does_not_tell_absent_from_null_or_zero_and_ignores_the_mar
             Value::Null => true,
             Value::Array(_) => false,
         };
-        // The fields of a Go struct; in a map, false is more than nothing.
+        // Only fields of a Go struct: in a Go map, false differs from absent.
         if zero && !at.starts_with(&path("networkValidator.securityContext")) {
             other.set(&at, Value::Null);
         }

@@ -1,13 +1,14 @@
-//! Where something stands in a document.
+//! The path of a value in a document.
 
 use std::{fmt, sync::Arc};
 
 use serde_json::Value;
 
-/// How much of one key is shown.
+/// The maximum number of characters of one key in the display form.
 const SHOWN: usize = 100;
 
-/// Keys from the top, shared by what stands below one map. Shown as `proxy.logLevel`, and `podLabels["app.kubernetes.io/name"]` where a key is no plain word.
+/// The keys from the top of the document. Paths below one map share its keys. Displayed as `proxy.logLevel`, and
+/// `podLabels["app.kubernetes.io/name"]` where a key is not a plain word.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct Path(Vec<Arc<str>>);
 
@@ -57,7 +58,7 @@ impl fmt::Display for Path {
     }
 }
 
-/// Of a text that is too long, its beginning.
+/// Returns the text, cut to `longest` characters with an ellipsis if it is longer.
 pub(super) fn shortened(text: &str, longest: usize) -> String {
     match text.char_indices().nth(longest) {
         None => text.to_owned(),
@@ -84,7 +85,7 @@ mod tests {
     }
 
     #[test]
-    fn a_path_starts_with_what_stands_above_it() {
+    fn a_path_starts_with_the_paths_above_it() {
         let path = Path::from(&["proxy", "image", "name"][..]);
         assert!(path.starts_with(&Path::from(&["proxy", "image"][..])));
         assert!(path.starts_with(&path));

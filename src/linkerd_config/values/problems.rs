@@ -1,6 +1,6 @@
 //! Finds the problems of a document, and of a patch before it is merged.
 //!
-//! Always holds: all problems are reported at once, up to a limit; none shows the value of a secret.
+//! Always holds: all problems are reported together, up to a limit; no problem shows the value of a secret.
 
 use std::fmt;
 
@@ -25,7 +25,7 @@ pub(super) const KEY: &str = "PRIVATE KEY-----";
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Problem {
     pub path: Path,
-    /// The value, shortened. Empty if there is none, and hidden if it may be a secret.
+    /// The shortened value; empty for an absent value, and hidden if it may be a secret.
     pub value: String,
     pub reason: String,
 }
@@ -39,7 +39,7 @@ impl fmt::Display for Problem {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Self { path, value, reason } = self;
         match (path.keys().is_empty(), value.as_str()) {
-            // The whole document.
+            // A problem of the whole document.
             (true, _) => write!(f, "the document: {reason}"),
             (false, "") => write!(f, "{path}: {reason}"),
             (false, HIDDEN) => write!(f, "{path} {HIDDEN}: {reason}"),
@@ -70,7 +70,7 @@ pub(super) fn problems(document: &super::Document) -> Vec<Problem> {
         let path = Path::default().with(key);
         check_private(&path, value, &mut problems);
         if !is_within(value, DEEPEST - 1) {
-            problems.add(&path, None, format!("must not be nested more than {DEEPEST} deep"));
+            problems.add(&path, None, format!("must not be nested more than {DEEPEST} levels deep"));
         }
     }
     check_map(&Path::default(), document.as_map(), &VALUES, &mut problems);
@@ -87,8 +87,8 @@ pub(super) fn private_keys(document: &super::Document) -> Vec<Problem> {
     problems.sorted()
 }
 
-/// Checks `spec.values` for keys that differ from one of Linkerd's only in case, for private keys, and for nulls that remove
-/// what the injector needs. The types of values are checked in the merged document.
+/// Checks `spec.values` for keys that differ from one of Linkerd's only in case, for private keys, and for nulls that
+/// remove required keys. The types of values are checked in the merged document.
 pub fn patch_problems(patch: &Map<String, Value>) -> Vec<Problem> {
     let mut problems = Findings::default();
     for (key, value) in patch {
@@ -104,8 +104,7 @@ fn check_patch(above: &Path, patch: &Map<String, Value>, holds: &GoType, problem
         let below = match holds {
             GoType::Struct(fields) => match field(fields, key) {
                 Some(field) if field.name != key => {
-                    let reason =
-                        format!("Linkerd spells this key {:?} and does not tell upper from lower case", field.name);
+                    let reason = format!("Linkerd spells this key {:?} and ignores case", field.name);
                     problems.add(&path, None, reason);
                     field.holds
                 }
@@ -116,7 +115,7 @@ fn check_patch(above: &Path, patch: &Map<String, Value>, holds: &GoType, problem
             _ => GoType::Any,
         };
         if value.is_null() && rules::is_needed(&path) {
-            problems.add(&path, Some(value), "must not be removed: the injector cannot do without it");
+            problems.add(&path, Some(value), "must not be removed: the injector requires it");
         }
         if let Value::Object(patch) = value {
             let below = if let GoType::Embedded(inner) = below { *inner } else { below };
@@ -125,7 +124,7 @@ fn check_patch(above: &Path, patch: &Map<String, Value>, holds: &GoType, problem
     }
 }
 
-/// Returns whether the reader accepts this depth.
+/// Returns whether the reader accepts a value of this depth.
 fn is_within(value: &Value, depth: usize) -> bool {
     let below = |value: &Value| depth.checked_sub(1).is_some_and(|depth| is_within(value, depth));
     match value {
@@ -139,7 +138,11 @@ fn check_private(path: &Path, value: &Value, problems: &mut Findings) {
     let named = path.keys().last().is_some_and(|key| key.eq_ignore_ascii_case("keyPEM"));
     match value {
         Value::String(text) if text.contains(KEY) || named && !text.trim().is_empty() => {
-            problems.add(path, Some(value), "a private key has no place in a ConfigMap that many may read");
+            problems.add(
+                path,
+                Some(value),
+                "a private key must not be stored in a ConfigMap, which many users may read",
+            );
         }
         Value::Array(items) => {
             for item in items {
@@ -158,7 +161,7 @@ fn check_private(path: &Path, value: &Value, problems: &mut Findings) {
 pub(super) fn check_map(above: &Path, map: &Map<String, Value>, holds: &GoType, problems: &mut Findings) {
     for (key, value) in map {
         let holds = match holds {
-            // Keys have Linkerd's spelling.
+            // Keys already have Linkerd's spelling.
             GoType::Struct(fields) => {
                 fields.iter().find(|field| field.name == key).map_or(GoType::Any, |field| field.holds)
             }
@@ -199,10 +202,10 @@ fn check(path: &Path, value: &Value, holds: &GoType, problems: &mut Findings) {
         (GoType::List(_), _) => "a list".to_owned(),
         (GoType::Struct(_) | GoType::Map(_), _) => "a map".to_owned(),
     };
-    problems.add(path, Some(value), format!("must be {wanted}: the injector denies every Pod otherwise"));
+    problems.add(path, Some(value), format!("must be {wanted}: otherwise the injector denies every Pod"));
 }
 
-/// Environment variables may hold secrets too.
+/// Returns whether a value may be a secret. Environment variables may contain secrets too.
 pub(super) fn is_secret(path: &Path) -> bool {
     path.keys().iter().any(|key| {
         let key = key.to_ascii_lowercase();
@@ -236,7 +239,7 @@ mod tests {
     }
 
     #[test]
-    fn go_takes_what_fits_its_types_and_strings_from_numbers() {
+    fn values_must_fit_the_go_types_and_scalars_become_strings() {
         for (at, value, fits) in [
             ("proxy.logLevel", json!(5), true),
             ("proxy.accessLog", json!(true), true),
@@ -301,7 +304,7 @@ mod tests {
     }
 
     #[test]
-    fn a_patch_must_spell_as_linkerd_does_and_leave_what_is_needed() {
+    fn a_patch_must_use_linkerds_spelling_and_keep_required_keys() {
         let shown = |path: &str, value: &str| (path.to_owned(), value.to_owned());
         assert_eq!(
             patched(&json!({"proxy": {"logLevel": "debug", "cores": null}, "podLabels": {"PROXY": "x"}, "PrOxY2": 1})),
@@ -334,7 +337,7 @@ mod tests {
     }
 
     #[test]
-    fn problems_are_few_and_short() {
+    fn problems_are_bounded_in_number_and_length() {
         let mut document = fixture();
         for at in 0..1_000 {
             document.set(

@@ -1,4 +1,4 @@
-//! What holds for every document.
+//! Properties of every document.
 
 use proptest::prelude::*;
 use serde_json::json;
@@ -8,7 +8,7 @@ use super::{
     *,
 };
 
-/// Strings that some reader takes for something else, beside any.
+/// Strings that some YAML reader parses as another type.
 pub(super) const NASTY: [&str; 96] = [
     "",
     " ",
@@ -144,7 +144,7 @@ pub(super) fn any_map() -> impl Strategy<Value = Map<String, Value>> {
     prop::collection::hash_map(any_text(), any_value(), 0..6).prop_map(|map| map.into_iter().collect())
 }
 
-/// What a resource may ask for: some keys of Linkerd's, some others, some removed.
+/// A patch as a resource may declare it, with keys of Linkerd's, other keys, and removed keys.
 fn any_patch() -> impl Strategy<Value = Map<String, Value>> {
     let paths: Vec<Path> = fixture().leaves().map(|(path, _)| path).collect();
     let edits = prop::collection::vec((prop::sample::select(paths), any_value()), 0..6);
@@ -160,7 +160,7 @@ fn any_patch() -> impl Strategy<Value = Map<String, Value>> {
 
 proptest! {
     #[test]
-    fn what_is_written_reads_the_same(map in any_map()) {
+    fn a_written_document_parses_to_the_same_document(map in any_map()) {
         let mut document = Document::default();
         for (key, value) in map {
             document.set(&[&*key].into_iter().collect(), value);
@@ -172,7 +172,7 @@ proptest! {
     }
 
     #[test]
-    fn a_patch_merged_twice_is_merged_once(patch in any_patch()) {
+    fn merging_a_patch_is_idempotent(patch in any_patch()) {
         let mut once = fixture();
         once.merge(&patch);
         let mut twice = once.clone();
@@ -182,7 +182,7 @@ proptest! {
     }
 
     #[test]
-    fn no_text_is_too_much(text in prop_oneof![
+    fn any_text_is_parsed_or_rejected_and_has_bounded_problems(text in prop_oneof![
         any_text(),
         "(?s)[-a&*<!|>'\"{}\\[\\],:?# \n\t%0-9.]{0,60}",
         prop::collection::vec(any::<char>(), 0..40).prop_map(String::from_iter),
@@ -202,7 +202,7 @@ proptest! {
     }
 
     #[test]
-    fn hashes_do_not_see_the_order_of_keys_nor_the_spelling(seed in any::<u64>()) {
+    fn hashes_ignore_the_order_and_the_spelling_of_keys(seed in any::<u64>()) {
         let document = fixture();
         let text = reordered(&document, seed);
         let again = Document::parse(&text).unwrap();
@@ -211,7 +211,7 @@ proptest! {
     }
 
     #[test]
-    fn differences_are_where_hashes_differ(patch in any_patch()) {
+    fn documents_differ_exactly_if_their_hashes_differ(patch in any_patch()) {
         let mut other = fixture();
         other.merge(&patch);
         let differences = fixture().differences(&other);
@@ -222,7 +222,7 @@ proptest! {
     }
 }
 
-/// The same in flow style, with keys turned around and in another case, and numbers in another form.
+/// Returns the same document in flow style, with rotated keys in another case, and numbers in another form.
 fn reordered(document: &Document, seed: u64) -> String {
     fn write(above: &Path, value: &Value, seed: &mut u64, text: &mut String) {
         *seed = seed.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);

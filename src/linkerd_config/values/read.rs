@@ -1,15 +1,15 @@
-//! From YAML to JSON, as sigs.k8s.io/yaml converts it.
+//! Converts YAML to JSON as sigs.k8s.io/yaml does.
 //!
-//! In: a text. Out: a map, not yet compared with Linkerd's keys. Always holds: work and result are linear in the length of
-//! the text; a text that Go's parser of YAML 1.1 could read otherwise than ours is refused. No installer writes anchors,
-//! aliases, merge keys or tags, so they are refused too.
+//! In: a text. Out: a map, not yet compared with Linkerd's keys. Always holds: work and result are linear in the length
+//! of the text; a text that Go's YAML 1.1 parser could read differently is rejected. Anchors, aliases, merge keys and
+//! tags are rejected too, because no installer writes them.
 
 use granit_parser::{Event, Parser, ScalarStyle, Span, StructureStyle};
 use serde_json::{Map, Value};
 
 use super::{InvalidDocument, LONGEST, Path, path::shortened, scalar::resolve};
 
-/// The limit of nested maps and lists. No document of Linkerd's has ten.
+/// The maximum nesting of maps and lists. No document of Linkerd's has ten levels.
 pub(super) const DEEPEST: usize = 64;
 
 pub(super) fn map(text: &str) -> Result<Map<String, Value>, InvalidDocument> {
@@ -27,8 +27,10 @@ pub(super) fn map(text: &str) -> Result<Map<String, Value>, InvalidDocument> {
         })?;
         match event {
             Event::DocumentEnd => ended = true,
-            Event::DocumentStart(false, _) if ended => return Err(Place::of(&span).refuse("more after the end")),
-            // Go reads the first document of a stream, and so do we.
+            Event::DocumentStart(false, _) if ended => {
+                return Err(Place::of(&span).reject("content after the end of the document"));
+            }
+            // Go reads only the first document of a stream.
             Event::DocumentStart(..) | Event::StreamEnd if ended => break,
             event => {
                 let event = as_go(event, &span, text)?;
@@ -43,7 +45,7 @@ pub(super) fn map(text: &str) -> Result<Map<String, Value>, InvalidDocument> {
     }
 }
 
-/// Go adds no line break to a block scalar when the text ends within its last line.
+/// Removes the final line break of a block scalar if the text ends within its last line, as Go does.
 fn as_go<'a>(event: Event<'a>, span: &Span, text: &str) -> Result<Event<'a>, InvalidDocument> {
     let Event::Scalar(value, style @ (ScalarStyle::Literal | ScalarStyle::Folded), anchor, tag) = event else {
         return Ok(event);
@@ -54,13 +56,14 @@ fn as_go<'a>(event: Event<'a>, span: &Span, text: &str) -> Result<Event<'a>, Inv
         return Ok(Event::Scalar(value, style, anchor, tag));
     }
     if last_line.trim().is_empty() {
-        return Err(Place::of(span).refuse("a text whose last line is blank and has no end"));
+        return Err(Place::of(span).reject("a block scalar whose last line is blank and has no line break"));
     }
     let value = value.strip_suffix('\n').unwrap_or(&value).to_owned();
     Ok(Event::Scalar(value.into(), style, anchor, tag))
 }
 
-/// Refuses scalars between brackets that Go splits otherwise, or not at all: at a colon, a question mark or a line's end.
+/// Rejects scalars in flow collections that Go splits differently, or not at all: at a colon, a question mark or a line
+/// break.
 fn check_flow(event: &Event<'_>, span: &Span, text: &str, open: Option<&Open>) -> Result<(), InvalidDocument> {
     let Event::Scalar(scalar, style, ..) = event else { return Ok(()) };
     if !open.is_some_and(|open| open.is_flow) {
@@ -79,29 +82,33 @@ fn check_flow(event: &Event<'_>, span: &Span, text: &str, open: Option<&Open>) -
         }
         _ => false,
     };
-    // A key ends on the line on which it begins, and its colon is there too.
+    // Go requires a key and its colon on one line.
     if is_odd || is_key && (has_lines || value.is_none()) {
-        return Err(Place::of(span).refuse("text that means something else to Go"));
+        return Err(Place::of(span).reject("a scalar that Go parses differently"));
     }
     Ok(())
 }
 
-/// Refuses the characters that Go's reader refuses, and those at which it may split lines otherwise: the line breaks that
-/// only YAML 1.1 has, and tabs before the first character of a line.
+/// Rejects the characters that Go's reader rejects, and those at which it may split lines differently: line breaks of
+/// YAML 1.1 only, and tabs before the first character of a line.
 fn check_characters(text: &str) -> Result<(), InvalidDocument> {
-    // The byte order mark is one only at the beginning.
+    // A byte order mark is allowed only at the beginning.
     let is_odd = |(at, c): &(usize, char)| {
         let allowed = matches!(c, '\t' | '\n' | '\r' | ' '..='~' | '\u{a0}'..='\u{fffd}' | '\u{10000}'..);
         !allowed || matches!(c, '\u{2028}' | '\u{2029}') || *c == '\u{feff}' && *at > 0
     };
     if text.trim_start().starts_with("...") {
-        return Err(InvalidDocument::NotYaml { line: 1, column: 1, reason: "an end before a beginning".to_owned() });
+        return Err(InvalidDocument::NotYaml {
+            line: 1,
+            column: 1,
+            reason: "a document end marker before the document".to_owned(),
+        });
     }
     let indented_by_tab = |line: &str| line.trim_start_matches([' ', '-', '?', '\u{feff}']).starts_with('\t');
     // Go ends a line at a lone carriage return too.
     let lines = || text.split('\n').enumerate();
     if let Some((at, _)) = lines().find(|(_, line)| line.split('\r').any(indented_by_tab)) {
-        let reason = "a tab where Go wants spaces".to_owned();
+        let reason = "a tab where Go requires spaces".to_owned();
         return Err(InvalidDocument::NotYaml { line: at + 1, column: 1, reason });
     }
     let Some((at, _)) = text.char_indices().find(is_odd) else { return Ok(()) };
@@ -111,7 +118,7 @@ fn check_characters(text: &str) -> Result<(), InvalidDocument> {
     Err(InvalidDocument::NotYaml { line, column, reason: "a character that must be escaped".to_owned() })
 }
 
-/// A line and a column, both counted from one.
+/// A line and a column, both starting at 1.
 #[derive(Clone, Copy)]
 struct Place {
     line: usize,
@@ -125,7 +132,7 @@ struct Builder {
     open: Vec<Open>,
 }
 
-/// A list or a map that has not ended.
+/// A list or a map that is still open.
 struct Open {
     collection: Collection,
     is_flow: bool,
@@ -143,7 +150,7 @@ impl Place {
         Self { line: span.start.line(), column: span.start.col() + 1 }
     }
 
-    fn refuse(self, reason: &str) -> InvalidDocument {
+    fn reject(self, reason: &str) -> InvalidDocument {
         InvalidDocument::NotYaml { line: self.line, column: self.column, reason: reason.to_owned() }
     }
 
@@ -172,7 +179,7 @@ impl Builder {
                 let value = match self.open.pop().map(|open| open.collection) {
                     Some(Collection::List(items)) => Value::Array(items),
                     Some(Collection::Map { entries, .. }) => Value::Object(entries),
-                    None => return Err(place.refuse("an end without a beginning")),
+                    None => return Err(place.reject("the end of a collection that was not opened")),
                 };
                 self.put(value, place)
             }
@@ -194,12 +201,12 @@ impl Builder {
             None => self.root = Some(value),
             Some(Collection::List(items)) => items.push(value),
             Some(Collection::Map { entries, key }) => match key.take() {
-                // The value follows.
+                // This is a key; its value follows.
                 None => {
                     let found = key_of(value).ok_or(InvalidDocument::KeyIsNoString { line, column })?;
-                    let is_twice = entries.contains_key(&found);
+                    let is_duplicate = entries.contains_key(&found);
                     *key = Some(found);
-                    if is_twice {
+                    if is_duplicate {
                         return Err(InvalidDocument::DuplicateKey { path: self.path(), line, column });
                     }
                 }
@@ -211,7 +218,7 @@ impl Builder {
         Ok(())
     }
 
-    /// The keys of all open maps.
+    /// Returns the keys of all open maps.
     fn path(&self) -> Path {
         let key = |open: &'_ Open| match &open.collection {
             Collection::Map { key, .. } => key.clone(),
@@ -233,7 +240,7 @@ fn scalar(text: &str, style: ScalarStyle, place: Place) -> Result<Value, Invalid
         .ok_or_else(|| place.unsupported("a number in a form that is not supported: write it as in JSON, or quote it"))
 }
 
-/// Go makes strings of keys that are bools and whole numbers. Its strings of floats lose digits, so floats are no keys here.
+/// Go converts bool and integer keys to strings. Its conversion of floats loses digits, so float keys are rejected.
 fn key_of(value: Value) -> Option<String> {
     match value {
         Value::String(text) => Some(text),
@@ -265,7 +272,7 @@ mod tests {
     }
 
     #[test]
-    fn keys_that_are_no_strings_become_strings_as_go_makes_them() {
+    fn keys_that_are_not_strings_become_strings_as_in_go() {
         let expected = json!({"1": "a", "true": "b", "2001-01-01": "f", "": "g", "<<": "h"});
         assert_eq!(read("1: a\non: b\n2001-01-01: f\n'': g\n'<<': h\n"), expected);
         assert_eq!(map("a:\n  ~: 1\n"), Err(InvalidDocument::KeyIsNoString { line: 2, column: 3 }));
@@ -274,7 +281,7 @@ mod tests {
     }
 
     #[test]
-    fn the_first_document_of_a_stream_counts_and_a_text_may_end_anywhere() {
+    fn only_the_first_document_of_a_stream_is_read_and_a_text_may_end_anywhere() {
         assert_eq!(read("---\na: 1\n---\nb: 2\n"), json!({"a": 1}));
         assert_eq!(read("a: 1\n...\n"), json!({"a": 1}));
         assert_eq!(read("a: |\n  text"), json!({"a": "text"}));
@@ -283,16 +290,16 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_document_is_refused_with_its_place() {
-        const NOT_YAML: &str = "no YAML that Go reads: ";
+    fn an_invalid_document_is_rejected_with_its_position() {
+        const NOT_YAML: &str = "not YAML that Go can parse: ";
         for (text, kind, place) in [
-            ("", "", "no map"),
-            ("# nothing\n", "", "no map"),
-            ("- a\n", "", "no map"),
-            ("text", "", "no map"),
-            ("a: {b: 1, b: 2}\n", "", "line 1, column 11: a.b is there twice"),
-            ("a: 1\n'a': 2\n", "", "line 2, column 1: a is there twice"),
-            ("1: 1\n'1': 2\n", "", "line 2, column 1: 1 is there twice"),
+            ("", "", "not a map"),
+            ("# nothing\n", "", "not a map"),
+            ("- a\n", "", "not a map"),
+            ("text", "", "not a map"),
+            ("a: {b: 1, b: 2}\n", "", "line 1, column 11: duplicate key a.b"),
+            ("a: 1\n'a': 2\n", "", "line 2, column 1: duplicate key a"),
+            ("1: 1\n'1': 2\n", "", "line 2, column 1: duplicate key 1"),
             (
                 "a: .inf\n",
                 "",
@@ -312,22 +319,22 @@ mod tests {
             ("a: !!map {}\n", "", "line 1, column 10: anchors, aliases and tags are not supported"),
             ("a: !!seq []\n", "", "line 1, column 10: anchors, aliases and tags are not supported"),
             ("<<: {a: 1}\n", "", "line 1, column 1: merge keys are not supported"),
-            ("a: b\r\tc\n", NOT_YAML, "line 1, column 1: a tab where Go wants spaces"),
-            ("a: [9?1]\n", NOT_YAML, "line 1, column 5: text that means something else to Go"),
-            ("a:\n\tb: 1\n", NOT_YAML, "line 2, column 1: a tab where Go wants spaces"),
+            ("a: b\r\tc\n", NOT_YAML, "line 1, column 1: a tab where Go requires spaces"),
+            ("a: [9?1]\n", NOT_YAML, "line 1, column 5: a scalar that Go parses differently"),
+            ("a:\n\tb: 1\n", NOT_YAML, "line 2, column 1: a tab where Go requires spaces"),
             ("a: b\u{7}\n", NOT_YAML, "line 1, column 5: a character that must be escaped"),
             ("a: 1\n\u{feff}b: 1\n", NOT_YAML, "line 2, column 1: a character that must be escaped"),
             ("a: 1\nb: \"\u{2028}\"\n", NOT_YAML, "line 2, column 5: a character that must be escaped"),
             ("a: [\n", NOT_YAML, "line "),
-            ("a: [:b]\n", NOT_YAML, "line 1, column 5: text that means something else to Go"),
-            ("a: [b:, 1]\n", NOT_YAML, "line 1, column 5: text that means something else to Go"),
-            ("a: [b\t:, 1]\n", NOT_YAML, "line 1, column 5: text that means something else to Go"),
-            ("a: [?b, 1]\n", NOT_YAML, "line 1, column 5: text that means something else to Go"),
-            ("a: {'b\n  c': 1}\n", NOT_YAML, "line 1, column 5: text that means something else to Go"),
-            ("a: {'b'\n  : 1}\n", NOT_YAML, "line 1, column 5: text that means something else to Go"),
-            ("a: {b\n  c: 1}\n", NOT_YAML, "line 1, column 5: text that means something else to Go"),
+            ("a: [:b]\n", NOT_YAML, "line 1, column 5: a scalar that Go parses differently"),
+            ("a: [b:, 1]\n", NOT_YAML, "line 1, column 5: a scalar that Go parses differently"),
+            ("a: [b\t:, 1]\n", NOT_YAML, "line 1, column 5: a scalar that Go parses differently"),
+            ("a: [?b, 1]\n", NOT_YAML, "line 1, column 5: a scalar that Go parses differently"),
+            ("a: {'b\n  c': 1}\n", NOT_YAML, "line 1, column 5: a scalar that Go parses differently"),
+            ("a: {'b'\n  : 1}\n", NOT_YAML, "line 1, column 5: a scalar that Go parses differently"),
+            ("a: {b\n  c: 1}\n", NOT_YAML, "line 1, column 5: a scalar that Go parses differently"),
             ("{a: 1} b\n", NOT_YAML, "line 1, column 8: "),
-            ("...\na: 1\n", NOT_YAML, "line 1, column 1: an end before a beginning"),
+            ("...\na: 1\n", NOT_YAML, "line 1, column 1: a document end marker before the document"),
         ] {
             let error = map(text).unwrap_err().to_string();
             assert!(error.starts_with(&format!("{kind}{place}")), "{text:?}: {error:?}");

@@ -1,4 +1,4 @@
-//! Values without secrets, for people to see.
+//! Values for display, without secrets.
 //!
 //! Always holds: no part of a secret is shown, at any depth; certificates are shown as a count.
 
@@ -59,7 +59,7 @@ mod tests {
 
     use super::*;
 
-    fn seen(keys: &[&str], value: &Value) -> String {
+    fn displayed(keys: &[&str], value: &Value) -> String {
         shown(&Path::from(keys), value, 40)
     }
 
@@ -73,7 +73,7 @@ mod tests {
             (json!({"a": [1, "b"]}), r#"{"a":[1,"b"]}"#),
             (json!("x".repeat(100)), &*format!("\"{}…", "x".repeat(39))),
         ] {
-            assert_eq!(seen(&["proxy", "logLevel"], &value), expected);
+            assert_eq!(displayed(&["proxy", "logLevel"], &value), expected);
         }
     }
 
@@ -91,7 +91,7 @@ mod tests {
             (&["new"], json!({"list": [{"KeyPem": "MII"}]}), r#"{"list":[{"KeyPem":"(not shown)"}]}"#),
             (&["new"], json!([key]), r#"["(not shown)"]"#),
         ] {
-            assert_eq!(seen(keys, &value), expected);
+            assert_eq!(displayed(keys, &value), expected);
             assert!(!visible(&Path::from(keys), &value).to_string().contains("MII"));
         }
     }

@@ -1,6 +1,7 @@
-//! What Linkerd's chart and injector ask of values beyond their types.
+//! The requirements of Linkerd's chart and injector on values, beyond their types.
 //!
-//! Each rule stands for something that was seen to deny Pods, to crash the injector, or to keep a proxy from starting.
+//! Each rule prevents a failure that was observed: denied Pods, a crash of the injector, or a proxy that does not
+//! start.
 
 use ipnet::IpNet;
 use serde_json::Value;
@@ -8,9 +9,9 @@ use serde_json::Value;
 use super::{Document, Path, problems::Findings, scalar::resolve};
 use crate::api::{go_duration, quantity::Quantity};
 
-/// What the injector or its template follows without looking whether it is there, and every chart renders.
+/// The keys that the injector or its template dereferences without a nil check. Every chart renders them.
 const NEEDED: [&[&str]; 16] = [
-    // Set by annotations of Pods, so the injector follows them.
+    // Annotations of Pods override values in these maps, so the injector dereferences them.
     &["debugContainer"],
     &["debugContainer", "image"],
     &["proxy"],
@@ -19,18 +20,18 @@ const NEEDED: [&[&str]; 16] = [
     &["proxy", "ports"],
     &["proxy", "resources"],
     &["proxyInit"],
-    // Followed by the template.
+    // The template dereferences these.
     &["identity"],
     &["proxy", "livenessProbe"],
     &["proxy", "readinessProbe"],
     &["proxyInit", "xtMountPath"],
-    // A port that is absent is port 0.
+    // An absent port is port 0.
     &["proxy", "ports", "admin"],
     &["proxy", "ports", "control"],
     &["proxy", "ports", "inbound"],
     &["proxy", "ports", "outbound"],
 ];
-/// What is followed only in some modes or releases: not missed in a document, but no patch may remove it.
+/// The keys that only some modes or releases dereference. A document may lack them, but no patch may remove them.
 const KEPT: [&[&str]; 9] = [
     &["clusterDomain"],
     &["linkerdVersion"],
@@ -43,18 +44,18 @@ const KEPT: [&[&str]; 9] = [
     &["proxyInit", "iptablesMode"],
 ];
 
-/// What a text must be. Of those that may be empty, an empty one is as good as none.
+/// The required form of a string. An empty string counts as absent, except for `OneOfExactly`.
 enum Rule {
     OneOf(&'static [&'static str]),
-    /// As the template compares it, which does not ask whether it is empty.
+    /// One of these words. The template compares the string even if it is empty.
     OneOfExactly(&'static [&'static str]),
-    /// As the proxy parses them: a whole number and a unit.
+    /// A duration as the proxy parses it: a whole number and a unit.
     ProxyDuration,
     GoDuration,
-    /// Ports and ranges between commas.
+    /// Ports and port ranges, separated by commas.
     Ports,
     Networks,
-    /// Stands without quotes in a template, where `off` is a bool.
+    /// A string that a template renders without quotes, where `off` is a bool.
     Unquoted,
 }
 
@@ -101,11 +102,11 @@ pub(super) fn is_needed(path: &Path) -> bool {
 }
 
 pub(super) fn check(document: &Document, problems: &mut Findings) {
-    let document = Looked(document);
+    let document = DocumentView(document);
     check_needed(&document, problems);
     for (keys, rule) in &RULES {
         if let Some(Value::String(text)) = document.at(keys)
-            && let Some(reason) = broken(rule, text)
+            && let Some(reason) = violation(rule, text)
         {
             problems.add(&Path::from(*keys), document.at(keys), reason);
         }
@@ -116,13 +117,13 @@ pub(super) fn check(document: &Document, problems: &mut Findings) {
     check_env(&document, problems);
 }
 
-const EMPTY: &str = "must not be empty: no proxy could start";
+const EMPTY: &str = "must not be empty: otherwise no proxy can start";
 
-struct Looked<'a>(&'a Document);
+struct DocumentView<'a>(&'a Document);
 
-// === impl Looked ===
+// === impl DocumentView ===
 
-impl<'a> Looked<'a> {
+impl<'a> DocumentView<'a> {
     fn at(&self, keys: &[&str]) -> Option<&'a Value> {
         let (first, rest) = keys.split_first()?;
         let top = self.0.as_map().get(*first)?;
@@ -142,22 +143,22 @@ impl<'a> Looked<'a> {
     }
 }
 
-fn check_needed(document: &Looked<'_>, problems: &mut Findings) {
-    let mut miss = |keys: &[&str], reason: &str| {
+fn check_needed(document: &DocumentView<'_>, problems: &mut Findings) {
+    let mut require = |keys: &[&str], reason: &str| {
         let above = keys.split_last().map_or(&[][..], |(_, above)| above);
-        // Of a map that is missing only the top is told.
+        // Only the topmost missing map is reported.
         if document.at(keys).is_none() && (above.is_empty() || document.at(above).is_some_and(Value::is_object)) {
             problems.add(&Path::from(keys), None, reason);
         }
     };
     for keys in NEEDED {
-        miss(keys, "is missing: the injector cannot do without it");
+        require(keys, "is missing: the injector requires it");
     }
     if document.is_true(&["cniEnabled"]) {
-        miss(&["networkValidator"], "is missing: the injector cannot do without it where cniEnabled is true");
+        require(&["networkValidator"], "is missing: the injector requires it if cniEnabled is true");
     }
     if document.is_true(&["proxy", "nativeSidecar"]) && document.is_true(&["proxy", "await"]) {
-        miss(&["proxy", "startupProbe"], "is missing: the injector cannot do without it where proxy.await is true");
+        require(&["proxy", "startupProbe"], "is missing: the injector requires it if proxy.await is true");
     }
     if document.is_empty(&["clusterDomain"]) {
         problems.add(&Path::from(&["clusterDomain"][..]), document.at(&["clusterDomain"]), EMPTY);
@@ -174,7 +175,7 @@ fn check_needed(document: &Looked<'_>, problems: &mut Findings) {
     }
 }
 
-fn check_numbers(document: &Looked<'_>, problems: &mut Findings) {
+fn check_numbers(document: &DocumentView<'_>, problems: &mut Findings) {
     for port in ["admin", "control", "inbound", "outbound"] {
         let keys = ["proxy", "ports", port];
         if let Some(Value::Number(number)) = document.at(&keys)
@@ -187,14 +188,14 @@ fn check_numbers(document: &Looked<'_>, problems: &mut Findings) {
         for keys in [&["proxy", "uid"][..], &["proxy", "gid"], &["proxyInit", "closeWaitTimeoutSecs"]] {
             if document.number(keys) >= 1_000_000 {
                 let reason =
-                    "must be less than 1000000: the injector writes it as 1e+06 otherwise, which linkerd-init refuses";
+                    "must be less than 1000000: otherwise the injector writes it as 1e+06, which linkerd-init rejects";
                 problems.add(&Path::from(keys), document.at(keys), reason);
             }
         }
     }
 }
 
-fn check_resources(document: &Looked<'_>, problems: &mut Findings) {
+fn check_resources(document: &DocumentView<'_>, problems: &mut Findings) {
     for resource in ["cpu", "memory", "ephemeral-storage"] {
         let request = check_quantity(document, &["proxy", "resources", resource, "request"], problems);
         let limit = check_quantity(document, &["proxy", "resources", resource, "limit"], problems);
@@ -202,12 +203,12 @@ fn check_resources(document: &Looked<'_>, problems: &mut Findings) {
             && request > limit
         {
             let keys = ["proxy", "resources", resource, "request"];
-            problems.add(&Path::from(&keys[..]), document.at(&keys), "must not be more than the limit");
+            problems.add(&Path::from(&keys[..]), document.at(&keys), "must not exceed the limit");
         }
     }
 }
 
-fn check_quantity(document: &Looked<'_>, keys: &[&str], problems: &mut Findings) -> Option<Quantity> {
+fn check_quantity(document: &DocumentView<'_>, keys: &[&str], problems: &mut Findings) -> Option<Quantity> {
     let Some(value @ Value::String(text)) = document.at(keys) else { return None };
     // The template skips an empty string.
     if text.is_empty() {
@@ -221,34 +222,34 @@ fn check_quantity(document: &Looked<'_>, keys: &[&str], problems: &mut Findings)
     quantity
 }
 
-fn check_together(document: &Looked<'_>, problems: &mut Findings) {
+fn check_together(document: &DocumentView<'_>, problems: &mut Findings) {
     let keys = ["proxyInit", "closeWaitTimeoutSecs"];
     let init = !document.is_true(&["cniEnabled"]);
     if init && document.number(&keys) != 0 && !document.is_true(&["proxyInit", "runAsRoot"]) {
-        problems.add(&Path::from(&keys[..]), document.at(&keys), "needs proxyInit.runAsRoot");
+        problems.add(&Path::from(&keys[..]), document.at(&keys), "requires proxyInit.runAsRoot");
     }
     if document.is_true(&["proxy", "tracing", "enabled"]) {
         let collector = ["proxy", "tracing", "collector", "endpoint"];
         if document.is_empty(&collector) {
-            problems.add(&Path::from(&collector[..]), None, "is missing: proxy.tracing.enabled needs it");
+            problems.add(&Path::from(&collector[..]), None, "is missing: proxy.tracing.enabled requires it");
         }
     }
 }
 
-fn check_env(document: &Looked<'_>, problems: &mut Findings) {
+fn check_env(document: &DocumentView<'_>, problems: &mut Findings) {
     for list in ["additionalEnv", "experimentalEnv"] {
         let keys = ["proxy", list];
         let nameless = |variable: &Value| variable.get("name").and_then(Value::as_str).is_none_or(str::is_empty);
         if let Some(Value::Array(items)) = document.at(&keys)
             && let Some(at) = items.iter().position(nameless)
         {
-            let reason = format!("entry {at} has no name: the API server refuses the Pods");
+            let reason = format!("entry {at} has no name: the API server rejects the Pods");
             problems.add(&Path::from(&keys[..]), document.at(&keys), reason);
         }
     }
 }
 
-fn broken(rule: &Rule, text: &str) -> Option<String> {
+fn violation(rule: &Rule, text: &str) -> Option<String> {
     if text.is_empty() && !matches!(rule, Rule::OneOfExactly(_)) {
         return None;
     }
@@ -260,19 +261,20 @@ fn broken(rule: &Rule, text: &str) -> Option<String> {
             (is_proxy_duration(text), "a whole number and a unit, such as 100ms, 5s or 1h".to_owned())
         }
         Rule::GoDuration => (go_duration::parse(text).is_some(), "a duration, such as 20s or 24h0m0s".to_owned()),
-        Rule::Ports => (text.split(',').all(is_ports), "ports and ranges of ports between commas".to_owned()),
-        Rule::Networks => {
-            (text.trim_matches(',').split(',').all(is_network), "networks such as 10.0.0.0/8 between commas".to_owned())
-        }
+        Rule::Ports => (text.split(',').all(is_ports), "a comma-separated list of ports and port ranges".to_owned()),
+        Rule::Networks => (
+            text.trim_matches(',').split(',').all(is_network),
+            "a comma-separated list of networks such as 10.0.0.0/8".to_owned(),
+        ),
         Rule::Unquoted => {
             let fits = resolve(text).is_some_and(|value| value.is_string()) && !text.chars().any(char::is_control);
-            (fits, "a word that YAML does not take for something else".to_owned())
+            (fits, "a string that YAML does not parse as another type".to_owned())
         }
     };
     (!fits).then(|| format!("must be {wanted}"))
 }
 
-/// `^\s*(\d+)(ms|s|m|h|d)?\s*$`, without a unit only 0.
+/// `^\s*(\d+)(ms|s|m|h|d)?\s*$`; only 0 may lack a unit.
 fn is_proxy_duration(text: &str) -> bool {
     let text = text.trim();
     let (number, unit) =
@@ -284,7 +286,7 @@ fn is_proxy_duration(text: &str) -> bool {
     }
 }
 
-/// A blank between commas is none.
+/// Whether an item is a port or a port range. A blank item is ignored.
 fn is_ports(item: &str) -> bool {
     let item = item.trim();
     let port = |text: &str| text.bytes().all(|byte| byte.is_ascii_digit()).then(|| text.parse::<u16>().ok())?;
@@ -292,7 +294,8 @@ fn is_ports(item: &str) -> bool {
     item.is_empty() || port(low).zip(port(high)).is_some_and(|(low, high)| low <= high)
 }
 
-/// Whether Go reads the text as a network. `IpNet` itself would also read octets with leading zeros, which Go refuses.
+/// Whether Go parses the text as a network. `IpNet` itself would also accept octets with leading zeros, which Go
+/// rejects.
 fn is_network(item: &str) -> bool {
     let network = |(address, length): (&str, &str)| IpNet::new(address.parse().ok()?, length.parse().ok()?).ok();
     !item.contains('+') && item.split_once('/').and_then(network).is_some()
@@ -304,7 +307,7 @@ mod tests {
 
     use super::super::testing::{fixture, path};
 
-    /// The paths at which a document has problems after some changes.
+    /// Returns the paths with problems after these changes of the document.
     fn paths(changes: &[(&str, serde_json::Value)]) -> Vec<String> {
         let mut document = fixture();
         for (at, value) in changes {
@@ -395,7 +398,7 @@ mod tests {
     }
 
     #[test]
-    fn maps_that_the_injector_follows_are_missed_once() {
+    fn a_missing_map_that_the_injector_requires_is_reported_once() {
         for needed in
             ["proxy", "proxy.ports", "proxy.metrics", "proxyInit.xtMountPath", "identity", "debugContainer.image"]
         {

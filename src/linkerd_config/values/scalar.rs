@@ -1,10 +1,11 @@
-//! Plain scalars as Go's YAML reader resolves them (go.yaml.in/yaml/v2 `resolve.go`, under sigs.k8s.io/yaml), and floats
-//! as Go spells them.
+//! Plain scalars as Go's YAML reader resolves them (go.yaml.in/yaml/v2 `resolve.go`, under sigs.k8s.io/yaml), and
+//! floats as Go formats them.
 
 use serde_json::Value;
 
-/// Returns the JSON value of a plain scalar, or `None` for a number that YAML readers do not agree about: one with
-/// underscores, with a leading zero or in another base, infinity, and NaN. Timestamps and numbers in base 60 are strings.
+/// Returns the JSON value of a plain scalar, or `None` for a number that YAML parsers read differently: one with
+/// underscores, with a leading zero or in another base, infinity, and NaN. Timestamps and numbers in base 60 are
+/// strings.
 pub(super) fn resolve(text: &str) -> Option<Value> {
     match text {
         "" | "~" | "null" | "Null" | "NULL" => return Some(Value::Null),
@@ -28,16 +29,16 @@ pub(super) fn resolve(text: &str) -> Option<Value> {
     (!is_special && !has_base(unsigned)).then(|| text.into())
 }
 
-/// A number that is too large for a float is a string.
+/// Returns the value of a decimal number. A number that is too large for a float is a string.
 fn number(text: &str) -> Value {
-    // Go reads no `u64` with a sign.
+    // Go does not parse a `u64` with a sign.
     let unsigned = || if text.starts_with('+') { None } else { text.parse::<u64>().ok() };
     let float = || text.parse::<f64>().ok().filter(|float| float.is_finite());
     let int = text.parse::<i64>().ok().map(Value::from).or_else(|| unsigned().map(Value::from));
     int.or_else(|| float().map(Value::from)).unwrap_or_else(|| text.into())
 }
 
-/// Go accepts a sign after `0b`.
+/// Whether the text is a number in base 2, 8 or 16. Go accepts a sign after `0b`.
 fn has_base(text: &str) -> bool {
     let Some((prefix, digits)) = text.split_at_checked(2) else { return false };
     let base = match prefix {
@@ -64,7 +65,8 @@ fn is_decimal(text: &str) -> bool {
         && exponent.is_none_or(|exponent| !exponent.is_empty() && all_digits(exponent))
 }
 
-/// Go's `FormatFloat(number, 'g', -1, 32)`: the string that its YAML reader makes of a float where the type is a string.
+/// Returns Go's `FormatFloat(number, 'g', -1, 32)`: its YAML reader converts a float to this string where the type is a
+/// string.
 #[expect(clippy::cast_possible_truncation, reason = "to 32 bits, as Go does")]
 pub(super) fn spelled_by_go(number: f64) -> String {
     let number = number as f32;
@@ -130,7 +132,7 @@ mod tests {
     }
 
     #[test]
-    fn what_only_resembles_a_number_or_a_bool_is_a_string() {
+    fn a_scalar_that_only_resembles_a_number_or_a_bool_is_a_string() {
         for text in [
             "yES",
             "oN",
@@ -173,7 +175,7 @@ mod tests {
     }
 
     #[test]
-    fn a_float_in_place_of_a_string_is_spelled_as_go_spells_it() {
+    fn a_float_in_place_of_a_string_is_formatted_as_in_go() {
         for (number, text) in [
             (0.5, "0.5"),
             (1.1, "1.1"),

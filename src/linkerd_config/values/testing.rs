@@ -1,4 +1,4 @@
-//! Fixtures of the values tests.
+//! Fixtures for the values tests.
 
 use super::{Document, Path};
 

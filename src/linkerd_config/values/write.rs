@@ -1,8 +1,8 @@
-//! From JSON to YAML that every reader understands alike, whether by the rules of YAML 1.1 or of 1.2.
+//! Converts JSON to YAML that parses the same by the rules of YAML 1.1 and of YAML 1.2.
 //!
-//! serde-saphyr quotes what a reader of YAML 1.1 takes for a bool, a null, a number or a timestamp, and escapes odd
-//! characters. Go's reader refuses a tab before the first character of a line of a block scalar, so strings with tabs are
-//! quoted too.
+//! serde-saphyr quotes strings that YAML 1.1 parses as a bool, a null, a number or a timestamp, and escapes unusual
+//! characters. Go's reader rejects a tab before the first character of a line of a block scalar, so strings with tabs
+//! are quoted too.
 
 use std::collections::BTreeMap;
 
@@ -10,15 +10,15 @@ use serde::{Serialize, Serializer};
 use serde_json::{Map, Value};
 use serde_saphyr::{LitStr, ser_error::Error, ser_options};
 
-/// Block style, with sorted keys.
+/// Returns YAML in block style, with sorted keys.
 ///
 /// # Errors
-/// None that is known: serde-saphyr writes every JSON value.
+/// No failure is known: serde-saphyr writes every JSON value.
 pub(super) fn to_yaml(map: &Map<String, Value>) -> Result<String, Error> {
     serde_saphyr::to_string_with_options(&SortedMap(map), ser_options! { prefer_block_scalars: false })
 }
 
-/// Sorted here, because other crates decide by a feature of serde_json whether its maps are sorted.
+/// A map with sorted keys. Whether a map of serde_json is sorted depends on features that other crates may enable.
 struct SortedMap<'a>(&'a Map<String, Value>);
 
 struct Sorted<'a>(&'a Value);
@@ -49,7 +49,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn it_reads_like_what_helm_writes() {
+    fn the_output_looks_like_helms() {
         let value = json!({
             "proxy": {
                 "logLevel": "warn,linkerd=info",

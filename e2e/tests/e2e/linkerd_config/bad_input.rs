@@ -45,7 +45,7 @@ async fn all_errors_are_reported_together_with_their_value_and_reason() -> Resul
         ["proxy.inboundConnectTimeout", "soon", "such as 100ms"],
         ["proxy.await", "yes please", "true or false"],
         ["proxy.ports.admin", "70000", "1 to 65535"],
-        ["proxy.livenessProbe", "null", "cannot do without"],
+        ["proxy.livenessProbe", "null", "requires it"],
         ["proxyInit.iptablesMode", "ebpf", "nft, legacy"],
         ["proxyInit.closeWaitTimeoutSecs", "5", "runAsRoot"],
     ] {
