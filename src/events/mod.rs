@@ -1,8 +1,8 @@
-//! Kubernetes Events: information for people about an object, next to the object.
+//! Kubernetes Events about single objects, for people.
 //!
-//! In: [`Notice`]s, from anywhere, without waiting. Out: Events of the API server, in the order of the notices. Always holds: no
-//! caller waits for an Event; at most 20 Events a second are written (100 in a burst), and one a minute per object and reason;
-//! Events that are dropped are counted.
+//! In: [`Notice`]s from any component. Out: Events in the API server, in the order of the notices. Always holds: no
+//! caller waits for an Event; at most 20 Events per second are written (burst 100), and one per minute for each object
+//! and reason; dropped Events are counted.
 
 mod publisher;
 mod rate_limit;
@@ -28,11 +28,11 @@ pub struct Notice {
     pub reason: Reason,
     pub regarding: ObjectReference,
     pub related: Option<ObjectReference>,
-    /// One line for a person; cut at 1 KiB.
+    /// One line of text; truncated at 1 KiB.
     pub note: String,
 }
 
-/// The queue of Events. The task that writes them ends when the last of these is dropped and the queue is empty.
+/// A handle to the queue of Events. The writing task ends when the last handle is dropped and the queue is empty.
 #[derive(Clone)]
 pub struct Events {
     queue: mpsc::Sender<Notice>,
@@ -50,7 +50,7 @@ enum Cause {
     Failed,
 }
 
-/// Starts the task that writes Events. `instance` tells replicas apart.
+/// Starts the task that writes Events. `instance` identifies this replica.
 ///
 /// # Errors
 /// When the metrics are registered already.
@@ -86,7 +86,7 @@ pub fn spawn(client: &Client, instance: &str, registry: &Registry, tasks: &mut T
     Ok(Events { queue, dropped })
 }
 
-/// Returns the reference to an object. The namespace of the key is empty for an object that has none.
+/// Returns the reference to an object. The namespace of the key is empty for a cluster-scoped object.
 pub fn object_reference(api_version: &str, kind: &str, key: &NamespacedName, uid: &str) -> ObjectReference {
     ObjectReference {
         api_version: Some(api_version.to_owned()),

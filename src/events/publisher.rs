@@ -1,7 +1,8 @@
 //! The task that writes Events.
 //!
-//! A second Event with the same note counts up the first one's series, as client-go's recorder does. kube's `Recorder` does so
-//! with another note, too, and would send the old one; and it goes on counting up an Event that somebody has deleted.
+//! A repeated Event with the same note increments the count of the existing one, as in client-go's recorder. kube's
+//! `Recorder` does so for a different note as well, and sends the old note; it also keeps incrementing an Event that
+//! was deleted.
 
 use std::{
     collections::HashMap,
@@ -31,14 +32,14 @@ use crate::text::truncated;
 
 const CONTROLLER: &str = "linkerd-operator";
 const REQUEST_TIMEOUT: Duration = Duration::from_secs(5);
-/// An Event that was not repeated for so long is followed by a new one, as with client-go.
+/// A repetition after a longer time creates a new Event, as in client-go.
 const SERIES_TTL: Duration = Duration::from_secs(360);
 /// The API server's limit for a note, in bytes.
 const NOTE_LIMIT: usize = 1024;
 
 pub(super) struct Publisher {
     pub(super) client: Client,
-    /// Tells replicas apart.
+    /// The identity of this replica.
     pub(super) instance: String,
     pub(super) limits: RateLimits,
     pub(super) series: HashMap<SeriesKey, Series>,
@@ -52,7 +53,7 @@ type SeriesKey = (Reason, String, String);
 /// The last Event of a key.
 pub(super) struct Series {
     name: String,
-    /// The hash of the note: notes are long.
+    /// The hash of the note, because notes are long.
     note: u64,
     count: i32,
     last: Instant,
@@ -87,20 +88,20 @@ impl Publisher {
             Ok(Err(kube::Error::Api(status))) if status.is_forbidden() => {
                 if self.limits.deny(&namespace, Instant::now()) {
                     let error = status.message;
-                    warn!(namespace, error, "Events are denied; the namespace gets none for ten minutes at a time");
+                    warn!(namespace, error, "Events are denied in this namespace; retrying at most every ten minutes");
                 }
             }
             Ok(Err(error)) => debug!(namespace, error = crate::client::describe(&error), "could not write an Event"),
-            Err(_) => debug!(namespace, "could not write an Event in time"),
+            Err(_) => debug!(namespace, "could not write an Event: the request timed out"),
         }
         Err(Cause::Failed)
     }
 
-    /// Creates an Event, or counts up the series of the last one.
+    /// Creates an Event, or increments the count of the last one if the note is the same.
     async fn publish(&mut self, notice: Notice) -> kube::Result<()> {
         let now = Instant::now();
         let key = (notice.reason, id(Some(&notice.regarding)), id(notice.related.as_ref()));
-        // Events of objects without a namespace belong into this one.
+        // Events about cluster-scoped objects belong in the namespace `default`.
         let namespace = notice.regarding.namespace.as_deref().unwrap_or("default");
         let events: Api<Event> = Api::namespaced(self.client.clone(), namespace);
         let event = self.event(notice);
@@ -112,7 +113,7 @@ impl Publisher {
             let observed = json!({"count": series.count + 1, "lastObservedTime": event.event_time});
             let patch = Patch::Merge(json!({ "series": observed }));
             match events.patch(&series.name, &PatchParams::default(), &patch).await {
-                // Somebody has deleted it.
+                // The Event was deleted: create a new one.
                 Err(kube::Error::Api(status)) if status.is_not_found() => {}
                 result => {
                     result?;
@@ -123,7 +124,7 @@ impl Publisher {
             }
         }
         events.create(&PostParams::default(), &event).await?;
-        // The overall rate bounds how many there are within SERIES_TTL.
+        // The overall rate bounds the number of entries within SERIES_TTL.
         self.series.retain(|_, series| now - series.last < SERIES_TTL);
         let name = event.metadata.name.unwrap_or_default();
         self.series.insert(key, Series { name, note, count: 1, last: now });
@@ -169,7 +170,7 @@ mod tests {
 
     use super::*;
 
-    /// An API server that records requests, and has Events until they are deleted.
+    /// An API server that records requests. If `has_deleted` is set, a patch returns 404.
     #[derive(Clone, Default)]
     struct Server {
         requests: Arc<Mutex<Vec<(Method, Value)>>>,
@@ -199,8 +200,8 @@ mod tests {
             let body = request.into_body().collect().await.unwrap().to_bytes();
             let object: Value = serde_json::from_slice(&body).unwrap();
             self.requests.lock().push((method.clone(), object.clone()));
-            let is_gone = method == Method::PATCH && *self.has_deleted.lock();
-            let (status, answer) = match is_gone {
+            let is_deleted = method == Method::PATCH && *self.has_deleted.lock();
+            let (status, answer) = match is_deleted {
                 true => (
                     StatusCode::NOT_FOUND,
                     json!({"kind": "Status", "status": "Failure", "code": 404, "reason": "NotFound"}),
@@ -226,7 +227,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn an_event_has_what_kubectl_shows_and_fits_into_its_limits() {
+    async fn an_event_has_the_fields_that_kubectl_shows_and_a_truncated_note() {
         let server = Server::default();
         server.publisher().publish(notice("web", &"x".repeat(2000))).await.unwrap();
         let (method, event) = server.requests.lock().remove(0);
@@ -248,7 +249,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn only_an_event_that_says_the_same_again_counts_up() {
+    async fn only_a_repeated_note_increments_the_count() {
         let server = Server::default();
         let mut publisher = server.publisher();
         publisher.publish(notice("web", "one")).await.unwrap();
@@ -260,14 +261,14 @@ mod tests {
         assert_eq!(counts, [json!(null), json!(2), json!(null), json!(3)]);
         assert_eq!(server.methods(), [Method::POST, Method::PATCH, Method::POST, Method::PATCH]);
         publisher.publish(notice("web", "two")).await.unwrap();
-        assert_eq!(server.methods(), [Method::POST], "it has another note");
+        assert_eq!(server.methods(), [Method::POST], "the note differs");
         tokio::time::advance(SERIES_TTL).await;
         publisher.publish(notice("web", "two")).await.unwrap();
-        assert_eq!(server.methods(), [Method::POST], "the last one is long ago");
+        assert_eq!(server.methods(), [Method::POST], "the series has expired");
     }
 
     #[tokio::test(start_paused = true)]
-    async fn an_event_that_was_deleted_is_created_again() {
+    async fn a_deleted_event_is_created_again() {
         let server = Server::default();
         let mut publisher = server.publisher();
         publisher.publish(notice("web", "one")).await.unwrap();

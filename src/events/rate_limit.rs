@@ -1,4 +1,4 @@
-//! Limits on Events, so that no flood of changes becomes a flood of writes. Pure.
+//! Rate limits of Events, so that many changes do not cause as many writes. Pure.
 
 use std::{collections::HashMap, time::Duration};
 
@@ -8,19 +8,19 @@ use super::{Cause, Notice, Reason};
 
 const RATE_PER_SECOND: f64 = 20.0;
 const BURST: f64 = 100.0;
-/// Interval between two Events of one object and reason.
+/// Minimum interval between two Events of one object and reason.
 const PER_OBJECT: Duration = Duration::from_secs(60);
-/// A namespace that answered 403 gets no Events for so long: a terminating namespace and an exhausted quota answer 403, too,
-/// and retries change neither.
+/// How long a namespace that answered 403 gets no Events. A terminating namespace and an exhausted quota also cause
+/// 403, and retries change neither.
 const DENIED: Duration = Duration::from_secs(600);
 
 pub(super) struct RateLimits {
     tokens: f64,
     filled: Instant,
-    /// When each object had its last Event of a reason. Entries older than [`PER_OBJECT`] are removed, and the overall rate
-    /// bounds the others.
+    /// The time of the last Event of each object and reason. Entries older than [`PER_OBJECT`] are removed; the overall
+    /// rate bounds the number of newer ones.
     recent: HashMap<(String, Reason), Instant>,
-    /// Namespaces that answered 403, and when.
+    /// The namespaces that answered 403, and the times of these answers.
     denied: HashMap<String, Instant>,
 }
 
@@ -31,7 +31,7 @@ impl RateLimits {
         Self { tokens: BURST, filled: now, recent: HashMap::new(), denied: HashMap::new() }
     }
 
-    /// Admits an Event and counts it, or returns why not.
+    /// Admits an Event and counts it, or returns why it is dropped.
     #[allow(clippy::map_entry, reason = "an entry is made only when the overall rate admits it")]
     pub(super) fn admit(&mut self, notice: &Notice, now: Instant) -> Result<(), Cause> {
         if let Some(namespace) = &notice.regarding.namespace
@@ -50,7 +50,7 @@ impl RateLimits {
             return Err(Cause::OverallRate);
         }
         self.tokens -= 1.0;
-        // Twice what a minute admits: the scan is rare, and the map bounded.
+        // About twice the number that a minute admits, so that the scan is rare and the map is bounded.
         if self.recent.len() > 3000 {
             self.recent.retain(|_, last| now - *last < PER_OBJECT);
         }
@@ -58,7 +58,7 @@ impl RateLimits {
         Ok(())
     }
 
-    /// Records that a namespace answered 403. Returns whether it was not denied before.
+    /// Records that a namespace answered 403. Returns whether this is the first denial.
     pub(super) fn deny(&mut self, namespace: &str, now: Instant) -> bool {
         self.denied.retain(|_, since| now - *since < 2 * DENIED);
         self.denied.insert(namespace.to_owned(), now).is_none()

@@ -1,4 +1,4 @@
-//! The reasons of Events: a closed set, which alerts and scripts may rely on.
+//! The reasons of Events: a closed set that alerts and scripts may rely on.
 
 use strum::{EnumIter, IntoStaticStr};
 
@@ -72,7 +72,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn readme_says_of_every_reason_what_it_means() {
+    fn readme_explains_every_event_reason() {
         let readme = include_str!("../../README.md");
         for reason in Reason::iter() {
             let row = format!("| `{}` | {} |", reason.as_str(), reason.type_());
