@@ -1,7 +1,7 @@
-//! The fence between a controller and the API server: no write without leadership.
+//! A fence between a controller and the API server, which sends writes only while this process leads.
 //!
-//! In: requests. Out: their responses, or why there is none. Always holds: leadership is checked right before each request, and the
-//! request ends before the Lease can expire; no request begins once the process stops.
+//! In: requests. Out: their responses, or a [`WriteError`]. Always holds: leadership is checked immediately before each
+//! request; the request ends before the Lease can expire; no request starts while the process is stopping.
 
 use std::{future::Future, time::Duration};
 
@@ -11,7 +11,7 @@ use tokio_util::sync::CancellationToken;
 use super::Leadership;
 use crate::write::WriteError;
 
-/// For one request; well below the duration of a Lease.
+/// Timeout of one request; well below the duration of a Lease.
 const REQUEST_TIMEOUT: Duration = Duration::from_secs(10);
 
 #[derive(Clone)]
@@ -23,7 +23,7 @@ pub struct Fence {
 // === impl Fence ===
 
 impl Fence {
-    /// Sends nothing once `stop` is cancelled.
+    /// Creates a fence that sends no request once `stop` is cancelled.
     pub fn new(leadership: Leadership, stop: CancellationToken) -> Self {
         Self { leadership, stop }
     }

@@ -1,7 +1,7 @@
-//! Whether this process may write, checked right before each write.
+//! Whether this process may write, checked immediately before each write.
 //!
-//! In: the [`LeaderState`] that the election publishes. Out: deadlines of writes, and the beginning and end of terms. Always holds:
-//! a writer that was refused sees the next term as a new one.
+//! In: the [`LeaderState`] that the election publishes. Out: deadlines of writes, and the start and end of terms.
+//! Always holds: a writer that was refused observes the next term as a new one.
 
 #[cfg(test)]
 use std::time::Duration;
@@ -15,28 +15,30 @@ pub struct Leadership(pub(super) watch::Receiver<LeaderState>);
 #[derive(Clone, Debug, Default)]
 pub(super) struct LeaderState {
     pub(super) term: Option<LeaderTerm>,
-    /// Grows with each term, so that a term that was lost and won again unseen is noticed. A term that was renewed only after
-    /// writes had stopped counts as lost: no other replica has led, but the changes of that time were not written.
+    /// Increases with each term, so that a reader notices a term that was lost and won again between two reads. A term
+    /// that is renewed only after writes had stopped counts as lost: no other replica led, but changes in between were
+    /// not written.
     pub(super) terms: u64,
     pub(super) problem: Option<String>,
 }
 
 #[derive(Clone, Copy, Debug)]
 pub(super) struct LeaderTerm {
-    /// No write begins after this.
+    /// No write starts after this time.
     pub(super) writes_until: Instant,
-    /// Every write has ended by this.
+    /// Every write has ended by this time.
     pub(super) deadline: Instant,
 }
 
 // === impl Leadership ===
 
 impl Leadership {
-    /// Returns the deadline of a write that begins now; `None` if it must not begin.
+    /// Returns the deadline of a write that starts now; `None` if it must not start.
     pub fn write_deadline(&self) -> Option<Instant> {
         let state = self.0.borrow();
         let term = state.term?;
-        // While the state is borrowed, so that a writer that is refused here sees the next term as a new one.
+        // Compared while the state is borrowed, so that a writer that is refused here observes the next term as a new
+        // one.
         (Instant::now() < term.writes_until).then_some(term.deadline)
     }
 
@@ -50,17 +52,17 @@ impl Leadership {
     pub async fn ended(&self) {
         let ended = self.0.clone().wait_for(|state| state.term.is_none()).await.is_ok();
         if !ended {
-            // The elector has ended, so no further write begins; deadlines end the others.
+            // The elector has ended, so no further write starts; deadlines end the writes in progress.
             std::future::pending::<()>().await;
         }
     }
 
-    /// Resolves when a term newer than `seen` has begun, to its number.
+    /// Waits for a term newer than `seen`, and returns its number.
     pub async fn next_term(&mut self, seen: u64) -> u64 {
         let term = self.0.wait_for(|state| state.term.is_some() && state.terms > seen).await.map(|state| state.terms);
         match term {
             Ok(term) => term,
-            // The elector ended: the process is about to.
+            // The elector has ended, because the process is stopping.
             Err(_) => std::future::pending().await,
         }
     }

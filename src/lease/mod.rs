@@ -1,10 +1,10 @@
-//! Leader election on a Kubernetes Lease, as client-go does it, so that its electors and ours can share one.
+//! Leader election on a Kubernetes Lease, compatible with client-go: its electors and ours can share a Lease.
 //!
-//! In: a Lease by name. Out: a [`Leadership`], which is checked right before each write. Always holds:
-//! - another holder's Lease has expired when its record has not changed for its duration, as seen by this process; clocks of two
-//!   machines are never compared;
-//! - a write begins only within the renew deadline after our last renewal, and its own deadline ends before the Lease can expire
-//!   for any other replica;
+//! In: the name of a Lease. Out: a [`Leadership`], which is checked immediately before each write. Always holds:
+//! - another holder's Lease counts as expired when this process has observed no change of its record for its duration;
+//!   clocks of two hosts are never compared;
+//! - a write starts only within the renew deadline after our last renewal, and its own deadline ends before the Lease
+//!   can expire for any other replica;
 //! - a missing namespace, an unreachable API server and a deleted Lease are retried without limit.
 
 mod fence;
@@ -36,7 +36,7 @@ pub use fence::Fence;
 pub use leadership::Leadership;
 use leadership::{LeaderState, LeaderTerm};
 
-/// For the release of a Lease when the process stops: two reads and two writes of a healthy API server.
+/// Timeout of the release of a Lease at shutdown; enough for two reads and two writes on a healthy API server.
 const RELEASE_TIMEOUT: Duration = Duration::from_secs(3);
 
 /// The Lease, the identity of this process, and the times of the election. The defaults are Linkerd's: 30 s, 10 s, 2 s.
@@ -45,7 +45,7 @@ pub struct ElectionSettings {
     pub namespace: String,
     pub name: &'static str,
     pub identity: String,
-    /// How long others wait for us after our last renewal. Whole seconds.
+    /// How long other replicas wait after our last renewal before they take over. Whole seconds.
     pub duration: Duration,
     /// How long we keep leading without a renewal.
     pub renew_deadline: Duration,
@@ -57,11 +57,11 @@ struct Elector {
     api: Api<Lease>,
     state: watch::Sender<LeaderState>,
     metrics: ElectionMetrics,
-    /// The Lease as we last saw or wrote it, and when we first saw its record that way.
+    /// The Lease as last read or written, and when its current record was first observed.
     seen: Option<(Lease, Instant)>,
-    /// After a failure `seen` may be outdated: the Lease is read before it is written.
+    /// Whether `seen` may be outdated, after a failure. Then the Lease is read before it is written.
     stale: bool,
-    /// We may be the holder: we wrote our identity, and have seen no other holder since.
+    /// Whether we may be the holder: we wrote our identity, and have observed no other holder since.
     claimed: bool,
     /// When our last successful renewal was sent; `None` when we do not lead.
     renewed: Option<Instant>,
@@ -74,7 +74,7 @@ pub struct ElectionMetrics {
     transitions: IntCounterVec,
 }
 
-/// An attempt to lead does one of these.
+/// The action of one election attempt.
 #[derive(Debug, PartialEq, Eq)]
 enum ElectionStep {
     Create,
@@ -83,7 +83,7 @@ enum ElectionStep {
     Wait,
 }
 
-/// Starts to take part in the election of a Lease; ends, and releases the Lease, when `stop` is cancelled.
+/// Starts the election task of a Lease. When `stop` is cancelled, the task releases the Lease and ends.
 pub fn spawn(
     client: &Client,
     settings: ElectionSettings,
@@ -120,16 +120,18 @@ impl Elector {
         }
         self.lose("the process is stopping");
         match timeout(RELEASE_TIMEOUT, self.release()).await {
-            Ok(Ok(true)) => info!(lease = %self, "handed over"),
+            Ok(Ok(true)) => info!(lease = %self, "released the Lease"),
             Ok(Ok(false)) => {}
             Ok(Err(error)) => {
-                warn!(lease = %self, error = crate::client::describe(&error), "could not be handed over, it will expire");
+                let error = crate::client::describe(&error);
+                warn!(lease = %self, error, "could not release the Lease; it will expire");
             }
-            Err(_) => warn!(lease = %self, "could not be handed over in time, it will expire"),
+            Err(_) => warn!(lease = %self, "could not release the Lease in time; it will expire"),
         }
     }
 
-    /// Tries once to acquire or to renew the Lease, within half the renew deadline so that there is time for a second attempt.
+    /// Tries once to acquire or renew the Lease, within half the renew deadline, so that there is time for a second
+    /// attempt.
     async fn step(&mut self) {
         let attempt = timeout(self.settings.renew_deadline / 2, self.informed_attempt()).await;
         let problem = match attempt {
@@ -140,11 +142,11 @@ impl Elector {
             }
             Err(_) => {
                 self.stale = true;
-                Some(format!("{self}: the API server did not answer in time"))
+                Some(format!("{self}: the request to the API server timed out"))
             }
         };
         if self.renewed.is_some_and(|renewed| renewed.elapsed() >= self.settings.renew_deadline) {
-            self.lose("it could not be renewed in time");
+            self.lose("the Lease was not renewed in time");
         }
         self.state.send_if_modified(|state| {
             let changed = state.problem != problem;
@@ -156,8 +158,8 @@ impl Elector {
         });
     }
 
-    /// A conflict means that `seen` is outdated. The new record decides whether we still lead, so a leader reads it at once
-    /// instead of at the next attempt.
+    /// Makes one attempt, and another one after a conflict. A conflict means that `seen` is outdated; the new record
+    /// decides whether we still lead, so it is read immediately instead of at the next attempt.
     async fn informed_attempt(&mut self) -> kube::Result<()> {
         match self.attempt().await {
             Err(kube::Error::Api(status)) if status.is_conflict() || status.is_already_exists() => {
@@ -169,7 +171,7 @@ impl Elector {
     }
 
     async fn attempt(&mut self) -> kube::Result<()> {
-        // A leader writes at once: its record is the newest, or the API server refuses the write.
+        // A leader writes without reading first: its record is the newest, or the API server rejects the write.
         if self.renewed.is_none() || self.stale {
             let lease = self.api.get_opt(self.settings.name).await?;
             self.observe(lease);
@@ -178,12 +180,12 @@ impl Elector {
         let step =
             decide(self.seen.as_ref().map(|(lease, since)| (lease.spec.as_ref(), since.elapsed())), &self.settings);
         self.claimed = step != ElectionStep::Wait;
-        // Before the request: other replicas count from when they see the renewal, which is later.
+        // Taken before the request: other replicas count from when they observe the renewal, which is later.
         let sent = Instant::now();
         let lease = match step {
             ElectionStep::Wait => {
                 if self.renewed.is_some() {
-                    self.lose("somebody else holds it");
+                    self.lose("another holder has the Lease");
                 }
                 return Ok(());
             }
@@ -198,7 +200,7 @@ impl Elector {
         Ok(())
     }
 
-    /// Returns the Lease as we write it. The holder before decides whether this is a new term.
+    /// Returns the Lease with our renewal. If another identity held it, the record shows a new transition.
     fn record(&self, mut lease: Lease) -> Lease {
         let now = MicroTime(Timestamp::now());
         lease.metadata = ObjectMeta {
@@ -220,7 +222,7 @@ impl Elector {
         lease
     }
 
-    /// Records the Lease as it is now; the time only when the record has changed.
+    /// Records the current Lease. The time changes only if the record has changed.
     fn observe(&mut self, lease: Option<Lease>) {
         self.seen = lease.map(|lease| match &self.seen {
             Some((seen, since)) if seen.spec == lease.spec => (lease, *since),
@@ -251,12 +253,13 @@ impl Elector {
         if self.renewed.take().is_some() {
             self.state.send_modify(|state| state.term = None);
             self.metrics.leading.with_label_values(&[self.settings.name]).set(0);
-            warn!(lease = %self, why, "no longer leading: writes have stopped, everything else goes on");
+            warn!(lease = %self, why, "no longer leading: writes have stopped, all other work continues");
         }
     }
 
-    /// Returns the time until the next attempt. Followers read the Lease twice as often as leaders renew it, and four times as often
-    /// when it is about to expire, so that they notice a release within about a second without the permission to watch.
+    /// Returns the time until the next attempt. Followers read the Lease twice as often as leaders renew it, and four
+    /// times as often when it is about to expire, so that they notice a release within about a second without the
+    /// permission to watch.
     fn pause(&self) -> Duration {
         let retry = self.settings.retry_period;
         if self.renewed.is_some() {
@@ -272,8 +275,8 @@ impl Elector {
         }
     }
 
-    /// Releases the Lease instead of letting it expire. Returns whether it was ours. Two attempts: a renewal of ours may still be
-    /// under way, or another client may have edited the Lease.
+    /// Releases the Lease, so that it need not expire first. Returns whether it was ours. Makes two attempts, because
+    /// our last renewal may still be in progress, or another client may have edited the Lease.
     async fn release(&mut self) -> kube::Result<bool> {
         let mut result = Ok(false);
         for _ in 0..2 {
@@ -283,7 +286,7 @@ impl Elector {
                 return Ok(false);
             }
             let now = MicroTime(Timestamp::now());
-            // As client-go releases: an empty holder, and a duration that any reader sees expire.
+            // As in client-go: an empty holder, and a short duration that expires for every reader.
             spec.holder_identity = Some(String::new());
             spec.lease_duration_seconds = Some(1);
             spec.renew_time = Some(now.clone());
@@ -299,9 +302,9 @@ impl Elector {
 
     fn explain(&self, error: &kube::Error) -> String {
         match error {
-            // Reading a missing Lease is no error, so this was its creation: the namespace is missing.
+            // Reading a missing Lease is not an error, so its creation failed: the namespace is missing.
             kube::Error::Api(status) if status.is_not_found() && self.seen.is_none() => {
-                format!("{self}: namespace {} does not exist; it is waited for", self.settings.namespace)
+                format!("{self}: namespace {} does not exist; waiting for it", self.settings.namespace)
             }
             kube::Error::Api(status) => format!("{self}: {}", status.message),
             other => format!("{self}: {}", crate::client::describe(other)),
@@ -315,7 +318,7 @@ impl fmt::Display for Elector {
     }
 }
 
-/// Returns what to do about a Lease whose record, if it exists, has not changed for that long.
+/// Returns the step for a Lease (`None` if it does not exist), given its record and how long that has not changed.
 fn decide(seen: Option<(Option<&LeaseSpec>, Duration)>, settings: &ElectionSettings) -> ElectionStep {
     let Some((spec, unchanged)) = seen else { return ElectionStep::Create };
     match spec.and_then(|spec| spec.holder_identity.as_deref()).unwrap_or_default() {
@@ -326,7 +329,7 @@ fn decide(seen: Option<(Option<&LeaseSpec>, Duration)>, settings: &ElectionSetti
     }
 }
 
-/// Returns the duration that the holder set; our own where it set none.
+/// Returns the duration in the record; our own duration if the record has none.
 fn recorded_duration(spec: Option<&LeaseSpec>, settings: &ElectionSettings) -> Duration {
     let seconds = spec.and_then(|spec| spec.lease_duration_seconds).and_then(|seconds| u64::try_from(seconds).ok());
     seconds.map_or(settings.duration, Duration::from_secs)
@@ -336,7 +339,7 @@ fn recorded_duration(spec: Option<&LeaseSpec>, settings: &ElectionSettings) -> D
 
 impl ElectionMetrics {
     /// # Errors
-    /// When they are registered already.
+    /// When the metrics are registered already.
     pub fn register(registry: &Registry) -> prometheus::Result<Self> {
         Ok(Self {
             leading: register_int_gauge_vec_with_registry!(
@@ -347,7 +350,7 @@ impl ElectionMetrics {
             )?,
             transitions: register_int_counter_vec_with_registry!(
                 "linkerd_operator_leader_terms_total",
-                "How often this process began to hold the Lease",
+                "Number of times this process acquired the Lease",
                 &["lease"],
                 registry
             )?,
@@ -390,7 +393,7 @@ mod tests {
     }
 
     #[test]
-    fn the_holders_own_duration_counts_not_ours() {
+    fn the_duration_in_the_record_counts_and_not_ours() {
         let seconds = Duration::from_secs;
         assert_eq!(decide(Some((Some(&held_by("them", 60)), seconds(31))), &settings()), ElectionStep::Wait);
         assert_eq!(decide(Some((Some(&held_by("them", 15)), seconds(15))), &settings()), ElectionStep::TakeOver);
@@ -399,7 +402,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn a_write_may_begin_until_the_renew_deadline_and_has_to_end_before_the_lease_does() {
+    async fn a_write_may_start_until_the_renew_deadline_and_must_end_before_the_lease_expires() {
         let (sender, receiver) = watch::channel(LeaderState::default());
         let leadership = Leadership(receiver);
         assert_eq!(leadership.write_deadline(), None);
@@ -437,14 +440,14 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn a_renewal_continues_a_term_unless_writes_had_stopped_meanwhile() {
+    async fn a_renewal_continues_the_term_unless_writes_had_stopped() {
         let (mut elector, mut leadership) = elector();
         elector.win(Instant::now());
         assert_eq!(leadership.next_term(0).await, 1);
         tokio::time::advance(Duration::from_secs(9)).await;
         elector.win(Instant::now());
         let next = timeout(Duration::from_millis(1), leadership.next_term(1)).await;
-        assert!(next.is_err(), "the same term: {next:?}");
+        assert!(next.is_err(), "the renewal started a new term: {next:?}");
         tokio::time::advance(Duration::from_secs(10)).await;
         assert_eq!(leadership.write_deadline(), None);
         elector.win(Instant::now());

@@ -47,7 +47,7 @@ async fn a_lease_edited_to_another_holder_stops_the_leader_until_it_expires_f17(
         Ok(())
     })
     .await?;
-    ensure!(first.log().contains("somebody else holds it"), "the log must have the reason:\n{}", first.log());
+    ensure!(first.log().contains("another holder has the Lease"), "the log must have the reason:\n{}", first.log());
     let written = writes(&first).await? + writes(&second).await?;
     stage.mesh.set_ready("vm", false).await?;
     ensure!(stage.holder().await? == "other-holder", "the other holder must still have the Lease");
