@@ -1,8 +1,8 @@
-//! The keys that a publisher or a planner has to look at again.
+//! The keys that a publisher or a planner has to process again.
 //!
-//! In: keys, from the observers of the cluster's watches and from any other component. Out: all keys that were marked, in one batch.
-//! Always holds: a key waits at most once, so there are never more entries than keys that exist between two batches; and a key
-//! that is marked after [`DirtySet::next`] returned is in the next batch.
+//! In: keys, from cluster observers and other components. Out: all marked keys, in batches. Always holds: a key waits
+//! at most once, so the set never has more entries than distinct keys; a key that is marked after [`DirtySet::next`]
+//! returned is in the next batch.
 
 use std::{
     collections::{HashMap, hash_map::Entry},
@@ -12,7 +12,7 @@ use std::{
 use parking_lot::Mutex;
 use tokio::{sync::Notify, time::Instant};
 
-/// A set of keys, each with the time of the first event since the last batch that concerned it.
+/// A set of keys, each with the time of its first event since the last batch.
 pub struct DirtySet<K> {
     waiting: Mutex<HashMap<K, Instant>>,
     marked: Notify,

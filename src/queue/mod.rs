@@ -1,4 +1,4 @@
-//! Keys that wait: a [`WorkQueue`] feeds a controller, a [`DirtySet`] a publisher or a planner.
+//! Queues of keys: a [`WorkQueue`] feeds a controller, a [`DirtySet`] feeds a publisher or a planner.
 
 mod dirty_set;
 mod work_queue;

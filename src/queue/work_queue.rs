@@ -1,11 +1,10 @@
 //! The objects that a controller has to reconcile.
 //!
-//! In: keys, from the observers of the cluster's watches, from a change of leadership, from any other component. Out: a stream of
-//! names for kube-runtime's Controller. Always holds: an object waits at most once, however often it is added, so there
-//! are never more entries than objects; and a key that is added after [`WorkQueue::start`] is never lost, because a reconcile
-//! reads the state only after that.
+//! In: keys, from cluster observers, changes of leadership and other components. Out: a stream of names for
+//! kube-runtime's Controller. Always holds: an object waits at most once, so there are never more entries than objects;
+//! a key that is added after [`WorkQueue::start`] is never lost, because a reconcile reads the state only after that.
 //!
-//! This is client-go's work queue, so it reports the same metrics under the same names.
+//! The metrics have the names and meanings of client-go's work queue.
 
 use std::{
     collections::{HashMap, VecDeque},
@@ -34,9 +33,9 @@ pub struct WorkQueue {
 struct Queue {
     /// When each object that waits for its reconcile was added.
     waiting: HashMap<NamespacedName, Instant>,
-    /// Those that the stream has not yielded yet, oldest first.
+    /// The waiting objects that the stream has not yielded yet, oldest first.
     unsent: VecDeque<NamespacedName>,
-    /// When each reconcile that is under way began.
+    /// When each reconcile in progress started.
     working: HashMap<NamespacedName, Instant>,
 }
 
@@ -48,7 +47,7 @@ struct WorkQueueMetrics {
     retries: IntCounter,
 }
 
-/// A reconcile under way. Dropping it ends the work, whatever the result.
+/// A reconcile in progress. Dropping it records the end, with any result.
 pub struct Processing {
     queue: Arc<WorkQueue>,
     key: NamespacedName,
@@ -57,7 +56,7 @@ pub struct Processing {
 // === impl WorkQueue ===
 
 impl WorkQueue {
-    /// Registers the metrics; `name` is their label `name`.
+    /// Creates a queue and registers its metrics with the label `name`.
     pub fn new(name: &'static str, registry: &Registry) -> prometheus::Result<Arc<Self>> {
         let metrics = WorkQueueMetrics::register(name, registry)?;
         let queue = Arc::new(Self { queue: Mutex::default(), added: Notify::new(), metrics });
@@ -65,7 +64,7 @@ impl WorkQueue {
         Ok(queue)
     }
 
-    /// Adds objects that are to be reconciled. An object that waits already is not added again.
+    /// Adds objects to reconcile. An object that waits already is not added again.
     pub fn add(&self, objects: impl IntoIterator<Item = NamespacedName>) {
         let mut queue = self.queue.lock();
         let now = Instant::now();
@@ -85,7 +84,7 @@ impl WorkQueue {
         }
     }
 
-    /// Yields what is added, for one Controller. Never ends.
+    /// Returns the stream of added objects, for one Controller. It never ends.
     pub fn stream<K>(self: &Arc<Self>) -> impl Stream<Item = ObjectRef<K>> + Send + use<K>
     where
         K: Resource<DynamicType = ()> + 'static,
@@ -102,7 +101,8 @@ impl WorkQueue {
         })
     }
 
-    /// Begins a reconcile, for a key that was added or for a timer. A key that is added from now on causes another reconcile.
+    /// Starts the reconcile of a key, which was added or requeued by a timer. A key that is added later causes another
+    /// reconcile.
     pub fn start(self: &Arc<Self>, key: &NamespacedName) -> Processing {
         let now = Instant::now();
         if let Some(since) = self.forget(key) {
@@ -112,7 +112,7 @@ impl WorkQueue {
         Processing { queue: Arc::clone(self), key: key.clone() }
     }
 
-    /// Removes an object that is gone: no reconcile will start for it. Returns when it was added.
+    /// Removes an object that was deleted or whose reconcile starts. Returns when it was added.
     pub fn forget(&self, key: &NamespacedName) -> Option<Instant> {
         let mut queue = self.queue.lock();
         let since = queue.waiting.remove(key);
@@ -135,7 +135,7 @@ impl WorkQueue {
         keys
     }
 
-    /// Returns the seconds of all reconciles under way, and of the longest.
+    /// Returns the total seconds of all reconciles in progress, and the seconds of the longest.
     fn unfinished(&self) -> (f64, f64) {
         let queue = self.queue.lock();
         let seconds = queue.working.values().map(|since| since.elapsed().as_secs_f64());
@@ -159,9 +159,10 @@ impl WorkQueueMetrics {
         // client-go's buckets: 10 ns to 10 s.
         let buckets = exponential_buckets(1e-8, 10.0, 10)?;
         let histogram = |name, help| HistogramOpts::new(name, help).const_label("name", queue).buckets(buckets.clone());
-        // Linkerd drops a key after 15 failures and counts it here. This queue drops no key; alerts on the metric stay valid.
+        // Linkerd drops a key after 15 failures and counts it here. This queue drops no key; alerts on the metric stay
+        // valid.
         register_int_counter_with_registry!(
-            opts("workqueue_drops_total", "Always 0: no object is given up"),
+            opts("workqueue_drops_total", "Always 0: retries are unlimited"),
             registry
         )?;
         Ok(Self {
@@ -170,19 +171,22 @@ impl WorkQueueMetrics {
                 registry
             )?,
             adds: register_int_counter_with_registry!(
-                opts("workqueue_adds_total", "Objects that began to wait"),
+                opts("workqueue_adds_total", "Objects added to the queue"),
                 registry
             )?,
             queue_duration: register_histogram_with_registry!(
-                histogram("workqueue_queue_duration_seconds", "How long an object waited for its reconcile to start"),
+                histogram(
+                    "workqueue_queue_duration_seconds",
+                    "Seconds that an object waited in the queue before its reconcile"
+                ),
                 registry
             )?,
             work_duration: register_histogram_with_registry!(
-                histogram("workqueue_work_duration_seconds", "How long a reconcile took"),
+                histogram("workqueue_work_duration_seconds", "Seconds that a reconcile took"),
                 registry
             )?,
             retries: register_int_counter_with_registry!(
-                opts("workqueue_retries_total", "Reconciles that failed and come again"),
+                opts("workqueue_retries_total", "Failed reconciles that are retried"),
                 registry
             )?,
         })
@@ -193,7 +197,7 @@ fn opts(queue: &str, name: &str, help: &str) -> Opts {
     Opts::new(name, help).const_label("name", queue)
 }
 
-/// Processing under way, measured when somebody looks.
+/// The duration of the reconciles in progress, measured at each scrape.
 struct Unfinished {
     queue: Arc<WorkQueue>,
     sum: prometheus::Gauge,
@@ -205,10 +209,10 @@ impl Unfinished {
         let gauge = |metric, help| prometheus::Gauge::with_opts(opts(name, metric, help));
         Ok(Self {
             queue,
-            sum: gauge("workqueue_unfinished_work_seconds", "Seconds of all reconciles under way")?,
+            sum: gauge("workqueue_unfinished_work_seconds", "Total seconds of all reconciles in progress")?,
             longest: gauge(
                 "workqueue_longest_running_processor_seconds",
-                "Seconds of the longest reconcile under way",
+                "Seconds of the longest reconcile in progress",
             )?,
         })
     }
@@ -249,7 +253,7 @@ mod tests {
         assert_eq!(stream.next().await.unwrap().name, "a");
         assert_eq!(stream.next().await.unwrap().name, "b");
         assert!(stream.next().now_or_never().is_none());
-        // Yielded, but not started: it still waits, and its reconcile will see what happens until it starts.
+        // Yielded but not started: the object still waits, and its reconcile will read all changes up to its start.
         queue.add([key("a")]);
         assert!(stream.next().now_or_never().is_none());
         let work = queue.start(&key("a"));
