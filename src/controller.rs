@@ -1,11 +1,12 @@
-//! What the controllers have in common: kube-runtime's `Controller`, fed by an observer of the cluster, that acts while it leads.
+//! The common part of all controllers: kube-runtime's `Controller`, fed by a cluster observer and active only while
+//! this process leads.
 //!
 //! ```text
 //! cluster ──observer──▶ WorkQueue ──▶ Controller ──▶ Reconciler::reconcile ──▶ may_act? ◀── Leadership
 //! ```
 //!
-//! In: a [`Reconciler`]. Out: its reconciles. Always holds: a process that begins to lead reconciles every object, and not before each
-//! watch is known to be at work; a failed reconcile is retried and never given up; a deleted object is forgotten.
+//! In: a [`Reconciler`]. Out: its reconciles. Always holds: at the start of a term every object is reconciled, but not
+//! before every watch works; a failed reconcile is retried without limit; a deleted object is forgotten.
 
 use std::{
     fmt::Debug,
@@ -40,7 +41,7 @@ use crate::{
     queue::WorkQueue,
 };
 
-/// What every controller needs.
+/// The dependencies of every controller.
 pub struct ControllerDeps {
     pub client: Client,
     pub cluster: Cluster,
@@ -49,20 +50,21 @@ pub struct ControllerDeps {
     pub registry: Registry,
 }
 
-/// Decides when a controller may act: while this process leads, after it has seen what its predecessor wrote.
+/// Lets a controller act only while this process leads and after its watches have caught up with the previous leader.
 pub struct LeaderGate {
     pub cluster: Cluster,
     kinds: &'static [Kind],
     queue: Arc<WorkQueue>,
     leadership: Leadership,
-    /// The term for which every watch is known to be at work; the controller acts in no other.
+    /// The latest term in which every watch was found to work; the controller acts in no other term.
     confirmed_term: AtomicU64,
 }
 
-/// The names of all objects of a kind, for kube-runtime's Controller: all else is read from the cluster's state.
+/// The names of all objects of a kind, for kube-runtime's Controller. Reconcilers read everything else from the cluster
+/// state.
 pub struct ObjectNames<K: Resource<DynamicType = ()> + Clone + Debug + 'static>(Mutex<Writer<PartialObjectMeta<K>>>);
 
-/// What a controller does about one object.
+/// The part of a controller that is specific to its kind.
 pub trait Reconciler: Send + Sync + Sized + 'static {
     type Object: Resource<DynamicType = ()> + Clone + Debug + Send + Sync + 'static;
     type Error: std::error::Error + Send + Sync + 'static;
@@ -74,14 +76,14 @@ pub trait Reconciler: Send + Sync + Sized + 'static {
 
     fn reconcile(&self, key: &NamespacedName) -> impl Future<Output = Result<Action, Self::Error>> + Send;
 
-    /// Called when a reconcile failed. Returns the delay of the next one.
+    /// Called when a reconcile failed. Returns the delay before the next one.
     fn failed(&self, key: &NamespacedName, error: &Self::Error) -> Duration;
 
-    /// Called when the object is gone.
+    /// Called when the object was deleted.
     fn forget(&self, key: &NamespacedName);
 }
 
-/// Reconciles until `stop` is cancelled, then ends with the reconciles under way.
+/// Reconciles until `stop` is cancelled; returns when the reconciles in progress have ended.
 pub async fn run<R: Reconciler>(
     reconciler: Arc<R>,
     names: Store<PartialObjectMeta<R::Object>>,
@@ -93,7 +95,7 @@ pub async fn run<R: Reconciler>(
         () = gate.cluster.synced(gate.kinds) => {}
         () = stop.cancelled() => return,
     }
-    // The observer feeds the store and the queue; the Controller itself watches nothing.
+    // The observer feeds the store and the queue; the Controller has no watch.
     let outcomes = Controller::for_stream(stream::pending(), names.clone())
         .with_config(Config::default().concurrency(concurrency))
         .reconcile_on(gate.queue.stream())
@@ -104,7 +106,8 @@ pub async fn run<R: Reconciler>(
                 let key = NamespacedName::new(name.namespace.unwrap_or_default(), name.name);
                 gate.queue.forget(&key);
                 reconciler.forget(&key);
-                // It may have come back since the Controller looked, and its mark just been forgotten.
+                // The object may have been created again after the Controller read the store. Then `forget` has dropped
+                // its key.
                 if names.get(&key.reference()).is_some() {
                     gate.queue.add([key]);
                 }
@@ -115,13 +118,13 @@ pub async fn run<R: Reconciler>(
         let (mut leadership, mut term) = (gate.leadership.clone(), 0);
         loop {
             term = leadership.next_term(term).await;
-            // On what it does not know it would undo what its predecessor wrote.
+            // With an outdated cache, the controller would revert the writes of the previous leader.
             gate.cluster.recovered(gate.kinds).await;
             reconciler.begin();
             gate.confirmed_term.store(term, Ordering::Release);
-            // Much may have changed while nobody led.
+            // No replica reconciled between the two terms.
             let keys: Vec<_> = names.state().iter().map(|object| NamespacedName::of(&object.metadata)).collect();
-            info!(kind = %R::Object::kind(&()), objects = keys.len(), "looking at everything");
+            info!(kind = %R::Object::kind(&()), objects = keys.len(), "reconciling all objects");
             gate.queue.add(keys);
         }
     };
@@ -160,12 +163,12 @@ impl LeaderGate {
         }
     }
 
-    /// The term in which the controller acts.
+    /// Returns the term in which the controller acts.
     pub fn term(&self) -> u64 {
         self.confirmed_term.load(Ordering::Acquire)
     }
 
-    /// Whether this process leads, and every watch is known to be at work since it does.
+    /// Whether this process leads, and every watch was found to work in this term.
     pub fn may_act(&self) -> bool {
         self.leadership.term() == Some(self.term())
     }
@@ -176,7 +179,7 @@ impl LeaderGate {
 impl<K: Resource<DynamicType = ()> + Clone + Debug + 'static> Default for ObjectNames<K> {
     fn default() -> Self {
         let mut writer = Writer::new(());
-        // The Controller waits until its store is complete. It starts after the first list, so the store is complete by then.
+        // The Controller waits until its store is complete. It starts after the first list, when the store is complete.
         writer.apply_watcher_event(&watcher::Event::Init);
         writer.apply_watcher_event(&watcher::Event::InitDone);
         Self(Mutex::new(writer))
@@ -184,7 +187,7 @@ impl<K: Resource<DynamicType = ()> + Clone + Debug + 'static> Default for Object
 }
 
 impl<K: Resource<DynamicType = ()> + Clone + Debug + 'static> ObjectNames<K> {
-    /// Notes a change of an object, by its uid before and after the change.
+    /// Records a change of an object, given its uid before and after the change.
     pub fn update(&self, key: &NamespacedName, old: Option<&str>, new: Option<&str>) {
         if old == new {
             return;

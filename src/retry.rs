@@ -1,14 +1,14 @@
-//! How long to wait before what failed is tried again.
+//! Retry delays: exponential backoff and jitter.
 
 use std::time::Duration;
 
-/// Returns the delay after `failures` failures in a row: it doubles from `base` with each one, up to `cap`, and is jittered.
+/// Returns the delay after a number of consecutive failures: it doubles from `base`, up to `cap`, and is jittered.
 pub fn backoff(failures: u32, base: Duration, cap: Duration) -> Duration {
     jittered(base.saturating_mul(1 << failures.min(20)).min(cap))
 }
 
-/// Subtracts a random part of up to a tenth, so that objects which failed together are not retried together, and replicas do not
-/// send requests at the same time.
+/// Subtracts a random part of up to a tenth, so that objects that failed together are not retried together, and
+/// replicas do not send requests at the same time.
 pub fn jittered(delay: Duration) -> Duration {
     delay.mul_f64(1.0 - 0.1 * rand::random::<f64>())
 }

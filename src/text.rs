@@ -1,19 +1,19 @@
-//! Texts for people and for labels: cut to a length, shortened lists, hexadecimal digits.
+//! Text helpers: truncation, shortened lists, hexadecimal digits.
 
 use std::fmt::{Display, Write};
 
-/// Returns the beginning of a text: at most `bytes` bytes, and whole characters.
+/// Returns the longest prefix of a text that has at most `bytes` bytes and ends between characters.
 pub fn truncate(text: &str, bytes: usize) -> &str {
     text.get(..text.floor_char_boundary(bytes)).unwrap_or(text)
 }
 
-/// Cuts a text to at most `bytes` bytes, and whole characters.
+/// Truncates a text to at most `bytes` bytes, between characters.
 pub fn truncated(mut text: String, bytes: usize) -> String {
     text.truncate(text.floor_char_boundary(bytes));
     text
 }
 
-/// Joins the items that are shown, and counts the others: `a; b; and 3 more` of `total` items.
+/// Joins the shown items, and appends how many of the `total` items are not shown: `a; b; and 3 more`.
 pub fn and_more<T: Display>(shown: impl IntoIterator<Item = T>, total: usize, separator: &str) -> String {
     let mut text = String::new();
     let mut count = 0;
@@ -39,7 +39,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_text_is_cut_between_characters() {
+    fn a_text_is_truncated_between_characters() {
         assert_eq!(truncate("aé", 2), "a");
         assert_eq!(truncate("aé", 3), "aé");
         assert_eq!(truncate("aé", 99), "aé");
@@ -47,7 +47,7 @@ mod tests {
     }
 
     #[test]
-    fn a_long_list_says_how_many_items_are_not_shown() {
+    fn a_long_list_ends_with_the_number_of_items_that_are_not_shown() {
         assert_eq!(and_more(["a", "b"], 2, "; "), "a; b");
         assert_eq!(and_more(["a", "b"], 5, "; "), "a; b; and 3 more");
         assert_eq!(and_more(Vec::<String>::new(), 0, "; "), "");

@@ -7,9 +7,9 @@ use strum::{IntoStaticStr, VariantNames};
 /// Why a write was not sent, failed, or may have failed.
 #[derive(Debug, thiserror::Error)]
 pub enum WriteError {
-    #[error("this process does not lead (any more)")]
+    #[error("this process is not the leader")]
     NotLeading,
-    #[error("the API server did not answer in time")]
+    #[error("the request to the API server timed out")]
     TimedOut,
     #[error("{}", .0.message)]
     Refused(Box<kube::core::Status>),
@@ -17,7 +17,7 @@ pub enum WriteError {
     Transport(#[source] kube::Error),
 }
 
-/// How a write that was sent ended, as a metric's label.
+/// The result of a write that was sent, as a metric label.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, IntoStaticStr, VariantNames)]
 #[strum(serialize_all = "snake_case")]
 enum WriteResult {
@@ -36,10 +36,10 @@ enum WriteResult {
 // === impl WriteError ===
 
 impl WriteError {
-    /// All results of a write that was sent, as labels of a metric.
+    /// The metric labels of all results of a write that was sent.
     pub const RESULTS: &[&str] = WriteResult::VARIANTS;
 
-    /// Returns the result of a write, as a metric's label; `None` for one that was not sent.
+    /// Returns the metric label of a write's result; `None` for a write that was not sent.
     pub fn result<T>(result: &Result<T, Self>) -> Option<&'static str> {
         let result = match result {
             Ok(_) => Some(WriteResult::Ok),
@@ -48,7 +48,7 @@ impl WriteError {
         result.map(Into::into)
     }
 
-    /// Returns the category, as a metric's label.
+    /// Returns the metric label of this error.
     pub fn label(&self) -> &'static str {
         self.category().map_or("not_leading", Into::into)
     }
@@ -68,12 +68,12 @@ impl WriteError {
         })
     }
 
-    /// Whether the object is not the one that the write was based on.
+    /// Whether the object changed after the version that the write was based on.
     pub fn is_conflict(&self) -> bool {
         self.category() == Some(WriteResult::Conflict)
     }
 
-    /// Returns the delay that the API server asked for.
+    /// Returns the delay that the API server requested; zero without one.
     pub fn retry_after(&self) -> Duration {
         let Self::Refused(status) = self else { return Duration::ZERO };
         let seconds = status.details.as_ref().map(|details| details.retry_after_seconds);
