@@ -1,11 +1,11 @@
 //! Cron expressions of five fields: minute, hour, day of month, month, day of week. Pure.
 //!
-//! In: a text. Out: the days that it matches, and the minutes of them. Always holds: a query costs the same, whatever the
-//! expression. Zones and instants are left to the caller, which maps minutes that a clock skips or repeats.
+//! In: an expression. Out: whether it matches a day, and a minute of a day. Always holds: the cost of a query does not
+//! depend on the expression. The caller handles time zones, and local times that a clock change skips or repeats.
 //!
-//! Written here because the crates on jiff have another purpose: cronexpr documents no rule for daylight saving time, and croner
-//! starts twice at a time that a clock repeats unless its hour is fixed; both search one instant after another, and accept more
-//! than is documented for the field (`L`, `W`, `#`).
+//! The existing crates for jiff do not fit: cronexpr documents no rule for daylight saving time, and croner starts
+//! twice at a repeated local time unless the hour is fixed. Both search one instant after another, and accept more
+//! syntax than the field documents (`L`, `W`, `#`).
 
 use std::ops::RangeInclusive;
 
@@ -14,7 +14,7 @@ use jiff::civil::Date;
 const MONTHS: [&str; 12] = ["jan", "feb", "mar", "apr", "may", "jun", "jul", "aug", "sep", "oct", "nov", "dec"];
 const WEEKDAYS: [&str; 7] = ["sun", "mon", "tue", "wed", "thu", "fri", "sat"];
 
-/// A bit for each number that matches.
+/// The numbers that match, as a bit set.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Numbers(u64);
 
@@ -25,17 +25,17 @@ pub(super) struct Cron {
     hours: Numbers,
     days: Numbers,
     months: Numbers,
-    /// From Sunday, 0.
+    /// Sunday is 0.
     weekdays: Numbers,
-    /// Whether a day has to match both fields about days, and not just one of them.
+    /// Whether a day has to match both day fields, and not only one of them.
     both: bool,
 }
 
-/// The values that a field may have.
+/// The allowed values of a field.
 struct CronField {
     name: &'static str,
     numbers: RangeInclusive<u8>,
-    /// The names of the numbers, from the first number on.
+    /// The names of the numbers, starting at the first number.
     names: &'static [&'static str],
 }
 
@@ -43,12 +43,12 @@ struct CronField {
 
 impl Cron {
     /// # Errors
-    /// When the text is not a cron expression; says why, for a person.
+    /// When the text is not a cron expression; the error explains why.
     pub(super) fn parse(text: &str) -> Result<Self, String> {
         let fields: Vec<&str> = text.split_whitespace().collect();
         let [minute, hour, day, month, weekday] = fields.as_slice() else {
             return Err(format!(
-                "{text:?} has {} fields in place of five: minute, hour, day of month, month, day of week",
+                "{text:?} has {} fields instead of five: minute, hour, day of month, month, day of week",
                 fields.len()
             ));
         };
@@ -61,7 +61,7 @@ impl Cron {
             months: field("month", 1..=12, &MONTHS[..]).parse(month)?,
             // Both 0 and 7 are Sunday.
             weekdays: Numbers(weekdays.0 | weekdays.0 >> 7),
-            // As in Vixie cron: */2 begins with *, too.
+            // As in Vixie cron, a step such as `*/2` also counts as `*` here.
             both: day.starts_with('*') || weekday.starts_with('*'),
         })
     }
@@ -73,7 +73,7 @@ impl Cron {
         self.months.has(date.month()) && if self.both { day && weekday } else { day || weekday }
     }
 
-    /// Whether the expression matches a minute of a day that it matches.
+    /// Whether the expression matches a minute on the days that it matches.
     pub(super) fn matches_minute(&self, hour: i8, minute: i8) -> bool {
         self.hours.has(hour) && self.minutes.has(minute)
     }
@@ -100,16 +100,16 @@ impl CronField {
             None => (text, None),
             Some((range, step)) => match step.parse() {
                 Ok(step @ 1..=u8::MAX) => (range, Some(step)),
-                _ => return Err(format!("{}: {step:?} is no step in {text:?}", self.name)),
+                _ => return Err(format!("{}: {step:?} is not a step in {text:?}", self.name)),
             },
         };
         let (first, last) = match range.split_once('-') {
             _ if range == "*" => (*self.numbers.start(), *self.numbers.end()),
             Some((first, last)) => (self.number(first)?, self.number(last)?),
-            // With a step and without an end: up to the last number of the field.
+            // A number with a step but without an end runs to the last number of the field.
             None => (self.number(range)?, step.map_or(self.number(range)?, |_| *self.numbers.end())),
         };
-        // A week may end with Sunday.
+        // A range of weekdays may end with Sunday as 0.
         let last = if last == 0 && first > 0 && *self.numbers.end() == 7 { 7 } else { last };
         if first > last {
             return Err(format!("{}: {range:?} ends before it begins", self.name));
@@ -124,8 +124,8 @@ impl CronField {
         let number = if is_digits { text.parse().ok() } else { named().map(|(number, _)| number) };
         number.filter(|number| self.numbers.contains(number)).ok_or_else(|| {
             let (first, last) = (self.numbers.start(), self.numbers.end());
-            let or_name = if self.names.is_empty() { "" } else { ", and no name of one" };
-            format!("{}: {text:?} is no number from {first} to {last}{or_name}", self.name)
+            let or_name = if self.names.is_empty() { "" } else { " or a three-letter name" };
+            format!("{}: {text:?} is not a number from {first} to {last}{or_name}", self.name)
         })
     }
 }
@@ -142,14 +142,14 @@ mod tests {
         all.filter(|(hour, minute)| cron.matches_minute(*hour, *minute)).map(|(h, m)| format!("{h}:{m:02}")).collect()
     }
 
-    /// Returns the matching days of March 2026, whose first day is a Sunday.
+    /// Returns the matching days of March 2026, which begins on a Sunday.
     fn days(expression: &str) -> Vec<i8> {
         let cron = Cron::parse(expression).unwrap();
         (1..=31).filter(|day| cron.matches_day(date(2026, 3, *day))).collect()
     }
 
     #[test]
-    fn lists_ranges_and_steps_are_read() {
+    fn lists_ranges_and_steps_are_parsed() {
         assert_eq!(minutes("0 2 * * *"), ["2:00"]);
         assert_eq!(minutes("5,35 1-3/2,22 * * *"), ["1:05", "1:35", "3:05", "3:35", "22:05", "22:35"]);
         assert_eq!(minutes("*/20 23 * * *"), ["23:00", "23:20", "23:40"]);
@@ -176,27 +176,27 @@ mod tests {
     }
 
     #[test]
-    fn where_both_fields_about_days_are_restricted_either_matches() {
+    fn with_two_restricted_day_fields_either_may_match() {
         assert_eq!(days("0 0 2 * *"), [2]);
         assert_eq!(days("0 0 2 * 1"), [2, 9, 16, 23, 30]);
         assert_eq!(days("0 0 3,4 * 1"), [2, 3, 4, 9, 16, 23, 30]);
-        // What begins with * is no restriction in this sense, and both have to match.
+        // A field that begins with * is not a restriction in this sense, so both fields have to match.
         assert_eq!(days("0 0 */8 * 0"), [1]);
         assert_eq!(days("0 0 1-9 * */6"), [1, 7, 8]);
     }
 
     #[test]
-    fn what_cannot_be_read_is_named() {
+    fn an_invalid_expression_is_reported_with_its_field() {
         for (expression, why) in [
-            ("", "has 0 fields in place of five"),
+            ("", "has 0 fields instead of five"),
             ("0 2 * *", "has 4 fields"),
             ("0 0 2 * * *", "has 6 fields"),
             ("@daily", "has 1 fields"),
-            ("60 2 * * *", r#"minute: "60" is no number from 0 to 59"#),
-            ("0 24 * * *", r#"hour: "24" is no number from 0 to 23"#),
-            ("0 2 0 * *", r#"day of month: "0" is no number from 1 to 31"#),
-            ("0 2 * 13 *", r#"month: "13" is no number from 1 to 12, and no name of one"#),
-            ("0 2 * * 8", r#"day of week: "8" is no number from 0 to 7"#),
+            ("60 2 * * *", r#"minute: "60" is not a number from 0 to 59"#),
+            ("0 24 * * *", r#"hour: "24" is not a number from 0 to 23"#),
+            ("0 2 0 * *", r#"day of month: "0" is not a number from 1 to 31"#),
+            ("0 2 * 13 *", r#"month: "13" is not a number from 1 to 12 or a three-letter name"#),
+            ("0 2 * * 8", r#"day of week: "8" is not a number from 0 to 7"#),
             ("0 2 * march *", r#"month: "march""#),
             ("0 2 * * jan", r#"day of week: "jan""#),
             ("0 +2 * * *", r#"hour: "+2""#),
@@ -205,10 +205,10 @@ mod tests {
             ("0 1,,2 * * *", r#"hour: """#),
             ("0 6-2 * * *", r#"hour: "6-2" ends before it begins"#),
             ("0 2 * * 5-2", r#""5-2" ends before it begins"#),
-            ("*/0 * * * *", r#"minute: "0" is no step in "*/0""#),
-            ("*/-1 * * * *", r#""-1" is no step"#),
-            ("*/256 * * * *", r#""256" is no step"#),
-            ("1/2/3 * * * *", r#""2/3" is no step"#),
+            ("*/0 * * * *", r#"minute: "0" is not a step in "*/0""#),
+            ("*/-1 * * * *", r#""-1" is not a step"#),
+            ("*/256 * * * *", r#""256" is not a step"#),
+            ("1/2/3 * * * *", r#""2/3" is not a step"#),
             ("? * * * *", r#"minute: "?""#),
             ("*5 * * * *", r#"minute: "*5""#),
             ("0 2 L * *", r#"day of month: "L""#),

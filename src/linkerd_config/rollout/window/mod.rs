@@ -1,9 +1,11 @@
-//! Maintenance windows: when restarts may begin. Pure.
+//! Maintenance windows: when restarts may start. Pure.
 //!
-//! In: `spec.rollout.window`, and the time. Out: whether restarts may begin, and when that changes. Always holds: a window opens by
-//! the clock of its zone and closes after its duration in real time; a start that the clock skips is the moment after the gap,
-//! and of a start that the clock repeats the first counts; a denied time is closed whatever is allowed; and the search for the
-//! next change goes day by day through a bounded number of days, whatever the expressions are.
+//! In: `spec.rollout.window`, and the time. Out: whether restarts may start, and when that changes. Always holds:
+//! - a window opens by the clock of its time zone, and closes after its duration in elapsed time;
+//! - a start that the clock skips moves to the end of the gap; of a start that the clock repeats, only the first
+//!   counts;
+//! - a denied period overrides every allowed window;
+//! - the search for the next change goes day by day through a bounded number of days, with any expressions.
 
 mod cron;
 
@@ -27,16 +29,16 @@ const MOST_DENIED: usize = 50;
 const MINUTE: i128 = 60 * 1_000_000_000;
 const DAY: i128 = 24 * 60 * MINUTE;
 const LONGEST: i128 = 7 * DAY;
-/// How far the search goes: so many days include a 29th of February, except around the turn of most centuries.
+/// The range of the search. It includes a 29th of February, except around the turn of most centuries.
 const FARTHEST: i128 = 5 * 366 * DAY;
-/// A window that covers an instant began on its day, or on so many days before: those of the longest window, and one for a clock
-/// change.
+/// A window that covers an instant started on the same day or at most this many days before: the length of the longest
+/// window, and one day for a clock change.
 const DAYS_BEFORE: u8 = 8;
 
-/// Instants, in nanoseconds since 1970.
+/// A range of instants, in nanoseconds since 1970.
 type Instants = Range<i128>;
 
-/// When restarts may begin.
+/// The periods in which restarts may start.
 #[derive(Clone, Debug)]
 pub struct MaintenanceWindows {
     zone: TimeZone,
@@ -51,16 +53,16 @@ struct Allowed {
     nanoseconds: i128,
 }
 
-/// Whether restarts may begin at one instant.
+/// Whether restarts may start at one instant.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct WindowState {
-    /// Whether restarts may begin.
+    /// Whether restarts may start.
     pub open: bool,
-    /// The next change. `None` where there is none within five years.
+    /// The next change; `None` if the state does not change within five years.
     pub changes: Option<Timestamp>,
 }
 
-/// The windows of a target with their last state, because to find its end may take a search through years.
+/// The windows of a target with their last state, which is cached because its end may need a search through years.
 #[derive(Default)]
 pub(super) struct WindowCache {
     windows: Option<MaintenanceWindows>,
@@ -72,24 +74,24 @@ pub(super) struct WindowCache {
 
 impl MaintenanceWindows {
     /// # Errors
-    /// When a window cannot be read; says which, and why, for a person.
+    /// When a window is invalid; the error names the window and explains why.
     pub fn parse(spec: &WindowSpec) -> Result<Self, String> {
         let WindowSpec { time_zone, allow, deny } = spec;
         for (name, number, most) in [("allow", allow.len(), MOST_ALLOWED), ("deny", deny.len(), MOST_DENIED)] {
             if number > most {
-                return Err(format!("{name} has {number} entries, and may have {most}"));
+                return Err(format!("{name} has {number} entries; at most {most} are allowed"));
             }
         }
-        // The data in the binary, even if the system has other data.
+        // Uses the time zone data in the binary, even if the system has other data.
         let zone = TimeZoneDatabase::bundled().get(time_zone).ok().filter(|zone| !zone.is_unknown());
-        let zone = zone.ok_or_else(|| format!("timeZone: no time zone has the name {time_zone:?}"))?;
+        let zone = zone.ok_or_else(|| format!("timeZone: unknown time zone {time_zone:?}"))?;
         let allowed =
             allow.iter().enumerate().map(|(at, it)| Allowed::parse(it).map_err(|why| format!("allow[{at}].{why}")));
         let denied = deny.iter().enumerate().map(|(at, it)| denied(it).map_err(|why| format!("deny[{at}].{why}")));
         Ok(Self { zone, allowed: allowed.collect::<Result<_, _>>()?, denied: denied.collect::<Result<_, _>>()? })
     }
 
-    /// Returns whether restarts may begin now, and when that changes.
+    /// Returns whether restarts may start now, and when that changes.
     pub fn at(&self, now: Timestamp) -> WindowState {
         let now = now.as_nanosecond();
         let opens = self.opens(now);
@@ -98,11 +100,11 @@ impl MaintenanceWindows {
         WindowState { open, changes: changes.and_then(|at| Timestamp::from_nanosecond(at).ok()) }
     }
 
-    /// Returns the first open instant from this one on.
+    /// Returns the first open instant at or after `now`.
     fn opens(&self, now: i128) -> Option<i128> {
         let end = now + FARTHEST;
         let mut at = now;
-        // Each iteration but the last passes a denied time.
+        // Each iteration except the last skips a denied period.
         while at <= end {
             let allowed = self.allowed_from(at, end)?;
             match self.denied.iter().find(|denied| denied.contains(&allowed)) {
@@ -113,7 +115,7 @@ impl MaintenanceWindows {
         None
     }
 
-    /// Returns the first closed instant after this one, which is open.
+    /// Returns the first closed instant after `now`, which must be open.
     fn closes(&self, now: i128) -> Option<i128> {
         let denied = self.denied.iter().map(|denied| denied.start).filter(|start| *start > now);
         denied.chain(self.allowed_until(now, now + FARTHEST)).min()
@@ -140,7 +142,7 @@ impl MaintenanceWindows {
         Some(until).filter(|until| *until < end)
     }
 
-    /// Returns the instants that windows cover, in the order in which they begin, as far as they overlap this range.
+    /// Returns the ranges that allowed windows cover, ordered by their start: at least those that overlap `from..end`.
     fn all(&self, from: i128, end: i128) -> impl Iterator<Item = Instants> {
         let now = Timestamp::from_nanosecond(from).unwrap_or_default();
         let first = self.zone.to_datetime(now).date().saturating_sub(i64::from(DAYS_BEFORE).days());
@@ -151,8 +153,8 @@ impl MaintenanceWindows {
             .flat_map(move |date| self.of_day(date, &mut known))
     }
 
-    /// Returns the instants that the windows of a day cover. Days with the same windows differ only by their midnight, unless the
-    /// clock changes: `known` has the instants relative to midnight.
+    /// Returns the ranges that the windows of a day cover. Days with the same windows differ only by their midnight,
+    /// unless the clock changes, so `known` caches the ranges relative to midnight.
     fn of_day(&self, date: Date, known: &mut HashMap<Vec<bool>, Vec<Instants>>) -> Vec<Instants> {
         let today: Vec<bool> = self.allowed.iter().map(|allowed| allowed.cron.matches_day(date)).collect();
         if !today.contains(&true) {
@@ -166,7 +168,7 @@ impl MaintenanceWindows {
         covered.iter().map(|covered| midnight + covered.start..midnight + covered.end).collect()
     }
 
-    /// Returns the instants that the windows of a day cover together, given when each minute begins.
+    /// Returns the ranges that the windows of a day cover together. `begins` returns when a minute starts.
     fn covered(&self, today: &[bool], begins: impl Fn(i8, i8) -> Option<i128>) -> Vec<Instants> {
         let mut all: Vec<Instants> = Vec::new();
         for (hour, minute) in (0..24).flat_map(|hour| (0..60).map(move |minute| (hour, minute))) {
@@ -182,7 +184,7 @@ impl MaintenanceWindows {
         all
     }
 
-    /// Returns the beginning of a day that has 24 hours, one after the other.
+    /// Returns the start of a day; `None` if the clock changes on that day.
     fn usual_midnight(&self, date: Date) -> Option<i128> {
         let midnight = self.instant(date, 0, 0)?;
         let is_usual = !self.zone.to_ambiguous_timestamp(date.at(0, 0, 0, 0)).is_ambiguous()
@@ -190,12 +192,12 @@ impl MaintenanceWindows {
         is_usual.then_some(midnight)
     }
 
-    /// Returns when the clock shows this time first, or the first moment after the gap that skips it. `None` beyond the range of
-    /// timestamps.
+    /// Returns when the clock first shows this time, or the end of the gap that skips it. `None` outside of the range
+    /// of timestamps.
     fn instant(&self, date: Date, hour: i8, minute: i8) -> Option<i128> {
         let shown = date.at(hour, minute, 0, 0);
         let ambiguous = self.zone.to_ambiguous_timestamp(shown);
-        // Equal if the clock shows the time; before and after the gap if it does not.
+        // Equal if the clock shows the time; otherwise one is before the gap and one after it.
         let (before, after) = (ambiguous.earlier().ok()?, ambiguous.compatible().ok()?);
         let changes = self.zone.following(before).map(|change| change.timestamp()).take_while(|change| *change < after);
         let skipped = changes.into_iter().find(|change| self.zone.to_datetime(*change) > shown);
@@ -206,7 +208,7 @@ impl MaintenanceWindows {
 // === impl WindowCache ===
 
 impl WindowCache {
-    /// Windows that cannot be read count as none: the plan rejects the resource that has them.
+    /// Creates a cache. Invalid windows count as absent, because the plan rejects their resource.
     pub(super) fn new(spec: Option<&WindowSpec>) -> Self {
         Self { windows: spec.and_then(|spec| MaintenanceWindows::parse(spec).ok()), last: None }
     }
@@ -231,8 +233,8 @@ impl Allowed {
         let nanoseconds = go_duration::parse(duration).map(i128::from);
         match nanoseconds {
             Some(nanoseconds @ 1..=LONGEST) => Ok(Self { cron, nanoseconds }),
-            Some(_) => Err(format!("duration: {duration:?} is not more than nothing and at most seven days, 168h")),
-            None => Err(format!("duration: {duration:?} is no duration such as 4h")),
+            Some(_) => Err(format!("duration: {duration:?} must be positive and at most seven days (168h)")),
+            None => Err(format!("duration: {duration:?} is not a duration such as 4h")),
         }
     }
 }
@@ -241,11 +243,11 @@ fn denied(window: &DeniedWindow) -> Result<Instants, String> {
     let read = |name, text: &str| {
         let time: Option<Timestamp> = text.parse().ok();
         time.map(Timestamp::as_nanosecond)
-            .ok_or_else(|| format!("{name}: {text:?} is no time such as 2026-12-20T00:00:00Z"))
+            .ok_or_else(|| format!("{name}: {text:?} is not a time such as 2026-12-20T00:00:00Z"))
     };
     let (from, to) = (read("from", &window.from)?, read("to", &window.to)?);
     if from >= to {
-        return Err(format!("to: {:?} is not later than {:?}, from", window.to, window.from));
+        return Err(format!("to: {:?} must be later than from, which is {:?}", window.to, window.from));
     }
     Ok(from..to)
 }

@@ -1,5 +1,5 @@
-//! When windows are open, and when that changes: from literals, and against a model that goes through time by the
-//! minute.
+//! Tests when windows are open and when that changes: with literal times, and against a model that steps through time
+//! by the minute.
 
 use proptest::prelude::*;
 use serde_json::{Value, json};
@@ -20,7 +20,7 @@ fn time(text: &str) -> Timestamp {
     text.parse().unwrap()
 }
 
-/// The changes after an instant, one after the other; the first is to that.
+/// Asserts the successive changes after an instant. `opens` is whether the first change opens the window.
 #[track_caller]
 fn assert_changes(windows: &MaintenanceWindows, from: &str, opens: bool, changes: &[&str]) {
     let (mut now, mut open) = (time(from), !opens);
@@ -49,7 +49,7 @@ fn a_window_opens_at_its_time_and_closes_after_its_duration() {
 }
 
 #[test]
-fn without_a_window_it_is_always_open() {
+fn without_windows_restarts_are_always_allowed_except_in_denied_periods() {
     let now = time("2026-11-20T00:00:00Z");
     assert_eq!(windows("UTC", &[], &[]).at(now), WindowState { open: true, changes: None });
     let denied = windows("UTC", &[], &[("2026-12-20T00:00:00+01:00", "2027-01-02T00:00:00+01:00")]);
@@ -58,16 +58,16 @@ fn without_a_window_it_is_always_open() {
 }
 
 #[test]
-fn a_window_goes_on_past_midnight_and_for_days() {
+fn a_window_may_last_past_midnight_and_for_days() {
     let late = windows("UTC", &[("30 22 * * sat", "3h")], &[]);
     assert_changes(&late, "2026-11-20T00:00:00Z", true, &["2026-11-21T22:30:00Z", "2026-11-22T01:30:00Z"]);
     let weekend = windows("UTC", &[("0 18 * * 5", "60h")], &[]);
     assert_changes(&weekend, "2026-11-20T00:00:00Z", true, &["2026-11-20T18:00:00Z", "2026-11-23T06:00:00Z"]);
-    assert!(weekend.at(time("2026-11-23T05:00:00Z")).open, "on Monday it is still Friday's");
+    assert!(weekend.at(time("2026-11-23T05:00:00Z")).open, "the window of Friday is open on Monday");
 }
 
 #[test]
-fn windows_that_overlap_or_touch_are_one() {
+fn windows_that_overlap_or_touch_are_merged() {
     let two =
         windows("UTC", &[("0 2 * * *", "2h"), ("0 3 * * *", "2h"), ("0 5 * * *", "30m"), ("0 7 * * *", "1m")], &[]);
     assert_changes(
@@ -81,7 +81,7 @@ fn windows_that_overlap_or_touch_are_one() {
 }
 
 #[test]
-fn the_clock_is_that_of_the_zone() {
+fn a_window_uses_the_clock_of_its_time_zone() {
     let nightly = |zone| windows(zone, &[("0 2 * * 1", "1h")], &[]);
     let now = "2026-11-21T00:00:00Z";
     assert_changes(&nightly("Asia/Tokyo"), now, true, &["2026-11-22T17:00:00Z", "2026-11-22T18:00:00Z"]);
@@ -91,8 +91,8 @@ fn the_clock_is_that_of_the_zone() {
 }
 
 #[test]
-fn a_start_that_spring_skips_is_right_after_the_gap() {
-    // At 02:00 it is 03:00.
+fn a_start_that_the_clock_skips_moves_to_the_end_of_the_gap() {
+    // The clock goes from 02:00 to 03:00.
     let berlin = windows("Europe/Berlin", &[("30 2 * * *", "1h")], &[]);
     assert_changes(
         &berlin,
@@ -108,17 +108,17 @@ fn a_start_that_spring_skips_is_right_after_the_gap() {
     );
     let new_york = windows("America/New_York", &[("15 2 * * *", "30m")], &[]);
     assert_changes(&new_york, "2026-03-08T00:00:00-05:00", true, &["2026-03-08T07:00:00Z", "2026-03-08T07:30:00Z"]);
-    // Half an hour: at 02:00 it is 02:30.
+    // The clock goes from 02:00 to 02:30.
     let lord_howe = windows("Australia/Lord_Howe", &[("10 2 * * *", "15m")], &[]);
     assert_changes(&lord_howe, "2026-10-03T12:00:00Z", true, &["2026-10-03T15:30:00Z", "2026-10-03T15:45:00Z"]);
-    // A day that there was not.
+    // Apia skipped 2011-12-30.
     let apia = windows("Pacific/Apia", &[("0 12 30 * *", "1h")], &[]);
     assert_changes(&apia, "2011-12-30T00:00:00Z", true, &["2011-12-30T10:00:00Z", "2011-12-30T11:00:00Z"]);
 }
 
 #[test]
-fn a_start_that_autumn_has_twice_is_the_first() {
-    // At 03:00 it is 02:00 again.
+fn of_a_start_that_the_clock_repeats_only_the_first_counts() {
+    // The clock goes back from 03:00 to 02:00.
     let berlin = windows("Europe/Berlin", &[("30 2 * * *", "20m")], &[]);
     assert_changes(
         &berlin,
@@ -139,7 +139,7 @@ fn a_start_that_autumn_has_twice_is_the_first() {
             "2026-11-02T06:00:00Z",
         ],
     );
-    // Half an hour: at 02:00 it is 01:30 again.
+    // The clock goes back from 02:00 to 01:30.
     let lord_howe = windows("Australia/Lord_Howe", &[("45 1 * * *", "10m")], &[]);
     assert_changes(
         &lord_howe,
@@ -150,18 +150,18 @@ fn a_start_that_autumn_has_twice_is_the_first() {
 }
 
 #[test]
-fn a_window_lasts_as_long_when_the_clock_is_changed_in_it() {
+fn a_window_keeps_its_duration_across_a_clock_change() {
     let spring = windows("Europe/Berlin", &[("0 1 * * *", "4h")], &[]);
     assert_changes(&spring, "2026-03-28T12:00:00Z", true, &["2026-03-29T00:00:00Z", "2026-03-29T04:00:00Z"]);
     let autumn = windows("Europe/Berlin", &[("0 1 * * *", "4h")], &[]);
     assert_changes(&autumn, "2026-10-24T12:00:00Z", true, &["2026-10-24T23:00:00Z", "2026-10-25T03:00:00Z"]);
-    // From four to four, and an hour in between on one day of the year.
+    // Each window ends after 24 hours. On the day with 25 hours, an hour is left before the next one.
     let daily = windows("Europe/Berlin", &[("0 4 * * *", "24h")], &[]);
     assert_changes(&daily, "2026-10-01T00:00:00Z", false, &["2026-10-25T02:00:00Z", "2026-10-25T03:00:00Z"]);
 }
 
 #[test]
-fn what_is_denied_is_closed_whatever_is_allowed() {
+fn a_denied_period_overrides_allowed_windows() {
     let freeze = [("2026-11-20T03:00:00Z", "2026-11-20T04:00:00Z"), ("2026-11-21T00:00:00Z", "2026-11-23T03:30:00Z")];
     let nightly = windows("UTC", &[("0 2 * * *", "4h")], &freeze);
     assert_changes(
@@ -177,7 +177,7 @@ fn what_is_denied_is_closed_whatever_is_allowed() {
             "2026-11-23T06:00:00Z",
         ],
     );
-    // They may touch and overlap too.
+    // Denied periods may touch and overlap.
     let chain = [
         ("2026-11-20T04:00:00Z", "2026-11-20T05:00:00Z"),
         ("2026-11-20T02:00:00Z", "2026-11-20T04:00:00Z"),
@@ -188,7 +188,7 @@ fn what_is_denied_is_closed_whatever_is_allowed() {
 }
 
 #[test]
-fn what_never_changes_is_known_to_in_bounded_time() {
+fn a_state_without_a_change_is_found_in_bounded_time() {
     let now = time("2026-11-20T00:00:30Z");
     let (never, always) = (WindowState { open: false, changes: None }, WindowState { open: true, changes: None });
     let of = |allow: &[(&str, &str)], deny: &[(&str, &str)]| windows("UTC", allow, deny).at(now);
@@ -197,13 +197,13 @@ fn what_never_changes_is_known_to_in_bounded_time() {
     assert_eq!(of(&[("* * * * *", "1m")], &[]), always);
     assert_eq!(of(&[("* * * * *", "168h"); 20], &[]), always);
     assert_eq!(of(&[("*/2 * * * *", "1m"), ("1-59/2 * * * *", "1m")], &[]), always);
-    // But for the hour that the clock has twice.
+    // Except in the hour that the clock repeats.
     let berlin = windows("Europe/Berlin", &[("* * * * *", "1m")], &[]);
     assert_changes(&berlin, "2026-11-20T00:00:00Z", false, &["2027-10-31T01:00:00Z", "2027-10-31T02:00:00Z"]);
     assert_eq!(windows("Europe/Berlin", &[("* * * * *", "61m"); 20], &[]).at(now), always);
-    let for_ever = [("2026-01-01T00:00:00Z", "9999-01-01T00:00:00Z"); 50];
-    assert_eq!(of(&[("*/2 * * * *", "1m")], &for_ever), never);
-    assert_eq!(of(&[], &for_ever), never);
+    let forever = [("2026-01-01T00:00:00Z", "9999-01-01T00:00:00Z"); 50];
+    assert_eq!(of(&[("*/2 * * * *", "1m")], &forever), never);
+    assert_eq!(of(&[], &forever), never);
     let for_years = [("2026-01-01T00:00:00Z", "2029-01-01T00:00:30Z"); 50];
     let opens = |at: &str| WindowState { open: false, changes: Some(time(at)) };
     assert_eq!(of(&[("* * * * *", "1s")], &for_years), opens("2029-01-01T00:01:00Z"));
@@ -213,7 +213,7 @@ fn what_never_changes_is_known_to_in_bounded_time() {
 }
 
 #[test]
-fn the_ends_of_time_are_no_matter() {
+fn the_ends_of_the_timestamp_range_cause_no_error() {
     let nightly = windows("Pacific/Kiritimati", &[("0 2 * * *", "168h")], &[]);
     for now in [Timestamp::MIN, Timestamp::MAX] {
         let window = nightly.at(now);
@@ -222,24 +222,24 @@ fn the_ends_of_time_are_no_matter() {
 }
 
 #[test]
-fn what_cannot_be_read_is_named_with_where_it_stands() {
+fn an_invalid_window_is_reported_with_its_path() {
     let (night, day) = (("0 2 * * *", "4h"), ("2026-12-24T00:00:00Z", "2026-12-25T00:00:00Z"));
     for (spec, why) in [
-        (spec("Mars/Olympus_Mons", &[], &[]), r#"timeZone: no time zone has the name "Mars/Olympus_Mons""#),
-        (spec("", &[], &[]), r#"timeZone: no time zone has the name """#),
+        (spec("Mars/Olympus_Mons", &[], &[]), r#"timeZone: unknown time zone "Mars/Olympus_Mons""#),
+        (spec("", &[], &[]), r#"timeZone: unknown time zone """#),
         (spec("Etc/Unknown", &[], &[]), "timeZone: "),
         (spec("/usr/share/zoneinfo/UTC", &[], &[]), "timeZone: "),
-        (spec("UTC", &[night, ("0 25 * * *", "4h")], &[]), r#"allow[1].cron: hour: "25" is no number from 0 to 23"#),
-        (spec("UTC", &[("0 2 * * *", "1d")], &[]), r#"allow[0].duration: "1d" is no duration"#),
-        (spec("UTC", &[("0 2 * * *", "0s")], &[]), "allow[0].duration: \"0s\" is not more than nothing"),
-        (spec("UTC", &[("0 2 * * *", "-4h")], &[]), "allow[0].duration: \"-4h\" is not more than nothing"),
+        (spec("UTC", &[night, ("0 25 * * *", "4h")], &[]), r#"allow[1].cron: hour: "25" is not a number from 0 to 23"#),
+        (spec("UTC", &[("0 2 * * *", "1d")], &[]), r#"allow[0].duration: "1d" is not a duration"#),
+        (spec("UTC", &[("0 2 * * *", "0s")], &[]), "allow[0].duration: \"0s\" must be positive"),
+        (spec("UTC", &[("0 2 * * *", "-4h")], &[]), "allow[0].duration: \"-4h\" must be positive"),
         (spec("UTC", &[("0 2 * * *", "168h1ns")], &[]), "at most seven days"),
-        (spec("UTC", &[], &[day, ("yesterday", "2026-12-25T00:00:00Z")]), r#"deny[1].from: "yesterday" is no time"#),
+        (spec("UTC", &[], &[day, ("yesterday", "2026-12-25T00:00:00Z")]), r#"deny[1].from: "yesterday" is not a time"#),
         (spec("UTC", &[], &[("2026-12-24", "2026-12-25T00:00:00Z")]), "deny[0].from: "),
         (spec("UTC", &[], &[(day.1, day.0)]), "deny[0].to: "),
         (spec("UTC", &[], &[(day.0, day.0)]), "deny[0].to: "),
-        (spec("UTC", &[night; 21], &[]), "allow has 21 entries, and may have 20"),
-        (spec("UTC", &[], &[day; 51]), "deny has 51 entries, and may have 50"),
+        (spec("UTC", &[night; 21], &[]), "allow has 21 entries; at most 20 are allowed"),
+        (spec("UTC", &[], &[day; 51]), "deny has 51 entries; at most 50 are allowed"),
     ] {
         let error = MaintenanceWindows::parse(&spec).unwrap_err();
         assert!(error.contains(why), "{spec:?}: {error}");
@@ -247,7 +247,7 @@ fn what_cannot_be_read_is_named_with_where_it_stands() {
     MaintenanceWindows::parse(&spec("UTC", &[("0 2 * * *", "168h")], &[day])).unwrap();
 }
 
-/// MaintenanceWindows as one would tell them minute by minute, with nothing but a clock: which is right while all is in whole
+/// Maintenance windows computed minute by minute from the local clock. This is exact because all times are whole
 /// minutes.
 struct Model {
     first: i128,
@@ -255,7 +255,7 @@ struct Model {
 }
 
 impl Model {
-    /// Of so many minutes from an instant on. No window may be longer than `before`.
+    /// Computes a number of minutes from an instant on. No window may be longer than `before` minutes.
     fn new(windows: &MaintenanceWindows, from: i128, minutes: usize, before: usize) -> Self {
         let first = from - i128::try_from(before).unwrap() * MINUTE;
         let shown = |at: usize| {
@@ -263,7 +263,7 @@ impl Model {
             windows.zone.to_datetime(Timestamp::from_nanosecond(instant).unwrap())
         };
         let mut open = vec![windows.allowed.is_empty(); before + minutes];
-        // As late as the clock ever was.
+        // The latest time that the clock has shown.
         let mut latest = shown(0);
         for at in 1..open.len() {
             let now = shown(at);
@@ -300,7 +300,7 @@ fn cron() -> impl Strategy<Value = String> {
 }
 
 fn any_windows() -> impl Strategy<Value = (MaintenanceWindows, Timestamp)> {
-    // A day or so before the clock is changed, or not.
+    // About a day before a clock change, or without a clock change.
     let place = prop_oneof![
         Just(("Europe/Berlin", "2026-03-27T22:10:00Z")),
         Just(("Europe/Berlin", "2026-10-23T21:30:00Z")),
@@ -308,7 +308,7 @@ fn any_windows() -> impl Strategy<Value = (MaintenanceWindows, Timestamp)> {
         Just(("America/New_York", "2026-10-31T00:00:00Z")),
         Just(("Australia/Lord_Howe", "2026-04-03T08:00:00Z")),
         Just(("Australia/Lord_Howe", "2026-10-02T12:00:00Z")),
-        // At midnight, both ways.
+        // Clock changes at midnight, forward and back.
         Just(("America/Havana", "2026-03-07T00:00:00Z")),
         Just(("America/Sao_Paulo", "2018-02-16T12:00:00Z")),
         Just(("America/Sao_Paulo", "2018-11-02T12:00:00Z")),
@@ -335,7 +335,7 @@ proptest! {
     #![proptest_config(ProptestConfig::with_cases(64))]
 
     #[test]
-    fn it_stays_as_it_is_until_it_changes((windows, now) in any_windows()) {
+    fn windows_agree_with_the_model((windows, now) in any_windows()) {
         let window = windows.at(now);
         let whole = now.as_nanosecond().div_euclid(MINUTE) * MINUTE;
         let model = Model::new(&windows, whole, 3 * 24 * 60, 2 * 24 * 60);
