@@ -357,7 +357,7 @@ async fn workloads_are_explained_with_the_decision_of_the_rollout_before_and_aft
     mesh.apply(&mesh.manifest("mesh", &spec("debug", json!({})))?).await?;
     eventually(SOON, "the restart to be explained", async || {
         let output = mesh.explain(&["--workloads"]).await?;
-        let line = "app         Deployment   web        0/1    Updating      its controller has not looked at it yet\n";
+        let line = "app         Deployment   web        0/1    Updating      its controller has not observed the latest generation yet\n";
         ensure!(output.stdout.contains(line), "{}", output.stdout);
         ensure!(output.stdout.contains("Rollout:        Progressing: 0 of 2 workloads"), "{}", output.stdout);
         Ok(())

@@ -145,13 +145,13 @@ NAMESPACE   KIND          NAME       PODS   DECISION      WHY
 app         Deployment    api        1/2    Pending       to be restarted for new-none: 1 Pod with another configuration
 app         Deployment    bald       0/0    Nothing       1 Pod without a proxy
 app         Deployment    broken     0/1    Failed        ProgressDeadlineExceeded: 0 of 1 Pods are updated
-app         Deployment    guarded    0/1    Skipped       BlockedByPDB: a PodDisruptionBudget over its Pods allows no disruption
+app         Deployment    guarded    0/1    Skipped       BlockedByPDB: a PodDisruptionBudget for its Pods allows no disruption
 app         Deployment    paused     0/1    Skipped       Paused: the Deployment is paused: resume it
 app         Deployment    rolling    1/2    Updating      1 of 2 Pods are updated, 2 are available
 app         Deployment    stranger   0/1    NotSelected   NotOptedIn: no label config.linkerd.io/reconcile: auto on it, its template or its namespace
 app         Deployment    watched    0/1    Observed      its label config.linkerd.io/reconcile is observe: it is told of, and left alone
 app         Deployment    web        2/2    UpToDate      its Pods run with the configuration
-app         Pod           alone      0/1    Skipped       NoController: nothing would make these Pods anew: delete them yourself
+app         Pod           alone      0/1    Skipped       NoController: no controller would recreate these Pods: delete and recreate them yourself
 app         StatefulSet   store      0/1    Skipped       OnDelete: its update strategy is OnDelete: delete its Pods, or annotate it with config.linkerd.io/rollout-method: evict
 
 workloads: 1 of 7 selected are up to date, 1 updating, 1 pending, 1 failed, 4 skipped; Pods: 13 meshed, 4 current, 9 outdated, 1 without a proxy
@@ -163,7 +163,7 @@ workloads: 1 of 7 selected are up to date, 1 updating, 1 pending, 1 failed, 4 sk
 fn as_json_it_is_a_list_beside_the_counts_of_the_status() {
     let mut state = empty();
     deployment(&mut state, "web", &json!({"spec": {"paused": true}}), &["old", "new"]);
-    let input = with(state, &json!({}), &complete("WorkloadsSkipped", "left alone: Paused 1"));
+    let input = with(state, &json!({}), &complete("WorkloadsSkipped", "skipped: Paused 1"));
     let output = serde_json::to_value(ExplainOutput::new(&input, false)).unwrap();
     let row = json!({
         "namespace": "app", "kind": "Deployment", "name": "web", "decision": "Skipped", "reason": "Paused",

@@ -1,20 +1,20 @@
 //! The annotations that record the rollout of a workload on the workload itself. Pure.
 //!
-//! Always holds: every leader reads the same record, so nothing is done twice; what others write into these annotations costs at
-//! most a restart.
+//! Always holds: every leader reads the same record, so no step is repeated; a value that another client writes into
+//! these annotations causes at most one restart.
 
 use k8s_openapi::jiff::Timestamp;
 use strum::{EnumString, IntoStaticStr};
 
 use crate::cluster::kinds::apps_workload::AppsWorkload;
 
-/// On a workload, and not on its template: the key that it was restarted for last.
+/// The key of the last restart, on the workload and not on its Pod template.
 pub const HASH_ANNOTATION: &str = "config.linkerd.io/rollout-hash";
 pub const STATE_ANNOTATION: &str = "config.linkerd.io/rollout-state";
 pub const STARTED_ANNOTATION: &str = "config.linkerd.io/rollout-started-at";
-/// Why it failed: a reason, a colon and a sentence.
+/// Why the restart failed: a reason, a colon and a sentence.
 pub const MESSAGE_ANNOTATION: &str = "config.linkerd.io/rollout-message";
-/// The value that its template had before; empty where it had none. Only restarts by template set it.
+/// The previous value of the template annotation; empty if there was none. Only restarts through the template set it.
 pub const PREVIOUS_ANNOTATION: &str = "config.linkerd.io/rollout-previous";
 
 /// The state of a restart.
@@ -26,7 +26,7 @@ pub enum RolloutState {
     Retrying,
     Updated,
     Failed,
-    /// Its template has the value that it had before.
+    /// The template annotation has its previous value again.
     RolledBack,
 }
 
@@ -37,7 +37,7 @@ pub struct RolloutAnnotations<'a> {
     pub state: Option<RolloutState>,
     pub started: Option<Timestamp>,
     pub message: &'a str,
-    /// `None` where Pods were evicted.
+    /// `None` if Pods were evicted.
     pub previous: Option<&'a str>,
 }
 

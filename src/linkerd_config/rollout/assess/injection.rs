@@ -2,8 +2,9 @@
 
 use crate::{api::ADDITIONAL_ENV_ANNOTATION, cluster::kinds::namespace::Namespace};
 
-/// Returns the annotation of a namespace with which the injector's answer cannot be applied: Pods come up without a proxy, or not at
-/// all. The injector writes inherited values into JSON without escaping them, and it cannot add to variables that do not exist yet.
+/// Returns the annotation of a namespace that makes the injector's patch invalid: Pods start without a proxy, or not at
+/// all. The injector writes inherited values into JSON without escaping them, and it cannot append to a list of
+/// variables that does not exist yet.
 pub(super) fn breaking_annotation(namespace: &Namespace) -> Option<&str> {
     let breaks = |key: &str, value: &str| key == ADDITIONAL_ENV_ANNOTATION || value.contains('"');
     namespace.inherited_annotations.iter().find(|(key, value)| breaks(key, value)).map(|(key, _)| &**key)

@@ -1,8 +1,8 @@
 //! Assesses one workload. Pure.
 //!
-//! In: a workload, its Pods, its namespace, the [`RolloutTarget`]. Out: an [`Assessment`]. Always holds: what was done about the
-//! workload before is read from its own annotations, so every replica comes to the same result; a workload whose Pods all run
-//! with the target is left alone.
+//! In: a workload, its Pods, its namespace, the [`RolloutTarget`]. Out: an [`Assessment`]. Always holds: the previous
+//! steps are read from the annotations of the workload, so every replica comes to the same result; a workload is not
+//! restarted if all its Pods run with the target.
 
 pub mod annotations;
 mod injection;
@@ -38,19 +38,20 @@ use crate::{
     },
 };
 
-/// Restarts of a workload for one key. A workload that is out of date after so many has Pods that something else makes.
+/// After this number of attempts for one key, a workload is not restarted again: another component creates or changes
+/// its Pods.
 const ATTEMPTS: u32 = 5;
-/// On a workload: `restart` or `evict`; overrides `spec.rollout.method`.
+/// Annotation of a workload: `restart` or `evict`; overrides `spec.rollout.method`.
 const METHOD_ANNOTATION: &str = "config.linkerd.io/rollout-method";
 
-/// The objects that an assessment is made from.
+/// The inputs of an assessment.
 pub struct WorkloadFacts<'a> {
     pub workload: &'a WorkloadKey,
-    /// `None` for anything but a Deployment, StatefulSet or DaemonSet.
+    /// `None` unless the workload is an existing Deployment, StatefulSet or DaemonSet.
     pub resource: Option<&'a AppsWorkload>,
     pub namespace: Option<&'a Namespace>,
     pub pods: &'a [Arc<Pod>],
-    /// A PodDisruptionBudget over its Pods allows no disruption.
+    /// Whether a PodDisruptionBudget for its Pods allows no disruption.
     pub is_blocked: bool,
 }
 
@@ -133,7 +134,7 @@ fn selected_state(
                 return WorkloadState::InProgress(in_progress(Health::ToBeReverted));
             }
             Some(RolloutState::RolledBack) if !is_complete => {
-                // Its controller waits without limit for a Pod that does not become ready:
+                // The StatefulSet controller waits without limit for a Pod that does not become ready:
                 // https://kubernetes.io/docs/concepts/workloads/controllers/statefulset/#forced-rollback
                 let stuck = outdated.last().filter(|_| resource.kind == WorkloadKind::StatefulSet);
                 let evict = stuck.map(|pod| Arc::clone(&pod.key.name));
@@ -183,15 +184,15 @@ fn selected_state(
     }
     // Our restart left Pods without a proxy, so this workload stays tracked until every Pod has one.
     let has_failed = is_moving || annotated.state == Some(RolloutState::Failed);
-    let is_to_be_mended = has_failed && !pod_counts.uninjected.is_empty();
-    if pod_counts.counts.meshed == 0 && !is_to_be_mended {
+    let lacks_proxies = has_failed && !pod_counts.uninjected.is_empty();
+    if pod_counts.counts.meshed == 0 && !lacks_proxies {
         return WorkloadState::Unmeshed;
     }
-    if pod_counts.outdated.is_empty() && !is_to_be_mended {
+    if pod_counts.outdated.is_empty() && !lacks_proxies {
         return WorkloadState::UpToDate;
     }
     let method = method(resource, target);
-    let is_out_of_reach = outdated.is_empty() && !is_to_be_mended;
+    let is_out_of_reach = outdated.is_empty() && !lacks_proxies;
     if let Some(skip) = skip_reason(facts, resource, namespace, method, is_out_of_reach) {
         return WorkloadState::Skipped(skip);
     }
@@ -219,7 +220,7 @@ fn in_progress(annotated: &RolloutAnnotations<'_>, target: &RolloutTarget, attem
     }
 }
 
-/// Returns the outdated Pods that a restart would replace. The last one is evicted first, as StatefulSets do.
+/// Returns the outdated Pods that a restart would replace. The last one is evicted first, as in a StatefulSet.
 fn reachable<'a>(resource: &AppsWorkload, pod_counts: &PodCounts<'a>) -> Vec<&'a Arc<Pod>> {
     let mut pods = pod_counts.outdated.clone();
     if let UpdateStrategy::Partition(partition) = resource.update {
@@ -245,39 +246,39 @@ fn skip_reason(
     method: RolloutMethod,
     is_out_of_reach: bool,
 ) -> Option<SkipReason> {
-    let wants_a_proxy = resource.template.inject.or(namespace.inject) == Inject::Enabled;
-    // Another webhook may request a proxy, Pod by Pod.
+    let requests_proxy = resource.template.inject.or(namespace.inject) == Inject::Enabled;
+    // Another webhook may request a proxy for each Pod.
     let requested = facts.pods.iter().any(|pod| pod.inject == Inject::Enabled);
     let by_template = method == RolloutMethod::Restart;
     [
         (resource.deleting || namespace.deleting, SkipReason::Deleting),
         (breaking_annotation(namespace).is_some(), SkipReason::NamespaceBreaksInjection),
-        (!wants_a_proxy && (!requested || resource.template.inject != Inject::Absent), SkipReason::InjectionDisabled),
+        (!requests_proxy && (!requested || resource.template.inject != Inject::Absent), SkipReason::InjectionDisabled),
         (resource.paused && by_template, SkipReason::Paused),
         (resource.update == UpdateStrategy::OnDelete && by_template, SkipReason::OnDelete),
         (is_out_of_reach, SkipReason::Partition),
     ]
     .into_iter()
-    .find_map(|(is_so, skip)| is_so.then_some(skip))
+    .find_map(|(applies, skip)| applies.then_some(skip))
 }
 
-/// Whether the controller of the workload has finished.
+/// Whether the controller of the workload has completed the rollout of its template.
 fn is_complete(resource: &AppsWorkload) -> bool {
     let WorkloadProgress { observed, wanted, total, updated, available, .. } = resource.progress;
     let to_update = match resource.update {
         UpdateStrategy::Rolling | UpdateStrategy::Recreate => wanted,
         UpdateStrategy::Partition(partition) => wanted - i64::from(partition),
-        // The controller updates no Pod before somebody deletes it.
+        // The controller updates a Pod only after a user deleted it.
         UpdateStrategy::OnDelete => 0,
     };
     observed && total == wanted && available == wanted && updated >= to_update
 }
 
-/// Describes what is missing, in a sentence.
+/// Describes what is missing until the rollout is complete.
 fn missing(resource: &AppsWorkload) -> String {
     let WorkloadProgress { observed, wanted, updated, available, .. } = resource.progress;
     if !observed {
-        return "its controller has not looked at it yet".to_owned();
+        return "its controller has not observed the latest generation yet".to_owned();
     }
     let so_far = format!("{updated} of {wanted} Pods are updated, {available} are available");
     match &resource.failure {

@@ -15,7 +15,7 @@ fn key() -> String {
     RolloutKey::of(WANTED, Some("roots"), None).to_string()
 }
 
-/// A Deployment with one Pod that is out of date, and this over the Deployment.
+/// Returns a cluster with a Deployment, patched with `over`, and its one outdated Pod.
 fn outdated(over: &Value) -> World {
     let mut world = World::new(&json!({}));
     world.deployment("web", over);
@@ -23,7 +23,7 @@ fn outdated(over: &Value) -> World {
     world
 }
 
-/// What we wrote on a workload.
+/// Returns the annotations of a restarted workload.
 fn annotated(state: &str, hash: &str, template: Option<&str>) -> Value {
     json!({
         "metadata": {"annotations": {
@@ -39,7 +39,7 @@ fn classes(world: &World) -> RolloutPods {
 }
 
 #[test]
-fn what_a_pod_was_injected_with_and_when_is_what_counts() {
+fn a_pod_is_classified_by_its_injected_values_and_its_creation_time() {
     let ns = |changes: Value| changes;
     let created = |at: &str| json!({"metadata": {"creationTimestamp": format!("2026-01-01T{at}Z")}});
     let annotation = |key: &str, value: &str| json!({"metadata": {"annotations": {key: value}}});
@@ -49,36 +49,46 @@ fn what_a_pod_was_injected_with_and_when_is_what_counts() {
     let nothing = RolloutPods::default();
     for (marker, over, expected, why) in [
         (Some(WANTED), json!({}), current, "it has the marker"),
-        (Some(BEFORE), json!({}), outdated, "it has another one"),
-        (None, created("11:00:00"), outdated, "it is of a document that was another"),
-        (None, created("12:00:01"), outdated, "it was born under an installer's document"),
-        (Some(WANTED), annotation("linkerd.io/proxy-version", "edge-0"), current, "somebody rewrites images"),
-        (Some(WANTED), annotation("linkerd.io/trust-root-sha256", "others"), outdated, "its anchors are others"),
+        (Some(BEFORE), json!({}), outdated, "it has another marker"),
+        (None, created("11:00:00"), outdated, "it was created with another document"),
+        (None, created("12:00:01"), outdated, "it was created with an installer's document"),
+        (Some(WANTED), annotation("linkerd.io/proxy-version", "edge-0"), current, "another webhook rewrites images"),
+        (Some(WANTED), annotation("linkerd.io/trust-root-sha256", "others"), outdated, "its trust anchors differ"),
         (
             Some(WANTED),
             json!({"metadata": {"annotations": {"linkerd.io/trust-root-sha256": null}}}),
             current,
-            "nobody knows its anchors",
+            "its trust anchors are unknown",
         ),
-        (Some(WANTED), annotation("config.linkerd.io/proxy-version", "edge-9"), pinned, "it chooses its version"),
-        (Some(BEFORE), json!({"metadata": {"deletionTimestamp": "2026-01-01T00:00:00Z"}}), nothing, "it is going"),
+        (
+            Some(WANTED),
+            annotation("config.linkerd.io/proxy-version", "edge-9"),
+            pinned,
+            "its annotation pins the version",
+        ),
+        (
+            Some(BEFORE),
+            json!({"metadata": {"deletionTimestamp": "2026-01-01T00:00:00Z"}}),
+            nothing,
+            "it is terminating",
+        ),
         (
             Some(BEFORE),
             json!({"metadata": {"labels": {"linkerd.io/control-plane-ns": "other"}}}),
             nothing,
-            "it is another mesh's",
+            "it belongs to another mesh",
         ),
         (
             Some(BEFORE),
             json!({"metadata": {"labels": {"linkerd.io/control-plane-component": "identity"}}}),
             nothing,
-            "it is the control plane's",
+            "it belongs to the control plane",
         ),
         (
             Some(BEFORE),
             json!({"status": {"phase": "Succeeded"}}),
             RolloutPods { completed: 1, ..nothing },
-            "it is done",
+            "it has completed",
         ),
         (
             Some(WANTED),
@@ -86,12 +96,17 @@ fn what_a_pod_was_injected_with_and_when_is_what_counts() {
             RolloutPods { uninjected: 1, ..nothing },
             "it has no proxy",
         ),
-        (None, ns(json!({"spec": {"initContainers": [], "hostNetwork": true}})), nothing, "it can have none"),
+        (
+            None,
+            ns(json!({"spec": {"initContainers": [], "hostNetwork": true}})),
+            nothing,
+            "it uses the network of the host",
+        ),
         (
             None,
             json!({"metadata": {"annotations": {"linkerd.io/inject": "disabled"}}, "spec": {"initContainers": []}}),
             nothing,
-            "it wants none",
+            "it disables injection",
         ),
     ] {
         let mut world = World::new(&json!({}));
@@ -102,7 +117,7 @@ fn what_a_pod_was_injected_with_and_when_is_what_counts() {
 }
 
 #[test]
-fn without_a_marker_adoption_decides() {
+fn a_pod_without_a_marker_is_judged_by_the_adoption() {
     let mut world = World::new(&json!({}));
     world.deployment("web", &json!({}));
     world.pod("web-1", "web", None, &json!({}));
@@ -114,16 +129,16 @@ fn without_a_marker_adoption_decides() {
         let RolloutPods { current, outdated, .. } = classes(&world);
         (current, outdated)
     };
-    assert_eq!(class(WANTED, None, "edge-1"), (1, 0), "adoption restarts nothing");
+    assert_eq!(class(WANTED, None, "edge-1"), (1, 0), "adoption alone restarts no workload");
     assert_eq!(class(WANTED, Some("12:00:00"), "edge-1"), (1, 0));
-    assert_eq!(class(WANTED, Some("12:00:00"), "edge-2"), (0, 1), "but what is provably another version");
-    assert_eq!(class(BEFORE, None, "edge-1"), (0, 1), "what was adopted is not what is wanted");
+    assert_eq!(class(WANTED, Some("12:00:00"), "edge-2"), (0, 1), "another proxy version is out of date");
+    assert_eq!(class(BEFORE, None, "edge-1"), (0, 1), "the adopted document differs from the target");
     world.target.proxies.baseline = None;
     assert_eq!(classes(&world).unknown, 1);
 }
 
 #[test]
-fn a_pod_from_when_others_had_edited_is_out_of_date_whatever_it_says() {
+fn a_pod_that_was_created_during_a_drift_is_out_of_date_with_any_marker() {
     let mut world = World::new(&json!({}));
     world.deployment("web", &json!({}));
     world.pod("web-1", "web", Some(WANTED), &json!({"metadata": {"creationTimestamp": "2026-01-01T13:00:00Z"}}));
@@ -140,7 +155,7 @@ fn a_pod_from_when_others_had_edited_is_out_of_date_whatever_it_says() {
 }
 
 #[test]
-fn only_what_the_resource_names_restarts_anything() {
+fn only_declared_triggers_restart_a_workload() {
     for (triggers, marker, roots, restarts) in [
         (json!(["ProxyConfig"]), BEFORE, "roots", true),
         (json!(["ProxyVersion", "TrustRoots"]), BEFORE, "roots", false),
@@ -153,7 +168,7 @@ fn only_what_the_resource_names_restarts_anything() {
         world.pod("web-1", "web", Some(marker), &roots);
         let seen = world.assess("Deployment", "web");
         assert_eq!(matches!(seen.state, WorkloadState::Pending(_)), restarts, "{triggers}");
-        assert_eq!(seen.pods.outdated, 1, "it is told of all the same");
+        assert_eq!(seen.pods.outdated, 1, "the Pod is counted with any triggers");
     }
 }
 
@@ -165,7 +180,7 @@ fn a_workload_is_restarted_for_the_key_and_then_for_its_next_attempt() {
     };
     assert_eq!(started(&outdated(&json!({}))), key());
     assert_eq!(started(&outdated(&annotated("updated", "old", Some("old")))), key());
-    // It was up to date, and is not any more: other Pods were born.
+    // The workload was up to date, and has outdated Pods again.
     assert_eq!(started(&outdated(&annotated("updated", &key(), Some(&key())))), format!("{}.2", key()));
     let fifth = format!("{}.5", key());
     let world = outdated(&annotated("updated", &fifth, Some(&fifth)));
@@ -173,7 +188,7 @@ fn a_workload_is_restarted_for_the_key_and_then_for_its_next_attempt() {
 }
 
 #[test]
-fn a_restart_under_way_is_told_from_its_own_annotations() {
+fn a_restart_in_progress_is_read_from_the_annotations() {
     let health = |state: &str, hash: &str, template: Option<&str>, marker: &str, over: Value| {
         let mut world = World::new(&json!({}));
         world.deployment("web", &with(annotated(state, hash, template), &over));
@@ -195,25 +210,22 @@ fn a_restart_under_way_is_told_from_its_own_annotations() {
     let Ok(Health::Progressing(text)) = health("updating", &key, now, WANTED, missing) else { panic!() };
     assert_eq!(text, "1 of 1 Pods are updated, 0 are available: exceeded quota: small");
     let scaled = json!({"spec": {"replicas": 2}});
-    assert!(
-        matches!(health("updating", &key, now, WANTED, scaled), Ok(Health::Progressing(_))),
-        "a Pod is yet to be seen"
-    );
-    let unseen = json!({"metadata": {"generation": 2}});
-    assert!(matches!(health("updating", &key, now, WANTED, unseen), Ok(Health::Progressing(_))));
-    // What rolls for something else is to be restarted, in its own place.
+    assert!(matches!(health("updating", &key, now, WANTED, scaled), Ok(Health::Progressing(_))), "a Pod is missing");
+    let unobserved = json!({"metadata": {"generation": 2}});
+    assert!(matches!(health("updating", &key, now, WANTED, unobserved), Ok(Health::Progressing(_))));
+    // A workload that still rolls for another key is pending, and keeps its place.
     let rolling = health("updating", "old", Some("old"), BEFORE, json!({"status": {"availableReplicas": 0}}));
     assert!(matches!(rolling, Err(WorkloadState::Pending(_))), "{rolling:?}");
     let mut world =
         outdated(&with(annotated("updating", "old", Some("old")), &json!({"status": {"availableReplicas": 0}})));
     assert_eq!(world.assess("Deployment", "web").rolling, Some(time("12:00:00")));
     world.deployment("web", &annotated("updating", "old", Some("old")));
-    assert_eq!(world.assess("Deployment", "web").rolling, None, "it is there");
+    assert_eq!(world.assess("Deployment", "web").rolling, None, "the rollout is complete");
 }
 
 #[test]
-fn a_pod_that_came_up_without_a_proxy_is_named_and_an_older_one_is_not() {
-    let born = |at: &str| {
+fn a_new_pod_without_a_proxy_is_reported_and_an_older_one_is_not() {
+    let health_of_pod_created_at = |at: &str| {
         let over = annotated("updating", &key(), Some(&key()));
         let mut world = World::new(&json!({}));
         world.deployment("web", &with(over, &json!({"status": {"updatedReplicas": 0}})));
@@ -225,12 +237,12 @@ fn a_pod_that_came_up_without_a_proxy_is_named_and_an_older_one_is_not() {
             other => panic!("{other:?}"),
         }
     };
-    assert_eq!(born("12:00:00"), Health::Uninjected("web-1".into()));
-    assert!(matches!(born("11:59:59"), Health::Progressing(_)));
+    assert_eq!(health_of_pod_created_at("12:00:00"), Health::Uninjected("web-1".into()));
+    assert!(matches!(health_of_pod_created_at("11:59:59"), Health::Progressing(_)));
 }
 
 #[test]
-fn a_failure_stays_until_something_else_is_wanted() {
+fn a_failure_lasts_until_the_key_changes() {
     let mut failed = annotated("failed", &key(), Some(&key()));
     failed["metadata"]["annotations"]["config.linkerd.io/rollout-message"] = json!("StillOutdated: twice: so");
     let mut world = outdated(&failed);
@@ -241,7 +253,7 @@ fn a_failure_stays_until_something_else_is_wanted() {
 }
 
 #[test]
-fn who_cannot_or_must_not_be_restarted_is_left_alone_and_it_is_said_why() {
+fn a_workload_that_cannot_or_must_not_be_restarted_is_skipped_with_a_reason() {
     let strategy = |kind: &str| json!({"spec": {"updateStrategy": {"type": kind}}});
     for (kind, over, skip) in [
         (Kind::Deployment, json!({"spec": {"paused": true}}), SkipReason::Paused),
@@ -289,7 +301,7 @@ fn who_cannot_or_must_not_be_restarted_is_left_alone_and_it_is_said_why() {
 }
 
 #[test]
-fn a_namespace_that_breaks_injection_and_a_budget_without_room_keep_a_workload_from_being_restarted() {
+fn a_namespace_that_breaks_injection_and_an_exhausted_budget_block_a_restart() {
     let mut world = outdated(&json!({}));
     world.namespace("ns", &json!({"annotations": {"config.linkerd.io/proxy-additional-env": "[]"}}));
     assert_eq!(world.state("Deployment", "web"), WorkloadState::Skipped(SkipReason::NamespaceBreaksInjection));
@@ -305,7 +317,7 @@ fn a_namespace_that_breaks_injection_and_a_budget_without_room_keep_a_workload_f
 }
 
 #[test]
-fn what_was_taken_back_is_put_back_before_anything_else() {
+fn a_workload_with_a_rolled_back_configuration_is_reverted_first() {
     let bad = RolloutKey::of("bad", Some("roots"), None);
     for state in ["updating", "retrying", "failed"] {
         let mut world = outdated(&annotated(state, bad.as_str(), Some(bad.as_str())));
@@ -313,7 +325,7 @@ fn what_was_taken_back_is_put_back_before_anything_else() {
         let WorkloadState::InProgress(in_progress) = world.state("Deployment", "web") else { panic!("{state}") };
         assert_eq!(in_progress.health, Health::ToBeReverted);
     }
-    // It is waited for, and a Pod that a StatefulSet would wait for ever for has to go.
+    // The revert is in progress, and the Pod that blocks the StatefulSet is evicted.
     let stuck = json!({"status": {"availableReplicas": 0}});
     let over = with(annotated("rolled-back", bad.as_str(), None), &stuck);
     let mut world = World::new(&json!({}));
@@ -322,14 +334,14 @@ fn what_was_taken_back_is_put_back_before_anything_else() {
     world.pod_of("StatefulSet", "web", "web-0", Some("bad"), &json!({}));
     let WorkloadState::InProgress(in_progress) = world.state("StatefulSet", "web") else { panic!() };
     assert_eq!(in_progress.evict.as_deref(), Some("web-0"));
-    // Once it is back, it is like any other.
+    // After the revert, the workload is restarted like any other.
     let mut world = outdated(&annotated("rolled-back", bad.as_str(), None));
     world.target.rolled_back = Some(bad);
     assert!(matches!(world.state("Deployment", "web"), WorkloadState::Pending(_)));
 }
 
 #[test]
-fn by_eviction_one_pod_goes_after_the_other() {
+fn with_the_evict_method_pods_are_evicted_one_after_the_other() {
     let mut world = World::new(&json!({"method": "Evict"}));
     let evicted = json!({"metadata": {"annotations": {"config.linkerd.io/rollout-state": "updating", "config.linkerd.io/rollout-hash": key(),
         "config.linkerd.io/rollout-started-at": "2026-01-01T12:00:00Z"}}, "spec": {"replicas": 2},
@@ -348,7 +360,7 @@ fn by_eviction_one_pod_goes_after_the_other() {
 }
 
 #[test]
-fn the_most_specific_place_decides_who_opted_in() {
+fn the_most_specific_label_decides_the_opt_in() {
     use crate::linkerd_config::rollout::assess::selection::NotSelected::{ExcludedNamespace, NotOptedIn, OptedOut};
     let label = |value: Option<&str>| json!({"labels": {"config.linkerd.io/reconcile": value}});
     for (own, template, namespace, expected) in [

@@ -1,12 +1,13 @@
 //! Whether a running Pod is out of date. Pure.
 //!
-//! In: a Pod, whether its namespace requests proxies, the [`RolloutTarget`]. Out: its [`PodClass`], or `None` for a Pod that is not
-//! part of the mesh. Always holds: a Pod is out of date because of what it was injected with, and when, and for no other reason; a
-//! Pod that lacks that information is not out of date.
+//! In: a Pod, whether its namespace requests proxies, the [`RolloutTarget`]. Out: its [`PodClass`], or `None` for a Pod
+//! that is not part of the mesh. Always holds: only the injected values of a Pod and its creation time make it out of
+//! date; a Pod that lacks this information is not out of date.
 //!
-//! A proxy reads its configuration only when it starts, and carries the hash of it: the injection hash, or marker. A marker is as
-//! reliable as the document that it was in, so a Pod from a time when others had edited the document is out of date whatever its
-//! marker is. Pods from before the operator have no marker: they are taken to run with the document of that time.
+//! A proxy reads its configuration only when it starts, and has the hash of it: the injection hash, or marker. A marker
+//! is only as reliable as the document that it was in. So a Pod that was created while the document had changes by
+//! other clients is out of date with any marker. Pods from before the operator have no marker: they are assumed to run
+//! with the document of that time.
 
 use crate::{
     api::linkerd_config::RolloutTrigger,
@@ -22,13 +23,13 @@ use crate::{
 pub enum PodClass {
     Current,
     Outdated(OutdatedCauses),
-    /// Its own annotation chooses another version of the proxy; everything else is current.
+    /// The Pod selects its own proxy version or image with an annotation; all other values are current.
     Pinned,
-    /// The Pod does not say what it runs with.
+    /// The Pod does not show which configuration it runs with.
     Unknown,
-    /// It should have a proxy, and has none.
+    /// The Pod requests a proxy, and has none.
     Uninjected,
-    /// It has a proxy, and has succeeded or failed.
+    /// The Pod has a proxy, and has succeeded or failed.
     Completed,
 }
 
@@ -47,7 +48,7 @@ impl OutdatedCauses {
         self.configuration || self.version || self.trust_roots
     }
 
-    /// Whether the policy restarts workloads for any of them.
+    /// Whether the policy restarts workloads for any of these causes.
     pub fn trigger(self, target: &RolloutTarget) -> bool {
         self.configuration && target.is_trigger(RolloutTrigger::ProxyConfig)
             || self.version && target.is_trigger(RolloutTrigger::ProxyVersion)
@@ -63,8 +64,8 @@ pub fn classify(pod: &Pod, of_namespace: Inject, target: &RolloutTarget) -> Opti
     let desired = &target.proxies;
     let finished = pod.phase == PodPhase::Finished;
     let Some(injected) = &pod.injected else {
-        let wants_a_proxy = pod.inject.or(of_namespace) == Inject::Enabled && !pod.host_network;
-        return (wants_a_proxy && !finished).then_some(PodClass::Uninjected);
+        let requests_proxy = pod.inject.or(of_namespace) == Inject::Enabled && !pod.host_network;
+        return (requests_proxy && !finished).then_some(PodClass::Uninjected);
     };
     if pod.control_plane_namespace() != Some(&*target.config.config_map.namespace) {
         return None;
@@ -87,7 +88,8 @@ pub fn classify(pod: &Pod, of_namespace: Inject, target: &RolloutTarget) -> Opti
         (Some(wanted), Some(marker)) => wanted != marker,
         (Some(wanted), None) => match &desired.baseline {
             None => return Some(if causes.any() { PodClass::Outdated(causes) } else { PodClass::Unknown }),
-            // Created under a document of the installer. Times of creation are whole seconds: the same second is not later.
+            // The Pod was created after the adoption, with an installer's document. Creation times are whole seconds:
+            // the same second is not later.
             Some(baseline) if baseline.adopted.is_some_and(|adopted| created > adopted) => true,
             Some(baseline) => *baseline.hash != *wanted,
         },

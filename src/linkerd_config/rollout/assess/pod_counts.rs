@@ -15,14 +15,14 @@ use crate::{
 #[derive(Default)]
 pub(super) struct PodCounts<'a> {
     pub counts: RolloutPods,
-    /// Out of date for a reason that restarts workloads.
+    /// Pods that are out of date for a cause that restarts workloads.
     pub outdated: Vec<&'a Arc<Pod>>,
     pub uninjected: Vec<&'a Arc<Pod>>,
-    /// Whether an outdated Pod has other trust anchors than the mesh.
+    /// Whether an outdated Pod has trust anchors other than those of the mesh.
     pub other_trust_roots: bool,
-    /// Pods that were created while others had edited the document.
+    /// The number of Pods that were created while the document had changes by other clients.
     pub suspects: i64,
-    /// Pods that are neither finished nor terminating.
+    /// The number of Pods that are neither finished nor terminating.
     pub live: i64,
 }
 

@@ -1,7 +1,8 @@
 //! Which workloads opted in. Pure.
 //!
-//! In: the labels of a workload, of its template and of its namespace, the [`SelectionPolicy`]. Out: whether the workload may be
-//! restarted, and if not why. Always holds: what the mesh or this operator depends on is never selected, whatever is declared.
+//! In: the labels of a workload, of its Pod template and of its namespace, the [`SelectionPolicy`]. Out: whether the
+//! workload may be restarted, or why not. Always holds: no policy selects a namespace that the mesh or this operator
+//! depends on.
 
 use std::sync::Arc;
 
@@ -26,19 +27,19 @@ pub struct SelectionPolicy {
     pub operator_namespace: Arc<str>,
 }
 
-/// A selector of the resource, as far as it can be evaluated.
+/// A parsed selector of the resource.
 #[derive(Clone, Debug, PartialEq)]
 pub enum LabelFilter {
     All,
     Matching(LabelSelector),
-    /// The selector is invalid, and selects nothing.
+    /// The selector is invalid, and matches no object.
     Nothing,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Selection {
     Selected,
-    /// Its Pods are counted, and nothing is restarted.
+    /// The Pods of the workload are counted, but it is not restarted.
     Observed,
     Not(NotSelected),
 }
@@ -56,7 +57,7 @@ pub enum NotSelected {
 /// A workload that may be selected, and its namespace.
 pub struct SelectionCandidate<'a> {
     pub labels: &'a Labels,
-    /// The label or annotation of its template.
+    /// The value of the label or annotation of its Pod template.
     pub template: Option<&'a str>,
     pub is_of_kind: bool,
     pub namespace: &'a Namespace,
@@ -78,15 +79,15 @@ pub fn selection(candidate: &SelectionCandidate<'_>, policy: &SelectionPolicy) -
     if !policy.workloads.selects(labels) {
         return Selection::Not(NotSelected::WorkloadNotSelected);
     }
-    // The most specific place that says anything decides.
+    // The most specific object that has a value decides.
     let own = labels.get(RECONCILE).map(|value| &**value);
     let of_namespace = namespace.labels.get(RECONCILE).map(|value| &**value);
     match own.or(template).or(of_namespace) {
         Some("auto") => Selection::Selected,
         Some("observe") => Selection::Observed,
-        // Another value may be a misspelling: it opts out.
+        // Any other value may be a misspelling, so it opts out.
         Some(_) => Selection::Not(NotSelected::OptedOut),
-        // Extensions of Linkerd only if they say so.
+        // Extensions of Linkerd have to opt in explicitly.
         None if policy.opt_in == OptIn::All && !namespace.extension => Selection::Selected,
         None => Selection::Not(NotSelected::NotOptedIn),
     }
@@ -99,14 +100,14 @@ impl NotSelected {
         self.into()
     }
 
-    /// For a person.
+    /// Returns an explanation for people.
     pub const fn why(self) -> &'static str {
         match self {
-            Self::ExcludedNamespace => "its namespace is never touched",
-            Self::NamespaceNotSelected => "spec.rollout.namespaceSelector leaves its namespace out",
-            Self::WorkloadNotSelected => "spec.rollout.workloadSelector leaves it out",
-            Self::KindNotSelected => "spec.rollout.kinds leaves it out",
-            Self::OptedOut => "the label config.linkerd.io/reconcile keeps it out",
+            Self::ExcludedNamespace => "its namespace is always excluded",
+            Self::NamespaceNotSelected => "spec.rollout.namespaceSelector does not match its namespace",
+            Self::WorkloadNotSelected => "spec.rollout.workloadSelector does not match it",
+            Self::KindNotSelected => "spec.rollout.kinds does not include its kind",
+            Self::OptedOut => "the label config.linkerd.io/reconcile opts it out",
             Self::NotOptedIn => "no label config.linkerd.io/reconcile: auto on it, its template or its namespace",
         }
     }

@@ -1,4 +1,4 @@
-//! The state of one workload in a rollout, as an assessment finds it.
+//! The result of an assessment: the state of one workload in a rollout.
 
 use std::sync::Arc;
 
@@ -12,22 +12,22 @@ use crate::api::linkerd_config::{RolloutMethod, RolloutPods};
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Assessment {
     pub pods: RolloutPods,
-    /// How many of the Pods were created while others had edited the document.
+    /// The number of Pods that were created while the document had changes by other clients.
     pub suspects: i64,
     pub state: WorkloadState,
-    /// When a restart of ours that still rolls began, for this target or for another.
+    /// The start time of our restart that is not complete yet, for this target or another one.
     pub rolling: Option<Timestamp>,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum WorkloadState {
-    /// It has no Pod that could be out of date.
+    /// The workload has no Pod that could be out of date.
     Unmeshed,
     Unselected(NotSelected),
     Observed,
     /// Selected and out of date, but the operator cannot restart it.
     Unsupported(SkipReason),
-    /// Selected, as in the variants below.
+    /// Selected, as are the variants below.
     UpToDate,
     Pending(Start),
     InProgress(InProgress),
@@ -35,44 +35,44 @@ pub enum WorkloadState {
     Skipped(SkipReason),
 }
 
-/// How a restart is to begin.
+/// The parameters of a restart.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Start {
-    /// The value of the annotation of its template.
+    /// The new value of the template annotation.
     pub value: String,
     pub method: RolloutMethod,
-    /// Pods have other trust anchors than the mesh.
+    /// Whether Pods have trust anchors other than those of the mesh.
     pub for_trust_roots: bool,
 }
 
-/// A restart under way.
+/// A restart in progress.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct InProgress {
     pub state: RolloutState,
-    /// When it began. Where Pods are evicted one after the other: when the last one came up.
+    /// When the restart started. If Pods are evicted: the creation time of the newest Pod, if that is later.
     pub since: Option<Timestamp>,
     pub health: Health,
-    /// The Pod that has to be evicted next.
+    /// The next Pod to evict.
     pub evict: Option<Arc<str>>,
-    /// The value of the annotation of its template if the restart has to be retried.
+    /// The value of the template annotation for a retry.
     pub retry: String,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Health {
-    /// Not finished; the sentence says what is missing.
+    /// The restart is not complete; the text describes what is missing.
     Progressing(String),
-    /// All Pods are there, and all are current.
+    /// All Pods are available and current.
     Healthy,
-    /// All Pods are there, and some have to be evicted.
+    /// All Pods are available, and some still have to be evicted.
     Evicting,
-    /// Its controller has finished, and Pods are out of date.
+    /// The controller has finished, but Pods are out of date.
     StillOutdated,
-    /// Another client undid our patch.
+    /// Another client reverted our patch.
     Reverted,
-    /// A Pod came up without a proxy.
+    /// A Pod started without a proxy.
     Uninjected(Arc<str>),
-    /// The configuration was rolled back, and its template has to be, too.
+    /// The configuration was rolled back, and the template annotation has to be rolled back as well.
     ToBeReverted,
 }
 
@@ -107,22 +107,28 @@ impl SkipReason {
         self.into()
     }
 
-    /// Returns the reason and what to do, for a person.
+    /// Returns the reason and what to do, for people.
     pub const fn why(self) -> &'static str {
         match self {
             Self::Paused => "the Deployment is paused: resume it",
             Self::OnDelete => {
                 "its update strategy is OnDelete: delete its Pods, or annotate it with config.linkerd.io/rollout-method: evict"
             }
-            Self::Partition => "all that are out of date are below its partition",
-            Self::NoController => "nothing would make these Pods anew: delete them yourself",
+            Self::Partition => "all outdated Pods are below the partition of its update strategy: lower the partition",
+            Self::NoController => "no controller would recreate these Pods: delete and recreate them yourself",
             Self::Job => "a restart would lose its work: the next run has the new configuration",
-            Self::UnknownOwner => "nothing is known of how its owner restarts it: restart it there",
-            Self::BlockedByPDB => "a PodDisruptionBudget over its Pods allows no disruption",
-            Self::Reverted => "somebody undoes the restart: annotate it with config.linkerd.io/rollout-method: evict",
-            Self::TooManyAttempts => "its Pods are out of date again after each restart: see what makes them",
-            Self::NamespaceBreaksInjection => "an annotation of its namespace keeps the injector from working",
-            Self::InjectionDisabled => "its template asks for no proxy: a restart would take it out of the mesh",
+            Self::UnknownOwner => "the operator cannot restart Pods of this owner: restart them through the owner",
+            Self::BlockedByPDB => "a PodDisruptionBudget for its Pods allows no disruption",
+            Self::Reverted => {
+                "another client reverts the restart: annotate it with config.linkerd.io/rollout-method: evict"
+            }
+            Self::TooManyAttempts => {
+                "its Pods are out of date again after each restart: find what else creates or changes them"
+            }
+            Self::NamespaceBreaksInjection => "an annotation of its namespace makes proxy injection fail: remove it",
+            Self::InjectionDisabled => {
+                "its Pod template does not request a proxy: a restart would remove it from the mesh"
+            }
             Self::Deleting => "it is being deleted",
         }
     }
