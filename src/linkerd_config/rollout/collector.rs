@@ -22,11 +22,17 @@ impl RolloutCollector {
         Ok(Self {
             latest,
             pods: IntGaugeVec::new(
-                Opts::new("linkerd_operator_linkerdconfig_pods", "Pods, by what they are to the mesh's configuration"),
+                Opts::new(
+                    "linkerd_operator_linkerdconfig_pods",
+                    "Pods, by how they compare with the configuration in effect",
+                ),
                 &["class"],
             )?,
             workloads: IntGaugeVec::new(
-                Opts::new("linkerd_operator_linkerdconfig_workloads", "Workloads that opted in, by how they stand"),
+                Opts::new(
+                    "linkerd_operator_linkerdconfig_workloads",
+                    "Workloads that opted in, by the state of their rollout",
+                ),
                 &["state"],
             )?,
         })

@@ -1,8 +1,8 @@
-//! The task that rolls a configuration out.
+//! The task that rolls out a configuration.
 //!
-//! In: workloads that changed, the [`RolloutTarget`], the time. Out: one step after the other, and the progress. Always holds: this
-//! task alone makes decisions, one at a time, so that no limit is exceeded; it acts only in the term of leadership of its target,
-//! and only after the watches have proved to be working.
+//! In: workloads that changed, the [`RolloutTarget`], the time. Out: steps, one at a time, and the progress. Always
+//! holds: only this task makes decisions, one at a time, so that no limit is exceeded; it acts only in the leadership
+//! term of its target, and only after every watch works.
 
 use std::{collections::HashSet, sync::Arc, time::Duration};
 
@@ -39,7 +39,8 @@ use crate::{
     write::WriteError,
 };
 
-/// Delay of the first step of a term: the watches may not have delivered the last writes of the leader before.
+/// Delay of the first restart or eviction of a term: the watches may not have delivered the last writes of the previous
+/// leader yet.
 const PREDECESSOR: Duration = Duration::from_secs(2);
 const BACKOFF_BASE: Duration = Duration::from_millis(200);
 const BACKOFF_CAP: Duration = Duration::from_secs(60);
@@ -52,7 +53,7 @@ pub(super) struct Engine {
     observer: Arc<RolloutObserver>,
     targets: watch::Receiver<Option<Arc<RolloutTarget>>>,
     term: ActiveTerm,
-    /// All workloads, whether they have Pods of the mesh or not.
+    /// All workloads, with or without Pods of the mesh.
     known: HashSet<WorkloadKey>,
     schedule: RolloutSchedule,
     window: WindowCache,
@@ -65,7 +66,7 @@ pub(super) struct Engine {
 #[derive(Default)]
 struct ActiveTerm {
     number: u64,
-    /// No restart begins earlier.
+    /// The earliest time of a restart.
     starts: Option<Timestamp>,
 }
 
@@ -100,7 +101,7 @@ impl Engine {
         }
         let mut target: Option<Arc<RolloutTarget>> = None;
         let mut next_run = None;
-        // While watches fail: resolves when they have listed again, because no change reports that.
+        // While watches fail: resolves when they have listed again. No change event reports that.
         let mut recovery: Option<BoxFuture<'static, ()>> = None;
         loop {
             tokio::select! {
@@ -111,7 +112,7 @@ impl Engine {
                 }
                 changed = self.targets.changed() => {
                     if changed.is_err() {
-                        // The controller is gone, and the process follows.
+                        // The controller has ended, because the process is stopping.
                         return;
                     }
                     let next = self.targets.borrow_and_update().clone();
@@ -178,7 +179,7 @@ impl Engine {
         }
     }
 
-    /// Assesses a workload as it is now, and files it in the schedule.
+    /// Assesses the current state of a workload, and updates the schedule.
     fn assess(&mut self, workload: &WorkloadKey, target: Option<&RolloutTarget>) {
         let now = Timestamp::now();
         let (assessment, resource) = {
@@ -239,7 +240,7 @@ impl Engine {
         [due, publish_again].into_iter().flatten().min()
     }
 
-    /// Returns the closed gate, if any; and when the maintenance window opens or closes.
+    /// Returns the closed gate, if any, and when the maintenance window opens or closes.
     fn gate(&mut self, target: &RolloutTarget, now: Timestamp) -> (Option<Gate>, Option<Timestamp>) {
         let gate = |reason, message: &str| Some(Gate { reason, message: message.to_owned() });
         let window = self.window.at(now);
@@ -250,7 +251,7 @@ impl Engine {
         } else if target.gates.closed.is_some() {
             target.gates.closed.clone()
         } else if !self.cluster.follows(KINDS) {
-            gate("WaitingForWatches", "a watch fails, and nobody knows how things stand: see /ready")
+            gate("WaitingForWatches", "a watch fails, so the state of the cluster is unknown: see /ready")
         } else if self.waits_for_control_plane(target) {
             let message = "the trust anchors changed: restart the control plane first";
             gate("WaitingForControlPlane", message)
@@ -262,7 +263,8 @@ impl Engine {
         (gate, changes)
     }
 
-    /// Whether the control plane has to be restarted first: proxies with new trust anchors reject peers with the old ones.
+    /// Whether the control plane has to be restarted first: proxies with new trust anchors reject peers with the old
+    /// ones.
     fn waits_for_control_plane(&self, target: &RolloutTarget) -> bool {
         let Some(written) = target.gates.trust_roots_written.filter(|_| self.schedule.totals.for_trust_roots > 0)
         else {
@@ -290,7 +292,7 @@ impl Engine {
         }
     }
 
-    /// Returns the time before which no restart begins.
+    /// Returns the earliest time of a restart.
     fn starts(&self, target: &RolloutTarget) -> Option<Timestamp> {
         self.term.starts.max(target.proxies.drift_ends())
     }
@@ -311,16 +313,16 @@ impl Engine {
             }
             Err(WriteError::NotLeading) => return false,
             Err(error) => {
-                // The workload changed after it was assessed: the watch is about to deliver the change.
+                // The workload changed after it was assessed. The watch delivers the change soon.
                 if error.is_conflict() {
-                    debug!(%workload, "a workload changed while it was assessed");
+                    debug!(%workload, "a workload changed after it was assessed, retrying");
                 } else {
-                    warn!(%workload, %error, "a workload could not be restarted, trying on");
+                    warn!(%workload, %error, "could not update a workload, retrying");
                 }
                 let least = error.retry_after();
                 let pause = |count| backoff(count, BACKOFF_BASE, BACKOFF_CAP).max(least).min(BACKOFF_CAP);
-                let is_open = matches!(error, WriteError::TimedOut | WriteError::Transport(_));
-                self.schedule.record_failure(workload, error.to_string(), is_open, now, pause);
+                let outcome_unknown = matches!(error, WriteError::TimedOut | WriteError::Transport(_));
+                self.schedule.record_failure(workload, error.to_string(), outcome_unknown, now, pause);
             }
         }
         true

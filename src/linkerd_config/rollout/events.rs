@@ -13,7 +13,7 @@ use crate::{
 
 pub(super) struct WorkloadEvents {
     events: Events,
-    /// The reason of the last Event about a workload that is skipped: one Event for each key and reason.
+    /// The reason in the last Event about each skipped workload, so that there is one Event per key and reason.
     skipped: HashMap<WorkloadKey, SkipReason>,
 }
 
@@ -22,7 +22,7 @@ impl WorkloadEvents {
         Self { events: events.clone(), skipped: HashMap::new() }
     }
 
-    /// Forgets which workloads were skipped for the last key.
+    /// Forgets which workloads were skipped for the previous key.
     pub(super) fn begin_key(&mut self) {
         self.skipped.clear();
     }
@@ -34,7 +34,7 @@ impl WorkloadEvents {
     /// Emits an Event about a workload that is out of date and skipped.
     pub(super) fn emit_skip(&mut self, resource: &AppsWorkload, target: &RolloutTarget, skip: SkipReason) {
         if self.skipped.insert(resource.workload.clone(), skip) != Some(skip) {
-            let note = format!("Out of date for configuration {}, and left alone: {}", target.key, skip.why());
+            let note = format!("Out of date for configuration {}, but not restarted: {}", target.key, skip.why());
             self.emit(resource, target, Reason::ProxyRolloutSkipped, note);
         }
     }
@@ -48,8 +48,8 @@ impl WorkloadEvents {
                 (Reason::PodRestart, format!("Restarted for configuration {key}"))
             }
             StepAction::Retry(value) => {
-                info!(%workload, restarted_for = value, "restarting a workload once more");
-                (Reason::PodRestart, format!("Restarted once more for configuration {key}"))
+                info!(%workload, restarted_for = value, "restarting a workload again");
+                (Reason::PodRestart, format!("Restarted again for configuration {key}"))
             }
             StepAction::Finish { .. } => {
                 info!(%workload, restarted_for = %key, "a workload is up to date");
@@ -60,8 +60,8 @@ impl WorkloadEvents {
                 (Reason::ProxyRolloutFailed, format!("Failed with configuration {key}: {reason}: {message}"))
             }
             StepAction::Revert => {
-                info!(%workload, "putting a workload back to what it was");
-                (Reason::PodRestart, "Put back to what it was before".to_owned())
+                info!(%workload, "rolling back the Pod template of a workload");
+                (Reason::PodRestart, "Rolled back the Pod template to the state before the restart".to_owned())
             }
             StepAction::Evict(pod) => {
                 info!(%workload, pod = &**pod, "evicted a Pod that was out of date");

@@ -1,7 +1,7 @@
-//! Conditions that have to hold before any restart. Pure.
+//! Conditions that have to hold before any restart starts. Pure.
 //!
-//! In: a LinkerdConfig and its status. Out: the first [`Gate`] that is closed, if any. The engine adds the gates that depend on
-//! time and on the cluster.
+//! In: a LinkerdConfig and its status. Out: the first [`Gate`] that is closed, if any. The engine adds the gates that
+//! depend on the time and on the cluster.
 
 use k8s_openapi::{apimachinery::pkg::apis::meta::v1::Condition, jiff::Timestamp};
 
@@ -14,24 +14,25 @@ use crate::{
     cluster::kinds::linkerd_config::LinkerdConfig,
 };
 
-/// On a LinkerdConfig: the hash of a bundle that shares no trust anchor with the one before it.
+/// Annotation of a LinkerdConfig. Its value is the hash of an approved bundle that shares no trust anchor with the
+/// previous one.
 pub const APPROVE_ANNOTATION: &str = "config.linkerd.io/approve-trust-roots";
 
 pub const OUTSIDE_WINDOW: &str = "OutsideWindow";
 pub const PAUSED: &str = "Paused";
 pub const DISABLED: &str = "RolloutDisabled";
 
-/// A closed gate: the reason of the condition RolloutComplete, and a sentence.
+/// A closed gate: the reason and the message of the condition RolloutComplete.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Gate {
     pub reason: &'static str,
     pub message: String,
 }
 
-/// The gates of a target that the controller can evaluate. They have no part in the assessment of workloads.
+/// The gates of a target that the controller can evaluate. They do not affect the assessment of workloads.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Gates {
-    /// Why nothing may begin.
+    /// The gate that blocks restarts, if any.
     pub closed: Option<Gate>,
     /// When the bundle of trust anchors was written: the control plane has to be restarted after that.
     pub trust_roots_written: Option<Timestamp>,
@@ -40,13 +41,13 @@ pub struct Gates {
 // === impl Gates ===
 
 impl Gates {
-    /// Whether the configuration rolls nothing out, whatever else holds.
+    /// Returns the closed gate if the configuration disables rollouts.
     pub fn disabled(&self) -> Option<&Gate> {
         self.closed.as_ref().filter(|gate| gate.reason == DISABLED)
     }
 }
 
-/// Returns why nothing may begin.
+/// Returns the first closed gate.
 pub(super) fn closed_gate(config: &LinkerdConfig, status: &LinkerdConfigStatus) -> Option<Gate> {
     let gate = |reason, message: String| Some(Gate { reason, message });
     let condition = |type_: &str| status.conditions.iter().find(|condition| condition.type_ == type_);
@@ -60,21 +61,24 @@ pub(super) fn closed_gate(config: &LinkerdConfig, status: &LinkerdConfigStatus) 
         return gate(DISABLED, "no injector reads this ConfigMap".to_owned());
     }
     if condition("ConfigMapSynced").is_none_or(|synced| synced.status != "True") {
-        return gate("WaitingForConfigMap", "the ConfigMap does not hold what is declared".to_owned());
+        return gate(
+            "WaitingForConfigMap",
+            "the ConfigMap does not have the declared configuration: see the condition ConfigMapSynced".to_owned(),
+        );
     }
     let rolled_back = status.rollout.as_ref().and_then(|rollout| rollout.rolled_back.as_deref());
     let injection_hash = status.injection_hash.as_deref().unwrap_or_default();
     if rolled_back
         .is_some_and(|key| *key == *RolloutKey::of(injection_hash, status.trust_roots_sha256.as_deref(), None).as_str())
     {
-        return gate("WaitingForConfigMap", "the configuration is being taken back".to_owned());
+        return gate("WaitingForConfigMap", "the configuration is being rolled back".to_owned());
     }
     let approved = config.annotations.get(APPROVE_ANNOTATION).map(|hash| &**hash);
     let replaced = status.trust_anchors.as_ref().and_then(|anchors| anchors.replaced.as_deref());
     if let Some(replaced) = replaced.filter(|replaced| approved != Some(replaced)) {
         let message = format!(
-            "none of the trust anchors that were there is left, so restarted proxies could not talk to the others; to go on, annotate \
-             the resource with {APPROVE_ANNOTATION}: {replaced}"
+            "the new bundle has none of the previous trust anchors, so restarted proxies could not connect to the others; \
+             to continue, annotate the resource with {APPROVE_ANNOTATION}: {replaced}"
         );
         return gate("AwaitingApproval", message);
     }
@@ -84,7 +88,7 @@ pub(super) fn closed_gate(config: &LinkerdConfig, status: &LinkerdConfigStatus) 
     match synced.filter(is_open) {
         Some(_) => None,
         None => {
-            let message = synced.map_or("nothing is known of the injectors", |synced| &synced.message);
+            let message = synced.map_or("the state of the injectors is unknown", |synced| &synced.message);
             gate("WaitingForInjector", message.to_owned())
         }
     }

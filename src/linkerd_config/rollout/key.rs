@@ -1,20 +1,20 @@
-//! The key of a rollout: what workloads are restarted for. Pure.
+//! The key of a rollout, which identifies the configuration that workloads are restarted for. Pure.
 //!
-//! Always holds: two targets with one [`RolloutKey`] require the same of every Pod, so a workload that was restarted for a key is
-//! not restarted for it again.
+//! Always holds: two targets with the same [`RolloutKey`] require the same of every Pod, so a workload that is up to
+//! date for a key is not restarted for it.
 
 use std::{fmt, sync::Arc};
 
 use crate::linkerd_config::sha256;
 
-/// On a LinkerdConfig: another value has the operator retry the workloads that failed.
+/// Annotation of a LinkerdConfig. A new value makes the operator retry the workloads that failed.
 pub const RETRY_ANNOTATION: &str = "config.linkerd.io/retry";
 
-/// Digits of a hash that a key has.
+/// Number of digits of a shortened hash in a key.
 const SHOWN: usize = 8;
 
-/// The value of the annotation of templates: the injection hash, a part of the hash of the trust anchors, and, where a person
-/// requested another try, a part of the hash of that request.
+/// The value of the annotation of Pod templates: the injection hash, a prefix of the hash of the trust anchors, and, if
+/// a user requested a retry, a prefix of the hash of that request.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct RolloutKey(Arc<str>);
 
@@ -31,12 +31,12 @@ impl RolloutKey {
         &self.0
     }
 
-    /// Returns the value that templates get at the n-th attempt, from 1.
+    /// Returns the annotation value of the n-th attempt, counted from 1.
     pub fn value(&self, attempt: u32) -> String {
         if attempt <= 1 { self.0.to_string() } else { format!("{}.{attempt}", self.0) }
     }
 
-    /// Returns the number of the attempt for this key that a value stands for; 0 for a value of another key.
+    /// Returns the number of the attempt in an annotation value; 0 for a value of another key.
     pub fn attempt(&self, value: &str) -> u32 {
         match value.strip_prefix(&*self.0) {
             Some("") => 1,
@@ -45,12 +45,12 @@ impl RolloutKey {
         }
     }
 
-    /// Whether the key is for this hash, whichever try of it.
+    /// Whether the key is for this hash, with any retry.
     pub fn is_of(&self, hash: &str) -> bool {
         Self::from(hash).begins(&self.0)
     }
 
-    /// Whether a value belongs to this key, or to a later try of it.
+    /// Whether a value belongs to this key, or to a retry of it.
     pub fn begins(&self, value: &str) -> bool {
         value.strip_prefix(&*self.0).is_some_and(|rest| rest.is_empty() || rest.starts_with(['.', '-']))
     }
@@ -68,7 +68,7 @@ impl From<&str> for RolloutKey {
     }
 }
 
-/// A hash, because an annotation may hold any text and a key may not.
+/// Returns a short hash of a text, because the retry annotation may have any value and a key must not.
 fn short_hash(text: &str) -> String {
     sha256(text).get(..SHOWN).unwrap_or_default().to_owned()
 }
@@ -78,7 +78,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_key_says_of_its_values_which_attempt_they_are() {
+    fn an_attempt_is_parsed_from_its_annotation_value() {
         let key = RolloutKey::of("0123456789abcdef", Some(&"a".repeat(64)), None);
         assert_eq!(key.as_str(), "0123456789abcdef-aaaaaaaa");
         for attempt in [1, 2, 17] {

@@ -1,4 +1,4 @@
-//! Rollouts: workloads are restarted, a few at a time, until every selected proxy runs with the wanted configuration.
+//! Rollouts: restart workloads, a few at a time, until every selected proxy runs with the configuration in effect.
 //!
 //! ```text
 //!   controller ──RolloutTarget──▶ engine: dirty workload ─▶ assess (pure) ─▶ RolloutSchedule ─▶ RolloutSteps (pure) ─▶ restart ──▶ API server
@@ -6,10 +6,11 @@
 //!       └──────RolloutProgress──────┘ ◀────────────────────── cluster: Pods, workloads, budgets ◀─────────────────────────────────┘
 //! ```
 //!
-//! In: the target of the LinkerdConfig in effect, as its status says it; every Pod and workload, through the cluster state. Out: one
-//! annotation on the template of a workload at a time, evictions, the progress. Always holds: the record of a rollout is on its
-//! workloads, so a new leader continues where the last one stopped; no workload is restarted twice for one key; only workloads
-//! that opted in are restarted, and none while a gate is closed.
+//! In: the target, which is derived from the LinkerdConfig in effect and its status; every Pod and workload in the
+//! cluster state. Out: an annotation on the Pod template of each restarted workload, evictions, the progress. Always
+//! holds: the record of a rollout is on its workloads, so a new leader continues where the previous one stopped; a
+//! workload is restarted again for the same key only if Pods are still out of date, and a bounded number of times; only
+//! workloads that opted in are restarted, and no restart starts while a gate is closed.
 
 pub mod assess;
 mod collector;
@@ -60,14 +61,14 @@ use crate::{
     tasks::Tasks,
 };
 
-/// The controller's handle of the engine.
+/// The controller's handle to the engine.
 pub(super) struct Rollouts {
     targets: watch::Sender<Option<Arc<RolloutTarget>>>,
     latest: Arc<LatestProgress>,
 }
 
 impl Rollouts {
-    /// Starts the engine. It ends after the write under way when `stop` is cancelled.
+    /// Starts the engine. When `stop` is cancelled, it finishes the write in progress and ends.
     ///
     /// # Errors
     /// When the metrics are registered already.
@@ -88,7 +89,7 @@ impl Rollouts {
         Ok(Self { targets, latest })
     }
 
-    /// Sets the target from now on.
+    /// Sets the target of the engine.
     pub(super) fn set_target(&self, target: RolloutTarget) {
         self.targets.send_if_modified(|known| {
             let is_new = known.as_deref() != Some(&target);
@@ -107,7 +108,7 @@ impl Rollouts {
         self.latest.get().filter(is_of_target)
     }
 
-    /// Whether workloads failed with the configuration in effect, and the policy is to roll it back.
+    /// Whether workloads failed with the configuration in effect, and the policy requires a rollback.
     pub(super) fn requires_rollback(&self, config: &LinkerdConfig, status: &LinkerdConfigStatus) -> bool {
         let hash = status.rollout.as_ref().and_then(|rollout| rollout.hash.as_deref());
         let requires = |progress: &Arc<RolloutProgress>| {
@@ -120,14 +121,14 @@ impl Rollouts {
     }
 }
 
-/// Returns what is invalid in `spec.rollout`, though the schema accepts it.
+/// Returns the problems of `spec.rollout` that the schema does not detect.
 pub fn problems(spec: &LinkerdConfigSpec) -> Vec<Problem> {
     let unclear = spec.rollout.window.as_ref().and_then(|window| MaintenanceWindows::parse(window).err());
     let path = Path::from(&["spec", "rollout", "window"][..]);
     unclear.into_iter().map(|reason| Problem { path: path.clone(), value: String::new(), reason }).collect()
 }
 
-/// Assesses a workload; `None` for one that is gone. The cost is proportional to its Pods.
+/// Assesses a workload; `None` if it has neither a resource nor Pods. The cost is proportional to its Pods.
 pub fn assess_workload(state: &State, workload: &WorkloadKey, target: &RolloutTarget) -> Option<Assessment> {
     let resource = state.apps_workload(workload);
     let pods: Vec<Arc<Pod>> = state.pods_of(workload).cloned().collect();

@@ -1,8 +1,8 @@
-//! Properties of a rollout under any sequence of events: the limits hold, no workload is restarted without a cause, and in the end
-//! every workload is up to date or the reason is known.
+//! Properties of a rollout under any sequence of events: the limits hold, no workload is restarted without a cause, and
+//! in the end every workload is up to date or has a reason why not.
 //!
-//! The simulation has Deployments whose controller replaces a few Pods at each beat, and people who change the target, the labels,
-//! the scale and the budgets at random. Steps are applied with the same patches as on a real cluster.
+//! The simulated controller replaces at most one Pod of each Deployment per beat. The target, the labels, the scale and
+//! the budgets change at random. Steps are applied with the production patches.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -27,20 +27,20 @@ use crate::cluster::{Kind, index::workload_key::WorkloadKey};
 
 const DEPLOYMENTS: usize = 4;
 const PODS: usize = 2;
-/// More than any rollout takes: two attempts of each, one after the other.
+/// More than any rollout takes: two attempts for each Deployment, one after the other.
 const BEATS: usize = 100;
 const DEADLINE: Duration = Duration::from_secs(5);
 
 #[derive(Clone, Debug)]
-enum Happens {
-    /// Somebody declares another configuration.
-    Wants(u8),
-    /// Its Pods come up, or do not.
-    Breaks(usize, bool),
-    OptsOut(usize),
+enum Disturbance {
+    /// The target changes.
+    Target(u8),
+    /// New Pods of a Deployment do not become ready, or do again.
+    Broken(usize, bool),
+    OptOut(usize),
     Budget(bool),
-    Scales(usize, u8),
-    /// Another manager leads.
+    Scale(usize, u8),
+    /// Another replica takes over.
     Takeover,
     Nothing,
 }
@@ -53,18 +53,18 @@ struct Simulation {
     deployments: BTreeMap<usize, Deployment>,
     wanted: u8,
     at_once: usize,
-    /// What each was restarted for, since that is wanted.
+    /// The Deployments and annotation values of all restarts for the current target.
     restarts: BTreeSet<(usize, String)>,
-    /// Those that were restarted, and have not come back yet, with when they have to be.
+    /// The restarted Deployments that are not complete yet, with their deadlines.
     rolling: BTreeMap<usize, Timestamp>,
 }
 
 struct Deployment {
     object: Value,
-    /// Of each Pod: the marker, and whether it is ready; and of which template.
+    /// The number, the marker and the template of each Pod.
     pods: Vec<(u64, String, String)>,
     broken: bool,
-    born: u64,
+    created: u64,
 }
 
 fn marker(wanted: u8) -> String {
@@ -93,17 +93,17 @@ impl Simulation {
                 "spec": {"replicas": PODS, "template": {"metadata": {"annotations": {"linkerd.io/inject": "enabled"}}}},
                 "status": {},
             });
-            let deployment = Deployment { object, pods: Vec::new(), broken: false, born: 0 };
+            let deployment = Deployment { object, pods: Vec::new(), broken: false, created: 0 };
             simulation.deployments.insert(index, deployment);
         }
-        simulation.want(0);
+        simulation.set_target(0);
         for _ in 0..4 {
             simulation.beat();
         }
         simulation
     }
 
-    fn want(&mut self, wanted: u8) {
+    fn set_target(&mut self, wanted: u8) {
         if self.wanted != wanted {
             self.restarts.clear();
         }
@@ -113,26 +113,26 @@ impl Simulation {
         target.key = RolloutKey::of(&marker(wanted), Some("roots"), None);
     }
 
-    fn happens(&mut self, what: &Happens) {
-        match what {
-            Happens::Wants(wanted) => self.want(*wanted),
-            Happens::Breaks(index, broken) => self.edit(*index, |deployment| deployment.broken = *broken),
-            Happens::OptsOut(index) => self.edit(*index, |deployment| {
+    fn disturb(&mut self, disturbance: &Disturbance) {
+        match disturbance {
+            Disturbance::Target(wanted) => self.set_target(*wanted),
+            Disturbance::Broken(index, broken) => self.edit(*index, |deployment| deployment.broken = *broken),
+            Disturbance::OptOut(index) => self.edit(*index, |deployment| {
                 deployment.object["metadata"]["labels"] = json!({"config.linkerd.io/reconcile": "disabled"});
             }),
-            Happens::Budget(allows) => {
+            Disturbance::Budget(allows) => {
                 let allowed = i32::from(*allows);
                 let object = json!({"metadata": {"name": "all", "namespace": "ns", "generation": 1},
                     "spec": {"selector": {}}, "status": {"disruptionsAllowed": allowed, "observedGeneration": 1}});
                 self.world.feed.apply(Kind::PodDisruptionBudget, Event::Apply(object));
             }
-            Happens::Scales(index, replicas) => self.edit(*index, |deployment| {
+            Disturbance::Scale(index, replicas) => self.edit(*index, |deployment| {
                 deployment.object["spec"]["replicas"] = json!(replicas);
             }),
-            Happens::Takeover => {
+            Disturbance::Takeover => {
                 self.schedule = RolloutSchedule::default();
             }
-            Happens::Nothing => {}
+            Disturbance::Nothing => {}
         }
     }
 
@@ -140,7 +140,8 @@ impl Simulation {
         self.deployments.get_mut(&index).map(edit).unwrap();
     }
 
-    /// A second goes by: controllers do one thing each, then the engine looks at all, and carries out what it plans.
+    /// Advances the time by a second: each controller makes one change, then all Deployments are assessed and the due
+    /// steps applied.
     fn beat(&mut self) {
         self.now = self.now.checked_add(SignedDuration::from_secs(1)).unwrap();
         let indices: Vec<usize> = self.deployments.keys().copied().collect();
@@ -161,7 +162,7 @@ impl Simulation {
         }
         let now = self.now;
         self.rolling.retain(|_, due| now < *due);
-        assert!(self.rolling.len() <= self.at_once, "{:?} at once", self.rolling);
+        assert!(self.rolling.len() <= self.at_once, "{:?} exceed the limit", self.rolling);
     }
 
     fn limits(&self) -> RolloutLimits {
@@ -176,7 +177,7 @@ impl Simulation {
         }
     }
 
-    /// Brings one Pod of a Deployment to its template, if the last one is ready.
+    /// Creates, replaces or deletes one Pod of a Deployment; replaces only if all Pods are ready.
     fn control(&mut self, index: usize) {
         let wanted = marker(self.wanted);
         let second = format!("{:.0}", self.now);
@@ -188,15 +189,15 @@ impl Simulation {
         let ready = |pod: &(u64, String, String), broken: bool| pod.2 != template || !broken;
         let all_ready = deployment.pods.iter().all(|pod| ready(pod, deployment.broken));
         let old = deployment.pods.iter().position(|pod| pod.2 != template);
-        let mut gone = None;
+        let mut deleted = None;
         if deployment.pods.len() > replicas {
-            gone = deployment.pods.pop();
+            deleted = deployment.pods.pop();
         } else if deployment.pods.len() < replicas || (old.is_some() && all_ready) {
             if deployment.pods.len() >= replicas {
-                gone = old.map(|at| deployment.pods.remove(at));
+                deleted = old.map(|at| deployment.pods.remove(at));
             }
-            deployment.born += 1;
-            deployment.pods.push((deployment.born, wanted.clone(), template.clone()));
+            deployment.created += 1;
+            deployment.pods.push((deployment.created, wanted.clone(), template.clone()));
         }
         let count = |of: &dyn Fn(&(u64, String, String)) -> bool| deployment.pods.iter().filter(|pod| of(pod)).count();
         let available = count(&|pod| ready(pod, deployment.broken));
@@ -210,10 +211,10 @@ impl Simulation {
         let pods = deployment.pods.clone();
         self.world.workload(Kind::Deployment, &name, &object);
         for (number, marker, _) in pods.iter().rev().take(1) {
-            let born = json!({"metadata": {"creationTimestamp": second}});
-            self.world.pod(&format!("{name}-{number}"), &name, Some(marker), &born);
+            let over = json!({"metadata": {"creationTimestamp": second}});
+            self.world.pod(&format!("{name}-{number}"), &name, Some(marker), &over);
         }
-        if let Some((number, ..)) = gone {
+        if let Some((number, ..)) = deleted {
             let object = json!({"metadata": {"name": format!("{name}-{number}"), "namespace": "ns"}});
             self.world.feed.apply(Kind::Pod, Event::Delete(object));
         }
@@ -257,7 +258,7 @@ impl Simulation {
         self.schedule.record_sent(step, &version, self.now);
     }
 
-    /// Everything is up to date, or it is said why not.
+    /// Returns an error if a Deployment is neither up to date nor has a reason why not.
     fn is_settled(&self) -> Result<(), String> {
         for (index, deployment) in &self.deployments {
             let workload = WorkloadKey::new("ns", "Deployment", format!("d{index}"));
@@ -274,16 +275,16 @@ impl Simulation {
     }
 }
 
-fn happens() -> impl Strategy<Value = Happens> {
+fn any_disturbance() -> impl Strategy<Value = Disturbance> {
     let index = 0..DEPLOYMENTS;
     prop_oneof![
-        4 => (0..4u8).prop_map(Happens::Wants),
-        2 => (index.clone(), any::<bool>()).prop_map(|(index, broken)| Happens::Breaks(index, broken)),
-        1 => index.clone().prop_map(Happens::OptsOut),
-        1 => any::<bool>().prop_map(Happens::Budget),
-        2 => (index, 0..4u8).prop_map(|(index, replicas)| Happens::Scales(index, replicas)),
-        1 => Just(Happens::Takeover),
-        8 => Just(Happens::Nothing),
+        4 => (0..4u8).prop_map(Disturbance::Target),
+        2 => (index.clone(), any::<bool>()).prop_map(|(index, broken)| Disturbance::Broken(index, broken)),
+        1 => index.clone().prop_map(Disturbance::OptOut),
+        1 => any::<bool>().prop_map(Disturbance::Budget),
+        2 => (index, 0..4u8).prop_map(|(index, replicas)| Disturbance::Scale(index, replicas)),
+        1 => Just(Disturbance::Takeover),
+        8 => Just(Disturbance::Nothing),
     ]
 }
 
@@ -291,10 +292,13 @@ proptest! {
     #![proptest_config(ProptestConfig { cases: 24, failure_persistence: None, ..ProptestConfig::default() })]
 
     #[test]
-    fn any_history_ends_with_all_up_to_date_or_explained(at_once in 1..4usize, history in prop::collection::vec(happens(), 0..60)) {
+    fn every_workload_ends_up_to_date_or_with_a_reason(
+        at_once in 1..4usize,
+        history in prop::collection::vec(any_disturbance(), 0..60),
+    ) {
         let mut simulation = Simulation::new(at_once);
-        for what in &history {
-            simulation.happens(what);
+        for disturbance in &history {
+            simulation.disturb(disturbance);
             simulation.beat();
         }
         for _ in 0..BEATS {

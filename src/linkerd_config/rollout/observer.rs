@@ -1,4 +1,4 @@
-//! What a change of the cluster's state means for rollouts: the workloads that have to be assessed again.
+//! Marks the workloads that have to be assessed again after a change of the cluster state.
 
 use std::{collections::BTreeSet, sync::Arc};
 
@@ -76,8 +76,9 @@ fn itself<K>(diff: &Diff<AppsWorkloadOf<K>>) -> BTreeSet<WorkloadKey> {
     [diff.latest().resource.workload.clone()].into()
 }
 
-/// The workloads between which Pods moved that belong to one through this ReplicaSet or Job: it, and its owners before and after.
-/// Most ReplicaSets are old and have no Pods: their changes concern no workload. The end of one without an owner changes nothing either.
+/// The workloads between which the Pods of this ReplicaSet or Job moved: the object itself, and its owners before and
+/// after the change. Most ReplicaSets are old and have no Pods, so their changes concern no workload. The deletion of
+/// an object without an owner concerns no workload either.
 fn owned_through<K: Resource<DynamicType = ()>>(
     state: &State,
     diff: &Diff<IntermediateOwner<K>>,
@@ -147,7 +148,7 @@ mod tests {
     }
 
     #[test]
-    fn a_change_of_a_replica_set_with_pods_concerns_it_and_both_owners_and_of_one_without_no_workload() {
+    fn a_change_of_a_replica_set_concerns_itself_and_both_owners_but_only_if_it_has_pods() {
         let mut world = World::new();
         let set = ("ReplicaSet", "web-5f");
         assert_eq!(world.concerns(Kind::ReplicaSet, owned("web-5f", &[("Deployment", "web")])), workloads(&[]));
@@ -155,15 +156,15 @@ mod tests {
         let handed_over = world.concerns(Kind::ReplicaSet, owned("web-5f", &[("Deployment", "api")]));
         assert_eq!(handed_over, workloads(&[set, ("Deployment", "web"), ("Deployment", "api")]));
         assert_eq!(world.concerns(Kind::ReplicaSet, owned("web-5f", &[("Deployment", "api")])), workloads(&[]));
-        let gone = world.concerns(Kind::ReplicaSet, Event::Delete(object("web-5f", &[])));
-        assert_eq!(gone, workloads(&[set, ("Deployment", "api")]));
+        let deleted = world.concerns(Kind::ReplicaSet, Event::Delete(object("web-5f", &[])));
+        assert_eq!(deleted, workloads(&[set, ("Deployment", "api")]));
         assert_eq!(world.concerns(Kind::Pod, owned("b", &[("Job", "tick-1")])), workloads(&[("Job", "tick-1")]));
         let job = world.concerns(Kind::Job, owned("tick-1", &[("CronJob", "tick")]));
         assert_eq!(job, workloads(&[("Job", "tick-1"), ("CronJob", "tick")]));
     }
 
     #[test]
-    fn a_change_of_a_pod_concerns_the_workload_that_it_left_and_the_one_that_it_came_to() {
+    fn a_change_of_a_pod_concerns_its_previous_and_its_new_workload() {
         let mut world = World::new();
         let mut concerns = |event| world.concerns(Kind::Pod, event);
         assert_eq!(concerns(owned("a", &[("StatefulSet", "db")])), workloads(&[("StatefulSet", "db")]));
@@ -173,7 +174,7 @@ mod tests {
     }
 
     #[test]
-    fn a_namespace_concerns_every_workload_in_it_when_it_changes() {
+    fn a_change_of_a_namespace_concerns_every_workload_in_it() {
         let mut world = World::new();
         world.concerns(Kind::Pod, owned("a", &[]));
         assert_eq!(world.concerns(Kind::StatefulSet, owned("db", &[])), workloads(&[("StatefulSet", "db")]));
@@ -185,7 +186,7 @@ mod tests {
     }
 
     #[test]
-    fn a_budget_concerns_what_it_selected_and_what_it_selects() {
+    fn a_change_of_a_budget_concerns_the_workloads_it_selected_and_selects() {
         let mut world = World::new();
         for app in ["web", "db", "mq"] {
             world.concerns(Kind::Pod, owned(app, &[]));
@@ -197,7 +198,7 @@ mod tests {
         };
         let mut concerns = |event| world.concerns(Kind::PodDisruptionBudget, event);
         assert_eq!(concerns(Event::Apply(budget("web", 1))), workloads(&[("Pod", "web")]));
-        assert_eq!(concerns(Event::Apply(budget("web", 2))), workloads(&[]), "it allows one as before");
+        assert_eq!(concerns(Event::Apply(budget("web", 2))), workloads(&[]), "it still allows a disruption");
         assert_eq!(concerns(Event::Apply(budget("web", 0))), workloads(&[("Pod", "web")]));
         assert_eq!(concerns(Event::Apply(budget("db", 0))), workloads(&[("Pod", "web"), ("Pod", "db")]));
         assert_eq!(concerns(Event::Delete(budget("db", 0))), workloads(&[("Pod", "db")]));
@@ -220,7 +221,7 @@ mod tests {
     const OWNERS: [&str; 4] = ["ReplicaSet", "Job", "Deployment", "Pod"];
 
     proptest! {
-        /// Whatever owns what, even itself: a workload whose Pods are others than before is marked.
+        /// A workload is marked when its set of Pods changes, with any owners, even if an object owns itself.
         #[test]
         fn a_workload_whose_pods_changed_is_assessed_again(
             events in prop::collection::vec((0..3usize, 0..4usize, 0..4usize, 0..4usize, any::<bool>()), 0..30),
@@ -228,10 +229,10 @@ mod tests {
             let names = ["a", "b", "c", "d"];
             let mut world = World::new();
             let mut before: Vec<(WorkloadKey, BTreeSet<String>)> = Vec::new();
-            for (what, name, kind, owner, has_owner) in events {
+            for (watched, name, kind, owner, has_owner) in events {
                 let owner = [(OWNERS[kind], names[owner])];
                 let owners = if has_owner { &owner[..] } else { &[] };
-                let kind = [Kind::Pod, Kind::ReplicaSet, Kind::Job][what];
+                let kind = [Kind::Pod, Kind::ReplicaSet, Kind::Job][watched];
                 let marked = world.concerns(kind, owned(names[name], owners));
                 let state = world.feed.cluster.read();
                 let keys = OWNERS.iter().flat_map(|kind| names.map(|name| WorkloadKey::new("ns", *kind, name)));

@@ -1,7 +1,8 @@
 //! The progress of a rollout, for the status. Pure.
 //!
-//! In: the [`RolloutSchedule`], the [`RolloutTarget`], the closed gate. Out: a [`RolloutProgress`]. Always holds: RolloutComplete is
-//! true only when every selected workload runs with the target; the condition explains whatever is missing.
+//! In: the [`RolloutSchedule`], the [`RolloutTarget`], the closed gate. Out: a [`RolloutProgress`]. Always holds:
+//! RolloutComplete is True only when every selected workload runs with the target; otherwise the condition explains
+//! what is missing.
 
 use std::sync::Arc;
 
@@ -20,9 +21,9 @@ use crate::{
     text::and_more,
 };
 
-/// Entries of each list in a status.
+/// Maximum number of entries of each list in a status.
 const LISTED: usize = 20;
-/// Workloads that a message names.
+/// Maximum number of workloads that a message names.
 const NAMED: usize = 3;
 
 /// `status.rollout.phase`.
@@ -57,15 +58,15 @@ pub struct RolloutProgress {
     pub failures: Vec<RolloutFailure>,
     pub skipped: Vec<RolloutSkipped>,
     pub next_window: Option<Timestamp>,
-    /// Pods are left that were created while others had edited the document.
+    /// Whether Pods exist that were created while the document had changes by other clients.
     pub suspects: bool,
-    /// Too many workloads failed, and the policy is to roll the configuration back.
+    /// Whether too many workloads failed and the policy is to roll back the configuration.
     pub requires_rollback: bool,
 }
 
-/// Whether failures keep restarts from beginning.
+/// Whether failures block new restarts.
 pub fn is_halted(schedule: &RolloutSchedule, target: &RolloutTarget) -> bool {
-    // Pods without proxies are worse than old ones, whatever the resource says about failures.
+    // Pods without a proxy are worse than outdated ones, so they halt the rollout under every failure policy.
     let failed = schedule.failed.len() >= target.rollout().max_failures();
     schedule.totals.uninjected > 0 || failed && target.rollout().on_failure != OnFailure::Continue
 }
@@ -124,7 +125,8 @@ fn phase_and_condition(
     }
     if target.rolled_back.is_some() {
         let message = format!(
-            "workloads failed with the configuration, and it was taken back: change the resource; {so_far} before it"
+            "workloads failed with the configuration, and it was rolled back: change the resource; {updated} of {selected} workloads \
+             run with the previous configuration"
         );
         return because(RolloutPhase::RolledBack, "RolledBack", message);
     }
@@ -140,7 +142,7 @@ fn phase_and_condition(
     }
     if is_halted(schedule, target) {
         let message = format!(
-            "{}; change the resource, or its annotation config.linkerd.io/retry to try again; {so_far}",
+            "{}; to retry, change the resource or its annotation config.linkerd.io/retry; {so_far}",
             failures(schedule)
         );
         return because(RolloutPhase::Halted, "Halted", message);
@@ -153,11 +155,11 @@ fn phase_and_condition(
         return because(RolloutPhase::Progressing, "Progressing", so_far);
     }
     if let Some((workload, message)) = schedule.refused() {
-        let message = format!("{workload} cannot be restarted: {message}; {so_far}");
+        let message = format!("could not update {workload}: {message}; retrying; {so_far}");
         return because(RolloutPhase::Waiting, "WriteFailed", message);
     }
     if totals.blocked > 0 {
-        let message = format!("waiting for PodDisruptionBudgets: {}; {so_far}", totals.blocked);
+        let message = format!("workloads blocked by PodDisruptionBudgets: {}; {so_far}", totals.blocked);
         return because(RolloutPhase::Waiting, "BlockedByPDB", message);
     }
     if failed > 0 {
@@ -165,7 +167,7 @@ fn phase_and_condition(
     }
     let reasons: Vec<String> =
         totals.skipped.iter().map(|(skip, count)| format!("{} {count}", skip.as_str())).collect();
-    because(RolloutPhase::Waiting, "WorkloadsSkipped", format!("left alone: {}; {so_far}", reasons.join(", ")))
+    because(RolloutPhase::Waiting, "WorkloadsSkipped", format!("skipped: {}; {so_far}", reasons.join(", ")))
 }
 
 fn failures(schedule: &RolloutSchedule) -> String {

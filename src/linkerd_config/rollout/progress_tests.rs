@@ -35,7 +35,7 @@ fn failed(reason: &str) -> WorkloadState {
     WorkloadState::Failed(WorkloadFailure { reason: reason.to_owned(), message: "so".to_owned(), started: None })
 }
 
-fn seen(states: &[WorkloadState], rollout: &Value, gate: Option<&str>) -> (&'static str, &'static str, bool) {
+fn outcome(states: &[WorkloadState], rollout: &Value, gate: Option<&str>) -> (&'static str, &'static str, bool) {
     let gates = ["Paused", "OutsideWindow", "RolloutDisabled", "WaitingForInjector"];
     let gate = gate.and_then(|wanted| gates.into_iter().find(|it| *it == wanted));
     let gate = gate.map(|reason| Gate { reason, message: "why".to_owned() });
@@ -46,7 +46,7 @@ fn seen(states: &[WorkloadState], rollout: &Value, gate: Option<&str>) -> (&'sta
 }
 
 #[test]
-fn it_is_complete_only_when_every_selected_workload_is_up_to_date() {
+fn a_rollout_is_complete_only_when_every_selected_workload_is_up_to_date() {
     use WorkloadState::{Observed, Skipped, Unsupported, UpToDate};
     let skipped = |skip| Skipped(skip);
     for (states, expected) in [
@@ -62,24 +62,24 @@ fn it_is_complete_only_when_every_selected_workload_is_up_to_date() {
         ),
         (vec![UpToDate, skipped(SkipReason::OnDelete)], ("Waiting", "WorkloadsSkipped", false)),
     ] {
-        assert_eq!(seen(&states, &json!({}), None), expected, "{states:?}");
+        assert_eq!(outcome(&states, &json!({}), None), expected, "{states:?}");
     }
 }
 
 #[test]
-fn a_gate_is_told_while_something_waits_at_it() {
+fn a_closed_gate_is_reported_while_workloads_wait_for_it() {
     for (gate, phase) in [("Paused", "Paused"), ("OutsideWindow", "Waiting"), ("WaitingForInjector", "Waiting")] {
-        assert_eq!(seen(&[pending()], &json!({}), Some(gate)), (phase, gate, false));
-        assert_eq!(seen(&[WorkloadState::UpToDate], &json!({}), Some(gate)), ("Complete", "UpToDate", true));
+        assert_eq!(outcome(&[pending()], &json!({}), Some(gate)), (phase, gate, false));
+        assert_eq!(outcome(&[WorkloadState::UpToDate], &json!({}), Some(gate)), ("Complete", "UpToDate", true));
     }
     let disabled = ("Idle", "RolloutDisabled", false);
-    assert_eq!(seen(&[WorkloadState::UpToDate], &json!({}), Some("RolloutDisabled")), disabled);
+    assert_eq!(outcome(&[WorkloadState::UpToDate], &json!({}), Some("RolloutDisabled")), disabled);
 }
 
 #[test]
-fn what_follows_a_failure_is_declared_and_lost_proxies_always_halt() {
+fn the_failure_policy_applies_and_lost_proxies_always_halt() {
     let failures = [failed("StillOutdated"), pending()];
-    let wants = |states: &[WorkloadState], rollout: Value| {
+    let requires_rollback = |states: &[WorkloadState], rollout: Value| {
         rollout_progress(&schedule(states), &Arc::new(rollout_target(&rollout)), None, None).requires_rollback
     };
     for (rollout, expected, rolls_back) in [
@@ -88,17 +88,17 @@ fn what_follows_a_failure_is_declared_and_lost_proxies_always_halt() {
         (json!({"onFailure": "Continue"}), "Progressing", false),
         (json!({"onFailure": "Rollback"}), "Halted", true),
     ] {
-        assert_eq!(seen(&failures, &rollout, None).0, expected, "{rollout}");
-        assert_eq!(wants(&failures, rollout.clone()), rolls_back, "{rollout}");
+        assert_eq!(outcome(&failures, &rollout, None).0, expected, "{rollout}");
+        assert_eq!(requires_rollback(&failures, rollout.clone()), rolls_back, "{rollout}");
     }
     for rollout in [json!({"maxFailures": 9}), json!({"onFailure": "Continue"})] {
-        assert_eq!(seen(&[failed("Uninjected"), pending()], &rollout, None).0, "Halted", "{rollout}");
+        assert_eq!(outcome(&[failed("Uninjected"), pending()], &rollout, None).0, "Halted", "{rollout}");
     }
-    assert_eq!(seen(&[failed("StillOutdated")], &json!({"onFailure": "Continue"}), None).1, "WorkloadsFailed");
+    assert_eq!(outcome(&[failed("StillOutdated")], &json!({"onFailure": "Continue"}), None).1, "WorkloadsFailed");
 }
 
 #[test]
-fn lists_end_and_counts_do_not() {
+fn lists_are_bounded_and_counts_are_not() {
     let many = vec![failed("StillOutdated"); 30];
     let progress = rollout_progress(&schedule(&many), &Arc::new(rollout_target(&json!({}))), None, None);
     assert_eq!((progress.failures.len(), progress.workloads.failed), (20, 30));

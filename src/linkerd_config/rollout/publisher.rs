@@ -1,4 +1,4 @@
-//! Hands the progress of the rollout to the controller, which writes it into the status, and to the metrics.
+//! Publishes the progress of the rollout to the controller, which writes it into the status, and to the metrics.
 
 use std::{sync::Arc, time::Duration};
 
@@ -8,10 +8,10 @@ use tokio::time::Instant;
 use super::progress::RolloutProgress;
 use crate::{api::NamespacedName, queue::WorkQueue};
 
-/// The status gets new counts at most once in this time.
+/// Minimum interval between two updates of only the counts in the status.
 const COUNTS_INTERVAL: Duration = Duration::from_secs(1);
 
-/// The progress that was published last; `None` while this process does not act.
+/// The latest published progress; `None` while this process does not act.
 #[derive(Default)]
 pub(super) struct LatestProgress(Mutex<Option<Arc<RolloutProgress>>>);
 
@@ -42,7 +42,8 @@ impl ProgressPublisher {
         Self { queue: Arc::clone(queue), latest, published: None }
     }
 
-    /// Publishes a progress: a change of phase at once, new counts at their interval. Returns when the rest is due.
+    /// Publishes a progress. Changes of only the counts are published at most once per [`COUNTS_INTERVAL`]. Returns
+    /// when a deferred change is due.
     pub(super) fn publish(&mut self, progress: RolloutProgress) -> Option<Instant> {
         let now = Instant::now();
         if let Some((last, at)) = &self.published {
@@ -65,7 +66,7 @@ impl ProgressPublisher {
         None
     }
 
-    /// Withdraws the progress, because this process does not act any more.
+    /// Withdraws the progress, because this process does not act anymore.
     pub(super) fn clear(&mut self) {
         self.latest.set(None);
         self.published = None;

@@ -1,8 +1,8 @@
 //! Writes one step to a workload.
 //!
-//! Always holds: leadership is checked right before each write; every patch carries the resourceVersion that was assessed, so that
-//! a replica which assessed an older version changes nothing; a restart changes one annotation of the template, in the same
-//! patch as the annotations that record it.
+//! Always holds: leadership is checked immediately before each write; every patch has the resourceVersion that was
+//! assessed, so that the API server rejects a patch based on an older version; a restart changes one annotation of the
+//! Pod template, in the same patch as the annotations that record it.
 
 use k8s_openapi::{
     api::{
@@ -42,7 +42,7 @@ use crate::{
     write::WriteError,
 };
 
-/// Bytes of the annotation that says why a restart failed.
+/// Maximum size in bytes of the annotation that explains a failed restart.
 const LONGEST_MESSAGE: usize = 512;
 
 pub(super) struct Restarter {
@@ -58,7 +58,7 @@ impl Restarter {
     pub(super) fn new(client: &Client, fence: Fence, registry: &Registry) -> prometheus::Result<Self> {
         let restarts = register_int_counter_vec_with_registry!(
             "linkerd_operator_linkerdconfig_restarts_total",
-            "Restarts of workloads that began, were finished, failed or were taken back",
+            "Restarts of workloads, by kind and result",
             &["kind", "result"],
             registry
         )?;
@@ -69,7 +69,7 @@ impl Restarter {
         }
         let seconds = register_histogram_with_registry!(
             "linkerd_operator_linkerdconfig_workload_rollout_seconds",
-            "From the restart of a workload until all its proxies ran with the configuration, its soak included",
+            "Seconds from the restart of a workload until all its proxies ran with the configuration, including its soak",
             // Up to 68 minutes.
             exponential_buckets(1.0, 2.0, 13)?,
             registry
@@ -77,7 +77,7 @@ impl Restarter {
         Ok(Self { client: client.clone(), fence, restarts, seconds })
     }
 
-    /// Returns the resourceVersion that the step made; empty where it made none.
+    /// Applies a step. Returns the new resourceVersion of the workload; empty for an eviction.
     pub(super) async fn apply(
         &self,
         resource: &AppsWorkload,
@@ -114,12 +114,12 @@ impl Restarter {
     {
         let api: Api<K> = Api::namespaced(self.client.clone(), &resource.workload.namespace);
         let params = PatchParams { field_manager: Some(FIELD_MANAGER.to_owned()), ..PatchParams::default() };
-        // Only the metadata comes back.
+        // Requests only the metadata in the response.
         let request = async { api.patch_metadata(&resource.workload.name, &params, &Patch::Merge(patch)).await };
         Ok(self.fence.send(request).await?.resource_version().unwrap_or_default())
     }
 
-    /// A Pod that is gone counts as evicted.
+    /// Evicts a Pod. A Pod that does not exist counts as evicted.
     async fn evict(&self, namespace: &str, pod: &str) -> Result<(), WriteError> {
         let pods: Api<Pod> = Api::namespaced(self.client.clone(), namespace);
         match self.fence.send(async { pods.evict(pod, &EvictParams::default()).await }).await {
@@ -158,7 +158,7 @@ pub(super) fn patch(resource: &AppsWorkload, action: &StepAction, key: &RolloutK
         StepAction::Finish { .. } => (json!({ STATE_ANNOTATION: state(RolloutState::Updated) }), None),
         StepAction::Fail { reason, message } => {
             let message = truncated(format!("{reason}: {message}"), LONGEST_MESSAGE);
-            // A failed rollback counts as a failure of the key that is wanted now.
+            // A failed rollback counts as a failure of the current key.
             let of_key = key.attempt(annotated.hash) > 0;
             let hash = if of_key { annotated.hash.to_owned() } else { key.value(1) };
             let annotations = json!({

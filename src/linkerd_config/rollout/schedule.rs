@@ -1,8 +1,8 @@
 //! The schedule of a rollout: the state of every workload, and the next steps. Pure.
 //!
-//! In: one [`Assessment`] at a time, the [`RolloutLimits`], the time. Out: [`RolloutStep`]s. Always holds: no more workloads are in
-//! progress than the limits allow; a change costs the work of its workload only; a write that was sent counts as done until the
-//! watch shows a newer version.
+//! In: one [`Assessment`] at a time, the [`RolloutLimits`], the time. Out: [`RolloutStep`]s. Always holds: no restart
+//! exceeds the limits; the cost of a change is that of one workload; a write counts as done before the watch
+//! shows its version.
 
 use std::{
     collections::{BTreeMap, BTreeSet, HashMap},
@@ -22,37 +22,39 @@ use super::{
 };
 use crate::{api::linkerd_config::RolloutPods, cluster::index::workload_key::WorkloadKey};
 
-/// The status of a workload and its Pods arrive by different watches, so a contradiction between them has to last.
+/// How long a contradiction between a workload and its Pods must last before it counts: they arrive through different
+/// watches.
 const SETTLED: Duration = Duration::from_secs(5);
-/// Between a Pod that came up and the eviction of the next.
+/// Delay between the start of a Pod and the next eviction.
 const EVICTION_PAUSE: Duration = Duration::from_secs(2);
-/// Failed writes in a row before the status reports them: one fails whenever a workload changes while it is assessed.
+/// Number of consecutive failed writes that the status reports. Fewer are normal: a write fails if its workload has
+/// changed.
 const REPORTED_FAILURES: u32 = 3;
-/// A write of ours that the watch does not show by then is not waited for any more.
+/// How long to wait until the watch shows our own write.
 const SENT_IS_SEEN: Duration = Duration::from_secs(30);
 
 #[derive(Default)]
 pub struct RolloutSchedule {
     workloads: HashMap<WorkloadKey, ScheduledWorkload>,
     pub totals: RolloutTotals,
-    /// Workloads in progress, and those that still roll for an older target.
+    /// Workloads in progress, and those whose restart for an older target is not complete.
     in_progress: BTreeSet<WorkloadKey>,
     /// Pending workloads by namespace, so that a namespace that has reached its limit is skipped as a whole.
     pending: BTreeMap<Arc<str>, BTreeSet<WorkloadKey>>,
     pub failed: BTreeMap<WorkloadKey, WorkloadFailure>,
-    /// Writes that failed, and when they are retried.
+    /// Writes that failed, and the times of their retries.
     refused: HashMap<WorkloadKey, RefusedWrite>,
     last_start: Option<Timestamp>,
 }
 
 struct ScheduledWorkload {
     assessment: Assessment,
-    /// When its health changed last.
+    /// When the health of the workload last changed.
     health_since: Timestamp,
     sent: Option<SentWrite>,
 }
 
-/// A write of ours, and the resourceVersion that it made.
+/// One of our writes, and the resourceVersion that it created.
 #[derive(Clone, Copy)]
 struct SentWrite {
     version: u64,
@@ -63,14 +65,14 @@ struct RefusedWrite {
     count: u32,
     until: Timestamp,
     message: String,
-    /// The write may have succeeded all the same.
-    is_open: bool,
+    /// Whether the write may have succeeded nevertheless.
+    outcome_unknown: bool,
 }
 
-/// Limits of the rollout at one time.
+/// The limits of the rollout at one point in time.
 #[derive(Clone, Copy, Debug)]
 pub struct RolloutLimits {
-    /// Whether restarts may begin at all.
+    /// Whether restarts may start at all.
     pub may_start: bool,
     /// Whether injectors use the configuration of the target.
     pub may_inject: bool,
@@ -81,7 +83,7 @@ pub struct RolloutLimits {
     pub deadline: Duration,
 }
 
-/// The steps that are due, and when the next ones are though nothing changes.
+/// The steps that are due, and when to check again if nothing changes.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub struct NextSteps {
     pub steps: Vec<RolloutStep>,
@@ -103,14 +105,14 @@ impl RolloutSchedule {
         self.in_progress.iter()
     }
 
-    /// Whether a pending workload could begin.
+    /// Whether a pending workload could be restarted.
     pub fn is_startable(&self) -> bool {
         let is_refused =
             |workload| self.refused.get(workload).is_some_and(|refused| refused.count >= REPORTED_FAILURES);
         self.pending.values().flatten().any(|workload| !is_refused(workload))
     }
 
-    /// Returns one of the workloads that could not be written, and why.
+    /// Returns one of the workloads whose writes fail, and the error.
     pub fn refused(&self) -> Option<(&WorkloadKey, &str)> {
         let mut refused = self.refused.iter().filter(|(_, refused)| refused.count >= REPORTED_FAILURES);
         refused.next().map(|(workload, refused)| (workload, refused.message.as_str()))
@@ -124,7 +126,7 @@ impl RolloutSchedule {
         is_recent && version.parse::<u64>().unwrap_or_default() < sent.version
     }
 
-    /// Files a workload under its state. A workload that is gone, or has no Pods of the mesh, is removed.
+    /// Updates the state of a workload. A workload that was deleted or has no Pods of the mesh is removed.
     pub fn set(&mut self, workload: &WorkloadKey, assessment: Option<Assessment>, now: Timestamp) {
         let known = self.remove(workload);
         let of_interest = |it: &Assessment| it.state != WorkloadState::Unmeshed || it.pods != RolloutPods::default();
@@ -140,12 +142,12 @@ impl RolloutSchedule {
         self.insert(workload, ScheduledWorkload { assessment, health_since, sent: None });
     }
 
-    /// Records a step that was written. The workload has the state after the step until the watch shows this version.
+    /// Records a step that was written. The workload has the state after the step until the watch shows `version`.
     pub fn record_sent(&mut self, step: &RolloutStep, version: &str, now: Timestamp) {
         self.refused.remove(&step.workload);
         let Some(mut entry) = self.remove(&step.workload) else { return };
         let in_progress = |state, retry| {
-            let health = Health::Progressing("it was restarted just now".to_owned());
+            let health = Health::Progressing("the restart was just written".to_owned());
             WorkloadState::InProgress(InProgress { state, since: Some(now), health, evict: None, retry })
         };
         entry.assessment.state = match &step.action {
@@ -170,22 +172,23 @@ impl RolloutSchedule {
         self.insert(&step.workload, entry);
     }
 
-    /// Records a step that could not be written. `backoff` returns the delay after so many failures in a row. `is_open`: the write
-    /// may have succeeded. A retry settles that, because its resourceVersion would be outdated then.
+    /// Records a step that could not be written. `backoff` returns the delay after a number of consecutive failures. If
+    /// `outcome_unknown`, the write may have succeeded. Then the retry fails with a conflict, because its
+    /// resourceVersion is outdated.
     pub fn record_failure(
         &mut self,
         workload: &WorkloadKey,
         message: String,
-        is_open: bool,
+        outcome_unknown: bool,
         now: Timestamp,
         backoff: impl Fn(u32) -> Duration,
     ) {
         let count = self.refused.get(workload).map_or(0, |refused| refused.count) + 1;
         let until = later(now, backoff(count - 1));
-        self.refused.insert(workload.clone(), RefusedWrite { count, until, message, is_open });
+        self.refused.insert(workload.clone(), RefusedWrite { count, until, message, outcome_unknown });
     }
 
-    /// Begins a term of leadership: writes of an earlier term are forgotten.
+    /// Starts a term of leadership, and forgets the writes of earlier terms.
     pub fn begin_term(&mut self) {
         for entry in self.workloads.values_mut() {
             entry.sent = None;
@@ -203,7 +206,7 @@ impl RolloutSchedule {
                 next.wake(until);
                 continue;
             }
-            let held = |for_: Duration, next: &mut NextSteps| {
+            let has_lasted = |for_: Duration, next: &mut NextSteps| {
                 let due = later(entry.health_since, for_);
                 let is_over = now >= due;
                 if !is_over {
@@ -213,10 +216,10 @@ impl RolloutSchedule {
             };
             let action = match &in_progress.health {
                 Health::Healthy => {
-                    held(limits.soak, &mut next).then_some(StepAction::Finish { since: in_progress.since })
+                    has_lasted(limits.soak, &mut next).then_some(StepAction::Finish { since: in_progress.since })
                 }
                 Health::Evicting => match &in_progress.evict {
-                    Some(pod) if limits.may_inject && held(EVICTION_PAUSE, &mut next) => {
+                    Some(pod) if limits.may_inject && has_lasted(EVICTION_PAUSE, &mut next) => {
                         Some(StepAction::Evict(Arc::clone(pod)))
                     }
                     _ => None,
@@ -229,22 +232,24 @@ impl RolloutSchedule {
                             let message = missing.clone();
                             Some(StepAction::Fail { reason: "ProgressDeadlineExceeded", message })
                         }
-                        (false, Some(pod)) if held(EVICTION_PAUSE, &mut next) => {
+                        (false, Some(pod)) if has_lasted(EVICTION_PAUSE, &mut next) => {
                             Some(StepAction::Evict(Arc::clone(pod)))
                         }
                         (false, _) => None,
                     }
                 }
                 Health::Uninjected(pod) => {
-                    let message = format!("Pod {pod} came up without a proxy: see the injector and its webhook");
+                    let message =
+                        format!("Pod {pod} started without a proxy: check the proxy injector and its webhook");
                     Some(StepAction::Fail { reason: "Uninjected", message })
                 }
-                Health::StillOutdated | Health::Reverted if !held(SETTLED, &mut next) => None,
+                Health::StillOutdated | Health::Reverted if !has_lasted(SETTLED, &mut next) => None,
                 Health::StillOutdated | Health::Reverted if in_progress.state == RolloutState::Updating => {
                     limits.may_inject.then(|| StepAction::Retry(in_progress.retry.clone()))
                 }
                 Health::StillOutdated | Health::Reverted => {
-                    let message = "its new Pods are out of date, twice: see what else makes or changes them";
+                    let message =
+                        "its new Pods are out of date after two restarts: find what else creates or changes them";
                     Some(StepAction::Fail { reason: "StillOutdated", message: message.to_owned() })
                 }
                 Health::ToBeReverted => limits.may_inject.then_some(StepAction::Revert),
@@ -264,12 +269,12 @@ impl RolloutSchedule {
         let mut last_start = self.last_start.or_else(|| self.latest_start());
         for (namespace, waiting) in &self.pending {
             let mut here = places.iter().filter(|workload| workload.namespace == *namespace).count();
-            // A workload that rolls has its place already.
+            // A workload whose previous restart is not complete counts against the limits already.
             let rolling = places.iter().copied().filter(|it| waiting.contains(*it)).map(|it| (it, false));
             let others = waiting.iter().filter(|it| !places.contains(it)).map(|it| (it, true));
             for (workload, is_new) in rolling.chain(others) {
                 let more = usize::from(is_new);
-                // A workload that was up to date, and is not any more, may exceed the limit.
+                // A workload that was complete and is incomplete again may exceed the limit.
                 if taken + more > limits.at_once || here + more > limits.at_once_in_namespace {
                     break;
                 }
@@ -293,7 +298,7 @@ impl RolloutSchedule {
         }
     }
 
-    /// Returns the workloads that count as in progress. One that rolls for an older target counts until its deadline.
+    /// Returns the workloads that count against the limits. A restart for an older target counts until its deadline.
     fn places(&self, limits: &RolloutLimits, now: Timestamp) -> BTreeSet<&WorkloadKey> {
         let counts = |workload: &&WorkloadKey| {
             let Some(Assessment { state, rolling, .. }) = self.workloads.get(*workload).map(|it| &it.assessment) else {
@@ -302,7 +307,7 @@ impl RolloutSchedule {
             let is_late = || rolling.is_none_or(|since| later(since, limits.deadline) <= now);
             matches!(state, WorkloadState::InProgress(_)) || !is_late()
         };
-        let open = self.refused.iter().filter(|(_, refused)| refused.is_open).map(|(workload, _)| workload);
+        let open = self.refused.iter().filter(|(_, refused)| refused.outcome_unknown).map(|(workload, _)| workload);
         self.in_progress.iter().filter(counts).chain(open).collect()
     }
 

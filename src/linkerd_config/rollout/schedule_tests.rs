@@ -55,7 +55,7 @@ fn waiting(all: &[(&str, &str)]) -> RolloutSchedule {
 }
 
 #[test]
-fn as_many_begin_as_there_are_places_and_namespaces_share_them() {
+fn the_limits_apply_overall_and_per_namespace() {
     let schedule = waiting(&[("a", "1"), ("a", "2"), ("a", "3"), ("b", "1"), ("c", "1")]);
     for (at_once, at_once_in_namespace, begin) in [
         (1, 10, vec!["a/1"]),
@@ -71,18 +71,18 @@ fn as_many_begin_as_there_are_places_and_namespaces_share_them() {
 }
 
 #[test]
-fn what_was_sent_takes_its_place_before_the_watch_shows_it() {
+fn a_restart_counts_against_the_limits_before_the_watch_shows_it() {
     let mut schedule = waiting(&[("a", "1"), ("a", "2")]);
     let step = schedule.next(&LIMITS, at(0)).steps.remove(0);
     schedule.record_sent(&step, "7", at(0));
     assert!(schedule.next(&LIMITS, at(0)).steps.is_empty());
     assert!(schedule.is_unseen(&step.workload, "6", at(1)) && !schedule.is_unseen(&step.workload, "7", at(1)));
-    assert!(!schedule.is_unseen(&step.workload, "6", at(31)), "it is not waited for for ever");
+    assert!(!schedule.is_unseen(&step.workload, "6", at(31)), "the wait for the watch is bounded");
     assert_eq!((schedule.totals.workloads.updating, schedule.totals.workloads.pending), (1, 1));
 }
 
 #[test]
-fn restarts_keep_their_distance() {
+fn restarts_keep_the_interval() {
     let mut schedule = waiting(&[("a", "1"), ("a", "2")]);
     let limits = RolloutLimits { at_once: 2, interval: Duration::from_secs(10), ..LIMITS };
     let next = schedule.next(&limits, at(0));
@@ -91,7 +91,7 @@ fn restarts_keep_their_distance() {
     let next = schedule.next(&limits, at(9));
     assert_eq!((names(&next).len(), next.look_again), (0, Some(at(10))));
     assert_eq!(names(&schedule.next(&limits, at(10))), ["a/2"]);
-    // Whoever comes next goes by what is under way.
+    // A new leader derives the last start from the workloads in progress.
     let mut schedule = waiting(&[("a", "2")]);
     schedule.set(&workload("a", "1"), in_progress(RolloutState::Updating, Health::Healthy), at(100));
     assert!(names(&schedule.next(&limits, at(105))).is_empty());
@@ -99,7 +99,7 @@ fn restarts_keep_their_distance() {
 }
 
 #[test]
-fn one_is_done_when_it_stayed_healthy_for_its_soak() {
+fn a_workload_is_finished_when_it_was_healthy_for_its_soak() {
     let (mut schedule, name) = (RolloutSchedule::default(), workload("a", "1"));
     let healthy = || in_progress(RolloutState::Updating, Health::Healthy);
     schedule.set(&name, healthy(), at(110));
@@ -107,7 +107,7 @@ fn one_is_done_when_it_stayed_healthy_for_its_soak() {
     assert_eq!((next.steps.len(), next.look_again), (0, Some(at(140))));
     schedule.set(&name, healthy(), at(139));
     assert_eq!(schedule.next(&LIMITS, at(140)).steps[0].action, StepAction::Finish { since: Some(at(100)) });
-    // Once more from the beginning.
+    // An interruption restarts the soak.
     schedule.set(&name, in_progress(RolloutState::Updating, Health::Progressing("x".to_owned())), at(141));
     schedule.set(&name, healthy(), at(142));
     assert_eq!(schedule.next(&LIMITS, at(160)).look_again, Some(at(172)));
@@ -115,7 +115,7 @@ fn one_is_done_when_it_stayed_healthy_for_its_soak() {
 }
 
 #[test]
-fn one_that_takes_too_long_fails_and_says_what_is_missing() {
+fn a_workload_that_exceeds_its_deadline_fails_with_what_is_missing() {
     let (mut schedule, name) = (RolloutSchedule::default(), workload("a", "1"));
     schedule.set(&name, in_progress(RolloutState::Updating, Health::Progressing("1 of 3".to_owned())), at(110));
     let next = schedule.next(&LIMITS, at(699));
@@ -133,12 +133,12 @@ fn one_that_takes_too_long_fails_and_says_what_is_missing() {
 }
 
 #[test]
-fn pods_that_are_still_out_of_date_are_tried_once_more_and_then_it_failed() {
+fn a_workload_with_outdated_pods_is_retried_once_and_then_fails() {
     for (state, wanted) in [(RolloutState::Updating, "retry"), (RolloutState::Retrying, "fail")] {
         for health in [Health::StillOutdated, Health::Reverted] {
             let (mut schedule, name) = (RolloutSchedule::default(), workload("a", "1"));
             schedule.set(&name, in_progress(state, health), at(110));
-            assert!(schedule.next(&LIMITS, at(114)).steps.is_empty(), "two watches may disagree for a while");
+            assert!(schedule.next(&LIMITS, at(114)).steps.is_empty(), "two watches may disagree for some seconds");
             let is = match &schedule.next(&LIMITS, at(115)).steps[0].action {
                 StepAction::Retry(value) if value == "key.2" => "retry",
                 StepAction::Fail { reason: "StillOutdated", .. } => "fail",
@@ -147,14 +147,14 @@ fn pods_that_are_still_out_of_date_are_tried_once_more_and_then_it_failed() {
             assert_eq!(is, wanted);
         }
     }
-    // Not while injectors give Pods something else.
+    // No retry while injectors use another configuration.
     let (mut schedule, name) = (RolloutSchedule::default(), workload("a", "1"));
     schedule.set(&name, in_progress(RolloutState::Updating, Health::StillOutdated), at(0));
     assert!(schedule.next(&RolloutLimits { may_inject: false, ..LIMITS }, at(60)).steps.is_empty());
 }
 
 #[test]
-fn what_cannot_be_written_waits_and_the_others_go_on() {
+fn a_failed_write_is_retried_later_and_other_workloads_proceed() {
     let mut schedule = waiting(&[("a", "1"), ("a", "2")]);
     schedule.record_failure(&workload("a", "1"), "denied".to_owned(), false, at(0), |count| {
         Duration::from_secs(10 << count)
@@ -166,7 +166,7 @@ fn what_cannot_be_written_waits_and_the_others_go_on() {
     });
     assert_eq!(names(&schedule.next(&LIMITS, at(29))), ["a/2"]);
     schedule.set(&workload("a", "2"), of(WorkloadState::UpToDate), at(29));
-    assert!(schedule.is_startable() && schedule.refused().is_none(), "that happens");
+    assert!(schedule.is_startable() && schedule.refused().is_none(), "two failures are not reported");
     schedule.record_failure(&workload("a", "1"), "denied".to_owned(), false, at(30), |_| Duration::from_secs(1));
     assert!(!schedule.is_startable());
     assert_eq!(
@@ -176,13 +176,13 @@ fn what_cannot_be_written_waits_and_the_others_go_on() {
 }
 
 #[test]
-fn one_that_rolls_for_something_else_is_restarted_in_its_own_place() {
+fn a_workload_that_still_rolls_for_another_target_is_restarted_in_its_own_place() {
     let mut schedule = waiting(&[("a", "1"), ("a", "2")]);
     let mut rolling = pending().unwrap();
     rolling.rolling = Some(at(0));
     schedule.set(&workload("b", "1"), Some(rolling.clone()), at(0));
-    assert_eq!(names(&schedule.next(&LIMITS, at(0))), ["b/1"], "there is no place for any other");
-    // Nor where nobody wants anything of it any more; but not for ever.
+    assert_eq!(names(&schedule.next(&LIMITS, at(0))), ["b/1"], "the limit allows no other workload");
+    // A skipped workload keeps its place as well, until its deadline.
     rolling.state = WorkloadState::Skipped(SkipReason::BlockedByPDB);
     schedule.set(&workload("b", "1"), Some(rolling), at(0));
     assert!(schedule.next(&LIMITS, at(599)).steps.is_empty());
@@ -190,7 +190,7 @@ fn one_that_rolls_for_something_else_is_restarted_in_its_own_place() {
 }
 
 #[test]
-fn evictions_come_one_after_the_other() {
+fn pods_are_evicted_one_after_the_other() {
     let (mut schedule, name) = (RolloutSchedule::default(), workload("a", "1"));
     let evicting = |pod: &str| {
         let Some(mut assessment) = in_progress(RolloutState::Updating, Health::Evicting) else { panic!() };
@@ -210,7 +210,7 @@ fn evictions_come_one_after_the_other() {
 }
 
 #[test]
-fn what_may_have_been_written_keeps_its_place_until_that_is_known() {
+fn a_write_with_an_unknown_outcome_keeps_its_place_until_the_retry() {
     let mut schedule = waiting(&[("a", "1"), ("a", "2")]);
     let pause = |_| Duration::from_secs(10);
     schedule.record_failure(&workload("a", "1"), "no answer".to_owned(), true, at(0), pause);

@@ -1,7 +1,8 @@
-//! The part of a LinkerdConfig's status that is about its rollout. Pure.
+//! The rollout part of a LinkerdConfig's status. Pure.
 //!
-//! In: the progress, the status before, and the rest of the status after. Out: `status.rollout`, the condition RolloutComplete, the
-//! revision that was rolled out last. Always holds: nothing that was true of another hash is reported of this one.
+//! In: the progress, the previous status, and the rest of the new status. Out: `status.rollout`, the condition
+//! RolloutComplete, the last revision that was rolled out. Always holds: no result of another hash is reported for the
+//! current one.
 
 use k8s_openapi::{apimachinery::pkg::apis::meta::v1::Time, jiff::Timestamp};
 
@@ -17,8 +18,7 @@ use crate::{
 
 const TYPE: &str = "RolloutComplete";
 
-/// Sets the part of the status that is about the rollout. `after` has the rest of the status; `revision` is the one that is
-/// declared now.
+/// Sets the rollout part of the status. `after` has the rest of the new status; `revision` is the declared revision.
 pub fn set_rollout_status(
     after: &mut LinkerdConfigStatus,
     before: &LinkerdConfigStatus,
@@ -34,19 +34,19 @@ pub fn set_rollout_status(
         .injection_hash
         .as_deref()
         .map(|hash| RolloutKey::of(hash, target.proxies.trust_roots.as_deref(), None).to_string());
-    // The status of the same try.
+    // The previous status, if it is about the same hash and retry.
     let same = Some(&known).filter(|known| known.hash == hash && known.retry == rollout.retry);
     let complete = match progress {
         Some(progress) => Some(progress.complete.clone()),
         None => disabled(target),
     };
     let generation = after.observed_generation.unwrap_or_default();
-    let told = match complete {
+    let rollout_complete = match complete {
         Some(CompleteCondition { holds, reason, message }) => {
             to_condition(&ConditionRow::new(TYPE, Some(holds), reason, message), before, generation, now)
         }
         None => match before.conditions.iter().find(|it| it.type_ == TYPE && same.is_some()) {
-            // Another replica has led until now. Its condition stays until this one has assessed the workloads.
+            // Another replica led until now. Its condition stays until this replica has assessed the workloads.
             Some(known) => {
                 let mut known = known.clone();
                 known.observed_generation = Some(generation);
@@ -54,13 +54,13 @@ pub fn set_rollout_status(
             }
             None => {
                 let message =
-                    "the workloads are being looked at; if that lasts, /ready says what cannot be watched".to_owned();
+                    "the workloads are being assessed; if this persists, see /ready for failing watches".to_owned();
                 to_condition(&ConditionRow::new(TYPE, Some(false), "Progressing", message), before, generation, now)
             }
         },
     };
     let of_same = same.cloned().unwrap_or_default();
-    let holds = told.status == "True";
+    let holds = rollout_complete.status == "True";
     let phase = match progress {
         Some(progress) => progress.phase.as_str().to_owned(),
         None if target.gates.disabled().is_some() => RolloutPhase::Idle.as_str().to_owned(),
@@ -75,11 +75,11 @@ pub fn set_rollout_status(
     };
     if phase == RolloutPhase::Halted.as_str() && !after.conditions.iter().any(|condition| condition.type_ == "Stalled")
     {
-        let stalled = ConditionRow::new("Stalled", Some(true), "RolloutHalted", told.message.clone());
+        let stalled = ConditionRow::new("Stalled", Some(true), "RolloutHalted", rollout_complete.message.clone());
         after.conditions.push(to_condition(&stalled, before, generation, now));
     }
     let at = after.conditions.iter().position(|it| it.type_ == "Stalled").unwrap_or(after.conditions.len());
-    after.conditions.insert(at, told);
+    after.conditions.insert(at, rollout_complete);
     let counts = match progress {
         Some(progress) => RolloutStatus {
             workloads: Some(progress.workloads),

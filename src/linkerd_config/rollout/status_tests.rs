@@ -55,13 +55,13 @@ fn summary(status: &LinkerdConfigStatus) -> Option<&str> {
 }
 
 #[test]
-fn what_was_true_of_another_hash_is_not_said_of_this_one() {
+fn results_of_another_hash_are_not_reported() {
     let mut target = rollout_target(&json!({}));
     let workloads = RolloutWorkloads { selected: 3, updated: 3, ..RolloutWorkloads::default() };
     let done = progress(&target, RolloutPhase::Complete, "UpToDate", workloads);
     let status = status_after(&LinkerdConfigStatus::default(), &target, Some(&done), "12:00:00");
     assert_eq!(complete(&status), ("True", "UpToDate"));
-    // Another leads, who has not looked yet.
+    // A new leader has not assessed the workloads yet.
     let next = status_after(&status, &target, None, "12:01:00");
     assert_eq!((complete(&next), summary(&next)), (("True", "UpToDate"), Some("3/3")));
     target.proxies.injection_hash = Some("another".into());
@@ -72,7 +72,7 @@ fn what_was_true_of_another_hash_is_not_said_of_this_one() {
 }
 
 #[test]
-fn a_rollout_begins_once_and_ends_once() {
+fn a_rollout_starts_once_and_completes_once() {
     let target = rollout_target(&json!({}));
     let workloads =
         |updated, updating| RolloutWorkloads { selected: 3, updated, updating, ..RolloutWorkloads::default() };
@@ -102,7 +102,7 @@ fn a_rollout_begins_once_and_ends_once() {
 }
 
 #[test]
-fn what_was_not_seen_to_run_is_not_what_one_goes_back_to() {
+fn a_halted_or_rolled_back_rollout_does_not_update_the_last_revision() {
     let mut target = rollout_target(&json!({}));
     let halted = progress(&target, RolloutPhase::Halted, "Halted", RolloutWorkloads::default());
     let status = status_after(&LinkerdConfigStatus::default(), &target, Some(&halted), "12:00:00");
@@ -114,7 +114,7 @@ fn what_was_not_seen_to_run_is_not_what_one_goes_back_to() {
 }
 
 #[test]
-fn a_drift_is_forgotten_when_nobody_is_left_who_was_born_in_it() {
+fn a_drift_window_is_removed_when_no_pod_from_it_is_left() {
     let mut target = rollout_target(&json!({}));
     let window = json!({"from": "2026-01-01T12:00:00Z", "to": "2026-01-01T12:00:09Z"});
     let open = json!({"from": "2026-01-01T13:00:00Z"});
@@ -130,7 +130,7 @@ fn a_drift_is_forgotten_when_nobody_is_left_who_was_born_in_it() {
         };
         status_after(&before, target, Some(&done), "13:00:00").drift.unwrap().windows.len()
     };
-    assert_eq!((left(true, &target), left(false, &target)), (2, 1), "the one that lasts stays");
+    assert_eq!((left(true, &target), left(false, &target)), (2, 1), "the open window stays");
     target.proxies.drift.clear();
-    assert_eq!(left(false, &target), 2, "nobody has looked at it yet");
+    assert_eq!(left(false, &target), 2, "the progress does not cover these windows yet");
 }

@@ -19,7 +19,7 @@ pub enum StepAction {
     Start(Start),
     Retry(String),
     Evict(Arc<str>),
-    /// All its Pods run with the target.
+    /// All Pods of the workload run with the target.
     Finish {
         since: Option<Timestamp>,
     },
@@ -27,6 +27,6 @@ pub enum StepAction {
         reason: &'static str,
         message: String,
     },
-    /// Its template gets the value that it had before.
+    /// Restores the previous value of the template annotation.
     Revert,
 }

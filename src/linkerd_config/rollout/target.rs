@@ -1,6 +1,7 @@
 //! The target of a rollout: the configuration that proxies have to run with, and the policy of their restarts. Pure.
 //!
-//! In: a LinkerdConfig in effect, its status, a [`RolloutContext`]. Out: a [`RolloutTarget`], which the engine rolls out.
+//! In: a LinkerdConfig in effect, its status, a [`RolloutContext`]. Out: a [`RolloutTarget`], which the engine rolls
+//! out.
 
 use std::sync::Arc;
 
@@ -23,12 +24,12 @@ use crate::{
 #[derive(Clone, Debug, PartialEq)]
 pub struct RolloutTarget {
     pub config: ConfigReference,
-    /// The term of leadership in which this was decided; the engine acts in no other.
+    /// The leadership term in which the target was derived; the engine acts in no other term.
     pub term: u64,
     pub key: RolloutKey,
-    /// The key that was rolled back, as [`RolloutKey::of`] makes it without a retry.
+    /// The key that was rolled back, as [`RolloutKey::of`] returns it without a retry.
     pub rolled_back: Option<RolloutKey>,
-    /// The policy of the rollout is a part of it.
+    /// The spec, which includes the rollout policy.
     pub spec: Arc<LinkerdConfigSpec>,
     pub selection: SelectionPolicy,
     pub proxies: DesiredProxies,
@@ -40,28 +41,28 @@ pub struct RolloutTarget {
 pub struct ConfigReference {
     pub name: Arc<str>,
     pub uid: Arc<str>,
-    /// The ConfigMap that it configures; the namespace is the control plane's.
+    /// The ConfigMap that it configures, in the namespace of the control plane.
     pub config_map: NamespacedName,
 }
 
 /// The values that the proxy of a Pod is compared with.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct DesiredProxies {
-    /// The injection hash that Pods have to carry; `None` where injectors set none.
+    /// The injection hash that Pods must have; `None` if injectors do not set one.
     pub injection_hash: Option<Arc<str>>,
     pub proxy_version: Option<Arc<str>>,
     /// SHA-256 of the bundle of trust anchors, in hexadecimal.
     pub trust_roots: Option<Arc<str>>,
     pub baseline: Option<Baseline>,
-    /// When injectors may have used a document that others wrote.
+    /// When injectors may have used a document that other clients wrote.
     pub drift: Vec<TimeRange>,
 }
 
-/// The injection hash that Pods without one are taken to run with.
+/// The injection hash that is assumed for Pods without one.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Baseline {
     pub hash: Arc<str>,
-    /// Since when every injected Pod carries a hash; `None` until then.
+    /// The time since which every injected Pod has a hash; `None` before.
     pub adopted: Option<Timestamp>,
 }
 
@@ -69,11 +70,11 @@ pub struct Baseline {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct TimeRange {
     pub from: Timestamp,
-    /// `None` while it lasts.
+    /// `None` while the range is open.
     pub to: Option<Timestamp>,
 }
 
-/// The inputs of a target beside a LinkerdConfig and its status.
+/// The inputs of a target besides a LinkerdConfig and its status.
 #[derive(Clone, Debug)]
 pub struct RolloutContext {
     /// The term of leadership.
@@ -86,7 +87,7 @@ pub struct RolloutContext {
 // === impl RolloutTarget ===
 
 impl RolloutTarget {
-    /// Returns the target of a LinkerdConfig in effect, as its status says it.
+    /// Derives the target from a LinkerdConfig in effect and its status.
     pub fn of(config: &LinkerdConfig, status: &LinkerdConfigStatus, context: &RolloutContext) -> Self {
         let rollout = status.rollout.clone().unwrap_or_default();
         let enforces = config.spec.mode == Mode::Enforce;
@@ -118,7 +119,7 @@ impl RolloutTarget {
             },
             proxies: DesiredProxies {
                 injection_hash: injection_hash.map(Arc::from),
-                // The status has the declared version, which Pods do not get after a rollback.
+                // The status has the declared version. After a rollback, Pods get another version.
                 proxy_version: status.proxy_version.as_deref().filter(|_| rollout.rolled_back.is_none()).map(Arc::from),
                 trust_roots: trust_roots.map(Arc::from),
                 baseline: rollout.baseline_hash.map(|hash| Baseline { hash: hash.into(), adopted }),
@@ -155,16 +156,16 @@ impl ConfigReference {
 // === impl DesiredProxies ===
 
 impl DesiredProxies {
-    /// Returns when the last drift is over as far as Pods show it: a Pod that is created in the second in which it ended is
-    /// suspect, too.
+    /// Returns the end of the last drift, rounded up to the next second: a Pod that was created in the second in which
+    /// the drift ended is suspect as well.
     pub fn drift_ends(&self) -> Option<Timestamp> {
         let ends = self.drift.iter().filter_map(|range| range.to).max()?;
         Timestamp::from_second(ends.as_second() + 1).ok()
     }
 
-    /// Whether a Pod that was created then may have been injected with a document that others wrote.
+    /// Whether a Pod with this creation time may have been injected with a document that other clients wrote.
     pub fn is_in_drift(&self, created: Timestamp) -> bool {
-        // Times of creation are whole seconds, and so is the beginning of a drift.
+        // Creation times are whole seconds, and so is the start of a drift.
         self.drift.iter().any(|range| range.from <= created && range.to.is_none_or(|to| created <= to))
     }
 }

@@ -1,4 +1,4 @@
-//! A cluster for tests: objects as JSON, through the same code as real ones, and a target.
+//! A cluster for tests: JSON objects that pass through the production code, and a target.
 
 use std::sync::Arc;
 
@@ -21,7 +21,7 @@ use crate::{
     cluster::{Kind, index::workload_key::WorkloadKey, testing::Feed},
 };
 
-/// The injection hash that Pods have to have, and the one that they had before.
+/// The injection hash of the target, and the previous one.
 pub(super) const WANTED: &str = "0123456789abcdef";
 pub(super) const BEFORE: &str = "fedcba9876543210";
 
@@ -31,7 +31,7 @@ pub(super) struct World {
 }
 
 impl World {
-    /// With the namespace `ns`, and this as `spec.rollout`.
+    /// Creates a cluster with the namespace `ns`, and a target with this `spec.rollout`.
     pub(super) fn new(rollout: &Value) -> Self {
         let mut world = Self { feed: Feed::default(), target: rollout_target(rollout) };
         world.namespace("ns", &json!({}));
@@ -43,7 +43,7 @@ impl World {
         self.feed.apply(Kind::Namespace, Event::Apply(object));
     }
 
-    /// A Deployment in `ns` that opted in, is done with its one Pod, and has this over it.
+    /// Adds a Deployment to `ns` that opted in and is complete with one Pod, patched with `over`.
     pub(super) fn deployment(&mut self, name: &str, over: &Value) {
         self.workload(Kind::Deployment, name, over);
     }
@@ -65,7 +65,7 @@ impl World {
         }
     }
 
-    /// A meshed Pod of a Deployment, with this marker and this over it.
+    /// Adds a meshed Pod of a Deployment with this marker, patched with `over`.
     pub(super) fn pod(&mut self, name: &str, deployment: &str, marker: Option<&str>, over: &Value) {
         self.pod_of("ReplicaSet", &format!("{deployment}-rs"), name, marker, over);
     }
@@ -97,7 +97,7 @@ pub(super) fn time(text: &str) -> Timestamp {
     format!("2026-01-01T{text}Z").parse().unwrap()
 }
 
-/// Returns the target of a configuration that was adopted at noon, over a document that had [`BEFORE`].
+/// Returns the target of a configuration that was adopted at noon; the previous document had the hash [`BEFORE`].
 pub(super) fn rollout_target(rollout: &Value) -> RolloutTarget {
     let spec = serde_json::from_value(json!({ "rollout": rollout })).unwrap();
     let baseline = Baseline { hash: BEFORE.into(), adopted: Some(time("12:00:00")) };
