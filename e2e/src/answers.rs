@@ -1,7 +1,7 @@
-//! What a manager answers, put so that it can be compared with the [`oracle`](crate::oracle).
+//! Fetches a manager's answers in a form that can be compared with the [`oracle`](crate::oracle).
 //!
-//! * In: a connection and a request. Out: an [`Answer`]; and where two answers differ, in what.
-//! * Always: the flags that [`settings`] gives a manager are those by which the oracle then answers.
+//! * In: a connection and a request. Out: an [`Answer`], and a description of how two answers differ.
+//! * Always: [`settings`] returns the same settings twice, as manager flags and as input of the oracle.
 
 use std::fmt::Debug;
 
@@ -14,7 +14,7 @@ use crate::{
     oracle::{Answer, ProfileAnswer, Request, Settings},
 };
 
-/// The manager's flags that change answers, and the same for the oracle.
+/// Returns the settings that change answers: for the oracle, and as flags of the manager.
 pub fn settings() -> (Settings, Vec<String>) {
     let settings = Settings {
         cluster_domain: "cluster.local".to_owned(),
@@ -28,7 +28,7 @@ pub fn settings() -> (Settings, Vec<String>) {
         http2: None,
     };
     let flags = [
-        // Its slices would change the answers while they are compared.
+        // EndpointSlices written by that controller would change the answers during the comparison.
         "--enable-external-workload=false",
         "--default-opaque-ports=25",
         "--enable-ipv6=true",
@@ -42,10 +42,10 @@ pub fn refusal(status: &Status) -> Answer {
     Answer::Refused(status.code(), status.message().to_owned())
 }
 
-/// The whole answer to a new stream: its first message, or its refusal.
+/// Returns the complete answer to a new stream: its first message, or its refusal.
 ///
 /// # Errors
-/// When there is neither.
+/// Fails when the stream ends without a first message.
 pub async fn first_answer(discovery: &Discovery, request: &Request) -> Result<Answer> {
     match discovery.get(&request.path, &request.token).await {
         Err(status) => Ok(refusal(&status)),
@@ -56,7 +56,7 @@ pub async fn first_answer(discovery: &Discovery, request: &Request) -> Result<An
     }
 }
 
-/// What is missing, what is too much, and what is told otherwise.
+/// Describes the missing, the unexpected and the differing endpoints, one per line.
 pub fn difference(expected: &Answer, seen: Option<&Answer>) -> String {
     let (wanted, known) = match (expected, seen) {
         (Answer::Endpoints(wanted), Some(Answer::Endpoints(known))) => (wanted, known),
@@ -72,11 +72,11 @@ pub fn difference(expected: &Answer, seen: Option<&Answer>) -> String {
         }
     }
     let unexpected = known.iter().filter(|(address, _)| !wanted.contains_key(address));
-    lines.extend(unexpected.map(|(address, endpoint)| format!("{address} is too much: {endpoint:?}")));
+    lines.extend(unexpected.map(|(address, endpoint)| format!("{address} is unexpected: {endpoint:?}")));
     lines.join("\n")
 }
 
-/// The same of profiles: which fields of the message are told otherwise; "" when they are equal.
+/// Describes the fields in which two profiles differ, one per line; "" when they are equal.
 pub fn profile_difference(expected: &ProfileAnswer, seen: Option<&ProfileAnswer>) -> String {
     let (wanted, known) = match (expected, seen) {
         (ProfileAnswer::Profile(wanted), Some(ProfileAnswer::Profile(known))) => (wanted, known),
@@ -84,7 +84,7 @@ pub fn profile_difference(expected: &ProfileAnswer, seen: Option<&ProfileAnswer>
         (expected, Some(seen)) => return format!("expected {expected:?}, saw {seen:?}"),
         (expected, None) => return format!("expected {expected:?}, saw no answer"),
     };
-    // Destructured, so that a field the protocol gains is not forgotten.
+    // Destructured, so that a field added to the protocol is a compile error here.
     let DestinationProfile {
         fully_qualified_name,
         opaque_protocol,
@@ -96,19 +96,19 @@ pub fn profile_difference(expected: &ProfileAnswer, seen: Option<&ProfileAnswer>
         profile_ref,
     } = &**wanted;
     let lines = [
-        told("fully_qualified_name", fully_qualified_name, &known.fully_qualified_name),
-        told("opaque_protocol", opaque_protocol, &known.opaque_protocol),
-        told("routes", routes, &known.routes),
-        told("retry_budget", retry_budget, &known.retry_budget),
-        told("dst_overrides", dst_overrides, &known.dst_overrides),
-        told("endpoint", endpoint, &known.endpoint),
-        told("parent_ref", parent_ref, &known.parent_ref),
-        told("profile_ref", profile_ref, &known.profile_ref),
+        field_difference("fully_qualified_name", fully_qualified_name, &known.fully_qualified_name),
+        field_difference("opaque_protocol", opaque_protocol, &known.opaque_protocol),
+        field_difference("routes", routes, &known.routes),
+        field_difference("retry_budget", retry_budget, &known.retry_budget),
+        field_difference("dst_overrides", dst_overrides, &known.dst_overrides),
+        field_difference("endpoint", endpoint, &known.endpoint),
+        field_difference("parent_ref", parent_ref, &known.parent_ref),
+        field_difference("profile_ref", profile_ref, &known.profile_ref),
     ];
     lines.into_iter().flatten().collect::<Vec<_>>().join("\n")
 }
 
-fn told<T: PartialEq + Debug>(field: &str, expected: &T, seen: &T) -> Option<String> {
+fn field_difference<T: PartialEq + Debug>(field: &str, expected: &T, seen: &T) -> Option<String> {
     (expected != seen).then(|| format!("{field}: expected {expected:?}, saw {seen:?}"))
 }
 
@@ -127,12 +127,12 @@ mod tests {
     }
 
     #[test]
-    fn an_endpoint_that_is_missing_or_old_or_too_much_is_named() {
+    fn a_missing_outdated_or_unexpected_endpoint_is_reported() {
         let wanted = endpoints(&[(1, 1), (2, 1)]);
         for (seen, named) in [
             (endpoints(&[(1, 1)]), "10.0.0.2:80 is missing"),
             (endpoints(&[(1, 1), (2, 7)]), "10.0.0.2:80: expected"),
-            (endpoints(&[(1, 1), (2, 1), (3, 1)]), "10.0.0.3:80 is too much"),
+            (endpoints(&[(1, 1), (2, 1), (3, 1)]), "10.0.0.3:80 is unexpected"),
         ] {
             assert!(difference(&wanted, Some(&seen)).starts_with(named));
         }
@@ -140,7 +140,7 @@ mod tests {
     }
 
     #[test]
-    fn of_two_profiles_only_what_differs_is_named() {
+    fn only_the_fields_that_differ_between_two_profiles_are_reported() {
         let profile = |name: &str, opaque_protocol| {
             let fully_qualified_name = name.to_owned();
             let profile = DestinationProfile { fully_qualified_name, opaque_protocol, ..DestinationProfile::default() };

@@ -1,9 +1,11 @@
-//! The Kubernetes binaries: found, or built once from `e2e/controlplane` and kept in the user's cache. Those of a node are kept apart:
-//! most runs need none.
+//! Finds the Kubernetes binaries, or builds them once from `e2e/controlplane` into the user's cache. The node's
+//! binaries
+//! are a separate set, because most runs do not need them.
 //!
-//! * In: `KUBEBUILDER_ASSETS` (the field's convention: a directory with etcd, kube-apiserver and kubectl), or a Go toolchain.
+//! * In: `KUBEBUILDER_ASSETS` (by convention a directory with etcd, kube-apiserver and kubectl), or a Go toolchain.
 //! * Out: a directory in which every tool is complete and executable.
-//! * Always: an interrupted build leaves nothing half-made, and two processes never build at once.
+//! * Always: an interrupted build leaves no incomplete file under a tool's name, and two processes never build
+//!   concurrently.
 
 use std::{
     fs::{self, File},
@@ -18,18 +20,18 @@ use sha2::{Digest, Sha256};
 
 const KUBERNETES_VERSION: &str = "v1.36.3";
 const KUBERNETES_MINOR: &str = "36";
-/// Longer than any build, so that it only ends a wait for a holder that is stuck.
+/// Longer than any build, so that it only ends the wait for a process that hangs.
 const LOCK_DEADLINE: Duration = Duration::from_secs(45 * 60);
 
-/// What is built together, into a directory of its own.
+/// A set of tools that are built together into one directory.
 #[derive(Debug)]
 struct Set {
     name: &'static str,
-    /// By file name, and the Go package each one is built from, cheapest last.
+    /// The file name and the Go package of each tool. The tools that build fastest come last.
     tools: &'static [(&'static str, &'static str)],
-    /// Of kwok.
+    /// The kwok stage files to copy.
     stages: &'static [&'static str],
-    /// What its first build takes on two cores.
+    /// The duration of the first build on two cores.
     minutes: &'static str,
 }
 
@@ -54,7 +56,7 @@ const NODE: Set = Set {
     minutes: "two minutes after the control plane's",
 };
 
-/// kwok's own descriptions of how a node and a pod come to life, copied beside the binaries.
+/// kwok's stage files, which describe the life cycle of Nodes and Pods; copied next to the binaries.
 const STAGES: [&str; 5] = [
     "node/fast/node-initialize.yaml",
     "node/heartbeat-with-lease/node-heartbeat-with-lease.yaml",
@@ -63,7 +65,7 @@ const STAGES: [&str; 5] = [
     "pod/fast/pod-delete.yaml",
 ];
 
-/// Where the tools are. Asking for one that is missing gives an error that says how to get it.
+/// The directory of the tools. [`Binaries::tool`] fails with instructions when a tool is missing.
 #[derive(Clone, Debug)]
 pub struct Binaries {
     set: &'static Set,
@@ -83,7 +85,7 @@ impl Binaries {
         Self::cached(&CONTROL_PLANE)
     }
 
-    /// The same for the kubelet and kube-proxy, which nobody's assets have.
+    /// Finds or builds the kubelet and kube-proxy. `KUBEBUILDER_ASSETS` is ignored, because it never contains them.
     pub fn find_or_build_node() -> Result<Self> {
         Self::cached(&NODE)
     }
@@ -135,9 +137,9 @@ impl Binaries {
                 continue;
             }
             eprintln!(
-                "building {name} ({number} of {count}); the first build takes about {minutes} on two cores, later ones none"
+                "building {name} ({number} of {count}); the first build takes about {minutes} on two cores, later builds are skipped"
             );
-            // Built under another name and renamed, so that a file with the tool's name is always a whole one.
+            // Built under a temporary name and then renamed, so that a file with the tool's name is always complete.
             let unfinished = self.directory.join(format!(".{name}.unfinished"));
             let status = go(module)
                 .args(["build", "-trimpath", "-ldflags", &linker_flags(), "-o"])
@@ -161,7 +163,7 @@ impl Binaries {
             .args(["list", "-m", "-f", "{{.Dir}}", "sigs.k8s.io/kwok"])
             .stdin(Stdio::null())
             .output()
-            .context("asking go for kwok's directory")?;
+            .context("reading kwok's directory from go list")?;
         ensure!(listed.status.success(), "go list: {}", String::from_utf8_lossy(&listed.stderr).trim());
         let kwok = PathBuf::from(String::from_utf8_lossy(&listed.stdout).trim());
         for stage in self.set.stages {
@@ -186,7 +188,7 @@ fn linker_flags() -> String {
 
 fn go(module: &Path) -> Command {
     let mut command = Command::new("go");
-    // A GOFLAGS or workspace of the user's must not change what is built.
+    // The user's GOFLAGS or Go workspace must not change the result.
     command
         .current_dir(module)
         .env("CGO_ENABLED", "0")
@@ -212,7 +214,7 @@ fn module_directory() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("controlplane")
 }
 
-/// Named by what goes in, so that a change of versions is another directory and never a stale binary.
+/// The directory name contains a hash of the module files: other versions get another directory, so no binary is stale.
 fn cache_directory(module: &Path, set: &Set) -> Result<PathBuf> {
     let mut hash = Sha256::new();
     for file in ["go.mod", "go.sum"] {
@@ -221,26 +223,26 @@ fn cache_directory(module: &Path, set: &Set) -> Result<PathBuf> {
     }
     let key: String = hash.finalize().iter().take(8).map(|byte| format!("{byte:02x}")).collect();
     let variable = |name: &str| std::env::var_os(name).filter(|value| !value.is_empty()).map(PathBuf::from);
-    let cache = variable("XDG_CACHE_HOME")
-        .or_else(|| variable("HOME").map(|home| home.join(".cache")))
-        .context("neither XDG_CACHE_HOME nor HOME is set: there is no place to keep the Kubernetes binaries")?;
+    let cache = variable("XDG_CACHE_HOME").or_else(|| variable("HOME").map(|home| home.join(".cache"))).context(
+        "neither XDG_CACHE_HOME nor HOME is set, so there is no cache directory for the Kubernetes binaries",
+    )?;
     Ok(cache.join("linkerd-operator").join(format!("{}-{key}", set.name)))
 }
 
-/// Held until the file is dropped; the kernel lets go of it if this process dies.
+/// Locks the directory until the file is dropped. The kernel releases the lock if this process dies.
 fn lock(directory: &Path) -> Result<File> {
     let path = directory.join(".lock");
     let file = File::create(&path).with_context(|| format!("creating {}", path.display()))?;
     let started = Instant::now();
-    let mut told = false;
+    let mut announced = false;
     loop {
         match file.try_lock() {
             Ok(()) => return Ok(file),
             Err(fs::TryLockError::WouldBlock) => {
                 ensure!(started.elapsed() < LOCK_DEADLINE, "another process has held {} for too long", path.display());
-                if !told {
+                if !announced {
                     eprintln!("another process is building the Kubernetes binaries; waiting for it");
-                    told = true;
+                    announced = true;
                 }
                 std::thread::sleep(Duration::from_millis(200));
             }
@@ -256,7 +258,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_missing_tool_is_named_with_the_way_to_get_it() {
+    fn the_error_for_a_missing_tool_names_it_and_how_to_get_it() {
         let empty = tempfile::tempdir().unwrap();
         let binaries = Binaries { set: &CONTROL_PLANE, directory: empty.path().to_owned() };
         let error = binaries.tool("kwok").unwrap_err().to_string();

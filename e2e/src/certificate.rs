@@ -1,6 +1,6 @@
-//! A throw-away certificate authority and one certificate.
+//! Creates a temporary certificate authority and one certificate signed by it.
 //!
-//! * In: the names it is for, or the user. Out: PEM texts. Always: the authority's key is forgotten once the certificate is signed.
+//! * In: the server's names, or the user. Out: PEM texts. Always: the authority's key is discarded after signing.
 
 use anyhow::Result;
 use rcgen::{
@@ -13,7 +13,7 @@ pub(crate) struct ServingCertificate {
     pub(crate) key_pem: String,
 }
 
-/// For loopback, for this address too, and for the Service by which pods know it: the first of its range.
+/// Valid for loopback, for `address`, and for the Service `kubernetes` (whose IP is the first of the Service range).
 pub(crate) fn for_api_server(address: Option<&str>) -> Result<ServingCertificate> {
     let names = ["127.0.0.1", "localhost", "kubernetes.default.svc", "10.96.0.1"];
     for_names(&names.into_iter().chain(address).collect::<Vec<_>>())
@@ -26,7 +26,7 @@ pub(crate) fn for_names(names: &[&str]) -> Result<ServingCertificate> {
     signed(leaf)
 }
 
-/// For a user and a group of Kubernetes.
+/// A client certificate for a Kubernetes user and group.
 pub(crate) fn for_client(user: &str, group: &str) -> Result<ServingCertificate> {
     let mut leaf = CertificateParams::new(Vec::new())?;
     leaf.distinguished_name.push(DnType::CommonName, user);
@@ -50,7 +50,7 @@ fn signed(mut leaf: CertificateParams) -> Result<ServingCertificate> {
     Ok(ServingCertificate { ca_pem, certificate_pem, key_pem: key.serialize_pem() })
 }
 
-/// A private key and its public half, for service account tokens.
+/// A private key and its public key, for ServiceAccount tokens.
 pub(crate) fn signing_keys_pem() -> Result<(String, String)> {
     let key = KeyPair::generate()?;
     Ok((key.serialize_pem(), key.public_key_pem()))

@@ -1,7 +1,9 @@
-//! The command lines of the control plane's components.
+//! Builds the command lines of the control plane's components.
 //!
 //! * In: a [`Layout`]: the directory, the ports and the files of one control plane.
-//! * Out: what to spawn. Always: everything listens on loopback (the API server where it is told to) and writes only into the directory.
+//! * Out: the processes to spawn. Always: every component writes only into the directory and listens on loopback,
+//!   except the
+//! API server, which listens on the configured address.
 
 use std::{
     net::{Ipv4Addr, SocketAddr},
@@ -18,7 +20,7 @@ use crate::{
 
 const SERVICE_RANGE: &str = "10.96.0.0/16,fd00:10:96::/112";
 const ISSUER: &str = "https://kubernetes.default.svc";
-/// kwok's stage by which a Pod becomes ready, and where in it the conditions for that begin.
+/// kwok's stage that makes a Pod ready, and the line in it after which its match expressions begin.
 const POD_READY: &str = "kwok-pod-ready.yaml";
 const EXPRESSIONS: &str = "    matchExpressions:\n";
 
@@ -28,7 +30,7 @@ pub(crate) struct Layout {
     pub(crate) etcd_port: u16,
     etcd_peer_port: u16,
     pub(crate) api_port: u16,
-    /// Not loopback: there are nodes whose kubelets the API server talks with.
+    /// `None` for loopback. Set when there are nodes, because the API server connects to their kubelets.
     address: Option<Ipv4Addr>,
     extra_api_server_args: Vec<String>,
     pub(crate) ca_pem: String,
@@ -98,7 +100,7 @@ impl Layout {
             "--unsafe-no-fsync".into(),
             "--log-level=warn".into(),
         ]);
-        // The first component to start takes the directory with it when this process dies.
+        // The first component to start also owns the directory: it is removed when this process dies.
         spawn.remove = Some(self.directory.clone());
         Ok(spawn)
     }
@@ -118,11 +120,12 @@ impl Layout {
             format!("--api-audiences={ISSUER}"),
             format!("--service-account-key-file={}", self.file("service-account.pub")),
             format!("--service-account-signing-key-file={}", self.file("service-account.key")),
-            // The names of the nodes are in no DNS.
+            // The names of the nodes are not in DNS.
             "--kubelet-preferred-address-types=InternalIP".into(),
-            // Webhooks are behind Services, and there is no kube-proxy: it looks up the endpoints itself.
+            // Webhooks are behind Services and there is no kube-proxy, so the API server must resolve the endpoints
+            // itself.
             "--enable-aggregator-routing=true".into(),
-            // Else an open watch keeps a graceful end waiting for a minute.
+            // Otherwise an open watch delays a graceful shutdown by a minute.
             "--shutdown-watch-termination-grace-period=1s".into(),
             "--allow-privileged=true".into(),
             "--profiling=false".into(),
@@ -134,7 +137,7 @@ impl Layout {
                 format!("--kubelet-client-key={}", self.file("kubelet-client.key")),
             ]
         } else {
-            // Pods are created before, and without, the ServiceAccounts of their namespace.
+            // Pods are created before the ServiceAccounts of their namespace, or without them.
             vec!["--authorization-mode=RBAC".into(), "--disable-admission-plugins=ServiceAccount".into()]
         });
         Ok(spawn.args(self.extra_api_server_args.clone()))
@@ -164,7 +167,7 @@ impl Layout {
         ]))
     }
 
-    /// A kube-scheduler that is there for its leader election: client-go's, on a Lease of the caller's choice.
+    /// A second kube-scheduler, used only for client-go's leader election on the given Lease.
     pub(crate) fn elector(&self, namespace: &str, lease: &str) -> Result<Spawn> {
         let mut spawn = self.scheduler()?.args([
             "--leader-elect=true".into(),
@@ -187,16 +190,17 @@ impl Layout {
             "--cidr=10.244.0.0/24".into(),
         ];
         for stage in self.binaries.kwok_stages()? {
-            let stage = if stage.ends_with(POD_READY) { self.but_for_some_images(&stage)? } else { stage };
+            let stage = if stage.ends_with(POD_READY) { self.except_never_ready_images(&stage)? } else { stage };
             args.push(format!("--config={}", stage.display()));
         }
         let mut spawn = self.spawn("kwok")?.args(args);
-        // It reads a configuration in the home directory, if there is one.
+        // kwok reads a configuration from the home directory if it exists.
         spawn.env.push(("HOME".into(), self.directory.display().to_string()));
         Ok(spawn)
     }
 
-    /// A kwok for one node, which answers as its kubelet does: forwarded to any of its pods, `port` leads to `target`.
+    /// A kwok that acts as the kubelet of one node: port-forwards of `port` to any of its Pods are connected to
+    /// `target`.
     pub(crate) fn kubelet(&self, node: &str, port: u16, target: SocketAddr) -> Result<Spawn> {
         let forward = json!({
             "apiVersion": "kwok.x-k8s.io/v1alpha1", "kind": "ClusterPortForward", "metadata": {"name": node},
@@ -223,14 +227,14 @@ impl Layout {
         Ok(spawn)
     }
 
-    /// A stage that leaves Pods as they are in which an image has the tag [`NEVER_READY`], as one that cannot be pulled.
-    fn but_for_some_images(&self, stage: &Path) -> Result<PathBuf> {
+    /// Returns a copy of the stage that skips Pods with an image tagged [`NEVER_READY`], as if it could not be pulled.
+    fn except_never_ready_images(&self, stage: &Path) -> Result<PathBuf> {
         let text = std::fs::read_to_string(stage)?;
         let image =
             format!(r#".spec | (.containers, .initContainers) | .[]? | .image | select(endswith(":{NEVER_READY}"))"#);
         let unless = format!("    - key: '{image}'\n      operator: 'DoesNotExist'\n");
         let (before, expressions) = text.split_once(EXPRESSIONS).unwrap_or_default();
-        ensure!(!before.is_empty(), "kwok's stage has another form: {text}");
+        ensure!(!before.is_empty(), "kwok's stage has an unexpected format: {text}");
         let path = self.directory.join(POD_READY);
         std::fs::write(&path, format!("{before}{EXPRESSIONS}{unless}{expressions}"))?;
         Ok(path)
@@ -243,7 +247,7 @@ impl Layout {
     fn spawn(&self, tool: &str) -> Result<Spawn> {
         let log = self.directory.join(format!("{tool}.log"));
         let mut spawn = Spawn::new(tool, self.binaries.tool(tool)?, log);
-        // Nothing they hold is worth keeping, and a graceful end takes them seconds.
+        // The components hold no data worth saving, and a graceful shutdown takes seconds.
         spawn.grace = Duration::ZERO;
         Ok(spawn)
     }

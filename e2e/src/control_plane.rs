@@ -1,8 +1,12 @@
-//! A Kubernetes control plane of our own: etcd and kube-apiserver, and on request what makes Deployments, nodes and pods live.
+//! Starts a dedicated Kubernetes control plane: etcd and kube-apiserver, and on request the controllers, the scheduler
+//! and kwok.
 //!
-//! * In: [`Options`]; the [`Binaries`](crate::binaries::Binaries). Or, with `E2E_KUBECONFIG=<path>`, an existing cluster, used as it is.
-//! * Out: kubeconfigs, clients, and the faults only the owner of a control plane can cause.
-//! * Always: ready when `start` returns; gone, with its directory, when dropped or when this process ends. Lives without an async runtime.
+//! * In: [`Options`] and the [`Binaries`](crate::binaries::Binaries). Or an existing cluster, with
+//!   `E2E_KUBECONFIG=<path>`, used unchanged.
+//! * Out: kubeconfigs, clients, and faults that only the owner of a control plane can inject.
+//! * Always: ready when `start` returns; stopped, and its directory removed, when dropped or when this process ends. It
+//!   does
+//! not depend on an async runtime.
 
 use std::{
     net::{Ipv4Addr, SocketAddr},
@@ -34,39 +38,40 @@ use crate::{
     wait::eventually,
 };
 
-/// Under `make test` every control plane is a few hundred MiB and a busy core while it starts.
+/// A limit, because each control plane of `make test` takes a few hundred MiB, and a full core while it starts.
 static PRIVATE: Semaphore = Semaphore::const_new(2);
-/// Of kubectls that go on.
+/// The number of background kubectl processes started so far; names their logs.
 static STARTED: AtomicUsize = AtomicUsize::new(0);
 const PERMIT_DEADLINE: Duration = Duration::from_secs(15 * 60);
 const READY_DEADLINE: Duration = Duration::from_secs(90);
 const STOP_DEADLINE: Duration = Duration::from_secs(90);
 const KUBECTL_DEADLINE: Duration = Duration::from_secs(60);
-/// Where no directory can be made kubectl keeps no discovery cache, which would hide definitions installed a moment ago.
+/// kubectl cannot create this directory, so it keeps no discovery cache, which would hide recently installed CRDs.
 const NO_CACHE: &str = "/dev/null/none";
 const ADMIN_TOKEN: &str = "admin-token";
 
-/// What to start. The default is etcd and kube-apiserver alone.
+/// The components to start. The default is etcd and kube-apiserver only.
 #[derive(Clone, Debug, Default)]
 pub struct Options {
     pub controller_manager: bool,
     pub scheduler: bool,
-    /// Nodes and pods that run as far as the API tells. Add nodes with [`ControlPlane::add_node`].
+    /// Runs fake nodes and Pods, whose state exists only in the API. Add nodes with [`ControlPlane::add_node`].
     pub kwok: bool,
     pub extra_api_server_args: Vec<String>,
     pub users: Vec<User>,
-    /// Of this machine, where the API server listens instead of on loopback: for kubelets, and for pods with ServiceAccounts.
+    /// The host's address on which the API server listens instead of loopback: for kubelets, and for Pods with
+    /// ServiceAccounts.
     pub address: Option<Ipv4Addr>,
 }
 
 impl Options {
-    /// Everything, so that a Deployment gets pods, and the pods get addresses.
+    /// All components: Deployments get Pods, and the Pods get addresses.
     pub fn full() -> Self {
         Self { controller_manager: true, scheduler: true, kwok: true, ..Self::default() }
     }
 }
 
-/// A user besides the admin; may do what RBAC grants it.
+/// A user besides the admin, with the permissions that RBAC grants it.
 #[derive(Clone, Debug)]
 pub struct User {
     pub name: String,
@@ -82,7 +87,7 @@ impl User {
 pub struct ControlPlane {
     kubeconfig: PathBuf,
     server_url: String,
-    /// `None` for an existing cluster, which is not ours to break.
+    /// `None` for an existing cluster, in which the harness must not inject faults.
     own: Option<Own>,
     directory: TempDir,
     _permit: Option<SemaphorePermit<'static>>,
@@ -97,11 +102,11 @@ struct Own {
 }
 
 impl ControlPlane {
-    /// Starts a control plane that belongs to the caller. At most two exist at a time in a process; the third waits.
+    /// Starts a control plane for the caller. At most two exist in a process; a third call waits.
     pub async fn start(options: Options) -> Result<Self> {
         let permit = timeout(PERMIT_DEADLINE, PRIVATE.acquire())
             .await
-            .context("other tests kept their control planes for too long")??;
+            .context("other tests held their control planes for too long")??;
         let mut control_plane = Self::launch(options).await?;
         control_plane._permit = Some(permit);
         Ok(control_plane)
@@ -112,7 +117,7 @@ impl ControlPlane {
         if let Some(path) = std::env::var_os("E2E_KUBECONFIG").filter(|value| !value.is_empty()) {
             return Self::existing(path.into(), directory).await;
         }
-        // The build blocks for minutes the first time.
+        // The first build blocks for minutes.
         let binaries = tokio::task::spawn_blocking(Binaries::find_or_build).await??;
         let layout = Layout::prepare(directory.path(), binaries, &options, ADMIN_TOKEN)?;
         let etcd = Process::spawn(layout.etcd()?)?;
@@ -154,7 +159,7 @@ impl ControlPlane {
         }
         if own.options.controller_manager {
             let accounts: Api<ServiceAccount> = Api::namespaced(client, "default");
-            eventually(READY_DEADLINE, "kube-controller-manager to make the first ServiceAccount", async || {
+            eventually(READY_DEADLINE, "kube-controller-manager to create the first ServiceAccount", async || {
                 if let Some(ended) = own.others.iter_mut().find_map(ended) {
                     return Ok(Err(ended));
                 }
@@ -175,7 +180,7 @@ impl ControlPlane {
         &self.server_url
     }
 
-    /// The authority that signed the API server's certificate.
+    /// The CA that signed the API server's certificate.
     pub fn ca_pem(&self) -> Result<&str> {
         Ok(&self.ours()?.layout.ca_pem)
     }
@@ -185,12 +190,13 @@ impl ControlPlane {
         self.ours().map(|_| ADMIN_TOKEN)
     }
 
-    /// A directory that goes away with the control plane: the logs of the components, and of what is started on them.
+    /// A directory that is removed with the control plane. It contains the logs of the components and of other
+    /// processes.
     pub fn directory(&self) -> &Path {
         self.directory.path()
     }
 
-    /// A client of the admin's. Belongs to the async runtime it is made in, so a test makes its own.
+    /// A client for the admin. It belongs to the async runtime in which it was created, so each test creates its own.
     pub async fn client(&self) -> Result<Client> {
         kubeconfig::client(&self.kubeconfig).await
     }
@@ -202,7 +208,7 @@ impl ControlPlane {
         self.kubeconfig_with_token(user, &token)
     }
 
-    /// A kubeconfig for a ServiceAccount that exists, as a pod of its would have it.
+    /// A kubeconfig for an existing ServiceAccount, with the same permissions as a Pod that runs under it.
     pub async fn kubeconfig_for_service_account(&self, namespace: &str, name: &str) -> Result<PathBuf> {
         let token = self.service_account_token(namespace, name).await?;
         self.kubeconfig_with_token(&format!("{namespace}.{name}"), &token)
@@ -216,8 +222,8 @@ impl ControlPlane {
         let request: TokenRequest = accounts
             .create_subresource("token", name, &PostParams::default(), &body)
             .await
-            .context("asking for a token")?;
-        Ok(request.status.context("the API server gave no token")?.token)
+            .context("requesting a token")?;
+        Ok(request.status.context("the API server returned no token")?.token)
     }
 
     fn kubeconfig_with_token(&self, user: &str, token: &str) -> Result<PathBuf> {
@@ -226,7 +232,7 @@ impl ControlPlane {
         Ok(path)
     }
 
-    /// Runs kubectl as the admin; its output, or an error with what it said.
+    /// Runs kubectl as the admin. Returns its stdout, or an error with its stderr.
     pub async fn kubectl(&self, args: &[&str]) -> Result<String> {
         let mut command = tokio::process::Command::new(self.kubectl_path()?);
         command.args(args).env("KUBECONFIG", &self.kubeconfig).stdin(Stdio::null()).kill_on_drop(true);
@@ -241,7 +247,8 @@ impl ControlPlane {
         Ok(String::from_utf8(output.stdout)?)
     }
 
-    /// Starts a kubectl of the admin's that goes on, as with `--watch`; it ends when dropped, and its log is what it prints.
+    /// Starts a long-running kubectl as the admin, for example with `--watch`. Its log is its output; dropping it ends
+    /// it.
     pub fn start_kubectl(&self, args: &[&str]) -> Result<Process> {
         let number = STARTED.fetch_add(1, Ordering::Relaxed);
         let log = self.directory.path().join(format!("kubectl-{number}.log"));
@@ -253,24 +260,26 @@ impl ControlPlane {
         Process::spawn(spawn)
     }
 
-    /// The kubectl of the control plane's own version.
+    /// The kubectl that matches the control plane's version.
     pub fn kubectl_path(&self) -> Result<PathBuf> {
         self.own.as_ref().map_or_else(|| Ok("kubectl".into()), |own| own.layout.kubectl())
     }
 
-    /// Starts what answers for the kubelet of this node, as long as it is held: a port-forward of `port` to any pod on the
-    /// node ends at `target`.
+    /// Starts a stand-in for the kubelet of this node, which runs until dropped. A port-forward of `port` to any Pod on
+    /// the
+    /// node is connected to `target`.
     pub fn start_kubelet(&self, node: &str, port: u16, target: SocketAddr) -> Result<Process> {
         Process::spawn(self.ours()?.layout.kubelet(node, port, target)?)
     }
 
-    /// Starts one more process, which takes part in the election of a Lease as client-go does: it waits 6 s for a holder that
-    /// is silent, gives up after 3 s without a renewal, and looks every second. It ends when it stops leading.
+    /// Starts one more candidate in the election of a Lease, with client-go's behavior: lease duration 6 s, renew
+    /// deadline 3 s,
+    /// retry period 1 s. The process exits when it stops leading.
     pub fn start_elector(&self, namespace: &str, lease: &str) -> Result<Process> {
         Process::spawn(self.ours()?.layout.elector(namespace, lease)?)
     }
 
-    /// Ends the API server: by SIGTERM if `graceful`, else by SIGKILL.
+    /// Stops the API server: with SIGTERM if `graceful`, otherwise with SIGKILL.
     pub async fn stop_api_server(&mut self, graceful: bool) -> Result<()> {
         let mut process = self.own()?.api_server.take().context("the API server is not running")?;
         process.signal(if graceful { Signal::TERM } else { Signal::KILL })?;
@@ -291,7 +300,7 @@ impl ControlPlane {
         self.start_api_server().await
     }
 
-    /// Makes the API server stand still (SIGSTOP): connections stay open, and nothing is answered.
+    /// Suspends the API server (SIGSTOP): connections stay open, and no request is answered.
     pub fn pause_api_server(&mut self) -> Result<()> {
         self.own()?.api_server.as_mut().context("the API server is not running")?.signal(Signal::STOP)
     }
@@ -300,13 +309,14 @@ impl ControlPlane {
         self.own()?.api_server.as_mut().context("the API server is not running")?.signal(Signal::CONT)
     }
 
-    /// Makes etcd forget its history. A watch from an older resource version gets 410, at the latest after a restart of the
-    /// API server, whose watch cache may still remember. Returns the revision compacted to.
+    /// Compacts etcd. A watch from an older resourceVersion gets 410, at the latest after a restart of the API server,
+    /// whose
+    /// watch cache may still hold the history. Returns the compacted revision.
     pub async fn compact_etcd(&self) -> Result<i64> {
         etcd::compact(self.ours()?.layout.etcd_address()).await
     }
 
-    /// The processes that run now, by name.
+    /// The names and process ids of the running processes.
     pub fn processes(&self) -> Vec<(String, u32)> {
         let own = self.own.iter();
         own.flat_map(|own| std::iter::once(&own.etcd).chain(&own.api_server).chain(&own.others))
@@ -332,13 +342,13 @@ impl ControlPlane {
                 }
             }
             let request = http::Request::get("/readyz").body(Vec::new())?;
-            // One look must not use up the deadline, should the server accept and say nothing.
+            // Limits one attempt, because the server may accept the connection and never answer.
             let answer = timeout(Duration::from_secs(5), client.request_text(request)).await??;
             ensure!(answer == "ok", "/readyz: {answer}");
             Ok(Ok(()))
         })
         .await;
-        // The outer error: not ready in time. The inner one: it ended, and waiting does not help.
+        // The outer error means not ready in time. The inner one means a process ended, so that waiting does not help.
         result.map_err(|error| match &self.own {
             Some(Own { api_server: Some(api_server), .. }) => {
                 error.context(format!("the log of kube-apiserver ends with:\n{}", api_server.log_tail(15)))
@@ -351,7 +361,7 @@ impl ControlPlane {
 impl Drop for ControlPlane {
     fn drop(&mut self) {
         if let Some(own) = &mut self.own {
-            // All at once; each is then waited for as it is dropped.
+            // All are signalled first; each is awaited when it is dropped.
             own.others.iter_mut().chain(&mut own.api_server).for_each(Process::begin_end);
             own.etcd.begin_end();
         }
@@ -359,10 +369,10 @@ impl Drop for ControlPlane {
 }
 
 fn not_ours() -> anyhow::Error {
-    anyhow!("this needs a control plane of our own, and E2E_KUBECONFIG names an existing cluster: unset it")
+    anyhow!("this needs a dedicated control plane, but E2E_KUBECONFIG selects an existing cluster: unset it")
 }
 
-/// Why there is nothing to wait for any more.
+/// Returns an error if the process has ended, so that a wait for it can stop.
 fn ended(process: &mut Process) -> Option<anyhow::Error> {
     let status = process.exit_status()?;
     Some(anyhow!("{} ended with {status}; its log ends with:\n{}", process.name(), process.log_tail(15)))

@@ -1,6 +1,6 @@
-//! Installing CustomResourceDefinitions from the repository, the way a user does.
+//! Installs CustomResourceDefinitions from the repository, with the same command as a user.
 //!
-//! * In: a folder of the repository with a `kustomization.yaml`. Out: definitions whose every served version answers.
+//! * In: a folder of the repository with a `kustomization.yaml`. Out: CRDs whose served versions all answer.
 
 use std::{path::Path, time::Duration};
 
@@ -13,11 +13,12 @@ use crate::{control_plane::ControlPlane, wait::eventually};
 const DEADLINE: Duration = Duration::from_secs(60);
 
 impl ControlPlane {
-    /// Applies the folder (for example `crd/linkerd`), unless all of it is there, and waits until its definitions are established and served.
+    /// Applies the folder (for example `crd/linkerd`) unless all its objects exist, and waits until its CRDs are
+    /// established and served.
     pub async fn install_crds(&self, folder: &str) -> Result<()> {
         let root = Path::new(env!("CARGO_MANIFEST_DIR")).parent().context("the repository has no root")?;
         let folder = root.join(folder).display().to_string();
-        // What is there stays as it is: on an existing cluster it is somebody else's.
+        // Existing CRDs are left unchanged: on an existing cluster they belong to its owner.
         let names = match self.kubectl(&["get", "-k", &folder, "-o", "name"]).await {
             Ok(names) => names,
             Err(_) => self.kubectl(&["apply", "--server-side", "-k", &folder, "-o", "name"]).await?,
@@ -40,7 +41,7 @@ async fn served(client: &Client, definition: &CustomResourceDefinition) -> Resul
     let established = conditions
         .is_some_and(|all| all.iter().any(|condition| condition.type_ == "Established" && condition.status == "True"));
     ensure!(established, "its conditions are {conditions:?}");
-    // Established comes a moment before the paths answer.
+    // The condition Established is set shortly before the paths answer.
     for version in definition.spec.versions.iter().filter(|version| version.served) {
         let path = format!("/apis/{}/{}/{}?limit=1", definition.spec.group, version.name, definition.spec.names.plural);
         client.request_text(http::Request::get(path).body(Vec::new())?).await?;

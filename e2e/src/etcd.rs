@@ -1,6 +1,6 @@
-//! What tests do to etcd directly, through its JSON gateway.
+//! Operations of tests on etcd, through its JSON gateway.
 //!
-//! * In: etcd's client address. Out: revisions, which are the resource versions of the API server.
+//! * In: etcd's client address. Out: revisions, which are the resourceVersions of the API server.
 
 use std::{net::SocketAddr, time::Duration};
 
@@ -12,9 +12,9 @@ use crate::plain_http;
 
 const DEADLINE: Duration = Duration::from_secs(10);
 
-/// Forgets all history before now. Returns the revision compacted to.
+/// Compacts all history up to now. Returns the compacted revision.
 pub(crate) async fn compact(address: SocketAddr) -> Result<i64> {
-    // Any key will do (this one is "a"): the answer's header carries the revision.
+    // Any key works (this one is "a"): the header of the answer contains the revision.
     let range = call(address, "/v3/kv/range", &json!({"key": "YQ==", "limit": "1"})).await?;
     let revision: i64 =
         range.pointer("/header/revision").and_then(Value::as_str).context("etcd's answer has no revision")?.parse()?;

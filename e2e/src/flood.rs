@@ -1,7 +1,8 @@
-//! What a client can say without end.
+//! Floods: frames that a client can send without limit.
 //!
-//! * In: a [`HostileClient`]. Out: the next frames of a flood, put where it sends them from. Always: each kind is legal frame by
-//!   frame, or would be if there were less of it; what a flood needs first it says first, on every connection anew.
+//! * In: a [`HostileClient`]. Out: the next frames of a flood, in the client's send buffer. Always: each frame is
+//!   legal, or
+//! would be in smaller numbers; the frames that a flood requires first are sent first on every connection.
 
 use bytes::{BufMut, Bytes, BytesMut};
 
@@ -13,25 +14,26 @@ use crate::{
     },
 };
 
-/// What a flooder says next. Called until a batch is full.
+/// Adds the next frames of a flood. Called until a batch is full.
 pub type Flood = fn(&mut HostileClient);
 
 const PRIORITY: u8 = 0x2;
-/// Of a frame that no version of HTTP/2 knows.
+/// A frame type that no version of HTTP/2 defines.
 const UNKNOWN: u8 = 0xfa;
 const WINDOW: u32 = 65_535;
 
-/// With its message if there is room for that: else the server would end the connection for another reason.
-fn ask(client: &mut HostileClient) -> u32 {
+/// Includes the request message if the connection's window has room: without room the server would close the connection
+/// for that.
+fn open_stream(client: &mut HostileClient) -> u32 {
     if client.heard.room > 1000 { client.get() } else { client.begin() }
 }
 
 pub fn resets_at_once(client: &mut HostileClient) {
-    let stream = ask(client);
+    let stream = open_stream(client);
     client.put(&Frame::reset(stream, CANCEL));
 }
 
-/// Never more than a hundred at a time, so that nothing waits to be accepted.
+/// Keeps at most a hundred streams open, so that no stream waits to be accepted.
 pub fn resets_what_was_answered(client: &mut HostileClient) {
     while let Some(stream) = client.heard.answered.pop_front() {
         client.put(&Frame::reset(stream, CANCEL));
@@ -44,9 +46,9 @@ pub fn resets_what_was_answered(client: &mut HostileClient) {
     }
 }
 
-/// By a window that is larger than any may be (RFC 9113, section 6.9.1): "MadeYouReset".
+/// Exceeds the maximum window size (RFC 9113, section 6.9.1): "MadeYouReset".
 pub fn makes_the_server_reset(client: &mut HostileClient) {
-    let stream = ask(client);
+    let stream = open_stream(client);
     client.put(&Frame::window_update(stream, ENDLESS));
 }
 
@@ -89,13 +91,14 @@ pub fn many_small_headers(client: &mut HostileClient) {
     request_with(client, &header_block(names.iter().map(|name| (name.as_str(), ""))));
 }
 
-/// A field of 4 KiB that the server is to remember, named ten thousand times by one byte (RFC 7541, section 6.1).
+/// A field of 4 KiB that the server adds to its dynamic table, repeated ten thousand times by one byte (RFC 7541,
+/// section 6.1).
 pub fn a_bomb_of_headers(client: &mut HostileClient) {
-    // Newest first, after the 61 of the static table.
+    // The newest entry comes first, after the 61 entries of the static table.
     const NEWEST: u8 = 0x80 | 62;
     let literal = header_block([("x", "y".repeat(4000).as_str())]);
     let mut fields = BytesMut::new();
-    // The same literal, but to be remembered.
+    // The same literal, with incremental indexing.
     fields.put_u8(0x40);
     fields.extend_from_slice(&literal.slice(1..));
     fields.put_bytes(NEWEST, 10_000);
@@ -114,7 +117,7 @@ pub fn empty_settings(client: &mut HostileClient) {
     client.put(&Frame::new(SETTINGS, 0, 0, Bytes::new()));
 }
 
-/// Each of which changes the window of a hundred streams.
+/// Each frame changes the window of a hundred streams.
 pub fn settings_that_matter(client: &mut HostileClient) {
     while client.streams() < 100 {
         client.get();
@@ -128,7 +131,7 @@ pub fn empty_data(client: &mut HostileClient) {
     client.put(&Frame::new(DATA, 0, stream, Bytes::new()));
 }
 
-/// Of a message that would be as long as any may be.
+/// The bytes belong to a message of the maximum size.
 pub fn data_of_one_byte(client: &mut HostileClient) {
     let stream = if client.streams() == 0 {
         let stream = client.begin();
@@ -140,7 +143,7 @@ pub fn data_of_one_byte(client: &mut HostileClient) {
     client.put(&Frame::new(DATA, 0, stream, vec![0]));
 }
 
-/// A thousand such, so that none is ever complete.
+/// A thousand such messages, none of which is ever complete.
 pub fn data_of_one_byte_on_many_streams(client: &mut HostileClient) {
     if client.streams() == 0 {
         for _ in 0..1000 {
@@ -160,7 +163,7 @@ pub fn windows_of_one_byte(client: &mut HostileClient) {
 }
 
 pub fn priorities(client: &mut HostileClient) {
-    // Of streams that will never be.
+    // For streams that are never opened.
     let stream = client.new_stream();
     client.put(&Frame::new(PRIORITY, 0, stream, vec![0, 0, 0, 0, 16]));
 }

@@ -1,10 +1,13 @@
-//! A client of the Destination API that breaks the rules of HTTP/2, or keeps them in bad faith.
+//! A client of the Destination API that violates HTTP/2, or uses it legally in bad faith.
 //!
-//! * In: the address of a destination, a path to ask for, frames of any kind. Out: the bytes on the wire as fast as the server
-//!   takes them, and what the server said to that, above all how it ended the connection.
-//! * Always: in one task and with no library between, so that nothing here holds the flood back; everything that comes is read
-//!   between two writes, also after the server took no more, unless the client is deaf. It is polite where it was not told to
-//!   be rude: SETTINGS and PING are acknowledged, the connection's window is given back.
+//! * In: the address of a destination server, a path to request, frames of any kind. Out: bytes sent as fast as the
+//!   server
+//! takes them, and the server's response, in particular how it closes the connection.
+//! * Always: one task without an HTTP/2 library, so that the client does not throttle the flood. Unless the client is
+//!   deaf, it
+//! reads between two writes, also after the server has stopped reading. By default it behaves well: it acknowledges
+//! SETTINGS
+//! and PING, and replenishes the connection's window.
 
 use std::{
     collections::{BTreeMap, VecDeque},
@@ -29,18 +32,18 @@ use crate::http2::{
     SETTINGS, WINDOW_UPDATE, grpc_message, grpc_request,
 };
 
-/// Of RST_STREAM: the server takes no more streams.
+/// Error code of RST_STREAM: the server accepts no more streams.
 pub const REFUSED_STREAM: u32 = 0x7;
-/// Of GOAWAY: the peer is asked to stop what looks like an attack.
+/// Error code of GOAWAY: the server considers the peer's behavior an attack.
 pub const ENHANCE_YOUR_CALM: u32 = 0xb;
-/// The most that a window can be.
+/// The maximum size of a window.
 pub const ENDLESS: u32 = i32::MAX.unsigned_abs();
 
 const GET: &str = "/io.linkerd.proxy.destination.Destination/Get";
 const DEADLINE: Duration = Duration::from_secs(45);
-/// How much is made before it is sent: enough that the socket is never empty.
+/// The number of bytes prepared before each write, large enough that the socket's buffer never drains.
 const BATCH: usize = 64 * 1024;
-/// From here on the connection's window is given back.
+/// The number of received bytes after which the connection's window is replenished.
 const UNCLAIMED: usize = 16 * 1024;
 
 /// One connection.
@@ -53,45 +56,47 @@ pub struct HostileClient {
     unread: BytesMut,
     unclaimed: usize,
     takes_no_more: bool,
-    /// Takes nothing from its socket.
+    /// If set, the client never reads from its socket.
     pub deaf: bool,
     pub heard: Heard,
 }
 
-/// What came from the server.
+/// The frames received from the server, counted by kind.
 #[derive(Clone, Debug)]
 pub struct Heard {
-    /// How much DATA it takes on the whole connection, less what was sent. Who floods does not heed it.
+    /// The bytes of DATA that the connection's window still allows. Floods ignore it.
     pub room: i64,
-    /// Streams whose response headers came, oldest first.
+    /// Streams whose response headers have arrived, oldest first.
     pub answered: VecDeque<u32>,
-    /// How many streams it ended with headers: at once, or with trailers. If the request was not finished, it resets the
-    /// stream as well.
+    /// The number of streams that the server ended with END_STREAM: in the first headers or in trailers. If the request
+    /// was not
+    /// complete, the server also resets the stream.
     pub ended_streams: u64,
-    /// How many streams it reset with each code.
+    /// The number of streams that the server reset, by error code.
     pub resets: BTreeMap<u32, u64>,
     pub bytes_of_data: u64,
-    /// How many of our PINGs it acknowledged.
+    /// The number of our PINGs that the server acknowledged.
     pub pongs: u64,
     /// The last GOAWAY.
     pub go_away: Option<GoAway>,
-    /// The connection has ended.
+    /// True when the connection has ended.
     pub ended: bool,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct GoAway {
     pub code: u32,
-    /// What the server adds for those who look for the reason.
+    /// The debug data, which explains the reason.
     pub text: String,
 }
 
 // === impl HostileClient ===
 
 impl HostileClient {
-    /// With a window of its choice for each stream.
+    /// Connects, with `window` as the initial window of each stream.
     pub async fn connect(address: SocketAddr, path: &str, window: u32) -> Result<Self> {
-        let socket = timeout(DEADLINE, TcpStream::connect(address)).await.context("nobody accepts")?;
+        let socket =
+            timeout(DEADLINE, TcpStream::connect(address)).await.context("the connection was not accepted in time")?;
         let socket = socket.with_context(|| format!("connecting to {address}"))?;
         socket.set_nodelay(true)?;
         let message = GetDestination { path: path.to_owned(), ..GetDestination::default() }.encode_to_vec();
@@ -104,13 +109,13 @@ impl HostileClient {
             unclaimed: 0,
             takes_no_more: false,
             deaf: false,
-            heard: Heard::nothing(),
+            heard: Heard::initial(),
         };
         client.put(&Frame::settings(&[(INITIAL_WINDOW_SIZE, window)]));
         Ok(client)
     }
 
-    /// A frame that goes with the next bytes.
+    /// Queues a frame, which is sent with the next bytes.
     pub fn put(&mut self, frame: &Frame) {
         if frame.kind == DATA {
             self.heard.room -= i64::try_from(frame.payload.len()).unwrap_or(i64::MAX);
@@ -118,37 +123,39 @@ impl HostileClient {
         frame.put(&mut self.unsent);
     }
 
-    /// The number of a new stream, of which nothing is said yet.
+    /// Returns the number of a new stream, for which no frame has been sent.
     pub fn new_stream(&mut self) -> u32 {
         let stream = self.next_stream;
         self.next_stream += 2;
         stream
     }
 
-    /// How many streams there were.
+    /// The number of streams opened so far.
     pub fn streams(&self) -> u32 {
         self.next_stream / 2
     }
 
-    /// Begins a request without its message.
+    /// Begins a request, without its message.
     pub fn begin(&mut self) -> u32 {
         let stream = self.new_stream();
         self.put(&Frame::new(HEADERS, END_HEADERS, stream, self.request.0.clone()));
         stream
     }
 
-    /// Asks for the path.
+    /// Sends a complete `Get` request for the path.
     pub fn get(&mut self) -> u32 {
         let stream = self.begin();
         self.put(&Frame::new(DATA, END_STREAM, stream, self.request.1.clone()));
         stream
     }
 
-    /// Says `more` again and again, as fast as the server takes it, until the connection has ended. `turned` is told each time
-    /// how many bytes went, and what was heard so far. When `more` has nothing to say, it waits for what the server says.
+    /// Calls `more` to queue frames and sends them as fast as the server reads, until the connection has ended. After
+    /// each
+    /// write, calls `turned` with the number of bytes sent and the frames received. If `more` queues nothing, waits for
+    /// the server.
     ///
     /// # Errors
-    /// When the server says what is no HTTP/2.
+    /// Fails when the server sends invalid HTTP/2.
     pub async fn flood(
         &mut self,
         mut more: impl FnMut(&mut Self),
@@ -164,30 +171,30 @@ impl HostileClient {
             }
             let bytes = self.turn().await?;
             turned(bytes, &self.heard);
-            // The socket is always ready: without this nothing else would run on this thread.
+            // The socket is always ready, so without this no other task would run on this thread.
             yield_now().await;
         }
         Ok(())
     }
 
-    /// Sends what there is, and reads until it is as wanted, or the connection has ended.
+    /// Sends all queued frames, and reads until `wanted` holds or the connection has ended.
     ///
     /// # Errors
-    /// When that does not come in time.
+    /// Fails when that does not happen before the deadline.
     pub async fn until(&mut self, what: &str, mut wanted: impl FnMut(&Heard) -> bool) -> Result<()> {
         let deadline = Instant::now() + DEADLINE;
         while !(self.unsent.is_empty() && (self.heard.ended || wanted(&self.heard))) {
             let turned = timeout_at(deadline, self.turn()).await;
-            turned.with_context(|| format!("not seen in time: {what}; heard: {:?}", self.heard))??;
+            turned.with_context(|| format!("not seen in time: {what}; received: {:?}", self.heard))??;
         }
-        ensure!(wanted(&self.heard), "the connection ended before {what}; heard: {:?}", self.heard);
+        ensure!(wanted(&self.heard), "the connection ended before {what}; received: {:?}", self.heard);
         Ok(())
     }
 
-    /// Sends what there is, without reading.
+    /// Sends all queued frames without reading.
     ///
     /// # Errors
-    /// When the server does not take it in time.
+    /// Fails when the server does not read them before the deadline.
     pub async fn send(&mut self) -> Result<()> {
         let all = async {
             while !self.unsent.is_empty() {
@@ -199,7 +206,7 @@ impl HostileClient {
         timeout(DEADLINE, all).await.context("the server does not read")?
     }
 
-    /// Waits until the socket can be used, and then sends and reads what goes without waiting. How many bytes were sent.
+    /// Waits until the socket is ready, then sends and reads without blocking. Returns the number of bytes sent.
     async fn turn(&mut self) -> Result<usize> {
         let interest = match (self.unsent.is_empty(), self.deaf) {
             (true, _) => Interest::READABLE,
@@ -207,7 +214,7 @@ impl HostileClient {
             (false, false) => Interest::READABLE | Interest::WRITABLE,
         };
         let ready = self.socket.ready(interest).await?;
-        // First, for the server's last words are lost when it closes a connection on which more comes.
+        // Reads first: when a server closes a connection with unread data, its last frames are lost.
         if ready.is_readable() && !self.deaf {
             self.read()?;
         }
@@ -221,7 +228,7 @@ impl HostileClient {
                 sent
             }
             Err(error) if error.kind() == io::ErrorKind::WouldBlock => 0,
-            // There may still be something to read.
+            // Unread bytes may remain.
             Err(_) => {
                 self.unsent.clear();
                 self.takes_no_more = true;
@@ -240,12 +247,12 @@ impl HostileClient {
             Err(_) => self.heard.ended = true,
         }
         while let Some(frame) = Frame::take(&mut self.unread)? {
-            self.hear(&frame);
+            self.handle(&frame);
         }
         Ok(())
     }
 
-    fn hear(&mut self, frame: &Frame) {
+    fn handle(&mut self, frame: &Frame) {
         match frame.kind {
             SETTINGS if !frame.has(ACK) => self.reply(&Frame::new(SETTINGS, ACK, 0, Bytes::new())),
             PING if frame.has(ACK) => self.heard.pongs += 1,
@@ -271,7 +278,7 @@ impl HostileClient {
         }
     }
 
-    /// It comes between two batches of a flood.
+    /// Queued between two batches of a flood.
     fn reply(&mut self, frame: &Frame) {
         if !self.takes_no_more {
             self.put(frame);
@@ -282,7 +289,7 @@ impl HostileClient {
 // === impl Heard ===
 
 impl Heard {
-    fn nothing() -> Self {
+    fn initial() -> Self {
         Self {
             room: 65_535,
             answered: VecDeque::new(),

@@ -1,14 +1,15 @@
-//! HTTP/2 frames as they are on the wire (RFC 9113, section 4), for clients that a well-kept library would not let us write:
-//! one that costs less than what it measures, and ones that break the rules.
+//! HTTP/2 frames on the wire (RFC 9113, section 4), for clients that no regular library allows: one that is cheaper
+//! than the
+//! server it measures, and ones that violate the protocol.
 //!
-//! * In: what to say, or bytes from a socket. Out: the bytes of a frame, or the frames in the bytes.
-//! * Always: a header block is written without compression, so that it can be made once and sent on any stream; nothing
-//!   here keeps the state of a connection.
+//! * In: the frame to send, or bytes from a socket. Out: the bytes of a frame, or the frames in the bytes.
+//! * Always: header blocks are not compressed, so that one block can be sent on any stream; this module keeps no
+//!   connection state.
 
 use anyhow::{Result, ensure};
 use bytes::{Buf, BufMut, Bytes, BytesMut};
 
-/// What a client sends first.
+/// The first bytes that a client sends.
 pub const PREFACE: &[u8] = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n";
 
 pub const DATA: u8 = 0x0;
@@ -20,28 +21,28 @@ pub const GOAWAY: u8 = 0x7;
 pub const WINDOW_UPDATE: u8 = 0x8;
 pub const CONTINUATION: u8 = 0x9;
 
-/// Of DATA and HEADERS.
+/// Flag of DATA and HEADERS.
 pub const END_STREAM: u8 = 0x1;
-/// Of HEADERS and CONTINUATION.
+/// Flag of HEADERS and CONTINUATION.
 pub const END_HEADERS: u8 = 0x4;
-/// Of SETTINGS and PING.
+/// Flag of SETTINGS and PING.
 pub const ACK: u8 = 0x1;
 
-/// Of SETTINGS: the window of a new stream.
+/// A parameter of SETTINGS: the window of a new stream.
 pub const INITIAL_WINDOW_SIZE: u16 = 0x4;
 
-/// Of RST_STREAM.
+/// An error code of RST_STREAM.
 pub const CANCEL: u32 = 0x8;
 
 const HEAD: usize = 9;
-/// What both sides accept unless they say otherwise.
+/// The default SETTINGS_MAX_FRAME_SIZE.
 const LONGEST: usize = 16 * 1024;
 
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Frame {
     pub kind: u8,
     pub flags: u8,
-    /// 0 is the connection.
+    /// 0 addresses the connection.
     pub stream: u32,
     pub payload: Bytes,
 }
@@ -74,7 +75,8 @@ impl Frame {
         self.flags & flag != 0
     }
 
-    /// The 32-bit number that the payload of RST_STREAM and WINDOW_UPDATE is, or that of GOAWAY ends its fixed part with.
+    /// The 32-bit payload of RST_STREAM or WINDOW_UPDATE, or the error code of GOAWAY, which follows the last stream
+    /// ID.
     pub fn code(&self) -> Option<u32> {
         let at = if self.kind == GOAWAY { 4 } else { 0 };
         self.payload.get(at..at + 4).map(|mut bytes| bytes.get_u32())
@@ -89,14 +91,14 @@ impl Frame {
         into.extend_from_slice(&self.payload);
     }
 
-    /// Takes the first frame off what was read; `None` while it is not complete.
+    /// Removes the first frame from the bytes read; `None` while it is incomplete.
     ///
     /// # Errors
-    /// When it is longer than a client has to accept.
+    /// Fails when the frame exceeds the size that a client must accept.
     pub fn take(read: &mut BytesMut) -> Result<Option<Self>> {
         let Some((mut head, rest)) = read.split_at_checked(HEAD) else { return Ok(None) };
         let length = usize::try_from(head.get_uint(3))?;
-        ensure!(length <= LONGEST, "a frame of {length} bytes");
+        ensure!(length <= LONGEST, "the frame has {length} bytes, more than {LONGEST}");
         if rest.len() < length {
             read.reserve(length - rest.len());
             return Ok(None);
@@ -107,7 +109,7 @@ impl Frame {
     }
 }
 
-/// A block of header fields, each a literal that the receiver is not to remember (RFC 7541, section 6.2.2).
+/// A block of literal header fields without indexing (RFC 7541, section 6.2.2).
 pub fn header_block<'a>(fields: impl IntoIterator<Item = (&'a str, &'a str)>) -> Bytes {
     let mut block = BytesMut::new();
     for (name, value) in fields {
@@ -132,7 +134,7 @@ pub fn grpc_request(path: &str) -> Bytes {
     ])
 }
 
-/// A gRPC message with its prefix: not compressed, and the length.
+/// A gRPC message with its prefix: the flag for no compression, and the length.
 pub fn grpc_message(message: &[u8]) -> Bytes {
     let mut frame = BytesMut::with_capacity(5 + message.len());
     frame.put_u8(0);
@@ -141,7 +143,7 @@ pub fn grpc_message(message: &[u8]) -> Bytes {
     frame.freeze()
 }
 
-/// An integer with a prefix of 7 bits (RFC 7541, section 5.1), not Huffman-coded.
+/// Writes an integer with a prefix of 7 bits (RFC 7541, section 5.1); the text is not Huffman-coded.
 fn put_length(length: usize, block: &mut BytesMut) {
     const PREFIX: usize = 127;
     let Some(mut rest) = length.checked_sub(PREFIX) else {
@@ -163,7 +165,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_frame_is_read_back_once_it_is_complete() {
+    fn a_frame_is_decoded_when_it_is_complete() {
         let frame = Frame::window_update(7, 65_535);
         let mut bytes = BytesMut::new();
         frame.put(&mut bytes);
@@ -176,7 +178,7 @@ mod tests {
     }
 
     #[test]
-    fn a_long_header_is_written_as_rfc_7541_says() {
+    fn the_length_of_a_long_header_is_encoded_as_in_rfc_7541() {
         let long = "x".repeat(1337);
         let block = header_block([("a", long.as_str())]);
         // 1337 with a prefix of 7 bits: 127, then 1210 as 186, 9.

@@ -1,8 +1,8 @@
-//! A container image of one static binary, packed without a registry, a daemon or a base image.
+//! Builds a container image of one static binary, without a registry, a daemon or a base image.
 //!
-//! * In: what is to be in it. Out: an archive as `docker save` writes it, which `docker load`, `kind load image-archive`, `podman load`
-//!   and `ctr images import` take.
-//! * Always: the same input gives the same bytes; there is no time in it but the one it is given.
+//! * In: the content of the image. Out: an archive in the format of `docker save`, accepted by `docker load`,
+//! `kind load image-archive`, `podman load` and `ctr images import`.
+//! * Always: the same input produces the same bytes; the only timestamps are the given ones.
 
 use std::{collections::BTreeMap, io::Write};
 
@@ -12,23 +12,23 @@ use serde_json::{Value, json};
 use sha2::{Digest, Sha256};
 use tar::{Builder, EntryType, Header};
 
-/// Of everything in it: files, and the files that make up the archive.
+/// The mode of all files except the binary.
 const MODE: u32 = 0o644;
 const LAYER: &str = "layer.tar";
 
 pub struct Image {
-    /// By which it is run, as `name:tag`.
+    /// The name of the image, as `name:tag`.
     pub reference: String,
-    /// The path of the binary in the image, and what the image runs.
+    /// The path of the binary in the image, which is also the entrypoint.
     pub entrypoint: String,
     pub binary: Vec<u8>,
-    /// As `uid` or `uid:gid`.
+    /// `uid` or `uid:gid`.
     pub user: String,
-    /// As Go calls it: `amd64`, `arm64`.
+    /// In Go's notation: `amd64`, `arm64`.
     pub architecture: String,
-    /// In RFC 3339.
+    /// The creation time in RFC 3339.
     pub created: String,
-    /// In seconds since 1970, of the files in it.
+    /// The modification time of the files, in seconds since 1970.
     pub modified: u64,
     pub labels: BTreeMap<String, String>,
 }
@@ -75,14 +75,14 @@ impl Image {
     }
 }
 
-/// What a registry keeps of it and a node pulls.
+/// The size of the gzipped archive, approximately as a registry stores it and a node pulls it.
 pub fn compressed_len(archive: &[u8]) -> Result<usize> {
     let mut encoder = GzEncoder::new(Vec::new(), Compression::default());
     encoder.write_all(archive)?;
     Ok(encoder.finish()?.len())
 }
 
-/// This machine's architecture, as images name it.
+/// The architecture of this host, as images name it.
 pub fn architecture() -> &'static str {
     match std::env::consts::ARCH {
         "x86_64" => "amd64",
@@ -126,7 +126,7 @@ mod tests {
     }
 
     #[test]
-    fn the_archive_names_its_parts_by_what_they_hold() {
+    fn the_archive_references_its_parts_by_digest() {
         let archive = files(&image().archive().unwrap());
         let manifest: Value = serde_json::from_slice(&archive["manifest.json"].2).unwrap();
         let layer = &archive[manifest[0]["Layers"][0].as_str().unwrap()].2;
@@ -142,7 +142,7 @@ mod tests {
     }
 
     #[test]
-    fn the_same_input_gives_the_same_bytes() {
+    fn the_same_input_produces_the_same_bytes() {
         assert_eq!(image().archive().unwrap(), image().archive().unwrap());
     }
 }

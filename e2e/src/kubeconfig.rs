@@ -1,6 +1,6 @@
 //! Kubeconfig files with a bearer token, and clients made from them.
 //!
-//! * Always: a client made here never retries by itself, so a test sees each answer of the API server.
+//! * Always: these clients never retry, so a test sees every answer of the API server.
 
 use std::{fs, path::Path, time::Duration};
 
@@ -27,9 +27,9 @@ pub(crate) fn write(path: &Path, server: &str, ca_pem: &str, user: &str, token: 
     fs::write(path, serde_json::to_vec_pretty(&config)?).with_context(|| format!("writing {}", path.display()))
 }
 
-/// A client for the current context of a kubeconfig. Belongs to the async runtime it is made in.
+/// A client for the current context of a kubeconfig. It belongs to the async runtime in which it was created.
 pub async fn client(path: &Path) -> Result<Client> {
-    // The second call and later ones find it installed.
+    // The second and later calls fail because a provider is already installed.
     let _ = rustls::crypto::ring::default_provider().install_default();
     let kubeconfig = Kubeconfig::read_from(path).with_context(|| format!("reading {}", path.display()))?;
     let mut config = Config::from_custom_kubeconfig(kubeconfig, &KubeConfigOptions::default()).await?;

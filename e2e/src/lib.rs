@@ -1,4 +1,5 @@
-//! The harness: a real Kubernetes control plane, the operator's manager as a child process, and the faults between them.
+//! The harness: a real Kubernetes control plane, the operator's manager as a child process, and fault injection between
+//! them.
 //!
 //! ```text
 //!   test ──▶ Manager ──(FaultProxy)──▶ ControlPlane: kube-apiserver, etcd, kube-controller-manager, kube-scheduler, kwok
@@ -6,9 +7,11 @@
 //! ```
 //!
 //! * In: Go (to build the Kubernetes binaries once) or `KUBEBUILDER_ASSETS`; see [`binaries`].
-//! * Out: a [`ControlPlane`] with clients and kubeconfigs, a [`Manager`] to start, pause and kill, a [`FaultProxy`] to put between them,
-//!   an [`Injector`] for both to ask.
-//! * Always: every wait has a deadline, and no child process or directory outlives the process that made it, however that one ends.
+//! * Out: a [`ControlPlane`] with clients and kubeconfigs, a [`Manager`] to start, suspend and kill, a [`FaultProxy`]
+//!   to put between
+//! them, and an [`Injector`] that both call.
+//! * Always: every wait has a deadline, and no child process or directory outlives the process that created it, however
+//!   that process ends.
 
 pub mod answers;
 pub mod binaries;

@@ -1,7 +1,7 @@
 //! The operator's manager as a child process.
 //!
-//! * In: a [`ControlPlane`] (and, to go through a proxy or as another user, another kubeconfig), arguments, environment.
-//! * Out: what it says on its admin port, in its log and in its exit status; signals to it.
+//! * In: a [`ControlPlane`], arguments and environment; optionally another kubeconfig, for a proxy or another user.
+//! * Out: the answers of its admin port, its log, its exit status; signals sent to it.
 //! * Always: ends with the test. When a test panics, the end of the log is printed.
 
 use std::{
@@ -30,14 +30,14 @@ static STARTED: AtomicUsize = AtomicUsize::new(0);
 
 #[derive(Clone, Debug, Default)]
 pub struct ManagerOptions {
-    /// After the ones every manager gets; of a flag that is given twice the last counts.
+    /// Appended to the default arguments; the last occurrence of a flag wins.
     pub args: Vec<String>,
     pub env: Vec<(String, String)>,
-    /// Its `--leader-election-identity`; by default its own choice.
+    /// The `--leader-election-identity`; by default the manager chooses one.
     pub identity: Option<String>,
-    /// Instead of the control plane's admin kubeconfig.
+    /// Used instead of the control plane's admin kubeconfig.
     pub kubeconfig: Option<PathBuf>,
-    /// Started as the container of Linkerd's Deployment is, with that container's flags.
+    /// Starts the manager with the subcommand and flags of the container in Linkerd's Deployment.
     pub in_place_of_linkerds: bool,
 }
 
@@ -48,7 +48,7 @@ pub struct Manager {
 }
 
 impl Manager {
-    /// Starts it; see [`Manager::ready`] for waiting.
+    /// Starts the manager without waiting; see [`Manager::ready`].
     pub fn start(control_plane: &ControlPlane, options: ManagerOptions) -> Result<Self> {
         let binary = beside_this_executable("linkerd-operator", "LINKERD_OPERATOR_BIN")?;
         let admin = SocketAddr::from((Ipv4Addr::LOCALHOST, port::free()?));
@@ -75,7 +75,7 @@ impl Manager {
         Ok(Self { process: Process::spawn(spawn)?, admin, destination })
     }
 
-    /// Waits for `/ready` to say 200. An end of the process is an error at once.
+    /// Waits until `/ready` answers 200. Fails immediately when the process ends.
     pub async fn ready(&mut self, deadline: Duration) -> Result<()> {
         let admin = self.admin;
         let process = &mut self.process;
@@ -96,7 +96,7 @@ impl Manager {
         result.with_context(|| format!("its log ends with:\n{}", self.process.log_tail(20)))
     }
 
-    /// GET on the admin port.
+    /// Sends a GET request to the admin port.
     pub async fn get(&self, path: &str) -> Result<(StatusCode, String)> {
         get(self.admin, path).await
     }
@@ -108,7 +108,7 @@ impl Manager {
         Ok(metric::parse(&body))
     }
 
-    /// The sum of the samples of that name which have these labels; `None` when there is none, or no answer.
+    /// The sum of the samples with this name and these labels; `None` when no sample matches or the request fails.
     pub async fn metric(&self, name: &str, labels: &[(&str, &str)]) -> Option<f64> {
         let samples = self.metrics().await.ok()?;
         samples
@@ -118,7 +118,7 @@ impl Manager {
             .reduce(|sum, value| sum + value)
     }
 
-    /// Whether it holds the Lease of that name, as it says itself.
+    /// Returns whether this manager holds the Lease, according to its own metric.
     pub async fn is_leading(&self, lease: &str) -> bool {
         self.metric("linkerd_operator_leader", &[("lease", lease)]).await == Some(1.0)
     }
@@ -127,7 +127,7 @@ impl Manager {
         self.admin
     }
 
-    /// Where it serves the Destination API.
+    /// The address of the Destination API.
     pub fn destination_address(&self) -> SocketAddr {
         self.destination
     }
@@ -148,29 +148,29 @@ impl Manager {
         self.process.is_running()
     }
 
-    /// Waits for it to end by itself.
+    /// Waits until the process exits.
     pub async fn wait(&mut self, timeout: Duration) -> Result<ExitStatus> {
         self.process.wait(timeout).await
     }
 
-    /// SIGTERM, and the exit status it then ends with.
+    /// Sends SIGTERM and returns the exit status.
     pub async fn terminate(&mut self, timeout: Duration) -> Result<ExitStatus> {
         self.process.signal(Signal::TERM)?;
         self.process.wait(timeout).await
     }
 
-    /// SIGTERM, without waiting for what comes of it.
+    /// Sends SIGTERM without waiting for the exit.
     pub fn begin_to_terminate(&mut self) -> Result<()> {
         self.process.signal(Signal::TERM)
     }
 
-    /// SIGKILL: as when its node dies.
+    /// Sends SIGKILL, as when the node dies.
     pub async fn kill(&mut self) -> Result<()> {
         self.process.signal(Signal::KILL)?;
         self.process.wait(Duration::from_secs(10)).await.map(drop)
     }
 
-    /// SIGSTOP: it stands still, as a process that was long not scheduled.
+    /// Sends SIGSTOP, which suspends the process, as if it had not been scheduled for a long time.
     pub fn pause(&mut self) -> Result<()> {
         self.process.signal(Signal::STOP)
     }
@@ -181,19 +181,19 @@ impl Manager {
 
     pub fn resident_memory_bytes(&self) -> Result<u64> {
         let status = std::fs::read_to_string(format!("/proc/{}/status", self.pid()))?;
-        status_bytes(&status, "VmRSS:").context("the kernel names no VmRSS: the process has ended")
+        status_bytes(&status, "VmRSS:").context("/proc has no VmRSS: the process has ended")
     }
 
-    /// The most that was ever resident.
+    /// The peak resident memory.
     pub fn peak_memory_bytes(&self) -> Result<u64> {
         let status = std::fs::read_to_string(format!("/proc/{}/status", self.pid()))?;
-        status_bytes(&status, "VmHWM:").context("the kernel names no VmHWM: the process has ended")
+        status_bytes(&status, "VmHWM:").context("/proc has no VmHWM: the process has ended")
     }
 
-    /// The time of a core that it has used so far.
+    /// The CPU time used so far.
     pub fn cpu_time(&self) -> Result<Duration> {
         let stat = std::fs::read_to_string(format!("/proc/{}/stat", self.pid()))?;
-        let ticks = cpu_ticks(&stat).context("the kernel's line about the process has another form")?;
+        let ticks = cpu_ticks(&stat).context("/proc/PID/stat has an unexpected format")?;
         let nanoseconds = ticks * 1_000_000_000 / rustix::param::clock_ticks_per_second().max(1);
         Ok(Duration::from_nanos(nanoseconds))
     }
@@ -218,7 +218,7 @@ fn status_bytes(status: &str, name: &str) -> Option<u64> {
     Some(kibibytes * 1024)
 }
 
-/// User and system time, after the name in parentheses, which may hold anything.
+/// User plus system time. They follow the process name in parentheses, which may contain any character.
 fn cpu_ticks(stat: &str) -> Option<u64> {
     let (_, fields) = stat.rsplit_once(')')?;
     let mut times = fields.split_whitespace().skip(11);
@@ -237,7 +237,7 @@ mod tests {
     }
 
     #[test]
-    fn the_time_of_a_process_is_read_whatever_its_name() {
+    fn the_cpu_time_of_a_process_is_read_for_any_process_name() {
         let stat = "7 (a) b) S 1 7 7 0 -1 4194304 100 0 0 0 31 12 0 0 20 0 4 0 100 0 0";
         assert_eq!(cpu_ticks(stat), Some(43));
     }

@@ -1,7 +1,9 @@
-//! A namespace with Services over ExternalWorkloads: the objects as users write them, the slices as readers see them.
+//! A namespace with Services that select ExternalWorkloads: objects as users write them, EndpointSlices as consumers
+//! read them.
 //!
-//! * In: a client and a namespace. Out: objects put, patched and deleted; EndpointSlices and Events read back, live.
-//! * Written with other types than the operator's, so that a mistake in those cannot hide itself.
+//! * In: a client and a namespace. Out: functions to create, patch and delete objects, and to read EndpointSlices and
+//!   Events.
+//! * Always: uses other types than the operator, so that a mistake in the operator's types is detected.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -27,7 +29,7 @@ use tokio::time::timeout;
 
 use crate::wait::eventually;
 
-/// Long enough for a busy machine, short enough to fail a test before its reader loses patience.
+/// Long enough for a loaded host, short enough that a failing test ends soon.
 pub const SOON: Duration = Duration::from_secs(45);
 pub const MANAGED_BY: &str = "linkerd-external-workloads-controller";
 
@@ -40,10 +42,10 @@ pub struct Mesh {
     pub events: Api<Event>,
 }
 
-/// What a reader gets from all of a Service's slices: workload → its endpoint and the ports of its slice.
+/// The content of all EndpointSlices of a Service: workload → its endpoint and the ports of its slice.
 pub type Published = BTreeMap<String, (Endpoint, BTreeSet<(String, i32)>)>;
 
-/// The kind ExternalWorkload, in the version that Linkerd stores.
+/// The kind ExternalWorkload, in Linkerd's storage version.
 pub fn external_workload() -> ApiResource {
     ApiResource::from_gvk(&GroupVersionKind::gvk("workload.linkerd.io", "v1beta1", "ExternalWorkload"))
 }
@@ -63,7 +65,8 @@ impl Mesh {
         &self.namespace
     }
 
-    /// A Service that selects `app: <name>`, with this `spec` over the defaults: port 80, single-stack IPv4.
+    /// Creates a Service that selects `app: <name>`, with this `spec` merged over the defaults: port 80, single-stack
+    /// IPv4.
     pub async fn put_service(&self, name: &str, spec: Value) -> Result<Service> {
         let mut object = json!({
             "metadata": {"name": name},
@@ -81,14 +84,14 @@ impl Mesh {
         Ok(self.services.patch(name, &PatchParams::default(), &Patch::Merge(patch)).await?)
     }
 
-    /// An ExternalWorkload labelled `app: <app>`, ready, with these addresses and port 80.
+    /// Creates a ready ExternalWorkload labelled `app: <app>`, with these addresses and port 80.
     pub async fn put_workload(&self, name: &str, app: &str, ips: &[&str]) -> Result<()> {
         let ips: Vec<Value> = ips.iter().map(|ip| json!({ "ip": ip })).collect();
         self.put_workload_with(name, app, json!({ "spec": { "workloadIPs": ips } })).await?;
         self.set_ready(name, true).await
     }
 
-    /// The Service `web` over the ready machine `vm` at 192.0.2.4, published: how most tests begin.
+    /// Creates the Service `web` with the ready workload `vm` at 192.0.2.4, published: the initial state of most tests.
     pub async fn put_web_over_vm(&self) -> Result<Service> {
         let service = self.put_service("web", json!({})).await?;
         self.put_workload("vm", "web", &["192.0.2.4"]).await?;
@@ -96,7 +99,7 @@ impl Mesh {
         Ok(service)
     }
 
-    /// An ExternalWorkload like those of [`Mesh::put_workload`], not ready yet, with whatever else the object is to have.
+    /// Creates an ExternalWorkload as [`Mesh::put_workload`] does, but not ready, with `object` merged over it.
     pub async fn put_workload_with(&self, name: &str, app: &str, object: Value) -> Result<()> {
         let mut whole = json!({
             "apiVersion": "workload.linkerd.io/v1beta1", "kind": "ExternalWorkload",
@@ -117,7 +120,7 @@ impl Mesh {
         Ok(())
     }
 
-    /// What a health checker does: `status` has to go through its subresource.
+    /// Sets the condition Ready through the status subresource, as a health checker does.
     pub async fn set_ready(&self, name: &str, ready: bool) -> Result<()> {
         let status = if ready { "True" } else { "False" };
         let patch = json!({"status": {"conditions": [{"type": "Ready", "status": status}]}});
@@ -130,7 +133,7 @@ impl Mesh {
         Ok(())
     }
 
-    /// The slices of a Service that are ours, by name.
+    /// The EndpointSlices of a Service that our controller manages, sorted by name.
     pub async fn our_slices(&self, service: &str) -> Result<Vec<EndpointSlice>> {
         let labels =
             format!("kubernetes.io/service-name={service},endpointslice.kubernetes.io/managed-by={MANAGED_BY}");
@@ -139,7 +142,7 @@ impl Mesh {
         Ok(slices)
     }
 
-    /// Every change of our slices in this namespace from now on.
+    /// Watches every change of our EndpointSlices in this namespace from now on.
     pub async fn watch_slices(&self) -> Result<SliceWatch> {
         let labels = format!("endpointslice.kubernetes.io/managed-by={MANAGED_BY}");
         let now = self.slices.list(&ListParams::default().labels(&labels)).await?;
@@ -147,7 +150,7 @@ impl Mesh {
         Ok(SliceWatch(self.slices.watch(&WatchParams::default().labels(&labels), &version).await?.boxed()))
     }
 
-    /// What readers see; an error when a workload stands in two slices of one family.
+    /// The published endpoints; an error when a workload is in two slices of one address family.
     pub async fn published(&self, service: &str) -> Result<Published> {
         let mut published = Published::new();
         let mut places = BTreeSet::new();
@@ -156,11 +159,11 @@ impl Mesh {
             let ports: BTreeSet<_> =
                 ports.map(|port| (port.name.clone().unwrap_or_default(), port.port.unwrap_or_default())).collect();
             for endpoint in slice.endpoints {
-                let target = endpoint.target_ref.clone().context("an endpoint of ours without targetRef")?;
-                let name = target.name.context("a targetRef of ours without name")?;
+                let target = endpoint.target_ref.clone().context("one of our endpoints has no targetRef")?;
+                let name = target.name.context("one of our targetRefs has no name")?;
                 ensure!(
                     places.insert((slice.address_type.clone(), name.clone())),
-                    "{name} stands in two slices of {service}"
+                    "{name} is in two EndpointSlices of {service}"
                 );
                 published.insert(name, (endpoint, ports.clone()));
             }
@@ -168,14 +171,14 @@ impl Mesh {
         Ok(published)
     }
 
-    /// Which workloads are published, and whether each is ready.
+    /// The published workloads, and whether each is ready.
     pub async fn readiness(&self, service: &str) -> Result<BTreeMap<String, bool>> {
         let published = self.published(service).await?;
         let ready = |endpoint: &Endpoint| endpoint.conditions.as_ref().and_then(|c| c.ready) == Some(true);
         Ok(published.into_iter().map(|(name, (endpoint, _))| (name, ready(&endpoint))).collect())
     }
 
-    /// Waits until exactly these workloads are published, with this readiness.
+    /// Waits until the published workloads and their readiness are exactly these.
     pub async fn shows(&self, service: &str, expected: &[(&str, bool)]) -> Result<()> {
         let expected: BTreeMap<String, bool> =
             expected.iter().map(|(name, ready)| ((*name).to_owned(), *ready)).collect();
@@ -187,7 +190,7 @@ impl Mesh {
         .await
     }
 
-    /// The Events of one object, as `reason: note`, oldest first.
+    /// The operator's Events on one object, as `reason: note`, oldest first.
     pub async fn events_of(&self, name: &str) -> Result<Vec<String>> {
         let fields = format!("regarding.name={name}");
         let mut events = self.events.list(&ListParams::default().fields(&fields)).await?.items;
@@ -208,11 +211,11 @@ impl Mesh {
     }
 }
 
-/// The changes of slices, one by one.
+/// A watch of EndpointSlices.
 pub struct SliceWatch(BoxStream<'static, kube::Result<WatchEvent<EndpointSlice>>>);
 
 impl SliceWatch {
-    /// The next change of the slice, as `added`, `modified` or `deleted with N endpoints`.
+    /// Returns the next change of the slice, as `added`, `modified` or `deleted`, followed by `with N endpoints`.
     pub async fn next_of(&mut self, name: &str) -> Result<String> {
         timeout(SOON, async {
             loop {
@@ -234,7 +237,7 @@ impl SliceWatch {
     }
 }
 
-/// RFC 7386, without removal: objects are merged, everything else is replaced.
+/// Merges as in RFC 7386, but without removal: objects are merged, all other values are replaced.
 pub fn merge(into: &mut Value, from: Value) {
     match (into, from) {
         (Value::Object(into), Value::Object(from)) => {

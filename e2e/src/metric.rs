@@ -1,6 +1,6 @@
-//! Reading Prometheus' text format.
+//! Parses the Prometheus text format.
 //!
-//! * In: the text of `/metrics`. Out: samples by name and labels. Always: a line that cannot be read is no sample.
+//! * In: the text of `/metrics`. Out: samples with names and labels. Always: malformed lines are skipped.
 
 /// One line: `name{label="value",…} number`.
 #[derive(Clone, Debug, PartialEq)]
@@ -11,7 +11,7 @@ pub struct Sample {
 }
 
 impl Sample {
-    /// True when every given label has the given value; further labels do not matter.
+    /// Returns true when the sample has all the given labels; additional labels are ignored.
     pub fn has(&self, labels: &[(&str, &str)]) -> bool {
         labels.iter().all(|(name, value)| self.labels.iter().any(|(own, own_value)| own == name && own_value == value))
     }
@@ -44,7 +44,7 @@ fn sample(line: &str) -> Option<Sample> {
     Some(Sample { name: name.to_owned(), labels, value })
 }
 
-/// The unescaped text up to the closing quote, and what follows it.
+/// The unescaped text up to the closing quote, and the text after it.
 fn quoted(text: &str) -> Option<(String, &str)> {
     let mut value = String::new();
     let mut characters = text.char_indices();

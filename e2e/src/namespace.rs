@@ -1,7 +1,8 @@
-//! A namespace of a test's own.
+//! A separate namespace for a test.
 //!
-//! * In: a prefix. Out: a namespace whose name nobody else uses, labelled as ours.
-//! * Not removed by itself: it ends with the control plane. On an existing cluster: `kubectl delete namespace -l linkerd-operator-e2e`.
+//! * In: a prefix. Out: a namespace with a unique name and the harness's label.
+//! * It is not removed automatically: it disappears with the control plane. On an existing cluster, run
+//! `kubectl delete namespace -l linkerd-operator-e2e`.
 
 use anyhow::{Context, Result};
 use k8s_openapi::api::core::v1::Namespace;
@@ -27,7 +28,7 @@ impl TestNamespace {
             .create(&PostParams::default(), &namespace)
             .await
             .with_context(|| format!("creating a namespace {prefix}-*"))?;
-        let name = created.metadata.name.context("the API server gave the namespace no name")?;
+        let name = created.metadata.name.context("the API server returned a namespace without a name")?;
         Ok(Self { name, client: client.clone() })
     }
 
@@ -48,7 +49,7 @@ impl TestNamespace {
         Api::namespaced(self.client.clone(), &self.name)
     }
 
-    /// Asks for its deletion, without waiting for the end of it.
+    /// Requests the deletion without waiting for its completion.
     pub async fn delete(self) -> Result<()> {
         let namespaces: Api<Namespace> = Api::all(self.client);
         namespaces.delete(&self.name, &DeleteParams::default()).await?;

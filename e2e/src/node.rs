@@ -1,7 +1,8 @@
-//! Nodes that kwok runs.
+//! Nodes that kwok simulates.
 //!
-//! * In: a name and a zone. Out: a node that is ready and takes pods, with pod addresses of both families. Or only the object of a
-//!   node, for a kubelet of the test's own.
+//! * In: a name and a zone. Out: a ready, schedulable Node with Pod addresses of both families. Or only the Node
+//!   object, for a
+//! kubelet that the test starts.
 
 use std::{
     sync::atomic::{AtomicU8, Ordering},
@@ -15,7 +16,7 @@ use serde_json::{Value, json};
 
 use crate::{control_plane::ControlPlane, wait::eventually};
 
-/// Distinct within this process, so that no two nodes give out one pod address.
+/// Distinct within this process, so that no two Nodes assign the same Pod address.
 static NEXT: AtomicU8 = AtomicU8::new(1);
 
 impl ControlPlane {
@@ -36,7 +37,8 @@ impl ControlPlane {
         })
         .await
     }
-    /// Adds a node that nothing runs until [`ControlPlane::start_kubelet`]; pods have to name it.
+
+    /// Adds a Node without a kubelet, until [`ControlPlane::start_kubelet`] is called; Pods must name it in `nodeName`.
     pub async fn add_node_without_kubelet(&self, name: &str) -> Result<()> {
         self.create_node(name, "zone", json!({})).await.map(drop)
     }

@@ -1,7 +1,8 @@
-//! One HTTP/1.1 request: in the clear to a loopback port (the manager's admin port, etcd's JSON gateway), or on a connection that
-//! somebody else made.
+//! Sends one HTTP/1.1 request: in plain text to a loopback port (the manager's admin port, etcd's JSON gateway), or on
+//! a
+//! connection that the caller opened.
 //!
-//! * Always: an exchange in the clear ends within its timeout.
+//! * Always: a plain-text exchange ends within its timeout.
 
 use std::{net::SocketAddr, time::Duration};
 
@@ -39,7 +40,7 @@ pub(crate) async fn request(
         .with_context(|| format!("http://{address}{path}"))
 }
 
-/// One request and its answer, on a connection of their own.
+/// Sends one request on the stream, without reusing it, and returns the answer.
 pub(crate) async fn exchanged(
     stream: impl AsyncRead + AsyncWrite + Unpin + Send + 'static,
     request: Request<Full<Bytes>>,
@@ -53,7 +54,7 @@ pub(crate) async fn exchanged(
     let mut answer = std::pin::pin!(answer);
     tokio::select! {
         answer = &mut answer => answer,
-        // The connection may be done before the answer is read; what it received is kept for the reader.
+        // The connection may finish before the answer is read; the received bytes are kept for the reader.
         _ = connection => answer.await,
     }
 }

@@ -1,7 +1,8 @@
 //! Free ports.
 //!
-//! * Out: ports nobody listens on now. Always: below the range from which the kernel takes the ports of outgoing
-//!   connections, so that a server which is stopped and started again finds its port still free.
+//! * Out: ports that are not in use now. Always: below the kernel's range for outgoing connections, so that the port of
+//!   a
+//! stopped server is still free when the server is started again.
 
 use std::{
     hash::{BuildHasher, RandomState},
@@ -13,12 +14,12 @@ use anyhow::{Context, Result};
 const FIRST: u64 = 12_000;
 const COUNT: u64 = 20_000;
 
-/// On loopback.
+/// A free port on loopback.
 pub(crate) fn free() -> Result<u16> {
     free_at(Ipv4Addr::LOCALHOST.into())
 }
 
-/// On an address of this machine.
+/// A free port on an address of this host.
 pub(crate) fn free_at(address: IpAddr) -> Result<u16> {
     let random = RandomState::new();
     (0..200u64)

@@ -1,9 +1,11 @@
-//! A child process that cannot outlive us: it runs under the `supervisor`, which ends it when our end of a pipe closes.
+//! A child process that cannot outlive this process: it runs under the `supervisor`, which ends it when our end of a
+//! pipe closes.
 //!
-//! * In: a command, and the file its output goes to.
-//! * Out: its process id, signals to it, its exit status, its log.
-//! * Always: dropping a [`Process`] ends its whole process group before the drop returns (within the grace time plus seconds), and so does
-//!   the end of this process, however it comes. Needs no async runtime to stay alive.
+//! * In: a command, and the file for its output.
+//! * Out: its process id, signals sent to it, its exit status, its log.
+//! * Always: dropping a [`Process`] ends its whole process group before the drop returns (within the grace period plus
+//!   seconds),
+//! and so does the end of this process, however it happens. It does not depend on an async runtime.
 
 use std::{
     ffi::OsString,
@@ -25,7 +27,7 @@ use rustix::{
 pub use rustix::process::Signal;
 
 const START_DEADLINE: Duration = Duration::from_secs(45);
-/// Variables of the caller's that would change what a child does, and so what a test says.
+/// Variables of the caller's environment that would change a child's behavior, and so the result of a test.
 const NOT_INHERITED: [&str; 13] = [
     "KUBECONFIG",
     "RUST_LOG",
@@ -42,18 +44,18 @@ const NOT_INHERITED: [&str; 13] = [
     "KUBERNETES_SERVICE_PORT",
 ];
 
-/// What to run.
+/// A command to run.
 pub struct Spawn {
-    /// For messages.
+    /// The name used in messages.
     pub name: String,
     pub program: PathBuf,
     pub args: Vec<OsString>,
     pub env: Vec<(String, String)>,
-    /// Appended to.
+    /// The file to which the output is appended.
     pub log: PathBuf,
-    /// From SIGTERM to SIGKILL when the process is dropped; zero kills at once.
+    /// The time from SIGTERM to SIGKILL when the process is dropped; zero kills immediately.
     pub grace: Duration,
-    /// Removed once the process was ended because we let go of it.
+    /// A directory to remove after the process was ended by a drop.
     pub remove: Option<PathBuf>,
 }
 
@@ -76,14 +78,14 @@ impl Spawn {
     }
 }
 
-/// Keeps all threads of a process on one core, and what they start.
+/// Pins all threads of a process, and their future children, to one core.
 pub fn pin_to_core(pid: u32, core: usize) -> Result<()> {
     let mut cores = CpuSet::new();
     cores.set(core);
     for thread in std::fs::read_dir(format!("/proc/{pid}/task"))? {
         let id: i32 = thread?.file_name().to_string_lossy().parse()?;
         sched_setaffinity(Pid::from_raw(id), &cores)
-            .with_context(|| format!("cannot keep process {pid} on one core"))?;
+            .with_context(|| format!("cannot pin process {pid} to core {core}"))?;
     }
     Ok(())
 }
@@ -113,7 +115,7 @@ impl Process {
         for variable in NOT_INHERITED {
             command.env_remove(variable);
         }
-        // In a group of its own, or Ctrl-C would end the supervisor before it could end its child.
+        // In a separate process group; otherwise Ctrl-C would end the supervisor before it could end its child.
         command.envs(env).process_group(0).stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(output);
         let mut supervisor = command.spawn().context("starting the supervisor")?;
         let pid = supervisor.stdout.take().context("the supervisor has no output").and_then(read_pid);
@@ -144,7 +146,7 @@ impl Process {
         if signal == Signal::STOP { self.stopped() } else { Ok(()) }
     }
 
-    /// A signal takes effect a moment after it was sent, and one sent in that moment may overtake it.
+    /// Waits until SIGSTOP takes effect: otherwise a signal sent shortly after it may overtake it.
     fn stopped(&mut self) -> Result<()> {
         let end = Instant::now() + Duration::from_secs(5);
         while self.is_running() && Instant::now() < end {
@@ -169,7 +171,7 @@ impl Process {
         self.ended
     }
 
-    /// Waits for it to end by itself.
+    /// Waits until the process exits.
     pub async fn wait(&mut self, timeout: Duration) -> Result<ExitStatus> {
         let end = Instant::now() + timeout;
         loop {
@@ -177,7 +179,7 @@ impl Process {
                 return Ok(status);
             }
             if Instant::now() >= end {
-                bail!("{} was still running after {timeout:?}; its log ends with:\n{}", self.name, self.log_tail(20));
+                bail!("{} is still running after {timeout:?}; its log ends with:\n{}", self.name, self.log_tail(20));
             }
             tokio::time::sleep(Duration::from_millis(5)).await;
         }
@@ -187,7 +189,7 @@ impl Process {
         &self.log
     }
 
-    /// Everything it wrote so far.
+    /// The complete output so far.
     pub fn log(&self) -> String {
         read_lossy(&self.log)
     }
@@ -196,7 +198,7 @@ impl Process {
         tail(&self.log, lines)
     }
 
-    /// Ends its group: SIGTERM, the grace time, SIGKILL. Blocks for no longer than that and some seconds.
+    /// Ends the process group: SIGTERM, the grace period, SIGKILL. Blocks for that time plus some seconds at most.
     pub fn end(&mut self) {
         drop(self.supervisor.stdin.take());
         if self.ended.is_none() {
@@ -204,7 +206,7 @@ impl Process {
         }
     }
 
-    /// Lets go of the pipe without waiting, so that several processes can end at the same time.
+    /// Closes the pipe without waiting, so that several processes can end concurrently.
     pub(crate) fn begin_end(&mut self) {
         drop(self.supervisor.stdin.take());
     }
@@ -216,7 +218,7 @@ impl Drop for Process {
     }
 }
 
-/// A binary of this workspace: named by the variable, or beside the executable that runs now.
+/// The path of a binary of this workspace: from the variable, or next to the current executable.
 pub fn beside_this_executable(name: &str, variable: &str) -> Result<PathBuf> {
     if let Some(path) = std::env::var_os(variable).filter(|value| !value.is_empty()) {
         let path = PathBuf::from(path);
@@ -224,7 +226,7 @@ pub fn beside_this_executable(name: &str, variable: &str) -> Result<PathBuf> {
         return Ok(path);
     }
     let current = std::env::current_exe().context("finding this executable")?;
-    // Tests run from `deps`, one below the binaries.
+    // Tests run from `deps`, one directory below the binaries.
     current
         .ancestors()
         .skip(1)
@@ -233,13 +235,13 @@ pub fn beside_this_executable(name: &str, variable: &str) -> Result<PathBuf> {
         .find(|path| path.is_file())
         .ok_or_else(|| {
             anyhow!(
-                "the binary `{name}` was not found beside {}: build it with `cargo build --workspace --bins`, or set {variable}",
+                "the binary `{name}` was not found next to {}: build it with `cargo build --workspace --bins`, or set {variable}",
                 current.display()
             )
         })
 }
 
-/// Reads the first line, on a thread because a pipe has no read timeout.
+/// Reads the first line. A thread is required, because reads from a pipe have no timeout.
 fn read_pid(output: ChildStdout) -> Result<Pid> {
     let (sender, receiver) = mpsc::channel();
     std::thread::spawn(move || {
@@ -247,9 +249,9 @@ fn read_pid(output: ChildStdout) -> Result<Pid> {
         let read = BufReader::new(output).read_line(&mut line);
         let _ = sender.send(read.map(|_| line));
     });
-    let line = receiver.recv_timeout(START_DEADLINE).context("the supervisor said nothing")??;
+    let line = receiver.recv_timeout(START_DEADLINE).context("the supervisor printed no process id in time")??;
     let id: i32 = line.trim().parse().map_err(|_| anyhow!("the command did not start"))?;
-    Pid::from_raw(id).context("the supervisor named no process")
+    Pid::from_raw(id).context("the supervisor printed an invalid process id")
 }
 
 fn wait_until(child: &mut Child, end: Instant) -> Option<ExitStatus> {

@@ -1,6 +1,6 @@
-//! What a proxy is told of an address before it connects: streams of `GetProfile`.
+//! A client of `GetProfile`, which a proxy calls for an address before it connects.
 //!
-//! * In: an authority. Out: streams whose every message replaces the one before it.
+//! * In: an authority. Out: streams in which each message replaces the previous one.
 //! * Always: every wait has a deadline.
 
 use std::time::Duration;
@@ -15,10 +15,10 @@ use crate::{
     wait::{settles, stays_quiet},
 };
 
-/// A `GetProfile` stream and what it has said so far.
+/// A `GetProfile` stream and the messages received so far.
 pub struct Profiles {
     updates: Streaming<DestinationProfile>,
-    /// Every message so far, oldest first.
+    /// All messages so far, oldest first.
     pub messages: Vec<DestinationProfile>,
 }
 
@@ -37,11 +37,11 @@ impl Discovery {
         profiles.next().await?.with_context(|| format!("the stream for {path} ended before its first message"))
     }
 
-    /// The code and the text with which `GetProfile` is refused.
+    /// Returns the code and the message with which `GetProfile` is refused.
     pub async fn profile_refusal(&self, path: &str, token: &str) -> Result<(Code, String)> {
         match self.get_profile(path, token).await {
             Err(status) => Ok((status.code(), status.message().to_owned())),
-            Ok(_) => bail!("GetProfile {path:?} is answered with a stream"),
+            Ok(_) => bail!("GetProfile {path:?} was answered with a stream"),
         }
     }
 }
@@ -53,12 +53,12 @@ impl Profiles {
         read.with_context(|| format!("no message; the last one: {:?}", self.messages.last()))?
     }
 
-    /// The message that counts.
+    /// The last message, which is the current profile.
     pub fn last(&self) -> Result<&DestinationProfile> {
         self.messages.last().context("no message yet")
     }
 
-    /// Reads until the last message is as wanted.
+    /// Reads until the last message satisfies `wanted`.
     pub async fn until(&mut self, what: &str, mut wanted: impl FnMut(&DestinationProfile) -> bool) -> Result<()> {
         let deadline = Instant::now() + DEADLINE;
         while !self.messages.last().is_some_and(&mut wanted) {
@@ -72,17 +72,17 @@ impl Profiles {
         Ok(())
     }
 
-    /// Reads until nothing has come for this time. False when the stream has ended with OK.
+    /// Reads until no message has arrived for `quiet`. False when the stream has ended with OK.
     pub async fn settle(&mut self, quiet: Duration) -> Result<bool> {
         settles(quiet, async || self.read().await).await
     }
 
-    /// Fails when any message comes within this time.
+    /// Fails when a message arrives within this time.
     pub async fn is_quiet_for(&mut self, time: Duration) -> Result<()> {
         stays_quiet(time, self.read()).await
     }
 
-    /// Waits until the stream ends with OK, whatever it says before.
+    /// Waits until the stream ends with OK, and keeps the messages that arrive before.
     pub async fn ended(&mut self) -> Result<()> {
         let end = async {
             while self.read().await?.is_some() {}

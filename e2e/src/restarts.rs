@@ -1,12 +1,14 @@
-//! How workloads were restarted: which, when, for what, and how many at a time.
+//! Records the restarts of workloads: which, when, for which configuration, and how many at a time.
 //!
 //! ```text
-//!   Deployments, StatefulSets, DaemonSets ─watch─▶ changes by resourceVersion ─▶ restarts, each from its patch until it is settled
+//! Deployments, StatefulSets, DaemonSets ─watch─▶ changes by resourceVersion ─▶ restarts, each from its patch until it
+//! is settled
 //! ```
 //!
-//! * In: all workloads of the cluster that are [marked](crate::workload::MARK), from now on. Out: [`Restart`]s, in their order.
-//! * Always: a restart is a change of the annotation that the operator writes on templates; each is seen, because a watch leaves
-//!   none out. Changes of several kinds are put in order by their resourceVersion, which etcd counts for all of them.
+//! * In: all [marked](crate::workload::MARK) workloads of the cluster, from now on. Out: [`Restart`]s in order.
+//! * Always: a restart is a change of the annotation that the operator writes on Pod templates. The watch delivers
+//!   every change.
+//! Changes of several kinds are ordered by resourceVersion, which etcd increments across kinds.
 
 use std::{
     collections::BTreeMap,
@@ -37,7 +39,7 @@ pub struct Restarts {
 #[derive(Default)]
 struct Seen {
     changes: Vec<Change>,
-    /// What went wrong with a watch.
+    /// The error that ended a watch.
     broken: Option<String>,
 }
 
@@ -55,18 +57,18 @@ struct Change {
 pub struct Restart {
     /// `namespace/Kind/name`
     pub workload: String,
-    /// What its template says from then on; none if that was taken away.
+    /// The new value of the annotation on its template; `None` if the annotation was removed.
     pub restarted_for: Option<String>,
     pub begun: Instant,
-    /// When all its replicas were new and available, if they are.
+    /// The time at which all its replicas were updated and available; `None` if that has not happened.
     pub settled: Option<Instant>,
     from: u64,
-    /// Until it was settled, or restarted again.
+    /// The resourceVersion at which it was settled or restarted again.
     to: Option<u64>,
 }
 
 impl Restarts {
-    /// What happens from now on.
+    /// Starts to record restarts.
     pub async fn follow(client: &Client) -> Result<Self> {
         let seen = Arc::<Mutex<Seen>>::default();
         let changed = Arc::<tokio::sync::Notify>::default();
@@ -88,7 +90,7 @@ impl Restarts {
         Ok(Self { seen, changed, _watches: watches })
     }
 
-    /// All of them, in the order in which they began.
+    /// All restarts, in the order in which they began.
     pub fn all(&self) -> Result<Vec<Restart>> {
         let mut changes = {
             let seen = locked(&self.seen);
@@ -99,13 +101,13 @@ impl Restarts {
         Ok(restarts(&changes))
     }
 
-    /// Those of one workload.
+    /// The restarts of one workload.
     pub fn of(&self, workload: &Workload) -> Result<Vec<Restart>> {
         let name = workload.to_string();
         Ok(self.all()?.into_iter().filter(|restart| restart.workload == name).collect())
     }
 
-    /// Waits until there is one of this workload that none of these tells of.
+    /// Waits until this workload has more than `known` restarts, and returns the next one.
     pub async fn next_of(&self, workload: &Workload, known: usize) -> Result<Restart> {
         let wait = async {
             loop {
@@ -119,7 +121,7 @@ impl Restarts {
         timeout(DEADLINE, wait).await.with_context(|| format!("restart number {} of {workload}", known + 1))?
     }
 
-    /// Whose name begins like this: how many of those were restarting at the same time, at most.
+    /// The maximum number of concurrent restarts among workloads whose name starts with `prefix`.
     pub fn most_at_once(&self, prefix: &str) -> Result<usize> {
         let mut all = self.all()?;
         all.retain(|restart| restart.workload.starts_with(prefix));
@@ -157,10 +159,10 @@ fn change(kind: Kind, object: &DynamicObject) -> Change {
     }
 }
 
-/// Of changes in their order.
+/// Derives the restarts from changes that are sorted by resourceVersion.
 fn restarts(changes: &[Change]) -> Vec<Restart> {
     let mut restarts: Vec<Restart> = Vec::new();
-    // By workload: what its template says, and the place of the restart that is not settled.
+    // By workload: the annotation's last value, and the index of the restart that is not settled.
     let mut known = BTreeMap::<&str, (&Option<String>, Option<usize>)>::new();
     for change in changes {
         let Change { version, at, workload, restarted_for, settled } = change;
@@ -184,7 +186,7 @@ fn restarts(changes: &[Change]) -> Vec<Restart> {
 }
 
 fn most_at_once(restarts: &[Restart]) -> usize {
-    // When each began: those that had begun by then and were not over.
+    // For each restart: the number of restarts that had begun by then and had not ended.
     let at_once = restarts.iter().map(|restart| {
         let open = |other: &&Restart| other.from <= restart.from && other.to.is_none_or(|to| to > restart.from);
         restarts.iter().filter(open).count()
@@ -220,12 +222,12 @@ mod tests {
     }
 
     #[test]
-    fn what_is_there_at_the_start_is_no_restart() {
+    fn the_initial_state_is_not_a_restart() {
         assert!(of(&[("a", "1", true), ("a", "1", false)]).is_empty());
     }
 
     #[test]
-    fn a_restart_that_another_replaces_is_over_and_never_settled() {
+    fn a_replaced_restart_has_ended_and_is_never_settled() {
         let all = of(&[("a", "", true), ("a", "1", false), ("a", "", false), ("a", "", true)]);
         let [first, second] = &all[..] else { panic!("{all:?}") };
         assert!(first.settled.is_none() && first.to == Some(2) && second.restarted_for.is_none());
@@ -233,7 +235,7 @@ mod tests {
     }
 
     #[test]
-    fn those_that_overlap_are_counted() {
+    fn overlapping_restarts_are_counted() {
         let idle = [("a", "", true), ("b", "", true), ("c", "", true)];
         let one = [("a", "1", false), ("a", "1", true), ("b", "1", false), ("b", "1", true)];
         assert_eq!(most_at_once(&of(&[&idle[..], &one].concat())), 1);

@@ -1,6 +1,7 @@
-//! The control plane that the tests of one process share, a namespace each.
+//! The control plane that the tests of one process share; each test has its own namespace.
 //!
-//! * Always: started by the first who asks; ended, with its directory, when the process ends, because its supervisors notice.
+//! * Always: started by the first caller; ended, and its directory removed, when the process ends, because the
+//!   supervisors detect that.
 
 use anyhow::{Result, ensure};
 use tokio::sync::OnceCell;
@@ -14,12 +15,12 @@ use crate::{
 
 static SHARED: OnceCell<ControlPlane> = OnceCell::const_new();
 
-/// A full control plane with the nodes `node-a` (zone `zone-a`), `node-b` and `node-c`. Nobody may restart it: it is only lent.
+/// A full control plane with the nodes `node-a` (zone `zone-a`), `node-b` and `node-c`. Tests must not restart it.
 pub async fn shared() -> Result<&'static ControlPlane> {
     SHARED
         .get_or_try_init(async || {
             let control_plane = ControlPlane::launch(Options::full()).await?;
-            // Not on somebody's real cluster.
+            // Never on an existing cluster.
             if control_plane.ca_pem().is_ok() {
                 for letter in ["a", "b", "c"] {
                     control_plane.add_node(&format!("node-{letter}"), &format!("zone-{letter}")).await?;
@@ -30,22 +31,22 @@ pub async fn shared() -> Result<&'static ControlPlane> {
         .await
 }
 
-/// The shared control plane with Linkerd's CRDs, and one manager that leads, and may do what the manifests grant it.
+/// The shared control plane with Linkerd's CRDs, and one manager that leads and has the permissions of the manifests.
 ///
 /// # Errors
-/// Also when it has been denied anything so far, whatever test that was for.
+/// Fails also when a request of this manager has been denied so far, during any test.
 pub async fn shared_manager() -> Result<(&'static ControlPlane, &'static Manager)> {
     static MANAGER: OnceCell<Manager> = OnceCell::const_new();
     let control_plane = shared().await?;
     let manager = MANAGER
         .get_or_try_init(async || {
             control_plane.install_crds("crd/linkerd").await?;
-            // It may exist on an existing cluster.
+            // The namespace may exist on an existing cluster.
             if control_plane.kubectl(&["get", "namespace", "linkerd"]).await.is_err() {
                 control_plane.kubectl(&["create", "namespace", "linkerd"]).await?;
             }
             let mut options = ManagerOptions::default();
-            // On somebody's real cluster it is the one who runs the tests.
+            // On an existing cluster the manager runs with the permissions of the caller's kubeconfig.
             if control_plane.ca_pem().is_ok() {
                 control_plane.deploy_without_manager(&CLUSTER_ROLES).await?;
                 control_plane.install_crds("crd").await?;
@@ -59,7 +60,7 @@ pub async fn shared_manager() -> Result<(&'static ControlPlane, &'static Manager
             anyhow::Ok(manager)
         })
         .await?;
-    // A namespace that ends refuses what is new in it as well; that names no user.
+    // A terminating namespace also rejects new objects with "is forbidden", but that message contains no user.
     let log = manager.log();
     let denied = log.lines().find(|line| line.contains("is forbidden: User"));
     ensure!(denied.is_none(), "{denied:?}");

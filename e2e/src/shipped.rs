@@ -1,7 +1,7 @@
-//! The manifests of the repository, applied as a user applies them.
+//! Applies the manifests of the repository as a user does.
 //!
-//! * In: a folder with a `kustomization.yaml`. Out: its objects, in the API server or to look at.
-//! * Always: what is tested is what kustomize makes of the folder, not the files in it.
+//! * In: a folder with a `kustomization.yaml`. Out: its objects, applied or returned.
+//! * Always: tests use the output of kustomize, not the files of the folder.
 
 use std::sync::atomic::{AtomicUsize, Ordering};
 
@@ -11,11 +11,11 @@ use serde_json::{Value, json};
 
 use crate::control_plane::ControlPlane;
 
-/// Where the manifests put the operator.
+/// The namespace and the ServiceAccount of the operator in the manifests.
 pub const OPERATOR_NAMESPACE: &str = "linkerd-operator-system";
 pub const OPERATOR_ACCOUNT: &str = "linkerd-operator";
 
-/// Those that are bound to it.
+/// The ClusterRoles bound to that ServiceAccount.
 pub const CLUSTER_ROLES: [&str; 5] = [
     "linkerd-operator-destination",
     "linkerd-operator-events",
@@ -27,11 +27,11 @@ pub const CLUSTER_ROLES: [&str; 5] = [
 static APPLIED: AtomicUsize = AtomicUsize::new(0);
 
 impl ControlPlane {
-    /// What kustomize makes of a folder of the repository.
+    /// The output of kustomize for a folder of the repository.
     pub async fn shipped(&self, folder: &str) -> Result<Vec<Value>> {
         let text = self.kubectl(&["kustomize", &in_repository(folder)]).await?;
         let documents = serde_yaml::Deserializer::from_str(&text).map(Value::deserialize);
-        documents.collect::<Result<_, _>>().with_context(|| format!("{folder} is no YAML"))
+        documents.collect::<Result<_, _>>().with_context(|| format!("kustomize printed invalid YAML for {folder}"))
     }
 
     /// Applies a folder of the repository.
@@ -48,8 +48,9 @@ impl ControlPlane {
         Ok(())
     }
 
-    /// All that `make deploy` applies, into a cluster with the namespace `linkerd`, except the Deployment: the manager is a process of
-    /// the test's. Of the ClusterRoles only these are bound.
+    /// Applies the objects of `make deploy` to a cluster that has the namespace `linkerd`, except the Deployment: the
+    /// manager is a
+    /// child process of the test. Only the given ClusterRoles are bound.
     pub async fn deploy_without_manager(&self, bound: &[&str]) -> Result<()> {
         let mut objects = self.shipped("config/default").await?;
         objects.retain(|object| match object["kind"].as_str() {
@@ -61,13 +62,13 @@ impl ControlPlane {
         self.apply_folder("config/control-plane").await
     }
 
-    /// A token of the operator's ServiceAccount, which has to be there.
+    /// A token of the operator's ServiceAccount, which must exist.
     pub async fn operator_token(&self) -> Result<String> {
         self.service_account_token(OPERATOR_NAMESPACE, OPERATOR_ACCOUNT).await
     }
 }
 
-/// Whether that is the name of the object.
+/// Returns whether the object has this name.
 pub fn is_named(object: &Value, name: &str) -> bool {
     object.pointer("/metadata/name").is_some_and(|it| it == name)
 }

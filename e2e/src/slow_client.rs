@@ -1,9 +1,11 @@
-//! A client of the Destination API that reads only when it is told to, on an HTTP/2 connection with windows of its choice.
+//! A client of the Destination API that reads only on request, over an HTTP/2 connection with configurable windows.
 //!
-//! * In: the address of a destination, [`Windows`]. Out: `Get` streams of which nothing is read by itself, and how they end:
-//!   by a status, by RST_STREAM, or with their connection. If told so, nothing is read from the socket either.
-//! * Always: the room that unread bytes take up is given back only by [`SlowStream::next`]; a stream that is held keeps its
-//!   bytes, also after its end. Every wait has a deadline.
+//! * In: the address of a destination server, [`Windows`]. Out: `Get` streams that are not read automatically, and how
+//!   they end:
+//! with a status, with RST_STREAM, or with their connection. On request, the socket is not read either.
+//! * Always: flow-control capacity is released only by [`SlowStream::next`]; a stream that is not dropped keeps its
+//!   unread bytes
+//! also after its end. Every wait has a deadline.
 
 use std::{
     collections::BTreeMap,
@@ -38,14 +40,14 @@ use crate::discovery::{Message, fold};
 
 const DEADLINE: Duration = Duration::from_secs(45);
 const GET: &str = "/io.linkerd.proxy.destination.Destination/Get";
-/// Of a gRPC message: whether it is compressed, and its length.
+/// The length of a gRPC message's prefix: the compression flag and the message length.
 const PREFIX: usize = 5;
 
-/// How many bytes the server may send before the client makes room.
+/// The number of bytes that the server may send before the client releases capacity.
 #[derive(Clone, Copy, Debug)]
 pub struct Windows {
     pub stream: u32,
-    /// HTTP/2 knows no less than 65,535.
+    /// HTTP/2 does not allow a connection window below 65,535.
     pub connection: u32,
 }
 
@@ -56,19 +58,19 @@ pub struct SlowClient {
     deaf: Arc<AtomicBool>,
 }
 
-/// A stream that was asked for; its response headers may have come.
+/// A requested stream; its response headers may not have arrived yet.
 pub struct Asked(ResponseFuture);
 
-/// A socket that can be left unread.
+/// A socket on which reads can be disabled.
 struct Socket {
     stream: TcpStream,
     deaf: Arc<AtomicBool>,
 }
 
-/// A `Get` stream, and what was read of it.
+/// A `Get` stream and the messages read from it.
 pub struct SlowStream {
     body: RecvStream,
-    /// Of what was read, what the server may not send anew.
+    /// The number of bytes that were read but not released to flow control.
     kept: usize,
     unparsed: BytesMut,
     pub known: BTreeMap<SocketAddr, WeightedAddr>,
@@ -80,18 +82,18 @@ pub struct SlowStream {
 /// How a stream ended.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum StreamEnd {
-    /// With this gRPC status.
+    /// The server sent this gRPC status.
     Status(String),
-    /// By the server's RST_STREAM.
+    /// The server sent RST_STREAM.
     Reset(Reason),
-    /// With its connection, or by an error of the protocol.
+    /// The connection ended, or a protocol error occurred.
     Broken(String),
 }
 
 // === impl Windows ===
 
 impl Windows {
-    /// What Linkerd's proxies have: sixteen unread streams shut their connection.
+    /// The windows of Linkerd's proxies: sixteen unread streams exhaust the window of their connection.
     pub const OF_PROXIES: Self = Self { stream: 65_535, connection: 1024 * 1024 };
 }
 
@@ -108,12 +110,12 @@ impl SlowClient {
         Ok(Self { requests, connection: tokio::spawn(connection), deaf })
     }
 
-    /// From now on takes nothing from its socket, not even what HTTP/2 says about itself.
+    /// Stops reading from the socket, including HTTP/2's own frames.
     pub fn stop_reading(&self) {
         self.deaf.store(true, Ordering::SeqCst);
     }
 
-    /// Asks for a stream, and waits for no answer.
+    /// Requests a stream without waiting for a response.
     pub async fn ask(&self, path: &str) -> Result<Asked> {
         let message = GetDestination { path: path.to_owned(), ..GetDestination::default() }.encode_to_vec();
         let mut frame = BytesMut::with_capacity(PREFIX + message.len());
@@ -130,7 +132,7 @@ impl SlowClient {
         Ok(Asked(response))
     }
 
-    /// A stream whose response headers have come. An error when it is refused.
+    /// Requests a stream and waits for its response headers. Fails when the request is refused.
     pub async fn get(&self, path: &str) -> Result<SlowStream> {
         let Asked(response) = self.ask(path).await?;
         let response = timeout(DEADLINE, response).await.context("no response headers")??;
@@ -158,8 +160,8 @@ impl SlowClient {
     /// Waits until the server has closed the connection.
     pub async fn closed(&mut self, deadline: Duration) -> Result<()> {
         let ended = timeout(deadline, &mut self.connection).await;
-        // However it was closed: what matters is that it does not stay.
-        let _ = ended.with_context(|| format!("the connection was still open after {deadline:?}"))??;
+        // Any way of closing is accepted, including an error.
+        let _ = ended.with_context(|| format!("the connection is still open after {deadline:?}"))??;
         Ok(())
     }
 }
@@ -174,7 +176,7 @@ impl Drop for SlowClient {
 
 impl AsyncRead for Socket {
     fn poll_read(mut self: Pin<&mut Self>, cx: &mut Context<'_>, buffer: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
-        // Without a waker: it will never read again.
+        // No waker is registered, because this socket is never read again.
         if self.deaf.load(Ordering::SeqCst) { Poll::Pending } else { Pin::new(&mut self.stream).poll_read(cx, buffer) }
     }
 }
@@ -196,18 +198,18 @@ impl AsyncWrite for Socket {
 // === impl SlowStream ===
 
 impl SlowStream {
-    /// How many bytes have come that were not read.
+    /// The number of received bytes that were not read.
     pub fn unread(&mut self) -> usize {
         self.body.flow_control().used_capacity()
     }
 
-    /// Reads the next message, and gives back all room. `None` when the stream ended with trailers.
+    /// Reads the next message and releases all capacity. `None` when the stream ended with trailers.
     pub async fn next(&mut self) -> Result<Option<Message>> {
         let read = timeout(DEADLINE, self.read()).await;
         read.with_context(|| format!("no message; so far: {} messages", self.messages.len()))?
     }
 
-    /// Reads messages until the endpoints are as wanted.
+    /// Reads messages until the endpoints satisfy `wanted`.
     pub async fn until(&mut self, mut wanted: impl FnMut(&BTreeMap<SocketAddr, WeightedAddr>) -> bool) -> Result<()> {
         while !wanted(&self.known) {
             self.next().await?.context("the stream ended")?;
@@ -215,15 +217,15 @@ impl SlowStream {
         Ok(())
     }
 
-    /// Fails when anything comes within this time. Gives back no room.
+    /// Fails when data arrives within this time. Releases no capacity.
     pub async fn is_quiet_for(&mut self, time: Duration) -> Result<()> {
         match timeout(time, self.body.data()).await {
             Err(_) => Ok(()),
-            Ok(data) => bail!("something came that nothing called for: {data:?}"),
+            Ok(data) => bail!("unexpected data: {data:?}"),
         }
     }
 
-    /// Takes what has come, gives back no room, and waits for the end.
+    /// Reads without releasing capacity until the stream ends.
     pub async fn end(&mut self, deadline: Duration) -> Result<StreamEnd> {
         let end = async {
             loop {
@@ -242,7 +244,7 @@ impl SlowStream {
                 }
             }
         };
-        timeout(deadline, end).await.with_context(|| format!("the stream was still open after {deadline:?}"))
+        timeout(deadline, end).await.with_context(|| format!("the stream is still open after {deadline:?}"))
     }
 
     async fn read(&mut self) -> Result<Option<Message>> {

@@ -1,6 +1,7 @@
-//! The two ends of a TLS connection of the harness.
+//! The two ends of the harness's TLS connections.
 //!
-//! * In: PEM texts. Out: what accepts and what connects. Always: by the ring provider, whatever a process has installed.
+//! * In: PEM texts. Out: an acceptor and a connector. Always: they use the ring provider, independent of the process
+//!   default.
 
 use std::sync::Arc;
 
@@ -27,7 +28,7 @@ pub(crate) fn acceptor(
     Ok(TlsAcceptor::from(Arc::new(config)))
 }
 
-/// Trusts this authority alone.
+/// Trusts only this CA.
 pub(crate) fn connector(ca_pem: &str) -> Result<TlsConnector> {
     let mut roots = RootCertStore::empty();
     roots.add(CertificateDer::from_pem_slice(ca_pem.as_bytes())?)?;

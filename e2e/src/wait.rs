@@ -1,7 +1,9 @@
-//! Waiting for a condition, with a deadline and a reason when it passes.
+//! Waits for a condition, with a deadline and a useful error.
 //!
-//! * In: a probe that says what it sees. Out: what the probe returned, or an error with what was awaited and what was seen last.
-//! * Always: a single probe cannot outlast the deadline either.
+//! * In: a probe that returns an error until the condition holds. Out: the probe's value, or an error with the
+//!   condition and the
+//! last error of the probe.
+//! * Always: a probe that hangs cannot exceed the deadline either.
 
 use std::{
     fmt::{Debug, Display},
@@ -14,14 +16,14 @@ use tokio::time::{Instant, sleep, timeout, timeout_at};
 const FIRST_PAUSE: Duration = Duration::from_millis(10);
 const LONGEST_PAUSE: Duration = Duration::from_millis(200);
 
-/// Probes until it succeeds. A failed probe means "not yet"; its error is what was seen.
+/// Probes until success. A failed probe means "not yet"; its error is reported when the deadline passes.
 pub async fn eventually<T, F>(deadline: Duration, what: impl Display, mut probe: F) -> Result<T>
 where
     F: AsyncFnMut() -> Result<T>,
 {
     let end = Instant::now() + deadline;
     let mut pause = FIRST_PAUSE;
-    let mut seen = anyhow!("nothing: the first look did not return");
+    let mut seen = anyhow!("nothing: the first probe did not return");
     loop {
         match timeout_at(end, probe()).await {
             Ok(Ok(value)) => return Ok(value),
@@ -36,7 +38,7 @@ where
     }
 }
 
-/// Probes for the whole duration; the first failure is the error. For "this must not happen".
+/// Probes for the whole duration and returns the first failure. For conditions that must hold all the time.
 pub async fn holds<F>(duration: Duration, what: impl Display, mut probe: F) -> Result<()>
 where
     F: AsyncFnMut() -> Result<()>,
@@ -54,7 +56,7 @@ where
     }
 }
 
-/// Reads a stream until nothing has come for this time. False when it has ended.
+/// Reads a stream until no message has arrived for `quiet`. False when it has ended.
 pub(crate) async fn settles<T>(quiet: Duration, mut read: impl AsyncFnMut() -> Result<Option<T>>) -> Result<bool> {
     while let Ok(message) = timeout(quiet, read()).await {
         if message?.is_none() {
@@ -64,11 +66,11 @@ pub(crate) async fn settles<T>(quiet: Duration, mut read: impl AsyncFnMut() -> R
     Ok(true)
 }
 
-/// Fails when anything is read within this time.
+/// Fails when a message is read within this time.
 pub(crate) async fn stays_quiet<T: Debug>(time: Duration, read: impl Future<Output = Result<Option<T>>>) -> Result<()> {
     match timeout(time, read).await {
         Err(_) => Ok(()),
-        Ok(message) => bail!("a message came that nothing called for: {message:?}"),
+        Ok(message) => bail!("unexpected message: {message:?}"),
     }
 }
 
@@ -81,11 +83,11 @@ mod tests {
     use super::*;
 
     #[tokio::test]
-    async fn says_what_was_awaited_and_last_seen() {
-        let mut looks = 0;
+    async fn the_error_contains_the_condition_and_the_last_probe() {
+        let mut probes = 0;
         let error = eventually(Duration::from_millis(50), "the moon", async || -> Result<()> {
-            looks += 1;
-            bail!("a cloud ({looks})")
+            probes += 1;
+            bail!("a cloud ({probes})")
         })
         .await
         .unwrap_err()
@@ -100,6 +102,6 @@ mod tests {
                 .await
                 .unwrap_err()
                 .to_string();
-        assert!(error.contains("the first look did not return"), "{error}");
+        assert!(error.contains("the first probe did not return"), "{error}");
     }
 }

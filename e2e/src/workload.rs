@@ -1,9 +1,11 @@
-//! Deployments, StatefulSets and DaemonSets whose Pods ask to be injected, as users write them.
+//! Deployments, StatefulSets and DaemonSets with injection enabled, as users write them.
 //!
-//! * In: a client, a namespace, and what a workload has besides. Out: [`Workload`]s to change and to wait for, and what their Pods
-//!   got from the injector.
-//! * Always: a workload, its template and its Pods are labelled `app: <name>` and [`MARK`], by which [`remove_all`] finds them.
-//! * Written with other types than the operator's, so that a mistake in those cannot hide itself.
+//! * In: a client, a namespace, and values to merge into the workload. Out: [`Workload`]s to change and to wait for,
+//!   and the
+//! proxies of their Pods.
+//! * Always: a workload, its template and its Pods are labelled `app: <name>` and [`MARK`], by which [`remove_all`]
+//!   finds them.
+//! * Always: uses other types than the operator, so that a mistake in the operator's types is detected.
 
 use std::{collections::BTreeSet, fmt, time::Duration};
 
@@ -23,11 +25,11 @@ use crate::{
     wait::eventually,
 };
 
-/// The label of all that belongs to a workload here.
+/// The label of workloads created here, and of their Pods.
 pub const MARK: &str = "linkerd-operator-e2e=workload";
-/// The tag of an image that never runs: a Pod that has it in any container stays as it was scheduled.
+/// The tag of an image that never runs: a Pod with this tag in any container is scheduled and then stays Pending.
 pub const NEVER_READY: &str = "never-ready";
-/// What the operator writes on templates.
+/// The annotation that the operator writes on Pod templates.
 pub const RESTARTED_FOR: &str = "config.linkerd.io/restarted-for";
 
 const DEADLINE: Duration = Duration::from_secs(60);
@@ -50,17 +52,17 @@ pub struct Workload {
     pods: Api<Pod>,
 }
 
-/// What a Pod got when it was born.
+/// The proxy that was injected into a Pod.
 #[derive(Clone, Debug, Default, Eq, Ord, PartialEq, PartialOrd)]
 pub struct Proxy {
-    /// Its variable `LINKERD_CONFIG_HASH`.
+    /// The value of its variable `LINKERD_CONFIG_HASH`.
     pub marker: Option<String>,
     pub version: Option<String>,
     /// The SHA-256 of its trust anchors.
     pub trust_roots: Option<String>,
 }
 
-/// A label on the workload itself, as the operator's documentation advises.
+/// A label on the workload itself, as the operator's documentation recommends.
 pub fn opted_in() -> Value {
     reconciled("auto")
 }
@@ -69,7 +71,8 @@ pub fn reconciled(value: &str) -> Value {
     json!({"metadata": {"labels": {"config.linkerd.io/reconcile": value}}})
 }
 
-/// Makes a workload in this namespace, with this over it: an object without `apiVersion` and `kind`.
+/// Creates a workload in this namespace, with `over` merged over the defaults: an object without `apiVersion` and
+/// `kind`.
 pub async fn put(
     client: &Client,
     namespace: &str,
@@ -88,7 +91,7 @@ pub async fn put(
             "selector": {"matchLabels": {"app": name}},
             "template": {
                 "metadata": {"labels": labels, "annotations": {"linkerd.io/inject": "enabled"}},
-                // In kwok nothing has to be ended.
+                // kwok has no processes that need time to end.
                 "spec": {"terminationGracePeriodSeconds": 0, "containers": [{"name": name, "image": name}]},
             },
         },
@@ -107,7 +110,7 @@ pub async fn put(
     Ok(Workload { kind, pods: Api::namespaced(client.clone(), &namespace), objects, namespace, name, client })
 }
 
-/// Every workload there is in the cluster goes, with its Pods and Jobs; when it returns, they are no more.
+/// Deletes every marked workload of the cluster, with its Pods and Jobs, and waits until they are deleted.
 pub async fn remove_all(client: &Client) -> Result<()> {
     let kinds = [
         ("apps", "Deployment"),
@@ -115,7 +118,7 @@ pub async fn remove_all(client: &Client) -> Result<()> {
         ("apps", "DaemonSet"),
         ("apps", "ReplicaSet"),
         ("batch", "Job"),
-        // Last, because the others would make them again.
+        // Last, because the controllers of the others would recreate the Pods.
         ("", "Pod"),
     ];
     let now = DeleteParams {
@@ -123,7 +126,7 @@ pub async fn remove_all(client: &Client) -> Result<()> {
         propagation_policy: Some(PropagationPolicy::Background),
         ..DeleteParams::default()
     };
-    eventually(CLEARED, "the workloads of earlier tests to be gone", async || {
+    eventually(CLEARED, "the workloads of earlier tests to be deleted", async || {
         let mut left = Vec::new();
         for (group, kind) in kinds {
             let resource = ApiResource::from_gvk(&GroupVersionKind::gvk(group, "v1", kind));
@@ -131,7 +134,7 @@ pub async fn remove_all(client: &Client) -> Result<()> {
             for object in all.list(&ListParams::default().labels(MARK)).await? {
                 let namespace = object.namespace().context("an object without namespace")?;
                 let its: Api<DynamicObject> = Api::namespaced_with(client.clone(), &namespace, &resource);
-                // Somebody else may have been quicker.
+                // The object may have been deleted concurrently.
                 let _ = its.delete(&object.name_any(), &now).await;
                 left.push(format!("{kind} {namespace}/{}", object.name_any()));
             }
@@ -159,7 +162,7 @@ impl Kind {
         ApiResource::from_gvk(&GroupVersionKind::gvk("apps", "v1", self.as_str()))
     }
 
-    /// Whether its controller has done everything: all replicas are of the newest template, and available.
+    /// Returns whether the rollout is complete: all replicas are of the newest template and available.
     pub(crate) fn is_settled(self, object: &DynamicObject) -> bool {
         let number = |path: &str| object.data.pointer(path).and_then(Value::as_i64).unwrap_or_default();
         let (wanted, total) = match self {
@@ -206,17 +209,17 @@ impl Workload {
         self.patch(json!({"spec": {"replicas": replicas}})).await
     }
 
-    /// Of the workload itself, one of the operator's: the part of the name after `config.linkerd.io/`.
+    /// An annotation of the workload itself, by the part of its key after `config.linkerd.io/`.
     pub async fn annotation(&self, name: &str) -> Result<Option<String>> {
         Ok(self.object().await?.annotations().get(&format!("config.linkerd.io/{name}")).cloned())
     }
 
-    /// What its template was restarted for last.
+    /// The annotation of the last restart on the Pod template.
     pub async fn restarted_for(&self) -> Result<Option<String>> {
         Ok(restarted_for(&self.object().await?))
     }
 
-    /// Those that are not on their way out.
+    /// The Pods that are not being deleted.
     pub async fn pods(&self) -> Result<Vec<Pod>> {
         let labels = format!("app={},{MARK}", self.name);
         let mut pods = self.pods.list(&ListParams::default().labels(&labels)).await?.items;
@@ -224,17 +227,17 @@ impl Workload {
         Ok(pods)
     }
 
-    /// Which Pods it has, whatever their names.
+    /// The UIDs of its Pods.
     pub async fn uids(&self) -> Result<BTreeSet<String>> {
         self.pods().await?.into_iter().map(|pod| pod.metadata.uid.context("a Pod without uid")).collect()
     }
 
-    /// The proxies of its Pods; of one without proxy, none.
+    /// The proxy of each Pod; `None` for a Pod without a proxy.
     pub async fn proxies(&self) -> Result<Vec<Option<Proxy>>> {
         Ok(self.pods().await?.iter().map(proxy).collect())
     }
 
-    /// Waits until its controller has done everything and it has so many Pods.
+    /// Waits until the rollout is complete and the workload has this number of Pods.
     pub async fn is_settled(&self, pods: usize) -> Result<()> {
         eventually(DEADLINE, format_args!("{self} to have {pods} Pods and be settled"), async || {
             self.is_settled_now(pods).await
@@ -250,13 +253,13 @@ impl Workload {
         Ok(())
     }
 
-    /// Fails unless it has so many Pods now, available, and all with proxies of this marker.
+    /// Fails unless the workload now has this number of available Pods, all with proxies of this marker.
     pub async fn has(&self, pods: usize, marker: &str) -> Result<()> {
         self.is_settled_now(pods).await.with_context(|| self.to_string())?;
         self.is_marked(marker).await
     }
 
-    /// Fails unless all its Pods have proxies of this marker now.
+    /// Fails unless all its Pods now have proxies of this marker.
     pub async fn is_marked(&self, marker: &str) -> Result<()> {
         for proxy in self.proxies().await? {
             let seen = proxy.as_ref().and_then(|proxy| proxy.marker.as_deref());
@@ -265,7 +268,7 @@ impl Workload {
         Ok(())
     }
 
-    /// Waits for what [`Workload::has`] asks.
+    /// Waits until [`Workload::has`] succeeds.
     pub async fn gets(&self, pods: usize, marker: &str) -> Result<()> {
         eventually(DEADLINE, format_args!("{self} to have {pods} Pods of {marker}"), async || {
             self.has(pods, marker).await
@@ -273,17 +276,17 @@ impl Workload {
         .await
     }
 
-    /// Its Events from the operator, as `reason: note`, oldest first.
+    /// The operator's Events on the workload, as `reason: note`, oldest first.
     pub async fn events(&self) -> Result<Vec<String>> {
         Mesh::new(&self.client, &self.namespace).events_of(&self.name).await
     }
 
-    /// Waits for an Event with this reason.
+    /// Waits for an Event with this reason, and returns it.
     pub async fn tells(&self, reason: &str) -> Result<String> {
         Mesh::new(&self.client, &self.namespace).tells(&self.name, reason).await
     }
 
-    /// How many Events of this reason it has.
+    /// The number of Events with this reason.
     pub async fn told(&self, reason: &str) -> Result<usize> {
         let events = self.events().await?;
         Ok(events.iter().filter(|event| event.starts_with(&format!("{reason}: "))).count())
@@ -296,7 +299,7 @@ impl fmt::Display for Workload {
     }
 }
 
-/// None of a Pod without one.
+/// The proxy of a Pod; `None` when it has none.
 pub fn proxy(pod: &Pod) -> Option<Proxy> {
     let spec = pod.spec.as_ref()?;
     let mut containers = spec.init_containers.iter().flatten().chain(&spec.containers);
@@ -337,7 +340,7 @@ mod tests {
     }
 
     #[test]
-    fn of_a_pod_its_own_proxy_is_read_wherever_it_stands() {
+    fn the_proxy_is_found_among_containers_and_init_containers() {
         let container = json!({"name": "linkerd-proxy", "env": [{"name": "LINKERD_CONFIG_HASH", "value": "a"}]});
         for place in ["containers", "initContainers"] {
             let mut pod = json!({
