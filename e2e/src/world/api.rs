@@ -1,11 +1,14 @@
-//! A world on a real API server: its changes written there, and what the server then holds.
+//! Applies a world to a real API server, and reads the objects back.
 //!
-//! * In: a client that may do everything; changes of a [valid](super::World::valid) world, in their order.
-//! * Out: writes as users and controllers make them; all objects as listed, for the oracle.
-//! * Always: what the server fixes at creation (the spec of a pod, a Job's template) is written only then. What a kubelet says
-//!   of a pod is written as a kubelet does it: the server takes it as the status of one that exists.
-//! * Where ServiceProfiles are not defined, there are none.
-//! * List, and do not trust the world: the server sets times of its own, and returns an empty list of ports as none.
+//! * In: a client with all permissions; changes of a [valid](super::World::valid) world, in order.
+//! * Out: writes as users and controllers send them; all objects as listed, for the oracle.
+//! * Always: immutable fields (the spec of a Pod, a Job's template) are written only at creation. The status of a Pod
+//!   is written
+//! in a second request, as a kubelet does: the server accepts it only for an existing Pod.
+//! * Without the ServiceProfile CRD, ServiceProfiles are skipped.
+//! * Use [`list`] instead of the world's objects for comparisons: the server sets its own timestamps, and returns an
+//!   empty list
+//! of ports as an absent one.
 
 use anyhow::{Context, Result};
 use k8s_openapi::api::core::v1::Namespace;
@@ -18,10 +21,10 @@ use serde_json::{Value, json};
 use super::{Change, ELSEWHERE, KINDS, NAMESPACE, World, status};
 use crate::oracle::{ApiState, Key, Kind};
 
-/// Longer than any test takes: a terminating pod stays until it is deleted.
+/// Longer than any test, so that a terminating Pod exists until it is deleted with grace period 0.
 const GRACE_SECONDS: u32 = 3600;
 
-/// Makes the namespaces, and everything that the world holds.
+/// Creates the namespaces and all objects of the world.
 pub async fn begin(client: &Client, world: &World) -> Result<()> {
     let namespaces: Api<Namespace> = Api::all(client.clone());
     for name in [NAMESPACE, ELSEWHERE] {
@@ -34,7 +37,7 @@ pub async fn begin(client: &Client, world: &World) -> Result<()> {
     Ok(())
 }
 
-/// Makes the change there.
+/// Applies one change.
 pub async fn apply(client: &Client, change: &Change) -> Result<()> {
     match change {
         Change::Applied { key, object } => put(client, key, object).await,
@@ -42,7 +45,7 @@ pub async fn apply(client: &Client, change: &Change) -> Result<()> {
     }
 }
 
-/// Everything that answers depend on, of the whole cluster.
+/// Lists all objects of the cluster that influence answers.
 pub async fn list(client: &Client) -> Result<ApiState> {
     let mut state = ApiState::default();
     for kind in KINDS {
@@ -98,7 +101,7 @@ async fn put(client: &Client, key: &Key, object: &Value) -> Result<()> {
     put_status(&api, key, current, status).await.with_context(failed)
 }
 
-/// Writes the fields of a pod's status that a world has, and leaves the others as they are.
+/// Writes those fields of a Pod's status that a world sets, and keeps the others.
 async fn put_status(
     api: &Api<DynamicObject>,
     key: &Key,
@@ -120,7 +123,7 @@ async fn put_status(
     Ok(())
 }
 
-/// Whether the API server knows no such kind, which it says without a reason.
+/// Returns whether the API server does not serve the kind, which it reports as 404 without a reason.
 fn is_not_served(kind: Kind, error: &kube::Error) -> bool {
     matches!(error, kube::Error::Api(status) if status.code == 404 && status.reason != "NotFound")
         && kind == Kind::ServiceProfile

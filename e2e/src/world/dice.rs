@@ -1,4 +1,4 @@
-//! Random choices that a seed repeats.
+//! Pseudo-random choices, reproducible from a seed.
 
 use rand::{RngExt, SeedableRng, rngs::StdRng, seq::IndexedRandom};
 
@@ -9,12 +9,12 @@ impl Dice {
         Self(StdRng::seed_from_u64(seed))
     }
 
-    /// A number from 0 up to, and without, `end`; 0 when there is none.
+    /// A number in `0..end`; 0 if the range is empty.
     pub(super) fn below(&mut self, end: usize) -> usize {
         self.0.random_range(0..end.max(1))
     }
 
-    /// True in so many cases of a hundred.
+    /// Returns true with this probability in percent.
     pub(super) fn chance(&mut self, percent: u32) -> bool {
         self.0.random_range(0..100) < percent
     }
@@ -23,7 +23,7 @@ impl Dice {
         from.choose(&mut self.0)
     }
 
-    /// One of a few literals; the default only for none at all.
+    /// Picks one of the values; the default only for an empty array.
     pub(super) fn one_of<T: Default, const N: usize>(&mut self, from: [T; N]) -> T {
         let at = self.below(N);
         from.into_iter().nth(at).unwrap_or_default()

@@ -1,13 +1,14 @@
-//! A random cluster that keeps changing: what users, controllers and accidents make of Services, slices, pods and profiles.
+//! A random, changing cluster: Services, EndpointSlices, Pods and ServiceProfiles as users, controllers and accidents
+//! produce them.
 //!
 //! ```text
 //!   seed ──▶ World ──mutate()──▶ Change ──▶ watch events, or writes to an API server
 //!              └──objects()──▶ ApiState ──▶ the oracle
 //! ```
 //!
-//! * In: a seed. Out: one change at a time, the objects as they are after it, and the requests that tell clusters apart.
-//! * Always: the same seed gives the same changes. [`World::valid`] makes only objects that an API server takes.
-//! * Most of it is sane, so that answers have endpoints in them; names and addresses are few, so that things collide.
+//! * In: a seed. Out: one change at a time, the objects after it, and requests whose answers depend on the objects.
+//! * Always: the same seed produces the same changes. [`World::valid`] creates only objects that an API server accepts.
+//! * Most objects are sane, so that answers contain endpoints; names and addresses are few, so that conflicts occur.
 
 pub mod api;
 mod dice;
@@ -38,11 +39,11 @@ use dice::Dice;
 
 pub use profile_request::cluster_ip_requests;
 
-/// Where nearly everything is.
+/// The namespace of nearly all objects.
 pub const NAMESPACE: &str = "world";
-/// Another namespace, with objects of the same names that must not matter.
+/// A second namespace with objects of the same names, which must not influence answers.
 pub const ELSEWHERE: &str = "elsewhere";
-/// A namespace that every cluster has. Nothing of the world is in it but what clients there say of its Services.
+/// A namespace that every cluster has. It contains only the ServiceProfiles of its clients for the world's Services.
 pub const CLIENTS: &str = "default";
 
 const KINDS: [Kind; 9] = [
@@ -61,7 +62,7 @@ const BEGINNING: i64 = 1_767_225_600;
 
 pub struct World {
     dice: Dice,
-    /// Only what an API server takes.
+    /// If set, all objects are such that an API server accepts them.
     valid: bool,
     /// Seconds since the beginning.
     clock: i64,
@@ -69,26 +70,26 @@ pub struct World {
     version: u64,
     objects: BTreeMap<Key, Value>,
     state: ApiState,
-    /// What belongs to the last mutation and comes next.
+    /// The remaining drafts of the last mutation.
     pending: VecDeque<Draft>,
 }
 
-/// One object as it is now, or as it was last.
+/// The new state of an object, or the last state of a deleted one.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Change {
     Applied { key: Key, object: Value },
     Deleted { key: Key, object: Value },
 }
 
-/// A change that is not made yet.
+/// A change that has not been applied yet.
 #[derive(Clone, Debug)]
 enum Draft {
-    /// The uid and times are those of the predecessor, or new.
+    /// Creates or updates an object. It keeps the uid and creation time of an existing object.
     Put(Value),
     Delete(Key),
 }
 
-/// A kind of mutation: how often it comes, relative to the others; and what it changes. Nothing, when there is nothing to change.
+/// A kind of mutation: its relative frequency, and a function that drafts its changes; none when no object is suitable.
 struct Mutation {
     name: &'static str,
     weight: u32,
@@ -99,11 +100,11 @@ const fn mutation(name: &'static str, weight: u32, draft: fn(&mut World) -> Vec<
     Mutation { name, weight, draft }
 }
 
-/// What can happen to objects of any kind.
+/// The mutations that apply to objects of every kind.
 const OF_ANY: [Mutation; 4] = [
     mutation("an object appears", 14, World::create),
-    mutation("an object vanishes", 8, World::delete),
-    mutation("an object is deleted and made anew under its name", 5, World::recreate),
+    mutation("an object is deleted", 8, World::delete),
+    mutation("an object is deleted and recreated with the same name", 5, World::recreate),
     mutation("an object is touched", 3, World::touch),
 ];
 
@@ -124,18 +125,18 @@ fn mutations() -> impl Iterator<Item = &'static Mutation> {
 // === impl World ===
 
 impl World {
-    /// With objects that an API server refuses among the others.
+    /// Creates a world that also contains objects that an API server rejects.
     ///
     /// # Errors
-    /// When the world makes an object that is not one of its kind.
+    /// Fails when an object cannot be decoded as its kind.
     pub fn new(seed: u64) -> Result<Self> {
         Self::begin(seed, false)
     }
 
-    /// Only with objects that an API server takes.
+    /// Creates a world that contains only objects that an API server accepts.
     ///
     /// # Errors
-    /// When the world makes an object that is not one of its kind.
+    /// Fails when an object cannot be decoded as its kind.
     pub fn valid(seed: u64) -> Result<Self> {
         Self::begin(seed, true)
     }
@@ -152,7 +153,7 @@ impl World {
         };
         for kind in KINDS {
             for name in pool(kind) {
-                // Room for more to appear.
+                // Some names stay free, so that objects can be created later.
                 if kind != Kind::Service && world.dice.chance(30) {
                     continue;
                 }
@@ -179,7 +180,7 @@ impl World {
     /// Changes one object.
     ///
     /// # Errors
-    /// When the world makes an object that is not one of its kind.
+    /// Fails when an object cannot be decoded as its kind.
     pub fn mutate(&mut self) -> Result<Change> {
         self.mutate_by_name().map(|(_, change)| change)
     }
@@ -203,22 +204,23 @@ impl World {
         }
     }
 
-    /// The objects as they are now.
+    /// The current objects.
     pub fn objects(&self) -> &ApiState {
         &self.state
     }
 
-    /// The same as JSON, as a list or a watch shows them.
+    /// The current objects as JSON, as a list or a watch returns them.
     pub fn json(&self) -> &BTreeMap<Key, Value> {
         &self.objects
     }
 
-    /// Everything worth asking `Get`, the cluster domain being `cluster.local`.
+    /// All interesting requests of `Get`, for the cluster domain `cluster.local`.
     pub fn requests(&self) -> Vec<Request> {
         request::all()
     }
 
-    /// Everything worth asking `GetProfile`. Of a [valid](Self::valid) world the API server chooses the cluster IPs: ask
+    /// All interesting requests of `GetProfile`. In a [valid](Self::valid) world the API server assigns the cluster
+    /// IPs; use
     /// [`cluster_ip_requests`] for those.
     pub fn profile_requests(&self) -> Vec<Request> {
         profile_request::all()
@@ -230,7 +232,8 @@ impl World {
         let mut object = match draft {
             Draft::Put(object) => object,
             Draft::Delete(key) => {
-                let object = self.objects.remove(&key).with_context(|| format!("{key:?} is not there to delete"))?;
+                let object =
+                    self.objects.remove(&key).with_context(|| format!("cannot delete {key:?}: it does not exist"))?;
                 self.state.remove(&key);
                 return Ok(Change::Deleted { key, object });
             }
@@ -251,7 +254,7 @@ impl World {
         Timestamp::from_second(BEGINNING + self.clock).unwrap_or_default().to_string()
     }
 
-    /// A new object of that kind and name.
+    /// A new object with this kind and name.
     fn fresh(&mut self, kind: Kind, namespace: &str, name: &str) -> Value {
         match kind {
             Kind::Service => service::fresh(self, namespace, name),
@@ -266,7 +269,7 @@ impl World {
         }
     }
 
-    /// The JSON of one that exists in the namespace of interest.
+    /// A random existing object of the kind, outside of the namespace `elsewhere`.
     fn any(&mut self, kind: Kind) -> Option<Value> {
         let here = self.objects.iter().filter(|(key, _)| key.kind == kind && key.namespace != ELSEWHERE);
         let here: Vec<&Value> = here.map(|(_, object)| object).collect();
@@ -304,7 +307,7 @@ impl World {
         vec![Draft::Delete(key), Draft::Put(object)]
     }
 
-    /// A change that nobody may see in an answer.
+    /// A change that must not affect any answer.
     fn touch(&mut self) -> Vec<Draft> {
         let Some(key) = self.any_key() else { return Vec::new() };
         let Some(mut object) = self.objects.get(&key).cloned() else { return Vec::new() };
@@ -314,7 +317,7 @@ impl World {
     }
 }
 
-/// The names that objects of a kind can have.
+/// The possible names of objects of a kind.
 fn pool(kind: Kind) -> Vec<String> {
     let numbered = |prefix: &str, count: usize| (0..count).map(|number| format!("{prefix}-{number}")).collect();
     match kind {
@@ -330,14 +333,14 @@ fn pool(kind: Kind) -> Vec<String> {
     }
 }
 
-/// An object after a merge patch, as the only change.
+/// The change that applies a merge patch to an object.
 fn patched(object: Option<Value>, patch: Value) -> Vec<Draft> {
     let Some(mut object) = object else { return Vec::new() };
     merge(&mut object, patch);
     vec![Draft::Put(object)]
 }
 
-/// An object with another value in the place of that field of its metadata.
+/// The change that replaces one field of an object's metadata.
 fn with_metadata(object: Option<Value>, field: &str, value: Value) -> Vec<Draft> {
     let Some(mut object) = object else { return Vec::new() };
     if let Some(metadata) = object.get_mut("metadata").and_then(Value::as_object_mut) {

@@ -1,10 +1,10 @@
-//! Nodes, and the owners of pods that owners have themselves.
+//! Nodes, and owners of Pods that have owners themselves.
 
 use serde_json::{Value, json};
 
 use super::{Draft, Kind, Mutation, World, mutation, patched, with_metadata};
 
-/// No kubelet knows them, so that nothing happens to their pods by itself.
+/// No kubelet runs these nodes, so that their Pods change only through the world.
 pub(super) const NODES: [&str; 3] = ["world-a", "world-b", "world-c"];
 
 pub(super) const MUTATIONS: &[Mutation] = &[
@@ -13,7 +13,7 @@ pub(super) const MUTATIONS: &[Mutation] = &[
     mutation("a Job gets another owner", 2, |world| own(world, Kind::Job)),
 ];
 
-/// A zone of the world; now and then none.
+/// A random zone; sometimes `None`.
 pub(super) fn zone(world: &mut World) -> Option<&'static str> {
     let zone = world.dice.one_of(["zone-a", "zone-b", "zone-c"]);
     (!world.dice.chance(8)).then_some(zone)
@@ -40,7 +40,7 @@ pub(super) fn job(world: &mut World, namespace: &str, name: &str) -> Value {
             "spec": {"restartPolicy": "Never", "containers": [{"name": "app", "image": "app"}]}}}})
 }
 
-/// A reference as `metadata.ownerReferences` lists them.
+/// An owner reference, as in `metadata.ownerReferences`.
 pub(super) fn reference(kind: &str, name: &str) -> Value {
     json!({"apiVersion": "example.com/v1", "kind": kind, "name": name, "uid": "5f0c2a4e-0000-4000-8000-000000000001"})
 }

@@ -1,4 +1,4 @@
-//! Pods: with and without a proxy, on nodes and on none, with annotations that users get wrong.
+//! Pods: with and without a proxy, scheduled and unscheduled, with valid and invalid annotations.
 
 use serde_json::{Value, json};
 
@@ -25,7 +25,7 @@ pub(super) fn fresh(world: &mut World, namespace: &str, name: &str) -> Value {
     match world.dice.below(10) {
         0..6 => before.push(proxy(world)),
         6..8 => beside.push(proxy(world)),
-        // Meshed by its label alone.
+        // Meshed only by its label.
         8 => {}
         _ => {
             before.push(proxy(world));
@@ -50,7 +50,7 @@ pub(super) fn fresh(world: &mut World, namespace: &str, name: &str) -> Value {
     pod
 }
 
-/// A pod on its host's network has the host's ports as its own; the API server fills them in.
+/// A Pod in the host's network: its container ports are also host ports, which the API server fills in.
 fn share_host(world: &mut World, pod: &mut Value) {
     let filled = world.valid || world.dice.chance(80);
     let Some(spec) = pod.get_mut("spec").and_then(Value::as_object_mut) else { return };
@@ -65,7 +65,7 @@ fn share_host(world: &mut World, pod: &mut Value) {
     }
 }
 
-/// Named as Services and Servers name theirs, not always with the same numbers.
+/// Ports with the names that Services and Servers use, but not always with the same numbers.
 fn ports(world: &mut World) -> Value {
     let http = world.dice.one_of([8080, 8080, 9090]);
     let mut ports = vec![json!({"name": "http", "containerPort": http})];
@@ -119,7 +119,7 @@ fn labels(world: &mut World) -> Value {
     labels
 }
 
-/// What users write for ports, and what they mistype.
+/// Port lists of users, including mistakes.
 pub(super) fn port_list(world: &mut World) -> &'static str {
     world.dice.one_of([
         "",
@@ -159,13 +159,13 @@ fn owners(world: &mut World) -> Value {
         6 | 7 => json!([owner::reference("Job", &format!("job-{number}"))]),
         8 => json!([owner::reference("StatefulSet", "db")]),
         9 => json!([owner::reference("ReplicaSet", "set-0"), owner::reference("Job", "job-0")]),
-        // A key that the pod's labels have too.
+        // Its metric label `zone` conflicts with that of the zone.
         10 => json!([owner::reference("Zone", "not-a-zone")]),
         _ => json!([]),
     }
 }
 
-/// Only where there is a node and something that runs: elsewhere a pod is gone at once.
+/// Only for Pods that are scheduled and running: other Pods are deleted immediately.
 fn terminate(world: &mut World) -> Vec<Draft> {
     let now = world.now();
     let pod = world.any(Kind::Pod).filter(|pod| {

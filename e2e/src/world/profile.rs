@@ -1,4 +1,5 @@
-//! ServiceProfiles: every shape that routes and budgets have, of the Service's owner and of its clients; and broken ones.
+//! ServiceProfiles: all forms of routes and budgets, in the namespace of the Service and of its clients; and invalid
+//! ones.
 
 use serde_json::{Value, json};
 
@@ -14,7 +15,7 @@ pub(super) const MUTATIONS: &[Mutation] = &[
     mutation("a ServiceProfile appears or vanishes", 6, toggle),
 ];
 
-/// Of the ServiceProfile of a Service.
+/// The name of the ServiceProfile of a Service.
 pub(super) fn name(service: &str, namespace: &str) -> String {
     format!("{service}.{namespace}.svc.cluster.local")
 }
@@ -29,7 +30,7 @@ pub(super) fn fresh(world: &mut World, namespace: &str, name: &str) -> Value {
     profile
 }
 
-/// Now and then nothing is said at all.
+/// A spec; sometimes an absent one.
 fn spec(world: &mut World) -> Option<Value> {
     let mut spec = json!({});
     let fields = spec.as_object_mut()?;
@@ -71,7 +72,7 @@ fn route(world: &mut World) -> Value {
     route
 }
 
-/// As Go reads it, or not: without one a route has no timeout, and a budget no meaning.
+/// A duration in Go's syntax, or an invalid one: it leaves a route without a timeout, and makes a budget invalid.
 fn duration(world: &mut World, may_fail: bool) -> &'static str {
     if may_fail && world.dice.chance(30) {
         return world.dice.one_of(["", "5", "1d", "1S", " 1s", "soon", "9223372037s"]);
@@ -79,7 +80,7 @@ fn duration(world: &mut World, may_fail: bool) -> &'static str {
     world.dice.one_of(["10s", "200ms", "1h30m", "1.5s", "-1.5s", "0s", "0", "0.5ns", "+.5s", "7µs", "60m0.000001s"])
 }
 
-/// The condition of a route. The definition takes a list for `not` there, and whatever is written further down.
+/// The condition of a route. The CRD requires a list for `not` at this level only, and accepts any value below.
 fn top(world: &mut World) -> Value {
     let mut condition = request(world, 2);
     if world.valid
@@ -191,7 +192,7 @@ fn overrides(world: &mut World) -> Value {
     (0..world.dice.below(4)).map(|_| one(world)).collect()
 }
 
-/// What means nothing, and what does not decode: all of it sends clients to the next profile.
+/// Specs without a meaning, or that cannot be decoded. With each of them, clients get the next profile in precedence.
 fn broken(world: &mut World) -> Option<Value> {
     let route = |part: Value| {
         let mut route = json!({"name": "broken", "condition": {"method": "GET"}});
@@ -256,7 +257,7 @@ fn broken(world: &mut World) -> Option<Value> {
     world.dice.pick(&broken).cloned()
 }
 
-/// One of any namespace.
+/// A random ServiceProfile of any namespace.
 fn any(world: &mut World) -> Option<Value> {
     let all: Vec<&Value> =
         world.objects.iter().filter(|(key, _)| key.kind == Kind::ServiceProfile).map(|(_, object)| object).collect();
@@ -274,7 +275,7 @@ fn rewrite(world: &mut World) -> Vec<Draft> {
     vec![Draft::Put(fresh(world, &namespace, &name))]
 }
 
-/// One field of a spec that is an object; nothing else becomes of another.
+/// The change of one field of a spec; none if the spec is not an object.
 fn with_field(profile: Option<Value>, field: &str, value: Option<Value>) -> Vec<Draft> {
     let Some(mut profile) = profile else { return Vec::new() };
     let Some(spec) = profile.get_mut("spec").and_then(Value::as_object_mut) else { return Vec::new() };
@@ -301,12 +302,12 @@ fn add_route(world: &mut World) -> Vec<Draft> {
     let routes = profile.as_ref().and_then(|profile| profile.pointer("/spec/routes")?.as_array().cloned());
     let mut routes = routes.unwrap_or_default();
     routes.push(new);
-    // No more than a few, so that answers stay readable.
+    // A limit, so that answers stay readable.
     let routes = routes.into_iter().rev().take(4).rev().collect();
     with_field(profile, "routes", Some(routes))
 }
 
-/// Of one client or of the owner, where others may have one too.
+/// Creates or deletes the ServiceProfile of a client or of the Service's owner, independent of other ServiceProfiles.
 fn toggle(world: &mut World) -> Vec<Draft> {
     let namespace = world.dice.one_of(NAMESPACES);
     let of = if namespace == ELSEWHERE && world.dice.chance(30) { ELSEWHERE } else { NAMESPACE };

@@ -1,4 +1,5 @@
-//! What clients ask for profiles of: names of Services and of endpoints, and addresses of every sort, by clients from everywhere.
+//! The requests of clients in several namespaces for profiles: names of Services and of instances, and addresses of all
+//! kinds.
 
 use super::{CLIENTS, ELSEWHERE, NAMESPACE, pod, slice, workload};
 use crate::{
@@ -12,63 +13,63 @@ pub(super) fn all() -> Vec<Request> {
         token(NAMESPACE, "world-a"),
         token(ELSEWHERE, "world-a"),
         token(CLIENTS, "world-b"),
-        token("nobody", ""),
+        token("absent", ""),
     ];
     let mut requests = Vec::new();
-    let mut ask = |path: String, token: &str| requests.push(Request { path, token: token.to_owned() });
+    let mut add = |path: String, token: &str| requests.push(Request { path, token: token.to_owned() });
     for service in ["web", "api", "db"] {
         let host = format!("{service}.{NAMESPACE}.svc.cluster.local");
         for (port, token) in [80, 443].into_iter().flat_map(|port| tokens.iter().map(move |token| (port, token))) {
-            ask(format!("{host}:{port}"), token);
+            add(format!("{host}:{port}"), token);
         }
         for (port, token) in [53, 8080, 25, 4191].into_iter().zip(tokens.iter().rev()) {
-            ask(format!("{host}:{port}"), token);
+            add(format!("{host}:{port}"), token);
         }
         for instance in ["host-0", "host-1", "host-9"] {
-            ask(format!("{instance}.{host}:8080"), "");
-            ask(format!("{instance}.{host}:25"), "ns:world");
+            add(format!("{instance}.{host}:8080"), "");
+            add(format!("{instance}.{host}:25"), "ns:world");
         }
     }
-    // The port that goes without saying; odd spellings; tokens that tell their namespace in other ways.
-    ask(format!("web.{NAMESPACE}.svc.cluster.local"), "ns:elsewhere");
-    ask(format!(".web.{NAMESPACE}.svc.cluster.local:+0080"), "{\"NS\":\"default\",\"nodeName\":1}");
-    ask(format!("[web.{NAMESPACE}.svc.cluster.local]:80"), "ns: elsewhere");
-    ask("web.elsewhere.svc.cluster.local:80".to_owned(), &token(CLIENTS, ""));
+    // The default port; unusual spellings; tokens that contain the namespace in other forms.
+    add(format!("web.{NAMESPACE}.svc.cluster.local"), "ns:elsewhere");
+    add(format!(".web.{NAMESPACE}.svc.cluster.local:+0080"), "{\"NS\":\"default\",\"nodeName\":1}");
+    add(format!("[web.{NAMESPACE}.svc.cluster.local]:80"), "ns: elsewhere");
+    add("web.elsewhere.svc.cluster.local:80".to_owned(), &token(CLIENTS, ""));
     for number in 0..pod::COUNT + workload::COUNT {
         let (ipv4, ipv6) = (slice::address("IPv4", number), slice::address("IPv6", number));
-        ask(format!("{ipv4}:8080"), "");
-        ask(format!("[{ipv6}]:8080"), "");
-        // Declared by some and not by others.
+        add(format!("{ipv4}:8080"), "");
+        add(format!("[{ipv6}]:8080"), "");
+        // Only some objects declare this port.
         let port = [25, 9090, 8443, 4191, 1, 443].into_iter().cycle().nth(number).unwrap_or_default();
-        ask(format!("{ipv4}:{port}"), &token(NAMESPACE, "world-a"));
+        add(format!("{ipv4}:{port}"), &token(NAMESPACE, "world-a"));
         let spelled =
             if number % 2 == 0 { format!("[::ffff:{ipv4}]:8080") } else { format!("[{}]:25", ipv6.to_uppercase()) };
-        ask(spelled, "");
+        add(spelled, "");
     }
     for number in 1..=3 {
         for port in [8080, 7, 25, 9090] {
-            ask(format!("172.18.0.{number}:{port}"), "");
+            add(format!("172.18.0.{number}:{port}"), "");
         }
-        ask(format!("[2001:db8:1::{number}]:8080"), "");
+        add(format!("[2001:db8:1::{number}]:8080"), "");
         for port in [80, 443, 25] {
-            ask(format!("10.96.0.{number}:{port}"), &token(ELSEWHERE, ""));
-            ask(format!("[fd00:10:96::{number}]:{port}"), "");
+            add(format!("10.96.0.{number}:{port}"), &token(ELSEWHERE, ""));
+            add(format!("[fd00:10:96::{number}]:{port}"), "");
         }
     }
     for number in 1..=2 * workload::COUNT {
         for port in [8080, 9090, 25] {
-            ask(format!("192.0.2.{number}:{port}"), "");
+            add(format!("192.0.2.{number}:{port}"), "");
         }
     }
-    // Known to nobody.
+    // No object has these addresses.
     for path in ["203.0.113.1", "203.0.113.1:25", "[2001:db8:ffff::1]:80", "10.96.0.9:80", "[::ffff:203.0.113.1]:25"] {
-        ask(path.to_owned(), "");
+        add(path.to_owned(), "");
     }
-    // Refused, whatever the world looks like.
+    // Refused for any objects.
     for path in [
-        "nobody.world.svc.cluster.local:80",
+        "absent.world.svc.cluster.local:80",
         "web.nowhere.svc.cluster.local:80",
-        "host-0.nobody.world.svc.cluster.local:80",
+        "host-0.absent.world.svc.cluster.local:80",
         "web.world.svc.example.org:80",
         "web.world.svc.cluster.local:0",
         "web.world.svc.cluster.local.",
@@ -80,12 +81,13 @@ pub(super) fn all() -> Vec<Request> {
         "::1",
         "",
     ] {
-        ask(path.to_owned(), "");
+        add(path.to_owned(), "");
     }
     requests
 }
 
-/// Every Service by its cluster IPs, as they are now: at a port that most have, and at one that many have.
+/// The requests for each Service by its current cluster IPs: at a port that most Services have, and at one that many
+/// have.
 pub fn cluster_ip_requests(state: &ApiState) -> Vec<Request> {
     let specs = state.services.values().filter_map(|service| service.spec.as_ref());
     let addresses = specs.flat_map(|spec| spec.cluster_ips.iter().flatten().chain(&spec.cluster_ip));

@@ -1,4 +1,4 @@
-//! Servers, whose selectors are written by hand.
+//! Servers, with selectors as users write them.
 
 use serde_json::{Value, json};
 
@@ -33,7 +33,7 @@ pub(super) fn fresh(world: &mut World, namespace: &str, name: &str) -> Value {
 }
 
 fn selector(world: &mut World) -> Value {
-    let app = world.dice.one_of(["web", "api", "db", "nobody"]);
+    let app = world.dice.one_of(["web", "api", "db", "absent"]);
     let labels = json!({ "app": app });
     match world.dice.below(8) {
         0 => json!({}),
@@ -44,7 +44,7 @@ fn selector(world: &mut World) -> Value {
     }
 }
 
-/// Some of which make no sense, and so select nothing.
+/// A requirement of a selector. Some are invalid, so that the selector matches nothing.
 fn requirement(world: &mut World) -> Value {
     let mut operator = world.dice.one_of(["In", "NotIn", "Exists", "DoesNotExist"]);
     if !world.valid && world.dice.chance(10) {

@@ -1,4 +1,4 @@
-//! Services without selectors: their slices are written by hand.
+//! Services without selectors, because their EndpointSlices are written by the world.
 
 use serde_json::{Map, Value, json};
 
@@ -9,7 +9,7 @@ pub(super) const NAMES: [&str; 3] = ["web", "api", "db"];
 pub(super) const MUTATIONS: &[Mutation] = &[
     mutation("a Service gets other ports", 6, renumber),
     mutation("a Service changes its internalTrafficPolicy", 5, change_policy),
-    mutation("a Service becomes an ExternalName, or is one no more", 3, change_type),
+    mutation("a Service becomes an ExternalName, or stops being one", 3, change_type),
     mutation("a Service moves to another cluster, or comes back", 3, change_place),
     mutation("a Service is annotated", 4, annotate),
     mutation("a Service gets another cluster IP", 2, renumber_ip),
@@ -21,7 +21,7 @@ pub(super) fn fresh(world: &mut World, namespace: &str, name: &str) -> Value {
         "metadata": {"name": name, "namespace": namespace, "labels": {}, "annotations": annotations(world)}, "spec": spec})
 }
 
-/// Which ports are opaque, in the names and numbers of Services.
+/// Annotations with opaque ports, by the names and numbers of Services' ports.
 fn annotations(world: &mut World) -> Value {
     let list = world.dice.one_of(["", "80", "http", "https,", "53, 443", "1-65535", "25,http", "8080", "dns-tcp,-1"]);
     if world.dice.chance(35) { json!({"config.linkerd.io/opaque-ports": list}) } else { json!({}) }
@@ -32,7 +32,7 @@ fn spec(world: &mut World, name: &str) -> Value {
     let policy = world.dice.one_of([None, Some("Cluster"), Some("Cluster"), Some("Local")]);
     if let Some(spec) = spec.as_object_mut() {
         spec.extend(policy.map(|policy| ("internalTrafficPolicy".to_owned(), json!(policy))));
-        // Once and for all: a Service cannot gain or lose its address.
+        // Fixed by the name, because a Service cannot gain or lose its cluster IP.
         if is_headless(name) {
             spec.insert("clusterIP".to_owned(), json!("None"));
         } else {
@@ -45,7 +45,8 @@ fn spec(world: &mut World, name: &str) -> Value {
     spec
 }
 
-/// Where no API server chooses them: mostly the Service's own, now and then another's, or a pod's; listed or not.
+/// Cluster IPs, if no API server assigns them: usually the Service's own, sometimes another's or a Pod's; listed or
+/// not.
 fn cluster_ips(world: &mut World, name: &str) -> Map<String, Value> {
     let mut fields = Map::new();
     if world.valid {
@@ -62,7 +63,7 @@ fn cluster_ips(world: &mut World, name: &str) -> Map<String, Value> {
         0 => (second, json!([])),
         1 => (first, Value::Null),
         2 => (first.clone(), json!([first])),
-        // A list goes before the single address.
+        // `clusterIPs` takes precedence over `clusterIP`.
         3 => ("10.96.0.9".to_owned(), json!([first, second])),
         _ => (first.clone(), json!([first, second])),
     };
@@ -75,7 +76,7 @@ fn is_headless(name: &str) -> bool {
     name == "db"
 }
 
-/// Ports mean nothing there, and may be there all the same.
+/// Ports have no meaning in an ExternalName Service, but may be present.
 fn external_name(world: &mut World, name: &str) -> Value {
     let mut spec = json!({"type": "ExternalName", "externalName": "example.com"});
     if let (Some(spec), true) = (spec.as_object_mut(), world.dice.chance(50)) {
@@ -101,7 +102,7 @@ fn text(service: &Value, pointer: &str) -> String {
     service.pointer(pointer).and_then(Value::as_str).unwrap_or_default().to_owned()
 }
 
-/// A Service with endpoints of its own.
+/// A Service that has endpoints.
 fn own_endpoints(world: &mut World) -> Option<Value> {
     world.any(Kind::Service).filter(|service| text(service, "/spec/type") != "ExternalName")
 }
@@ -120,7 +121,7 @@ fn change_policy(world: &mut World) -> Vec<Draft> {
 
 fn change_type(world: &mut World) -> Vec<Draft> {
     let Some(mut service) = world.any(Kind::Service) else { return Vec::new() };
-    // Rather back than away.
+    // Changing back is more frequent than changing to ExternalName.
     let external = text(&service, "/spec/type") != "ExternalName";
     if external && world.dice.chance(85) {
         return Vec::new();
@@ -138,7 +139,7 @@ fn annotate(world: &mut World) -> Vec<Draft> {
     with_metadata(world.any(Kind::Service), "annotations", annotations)
 }
 
-/// A real one keeps its address for life.
+/// Skipped in a valid world: a real Service never changes its cluster IP.
 fn renumber_ip(world: &mut World) -> Vec<Draft> {
     let Some(mut service) = own_endpoints(world) else { return Vec::new() };
     let name = text(&service, "/metadata/name");
@@ -152,7 +153,7 @@ fn renumber_ip(world: &mut World) -> Vec<Draft> {
     vec![Draft::Put(service)]
 }
 
-/// The labels and annotations by which Linkerd's multicluster extension redirects a Service.
+/// Labels and annotations with which Linkerd's multicluster extension redirects a Service to another cluster.
 fn change_place(world: &mut World) -> Vec<Draft> {
     let Some(service) = world.any(Kind::Service) else { return Vec::new() };
     let marked = |field: &str| {

@@ -1,4 +1,4 @@
-//! EndpointSlices written by hand: overlapping, half filled, moved about, naming what is not there.
+//! EndpointSlices: overlapping, incomplete, moved between Services, with references to missing objects.
 
 use k8s_openapi::api::discovery::v1::{Endpoint, EndpointHints, EndpointSlice, ForZone};
 use serde_json::{Map, Value, json};
@@ -13,12 +13,12 @@ pub(super) const MUTATIONS: &[Mutation] = &[
     mutation("an endpoint changes its zone", 4, |world| on_endpoint(world, rezone)),
     mutation("an endpoint changes its hints", 4, |world| on_endpoint(world, rehint)),
     mutation("an endpoint changes its host name", 3, |world| on_endpoint(world, rename_host)),
-    mutation("an endpoint is for something else", 4, |world| on_endpoint(world, retarget)),
+    mutation("an endpoint changes its target", 4, |world| on_endpoint(world, retarget)),
     mutation("an endpoint is added to a slice", 9, add),
     mutation("an endpoint is removed from a slice", 5, remove),
     mutation("two endpoints swap their addresses", 4, swap),
     mutation("an endpoint moves to another slice", 6, |world| carry(world, true)),
-    mutation("an endpoint stands in two slices", 5, |world| carry(world, false)),
+    mutation("an endpoint is copied to another slice", 5, |world| carry(world, false)),
     mutation("all endpoints of a slice get or lose hints", 5, hint_all),
     mutation("a slice gets other ports", 6, renumber),
     mutation("a slice is relabelled", 5, relabel),
@@ -73,7 +73,7 @@ fn annotations(world: &mut World) -> Value {
     Value::Object(annotations)
 }
 
-/// Under the names of the Services' ports, mostly; no list, an empty one, a port without a number.
+/// Usually the names of the Services' ports; also no list, an empty list, and a port without a number.
 fn ports(world: &mut World) -> Value {
     let number = world.dice.one_of([8080, 8080, 8080, 9090, 25, 4191]);
     let port = |name: &str, port: Value| json!({"name": name, "port": port, "protocol": "TCP"});
@@ -100,14 +100,14 @@ fn endpoint(world: &mut World, namespace: &str, family: &str) -> Endpoint {
     endpoint
 }
 
-/// What the endpoint is for; and the number of its usual address.
+/// Sets the endpoint's target. Returns the number of the target's usual address.
 fn target(world: &mut World, namespace: &str, endpoint: &mut Endpoint) -> Option<usize> {
     let (pod, vm) = (world.dice.below(pod::COUNT), world.dice.below(workload::COUNT));
-    let machine = format!("vm-{vm}");
+    let vm_name = format!("vm-{vm}");
     let reference = |kind: &str, name: &str| json!({"kind": kind, "namespace": namespace, "name": name});
     let (reference, number) = match world.dice.below(40) {
         0..26 => (reference("Pod", &pod::name(pod)), Some(pod)),
-        26..32 => (reference("ExternalWorkload", &machine), Some(pod::COUNT + vm)),
+        26..32 => (reference("ExternalWorkload", &vm_name), Some(pod::COUNT + vm)),
         32..36 => (Value::Null, None),
         36 => (json!({"kind": "Pod", "name": pod::name(pod)}), Some(pod)),
         37 => {
@@ -121,7 +121,7 @@ fn target(world: &mut World, namespace: &str, endpoint: &mut Endpoint) -> Option
     number
 }
 
-/// The usual address of a pod, or behind the pods, of a workload.
+/// The usual address of a Pod, or of a workload, whose numbers follow those of the Pods.
 pub(super) fn address(family: &str, number: usize) -> String {
     match family {
         "IPv6" => format!("2001:db8::{:x}", number + 1),
@@ -130,7 +130,7 @@ pub(super) fn address(family: &str, number: usize) -> String {
     }
 }
 
-/// Few enough that endpoints share them.
+/// Addresses from a small range, so that endpoints share them.
 fn addresses(world: &mut World, family: &str) -> Vec<String> {
     let number = world.dice.below(pod::COUNT + workload::COUNT);
     let mut addresses = vec![address(family, number)];
@@ -160,7 +160,7 @@ fn rename_host(world: &mut World, endpoint: &mut Endpoint, _: &str) {
     endpoint.hostname = world.dice.one_of([None, None, Some("host-0"), Some("host-1")]).map(str::to_owned);
 }
 
-/// Absent is ready; the other two conditions are for others.
+/// An absent condition means ready; the other two conditions must not influence answers.
 fn flip_readiness(world: &mut World, endpoint: &mut Endpoint, _: &str) {
     let ready = match world.dice.below(10) {
         0..2 => json!(null),
@@ -187,7 +187,7 @@ fn hint(world: &mut World, endpoint: &mut Endpoint) {
     endpoint.hints = Some(EndpointHints { for_zones: Some(for_zones), ..EndpointHints::default() });
 }
 
-/// A slice of the namespace, with its JSON to put the endpoints back into.
+/// A random EndpointSlice, with its JSON, in which the endpoints are replaced.
 fn any(world: &mut World) -> Option<(Value, EndpointSlice)> {
     let json = world.any(Kind::EndpointSlice)?;
     let slice = serde_json::from_value(json.clone()).ok()?;
@@ -196,7 +196,7 @@ fn any(world: &mut World) -> Option<(Value, EndpointSlice)> {
 
 fn put(mut json: Value, endpoints: &[Endpoint]) -> Draft {
     if let Some(json) = json.as_object_mut() {
-        // As Go writes an empty list that it does not have.
+        // As Go encodes a nil slice.
         let endpoints = if endpoints.is_empty() { Value::Null } else { json!(endpoints) };
         json.insert("endpoints".to_owned(), endpoints);
     }
@@ -214,7 +214,7 @@ fn on_endpoint(world: &mut World, edit: fn(&mut World, &mut Endpoint, &str)) -> 
 fn add(world: &mut World) -> Vec<Draft> {
     let Some((json, mut slice)) = any(world) else { return Vec::new() };
     let mut new = endpoint(world, NAMESPACE, &slice.address_type);
-    // As its neighbours, mostly, so that hints stay complete.
+    // Usually the same as its neighbors, so that hints stay complete.
     if slice.endpoints.iter().any(|endpoint| endpoint.hints.is_some()) && world.dice.chance(80) {
         hint(world, &mut new);
     }
@@ -245,7 +245,7 @@ fn swap(world: &mut World) -> Vec<Draft> {
     vec![put(json, &slice.endpoints)]
 }
 
-/// Into the other slice first or out of the first one first, as a controller may do it.
+/// Moves or copies an endpoint. A move adds first or removes first, as controllers may do either.
 fn carry(world: &mut World, away: bool) -> Vec<Draft> {
     let (Some((from_json, mut from)), Some((to_json, mut to))) = (any(world), any(world)) else { return Vec::new() };
     let same = from.metadata.name == to.metadata.name || from.address_type != to.address_type;

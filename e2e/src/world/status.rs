@@ -1,10 +1,10 @@
-//! What kubelets say of pods: phases, and addresses, of which there are few.
+//! The status of Pods as kubelets report it: phases, and addresses from a small range.
 
 use serde_json::{Map, Value, json};
 
 use super::{Draft, Kind, Mutation, World, mutation, owner, pod, slice};
 
-/// The fields of a pod's status that a world has.
+/// The fields of a Pod's status that a world sets.
 pub(super) const FIELDS: [&str; 5] = ["phase", "podIP", "podIPs", "hostIP", "hostIPs"];
 
 pub(super) const MUTATIONS: &[Mutation] = &[
@@ -26,13 +26,14 @@ fn phase(world: &mut World) -> Option<&'static str> {
         16 => Some("Succeeded"),
         17 => Some("Failed"),
         18 => Some("Unknown"),
-        // An API server would say that it is pending.
+        // An API server defaults the phase to Pending.
         _ if world.valid => Some("Pending"),
         _ => None,
     }
 }
 
-/// The usual one of the pod, as its endpoints have it, or that of another; of one family or both; and those of its node.
+/// The Pod's usual address, as in its endpoints, or another Pod's; of one family or both; and the addresses of its
+/// node.
 fn addresses(world: &mut World, name: &str, node: Option<&str>) -> Map<String, Value> {
     let usual = (0..pod::COUNT).find(|number| pod::name(*number) == name).unwrap_or_default();
     let number = if world.dice.chance(92) { usual } else { world.dice.below(pod::COUNT) };
@@ -51,7 +52,7 @@ fn addresses(world: &mut World, name: &str, node: Option<&str>) -> Map<String, V
             addresses.truncate(1);
         }
         let Some(single) = addresses.first().cloned() else { continue };
-        // As an old kubelet has it, and as nobody should have it.
+        // Without the list, as an old kubelet reports it; or with an IPv4-mapped address, which is invalid.
         let (listed, odd) = (world.valid || world.dice.chance(85), !world.valid && world.dice.chance(5));
         if listed {
             let listed: Vec<Value> = addresses.iter().map(|address| json!({ "ip": address })).collect();
@@ -63,7 +64,7 @@ fn addresses(world: &mut World, name: &str, node: Option<&str>) -> Map<String, V
     status
 }
 
-/// The pod with these fields of its status instead of those it has.
+/// The change that replaces these fields of the Pod's status.
 fn with_status(mut pod: Value, replaced: &[&str], by: Map<String, Value>) -> Vec<Draft> {
     if let Some(status) = pod.get_mut("status").and_then(Value::as_object_mut) {
         status.retain(|field, _| !replaced.contains(&field.as_str()));
@@ -87,7 +88,7 @@ fn readdress(world: &mut World) -> Vec<Draft> {
     with_status(pod, &["podIP", "podIPs", "hostIP", "hostIPs"], addresses)
 }
 
-/// One ends, and the network gives its address to the next one: after that, or a moment too early.
+/// One Pod ends, and another gets its address: after that, or shortly before.
 fn take_over(world: &mut World) -> Vec<Draft> {
     let (Some(from), Some(to)) = (world.any(Kind::Pod), world.any(Kind::Pod)) else { return Vec::new() };
     if from.pointer("/metadata/name") == to.pointer("/metadata/name") {

@@ -1,4 +1,4 @@
-//! The world keeps its promises, and a long walk through it meets what the contract speaks of.
+//! The world keeps its guarantees, and a long random walk produces all cases of the contract.
 
 mod profile;
 mod validity;
@@ -28,7 +28,7 @@ fn settings(ipv6: bool) -> Settings {
 }
 
 #[test]
-fn a_seed_repeats_a_world_and_another_seed_does_not() {
+fn a_seed_reproduces_a_world_and_another_seed_does_not() {
     let walk = |seed| {
         let mut world = World::new(seed).unwrap();
         (0..200).map(|_| world.mutate().unwrap()).collect::<Vec<_>>()
@@ -58,7 +58,7 @@ fn changes_add_up_to_the_objects() {
 }
 
 #[test]
-fn a_valid_world_has_no_address_that_an_api_server_refuses_and_another_has() {
+fn only_a_world_that_need_not_be_valid_has_invalid_addresses() {
     let odd = |mut world: World| {
         let mut odd = 0;
         for _ in 0..1500 {
@@ -75,39 +75,39 @@ fn a_valid_world_has_no_address_that_an_api_server_refuses_and_another_has() {
 }
 
 #[test]
-fn a_long_walk_meets_every_mutation_and_every_kind_of_answer() {
-    let mut happened = BTreeSet::new();
-    let mut met = BTreeSet::new();
+fn a_long_walk_covers_every_mutation_and_every_kind_of_answer() {
+    let mut applied = BTreeSet::new();
+    let mut covered = BTreeSet::new();
     let (mut filled, mut asked) = (0, 0);
     for seed in 0..4 {
         let mut world = World::new(seed).unwrap();
         for step in 0..2000 {
-            happened.insert(world.mutate_by_name().unwrap().0);
+            applied.insert(world.mutate_by_name().unwrap().0);
             if step % 20 != 0 {
                 continue;
             }
             for request in world.requests() {
                 let answers = [false, true].map(|ipv6| answer(world.objects(), &settings(ipv6), &request));
                 if answers[0] != answers[1] {
-                    met.insert("the family matters".to_owned());
+                    covered.insert("the family affects the answer".to_owned());
                 }
                 if answers[0] != answer(world.objects(), &settings(false), &Request { token: String::new(), ..request })
                 {
-                    met.insert("the place matters".to_owned());
+                    covered.insert("the client's node affects the answer".to_owned());
                 }
                 let [answer, _] = answers;
                 asked += 1;
                 filled += usize::from(matches!(&answer, Answer::Endpoints(endpoints) if !endpoints.is_empty()));
-                met.extend(traits(answer));
+                covered.extend(traits(answer));
             }
         }
     }
     for mutation in mutations() {
-        assert!(happened.contains(mutation.name), "{}", mutation.name);
+        assert!(applied.contains(mutation.name), "{}", mutation.name);
     }
     for expected in [
-        "the family matters",
-        "the place matters",
+        "the family affects the answer",
+        "the client's node affects the answer",
         "refused InvalidArgument",
         "refused NotFound",
         "refused Unknown",
@@ -136,12 +136,12 @@ fn a_long_walk_meets_every_mutation_and_every_kind_of_answer() {
         "authority_override",
         "an open stream without endpoints",
     ] {
-        assert!(met.contains(expected), "{expected} is not among {met:?}");
+        assert!(covered.contains(expected), "{expected} is not among {covered:?}");
     }
     assert!(filled * 4 > asked, "only {filled} of {asked} answers have endpoints");
 }
 
-/// What is notable about an answer, in words.
+/// The properties of an answer, in words.
 fn traits(answer: Answer) -> Vec<String> {
     let endpoints = match answer {
         Answer::Refused(code, _) => return vec![format!("refused {code:?}")],

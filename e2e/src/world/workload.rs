@@ -41,7 +41,7 @@ fn spec(world: &mut World) -> Value {
         "workloadIPs": addresses(world)})
 }
 
-/// One or two of its own, which are few; now and then that of a pod.
+/// One or two addresses from a small range; sometimes that of a Pod.
 fn addresses(world: &mut World) -> Value {
     let mut addresses = match world.dice.below(10) {
         0..6 => vec![format!("192.0.2.{}", 1 + world.dice.below(2 * COUNT))],
@@ -63,7 +63,7 @@ fn labels(world: &mut World) -> Value {
 }
 
 fn annotations(world: &mut World) -> Value {
-    // To skip a port is a matter of pods.
+    // The annotation for skipped ports has an effect only on Pods.
     let key = world.dice.one_of(["config.linkerd.io/opaque-ports", "config.linkerd.io/skip-inbound-ports"]);
     if world.dice.chance(40) { json!({key: pod::port_list(world)}) } else { json!({}) }
 }

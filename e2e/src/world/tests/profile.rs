@@ -1,4 +1,4 @@
-//! What a long walk through worlds meets when profiles are asked for.
+//! A long random walk covers all kinds of profiles.
 
 use linkerd2_proxy_api::{
     destination::DestinationProfile,
@@ -10,9 +10,9 @@ use super::*;
 use crate::oracle::{ProfileAnswer, answer_profile, answer_profile_while_open};
 
 #[test]
-fn profiles_of_every_kind_are_met_and_most_are_not_refused() {
-    let mut met = BTreeSet::new();
-    let (mut told, mut asked) = (0, 0);
+fn a_long_walk_covers_every_kind_of_profile_and_most_are_not_refused() {
+    let mut covered = BTreeSet::new();
+    let (mut profiles, mut asked) = (0, 0);
     for seed in 0..4 {
         let mut world = World::new(seed).unwrap();
         for step in 0..1500 {
@@ -23,16 +23,16 @@ fn profiles_of_every_kind_are_met_and_most_are_not_refused() {
             for request in world.profile_requests() {
                 let fresh = answer_profile(world.objects(), &settings(true), &request);
                 if answer_profile_while_open(world.objects(), &settings(true), &request) != fresh {
-                    met.insert("an open stream outlives its service".to_owned());
+                    covered.insert("an open stream outlives its Service".to_owned());
                 }
                 asked += 1;
-                told += usize::from(matches!(fresh, ProfileAnswer::Profile(_)));
-                met.extend(traits(fresh));
+                profiles += usize::from(matches!(fresh, ProfileAnswer::Profile(_)));
+                covered.extend(traits(fresh));
             }
         }
     }
     for expected in [
-        "an open stream outlives its service",
+        "an open stream outlives its Service",
         "refused InvalidArgument invalid authority",
         "refused InvalidArgument invalid service",
         "refused InvalidArgument Invalid authority",
@@ -43,7 +43,7 @@ fn profiles_of_every_kind_are_met_and_most_are_not_refused() {
         "refused FailedPrecondition pod network IP",
         "refused FailedPrecondition host network endpoint",
         "refused FailedPrecondition conflicting ip",
-        "nothing",
+        "an empty profile",
         "a service without a profile",
         "a profile of world",
         "a profile of elsewhere",
@@ -52,11 +52,11 @@ fn profiles_of_every_kind_are_met_and_most_are_not_refused() {
         "no routes",
         "a timeout",
         "overrides",
-        "a budget of its own",
+        "a custom budget",
         "an opaque service",
         "a service that is not opaque",
-        "somebody unnamed",
-        "an opaque address that is unnamed",
+        "an address without a name",
+        "an opaque address without a name",
         "a pod",
         "a pod with h2",
         "a pod with opaque",
@@ -67,15 +67,17 @@ fn profiles_of_every_kind_are_met_and_most_are_not_refused() {
         "a workload with opaque",
         "a workload over IPv6",
     ] {
-        assert!(met.contains(expected), "{expected} is not among {met:?}");
+        assert!(covered.contains(expected), "{expected} is not among {covered:?}");
     }
-    assert!(told * 4 > asked * 3, "only {told} of {asked} are told something");
+    assert!(profiles * 4 > asked * 3, "only {profiles} of {asked} requests are answered with a profile");
 }
 
 fn traits(answer: ProfileAnswer) -> Vec<String> {
     match answer {
         ProfileAnswer::Refused(code, text) => vec![refusal(&format!("{code:?}"), &text)],
-        ProfileAnswer::Profile(profile) if *profile == DestinationProfile::default() => vec!["nothing".to_owned()],
+        ProfileAnswer::Profile(profile) if *profile == DestinationProfile::default() => {
+            vec!["an empty profile".to_owned()]
+        }
         ProfileAnswer::Profile(profile) => match &profile.endpoint {
             None => of_service(&profile),
             Some(_) => of_endpoint(*profile),
@@ -120,7 +122,7 @@ fn of_service(profile: &DestinationProfile) -> Vec<String> {
         traits.push("overrides".to_owned());
     }
     if profile.retry_budget.unwrap().min_retries_per_second == 1000 {
-        traits.push("a budget of its own".to_owned());
+        traits.push("a custom budget".to_owned());
     }
     traits.push(if profile.opaque_protocol { "an opaque service" } else { "a service that is not opaque" }.to_owned());
     traits
@@ -128,22 +130,22 @@ fn of_service(profile: &DestinationProfile) -> Vec<String> {
 
 fn of_endpoint(profile: DestinationProfile) -> Vec<String> {
     let endpoint = profile.endpoint.unwrap();
-    let who =
+    let target =
         match (endpoint.metric_labels.contains_key("pod"), endpoint.metric_labels.contains_key("external_workload")) {
             (true, _) => "a pod",
             (_, true) => "a workload",
-            _ if profile.opaque_protocol => return vec!["an opaque address that is unnamed".to_owned()],
-            _ => return vec!["somebody unnamed".to_owned()],
+            _ if profile.opaque_protocol => return vec!["an opaque address without a name".to_owned()],
+            _ => return vec!["an address without a name".to_owned()],
         };
     let hint = match endpoint.protocol_hint.map(|hint| hint.protocol) {
         Some(Some(Protocol::H2(_))) => "with h2",
         Some(Some(Protocol::Opaque(_))) => "with opaque",
-        Some(None) => "with a hint of nothing",
+        Some(None) => "with an empty hint",
         None => "without a hint",
     };
-    let mut traits = vec![who.to_owned(), format!("{who} {hint}")];
+    let mut traits = vec![target.to_owned(), format!("{target} {hint}")];
     if matches!(endpoint.addr.unwrap().ip.unwrap().ip, Some(Ip::Ipv6(_))) {
-        traits.push(format!("{who} over IPv6"));
+        traits.push(format!("{target} over IPv6"));
     }
     traits
 }

@@ -1,10 +1,10 @@
-//! What an API server takes, as far as it looks at what profiles depend on.
+//! Objects of a valid world are accepted by an API server, as far as profiles depend on them.
 
 use super::*;
 use crate::oracle::{ProfileAnswer, answer_profile};
 
 #[test]
-fn the_pods_of_a_valid_world_are_such_as_kubelets_report() {
+fn the_pods_of_a_valid_world_have_a_status_as_kubelets_report_it() {
     let mut odd = 0;
     for (seed, valid) in [(5, true), (6, true), (5, false)] {
         let mut world = if valid { World::valid(seed) } else { World::new(seed) }.unwrap();
@@ -17,7 +17,7 @@ fn the_pods_of_a_valid_world_are_such_as_kubelets_report() {
             }
         }
     }
-    assert!(odd > 0, "a world that need not be valid is not always so");
+    assert!(odd > 0, "a world that need not be valid has no invalid Pod");
 }
 
 fn fault(pod: &Value) -> Option<String> {
@@ -30,23 +30,23 @@ fn fault(pod: &Value) -> Option<String> {
         let families: Vec<bool> =
             listed.iter().map(|one| one["ip"].as_str().unwrap().parse::<IpAddr>().unwrap().is_ipv4()).collect();
         if listed.first().map(|first| &first["ip"]) != status.get(field) {
-            return Some(format!("{field} is not the first of its list"));
+            return Some(format!("{field} is not the first item of its list"));
         }
         if families.len() > 2 || families == [true, true] || families == [false, false] {
-            return Some(format!("two of {field} are of one family"));
+            return Some(format!("{field} has two addresses of one family"));
         }
     }
     let on_host = pod["spec"]["hostNetwork"] == json!(true);
     let ports = ["initContainers", "containers"].into_iter().flat_map(|field| pod["spec"][field].as_array().unwrap());
     let mut ports = ports.flat_map(|container| container["ports"].as_array().cloned().unwrap_or_default());
     if on_host && ports.any(|port| port["hostPort"] != port["containerPort"]) {
-        return Some("a port that its host does not have".to_owned());
+        return Some("a container port without an equal host port".to_owned());
     }
     None
 }
 
 #[test]
-fn every_profile_of_a_valid_world_is_one_and_leaves_addresses_to_the_server() {
+fn a_valid_world_has_valid_profiles_and_no_cluster_ips() {
     let mut found = 0;
     for seed in 0..3 {
         let mut world = World::valid(seed).unwrap();
@@ -84,7 +84,7 @@ fn every_profile_of_a_valid_world_is_one_and_leaves_addresses_to_the_server() {
 }
 
 #[test]
-fn cluster_ips_are_asked_for_as_they_are() {
+fn requests_use_the_current_cluster_ips() {
     let world = World::new(1).unwrap();
     let paths: BTreeSet<String> =
         cluster_ip_requests(world.objects()).into_iter().map(|request| request.path).collect();
