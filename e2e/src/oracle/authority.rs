@@ -1,7 +1,7 @@
-//! The two strings of a request: the authority that it asks for, and the context token.
+//! Parses the two strings of a request: the authority and the context token.
 //!
-//! * In: text from a client. Out: a Service, a port and an instance, or why not; the names of the client's node and namespace.
-//! * Always: a token is never an error.
+//! * In: text from a client. Out: a Service, a port and an instance, or an error; the client's node name and namespace.
+//! * Always: an invalid token is not an error.
 
 use std::net::IpAddr;
 
@@ -12,12 +12,12 @@ pub(super) struct Authority {
     pub(super) service: String,
     pub(super) namespace: String,
     pub(super) port: u16,
-    /// The host name of one endpoint; "" for all.
+    /// The hostname of one endpoint; "" selects all.
     pub(super) instance: String,
 }
 
 impl Authority {
-    /// `[<instance>.]<service>.<namespace>.svc.<cluster domain>[:<port>]`; the error is the text for the client.
+    /// Parses `[<instance>.]<service>.<namespace>.svc.<cluster domain>[:<port>]`; the error is the text for the client.
     pub(super) fn parse(path: &str, cluster_domain: &str) -> Result<Self, String> {
         let invalid = || format!("Invalid authority: {path}");
         let (host, port) = host_and_port(path).ok_or_else(invalid)?;
@@ -34,18 +34,18 @@ impl Authority {
     }
 }
 
-/// The host and the port of a path; 80 is the port of one that names none.
+/// The host and the port of a path; the port defaults to 80.
 pub(super) fn host_and_port(path: &str) -> Option<(&str, u16)> {
     if !path.contains(':') {
         return Some((path, 80));
     }
     let (host, port) = split(path)?;
-    // Takes a plus and leading zeros, as Go does.
+    // Accepts a plus sign and leading zeros, as Go does.
     let port: u16 = port.parse().ok()?;
     (port > 0).then_some((host, port))
 }
 
-/// As Go splits: one colon, or brackets around the host and a colon right behind them. The port may be any text.
+/// Splits as Go does: exactly one colon, or a host in brackets followed by a colon. The port may be any text.
 pub(super) fn split(path: &str) -> Option<(&str, &str)> {
     let (host, port) = match path.strip_prefix('[') {
         Some(rest) => rest.split_once("]:")?,
@@ -58,12 +58,12 @@ pub(super) fn split(path: &str) -> Option<(&str, &str)> {
     Some((host, port))
 }
 
-/// The `nodeName` of a context token; "" when there is none, or when it is not JSON.
+/// The `nodeName` of a context token; "" if it is absent, or if the token is not JSON.
 pub(super) fn node_name(token: &str) -> String {
     serde_json::from_str(token).map(|token| text(&token, "nodeName")).unwrap_or_default()
 }
 
-/// The `ns` of a context token, which may be written as `ns:<namespace>`, as it was of old; "" when there is none.
+/// The `ns` of a context token, also in the legacy form `ns:<namespace>`; "" if it is absent.
 pub(super) fn client_namespace(token: &str) -> String {
     match (serde_json::from_str(token), token.split_once(':')) {
         (Ok(token), _) => text(&token, "ns"),
@@ -72,7 +72,7 @@ pub(super) fn client_namespace(token: &str) -> String {
     }
 }
 
-/// A field of a token, its key in any case; "" for what is no text.
+/// A field of a token, with a case-insensitive key; "" if the value is not a string.
 fn text(token: &Value, key: &str) -> String {
     let mut fields = token.as_object().into_iter().flatten();
     let field = fields.find(|(other, _)| other.eq_ignore_ascii_case(key));

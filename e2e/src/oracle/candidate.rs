@@ -1,7 +1,8 @@
-//! Which endpoints of a Service a client is told of.
+//! Selects the endpoints of a Service for a client.
 //!
-//! * In: the objects, the Service, what was asked for and from where. Out: one candidate per socket address.
-//! * The order: slices by label → ready → target exists → instance → port → internalTrafficPolicy or zone hints → family → winner.
+//! * In: the objects, the Service, the requested authority, the client's node. Out: one candidate per socket address.
+//! * Order: slices by label → ready → target exists → instance → port → internalTrafficPolicy or zone hints → family →
+//!   winner.
 
 use std::{
     cmp::Reverse,
@@ -29,7 +30,7 @@ pub(super) struct Candidate<'a> {
     pub(super) address: SocketAddr,
 }
 
-/// What stands behind an endpoint.
+/// The target of an endpoint.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum Target<'a> {
     Pod {
@@ -40,20 +41,20 @@ pub(super) enum Target<'a> {
         name: &'a str,
         workload: &'a DynamicObject,
     },
-    /// No targetRef: an address and nothing else, a mirrored gateway among them.
+    /// No targetRef: only an address, for example that of a mirrored gateway.
     Plain,
 }
 
-/// Where the port of an endpoint comes from.
+/// The source of an endpoint's port.
 #[derive(Debug, PartialEq, Eq)]
 enum Port {
-    /// The port of the slice with this name, which is "" for the one without.
+    /// The port of the slice with this name; "" is the port without a name.
     Named(String),
-    /// The Service does not declare it: taken as it is.
+    /// The Service does not declare the port: it is used unchanged.
     Verbatim(u16),
 }
 
-/// The candidates that are left, by the address they are sent with.
+/// The winning candidates, by socket address.
 pub(super) fn winners<'a>(
     state: &'a ApiState,
     settings: &Settings,
@@ -66,7 +67,7 @@ pub(super) fn winners<'a>(
     let candidates = if local { on_node(candidates, node) } else { in_zone(candidates, state.zone(node)) };
     let candidates = of_family(candidates, settings.ipv6);
     let mut winners: BTreeMap<SocketAddr, Candidate<'a>> = BTreeMap::new();
-    // They come by slice name and place: an equal one that comes later loses.
+    // Candidates are sorted by slice name and position: of equal ranks the first wins.
     for candidate in candidates {
         match winners.get(&candidate.address) {
             Some(winner) if rank(winner) <= rank(&candidate) => {}
@@ -83,9 +84,9 @@ fn all<'a>(state: &'a ApiState, service: &Service, authority: &Authority) -> Vec
         let Some(port) = resolve(slice, &wanted) else { continue };
         for endpoint in &slice.endpoints {
             let ready = endpoint.conditions.as_ref().and_then(|conditions| conditions.ready) != Some(false);
-            let asked = authority.instance.is_empty() || endpoint.hostname.as_ref() == Some(&authority.instance);
+            let is_requested = authority.instance.is_empty() || endpoint.hostname.as_ref() == Some(&authority.instance);
             let Some(target) = target(state, &authority.namespace, endpoint.target_ref.as_ref()) else { continue };
-            if !ready || !asked {
+            if !ready || !is_requested {
                 continue;
             }
             for ip in endpoint.addresses.iter().filter_map(|address| address.parse::<IpAddr>().ok()) {
@@ -96,14 +97,14 @@ fn all<'a>(state: &'a ApiState, service: &Service, authority: &Authority) -> Vec
     candidates
 }
 
-/// The first port of the Service with that number, whatever its protocol, gives the name to look for in the slices.
+/// The name of the Service's first port with this number, for any protocol; slices are searched for that name.
 fn port(service: &Service, number: u16) -> Port {
     let ports = service.spec.as_ref().and_then(|spec| spec.ports.clone()).unwrap_or_default();
     let declared = ports.into_iter().find(|port| port.port == i32::from(number));
     declared.map_or(Port::Verbatim(number), |port| Port::Named(port.name.unwrap_or_default()))
 }
 
-/// The port of a slice's endpoints. `None` without it, and without a list of ports.
+/// The port of a slice's endpoints. `None` if the slice does not have it, or has no list of ports.
 fn resolve(slice: &EndpointSlice, wanted: &Port) -> Option<u16> {
     let ports = slice.ports.as_ref()?;
     match wanted {
@@ -115,7 +116,7 @@ fn resolve(slice: &EndpointSlice, wanted: &Port) -> Option<u16> {
     }
 }
 
-/// `None` for what is never sent: another kind, another namespace, an object that does not exist.
+/// `None` for endpoints that are never sent: the target has another kind or namespace, or does not exist.
 fn target<'a>(state: &'a ApiState, namespace: &str, reference: Option<&ObjectReference>) -> Option<Target<'a>> {
     let Some(reference) = reference else { return Some(Target::Plain) };
     if reference.namespace.as_deref().is_some_and(|other| !other.is_empty() && other != namespace) {
@@ -132,7 +133,7 @@ fn target<'a>(state: &'a ApiState, namespace: &str, reference: Option<&ObjectRef
     }
 }
 
-/// internalTrafficPolicy Local: pods of the client's node, and nothing instead of them.
+/// internalTrafficPolicy Local: only Pods on the client's node, without a fallback.
 fn on_node<'a>(mut candidates: Vec<Candidate<'a>>, node: &str) -> Vec<Candidate<'a>> {
     candidates.retain(|candidate| match candidate.target {
         Target::Pod { pod, .. } => {
@@ -144,7 +145,7 @@ fn on_node<'a>(mut candidates: Vec<Candidate<'a>>, node: &str) -> Vec<Candidate<
     candidates
 }
 
-/// Zone hints count when every candidate has some, and when some are for the client's zone.
+/// Zone hints apply if every candidate has a hint and at least one hint is for the client's zone.
 fn in_zone<'a>(candidates: Vec<Candidate<'a>>, zone: &str) -> Vec<Candidate<'a>> {
     let hinted = |candidate: &Candidate<'_>| !zones(candidate).is_empty();
     let near = |candidate: &&Candidate<'a>| !zone.is_empty() && zones(candidate).iter().any(|hint| hint == zone);
@@ -157,7 +158,7 @@ fn zones(candidate: &Candidate<'_>) -> Vec<String> {
     hints.unwrap_or_default().into_iter().map(|hint| hint.name).collect()
 }
 
-/// A pod is reached over one family: IPv6 if it is on and the pod has it. Others are sent as they are.
+/// A Pod gets one family: IPv6 if it is enabled and the Pod has it. Other endpoints keep all addresses.
 fn of_family(mut candidates: Vec<Candidate<'_>>, ipv6: bool) -> Vec<Candidate<'_>> {
     let over_ipv6 = candidates.iter().filter(|candidate| ipv6 && candidate.address.is_ipv6());
     let over_ipv6: BTreeSet<&str> = over_ipv6.filter_map(pod_name).collect();
@@ -175,7 +176,7 @@ fn pod_name<'a>(candidate: &Candidate<'a>) -> Option<&'a str> {
     }
 }
 
-/// Who has an address that several claim: the smallest.
+/// When several candidates have one address, the smallest rank wins.
 fn rank<'a>(candidate: &Candidate<'a>) -> (u8, bool, Reverse<Option<&'a Time>>, &'a str) {
     match candidate.target {
         Target::Pod { name, pod } => {

@@ -1,6 +1,6 @@
-//! Metric labels: those of the set, and those that tell whose pod or workload an endpoint is.
+//! Metric labels: those of the set, and those that identify an endpoint's Pod or workload.
 //!
-//! * Always: owners are looked up among the objects at hand and never further than the contract climbs.
+//! * Always: owners are looked up among the given objects, only as many levels up as the contract specifies.
 
 use std::collections::HashMap;
 
@@ -16,7 +16,7 @@ pub(super) const CONTROL_PLANE: &str = "linkerd.io/control-plane-ns";
 const MIRRORED_CLUSTER: &str = "mirror.linkerd.io/cluster-name";
 const MIRRORED_SERVICE: &str = "mirror.linkerd.io/remote-svc-fq-name";
 
-/// The Service's, and what the first of its mirrored slices says of the original.
+/// The labels of the Service, and those of the original Service from the first mirrored slice.
 pub(super) fn of_set(state: &ApiState, authority: &Authority) -> Labels {
     let mut labels = Labels::new();
     labels.insert("service".to_owned(), authority.service.clone());
@@ -37,7 +37,7 @@ pub(super) fn of_set(state: &ApiState, authority: &Authority) -> Labels {
     labels
 }
 
-/// Where one key is written twice, the later entry holds. Whether it is near the client is said only where that is asked.
+/// A later label replaces an earlier one with the same key. `zone_locality` is present only if `locality` is given.
 pub(super) fn of_pod(
     state: &ApiState,
     namespace: &str,
@@ -64,7 +64,7 @@ pub(super) fn of_pod(
     labels
 }
 
-/// A workload's owner is named as it stands, whatever its kind.
+/// The owner of a workload is used directly, for any kind.
 pub(super) fn of_workload(name: &str, workload: &DynamicObject, zone: &str, locality: Option<&str>) -> Labels {
     let mut labels = Labels::new();
     labels.insert("external_workload".to_owned(), name.to_owned());
@@ -81,7 +81,7 @@ pub(super) fn service_account(pod: &Pod) -> &str {
     if name.is_empty() { "default" } else { name }
 }
 
-/// The kind in lower case and the name of what a user would call the owner.
+/// The lowercase kind and the name of the owner, as a user thinks of it: the Deployment, not the ReplicaSet.
 fn pod_owner(state: &ApiState, namespace: &str, name: &str, pod: &Pod) -> (String, String) {
     let Some(owner) = only(pod.metadata.owner_references.as_deref()) else {
         return ("pod".to_owned(), name.to_owned());
@@ -101,7 +101,7 @@ fn pod_owner(state: &ApiState, namespace: &str, name: &str, pod: &Pod) -> (Strin
     (owner.kind.to_lowercase(), owner.name.clone())
 }
 
-/// One owner is the owner; several are none.
+/// The only owner; `None` if there are several.
 fn only(owners: Option<&[OwnerReference]>) -> Option<&OwnerReference> {
     match owners {
         Some([owner]) => Some(owner),

@@ -1,14 +1,17 @@
-//! What a destination has to answer, worked out a second time: the contract of `Get` and `GetProfile`, read from top to bottom.
+//! An independent second implementation of the destination server's answers: the contract of `Get` and `GetProfile`, in
+//! its order.
 //!
 //! ```text
 //!   ApiState + Settings + Request ──▶ answer() ──────────▶ Refused(code, text) | Endpoints(address → WeightedAddr)
 //!                               └───▶ answer_profile() ──▶ Refused(code, text) | Profile(DestinationProfile)
 //! ```
 //!
-//! * In: every object as the API server holds it, the settings of the server, one request. Out: what a stream folds to.
-//! * Always: pure and without memory. It scans everything for each answer, has no index and no cache, and shares no code with
-//!   the operator: where the two differ, one of them misreads the contract.
-//! * What the contract says of time (which message, in which order) is not here: a stream has settled on this answer.
+//! * In: every object in the API server, the settings of the server, one request. Out: the state that a stream reaches.
+//! * Always: pure functions. Each answer scans all objects, without an index or a cache, and shares no code with the
+//!   operator:
+//! if the two differ, one of them implements the contract incorrectly.
+//! * The timing rules of the contract (which messages, in which order) are out of scope: only the final state is
+//!   computed.
 
 mod authority;
 mod candidate;
@@ -31,15 +34,15 @@ pub use state::{ApiState, Key, Kind};
 
 use authority::Authority;
 
-/// The flags of the server that change answers.
+/// The flags of the server that influence answers.
 #[derive(Clone, Debug)]
 pub struct Settings {
     pub cluster_domain: String,
     pub trust_domain: String,
     pub controller_namespace: String,
-    /// As on the command line: numbers and ranges.
+    /// Numbers and ranges, as on the command line.
     pub default_opaque_ports: String,
-    /// `--outbound-transport-mode=transport-header`, else `transparent`.
+    /// True for `--outbound-transport-mode=transport-header`, false for `transparent`.
     pub transport_header: bool,
     pub h2_upgrade: bool,
     pub ipv6: bool,
@@ -48,26 +51,27 @@ pub struct Settings {
     pub http2: Option<Http2ClientParams>,
 }
 
-/// What a client sends.
+/// The request of a client.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Request {
     pub path: String,
     pub token: String,
 }
 
-/// What a client gets: an error at once, or a stream that settles on these endpoints, the labels of the set merged into each.
+/// The result for a client: an immediate error, or the final endpoints of a stream, with the labels of the set merged
+/// in.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Answer {
     Refused(Code, String),
     Endpoints(BTreeMap<SocketAddr, WeightedAddr>),
 }
 
-/// The Service's own labels and annotations that send a request elsewhere.
+/// The annotations and labels with which the multicluster extension redirects a Service.
 const FEDERATED: [&str; 2] = ["multicluster.linkerd.io/remote-discovery", "multicluster.linkerd.io/local-discovery"];
 const REMOTE_CLUSTER: &str = "multicluster.linkerd.io/remote-discovery";
 const REMOTE_SERVICE: &str = "multicluster.linkerd.io/remote-service";
 
-/// The answer to a new stream.
+/// Computes the answer to a new stream.
 pub fn answer(state: &ApiState, settings: &Settings, request: &Request) -> Answer {
     let authority = match Authority::parse(&request.path, &settings.cluster_domain) {
         Ok(authority) => authority,
@@ -93,7 +97,8 @@ pub fn answer(state: &ApiState, settings: &Settings, request: &Request) -> Answe
     Answer::Endpoints(rendered.collect())
 }
 
-/// The answer of a stream that is open already. A deleted Service leaves it open and empty; `Refused` means that it has ended.
+/// Computes the answer of an open stream. When the Service is deleted, it stays open without endpoints; `Refused` means
+/// that it ended.
 pub fn answer_while_open(state: &ApiState, settings: &Settings, request: &Request) -> Answer {
     match answer(state, settings, request) {
         Answer::Refused(Code::NotFound, text) if text.starts_with("Service ") => Answer::Endpoints(BTreeMap::new()),
@@ -101,7 +106,7 @@ pub fn answer_while_open(state: &ApiState, settings: &Settings, request: &Reques
     }
 }
 
-/// Why the Service's endpoints are not those of its own slices. No cluster is linked.
+/// The refusal for a Service that is federated, in a remote cluster, or an ExternalName. No cluster is linked.
 fn elsewhere(service: &Service, authority: &Authority, path: &str) -> Option<(Code, String)> {
     let annotations = service.metadata.annotations.clone().unwrap_or_default();
     let labels = service.metadata.labels.clone().unwrap_or_default();

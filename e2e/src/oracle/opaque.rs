@@ -1,7 +1,7 @@
-//! Sets of ports in annotations and flags, and the Servers that make a port opaque.
+//! Opaque ports: lists in annotations and flags, and Servers.
 //!
-//! * In: text of users, which may be anything; Servers as JSON. Out: whether a port is meant.
-//! * Always: what cannot be read means nothing, and the rest still counts.
+//! * In: arbitrary text of users; Servers as JSON. Out: whether a port is listed or opaque.
+//! * Always: invalid items are ignored, and the other items still apply.
 
 use std::collections::BTreeMap;
 
@@ -14,15 +14,15 @@ use serde_json::Value;
 
 use super::ApiState;
 
-/// A port with a name, as containers and workloads declare it.
+/// A named port of a container or a workload.
 #[derive(Clone, Debug)]
 pub(super) struct NamedPort {
     pub(super) name: String,
-    /// The numbers under which it is reached: the container's and the host's.
+    /// The port numbers: the container port and the host port.
     pub(super) numbers: Vec<i32>,
 }
 
-/// Which selector of a Server looks at an object.
+/// The selector of a Server that applies to an object.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum Selector {
     Pod,
@@ -31,7 +31,7 @@ pub(super) enum Selector {
 
 const OPAQUE_PORTS: &str = "config.linkerd.io/opaque-ports";
 
-/// Whether connections to this port are not looked into: by annotation, else by default; or by a Server.
+/// Returns whether the port is opaque: by the annotation, by the default if the annotation is absent, or by a Server.
 pub(super) fn is_opaque(
     state: &ApiState,
     default: &str,
@@ -46,7 +46,7 @@ pub(super) fn is_opaque(
     listed || servers.any(|server| makes_opaque(server, selector, labels, names, port))
 }
 
-/// Whether the annotation has the port; whether the default has it, where there is no annotation.
+/// Returns whether the annotation lists the port, or the default if the annotation is absent.
 pub(super) fn is_listed(default: &str, annotations: &BTreeMap<String, String>, names: &[NamedPort], port: u16) -> bool {
     match annotations.get(OPAQUE_PORTS) {
         Some(list) => lists(list, names, port),
@@ -54,10 +54,10 @@ pub(super) fn is_listed(default: &str, annotations: &BTreeMap<String, String>, n
     }
 }
 
-/// Whether a list such as `25, 80-90,http` has this port. A name is one of `names`.
+/// Returns whether a list such as `25, 80-90,http` contains the port. Names are looked up in `names`.
 pub(super) fn lists(list: &str, names: &[NamedPort], port: u16) -> bool {
     list.split(',').map(str::trim).any(|item| {
-        // Of two ports with one name the later counts.
+        // If two ports have the same name, the later one counts.
         if let Some(named) = names.iter().rfind(|named| !item.is_empty() && named.name == item) {
             return named.numbers.first() == Some(&i32::from(port));
         }
@@ -66,7 +66,7 @@ pub(super) fn lists(list: &str, names: &[NamedPort], port: u16) -> bool {
     })
 }
 
-/// Digits only: Rust would take a plus.
+/// Accepts only digits; Rust's parser would also accept a plus sign.
 fn number(text: &str) -> Option<u16> {
     text.bytes().all(|byte| byte.is_ascii_digit()).then(|| text.parse().ok())?
 }
@@ -95,7 +95,7 @@ fn makes_opaque(
     opaque && selected && port_matches
 }
 
-/// Kubernetes' label selector; one with a requirement that cannot be is as none.
+/// Kubernetes' label selector. A selector with an invalid requirement matches nothing.
 fn selects(selector: &Value, labels: &BTreeMap<String, String>) -> bool {
     let Ok(selector) = serde_json::from_value::<LabelSelector>(selector.clone()) else { return false };
     let equal =
@@ -114,7 +114,7 @@ fn selects(selector: &Value, labels: &BTreeMap<String, String>) -> bool {
     equal && required
 }
 
-/// The named ports of a pod: init containers, then containers.
+/// The named ports of a Pod, those of init containers first.
 pub(super) fn pod_ports(pod: &Pod) -> Vec<NamedPort> {
     let mut ports = Vec::new();
     for container in containers(pod) {
@@ -126,7 +126,7 @@ pub(super) fn pod_ports(pod: &Pod) -> Vec<NamedPort> {
     ports
 }
 
-/// All of a pod's containers, init containers first.
+/// All containers of a Pod, init containers first.
 pub(super) fn containers(pod: &Pod) -> Vec<&Container> {
     let Some(spec) = &pod.spec else { return Vec::new() };
     spec.init_containers.iter().flatten().chain(&spec.containers).collect()

@@ -1,7 +1,9 @@
-//! What a client is told of one endpoint.
+//! Renders one endpoint for a client.
 //!
-//! * In: a candidate that won its address. Out: its `WeightedAddr`, without the labels of the set.
-//! * Always: a meshed pod keeps its identity and hint when its proxy's ports cannot be read; it only loses `opaque_transport`.
+//! * In: the winning candidate of an address. Out: its `WeightedAddr`, without the labels of the set.
+//! * Always: if the ports of a meshed Pod's proxy cannot be parsed, only `opaque_transport` is omitted; the identity
+//!   and the
+//! hint stay.
 
 use std::net::{IpAddr, SocketAddr};
 
@@ -63,7 +65,7 @@ pub(super) fn endpoint(
     rendered
 }
 
-/// Without an address and a weight.
+/// The endpoint of a Pod, without address and weight.
 pub(super) fn of_pod(
     state: &ApiState,
     settings: &Settings,
@@ -104,7 +106,7 @@ pub(super) fn of_pod(
     rendered
 }
 
-/// Without an address and a weight.
+/// The endpoint of a workload, without address and weight.
 pub(super) fn of_workload(
     state: &ApiState,
     settings: &Settings,
@@ -134,7 +136,7 @@ pub(super) fn of_workload(
     }
 }
 
-/// Whether the pod's own set of ports or a Server makes the port opaque.
+/// Returns whether the Pod's annotation, the default or a Server makes the port opaque.
 pub(super) fn pod_is_opaque(state: &ApiState, settings: &Settings, namespace: &str, pod: &Pod, port: u16) -> bool {
     let labels = pod.metadata.labels.clone().unwrap_or_default();
     let annotations = pod.metadata.annotations.clone().unwrap_or_default();
@@ -143,7 +145,7 @@ pub(super) fn pod_is_opaque(state: &ApiState, settings: &Settings, namespace: &s
     opaque::is_opaque(state, default, namespace, Selector::Pod, (&labels, &annotations), &names, port)
 }
 
-/// The same of a workload.
+/// Returns whether a workload's annotation, the default or a Server makes the port opaque.
 pub(super) fn workload_is_opaque(
     state: &ApiState,
     settings: &Settings,
@@ -158,7 +160,7 @@ pub(super) fn workload_is_opaque(
     opaque::is_opaque(state, default, namespace, Selector::Workload, (&labels, &annotations), &names, port)
 }
 
-/// An address without an object behind it; the slice may say that it is another cluster's gateway.
+/// The endpoint of an address without a target; annotations of the slice may make it another cluster's gateway.
 fn plain(settings: &Settings, authority: &Authority, candidate: &Candidate<'_>) -> WeightedAddr {
     let annotations = candidate.slice.metadata.annotations.clone().unwrap_or_default();
     let mut rendered = WeightedAddr {
@@ -172,21 +174,21 @@ fn plain(settings: &Settings, authority: &Authority, candidate: &Candidate<'_>) 
         let hint = ProtocolHint { opaque_transport: None, protocol: Some(Protocol::H2(H2 {})) };
         rendered.protocol_hint = settings.h2_upgrade.then_some(hint);
     }
-    // The port that was asked for, not the gateway's.
+    // The requested port, not the gateway's.
     rendered.authority_override = annotations
         .get(MIRRORED_SERVICE)
         .map(|name| AuthorityOverride { authority_override: format!("{name}:{}", authority.port) });
     rendered
 }
 
-/// Where a pod's proxy listens.
+/// The ports of a Pod's proxy.
 struct ProxyPorts {
     inbound: u16,
-    /// Admin and control: the proxy's own, which take no transport header.
+    /// The admin and control ports of the proxy itself, which accept no transport header.
     own: [u16; 2],
 }
 
-/// `None` when there is no proxy, when a variable is missing, or when one is not a literal address.
+/// `None` if the Pod has no proxy, a variable is missing, or a value is not a literal socket address.
 fn proxy_ports(pod: &Pod) -> Option<ProxyPorts> {
     let proxy = opaque::containers(pod).into_iter().find(|container| container.name == PROXY)?;
     let port = |variable: &str| {

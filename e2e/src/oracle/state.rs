@@ -1,7 +1,7 @@
-//! All objects that an answer can depend on, as the API server holds them.
+//! All objects that can influence an answer, as the API server holds them.
 //!
-//! * In: objects as JSON, put or removed one by one. Out: maps by namespace and name.
-//! * Always: what it holds is what was put last; nothing is dropped for being odd.
+//! * In: objects as JSON, added or removed one by one. Out: maps by namespace and name.
+//! * Always: the last version of each object is kept, even if its content is invalid.
 
 use std::collections::BTreeMap;
 
@@ -48,7 +48,7 @@ pub enum Kind {
     ServiceProfile,
 }
 
-/// Which object. The namespace of a Node is "".
+/// The identity of an object. The namespace of a Node is "".
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Key {
     pub kind: Kind,
@@ -59,7 +59,7 @@ pub struct Key {
 // === impl Key ===
 
 impl Key {
-    /// The key of an object that says what it is.
+    /// The key of an object that has `kind` and `metadata`.
     pub fn of(object: &Value) -> Result<Self> {
         let text = |pointer: &str| object.pointer(pointer).and_then(Value::as_str).unwrap_or_default().to_owned();
         let kind = match text("/kind").as_str() {
@@ -72,7 +72,7 @@ impl Key {
             "ReplicaSet" => Kind::ReplicaSet,
             "Job" => Kind::Job,
             "ServiceProfile" => Kind::ServiceProfile,
-            other => bail!("{other:?} is no kind that an answer depends on"),
+            other => bail!("unsupported kind {other:?}"),
         };
         Ok(Self { kind, namespace: text("/metadata/namespace"), name: text("/metadata/name") })
     }
@@ -81,7 +81,7 @@ impl Key {
 // === impl ApiState ===
 
 impl ApiState {
-    /// Puts an object in the place of its predecessor.
+    /// Adds an object, or replaces its previous version.
     pub fn put(&mut self, key: &Key, object: &Value) -> Result<()> {
         let place = (key.namespace.clone(), key.name.clone());
         match key.kind {
@@ -113,7 +113,7 @@ impl ApiState {
         }
     }
 
-    /// The slices of a Service, by name. The label says whose a slice is, and nothing else does.
+    /// The slices of a Service, sorted by name. Only the label assigns a slice to a Service.
     pub(super) fn slices_of(&self, namespace: &str, service: &str) -> Vec<&EndpointSlice> {
         let of_service = |slice: &&EndpointSlice| {
             let labels = slice.metadata.labels.as_ref();
@@ -123,7 +123,7 @@ impl ApiState {
         here.map(|(_, slice)| slice).filter(of_service).collect()
     }
 
-    /// The zone of a node; "" when the node is unknown or has none.
+    /// The zone of a node; "" if the node is unknown or has no zone.
     pub(super) fn zone(&self, node: &str) -> &str {
         let node = self.nodes.get(&(String::new(), node.to_owned()));
         let labels = node.and_then(|node| node.metadata.labels.as_ref());
@@ -132,5 +132,5 @@ impl ApiState {
 }
 
 fn parse<T: DeserializeOwned>(key: &Key, object: &Value) -> Result<T> {
-    serde_json::from_value(object.clone()).with_context(|| format!("{key:?} is not one of its kind"))
+    serde_json::from_value(object.clone()).with_context(|| format!("{key:?} cannot be decoded as its kind"))
 }

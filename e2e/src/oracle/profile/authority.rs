@@ -1,7 +1,8 @@
-//! What a profile is asked for: a Service, one of its endpoints, or an address.
+//! Parses the target of a profile request: a Service, an instance, or an address.
 //!
-//! * In: the path as the client wrote it. Out: a target; or the beginning of why not, see [the module](super).
-//! * Always: addresses are compared as numbers, and an IPv4 address in the clothes of IPv6 is one of IPv4.
+//! * In: the path as the client sent it. Out: a target, or the beginning of the refusal's text, see [the
+//!   module](super).
+//! * Always: addresses are compared as numbers, and an IPv4-mapped IPv6 address equals the IPv4 address.
 
 use std::net::{IpAddr, SocketAddr};
 
@@ -10,7 +11,7 @@ use super::super::authority::host_and_port;
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Target<'a> {
     Service {
-        /// As asked for, which may begin with a dot.
+        /// The host as requested; it may begin with a dot.
         host: &'a str,
         service: &'a str,
         namespace: &'a str,
@@ -39,7 +40,7 @@ pub(super) fn parse<'a>(path: &'a str, cluster_domain: &str) -> Result<Target<'a
     }
 }
 
-/// An address as any object or client may write it: no leading zeros, no zone.
+/// Parses an address from an object or a client. Leading zeros and zone ids are invalid.
 pub(super) fn ip(text: &str) -> Option<IpAddr> {
     text.parse::<IpAddr>().ok().map(|ip| ip.to_canonical())
 }

@@ -1,7 +1,9 @@
-//! Which requests a route is for, and which of its responses are failures.
+//! Conditions of routes and response classes.
 //!
-//! * In: a condition as JSON. Out: the same as a message, every field that is set in one fixed order.
-//! * Always: one field stands for itself, several are wrapped in an `all`, none is invalid. An empty list is set.
+//! * In: a condition as JSON. Out: the protobuf message, with the fields in a fixed order.
+//! * Always: a single field is used directly, several fields are wrapped in an `all`, no field is invalid. An empty
+//!   list counts
+//! as a field.
 
 use linkerd2_proxy_api::{
     destination::{HttpStatusRange, PathMatch, RequestMatch, ResponseMatch, request_match, response_match},
@@ -14,7 +16,7 @@ use serde_json::Value;
 
 use super::field::{Fields, Invalid, fields, get, list, text, whole};
 
-/// In the order `all`, `any`, `method`, `not`, `path`.
+/// Converts a request condition. The order is `all`, `any`, `method`, `not`, `path`.
 pub(super) fn request(condition: &Value) -> Result<RequestMatch, Invalid> {
     use request_match::{Match, Seq};
     let condition = fields(condition)?;
@@ -41,7 +43,7 @@ pub(super) fn request(condition: &Value) -> Result<RequestMatch, Invalid> {
     Ok(RequestMatch { r#match: Some(only) })
 }
 
-/// The definition has a list where the controller has an object: a list of one is that one.
+/// The CRD requires a list where Linkerd's controller requires an object: a list with one item counts as that item.
 fn only(not: &Value) -> Result<&Value, Invalid> {
     match not.as_array().map(Vec::as_slice) {
         None => Ok(not),
@@ -50,7 +52,7 @@ fn only(not: &Value) -> Result<&Value, Invalid> {
     }
 }
 
-/// In the order `all`, `any`, `status`, `not`.
+/// Converts a response condition. The order is `all`, `any`, `status`, `not`.
 pub(super) fn response(condition: &Value) -> Result<ResponseMatch, Invalid> {
     use response_match::{Match, Seq};
     let condition = fields(condition)?;
@@ -76,7 +78,7 @@ pub(super) fn response(condition: &Value) -> Result<ResponseMatch, Invalid> {
     Ok(ResponseMatch { r#match: Some(only) })
 }
 
-/// A bound that is missing is 0, and 0 is no bound.
+/// A missing bound is 0, and 0 means no bound.
 fn range(status: &Fields) -> Result<HttpStatusRange, Invalid> {
     let (min, max) = (whole(status, "min")?, whole(status, "max")?);
     let possible = |bound: u32| bound == 0 || (100..600).contains(&bound);
@@ -84,7 +86,7 @@ fn range(status: &Fields) -> Result<HttpStatusRange, Invalid> {
     if possible(min) && possible(max) && !empty { Ok(HttpStatusRange { min, max }) } else { Err(Invalid) }
 }
 
-/// Any word is a method; some have a number.
+/// Any word is a method; registered methods have a number.
 fn http_method(name: &str) -> HttpMethod {
     let name = name.to_uppercase();
     let registered = match name.as_str() {

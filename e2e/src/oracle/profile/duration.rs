@@ -1,14 +1,14 @@
-//! Durations as Go writes them.
+//! Durations in Go's syntax.
 //!
-//! * In: text such as `1h30m` or `-1.5s`. Out: nanoseconds; and those as a message.
-//! * Always: what Go refuses is refused, and a fraction of a nanosecond is cut off.
+//! * In: text such as `1h30m` or `-1.5s`. Out: nanoseconds, or a protobuf message.
+//! * Always: rejects the same texts as Go, and truncates fractions of a nanosecond.
 
 use std::str::FromStr;
 
-/// Magnitudes from here on are no durations; Go has one negative duration more than positive ones.
+/// The maximum magnitude. It is valid only for a negative duration, as in Go.
 const END: u64 = 1 << 63;
 
-/// Nanoseconds. `None` for what is no duration, the empty text among it.
+/// Returns nanoseconds; `None` for an invalid duration, including the empty text.
 pub(super) fn parse(text: &str) -> Option<i64> {
     let (negative, unsigned) = match text.strip_prefix('-') {
         Some(rest) => (true, rest),
@@ -22,7 +22,7 @@ pub(super) fn parse(text: &str) -> Option<i64> {
     }
 }
 
-/// One or more numbers, each with its unit.
+/// Sums one or more numbers with units.
 fn sum(text: &str) -> Option<u64> {
     let (mut sum, mut rest) = (0_u64, text);
     loop {
@@ -61,7 +61,7 @@ fn part(digits: &str, fraction: &str, unit: &str) -> Option<u64> {
         return None;
     }
     let whole = if digits.is_empty() { 0 } else { digits.parse::<u64>().ok()? };
-    // Further digits are less than a nanosecond of an hour.
+    // Digits after the 18th contribute less than a nanosecond, even for hours.
     let fraction = fraction.get(..fraction.len().min(18))?;
     let scale = 10_u128.pow(u32::try_from(fraction.len()).ok()?);
     let fraction = if fraction.is_empty() { 0 } else { fraction.parse::<u128>().ok()? };
@@ -69,8 +69,9 @@ fn part(digits: &str, fraction: &str, unit: &str) -> Option<u64> {
     whole.checked_mul(unit)?.checked_add(below).filter(|part| *part <= END)
 }
 
-/// The message of a duration; none of one that is zero. The message is read from text, because the crate that names its type is
-/// one of the tests' alone.
+/// The message of a duration; `None` for zero. It is parsed from text, because the crate that defines its type is only
+/// a
+/// dev-dependency.
 pub(super) fn wire<Message: FromStr>(nanoseconds: i64) -> Option<Message> {
     let (sign, magnitude) = (if nanoseconds < 0 { "-" } else { "" }, nanoseconds.unsigned_abs());
     let text = format!("{sign}{}.{:09}s", magnitude / 1_000_000_000, magnitude % 1_000_000_000);

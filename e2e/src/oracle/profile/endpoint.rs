@@ -1,9 +1,10 @@
-//! What stands behind an address: a pod, a port of its node, a machine outside, or nothing that is known.
+//! The endpoint at an address: a Pod, a host port of a Pod, an ExternalWorkload, or an unknown address.
 //!
-//! * In: an address and a port, or the host name of an endpoint. Out: a message with an endpoint, or why there is none.
-//! * The order: pods by their own addresses, then by those of their hosts, then ExternalWorkloads. The first that has any
-//!   candidate decides, even if the candidate may not be named.
-//! * Always: an address that nothing is known of is an endpoint too.
+//! * In: an address and a port, or the hostname of an endpoint. Out: a message with an endpoint, or a refusal.
+//! * Order: Pods by Pod IP, then Pods by host port, then ExternalWorkloads. The first step with a candidate decides,
+//!   even if
+//! that Pod must not be named because it is not running.
+//! * Always: an unknown address has an endpoint, too.
 
 use std::{
     cmp::Reverse,
@@ -30,19 +31,19 @@ use super::{
     default_budget,
 };
 
-/// Where an object is, and the object.
+/// The namespace and name of an object, and the object.
 type Found<'a, T> = (&'a (String, String), &'a T);
 
-/// What several candidates for one address come to.
+/// The result of all candidates for one address.
 enum Claim<'a> {
-    Nobody,
-    /// Somebody who does not run: the address is as bare as if nobody had it.
-    Unnamed,
+    Unclaimed,
+    /// A Pod that is not running: the answer is the same as for an unknown address.
+    NotRunning,
     Pod(Found<'a, Pod>),
     Conflict(usize),
 }
 
-/// The endpoint at an address that is no cluster IP.
+/// Answers for an address that is not a cluster IP.
 pub(super) fn by_address(state: &ApiState, settings: &Settings, address: SocketAddr) -> ProfileAnswer {
     let (ip, port) = (address.ip(), address.port());
     let conflict =
@@ -56,8 +57,8 @@ pub(super) fn by_address(state: &ApiState, settings: &Settings, address: SocketA
     ];
     for (claim, conflicting) in claims {
         match claim {
-            Claim::Nobody => {}
-            Claim::Unnamed => return bare(settings, address),
+            Claim::Unclaimed => {}
+            Claim::NotRunning => return bare(settings, address),
             Claim::Pod(found) => return of_pod(state, settings, found, address),
             Claim::Conflict(count) => return conflict(count, conflicting),
         }
@@ -70,7 +71,7 @@ pub(super) fn by_address(state: &ApiState, settings: &Settings, address: SocketA
     }
 }
 
-/// Those that end do not dispute an address with others, but keep it as long as nobody else has it.
+/// Terminating Pods do not conflict with others, and keep the address while no other Pod has it.
 fn claim<'a>(state: &'a ApiState, has: impl Fn(&Pod) -> bool) -> Claim<'a> {
     let ended = |pod: &Pod| matches!(phase(pod), "Succeeded" | "Failed");
     let candidates = state.pods.iter().filter(|(_, pod)| !ended(pod) && has(pod));
@@ -81,11 +82,13 @@ fn claim<'a>(state: &'a ApiState, has: impl Fn(&Pod) -> bool) -> Claim<'a> {
     };
     match lasting[..] {
         [found] if is_running(found.1) => Claim::Pod(found),
-        [_] => Claim::Unnamed,
-        [] if ending.is_empty() => Claim::Nobody,
-        [] => {
-            ending.into_iter().filter(|(_, pod)| is_running(pod)).min_by_key(newest).map_or(Claim::Unnamed, Claim::Pod)
-        }
+        [_] => Claim::NotRunning,
+        [] if ending.is_empty() => Claim::Unclaimed,
+        [] => ending
+            .into_iter()
+            .filter(|(_, pod)| is_running(pod))
+            .min_by_key(newest)
+            .map_or(Claim::NotRunning, Claim::Pod),
         ref several => Claim::Conflict(several.len()),
     }
 }
@@ -94,7 +97,7 @@ fn phase(pod: &Pod) -> &str {
     pod.status.as_ref().and_then(|status| status.phase.as_deref()).unwrap_or_default()
 }
 
-/// Whether it is ready does not matter.
+/// Readiness does not matter.
 fn is_running(pod: &Pod) -> bool {
     phase(pod) == "Running"
 }
@@ -104,14 +107,14 @@ fn on_pod_network(pod: &Pod, address: IpAddr) -> bool {
     !on_host && pod_addresses(pod).into_iter().any(|own| ip(own) == Some(address))
 }
 
-/// The single address counts where there is no list.
+/// The single address counts only without a list.
 fn pod_addresses(pod: &Pod) -> Vec<&str> {
     let Some(status) = &pod.status else { return Vec::new() };
     let listed: Vec<&str> = status.pod_ips.iter().flatten().map(|listed| listed.ip.as_str()).collect();
     if listed.is_empty() { status.pod_ip.as_deref().into_iter().collect() } else { listed }
 }
 
-/// Any container's port that its node has as its own, whatever the protocol and the address it is bound to.
+/// Matches a host port of any container, for any protocol and bind address.
 fn on_host_network(pod: &Pod, address: SocketAddr) -> bool {
     let Some(status) = &pod.status else { return false };
     let listed: Vec<&str> = status.host_ips.iter().flatten().map(|listed| listed.ip.as_str()).collect();
@@ -129,7 +132,7 @@ fn workload_has(workload: &DynamicObject, address: SocketAddr) -> bool {
             .any(|own| own.get("ip").and_then(Value::as_str).and_then(ip) == Some(address.ip()))
 }
 
-/// The endpoint with this host name: the first in the slices of the Service that has an address, ready or not.
+/// Answers for an instance: the first endpoint with this hostname and an address in the Service's slices, ready or not.
 pub(super) fn instance(
     state: &ApiState,
     settings: &Settings,
@@ -147,7 +150,7 @@ pub(super) fn instance(
     })
 }
 
-/// `None` for an endpoint that counts for nothing: of another namespace, or without any address.
+/// `None` for an endpoint that is skipped: its target is in another namespace, or it has no valid address.
 fn behind(
     state: &ApiState,
     settings: &Settings,
@@ -197,12 +200,12 @@ fn of_workload(
     profile(rendered, address, render::workload_is_opaque(state, settings, namespace, workload, port))
 }
 
-/// Nobody to be told of: the default set of opaque ports holds.
+/// The endpoint of an unknown address; the default opaque ports apply.
 fn bare(settings: &Settings, address: SocketAddr) -> ProfileAnswer {
     profile(WeightedAddr::default(), address, opaque::lists(&settings.default_opaque_ports, &[], address.port()))
 }
 
-/// An endpoint alone names its namespace, where a set of endpoints does it for all.
+/// Adds the label `namespace`, which `Get` sends as a label of the set.
 fn with_namespace(mut labels: Labels, namespace: &str) -> Labels {
     labels.insert("namespace".to_owned(), namespace.to_owned());
     labels

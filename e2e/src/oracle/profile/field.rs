@@ -1,17 +1,17 @@
-//! The fields of an object that users write, by their types.
+//! The fields of a user's object, by type.
 //!
-//! * In: JSON of an object. Out: a field's value; nothing, for one that is absent or null.
-//! * Always: a value of another type is [`Invalid`], and so is the whole object then.
+//! * In: a JSON object. Out: the value of a field; empty if the field is absent or null.
+//! * Always: a value of another type makes the whole object [`Invalid`].
 
 use serde_json::{Map, Value};
 
-/// The object does not decode, or means nothing.
+/// The object cannot be decoded, or has no meaning.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Invalid;
 
 pub(super) type Fields = Map<String, Value>;
 
-/// What has to be an object.
+/// The value as an object.
 pub(super) fn fields(value: &Value) -> Result<&Fields, Invalid> {
     value.as_object().ok_or(Invalid)
 }
@@ -24,7 +24,7 @@ pub(super) fn list<'a>(fields: &'a Fields, key: &str) -> Result<Option<&'a [Valu
     get(fields, key).map(|value| value.as_array().map(Vec::as_slice).ok_or(Invalid)).transpose()
 }
 
-/// "" for one that is absent.
+/// A string; "" if absent.
 pub(super) fn text<'a>(fields: &'a Fields, key: &str) -> Result<&'a str, Invalid> {
     get(fields, key).map_or(Ok(""), |value| value.as_str().ok_or(Invalid))
 }
@@ -33,13 +33,13 @@ pub(super) fn flag(fields: &Fields, key: &str) -> Result<bool, Invalid> {
     get(fields, key).map_or(Ok(false), |value| value.as_bool().ok_or(Invalid))
 }
 
-/// 0 for one that is absent. Not one with a fraction or a sign.
+/// An unsigned 32-bit integer; 0 if absent. A fraction or a sign is invalid.
 pub(super) fn whole(fields: &Fields, key: &str) -> Result<u32, Invalid> {
     let number = |value: &Value| value.as_u64().and_then(|number| u32::try_from(number).ok()).ok_or(Invalid);
     get(fields, key).map_or(Ok(0), number)
 }
 
-/// 0 for one that is absent. Not one that is too large for the message.
+/// A number; 0 if absent. A number that overflows the message's float is invalid.
 pub(super) fn ratio(fields: &Fields, key: &str) -> Result<f32, Invalid> {
     let number = |value: &Value| {
         let ratio = value.as_f64().map(|ratio| ratio as f32);

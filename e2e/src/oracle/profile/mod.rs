@@ -1,4 +1,4 @@
-//! What `GetProfile` has to answer: of a Service its ServiceProfile, of any other address what stands behind it.
+//! The contract of `GetProfile`: the ServiceProfile of a Service, or the endpoint at any other address.
 //!
 //! ```text
 //!   path ──▶ authority ──┬─ a Service, or its cluster IP ──▶ of_service() ──▶ refused | empty | routes, budget, overrides
@@ -6,10 +6,11 @@
 //!                        └─ any other address ─────────────▶ by_address() ──▶ refused | endpoint
 //! ```
 //!
-//! * In: every object, the settings, one request. Out: the one message that a stream has settled on, or its refusal.
-//! * Always: pure, as the rest of the oracle. A ServiceProfile that is invalid counts as one that is not there.
-//! * Of a path that is no authority, or whose host is no name of a Service, the text of the refusal is only `invalid authority`
-//!   or `invalid service`: what follows in an answer is a decoder's own, and is to be cut before it is compared.
+//! * In: every object, the settings, one request. Out: the final message of a stream, or its refusal.
+//! * Always: pure, as the rest of the oracle. An invalid ServiceProfile counts as absent.
+//! * If the path is not an authority, or the host is not the name of a Service, the refusal's text is only `invalid
+//!   authority`
+//! or `invalid service`: the rest of a server's text comes from its parser and must be cut off before the comparison.
 
 mod authority;
 mod condition;
@@ -39,32 +40,33 @@ use super::{
 use authority::Target;
 use service_profile::Content;
 
-/// What a client gets: an error at once, or a stream that settles on this message.
+/// The result for a client: an immediate error, or the final message of a stream.
 #[derive(Clone, Debug, PartialEq)]
 pub enum ProfileAnswer {
     Refused(Code, String),
     Profile(Box<DestinationProfile>),
 }
 
-/// A Service that is asked for, by name or by address.
+/// A requested Service, by name or by address.
 #[derive(Clone, Copy, Debug)]
 struct Asked<'a> {
-    /// The name as asked for, or made of the Service that has the address.
+    /// The requested name, or the name of the Service with the requested address.
     fully_qualified_name: &'a str,
     namespace: &'a str,
     name: &'a str,
     port: u16,
-    /// The namespace of who asks; "" when it is not known.
+    /// The client's namespace; "" if unknown.
     client: &'a str,
 }
 
-/// The answer to a new stream.
+/// Computes the answer to a new stream.
 pub fn answer_profile(state: &ApiState, settings: &Settings, request: &Request) -> ProfileAnswer {
     respond(state, settings, request, false)
 }
 
-/// The answer of a stream that is open already: one that asked for a Service by its name outlives the Service. `Refused`, or
-/// another kind of message than the stream had, means that it has ended.
+/// Computes the answer of an open stream: one for a Service's name stays open when the Service is deleted. `Refused`,
+/// or another
+/// kind of message than before, means that the stream has ended.
 pub fn answer_profile_while_open(state: &ApiState, settings: &Settings, request: &Request) -> ProfileAnswer {
     respond(state, settings, request, true)
 }
@@ -100,7 +102,7 @@ fn respond(state: &ApiState, settings: &Settings, request: &Request, open: bool)
     }
 }
 
-/// The Services that have this cluster IP. Addresses of other sorts, such as those of a load balancer, do not count.
+/// The Services with this cluster IP. Other addresses, such as those of a load balancer, do not count.
 fn services_at(state: &ApiState, ip: IpAddr) -> Vec<(&(String, String), &Service)> {
     let has = |(_, service): &(&(String, String), &Service)| {
         let Some(spec) = &service.spec else { return false };
@@ -111,7 +113,7 @@ fn services_at(state: &ApiState, ip: IpAddr) -> Vec<(&(String, String), &Service
     state.services.iter().filter(has).collect()
 }
 
-/// Whoever asks for a port that the Service does not have is told nothing at all, in an empty message.
+/// A request for a port that the Service does not have gets an empty message.
 fn of_service(state: &ApiState, settings: &Settings, asked: Asked<'_>, service: &Service, path: &str) -> ProfileAnswer {
     let spec = service.spec.as_ref();
     let mut ports = spec.and_then(|spec| spec.ports.as_deref()).unwrap_or_default().iter();
@@ -124,7 +126,7 @@ fn of_service(state: &ApiState, settings: &Settings, asked: Asked<'_>, service: 
     }
 }
 
-/// The message about a port of a Service, which may be gone.
+/// The message for a port of a Service; `None` is a deleted Service.
 fn profile(state: &ApiState, settings: &Settings, asked: Asked<'_>, service: Option<&Service>) -> ProfileAnswer {
     let chosen = chosen(state, settings, asked);
     let found = chosen.is_some();
@@ -156,7 +158,7 @@ fn profile(state: &ApiState, settings: &Settings, asked: Asked<'_>, service: Opt
     }))
 }
 
-/// That of the client's namespace, else that of the Service's, and the namespace where it is.
+/// The valid ServiceProfile in the client's namespace, otherwise the one in the Service's namespace, and its namespace.
 fn chosen(state: &ApiState, settings: &Settings, asked: Asked<'_>) -> Option<(String, Content)> {
     let name = profile_name(settings, asked);
     let valid = |namespace: &str| {
@@ -171,7 +173,7 @@ fn profile_name(settings: &Settings, asked: Asked<'_>) -> String {
     format!("{}.{}.svc.{}", asked.name, asked.namespace, settings.cluster_domain)
 }
 
-/// Only the Service's own annotation counts, whose names are those of its ports; without it the default.
+/// Only the Service's annotation counts, with the names of its ports; without the annotation the default applies.
 fn is_opaque(settings: &Settings, service: Option<&Service>, port: u16) -> bool {
     let annotations = service.and_then(|service| service.metadata.annotations.clone()).unwrap_or_default();
     let ports = service.and_then(|service| service.spec.as_ref()).and_then(|spec| spec.ports.as_deref());
@@ -183,7 +185,7 @@ fn is_opaque(settings: &Settings, service: Option<&Service>, port: u16) -> bool 
     opaque::is_listed(&settings.default_opaque_ports, &annotations, &names, port)
 }
 
-/// What a client may retry, where nobody says.
+/// The retry budget if no ServiceProfile sets one.
 fn default_budget() -> RetryBudget {
     RetryBudget { retry_ratio: 0.2, min_retries_per_second: 10, ttl: duration::wire(10_000_000_000) }
 }

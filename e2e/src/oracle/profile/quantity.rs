@@ -1,14 +1,15 @@
-//! Weights, which are written as Kubernetes writes quantities.
+//! Weights, in the syntax of Kubernetes quantities.
 //!
-//! * In: a JSON number or text such as `500m`, `1.5`, `2Ki`, `1e3`. Out: ten times its thousandths.
-//! * Always: the least part of a thousandth counts as a whole one; what is negative is 0, what is too much is the most.
+//! * In: a JSON number or a text such as `500m`, `1.5`, `2Ki`, `1e3`. Out: the weight, which is 10,000 times the
+//!   quantity.
+//! * Always: rounded up to a thousandth; a negative quantity is 0, one that is too large is `u32::MAX`.
 
 use serde_json::Value;
 
-/// More zeros than any weight can have.
+/// A power of ten that exceeds any weight.
 const MANY: i64 = 38;
 
-/// `None` for what is no quantity.
+/// `None` for an invalid quantity.
 pub(super) fn weight(value: &Value) -> Option<u32> {
     let text = match value {
         Value::String(text) => text.clone(),
@@ -34,14 +35,14 @@ fn thousandths(text: &str) -> Option<u128> {
         return None;
     }
     let (factor, exponent) = unit(suffix)?;
-    // So many digits that they do not fit are more than any weight.
+    // A mantissa that overflows exceeds any weight.
     let mantissa = digits.parse::<u128>().unwrap_or(u128::MAX).saturating_mul(factor);
     let exponent = exponent.saturating_add(3).saturating_sub(i64::try_from(fraction.len()).ok()?);
     let power = 10_u128.pow(u32::try_from(exponent.abs().min(MANY)).ok()?);
     Some(if exponent < 0 { mantissa.div_ceil(power) } else { mantissa.saturating_mul(power) })
 }
 
-/// A factor and a power of ten.
+/// The factor and the power of ten of a suffix.
 fn unit(suffix: &str) -> Option<(u128, i64)> {
     Some(match suffix {
         "" => (1, 0),

@@ -1,8 +1,7 @@
-//! What a ServiceProfile says.
+//! The content of a ServiceProfile.
 //!
-//! * In: the object as JSON, and the port that is asked for. Out: routes, retry budget and overrides, as they are sent.
-//! * Always: all or nothing. One thing that does not decode or means nothing makes the whole invalid; only a timeout that is
-//!   no duration is left out by itself.
+//! * In: the object as JSON, and the requested port. Out: routes, retry budget and overrides, as they are sent.
+//! * Always: one invalid field makes the whole ServiceProfile invalid, except an invalid timeout, which is omitted.
 
 use std::collections::HashMap;
 
@@ -19,12 +18,12 @@ use super::{
 #[derive(Clone, Debug, Default, PartialEq)]
 pub(super) struct Content {
     pub(super) routes: Vec<Route>,
-    /// The default, where there is none.
+    /// `None` means the default.
     pub(super) retry_budget: Option<RetryBudget>,
     pub(super) overrides: Vec<WeightedDst>,
 }
 
-/// `None` for one that is invalid.
+/// `None` for an invalid ServiceProfile.
 pub(super) fn read(object: &Value, port: u16) -> Option<Content> {
     match object.get("spec").filter(|spec| !spec.is_null()) {
         None => Some(Content::default()),
@@ -32,7 +31,7 @@ pub(super) fn read(object: &Value, port: u16) -> Option<Content> {
     }
 }
 
-/// `opaquePorts` is not among what is read: the Service's annotation says it.
+/// `opaquePorts` is ignored: only the Service's annotation counts.
 fn content(spec: &Fields, port: u16) -> Result<Content, Invalid> {
     let routes = list(spec, "routes")?.unwrap_or_default();
     let overrides = list(spec, "dstOverrides")?.unwrap_or_default();
@@ -61,7 +60,7 @@ fn class(class: &Value) -> Result<ResponseClass, Invalid> {
     Ok(ResponseClass { condition: Some(condition), is_failure: flag(class, "isFailure")? })
 }
 
-/// What is not said is 0 here, and not the default; but it has to say how long.
+/// Absent fields are 0, not the default; `ttl` is required.
 fn budget(budget: &Value) -> Result<RetryBudget, Invalid> {
     let budget = fields(budget)?;
     let ttl = duration::parse(text(budget, "ttl")?).ok_or(Invalid)?;
@@ -82,7 +81,7 @@ fn weighted(weighted: &Value, port: u16) -> Result<WeightedDst, Invalid> {
     })
 }
 
-/// The port that is asked for, unless there is one; text with colons in it looks like IPv6 and gets brackets.
+/// Appends the requested port unless the text has a port; text with several colons is taken as IPv6 and gets brackets.
 pub(super) fn with_port(authority: &str, port: u16) -> String {
     match split(authority) {
         Some(_) => authority.to_owned(),

@@ -1,8 +1,8 @@
-//! Which endpoints belong to a Service, on which port, and who has an address that several claim.
+//! The endpoints of a Service, their ports, and the winner of a shared address.
 
 use super::*;
 
-/// The addresses behind port 80 of `web` after an edit.
+/// The addresses for port 80 of `web` after an edit.
 fn after(edit: impl FnOnce(&mut Cluster)) -> Vec<String> {
     let mut cluster = Cluster::new();
     edit(&mut cluster);
@@ -10,7 +10,7 @@ fn after(edit: impl FnOnce(&mut Cluster)) -> Vec<String> {
 }
 
 #[test]
-fn a_slice_counts_by_its_label_in_its_namespace() {
+fn a_slice_belongs_to_the_service_of_its_label_and_namespace() {
     assert_eq!(after(|_| {}), ["10.42.0.5:8080"]);
     assert!(
         after(|cluster| cluster
@@ -28,7 +28,7 @@ fn a_slice_counts_by_its_label_in_its_namespace() {
 }
 
 #[test]
-fn an_endpoint_counts_when_it_is_ready_and_what_it_names_exists() {
+fn an_endpoint_counts_when_it_is_ready_and_its_target_exists() {
     for (endpoint, expected) in [
         (plain("192.0.2.1"), vec!["192.0.2.1:8080"]),
         (pod("web-0", "192.0.2.1"), vec!["192.0.2.1:8080"]),
@@ -66,13 +66,13 @@ fn an_endpoint_counts_when_it_is_ready_and_what_it_names_exists() {
 }
 
 #[test]
-fn a_pod_counts_whatever_its_phase_and_when_it_terminates() {
+fn a_pod_counts_in_any_phase_and_while_it_terminates() {
     let ending = json!({"metadata": {"deletionTimestamp": "2026-01-01T00:00:00Z"}, "status": {"phase": "Succeeded"}});
     assert_eq!(after(|cluster| cluster.edit("Pod/web-0", ending)), ["10.42.0.5:8080"]);
 }
 
 #[test]
-fn a_port_is_found_through_the_name_that_the_service_gives_it() {
+fn a_port_is_found_by_its_name_in_the_service() {
     let of = |service_ports: Value, slice_ports: Value, port: u16| {
         let mut cluster = Cluster::new();
         cluster.edit("Service/web", json!({"spec": {"ports": service_ports}}));
@@ -88,15 +88,15 @@ fn a_port_is_found_through_the_name_that_the_service_gives_it() {
     assert_eq!(of(http.clone(), json!([{"name": "http"}]), 80), None);
     assert_eq!(of(http.clone(), json!([]), 80), None);
     assert_eq!(of(http.clone(), json!(null), 80), None);
-    // Not declared: as it is, wherever there is a list.
+    // Undeclared ports are used unchanged, if the slice has a list of ports.
     assert_eq!(of(http.clone(), json!([{"name": "http", "port": 8080}]), 81), Some(81));
     assert_eq!(of(http.clone(), json!([]), 81), Some(81));
     assert_eq!(of(http, json!(null), 81), None);
     assert_eq!(of(json!([]), json!([{"name": "http", "port": 8080}]), 80), Some(80));
-    // Without a name.
+    // Ports without a name.
     assert_eq!(of(json!([{"port": 80}]), json!([{"name": "http", "port": 1}, {"port": 8080}]), 80), Some(8080));
     assert_eq!(of(json!([{"port": 80}]), json!([{"name": "", "port": 8080}]), 80), Some(8080));
-    // The first with the number, whatever its protocol.
+    // The first port with the number counts, for any protocol.
     let dns = json!([{"name": "udp", "port": 53, "protocol": "UDP"}, {"name": "tcp", "port": 53}]);
     assert_eq!(
         of(dns, json!([{"name": "tcp", "port": 1}, {"name": "udp", "port": 2, "protocol": "UDP"}]), 53),
@@ -105,7 +105,7 @@ fn a_port_is_found_through_the_name_that_the_service_gives_it() {
 }
 
 #[test]
-fn an_instance_is_the_host_name_in_the_slice() {
+fn an_instance_is_the_hostname_in_the_slice() {
     let mut cluster = Cluster::new();
     let named = with(pod("web-0", "10.42.0.5"), json!({"hostname": "first"}));
     cluster.put_slice(
@@ -124,7 +124,7 @@ fn an_instance_is_the_host_name_in_the_slice() {
 }
 
 #[test]
-fn an_address_that_several_claim_goes_to_the_pod_that_lives_longest() {
+fn a_shared_address_goes_to_the_newest_pod_that_is_not_terminating() {
     let at = "192.0.2.1";
     let created = |time: &str| json!({"metadata": {"creationTimestamp": time}});
     let all = [
@@ -157,11 +157,11 @@ fn an_address_that_several_claim_goes_to_the_pod_that_lives_longest() {
         assert_eq!(cluster.only(&settings()).metric_labels[label], winner);
         cluster.remove(&format!("{}/{winner}", if label == "pod" { "Pod" } else { "ExternalWorkload" }));
     }
-    assert!(!cluster.only(&settings()).metric_labels.contains_key("zone"), "the plain address is left");
+    assert!(!cluster.only(&settings()).metric_labels.contains_key("zone"), "the plain address remains");
 }
 
 #[test]
-fn of_two_slices_with_one_endpoint_the_first_by_name_tells_its_zone() {
+fn the_zone_comes_from_the_first_slice_by_name_with_the_endpoint() {
     let zone = |zone: &str| with(pod("web-0", "10.42.0.5"), json!({"zone": zone}));
     let mut cluster = Cluster::new();
     cluster.put_slice("web-1", &[zone("zone-c"), zone("zone-d")], json!({}));

@@ -1,4 +1,4 @@
-//! The oracle from literals: one cluster, small edits to it, and what the contract says becomes of the answer.
+//! The oracle with literal objects: one cluster, small edits to it, and the answer that the contract requires.
 
 mod membership;
 mod refusal;
@@ -13,7 +13,7 @@ use serde_json::{Value, json};
 use super::{Answer, ApiState, Key, Request, Settings, answer};
 use crate::mesh::merge;
 
-/// As Linkerd's chart sets them; the parameters are not the chart's, but seen in the answer.
+/// The defaults of Linkerd's chart, except the HTTP/2 parameters, which make the field visible in answers.
 fn settings() -> Settings {
     Settings {
         cluster_domain: "cluster.local".to_owned(),
@@ -41,7 +41,7 @@ fn http2() -> Http2ClientParams {
 struct Cluster(BTreeMap<String, Value>);
 
 impl Cluster {
-    /// The Service `web.prod` over a meshed pod of the Deployment `web`, a machine and a plain address, the node of the pod.
+    /// The Service `web.prod` over a meshed Pod of the Deployment `web`, and the Pod's node.
     fn new() -> Self {
         let mut cluster = Self(BTreeMap::new());
         cluster.put(json!({"kind": "Service", "metadata": {"name": "web", "namespace": "prod"},
@@ -60,10 +60,10 @@ impl Cluster {
     }
 
     fn remove(&mut self, what: &str) {
-        assert!(self.0.remove(what).is_some(), "{what} is not there");
+        assert!(self.0.remove(what).is_some(), "{what} does not exist");
     }
 
-    /// Merges into an object; lists and scalars are replaced.
+    /// Merges a patch into an object; lists and scalars are replaced.
     fn edit(&mut self, what: &str, patch: Value) {
         merge(self.0.get_mut(what).unwrap(), patch);
     }
@@ -89,7 +89,7 @@ impl Cluster {
         self.put(workload);
     }
 
-    /// A slice of `web` with port 8080, named as the Service's.
+    /// A slice of `web` with port 8080, under the name of the Service's port.
     fn put_slice(&mut self, name: &str, endpoints: &[Value], patch: Value) {
         let mut slice = json!({"kind": "EndpointSlice", "addressType": "IPv4",
             "metadata": {"name": name, "namespace": "prod", "labels": {"kubernetes.io/service-name": "web"}, "annotations": {}},
@@ -98,7 +98,7 @@ impl Cluster {
         self.put(slice);
     }
 
-    /// A Server of `prod` for all its pods and workloads.
+    /// A Server in `prod`; the patch adds its selector.
     fn put_server(&mut self, name: &str, patch: Value) {
         let mut server = json!({"apiVersion": "policy.linkerd.io/v1beta3", "kind": "Server",
             "metadata": {"name": name, "namespace": "prod"}, "spec": {"port": 8080, "proxyProtocol": "opaque"}});
@@ -121,16 +121,16 @@ impl Cluster {
     fn endpoints(&self, settings: &Settings, path: &str, token: &str) -> BTreeMap<SocketAddr, WeightedAddr> {
         match self.get(settings, path, token) {
             Answer::Endpoints(endpoints) => endpoints,
-            refused => panic!("{path} is answered with {refused:?}"),
+            refused => panic!("{path} was answered with {refused:?}"),
         }
     }
 
-    /// The addresses behind port 80 of `web`, for a client on `node-a`.
+    /// The addresses for port 80 of `web`, for a client on `node-a`.
     fn addresses(&self, settings: &Settings) -> Vec<String> {
         self.endpoints(settings, WEB, ON_A).keys().map(SocketAddr::to_string).collect()
     }
 
-    /// The only endpoint behind port 80 of `web`, for a client on `node-a`.
+    /// The only endpoint for port 80 of `web`, for a client on `node-a`.
     fn only(&self, settings: &Settings) -> WeightedAddr {
         let endpoints = self.endpoints(settings, WEB, ON_A);
         assert_eq!(endpoints.len(), 1, "{:?}", endpoints.keys());
@@ -160,7 +160,7 @@ fn plain(address: &str) -> Value {
     json!({"addresses": [address]})
 }
 
-/// An endpoint with more to it.
+/// Merges a patch into an endpoint.
 fn with(mut endpoint: Value, patch: Value) -> Value {
     merge(&mut endpoint, patch);
     endpoint

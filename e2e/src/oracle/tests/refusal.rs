@@ -5,7 +5,7 @@ use tonic::Code;
 use super::*;
 
 #[test]
-fn an_authority_is_read_as_go_reads_it() {
+fn an_authority_is_parsed_as_in_go() {
     let cluster = Cluster::new();
     let invalid = |path: &str| (Code::InvalidArgument, format!("Invalid authority: {path}"));
     for path in [
@@ -58,7 +58,7 @@ fn an_authority_is_read_as_go_reads_it() {
 }
 
 #[test]
-fn a_service_that_is_not_there_or_elsewhere_is_refused_with_its_reason() {
+fn a_missing_or_redirected_service_is_refused_with_the_reason() {
     let labels = |labels: Value| json!({"metadata": {"labels": labels}});
     let annotations = |annotations: Value| json!({"metadata": {"annotations": annotations}});
     let remote = "multicluster.linkerd.io/remote-discovery";
@@ -89,14 +89,14 @@ fn a_service_that_is_not_there_or_elsewhere_is_refused_with_its_reason() {
     cluster.edit("Service/web", json!({"spec": {"type": "ExternalName"}, "metadata": {"labels": {remote: "east"}}}));
     assert!(matches!(cluster.get(&settings(), WEB, ""), Answer::Refused(Code::FailedPrecondition, _)));
     cluster.remove("Service/web");
-    let gone = Answer::Refused(Code::NotFound, "Service web.prod not found".to_owned());
-    assert_eq!(cluster.get(&settings(), WEB, ""), gone);
+    let not_found = Answer::Refused(Code::NotFound, "Service web.prod not found".to_owned());
+    assert_eq!(cluster.get(&settings(), WEB, ""), not_found);
     let nameless = Answer::Refused(Code::NotFound, "Service .prod not found".to_owned());
     assert_eq!(cluster.get(&settings(), ".prod.svc.cluster.local:80", ""), nameless);
 }
 
 #[test]
-fn an_open_stream_outlives_its_service_but_not_its_kind_of_answer() {
+fn an_open_stream_survives_the_deletion_of_its_service_but_not_its_redirection() {
     let request = Request { path: WEB.to_owned(), token: String::new() };
     let mut cluster = Cluster::new();
     cluster.edit("Service/web", json!({"spec": {"type": "ExternalName"}}));
@@ -107,7 +107,7 @@ fn an_open_stream_outlives_its_service_but_not_its_kind_of_answer() {
 }
 
 #[test]
-fn a_token_tells_the_node_when_it_can_and_is_never_an_error() {
+fn the_node_is_read_from_valid_tokens_and_invalid_ones_are_no_error() {
     for (token, locality) in [
         ("{\"ns\":\"prod\", \"nodeName\":\"node-a\", \"pod\":\"client\"}\n", "local"),
         (r#"{"NODENAME":"node-a"}"#, "local"),

@@ -1,4 +1,4 @@
-//! What is said of one endpoint: labels, identity, hints, transport.
+//! The content of one endpoint: labels, identity, hints, transport.
 
 use linkerd2_proxy_api::{
     destination::{
@@ -19,7 +19,7 @@ fn dns(name: &str) -> DnsLikeIdentity {
     DnsLikeIdentity { name: name.to_owned() }
 }
 
-/// How a pod or workload is reached, in a few words: `h2+4143`, `opaque`, `empty`, `none`.
+/// The protocol hint and the transport port as short text: `h2+4143`, `opaque`, `empty`, `none`.
 fn hint(endpoint: &WeightedAddr) -> String {
     let Some(hint) = endpoint.protocol_hint else { return "none".to_owned() };
     let protocol = match hint.protocol {
@@ -38,7 +38,7 @@ fn hint_after(edit: impl FnOnce(&mut Cluster)) -> String {
 }
 
 #[test]
-fn a_meshed_pod_of_a_deployment_is_the_answer_of_every_day() {
+fn a_meshed_pod_of_a_deployment_is_sent_with_identity_hint_and_labels() {
     let name = "web-sa.prod.serviceaccount.identity.linkerd.cluster.local";
     let expected = WeightedAddr {
         addr: Some(TcpAddress { ip: Some(IpAddress { ip: Some(Ip::Ipv4(0x0A2A_0005)) }), port: 8080 }),
@@ -69,7 +69,7 @@ fn a_meshed_pod_of_a_deployment_is_the_answer_of_every_day() {
 }
 
 #[test]
-fn a_workload_has_its_own_identity_and_is_meshed_whatever_the_flags() {
+fn a_workload_has_its_own_identity_and_is_meshed_with_any_flags() {
     let mut cluster = Cluster::new();
     cluster.put_workload(
         "vm",
@@ -117,7 +117,7 @@ fn a_workload_has_its_own_identity_and_is_meshed_whatever_the_flags() {
 }
 
 #[test]
-fn a_plain_address_says_nothing_and_a_mirrored_gateway_who_it_is() {
+fn a_plain_address_has_no_identity_and_a_mirrored_gateway_has_one() {
     let mut cluster = Cluster::new();
     cluster.put_slice("web-1", &[with(plain("192.0.2.1"), json!({"zone": "zone-a"}))], json!({}));
     let bare = WeightedAddr {
@@ -188,7 +188,7 @@ fn labels_of_the_set_come_from_the_first_mirrored_slice() {
 }
 
 #[test]
-fn an_owner_is_the_one_that_users_know() {
+fn the_owner_label_is_the_top_owner() {
     let owned = |kind: &str, name: &str| json!({"apiVersion": "x/v1", "kind": kind, "name": name, "uid": "1"});
     for (owners, set_owners, job_owners, key, owner) in [
         (json!([]), json!([]), json!([]), "pod", "web-0"),
@@ -209,7 +209,7 @@ fn an_owner_is_the_one_that_users_know() {
         (json!([owned("Job", "unknown")]), json!([]), json!([]), "k8s_job", "unknown"),
         (json!([owned("Job", "job")]), json!([]), json!([]), "k8s_job", "job"),
         (json!([owned("Job", "job")]), json!([]), json!([owned("CronJob", "cron")]), "cronjob", "cron"),
-        // Written later than the owner's.
+        // The label `zone` is set after the owner's label.
         (json!([owned("Zone", "east")]), json!([]), json!([]), "zone", "zone-a"),
         (json!([owned("Pod", "other")]), json!([]), json!([]), "pod", "other"),
     ] {
@@ -224,7 +224,7 @@ fn an_owner_is_the_one_that_users_know() {
 }
 
 #[test]
-fn a_pod_is_meshed_by_its_label_and_has_an_identity_in_its_own_mesh() {
+fn a_pod_is_meshed_by_its_label_and_has_an_identity_only_in_its_own_mesh() {
     let control_plane = |name: &str| json!({"metadata": {"labels": {"linkerd.io/control-plane-ns": name}}});
     let skip = |ports: &str| json!({"metadata": {"annotations": {"config.linkerd.io/skip-inbound-ports": ports}}});
     for (patch, expected, identity) in [
@@ -255,7 +255,7 @@ fn a_pod_is_meshed_by_its_label_and_has_an_identity_in_its_own_mesh() {
 }
 
 #[test]
-fn the_mode_and_the_upgrade_decide_the_hint_of_a_pod() {
+fn the_transport_mode_and_the_h2_upgrade_determine_the_hint_of_a_pod() {
     for (transport_header, h2_upgrade, opaque, expected) in [
         (true, true, false, "h2+4143"),
         (true, false, false, "empty+4143"),
@@ -274,7 +274,7 @@ fn the_mode_and_the_upgrade_decide_the_hint_of_a_pod() {
 }
 
 #[test]
-fn a_proxy_that_cannot_be_read_costs_only_the_transport() {
+fn an_invalid_proxy_address_removes_only_the_transport() {
     let set = |variable: &str, value: Value| {
         let mut proxy = proxy();
         let env = proxy["env"].as_array_mut().unwrap();
@@ -295,7 +295,7 @@ fn a_proxy_that_cannot_be_read_costs_only_the_transport() {
         (set("INBOUND", json!(null)), "h2"),
         (set("ADMIN", json!(null)), "h2"),
         (set("CONTROL", json!("x")), "h2"),
-        // Its own ports take no transport header.
+        // The proxy's own ports accept no transport header.
         (set("ADMIN", json!("0.0.0.0:8080")), "h2"),
         (set("CONTROL", json!("0.0.0.0:8080")), "h2"),
         (json!({"spec": {"initContainers": null}}), "h2"),
@@ -311,7 +311,7 @@ fn a_proxy_that_cannot_be_read_costs_only_the_transport() {
 }
 
 #[test]
-fn a_list_of_opaque_ports_replaces_the_default_and_bad_items_cost_themselves() {
+fn a_list_of_opaque_ports_replaces_the_default_and_invalid_items_are_ignored() {
     let ports = |list: &str| {
         let patch = json!({"metadata": {"annotations": {"config.linkerd.io/opaque-ports": list}}});
         hint_after(|cluster| cluster.edit("Pod/web-0", patch))
@@ -327,7 +327,7 @@ fn a_list_of_opaque_ports_replaces_the_default_and_bad_items_cost_themselves() {
     assert_eq!(hint(&cluster.only(&default)), "opaque+4143");
     cluster.edit("Pod/web-0", json!({"metadata": {"annotations": {"config.linkerd.io/opaque-ports": ""}}}));
     assert_eq!(hint(&cluster.only(&default)), "h2+4143");
-    // The later of two ports with one name.
+    // If two ports have the same name, the later one counts.
     let twice = json!({"spec": {"containers": [{"name": "app", "ports": [{"name": "http", "containerPort": 8080}]},
         {"name": "side", "ports": [{"name": "http", "containerPort": 9090}]}]},
         "metadata": {"annotations": {"config.linkerd.io/opaque-ports": "http"}}});
@@ -335,7 +335,7 @@ fn a_list_of_opaque_ports_replaces_the_default_and_bad_items_cost_themselves() {
 }
 
 #[test]
-fn a_server_makes_a_port_opaque_for_what_it_selects() {
+fn a_server_makes_a_port_opaque_for_the_objects_it_selects() {
     let selector = |selector: Value| json!({"spec": {"podSelector": selector}});
     let expression = |operator: &str, values: Value| {
         selector(json!({"matchExpressions": [{"key": "app", "operator": operator, "values": values}]}))

@@ -1,4 +1,4 @@
-//! Who sees which endpoints: zone hints, internalTrafficPolicy, families, weights.
+//! The endpoints that a client gets: zone hints, internalTrafficPolicy, families, weights.
 
 use super::*;
 
@@ -8,7 +8,7 @@ fn hinted(endpoint: Value, zones: &[&str]) -> Value {
 }
 
 #[test]
-fn hints_hold_when_every_candidate_has_some_and_one_is_for_the_client() {
+fn hints_apply_when_every_candidate_has_one_and_one_is_for_the_client() {
     let near = || hinted(plain("192.0.2.1"), &["zone-a", "zone-c"]);
     let far = || hinted(plain("192.0.2.2"), &["zone-b"]);
     for (endpoints, token, expected) in [
@@ -18,14 +18,15 @@ fn hints_hold_when_every_candidate_has_some_and_one_is_for_the_client() {
         (vec![near(), plain("192.0.2.2")], ON_A, vec!["192.0.2.1:8080", "192.0.2.2:8080"]),
         (vec![near(), hinted(plain("192.0.2.2"), &[])], ON_A, vec!["192.0.2.1:8080", "192.0.2.2:8080"]),
         (vec![far()], ON_A, vec!["192.0.2.2:8080"]),
-        // Hints are a matter of candidates: not of those that are not ready, or whose pod is not there.
+        // Hints are counted among candidates only: endpoints that are not ready, or whose Pod does not exist, do not
+        // count.
         (
             vec![near(), far(), with(plain("192.0.2.3"), json!({"conditions": {"ready": false}}))],
             ON_A,
             vec!["192.0.2.1:8080"],
         ),
         (vec![near(), far(), pod("web-9", "192.0.2.3")], ON_A, vec!["192.0.2.1:8080"]),
-        // A pod's IPv6 endpoint is one, even where IPv6 is off.
+        // A Pod's IPv6 endpoint is a candidate, even if IPv6 is disabled.
         (vec![near(), far(), pod("web-0", "2001:db8::1")], ON_A, vec!["192.0.2.1:8080", "192.0.2.2:8080"]),
     ] {
         let mut cluster = Cluster::new();
@@ -36,7 +37,7 @@ fn hints_hold_when_every_candidate_has_some_and_one_is_for_the_client() {
 }
 
 #[test]
-fn a_slice_without_the_port_has_no_candidate_to_switch_hints_off() {
+fn a_slice_without_the_port_does_not_disable_hints() {
     let mut cluster = Cluster::new();
     cluster.put_slice(
         "web-1",
@@ -50,7 +51,7 @@ fn a_slice_without_the_port_has_no_candidate_to_switch_hints_off() {
 }
 
 #[test]
-fn local_traffic_is_for_pods_on_the_clients_node_and_knows_no_fallback() {
+fn local_traffic_uses_pods_on_the_clients_node_without_a_fallback() {
     let mut cluster = Cluster::new();
     cluster.put_pod("web-1", json!({"spec": {"nodeName": "node-b"}}));
     cluster.put_workload("vm", json!({}));
@@ -71,7 +72,7 @@ fn local_traffic_is_for_pods_on_the_clients_node_and_knows_no_fallback() {
 }
 
 #[test]
-fn a_pod_is_reached_over_one_family_and_others_over_all_they_have() {
+fn a_pod_gets_one_family_and_other_endpoints_all_their_addresses() {
     let mut cluster = Cluster::new();
     cluster.put_pod("web-1", json!({}));
     cluster.put_workload("vm", json!({}));
@@ -98,7 +99,7 @@ fn a_pod_is_reached_over_one_family_and_others_over_all_they_have() {
 }
 
 #[test]
-fn a_family_is_chosen_among_those_that_hints_left() {
+fn the_family_is_chosen_after_the_hints() {
     let ipv6 = Settings { ipv6: true, ..settings() };
     for (zone, expected) in [("zone-a", "[2001:db8::5]:8080"), ("zone-b", "10.42.0.5:8080")] {
         let mut cluster = Cluster::new();
@@ -109,7 +110,7 @@ fn a_family_is_chosen_among_those_that_hints_left() {
 }
 
 #[test]
-fn an_endpoint_in_the_clients_zone_weighs_more_where_zones_weigh() {
+fn an_endpoint_in_the_clients_zone_has_more_weight_with_zone_weights() {
     let weights = Settings { zone_weights: true, ..settings() };
     for (zone, locality, weight) in [
         (json!("zone-a"), "local", 100_000),
@@ -125,7 +126,7 @@ fn an_endpoint_in_the_clients_zone_weighs_more_where_zones_weigh() {
     }
     let mut cluster = Cluster::new();
     cluster.put_slice("web-1", &[with(plain("192.0.2.1"), json!({"zone": "zone-a"}))], json!({}));
-    assert_eq!(cluster.only(&weights).weight, 10_000, "the zone of a plain address is not read");
+    assert_eq!(cluster.only(&weights).weight, 10_000, "the zone of a plain address is ignored");
     let mut cluster = Cluster::new();
     cluster.edit("Node/node-a", json!({"metadata": {"labels": {"topology.kubernetes.io/zone": "zone-b"}}}));
     assert_eq!(cluster.only(&settings()).metric_labels["zone_locality"], "remote");

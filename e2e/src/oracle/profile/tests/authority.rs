@@ -1,4 +1,4 @@
-//! What may be asked for, and who asks.
+//! Valid and invalid authorities, and the client's namespace in the token.
 
 use super::*;
 
@@ -10,7 +10,7 @@ fn cluster() -> Cluster {
 }
 
 #[test]
-fn an_authority_that_cannot_be_read_or_names_no_service_is_refused() {
+fn an_invalid_authority_or_service_name_is_refused() {
     for path in [
         "foo:",
         "foo:http",
@@ -54,13 +54,13 @@ fn an_authority_that_cannot_be_read_or_names_no_service_is_refused() {
 }
 
 #[test]
-fn a_service_is_asked_for_by_name_and_by_every_spelling_of_its_addresses() {
+fn a_service_is_found_by_name_and_by_every_spelling_of_its_addresses() {
     for (path, name) in [
         ("web.ns.svc.mycluster.local", "web.ns.svc.mycluster.local"),
         ("web.ns.svc.mycluster.local:80", "web.ns.svc.mycluster.local"),
         ("web.ns.svc.mycluster.local:+080", "web.ns.svc.mycluster.local"),
         ("[web.ns.svc.mycluster.local]:80", "web.ns.svc.mycluster.local"),
-        // No host name, and yet as asked for.
+        // Without a hostname, but returned as requested.
         (".web.ns.svc.mycluster.local:80", ".web.ns.svc.mycluster.local"),
         ("10.96.0.1", "web.ns.svc.mycluster.local"),
         ("[10.96.0.1]:80", "web.ns.svc.mycluster.local"),
@@ -78,27 +78,31 @@ fn a_service_is_asked_for_by_name_and_by_every_spelling_of_its_addresses() {
     let mut cluster = cluster();
     cluster.edit("Service/ns/web", json!({"spec": {"clusterIPs": ["2001:DB8::0:1"], "clusterIP": "10.96.0.1"}}));
     assert_eq!(cluster.profile("[2001:db8::1]:80").fully_qualified_name, "web.ns.svc.mycluster.local");
-    assert_eq!(cluster.profile("10.96.0.1:80").fully_qualified_name, "", "the list goes before the single address");
+    assert_eq!(
+        cluster.profile("10.96.0.1:80").fully_qualified_name,
+        "",
+        "the list takes precedence over the single address"
+    );
     cluster.edit("Service/ns/web", json!({"spec": {"clusterIPs": []}}));
     assert_eq!(cluster.profile("10.96.0.1:80").fully_qualified_name, "web.ns.svc.mycluster.local");
 }
 
 #[test]
-fn a_service_that_is_not_there_is_an_unknown_error_and_two_with_one_address_a_conflict() {
+fn a_missing_service_is_an_unknown_error_and_a_shared_cluster_ip_is_a_conflict() {
     let mut cluster = cluster();
-    let gone = |name: &str| refused(Code::Unknown, format!("service \"{name}\" not found"));
-    assert_eq!(cluster.ask("api.ns.svc.mycluster.local:80"), gone("api"));
-    assert_eq!(cluster.ask("web.other.svc.mycluster.local:80"), gone("web"));
-    assert_eq!(cluster.ask(".ns.svc.mycluster.local:80"), gone(""));
+    let not_found = |name: &str| refused(Code::Unknown, format!("service \"{name}\" not found"));
+    assert_eq!(cluster.ask("api.ns.svc.mycluster.local:80"), not_found("api"));
+    assert_eq!(cluster.ask("web.other.svc.mycluster.local:80"), not_found("web"));
+    assert_eq!(cluster.ask(".ns.svc.mycluster.local:80"), not_found(""));
     cluster.put(service("api", &json!({"clusterIP": "10.96.0.1", "clusterIPs": ["10.96.0.1", "10.96.0.1"]})));
     let conflict = "found 2 services with conflicting cluster IP 10.96.0.1";
     assert_eq!(cluster.ask("[::ffff:10.96.0.1]:1"), refused(Code::FailedPrecondition, conflict));
     cluster.remove("Service/ns/web");
-    assert_eq!(cluster.profile("10.96.0.1:80"), DestinationProfile::default(), "a list of the same is one");
+    assert_eq!(cluster.profile("10.96.0.1:80"), DestinationProfile::default(), "a repeated address counts once");
 }
 
 #[test]
-fn of_a_port_that_a_service_does_not_have_nothing_is_said() {
+fn a_port_that_the_service_does_not_have_gets_an_empty_message() {
     let mut cluster = cluster();
     let empty = ProfileAnswer::Profile(Box::default());
     for path in ["web.ns.svc.mycluster.local:81", "10.96.0.1:81", "external.ns.svc.mycluster.local:81"] {
@@ -117,10 +121,10 @@ fn of_a_port_that_a_service_does_not_have_nothing_is_said() {
 }
 
 #[test]
-fn a_token_tells_the_namespace_when_it_can_and_is_never_an_error() {
+fn the_namespace_is_read_from_valid_tokens_and_invalid_ones_are_no_error() {
     let mut cluster = cluster();
     cluster.put(profile_of("web", "client", &json!({"routes": [route("client", "/")]})));
-    for (token, knows) in [
+    for (token, has_namespace) in [
         ("{\"ns\":\"client\", \"nodeName\":\"node-1\", \"pod\":\"x\"}\n", true),
         (r#"{"NS":"client"}"#, true),
         (r#"{"nodeName":5,"ns":"client","x":{}}"#, true),
@@ -140,6 +144,6 @@ fn a_token_tells_the_namespace_when_it_can_and_is_never_an_error() {
     ] {
         let answer = cluster.ask_as(&settings(), "web.ns.svc.mycluster.local", token);
         let ProfileAnswer::Profile(profile) = answer else { panic!("{token}: {answer:?}") };
-        assert_eq!(!profile.routes.is_empty(), knows, "{token}");
+        assert_eq!(!profile.routes.is_empty(), has_namespace, "{token}");
     }
 }

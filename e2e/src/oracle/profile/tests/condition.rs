@@ -1,4 +1,4 @@
-//! Conditions of routes and of their responses: the order of what is set, and what is not to be.
+//! Conditions of routes and responses: the order of fields, and invalid conditions.
 
 use linkerd2_proxy_api::{
     destination::{RequestMatch, ResponseMatch, request_match, response_match},
@@ -10,7 +10,7 @@ use super::{
     *,
 };
 
-/// A match in a few words: `all[GET, path /]`.
+/// A match as short text: `all[GET, path /]`.
 fn request_words(request: &RequestMatch) -> String {
     let words = |seq: &request_match::Seq| seq.matches.iter().map(request_words).collect::<Vec<_>>().join(", ");
     match request.r#match.as_ref().unwrap() {
@@ -36,7 +36,7 @@ fn response_words(response: &ResponseMatch) -> String {
 }
 
 #[test]
-fn what_a_request_is_matched_by_stands_in_one_order() {
+fn the_fields_of_a_request_match_have_a_fixed_order() {
     for (given, expected) in [
         (json!({"method": "GET"}), "method 0"),
         (json!({"method": "trace"}), "method 8"),
@@ -59,7 +59,7 @@ fn what_a_request_is_matched_by_stands_in_one_order() {
 }
 
 #[test]
-fn what_a_response_is_matched_by_stands_in_one_order() {
+fn the_fields_of_a_response_match_have_a_fixed_order() {
     for (given, expected) in [
         (json!({"status": {"min": 500, "max": 599}}), "500-599"),
         (json!({"status": {"min": 200}}), "200-0"),
@@ -77,7 +77,7 @@ fn what_a_response_is_matched_by_stands_in_one_order() {
 }
 
 #[test]
-fn a_condition_that_means_nothing_is_invalid_however_deep_it_is() {
+fn a_condition_without_a_meaning_is_invalid_at_any_depth() {
     for given in [
         json!(null),
         json!("GET"),
@@ -118,7 +118,7 @@ fn a_condition_that_means_nothing_is_invalid_however_deep_it_is() {
 }
 
 #[test]
-fn a_profile_is_valid_as_a_whole_or_not_at_all() {
+fn one_invalid_field_makes_the_whole_profile_invalid() {
     let valid = |spec: Value| service_profile::read(&json!({ "spec": spec }), 80);
     assert_eq!(service_profile::read(&json!({}), 80), Some(service_profile::Content::default()));
     for spec in [

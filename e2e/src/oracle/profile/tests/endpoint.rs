@@ -1,4 +1,4 @@
-//! What is behind an address: pods, ports of nodes, machines, nobody; and who has an address that several claim.
+//! The endpoint at an address: Pods, host ports, ExternalWorkloads, unknown addresses; and conflicts.
 
 use std::collections::HashMap;
 
@@ -52,14 +52,14 @@ fn meshed(opaque: bool) -> WeightedAddr {
     }
 }
 
-/// The pod, machine or nobody behind an address; or why that is not told.
-fn who(cluster: &Cluster, path: &str) -> String {
+/// The name of the Pod or ExternalWorkload at an address, or `unknown`; or the refusal.
+fn name_at(cluster: &Cluster, path: &str) -> String {
     match cluster.ask(path) {
         ProfileAnswer::Refused(code, text) => format!("{code:?} {text}"),
         ProfileAnswer::Profile(profile) => {
             let labels = profile.endpoint.unwrap().metric_labels;
             let name = ["pod", "external_workload"].into_iter().find_map(|key| labels.get(key).cloned());
-            name.unwrap_or_else(|| "nobody".to_owned())
+            name.unwrap_or_else(|| "unknown".to_owned())
         }
     }
 }
@@ -77,7 +77,7 @@ fn workload(name: &str, addresses: &[&str], patch: Value) -> Value {
 }
 
 #[test]
-fn the_examples_of_the_contract_are_answered_to_the_letter() {
+fn the_examples_of_the_contract_are_answered_exactly() {
     let mut cluster = Cluster::new(&[
         pod("name1-1", "172.17.0.12", json!({})),
         pod("name2", "172.17.0.13", json!({"metadata": {"labels": {"linkerd.io/control-plane-ns": ""}}})),
@@ -102,26 +102,29 @@ fn the_examples_of_the_contract_are_answered_to_the_letter() {
     assert_eq!(cluster.profile("172.0.0.0:1234"), profile(bare([172, 0, 0, 0], 1234), false));
     assert_eq!(cluster.profile("172.0.0.0:3306"), profile(bare([172, 0, 0, 0], 3306), true));
     let ipv6 = Some(IpAddress { ip: Some(Ip::Ipv6(IPv6 { first: 0x2001_0db8_0000_0000, last: 0x94 })) });
-    let nobody = cluster.endpoint("[2001:db8::94]:80");
-    assert_eq!(nobody.addr, Some(TcpAddress { ip: ipv6, port: 80 }));
+    let unknown = cluster.endpoint("[2001:db8::94]:80");
+    assert_eq!(unknown.addr, Some(TcpAddress { ip: ipv6, port: 80 }));
 }
 
 #[test]
-fn a_pod_is_found_by_all_its_addresses_and_by_no_others() {
+fn a_pod_is_found_by_exactly_its_addresses() {
     let mut cluster = Cluster::new(&[pod("a", "10.0.0.1", json!({"status": {"hostIP": "10.9.0.1"}}))]);
-    assert_eq!(who(&cluster, "10.0.0.1:1"), "a");
-    assert_eq!(who(&cluster, "[::ffff:10.0.0.1]:1"), "a");
+    assert_eq!(name_at(&cluster, "10.0.0.1:1"), "a");
+    assert_eq!(name_at(&cluster, "[::ffff:10.0.0.1]:1"), "a");
     assert_eq!(cluster.endpoint("[::ffff:10.0.0.1]:1").addr, ipv4([10, 0, 0, 1], 1));
-    assert_eq!(who(&cluster, "10.9.0.1:1"), "nobody");
+    assert_eq!(name_at(&cluster, "10.9.0.1:1"), "unknown");
     let ips = json!([{"ip": "10.0.0.2"}, {"ip": "2001:DB8:0::1"}, {"ip": "10.0.0.2"}]);
     cluster.edit("Pod/ns/a", json!({"status": {"podIPs": ips}}));
-    assert_eq!(["10.0.0.1:1", "10.0.0.2:1", "[2001:db8::1]:1"].map(|path| who(&cluster, path)), ["nobody", "a", "a"]);
+    assert_eq!(
+        ["10.0.0.1:1", "10.0.0.2:1", "[2001:db8::1]:1"].map(|path| name_at(&cluster, path)),
+        ["unknown", "a", "a"]
+    );
     cluster.edit("Pod/ns/a", json!({"spec": {"hostNetwork": true}}));
-    assert_eq!(who(&cluster, "10.0.0.2:1"), "nobody");
+    assert_eq!(name_at(&cluster, "10.0.0.2:1"), "unknown");
 }
 
 #[test]
-fn a_port_of_a_node_is_that_of_whichever_container_has_it() {
+fn a_host_port_belongs_to_the_container_that_declares_it() {
     let hosted = |name: &str, patch: Value| {
         let mut pod = pod(name, "10.0.0.1", json!({"status": {"podIP": null, "hostIP": "192.168.1.20"}}));
         merge(
@@ -134,12 +137,13 @@ fn a_port_of_a_node_is_that_of_whichever_container_has_it() {
         pod
     };
     let mut cluster = Cluster::new(&[hosted("a", json!({}))]);
-    assert_eq!(who(&cluster, "192.168.1.20:7777"), "a");
-    assert_eq!(who(&cluster, "192.168.1.20:22344"), "a");
-    assert_eq!(who(&cluster, "192.168.1.20:80"), "nobody");
+    assert_eq!(name_at(&cluster, "192.168.1.20:7777"), "a");
+    assert_eq!(name_at(&cluster, "192.168.1.20:22344"), "a");
+    assert_eq!(name_at(&cluster, "192.168.1.20:80"), "unknown");
     assert!(cluster.profile("192.168.1.20:3306").opaque_protocol);
     assert!(!cluster.profile("192.168.1.20:7777").opaque_protocol);
-    // A name is the container's port, which is not the one that is asked for; a Server's name is either.
+    // In an annotation a name means the container port, which is not the requested port; in a Server it means either
+    // port.
     cluster.edit("Pod/ns/a", json!({"metadata": {"annotations": {"config.linkerd.io/opaque-ports": "nginx-7777"}}}));
     assert!(!cluster.profile("192.168.1.20:7777").opaque_protocol);
     cluster.put(json!({"kind": "Server", "metadata": {"name": "all", "namespace": "ns"},
@@ -147,16 +151,16 @@ fn a_port_of_a_node_is_that_of_whichever_container_has_it() {
     assert!(cluster.profile("192.168.1.20:7777").opaque_protocol);
     cluster.put(hosted("b", json!({"spec": {"hostNetwork": true}})));
     assert_eq!(
-        who(&cluster, "192.168.1.20:7777"),
+        name_at(&cluster, "192.168.1.20:7777"),
         "FailedPrecondition found 2 pods with a conflicting host network endpoint 192.168.1.20:7777"
     );
     cluster.edit("Pod/ns/b", json!({"status": {"hostIPs": [{"ip": "192.168.1.21"}]}}));
-    assert_eq!(who(&cluster, "192.168.1.20:7777"), "a");
-    assert_eq!(who(&cluster, "192.168.1.21:7777"), "b");
+    assert_eq!(name_at(&cluster, "192.168.1.20:7777"), "a");
+    assert_eq!(name_at(&cluster, "192.168.1.21:7777"), "b");
 }
 
 #[test]
-fn of_those_that_claim_an_address_the_one_that_lasts_has_it() {
+fn a_pod_that_is_not_terminating_keeps_a_shared_address() {
     let ending = json!({"metadata": {"deletionTimestamp": "2026-01-02T00:00:00Z"}});
     let newer = json!({"metadata": {"creationTimestamp": "2026-01-01T00:00:01Z"}});
     let phase = |phase: Value| json!({"status": { "phase": phase }});
@@ -168,31 +172,31 @@ fn of_those_that_claim_an_address_the_one_that_lasts_has_it() {
     let conflict = "FailedPrecondition found 2 pods with a conflicting pod network IP 10.0.0.1";
     for (patches, expected) in [
         (vec![json!({})], "a"),
-        (vec![phase(json!("Pending"))], "nobody"),
-        (vec![phase(json!("Unknown"))], "nobody"),
-        (vec![phase(json!(null))], "nobody"),
-        (vec![phase(json!("Succeeded"))], "nobody"),
+        (vec![phase(json!("Pending"))], "unknown"),
+        (vec![phase(json!("Unknown"))], "unknown"),
+        (vec![phase(json!(null))], "unknown"),
+        (vec![phase(json!("Succeeded"))], "unknown"),
         (vec![phase(json!("Succeeded")), phase(json!("Failed")), json!({})], "c"),
         (vec![json!({}), json!({})], conflict),
         (vec![json!({}), phase(json!("Pending"))], conflict),
         (vec![ending.clone()], "a"),
         (vec![ending.clone(), json!({})], "b"),
-        (vec![ending.clone(), phase(json!("Pending"))], "nobody"),
+        (vec![ending.clone(), phase(json!("Pending"))], "unknown"),
         (vec![ending.clone(), ending.clone()], "a"),
         (vec![ending.clone(), with(&[&ending, &newer])], "b"),
         (vec![ending.clone(), with(&[&ending, &newer, &phase(json!("Pending"))])], "a"),
         (vec![ending.clone(), json!({}), json!({})], conflict),
-        (vec![with(&[&ending, &phase(json!("Pending"))])], "nobody"),
-        (vec![with(&[&ending, &phase(json!("Failed"))])], "nobody"),
+        (vec![with(&[&ending, &phase(json!("Pending"))])], "unknown"),
+        (vec![with(&[&ending, &phase(json!("Failed"))])], "unknown"),
     ] {
         let pods: Vec<Value> =
             ["a", "b", "c"].iter().zip(&patches).map(|(name, patch)| pod(name, "10.0.0.1", patch.clone())).collect();
-        assert_eq!(who(&Cluster::new(&pods), "10.0.0.1:80"), expected, "{patches:?}");
+        assert_eq!(name_at(&Cluster::new(&pods), "10.0.0.1:80"), expected, "{patches:?}");
     }
 }
 
 #[test]
-fn a_cluster_ip_goes_before_a_pod_before_a_port_of_a_node_before_a_machine() {
+fn cluster_ips_take_precedence_over_pod_ips_then_host_ports_then_workloads() {
     let ports = json!({"containers": [{"name": "app", "ports": [{"containerPort": 80, "hostPort": 80}]}]});
     let mut cluster = Cluster::new(&[
         service("web", &json!({"clusterIP": "10.0.0.1", "ports": [{"port": 80}]})),
@@ -202,23 +206,23 @@ fn a_cluster_ip_goes_before_a_pod_before_a_port_of_a_node_before_a_machine() {
     ]);
     assert_eq!(cluster.profile("10.0.0.1:80").fully_qualified_name, "web.ns.svc.mycluster.local");
     cluster.remove("Service/ns/web");
-    assert_eq!(who(&cluster, "10.0.0.1:80"), "a");
-    // Somebody who may not be named stops the search, whether it lasts or ends; somebody who has ended does not.
+    assert_eq!(name_at(&cluster, "10.0.0.1:80"), "a");
+    // A Pod that is not running stops the search, terminating or not; a Pod that has ended does not.
     cluster.edit("Pod/ns/a", json!({"status": {"phase": "Pending"}}));
-    assert_eq!(who(&cluster, "10.0.0.1:80"), "nobody");
+    assert_eq!(name_at(&cluster, "10.0.0.1:80"), "unknown");
     cluster.edit("Pod/ns/a", json!({"metadata": {"deletionTimestamp": "2026-01-02T00:00:00Z"}}));
-    assert_eq!(who(&cluster, "10.0.0.1:80"), "nobody");
+    assert_eq!(name_at(&cluster, "10.0.0.1:80"), "unknown");
     cluster.edit("Pod/ns/a", json!({"status": {"phase": "Failed"}}));
-    assert_eq!(who(&cluster, "10.0.0.1:80"), "b");
+    assert_eq!(name_at(&cluster, "10.0.0.1:80"), "b");
     cluster.edit("Pod/ns/b", json!({"status": {"phase": "Unknown"}}));
-    assert_eq!(who(&cluster, "10.0.0.1:80"), "nobody");
+    assert_eq!(name_at(&cluster, "10.0.0.1:80"), "unknown");
     cluster.remove("Pod/ns/b");
-    assert_eq!(who(&cluster, "10.0.0.1:80"), "vm");
-    assert_eq!(who(&cluster, "10.0.0.1:81"), "nobody");
+    assert_eq!(name_at(&cluster, "10.0.0.1:80"), "vm");
+    assert_eq!(name_at(&cluster, "10.0.0.1:81"), "unknown");
 }
 
 #[test]
-fn a_machine_is_found_by_its_addresses_and_declared_ports_and_meshed_whatever_the_flags() {
+fn a_workload_is_found_by_address_and_declared_port_and_is_meshed_with_any_flags() {
     let owners = json!([{"apiVersion": "v1", "kind": "ExternalGroup", "name": "group", "uid": "1"}]);
     let mut cluster = Cluster::new(&[workload(
         "my-cool-workload",
@@ -245,27 +249,27 @@ fn a_machine_is_found_by_its_addresses_and_declared_ports_and_meshed_whatever_th
     let opaque = cluster.profile("200.1.1.1:4242");
     assert!(opaque.opaque_protocol);
     assert_eq!(opaque.endpoint.unwrap().protocol_hint, meshed(true).protocol_hint);
-    assert_eq!(who(&cluster, "[2001:db8::1]:8989"), "my-cool-workload");
-    assert_eq!(who(&cluster, "200.1.1.1:8990"), "nobody");
+    assert_eq!(name_at(&cluster, "[2001:db8::1]:8989"), "my-cool-workload");
+    assert_eq!(name_at(&cluster, "200.1.1.1:8990"), "unknown");
     cluster.put(workload(
         "other",
         &["::ffff:200.1.1.1", "200.1.1.1"],
         json!({"spec": {"ports": [{"port": 8989}, {"port": 8989}]}}),
     ));
     assert_eq!(
-        who(&cluster, "200.1.1.1:8989"),
+        name_at(&cluster, "200.1.1.1:8989"),
         "FailedPrecondition found 2 externalworkloads with a conflicting ip 200.1.1.1:8989"
     );
-    assert_eq!(who(&cluster, "200.1.1.1:4242"), "my-cool-workload");
+    assert_eq!(name_at(&cluster, "200.1.1.1:4242"), "my-cool-workload");
     cluster.remove("ExternalWorkload/ns/my-cool-workload");
-    assert_eq!(who(&cluster, "200.1.1.1:8989"), "other");
+    assert_eq!(name_at(&cluster, "200.1.1.1:8989"), "other");
     cluster.put(json!({"kind": "Server", "metadata": {"name": "all", "namespace": "ns"},
         "spec": {"externalWorkloadSelector": {}, "port": 8989, "proxyProtocol": "opaque"}}));
     assert!(cluster.profile("200.1.1.1:8989").opaque_protocol);
 }
 
 #[test]
-fn a_skipped_port_has_no_hint_and_no_identity_and_a_pod_without_a_proxy_no_transport() {
+fn a_skipped_port_has_no_hint_or_identity_and_a_pod_without_proxy_no_transport() {
     let mut cluster = Cluster::new(&[pod(
         "name5",
         "172.17.0.15",
@@ -273,7 +277,7 @@ fn a_skipped_port_has_no_hint_and_no_identity_and_a_pod_without_a_proxy_no_trans
         "config.linkerd.io/skip-inbound-ports": "24224", "config.linkerd.io/opaque-ports": "24224"}}}),
     )]);
     let skipped = cluster.profile("172.17.0.15:24224");
-    assert!(skipped.opaque_protocol, "a skipped port is opaque all the same");
+    assert!(skipped.opaque_protocol, "a skipped port can still be opaque");
     let endpoint = skipped.endpoint.unwrap();
     assert_eq!((endpoint.protocol_hint, endpoint.tls_identity), (None, None));
     cluster.edit("Pod/ns/name5", json!({"metadata": {"annotations": {"config.linkerd.io/opaque-ports": "80"}}}));

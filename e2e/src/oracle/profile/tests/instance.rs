@@ -1,4 +1,4 @@
-//! Endpoints that are asked for by their host names.
+//! Endpoints requested by hostname.
 
 use super::*;
 
@@ -17,15 +17,15 @@ fn of_pod(name: &str) -> Value {
     json!({"kind": "Pod", "namespace": "ns", "name": name})
 }
 
-/// The name behind the endpoint and its address, as `pod-0 10.0.0.1:8989`.
-fn told(cluster: &Cluster) -> String {
+/// The name of the endpoint's target and its address, as `pod-0 10.0.0.1:8989`; or the refusal.
+fn summary(cluster: &Cluster) -> String {
     match cluster.ask(PATH) {
         ProfileAnswer::Refused(code, text) => format!("{code:?} {text}"),
         ProfileAnswer::Profile(profile) => {
             assert_eq!((profile.fully_qualified_name.as_str(), profile.parent_ref), ("", None));
             let endpoint = profile.endpoint.unwrap();
             let labels = &endpoint.metric_labels;
-            let name = labels.get("pod").or(labels.get("external_workload")).map_or("nobody", String::as_str);
+            let name = labels.get("pod").or(labels.get("external_workload")).map_or("unknown", String::as_str);
             let address = endpoint.addr.unwrap();
             let ip: std::net::IpAddr = address.ip.unwrap().try_into().unwrap();
             format!("{name} {ip}:{}", address.port)
@@ -36,7 +36,7 @@ fn told(cluster: &Cluster) -> String {
 const NOT_FOUND: &str = "NotFound no pod found in EndpointSlices of Service ns/db for hostname pod-0";
 
 #[test]
-fn the_pod_behind_a_host_name_is_told_by_its_own_address() {
+fn the_pod_with_a_hostname_is_sent_with_its_own_address() {
     let mut cluster = Cluster::new(&[
         slice(
             "db-1",
@@ -47,25 +47,25 @@ fn the_pod_behind_a_host_name_is_told_by_its_own_address() {
         ),
         pod("pod-0", "172.17.13.15", json!({"status": {"podIPs": [{"ip": "10.0.0.1"}, {"ip": "172.17.13.15"}]}})),
     ]);
-    // Neither the Service nor its ports matter.
-    assert_eq!(told(&cluster), "pod-0 10.0.0.1:8989");
+    // The Service object and its ports are not required.
+    assert_eq!(summary(&cluster), "pod-0 10.0.0.1:8989");
     assert_eq!(cluster.ask_while_open(PATH), cluster.ask(PATH));
     cluster.edit("Pod/ns/pod-0", json!({"status": {"podIPs": null}}));
-    assert_eq!(told(&cluster), "pod-0 172.17.13.15:8989");
+    assert_eq!(summary(&cluster), "pod-0 172.17.13.15:8989");
     cluster.edit("Pod/ns/pod-0", json!({"status": {"podIP": null}}));
-    assert_eq!(told(&cluster), "pod-0 10.0.0.7:8989");
+    assert_eq!(summary(&cluster), "pod-0 10.0.0.7:8989");
     cluster.edit("Pod/ns/pod-0", json!({"metadata": {"deletionTimestamp": "2026-01-02T00:00:00Z"}}));
-    assert_eq!(told(&cluster), "pod-0 10.0.0.7:8989");
+    assert_eq!(summary(&cluster), "pod-0 10.0.0.7:8989");
     cluster.edit("Pod/ns/pod-0", json!({"status": {"phase": "Pending"}}));
-    assert_eq!(told(&cluster), "nobody 10.0.0.7:8989");
+    assert_eq!(summary(&cluster), "unknown 10.0.0.7:8989");
     cluster.remove("Pod/ns/pod-0");
-    assert_eq!(told(&cluster), "Unknown pod \"pod-0\" not found");
+    assert_eq!(summary(&cluster), "Unknown pod \"pod-0\" not found");
     cluster.remove("EndpointSlice/ns/db-1");
-    assert_eq!(told(&cluster), NOT_FOUND);
+    assert_eq!(summary(&cluster), NOT_FOUND);
 }
 
 #[test]
-fn the_first_endpoint_with_the_host_name_counts_unless_it_points_elsewhere() {
+fn the_first_endpoint_with_the_hostname_and_a_target_in_the_namespace_counts() {
     let mut cluster = Cluster::new(&[
         slice("db-2", &[endpoint("pod-0", "10.0.0.2", &of_pod("b"))]),
         slice(
@@ -79,33 +79,33 @@ fn the_first_endpoint_with_the_host_name_counts_unless_it_points_elsewhere() {
         pod("a", "10.0.0.1", json!({})),
         pod("b", "10.0.0.2", json!({})),
     ]);
-    assert_eq!(told(&cluster), "a 10.0.0.1:8989");
+    assert_eq!(summary(&cluster), "a 10.0.0.1:8989");
     cluster.edit("EndpointSlice/ns/db-1", json!({"metadata": {"labels": {"kubernetes.io/service-name": "web"}}}));
-    assert_eq!(told(&cluster), "b 10.0.0.2:8989");
+    assert_eq!(summary(&cluster), "b 10.0.0.2:8989");
     cluster.put(slice(
         "db-1",
         &[endpoint("pod-0", "10.0.0.9", &json!({"kind": "Pod", "namespace": "other", "name": "a"}))],
     ));
     cluster.remove("EndpointSlice/ns/db-2");
-    assert_eq!(told(&cluster), NOT_FOUND);
+    assert_eq!(summary(&cluster), NOT_FOUND);
 }
 
 #[test]
-fn an_endpoint_that_is_for_no_pod_is_told_by_its_address() {
+fn an_endpoint_without_a_pod_is_looked_up_by_its_address() {
     let mut cluster = Cluster::new(&[
         slice("db-1", &[json!({"hostname": "pod-0", "addresses": ["odd", "10.0.0.1", "10.0.0.2"]})]),
         pod("a", "10.0.0.1", json!({})),
     ]);
-    assert_eq!(told(&cluster), "a 10.0.0.1:8989");
+    assert_eq!(summary(&cluster), "a 10.0.0.1:8989");
     for target in
         [json!({"kind": "ExternalWorkload", "name": "vm"}), json!({"kind": "Node", "name": "a"}), json!({"name": "a"})]
     {
         cluster.put(slice("db-1", &[endpoint("pod-0", "10.0.0.3", &target)]));
-        assert_eq!(told(&cluster), "nobody 10.0.0.3:8989");
+        assert_eq!(summary(&cluster), "unknown 10.0.0.3:8989");
     }
     cluster.put(slice("db-1", &[endpoint("pod-0", "10.0.0.1", &Value::Null)]));
     cluster.put(pod("b", "10.0.0.1", json!({})));
-    assert_eq!(told(&cluster), "FailedPrecondition found 2 pods with a conflicting pod network IP 10.0.0.1");
+    assert_eq!(summary(&cluster), "FailedPrecondition found 2 pods with a conflicting pod network IP 10.0.0.1");
     cluster.put(slice("db-1", &[json!({"hostname": "pod-0", "addresses": ["host.example"]})]));
-    assert_eq!(told(&cluster), NOT_FOUND);
+    assert_eq!(summary(&cluster), NOT_FOUND);
 }

@@ -1,4 +1,4 @@
-//! Profiles from literals: the objects of the contract's examples, small edits to them, and what is said then.
+//! Profiles for literal objects: the examples of the contract, and small edits to them.
 
 mod authority;
 mod condition;
@@ -20,7 +20,7 @@ use crate::{
     oracle::{ApiState, Key, Request, Settings},
 };
 
-/// As the examples have them.
+/// The settings of the contract's examples.
 fn settings() -> Settings {
     Settings {
         cluster_domain: "mycluster.local".to_owned(),
@@ -35,7 +35,7 @@ fn settings() -> Settings {
     }
 }
 
-/// Objects by kind, namespace and name, as in `Pod/ns/name1-1`.
+/// Objects by kind, namespace and name, for example `Pod/ns/name1-1`.
 struct Cluster(BTreeMap<String, Value>);
 
 impl Cluster {
@@ -51,10 +51,10 @@ impl Cluster {
     }
 
     fn remove(&mut self, what: &str) {
-        assert!(self.0.remove(what).is_some(), "{what} is not there");
+        assert!(self.0.remove(what).is_some(), "{what} does not exist");
     }
 
-    /// Merges into an object; lists and scalars are replaced.
+    /// Merges a patch into an object; lists and scalars are replaced.
     fn edit(&mut self, what: &str, patch: Value) {
         merge(self.0.get_mut(what).unwrap(), patch);
     }
@@ -83,7 +83,7 @@ impl Cluster {
     fn profile(&self, path: &str) -> DestinationProfile {
         match self.ask(path) {
             ProfileAnswer::Profile(profile) => *profile,
-            refused => panic!("{path} is answered with {refused:?}"),
+            refused => panic!("{path} was answered with {refused:?}"),
         }
     }
 
@@ -108,7 +108,7 @@ fn service(name: &str, spec: &Value) -> Value {
     json!({"kind": "Service", "metadata": {"name": name, "namespace": "ns"}, "spec": spec})
 }
 
-/// In `ns`, with an address, running and with a proxy.
+/// A running Pod in `ns` with a proxy and this address.
 fn pod(name: &str, address: &str, patch: Value) -> Value {
     let mut pod = json!({"kind": "Pod",
         "metadata": {"name": name, "namespace": "ns", "creationTimestamp": "2026-01-01T00:00:00Z",

@@ -1,4 +1,4 @@
-//! Durations, weights and authorities: the tables.
+//! Tables of durations, weights and authorities.
 
 use super::{
     super::{duration, quantity, service_profile::with_port},
@@ -6,7 +6,7 @@ use super::{
 };
 
 #[test]
-fn durations_are_read_as_go_reads_them() {
+fn durations_are_parsed_as_in_go() {
     for (text, nanoseconds) in [
         ("200ms", 200_000_000),
         ("1.5s", 1_500_000_000),
@@ -68,7 +68,7 @@ fn durations_are_read_as_go_reads_them() {
 }
 
 #[test]
-fn a_duration_of_nothing_is_left_out_and_a_negative_one_is_negative_throughout() {
+fn a_zero_duration_is_omitted_and_a_negative_one_has_two_negative_fields() {
     let wire = |text: &str| duration::parse(text).and_then(duration::wire);
     assert_eq!(wire("0.5ns"), None);
     for (text, seconds, nanos) in [
@@ -83,7 +83,7 @@ fn a_duration_of_nothing_is_left_out_and_a_negative_one_is_negative_throughout()
 }
 
 #[test]
-fn weights_are_ten_times_the_thousandths_of_a_quantity() {
+fn a_weight_is_ten_thousand_times_the_quantity() {
     for (quantity, weight) in [
         (json!(1), 10_000),
         (json!("1"), 10_000),
@@ -142,7 +142,7 @@ fn weights_are_ten_times_the_thousandths_of_a_quantity() {
 }
 
 #[test]
-fn an_override_gets_the_port_that_was_asked_for_unless_it_has_one() {
+fn an_override_without_a_port_gets_the_requested_port() {
     for (authority, expected) in [
         ("foo", "foo:80"),
         ("foo:8080", "foo:8080"),

@@ -1,4 +1,4 @@
-//! Which ServiceProfile is a Service's, what is sent of it, and what is sent without one.
+//! The choice of a Service's ServiceProfile, the message for it, and the message without one.
 
 use std::collections::HashMap;
 
@@ -15,7 +15,7 @@ use super::*;
 
 const NAME: &str = "name1.ns.svc.mycluster.local";
 
-/// The Service `name1` and its profile, and that of a client.
+/// The Service `name1`, its ServiceProfile, and that of a client.
 fn cluster() -> Cluster {
     Cluster::new(&[
         service(
@@ -46,7 +46,7 @@ fn labels(route: &str) -> HashMap<String, String> {
     HashMap::from([("route".to_owned(), route.to_owned())])
 }
 
-/// The names of the routes that a client in this namespace is told of.
+/// The names of the routes that a client in this namespace receives.
 fn routes(cluster: &Cluster, client: &str) -> Vec<String> {
     let token = if client.is_empty() { String::new() } else { format!("{{\"ns\":\"{client}\"}}") };
     match cluster.ask_as(&settings(), &format!("{NAME}:8989"), &token) {
@@ -71,7 +71,7 @@ fn a_service_without_a_profile_has_the_default_one() {
 }
 
 #[test]
-fn a_profile_of_two_routes_is_sent_to_the_letter() {
+fn a_profile_of_two_routes_is_sent_exactly() {
     let mut cluster = cluster();
     cluster.edit(
         "ServiceProfile/ns/name1.ns.svc.mycluster.local",
@@ -131,7 +131,7 @@ fn a_profile_of_two_routes_is_sent_to_the_letter() {
 }
 
 #[test]
-fn the_profile_of_the_client_goes_before_that_of_the_service_and_is_never_mixed_with_it() {
+fn the_clients_profile_replaces_that_of_the_service_completely() {
     let mut cluster = cluster();
     assert_eq!(routes(&cluster, ""), ["route1"]);
     assert_eq!(routes(&cluster, "other"), ["route1"]);
@@ -143,7 +143,7 @@ fn the_profile_of_the_client_goes_before_that_of_the_service_and_is_never_mixed_
     cluster.put(profile_of("name1", "client-ns", &json!({"retryBudget": {"ttl": "0s"}})));
     cluster.put(profile_of("name1", "ns", &json!({"routes": [route("route1", "/")]})));
     assert_eq!(routes(&cluster, "client-ns"), [""; 0]);
-    // Of another cluster domain, and in the namespace of the control plane: not asked.
+    // ServiceProfiles of another cluster domain, or in the control plane's namespace, are not used.
     cluster.put(json!({"kind": "ServiceProfile", "spec": {"routes": [route("route3", "/")]},
         "metadata": {"name": "name1.ns.svc.cluster.local", "namespace": "client"}}));
     cluster.put(profile_of("name1", "linkerd", &json!({"routes": [route("route3", "/")]})));
@@ -151,7 +151,7 @@ fn the_profile_of_the_client_goes_before_that_of_the_service_and_is_never_mixed_
 }
 
 #[test]
-fn an_invalid_profile_counts_as_none() {
+fn an_invalid_profile_counts_as_absent() {
     let mut cluster = cluster();
     cluster.edit("ServiceProfile/client-ns/name1.ns.svc.mycluster.local", json!({"spec": {"routes": [null]}}));
     assert_eq!(routes(&cluster, "client-ns"), ["route1"]);
@@ -188,7 +188,7 @@ fn only_the_services_own_annotation_makes_a_port_opaque() {
         (Some("http"), true, false),
         (Some("x, 400-9000,"), true, true),
         (Some("30 - 9000"), false, false),
-        // The other port has no name.
+        // The port 443 has no name.
         (Some(" ,,"), false, false),
     ] {
         assert_eq!((opaque(list, 8989), opaque(list, 443)), (at_8989, at_443), "{list:?}");
@@ -196,7 +196,7 @@ fn only_the_services_own_annotation_makes_a_port_opaque() {
 }
 
 #[test]
-fn an_open_stream_of_a_name_outlives_its_service() {
+fn an_open_stream_for_a_name_survives_the_deletion_of_its_service() {
     let mut cluster = cluster();
     cluster.edit("Service/ns/name1", json!({"metadata": {"annotations": {"config.linkerd.io/opaque-ports": "8989"}}}));
     let path = format!("{NAME}:8989");
@@ -206,9 +206,9 @@ fn an_open_stream_of_a_name_outlives_its_service() {
     assert_eq!(cluster.ask(&path), refused(Code::Unknown, "service \"name1\" not found"));
     let ProfileAnswer::Profile(open) = cluster.ask_while_open(&path) else { panic!("refused") };
     assert_eq!(*open, DestinationProfile { opaque_protocol: false, ..before });
-    // Whatever the port was: there is no Service to have it.
+    // For any port, because no Service restricts it.
     let ProfileAnswer::Profile(open) = cluster.ask_while_open(&format!("{NAME}:443")) else { panic!("refused") };
     assert!(open.opaque_protocol && open.routes.len() == 1);
     let ProfileAnswer::Profile(open) = cluster.ask_while_open("172.17.12.0:8989") else { panic!("refused") };
-    assert!(open.endpoint.is_some(), "an address is then one that nobody has");
+    assert!(open.endpoint.is_some(), "the address is then unknown");
 }
