@@ -1,6 +1,5 @@
 //! Finds the Kubernetes binaries, or builds them once from `e2e/controlplane` into the user's cache. The node's
-//! binaries
-//! are a separate set, because most runs do not need them.
+//! binaries are a separate set, because most runs do not need them.
 //!
 //! * In: `KUBEBUILDER_ASSETS` (by convention a directory with etcd, kube-apiserver and kubectl), or a Go toolchain.
 //! * Out: a directory in which every tool is complete and executable.

@@ -2,8 +2,7 @@
 //!
 //! * In: a [`Layout`]: the directory, the ports and the files of one control plane.
 //! * Out: the processes to spawn. Always: every component writes only into the directory and listens on loopback,
-//!   except the
-//! API server, which listens on the configured address.
+//!   except the API server, which listens on the configured address.
 
 use std::{
     net::{Ipv4Addr, SocketAddr},

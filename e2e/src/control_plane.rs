@@ -5,8 +5,7 @@
 //!   `E2E_KUBECONFIG=<path>`, used unchanged.
 //! * Out: kubeconfigs, clients, and faults that only the owner of a control plane can inject.
 //! * Always: ready when `start` returns; stopped, and its directory removed, when dropped or when this process ends. It
-//!   does
-//! not depend on an async runtime.
+//!   does not depend on an async runtime.
 
 use std::{
     net::{Ipv4Addr, SocketAddr},
@@ -266,15 +265,13 @@ impl ControlPlane {
     }
 
     /// Starts a stand-in for the kubelet of this node, which runs until dropped. A port-forward of `port` to any Pod on
-    /// the
-    /// node is connected to `target`.
+    /// the node is connected to `target`.
     pub fn start_kubelet(&self, node: &str, port: u16, target: SocketAddr) -> Result<Process> {
         Process::spawn(self.ours()?.layout.kubelet(node, port, target)?)
     }
 
     /// Starts one more candidate in the election of a Lease, with client-go's behavior: lease duration 6 s, renew
-    /// deadline 3 s,
-    /// retry period 1 s. The process exits when it stops leading.
+    /// deadline 3 s, retry period 1 s. The process exits when it stops leading.
     pub fn start_elector(&self, namespace: &str, lease: &str) -> Result<Process> {
         Process::spawn(self.ours()?.layout.elector(namespace, lease)?)
     }
@@ -310,8 +307,7 @@ impl ControlPlane {
     }
 
     /// Compacts etcd. A watch from an older resourceVersion gets 410, at the latest after a restart of the API server,
-    /// whose
-    /// watch cache may still hold the history. Returns the compacted revision.
+    /// whose watch cache may still hold the history. Returns the compacted revision.
     pub async fn compact_etcd(&self) -> Result<i64> {
         etcd::compact(self.ours()?.layout.etcd_address()).await
     }

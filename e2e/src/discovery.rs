@@ -2,9 +2,8 @@
 //! (`linkerd2-proxy-api`).
 //!
 //! * In: the address of a destination server. Out: streams, folded as the proxy folds them: the first `Add` replaces,
-//!   later
-//! ones upsert by socket address, `Remove` deletes, `NoEndpoints` clears; the set's labels are merged into each
-//! endpoint.
+//!   later ones upsert by socket address, `Remove` deletes, `NoEndpoints` clears; the set's labels are merged into each
+//!   endpoint.
 //! * Always: every wait has a deadline; a message that violates the proxy's contract is an error.
 
 use std::{

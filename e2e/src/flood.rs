@@ -1,8 +1,7 @@
 //! Floods: frames that a client can send without limit.
 //!
 //! * In: a [`HostileClient`]. Out: the next frames of a flood, in the client's send buffer. Always: each frame is
-//!   legal, or
-//! would be in smaller numbers; the frames that a flood requires first are sent first on every connection.
+//!   legal, or would be in smaller numbers; the frames that a flood requires first are sent first on every connection.
 
 use bytes::{BufMut, Bytes, BytesMut};
 

@@ -1,13 +1,10 @@
 //! A client of the Destination API that violates HTTP/2, or uses it legally in bad faith.
 //!
 //! * In: the address of a destination server, a path to request, frames of any kind. Out: bytes sent as fast as the
-//!   server
-//! takes them, and the server's response, in particular how it closes the connection.
+//!   server takes them, and the server's response, in particular how it closes the connection.
 //! * Always: one task without an HTTP/2 library, so that the client does not throttle the flood. Unless the client is
-//!   deaf, it
-//! reads between two writes, also after the server has stopped reading. By default it behaves well: it acknowledges
-//! SETTINGS
-//! and PING, and replenishes the connection's window.
+//!   deaf, it reads between two writes, also after the server has stopped reading. By default it behaves well: it
+//!   acknowledges SETTINGS and PING, and replenishes the connection's window.
 
 use std::{
     collections::{BTreeMap, VecDeque},
@@ -69,8 +66,7 @@ pub struct Heard {
     /// Streams whose response headers have arrived, oldest first.
     pub answered: VecDeque<u32>,
     /// The number of streams that the server ended with END_STREAM: in the first headers or in trailers. If the request
-    /// was not
-    /// complete, the server also resets the stream.
+    /// was not complete, the server also resets the stream.
     pub ended_streams: u64,
     /// The number of streams that the server reset, by error code.
     pub resets: BTreeMap<u32, u64>,
@@ -150,9 +146,8 @@ impl HostileClient {
     }
 
     /// Calls `more` to queue frames and sends them as fast as the server reads, until the connection has ended. After
-    /// each
-    /// write, calls `turned` with the number of bytes sent and the frames received. If `more` queues nothing, waits for
-    /// the server.
+    /// each write, calls `turned` with the number of bytes sent and the frames received. If `more` queues nothing,
+    /// waits for the server.
     ///
     /// # Errors
     /// Fails when the server sends invalid HTTP/2.

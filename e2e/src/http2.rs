@@ -1,6 +1,5 @@
 //! HTTP/2 frames on the wire (RFC 9113, section 4), for clients that no regular library allows: one that is cheaper
-//! than the
-//! server it measures, and ones that violate the protocol.
+//! than the server it measures, and ones that violate the protocol.
 //!
 //! * In: the frame to send, or bytes from a socket. Out: the bytes of a frame, or the frames in the bytes.
 //! * Always: header blocks are not compressed, so that one block can be sent on any stream; this module keeps no

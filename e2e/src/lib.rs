@@ -8,8 +8,7 @@
 //!
 //! * In: Go (to build the Kubernetes binaries once) or `KUBEBUILDER_ASSETS`; see [`binaries`].
 //! * Out: a [`ControlPlane`] with clients and kubeconfigs, a [`Manager`] to start, suspend and kill, a [`FaultProxy`]
-//!   to put between
-//! them, and an [`Injector`] that both call.
+//!   to put between them, and an [`Injector`] that both call.
 //! * Always: every wait has a deadline, and no child process or directory outlives the process that created it, however
 //!   that process ends.
 

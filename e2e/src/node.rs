@@ -1,8 +1,7 @@
 //! Nodes that kwok simulates.
 //!
 //! * In: a name and a zone. Out: a ready, schedulable Node with Pod addresses of both families. Or only the Node
-//!   object, for a
-//! kubelet that the test starts.
+//!   object, for a kubelet that the test starts.
 
 use std::{
     sync::atomic::{AtomicU8, Ordering},

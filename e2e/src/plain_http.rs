@@ -1,6 +1,5 @@
 //! Sends one HTTP/1.1 request: in plain text to a loopback port (the manager's admin port, etcd's JSON gateway), or on
-//! a
-//! connection that the caller opened.
+//! a connection that the caller opened.
 //!
 //! * Always: a plain-text exchange ends within its timeout.
 

@@ -1,8 +1,7 @@
 //! Free ports.
 //!
 //! * Out: ports that are not in use now. Always: below the kernel's range for outgoing connections, so that the port of
-//!   a
-//! stopped server is still free when the server is started again.
+//!   a stopped server is still free when the server is started again.
 
 use std::{
     hash::{BuildHasher, RandomState},

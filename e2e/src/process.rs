@@ -4,8 +4,7 @@
 //! * In: a command, and the file for its output.
 //! * Out: its process id, signals sent to it, its exit status, its log.
 //! * Always: dropping a [`Process`] ends its whole process group before the drop returns (within the grace period plus
-//!   seconds),
-//! and so does the end of this process, however it happens. It does not depend on an async runtime.
+//!   seconds), and so does the end of this process, however it happens. It does not depend on an async runtime.
 
 use std::{
     ffi::OsString,

@@ -7,8 +7,7 @@
 //!
 //! * In: all [marked](crate::workload::MARK) workloads of the cluster, from now on. Out: [`Restart`]s in order.
 //! * Always: a restart is a change of the annotation that the operator writes on Pod templates. The watch delivers
-//!   every change.
-//! Changes of several kinds are ordered by resourceVersion, which etcd increments across kinds.
+//!   every change. Changes of several kinds are ordered by resourceVersion, which etcd increments across kinds.
 
 use std::{
     collections::BTreeMap,

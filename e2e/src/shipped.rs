@@ -49,8 +49,7 @@ impl ControlPlane {
     }
 
     /// Applies the objects of `make deploy` to a cluster that has the namespace `linkerd`, except the Deployment: the
-    /// manager is a
-    /// child process of the test. Only the given ClusterRoles are bound.
+    /// manager is a child process of the test. Only the given ClusterRoles are bound.
     pub async fn deploy_without_manager(&self, bound: &[&str]) -> Result<()> {
         let mut objects = self.shipped("config/default").await?;
         objects.retain(|object| match object["kind"].as_str() {

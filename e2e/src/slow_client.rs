@@ -1,11 +1,9 @@
 //! A client of the Destination API that reads only on request, over an HTTP/2 connection with configurable windows.
 //!
 //! * In: the address of a destination server, [`Windows`]. Out: `Get` streams that are not read automatically, and how
-//!   they end:
-//! with a status, with RST_STREAM, or with their connection. On request, the socket is not read either.
+//!   they end: with a status, with RST_STREAM, or with their connection. On request, the socket is not read either.
 //! * Always: flow-control capacity is released only by [`SlowStream::next`]; a stream that is not dropped keeps its
-//!   unread bytes
-//! also after its end. Every wait has a deadline.
+//!   unread bytes also after its end. Every wait has a deadline.
 
 use std::{
     collections::BTreeMap,

@@ -1,8 +1,7 @@
 //! Waits for a condition, with a deadline and a useful error.
 //!
 //! * In: a probe that returns an error until the condition holds. Out: the probe's value, or an error with the
-//!   condition and the
-//! last error of the probe.
+//!   condition and the last error of the probe.
 //! * Always: a probe that hangs cannot exceed the deadline either.
 
 use std::{

@@ -1,8 +1,7 @@
 //! Deployments, StatefulSets and DaemonSets with injection enabled, as users write them.
 //!
 //! * In: a client, a namespace, and values to merge into the workload. Out: [`Workload`]s to change and to wait for,
-//!   and the
-//! proxies of their Pods.
+//!   and the proxies of their Pods.
 //! * Always: a workload, its template and its Pods are labelled `app: <name>` and [`MARK`], by which [`remove_all`]
 //!   finds them.
 //! * Always: uses other types than the operator, so that a mistake in the operator's types is detected.

@@ -1,6 +1,6 @@
-//! A byte stream that can fall silent, as a peer behind a dead router does.
+//! A byte stream that can be frozen, like a peer behind a failed router.
 //!
-//! * Always: once frozen it neither passes a byte nor reports an end or an error; it stays so until it is dropped.
+//! * Always: a frozen stream passes no bytes and reports no end or error, until it is dropped.
 
 use std::{
     io,
@@ -27,7 +27,7 @@ impl Gate {
         Self { stream, frozen }
     }
 
-    /// Pending without a waker is what is meant: nothing will ever happen here again.
+    /// Pending without a waker is intended: a frozen stream never makes progress again.
     fn open(&self) -> Poll<()> {
         if self.frozen.load(Ordering::SeqCst) { Poll::Pending } else { Poll::Ready(()) }
     }

@@ -1,12 +1,13 @@
-//! A reverse proxy in front of the API server that can misbehave.
+//! A reverse proxy in front of the API server that injects faults.
 //!
 //! ```text
 //!   client ──TLS──▶ rules ──TLS──▶ kube-apiserver       one connection there for each connection here
 //! ```
 //!
-//! * In: requests with bearer tokens, passed on as they are. [`Rule`]s and their [`Action`]s, changeable at any time.
-//! * Out: answers, streamed as they come (a watch is never buffered); a [record](Request) of what passed.
-//! * Always: without rules it changes nothing. It lives in the async runtime it was started in, and ends when dropped.
+//! * In: requests with bearer tokens, forwarded unchanged. [`Rule`]s and their [`Action`]s, which can change at any
+//!   time.
+//! * Out: answers, streamed without buffering (also watches); a [record](Request) of the requests.
+//! * Always: without rules it changes nothing. It runs in the async runtime that started it, and ends when dropped.
 
 mod gate;
 mod record;
@@ -73,12 +74,12 @@ struct Connection {
 }
 
 impl FaultProxy {
-    /// Starts it with the admin's kubeconfig.
+    /// Starts the proxy, with a kubeconfig for the admin.
     pub async fn start(control_plane: &ControlPlane) -> Result<Self> {
         Self::start_with_token(control_plane, "admin", control_plane.admin_token()?).await
     }
 
-    /// Starts it with a kubeconfig that carries another bearer token.
+    /// Starts the proxy, with a kubeconfig for another bearer token.
     pub async fn start_with_token(control_plane: &ControlPlane, user: &str, token: &str) -> Result<Self> {
         let serving = certificate::for_api_server(None)?;
         let upstream = control_plane.server_url().trim_start_matches("https://").parse()?;
@@ -108,27 +109,27 @@ impl FaultProxy {
         &self.url
     }
 
-    /// A client that goes through the proxy.
+    /// A client whose requests go through the proxy.
     pub async fn client(&self) -> Result<kube::Client> {
         kubeconfig::client(&self.kubeconfig).await
     }
 
-    /// Puts a rule in force, after those that are.
+    /// Adds a rule after the existing ones.
     pub fn inject(&self, rule: Rule, action: Action) -> Fault {
         self.shared.rules.add(rule, action)
     }
 
-    /// Ends all faults; what they hold goes on.
+    /// Removes all faults and releases the requests they hold.
     pub fn clear(&self) {
         self.shared.rules.clear();
     }
 
-    /// Closes every open connection, watches among them. New ones are taken.
+    /// Closes every open connection, including watches. New connections are accepted.
     pub fn cut_all(&self) {
         self.shared.connections().drain().for_each(|(_, connection)| connection.task.abort());
     }
 
-    /// Makes every open connection fall silent, without an end: nothing passes in either direction until they are cut. New ones work.
+    /// Freezes every open connection: nothing passes in either direction until it is cut. New connections work.
     pub fn half_open(&self) {
         self.shared.connections().values().for_each(|connection| connection.frozen.store(true, Ordering::SeqCst));
     }
@@ -137,7 +138,7 @@ impl FaultProxy {
         self.shared.connections().len()
     }
 
-    /// How many requests came, also those that went wrong: by method, and text contained in the path.
+    /// The number of requests, including failed ones, by method and a part of the path.
     pub fn count(&self, method: &str, path_contains: &str) -> usize {
         self.shared.record.count(method, path_contains)
     }
@@ -171,7 +172,7 @@ async fn accept(shared: Arc<Shared>, listener: TcpListener) {
         let frozen = Arc::new(AtomicBool::new(false));
         let stream = gate::Gate::new(stream, frozen.clone());
         let serving = shared.clone();
-        // Held while the task is made, so that the task cannot end before it is in the table.
+        // Locked while the task is spawned, so that the task cannot end before it is in the table.
         let mut connections = shared.connections();
         let task = tokio::spawn(async move {
             if let Err(error) = serve(&serving, stream).await {
@@ -190,7 +191,7 @@ async fn serve(shared: &Arc<Shared>, stream: gate::Gate) -> Result<()> {
         let (shared, upstream) = (shared.clone(), upstream.clone());
         async move { shared.answer(&mut *upstream.lock().await, request).await }
     });
-    // An error from the service closes the connection, which is what `Cut` is.
+    // An error from the service closes the connection, which implements `Cut`.
     server::Builder::new()
         .timer(TokioTimer::new())
         .serve_connection(TokioIo::new(stream), service)
@@ -216,7 +217,7 @@ impl Shared {
                     return status(code, retry_after);
                 }
                 Action::Delay(delay) => tokio::time::sleep(delay).await,
-                // The client's own deadline, or the end of the connection, ends the wait.
+                // The client's deadline or the end of the connection ends the wait.
                 Action::Hang | Action::Hold => fault.released().await,
                 Action::Detain => return self.detain(fault, number, request).await,
                 Action::Cut => bail!("cut by a rule"),
@@ -225,9 +226,9 @@ impl Shared {
         }
         let response = self.forward(upstream, request).await?;
         if drop_answer {
-            // To the last byte, so that the request is carried out and not only received.
+            // Reads the answer to the last byte, so that the request is completely processed and not only received.
             response.into_body().collect().await?;
-            bail!("cut by a rule after the request was carried out");
+            bail!("cut by a rule after the request was processed");
         }
         self.record.answered(number, response.status().as_u16());
         Ok(response.map(BodyExt::boxed))
@@ -242,8 +243,8 @@ impl Shared {
         let (parts, body) = request.into_parts();
         let request = HttpRequest::from_parts(parts, Full::new(body.collect().await?.to_bytes()));
         let shared = self.clone();
-        // In a task of its own, which outlives the connection that the request came on.
-        let carried_out = tokio::spawn(async move {
+        // In a separate task, which outlives the client's connection.
+        let forwarding = tokio::spawn(async move {
             fault.released().await;
             let response = shared.connect().await?.send_request(request).await?;
             let (parts, body) = response.into_parts();
@@ -251,7 +252,7 @@ impl Shared {
             shared.record.answered(number, parts.status.as_u16());
             anyhow::Ok(Response::from_parts(parts, Full::new(body).map_err(|never| match never {}).boxed()))
         });
-        carried_out.await?
+        forwarding.await?
     }
 
     async fn forward(
@@ -259,7 +260,7 @@ impl Shared {
         upstream: &mut Option<client::SendRequest<Incoming>>,
         request: HttpRequest<Incoming>,
     ) -> Result<Response<Incoming>> {
-        // The API server may have closed it since the last request.
+        // The API server may have closed the connection since the last request.
         if let Some(sender) = upstream.as_mut()
             && sender.ready().await.is_err()
         {
@@ -285,13 +286,13 @@ impl Shared {
         };
         let (sender, connection) =
             timeout(CONNECT_DEADLINE, connecting).await.context("connecting took too long")??;
-        // Ends when the sender and the body it gave are dropped, which is when the client's connection ends.
+        // Ends when the sender and the response body are dropped, which is when the client's connection ends.
         tokio::spawn(connection);
         Ok(sender)
     }
 }
 
-/// What the API server would say.
+/// An error in the format of the API server.
 fn status(code: u16, retry_after: Option<u32>) -> Result<Response<Body>> {
     let reason = match code {
         403 => "Forbidden",

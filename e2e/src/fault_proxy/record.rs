@@ -1,6 +1,6 @@
-//! What passed through the proxy.
+//! The record of the proxy's requests.
 //!
-//! * Always: the log keeps the newest requests only; the counts keep all, by method and path without the query.
+//! * Always: the log keeps only the newest requests; the counts include all, by method and path without the query.
 
 use std::{
     collections::{BTreeMap, VecDeque},
@@ -9,11 +9,11 @@ use std::{
 
 const LOG_LENGTH: usize = 10_000;
 
-/// One request, with the status the client got; `None` when it got none (yet).
+/// One request and the status that the client got; `None` if it got none (yet).
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Request {
     pub method: String,
-    /// With the query.
+    /// The path with the query.
     pub path: String,
     pub status: Option<u16>,
 }
@@ -24,13 +24,13 @@ pub(super) struct Record(Mutex<Inner>);
 #[derive(Default)]
 struct Inner {
     log: VecDeque<Request>,
-    /// The number of requests that have left the log.
+    /// The number of requests that were dropped from the log.
     forgotten: usize,
     counts: BTreeMap<(String, String), usize>,
 }
 
 impl Record {
-    /// Returns the number under which [`Record::answered`] finds it.
+    /// Records a request. Returns its number for [`Record::answered`].
     pub(super) fn arrived(&self, method: &str, path: &str) -> usize {
         let mut inner = self.lock();
         let bare = path.split('?').next().unwrap_or(path);

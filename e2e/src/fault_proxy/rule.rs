@@ -1,7 +1,7 @@
-//! Which requests go wrong, and how.
+//! Rules that select requests and the faults for them.
 //!
-//! * In: the requests as they come, in order. Out: the action for each, or none.
-//! * Always: the first rule that matches and is not used up decides.
+//! * In: the requests in order. Out: the action for each, or none.
+//! * Always: the first rule that matches and is not used up applies.
 
 use std::{
     sync::{
@@ -13,26 +13,26 @@ use std::{
 
 use tokio::sync::watch;
 
-/// What happens to a request that matches.
+/// The treatment of a matching request.
 #[derive(Clone, Debug)]
 pub enum Action {
-    /// Answered by the proxy with a Kubernetes `Status`; `retry_after` in seconds.
+    /// The proxy answers with a Kubernetes `Status`; `retry_after` is in seconds.
     Status { code: u16, retry_after: Option<u32> },
-    /// Forwarded later.
+    /// The request is forwarded after this time.
     Delay(Duration),
-    /// Never answered.
+    /// The request is never answered.
     Hang,
-    /// Not forwarded; the connection is closed.
+    /// The request is not forwarded, and the connection is closed.
     Cut,
-    /// Forwarded once [`Fault::release`] is called, if the client is still there.
+    /// The request is forwarded after [`Fault::release`], if the client is still connected.
     Hold,
-    /// Forwarded once [`Fault::release`] is called, also when the client has long gone: a request that arrives late.
+    /// The request is forwarded after [`Fault::release`], even if the client has disconnected: it arrives late.
     Detain,
-    /// Forwarded and carried out; then the connection is closed instead of an answer.
+    /// The request is forwarded and processed; then the connection is closed without an answer.
     After,
 }
 
-/// Which requests, and how many of them.
+/// A selection of requests, by method, path and number.
 #[derive(Clone, Debug)]
 pub struct Rule {
     method: Option<String>,
@@ -42,12 +42,12 @@ pub struct Rule {
 }
 
 impl Rule {
-    /// Every request.
+    /// Matches every request.
     pub fn any() -> Self {
         Self::path("")
     }
 
-    /// Requests whose path and query contain this text. Watches have `watch=true` in the query.
+    /// Matches requests whose path and query contain this text. Watches have `watch=true` in the query.
     pub fn path(contains: &str) -> Self {
         Self { method: None, path: contains.to_owned(), skip: 0, times: None }
     }
@@ -57,13 +57,13 @@ impl Rule {
         self
     }
 
-    /// Leaves the first `count` that match alone.
+    /// Skips the first `count` matches.
     pub fn skip(mut self, count: usize) -> Self {
         self.skip = count;
         self
     }
 
-    /// Applies to so many that match, after the skipped ones; without it, to all.
+    /// Limits the rule to this number of matches, after the skipped ones; the default is unlimited.
     pub fn times(mut self, count: usize) -> Self {
         self.times = Some(count);
         self
@@ -74,7 +74,7 @@ impl Rule {
     }
 }
 
-/// A rule in force. Dropping this changes nothing: a fault lasts until it is removed or used up.
+/// An active rule. Dropping this changes nothing: a fault lasts until it is removed or used up.
 #[derive(Clone)]
 pub struct Fault(Arc<State>);
 
@@ -88,17 +88,17 @@ struct State {
 }
 
 impl Fault {
-    /// How many requests it was applied to.
+    /// The number of requests to which the rule was applied.
     pub fn hits(&self) -> usize {
         self.0.hits.load(Ordering::SeqCst)
     }
 
-    /// Lets the requests of [`Action::Hold`], [`Action::Detain`] and [`Action::Hang`] go on, and those to come.
+    /// Releases current and future requests of [`Action::Hold`], [`Action::Detain`] and [`Action::Hang`].
     pub fn release(&self) {
         self.0.released.send_replace(true);
     }
 
-    /// Ends it for requests to come, and releases those it holds.
+    /// Deactivates the rule, and releases the requests it holds.
     pub fn remove(&self) {
         self.0.removed.store(true, Ordering::SeqCst);
         self.release();
@@ -109,7 +109,7 @@ impl Fault {
     }
 
     pub(super) async fn released(&self) {
-        // The sender lives as long as this does, so this ends only by a release.
+        // The sender lives as long as `self`, so only a release ends the wait.
         let _ = self.0.released.subscribe().wait_for(|released| *released).await;
     }
 }
@@ -163,7 +163,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_rule_applies_to_the_nth_matching_request_only() {
+    fn a_rule_applies_only_to_the_nth_matching_request() {
         let rules = Rules::default();
         let fault = rules.add(Rule::path("/leases").method("PUT").skip(1).times(1), Action::Hold);
         let applied = |method, path| rules.decide(method, path).is_some();
@@ -176,7 +176,7 @@ mod tests {
     }
 
     #[test]
-    fn a_used_up_rule_leaves_room_for_the_next() {
+    fn the_next_rule_applies_when_the_first_is_used_up() {
         let rules = Rules::default();
         let first = rules.add(Rule::any().times(1), Action::Cut);
         let second = rules.add(Rule::any(), Action::Cut);

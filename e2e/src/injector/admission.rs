@@ -1,8 +1,8 @@
-//! AdmissionReviews: the question, and the answers to it.
+//! Parses AdmissionReviews and builds their answers.
 //!
-//! * In: the body of a request. Out: a [`Review`], and from it the review that is the answer.
-//! * Always: an answer is the question with a `response`, as Linkerd's injector makes it, so that version, kind and uid are those
-//!   of the question.
+//! * In: the body of a request. Out: a [`Review`], and from it the answer.
+//! * Always: an answer is the request with a `response` added, as in Linkerd's injector, so that version, kind and uid
+//!   match.
 
 use k8s_openapi::ByteString;
 use serde_json::{Value, json};
@@ -10,7 +10,7 @@ use serde_json::{Value, json};
 pub(super) struct Review(Value);
 
 impl Review {
-    /// None of an empty body. The error is the text of a 400.
+    /// `None` for an empty body. The error is the text of a 400.
     pub(super) fn parse(body: &[u8]) -> Result<Option<Self>, String> {
         if body.is_empty() {
             return Ok(None);
@@ -32,7 +32,7 @@ impl Review {
         self.text("/request/namespace").unwrap_or_default()
     }
 
-    /// What is to be admitted.
+    /// The object to admit.
     pub(super) fn object(&self) -> &Value {
         self.0.pointer("/request/object").unwrap_or(&Value::Null)
     }
@@ -43,12 +43,12 @@ impl Review {
     }
 
     pub(super) fn patched(self, operations: &[Value]) -> Value {
-        // In JSON it is base64.
+        // Base64 in JSON.
         let patch = json!(ByteString(json!(operations).to_string().into_bytes()));
         self.with_patch(&patch)
     }
 
-    /// With anything where the patch belongs.
+    /// Allows the object, with any value as the patch.
     pub(super) fn with_patch(self, patch: &Value) -> Value {
         let response = json!({"uid": self.uid(), "allowed": true, "patchType": "JSONPatch", "patch": patch});
         self.answered(response)
@@ -85,7 +85,7 @@ mod tests {
     }
 
     #[test]
-    fn the_answer_is_the_question_with_a_response() {
+    fn the_answer_is_the_request_with_a_response() {
         let answer = review().denied("no");
         assert_eq!(answer["apiVersion"], "admission.k8s.io/v1");
         assert_eq!(answer["kind"], "AdmissionReview");
@@ -94,13 +94,13 @@ mod tests {
     }
 
     #[test]
-    fn a_patch_is_in_base64() {
+    fn a_patch_is_encoded_in_base64() {
         let response = &review().patched(&[])["response"];
         assert_eq!((&response["patchType"], &response["patch"]), (&json!("JSONPatch"), &json!("W10=")));
     }
 
     #[test]
-    fn without_a_uid_it_is_no_review() {
+    fn a_review_without_a_uid_is_invalid() {
         assert!(Review::parse(b"").unwrap().is_none());
         for body in ["{}", r#"{"request": {"uid": ""}}"#, r#"{"request": null}"#, "{"] {
             assert!(Review::parse(body.as_bytes()).is_err(), "{body}");

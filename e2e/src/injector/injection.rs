@@ -1,9 +1,10 @@
-//! What the injector makes of a Pod.
+//! Injects a Pod.
 //!
-//! * In: a [`Review`], and the two files as they were read for it. Out: a [`Verdict`].
-//! * Always: the files are judged before the Pod is looked at, so that a bad document denies everything, Services too.
-//! * A Pod is injected when its own annotation says so. The annotation of its namespace is not looked at: what the barrier
-//!   depends on is said by the Pod. Nothing is said of ports, volumes, probes and overrides by annotations.
+//! * In: a [`Review`], and the contents of the two mounted files. Out: a [`Verdict`].
+//! * Always: the files are validated before the object, so that an invalid document denies everything, including
+//!   Services.
+//! * Only the Pod's own annotation enables injection, not that of its namespace: the operator's probe sets it on the
+//!   Pod. Annotations that override ports, volumes and probes are not supported.
 
 use std::io;
 
@@ -15,10 +16,10 @@ use super::{
     values::{Unfit, Values},
 };
 
-/// Of the injector itself; the proxies have that of the document.
+/// The version of the injector itself; proxies have the version from the document.
 pub(super) const VERSION: &str = "edge-26.8.3";
 
-/// The two files that it reads for every request.
+/// The two mounted files, which are read for every request.
 pub(super) struct Mounts {
     pub(super) values: io::Result<Vec<u8>>,
     pub(super) trust_roots: io::Result<Vec<u8>>,
@@ -29,11 +30,11 @@ pub(super) enum Verdict {
     Leave,
     Patch(Vec<Value>),
     Deny(String),
-    /// Without an answer the connection ends.
+    /// The connection is closed without an answer.
     Panic,
 }
 
-/// Decides for a control plane in this namespace.
+/// Decides on a review, for a control plane in this namespace.
 pub(super) fn decide(review: &Review, mounts: Mounts, namespace: &str) -> Verdict {
     let read = match mounts.values {
         Ok(text) => Values::read(&String::from_utf8_lossy(&text)),
@@ -50,7 +51,7 @@ pub(super) fn decide(review: &Review, mounts: Mounts, namespace: &str) -> Verdic
             return Verdict::Deny(unreadable("/var/run/linkerd/identity/trust-roots/ca-bundle.crt", &error));
         }
     };
-    if !review.is_about_a_pod() || !wants_a_proxy(review.object()) {
+    if !review.is_about_a_pod() || !needs_a_proxy(review.object()) {
         return Verdict::Leave;
     }
     let headers = values.proxy.log_http_headers.as_str();
@@ -64,7 +65,7 @@ pub(super) fn decide(review: &Review, mounts: Mounts, namespace: &str) -> Verdic
     Verdict::Patch(patch(review, &values, &trust_roots, namespace))
 }
 
-/// As Go says it.
+/// An error in Go's format.
 fn unreadable(path: &str, error: &io::Error) -> String {
     match error.kind() {
         io::ErrorKind::NotFound => format!("open {path}: no such file or directory"),
@@ -72,7 +73,7 @@ fn unreadable(path: &str, error: &io::Error) -> String {
     }
 }
 
-fn wants_a_proxy(pod: &Value) -> bool {
+fn needs_a_proxy(pod: &Value) -> bool {
     let annotation = pod.pointer("/metadata/annotations/linkerd.io~1inject").and_then(Value::as_str);
     let containers = ["/spec/containers", "/spec/initContainers"].into_iter();
     let mut names = containers.flat_map(|at| array(pod, at)).filter_map(|container| container.get("name"));
@@ -83,7 +84,7 @@ fn patch(review: &Review, values: &Values, trust_roots: &[u8], namespace: &str) 
     let pod = review.object();
     let mut patch = Vec::new();
     let mut put = |path: &str, value: Value| patch.push(json!({"op": "add", "path": path, "value": value}));
-    // There is one, or it would not be injected.
+    // The annotations exist, because `linkerd.io/inject` is one of them.
     for (name, value) in annotations(values, trust_roots) {
         put(&format!("/metadata/annotations/linkerd.io~1{name}"), json!(value));
     }
@@ -166,7 +167,7 @@ fn proxy(values: &Values, trust_roots: &[u8], namespace: &str) -> Value {
 
 fn security_context(values: &Values) -> Map<String, Value> {
     let mut context = Map::from_iter([("runAsUser".to_owned(), json!(values.proxy.uid.unwrap_or_default()))]);
-    // A negative one is none.
+    // A negative gid is ignored.
     if let Some(gid) = values.proxy.gid.filter(|gid| *gid >= 0) {
         context.insert("runAsGroup".to_owned(), json!(gid));
     }
@@ -218,7 +219,7 @@ mod tests {
     }
 
     #[test]
-    fn a_pod_gets_the_two_containers_and_its_env_ends_with_the_additional() {
+    fn a_pod_gets_both_containers_and_the_additional_env_comes_last() {
         let more = "additionalEnv: [{name: A, value: a}, {name: B, valueFrom: {fieldRef: {fieldPath: spec.nodeName}}}]";
         let operations = operations(judge(&meshed(), &CHART.replacen("additionalEnv: null", more, 1)));
         let [.., root, init, proxy] = &operations[..] else { panic!() };
@@ -236,13 +237,13 @@ mod tests {
     }
 
     #[test]
-    fn without_native_sidecars_the_proxy_is_the_first_container() {
+    fn the_proxy_is_the_first_container_without_native_sidecars() {
         let operations = operations(judge(&meshed(), &CHART.replace("nativeSidecar: true", "nativeSidecar: false")));
         assert!(paths(&operations).ends_with(&["/spec/initContainers/-", "/spec/containers/0"]), "{operations:?}");
     }
 
     #[test]
-    fn what_is_there_is_not_made_again() {
+    fn existing_labels_and_init_containers_are_kept() {
         let pod = json!({
             "metadata": {"labels": {"app": "web"}, "annotations": {"linkerd.io/inject": "ingress"}},
             "spec": {"initContainers": [{"name": "mine"}]},
@@ -252,7 +253,7 @@ mod tests {
     }
 
     #[test]
-    fn only_a_pod_that_asks_for_it_and_has_no_proxy_is_injected() {
+    fn only_a_pod_with_the_annotation_and_without_a_proxy_is_injected() {
         let disabled = json!({"metadata": {"annotations": {"linkerd.io/inject": "disabled"}}});
         let done = json!({
             "metadata": {"annotations": {"linkerd.io/inject": "enabled"}},
@@ -264,7 +265,7 @@ mod tests {
     }
 
     #[test]
-    fn a_bad_document_denies_what_would_not_be_injected_too() {
+    fn an_invalid_document_denies_objects_that_need_no_injection() {
         let service = review("Service", &json!({}));
         assert!(matches!(judge(&service, "proxy: {"), Verdict::Deny(_)));
         assert_eq!(judge(&service, ""), Verdict::Panic);
@@ -278,7 +279,7 @@ mod tests {
     }
 
     #[test]
-    fn the_template_fails_only_where_it_is_rendered() {
+    fn a_template_error_affects_only_injected_pods() {
         let loud = CHART.replace("logHTTPHeaders: \"off\"", "logHTTPHeaders: loud");
         assert!(matches!(judge(&meshed(), &loud), Verdict::Deny(text) if text.contains("logHTTPHeaders")));
         assert_eq!(judge(&review("Pod", &json!({})), &loud), Verdict::Leave);

@@ -1,4 +1,4 @@
-//! The kubelet of one replica: two ConfigMaps as files, some time after they changed.
+//! The kubelet of one replica: it mounts two ConfigMaps as files, with a delay.
 //!
 //! ```text
 //!   ConfigMaps ─watch─▶ Published ─lag─▶ Kubelet ─▶ <directory>/config/values, <directory>/trust-roots/ca-bundle.crt
@@ -6,10 +6,11 @@
 //!                           └──── GET ──────┴─ nudge: an annotation of its Pod changed
 //! ```
 //!
-//! * In: what the API server says of the ConfigMaps and of the replica's Pod. Out: the files.
-//! * Always: a sync writes the newest of both, so the lag is that of the first change it has not written yet. A nudge is a sync
-//!   with what the API server says then. A file is replaced in one step. What was written stays when its ConfigMap is deleted; a
-//!   ConfigMap that was missing at the start is written at once when it comes, as the mount of a Pod that waits for it.
+//! * In: the ConfigMaps and the replica's Pod, from the API server. Out: the files.
+//! * Always: a sync writes the newest version of both ConfigMaps, so the lag starts at the first change that is not
+//!   written. A nudge causes a sync with the current state of the API server. A file is replaced atomically. Files of a
+//!   deleted ConfigMap stay. A ConfigMap that was missing at the start is written immediately when it is created, like
+//!   the mount of a Pod that waits for it.
 
 use std::{
     collections::BTreeMap,
@@ -37,29 +38,29 @@ use tokio::{
 
 use super::injection::Mounts;
 
-/// The ConfigMaps and the folders that they are mounted at.
+/// The ConfigMaps and their mount directories.
 const MOUNTED: [(&str, &str); 2] = [("linkerd-config", "config"), ("linkerd-identity-trust-roots", "trust-roots")];
 
 pub(super) type Annotations = BTreeMap<String, String>;
 
-/// What the API server says of the ConfigMaps: one for all replicas.
+/// The ConfigMaps in the API server, shared by all replicas.
 pub(super) struct Published {
     maps: Api<ConfigMap>,
     contents: watch::Sender<Contents>,
 }
 
-/// By folder.
+/// By mount directory.
 type Contents = BTreeMap<&'static str, Content>;
 
 struct Content {
     version: u64,
-    /// None of a ConfigMap that is not there.
+    /// `None` for a missing ConfigMap.
     files: Option<Files>,
 }
 
 type Files = BTreeMap<String, String>;
 
-/// What a replica has, by folder.
+/// The mounted files of a replica, by directory.
 #[derive(Default)]
 pub(super) struct Mounted(BTreeMap<&'static str, Files>);
 
@@ -78,7 +79,7 @@ impl Published {
         Self { maps, contents: watch::Sender::default() }
     }
 
-    /// Follows the ConfigMaps, for ever.
+    /// Watches the ConfigMaps forever.
     pub(super) async fn follow(&self) {
         let mut changes = std::pin::pin!(watcher(self.maps.clone(), watcher::Config::default()).default_backoff());
         while let Some(change) = changes.next().await {
@@ -91,7 +92,7 @@ impl Published {
         }
     }
 
-    /// Asks: a watch may still be on its way with what was written before now.
+    /// Lists the ConfigMaps, because the watch may lag behind earlier writes.
     async fn refresh(&self) -> Result<()> {
         let list = self.maps.list(&ListParams::default()).await?;
         for (name, _) in MOUNTED {
@@ -107,7 +108,7 @@ impl Published {
         self.offer(&map.name_any(), map.resource_version(), Some(map.data.unwrap_or_default()));
     }
 
-    /// Takes it if it is newer: what a watch says may be older than what was asked for.
+    /// Keeps the content if it is newer: a watch event may be older than the last list.
     fn offer(&self, name: &str, version: Option<String>, files: Option<Files>) {
         let Some((_, folder)) = MOUNTED.into_iter().find(|(mounted, _)| *mounted == name) else { return };
         let version = version.and_then(|version| version.parse().ok()).unwrap_or_default();
@@ -120,7 +121,7 @@ impl Published {
         });
     }
 
-    /// What there is, as a Pod would have it that is started now.
+    /// The current content, as mounted into a Pod that starts now.
     fn newest(&self) -> Mounted {
         let contents = self.contents.borrow();
         let there = contents.iter().filter_map(|(folder, content)| Some((*folder, content.files.clone()?)));
@@ -131,7 +132,7 @@ impl Published {
 // === impl Kubelet ===
 
 impl Kubelet {
-    /// Of a Pod that was created with these annotations.
+    /// The kubelet of a Pod that was created with these annotations.
     pub(super) fn new(directory: &Path, annotations: Annotations, lag: Duration) -> Self {
         Self {
             directory: directory.to_owned(),
@@ -150,15 +151,15 @@ impl Kubelet {
         Ok(mounted)
     }
 
-    /// Writes what changes, for ever.
+    /// Writes changes forever.
     pub(super) async fn run(self: Arc<Self>, published: Arc<Published>, mut mounted: Mounted) {
         let mut contents = published.contents.subscribe();
-        // They may have changed since they were mounted.
+        // The ConfigMaps may have changed since the mount.
         contents.mark_changed();
         let mut lag = self.lag.subscribe();
         let mut waiting_since = None;
         loop {
-            // None also of a lag without end.
+            // Also `None` if the lag is infinite.
             let due = waiting_since.and_then(|since: Instant| since.checked_add(*lag.borrow_and_update()));
             let is_due = tokio::select! {
                 _ = contents.changed() => published.newest().0.keys().any(|folder| !mounted.0.contains_key(folder)),
@@ -185,7 +186,7 @@ impl Kubelet {
         }
     }
 
-    /// The files, as they are now.
+    /// Reads the current files.
     pub(super) fn read(&self) -> Mounts {
         Mounts {
             values: fs::read(self.directory.join("config/values")),
@@ -201,8 +202,8 @@ impl Kubelet {
         *self.lag.borrow()
     }
 
-    /// What the API server says of its Pod.
-    pub(super) fn saw(&self, annotations: &Annotations) {
+    /// Handles the current annotations of the Pod: a change is a nudge.
+    pub(super) fn observe_pod(&self, annotations: &Annotations) {
         let mut known = self.annotations.lock().unwrap_or_else(PoisonError::into_inner);
         if *known != *annotations {
             known.clone_from(annotations);
@@ -215,7 +216,7 @@ impl Kubelet {
         self.nudges.load(Ordering::SeqCst)
     }
 
-    /// Writes all that is there; the rest stays as it is.
+    /// Writes all existing ConfigMaps; files of missing ones stay.
     fn sync(&self, newest: Mounted, mounted: &mut Mounted) -> Result<()> {
         for (folder, files) in newest.0 {
             replace(&self.directory.join(folder), &files).with_context(|| format!("writing {folder}"))?;

@@ -1,18 +1,19 @@
-//! A stand-in for Linkerd's proxy-injector: replicas that answer AdmissionReviews from files which a kubelet of theirs brings.
+//! A stand-in for Linkerd's proxy-injector: replicas that answer AdmissionReviews from files, which a simulated kubelet
+//! writes.
 //!
 //! ```text
 //!   ConfigMaps ──▶ kubelet of each replica (lag, nudge) ──▶ its files ──▶ replica ◀──HTTPS── kube-apiserver: CREATE pods, services
 //!                                                                            ▲────HTTPS── the operator, at the endpoint's address
 //! ```
 //!
-//! * In: the ConfigMaps `linkerd-config` and `linkerd-identity-trust-roots` of a namespace, which need not be there yet; per
-//!   replica a [lag](Injector::set_lag), a [`Behaviour`] and readiness, changeable at any time.
-//! * Out: what Linkerd's injector answers, as far as that shows whether it has caught up; a Service, EndpointSlices, Pods and a
-//!   webhook, by which it is found and asked; counts of what each replica was asked. A Pod is injected when its own annotation
-//!   `linkerd.io/inject` says so: that of its namespace is not looked at.
-//! * Always: each replica has files of its own, read anew for every request. Nothing is reused: a replica that is restarted has
-//!   another Pod, port and directory. All of it ends when dropped, and its objects stay: see [`unregister`].
-//! * A number of a replica that is not there is an error of what changes it, and has been asked nothing.
+//! * In: the ConfigMaps `linkerd-config` and `linkerd-identity-trust-roots` of a namespace, which may be missing at
+//!   first; per replica a [lag](Injector::set_lag), a [`Behaviour`] and readiness, which can change at any time.
+//! * Out: the answers of Linkerd's injector, as far as they show which configuration it uses; a Service,
+//!   EndpointSlices, Pods and a webhook, through which clients find and call it; the number of requests to each
+//!   replica. Only the Pod's own annotation `linkerd.io/inject` enables injection, not that of its namespace.
+//! * Always: each replica has separate files and reads them for every request. A restarted replica has a new Pod, port
+//!   and directory. Everything ends on drop, except the objects in the API server: see [`unregister`].
+//! * For a replica number that does not exist, changes fail, and request counts are 0.
 
 mod admission;
 mod injection;
@@ -60,7 +61,7 @@ pub struct Injector {
     published: Arc<Published>,
     replicas: Arc<Replicas>,
     next: AtomicUsize,
-    /// Of the machine, and so of all replicas.
+    /// The host's address, which all replicas share.
     address: IpAddr,
     directory: PathBuf,
     _watches: JoinSet<()>,
@@ -79,15 +80,15 @@ struct Replica {
 }
 
 impl Injector {
-    /// Starts so many replicas, numbered from 0, as the injector of the control plane in `namespace`, and returns when the API
-    /// server asks them. It does so for Pods and Services of `namespace` and of `others`, where a mesh is tested.
+    /// Starts this number of replicas, numbered from 0, as the injector of the control plane in `namespace`, and waits
+    /// until the API server calls them. They are called for Pods and Services of `namespace` and of `others`.
     pub async fn start(
         control_plane: &ControlPlane,
         namespace: &str,
         others: &[&str],
         replicas: usize,
     ) -> Result<Self> {
-        // There may be a Linkerd in a cluster that is not ours.
+        // Never in an existing cluster, which may have a real Linkerd.
         control_plane.ca_pem()?;
         let client = control_plane.client().await?;
         let registration = Registration::new(&client, namespace);
@@ -125,7 +126,7 @@ impl Injector {
 
     // === the replicas ===
 
-    /// Adds one that is ready, with what the ConfigMaps hold now. Returns its number.
+    /// Adds a ready replica that has the current content of the ConfigMaps. Returns its number.
     pub async fn add_replica(&self) -> Result<usize> {
         let replica = self.new_replica(Duration::ZERO, Behaviour::Right).await?;
         let number = self.next.fetch_add(1, Ordering::SeqCst);
@@ -134,13 +135,13 @@ impl Injector {
         Ok(number)
     }
 
-    /// Ends it, and removes its Pod and endpoint. The numbers of the others stay.
+    /// Stops a replica, and deletes its Pod and EndpointSlice. The other numbers do not change.
     pub async fn remove_replica(&self, replica: usize) -> Result<()> {
         self.end(replica).await.map(drop)
     }
 
-    /// Another Pod takes its number, its lag and its behaviour, but reads the ConfigMaps anew and has been asked nothing. It is
-    /// ready.
+    /// Replaces a replica by a ready one with a new Pod and the same number, lag and behaviour. It reads the ConfigMaps
+    /// again, and its request count is 0.
     pub async fn restart_replica(&self, replica: usize) -> Result<()> {
         let old = self.end(replica).await?;
         let new = self.new_replica(old.kubelet.lag(), old.server.behaviour()).await?;
@@ -148,65 +149,66 @@ impl Injector {
         self.ready(&new, true).await
     }
 
-    /// From now on its files follow the ConfigMaps after this time; by default at once. [`Duration::MAX`]: only when nudged.
+    /// Sets the delay after which its files follow the ConfigMaps; by default zero. [`Duration::MAX`]: only after a
+    /// nudge.
     pub fn set_lag(&self, replica: usize, lag: Duration) -> Result<()> {
         self.replicas.get(replica)?.kubelet.set_lag(lag);
         Ok(())
     }
 
-    /// What it does from the next connection on.
+    /// Sets the behaviour from the next connection on.
     pub async fn set_behaviour(&self, replica: usize, behaviour: Behaviour) -> Result<()> {
         self.replicas.get(replica)?.server.set_behaviour(behaviour).await
     }
 
-    /// Whether its Pod and its endpoint are ready. It answers all the same.
+    /// Sets the readiness of its Pod and its endpoint. An unready replica still answers.
     pub async fn set_ready(&self, replica: usize, ready: bool) -> Result<()> {
         self.ready(&self.replicas.get(replica)?.clone(), ready).await
     }
 
-    /// The webhook's; [`FailurePolicy::Ignore`] at the start.
+    /// Sets the failure policy of the webhook; [`FailurePolicy::Ignore`] at the start.
     pub async fn set_failure_policy(&self, policy: FailurePolicy) -> Result<()> {
         self.registration.put_webhook(self.certificates.ca_pem(), &self.namespaces, policy).await
     }
 
-    // === what is seen of them ===
+    // === observations ===
 
-    /// The numbers of those there are.
+    /// The numbers of the existing replicas.
     pub fn replicas(&self) -> Vec<usize> {
         self.replicas.locked().keys().copied().collect()
     }
 
-    /// The name of its Pod.
+    /// The name of the replica's Pod.
     pub fn pod(&self, replica: usize) -> Result<String> {
         Ok(self.replicas.get(replica)?.pod.clone())
     }
 
-    /// Where it listens: the address of its endpoint.
+    /// The address on which it listens, which is that of its endpoint.
     pub fn address(&self, replica: usize) -> Result<SocketAddr> {
         Ok(self.replicas.get(replica)?.server.address())
     }
 
-    /// How many requests it got, by whomever.
+    /// The number of requests it received, from any client.
     pub fn requests(&self, replica: usize) -> usize {
         self.replicas.get(replica).map_or(0, |replica| replica.server.requests())
     }
 
-    /// The body of the last of them. None of one that is no JSON.
+    /// The body of its last request. `None` if that was not JSON.
     pub fn last_review(&self, replica: usize) -> Option<Value> {
         self.replicas.get(replica).ok()?.server.last_review()
     }
 
-    /// How often the annotations of its Pod were seen to change.
+    /// The number of observed changes of its Pod's annotations.
     pub fn nudges(&self, replica: usize) -> usize {
         self.replicas.get(replica).map_or(0, |replica| replica.kubelet.nudges())
     }
 
-    /// The authority of its certificate: the webhook's `caBundle`.
+    /// The CA of its certificate, which is the webhook's `caBundle`.
     pub fn ca_pem(&self) -> &str {
         self.certificates.ca_pem()
     }
 
-    /// Posts this to it, past the API server. The status and body of the answer.
+    /// Posts a body to the replica directly. Returns the status and body of the answer.
     pub async fn ask(&self, replica: usize, body: impl Into<Bytes>) -> Result<(StatusCode, Bytes)> {
         server::ask(self.address(replica)?, &self.certificates, body.into()).await
     }
@@ -226,7 +228,7 @@ impl Injector {
         Ok(Arc::new(Replica { pod: name, uid, server, kubelet, _syncs: syncs, _directory: directory }))
     }
 
-    /// When it returns, nothing listens there any more.
+    /// Stops a replica. On return its port is closed.
     async fn end(&self, number: usize) -> Result<Arc<Replica>> {
         let replica = self.replicas.get(number)?;
         replica.server.stop().await;
@@ -242,7 +244,7 @@ impl Injector {
 
 impl Drop for Injector {
     fn drop(&mut self) {
-        // The watch of the Pods holds them too, until it is noticed that it was ended.
+        // The Pod watch also holds the replicas until its cancelled task is dropped.
         self.replicas.locked().clear();
     }
 }
@@ -251,7 +253,7 @@ impl Drop for Injector {
 
 impl Replicas {
     fn get(&self, number: usize) -> Result<Arc<Replica>> {
-        self.locked().get(&number).cloned().with_context(|| format!("there is no replica {number}"))
+        self.locked().get(&number).cloned().with_context(|| format!("replica {number} does not exist"))
     }
 
     fn all(&self) -> Vec<Arc<Replica>> {
@@ -271,7 +273,7 @@ impl Replicas {
     }
 }
 
-/// Tells each replica's kubelet of its Pod, for ever.
+/// Passes the Pods' annotations to the kubelets of the replicas, forever.
 async fn follow_pods(pods: Api<Pod>, replicas: Arc<Replicas>) {
     let config = watcher::Config::default().labels(COMPONENT);
     let mut changes = std::pin::pin!(watcher(pods, config).default_backoff());
@@ -280,7 +282,7 @@ async fn follow_pods(pods: Api<Pod>, replicas: Arc<Replicas>) {
             Ok(watcher::Event::Apply(pod) | watcher::Event::InitApply(pod)) => {
                 let its = replicas.all().into_iter().find(|replica| Some(&replica.uid) == pod.metadata.uid.as_ref());
                 if let Some(replica) = its {
-                    replica.kubelet.saw(pod.annotations());
+                    replica.kubelet.observe_pod(pod.annotations());
                 }
             }
             Ok(_) => {}

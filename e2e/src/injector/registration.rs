@@ -1,9 +1,10 @@
-//! What makes the API server ask the replicas, and lets others find them: the webhook, its Service, Pods and EndpointSlices.
+//! Registers the replicas with the API server and for clients: the webhook, its Service, Pods and EndpointSlices.
 //!
 //! * In: a namespace, and per replica a name and an address. Out: objects in the API server.
-//! * Always: as Linkerd's chart makes them, except that the webhook is for some namespaces only, so that tests which share a
-//!   cluster leave each other alone; that the Service has no selector, so that no controller makes slices besides ours; and that
-//!   all replicas have one address, which is the machine's, so each has a port and therefore a slice of its own.
+//! * Always: the same objects as in Linkerd's chart, with three differences. The webhook selects only some namespaces,
+//!   so that tests on one cluster do not affect each other. The Service has no selector, so that no controller creates
+//!   EndpointSlices. All replicas share the host's address, so each has its own port and therefore its own
+//!   EndpointSlice.
 
 use std::{
     net::{IpAddr, SocketAddr, UdpSocket},
@@ -28,21 +29,21 @@ use serde_json::{Value, json};
 use super::injection::VERSION;
 use crate::wait::eventually;
 
-/// Linkerd's, in every cluster: there is one injector.
+/// Linkerd's name, which is the same in every cluster.
 pub const WEBHOOK: &str = "linkerd-proxy-injector-webhook-config";
 pub(super) const SERVICE: &str = "linkerd-proxy-injector";
-/// Of the Pods of the replicas.
+/// The label selector of the replicas' Pods.
 pub(super) const COMPONENT: &str = "linkerd.io/control-plane-component=proxy-injector";
 const PORT_NAME: &str = "proxy-injector";
 const REACHED_DEADLINE: Duration = Duration::from_secs(30);
 
-/// What becomes of a Pod when the injector gives no answer.
+/// The treatment of a Pod when the injector does not answer.
 #[derive(Clone, Copy, Debug, Default, Eq, PartialEq)]
 pub enum FailurePolicy {
-    /// It is created without a proxy.
+    /// The Pod is created without a proxy.
     #[default]
     Ignore,
-    /// It is not created.
+    /// The Pod is rejected.
     Fail,
 }
 
@@ -79,7 +80,7 @@ impl Registration {
         Ok(())
     }
 
-    /// Takes the place of another injector's.
+    /// Replaces the webhook of another injector.
     pub(super) async fn put_webhook(&self, ca_pem: &str, namespaces: &[String], policy: FailurePolicy) -> Result<()> {
         let webhook = json!({
             "apiVersion": "admissionregistration.k8s.io/v1",
@@ -119,7 +120,7 @@ impl Registration {
         Ok(())
     }
 
-    /// A Pod that runs and is not ready. Nobody schedules it, and no kubelet has it.
+    /// Creates a Pod that is running but not ready. It is not scheduled and has no kubelet.
     pub(super) async fn put_pod(&self, address: SocketAddr) -> Result<Pod> {
         let pod: Pod = serde_json::from_value(json!({
             "metadata": {
@@ -148,7 +149,7 @@ impl Registration {
         Ok(pod)
     }
 
-    /// The slice of this Pod; it has the same name.
+    /// Creates the EndpointSlice of this Pod, with the same name.
     pub(super) async fn put_slice(&self, pod: &str, uid: &str, address: SocketAddr) -> Result<()> {
         let slice: EndpointSlice = serde_json::from_value(json!({
             "metadata": {
@@ -166,7 +167,7 @@ impl Registration {
         Ok(())
     }
 
-    /// First the Pod, then its endpoint, as it happens in a cluster.
+    /// Sets the readiness of the Pod, and then of its endpoint, in the same order as a cluster.
     pub(super) async fn set_ready(&self, pod: &str, uid: &str, address: SocketAddr, ready: bool) -> Result<()> {
         let params = PatchParams::default();
         let status = json!({"status": {"conditions": conditions(ready)}});
@@ -176,23 +177,23 @@ impl Registration {
         Ok(())
     }
 
-    /// Whether or not they are there.
+    /// Deletes the objects of a replica, if they exist.
     pub(super) async fn remove(&self, pod: &str) -> Result<()> {
         ignore_missing(self.slices.delete(pod, &DeleteParams::default()).await.map(drop))?;
         ignore_missing(self.pods.delete(pod, &DeleteParams::default().grace_period(0)).await.map(drop))
     }
 
-    /// Waits until the API server has learnt of the webhook and its endpoints: until something it does is seen.
+    /// Waits until the API server uses the webhook and its endpoints, that is until `seen` returns true.
     pub(super) async fn is_reached(&self, seen: impl Fn() -> bool) -> Result<()> {
         let pod: Pod = serde_json::from_value(json!({
             "metadata": {"generateName": "is-the-injector-reached-"},
             "spec": {"containers": [{"name": "none", "image": "none"}]},
         }))?;
         let params = PostParams { dry_run: true, ..PostParams::default() };
-        eventually(REACHED_DEADLINE, "the API server to ask the injector", async || {
-            // It may be denied, where there are no values yet.
+        eventually(REACHED_DEADLINE, "the API server to call the injector", async || {
+            // The creation may be denied, if the values do not exist yet.
             let created = self.pods.create(&params, &pod).await;
-            ensure!(seen(), "a Pod was created without: {:?}", created.map(|pod| pod.name_any()));
+            ensure!(seen(), "a Pod was created without a call: {:?}", created.map(|pod| pod.name_any()));
             Ok(())
         })
         .await
@@ -208,20 +209,20 @@ impl Registration {
     }
 }
 
-/// The webhook goes, so that the API server asks nobody. An [`Injector`](super::Injector) that is dropped leaves it, and then
-/// its failure policy decides in its namespaces.
+/// Deletes the webhook, so that the API server calls no injector. A dropped [`Injector`](super::Injector) leaves the
+/// webhook, and its failure policy then applies in its namespaces.
 pub async fn unregister(client: &Client) -> Result<()> {
     let webhooks: Api<MutatingWebhookConfiguration> = Api::all(client.clone());
     ignore_missing(webhooks.delete(WEBHOOK, &DeleteParams::default()).await.map(drop))
 }
 
-/// An address of this machine that an endpoint may have, which those of loopback may not.
+/// An address of this host for endpoints, which must not be loopback addresses.
 pub(super) fn machine_address() -> Result<IpAddr> {
     let socket = UdpSocket::bind(("0.0.0.0", 0))?;
-    // An address for documentation. Nothing is sent; the kernel only says from where it would be.
-    socket.connect(("198.51.100.1", 9)).context("this machine has no IPv4 route, so no address for endpoints")?;
+    // An address for documentation. Nothing is sent; the kernel only selects the source address.
+    socket.connect(("198.51.100.1", 9)).context("this host has no IPv4 route, so it has no address for endpoints")?;
     let address = socket.local_addr()?.ip();
-    ensure!(!address.is_loopback() && !address.is_unspecified(), "this machine has no IPv4 address besides {address}");
+    ensure!(!address.is_loopback() && !address.is_unspecified(), "this host has no IPv4 address except {address}");
     Ok(address)
 }
 

@@ -1,8 +1,10 @@
 //! The HTTPS server of one replica.
 //!
-//! * In: AdmissionReviews, by any path and method. Out: answers, as its [`Behaviour`] is; a count of what it was asked.
-//! * Always: TLS 1.3, and one request to a connection, so that who comes again looks up the endpoints again. A request counts
-//!   once its body has come, whatever is then made of it. When it ends, so do its connections.
+//! * In: AdmissionReviews, on any path and with any method. Out: answers according to its [`Behaviour`]; the number of
+//!   requests.
+//! * Always: TLS 1.3 and one request per connection, so that a client resolves the endpoints again for the next
+//!   request. A request is counted when its body has arrived, for any answer. When the server stops, its connections
+//!   are closed.
 
 use std::{
     net::SocketAddr,
@@ -43,25 +45,25 @@ use crate::{
 const TLS_DEADLINE: Duration = Duration::from_secs(10);
 const ASK_DEADLINE: Duration = Duration::from_secs(20);
 
-/// What a replica does when it is asked.
+/// The reaction of a replica to a request.
 #[derive(Clone, Debug, Default, Eq, PartialEq)]
 pub enum Behaviour {
-    /// What Linkerd's injector would.
+    /// Answers as Linkerd's injector.
     #[default]
     Right,
-    /// Denies everything, with this text.
+    /// Denies everything with this message.
     Denies(String),
-    /// Takes the question, and says nothing for as long as it is waited for.
+    /// Reads the request and never answers.
     Hangs,
-    /// Takes the question and closes the connection.
+    /// Reads the request and closes the connection.
     Breaks,
-    /// Says 200, and no AdmissionReview.
+    /// Answers 200 with a body that is not an AdmissionReview.
     Garbage,
-    /// Allows, with this in place of the patch: [`NOT_BASE64`], [`NOT_A_PATCH`], or anything else.
+    /// Allows, with this patch: [`NOT_BASE64`], [`NOT_A_PATCH`], or another text.
     BadPatch(String),
     /// Allows without a patch.
     Unpatched,
-    /// Has a certificate for its name from an authority that nobody trusts.
+    /// Uses a certificate for its name, signed by an untrusted CA.
     WrongCertificate,
     /// Does not listen.
     Unreachable,
@@ -71,7 +73,7 @@ pub const NOT_BASE64: &str = "this is no base64!";
 /// `{}`
 pub const NOT_A_PATCH: &str = "e30=";
 
-/// The certificate of all replicas, and the other one.
+/// The certificate of all replicas, and an untrusted one.
 pub(super) struct Certificates {
     name: String,
     right: ServingCertificate,
@@ -81,7 +83,7 @@ pub(super) struct Certificates {
 pub(super) struct Server {
     shared: Arc<Shared>,
     address: SocketAddr,
-    /// None while it does not listen.
+    /// `None` while the server does not listen.
     accepting: tokio::sync::Mutex<Option<JoinSet<()>>>,
 }
 
@@ -133,7 +135,7 @@ impl Server {
         Ok(server)
     }
 
-    /// When it returns, the next connection meets the new behaviour.
+    /// Sets the behaviour. On return it applies to the next connection.
     pub(super) async fn set_behaviour(&self, behaviour: Behaviour) -> Result<()> {
         let mut accepting = self.accepting.lock().await;
         let listens = behaviour != Behaviour::Unreachable;
@@ -142,7 +144,7 @@ impl Server {
             tasks.shutdown().await;
         }
         if listens && accepting.is_none() {
-            // It was free when it was chosen, and still is: see `port`.
+            // The port is still free: see `port`.
             let listener = TcpListener::bind(self.address).await.context("listening as an injector")?;
             let mut tasks = JoinSet::new();
             tasks.spawn(accept(self.shared.clone(), listener));
@@ -151,7 +153,7 @@ impl Server {
         Ok(())
     }
 
-    /// Ends it with its connections; its behaviour stays known.
+    /// Stops the server and closes its connections; the behaviour is kept.
     pub(super) async fn stop(&self) {
         if let Some(mut tasks) = self.accepting.lock().await.take() {
             tasks.shutdown().await;
@@ -174,7 +176,7 @@ impl Server {
         locked(&self.shared.last_review).clone()
     }
 
-    /// As if it had never been asked.
+    /// Resets the number of requests and the last review.
     pub(super) fn forget(&self) {
         self.shared.requests.store(0, Ordering::SeqCst);
         *locked(&self.shared.last_review) = None;
@@ -200,7 +202,7 @@ async fn serve(shared: Arc<Shared>, stream: TcpStream) {
     let Ok(Ok(stream)) = timeout(TLS_DEADLINE, acceptor.accept(stream)).await else { return };
     let service = service_fn(|request| shared.answer(request));
     let mut connection = server::Builder::new();
-    // An error of the service closes the connection, which is what a panic of Linkerd's does.
+    // An error of the service closes the connection, like a panic in Linkerd's injector.
     if let Err(error) =
         connection.timer(TokioTimer::new()).keep_alive(false).serve_connection(TokioIo::new(stream), service).await
     {
@@ -247,7 +249,7 @@ fn text(status: StatusCode, body: &str) -> Result<Response<Full<Bytes>>> {
     Ok(Response::builder().status(status).body(Full::new(body.to_owned().into()))?)
 }
 
-/// Sends this to a replica, as the operator does: past the API server, and by the name that the certificate is for.
+/// Posts a body to a replica as the operator does: directly, with the name of the certificate.
 pub(super) async fn ask(address: SocketAddr, certificates: &Certificates, body: Bytes) -> Result<(StatusCode, Bytes)> {
     let exchange = async {
         let stream = TcpStream::connect(address).await?;
@@ -259,7 +261,7 @@ pub(super) async fn ask(address: SocketAddr, certificates: &Certificates, body: 
     timeout(ASK_DEADLINE, exchange)
         .await
         .with_context(|| format!("the injector at {address} did not answer within {ASK_DEADLINE:?}"))?
-        .with_context(|| format!("asking the injector at {address}"))
+        .with_context(|| format!("calling the injector at {address}"))
 }
 
 fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {

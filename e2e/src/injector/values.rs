@@ -1,9 +1,11 @@
-//! The values document, as far as it decides about an injected Pod.
+//! The part of the values document that affects an injected Pod.
 //!
-//! * In: the text of the file. Out: [`Values`], or how the injector fails on it.
-//! * Always: read as Go reads into Linkerd's struct: an absent key is the zero of its type, not the default of the chart; a
-//!   number or a bool is taken for a string; unknown keys are ignored. Only the keys that are named here are checked.
-//! * The parser follows YAML 1.2, Linkerd's 1.1. Both read alike what the operator writes, which is proved by tests elsewhere.
+//! * In: the text of the file. Out: [`Values`], or the failure of the injector.
+//! * Always: decoded as Go decodes into Linkerd's struct: an absent key is the zero value, not the default of the
+//!   chart; a number or a bool is accepted as a string; unknown keys are ignored. Only the keys declared here are
+//!   validated.
+//! * The parser follows YAML 1.2, Linkerd's parser 1.1. Other tests prove that both decode the operator's output in the
+//!   same way.
 
 use serde::{
     Deserialize, Deserializer,
@@ -11,15 +13,15 @@ use serde::{
 };
 use serde_json::{Map, Value};
 
-/// Maps that a pointer leads to, and that are looked into without a check.
+/// Maps behind pointers, which Linkerd dereferences without a check.
 const REQUIRED: [&str; 4] = ["/identity", "/proxy", "/proxy/image", "/proxy/ports"];
 
-/// How it fails on a document.
+/// The failure of the injector for a document.
 #[derive(Debug, Eq, PartialEq)]
 pub(super) enum Unfit {
-    /// Everything that is created is denied, with this text.
+    /// Every creation is denied, with this message.
     Unreadable(String),
-    /// A nil pointer: there is no answer, and the connection ends.
+    /// A nil pointer: the connection is closed without an answer.
     Panics,
 }
 
@@ -47,7 +49,7 @@ pub(super) struct Proxy {
     pub(super) gid: Option<i64>,
     #[serde(deserialize_with = "map_or_null")]
     pub(super) ports: Ports,
-    /// Entries of `env`, whatever they hold.
+    /// Arbitrary entries of `env`.
     pub(super) additional_env: Option<Vec<Map<String, Value>>>,
 }
 
@@ -68,7 +70,7 @@ pub(super) struct Ports {
     pub(super) outbound: Option<i32>,
 }
 
-/// A string, or what is taken for one.
+/// A string, or a scalar that is accepted as one.
 #[derive(Debug, Default)]
 pub(super) struct Text(String);
 
@@ -115,7 +117,7 @@ impl<'de> Deserialize<'de> for Text {
     }
 }
 
-/// Serde would read the fields of a struct from an array too, and from a null not at all.
+/// Serde would also decode a struct from an array, but not from null.
 fn map<T: DeserializeOwned + Default>(value: Value) -> Result<T, String> {
     match value {
         Value::Null => Ok(T::default()),
@@ -141,7 +143,7 @@ mod tests {
     }
 
     #[test]
-    fn the_chart_is_read() {
+    fn the_values_of_the_chart_are_decoded() {
         let values = Values::read(CHART).unwrap();
         assert_eq!(values.proxy_version(), "edge-26.8.3");
         assert_eq!(values.pull_policy(), "IfNotPresent");
@@ -152,7 +154,7 @@ mod tests {
     }
 
     #[test]
-    fn a_number_is_taken_for_a_string_and_not_the_reverse() {
+    fn a_number_is_accepted_as_a_string_but_not_the_reverse() {
         let values = Values::read(&CHART.replace("logLevel: warn,", "logLevel: 7 #")).unwrap();
         assert_eq!(values.proxy.log_level.as_str(), "7");
         assert!(matches!(fails(&CHART.replace("uid: 2102", "uid: \"2102\"")), Unfit::Unreadable(_)));
@@ -160,14 +162,14 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_yaml_or_no_map_is_unreadable() {
+    fn a_document_that_is_not_a_yaml_map_is_unreadable() {
         for text in ["proxy: {", "[]", "text", "proxy: 7", "proxy: []", "a: 1\n b: 2"] {
             assert!(matches!(fails(text), Unfit::Unreadable(_)), "{text}");
         }
     }
 
     #[test]
-    fn where_a_map_is_missing_there_is_no_answer() {
+    fn a_missing_map_causes_a_panic() {
         for text in ["", "null", "{}", "identity: {}", "identity: {}\nproxy:", "proxy: {image: {}, ports: {}}"] {
             assert_eq!(fails(text), Unfit::Panics, "{text}");
         }

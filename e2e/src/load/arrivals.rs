@@ -1,6 +1,7 @@
-//! What the streams of a load were told.
+//! The messages that the streams of a load received.
 //!
-//! * Always: what many streams were told in one read is counted, not repeated: a million messages are some thousand entries.
+//! * Always: equal messages to many streams in one read are counted, not stored: a million messages are some thousand
+//!   entries.
 
 use std::{
     collections::{BTreeMap, HashMap},
@@ -10,47 +11,47 @@ use std::{
 
 use super::message::What;
 
-/// What the streams were told, and when.
+/// The messages of the streams, and their times.
 #[derive(Debug, Default)]
 pub struct Arrivals {
-    /// From the moment of opening to each stream's first message, however often it had to ask.
+    /// From the opening of the load to each stream's first message, including retries.
     pub first: Vec<Duration>,
-    /// Each later message.
+    /// All later messages.
     pub changes: Vec<Change>,
-    /// How many streams had each of them.
-    told: HashMap<(What, u16), u64>,
+    /// The number of streams that received each change.
+    received: HashMap<(What, u16), u64>,
     pub counts: Counts,
-    /// Streams that had a message and ended, or whose connection did: how many, by why.
+    /// Streams that ended after a message, or whose connection ended: their number, by reason.
     pub ended: BTreeMap<String, u64>,
 }
 
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Counts {
     pub messages: u64,
-    /// Of the messages, with their prefixes.
+    /// The total size of the messages, with their prefixes.
     pub bytes: u64,
-    /// In how many pieces all of it came, as far as this client could tell them apart.
+    /// The number of socket reads for all of it.
     pub reads: u64,
-    /// How often a stream was refused, and asked again.
+    /// The number of times a stream was refused and requested again.
     pub refused: u64,
-    /// How often a stream had no message in time, and asked again.
+    /// The number of times a stream got no message in time and was requested again.
     pub timed_out: u64,
 }
 
-/// The same message to some streams, at the same time.
+/// The same message to some streams at the same time.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Change {
     pub what: What,
-    /// Of its last endpoint; 0 of a profile without one.
+    /// The port of the last endpoint; 0 for a profile without an endpoint.
     pub port: u16,
     pub at: Instant,
     pub streams: u64,
 }
 
 impl Arrivals {
-    /// A later message to one stream.
+    /// Records a later message to one stream.
     pub(super) fn changed(&mut self, what: What, port: u16, at: Instant) {
-        // The streams of a connection are told the same few things in turn.
+        // The streams of a connection receive the same few messages in turn.
         let mut newest = self.changes.iter_mut().rev().take(8);
         match newest.find(|change| (change.what, change.port, change.at) == (what, port, at)) {
             Some(change) => change.streams += 1,
@@ -62,11 +63,11 @@ impl Arrivals {
         *self.ended.entry(why).or_default() += streams;
     }
 
-    /// Takes over what another has gathered, and empties it.
+    /// Moves the content of `other` into this.
     pub(super) fn absorb(&mut self, other: &mut Self) {
         self.first.append(&mut other.first);
         for change in &other.changes {
-            *self.told.entry((change.what, change.port)).or_default() += change.streams;
+            *self.received.entry((change.what, change.port)).or_default() += change.streams;
         }
         self.changes.append(&mut other.changes);
         self.counts += std::mem::take(&mut other.counts);
@@ -75,9 +76,9 @@ impl Arrivals {
         }
     }
 
-    /// How many streams had a message about this port.
+    /// The number of streams that received this message for this port.
     pub fn told(&self, what: What, port: u16) -> u64 {
-        self.told.get(&(what, port)).copied().unwrap_or_default()
+        self.received.get(&(what, port)).copied().unwrap_or_default()
     }
 }
 

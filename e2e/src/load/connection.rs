@@ -1,7 +1,7 @@
-//! One connection of a load: its socket, read in big pieces.
+//! One connection of a load: its socket, read in large pieces.
 //!
-//! * In: the streams to open on it. Out: what they are told, once for each read.
-//! * Always: reading goes on while a write waits, so that neither side waits for the other for ever.
+//! * In: the streams to open. Out: the messages, merged once for each read.
+//! * Always: reads continue while a write is blocked, so that both sides cannot block each other forever.
 
 use std::{
     net::SocketAddr,
@@ -32,13 +32,14 @@ pub(super) struct Connection {
     out: BytesMut,
 }
 
-/// A connection whose streams are never read, by a client that is there: it answers PINGs. Dropping it closes it.
+/// A connection whose streams are never read, by a client that is alive: it answers PINGs. Dropping it closes the
+/// connection.
 pub struct Unread(JoinHandle<()>);
 
 // === impl Connection ===
 
 impl Connection {
-    /// Connects, and waits until the server has answered: until then it may be one of many in a queue.
+    /// Connects and waits for the server's first bytes, because an unaccepted connection may only be queued.
     pub(super) async fn open(address: SocketAddr, streams: Streams) -> Result<Self> {
         let socket = connect(address).await?;
         let mut connection = Self { socket, streams, unread: BytesMut::new(), out: BytesMut::new() };
@@ -49,13 +50,13 @@ impl Connection {
             connection.socket.read_buf(&mut connection.unread).await
         };
         let read = timeout(CONNECT, answered).await.with_context(|| format!("{address} does not answer"))?;
-        if read.with_context(|| format!("{address} does not take a connection"))? == 0 {
+        if read.with_context(|| format!("{address} does not accept a connection"))? == 0 {
             bail!("{address} closes a new connection");
         }
         Ok(connection)
     }
 
-    /// Opens the streams at the start, and reads until the connection ends.
+    /// Opens the streams at the start signal, and reads until the connection ends.
     pub(super) async fn run(mut self, mut start: watch::Receiver<Option<Instant>>, arrivals: Arc<Mutex<Arrivals>>) {
         let began = start.wait_for(Option::is_some).await.ok().and_then(|began| *began);
         let Some(began) = began else { return };
@@ -72,7 +73,7 @@ impl Connection {
         let Self { socket, streams, unread, out } = self;
         let (mut reader, writer) = socket.split();
         let mut timer = pin!(sleep(Duration::ZERO));
-        // What came with the answer to the greeting.
+        // Bytes that arrived with the answer to the preface.
         streams.read(unread, Instant::now(), out)?;
         loop {
             while !out.is_empty() {
@@ -111,7 +112,7 @@ impl Unread {
     pub(super) async fn open(address: SocketAddr, asks: &[Ask]) -> Result<Self> {
         let mut connection = Connection::open(address, Streams::unread(asks)).await?;
         connection.streams.ask(Instant::now(), &mut connection.out);
-        // However it ends: the server is asked how many there are.
+        // The reason of the end is ignored: tests read the number of connections from the server.
         Ok(Self(tokio::spawn(async move { drop(connection.exchange(&Mutex::default()).await) })))
     }
 }

@@ -1,7 +1,7 @@
-//! What threads and processes cost, as the kernel's scheduler counts it.
+//! The CPU cost of threads, processes and cores, from the kernel's scheduler.
 //!
-//! * In: a thread, a process or a core. Out: the time for which it ran, and for which it could have run and another did:
-//!   a measurement during which either side waited for its core says less.
+//! * In: a thread, a process or a core. Out: its running time, and the time it was runnable but waited for a core: a
+//!   measurement is less reliable if either side waited.
 
 use std::{
     fs,
@@ -11,15 +11,15 @@ use std::{
 
 use anyhow::{Context, Result};
 
-/// Of threads, since they began.
+/// The cost of threads since their start.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Cost {
     pub ran: Duration,
-    /// For a core, while it had work to do.
+    /// Time spent runnable, waiting for a core.
     pub waited: Duration,
 }
 
-/// Of a core, in ticks since the machine began.
+/// The time of a core, in ticks since boot.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct CoreTime {
     pub busy: u64,
@@ -32,20 +32,20 @@ impl Cost {
     pub(super) fn of_thread(process: u32, thread: u32) -> Result<Self> {
         let path = format!("/proc/{process}/task/{thread}/schedstat");
         let text = fs::read_to_string(&path).with_context(|| format!("reading {path}"))?;
-        parse(&text).with_context(|| format!("{path} has another form: {text:?}"))
+        parse(&text).with_context(|| format!("{path} has an unexpected format: {text:?}"))
     }
 
-    /// Of all threads that a process has now.
+    /// The cost of all current threads of a process.
     ///
     /// # Errors
-    /// When there is no such process.
+    /// Fails when the process does not exist.
     pub fn of_process(process: u32) -> Result<Self> {
         let path = format!("/proc/{process}/task");
         let threads = fs::read_dir(&path).with_context(|| format!("reading {path}"))?;
         let mut all = Self::default();
         for thread in threads.flatten() {
             let thread: u32 = thread.file_name().to_string_lossy().parse()?;
-            // One that ended meanwhile.
+            // Skips a thread that has ended.
             if let Ok(cost) = Self::of_thread(process, thread) {
                 all += cost;
             }
@@ -80,19 +80,19 @@ fn parse(schedstat: &str) -> Option<Cost> {
 
 impl CoreTime {
     /// # Errors
-    /// When there is no such core.
+    /// Fails when the core does not exist.
     pub fn of(core: usize) -> Result<Self> {
         let text = fs::read_to_string("/proc/stat")?;
         let name = format!("cpu{core} ");
-        let line = text.lines().find_map(|line| line.strip_prefix(&name)).context("the kernel names no such core")?;
-        // User, nice, system, idle, waiting for disks, interrupts, soft interrupts, stolen; guests are in user already.
+        let line = text.lines().find_map(|line| line.strip_prefix(&name)).context("/proc/stat has no such core")?;
+        // User, nice, system, idle, iowait, irq, softirq, steal; guest time is included in user.
         let ticks: Vec<u64> = line.split_whitespace().take(8).map(str::parse).collect::<Result<_, _>>()?;
         let all = ticks.iter().sum();
         let idle: u64 = ticks.iter().skip(3).take(2).sum();
         Ok(Self { busy: all - idle, all })
     }
 
-    /// 0 is idle, 1 has no time left.
+    /// 0 is idle, 1 is fully used.
     pub fn busy_share(self) -> f64 {
         #[allow(clippy::cast_precision_loss, reason = "ticks of one measurement")]
         if self.all == 0 { 0.0 } else { self.busy as f64 / self.all as f64 }
@@ -119,14 +119,14 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_schedulers_line_is_read() {
+    fn the_schedulers_line_is_parsed() {
         let cost = parse("1500000 2000 7\n").unwrap();
         assert_eq!((cost.ran, cost.waited), (Duration::from_micros(1500), Duration::from_micros(2)));
         assert!(parse("").is_none());
     }
 
     #[test]
-    fn a_process_that_works_costs_something() {
+    fn a_busy_process_has_a_cost() {
         let before = Cost::of_process(std::process::id()).unwrap();
         let core = CoreTime::of(0).unwrap();
         let end = std::time::Instant::now() + Duration::from_millis(50);

@@ -1,12 +1,13 @@
-//! gRPC messages in the DATA of a stream, and what an `Update` or a `DestinationProfile` is about.
+//! Splits the DATA of a stream into gRPC messages, and summarizes an `Update` or a `DestinationProfile`.
 //!
-//! * In: the payloads of DATA frames, in order. Out: each message's length, and its bytes where they are few.
-//! * Always: between messages a stream keeps nothing. Of a message that is long, nothing is kept at all.
-//! * Not prost: it would make maps and strings of every endpoint, which takes longer than all the rest.
+//! * In: the payloads of DATA frames, in order. Out: the length of each message, and its bytes unless it is long.
+//! * Always: no state is kept between messages, and no bytes of a long message are kept.
+//! * It does not use prost, which would allocate maps and strings for every endpoint and take longer than the rest of
+//!   the client.
 
 use std::net::Ipv4Addr;
 
-/// What an `Update` does with its endpoints; or a profile, which is always told as a whole.
+/// The effect of an `Update` on its endpoints; or a profile, which is always complete.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum What {
     Add,
@@ -14,22 +15,22 @@ pub enum What {
     Profile { opaque: bool, endpoint: Option<Ipv4Addr> },
 }
 
-/// Of a gRPC message: whether it is compressed, and its length.
+/// The length of a gRPC message's prefix: the compression flag and the message length.
 pub(super) const PREFIX: usize = 5;
-/// Longer messages are counted only.
+/// Longer messages are only counted.
 const LONGEST: usize = 64 * 1024;
 
-/// Where a stream stands in its messages.
+/// The position of a stream in its messages.
 #[derive(Debug, Default)]
 pub(super) struct Messages {
-    /// The beginning of a message, prefix included.
+    /// The beginning of an incomplete message, including the prefix.
     kept: Vec<u8>,
-    /// Of a long message: its length, and how much of it has not come yet.
+    /// A long message: its length, and the number of bytes that are missing.
     long: Option<(usize, usize)>,
 }
 
 impl Messages {
-    /// Calls `each` with the length of every message that is complete now, and with the message unless it is long.
+    /// Calls `each` with the length of every completed message, and with the message unless it is long.
     pub(super) fn feed(&mut self, mut data: &[u8], mut each: impl FnMut(usize, Option<&[u8]>)) {
         while !data.is_empty() {
             if let Some((length, left)) = &mut self.long {
@@ -49,7 +50,7 @@ impl Messages {
                 data = rest;
                 continue;
             }
-            // It goes on in the next frame, or began in the last: rare, so the detour may cost something.
+            // A message that spans frames. This is rare, so the copy may be slow.
             let needed = length(&self.kept).map_or(PREFIX, |length| PREFIX + length);
             let (more, rest) = data.split_at(data.len().min(needed.saturating_sub(self.kept.len())));
             self.kept.extend_from_slice(more);
@@ -65,23 +66,23 @@ impl Messages {
     }
 }
 
-/// The length that a prefix names.
+/// The length in a prefix.
 fn length(data: &[u8]) -> Option<usize> {
     let [_, length @ ..] = *data.first_chunk::<PREFIX>()?;
     usize::try_from(u32::from_be_bytes(length)).ok()
 }
 
-/// The first message, and what comes after it.
+/// The first message, and the bytes after it.
 fn split(data: &[u8]) -> Option<(&[u8], &[u8])> {
     let length = length(data)?;
     data.get(PREFIX..)?.split_at_checked(length)
 }
 
-/// Whether an `Update` adds or removes, and the port of the last endpoint that it names.
+/// Returns whether an `Update` adds or removes, and the port of its last endpoint.
 pub(super) fn last_endpoint(update: &[u8]) -> Option<(What, u16)> {
     const ADD: u64 = 1;
     const REMOVE: u64 = 2;
-    /// Of both sets: their endpoints. Of `WeightedAddr`: its `TcpAddress`.
+    /// In both sets: the endpoints. In `WeightedAddr`: the `TcpAddress`.
     const FIRST: u64 = 1;
     const PORT: u64 = 2;
     let (what, set) = Fields(update).find_map(|(number, value)| match (number, value) {
@@ -102,11 +103,11 @@ pub(super) fn last_endpoint(update: &[u8]) -> Option<(What, u16)> {
     Some((what, u16::try_from(port).ok()?))
 }
 
-/// Whether the port of a profile is opaque; its endpoint, if it has one of IPv4, and the port of that, or else 0.
+/// Returns whether the port of a profile is opaque, its IPv4 endpoint if it has one, and the endpoint's port or 0.
 pub(super) fn profile(profile: &[u8]) -> (What, u16) {
     const OPAQUE: u64 = 4;
     const ENDPOINT: u64 = 6;
-    /// Of `WeightedAddr` its `TcpAddress`, of that its `IPAddress`, of that its `ipv4`.
+    /// In `WeightedAddr` the `TcpAddress`, in that the `IPAddress`, in that the `ipv4`.
     const FIRST: u64 = 1;
     const PORT: u64 = 2;
     let (mut opaque, mut address) = (false, &[][..]);
@@ -134,7 +135,7 @@ pub(super) fn profile(profile: &[u8]) -> (What, u16) {
     (What::Profile { opaque, endpoint }, port.unwrap_or_default())
 }
 
-/// The fields of a protobuf message, in the order of the wire.
+/// The fields of a protobuf message, in wire order.
 struct Fields<'a>(&'a [u8]);
 
 enum Value<'a> {
@@ -147,7 +148,7 @@ enum Value<'a> {
 impl<'a> Iterator for Fields<'a> {
     type Item = (u64, Value<'a>);
 
-    /// Ends where the bytes make no sense.
+    /// Stops at invalid bytes.
     fn next(&mut self) -> Option<Self::Item> {
         let key = self.varint()?;
         let value = match key & 7 {
@@ -226,7 +227,7 @@ mod tests {
     }
 
     #[test]
-    fn of_a_profile_its_port_and_its_endpoint_are_found() {
+    fn the_opacity_and_the_endpoint_of_a_profile_are_found() {
         let of = |opaque_protocol, endpoint: Option<TcpAddress>| {
             let profile = DestinationProfile {
                 fully_qualified_name: "web".to_owned(),
@@ -249,7 +250,7 @@ mod tests {
     }
 
     #[test]
-    fn messages_are_found_wherever_the_frames_end() {
+    fn messages_are_found_for_any_frame_size() {
         let lengths = [0, 1, 300, LONGEST, LONGEST + 1, 4];
         let mut wire = Vec::new();
         for length in lengths {

@@ -1,16 +1,17 @@
-//! Many `Get` and `GetProfile` streams at once, as proxies hold them, from a client that costs little itself.
+//! Many concurrent `Get` and `GetProfile` streams, like those of proxies, from a client with little overhead.
 //!
 //! ```text
 //!   Client: one thread ──▶ Load: connections (streams: frames ──▶ message: gRPC messages) ──▶ Arrivals
 //! ```
 //!
-//! * In: the address of any server of the Destination API, and what each stream asks for. Out: when the first message of each
-//!   stream came, when each later one did and what it was about, which streams were refused, late or ended; and what the
-//!   client itself cost.
-//! * Always: proxy-faithful where it matters to the server: HTTP/2 windows of 64 KiB a stream and 1 MiB a connection, given
-//!   back when half of one is used; context tokens with nodes; a stream that has no message after 3 s is asked for anew, as
-//!   is a refused one. An open loop: what comes late is counted from the moment at which all were due.
-//! * On bare frames, in one thread, decoding only what is measured: a client that is the bottleneck measures itself.
+//! * In: the address of any server of the Destination API, and the request of each stream. Out: the time of each
+//!   stream's first message, the time and summary of each later one, the streams that were refused, late or ended; and
+//!   the cost of the client.
+//! * Always: like a proxy where it matters to the server: HTTP/2 windows of 64 KiB per stream and 1 MiB per connection,
+//!   replenished when half is used; context tokens with nodes; a stream without a message after 3 s, or a refused one,
+//!   is requested again. An open loop: delays are measured from the moment at which all streams were due.
+//! * It handles raw frames in one thread and decodes only measured fields: a client that is the bottleneck would
+//!   measure itself.
 
 mod arrivals;
 mod connection;
@@ -43,10 +44,10 @@ use connection::Connection;
 use streams::Streams;
 
 const PATIENCE: Duration = Duration::from_secs(60);
-/// As many connections are made at the same time: what is measured begins when all are there.
+/// The number of connections that are set up concurrently. The measurement begins when all exist.
 const CONNECTING: usize = 64;
 
-/// What one stream asks for.
+/// The request of one stream.
 #[derive(Clone, Debug)]
 pub struct Ask {
     pub method: Method,
@@ -60,7 +61,7 @@ pub enum Method {
     GetProfile,
 }
 
-/// The thread in which all loads live, so that what they cost can be told from what the rest of the process does.
+/// The dedicated thread of all loads, so that their cost can be separated from the rest of the process.
 pub struct Client {
     runtime: Handle,
     thread_id: u32,
@@ -73,7 +74,7 @@ pub struct Client {
 pub struct Load {
     tasks: JoinSet<()>,
     arrivals: Arc<Mutex<Arrivals>>,
-    /// Kept until the streams end: they wait for it to open.
+    /// Keeps the channel open: the streams wait for its start signal.
     _opened: watch::Sender<Option<Instant>>,
 }
 
@@ -81,7 +82,7 @@ pub struct Load {
 
 impl Client {
     /// # Errors
-    /// When there is no thread to be had.
+    /// Fails when the thread cannot be created.
     pub fn start() -> Result<Self> {
         let (stop, stopped) = oneshot::channel::<()>();
         let (started, runtime) = mpsc::channel();
@@ -97,18 +98,18 @@ impl Client {
         Ok(Self { runtime, thread_id, stop: Some(stop), thread: Some(thread) })
     }
 
-    /// What all loads together have cost so far.
+    /// The cost of all loads so far.
     ///
     /// # Errors
-    /// When the kernel does not say.
+    /// Fails when `/proc` cannot be read.
     pub fn cost(&self) -> Result<Cost> {
         Cost::of_thread(std::process::id(), self.thread_id)
     }
 
-    /// Connects, and opens all streams at the same moment: `asks` are dealt out to the connections in turn.
+    /// Connects, and opens all streams at the same moment: `asks` are distributed to the connections in turn.
     ///
     /// # Errors
-    /// When a connection cannot be made.
+    /// Fails when a connection cannot be opened.
     pub async fn open(&self, address: SocketAddr, connections: usize, asks: Vec<Ask>) -> Result<Load> {
         ensure!(connections > 0, "a load needs a connection");
         let mut dealt = Vec::new();
@@ -134,8 +135,8 @@ impl Client {
         Ok(Load { tasks, arrivals, _opened: opened })
     }
 
-    /// Makes so many connections at the same moment, as proxies do when their server is back: how long it took until the
-    /// server answered on each, or why it did not.
+    /// Opens this number of connections at the same moment, as proxies do when their server returns. For each, the time
+    /// until the server answered, or the error.
     pub async fn connect(&self, address: SocketAddr, count: usize) -> Vec<Result<Duration>> {
         let begun = Instant::now();
         let connect = || {
@@ -145,15 +146,15 @@ impl Client {
             })
         };
         let connecting: Vec<_> = std::iter::repeat_with(connect).take(count).collect();
-        // All are kept until the last is there.
+        // All connections are kept until the last is open.
         let made = futures::future::join_all(connecting).await;
         made.into_iter().map(|made| made?.map(|(_, took)| took)).collect()
     }
 
-    /// Asks on a connection whose streams are never read.
+    /// Sends requests on a connection whose streams are never read.
     ///
     /// # Errors
-    /// When the connection cannot be made.
+    /// Fails when the connection cannot be opened.
     pub async fn open_unread(&self, address: SocketAddr, asks: &[Ask]) -> Result<Unread> {
         let asks = asks.to_vec();
         self.runtime.spawn(async move { Unread::open(address, &asks).await }).await?
@@ -172,10 +173,10 @@ impl Drop for Client {
 // === impl Load ===
 
 impl Load {
-    /// Waits until so many streams have their first message; how long each took, sorted.
+    /// Waits until this number of streams have their first message. Returns the time of each, sorted.
     ///
     /// # Errors
-    /// When they do not come, or a stream ends.
+    /// Fails when they do not arrive in time, or a stream ends.
     pub async fn first_messages(&self, streams: usize) -> Result<Vec<Duration>> {
         let all = async {
             loop {
@@ -193,25 +194,27 @@ impl Load {
                 tokio::time::sleep(Duration::from_millis(5)).await;
             }
         };
-        timeout(PATIENCE, all).await.with_context(|| format!("{} of {streams} came", self.arrivals().first.len()))?
+        timeout(PATIENCE, all)
+            .await
+            .with_context(|| format!("{} of {streams} first messages arrived", self.arrivals().first.len()))?
     }
 
-    /// Everything that has come so far. Nothing comes while this is held, and whoever asks twice waits for ever.
+    /// Everything received so far. It is a lock: while it is held, nothing is received, and a second call deadlocks.
     pub fn arrivals(&self) -> MutexGuard<'_, Arrivals> {
         lock(&self.arrivals)
     }
 
-    /// What has come so far, in numbers.
+    /// The totals of everything received so far.
     pub fn counts(&self) -> Counts {
         self.arrivals().counts
     }
 
-    /// Forgets what has come so far.
+    /// Discards everything received so far.
     pub fn reset(&self) {
         *self.arrivals() = Arrivals::default();
     }
 
-    /// Closes all connections, and waits until nothing of it is left here.
+    /// Closes all connections, and waits until their tasks have ended.
     pub async fn close(mut self) {
         self.tasks.shutdown().await;
     }

@@ -1,9 +1,10 @@
-//! The streams of one connection: the client's half of HTTP/2, without its socket.
+//! The streams of one connection: the client side of HTTP/2, without the socket.
 //!
-//! * In: what to ask for; bytes that were read, and when; the time. Out: bytes to write, and what the streams were told.
-//! * Always: windows are given back as h2 does it, which is what proxies use: when half of one is used. A stream that has no
-//!   first message in time is reset and asked for anew, as is one that is refused, after a back-off with jitter. Of the
-//!   server's windows only that of the connection is minded: a request is shorter than any stream's.
+//! * In: the requests; received bytes with their time; the current time. Out: bytes to write, and the received
+//!   messages.
+//! * Always: windows are replenished as in h2, which proxies use: when half is used. A stream without a first message
+//!   in time is reset and requested again, as is a refused one, after a backoff with jitter. Of the server's windows
+//!   only that of the connection is respected: a request is shorter than any stream window.
 
 use std::{
     cmp::Reverse,
@@ -28,13 +29,13 @@ use crate::http2::{
 
 const GET: &str = "/io.linkerd.proxy.destination.Destination/Get";
 const GET_PROFILE: &str = "/io.linkerd.proxy.destination.Destination/GetProfile";
-/// What HTTP/2 begins with, and the proxy's for a stream.
+/// The default of HTTP/2, which is also the proxy's stream window.
 const STREAM_WINDOW: u32 = 65_535;
 const CONNECTION_WINDOW: u32 = 1024 * 1024;
-/// Of DATA: it ends with bytes that mean nothing.
+/// Flag of DATA: the payload ends with padding.
 const PADDED: u8 = 0x8;
 
-/// How long the proxy waits for a stream's first message.
+/// The proxy's timeout for a stream's first message.
 const FIRST_MESSAGE: Duration = Duration::from_secs(3);
 const FIRST_BACK_OFF: Duration = Duration::from_millis(100);
 const LONGEST_BACK_OFF: Duration = Duration::from_secs(60);
@@ -42,26 +43,26 @@ const JITTER: f64 = 0.1;
 
 pub(super) struct Streams {
     requests: Vec<Request>,
-    /// Whether what came is taken: else no window is given back, and nothing is waited for.
+    /// False for a client that never reads: windows are not replenished, and there are no timeouts.
     takes: bool,
-    /// What a request's headers are, whatever it asks for.
+    /// The header blocks of requests.
     headers: Headers,
-    /// By their number: 1, 3, 5 and so on.
+    /// The streams in the order of their numbers 1, 3, 5 and so on.
     streams: Vec<Stream>,
-    /// Requests that wait for the server to make room.
+    /// Requests that wait for room in the server's window.
     queue: VecDeque<usize>,
-    /// How much the server takes.
+    /// The remaining bytes in the server's connection window.
     room: usize,
-    /// What was taken from the server's window of the connection and not given back.
+    /// Bytes received on the connection and not yet returned to the server's window.
     taken: u32,
     began: Option<Instant>,
-    /// Streams that have no first message, the oldest first, and until when they may have none.
+    /// Streams without a first message, oldest first, with their deadlines.
     waiting: VecDeque<(Instant, u32)>,
-    /// Requests that are made anew, and when.
+    /// Requests to send again, with their times.
     again: BinaryHeap<Reverse<(Instant, usize)>>,
-    /// What the server said when it announced the end of the connection.
+    /// The error code of the server's GOAWAY.
     goaway: Option<u32>,
-    /// What came since the last look at it.
+    /// Everything received since the last merge.
     pub(super) arrivals: Arrivals,
 }
 
@@ -79,16 +80,16 @@ struct Request {
 struct Stream {
     request: usize,
     state: State,
-    /// Of its window.
+    /// Bytes received and not yet returned to the stream's window.
     taken: u32,
     messages: Messages,
 }
 
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum State {
-    /// For its first message.
+    /// Waits for its first message.
     Waits,
-    Told,
+    Receives,
     Ended,
 }
 
@@ -128,19 +129,19 @@ impl Streams {
         }
     }
 
-    /// Of a client that leaves unread whatever comes.
+    /// The streams of a client that never reads.
     pub(super) fn unread(asks: &[Ask]) -> Self {
         Self { takes: false, ..Self::new(asks) }
     }
 
-    /// What a connection begins with.
+    /// Writes the first frames of a connection.
     pub(super) fn greet(out: &mut BytesMut) {
         out.extend_from_slice(PREFACE);
         Frame::settings(&[(INITIAL_WINDOW_SIZE, STREAM_WINDOW)]).put(out);
         Frame::window_update(0, CONNECTION_WINDOW - 65_535).put(out);
     }
 
-    /// Asks for everything, as far as the server has room.
+    /// Sends all requests for which the server has room.
     pub(super) fn ask(&mut self, now: Instant, out: &mut BytesMut) {
         self.began.get_or_insert(now);
         while let Some(request) = self.queue.front().copied() {
@@ -158,15 +159,15 @@ impl Streams {
         }
     }
 
-    /// Takes the frames off what was read.
+    /// Processes the received frames.
     ///
     /// # Errors
-    /// When the server breaks the rules.
+    /// Fails when the server violates the protocol.
     pub(super) fn read(&mut self, unread: &mut BytesMut, now: Instant, out: &mut BytesMut) -> Result<()> {
         while let Some(frame) = Frame::take(unread)? {
             match frame.kind {
                 DATA => self.data(&frame, now, out)?,
-                // Without a message before it this is a refusal: an answer that is a status only.
+                // Without an earlier message, this is a refusal: the answer is only a status.
                 HEADERS if frame.has(END_STREAM) => self.end(frame.stream, now, || "a status".to_owned()),
                 RST_STREAM => {
                     let code = frame.code().unwrap_or_default();
@@ -200,7 +201,7 @@ impl Streams {
             bail!("DATA on stream {}, which was never opened", frame.stream);
         };
         if stream.state == State::Ended {
-            // It was under way when we reset the stream.
+            // The frame was sent before the server received our reset.
             return Ok(());
         }
         stream.taken += length;
@@ -214,7 +215,7 @@ impl Streams {
             arrivals.counts.messages += 1;
             arrivals.counts.bytes += (PREFIX + length) as u64;
             if *state == State::Waits {
-                *state = State::Told;
+                *state = State::Receives;
                 arrivals.first.extend(began.map(|began| now.saturating_duration_since(began)));
             } else if let Some((what, port)) = message.and_then(about) {
                 arrivals.changed(what, port, now);
@@ -228,7 +229,7 @@ impl Streams {
         Ok(())
     }
 
-    /// The server ended a stream.
+    /// Handles a stream that the server ended.
     fn end(&mut self, number: u32, now: Instant, why: impl FnOnce() -> String) {
         let Some(stream) = place(number).and_then(|place| self.streams.get_mut(place)) else { return };
         match std::mem::replace(&mut stream.state, State::Ended) {
@@ -237,7 +238,7 @@ impl Streams {
                 self.arrivals.counts.refused += 1;
                 self.ask_again(request, now);
             }
-            State::Told => self.arrivals.ended(why(), 1),
+            State::Receives => self.arrivals.ended(why(), 1),
             State::Ended => {}
         }
     }
@@ -250,7 +251,7 @@ impl Streams {
         self.again.push(Reverse((now + back_off, request)));
     }
 
-    /// When [`Streams::tick`] has something to do.
+    /// The next time at which [`Streams::tick`] has work.
     pub(super) fn due(&mut self) -> Option<Instant> {
         while let Some((_, number)) = self.waiting.front()
             && !self.waits(*number)
@@ -267,7 +268,7 @@ impl Streams {
         stream.is_some_and(|stream| stream.state == State::Waits)
     }
 
-    /// Gives up streams that are late, and asks anew for those whose back-off is over.
+    /// Resets late streams, and sends the requests whose backoff has ended.
     pub(super) fn tick(&mut self, now: Instant, out: &mut BytesMut) {
         while let Some((deadline, number)) = self.waiting.front().copied()
             && deadline <= now
@@ -292,7 +293,7 @@ impl Streams {
         self.ask(now, out);
     }
 
-    /// The connection has ended, and with it all that was open.
+    /// Counts the open streams as ended, because the connection has ended.
     pub(super) fn close(&mut self, why: &str) {
         let open = self.streams.iter().filter(|stream| stream.state != State::Ended).count();
         let unasked = self.queue.len() + self.again.len();
@@ -306,7 +307,7 @@ impl Streams {
     }
 }
 
-/// Where a stream's number leads to: clients have the odd ones.
+/// The index of a stream: clients use the odd numbers.
 fn place(number: u32) -> Option<usize> {
     usize::try_from(number.checked_sub(1)? / 2).ok()
 }

@@ -1,4 +1,4 @@
-//! The client's half of HTTP/2, frame by frame.
+//! Tests of the client side of HTTP/2, frame by frame.
 
 use std::net::Ipv4Addr;
 
@@ -35,7 +35,7 @@ fn remove(port: u8) -> Bytes {
 }
 
 #[test]
-fn the_first_message_is_timed_and_later_ones_are_told_apart() {
+fn the_first_message_is_timed_and_later_ones_are_counted_by_content() {
     let (mut streams, began) = opened(2);
     let later = began + Duration::from_millis(7);
     for number in [1, 3, 1, 3] {
@@ -51,7 +51,7 @@ fn the_first_message_is_timed_and_later_ones_are_told_apart() {
 }
 
 #[test]
-fn each_stream_is_asked_for_by_its_method() {
+fn each_stream_is_requested_by_its_method() {
     let ask = |method| Ask { method, path: "10.0.0.1:80".to_owned(), token: String::new() };
     let (mut streams, mut out) = (Streams::new(&[ask(Method::GetProfile), ask(Method::Get)]), BytesMut::new());
     streams.ask(Instant::now(), &mut out);
@@ -61,7 +61,7 @@ fn each_stream_is_asked_for_by_its_method() {
 }
 
 #[test]
-fn a_later_profile_is_told_apart() {
+fn a_later_profile_is_counted_by_content() {
     let (mut streams, began) = opened_by(Method::GetProfile, 1);
     // Opaque; 10.0.0.1:80.
     let profile = grpc_message(&[0x20, 1, 0x32, 11, 0x0a, 9, 0x0a, 5, 0x0d, 1, 0, 0, 10, 0x10, 80]);
@@ -75,7 +75,7 @@ fn a_later_profile_is_told_apart() {
 }
 
 #[test]
-fn windows_are_given_back_when_half_of_one_is_used() {
+fn windows_are_replenished_when_half_is_used() {
     let (mut streams, now) = opened(40);
     let mut given = Vec::new();
     for number in (0..40).map(|place| place * 2 + 1) {
@@ -89,7 +89,7 @@ fn windows_are_given_back_when_half_of_one_is_used() {
 }
 
 #[test]
-fn a_stream_that_is_refused_or_late_is_asked_for_anew() {
+fn a_refused_or_late_stream_is_requested_again() {
     let (mut streams, began) = opened(2);
     read(&mut streams, &Frame::new(HEADERS, END_HEADERS | END_STREAM, 1, Bytes::new()), began);
     assert_eq!((streams.arrivals.counts.refused, streams.arrivals.counts.timed_out), (1, 0));
@@ -113,7 +113,7 @@ fn requests_wait_for_the_servers_window() {
 }
 
 #[test]
-fn the_ends_of_streams_are_counted_by_their_reasons() {
+fn the_ends_of_streams_are_counted_by_reason() {
     let (mut streams, now) = opened(3);
     for number in [1, 3, 5] {
         read(&mut streams, &Frame::new(DATA, 0, number, remove(80)), now);

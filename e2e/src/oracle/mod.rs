@@ -8,8 +8,7 @@
 //!
 //! * In: every object in the API server, the settings of the server, one request. Out: the state that a stream reaches.
 //! * Always: pure functions. Each answer scans all objects, without an index or a cache, and shares no code with the
-//!   operator:
-//! if the two differ, one of them implements the contract incorrectly.
+//!   operator: if the two differ, one of them implements the contract incorrectly.
 //! * The timing rules of the contract (which messages, in which order) are out of scope: only the final state is
 //!   computed.
 

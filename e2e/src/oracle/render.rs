@@ -2,8 +2,7 @@
 //!
 //! * In: the winning candidate of an address. Out: its `WeightedAddr`, without the labels of the set.
 //! * Always: if the ports of a meshed Pod's proxy cannot be parsed, only `opaque_transport` is omitted; the identity
-//!   and the
-//! hint stay.
+//!   and the hint stay.
 
 use std::net::{IpAddr, SocketAddr};
 

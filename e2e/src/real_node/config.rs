@@ -1,6 +1,7 @@
-//! The configurations of what runs on a node.
+//! The configurations of the programs on a node.
 //!
-//! * In: where things are. Out: texts. Always: nothing in them needs the network of the machine, a registry, or a cgroup of others.
+//! * In: paths and names. Out: texts. Always: they require neither the host's network nor a registry, and no other
+//!   program's cgroup.
 
 use std::{net::Ipv4Addr, path::Path};
 
@@ -12,7 +13,8 @@ const BRIDGE: &str = "cni0";
 
 pub(super) fn containerd(cni_configuration: &Path, cni_plugins: &Path, pause: &str) -> String {
     let (configuration, plugins) = (cni_configuration.display(), cni_plugins.display());
-    // `opt` would make a directory in /opt. Without CAP_SYS_RESOURCE a container's oom_score_adj cannot be lowered.
+    // The plugin `opt` would create a directory in /opt. Without CAP_SYS_RESOURCE a container's oom_score_adj cannot be
+    // lowered.
     format!(
         r#"version = 2
 disabled_plugins = ["io.containerd.internal.v1.opt"]
@@ -35,7 +37,7 @@ disabled_plugins = ["io.containerd.internal.v1.opt"]
     )
 }
 
-/// A bridge, with addresses from one range. No masquerading: the host has a route to the pods.
+/// A bridge, with addresses from one range. No masquerading, because the host has a route to the Pods.
 pub(super) fn cni() -> Value {
     json!({
         "cniVersion": "0.4.0",
@@ -66,7 +68,7 @@ pub(super) fn kubelet(cgroup: &str, client_ca: &Path) -> Value {
         "failCgroupV1": false,
         "failSwapOn": false,
         "makeIPTablesUtilChains": false,
-        // A full disk of the machine is not what is tested.
+        // A full disk of the host must not affect the tests.
         "evictionHard": {"memory.available": "0%", "nodefs.available": "0%", "nodefs.inodesFree": "0%",
             "imagefs.available": "0%", "imagefs.inodesFree": "0%"},
         "localStorageCapacityIsolation": false,
@@ -86,12 +88,12 @@ pub(super) fn kube_proxy(kubeconfig: &Path, name: &str) -> Value {
         "clientConnection": {"kubeconfig": kubeconfig},
         "detectLocalMode": "BridgeInterface",
         "detectLocal": {"bridgeInterface": BRIDGE},
-        // Its limits are of the whole machine.
+        // Conntrack limits would apply to the whole host.
         "conntrack": {"maxPerCore": 0, "min": 0, "tcpCloseWaitTimeout": "0s", "tcpEstablishedTimeout": "0s"},
     })
 }
 
-/// A kubeconfig refers to the authority by path, so it works in the node too, which sees the machine's files.
+/// The kubeconfig refers to the CA by path, which is valid in the node, too: the node sees the host's files.
 pub(super) fn kubelet_args(directory: &Path, kubeconfig: &Path, name: &str, address: Ipv4Addr) -> Vec<String> {
     vec![
         format!("--config={}", directory.join("kubelet.json").display()),

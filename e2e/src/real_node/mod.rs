@@ -1,12 +1,14 @@
-//! A real node on this machine: containerd, kubelet and kube-proxy in namespaces of their own, joined to a control plane of ours.
+//! A real node on this host: containerd, kubelet and kube-proxy in separate namespaces, joined to a control plane of
+//! the harness.
 //!
 //! ```text
 //!   host: ControlPlane ── 198.18.0.1 ══ veth ══ 198.18.0.2 :node ── cni0 ── pods, 10.244.0.0/24
 //! ```
 //!
-//! * In: root and the programs that [`requirement`] names; images. Out: a node that is ready, its pods and NodePorts reachable from here.
-//! * Always: gone with this process, however it ends: the kernel takes the namespaces with all that is in them. Cgroups are all that has
-//!   to be removed by hand. One at a time on a machine, because of its addresses.
+//! * In: root and the programs in [`requirement`]; images. Out: a ready node, whose Pods and NodePorts are reachable
+//!   from the host.
+//! * Always: removed when this process ends, however it ends: the kernel destroys the namespaces and their processes.
+//!   Only cgroups must be removed explicitly. Only one node can run on a host, because its addresses are fixed.
 
 mod config;
 pub mod requirement;
@@ -31,10 +33,10 @@ use crate::{
     wait::eventually,
 };
 
-/// Of a node's directory, and of its cgroup.
+/// The prefix of the node's directory and of its cgroup.
 const PREFIX: &str = "linkerd-operator-e2e-";
 pub const NAME: &str = "node-1";
-/// From the range for tests between devices, which no network uses.
+/// From the range for benchmark tests (198.18.0.0/15), which no network uses.
 pub const HOST: Ipv4Addr = Ipv4Addr::new(198, 18, 0, 1);
 pub const ADDRESS: Ipv4Addr = Ipv4Addr::new(198, 18, 0, 2);
 const WIRE: &str = "e2e-node";
@@ -49,22 +51,22 @@ const READY_DEADLINE: Duration = Duration::from_secs(120);
 const EMPTY_DEADLINE: Duration = Duration::from_secs(15);
 
 pub struct RealNode {
-    // Ended in this order.
+    // Dropped in this order.
     joined: Vec<Process>,
     namespaces: Process,
     cgroup: Cgroup,
-    /// As the host sees it.
+    /// The process id on the host.
     init: String,
     binaries: Binaries,
     directory: TempDir,
 }
 
-/// A node's share of each hierarchy.
+/// The node's cgroup in each hierarchy.
 struct Cgroup(String);
 
 impl RealNode {
-    /// Makes the namespaces, and a containerd that has these images. The control plane is started after that, on an address that is
-    /// there by then, and [`RealNode::join`]ed.
+    /// Creates the namespaces, and a containerd with these images. Start the control plane afterwards, because its
+    /// address exists only then, and pass it to [`RealNode::join`].
     pub async fn start(images: &[&Path]) -> Result<Self> {
         requirement::check()?;
         let binaries = tokio::task::spawn_blocking(Binaries::find_or_build_node).await??;
@@ -86,24 +88,24 @@ impl RealNode {
         let mut namespaces = Process::spawn(spawn)?;
         let init = path.join("init.pid");
         let up = eventually(START_DEADLINE, "the node's namespaces", async || {
-            ensure!(namespaces.is_running(), "they are gone");
+            ensure!(namespaces.is_running(), "the process has ended");
             let id = fs::read_to_string(&init)?.trim().to_owned();
-            ensure!(!id.is_empty(), "its process has no id yet");
+            ensure!(!id.is_empty(), "its process id is not known yet");
             Ok(id)
         })
         .await;
-        let init = up.with_context(|| format!("the node said:\n{}", namespaces.log_tail(15)))?;
+        let init = up.with_context(|| format!("the log of the node ends with:\n{}", namespaces.log_tail(15)))?;
         let node = Self { joined: Vec::new(), namespaces, cgroup, init, binaries, directory };
         eventually(START_DEADLINE, "containerd", async || node.run("ctr", &["version"]).await)
             .await
-            .with_context(|| format!("containerd said:\n{}", node.namespaces.log_tail(15)))?;
+            .with_context(|| format!("the log of containerd ends with:\n{}", node.namespaces.log_tail(15)))?;
         for image in images.iter().copied().chain([pause.as_path()]) {
             node.run("ctr", &["--namespace=k8s.io", "images", "import", &image.display().to_string()]).await?;
         }
         Ok(node)
     }
 
-    /// A control plane whose API server pods can reach, with everything but kwok.
+    /// The options for a control plane whose API server is reachable from Pods, with everything except kwok.
     pub fn control_plane() -> Options {
         let user = |name: &str, groups: &[&str]| User {
             name: name.to_owned(),
@@ -151,24 +153,24 @@ impl RealNode {
         Ok(())
     }
 
-    /// Runs a program in the node; its output, or an error with what it said.
+    /// Runs a program in the node. Returns its stdout, or an error with its output.
     pub async fn run(&self, program: &str, args: &[&str]) -> Result<String> {
         let mut command = Command::new("nsenter");
         command.args(self.enter()).arg(program).args(args).stdin(Stdio::null()).kill_on_drop(true);
         let output =
             timeout(COMMAND_DEADLINE, command.output()).await.with_context(|| format!("{program} hangs"))??;
-        let (said, error) = (String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
-        ensure!(output.status.success(), "{program} {}: {} {}", args.join(" "), said.trim(), error.trim());
-        Ok(said.into_owned())
+        let (text, error) = (String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
+        ensure!(output.status.success(), "{program} {}: {} {}", args.join(" "), text.trim(), error.trim());
+        Ok(text.into_owned())
     }
 
-    /// How the logs of all that runs on it end.
+    /// The ends of all logs of the node.
     pub fn logs(&self) -> String {
         let all = self.joined.iter().chain([&self.namespaces]);
         all.map(|process| format!("the log of {} ends with:\n{}\n", process.name(), process.log_tail(15))).collect()
     }
 
-    /// The processes of the node itself, by name.
+    /// The names and process ids of the kubelet and kube-proxy.
     pub fn processes(&self) -> Vec<(String, u32)> {
         self.joined.iter().map(|process| (process.name().to_owned(), process.pid())).collect()
     }
@@ -211,7 +213,7 @@ async fn build_pause(directory: &Path) -> Result<PathBuf> {
 // === impl Cgroup ===
 
 impl Cgroup {
-    /// One that is named after the directory. Those of nodes that were killed are removed.
+    /// Creates a cgroup with the name of the directory, and removes the cgroups of nodes that were killed.
     fn create(directory: &Path) -> Result<Self> {
         let name = directory.file_name().context("the node's directory has no name")?.to_string_lossy().into_owned();
         let beside = directory.parent().unwrap_or(directory);
@@ -230,7 +232,7 @@ impl Drop for Cgroup {
         let end = Instant::now() + EMPTY_DEADLINE;
         let paths: Vec<PathBuf> =
             trace::hierarchies().into_iter().map(|hierarchy| Path::new(&hierarchy).join(&self.0)).collect();
-        // The kernel takes a moment to end what was in them.
+        // The kernel needs a moment to end the processes in them.
         while paths.iter().any(|path| path.exists()) && Instant::now() < end {
             paths.iter().for_each(|path| remove(path));
             std::thread::sleep(Duration::from_millis(20));
@@ -238,7 +240,7 @@ impl Drop for Cgroup {
     }
 }
 
-/// A cgroup and those below it; its files go with it.
+/// Removes a cgroup and its children.
 fn remove(cgroup: &Path) {
     for entry in fs::read_dir(cgroup).into_iter().flatten().flatten() {
         if entry.file_type().is_ok_and(|kind| kind.is_dir()) {

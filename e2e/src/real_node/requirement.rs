@@ -1,12 +1,12 @@
-//! What a node needs of the machine.
+//! The requirements of a node on the host.
 //!
-//! * Out: all that is missing at once, with the way to get it. Nothing is installed here.
+//! * Out: one error with everything that is missing, and how to get it. Nothing is installed.
 
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result, ensure};
 
-/// Programs, and the Debian package each is in.
+/// The programs, with their Debian packages.
 const PROGRAMS: [(&str, &str); 9] = [
     ("containerd", "containerd"),
     ("containerd-shim-runc-v2", "containerd"),
@@ -18,27 +18,27 @@ const PROGRAMS: [(&str, &str); 9] = [
     ("nsenter", "util-linux"),
     ("cc", "gcc and libc6-dev"),
 ];
-/// Where Debian has the CNI plugins, and where others have them.
+/// The directories of the CNI plugins, in Debian and in other distributions.
 const PLUGINS: [&str; 2] = ["/usr/lib/cni", "/opt/cni/bin"];
 
 /// # Errors
-/// Names everything that is missing.
+/// Lists everything that is missing.
 pub fn check() -> Result<()> {
     let mut missing = Vec::new();
     if !cfg!(target_os = "linux") {
         missing.push("Linux".to_owned());
     }
     if !rustix::process::geteuid().is_root() {
-        missing.push("root: namespaces, mounts and interfaces are made".to_owned());
+        missing.push("root, to create namespaces, mounts and interfaces".to_owned());
     }
     let absent = PROGRAMS.iter().filter(|(program, _)| !is_in_path(program));
-    missing.extend(absent.map(|(program, package)| format!("{program} (Debian's package {package})")));
+    missing.extend(absent.map(|(program, package)| format!("{program} (Debian package {package})")));
     if plugins().is_err() {
-        missing.push("CNI plugins (Debian's package containernetworking-plugins)".to_owned());
+        missing.push("CNI plugins (Debian package containernetworking-plugins)".to_owned());
     }
     ensure!(
         missing.is_empty(),
-        "a node cannot be run here; missing:\n  {}\n`make e2e-node-packages` installs the packages on Debian",
+        "a node cannot run on this host; missing:\n  {}\n`make e2e-node-packages` installs the packages on Debian",
         missing.join("\n  ")
     );
     Ok(())

@@ -1,7 +1,7 @@
-//! What a node could leave on the machine.
+//! Detects what a node leaves on the host.
 //!
-//! * Out: a [`Traces`] now, and what one has that another has not. Always: what others do on the machine meanwhile is no trace, as far
-//!   as it can be told apart.
+//! * Out: the current [`Traces`], and the differences between two of them. Always: changes by other programs are
+//!   excluded, as far as they can be distinguished.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -12,7 +12,7 @@ use std::{
 
 use anyhow::{Context, Result, ensure};
 
-/// By the first letters of their names, which is all that the kernel keeps.
+/// Prefixes of process names, because the kernel truncates names.
 const PROGRAMS: [&str; 6] = ["containerd", "kubelet", "kube-proxy", "runc", "pause", "bridge"];
 const SYSCTLS: [&str; 7] = [
     "vm/overcommit_memory",
@@ -38,7 +38,7 @@ const DIRECTORIES: [&str; 11] = [
 ];
 const CGROUPS: &str = "/sys/fs/cgroup";
 
-/// Each line names one thing and its state.
+/// Each line describes one object and its state.
 #[derive(Clone, Debug, Eq, PartialEq)]
 pub struct Traces(BTreeSet<String>);
 
@@ -68,15 +68,15 @@ impl Traces {
         Ok(Self(found))
     }
 
-    /// What is here and was not there, and the other way round.
+    /// The lines that were added or removed since `before`.
     pub fn differences(&self, before: &Self) -> Vec<String> {
         let new = self.0.difference(&before.0).map(|line| format!("left behind: {line}"));
-        let gone = before.0.difference(&self.0).map(|line| format!("gone: {line}"));
-        new.chain(gone).collect()
+        let removed = before.0.difference(&self.0).map(|line| format!("removed: {line}"));
+        new.chain(removed).collect()
     }
 }
 
-/// The directories in which a cgroup has to be made, so that it is in all hierarchies.
+/// The directories in which a cgroup must be created to exist in all hierarchies.
 pub(super) fn hierarchies() -> Vec<String> {
     if Path::new(CGROUPS).join("cgroup.controllers").exists() {
         return vec![CGROUPS.to_owned()];
@@ -99,7 +99,7 @@ fn processes() -> BTreeMap<String, String> {
     ours.map(|(name, id)| (id, name.trim().to_owned())).collect()
 }
 
-/// Without its number and its parent's, which are given anew.
+/// Without the ids of the mount and its parent, which are not stable.
 fn mount(line: &str) -> String {
     line.split_whitespace().skip(4).collect::<Vec<_>>().join(" ")
 }

@@ -3,12 +3,10 @@
 //! * In: a client with all permissions; changes of a [valid](super::World::valid) world, in order.
 //! * Out: writes as users and controllers send them; all objects as listed, for the oracle.
 //! * Always: immutable fields (the spec of a Pod, a Job's template) are written only at creation. The status of a Pod
-//!   is written
-//! in a second request, as a kubelet does: the server accepts it only for an existing Pod.
+//!   is written in a second request, as a kubelet does: the server accepts it only for an existing Pod.
 //! * Without the ServiceProfile CRD, ServiceProfiles are skipped.
 //! * Use [`list`] instead of the world's objects for comparisons: the server sets its own timestamps, and returns an
-//!   empty list
-//! of ports as an absent one.
+//!   empty list of ports as an absent one.
 
 use anyhow::{Context, Result};
 use k8s_openapi::api::core::v1::Namespace;

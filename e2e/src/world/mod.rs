@@ -220,8 +220,7 @@ impl World {
     }
 
     /// All interesting requests of `GetProfile`. In a [valid](Self::valid) world the API server assigns the cluster
-    /// IPs; use
-    /// [`cluster_ip_requests`] for those.
+    /// IPs; use [`cluster_ip_requests`] for those.
     pub fn profile_requests(&self) -> Vec<Request> {
         profile_request::all()
     }

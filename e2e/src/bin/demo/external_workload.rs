@@ -1,4 +1,4 @@
-//! The first act: a virtual machine becomes an endpoint of a Service, and proxies are told.
+//! The first act: virtual machines become endpoints of a Service, and proxies receive them.
 
 use anyhow::{Result, ensure};
 use e2e::{
@@ -27,56 +27,56 @@ pub(crate) async fn act(control_plane: &ControlPlane, manager: &Manager) -> Resu
     show.file("-k", "config/samples").await?;
     let mesh = Mesh::new(&control_plane.client().await?, NAMESPACE);
     mesh.shows("legacy", &[("vm-1", false), ("vm-2", false)]).await?;
-    eventually(SOON, "the Pod to be an endpoint too", async || {
+    eventually(SOON, "the Pod to be an endpoint", async || {
         let slices = control_plane.kubectl(&SLICES).await?;
         ensure!(slices.lines().count() == 3, "{slices}");
         Ok(())
     })
     .await?;
     say(
-        "One slice is ours, with the machines; the other is Kubernetes' own, with the Pod. Readers take both together.\n\
-         The machines are not ready yet: nobody has said that they are.",
+        "One EndpointSlice is ours, with the virtual machines; the other one is Kubernetes' own, with the Pod. Consumers merge both.\n\
+         The virtual machines are not ready yet, because no health checker has set their condition Ready.",
     );
     show.run(&SLICES).await?;
 
-    say("Whoever checks their health says so in their status.");
-    for machine in ["vm-1", "vm-2"] {
-        set_ready(&show, machine, true).await?;
+    say("A health checker sets the condition Ready in their status.");
+    for workload in ["vm-1", "vm-2"] {
+        set_ready(&show, workload, true).await?;
     }
     mesh.shows("legacy", &[("vm-1", true), ("vm-2", true)]).await?;
     show.run(&SLICES).await?;
 
     say(
-        "What a Linkerd proxy is told that asks for the Service: the machines and the Pod, from the same process. The stream\n\
-         stays open, as a proxy's does.",
+        "The endpoints of the Service for a Linkerd proxy: the virtual machines and the Pod, from the same process. The stream stays\n\
+         open, as a proxy's does.",
     );
     let mut proxy = proxy(control_plane, manager, "legacy.mixed.svc.cluster.local:80")?;
     proxy.prints(&["vm-1", "vm-2", "pod-1"]).await?;
 
-    say("Before it connects to an address, a proxy asks for its profile: here of a machine.");
+    say("Before a proxy connects to an address, it requests the profile of that address: here of a virtual machine.");
     println!("{}", profile(control_plane, manager, "192.0.2.11:8080").await?);
 
-    say("vm-2 becomes unready: it stays in the slice, and the proxy is told to send it no more traffic.");
+    say("vm-2 becomes unready: it stays in the EndpointSlice, and the proxy receives an update that removes it.");
     set_ready(&show, "vm-2", false).await?;
     mesh.shows("legacy", &[("vm-1", true), ("vm-2", false)]).await?;
     show.run(&SLICES).await?;
     proxy.prints(&["vm-2"]).await?;
 
-    say("And back.");
+    say("vm-2 becomes ready again.");
     set_ready(&show, "vm-2", true).await?;
     mesh.shows("legacy", &[("vm-1", true), ("vm-2", true)]).await?;
     show.run(&SLICES).await?;
     proxy.prints(&["vm-2"]).await?;
 
     say(
-        "A third machine comes with a typing error in its address. It is left out, its owner is told, the others stay.",
+        "A third virtual machine has a typing error in its address. It is left out, an Event reports that, and the others stay.",
     );
     show.file("-f", "config/samples/bad-address.yaml").await?;
     mesh.tells("vm-3", "InvalidWorkloadIP").await?;
     mesh.shows("legacy", &[("vm-1", true), ("vm-2", true)]).await?;
     show.run(&SLICES).await?;
 
-    say("What it told, as `kubectl describe` and `kubectl events` show it.");
+    say("The Events of the operator, as `kubectl describe` and `kubectl events` show them.");
     mesh.tells("vm-2", "BecameUnready").await?;
     let columns = "-o=custom-columns=TYPE:.type,REASON:.reason,OBJECT:.regarding.name,NOTE:.note";
     show.run(&[
@@ -89,7 +89,7 @@ pub(crate) async fn act(control_plane: &ControlPlane, manager: &Manager) -> Resu
     ])
     .await?;
 
-    say("What its metrics say: slices written, endpoints by readiness, who leads, who listens.");
+    say("The metrics: slices written, endpoints by readiness, the leader, the subscribers.");
     metrics(
         manager,
         &[
@@ -106,7 +106,7 @@ pub(crate) async fn act(control_plane: &ControlPlane, manager: &Manager) -> Resu
     Ok(())
 }
 
-/// A client of the Destination API that stays.
+/// A client of the Destination API that runs until it is dropped.
 fn proxy(control_plane: &ControlPlane, manager: &Manager, authority: &str) -> Result<Watcher> {
     let address = manager.destination_address().to_string();
     println!("$ linkerd-operator endpoints --watch --addr {address} {authority}");
@@ -116,7 +116,7 @@ fn proxy(control_plane: &ControlPlane, manager: &Manager, authority: &str) -> Re
     Ok(Watcher::of(Process::spawn(Spawn::new("endpoints --watch", binary, log).args(args))?))
 }
 
-/// What a proxy would be told of the address, as the terminal shows it.
+/// The profile of the address, as the CLI prints it.
 async fn profile(control_plane: &ControlPlane, manager: &Manager, authority: &str) -> Result<String> {
     let address = manager.destination_address().to_string();
     println!("$ linkerd-operator profile --addr {address} {authority}");
@@ -126,11 +126,11 @@ async fn profile(control_plane: &ControlPlane, manager: &Manager, authority: &st
         Process::spawn(Spawn::new("profile", binary, log).args(["profile", "--addr", &address, authority]))?;
     let status = process.wait(SOON).await?;
     let printed = process.log();
-    ensure!(status.success() && printed.contains("external_workload"), "it ended with {status}:\n{printed}");
+    ensure!(status.success() && printed.contains("external_workload"), "profile ended with {status}:\n{printed}");
     Ok(printed.trim_end().to_owned())
 }
 
-async fn set_ready(show: &Kubectl<'_>, machine: &str, ready: bool) -> Result<()> {
+async fn set_ready(show: &Kubectl<'_>, workload: &str, ready: bool) -> Result<()> {
     let status = if ready { "True" } else { "False" };
     let patch = format!(r#"{{"status":{{"conditions":[{{"type":"Ready","status":"{status}"}}]}}}}"#);
     show.run(&[
@@ -138,7 +138,7 @@ async fn set_ready(show: &Kubectl<'_>, machine: &str, ready: bool) -> Result<()>
         NAMESPACE,
         "patch",
         "externalworkload",
-        machine,
+        workload,
         "--subresource=status",
         "--type=merge",
         "-p",

@@ -1,4 +1,4 @@
-//! The second act: one resource owns the mesh's proxy configuration.
+//! The second act: one resource owns the proxy configuration of the mesh.
 
 use std::{
     path::PathBuf,
@@ -42,29 +42,27 @@ pub(crate) async fn act(control_plane: &ControlPlane, manager: &Manager, injecto
         injector.set_lag(replica, Duration::from_secs(90))?;
     }
 
-    say(
-        "The second act. What Helm leaves of Linkerd's configuration, here cut short: the ConfigMap that its injector reads.",
-    );
+    say("The second act. The ConfigMap of Linkerd's injector as Helm writes it, shortened.");
     println!("$ kubectl apply --server-side --field-manager=helm -f {INSTALLED}");
     println!("{}", document.install(&in_repository(INSTALLED)).await?);
     document.shows("accessLog", "accessLog: ''").await?;
 
-    say("A LinkerdConfig that sets one value. Before it is applied: what would it change?");
+    say("A LinkerdConfig that sets one value. Before it is applied: `explain` shows what it would change.");
     println!("$ cat {DECLARED}\n{}", std::fs::read_to_string(in_repository(DECLARED))?.trim_end());
-    let told = document.explain(&["-f", DECLARED]).await?;
-    ensure!(told.contains("1 value would change"), "{told}");
+    let explained = document.explain(&["-f", DECLARED]).await?;
+    ensure!(explained.contains("1 value would change"), "{explained}");
 
     say(
-        "It is applied. The operator keeps what Helm wrote as a ControllerRevision, and then writes that one value. Two replicas of\n\
-         a stand-in for Linkerd's injector read the ConfigMap from files that their kubelet would refresh within 90 s: the operator\n\
-         asks each until it proves that it uses what was written, and nudges who does not.",
+        "The resource is applied. The operator saves Helm's document as a ControllerRevision, and then writes that one value. Two\n\
+         replicas of a stand-in for Linkerd's injector read the ConfigMap from files that their kubelet refreshes within 90 s: the\n\
+         operator probes each replica until it uses the new document, and nudges the kubelets of replicas that do not.",
     );
     show.file("-f", DECLARED).await?;
     document.becomes("accessLog: apache").await?;
     document.shows("accessLog", "accessLog: apache").await?;
     show.run(&["-n", "linkerd", "get", "controllerrevisions"]).await?;
     document.tells("LinkerdConfigUpdated").await?;
-    eventually(SOON, "it to be ready", async || {
+    eventually(SOON, "the LinkerdConfig to be ready", async || {
         let shown = control_plane.kubectl(&WIDE).await?;
         ensure!(shown.contains("true     True"), "{shown}");
         Ok(())
@@ -73,27 +71,27 @@ pub(crate) async fn act(control_plane: &ControlPlane, manager: &Manager, injecto
     show.run(&WIDE).await?;
 
     say(
-        "Somebody edits the ConfigMap by hand: this value, and another one that no resource names. Both are put back, and it is\n\
-         said who did it.",
+        "The ConfigMap is edited by hand: this value, and another one that the resource does not set. Both are reverted, and an\n\
+         Event names the field manager.",
     );
     let before = document.values().await?;
     let edited = before.replace("accessLog: apache", "accessLog: json").replace("hickory=error", "hickory=trace");
-    ensure!(edited != before, "there is nothing to edit:\n{before}");
+    ensure!(edited != before, "the document does not contain the values to edit:\n{before}");
     let since = Instant::now();
     document.edit(&edited).await?;
     eventually(SOON, "the edit to be reverted", async || {
-        ensure!(document.values().await? == before, "it is still there");
+        ensure!(document.values().await? == before, "the edit has not been reverted");
         Ok(())
     })
     .await?;
-    println!("as it was again, {} ms after kubectl was started", since.elapsed().as_millis());
+    println!("reverted {} ms after kubectl was started", since.elapsed().as_millis());
     document.shows("accessLog|hickory", "accessLog: apache").await?;
     document.tells("DriftReverted").await?;
     show.run(&EVENTS).await?;
 
     say(
-        "A value that the schema takes and the injector does not: it denies every Pod. The operator asks it before anybody else\n\
-         does, and puts the last good document back.",
+        "The schema accepts a value that the injector rejects: it would deny every Pod. The operator probes the injector first,\n\
+         and rolls the document back.",
     );
     let before = document.values().await?;
     for replica in injector.replicas() {
@@ -101,14 +99,14 @@ pub(crate) async fn act(control_plane: &ControlPlane, manager: &Manager, injecto
     }
     show.run(&["patch", "linkerdconfig", "mesh", "--type=merge", "-p", BAD]).await?;
     document.tells("ConfigRolledBack").await?;
-    ensure!(document.values().await? == before, "it is not as it was");
+    ensure!(document.values().await? == before, "the document was not rolled back");
     for replica in injector.replicas() {
         injector.set_behaviour(replica, Behaviour::Right).await?;
     }
     show.run(&CONDITIONS).await?;
-    say("The resource is put right.");
+    say("The resource is corrected.");
     show.run(&["patch", "linkerdconfig", "mesh", "--type=json", "-p", GOOD]).await?;
-    eventually(SOON, "it to be ready", async || {
+    eventually(SOON, "the LinkerdConfig to be ready", async || {
         let shown = control_plane.kubectl(&WIDE).await?;
         ensure!(shown.contains("true     True"), "{shown}");
         Ok(())
@@ -116,7 +114,9 @@ pub(crate) async fn act(control_plane: &ControlPlane, manager: &Manager, injecto
     .await?;
     show.run(&CONDITIONS).await?;
 
-    say("helm upgrade is no drift: what it writes is the new base, and what the resource names is put over it again.");
+    say(
+        "helm upgrade is not drift: its document is the new base, and the operator writes the declared value into it again.",
+    );
     let sample = std::fs::read_to_string(in_repository(INSTALLED))?;
     let upgraded = document.file("upgraded.yaml", &sample.replace("edge-26.8.3", "edge-26.8.4"))?;
     println!("$ kubectl apply --server-side --field-manager=helm --force-conflicts -f upgraded.yaml");
@@ -124,7 +124,7 @@ pub(crate) async fn act(control_plane: &ControlPlane, manager: &Manager, injecto
     document.becomes("linkerdVersion: edge-26.8.4").await?;
     document.becomes("accessLog: apache").await?;
     document.tells("BaseUpdated").await?;
-    eventually(SOON, "its status to say so", async || {
+    eventually(SOON, "the status to have the new version", async || {
         let shown = control_plane.kubectl(&WIDE).await?;
         ensure!(shown.contains("true     True    edge-26.8.4"), "{shown}");
         Ok(())
@@ -132,14 +132,14 @@ pub(crate) async fn act(control_plane: &ControlPlane, manager: &Manager, injecto
     .await?;
     show.run(&WIDE).await?;
 
-    say("Where each value is from, now.");
-    let told = document.explain(&[]).await?;
+    say("The origin of each value.");
+    let explained = document.explain(&[]).await?;
     ensure!(
-        told.contains("revision") && told.contains("Synced: the ConfigMap holds the declared configuration"),
-        "{told}"
+        explained.contains("revision") && explained.contains("Synced: the ConfigMap holds the declared configuration"),
+        "{explained}"
     );
 
-    say("What the metrics say.");
+    say("The metrics.");
     metrics(
         manager,
         &[
@@ -152,18 +152,20 @@ pub(crate) async fn act(control_plane: &ControlPlane, manager: &Manager, injecto
     )
     .await?;
 
-    say("It is deleted. By default that changes nothing in the mesh: the ConfigMap stays as it is, to the byte.");
+    say(
+        "The resource is deleted. By default that changes nothing in the mesh: the ConfigMap stays byte for byte the same.",
+    );
     let before = document.object().await?;
     show.run(&["delete", "linkerdconfig", "mesh"]).await?;
     holds(Duration::from_secs(2), "the ConfigMap to stay", async || {
-        ensure!(document.object().await? == before, "it changed");
+        ensure!(document.object().await? == before, "the ConfigMap changed");
         Ok(())
     })
     .await?;
     document.shows("accessLog", "accessLog: apache").await
 }
 
-/// Its ConfigMap, and who changes and explains it.
+/// Linkerd's ConfigMap, with functions to change and explain it.
 struct Linkerd<'a>(&'a ControlPlane);
 
 impl Linkerd<'_> {
@@ -183,14 +185,14 @@ impl Linkerd<'_> {
         values.map(str::to_owned).context("the ConfigMap has no values")
     }
 
-    /// Shows the lines of the document with these words, and checks what is among them.
+    /// Prints the lines of the document that contain these words, and checks that one contains `expected`.
     async fn shows(&self, words: &str, expected: &str) -> Result<()> {
         println!("$ kubectl -n linkerd get configmap linkerd-config -o=jsonpath={{.data.values}} | grep -E '{words}'");
         let values = self.values().await?;
         let lines = values.lines().filter(|line| words.split('|').any(|word| line.contains(word)));
         let lines: Vec<&str> = lines.collect();
         println!("{}", lines.join("\n"));
-        ensure!(lines.iter().any(|line| line.contains(expected)), "there is no {expected:?}");
+        ensure!(lines.iter().any(|line| line.contains(expected)), "no line contains {expected:?}");
         Ok(())
     }
 
@@ -203,7 +205,7 @@ impl Linkerd<'_> {
         .await
     }
 
-    /// As `kubectl edit` does it.
+    /// Edits the document as `kubectl edit` does.
     async fn edit(&self, values: &str) -> Result<()> {
         let patch = self.file("edited.yaml", &json!({"data": {"values": values}}).to_string())?;
         println!(
@@ -216,7 +218,7 @@ impl Linkerd<'_> {
         Ok(())
     }
 
-    /// Waits for an Event.
+    /// Waits for an Event with this reason.
     async fn tells(&self, reason: &str) -> Result<()> {
         eventually(SOON, format_args!("an Event {reason}"), async || {
             let events = self.0.kubectl(&EVENTS).await?;
@@ -226,7 +228,7 @@ impl Linkerd<'_> {
         .await
     }
 
-    /// What the terminal shows of the resource in effect, or of a manifest in the repository.
+    /// Prints the output of `explain` for the resource in effect, or for a manifest in the repository.
     async fn explain(&self, args: &[&str]) -> Result<String> {
         println!("$ linkerd-operator {}", [&["explain"], args].concat().join(" "));
         let binary = beside_this_executable("linkerd-operator", "LINKERD_OPERATOR_BIN")?;
@@ -238,7 +240,7 @@ impl Linkerd<'_> {
         let status = process.wait(SOON).await?;
         let printed = process.log();
         println!("{}", printed.trim_end());
-        ensure!(status.success(), "it ended with {status}");
+        ensure!(status.success(), "explain ended with {status}");
         Ok(printed)
     }
 

@@ -1,9 +1,9 @@
-//! `make demo`: a virtual machine becomes an endpoint of a Service, one resource owns the mesh's proxy configuration, and running
-//! workloads are brought to it; step by step.
+//! `make demo`: virtual machines become endpoints of a Service, one resource owns the proxy configuration of the mesh,
+//! and running workloads are restarted for it; step by step.
 //!
-//! Everything is real: etcd, kube-apiserver, kube-controller-manager, and our manager as a process of its own. Each step says
-//! what will happen, does it with kubectl, and checks that it did; the first thing that is not as told ends the demo with
-//! an error. Nothing stays behind, except with `--keep`.
+//! Everything is real: etcd, kube-apiserver, kube-controller-manager, and our manager as a separate process. Each step
+//! is announced, executed with kubectl and checked; the first failed check ends the demo with an error. Everything is
+//! removed at the end, except with `--keep`.
 
 mod external_workload;
 mod linkerd_config;
@@ -21,7 +21,7 @@ async fn main() -> ExitCode {
     match demo(keep).await {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
-            eprintln!("\nNot as told: {error:#}");
+            eprintln!("\nThe demo failed: {error:#}");
             ExitCode::FAILURE
         }
     }
@@ -37,15 +37,15 @@ async fn demo(keep: bool) -> Result<()> {
     show.run(&["version"]).await?;
 
     say(
-        "Linkerd's ExternalWorkload CRD, our LinkerdConfig CRD, and the namespace of Linkerd's control plane, where the Leases\n\
-         will be.",
+        "Linkerd's ExternalWorkload CRD, our LinkerdConfig CRD, and the namespace of Linkerd's control plane, which will contain\n\
+         the Leases.",
     );
     control_plane.install_crds("crd/linkerd").await?;
     control_plane.install_crds("crd").await?;
     show.run(&["create", "namespace", "linkerd"]).await?;
     show.run(&["get", "crd", "externalworkloads.workload.linkerd.io", "linkerdconfigs.config.linkerd.io"]).await?;
 
-    say("Our manager, as a process of its own. It is ready when it has listed what it watches.");
+    say("Our manager as a separate process. It is ready when its caches have synced.");
     let args = vec!["--operator-namespace=linkerd".to_owned()];
     let mut manager = Manager::start(&control_plane, ManagerOptions { args, ..ManagerOptions::default() })?;
     manager.ready(Duration::from_secs(30)).await?;
@@ -62,17 +62,17 @@ async fn demo(keep: bool) -> Result<()> {
         let kubeconfig = control_plane.kubeconfig().display();
         let namespace = external_workload::NAMESPACE;
         say(&format!(
-            "It is yours until Ctrl-C:\n\n  export KUBECONFIG={kubeconfig}\n  kubectl -n {namespace} get externalworkloads,endpointslices,events\n  \
+            "The control plane runs until Ctrl-C:\n\n  export KUBECONFIG={kubeconfig}\n  kubectl -n {namespace} get externalworkloads,endpointslices,events\n  \
              kubectl get linkerdconfigs"
         ));
         tokio::signal::ctrl_c().await?;
     }
-    say("SIGTERM: the manager ends its streams, finishes its writes, hands its Leases over, and ends.");
+    say("SIGTERM: the manager ends its streams, finishes its writes, releases its Leases, and exits.");
     let status = manager.terminate(Duration::from_secs(20)).await?;
-    ensure!(status.success(), "it ended with {status}");
+    ensure!(status.success(), "the manager ended with {status}");
     let holders = "-o=custom-columns=LEASE:.metadata.name,HOLDER:.spec.holderIdentity";
     show.run(&["-n", "linkerd", "get", "leases", holders]).await?;
-    say("That was all. Everything is cleaned up.");
+    say("The demo is complete. Everything has been removed.");
     Ok(())
 }
 
@@ -80,7 +80,7 @@ fn say(words: &str) {
     println!("\n# {}\n", words.replace('\n', "\n# "));
 }
 
-/// The samples' metrics that begin so, each of which there has to be.
+/// Prints the samples whose lines begin with these names; each must exist.
 async fn metrics(manager: &Manager, names: &[&str]) -> Result<()> {
     let metrics = manager.get("/metrics").await?.1;
     for name in names {
@@ -95,13 +95,13 @@ fn in_repository(path: &str) -> String {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("..").join(path).display().to_string()
 }
 
-/// As one would type it.
+/// The command line as a user types it.
 fn shown(args: &[&str]) -> String {
     let quoted = |arg: &&str| if arg.contains([' ', '[', '{']) { format!("'{arg}'") } else { (*arg).to_owned() };
     format!("$ kubectl {}", args.iter().map(quoted).collect::<Vec<_>>().join(" "))
 }
 
-/// kubectl, with the command shown above its output.
+/// Runs kubectl, and prints the command and its output.
 struct Kubectl<'a>(&'a ControlPlane);
 
 impl Kubectl<'_> {
@@ -111,7 +111,7 @@ impl Kubectl<'_> {
         Ok(())
     }
 
-    /// Applies what lies in the repository, as a user does who stands in it.
+    /// Applies a file or folder of the repository.
     async fn file(&self, flag: &str, path: &str) -> Result<()> {
         println!("$ kubectl apply {flag} {path}");
         println!("{}", self.0.kubectl(&["apply", flag, &in_repository(path)]).await?.trim_end());

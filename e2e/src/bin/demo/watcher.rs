@@ -1,4 +1,4 @@
-//! A command that stays and prints what happens, as in a terminal of its own.
+//! A long-running command whose output is shown as it appears, as in a second terminal.
 
 use anyhow::{Result, ensure};
 use e2e::{Process, mesh::SOON, wait::eventually};
@@ -13,11 +13,11 @@ impl Watcher {
         Self { process, shown: 0 }
     }
 
-    /// Waits until all of these are named in what is new, and shows it.
+    /// Waits until the new output contains all of these names, and prints it.
     pub(crate) async fn prints(&mut self, names: &[&str]) -> Result<String> {
-        let news = eventually(SOON, format_args!("{names:?} to be told"), async || {
+        let news = eventually(SOON, format_args!("{names:?} to be printed"), async || {
             let log = self.process.log();
-            // Whole lines.
+            // Only complete lines.
             let new = log.get(self.shown..).unwrap_or_default();
             let news = new.get(..new.rfind('\n').map_or(0, |end| end + 1)).unwrap_or_default().to_owned();
             ensure!(names.iter().all(|name| news.contains(name)), "{news}");

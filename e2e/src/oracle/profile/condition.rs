@@ -2,8 +2,7 @@
 //!
 //! * In: a condition as JSON. Out: the protobuf message, with the fields in a fixed order.
 //! * Always: a single field is used directly, several fields are wrapped in an `all`, no field is invalid. An empty
-//!   list counts
-//! as a field.
+//!   list counts as a field.
 
 use linkerd2_proxy_api::{
     destination::{HttpStatusRange, PathMatch, RequestMatch, ResponseMatch, request_match, response_match},

@@ -70,8 +70,7 @@ fn part(digits: &str, fraction: &str, unit: &str) -> Option<u64> {
 }
 
 /// The message of a duration; `None` for zero. It is parsed from text, because the crate that defines its type is only
-/// a
-/// dev-dependency.
+/// a dev-dependency.
 pub(super) fn wire<Message: FromStr>(nanoseconds: i64) -> Option<Message> {
     let (sign, magnitude) = (if nanoseconds < 0 { "-" } else { "" }, nanoseconds.unsigned_abs());
     let text = format!("{sign}{}.{:09}s", magnitude / 1_000_000_000, magnitude % 1_000_000_000);

@@ -2,8 +2,7 @@
 //!
 //! * In: an address and a port, or the hostname of an endpoint. Out: a message with an endpoint, or a refusal.
 //! * Order: Pods by Pod IP, then Pods by host port, then ExternalWorkloads. The first step with a candidate decides,
-//!   even if
-//! that Pod must not be named because it is not running.
+//!   even if that Pod must not be named because it is not running.
 //! * Always: an unknown address has an endpoint, too.
 
 use std::{

@@ -9,8 +9,8 @@
 //! * In: every object, the settings, one request. Out: the final message of a stream, or its refusal.
 //! * Always: pure, as the rest of the oracle. An invalid ServiceProfile counts as absent.
 //! * If the path is not an authority, or the host is not the name of a Service, the refusal's text is only `invalid
-//!   authority`
-//! or `invalid service`: the rest of a server's text comes from its parser and must be cut off before the comparison.
+//!   authority` or `invalid service`: the rest of a server's text comes from its parser and must be cut off before the
+//!   comparison.
 
 mod authority;
 mod condition;
@@ -65,8 +65,7 @@ pub fn answer_profile(state: &ApiState, settings: &Settings, request: &Request) 
 }
 
 /// Computes the answer of an open stream: one for a Service's name stays open when the Service is deleted. `Refused`,
-/// or another
-/// kind of message than before, means that the stream has ended.
+/// or another kind of message than before, means that the stream has ended.
 pub fn answer_profile_while_open(state: &ApiState, settings: &Settings, request: &Request) -> ProfileAnswer {
     respond(state, settings, request, true)
 }
