@@ -1,9 +1,9 @@
-//! `control-plane build | build-node | run | kubectl-path`: the Kubernetes of the tests, for hands.
+//! `control-plane build build-node run kubectl-path`: the Kubernetes of the tests, for manual use.
 //!
-//! * `build`: only builds the binaries, saying how far it is.
-//! * `build-node`: the same for the kubelet and kube-proxy.
-//! * `run`: starts everything, with three nodes, and keeps it until Ctrl-C.
-//! * `kubectl-path`: where its kubectl is, for a Makefile on a machine without one.
+//! * `build`: builds the binaries, and prints the progress.
+//! * `build-node`: does the same for the kubelet and kube-proxy.
+//! * `run`: starts everything with three nodes, and runs until Ctrl-C.
+//! * `kubectl-path`: prints the path of its kubectl, for a Makefile on a host without kubectl.
 
 use anyhow::{Result, bail};
 use e2e::{ControlPlane, Options, binaries::Binaries};

@@ -1,8 +1,9 @@
 //! `image BINARY REFERENCE OUTPUT`: packs the operator's static binary as a container image.
 //!
-//! * In: `LINKERD_OPERATOR_COMMIT`, `LINKERD_OPERATOR_BUILD_DATE`, `SOURCE_DATE_EPOCH`, as the binary was built with.
-//! * Out: the archive, and what it would weigh in a registry. Always: fails when that is more than a node should have to pull, or
-//!   when the binary needs a library that is not in the image.
+//! * In: `LINKERD_OPERATOR_COMMIT`, `LINKERD_OPERATOR_BUILD_DATE`, `SOURCE_DATE_EPOCH`, with the same values as for the
+//!   binary.
+//! * Out: the archive, and its compressed size. Always: fails when that exceeds the limit, or when the binary needs a
+//!   shared library, because the image contains none.
 
 use std::{collections::BTreeMap, fs, path::Path};
 
@@ -10,10 +11,10 @@ use anyhow::{Context, Result, bail, ensure};
 use e2e::image::{Image, architecture, compressed_len};
 
 const NAME: &str = "linkerd-operator";
-/// Any user but root; Kubernetes must be able to see that it is not root, so a number.
+/// A user other than root, as a number, because Kubernetes can verify only numbers with `runAsNonRoot`.
 const USER: &str = "65532:65532";
 const MOST: usize = 15_000_000;
-/// Of an ELF file's program headers: the path of the loader that finds its libraries.
+/// The path of the loader in the program headers of a dynamically linked ELF file.
 const LOADER: &[u8] = b"/ld-linux";
 
 fn main() -> Result<()> {
@@ -50,11 +51,11 @@ fn main() -> Result<()> {
     }
     fs::write(output, &archive).with_context(|| format!("writing {output}"))?;
     println!("{output}: {reference}, {:.1} MB, compressed {:.1} MB", megabytes(archive.len()), megabytes(compressed));
-    ensure!(compressed <= MOST, "that is more than {} MB", megabytes(MOST));
+    ensure!(compressed <= MOST, "the compressed image is larger than {} MB", megabytes(MOST));
     Ok(())
 }
 
-/// Only a binary that is loaded names a loader near its beginning.
+/// A dynamically linked binary contains the path of its loader near its beginning.
 fn is_static(binary: &[u8]) -> bool {
     let beginning = binary.get(..4096).unwrap_or(binary);
     binary.starts_with(b"\x7fELF") && !beginning.windows(LOADER.len()).any(|window| window == LOADER)

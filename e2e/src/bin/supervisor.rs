@@ -1,11 +1,12 @@
 //! `supervisor [--grace SECONDS] [--remove DIR] -- COMMAND [ARG]...`
 //!
-//! Runs one command in a process group of its own and outlives nobody: its standard input is a pipe whose other end the
-//! parent holds, and when that closes, because the parent let go or died in any way, the whole group is ended.
+//! Runs one command in a separate process group, and never outlives its parent: standard input is a pipe whose other
+//! end the parent holds. When it is closed, because the parent closed it or died in any way, the whole group is ended.
 //!
-//! * In: the pipe, and SIGTERM, SIGINT and SIGHUP, which mean the same.
-//! * Out: the command's process id on the first line of standard output; the command's exit status (128 + N after signal N).
-//! * Always: when this process ends no process of the group is left, and after the pipe closed DIR is gone.
+//! * In: the pipe; SIGTERM, SIGINT and SIGHUP have the same effect.
+//! * Out: the command's process id on the first line of standard output; the command's exit status (128 + N after
+//!   signal N).
+//! * Always: when this process ends, no process of the group is left; after the pipe was closed, DIR has been removed.
 
 use std::{
     io::{Read, Write},
@@ -32,7 +33,7 @@ struct Arguments {
 
 fn main() {
     match run() {
-        // Not a return: the thread that reads the pipe may be blocked for as long as the parent lives.
+        // `exit` instead of a return: the thread that reads the pipe may be blocked as long as the parent lives.
         Ok(code) => std::process::exit(code),
         Err(error) => {
             eprintln!("supervisor: {error:#}");
@@ -45,7 +46,7 @@ fn run() -> Result<i32> {
     let arguments = parse(std::env::args().skip(1))?;
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
     let code = runtime.block_on(supervise(&arguments))?;
-    // The runtime must not be waited for either.
+    // The runtime must not wait for that thread either.
     runtime.shutdown_background();
     Ok(code)
 }
@@ -69,16 +70,16 @@ fn parse(mut words: impl Iterator<Item = String>) -> Result<Arguments> {
 }
 
 async fn supervise(arguments: &Arguments) -> Result<i32> {
-    // Before the command starts, so that no signal finds the default action with a child running.
+    // Handlers are installed before the command starts, so that no signal has its default action while a child runs.
     let mut terminate = signal(SignalKind::terminate())?;
     let mut interrupt = signal(SignalKind::interrupt())?;
     let mut hangup = signal(SignalKind::hangup())?;
-    let parent_gone = watch_parent();
+    let parent_closed = watch_parent();
 
     let (program, rest) = arguments.command.split_first().context("no command after --")?;
     let mut command = std::process::Command::new(program);
     command.args(rest).process_group(0).stdin(std::process::Stdio::null());
-    // What the command prints goes where our errors go: standard output carries the process id only.
+    // The command's output goes to our standard error, because standard output contains only the process id.
     command.stdout(std::io::stderr());
     let mut child = Command::from(command).spawn().with_context(|| format!("starting {program}"))?;
     let group = child
@@ -86,16 +87,16 @@ async fn supervise(arguments: &Arguments) -> Result<i32> {
         .and_then(|id| i32::try_from(id).ok())
         .and_then(Pid::from_raw)
         .context("the command has no process id")?;
-    // A parent that is gone already is noticed through the pipe.
+    // A parent that has died already is detected through the pipe.
     let _ = writeln!(std::io::stdout(), "{}", group.as_raw_nonzero()).and_then(|()| std::io::stdout().flush());
 
     tokio::select! {
         status = child.wait() => {
-            // What the command left behind in its group ends with it.
+            // Processes that the command left in its group are killed.
             let _ = kill_process_group(group, Signal::KILL);
             return Ok(code(status?));
         }
-        _ = parent_gone => {}
+        _ = parent_closed => {}
         _ = terminate.recv() => {}
         _ = interrupt.recv() => {}
         _ = hangup.recv() => {}
@@ -109,19 +110,19 @@ async fn supervise(arguments: &Arguments) -> Result<i32> {
 
 /// Resolves when the parent's end of the pipe is closed.
 fn watch_parent() -> oneshot::Receiver<()> {
-    let (gone, parent_gone) = oneshot::channel();
+    let (closed, parent_closed) = oneshot::channel();
     std::thread::spawn(move || {
         let mut buffer = [0; 64];
         while !matches!(std::io::stdin().read(&mut buffer), Ok(0) | Err(_)) {}
-        let _ = gone.send(());
+        let _ = closed.send(());
     });
-    parent_gone
+    parent_closed
 }
 
 async fn end(child: &mut Child, group: Pid, grace: Duration) -> i32 {
     if !grace.is_zero() {
         let _ = kill_process_group(group, Signal::TERM);
-        // A stopped process takes its signal only once it runs again.
+        // A suspended process handles the signal only after it continues.
         let _ = kill_process_group(group, Signal::CONT);
         let _ = timeout(grace, child.wait()).await;
     }
@@ -132,7 +133,7 @@ async fn end(child: &mut Child, group: Pid, grace: Duration) -> i32 {
     }
 }
 
-/// Other processes that are ending too may still write into it, so one try is not enough.
+/// Retries, because other ending processes may still write into the directory.
 async fn remove(directory: &Path) {
     for _ in 0..50 {
         let _ = std::fs::remove_dir_all(directory);

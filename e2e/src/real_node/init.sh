@@ -1,21 +1,21 @@
-# The first process of a node, in PID and mount namespaces of its own; when it ends, the kernel takes all of them away: processes,
-# mounts, interfaces, rules. So nothing is left on the host, however the node ends.
+# The first process of a node, in separate PID and mount namespaces. When it ends, the kernel destroys them with all processes,
+# mounts, interfaces and rules, so nothing is left on the host, however the node ends.
 #
-# Arguments: a directory with containerd.toml, the host's end of the wire and its address, the node's address, the pods' range.
-# Writes its process id, as the host sees it, into init.pid once the network is there.
+# Arguments: a directory with containerd.toml, the host's end of the wire and its address, the node's address, the Pods' range.
+# Writes its process id on the host into init.pid when the network is ready.
 set -eu
 directory=$1 wire=$2 host=$3 node=$4 pods=$5
 
-# /proc is still the host's.
+# At this point /proc is still the host's.
 read -r id _ </proc/self/stat
 mount -t proc proc /proc
 
-# containerd, the kubelet and the CNI plugins keep their state in places that are not asked for.
+# containerd, the kubelet and the CNI plugins keep state in fixed directories.
 for state in /run /var/lib /var/log; do
     mount -t tmpfs -o mode=0755 tmpfs "$state"
 done
 
-# The kubelet sets these for the whole machine, unless they are as it wants them.
+# The kubelet would change these sysctls for the whole host, unless they already have the expected values.
 mkdir -p "$directory/sysctl"
 for sysctl in vm/overcommit_memory=1 vm/panic_on_oom=0 kernel/panic=10 kernel/panic_on_oops=1 \
     kernel/keys/root_maxkeys=1000000 kernel/keys/root_maxbytes=25000000; do
@@ -25,10 +25,10 @@ for sysctl in vm/overcommit_memory=1 vm/panic_on_oom=0 kernel/panic=10 kernel/pa
     mount --bind "$file" "/proc/sys/$name"
 done
 
-# The kubelet's mounts have to reach the containers.
+# The kubelet's mounts must propagate to the containers.
 mount --make-rshared /
 
-# A network namespace is made by a process that enters it, and stays with it.
+# The network namespace is created by a process, and exists as long as that process.
 unshare --net sleep infinity &
 network=/proc/$!/ns/net
 while [ "$(readlink "$network")" = "$(readlink /proc/self/ns/net)" ]; do
@@ -47,5 +47,5 @@ $in_network ip route add default via "$host"
 $in_network sh -c 'echo 1 >/proc/sys/net/ipv4/ip_forward'
 
 echo "$id" >"$directory/init.pid"
-# The shell stays, to reap what is orphaned; it ends with containerd.
+# The shell keeps running to reap orphaned processes; it ends with containerd.
 exec nsenter --net="$network" sh -c 'containerd --config "$1" & wait "$!"' sh "$directory/containerd.toml"

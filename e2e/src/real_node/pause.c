@@ -1,4 +1,4 @@
-/* What holds a pod's namespaces: it waits to be told to end, and leaves no child of the pod unreaped. */
+/* Holds a Pod's namespaces: waits for a signal to end, and reaps all children of the Pod. */
 #include <signal.h>
 #include <unistd.h>
 

@@ -1,7 +1,7 @@
-//! The ExternalWorkload controller: 10,000 workloads over 500 Services.
+//! The ExternalWorkload controller with 10,000 workloads and 500 Services.
 //!
-//! The manager waits behind a Lease that we hold until everything is there; handing it over starts the clock. What it
-//! needed is compared with a loop that does nothing but create as many slices of the same size, as many at a time.
+//! The manager waits until the bench releases the Lease, after all objects exist; then the clock starts. The manager's
+//! time is compared with a bare loop that creates the same EndpointSlices with the same concurrency.
 
 use std::time::{Duration, Instant};
 
@@ -38,7 +38,7 @@ const NAMESPACE: &str = "default";
 const LEASE: &str = "linkerd-destination-endpoint-write";
 const PATIENCE: Duration = Duration::from_secs(300);
 
-/// Everything that needs the big cluster once: memory, convergence, rest, flips.
+/// The figures that share the large cluster: memory, convergence, rest, flips.
 pub(crate) async fn steady(report: &mut Report, wanted: impl Fn(&str) -> bool) -> Result<()> {
     eprintln!("a control plane with {SERVICES} Services and {WORKLOADS} ExternalWorkloads");
     let control_plane = start().await?;
@@ -81,7 +81,7 @@ pub(crate) async fn steady(report: &mut Report, wanted: impl Fn(&str) -> bool) -
     Ok(())
 }
 
-/// Two replicas: one ends, politely or not; until the other's first write.
+/// Two replicas: one is terminated or killed. Measures the time until the first write of the other.
 pub(crate) async fn hand_over(report: &mut Report) -> Result<()> {
     let control_plane = start().await?;
     let client = control_plane.client().await?;
@@ -97,7 +97,7 @@ pub(crate) async fn hand_over(report: &mut Report) -> Result<()> {
             mesh.shows("web", &[("vm", true)]).await?;
             let mut other = Manager::start(&control_plane, ManagerOptions::default())?;
             other.ready(PATIENCE).await?;
-            // A second of following, so that it knows the record as it would in production.
+            // Time to observe the Lease record, as in production.
             tokio::time::sleep(Duration::from_secs(2)).await;
             let ended = Instant::now();
             if how == "SIGTERM" {
@@ -106,7 +106,7 @@ pub(crate) async fn hand_over(report: &mut Report) -> Result<()> {
                 leader.kill().await?;
             }
             mesh.set_ready("vm", false).await?;
-            eventually(PATIENCE, "the other's first write", async || {
+            eventually(PATIENCE, "the first write of the other replica", async || {
                 let slices = mesh.readiness("web").await?;
                 ensure!(slices.get("vm") == Some(&false), "{slices:?}");
                 Ok(())
@@ -115,7 +115,7 @@ pub(crate) async fn hand_over(report: &mut Report) -> Result<()> {
             samples.push(ended.elapsed());
             other.terminate(PATIENCE).await?;
         }
-        report.distribution(format!("hand-over after {how}, until the other's first write"), samples, wanted);
+        report.distribution(format!("hand-over after {how}, until the other replica's first write"), samples, wanted);
     }
     Ok(())
 }
@@ -138,7 +138,7 @@ async fn settle(manager: &Manager) -> Result<()> {
 
 async fn leads(manager: &Manager) -> Result<()> {
     eventually(PATIENCE, "the manager to lead", async || {
-        ensure!(manager.is_leading(LEASE).await, "it follows");
+        ensure!(manager.is_leading(LEASE).await, "it does not lead");
         Ok(())
     })
     .await
@@ -174,7 +174,10 @@ async fn populate(client: &Client) -> Result<()> {
                 "ipFamilyPolicy": "SingleStack", "selector": {"app": name}, "ports": [{"name": "http", "port": 80}]}});
             let services = &services;
             async move {
-                services.create(&PostParams::default(), &serde_json::from_value(service)?).await.context("a Service")
+                services
+                    .create(&PostParams::default(), &serde_json::from_value(service)?)
+                    .await
+                    .context("creating a Service")
             }
         })
         .buffer_unordered(16)
@@ -189,14 +192,14 @@ async fn populate(client: &Client) -> Result<()> {
                     "workloadIPs": [{"ip": address(number)}], "ports": [{"name": "http", "port": 80}]},
             });
             let workloads = &workloads;
-            async move { workloads.create(&PostParams::default(), &serde_json::from_value(workload)?).await.context("a workload") }
+            async move { workloads.create(&PostParams::default(), &serde_json::from_value(workload)?).await.context("creating an ExternalWorkload") }
         })
         .buffer_unordered(16)
         .try_for_each(|_| std::future::ready(Ok(())))
         .await
 }
 
-/// Holds the Lease, so that the manager fills its caches and writes nothing.
+/// Takes the Lease, so that the manager fills its caches but writes nothing.
 async fn hold_lease(client: &Client) -> Result<()> {
     let leases: Api<Lease> = Api::namespaced(client.clone(), "linkerd");
     let _ = leases.delete(LEASE, &DeleteParams::default()).await;
@@ -205,25 +208,25 @@ async fn hold_lease(client: &Client) -> Result<()> {
     Ok(())
 }
 
-/// Takes the Lease back, and removes all slices while the manager follows.
+/// Takes the Lease back, and deletes all EndpointSlices while the manager does not lead.
 async fn start_over(client: &Client, manager: &Manager) -> Result<()> {
     hold_lease(client).await?;
-    eventually(PATIENCE, "the manager to follow", async || {
-        ensure!(!manager.is_leading(LEASE).await, "it leads");
+    eventually(PATIENCE, "the manager to stop leading", async || {
+        ensure!(!manager.is_leading(LEASE).await, "it still leads");
         Ok(())
     })
     .await?;
     let slices: Api<EndpointSlice> = Api::namespaced(client.clone(), NAMESPACE);
     slices.delete_collection(&DeleteParams::default(), &ListParams::default().labels(MANAGED)).await?;
-    eventually(PATIENCE, "the manager to see them go", async || {
+    eventually(PATIENCE, "the manager to observe the deletions", async || {
         let endpoints = manager.metric("linkerd_operator_external_workload_endpoints", &[]).await;
-        ensure!(endpoints == Some(0.0), "it sees {endpoints:?} endpoints");
+        ensure!(endpoints == Some(0.0), "its metric shows {endpoints:?} endpoints");
         Ok(())
     })
     .await
 }
 
-/// From the moment that the manager takes the Lease to the watch event of the last slice.
+/// The time from the manager's acquisition of the Lease to the watch event of the last slice.
 async fn converge(client: &Client) -> Result<Duration> {
     let leases: Api<Lease> = Api::namespaced(client.clone(), "linkerd");
     let fields = WatchParams::default().fields(&format!("metadata.name={LEASE}"));
@@ -246,11 +249,11 @@ async fn converge(client: &Client) -> Result<Duration> {
     Ok(ended - taken)
 }
 
-/// As many creates of the same slices, as many at a time, by a loop that does nothing else; watched in the same way.
+/// A loop that creates copies of the same slices, with the same concurrency and the same watch.
 async fn bare_loop(client: &Client) -> Result<Duration> {
     let slices: Api<EndpointSlice> = Api::namespaced(client.clone(), NAMESPACE);
     let ours = slices.list(&ListParams::default().labels(MANAGED)).await?;
-    ensure!(ours.items.len() == SERVICES, "{} slices", ours.items.len());
+    ensure!(ours.items.len() == SERVICES, "{} slices instead of {SERVICES}", ours.items.len());
     let copies: Vec<EndpointSlice> = ours
         .items
         .into_iter()
@@ -276,7 +279,7 @@ async fn bare_loop(client: &Client) -> Result<Duration> {
     Ok(ended - begun)
 }
 
-/// Resolves when slices with all workloads were created since now, to the moment at which the last was seen.
+/// Resolves when slices with all workloads have been created from now on, with the time of the last watch event.
 async fn all_created(client: &Client, labels: &str) -> Result<impl Future<Output = Result<Instant>>> {
     let slices: Api<EndpointSlice> = Api::namespaced(client.clone(), NAMESPACE);
     let version = slices.list(&ListParams::default().limit(1)).await?.metadata.resource_version.unwrap_or_default();
@@ -288,7 +291,7 @@ async fn all_created(client: &Client, labels: &str) -> Result<impl Future<Output
                 match events.try_next().await?.context("the watch of slices ended")? {
                     WatchEvent::Added(slice) => endpoints += slice.endpoints.len(),
                     WatchEvent::Bookmark(_) => {}
-                    other => bail!("a slice was not created once: {other:?}"),
+                    other => bail!("a slice was not created exactly once: {other:?}"),
                 }
             }
             Ok(Instant::now())
@@ -321,7 +324,7 @@ fn compare(report: &mut Report, mut ours: Vec<Duration>, mut bare: Vec<Duration>
     );
 }
 
-/// Slice writes while nothing happens, and while every Service's annotations are touched.
+/// Counts slice writes at rest, and while the annotations of every Service are changed.
 async fn rest(report: &mut Report, client: &Client) -> Result<()> {
     let services: Api<Service> = Api::namespaced(client.clone(), NAMESPACE);
     let quiet = writes_during(client, tokio::time::sleep(Duration::from_secs(10))).await?;
@@ -360,7 +363,8 @@ async fn writes_during(client: &Client, work: impl Future<Output = ()>) -> Resul
     Ok(writes)
 }
 
-/// One flip after the other: from the workload's watch event to the slice's, both as this process receives them.
+/// Flips one workload after another. Measures from its watch event to the slice's watch event, as this process receives
+/// them.
 async fn flips(report: &mut Report, client: &Client) -> Result<()> {
     let mesh = Mesh::new(client, NAMESPACE);
     let slices: Api<EndpointSlice> = Api::namespaced(client.clone(), NAMESPACE);
@@ -372,7 +376,7 @@ async fn flips(report: &mut Report, client: &Client) -> Result<()> {
     let mut workload_events = workloads.watch(&WatchParams::default(), &version).await?.boxed();
     let (mut samples, mut writes) = (Vec::with_capacity(FLIPS), 0_usize);
     for flip in 0..FLIPS {
-        // Far apart, so that each flip meets another Service and comes back to it with the other value.
+        // Each flip concerns another Service. The second pass over the Services sets the other value.
         let name = workload_name((flip * 37) % SERVICES);
         let ready = (flip / SERVICES).is_multiple_of(2);
         let (mut seen, mut written) = (None, None);
@@ -407,11 +411,11 @@ async fn flips(report: &mut Report, client: &Client) -> Result<()> {
         }
     }
     report.distribution(
-        format!("{FLIPS} readiness flips, workload's watch event to slice's"),
+        format!("{FLIPS} readiness flips, from the workload's watch event to the slice's"),
         samples,
         "p50 ≤ 5 ms, p99 ≤ 20 ms",
     );
-    report.row("slice writes for them", writes.to_string(), "1 a flip", Value::from(writes));
+    report.row("slice writes for these flips", writes.to_string(), "1 per flip", Value::from(writes));
     Ok(())
 }
 

@@ -1,9 +1,10 @@
-//! The LinkerdConfig controller: what a look at a document costs that is right, and how long one stays that is not.
+//! The LinkerdConfig controller: the cost of a reconcile without changes, and the time until a manual edit is reverted.
 //!
-//! * A look is provoked by what could mean something and does not: an annotation of ours that nobody reads, on the ConfigMap.
-//!   Its cost is all that the manager's process spent meanwhile: the watch event, its ConfigMap of 12 KiB, and the reconcile.
-//!   Three injectors are current, and are not asked again.
-//! * Reverts are spread over many ConfigMaps, because the sixth of one within ten minutes is a fight and waits.
+//! * The reconciles are triggered by an annotation with our prefix and no meaning, on the ConfigMap. The cost is the
+//!   CPU time of the whole process during that time: the watch event, its ConfigMap of 12 KiB, and the reconcile. Three
+//!   injectors are up to date and are not probed again.
+//! * Reverts are distributed over many ConfigMaps, because the sixth revert of one ConfigMap within ten minutes counts
+//!   as a fight and is delayed.
 
 use std::time::{Duration, Instant};
 
@@ -25,13 +26,13 @@ use crate::report::{Report, milliseconds};
 
 pub(crate) const FIGURES: [&str; 2] = ["revert", "no-op"];
 
-/// What Helm writes, whole.
+/// The complete document that Helm writes.
 const HELM: &str = include_str!("../../../../src/linkerd_config/values/testdata/installed.yaml");
 const NAMESPACE: &str = "linkerd";
 const QUEUE: &str = "linkerdconfig_controller_workqueue";
 const CONFIG_MAPS: usize = 40;
 const REVERTS_EACH: usize = 5;
-const LOOKS: u32 = 1_000;
+const CHANGES: u32 = 1_000;
 const RESOURCES: usize = 100;
 const PATIENCE: Duration = Duration::from_secs(120);
 
@@ -48,7 +49,7 @@ pub(crate) async fn figures(report: &mut Report, wanted: impl Fn(&str) -> bool) 
         rig.reverts(report).await?;
     }
     if wanted("no-op") {
-        rig.looks(report).await?;
+        rig.reconciles(report).await?;
     }
     drop(rig.control_plane);
     Ok(())
@@ -83,20 +84,21 @@ impl Rig {
         Ok(())
     }
 
-    /// Waits until a resource says this of itself.
+    /// Waits until the condition Ready of a LinkerdConfig has this reason.
     async fn reaches(&self, name: &str, reason: &str) -> Result<()> {
         eventually(PATIENCE, format_args!("{name} to be {reason}"), async || {
             let object = self.configs.get(name).await?;
             let conditions = object.data.pointer("/status/conditions").and_then(Value::as_array);
-            let says = |condition: &Value, key, text| condition.get(key).and_then(Value::as_str) == Some(text);
-            let is_so = |it: &Value| says(it, "type", "Ready") && says(it, "reason", reason);
-            ensure!(conditions.is_some_and(|all| all.iter().any(is_so)), "{conditions:?}");
+            let equals = |condition: &Value, key, text| condition.get(key).and_then(Value::as_str) == Some(text);
+            let matches = |it: &Value| equals(it, "type", "Ready") && equals(it, "reason", reason);
+            ensure!(conditions.is_some_and(|all| all.iter().any(matches)), "{conditions:?}");
             Ok(())
         })
         .await
     }
 
-    /// One edit after the other: from its watch event to the revert's, both as this process receives them.
+    /// Edits one ConfigMap after another. Measures from the edit's watch event to the revert's, as this process
+    /// receives them.
     async fn reverts(&self, report: &mut Report) -> Result<()> {
         let name = |number: usize| format!("values-{number:02}");
         for number in 0..CONFIG_MAPS {
@@ -125,21 +127,25 @@ impl Rig {
                     match (is_edited, seen) {
                         (true, _) => seen = Some(Instant::now()),
                         (false, Some(seen)) => return anyhow::Ok(seen.elapsed()),
-                        (false, None) => bail!("{name} was written, and by nobody who edits"),
+                        (false, None) => bail!("{name} was written before the edit was observed"),
                     }
                 }
             };
-            samples.push(timeout(PATIENCE, reverted).await.context("it was not reverted")??);
+            samples.push(timeout(PATIENCE, reverted).await.context("the edit was not reverted in time")??);
         }
         let edits = samples.len();
-        report.distribution(format!("{edits} manual edits, watch event to revert's"), samples, "each < 1 s");
+        report.distribution(
+            format!("{edits} manual edits, from the edit's watch event to the revert's"),
+            samples,
+            "each < 1 s",
+        );
         Ok(())
     }
 
-    /// With one resource for the ConfigMap, and with a hundred.
-    async fn looks(&self, report: &mut Report) -> Result<()> {
+    /// With one LinkerdConfig for the ConfigMap, and with a hundred.
+    async fn reconciles(&self, report: &mut Report) -> Result<()> {
         const MAP: &str = "linkerd-config";
-        // Injectors deny everything without it, whatever it holds.
+        // Without this ConfigMap injectors deny everything; its content does not matter.
         let roots = json!({"metadata": {"name": "linkerd-identity-trust-roots"}, "data": {"ca-bundle.crt": "none"}});
         self.maps.create(&PostParams::default(), &serde_json::from_value(roots)?).await?;
         let _injector = Injector::start(&self.control_plane, NAMESPACE, &[], 3).await?;
@@ -147,48 +153,48 @@ impl Rig {
         self.put_map(MAP).await?;
         self.declare(&name(0), MAP).await?;
         self.reaches(&name(0), "Reconciled").await?;
-        self.look(report, MAP, 1).await?;
+        self.reconcile(report, MAP, 1).await?;
         for number in 1..RESOURCES {
             self.declare(&name(number), MAP).await?;
         }
         for number in 1..RESOURCES {
             self.reaches(&name(number), "Conflicted").await?;
         }
-        self.look(report, MAP, RESOURCES).await
+        self.reconcile(report, MAP, RESOURCES).await
     }
 
-    async fn look(&self, report: &mut Report, map: &str, resources: usize) -> Result<()> {
-        // Whatever was still to be told.
+    async fn reconcile(&self, report: &mut Report, map: &str, resources: usize) -> Result<()> {
+        // Pending writes of the manager finish.
         sleep(Duration::from_secs(3)).await;
         let statuses = self.versions().await?;
-        let (looked, cost) = (self.looked().await, self.manager.cpu_time()?);
+        let (before, cost) = (self.reconcile_count().await, self.manager.cpu_time()?);
         let mut version = None;
-        for number in 0..LOOKS {
+        for number in 0..CHANGES {
             let annotations = json!({"config.linkerd.io/bench": number.to_string()});
             let patch = Patch::Merge(json!({"metadata": {"annotations": annotations}}));
             version = self.maps.patch(map, &by("bench"), &patch).await?.metadata.resource_version;
         }
         sleep(Duration::from_secs(2)).await;
-        let (looked, cost) = (self.looked().await - looked, self.manager.cpu_time()? - cost);
+        let (reconciled, cost) = (self.reconcile_count().await - before, self.manager.cpu_time()? - cost);
         ensure!(self.maps.get(map).await?.metadata.resource_version == version, "the ConfigMap was written");
         ensure!(self.versions().await? == statuses, "a status was written");
-        ensure!(looked > 0.0, "nothing was looked at");
-        let per_look = cost.div_f64(looked);
+        ensure!(reconciled > 0.0, "no reconcile happened");
+        let per_reconcile = cost.div_f64(reconciled);
         report.row(
-            format!("CPU of a look that finds nothing to do, {resources} resource(s) for the ConfigMap"),
-            format!("{:.2} ms, {looked} looks at {LOOKS} changes, 0 writes", milliseconds(&per_look)),
-            "< 1 ms; a hundred as one",
-            json!({"cpu_seconds": cost.as_secs_f64(), "looks": looked, "changes": LOOKS}),
+            format!("CPU of a reconcile without changes, {resources} resource(s) for the ConfigMap"),
+            format!("{:.2} ms, {reconciled} reconciles for {CHANGES} changes, 0 writes", milliseconds(&per_reconcile)),
+            "< 1 ms; the same with a hundred",
+            json!({"cpu_seconds": cost.as_secs_f64(), "looks": reconciled, "changes": CHANGES}),
         );
         Ok(())
     }
 
-    async fn looked(&self) -> f64 {
+    async fn reconcile_count(&self) -> f64 {
         let labels = [("name", QUEUE)];
         self.manager.metric("workqueue_work_duration_seconds_count", &labels).await.unwrap_or_default()
     }
 
-    /// Of all resources.
+    /// The resourceVersions of all LinkerdConfigs.
     async fn versions(&self) -> Result<Vec<Option<String>>> {
         let all = self.configs.list(&ListParams::default()).await?;
         Ok(all.items.into_iter().map(|config| config.metadata.resource_version).collect())

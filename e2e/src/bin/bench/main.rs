@@ -1,17 +1,19 @@
-//! `make bench`: what the operator costs, as ratios and distributions. Nothing here passes or fails on time.
+//! `make bench`: the cost of the operator, as ratios and distributions. No figure passes or fails by time.
 //!
 //! ```text
 //!   bench [--server IP:PORT [--pid PID]] [NAME …]
 //! ```
 //!
-//! * Without names all figures; else those named: of the ExternalWorkload controller `memory`, `converge`, `rest`, `flip`,
-//!   `hand-over`; of the LinkerdConfig controller `revert`, `no-op`; of rollouts `rollout-plan`, `rollout-memory`,
-//!   `rollout-speed`; of discovery `start`, `connect`, `streams`, `change`, `churn`, `profiles`, `servers`, `profile-servers`,
-//!   `noise`, `profile-noise`, `relist`, `giant`, `unread`.
-//! * With `--server`, of discovery only, and of another server of the Destination API: any that watches the cluster. Which
-//!   one that is, is printed; with `E2E_KUBECONFIG` it is an existing one. With `--pid` its memory and CPU are measured too.
-//! * Printed as a table with the machine and the versions, and written as JSON to `target/bench.json`. Everything runs on one
-//!   machine: API server, etcd and this client share a core, so absolute times are those of a busy machine.
+//! * Without names, all figures are measured; otherwise the named ones. ExternalWorkload controller: `memory`,
+//!   `converge`, `rest`, `flip`, `hand-over`. LinkerdConfig controller: `revert`, `no-op`. Rollouts: `rollout-plan`,
+//!   `rollout-memory`, `rollout-speed`. Discovery: `start`, `connect`, `streams`, `change`, `churn`, `profiles`,
+//!   `servers`, `profile-servers`, `noise`, `profile-noise`, `relist`, `giant`, `unread`.
+//! * With `--server`, only discovery is measured, on another server of the Destination API that watches the cluster.
+//!   The cluster is printed; `E2E_KUBECONFIG` selects an existing one. With `--pid`, memory and CPU of that server are
+//!   measured, too.
+//! * The result is printed as a table with the host and the versions, and written as JSON to `target/bench.json`.
+//!   Everything runs on one host: API server, etcd and this client share a core, so absolute times are those of a
+//!   loaded host.
 
 mod controller;
 mod discovery;
@@ -54,24 +56,24 @@ fn arguments(given: impl IntoIterator<Item = String>) -> Result<Arguments> {
         match argument.as_str() {
             "--server" => {
                 let address = given.next().context("--server needs an IP:PORT")?;
-                let address = address.parse().with_context(|| format!("--server {address} is no IP:PORT"))?;
+                let address = address.parse().with_context(|| format!("--server {address} is not an IP:PORT"))?;
                 arguments.other = Some(Other { address, pid: None });
             }
             "--pid" => {
                 let number = given.next().context("--pid needs a process id")?;
-                pid = Some(number.parse().with_context(|| format!("--pid {number} is no number"))?);
+                pid = Some(number.parse().with_context(|| format!("--pid {number} is not a number"))?);
             }
             name => {
                 let known: Vec<&str> =
                     [&OF_THE_CONTROLLER[..], &linkerd_config::FIGURES, &rollout::FIGURES, &discovery::FIGURES].concat();
-                ensure!(known.contains(&name), "no figure is called {name}; there are {}", known.join(", "));
+                ensure!(known.contains(&name), "unknown figure {name}; the figures are {}", known.join(", "));
                 arguments.named.push(name.to_owned());
             }
         }
     }
     match &mut arguments.other {
         Some(other) => other.pid = pid,
-        None => ensure!(pid.is_none(), "--pid is of the server that --server names"),
+        None => ensure!(pid.is_none(), "--pid requires --server"),
     }
     Ok(arguments)
 }

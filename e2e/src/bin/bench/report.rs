@@ -1,8 +1,8 @@
-//! Figures, as a table for people and as JSON for everybody else.
+//! Collects figures, and prints them as a table and as JSON.
 //!
-//! * In: rows, one after the other. Out: a table that can be pasted into Markdown, and `target/bench.json`.
-//! * Always: a distribution is kept as a histogram of its raw samples, to three digits; a row that could not be measured is
-//!   there too, with the reason.
+//! * In: rows, one after the other. Out: a Markdown table, and `target/bench.json`.
+//! * Always: a distribution is stored as a histogram of its samples with three significant digits; a row that could not
+//!   be measured is included with the reason.
 
 use std::{
     collections::BTreeMap,
@@ -31,7 +31,7 @@ struct Row {
     spent: Option<Spent>,
 }
 
-/// Durations, and how often each was measured.
+/// Durations, each with the number of samples.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Samples(Vec<(Duration, u64)>);
 
@@ -46,7 +46,7 @@ impl Samples {
         self.0.iter().map(|(_, times)| times).sum()
     }
 
-    /// The smallest duration that so large a share of the samples does not exceed.
+    /// The quantile: the smallest duration that this share of the samples does not exceed.
     pub(crate) fn at(&self, share: f64) -> Duration {
         let mut sorted = self.0.clone();
         sorted.sort_unstable();
@@ -70,7 +70,8 @@ impl Samples {
         format!("p50 {:.1} ms, p90 {:.1} ms, p99 {:.1} ms, max {:.1} ms", at(0.5), at(0.9), at(0.99), at(1.0))
     }
 
-    /// Each number of microseconds with three digits, and how many samples were no longer, but longer than the one before.
+    /// Pairs of an upper bound in microseconds, with three significant digits, and the number of samples in that
+    /// bucket.
     pub(crate) fn histogram(&self) -> Value {
         let mut buckets = BTreeMap::<u64, u64>::new();
         for (duration, times) in &self.0 {
@@ -95,7 +96,7 @@ impl Report {
         Self { machine: machine(), rows: Vec::new(), failures: 0 }
     }
 
-    /// Something about the machine, or what runs on it.
+    /// Adds a property of the host or of the software to the report.
     pub(crate) fn note(&mut self, name: &str, value: impl Into<Value>) {
         self.machine.insert(name.to_owned(), value.into());
     }
@@ -112,7 +113,7 @@ impl Report {
         self.rows.push(row);
     }
 
-    /// What it took to measure the last row.
+    /// Adds the cost of the measurement to the last row.
     pub(crate) fn spent(&mut self, spent: &Spent) {
         eprintln!("    {}", spent.text());
         if let Some(row) = self.rows.last_mut() {
@@ -120,13 +121,13 @@ impl Report {
         }
     }
 
-    /// A distribution of durations.
+    /// Adds a row with a distribution of durations.
     pub(crate) fn distribution(&mut self, figure: impl Into<String>, samples: Vec<Duration>, wanted: &'static str) {
         let samples: Samples = samples.into_iter().collect();
         self.row(figure, samples.text(), wanted, samples.histogram());
     }
 
-    /// Rows that could not be measured.
+    /// Adds a row for a figure that could not be measured.
     pub(crate) fn failed(&mut self, figure: &str, error: &anyhow::Error) {
         self.failures += 1;
         self.row(figure, format!("not measured: {error:#}"), "a figure", Value::Null);
@@ -173,7 +174,7 @@ pub(crate) fn milliseconds(duration: &Duration) -> f64 {
     duration.as_secs_f64() * 1000.0
 }
 
-/// Of not too few.
+/// The median; with an even number of values, the larger of the two in the middle.
 pub(crate) fn median(mut numbers: Vec<f64>) -> f64 {
     numbers.sort_by(f64::total_cmp);
     numbers.get(numbers.len() / 2).copied().unwrap_or_default()
@@ -186,7 +187,7 @@ fn machine() -> Map<String, Value> {
         .find_map(|line| line.strip_prefix("model name"))
         .map(|rest| rest.trim_start_matches([' ', '\t', ':']));
     let kernel = std::fs::read_to_string("/proc/sys/kernel/osrelease").unwrap_or_default();
-    // All of the machine: this process keeps itself on one.
+    // All cores of the host, although this process pins itself to one.
     let cores = cpu.lines().filter(|line| line.starts_with("processor")).count();
     let mut machine = Map::new();
     machine.insert("cpu".to_owned(), json!(model.unwrap_or("unknown")));
@@ -197,7 +198,7 @@ fn machine() -> Map<String, Value> {
     machine
 }
 
-/// What the binary says that is measured, which may be another build than this one.
+/// The version of the measured binary, which may be from another build.
 fn operator() -> Option<String> {
     let binary = beside_this_executable("linkerd-operator", "LINKERD_OPERATOR_BIN").ok()?;
     let output = Command::new(binary).arg("--version").output().ok()?;
@@ -209,7 +210,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn ranks_count_each_sample_as_often_as_it_was_measured() {
+    fn quantiles_weight_each_duration_by_its_number_of_samples() {
         let mut samples = Samples::default();
         samples.push(Duration::from_millis(30), 1);
         samples.push(Duration::from_millis(1), 98);
@@ -219,7 +220,7 @@ mod tests {
     }
 
     #[test]
-    fn a_histogram_keeps_all_samples_to_three_digits() {
+    fn a_histogram_keeps_three_significant_digits() {
         let micros = [0, 7, 999, 1_000, 1_001, 1_009, 123_456];
         let samples: Samples = micros.into_iter().map(Duration::from_micros).collect();
         let wanted = json!([[0, 1], [7, 1], [999, 1], [1_000, 1], [1_010, 2], [124_000, 1]]);

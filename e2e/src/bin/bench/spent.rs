@@ -1,8 +1,9 @@
-//! What a phase took: of the client that measures, and of the server that is measured.
+//! The CPU cost of a phase: of the measuring client and of the measured server.
 //!
-//! * In: the load's thread and the server's process. Out: what each cost meanwhile, and whether the figure suffered from it.
-//! * Always: the client shares its core with the API server; a figure that was taken while that core had no time left, or
-//!   while the server waited for its own, says so.
+//! * In: the thread of the load and the process of the server. Out: their cost during the phase, and whether it
+//!   disturbed the figure.
+//! * Always: the client shares its core with the API server. A figure is flagged if that core was saturated, or if the
+//!   server had to wait for its own core.
 
 use std::{
     ops::AddAssign,
@@ -13,14 +14,14 @@ use anyhow::Result;
 use e2e::load::{self, CoreTime, Cost};
 use serde_json::{Value, json};
 
-/// The client, API server and etcd are here.
+/// The core of the client, the API server and etcd.
 pub(crate) const CLIENTS_CORE: usize = 0;
-/// The server is here, alone.
+/// The dedicated core of the server.
 pub(crate) const SERVERS_CORE: usize = 1;
 
-/// Of the time, or of a core's: from here on there is none left.
+/// The share of the time from which a core or thread counts as saturated.
 const SATURATED: f64 = 0.95;
-/// Of the time that the server ran: more than this it should not have waited.
+/// The share of the server's running time that it may wait for its core.
 const DISTURBED: f64 = 0.1;
 
 pub(crate) struct Phase<'a> {
@@ -32,14 +33,14 @@ pub(crate) struct Phase<'a> {
     core_before: CoreTime,
 }
 
-/// Of one phase, or of several together.
+/// The cost of one phase, or of several phases together.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Spent {
     pub(crate) took: Duration,
     client: Cost,
-    /// `None`: its process is not known.
+    /// `None` if the server's process is unknown.
     pub(crate) server: Option<Cost>,
-    /// Of the core that the client is on.
+    /// The time of the client's core.
     core: CoreTime,
 }
 
@@ -80,12 +81,12 @@ impl Spent {
         text
     }
 
-    /// Of the time that the phase took.
+    /// A time as a share of the phase's duration.
     fn share(&self, time: Duration) -> f64 {
         time.as_secs_f64() / self.took.as_secs_f64().max(f64::EPSILON)
     }
 
-    /// Why the figure may be worse than the server is.
+    /// The reasons why the figure may be worse than the server.
     fn flags(&self) -> Vec<String> {
         let mut flags = Vec::new();
         if self.core.busy_share() >= SATURATED || self.share(self.client.ran + self.client.waited) >= SATURATED {

@@ -1,7 +1,8 @@
-//! Machines of one Service, some of which change all the time.
+//! The ExternalWorkloads of one Service, some of which change continuously.
 //!
-//! * Out: who has to be known now, and for how long that has been so; how long each change took to reach the slices.
-//! * Always: a change that does not reach the slices is an error: nobody would write it later.
+//! * Out: the expected endpoints and since when they are expected; the time of each change until it is in the
+//!   EndpointSlices.
+//! * Always: a change that does not reach the EndpointSlices is an error, because no later write would include it.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -19,14 +20,14 @@ use tokio::{sync::watch, task::JoinHandle};
 pub(crate) const NAMESPACE: &str = "rolled";
 pub(crate) const SERVICE: &str = "web";
 const MACHINES: u8 = 40;
-/// Of those, the ones that become ready and unready in turn.
+/// The number of workloads that become ready and unready in turn.
 const CHANGING: u8 = 4;
-/// For a slice to be written, a Lease that changes hands included.
+/// The time for a slice write, including a hand-over of the Lease.
 const WRITTEN: Duration = Duration::from_secs(40);
 const LOOK: Duration = Duration::from_millis(20);
 const PAUSE: Duration = Duration::from_millis(100);
 
-/// What is so, shared with those who check it.
+/// The expected state, shared with the clients that check it.
 #[derive(Clone, Default)]
 pub(crate) struct Truth(Arc<Mutex<BTreeMap<SocketAddr, (bool, Instant)>>>);
 
@@ -37,19 +38,19 @@ pub(crate) struct Churn {
 }
 
 impl Truth {
-    /// Whether exactly those are known that are ready.
+    /// Returns whether the known addresses are exactly the ready ones.
     pub(crate) fn is(&self, known: impl Iterator<Item = SocketAddr>) -> bool {
         let truth = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         truth.iter().filter(|(_, (ready, _))| *ready).map(|(address, _)| *address).eq(known)
     }
 
-    /// Whether it has been ready for this time.
+    /// Returns whether the address has been ready for this time.
     pub(crate) fn ready_for(&self, address: SocketAddr, time: Duration) -> bool {
         let truth = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         truth.get(&address).is_some_and(|(ready, since)| *ready && since.elapsed() >= time)
     }
 
-    /// Of those that have been ready for this time, the ones that are not known.
+    /// The addresses that have been ready for this time and are not known.
     pub(crate) fn missing(&self, known: &BTreeSet<SocketAddr>, time: Duration) -> Vec<SocketAddr> {
         let truth = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         let ready = truth.iter().filter(|(_, (ready, since))| *ready && since.elapsed() >= time);
@@ -62,7 +63,7 @@ impl Truth {
 }
 
 impl Churn {
-    /// Makes the Service and its machines, all ready, and begins to change some.
+    /// Creates the Service and its workloads, all ready, and starts the changes.
     pub(crate) async fn start(client: &Client) -> Result<Self> {
         let mesh = Mesh::new(client, NAMESPACE);
         mesh.put_service(SERVICE, json!({})).await?;
@@ -78,10 +79,10 @@ impl Churn {
         Ok(Self { truth, stop, running })
     }
 
-    /// The time from each change to the slice that has it.
+    /// Stops the changes. Returns the time from each change until it was in the slice.
     pub(crate) async fn stop(self) -> Result<Vec<Duration>> {
         self.stop.send(true)?;
-        self.running.await.context("the changes ended badly")?
+        self.running.await.context("the task of the changes failed")?
     }
 }
 
@@ -93,7 +94,7 @@ async fn changes(mesh: Mesh, truth: Truth, stopped: watch::Receiver<bool>) -> Re
                 return Ok(took);
             }
             let ready = round % 2 == 1;
-            // Before the change, for it may be told as soon as it is asked for.
+            // Set before the change, because clients may receive it immediately after the request.
             truth.set(address(number), ready);
             let begun = Instant::now();
             mesh.set_ready(&name(number), ready).await?;

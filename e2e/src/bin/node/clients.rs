@@ -1,6 +1,7 @@
-//! Clients of the Destination API that come back when they lose their stream, as proxies do.
+//! Clients of the Destination API that reconnect when they lose their stream, as proxies do.
 //!
-//! * In: an address, and the truth. Out: for each lost stream, how long it took to know all again; each message that was wrong.
+//! * In: an address, and the expected state. Out: for each lost stream, the time until all endpoints were known again;
+//!   an error for each wrong message.
 
 use std::{
     net::SocketAddr,
@@ -20,12 +21,12 @@ use tokio::{
 
 use crate::churn::{NAMESPACE, SERVICE, Truth};
 
-/// Each on a connection of its own.
+/// Each client has a separate connection.
 const CLIENTS: usize = 24;
-/// As long as a proxy takes to give a connection up.
+/// A proxy's connect timeout.
 const ATTEMPT: Duration = Duration::from_secs(1);
 const PAUSE: Duration = Duration::from_millis(50);
-/// A Remove may be on its way while its machine becomes ready again.
+/// A Remove may arrive while its workload becomes ready again.
 const UNDER_WAY: Duration = Duration::from_secs(3);
 const ALL_KNOWN: Duration = Duration::from_secs(30);
 
@@ -35,7 +36,7 @@ pub(crate) struct Clients {
 }
 
 impl Clients {
-    /// Returns when all know everything.
+    /// Starts the clients, and waits until each knows all endpoints.
     pub(crate) async fn start(at: SocketAddr, truth: &Truth) -> Result<Self> {
         let (stop, stopped) = watch::channel(false);
         let mut running = JoinSet::new();
@@ -46,16 +47,18 @@ impl Clients {
             running.spawn(client.run(ready));
             first.spawn(is_ready);
         }
-        while let Some(known) = timeout(ALL_KNOWN, first.join_next()).await.context("not every client knows all")? {
+        while let Some(known) =
+            timeout(ALL_KNOWN, first.join_next()).await.context("not every client knows all endpoints")?
+        {
             if known?.is_err() {
                 let failed = running.join_next().await.context("no client")??;
-                bail!("a client ended: {:#}", failed.err().context("without an error")?);
+                bail!("a client ended: {:#}", failed.err().context("it ended without an error")?);
             }
         }
         Ok(Self { stop, running })
     }
 
-    /// The time from the loss of each stream to everything being known again.
+    /// Stops the clients. Returns the times from the loss of each stream until all endpoints were known again.
     pub(crate) async fn stop(mut self) -> Result<Vec<Duration>> {
         self.stop.send(true)?;
         let mut recovered = Vec::new();
@@ -83,29 +86,29 @@ impl Client {
         loop {
             tokio::select! {
                 _ = stopped.changed() => break,
-                ended = self.reads(&mut stream) => ended?,
+                ended = self.read_to_end(&mut stream) => ended?,
             }
             let lost = Instant::now();
             stream = self.connected(lost).await?;
             while !self.knows_all(&mut stream).await? {
-                // That replica was ending too.
+                // The other replica was terminating, too.
                 stream = self.connected(lost).await?;
             }
             recovered.push(lost.elapsed());
         }
-        // What was told last must be what is so: nothing changes any more.
-        ensure!(self.knows_all(&mut stream).await?, "the stream ended, and everything was at rest");
+        // The last state must be correct, because nothing changes any more.
+        ensure!(self.knows_all(&mut stream).await?, "the stream ended although nothing changed");
         Ok(recovered)
     }
 
-    /// A stream that has said something.
+    /// Opens a stream and waits for its first message.
     async fn connected(&self, lost: Instant) -> Result<Endpoints> {
         loop {
             let attempt = async {
                 let discovery = Discovery::connect(self.at).await?;
                 let path = format!("{SERVICE}.{NAMESPACE}.svc.cluster.local:80");
                 let mut stream = discovery.get(&path, &token(NAMESPACE, real_node::NAME)).await?;
-                stream.next().await?.context("the stream ended at once")?;
+                stream.next().await?.context("the stream ended before its first message")?;
                 anyhow::Ok(stream)
             };
             let seen = match timeout(ATTEMPT, attempt).await {
@@ -114,34 +117,34 @@ impl Client {
                     return Ok(stream);
                 }
                 Ok(Err(error)) => format!("{error:#}"),
-                Err(_) => format!("nothing within {ATTEMPT:?}"),
+                Err(_) => format!("no message within {ATTEMPT:?}"),
             };
-            ensure!(lost.elapsed() < ALL_KNOWN, "no stream {ALL_KNOWN:?} after one was lost: {seen}");
+            ensure!(lost.elapsed() < ALL_KNOWN, "no new stream within {ALL_KNOWN:?} after the loss of one: {seen}");
             sleep(PAUSE).await;
         }
     }
 
-    /// Reads on until what is known is what is so; false when the stream ends before.
+    /// Reads until the known endpoints are the expected ones; false when the stream ends before.
     async fn knows_all(&self, stream: &mut Endpoints) -> Result<bool> {
         let end = Instant::now() + ALL_KNOWN;
-        // What is so may change meanwhile, too.
+        // The expected state may change at the same time.
         while !self.truth.is(stream.known.keys().copied()) {
-            ensure!(Instant::now() < end, "not everything is known after {ALL_KNOWN:?}: {:?}", stream.addresses());
-            if !self.goes_on(stream).await? {
+            ensure!(Instant::now() < end, "not all endpoints are known after {ALL_KNOWN:?}: {:?}", stream.addresses());
+            if !self.read_next(stream).await? {
                 return Ok(false);
             }
         }
         Ok(true)
     }
 
-    /// Until it ends, for whatever reason.
-    async fn reads(&self, stream: &mut Endpoints) -> Result<()> {
-        while self.goes_on(stream).await? {}
+    /// Reads until the stream ends, for any reason.
+    async fn read_to_end(&self, stream: &mut Endpoints) -> Result<()> {
+        while self.read_next(stream).await? {}
         Ok(())
     }
 
-    /// Reads a message, if there is one; false when the stream has ended, and an error when it says what is not so.
-    async fn goes_on(&self, stream: &mut Endpoints) -> Result<bool> {
+    /// Reads a message if one arrives; false when the stream has ended, an error when a message is wrong.
+    async fn read_next(&self, stream: &mut Endpoints) -> Result<bool> {
         match timeout(PAUSE, stream.next()).await {
             Err(_) => Ok(true),
             Ok(Ok(Some(_))) => self.is_right(stream).map(|()| true),
@@ -152,25 +155,27 @@ impl Client {
     }
 
     fn is_right(&self, stream: &Endpoints) -> Result<()> {
-        let gone = match stream.messages.last() {
+        let removed = match stream.messages.last() {
             Some(Message::Remove(addresses)) => addresses.as_slice(),
-            Some(Message::NoEndpoints { exists }) => bail!("NoEndpoints {{ exists: {exists} }}, while most are ready"),
+            Some(Message::NoEndpoints { exists }) => {
+                bail!("received NoEndpoints {{ exists: {exists} }}, although most workloads are ready")
+            }
             Some(Message::Add(_)) if stream.messages.len() == 1 => {
-                // The first message is all there is: what it leaves out, it takes from a proxy.
+                // The first message replaces a proxy's state, so endpoints that it omits are lost.
                 let missing = self.truth.missing(&stream.known.keys().copied().collect(), UNDER_WAY);
-                ensure!(missing.is_empty(), "the first message lacks {missing:?}, which are ready");
+                ensure!(missing.is_empty(), "the first message does not contain {missing:?}, which are ready");
                 &[]
             }
             _ => &[],
         };
-        for address in gone {
-            ensure!(!self.truth.ready_for(*address, UNDER_WAY), "{address} is removed, and is ready");
+        for address in removed {
+            ensure!(!self.truth.ready_for(*address, UNDER_WAY), "{address} was removed although it is ready");
         }
         Ok(())
     }
 }
 
-/// Whether the server, or its connection, ended it.
+/// Returns whether the server or its connection ended the stream.
 fn is_status(error: &anyhow::Error) -> bool {
     error.chain().any(|cause| cause.downcast_ref::<tonic::Status>().is_some())
 }

@@ -1,6 +1,6 @@
-//! The operator, deployed and undeployed with the make targets that users have.
+//! The operator, deployed and undeployed with the make targets of users.
 //!
-//! * In: a cluster, the image's name. Out: where it is reached from outside and inside; its replicas, to be rolled and deleted.
+//! * In: a cluster, the image's name. Out: the addresses of its Services; its replicas, to be rolled and deleted.
 
 use std::{
     collections::BTreeMap,
@@ -26,7 +26,7 @@ use tokio::{process::Command, time::timeout};
 pub(crate) const NAMESPACE: &str = "linkerd-operator-system";
 const NAME: &str = "linkerd-operator";
 const SELECTOR: &str = "app.kubernetes.io/name=linkerd-operator";
-/// Of everything that is ours in a cluster.
+/// The kinds of the operator's objects.
 const OURS: [&str; 8] = [
     "clusterroles",
     "clusterrolebindings",
@@ -52,7 +52,7 @@ impl<'a> Deployment<'a> {
         Self { control_plane, client, reference }
     }
 
-    /// Into a cluster with the namespace of a Linkerd control plane, in which there is something.
+    /// Deploys the operator into a cluster with the namespace and the ConfigMap of a Linkerd control plane.
     pub(crate) async fn deploy(&self) -> Result<()> {
         let linkerd = crate::in_repository("config/samples/linkerd.yaml")?;
         self.control_plane.kubectl(&["create", "namespace", "linkerd"]).await?;
@@ -61,7 +61,7 @@ impl<'a> Deployment<'a> {
         self.make("deploy").await?;
         self.rolled_out().await?;
         let pods = self.pods().await?;
-        ensure!(pods.len() == 2, "there are {} replicas", pods.len());
+        ensure!(pods.len() == 2, "{} replicas instead of 2", pods.len());
         for pod in &pods {
             let statuses = pod.status.iter().flat_map(|status| status.container_statuses.iter().flatten());
             let restarts: i32 = statuses.map(|status| status.restart_count).sum();
@@ -70,7 +70,7 @@ impl<'a> Deployment<'a> {
         Ok(())
     }
 
-    /// What is in Linkerd's namespace, and its definitions, must outlive it.
+    /// Undeploys the operator. The objects in Linkerd's namespace must not change.
     pub(crate) async fn undeploy(&self) -> Result<()> {
         let before = self.linkerds().await?;
         self.make("undeploy").await?;
@@ -79,16 +79,20 @@ impl<'a> Deployment<'a> {
             let args =
                 ["get", kind, "--all-namespaces", "-l", "app.kubernetes.io/part-of=linkerd-operator", "-o", "name"];
             let left = self.control_plane.kubectl(&args).await?;
-            ensure!(left.is_empty(), "of {kind} are left: {left}");
+            ensure!(left.is_empty(), "{kind} were not deleted: {left}");
         }
         let namespaces = self.control_plane.kubectl(&["get", "namespaces", "-o", "name"]).await?;
-        ensure!(!namespaces.contains(NAMESPACE), "its namespace is left: {namespaces}");
+        ensure!(!namespaces.contains(NAMESPACE), "the namespace of the operator was not deleted: {namespaces}");
         let after = self.linkerds().await?;
-        ensure!(after == before && !before.is_empty(), "namespace linkerd had {before:?} and has {after:?}");
+        ensure!(
+            after == before && !before.is_empty(),
+            "namespace linkerd contained {before:?} and now contains {after:?}"
+        );
         Ok(())
     }
 
-    /// What is in namespace linkerd and is not the operator's, with its version. (Leases change when they are handed over.)
+    /// The objects in namespace linkerd that are not the operator's, with their versions. (Leases are excluded, because
+    /// a hand-over changes them.)
     async fn linkerds(&self) -> Result<BTreeMap<String, String>> {
         let kinds = "configmaps,serviceaccounts,services";
         let lines = r#"-o=jsonpath={range .items[*]}{.kind}/{.metadata.name} {.metadata.uid}@{.metadata.resourceVersion}{"\n"}{end}"#;
@@ -97,7 +101,7 @@ impl<'a> Deployment<'a> {
         Ok(pairs.map(|(object, version)| (object.to_owned(), version.to_owned())).collect())
     }
 
-    /// Where its Destination API is reached from the host: a NodePort of our own, which the manifests do not have.
+    /// Creates a NodePort Service, which the manifests do not contain, and returns its address for clients on the host.
     pub(crate) async fn outside(&self) -> Result<SocketAddr> {
         let service = json!({
             "metadata": {"name": "outside", "labels": {"app.kubernetes.io/part-of": NAME}},
@@ -115,7 +119,7 @@ impl<'a> Deployment<'a> {
         Ok(address)
     }
 
-    /// Of the Service that the manifests have.
+    /// The cluster IP of the Service in the manifests.
     pub(crate) async fn cluster_address(&self) -> Result<Ipv4Addr> {
         let service = self.services().get(NAME).await?;
         let address = service.spec.and_then(|spec| spec.cluster_ip).context("the Service has no address")?;
@@ -129,7 +133,7 @@ impl<'a> Deployment<'a> {
         Ok(pods)
     }
 
-    /// As users do it: one new replica at a time, then an old one less.
+    /// Restarts the Deployment as users do: each new replica becomes ready before an old one is removed.
     pub(crate) async fn roll(&self) -> Result<()> {
         self.control_plane.kubectl(&["-n", NAMESPACE, "rollout", "restart", "deployment", NAME]).await?;
         self.rolled_out().await
@@ -138,10 +142,10 @@ impl<'a> Deployment<'a> {
     /// Deletes the replica that holds this Lease, and waits for another to be available.
     pub(crate) async fn delete_holder(&self, lease_namespace: &str, lease: &str) -> Result<String> {
         let identity = ["-n", lease_namespace, "get", "lease", lease, "-o=jsonpath={.spec.holderIdentity}"];
-        // Between two holders it has none.
-        let holder = eventually(SOON, "somebody to hold the Lease", async || {
+        // Between two holders the Lease has no holder.
+        let holder = eventually(SOON, "a replica to hold the Lease", async || {
             let holder = self.control_plane.kubectl(&identity).await?;
-            ensure!(!holder.is_empty(), "nobody does");
+            ensure!(!holder.is_empty(), "the Lease has no holder");
             Ok(holder)
         })
         .await?;
@@ -149,8 +153,8 @@ impl<'a> Deployment<'a> {
         pods.delete(&holder, &DeleteParams::default())
             .await
             .with_context(|| format!("deleting the leader {holder:?}"))?;
-        eventually(SOON, "the replica to go", async || {
-            ensure!(pods.get_opt(&holder).await?.is_none(), "{holder} is there");
+        eventually(SOON, "the replica to be deleted", async || {
+            ensure!(pods.get_opt(&holder).await?.is_none(), "{holder} still exists");
             Ok(())
         })
         .await?;
@@ -158,7 +162,7 @@ impl<'a> Deployment<'a> {
         Ok(holder)
     }
 
-    /// All that is wanted is there and available, and nothing else.
+    /// Waits until exactly the wanted replicas exist and are available.
     async fn rolled_out(&self) -> Result<()> {
         let deployments: Api<v1::Deployment> = Api::namespaced(self.client.clone(), NAMESPACE);
         eventually(ROLL_DEADLINE, "the Deployment to be rolled out", async || {
@@ -173,12 +177,12 @@ impl<'a> Deployment<'a> {
         .await
     }
 
-    /// The roles that are shipped allow all that was asked for.
+    /// Checks that the shipped roles allow all requests of the operator.
     pub(crate) async fn was_never_forbidden(&self) -> Result<()> {
         let logs =
             self.control_plane.kubectl(&["-n", NAMESPACE, "logs", "-l", SELECTOR, "--tail=-1", "--prefix"]).await?;
         let refused: Vec<&str> = logs.lines().filter(|line| line.contains("forbidden")).collect();
-        ensure!(refused.is_empty(), "the API server refused:\n{}", refused.join("\n"));
+        ensure!(refused.is_empty(), "the API server denied requests:\n{}", refused.join("\n"));
         Ok(())
     }
 
@@ -189,17 +193,17 @@ impl<'a> Deployment<'a> {
         make.current_dir(Path::new(&repository))
             .args([target, &format!("IMAGE={}", self.reference), &format!("KUBECTL={}", kubectl.display())])
             .env("KUBECONFIG", self.control_plane.kubeconfig())
-            // Its discovery cache would be in the home directory.
+            // Prevents a discovery cache in the home directory.
             .env("KUBECACHEDIR", "/dev/null/none")
             .stdin(Stdio::null())
             .kill_on_drop(true);
-        // Of the make that runs this program.
+        // The variables of the make that runs this program.
         for variable in ["MAKEFLAGS", "MFLAGS", "MAKELEVEL", "MAKEOVERRIDES"] {
             make.env_remove(variable);
         }
         let output = timeout(MAKE_DEADLINE, make.output()).await.with_context(|| format!("make {target} hangs"))??;
-        let (said, error) = (String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
-        ensure!(output.status.success(), "make {target}:\n{said}{error}");
+        let (text, error) = (String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
+        ensure!(output.status.success(), "make {target}:\n{text}{error}");
         Ok(())
     }
 

@@ -1,6 +1,7 @@
-//! A name server with one name, for pods: the cluster's own would need an image from a registry.
+//! A name server with one name, for Pods: a cluster DNS would require an image from a registry.
 //!
-//! * In: the name and its address. Out: answers over UDP, `A` for the name, nothing for its other types, NXDOMAIN for others.
+//! * In: the name and its address. Out: answers over UDP: `A` for the name, an empty answer for its other types,
+//!   NXDOMAIN for other names.
 
 use std::{
     net::{Ipv4Addr, SocketAddr},
@@ -39,7 +40,7 @@ impl NameServer {
         Ok(Self { answered, serving })
     }
 
-    /// How many questions it has answered.
+    /// The number of answered queries.
     pub(crate) fn answered(&self) -> usize {
         self.answered.load(Ordering::Relaxed)
     }
@@ -51,7 +52,7 @@ impl Drop for NameServer {
     }
 }
 
-/// As in a message: each label after its length, and an empty one.
+/// The name in wire format: each label after its length, and an empty label.
 fn labels(name: &str) -> Vec<u8> {
     let mut labels: Vec<u8> = Vec::new();
     for label in name.split('.').filter(|label| !label.is_empty()) {
@@ -62,7 +63,7 @@ fn labels(name: &str) -> Vec<u8> {
     labels
 }
 
-/// To a message with one question; `None` for what is none.
+/// Answers a message with one question; `None` for an invalid message.
 fn answer(query: &[u8], name: &[u8], is_at: Ipv4Addr) -> Option<Vec<u8>> {
     let id = query.get(..2)?;
     let rest = query.get(HEADER..)?;
@@ -71,11 +72,11 @@ fn answer(query: &[u8], name: &[u8], is_at: Ipv4Addr) -> Option<Vec<u8>> {
     let known = asked.eq_ignore_ascii_case(name);
     let address = known && rest.get(end..end + 2)? == TYPE_A;
     let mut answer = id.to_vec();
-    // A response, recursion asked for and available; one question, an answer or none, nothing more.
+    // A response with recursion desired and available; one question, at most one answer, no other records.
     answer.extend([0x81, if known { 0x80 } else { 0x80 | NO_SUCH_NAME }, 0, 1, 0, u8::from(address), 0, 0, 0, 0]);
     answer.extend(question);
     if address {
-        // The name as in the question, type A, class IN, 5 s to live, four bytes.
+        // A pointer to the name in the question, type A, class IN, TTL 5 s, four bytes.
         answer.extend([0xc0, 12, 0, 1, 0, 1, 0, 0, 0, 5, 0, 4]);
         answer.extend(is_at.octets());
     }
@@ -94,16 +95,16 @@ mod tests {
     }
 
     #[test]
-    fn one_name_has_one_address() {
+    fn only_the_configured_name_has_an_address() {
         let answer = asked("Web.example", 1).unwrap();
         assert_eq!(answer[..4], [7, 9, 0x81, 0x80]);
         assert_eq!(answer[answer.len() - 4..], [10, 0, 0, 1]);
         assert_eq!(asked("web.example", 28).unwrap()[3..8], [0x80, 0, 1, 0, 0], "known, without an IPv6 address");
         assert_eq!(asked("other.example", 1).unwrap()[3], 0x83);
-        assert_eq!(answer_to_nothing(), None);
+        assert_eq!(answer_to_an_invalid_query(), None);
     }
 
-    fn answer_to_nothing() -> Option<Vec<u8>> {
+    fn answer_to_an_invalid_query() -> Option<Vec<u8>> {
         answer(&[0; 5], &[0], Ipv4Addr::LOCALHOST)
     }
 }

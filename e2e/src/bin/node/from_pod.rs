@@ -1,5 +1,5 @@
-//! The terminal command in a pod of the operator's image: it has to find the Service by its name, and the image holds neither a
-//! resolver's configuration nor its modules.
+//! The CLI in a Pod of the operator's image: it must resolve the Service's name, although the image contains no
+//! resolver configuration and no NSS modules.
 
 use std::{net::Ipv4Addr, time::Instant};
 
@@ -13,9 +13,9 @@ use crate::{dns::NameServer, jobs};
 
 const NAMESPACE: &str = "client";
 const SERVICE: &str = "linkerd-operator.linkerd-operator-system.svc.cluster.local";
-/// A name that no name server knows.
+/// A name that no name server has.
 const ALIAS: &str = "destination.example";
-/// As pods write it: the rest comes from their search list.
+/// The short name, which is completed by the search list.
 const SHORT: &str = "linkerd-operator.linkerd-operator-system.svc";
 
 pub(crate) async fn resolves(
@@ -32,7 +32,7 @@ pub(crate) async fn resolves(
     let begun = Instant::now();
     let aliases = json!({"dnsPolicy": "None", "dnsConfig": {"nameservers": [real_node::HOST]},
         "hostAliases": [{"ip": service, "hostnames": [ALIAS]}]});
-    asks.told("by-hosts", ALIAS, aliases).await?;
+    asks.prints_endpoints("by-hosts", ALIAS, aliases).await?;
     crate::step("endpoints, in a pod: the Service is found through /etc/hosts", begun);
 
     let begun = Instant::now();
@@ -40,8 +40,8 @@ pub(crate) async fn resolves(
     let by_dns = json!({"dnsPolicy": "None", "dnsConfig": {"nameservers": [real_node::HOST],
         "searches": [format!("{NAMESPACE}.svc.cluster.local"), "svc.cluster.local", "cluster.local"],
         "options": [{"name": "ndots", "value": "5"}]}});
-    asks.told("by-dns", SHORT, by_dns).await?;
-    ensure!(server.answered() > answered, "nobody asked the name server");
+    asks.prints_endpoints("by-dns", SHORT, by_dns).await?;
+    ensure!(server.answered() > answered, "the name server received no query");
     crate::step("endpoints, in a pod: the Service is found through DNS and the search list", begun);
     Ok(())
 }
@@ -53,8 +53,8 @@ struct Asks<'a> {
 }
 
 impl Asks<'_> {
-    /// Runs the command in a pod with this spec; it prints the endpoints that there are.
-    async fn told(&self, name: &str, host: &str, spec: Value) -> Result<()> {
+    /// Runs the command in a Pod with this spec, and checks that it prints all endpoints.
+    async fn prints_endpoints(&self, name: &str, host: &str, spec: Value) -> Result<()> {
         let authority = format!("legacy.{}.svc.cluster.local:80", jobs::NAMESPACE);
         let address = format!("{host}:8086");
         let mut pod = json!({
@@ -73,9 +73,9 @@ impl Asks<'_> {
             Ok(phase)
         })
         .await?;
-        let said = self.control_plane.kubectl(&["-n", NAMESPACE, "logs", name]).await?;
-        let complete = ["192.0.2.11", "192.0.2.12"].iter().all(|address| said.contains(address));
-        ensure!(phase == "Succeeded" && complete, "pod {name} {phase}, and said:\n{said}");
+        let log = self.control_plane.kubectl(&["-n", NAMESPACE, "logs", name]).await?;
+        let complete = ["192.0.2.11", "192.0.2.12"].iter().all(|address| log.contains(address));
+        ensure!(phase == "Succeeded" && complete, "pod {name} {phase}; its log:\n{log}");
         Ok(())
     }
 }

@@ -1,4 +1,4 @@
-//! The three jobs, driven from outside of the cluster.
+//! The operator's three controllers, tested from outside of the cluster.
 
 use std::{net::SocketAddr, time::Instant};
 
@@ -16,7 +16,7 @@ use serde_json::json;
 pub(crate) const NAMESPACE: &str = "mixed";
 const CONFIG_MAP: [&str; 6] = ["-n", "linkerd", "get", "configmap", "linkerd-config", "-o=jsonpath={.data.values}"];
 
-/// Machines become endpoints of a Service, in its slices and for a client at `outside`.
+/// ExternalWorkloads become endpoints of a Service, in its EndpointSlices and for a client at `outside`.
 pub(crate) async fn external_workload(
     control_plane: &ControlPlane,
     client: &Client,
@@ -30,7 +30,7 @@ pub(crate) async fn external_workload(
     mesh.put_workload("vm-2", "legacy", &["192.0.2.12"]).await?;
     mesh.shows("legacy", &[("vm-1", true), ("vm-2", true)]).await?;
     mesh.tells("vm-1", "Published").await?;
-    crate::step("ExternalWorkload: two machines stand in an EndpointSlice", begun);
+    crate::step("ExternalWorkload: two workloads are in an EndpointSlice", begun);
 
     let begun = Instant::now();
     let discovery = Discovery::connect(outside).await?;
@@ -41,11 +41,11 @@ pub(crate) async fn external_workload(
     endpoints.shows(&["192.0.2.11:80"]).await?;
     mesh.set_ready("vm-2", true).await?;
     endpoints.shows(&["192.0.2.11:80", "192.0.2.12:80"]).await?;
-    crate::step("Destination: a client outside is told of them, and of each change, through a NodePort", begun);
+    crate::step("Destination: a client outside receives them, and each change, through a NodePort", begun);
     Ok(())
 }
 
-/// A resource owns the mesh's configuration, while somebody edits it by hand.
+/// A resource owns the proxy configuration, and a manual edit is reverted.
 pub(crate) async fn linkerd_config(control_plane: &ControlPlane) -> Result<()> {
     let begun = Instant::now();
     let declared = crate::in_repository("config/samples/linkerdconfig-minimal.yaml")?;
@@ -57,7 +57,7 @@ pub(crate) async fn linkerd_config(control_plane: &ControlPlane) -> Result<()> {
         .kubectl(&["-n", "linkerd", "patch", "configmap", "linkerd-config", "--type=merge", "-p", &patch])
         .await?;
     has(control_plane, "accessLog: apache").await?;
-    crate::step("LinkerdConfig: the ConfigMap has what is declared, and has it again after an edit by hand", begun);
+    crate::step("LinkerdConfig: the ConfigMap has the declared value, and a manual edit was reverted", begun);
     Ok(())
 }
 

@@ -1,10 +1,12 @@
-//! `make e2e-node`: the image and the manifests as they are shipped, on a real node.
+//! `make e2e-node`: tests the shipped image and manifests on a real node.
 //!
-//! * In: `node check`, or `node ARCHIVE REFERENCE` with the image that `make image` made. Root, and Debian's containerd packages.
-//! * Out: each step, checked, with what it took; the first that fails ends it with an error and the logs.
-//! * Always: leaves nothing on the machine, and looks for itself whether that is so.
+//! * In: `node check`, or `node ARCHIVE REFERENCE` with the image of `make image`. Requires root, and Debian's
+//!   containerd packages.
+//! * Out: each step with its duration, after it was checked; the first failure ends the run with an error and the logs.
+//! * Always: leaves nothing on the host, and verifies that.
 //!
-//! A program and no test of `make test`: it needs root, and interfaces and cgroups of the whole machine.
+//! This is a separate program and not a part of `make test`, because it needs root, and interfaces and cgroups of the
+//! host.
 
 mod churn;
 mod clients;
@@ -30,7 +32,7 @@ use tokio::signal::unix::{SignalKind, signal};
 
 use crate::deployment::Deployment;
 
-/// For the kernel to take away what was in the namespaces.
+/// Time for the kernel to destroy the namespaces.
 const GONE_DEADLINE: Duration = Duration::from_secs(15);
 
 #[tokio::main]
@@ -50,7 +52,7 @@ async fn run() -> Result<()> {
         ["check"] => requirement::check(),
         [archive, reference] => {
             requirement::check()?;
-            // In the node's namespaces there is another working directory.
+            // The path must be absolute, because the node's namespaces have another working directory.
             leaving_nothing(&std::path::absolute(archive)?, reference).await
         }
         _ => bail!("usage: node check | node ARCHIVE REFERENCE"),
@@ -66,7 +68,7 @@ async fn leaving_nothing(archive: &Path, reference: &str) -> Result<()> {
         _ = terminate.recv() => Err(anyhow::anyhow!("terminated")),
     };
     let begun = Instant::now();
-    let clean = eventually(GONE_DEADLINE, "the machine to be as it was", async || {
+    let clean = eventually(GONE_DEADLINE, "the host to be unchanged", async || {
         let differences = Traces::now()?.differences(&before);
         ensure!(differences.is_empty(), "{}", differences.join("\n"));
         Ok(())
@@ -74,7 +76,7 @@ async fn leaving_nothing(archive: &Path, reference: &str) -> Result<()> {
     .await;
     if clean.is_ok() {
         step(
-            "The machine is as it was: no process, mount, interface, route, table, sysctl, cgroup or directory more",
+            "The host is unchanged: no additional process, mount, interface, route, table, sysctl, cgroup or directory",
             begun,
         );
     }
@@ -87,13 +89,13 @@ async fn leaving_nothing(archive: &Path, reference: &str) -> Result<()> {
 async fn on_a_node(archive: &Path, reference: &str) -> Result<()> {
     let begun = Instant::now();
     let mut node = RealNode::start(&[archive]).await?;
-    step("containerd runs in namespaces of its own, and has the image", begun);
+    step("containerd runs in separate namespaces, and has the image", begun);
     let control_plane = ControlPlane::start(RealNode::control_plane()).await?;
     node.join(&control_plane).await?;
     step("The node is ready", begun);
     let result = scenario(&node, &control_plane, reference).await;
     if result.is_err() {
-        eprintln!("\n{}\n{}", shown(&control_plane).await, node.logs());
+        eprintln!("\n{}\n{}", diagnosis(&control_plane).await, node.logs());
     }
     result
 }
@@ -115,13 +117,13 @@ async fn scenario(node: &RealNode, control_plane: &ControlPlane, reference: &str
 
     let begun = Instant::now();
     deployment.undeploy().await?;
-    step("make undeploy uninstall: nothing of ours is left, and all that is Linkerd's is unharmed", begun);
-    ensure!(!node.processes().is_empty(), "the node is gone");
+    step("make undeploy uninstall: all objects of the operator are deleted, and those of Linkerd are unchanged", begun);
+    ensure!(!node.processes().is_empty(), "the node has no processes");
     Ok(())
 }
 
-/// What an operator would look at first.
-async fn shown(control_plane: &ControlPlane) -> String {
+/// The output of the first commands for a diagnosis.
+async fn diagnosis(control_plane: &ControlPlane) -> String {
     let mut all = String::new();
     for args in [
         &["get", "pods", "--all-namespaces", "-o", "wide"][..],
@@ -136,13 +138,13 @@ async fn shown(control_plane: &ControlPlane) -> String {
             "--prefix",
         ],
     ] {
-        let said = control_plane.kubectl(args).await.unwrap_or_else(|error| format!("{error:#}"));
-        all += &format!("$ kubectl {}\n{said}\n", args.join(" "));
+        let output = control_plane.kubectl(args).await.unwrap_or_else(|error| format!("{error:#}"));
+        all += &format!("$ kubectl {}\n{output}\n", args.join(" "));
     }
     all
 }
 
-/// Says that something was done and seen, and how long it took.
+/// Prints a completed step and its duration.
 fn step(what: &str, begun: Instant) {
     println!("{what} ({:.1} s)", begun.elapsed().as_secs_f64());
 }

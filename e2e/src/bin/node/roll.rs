@@ -1,4 +1,4 @@
-//! An upgrade, and the loss of a replica, while clients listen and machines change.
+//! An upgrade and the loss of a replica, while clients are connected and workloads change.
 
 use std::{
     net::SocketAddr,
@@ -15,9 +15,9 @@ use crate::{
     deployment::Deployment,
 };
 
-/// Within which a client that lost its stream has to know everything.
+/// The time limit for a client that lost its stream to know all endpoints again.
 const RECOVERED: Duration = Duration::from_secs(3);
-/// Of Linkerd's; who holds it writes the slices.
+/// Linkerd's Lease; its holder writes the EndpointSlices.
 const LEASE: (&str, &str) = ("linkerd", "linkerd-destination-endpoint-write");
 
 pub(crate) async fn under_load(
@@ -30,30 +30,30 @@ pub(crate) async fn under_load(
     control_plane.kubectl(&["create", "namespace", churn::NAMESPACE]).await?;
     let churn = Churn::start(client).await?;
     let clients = Clients::start(outside, &churn.truth).await?;
-    crate::step("Clients know all machines of a Service, some of which change all the time", begun);
+    crate::step("Clients know all endpoints of a Service, some of which change continuously", begun);
 
     let begun = Instant::now();
     deployment.roll().await?;
-    crate::step("kubectl rollout restart: both replicas are new", begun);
+    crate::step("kubectl rollout restart: both replicas were replaced", begun);
 
     let begun = Instant::now();
     let holder = deployment.delete_holder(LEASE.0, LEASE.1).await?;
-    crate::step(&format!("The leader {holder} was deleted, and another took its place"), begun);
+    crate::step(&format!("The leader {holder} was deleted, and another replica took over"), begun);
 
     let begun = Instant::now();
     let written = churn.stop().await?;
     let recovered = clients.stop().await?;
-    let longest = recovered.last().context("no client lost its stream: nothing was tested")?;
+    let longest = recovered.last().context("no client lost its stream, so nothing was tested")?;
     ensure!(
         *longest <= RECOVERED,
-        "a client that lost its stream knew everything after {longest:?}; all: {recovered:?}"
+        "a client that lost its stream knew all endpoints only after {longest:?}; all times: {recovered:?}"
     );
     let median = recovered.get(recovered.len() / 2).context("no client lost its stream")?;
-    let latest = written.iter().max().context("nothing changed: nothing was tested")?;
+    let latest = written.iter().max().context("no workload changed, so nothing was tested")?;
     crate::step(
         &format!(
-            "{} streams were lost, and their clients knew everything again after {median:.1?}, at most {longest:.1?}; none was told \
-             anything wrong; all {} changes reached the slices, the slowest after {latest:.1?}",
+            "{} streams were lost, and their clients knew all endpoints again after {median:.1?}, at most {longest:.1?}; no message \
+             was wrong; all {} changes reached the slices, the slowest after {latest:.1?}",
             recovered.len(),
             written.len()
         ),

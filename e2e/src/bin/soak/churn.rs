@@ -1,4 +1,4 @@
-//! Objects that keep changing on the API server.
+//! Objects on the API server that change continuously.
 //!
 //! ```text
 //!   World 0 ─┐                      ┌─▶ pause() while an answer is compared
@@ -6,10 +6,10 @@
 //!   big      ┘
 //! ```
 //!
-//! * In: a client that may do everything, a seed. Out: [`WORLDS`] random worlds and one big Service there, what to ask of
-//!   them, and changes at a steady rate whether or not anybody keeps up with them (open loop).
-//! * Always: each world has its own namespaces and nodes, so that no world changes what another one is answered. While the
-//!   churn is paused nothing is being written. A write that fails is counted, and the next one follows.
+//! * In: a client with all permissions, a seed. Out: [`WORLDS`] random worlds and one big Service, their requests, and
+//!   changes at a fixed rate, independent of the readers (an open loop).
+//! * Always: each world has separate namespaces and nodes, so that no world influences the answers for another one.
+//!   While the churn is paused, nothing is written. A failed write is counted, and the next one follows.
 
 use std::{
     sync::{
@@ -42,12 +42,12 @@ use tokio::{
 use crate::tally::Tally;
 
 const WORLDS: usize = 6;
-/// Of all worlds together. Kubernetes' own load tests make 20 changes a second in the steady state of a large cluster.
+/// For all worlds together. Kubernetes' load tests make 20 changes per second in the steady state of a large cluster.
 pub(crate) const CHANGES_A_SECOND: u32 = 20;
-/// The big Service, whose first message is far above what a stream's window takes.
+/// The big Service, whose first message is far larger than a stream's window.
 const BIG: &str = "big";
 const BIG_SLICES: usize = 4;
-/// As many as one may hold.
+/// The maximum size of a slice.
 const BIG_SLICE: usize = 1000;
 const BIG_PERIOD: Duration = Duration::from_secs(2);
 const WRITE_DEADLINE: Duration = Duration::from_secs(20);
@@ -58,20 +58,20 @@ pub(crate) struct Churn {
     shared: Arc<Shared>,
 }
 
-/// The changes that are under way. Dropping it ends them.
+/// The running writers. Dropping it stops them.
 pub(crate) struct Writers(JoinSet<Result<()>>);
 
 #[derive(Default)]
 struct Shared {
-    /// Read by who writes to the API server, written by who wants nothing to be written.
+    /// Read-locked by writers, write-locked by a pause.
     gate: RwLock<()>,
     written: AtomicU64,
-    /// Of the write that was the most behind its time, in milliseconds.
+    /// The maximum delay of a write, in milliseconds.
     latest: AtomicU64,
     failed: Tally,
 }
 
-/// What the writers have done so far.
+/// The totals of the writers.
 pub(crate) struct Written {
     pub changes: u64,
     pub latest: Duration,
@@ -80,7 +80,7 @@ pub(crate) struct Written {
 // === impl Churn ===
 
 impl Churn {
-    /// Makes the objects, and changes nothing yet.
+    /// Creates the objects, without starting the changes.
     pub(crate) async fn prepare(client: Client, seed: u64) -> Result<Self> {
         let mut worlds = Vec::new();
         for number in 0..WORLDS {
@@ -109,7 +109,7 @@ impl Churn {
         Ok(Self { client, worlds, shared: Arc::default() })
     }
 
-    /// Everything worth asking, of every world.
+    /// All interesting requests, for every world.
     pub(crate) fn requests(&self) -> Vec<Request> {
         let of_worlds = self.worlds.iter().enumerate().flat_map(|(number, world)| {
             let moved = move |request: Request| Request {
@@ -121,14 +121,14 @@ impl Churn {
         of_worlds.chain([Request { path: big_path(), token: String::new() }]).collect()
     }
 
-    /// Lets the changes begin.
+    /// Starts the changes.
     pub(crate) fn begin(&mut self) -> Writers {
         let mut writers = JoinSet::new();
         let period = Duration::from_secs(1) * WORLDS as u32 / CHANGES_A_SECOND;
         for (number, mut world) in std::mem::take(&mut self.worlds).into_iter().enumerate() {
             let (client, shared) = (self.client.clone(), Arc::clone(&self.shared));
             writers.spawn(async move {
-                // Not all at the same moment.
+                // The worlds start at different moments.
                 let mut pace = Pace::new(period, period * number as u32 / WORLDS as u32);
                 loop {
                     let change = moved(&world.mutate()?, number)?;
@@ -152,7 +152,7 @@ impl Churn {
         Writers(writers)
     }
 
-    /// Nothing is written until what it returns is dropped.
+    /// Blocks all writes until the returned guard is dropped.
     pub(crate) async fn pause(&self) -> RwLockWriteGuard<'_, ()> {
         self.shared.gate.write().await
     }
@@ -172,7 +172,7 @@ impl Churn {
 // === impl Writers ===
 
 impl Writers {
-    /// Waits for a writer to end, which none does by itself.
+    /// Waits until a writer ends, which happens only by an error.
     pub(crate) async fn ended(&mut self) -> anyhow::Error {
         match self.0.join_next().await {
             Some(Ok(Err(error))) => error.context("a writer ended"),
@@ -189,7 +189,7 @@ impl Writers {
 // === impl Shared ===
 
 impl Shared {
-    /// Makes a write when it is due and nobody wants silence. A pause is no delay: what fell due in it comes that much later.
+    /// Writes when it is due and not paused. A pause is not a delay: the writes after it are postponed by its duration.
     async fn write(&self, pace: &mut Pace, write: impl AsyncFnOnce() -> Result<()>) {
         let due = pace.next();
         sleep_until(due).await;
@@ -206,7 +206,7 @@ impl Shared {
     }
 }
 
-/// Moments at a fixed distance, whatever happens between them.
+/// A fixed rate, independent of the duration of writes.
 struct Pace {
     next: Instant,
     period: Duration,
@@ -217,7 +217,7 @@ impl Pace {
         Self { next: Instant::now() + first, period }
     }
 
-    /// The next moment, which may have passed.
+    /// The next due time, which may be in the past.
     fn next(&mut self) -> Instant {
         let due = self.next;
         self.next += self.period;
@@ -229,7 +229,7 @@ impl Pace {
     }
 }
 
-/// The answer's code and reason, else the error's own words.
+/// The code and reason of the API server's answer, otherwise the error message.
 fn sort_of(error: &anyhow::Error) -> String {
     match error.chain().find_map(|cause| cause.downcast_ref::<kube::Error>()) {
         Some(kube::Error::Api(status)) => format!("{} {}", status.code, status.reason),
@@ -245,12 +245,13 @@ async fn namespace(client: &Client, name: &str) -> Result<()> {
     Ok(())
 }
 
-/// Names of one world as those of world `number`: its two namespaces, and its nodes, which are called after one of them.
+/// Replaces names of a world by those of world `number`: its two namespaces, and its nodes, whose names contain one of
+/// them.
 fn renamed(text: &str, number: usize) -> String {
     text.replace(NAMESPACE, &format!("w{number}-{NAMESPACE}")).replace(ELSEWHERE, &format!("w{number}-{ELSEWHERE}"))
 }
 
-/// A change as one of world `number`.
+/// Converts a change into one of world `number`.
 fn moved(change: &Change, number: usize) -> Result<Change> {
     let key = |key: &Key| Key {
         kind: key.kind,
@@ -264,12 +265,12 @@ fn moved(change: &Change, number: usize) -> Result<Change> {
     })
 }
 
-/// What to ask for a first message of 100 KiB and more.
+/// The path of the Service whose first message exceeds 100 KiB.
 pub(crate) fn big_path() -> String {
     format!("{BIG}.{BIG}.svc.cluster.local:80")
 }
 
-/// All of a slice but ten, which are others in each version.
+/// All endpoints of a slice except ten, which differ in each version.
 fn big_endpoints(slice: usize, version: usize) -> Vec<Value> {
     let away = version % (BIG_SLICE / 10);
     let here = (0..BIG_SLICE).filter(|number| number / 10 != away);
@@ -282,13 +283,14 @@ mod tests {
     use super::*;
 
     #[test]
-    fn worlds_share_nothing_when_they_are_moved() {
+    fn moved_worlds_share_no_objects() {
         let world = World::valid(1).unwrap();
         for (key, object) in world.json() {
             let change = Change::Applied { key: key.clone(), object: object.clone() };
-            let Change::Applied { key, object } = moved(&change, 3).unwrap() else { panic!("another change") };
+            let Change::Applied { key, object } = moved(&change, 3).unwrap() else { panic!("not an applied change") };
             assert_eq!(Key::of(&object).unwrap(), key);
-            // Nodes are in no namespace, and clients' own profiles in one that all worlds have: they differ by name.
+            // Nodes have no namespace, and clients' ServiceProfiles are in a namespace that all worlds share: they
+            // differ by name.
             assert!([key.namespace, key.name].iter().any(|name| name.contains("w3-")));
             let text = object.to_string().replace("w3-world", "").replace("w3-elsewhere", "");
             assert!(!text.contains("world") && !text.contains("elsewhere"), "{text}");
@@ -296,7 +298,7 @@ mod tests {
     }
 
     #[test]
-    fn an_error_of_the_api_server_is_counted_by_its_reason() {
+    fn an_error_of_the_api_server_is_counted_by_code_and_reason() {
         let status = kube::core::Status::failure("pods \"a\" not found", "NotFound").with_code(404);
         let error = anyhow::Error::from(kube::Error::Api(status.boxed())).context("deleting a");
         assert_eq!(sort_of(&error), "404 NotFound");
@@ -304,7 +306,7 @@ mod tests {
     }
 
     #[test]
-    fn a_late_writer_catches_up_and_a_paused_one_does_not() {
+    fn a_late_writer_catches_up_but_a_paused_one_does_not() {
         let mut pace = Pace::new(Duration::from_secs(1), Duration::ZERO);
         let first = pace.next();
         assert_eq!(pace.next() - first, Duration::from_secs(1));

@@ -1,13 +1,13 @@
-//! What clients know against what the contract says, in rounds.
+//! Compares what clients received with the oracle, in rounds.
 //!
 //! ```text
 //!   watches settled ─▶ churn paused ─▶ objects listed ─▶ oracle ─▶ every open stream, and a new one for each request
 //! ```
 //!
-//! * In: requests, the readers that follow them, an API server whose objects can be held still. Out: what differed and did not
-//!   come right within [`DEADLINE`].
-//! * Always: nothing is written between the list and the last look. An answer must be right twice, a moment apart: one that is
-//!   right on its way to being wrong does not pass.
+//! * In: requests, the readers that follow them, an API server whose objects can be frozen. Out: the differences that
+//!   did not disappear within [`DEADLINE`].
+//! * Always: nothing is written between the list and the last check. An answer must be correct in two checks, a moment
+//!   apart, so that a temporarily correct answer does not pass.
 
 use std::{
     sync::Arc,
@@ -30,15 +30,15 @@ use crate::{
     readers::{Reader, Readers},
 };
 
-/// After which a difference is a mismatch.
+/// The time after which a difference is a mismatch.
 pub(crate) const DEADLINE: Duration = Duration::from_secs(10);
-/// A watch that was resumed and has nothing to say counts as failing for 25 s; one that was refused may wait for half a minute.
+/// A resumed watch without events counts as failing for 25 s; a refused watch may back off for half a minute.
 const SETTLED: Duration = Duration::from_secs(75);
 const LISTED: Duration = Duration::from_secs(30);
 const QUIET: Duration = Duration::from_millis(200);
 const CONNECTIONS: usize = 4;
 const AT_A_TIME: usize = 32;
-/// Of the text of one difference.
+/// The maximum length of the text of one difference.
 const LONGEST: usize = 1500;
 
 pub(crate) struct Comparer {
@@ -48,21 +48,21 @@ pub(crate) struct Comparer {
 }
 
 pub(crate) struct Round {
-    /// Answers that were compared.
+    /// The number of compared answers.
     pub compared: usize,
-    /// From the pause of the churn to its end.
+    /// The duration of the pause of the churn.
     pub took: Duration,
     pub mismatches: Vec<Mismatch>,
 }
 
-/// What one client knew, and should not have.
+/// A wrong answer of one client.
 pub(crate) struct Mismatch {
     pub client: &'static str,
     pub request: Request,
     pub difference: String,
 }
 
-/// What the contract says to one request.
+/// The oracle's answers to one request.
 struct Expected {
     fresh: Answer,
     while_open: Answer,
@@ -72,9 +72,9 @@ struct Expected {
 
 impl Comparer {
     /// # Errors
-    /// When nothing could be compared: the watches did not settle, or the objects could not be listed.
+    /// Fails when no comparison was possible: the watches did not settle, or the objects could not be listed.
     pub(crate) async fn round(&self, manager: &Manager, churn: &Churn, readers: &Readers) -> Result<Round> {
-        // With the churn going on: a watch is healthy again when it has said something.
+        // The churn continues, because a watch becomes healthy only with its next event.
         eventually(SETTLED, "the watches to settle", async || {
             let (_, body) = manager.get("/ready").await?;
             ensure!(body == "ready\n", "{}", body.trim());
@@ -94,7 +94,7 @@ impl Comparer {
         Ok(Round { compared, took: paused.elapsed(), mismatches })
     }
 
-    /// Scans everything for each request, which must not keep streams from being read.
+    /// Scans all objects for each request, in a thread, because streams must be read at the same time.
     async fn expected(&self, state: ApiState) -> Result<Vec<Expected>> {
         let (settings, requests) = (self.settings.clone(), Arc::clone(&self.requests));
         let work = tokio::task::spawn_blocking(move || {
@@ -130,8 +130,8 @@ impl Comparer {
     fn mismatch(&self, reader: &Reader, expected: &Expected) -> Mismatch {
         let known = reader.known().clone();
         let difference = match known {
-            None => "it was told nothing".to_owned(),
-            // Of a refused client the answer to a new stream is the measure.
+            None => "it received no answer".to_owned(),
+            // A refused client is compared with the answer to a new stream.
             Some(Answer::Refused(..)) => difference(&expected.fresh, known.as_ref()),
             Some(Answer::Endpoints(_)) => difference(&expected.while_open, known.as_ref()),
         };
@@ -140,7 +140,7 @@ impl Comparer {
         Mismatch { client: "an open stream", request, difference: cut(difference) }
     }
 
-    /// On connections that are new, too.
+    /// Opens new streams on new connections.
     async fn new_streams(&self, manager: &Manager, expected: &[Expected]) -> Result<Vec<Mismatch>> {
         let mut connections = Vec::new();
         for _ in 0..CONNECTIONS {
@@ -153,7 +153,7 @@ impl Comparer {
                 let answer = first_answer(connection, request).await?;
                 let right = answer == expected.fresh;
                 seen = Some(answer);
-                ensure!(right, "another answer");
+                ensure!(right, "the answer differs");
                 Ok(())
             });
             let failed = right.await.is_err();
@@ -167,17 +167,17 @@ impl Comparer {
 // === impl Expected ===
 
 impl Expected {
-    /// Whether a client that knows this has nothing more to be told.
+    /// Returns whether the client's last state is correct.
     fn is(&self, known: Option<&Answer>) -> bool {
         match known {
             None => false,
             Some(refused @ Answer::Refused(..)) => refused == &self.fresh,
-            Some(told @ Answer::Endpoints(_)) => told == &self.while_open,
+            Some(current @ Answer::Endpoints(_)) => current == &self.while_open,
         }
     }
 }
 
-/// No more than a screenful.
+/// Limits the text to about a screenful.
 fn cut(text: String) -> String {
     match text.char_indices().nth(LONGEST) {
         Some((end, _)) => format!("{}…", text.get(..end).unwrap_or_default()),
@@ -203,18 +203,18 @@ mod tests {
     }
 
     #[test]
-    fn an_open_stream_of_a_deleted_service_is_empty_and_a_refused_client_stays_refused() {
+    fn after_deletion_an_open_stream_must_be_empty_or_refused_as_a_new_one() {
         let fresh = Answer::Refused(Code::NotFound, "Service web.world not found".to_owned());
         let expected = Expected { fresh: fresh.clone(), while_open: Answer::Endpoints(BTreeMap::new()) };
         assert!(expected.is(Some(&endpoints(&[]))));
         assert!(expected.is(Some(&fresh)));
         assert!(!expected.is(Some(&endpoints(&[(1, 1)]))));
         assert!(!expected.is(Some(&Answer::Refused(Code::Unavailable, String::new()))));
-        assert!(!expected.is(None), "who was told nothing knows nothing");
+        assert!(!expected.is(None), "a client without an answer is not correct");
     }
 
     #[test]
-    fn an_endpoint_that_is_missing_or_old_or_too_much_is_a_difference() {
+    fn a_missing_outdated_or_unexpected_endpoint_is_a_difference() {
         let wanted = endpoints(&[(1, 1), (2, 1)]);
         let expected = Expected { fresh: wanted.clone(), while_open: wanted.clone() };
         assert!(expected.is(Some(&endpoints(&[(1, 1), (2, 1)]))));

@@ -1,7 +1,7 @@
-//! Accidents between the manager and the API server, one after the other.
+//! Faults between the manager and the API server, one after the other.
 //!
-//! * In: the proxy that the manager's watches go through. Out: what happened, counted.
-//! * Always: when a fault has passed, no rule of it is in force; only the manager meets it.
+//! * In: the proxy for the manager's watches. Out: the number of faults by kind.
+//! * Always: after a fault none of its rules is active; only the manager is affected.
 
 use std::{sync::Arc, time::Duration};
 
@@ -15,7 +15,7 @@ const KINDS: [&str; 8] =
     ["pods", "services", "endpointslices", "nodes", "externalworkloads", "servers", "replicasets", "jobs"];
 const GONE: Action = Action::Status { code: 410, retry_after: None };
 const AWAY: Duration = Duration::from_secs(3);
-/// A watch that was cut comes back after a pause, longer after each failure.
+/// A watch that was cut is resumed after a backoff, which grows with each failure.
 const MET: Duration = Duration::from_secs(60);
 
 pub(crate) struct Faults {
@@ -31,10 +31,10 @@ impl Faults {
         Self { proxy, next: 0, happened: Tally::default() }
     }
 
-    /// Lets the next one happen, and waits until it has passed.
+    /// Injects the next fault, and waits until it is over.
     ///
     /// # Errors
-    /// When the manager does not meet it.
+    /// Fails when the fault does not affect the manager in time.
     pub(crate) async fn happen(&mut self) -> Result<()> {
         self.next += 1;
         let met = self.begin().await;
@@ -49,11 +49,11 @@ impl Faults {
                 self.proxy.cut_all();
             }
             1 => {
-                self.happened.count("times every watch's history gone (410)");
+                self.happened.count("times every watch expired (410)");
                 let watches = KINDS.iter().map(|kind| Rule::path(&format!("/{kind}?&watch=true")).times(1));
                 let faults: Vec<Fault> = watches.map(|rule| self.proxy.inject(rule, GONE)).collect();
                 self.proxy.cut_all();
-                let met = eventually(MET, "each watch to find its history gone", async || {
+                let met = eventually(MET, "each watch to get 410", async || {
                     let hits: Vec<usize> = faults.iter().map(Fault::hits).collect();
                     ensure!(hits.iter().all(|hits| *hits > 0), "{KINDS:?}: {hits:?}");
                     Ok(())
@@ -61,7 +61,7 @@ impl Faults {
                 met.await?;
             }
             _ => {
-                self.happened.count("times the API server away for 3 s");
+                self.happened.count("times the API server unreachable for 3 s");
                 self.proxy.inject(Rule::any(), Action::Cut);
                 self.proxy.cut_all();
                 sleep(AWAY).await;
@@ -70,7 +70,7 @@ impl Faults {
         Ok(())
     }
 
-    /// Ends the one that is under way.
+    /// Removes the rules of the current fault.
     pub(crate) fn clear(&self) {
         self.proxy.clear();
     }

@@ -1,15 +1,17 @@
-//! `make soak MINUTES=30`: a manager under everything at once, for as long as one likes; does it stay right, and small?
+//! `make soak MINUTES=30`: runs a manager under load and faults for any time, and checks that its answers stay correct
+//! and its memory bounded.
 //!
 //! ```text
 //!   churn ──▶ kube-apiserver ──(faults)──▶ manager ──▶ readers, in waves   ◀── compared with the oracle, in rounds
 //!                                             └──────▶ slow readers
 //! ```
 //!
-//! * In: minutes, by default 5; `E2E_SEED` for other worlds. Out: a line a minute, a table, `target/soak.json`; exit code 1 when
-//!   an answer stayed wrong, the manager ended, a stream of which nothing is taken stayed, or clients left something behind.
-//! * Always: ends at the time given and some ten seconds later; at worst, when nothing comes that is waited for at the end, after
-//!   five minutes more. Neither memory nor output grow with the time, but for a line a minute.
-//! * Everything runs on one machine: API server, etcd, manager and clients share its cores.
+//! * In: minutes, by default 5; `E2E_SEED` for other worlds. Out: one line per minute, a table, `target/soak.json`;
+//!   exit code 1 when an answer stayed wrong, the manager ended, a stalled stream was not ended, or clients left
+//!   resources behind.
+//! * Always: ends about ten seconds after the given time; if the final checks have to wait for their deadlines, up to
+//!   five minutes later. Memory and output do not grow with the duration, except for one line per minute.
+//! * Everything runs on one host: API server, etcd, manager and clients share its cores.
 
 mod churn;
 mod compare;
@@ -36,14 +38,14 @@ use tokio::time::{Instant, MissedTickBehavior, interval, sleep, sleep_until, tim
 
 const COPIES: usize = 4;
 const CONNECTIONS: usize = 36;
-/// Far below the default of a minute, so that slow readers come and go often in a short run; far above what a healthy reader
-/// on a busy machine may take.
+/// Far below the default of a minute, so that stalled readers are replaced often in a short run; far above the delay of
+/// a healthy reader on a loaded host.
 const STALL: Duration = Duration::from_secs(10);
 const BETWEEN_ROUNDS: Duration = Duration::from_secs(15);
 const BETWEEN_WAVES: Duration = Duration::from_secs(60);
 const BETWEEN_FAULTS: Duration = Duration::from_secs(45);
 const STREAMS_RENEWED_A_SECOND: usize = 5;
-/// For things that take moments.
+/// For operations that normally take moments.
 const PATIENCE: Duration = Duration::from_secs(60);
 
 #[tokio::main]
@@ -65,21 +67,21 @@ fn failed(error: &anyhow::Error) -> ExitCode {
 
 fn minutes() -> Result<Duration> {
     let minutes: f64 = match std::env::args().nth(1) {
-        Some(minutes) => minutes.parse().with_context(|| format!("{minutes:?} is no number of minutes"))?,
+        Some(minutes) => minutes.parse().with_context(|| format!("{minutes:?} is not a number of minutes"))?,
         None => 5.0,
     };
-    ensure!((0.5..=10_080.0).contains(&minutes), "half a minute is the least, and a week the most");
+    ensure!((0.5..=10_080.0).contains(&minutes), "the duration must be between half a minute and a week");
     Ok(Duration::from_secs_f64(minutes * 60.0))
 }
 
 fn seed() -> Result<u64> {
     match std::env::var("E2E_SEED") {
-        Ok(seed) => seed.parse().context("E2E_SEED is a number"),
+        Ok(seed) => seed.parse().context("E2E_SEED must be a number"),
         Err(_) => Ok(1),
     }
 }
 
-/// What is soaked, and what soaks it.
+/// The components of a soak.
 struct Soak {
     time: Duration,
     manager: Manager,
@@ -91,7 +93,7 @@ struct Soak {
     begun: Instant,
 }
 
-/// True when it was good.
+/// Returns true when all checks passed.
 async fn soak(time: Duration) -> Result<bool> {
     let seed = seed()?;
     let control_plane = ControlPlane::start(Options::default()).await?;
@@ -107,7 +109,7 @@ async fn soak(time: Duration) -> Result<bool> {
     manager.ready(PATIENCE).await?;
     let kubernetes = client.apiserver_version().await?.git_version;
     let mut report = Report::new(report::machine(&kubernetes, &version(&manager).await?));
-    // What only starting takes has gone by then.
+    // Memory that was needed only for the start has been released by then.
     sleep(Duration::from_secs(2)).await;
     report.before = Sample::take(&manager, &proxy, 0.0).await?;
 
@@ -115,10 +117,10 @@ async fn soak(time: Duration) -> Result<bool> {
     let paths: Vec<String> = requests.iter().map(|request| request.path.clone()).collect();
     let address = manager.destination_address();
     let readers = Readers::open(address, &requests, COPIES, CONNECTIONS);
-    readers.told(PATIENCE).await?;
+    readers.all_answered(PATIENCE).await?;
     let slow = SlowReaders::begin(address, &paths, &churn::big_path(), STALL);
     println!(
-        "{} requests, {} healthy streams on {CONNECTIONS} connections, {} connections of slow readers, {} changes a second, \
+        "{} requests, {} healthy streams on {CONNECTIONS} connections, {} connections of slow readers, {} changes per second, \
          for {:.1} minutes (seed {seed})",
         requests.len(),
         readers.all().len(),
@@ -136,7 +138,7 @@ async fn soak(time: Duration) -> Result<bool> {
         error = writers.ended() => Err(error),
     };
     faults.clear();
-    // Once more after the last change, whatever the time was over in the middle of.
+    // A final round after the last change.
     let ended = match ended {
         Ok(()) => soak.compare(&tokio::sync::Mutex::new(&mut report)).await,
         failed => failed,
@@ -145,7 +147,7 @@ async fn soak(time: Duration) -> Result<bool> {
         report.failure(format!("{error:#}"));
         let log = soak.manager.log();
         let lines: Vec<&str> = log.lines().rev().take(20).collect();
-        println!("The manager's log ends with:\n{}", lines.into_iter().rev().collect::<Vec<_>>().join("\n"));
+        println!("The log of the manager ends with:\n{}", lines.into_iter().rev().collect::<Vec<_>>().join("\n"));
     }
     writers.stop().await;
     if let Err(error) = soak.close(&mut report).await {
@@ -157,7 +159,7 @@ async fn soak(time: Duration) -> Result<bool> {
 }
 
 impl Soak {
-    /// Until the time is over. An error is an end before that.
+    /// Runs until the time is over. An error means an earlier end.
     async fn run(&self, report: &mut Report, faults: &mut Faults) -> Result<()> {
         let report = &tokio::sync::Mutex::new(report);
         tokio::select! {
@@ -167,7 +169,7 @@ impl Soak {
         }
     }
 
-    /// Looks at the manager again and again, and says how it goes once a minute.
+    /// Samples the manager periodically, and prints a progress line once a minute.
     async fn sample(&self, report: &tokio::sync::Mutex<&mut Report>) -> Result<()> {
         let mut looks = interval(samples::period(self.time));
         looks.set_missed_tick_behavior(MissedTickBehavior::Delay);
@@ -175,7 +177,7 @@ impl Soak {
         loop {
             looks.tick().await;
             let elapsed = self.begun.elapsed().as_secs_f64();
-            let sample = self.look(elapsed).await?;
+            let sample = self.take_sample(elapsed).await?;
             let mut report = report.lock().await;
             report.samples.push(sample);
             if elapsed >= f64::from(minute) * 60.0 {
@@ -185,21 +187,22 @@ impl Soak {
         }
     }
 
-    /// One sample; tried for a while, because a manager may be slow to answer, and at once no more when it has ended.
-    async fn look(&self, elapsed: f64) -> Result<Sample> {
-        let look = eventually(PATIENCE / 4, "a look at the manager", async || {
+    /// Takes one sample. Retries, because a manager may be slow to answer; fails immediately when it has ended.
+    async fn take_sample(&self, elapsed: f64) -> Result<Sample> {
+        let sample = eventually(PATIENCE / 4, "a sample of the manager", async || {
             if self.manager.resident_memory_bytes().is_err() {
                 return Ok(None);
             }
             Sample::take(&self.manager, &self.proxy, elapsed).await.map(Some)
         });
-        match look.await? {
+        match sample.await? {
             Some(sample) => Ok(sample),
             None => bail!("the manager has ended"),
         }
     }
 
-    /// Rounds, waves and faults, each in its time, and never two at once; single streams come and go all the time.
+    /// Runs rounds, waves and faults at their intervals, never two concurrently; single streams are renewed every
+    /// second.
     async fn conduct(&self, report: &tokio::sync::Mutex<&mut Report>, faults: &mut Faults) -> Result<()> {
         let mut seconds = interval(Duration::from_secs(1));
         seconds.set_missed_tick_behavior(MissedTickBehavior::Delay);
@@ -226,50 +229,50 @@ impl Soak {
         }
     }
 
-    /// One round. That it could not be held is written down; an error is the end of the manager.
+    /// Runs one round. A round that was not possible is recorded; an error means that the manager has ended.
     async fn compare(&self, report: &tokio::sync::Mutex<&mut Report>) -> Result<()> {
         match self.comparer.round(&self.manager, &self.churn, &self.readers).await {
             Ok(round) => {
                 let elapsed = self.begun.elapsed();
-                let sample = self.look(elapsed.as_secs_f64()).await?;
+                let sample = self.take_sample(elapsed.as_secs_f64()).await?;
                 let mut report = report.lock().await;
                 report.round(round);
                 report.settled(sample, elapsed.as_secs_f64() / self.time.as_secs_f64());
             }
             Err(error) => {
-                self.look(self.begun.elapsed().as_secs_f64()).await?;
+                self.take_sample(self.begun.elapsed().as_secs_f64()).await?;
                 report.lock().await.missed(&error);
             }
         }
         Ok(())
     }
 
-    /// Takes the clients away, and finds the manager as it was before they came; then ends it.
+    /// Closes all clients, checks that the manager has released their resources, and terminates it.
     async fn close(&mut self, report: &mut Report) -> Result<()> {
         self.readers.close().await;
         self.slow.close().await;
-        // Which has been written down already.
+        // The end has been recorded already.
         if !self.manager.is_running() {
             return Ok(());
         }
         let mut last = None;
-        let gone = eventually(PATIENCE, "the manager to be as before its clients came", async || {
-            let after = self.look(self.begun.elapsed().as_secs_f64()).await?;
+        let released = eventually(PATIENCE, "the manager to release the resources of its clients", async || {
+            let after = self.take_sample(self.begun.elapsed().as_secs_f64()).await?;
             let left = left_over(&report.before, &after);
             last = Some(after);
-            ensure!(left.is_empty(), "still there: {}", left.join(", "));
+            ensure!(left.is_empty(), "not released: {}", left.join(", "));
             Ok(())
         });
-        let gone = gone.await;
+        let released = released.await;
         report.after = last;
-        gone?;
-        let status = timeout(PATIENCE, self.manager.terminate(PATIENCE)).await.context("it did not end")??;
+        released?;
+        let status = timeout(PATIENCE, self.manager.terminate(PATIENCE)).await.context("the manager did not end")??;
         ensure!(status.success(), "the manager ended with {status}");
         Ok(())
     }
 }
 
-/// Of the manager that runs.
+/// The version of the running manager.
 async fn version(manager: &Manager) -> Result<String> {
     let samples = manager.metrics().await?;
     let info = samples.iter().find(|sample| sample.name == "linkerd_operator_build_info");

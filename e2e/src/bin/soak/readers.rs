@@ -1,8 +1,10 @@
-//! Proxies in good health: `Get` streams that read everything at once, and know what they were told.
+//! Healthy proxies: `Get` streams that read everything immediately and store the current state.
 //!
-//! * In: the address of a destination, requests. Out: what each stream knows now, folded; how streams ended.
-//! * Always: there are so many readers as were asked for; one whose stream has ended or was refused asks again, after a pause
-//!   unless the stream ended with OK. No reader keeps more than what it knows now: a run of any length holds no more.
+//! * In: the address of a destination server, requests. Out: the current, folded state of each stream; how streams
+//!   ended.
+//! * Always: the number of readers is constant: a reader whose stream has ended or was refused requests it again, after
+//!   a pause unless the stream ended with OK. A reader stores only its current state, so memory does not grow with the
+//!   duration.
 
 use std::{
     collections::BTreeMap,
@@ -32,12 +34,12 @@ use tonic::transport::{Channel, Endpoint};
 
 use crate::tally::Tally;
 
-/// What Linkerd's proxies have.
+/// The windows of Linkerd's proxies.
 const STREAM_WINDOW: u32 = 65_535;
 const CONNECTION_WINDOW: u32 = 1024 * 1024;
-/// How long a response or a connection may take.
+/// The timeout for a connection or for response headers.
 const PATIENCE: Duration = Duration::from_secs(20);
-/// Well below the time in which a comparison has to succeed.
+/// Well below the deadline of a comparison.
 const AFTER_REFUSAL: Duration = Duration::from_secs(2);
 const AFTER_ERROR: Duration = Duration::from_millis(200);
 
@@ -52,7 +54,7 @@ pub(crate) struct Readers {
 
 /// One client of one request.
 pub(crate) struct Reader {
-    /// Its place among the requests.
+    /// The index of its request.
     pub number: usize,
     request: Request,
     known: Mutex<Option<Answer>>,
@@ -62,13 +64,13 @@ pub(crate) struct Reader {
 #[derive(Default)]
 pub(crate) struct Counts {
     pub messages: AtomicU64,
-    /// Streams and connections that we ended, and opened again.
+    /// Streams and connections that the client ended and opened again.
     pub streams_renewed: AtomicU64,
     pub connections_renewed: AtomicU64,
-    /// Ends of streams that we did not ask for.
+    /// Stream ends that the client did not cause.
     pub ended: Tally,
     pub refused: Tally,
-    /// What the contract forbids: a first message that removes, an address removed that was never told, and the like.
+    /// Violations of the contract: a Remove as the first message, a Remove of an unknown address, and so on.
     pub forbidden: Tally,
 }
 
@@ -80,7 +82,7 @@ struct Connection {
 // === impl Readers ===
 
 impl Readers {
-    /// Opens `copies` streams for each request, dealt out to so many connections.
+    /// Opens `copies` streams for each request, distributed over the connections.
     pub(crate) fn open(address: SocketAddr, requests: &[Request], copies: usize, connections: usize) -> Self {
         let reader = |(number, request): (usize, &Request)| {
             let request = request.clone();
@@ -111,23 +113,23 @@ impl Readers {
         &self.counts
     }
 
-    /// Waits until each knows something.
-    pub(crate) async fn told(&self, deadline: Duration) -> Result<()> {
+    /// Waits until each reader has an answer.
+    pub(crate) async fn all_answered(&self, deadline: Duration) -> Result<()> {
         eventually(deadline, "every stream to be answered", async || {
             let silent = self.all.iter().filter(|reader| reader.known().is_none()).count();
-            ensure!(silent == 0, "{silent} of {} are not", self.all.len());
+            ensure!(silent == 0, "{silent} of {} are not answered", self.all.len());
             Ok(())
         })
         .await
     }
 
-    /// Closes so many of the connections, and opens them again at once.
+    /// Closes this number of connections, and opens them again immediately.
     pub(crate) async fn reconnect(&self, count: usize) {
         let mut connections = self.connections.lock().await;
         connections.shuffle(&mut rand::rng());
         for connection in connections.iter_mut().take(count) {
             connection.task.abort();
-            // So that the old task writes down nothing any more.
+            // Waits for the old task, so that it cannot write any more.
             let _ = (&mut connection.task).await;
             connection.readers.iter().for_each(|reader| *reader.known() = None);
             self.counts.connections_renewed.fetch_add(1, Ordering::Relaxed);
@@ -137,7 +139,7 @@ impl Readers {
         }
     }
 
-    /// Has so many single streams end and begin anew.
+    /// Ends this number of single streams and opens them again.
     pub(crate) fn renew_streams(&self, count: usize) {
         for reader in self.all.iter().sample(&mut rand::rng(), count) {
             reader.ask_again.notify_one();
@@ -170,7 +172,7 @@ impl Counts {
 // === impl Reader ===
 
 impl Reader {
-    /// What it was told so far on its open stream, or how it was refused; `None` while it waits for the first answer.
+    /// The current state of its open stream, or its refusal; `None` before the first answer.
     pub(crate) fn known(&self) -> MutexGuard<'_, Option<Answer>> {
         self.known.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -180,7 +182,7 @@ impl Reader {
             let pause = tokio::select! {
                 pause = self.read(client, counts) => pause,
                 () = self.ask_again.notified() => {
-                    // What it knew it knew from the stream that is gone.
+                    // The state belonged to the stream that has ended.
                     *self.known() = None;
                     Duration::ZERO
                 }
@@ -189,7 +191,7 @@ impl Reader {
         }
     }
 
-    /// One stream, from asking for it to its end. Returns how long to wait before the next.
+    /// Runs one stream, from its request to its end. Returns the pause before the next one.
     async fn read(&self, client: &DestinationClient<Channel>, counts: &Counts) -> Duration {
         let Request { path, token } = self.request.clone();
         let request = GetDestination { scheme: String::new(), path, context_token: token };
@@ -202,7 +204,7 @@ impl Reader {
                 return AFTER_REFUSAL;
             }
             Err(_) => {
-                counts.ended.count("without response headers in time");
+                counts.ended.count("no response headers in time");
                 *self.known() = None;
                 return AFTER_ERROR;
             }
@@ -237,7 +239,7 @@ impl Reader {
     }
 }
 
-/// All streams of one connection, until the task is aborted.
+/// Runs all streams of one connection, until the task is aborted.
 async fn serve(address: SocketAddr, readers: Vec<Arc<Reader>>, counts: Arc<Counts>) {
     loop {
         match connect(address).await {
@@ -245,7 +247,7 @@ async fn serve(address: SocketAddr, readers: Vec<Arc<Reader>>, counts: Arc<Count
                 futures::future::join_all(readers.iter().map(|reader| reader.follow(&client, &counts))).await;
             }
             Err(error) => {
-                counts.ended.count(&format!("without a connection: {error:#}"));
+                counts.ended.count(&format!("connection failed: {error:#}"));
                 sleep(AFTER_ERROR).await;
             }
         }

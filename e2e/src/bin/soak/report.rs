@@ -1,7 +1,7 @@
-//! What a soak has shown: a line a minute, a table at the end, and JSON.
+//! The report of a soak: a line per minute, a table at the end, and JSON.
 //!
-//! * In: samples, rounds, counts. Out: text on stdout, `target/soak.json`, and whether it was good.
-//! * Always: it is good only when nothing is among the failures. However many mismatches there are, the first few are kept.
+//! * In: samples, rounds, counts. Out: text on stdout, `target/soak.json`, and whether the soak passed.
+//! * Always: it passes only without failures. Of many mismatches, only the first few are stored.
 
 use std::{path::Path, time::Duration};
 
@@ -24,21 +24,21 @@ const SHOWN: usize = 10;
 #[derive(Default)]
 pub(crate) struct Report {
     machine: Value,
-    /// Before the clients came.
+    /// The sample before clients connected.
     pub before: Sample,
-    /// While they were there.
+    /// The samples while clients were connected.
     pub samples: Vec<Sample>,
-    /// After rounds, when every stream had what there was: early ones and late ones.
+    /// Samples after rounds, when every stream was up to date: early ones and late ones.
     settled: Settled,
-    /// After they had gone.
+    /// The sample after clients disconnected.
     pub after: Option<Sample>,
     rounds: u64,
-    /// Rounds that could not be held and faults that were not met, by why.
+    /// Rounds that were not possible and faults that had no effect, by error.
     missed: Tally,
     compared: u64,
     longest: Duration,
     mismatches: u64,
-    /// The first of each client and request.
+    /// The first mismatch of each client and request.
     shown: Vec<Mismatch>,
     rows: Vec<(&'static str, String)>,
     raw: serde_json::Map<String, Value>,
@@ -71,7 +71,7 @@ impl Report {
         self.missed.count(&format!("{error:#}"));
     }
 
-    /// What it takes when every stream has been told what there is, after so much of the whole time.
+    /// Adds a sample taken when every stream is up to date, at this share of the whole time.
     pub(crate) fn settled(&mut self, sample: Sample, share: f64) {
         self.settled.put(sample, share);
     }
@@ -82,7 +82,7 @@ impl Report {
         self.failures.push(why);
     }
 
-    /// How it goes, as one line.
+    /// Prints the progress as one line.
     pub(crate) fn line(&self, readers: &Readers, slow: &SlowReaders) {
         let Some(sample) = self.samples.last() else { return };
         let (healthy, slow) = (readers.counts(), slow.counts());
@@ -103,19 +103,19 @@ impl Report {
         );
     }
 
-    /// What the manager wrote from its start to its end.
+    /// Adds a row about the manager's complete log.
     pub(crate) fn log(&mut self, log: &str) {
         let (lines, errors) = (log.lines().count(), log.lines().filter(|line| line.contains(" ERROR ")).count());
         let text = format!("{:.1} MiB, {lines} lines, {errors} of them errors", log.len() as f64 / 1024.0 / 1024.0);
         self.row("the manager's log", text, json!({"bytes": log.len(), "lines": lines, "errors": errors}));
     }
 
-    /// From the coming of the clients on.
+    /// The CPU share since clients connected.
     fn cpu_percent(&self, until: &Sample) -> f64 {
         (until.cpu_seconds - self.before.cpu_seconds) / until.seconds.max(1.0) * 100.0
     }
 
-    /// Works out the table.
+    /// Computes the table.
     pub(crate) fn conclude(&mut self, churn: &Churn, readers: &Readers, slow: &SlowReaders, faults: &Faults) {
         self.memory();
         self.resources();
@@ -142,7 +142,7 @@ impl Report {
             self.failure(format!("{} mismatches", self.mismatches));
         }
         if self.missed.total() > 0 {
-            self.failure(format!("rounds that could not be held, faults that were not met: {}", self.missed.text()));
+            self.failure(format!("rounds that were not possible, faults that had no effect: {}", self.missed.text()));
         }
     }
 
@@ -163,7 +163,7 @@ impl Report {
             mib(self.before.memory_kib),
             mib(first),
             mib(last.memory_kib),
-            after.map_or_else(|| "not told".to_owned(), mib),
+            after.map_or_else(|| "unknown".to_owned(), mib),
             mib(least),
             mib(most)
         );
@@ -171,7 +171,7 @@ impl Report {
             "after_kib": after, "least_kib": least, "most_kib": most});
         let trend = |points: &[(f64, f64)]| {
             let slope = slope(points);
-            (slope.map_or_else(|| "not told".to_owned(), |slope| format!("{slope:+.1} KiB a minute")), json!(slope))
+            (slope.map_or_else(|| "unknown".to_owned(), |slope| format!("{slope:+.1} KiB per minute")), json!(slope))
         };
         let ((slope, raw_slope), (own_slope, raw_own)) = (trend(&memory), trend(&own));
         let own_end = mib(last.own_memory_kib);
@@ -192,7 +192,7 @@ impl Report {
             ("after clients", self.after.as_ref()),
         ] {
             let text = sample.map_or_else(
-                || "not told".to_owned(),
+                || "unknown".to_owned(),
                 |sample| {
                     let Sample { descriptors, api_connections, subscribers, .. } = sample;
                     format!(
@@ -235,13 +235,13 @@ impl Report {
         );
         let closed = self.samples.last().map_or(0.0, |sample| sample.closed_connections);
         if (deaf as f64) > closed {
-            self.failure(format!("{deaf} connections were deaf, and {closed} were closed for that"));
+            self.failure(format!("{deaf} connections were deaf, but only {closed} were closed for that"));
         }
         if healthy.forbidden.total() > 0 {
-            self.failure("streams were told what the contract forbids");
+            self.failure("streams received messages that the contract forbids");
         }
         if left > 0 {
-            self.failure(format!("{left} streams of which nothing was taken were not ended"));
+            self.failure(format!("{left} stalled streams were not ended"));
         }
     }
 
@@ -266,7 +266,7 @@ impl Report {
         std::fs::write(&path, text).with_context(|| format!("writing {}", path.display()))?;
         println!("\nAll samples are in target/soak.json.");
         match self.failures.as_slice() {
-            [] => println!("Good."),
+            [] => println!("PASSED."),
             failures => println!("FAILED: {}", failures.join("; ")),
         }
         Ok(self.failures.is_empty())
@@ -274,7 +274,7 @@ impl Report {
 }
 
 fn tasks(sample: &Sample) -> String {
-    sample.tasks.map_or_else(|| "not told".to_owned(), |tasks| tasks.to_string())
+    sample.tasks.map_or_else(|| "unknown".to_owned(), |tasks| tasks.to_string())
 }
 
 fn streams(sample: &Sample) -> String {
@@ -288,13 +288,13 @@ fn mismatch(of: &Mismatch) -> Value {
         "difference": difference})
 }
 
-/// Of the Service that a path names; an instance's name may stand before it.
+/// The namespace of the Service in a path, which may begin with an instance.
 fn namespace(path: &str) -> &str {
     let name = path.split_once(".svc").map_or(path, |(name, _)| name);
     name.rsplit('.').next().unwrap_or_default()
 }
 
-/// Where it ran, and what.
+/// The host and the versions.
 pub(crate) fn machine(kubernetes: &str, operator: &str) -> Value {
     let cpu = std::fs::read_to_string("/proc/cpuinfo").unwrap_or_default();
     let model = cpu.lines().find_map(|line| line.strip_prefix("model name"));
@@ -314,7 +314,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_namespace_is_named_with_and_without_an_instance() {
+    fn the_namespace_is_found_with_and_without_an_instance() {
         for path in ["web.w0-world.svc.cluster.local:80", "host-0.web.w0-world.svc.cluster.local", "web.w0-world"] {
             assert_eq!(namespace(path), "w0-world");
         }

@@ -1,7 +1,7 @@
-//! What the manager takes, looked at again and again.
+//! Samples of the manager's resources.
 //!
-//! * In: the manager, the proxy that it reaches the API server through. Out: one [`Sample`] for each look; the trend of many.
-//! * Always: what is not told is `None`, never zero. No more than [`MOST`] samples, however long it lasts.
+//! * In: the manager, and its proxy to the API server. Out: one [`Sample`] at a time; the trend of many.
+//! * Always: a missing metric is `None`, never zero. At most [`MOST`] samples, for any duration.
 
 use std::{collections::BTreeMap, time::Duration};
 
@@ -14,20 +14,20 @@ const KIB: f64 = 1024.0;
 
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Sample {
-    /// Since the clients came.
+    /// Seconds since clients connected.
     pub seconds: f64,
     pub memory_kib: f64,
-    /// Of this process.
+    /// The memory of this process.
     pub own_memory_kib: f64,
     pub descriptors: usize,
-    /// Those of the descriptors that are connections to the API server, of which there are sometimes more and sometimes less.
+    /// The descriptors that are connections to the API server; their number varies.
     pub api_connections: usize,
-    /// Alive tasks of the manager's runtime.
+    /// The live tasks of the manager's runtime.
     pub tasks: Option<f64>,
     pub streams: BTreeMap<String, f64>,
-    /// Series of `endpoints_subscribers`: what views there are streams for.
+    /// The number of series of `endpoints_subscribers`, one per view with streams.
     pub subscribers: usize,
-    /// The time of a core that was used until then.
+    /// The CPU time used so far.
     pub cpu_seconds: f64,
     pub closed_connections: f64,
 }
@@ -36,7 +36,7 @@ pub(crate) struct Sample {
 
 impl Sample {
     /// # Errors
-    /// When the manager has ended, or does not answer.
+    /// Fails when the manager has ended or does not answer.
     pub(crate) async fn take(manager: &Manager, proxy: &FaultProxy, seconds: f64) -> Result<Self> {
         let memory = manager.resident_memory_bytes()?;
         let descriptors = std::fs::read_dir(format!("/proc/{}/fd", manager.pid()))?.count();
@@ -56,7 +56,8 @@ impl Sample {
             streams: streams.collect(),
             subscribers: of("endpoints_subscribers").count(),
             cpu_seconds: manager.cpu_time()?.as_secs_f64(),
-            // A deaf client answers no PING either: whichever is noticed first.
+            // A deaf client does not answer PINGs either, so the reason is `stalled` or `gone`, depending on which
+            // timeout is first.
             closed_connections: of("linkerd_operator_discovery_connections_ended_total")
                 .filter(|it| it.has(&[("reason", "stalled")]) || it.has(&[("reason", "gone")]))
                 .map(|it| it.value)
@@ -82,16 +83,16 @@ fn own_memory_kib() -> Result<f64> {
     let status = std::fs::read_to_string("/proc/self/status")?;
     let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:"));
     let number = line.and_then(|line| line.split_whitespace().next());
-    number.context("the kernel names no VmRSS")?.parse().context("VmRSS is a number")
+    number.context("/proc/self/status has no VmRSS")?.parse().context("VmRSS is not a number")
 }
 
-/// Once a second, or more rarely where that would be too many samples.
+/// One second, or longer if that would result in too many samples.
 pub(crate) fn period(whole: Duration) -> Duration {
     (whole / MOST).max(Duration::from_secs(1))
 }
 
-/// How much more of it there is with each further unit of time, by least squares over pairs of a time and an amount. `None`
-/// when all are of one time.
+/// The slope of the regression line (least squares) over pairs of a time and an amount. `None` when all points have the
+/// same time.
 pub(crate) fn slope(points: &[(f64, f64)]) -> Option<f64> {
     let count = points.len() as f64;
     let mean = |of: fn(&(f64, f64)) -> f64| points.iter().map(of).sum::<f64>() / count;
@@ -101,7 +102,7 @@ pub(crate) fn slope(points: &[(f64, f64)]) -> Option<f64> {
     (spread > 0.0).then(|| together / spread)
 }
 
-/// What is there after all clients are gone that was not before they came.
+/// The resources that are still in use after all clients have disconnected.
 pub(crate) fn left_over(before: &Sample, after: &Sample) -> Vec<String> {
     let mut left = Vec::new();
     if after.all_streams() > 0.0 {
@@ -115,7 +116,7 @@ pub(crate) fn left_over(before: &Sample, after: &Sample) -> Vec<String> {
         left.push(format!("{} descriptors instead of {}", own(after), own(before)));
     }
     if let (Some(is), Some(was)) = (after.tasks, before.tasks) {
-        // A connection to the API server has a task, and its body another while it is read.
+        // A connection to the API server has a task, and its body has another one while it is read.
         let connections = after.api_connections.saturating_sub(before.api_connections);
         if is > was + (2 * connections + FEW) as f64 {
             left.push(format!("{is} tasks instead of {was}"));
@@ -124,7 +125,7 @@ pub(crate) fn left_over(before: &Sample, after: &Sample) -> Vec<String> {
     left
 }
 
-/// The connection on which we ask for the metrics, and the one before it, may be there or not.
+/// The number of connections for metrics varies by one or two.
 const FEW: usize = 3;
 
 #[cfg(test)]
@@ -132,7 +133,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_slope_of_a_line_is_its_own_and_noise_around_it_changes_little() {
+    fn noise_changes_the_slope_of_a_line_only_slightly() {
         let line: Vec<(f64, f64)> = (0..60).map(|at| (f64::from(at) / 60.0, 1000.0 + 2.0 * f64::from(at))).collect();
         assert!((slope(&line).unwrap() - 120.0).abs() < 1e-9);
         let noisy: Vec<(f64, f64)> =
@@ -143,21 +144,25 @@ mod tests {
     }
 
     #[test]
-    fn a_long_run_takes_no_more_samples_than_a_short_one() {
+    fn the_number_of_samples_is_limited() {
         assert_eq!(period(Duration::from_secs(300)), Duration::from_secs(1));
         let day = Duration::from_secs(86_400);
         assert!(day.as_secs_f64() / period(day).as_secs_f64() <= f64::from(MOST));
     }
 
     #[test]
-    fn what_clients_leave_behind_is_named() {
+    fn resources_left_behind_by_clients_are_reported() {
         let before = Sample { descriptors: 20, api_connections: 9, tasks: Some(30.0), ..Sample::default() };
         let more = Sample { descriptors: 24, api_connections: 12, tasks: Some(35.0), ..Sample::default() };
-        assert_eq!(left_over(&before, &more), Vec::<String>::new(), "connections to the API server come and go");
+        assert_eq!(
+            left_over(&before, &more),
+            Vec::<String>::new(),
+            "the number of connections to the API server varies"
+        );
         let streams = BTreeMap::from([("idle".to_owned(), 2.0)]);
         let left = Sample { descriptors: 40, tasks: Some(60.0), subscribers: 1, streams, ..before.clone() };
         assert_eq!(left_over(&before, &left).len(), 4);
-        let untold = Sample { tasks: None, ..before.clone() };
-        assert_eq!(left_over(&untold, &Sample { tasks: None, ..before.clone() }), Vec::<String>::new());
+        let unknown = Sample { tasks: None, ..before.clone() };
+        assert_eq!(left_over(&unknown, &Sample { tasks: None, ..before.clone() }), Vec::<String>::new());
     }
 }

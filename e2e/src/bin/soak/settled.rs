@@ -1,16 +1,16 @@
-//! Two moments that can be compared: one early, one late, with about as many streams.
+//! Selects two comparable samples: an early and a late one, with a similar number of streams.
 //!
-//! * In: samples taken when every stream had what there was. Out: the two most alike. How many streams there are depends on
-//!   the worlds, in which Services come and go, and on what the slow readers are at; the first sample and the last may differ by
-//!   hundreds.
-//! * Always: no more than [`KEPT`] early and as many late samples are kept.
+//! * In: samples taken when every stream was up to date. Out: the most similar pair. The number of streams depends on
+//!   the worlds, in which Services are created and deleted, and on the slow readers; the first and the last sample may
+//!   differ by hundreds.
+//! * Always: stores at most [`KEPT`] early and as many late samples.
 
 use std::collections::VecDeque;
 
 use crate::samples::Sample;
 
 const KEPT: usize = 60;
-/// Of the whole time: when it has warmed up, when early ends, and when late begins.
+/// Shares of the whole time: the end of the warm-up, the end of early, the beginning of late.
 const WARM: f64 = 0.1;
 const EARLY: f64 = 0.4;
 const LATE: f64 = 0.6;
@@ -24,7 +24,7 @@ pub(crate) struct Settled {
 // === impl Settled ===
 
 impl Settled {
-    /// One more, after this share of the whole time.
+    /// Adds a sample, taken at this share of the whole time.
     pub(crate) fn put(&mut self, sample: Sample, share: f64) {
         if (WARM..EARLY).contains(&share) && self.early.len() < KEPT {
             self.early.push(sample);
@@ -52,7 +52,7 @@ mod tests {
     }
 
     #[test]
-    fn the_moments_with_the_most_similar_streams_are_compared() {
+    fn the_samples_with_the_most_similar_number_of_streams_are_compared() {
         let mut settled = Settled::default();
         for (share, streams) in [(0.05, 900.0), (0.2, 1500.0), (0.3, 1200.0), (0.5, 900.0), (0.8, 900.0), (1.0, 1190.0)]
         {
@@ -63,7 +63,7 @@ mod tests {
     }
 
     #[test]
-    fn no_more_are_kept_the_longer_it_lasts() {
+    fn the_number_of_stored_samples_is_limited() {
         let mut settled = Settled::default();
         assert!(settled.alike().is_none());
         for round in 0..10_000 {

@@ -1,8 +1,9 @@
-//! Clients that take nothing, replaced as the server gets rid of them.
+//! Clients that do not read, replaced when the server has ended their streams.
 //!
-//! * In: the address of a destination, what to ask, how long the server bears with a stream of which nothing is taken. Out: how
-//!   their streams ended, and how many did not.
-//! * Always: there are so many clients of each manner; a stream that the server should have ended long ago is counted and given up.
+//! * In: the address of a destination server, the paths, the server's stall timeout. Out: how their streams ended, and
+//!   how many did not.
+//! * Always: the number of clients of each kind is constant; a stream that the server should have ended is counted and
+//!   given up.
 
 use std::{
     net::SocketAddr,
@@ -21,26 +22,27 @@ use tokio::{task::JoinSet, time::sleep};
 
 use crate::tally::Tally;
 
-/// What a client does not do.
+/// The kind of a client's misbehavior.
 #[derive(Clone, Copy, Debug)]
 enum Manner {
-    /// It never opens the window of its streams, so that not one byte of a message may be sent.
+    /// It never opens the window of its streams, so that no byte of a message may be sent.
     Closed,
-    /// It has a proxy's windows and never reads: some of a long message is sent, and the rest waits.
+    /// It has a proxy's windows and never reads: a part of a long message is sent, and the rest is blocked.
     Unread,
-    /// It takes nothing from its socket, not even that its streams were reset: the kernel's buffers fill up.
+    /// It never reads its socket, not even resets of its streams: the kernel's buffers fill up.
     Deaf,
 }
 
-/// Clients, and streams of each. HTTP/2 allows a hundred streams before the server has said how many it takes.
+/// The number of clients, and of streams per client. HTTP/2 allows a hundred streams before the server's SETTINGS
+/// arrive.
 const CLIENTS: [(Manner, usize, usize); 3] = [(Manner::Closed, 4, 25), (Manner::Unread, 2, 20), (Manner::Deaf, 2, 100)];
-/// How often a connection is used again after all of its streams were ended, if it is open.
+/// The number of times an open connection is used again after all of its streams were ended.
 const GENERATIONS: usize = 3;
 const PAUSE: Duration = Duration::from_secs(1);
-/// For a busy machine.
+/// For a loaded host.
 const GRACE: Duration = Duration::from_secs(20);
 
-/// Dropping it closes their connections.
+/// Dropping it closes the connections.
 pub(crate) struct SlowReaders {
     clients: JoinSet<()>,
     counts: Arc<Counts>,
@@ -50,7 +52,7 @@ pub(crate) struct SlowReaders {
 pub(crate) struct Counts {
     pub opened: AtomicU64,
     pub ended: Tally,
-    /// Streams that the server left as they were.
+    /// Streams that the server did not end.
     pub left: AtomicU64,
     /// Deaf clients whose connection the server should have closed by then.
     pub deaf: AtomicU64,
@@ -89,7 +91,7 @@ impl SlowReaders {
         Self { clients, counts }
     }
 
-    /// The most connections they have.
+    /// The maximum number of their connections.
     pub(crate) fn connections() -> usize {
         CLIENTS.iter().map(|(_, clients, _)| clients).sum()
     }
@@ -106,16 +108,16 @@ impl SlowReaders {
 // === impl Client ===
 
 impl Client {
-    /// One connection, from its beginning to its end.
+    /// Runs one connection, from its beginning to its end.
     async fn live(&self, manner: Manner, streams: usize) -> Result<()> {
         match manner {
             Manner::Closed => {
                 let paths: Vec<&str> = self.paths.sample(&mut rand::rng(), streams).map(String::as_str).collect();
-                self.bear_with(Windows { stream: 0, ..Windows::OF_PROXIES }, &paths).await
+                self.wait_for_ends(Windows { stream: 0, ..Windows::OF_PROXIES }, &paths).await
             }
-            Manner::Unread => self.bear_with(Windows::OF_PROXIES, &vec![&self.big; streams]).await,
+            Manner::Unread => self.wait_for_ends(Windows::OF_PROXIES, &vec![&self.big; streams]).await,
             Manner::Deaf => {
-                // Far more than the kernel holds for a connection.
+                // Far more than the kernel buffers for a connection.
                 let windows = Windows { stream: 1024 * 1024, connection: 512 * 1024 * 1024 };
                 let client = SlowClient::connect(self.address, windows).await?;
                 client.stop_reading();
@@ -124,7 +126,7 @@ impl Client {
                     asked.push(client.ask(&self.big).await?);
                     self.counts.opened.fetch_add(1, Ordering::Relaxed);
                 }
-                // It cannot hear that the server has given up; that it has shows in the server's metrics.
+                // A deaf client cannot detect that the server has closed the connection; the server's metrics show it.
                 sleep(self.stall * 2 + GRACE / 2).await;
                 self.counts.deaf.fetch_add(1, Ordering::Relaxed);
                 Ok(())
@@ -132,7 +134,7 @@ impl Client {
         }
     }
 
-    async fn bear_with(&self, windows: Windows, paths: &[impl AsRef<str>]) -> Result<()> {
+    async fn wait_for_ends(&self, windows: Windows, paths: &[impl AsRef<str>]) -> Result<()> {
         let client = SlowClient::connect(self.address, windows).await?;
         for _ in 0..GENERATIONS {
             let asked = join_all(paths.iter().map(|path| client.get(path.as_ref()))).await;

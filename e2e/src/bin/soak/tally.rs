@@ -1,7 +1,8 @@
-//! How often what happened.
+//! Counts events by text.
 //!
 //! * In: short texts from a small set. Out: their counts.
-//! * Always: no more kinds than [`KINDS`], so that a run of any length holds no more; what comes after them is "other".
+//! * Always: at most [`KINDS`] texts, so that memory does not grow with the duration; further ones are counted as
+//!   "other".
 
 use std::{
     collections::BTreeMap,
@@ -11,7 +12,7 @@ use std::{
 use serde_json::{Value, json};
 
 const KINDS: usize = 40;
-/// An error's text can hold a whole object.
+/// A limit, because an error may contain a whole object.
 const LONGEST: usize = 160;
 
 #[derive(Default)]
@@ -39,7 +40,7 @@ impl Tally {
         json!(self.counts())
     }
 
-    /// For a line of the report.
+    /// The counts as a text for the report.
     pub(crate) fn text(&self) -> String {
         let counts: Vec<String> = self.counts().iter().map(|(what, count)| format!("{count} {what}")).collect();
         if counts.is_empty() { "none".to_owned() } else { counts.join(", ") }
@@ -51,7 +52,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn many_kinds_take_no_more_room_than_some() {
+    fn the_number_and_length_of_texts_is_limited() {
         let tally = Tally::default();
         for number in 0..1000 {
             tally.count(&format!("{number} {}", "x".repeat(1000)));

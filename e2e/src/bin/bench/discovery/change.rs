@@ -1,4 +1,4 @@
-//! How late streams are told of one change, how many changes a second they can be told of, and what a message costs.
+//! The latency of one change, the maximum rate of changes, and the cost of a message.
 
 use std::time::{Duration, Instant};
 
@@ -19,10 +19,10 @@ use crate::{
 };
 
 const SERVICE: &str = "web-0";
-/// For what a change costs besides to be over before the next.
+/// Time for the aftermath of a change before the next one.
 const SETTLED: Duration = Duration::from_millis(150);
 
-/// One change after the other, each to all streams.
+/// Makes one change after another; each is sent to all streams.
 pub(super) async fn changes(report: &mut Report, rig: &Rig) -> Result<()> {
     for (count, connections, changes, wanted) in [
         (100, 10, 200, "p99 ≤ 3 ms"),
@@ -45,7 +45,11 @@ pub(super) async fn changes(report: &mut Report, rig: &Rig) -> Result<()> {
         }
         let late = changing.lateness(&load)?;
         let (all, messages) = (count as u64 * u64::from(changes), load.counts().messages);
-        ensure!(late.since_seen.count() == all, "{} streams told instead of {all}", late.since_seen.count());
+        ensure!(
+            late.since_seen.count() == all,
+            "{} streams received a change instead of {all}",
+            late.since_seen.count()
+        );
         let since_written = milliseconds(&late.since_written.at(0.99));
         let text = format!("{} (p99 since the write began {since_written:.1} ms)", late.since_seen.text());
         let raw = json!({
@@ -67,23 +71,23 @@ pub(super) async fn changes(report: &mut Report, rig: &Rig) -> Result<()> {
     Ok(())
 }
 
-/// As many changes as are wanted in a second, whatever happens: an open loop.
+/// Changes at a fixed rate, independent of the server's speed: an open loop.
 struct Churn {
     kind: Kind,
     connections: usize,
     rate: u16,
-    /// Writes under way at the same time. Flips need an order.
+    /// The number of concurrent writes. Flips must be in order.
     writes: usize,
 }
 
-/// What came of it.
+/// The result of a churn.
 struct Churned {
     spent: Spent,
     lateness: super::changing::Lateness,
     messages: u64,
     bytes: u64,
     reads: u64,
-    /// Changes a second.
+    /// Changes per second.
     rate: f64,
     writer_late: Duration,
     ended: u64,
@@ -94,7 +98,7 @@ const SECONDS: u16 = 10;
 
 pub(super) async fn churn(report: &mut Report, rig: &Rig) -> Result<()> {
     for (connections, limit) in [(10, "≤ 4"), (100, "≤ 6")] {
-        // Slow enough for each change to be told by itself: one message to each stream.
+        // Slow enough that each change is sent separately: one message to each stream.
         let churned = Churn { kind: Kind::Flip, connections, rate: 100, writes: 1 }.run(rig).await?;
         if let Some(server) = churned.spent.server {
             #[allow(clippy::cast_precision_loss, reason = "far below 2^52")]
@@ -104,21 +108,22 @@ pub(super) async fn churn(report: &mut Report, rig: &Rig) -> Result<()> {
                 churned.messages,
                 churned.bytes / churned.messages.max(1)
             );
-            let figure = format!("CPU-seconds for a million messages, {} streams a connection", STREAMS / connections);
+            let figure =
+                format!("CPU-seconds for a million messages, {} streams per connection", STREAMS / connections);
             report.row(figure, text, limit, churned.raw());
             report.spent(&churned.spent);
         }
         let churned = Churn { kind: Kind::Move, connections, rate: 300, writes: 8 }.run(rig).await?;
         let apart = churned.lateness.since_seen.count() / STREAMS as u64;
         let text = format!(
-            "{:.0} a second, {apart} of {} told one by one; lateness {}; {} streams ended",
+            "{:.0} per second, {apart} of {} sent separately; latency {}; {} streams ended",
             churned.rate,
             300 * u32::from(SECONDS),
             churned.lateness.since_seen.text(),
             churned.ended
         );
         let figure = format!("changes to {STREAMS} streams on {connections} connections for {SECONDS} s");
-        report.row(figure, text, "≥ 300 a second, p99 < 1 s", churned.raw());
+        report.row(figure, text, "≥ 300 per second, p99 < 1 s", churned.raw());
         report.spent(&churned.spent);
     }
     Ok(())

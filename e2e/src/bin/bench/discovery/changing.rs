@@ -1,9 +1,8 @@
-//! One endpoint that changes again and again, and how late clients are told.
+//! One endpoint that changes repeatedly, and the latency of these changes at clients.
 //!
-//! * In: which Service, and what a change is. Out: writes, each with a port of its own, so that a client tells by the endpoint
-//!   that it is sent which change it is told of; and lateness, counted from the moment when a watch of our own showed the
-//!   change, and from the moment when it was written.
-//! * Always: our watch is on the clients' core, and may be late itself: the true figure lies between the two.
+//! * In: a Service and the kind of change. Out: writes, each with a unique port, by which a client's message is matched
+//!   to the change; the latency, measured from the watch event in this process and from the write.
+//! * Always: the watch runs on the clients' core and may itself be delayed, so the true figure is between the two.
 
 use std::{
     collections::HashMap,
@@ -28,34 +27,34 @@ use super::{
 };
 use crate::report::Samples;
 
-/// Ports of changes count from here.
+/// The port of the first change; later changes count up.
 const FIRST_PORT: u16 = 10_000;
 const AT_REST: u16 = 8_080;
 
-/// What a change is.
+/// The kind of a change.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Kind {
     /// The endpoint moves to another port: an Add and a Remove.
     Move,
-    /// It becomes ready or ceases to be: either an Add or a Remove.
+    /// The endpoint becomes ready or unready: either an Add or a Remove.
     Flip,
 }
 
-/// The state of the endpoint, and at the same time what clients are told of it.
-type Told = (What, u16);
-type Moments = Arc<Mutex<HashMap<Told, Instant>>>;
+/// The state of the endpoint, and the summary of the message for clients.
+type Summary = (What, u16);
+type Moments = Arc<Mutex<HashMap<Summary, Instant>>>;
 
 pub(super) struct Changing {
     slices: Api<EndpointSlice>,
     service: &'static str,
     kind: Kind,
     written: Moments,
-    /// By our own watch.
+    /// By the watch of this process.
     seen: Moments,
     watch: Option<JoinHandle<()>>,
 }
 
-/// How late clients were.
+/// The latency of changes at clients.
 #[derive(Default)]
 pub(super) struct Lateness {
     pub(super) since_seen: Samples,
@@ -63,7 +62,7 @@ pub(super) struct Lateness {
 }
 
 impl Changing {
-    /// Brings the endpoint into a state from which the first change is like all others. For before there are clients.
+    /// Brings the endpoint into a state in which the first change is like the others. Call it before clients connect.
     pub(super) async fn prepare(client: &Client, service: &'static str, kind: Kind) -> Result<Self> {
         let slices = Api::namespaced(client.clone(), NAMESPACE);
         let (written, seen) = (Moments::default(), Moments::default());
@@ -73,8 +72,8 @@ impl Changing {
         Ok(changing)
     }
 
-    /// What clients are told by a change.
-    fn told(&self, number: u16) -> Told {
+    /// The message that clients receive for a change.
+    fn summary(&self, number: u16) -> Summary {
         match self.kind {
             Kind::Move => (What::Add, FIRST_PORT + number),
             Kind::Flip if number.is_multiple_of(2) => (What::Add, FIRST_PORT + number / 2),
@@ -82,15 +81,15 @@ impl Changing {
         }
     }
 
-    /// Makes a change; they are numbered from 0.
+    /// Makes a change; changes are numbered from 0.
     pub(super) async fn change(&self, number: u16) -> Result<()> {
-        let told = self.told(number);
-        lock(&self.written).insert(told, Instant::now());
-        self.write(told.0, told.1).await
+        let summary = self.summary(number);
+        lock(&self.written).insert(summary, Instant::now());
+        self.write(summary.0, summary.1).await
     }
 
     async fn write(&self, what: What, port: u16) -> Result<()> {
-        // Replaced whatever it was: for the API server a patch is half as much again, and it shares the clients' core.
+        // A replace: a patch costs the API server half as much again, and it shares the clients' core.
         let slice = json!({
             "metadata": {"name": self.name(), "labels": {"kubernetes.io/service-name": self.service}},
             "addressType": "IPv4",
@@ -105,37 +104,37 @@ impl Changing {
         format!("{}-changing", self.service)
     }
 
-    /// How many streams were told of the change.
-    fn told_of(&self, number: u16, load: &Load) -> u64 {
-        let (what, port) = self.told(number);
+    /// The number of streams that received the change.
+    fn streams_with(&self, number: u16, load: &Load) -> u64 {
+        let (what, port) = self.summary(number);
         load.arrivals().told(what, port)
     }
 
-    /// Makes a change, and waits until so many streams were told of it.
+    /// Makes a change, and waits until this number of streams has received it.
     pub(super) async fn change_and_wait(&self, number: u16, load: &Load, streams: u64) -> Result<()> {
         self.change(number).await?;
         let deadline = Instant::now() + PATIENCE;
         loop {
-            let told = self.told_of(number, load);
-            if told >= streams {
+            let count = self.streams_with(number, load);
+            if count >= streams {
                 return Ok(());
             }
-            ensure!(Instant::now() < deadline, "change {number}: {told} of {streams} streams were told");
-            // A look costs nothing, and what is measured besides ends with it.
+            ensure!(Instant::now() < deadline, "change {number}: {count} of {streams} streams received it");
+            // Polling is cheap, and other measurements end with this wait.
             sleep(Duration::from_millis(1)).await;
         }
     }
 
     /// # Errors
-    /// When a client was told of what our watch did not see.
+    /// Fails when a client received a change that the watch did not show.
     pub(super) fn lateness(&self, load: &Load) -> Result<Lateness> {
         let (seen, written) = (lock(&self.seen), lock(&self.written));
         let mut late = Lateness::default();
         for change in &load.arrivals().changes {
-            // Not the Remove of a move: its Add is what is waited for.
+            // The Remove of a move is skipped: the measurement waits for its Add.
             let Some(written) = written.get(&(change.what, change.port)) else { continue };
             let seen = seen.get(&(change.what, change.port));
-            let seen = seen.with_context(|| format!("our watch did not see {:?} {}", change.what, change.port))?;
+            let seen = seen.with_context(|| format!("the watch did not show {:?} {}", change.what, change.port))?;
             late.since_seen.push(change.at.saturating_duration_since(*seen), change.streams);
             late.since_written.push(change.at.saturating_duration_since(*written), change.streams);
         }
@@ -172,6 +171,6 @@ impl Drop for Changing {
     }
 }
 
-fn lock(moments: &Moments) -> MutexGuard<'_, HashMap<Told, Instant>> {
+fn lock(moments: &Moments) -> MutexGuard<'_, HashMap<Summary, Instant>> {
     moments.lock().unwrap_or_else(PoisonError::into_inner)
 }

@@ -1,9 +1,10 @@
-//! The objects: Services of ten meshed Pods each, and what rows add to them.
+//! The objects: Services with ten meshed Pods each, and additions for some figures.
 //!
-//! * Out: 1,000 Services `web-N`, each with two slices; the second holds one Pod, and is what changes. On request the Pods run
-//!   and have addresses, there are 700 Servers, and a Service `giant` of 12,000 endpoints, whose last slice holds one as well.
-//! * Always: what is there already stays, so that a second run on the same cluster goes on. Nothing here has a controller that
-//!   would remove it; on a cluster with a garbage collector the owners would have to exist.
+//! * Out: 1,000 Services `web-N`, each with two EndpointSlices; the second one has one Pod and is the one that changes.
+//!   On request the Pods run and have addresses, and there are 700 Servers and a Service `giant` with 12,000 endpoints,
+//!   whose last slice also has one endpoint.
+//! * Always: existing objects are kept, so that another run can use the same cluster. No controller may delete them: on
+//!   a cluster with a garbage collector, the owners would have to exist.
 
 use std::{collections::HashSet, net::Ipv4Addr, ops::Range};
 
@@ -21,32 +22,32 @@ pub(super) const NAMESPACE: &str = "bench";
 pub(super) const SERVICES: usize = 1_000;
 pub(super) const PODS: usize = 10;
 pub(super) const SERVERS: usize = 700;
-/// Where each Pod serves.
+/// The port of each Pod.
 pub(super) const POD_PORT: u16 = 8080;
 pub(super) const GIANT: &str = "giant";
 pub(super) const GIANT_ENDPOINTS: usize = 12_000;
-/// Of an EndpointSlice, as Kubernetes fills them.
+/// The size of an EndpointSlice, as in Kubernetes.
 const SLICE: usize = 100;
 
-/// Clients on three nodes, over so many Services.
+/// The requests of clients on three nodes, distributed over this number of Services.
 pub(super) fn asks(count: usize, services: usize) -> Vec<Ask> {
     (0..count).map(|number| ask(path(number % services), number / services)).collect()
 }
 
-/// One client.
+/// The request of one client.
 pub(super) fn ask(path: String, number: usize) -> Ask {
     let node = number % 3;
     let token = format!("{{\"ns\":\"{NAMESPACE}\", \"nodeName\":\"node-{node}\", \"pod\":\"client-{number}\"}}\n");
     Ask { method: Method::Get, path, token }
 }
 
-/// As many clients, each of which asks for the profile of another Pod, as long as there are so many.
+/// The requests of clients for profiles, each of another Pod as long as there are enough Pods.
 pub(super) fn profiles_of_pods(count: usize) -> Vec<Ask> {
     let path = |number| format!("{}:{POD_PORT}", address(number % (SERVICES * PODS)));
     (0..count).map(|number| profile_of(path(number), number)).collect()
 }
 
-/// As [`asks`], of profiles.
+/// As [`asks`], for profiles.
 pub(super) fn profiles_of_services(count: usize) -> Vec<Ask> {
     (0..count).map(|number| profile_of(path(number % SERVICES), number / SERVICES)).collect()
 }
@@ -78,13 +79,13 @@ pub(super) async fn populate(client: &Client) -> Result<()> {
     create(client, &kind("discovery.k8s.io", "v1", "EndpointSlice"), slices).await
 }
 
-/// Gives the Pods of the Services what a kubelet would: until then they have no addresses.
+/// Sets the Pods' status as a kubelet would: without it they have no addresses.
 pub(super) async fn run_pods(client: &Client) -> Result<()> {
     let pods: Api<Pod> = Api::namespaced(client.clone(), NAMESPACE);
     let pending = pods.list_metadata(&ListParams::default().fields("status.phase!=Running")).await?;
     let pending: HashSet<String> = pending.items.into_iter().filter_map(|pod| pod.metadata.name).collect();
     if !pending.is_empty() {
-        eprintln!("{} Pods begin to run", pending.len());
+        eprintln!("setting the status of {} Pods", pending.len());
     }
     let to_run = (0..SERVICES * PODS).map(|number| (pod_name(number), running(number)));
     let to_run = to_run.filter(|(name, _)| pending.contains(name));
@@ -94,7 +95,7 @@ pub(super) async fn run_pods(client: &Client) -> Result<()> {
             let (pods, params) = (&pods, &params);
             async move {
                 let patched = pods.patch_status(&name, params, &Patch::Merge(status)).await;
-                patched.map(drop).with_context(|| format!("{name} does not run"))
+                patched.map(drop).with_context(|| format!("setting the status of {name}"))
             }
         })
         .buffer_unordered(32)
@@ -116,7 +117,7 @@ pub(super) async fn populate_servers(client: &Client) -> Result<()> {
     create(client, &server_kind(), (0..SERVERS).map(object)).await
 }
 
-/// What the Servers select: each the Pods of one Service, or all of them everything.
+/// Sets the selectors of the Servers: each selects the Pods of one Service, or each selects everything.
 pub(super) async fn select(client: &Client, everything: bool) -> Result<()> {
     let patch = |number: usize| {
         let labels = if everything { Value::Null } else { json!({"app": format!("web-{number}")}) };
@@ -125,7 +126,7 @@ pub(super) async fn select(client: &Client, everything: bool) -> Result<()> {
     patch_all(client, &server_kind(), (0..SERVERS).map(patch)).await
 }
 
-/// Of the Pods that are there, and 2,000 more.
+/// Uses the existing Pods and creates 2,000 more.
 pub(super) async fn populate_giant(client: &Client) -> Result<()> {
     create(client, &kind("", "v1", "Pod"), (SERVICES * PODS..GIANT_ENDPOINTS).map(pod)).await?;
     create(client, &kind("", "v1", "Service"), std::iter::once(service(GIANT))).await?;
@@ -140,9 +141,9 @@ pub(super) async fn populate_giant(client: &Client) -> Result<()> {
     .await
 }
 
-/// Edits an annotation of each: something that no client can see.
+/// Edits an annotation of each object, which no client can observe.
 pub(super) async fn touch(client: &Client, kind: &ApiResource, names: impl Iterator<Item = String>) -> Result<()> {
-    // Another one every time, or the second run edits nothing.
+    // The value is different in every run; otherwise the second run would change nothing.
     let patch = json!({"metadata": {"annotations": {"bench": format!("{:?}", std::time::SystemTime::now())}}});
     patch_all(client, kind, names.map(|name| (name, patch.clone()))).await
 }
@@ -171,7 +172,7 @@ pub(super) fn server_kind() -> ApiResource {
     kind("policy.linkerd.io", "v1beta3", "Server")
 }
 
-/// The one endpoint that changes.
+/// The endpoint that changes.
 pub(super) fn changing_endpoint(service: &str, ready: bool) -> Value {
     let pod = if service == GIANT { GIANT_ENDPOINTS - 1 } else { PODS - 1 };
     endpoint(pod, ready)
@@ -195,12 +196,12 @@ fn slice(service: &str, name: &str, pods: Range<usize>) -> Value {
         "addressType": "IPv4", "ports": [{"name": "http", "port": POD_PORT}], "endpoints": endpoints})
 }
 
-/// Of a Pod, by its number in the cluster.
+/// The name of a Pod, by its number in the cluster.
 fn pod_name(number: usize) -> String {
     format!("web-{}-{}", number / PODS, number % PODS)
 }
 
-/// Of a Pod, by its number in the cluster.
+/// The address of a Pod, by its number in the cluster.
 pub(super) fn address(number: usize) -> Ipv4Addr {
     let [first, second, third] = [1 + number / 62_500, number / 250 % 250, 1 + number % 250];
     #[allow(clippy::cast_possible_truncation, reason = "none is larger than 250")]
@@ -214,7 +215,7 @@ fn endpoint(number: usize, ready: bool) -> Value {
         "targetRef": {"kind": "Pod", "namespace": NAMESPACE, "name": pod_name(number)}})
 }
 
-/// A meshed Pod, about as long as a real one.
+/// A meshed Pod, about as large as a real one.
 fn pod(number: usize) -> Value {
     let listen = |name: &str, port: u16| json!({"name": format!("LINKERD2_PROXY_{name}_LISTEN_ADDR"), "value": format!("0.0.0.0:{port}")});
     let mut environment: Vec<Value> = (0..50).map(|n| json!({"name": format!("LINKERD2_PROXY_SETTING_NUMBER_{n}"), "value": "a value of about the usual length"})).collect();
@@ -233,7 +234,7 @@ fn pod(number: usize) -> Value {
 }
 
 async fn create(client: &Client, kind: &ApiResource, objects: impl Iterator<Item = Value>) -> Result<()> {
-    // The API server knows its own kinds by the path, and others only by their names.
+    // The API server derives built-in kinds from the path, but requires apiVersion and kind for custom resources.
     let named = objects.map(|mut object| {
         if let Some(fields) = object.as_object_mut() {
             fields.insert("apiVersion".to_owned(), json!(kind.api_version));

@@ -1,5 +1,5 @@
-//! A Service of 12,000 endpoints: that it works, what a flip in it costs its clients, and what clients that do not read cost
-//! the server.
+//! A Service with 12,000 endpoints: complete delivery, the cost of a flip for its clients, and the cost of clients that
+//! never read.
 
 use std::{
     collections::BTreeSet,
@@ -31,7 +31,7 @@ const FLIPS: u16 = 100;
 const READERS: u16 = 1_000;
 const SETTLED: Duration = Duration::from_millis(200);
 
-/// First all endpoints, then flips of one.
+/// Measures the delivery of all endpoints, and then flips of one endpoint.
 pub(super) async fn giant(report: &mut Report, rig: &Rig) -> Result<()> {
     populate_giant(&rig.client).await?;
     let changing = Changing::prepare(&rig.client, GIANT, Kind::Flip).await?;
@@ -55,9 +55,9 @@ pub(super) async fn giant(report: &mut Report, rig: &Rig) -> Result<()> {
     let spent = phase.end()?;
     let (bytes, late, resident) = (load.counts().bytes, load.counts().timed_out, subject.memory("VmRSS:")?);
     let took = milliseconds(&spent.took);
-    let text = format!("{took:.0} ms, {:.0} MiB in all, {late} late and asked for again", mebibytes(bytes));
+    let text = format!("{took:.0} ms, {:.0} MiB in total, {late} late and requested again", mebibytes(bytes));
     let raw = json!({"milliseconds": took, "bytes": bytes, "resident_bytes": resident, "timed_out": late});
-    report.row(format!("all of it to {STREAMS} streams on {CONNECTIONS} connections"), text, "", raw);
+    report.row(format!("the same to {STREAMS} streams on {CONNECTIONS} connections"), text, "", raw);
     report.spent(&spent);
 
     sleep(Duration::from_secs(1)).await;
@@ -89,26 +89,26 @@ pub(super) async fn giant(report: &mut Report, rig: &Rig) -> Result<()> {
     Ok(())
 }
 
-/// Whether a client that decodes everything is told of all endpoints; how long that took, and in how many messages.
+/// Checks that a client receives all endpoints. Returns the duration and the number of messages.
 async fn is_whole(subject: &Subject) -> Result<(Duration, usize)> {
     let begun = Instant::now();
     let asked = Discovery::connect(subject.address).await?.get(&path_of(GIANT), &token(NAMESPACE, "node-0")).await;
-    let mut endpoints = asked.context("asking for the giant")?;
-    // The one that changes is not ready.
+    let mut endpoints = asked.context("requesting the giant")?;
+    // The endpoint that changes is not ready.
     endpoints.until("all endpoints", |known| known.len() == GIANT_ENDPOINTS - 1).await?;
     let addresses: BTreeSet<_> = endpoints.known.keys().collect();
     ensure!(addresses.len() == GIANT_ENDPOINTS - 1, "{} addresses", addresses.len());
     Ok((begun.elapsed(), endpoints.messages.len()))
 }
 
-/// Clients that never read, each of which begins at another version of it.
+/// Clients that never read, each of which starts at another version of the Service.
 pub(super) async fn unread(report: &mut Report, rig: &Rig) -> Result<()> {
     populate_giant(&rig.client).await?;
     let changing = Changing::prepare(&rig.client, GIANT, Kind::Flip).await?;
-    // They are to be there at the same time, however long it takes to make so many versions.
+    // All clients must exist at the same time, although creating the versions takes long.
     let args = ["--stream-stall-timeout", "600s"].map(str::to_owned).to_vec();
     let subject = rig.subject_with(ManagerOptions { args, ..ManagerOptions::default() }).await?;
-    // Tells when the server knows a version.
+    // Shows when the server has processed a version.
     let load = rig.loads.open(subject.address, 1, vec![ask(path_of(GIANT), 0)]).await?;
     load.first_messages(1).await?;
     let Some(before) = subject.memory_at_rest().await? else { return Ok(()) };
@@ -123,9 +123,9 @@ pub(super) async fn unread(report: &mut Report, rig: &Rig) -> Result<()> {
     subject.has_streams(usize::from(READERS) + 1).await?;
     let spent = phase.end()?;
     sleep(Duration::from_secs(2)).await;
-    let after = subject.memory("VmRSS:")?.context("its memory")?;
-    let peak = subject.memory("VmHWM:")?.context("its peak")?;
-    subject.has_streams(usize::from(READERS) + 1).await.context("a reader was given up before the end")?;
+    let after = subject.memory("VmRSS:")?.context("the server's memory is unknown")?;
+    let peak = subject.memory("VmHWM:")?.context("the server's peak memory is unknown")?;
+    subject.has_streams(usize::from(READERS) + 1).await.context("a client was disconnected before the end")?;
     let text = format!(
         "{:.0} MiB more than {:.0} (peak {:.0}), opened in {:.0} s",
         mebibytes(after.saturating_sub(before)),

@@ -1,8 +1,10 @@
-//! The destination server: what streams cost, and how late they are told.
+//! The destination server: the cost of streams, and the latency of updates.
 //!
-//! * In: a server of the Destination API, ours or another, and a cluster whose objects are made here ([`cluster`]). Out: rows.
-//! * Always: the server has one core to itself; API server, etcd and the clients share the other. Ours is started anew for
-//!   every row: memory that an earlier one freed would hide what a later one takes. A row that fails does not stop the next.
+//! * In: a server of the Destination API, ours or another, and a cluster whose objects are created here ([`cluster`]).
+//!   Out: rows.
+//! * Always: the server has a dedicated core; API server, etcd and the clients share another. Our server is restarted
+//!   for every row: memory that an earlier row has freed would hide the needs of a later one. A failed row does not
+//!   stop the others.
 
 mod change;
 mod changing;
@@ -39,12 +41,12 @@ pub(crate) const FIGURES: [&str; 13] = [
 
 pub(crate) async fn discovery(report: &mut Report, other: Option<Other>, wanted: impl Fn(&str) -> bool) -> Result<()> {
     let rig = Rig::start(report, other).await?;
-    // The order is that of what each adds to the cluster: nothing, Services and Pods, addresses for these, Servers, a giant.
+    // Ordered by the objects that each figure adds: none, Services and Pods, Pod addresses, Servers, the giant Service.
     if wanted("start") {
         let result = rest::empty(report, &rig).await;
         keep(report, "start", result);
     }
-    // Without them there is nothing to be measured.
+    // Without these objects nothing can be measured, so an error ends the run.
     cluster::populate(&rig.client).await?;
     rig.answers().await?;
     for figure in FIGURES.into_iter().filter(|figure| wanted(figure)) {

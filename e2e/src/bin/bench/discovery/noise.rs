@@ -1,4 +1,4 @@
-//! What no client can see must cost no message: objects that are touched, and lists that are made anew.
+//! Changes that no client can observe must cause no message: touched objects, and relists.
 
 use std::time::Duration;
 
@@ -19,10 +19,10 @@ use crate::report::Report;
 
 const STREAMS: usize = 10_000;
 const TOUCHED_PODS: usize = 1_000;
-/// For messages that should not be to come.
+/// Time in which no message must arrive.
 const QUIET: Duration = Duration::from_secs(3);
 
-/// Annotations of all Servers, and of a Pod of each Service.
+/// Edits annotations of all Servers, and of one Pod of each Service.
 pub(super) async fn noise(report: &mut Report, rig: &Rig) -> Result<()> {
     populate_servers(&rig.client).await?;
     let subject = rig.subject().await?;
@@ -53,10 +53,10 @@ pub(super) async fn noise(report: &mut Report, rig: &Rig) -> Result<()> {
     Ok(())
 }
 
-/// All watches are ended, and find their history gone when they are resumed.
+/// Ends all watches; when they are resumed, their history is compacted (410).
 pub(super) async fn relist(report: &mut Report, rig: &Rig) -> Result<()> {
     if !rig.is_ours() {
-        // Another server is not behind a proxy of ours.
+        // Another server is not behind our proxy.
         return Ok(());
     }
     let proxy = FaultProxy::start(&rig.control_plane).await?;
@@ -66,27 +66,27 @@ pub(super) async fn relist(report: &mut Report, rig: &Rig) -> Result<()> {
     load.first_messages(STREAMS).await?;
     load.reset();
     let phase = rig.phase(&subject)?;
-    let gone = expire(&proxy);
+    let faults = expire(&proxy);
     proxy.cut_all();
-    eventually(PATIENCE, "each kind to be listed anew", async || {
-        let hits: Vec<usize> = gone.iter().map(Fault::hits).collect();
+    eventually(PATIENCE, "each kind to be listed again", async || {
+        let hits: Vec<usize> = faults.iter().map(Fault::hits).collect();
         ensure!(hits.iter().all(|hits| *hits > 0), "{WATCHED:?}: {hits:?}");
-        let manager = subject.manager.as_ref().context("a manager of ours")?;
-        let (_, amiss) = manager.get("/ready").await?;
-        ensure!(amiss == "ready\n", "{amiss}");
+        let manager = subject.manager.as_ref().context("no manager")?;
+        let (_, answer) = manager.get("/ready").await?;
+        ensure!(answer == "ready\n", "{answer}");
         Ok(())
     })
     .await?;
     sleep(QUIET * 2).await;
     let spent = phase.end()?;
     let messages = load.counts().messages;
-    // After the last watch that was refused.
+    // From the last 410 on.
     let log = proxy.log();
     let after = log.iter().rposition(|request| request.status == Some(410)).unwrap_or_default();
     let pages = log.iter().skip(after).filter(|request| request.path.contains("limit=")).count();
     ensure!(pages > WATCHED.len(), "only {pages} pages were listed");
-    let text = format!("{messages}, while {pages} pages and more were listed");
-    report.row(format!("messages to {STREAMS} streams after all was listed anew (410)"), text, "0", json!(messages));
+    let text = format!("{messages}, during a relist of at least {pages} pages");
+    report.row(format!("messages to {STREAMS} streams after a relist of everything (410)"), text, "0", json!(messages));
     report.spent(&spent);
     load.close().await;
     Ok(())

@@ -1,8 +1,8 @@
-//! Servers that make the port of one app opaque, one after the other: who is told of each, and how late.
+//! Servers that make the port of one app opaque, one after the other: which streams receive an update, and how late.
 //!
-//! * In: a stream of the profile of every Pod. Out: lateness, counted from the moment when a watch of our own showed the Server,
-//!   and from the moment when it was written; and how many streams were told that should not have been.
-//! * Always: what is made here is deleted again: a second run makes it anew.
+//! * In: a stream of the profile of every Pod. Out: the latency, measured from the Server's watch event in this process
+//!   and from the write; the number of unexpected messages.
+//! * Always: the Servers are deleted at the end, so another run creates them again.
 
 use std::{
     collections::{HashMap, HashSet},
@@ -37,32 +37,32 @@ use crate::{
 
 const CONNECTIONS: usize = 100;
 const CHANGES: usize = 100;
-/// For what a change costs besides to be over before the next.
+/// Time for the aftermath of a change before the next one.
 const SETTLED: Duration = Duration::from_millis(150);
-/// For messages that should not be to come.
+/// Time in which no message must arrive.
 const QUIET: Duration = Duration::from_secs(2);
-/// Of the Servers that are made here.
+/// The label of the Servers created here.
 const LABEL: &str = "bench=opaque";
 
-/// When something happened to the Server of an app, by its name.
+/// The time of an event, by the name of the app's Server.
 type Moments = Arc<Mutex<HashMap<String, Instant>>>;
 
 struct Servers {
     api: Api<DynamicObject>,
     written: Moments,
-    /// By our own watch.
+    /// By the watch of this process.
     seen: Moments,
     watch: JoinHandle<()>,
 }
 
-/// What came of all of them.
+/// The result of all changes.
 #[derive(Default)]
-struct Told {
+struct Received {
     since_seen: Samples,
     since_written: Samples,
-    /// Streams that had exactly the one message that they should have.
+    /// Streams that received exactly the one expected message.
     once: usize,
-    /// Messages besides.
+    /// Other messages.
     others: u64,
 }
 
@@ -83,53 +83,53 @@ async fn measure(report: &mut Report, rig: &Rig, servers: &Servers) -> Result<()
     for app in 0..CHANGES {
         let phase = rig.phase(&subject)?;
         servers.create(app).await?;
-        told(&load, app).await?;
+        received(&load, app).await?;
         spent += phase.end()?;
         sleep(SETTLED).await;
     }
     sleep(QUIET).await;
     let messages = load.counts().messages;
-    let told = servers.told(&load)?;
+    let result = servers.result(&load)?;
     #[allow(clippy::cast_precision_loss, reason = "far below 2^52")]
     let cpu = spent.server.map(|server| milliseconds(&server.ran) / CHANGES as f64);
     let text = format!(
-        "{} of {} streams told exactly once, {} messages besides; {} (p99 since the write began {:.1} ms){}",
-        told.once,
+        "{} of {} streams updated exactly once, {} other messages; {} (p99 since the write began {:.1} ms){}",
+        result.once,
         CHANGES * PODS,
-        told.others,
-        told.since_seen.text(),
-        milliseconds(&told.since_written.at(0.99)),
-        cpu.map(|cpu| format!("; CPU {cpu:.2} ms each")).unwrap_or_default(),
+        result.others,
+        result.since_seen.text(),
+        milliseconds(&result.since_written.at(0.99)),
+        cpu.map(|cpu| format!("; CPU {cpu:.2} ms per change")).unwrap_or_default(),
     );
     let raw = json!({
         "changes": CHANGES,
         "messages": messages,
-        "streams_told_once": told.once,
-        "messages_besides": told.others,
+        "streams_told_once": result.once,
+        "messages_besides": result.others,
         "cpu_milliseconds_each": cpu,
-        "since_watch_event": told.since_seen.histogram(),
-        "since_write_began": told.since_written.histogram(),
+        "since_watch_event": result.since_seen.histogram(),
+        "since_write_began": result.since_written.histogram(),
     });
     let figure = format!("a Server makes {PODS} of {STREAMS} profiles opaque, {CHANGES} times");
-    report.row(figure, text, "1 message to each of them, none to others", raw);
+    report.row(figure, text, "1 message to each of them, none to other streams", raw);
     report.spent(&spent);
     load.close().await;
     Ok(())
 }
 
-/// Waits until all streams of the app's Pods were told that their port is opaque.
-async fn told(load: &Load, app: usize) -> Result<()> {
+/// Waits until all streams for the app's Pods have received the opaque port.
+async fn received(load: &Load, app: usize) -> Result<()> {
     let deadline = Instant::now() + PATIENCE;
     loop {
-        let told = {
+        let count = {
             let arrivals = load.arrivals();
             pods_of(app).filter(|pod| arrivals.told(opaque_of(address(*pod)), POD_PORT) > 0).count()
         };
-        if told == PODS {
+        if count == PODS {
             return Ok(());
         }
-        ensure!(Instant::now() < deadline, "Server {app}: {told} of {PODS} streams were told");
-        // A look costs nothing, and what is measured besides ends with it.
+        ensure!(Instant::now() < deadline, "Server {app}: {count} of {PODS} streams received it");
+        // Polling is cheap, and other measurements end with this wait.
         sleep(Duration::from_millis(1)).await;
     }
 }
@@ -149,7 +149,7 @@ fn name(app: usize) -> String {
 // === impl Servers ===
 
 impl Servers {
-    /// Without those that a run left behind which did not end well.
+    /// Deletes the Servers of an aborted run, and starts the watch.
     async fn prepare(client: &Client) -> Result<Self> {
         let api = Api::namespaced_with(client.clone(), NAMESPACE, &server_kind());
         delete(&api).await?;
@@ -180,27 +180,27 @@ impl Servers {
     }
 
     /// # Errors
-    /// When a client was told of what our watch did not see.
-    fn told(&self, load: &Load) -> Result<Told> {
+    /// Fails when a client received a change that the watch did not show.
+    fn result(&self, load: &Load) -> Result<Received> {
         let (seen, written) = (lock(&self.seen), lock(&self.written));
         let servers: HashMap<What, String> =
             (0..CHANGES).flat_map(|app| pods_of(app).map(move |pod| (opaque_of(address(pod)), name(app)))).collect();
-        let (mut told, mut once) = (Told::default(), HashSet::new());
+        let (mut received, mut once) = (Received::default(), HashSet::new());
         let arrivals = load.arrivals();
         for change in &arrivals.changes {
             match servers.get(&change.what) {
                 Some(server) if once.insert(change.what) => {
-                    let seen = seen.get(server).with_context(|| format!("our watch did not see {server}"))?;
+                    let seen = seen.get(server).with_context(|| format!("the watch did not show {server}"))?;
                     let written = written.get(server).with_context(|| format!("{server} was not written"))?;
-                    told.since_seen.push(change.at.saturating_duration_since(*seen), 1);
-                    told.since_written.push(change.at.saturating_duration_since(*written), 1);
-                    told.others += change.streams - 1;
+                    received.since_seen.push(change.at.saturating_duration_since(*seen), 1);
+                    received.since_written.push(change.at.saturating_duration_since(*written), 1);
+                    received.others += change.streams - 1;
                 }
-                _ => told.others += change.streams,
+                _ => received.others += change.streams,
             }
         }
-        told.once = once.iter().filter(|what| arrivals.told(**what, POD_PORT) == 1).count();
-        Ok(told)
+        received.once = once.iter().filter(|what| arrivals.told(**what, POD_PORT) == 1).count();
+        Ok(received)
     }
 
     async fn delete(&self) -> Result<()> {
@@ -217,9 +217,9 @@ impl Drop for Servers {
 async fn delete(api: &Api<DynamicObject>) -> Result<()> {
     let ours = ListParams::default().labels(LABEL);
     api.delete_collection(&DeleteParams::default(), &ours).await?;
-    eventually(PATIENCE, "the Servers to be gone", async || {
+    eventually(PATIENCE, "the Servers to be deleted", async || {
         let left = api.list_metadata(&ours).await?.items.len();
-        ensure!(left == 0, "{left} are there");
+        ensure!(left == 0, "{left} still exist");
         Ok(())
     })
     .await

@@ -1,4 +1,4 @@
-//! Profiles: how soon streams by the addresses of Pods and by the names of Services have theirs, and what Servers cost them.
+//! Profiles: the time until streams for Pod addresses and Service names have theirs, and the cost of Servers for them.
 
 use std::time::Duration;
 
@@ -19,12 +19,12 @@ use crate::report::Report;
 
 const CONNECTIONS: usize = 100;
 const TOUCHES: usize = 2_000;
-/// For messages that should not be to come.
+/// Time in which no message must arrive.
 const QUIET: Duration = Duration::from_secs(3);
-/// For a server that is not ours to know what was written: ours is started after it.
+/// Time for another server to receive the written objects; our server is started after the writes.
 const LEARNED: Duration = Duration::from_secs(10);
 
-/// Of Pods by their addresses, each of another, and of Services by their names.
+/// Profiles by Pod address, each of another Pod, and by Service name.
 pub(super) async fn profiles(report: &mut Report, rig: &Rig) -> Result<()> {
     run(rig).await?;
     let of_pods = Herd {
@@ -45,7 +45,7 @@ pub(super) async fn profiles(report: &mut Report, rig: &Rig) -> Result<()> {
     of_services.measure(report, rig).await
 }
 
-/// The same of Pods when there are Servers, and what one more of these does.
+/// The same for Pods with Servers, and the effect of one more Server.
 pub(super) async fn servers(report: &mut Report, rig: &Rig) -> Result<()> {
     run(rig).await?;
     populate_servers(&rig.client).await?;
@@ -63,14 +63,14 @@ pub(super) async fn servers(report: &mut Report, rig: &Rig) -> Result<()> {
             memory: None,
         };
         let measured = herd.measure(report, rig).await;
-        // For the rows that come after, whatever became of this one.
+        // Restores the selectors for later rows, also after an error.
         select(&rig.client, false).await?;
         measured?;
     }
     opaque::opaque(report, rig).await
 }
 
-/// Annotations of Servers, which no profile shows.
+/// Edits annotations of Servers, which no profile contains.
 pub(super) async fn noise(report: &mut Report, rig: &Rig) -> Result<()> {
     run(rig).await?;
     populate_servers(&rig.client).await?;

@@ -1,8 +1,8 @@
-//! Who is measured, on what cluster, by which clients.
+//! The measured server, the cluster and the clients.
 //!
-//! * In: the address of another server, or none. Out: a [`Rig`]; from it for every row a [`Subject`], which is ours, started
-//!   anew, or that other server as it is.
-//! * Always: the server runs on one core, everything else on the other.
+//! * In: the address of another server, or none. Out: a [`Rig`], which provides a [`Subject`] for every row: a new
+//!   process of ours, or the other server unchanged.
+//! * Always: the server runs on one core, and everything else on another.
 
 use std::{
     net::SocketAddr,
@@ -27,12 +27,12 @@ use crate::{
 };
 
 pub(super) const PATIENCE: Duration = Duration::from_secs(120);
-/// For somebody to start another server.
+/// Time to start the other server manually.
 const START_IT: Duration = Duration::from_secs(600);
-/// For a server that has just started to give back what it needed only for that.
+/// Time to release memory that was needed only for the start.
 const REST: Duration = Duration::from_secs(5);
 
-/// A server that is not ours.
+/// Another server of the Destination API.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Other {
     pub(crate) address: SocketAddr,
@@ -46,12 +46,12 @@ pub(super) struct Rig {
     other: Option<Other>,
 }
 
-/// The server that is measured.
+/// The measured server.
 pub(super) struct Subject {
     pub(super) address: SocketAddr,
     pub(super) pid: Option<u32>,
     pub(super) manager: Option<Manager>,
-    /// From its start to `/ready`.
+    /// The time from its start until `/ready` answers 200.
     pub(super) ready: Duration,
 }
 
@@ -59,20 +59,22 @@ pub(super) struct Subject {
 
 impl Rig {
     pub(super) async fn start(report: &mut Report, other: Option<Other>) -> Result<Self> {
-        // And what it starts.
+        // Child processes inherit the core.
         pin_to_core(std::process::id(), CLIENTS_CORE)?;
         let control_plane = ControlPlane::start(Options::default()).await?;
         control_plane.install_crds("crd/linkerd").await?;
         for namespace in ["linkerd", super::cluster::NAMESPACE] {
-            // An existing cluster has them.
+            // An existing cluster may have the namespaces.
             let _ = control_plane.kubectl(&["create", "namespace", namespace]).await;
         }
         let client = control_plane.client().await?;
         report.note("kubernetes", client.apiserver_version().await?.git_version);
         if let Some(Other { address, pid }) = other {
-            report.note("server", format!("{address}, not ours"));
-            eprintln!("the cluster is that of {}", control_plane.kubeconfig().display());
-            eprintln!("start the server at {address}, if it does not run; all Services of `bench` are asked for there");
+            report.note("server", format!("{address}, another server"));
+            eprintln!("the kubeconfig of the cluster is {}", control_plane.kubeconfig().display());
+            eprintln!(
+                "start the server at {address} if it is not running; it must serve the Services of the namespace `bench`"
+            );
             if let Some(pid) = pid {
                 pin_to_core(pid, SERVERS_CORE)?;
             }
@@ -80,20 +82,20 @@ impl Rig {
         Ok(Self { control_plane, client, loads: load::Client::start()?, other })
     }
 
-    /// Waits until another server knows what was made in the cluster.
+    /// Waits until another server has received the objects of the cluster.
     pub(super) async fn answers(&self) -> Result<()> {
         let Some(Other { address, .. }) = self.other else { return Ok(()) };
-        eventually(START_IT, "the server to know the last Service", async || {
+        eventually(START_IT, "the server to serve the last Service", async || {
             let mut endpoints =
                 Discovery::connect(address).await?.get(&path(SERVICES - 1), &token("bench", "node-0")).await?;
             endpoints.next().await?;
-            ensure!(endpoints.known.len() == PODS, "it tells of {} endpoints", endpoints.known.len());
+            ensure!(endpoints.known.len() == PODS, "it sent {} endpoints", endpoints.known.len());
             Ok(())
         })
         .await
     }
 
-    /// The server, ready; ours is a new one.
+    /// A ready server; ours is a new process.
     pub(super) async fn subject(&self) -> Result<Subject> {
         self.subject_with(ManagerOptions::default()).await
     }
@@ -115,7 +117,7 @@ impl Rig {
         Phase::begin(&self.loads, subject.pid)
     }
 
-    /// For rows that need a server of which they can have as many as they like.
+    /// True for our server, of which a row can start any number of processes.
     pub(super) fn is_ours(&self) -> bool {
         self.other.is_none()
     }
@@ -124,13 +126,13 @@ impl Rig {
 // === impl Subject ===
 
 impl Subject {
-    /// What is resident once it has come to rest; `None` when its process is not known.
+    /// The resident memory at rest; `None` if the process is unknown.
     pub(super) async fn memory_at_rest(&self) -> Result<Option<u64>> {
         sleep(REST).await;
         self.memory("VmRSS:")
     }
 
-    /// What is resident (`VmRSS:`), or was at the most (`VmHWM:`).
+    /// The resident memory (`VmRSS:`), or its peak (`VmHWM:`).
     pub(super) fn memory(&self, name: &str) -> Result<Option<u64>> {
         let Some(pid) = self.pid else { return Ok(None) };
         let status = std::fs::read_to_string(format!("/proc/{pid}/status"))?;
@@ -139,20 +141,20 @@ impl Subject {
         Ok(Some(kibibytes * 1024))
     }
 
-    /// Waits until it has so many streams.
+    /// Waits until the server has this number of streams.
     pub(super) async fn has_streams(&self, wanted: usize) -> Result<()> {
         let Some(manager) = &self.manager else {
-            // Another does not say.
+            // The metric of another server is unknown.
             sleep(Duration::from_secs(2)).await;
             return Ok(());
         };
-        eventually(PATIENCE, format!("{wanted} streams to be there"), async || {
+        eventually(PATIENCE, format!("the server to have {wanted} streams"), async || {
             let Some(streams) = manager.metric("linkerd_operator_discovery_streams", &[]).await else {
-                bail!("no number of streams");
+                bail!("no metric for the number of streams");
             };
             #[allow(clippy::cast_precision_loss, reason = "far below 2^52")]
             let wanted = wanted as f64;
-            ensure!((streams - wanted).abs() < 0.5, "{streams} are there");
+            ensure!((streams - wanted).abs() < 0.5, "it has {streams} streams");
             Ok(())
         })
         .await

@@ -1,4 +1,4 @@
-//! Ten thousand streams at once: how soon each has its first message, and what memory they take.
+//! Ten thousand concurrent streams: the time to the first message of each, and their memory.
 
 use std::time::Duration;
 
@@ -19,34 +19,34 @@ use crate::{
 pub(super) const STREAMS: usize = 10_000;
 const AT_ONCE: &str = "all < 1 s, none refused";
 const ROUNDS: usize = 3;
-/// For the server to have nothing left to do.
+/// Time for the server to finish its work.
 const SETTLED: Duration = Duration::from_secs(3);
 
 /// Proxies that connect at the same moment.
 const CONNECTIONS: usize = 2_000;
 
-/// Streams that are opened at the same moment, and what is wanted of them.
+/// Streams that are opened at the same moment, and the wanted figures.
 pub(super) struct Herd {
     pub(super) what: String,
     pub(super) connections: usize,
     pub(super) asks: Vec<Ask>,
-    /// Of their first messages.
+    /// The wanted time to the first messages.
     pub(super) first: &'static str,
-    /// Of the memory of one of them, if that is to be measured.
+    /// The wanted memory of a stream, if it is measured.
     pub(super) memory: Option<&'static str>,
 }
 
-/// All streams opened some times.
+/// The results of opening all streams several times.
 #[derive(Default)]
 struct Opened {
     first: Samples,
     refused: u64,
     timed_out: u64,
-    /// Of the last time.
+    /// The cost of the last round.
     spent: Option<Spent>,
 }
 
-/// Spread over all Services and on one, on many connections and on more.
+/// Streams for all Services and for one, on a hundred and on a thousand connections.
 pub(super) async fn streams(report: &mut Report, rig: &Rig) -> Result<()> {
     for (connections, limit) in [(100, "≤ 5 KiB"), (1_000, "≤ 7 KiB")] {
         for services in [SERVICES, 1] {
@@ -59,7 +59,7 @@ pub(super) async fn streams(report: &mut Report, rig: &Rig) -> Result<()> {
     Ok(())
 }
 
-/// The same when there are Servers.
+/// The same with Servers.
 pub(super) async fn servers(report: &mut Report, rig: &Rig) -> Result<()> {
     populate_servers(&rig.client).await?;
     let what = format!("{STREAMS} streams of {SERVICES} Services on 100 connections, with {SERVERS} Servers");
@@ -67,7 +67,7 @@ pub(super) async fn servers(report: &mut Report, rig: &Rig) -> Result<()> {
     Herd { what, connections: 100, asks, first: AT_ONCE, memory: None }.measure(report, rig).await
 }
 
-/// Connections without streams: whether all are taken.
+/// Connections without streams: whether all are accepted.
 pub(super) async fn connect(report: &mut Report, rig: &Rig) -> Result<()> {
     let subject = rig.subject().await?;
     let phase = rig.phase(&subject)?;
@@ -76,9 +76,9 @@ pub(super) async fn connect(report: &mut Report, rig: &Rig) -> Result<()> {
     let why = connected.iter().find_map(|one| one.as_ref().err()).map(|error| format!(": {error:#}"));
     let failed = connected.iter().filter(|one| one.is_err()).count();
     let took: Samples = connected.into_iter().flatten().collect();
-    let text = format!("{}; {failed} not answered{}", took.text(), why.unwrap_or_default());
+    let text = format!("{}; {failed} unanswered{}", took.text(), why.unwrap_or_default());
     let raw = json!({"answered": took.histogram(), "not_answered": failed});
-    report.row(format!("{CONNECTIONS} connections at once"), text, "all < 1 s", raw);
+    report.row(format!("{CONNECTIONS} concurrent connections"), text, "all < 1 s", raw);
     report.spent(&spent);
     Ok(())
 }
@@ -86,7 +86,7 @@ pub(super) async fn connect(report: &mut Report, rig: &Rig) -> Result<()> {
 // === impl Herd ===
 
 impl Herd {
-    /// Some times, each on a new server.
+    /// Measures several rounds, each with a new server.
     pub(super) async fn measure(&self, report: &mut Report, rig: &Rig) -> Result<()> {
         let (mut opened, mut each, mut raw) = (Opened::default(), Vec::new(), Vec::new());
         for _ in 0..ROUNDS {
@@ -137,7 +137,7 @@ impl Opened {
         let text = format!("{}; {} refused, {} late", self.first.text(), self.refused, self.timed_out);
         let raw =
             json!({"first_messages": self.first.histogram(), "refused": self.refused, "timed_out": self.timed_out});
-        report.row(format!("first messages, {} at once, {ROUNDS} times", herd.what), text, herd.first, raw);
+        report.row(format!("first messages, {} opened at once, {ROUNDS} times", herd.what), text, herd.first, raw);
         if let Some(spent) = &self.spent {
             report.spent(spent);
         }

@@ -1,7 +1,7 @@
-//! Meshed Pods that nobody runs: Deployments of ten, each with its ReplicaSet, its Service and its EndpointSlice.
+//! Meshed Pods without a kubelet: Deployments with ten Pods, each with its ReplicaSet, Service and EndpointSlice.
 //!
-//! * Always: spread over namespaces of twenty; opted in, current, running and ready; each Pod as long as a real one.
-//!   There are no controllers that would remove or replace anything.
+//! * Always: distributed over namespaces of twenty Deployments; opted in, up to date, running and ready; each Pod is as
+//!   large as a real one. No controllers run that would delete or replace objects.
 
 use std::net::Ipv4Addr;
 
@@ -20,7 +20,7 @@ const NODES: usize = 20;
 const TIME: &str = "2026-11-22T06:00:00Z";
 const CONDITIONS: [&str; 5] = ["PodReadyToStartContainers", "Initialized", "Ready", "ContainersReady", "PodScheduled"];
 const VARIABLES: usize = 50;
-/// Written at the same time.
+/// The number of concurrent writes.
 const AT_ONCE: usize = 32;
 
 pub(super) struct Crowd {
@@ -30,12 +30,12 @@ pub(super) struct Crowd {
 }
 
 impl Crowd {
-    /// Nobody yet; of Pods with such proxies.
+    /// An empty crowd, whose Pods will have such proxies.
     pub(super) fn new(client: &Client, proxy: Proxy) -> Self {
         Self { client: client.clone(), proxy, workloads: 0 }
     }
 
-    /// Until there are so many workloads.
+    /// Creates objects until this number of workloads exists.
     pub(super) async fn grow(&mut self, workloads: usize) -> Result<()> {
         let new = self.workloads..workloads;
         eprintln!("{} Pods in {workloads} workloads", workloads * PODS_EACH);
@@ -55,7 +55,7 @@ impl Crowd {
         Ok(())
     }
 
-    /// Has the Pod changed so that whoever judges it has to look.
+    /// Changes a label of the Pod, so that its workload is evaluated again.
     pub(super) async fn touch(&self, number: usize, value: &str) -> Result<()> {
         let pods = Api::<DynamicObject>::namespaced_with(
             self.client.clone(),
@@ -67,7 +67,7 @@ impl Crowd {
         Ok(())
     }
 
-    /// How long a Pod is on its way to a watch; and without what the API server notes about who wrote what.
+    /// The size of a Pod in a watch, with and without managedFields.
     pub(super) async fn pod_bytes(&self) -> Result<(usize, usize)> {
         let path = format!("/api/v1/namespaces/{}/pods/{}", namespace(0), pod_name(0));
         let text = self.client.request_text(http::Request::get(path).body(Vec::new())?).await?;
@@ -77,7 +77,7 @@ impl Crowd {
         Ok((text.len(), pod.to_string().len()))
     }
 
-    /// With their statuses.
+    /// Creates objects with their statuses.
     async fn put(&self, version: &str, name: &str, objects: impl Iterator<Item = Value>) -> Result<()> {
         let kind = kind(version, name);
         stream::iter(objects)
@@ -119,7 +119,7 @@ fn app(workload: usize) -> String {
     format!("web-{workload:04}")
 }
 
-/// Of the only template that each workload has had.
+/// The name of the only ReplicaSet of a workload.
 fn replica_set_name(workload: usize) -> String {
     format!("{}-5d4f8c7b9", app(workload))
 }
@@ -199,7 +199,7 @@ fn application() -> Value {
         "resources": {"requests": {"cpu": "100m", "memory": "128Mi"}, "limits": {"memory": "256Mi"}}})
 }
 
-/// As the injector and a kubelet leave it.
+/// A Pod as the injector and a kubelet leave it.
 fn pod(number: usize, proxy: &Proxy) -> Value {
     let (workload, ip, host) = (number / PODS_EACH, address(number), format!("192.168.0.{}", 1 + number % NODES));
     let (app, version) = (app(workload), proxy.version.as_deref().unwrap_or_default());

@@ -1,7 +1,7 @@
-//! How Deployments were restarted, whoever did it: by what a watch says.
+//! Observes restarts of Deployments through a watch, for any cause.
 //!
-//! * In: the Deployments of a namespace, from now on. Out: of each when its template changed, when it was complete again, and
-//!   when the operator had said so.
+//! * In: the Deployments of a namespace, from now on. Out: for each restart, when the template changed, when the
+//!   rollout was complete, and when the operator reported it.
 
 use std::{
     collections::{BTreeMap, HashMap},
@@ -35,13 +35,13 @@ struct Known {
     restarts: Vec<Restart>,
 }
 
-/// Since its template changed.
+/// A restart, which begins when the template changes.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Restart {
     pub(super) begun: Instant,
-    /// All its replicas were new, and available.
+    /// The time at which all replicas were updated and available.
     pub(super) settled: Option<Instant>,
-    /// The operator wrote that it is up to date.
+    /// The time at which the operator wrote that the workload is up to date.
     pub(super) finished: Option<Instant>,
 }
 
@@ -58,9 +58,9 @@ impl Following {
                 let changes = watcher(deployments, watcher::Config::default()).default_backoff().applied_objects();
                 let mut changes = std::pin::pin!(changes);
                 while let Some(change) = changes.next().await {
-                    // It goes on by itself.
+                    // The watcher retries errors itself.
                     let Ok(deployment) = change else { continue };
-                    locked(&known).entry(deployment.name_any()).or_default().see(&deployment);
+                    locked(&known).entry(deployment.name_any()).or_default().observe(&deployment);
                     changed.notify_waiters();
                 }
             }
@@ -68,7 +68,7 @@ impl Following {
         Self { known, changed, _watch: watch }
     }
 
-    /// Forgets the restarts that there were.
+    /// Discards the observed restarts.
     pub(super) fn forget(&self) {
         locked(&self.known).values_mut().for_each(|known| known.restarts.clear());
     }
@@ -77,22 +77,22 @@ impl Following {
         locked(&self.known).iter().map(|(name, known)| (name.clone(), known.restarts.clone())).collect()
     }
 
-    /// Waits until there are so many, and all of them are complete.
+    /// Waits until there are this many Deployments, and all are complete.
     pub(super) async fn all_settled(&self, count: usize) -> Result<()> {
         self.until(|known| known.len() == count && known.values().all(|known| known.is_settled)).await
     }
 
-    /// Waits until a restart of this one is complete.
+    /// Waits until the last restart of this Deployment is complete.
     pub(super) async fn settled(&self, name: &str) -> Result<()> {
         let is_settled = |known: &Known| known.restarts.last().is_some_and(|restart| restart.settled.is_some());
         self.until(|known| known.get(name).is_some_and(is_settled)).await
     }
 
-    async fn until(&self, is_so: impl Fn(&HashMap<String, Known>) -> bool) -> Result<()> {
+    async fn until(&self, condition: impl Fn(&HashMap<String, Known>) -> bool) -> Result<()> {
         let wait = async {
             loop {
                 let changed = self.changed.notified();
-                if is_so(&locked(&self.known)) {
+                if condition(&locked(&self.known)) {
                     return;
                 }
                 changed.await;
@@ -105,7 +105,7 @@ impl Following {
 // === impl Known ===
 
 impl Known {
-    fn see(&mut self, deployment: &Deployment) {
+    fn observe(&mut self, deployment: &Deployment) {
         let spec = deployment.spec.as_ref();
         let template = spec.and_then(|spec| spec.template.metadata.as_ref()).and_then(|it| it.annotations.clone());
         let is_another = self.template.is_some() && self.template != template;
@@ -125,7 +125,7 @@ impl Known {
     }
 }
 
-/// As `kubectl rollout status` sees it.
+/// The criterion of `kubectl rollout status`.
 fn is_settled(deployment: &Deployment) -> bool {
     let (Some(spec), Some(status)) = (&deployment.spec, &deployment.status) else { return false };
     let wanted = spec.replicas.unwrap_or(1);
@@ -134,7 +134,7 @@ fn is_settled(deployment: &Deployment) -> bool {
         && counts.iter().all(|count| count.unwrap_or_default() == wanted)
 }
 
-/// How many were not settled at the same time, at most.
+/// The maximum number of concurrent restarts.
 pub(super) fn most_at_once(restarts: &[Restart]) -> usize {
     let open = |at: Instant| {
         let is_open = |it: &&Restart| it.begun <= at && it.settled.is_none_or(|settled| settled > at);
@@ -166,16 +166,16 @@ mod tests {
     fn a_restart_lasts_from_its_template_to_its_last_replica() {
         let mut known = Known::default();
         for (restarted, available, state) in [("a", 1, "updated"), ("b", 0, "updating"), ("b", 1, "updating")] {
-            known.see(&deployment(restarted, available, state));
+            known.observe(&deployment(restarted, available, state));
         }
         let [restart] = known.restarts[..] else { panic!("{:?}", known.restarts) };
         assert!(restart.settled.is_some() && restart.finished.is_none());
-        known.see(&deployment("b", 1, "updated"));
+        known.observe(&deployment("b", 1, "updated"));
         assert!(known.restarts[0].finished.is_some());
     }
 
     #[test]
-    fn as_many_are_restarting_as_have_begun_and_are_not_settled() {
+    fn concurrent_restarts_have_begun_and_are_not_settled() {
         let (start, second) = (Instant::now(), Duration::from_secs(1));
         let restart = |begun: u32, settled: Option<u32>| Restart {
             begun: start + second * begun,

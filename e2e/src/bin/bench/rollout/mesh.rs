@@ -1,4 +1,4 @@
-//! Linkerd, as far as rollouts are about it: its ConfigMaps, an injector behind a webhook, a LinkerdConfig.
+//! The parts of Linkerd that rollouts need: its ConfigMaps, an injector with a webhook, a LinkerdConfig.
 
 use std::{path::Path, time::Duration};
 
@@ -20,7 +20,7 @@ use tokio::time::timeout;
 
 use crate::linkerd_config::kind;
 
-/// Where Pods are injected.
+/// The namespace in which Pods are injected.
 pub(super) const NAMESPACE: &str = "mesh";
 const NAME: &str = "mesh";
 const INSTALLED: &str = "../config/samples/linkerd.yaml";
@@ -49,7 +49,7 @@ impl Mesh {
         Ok(Self { control_plane, client, configs, _injector: injector })
     }
 
-    /// Ready. With all its jobs, unless these arguments say otherwise.
+    /// Starts a manager and waits until it is ready. All its controllers run unless these arguments disable them.
     pub(super) async fn manager(&self, args: &[&str]) -> Result<Manager> {
         let args = ["--operator-namespace=linkerd"].iter().chain(args).map(|arg| (*arg).to_owned()).collect();
         let mut manager = Manager::start(&self.control_plane, ManagerOptions { args, ..ManagerOptions::default() })?;
@@ -57,7 +57,7 @@ impl Mesh {
         Ok(manager)
     }
 
-    /// A LinkerdConfig.
+    /// Creates the LinkerdConfig.
     pub(super) async fn declare(&self, rollout: Value) -> Result<()> {
         let spec = json!({"injectorSync": {"method": "Probe"}, "rollout": rollout});
         let object = DynamicObject::new(NAME, &kind()).data(json!({ "spec": spec }));
@@ -71,7 +71,7 @@ impl Mesh {
         Ok(())
     }
 
-    /// Waits until all of so many workloads run with what is declared now.
+    /// Waits until exactly this number of workloads runs with the current configuration.
     pub(super) async fn is_complete(&self, workloads: usize) -> Result<()> {
         let of_it = watcher::Config::default().fields(&format!("metadata.name={NAME}"));
         let mut changes = std::pin::pin!(watcher(self.configs.clone(), of_it).default_backoff().applied_objects());
@@ -89,7 +89,7 @@ impl Mesh {
         waited.with_context(|| format!("the rollout is not complete: {last}"))?
     }
 
-    /// What a Pod gets that is born once the injector has what is declared.
+    /// The proxy of a Pod that is created when the injector uses the current configuration.
     pub(super) async fn newborn(&self) -> Result<Proxy> {
         let pods: Api<Pod> = Api::namespaced(self.client.clone(), NAMESPACE);
         let pod = serde_json::from_value(json!({
@@ -97,10 +97,10 @@ impl Mesh {
             "spec": {"containers": [{"name": "web", "image": "web"}]},
         }))?;
         let params = PostParams { dry_run: true, ..PostParams::default() };
-        eventually(PATIENCE, "Pods to be born with a marker", async || {
-            let born = proxy(&pods.create(&params, &pod).await?).context("a Pod was born without a proxy")?;
-            ensure!(born.marker.is_some(), "{born:?}");
-            Ok(born)
+        eventually(PATIENCE, "new Pods to have a marker", async || {
+            let injected = proxy(&pods.create(&params, &pod).await?).context("a new Pod has no proxy")?;
+            ensure!(injected.marker.is_some(), "{injected:?}");
+            Ok(injected)
         })
         .await
     }

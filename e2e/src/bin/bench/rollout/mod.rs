@@ -1,8 +1,8 @@
-//! Rollouts: what a Pod costs that changes, what memory all Pods of a mesh take, and how fast workloads are restarted.
+//! Rollouts: the cost of a Pod change, the memory for all Pods of a mesh, and the speed of restarts.
 //!
-//! * In: a control plane, a stand-in for Linkerd's injector, the whole manager with all its jobs. Out: rows.
-//! * Always: `rollout-plan` and `rollout-memory` have [Pods that nobody runs](crowd), because nothing but their objects counts;
-//!   `rollout-speed` has [real Deployments](speed), of which each restart is done by those who do it in any cluster.
+//! * In: a control plane, a stand-in for Linkerd's injector, and the manager with all its controllers. Out: rows.
+//! * Always: `rollout-plan` and `rollout-memory` use [Pods without a kubelet](crowd), because only their objects
+//!   matter; `rollout-speed` uses [real Deployments](speed), whose restarts are done by the components of any cluster.
 
 mod crowd;
 mod following;

@@ -1,9 +1,9 @@
-//! What a Pod that changes costs the manager, and what memory all of them take.
+//! The cost of a Pod change for the manager, and the memory for all Pods.
 //!
-//! * A change is another label: nothing that makes a Pod out of date, and nothing that a proxy would be told; but something that
-//!   is kept of it, so that its workload is judged anew. Its cost is all that the process spent meanwhile, less what it spends
-//!   at rest: the watch event with its Pod, what discovery makes of it, and the plan.
-//! * The same changes are made while a manager without LinkerdConfigs runs: the rest is what rollouts add.
+//! * A change is another label: the Pod is still up to date and no proxy gets an update, but the label is kept in the
+//!   cache, so the workload is evaluated again. The cost is the CPU time of the process during the changes, minus its
+//!   cost at rest: the watch event with the Pod, discovery, and the plan.
+//! * The same changes are made with a manager without LinkerdConfigs: the difference is the cost of rollouts.
 
 use std::time::{Duration, Instant};
 
@@ -18,28 +18,28 @@ use super::{
 };
 use crate::report::{Report, median, milliseconds};
 
-/// Workloads.
+/// Numbers of workloads.
 const FEW: usize = 100;
 const MANY: usize = 1_000;
 const CHANGES: u32 = 400;
 const ROUNDS: u32 = 5;
 const REST: Duration = Duration::from_secs(5);
-/// For memory that was needed only to start to be given back.
+/// Time to release memory that was needed only for the start.
 const AT_REST: Duration = Duration::from_secs(60);
 const SOON: Duration = Duration::from_secs(60);
 const END: Duration = Duration::from_secs(30);
 const WITHOUT: &str = "--enable-linkerd-config=false";
 
-/// Of one size: milliseconds of a core for each change, in each round.
+/// The figures for one size: milliseconds of CPU per change, for each round.
 struct Measured {
     whole: Vec<f64>,
     without: Vec<f64>,
 }
 
 pub(super) async fn figures(report: &mut Report, plan: bool, memory: bool) -> Result<()> {
-    eprintln!("a control plane with Pods that nobody runs");
+    eprintln!("a control plane with Pods without a kubelet");
     let mesh = Mesh::start(Options::default()).await?;
-    // What Pods that are current have been given.
+    // The proxy of Pods that are up to date.
     let mut manager = mesh.manager(&[]).await?;
     mesh.declare(json!({"interval": "0s", "soak": "0s"})).await?;
     mesh.is_complete(0).await?;
@@ -72,8 +72,13 @@ pub(super) async fn figures(report: &mut Report, plan: bool, memory: bool) -> Re
     if let [few, many] = &measured[..] {
         let times = |of: fn(&Measured) -> f64| of(many) / of(few);
         let text =
-            format!("{:.2} times; what rollouts add {:.2} times", times(Measured::median), times(Measured::added));
-        report.row("the same, ten times as many Pods against as many", text, "1: what its workload costs", json!(null));
+            format!("{:.2} times; the part of rollouts {:.2} times", times(Measured::median), times(Measured::added));
+        report.row(
+            "the same, with ten times the number of Pods",
+            text,
+            "1: the cost depends on the workload only",
+            json!(null),
+        );
     }
     Ok(())
 }
@@ -87,7 +92,7 @@ async fn rest(report: &mut Report, manager: &Manager, crowd: &Crowd, workloads: 
     #[allow(clippy::cast_precision_loss, reason = "for people")]
     let mebibytes = |bytes: u64| bytes as f64 / 1024.0 / 1024.0;
     let (resident, peak) = (manager.resident_memory_bytes()?, manager.peak_memory_bytes()?);
-    let text = format!("{:.1} MiB, at most {:.1} MiB since its start", mebibytes(resident), mebibytes(peak));
+    let text = format!("{:.1} MiB, peak {:.1} MiB since the start", mebibytes(resident), mebibytes(peak));
     let (whole, without) = crowd.pod_bytes().await?;
     let figure = format!(
         "resident memory of the whole manager, {} meshed Pods of {} KiB ({} with managedFields) in {workloads} workloads",
@@ -108,13 +113,13 @@ fn row(report: &mut Report, workloads: usize, measured: Option<&Measured>) {
     };
     let text = format!("{}, without LinkerdConfigs {}", span(whole), span(without));
     let figure = format!(
-        "CPU of a Pod that changes, {} Pods in {workloads} workloads, {ROUNDS} times {CHANGES}",
+        "CPU per Pod change, {} Pods in {workloads} workloads, {ROUNDS} rounds of {CHANGES}",
         workloads * PODS_EACH
     );
     report.row(figure, text, "", json!({"milliseconds": whole, "without_linkerd_configs_milliseconds": without}));
 }
 
-/// Each round over Pods that are spread over all workloads, one after the other.
+/// Each round changes Pods that are distributed over all workloads, one after the other.
 async fn changes(manager: &Manager, crowd: &Crowd, workloads: usize) -> Result<Vec<f64>> {
     sleep(REST).await;
     let mut each = Vec::new();
@@ -126,11 +131,11 @@ async fn changes(manager: &Manager, crowd: &Crowd, workloads: usize) -> Result<V
         let (before, seen, begun) = (cost()?, pods_seen(manager).await?, Instant::now());
         let pods = workloads * PODS_EACH;
         for number in 0..CHANGES as usize {
-            // Twice the same Pod would be another measurement, of two changes that become one.
+            // Two changes of the same Pod could be merged into one event.
             let pod = number * pods / CHANGES as usize;
             crowd.touch(pod, &format!("{round}-{number}-{}", manager.pid())).await?;
         }
-        eventually(SOON, "the changes to be seen", async || {
+        eventually(SOON, "the manager to receive the changes", async || {
             let seen = pods_seen(manager).await? - seen;
             ensure!(seen >= f64::from(CHANGES), "{seen} of {CHANGES}");
             Ok(())
@@ -146,7 +151,10 @@ async fn changes(manager: &Manager, crowd: &Crowd, workloads: usize) -> Result<V
 
 async fn pods_seen(manager: &Manager) -> Result<f64> {
     let of_pods = [("resource", "pods")];
-    manager.metric("linkerd_operator_watch_events_total", &of_pods).await.context("the manager tells of no Pods")
+    manager
+        .metric("linkerd_operator_watch_events_total", &of_pods)
+        .await
+        .context("the manager has no watch events of Pods")
 }
 
 // === impl Measured ===

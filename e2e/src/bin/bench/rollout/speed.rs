@@ -1,8 +1,8 @@
-//! How long it takes to restart many workloads: against a script that does nothing else, with as many at a time.
+//! The time to restart many workloads, compared with a bare script of the same concurrency.
 //!
-//! * One Pod each, so that a restart is as short as it gets, and what is between them counts the most.
-//! * The script does what `kubectl rollout restart` and `kubectl rollout status` do, in this process, and has one watch for all.
-//!   It restarts everything once before the operator does and once after it, which is not there meanwhile.
+//! * Each workload has one Pod, so that a restart is as short as possible and the time between restarts matters most.
+//! * The script does the same as `kubectl rollout restart` and `kubectl rollout status`, in this process and with one
+//!   watch. It restarts all workloads once before and once after the operator, while the operator does not run.
 
 use std::time::{Duration, Instant};
 
@@ -30,10 +30,10 @@ const AT_ONCE: usize = 10;
 const NODES: usize = 10;
 const END: Duration = Duration::from_secs(30);
 
-/// Of all workloads.
+/// A restart of all workloads.
 struct Round {
     took: Duration,
-    /// Until the first one began.
+    /// The time until the first restart began.
     first: Duration,
     restarts: Vec<Restart>,
 }
@@ -57,7 +57,7 @@ pub(super) async fn figure(report: &mut Report) -> Result<()> {
     following.all_settled(WORKLOADS).await?;
 
     let before = by_script(&deployments, &following, "before").await?;
-    eprintln!("  a script: {:.1} s", before.took.as_secs_f64());
+    eprintln!("  the script: {:.1} s", before.took.as_secs_f64());
     let mut manager = mesh.manager(&[]).await?;
     let rollout =
         json!({"maxConcurrent": AT_ONCE, "maxConcurrentPerNamespace": AT_ONCE, "interval": "0s", "soak": "0s"});
@@ -73,7 +73,7 @@ pub(super) async fn figure(report: &mut Report) -> Result<()> {
     let bare = (before.took + after.took) / 2;
     let figure = format!("{WORKLOADS} Deployments of one Pod restarted, {AT_ONCE} at a time");
     let text = format!(
-        "{:.1} s from the change until RolloutComplete, {:.1} s of it until the first; a script {:.1} and {:.1} s; {:.2} times",
+        "{:.1} s from the change until RolloutComplete, of which {:.1} s until the first restart; the script {:.1} and {:.1} s; {:.2} times",
         ours.took.as_secs_f64(),
         ours.first.as_secs_f64(),
         before.took.as_secs_f64(),
@@ -91,18 +91,23 @@ pub(super) async fn figure(report: &mut Report) -> Result<()> {
     let own = ours.restarts.iter().filter_map(took).sum::<Duration>().div_f64(f64::from(u32::try_from(AT_ONCE)?));
     let times = ours.took.as_secs_f64() / own.as_secs_f64();
     let text = format!("{:.1} s; {times:.2} times", own.as_secs_f64());
-    let figure = format!("the same, against what they took to be complete, {AT_ONCE} at a time");
+    let figure = format!("the same, against the workloads' own time to be complete, {AT_ONCE} at a time");
     report.row(figure, text, "≤ 1.2 times", json!({ "own_readiness_seconds": own.as_secs_f64() }));
     let ready = |round: &Round| round.restarts.iter().filter_map(took).collect();
     report.distribution("a restart by the script, until its Deployment is complete (before)", ready(&before), "");
     report.distribution("the same (after)", ready(&after), "");
     report.distribution("a restart by the operator, until its Deployment is complete", ready(&ours), "as the script's");
-    let told = |restart: &Restart| Some(restart.finished? - restart.settled?);
-    let told: Samples = ours.restarts.iter().filter_map(told).collect();
-    report.row("from there until the operator has written that it is up to date", told.text(), "", told.histogram());
+    let reported = |restart: &Restart| Some(restart.finished? - restart.settled?);
+    let reported: Samples = ours.restarts.iter().filter_map(reported).collect();
+    report.row(
+        "from there until the operator has reported it as up to date",
+        reported.text(),
+        "",
+        reported.histogram(),
+    );
     let each = cpu.div_f64(f64::from(u32::try_from(WORKLOADS)?));
-    let text = format!("{:.1} ms a workload", milliseconds(&each));
-    report.row("CPU of the operator meanwhile", text, "", json!({ "cpu_seconds": cpu.as_secs_f64() }));
+    let text = format!("{:.1} ms per workload", milliseconds(&each));
+    report.row("CPU of the operator for this", text, "", json!({ "cpu_seconds": cpu.as_secs_f64() }));
     Ok(())
 }
 
@@ -121,7 +126,7 @@ async fn by_script(deployments: &Api<Deployment>, following: &Following, value: 
             async move {
                 let name = name(number);
                 deployments.patch_metadata(&name, &PatchParams::default(), patch).await?;
-                following.settled(&name).await.with_context(|| format!("{name} was restarted"))
+                following.settled(&name).await.with_context(|| format!("restarting {name}"))
             }
         })
         .buffer_unordered(AT_ONCE)
@@ -144,7 +149,7 @@ async fn by_operator(mesh: &Mesh, following: &Following) -> Result<Round> {
 // === impl Round ===
 
 impl Round {
-    /// Ended just now. Each was restarted once.
+    /// The round that ended just now; an error unless each workload was restarted exactly once.
     fn of(begun: Instant, following: &Following) -> Result<Self> {
         let took = begun.elapsed();
         let mut restarts = Vec::with_capacity(WORKLOADS);
