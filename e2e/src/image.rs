@@ -1,7 +1,7 @@
 //! Builds a container image of one static binary, without a registry, a daemon or a base image.
 //!
-//! * In: the content of the image. Out: an archive in the format of `docker save`, accepted by `docker load`, `kind
-//!   load image-archive`, `podman load` and `ctr images import`.
+//! * In: the content of the image. Out: an archive in the format of `docker save`, accepted by `docker load`,
+//!   `kind load image-archive`, `podman load` and `ctr images import`.
 //! * Always: the same input produces the same bytes; the only timestamps are the given ones.
 
 use std::{collections::BTreeMap, io::Write};

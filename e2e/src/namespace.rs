@@ -1,8 +1,8 @@
 //! A separate namespace for a test.
 //!
 //! * In: a prefix. Out: a namespace with a unique name and the harness's label.
-//! * It is not removed automatically: it disappears with the control plane. On an existing cluster, run `kubectl delete
-//!   namespace -l linkerd-operator-e2e`.
+//! * It is not removed automatically: it disappears with the control plane. On an existing cluster, run
+//!   `kubectl delete namespace -l linkerd-operator-e2e`.
 
 use anyhow::{Context, Result};
 use k8s_openapi::api::core::v1::Namespace;

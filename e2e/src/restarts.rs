@@ -1,8 +1,7 @@
 //! Records the restarts of workloads: which, when, for which configuration, and how many at a time.
 //!
 //! ```text
-//! Deployments, StatefulSets, DaemonSets ─watch─▶ changes by resourceVersion ─▶ restarts, each from its patch until it
-//! is settled
+//!   Deployments, StatefulSets, DaemonSets ─watch─▶ changes by resourceVersion ─▶ restarts, each from its patch until it is settled
 //! ```
 //!
 //! * In: all [marked](crate::workload::MARK) workloads of the cluster, from now on. Out: [`Restart`]s in order.

@@ -4,7 +4,7 @@
 //!   and the proxies of their Pods.
 //! * Always: a workload, its template and its Pods are labelled `app: <name>` and [`MARK`], by which [`remove_all`]
 //!   finds them.
-//! * Always: uses other types than the operator, so that a mistake in the operator's types is detected.
+//! * It uses other types than the operator, so that a mistake in the operator's types is detected.
 
 use std::{collections::BTreeSet, fmt, time::Duration};
 

@@ -1,4 +1,4 @@
-//! `control-plane build build-node run kubectl-path`: the Kubernetes of the tests, for manual use.
+//! `control-plane build | build-node | run | kubectl-path`: the Kubernetes of the tests, for manual use.
 //!
 //! * `build`: builds the binaries, and prints the progress.
 //! * `build-node`: does the same for the kubelet and kube-proxy.

@@ -48,7 +48,7 @@ const ASK_DEADLINE: Duration = Duration::from_secs(20);
 /// The reaction of a replica to a request.
 #[derive(Clone, Debug, Default, Eq, PartialEq)]
 pub enum Behaviour {
-    /// Answers as Linkerd's injector.
+    /// Answers like Linkerd's injector.
     #[default]
     Right,
     /// Denies everything with this message.

@@ -65,7 +65,7 @@ pub(super) fn all() -> Vec<Request> {
     for path in ["203.0.113.1", "203.0.113.1:25", "[2001:db8:ffff::1]:80", "10.96.0.9:80", "[::ffff:203.0.113.1]:25"] {
         add(path.to_owned(), "");
     }
-    // Refused for any objects.
+    // Refused in every state of the world.
     for path in [
         "absent.world.svc.cluster.local:80",
         "web.nowhere.svc.cluster.local:80",

@@ -26,7 +26,7 @@ pub(super) fn all() -> Vec<Request> {
     add(format!(".web.{NAMESPACE}.svc.cluster.local:+0080"), "{\"NODENAME\":\"world-a\",\"ns\":1}");
     add(format!("[db.{NAMESPACE}.svc.cluster.local]:443"), "not a token");
     add("web.elsewhere.svc.cluster.local:80".to_owned(), "");
-    // Refused for any objects.
+    // Refused in every state of the world.
     for path in [
         "absent.world.svc.cluster.local:80",
         "web.nowhere.svc.cluster.local:80",

@@ -1,4 +1,4 @@
-//! `make bench`: the cost of the operator, as ratios and distributions. No figure passes or fails by time.
+//! `make bench`: the cost of the operator, as ratios and distributions. A figure that misses its target is not a failure.
 //!
 //! ```text
 //!   bench [--server IP:PORT [--pid PID]] [NAME …]

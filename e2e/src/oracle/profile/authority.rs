@@ -1,7 +1,7 @@
 //! Parses the target of a profile request: a Service, an instance, or an address.
 //!
-//! * In: the path as the client sent it. Out: a target, or the beginning of the refusal's text, see [the
-//!   module](super).
+//! * In: the path as the client sent it. Out: a target, or the beginning of the refusal's text, see
+//!   [the module](super).
 //! * Always: addresses are compared as numbers, and an IPv4-mapped IPv6 address equals the IPv4 address.
 
 use std::net::{IpAddr, SocketAddr};

@@ -8,9 +8,9 @@
 //!
 //! * In: every object, the settings, one request. Out: the final message of a stream, or its refusal.
 //! * Always: pure, as the rest of the oracle. An invalid ServiceProfile counts as absent.
-//! * If the path is not an authority, or the host is not the name of a Service, the refusal's text is only `invalid
-//!   authority` or `invalid service`: the rest of a server's text comes from its parser and must be cut off before the
-//!   comparison.
+//! * If the path is not an authority, or the host is not the name of a Service, the refusal's text is only
+//!   `invalid authority` or `invalid service`: the rest of a server's text comes from its parser and must be cut off
+//!   before the comparison.
 
 mod authority;
 mod condition;

@@ -19,7 +19,7 @@ use crate::{
 };
 
 const SERVICE: &str = "web-0";
-/// Time for the aftermath of a change before the next one.
+/// Time for the remaining work of a change before the next one.
 const SETTLED: Duration = Duration::from_millis(150);
 
 /// Makes one change after another; each is sent to all streams.

@@ -19,7 +19,7 @@ use crate::report::Report;
 
 const STREAMS: usize = 10_000;
 const TOUCHED_PODS: usize = 1_000;
-/// Time in which no message must arrive.
+/// The time in which no message may arrive.
 const QUIET: Duration = Duration::from_secs(3);
 
 /// Edits annotations of all Servers, and of one Pod of each Service.

@@ -37,9 +37,9 @@ use crate::{
 
 const CONNECTIONS: usize = 100;
 const CHANGES: usize = 100;
-/// Time for the aftermath of a change before the next one.
+/// Time for the remaining work of a change before the next one.
 const SETTLED: Duration = Duration::from_millis(150);
-/// Time in which no message must arrive.
+/// The time in which no message may arrive.
 const QUIET: Duration = Duration::from_secs(2);
 /// The label of the Servers created here.
 const LABEL: &str = "bench=opaque";

@@ -1,4 +1,4 @@
-//! Profiles: the time until streams for Pod addresses and Service names have theirs, and the cost of Servers for them.
+//! Profiles: the time until streams for Pod addresses and Service names have them, and the cost of Servers.
 
 use std::time::Duration;
 
@@ -19,7 +19,7 @@ use crate::report::Report;
 
 const CONNECTIONS: usize = 100;
 const TOUCHES: usize = 2_000;
-/// Time in which no message must arrive.
+/// The time in which no message may arrive.
 const QUIET: Duration = Duration::from_secs(3);
 /// Time for another server to receive the written objects; our server is started after the writes.
 const LEARNED: Duration = Duration::from_secs(10);
