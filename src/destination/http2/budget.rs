@@ -1,9 +1,9 @@
-//! The budgets of one connection: how much it reads and sends in one turn of its task, and how many small frames it sends
-//! before the client has acknowledged them.
+//! The budgets of one connection: how much it reads and sends in one turn of its task, and how many small frames it
+//! sends before the client has acknowledged them.
 //!
-//! In: the bytes that are read from the socket, written to it, and handed to h2. Out: whether there may be more. Always holds:
-//! within one turn a connection reads and sends a bounded number of bytes, so that a flood waits for its next turn like any
-//! other connection; while the socket is full nothing is handed to h2, which would keep it in memory; and the number of
+//! In: the bytes that are read from the socket, written to it, and passed to h2. Out: whether more bytes may follow.
+//! Always holds: within one turn a connection reads and sends a bounded number of bytes, so that a flood does not delay
+//! other connections; while the socket is full, no data is passed to h2, which would buffer it; the number of
 //! unacknowledged small frames stays below the limit at which clients close the connection.
 
 use std::{
@@ -14,17 +14,17 @@ use std::{
 
 /// Bytes read in a turn: some hundred requests, or some thousand of the smallest frames.
 const READ_PER_TURN: usize = 64 * 1024;
-/// Bytes read while the socket is full: a client may have to send something before it can read, but not without limit.
+/// Bytes read while the socket is full. A client may have to send data before it can read, but the amount is limited.
 const READ_WHILE_FULL: usize = 1024 * 1024;
-/// Bytes handed to h2 in a turn. One frame may go beyond it.
+/// Bytes passed to h2 in a turn. The last frame may exceed the limit.
 const SEND_PER_TURN: usize = 64 * 1024;
-/// What the headers or the trailers of a response count.
+/// Bytes that the headers or the trailers of a response count as.
 const HEADERS: usize = 64;
-/// A DATA frame of fewer bytes is small: clients with h2 0.4.16 or newer close a connection with `too_many_data_frames` when
-/// small frames pile up that the readers of their streams have not consumed.
+/// A DATA frame with fewer bytes is small. Clients with h2 0.4.16 or newer close a connection with
+/// `too_many_data_frames` when the readers of its streams leave too many small frames unread.
 const SMALL_FRAME: usize = 256;
-/// Those clients accept at least 100 of the smallest frames (`DEFAULT_DATA_FRAME_BUDGET`). Frames that an answered PING covers
-/// may still wait for their readers, so this is less than half of that.
+/// Those clients accept at least 100 of the smallest frames (`DEFAULT_DATA_FRAME_BUDGET`). Frames that an answered PING
+/// covers may still be unread, so the maximum is less than half of that.
 const MAX_SMALL_FRAMES: usize = 48;
 
 /// Shared by a connection, its transport and its streams, which all run in one task.
@@ -52,7 +52,8 @@ impl Budget {
         READ_PER_TURN.saturating_sub(self.read.load(Relaxed))
     }
 
-    /// Whether reading has to wait until the client reads. The connection wakes up when the socket becomes writable.
+    /// Returns whether reading has to wait until the client reads. The connection wakes up when the socket becomes
+    /// writable.
     pub(super) fn must_write_first(&self) -> bool {
         self.is_socket_full() && self.read_while_full.load(Relaxed) >= READ_WHILE_FULL
     }
@@ -70,7 +71,8 @@ impl Budget {
         }
     }
 
-    /// Whether streams can send at all. If not, the connection waits for the socket or for the answer to a PING.
+    /// Returns whether streams can send at all. If not, the connection waits for the socket or for the answer to a
+    /// PING.
     pub(super) fn is_open(&self) -> bool {
         !self.is_socket_full() && self.small_frames.load(Relaxed) < MAX_SMALL_FRAMES
     }
@@ -79,8 +81,7 @@ impl Budget {
         self.sent.load(Relaxed) < SEND_PER_TURN && self.small_frames.load(Relaxed) < MAX_SMALL_FRAMES
     }
 
-    /// Ready when a stream may hand a frame to h2, which may be in another turn: the connection polls its streams again when
-    /// they may.
+    /// Ready when a stream may pass a frame to h2. Otherwise the connection polls the stream again in a later turn.
     pub(super) fn poll_send(&self, cx: &Context<'_>) -> Poll<()> {
         if self.may_send() {
             return Poll::Ready(());
@@ -89,7 +90,7 @@ impl Budget {
         Poll::Pending
     }
 
-    /// Waits until a stream may hand a frame to h2.
+    /// Waits until a stream may pass a frame to h2.
     pub(super) async fn may_send_now(&self) {
         poll_fn(|cx| self.poll_send(cx)).await;
     }
@@ -102,7 +103,7 @@ impl Budget {
         self.socket_full.load(Relaxed)
     }
 
-    /// Records a DATA frame that was handed to h2.
+    /// Records a DATA frame that was passed to h2.
     pub(super) fn record_data(&self, bytes: usize) {
         self.sent.fetch_add(bytes, Relaxed);
         if bytes < SMALL_FRAME {
@@ -115,8 +116,8 @@ impl Budget {
         self.small_frames.load(Relaxed)
     }
 
-    /// Whether a PING should be sent to acknowledge small frames. This is early, so that its answer can arrive before the
-    /// limit is reached.
+    /// Returns whether a PING should be sent to acknowledge small frames. The PING is sent at half of the limit, so
+    /// that its answer can arrive before the limit is reached.
     pub(super) fn needs_ping(&self) -> bool {
         self.small_frames.load(Relaxed) >= MAX_SMALL_FRAMES / 2
     }

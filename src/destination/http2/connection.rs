@@ -1,18 +1,19 @@
-//! One HTTP/2 connection, and the streams on it: one task.
+//! The task that serves one HTTP/2 connection and its streams.
 //!
 //! ```text
 //! a turn: accept new requests ─▶ poll the streams that have something to send ─▶ one write for all of them
 //! ```
 //!
-//! In: a socket, and a function from a request to its response. Out: frames, handed to h2 no faster than the client's window
-//! allows. Always holds: at most one frame of each stream is in flight; a stream whose client takes nothing is reset, and then
-//! a connection on which no client takes anything is closed; a dead peer is detected; a turn is short ([`Budget`]), whatever
-//! the client sends.
+//! In: a socket, and a function from a request to its response. Out: frames, passed to h2 no faster than the client's
+//! window allows. Always holds: at most one frame of each stream is in flight; a stream whose client accepts no data is
+//! reset, and if no client of the connection accepts data after that, the connection is closed; a dead peer is
+//! detected; a turn is short ([`Budget`]) for any input.
 //!
-//! One task, not one for each stream: a change reaches all streams of a connection at once, and so leaves in one write.
+//! The streams have no tasks: a change usually concerns many streams of a connection, and one task sends it in one
+//! write.
 //!
-//! On h2 itself, not on hyper: hyper (1.12) polls a body for its next frame while the last one still waits for the client's
-//! window, so it hides that a client does not read, and it cannot reset one stream.
+//! The module uses h2 without hyper. hyper (1.12) polls a body for its next frame while the last frame still waits for
+//! the client's window, so it hides that a client does not read. It also cannot reset a single stream.
 
 use std::{
     future::{Future, poll_fn},
@@ -44,44 +45,45 @@ use super::{
 };
 use crate::destination::settings::DestinationLimits;
 
-/// The size of a request's headers, with 32 bytes for each field. Proxies send some hundred bytes; many small fields make h2
-/// hold many times as much.
+/// The maximum size of a request's headers, counted with 32 extra bytes for each field. Proxies send some hundred
+/// bytes. For many small fields, h2 allocates many times their size.
 const MAX_HEADER_BYTES: u32 = 8 * 1024;
-/// What h2 may buffer for a stream whose client has window, but does not empty its socket.
+/// The bytes that h2 may buffer for a stream whose client has window but does not read its socket.
 const SEND_BUFFER: usize = 16 * 1024;
-/// Streams that are accepted in one turn. The updates of other streams wait meanwhile.
+/// The maximum number of streams that a turn accepts. The updates of other streams wait until they are accepted.
 const REQUESTS_PER_TURN: usize = 16;
-/// Resets of streams that were not accepted yet. A client that gives up on a busy server resets all its streams at once. That
-/// must not end the connection too: with h2's default of 20 it would, and the client would come back with all of them.
+/// The maximum number of reset streams that were not accepted yet. A client whose requests time out on a busy server
+/// resets all its streams together. With h2's default of 20 this would close the connection, and the client would
+/// reconnect and open all streams again.
 const UNACCEPTED_RESETS: usize = 1_000;
-/// h2 counts by how much DATA frames are shorter than 256 bytes, and closes the connection when those that wait exceed this. A
-/// request is such a frame, and one turn reads some hundred; h2's default of 32 KiB is too little for a client that opens many
-/// streams at once.
+/// h2 adds up by how much the queued DATA frames are shorter than 256 bytes, and closes the connection when the sum
+/// exceeds this budget. A request is such a frame, and one turn reads some hundred requests. h2's default of 32 KiB is
+/// too small for a client that opens many streams together.
 const DATA_FRAME_BUDGET: usize = 512 * 1024;
-/// Time for a client to receive GOAWAY.
+/// The time for a client to receive GOAWAY.
 const GOAWAY_TIMEOUT: Duration = Duration::from_secs(2);
 
-/// Why a connection ended, as its metric labels it.
+/// The reason why a connection ended, as a metric label.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, IntoStaticStr, VariantArray)]
 #[strum(serialize_all = "snake_case", const_into_str)]
 pub(in crate::destination) enum ConnectionEnd {
-    /// The client closed it, or its socket broke.
+    /// The client closed the connection, or the socket failed.
     Client,
     /// The process stops.
     Shutdown,
-    /// No client took anything on it.
+    /// No client accepted data on the connection.
     Stalled,
-    /// It had no stream for long.
+    /// The connection had no stream for a long time.
     Idle,
     /// The peer did not answer a PING.
     Gone,
     /// The client sent more than any proxy needs to.
     Flood,
-    /// The client violated HTTP/2.
+    /// The client violated the HTTP/2 protocol.
     Fault,
 }
 
-/// A request, and what the connection knows of its stream.
+/// A request, with the connection's data about its stream.
 pub(in crate::destination) struct IncomingRequest {
     pub(in crate::destination) request: Request<RecvStream>,
     /// When the oldest queued request on this connection arrived: an upper bound for the wait of this one.
@@ -89,9 +91,9 @@ pub(in crate::destination) struct IncomingRequest {
     pub(in crate::destination) progress: Arc<StreamProgress>,
 }
 
-/// What follows the headers of a response.
+/// The frames that follow the headers of a response.
 pub(in crate::destination) trait ResponseBody: Send {
-    /// Whether the response ends with its headers.
+    /// Returns whether the response ends with its headers.
     fn is_empty(&self) -> bool;
     /// Waits for the next frame. Cancel safe.
     fn next(&mut self) -> impl Future<Output = Option<BodyFrame>> + Send;
@@ -102,8 +104,8 @@ pub(in crate::destination) enum BodyFrame {
     Trailers(Box<HeaderMap>),
 }
 
-/// Serves a connection until it ends, or should be closed. When `stop` is cancelled it accepts no more streams, and ends with
-/// the last one.
+/// Serves a connection until it ends or has to be closed. After `stop` is cancelled, the connection accepts no more
+/// streams and ends with its last stream.
 pub(in crate::destination) async fn serve<A, F, B>(
     transport: Transport,
     wake_time: &WakeTime,
@@ -135,12 +137,12 @@ where
     let mut stopping = false;
     let mut reset_limit = ResetLimit::new(Instant::now());
     let mut streams = FuturesUnordered::new();
-    // When the oldest queued request arrived: no turn since then has accepted all that the client had sent.
+    // When the oldest queued request arrived. Since then, no turn has accepted all requests that the client had sent.
     let mut queued_since: Option<Instant> = None;
-    // h2 holds requests that were not accepted.
+    // Whether h2 holds requests that were not accepted yet.
     let mut backlog = false;
     let mut turn = |cx: &mut Context<'_>| -> Poll<ConnectionEnd> {
-        // Requests that h2 holds come before more of the socket, if they can be answered.
+        // If h2 holds requests that can be answered, they are accepted before more data is read from the socket.
         budget.begin_turn(!backlog || !budget.is_open());
         if !stopping && stop.as_mut().poll(cx).is_ready() {
             connection.graceful_shutdown();
@@ -148,7 +150,8 @@ where
         }
         let ended = if stopping { ConnectionEnd::Shutdown } else { ConnectionEnd::Client };
         if !budget.is_open() {
-            // No request could be answered. Those that arrive meanwhile wait for the client, not for us.
+            // Requests that arrive now cannot be answered. They wait for the client, so the wait is not a delay of the
+            // server.
             queued_since = None;
             if let Poll::Ready(result) = connection.poll_closed(cx) {
                 return Poll::Ready(result.err().map_or(ended, |error| end_of(&error)));
@@ -158,9 +161,9 @@ where
             let since = queued_since.unwrap_or_else(|| wake_time.of_turn());
             let mut accepted = 0;
             while accepted < REQUESTS_PER_TURN {
-                // This also drives everything that is received and sent.
+                // This call also drives the reads and writes of the connection.
                 let (request, respond) = match connection.poll_accept(cx) {
-                    Poll::Ready(Some(Ok(asked))) => asked,
+                    Poll::Ready(Some(Ok(incoming))) => incoming,
                     Poll::Ready(Some(Err(error))) => return Poll::Ready(end_of(&error)),
                     Poll::Ready(None) => return Poll::Ready(ended),
                     Poll::Pending => break,
@@ -200,7 +203,7 @@ where
         ConnectionEnd::Flood => connection.abrupt_shutdown(Reason::ENHANCE_YOUR_CALM),
         _ => return ended,
     }
-    // The client has to receive GOAWAY, or it takes the end for a broken connection.
+    // A client that does not receive GOAWAY treats the end as a connection error.
     _ = timeout(
         GOAWAY_TIMEOUT,
         poll_fn(|cx| {
@@ -212,14 +215,15 @@ where
     ended
 }
 
-/// A few more streams than the server has room for, so that the others can be refused with a status.
+/// Returns the maximum number of streams of a connection. Unless `streams_per_connection` is lower, it exceeds the
+/// limit of the server, so that the excess streams are refused with a status.
 fn max_streams(limits: &DestinationLimits) -> u32 {
     u32::try_from(limits.streams.saturating_add(1_000)).unwrap_or(u32::MAX).min(limits.streams_per_connection)
 }
 
-/// h2 itself ends a connection that floods it, with ENHANCE_YOUR_CALM.
+/// Maps an h2 error to the end of the connection. h2 closes a connection that floods it with ENHANCE_YOUR_CALM.
 fn end_of(error: &h2::Error) -> ConnectionEnd {
-    debug!(%error, "a discovery connection broke");
+    debug!(%error, "discovery connection failed");
     match error.reason() {
         Some(Reason::ENHANCE_YOUR_CALM) if error.is_library() => ConnectionEnd::Flood,
         _ if error.is_library() => ConnectionEnd::Fault,
@@ -227,15 +231,15 @@ fn end_of(error: &h2::Error) -> ConnectionEnd {
     }
 }
 
-/// How a stream ended, as far as its connection is concerned.
+/// How a stream ended, for the reset limit of its connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum StreamEnd {
     Otherwise,
     ResetEarly,
 }
 
-/// Runs one stream from its request to its end. The future of the response is boxed, because a future keeps the memory of its
-/// largest part for all its life.
+/// Runs one stream from its request to its end. The future of the response is boxed and dropped early, because a future
+/// holds the memory of its largest state until it is dropped.
 async fn run<B: ResponseBody>(
     mut response: Pin<Box<dyn Future<Output = Response<B>> + Send>>,
     mut respond: SendResponse<Bytes>,
@@ -244,7 +248,7 @@ async fn run<B: ResponseBody>(
     since: Instant,
 ) -> StreamEnd {
     let answered = poll_fn(|cx| match respond.poll_reset(cx) {
-        Poll::Ready(_) => Poll::Ready(Err(Gone)),
+        Poll::Ready(_) => Poll::Ready(Err(StreamClosed)),
         Poll::Pending => response.as_mut().poll(cx).map(Ok),
     });
     let answered = answered.await;
@@ -253,27 +257,27 @@ async fn run<B: ResponseBody>(
     let sent = match answered.and_then(|response| send_headers(response, respond, &budget)) {
         Ok(Some((body, stream))) => send_body(body, stream, &progress, &budget).await,
         Ok(None) => Ok(()),
-        Err(gone) => Err(gone),
+        Err(closed) => Err(closed),
     };
     match sent {
-        Err(Gone) if since.elapsed() < EARLY_RESET => StreamEnd::ResetEarly,
+        Err(StreamClosed) if since.elapsed() < EARLY_RESET => StreamEnd::ResetEarly,
         _ => StreamEnd::Otherwise,
     }
 }
 
-/// The stream was reset, by the client or by us, or its connection is closed.
-struct Gone;
+/// The stream was reset, by the client or by the server, or its connection is closed.
+struct StreamClosed;
 
-/// Sends the headers. Returns the body, if there is one, and where to send it.
+/// Sends the headers. Returns the body and its stream, or `None` if the response ends with its headers.
 fn send_headers<B: ResponseBody>(
     response: Response<B>,
     mut respond: SendResponse<Bytes>,
     budget: &Budget,
-) -> Result<Option<(B, SendStream<Bytes>)>, Gone> {
+) -> Result<Option<(B, SendStream<Bytes>)>, StreamClosed> {
     let (head, body) = response.into_parts();
     let ends = body.is_empty();
     budget.record_headers();
-    let stream = respond.send_response(Response::from_parts(head, ()), ends).map_err(|_| Gone)?;
+    let stream = respond.send_response(Response::from_parts(head, ()), ends).map_err(|_| StreamClosed)?;
     Ok((!ends).then_some((body, stream)))
 }
 
@@ -282,13 +286,13 @@ async fn send_body<B: ResponseBody>(
     mut stream: SendStream<Bytes>,
     progress: &StreamProgress,
     budget: &Budget,
-) -> Result<(), Gone> {
+) -> Result<(), StreamClosed> {
     loop {
         let frame = {
             let mut next = pin!(body.next());
             poll_fn(|cx| match next.as_mut().poll(cx) {
                 Poll::Ready(frame) => Poll::Ready(Ok(frame)),
-                Poll::Pending => stream.poll_reset(cx).map(|_| Err(Gone)),
+                Poll::Pending => stream.poll_reset(cx).map(|_| Err(StreamClosed)),
             })
             .await?
         };
@@ -297,20 +301,20 @@ async fn send_body<B: ResponseBody>(
             Some(BodyFrame::Trailers(trailers)) => {
                 budget.may_send_now().await;
                 budget.record_headers();
-                return stream.send_trailers(*trailers).map_err(|_| Gone);
+                return stream.send_trailers(*trailers).map_err(|_| StreamClosed);
             }
-            None => return stream.send_data(Bytes::new(), true).map_err(|_| Gone),
+            None => return stream.send_data(Bytes::new(), true).map_err(|_| StreamClosed),
         }
     }
 }
 
-/// Hands data to h2, as much at a time as the client has window for, and no faster than the budget allows.
+/// Passes data to h2 in parts that fit into the client's window, no faster than the budget allows.
 async fn send_data(
     mut data: Bytes,
     stream: &mut SendStream<Bytes>,
     progress: &StreamProgress,
     budget: &Budget,
-) -> Result<(), Gone> {
+) -> Result<(), StreamClosed> {
     while !data.is_empty() {
         stream.reserve_capacity(data.len());
         let window = poll_fn(|cx| {
@@ -322,21 +326,21 @@ async fn send_data(
             progress.waits();
             if progress.poll_stalled(cx).is_ready() {
                 stream.send_reset(Reason::CANCEL);
-                return Poll::Ready(Err(Gone));
+                return Poll::Ready(Err(StreamClosed));
             }
             if stream.poll_reset(cx).is_ready() {
-                return Poll::Ready(Err(Gone));
+                return Poll::Ready(Err(StreamClosed));
             }
             match ready!(stream.poll_capacity(cx)) {
                 Some(Ok(window)) => Poll::Ready(Ok(window)),
-                Some(Err(_)) | None => Poll::Ready(Err(Gone)),
+                Some(Err(_)) | None => Poll::Ready(Err(StreamClosed)),
             }
         });
         let window = window.await?;
         let part = data.split_to(window.min(data.len()));
         progress.took(part.len());
         budget.record_data(part.len());
-        stream.send_data(part, false).map_err(|_| Gone)?;
+        stream.send_data(part, false).map_err(|_| StreamClosed)?;
     }
     Ok(())
 }

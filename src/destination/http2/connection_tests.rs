@@ -1,4 +1,4 @@
-//! Connections with a real HTTP/2 client on the other side.
+//! Tests of connections with a real HTTP/2 client.
 
 use std::net::Ipv4Addr;
 
@@ -33,7 +33,8 @@ fn limits() -> DestinationLimits {
     crate::destination::testing::settings().limits
 }
 
-/// A connection that answers every request with `words` frames, and a future of how it ends.
+/// Returns a client whose requests are answered with `words` frames each, and a future that resolves to the
+/// connection's end.
 async fn connection(words: usize, ends: bool) -> (SendRequest<Bytes>, impl Future<Output = ConnectionEnd>) {
     let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).await.unwrap();
     let address = listener.local_addr().unwrap();
@@ -51,7 +52,7 @@ async fn connection(words: usize, ends: bool) -> (SendRequest<Bytes>, impl Futur
     (requests, async move { served.await.unwrap() })
 }
 
-async fn ask(requests: &SendRequest<Bytes>) -> Result<RecvStream, h2::Error> {
+async fn open_stream(requests: &SendRequest<Bytes>) -> Result<RecvStream, h2::Error> {
     let (response, _) = requests.clone().ready().await?.send_request(Request::new(()), true)?;
     Ok(response.await?.into_body())
 }
@@ -67,7 +68,7 @@ async fn read(mut body: RecvStream, words: usize) -> Result<(), h2::Error> {
 #[tokio::test]
 async fn more_requests_than_a_turn_accepts_are_all_answered() {
     let (requests, _served) = connection(1, true).await;
-    let read = async |_| read(ask(&requests).await?, 2).await;
+    let read = async |_| read(open_stream(&requests).await?, 2).await;
     try_join_all((0..10 * REQUESTS_PER_TURN).map(read)).await.unwrap();
 }
 
@@ -75,7 +76,7 @@ async fn more_requests_than_a_turn_accepts_are_all_answered() {
 #[tokio::test]
 async fn small_frames_are_sent_no_faster_than_clients_accept_them() {
     let (requests, _served) = connection(3, false).await;
-    let read = async |_| read(ask(&requests).await?, 3).await;
+    let read = async |_| read(open_stream(&requests).await?, 3).await;
     try_join_all((0..1_000).map(read)).await.unwrap();
 }
 
@@ -83,14 +84,14 @@ async fn small_frames_are_sent_no_faster_than_clients_accept_them() {
 async fn a_client_that_resets_all_its_streams_loses_its_connection() {
     let (requests, served) = connection(1, false).await;
     // Each stream is dropped as soon as it is open.
-    while ask(&requests).await.is_ok() {}
+    while open_stream(&requests).await.is_ok() {}
     assert_eq!(served.await, ConnectionEnd::Flood);
 }
 
 #[tokio::test]
-async fn a_client_that_leaves_ends_its_connection() {
+async fn the_connection_ends_when_its_client_disconnects() {
     let (requests, served) = connection(1, true).await;
-    drop(ask(&requests).await.unwrap());
+    drop(open_stream(&requests).await.unwrap());
     drop(requests);
     assert_eq!(served.await, ConnectionEnd::Client);
 }

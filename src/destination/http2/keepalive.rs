@@ -1,7 +1,7 @@
-//! PINGs: they detect a dead peer, and acknowledge small frames.
+//! The PINGs of a connection, which detect a dead peer and acknowledge small frames.
 //!
 //! In: time, and unacknowledged small frames ([`Budget`]). Out: the end of a connection whose peer does not answer; the
-//! acknowledgement of small frames. Always holds: one PING at a time, because h2 allows no more.
+//! acknowledgement of small frames. Always holds: at most one PING is in flight, because h2 allows only one.
 
 use std::{
     pin::Pin,
@@ -20,7 +20,7 @@ const INTERVAL: Duration = Duration::from_secs(10);
 const TIMEOUT: Duration = Duration::from_secs(20);
 
 pub(super) struct Keepalive {
-    /// h2 returns it once, to the first caller.
+    /// The PING handle of h2. h2 returns it only to its first caller.
     pings: Option<PingPong>,
     /// The number of small frames that were sent before the PING in flight.
     in_flight: Option<usize>,
@@ -35,8 +35,8 @@ impl Keepalive {
         Self { pings, in_flight: None, timer: Box::pin(sleep(INTERVAL)) }
     }
 
-    /// Ready when the peer is dead. Call it after h2 has written to the socket as much as that accepts: a PING overtakes DATA
-    /// that h2 still holds.
+    /// Ready when the peer is dead. Call this after h2 has written as much as the socket accepts, because a PING
+    /// overtakes DATA that h2 still holds.
     pub(super) fn poll_dead(&mut self, budget: &Budget, cx: &mut Context<'_>) -> Poll<()> {
         let Some(pings) = &mut self.pings else { return Poll::Pending };
         if let Some(covered) = self.in_flight

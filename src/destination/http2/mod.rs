@@ -1,7 +1,7 @@
-//! HTTP/2 over plain TCP: one task for each connection and all its streams.
+//! HTTP/2 over plain TCP. One task serves a connection with all its streams.
 //!
-//! In: accepted sockets. Out: requests, and the frames of their responses. Its limits hold for one connection, which may be
-//! shared: in front of a proxy of the mesh, all clients with one identity use the same connection.
+//! In: accepted sockets. Out: requests, and the frames of their responses. The limits apply to a connection, which
+//! clients may share: behind the server's own proxy, all clients with one identity use the same connection.
 
 mod budget;
 pub(super) mod connection;

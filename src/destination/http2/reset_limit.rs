@@ -1,16 +1,18 @@
-//! The limit for rapid resets (CVE-2023-44487): a client that resets streams right after it opened them causes work at no cost
-//! of its own.
+//! The limit for rapid resets (CVE-2023-44487): a client that resets streams immediately after opening them causes work
+//! for the server at no cost for itself.
 //!
-//! In: early resets, with their times. Out: whether there are too many. A proxy that no longer needs a target resets its stream
-//! seconds after the request, and one that gives up on a slow server does so after three seconds; neither counts.
+//! In: early resets, with their times. Out: whether they exceed the limit. The resets of ordinary proxies are not
+//! early: a proxy resets a stream seconds after the request when it no longer needs the target, or after three seconds
+//! if the server is slow.
 
 use std::time::Duration;
 
 use tokio::time::Instant;
 
-/// A reset of a stream that is younger than this counts.
+/// A reset is early if its stream is younger than this.
 pub(super) const EARLY_RESET: Duration = Duration::from_secs(1);
-/// Early resets that are allowed at once: a proxy whose application goes away resets all streams that it has just opened.
+/// Early resets that are allowed in a burst: a proxy whose application disconnects resets all streams that it has just
+/// opened.
 const BURST: f64 = 1_000.0;
 const PER_SECOND: f64 = 100.0;
 

@@ -1,7 +1,7 @@
-//! Stall detection: whether clients take what is sent to them, for each stream and for its connection.
+//! Stall detection: finds streams and connections whose clients do not accept data.
 //!
-//! In: what [`super::connection`] records for each stream. Out: which streams have stalled, and whether their connection has
-//! stalled or is idle.
+//! In: the progress that [`super::connection`] records for each stream. Out: the stalled streams, and whether their
+//! connection has stalled or is idle.
 
 use std::{
     sync::{
@@ -16,45 +16,46 @@ use futures::task::AtomicWaker;
 use parking_lot::Mutex;
 use tokio::time::sleep;
 
-/// Checks within the stall timeout. Streams have no timers of their own: there may be a hundred thousand.
+/// The number of checks within the stall timeout. Streams have no timers, because a hundred thousand of them may be
+/// open.
 const CHECKS: u32 = 6;
 /// A connection without a stream for five stall timeouts is closed: the number of connections is limited.
 const IDLE_CHECKS: u32 = 5 * CHECKS;
 
-/// The window of a new stream, unless the client sets another, which proxies do not (RFC 9113, section 6.9.2).
+/// The initial window of a stream (RFC 9113, section 6.9.2). A client can change it, but proxies do not.
 const STREAM_WINDOW: usize = 65_535;
 
-/// What the client of one stream has taken.
+/// The progress of one stream: the data that its client has accepted.
 #[derive(Default)]
 pub(in crate::destination) struct StreamProgress {
     connection: Arc<StallDetector>,
     waiting: AtomicBool,
-    /// Bytes that the client took.
+    /// Bytes that the client has accepted.
     taken: AtomicUsize,
-    /// The number of checks that found the stream waiting since the client last took something.
+    /// The number of checks that found the stream waiting since the client last accepted data.
     checks: AtomicU32,
     stalled: AtomicBool,
     task: AtomicWaker,
 }
 
-/// Why a connection should be closed.
+/// The reason why a connection should be closed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum CloseReason {
-    /// No client takes anything on it.
+    /// No client of the connection accepts data.
     Stalled,
-    /// It had no stream for long.
+    /// The connection had no stream for a long time.
     Idle,
 }
 
 /// The progress of all streams of a connection together.
 #[derive(Default)]
 pub(super) struct StallDetector {
-    /// How often the client of any stream took something.
+    /// How often a client of any stream has accepted data.
     taken: AtomicU64,
     streams: Mutex<Vec<Weak<StreamProgress>>>,
 }
 
-/// The result of a check, in numbers of streams.
+/// The numbers of streams that a check found.
 #[derive(Default)]
 struct Check {
     open: usize,
@@ -62,14 +63,14 @@ struct Check {
     waiting: usize,
     /// Streams whose clients have exceeded the timeout.
     stalled: usize,
-    /// Stalled streams whose clients had taken less than a window.
+    /// Stalled streams whose clients had accepted less than a window.
     stalled_within_window: usize,
 }
 
 // === impl StreamProgress ===
 
 impl StreamProgress {
-    /// Records that the client has no window for what is to be sent.
+    /// Records that the client has no window for the pending data.
     pub(super) fn waits(&self) {
         self.waiting.store(true, Ordering::Relaxed);
     }
@@ -84,7 +85,7 @@ impl StreamProgress {
         self.connection.taken.fetch_add(1, Ordering::Relaxed);
     }
 
-    /// Ready when the client has taken nothing for the stall timeout.
+    /// Ready when the client has accepted no data for the stall timeout.
     pub(super) fn poll_stalled(&self, cx: &Context<'_>) -> Poll<()> {
         self.task.register(cx.waker());
         if self.is_stalled() { Poll::Ready(()) } else { Poll::Pending }
@@ -94,9 +95,9 @@ impl StreamProgress {
         self.stalled.load(Ordering::Relaxed)
     }
 
-    /// Returns whether this check exceeds the timeout of the client.
+    /// Counts a check. Returns whether the client has exceeded the timeout.
     fn check(&self) -> bool {
-        // The first check may find a stream that has waited only for a moment.
+        // The first check does not count: the stream may have waited only for a moment.
         let exceeded = self.waiting.load(Ordering::Relaxed) && self.checks.fetch_add(1, Ordering::Relaxed) >= CHECKS;
         if exceeded {
             self.stalled.store(true, Ordering::Relaxed);
@@ -120,13 +121,13 @@ impl StallDetector {
         progress
     }
 
-    /// Marks streams as stalled whose clients take nothing for `timeout`, and resolves when the connection should be closed.
+    /// Marks streams as stalled whose clients accept no data for `timeout`. Returns when the connection should be closed:
     ///
-    /// * It has stalled when a stream was ended in this way, and then for the same time again no client of the connection took
-    ///   anything. Unread data of the ended streams fills the connection's window then, and only the end of the connection
-    ///   frees it. But a client that took a whole window and no more may have filled only the window of its own stream: then
-    ///   nothing is concluded about the connection before another stream waits.
-    /// * It is idle when it had no stream for long.
+    /// * The connection has stalled when a stream has stalled and no client of the connection accepts data for another
+    ///   `timeout`. The unread data of ended streams then fills the connection's window, and only the end of the
+    ///   connection frees it. Exception: a client that accepted a whole window may have filled only the window of its
+    ///   stream. In this case, time counts only while another stream waits or no stream is open.
+    /// * The connection is idle when it had no stream for five timeouts.
     pub(super) async fn close_reason(&self, timeout: Duration) -> CloseReason {
         let mut unchanged: Option<(u64, u32)> = None;
         let mut is_window_full = false;
@@ -175,7 +176,7 @@ mod tests {
 
     const TIMEOUT: Duration = Duration::from_secs(60);
 
-    /// A stream whose client has no room, or that has nothing to send.
+    /// Adds a stream. If `waits`, the stream has data but its client has no window; otherwise it has no data.
     fn stream(connection: &Arc<StallDetector>, waits: bool) -> (Arc<StreamProgress>, impl Future<Output = ()> + use<>) {
         let progress = connection.stream();
         if waits {
@@ -185,7 +186,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn only_a_stream_whose_client_takes_nothing_of_what_waits_has_stalled() {
+    async fn only_a_stream_whose_client_accepts_no_pending_data_has_stalled() {
         let connection = Arc::<StallDetector>::default();
         let watch = Arc::clone(&connection);
         tokio::spawn(async move { watch.close_reason(TIMEOUT).await });
@@ -202,7 +203,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn a_stream_has_the_whole_timeout() {
+    async fn a_stream_does_not_stall_before_the_timeout() {
         let connection = Arc::<StallDetector>::default();
         let watch = Arc::clone(&connection);
         tokio::spawn(async move { watch.close_reason(TIMEOUT).await });
@@ -215,20 +216,20 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn a_connection_stalls_when_no_client_takes_anything_after_a_stream_was_ended() {
+    async fn a_connection_stalls_when_no_client_accepts_data_after_a_stream_has_stalled() {
         let connection = Arc::<StallDetector>::default();
         let watch = Arc::clone(&connection);
         let stalled = tokio::spawn(async move { watch.close_reason(TIMEOUT).await });
         let (_, task) = stream(&connection, true);
         tokio::spawn(task);
         sleep(TIMEOUT * 2).await;
-        assert!(!stalled.is_finished(), "the stream ended a minute ago at most");
+        assert!(!stalled.is_finished(), "the stream stalled at most a minute ago");
         sleep(TIMEOUT / 2).await;
         assert!(stalled.is_finished());
     }
 
     #[tokio::test(start_paused = true)]
-    async fn a_connection_whose_other_streams_have_nothing_to_send_stays() {
+    async fn a_connection_whose_other_streams_have_no_data_stays_open() {
         let connection = Arc::<StallDetector>::default();
         let watch = Arc::clone(&connection);
         let stalled = tokio::spawn(async move { watch.close_reason(TIMEOUT).await });
@@ -242,11 +243,11 @@ mod tests {
         assert!(!stalled.is_finished());
         quiet.waits();
         sleep(TIMEOUT * 2).await;
-        assert!(stalled.is_finished(), "then that stream cannot be sent anything either");
+        assert!(stalled.is_finished(), "the other stream cannot send data either");
     }
 
     #[tokio::test(start_paused = true)]
-    async fn a_connection_on_which_a_client_takes_something_stays() {
+    async fn a_connection_with_a_client_that_accepts_data_stays_open() {
         let connection = Arc::<StallDetector>::default();
         let watch = Arc::clone(&connection);
         let stalled = tokio::spawn(async move { watch.close_reason(TIMEOUT).await });
@@ -269,7 +270,7 @@ mod tests {
         let reason = tokio::spawn(async move { watch.close_reason(TIMEOUT).await });
         let quiet = connection.stream();
         sleep(TIMEOUT * 20).await;
-        assert!(!reason.is_finished(), "it has a stream, though nothing is sent on it");
+        assert!(!reason.is_finished(), "the connection has a stream, even though it sends no data");
         drop(quiet);
         sleep(TIMEOUT * 4).await;
         assert!(!reason.is_finished());

@@ -1,7 +1,7 @@
 //! The TCP connection under HTTP/2.
 //!
-//! In: an accepted socket. Out: a socket whose client has sent the HTTP/2 preface. A client that connects and stays silent is
-//! disconnected: h2 would wait for the preface forever. Reads and writes are recorded in the connection's [`Budget`].
+//! In: an accepted socket. Out: a socket whose client has sent the HTTP/2 preface. A client that sends no preface is
+//! disconnected; h2 would wait for the preface forever. Reads and writes are recorded in the connection's [`Budget`].
 
 use std::{
     io,
@@ -19,30 +19,30 @@ use tokio::{
 
 use super::budget::Budget;
 
-/// What every client of HTTP/2 sends first (RFC 9113, section 3.4).
+/// The first bytes that every HTTP/2 client sends (RFC 9113, section 3.4).
 const PREFACE: &[u8; 24] = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n";
 const PREFACE_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// A connection whose preface has been read. It returns the preface to its reader again.
+/// A connection whose preface has been read. Reads return the preface first, because h2 expects it.
 pub(in crate::destination) struct Transport {
     stream: TcpStream,
-    /// The rest of the preface that was not returned yet.
+    /// The part of the preface that reads have not returned yet.
     preface: &'static [u8],
     budget: Arc<Budget>,
 }
 
 impl Transport {
     /// # Errors
-    /// When the client sends something other than the preface, or nothing in time.
+    /// When the client does not send the preface within the timeout, or sends other data.
     pub(in crate::destination) async fn accept(mut stream: TcpStream) -> io::Result<Self> {
-        // A change is one small write: it must not wait for the next one.
+        // A change is one small write, which must not wait for the next write.
         stream.set_nodelay(true)?;
         let mut preface = [0; PREFACE.len()];
         let read = timeout(PREFACE_TIMEOUT, stream.read_exact(&mut preface));
         read.await
             .map_err(|_| io::Error::new(io::ErrorKind::TimedOut, "the client sent no HTTP/2 preface in time"))??;
         if preface != *PREFACE {
-            return Err(io::Error::new(io::ErrorKind::InvalidData, "the client does not speak HTTP/2"));
+            return Err(io::Error::new(io::ErrorKind::InvalidData, "the client does not use HTTP/2"));
         }
         Ok(Self { stream, preface: PREFACE, budget: Arc::default() })
     }
@@ -59,7 +59,7 @@ impl Transport {
         }
         let most = self.budget.remaining_read().min(buffer.remaining());
         if most == 0 {
-            // The rest is read in another turn.
+            // The rest is read in a later turn.
             cx.waker().wake_by_ref();
             return Poll::Pending;
         }
@@ -84,7 +84,7 @@ impl AsyncRead for Transport {
     }
 }
 
-/// Without vectored writes h2 copies small frames into one buffer and writes them at once, instead of one by one.
+/// Vectored writes are not implemented, so that h2 copies small frames into one buffer and writes them together.
 impl AsyncWrite for Transport {
     fn poll_write(mut self: Pin<&mut Self>, cx: &mut Context<'_>, data: &[u8]) -> Poll<io::Result<usize>> {
         let written = Pin::new(&mut self.stream).poll_write(cx, data);

@@ -1,8 +1,9 @@
 //! The scheduling delay of a task: the time between its wake-up and the turn in which the runtime polls it.
 //!
-//! In: the future of a task, and its wake-ups. Out: for each turn, the time of the first wake-up since the last turn. When all
-//! workers are busy, tasks that are ready wait in the run queue, and so does the data in their sockets. Nothing else shows
-//! that: the time that a request takes once it is read stays short, however long the run queue is.
+//! In: the future of a task, and its wake-ups. Out: for each turn, the time of the first wake-up since the last turn.
+//! When all workers are busy, ready tasks wait in the run queue, and so does the data in their sockets. No other
+//! measurement shows this delay: the time from reading a request to its response stays short, however long the run
+//! queue is.
 
 use std::{
     future::{Future, poll_fn},
@@ -15,7 +16,7 @@ use futures::task::AtomicWaker;
 use parking_lot::Mutex;
 use tokio::time::Instant;
 
-/// A waker around the waker of a task, which records the time.
+/// A waker that wraps the waker of a task and records the times of wake-ups.
 pub(in crate::destination) struct WakeTime {
     task: AtomicWaker,
     /// The first wake-up since the current turn began.
@@ -27,7 +28,7 @@ pub(in crate::destination) struct WakeTime {
 // === impl WakeTime ===
 
 impl WakeTime {
-    /// Starts with a task that is about to be spawned: it is ready from now on.
+    /// Creates the waker of a task that is about to be spawned. The task counts as woken now.
     pub(in crate::destination) fn new() -> Arc<Self> {
         let now = Instant::now();
         Arc::new(Self { task: AtomicWaker::new(), next: Mutex::new(Some(now)), current: Mutex::new(now) })
@@ -46,7 +47,7 @@ impl WakeTime {
         .await
     }
 
-    /// Returns when the task was woken for the current turn.
+    /// Returns the time of the wake-up that led to the current turn.
     pub(in crate::destination) fn of_turn(&self) -> Instant {
         *self.current.lock()
     }
