@@ -1,6 +1,6 @@
-//! Linkerd's `endpoints_*` metrics: one time series for each Service, port, hostname and, where it matters, node that a client
-//! follows. They are collected from the views when Prometheus scrapes. A series ends with its last client, so there are never
-//! more series than views.
+//! Linkerd's `endpoints_*` metrics: one time series for each Service, port, hostname and, where it matters, node that a
+//! client subscribes to. The metrics are collected from the views when Prometheus scrapes. A series ends with its last
+//! client, so the number of series never exceeds the number of views.
 
 use std::sync::Arc;
 
@@ -33,12 +33,12 @@ impl EndpointsCollector {
         Ok(Self {
             views: Arc::clone(views),
             scraping: Mutex::default(),
-            subscribers: gauge("endpoints_subscribers", "Streams that follow the endpoints")?,
+            subscribers: gauge("endpoints_subscribers", "Streams that subscribe to the endpoints")?,
             updates: CounterVec::new(
-                Opts::new("endpoints_updates", "How often the endpoints were looked at for changes"),
+                Opts::new("endpoints_updates", "How often the endpoints were checked for changes"),
                 &LABELS,
             )?,
-            pods: gauge("endpoints_pods", "Endpoints that streams were told of")?,
+            pods: gauge("endpoints_pods", "Endpoints that streams receive")?,
             exists: gauge("endpoints_exists", "1 while the Service exists")?,
             clusters: Gauge::new("cluster_store_size", "Linked clusters")?,
         })

@@ -1,24 +1,25 @@
-//! The endpoints of a view at one time, sorted by socket address, each once.
+//! The endpoints of a view at one time, sorted by socket address, without duplicates.
 //!
-//! In: all endpoints, and the previous set. Out: a set that shares unchanged chunks with it, and a walk over two sets that skips
-//! the chunks that they share. Always holds: no chunk is empty; a set costs its own memory only for the chunks in which it
-//! differs. So a thousand clients that stopped reading at a thousand versions of a Service with ten thousand endpoints hold a
-//! thousand small differences, not ten million pointers.
+//! In: all endpoints, and the previous set. Out: a set that shares unchanged chunks with the previous set, and a walk
+//! over two sets that skips shared chunks. Always holds: no chunk is empty; a set uses memory only for the chunks that
+//! differ. If a thousand clients stop reading at a thousand versions of a Service with ten thousand endpoints, they
+//! hold a thousand small differences, not ten million pointers.
 
 use std::{net::SocketAddr, sync::Arc};
 
 use crate::destination::endpoint::target::EndpointTarget;
 
-/// The endpoints of a new chunk. A chunk that grows beyond twice as many is split.
+/// The maximum number of endpoints in a new chunk. A chunk that grows to more than twice as many is split.
 const CHUNK: usize = 64;
 
-/// An endpoint as clients of one view receive it.
+/// An endpoint, encoded for the clients of one view.
 #[derive(Debug)]
 pub(in crate::destination) struct EncodedEndpoint {
     pub(in crate::destination) address: SocketAddr,
-    /// The `WeightedAddr`, with the key and the length that it has in a set.
+    /// The `WeightedAddr`, encoded as a field of a set with its key and its length.
     pub(in crate::destination) field: Box<[u8]>,
-    /// What it was made from, where a comparison of that is cheaper than encoding: the same source is encoded in the same way.
+    /// The source of the encoding; equal sources have equal encodings. `None` if comparing sources is not cheaper than
+    /// encoding.
     pub(in crate::destination) source: Option<EndpointSource>,
 }
 
@@ -42,14 +43,14 @@ struct Position {
     index: usize,
 }
 
-/// How far an older and a newer set were walked, side by side.
+/// The position of a parallel walk over an older and a newer set.
 #[derive(Clone, Copy, Debug, Default)]
 pub(in crate::destination) struct Walk {
     old: Position,
     new: Position,
 }
 
-/// An address, and the sets that have it.
+/// An address of a walk, with its endpoints in the sets that contain it.
 pub(in crate::destination) enum WalkStep<'a> {
     Old(&'a Arc<EncodedEndpoint>),
     Both(&'a Arc<EncodedEndpoint>, &'a Arc<EncodedEndpoint>),
@@ -58,7 +59,7 @@ pub(in crate::destination) enum WalkStep<'a> {
 
 // === impl EncodedEndpoint ===
 
-/// Endpoints are equal if clients see no difference.
+/// Endpoints are equal if clients receive the same bytes for the same address.
 impl PartialEq for EncodedEndpoint {
     fn eq(&self, other: &Self) -> bool {
         std::ptr::eq(self, other) || (self.address == other.address && self.field == other.field)
@@ -74,9 +75,9 @@ impl EndpointSet {
         Self { chunks: Vec::new() }
     }
 
-    /// Makes a set of sorted endpoints. Chunks of the same objects are shared with `before`.
+    /// Creates a set from sorted endpoints. Chunks that contain the same objects are shared with `before`.
     pub(in crate::destination) fn new(endpoints: &[Arc<EncodedEndpoint>], before: &Self) -> Self {
-        // Chunks that lost most of their endpoints are not kept.
+        // If most chunks are almost empty now, all chunks are created again.
         let sparse = before.chunks.len() > 4 * (endpoints.len() / CHUNK + 1);
         let known: &[Chunk] = if sparse { &[] } else { &before.chunks };
         let mut chunks = Vec::with_capacity(known.len());
@@ -181,7 +182,7 @@ mod tests {
     }
 
     #[test]
-    fn a_change_in_a_large_set_costs_a_chunk_and_is_found_without_a_walk_over_the_others() {
+    fn a_change_in_a_large_set_replaces_one_chunk_and_is_found_without_walking_over_the_others() {
         let mut endpoints: Vec<_> = (0..12_000).map(endpoint).collect();
         let before = EndpointSet::new(&endpoints, &EndpointSet::empty());
         endpoints[7_000] = endpoint(7_000);
@@ -204,7 +205,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn a_set_holds_its_endpoints_whatever_the_set_before(
+        fn a_set_contains_its_endpoints_for_any_previous_set(
             states in prop::collection::vec(prop::collection::btree_set(0..600u32, 0..400), 1..6)
         ) {
             let all: Vec<_> = (0..600).map(endpoint).collect();

@@ -1,10 +1,10 @@
-//! The endpoints of one Service, joined with the objects that they stand for. Pure.
+//! The endpoints of one Service, joined with their target objects. Pure.
 //!
-//! In: the cluster's state. Out: for each ready endpoint of each slice of an existing Service, its [`EndpointTarget`]. An endpoint
-//! whose Pod or ExternalWorkload is not known is left out: it must not be taken for one outside the mesh. It is added when that
-//! object arrives.
+//! In: the cluster's state. Out: the [`EndpointTarget`] of each ready endpoint in each slice of an existing Service. An
+//! endpoint whose Pod or ExternalWorkload is not in the state is left out until that object arrives: it must not be
+//! treated as an endpoint outside the mesh.
 //!
-//! A member holds shared values only, so that the state's lock is free again when views are encoded.
+//! A member holds only shared values, so that the lock of the state is released before views are encoded.
 
 use std::sync::Arc;
 
@@ -23,11 +23,11 @@ use crate::{
 /// The endpoints of a Service at one generation of the state.
 #[derive(Clone, Debug)]
 pub(in crate::destination) struct Members {
-    /// `None` if there is no such Service; then there are no slices and no members.
+    /// `None` if the Service does not exist. Then `slices` and `members` are empty.
     pub(in crate::destination) service: Option<Arc<Service>>,
-    /// In the order of their names.
+    /// The slices, sorted by name.
     pub(in crate::destination) slices: Vec<Arc<ReadySlice>>,
-    /// In the order of the slices, and of their endpoints.
+    /// The members, in the order of the slices and of their endpoints.
     pub(in crate::destination) members: Vec<Member>,
     pub(in crate::destination) generation: u64,
 }
@@ -80,11 +80,11 @@ mod tests {
     };
 
     #[test]
-    fn an_endpoint_is_there_when_its_service_and_what_it_stands_for_are() {
+    fn an_endpoint_is_a_member_if_its_service_and_its_target_exist() {
         let ports = json!([{"port": 80}]);
         let endpoints = [
             endpoint("10.0.0.1", "Pod", "web-1"),
-            endpoint("10.0.0.2", "Pod", "gone"),
+            endpoint("10.0.0.2", "Pod", "deleted"),
             endpoint("10.0.0.3", "ExternalWorkload", "vm"),
             endpoint("10.0.0.4", "ExternalWorkload", "web-1"),
             endpoint("10.0.0.5", "Pod", "elsewhere"),
@@ -96,11 +96,11 @@ mod tests {
             (Kind::ExternalWorkload, json!({"metadata": {"name": "vm"}})),
             slice("a", &ports, &endpoints),
         ];
-        let there = |members: &Members| -> Vec<String> {
+        let addresses = |members: &Members| -> Vec<String> {
             let endpoints = members.members.iter().filter_map(|member| members.endpoint(member));
             endpoints.map(|endpoint| endpoint.addresses[0].to_string()).collect()
         };
-        assert_eq!(there(&members(objects.clone())), ["10.0.0.1", "10.0.0.3", "10.0.0.6"]);
+        assert_eq!(addresses(&members(objects.clone())), ["10.0.0.1", "10.0.0.3", "10.0.0.6"]);
         let without = members_of(objects);
         assert!(without.service.is_none() && without.slices.is_empty() && without.members.is_empty());
     }

@@ -1,12 +1,12 @@
-//! `Get`: the endpoints of a Service, and every change of them.
+//! The method `Get`: the endpoints of a Service, and every change of them.
 //!
 //! ```text
 //! request ─▶ views: State ─▶ Members ─▶ EndpointSet ─▶ Snapshot ──watch──▶ updates ─▶ stream
 //!                   (request, members, view, endpoint_set, snapshot: pure)
 //! ```
 //!
-//! In: a Service, a port, maybe a hostname, and the location of the client. Out: the endpoints of the Service, then what is added
-//! and removed.
+//! In: a Service, a port, optionally a hostname, and the location of the client. Out: the endpoints of the Service,
+//! then the added and removed endpoints.
 
 pub(super) mod collector;
 mod endpoint_set;

@@ -1,7 +1,7 @@
-//! The request of a `Get` stream, and the view or the status that answers it. Pure.
+//! The request of a `Get` stream, and its result: a view or a status. Pure.
 //!
-//! In: the cluster's state, a parsed request. Out: the key of the view that answers it, or the status with which Linkerd's
-//! destination would refuse it. Its code decides whether a proxy retries forever or never.
+//! In: the cluster's state, and a parsed request. Out: the key of the request's view, or the status with which
+//! Linkerd's destination refuses the request. The status code decides whether a proxy retries forever or never.
 
 use std::sync::Arc;
 
@@ -17,18 +17,18 @@ use crate::{
     destination::{authority::ServiceAuthority, registry::Stopping},
 };
 
-/// What a request names of a Service.
+/// The part of a Service that a request names.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub(in crate::destination) struct Query {
     pub(in crate::destination) port: u16,
     pub(in crate::destination) instance: Option<Arc<str>>,
 }
 
-/// The part of a client's location that matters for its answer.
+/// The part of a client's location that affects its endpoints.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub(in crate::destination) struct Location {
     pub(in crate::destination) zone: Zone,
-    /// Set only for `internalTrafficPolicy: Local`; then empty for a client that sends no node.
+    /// The client's node, only for `internalTrafficPolicy: Local`. Empty if the client sends no node.
     pub(in crate::destination) node: Option<Arc<str>>,
 }
 
@@ -40,16 +40,16 @@ pub(in crate::destination) struct ViewKey {
     pub(in crate::destination) location: Location,
 }
 
-/// What a client requests, and from which node.
+/// The target of a request, and the node of the client.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(in crate::destination) struct GetRequest {
     pub(in crate::destination) service: NamespacedName,
     pub(in crate::destination) query: Query,
-    /// The client's node; empty if it is not known.
+    /// The client's node; empty if unknown.
     pub(in crate::destination) node: Arc<str>,
 }
 
-/// Why a well-formed request is answered with a status.
+/// The reason why a well-formed request is refused.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(in crate::destination) enum GetRefusal {
     NoService,
@@ -66,15 +66,16 @@ impl GetRequest {
         Self { service, query: Query { port, instance }, node: node.into() }
     }
 
-    /// Returns the key of the view that answers the request now.
+    /// Returns the key of the view that the request resolves to now.
     ///
     /// # Errors
-    /// When the Service does not exist, or has no endpoints of its own in this cluster.
+    /// When the Service does not exist, or its endpoints are not in the slices of this cluster.
     pub(in crate::destination) fn resolve(&self, state: &State) -> Result<ViewKey, GetRefusal> {
         let service = state.services.get(&self.service).ok_or(GetRefusal::NoService)?;
         match EndpointsSource::of(service) {
             EndpointsSource::Slices => Ok(self.view(service, state)),
-            // Federated Services are not watched yet, so none is known as such.
+            // Federated Services are not watched yet. Upstream returns this status for a federated Service that it does
+            // not watch.
             EndpointsSource::Federated => Err(GetRefusal::NotFederated),
             EndpointsSource::Remote { service: None, .. } => Err(GetRefusal::NoRemoteService),
             EndpointsSource::Remote { cluster, .. } => Err(GetRefusal::NoCluster(cluster.into())),
@@ -82,7 +83,7 @@ impl GetRequest {
         }
     }
 
-    /// Returns the status of a refusal, in upstream's words; `path` is the target as the client wrote it.
+    /// Returns the status of a refusal, with upstream's message. `path` is the target as the client wrote it.
     pub(in crate::destination) fn refused(&self, refusal: &GetRefusal, path: &str) -> Status {
         let NamespacedName { namespace, name } = &self.service;
         match refusal {
@@ -95,11 +96,13 @@ impl GetRequest {
             }
             GetRefusal::NoCluster(cluster) => Status::not_found(format!("Remote cluster not found: {cluster}")),
             GetRefusal::ExternalName => Status::invalid_argument(format!("Invalid authority: {path}")),
-            GetRefusal::Stopping => Status::unavailable("this destination is stopping: ask another"),
+            GetRefusal::Stopping => {
+                Status::unavailable("this destination server is stopping: retry with another replica")
+            }
         }
     }
 
-    /// Shares the names of a view that answers the request, instead of copies of its own.
+    /// Replaces the names in the request with the shared names of its view, to save memory.
     pub(super) fn share_names(&mut self, ViewKey { service, query, .. }: &ViewKey) {
         self.service = service.clone();
         self.query = query.clone();
@@ -113,7 +116,7 @@ impl GetRequest {
 }
 
 impl ViewKey {
-    /// Whether this kind of view still answers for the Service. For a deleted Service no other view does.
+    /// Returns whether this is still the kind of view for the Service. A deleted Service needs no other kind.
     pub(in crate::destination) fn is_for(&self, service: Option<&Service>) -> bool {
         service.is_none_or(|service| {
             matches!(EndpointsSource::of(service), EndpointsSource::Slices)
@@ -122,7 +125,7 @@ impl ViewKey {
     }
 }
 
-/// Where the endpoints of a Service come from.
+/// The source of a Service's endpoints.
 #[derive(Clone, Copy)]
 enum EndpointsSource<'a> {
     Slices,
@@ -131,7 +134,7 @@ enum EndpointsSource<'a> {
     ExternalName,
 }
 
-/// The kinds of Services whose endpoints are in other clusters, as their metric labels them.
+/// The kinds of Services whose endpoints are in other clusters, as a metric label.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, IntoStaticStr, VariantArray)]
 #[strum(serialize_all = "snake_case", const_into_str)]
 pub(in crate::destination) enum UnsupportedKind {

@@ -1,4 +1,4 @@
-//! The rows of the result table that depend on the Service.
+//! Tests of the results that depend on the Service.
 
 use kube::runtime::watcher::Event;
 use serde_json::{Value, json};
@@ -26,7 +26,7 @@ fn service(labels: &Value, annotations: &Value, spec: &Value) -> Value {
 }
 
 #[test]
-fn each_kind_of_service_has_its_answer_and_of_several_marks_the_first_counts() {
+fn each_kind_of_service_has_its_result_and_the_first_of_several_marks_wins() {
     let (none, external) = (json!({}), json!({"type": "ExternalName", "externalName": "web.example"}));
     let federated = |key: &str| json!({format!("multicluster.linkerd.io/{key}"): ""});
     let remote =
@@ -63,7 +63,7 @@ fn each_kind_of_service_has_its_answer_and_of_several_marks_the_first_counts() {
 }
 
 #[test]
-fn a_service_that_is_not_there_is_not_found_and_one_of_another_namespace_is_another() {
+fn an_absent_service_is_not_found_even_if_another_namespace_has_one_with_its_name() {
     let elsewhere = json!({"metadata": {"name": "web", "namespace": "other"}, "spec": {}});
     let feed = feed([elsewhere]);
     let request = request("");
@@ -74,7 +74,7 @@ fn a_service_that_is_not_there_is_not_found_and_one_of_another_namespace_is_anot
 }
 
 #[test]
-fn the_zone_is_the_nodes_and_the_node_matters_under_the_local_policy_alone() {
+fn the_view_has_the_zone_of_the_node_and_has_the_node_only_under_the_local_policy() {
     for (policy, node, expected) in [
         (json!(null), "node-1", (Some("a"), None)),
         (json!("Cluster"), "node-1", (Some("a"), None)),
@@ -97,10 +97,10 @@ fn the_zone_is_the_nodes_and_the_node_matters_under_the_local_policy_alone() {
 }
 
 #[test]
-fn a_view_is_left_for_another_when_the_service_is_answered_otherwise_but_not_when_it_is_gone() {
+fn clients_leave_a_view_if_the_service_needs_another_kind_of_result_but_not_if_it_is_deleted() {
     let plain = feed([service(&json!({}), &json!({}), &json!({"type": "ClusterIP"}))]);
     let view = request("node-1").resolve(&plain.cluster.read()).unwrap();
-    assert!(view.is_for(None), "there is nothing else to look at");
+    assert!(view.is_for(None), "a deleted Service has no other view");
     let remote = json!({"multicluster.linkerd.io/remote-discovery": "east"});
     let federated = json!({"multicluster.linkerd.io/local-discovery": "web"});
     for (labels, annotations, spec, stays) in [

@@ -1,9 +1,9 @@
 //! The content of a view as an immutable value, and the gRPC frames that lead from one snapshot to another. Pure.
 //!
-//! In: encoded endpoints, sorted by socket address. Out: finished gRPC frames. Always holds: folding the frames between two
-//! snapshots into the first gives the second; an Add goes before a Remove; there is no frame when nothing differs. A small
-//! message is encoded once and shared by all streams; a large one is assembled from its endpoints in pieces, so that a slow
-//! client costs two snapshots, which share their common chunks, and one piece.
+//! In: encoded endpoints, sorted by socket address. Out: complete gRPC frames. Always holds: folding the frames between
+//! two snapshots into the first gives the second; an Add precedes a Remove; equal snapshots have no frames between
+//! them. A small message is encoded once and shared by all streams. A large message is assembled from its endpoints in
+//! pieces, so that a slow client costs two snapshots, which share their common chunks, and one piece.
 
 use std::{
     collections::BTreeMap,
@@ -28,9 +28,9 @@ use crate::{
     proto::destination::{NoEndpoints, Update, WeightedAddrSet, update},
 };
 
-/// The longest frames that are encoded once and shared by all clients.
+/// The maximum size of frames that are encoded once and shared by all clients.
 const SHARED_BYTES: usize = 64 * 1024;
-/// The longest piece that is made for one client: an HTTP/2 frame.
+/// The maximum size of a piece that is assembled for one client: an HTTP/2 frame.
 const PIECE_BYTES: usize = 16 * 1024;
 
 /// The fields of `Update`.
@@ -47,15 +47,15 @@ pub(in crate::destination) struct Snapshot {
     /// The labels of the set, encoded as fields of `WeightedAddrSet`.
     labels: Box<[u8]>,
     endpoints: EndpointSet,
-    /// The first message for new streams, as long as any stream has not sent it: many streams open at once.
+    /// The first message of new streams, cached while any stream still sends it, because many streams open together.
     full: Mutex<Weak<CachedFull>>,
-    /// The frames that lead here from the previous version.
+    /// The previous version, and the frames that lead from it to this snapshot.
     delta: Option<(u64, EncodedFrames)>,
-    /// When the event was received that led to it.
+    /// When the event that led to this snapshot was received.
     pub(in crate::destination) received: Instant,
 }
 
-/// Finished frames, and the messages that begin in them.
+/// Complete frames, and the number of messages that begin in them.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(in crate::destination) struct EncodedFrames {
     pub(in crate::destination) frames: Bytes,
@@ -66,7 +66,7 @@ pub(in crate::destination) struct EncodedFrames {
 #[derive(Debug)]
 struct CachedFull(EncodedFrames);
 
-/// The frames for one client, in pieces that are made when they are sent.
+/// The frames for one client, in pieces that are assembled when they are sent.
 #[derive(Debug)]
 pub(in crate::destination) enum Frames {
     Shared(Option<EncodedFrames>),
@@ -78,13 +78,13 @@ pub(in crate::destination) struct FrameEncoder {
     from: Option<Arc<Snapshot>>,
     to: Arc<Snapshot>,
     phase: EncodePhase,
-    /// All endpoints have to be sent again, because the labels of the set differ.
+    /// Whether all endpoints have to be sent again, because the labels of the set differ.
     relabelled: bool,
     /// The position in both snapshots.
     at: Walk,
     /// The remaining items of the current message.
     left: usize,
-    /// The messages that began in the current piece.
+    /// The number of messages that began in the current piece.
     begun: MessageCounts,
 }
 
@@ -106,7 +106,7 @@ impl EncodedEndpoint {
         Self { address, field: field(ADDRS, weighted_address), source }
     }
 
-    /// Whether its encoding is this one.
+    /// Returns whether the endpoint has this encoding.
     pub(in crate::destination) fn is_encoded_as(&self, weighted_address: &[u8]) -> bool {
         self.field.ends_with(weighted_address) && self.field.len() == field_length(ADDRS, weighted_address.len())
     }
@@ -131,9 +131,10 @@ impl Snapshot {
         }
     }
 
-    /// Returns this snapshot as the successor of another, with the frames between them. `None` if clients see no difference.
+    /// Returns this snapshot as the successor of another, with the frames between them. `None` if clients receive no
+    /// difference.
     pub(in crate::destination) fn after(self, before: &Arc<Self>) -> Option<Self> {
-        // Labels are sent with endpoints: there is no message for those of an empty set.
+        // Labels are sent only with endpoints, so the labels of an empty set make no difference.
         if (self.labels == before.labels || self.is_empty()) && same(&before.endpoints, &self.endpoints) {
             return None;
         }
@@ -165,7 +166,8 @@ impl Snapshot {
 // === impl Frames ===
 
 impl Frames {
-    /// Returns the first message of a stream: all endpoints. For an empty snapshot it is [`Frames::no_endpoints`] instead.
+    /// Returns the first message of a stream, with all endpoints. An empty snapshot needs [`Frames::no_endpoints`]
+    /// instead.
     pub(in crate::destination) fn first(to: &Arc<Snapshot>) -> Self {
         let length: usize = to.endpoints.iter().map(|endpoint| endpoint.field.len()).sum();
         if length + to.labels.len() > SHARED_BYTES {
@@ -209,7 +211,8 @@ impl Frames {
         matches!(self, Self::Shared(_))
     }
 
-    /// Returns the next piece: at most 16 KiB, unless it is shared or one endpoint alone is longer. `None` at the end.
+    /// Returns the next piece, or `None` at the end. A piece has at most 16 KiB, unless it is shared or has one longer
+    /// endpoint.
     pub(in crate::destination) fn next(&mut self) -> Option<EncodedFrames> {
         match self {
             Self::Shared(frames) => frames.take(),
@@ -221,13 +224,13 @@ impl Frames {
     }
 }
 
-/// Returns all frames at once, if they are short enough to be shared.
+/// Returns all frames, if they are short enough to be shared.
 fn encode_all(encoder: &mut FrameEncoder) -> Option<EncodedFrames> {
     let frames = encoder.next(SHARED_BYTES).unwrap_or_default();
     (encoder.phase == EncodePhase::Done).then_some(EncodedFrames { frames, messages: encoder.begun })
 }
 
-/// Keeps the message of a snapshot as long as bytes of it are being sent.
+/// Keeps the message of a snapshot while bytes of it are being sent.
 struct FullOwner(Arc<CachedFull>);
 
 impl AsRef<[u8]> for FullOwner {
@@ -297,10 +300,10 @@ impl FrameEncoder {
         count > 0
     }
 
-    /// Returns the next endpoint to send in this phase, at or after the cursor, and moves the cursor behind it.
+    /// Returns the next endpoint to send in this phase, at or after the cursor, and moves the cursor past it.
     fn item(&self, at: &mut Walk) -> Option<Item<'_>> {
-        static NOTHING: EndpointSet = EndpointSet::empty();
-        let from = self.from.as_deref().map_or(&NOTHING, |from| &from.endpoints);
+        static EMPTY: EndpointSet = EndpointSet::empty();
+        let from = self.from.as_deref().map_or(&EMPTY, |from| &from.endpoints);
         loop {
             let step = at.next(from, &self.to.endpoints, !self.relabelled)?;
             match (self.phase, step) {
@@ -347,7 +350,7 @@ impl EncodePhase {
     }
 }
 
-/// Whether clients see no difference.
+/// Returns whether two sets are equal for clients.
 fn same(old: &EndpointSet, new: &EndpointSet) -> bool {
     let mut walk = Walk::default();
     std::iter::from_fn(|| walk.next(old, new, true)).all(|step| matches!(step, WalkStep::Both(old, new) if old == new))

@@ -1,4 +1,4 @@
-//! The frames between snapshots, decoded and folded as a client does.
+//! Tests of the frames between snapshots, which are decoded and folded as a client does it.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -14,7 +14,7 @@ use tokio::time::Instant;
 use super::*;
 use crate::proto::destination::{NoEndpoints, Update, WeightedAddr, update::Update as Content};
 
-/// What a client holds: the weight of each address, and the labels of the set it came with.
+/// The state of a client: the weight of each address, and the labels of its set.
 type Held = BTreeMap<String, (u32, BTreeMap<String, String>)>;
 
 fn endpoint(host: u32, weight: u32, padding: usize) -> Arc<EncodedEndpoint> {
@@ -35,7 +35,7 @@ fn next(before: &Arc<Snapshot>, after: Arc<Snapshot>) -> Option<Arc<Snapshot>> {
     Arc::into_inner(after).unwrap().after(before).map(Arc::new)
 }
 
-/// All messages, and the length of the longest piece that they came in.
+/// Returns all messages, and the length of the longest piece.
 fn messages(mut frames: Frames) -> (Vec<Content>, usize) {
     let (mut bytes, mut longest, mut announced) = (Vec::new(), 0, 0);
     while let Some(piece) = frames.next() {
@@ -87,20 +87,20 @@ fn held(snapshot: &Arc<Snapshot>) -> Held {
 }
 
 #[test]
-fn the_first_message_is_one_add_with_everything() {
+fn the_first_message_is_one_add_with_all_endpoints() {
     let (messages, _) = messages(Frames::first(&snapshot("web", [endpoint(1, 7, 0), endpoint(2, 8, 0)])));
     let [Content::Add(set)] = &messages[..] else { panic!("{messages:?}") };
     assert_eq!((set.addrs.len(), set.metric_labels["service"].as_str()), (2, "web"));
 }
 
 #[test]
-fn the_message_for_no_endpoints_is_what_the_protocol_says() {
+fn the_message_for_no_endpoints_follows_the_protocol() {
     let (messages, _) = messages(Frames::no_endpoints());
     assert_eq!(messages, [Content::NoEndpoints(NoEndpoints { exists: true })]);
 }
 
 #[test]
-fn what_looks_the_same_is_no_new_snapshot() {
+fn an_equal_set_is_no_new_snapshot() {
     let before = snapshot("web", [endpoint(1, 7, 0)]);
     assert!(next(&before, snapshot("web", [endpoint(1, 7, 0)])).is_none());
     assert!(next(&before, snapshot("web", [endpoint(1, 8, 0)])).is_some());
@@ -108,7 +108,7 @@ fn what_looks_the_same_is_no_new_snapshot() {
 }
 
 #[test]
-fn a_change_is_one_shared_message_of_what_changed() {
+fn a_change_is_one_shared_message_with_the_changed_endpoints() {
     let before = snapshot("web", (0..1000).map(|host| endpoint(host, 7, 100)));
     let changed = (0..1000).map(|host| endpoint(host, if host == 500 { 8 } else { 7 }, 100));
     let after = next(&before, snapshot("web", changed)).unwrap();
@@ -120,7 +120,7 @@ fn a_change_is_one_shared_message_of_what_changed() {
 }
 
 #[test]
-fn a_large_set_comes_in_pieces_and_a_huge_one_in_several_messages() {
+fn a_large_set_is_sent_in_pieces_and_a_huge_set_in_several_messages() {
     for (endpoints, expected) in [(1_000, 1), (12_000, 2)] {
         let all = snapshot("web", (0..endpoints).map(|host| endpoint(host, 7, 380)));
         let frames = Frames::first(&all);
@@ -133,7 +133,7 @@ fn a_large_set_comes_in_pieces_and_a_huge_one_in_several_messages() {
 }
 
 #[test]
-fn many_removals_come_in_pieces_too() {
+fn many_removals_are_sent_in_pieces_too() {
     let before = snapshot("web", (0..12_000).map(|host| endpoint(host, 7, 0)));
     let after = next(&before, snapshot("web", [endpoint(0, 7, 0)])).unwrap();
     let (messages, longest) = messages(Frames::between(&before, &after));
@@ -142,7 +142,7 @@ fn many_removals_come_in_pieces_too() {
     assert!(longest <= 16 * 1024, "a piece of {longest} bytes");
 }
 
-/// Endpoints by host, with a weight that tells two of one address apart.
+/// Weights of endpoints by host. The weight distinguishes two endpoints with one address.
 fn endpoints() -> impl Strategy<Value = BTreeMap<u32, u32>> {
     prop::collection::btree_map(0..8u32, 0..3u32, 0..8)
 }
@@ -163,12 +163,12 @@ proptest! {
                 None => prop_assert_eq!(held(&latest), held(&made(state))),
             }
             // A slow client skips states in between.
-            let (.., takes) = state;
-            if *takes {
+            let (.., reads) = state;
+            if *reads {
                 let count = fold(&mut client, Frames::between(&sent, &latest));
-                let told: BTreeSet<_> = held(&sent).into_iter().collect();
-                let tells: BTreeSet<_> = held(&latest).into_iter().collect();
-                prop_assert_eq!(count == 0, told == tells, "a message if and only if there is a difference");
+                let old: BTreeSet<_> = held(&sent).into_iter().collect();
+                let new: BTreeSet<_> = held(&latest).into_iter().collect();
+                prop_assert_eq!(count == 0, old == new, "a message is sent if and only if the snapshots differ");
                 sent = Arc::clone(&latest);
                 prop_assert_eq!(&client, &held(&latest));
             }
@@ -177,7 +177,7 @@ proptest! {
 }
 
 #[test]
-fn new_labels_of_a_set_without_endpoints_are_nothing_to_tell() {
+fn new_labels_of_a_set_without_endpoints_are_not_sent() {
     assert!(next(&snapshot("a", []), snapshot("b", [])).is_none());
     assert!(next(&snapshot("a", [endpoint(1, 1, 0)]), snapshot("b", [endpoint(1, 1, 0)])).is_some());
 }

@@ -1,6 +1,7 @@
-//! What one `Get` stream sends: the frames that lead from what its client has to what the view contains now.
+//! The updates of one `Get` stream: the frames that lead from the state of its client to the content of its view.
 //!
-//! Always holds: what was sent, folded, is a snapshot of the view that the request resolves to, or resolved to last.
+//! Always holds: folding the sent frames gives a snapshot of the view that the request resolves to, or resolved to
+//! last.
 
 use std::sync::Arc;
 
@@ -18,12 +19,12 @@ use crate::destination::{
 pub(in crate::destination) struct EndpointUpdates {
     request: GetRequest,
     subscription: Subscription<ServiceEndpoints>,
-    /// The placement of the view for which the request was resolved to it.
+    /// The placement of the view at the time when the request was resolved.
     placement: u64,
-    /// What the client has, once all frames are taken; `None` before the first message.
+    /// The snapshot that the client has after all frames are sent; `None` before the first message.
     sent: Option<Arc<Snapshot>>,
     frames: Option<Frames>,
-    /// Whether the current frames are about an event, not about the request or a move to another view.
+    /// Whether an event caused the current frames, and not the request or a move to another view.
     is_event: bool,
 }
 
@@ -38,7 +39,7 @@ impl EndpointUpdates {
         Self { request, subscription, placement, sent: None, frames: None, is_event: false }
     }
 
-    /// Whether the request may have to be resolved again.
+    /// Returns whether the request may have to be resolved again.
     fn is_moved(&self, content: &EndpointsContent) -> bool {
         content.placement != self.placement
     }
@@ -51,7 +52,7 @@ impl EndpointUpdates {
                 self.is_event = false;
                 Ok(())
             }
-            // It was deleted meanwhile: the view is about to publish that.
+            // The Service was deleted in the meantime. The view is about to publish that.
             Err(GetRefusal::NoService) => Ok(()),
             Err(GetRefusal::Stopping) => Err(EndReason::Shutdown),
             Err(_) => Err(EndReason::Rerouted),
@@ -78,14 +79,14 @@ impl Updates for EndpointUpdates {
             return end;
         }
         self.is_event = self.sent.is_some();
-        // A deleted Service has no endpoints and no other view. The request stays open until the Service is back.
+        // A deleted Service has no endpoints and no other view. The stream stays open until the Service exists again.
         if self.is_moved(&content) && content.exists {
             if let Err(end) = self.subscribe_again() {
                 return Some(end);
             }
             content = self.subscription.latest().content;
             if self.is_moved(&content) {
-                // It moved again meanwhile: the next state of the view is waiting already.
+                // The placement changed again in the meantime, so the next state of the view is already pending.
                 return None;
             }
         }
@@ -99,7 +100,8 @@ impl Updates for EndpointUpdates {
                 Some(frames)
             }
             None if !snapshot.is_empty() => Some(Frames::first(&snapshot)),
-            // The contract's answer for a Service without endpoints. Upstream sends nothing, and proxies retry every 3 s.
+            // The API's message for a Service without endpoints. Upstream sends no message, so that proxies retry every
+            // 3 s.
             None if !views.settings.strict_upstream_parity => Some(Frames::no_endpoints()),
             None => return None,
         };

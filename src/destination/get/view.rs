@@ -1,8 +1,8 @@
-//! The endpoints of a Service that one kind of client receives, encoded. Pure.
+//! The encoded endpoints of a Service that the clients of one view receive. Pure.
 //!
-//! In: the members of a Service, the query, the location of the client. Out: encoded endpoints by socket address, each
-//! once. The filters in their order: the instance, the port, `internalTrafficPolicy` or else the zone hints, the IP
-//! family; then, when several members claim one socket address, the first in [`Precedence`].
+//! In: the members of a Service, the query, and the location of the client. Out: encoded endpoints by socket address,
+//! without duplicates. The filters apply in this order: the instance, the port, `internalTrafficPolicy` or else the
+//! zone hints, the IP family. When several members claim one socket address, the first in [`Precedence`] wins.
 
 use std::{
     collections::{BTreeMap, HashSet},
@@ -33,7 +33,7 @@ use crate::{
     },
 };
 
-/// How a slice's port is found for a Service's port: by its name, or by a number that no slice has to name.
+/// How a slice's port is found for a requested port: by its name, or by a number that the slice need not contain.
 enum PortSelector<'a> {
     Named(&'a str),
     Number(u16),
@@ -47,9 +47,10 @@ struct EndpointCandidate<'a> {
     port: u16,
 }
 
-/// Returns the endpoints for clients at a location, sorted by socket address. An endpoint that is encoded as in `known` is the
-/// same object: when one of ten thousand endpoints changes, the others are only compared. An endpoint that is encoded as for
-/// another location, in `siblings`, is shared with it: an endpoint is only in the zone of the client or in another.
+/// Returns the endpoints for clients at a location, sorted by socket address. An endpoint whose encoding is unchanged
+/// since `known` is the same object: when one of ten thousand endpoints changes, the others are only compared. An
+/// endpoint with the same encoding for another location in `siblings` is shared with it: an endpoint is either in the
+/// zone of the client or in another zone, so many locations have the same encoding.
 pub(in crate::destination) fn endpoints(
     members: &Members,
     query: &Query,
@@ -65,7 +66,7 @@ pub(in crate::destination) fn endpoints(
     let encode = |(address, candidate): &(SocketAddr, EndpointCandidate<'_>)| {
         let known = before.find(*address);
         let (target, zone) = (&candidate.member.target, &candidate.endpoint.zone);
-        // A bare address depends on its mirror too, and is encoded as quickly as compared.
+        // The encoding of a bare address also depends on its mirror, and encoding is as cheap as comparing.
         let has_source = !matches!(target, EndpointTarget::Address);
         let unchanged =
             |known: &EncodedEndpoint| known.source.as_ref().is_some_and(|it| it.target == *target && it.zone == *zone);
@@ -78,7 +79,7 @@ pub(in crate::destination) fn endpoints(
             return Arc::clone(known);
         }
         let source = has_source.then(|| EndpointSource { target: target.clone(), zone: zone.clone() });
-        // The source must be the same too: another source may be encoded differently for this location.
+        // The source must be equal too, because another source may be encoded differently for this location.
         let mut same_address = others.iter_mut().filter_map(|it| it.find(*address));
         match same_address.find(|other| other.source == source && other.is_encoded_as(&encoded)) {
             Some(shared) => Arc::clone(shared),
@@ -89,7 +90,7 @@ pub(in crate::destination) fn endpoints(
     EndpointSet::new(&endpoints, known)
 }
 
-/// A sorted set in which addresses are looked up in their order.
+/// A sorted set in which addresses are looked up in ascending order.
 struct Lookup<I: Iterator>(Peekable<I>);
 
 impl<'a, I: Iterator<Item = &'a Arc<EncodedEndpoint>>> Lookup<I> {
@@ -147,7 +148,7 @@ fn choose<'a>(
     let mut claims = Vec::with_capacity(candidates.len());
     for candidate in candidates {
         for ip in &candidate.endpoint.addresses {
-            // Only Pods have a family: for other endpoints every address is sent.
+            // The IP family is chosen only for Pods. For other endpoints, every address is sent.
             let is_sent = candidate.pod().is_none_or(|pod| ip.is_ipv6() == with_ipv6.contains(pod));
             if is_sent {
                 let EndpointCandidate { member, slice, endpoint, port } = candidate;
@@ -155,14 +156,14 @@ fn choose<'a>(
             }
         }
     }
-    // Stable: of equal claims the one of the first slice stays.
+    // The sort is stable: among equal claims, the claim of the first slice wins.
     claims.sort_by(|(a, one), (b, other)| a.cmp(b).then_with(|| one.precedence().cmp(&other.precedence())));
     claims.dedup_by(|(a, _), (b, _)| a == b);
     claims
 }
 
-/// Applies zone hints, if every endpoint has one and some endpoint has the client's zone; otherwise every client gets every
-/// endpoint.
+/// Applies zone hints if every endpoint has a hint and at least one has a hint for the client's zone. Otherwise the
+/// client receives every endpoint.
 fn keep_hinted(candidates: &mut Vec<EndpointCandidate<'_>>, zone: Option<&Arc<str>>) {
     let Some(zone) = zone else { return };
     let all_hinted = candidates.iter().all(|candidate| !candidate.endpoint.hints.is_empty());
@@ -172,8 +173,8 @@ fn keep_hinted(candidates: &mut Vec<EndpointCandidate<'_>>, zone: Option<&Arc<st
     }
 }
 
-/// The first port of the Service with that number decides, whatever its protocol. A number that the Service does not declare
-/// is used as it is.
+/// Selects by the name of the first Service port with this number, for any protocol. A number that the Service does not
+/// declare is used unchanged.
 fn port_selector(service: Option<&Service>, port: u16) -> PortSelector<'_> {
     let declared = service.and_then(|service| service.ports.iter().find(|it| it.number == i32::from(port)));
     declared.map_or(PortSelector::Number(port), |port| PortSelector::Named(&port.name))

@@ -1,4 +1,4 @@
-//! Which endpoints clients are told of.
+//! Tests of the endpoints that clients receive.
 
 use prost::Message as _;
 use serde_json::{Value, json};
@@ -26,14 +26,14 @@ fn query(port: u16) -> Query {
     Query { port, instance: None }
 }
 
-fn told(members: &Members, query: &Query, location: &Location, settings: &DestinationSettings) -> Vec<String> {
+fn addresses(members: &Members, query: &Query, location: &Location, settings: &DestinationSettings) -> Vec<String> {
     let endpoints = endpoints(members, query, location, settings, &EndpointSet::empty(), &[]);
     endpoints.iter().map(|endpoint| endpoint.address.to_string()).collect()
 }
 
-/// What clients are told at a port who are nowhere in particular.
+/// The endpoints at a port for clients without a location.
 fn at(members: &Members, port: u16) -> Vec<String> {
-    told(members, &query(port), &anywhere(), &settings())
+    addresses(members, &query(port), &anywhere(), &settings())
 }
 
 fn pod(name: &str) -> (Kind, Value) {
@@ -55,13 +55,13 @@ fn hinted(endpoint: Value, zones: &[&str]) -> Value {
 }
 
 #[test]
-fn a_port_of_the_service_is_found_in_slices_by_name_and_any_other_taken_as_it_is() {
+fn a_port_of_the_service_is_found_in_slices_by_name_and_any_other_port_is_used_unchanged() {
     let endpoints = [address("10.0.0.1")];
     let http = json!([{"name": "http", "port": 8080}, {"name": "admin", "port": 9000}]);
     let declared = json!([{"name": "http", "port": 80, "targetPort": 1}, {"name": "dns", "port": 53, "protocol": "TCP"},
         {"name": "dns-udp", "port": 53, "protocol": "UDP"}]);
     let unnamed = json!([{"port": 80, "targetPort": "web"}]);
-    for (service, ports, asked, expected) in [
+    for (service, ports, requested, expected) in [
         (&declared, http.clone(), 80, Some(8080)),
         (&declared, http.clone(), 8080, Some(8080)),
         (&declared, http.clone(), 81, Some(81)),
@@ -73,15 +73,15 @@ fn a_port_of_the_service_is_found_in_slices_by_name_and_any_other_taken_as_it_is
         (&declared, json!([{"name": "http", "port": 0}]), 80, None),
         (&declared, json!([{"name": "http", "port": 65536}]), 80, None),
         (&declared, json!([{"name": "http", "port": null}]), 81, Some(81)),
-        // The first port of that number, whatever its protocol.
+        // The first port with that number, for any protocol.
         (&declared, json!([{"name": "dns", "port": 5353}, {"name": "dns-udp", "port": 5454}]), 53, Some(5353)),
         (&declared, json!([{"name": "dns-udp", "port": 5454}]), 53, None),
-        // Without a name, and with the name that the API server gives to none.
+        // Without a name, and with the empty name that the API server sets.
         (&unnamed, json!([{"port": 8080}]), 80, Some(8080)),
         (&unnamed, json!([{"name": "", "port": 8080}]), 80, Some(8080)),
         (&unnamed, json!([{"name": null, "port": 8080}]), 80, Some(8080)),
         (&unnamed, http.clone(), 80, None),
-        // No list of ports, and an empty one.
+        // Without a list of ports, and with an empty list.
         (&declared, json!(null), 80, None),
         (&declared, json!(null), 81, None),
         (&declared, json!([]), 80, None),
@@ -91,7 +91,7 @@ fn a_port_of_the_service_is_found_in_slices_by_name_and_any_other_taken_as_it_is
         let service = (Kind::Service, json!({"metadata": {"name": "web"}, "spec": {"ports": service}}));
         let members = members_of([service, slice("a", &ports, &endpoints)]);
         let expected: Vec<String> = expected.map(|port| format!("10.0.0.1:{port}")).into_iter().collect();
-        assert_eq!(at(&members, asked), expected, "{ports} asked for {asked}");
+        assert_eq!(at(&members, requested), expected, "{ports}, requested port {requested}");
     }
 }
 
@@ -109,7 +109,7 @@ fn each_slice_has_its_own_numbers_for_a_port() {
 }
 
 #[test]
-fn an_instance_is_the_endpoints_with_that_hostname() {
+fn an_instance_selects_the_endpoints_with_its_hostname() {
     let named = |ip: &str, hostname: Value| with(address(ip), &json!({ "hostname": hostname }));
     let endpoints = [
         named("10.0.0.1", json!("web-0")),
@@ -128,19 +128,19 @@ fn an_instance_is_the_endpoints_with_that_hostname() {
         (Some("web"), &[]),
     ] {
         let query = Query { port: 80, instance: instance.map(Arc::from) };
-        assert_eq!(told(&members, &query, &anywhere(), &settings()), expected, "{instance:?}");
+        assert_eq!(addresses(&members, &query, &anywhere(), &settings()), expected, "{instance:?}");
     }
     assert_eq!(at(&members, 80).len(), endpoints.len());
 }
 
 #[test]
-fn under_the_local_policy_only_pods_of_the_clients_node_are_told_of() {
+fn under_the_local_policy_only_pods_on_the_clients_node_are_sent() {
     let on = |name: &str, node: Value| (Kind::Pod, json!({"metadata": {"name": name}, "spec": {"nodeName": node}}));
     let endpoints = [
         hinted(endpoint("10.0.0.1", "Pod", "here"), &["b"]),
         hinted(endpoint("10.0.0.2", "Pod", "there"), &["a"]),
         endpoint("10.0.0.3", "Pod", "nowhere"),
-        // What the slice says of a node is not asked.
+        // The node in the slice is ignored.
         with(endpoint("10.0.0.4", "Pod", "there"), &json!({"nodeName": "node-1"})),
         with(endpoint("10.0.0.5", "ExternalWorkload", "vm"), &json!({"nodeName": "node-1"})),
         with(address("10.0.0.6"), &json!({"nodeName": "node-1"})),
@@ -156,15 +156,15 @@ fn under_the_local_policy_only_pods_of_the_clients_node_are_told_of() {
         ("node-1", &["10.0.0.1:80"][..]),
         ("node-2", &["10.0.0.2:80", "10.0.0.4:80"]),
         ("node-3", &[]),
-        // A Pod that is on no node is not with a client that says none.
+        // A Pod without a node does not match a client that sends no node.
         ("", &[]),
     ] {
-        assert_eq!(told(&members, &query(80), &on_node(node), &settings()), expected, "{node:?}");
+        assert_eq!(addresses(&members, &query(80), &on_node(node), &settings()), expected, "{node:?}");
     }
 }
 
 #[test]
-fn zone_hints_count_when_all_have_them_and_some_are_for_the_client() {
+fn zone_hints_apply_if_all_endpoints_have_them_and_some_are_for_the_client() {
     let (one, two) = (address("10.0.0.1"), address("10.0.0.2"));
     let all = &["10.0.0.1:80", "10.0.0.2:80"][..];
     for (endpoints, location, expected) in [
@@ -180,17 +180,21 @@ fn zone_hints_count_when_all_have_them_and_some_are_for_the_client() {
             in_zone("a"),
             all,
         ),
-        // The zone that an endpoint is in is no hint.
+        // The zone of an endpoint is not a hint.
         ([with(one, &json!({"zone": "a"})), with(two, &json!({"zone": "b"}))], in_zone("a"), all),
     ] {
         let members = members([slice("a", &json!([]), &endpoints)]);
-        assert_eq!(told(&members, &query(80), &location, &settings()), expected, "{endpoints:?} from {location:?}");
+        assert_eq!(
+            addresses(&members, &query(80), &location, &settings()),
+            expected,
+            "{endpoints:?} from {location:?}"
+        );
     }
 }
 
 #[test]
-fn only_those_are_asked_for_hints_that_could_be_told_of() {
-    let gone = endpoint("10.0.0.3", "Pod", "gone");
+fn only_endpoints_that_pass_the_other_filters_need_hints() {
+    let deleted = endpoint("10.0.0.3", "Pod", "deleted");
     let other_instance = with(address("10.0.0.4"), &json!({"hostname": "other"}));
     let named = |endpoint: Value| with(endpoint, &json!({"hostname": "web-0"}));
     let mut unready = address("10.0.0.5");
@@ -199,15 +203,15 @@ fn only_those_are_asked_for_hints_that_could_be_told_of() {
     let service = json!({"metadata": {"name": "web"}, "spec": {"ports": [{"name": "http", "port": 80}]}});
     let members = members_of([
         (Kind::Service, service),
-        slice("a", &json!([{"name": "http", "port": 80}]), &[near, far, gone, other_instance, unready]),
+        slice("a", &json!([{"name": "http", "port": 80}]), &[near, far, deleted, other_instance, unready]),
         slice("b", &json!([{"name": "admin", "port": 80}]), &[named(address("10.0.0.6"))]),
     ]);
     let query = Query { port: 80, instance: Some("web-0".into()) };
-    assert_eq!(told(&members, &query, &in_zone("a"), &settings()), ["10.0.0.1:80"]);
+    assert_eq!(addresses(&members, &query, &in_zone("a"), &settings()), ["10.0.0.1:80"]);
 }
 
 #[test]
-fn a_pod_has_one_family_and_everything_else_all_its_addresses() {
+fn a_pod_has_one_ip_family_and_other_endpoints_have_all_their_addresses() {
     let both = || {
         vec![
             pod("web-1"),
@@ -246,7 +250,7 @@ fn a_pod_has_one_family_and_everything_else_all_its_addresses() {
         let mut expected: Vec<SocketAddr> = pods.iter().chain(&others).map(|it| it.parse().unwrap()).collect();
         expected.sort();
         let expected: Vec<String> = expected.iter().map(ToString::to_string).collect();
-        assert_eq!(told(&members, &query(80), &anywhere(), &settings), expected, "IPv6 {enable_ipv6}");
+        assert_eq!(addresses(&members, &query(80), &anywhere(), &settings), expected, "IPv6 {enable_ipv6}");
     }
 }
 
@@ -260,12 +264,12 @@ fn the_family_is_chosen_after_the_zone() {
         ])
     };
     for (members, expected) in [(two("a", "a"), "[2001:db8::1]:80"), (two("a", "b"), "10.0.0.1:80")] {
-        assert_eq!(told(&members, &query(80), &in_zone("a"), &settings()), [expected]);
+        assert_eq!(addresses(&members, &query(80), &in_zone("a"), &settings()), [expected]);
     }
 }
 
 #[test]
-fn of_those_who_claim_an_address_the_first_in_order_has_it() {
+fn the_first_claimant_in_precedence_has_the_address() {
     let pod = |name: &str, created: &str, deleted: Option<&str>| {
         let metadata = json!({"name": name, "creationTimestamp": created, "deletionTimestamp": deleted});
         (Kind::Pod, json!({ "metadata": metadata }))
@@ -278,16 +282,16 @@ fn of_those_who_claim_an_address_the_first_in_order_has_it() {
             .map(|(kind, name)| if kind.is_empty() { address("10.0.0.1") } else { endpoint("10.0.0.1", kind, name) })
             .collect()
     };
-    let (a, b, machine, bare) = (("Pod", "a"), ("Pod", "b"), ("ExternalWorkload", "vm"), ("", ""));
+    let (a, b, workload, bare) = (("Pod", "a"), ("Pod", "b"), ("ExternalWorkload", "vm"), ("", ""));
     for (objects, claimants, expected) in [
-        (vec![pod("a", early, None), vm("vm")], vec![bare, machine, a], "a"),
-        (vec![vm("vm")], vec![bare, machine], "vm"),
-        (vec![vm("vm"), vm("um")], vec![machine, ("ExternalWorkload", "um")], "um"),
+        (vec![pod("a", early, None), vm("vm")], vec![bare, workload, a], "a"),
+        (vec![vm("vm")], vec![bare, workload], "vm"),
+        (vec![vm("vm"), vm("um")], vec![workload, ("ExternalWorkload", "um")], "um"),
         (vec![pod("a", early, None), pod("b", late, None)], vec![a, b], "b"),
         (vec![pod("a", early, None), pod("b", early, None)], vec![b, a], "a"),
         (vec![pod("a", early, None), pod("b", late, Some(late))], vec![b, a], "a"),
         (vec![pod("a", early, Some(late)), pod("b", late, Some(late))], vec![a, b], "b"),
-        (vec![pod("a", early, Some(late)), vm("vm")], vec![machine, a], "a"),
+        (vec![pod("a", early, Some(late)), vm("vm")], vec![workload, a], "a"),
     ] {
         for reversed in [false, true] {
             let mut endpoints = claims(&claimants);
@@ -312,7 +316,7 @@ fn of_those_who_claim_an_address_the_first_in_order_has_it() {
 }
 
 #[test]
-fn an_endpoint_that_looks_as_before_is_the_same_object() {
+fn an_endpoint_with_an_unchanged_encoding_is_the_same_object() {
     let slices = |zone: &str| {
         let moved = with(endpoint("10.0.0.2", "Pod", "web-2"), &json!({ "zone": zone }));
         members([pod("web-1"), pod("web-2"), slice("a", &json!([]), &[endpoint("10.0.0.1", "Pod", "web-1"), moved])])
@@ -324,15 +328,15 @@ fn an_endpoint_that_looks_as_before_is_the_same_object() {
     assert_eq!(same, [true, false]);
 }
 
-/// Three zones are three views, but an endpoint looks either near or far.
+/// Three zones have three views, but an endpoint has only two encodings: in the zone of the client, or outside of it.
 #[test]
-fn an_endpoint_that_looks_the_same_at_another_location_is_shared_with_it() {
+fn an_endpoint_with_the_same_encoding_at_another_location_is_shared_with_it() {
     let placed = |name: &str, ip: &str, zone: &str| with(endpoint(ip, "Pod", name), &json!({ "zone": zone }));
     let placed = [placed("web-1", "10.0.0.1", "a"), placed("web-2", "10.0.0.2", "b"), placed("web-3", "10.0.0.3", "c")];
     let members = members([pod("web-1"), pod("web-2"), pod("web-3"), slice("a", &json!([]), &placed)]);
     let snapshot = |zone: &str, siblings: &[Arc<Snapshot>]| {
-        let (query, nothing) = (query(80), EndpointSet::empty());
-        let endpoints = endpoints(&members, &query, &in_zone(zone), &settings(), &nothing, siblings);
+        let (query, empty) = (query(80), EndpointSet::empty());
+        let endpoints = endpoints(&members, &query, &in_zone(zone), &settings(), &empty, siblings);
         Arc::new(Snapshot::new(BTreeMap::new(), endpoints, tokio::time::Instant::now()))
     };
     let (a, b) = (snapshot("a", &[]), snapshot("b", &[]));
@@ -344,7 +348,7 @@ fn an_endpoint_that_looks_the_same_at_another_location_is_shared_with_it() {
 }
 
 #[test]
-fn the_set_is_labelled_with_the_service_and_with_the_one_that_it_mirrors() {
+fn the_set_has_labels_for_its_service_and_for_the_mirrored_service() {
     for (labels, name, expected) in [
         (json!({}), None, &[][..]),
         (json!({}), Some("web.prod.svc.east"), &[]),
@@ -360,16 +364,16 @@ fn the_set_is_labelled_with_the_service_and_with_the_one_that_it_mirrors() {
         slice["metadata"]["labels"].as_object_mut().unwrap().extend(labels.as_object().unwrap().clone());
         slice["metadata"]["annotations"] =
             name.map(|name| json!({"mirror.linkerd.io/remote-svc-fq-name": name})).into();
-        let told = set_labels(&members([(kind, slice)]), "web", "ns");
+        let actual = set_labels(&members([(kind, slice)]), "web", "ns");
         let usual = [("service", "web"), ("namespace", "ns")];
         let expected: BTreeMap<String, String> =
             usual.iter().chain(expected).map(|(key, value)| ((*key).to_owned(), (*value).to_owned())).collect();
-        assert_eq!(told, expected, "{labels} {name:?}");
+        assert_eq!(actual, expected, "{labels} {name:?}");
     }
 }
 
 #[test]
-fn what_is_encoded_is_the_endpoint() {
+fn the_encoding_is_the_weighted_address_of_the_endpoint() {
     let members = members([pod("web-1"), slice("a", &json!([]), &[endpoint("10.0.0.1", "Pod", "web-1")])]);
     let endpoints = endpoints(&members, &query(80), &anywhere(), &settings(), &EndpointSet::empty(), &[]);
     let client = ClientContext { zone: None, port: 80 };

@@ -1,7 +1,7 @@
-//! The views of `Get`: one for each Service, port, hostname and location that clients ask from.
+//! The views of `Get`: one view for each Service, port, hostname and location of clients.
 //!
-//! In: marked Services; clients that subscribe. Out: snapshots. Always holds: a view never goes back to an older generation of
-//! the state; a client that subscribes now receives what one that was there before has received.
+//! In: marked Services; clients that subscribe. Out: snapshots. Always holds: a view never returns to an older
+//! generation of the state; new and existing clients of a view have the same state.
 
 use std::{
     collections::{BTreeMap, HashMap},
@@ -36,9 +36,9 @@ pub(in crate::destination) enum ServiceEndpoints {}
 #[derive(Clone)]
 pub(in crate::destination) struct EndpointsContent {
     pub(super) snapshot: Arc<Snapshot>,
-    /// Another number means that the request may have to be resolved to another view.
+    /// A counter. When it changes, streams have to resolve their requests again, maybe to another view.
     pub(super) placement: u64,
-    /// The placement has changed since the last snapshot was made.
+    /// Whether the placement has changed since the last publication.
     unsettled: bool,
     /// Whether the Service exists.
     pub(super) exists: bool,
@@ -53,7 +53,7 @@ pub(in crate::destination) struct EndpointsIndex {
 #[derive(Default)]
 struct ViewsOfPort {
     by_location: HashMap<Location, Arc<View<ServiceEndpoints>>>,
-    /// How often its views were checked for something new to publish.
+    /// How often the views were checked for changes to publish.
     updates: u64,
 }
 
@@ -89,7 +89,7 @@ impl ViewKind for ServiceEndpoints {
 // === impl EndpointsContent ===
 
 impl EndpointsContent {
-    /// Makes the streams check whether this is still their view.
+    /// Makes the streams check whether this view is still theirs.
     fn unsettle(&mut self) {
         self.placement += 1;
         self.unsettled = true;
@@ -124,7 +124,7 @@ impl ViewIndex<ServiceEndpoints> for EndpointsIndex {
 }
 
 impl EndpointsIndex {
-    /// Returns the views of a Service, and counts that they are checked.
+    /// Returns the views of a Service, and counts a check of each view.
     fn start_update(&mut self, service: &NamespacedName) -> Vec<Arc<View<ServiceEndpoints>>> {
         let mut views = Vec::new();
         for port in self.services.get_mut(service).into_iter().flat_map(HashMap::values_mut) {
@@ -142,12 +142,12 @@ impl EndpointsIndex {
         others.take(SIBLINGS).map(|it| Arc::clone(&it.sender.borrow().content.snapshot)).collect()
     }
 
-    /// Returns what Linkerd's metrics report for each Service, port, hostname and, where it matters, node.
+    /// Returns the series of Linkerd's metrics: one for each Service, port, hostname and, where it matters, node.
     pub(in crate::destination) fn series(&self) -> Vec<EndpointsSeries> {
         let mut series = Vec::new();
         for (service, ports) in &self.services {
             for (query, port) in ports {
-                // Views of several zones are one series: zones are no label.
+                // The zone is not a label, so the views of several zones form one series.
                 let mut by_node: HashMap<Arc<str>, EndpointsSeries> = HashMap::new();
                 for view in port.by_location.values() {
                     let node = view.key.location.node.clone().unwrap_or_default();
@@ -175,11 +175,11 @@ impl EndpointsIndex {
 // === impl Views ===
 
 impl Views {
-    /// Subscribes to the request's view, which is published if it is new. Returns the placement for which the request was
-    /// resolved, too.
+    /// Subscribes to the request's view, and publishes the view if it is new. Also returns the placement of the view at
+    /// the time when the request was resolved.
     ///
     /// # Errors
-    /// When the request is answered with a status instead.
+    /// When the request is refused.
     pub(in crate::destination) fn subscribe(
         self: &Arc<Self>,
         request: &GetRequest,
@@ -187,10 +187,10 @@ impl Views {
         let mut key = request.resolve(&self.cluster.read())?;
         let (subscription, placement) = loop {
             let subscription = Subscription::<ServiceEndpoints>::new(self, key)?;
-            // Read before the request is resolved again: if the answer changes from now on, the stream must notice.
+            // Read before the request is resolved again, so that the stream notices if the result changes from now on.
             let placement = subscription.view().sender.borrow().content.placement;
             key = request.resolve(&self.cluster.read())?;
-            // Its clients may have been moved to another view before this one was subscribed to.
+            // The clients of this view may have moved to another view before this subscription.
             if key == subscription.view().key {
                 break (subscription, placement);
             }
@@ -205,7 +205,7 @@ impl Views {
         Ok((subscription, placement))
     }
 
-    /// Brings all views of a Service up to date, in turns with the streams.
+    /// Updates all views of a Service. Yields to the streams in between.
     pub(in crate::destination) async fn publish_endpoints(
         &self,
         service: &NamespacedName,
@@ -247,7 +247,7 @@ impl Views {
 // === impl View ===
 
 impl View<ServiceEndpoints> {
-    /// Makes the snapshot from the members and wakes the streams if it differs. Returns whether it does.
+    /// Computes the snapshot from the members and wakes the streams if it differs. Returns whether it differs.
     fn publish(
         &self,
         generation: &mut Option<u64>,
@@ -279,7 +279,7 @@ impl View<ServiceEndpoints> {
         let changed = snapshot.is_some();
         self.sender.send_if_modified(|published| {
             let content = &mut published.content;
-            // A stream that has to move, but found its Service gone, retries when anything of the Service has changed.
+            // A stream that has to move, but found its Service deleted, retries after any change of the Service.
             let retry = std::mem::take(&mut content.unsettled) || content.exists != exists;
             content.exists = exists;
             if let Some(snapshot) = snapshot {
