@@ -1,4 +1,4 @@
-//! Linkerd's metrics of profiles. They are collected when Prometheus scrapes, and each series ends with the object that it is about.
+//! Linkerd's metrics of profiles. They are collected when Prometheus scrapes, and each series ends with its object.
 
 use std::{
     collections::{BTreeMap, HashMap},
@@ -35,20 +35,21 @@ impl ProfilesCollector {
             views: Arc::clone(views),
             scraping: Mutex::default(),
             profiles: GaugeVec::new(
-                Opts::new("profile_subscribers", "Streams that a ServiceProfile is, or would be, told to"),
+                Opts::new("profile_subscribers", "Streams that a ServiceProfile applies to, or would apply to"),
                 &by_profile,
             )?,
             services: GaugeVec::new(
-                Opts::new("service_subscribers", "Streams that follow the profile of a Service"),
+                Opts::new("service_subscribers", "Streams that subscribe to the profile of a Service"),
                 &["namespace", "name"],
             )?,
-            workloads: Gauge::new("workload_subscribers", "Streams that follow the profile of an endpoint")?,
+            workloads: Gauge::new("workload_subscribers", "Streams that subscribe to the profile of an endpoint")?,
             profile_updates: CounterVec::new(
-                Opts::new("profile_updates", "How often a ServiceProfile was seen to be written"),
+                Opts::new("profile_updates", "How often a write of a ServiceProfile was observed"),
                 &by_profile,
             )?,
             workload_updates: Counter::new("workload_updates", "How often the profile of an endpoint was published")?,
-            // Linkerd's destination ends a stream whose queue is full and counts it here. Ours has no queue; alerts stay valid.
+            // Linkerd's destination ends a stream whose queue is full and counts it here. This server has no queues,
+            // but keeps the metrics so that existing alerts stay valid.
             profile_overflow: CounterVec::new(
                 Opts::new("profile_updates_queue_overflow", "Always 0: streams have no queue"),
                 &["fqn", "port"],
@@ -93,14 +94,15 @@ impl Collector for ProfilesCollector {
         let mut profiles: BTreeMap<NamespacedName, usize> = updates.iter().map(|(key, _)| (key.clone(), 0)).collect();
         let mut services: HashMap<NamespacedName, usize> = HashMap::new();
         let mut workloads = 0;
-        // Not in the loop: it would hold the lock.
+        // Not inlined into the loop, which would then hold the lock.
         let clients = self.views.profiles.index().clients();
         for (target, clients) in clients {
             match &target {
                 ProfileTarget::Service(service) | ProfileTarget::ClusterIp(_, service) => {
                     *services.entry(service.service.clone()).or_default() += clients;
                     for profile in service.profiles(&self.views.settings.cluster_domain) {
-                        // A ServiceProfile in the client's namespace counts only if it exists: clients choose the namespace freely.
+                        // A ServiceProfile in the client's namespace counts only if it exists, because clients choose
+                        // the namespace freely.
                         if profile.namespace == service.service.namespace {
                             *profiles.entry(profile).or_default() += clients;
                         } else if let Some(known) = profiles.get_mut(&profile) {

@@ -1,13 +1,14 @@
-//! `GetProfile`: what a proxy has to know of an address or a name before it connects.
+//! The method `GetProfile`: the data that a proxy needs about an address or a name before it connects.
 //!
 //! ```text
 //! request ─▶ views: State ─▶ ProfileInputs ─▶ frame ──watch──▶ updates ─▶ stream
 //!                   (request, view: pure)
 //! ```
 //!
-//! In: the targets of clients. Out: whole profiles, each of which replaces the one before. Always holds: a name or a ClusterIP is
-//! answered with the profile of a Service, any other address with the profile of one endpoint; a stream whose target would
-//! now be answered in another way ends, so that its client opens a new one.
+//! In: the targets of clients. Out: complete profiles, each of which replaces the previous profile. Always holds: the
+//! name and the ClusterIP of a Service have the profile of the Service; any other address, and the hostname of an
+//! endpoint, have the profile of one endpoint; a stream ends when its target needs another kind of profile, so that its
+//! client opens a new stream.
 
 pub(super) mod collector;
 pub(super) mod request;

@@ -1,4 +1,4 @@
-//! The request of a `GetProfile` stream, and the target or the status that answers it. Pure.
+//! The request of a `GetProfile` stream, and its result: a target or a status. Pure.
 
 use std::{
     net::{IpAddr, SocketAddr},
@@ -13,26 +13,28 @@ use crate::{
     destination::{authority::ProfileAuthority, registry::Stopping},
 };
 
-/// What a client requests, and from which namespace.
+/// The target of a request, and the namespace of the client.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(in crate::destination) struct ProfileRequest {
     authority: ProfileAuthority,
-    /// `None` if it is not known.
+    /// The client's namespace; `None` if unknown.
     client_namespace: Option<Arc<str>>,
 }
 
-/// What a profile is about: the key of a view.
+/// The target of a profile, which is the key of a view.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub(in crate::destination) enum ProfileTarget {
-    /// A Service by its name: it stays the target when it is deleted.
+    /// A Service, by its name. The Service stays the target when it is deleted.
     Service(ServiceTarget),
-    /// A Service by its ClusterIP, as long as it has it.
+    /// A Service, by its ClusterIP, as long as it has this address. A deleted Service stays the target until another
+    /// object has the address.
     ClusterIp(IpAddr, ServiceTarget),
-    /// The Pod behind the endpoint of a Service with this hostname.
+    /// The Pod of the Service's endpoint with this hostname.
     Instance { service: NamespacedName, hostname: Arc<str>, port: u16 },
-    /// Whatever has the address of the endpoint with this hostname, if that is not a Pod, and as long as it has this address.
+    /// The object at the address of the endpoint with this hostname, if the endpoint is not a Pod and as long as it has
+    /// this address.
     InstanceAt { service: NamespacedName, hostname: Arc<str>, address: SocketAddr },
-    /// Whatever has the address, except a Service.
+    /// The object with this address, which is not a Service.
     Endpoint(SocketAddr),
 }
 
@@ -41,13 +43,14 @@ pub(in crate::destination) enum ProfileTarget {
 pub(in crate::destination) struct ServiceTarget {
     pub(super) service: NamespacedName,
     pub(super) port: u16,
-    /// `None` for clients that have no ServiceProfiles of their own for it, such as those in the Service's own namespace.
+    /// The namespace of the client's own ServiceProfiles. `None` for clients without a namespace or in the Service's
+    /// namespace.
     pub(super) client_namespace: Option<Arc<str>>,
-    /// The client wrote the name with a leading dot.
+    /// Whether the client wrote the name with a leading dot.
     pub(super) dotted: bool,
 }
 
-/// Why a well-formed request is answered with a status, or why its stream ends.
+/// The reason why a well-formed request is refused, or why its stream ends.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(in crate::destination) enum ProfileRefusal {
     NoService(Arc<str>),
@@ -62,12 +65,12 @@ pub(in crate::destination) enum ProfileRefusal {
     ExternalWorkloads(usize, SocketAddr),
     NoInstance(NamespacedName, Arc<str>),
     NoPod(Arc<str>),
-    /// The address belongs to another kind of target now.
+    /// The address now belongs to another kind of target.
     Moved,
     Stopping,
 }
 
-// === impl Request ===
+// === impl ProfileRequest ===
 
 impl ProfileRequest {
     pub(in crate::destination) fn new(authority: ProfileAuthority, client_namespace: &str) -> Self {
@@ -75,10 +78,10 @@ impl ProfileRequest {
         Self { authority, client_namespace }
     }
 
-    /// Returns the target of the request now.
+    /// Returns the current target of the request.
     ///
     /// # Errors
-    /// When there is no such Service, or more than one.
+    /// When the Service does not exist, or several Services have the address.
     pub(super) fn resolve(&self, state: &State) -> Result<ProfileTarget, ProfileRefusal> {
         match &self.authority {
             ProfileAuthority::Service { service, port, dotted } => {
@@ -149,7 +152,7 @@ impl ServiceTarget {
     }
 }
 
-/// Returns the Service that a ServiceProfile of this name is for.
+/// Returns the Service that a ServiceProfile with this name applies to.
 pub(super) fn service_of(profile: &str, cluster_domain: &str) -> Option<NamespacedName> {
     let (name, namespace) = profile.strip_suffix(cluster_domain)?.strip_suffix(".svc.")?.split_once('.')?;
     Some(NamespacedName::new(namespace, name))
@@ -164,11 +167,12 @@ impl From<Stopping> for ProfileRefusal {
 }
 
 impl ProfileRefusal {
-    /// Returns the status for the client, in upstream's words; `path` is the target as the client wrote it. Proxies never retry
-    /// after INVALID_ARGUMENT and FAILED_PRECONDITION, and always after any other code. IPv6 addresses have no brackets there.
+    /// Returns the status for the client, with upstream's message. `path` is the target as the client wrote it. Proxies
+    /// never retry after INVALID_ARGUMENT and FAILED_PRECONDITION, and always retry after any other code. Messages
+    /// contain IPv6 addresses without brackets, as upstream's do.
     pub(in crate::destination) fn status(&self, path: &str) -> Status {
         match self {
-            // Not NOT_FOUND, as `Get` has it.
+            // Unlike `Get`, upstream does not use NOT_FOUND here.
             Self::NoService(name) => Status::unknown(format!("service {name:?} not found")),
             Self::ExternalName => Status::invalid_argument(format!("Invalid authority: {path}")),
             Self::Services(count, address) => {
@@ -191,8 +195,8 @@ impl ProfileRefusal {
                 "no pod found in EndpointSlices of Service {service} for hostname {hostname}"
             )),
             Self::NoPod(name) => Status::unknown(format!("pod {name:?} not found")),
-            Self::Moved => Status::unavailable("the address is something else's now: ask again"),
-            Self::Stopping => Status::unavailable("this destination is stopping: ask another"),
+            Self::Moved => Status::unavailable("the address belongs to another object now: retry"),
+            Self::Stopping => Status::unavailable("this destination server is stopping: retry with another replica"),
         }
     }
 }

@@ -8,7 +8,7 @@ fn request(path: &str, client_namespace: &str) -> ProfileRequest {
     ProfileRequest::new(ProfileAuthority::parse(path, "cluster.local").unwrap(), client_namespace)
 }
 
-/// With Service `ns/legacy` at 10.96.0.1, and two others that share 10.96.0.2.
+/// A state with Service `ns/legacy` at 10.96.0.1, and two Services that share 10.96.0.2.
 fn state() -> State {
     let mut state = State::default();
     for (name, address) in [("legacy", "10.96.0.1"), ("one", "10.96.0.2"), ("other", "10.96.0.2")] {
@@ -25,7 +25,7 @@ fn service_port(client_namespace: Option<&str>) -> ServiceTarget {
 }
 
 #[test]
-fn a_name_and_a_cluster_ip_are_a_service_and_any_other_address_an_endpoint() {
+fn a_name_and_a_cluster_ip_resolve_to_a_service_and_any_other_address_to_an_endpoint() {
     let state = state();
     let resolve = |path: &str| request(path, "").resolve(&state);
     let of_name = ProfileTarget::Service(service_port(None));
@@ -41,7 +41,7 @@ fn a_name_and_a_cluster_ip_are_a_service_and_any_other_address_an_endpoint() {
 }
 
 #[test]
-fn clients_in_the_services_own_namespace_and_those_without_one_share_a_view() {
+fn clients_in_the_services_namespace_and_clients_without_a_namespace_share_a_view() {
     let state = state();
     for (client, expected) in [("", None), ("ns", None), ("client", Some("client"))] {
         let target = request("legacy.ns.svc.cluster.local", client).resolve(&state);
@@ -50,7 +50,7 @@ fn clients_in_the_services_own_namespace_and_those_without_one_share_a_view() {
 }
 
 #[test]
-fn the_clients_own_profile_comes_before_that_of_the_service_and_both_are_found_by_name() {
+fn the_clients_own_profile_precedes_the_services_profile_and_both_are_found_by_name() {
     let profiles = |client: Option<&str>| {
         service_port(client).profiles("cluster.local").map(|it| it.to_string()).collect::<Vec<_>>()
     };
@@ -63,7 +63,7 @@ fn the_clients_own_profile_comes_before_that_of_the_service_and_both_are_found_b
 }
 
 #[test]
-fn refusals_have_upstreams_codes_and_words() {
+fn refusals_have_upstreams_codes_and_messages() {
     let (ip, address) = ("10.0.0.1".parse().unwrap(), "10.0.0.1:80".parse().unwrap());
     let service = NamespacedName::new("ns", "db");
     for (refusal, code, text) in [

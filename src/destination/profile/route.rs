@@ -1,4 +1,4 @@
-//! The content of a ServiceProfile in the messages of the Destination API. Pure.
+//! Converts the content of a ServiceProfile to messages of the Destination API. Pure.
 
 use std::collections::BTreeMap;
 
@@ -37,7 +37,7 @@ fn response_class(class: &route::ResponseClass) -> ResponseClass {
     ResponseClass { condition: Some(response_match(&class.condition)), is_failure: class.is_failure }
 }
 
-/// Both parts have the sign of the whole, as protobuf has it.
+/// Converts a duration. Both parts have the sign of the whole, as protobuf requires.
 fn duration(nanoseconds: Nanoseconds) -> Option<Duration> {
     const SECOND: i64 = 1_000_000_000;
     let nanos = i32::try_from(nanoseconds.get() % SECOND).ok()?;

@@ -51,7 +51,7 @@ fn any(matches: Vec<RequestMatch>) -> RequestMatch {
 }
 
 #[test]
-fn one_field_is_the_match_and_several_are_wrapped_in_linkerds_order() {
+fn one_field_becomes_the_match_and_several_fields_are_wrapped_in_linkerds_order() {
     use http_method::Registered::{Get, Post};
     for (written, expected) in [
         (json!({"method": "GET"}), registered(Get)),
@@ -78,7 +78,7 @@ fn one_field_is_the_match_and_several_are_wrapped_in_linkerds_order() {
 }
 
 #[test]
-fn methods_of_http_are_registered_and_all_others_are_sent_in_upper_case() {
+fn http_methods_are_registered_and_all_other_methods_are_sent_in_upper_case() {
     for (number, method) in
         ["GET", "POST", "PUT", "DELETE", "PATCH", "OPTIONS", "CONNECT", "HEAD", "TRACE"].into_iter().enumerate()
     {
@@ -91,7 +91,7 @@ fn methods_of_http_are_registered_and_all_others_are_sent_in_upper_case() {
 }
 
 #[test]
-fn a_match_that_says_nothing_or_has_a_null_in_it_makes_the_profile_invalid() {
+fn a_match_without_fields_or_with_a_null_makes_the_profile_invalid() {
     for (written, error) in [
         (json!({}), "a request match must have a field set"),
         (json!({"method": "", "pathRegex": ""}), "a request match must have a field set"),
@@ -121,7 +121,7 @@ fn a_match_that_says_nothing_or_has_a_null_in_it_makes_the_profile_invalid() {
 }
 
 #[test]
-fn ranges_of_a_response_may_be_open_and_status_comes_before_not() {
+fn response_ranges_may_be_open_and_status_precedes_not() {
     use response_match::{Match, Seq};
     let is = |it| ResponseMatch { r#match: Some(it) };
     let status = |min, max| is(Match::Status(HttpStatusRange { min, max }));
@@ -141,7 +141,7 @@ fn ranges_of_a_response_may_be_open_and_status_comes_before_not() {
 }
 
 #[test]
-fn a_route_is_named_even_without_a_name_and_keeps_what_it_says() {
+fn a_route_without_a_name_has_an_empty_label_and_routes_keep_their_fields() {
     let written = json!([{"condition": {"method": "GET"}},
         {"name": "a", "condition": {"method": "GET"}, "isRetryable": true, "timeout": "-1.5s"},
         {"name": "b", "condition": {"method": "GET"}, "timeout": "0s"}]);
@@ -155,7 +155,7 @@ fn a_route_is_named_even_without_a_name_and_keeps_what_it_says() {
 }
 
 #[test]
-fn a_budget_that_is_there_has_no_defaults() {
+fn a_retry_budget_that_is_set_has_no_defaults() {
     let budget =
         |budget: Value| content(json!({ "retryBudget": budget })).map(|it| it.retry_budget.as_ref().map(retry_budget));
     let expected =
@@ -169,7 +169,7 @@ fn a_budget_that_is_there_has_no_defaults() {
 }
 
 #[test]
-fn overrides_keep_their_order_and_a_weight_that_is_none_makes_the_profile_invalid() {
+fn overrides_keep_their_order_and_an_invalid_weight_makes_the_profile_invalid() {
     let overrides = json!([{"authority": "b", "weight": "500m"}, {"weight": 1}, {"authority": "a"}]);
     let content_of = |overrides: Value| content(json!({ "dstOverrides": overrides }));
     let found = content_of(overrides).unwrap().overrides;
@@ -183,7 +183,7 @@ fn overrides_keep_their_order_and_a_weight_that_is_none_makes_the_profile_invali
 }
 
 #[test]
-fn matches_are_nested_as_deep_as_clients_decode_and_no_deeper() {
+fn matches_are_nested_at_most_as_deep_as_clients_can_decode() {
     use crate::proto::destination::DestinationProfile;
     use prost::Message;
     let nested = |depth: usize| {
@@ -198,7 +198,7 @@ fn matches_are_nested_as_deep_as_clients_decode_and_no_deeper() {
 }
 
 #[test]
-fn a_profile_as_long_as_an_object_can_be_is_read_in_no_time_and_told_if_a_client_can_take_it() {
+fn a_profile_of_the_maximum_object_size_is_parsed_quickly_and_rejected_if_clients_cannot_decode_it() {
     let begun = std::time::Instant::now();
     let overrides = |count: usize| format!("{{\"dstOverrides\": [{}]}}", vec!["{}"; count].join(","));
     let read = |text: &str| {
@@ -207,7 +207,7 @@ fn a_profile_as_long_as_an_object_can_be_is_read_in_no_time_and_told_if_a_client
     };
     assert_eq!(read(&overrides(90_000)), Ok(()));
     assert!(read(&overrides(500_000)).unwrap_err().contains("clients refuse"));
-    // Of each `not` nothing is copied, so a hundred of them around a megabyte are a megabyte.
+    // A `not` does not copy its content, so a hundred of them around a megabyte use one megabyte.
     let innermost = format!("{{\"all\": [{}]}}", vec!["{\"all\":[]}"; 120_000].join(","));
     let nested = (0..100).fold(innermost, |inner, _| format!("{{\"not\": {inner}}}"));
     let spec = format!("{{\"routes\": [{{\"name\": \"r\", \"condition\": {{\"all\": [{nested}]}}}}]}}");

@@ -1,4 +1,4 @@
-//! What one `GetProfile` stream sends: the latest profile, if it differs from the last.
+//! The updates of one `GetProfile` stream: the latest profile, if it differs from the last sent profile.
 
 use bytes::Bytes;
 
@@ -11,7 +11,7 @@ use crate::destination::{
 
 pub(in crate::destination) struct ProfileUpdates {
     subscription: Subscription<Profiles>,
-    /// What the client has, or is about to receive.
+    /// The profile that the client has or is about to receive.
     sent: Option<Bytes>,
     next: Option<OutgoingFrames>,
 }

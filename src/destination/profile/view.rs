@@ -1,7 +1,8 @@
 //! The profile of a target. Pure.
 //!
-//! In: the cluster's state, a target. Out: the objects that the profile is made from, found under the state's lock; and then,
-//! without the lock, the message. A field that Linkerd's destination leaves at its default is left at its default here.
+//! In: the cluster's state, and a target. Out: the inputs of the profile, which are found under the state's lock; then
+//! the message, which is built without the lock. A field that Linkerd's destination leaves at its default has its
+//! default here too.
 
 use std::{net::SocketAddr, sync::Arc};
 
@@ -35,12 +36,13 @@ use crate::{
     },
 };
 
-/// What a profile is made from.
+/// The inputs of a profile.
 #[derive(Debug, PartialEq)]
 pub(super) enum ProfileInputs {
-    /// The Service does not have the port. The empty profile makes proxies ask the policy controller, which denies the traffic.
+    /// The Service does not have the port. With the empty profile, proxies query the policy controller, which denies
+    /// the traffic.
     Empty,
-    /// A Service, which may have been deleted since it was requested.
+    /// A Service, which may have been deleted since the request.
     Service {
         target: ServiceTarget,
         opaque: bool,
@@ -52,7 +54,7 @@ pub(super) enum ProfileInputs {
     },
 }
 
-/// The retry budget of a target without one of its own.
+/// The retry budget of a target without a configured retry budget.
 const RETRY_BUDGET: RetryBudget =
     RetryBudget { retry_ratio: 0.2, min_retries_per_second: 10, ttl: Some(Duration { seconds: 10, nanos: 0 }) };
 
@@ -60,7 +62,7 @@ const RETRY_BUDGET: RetryBudget =
 
 impl ProfileInputs {
     /// # Errors
-    /// When the target has no profile, or the request would resolve to another target now.
+    /// When the target has no profile, or the request now resolves to another target.
     pub(super) fn of(
         state: &State,
         target: &ProfileTarget,
@@ -69,10 +71,10 @@ impl ProfileInputs {
         match target {
             ProfileTarget::Service(service) => Self::of_service(state, service, settings),
             ProfileTarget::ClusterIp(address, service) => {
-                let gone = || state.services.get(&service.service).is_none();
+                let is_deleted = || state.services.get(&service.service).is_none();
                 match state.services.at(*address) {
                     [known] if known.key == service.service => {}
-                    [] if gone() && is_unused(state, SocketAddr::new(*address, service.port)) => {}
+                    [] if is_deleted() && is_unused(state, SocketAddr::new(*address, service.port)) => {}
                     [] | [_] => return Err(ProfileRefusal::Moved),
                     several => return Err(ProfileRefusal::Services(several.len(), *address)),
                 }
@@ -84,7 +86,7 @@ impl ProfileInputs {
                     Instance::Pod(name, address) => {
                         let pod = state.pods.find(&service.namespace, name);
                         let pod = pod.ok_or_else(|| ProfileRefusal::NoPod(Arc::clone(name)))?;
-                        // The slice may have the address of a Pod before the status of the Pod has it.
+                        // The slice may have the address of a Pod before the Pod's status does.
                         let address = pod.addresses.first().copied().unwrap_or(*address);
                         Ok(Self::Endpoint { address: SocketAddr::new(address, *port), endpoint: of_pod(state, pod) })
                     }
@@ -127,7 +129,7 @@ impl ProfileInputs {
     }
 
     fn of_endpoint(state: &State, address: SocketAddr) -> Result<Self, ProfileRefusal> {
-        Ok(Self::Endpoint { address, endpoint: behind(state, address)? })
+        Ok(Self::Endpoint { address, endpoint: target_at(state, address)? })
     }
 
     pub(super) fn message(&self, settings: &DestinationSettings) -> DestinationProfile {
@@ -147,8 +149,9 @@ impl ProfileInputs {
     }
 }
 
-/// Returns what has an address that is not a ClusterIP: a Pod by its IP, then a Pod by its host port, then an ExternalWorkload.
-fn behind(state: &State, address: SocketAddr) -> Result<EndpointTarget, ProfileRefusal> {
+/// Returns the target at an address that is not a ClusterIP: a Pod by its IP, else a Pod by its host port, else an
+/// ExternalWorkload.
+fn target_at(state: &State, address: SocketAddr) -> Result<EndpointTarget, ProfileRefusal> {
     let pods = state.pods.at(address.ip());
     if !pods.is_empty() {
         let pod = holder(pods).map_err(|count| ProfileRefusal::Pods(count, address.ip()))?;
@@ -171,11 +174,11 @@ fn is_unused(state: &State, address: SocketAddr) -> bool {
     pods.iter().all(|pods| pods.is_empty()) && state.external_workloads.at(address).is_empty()
 }
 
-/// Returns the Pod that an address belongs to. A terminating Pod keeps it until another Pod has it; among several terminating
-/// Pods the first in [`Precedence`] has it.
+/// Returns the Pod that an address belongs to. A terminating Pod keeps the address until another Pod has it. Among
+/// several terminating Pods, the first in [`Precedence`] wins.
 ///
 /// # Errors
-/// The number of Pods that claim it and are not terminating, if there are several.
+/// When several Pods that are not terminating claim the address; the error is their number.
 fn holder(pods: &[Arc<Pod>]) -> Result<Option<&Arc<Pod>>, usize> {
     let mut staying = pods.iter().filter(|pod| !pod.terminating);
     match (staying.next(), staying.count()) {
@@ -185,8 +188,8 @@ fn holder(pods: &[Arc<Pod>]) -> Result<Option<&Arc<Pod>>, usize> {
     }
 }
 
-/// A Pod that does not run counts as a bare address: its proxy does not run either. Its readiness does not matter: peers have
-/// to find each other before they are ready.
+/// Returns the target for a Pod. A Pod that is not running counts as a bare address, because its proxy is not running
+/// either. Readiness does not matter, because peers have to find each other before they are ready.
 fn of_pod(state: &State, pod: &Arc<Pod>) -> EndpointTarget {
     match pod.phase {
         PodPhase::Running => EndpointTarget::of_pod(state, pod, &mut SelectorCache::default()),
@@ -230,7 +233,7 @@ fn service_profile(
     }
 }
 
-/// An authority without a port gets the requested one.
+/// Converts an override. An authority without a port gets the requested port.
 fn weighted(it: &Override, port: u16) -> WeightedDst {
     let authority = &it.authority;
     let authority = match split_host_port(authority) {

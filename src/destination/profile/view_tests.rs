@@ -1,4 +1,4 @@
-//! What there is behind a name or an address, and what is said of it.
+//! Tests of the targets of names and addresses, and of their profiles.
 
 use kube::runtime::watcher::Event;
 use prost::Message;
@@ -12,7 +12,7 @@ use crate::{
     proto::{destination::WeightedAddr, net::ip_address::Ip},
 };
 
-/// A cluster with these objects, in namespace `ns` unless they say another.
+/// A cluster with these objects, in namespace `ns` unless they set another.
 fn cluster(objects: impl IntoIterator<Item = (Kind, Value)>) -> Feed {
     let mut feed = Feed::default();
     for (kind, mut object) in objects {
@@ -22,16 +22,16 @@ fn cluster(objects: impl IntoIterator<Item = (Kind, Value)>) -> Feed {
     feed
 }
 
-/// What a new stream is told, for a client in a namespace.
-fn ask(feed: &Feed, path: &str, client_namespace: &str) -> Result<DestinationProfile, ProfileRefusal> {
+/// The first profile of a new stream, for a client in a namespace.
+fn new_stream(feed: &Feed, path: &str, client_namespace: &str) -> Result<DestinationProfile, ProfileRefusal> {
     let domain = &settings().cluster_domain;
     let request = ProfileRequest::new(ProfileAuthority::parse(path, domain).unwrap(), client_namespace);
     let target = request.resolve(&feed.cluster.read())?;
-    live(feed, &target)
+    open_stream(feed, &target)
 }
 
-/// What an open stream is told.
-fn live(feed: &Feed, target: &ProfileTarget) -> Result<DestinationProfile, ProfileRefusal> {
+/// The current profile of an open stream.
+fn open_stream(feed: &Feed, target: &ProfileTarget) -> Result<DestinationProfile, ProfileRefusal> {
     Ok(ProfileInputs::of(&feed.cluster.read(), target, &settings())?.message(&settings()))
 }
 
@@ -39,7 +39,7 @@ fn service(name: &str, annotations: &Value, spec: &Value) -> (Kind, Value) {
     (Kind::Service, json!({"metadata": {"name": name, "annotations": annotations}, "spec": spec}))
 }
 
-/// Port 80, and an unnamed one that is opaque by default.
+/// A Service with port 80, and with port 3306, which is opaque by default.
 fn web(annotations: &Value) -> (Kind, Value) {
     let ports = json!([{"name": "http", "port": 80}, {"name": "mysql", "port": 3306}]);
     service("web", annotations, &json!({"clusterIP": "10.96.0.1", "ports": ports}))
@@ -84,17 +84,17 @@ fn terminating() -> Value {
     json!({"metadata": {"deletionTimestamp": "2026-01-01T00:00:00Z"}})
 }
 
-/// The route of a profile's only one, and where it is from.
-fn told(answer: Result<DestinationProfile, ProfileRefusal>) -> String {
-    let profile = answer.unwrap();
+/// The name of a profile's only route, and the namespace of its ServiceProfile.
+fn route_of(profile_or_refusal: Result<DestinationProfile, ProfileRefusal>) -> String {
+    let profile = profile_or_refusal.unwrap();
     let Some(metadata::Kind::Resource(reference)) = profile.profile_ref.unwrap().kind else { panic!() };
     let route = profile.routes.first().map_or("default", |route| &route.metrics_labels["route"]);
     format!("{route} {}", reference.namespace).trim().to_owned()
 }
 
-/// What stands behind an endpoint: a Pod, an ExternalWorkload, or nothing that is known; `!` where it is opaque.
-fn behind(answer: Result<DestinationProfile, ProfileRefusal>) -> String {
-    let profile = match answer {
+/// The name of an endpoint's Pod or ExternalWorkload, or `unknown`; with `!` if the port is opaque.
+fn endpoint_name(profile_or_refusal: Result<DestinationProfile, ProfileRefusal>) -> String {
+    let profile = match profile_or_refusal {
         Ok(profile) => profile,
         Err(refusal) => return format!("{refusal:?}"),
     };
@@ -115,7 +115,7 @@ fn address(endpoint: &WeightedAddr) -> String {
 }
 
 #[test]
-fn a_service_without_a_profile_has_the_default_one() {
+fn a_service_without_a_service_profile_has_the_default_profile() {
     let expected = DestinationProfile {
         fully_qualified_name: "web.ns.svc.mycluster.local".to_owned(),
         opaque_protocol: false,
@@ -143,14 +143,14 @@ fn a_service_without_a_profile_has_the_default_one() {
     };
     let feed = cluster([web(&json!({}))]);
     for path in ["web.ns.svc.mycluster.local", "10.96.0.1", "[::ffff:10.96.0.1]:80"] {
-        assert_eq!(ask(&feed, path, ""), Ok(expected.clone()), "{path}");
+        assert_eq!(new_stream(&feed, path, ""), Ok(expected.clone()), "{path}");
     }
-    let dotted = ask(&feed, ".web.ns.svc.mycluster.local", "").unwrap();
+    let dotted = new_stream(&feed, ".web.ns.svc.mycluster.local", "").unwrap();
     assert_eq!(dotted.fully_qualified_name, ".web.ns.svc.mycluster.local");
 }
 
 #[test]
-fn the_clients_own_profile_wins_over_the_services_and_an_invalid_one_counts_for_nothing() {
+fn the_clients_own_profile_wins_over_the_services_profile_and_an_invalid_profile_is_ignored() {
     let (own, theirs) = (profile("client", "own"), profile("ns", "theirs"));
     for (profiles, client, expected) in [
         (vec![], "client", "default"),
@@ -168,22 +168,26 @@ fn the_clients_own_profile_wins_over_the_services_and_an_invalid_one_counts_for_
         (vec![profile("linkerd", "control-plane")], "client", "default"),
     ] {
         let feed = cluster([web(&json!({}))].into_iter().chain(profiles.clone()));
-        assert_eq!(told(ask(&feed, "web.ns.svc.mycluster.local", client)), expected, "{profiles:?} {client}");
+        assert_eq!(
+            route_of(new_stream(&feed, "web.ns.svc.mycluster.local", client)),
+            expected,
+            "{profiles:?} {client}"
+        );
     }
 }
 
 #[test]
-fn a_profile_brings_its_budget_and_its_overrides_for_the_port_that_was_asked_for() {
+fn a_profile_has_its_retry_budget_and_its_overrides_for_the_requested_port() {
     let (kind, mut object) = profile("ns", "route");
     let authorities = ["foo", "foo:8080", "foo:bar", "foo:", ":81", "", "::1", "a:b:c", "[::1]", "[::1]:81"];
     let overrides: Vec<_> =
         authorities.iter().map(|authority| json!({"authority": authority, "weight": "900m"})).collect();
     object["spec"]["dstOverrides"] = overrides.into();
     object["spec"]["retryBudget"] = json!({"retryRatio": 0.5, "minRetriesPerSecond": 0, "ttl": "1s"});
-    let profile = ask(&cluster([web(&json!({})), (kind, object)]), "web.ns.svc.mycluster.local", "").unwrap();
-    let told: Vec<_> = profile.dst_overrides.iter().map(|it| it.authority.as_str()).collect();
+    let profile = new_stream(&cluster([web(&json!({})), (kind, object)]), "web.ns.svc.mycluster.local", "").unwrap();
+    let actual: Vec<_> = profile.dst_overrides.iter().map(|it| it.authority.as_str()).collect();
     assert_eq!(
-        told,
+        actual,
         ["foo:80", "foo:8080", "foo:bar", "foo:", ":81", ":80", "[::1]:80", "[a:b:c]:80", "[[::1]]:80", "[::1]:81"]
     );
     assert!(profile.dst_overrides.iter().all(|it| it.weight == 9_000 && it.backend_ref.is_none()));
@@ -206,44 +210,44 @@ fn only_the_services_own_annotation_makes_its_port_opaque() {
         let pod =
             pod("web-1", "10.0.0.1", &json!({"metadata": {"annotations": {"config.linkerd.io/opaque-ports": "80"}}}));
         let feed = cluster([web(&annotations), pod, opaque_server("podSelector", &json!(80))]);
-        let found = [80, 3306].map(|port| ask(&feed, &format!("10.96.0.1:{port}"), "").unwrap().opaque_protocol);
+        let found = [80, 3306].map(|port| new_stream(&feed, &format!("10.96.0.1:{port}"), "").unwrap().opaque_protocol);
         assert_eq!(found, opaque, "{annotations}");
     }
 }
 
 #[test]
-fn a_port_that_the_service_does_not_have_is_answered_with_nothing_at_all() {
+fn a_port_that_the_service_does_not_have_gets_an_empty_profile() {
     let external = |ports: Value| service("external", &json!({}), &json!({"type": "ExternalName", "ports": ports}));
     let feed = cluster([web(&json!({})), profile("ns", "route"), external(json!(null))]);
     for path in ["web.ns.svc.mycluster.local:81", "10.96.0.1:81", "external.ns.svc.mycluster.local:80"] {
-        assert_eq!(ask(&feed, path, "").map(|it| it.encode_to_vec()), Ok(Vec::new()), "{path}");
+        assert_eq!(new_stream(&feed, path, "").map(|it| it.encode_to_vec()), Ok(Vec::new()), "{path}");
     }
     let feed = cluster([external(json!([{"port": 80}]))]);
-    assert_eq!(ask(&feed, "external.ns.svc.mycluster.local:80", ""), Err(ProfileRefusal::ExternalName));
+    assert_eq!(new_stream(&feed, "external.ns.svc.mycluster.local:80", ""), Err(ProfileRefusal::ExternalName));
 }
 
 #[test]
-fn a_stream_of_a_service_that_is_gone_falls_back_to_the_defaults_and_the_profile_stays() {
+fn a_stream_of_a_deleted_service_falls_back_to_the_defaults_and_keeps_the_service_profile() {
     let mut feed = cluster([web(&json!({"config.linkerd.io/opaque-ports": "80"})), profile("ns", "route")]);
     let targets = ["web.ns.svc.mycluster.local:80", "10.96.0.1:80"].map(|path| {
         let authority = ProfileAuthority::parse(path, "mycluster.local").unwrap();
         ProfileRequest::new(authority, "").resolve(&feed.cluster.read()).unwrap()
     });
     let answers = |feed: &Feed| {
-        targets.each_ref().map(|target| live(feed, target).map(|it| (it.opaque_protocol, it.routes.len())))
+        targets.each_ref().map(|target| open_stream(feed, target).map(|it| (it.opaque_protocol, it.routes.len())))
     };
     assert_eq!(answers(&feed), [Ok((true, 1)), Ok((true, 1))]);
     feed.apply(Kind::Service, Event::Delete(json!({"metadata": {"name": "web", "namespace": "ns"}})));
     assert_eq!(answers(&feed), [Ok((false, 1)), Ok((false, 1))]);
     feed.apply(Kind::Pod, Event::Apply(pod("taker", "10.96.0.1", &json!({"metadata": {"namespace": "ns"}})).1));
-    assert_eq!(answers(&feed), [Ok((false, 1)), Err(ProfileRefusal::Moved)], "the address is a Pod's now");
+    assert_eq!(answers(&feed), [Ok((false, 1)), Err(ProfileRefusal::Moved)], "the address belongs to a Pod now");
     let moved = json!({"metadata": {"name": "web", "namespace": "ns"}, "spec": {"clusterIP": "10.96.0.9", "ports": [{"port": 80}]}});
     feed.apply(Kind::Service, Event::Apply(moved));
-    assert_eq!(answers(&feed), [Ok((false, 1)), Err(ProfileRefusal::Moved)], "the name is the new Service's");
+    assert_eq!(answers(&feed), [Ok((false, 1)), Err(ProfileRefusal::Moved)], "the name belongs to the new Service");
 }
 
 #[test]
-fn an_address_is_a_services_before_a_pods_before_a_nodes_before_an_external_workloads() {
+fn an_address_belongs_to_a_service_else_a_pod_else_a_host_port_else_an_external_workload() {
     let host = json!({"spec": {"hostNetwork": true, "containers": [{"name": "a", "ports": [{"containerPort": 81, "hostPort": 81}]}]},
         "status": {"hostIP": "192.0.2.1"}});
     let objects = [
@@ -266,24 +270,27 @@ fn an_address_is_a_services_before_a_pods_before_a_nodes_before_an_external_work
         ("203.0.113.7:80", "unknown"),
         ("203.0.113.7:3306", "unknown!"),
     ] {
-        assert_eq!(behind(ask(&feed, path, "")), expected, "{path}");
+        assert_eq!(endpoint_name(new_stream(&feed, path, "")), expected, "{path}");
     }
-    assert!(ask(&feed, "10.96.0.1:80", "").unwrap().endpoint.is_none());
-    assert_eq!(live(&feed, &ProfileTarget::Endpoint("10.96.0.1:80".parse().unwrap())), Err(ProfileRefusal::Moved));
+    assert!(new_stream(&feed, "10.96.0.1:80", "").unwrap().endpoint.is_none());
+    assert_eq!(
+        open_stream(&feed, &ProfileTarget::Endpoint("10.96.0.1:80".parse().unwrap())),
+        Err(ProfileRefusal::Moved)
+    );
 }
 
 #[test]
-fn whose_an_address_is_that_several_pods_have_had() {
+fn an_address_of_several_pods_belongs_to_one_of_them_or_is_a_conflict() {
     let phase = |phase: &str| json!({"status": {"phase": phase}});
     let created = |created: &str| {
-        let mut going = terminating();
-        going["metadata"]["creationTimestamp"] = json!(created);
-        going
+        let mut changes = terminating();
+        changes["metadata"]["creationTimestamp"] = json!(created);
+        changes
     };
-    let going_and = |phase: &str| {
-        let mut going = terminating();
-        going["status"] = json!({ "phase": phase });
-        going
+    let terminating_in = |phase: &str| {
+        let mut changes = terminating();
+        changes["status"] = json!({ "phase": phase });
+        changes
     };
     for (pods, expected) in [
         (vec![("a", json!({}))], "a"),
@@ -292,7 +299,7 @@ fn whose_an_address_is_that_several_pods_have_had() {
         (vec![("a", phase("Succeeded"))], "vm"),
         (vec![("a", phase("Failed"))], "vm"),
         (vec![("a", terminating())], "a"),
-        (vec![("a", going_and("Pending"))], "unknown"),
+        (vec![("a", terminating_in("Pending"))], "unknown"),
         (vec![("a", json!({})), ("b", phase("Succeeded"))], "a"),
         (vec![("a", json!({})), ("b", terminating())], "a"),
         (vec![("a", phase("Pending")), ("b", terminating())], "unknown"),
@@ -306,7 +313,7 @@ fn whose_an_address_is_that_several_pods_have_had() {
     ] {
         let all = pods.iter().map(|(name, changes)| pod(name, "10.0.0.1", changes));
         let feed = cluster(all.chain([workload("vm", "10.0.0.1", 80)]));
-        assert_eq!(behind(ask(&feed, "10.0.0.1:80", "")), expected, "{pods:?}");
+        assert_eq!(endpoint_name(new_stream(&feed, "10.0.0.1:80", "")), expected, "{pods:?}");
     }
     let host = |name: &str| {
         let ports =
@@ -317,17 +324,22 @@ fn whose_an_address_is_that_several_pods_have_had() {
             &json!({"spec": {"hostNetwork": true, "containers": [{"name": "a", "ports": ports}]}, "status": {"hostIP": "192.0.2.1"}}),
         )
     };
-    assert_eq!(behind(ask(&cluster([host("a")]), "192.0.2.1:80", "")), "a", "it does not conflict with itself");
-    let conflict = ask(&cluster([host("a"), host("b")]), "192.0.2.1:80", "");
+    assert_eq!(
+        endpoint_name(new_stream(&cluster([host("a")]), "192.0.2.1:80", "")),
+        "a",
+        "a Pod does not conflict with itself"
+    );
+    let conflict = new_stream(&cluster([host("a"), host("b")]), "192.0.2.1:80", "");
     assert_eq!(conflict, Err(ProfileRefusal::HostPorts(2, "192.0.2.1:80".parse().unwrap())));
-    let conflict = ask(&cluster([workload("a", "192.0.2.1", 80), workload("b", "192.0.2.1", 80)]), "192.0.2.1:80", "");
+    let conflict =
+        new_stream(&cluster([workload("a", "192.0.2.1", 80), workload("b", "192.0.2.1", 80)]), "192.0.2.1:80", "");
     assert_eq!(conflict, Err(ProfileRefusal::ExternalWorkloads(2, "192.0.2.1:80".parse().unwrap())));
 }
 
 #[test]
 fn the_endpoint_of_a_pod_has_the_pods_namespace_and_no_locality() {
     let labels = json!({"metadata": {"labels": {"linkerd.io/control-plane-ns": "linkerd"}}});
-    let profile = ask(&cluster([pod("web-1", "172.17.0.12", &labels)]), "172.17.0.12:8989", "").unwrap();
+    let profile = new_stream(&cluster([pod("web-1", "172.17.0.12", &labels)]), "172.17.0.12:8989", "").unwrap();
     let expected = [
         ("control_plane_ns", "linkerd"),
         ("namespace", "ns"),
@@ -345,14 +357,14 @@ fn the_endpoint_of_a_pod_has_the_pods_namespace_and_no_locality() {
 }
 
 #[test]
-fn nothing_but_its_address_is_said_of_an_unknown_endpoint() {
-    let endpoint = ask(&cluster([]), "[2001:DB8::1]:80", "").unwrap().endpoint.unwrap();
+fn an_unknown_endpoint_has_only_its_address() {
+    let endpoint = new_stream(&cluster([]), "[2001:DB8::1]:80", "").unwrap().endpoint.unwrap();
     assert_eq!(address(&endpoint), "[2001:db8::1]:80");
     assert_eq!(endpoint, WeightedAddr { addr: endpoint.addr, weight: 10_000, ..WeightedAddr::default() });
 }
 
 #[test]
-fn a_port_is_opaque_by_annotation_by_default_or_by_server_and_never_because_a_server_says_otherwise() {
+fn a_port_is_opaque_by_annotation_by_default_or_by_server_and_servers_never_remove_opacity() {
     let annotated = |text: &str| json!({"metadata": {"annotations": {"config.linkerd.io/opaque-ports": text}}});
     let ports = json!([{"name": "http", "containerPort": 80, "hostPort": 8080}]);
     for (server, annotations, expected) in [
@@ -373,15 +385,15 @@ fn a_port_is_opaque_by_annotation_by_default_or_by_server_and_never_because_a_se
         let server_of = server.as_ref().map(|port| opaque_server("podSelector", port));
         let feed = cluster([web].into_iter().chain(server_of));
         let found = ["10.0.0.1:80", "10.0.0.1:3306", "192.0.2.1:8080"]
-            .map(|path| ask(&feed, path, "").unwrap().opaque_protocol);
+            .map(|path| new_stream(&feed, path, "").unwrap().opaque_protocol);
         assert_eq!(found, expected, "{server:?} {annotations}");
     }
-    let machines = |server| cluster([workload("vm", "192.0.2.1", 80), server]);
+    let workloads = |server| cluster([workload("vm", "192.0.2.1", 80), server]);
     let found = [
-        machines(opaque_server("podSelector", &json!(80))),
-        machines(opaque_server("externalWorkloadSelector", &json!(80))),
+        workloads(opaque_server("podSelector", &json!(80))),
+        workloads(opaque_server("externalWorkloadSelector", &json!(80))),
     ];
-    assert_eq!(found.map(|feed| behind(ask(&feed, "192.0.2.1:80", ""))), ["vm", "vm!"]);
+    assert_eq!(found.map(|feed| endpoint_name(new_stream(&feed, "192.0.2.1:80", ""))), ["vm", "vm!"]);
 }
 
 #[test]
@@ -397,7 +409,7 @@ fn an_instance_is_found_by_its_hostname_whether_it_is_ready_or_not() {
             {"addresses": ["10.0.0.1"], "hostname": "db-0", "targetRef": target("db-0"), "conditions": not_ready},
             {"addresses": ["10.0.0.2"], "hostname": "db-1", "targetRef": target("db-1")},
             {"addresses": ["10.0.0.3"], "hostname": "db-2", "targetRef": target("db-2")},
-            {"addresses": ["10.0.0.4"], "hostname": "gone", "targetRef": target("gone")},
+            {"addresses": ["10.0.0.4"], "hostname": "deleted", "targetRef": target("deleted")},
             {"addresses": ["10.0.0.5"], "hostname": "plain"},
             {"addresses": ["192.0.2.1"], "hostname": "vm", "targetRef": {"kind": "ExternalWorkload", "name": "vm"}},
         ])),
@@ -407,16 +419,16 @@ fn an_instance_is_found_by_its_hostname_whether_it_is_ready_or_not() {
         workload("vm", "192.0.2.1", 80),
     ]);
     let found = |hostname: &str| {
-        let profile = ask(&feed, &format!("{hostname}.db.ns.svc.mycluster.local:80"), "")?;
+        let profile = new_stream(&feed, &format!("{hostname}.db.ns.svc.mycluster.local:80"), "")?;
         assert!(profile.fully_qualified_name.is_empty() && profile.parent_ref.is_none());
         let at = address(profile.endpoint.as_ref().unwrap());
-        Ok(format!("{} at {at}", behind(Ok(profile))))
+        Ok(format!("{} at {at}", endpoint_name(Ok(profile))))
     };
     assert_eq!(found("db-0"), Ok("db-0 at 10.0.0.11:80".to_owned()));
     assert_eq!(found("db-1"), Ok("unknown at 10.0.0.12:80".to_owned()));
-    assert_eq!(found("db-2"), Ok("db-2 at 10.0.0.3:80".to_owned()), "its status does not say yet");
+    assert_eq!(found("db-2"), Ok("db-2 at 10.0.0.3:80".to_owned()), "the Pod's status has no address yet");
     assert_eq!(found("plain"), Ok("unknown at 10.0.0.5:80".to_owned()));
     assert_eq!(found("vm"), Ok("vm at 192.0.2.1:80".to_owned()));
-    assert_eq!(found("gone"), Err(ProfileRefusal::NoPod("gone".into())));
+    assert_eq!(found("deleted"), Err(ProfileRefusal::NoPod("deleted".into())));
     assert_eq!(found("none"), Err(ProfileRefusal::NoInstance(NamespacedName::new("ns", "db"), "none".into())));
 }

@@ -1,8 +1,8 @@
-//! The views of `GetProfile`: one for each target, kept in step with the objects that its profile is made from.
+//! The views of `GetProfile`: one view for each target, updated when the inputs of its profile change.
 //!
-//! In: marked keys; clients that subscribe. Out: finished frames. Always holds: the first message for a client is what the state
-//! says then; a view never goes back to an older generation; a view whose target would now be answered in another way has
-//! ended, and no client subscribes to it any more.
+//! In: marked keys; clients that subscribe. Out: complete frames. Always holds: the first message for a client matches
+//! the state at that time; a view never returns to an older generation; a view ends when its target needs another kind
+//! of profile, and no client subscribes to an ended view.
 
 use std::{
     collections::HashMap,
@@ -32,11 +32,11 @@ use crate::{
 /// The kind of the views of `GetProfile`.
 pub(in crate::destination) enum Profiles {}
 
-/// A finished message.
+/// A complete message.
 #[derive(Clone)]
 pub(in crate::destination) struct EncodedProfile {
     pub(super) frame: Bytes,
-    /// When the event was received that led to it.
+    /// When the event that led to this message was received.
     pub(super) received: Instant,
 }
 
@@ -45,7 +45,7 @@ pub(in crate::destination) struct ProfilesIndex {
     groups: HashMap<Anchor, ViewGroup>,
 }
 
-/// What a view is found by. A view has one or two anchors.
+/// A key of the index. A view has one or two anchors.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 enum Anchor {
     /// The profiles of a Service.
@@ -58,7 +58,7 @@ enum Anchor {
 #[derive(Default)]
 struct ViewGroup {
     views: HashMap<ProfileTarget, Arc<View<Profiles>>>,
-    /// The messages for a Service, which are the same for clients in many namespaces.
+    /// The messages for a Service, which clients in many namespaces share.
     frames: HashMap<FrameKey, CachedFrame>,
 }
 
@@ -69,7 +69,7 @@ struct FrameKey {
     profile: Option<NamespacedName>,
 }
 
-/// A message, and what it was made from.
+/// A message, and its inputs.
 struct CachedFrame {
     opaque: bool,
     content: Option<Arc<ProfileContent>>,
@@ -107,7 +107,7 @@ impl ViewIndex<Profiles> for ProfilesIndex {
         view
     }
 
-    /// A view that has ended is no longer there, and another view may be in its place.
+    /// A view that has ended is not in the index any more, and another view may have replaced it.
     fn remove(&mut self, view: &Arc<View<Profiles>>) {
         for anchor in view.key.anchors() {
             let Some(group) = self.groups.get_mut(&anchor) else { continue };
@@ -162,11 +162,11 @@ impl ProfileTarget {
 // === impl View ===
 
 impl View<Profiles> {
-    /// Makes the profile from the current state and publishes it if it differs. Returns whether it does. A view that has clients
-    /// and no answer any more ends.
+    /// Computes the profile from the current state and publishes it if it differs. Returns whether it differs. A
+    /// published view ends if its target has no profile any more.
     ///
     /// # Errors
-    /// When the target has no profile, or the request would resolve to another target now.
+    /// When the target has no profile, or the request now resolves to another target.
     fn publish(
         self: &Arc<Self>,
         generation: &mut Option<u64>,
@@ -202,10 +202,10 @@ impl View<Profiles> {
 // === impl Views ===
 
 impl Views {
-    /// Subscribes to the request's view, which is published.
+    /// Subscribes to the request's view, and publishes the view.
     ///
     /// # Errors
-    /// When the request is answered with a status instead.
+    /// When the request is refused.
     pub(in crate::destination) fn subscribe_to_profile(
         self: &Arc<Self>,
         request: &ProfileRequest,
@@ -215,7 +215,7 @@ impl Views {
             let subscription = Subscription::<Profiles>::new(self, target)?;
             let view = subscription.view();
             let mut generation = view.generation.lock();
-            // It has ended since it was found, and the index does not have it any more.
+            // The view has ended since it was found, and is not in the index any more.
             if view.has_ended() {
                 continue;
             }
@@ -226,20 +226,21 @@ impl Views {
                     self.count_endpoint_profile(view);
                     return Ok(subscription);
                 }
-                // The target has changed since the request was resolved, a moment ago.
+                // The target has changed since the request was resolved, so the request is resolved again.
                 Err(ProfileRefusal::Moved) => {}
                 Err(refusal) => return Err(refusal),
             }
         }
     }
 
-    /// Returns the views that a batch concerns, each once, with the time of the first event that concerns it.
+    /// Returns the views that a batch affects, without duplicates. Each view has the time of the first event that
+    /// affects it.
     pub(in crate::destination) fn profiles_of(&self, batch: &Batch) -> Vec<(Arc<View<Profiles>>, Instant)> {
         let Batch { endpoints, services, addresses, profiles, zones: _ } = batch;
         let index = self.profiles.index();
-        let mut concerned: HashMap<*const View<Profiles>, (Arc<View<Profiles>>, Instant)> = HashMap::new();
+        let mut affected: HashMap<*const View<Profiles>, (Arc<View<Profiles>>, Instant)> = HashMap::new();
         let mut add = |view: &Arc<View<Profiles>>, received: Instant| {
-            let known = concerned.entry(Arc::as_ptr(view)).or_insert_with(|| (Arc::clone(view), received));
+            let known = affected.entry(Arc::as_ptr(view)).or_insert_with(|| (Arc::clone(view), received));
             known.1 = known.1.min(received);
         };
         for (service, received) in endpoints {
@@ -260,13 +261,13 @@ impl Views {
             let views = views.filter(|view| own || view.key.client_namespace() == Some(&profile.namespace));
             views.for_each(|view| add(view, *received));
         }
-        concerned.into_values().collect()
+        affected.into_values().collect()
     }
 
-    /// Brings a view up to date.
+    /// Publishes a view if its profile has changed.
     pub(in crate::destination) fn publish_profile(&self, view: &Arc<View<Profiles>>, received: Instant) {
         let mut generation = view.generation.lock();
-        // A view without a profile is about to be published by its first client.
+        // A view without a profile is skipped, because its first client is about to publish it.
         if generation.is_none()
             || view.has_ended()
             || !matches!(view.publish(&mut generation, self, received), Ok(true))
@@ -284,7 +285,7 @@ impl Views {
         }
     }
 
-    /// Encodes a profile, or returns the message of another view of the same Service that was made from the same objects.
+    /// Encodes a profile, or returns the message of another view of the same Service with the same inputs.
     fn profile_frame(&self, inputs: &ProfileInputs) -> Bytes {
         let encode = || frame::encode(&inputs.message(&self.settings));
         let ProfileInputs::Service { target, opaque, profile } = inputs else { return encode() };
@@ -302,7 +303,7 @@ impl Views {
         }
         let frame = encode();
         if let Some(group) = self.profiles.index().groups.get_mut(&anchor) {
-            // Messages of ports and ServiceProfiles that no view uses any more are not kept for long.
+            // Limits the number of messages for ports and ServiceProfiles that no view uses any more.
             if group.frames.len() > 2 * group.views.len() {
                 group.frames.clear();
             }

@@ -1,4 +1,4 @@
-//! Views from their first client to their last.
+//! Tests of views, from their first client to their last.
 
 use futures::FutureExt;
 use kube::runtime::watcher::Event;
@@ -27,12 +27,12 @@ impl Rig {
         let views = Views::new(feed.cluster.clone(), settings(), metrics);
         let mut rig = Self { feed, observer, views };
         for (kind, object) in objects {
-            rig.happen(kind, object);
+            rig.apply(kind, object);
         }
         rig
     }
 
-    fn happen(&mut self, kind: Kind, mut object: Value) {
+    fn apply(&mut self, kind: Kind, mut object: Value) {
         object["metadata"]["namespace"] = "ns".into();
         self.feed.apply(kind, Event::Apply(object));
     }
@@ -66,7 +66,7 @@ fn pod(name: &str, labels: &Value) -> (Kind, Value) {
 
 const WEB: &str = "web.ns.svc.mycluster.local:80";
 
-fn told(subscription: &mut Subscription<Profiles>) -> DestinationProfile {
+fn profile(subscription: &mut Subscription<Profiles>) -> DestinationProfile {
     let frame = subscription.latest().content.unwrap().frame;
     DestinationProfile::decode(frame.slice(5..)).unwrap()
 }
@@ -76,27 +76,27 @@ fn frame(subscription: &mut Subscription<Profiles>) -> Bytes {
 }
 
 #[tokio::test]
-async fn a_client_that_comes_after_the_last_has_left_is_told_what_the_service_says() {
+async fn a_client_that_subscribes_after_the_last_client_left_receives_the_current_profile() {
     let rig = Rig::new([web("80")]);
     for _ in 0..3 {
         let mut subscription = rig.subscribe(WEB, "").unwrap();
-        assert!(told(&mut subscription).opaque_protocol);
+        assert!(profile(&mut subscription).opaque_protocol);
         drop(subscription);
         assert!(rig.views.profiles.index().is_empty());
     }
 }
 
 #[tokio::test]
-async fn a_client_is_told_the_latest_first_though_it_was_not_published_yet() {
+async fn a_client_first_receives_the_latest_profile_even_before_it_is_published() {
     let mut rig = Rig::new([web("80")]);
     let mut old = rig.subscribe(WEB, "").unwrap();
-    assert!(told(&mut old).opaque_protocol);
-    rig.happen(web("81").0, web("81").1);
+    assert!(profile(&mut old).opaque_protocol);
+    rig.apply(web("81").0, web("81").1);
     let mut new = rig.subscribe(WEB, "").unwrap();
-    assert!(!told(&mut new).opaque_protocol);
-    assert!(old.changed().now_or_never().is_some() && !told(&mut old).opaque_protocol);
+    assert!(!profile(&mut new).opaque_protocol);
+    assert!(old.changed().now_or_never().is_some() && !profile(&mut old).opaque_protocol);
     rig.publish().await;
-    assert!(new.changed().now_or_never().is_none(), "it was told already");
+    assert!(new.changed().now_or_never().is_none(), "the new client has this profile already");
 }
 
 #[tokio::test]
@@ -104,7 +104,7 @@ async fn clients_of_many_namespaces_share_one_message_before_and_after_a_change(
     let mut rig = Rig::new([web("80")]);
     let mut clients: Vec<_> = (0..50).map(|n| rig.subscribe(WEB, &format!("client-{n}")).unwrap()).collect();
     for annotation in ["80", "81"] {
-        rig.happen(web(annotation).0, web(annotation).1);
+        rig.apply(web(annotation).0, web(annotation).1);
         rig.publish().await;
         let frames: Vec<Bytes> = clients.iter_mut().map(frame).collect();
         assert!(frames.iter().all(|frame| std::ptr::eq(&**frame, &*frames[0])));
@@ -112,7 +112,7 @@ async fn clients_of_many_namespaces_share_one_message_before_and_after_a_change(
 }
 
 #[tokio::test]
-async fn only_those_whom_a_change_concerns_are_looked_at_and_nobody_is_told_the_same_again() {
+async fn only_affected_views_are_checked_and_no_client_receives_the_same_profile_again() {
     let mut rig = Rig::new([web("80"), pod("web-1", &json!({"app": "web"}))]);
     let mut service = rig.subscribe(WEB, "").unwrap();
     let mut endpoint = rig.subscribe("10.0.0.1:80", "").unwrap();
@@ -123,15 +123,15 @@ async fn only_those_whom_a_change_concerns_are_looked_at_and_nobody_is_told_the_
     rig.publish().await;
     let before = rig.published();
     let server = |port: u16| json!({"metadata": {"name": "server"}, "spec": {"podSelector": {"matchLabels": {"app": "web"}}, "port": port, "proxyProtocol": "opaque"}});
-    rig.happen(Kind::Server, server(80));
+    rig.apply(Kind::Server, server(80));
     let batch = rig.observer.dirty.next().now_or_never().unwrap().into();
-    let concerned = rig.views.profiles_of(&batch);
-    assert_eq!(concerned.len(), 1, "the Pod's");
+    let affected = rig.views.profiles_of(&batch);
+    assert_eq!(affected.len(), 1, "only the view of the Pod is affected");
     rig.views.publish_batch(batch).await;
-    assert!(endpoint.changed().now_or_never().is_some() && told(&mut endpoint).opaque_protocol);
-    rig.happen(Kind::Server, server(80));
-    rig.happen(Kind::Server, server(81));
-    rig.happen(Kind::Server, server(80));
+    assert!(endpoint.changed().now_or_never().is_some() && profile(&mut endpoint).opaque_protocol);
+    rig.apply(Kind::Server, server(80));
+    rig.apply(Kind::Server, server(81));
+    rig.apply(Kind::Server, server(80));
     rig.publish().await;
     let others = [service, endpoint, elsewhere];
     assert!(others.into_iter().all(|mut it| it.changed().now_or_never().is_none()));
@@ -139,7 +139,7 @@ async fn only_those_whom_a_change_concerns_are_looked_at_and_nobody_is_told_the_
 }
 
 #[tokio::test]
-async fn a_change_at_one_port_of_a_node_is_not_looked_for_at_the_others() {
+async fn a_change_at_one_port_of_a_node_does_not_affect_the_other_ports() {
     let workload = |port: u16, name: &str| {
         let spec = json!({"workloadIPs": [{"ip": "192.0.2.1"}], "ports": [{"port": port}]});
         (Kind::ExternalWorkload, json!({"metadata": {"name": name}, "spec": spec}))
@@ -148,37 +148,37 @@ async fn a_change_at_one_port_of_a_node_is_not_looked_for_at_the_others() {
     let _clients: Vec<_> = (80..90).map(|port| rig.subscribe(&format!("192.0.2.1:{port}"), "").unwrap()).collect();
     rig.publish().await;
     let (kind, object) = workload(81, "other");
-    rig.happen(kind, object);
+    rig.apply(kind, object);
     let batch = rig.observer.dirty.next().now_or_never().unwrap().into();
     assert_eq!(rig.views.profiles_of(&batch).len(), 1);
 }
 
 #[tokio::test]
-async fn a_view_that_is_no_longer_the_answer_ends_and_nobody_comes_to_it_any_more() {
+async fn a_view_whose_target_changes_ends_and_no_new_client_joins_it() {
     let mut rig = Rig::new([pod("web-1", &json!({}))]);
     let mut old = rig.subscribe("10.0.0.1:80", "").unwrap();
     old.latest();
     let (kind, other) = pod("web-2", &json!({}));
-    rig.happen(kind, other.clone());
+    rig.apply(kind, other.clone());
     rig.publish().await;
     assert_eq!(old.latest().end, Some(EndReason::Rerouted));
     let conflict = ProfileRefusal::Pods(2, "10.0.0.1".parse().unwrap());
     assert_eq!(rig.subscribe("10.0.0.1:80", "").map(|_| ()), Err(conflict));
-    let mut gone = other;
-    gone["metadata"]["namespace"] = "ns".into();
-    rig.feed.apply(kind, Event::Delete(gone));
-    // The first still holds its view: its client did not read yet.
+    let mut deleted = other;
+    deleted["metadata"]["namespace"] = "ns".into();
+    rig.feed.apply(kind, Event::Delete(deleted));
+    // The first client still holds the ended view, because it has not read yet.
     let mut new = rig.subscribe("10.0.0.1:80", "").unwrap();
-    assert_eq!((new.latest().end, told(&mut new).endpoint.unwrap().metric_labels["pod"].as_str()), (None, "web-1"));
+    assert_eq!((new.latest().end, profile(&mut new).endpoint.unwrap().metric_labels["pod"].as_str()), (None, "web-1"));
     drop(old);
     rig.publish().await;
-    assert_eq!(rig.views.profiles.index().clients().len(), 1, "who leaves an old view does not take the new one along");
+    assert_eq!(rig.views.profiles.index().clients().len(), 1, "dropping the ended view does not remove the new view");
     drop(new);
     assert!(rig.views.profiles.index().is_empty());
 }
 
 #[tokio::test]
-async fn when_the_process_stops_all_end_with_the_empty_ones_and_none_begins() {
+async fn when_the_process_stops_all_streams_end_even_empty_ones_and_no_stream_begins() {
     let rig = Rig::new([web("80"), pod("web-1", &json!({}))]);
     let paths = [WEB, "web.ns.svc.mycluster.local:81", "10.96.0.1:80", "10.0.0.1:80", "203.0.113.1:80"];
     let mut streams = paths.map(|path| rig.subscribe(path, "").unwrap());
