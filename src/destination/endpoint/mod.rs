@@ -1,4 +1,4 @@
-//! One endpoint, as the streams of both methods describe it: what it stands for, and how it is encoded.
+//! One endpoint, as the streams of both methods describe it: its target and its encoding.
 
 pub(super) mod target;
 pub(super) mod weighted_addr;

@@ -1,6 +1,7 @@
-//! What an endpoint stands for: a Pod or an ExternalWorkload with its Servers, or only its address. Pure.
+//! The target of an endpoint: a Pod or an ExternalWorkload with its Servers, or a bare address. Pure.
 //!
-//! In: the cluster's state. Out: shared values only, so that the state's lock is free again when the endpoint is encoded.
+//! In: the cluster's state. Out: only shared values, so that the state's lock is released before the endpoint is
+//! encoded.
 
 use std::{
     collections::{HashMap, HashSet},
@@ -25,12 +26,12 @@ use crate::{
     destination::settings::DestinationSettings,
 };
 
-/// What an endpoint stands for. Two targets are equal when they were made from the same objects.
+/// The target of an endpoint. Two targets are equal if they were created from the same objects.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(in crate::destination) enum EndpointTarget {
     Pod(Arc<PodTarget>),
     Workload(Arc<WorkloadTarget>),
-    /// Nothing but its address.
+    /// A bare address.
     Address,
 }
 
@@ -55,16 +56,16 @@ struct ServerPorts {
     names: HashSet<Box<str>>,
 }
 
-/// The opaque ports by labels, for one pass over endpoints: the Pods of one workload have the same labels, and there may be
-/// thousands of Servers.
+/// The opaque ports by labels, for one pass over endpoints. The Pods of one workload have the same labels, and the
+/// cluster may have thousands of Servers.
 #[derive(Default)]
 pub(in crate::destination) struct SelectorCache<'a> {
     pods: HashMap<&'a Labels, Arc<ServerPorts>>,
     workloads: HashMap<&'a Labels, Arc<ServerPorts>>,
 }
 
-/// Which target an address belongs to when several claim it: the smallest. A Pod comes before an ExternalWorkload, and that
-/// before a bare address; among Pods one that is not terminating comes first, then the newest, then the first by name.
+/// The order of targets that claim one address; the smallest wins. A Pod precedes an ExternalWorkload, which precedes a
+/// bare address. Among Pods, a Pod that is not terminating comes first, then the newest Pod, then the first by name.
 #[derive(Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(in crate::destination) struct Precedence<'a> {
     kind: u8,
@@ -77,7 +78,7 @@ pub(in crate::destination) struct Precedence<'a> {
 // === impl EndpointTarget ===
 
 impl EndpointTarget {
-    /// Returns what a slice refers to, if it is known.
+    /// Returns the target of a slice's reference, or `None` if the state does not have the object.
     pub(in crate::destination) fn of<'a>(
         state: &'a State,
         namespace: &str,
@@ -131,7 +132,7 @@ impl EndpointTarget {
         }
     }
 
-    /// Whether proxies must not detect the protocol of this port.
+    /// Returns whether proxies must not detect the protocol of this port.
     pub(in crate::destination) fn is_opaque(&self, port: u16, settings: &DestinationSettings) -> bool {
         match self {
             Self::Pod(it) => it.is_opaque(port, settings),
@@ -158,7 +159,7 @@ impl<'a> Precedence<'a> {
 
 // === impl PodTarget ===
 
-/// The state keeps an object as long as nothing in it changes.
+/// Objects are compared by pointer, because the state keeps an object until its content changes.
 impl PartialEq for PodTarget {
     fn eq(&self, other: &Self) -> bool {
         Arc::ptr_eq(&self.pod, &other.pod) && self.owner == other.owner && self.opaque == other.opaque
@@ -168,7 +169,7 @@ impl PartialEq for PodTarget {
 impl Eq for PodTarget {}
 
 impl PodTarget {
-    /// Whether proxies must not detect the protocol of this port.
+    /// Returns whether proxies must not detect the protocol of this port.
     pub(super) fn is_opaque(&self, port: u16, settings: &DestinationSettings) -> bool {
         let annotated = self.pod.opaque_ports.as_ref().unwrap_or(&settings.default_opaque_ports);
         let names =
@@ -188,7 +189,7 @@ impl PartialEq for WorkloadTarget {
 impl Eq for WorkloadTarget {}
 
 impl WorkloadTarget {
-    /// Whether proxies must not detect the protocol of this port.
+    /// Returns whether proxies must not detect the protocol of this port.
     pub(super) fn is_opaque(&self, port: u16, settings: &DestinationSettings) -> bool {
         let annotated = self.workload.mesh.opaque_ports.as_ref().unwrap_or(&settings.default_opaque_ports);
         let names = self.workload.ports.iter().filter(|it| it.number == i32::from(port)).map(|it| &*it.name);
@@ -199,7 +200,7 @@ impl WorkloadTarget {
 // === impl ServerPorts ===
 
 impl ServerPorts {
-    /// Whether the Servers name the port by its number, or by one of its names.
+    /// Returns whether the Servers name the port by its number, or by one of its names.
     fn has<'a>(&self, port: u16, mut names: impl Iterator<Item = &'a str>) -> bool {
         self.numbers.contains(&port) || names.any(|name| self.names.contains(name))
     }

@@ -1,4 +1,4 @@
-//! The owner of a target, and which of its ports Servers make opaque.
+//! Tests of the owner of a target, and of the ports that Servers make opaque.
 
 use serde_json::{Value, json};
 
@@ -11,7 +11,7 @@ use crate::{
     },
 };
 
-/// A Pod `ns/web-1` and a slice that has it.
+/// A Pod `ns/web-1`, and a slice with this Pod.
 fn pod_with(metadata: &Value, spec: &Value) -> Vec<(Kind, Value)> {
     let mut pod = json!({"metadata": {"name": "web-1"}, "spec": spec});
     pod["metadata"].as_object_mut().unwrap().extend(metadata.as_object().unwrap().clone());
@@ -53,7 +53,7 @@ fn the_top_owner_is_found_through_known_replica_sets_and_jobs() {
         (vec![of_job.clone()], job(&[]), Some("Job/slow-cooker")),
         (vec![of_job.clone()], vec![], Some("Job/slow-cooker")),
         (vec![of_job], replica_set(&[owner("Deployment", "t2")]), Some("Job/slow-cooker")),
-        // One step, not two.
+        // Owners are followed for one step, not for two.
         (
             vec![owner("Deployment", "t2-5f79f964bc")],
             replica_set(&[owner("Job", "t2")]),
@@ -62,7 +62,7 @@ fn the_top_owner_is_found_through_known_replica_sets_and_jobs() {
     ] {
         let mut objects = pod_with(&json!({ "ownerReferences": pods }), &json!({}));
         objects.extend(between.clone());
-        let EndpointTarget::Pod(pod) = target(objects) else { panic!("it is a Pod") };
+        let EndpointTarget::Pod(pod) = target(objects) else { panic!("the target is not a Pod") };
         let found = pod.owner.as_ref().map(|owner| format!("{}/{}", owner.kind, owner.name));
         assert_eq!(found.as_deref(), expected, "{pods:?} through {between:?}");
     }
@@ -74,7 +74,7 @@ fn a_replica_set_of_another_namespace_is_ignored() {
     let mut objects = pod_with(&json!({"ownerReferences": owner("ReplicaSet", "t2-5f79")}), &json!({}));
     let metadata = json!({"name": "t2-5f79", "namespace": "other", "ownerReferences": owner("Deployment", "t2")});
     objects.push((Kind::ReplicaSet, json!({ "metadata": metadata })));
-    let EndpointTarget::Pod(pod) = target(objects) else { panic!("it is a Pod") };
+    let EndpointTarget::Pod(pod) = target(objects) else { panic!("the target is not a Pod") };
     assert_eq!(&*pod.owner.as_ref().unwrap().kind, "ReplicaSet");
 }
 
@@ -111,7 +111,7 @@ fn servers_add_opaque_ports_to_pods_by_number_and_by_name() {
         (vec![server("all", &other(json!({"podSelector": {}})))], &[8080]),
         (vec![server("nothing", &other(json!({"podSelector": null})))], &[]),
         (vec![server("others", &other(json!({"podSelector": {"matchLabels": {"app": "db"}}})))], &[]),
-        (vec![server("machines", &other(json!({"podSelector": null, "externalWorkloadSelector": {}})))], &[]),
+        (vec![server("workloads", &other(json!({"podSelector": null, "externalWorkloadSelector": {}})))], &[]),
         (vec![server("http2", &other(json!({"proxyProtocol": "HTTP/2"})))], &[]),
         (vec![server("foreign", &selects(json!(8080)))], &[]),
         (vec![server("a", &selects(json!(8080))), server("b", &other(json!({"proxyProtocol": "HTTP/1"})))], &[8080]),
@@ -119,7 +119,7 @@ fn servers_add_opaque_ports_to_pods_by_number_and_by_name() {
     ] {
         let mut objects = pod_with(&json!({"labels": {"app": "web"}}), &spec);
         objects.extend(servers.clone());
-        let EndpointTarget::Pod(pod) = target(objects) else { panic!("it is a Pod") };
+        let EndpointTarget::Pod(pod) = target(objects) else { panic!("the target is not a Pod") };
         let opaque: Vec<u16> = candidates.into_iter().filter(|port| pod.is_opaque(*port, &settings())).collect();
         assert_eq!(opaque, expected, "{servers:?}");
     }
@@ -142,7 +142,9 @@ fn servers_add_opaque_ports_to_external_workloads() {
             json!({"externalWorkloadSelector": selector, "podSelector": null, "port": port, "proxyProtocol": "opaque"});
         let objects =
             vec![(Kind::ExternalWorkload, workload.clone()), slice("a", &json!([]), &endpoints), server("s", &spec)];
-        let EndpointTarget::Workload(workload) = target(objects) else { panic!("it is a workload") };
+        let EndpointTarget::Workload(workload) = target(objects) else {
+            panic!("the target is not an ExternalWorkload")
+        };
         let opaque: Vec<u16> =
             [7000, 8080, 9000].into_iter().filter(|it| workload.is_opaque(*it, &settings())).collect();
         assert_eq!(opaque, expected, "{selector} {port}");
@@ -175,7 +177,7 @@ fn an_annotation_replaces_the_defaults_and_servers_only_add_to_it() {
             let is_opaque = |port: &u16| match &member.target {
                 EndpointTarget::Pod(pod) => pod.is_opaque(*port, &settings()),
                 EndpointTarget::Workload(workload) => workload.is_opaque(*port, &settings()),
-                EndpointTarget::Address => panic!("neither is a bare address"),
+                EndpointTarget::Address => panic!("the target is a bare address"),
             };
             let opaque: Vec<u16> = [443, 8080, 9000].into_iter().filter(is_opaque).collect();
             assert_eq!(opaque, expected, "{annotation:?}");

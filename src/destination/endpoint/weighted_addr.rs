@@ -1,7 +1,7 @@
 //! The `WeightedAddr` of one endpoint for one kind of client. Pure.
 //!
-//! In: a target, its address and port, the client's zone. Out: the message. destination.proto says what a field depends on;
-//! where it is silent, the field is as Linkerd's destination sends it.
+//! In: a target, its address and port, and the client's zone. Out: the message. destination.proto specifies the fields.
+//! A field that it does not specify has the value that Linkerd's destination sends.
 
 use std::{
     collections::BTreeMap,
@@ -28,10 +28,10 @@ use crate::{
 const WEIGHT: u32 = 10_000;
 /// The weight of an endpoint in the client's zone, with `--ext-endpoint-zone-weights`.
 const WEIGHT_IN_ZONE: u32 = 10 * WEIGHT;
-/// The inbound port of an ExternalWorkload's proxy, unless it declares another.
+/// The inbound port of an ExternalWorkload's proxy, unless the workload declares another port.
 const WORKLOAD_INBOUND_PORT: u16 = 4143;
 
-/// What the slice says of an endpoint.
+/// The address of an endpoint, and the data of its slice.
 #[derive(Clone, Copy, Debug)]
 pub(in crate::destination) struct Placed<'a> {
     pub(in crate::destination) address: SocketAddr,
@@ -39,7 +39,7 @@ pub(in crate::destination) struct Placed<'a> {
     pub(in crate::destination) mirror: Option<&'a Mirror>,
 }
 
-/// What matters of the client.
+/// The properties of a client that affect an endpoint.
 #[derive(Clone, Copy, Debug)]
 pub(in crate::destination) struct ClientContext<'a> {
     pub(in crate::destination) zone: Option<&'a str>,
@@ -73,7 +73,7 @@ pub(in crate::destination) fn weighted_addr(
     endpoint
 }
 
-/// Returns the endpoint of a profile. It is found by its address, not in a slice, so its zone is unknown.
+/// Returns the endpoint of a profile. Its zone is unknown, because it is found by its address and not in a slice.
 pub(in crate::destination) fn profiled(
     target: &EndpointTarget,
     address: SocketAddr,
@@ -87,7 +87,7 @@ pub(in crate::destination) fn profiled(
     endpoint
 }
 
-/// Returns what does not depend on the client's zone.
+/// Returns the fields that do not depend on the client's zone.
 fn of_target(target: &EndpointTarget, placed: &Placed<'_>, port: u16, settings: &DestinationSettings) -> WeightedAddr {
     let base = WeightedAddr { addr: Some(tcp_address(placed.address)), weight: WEIGHT, ..WeightedAddr::default() };
     match target {
@@ -118,15 +118,15 @@ fn of_pod(base: WeightedAddr, target: &PodTarget, placed: &Placed<'_>, settings:
     let port = placed.address.port();
     let meshed = pod.control_plane_namespace().filter(|_| !pod.skipped_ports.contains(port));
     let mut endpoint = WeightedAddr { metric_labels: pod_labels(target, placed.zone), ..base };
-    // Neither hint nor identity: without a proxy on the other side connections that use them fail.
+    // No hint and no identity: without a proxy on the other side, connections that use them fail.
     let Some(control_plane_namespace) = meshed else { return endpoint };
     let opaque = target.is_opaque(port, settings);
     let transport = opaque || settings.outbound_transport_mode == TransportMode::TransportHeader;
     endpoint.http2 = settings.meshed_http2_client_params.0;
     endpoint.protocol_hint = Some(ProtocolHint {
         protocol: protocol(opaque, settings.enable_h2_upgrade),
-        // The proxy's own ports accept no transport header. Its inbound port is not always known: a plain connection, which the
-        // Pod redirects, is better than one to a port that does not exist.
+        // The proxy's admin and control ports accept no transport header. If the inbound port is unknown, proxies open
+        // a plain connection, which the Pod redirects, instead of a connection to a port that does not exist.
         opaque_transport: pod
             .proxy
             .filter(|proxy| transport && ![proxy.admin, proxy.control].contains(&port))
@@ -165,7 +165,7 @@ fn pod_labels(target: &PodTarget, zone: Option<&str>) -> BTreeMap<String, String
     labels
 }
 
-/// An ExternalWorkload is always meshed: that is its purpose.
+/// Returns the endpoint of an ExternalWorkload, which is always meshed.
 fn of_workload(
     base: WeightedAddr,
     target: &WorkloadTarget,
@@ -200,14 +200,14 @@ fn of_workload(
     }
 }
 
-/// A bare address, or a gateway in front of a Service in another cluster.
+/// Returns the endpoint of a bare address, or of a gateway in front of a Service in another cluster.
 fn of_address(base: WeightedAddr, placed: &Placed<'_>, port: u16, settings: &DestinationSettings) -> WeightedAddr {
     let Some(mirror) = placed.mirror else { return base };
     let mut endpoint = base;
     if let Some(identity) = &mirror.gateway_identity {
         let identity = DnsLikeIdentity { name: identity.to_string() };
         let strategy = Some(tls_identity::Strategy::DnsLikeIdentity(identity));
-        // No server name: the certificate of the gateway is for its identity.
+        // No server name, because the gateway's certificate is for its identity.
         endpoint.tls_identity = Some(TlsIdentity { strategy, server_name: None });
         endpoint.http2 = settings.meshed_http2_client_params.0;
         endpoint.protocol_hint = settings

@@ -1,4 +1,4 @@
-//! What an endpoint looks like, field by field.
+//! Tests of the fields of an endpoint.
 
 use serde_json::{Value, json};
 
@@ -12,7 +12,7 @@ use crate::{
     proto::destination::Http2ClientParams,
 };
 
-/// As Linkerd's charts install it.
+/// The settings of an installation with Linkerd's charts.
 fn transport_header() -> DestinationSettings {
     DestinationSettings {
         outbound_transport_mode: TransportMode::TransportHeader,
@@ -41,7 +41,7 @@ fn meshed(metadata: &Value, spec: &Value) -> Vec<(Kind, Value)> {
     vec![(Kind::Pod, pod), (Kind::ReplicaSet, replica_set), slice("a", &json!([]), &endpoints)]
 }
 
-fn machine(metadata: &Value, spec: &Value) -> Vec<(Kind, Value)> {
+fn external_workload(metadata: &Value, spec: &Value) -> Vec<(Kind, Value)> {
     let mut workload = json!({"metadata": {"name": "vm"},
         "spec": {"meshTLS": {"identity": "spiffe://mesh.example/vm", "serverName": "vm.local"}}});
     workload["metadata"].as_object_mut().unwrap().extend(metadata.as_object().unwrap().clone());
@@ -50,8 +50,8 @@ fn machine(metadata: &Value, spec: &Value) -> Vec<(Kind, Value)> {
     vec![(Kind::ExternalWorkload, workload), slice("a", &json!([]), &endpoints)]
 }
 
-/// The only endpoint of a cluster at a port, for a client that asked for port 80 in zone `a`.
-fn look(objects: Vec<(Kind, Value)>, port: u16, zone: Option<&str>, settings: &DestinationSettings) -> WeightedAddr {
+/// The only endpoint of a cluster at a port, for a client in zone `a` that requests port 80.
+fn encoded(objects: Vec<(Kind, Value)>, port: u16, zone: Option<&str>, settings: &DestinationSettings) -> WeightedAddr {
     let members = members(objects);
     let [member] = &members.members[..] else { panic!("{members:?}") };
     let ip = members.endpoint(member).unwrap().addresses[0];
@@ -67,8 +67,8 @@ fn labels<const N: usize>(pairs: [(&str, &str); N]) -> BTreeMap<String, String> 
     pairs.map(|(key, value)| (key.to_owned(), value.to_owned())).into()
 }
 
-/// `h2`, `opaque` or nothing; where opaque transport goes; whether there is an identity, and HTTP/2 parameters. Without a hint
-/// at all: `none`.
+/// Summarizes an endpoint: the protocol (`h2`, `opaque` or absent), the port of opaque transport, `identity` and
+/// `http2` if they are set. `none` means that the endpoint has no protocol hint.
 fn traits(endpoint: &WeightedAddr) -> String {
     let mut words = Vec::new();
     match &endpoint.protocol_hint {
@@ -87,7 +87,7 @@ fn traits(endpoint: &WeightedAddr) -> String {
 }
 
 #[test]
-fn the_typical_answer() {
+fn a_typical_meshed_pod_has_all_fields() {
     let identity = "web-sa.ns.serviceaccount.identity.linkerd.trust.domain".to_owned();
     let expected = WeightedAddr {
         addr: Some(TcpAddress { ip: Some(IpAddress { ip: Some(ip_address::Ip::Ipv4(0x0a00_0001)) }), port: 8080 }),
@@ -112,11 +112,11 @@ fn the_typical_answer() {
         http2: http2().0,
         ..WeightedAddr::default()
     };
-    assert_eq!(look(meshed(&json!({}), &json!({})), 8080, Some("b"), &transport_header()), expected);
+    assert_eq!(encoded(meshed(&json!({}), &json!({})), 8080, Some("b"), &transport_header()), expected);
 }
 
 #[test]
-fn an_ipv6_address_is_its_two_halves() {
+fn an_ipv6_address_is_sent_in_two_halves() {
     let ip = tcp_address("[2001:db8::94]:8989".parse().unwrap());
     let halves = IPv6 { first: 0x2001_0db8_0000_0000, last: 0x94 };
     assert_eq!(ip, TcpAddress { ip: Some(IpAddress { ip: Some(ip_address::Ip::Ipv6(halves)) }), port: 8989 });
@@ -125,7 +125,7 @@ fn an_ipv6_address_is_its_two_halves() {
     assert_eq!(
         mapped.ip,
         Some(IpAddress { ip: Some(ip_address::Ip::Ipv6(halves)) }),
-        "it stays what it was written as"
+        "an IPv4-mapped address stays an IPv6 address"
     );
 }
 
@@ -152,7 +152,7 @@ fn how_a_pod_is_reached_depends_on_its_mesh_its_annotations_the_port_and_the_fla
         (&plain, 4190, &header, "h2 identity http2"),
         (&plain, 4143, &header, "h2 4143 identity http2"),
         (&opaque, 4191, &header, "opaque identity http2"),
-        // Opaque by default, by annotation, and not by an annotation that says otherwise.
+        // Opaque by default, opaque by annotation, and not opaque if an annotation replaces the default.
         (&plain, 3306, &header, "opaque 4143 identity http2"),
         (&plain, 3306, &transparent, "opaque 4143 identity http2"),
         (&plain, 3306, &no_h2, "opaque 4143 identity http2"),
@@ -164,22 +164,22 @@ fn how_a_pod_is_reached_depends_on_its_mesh_its_annotations_the_port_and_the_fla
         (&skipped, 9010, &header, "none"),
         (&skipped, 9011, &header, "h2 4143 identity http2"),
         (&annotated("skip-inbound-ports", "3306"), 3306, &header, "none"),
-        // Of another mesh, and of none.
+        // A Pod of another mesh, and a Pod outside of any mesh.
         (&in_mesh("linkerd-2"), 8080, &header, "h2 4143 http2"),
         (&in_mesh(""), 8080, &header, "none"),
         (&json!({"labels": {}}), 8080, &header, "none"),
         (&json!({"labels": {}}), 3306, &header, "none"),
     ] {
-        let endpoint = look(meshed(metadata, &plain), port, None, settings);
+        let endpoint = encoded(meshed(metadata, &plain), port, None, settings);
         assert_eq!(traits(&endpoint), expected, "{metadata} at {port}: {settings:?}");
     }
 }
 
 #[test]
-fn a_proxy_that_cannot_be_read_costs_the_transport_and_never_the_identity() {
+fn a_pod_with_an_unreadable_proxy_has_no_opaque_transport_but_has_its_identity() {
     for containers in [json!([]), json!([{"name": "linkerd-proxy"}])] {
         let endpoint =
-            look(meshed(&json!({}), &json!({"initContainers": containers})), 3306, None, &transport_header());
+            encoded(meshed(&json!({}), &json!({"initContainers": containers})), 3306, None, &transport_header());
         assert_eq!(traits(&endpoint), "opaque identity http2", "{containers}");
     }
 }
@@ -213,12 +213,12 @@ fn the_labels_of_a_pod() {
         (owner("StatefulSet"), hashed("statefulset")),
         (owner("ReplicationController"), hashed("replicationcontroller")),
     ] {
-        let endpoint = look(meshed(&metadata, &json!({})), 80, None, &transport_header());
+        let endpoint = encoded(meshed(&metadata, &json!({})), 80, None, &transport_header());
         assert_eq!(endpoint.metric_labels, expected, "{metadata}");
     }
     for account in [json!(null), json!("")] {
         let spec = json!({ "serviceAccountName": account });
-        let endpoint = look(meshed(&json!({}), &spec), 80, None, &transport_header());
+        let endpoint = encoded(meshed(&json!({}), &spec), 80, None, &transport_header());
         assert_eq!(endpoint.metric_labels["serviceaccount"], "default");
         let Some(Strategy::DnsLikeIdentity(identity)) = endpoint.tls_identity.unwrap().strategy else { panic!("DNS") };
         assert!(identity.name.starts_with("default.ns.serviceaccount."), "{}", identity.name);
@@ -226,7 +226,7 @@ fn the_labels_of_a_pod() {
 }
 
 #[test]
-fn an_endpoint_in_the_clients_zone_says_so_and_weighs_more_if_that_is_wanted() {
+fn an_endpoint_in_the_clients_zone_is_local_and_weighs_more_if_zone_weights_are_enabled() {
     let weighted = DestinationSettings { ext_endpoint_zone_weights: true, ..settings() };
     let mirrored = || vec![slice("a", &json!([]), &[json!({"addresses": ["203.0.113.1"]})])];
     for (objects, zone, settings, expected) in [
@@ -234,19 +234,19 @@ fn an_endpoint_in_the_clients_zone_says_so_and_weighs_more_if_that_is_wanted() {
         (meshed(&json!({}), &json!({})), Some("a"), &weighted, (100_000, "local", Some("a"))),
         (meshed(&json!({}), &json!({})), Some("b"), &weighted, (10_000, "remote", Some("b"))),
         (meshed(&json!({}), &json!({})), None, &weighted, (10_000, "unknown", Some(""))),
-        (machine(&json!({}), &json!({})), Some("a"), &weighted, (100_000, "local", Some("a"))),
-        (machine(&json!({}), &json!({})), None, &weighted, (10_000, "unknown", Some(""))),
-        // Of a bare address the zone is not read.
+        (external_workload(&json!({}), &json!({})), Some("a"), &weighted, (100_000, "local", Some("a"))),
+        (external_workload(&json!({}), &json!({})), None, &weighted, (10_000, "unknown", Some(""))),
+        // The zone of a bare address is ignored.
         (mirrored(), Some("a"), &weighted, (10_000, "unknown", None)),
     ] {
-        let WeightedAddr { weight, metric_labels, .. } = look(objects, 80, zone, settings);
+        let WeightedAddr { weight, metric_labels, .. } = encoded(objects, 80, zone, settings);
         let zone = metric_labels.get("zone").map(String::as_str);
         assert_eq!((weight, metric_labels["zone_locality"].as_str(), zone), expected);
     }
 }
 
 #[test]
-fn a_client_whose_zone_is_not_known_is_near_to_nobody() {
+fn the_locality_is_unknown_unless_both_zones_are_known() {
     for (client, endpoint, expected) in [
         (None, Some("a"), "unknown"),
         (None, None, "unknown"),
@@ -258,7 +258,7 @@ fn a_client_whose_zone_is_not_known_is_near_to_nobody() {
 }
 
 #[test]
-fn an_external_workload_is_meshed_whatever_the_flags_say() {
+fn an_external_workload_is_meshed_for_any_flags() {
     let header = transport_header();
     let transparent = DestinationSettings { outbound_transport_mode: TransportMode::Transparent, ..header.clone() };
     let bare = DestinationSettings {
@@ -284,7 +284,7 @@ fn an_external_workload_is_meshed_whatever_the_flags_say() {
         (&skipped, &plain, 8080, &header, "h2 4143 identity http2"),
         (&plain, &plain, 4191, &header, "h2 4143 identity http2"),
     ] {
-        let endpoint = look(machine(metadata, spec), port, None, settings);
+        let endpoint = encoded(external_workload(metadata, spec), port, None, settings);
         assert_eq!(traits(&endpoint), expected, "{metadata} {spec} at {port}: {settings:?}");
     }
 }
@@ -299,7 +299,8 @@ fn the_labels_and_the_identity_of_an_external_workload() {
         (json!([owner("Job")]), labels([usual[0], usual[1], usual[2], ("job", "it")])),
         (json!([owner("Job"), owner("WorkloadGroup")]), labels(usual)),
     ] {
-        let endpoint = look(machine(&json!({ "ownerReferences": owners }), &json!({})), 80, Some("b"), &settings());
+        let endpoint =
+            encoded(external_workload(&json!({ "ownerReferences": owners }), &json!({})), 80, Some("b"), &settings());
         assert_eq!(endpoint.metric_labels, expected, "{owners}");
         let expected = TlsIdentity {
             strategy: Some(Strategy::UriLikeIdentity(UriLikeIdentity { uri: "spiffe://mesh.example/vm".to_owned() })),
@@ -317,7 +318,7 @@ fn a_bare_address_is_plain_unless_its_slice_names_a_gateway() {
     let h2 = DestinationSettings { meshed_http2_client_params: http2(), ..settings() };
     let no_h2 = DestinationSettings { enable_h2_upgrade: false, ..h2.clone() };
     let header = transport_header();
-    let asked = Some("web.prod.svc.east:80");
+    let requested = Some("web.prod.svc.east:80");
     for (annotations, port, settings, traits_expected, authority) in [
         (json!({}), 4143, &h2, "none", None),
         (json!({}), 3306, &header, "none", None),
@@ -325,30 +326,30 @@ fn a_bare_address_is_plain_unless_its_slice_names_a_gateway() {
         (json!({identity: gateway}), 4143, &header, "h2 identity http2", None),
         (json!({identity: gateway}), 3306, &header, "h2 identity http2", None),
         (json!({identity: gateway}), 4143, &no_h2, "none identity http2", None),
-        (json!({identity: gateway, name: service}), 4143, &h2, "h2 identity http2", asked),
-        (json!({identity: "", name: service}), 4143, &h2, "none", asked),
-        (json!({name: service}), 9999, &h2, "none", asked),
+        (json!({identity: gateway, name: service}), 4143, &h2, "h2 identity http2", requested),
+        (json!({identity: "", name: service}), 4143, &h2, "none", requested),
+        (json!({name: service}), 9999, &h2, "none", requested),
     ] {
         let (kind, mut slice) = slice("a", &json!([]), &[json!({"addresses": ["203.0.113.1"]})]);
         slice["metadata"]["annotations"] = annotations.clone();
-        let endpoint = look(vec![(kind, slice)], port, None, settings);
-        let told = endpoint.authority_override.as_ref().map(|it| it.authority_override.as_str());
-        assert_eq!((traits(&endpoint).as_str(), told), (traits_expected, authority), "{annotations} at {port}");
+        let endpoint = encoded(vec![(kind, slice)], port, None, settings);
+        let actual = endpoint.authority_override.as_ref().map(|it| it.authority_override.as_str());
+        assert_eq!((traits(&endpoint).as_str(), actual), (traits_expected, authority), "{annotations} at {port}");
         assert_eq!(endpoint.metric_labels, labels([("zone_locality", "unknown")]));
-        if let Some(told) = endpoint.tls_identity {
+        if let Some(actual) = endpoint.tls_identity {
             let strategy = Some(Strategy::DnsLikeIdentity(DnsLikeIdentity { name: gateway.to_owned() }));
-            assert_eq!(told, TlsIdentity { strategy, server_name: None });
+            assert_eq!(actual, TlsIdentity { strategy, server_name: None });
         }
     }
 }
 
 #[test]
-fn what_a_gateway_is_does_not_rub_off_on_pods_and_workloads_in_its_slice() {
-    for mut objects in [meshed(&json!({}), &json!({})), machine(&json!({}), &json!({}))] {
-        let before = look(objects.clone(), 80, None, &settings());
+fn a_gateway_does_not_affect_pods_and_workloads_in_its_slice() {
+    for mut objects in [meshed(&json!({}), &json!({})), external_workload(&json!({}), &json!({}))] {
+        let before = encoded(objects.clone(), 80, None, &settings());
         let (_, slice) = objects.last_mut().unwrap();
         slice["metadata"]["annotations"] = json!({"mirror.linkerd.io/remote-gateway-identity": "gateway",
             "mirror.linkerd.io/remote-svc-fq-name": "web.prod.svc.east"});
-        assert_eq!(look(objects, 80, None, &settings()), before);
+        assert_eq!(encoded(objects, 80, None, &settings()), before);
     }
 }
