@@ -1,8 +1,9 @@
-//! The authority that a client requests: the grammar of `path`. Pure.
+//! The parser of `path`, the authority that a client requests. Pure.
 //!
-//! In: `web.prod.svc.cluster.local:80` or `10.0.0.1:80`, as any client may write it. Out: what it names, or why it is invalid. For
-//! `Get` it names a Service, a port and maybe an instance, for `GetProfile` an address as well. Upstream splits with Go's
-//! `net.SplitHostPort`, and so does this, to the letter: the code for an invalid path decides whether a client ever retries.
+//! In: a path such as `web.prod.svc.cluster.local:80` or `10.0.0.1:80`. Out: its target, or the reason why the path is
+//! invalid. A path of `Get` names a Service, a port and optionally an instance; a path of `GetProfile` may also be an
+//! address. The parser behaves exactly like Go's `net.SplitHostPort`, which upstream uses: the status code of an
+//! invalid path decides whether a client ever retries.
 
 use std::{
     net::{IpAddr, SocketAddr},
@@ -15,44 +16,44 @@ use crate::{
     text,
 };
 
-/// The port of a path that names none.
+/// The port of a path without a port.
 const DEFAULT_PORT: u16 = 80;
 
-/// A Service as clients ask for it.
+/// A Service, as a client requests it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct ServiceAuthority {
     pub(super) service: NamespacedName,
     pub(super) port: u16,
-    /// `<instance>.<service>.<namespace>.svc.…` asks only for the endpoints with this hostname.
+    /// The hostname of the requested endpoints, from `<instance>.<service>.<namespace>.svc.…`.
     pub(super) instance: Option<Arc<str>>,
 }
 
-/// Why a path names no Service.
+/// The reason why a path does not name a Service.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub(super) enum AuthorityError {
-    /// The text is what an upstream test, and people, look for.
+    /// An upstream test expects this text, and users search for it.
     #[error("Invalid authority: {0}")]
     Invalid(String),
     #[error("IP queries not supported by Get API: host={0}")]
     Ip(String),
 }
 
-/// What a client asks the profile of.
+/// The target whose profile a client requests.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum ProfileAuthority {
     Service {
         service: NamespacedName,
         port: u16,
-        /// The name began with a dot: it is given back as it was asked for.
+        /// Whether the name begins with a dot. The response then repeats the name with the dot.
         dotted: bool,
     },
     /// An endpoint of a Service, by its hostname.
     Instance { service: NamespacedName, hostname: Arc<str>, port: u16 },
-    /// Canonical: IPv4 where it can be.
+    /// A canonical address: an IPv4-mapped IPv6 address becomes an IPv4 address.
     Address(SocketAddr),
 }
 
-/// Why a path has no profile.
+/// The reason why a path has no profile.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub(super) enum ProfileAuthorityError {
     #[error("invalid authority: {path:?}: {reason:?}")]
@@ -63,7 +64,7 @@ pub(super) enum ProfileAuthorityError {
     Labels(String),
 }
 
-/// Why a text is no host and port, in the words of Go's `net`.
+/// The reason why a text is not a host and port, with the messages of Go's `net`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub(super) enum PathError<'a> {
     #[error("missing port in address")]
@@ -82,7 +83,7 @@ pub(super) enum PathError<'a> {
 
 impl ProfileAuthority {
     /// # Errors
-    /// When the path is malformed, or a name that is none of a Service under `svc.<cluster domain>`.
+    /// When the path is malformed, or is not the name of a Service under `svc.<cluster domain>`.
     pub(super) fn parse(path: &str, cluster_domain: &str) -> Result<Self, ProfileAuthorityError> {
         let (host, port) = split(path)
             .map_err(|error| ProfileAuthorityError::Path { path: path.to_owned(), reason: error.to_string() })?;
@@ -110,7 +111,7 @@ impl ProfileAuthority {
 
 impl ServiceAuthority {
     /// # Errors
-    /// When the path is malformed, is an IP address, or is no name of a Service under `svc.<cluster domain>`.
+    /// When the path is malformed, is an IP address, or is not the name of a Service under `svc.<cluster domain>`.
     pub(super) fn parse(path: &str, cluster_domain: &str) -> Result<Self, AuthorityError> {
         let invalid = || AuthorityError::Invalid(path.to_owned());
         let (host, port) = split(path).map_err(|_| invalid())?;
@@ -126,7 +127,8 @@ impl ServiceAuthority {
         Ok(Self {
             service: NamespacedName::new(namespace, service),
             port,
-            // An instance that is longer than any hostname matches none. It is cut, because it is part of keys and metrics.
+            // An instance that is longer than any hostname has no endpoints. It is truncated, because keys and metrics
+            // contain it.
             instance: instance
                 .filter(|instance| !instance.is_empty())
                 .map(|instance| text::truncate(instance, LONGEST_LABEL + 1).into()),
@@ -134,7 +136,7 @@ impl ServiceAuthority {
     }
 }
 
-/// Host and port; without any colon the whole is the host.
+/// Splits a path into host and port. A path without a colon is a host.
 fn split(path: &str) -> Result<(&str, u16), PathError<'_>> {
     if !path.contains(':') {
         return Ok((path, DEFAULT_PORT));
@@ -143,7 +145,7 @@ fn split(path: &str) -> Result<(&str, u16), PathError<'_>> {
     Ok((host, parse_port(port).ok_or(PathError::Port(port))?))
 }
 
-/// As `net.SplitHostPort` splits: at the last colon, with brackets around a host that has colons itself.
+/// Splits like Go's `net.SplitHostPort`: at the last colon, with brackets around a host that contains colons.
 pub(super) fn split_host_port(text: &str) -> Result<(&str, &str), PathError<'_>> {
     let (before, port) = text.rsplit_once(':').ok_or(PathError::NoPort)?;
     let host = match text.strip_prefix('[') {
@@ -167,14 +169,14 @@ pub(super) fn split_host_port(text: &str) -> Result<(&str, &str), PathError<'_>>
     Ok((host, port))
 }
 
-/// As `strconv.Atoi` reads it: a sign and leading zeros are taken.
+/// Parses a port like Go's `strconv.Atoi`, which accepts a sign and leading zeros. Port 0 is invalid.
 fn parse_port(text: &str) -> Option<u16> {
     let digits = text.strip_prefix('+').unwrap_or(text);
     let all_digits = !digits.is_empty() && digits.bytes().all(|byte| byte.is_ascii_digit());
     all_digits.then(|| digits.trim_start_matches('0').parse().ok()).flatten()
 }
 
-/// The labels of a name before `svc.<cluster domain>`; `None` for another name.
+/// Returns the labels of a name before `svc.<cluster domain>`, or `None` if the name has another suffix.
 fn labels<'a>(host: &'a str, cluster_domain: &str) -> Option<Vec<&'a str>> {
     let name = host.strip_suffix(cluster_domain)?;
     if name == "svc." {
@@ -193,7 +195,7 @@ mod tests {
     }
 
     #[test]
-    fn names_of_services_are_taken_with_every_spelling_of_a_port() {
+    fn service_names_are_accepted_with_every_spelling_of_a_port() {
         for (path, port) in [
             ("web.prod.svc.cluster.local", 80),
             ("web.prod.svc.cluster.local:8080", 8080),
@@ -218,7 +220,7 @@ mod tests {
     }
 
     #[test]
-    fn what_names_no_service_is_invalid() {
+    fn a_path_without_a_service_name_is_invalid() {
         for path in [
             "",
             ":80",
@@ -262,7 +264,7 @@ mod tests {
     }
 
     #[test]
-    fn addresses_are_told_from_names() {
+    fn an_address_is_reported_as_an_address() {
         for (path, host) in [
             ("10.0.0.1", "10.0.0.1"),
             ("10.0.0.1:80", "10.0.0.1"),
@@ -286,7 +288,7 @@ mod tests {
     }
 
     #[test]
-    fn a_profile_may_be_asked_for_by_address_by_name_and_by_hostname() {
+    fn a_profile_can_be_requested_by_address_by_name_and_by_hostname() {
         for (path, expected) in [
             ("10.0.0.1", "10.0.0.1:80"),
             ("10.0.0.1:+080", "10.0.0.1:80"),
@@ -304,7 +306,7 @@ mod tests {
     }
 
     #[test]
-    fn why_a_path_has_no_profile_is_said_in_upstreams_words() {
+    fn profile_errors_have_the_messages_of_upstream() {
         for (path, reason) in [
             ("web:", "invalid port "),
             ("web:http", "invalid port http"),

@@ -1,7 +1,8 @@
-//! The context token, with which a proxy says where it runs. Pure.
+//! The context token, which contains the namespace and the node of a proxy. Pure.
 //!
-//! It is written by the client, so it is a hint and never a proof; and it is never an error, because a proxy that is refused
-//! for its token would have no discovery at all. It is read as Go's `encoding/json` reads it, odd ones included.
+//! The client writes the token, so the token is a hint and never a proof. An invalid token is not an error, because a
+//! proxy that is refused for its token would have no discovery at all. The parser behaves like Go's `encoding/json`,
+//! also for odd tokens.
 
 use serde::{
     Deserialize, Deserializer,
@@ -11,39 +12,40 @@ use serde_json::value::RawValue;
 
 use crate::api::{LONGEST_LABEL, LONGEST_NAME};
 
-/// A longer one is nobody's.
+/// The maximum size of a token in bytes. The tokens of proxies are shorter.
 const LONGEST: usize = 4096;
 
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) struct ContextToken {
-    /// The client's namespace; empty when it is not known.
+    /// The client's namespace; empty if unknown.
     pub(super) namespace: String,
-    /// The client's node; empty when it is not known.
+    /// The client's node; empty if unknown.
     pub(super) node: String,
 }
 
 impl ContextToken {
-    /// Total: what cannot be read is an empty token.
+    /// Parses a token. Returns an empty token if the text is invalid.
     pub(super) fn parse(text: &str) -> Self {
         if text.len() > LONGEST {
             return Self::default();
         }
         let token: Self = match serde_json::from_str(text) {
             Ok(token) => token,
-            // What proxies sent before the token was JSON.
+            // The format of proxies from before the token was JSON.
             Err(_) => match text.split_once(':') {
                 Some(("ns", namespace)) => Self { namespace: namespace.to_owned(), ..Self::default() },
                 _ => Self::default(),
             },
         };
-        // Views are kept by it: what no namespace can be called is none.
+        // The namespace is part of view keys, so an invalid namespace name is dropped.
         let is_label = |byte: u8| byte.is_ascii_lowercase() || byte.is_ascii_digit() || byte == b'-';
         let is_name = token.namespace.len() <= LONGEST_LABEL && token.namespace.bytes().all(is_label);
         if is_name { token } else { Self { namespace: String::new(), ..token } }
     }
 }
 
-/// Keys in any case, of two the last; a value of the wrong type costs only its own field.
+/// Accepts keys in any case. The last of two equal keys wins. A value of the wrong type is ignored and does not affect
+/// other fields.
 impl<'de> Deserialize<'de> for ContextToken {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
         struct Fields;
@@ -95,7 +97,7 @@ mod tests {
     }
 
     #[test]
-    fn tokens_are_read_as_leniently_as_upstream_does() {
+    fn tokens_are_parsed_as_leniently_as_upstream_parses_them() {
         for (text, namespace, node) in [
             ("{\"ns\":\"prod\", \"nodeName\":\"node-1\", \"pod\":\"web\"}\n", "prod", "node-1"),
             (" \t{\"NS\":\"prod\",\"nodename\":\"node-1\"} \r\n", "prod", "node-1"),
@@ -124,21 +126,21 @@ mod tests {
     }
 
     #[test]
-    fn a_giant_token_is_an_empty_one() {
+    fn a_token_that_is_too_long_is_ignored() {
         let giant = format!(r#"{{"nodeName":"node-1","pad":"{}"}}"#, "x".repeat(LONGEST));
         assert_eq!(parse(&giant), (String::new(), String::new()));
         let long = format!(r#"{{"ns":"prod","nodeName":"{}"}}"#, "x".repeat(LONGEST_NAME + 1));
         assert_eq!(parse(&long), ("prod".to_owned(), String::new()));
         for (length, kept) in [(63, true), (64, false)] {
             let name = "x".repeat(length);
-            let told = [parse(&format!("ns:{name}")).0, parse(&format!(r#"{{"ns":"{name}"}}"#)).0];
-            assert_eq!(told.map(|it| it == name), [kept; 2]);
+            let parsed = [parse(&format!("ns:{name}")).0, parse(&format!(r#"{{"ns":"{name}"}}"#)).0];
+            assert_eq!(parsed.map(|it| it == name), [kept; 2]);
         }
     }
 
     proptest! {
         #[test]
-        fn nothing_makes_it_panic(text in ".{0,200}") {
+        fn parsing_never_panics(text in ".{0,200}") {
             ContextToken::parse(&text);
         }
     }

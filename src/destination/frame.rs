@@ -1,4 +1,4 @@
-//! The framing of gRPC messages on a stream: each is uncompressed, behind its length.
+//! The framing of gRPC messages on a stream: each message is uncompressed and follows its length.
 
 use bytes::{BufMut, Bytes, BytesMut};
 use prost::Message;

@@ -1,4 +1,5 @@
-//! The metrics of the destination server: those of Go's gRPC middleware, under its names, and our own.
+//! The metrics of the destination server: the metrics of Go's gRPC middleware with the same names, and the operator's
+//! own.
 
 use std::{sync::Arc, time::Duration};
 
@@ -59,25 +60,25 @@ impl DiscoveryMetrics {
     pub(super) fn register(registry: &Registry) -> prometheus::Result<Arc<Self>> {
         let messages = register_int_counter_vec_with_registry!(
             "linkerd_operator_discovery_messages_total",
-            "Messages handed to the transport",
+            "Messages passed to the transport",
             &["message"],
             registry
         )?;
         let deltas = register_int_counter_vec_with_registry!(
             "linkerd_operator_discovery_deltas_total",
-            "Changes sent to streams: encoded once for all of a view, or for one stream that had fallen behind",
+            "Changes sent to streams, encoded once for all streams of a view or for one stream that had fallen behind",
             &["encoded"],
             registry
         )?;
         let states = register_int_gauge_vec_with_registry!(
             "linkerd_operator_discovery_streams",
-            "Open streams, by what they are doing",
+            "Open streams, by state",
             &["state"],
             registry
         )?;
         let latency = register_histogram_vec_with_registry!(
             "linkerd_operator_discovery_latency_seconds",
-            "From the receipt of a watch event until its change was applied to the state, encoded, and taken by a stream's transport",
+            "Time from the receipt of a watch event until its change was applied to the state, encoded, and taken by a stream's transport",
             &["stage"],
             exponential_buckets(0.000_1, 2.0, 18)?,
             registry
@@ -102,7 +103,7 @@ impl DiscoveryMetrics {
                 .map(|state| states.with_label_values(&[state.into_str()])),
             streams_ended: register_int_counter_vec_with_registry!(
                 "linkerd_operator_discovery_streams_ended_total",
-                "Streams that ended, by why",
+                "Streams that ended, by reason",
                 &["reason"],
                 registry
             )?,
@@ -111,7 +112,7 @@ impl DiscoveryMetrics {
             taken: latency.with_label_values(&["taken"]),
             refused: register_int_counter_vec_with_registry!(
                 "linkerd_operator_discovery_streams_refused_total",
-                "Streams refused with UNAVAILABLE: their requests had waited too long, or there were too many",
+                "Streams refused with UNAVAILABLE because the request had waited too long or too many streams were open",
                 &["reason"],
                 registry
             )?,
@@ -122,12 +123,13 @@ impl DiscoveryMetrics {
             )?,
             connections_ended: register_int_counter_vec_with_registry!(
                 "linkerd_operator_discovery_connections_ended_total",
-                "Connections that ended, by why",
+                "Connections that ended, by reason",
                 &["reason"],
                 registry
             )?,
         };
-        // Linkerd's destination ends a stream whose queue is full and counts it here. Ours has no queue; alerts stay valid.
+        // Linkerd's destination ends a stream whose queue is full and counts it here. This server has no queues, but
+        // keeps the metric so that existing alerts stay valid.
         let overflow = register_int_counter_vec_with_registry!(
             "endpoint_updates_queue_overflow",
             "Always 0: streams have no queue",
@@ -183,7 +185,7 @@ impl DiscoveryMetrics {
         self.refused.with_label_values(&[reason.into_str()]).inc();
     }
 
-    /// Counts a connection until the result is dropped.
+    /// Counts an open connection until the returned guard is dropped.
     pub(super) fn connection(&self) -> impl Drop + use<> {
         struct OpenConnection(IntGauge);
         impl Drop for OpenConnection {
@@ -228,12 +230,12 @@ impl RpcMetrics {
         };
         let counter = |name, help| register_int_counter_with_registry!(opts(name, help), registry);
         let handling = HistogramOpts {
-            common_opts: opts("grpc_server_handling_seconds", "From the start of a stream to its end"),
+            common_opts: opts("grpc_server_handling_seconds", "Time from the start of a stream to its end"),
             buckets: vec![0.1, 1.0, 300.0, 3600.0],
         };
         let handled = opts("grpc_server_handled_total", "Streams that ended, by code");
         let metrics = Self {
-            started: counter("grpc_server_started_total", "Streams that began")?,
+            started: counter("grpc_server_started_total", "Streams that were started")?,
             handled: register_int_counter_vec_with_registry!(handled, &["grpc_code"], registry)?,
             received: counter("grpc_server_msg_received_total", "Messages received from clients")?,
             sent: counter("grpc_server_msg_sent_total", "Messages sent to clients")?,
@@ -271,8 +273,7 @@ impl RpcObserver {
         metrics.profile.inc_by(profile.into());
     }
 
-    /// Sets the code with which the call will have ended. It is OK otherwise: a client that resets its stream is how streams
-    /// usually end.
+    /// Sets the status code of the call. The default is OK, because streams usually end when the client resets them.
     pub(super) fn set_code(&mut self, code: Code) {
         self.code = code;
     }

@@ -1,13 +1,13 @@
-//! The destination server: for each Linkerd proxy, the endpoints and profiles of its targets, and every change of them.
+//! The destination server, which sends each Linkerd proxy the endpoints and profiles of its targets, and their changes.
 //!
 //! ```text
 //! cluster ──observer──▶ DirtySet ──▶ views: get::views     State ─▶ Members ─▶ Snapshot    ──┐
 //!                                           profile::views State ─▶ ProfileInputs ─▶ frame ──┴─watch──▶ stream ─▶ http2 ─▶ proxy
 //! ```
 //!
-//! In: the cluster's state, requests. Out: `Get` and `GetProfile` streams of the Destination API. Always holds: the folded state
-//! of a client is a pure function of what the watches have delivered, whatever the order; a stream that is open and a new
-//! one receive the same; a client that does not read delays no other client.
+//! In: the cluster's state, and requests. Out: `Get` and `GetProfile` streams of the Destination API. Always holds: the
+//! folded state of a client is a pure function of the objects that the watches have delivered, in any order; an open
+//! stream and a new stream lead to the same state; a client that does not read does not delay other clients.
 
 mod authority;
 mod context_token;
@@ -56,7 +56,7 @@ pub struct DestinationDeps<'a> {
     pub listener: tokio::net::TcpListener,
 }
 
-/// Starts the publisher and the server. The server ends after its streams when `stop` is cancelled.
+/// Starts the publisher and the server. When `stop` is cancelled, the server ends its streams and then stops.
 ///
 /// # Errors
 /// When a metric is registered twice.
@@ -82,20 +82,20 @@ pub fn spawn(
     Ok(())
 }
 
-/// Reports SERVING once the caches are filled.
+/// Reports SERVING once the caches have synced.
 async fn report_health(cluster: Cluster, reporter: HealthReporter) {
     for service in server::HEALTH_SERVICES {
         reporter.set_service_status(service, NotServing).await;
     }
-    discoverable(&cluster).await;
+    wait_for_caches(&cluster).await;
     for service in server::HEALTH_SERVICES {
         reporter.set_service_status(service, Serving).await;
     }
     std::future::pending::<()>().await;
 }
 
-/// Waits until every kind was listed. Polling is precise enough.
-async fn discoverable(cluster: &Cluster) {
+/// Waits until every kind that discovery reads was listed. Polling is precise enough.
+async fn wait_for_caches(cluster: &Cluster) {
     while !cluster.knows(observer::KINDS) {
         tokio::time::sleep(Duration::from_millis(50)).await;
     }

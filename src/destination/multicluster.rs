@@ -1,7 +1,8 @@
-//! Services whose endpoints are in other clusters: marked for remote discovery, or federated. They are not served yet. Requests
-//! for them are refused, so their traffic is lost; whoever replaces Linkerd's destination has to learn of that.
+//! Services whose endpoints are in other clusters: they are marked for remote discovery, or federated. They are not
+//! served yet. Requests for them are refused, so their traffic is lost, and users who replace Linkerd's destination
+//! must be warned.
 //!
-//! In: the cluster's state. Out: their number as a metric, and one line in the log if there are any.
+//! In: the cluster's state. Out: the number of these Services as a metric, and one log line if they exist.
 
 use std::time::Duration;
 
@@ -15,12 +16,12 @@ use tokio::time::sleep;
 use tracing::warn;
 
 use super::{
-    discoverable,
     get::request::{UnsupportedKind, unsupported_kind},
+    wait_for_caches,
 };
 use crate::cluster::{Cluster, State};
 
-/// Services rarely change their kind, and each check visits all of them.
+/// Each check visits all Services, and Services rarely change their kind.
 const CHECK_INTERVAL: Duration = Duration::from_secs(60);
 
 pub(super) struct MulticlusterCollector {
@@ -58,9 +59,9 @@ fn count(state: &State, kind: UnsupportedKind) -> usize {
     state.services.iter().filter(|service| unsupported_kind(service) == Some(kind)).count()
 }
 
-/// Logs once that there are such Services, as soon as there are any.
+/// Logs one warning when the first such Service exists.
 pub(super) async fn warn_once(cluster: Cluster) {
-    discoverable(&cluster).await;
+    wait_for_caches(&cluster).await;
     let (remote, federated) = loop {
         let (remote, federated) = {
             let state = cluster.read();
@@ -74,8 +75,8 @@ pub(super) async fn warn_once(cluster: Cluster) {
     warn!(
         remote,
         federated,
-        "there are Services whose endpoints are in other clusters: they are not served yet, and proxies that ask for them are \
-         refused. Leave Linkerd's own destination where it is"
+        "Services whose endpoints are in other clusters are not served yet, and requests of proxies for them are refused; keep \
+         Linkerd's own destination server"
     );
     std::future::pending::<()>().await;
 }

@@ -1,4 +1,5 @@
-//! What a change of the cluster's state means for discovery: the keys whose answers may differ now.
+//! The observer of the cluster's state. In: changes of objects. Out: the keys whose responses may differ because of
+//! them.
 
 use std::{collections::HashMap, sync::Arc};
 
@@ -33,7 +34,7 @@ pub(super) const KINDS: &[Kind] = &[
     Kind::Job,
 ];
 
-/// A part of the state that answers are made from.
+/// A part of the state that responses depend on.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub(super) enum DirtyKey {
     /// The endpoints of a Service.
@@ -47,13 +48,13 @@ pub(super) enum DirtyKey {
     Zone(Zone),
 }
 
-/// Marks the keys that changes concern, for the publisher.
+/// Marks the keys that changes affect, for the publisher.
 #[derive(Default)]
 pub struct DestinationObserver {
     pub(super) dirty: DirtySet<DirtyKey>,
 }
 
-/// The keys of one batch by kind, each with the time when the first event that concerned it was received.
+/// The keys of one batch by kind, each with the time when the first event that affected it was received.
 #[derive(Debug, Default)]
 pub(super) struct Batch {
     pub(super) endpoints: HashMap<NamespacedName, Instant>,
@@ -129,12 +130,13 @@ fn add_keys(keys: &mut Vec<DirtyKey>, state: &State, change: &Change) {
     }
 }
 
-/// Adds the Services that have an endpoint which the Server selects, or may select; and the addresses of what it selects.
+/// Adds the Services with an endpoint that the Server selects or may select, and the addresses of the selected objects.
 fn add_selected(keys: &mut Vec<DirtyKey>, state: &State, server: &Server) {
     let Some(selectors) = &server.opaque else { return };
     let (pods, workloads) = (&selectors.pods, &selectors.workloads);
     let namespace = &*server.key.namespace;
-    // Without a label that all selected objects have, the Services of each of them would have to be looked up.
+    // A selector that requires no label value may select many objects. Looking up the Services of each one costs too
+    // much, so all Services of the namespace are added.
     let any = [pods, workloads].into_iter().flatten().any(|selector| selector.equal().is_none());
     if any {
         keys.extend(state.slices.services(namespace).map(DirtyKey::Endpoints));
@@ -154,7 +156,8 @@ fn add_selected(keys: &mut Vec<DirtyKey>, state: &State, server: &Server) {
     }
 }
 
-/// Adds what has Pods whose workload is found through this ReplicaSet or Job. The end of one without an owner changes nothing.
+/// Adds the addresses and the Services of the Pods that this ReplicaSet or Job owns, because their workload is found
+/// through it. The deletion of a ReplicaSet or Job without an owner does not change their workload.
 fn add_owned_through<K: Resource<DynamicType = ()>>(
     keys: &mut Vec<DirtyKey>,
     state: &State,
@@ -211,8 +214,8 @@ mod tests {
             Self { feed: Feed::new([Arc::clone(&observer) as Arc<dyn Observer>]), observer }
         }
 
-        /// The keys that the event concerns.
-        fn concerns(&mut self, kind: Kind, event: Event<Value>) -> BTreeSet<String> {
+        /// Applies an event and returns the keys that it affects.
+        fn affected(&mut self, kind: Kind, event: Event<Value>) -> BTreeSet<String> {
             self.feed.apply(kind, event);
             let keys = self.observer.dirty.next().now_or_never().unwrap_or_default();
             let text = |key: &DirtyKey| match key {
@@ -253,53 +256,49 @@ mod tests {
     }
 
     #[test]
-    fn a_service_concerns_itself_its_endpoints_and_the_addresses_that_it_had_and_has() {
+    fn a_service_affects_itself_its_endpoints_and_its_old_and_new_addresses() {
         let mut world = World::new();
         let service = |ips: &[&str]| {
             let metadata = json!({"name": "web", "namespace": "ns"});
             Event::Apply(json!({"metadata": metadata, "spec": {"clusterIP": ips[0], "clusterIPs": ips}}))
         };
         let both = set(&["endpoints of web", "service web", "10.0.0.1", "2001:db8::1"]);
-        assert_eq!(world.concerns(Kind::Service, service(&["10.0.0.1", "2001:db8::1"])), both);
-        assert_eq!(
-            world.concerns(Kind::Service, service(&["10.0.0.1"])),
-            both,
-            "clients of the address that it lost too"
-        );
-        assert_eq!(world.concerns(Kind::Service, service(&["10.0.0.1"])), set(&[]), "nothing changed");
+        assert_eq!(world.affected(Kind::Service, service(&["10.0.0.1", "2001:db8::1"])), both);
+        assert_eq!(world.affected(Kind::Service, service(&["10.0.0.1"])), both, "the removed address is affected too");
+        assert_eq!(world.affected(Kind::Service, service(&["10.0.0.1"])), set(&[]), "nothing changed");
     }
 
     #[test]
-    fn a_slice_concerns_the_services_that_it_left_and_joined_if_clients_see_the_change() {
+    fn a_slice_affects_its_old_and_new_service_if_its_ready_endpoints_change() {
         let mut world = World::new();
-        let mut concerns = |event| world.concerns(Kind::EndpointSlice, event);
-        assert_eq!(concerns(slice("left", "1", &[("a", true)])), set(&["endpoints of left"]));
-        assert_eq!(concerns(slice("left", "2", &[("a", true)])), set(&[]), "clients see no difference");
-        assert_eq!(concerns(slice("joined", "3", &[("a", true)])), set(&["endpoints of joined", "endpoints of left"]));
-        assert_eq!(concerns(slice("joined", "4", &[("a", false)])), set(&["endpoints of joined"]));
+        let mut affected = |event| world.affected(Kind::EndpointSlice, event);
+        assert_eq!(affected(slice("left", "1", &[("a", true)])), set(&["endpoints of left"]));
+        assert_eq!(affected(slice("left", "2", &[("a", true)])), set(&[]), "the ready endpoints are unchanged");
+        assert_eq!(affected(slice("joined", "3", &[("a", true)])), set(&["endpoints of joined", "endpoints of left"]));
+        assert_eq!(affected(slice("joined", "4", &[("a", false)])), set(&["endpoints of joined"]));
     }
 
     #[test]
-    fn a_pod_and_its_replica_set_concern_its_addresses_and_the_services_that_have_it() {
+    fn a_pod_and_its_replica_set_affect_its_addresses_and_its_services() {
         let mut world = World::new();
-        world.concerns(Kind::EndpointSlice, slice("web", "1", &[("a", true)]));
-        assert_eq!(world.concerns(Kind::Pod, pod("a", "10.0.0.1", Some("rs"))), set(&["endpoints of web", "10.0.0.1"]));
-        assert_eq!(world.concerns(Kind::Pod, pod("a", "10.0.0.1", Some("rs"))), set(&[]));
-        assert_eq!(world.concerns(Kind::Pod, pod("b", "10.0.0.2", None)), set(&["10.0.0.2"]));
+        world.affected(Kind::EndpointSlice, slice("web", "1", &[("a", true)]));
+        assert_eq!(world.affected(Kind::Pod, pod("a", "10.0.0.1", Some("rs"))), set(&["endpoints of web", "10.0.0.1"]));
+        assert_eq!(world.affected(Kind::Pod, pod("a", "10.0.0.1", Some("rs"))), set(&[]));
+        assert_eq!(world.affected(Kind::Pod, pod("b", "10.0.0.2", None)), set(&["10.0.0.2"]));
         let replica_set = |name: &str| {
             let owner = json!({"apiVersion": "apps/v1", "kind": "Deployment", "name": "web", "uid": "u"});
             Event::Apply(json!({"metadata": {"name": name, "namespace": "ns", "ownerReferences": [owner]}}))
         };
-        assert_eq!(world.concerns(Kind::ReplicaSet, replica_set("rs")), set(&["endpoints of web", "10.0.0.1"]));
-        assert_eq!(world.concerns(Kind::ReplicaSet, replica_set("old")), set(&[]), "it has no Pods");
+        assert_eq!(world.affected(Kind::ReplicaSet, replica_set("rs")), set(&["endpoints of web", "10.0.0.1"]));
+        assert_eq!(world.affected(Kind::ReplicaSet, replica_set("old")), set(&[]), "the ReplicaSet has no Pods");
         assert_eq!(
-            world.concerns(Kind::Pod, pod("a", "10.0.0.3", Some("rs"))),
+            world.affected(Kind::Pod, pod("a", "10.0.0.3", Some("rs"))),
             set(&["endpoints of web", "10.0.0.1", "10.0.0.3"])
         );
     }
 
     #[test]
-    fn a_workload_concerns_the_addresses_that_it_had_and_has() {
+    fn a_workload_affects_its_old_and_new_addresses() {
         let mut world = World::new();
         let workload = |ips: &[&str], ports: &[u16]| {
             let ips: Vec<Value> = ips.iter().map(|ip| json!({ "ip": ip })).collect();
@@ -308,45 +307,45 @@ mod tests {
                 json!({"metadata": {"name": "vm", "namespace": "ns"}, "spec": {"workloadIPs": ips, "ports": ports}}),
             )
         };
-        let mut concerns = |event| world.concerns(Kind::ExternalWorkload, event);
+        let mut affected = |event| world.affected(Kind::ExternalWorkload, event);
         let before = ["192.0.2.1:53", "[2001:db8::1]:53"];
-        assert_eq!(concerns(workload(&["192.0.2.1", "2001:DB8::1"], &[53])), set(&before));
+        assert_eq!(affected(workload(&["192.0.2.1", "2001:DB8::1"], &[53])), set(&before));
         let moved = [&before[..], &["192.0.2.9:53"]].concat();
-        assert_eq!(concerns(workload(&["192.0.2.9"], &[53])), set(&moved));
+        assert_eq!(affected(workload(&["192.0.2.9"], &[53])), set(&moved));
     }
 
     #[test]
-    fn a_server_concerns_what_it_selected_and_what_it_selects() {
+    fn a_server_affects_the_objects_that_it_selected_before_and_selects_now() {
         let mut world = World::new();
         for (name, ip) in [("a", "10.0.0.1"), ("b", "10.0.0.2")] {
             let Event::Apply(mut pod) = pod(name, ip, None) else { unreachable!() };
             pod["metadata"]["labels"] = json!({"app": name});
-            world.concerns(Kind::Pod, Event::Apply(pod));
+            world.affected(Kind::Pod, Event::Apply(pod));
         }
-        world.concerns(Kind::EndpointSlice, slice("web", "1", &[("a", true), ("b", true)]));
+        world.affected(Kind::EndpointSlice, slice("web", "1", &[("a", true), ("b", true)]));
         let server = |selector: Value, protocol: &str| {
             let spec = json!({"podSelector": selector, "port": 80, "proxyProtocol": protocol});
             Event::Apply(json!({"metadata": {"name": "s", "namespace": "ns"}, "spec": spec}))
         };
         let labels = |app: &str| json!({"matchLabels": {"app": app}});
-        let mut concerns = |event| world.concerns(Kind::Server, event);
-        assert_eq!(concerns(server(labels("a"), "HTTP/1")), set(&[]), "it makes no port opaque");
-        assert_eq!(concerns(server(labels("a"), "opaque")), set(&["endpoints of web", "10.0.0.1"]));
-        assert_eq!(concerns(server(labels("b"), "opaque")), set(&["endpoints of web", "10.0.0.1", "10.0.0.2"]));
-        assert_eq!(concerns(server(json!({}), "opaque")), set(&["endpoints of web", "10.0.0.1", "10.0.0.2"]));
+        let mut affected = |event| world.affected(Kind::Server, event);
+        assert_eq!(affected(server(labels("a"), "HTTP/1")), set(&[]), "the Server makes no port opaque");
+        assert_eq!(affected(server(labels("a"), "opaque")), set(&["endpoints of web", "10.0.0.1"]));
+        assert_eq!(affected(server(labels("b"), "opaque")), set(&["endpoints of web", "10.0.0.1", "10.0.0.2"]));
+        assert_eq!(affected(server(json!({}), "opaque")), set(&["endpoints of web", "10.0.0.1", "10.0.0.2"]));
     }
 
     #[test]
-    fn only_a_change_of_its_zone_moves_the_clients_of_a_node() {
+    fn a_node_affects_clients_only_if_its_zone_changes() {
         let mut world = World::new();
         let node = |labels: Value| Event::Apply(json!({"metadata": {"name": "node-1", "labels": labels}}));
         let zone = |zone: &str| json!({"topology.kubernetes.io/zone": zone});
-        let mut concerns = |event| world.concerns(Kind::Node, event);
-        assert_eq!(concerns(node(json!({}))), set(&[]), "unknown, as before");
-        assert_eq!(concerns(node(zone("a"))), set(&["zone unknown"]));
-        assert_eq!(concerns(node(zone("a"))), set(&[]));
-        assert_eq!(concerns(node(zone("b"))), set(&["zone a"]));
-        let Event::Apply(gone) = node(zone("b")) else { unreachable!() };
-        assert_eq!(concerns(Event::Delete(gone)), set(&["zone b"]));
+        let mut affected = |event| world.affected(Kind::Node, event);
+        assert_eq!(affected(node(json!({}))), set(&[]), "the zone is unknown, as before");
+        assert_eq!(affected(node(zone("a"))), set(&["zone unknown"]));
+        assert_eq!(affected(node(zone("a"))), set(&[]));
+        assert_eq!(affected(node(zone("b"))), set(&["zone a"]));
+        let Event::Apply(deleted) = node(zone("b")) else { unreachable!() };
+        assert_eq!(affected(Event::Delete(deleted)), set(&["zone b"]));
     }
 }

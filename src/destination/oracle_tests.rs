@@ -1,7 +1,7 @@
-//! Random clusters, whose events come late, early, twice, out of order and by relist: what streams are told against what the
-//! contract says of the objects.
+//! Tests with random clusters, whose events arrive late, early, twice, out of order and by relist. They compare the
+//! answers of streams with the answers that the contract specifies for the objects.
 //!
-//! The oracle and the worlds are the end-to-end tests' own, written apart from this crate.
+//! The oracle and the worlds belong to the end-to-end tests and are independent of this crate.
 
 use std::{
     collections::{BTreeMap, HashMap, VecDeque},
@@ -51,29 +51,29 @@ use super::{
 };
 use crate::cluster::{Kind, Observer, Problems, kinds::port_ranges::PortRanges, testing::Feed};
 
-/// One method of the API, as these tests ask it.
+/// One method of the API, for these tests.
 trait Method {
     const RPC: RpcMethod;
     type Updates: Updates;
-    /// What the messages so far come to.
+    /// The messages of a stream so far, folded.
     type Known: Default;
     type Answer: Clone + Debug + PartialEq;
 
     fn requests(world: &World) -> Vec<oracle::Request>;
     fn subscribe(views: &Arc<Views>, request: &oracle::Request) -> Result<Self::Updates, tonic::Status>;
     fn fold(known: &mut Self::Known, is_first: bool, message: &[u8]);
-    fn told(known: &Self::Known) -> Self::Answer;
+    fn received(known: &Self::Known) -> Self::Answer;
     fn refused(status: &tonic::Status) -> Self::Answer;
-    /// What the contract says that a new stream is told.
+    /// The answer that the contract specifies for a new stream.
     fn fresh(objects: &ApiState, settings: &oracle::Settings, request: &oracle::Request) -> Self::Answer;
-    /// What it says that a stream is told which was open already, and was told this.
+    /// The answer that the contract specifies for an open stream that has received `last`.
     fn open(
         objects: &ApiState,
         settings: &oracle::Settings,
         request: &oracle::Request,
-        told: &Self::Answer,
+        last: &Self::Answer,
     ) -> Self::Answer;
-    /// What an open stream is told whose new neighbour is told this; `None` where that does not say it.
+    /// The answer of an open stream if a new stream receives `new`; `None` if `new` does not determine it.
     fn beside(new: Self::Answer, old: &Self::Answer) -> Option<Self::Answer>;
 }
 
@@ -102,7 +102,7 @@ impl Method for Get {
         fold(known, is_first, Update::decode(message).unwrap()).unwrap();
     }
 
-    fn told(known: &Self::Known) -> Answer {
+    fn received(known: &Self::Known) -> Answer {
         Answer::Endpoints(known.clone())
     }
 
@@ -119,8 +119,8 @@ impl Method for Get {
     }
 
     fn beside(new: Answer, _: &Answer) -> Option<Answer> {
-        let gone = matches!(&new, Answer::Refused(_, text) if text.starts_with("Service "));
-        Some(if gone { Answer::Endpoints(BTreeMap::new()) } else { new })
+        let is_deleted = matches!(&new, Answer::Refused(_, text) if text.starts_with("Service "));
+        Some(if is_deleted { Answer::Endpoints(BTreeMap::new()) } else { new })
     }
 }
 
@@ -144,15 +144,15 @@ impl Method for GetProfile {
 
     fn fold(known: &mut DestinationProfile, is_first: bool, message: &[u8]) {
         let profile = DestinationProfile::decode(message).unwrap();
-        assert!(is_first || profile != *known, "a message that says nothing new: {profile:?}");
+        assert!(is_first || profile != *known, "a message without a change: {profile:?}");
         *known = profile;
     }
 
-    fn told(known: &DestinationProfile) -> ProfileAnswer {
+    fn received(known: &DestinationProfile) -> ProfileAnswer {
         ProfileAnswer::Profile(Box::new(known.clone()))
     }
 
-    /// Why exactly a path is no authority is said in the words of whoever parses it.
+    /// Drops the details of an invalid path, because they differ between parsers.
     fn refused(status: &tonic::Status) -> ProfileAnswer {
         let reasons = ["invalid authority", "invalid service"].into_iter();
         let reason = reasons.into_iter().find(|reason| status.message().starts_with(reason));
@@ -163,37 +163,37 @@ impl Method for GetProfile {
         answer_profile(objects, settings, request)
     }
 
-    /// By address a Service that is gone is followed as by name, unless the address is something else's.
+    /// A stream of a deleted Service by address has the same answer as by name, unless another object has the address.
     fn open(
         objects: &ApiState,
         settings: &oracle::Settings,
         request: &oracle::Request,
-        told: &ProfileAnswer,
+        last: &ProfileAnswer,
     ) -> ProfileAnswer {
         let new = answer_profile_while_open(objects, settings, request);
-        match (name(told), &new) {
+        match (name(last), &new) {
             (Some((name, port)), ProfileAnswer::Profile(profile)) if is_unknown(profile) => {
                 let (path, token) = (format!("{name}:{port}"), request.token.clone());
                 let named = oracle::Request { path, token };
-                let gone =
+                let is_deleted =
                     matches!(answer_profile(objects, settings, &named), ProfileAnswer::Refused(Code::Unknown, _));
-                if gone { answer_profile_while_open(objects, settings, &named) } else { new }
+                if is_deleted { answer_profile_while_open(objects, settings, &named) } else { new }
             }
             _ => new,
         }
     }
 
     fn beside(new: ProfileAnswer, old: &ProfileAnswer) -> Option<ProfileAnswer> {
-        let gone = match &new {
+        let is_deleted = match &new {
             ProfileAnswer::Refused(Code::Unknown, text) => text.starts_with("service "),
             ProfileAnswer::Profile(profile) => is_unknown(profile) && name(old).is_some(),
             ProfileAnswer::Refused(..) => false,
         };
-        (!gone).then_some(new)
+        (!is_deleted).then_some(new)
     }
 }
 
-/// The name and port of the Service that was told of.
+/// The name and port of the Service in an answer.
 fn name(answer: &ProfileAnswer) -> Option<(&str, u32)> {
     let ProfileAnswer::Profile(profile) = answer else { return None };
     let metadata::Kind::Resource(resource) = profile.parent_ref.as_ref()?.kind.as_ref()? else { return None };
@@ -204,7 +204,7 @@ fn is_unknown(profile: &DestinationProfile) -> bool {
     profile.endpoint.as_ref().is_some_and(|endpoint| endpoint.metric_labels.is_empty())
 }
 
-/// A client: the stream, if it is open, and what it was told.
+/// A client: its stream, if it is open, and the messages that it has received.
 struct Client<M: Method> {
     request: oracle::Request,
     stream: Option<ResponseStream<M::Updates>>,
@@ -216,7 +216,7 @@ struct Rig {
     feed: Feed,
     observer: Arc<DestinationObserver>,
     views: Arc<Views>,
-    /// Events that their watches have not brought yet, by kind: of one kind they come in order, and of several in any.
+    /// Events that the watches have not delivered yet, by kind. Events of one kind arrive in order, kinds in any order.
     pending: HashMap<Kind, VecDeque<Event<Value>>>,
 }
 
@@ -247,7 +247,7 @@ impl<M: Method> Client<M> {
         Self { request, stream: None, known: M::Known::default(), first: true }
     }
 
-    /// Opens the stream, as a proxy does whose last one ended.
+    /// Opens the stream, as a proxy does after its last stream ended.
     fn open(&mut self, views: &Arc<Views>) -> Result<(), M::Answer> {
         let updates = M::subscribe(views, &self.request).map_err(|status| M::refused(&status))?;
         let place = Arc::new(Semaphore::new(1)).try_acquire_owned().unwrap();
@@ -257,12 +257,12 @@ impl<M: Method> Client<M> {
         Ok(())
     }
 
-    /// Takes so many pieces at most, of what there is.
+    /// Reads at most `pieces` of the available pieces.
     fn read(&mut self, pieces: usize) {
         let mut frames = Vec::new();
         for _ in 0..pieces {
             let Some(stream) = &mut self.stream else { break };
-            // Without tokio's budget: here nothing ready may look as if it were not.
+            // Without tokio's budget, because with it a ready stream may return pending.
             match tokio::task::unconstrained(stream.next()).now_or_never() {
                 None => break,
                 Some(Some(BodyFrame::Data(data))) => frames.extend_from_slice(&data),
@@ -279,7 +279,7 @@ impl<M: Method> Client<M> {
         }
     }
 
-    /// What it knows when it has read everything; a stream that ended is opened again.
+    /// Reads everything, and reopens a stream that has ended. Returns the answer of all messages.
     fn settle(&mut self, views: &Arc<Views>) -> M::Answer {
         self.read(usize::MAX);
         if self.stream.is_none() {
@@ -288,7 +288,7 @@ impl<M: Method> Client<M> {
             }
             self.read(usize::MAX);
         }
-        M::told(&self.known)
+        M::received(&self.known)
     }
 }
 
@@ -301,7 +301,7 @@ impl Rig {
         Self { feed, observer, views, pending: HashMap::new() }
     }
 
-    fn happen(&mut self, change: Change) {
+    fn enqueue(&mut self, change: Change) {
         let (key, event) = match change {
             Change::Applied { key, object } => (key, Event::Apply(object)),
             Change::Deleted { key, object } => (key, Event::Delete(object)),
@@ -309,8 +309,8 @@ impl Rig {
         self.pending.entry(kind(&key)).or_default().push_back(event);
     }
 
-    /// A watch brings its next event; now and then twice.
-    fn bring(&mut self, kind: Kind, twice: bool) {
+    /// Delivers the next event of a watch, or delivers it twice.
+    fn deliver(&mut self, kind: Kind, twice: bool) {
         let Some(event) = self.pending.get_mut(&kind).and_then(VecDeque::pop_front) else { return };
         if twice {
             self.feed.apply(kind, event.clone());
@@ -318,7 +318,7 @@ impl Rig {
         self.feed.apply(kind, event);
     }
 
-    /// A watch lost its place: what it had not brought is seen in a list, or not at all.
+    /// Relists a kind: pending events are dropped, and their effect is visible only in the list.
     fn relist(&mut self, kind_of: Kind, world: &World) {
         self.pending.remove(&kind_of);
         self.feed.apply(kind_of, Event::Init);
@@ -349,7 +349,8 @@ fn kind(key: &Key) -> Kind {
     }
 }
 
-/// Another seed is another history: `ORACLE_SEED=7 cargo test --lib oracle`; `ORACLE_RUNS=1000` goes on from there.
+/// The seeds of the histories. `ORACLE_SEED=7 cargo test --lib oracle` selects a seed; `ORACLE_RUNS=1000` sets the
+/// number of consecutive seeds.
 fn seeds() -> std::ops::Range<u64> {
     let read = |name: &str| std::env::var(name).ok().and_then(|text| text.parse::<u64>().ok());
     let first = read("ORACLE_SEED").unwrap_or(0);
@@ -357,12 +358,12 @@ fn seeds() -> std::ops::Range<u64> {
 }
 
 #[tokio::test]
-async fn whatever_the_order_of_events_streams_old_and_new_are_told_what_the_contract_says() {
+async fn for_any_order_of_events_old_and_new_endpoint_streams_match_the_contract() {
     history::<Get>().await;
 }
 
 #[tokio::test]
-async fn whatever_the_order_of_events_old_and_new_profiles_are_what_the_contract_says() {
+async fn for_any_order_of_events_old_and_new_profile_streams_match_the_contract() {
     history::<GetProfile>().await;
 }
 
@@ -379,10 +380,10 @@ async fn history<M: Method>() {
         for round in 0..8 {
             for _ in 0..dice.random_range(1..60) {
                 match dice.random_range(0..20) {
-                    0..8 => rig.happen(world.mutate().unwrap()),
+                    0..8 => rig.enqueue(world.mutate().unwrap()),
                     8..16 => {
                         let kind = *Kind::ALL.choose(&mut dice).unwrap();
-                        rig.bring(kind, dice.random_ratio(1, 10));
+                        rig.deliver(kind, dice.random_ratio(1, 10));
                     }
                     16 => rig.relist(*Kind::ALL.choose(&mut dice).unwrap(), &world),
                     17 => rig.publish().await,
@@ -395,7 +396,7 @@ async fn history<M: Method>() {
                     }
                 }
             }
-            // Whatever is known so far, those who come now are told what those are told who were there.
+            // For any partial state, new streams receive the same as open streams.
             rig.publish().await;
             for client in &mut clients {
                 if client.stream.is_none() {
@@ -410,20 +411,20 @@ async fn history<M: Method>() {
                     assert_eq!(old, expected, "seed {seed}, round {round}, an old and a new stream of {request:?}");
                 }
             }
-            // And when all watches have brought everything, that is what the objects say.
+            // When all watches have delivered all events, streams match the objects.
             while rig.pending.values().any(|events| !events.is_empty()) {
-                rig.bring(*Kind::ALL.choose(&mut dice).unwrap(), false);
+                rig.deliver(*Kind::ALL.choose(&mut dice).unwrap(), false);
             }
             rig.publish().await;
             for client in &mut clients {
                 let was_open = client.stream.is_some();
-                let told = client.settle(&rig.views);
+                let last = client.settle(&rig.views);
                 let request = &client.request;
                 let expected = match was_open && client.stream.is_some() {
-                    true => M::open(world.objects(), &theirs, request, &told),
+                    true => M::open(world.objects(), &theirs, request, &last),
                     false => M::fresh(world.objects(), &theirs, request),
                 };
-                assert_eq!(told, expected, "seed {seed}, round {round}, {request:?}");
+                assert_eq!(last, expected, "seed {seed}, round {round}, {request:?}");
                 let fresh = Client::<M>::new(request.clone()).settle(&rig.views);
                 assert_eq!(
                     fresh,
@@ -433,8 +434,8 @@ async fn history<M: Method>() {
             }
         }
         drop(clients);
-        assert_eq!(rig.views.endpoints.index().series(), [], "the last stream takes its view along");
-        assert!(rig.views.profiles.index().is_empty(), "the last stream takes its view along");
+        assert_eq!(rig.views.endpoints.index().series(), [], "a view is removed with its last stream");
+        assert!(rig.views.profiles.index().is_empty(), "a view is removed with its last stream");
     }
 }
 

@@ -1,10 +1,10 @@
-//! The views that streams subscribe to, from their first client to their last; the same for both methods of the API.
+//! The views that streams subscribe to. Both methods of the API use this registry; each has its own [`ViewIndex`],
+//! because their views have different keys.
 //!
-//! In: clients that subscribe and unsubscribe; what the publisher sends. Out: the latest content of a view, for its streams.
-//! Always holds: a view exists as long as it has clients; after [`Registry::close`] every stream ends and no new one begins.
-//! State is published, not events: a slow client receives the latest content, and nothing is queued for it.
-//!
-//! What a view is found by differs between the methods, so each brings its own [`ViewIndex`].
+//! In: clients that subscribe and unsubscribe, and the content that the publisher sends. Out: the latest content of a
+//! view, for its streams. Always holds: a view exists while it has clients; after [`Registry::close`] every stream ends
+//! and no new stream begins. Views publish state, not events: a slow client receives the latest content, and no queue
+//! grows for it.
 
 use std::sync::{
     Arc,
@@ -16,24 +16,24 @@ use tokio::sync::watch;
 
 use super::{stream::EndReason, views::Views};
 
-/// What the views of one method contain.
+/// The types of the views of one method.
 pub(super) trait ViewKind: Sized + 'static {
     type Key;
     type Content: Clone;
     type Index: ViewIndex<Self>;
 
     fn registry(views: &Views) -> &Registry<Self>;
-    /// Returns the content of a view that was not published yet.
+    /// Returns the content of a view before its first publication.
     fn unpublished() -> Self::Content;
 }
 
-/// The views of one method, by what they are found by.
+/// The views of one method, by key.
 pub(super) trait ViewIndex<K: ViewKind>: Default {
-    /// Returns the view, which is created if there is none.
+    /// Returns the view of a key, and creates it if it does not exist.
     fn get_or_insert(&mut self, key: K::Key) -> Arc<View<K>>;
-    /// Removes this very view, if it is still there.
+    /// Removes this view, but not another view with the same key.
     fn remove(&mut self, view: &Arc<View<K>>);
-    /// Iterates over all views, some of them maybe more than once.
+    /// Iterates over all views. A view may occur more than once.
     fn views(&self) -> impl Iterator<Item = &Arc<View<K>>>;
 }
 
@@ -44,12 +44,12 @@ struct Registered<K: ViewKind> {
     closed: bool,
 }
 
-/// What the clients of one key receive.
+/// The content that the clients of one key receive.
 pub(super) struct View<K: ViewKind> {
     pub(super) key: K::Key,
     clients: AtomicUsize,
-    /// The generation of the cluster's state that was published last; `None` if the content is not what clients are to receive.
-    /// Locked while the content is made.
+    /// The generation of the cluster's state that was published last; `None` if the content is not valid. Locked while
+    /// the content is computed.
     pub(super) generation: Mutex<Option<u64>>,
     pub(super) sender: watch::Sender<Published<K::Content>>,
 }
@@ -58,7 +58,7 @@ pub(super) struct View<K: ViewKind> {
 #[derive(Clone)]
 pub(super) struct Published<C> {
     pub(super) content: C,
-    /// Why all streams of the view end, once they do.
+    /// The reason why all streams of the view end; `None` while they stay open.
     pub(super) end: Option<EndReason>,
 }
 
@@ -69,7 +69,7 @@ pub(super) struct Subscription<K: ViewKind> {
     receiver: watch::Receiver<Published<K::Content>>,
 }
 
-/// The process stops.
+/// The process stops, so no stream may begin.
 #[derive(Debug)]
 pub(super) struct Stopping;
 
@@ -87,7 +87,7 @@ impl<K: ViewKind> Registry<K> {
         MutexGuard::map(self.0.lock(), |registered| &mut registered.index)
     }
 
-    /// Ends all streams with OK and lets no new one begin.
+    /// Ends all streams with OK and refuses new streams.
     pub(super) fn close(&self) {
         let views: Vec<Arc<View<K>>> = {
             let mut registered = self.0.lock();
@@ -141,7 +141,7 @@ impl<K: ViewKind> Subscription<K> {
             return Err(Stopping);
         }
         let view = registered.index.get_or_insert(key);
-        // Under the lock, so that the view is not removed before it has its client.
+        // The client is counted under the lock, so that the view is not removed before that.
         view.clients.fetch_add(1, Ordering::Relaxed);
         let receiver = view.sender.subscribe();
         drop(registered);
@@ -161,10 +161,10 @@ impl<K: ViewKind> Subscription<K> {
         self.receiver.borrow_and_update().clone()
     }
 
-    /// Waits until the view has a state that was not seen. Cancel safe.
+    /// Waits until the view has a state that was not seen yet. Cancel safe.
     pub(super) async fn changed(&mut self) {
         if self.receiver.changed().await.is_err() {
-            // Its subscriptions keep a view and its sender, so this cannot happen; and there would be nothing to wait for.
+            // This cannot happen: the subscription keeps its view alive, and the view owns the sender.
             std::future::pending::<()>().await;
         }
     }

@@ -1,14 +1,14 @@
-//! The body of a request: one gRPC message, of a bounded size.
+//! The body of a request: one gRPC message of bounded size.
 
 use bytes::{Buf, Bytes, BytesMut};
 use h2::RecvStream;
 use tonic::Status;
 
-/// Longer than any meaningful request: a name of 253 characters, a port, a token.
+/// The maximum size of a request in bytes. A valid request is shorter: a name of 253 characters, a port and a token.
 pub(super) const LONGEST_REQUEST: usize = 16 * 1024;
 
-/// Reads the only message of a request. Data of an incomplete message occupies the connection's window, so that this window
-/// bounds the unfinished requests of a client.
+/// Reads the single message of a request. The data of an incomplete message occupies the connection's window, so that
+/// the window bounds the unfinished requests of a client.
 pub(super) async fn read(body: &mut RecvStream) -> Result<Bytes, Status> {
     const PREFIX: usize = 5;
     let mut received = BytesMut::new();
@@ -19,11 +19,11 @@ pub(super) async fn read(body: &mut RecvStream) -> Result<Bytes, Status> {
             let compressed = prefix.get_u8() != 0;
             let length = prefix.get_u32() as usize;
             if compressed {
-                break Err(Status::unimplemented("the request is compressed: send it as it is"));
+                break Err(Status::unimplemented("the request is compressed: send it uncompressed"));
             }
             if length > LONGEST_REQUEST {
                 let text =
-                    format!("Invalid authority: a request of {length} bytes names none; the most is {LONGEST_REQUEST}");
+                    format!("Invalid authority: the request has {length} bytes; the maximum is {LONGEST_REQUEST}");
                 break Err(Status::invalid_argument(text));
             }
             if message.len() >= length {
@@ -37,12 +37,12 @@ pub(super) async fn read(body: &mut RecvStream) -> Result<Bytes, Status> {
                 taken += data.len();
                 received.extend_from_slice(&data);
             }
-            Some(Err(error)) => break Err(Status::cancelled(format!("the request broke off: {error}"))),
-            None => break Err(Status::internal("the request ended before its message")),
+            Some(Err(error)) => break Err(Status::cancelled(format!("the request was interrupted: {error}"))),
+            None => break Err(Status::internal("the request ended before its message was complete")),
         }
     };
-    // Otherwise it would be missing in the connection's window for as long as the stream is open, and after some hundred streams
-    // the client could send no more requests. This fails when the stream has ended.
+    // Without this, the request would occupy the connection's window while the stream is open, and after some hundred
+    // streams the client could not send further requests. The call fails if the stream has ended.
     _ = body.flow_control().release_capacity(taken);
     message
 }

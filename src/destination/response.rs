@@ -1,4 +1,4 @@
-//! The responses of the server: streams, the health service, refusals.
+//! The responses of the server: streams, responses of the health service, and refusals.
 
 use http::{Response, StatusCode};
 use http_body::Body;
@@ -14,7 +14,7 @@ use super::{
 };
 use crate::text;
 
-/// The most that a message quotes of a client's text.
+/// The maximum number of bytes that a message quotes of a client's text.
 const LONGEST_QUOTE: usize = 512;
 
 /// The body of the response to a call.
@@ -50,18 +50,18 @@ impl ResponseBody for CallBody {
     }
 }
 
-/// Returns the beginning of a client's text.
+/// Truncates a client's text for a message.
 pub(super) fn quote(text: &str) -> String {
     text::truncate(text, LONGEST_QUOTE).to_owned()
 }
 
-/// Answers with a status only, as headers that are also trailers. The message is cut: with all of the client's text it could
-/// exceed the client's limit for headers, and look like a broken connection.
+/// Returns a response that has only a status, in headers that are also trailers. The message is truncated: with the
+/// client's whole text it could exceed the client's limit for headers and look like a broken connection.
 pub(super) fn refuse(status: &Status) -> Response<CallBody> {
     Status::new(status.code(), quote(status.message())).into_http::<()>().map(|()| CallBody::Empty)
 }
 
-/// Answers with an HTTP status only.
+/// Returns a response that has only an HTTP status.
 pub(super) fn without_body(code: StatusCode) -> Response<CallBody> {
     let mut response = Response::new(CallBody::Empty);
     *response.status_mut() = code;

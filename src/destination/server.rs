@@ -1,10 +1,11 @@
-//! The gRPC server: connections, calls, and how they end.
+//! The gRPC server: its connections and calls, and its shutdown.
 //!
-//! In: plain HTTP/2 connections (the Pod's own proxy terminates TLS). Out: `Get` and `GetProfile` streams, and the health
-//! service. Not tonic's server: that encodes every message once for each stream, and cannot end a single stream.
+//! In: plain HTTP/2 connections (the Pod's own proxy terminates TLS). Out: `Get` and `GetProfile` streams, and the
+//! health service. tonic's server is not used, because it encodes every message for each stream and cannot reset a
+//! single stream.
 //!
-//! Always holds: a connection, a request and a client that does not read have a deadline; every task is waited for at the end;
-//! streams end with OK when the process stops.
+//! Always holds: connections, requests and clients that do not read have deadlines; when the process stops, streams end
+//! with OK and the server waits for all its tasks, up to a timeout.
 
 use std::{sync::Arc, task::Poll, time::Duration};
 
@@ -50,18 +51,18 @@ use crate::proto::destination::GetDestination;
 
 /// The name of the service in paths, metrics and health checks.
 pub(super) const SERVICE: &str = "io.linkerd.proxy.destination.Destination";
-/// The names that the health service knows.
+/// The names of the services that the health service reports.
 pub(super) const HEALTH_SERVICES: [&str; 2] = ["", SERVICE];
 
-/// In a refusal: a client that balances over several replicas should try another.
-const BUSY: &str = "this destination is busy: ask another, or again";
-const FULL: &str = "this destination has as many streams as it can hold: ask another";
+/// The messages of refusals. A client that balances over several replicas should retry with another replica.
+const BUSY: &str = "this destination server is overloaded: retry, preferably with another replica";
+const FULL: &str = "this destination server has its maximum number of streams: retry with another replica";
 
-/// Streams of the health service, which last as long as their clients want.
+/// The maximum number of streams of the health service. The clients decide how long these streams stay open.
 const HEALTH_STREAMS: usize = 1_000;
 const REQUEST_TIMEOUT: Duration = Duration::from_secs(10);
-const LATE_REQUEST: &str = "the request did not come in time";
-/// Time for clients to receive the ends of their streams.
+const LATE_REQUEST: &str = "the request was not received in time";
+/// The time for clients to receive the ends of their streams.
 const DRAIN_TIMEOUT: Duration = Duration::from_secs(2);
 
 pub(super) struct DestinationServer {
@@ -81,13 +82,13 @@ pub(super) enum RpcMethod {
     GetProfile,
 }
 
-/// Why a stream was refused that could be answered, as its metric labels it.
+/// The reason why a valid stream was refused, as a metric label.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, IntoStaticStr, VariantArray)]
 #[strum(serialize_all = "snake_case", const_into_str)]
 pub(super) enum OverloadReason {
-    /// The request had waited too long for its turn.
+    /// The request had waited too long in the queue.
     Waited,
-    /// As many streams were open as may be.
+    /// The maximum number of streams was open.
     Full,
 }
 
@@ -101,7 +102,7 @@ impl DestinationServer {
         Self { views, health, reporter, permits, health_permits: Arc::new(Semaphore::new(HEALTH_STREAMS)) }
     }
 
-    /// Serves until `stop`, and then until the streams have ended.
+    /// Serves until `stop` is cancelled, and then until the streams have ended or the drain timeout has passed.
     pub(super) async fn serve(self: Arc<Self>, listener: TcpListener, stop: CancellationToken) {
         let tasks = TaskTracker::new();
         let permits = Arc::new(Semaphore::new(self.views.settings.limits.connections.min(Semaphore::MAX_PERMITS)));
@@ -113,12 +114,12 @@ impl DestinationServer {
                         let wake_time = WakeTime::new();
                         let connection =
                             Arc::clone(&self).connection(stream, stop.clone(), Arc::clone(&wake_time), permit);
-                        // The connection bounds its turns itself. tokio's budget would be used up by polling idle streams.
+                        // The connection limits its own turns. Polling idle streams would use up tokio's budget.
                         tasks.spawn(unconstrained(wake_time.track(connection)));
                     }
                     Err(error) => {
-                        // Most likely there are no file descriptors left: without the pause this loop would use a whole core.
-                        warn!(%error, "cannot accept a connection for discovery");
+                        // Most likely no file descriptors are left. Without the pause this loop would use a whole core.
+                        warn!(%error, "could not accept a discovery connection, retrying");
                         tokio::time::sleep(Duration::from_millis(200)).await;
                     }
                 }
@@ -128,7 +129,7 @@ impl DestinationServer {
             () = accept => {}
             () = stop.cancelled() => {}
         }
-        // New connections and streams are refused, so that their clients try another replica.
+        // New connections and streams are refused from now on, so that their clients use another replica.
         drop(listener);
         for service in HEALTH_SERVICES {
             self.reporter.set_service_status(service, tonic_health::ServingStatus::NotServing).await;
@@ -136,7 +137,7 @@ impl DestinationServer {
         self.views.close();
         tasks.close();
         if timeout(DRAIN_TIMEOUT, tasks.wait()).await.is_err() {
-            debug!("some clients did not receive the ends of their streams in time");
+            debug!("some clients did not receive the ends of their streams before the drain timeout");
         }
     }
 
@@ -199,10 +200,11 @@ impl DestinationServer {
                 }
             }
         } else {
-            refuse(&Status::unimplemented(format!("no method {}", quote(path))))
+            refuse(&Status::unimplemented(format!("unknown method {}", quote(path))))
         };
-        // h2 resets a stream that is answered before its request has ended, and counts the frames that still arrive for it as
-        // the client's fault: after 1,024 of them it would close the connection, with all streams on it.
+        // The rest of the request must be read: h2 resets a stream that is answered before its request has ended, and
+        // counts frames that arrive after the reset as errors. After 1,024 such frames it would close the connection
+        // with all streams.
         _ = timeout_at(deadline, request_body::discard(body)).await;
         refusal
     }
@@ -241,7 +243,7 @@ impl DestinationServer {
         Ok((self.subscribe(method, &message)?, permit))
     }
 
-    /// Reads the request, if there is room for its stream.
+    /// Reads the request, unless the server is overloaded.
     async fn request(
         &self,
         observer: &RpcObserver,
@@ -261,15 +263,15 @@ impl DestinationServer {
         let message = timeout_at(deadline, request_body::read(body));
         let message = message.await.map_err(|_| Status::deadline_exceeded(LATE_REQUEST))??;
         let message = GetDestination::decode(message)
-            .map_err(|error| Status::internal(format!("cannot read the request: {error}")))?;
+            .map_err(|error| Status::internal(format!("cannot decode the request: {error}")))?;
         observer.received();
         if !self.views.cluster.knows(observer::KINDS) {
-            return Err(Status::unavailable("the caches are not filled yet: ask another replica, or again"));
+            return Err(Status::unavailable("the caches have not synced yet: retry, preferably with another replica"));
         }
         Ok((message, permit))
     }
 
-    /// Subscribes to the view that answers the request.
+    /// Subscribes to the view of the requested target.
     fn subscribe(&self, method: RpcMethod, message: &GetDestination) -> Result<Subscribed, Status> {
         let GetDestination { path, context_token, .. } = message;
         let cluster_domain = &self.views.settings.cluster_domain;
@@ -293,7 +295,7 @@ impl DestinationServer {
     }
 }
 
-/// What a new stream will send.
+/// The updates of a new stream.
 enum Subscribed {
     Get(EndpointUpdates),
     GetProfile(ProfileUpdates),
@@ -303,7 +305,8 @@ fn invalid(error: impl std::error::Error) -> Status {
     Status::invalid_argument(quote(&error.to_string()))
 }
 
-/// Accepts gRPC with any message encoding, but not gRPC-Web, which frames its bodies in another way.
+/// Returns whether a content type is gRPC, with any message encoding. gRPC-Web is not, because its bodies have another
+/// framing.
 fn is_grpc(content_type: &[u8]) -> bool {
     let encoding = content_type.strip_prefix(b"application/grpc");
     encoding.is_some_and(|encoding| matches!(encoding.first(), None | Some(b'+' | b';')))

@@ -1,4 +1,4 @@
-//! The settings of the destination server, as its flags set them.
+//! The settings of the destination server, which its flags set.
 
 use std::{str::FromStr, sync::Arc, time::Duration};
 
@@ -13,10 +13,10 @@ use crate::{
 
 #[derive(Clone, Debug)]
 pub struct DestinationSettings {
-    /// The namespace of the control plane. Only Pods of its mesh get an identity.
+    /// The namespace of the control plane. Only Pods of its mesh have an identity.
     pub controller_namespace: Arc<str>,
     pub cluster_domain: String,
-    /// Empty: no Pod gets an identity.
+    /// The trust domain of identities. If it is empty, no Pod has an identity.
     pub identity_trust_domain: String,
     pub default_opaque_ports: PortRanges,
     pub outbound_transport_mode: TransportMode,
@@ -36,29 +36,30 @@ pub struct DestinationLimits {
     /// Streams of all connections together.
     pub streams: usize,
     pub streams_per_connection: u32,
-    /// A request that has waited longer for its turn is refused: its client is about to give up and to retry.
+    /// The maximum time that a request waits in the queue. After it the request is refused, because its client is about
+    /// to time out and retry.
     pub stream_wait: Duration,
-    /// How long a client may take nothing of what waits for it.
+    /// The maximum time that a client may accept no data while data waits for it.
     pub stream_stall_timeout: Duration,
 }
 
-/// How proxies carry traffic to meshed endpoints.
+/// How proxies send traffic to meshed endpoints.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum TransportMode {
-    /// To the proxy's own inbound port, with a header that names the target; opaque traffic always travels so.
+    /// To the proxy's inbound port, with a header that names the target; always used for opaque traffic.
     TransportHeader,
-    /// To the target's port, from where it is redirected to the proxy.
+    /// To the target's port, from which it is redirected to the proxy.
     Transparent,
 }
 
-/// HTTP/2 settings for connections to meshed endpoints; `None` leaves them to the proxy.
+/// HTTP/2 settings for connections to meshed endpoints; with `None` the proxy uses its defaults.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Http2Params(pub Option<Http2ClientParams>);
 
 // === impl Http2Params ===
 
-/// The JSON that Linkerd's charts pass: names as in the protocol, durations as `{"seconds": 10, "nanos": 0}`. Keys in any
-/// case, and unknown ones ignored, as Go reads it.
+/// Parses the JSON that Linkerd's charts pass, with the field names of the protocol and with durations as
+/// `{"seconds": 10, "nanos": 0}`. Like Go, it accepts keys in any case and ignores unknown keys.
 impl FromStr for Http2Params {
     type Err = String;
 
@@ -100,9 +101,9 @@ impl FromStr for Http2Params {
         if text.trim().is_empty() {
             return Ok(Self(None));
         }
-        let value: Value = serde_json::from_str(text).map_err(|error| format!("it is not JSON: {error}"))?;
+        let value: Value = serde_json::from_str(text).map_err(|error| format!("the value is not JSON: {error}"))?;
         let params: Params = serde_json::from_value(lower_case(value))
-            .map_err(|error| format!("it has a value of the wrong type: {error}"))?;
+            .map_err(|error| format!("a field has the wrong type: {error}"))?;
         let duration =
             |it: Option<Seconds>| it.map(|it| prost_types::Duration { seconds: it.seconds, nanos: it.nanos });
         Ok(Self(Some(Http2ClientParams {
@@ -125,7 +126,7 @@ impl FromStr for Http2Params {
     }
 }
 
-/// Drops `null`s too: to Go they are absent.
+/// Converts keys to lower case. Also drops `null` values, which Go treats as absent.
 fn lower_case(value: Value) -> Value {
     match value {
         Value::Object(fields) => {
@@ -145,7 +146,7 @@ mod tests {
     }
 
     #[test]
-    fn the_value_of_linkerds_charts_is_read() {
+    fn the_value_of_linkerds_charts_is_accepted() {
         let text = r#"{"keep_alive":{"interval":{"seconds":10},"timeout":{"seconds":3},"while_idle":true}}"#;
         let keep_alive = parse(text).unwrap().unwrap().keep_alive.unwrap();
         let seconds = |it: Option<prost_types::Duration>| it.unwrap().seconds;
@@ -153,7 +154,7 @@ mod tests {
     }
 
     #[test]
-    fn keys_are_read_in_any_case_and_unknown_ones_ignored() {
+    fn keys_match_in_any_case_and_unknown_keys_are_ignored() {
         let text = r#"{"Flow_Control":{"INITIAL_STREAM_WINDOW_SIZE":7},"keepAlive":{},"internals":null}"#;
         let params = parse(text).unwrap().unwrap();
         assert_eq!(params.flow_control.unwrap().initial_stream_window_size, 7);
@@ -163,7 +164,7 @@ mod tests {
     }
 
     #[test]
-    fn durations_as_text_and_broken_json_are_refused_with_a_reason() {
+    fn durations_as_text_and_malformed_json_are_rejected_with_a_reason() {
         assert!(parse(r#"{"keep_alive":{"interval":"10s"}}"#).unwrap_err().contains("wrong type"));
         assert!(parse("{").unwrap_err().contains("not JSON"));
     }

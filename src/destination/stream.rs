@@ -1,7 +1,8 @@
 //! One stream: the frames of its response.
 //!
-//! In: what to send ([`Updates`]). Out: finished gRPC frames, made when the client has window for them, and at the end the
-//! status. Always holds: at most one frame is in flight; a slow client receives the latest state next, and no state in between.
+//! In: [`Updates`]. Out: complete gRPC frames, encoded when the client has window for them, and finally the status.
+//! Always holds: at most one frame is in flight; a slow client next receives the latest state and skips the states in
+//! between.
 
 use std::{future::Future, sync::Arc};
 
@@ -19,25 +20,26 @@ use super::{
     views::Views,
 };
 
-/// What a stream sends to its client.
+/// The updates that a stream sends to its client.
 pub(super) trait Updates: Send {
     fn views(&self) -> &Views;
-    /// Whether anything was sent.
+    /// Returns whether an update was sent.
     fn has_begun(&self) -> bool;
-    /// Waits until there may be something new. Cancel safe.
+    /// Waits until the state may have changed. Cancel safe.
     fn changed(&mut self) -> impl Future<Output = ()> + Send;
-    /// Reads the latest state. Returns why the stream ends after what is to be sent now, if it does.
+    /// Reads the latest state. If the stream ends after the pending updates, returns the reason.
     fn refresh(&mut self) -> Option<EndReason>;
-    /// Returns the next frames of what is to be sent now.
+    /// Returns the next frames of the pending updates.
     fn next(&mut self) -> Option<OutgoingFrames>;
 }
 
-/// Frames that are handed to the transport at once.
+/// Frames that are passed to the transport together.
 pub(super) struct OutgoingFrames {
     pub(super) frames: Bytes,
-    /// The messages that begin in them.
+    /// The number of messages that begin in these frames.
     pub(super) messages: MessageCounts,
-    /// When the event was received that they are about. `None` for the answer to the request: its age says nothing about us.
+    /// When the event that caused these frames was received. `None` for the first response to a request, because the
+    /// age of its event is not a delay of this server.
     pub(super) received: Option<Instant>,
 }
 
@@ -50,44 +52,44 @@ pub(super) struct MessageCounts {
     pub(super) profile: u32,
 }
 
-/// The state of a stream, as its metric labels it.
+/// The state of a stream, as a metric label.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, IntoStaticStr, VariantArray)]
 #[strum(serialize_all = "snake_case", const_into_str)]
 pub(super) enum StreamState {
-    /// The transport has taken nothing yet.
+    /// No frame was passed to the transport yet.
     Opening,
-    /// The client has received everything.
+    /// The client has received all updates.
     Idle,
-    /// Something waits for the client.
+    /// Frames wait for the client.
     Blocked,
 }
 
-/// Why a stream ended, as its metric labels it.
+/// The reason why a stream ended, as a metric label.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, IntoStaticStr, VariantArray)]
 #[strum(serialize_all = "snake_case", const_into_str)]
 pub(super) enum EndReason {
-    /// The client reset it, or its connection ended.
+    /// The client reset the stream, or its connection ended.
     Client,
     /// The process stops.
     Shutdown,
-    /// Another kind of answer applies to the target now; the client opens a new stream.
+    /// The target now needs another kind of response; the client opens a new stream.
     Rerouted,
-    /// The client took nothing for too long.
+    /// The client accepted no data for too long.
     Stalled,
 }
 
-/// The body of a streaming response. There may be a hundred thousand: each field counts.
+/// The body of a streaming response. A hundred thousand of them may exist, so every field matters for memory.
 pub(super) struct ResponseStream<U: Updates> {
     updates: U,
-    /// When the event was received that the frames in flight are about.
+    /// When the event that caused the frames in flight was received.
     in_flight: Option<Instant>,
-    /// The status is next, or was sent.
+    /// Whether the status comes next or was sent; `None` while the stream stays open.
     end: Option<EndOfStream>,
     state: StreamState,
     progress: Arc<StreamProgress>,
-    /// Counts what is sent, and the call when the stream is dropped.
+    /// Counts the sent messages, and the call when the stream is dropped.
     observer: RpcObserver,
-    /// One of all streams that may be open at a time.
+    /// The permit for one open stream.
     _permit: OwnedSemaphorePermit,
 }
 
@@ -131,7 +133,7 @@ impl<U: Updates> ResponseBody for ResponseStream<U> {
 
     /// Returns `None` after the status.
     async fn next(&mut self) -> Option<BodyFrame> {
-        // The transport polls for more once it has sent what it had.
+        // The transport requests the next frame only after it has sent the last one.
         if let Some(received) = self.in_flight.take() {
             self.updates.views().metrics.taken(received);
         }

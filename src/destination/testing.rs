@@ -1,4 +1,4 @@
-//! Fixtures of the tests.
+//! Test fixtures of the destination server.
 
 use std::time::Duration;
 
@@ -37,14 +37,14 @@ pub(super) fn settings() -> DestinationSettings {
     }
 }
 
-/// The members of the Service `ns/web`, which has no ports and no selector, in a cluster with these objects. Their namespace is
-/// `ns`, unless they set another.
+/// The members of the Service `ns/web`, which has no ports and no selector, in a cluster with these objects. Their
+/// namespace is `ns`, unless they set another.
 pub(super) fn members(objects: impl IntoIterator<Item = (Kind, Value)>) -> Members {
     let web = (Kind::Service, json!({"metadata": {"name": "web"}}));
     members_of(std::iter::once(web).chain(objects))
 }
 
-/// The members of `ns/web`, which is among the objects or does not exist.
+/// The members of `ns/web`. The Service is one of the objects, or does not exist.
 pub(super) fn members_of(objects: impl IntoIterator<Item = (Kind, Value)>) -> Members {
     let mut feed = Feed::default();
     for (kind, mut object) in objects {
@@ -63,7 +63,7 @@ pub(super) fn slice(name: &str, ports: &Value, endpoints: &[Value]) -> (Kind, Va
     (Kind::EndpointSlice, json!({"metadata": metadata, "addressType": "IPv4", "ports": ports, "endpoints": endpoints}))
 }
 
-/// An endpoint with a reference.
+/// An endpoint with a targetRef.
 pub(super) fn endpoint(address: &str, kind: &str, name: &str) -> Value {
     json!({"addresses": [address], "targetRef": {"kind": kind, "name": name}})
 }

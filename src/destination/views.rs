@@ -1,6 +1,6 @@
 //! The views of both methods, and the publisher that keeps them up to date.
 //!
-//! In: what the observers of the cluster's watches marked. Out: new content of the views that it concerns.
+//! In: the keys that [`DestinationObserver`] marks. Out: new content of the views that depend on them.
 
 use std::{
     sync::{Arc, atomic::AtomicU64},
@@ -19,8 +19,9 @@ use super::{
 };
 use crate::cluster::Cluster;
 
-/// After this time the publisher yields. Many views must not keep streams from being polled where there is one worker; nor may
-/// the last of many views wait for as many turns of the runtime, when many streams are ready and each turn is long.
+/// The publisher yields after this time. On a runtime with one worker, publishing many views must not block all
+/// streams. The publisher does not yield after every view, because the turns of the runtime are long while many streams
+/// are ready.
 const TURN: Duration = Duration::from_millis(2);
 
 pub(super) struct Views {
@@ -29,11 +30,11 @@ pub(super) struct Views {
     pub(super) metrics: Arc<DiscoveryMetrics>,
     pub(super) endpoints: Registry<ServiceEndpoints>,
     pub(super) profiles: Registry<Profiles>,
-    /// How often the profile of an endpoint was sent to a new client, or published.
+    /// How often the profile of an endpoint was sent to a new client or published.
     pub(super) endpoint_profile_updates: AtomicU64,
 }
 
-/// When the publisher's turn began.
+/// The time when the publisher's turn began.
 pub(super) struct Turn(Instant);
 
 // === impl Views ===
@@ -44,7 +45,7 @@ impl Views {
         Arc::new(Self { cluster, settings, metrics, endpoints, profiles, endpoint_profile_updates: AtomicU64::new(0) })
     }
 
-    /// Publishes what is marked, forever.
+    /// Publishes the views of marked keys, forever.
     pub(super) async fn publish(self: Arc<Self>, observer: Arc<DestinationObserver>) {
         loop {
             self.publish_batch(observer.dirty.next().await.into()).await;
@@ -65,7 +66,7 @@ impl Views {
         }
     }
 
-    /// Ends all streams with OK and lets no new one begin.
+    /// Ends all streams with OK and refuses new streams.
     pub(super) fn close(&self) {
         self.endpoints.close();
         self.profiles.close();

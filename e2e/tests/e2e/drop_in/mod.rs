@@ -197,7 +197,7 @@ async fn services_of_other_clusters_are_counted_and_logged_once() -> Result<()> 
     let federated = json!({"metadata": {"annotations": {"multicluster.linkerd.io/remote-discovery": "both@east"}}});
     installed.mesh.patch_service("both", federated).await?;
     let manager = installed.drop_in().await?;
-    let lines = || manager.log().matches("Leave Linkerd's own destination where it is").count();
+    let lines = || manager.log().matches("keep Linkerd's own destination server").count();
     eventually(SOON, "the log line", async || {
         ensure!(lines() == 1, "{}", manager.log());
         Ok(())
