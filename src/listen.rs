@@ -1,4 +1,4 @@
-//! Where the process listens.
+//! The listening sockets of the process.
 
 use std::{
     io::{self, ErrorKind},
@@ -8,14 +8,16 @@ use std::{
 use anyhow::Context;
 use tokio::net::{TcpListener, TcpSocket};
 
-/// Connections that wait to be accepted; the kernel allows no more than `net.core.somaxconn`. After a restart all proxies of
-/// a mesh connect at once, and one that finds no room is reset, or waits a second for its next try.
+/// The maximum number of connections that wait to be accepted; the kernel limits it to `net.core.somaxconn`. After a
+/// restart all proxies of a mesh connect together. A connection that exceeds the backlog is reset, or retried after a
+/// second.
 const BACKLOG: u32 = 16_384;
 
-/// Listens on an address; `[::]` is `0.0.0.0` where there is no IPv6.
+/// Listens on an address. Without IPv6, `[::]` falls back to `0.0.0.0`.
 ///
 /// # Errors
-/// When the address is taken or not ours, with what it is for and the flag to choose another with.
+/// When the address is in use or not local. The error has the purpose of the listener and the flag that sets its
+/// address.
 pub(crate) fn listen(address: SocketAddr, purpose: &str, flag: &str) -> anyhow::Result<TcpListener> {
     let bound = match bind(address) {
         Err(error) if address.ip() == Ipv6Addr::UNSPECIFIED && error.kind() != ErrorKind::AddrInUse => {
@@ -28,7 +30,7 @@ pub(crate) fn listen(address: SocketAddr, purpose: &str, flag: &str) -> anyhow::
 
 fn bind(address: SocketAddr) -> io::Result<TcpListener> {
     let socket = if address.is_ipv4() { TcpSocket::new_v4() } else { TcpSocket::new_v6() }?;
-    // As tokio's own listeners: a restart need not wait for the last connections to be forgotten.
+    // tokio's own listeners do the same: a restart does not have to wait for old connections in TIME_WAIT.
     socket.set_reuseaddr(true)?;
     socket.bind(address)?;
     socket.listen(BACKLOG)

@@ -1,11 +1,11 @@
-//! The tasks of the process, each with an owner: a task that ends early takes the process down with its name.
+//! The tasks of the process. Every task has an owner: a task that ends early stops the process, which reports its name.
 
 use std::{collections::HashMap, future::Future, time::Duration};
 
 use tokio::task::{Id, JoinSet};
 use tracing::warn;
 
-/// Tasks that are stopped together. Dropping it aborts them.
+/// A group of tasks that stop together. Dropping the group aborts them.
 #[derive(Default)]
 pub struct Tasks {
     set: JoinSet<()>,
@@ -18,16 +18,17 @@ impl Tasks {
         self.names.insert(id, name);
     }
 
-    /// Resolves when one of the tasks has ended, to a sentence that says which and how. Never, while none has.
+    /// Waits until a task ends, and returns a sentence with its name and the reason. Waits forever if the group is
+    /// empty.
     pub async fn ended(&mut self) -> String {
         match self.set.join_next_with_id().await {
             None => std::future::pending().await,
-            Some(Ok((id, ()))) => format!("task {} ended by itself", self.name(id)),
+            Some(Ok((id, ()))) => format!("task {} ended unexpectedly", self.name(id)),
             Some(Err(error)) => format!("task {} ended: {error}", self.name(error.id())),
         }
     }
 
-    /// Waits for all of them to end, as they were told to; aborts what has not ended by the deadline.
+    /// Waits for all tasks to end; the caller has already requested them to stop. Aborts tasks that exceed the deadline.
     pub async fn finish(mut self, deadline: Duration) {
         let all = async {
             while let Some(ended) = self.set.join_next_with_id().await {
@@ -37,12 +38,12 @@ impl Tasks {
         };
         if tokio::time::timeout(deadline, all).await.is_err() {
             let names: Vec<_> = self.names.values().copied().collect();
-            warn!(tasks = names.join(", "), "tasks were still at work when the time to stop was over");
+            warn!(tasks = names.join(", "), "tasks did not stop in time and are aborted");
         }
     }
 
     fn name(&self, id: Id) -> &'static str {
-        self.names.get(&id).copied().unwrap_or("without a name")
+        self.names.get(&id).copied().unwrap_or("(unnamed)")
     }
 }
 
@@ -55,7 +56,7 @@ mod tests {
         let mut tasks = Tasks::default();
         tasks.spawn("watch", std::future::pending());
         tasks.spawn("lease", async {});
-        assert_eq!(tasks.ended().await, "task lease ended by itself");
+        assert_eq!(tasks.ended().await, "task lease ended unexpectedly");
         tasks.spawn("events", async { panic!("out of ink") });
         let ended = tasks.ended().await;
         assert!(ended.starts_with("task events ended") && ended.contains("out of ink"), "{ended}");

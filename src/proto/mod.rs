@@ -1,10 +1,11 @@
-//! Messages of Linkerd's proxy API, generated from `proto/` and checked in, so that building needs no protoc and a change of the
-//! protocol shows in a diff.
+//! The messages of Linkerd's proxy API. They are generated from `proto/` and checked in, so that a build needs no
+//! protoc and changes of the protocol appear in diffs.
 //!
-//! Maps are `BTreeMap`s: the same message always has the same bytes, which is how changes are told from repetitions.
+//! Maps are `BTreeMap`s, so that equal messages have equal bytes: changes are detected by comparing bytes.
 //!
-//! As JSON, a message is an object: fields have the names of the `.proto` file, and fields with their default value are absent. A oneof
-//! has its name in upper camel case and contains the field that is set, `{"Ip":{"Ipv4":3221225995}}`, or is `null`.
+//! As JSON, a message is an object: fields have the names of the `.proto` file, and fields with their default value are
+//! absent. A oneof has its name in upper camel case and contains the field that is set, `{"Ip":{"Ipv4":3221225995}}`,
+//! or is `null`.
 
 #![allow(clippy::all, clippy::pedantic, unreachable_pub, rustdoc::all, missing_docs, reason = "generated")]
 
@@ -31,7 +32,7 @@ fn is_default<T: Default + PartialEq>(value: &T) -> bool {
     *value == T::default()
 }
 
-/// Serializes a duration, which is a message of `prost-types` and not generated here.
+/// Serializes a duration. This message is part of `prost-types` and does not implement `Serialize`.
 fn duration<S: Serializer>(duration: &Option<prost_types::Duration>, serializer: S) -> Result<S::Ok, S::Error> {
     #[derive(Serialize)]
     struct Duration {
@@ -53,7 +54,7 @@ mod tests {
     type Files = BTreeMap<String, String>;
 
     #[test]
-    fn the_messages_are_those_that_the_protocol_files_generate() {
+    fn the_checked_in_messages_match_the_protocol_files() {
         let root = Path::new(env!("CARGO_MANIFEST_DIR"));
         let (generated, checked_in) = (generate(&root.join("proto")), root.join("src/proto"));
         if std::env::var_os("UPDATE_PROTO").is_some() {
@@ -62,13 +63,13 @@ mod tests {
             }
         }
         for (name, text) in &generated {
-            let there = fs::read_to_string(checked_in.join(name)).unwrap_or_default();
+            let current = fs::read_to_string(checked_in.join(name)).unwrap_or_default();
             assert!(
-                there == *text,
-                "src/proto/{name} is not what proto/ generates: UPDATE_PROTO=1 cargo test --lib proto"
+                current == *text,
+                "src/proto/{name} differs from the output for proto/: run UPDATE_PROTO=1 cargo test --lib proto"
             );
         }
-        assert_eq!(read(&checked_in).len(), generated.len(), "src/proto has a file that nothing generates");
+        assert_eq!(read(&checked_in).len(), generated.len(), "src/proto has a file that proto/ does not generate");
     }
 
     fn generate(protos: &Path) -> Files {
@@ -87,7 +88,8 @@ mod tests {
 
     /// Adds the serde attributes of the fields of a message and of its nested messages.
     ///
-    /// A path with a leading dot would match all that is below it too: the variants of a oneof, which take no such attributes.
+    /// The paths have no leading dot: with one they would also match the variants of a oneof, which take no such
+    /// attributes.
     fn add_json_attributes(config: &mut Config, parent: &str, message: &DescriptorProto) {
         let path = format!("{parent}.{}", message.name());
         for field in message.field.iter().filter(|field| field.oneof_index.is_none()) {
