@@ -2,8 +2,8 @@
 //!
 //! | path       | answer |
 //! |------------|--------|
-//! | `/live`    | 200 as long as the process can answer |
-//! | `/ready`   | 200 or 503, and a line for each thing that the process waits for; 503 from the moment it stops |
+//! | `/live`    | 200 while the process responds |
+//! | `/ready`   | 200 or 503, with a line for each condition that the process waits for; 503 during shutdown |
 //! | `/ping`    | `pong`, as Linkerd's admin servers answer |
 //! | `/metrics` | Prometheus' text format |
 
@@ -25,12 +25,13 @@ use tokio::{
 };
 use tracing::{debug, warn};
 
-/// For probes, a few scrapers and a person. A further connection closes the oldest one, so that a client which holds connections
-/// does not keep probes of the kubelet from being answered: it would kill the process.
+/// The maximum number of connections: enough for probes, a few scrapers and a person. A further connection closes the
+/// oldest one. Otherwise a client that holds connections could block the probes of the kubelet, which would kill the
+/// process.
 const CONNECTIONS: usize = 64;
-/// Until the headers of a request, also between requests.
+/// The timeout for the headers of a request, also between requests.
 const HEADER_TIMEOUT: Duration = Duration::from_secs(10);
-/// For a whole connection, however busy or slow.
+/// The maximum lifetime of a connection.
 const CONNECTION_TIMEOUT: Duration = Duration::from_secs(300);
 
 /// The answer of `/ready`.
@@ -44,16 +45,16 @@ pub struct Admin {
     pub readiness: Box<dyn Fn() -> Readiness + Send + Sync>,
 }
 
-/// Serves without end.
+/// Accepts connections without end.
 pub async fn serve(listener: TcpListener, admin: Arc<Admin>) {
     let mut connections = JoinSet::new();
-    // The oldest first.
+    // The connections, oldest first.
     let mut open = VecDeque::new();
     loop {
         let stream = match listener.accept().await {
             Ok((stream, _)) => stream,
             Err(error) => {
-                // Out of descriptors, most likely: without the pause this loop would take a core as well.
+                // The process is probably out of file descriptors. Without the pause this loop would use a whole core.
                 warn!(%error, "cannot accept a connection for probes and metrics");
                 tokio::time::sleep(Duration::from_millis(200)).await;
                 continue;
@@ -77,7 +78,7 @@ pub async fn serve(listener: TcpListener, admin: Arc<Admin>) {
                 .header_read_timeout(HEADER_TIMEOUT)
                 .serve_connection(TokioIo::new(stream), service);
             if let Ok(Err(error)) = timeout(CONNECTION_TIMEOUT, connection).await {
-                debug!(%error, "a connection for probes or metrics broke");
+                debug!(%error, "a connection for probes or metrics failed");
             }
         });
         open.push_back(connection);
@@ -95,7 +96,7 @@ fn answer(admin: &Admin, request: &Request<Incoming>) -> Response<Full<Bytes>> {
             let Readiness { ready, waiting_for } = (admin.readiness)();
             let (status, head) =
                 if ready { (StatusCode::OK, "ready\n") } else { (StatusCode::SERVICE_UNAVAILABLE, "not ready\n") };
-            let lines: String = waiting_for.iter().map(|thing| format!("waiting: {thing}\n")).collect();
+            let lines: String = waiting_for.iter().map(|condition| format!("waiting: {condition}\n")).collect();
             text(status, format!("{head}{lines}"))
         }
         "/metrics" => match crate::metrics::encode(&admin.registry) {

@@ -1,6 +1,6 @@
-//! The layout of the source: which module may import which, and that a name means one thing.
+//! Tests of the source layout: the imports of each module, and the uniqueness of type names.
 //!
-//! Production code only: tests may reach for fixtures wherever they are.
+//! Only production code is checked; tests may import fixtures from any module.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -8,10 +8,10 @@ use std::{
     path::{Path, PathBuf},
 };
 
-/// Jobs, in the sense of the architecture: none of them imports another.
+/// The jobs of the architecture. No job imports another one.
 const JOBS: [&str; 3] = ["destination", "external_workload", "linkerd_config"];
 
-/// For each module the modules of the crate that it may import. Arrows point down: a module is listed after everything that it imports.
+/// The modules of the crate that each module may import. A module is listed after all modules that it imports.
 const ARROWS: &[(&str, &[&str])] = &[
     ("api", &[]),
     ("proto", &[]),
@@ -63,7 +63,7 @@ const ARROWS: &[(&str, &[&str])] = &[
     ),
 ];
 
-/// Type names that are defined more than once, and why.
+/// Type names that are defined more than once, with the reason.
 const DEFINED_AGAIN: &[(&str, &str)] = &[
     ("ExternalWorkload", WIRE_AND_PROJECTION),
     ("Server", WIRE_AND_PROJECTION),
@@ -72,7 +72,7 @@ const DEFINED_AGAIN: &[(&str, &str)] = &[
 const WIRE_AND_PROJECTION: &str =
     "api has the custom resource, cluster/kinds its projection: both have the name of the kind";
 
-/// Largest number of files in a folder.
+/// The maximum number of files in a folder.
 const FILES_IN_A_FOLDER: usize = 22;
 
 fn files() -> Vec<PathBuf> {
@@ -92,7 +92,7 @@ fn files() -> Vec<PathBuf> {
     files
 }
 
-/// The path below `src`, and the code without comments; `None` for tests, fixtures and generated code.
+/// Returns the path below `src`, and the code without comments; `None` for tests, fixtures and generated code.
 fn production(file: &Path) -> Option<(String, String)> {
     let below = file.strip_prefix(Path::new(env!("CARGO_MANIFEST_DIR")).join("src")).unwrap();
     let below = below.to_str().unwrap().to_owned();
@@ -110,7 +110,7 @@ fn production(file: &Path) -> Option<(String, String)> {
     Some((below, code.join("\n")))
 }
 
-/// The first segments of all `crate::` paths in the code, in `use` trees and elsewhere.
+/// Returns the first segments of all `crate::` paths in the code, in `use` trees and elsewhere.
 fn imports(code: &str) -> BTreeSet<String> {
     let mut found = BTreeSet::new();
     for (at, _) in code.match_indices("crate::") {
@@ -177,7 +177,7 @@ fn modules_import_only_modules_below_them() {
             continue;
         }
         let Some(allowed) = arrows.get(module) else {
-            wrong.push(format!("{module} is no module of the architecture: add it to ARROWS"));
+            wrong.push(format!("{module} is not a module of the architecture: add it to ARROWS"));
             continue;
         };
         let forbidden = imports(&code).into_iter().filter(|it| it != module && !allowed.contains(&it.as_str()));
@@ -208,11 +208,11 @@ fn a_type_name_is_defined_once() {
         .into_iter()
         .filter(|(name, files)| files.len() > 1 && !DEFINED_AGAIN.iter().any(|(known, _)| known == name))
         .collect();
-    assert!(again.is_empty(), "give one of them a name of its own, or a reason in DEFINED_AGAIN: {again:#?}");
+    assert!(again.is_empty(), "rename one of them, or add the reason to DEFINED_AGAIN: {again:#?}");
 }
 
 #[test]
-fn a_folder_has_few_enough_files_to_be_read() {
+fn a_folder_does_not_have_too_many_files() {
     let mut folders: BTreeMap<PathBuf, usize> = BTreeMap::new();
     for file in files() {
         *folders.entry(file.parent().unwrap().to_owned()).or_default() += 1;

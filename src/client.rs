@@ -1,8 +1,8 @@
-//! Clients of the Kubernetes API that fail in time instead of hiding an outage.
+//! Kubernetes API clients that report an outage in time instead of hiding it behind retries.
 //!
-//! kube's defaults retry a 503 for minutes before the caller gets the error, and limit nothing but the time to connect. Our
-//! clients retry nothing, and have a deadline for the headers of a response, and one for silence in the middle of a body. They
-//! count each request, under the names that Go's client gives its metrics.
+//! kube's default client retries a 503 for minutes before the caller gets the error, and has a timeout only for
+//! connecting. The operator's clients do not retry. They have a timeout for the headers of a response, and one for the
+//! gap between two reads of a body. They count each request, with the metric names of Go's client.
 
 use std::{
     error::Error,
@@ -27,39 +27,39 @@ use prometheus::{
 use tokio::time::{Instant, timeout};
 use tower::{BoxError, Layer, Service};
 
-/// Until the headers of a response. Nine seconds, to tell it from the many deadlines of ten.
+/// The timeout for the headers of a response. Nine seconds, to distinguish it from the many timeouts of ten seconds.
 const HEADER_TIMEOUT: Duration = Duration::from_secs(9);
-/// Until the next byte of a response. Longer than kube waits for an idle watch (65 s).
+/// The timeout for the next byte of a response. It is longer than kube waits for an idle watch (65 s).
 const READ_TIMEOUT: Duration = Duration::from_secs(70);
-/// Linkerd's buckets.
+/// The buckets of Linkerd's histogram.
 const LATENCY_SECONDS: [f64; 20] =
     [0.01, 0.02, 0.03, 0.04, 0.05, 0.1, 0.2, 0.3, 0.4, 0.5, 1.0, 2.0, 3.0, 4.0, 5.0, 10.0, 20.0, 30.0, 40.0, 50.0];
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
 
-/// Returns the configuration of a client: from the given file; else `$KUBECONFIG`; else `~/.kube/config`; else the ServiceAccount
-/// of the Pod.
+/// Returns the configuration of a client: from the given file; else `$KUBECONFIG`; else `~/.kube/config`; else the
+/// ServiceAccount of the Pod.
 ///
 /// # Errors
-/// When the file cannot be read, or none of the sources exists.
+/// Fails if the file cannot be read, or if no source exists.
 pub async fn config(kubeconfig: Option<&Path>) -> anyhow::Result<Config> {
     let mut config = match read(kubeconfig)? {
         Some((file, source)) => Config::from_custom_kubeconfig(file, &KubeConfigOptions::default())
             .await
             .with_context(|| format!("cannot use the kubeconfig of {source}"))?,
         None => Config::incluster().context(
-            "no way to an API server: pass --kubeconfig, set KUBECONFIG, write ~/.kube/config, or run in a pod with a ServiceAccount",
+            "no kubeconfig and no ServiceAccount: pass --kubeconfig, set KUBECONFIG, write ~/.kube/config, or run in a pod with a ServiceAccount",
         )?,
     };
     config.default_retry = false;
     config.connect_timeout = Some(CONNECT_TIMEOUT);
     config.read_timeout = Some(READ_TIMEOUT);
-    // Without it the time that a connection idles in the pool counts as silence.
+    // Otherwise the read timeout would include the time that a connection is idle in the pool.
     config.reset_reader_on_write = true;
     Ok(config)
 }
 
-/// Returns the first kubeconfig that exists, and its source. One that exists and cannot be read is an error, so that the process
-/// does not silently connect to another cluster.
+/// Returns the first kubeconfig that exists, and its source. If that one cannot be read, this fails, so that the
+/// process does not silently connect to another cluster.
 fn read(named: Option<&Path>) -> anyhow::Result<Option<(Kubeconfig, String)>> {
     if let Some(path) = named {
         let source = path.display().to_string();
@@ -80,14 +80,14 @@ fn read(named: Option<&Path>) -> anyhow::Result<Option<(Kubeconfig, String)>> {
 /// Returns a client of an API server.
 ///
 /// # Errors
-/// When the configuration holds certificates or credentials that cannot be used, or its metrics are registered already.
+/// Fails if the configuration has unusable certificates or credentials, or if the metrics are already registered.
 pub fn client(config: Config, registry: &Registry) -> anyhow::Result<Client> {
     let builder =
-        ClientBuilder::try_from(config).context("cannot make a client of the API server from its configuration")?;
+        ClientBuilder::try_from(config).context("cannot create a client of the API server from its configuration")?;
     Ok(builder.with_layer(&DeadlineLayer(RequestMetrics::register(registry)?)).build())
 }
 
-/// Describes an error and its causes, each once. kube's errors include their source already, hyper's do not.
+/// Describes an error and its causes, each once. kube's errors already include their source, hyper's do not.
 pub fn describe(error: &dyn Error) -> String {
     let mut text = error.to_string();
     let mut source = error.source();
@@ -101,7 +101,8 @@ pub fn describe(error: &dyn Error) -> String {
     text
 }
 
-/// Sets a deadline for the headers of a response, and measures the time until then. The body may be a watch: it has no deadline.
+/// Sets a timeout for the headers of a response, and measures the time until they arrive. The body has no timeout here,
+/// because it may be a watch.
 #[derive(Clone)]
 struct DeadlineLayer(RequestMetrics);
 
@@ -119,7 +120,7 @@ struct RequestMetrics {
     in_flight: IntGauge,
 }
 
-/// A request without a response; counts down when it ends, however it ends.
+/// A request that waits for its response. Decrements the gauge when it is dropped.
 struct InFlight(IntGauge);
 
 // === impl DeadlineLayer ===
@@ -171,7 +172,7 @@ where
     }
 }
 
-/// Returns the label of a method: a closed set, whatever the method.
+/// Returns the label of a method, from a closed set.
 fn method(method: &Method) -> &'static str {
     match *method {
         Method::GET => "get",
@@ -187,29 +188,29 @@ fn method(method: &Method) -> &'static str {
 
 impl RequestMetrics {
     fn register(registry: &Registry) -> prometheus::Result<Self> {
-        // The label that client-go's metrics carry in Linkerd, which has clients of several kinds.
+        // The label of client-go's metrics in Linkerd, which has several kinds of clients.
         let opts = |name, help| Opts::new(name, help).const_label("client", "k8s");
         let latency = HistogramOpts {
             common_opts: opts(
                 "http_client_request_latency_seconds",
-                "Until the headers of a response of the API server",
+                "Time until the response headers of the API server, in seconds",
             ),
             buckets: LATENCY_SECONDS.to_vec(),
         };
         Ok(Self {
             requests: register_int_counter_vec_with_registry!(
-                opts("http_client_requests_total", "Responses of the API server"),
+                opts("http_client_requests_total", "Number of responses of the API server"),
                 &["code", "method"],
                 registry
             )?,
             errors: register_int_counter_vec_with_registry!(
-                opts("http_client_errors_total", "Requests without a response"),
+                opts("http_client_errors_total", "Number of API server requests that failed without a response"),
                 &["method"],
                 registry
             )?,
             latency: register_histogram_vec_with_registry!(latency, &["code", "method"], registry)?,
             in_flight: register_int_gauge_with_registry!(
-                opts("http_client_in_flight_requests", "Requests that wait for a response"),
+                opts("http_client_in_flight_requests", "Number of API server requests that wait for a response"),
                 registry
             )?,
         })

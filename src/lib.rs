@@ -8,11 +8,12 @@
 //!                                                        └─ injector prober: do all injectors use the configuration?
 //! ```
 //!
-//! Data goes one way: a reader of the state never writes it, and a controller's own write comes back through the watch
-//! like any other write. The cache publishes what changed; each job derives its own keys from that. Decisions are functions from values
-//! to values (the controllers' `plan`, the destination's `members`, `view`, `weighted_addr` and `snapshot`); the code around them reads,
-//! waits, writes and serves. [`controller`], [`lease`] and [`events`] are what the controllers have in common; they write only while they
-//! lead. [`manager`] puts the parts together. [`cli`] shows people what a proxy is sent, and what a LinkerdConfig would change.
+//! Data flows in one direction: a reader of the state never writes it, and a controller's own write comes back through
+//! the watch like any other write. The cache publishes changes; each job derives its own keys from them. Decisions are
+//! functions from values to values (the controllers' `plan`, the destination's `members`, `view`, `weighted_addr` and
+//! `snapshot`); the code around them reads, waits, writes and serves. [`controller`], [`lease`] and [`events`] are
+//! shared by the controllers, which write only while they are the leader. [`manager`] connects the parts. [`cli`]
+//! prints the endpoints and profiles that a proxy receives, and the changes that a LinkerdConfig would make.
 
 pub mod admin;
 pub mod api;

@@ -1,4 +1,5 @@
-//! Arguments, logging, the crypto provider; then [`linkerd_operator::manager`], or a command of [`linkerd_operator::cli`].
+//! Parses the arguments, sets up logging and the crypto provider, then runs [`linkerd_operator::manager`] or a command
+//! of [`linkerd_operator::cli`].
 
 use std::{io, process::ExitCode};
 
@@ -20,7 +21,7 @@ fn main() -> ExitCode {
             return ExitCode::from(exit.code);
         }
     };
-    // Two providers in one tree make rustls panic unless one is chosen; only the first call can fail.
+    // rustls panics if several crypto providers are compiled in and none is installed. Only a second call could fail.
     let _ = rustls::crypto::ring::default_provider().install_default();
     match task {
         Task::Manager(args) => manager(*args),
@@ -50,7 +51,7 @@ fn manager(args: ManagerArgs) -> ExitCode {
     })
 }
 
-/// A command whose output is for people: it says the rest itself.
+/// Runs a terminal command, which prints its own output and errors.
 fn terminal(command: impl Future<Output = ExitCode>) -> ExitCode {
     let ended = log("warn", LogFormat::Plain).map_err(anyhow::Error::from);
     let ended = ended.and_then(|()| Ok(run(&mut Builder::new_current_thread(), command)?));
@@ -65,8 +66,8 @@ fn run(runtime: &mut Builder, task: impl Future<Output = ExitCode>) -> io::Resul
 }
 
 fn log(level: &str, format: LogFormat) -> Result<(), ParseError> {
-    // kube logs each denied list and watch at warn and each answer of 5xx at error, every time; `/ready` and our own line per
-    // change say it once.
+    // kube logs every denied list or watch at warn, and every 5xx response at error. `/ready` and the operator's own
+    // log line for each change report them once.
     let filter = EnvFilter::try_new(format!("kube_runtime=error,kube_client::client::builder=off,{level}"))?;
     let subscriber = tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr);
     match format {

@@ -1,4 +1,5 @@
-//! The composition root: the only place where the modules meet. Read from top to bottom it is the life of the process.
+//! The composition root, the only module that connects all others. The code of [`run`] is in the order of the life of
+//! the process: start, serve, stop.
 
 use std::{sync::Arc, time::Duration};
 
@@ -25,17 +26,17 @@ use crate::{
     version,
 };
 
-/// For streams to end.
+/// The deadline for streams to end.
 const STOP_SERVING: Duration = Duration::from_secs(4);
-/// For the writes under way when the process is told to stop; each is bounded by less.
+/// The deadline for writes that are in progress at shutdown; each write has a shorter timeout.
 const STOP_WRITING: Duration = Duration::from_secs(12);
-/// For handing Leases over and writing the last Events.
+/// The deadline for handing over Leases and writing the last Events.
 const STOP_REST: Duration = Duration::from_secs(4);
 
-/// Runs until a signal, or until a task dies.
+/// Runs until a signal arrives or a task ends.
 ///
 /// # Errors
-/// When the kubeconfig cannot be read, the admin address cannot be bound, or a task ended by itself.
+/// Fails if the kubeconfig cannot be read, if an address cannot be bound, or if a task ended unexpectedly.
 pub async fn run(args: ManagerArgs) -> anyhow::Result<()> {
     let mut terminate = signal(SignalKind::terminate()).context("cannot listen for SIGTERM")?;
     let mut interrupt = signal(SignalKind::interrupt()).context("cannot listen for SIGINT")?;
@@ -54,12 +55,12 @@ pub async fn run(args: ManagerArgs) -> anyhow::Result<()> {
         warn!("{notice}");
     }
 
-    // By the order in which they stop: who serves and who writes, who permits and records it, who reads.
+    // The tasks, in the order in which they stop: servers and writers, then Leases and Events, then readers.
     let (mut servers, mut writers) = (Tasks::default(), Tasks::default());
     let (mut support, mut readers) = (Tasks::default(), Tasks::default());
     let (stop, stop_leases) = (CancellationToken::new(), CancellationToken::new());
 
-    // One set of watches for all jobs; a kind that no job reads is not watched.
+    // All jobs share one set of watches; a kind that no job reads is not watched.
     let destination_observer = args.enable_destination.then(DestinationObserver::new);
     let external_workload_observer =
         args.enable_external_workload.then(|| ExternalWorkloadObserver::new(&registry)).transpose()?;
@@ -83,7 +84,7 @@ pub async fn run(args: ManagerArgs) -> anyhow::Result<()> {
         let settings = args.destination.settings(&args.controller_namespace, Resources::of_this_process());
         destination::spawn(deps, settings, stop.clone(), &mut servers, &mut readers)?;
     }
-    // Ends when nothing can hand an Event in any more: with the controllers.
+    // This task ends when the last sender of Events is dropped, which is after the controllers have stopped.
     let controls = args.enable_external_workload || args.enable_linkerd_config;
     let events = controls.then(|| events::spawn(&client, &identity, &registry, &mut support)).transpose()?;
     let elections = lease::ElectionMetrics::register(&registry)?;
@@ -148,7 +149,7 @@ pub async fn run(args: ManagerArgs) -> anyhow::Result<()> {
         ended = readers.ended() => Some(ended),
     };
 
-    info!("stopping: streams end, writes under way are finished, then Leases handed over");
+    info!("stopping: streams are closed, writes in progress are finished, then Leases are handed over");
     stop.cancel();
     let orderly = async {
         tokio::join!(servers.finish(STOP_SERVING), writers.finish(STOP_WRITING));
@@ -157,16 +158,17 @@ pub async fn run(args: ManagerArgs) -> anyhow::Result<()> {
     };
     tokio::select! {
         () = orderly => info!("stopped"),
-        _ = terminate.recv() => bail!("a second signal: stopped at once"),
-        _ = interrupt.recv() => bail!("a second signal: stopped at once"),
+        _ = terminate.recv() => bail!("a second signal arrived: stopped immediately"),
+        _ = interrupt.recv() => bail!("a second signal arrived: stopped immediately"),
     }
     match died {
-        Some(ended) => bail!("{ended}, so the process ends too"),
+        Some(ended) => bail!("{ended}, so the process exits"),
         None => Ok(()),
     }
 }
 
-/// A pod's name, which Kubernetes sets as the host name; elsewhere the host's name does not tell processes apart.
+/// Returns the pod's name, which Kubernetes sets as the host name. Outside a pod a random suffix makes the host's name
+/// unique.
 fn identity() -> String {
     let host = gethostname::gethostname().to_string_lossy().into_owned();
     let in_pod = std::path::Path::new("/var/run/secrets/kubernetes.io/serviceaccount").is_dir();

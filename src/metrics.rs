@@ -1,8 +1,8 @@
 //! The registry of the process. Each module owns a small struct of metrics and registers it here.
 //!
-//! Most labels come from closed sets. The exceptions are bounded by what the process serves or configures: the series of an
-//! endpoint or profile view carry the names of its Service, and exist only while a stream follows the view; the series of a
-//! LinkerdConfig carry its name, and go with the resource.
+//! Most labels come from closed sets. The exceptions are bounded by what the process serves or configures: the series
+//! of an endpoint or profile view carry the names of its Service, and exist only while a stream follows the view; the
+//! series of a LinkerdConfig carry its name, and are removed with the resource.
 
 use prometheus::{
     Encoder, IntGauge, Registry, TextEncoder,
@@ -17,13 +17,13 @@ use crate::version;
 /// Returns a registry with the metrics of the process as a whole.
 ///
 /// # Errors
-/// When a metric is registered twice.
+/// Fails if a metric is registered twice.
 pub fn registry() -> prometheus::Result<Registry> {
     let registry = Registry::new();
     registry.register(Box::new(prometheus::process_collector::ProcessCollector::for_self()))?;
     let info = register_int_gauge_vec_with_registry!(
         "linkerd_operator_build_info",
-        "1, with the version, its commit and when it was built as labels",
+        "Always 1; the labels are the version, its commit and its build date",
         &["version", "commit", "date"],
         registry
     )?;
@@ -37,7 +37,7 @@ struct TaskCollector(IntGauge);
 
 impl TaskCollector {
     fn new() -> prometheus::Result<Self> {
-        IntGauge::new("linkerd_operator_runtime_tasks", "Tasks that have not ended").map(Self)
+        IntGauge::new("linkerd_operator_runtime_tasks", "Number of runtime tasks that have not ended").map(Self)
     }
 }
 
@@ -56,7 +56,7 @@ impl Collector for TaskCollector {
 /// Returns all metrics in Prometheus' text format.
 ///
 /// # Errors
-/// When a metric family is inconsistent.
+/// Fails if a metric family is inconsistent.
 pub fn encode(registry: &Registry) -> prometheus::Result<Vec<u8>> {
     let mut text = Vec::new();
     TextEncoder::new().encode(&registry.gather(), &mut text)?;

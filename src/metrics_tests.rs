@@ -1,4 +1,4 @@
-//! README, the alerts and the dashboard speak of metrics that there are, and README of all of them.
+//! README, the alerts and the dashboard name only existing metrics, and README names all of them.
 
 use std::{collections::BTreeSet, fs, path::Path};
 
@@ -6,7 +6,7 @@ const README: &str = include_str!("../README.md");
 const ALERTS: &str = include_str!("../config/prometheus/alerts.yaml");
 const DASHBOARD: &str = include_str!("../config/prometheus/dashboard.json");
 
-/// How metrics are called, among all the words of the sources.
+/// The beginnings, ends and whole names by which metrics are found among the words of the sources.
 const BEGINNINGS: [&str; 5] = ["linkerd_operator_", "grpc_server_", "http_client_", "process_", "workqueue_"];
 const ENDS: [&str; 5] = ["_cache_size", "_informer_lag_seconds", "_queue_overflow", "_subscribers", "_updates"];
 const OTHERS: [&str; 3] = ["cluster_store_size", "endpoints_exists", "endpoints_pods"];
@@ -21,7 +21,7 @@ fn is_metric(word: &str) -> bool {
         || OTHERS.contains(&word)
 }
 
-/// The histogram that a series belongs to.
+/// Returns the histogram that a series belongs to.
 fn metric_of(series: &str) -> &str {
     ["_bucket", "_sum", "_count"].into_iter().find_map(|part| series.strip_suffix(part)).unwrap_or(series)
 }
@@ -38,7 +38,7 @@ fn sources(directory: &Path, all: &mut String) {
     }
 }
 
-/// What the sources have as literals, and what the library tells of the process.
+/// Returns the metrics that the sources have as literals, and those of the library's process collector.
 fn defined() -> BTreeSet<String> {
     let mut text = String::new();
     sources(&Path::new(env!("CARGO_MANIFEST_DIR")).join("src"), &mut text);
@@ -49,7 +49,7 @@ fn defined() -> BTreeSet<String> {
     literals
 }
 
-/// The names in the first column of the tables of the section Metrics: what stands in backticks, without its labels.
+/// Returns the names in the first column of the tables of the section Metrics: the text in backticks, without labels.
 fn documented() -> BTreeSet<String> {
     let section = README.split("\n## ").find(|section| section.starts_with("Metrics\n")).unwrap();
     let cells = section.lines().filter_map(|line| line.strip_prefix("| `")?.split(" | ").next());
@@ -68,19 +68,19 @@ fn readme_has_every_metric_and_no_other() {
 }
 
 #[test]
-fn alerts_and_dashboard_ask_for_metrics_that_there_are() {
+fn alerts_and_dashboard_query_existing_metrics() {
     let defined = defined();
     for (file, text) in [("alerts.yaml", ALERTS), ("dashboard.json", DASHBOARD)] {
-        let asked: Vec<_> = words(text).filter(|word| is_metric(word)).collect();
-        assert!(asked.len() > 20, "{file}: {asked:?}");
-        for series in asked {
+        let queried: Vec<_> = words(text).filter(|word| is_metric(word)).collect();
+        assert!(queried.len() > 20, "{file}: {queried:?}");
+        for series in queried {
             assert!(defined.contains(metric_of(series)), "{file}: no source defines {series}");
         }
     }
 }
 
 #[test]
-fn the_dashboard_is_json_and_each_of_its_panels_asks_for_something() {
+fn the_dashboard_is_json_and_each_of_its_panels_has_a_query() {
     let dashboard: serde_json::Value = serde_json::from_str(DASHBOARD).unwrap();
     let panels = dashboard["panels"].as_array().unwrap();
     let (rows, panels): (Vec<_>, Vec<_>) = panels.iter().partition(|panel| panel["type"] == "row");
@@ -91,7 +91,8 @@ fn the_dashboard_is_json_and_each_of_its_panels_asks_for_something() {
     }
 }
 
-/// As forges make them: in lower case, spaces as hyphens, nothing else but letters and digits.
+/// Returns the anchors of README's headings as forges generate them: lower case, hyphens for spaces, and otherwise only
+/// letters and digits.
 fn anchors() -> BTreeSet<String> {
     let headings = README.lines().filter(|line| line.starts_with('#'));
     let anchor = |heading: &str| {
@@ -102,7 +103,7 @@ fn anchors() -> BTreeSet<String> {
 }
 
 #[test]
-fn every_alert_says_what_it_is_about_and_names_a_section_of_readme() {
+fn every_alert_has_its_annotations_and_names_a_section_of_readme() {
     let count = |key: &str| ALERTS.lines().filter(|line| line.trim_start().starts_with(key)).count();
     let alerts = count("- alert: ");
     for key in ["summary: ", "description: ", "severity: ", "runbook: "] {
@@ -119,7 +120,7 @@ fn every_alert_says_what_it_is_about_and_names_a_section_of_readme() {
 }
 
 #[test]
-fn readme_points_only_at_sections_that_it_has() {
+fn links_within_readme_lead_to_existing_sections() {
     let anchors = anchors();
     for link in README.split("](#").skip(1).filter_map(|rest| rest.split(')').next()) {
         assert!(anchors.contains(link), "README has no section {link}");

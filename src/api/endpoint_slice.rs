@@ -1,4 +1,4 @@
-//! EndpointSlices: their content as it is read, planned and written.
+//! EndpointSlices as they are read from the API server, planned and written.
 
 use std::{collections::BTreeSet, net::IpAddr, sync::Arc};
 
@@ -8,21 +8,21 @@ use serde::{Deserialize, Deserializer, Serialize};
 use super::SERVICE_NAME_LABEL;
 use super::{NamespacedName, lean_metadata};
 
-/// The IP families that a slice of ours may have.
+/// The IP family of a slice that the operator writes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum Family {
     IPv4,
     IPv6,
 }
 
-/// An EndpointSlice. Any tenant may write one, so nothing but its metadata is taken for granted.
+/// An EndpointSlice. Any tenant may write one, so only its metadata can be relied on.
 #[derive(Clone, Debug, Default, Deserialize, Serialize, kube::Resource)]
 #[resource(inherit = "discovery::EndpointSlice")]
 #[serde(rename_all = "camelCase")]
 pub struct EndpointSlice {
     #[serde(deserialize_with = "lean_metadata")]
     pub metadata: ObjectMeta,
-    /// Immutable. Kept as text: slices of types that we do not make are read as well, and emptied where they are ours.
+    /// Immutable. Kept as text, because slices of other types are read too, and emptied if the operator owns them.
     #[serde(default)]
     pub address_type: String,
     #[serde(default, deserialize_with = "null_as_default")]
@@ -31,8 +31,8 @@ pub struct EndpointSlice {
     pub ports: Vec<EndpointPort>,
 }
 
-/// An EndpointSlice as the API server sends it. To readers no list of ports is not the same as an empty one; whoever writes
-/// always writes one.
+/// An EndpointSlice as the API server sends it. Readers distinguish a missing list of ports from an empty one; the
+/// operator always writes a list.
 #[derive(Clone, Debug, Deserialize, kube::Resource)]
 #[resource(inherit = "discovery::EndpointSlice")]
 #[serde(rename_all = "camelCase")]
@@ -68,7 +68,7 @@ pub struct Endpoint {
 
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize, Serialize)]
 pub struct EndpointConditions {
-    /// `None` means ready to those who read slices.
+    /// Readers of slices treat `None` as ready.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub ready: Option<bool>,
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -77,7 +77,8 @@ pub struct EndpointConditions {
     pub terminating: Option<bool>,
 }
 
-/// What an endpoint stands for. Its `resourceVersion` is left out: it says nothing about the endpoint.
+/// The object behind an endpoint, such as a Pod. Its `resourceVersion` is left out, because it is not a property of the
+/// endpoint.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct TargetRef {
@@ -93,8 +94,8 @@ pub struct TargetRef {
     pub uid: Option<String>,
 }
 
-/// A port as every reader understands it: the API server stores an unnamed port as `""` and a missing protocol as
-/// `TCP`, so both are read and written that way. Without this a slice with an unnamed port never settles.
+/// A port with the API server's defaults applied: an unnamed port is `""`, and a missing protocol is `TCP`. Otherwise a
+/// slice with an unnamed port would always differ from its plan.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Deserialize, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct EndpointPort {
@@ -147,7 +148,7 @@ impl EndpointSlice {
         self.metadata.deletion_timestamp.is_some()
     }
 
-    /// Whether the Service with this uid owns it.
+    /// Returns whether the Service with this uid owns the slice.
     pub fn is_owned_by(&self, service_uid: &str) -> bool {
         self.metadata
             .owner_references
@@ -156,20 +157,20 @@ impl EndpointSlice {
             .any(|owner| owner.api_version == "v1" && owner.kind == "Service" && owner.uid == service_uid)
     }
 
-    /// The resourceVersion as a number: how API servers compare them (documented since Kubernetes 1.35, true of etcd
-    /// before). `None` for anything else.
+    /// Returns the resourceVersion as a number, so that versions can be compared (documented since Kubernetes 1.35, and
+    /// true of etcd before). `None` if it is not a number.
     pub fn version(&self) -> Option<u64> {
         self.metadata.resource_version.as_deref()?.parse().ok()
     }
 
-    /// The Service that the slice names.
+    /// Returns the Service that the slice's label names.
     pub fn service(&self) -> Option<NamespacedName> {
         let namespace = self.metadata.namespace.as_deref()?;
         Some(NamespacedName::new(namespace, self.label(SERVICE_NAME_LABEL)?))
     }
 
-    /// Services whose endpoints the slice may be about: the one it names and those that own it. After an edit by
-    /// somebody else these may differ.
+    /// Returns the Services that the slice may belong to: the one that its label names, and those that own it. After an
+    /// edit by another client these may differ.
     pub(crate) fn services(&self) -> impl Iterator<Item = NamespacedName> {
         let namespace: Arc<str> = self.metadata.namespace.as_deref().unwrap_or_default().into();
         let owners = self.metadata.owner_references.iter().flatten().filter(|owner| owner.kind == "Service");
@@ -177,7 +178,7 @@ impl EndpointSlice {
         self.service().into_iter().chain(owners)
     }
 
-    /// The same ports and the same owner's labels do not make slices equal; this does: all that readers see.
+    /// Returns whether the slice has these endpoints and ports, which is all that readers of slices use.
     pub fn has_content(&self, endpoints: &[Endpoint], ports: &BTreeSet<EndpointPort>) -> bool {
         self.endpoints.len() == endpoints.len()
             && self.endpoints.iter().zip(endpoints).all(|(a, b)| a.means(b))
@@ -204,8 +205,8 @@ impl Endpoint {
         self.conditions.ready != Some(false)
     }
 
-    /// Whether readers see the same in both: addresses are compared as addresses, whatever their spelling and order, and an
-    /// empty hostname is none.
+    /// Returns whether both endpoints mean the same to readers. Addresses are compared by value, in any spelling and
+    /// order; an empty hostname equals an absent one.
     fn means(&self, other: &Self) -> bool {
         let hostname = |endpoint: &Self| endpoint.hostname.clone().filter(|name| !name.is_empty());
         let addresses = |endpoint: &Self| {
@@ -248,7 +249,7 @@ mod tests {
     }
 
     #[test]
-    fn an_unnamed_port_is_the_same_before_and_after_the_api_server_filled_in_its_defaults() {
+    fn an_unnamed_port_equals_its_form_with_the_api_servers_defaults() {
         let sent: EndpointPort = serde_json::from_value(json!({"port": 80, "name": null})).unwrap();
         let stored: EndpointPort = serde_json::from_value(json!({"port": 80, "name": "", "protocol": "TCP"})).unwrap();
         assert_eq!(sent, stored);
@@ -264,7 +265,7 @@ mod tests {
     }
 
     #[test]
-    fn spelling_and_order_of_addresses_do_not_count_but_conditions_do() {
+    fn spelling_and_order_of_addresses_are_no_difference_but_conditions_are() {
         let written = endpoint(json!({"addresses": ["fd08::5678:0:0:9abc:def0", "2001:db8::1"], "hostname": ""}));
         assert!(written.means(&endpoint(json!({"addresses": ["2001:db8::1", "fd08::5678:0000:0000:9abc:def0"]}))));
         assert!(!written.means(&endpoint(json!({"addresses": ["2001:db8::1"]}))));

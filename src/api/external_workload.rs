@@ -1,8 +1,9 @@
-//! Linkerd's `ExternalWorkload`: a workload that runs outside the cluster (a virtual machine, say) and takes part in the mesh.
+//! Linkerd's `ExternalWorkload`: a workload outside the cluster, such as a virtual machine, that takes part in the
+//! mesh.
 //!
-//! The CRD is Linkerd's (`crd/linkerd/externalworkloads.yaml`); this is the part of it that becomes endpoints, read
-//! leniently. Go's controller tolerates a missing `ip`, `status: {}` and unknown condition values, so must we: what the
-//! CRD admits today, and what was stored under an older one, decodes.
+//! The CRD is Linkerd's (`crd/linkerd/externalworkloads.yaml`); these types have the fields that become endpoints.
+//! Decoding is as lenient as that of Linkerd's controller: a missing `ip`, `status: {}` and unknown condition values
+//! are accepted. An object that was stored under an older CRD decodes, too.
 
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use serde::Deserialize;
@@ -31,7 +32,7 @@ pub struct ExternalWorkloadSpec {
     pub mesh_tls: Option<MeshTls>,
 }
 
-/// Who the workload is to the mesh.
+/// The identity of the workload in the mesh.
 #[derive(Clone, Debug, Default, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
 pub struct MeshTls {
@@ -43,7 +44,7 @@ pub struct MeshTls {
 pub struct ExternalWorkloadPort {
     #[serde(default)]
     pub name: Option<String>,
-    /// 1 to 65535 by the CRD; anything else matches no Service port.
+    /// The CRD allows 1 to 65535; any other value matches no Service port.
     #[serde(default)]
     pub port: i64,
     #[serde(default)]
@@ -62,7 +63,7 @@ pub struct ExternalWorkloadStatus {
     pub conditions: Option<Vec<Condition>>,
 }
 
-/// One condition. The list is a plain one, so a type may stand in it more than once.
+/// A condition. The list is not keyed by type, so a type may occur more than once.
 #[derive(Clone, Debug, Default, Deserialize)]
 pub struct Condition {
     #[serde(default, rename = "type")]
@@ -80,11 +81,11 @@ mod tests {
     use super::*;
 
     fn read(value: serde_json::Value) -> ExternalWorkload {
-        serde_json::from_value(value).expect("the type reads whatever the API server may hold")
+        serde_json::from_value(value).expect("the type decodes every object that the API server may hold")
     }
 
     #[test]
-    fn every_shape_an_old_or_hand_made_object_may_have_is_read() {
+    fn every_shape_of_an_old_or_handwritten_object_decodes() {
         for spec_and_status in [
             json!({}),
             json!({"spec": {}}),
@@ -100,7 +101,7 @@ mod tests {
     }
 
     #[test]
-    fn of_managed_fields_only_the_newest_update_time_is_kept() {
+    fn only_the_newest_update_time_of_managed_fields_is_kept() {
         let object = read(json!({"metadata": {"name": "vm", "namespace": "ns", "managedFields": [
             {"operation": "Update", "time": "2026-01-01T00:00:00Z", "fieldsV1": {"f:spec": {}}},
             {"operation": "Apply", "time": "2026-01-03T00:00:00Z", "fieldsV1": {"f:spec": {}}},

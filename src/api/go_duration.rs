@@ -1,11 +1,11 @@
-//! Durations as Go's `time.ParseDuration` reads them: `1h30m`, `-1.5s`, `.5ms`, `0`.
+//! Parses durations like Go's `time.ParseDuration`: `1h30m`, `-1.5s`, `.5ms`, `0`.
 
-/// What `time.Duration` counts; a text that is longer is none.
+/// The magnitude of the longest `time.Duration`, in nanoseconds; a longer text is invalid.
 const LONGEST: u64 = 1 << 63;
 const UNITS: [(&str, u64); 8] = [
     ("ns", 1),
     ("us", 1_000),
-    // U+00B5, and U+03BC, which looks the same.
+    // U+00B5 and U+03BC look the same.
     ("µs", 1_000),
     ("μs", 1_000),
     ("ms", 1_000_000),
@@ -14,7 +14,7 @@ const UNITS: [(&str, u64); 8] = [
     ("h", 3_600_000_000_000),
 ];
 
-/// Nanoseconds; `None` for what Go refuses.
+/// Returns the duration in nanoseconds, or `None` for a text that Go rejects.
 pub(crate) fn parse(text: &str) -> Option<i64> {
     let (negative, rest) = match text.as_bytes().first()? {
         b'-' => (true, text.get(1..)?),
@@ -48,7 +48,8 @@ fn digits(text: &str) -> (&str, &str) {
     text.split_at_checked(end).unwrap_or((text, ""))
 }
 
-/// Nanoseconds of a decimal fraction, cut off. Digits beyond the eighteenth are less than one, whatever the unit.
+/// Returns a decimal fraction of a unit in nanoseconds, truncated. Digits after the eighteenth are less than a
+/// nanosecond in every unit.
 fn fraction_of(digits: &str, unit: u64) -> u64 {
     let kept = digits.get(..digits.len().min(18)).unwrap_or_default();
     let scale = kept.bytes().fold(1u128, |scale, _| scale * 10);
@@ -61,7 +62,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn durations_are_read_as_go_reads_them() {
+    fn durations_parse_as_in_go() {
         for (text, nanoseconds) in [
             ("0", 0),
             ("+0", 0),

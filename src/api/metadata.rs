@@ -1,4 +1,4 @@
-//! Metadata of objects, read without what costs most.
+//! Decodes object metadata without `managedFields`, its largest part.
 
 use std::{collections::BTreeMap, marker::PhantomData};
 
@@ -10,7 +10,7 @@ use serde::{Deserialize, Deserializer};
 
 use super::parameter_resource;
 
-/// An object of which only the metadata is asked for and kept.
+/// An object that is read through the metadata API, so that only its metadata is sent and stored.
 #[derive(Clone, Debug, Deserialize)]
 #[serde(bound = "")]
 pub struct MetadataOf<K> {
@@ -24,8 +24,8 @@ pub struct MetadataOf<K> {
 
 parameter_resource!(MetadataOf, metadata_api: true);
 
-/// Reads metadata without what costs most and serves nobody: of `managedFields`, often half of an object, one entry is
-/// left that carries only the time of the newest `Update`, which the lag metrics need.
+/// Decodes metadata and drops `managedFields`, often half of an object. One entry is kept, with only the time of the
+/// newest `Update`, which the lag metrics need.
 pub fn lean_metadata<'de, D: Deserializer<'de>>(deserializer: D) -> Result<ObjectMeta, D::Error> {
     #[derive(Deserialize)]
     #[serde(rename_all = "camelCase")]
@@ -77,7 +77,7 @@ pub fn lean_metadata<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Objec
     })
 }
 
-/// When the object was last updated, to the second, by the API server's clock.
+/// Returns the time of the object's last update: whole seconds, by the API server's clock.
 pub fn last_update(metadata: &ObjectMeta) -> Option<Timestamp> {
     let newest = metadata.managed_fields.as_ref()?.first()?;
     Some(newest.time.as_ref()?.0)

@@ -1,7 +1,7 @@
-//! The custom resources, and the names of labels that Kubernetes, Linkerd and this operator agree on.
+//! Custom resources, and the labels, annotations and names that the operator shares with Kubernetes and Linkerd.
 //!
-//! Types here read what the API server holds, however odd: a field that a schema would refuse, or that an older
-//! version of it never had, is read as absent. Whether a value makes sense is decided where it is used.
+//! Decoding is lenient: values that the current schema rejects are accepted, and a field that an older schema did not
+//! have is absent. The code that uses a value validates it.
 
 pub mod endpoint_slice;
 mod external_workload;
@@ -30,80 +30,82 @@ pub use service_profile::{
     ServiceProfileSpec, StatusRange, WeightedDst,
 };
 
-/// Of [`LinkerdConfig`], and of our labels and annotations.
+/// The API group of [`LinkerdConfig`], and the prefix of the operator's labels and annotations.
 pub const CONFIG_GROUP: &str = "config.linkerd.io";
 /// The `kind` of an owner reference to a [`LinkerdConfig`].
 pub const LINKERD_CONFIG_KIND: &str = "LinkerdConfig";
-/// The deletion of a [`LinkerdConfig`] waits until the ConfigMap is as its installer wrote it.
+/// The finalizer that delays the deletion of a [`LinkerdConfig`] until the installer's document is restored.
 pub const RESTORE_BASE_FINALIZER: &str = "config.linkerd.io/restore-base";
-/// On what may be restarted: whether it is, when its proxies are out of date (a label; on a template an annotation too).
+/// Opts workloads in to restarts or out of them: a label of a namespace, a workload or a Pod template, or an annotation
+/// of the template.
 pub const RECONCILE: &str = "config.linkerd.io/reconcile";
-/// On the template of a workload: another value is a restart, the same one is none.
+/// The annotation of a workload's Pod template. Writing another value restarts the workload; writing the same value
+/// does not.
 pub const RESTARTED_FOR_ANNOTATION: &str = "config.linkerd.io/restarted-for";
-/// The variable that tells a proxy which configuration it was born with: an entry of `proxy.additionalEnv`, and no part of
-/// what it is a hash of.
+/// The environment variable with the hash of the configuration that a proxy was injected with. It is an entry of
+/// `proxy.additionalEnv`, and is not part of the hashed configuration.
 pub const CONFIG_HASH_ENV: &str = "LINKERD_CONFIG_HASH";
 /// The ConfigMap that holds the trust anchors of a mesh.
 pub const TRUST_ROOTS: &str = "linkerd-identity-trust-roots";
-/// The ConfigMap that Linkerd's injectors read.
+/// The ConfigMap that Linkerd's proxy-injector reads.
 pub const INJECTORS_CONFIG_MAP: &str = "linkerd-config";
 /// The Service and the Deployment of Linkerd's proxy-injector.
 pub const INJECTOR: &str = "linkerd-proxy-injector";
-/// Where it is registered, and under which name.
+/// The MutatingWebhookConfiguration of the proxy-injector, and the name of its webhook.
 pub const INJECTOR_WEBHOOK_CONFIGURATION: &str = "linkerd-proxy-injector-webhook-config";
 pub const INJECTOR_WEBHOOK: &str = "linkerd-proxy-injector.linkerd.io";
-/// By which installers of Linkerd say who they are.
+/// The annotation with the name and version of the installer of Linkerd.
 pub const CREATED_BY_ANNOTATION: &str = "linkerd.io/created-by";
-/// Names the Service that a slice belongs to.
+/// The label of a slice that names its Service.
 pub const SERVICE_NAME_LABEL: &str = "kubernetes.io/service-name";
-/// Names the controller that owns a slice's content; nobody else writes it.
+/// The label of a slice that names its controller, the only writer of its content.
 pub const MANAGED_BY_LABEL: &str = "endpointslice.kubernetes.io/managed-by";
-/// Linkerd's value of [`MANAGED_BY_LABEL`]. Ours is the same, so that either controller takes over the other's slices;
-/// another value would publish every workload twice.
+/// Linkerd's value of [`MANAGED_BY_LABEL`]. The operator uses the same value, so that either controller takes over the
+/// other's slices; with another value every workload would be published twice.
 pub const MANAGED_BY: &str = "linkerd-external-workloads-controller";
-/// Present, and empty, on the slices of a headless Service.
+/// The label of a headless Service's slices; its value is empty.
 pub const HEADLESS_LABEL: &str = "service.kubernetes.io/headless";
-/// The zone of a node, and of a workload outside the cluster.
+/// The label with the zone of a node, or of a workload outside the cluster.
 pub const ZONE_LABEL: &str = "topology.kubernetes.io/zone";
-/// The `kind` of a slice's `targetRef` that names an ExternalWorkload.
+/// The `kind` of a slice's `targetRef` to an ExternalWorkload.
 pub const EXTERNAL_WORKLOAD_KIND: &str = "ExternalWorkload";
-/// Its Services are left alone: what runs there must not depend on the mesh.
+/// The namespace whose Services and workloads the operator never changes: they must not depend on the mesh.
 pub const KUBE_SYSTEM: &str = "kube-system";
-/// On a Pod: it is meshed, by the control plane in the namespace that this names.
+/// The label of a meshed Pod with the namespace of its control plane.
 pub const CONTROL_PLANE_NAMESPACE_LABEL: &str = "linkerd.io/control-plane-ns";
-/// On a Pod: it belongs to a control plane of Linkerd, and is not injected.
+/// The label of the Pods of a Linkerd control plane, which are not injected.
 pub const CONTROL_PLANE_COMPONENT_LABEL: &str = "linkerd.io/control-plane-component";
-/// On a namespace: it belongs to an extension of Linkerd.
+/// The label of a namespace that belongs to an extension of Linkerd.
 pub const EXTENSION_LABEL: &str = "linkerd.io/extension";
-/// On a namespace: with the value `disabled` Linkerd's webhooks are not asked about what is in it.
+/// The label of a namespace whose value `disabled` exempts its objects from Linkerd's webhooks.
 pub const ADMISSION_WEBHOOKS_LABEL: &str = "config.linkerd.io/admission-webhooks";
-/// On a namespace or a Pod: whether a proxy is to be injected.
+/// The annotation of a namespace or a Pod that specifies whether a proxy is injected.
 pub const INJECT_ANNOTATION: &str = "linkerd.io/inject";
-/// On an injected Pod: the version of its proxy.
+/// The annotation of an injected Pod with the version of its proxy.
 pub const PROXY_VERSION_ANNOTATION: &str = "linkerd.io/proxy-version";
-/// On an injected Pod: the SHA-256 of the trust anchors that its proxy has.
+/// The annotation of an injected Pod with the SHA-256 of its proxy's trust anchors.
 pub const TRUST_ROOT_ANNOTATION: &str = "linkerd.io/trust-root-sha256";
-/// On a Pod: the version and the image that its proxy is to have, whatever others have.
+/// The annotations of a Pod that override the version and the image of its proxy.
 pub const PINNING_ANNOTATIONS: [&str; 2] = ["config.linkerd.io/proxy-version", "config.linkerd.io/proxy-image"];
-/// On a Pod: variables that its proxy is to have. On a namespace the injector cannot cope with it.
+/// The annotation of a Pod with environment variables for its proxy. On a namespace it breaks the injection.
 pub const ADDITIONAL_ENV_ANNOTATION: &str = "config.linkerd.io/proxy-additional-env";
-/// On a Pod of a ReplicaSet: which of its templates it was made from.
+/// The label of a ReplicaSet's Pod with the hash of the Pod template that it was created from.
 pub const POD_TEMPLATE_HASH_LABEL: &str = "pod-template-hash";
-/// On a Service, a Pod or an ExternalWorkload: its ports whose protocol proxies do not look at.
+/// The annotation of a Service, a Pod or an ExternalWorkload with the ports for which proxies skip protocol detection.
 pub const OPAQUE_PORTS_ANNOTATION: &str = "config.linkerd.io/opaque-ports";
-/// On a Pod: its ports that bypass the proxy.
+/// The annotation of a Pod with the inbound ports that bypass the proxy.
 pub const SKIP_INBOUND_PORTS_ANNOTATION: &str = "config.linkerd.io/skip-inbound-ports";
 /// The name of the proxy's container in a Pod, and of its inbound port in an ExternalWorkload.
 pub const PROXY_NAME: &str = "linkerd-proxy";
-/// On a Service: the cluster where its endpoints are (a label), or the members of a federated one (an annotation).
+/// On a Service: the cluster of its endpoints (as a label), or the members of a federated Service (as an annotation).
 pub const REMOTE_DISCOVERY: &str = "multicluster.linkerd.io/remote-discovery";
-/// On a Service with [`REMOTE_DISCOVERY`]: the name of the Service in that cluster.
+/// The label of a Service with [`REMOTE_DISCOVERY`] that names the Service in that cluster.
 pub const REMOTE_SERVICE_LABEL: &str = "multicluster.linkerd.io/remote-service";
-/// On a federated Service: its member in this cluster.
+/// The annotation of a federated Service that names its member in this cluster.
 pub const LOCAL_DISCOVERY_ANNOTATION: &str = "multicluster.linkerd.io/local-discovery";
-/// On the slices of a mirrored Service: the cluster that it is from.
+/// The label of a mirrored Service's slices with the cluster that the Service is mirrored from.
 pub const MIRROR_CLUSTER_LABEL: &str = "mirror.linkerd.io/cluster-name";
-/// On the slices of a mirrored Service: its name in its own cluster.
+/// The annotation of a mirrored Service's slices with the name of the Service in that cluster.
 pub const MIRROR_SERVICE_ANNOTATION: &str = "mirror.linkerd.io/remote-svc-fq-name";
-/// On the slices of a mirrored Service: who the gateway in front of it is.
+/// The annotation of a mirrored Service's slices with the identity of the gateway to that cluster.
 pub const MIRROR_GATEWAY_IDENTITY_ANNOTATION: &str = "mirror.linkerd.io/remote-gateway-identity";

@@ -8,9 +8,9 @@ use std::{
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use kube::{Resource, runtime::reflector::ObjectRef};
 
-/// The greatest length of an object's name, and of a DNS name, in bytes.
+/// The maximum length of an object's name, and of a DNS name, in bytes.
 pub const LONGEST_NAME: usize = 253;
-/// The greatest length of a label's value, and of a kind, in bytes.
+/// The maximum length of a label's value, and of a kind, in bytes.
 pub const LONGEST_LABEL: usize = 63;
 
 /// The key of an object, cheap to clone. The namespace of a cluster-scoped object is empty.
@@ -27,21 +27,21 @@ impl NamespacedName {
         Self { namespace: namespace.into(), name: name.into() }
     }
 
-    /// The key of a cluster-scoped object.
+    /// Returns the key of a cluster-scoped object.
     pub fn cluster_scoped(name: &Arc<str>) -> Self {
         static EMPTY: LazyLock<Arc<str>> = LazyLock::new(|| Arc::from(""));
         Self { namespace: Arc::clone(&EMPTY), name: Arc::clone(name) }
     }
 
-    /// The key of an object that has a name and a namespace, as every namespaced object of an API server has.
+    /// Returns the key of an object. An absent name or namespace is read as empty.
     pub fn of(metadata: &ObjectMeta) -> Self {
         Self::new(metadata.namespace.as_deref().unwrap_or_default(), metadata.name.as_deref().unwrap_or_default())
     }
 
-    /// As kube-runtime calls it.
+    /// Returns the key as kube-runtime's type.
     pub fn reference<K: Resource<DynamicType = ()>>(&self) -> ObjectRef<K> {
         let name = ObjectRef::new(&self.name);
-        // Of a cluster-scoped object it is none, which is not the same as an empty one.
+        // A cluster-scoped object has no namespace, and kube-runtime distinguishes that from an empty one.
         if self.namespace.is_empty() { name } else { name.within(&self.namespace) }
     }
 }

@@ -1,17 +1,17 @@
 //! Kubernetes quantities: `500m`, `1.5`, `2Ki`, `1e3`.
 //!
-//! The grammar and the limits are those of `k8s.io/apimachinery/pkg/api/resource`: the smallest unit is a billionth, the
-//! rest is rounded away from zero, and a value beyond `i64` becomes the largest one. Parsing is exact and linear in the
-//! length of the text.
+//! The grammar and the limits are those of `k8s.io/apimachinery/pkg/api/resource`: the smallest unit is a billionth,
+//! smaller fractions are rounded away from zero, and values beyond `i64` are capped. Parsing is exact, and linear in
+//! the length of the text.
 
 use std::str::FromStr;
 
-/// The digits after the decimal point of the smallest unit.
+/// The number of decimal places of the smallest unit.
 const NANO: i64 = 9;
 /// The largest value, in the smallest unit.
 const MAX: u128 = (i64::MAX as u128) * 1_000_000_000;
 
-/// A number in billionths.
+/// A quantity in billionths.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Quantity(i128);
 
@@ -26,7 +26,7 @@ impl Quantity {
         self.0 < 0
     }
 
-    /// Thousandths, rounded up.
+    /// Returns the value in thousandths, rounded up.
     pub fn milli_value(self) -> i128 {
         const NANOS: i128 = 1_000_000;
         self.0.div_euclid(NANOS) + i128::from(self.0.rem_euclid(NANOS) != 0)
@@ -95,7 +95,7 @@ impl Unit {
     }
 }
 
-/// Multiplies a number in decimal digits.
+/// Multiplies a number that is stored as decimal digits.
 fn multiply(digits: &mut Vec<u8>, factor: u32) {
     let mut carry = 0;
     for digit in digits.iter_mut().rev() {
@@ -115,7 +115,7 @@ fn last_digit(number: u32) -> u8 {
     u8::try_from(number % 10).unwrap_or_default()
 }
 
-/// The number of these decimal digits, times a power of ten: rounded up, and at most [`MAX`].
+/// Returns the number with these decimal digits, times a power of ten, rounded up and at most [`MAX`].
 fn shifted(digits: &[u8], exponent: i64) -> u128 {
     let first = digits.iter().position(|digit| *digit != 0).unwrap_or(digits.len());
     let digits = digits.get(first..).unwrap_or_default();
@@ -230,14 +230,14 @@ mod tests {
 
     proptest! {
         #[test]
-        fn any_text_is_parsed_or_refused(text in "[-+]?[0-9.]{0,40}([numkKMGTPEi]{0,2}|[eE][-+]?[0-9]{0,11})|.{0,8}") {
+        fn any_text_is_parsed_or_rejected(text in "[-+]?[0-9.]{0,40}([numkKMGTPEi]{0,2}|[eE][-+]?[0-9]{0,11})|.{0,8}") {
             if let Ok(quantity) = text.parse::<Quantity>() {
                 prop_assert!(quantity.0.unsigned_abs() <= MAX);
             }
         }
 
         #[test]
-        fn nanos_survive(nanos in any::<i64>()) {
+        fn any_number_of_nanos_is_parsed_exactly(nanos in any::<i64>()) {
             prop_assert_eq!(parse(&format!("{nanos}n")), Quantity(nanos.into()));
         }
     }

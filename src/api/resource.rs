@@ -1,7 +1,7 @@
-//! Implements kube's traits for the custom resources of others.
+//! Implements [`kube::Resource`] for types that kube's derives do not support.
 
-/// Implements [`kube::Resource`] for a namespaced kind with a field `metadata`. kube's own derive implements it only for kinds whose
-/// definition it generates, or after a typed parent.
+/// Implements [`kube::Resource`] for a namespaced kind with a field `metadata`. kube's own derives need a generated
+/// definition or a typed parent.
 macro_rules! namespaced_resource {
     ($object:ident, $group:literal, $version:literal, $plural:literal) => {
         impl kube::Resource for $object {
@@ -35,7 +35,8 @@ macro_rules! namespaced_resource {
     };
 }
 
-/// Implements [`kube::Resource`] for an object with a field `metadata` and a type parameter, as a resource of the parameter's kind.
+/// Implements [`kube::Resource`] for an object with a field `metadata` and a type parameter, as a resource of the
+/// parameter's kind.
 macro_rules! parameter_resource {
     ($object:ident, metadata_api: $metadata_api:literal) => {
         impl<K: kube::Resource> kube::Resource for $object<K> {

@@ -1,6 +1,7 @@
-//! Linkerd's `Server`: a port of some workloads, and what is known about its traffic.
+//! Linkerd's `Server`: a port of the workloads that it selects, and the protocol of its traffic.
 //!
-//! The CRD is Linkerd's (`crd/linkerd/servers.yaml`); this is the part of it that discovery reads, leniently.
+//! The CRD is Linkerd's (`crd/linkerd/servers.yaml`); these types have the fields that discovery reads. Decoding is
+//! lenient.
 
 use k8s_openapi::apimachinery::pkg::{apis::meta::v1::ObjectMeta, util::intstr::IntOrString};
 use serde::Deserialize;

@@ -1,8 +1,9 @@
-//! Linkerd's `ServiceProfile`: the routes of a Service, how often they may be retried, and where its traffic goes instead.
+//! Linkerd's `ServiceProfile`: the routes of a Service, its retry budget, and the overrides of its destination.
 //!
-//! The CRD is Linkerd's (`crd/linkerd/serviceprofiles.yaml`), which says less than the controller expects and in two places
-//! something else: its schema wants the `not` of a request match as a list and `opaquePorts` as one, its controller reads an
-//! object and a map. So the content is decoded apart from the object: one that cannot be decoded is a profile all the same.
+//! The CRD is Linkerd's (`crd/linkerd/serviceprofiles.yaml`). Its schema is less strict than its controller, and
+//! contradicts it in two places: the schema declares `opaquePorts` and the `not` of a request match as lists, the
+//! controller reads a map and an object. So the spec is decoded separately: a profile whose spec cannot be decoded is
+//! still a profile.
 
 use std::fmt;
 
@@ -20,12 +21,14 @@ use super::{lean_metadata, resource::namespaced_resource};
 pub struct ServiceProfile {
     #[serde(deserialize_with = "lean_metadata")]
     pub metadata: ObjectMeta,
-    /// A [`ServiceProfileSpec`], if it is one. Even a text that is nested too deep to be read is taken here.
+    /// A [`ServiceProfileSpec`] that is not decoded yet. Any JSON is accepted, even if it is nested too deeply to be
+    /// decoded.
     #[serde(default)]
     pub spec: Option<Box<RawValue>>,
 }
 
-/// Whether it makes sense is not asked here. A `null` in a list is kept: to Linkerd it is not the same as nothing.
+/// A decoded spec; other code validates it. A `null` in a list is kept, because Linkerd distinguishes it from an absent
+/// element.
 #[derive(Clone, Debug, Default, Deserialize)]
 #[serde(rename_all = "camelCase", default, remote = "Self")]
 pub struct ServiceProfileSpec {
@@ -71,7 +74,7 @@ pub struct ResponseMatchSpec {
     pub not: Option<Box<Self>>,
 }
 
-/// 0, like nothing, leaves an end open.
+/// A range of HTTP status codes. An end that is 0 or absent is open.
 #[derive(Clone, Copy, Debug, Default, Deserialize)]
 #[serde(default, remote = "Self")]
 pub struct StatusRange {
@@ -91,11 +94,12 @@ pub struct RetryBudgetSpec {
 #[serde(default, remote = "Self")]
 pub struct WeightedDst {
     pub authority: Option<String>,
-    /// A quantity, as number or text.
+    /// A quantity, as a number or a string.
     pub weight: Value,
 }
 
-/// Only objects are read as such. Those that serde derives would take a list of their fields' values, too.
+/// Implements `Deserialize` for JSON objects only. The implementations that serde derives would also accept a list of
+/// the fields' values.
 macro_rules! objects {
     ($($object:ty),*) => {$(
         impl<'de> Deserialize<'de> for $object {
@@ -109,7 +113,7 @@ macro_rules! objects {
                     }
 
                     fn visit_map<A: MapAccess<'de>>(self, map: A) -> Result<$object, A::Error> {
-                        // Not this implementation, but what serde derived.
+                        // Calls the implementation that serde derived, not this one.
                         <$object>::deserialize(MapAccessDeserializer::new(map))
                     }
                 }
@@ -130,15 +134,15 @@ objects!(
     WeightedDst
 );
 
-/// The object that the controller reads, or the list that the schema wants, with one in it. Not through an untagged enum, which
-/// keeps a copy of all that it reads: nested, they would be as many copies.
+/// Decodes the object that the controller reads, or a list of one object, which the schema requires. An untagged enum
+/// would keep a copy of its input, and one for each level of nesting.
 fn one<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<Box<RequestMatchSpec>>, D::Error> {
     struct One;
     impl<'de> Visitor<'de> for One {
         type Value = Option<Box<RequestMatchSpec>>;
 
         fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-            f.write_str("an object, or a list of one")
+            f.write_str("an object, or a list of one object")
         }
 
         fn visit_unit<E>(self) -> Result<Self::Value, E> {

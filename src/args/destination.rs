@@ -19,19 +19,19 @@ use crate::{
     resources::Resources,
 };
 
-/// What the destination server serves, and how. The defaults are those that Linkerd's charts install.
+/// The flags of the destination server. The defaults are those of Linkerd's charts.
 #[derive(Clone, Debug, ClapArgs)]
 #[command(next_help_heading = "Destination")]
 pub struct DestinationArgs {
-    /// Where to serve the Destination API, in plain HTTP/2: the pod's own proxy adds TLS
+    /// Address of the Destination API, in plain HTTP/2: the pod's own proxy adds TLS
     #[arg(long, env = "LINKERD_OPERATOR_DESTINATION_ADDR", value_name = "IP:PORT", default_value = "[::]:8086")]
     pub destination_addr: SocketAddr,
 
-    /// The domain of the cluster's Services
+    /// Domain of the cluster's Services
     #[arg(long, env = "LINKERD_OPERATOR_CLUSTER_DOMAIN", value_name = "DOMAIN", default_value = "cluster.local", value_parser = NonEmptyStringValueParser::new())]
     pub cluster_domain: String,
 
-    /// The trust domain of the mesh's identities
+    /// Trust domain of the mesh's identities
     #[arg(
         long,
         env = "LINKERD_OPERATOR_IDENTITY_TRUST_DOMAIN",
@@ -41,7 +41,7 @@ pub struct DestinationArgs {
     )]
     pub identity_trust_domain: String,
 
-    /// Ports and ranges that are opaque unless a workload says otherwise
+    /// Ports and ranges that are opaque unless a workload overrides them
     #[arg(
         long,
         env = "LINKERD_OPERATOR_DEFAULT_OPAQUE_PORTS",
@@ -51,7 +51,7 @@ pub struct DestinationArgs {
     )]
     pub default_opaque_ports: PortRanges,
 
-    /// How traffic to meshed endpoints travels
+    /// Transport to meshed endpoints
     #[arg(
         long,
         env = "LINKERD_OPERATOR_OUTBOUND_TRANSPORT_MODE",
@@ -60,11 +60,11 @@ pub struct DestinationArgs {
     )]
     pub outbound_transport_mode: TransportMode,
 
-    /// Have proxies carry HTTP/1 between meshed Pods over HTTP/2
+    /// Upgrade HTTP/1 between meshed Pods to HTTP/2
     #[arg(long, env = "LINKERD_OPERATOR_ENABLE_H2_UPGRADE", default_value_t = true)]
     pub enable_h2_upgrade: bool,
 
-    /// Prefer a Pod's IPv6 address; off, IPv6 addresses of Pods are not served
+    /// Prefer a Pod's IPv6 address; if false, IPv6 addresses of Pods are not sent
     #[arg(long, env = "LINKERD_OPERATOR_ENABLE_IPV6", default_value_t = false)]
     pub enable_ipv6: bool,
 
@@ -82,12 +82,12 @@ pub struct DestinationArgs {
     )]
     pub meshed_http2_client_params: Http2Params,
 
-    /// Say nothing about a Service without endpoints, as Linkerd's destination does, instead of that it has none
+    /// Send no update for a Service without endpoints, as Linkerd does, instead of NoEndpoints
     #[arg(long, env = "LINKERD_OPERATOR_STRICT_UPSTREAM_PARITY", default_value_t = false)]
     pub strict_upstream_parity: bool,
 
-    /// How long a stream's client may take nothing although something waits for it, before the stream is reset; and how
-    /// long after that before the connection is closed, if no stream on it took anything either
+    /// Time without reads by the client after which a stream with pending data is reset; after the same time again
+    /// without reads on any of its streams, the connection is closed
     #[arg(
         long,
         env = "LINKERD_OPERATOR_STREAM_STALL_TIMEOUT",
@@ -97,21 +97,22 @@ pub struct DestinationArgs {
     )]
     pub stream_stall_timeout: Duration,
 
-    /// How many connections there may be, others wait to be accepted [default: what a quarter of the container's memory
-    /// limit and the limit of open files allow, at most 20000]
+    /// Maximum number of connections; further connections wait to be accepted [default: derived from a quarter of the
+    /// container's memory limit and from the limit of open files, at most 20000]
     #[arg(long, env = "LINKERD_OPERATOR_MAX_CONNECTIONS", value_name = "N")]
     pub max_connections: Option<NonZeroUsize>,
 
-    /// How many streams there may be, others are refused [default: what half of the container's memory limit allows, at
-    /// most 250000]
+    /// Maximum number of streams; further streams are rejected [default: derived from half of the container's memory
+    /// limit, at most 250000]
     #[arg(long, env = "LINKERD_OPERATOR_MAX_STREAMS", value_name = "N")]
     pub max_streams: Option<NonZeroUsize>,
 
-    /// How many streams one connection may have: a proxy may ask for all clients of a cluster on one
+    /// Maximum number of streams on one connection; a proxy may open the streams for all clients in a cluster on one
+    /// connection
     #[arg(long, env = "LINKERD_OPERATOR_MAX_STREAMS_PER_CONNECTION", value_name = "N", default_value = "100000")]
     pub max_streams_per_connection: NonZeroU32,
 
-    /// How long a request may have waited for its turn before it is refused. Proxies give up after 3 s and ask again
+    /// Maximum time that a request waits in the queue before it is rejected; proxies time out after 3 s and retry
     #[arg(
         long,
         env = "LINKERD_OPERATOR_MAX_STREAM_WAIT",
@@ -123,7 +124,7 @@ pub struct DestinationArgs {
 }
 
 impl DestinationArgs {
-    /// `resources` bounds what no flag does.
+    /// Returns the settings. `resources` determines the limits that no flag sets.
     pub fn settings(&self, controller_namespace: &str, resources: Resources) -> DestinationSettings {
         DestinationSettings {
             controller_namespace: controller_namespace.into(),
@@ -147,7 +148,7 @@ impl DestinationArgs {
     }
 }
 
-/// Ports and ranges; on the command line a mistake is an error, not something to leave out.
+/// Parses ports and ranges. Unlike in annotations, an invalid entry is an error and is not skipped.
 fn port_ranges(text: &str) -> Result<PortRanges, String> {
     let mut problems = Problems::default();
     let ranges = PortRanges::parse(text, [], &mut problems);

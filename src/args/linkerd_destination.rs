@@ -1,9 +1,11 @@
-//! The command line of the container `destination` of Linkerd's own Deployment, so that our image can take its place.
+//! The command line of the container `destination` of Linkerd's own Deployment, so that the operator's image can
+//! replace it.
 //!
-//! * In: the arguments after the subcommand `destination`, the container's environment. Out: the settings of a manager that does the
-//!   two jobs of that container, discovery and EndpointSlices of ExternalWorkloads, and messages to log once.
-//! * Always: flags, defaults and exit codes are those of Linkerd's `destination` (edge-26.8). A flag that has no effect here is
-//!   checked and named in the log. Our own settings come from `LINKERD_OPERATOR_…`, as for every subcommand.
+//! * In: the arguments after the subcommand `destination`, the container's environment. Out: the settings of a manager
+//!   with the two jobs of that container, discovery and EndpointSlices of ExternalWorkloads, and messages to log once.
+//! * Always: flags, defaults and exit codes are those of Linkerd's `destination` (edge-26.8). A flag without effect is
+//!   validated and named in the log. The operator's own settings come from `LINKERD_OPERATOR_…`, as for every
+//!   subcommand.
 
 use std::{ffi::OsString, net::SocketAddr, str::FromStr};
 
@@ -21,7 +23,8 @@ const COMMAND: &str = "destination";
 const LOCAL: &str = "cluster.local";
 const STREAM_QUEUE_CAPACITY: i64 = 100;
 
-/// The flags of Linkerd's container. Values that make that container exit with 1 are texts here: clap exits with 2.
+/// The flags of Linkerd's container. Values for which that container exits with 1 are strings here, because clap exits
+/// with 2.
 #[derive(Clone, Debug, ClapArgs)]
 #[command(mut_args = go_switch)]
 pub(super) struct LinkerdDestinationArgs {
@@ -45,7 +48,7 @@ pub(super) struct LinkerdDestinationArgs {
     #[arg(long, value_name = "MODE", default_value = "transparent")]
     outbound_transport_mode: String,
 
-    /// Proxies carry HTTP/1 between meshed Pods over HTTP/2
+    /// Upgrade HTTP/1 between meshed Pods to HTTP/2
     #[arg(long, default_value_t = true)]
     enable_h2_upgrade: bool,
 
@@ -113,7 +116,8 @@ pub(super) struct LinkerdDestinationArgs {
 // === impl LinkerdDestinationArgs ===
 
 impl LinkerdDestinationArgs {
-    /// Returns the settings of the manager. `manager` is a manager without flags: it has our own settings from the environment.
+    /// Returns the settings of the manager. `manager` has the operator's own settings from the environment, and no
+    /// flags.
     ///
     /// # Errors
     /// Returns the text to print and the exit code of Linkerd's container, if there is nothing to run.
@@ -130,12 +134,12 @@ impl LinkerdDestinationArgs {
             Exit::failure(1, format!("error: invalid value {value:?} for flag -{flag}: {reason}\n"))
         };
         if !self.enable_endpoint_slices {
-            let reason = "discovery without EndpointSlices is not supported: leave the flag out";
+            let reason = "discovery without EndpointSlices is not supported: remove the flag";
             return Err(invalid("enable-endpoint-slices", "false", reason));
         }
         if self.stream_queue_capacity <= 0 {
             let value = self.stream_queue_capacity.to_string();
-            return Err(invalid("stream-queue-capacity", &value, "it must be more than 0"));
+            return Err(invalid("stream-queue-capacity", &value, "it must be greater than 0"));
         }
 
         let mut notices = Vec::new();
@@ -146,14 +150,14 @@ impl LinkerdDestinationArgs {
             ("trace-collector", !self.trace_collector.is_empty()),
         ] {
             if is_given {
-                notices.push(format!("-{flag} has no meaning here and is ignored"));
+                notices.push(format!("-{flag} has no effect in linkerd-operator and is ignored"));
             }
         }
         let mut domain = |flag: &str, domain: String| {
             if !domain.is_empty() {
                 return domain;
             }
-            notices.push(format!("-{flag} is not given: {LOCAL} is taken"));
+            notices.push(format!("-{flag} is not set; using {LOCAL}"));
             LOCAL.to_owned()
         };
         let discovery = &mut manager.destination;
@@ -164,7 +168,7 @@ impl LinkerdDestinationArgs {
             "transport-header" => TransportMode::TransportHeader,
             "transparent" => TransportMode::Transparent,
             other => {
-                notices.push(format!("-outbound-transport-mode={other} is not known: transparent is taken"));
+                notices.push(format!("-outbound-transport-mode={other} is unknown; using transparent"));
                 TransportMode::Transparent
             }
         };
@@ -174,7 +178,7 @@ impl LinkerdDestinationArgs {
         let mut problems = Problems::default();
         discovery.default_opaque_ports = PortRanges::parse(&self.default_opaque_ports, [], &mut problems);
         if !problems.is_empty() {
-            notices.push(format!("-default-opaque-ports: {problems}, and is left out"));
+            notices.push(format!("-default-opaque-ports: {problems}; ignored"));
         }
         let params = &self.meshed_http2_client_params;
         discovery.meshed_http2_client_params =
@@ -188,21 +192,22 @@ impl LinkerdDestinationArgs {
             level(&self.log_level).map_err(|reason| invalid("log-level", &self.log_level, reason))?.to_owned();
         manager.log_format = <LogFormat as ValueEnum>::from_str(&self.log_format, false)
             .map_err(|_| invalid("log-format", &self.log_format, "it must be plain or json"))?;
-        // The holder of the Lease that both implementations share: Linkerd's container writes the pod's name there.
+        // The Lease that both implementations share has the pod's name as its holder, as Linkerd's container writes it.
         let pod = environment("HOSTNAME").filter(|name| !name.is_empty());
         manager.leader_election_identity = manager.leader_election_identity.or(pod);
         manager.enable_destination = true;
         manager.enable_external_workload = true;
-        // Linkerd's ServiceAccount may not write its configuration; the operator's own Deployment does.
+        // Linkerd's ServiceAccount has no permission to write the configuration; the operator's own Deployment does
+        // that.
         manager.enable_linkerd_config = false;
         manager.notices = notices;
         Ok(manager)
     }
 }
 
-/// Rewrites Go's `-flag` and `-flag value` to `--flag` and `--flag=value` after the subcommand `destination`: clap knows long flags
-/// only with two dashes, and would take a separate value that begins with a dash for a flag. The first argument that is no flag ends
-/// the flags, as in Go.
+/// Rewrites Go's `-flag` and `-flag value` to `--flag` and `--flag=value` after the subcommand `destination`: clap
+/// accepts long flags only with two dashes, and would parse a separate value that begins with a dash as a flag. The
+/// first argument that is not a flag ends the flags, as in Go.
 pub(super) fn with_double_dashes(arguments: impl IntoIterator<Item = OsString>) -> Vec<OsString> {
     let mut arguments = arguments.into_iter();
     let mut rewritten: Vec<OsString> = arguments.by_ref().take(2).collect();
@@ -213,9 +218,9 @@ pub(super) fn with_double_dashes(arguments: impl IntoIterator<Item = OsString>) 
             flags.any(|it| it.get_long() == Some(name) && !it.is_require_equals_set())
         };
         while let Some(argument) = arguments.next() {
-            // A text that is not UTF-8 is a value or an unknown flag: clap says so.
+            // A text that is not UTF-8 is a value or an unknown flag, which clap reports.
             let name = argument.to_str().and_then(|text| text.strip_prefix("--").or_else(|| text.strip_prefix('-')));
-            // `-h` is clap's own; `-` and `--` are no flags.
+            // `-h` is clap's own flag; `-` and `--` are not flags.
             let Some(name) = name.filter(|name| name.len() > 1) else {
                 let is_flag = argument == "-h";
                 rewritten.push(argument);
@@ -235,7 +240,7 @@ pub(super) fn with_double_dashes(arguments: impl IntoIterator<Item = OsString>) 
     rewritten
 }
 
-/// Makes a boolean flag take the values of Go's `strconv.ParseBool`.
+/// Makes a boolean flag accept the values of Go's `strconv.ParseBool`.
 fn go_switch(arg: Arg) -> Arg {
     match arg.get_action() {
         ArgAction::SetTrue => switch(arg).value_parser(go_bool),
@@ -260,7 +265,7 @@ fn address(text: &str) -> Result<SocketAddr, &'static str> {
     whole.parse().map_err(|_| "it must be :PORT or IP:PORT")
 }
 
-/// Returns our log level for a level of logrus.
+/// Returns the operator's log level for a level of logrus.
 fn level(text: &str) -> Result<&'static str, &'static str> {
     match text.to_ascii_lowercase().as_str() {
         "panic" | "fatal" | "error" => Ok("error"),

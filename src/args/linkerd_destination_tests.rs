@@ -8,8 +8,8 @@ use crate::args::{
     testing::{manager, run},
 };
 
-/// What Linkerd's chart passes with its default values (edge-26.8), and what it passes besides if tracing, a log format and
-/// `destinationController.additionalArgs` are set.
+/// The arguments of Linkerd's chart with its default values (edge-26.8). With tracing, a log format or
+/// `destinationController.additionalArgs` the chart passes more.
 const CHART: [&str; 13] = [
     "-addr=:8086",
     "-controller-namespace=linkerd",
@@ -49,17 +49,17 @@ fn refused(arguments: &[&str]) -> (u8, String) {
 }
 
 #[test]
-fn what_linkerds_chart_passes_means_our_own_defaults() {
+fn the_arguments_of_linkerds_chart_equal_the_operators_defaults() {
     let mut args = parsed(&CHART);
     assert_eq!(args.notices, [] as [&str; 0]);
     let ours = manager(&["--enable-linkerd-config=false"]).unwrap();
-    // The one setting that is from the environment of the container.
+    // The only setting from the environment of the container.
     args.leader_election_identity.clone_from(&ours.leader_election_identity);
     assert_eq!(format!("{args:?}"), format!("{ours:?}"));
 }
 
 #[test]
-fn what_is_not_passed_means_what_it_means_to_linkerds_container() {
+fn absent_flags_have_the_defaults_of_linkerds_container() {
     let args = parsed(&[]);
     assert_eq!(args.destination.destination_addr, "[::]:8086".parse().unwrap());
     assert_eq!(args.admin_addr, "[::]:9996".parse().unwrap());
@@ -77,7 +77,7 @@ fn what_is_not_passed_means_what_it_means_to_linkerds_container() {
 }
 
 #[test]
-fn flags_without_meaning_are_checked_and_named() {
+fn flags_without_effect_are_validated_and_named() {
     let domains = ["-cluster-domain=a", "-identity-trust-domain=b"];
     let ignored = ["-enable-pprof", "-stream-queue-capacity=7", "-trace-collector", "collector:55678"];
     let ManagerArgs { notices, .. } = parsed(&[&domains[..], &ignored].concat());
@@ -90,14 +90,14 @@ fn flags_without_meaning_are_checked_and_named() {
 }
 
 #[test]
-fn an_unknown_flag_ends_with_the_usage_and_2() {
+fn an_unknown_flag_exits_with_the_usage_and_code_2() {
     let (code, text) = refused(&["-addr=:8086", "-no-such-flag"]);
     assert_eq!(code, 2);
     assert!(text.contains("-no-such-flag") && text.contains("Usage: "), "{text}");
 }
 
 #[test]
-fn one_dash_means_two_and_a_value_may_be_the_next_argument() {
+fn one_dash_equals_two_and_a_value_may_be_the_next_argument() {
     for arguments in [
         &["-addr=:2", "-enable-ipv6", "-ext-endpoint-zone-weights=true", "-kubeconfig=a=b"][..],
         &["--addr", ":2", "--enable-ipv6=1", "--ext-endpoint-zone-weights", "-kubeconfig", "a=b"],
@@ -126,8 +126,8 @@ fn a_value_that_is_the_next_argument_may_begin_with_a_dash() {
     let args = parsed(&["-trace-collector", "-x", "-kubeconfig", "--", "-addr", ":2"]);
     assert_eq!(args.destination.destination_addr.port(), 2);
     assert_eq!(args.kubeconfig.as_deref(), Some(std::path::Path::new("--")));
-    assert_eq!(refused(&["-stream-queue-capacity", "-3"]).0, 1, "Linkerd's container parses it, and ends");
-    assert_eq!(refused(&["-addr", "-on"]).0, 1, "it is no address");
+    assert_eq!(refused(&["-stream-queue-capacity", "-3"]).0, 1, "Linkerd's container parses the value and exits");
+    assert_eq!(refused(&["-addr", "-on"]).0, 1, "it is not an address");
 }
 
 #[test]
@@ -139,7 +139,7 @@ fn the_first_argument_that_is_not_a_flag_ends_the_flags() {
 }
 
 #[test]
-fn a_value_that_go_cannot_parse_ends_with_2() {
+fn a_value_that_go_cannot_parse_exits_with_code_2() {
     for arguments in [
         &["-enable-ipv6=yes"][..],
         &["-stream-queue-capacity=many"],
@@ -152,7 +152,7 @@ fn a_value_that_go_cannot_parse_ends_with_2() {
 }
 
 #[test]
-fn help_lists_the_flags_and_ends_with_0() {
+fn help_lists_the_flags_and_exits_with_code_0() {
     for help in ["-h", "-help", "--help"] {
         let exit = run(&[COMMAND, "-enable-ipv6", help]).unwrap_err();
         assert_eq!((exit.code, exit.is_error), (0, false), "{exit:?}");
@@ -161,7 +161,7 @@ fn help_lists_the_flags_and_ends_with_0() {
 }
 
 #[test]
-fn what_linkerds_container_ends_of_is_refused_with_1_and_a_reason() {
+fn values_that_end_linkerds_container_exit_with_code_1_and_a_reason() {
     for (argument, reason) in [
         ("-enable-endpoint-slices=false", "EndpointSlices"),
         ("-meshed-http2-client-params={", "-meshed-http2-client-params"),
@@ -176,7 +176,7 @@ fn what_linkerds_container_ends_of_is_refused_with_1_and_a_reason() {
 }
 
 #[test]
-fn what_linkerds_container_warns_of_is_left_out_and_named() {
+fn values_that_linkerds_container_warns_about_are_ignored_and_named() {
     let domains = ["-cluster-domain=a", "-identity-trust-domain=b"];
     let odd = ["-default-opaque-ports=25,x,3000-3002", "-outbound-transport-mode=quantum"];
     let args = parsed(&[&domains[..], &odd].concat());
@@ -188,26 +188,26 @@ fn what_linkerds_container_warns_of_is_left_out_and_named() {
 }
 
 #[test]
-fn levels_of_logrus_are_ours() {
+fn levels_of_logrus_are_translated() {
     for (theirs, ours) in [("panic", "error"), ("fatal", "error"), ("warning", "warn"), ("TRACE", "trace")] {
         assert_eq!(parsed(&["-log-level", theirs]).log_level, ours);
     }
 }
 
 #[test]
-fn the_pods_name_is_what_the_lease_says() {
+fn the_holder_of_the_lease_is_the_pods_name() {
     let hostname = [("HOSTNAME", "linkerd-destination-5d9c-x7k2p")];
     let identity = parsed_in(&hostname, &CHART).unwrap().leader_election_identity;
     assert_eq!(identity.as_deref(), Some(hostname[0].1));
 }
 
 #[test]
-fn the_version_is_what_linkerds_environment_says_or_ours() {
-    let said = |environment| {
+fn the_version_is_that_of_linkerds_environment_or_of_the_operator() {
+    let printed = |environment| {
         let exit = parsed_in(environment, &["-version"]).unwrap_err();
         assert_eq!((exit.code, exit.is_error), (0, false));
         exit.text
     };
-    assert_eq!(said(&[("LINKERD_CONTAINER_VERSION_OVERRIDE", "edge-26.8.3")]), "edge-26.8.3\n");
-    assert!(said(&[]).starts_with(version::VERSION));
+    assert_eq!(printed(&[("LINKERD_CONTAINER_VERSION_OVERRIDE", "edge-26.8.3")]), "edge-26.8.3\n");
+    assert!(printed(&[]).starts_with(version::VERSION));
 }

@@ -9,15 +9,15 @@ use super::{DestinationArgs, positive_duration, switch};
 #[derive(Clone, Debug, ClapArgs)]
 #[command(mut_args = switch)]
 pub struct ManagerArgs {
-    /// The kubeconfig to use; else $KUBECONFIG, ~/.kube/config, or the ServiceAccount of the pod, in this order
+    /// Path of the kubeconfig; if unset, $KUBECONFIG, ~/.kube/config, or the ServiceAccount of the pod, in this order
     #[arg(long, env = "LINKERD_OPERATOR_KUBECONFIG", value_name = "FILE")]
     pub kubeconfig: Option<PathBuf>,
 
-    /// Where to serve /live, /ready, /ping and /metrics; `[::]` takes IPv4 too, and is 0.0.0.0 where there is no IPv6
+    /// Address of /live, /ready, /ping and /metrics; `[::]` includes IPv4, and is 0.0.0.0 on a host without IPv6
     #[arg(long, env = "LINKERD_OPERATOR_ADMIN_ADDR", value_name = "IP:PORT", default_value = "[::]:9996")]
     pub admin_addr: SocketAddr,
 
-    /// The namespace of Linkerd's control plane: its configuration and the Lease for EndpointSlice writes are there
+    /// Namespace of Linkerd's control plane, with its configuration and the Lease for EndpointSlice writes
     #[arg(long, env = "LINKERD_OPERATOR_CONTROLLER_NAMESPACE", value_name = "NAME", default_value = "linkerd", value_parser = NonEmptyStringValueParser::new())]
     pub controller_namespace: String,
 
@@ -25,15 +25,15 @@ pub struct ManagerArgs {
     #[arg(long, env = "LINKERD_OPERATOR_ENABLE_EXTERNAL_WORKLOAD", default_value_t = true)]
     pub enable_external_workload: bool,
 
-    /// Keep Linkerd's proxy configuration as LinkerdConfigs declare it
+    /// Enforce the proxy configuration that LinkerdConfigs declare
     #[arg(long, env = "LINKERD_OPERATOR_ENABLE_LINKERD_CONFIG", default_value_t = true)]
     pub enable_linkerd_config: bool,
 
-    /// The namespace of the operator's own Lease, linkerd-operator; else the pod's, or the kubeconfig's
+    /// Namespace of the operator's own Lease, linkerd-operator; if unset, the namespace of the pod or of the kubeconfig
     #[arg(long, env = "LINKERD_OPERATOR_OPERATOR_NAMESPACE", value_name = "NAME", value_parser = NonEmptyStringValueParser::new())]
     pub operator_namespace: Option<String>,
 
-    /// Services whose EndpointSlices are written at the same time
+    /// Maximum number of Services whose EndpointSlices are written at the same time
     #[arg(
         long,
         env = "LINKERD_OPERATOR_EXTERNAL_WORKLOAD_CONCURRENCY",
@@ -50,7 +50,7 @@ pub struct ManagerArgs {
     #[command(flatten)]
     pub destination: DestinationArgs,
 
-    /// How often every Service is compared with its EndpointSlices though nothing happened
+    /// Interval of the full resync, which compares every Service with its EndpointSlices
     #[arg(
         long,
         env = "LINKERD_OPERATOR_FULL_PASS_INTERVAL",
@@ -60,12 +60,12 @@ pub struct ManagerArgs {
     )]
     pub full_pass_interval: Duration,
 
-    /// Tells this replica from others in Leases and Events; else the pod's name, or the host's with a random suffix.
-    /// Pods with host network share their node's name: set it for them
+    /// Unique name of this replica in Leases and Events; if unset, the pod's name, or outside a pod the host's name
+    /// with a random suffix. Set it for pods with host network, because they share their node's name
     #[arg(long, env = "LINKERD_OPERATOR_LEADER_ELECTION_IDENTITY", value_name = "NAME")]
     pub leader_election_identity: Option<String>,
 
-    /// How long other replicas wait for a leader that does not renew its Lease
+    /// Time that other replicas wait before they take over the Lease of a leader that does not renew it
     #[arg(
         long,
         env = "LINKERD_OPERATOR_LEADER_ELECTION_LEASE_DURATION",
@@ -75,7 +75,7 @@ pub struct ManagerArgs {
     )]
     pub leader_election_lease_duration: Duration,
 
-    /// How long a leader that cannot renew its Lease goes on writing
+    /// Time after which a leader that cannot renew its Lease stops writing
     #[arg(
         long,
         env = "LINKERD_OPERATOR_LEADER_ELECTION_RENEW_DEADLINE",
@@ -85,7 +85,7 @@ pub struct ManagerArgs {
     )]
     pub leader_election_renew_deadline: Duration,
 
-    /// How often a leader renews its Lease; others look twice as often
+    /// Interval at which a leader renews its Lease; other replicas check it twice as often
     #[arg(
         long,
         env = "LINKERD_OPERATOR_LEADER_ELECTION_RETRY_PERIOD",
@@ -95,15 +95,15 @@ pub struct ManagerArgs {
     )]
     pub leader_election_retry_period: Duration,
 
-    /// What to log: error, warn, info, debug, trace, or directives such as info,linkerd_operator=debug
+    /// Log filter: error, warn, info, debug, trace, or directives such as info,linkerd_operator=debug
     #[arg(long, env = "LINKERD_OPERATOR_LOG_LEVEL", value_name = "FILTER", default_value = "info")]
     pub log_level: String,
 
-    /// How to log
+    /// Log format
     #[arg(long, env = "LINKERD_OPERATOR_LOG_FORMAT", value_name = "FORMAT", default_value = "plain")]
     pub log_format: LogFormat,
 
-    /// Messages to log once at the start.
+    /// Messages that are logged once at startup.
     #[arg(skip)]
     pub notices: Vec<String>,
 }
@@ -125,20 +125,19 @@ impl ManagerArgs {
             self.leader_election_retry_period,
         );
         if duration.subsec_nanos() != 0 {
-            return Err(
-                "--leader-election-lease-duration has to be whole seconds: a Lease records nothing finer".to_owned()
-            );
+            return Err("--leader-election-lease-duration must be a whole number of seconds, the precision of a Lease"
+                .to_owned());
         }
         if deadline >= duration {
             return Err(format!(
-                "--leader-election-renew-deadline ({deadline:?}) has to be shorter than --leader-election-lease-duration ({duration:?}): \
-                 else two replicas could write at the same time"
+                "--leader-election-renew-deadline ({deadline:?}) must be shorter than --leader-election-lease-duration ({duration:?}): \
+                 otherwise two replicas could write at the same time"
             ));
         }
         if retry.saturating_mul(2) > deadline {
             return Err(format!(
-                "--leader-election-retry-period ({retry:?}) has to be at most half of --leader-election-renew-deadline ({deadline:?}): \
-                 else one failed renewal ends a leadership"
+                "--leader-election-retry-period ({retry:?}) must be at most half of --leader-election-renew-deadline ({deadline:?}): \
+                 otherwise one failed renewal would end the leadership"
             ));
         }
         Ok(self)
@@ -151,7 +150,7 @@ mod tests {
     use crate::args::testing::manager as settings;
 
     #[test]
-    fn the_defaults_of_the_lease_are_linkerds() {
+    fn the_defaults_of_the_lease_are_those_of_linkerd() {
         let settings = settings(&[]).unwrap();
         assert_eq!(settings.leader_election_lease_duration, Duration::from_secs(30));
         assert_eq!(settings.leader_election_renew_deadline, Duration::from_secs(10));
@@ -160,7 +159,7 @@ mod tests {
     }
 
     #[test]
-    fn flags_that_would_let_two_replicas_write_are_refused_with_a_reason() {
+    fn flags_that_would_let_two_replicas_write_are_rejected_with_a_reason() {
         let error = settings(&["--leader-election-renew-deadline", "30s"]).unwrap_err();
         assert!(error.contains("two replicas could write"), "{error}");
         let error = settings(&["--leader-election-retry-period", "6s"]).unwrap_err();
@@ -170,16 +169,19 @@ mod tests {
     }
 
     #[test]
-    fn a_job_is_switched_off_by_its_flag() {
+    fn a_flag_disables_its_job() {
         assert!(!settings(&["--enable-external-workload=false"]).unwrap().enable_external_workload);
         assert!(settings(&["--enable-external-workload"]).unwrap().enable_external_workload);
         assert!(!settings(&["manager", "--enable-h2-upgrade=false"]).unwrap().destination.enable_h2_upgrade);
         assert!(settings(&["--enable-ipv6"]).unwrap().destination.enable_ipv6);
-        assert!(settings(&["--enable-ipv6", "false"]).is_err(), "a word that stands alone is no value");
+        assert!(
+            settings(&["--enable-ipv6", "false"]).is_err(),
+            "a separate argument is not the value of a boolean flag"
+        );
     }
 
     #[test]
-    fn an_empty_domain_is_refused_instead_of_switching_identities_or_discovery_off() {
+    fn an_empty_name_is_rejected_because_it_would_disable_identities_or_discovery() {
         for flag in ["--cluster-domain=", "--identity-trust-domain=", "--controller-namespace="] {
             assert!(settings(&[flag]).is_err(), "{flag}");
         }

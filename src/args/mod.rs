@@ -1,5 +1,5 @@
-//! The command line: flags, each with an environment variable, parsed into typed settings. Nothing else in the process reads
-//! the environment, except kube where it looks for a kubeconfig or a ServiceAccount.
+//! The command line: flags, each with an environment variable, parsed into typed settings. No other code of the process
+//! reads the environment, except kube, which looks for a kubeconfig or a ServiceAccount.
 
 mod destination;
 mod linkerd_destination;
@@ -22,7 +22,7 @@ use crate::{
     version,
 };
 
-/// The exit code of flags that contradict each other, as in sysexits.h.
+/// The exit code for flags that contradict each other, as in sysexits.h.
 pub const USAGE: u8 = 64;
 
 /// A control plane for the Linkerd service mesh.
@@ -53,19 +53,20 @@ pub enum Task {
 
 #[derive(Clone, Debug, Subcommand)]
 enum Command {
-    /// Watches the cluster and does the enabled jobs (the default)
+    /// Watches the cluster and runs the enabled jobs (the default)
     #[command(args_override_self = true)]
     Manager(Box<ManagerArgs>),
-    /// Takes the place of Linkerd's container destination, with that container's flags
+    /// Replaces Linkerd's container destination and accepts its flags
     #[command(args_override_self = true)]
     Destination(Box<LinkerdDestinationArgs>),
-    /// Prints the endpoints that a proxy is told of
+    /// Prints the endpoints that a proxy receives
     #[command(visible_alias = "ep", args_override_self = true)]
     Endpoints(Box<EndpointsArgs>),
-    /// Prints the profile that a proxy is told of, as linkerd diagnostics profile does
+    /// Prints the profile that a proxy receives, as linkerd diagnostics profile does
     #[command(args_override_self = true)]
     Profile(Box<ProfileArgs>),
-    /// Prints what a LinkerdConfig would change, and where each value of the mesh's configuration is from; writes nothing
+    /// Prints the changes that a LinkerdConfig would make, and the source of each value of the mesh's configuration;
+    /// writes nothing
     #[command(args_override_self = true)]
     Explain(Box<ExplainArgs>),
 }
@@ -138,12 +139,12 @@ fn switch(arg: Arg) -> Arg {
     }
 }
 
-/// Parses a duration with a unit, as Kubernetes and Go write it: `90s`, `10m`, `1h30m`.
+/// Parses a duration that is greater than zero, as Kubernetes and Go write it: `90s`, `10m`, `1h30m`.
 fn positive_duration(text: &str) -> Result<Duration, String> {
     let duration = SignedDuration::from_str(text).map_err(|error| error.to_string())?;
     match Duration::try_from(duration) {
         Ok(duration) if !duration.is_zero() => Ok(duration),
-        _ => Err("it has to be longer than nothing".to_owned()),
+        _ => Err("it must be greater than zero".to_owned()),
     }
 }
 
@@ -158,7 +159,7 @@ mod tests {
     fn endpoints(args: &[&str]) -> Result<EndpointsArgs, String> {
         match task(&[&["endpoints"], args].concat())? {
             Task::Endpoints(args) => Ok(*args),
-            other => panic!("{args:?} are {other:?}"),
+            other => panic!("{args:?} were parsed as {other:?}"),
         }
     }
 
@@ -174,18 +175,18 @@ mod tests {
     }
 
     #[test]
-    fn flags_before_the_subcommand_are_refused_instead_of_ignored() {
+    fn flags_before_the_subcommand_are_rejected_and_not_ignored() {
         assert!(manager(&["--admin-addr=127.0.0.1:1", "manager"]).is_err());
     }
 
     #[test]
-    fn of_a_flag_that_is_given_twice_the_last_counts() {
+    fn the_last_value_of_a_repeated_flag_counts() {
         let args = manager(&["manager", "--admin-addr=127.0.0.1:1", "--admin-addr=127.0.0.1:2"]).unwrap();
         assert_eq!(args.admin_addr.port(), 2);
     }
 
     #[test]
-    fn endpoints_are_asked_of_linkerds_destination_unless_told_otherwise() {
+    fn endpoints_connects_to_linkerds_destination_by_default() {
         let args = endpoints(&["web.prod.svc.cluster.local:80"]).unwrap();
         assert_eq!(args.authorities, ["web.prod.svc.cluster.local:80"]);
         assert_eq!((args.watch, args.output, args.token.as_str()), (false, OutputFormat::Table, ""));
@@ -194,7 +195,7 @@ mod tests {
     }
 
     #[test]
-    fn endpoints_take_several_authorities_and_flags_anywhere() {
+    fn endpoints_accepts_several_authorities_and_flags_anywhere() {
         let args =
             endpoints(&["a:1", "--watch", "-o", "json", "b:2", "--token", "{}", "--addr=localhost:8086"]).unwrap();
         assert_eq!(args.authorities, ["a:1", "b:2"]);
@@ -203,14 +204,14 @@ mod tests {
     }
 
     #[test]
-    fn endpoints_without_an_authority_or_with_a_bad_flag_are_refused() {
+    fn endpoints_without_an_authority_or_with_a_bad_flag_is_rejected() {
         for bad in [&[][..], &["a", "-o", "yaml"], &["a", "--addr", "localhost"], &["a", "--admin-addr=127.0.0.1:1"]] {
             assert!(endpoints(bad).is_err(), "{bad:?}");
         }
     }
 
     #[test]
-    fn a_profile_is_of_one_authority() {
+    fn profile_accepts_exactly_one_authority() {
         let profile = |args: &[&str]| match task(&[&["profile"], args].concat())? {
             Task::Profile(args) => Ok(*args),
             other => Err(format!("{other:?}")),
@@ -224,7 +225,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_explained_has_a_name_or_is_in_a_file_or_is_in_effect() {
+    fn explain_accepts_a_name_or_a_file_or_neither() {
         let explain = |args: &[&str]| match task(&[&["explain"], args].concat())? {
             Task::Explain(args) => Ok(*args),
             other => Err(format!("{other:?}")),

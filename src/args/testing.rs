@@ -1,4 +1,4 @@
-//! Command lines, parsed as the process parses them.
+//! Parses command lines as the process does.
 
 use std::ffi::OsString;
 
@@ -6,7 +6,7 @@ use clap::Parser;
 
 use super::{Args, Exit, ManagerArgs, Task, linkerd_destination::with_double_dashes};
 
-/// Returns the exit of a process with these arguments, or its task.
+/// Returns the task of a process with these arguments, or its exit.
 pub(super) fn run(args: &[&str]) -> Result<Task, Exit> {
     let args = std::iter::once("linkerd-operator").chain(args.iter().copied());
     match Args::try_parse_from(with_double_dashes(args.map(OsString::from))) {
@@ -26,6 +26,6 @@ pub(super) fn task(args: &[&str]) -> Result<Task, String> {
 pub(super) fn manager(args: &[&str]) -> Result<ManagerArgs, String> {
     match task(args)? {
         Task::Manager(args) => Ok(*args),
-        other => panic!("{args:?} are {other:?}"),
+        other => panic!("{args:?} were parsed as {other:?}"),
     }
 }

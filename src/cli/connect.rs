@@ -1,9 +1,11 @@
 //! Connections to a Destination API for the terminal commands.
 //!
-//! * In: an address; or a namespace and a selector, by which a ready pod of the control plane is found and its port forwarded.
-//! * Out: a [`DestinationClient`], which opens streams. One connection carries all streams; a closed connection is replaced.
-//! * Always: connecting has a deadline. The reader of a stream sets the deadline of its messages: a server may keep back even the
-//!   headers until it has a message to send.
+//! * In: an address, or a namespace and a selector. With a selector, the port of a ready pod of the control plane is
+//!   forwarded.
+//! * Out: a [`DestinationClient`], which opens streams. One connection carries all streams; a closed connection is
+//!   replaced.
+//! * Always: connecting has a deadline. The reader of a stream sets the deadline of its messages, because a server may
+//!   hold back even the headers until it has a message to send.
 
 use std::{
     error::Error,
@@ -45,39 +47,39 @@ use crate::{
     proto::destination::{DestinationProfile, GetDestination, Update},
 };
 
-/// Where the Destination API listens in a pod of the control plane.
+/// The port of the Destination API in a pod of the control plane.
 const PORT: u16 = 8086;
 const ADDRESS_DEADLINE: Duration = Duration::from_secs(5);
-/// Listing the pods and opening the way through the API server and the kubelet.
+/// The deadline for listing the pods and opening a port-forward through the API server and the kubelet.
 const POD_DEADLINE: Duration = Duration::from_secs(15);
-/// A dead connection is noticed by pings. Linkerd's own server, which is Go's gRPC, hangs up on a client that sends them more
-/// often than every five minutes.
+/// The interval of pings, which detect a dead connection. Linkerd's server uses Go's gRPC, which closes the connection
+/// of a client that pings more often than every five minutes.
 const PING_INTERVAL: Duration = Duration::from_secs(330);
 const PING_DEADLINE: Duration = Duration::from_secs(20);
-/// For the reason of a port-forward's end, which may come after the end.
+/// The deadline for the reason of a failed port-forward, which may arrive after its end.
 const FAILURE_DEADLINE: Duration = Duration::from_millis(200);
 
 #[derive(Clone, Debug, ClapArgs)]
 #[command(next_help_heading = "Connection")]
 pub struct ConnectArgs {
-    /// Ask the Destination API at this address, instead of a pod through a port-forward
+    /// Address of the Destination API, instead of a port-forward to a pod
     #[arg(long, value_name = "HOST:PORT", value_parser = host_and_port)]
     pub addr: Option<String>,
 
-    /// The kubeconfig to use; else $KUBECONFIG, ~/.kube/config, or the ServiceAccount of the pod, in this order
+    /// Path of the kubeconfig; if unset, $KUBECONFIG, ~/.kube/config, or the ServiceAccount of the pod, in this order
     #[arg(long, env = "LINKERD_OPERATOR_KUBECONFIG", value_name = "FILE")]
     pub kubeconfig: Option<PathBuf>,
 
-    /// The namespace of the pod to ask
+    /// Namespace of the pod with the Destination API
     #[arg(long, value_name = "NAME", default_value = "linkerd")]
     pub namespace: String,
 
-    /// The labels of the pod to ask; the first by name that is ready is taken
+    /// Labels of the pod with the Destination API; of several pods, the first ready one by name is used
     #[arg(long, value_name = "SELECTOR", default_value = "linkerd.io/control-plane-component=destination")]
     pub selector: String,
 }
 
-/// Makes a connection when none is open, and returns the open one.
+/// Returns the open connection, or opens one.
 pub(super) struct Connector {
     target: ConnectTarget,
     open: Mutex<Option<DestinationClient>>,
@@ -95,8 +97,8 @@ pub(super) struct DestinationClient {
     origin: Uri,
     /// The name of the server in messages.
     peer: String,
-    /// The reason why a forwarded port cannot be used. The stream itself only ends; the reason arrives on another channel, at about
-    /// the same time or never.
+    /// The reason why a forwarded port cannot be used. The stream itself only ends; the reason arrives on another
+    /// channel, at about the same time or never.
     failure: Shared<BoxFuture<'static, Option<String>>>,
 }
 
@@ -106,17 +108,17 @@ struct Http2(SendRequest<Body>);
 // === impl Connector ===
 
 impl Connector {
-    /// Reads the kubeconfig when one is needed, and connects to nothing yet.
+    /// Reads the kubeconfig if it is needed. Does not connect yet.
     ///
     /// # Errors
-    /// When there is no usable kubeconfig.
+    /// Fails if there is no usable kubeconfig.
     pub(super) async fn new(args: ConnectArgs) -> Result<Self> {
         let ConnectArgs { addr, kubeconfig, namespace, selector } = args;
         let target = match addr {
             Some(address) => ConnectTarget::Address(address),
             None => {
                 let mut config = client::config(kubeconfig.as_deref()).await?;
-                // It would cut a forwarded port over which nothing is said for a while.
+                // The read timeout would close an idle port-forward.
                 config.read_timeout = None;
                 let pods = Box::new(Api::namespaced(client::client(config, &Registry::new())?, &namespace));
                 ConnectTarget::Pod { pods, namespace, selector }
@@ -170,7 +172,7 @@ async fn connect_to_pod(pods: &Api<Pod>, namespace: &str, selector: &str) -> Res
     Ok(destination)
 }
 
-/// The name of the pod to ask: of those that can answer the first by name, so that the same one answers twice.
+/// Returns the name of the first ready pod by name, so that repeated commands use the same pod.
 fn choose<'a>(pods: &'a [Pod], namespace: &str, selector: &str) -> Result<&'a str> {
     let ready = pods.iter().filter(|pod| why_not(pod).is_none());
     if let Some(name) = ready.filter_map(|pod| pod.metadata.name.as_deref()).min() {
@@ -178,10 +180,10 @@ fn choose<'a>(pods: &'a [Pod], namespace: &str, selector: &str) -> Result<&'a st
     }
     let seen: Vec<String> =
         pods.iter().filter_map(|pod| why_not(pod).map(|reason| format!("{} {reason}", pod.name_any()))).collect();
-    let seen = if seen.is_empty() { "there is none".to_owned() } else { seen.join(", ") };
+    let seen = if seen.is_empty() { "no pod has these labels".to_owned() } else { seen.join(", ") };
     bail!(
         "no running, ready pod with the labels {selector} in namespace {namespace}: {seen}; \
-         name another place with --namespace and --selector, or an address with --addr"
+         set --namespace and --selector, or connect to an address with --addr"
     )
 }
 
@@ -217,8 +219,8 @@ impl DestinationClient {
             .handshake(TokioIo::new(stream));
         let (requests, connection) = timeout(ADDRESS_DEADLINE, handshake)
             .await
-            .with_context(|| format!("no HTTP/2 with {peer} within {} s", ADDRESS_DEADLINE.as_secs()))?
-            .with_context(|| format!("cannot speak HTTP/2 with {peer}"))?;
+            .with_context(|| format!("no HTTP/2 handshake with {peer} within {} s", ADDRESS_DEADLINE.as_secs()))?
+            .with_context(|| format!("the HTTP/2 handshake with {peer} failed"))?;
         // The streams on the connection return its error.
         tokio::spawn(connection);
         Ok(Self { requests, origin, peer, failure: ready(None).boxed().shared() })
@@ -287,14 +289,14 @@ impl Service<Request<Body>> for Http2 {
     }
 }
 
-/// What the resolver takes: a name or an address, and a port.
+/// Parses a host name or an IP address, and a port, in the form that the resolver accepts.
 fn host_and_port(text: &str) -> Result<String, String> {
     let (host, port) = text.rsplit_once(':').ok_or("it has no port: write HOST:PORT")?;
     if host.is_empty() {
         return Err("it has no host: write HOST:PORT".to_owned());
     }
     if host.contains(':') && !(host.starts_with('[') && host.ends_with(']')) {
-        return Err("an IPv6 address stands in brackets: write [ADDRESS]:PORT".to_owned());
+        return Err("an IPv6 address needs brackets: write [ADDRESS]:PORT".to_owned());
     }
     if !port.parse::<u16>().is_ok_and(|port| port != 0) {
         return Err(format!("{port:?} is not a port"));
@@ -325,17 +327,21 @@ mod tests {
     }
 
     #[test]
-    fn of_the_ready_pods_the_first_by_name_is_asked() {
+    fn the_first_ready_pod_by_name_is_used() {
         let pods = [pod("d", "Running", "True"), pod("b", "Running", "True"), pod("c", "Running", "True")];
         assert_eq!(chosen(&pods).unwrap(), "b");
     }
 
     #[test]
-    fn a_pod_that_cannot_answer_is_passed_over() {
-        let mut leaving = pod("a", "Running", "True");
-        leaving["metadata"]["deletionTimestamp"] = json!("2026-11-21T10:00:00Z");
-        let pods =
-            [leaving, pod("b", "Running", "False"), pod("c", "Pending", "False"), json!({"metadata": {"name": "d"}})];
+    fn a_pod_that_is_not_ready_is_skipped() {
+        let mut terminating = pod("a", "Running", "True");
+        terminating["metadata"]["deletionTimestamp"] = json!("2026-11-21T10:00:00Z");
+        let pods = [
+            terminating,
+            pod("b", "Running", "False"),
+            pod("c", "Pending", "False"),
+            json!({"metadata": {"name": "d"}}),
+        ];
         let error = chosen(&pods).unwrap_err();
         assert!(error.contains("a is being deleted, b is not ready, c is Pending, d is Unknown"), "{error}");
         let pods = [&pods[..], &[pod("e", "Running", "True")]].concat();
@@ -343,9 +349,9 @@ mod tests {
     }
 
     #[test]
-    fn without_any_pod_the_error_names_what_was_looked_for_and_what_to_do() {
+    fn without_a_pod_the_error_names_the_selector_and_the_flags() {
         let error = chosen(&[]).unwrap_err();
-        for part in [SELECTOR, "namespace linkerd", "there is none", "--namespace", "--selector", "--addr"] {
+        for part in [SELECTOR, "namespace linkerd", "no pod has these labels", "--namespace", "--selector", "--addr"] {
             assert!(error.contains(part), "no {part} in: {error}");
         }
     }

@@ -1,7 +1,7 @@
 //! The endpoints that the messages of a `Get` stream add up to.
 //!
-//! * In: messages of the stream, applied as the proxy applies them: the first `Add` of a stream replaces all, later ones replace by
-//!   address; `Remove` deletes; `NoEndpoints` clears.
+//! * In: messages of the stream, applied as the proxy applies them: the first `Add` of a stream replaces all, later
+//!   ones replace by address; `Remove` deletes; `NoEndpoints` clears.
 //! * Out: the current endpoints, and the change that each message made.
 //! * Always: no clock, no output. Addresses that the proxy could not use are left out, as the proxy does.
 
@@ -33,7 +33,8 @@ pub(super) struct EndpointsState {
     none: Option<NoEndpoints>,
 }
 
-/// One endpoint. The first fields are those of `linkerd diagnostics endpoints -o json`; the others are only in our output.
+/// One endpoint. The first fields are those of `linkerd diagnostics endpoints -o json`; the others are only in the output
+/// of this command.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub(super) struct EndpointRow {
     pub(super) namespace: String,
@@ -81,7 +82,7 @@ pub(super) struct ChangedEndpoint {
     pub(super) differs: Vec<&'static str>,
 }
 
-/// The message of that name. A type of its own, because `exists` is in the JSON also if it is `false`.
+/// The message of that name. It is a separate type, because the JSON has `exists` even if it is `false`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 pub(super) struct NoEndpoints {
     /// Whether the Service exists.
@@ -91,12 +92,12 @@ pub(super) struct NoEndpoints {
 // === impl EndpointsState ===
 
 impl EndpointsState {
-    /// Ordered by address.
+    /// Returns the endpoints, ordered by address.
     pub(super) fn known(&self) -> impl Iterator<Item = &EndpointRow> {
         self.known.values()
     }
 
-    /// Set if the last message was `NoEndpoints`.
+    /// Returns the last message if it was `NoEndpoints`.
     pub(super) fn none(&self) -> Option<NoEndpoints> {
         self.none
     }
@@ -190,7 +191,7 @@ impl EndpointRow {
         }
     }
 
-    /// The fields, by their names in JSON, in which two endpoints with one address are not the same.
+    /// Returns the JSON names of the fields in which two endpoints with the same address differ.
     fn differs(&self, other: &Self) -> Vec<&'static str> {
         [
             ("service", self.service != other.service),
@@ -267,7 +268,7 @@ mod tests {
         endpoints.into_iter().map(|endpoint| endpoint.pod).collect()
     }
 
-    /// The endpoint that a single address is shown as.
+    /// The row for a single address.
     fn shown(addr: WeightedAddr) -> EndpointRow {
         EndpointsState::default().apply(add(vec![addr])).unwrap().added.remove(0)
     }
@@ -281,7 +282,7 @@ mod tests {
     }
 
     #[test]
-    fn a_repeated_endpoint_is_no_change_and_what_differs_is_named() {
+    fn a_repeated_endpoint_is_no_change_and_a_change_names_its_fields() {
         let mut endpoints = EndpointsState::default();
         endpoints.apply(add(vec![weighted(1, "a")]));
         assert_eq!(endpoints.apply(add(vec![weighted(1, "a")])), None);
@@ -292,7 +293,7 @@ mod tests {
     }
 
     #[test]
-    fn a_remove_takes_away_what_is_known_under_the_address() {
+    fn a_remove_deletes_the_endpoints_with_its_addresses() {
         let mut endpoints = EndpointsState::default();
         endpoints.apply(add(vec![weighted(1, "a"), weighted(2, "b")]));
         assert_eq!(pods(endpoints.apply(remove(&[2, 9])).unwrap().removed), ["b"]);
@@ -300,7 +301,7 @@ mod tests {
     }
 
     #[test]
-    fn no_endpoints_clears_and_says_whether_the_service_exists() {
+    fn no_endpoints_clears_the_state_and_has_the_existence_of_the_service() {
         let mut endpoints = EndpointsState::default();
         let change = endpoints.apply(none(false)).unwrap();
         assert_eq!(change.no_endpoints, Some(NoEndpoints { exists: false }));
@@ -314,11 +315,11 @@ mod tests {
     }
 
     #[test]
-    fn a_stream_that_was_reopened_replaces_all_and_only_the_difference_is_a_change() {
+    fn a_reopened_stream_replaces_the_state_and_only_the_difference_is_a_change() {
         let mut endpoints = EndpointsState::default();
         endpoints.apply(add(vec![weighted(1, "a"), weighted(2, "b")]));
         endpoints.reopen();
-        assert_eq!(endpoints.apply(remove(&[1])), None, "a first Remove says nothing");
+        assert_eq!(endpoints.apply(remove(&[1])), None, "a first Remove has no effect");
         let change = endpoints.apply(add(vec![weighted(2, "b"), weighted(3, "c")])).unwrap();
         assert_eq!((pods(change.added), pods(change.removed)), (vec!["c".to_owned()], vec!["a".to_owned()]));
         assert_eq!(change.changed, []);
@@ -326,7 +327,7 @@ mod tests {
     }
 
     #[test]
-    fn messages_without_use_change_nothing() {
+    fn unusable_messages_change_nothing() {
         let mut endpoints = EndpointsState::default();
         assert_eq!(endpoints.apply(Update { update: None }), None);
         let no_port = WeightedAddr { addr: Some(TcpAddress { port: 65_536, ..tcp(1) }), ..weighted(1, "a") };
@@ -336,7 +337,7 @@ mod tests {
     }
 
     #[test]
-    fn an_endpoint_is_named_for_its_pod_or_else_its_external_workload() {
+    fn an_endpoint_has_the_name_of_its_pod_or_its_external_workload() {
         let of = |pairs| shown(WeightedAddr { metric_labels: labels(pairs), ..weighted(1, "") }).pod;
         assert_eq!(of(&[("pod", "web-1"), ("zone", "a")]), "web-1");
         assert_eq!(of(&[("external_workload", "vm-1")]), "vm-1");
@@ -344,7 +345,7 @@ mod tests {
     }
 
     #[test]
-    fn an_address_of_either_family_is_read() {
+    fn addresses_of_both_families_are_parsed() {
         assert_eq!(shown(weighted(7, "a")).ip, IpAddr::from([10, 0, 0, 7]));
         let ip = Ip::Ipv6(IPv6 { first: 0x2001_0db8_0000_0000, last: 0x1 });
         let addr = Some(TcpAddress { ip: Some(IpAddress { ip: Some(ip) }), port: 8080 });

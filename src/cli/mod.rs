@@ -1,5 +1,5 @@
-//! The terminal commands. They print the endpoints and profiles that the Destination API sends to a proxy, and the changes that a
-//! LinkerdConfig would make.
+//! The terminal commands. They print the endpoints and profiles that the Destination API sends to a proxy, and the
+//! changes that a LinkerdConfig would make.
 //!
 //! * In: arguments. Out: the result on standard output, everything else on standard error, an exit code.
 //! * Always: one thread; a result or an error in bounded time, except with `--watch`. A refused authority is printed as
@@ -35,19 +35,19 @@ use streams::{DestinationError, FIRST_ANSWER, FirstAnswer};
 
 #[derive(Clone, Debug, ClapArgs)]
 pub struct EndpointsArgs {
-    /// What a proxy asks for, such as web.prod.svc.cluster.local:8080; without a port it is 80
+    /// Authority that a proxy resolves, such as web.prod.svc.cluster.local:8080; the default port is 80
     #[arg(required = true, value_name = "AUTHORITY")]
     pub authorities: Vec<String>,
 
-    /// Go on and print every change as it comes: lines with the time, or one JSON document per line
+    /// Keep running and print every change when it arrives: lines with the time, or one JSON document per line
     #[arg(long, short)]
     pub watch: bool,
 
-    /// How to print
+    /// Output format
     #[arg(long, short, value_name = "FORMAT", default_value = "table")]
     pub output: OutputFormat,
 
-    /// The context token to send, such as {"nodeName":"node-1"}: endpoints may depend on the client's node
+    /// Context token of the request, such as {"nodeName":"node-1"}: endpoints may depend on the client's node
     #[arg(long, value_name = "TOKEN", default_value = "", hide_default_value = true)]
     pub token: String,
 
@@ -57,16 +57,16 @@ pub struct EndpointsArgs {
 
 #[derive(Clone, Debug, ClapArgs)]
 pub struct ProfileArgs {
-    /// What a proxy asks for: a name, such as web.prod.svc.cluster.local:8080, or an address of a Service, a Pod or anything else,
-    /// such as 10.20.2.4:8080; without a port it is 80
+    /// Authority that a proxy resolves: a name, such as web.prod.svc.cluster.local:8080, or an address of a Service, a
+    /// Pod or another host, such as 10.20.2.4:8080; the default port is 80
     #[arg(value_name = "AUTHORITY|IP:PORT")]
     pub authority: String,
 
-    /// Go on and print every change as it comes, with the time: one JSON document per line
+    /// Keep running and print every change when it arrives, with the time: one JSON document per line
     #[arg(long, short)]
     pub watch: bool,
 
-    /// The context token to send, such as {"ns":"prod"}: a ServiceProfile in the client's namespace comes first
+    /// Context token of the request, such as {"ns":"prod"}: a ServiceProfile in the client's namespace takes precedence
     #[arg(long, value_name = "TOKEN", default_value = "", hide_default_value = true)]
     pub token: String,
 
@@ -81,28 +81,28 @@ pub enum OutputFormat {
     Json,
 }
 
-/// `linkerd-operator endpoints`.
+/// Runs `linkerd-operator endpoints`.
 pub async fn endpoints(args: EndpointsArgs) -> ExitCode {
-    exit(if args.watch { watch_endpoints(args).await } else { ask_endpoints(args).await })
+    exit(if args.watch { watch_endpoints(args).await } else { print_endpoints(args).await })
 }
 
-/// `linkerd-operator profile`.
+/// Runs `linkerd-operator profile`.
 pub async fn profile(args: ProfileArgs) -> ExitCode {
-    exit(if args.watch { watch_profile(args).await } else { ask_profile(args).await })
+    exit(if args.watch { watch_profile(args).await } else { print_profile(args).await })
 }
 
-/// `linkerd-operator explain`.
+/// Runs `linkerd-operator explain`.
 pub async fn explain(args: ExplainArgs) -> ExitCode {
     exit(explain::explain(args).await)
 }
 
-/// The endpoints of all authorities as they are now.
-async fn ask_endpoints(args: EndpointsArgs) -> Result<ExitCode> {
+/// Prints the current endpoints of all authorities.
+async fn print_endpoints(args: EndpointsArgs) -> Result<ExitCode> {
     let authorities = without_repetitions(args.authorities);
     let destination = Connector::new(args.connect).await?.destination().await?;
-    let asked =
+    let requests =
         authorities.iter().map(|authority| streams::ask::<EndpointsState>(&destination, authority, &args.token));
-    let answers = join_all(asked).await;
+    let answers = join_all(requests).await;
     let mut code = ExitCode::SUCCESS;
     let (mut found, mut answered) = (Vec::new(), false);
     for (authority, answer) in authorities.iter().zip(&answers) {
@@ -117,13 +117,13 @@ async fn ask_endpoints(args: EndpointsArgs) -> Result<ExitCode> {
                 found.extend(endpoints.known());
                 if found.len() == before {
                     let exists = endpoints.none().is_none_or(|none| none.exists);
-                    let why = if exists { "the Service has none" } else { "there is no such Service" };
+                    let why = if exists { "the Service has none" } else { "the Service does not exist" };
                     eprintln!("No endpoints found for {authority}: {why}.");
                 }
             }
             FirstAnswer::Silence => {
                 eprintln!(
-                    "No endpoints found for {authority}: none were announced within {} s.",
+                    "No endpoints found for {authority}: the server sent none within {} s.",
                     FIRST_ANSWER.as_secs()
                 );
             }
@@ -139,7 +139,7 @@ async fn ask_endpoints(args: EndpointsArgs) -> Result<ExitCode> {
     Ok(code)
 }
 
-/// Their changes until Ctrl-C.
+/// Prints the changes of all endpoints until Ctrl-C.
 async fn watch_endpoints(args: EndpointsArgs) -> Result<ExitCode> {
     let authorities = without_repetitions(args.authorities);
     let connector = Connector::new(args.connect).await?;
@@ -154,14 +154,14 @@ async fn watch_endpoints(args: EndpointsArgs) -> Result<ExitCode> {
     .await
 }
 
-/// The profile as it is now.
-async fn ask_profile(args: ProfileArgs) -> Result<ExitCode> {
+/// Prints the current profile.
+async fn print_profile(args: ProfileArgs) -> Result<ExitCode> {
     let destination = Connector::new(args.connect).await?.destination().await?;
     match streams::ask::<ProfileState>(&destination, &args.authority, &args.token).await {
         FirstAnswer::State(profile) => write(&profile.json()?)?,
         FirstAnswer::Silence => bail!(
-            "no profile of {} was announced within {} s; \
-             Linkerd's destination is silent where a ServiceProfile is invalid",
+            "received no profile of {} within {} s; \
+             Linkerd's destination sends none if a ServiceProfile is invalid",
             args.authority,
             FIRST_ANSWER.as_secs()
         ),
@@ -170,7 +170,7 @@ async fn ask_profile(args: ProfileArgs) -> Result<ExitCode> {
     Ok(ExitCode::SUCCESS)
 }
 
-/// Its changes until Ctrl-C.
+/// Prints the changes of the profile until Ctrl-C.
 async fn watch_profile(args: ProfileArgs) -> Result<ExitCode> {
     let connector = Connector::new(args.connect).await?;
     until_interrupted(streams::watch::<ProfileState>(
@@ -182,7 +182,7 @@ async fn watch_profile(args: ProfileArgs) -> Result<ExitCode> {
     .await
 }
 
-/// Until Ctrl-C, or an error.
+/// Runs until Ctrl-C or an error.
 async fn until_interrupted(watched: impl Future<Output = Result<Infallible>>) -> Result<ExitCode> {
     tokio::select! {
         ended = watched => match ended? {},
@@ -193,7 +193,7 @@ async fn until_interrupted(watched: impl Future<Output = Result<Infallible>>) ->
     }
 }
 
-/// In the order in which they were given.
+/// Removes repeated authorities, and keeps the order.
 fn without_repetitions(authorities: Vec<String>) -> Vec<String> {
     let mut once = Vec::with_capacity(authorities.len());
     for authority in authorities {
@@ -216,7 +216,7 @@ fn exit(result: Result<ExitCode>) -> ExitCode {
         Ok(code) => return code,
         Err(error) => error,
     };
-    // The reader has seen enough, as `head` has.
+    // The reader of the pipe has exited, as `head` does. This is not an error.
     if error.downcast_ref::<io::Error>().is_some_and(|error| error.kind() == io::ErrorKind::BrokenPipe) {
         return ExitCode::SUCCESS;
     }
@@ -232,7 +232,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn an_authority_that_is_given_twice_is_asked_for_once() {
+    fn a_repeated_authority_is_requested_once() {
         let authorities = ["b", "a", "b"].map(str::to_owned).to_vec();
         assert_eq!(without_repetitions(authorities), ["b", "a"]);
     }

@@ -1,8 +1,8 @@
 //! Endpoints and their changes as text and as JSON.
 //!
 //! * In: endpoints, changes, the time. Out: whole lines for standard output.
-//! * Always: the table and the array are those of `linkerd diagnostics endpoints`: a table per namespace, three blanks between
-//!   columns, the columns for the namespace and the Pod equally wide in all of them.
+//! * Always: the table and the array are those of `linkerd diagnostics endpoints`: a table per namespace, three blanks
+//!   between columns, the columns for the namespace and the Pod equally wide in all of them.
 
 use std::cmp::max;
 
@@ -32,7 +32,7 @@ struct ChangeLine<'a, C> {
     change: &'a C,
 }
 
-/// A table for each namespace; nothing for no endpoints.
+/// Returns a table for each namespace, or an empty text if there are no endpoints.
 pub(super) fn table(mut endpoints: Vec<&EndpointRow>) -> String {
     sort(&mut endpoints);
     let mut of_all = TABLE_HEADER.map(str::len);
@@ -55,13 +55,13 @@ pub(super) fn table(mut endpoints: Vec<&EndpointRow>) -> String {
     tables.join("\n")
 }
 
-/// One array.
+/// Returns one JSON array.
 pub(super) fn json(mut endpoints: Vec<&EndpointRow>) -> serde_json::Result<String> {
     sort(&mut endpoints);
     Ok(format!("{}\n", serde_json::to_string_pretty(&endpoints)?))
 }
 
-/// One JSON document in one line.
+/// Returns one JSON document in one line.
 pub(super) fn json_line(time: Timestamp, authority: &str, change: &impl Serialize) -> serde_json::Result<String> {
     let document = ChangeLine { time: written(time), authority, change };
     Ok(format!("{}\n", serde_json::to_string(&document)?))
@@ -76,7 +76,7 @@ impl ChangeTable {
         Self { widths: [time, change, namespace, ip, port, pod, service, differs], begun: false }
     }
 
-    /// A line for each endpoint, under a header if nothing was written before.
+    /// Returns a line for each endpoint, after a header if these lines are the first ones.
     pub(super) fn lines(&mut self, time: Timestamp, authority: &str, change: &EndpointsChange) -> String {
         let time = written(time);
         let row = |what: &str, endpoint: &EndpointRow, differs: &[&str]| {
@@ -238,7 +238,7 @@ TIME                       CHANGE    NAMESPACE   IP         PORT   POD     SERVI
     }
 
     #[test]
-    fn that_there_are_no_endpoints_is_a_line_too() {
+    fn no_endpoints_is_a_line_too() {
         let none =
             |exists| EndpointsChange { no_endpoints: Some(NoEndpoints { exists }), ..EndpointsChange::default() };
         let lines = ChangeTable::new().lines(time(), "web.prod:80", &none(true));
@@ -248,7 +248,7 @@ TIME                       CHANGE    NAMESPACE   IP         PORT   POD     SERVI
     }
 
     #[test]
-    fn a_change_is_one_line_of_json_with_what_it_is_about() {
+    fn a_change_is_one_line_of_json_with_its_time_and_authority() {
         let change = EndpointsChange {
             added: vec![endpoint("prod", "web", "10.0.0.1", 80, "web-1")],
             changed: vec![ChangedEndpoint {

@@ -24,7 +24,7 @@ pub(super) struct ProfileChange {
 // === impl ProfileState ===
 
 impl ProfileState {
-    /// Returns one document, over several lines.
+    /// Returns the profile as one JSON document over several lines.
     pub(super) fn json(&self) -> serde_json::Result<String> {
         Ok(format!("{}\n", serde_json::to_string_pretty(&self.known)?))
     }

@@ -1,4 +1,4 @@
-//! The changes of a profile, and the documents that are printed of it.
+//! The changes of a profile, and its JSON documents.
 
 use std::collections::BTreeMap;
 
@@ -57,7 +57,7 @@ fn all(matches: Vec<RequestMatch>) -> RequestMatch {
 }
 
 #[test]
-fn only_a_message_that_differs_is_a_change_also_on_another_stream() {
+fn only_a_message_that_differs_is_a_change_even_on_another_stream() {
     let mut state = ProfileState::default();
     let changed = |profile: &DestinationProfile| Some(ProfileChange { profile: profile.clone() });
     let empty = DestinationProfile::default();
@@ -222,7 +222,7 @@ fn the_profile_of_a_meshed_pod_has_its_endpoint() {
 }
 
 #[test]
-fn a_choice_that_was_not_made_is_null() {
+fn an_unset_oneof_is_null() {
     assert_eq!(compact(&ProtocolHint::default()), r#"{"Protocol":null}"#);
     assert_eq!(compact(&TlsIdentity::default()), r#"{"Strategy":null}"#);
     assert_eq!(compact(&Metadata::default()), r#"{"Kind":null}"#);
@@ -235,7 +235,7 @@ fn a_choice_that_was_not_made_is_null() {
 }
 
 #[test]
-fn a_choice_is_shown_even_when_it_is_zero() {
+fn a_oneof_is_shown_even_if_its_value_is_zero() {
     let get = method(Some(http_method::Type::Registered(0)));
     assert_eq!(compact(&get), r#"{"Match":{"Method":{"Type":{"Registered":0}}}}"#);
     let none = method(Some(http_method::Type::Unregistered(String::new())));
@@ -280,7 +280,7 @@ fn a_route_is_shown_with_its_conditions() {
 }
 
 #[test]
-fn the_rest_of_an_endpoint_is_shown() {
+fn the_other_fields_of_an_endpoint_are_shown() {
     let ipv6 = IPv6 { first: 0x2001_0db8_85a3_0000, last: u64::MAX };
     let uri = Strategy::UriLikeIdentity(UriLikeIdentity { uri: "spiffe://mesh/vm".to_owned() });
     let endpoint = WeightedAddr {

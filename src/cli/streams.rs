@@ -1,7 +1,7 @@
 //! Streams of the Destination API for a terminal: their first answer, or all of their changes.
 //!
-//! * In: a connection, authorities, a context token, and the kind of stream ([`AuthorityState`]). Out: the state of each authority, or
-//!   its changes one by one.
+//! * In: a connection, authorities, a context token, and the kind of stream ([`AuthorityState`]). Out: the state of
+//!   each authority, or its changes one by one.
 //! * Always: a first answer has a deadline. A watched stream that ends is opened again, unless the server refuses it.
 
 use std::{
@@ -19,10 +19,10 @@ use tonic::{Code, Status, Streaming};
 use super::connect::{Connector, DestinationClient};
 use crate::{client, proto::destination::GetDestination};
 
-/// The deadline of a first answer: `linkerd diagnostics endpoints` listens as long.
+/// The deadline of a first answer, the same as in `linkerd diagnostics endpoints`.
 pub(super) const FIRST_ANSWER: Duration = Duration::from_secs(5);
-/// The longest pause between the messages of a first answer. A set that is too large for one message, or that consists of the sets
-/// of several clusters, is sent as several messages.
+/// The longest pause between the messages of a first answer. A set that is too large for one message, or that consists
+/// of the sets of several clusters, is sent as several messages.
 const SAME_ANSWER: Duration = Duration::from_millis(100);
 /// The pause before a stream that ended is opened again.
 const PAUSE: Duration = Duration::from_secs(1);
@@ -40,7 +40,7 @@ pub(super) trait AuthorityState: Default {
     /// Whether a first answer may come as several messages.
     const IN_PARTS: bool;
 
-    /// Opens such a stream.
+    /// Opens a stream of this kind.
     ///
     /// # Errors
     /// Returns the status of the server, or why the request could not be sent.
@@ -113,7 +113,7 @@ pub(super) async fn watch<T: AuthorityState>(
         let silence = async {
             sleep(FIRST_ANSWER).await;
             if !announced.get() {
-                eprintln!("{authority}: nothing was announced yet, waiting");
+                eprintln!("{authority}: received no message yet, waiting");
             }
             pending().await
         };
@@ -139,7 +139,7 @@ async fn first_answer<T: AuthorityState>(
     let Ok(first) = first.await else { return Ok(None) };
     let (mut messages, Some(first)) = first? else {
         return Err(Status::unavailable(
-            "the stream ended before it said anything; the server may be going, ask again",
+            "the stream ended before its first message; the server may be shutting down, try again",
         ));
     };
     let mut state = T::default();
@@ -153,7 +153,7 @@ async fn first_answer<T: AuthorityState>(
 }
 
 fn request(authority: &str, token: &str) -> GetDestination {
-    // The scheme is not looked at; this is what Linkerd's command for endpoints sends.
+    // The server ignores the scheme. Linkerd's command for endpoints sends this one.
     GetDestination { scheme: "http:".to_owned(), path: authority.to_owned(), context_token: token.to_owned() }
 }
 
@@ -179,7 +179,7 @@ impl<'a, T: AuthorityState> AuthorityWatch<'a, T> {
                 Err(error) => return Err(error),
             };
             if lost != self.printed_error {
-                eprintln!("{}: {lost}; asking again", self.authority);
+                eprintln!("{}: {lost}; retrying", self.authority);
                 self.printed_error = lost;
             }
             sleep(PAUSE).await;
@@ -256,7 +256,7 @@ mod tests {
     }
 
     #[test]
-    fn an_error_is_the_answer_until_a_stream_was_accepted_and_then_only_a_refusal() {
+    fn every_error_ends_the_watch_until_a_stream_is_accepted_and_then_only_a_refusal() {
         let mut watched = AuthorityWatch::<EndpointsState>::new("web.prod.svc.cluster.local", "");
         assert!(matches!(watched.failed(Status::unavailable("busy")), WatchEnd::Refused(_)));
         watched.accepted = true;
@@ -265,7 +265,7 @@ mod tests {
     }
 
     #[test]
-    fn a_request_is_that_of_linkerds_command() {
+    fn a_request_equals_that_of_linkerds_command() {
         let request = request("web.prod.svc.cluster.local:80", "token");
         assert_eq!(
             (request.scheme.as_str(), request.path.as_str(), request.context_token.as_str()),

@@ -2,7 +2,7 @@
 
 use std::cmp::max;
 
-/// Blanks between columns.
+/// The number of blanks between columns.
 const PADDING: usize = 3;
 
 /// Grows the widths of columns to fit the cells of a row.

@@ -275,7 +275,7 @@ async fn a_request_to_a_silent_server_times_out() -> Result<()> {
     let silent = std::net::TcpListener::bind("127.0.0.1:0")?;
     let ended = run(&["profile", "10.0.0.1:80", "--addr", &silent.local_addr()?.to_string()]).await?;
     assert_eq!((ended.code, ended.stdout.as_str()), (Some(1), ""));
-    let sentence = "error: no profile of 10.0.0.1:80 was announced within 5 s";
+    let sentence = "error: received no profile of 10.0.0.1:80 within 5 s";
     assert!(ended.stderr.starts_with(sentence), "{}", ended.stderr);
     Ok(())
 }
@@ -367,7 +367,7 @@ async fn a_watch_reconnects_when_the_server_is_restarted() -> Result<()> {
     prints(&watch, &["added", "192.0.2.11"]).await?;
 
     first.terminate(SOON).await?;
-    prints(&watch, &["the server ended the stream", "asking again"]).await?;
+    prints(&watch, &["the server ended the stream", "retrying"]).await?;
     web.set_addresses(&["192.0.2.12"]).await?;
     let _second = manager(&control_plane, Some(web.destination)).await?;
     prints(&watch, &["added", "192.0.2.12"]).await?;

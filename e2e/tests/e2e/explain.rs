@@ -179,7 +179,7 @@ LinkerdConfig:  mesh (the manifest)
 Target:         ConfigMap linkerd/linkerd-config
 Mode:           Enforce
 In effect:      it would be
-Base:           revision 1, which would be kept first
+Base:           revision 1, which would be saved first
 Verdict:        OutOfSync: 1 value would change
 
     PATH                      FROM          LIVE                   EFFECTIVE
@@ -208,7 +208,7 @@ unmanaged: ";
     for (reason, spec) in refused {
         let output = mesh.explain(&["-f", &mesh.manifest("refused", &spec)?]).await?;
         assert_eq!((output.code, &*output.stdout), (Some(1), ""), "{spec}");
-        assert!(output.stderr.contains("the API server refuses LinkerdConfig refused:"), "{}", output.stderr);
+        assert!(output.stderr.contains("the API server rejected LinkerdConfig refused:"), "{}", output.stderr);
         assert!(output.stderr.contains(reason), "{}", output.stderr);
     }
     let spec = json!({"proxy": {"logLevel": "debug"}, "values": {"proxy": {"logLevel": "x", "LogFormat": "json"}}});
@@ -311,7 +311,7 @@ async fn workloads_are_explained_with_the_decision_of_the_rollout_before_and_aft
     let output = mesh.explain(&["-f", &same, "--workloads"]).await?;
     assert_eq!(output.code, Some(0), "{}", output.stderr);
     for line in [
-        "Rollout:        this would follow once the resource is in effect and injectors use it",
+        "Rollout:        would begin once the resource is in effect and the injectors use it",
         "app         Deployment   api        1/1    UpToDate      its Pods run with the configuration",
         "app         Deployment   web        1/1    UpToDate      its Pods run with the configuration",
         "workloads: 2 of 2 selected are up to date; Pods: 3 meshed, 3 current",

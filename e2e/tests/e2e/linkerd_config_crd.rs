@@ -58,7 +58,7 @@ async fn an_invalid_value_is_rejected_with_its_path_and_the_reason() -> Result<(
     control_plane.install_crds("crd").await?;
     let client = control_plane.client().await?;
     let port_or_range = "must be a port such as 4567, or a range of ports such as 8000-8010";
-    let (one_unit, go) = ("must be a whole number with one unit", "must be a duration as Go writes it");
+    let (one_unit, go) = ("must be a whole number with one unit", "must be a Go duration");
     let (quantity, version) = ("must be a quantity that is not negative", "must be a version such as edge-26.8.3");
     let (domain, cidr) = ("must be a domain such as cluster.local", "must be a network in CIDR notation");
     let (env_name, image) = ("must be the name of an environment variable", "must be the name of an image");
@@ -96,12 +96,12 @@ async fn an_invalid_value_is_rejected_with_its_path_and_the_reason() -> Result<(
         (
             identity(json!({"trustAnchorsPEM": "-----BEGIN EC PRIVATE KEY-----\nc2VjcmV0"})),
             "spec.global.identityContext.trustAnchorsPEM",
-            "must hold certificates only, and no private key",
+            "must contain only certificates, and no private key",
         ),
         (
             identity(json!({"trustAnchorsPolicy": "Verify"})),
             "spec.global.identityContext.trustAnchorsPEM",
-            "trustAnchorsPolicy Verify compares with trustAnchorsPEM, which is not set",
+            "must be set if trustAnchorsPolicy is Verify",
         ),
         (
             identity(json!({"trustAnchorsPolicy": "Set"})),
@@ -155,7 +155,7 @@ async fn an_invalid_value_is_rejected_with_its_path_and_the_reason() -> Result<(
         (
             proxy(json!({"opaquePorts": ["90-80"]})),
             "spec.proxy.opaquePorts[0]",
-            "must be a range that does not end before it begins",
+            "must be a range that does not end before its start",
         ),
         (proxy(json!({"skipSubnets": ["10.0.0.0/33"]})), "spec.proxy.skipSubnets[0]", cidr),
         (proxy(json!({"shutdownGracePeriod": "1m30s"})), "spec.proxy.shutdownGracePeriod", one_unit),

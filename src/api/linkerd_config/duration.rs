@@ -1,10 +1,10 @@
-//! Durations as resources write them.
+//! Durations in the fields of a `LinkerdConfig`.
 
 use std::time::Duration;
 
 use crate::api::go_duration;
 
-/// The default in place of what an older schema let in.
+/// Parses a duration. An invalid one, which an older schema may have accepted, is replaced by the default.
 pub(super) fn duration(text: &str, default: &str) -> Duration {
     let parsed = |text| u64::try_from(go_duration::parse(text)?).ok();
     Duration::from_nanos(parsed(text).or_else(|| parsed(default)).unwrap_or_default())
@@ -15,11 +15,11 @@ mod tests {
     use super::*;
 
     #[test]
-    fn durations_are_gos_and_nonsense_is_the_default() {
+    fn a_go_duration_is_parsed_and_an_invalid_one_is_the_default() {
         assert_eq!(duration("1m30s", "3m"), Duration::from_secs(90));
         assert_eq!(duration("0s", "3m"), Duration::ZERO);
-        for nonsense in ["", "-1s", "soon"] {
-            assert_eq!(duration(nonsense, "3m"), Duration::from_secs(180), "{nonsense}");
+        for invalid in ["", "-1s", "soon"] {
+            assert_eq!(duration(invalid, "3m"), Duration::from_secs(180), "{invalid}");
         }
     }
 }

@@ -1,4 +1,4 @@
-//! Which control plane, and the part of its configuration that its own components share with the proxies.
+//! The target control plane, and the settings that its components share with the proxies.
 
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
@@ -11,42 +11,42 @@ pub struct GlobalSpec {
     /// The namespace of the control plane. Cannot be changed. The default is linkerd.
     #[schemars(schema_with = "schema::target_namespace")]
     pub linkerd_namespace: String,
-    /// The ConfigMap with the control plane's configuration, in its key `values`. Cannot be changed. The default is
-    /// linkerd-config, the only name that Linkerd's own installers give it.
+    /// The name of the ConfigMap with the control plane's configuration, in its key `values`. Cannot be changed. The
+    /// default is linkerd-config, the only name that Linkerd's installers use.
     #[schemars(schema_with = "schema::target_config_map")]
     pub config_map: String,
-    /// Sets linkerdVersion: the version of proxies where proxy.proxyVersion is not set, such as edge-26.8.3. The
-    /// control plane itself is not upgraded by it: use its installer. Unset, the installer's version stays in effect,
-    /// and an upgrade of the control plane changes the proxies too.
+    /// Sets linkerdVersion: the version of the proxies, such as edge-26.8.3, unless proxy.proxyVersion is set. This
+    /// does not upgrade the control plane: use its installer. If unset, the installer's version stays in effect, and an
+    /// upgrade of the control plane changes the proxies too.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schemars(schema_with = "schema::version")]
     pub version: Option<String>,
-    /// Sets clusterDomain, the DNS domain of the cluster; Linkerd's default is cluster.local. The destination and
-    /// policy controllers do not follow without Helm: set it there as well, or proxies and controllers disagree.
+    /// Sets clusterDomain: the DNS domain of the cluster. Linkerd's default is cluster.local. This does not change the
+    /// destination and policy controllers: set the value with Helm as well, or proxies and controllers disagree.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schemars(schema_with = "schema::domain")]
     pub cluster_domain: Option<String>,
-    /// Sets clusterNetworks, the networks of the cluster's Pods and Services in CIDR notation: proxies ask the control
-    /// plane about addresses in them and take any other address as it is. Linkerd's default is 10.0.0.0/8,
-    /// 100.64.0.0/10, 172.16.0.0/12, 192.168.0.0/16 and fd00::/8. The policy controller does not follow without Helm:
-    /// set it there as well.
+    /// Sets clusterNetworks: the networks of the cluster's Pods and Services in CIDR notation. Proxies look up
+    /// addresses in these networks with the control plane, and use any other address as it is. Linkerd's default is
+    /// 10.0.0.0/8, 100.64.0.0/10, 172.16.0.0/12, 192.168.0.0/16 and fd00::/8. This does not change the policy
+    /// controller: set the value with Helm as well.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schemars(schema_with = "schema::networks")]
     pub cluster_networks: Option<Vec<String>>,
-    /// Sets cniEnabled: whether Linkerd's CNI plugin redirects the traffic of Pods, in place of an init container with
-    /// the capability to do so. Linkerd's default is false. True without the plugin on every node keeps new Pods from
-    /// starting.
+    /// Sets cniEnabled: whether Linkerd's CNI plugin redirects the traffic of Pods, instead of an init container with
+    /// the capability to do so. Linkerd's default is false. If true, new Pods do not start on a node without the
+    /// plugin.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub cni_enabled: Option<bool>,
-    /// Sets disableIPv6: whether proxies listen on IPv4 only. Linkerd's default is true. The destination and policy
-    /// controllers do not follow without Helm: set it there as well.
+    /// Sets disableIPv6: whether proxies listen on IPv4 only. Linkerd's default is true. This does not change the
+    /// destination and policy controllers: set the value with Helm as well.
     #[serde(rename = "disableIPv6", skip_serializing_if = "Option::is_none")]
     pub disable_ipv6: Option<bool>,
-    /// Deprecated: does nothing. Linkerd's webhooks have had no side effects since 2019. Accepted so that resources of
-    /// that time are, and named in status.deprecatedFields.
+    /// Deprecated: has no effect. Linkerd's webhooks have had no side effects since 2019. Accepted for compatibility
+    /// with resources from that time, and listed in status.deprecatedFields.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub omit_webhook_side_effects: Option<bool>,
-    /// How the mesh knows who is who.
+    /// The identities of the mesh: trust domain, trust anchors and certificates.
     #[serde(skip_serializing_if = "schema::is_default")]
     pub identity_context: IdentityContextSpec,
 }
@@ -55,34 +55,35 @@ pub struct GlobalSpec {
 #[serde(rename_all = "camelCase", default)]
 #[schemars(extend("x-kubernetes-validations" = schema::identity_rules()))]
 pub struct IdentityContextSpec {
-    /// Sets identityTrustDomain, the domain that identities of workloads end in. Linkerd's default is clusterDomain.
-    /// The destination, identity and policy controllers do not follow without Helm: set it there as well, or no proxy
-    /// that starts afterwards gets a certificate.
+    /// Sets identityTrustDomain: the domain that the identities of workloads end in. Linkerd's default is
+    /// clusterDomain. This does not change the destination, identity and policy controllers: set the value with Helm as
+    /// well, or no proxy that starts afterwards gets a certificate.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schemars(schema_with = "schema::domain")]
     pub trust_domain: Option<String>,
-    /// The certificates that the mesh trusts, in PEM. Proxies get theirs from the ConfigMap
-    /// linkerd-identity-trust-roots, which this never changes: see trustAnchorsPolicy for what it is compared with.
-    /// Certificates only: a private key is refused.
+    /// The trust anchors of the mesh, in PEM. Proxies read theirs from the ConfigMap linkerd-identity-trust-roots,
+    /// which this field never changes: trustAnchorsPolicy specifies how the two are compared. A private key is
+    /// rejected.
     #[serde(rename = "trustAnchorsPEM", skip_serializing_if = "Option::is_none")]
     #[schemars(schema_with = "schema::certificates")]
     pub trust_anchors_pem: Option<String>,
-    /// What the live trust anchors, in the ConfigMap linkerd-identity-trust-roots, mean. Reuse takes them as they are
-    /// and keeps identityTrustAnchorsPEM equal to them; trustAnchorsPEM is then not needed. Verify demands that they
-    /// are those of trustAnchorsPEM, and reports it otherwise. The default is Reuse.
+    /// How the operator treats the live trust anchors, in the ConfigMap linkerd-identity-trust-roots. Reuse accepts
+    /// them as they are and keeps identityTrustAnchorsPEM equal to them; trustAnchorsPEM is then not needed. Verify
+    /// requires that they equal trustAnchorsPEM, and reports a difference. The default is Reuse.
     pub trust_anchors_policy: TrustAnchorsPolicy,
-    /// Sets identity.issuer.issuanceLifetime: how long the certificate of a proxy is valid, as a Go duration such as
-    /// 24h0m0s, which is Linkerd's default. The identity controller does not follow without Helm.
+    /// Sets identity.issuer.issuanceLifetime: the lifetime of a proxy's certificate, as a Go duration. Linkerd's
+    /// default is 24h0m0s. This does not change the identity controller: set the value with Helm as well.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schemars(schema_with = "schema::duration")]
     pub issuance_life_time: Option<String>,
-    /// Sets identity.issuer.clockSkewAllowance: how far clocks may differ when a certificate is judged, as a Go
-    /// duration. Linkerd's default is 20s. The identity controller does not follow without Helm.
+    /// Sets identity.issuer.clockSkewAllowance: the tolerated clock skew when a certificate is checked, as a Go
+    /// duration. Linkerd's default is 20s. This does not change the identity controller: set the value with Helm as
+    /// well.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schemars(schema_with = "schema::duration")]
     pub clock_skew_allowance: Option<String>,
-    /// Sets identity.issuer.scheme: the kind of Secret that the issuer's certificate is in, linkerd.io/tls (Linkerd's
-    /// default) or kubernetes.io/tls. The identity controller does not follow without Helm.
+    /// Sets identity.issuer.scheme: the type of the Secret with the issuer's certificate, linkerd.io/tls (Linkerd's
+    /// default) or kubernetes.io/tls. This does not change the identity controller: set the value with Helm as well.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schemars(schema_with = "schema::issuer_scheme")]
     pub scheme: Option<String>,

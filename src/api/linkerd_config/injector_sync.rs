@@ -1,4 +1,4 @@
-//! How it is found out that the injectors use what was written.
+//! The verification that the proxy-injector uses the written configuration.
 
 use std::time::Duration;
 
@@ -10,31 +10,33 @@ use super::{duration::duration, schema};
 const TIMEOUT: &str = "3m";
 const DELAY: &str = "90s";
 
-/// How it is found out that the injectors use what was written. Every replica of Linkerd's proxy-injector reads the
-/// ConfigMap from a file of its own, which the kubelet refreshes when it likes.
+/// How the operator verifies that the proxy-injector uses the written configuration. Each replica of the proxy-injector
+/// reads its own copy of the ConfigMap from a file, which the kubelet refreshes at its own pace.
 #[derive(Clone, Debug, Deserialize, JsonSchema, PartialEq, Serialize)]
 #[serde(rename_all = "camelCase", default)]
 pub struct InjectorSyncSpec {
-    /// Probe asks each ready replica of the proxy-injector to inject a Pod that is never made, until each one answers
-    /// with what was written; one that denies it has the last good document put back. DryRun asks through the API
-    /// server, which chooses the replicas, until several answers agree: for networks in which the operator cannot reach
-    /// them. It may miss one that lags. Delay waits, and asks nobody. The default is Probe.
+    /// The method of verification. Probe sends each ready replica of the proxy-injector an admission request for a Pod
+    /// that is never created, until every replica injects the written configuration. If a replica denies the request,
+    /// the operator restores the last good document. DryRun sends dry runs through the API server, which chooses the
+    /// replicas, until several answers agree. It is for networks in which the operator cannot reach the replicas, and
+    /// may miss a replica that lags. Delay waits, and sends no request. The default is Probe.
     pub method: InjectorSyncMethod,
-    /// How long the replicas may take, since one of them came, went or caught up last. The default is 3m.
+    /// The timeout for the replicas to use the configuration. It starts again when a replica appears, disappears or
+    /// catches up. The default is 3m.
     #[schemars(schema_with = "schema::duration")]
     pub timeout: String,
-    /// What follows when they take longer; they are asked all the same. Hold waits for them. RestartInjector restarts
-    /// the Deployment linkerd-proxy-injector, once for each configuration. Proceed takes the configuration for one that
-    /// is in effect. The default is Hold.
+    /// The action after the timeout; verification continues in any case. Hold waits for the replicas. RestartInjector
+    /// restarts the Deployment linkerd-proxy-injector, once for each configuration. Proceed treats the configuration as
+    /// in effect. The default is Hold.
     pub on_timeout: OnTimeout,
-    /// Whether the Pods of replicas that lag are annotated, which has the kubelet refresh their files at once. The
-    /// default is true.
+    /// Whether the operator annotates the Pods of replicas that lag, so that the kubelet refreshes their files
+    /// immediately. The default is true.
     pub nudge: bool,
-    /// With the method Delay: how long after a write the configuration counts as in effect. The default is 90s.
+    /// For the method Delay: the time after a write until the configuration counts as in effect. The default is 90s.
     #[schemars(schema_with = "schema::duration")]
     pub delay: String,
-    /// With the method DryRun: the namespace of the Pod that is never made. It has to be there, must not be exempt from
-    /// Linkerd's admission webhooks, and its pod security has to allow a proxy. The default is default.
+    /// For the method DryRun: the namespace of the Pod in the dry runs. It must exist, must not be exempt from
+    /// Linkerd's admission webhooks, and its Pod Security Standard must allow a proxy. The default is default.
     #[schemars(schema_with = "schema::namespace")]
     pub dry_run_namespace: String,
 }
@@ -85,7 +87,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn durations_are_read_and_have_their_defaults() {
+    fn durations_are_parsed_and_invalid_ones_are_the_defaults() {
         let spec = InjectorSyncSpec { timeout: "1m30s".to_owned(), ..InjectorSyncSpec::default() };
         assert_eq!((spec.timeout(), spec.delay()), (Duration::from_secs(90), Duration::from_secs(90)));
         let spec = InjectorSyncSpec { timeout: "soon".to_owned(), delay: "1s".to_owned(), ..spec };

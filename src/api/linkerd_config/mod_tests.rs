@@ -10,28 +10,28 @@ const HEADER: &str = "# Generated from src/api/linkerd_config: UPDATE_CRD=1 carg
 const SAMPLES: [&str; 4] = ["minimal", "observe", "full", "2020"];
 
 #[test]
-fn the_definition_is_the_one_that_the_types_generate() {
+fn the_crd_is_the_one_that_the_types_generate() {
     let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("crd/linkerdconfigs.yaml");
-    // kubectl takes a bare Off for false.
+    // kubectl reads an unquoted Off as false.
     let generated = serde_yaml::to_string(&LinkerdConfig::crd()).unwrap().replace("- Off\n", "- 'Off'\n");
     let generated = format!("{HEADER}{generated}");
     if std::env::var_os("UPDATE_CRD").is_some() {
         fs::write(&path, &generated).unwrap();
     }
-    let there = fs::read_to_string(path).unwrap_or_default();
+    let stored = fs::read_to_string(path).unwrap_or_default();
     assert!(
-        there == generated,
-        "crd/linkerdconfigs.yaml is not what the types generate: UPDATE_CRD=1 cargo test --lib api::linkerd_config"
+        stored == generated,
+        "crd/linkerdconfigs.yaml is out of date; generate it: UPDATE_CRD=1 cargo test --lib api::linkerd_config"
     );
-    let read_by_kubectl = manifest(&there).unwrap();
+    let read_by_kubectl = manifest(&stored).unwrap();
     assert!(
         serde_json::to_value(LinkerdConfig::crd()).unwrap() == Value::Object(read_by_kubectl),
-        "crd/linkerdconfigs.yaml reads otherwise by the rules of YAML 1.1"
+        "crd/linkerdconfigs.yaml has another meaning in YAML 1.1"
     );
 }
 
 #[test]
-fn every_field_is_documented_and_every_field_of_the_spec_stands_in_a_sample() {
+fn every_field_is_documented_and_every_field_of_the_spec_is_in_a_sample() {
     let definition = serde_json::to_value(LinkerdConfig::crd()).unwrap();
     let properties = &definition["spec"]["versions"][0]["schema"]["openAPIV3Schema"]["properties"];
     fields(&properties["status"], "status", &mut BTreeSet::new());
@@ -40,12 +40,12 @@ fn every_field_is_documented_and_every_field_of_the_spec_stands_in_a_sample() {
     for sample in SAMPLES {
         paths(&read_sample(sample)["spec"], "spec", &mut sampled);
     }
-    let nowhere: Vec<_> = declared.difference(&sampled).collect();
-    assert!(nowhere.is_empty(), "no sample sets {nowhere:?}");
+    let unsampled: Vec<_> = declared.difference(&sampled).collect();
+    assert!(unsampled.is_empty(), "no sample sets {unsampled:?}");
 }
 
 #[test]
-fn the_sample_of_2020_is_read_into_the_fields_of_today() {
+fn the_sample_of_2020_decodes_into_the_current_fields() {
     let config: LinkerdConfig = serde_json::from_value(read_sample("2020")).unwrap();
     let (global, proxy) = (&config.spec.global, &config.spec.proxy);
     assert_eq!((global.version.as_deref(), global.omit_webhook_side_effects), (Some("edge-19.12.3"), Some(false)));
@@ -62,27 +62,27 @@ fn the_sample_of_2020_is_read_into_the_fields_of_today() {
 }
 
 #[test]
-fn what_is_not_declared_is_not_ours() {
+fn an_undeclared_field_is_not_managed() {
     let spec: LinkerdConfigSpec = serde_json::from_value(json!({})).unwrap();
     assert_eq!(spec, LinkerdConfigSpec::default());
     assert_eq!(spec.proxy, ProxySpec::default());
     assert_eq!(serde_json::to_value(&spec.proxy).unwrap(), json!({}));
     assert_eq!((spec.mode, spec.deletion_policy), (Mode::Enforce, DeletionPolicy::Retain));
     assert_eq!((spec.drift.scope, spec.drift.action), (DriftScope::Document, DriftAction::Revert));
-    // And of the smallest sample only the one value that it sets.
+    // The minimal sample sets only one value.
     let config: LinkerdConfig = serde_json::from_value(read_sample("minimal")).unwrap();
     let set = ProxySpec { access_log: Some("apache".to_owned()), ..ProxySpec::default() };
     assert_eq!(config.spec, LinkerdConfigSpec { proxy: set, ..spec });
-    // An empty list is something else than none.
+    // An empty list is not the same as an absent one.
     let none: ProxySpec = serde_json::from_value(json!({"opaquePorts": []})).unwrap();
     assert_eq!(none.opaque_ports.as_deref(), Some([].as_slice()));
 }
 
 #[test]
-fn every_shape_that_an_older_schema_let_in_is_read() {
+fn every_shape_that_an_older_schema_accepted_decodes() {
     for (spec, status) in [
         (json!({}), json!(null)),
-        // What the project of 2020 stored for somebody who set nothing, and its status.
+        // A resource without settings as the project of 2020 stored it, and its status.
         (
             json!({
                 "global": {"version": ""},
@@ -107,7 +107,7 @@ fn every_shape_that_an_older_schema_let_in_is_read() {
 }
 
 #[test]
-fn a_status_says_nothing_of_what_it_does_not_know() {
+fn unknown_fields_of_the_status_are_absent() {
     assert_eq!(serde_json::to_value(LinkerdConfigStatus::default()).unwrap(), json!({}));
 }
 
@@ -116,10 +116,11 @@ fn read_sample(name: &str) -> Value {
     serde_yaml::from_str(&fs::read_to_string(path).unwrap()).unwrap()
 }
 
-/// The paths that a schema describes, each with documentation.
+/// Adds the paths that a schema describes. Each must have documentation.
 fn fields(schema: &Value, path: &str, found: &mut BTreeSet<String>) {
-    let said = schema["description"].as_str().unwrap_or_default();
-    assert!(said.len() > 10 && said.ends_with('.') && !said.contains('\n'), "{path} is documented as {said:?}");
+    let description = schema["description"].as_str().unwrap_or_default();
+    let is_sentence = description.len() > 10 && description.ends_with('.') && !description.contains('\n');
+    assert!(is_sentence, "{path} has the description {description:?}");
     let object = if schema["items"].is_object() { &schema["items"] } else { schema };
     for (name, field) in object["properties"].as_object().into_iter().flatten() {
         let path = format!("{path}.{name}");
@@ -128,7 +129,7 @@ fn fields(schema: &Value, path: &str, found: &mut BTreeSet<String>) {
     }
 }
 
-/// The paths that an object sets.
+/// Adds the paths that an object sets.
 fn paths(value: &Value, path: &str, found: &mut BTreeSet<String>) {
     for (name, value) in value.as_object().into_iter().flatten() {
         let path = format!("{path}.{name}");

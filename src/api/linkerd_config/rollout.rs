@@ -1,5 +1,5 @@
-//! How running proxies come to the configuration: which workloads are restarted, when, how many at a time, and what
-//! follows when one of them does not come back.
+//! The rollout to running proxies: which workloads are restarted, when, how many at a time, and the action when one of
+//! them fails.
 
 use std::time::Duration;
 
@@ -13,68 +13,71 @@ const INTERVAL: &str = "10s";
 const SOAK: &str = "30s";
 const PROGRESS_DEADLINE: &str = "10m";
 
-/// How running proxies come to the configuration. A proxy reads it only when its Pod is made, so that workloads have to
-/// be restarted for it: those alone that opted in and have a Pod that is out of date.
+/// How running proxies get the configuration. A proxy reads it only when its Pod is created, so workloads must be
+/// restarted for it. Only workloads that opted in and have an outdated Pod are restarted.
 #[derive(Clone, Debug, Deserialize, JsonSchema, PartialEq, Serialize)]
 #[serde(rename_all = "camelCase", default)]
 pub struct RolloutSpec {
-    /// Whether workloads are restarted at all. Auto restarts them. "Off", which YAML wants in quotes, restarts nothing,
-    /// and goes on counting in status what is out of date. The default is Auto.
+    /// Whether workloads are restarted. Auto restarts them. "Off", which needs quotes in YAML, restarts none; status
+    /// still counts what is out of date. The default is Auto.
     pub policy: RolloutPolicy,
-    /// Whether no further workload is restarted for now. What was begun is watched to its end. The default is false.
+    /// Whether restarts are paused. A restart that has begun is still monitored until it ends. The default is false.
     pub paused: bool,
-    /// Which workloads may be restarted. Label takes those with the label config.linkerd.io/reconcile: auto on
-    /// themselves, their Pod template or their namespace. All takes every one that does not say
-    /// config.linkerd.io/reconcile: disabled or observe there. kube-system, cert-manager, the control plane's namespace
-    /// and the operator's are never touched. The default is Label.
+    /// The workloads that may be restarted. Label selects those with the label config.linkerd.io/reconcile: auto on
+    /// themselves, their Pod template or their namespace. All also selects workloads without this label, except in
+    /// namespaces of Linkerd's extensions. Any other value of the label, such as disabled or observe, excludes a
+    /// workload. kube-system, cert-manager, the control plane's namespace, the operator's namespace and namespaces that
+    /// are exempt from Linkerd's webhooks are never selected. The default is Label.
     pub opt_in: OptIn,
-    /// Only workloads in namespaces with such labels. Unset, which is the default, and empty select all.
+    /// Restricts restarts to workloads in namespaces with matching labels. Unset, which is the default, and empty
+    /// select all.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schemars(schema_with = "schema::label_selector")]
     pub namespace_selector: Option<LabelSelector>,
-    /// Only workloads that have such labels themselves. Unset, which is the default, and empty select all.
+    /// Restricts restarts to workloads with matching labels of their own. Unset, which is the default, and empty select
+    /// all.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schemars(schema_with = "schema::label_selector")]
     pub workload_selector: Option<LabelSelector>,
     /// The kinds of workloads that are restarted. The default is all three: Deployment, StatefulSet and DaemonSet.
     #[schemars(schema_with = "kinds")]
     pub kinds: Vec<RolloutKind>,
-    /// What makes a proxy out of date. ProxyConfig is a configuration other than the one in effect, ProxyVersion
-    /// another version, TrustRoots other trust anchors. The default is all three.
+    /// The differences that make a proxy out of date. ProxyConfig is a configuration other than the one in effect,
+    /// ProxyVersion another version, TrustRoots other trust anchors. The default is all three.
     #[schemars(schema_with = "triggers")]
     pub triggers: Vec<RolloutTrigger>,
     /// How a workload is restarted. Restart annotates its Pod template, as kubectl rollout restart does: its controller
-    /// replaces the Pods by the workload's own strategy. Evict evicts the Pods that are out of date, and changes no
-    /// template. The default is Restart.
+    /// replaces the Pods with the workload's own strategy. Evict evicts the outdated Pods, and changes no template. The
+    /// default is Restart.
     pub method: RolloutMethod,
-    /// How many workloads are being restarted at once: a number, or a percentage of the selected workloads, rounded up;
-    /// at least 1. The default is 1.
+    /// The maximum number of workloads that are restarted at the same time: a number, or a percentage of the selected
+    /// workloads, rounded up and at least 1. The default is 1.
     #[schemars(schema_with = "schema::number_or_percentage")]
     pub max_concurrent: IntOrString,
-    /// How many of them at once in one namespace. The default is 1.
+    /// The maximum number of workloads that are restarted at the same time in one namespace. The default is 1.
     #[schemars(schema_with = "schema::count")]
     pub max_concurrent_per_namespace: i64,
-    /// How long after a workload the next one begins, at least. The default is 10s.
+    /// The minimum time between the starts of two restarts. The default is 10s.
     #[schemars(schema_with = "schema::duration")]
     pub interval: String,
-    /// How long a restarted workload has to stay ready before it counts as updated. The default is 30s.
+    /// The time that a restarted workload must stay ready before it counts as updated. The default is 30s.
     #[schemars(schema_with = "schema::duration")]
     pub soak: String,
-    /// How long a workload may take to become ready before it counts as failed. The default is 10m.
+    /// The time in which a restarted workload must become ready; after that it counts as failed. The default is 10m.
     #[schemars(schema_with = "schema::some_time")]
     pub progress_deadline: String,
-    /// How many failed workloads it takes for onFailure to follow. The default is 1.
+    /// The number of failed workloads that triggers onFailure. The default is 1.
     #[schemars(schema_with = "schema::count")]
     pub max_failures: i64,
-    /// What follows when that many workloads failed. Halt restarts no other until the resource changes or its
-    /// annotation config.linkerd.io/retry does. Rollback puts the last good configuration back as well. Continue goes
-    /// on with the others. The default is Halt.
+    /// The action after maxFailures workloads failed. Halt restarts no other workload until the resource or its
+    /// annotation config.linkerd.io/retry changes. Rollback also restores the last good configuration. Continue
+    /// restarts the other workloads. The default is Halt.
     pub on_failure: OnFailure,
     /// Whether a workload waits while a PodDisruptionBudget allows no disruption of its Pods. The default is true.
     #[serde(rename = "respectPDB")]
     pub respect_pdb: bool,
-    /// When restarts may begin. What was begun may end after a window closes. Unset, which is the default, is at any
-    /// time.
+    /// The times when restarts may begin. A restart that has begun may end after a window closes. If unset, which is
+    /// the default, restarts may begin at any time.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub window: Option<WindowSpec>,
 }
@@ -144,18 +147,19 @@ pub enum OnFailure {
     Continue,
 }
 
-/// When restarts may begin.
+/// The times when restarts may begin.
 #[derive(Clone, Debug, Deserialize, JsonSchema, PartialEq, Serialize)]
 #[serde(rename_all = "camelCase", default)]
 pub struct WindowSpec {
-    /// The time zone of allow, by its name in the IANA database, such as Europe/Berlin. The default is UTC.
+    /// The time zone of allow, as a name of the IANA database, such as Europe/Berlin. The default is UTC.
     #[schemars(schema_with = "schema::time_zone")]
     pub time_zone: String,
-    /// The windows in which restarts may begin; any of them. Without one they may begin at any time.
+    /// The windows in which restarts may begin. If the list is empty, they may begin at any time.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     #[schemars(length(max = 20), extend("x-kubernetes-list-type" = "atomic"))]
     pub allow: Vec<AllowedWindow>,
-    /// Times in which no restart begins, whatever allow says: a change freeze, such as the last days of a year.
+    /// The periods in which no restart begins, even within a window of allow: a change freeze, such as the last days of
+    /// a year.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     #[schemars(length(max = 50), extend("x-kubernetes-list-type" = "atomic"))]
     pub deny: Vec<DeniedWindow>,
@@ -164,13 +168,13 @@ pub struct WindowSpec {
 #[derive(Clone, Debug, Default, Deserialize, JsonSchema, PartialEq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct AllowedWindow {
-    /// When the window opens, as the five fields of cron: minute, hour, day of month, month and day of week (0 or 7 is
-    /// Sunday), on the clock of timeZone; such as 0 2 * * 1-5, Monday to Friday at two. A time that the clock skips in
-    /// spring is the moment after, one that it has twice in autumn is the first. As in cron, a day has to match both of
-    /// the day fields, or, where neither begins with *, one of them.
+    /// The opening times of the window, as the five fields of cron: minute, hour, day of month, month and day of week
+    /// (0 or 7 is Sunday), in timeZone. For example, 0 2 * * 1-5 is Monday to Friday at 02:00. If daylight saving skips
+    /// a local time, the window opens at the moment after it; if a local time occurs twice, the first counts. As in
+    /// cron, a day must match both day fields, or, if neither begins with *, one of them.
     #[schemars(schema_with = "schema::cron")]
     pub cron: String,
-    /// How long it stays open, such as 4h; at most seven days, 168h.
+    /// The duration of the window, such as 4h; at most seven days, 168h.
     #[schemars(schema_with = "schema::window_duration")]
     pub duration: String,
 }
@@ -179,10 +183,10 @@ pub struct AllowedWindow {
 #[serde(rename_all = "camelCase")]
 #[schemars(extend("x-kubernetes-validations" = schema::denied_rules()))]
 pub struct DeniedWindow {
-    /// From when on no restart begins, such as 2026-12-20T00:00:00Z.
+    /// The start of the period, such as 2026-12-20T00:00:00Z.
     #[schemars(schema_with = "schema::time")]
     pub from: String,
-    /// Until when, such as 2027-01-02T00:00:00+01:00; from this moment on they may begin again.
+    /// The end of the period, such as 2027-01-02T00:00:00+01:00. From this moment on, restarts may begin again.
     #[schemars(schema_with = "schema::time")]
     pub to: String,
 }
@@ -214,7 +218,7 @@ impl Default for RolloutSpec {
 }
 
 impl RolloutSpec {
-    /// Of so many workloads; at least one.
+    /// Returns the limit for this number of selected workloads; at least one.
     pub fn max_concurrent(&self, selected: usize) -> usize {
         match &self.max_concurrent {
             IntOrString::Int(number) => at_least_one((*number).into()),
@@ -243,7 +247,7 @@ impl RolloutSpec {
 
     pub fn progress_deadline(&self) -> Duration {
         let deadline = duration(&self.progress_deadline, PROGRESS_DEADLINE);
-        // Without any time every workload would fail.
+        // With a deadline of zero every workload would fail.
         if deadline.is_zero() { duration(PROGRESS_DEADLINE, PROGRESS_DEADLINE) } else { deadline }
     }
 }
@@ -305,9 +309,9 @@ mod tests {
     }
 
     #[test]
-    fn nonsense_is_the_default() {
-        for nonsense in [json!(0), json!(-3), json!("many"), json!("12"), json!("-5%"), json!("%"), json!("")] {
-            assert_eq!(of(json!({"maxConcurrent": nonsense})).max_concurrent(40), 1, "{nonsense}");
+    fn invalid_values_are_the_defaults() {
+        for invalid in [json!(0), json!(-3), json!("many"), json!("12"), json!("-5%"), json!("%"), json!("")] {
+            assert_eq!(of(json!({"maxConcurrent": invalid})).max_concurrent(40), 1, "{invalid}");
         }
         assert_eq!(of(json!({"maxConcurrent": "900%"})).max_concurrent(40), 40);
         let spec = of(json!({"maxFailures": 0, "maxConcurrentPerNamespace": -1, "interval": "soon", "soak": "-1s",
@@ -318,7 +322,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_said_is_read() {
+    fn valid_values_are_used() {
         let spec = of(json!({"interval": "0s", "soak": "1m", "progressDeadline": "5s", "maxFailures": 3,
             "maxConcurrentPerNamespace": 2, "kinds": ["DaemonSet"], "respectPDB": false, "optIn": "All",
             "window": {"allow": [{"cron": "0 2 * * 1-5", "duration": "4h"}]}}));

@@ -1,8 +1,7 @@
-//! The kinds of values that fields of a `LinkerdConfig` have: their schemas, and their rules in CEL with what is said
-//! to somebody who breaks one.
+//! The schemas of the fields of a `LinkerdConfig`, and their CEL rules with error messages.
 //!
-//! Everything has a bound: the API server adds up what the rules may cost at worst, and refuses a schema that is too
-//! dear.
+//! Every string and list has a maximum length: the API server estimates the worst-case cost of all rules, and rejects a
+//! schema that exceeds its budget.
 
 use kube::core::Rule;
 use schemars::{JsonSchema as _, Schema, SchemaGenerator, json_schema, transform::transform_subschemas};
@@ -12,17 +11,17 @@ const PORT_OR_RANGE: &str =
     "self.matches('^[0-9]{1,5}(-[0-9]{1,5})?$') && self.split('-').all(port, int(port) >= 1 && int(port) <= 65535)";
 const ORDERED: &str = "!self.matches('^[0-9]{1,5}-[0-9]{1,5}$') || int(self.split('-')[0]) <= int(self.split('-')[1])";
 const PORTS_OF_THE_PROXY: [&str; 4] = ["adminPort", "controlPort", "inboundPort", "outboundPort"];
-/// Names as they are spelled in JSON paths and in CEL.
+/// The names of resources in JSON paths and in CEL.
 const RESOURCES: [(&str, &str); 3] =
     [(".cpu", "cpu"), (".memory", "memory"), ("['ephemeral-storage']", "ephemeral__dash__storage")];
 
-/// For `skip_serializing_if`.
+/// Returns whether a value is the default, for `skip_serializing_if`.
 pub(super) fn is_default<T: Default + PartialEq>(value: &T) -> bool {
     *value == T::default()
 }
 
-/// Makes of a schema what the API server and `kubectl explain` want: no field takes null, because the API server then
-/// reads a null as absent; and a paragraph of documentation is one line.
+/// Adapts a schema to the API server and `kubectl explain`. No field accepts null, because the API server then reads a
+/// null as absent; each paragraph of documentation is one line.
 pub(super) fn tidy(schema: &mut Schema) {
     transform_subschemas(&mut tidy, schema);
     let not_null = |schema: &Value| schema.get("type").is_none_or(|kind| kind != "null");
@@ -93,10 +92,10 @@ pub(super) fn certificates(_: &mut SchemaGenerator) -> Schema {
             "self.contains('PRIVATE KEY-----') || self.startsWith('-----BEGIN CERTIFICATE-----')",
             "must begin with -----BEGIN CERTIFICATE-----",
         ),
-        // Forbidden is the reason whose message does not repeat the value.
+        // With the reason Forbidden the message does not repeat the value.
         {
             "rule": "!self.contains('PRIVATE KEY-----')",
-            "message": "must hold certificates only, and no private key",
+            "message": "must contain only certificates, and no private key",
             "reason": "FieldValueForbidden",
         },
     ]})
@@ -106,25 +105,26 @@ pub(super) fn issuer_scheme(_: &mut SchemaGenerator) -> Schema {
     one_of(&["linkerd.io/tls", "kubernetes.io/tls"])
 }
 
-/// What Go reads as a duration, except that none is negative.
+/// A Go duration that is not negative.
 pub(super) fn duration(_: &mut SchemaGenerator) -> Schema {
     json_schema!({"type": "string", "maxLength": 64, "x-kubernetes-validations": [
         rule(
             "self == '0' || self.matches('^(([0-9]+([.][0-9]*)?|[.][0-9]+)(ns|us|µs|μs|ms|s|m|h))+$')",
-            "must be a duration as Go writes it, such as 24h0m0s, 90s or 1.5h",
+            "must be a Go duration, such as 24h0m0s, 90s or 1.5h",
         ),
     ]})
 }
 
-/// Such a duration with more than nothing to it.
+/// A Go duration that is greater than zero.
 pub(super) fn some_time(generator: &mut SchemaGenerator) -> Schema {
     with_rule(
         duration(generator),
-        rule("!self.matches('^[0-9.nuµμmsh]+$') || self.matches('[1-9]')", "must be longer than nothing"),
+        rule("!self.matches('^[0-9.nuµμmsh]+$') || self.matches('[1-9]')", "must be greater than zero"),
     )
 }
 
-/// How long a window is open. What is no duration is refused where it is one, and would be an error of this rule.
+/// The duration of a window. A text that is not a duration is rejected by the rules above; this rule skips it, because
+/// `duration()` would be an evaluation error.
 pub(super) fn window_duration(generator: &mut SchemaGenerator) -> Schema {
     with_rule(
         some_time(generator),
@@ -135,12 +135,12 @@ pub(super) fn window_duration(generator: &mut SchemaGenerator) -> Schema {
     )
 }
 
-/// What both Go and the proxy read as a duration, and take for the same.
+/// A duration that Go and the proxy parse to the same value.
 pub(super) fn proxy_duration(_: &mut SchemaGenerator) -> Schema {
     json_schema!({"type": "string", "maxLength": 16, "x-kubernetes-validations": [
         rule(
             "self.matches('^[0-9]+(ms|s|m|h)$')",
-            "must be a whole number with one unit, such as 500ms, 30s, 2m or 1h, which is what proxies read",
+            "must be a whole number with one unit, such as 500ms, 30s, 2m or 1h, because proxies read no other form",
         ),
     ]})
 }
@@ -186,7 +186,7 @@ pub(super) fn port(_: &mut SchemaGenerator) -> Schema {
     json_schema!({"type": "integer", "format": "int64", "minimum": 1, "maximum": 65535})
 }
 
-/// The numbers that Kubernetes takes for a user or a group.
+/// A user ID or group ID that Kubernetes accepts.
 pub(super) fn id(_: &mut SchemaGenerator) -> Schema {
     json_schema!({"type": "integer", "format": "int64", "minimum": 0, "maximum": i32::MAX})
 }
@@ -198,7 +198,7 @@ pub(super) fn ports(_: &mut SchemaGenerator) -> Schema {
                 PORT_OR_RANGE,
                 "must be a port such as 4567, or a range of ports such as 8000-8010; ports are from 1 to 65535",
             ),
-            rule(ORDERED, "must be a range that does not end before it begins"),
+            rule(ORDERED, "must be a range that does not end before its start"),
         ],
     }})
 }
@@ -212,7 +212,7 @@ pub(super) fn networks(_: &mut SchemaGenerator) -> Schema {
 }
 
 pub(super) fn quantity(_: &mut SchemaGenerator) -> Schema {
-    // Said here, or kube makes it nullable.
+    // Set explicitly, because kube would make it nullable.
     json_schema!({"x-kubernetes-int-or-string": true, "nullable": false, "maxLength": 32, "x-kubernetes-validations": [
         rule(
             "isQuantity(string(self)) && !quantity(string(self)).isLessThan(quantity('0'))",
@@ -221,7 +221,7 @@ pub(super) fn quantity(_: &mut SchemaGenerator) -> Schema {
     ]})
 }
 
-/// A number of workloads, or a part of them.
+/// A number of workloads, or a percentage of them.
 pub(super) fn number_or_percentage(_: &mut SchemaGenerator) -> Schema {
     json_schema!({"x-kubernetes-int-or-string": true, "nullable": false, "maxLength": 8, "x-kubernetes-validations": [
         rule(
@@ -235,7 +235,7 @@ pub(super) fn count(_: &mut SchemaGenerator) -> Schema {
     json_schema!({"type": "integer", "format": "int64", "minimum": 1, "maximum": 10_000})
 }
 
-/// One or more of these, none twice.
+/// One or more of these values, without duplicates.
 pub(super) fn some_of(values: &[&str]) -> Schema {
     json_schema!({
         "type": "array", "minItems": 1, "maxItems": values.len(), "x-kubernetes-list-type": "set",
@@ -265,13 +265,13 @@ pub(super) fn label_selector(_: &mut SchemaGenerator) -> Schema {
     let text = |length: u32| json!({"type": "string", "maxLength": length});
     let key = json!({"type": "string", "minLength": 1, "maxLength": 317, "x-kubernetes-validations": [rule(
         "self.matches('^([a-z0-9]([-a-z0-9.]*[a-z0-9])?/)?[A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?$')",
-        "must be the key of a label",
+        "must be a label key",
     )]});
     let values = json!({"type": "array", "maxItems": 64, "x-kubernetes-list-type": "atomic", "items": text(63)});
     let properties = json!({
         "key": described("The key of the label.", key),
         "operator": described(
-            "In or NotIn the values, whatever they are (Exists), or no such label (DoesNotExist).",
+            "The relation of the label to the values: In, NotIn, Exists or DoesNotExist.",
             one_of(&["In", "NotIn", "Exists", "DoesNotExist"]).to_value(),
         ),
         "values": described("The values, for In and NotIn only.", values),
@@ -284,7 +284,7 @@ pub(super) fn label_selector(_: &mut SchemaGenerator) -> Schema {
             "x-kubernetes-validations": [
                 {
                     "rule": "!(self.operator in ['In', 'NotIn']) || has(self.values) && size(self.values) > 0",
-                    "message": "must name at least one value for In and NotIn", "fieldPath": ".values",
+                    "message": "must contain at least one value for In and NotIn", "fieldPath": ".values",
                 },
                 {
                     "rule": "self.operator in ['In', 'NotIn'] || !has(self.values) || size(self.values) == 0",
@@ -294,8 +294,8 @@ pub(super) fn label_selector(_: &mut SchemaGenerator) -> Schema {
         },
     });
     json_schema!({"type": "object", "x-kubernetes-map-type": "atomic", "properties": {
-        "matchLabels": described("Labels that have to be there, with these values.", labels),
-        "matchExpressions": described("What else has to be so of the labels: all of it.", expressions),
+        "matchLabels": described("The labels that must be present, with these values.", labels),
+        "matchExpressions": described("Further requirements for the labels. All of them must be met.", expressions),
     }})
 }
 
@@ -303,7 +303,7 @@ pub(super) fn env_name(_: &mut SchemaGenerator) -> Schema {
     json_schema!({"type": "string", "maxLength": 256, "x-kubernetes-validations": [
         rule(
             "self.matches('^[-._a-zA-Z][-._a-zA-Z0-9]*$')",
-            "must be the name of an environment variable: letters, digits, '_', '-' and '.', and no digit first",
+            "must be the name of an environment variable: letters, digits, '_', '-' and '.', not beginning with a digit",
         ),
     ]})
 }
@@ -332,12 +332,12 @@ pub(super) fn conditions(generator: &mut SchemaGenerator) -> Schema {
     let reason = json!({"type": "string", "minLength": 1, "maxLength": 1024});
     let generation = i64::json_schema(generator).to_value();
     let properties = json!({
-        "type": described("What it is about.", text(316)),
-        "status": described("True, False or Unknown.", status),
-        "reason": described("Why, in one word for programs.", reason),
-        "message": described("Why, in words for people.", text(32_768)),
-        "observedGeneration": described("The metadata.generation that it was found for.", generation),
-        "lastTransitionTime": described("When its status changed last.", time(generator).to_value()),
+        "type": described("The type of the condition.", text(316)),
+        "status": described("The status of the condition: True, False or Unknown.", status),
+        "reason": described("The reason in one word, for programs.", reason),
+        "message": described("The reason in a sentence, for people.", text(32_768)),
+        "observedGeneration": described("The metadata.generation that the condition is about.", generation),
+        "lastTransitionTime": described("The time of the last change of the status.", time(generator).to_value()),
     });
     json_schema!({
         "type": "array", "maxItems": 16, "x-kubernetes-list-type": "map", "x-kubernetes-list-map-keys": ["type"],
@@ -354,7 +354,7 @@ pub(super) fn conditions(generator: &mut SchemaGenerator) -> Schema {
 pub(super) fn identity_rules() -> Vec<Rule> {
     vec![
         Rule::new("self.trustAnchorsPolicy != 'Verify' || has(self.trustAnchorsPEM)")
-            .message("trustAnchorsPolicy Verify compares with trustAnchorsPEM, which is not set")
+            .message("must be set if trustAnchorsPolicy is Verify")
             .field_path(".trustAnchorsPEM"),
     ]
 }
@@ -376,7 +376,8 @@ pub(super) fn proxy_rules() -> Vec<Rule> {
 pub(super) fn resource_rules() -> Vec<Rule> {
     let rule = |(path, name): (&str, &str)| {
         let [request, limit] = ["requests", "limits"].map(|side| format!("self.{side}.{name}"));
-        // What is no quantity is refused where it stands; compared, it would be an error of the rule.
+        // A value that is not a quantity is rejected by the rule of its field. Here its comparison would be an
+        // evaluation error.
         let given = |side: &str, it: &str| format!("has(self.{side}) && has({it}) && isQuantity(string({it}))");
         let both = format!("{} && {}", given("requests", &request), given("limits", &limit));
         let more = format!("quantity(string({request})).isGreaterThan(quantity(string({limit})))");
@@ -420,7 +421,7 @@ fn namespace_rule() -> Value {
 }
 
 fn immutable() -> Value {
-    rule("self == oldSelf", "cannot be changed; make another resource instead")
+    rule("self == oldSelf", "cannot be changed; create another resource instead")
 }
 
 fn one_of(values: &[&str]) -> Schema {

@@ -1,4 +1,4 @@
-//! What the operator says about a `LinkerdConfig`.
+//! The status of a `LinkerdConfig`.
 
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{Condition, Time};
 use schemars::JsonSchema;
@@ -6,56 +6,57 @@ use serde::{Deserialize, Serialize};
 
 use super::{rollout_status::RolloutStatus, schema};
 
-/// What the operator did and found. Written by the operator alone.
+/// The state that the operator observed, and its actions. Only the operator writes it.
 #[derive(Clone, Debug, Default, Deserialize, JsonSchema, PartialEq, Serialize)]
 #[serde(rename_all = "camelCase", default)]
 #[schemars(transform = schema::tidy)]
 pub struct LinkerdConfigStatus {
-    /// The metadata.generation that this status is about. While it is lower than that of the resource, the operator has
-    /// not seen the last change yet.
+    /// The metadata.generation that this status describes. While it is lower than that of the resource, the operator
+    /// has not processed the last change yet.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub observed_generation: Option<i64>,
-    /// Whether this is the resource in effect among those for the same ConfigMap.
+    /// Whether this resource is the one in effect for its ConfigMap.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub active: Option<bool>,
-    /// Accepted: whether the resource makes sense and is the one in effect for its ConfigMap. ConfigMapSynced: whether
-    /// the ConfigMap holds what is declared. InjectorSynced: whether every replica of the proxy-injector uses it. Ready:
-    /// whether all is well with the configuration, else the first reason why not. RolloutComplete: whether every
-    /// selected workload runs with it. Stalled: present while something does not get better by itself.
+    /// The conditions of the resource. Accepted: whether the resource is valid and the one in effect for its ConfigMap.
+    /// ConfigMapSynced: whether the ConfigMap holds the declared configuration. InjectorSynced: whether every replica
+    /// of the proxy-injector uses it. Ready: whether the configuration is in effect; if not, its reason is that of the
+    /// first problem. RolloutComplete: whether every selected workload runs with it. Stalled: present while a problem
+    /// needs intervention.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     #[schemars(schema_with = "schema::conditions")]
     pub conditions: Vec<Condition>,
-    /// The ConfigMap that this is about, as it was last seen.
+    /// The target ConfigMap, as it was last observed.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub target: Option<TargetStatus>,
-    /// The hash of the declared configuration, which the ConfigMap holds once it is synced. Neither the order of its
-    /// keys nor how they are quoted matters to it.
+    /// The hash of the declared configuration, which the ConfigMap holds once it is synced. The hash does not depend on
+    /// the order or the quoting of keys.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub config_hash: Option<String>,
-    /// The hash of that part of it which shapes injected Pods. Proxies that were injected with it have it in their
-    /// variable LINKERD_CONFIG_HASH.
+    /// The hash of the part of the configuration that affects injected Pods. Proxies that were injected with it have it
+    /// in their environment variable LINKERD_CONFIG_HASH.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub injection_hash: Option<String>,
-    /// The SHA-256 of the trust anchors in the ConfigMap linkerd-identity-trust-roots, as Linkerd annotates Pods with
-    /// it.
+    /// The SHA-256 of the trust anchors in the ConfigMap linkerd-identity-trust-roots. Linkerd annotates injected Pods
+    /// with the same value.
     #[serde(rename = "trustRootsSHA256", skip_serializing_if = "Option::is_none")]
     pub trust_roots_sha256: Option<String>,
     /// The version of the proxies that are injected now.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub proxy_version: Option<String>,
-    /// The ControllerRevisions that belong to this.
+    /// The ControllerRevisions of this resource.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub revisions: Option<RevisionsStatus>,
     /// The replicas of the proxy-injector.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub injector: Option<InjectorStatus>,
-    /// The last time that somebody else changed the ConfigMap.
+    /// The last change of the ConfigMap by another field manager.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub drift: Option<DriftStatus>,
-    /// How far the running proxies are.
+    /// The progress of the rollout to running proxies.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub rollout: Option<RolloutStatus>,
-    /// The fields of this resource that are accepted and do nothing any more.
+    /// The fields of this resource that are accepted but have no effect.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub deprecated_fields: Vec<String>,
     /// The trust anchors of the mesh.
@@ -72,7 +73,7 @@ pub struct TargetStatus {
     /// The name of the ConfigMap.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub name: Option<String>,
-    /// Its UID, which is also the identity of the installation of Linkerd.
+    /// The UID of the ConfigMap, which also identifies the installation of Linkerd.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub uid: Option<String>,
 }
@@ -80,20 +81,20 @@ pub struct TargetStatus {
 #[derive(Clone, Debug, Default, Deserialize, JsonSchema, PartialEq, Serialize)]
 #[serde(rename_all = "camelCase", default)]
 pub struct RevisionsStatus {
-    /// The revision that holds what the installer of Linkerd wrote last.
+    /// The revision with the document that the installer of Linkerd wrote last.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub base: Option<i64>,
-    /// The revision with the document that the injectors were last seen to use.
+    /// The revision with the document that the proxy-injector was last observed to use.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub last_known_good: Option<i64>,
-    /// Its injection hash.
+    /// The injection hash of lastKnownGood.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub last_known_good_hash: Option<String>,
-    /// The revision with the document that all selected workloads were last seen to run with.
+    /// The revision with the document that all selected workloads were last observed to run with.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub last_rolled_out: Option<i64>,
-    /// The injection hashes of documents that injectors refused, or with which workloads failed, at most 5. None of them
-    /// is written again before the resource or its annotation config.linkerd.io/retry changes.
+    /// The injection hashes of documents that the proxy-injector denied, or with which workloads failed, at most 5.
+    /// They are not written again until the resource or its annotation config.linkerd.io/retry changes.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     #[schemars(length(max = 5))]
     pub failed: Vec<String>,
@@ -102,13 +103,13 @@ pub struct RevisionsStatus {
 #[derive(Clone, Debug, Default, Deserialize, JsonSchema, PartialEq, Serialize)]
 #[serde(rename_all = "camelCase", default)]
 pub struct InjectorStatus {
-    /// How many are ready.
+    /// The number of ready replicas.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub ready: Option<i64>,
-    /// How many of these were seen to use the configuration.
+    /// The number of ready replicas that use the configuration.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub synced: Option<i64>,
-    /// When the counts were found.
+    /// The time when the replicas were counted.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schemars(schema_with = "schema::time")]
     pub last_probe_time: Option<Time>,
@@ -117,22 +118,23 @@ pub struct InjectorStatus {
 #[derive(Clone, Debug, Default, Deserialize, JsonSchema, PartialEq, Serialize)]
 #[serde(rename_all = "camelCase", default)]
 pub struct DriftStatus {
-    /// When it was noticed last.
+    /// The time when drift was last detected.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schemars(schema_with = "schema::time")]
     pub last_time: Option<Time>,
-    /// How often it was noticed.
+    /// The number of times that drift was detected.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub count: Option<i64>,
-    /// The field manager who did it last.
+    /// The field manager that caused the last drift.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub manager: Option<String>,
-    /// The paths that differed then, at most 10; never their values.
+    /// The paths that differed at the last drift, at most 10, without their values.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     #[schemars(length(max = 10))]
     pub paths: Vec<String>,
-    /// When injectors may have used what others wrote, at most 5. Pods that were created then are out of date, whatever
-    /// they say of themselves; a window is dropped when none of them is left.
+    /// The periods in which the proxy-injector may have used changes of other field managers, at most 5. Pods that were
+    /// created in such a period are out of date, regardless of their LINKERD_CONFIG_HASH. A period is removed when none
+    /// of these Pods is left.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     #[schemars(length(max = 5))]
     pub windows: Vec<DriftWindow>,
@@ -141,11 +143,11 @@ pub struct DriftStatus {
 #[derive(Clone, Debug, Default, Deserialize, JsonSchema, PartialEq, Serialize)]
 #[serde(rename_all = "camelCase", default)]
 pub struct DriftWindow {
-    /// When it was written.
+    /// The time when the change was written.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schemars(schema_with = "schema::time")]
     pub from: Option<Time>,
-    /// When every injector was seen to use what is declared again; absent while that is not so.
+    /// The time when every replica of the proxy-injector used the declared configuration again; absent until then.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schemars(schema_with = "schema::time")]
     pub to: Option<Time>,
@@ -154,15 +156,16 @@ pub struct DriftWindow {
 #[derive(Clone, Debug, Default, Deserialize, JsonSchema, PartialEq, Serialize)]
 #[serde(rename_all = "camelCase", default)]
 pub struct TrustAnchorsStatus {
-    /// Where they were found: the ConfigMap linkerd-identity-trust-roots, or identityTrustAnchorsPEM of the document.
+    /// The source of the trust anchors: the ConfigMap linkerd-identity-trust-roots, or identityTrustAnchorsPEM of the
+    /// document.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub source: Option<String>,
-    /// The SHA-256 of each certificate in linkerd-identity-trust-roots, of the first 50.
+    /// The SHA-256 of each certificate in linkerd-identity-trust-roots, at most 50.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     #[schemars(length(max = 50))]
     pub fingerprints: Vec<String>,
-    /// The SHA-256 of a bundle that has none of the anchors that were there before: proxies with one bundle cannot talk
-    /// to those with the other, so nothing is restarted for it until the annotation
+    /// The SHA-256 of a bundle that contains none of the previous trust anchors. Proxies with different bundles cannot
+    /// connect to each other, so no workload is restarted for it until the annotation
     /// config.linkerd.io/approve-trust-roots has this value.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub replaced: Option<String>,

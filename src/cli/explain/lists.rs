@@ -1,7 +1,7 @@
 //! Lists the workloads of the cluster once, with the projections that the rollout engine uses.
 //!
 //! * In: a client. Out: a [`State`] of the kinds that the engine watches.
-//! * Always: lists are read in pages; an object that cannot be read is named on standard error and left out.
+//! * Always: lists are read in pages; an object that cannot be decoded is named on standard error and skipped.
 
 use anyhow::{Context, Result};
 use k8s_openapi::api::{
@@ -34,7 +34,7 @@ pub(super) async fn workloads(client: &Client) -> Result<State> {
     add::<IntermediateOwner<ReplicaSet>>(client, &mut state).await?;
     add::<IntermediateOwner<Job>>(client, &mut state).await?;
     add::<DisruptionBudget>(client, &mut state).await?;
-    // Last, so that the workloads of Pods which are created meanwhile are known.
+    // Pods are listed last, so that the workloads of Pods that are created in the meantime are known.
     add::<Pod>(client, &mut state).await?;
     Ok(state)
 }
@@ -53,7 +53,10 @@ async fn add<T: Watched>(client: &Client, state: &mut State) -> Result<()> {
                 Guarded::Valid(object) => drop(T::project(object, &mut Problems::default()).apply(state)),
                 Guarded::Invalid { ref error, .. } => {
                     let namespace = object.namespace().map(|namespace| format!("{namespace}/")).unwrap_or_default();
-                    eprintln!("left out, it cannot be read: {resource} {namespace}{}: {error}", object.name_any());
+                    eprintln!(
+                        "skipped {resource} {namespace}{}, because it cannot be decoded: {error}",
+                        object.name_any()
+                    );
                 }
             }
         }
@@ -73,7 +76,7 @@ mod tests {
     use super::*;
     use crate::api::NamespacedName;
 
-    /// A client of an API server that answers a path and its query so.
+    /// A client of an API server whose answer depends on the path and the query.
     fn client(answer: impl Fn(&str, &str) -> (u16, Value) + Clone + Send + 'static) -> Client {
         let service = tower::service_fn(move |request: Request<Body>| {
             let (code, answer) = answer(request.uri().path(), request.uri().query().unwrap_or_default());
@@ -88,7 +91,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn all_pages_are_read_and_what_cannot_be_read_costs_only_itself() {
+    async fn all_pages_are_read_and_an_invalid_object_is_skipped() {
         let pod = |name: &str| json!({"metadata": {"name": name, "namespace": "app"}});
         let client = client(move |path, query| {
             assert!(query.contains("limit=500"), "{path}?{query}");
@@ -108,7 +111,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_permission_that_is_missing_is_named_with_where_it_is_missing() {
+    async fn a_missing_permission_is_reported_with_its_kind_and_scope() {
         let cases = [
             ("/api/v1/namespaces", "cannot list namespaces: "),
             ("/apis/policy/v1/poddisruptionbudgets", "cannot list poddisruptionbudgets.policy in all namespaces: "),

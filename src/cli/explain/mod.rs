@@ -1,5 +1,5 @@
-//! `linkerd-operator explain` prints the changes that a LinkerdConfig would make, the source of each value, and the state of the
-//! workloads.
+//! `linkerd-operator explain` prints the changes that a LinkerdConfig would make, the source of each value, and the
+//! state of the workloads.
 //!
 //! * In: a name or a manifest; the API server, from which it only reads. Out: text or JSON; an exit code.
 //! * Always: the controller's own functions decide; nothing is written; no secret is shown.
@@ -24,31 +24,34 @@ use crate::client;
 
 #[derive(Clone, Debug, ClapArgs)]
 pub struct ExplainArgs {
-    /// The LinkerdConfig; else the one in effect for the ConfigMap linkerd-config in the namespace linkerd
+    /// Name of the LinkerdConfig; if absent, the one in effect for the ConfigMap linkerd-config in the namespace
+    /// linkerd
     #[arg(value_name = "NAME")]
     pub name: Option<String>,
 
-    /// A manifest instead, which need not be applied; - for standard input. The API server checks it in a dry run
+    /// Manifest to explain instead, which need not be applied; - for standard input. The API server validates it in a
+    /// dry run
     #[arg(long, short, value_name = "FILE", conflicts_with = "name")]
     pub file: Option<PathBuf>,
 
-    /// List also the values that stay as the installer wrote them
+    /// Also list the values that stay as the installer wrote them
     #[arg(long)]
     pub all: bool,
 
-    /// Tell also of each workload that has Pods of the mesh: what rollouts do about it, and why
+    /// Also list each workload with meshed Pods, the rollout's decision about it, and the reason
     #[arg(long)]
     pub workloads: bool,
 
-    /// With --workloads: the namespace of the operator, where it restarts nothing; else the control plane's
+    /// With --workloads: namespace of the operator, in which no workload is restarted; if unset, the control plane's
+    /// namespace
     #[arg(long, env = "LINKERD_OPERATOR_OPERATOR_NAMESPACE", value_name = "NAME", value_parser = NonEmptyStringValueParser::new())]
     pub operator_namespace: Option<String>,
 
-    /// How to print
+    /// Output format
     #[arg(long, short, value_name = "FORMAT", default_value = "table")]
     pub output: OutputFormat,
 
-    /// The kubeconfig to use; else $KUBECONFIG, ~/.kube/config, or the ServiceAccount of the pod, in this order
+    /// Path of the kubeconfig; if unset, $KUBECONFIG, ~/.kube/config, or the ServiceAccount of the pod, in this order
     #[arg(long, env = "LINKERD_OPERATOR_KUBECONFIG", value_name = "FILE")]
     pub kubeconfig: Option<PathBuf>,
 }

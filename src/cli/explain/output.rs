@@ -1,7 +1,8 @@
 //! The output of `explain`. Pure.
 //!
 //! * In: the objects that were read. Out: the JSON document, which is also the source of the text.
-//! * Always: a resource that is not in effect is explained as if it were; each path of the effective document counts once.
+//! * Always: a resource that is not in effect is explained as if it were; each path of the effective document counts
+//!   once.
 
 use std::collections::BTreeSet;
 
@@ -121,7 +122,7 @@ impl ExplainOutput {
                 base: base.as_ref(),
                 bundle: bundle.as_deref(),
                 first_time: config.status.revisions.is_none(),
-                revert_suspended: is_fought_over(&config.status),
+                revert_suspended: is_revert_suspended(&config.status),
                 failed: failed_hashes(config, &config.status),
                 good,
             }),
@@ -210,7 +211,7 @@ impl ValueRows {
             let from = overlay.source(path, effective).into_str();
             ValueRow { path: path.clone(), from, live: seen(&live), effective: seen(effective), changes }
         };
-        // A named path may be a map. Changes below it have rows of their own.
+        // A named path may be a map. Changes below it have separate rows.
         let stays = |path: &Path| reported(input, plan).any(|it| it.starts_with(path) || path.starts_with(it));
         let is_changed = |path: &Path| live.get(path) != effective.get(path) && !stays(path);
         let others = effective.leaves().map(|(path, _)| path);
@@ -228,8 +229,8 @@ fn reported<'a>(input: &ExplainInput, plan: &'a ConfigPlan) -> impl Iterator<Ite
     plan.drift.iter().filter(move |_| reports).flat_map(|drift| &drift.paths)
 }
 
-/// Returns whether the operator stopped reverting drift. Only the status says so.
-fn is_fought_over(status: &LinkerdConfigStatus) -> bool {
+/// Returns whether the operator has suspended the revert of drift, which only the status records.
+fn is_revert_suspended(status: &LinkerdConfigStatus) -> bool {
     status.conditions.iter().any(|condition| condition.type_ == "Stalled" && condition.reason == "RepeatedDrift")
 }
 
@@ -237,7 +238,7 @@ fn would_change(changes: usize, plan: &ConfigPlan) -> String {
     if changes == 0 {
         return format!("only the marker {CONFIG_HASH_ENV} would be written");
     }
-    let revert = if plan.drift.is_some() { ", what others changed among them" } else { "" };
+    let revert = if plan.drift.is_some() { ", including changes by other field managers" } else { "" };
     format!("{} would change{revert}", counted(changes, "value"))
 }
 

@@ -22,7 +22,7 @@ fn edited(keys: &[&str], value: Value) -> String {
 }
 
 #[test]
-fn what_would_change_is_marked_and_each_value_says_where_it_is_from() {
+fn changes_are_marked_and_each_value_has_its_source() {
     let spec = json!({
         "proxy": {"logLevel": "debug", "proxyImage": {"name": "cr.l5d.io/linkerd/proxy"}},
         "values": {"proxyInit": {"iptablesMode": "nft"}, "heartbeatSchedule": null, "new": {"a": "x".repeat(99)}},
@@ -38,7 +38,7 @@ LinkerdConfig:  mesh
 Target:         ConfigMap linkerd/linkerd-config
 Mode:           Enforce
 In effect:      yes
-Base:           revision 2, which would be kept first
+Base:           revision 2, which would be saved first
 Verdict:        OutOfSync: 4 values would change
 Deprecated:     spec.global.omitWebhookSideEffects: without effect
 
@@ -57,12 +57,12 @@ unmanaged: {others} other values stay as the installer wrote them
 }
 
 #[test]
-fn what_others_changed_is_named_with_who_did_it_and_where_it_goes_back_to() {
+fn drift_is_shown_with_its_manager_and_the_restored_value() {
     let live = Some(config_map("kubectl-edit", &edited(&["proxy", "accessLog"], json!("apache"))));
     let output = ExplainOutput::new(&ExplainInput { live, ..input(&json!({})) }, false);
     let text = text(&output);
     assert!(
-        text.contains("Verdict:        OutOfSync: 1 value would change, what others changed among them\n"),
+        text.contains("Verdict:        OutOfSync: 1 value would change, including changes by other field managers\n"),
         "{text}"
     );
     assert!(text.contains("Drift:          kubectl-edit changed proxy.accessLog\n"), "{text}");
@@ -77,7 +77,7 @@ fn what_others_changed_is_named_with_who_did_it_and_where_it_goes_back_to() {
 }
 
 #[test]
-fn what_the_operator_leaves_for_a_while_is_not_said_to_be_reverted() {
+fn drift_is_not_shown_as_reverted_while_the_revert_is_suspended() {
     let live = Some(config_map("kubectl-edit", &edited(&["proxy", "accessLog"], json!("apache"))));
     let mut input = ExplainInput { live, ..input(&json!({})) };
     let status = json!({"revisions": {"base": 1}, "conditions": [{
@@ -92,7 +92,7 @@ fn what_the_operator_leaves_for_a_while_is_not_said_to_be_reverted() {
 }
 
 #[test]
-fn what_is_only_reported_would_not_change() {
+fn drift_that_is_only_reported_would_not_change() {
     let live = Some(config_map("kubectl-edit", &edited(&["proxy", "accessLog"], json!("apache"))));
     let output = ExplainOutput::new(&ExplainInput { live, ..input(&json!({"drift": {"action": "Report"}})) }, false);
     let row = "    proxy.accessLog   base   \"apache\"   \"\"\n";
@@ -112,14 +112,14 @@ fn every_value_of_the_effective_document_counts_once() {
 }
 
 #[test]
-fn nothing_to_do_is_said_as_the_status_says_it() {
+fn a_synced_config_map_has_the_message_of_the_status() {
     let text = text(&ExplainOutput::new(&input(&json!({})), false));
     assert!(text.contains("Verdict:        Synced: the ConfigMap holds the declared configuration\n"), "{text}");
     assert!(!text.contains("PATH"), "{text}");
 }
 
 #[test]
-fn that_only_the_marker_is_missing_is_said() {
+fn a_missing_marker_is_the_only_change() {
     let input = ExplainInput { live: Some(config_map("helm", INSTALLED)), ..input(&json!({})) };
     let text = text(&ExplainOutput::new(&input, false));
     assert!(
@@ -129,7 +129,7 @@ fn that_only_the_marker_is_missing_is_said() {
 }
 
 #[test]
-fn a_resource_with_lower_priority_shows_the_winner_and_what_it_would_do() {
+fn a_resource_with_lower_priority_shows_the_winner_and_its_own_changes() {
     let input =
         ExplainInput { winner: Some(config("other", &json!({}))), ..input(&json!({"proxy": {"logLevel": "debug"}})) };
     let output = ExplainOutput::new(&input, false);
@@ -165,7 +165,7 @@ fn all_problems_are_listed_and_no_secret_is_shown() {
 }
 
 #[test]
-fn what_cannot_be_followed_has_no_table() {
+fn a_verdict_without_an_effective_document_has_no_table() {
     let sentence = |input: &ExplainInput| {
         let output = ExplainOutput::new(input, true);
         assert!(!output.is_accepted() && output.values.is_empty());
@@ -179,7 +179,7 @@ fn what_cannot_be_followed_has_no_table() {
 }
 
 #[test]
-fn a_broken_document_that_is_put_right_is_all_new() {
+fn a_broken_document_is_replaced_as_a_whole() {
     let live = Some(config_map("kubectl-edit", "proxy: ["));
     let output = ExplainOutput::new(&ExplainInput { live, ..input(&json!({})) }, false);
     assert_eq!(output.unmanaged, 0);

@@ -1,4 +1,5 @@
-//! The output as text: a head, a table of values and the number of unmanaged values, a table of workloads and their totals.
+//! The output as text: a head, a table of values and the number of unmanaged values, a table of workloads and their
+//! totals.
 
 use std::iter::once;
 
@@ -88,8 +89,8 @@ fn head(output: &ExplainOutput) -> String {
     };
     let base = match &output.base {
         Some(BaseRevision { revision, kept: true }) => format!("revision {revision}"),
-        Some(BaseRevision { revision, kept: false }) => format!("revision {revision}, which would be kept first"),
-        None => "none is kept".to_owned(),
+        Some(BaseRevision { revision, kept: false }) => format!("revision {revision}, which would be saved first"),
+        None => "none saved".to_owned(),
     };
     let condition = if output.in_effect { "" } else { ", if it were in effect" };
     let mut lines = vec![

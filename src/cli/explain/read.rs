@@ -1,7 +1,7 @@
 //! Reads the input of the controller once.
 //!
-//! * In: a client, a name or a manifest. Out: the resource, the resource in effect for its ConfigMap, and the objects that the
-//!   effective document is made of.
+//! * In: a client, a name or a manifest. Out: the resource, the resource in effect for its ConfigMap, and the objects
+//!   that the effective document is made of.
 //! * Always: the API server validates a manifest in a dry run, if the user has the permission for one.
 
 use std::{
@@ -77,7 +77,7 @@ pub(super) async fn read(client: &Client, name: Option<&str>, file: Option<&Path
             let GlobalSpec { linkerd_namespace, config_map, .. } = GlobalSpec::default();
             let target = NamespacedName::new(linkerd_namespace, config_map);
             let winner = active::of(&state.linkerd_configs, &target).with_context(|| {
-                format!("no LinkerdConfig is in effect for {target}: name one, or a manifest with --file")
+                format!("no LinkerdConfig is in effect for {target}: pass the name of one, or a manifest with --file")
             })?;
             Arc::clone(&winner.name)
         }
@@ -108,7 +108,7 @@ async fn list(client: &Client) -> Result<Vec<api::LinkerdConfig>> {
     match Api::all(client.clone()).list(&ListParams::default()).await {
         Ok(list) => Ok(list.items),
         Err(Error::Api(status)) if status.code == 404 => {
-            bail!("the API server knows no LinkerdConfigs: install their definition, crd/linkerdconfigs.yaml")
+            bail!("the API server has no resource LinkerdConfig: install its CRD, crd/linkerdconfigs.yaml")
         }
         Err(error) => Err(plain(error)).context("cannot list LinkerdConfigs"),
     }
@@ -138,7 +138,7 @@ fn parsed(file: &Path) -> Result<(Arc<str>, Value)> {
     } else {
         text = fs::read_to_string(file).with_context(|| format!("cannot read {}", file.display()))?;
     }
-    object(&text).with_context(|| format!("{} is no manifest of a LinkerdConfig", file.display()))
+    object(&text).with_context(|| format!("{} is not a manifest of a LinkerdConfig", file.display()))
 }
 
 fn object(text: &str) -> Result<(Arc<str>, Value)> {
@@ -146,11 +146,11 @@ fn object(text: &str) -> Result<(Arc<str>, Value)> {
     let mut lines = text.lines().map(str::trim_end);
     let begins = |line: &str| !line.is_empty() && !line.starts_with('#') && !is_separator(line);
     if lines.by_ref().any(begins) && lines.any(is_separator) {
-        bail!("it has several documents");
+        bail!("it contains several documents");
     }
     let object = Value::Object(manifest(text)?);
-    let said = |key: &str| object.get(key).and_then(Value::as_str).unwrap_or_default();
-    let (kind, version) = (said("kind"), said("apiVersion"));
+    let field = |key: &str| object.get(key).and_then(Value::as_str).unwrap_or_default();
+    let (kind, version) = (field("kind"), field("apiVersion"));
     let ours = api::LinkerdConfig::api_version(&());
     if kind != LINKERD_CONFIG_KIND || version != ours {
         bail!("it is of kind {kind:?}, apiVersion {version:?}, and not {LINKERD_CONFIG_KIND:?}, {ours:?}");
@@ -159,7 +159,7 @@ fn object(text: &str) -> Result<(Arc<str>, Value)> {
     Ok((name.context("it has no metadata.name")?.into(), object))
 }
 
-/// Returns the resource as it would be stored, with its defaults, or the errors of the schema.
+/// Returns the resource as it would be stored, with its defaults, or fails with the errors of the schema.
 async fn admitted(
     client: &Client,
     name: &str,
@@ -172,7 +172,7 @@ async fn admitted(
         None => (Method::POST, all),
     };
     if let Some(metadata) = object.get_mut("metadata").and_then(Value::as_object_mut) {
-        // A manifest may have been written from an object that was there.
+        // The manifest may be an export of an existing object.
         metadata.remove("uid");
         metadata.remove("creationTimestamp");
         metadata.insert("resourceVersion".to_owned(), known.map_or(json!(""), |known| json!(*known.version)));
@@ -186,13 +186,13 @@ async fn admitted(
             unchecked(object, known)
         }
         Err(Error::Api(status)) if (400..500).contains(&status.code) => bail!("{}", refusal(name, &status)),
-        Err(error) => Err(plain(error)).context("cannot have the API server check the manifest"),
+        Err(error) => Err(plain(error)).context("the API server could not check the manifest"),
     }
 }
 
 /// Returns the resource without a check of its schema.
 fn unchecked(object: Value, known: Option<&LinkerdConfig>) -> Result<api::LinkerdConfig> {
-    let mut config: api::LinkerdConfig = serde_json::from_value(object).context("it cannot be read")?;
+    let mut config: api::LinkerdConfig = serde_json::from_value(object).context("the manifest cannot be decoded")?;
     config.metadata.creation_timestamp =
         Some(Time(known.and_then(|known| known.created).unwrap_or_else(Timestamp::now)));
     config.status = known.map(|known| (*known.status).clone());
@@ -204,8 +204,8 @@ fn refusal(name: &str, status: &Status) -> String {
     let causes = status.details.iter().flat_map(|details| &details.causes);
     let causes: Vec<String> = causes.map(|cause| format!("\n  {}: {}", cause.field, cause.message)).collect();
     match causes.is_empty() {
-        true => format!("the API server refuses LinkerdConfig {name}: {}", status.message),
-        false => format!("the API server refuses LinkerdConfig {name}:{}", causes.concat()),
+        true => format!("the API server rejected LinkerdConfig {name}: {}", status.message),
+        false => format!("the API server rejected LinkerdConfig {name}:{}", causes.concat()),
     }
 }
 
@@ -232,10 +232,10 @@ mod tests {
     }
 
     #[test]
-    fn what_a_reader_may_not_have_checked_is_as_old_as_it_would_be() {
+    fn an_unchecked_manifest_has_the_age_that_it_would_have() {
         let (_, manifest) = object(MANIFEST).unwrap();
         let config = unchecked(manifest, None).unwrap();
-        assert!(config.metadata.creation_timestamp.is_some(), "without one it would be the oldest");
+        assert!(config.metadata.creation_timestamp.is_some(), "without a creation time it would be the oldest");
         assert_eq!(config.spec.global, GlobalSpec::default());
     }
 }

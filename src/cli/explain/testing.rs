@@ -36,7 +36,7 @@ pub(super) fn config_map(manager: &str, values: &str) -> ConfigMap {
     ConfigMap::project(object.unwrap(), &mut Problems::default())
 }
 
-/// A resource in effect, over the installed document.
+/// A resource that is in effect, with the installed document.
 pub(super) fn input(spec: &Value) -> ExplainInput {
     let config = config("mesh", spec);
     ExplainInput {

@@ -1,8 +1,9 @@
 //! The state of each meshed workload, and the decision of the rollout engine about it. Pure.
 //!
-//! * In: the objects that were read, the plan for the ConfigMap. Out: a row for each workload with meshed Pods, and the totals.
-//! * Always: the functions of the engine decide, from the status of a resource that is in effect. For any other resource the output
-//!   is what the engine would decide once injectors use the planned document.
+//! * In: the objects that were read, the plan for the ConfigMap. Out: a row for each workload with meshed Pods, and the
+//!   totals.
+//! * Always: the functions of the engine decide, from the status of a resource that is in effect. For any other
+//!   resource the output is what the engine would decide once injectors use the planned document.
 
 use std::{collections::BTreeSet, sync::Arc};
 
@@ -100,7 +101,7 @@ impl WorkloadsOutput {
         let context = RolloutContext {
             term: 0,
             operator_namespace: Arc::clone(operator_namespace),
-            // The engine compares the age of the control plane itself, and its condition has the result.
+            // The engine also compares the age of the control plane itself; the result is in its condition.
             trust_roots_written: None,
         };
         let target = RolloutTarget::of(config, &status, &context);
@@ -116,12 +117,12 @@ impl WorkloadsOutput {
             (Some(complete), _) => known(complete.message.clone(), Some(&complete.reason)),
             (None, Some(closed)) => known(closed.message.clone(), Some(closed.reason)),
             (None, None) if !is_reported && plan.injection_hash.is_none() => {
-                let message = "what Pods would have to run with is not known, because nothing would be written";
+                let message = "the target configuration of Pods is unknown, because nothing would be written";
                 return Some(Self { rollout: known(message.to_owned(), None), workloads: Vec::new() });
             }
             (None, None) if target.rollout().paused => known("spec.rollout.paused is true".to_owned(), Some(PAUSED)),
             (None, None) => {
-                known("this would follow once the resource is in effect and injectors use it".to_owned(), None)
+                known("would begin once the resource is in effect and the injectors use it".to_owned(), None)
             }
         };
         if *config.target.name != *INJECTORS_CONFIG_MAP {
@@ -164,7 +165,7 @@ fn status_once_in_effect(input: &ExplainInput, document: Option<&Reading>, plan:
     }
 }
 
-/// Returns everything that has Pods or creates them.
+/// Returns all workloads that have Pods or create them.
 fn all(state: &State) -> BTreeSet<WorkloadKey> {
     let resources = state.apps_workloads().map(|resource| resource.workload.clone());
     resources.chain(state.pods.iter().map(|pod| state.workload_of(pod))).collect()
@@ -203,7 +204,7 @@ impl Decision {
             WorkloadState::Unmeshed => decided("Nothing", None, remarks(pods)),
             WorkloadState::UpToDate => decided("UpToDate", None, remarks(pods)),
             WorkloadState::Observed => {
-                let message = "its label config.linkerd.io/reconcile is observe: it is told of, and left alone";
+                let message = "its label config.linkerd.io/reconcile is observe: it is reported, but not restarted";
                 decided("Observed", None, message.to_owned())
             }
             WorkloadState::Unselected(reason) => decided("NotSelected", Some(reason.as_str()), reason.why().to_owned()),
@@ -231,10 +232,8 @@ fn because(causes: &[(RolloutTrigger, usize)], assessment: &Assessment) -> Strin
         };
         format!("{} {what}", counted(*count, "Pod"))
     };
-    let more = listed(&[
-        (assessment.suspects, "from while others had edited it"),
-        (assessment.pods.uninjected, "without a proxy"),
-    ]);
+    let more =
+        listed(&[(assessment.suspects, "created during drift"), (assessment.pods.uninjected, "without a proxy")]);
     causes.iter().map(cause).chain(more).collect::<Vec<_>>().join(", ")
 }
 
@@ -249,16 +248,16 @@ fn listed(counts: &[(i64, &str)]) -> Vec<String> {
 fn progress(in_progress: &InProgress, target: &RolloutTarget) -> String {
     let missing = match &in_progress.health {
         Health::Progressing(missing) => missing.clone(),
-        Health::Healthy => format!("its Pods run with it, and have to stay well for {}", target.rollout().soak),
-        Health::Evicting => "its Pods are evicted, one after the other".to_owned(),
+        Health::Healthy => format!("its Pods run with it, and must stay ready for {}", target.rollout().soak),
+        Health::Evicting => "its Pods are evicted one by one".to_owned(),
         Health::StillOutdated => "its new Pods are out of date".to_owned(),
-        Health::Reverted => "somebody put back what the restart had changed".to_owned(),
+        Health::Reverted => "another client reverted the restart's change".to_owned(),
         Health::Uninjected(pod) => format!("Pod {pod} came up without a proxy"),
-        Health::ToBeReverted => "it is to be put back to what it was before".to_owned(),
+        Health::ToBeReverted => "its restart is to be reverted".to_owned(),
     };
     match in_progress.state {
-        RolloutState::Retrying => format!("for the second time: {missing}"),
-        RolloutState::RolledBack => format!("put back to what it was before: {missing}"),
+        RolloutState::Retrying => format!("second attempt: {missing}"),
+        RolloutState::RolledBack => format!("its restart was reverted: {missing}"),
         RolloutState::Updating | RolloutState::Updated | RolloutState::Failed => missing,
     }
 }
@@ -270,11 +269,11 @@ fn remarks(pods: &RolloutPods) -> String {
         return "its Pods run with the configuration".to_owned();
     }
     let remarks = [
-        (outdated, "out of date for what restarts nothing"),
-        (pinned, "with the version of the proxy that it chooses itself"),
-        (unknown, "of which nobody can tell"),
+        (outdated, "out of date only for a trigger that is not enabled"),
+        (pinned, "with a pinned proxy version"),
+        (unknown, "with an unknown configuration"),
         (uninjected, "without a proxy"),
-        (completed, "that has ended"),
+        (completed, "completed"),
     ];
     listed(&remarks).join(", ")
 }

@@ -27,7 +27,8 @@ fn put<T: Watched>(state: &mut State, object: &Value) {
     T::project(wire, &mut Problems::default()).apply(state);
 }
 
-/// In namespace `app`, opted in; with a Pod for each of these proxies, `""` for none.
+/// Adds a workload in namespace `app` that opted in, with a Pod for each of these proxies; `""` is a Pod without a
+/// proxy.
 fn workload<T: Watched>(state: &mut State, kind: &str, name: &str, over: &Value, proxies: &[&str]) {
     let mut object = json!({
         "metadata": {"name": name, "namespace": "app", "uid": name, "resourceVersion": "1", "generation": 1,
@@ -70,14 +71,14 @@ fn merge(into: &mut Value, over: &Value) {
     }
 }
 
-/// Namespace `app`, and in it nothing.
+/// A state with the namespace `app`, which is empty.
 fn empty() -> State {
     let mut state = State::default();
     put::<Namespace>(&mut state, &json!({"metadata": {"name": "app"}}));
     state
 }
 
-/// Where the wanted marker is `new`.
+/// The input for a resource in effect whose marker is `new`.
 fn with(state: State, spec: &Value, conditions: &Value) -> ExplainInput {
     let mut input = input(spec);
     let status = json!({"observedGeneration": 0, "active": true, "injectionHash": "new", "revisions": {"base": 1},
@@ -94,7 +95,7 @@ fn complete(reason: &str, message: &str) -> Value {
     json!([{"type": "RolloutComplete", "status": "False", "reason": reason, "message": message, "lastTransitionTime": RESTARTED}])
 }
 
-/// What comes after the unmanaged values.
+/// The text after the unmanaged values.
 fn table(output: &ExplainOutput) -> String {
     let text = text(output);
     text.split_once("\nunmanaged: ").unwrap().1.split_once('\n').unwrap().1.to_owned()
@@ -109,7 +110,7 @@ fn rollout(state: &str, more: &Value) -> Value {
 }
 
 #[test]
-fn each_workload_has_a_line_with_what_is_done_about_it_and_why() {
+fn each_workload_has_a_line_with_the_decision_and_its_reason() {
     let mut state = empty();
     let none = json!({});
     let label = |value: Value| json!({"metadata": {"labels": {"config.linkerd.io/reconcile": value}}});
@@ -149,7 +150,7 @@ app         Deployment    guarded    0/1    Skipped       BlockedByPDB: a PodDis
 app         Deployment    paused     0/1    Skipped       Paused: the Deployment is paused: resume it
 app         Deployment    rolling    1/2    Updating      1 of 2 Pods are updated, 2 are available
 app         Deployment    stranger   0/1    NotSelected   NotOptedIn: no label config.linkerd.io/reconcile: auto on it, its template or its namespace
-app         Deployment    watched    0/1    Observed      its label config.linkerd.io/reconcile is observe: it is told of, and left alone
+app         Deployment    watched    0/1    Observed      its label config.linkerd.io/reconcile is observe: it is reported, but not restarted
 app         Deployment    web        2/2    UpToDate      its Pods run with the configuration
 app         Pod           alone      0/1    Skipped       NoController: no controller would recreate these Pods: delete and recreate them yourself
 app         StatefulSet   store      0/1    Skipped       OnDelete: its update strategy is OnDelete: delete its Pods, or annotate it with config.linkerd.io/rollout-method: evict
@@ -160,7 +161,7 @@ workloads: 1 of 7 selected are up to date, 1 updating, 1 pending, 1 failed, 4 sk
 }
 
 #[test]
-fn as_json_it_is_a_list_beside_the_counts_of_the_status() {
+fn the_json_has_the_workloads_and_the_counts_of_the_status() {
     let mut state = empty();
     deployment(&mut state, "web", &json!({"spec": {"paused": true}}), &["old", "new"]);
     let input = with(state, &json!({}), &complete("WorkloadsSkipped", "skipped: Paused 1"));
@@ -180,7 +181,7 @@ fn as_json_it_is_a_list_beside_the_counts_of_the_status() {
 }
 
 #[test]
-fn what_a_pod_is_out_of_date_for_is_said_as_far_as_it_restarts_anything() {
+fn only_enabled_triggers_are_named_as_causes() {
     let mut state = empty();
     deployment(&mut state, "web", &json!({}), &["old", "old"]);
     let roots = json!({"annotations": {"linkerd.io/trust-root-sha256": "ff"}});
@@ -202,7 +203,7 @@ fn what_a_pod_is_out_of_date_for_is_said_as_far_as_it_restarts_anything() {
     assert_eq!(
         why(&input),
         "to be restarted for new-01234567: 3 Pods with another configuration, 1 Pod with other trust anchors, \
-         3 Pods from while others had edited it"
+         3 Pods created during drift"
     );
     let mut config = LinkerdConfig::clone(&input.config);
     let spec = json!({"rollout": {"triggers": ["TrustRoots"], "method": "Evict"}});
@@ -213,10 +214,10 @@ fn what_a_pod_is_out_of_date_for_is_said_as_far_as_it_restarts_anything() {
 }
 
 #[test]
-fn a_resource_that_is_not_in_effect_shows_what_would_follow() {
+fn a_resource_that_is_not_in_effect_shows_the_rollout_that_would_begin() {
     let mut state = empty();
     deployment(&mut state, "web", &json!({}), &["old"]);
-    // Before there is any resource: what is there is what its Pod runs with.
+    // Without a resource, a Pod without a marker counts as up to date with the installed document.
     let mut installed = pod(
         "db-0",
         &json!({"ownerReferences": [{"apiVersion": "apps/v1", "kind": "Deployment", "name": "db", "uid": "db"}]}),
@@ -235,10 +236,10 @@ fn a_resource_that_is_not_in_effect_shows_what_would_follow() {
         workloads.workloads.iter().map(|row| (&*row.name, row.decision.decision)).collect();
     assert_eq!(decisions, [("db", "UpToDate"), ("web", "Pending")]);
     assert!(workloads.workloads[1].decision.message.contains(&hash), "{workloads:?}");
-    let line = "Rollout:        this would follow once the resource is in effect and injectors use it\n";
+    let line = "Rollout:        would begin once the resource is in effect and the injectors use it\n";
     assert!(text(&output).contains(line), "{}", text(&output));
 
-    // Another configuration: then the Pod from before is out of date as well.
+    // With another configuration that Pod is out of date, too.
     input.config = config("mesh", &json!({"proxy": {"logLevel": "debug"}}));
     let workloads = ExplainOutput::new(&input, false).workloads.unwrap();
     assert!(workloads.workloads.iter().all(|row| row.decision.decision == "Pending"), "{workloads:?}");
@@ -248,7 +249,7 @@ fn a_resource_that_is_not_in_effect_shows_what_would_follow() {
         (json!({"rollout": {"policy": "Off"}}), "RolloutDisabled: spec.rollout.policy is Off", 2),
         (json!({"rollout": {"paused": true}}), "Paused: spec.rollout.paused is true", 2),
         (json!({"mode": "Observe"}), "RolloutDisabled: mode is Observe", 2),
-        (json!({"values": {"proxy": {"await": 1}}}), "what Pods would have to run with is not known, because", 0),
+        (json!({"values": {"proxy": {"await": 1}}}), "the target configuration of Pods is unknown, because", 0),
         (json!({"global": {"configMap": "other"}}), "RolloutDisabled: no injector reads this ConfigMap", 0),
     ] {
         input.config = config("mesh", &spec);
@@ -261,7 +262,7 @@ fn a_resource_that_is_not_in_effect_shows_what_would_follow() {
 }
 
 #[test]
-fn where_the_operator_is_nothing_is_restarted() {
+fn workloads_in_the_operators_namespace_are_not_restarted() {
     let mut state = empty();
     deployment(&mut state, "web", &json!({}), &["old"]);
     let mut input = with(state, &json!({}), &complete("Progressing", ""));
