@@ -28,7 +28,8 @@ impl Tasks {
         }
     }
 
-    /// Waits for all tasks to end; the caller has already requested them to stop. Aborts tasks that exceed the deadline.
+    /// Waits for all tasks to end; the caller has already requested them to stop. Aborts tasks that exceed the
+    /// deadline.
     pub async fn finish(mut self, deadline: Duration) {
         let all = async {
             while let Some(ended) = self.set.join_next_with_id().await {

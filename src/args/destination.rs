@@ -23,7 +23,7 @@ use crate::{
 #[derive(Clone, Debug, ClapArgs)]
 #[command(next_help_heading = "Destination")]
 pub struct DestinationArgs {
-    /// Address of the Destination API, in plain HTTP/2: the pod's own proxy adds TLS
+    /// Address of the Destination API, in plain HTTP/2: no TLS, unless the pod has a Linkerd proxy
     #[arg(long, env = "LINKERD_OPERATOR_DESTINATION_ADDR", value_name = "IP:PORT", default_value = "[::]:8086")]
     pub destination_addr: SocketAddr,
 

@@ -33,8 +33,8 @@ pub(super) struct EndpointsState {
     none: Option<NoEndpoints>,
 }
 
-/// One endpoint. The first fields are those of `linkerd diagnostics endpoints -o json`; the others are only in the output
-/// of this command.
+/// One endpoint. The first fields are those of `linkerd diagnostics endpoints -o json`; the others are only in the
+/// output of this command.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub(super) struct EndpointRow {
     pub(super) namespace: String,

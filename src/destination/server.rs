@@ -1,8 +1,8 @@
 //! The gRPC server: its connections and calls, and its shutdown.
 //!
-//! In: plain HTTP/2 connections (the Pod's own proxy terminates TLS). Out: `Get` and `GetProfile` streams, and the
-//! health service. tonic's server is not used, because it encodes every message for each stream and cannot reset a
-//! single stream.
+//! In: plain HTTP/2 connections (a Linkerd proxy in the Pod, if it has one, terminates TLS). Out: `Get` and
+//! `GetProfile` streams, and the health service. tonic's server is not used, because it encodes every message for each
+//! stream and cannot reset a single stream.
 //!
 //! Always holds: connections, requests and clients that do not read have deadlines; when the process stops, streams end
 //! with OK and the server waits for all its tasks, up to a timeout.

@@ -17,8 +17,8 @@ pub trait Stored: PartialEq + Sized {
 
     /// Copies from the known object what the API server does not send.
     fn inherit(&mut self, _known: &Self) {}
-    /// Returns `false` if the two objects differ only in fields that no observer reads, such as the resourceVersion. Such an object is
-    /// stored, and observers are not notified.
+    /// Returns `false` if the two objects differ only in fields that no observer reads, such as the resourceVersion.
+    /// Such an object is stored, and observers are not notified.
     fn is_change(&self, _known: &Self) -> bool {
         true
     }

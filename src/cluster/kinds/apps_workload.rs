@@ -1,6 +1,7 @@
 //! Deployments, StatefulSets and DaemonSets: the kinds that replace their Pods when their template changes.
 //!
-//! In: objects of the three kinds. Out: one type, [`AppsWorkload`], with the template, the update strategy and the progress of the update.
+//! In: objects of the three kinds. Out: one type, [`AppsWorkload`], with the template, the update strategy and the
+//! progress of the update.
 
 use std::{collections::BTreeMap, fmt::Debug, marker::PhantomData, sync::Arc};
 
@@ -19,7 +20,8 @@ use crate::{
     text::truncate,
 };
 
-/// The longest failure message that is kept, in bytes. Kubernetes quotes quotas and answers of webhooks in it, at any length.
+/// The longest failure message that is kept, in bytes. Kubernetes quotes quotas and answers of webhooks in it, at any
+/// length.
 const LONGEST_FAILURE: usize = 256;
 
 /// A kind of [`AppsWorkload`].
@@ -295,7 +297,8 @@ impl WorkloadProgress {
 }
 
 impl WorkloadStatus {
-    /// The message of `ReplicaFailure`, or else of `Progressing=False`: the first names the cause, the second only the missed deadline.
+    /// The message of `ReplicaFailure`, or else of `Progressing=False`: the first names the cause, the second only the
+    /// missed deadline.
     fn failure(&self) -> Option<Box<str>> {
         let text = |wanted: &str, value: &str| {
             let mut conditions = self.conditions.iter().flatten();

@@ -1,4 +1,5 @@
-//! ConfigMaps of Linkerd's namespace: the configuration of the mesh, its field managers, and the bundle of trust anchors.
+//! ConfigMaps of Linkerd's namespace: the configuration of the mesh, its field managers, and the bundle of trust
+//! anchors.
 
 use std::{collections::HashMap, sync::Arc};
 
@@ -35,7 +36,8 @@ pub struct ConfigMap {
     /// The ConfigMap belongs to a Linkerd version that is too old to be configured by `values`.
     pub legacy: bool,
     pub immutable: bool,
-    /// An owner reference would have it deleted together with a LinkerdConfig. The Go project of that name wrote such references.
+    /// An owner reference would have it deleted together with a LinkerdConfig. The Go project of that name wrote such
+    /// references.
     pub owned: bool,
     /// The annotations of the LinkerdConfig group, and `linkerd.io/created-by`.
     pub annotations: HashMap<String, String>,
@@ -112,7 +114,8 @@ impl Stored for ConfigMap {
         self.key.clone()
     }
 
-    /// A manager that owns the bundle gets a new time for every field that it changes, so the time is kept while the bundle is the same.
+    /// A manager that owns the bundle gets a new time for every field that it changes, so the time is kept while the
+    /// bundle is the same.
     fn inherit(&mut self, known: &Self) {
         if known.bundle == self.bundle {
             self.bundle_written = known.bundle_written;

@@ -22,8 +22,8 @@ use crate::{
     },
 };
 
-/// An ExternalWorkload, reduced to the fields that endpoints and clients depend on. Probe times, other conditions and most
-/// annotations are left out, so that their changes cause no work.
+/// An ExternalWorkload, reduced to the fields that endpoints and clients depend on. Probe times, other conditions and
+/// most annotations are left out, so that their changes cause no work.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ExternalWorkload {
     pub key: NamespacedName,
@@ -49,8 +49,8 @@ pub struct Mesh {
 /// One of `workloadIPs`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Address {
-    /// An address that the API server accepts in a slice. `text` is the canonical form (RFC 5952) of the user's text, because API
-    /// servers reject a slice with any other form (seen with 1.36).
+    /// An address that the API server accepts in a slice. `text` is the canonical form (RFC 5952) of the user's text,
+    /// because API servers reject a slice with any other form (seen with 1.36).
     Valid { family: Family, text: String },
     /// An address for which the API server would reject the whole slice. `reason` is for the user.
     Invalid { text: String, reason: &'static str },
@@ -160,9 +160,9 @@ impl WorkloadPort {
 }
 
 impl From<WorkloadIp> for Address {
-    /// Applies the API server's rule for endpoint addresses (`ValidateNonSpecialIP`, and the syntax of `addressType`). It also rejects
-    /// two forms that only some versions accept: IPv4 octets with leading zeros, which parsers interpret differently, and IPv4-mapped
-    /// IPv6.
+    /// Applies the API server's rule for endpoint addresses (`ValidateNonSpecialIP`, and the syntax of `addressType`).
+    /// It also rejects two forms that only some versions accept: IPv4 octets with leading zeros, which parsers
+    /// interpret differently, and IPv4-mapped IPv6.
     fn from(ip: WorkloadIp) -> Self {
         let text = ip.ip.unwrap_or_default();
         let invalid = |text, reason| Self::Invalid { text, reason };

@@ -46,7 +46,8 @@ pub trait Projected: Sized + Send + 'static {
     /// Whether a cluster may lack the kind, because its CRD is Linkerd's or ours.
     const IS_OPTIONAL: bool = false;
 
-    /// Total: every value that decodes as [`Projected::Wire`] becomes an object. Unusable parts are left out, and named.
+    /// Total: every value that decodes as [`Projected::Wire`] becomes an object. Unusable parts are left out, and
+    /// named.
     fn project(wire: Self::Wire, problems: &mut Problems) -> Self;
 }
 
@@ -74,8 +75,9 @@ pub trait KindVisitor {
     fn visit<T: Watched>(self) -> Self::Output;
 }
 
-/// Defines [`Kind`], [`State`] and [`Change`], and implements [`Watched`], from a table of: the field of the state; the kind and its
-/// projection; the resource, as RBAC rules spell it; the metric for the number of cached objects, as Linkerd names it.
+/// Defines [`Kind`], [`State`] and [`Change`], and implements [`Watched`], from a table of: the field of the state; the
+/// kind and its projection; the resource, as RBAC rules spell it; the metric for the number of cached objects, as
+/// Linkerd names it.
 macro_rules! watched_kinds {
     ($($field:ident: $kind:ident($projection:ty), $resource:literal, $cache_size:literal;)+) => {
         /// A watched kind.
@@ -87,7 +89,8 @@ macro_rules! watched_kinds {
         /// The objects of all watched kinds, as the watches last delivered them.
         #[derive(Default)]
         pub struct State {
-            /// Grows with every change: of two values computed from the state, the one of the higher generation is newer.
+            /// Grows with every change: of two values computed from the state, the one of the higher generation is
+            /// newer.
             pub generation: u64,
             $(pub $field: Store<$projection>,)+
         }

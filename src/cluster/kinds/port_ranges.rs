@@ -11,9 +11,9 @@ pub struct PortRanges(Box<[(u16, u16)]>);
 // === impl PortRanges ===
 
 impl PortRanges {
-    /// Parses a comma-separated list. An item, trimmed, is a name out of `named`, a number, or a range `low-high`. Names take
-    /// precedence, so a port named `1-2` is not a range; if several ports have a name, the last one is used. An item that cannot be
-    /// used becomes a problem and is left out. One trailing comma is allowed.
+    /// Parses a comma-separated list. An item, trimmed, is a name out of `named`, a number, or a range `low-high`.
+    /// Names take precedence, so a port named `1-2` is not a range; if several ports have a name, the last one is used.
+    /// An item that cannot be used becomes a problem and is left out. One trailing comma is allowed.
     pub fn parse<'a>(text: &str, named: impl IntoIterator<Item = (&'a str, u16)>, problems: &mut Problems) -> Self {
         // A map, because both lists can be as long as an object allows.
         let named: HashMap<&str, u16> = named.into_iter().collect();

@@ -1,7 +1,8 @@
 //! The proxy of a Pod: its ports, and the configuration it was injected with.
 //!
-//! In: the container of the proxy and the annotations of the Pod. Out: [`ProxyPorts`] for discovery, [`Injected`] for rollouts. To save
-//! memory, only four of the dozens of environment variables are kept, and equal [`Injected`] are shared by Pods.
+//! In: the container of the proxy and the annotations of the Pod. Out: [`ProxyPorts`] for discovery, [`Injected`] for
+//! rollouts. To save memory, only four of the dozens of environment variables are kept, and equal [`Injected`] are
+//! shared by Pods.
 
 use std::{
     borrow::Cow,

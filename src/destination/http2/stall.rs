@@ -121,7 +121,8 @@ impl StallDetector {
         progress
     }
 
-    /// Marks streams as stalled whose clients accept no data for `timeout`. Returns when the connection should be closed:
+    /// Marks streams as stalled whose clients accept no data for `timeout`. Returns when the connection should be
+    /// closed:
     ///
     /// * The connection has stalled when a stream has stalled and no client of the connection accepts data for another
     ///   `timeout`. The unread data of ended streams then fills the connection's window, and only the end of the

@@ -1,4 +1,5 @@
-//! `make bench`: the cost of the operator, as ratios and distributions. A figure that misses its target is not a failure.
+//! `make bench`: the cost of the operator, as ratios and distributions. A figure that misses its target is not a
+//! failure.
 //!
 //! ```text
 //!   bench [--server IP:PORT [--pid PID]] [NAME …]

@@ -1,7 +1,7 @@
 //! `Destination.GetProfile` as a proxy sees it, over a real API server, on the shared control plane.
 //!
-//! Addresses are looked up in the whole cluster, so each test gets unused ones from [`ip`]. Messages are compared by their
-//! [`summary`]. A new stream must always begin with the last message of an open one.
+//! Addresses are looked up in the whole cluster, so each test gets unused ones from [`ip`]. Messages are compared by
+//! their [`summary`]. A new stream must always begin with the last message of an open one.
 
 mod addresses;
 mod families;

@@ -1,7 +1,7 @@
 //! EndpointSlices, found by their Service and by the Pods and ExternalWorkloads that they refer to.
 //!
-//! A slice is stored in up to two forms: the ready endpoints of every slice that names a Service, for discovery; and the whole content
-//! of the slices that the ExternalWorkload controller manages, for that controller.
+//! A slice is stored in up to two forms: the ready endpoints of every slice that names a Service, for discovery; and
+//! the whole content of the slices that the ExternalWorkload controller manages, for that controller.
 
 pub mod ready;
 

@@ -1,7 +1,7 @@
 //! The ready endpoints of one EndpointSlice, with parsed addresses.
 //!
-//! In: a slice, as any tenant may have written it. Out: its well-formed parts, which are not necessarily true. Each part that is
-//! malformed is left out alone, and becomes a problem for the log.
+//! In: a slice, as any tenant may have written it. Out: its well-formed parts, which are not necessarily true. Each
+//! part that is malformed is left out alone, and becomes a problem for the log.
 
 use std::{collections::HashMap, net::IpAddr, sync::Arc};
 
@@ -195,8 +195,8 @@ impl ReadyEndpoint {
     }
 }
 
-/// Returns a name that the API server does not validate, or `None` if it is too long. Every endpoint carries it to every client: in
-/// 100,000 addresses an overlong name would take tens of gigabytes.
+/// Returns a name that the API server does not validate, or `None` if it is too long. Every endpoint carries it to
+/// every client: in 100,000 addresses an overlong name would take tens of gigabytes.
 fn name(what: &str, name: Option<&str>, longest: usize, problems: &mut Problems) -> Option<Arc<str>> {
     let name = name?;
     if name.len() > longest {

@@ -1,5 +1,5 @@
-//! ServiceProfiles, by the names that they have for the clients of a Service: `web.prod.svc.cluster.local` in the namespace of
-//! the client, or in that of the Service.
+//! ServiceProfiles, by the names that they have for the clients of a Service: `web.prod.svc.cluster.local` in the
+//! namespace of the client, or in that of the Service.
 
 pub mod route;
 mod weight;

@@ -1,7 +1,7 @@
 //! The validated content of a ServiceProfile. Pure.
 //!
-//! In: a decoded spec. Out: its routes, retry budget and overrides, or the reason why the whole is invalid, in the words of Linkerd's
-//! validator. Always holds: clients can decode the content as a message of the Destination API.
+//! In: a decoded spec. Out: its routes, retry budget and overrides, or the reason why the whole is invalid, in the
+//! words of Linkerd's validator. Always holds: clients can decode the content as a message of the Destination API.
 
 use super::weight::weight;
 use crate::{
@@ -11,8 +11,8 @@ use crate::{
 
 /// The deepest nesting of matches. Each level takes up to four nested messages, and clients decode at most one hundred.
 pub const DEEPEST: usize = 20;
-/// The limit for a message of the Destination API, in bytes. gRPC clients reject messages of more than 4 MiB by default; the
-/// difference is a margin for the upper bound that is computed in advance.
+/// The limit for a message of the Destination API, in bytes. gRPC clients reject messages of more than 4 MiB by
+/// default; the difference is a margin for the upper bound that is computed in advance.
 pub const MAX_MESSAGE_BYTES: usize = 3 * 1024 * 1024;
 /// The keys and lengths of a message in another, a weight, and a port with a pair of brackets, in bytes.
 const AROUND: usize = 32;

@@ -1,4 +1,5 @@
-//! Kubernetes quantities (`500m`, `1.5`, `2Ki`, `1e3`) as weights. A part that is finer than a thousandth is rounded up.
+//! Kubernetes quantities (`500m`, `1.5`, `2Ki`, `1e3`) as weights. A part that is finer than a thousandth is rounded
+//! up.
 
 use serde_json::Value;
 
@@ -7,8 +8,8 @@ use crate::api::quantity::Quantity;
 /// The weight of a thousandth, so that the weight of 1 is 10,000.
 const OF_A_THOUSANDTH: i128 = 10;
 
-/// Returns `None` for a value that is not a quantity. Null and negative quantities weigh 0; a weight that is too large is cut to the
-/// maximum.
+/// Returns `None` for a value that is not a quantity. Null and negative quantities weigh 0; a weight that is too large
+/// is cut to the maximum.
 pub(super) fn weight(quantity: &Value) -> Option<u32> {
     let quantity: Quantity = match quantity {
         Value::Null => return Some(0),
