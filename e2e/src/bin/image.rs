@@ -26,7 +26,7 @@ fn main() -> Result<()> {
     let created = set("LINKERD_OPERATOR_BUILD_DATE")?;
     let labels = [
         ("title", NAME.to_owned()),
-        ("description", "A control plane for the Linkerd service mesh on Kubernetes".to_owned()),
+        ("description", "A companion to Linkerd's control plane on Kubernetes".to_owned()),
         ("version", env!("CARGO_PKG_VERSION").to_owned()),
         ("revision", set("LINKERD_OPERATOR_COMMIT")?),
         ("created", created.clone()),
