@@ -105,6 +105,18 @@ soak: ## Check answers and memory under churn, reconnects, slow readers and faul
 	$(CARGO) build --locked --release --workspace --bin linkerd-operator --bin soak --bin supervisor
 	$(TARGET)/release/soak $(MINUTES)
 
+MDBOOK := 0.5.4
+
+# mdbook comes from crates.io, into the target directory. `make check` checks the links of the documentation and the
+# pages that are generated from the sources.
+.PHONY: docs
+docs: ## Build the documentation with mdBook: docs/book/index.html
+	@[ "$$($(TARGET)/tools/bin/mdbook --version 2>/dev/null)" = "mdbook v$(MDBOOK)" ] || \
+		$(CARGO) install --quiet --locked --root $(TARGET)/tools --no-default-features --features search mdbook@$(MDBOOK)
+	$(CARGO) test --quiet --locked --lib docs_tests
+	$(TARGET)/tools/bin/mdbook build docs
+	@echo docs/book/index.html
+
 .PHONY: build
 build: ## Build the debug binaries of the operator and its tests
 	$(CARGO) build --locked --workspace --bins

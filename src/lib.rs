@@ -1,4 +1,4 @@
-//! `linkerd-operator`: a control plane for the Linkerd service mesh.
+//! `linkerd-operator`: a companion to the control plane of the Linkerd service mesh.
 //!
 //! ```text
 //! kube-apiserver ──watch──▶ cluster: State ──Change──▶ observers, one or more for each job
@@ -25,6 +25,8 @@ pub mod client;
 pub mod cluster;
 pub mod controller;
 pub mod destination;
+#[cfg(test)]
+mod docs_tests;
 pub mod events;
 pub mod external_workload;
 pub mod lease;

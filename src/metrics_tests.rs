@@ -1,8 +1,9 @@
-//! README, the alerts and the dashboard name only existing metrics, and README names all of them.
+//! The page of metrics, the alerts and the dashboard name only existing metrics, and the page names all of them.
 
 use std::{collections::BTreeSet, fs, path::Path};
 
-const README: &str = include_str!("../README.md");
+const PAGE: &str = include_str!("../docs/src/reference/metrics.md");
+const RUNBOOKS: &str = "docs/src/operate/runbooks";
 const ALERTS: &str = include_str!("../config/prometheus/alerts.yaml");
 const DASHBOARD: &str = include_str!("../config/prometheus/dashboard.json");
 
@@ -49,22 +50,21 @@ fn defined() -> BTreeSet<String> {
     literals
 }
 
-/// Returns the names in the first column of the tables of the section Metrics: the text in backticks, without labels.
+/// Returns the names in the first column of the tables of the page: the text in backticks, without labels.
 fn documented() -> BTreeSet<String> {
-    let section = README.split("\n## ").find(|section| section.starts_with("Metrics\n")).unwrap();
-    let cells = section.lines().filter_map(|line| line.strip_prefix("| `")?.split(" | ").next());
+    let cells = PAGE.lines().filter_map(|line| line.strip_prefix("| `")?.split(" | ").next());
     let code = cells.flat_map(|cell| cell.split('`').step_by(2));
     let names = code.filter_map(|code| code.split('{').next()).filter(|name| !name.is_empty());
     names.map(str::to_owned).collect()
 }
 
 #[test]
-fn readme_has_every_metric_and_no_other() {
+fn the_page_of_metrics_has_every_metric_and_no_other() {
     let (defined, documented) = (defined(), documented());
     let missing: Vec<_> = defined.difference(&documented).collect();
-    assert!(missing.is_empty(), "README's section Metrics lacks {missing:?}");
+    assert!(missing.is_empty(), "reference/metrics.md lacks {missing:?}");
     let invented: Vec<_> = documented.difference(&defined).collect();
-    assert!(invented.is_empty(), "README's section Metrics has {invented:?}, which no source defines");
+    assert!(invented.is_empty(), "reference/metrics.md has {invented:?}, which no source defines");
 }
 
 #[test]
@@ -91,38 +91,22 @@ fn the_dashboard_is_json_and_each_of_its_panels_has_a_query() {
     }
 }
 
-/// Returns the anchors of README's headings as forges generate them: lower case, hyphens for spaces, and otherwise only
-/// letters and digits.
-fn anchors() -> BTreeSet<String> {
-    let headings = README.lines().filter(|line| line.starts_with('#'));
-    let anchor = |heading: &str| {
-        let heading = heading.trim_start_matches('#').trim().to_lowercase().replace(' ', "-");
-        heading.chars().filter(|c| c.is_alphanumeric() || *c == '-').collect::<String>()
-    };
-    headings.map(anchor).collect()
-}
-
 #[test]
-fn every_alert_has_its_annotations_and_names_a_section_of_readme() {
+fn every_alert_has_its_annotations_and_a_runbook() {
     let count = |key: &str| ALERTS.lines().filter(|line| line.trim_start().starts_with(key)).count();
-    let alerts = count("- alert: ");
+    let values = |key| ALERTS.lines().filter_map(move |line| line.trim_start().strip_prefix(key));
+    let alerts: Vec<_> = values("- alert: ").collect();
     for key in ["summary: ", "description: ", "severity: ", "runbook: "] {
-        assert_eq!(count(key), alerts, "{key}");
+        assert_eq!(count(key), alerts.len(), "{key}");
     }
-    for alert in ALERTS.lines().filter_map(|line| line.trim_start().strip_prefix("- alert: ")) {
-        assert!(README.contains(&format!("| `{alert}` | ")), "README's section Alerts lacks {alert}");
-    }
-    let anchors = anchors();
-    for runbook in ALERTS.lines().filter_map(|line| line.trim().strip_prefix("runbook: ")) {
-        let anchor = runbook.strip_prefix("README.md#").unwrap();
-        assert!(anchors.contains(anchor), "README has no section {anchor}");
-    }
-}
-
-#[test]
-fn links_within_readme_lead_to_existing_sections() {
-    let anchors = anchors();
-    for link in README.split("](#").skip(1).filter_map(|rest| rest.split(')').next()) {
-        assert!(anchors.contains(link), "README has no section {link}");
+    let runbooks: Vec<_> = alerts.iter().map(|alert| format!("{RUNBOOKS}/{alert}.md")).collect();
+    assert_eq!(values("runbook: ").collect::<Vec<_>>(), runbooks);
+    let directory = Path::new(env!("CARGO_MANIFEST_DIR")).join(RUNBOOKS);
+    let pages = fs::read_dir(&directory).unwrap().map(|entry| entry.unwrap().file_name().into_string().unwrap());
+    let pages: BTreeSet<_> = pages.filter(|page| page != "README.md").collect();
+    assert_eq!(pages, alerts.iter().map(|alert| format!("{alert}.md")).collect());
+    let index = fs::read_to_string(directory.join("README.md")).unwrap();
+    for alert in alerts {
+        assert!(index.contains(&format!("({alert}.md)")), "the index of runbooks lacks {alert}");
     }
 }

@@ -25,7 +25,7 @@ use crate::{
 /// The exit code for flags that contradict each other, as in sysexits.h.
 pub const USAGE: u8 = 64;
 
-/// A control plane for the Linkerd service mesh.
+/// A companion to the control plane of the Linkerd service mesh.
 #[derive(Debug, Parser)]
 #[command(
     name = "linkerd-operator",

@@ -72,11 +72,11 @@ mod tests {
     use super::*;
 
     #[test]
-    fn readme_explains_every_event_reason() {
-        let readme = include_str!("../../README.md");
+    fn the_page_of_events_explains_every_reason() {
+        let page = include_str!("../../docs/src/reference/events.md");
         for reason in Reason::iter() {
             let row = format!("| `{}` | {} |", reason.as_str(), reason.type_());
-            assert!(readme.contains(&row), "README has no row that begins with {row}");
+            assert!(page.contains(&row), "reference/events.md has no row that begins with {row}");
         }
     }
 }

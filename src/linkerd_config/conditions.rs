@@ -1,8 +1,8 @@
 //! The conditions of a LinkerdConfig: their reasons and messages. Pure.
 //!
 //! In: a verdict, the state of the injectors, the previous conditions. Out: the new conditions. Always holds: the
-//! transition time of a condition changes only with its status; a message is at most `MAX_MESSAGE_BYTES` long and shows
-//! no value of a document.
+//! transition time of a condition changes only with its status; a message is at most `MAX_MESSAGE_BYTES` long. It
+//! shows only invalid values of a document, and redacts those that may be secret.
 
 use k8s_openapi::{
     apimachinery::pkg::apis::meta::v1::{Condition, Time},

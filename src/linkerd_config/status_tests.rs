@@ -1,4 +1,4 @@
-//! README explains every condition reason of a LinkerdConfig, and every reason to skip a workload.
+//! The documentation explains every condition reason of a LinkerdConfig, and every reason to skip a workload.
 
 use strum::{IntoEnumIterator, VariantNames};
 
@@ -8,7 +8,8 @@ use crate::linkerd_config::rollout::{
     progress::RolloutPhase,
 };
 
-const README: &str = include_str!("../../README.md");
+const CONDITIONS: &str = include_str!("../../docs/src/reference/conditions.md");
+const ROLLOUTS: &str = include_str!("../../docs/src/guides/rollouts.md");
 /// The files that contain reasons as literals.
 const SOURCES: [(&str, &str); 9] = [
     ("conditions.rs", include_str!("conditions.rs")),
@@ -25,7 +26,7 @@ const SOURCES: [(&str, &str); 9] = [
 const OTHERS: [&str; 6] = ["True", "False", "Unknown", "CronJob", "Node", "Pod"];
 
 #[test]
-fn readme_explains_every_reason() {
+fn the_page_of_conditions_explains_every_reason() {
     for (file, text) in SOURCES {
         let text = text.split("#[cfg(test)]").next().unwrap();
         let words = text.split(|c: char| !c.is_ascii_alphanumeric());
@@ -36,19 +37,25 @@ fn readme_explains_every_reason() {
         let reasons: Vec<_> = words.filter(is_reason).collect();
         assert!(!reasons.is_empty(), "{file} has no reasons");
         for reason in reasons {
-            assert!(README.contains(&format!("`{reason}`")), "README does not explain {reason} of {file}");
+            assert!(
+                CONDITIONS.contains(&format!("`{reason}`")),
+                "reference/conditions.md does not explain {reason} of {file}"
+            );
         }
     }
     for reason in SyncReason::VARIANTS {
-        assert!(README.contains(&format!("`{reason}`")), "README does not explain {reason} of InjectorSynced");
+        assert!(
+            CONDITIONS.contains(&format!("`{reason}`")),
+            "reference/conditions.md does not explain {reason} of InjectorSynced"
+        );
     }
 }
 
 #[test]
-fn readme_explains_every_rollout_phase_and_every_skip_reason() {
+fn the_guide_explains_every_rollout_phase_and_every_skip_reason() {
     let phases = RolloutPhase::iter().map(RolloutPhase::as_str);
     let skipped = SkipReason::iter().map(SkipReason::as_str);
     for word in phases.chain(skipped).chain(NotSelected::iter().map(NotSelected::as_str)) {
-        assert!(README.contains(&format!("`{word}`")), "README does not explain {word}");
+        assert!(ROLLOUTS.contains(&format!("`{word}`")), "guides/rollouts.md does not explain {word}");
     }
 }

@@ -51,7 +51,7 @@ async fn a_refused_write_is_retried_with_backoff_and_reported_once() -> Result<(
     eventually(SOON, "one log line for the failure and one for the recovery", async || {
         let log = manager.log();
         ensure!(log.matches("could not be written, retrying").count() == 1, "{log}");
-        ensure!(log.matches("are written again").count() == 1, "{log}");
+        ensure!(log.matches("EndpointSlice writes succeed again").count() == 1, "{log}");
         Ok(())
     })
     .await?;

@@ -1,0 +1,295 @@
+//! The documentation: links lead to pages and headings that exist, the book lists all its pages, and generated pages
+//! are up to date.
+//!
+//! `UPDATE_DOCS=1 cargo test --lib docs` writes the generated pages.
+
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    env,
+    fmt::Write,
+    fs,
+    path::{Path, PathBuf},
+};
+
+use clap::CommandFactory;
+use kube::CustomResourceExt;
+use serde::Deserialize;
+use serde_json::Value;
+
+use crate::{api::LinkerdConfig, args::Args};
+
+const BOOK: &str = "docs/src";
+
+fn root() -> &'static Path {
+    Path::new(env!("CARGO_MANIFEST_DIR"))
+}
+
+fn read(path: &Path) -> String {
+    fs::read_to_string(path).unwrap_or_else(|error| panic!("{}: {error}", path.display()))
+}
+
+fn markdown(directory: &Path, found: &mut Vec<PathBuf>) {
+    for entry in fs::read_dir(directory).unwrap() {
+        let path = entry.unwrap().path();
+        if path.is_dir() {
+            markdown(&path, found);
+        } else if path.extension().is_some_and(|extension| extension == "md") {
+            found.push(path);
+        }
+    }
+}
+
+/// The text outside of code blocks.
+fn prose(text: &str) -> impl Iterator<Item = &str> {
+    let mut in_code = false;
+    text.lines().filter(move |line| {
+        let fence = line.trim_start().starts_with("```");
+        in_code ^= fence;
+        !in_code && !fence && !line.starts_with("    ")
+    })
+}
+
+/// The targets of the links outside of code.
+fn links(text: &str) -> Vec<String> {
+    let prose: String = prose(text).map(|line| line.to_owned() + "\n").collect();
+    let outside_code: String = prose.split('`').step_by(2).collect();
+    let targets = outside_code.split("](").skip(1).filter_map(|rest| rest.split(')').next());
+    targets.map(|target| target.replace('\n', "")).collect()
+}
+
+/// The anchors of the headings, as mdBook and code hosts derive them: in lower case, spaces as hyphens, nothing else
+/// but letters, digits, hyphens and underscores.
+fn anchors(text: &str) -> BTreeSet<String> {
+    let mut seen = BTreeMap::<String, usize>::new();
+    let mut found = BTreeSet::new();
+    for heading in prose(text).filter(|line| line.starts_with('#')) {
+        let heading = heading.trim_start_matches('#').trim().to_lowercase().replace(' ', "-");
+        let anchor: String = heading.chars().filter(|c| c.is_alphanumeric() || matches!(c, '-' | '_')).collect();
+        let count = seen.entry(anchor.clone()).or_default();
+        found.insert(if *count == 0 { anchor } else { format!("{anchor}-{count}") });
+        *count += 1;
+    }
+    found
+}
+
+#[test]
+fn every_link_leads_to_a_page_and_a_heading_that_exist() {
+    let mut pages = Vec::new();
+    for directory in [BOOK, ".github", "e2e", "proto"] {
+        markdown(&root().join(directory), &mut pages);
+    }
+    pages.extend(["README.md", "CONTRIBUTING.md", "CHANGELOG.md", "SECURITY.md"].map(|name| root().join(name)));
+    let mut broken = Vec::new();
+    for page in &pages {
+        for link in links(&read(page)).into_iter().filter(|link| !link.contains("://") && !link.starts_with("mailto:"))
+        {
+            let (path, anchor) = link.split_once('#').unwrap_or((&link, ""));
+            let target = if path.is_empty() { page.clone() } else { page.parent().unwrap().join(path) };
+            let exists = target.is_file() || (anchor.is_empty() && target.is_dir());
+            if !exists || !(anchor.is_empty() || anchors(&read(&target)).contains(anchor)) {
+                broken.push(format!("{}: {link}", page.strip_prefix(root()).unwrap().display()));
+            }
+        }
+    }
+    assert!(pages.len() > 40, "{pages:?}");
+    assert!(broken.is_empty(), "broken links:\n{}", broken.join("\n"));
+}
+
+#[test]
+fn the_summary_lists_every_page_once() {
+    let book = root().join(BOOK);
+    let mut pages = Vec::new();
+    markdown(&book, &mut pages);
+    let mut pages: Vec<_> =
+        pages.iter().map(|page| page.strip_prefix(&book).unwrap().to_str().unwrap().to_owned()).collect();
+    pages.retain(|page| page != "SUMMARY.md");
+    pages.sort();
+    let mut listed = links(&read(&book.join("SUMMARY.md")));
+    listed.sort();
+    assert_eq!(listed, pages);
+}
+
+#[test]
+fn the_page_of_permissions_agrees_with_the_roles_verb_by_verb() {
+    let page = read(&root().join(BOOK).join("reference/rbac.md"));
+    let mut roles = 0;
+    for directory in ["config/rbac", "config/control-plane"] {
+        for entry in fs::read_dir(root().join(directory)).unwrap() {
+            for document in serde_yaml::Deserializer::from_str(&read(&entry.unwrap().path())) {
+                let role = Value::deserialize(document).unwrap();
+                let (Some(kind @ ("Role" | "ClusterRole")), Some(name)) =
+                    (role["kind"].as_str(), role["metadata"]["name"].as_str())
+                else {
+                    continue;
+                };
+                let heading = format!("### {kind} {name}\n");
+                let section =
+                    page.split(&heading).nth(1).unwrap_or_else(|| panic!("rbac.md has no section {kind} {name}"));
+                let section = section.split("\n#").next().unwrap();
+                assert_eq!(documented_permissions(section), granted_permissions(&role["rules"]), "{kind} {name}");
+                roles += 1;
+            }
+        }
+    }
+    assert!(roles >= 8, "{roles}");
+}
+
+/// The pairs of resource and verb in the tables of a section.
+fn documented_permissions(section: &str) -> BTreeSet<(String, String)> {
+    let rows = section.lines().filter_map(|line| line.strip_prefix("| `"));
+    let cells = rows.map(|row| row.split(" | ").take(2).collect::<Vec<_>>());
+    let pairs = cells.flat_map(|cells| {
+        let resource = cells[0].split('`').next().unwrap().to_owned();
+        cells[1].split(", ").map(move |verb| (resource.clone(), verb.to_owned())).collect::<Vec<_>>()
+    });
+    pairs.collect()
+}
+
+/// The pairs of resource and verb that the rules grant.
+fn granted_permissions(rules: &Value) -> BTreeSet<(String, String)> {
+    let texts = |value: &Value| -> Vec<String> {
+        value.as_array().into_iter().flatten().map(|text| text.as_str().unwrap().to_owned()).collect()
+    };
+    let mut pairs = BTreeSet::new();
+    for rule in rules.as_array().into_iter().flatten() {
+        for (group, resource) in texts(&rule["apiGroups"])
+            .iter()
+            .flat_map(|group| texts(&rule["resources"]).into_iter().map(move |resource| (group.clone(), resource)))
+        {
+            let resource = match (&*group, resource.split_once('/')) {
+                ("", _) => resource,
+                (group, None) => format!("{resource}.{group}"),
+                (group, Some((resource, part))) => format!("{resource}.{group}/{part}"),
+            };
+            pairs.extend(texts(&rule["verbs"]).into_iter().map(|verb| (resource.clone(), verb)));
+        }
+    }
+    pairs
+}
+
+/// Compares a page with its generated text, or writes it.
+fn assert_generated(page: &str, text: &str) {
+    let path = root().join(BOOK).join(page);
+    if env::var_os("UPDATE_DOCS").is_some() {
+        fs::write(&path, text).unwrap();
+    }
+    assert!(read(&path) == text, "{page} is out of date: UPDATE_DOCS=1 cargo test --lib docs");
+}
+
+#[test]
+fn the_page_of_flags_is_generated_from_the_command_line() {
+    let mut text = "# Flags\n\n<!-- Generated: UPDATE_DOCS=1 cargo test --lib docs -->\n\n\
+        Each flag of `linkerd-operator manager` can also be set by the environment variable that is named with it; the flag takes\n\
+        precedence. Durations are written as `10s`, `1m30s` or `2h`.\n"
+        .to_owned();
+    let mut root = Args::command();
+    root.build();
+    for command in root.get_subcommands().filter(|command| command.get_name() != "help") {
+        write!(text, "\n## linkerd-operator {}\n\n", command.get_name()).unwrap();
+        let about = command.get_long_about().or(command.get_about()).map(ToString::to_string).unwrap_or_default();
+        writeln!(text, "{}\n", wrapped(&sentence(&about), "")).unwrap();
+        let is_own = |arg: &&clap::Arg| !arg.is_hide_set() && !matches!(arg.get_id().as_str(), "help" | "version");
+        for arg in command.get_arguments().filter(is_own) {
+            text.push_str(&flag(arg));
+        }
+    }
+    assert_generated("reference/flags.md", &text);
+}
+
+fn flag(arg: &clap::Arg) -> String {
+    let value = arg.get_value_names().and_then(|names| names.first()).filter(|_| arg.get_action().takes_values());
+    let name = match (arg.get_long(), value) {
+        (Some(long), Some(value)) => format!("--{long} <{value}>"),
+        (Some(long), None) => format!("--{long}"),
+        (None, _) => format!("<{}>", arg.get_id().as_str().to_uppercase()),
+    };
+    let short = arg.get_short().map(|short| format!("`-{short}`, ")).unwrap_or_default();
+    let mut facts = Vec::new();
+    let defaults: Vec<_> = arg.get_default_values().iter().map(|value| value.to_string_lossy()).collect();
+    if !defaults.is_empty() {
+        facts.push(format!("default `{}`", defaults.join(",")));
+    }
+    let possible = arg.get_possible_values();
+    let is_switch = possible.iter().all(|value| matches!(value.get_name(), "true" | "false"));
+    if !possible.is_empty() && !is_switch {
+        let names: Vec<_> = possible.iter().map(|value| format!("`{}`", value.get_name())).collect();
+        facts.push(format!("one of {}", names.join(", ")));
+    }
+    if let Some(variable) = arg.get_env() {
+        facts.push(format!("environment `{}`", variable.to_string_lossy()));
+    }
+    let facts = if facts.is_empty() { String::new() } else { format!(" ({})", facts.join("; ")) };
+    let help = arg.get_long_help().or(arg.get_help()).map(ToString::to_string).unwrap_or_default();
+    format!("{}\n", wrapped(&format!("- {short}`{name}`{facts}: {}", sentence(&help)), "  "))
+}
+
+#[test]
+fn the_page_of_the_custom_resource_is_generated_from_its_definition() {
+    let definition = serde_json::to_value(LinkerdConfig::crd()).unwrap();
+    let version = &definition["spec"]["versions"][0];
+    let properties = &version["schema"]["openAPIV3Schema"]["properties"];
+    let mut text = format!(
+        "# LinkerdConfig\n\n<!-- Generated: UPDATE_DOCS=1 cargo test --lib docs -->\n\n\
+         The fields of `{}/{}` `LinkerdConfig`, a cluster-scoped resource. `kubectl explain\n\
+         linkerdconfig.spec` prints the same text. [The guide](../guides/linkerdconfig.md) has examples.\n",
+        definition["spec"]["group"].as_str().unwrap(),
+        version["name"].as_str().unwrap(),
+    );
+    for part in ["spec", "status"] {
+        writeln!(text, "\n## {part}\n").unwrap();
+        fields(&properties[part], part, &mut text);
+    }
+    assert_generated("reference/crd.md", &text);
+}
+
+fn fields(schema: &Value, path: &str, text: &mut String) {
+    let required: Vec<&str> = schema["required"].as_array().into_iter().flatten().filter_map(Value::as_str).collect();
+    for (name, field) in schema["properties"].as_object().into_iter().flatten() {
+        let path = format!("{path}.{name}");
+        let mut facts = vec![match (field["type"].as_str(), field["items"]["type"].as_str()) {
+            (Some("array"), Some(item)) => format!("list of {item}s"),
+            (Some(kind), _) => kind.to_owned(),
+            (None, _) if field["x-kubernetes-int-or-string"] == true => "integer or string".to_owned(),
+            (None, _) => "any".to_owned(),
+        }];
+        if required.contains(&name.as_str()) {
+            facts.push("required".to_owned());
+        }
+        if !field["default"].is_null() && !field["default"].is_object() {
+            facts.push(format!("default `{}`", field["default"]));
+        }
+        if let Some(values) = field["enum"].as_array() {
+            let values: Vec<_> = values.iter().filter_map(Value::as_str).map(|value| format!("`{value}`")).collect();
+            facts.push(format!("one of {}", values.join(", ")));
+        }
+        let description = sentence(field["description"].as_str().unwrap_or_default());
+        let facts = facts.join("; ");
+        writeln!(text, "{}", wrapped(&format!("- `{path}` ({facts}): {description}"), "  ")).unwrap();
+        fields(field, &path, text);
+        fields(&field["items"], &format!("{path}[]"), text);
+    }
+}
+
+/// One paragraph that ends with a period, without characters that Markdown would read as a tag.
+fn sentence(text: &str) -> String {
+    let text = text.split_whitespace().collect::<Vec<_>>().join(" ");
+    let text = text.trim_end_matches('.').replace('<', "\\<");
+    format!("{text}.")
+}
+
+/// Wraps a paragraph at 120 columns, and indents all lines but the first.
+fn wrapped(text: &str, indent: &str) -> String {
+    let mut lines = vec![String::new()];
+    for word in text.split(' ') {
+        let line = lines.last_mut().unwrap();
+        if !line.is_empty() && line.chars().count() + 1 + word.chars().count() > 120 {
+            lines.push(format!("{indent}{word}"));
+        } else {
+            if !line.is_empty() {
+                line.push(' ');
+            }
+            line.push_str(word);
+        }
+    }
+    lines.join("\n")
+}
