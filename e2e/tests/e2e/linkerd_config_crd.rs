@@ -226,12 +226,12 @@ async fn kubectl_explain_shows_the_documentation() -> Result<()> {
     let control_plane = e2e::shared().await?;
     control_plane.install_crds("crd").await?;
     for (path, texts) in [
-        ("linkerdconfig", ["LinkerdConfig declares the configuration", "What a resource does not name stays"]),
-        ("linkerdconfig.spec.drift.scope", ["How much of the document is protected.", "The default is Document"]),
+        ("linkerdconfig", ["LinkerdConfig declares the configuration", "A value that a resource does not set stays"]),
+        ("linkerdconfig.spec.drift.scope", ["The protected part of the document.", "The default is Document"]),
         ("linkerdconfig.spec.proxy.adminPort", ["Sets proxy.ports.admin", "Linkerd's default is 4191"]),
-        ("lcfg.spec.proxy.opaquePorts", ["Sets proxy.opaquePorts", "do not follow without Helm"]),
-        ("lcfg.spec.global.omitWebhookSideEffects", ["Deprecated: does nothing.", "status.deprecatedFields"]),
-        ("lcfg.spec.proxy.resource.limits.cpu", ["Processor cores", "100m"]),
+        ("lcfg.spec.proxy.opaquePorts", ["Sets proxy.opaquePorts", "set the value with Helm as well"]),
+        ("lcfg.spec.global.omitWebhookSideEffects", ["Deprecated: has no effect.", "status.deprecatedFields"]),
+        ("lcfg.spec.proxy.resource.limits.cpu", ["CPU cores", "100m"]),
         ("lcfg.spec.rollout.maxConcurrent", ["a percentage of the selected workloads", "The default is 1"]),
         ("lcfg.spec.rollout.namespaceSelector.matchExpressions.values", ["for In and NotIn only", "string"]),
         ("lcfg.spec.rollout.window.allow.cron", ["minute, hour, day of month, month and day of week", "0 2 * * 1-5"]),
