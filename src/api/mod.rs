@@ -47,11 +47,11 @@ pub const RESTARTED_FOR_ANNOTATION: &str = "config.linkerd.io/restarted-for";
 pub const CONFIG_HASH_ENV: &str = "LINKERD_CONFIG_HASH";
 /// The ConfigMap that holds the trust anchors of a mesh.
 pub const TRUST_ROOTS: &str = "linkerd-identity-trust-roots";
-/// The ConfigMap that Linkerd's proxy-injector reads.
+/// The ConfigMap that Linkerd's proxy injector reads.
 pub const INJECTORS_CONFIG_MAP: &str = "linkerd-config";
-/// The Service and the Deployment of Linkerd's proxy-injector.
+/// The Service and the Deployment of Linkerd's proxy injector.
 pub const INJECTOR: &str = "linkerd-proxy-injector";
-/// The MutatingWebhookConfiguration of the proxy-injector, and the name of its webhook.
+/// The MutatingWebhookConfiguration of the proxy injector, and the name of its webhook.
 pub const INJECTOR_WEBHOOK_CONFIGURATION: &str = "linkerd-proxy-injector-webhook-config";
 pub const INJECTOR_WEBHOOK: &str = "linkerd-proxy-injector.linkerd.io";
 /// The annotation with the name and version of the installer of Linkerd.

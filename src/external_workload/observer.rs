@@ -105,7 +105,7 @@ mod tests {
         }
 
         /// Applies an event and returns the names of the Services that it queued.
-        fn concerns(&mut self, kind: Kind, event: Event<Value>) -> String {
+        fn affected(&mut self, kind: Kind, event: Event<Value>) -> String {
             self.feed.apply(kind, event);
             self.observer.queue.drain().iter().map(|key| key.name.to_string()).collect::<Vec<_>>().join(" ")
         }
@@ -113,7 +113,7 @@ mod tests {
         fn with_services(names: &[&str]) -> Self {
             let mut world = Self::new();
             for name in names {
-                assert_eq!(world.concerns(Kind::Service, Event::Apply(service(name, "1"))), *name);
+                assert_eq!(world.affected(Kind::Service, Event::Apply(service(name, "1"))), *name);
             }
             world
         }
@@ -136,8 +136,8 @@ mod tests {
     #[test]
     fn the_names_of_all_services_are_kept_for_the_controller() {
         let mut world = World::with_services(&["a", "b"]);
-        world.concerns(Kind::Service, Event::Apply(service("a", "2")));
-        world.concerns(Kind::Service, Event::Delete(service("b", "1")));
+        world.affected(Kind::Service, Event::Apply(service("a", "2")));
+        world.affected(Kind::Service, Event::Delete(service("b", "1")));
         let names: Vec<_> = world.observer.services.store().state().iter().map(|it| it.metadata.uid.clone()).collect();
         assert_eq!(names, [Some("2".to_owned())], "created again");
     }
@@ -145,21 +145,21 @@ mod tests {
     #[test]
     fn a_relabelled_workload_queues_the_services_that_selected_it_and_those_that_select_it_now() {
         let mut world = World::with_services(&["joined", "left", "other"]);
-        assert_eq!(world.concerns(Kind::ExternalWorkload, workload("left", &json!({}))), "left");
-        assert_eq!(world.concerns(Kind::ExternalWorkload, workload("joined", &json!({}))), "joined left");
+        assert_eq!(world.affected(Kind::ExternalWorkload, workload("left", &json!({}))), "left");
+        assert_eq!(world.affected(Kind::ExternalWorkload, workload("joined", &json!({}))), "joined left");
         let Event::Apply(deleted) = workload("joined", &json!({})) else { unreachable!() };
-        assert_eq!(world.concerns(Kind::ExternalWorkload, Event::Delete(deleted)), "joined");
+        assert_eq!(world.affected(Kind::ExternalWorkload, Event::Delete(deleted)), "joined");
     }
 
     #[test]
     fn a_changed_workload_queues_services_only_if_the_change_affects_endpoints() {
         let mut world = World::with_services(&["a"]);
-        let mut concerns = |changes: Value| world.concerns(Kind::ExternalWorkload, workload("a", &changes));
-        assert_eq!(concerns(json!({"metadata": {"annotations": {"note": "one"}}})), "a");
-        assert_eq!(concerns(json!({"metadata": {"annotations": {"note": "two"}}})), "");
-        assert_eq!(concerns(json!({"metadata": {"annotations": {OPAQUE_PORTS_ANNOTATION: "80"}}})), "");
-        assert_eq!(concerns(json!({"spec": {"meshTLS": {"identity": "other", "serverName": "vm.example"}}})), "");
-        assert_eq!(concerns(json!({"spec": {"workloadIPs": [{"ip": "192.0.2.2"}]}})), "a");
+        let mut affected = |changes: Value| world.affected(Kind::ExternalWorkload, workload("a", &changes));
+        assert_eq!(affected(json!({"metadata": {"annotations": {"note": "one"}}})), "a");
+        assert_eq!(affected(json!({"metadata": {"annotations": {"note": "two"}}})), "");
+        assert_eq!(affected(json!({"metadata": {"annotations": {OPAQUE_PORTS_ANNOTATION: "80"}}})), "");
+        assert_eq!(affected(json!({"spec": {"meshTLS": {"identity": "other", "serverName": "vm.example"}}})), "");
+        assert_eq!(affected(json!({"spec": {"workloadIPs": [{"ip": "192.0.2.2"}]}})), "a");
     }
 
     #[test]
@@ -171,10 +171,10 @@ mod tests {
             let metadata = json!({"name": "s", "namespace": "ns", "resourceVersion": version, "labels": labels, "ownerReferences": [owner]});
             Event::Apply(json!({ "metadata": metadata, "addressType": "IPv4" }))
         };
-        assert_eq!(world.concerns(Kind::EndpointSlice, slice("another", "web", "1")), "");
-        assert_eq!(world.concerns(Kind::EndpointSlice, slice(MANAGED_BY, "left", "2")), "left owner");
-        assert_eq!(world.concerns(Kind::EndpointSlice, slice(MANAGED_BY, "joined", "3")), "joined left owner");
-        assert_eq!(world.concerns(Kind::EndpointSlice, slice(MANAGED_BY, "joined", "3")), "", "listed again");
-        assert_eq!(world.concerns(Kind::EndpointSlice, slice("another", "joined", "4")), "joined owner");
+        assert_eq!(world.affected(Kind::EndpointSlice, slice("another", "web", "1")), "");
+        assert_eq!(world.affected(Kind::EndpointSlice, slice(MANAGED_BY, "left", "2")), "left owner");
+        assert_eq!(world.affected(Kind::EndpointSlice, slice(MANAGED_BY, "joined", "3")), "joined left owner");
+        assert_eq!(world.affected(Kind::EndpointSlice, slice(MANAGED_BY, "joined", "3")), "", "listed again");
+        assert_eq!(world.affected(Kind::EndpointSlice, slice("another", "joined", "4")), "joined owner");
     }
 }

@@ -111,16 +111,16 @@ fn handed_over<'a>(configs: &'a Store<LinkerdConfig>, changes: &[Change]) -> Vec
         .collect();
     let changed: HashSet<_> = diffs.iter().map(|diff| &diff.latest().name).collect();
     let targets: HashSet<_> = diffs.iter().flat_map(|diff| diff.both()).map(|config| &config.target).collect();
-    let mut concerned = Vec::new();
+    let mut affected = Vec::new();
     for target in targets {
         let unchanged = configs.targeting(target).filter(|config| !changed.contains(&config.name));
         let old = diffs.iter().filter_map(|diff| diff.old()).filter(|old| old.target == *target);
         let before = active::first(unchanged.chain(old)).map(|config| &config.name);
         if before != active::of(configs, target).map(|config| &config.name) {
-            concerned.extend(configs.targeting(target).filter(|config| !config.deleting));
+            affected.extend(configs.targeting(target).filter(|config| !config.deleting));
         }
     }
-    concerned
+    affected
 }
 
 #[cfg(test)]
@@ -146,7 +146,7 @@ mod tests {
         }
 
         /// Applies the event, and returns the names of the queued resources.
-        fn concerns(&mut self, kind: Kind, event: Event<Value>) -> String {
+        fn affected(&mut self, kind: Kind, event: Event<Value>) -> String {
             self.feed.apply(kind, event);
             self.observer.queue.drain().iter().map(|key| key.name.to_string()).collect::<Vec<_>>().join(" ")
         }
@@ -160,15 +160,15 @@ mod tests {
     #[test]
     fn all_resources_of_a_config_map_are_reconciled_when_another_becomes_active() {
         let mut world = World::new();
-        let mut concerns = |event| world.concerns(Kind::LinkerdConfig, event);
-        assert_eq!(concerns(Event::Apply(config("b", 0, NEW, None))), "b");
-        assert_eq!(concerns(Event::Apply(config("c", 0, OLD, None))), "b c");
-        assert_eq!(concerns(Event::Apply(config("a", 0, OLD, None))), "a b c");
-        assert_eq!(concerns(Event::Apply(config("d", 7, NEW, None))), "a b c d");
-        assert_eq!(concerns(Event::Apply(config("b", 1, NEW, None))), "b", "the active resource is the same");
-        assert_eq!(concerns(Event::Apply(config("d", 7, NEW, Some(NEW)))), "a b c d");
-        assert_eq!(concerns(Event::Delete(config("d", 7, NEW, Some(NEW)))), "d", "it was no longer active");
-        assert_eq!(concerns(Event::Delete(config("b", 1, NEW, None))), "a b c");
+        let mut affected = |event| world.affected(Kind::LinkerdConfig, event);
+        assert_eq!(affected(Event::Apply(config("b", 0, NEW, None))), "b");
+        assert_eq!(affected(Event::Apply(config("c", 0, OLD, None))), "b c");
+        assert_eq!(affected(Event::Apply(config("a", 0, OLD, None))), "a b c");
+        assert_eq!(affected(Event::Apply(config("d", 7, NEW, None))), "a b c d");
+        assert_eq!(affected(Event::Apply(config("b", 1, NEW, None))), "b", "the active resource is the same");
+        assert_eq!(affected(Event::Apply(config("d", 7, NEW, Some(NEW)))), "a b c d");
+        assert_eq!(affected(Event::Delete(config("d", 7, NEW, Some(NEW)))), "d", "it was no longer active");
+        assert_eq!(affected(Event::Delete(config("b", 1, NEW, None))), "a b c");
         let names = world.observer.configs.store();
         let mut names: Vec<_> = names.state().iter().filter_map(|it| it.metadata.name.clone()).collect();
         names.sort();
@@ -179,13 +179,13 @@ mod tests {
     fn a_relist_that_changes_the_active_resource_reconciles_all_resources() {
         let mut world = World::new();
         for (name, priority) in [("a", 7), ("b", 0), ("c", 0)] {
-            world.concerns(Kind::LinkerdConfig, Event::Apply(config(name, priority, OLD, None)));
+            world.affected(Kind::LinkerdConfig, Event::Apply(config(name, priority, OLD, None)));
         }
         world.feed.apply(Kind::LinkerdConfig, Event::Init);
         for (name, priority) in [("a", 0), ("b", 9), ("c", 0)] {
             world.feed.apply(Kind::LinkerdConfig, Event::InitApply(config(name, priority, OLD, None)));
         }
-        assert_eq!(world.concerns(Kind::LinkerdConfig, Event::InitDone), "a b c");
+        assert_eq!(world.affected(Kind::LinkerdConfig, Event::InitDone), "a b c");
     }
 
     #[test]
@@ -196,20 +196,20 @@ mod tests {
             object["spec"]["global"] = json!({"configMap": config_map});
             Event::Apply(object)
         };
-        world.concerns(Kind::LinkerdConfig, on("a", 0, "one"));
-        world.concerns(Kind::LinkerdConfig, on("b", 0, "two"));
-        assert_eq!(world.concerns(Kind::LinkerdConfig, on("c", 7, "one")), "a c");
-        assert_eq!(world.concerns(Kind::LinkerdConfig, on("c", 7, "two")), "a b c");
+        world.affected(Kind::LinkerdConfig, on("a", 0, "one"));
+        world.affected(Kind::LinkerdConfig, on("b", 0, "two"));
+        assert_eq!(world.affected(Kind::LinkerdConfig, on("c", 7, "one")), "a c");
+        assert_eq!(world.affected(Kind::LinkerdConfig, on("c", 7, "two")), "a b c");
     }
 
     #[test]
     fn a_change_of_the_config_map_the_trust_anchors_or_the_injectors_reconciles_the_active_resource() {
         let mut world = World::new();
-        world.concerns(Kind::LinkerdConfig, Event::Apply(config("a", 0, OLD, None)));
-        world.concerns(Kind::LinkerdConfig, Event::Apply(config("b", 0, NEW, None)));
+        world.affected(Kind::LinkerdConfig, Event::Apply(config("a", 0, OLD, None)));
+        world.affected(Kind::LinkerdConfig, Event::Apply(config("b", 0, NEW, None)));
         let mut config_map = |namespace: &str, name: &str| {
             let object = json!({"metadata": {"name": name, "namespace": namespace}, "data": {"values": "a: 1"}});
-            world.concerns(Kind::ConfigMap, Event::Apply(object))
+            world.affected(Kind::ConfigMap, Event::Apply(object))
         };
         assert_eq!(config_map("linkerd", "linkerd-config"), "a");
         assert_eq!(config_map("linkerd", "linkerd-identity-trust-roots"), "a");
@@ -221,9 +221,9 @@ mod tests {
                 json!({"name": service, "namespace": "linkerd", "resourceVersion": version, "labels": labels});
             Event::Apply(json!({"metadata": metadata, "endpoints": [{"addresses": [address]}]}))
         };
-        assert_eq!(world.concerns(Kind::EndpointSlice, slice("linkerd-proxy-injector", "1", "10.0.0.1")), "a");
-        assert_eq!(world.concerns(Kind::EndpointSlice, slice("linkerd-proxy-injector", "2", "10.0.0.1")), "");
-        assert_eq!(world.concerns(Kind::EndpointSlice, slice("linkerd-proxy-injector", "3", "10.0.0.2")), "a");
-        assert_eq!(world.concerns(Kind::EndpointSlice, slice("linkerd-identity", "1", "10.0.0.1")), "");
+        assert_eq!(world.affected(Kind::EndpointSlice, slice("linkerd-proxy-injector", "1", "10.0.0.1")), "a");
+        assert_eq!(world.affected(Kind::EndpointSlice, slice("linkerd-proxy-injector", "2", "10.0.0.1")), "");
+        assert_eq!(world.affected(Kind::EndpointSlice, slice("linkerd-proxy-injector", "3", "10.0.0.2")), "a");
+        assert_eq!(world.affected(Kind::EndpointSlice, slice("linkerd-identity", "1", "10.0.0.1")), "");
     }
 }

@@ -27,7 +27,7 @@ impl<K> Default for DirtySet<K> {
 }
 
 impl<K: Hash + Eq> DirtySet<K> {
-    /// Marks keys for the next batch. `received` is when the event that concerns them was received.
+    /// Marks keys for the next batch. `received` is when the event that affects them was received.
     pub fn mark(&self, keys: impl IntoIterator<Item = K>, received: Instant) {
         let mut waiting = self.waiting.lock();
         let mut any = false;

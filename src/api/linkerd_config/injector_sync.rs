@@ -1,4 +1,4 @@
-//! The verification that the proxy-injector uses the written configuration.
+//! The verification that the proxy injector uses the written configuration.
 
 use std::time::Duration;
 
@@ -10,12 +10,12 @@ use super::{duration::duration, schema};
 const TIMEOUT: &str = "3m";
 const DELAY: &str = "90s";
 
-/// How the operator verifies that the proxy-injector uses the written configuration. Each replica of the proxy-injector
+/// How the operator verifies that the proxy injector uses the written configuration. Each replica of the proxy injector
 /// reads its own copy of the ConfigMap from a file, which the kubelet refreshes at its own pace.
 #[derive(Clone, Debug, Deserialize, JsonSchema, PartialEq, Serialize)]
 #[serde(rename_all = "camelCase", default)]
 pub struct InjectorSyncSpec {
-    /// The method of verification. Probe sends each ready replica of the proxy-injector an admission request for a Pod
+    /// The method of verification. Probe sends each ready replica of the proxy injector an admission request for a Pod
     /// that is never created, until every replica injects the written configuration. If a replica denies the request,
     /// the operator restores the last good document. DryRun sends dry runs through the API server, which chooses the
     /// replicas, until several answers agree. It is for networks in which the operator cannot reach the replicas, and

@@ -58,7 +58,7 @@ pub use status::{
     printcolumn = r#"{"name": "Phase", "type": "string", "jsonPath": ".status.rollout.phase", "description": "The phase of the rollout"}"#,
     printcolumn = r#"{"name": "Hash", "type": "string", "jsonPath": ".status.configHash", "priority": 1, "description": "The hash of the effective configuration"}"#,
     printcolumn = r#"{"name": "Drift", "type": "integer", "jsonPath": ".status.drift.count", "priority": 1, "description": "The number of changes to the ConfigMap by other field managers"}"#,
-    printcolumn = r#"{"name": "Injector", "type": "string", "jsonPath": ".status.conditions[?(@.type==\"InjectorSynced\")].status", "priority": 1, "description": "Whether all replicas of the proxy-injector use the configuration"}"#,
+    printcolumn = r#"{"name": "Injector", "type": "string", "jsonPath": ".status.conditions[?(@.type==\"InjectorSynced\")].status", "priority": 1, "description": "Whether all replicas of the proxy injector use the configuration"}"#,
     printcolumn = r#"{"name": "Age", "type": "date", "jsonPath": ".metadata.creationTimestamp", "description": "The age of the resource"}"#
 )]
 #[serde(rename_all = "camelCase", default)]
@@ -94,7 +94,7 @@ pub struct LinkerdConfigSpec {
     pub values: Option<Map<String, Value>>,
     /// How the operator handles changes to the ConfigMap by other field managers.
     pub drift: DriftSpec,
-    /// How the operator verifies that the proxy-injector uses the written configuration.
+    /// How the operator verifies that the proxy injector uses the written configuration.
     pub injector_sync: InjectorSyncSpec,
     /// How running proxies get the configuration: which workloads are restarted for it, and at what pace.
     pub rollout: RolloutSpec,

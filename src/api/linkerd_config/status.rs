@@ -20,7 +20,7 @@ pub struct LinkerdConfigStatus {
     pub active: Option<bool>,
     /// The conditions of the resource. Accepted: whether the resource is valid and the one in effect for its ConfigMap.
     /// ConfigMapSynced: whether the ConfigMap holds the declared configuration. InjectorSynced: whether every replica
-    /// of the proxy-injector uses it. Ready: whether the configuration is in effect; if not, its reason is that of the
+    /// of the proxy injector uses it. Ready: whether the configuration is in effect; if not, its reason is that of the
     /// first problem. RolloutComplete: whether every selected workload runs with it. Stalled: present while a problem
     /// needs intervention.
     #[serde(skip_serializing_if = "Vec::is_empty")]
@@ -47,7 +47,7 @@ pub struct LinkerdConfigStatus {
     /// The ControllerRevisions of this resource.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub revisions: Option<RevisionsStatus>,
-    /// The replicas of the proxy-injector.
+    /// The replicas of the proxy injector.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub injector: Option<InjectorStatus>,
     /// The last change of the ConfigMap by another field manager.
@@ -84,7 +84,7 @@ pub struct RevisionsStatus {
     /// The revision with the document that the installer of Linkerd wrote last.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub base: Option<i64>,
-    /// The revision with the document that the proxy-injector was last observed to use.
+    /// The revision with the document that the proxy injector was last observed to use.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub last_known_good: Option<i64>,
     /// The injection hash of lastKnownGood.
@@ -93,7 +93,7 @@ pub struct RevisionsStatus {
     /// The revision with the document that all selected workloads were last observed to run with.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub last_rolled_out: Option<i64>,
-    /// The injection hashes of documents that the proxy-injector denied, or with which workloads failed, at most 5.
+    /// The injection hashes of documents that the proxy injector denied, or with which workloads failed, at most 5.
     /// They are not written again until the resource or its annotation config.linkerd.io/retry changes.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     #[schemars(length(max = 5))]
@@ -132,7 +132,7 @@ pub struct DriftStatus {
     #[serde(skip_serializing_if = "Vec::is_empty")]
     #[schemars(length(max = 10))]
     pub paths: Vec<String>,
-    /// The periods in which the proxy-injector may have used changes of other field managers, at most 5. Pods that were
+    /// The periods in which the proxy injector may have used changes of other field managers, at most 5. Pods that were
     /// created in such a period are out of date, regardless of their LINKERD_CONFIG_HASH. A period is removed when none
     /// of these Pods is left.
     #[serde(skip_serializing_if = "Vec::is_empty")]
@@ -147,7 +147,7 @@ pub struct DriftWindow {
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schemars(schema_with = "schema::time")]
     pub from: Option<Time>,
-    /// The time when every replica of the proxy-injector used the declared configuration again; absent until then.
+    /// The time when every replica of the proxy injector used the declared configuration again; absent until then.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schemars(schema_with = "schema::time")]
     pub to: Option<Time>,

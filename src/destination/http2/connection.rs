@@ -9,7 +9,7 @@
 //! reset, and if no client of the connection accepts data after that, the connection is closed; a dead peer is
 //! detected; a turn is short ([`Budget`]) for any input.
 //!
-//! The streams have no tasks: a change usually concerns many streams of a connection, and one task sends it in one
+//! The streams have no tasks: a change usually affects many streams of a connection, and one task sends it in one
 //! write.
 //!
 //! The module uses h2 without hyper. hyper (1.12) polls a body for its next frame while the last frame still waits for

@@ -1,7 +1,7 @@
 //! Checks whether the injectors use the written configuration: each ready replica is probed until its answer shows it.
 //!
 //! ```text
-//!   reconcile ──ProbeRequest──▶ prober ──AdmissionReview──▶ replicas of the proxy-injector
+//!   reconcile ──ProbeRequest──▶ prober ──AdmissionReview──▶ replicas of the proxy injector
 //!       ▲                         │ ProbeAnswers (and an annotation on the Pod of a replica that lags)
 //!       └────────WorkQueue────────┘
 //! ```

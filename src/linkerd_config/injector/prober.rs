@@ -381,13 +381,13 @@ fn state_label(answer: Option<&ProbeAnswer>) -> &'static str {
 fn register(registry: &Registry) -> prometheus::Result<(Histogram, IntGaugeVec)> {
     let seconds = register_histogram_with_registry!(
         "linkerd_operator_linkerdconfig_injector_probe_seconds",
-        "Time until a probe of a proxy-injector replica was answered or failed, in seconds",
+        "Time until a probe of a proxy injector replica was answered or failed, in seconds",
         vec![0.005, 0.01, 0.02, 0.05, 0.1, 0.5, 1.0, 5.0],
         registry
     )?;
     let replicas = register_int_gauge_vec_with_registry!(
         "linkerd_operator_linkerdconfig_injector_replicas",
-        "Ready replicas of the proxy-injector, by the result of their last probe",
+        "Ready replicas of the proxy injector, by the result of their last probe",
         &["state"],
         registry
     )?;

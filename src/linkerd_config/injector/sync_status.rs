@@ -110,7 +110,7 @@ pub(in crate::linkerd_config) fn evaluate(input: &SyncInput<'_>) -> SyncStatus {
         };
     }
     if answers.is_empty() {
-        let none = SyncStatus::new(SyncReason::NoReadyReplicas, "no replica of the proxy-injector is ready");
+        let none = SyncStatus::new(SyncReason::NoReadyReplicas, "no replica of the proxy injector is ready");
         return SyncStatus { counts: Some((0, 0)), ..none };
     }
     let current = answers.iter().filter(|(_, answer)| *answer == Some(ProbeAnswer::Current)).count();

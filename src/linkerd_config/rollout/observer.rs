@@ -31,7 +31,7 @@ pub(super) const KINDS: &[Kind] = &[
     Kind::PodDisruptionBudget,
 ];
 
-/// Marks the workloads that changes concern, for the rollout engine.
+/// Marks the workloads that changes affect, for the rollout engine.
 #[derive(Default)]
 pub struct RolloutObserver {
     pub(super) dirty: DirtySet<WorkloadKey>,
@@ -53,12 +53,12 @@ impl Observer for RolloutObserver {
     }
 
     fn changed(&self, state: &State, changes: &[Change], received: Instant) {
-        let workloads: BTreeSet<WorkloadKey> = changes.iter().flat_map(|change| concerned(state, change)).collect();
+        let workloads: BTreeSet<WorkloadKey> = changes.iter().flat_map(|change| affected(state, change)).collect();
         self.dirty.mark(workloads, received);
     }
 }
 
-fn concerned(state: &State, change: &Change) -> BTreeSet<WorkloadKey> {
+fn affected(state: &State, change: &Change) -> BTreeSet<WorkloadKey> {
     match change {
         Change::Pod(diff) => state.workloads_of(diff.both()).collect(),
         Change::ReplicaSet(diff) => owned_through(state, diff),
@@ -77,8 +77,8 @@ fn itself<K>(diff: &Diff<AppsWorkloadOf<K>>) -> BTreeSet<WorkloadKey> {
 }
 
 /// The workloads between which the Pods of this ReplicaSet or Job moved: the object itself, and its owners before and
-/// after the change. Most ReplicaSets are old and have no Pods, so their changes concern no workload. The deletion of
-/// an object without an owner concerns no workload either.
+/// after the change. Most ReplicaSets are old and have no Pods, so their changes affect no workload. The deletion of
+/// an object without an owner affects no workload either.
 fn owned_through<K: Resource<DynamicType = ()>>(
     state: &State,
     diff: &Diff<IntermediateOwner<K>>,
@@ -125,8 +125,8 @@ mod tests {
             Self { feed: Feed::new([Arc::clone(&observer) as Arc<dyn Observer>]), observer }
         }
 
-        /// The workloads that the event concerns.
-        fn concerns(&mut self, kind: Kind, event: Event<Value>) -> BTreeSet<WorkloadKey> {
+        /// Applies an event and returns the workloads that it affects.
+        fn affected(&mut self, kind: Kind, event: Event<Value>) -> BTreeSet<WorkloadKey> {
             self.feed.apply(kind, event);
             self.observer.dirty.next().now_or_never().unwrap_or_default().into_keys().collect()
         }
@@ -148,74 +148,74 @@ mod tests {
     }
 
     #[test]
-    fn a_change_of_a_replica_set_concerns_itself_and_both_owners_but_only_if_it_has_pods() {
+    fn a_change_of_a_replica_set_affects_itself_and_both_owners_but_only_if_it_has_pods() {
         let mut world = World::new();
         let set = ("ReplicaSet", "web-5f");
-        assert_eq!(world.concerns(Kind::ReplicaSet, owned("web-5f", &[("Deployment", "web")])), workloads(&[]));
-        assert_eq!(world.concerns(Kind::Pod, owned("a", &[set])), workloads(&[("Deployment", "web")]));
-        let handed_over = world.concerns(Kind::ReplicaSet, owned("web-5f", &[("Deployment", "api")]));
+        assert_eq!(world.affected(Kind::ReplicaSet, owned("web-5f", &[("Deployment", "web")])), workloads(&[]));
+        assert_eq!(world.affected(Kind::Pod, owned("a", &[set])), workloads(&[("Deployment", "web")]));
+        let handed_over = world.affected(Kind::ReplicaSet, owned("web-5f", &[("Deployment", "api")]));
         assert_eq!(handed_over, workloads(&[set, ("Deployment", "web"), ("Deployment", "api")]));
-        assert_eq!(world.concerns(Kind::ReplicaSet, owned("web-5f", &[("Deployment", "api")])), workloads(&[]));
-        let deleted = world.concerns(Kind::ReplicaSet, Event::Delete(object("web-5f", &[])));
+        assert_eq!(world.affected(Kind::ReplicaSet, owned("web-5f", &[("Deployment", "api")])), workloads(&[]));
+        let deleted = world.affected(Kind::ReplicaSet, Event::Delete(object("web-5f", &[])));
         assert_eq!(deleted, workloads(&[set, ("Deployment", "api")]));
-        assert_eq!(world.concerns(Kind::Pod, owned("b", &[("Job", "tick-1")])), workloads(&[("Job", "tick-1")]));
-        let job = world.concerns(Kind::Job, owned("tick-1", &[("CronJob", "tick")]));
+        assert_eq!(world.affected(Kind::Pod, owned("b", &[("Job", "tick-1")])), workloads(&[("Job", "tick-1")]));
+        let job = world.affected(Kind::Job, owned("tick-1", &[("CronJob", "tick")]));
         assert_eq!(job, workloads(&[("Job", "tick-1"), ("CronJob", "tick")]));
     }
 
     #[test]
-    fn a_change_of_a_pod_concerns_its_previous_and_its_new_workload() {
+    fn a_change_of_a_pod_affects_its_previous_and_its_new_workload() {
         let mut world = World::new();
-        let mut concerns = |event| world.concerns(Kind::Pod, event);
-        assert_eq!(concerns(owned("a", &[("StatefulSet", "db")])), workloads(&[("StatefulSet", "db")]));
-        assert_eq!(concerns(owned("a", &[("StatefulSet", "db")])), workloads(&[]));
-        assert_eq!(concerns(owned("a", &[])), workloads(&[("StatefulSet", "db"), ("Pod", "a")]));
-        assert_eq!(concerns(Event::Delete(object("a", &[]))), workloads(&[("Pod", "a")]));
+        let mut affected = |event| world.affected(Kind::Pod, event);
+        assert_eq!(affected(owned("a", &[("StatefulSet", "db")])), workloads(&[("StatefulSet", "db")]));
+        assert_eq!(affected(owned("a", &[("StatefulSet", "db")])), workloads(&[]));
+        assert_eq!(affected(owned("a", &[])), workloads(&[("StatefulSet", "db"), ("Pod", "a")]));
+        assert_eq!(affected(Event::Delete(object("a", &[]))), workloads(&[("Pod", "a")]));
     }
 
     #[test]
-    fn a_change_of_a_namespace_concerns_every_workload_in_it() {
+    fn a_change_of_a_namespace_affects_every_workload_in_it() {
         let mut world = World::new();
-        world.concerns(Kind::Pod, owned("a", &[]));
-        assert_eq!(world.concerns(Kind::StatefulSet, owned("db", &[])), workloads(&[("StatefulSet", "db")]));
+        world.affected(Kind::Pod, owned("a", &[]));
+        assert_eq!(world.affected(Kind::StatefulSet, owned("db", &[])), workloads(&[("StatefulSet", "db")]));
         let namespace = json!({"metadata": {"name": "ns", "labels": {"config.linkerd.io/reconcile": "auto"}}});
         let all = workloads(&[("Pod", "a"), ("StatefulSet", "db")]);
-        assert_eq!(world.concerns(Kind::Namespace, Event::Apply(namespace.clone())), all);
-        assert_eq!(world.concerns(Kind::Namespace, Event::Apply(namespace.clone())), workloads(&[]));
-        assert_eq!(world.concerns(Kind::Namespace, Event::Delete(namespace)), all);
+        assert_eq!(world.affected(Kind::Namespace, Event::Apply(namespace.clone())), all);
+        assert_eq!(world.affected(Kind::Namespace, Event::Apply(namespace.clone())), workloads(&[]));
+        assert_eq!(world.affected(Kind::Namespace, Event::Delete(namespace)), all);
     }
 
     #[test]
-    fn a_change_of_a_budget_concerns_the_workloads_it_selected_and_selects() {
+    fn a_change_of_a_budget_affects_the_workloads_it_selected_and_selects() {
         let mut world = World::new();
         for app in ["web", "db", "mq"] {
-            world.concerns(Kind::Pod, owned(app, &[]));
+            world.affected(Kind::Pod, owned(app, &[]));
         }
         let budget = |app: &str, allowed: i64| {
             let status = json!({"disruptionsAllowed": allowed, "observedGeneration": 2, "currentHealthy": allowed});
             let metadata = json!({"name": "a", "namespace": "ns", "generation": 2});
             json!({"metadata": metadata, "spec": {"selector": {"matchLabels": {"app": app}}}, "status": status})
         };
-        let mut concerns = |event| world.concerns(Kind::PodDisruptionBudget, event);
-        assert_eq!(concerns(Event::Apply(budget("web", 1))), workloads(&[("Pod", "web")]));
-        assert_eq!(concerns(Event::Apply(budget("web", 2))), workloads(&[]), "it still allows a disruption");
-        assert_eq!(concerns(Event::Apply(budget("web", 0))), workloads(&[("Pod", "web")]));
-        assert_eq!(concerns(Event::Apply(budget("db", 0))), workloads(&[("Pod", "web"), ("Pod", "db")]));
-        assert_eq!(concerns(Event::Delete(budget("db", 0))), workloads(&[("Pod", "db")]));
+        let mut affected = |event| world.affected(Kind::PodDisruptionBudget, event);
+        assert_eq!(affected(Event::Apply(budget("web", 1))), workloads(&[("Pod", "web")]));
+        assert_eq!(affected(Event::Apply(budget("web", 2))), workloads(&[]), "it still allows a disruption");
+        assert_eq!(affected(Event::Apply(budget("web", 0))), workloads(&[("Pod", "web")]));
+        assert_eq!(affected(Event::Apply(budget("db", 0))), workloads(&[("Pod", "web"), ("Pod", "db")]));
+        assert_eq!(affected(Event::Delete(budget("db", 0))), workloads(&[("Pod", "db")]));
     }
 
     #[test]
-    fn a_workload_concerns_itself_when_more_than_its_version_changes() {
+    fn a_workload_affects_itself_when_more_than_its_version_changes() {
         let mut world = World::new();
         let deployment = |version: &str, paused: bool| {
             let metadata = json!({"name": "web", "namespace": "ns", "resourceVersion": version});
             Event::Apply(json!({"metadata": metadata, "spec": {"paused": paused}}))
         };
         let itself = workloads(&[("Deployment", "web")]);
-        assert_eq!(world.concerns(Kind::Deployment, deployment("1", false)), itself);
-        assert_eq!(world.concerns(Kind::Deployment, deployment("2", false)), workloads(&[]));
-        assert_eq!(world.concerns(Kind::Deployment, deployment("3", true)), itself);
-        assert_eq!(world.concerns(Kind::Deployment, Event::Delete(object("web", &[]))), itself);
+        assert_eq!(world.affected(Kind::Deployment, deployment("1", false)), itself);
+        assert_eq!(world.affected(Kind::Deployment, deployment("2", false)), workloads(&[]));
+        assert_eq!(world.affected(Kind::Deployment, deployment("3", true)), itself);
+        assert_eq!(world.affected(Kind::Deployment, Event::Delete(object("web", &[]))), itself);
     }
 
     const OWNERS: [&str; 4] = ["ReplicaSet", "Job", "Deployment", "Pod"];
@@ -233,7 +233,7 @@ mod tests {
                 let owner = [(OWNERS[kind], names[owner])];
                 let owners = if has_owner { &owner[..] } else { &[] };
                 let kind = [Kind::Pod, Kind::ReplicaSet, Kind::Job][watched];
-                let marked = world.concerns(kind, owned(names[name], owners));
+                let marked = world.affected(kind, owned(names[name], owners));
                 let state = world.feed.cluster.read();
                 let keys = OWNERS.iter().flat_map(|kind| names.map(|name| WorkloadKey::new("ns", *kind, name)));
                 let now: Vec<_> = keys
