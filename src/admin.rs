@@ -55,7 +55,7 @@ pub async fn serve(listener: TcpListener, admin: Arc<Admin>) {
             Ok((stream, _)) => stream,
             Err(error) => {
                 // The process is probably out of file descriptors. Without the pause this loop would use a whole core.
-                warn!(%error, "cannot accept a connection for probes and metrics");
+                warn!(%error, "could not accept a connection for probes and metrics, retrying");
                 tokio::time::sleep(Duration::from_millis(200)).await;
                 continue;
             }

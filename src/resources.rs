@@ -1,7 +1,7 @@
 //! The memory and the file descriptors that this process may use.
 //!
 //! In: the files in which Linux reports the limits. Out: the default limits for connections and streams of the
-//! destination server. A client that exceeds them is rejected. Without limits the kernel could kill the process, or the
+//! destination server. A client that exceeds them is refused. Without limits the kernel could kill the process, or the
 //! process could run out of descriptors for its API server, and all clients would be affected.
 
 use std::fs::read_to_string;

@@ -181,7 +181,7 @@ impl EndpointSlice {
     /// Returns whether the slice has these endpoints and ports, which is all that readers of slices use.
     pub fn has_content(&self, endpoints: &[Endpoint], ports: &BTreeSet<EndpointPort>) -> bool {
         self.endpoints.len() == endpoints.len()
-            && self.endpoints.iter().zip(endpoints).all(|(a, b)| a.means(b))
+            && self.endpoints.iter().zip(endpoints).all(|(a, b)| a.is_equivalent(b))
             && self.ports.len() == ports.len()
             && self.ports.iter().all(|port| ports.contains(port))
     }
@@ -207,7 +207,7 @@ impl Endpoint {
 
     /// Returns whether both endpoints mean the same to readers. Addresses are compared by value, in any spelling and
     /// order; an empty hostname equals an absent one.
-    fn means(&self, other: &Self) -> bool {
+    fn is_equivalent(&self, other: &Self) -> bool {
         let hostname = |endpoint: &Self| endpoint.hostname.clone().filter(|name| !name.is_empty());
         let addresses = |endpoint: &Self| {
             endpoint
@@ -265,12 +265,14 @@ mod tests {
     }
 
     #[test]
-    fn spelling_and_order_of_addresses_are_no_difference_but_conditions_are() {
+    fn spelling_and_order_of_addresses_make_no_difference_but_conditions_do() {
         let written = endpoint(json!({"addresses": ["fd08::5678:0:0:9abc:def0", "2001:db8::1"], "hostname": ""}));
-        assert!(written.means(&endpoint(json!({"addresses": ["2001:db8::1", "fd08::5678:0000:0000:9abc:def0"]}))));
-        assert!(!written.means(&endpoint(json!({"addresses": ["2001:db8::1"]}))));
+        assert!(
+            written.is_equivalent(&endpoint(json!({"addresses": ["2001:db8::1", "fd08::5678:0000:0000:9abc:def0"]})))
+        );
+        assert!(!written.is_equivalent(&endpoint(json!({"addresses": ["2001:db8::1"]}))));
         let (ready, unset) =
             (json!({"addresses": ["10.0.0.1"], "conditions": {"ready": true}}), json!({"addresses": ["10.0.0.1"]}));
-        assert!(!endpoint(ready).means(&endpoint(unset)));
+        assert!(!endpoint(ready).is_equivalent(&endpoint(unset)));
     }
 }

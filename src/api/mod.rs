@@ -87,7 +87,7 @@ pub const PROXY_VERSION_ANNOTATION: &str = "linkerd.io/proxy-version";
 pub const TRUST_ROOT_ANNOTATION: &str = "linkerd.io/trust-root-sha256";
 /// The annotations of a Pod that override the version and the image of its proxy.
 pub const PINNING_ANNOTATIONS: [&str; 2] = ["config.linkerd.io/proxy-version", "config.linkerd.io/proxy-image"];
-/// The annotation of a Pod with environment variables for its proxy. On a namespace it breaks the injection.
+/// The annotation of a Pod with environment variables for its proxy. On a namespace it makes injection fail.
 pub const ADDITIONAL_ENV_ANNOTATION: &str = "config.linkerd.io/proxy-additional-env";
 /// The label of a ReplicaSet's Pod with the hash of the Pod template that it was created from.
 pub const POD_TEMPLATE_HASH_LABEL: &str = "pod-template-hash";

@@ -102,7 +102,7 @@ pub struct DestinationArgs {
     #[arg(long, env = "LINKERD_OPERATOR_MAX_CONNECTIONS", value_name = "N")]
     pub max_connections: Option<NonZeroUsize>,
 
-    /// Maximum number of streams; further streams are rejected [default: derived from half of the container's memory
+    /// Maximum number of streams; further streams are refused [default: derived from half of the container's memory
     /// limit, at most 250000]
     #[arg(long, env = "LINKERD_OPERATOR_MAX_STREAMS", value_name = "N")]
     pub max_streams: Option<NonZeroUsize>,
@@ -112,7 +112,7 @@ pub struct DestinationArgs {
     #[arg(long, env = "LINKERD_OPERATOR_MAX_STREAMS_PER_CONNECTION", value_name = "N", default_value = "100000")]
     pub max_streams_per_connection: NonZeroU32,
 
-    /// Maximum time that a request waits in the queue before it is rejected; proxies time out after 3 s and retry
+    /// Maximum time that a request waits in the queue before it is refused; proxies time out after 3 s and retry
     #[arg(
         long,
         env = "LINKERD_OPERATOR_MAX_STREAM_WAIT",

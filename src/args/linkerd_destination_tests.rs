@@ -161,7 +161,7 @@ fn help_lists_the_flags_and_exits_with_code_0() {
 }
 
 #[test]
-fn values_that_end_linkerds_container_exit_with_code_1_and_a_reason() {
+fn values_that_linkerds_container_rejects_exit_with_code_1_and_a_reason() {
     for (argument, reason) in [
         ("-enable-endpoint-slices=false", "EndpointSlices"),
         ("-meshed-http2-client-params={", "-meshed-http2-client-params"),

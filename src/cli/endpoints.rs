@@ -301,7 +301,7 @@ mod tests {
     }
 
     #[test]
-    fn no_endpoints_clears_the_state_and_has_the_existence_of_the_service() {
+    fn no_endpoints_clears_the_state_and_shows_whether_the_service_exists() {
         let mut endpoints = EndpointsState::default();
         let change = endpoints.apply(none(false)).unwrap();
         assert_eq!(change.no_endpoints, Some(NoEndpoints { exists: false }));

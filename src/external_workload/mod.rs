@@ -103,7 +103,7 @@ enum Reconciled {
     Done(Action),
 }
 
-/// Starts the controller. When `stop` is cancelled, it finishes the writes under way and ends.
+/// Starts the controller. When `stop` is cancelled, it finishes the writes in progress and ends.
 ///
 /// # Errors
 /// The metrics are already registered.

@@ -82,7 +82,8 @@ pub(super) async fn read(client: &Client, name: Option<&str>, file: Option<&Path
             Arc::clone(&winner.name)
         }
     };
-    let config = state.linkerd_configs.by_name(&name).with_context(|| format!("there is no LinkerdConfig {name}"))?;
+    let config =
+        state.linkerd_configs.by_name(&name).with_context(|| format!("LinkerdConfig {name} does not exist"))?;
     let target = &config.target;
     let live = config_map(client, &target.namespace, &target.name).await?;
     let roots = config_map(client, &target.namespace, TRUST_ROOTS).await?;

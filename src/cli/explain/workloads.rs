@@ -251,13 +251,13 @@ fn progress(in_progress: &InProgress, target: &RolloutTarget) -> String {
         Health::Healthy => format!("its Pods run with it, and must stay ready for {}", target.rollout().soak),
         Health::Evicting => "its Pods are evicted one by one".to_owned(),
         Health::StillOutdated => "its new Pods are out of date".to_owned(),
-        Health::Reverted => "another client reverted the restart's change".to_owned(),
-        Health::Uninjected(pod) => format!("Pod {pod} came up without a proxy"),
-        Health::ToBeReverted => "its restart is to be reverted".to_owned(),
+        Health::Reverted => "another client reverted the restart".to_owned(),
+        Health::Uninjected(pod) => format!("Pod {pod} started without a proxy"),
+        Health::ToBeReverted => "its Pod template will be rolled back".to_owned(),
     };
     match in_progress.state {
         RolloutState::Retrying => format!("second attempt: {missing}"),
-        RolloutState::RolledBack => format!("its restart was reverted: {missing}"),
+        RolloutState::RolledBack => format!("its Pod template was rolled back: {missing}"),
         RolloutState::Updating | RolloutState::Updated | RolloutState::Failed => missing,
     }
 }

@@ -128,8 +128,8 @@ mod tests {
     fn an_annotation_of_its_group_is_a_change_and_any_other_is_not() {
         let mut state = State::default();
         let annotated = |key: &str, value: &str| config(&json!({"annotations": {key: value}}));
-        let asked = annotated("config.linkerd.io/retry", "1");
-        assert_eq!(asked.annotations.get("config.linkerd.io/retry").map(|value| &**value), Some("1"));
+        let config = annotated("config.linkerd.io/retry", "1");
+        assert_eq!(config.annotations.get("config.linkerd.io/retry").map(|value| &**value), Some("1"));
         let mut is_change = |key, value| annotated(key, value).apply(&mut state).is_some();
         assert!(is_change("config.linkerd.io/retry", "1"));
         assert!(!is_change("config.linkerd.io/retry", "1"));
@@ -149,7 +149,7 @@ mod tests {
     }
 
     #[test]
-    fn it_is_found_by_its_config_map_until_it_is_deleted() {
+    fn a_resource_is_found_by_its_config_map_until_it_is_deleted() {
         let mut state = State::default();
         config(&json!({})).apply(&mut state);
         let target = NamespacedName::new("linkerd", "linkerd-config");

@@ -46,7 +46,7 @@ pub trait Projected: Sized + Send + 'static {
     /// Whether a cluster may lack the kind, because its CRD is Linkerd's or ours.
     const IS_OPTIONAL: bool = false;
 
-    /// Total: every value that decodes as [`Projected::Wire`] becomes an object. Unusable parts are left out, and
+    /// Total: every value that decodes as [`Projected::Wire`] becomes an object. Unusable parts are ignored, and
     /// named.
     fn project(wire: Self::Wire, problems: &mut Problems) -> Self;
 }

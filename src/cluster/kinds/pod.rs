@@ -313,16 +313,16 @@ mod tests {
     }
 
     #[test]
-    fn a_pod_of_the_control_plane_is_recognised_and_so_is_its_replacement_of_the_same_name() {
+    fn the_control_plane_label_and_the_inject_annotation_are_read_and_another_uid_is_a_change() {
         let labels = json!({"linkerd.io/control-plane-component": "identity"});
         assert!(pod(&json!({ "labels": labels }), &json!({})).0.is_control_plane());
         assert!(!pod(&json!({}), &json!({})).0.is_control_plane());
         let annotations = json!({"linkerd.io/inject": "disabled"});
         assert_eq!(pod(&json!({ "annotations": annotations }), &json!({})).0.inject, Inject::Disabled);
         let mut state = State::default();
-        let born = |uid: &str| pod(&json!({ "uid": uid }), &json!({})).0;
+        let with_uid = |uid: &str| pod(&json!({ "uid": uid }), &json!({})).0;
         for (uid, is_change) in [("a", true), ("a", false), ("b", true)] {
-            assert_eq!(born(uid).apply(&mut state).is_some(), is_change, "{uid}");
+            assert_eq!(with_uid(uid).apply(&mut state).is_some(), is_change, "{uid}");
         }
     }
 

@@ -214,8 +214,8 @@ mod tests {
         assert!(Arc::ptr_eq(&a, &b) && !Arc::ptr_eq(&a, &other));
         all.release(&a);
         assert!(Arc::ptr_eq(&b, &all.share(injected("a"))));
-        for gone in [&b, &a, &other] {
-            all.release(gone);
+        for released in [&b, &a, &other] {
+            all.release(released);
         }
         assert_eq!(all.len(), 0);
     }

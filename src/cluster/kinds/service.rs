@@ -43,7 +43,7 @@ pub struct Service {
     pub federated: bool,
     /// The cluster IPs of all families; empty for a headless Service.
     pub cluster_ips: Box<[IpAddr]>,
-    /// `None` leaves the choice to the mesh's default.
+    /// `None` for the mesh's default.
     pub opaque_ports: Option<PortRanges>,
 }
 
@@ -225,7 +225,7 @@ mod tests {
     }
 
     #[test]
-    fn an_opaque_port_may_be_a_name_and_a_blank_item_is_no_unnamed_port() {
+    fn an_opaque_port_may_be_a_name_and_a_blank_item_is_not_an_unnamed_port() {
         let object = |ports: serde_json::Value| {
             let annotations = json!({ OPAQUE_PORTS_ANNOTATION: "db, ,90-91,nothing" });
             let object = json!({"metadata": {"name": "a", "namespace": "ns", "annotations": annotations}, "spec": {"ports": ports}});

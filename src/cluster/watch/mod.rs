@@ -422,7 +422,7 @@ fn is_expired(error: &watcher::Error) -> bool {
     }
 }
 
-/// A list under way. Its objects are applied only when it is complete: a partial list would be a state that the API
+/// A list in progress. Its objects are applied only when it is complete: a partial list would be a state that the API
 /// server never had, in which an endpoint that moved between two slices is in neither. If the API server fails before
 /// the list is complete, new clients would also receive other endpoints than existing clients for a long time.
 pub(in crate::cluster) struct Relist<T> {
@@ -448,7 +448,7 @@ fn recovered(status: &mut WatchStatus) -> bool {
 fn listed(status: &mut WatchStatus) -> bool {
     let first = !std::mem::replace(&mut status.synced, true);
     if first {
-        info!(resource = status.kind.resource(), "listed");
+        info!(resource = status.kind.resource(), "completed the first list");
     }
     first
 }

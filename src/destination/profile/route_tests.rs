@@ -164,7 +164,7 @@ fn a_retry_budget_that_is_set_has_no_defaults() {
     assert_eq!(budget(json!(null)), Ok(None));
     assert_eq!(budget(json!({"ttl": "0s", "retryRatio": 0.5})).unwrap().unwrap().ttl, None);
     for ttl in [json!(null), json!(""), json!("foo"), json!("10")] {
-        assert!(budget(json!({"retryRatio": 0.2, "ttl": ttl})).unwrap_err().contains("no ttl"), "{ttl}");
+        assert!(budget(json!({"retryRatio": 0.2, "ttl": ttl})).unwrap_err().contains("ttl"), "{ttl}");
     }
 }
 
@@ -194,7 +194,7 @@ fn matches_are_nested_at_most_as_deep_as_clients_can_decode() {
     let route = Route { condition: Some(deepest), ..Route::default() };
     let bytes = DestinationProfile { routes: vec![route], ..DestinationProfile::default() }.encode_to_vec();
     assert!(DestinationProfile::decode(&*bytes).is_ok());
-    assert!(nested(DEEPEST + 1).unwrap_err().contains("nested more than 20 deep"));
+    assert!(nested(DEEPEST + 1).unwrap_err().contains("nested more than 20 levels deep"));
 }
 
 #[test]

@@ -190,7 +190,7 @@ mod tests {
     }
 
     #[test]
-    fn it_is_satisfied_when_every_replica_is_current() {
+    fn a_sync_status_is_satisfied_when_every_replica_is_current() {
         let all = after(1, &[CURRENT, CURRENT], &InjectorSyncSpec::default());
         assert_eq!((all.reason, all.counts, all.recheck_after), (SyncReason::AllReplicasCurrent, Some((2, 2)), None));
         assert!(all.is_satisfied(&InjectorSyncSpec::default()));

@@ -471,7 +471,7 @@ proptest! {
     /// After any sequence of edits, upgrades and changes of the resource, one reconcile settles the ConfigMap, and
     /// declared values hold.
     #[test]
-    fn any_history_settles(steps in prop::collection::vec((0..5u8, 0..3usize), 1..12), declared in any::<bool>()) {
+    fn any_history_settles_with_the_declared_values(steps in prop::collection::vec((0..5u8, 0..3usize), 1..12), declared in any::<bool>()) {
         let scope = if declared { "Declared" } else { "Document" };
         let spec = |level: &str| json!({"proxy": {"logLevel": level}, "drift": {"scope": scope}});
         let mut cluster = Cluster::new(&spec("debug"));

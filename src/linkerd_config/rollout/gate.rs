@@ -1,4 +1,4 @@
-//! Conditions that have to hold before any restart starts. Pure.
+//! Conditions that have to hold before any restart begins. Pure.
 //!
 //! In: a LinkerdConfig and its status. Out: the first [`Gate`] that is closed, if any. The engine adds the gates that
 //! depend on the time and on the cluster.

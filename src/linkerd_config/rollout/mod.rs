@@ -10,7 +10,7 @@
 //! cluster state. Out: an annotation on the Pod template of each restarted workload, evictions, the progress. Always
 //! holds: the record of a rollout is on its workloads, so a new leader continues where the previous one stopped; a
 //! workload is restarted again for the same key only if Pods are still out of date, and a bounded number of times; only
-//! workloads that opted in are restarted, and no restart starts while a gate is closed.
+//! workloads that opted in are restarted, and no restart begins while a gate is closed.
 
 pub mod assess;
 mod collector;

@@ -58,7 +58,7 @@ pub struct RolloutProgress {
     pub failures: Vec<RolloutFailure>,
     pub skipped: Vec<RolloutSkipped>,
     pub next_window: Option<Timestamp>,
-    /// Whether Pods exist that were created while the document had changes by other clients.
+    /// Whether Pods exist that were created while the document had changes by other writers.
     pub suspects: bool,
     /// Whether too many workloads failed and the policy is to roll back the configuration.
     pub requires_rollback: bool,

@@ -72,7 +72,7 @@ struct RefusedWrite {
 /// The limits of the rollout at one point in time.
 #[derive(Clone, Copy, Debug)]
 pub struct RolloutLimits {
-    /// Whether restarts may start at all.
+    /// Whether restarts may begin at all.
     pub may_start: bool,
     /// Whether injectors use the configuration of the target.
     pub may_inject: bool,

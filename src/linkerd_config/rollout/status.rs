@@ -59,18 +59,18 @@ pub fn set_rollout_status(
             }
         },
     };
-    let of_same = same.cloned().unwrap_or_default();
+    let previous = same.cloned().unwrap_or_default();
     let holds = rollout_complete.status == "True";
     let phase = match progress {
         Some(progress) => progress.phase.as_str().to_owned(),
         None if target.gates.disabled().is_some() => RolloutPhase::Idle.as_str().to_owned(),
-        None => of_same.phase.clone().unwrap_or_else(|| RolloutPhase::Waiting.as_str().to_owned()),
+        None => previous.phase.clone().unwrap_or_else(|| RolloutPhase::Waiting.as_str().to_owned()),
     };
     let is_progressing = progress.is_some_and(|progress| progress.workloads.updating > 0);
-    let started_at = of_same.started_at.clone().or_else(|| is_progressing.then_some(Time(now)));
+    let started_at = previous.started_at.clone().or_else(|| is_progressing.then_some(Time(now)));
     let is_complete = phase == RolloutPhase::Complete.as_str();
     let completed_at = match &started_at {
-        Some(_) if is_complete => of_same.completed_at.clone().or(Some(Time(now))),
+        Some(_) if is_complete => previous.completed_at.clone().or(Some(Time(now))),
         _ => None,
     };
     if phase == RolloutPhase::Halted.as_str() && !after.conditions.iter().any(|condition| condition.type_ == "Stalled")
@@ -91,7 +91,7 @@ pub fn set_rollout_status(
             next_window: progress.next_window.map(Time),
             ..RolloutStatus::default()
         },
-        None => of_same,
+        None => previous,
     };
     let RolloutStatus { adopted_at, baseline_hash, rolled_back, retry, .. } = rollout;
     after.rollout = Some(RolloutStatus {

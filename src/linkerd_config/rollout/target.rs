@@ -54,7 +54,7 @@ pub struct DesiredProxies {
     /// SHA-256 of the bundle of trust anchors, in hexadecimal.
     pub trust_roots: Option<Arc<str>>,
     pub baseline: Option<Baseline>,
-    /// When injectors may have used a document that other clients wrote.
+    /// When injectors may have used a document that other writers changed.
     pub drift: Vec<TimeRange>,
 }
 
@@ -163,7 +163,7 @@ impl DesiredProxies {
         Timestamp::from_second(ends.as_second() + 1).ok()
     }
 
-    /// Whether a Pod with this creation time may have been injected with a document that other clients wrote.
+    /// Whether a Pod with this creation time may have been injected with a document that other writers changed.
     pub fn is_in_drift(&self, created: Timestamp) -> bool {
         // Creation times are whole seconds, and so is the start of a drift.
         self.drift.iter().any(|range| range.from <= created && range.to.is_none_or(|to| created <= to))

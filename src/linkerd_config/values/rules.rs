@@ -317,7 +317,7 @@ mod tests {
     }
 
     #[test]
-    fn good_values_are_no_problem() {
+    fn valid_values_have_no_problem() {
         for (at, values) in [
             ("proxy.logHTTPHeaders", &[json!("insecure"), json!(""), json!(null)][..]),
             ("proxy.defaultInboundPolicy", &[json!("audit"), json!("deny"), json!("")]),
@@ -350,7 +350,7 @@ mod tests {
     }
 
     #[test]
-    fn bad_values_are_problems() {
+    fn invalid_values_are_problems() {
         for (at, values) in [
             ("proxy.logHTTPHeaders", &[json!(false), json!("Off"), json!("on")][..]),
             ("proxy.defaultInboundPolicy", &[json!("allow")]),

@@ -104,7 +104,7 @@ pub enum Invalid {
     NoResponseCondition(String),
     #[error("route {0:?} has a response class with an invalid condition: {1}")]
     ResponseCondition(String, InvalidMatch),
-    #[error("its retryBudget has no ttl that is a duration: {0:?}")]
+    #[error("the ttl of its retryBudget is not a duration: {0:?}")]
     Ttl(String),
     #[error("a null override")]
     NullOverride,
@@ -126,7 +126,7 @@ pub enum InvalidMatch {
     Maximum,
     #[error("range maximum cannot be smaller than minimum")]
     Reversed,
-    #[error("matches are nested more than {DEEPEST} deep")]
+    #[error("matches are nested more than {DEEPEST} levels deep")]
     Deep,
 }
 

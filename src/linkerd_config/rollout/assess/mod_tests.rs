@@ -117,7 +117,7 @@ fn a_pod_is_classified_by_its_injected_values_and_its_creation_time() {
 }
 
 #[test]
-fn a_pod_without_a_marker_is_judged_by_the_adoption() {
+fn a_pod_without_a_marker_is_classified_by_the_adoption() {
     let mut world = World::new(&json!({}));
     world.deployment("web", &json!({}));
     world.pod("web-1", "web", None, &json!({}));

@@ -6,7 +6,7 @@
 //!
 //! A proxy reads its configuration only when it starts, and has the hash of it: the injection hash, or marker. A marker
 //! is only as reliable as the document that it was in. So a Pod that was created while the document had changes by
-//! other clients is out of date with any marker. Pods from before the operator have no marker: they are assumed to run
+//! other writers is out of date with any marker. Pods from before the operator have no marker: they are assumed to run
 //! with the document of that time.
 
 use crate::{

@@ -20,7 +20,7 @@ pub(super) struct PodCounts<'a> {
     pub uninjected: Vec<&'a Arc<Pod>>,
     /// Whether an outdated Pod has trust anchors other than those of the mesh.
     pub other_trust_roots: bool,
-    /// The number of Pods that were created while the document had changes by other clients.
+    /// The number of Pods that were created while the document had changes by other writers.
     pub suspects: i64,
     /// The number of Pods that are neither finished nor terminating.
     pub live: i64,

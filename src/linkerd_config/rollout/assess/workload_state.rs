@@ -12,7 +12,7 @@ use crate::api::linkerd_config::{RolloutMethod, RolloutPods};
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Assessment {
     pub pods: RolloutPods,
-    /// The number of Pods that were created while the document had changes by other clients.
+    /// The number of Pods that were created while the document had changes by other writers.
     pub suspects: i64,
     pub state: WorkloadState,
     /// The start time of our restart that is not complete yet, for this target or another one.
@@ -49,7 +49,7 @@ pub struct Start {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct InProgress {
     pub state: RolloutState,
-    /// When the restart started. If Pods are evicted: the creation time of the newest Pod, if that is later.
+    /// When the restart began. If Pods are evicted: the creation time of the newest Pod, if that is later.
     pub since: Option<Timestamp>,
     pub health: Health,
     /// The next Pod to evict.

@@ -1,6 +1,6 @@
-//! Maintenance windows: when restarts may start. Pure.
+//! Maintenance windows: when restarts may begin. Pure.
 //!
-//! In: `spec.rollout.window`, and the time. Out: whether restarts may start, and when that changes. Always holds:
+//! In: `spec.rollout.window`, and the time. Out: whether restarts may begin, and when that changes. Always holds:
 //! - a window opens by the clock of its time zone, and closes after its duration in elapsed time;
 //! - a start that the clock skips moves to the end of the gap; of a start that the clock repeats, only the first
 //!   counts;
@@ -38,7 +38,7 @@ const DAYS_BEFORE: u8 = 8;
 /// A range of instants, in nanoseconds since 1970.
 type Instants = Range<i128>;
 
-/// The periods in which restarts may start.
+/// The periods in which restarts may begin.
 #[derive(Clone, Debug)]
 pub struct MaintenanceWindows {
     zone: TimeZone,
@@ -53,10 +53,10 @@ struct Allowed {
     nanoseconds: i128,
 }
 
-/// Whether restarts may start at one instant.
+/// Whether restarts may begin at one instant.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct WindowState {
-    /// Whether restarts may start.
+    /// Whether restarts may begin.
     pub open: bool,
     /// The next change; `None` if the state does not change within five years.
     pub changes: Option<Timestamp>,
@@ -91,7 +91,7 @@ impl MaintenanceWindows {
         Ok(Self { zone, allowed: allowed.collect::<Result<_, _>>()?, denied: denied.collect::<Result<_, _>>()? })
     }
 
-    /// Returns whether restarts may start now, and when that changes.
+    /// Returns whether restarts may begin now, and when that changes.
     pub fn at(&self, now: Timestamp) -> WindowState {
         let now = now.as_nanosecond();
         let opens = self.opens(now);

@@ -117,7 +117,7 @@ fn a_start_that_the_clock_skips_moves_to_the_end_of_the_gap() {
 }
 
 #[test]
-fn of_a_start_that_the_clock_repeats_only_the_first_counts() {
+fn a_start_that_the_clock_repeats_opens_the_window_only_the_first_time() {
     // The clock goes back from 03:00 to 02:00.
     let berlin = windows("Europe/Berlin", &[("30 2 * * *", "20m")], &[]);
     assert_changes(
