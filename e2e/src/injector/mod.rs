@@ -1,4 +1,4 @@
-//! A stand-in for Linkerd's proxy-injector: replicas that answer AdmissionReviews from files, which a simulated kubelet
+//! A stand-in for Linkerd's proxy injector: replicas that answer AdmissionReviews from files, which a simulated kubelet
 //! writes.
 //!
 //! ```text

@@ -1,4 +1,4 @@
-//! Tests of the stand-in for Linkerd's proxy-injector, through the API server and directly.
+//! Tests of the stand-in for Linkerd's proxy injector, through the API server and directly.
 
 use std::time::{Duration, Instant};
 

@@ -66,7 +66,7 @@ const TABLE: &[(&str, &[Line])] = &[
             ("linkerdconfigs.config.linkerd.io", "", "list watch", "the declared configuration"),
             ("linkerdconfigs.config.linkerd.io", "", "get patch", "the finalizer of resources that restore the base"),
             ("linkerdconfigs.config.linkerd.io/status", "", "update", "the status"),
-            ("endpointslices.discovery.k8s.io", "", "list watch", "the replicas of the proxy-injector"),
+            ("endpointslices.discovery.k8s.io", "", "list watch", "the replicas of the proxy injector"),
             (
                 "mutatingwebhookconfigurations.admissionregistration.k8s.io",
                 "linkerd-proxy-injector-webhook-config",
