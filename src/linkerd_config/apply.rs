@@ -30,7 +30,7 @@ pub(super) struct ReconcileOutcome {
     pub(super) base_revision: Option<i64>,
     /// The status, if it had to be written before the ConfigMap.
     pub(super) written_status: Option<Arc<LinkerdConfigStatus>>,
-    /// The injection hash of Pods without the config hash variable, if the status does not have it yet.
+    /// The injection hash of Pods without LINKERD_CONFIG_HASH, if the status does not have it yet.
     pub(super) baseline: Option<String>,
     /// Whether workloads failed with the active document and a fallback document exists.
     pub(super) rolls_back: bool,

@@ -41,7 +41,7 @@ impl Base {
     /// # Errors
     /// When the text is not a values document of Linkerd.
     pub fn new(revision: i64, text: &str, created_by: Option<&str>) -> Result<Self, InvalidDocument> {
-        let (document, _) = Document::parse(text)?.split_config_hash();
+        let (document, _) = Document::parse(text)?.split_injection_hash();
         let (created_by, uid) = (created_by.map(str::to_owned), Arc::from(""));
         Ok(Self { revision, text: text.into(), effective: document.clone(), document, created_by, uid })
     }
@@ -105,14 +105,14 @@ impl Base {
             Self::new(object.revision, values, text("createdBy")).map_err(|error| unreadable(&error.to_string()))?;
         if let Some(effective) = text("effective") {
             base.effective =
-                Document::parse(effective).map_err(|error| unreadable(&error.to_string()))?.split_config_hash().0;
+                Document::parse(effective).map_err(|error| unreadable(&error.to_string()))?.split_injection_hash().0;
         }
         base.uid = text("uid").unwrap_or_default().into();
         Ok(base)
     }
 }
 
-/// Returns the injection hash of Pods without the config hash variable: the hash of the document before our first
+/// Returns the injection hash of Pods without LINKERD_CONFIG_HASH: the hash of the document before our first
 /// write.
 pub fn baseline(document: Option<&Reading>, base: Option<&Base>) -> Option<String> {
     let document = match (document, base) {

@@ -94,7 +94,7 @@ impl Overlay {
         if names.any(|name| name == CONFIG_HASH_ENV)
             || environment.iter().any(|variable| variable.name == CONFIG_HASH_ENV)
         {
-            let reason = "the operator reserves this variable for the config hash of injected proxies";
+            let reason = "the operator reserves this variable for the injection hash of proxies";
             problems.push(Problem {
                 path: environment_path(),
                 value: CONFIG_HASH_ENV.to_owned(),

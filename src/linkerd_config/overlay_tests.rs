@@ -134,7 +134,7 @@ fn trust_anchors_of_an_external_ca_are_not_from_the_trust_roots() {
 }
 
 #[test]
-fn the_config_hash_variable_cannot_be_declared() {
+fn the_injection_hash_variable_cannot_be_declared() {
     let variables = json!([{"name": "A", "value": "1"}, {"name": CONFIG_HASH_ENV, "value": "mine"}]);
     for spec in
         [json!({"proxy": {"additionalEnv": variables}}), json!({"values": {"proxy": {"additionalEnv": variables}}})]

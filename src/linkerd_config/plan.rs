@@ -116,7 +116,7 @@ impl ConfigPlan {
 impl ConfigMapWrite {
     fn new(document: &Document, injection_hash: &str, effective: &Document, overwrites_others: bool) -> Self {
         Self {
-            values: document.with_config_hash(injection_hash).to_yaml(),
+            values: document.with_injection_hash(injection_hash).to_yaml(),
             hash: effective.hash().to_string(),
             overwrites_others,
         }
@@ -136,12 +136,12 @@ pub fn plan(input: &PlanInput<'_>) -> ConfigPlan {
     let PlanInput { spec, base, first_time, good, .. } = *input;
     let base_input = BaseInput { live, base, drift: &spec.drift, first_time, good };
     let broken = match (live.values.as_deref(), input.document) {
-        (Some(text), Some(Ok((document, config_hash)))) => {
+        (Some(text), Some(Ok((document, injection_hash)))) => {
             let secrets = document.private_keys();
             if secrets.is_empty() {
                 return match resolve_base(&base_input, &overlay, text, document) {
                     Ok(resolved) => {
-                        plan_document(input, &overlay, live, resolved, Some((document, config_hash.as_ref())))
+                        plan_document(input, &overlay, live, resolved, Some((document, injection_hash.as_ref())))
                     }
                     Err(reason) => ConfigPlan::only(PlanVerdict::InvalidBase(reason)),
                 };
@@ -175,8 +175,8 @@ fn validate(input: &PlanInput<'_>) -> Result<Overlay, Vec<Problem>> {
     }
 }
 
-/// Plans the document over a resolved base. `found` is the document in the ConfigMap with its config hash; `None` if it
-/// is missing or unusable.
+/// Plans the document over a resolved base. `found` is the document in the ConfigMap with its injection hash; `None` if
+/// it is missing or unusable.
 fn plan_document(
     input: &PlanInput<'_>,
     overlay: &Overlay,
@@ -204,12 +204,12 @@ fn plan_document(
     let differences = found.map(|found| found.differences(&wanted));
     let is_equal = differences.as_ref().is_some_and(Vec::is_empty);
     let injection_hash = match found_hash {
-        // A reported change may concern the config hash itself.
+        // A reported change may be one of the injection hash itself.
         Some(found_hash) if is_reported && is_equal => found_hash.clone(),
         _ => wanted.injection_hash().to_string(),
     };
     let is_synced = is_equal && found_hash == Some(&injection_hash);
-    // Removing only the config hash is reverted like any other change.
+    // Removing only the injection hash is reverted like any other change.
     let is_ours = live.annotations.get(HASH_ANNOTATION) == Some(&wanted.hash().to_string());
     let overwrites_others = overwrites_others || is_ours && is_equal && !is_synced;
     let is_new_base = input.base.is_none_or(|known| !known.eq_ignoring_version(&base));
@@ -247,7 +247,7 @@ fn plan_document(
         return plan;
     }
     if live.immutable {
-        // A document that lacks only the config hash counts as synced.
+        // A document that lacks only the injection hash counts as synced.
         return match is_equal {
             true => ConfigPlan { injection_hash: found_hash.cloned(), ..plan },
             false => without_writes(PlanVerdict::Immutable),

@@ -178,7 +178,7 @@ impl LinkerdConfigReconciler {
             self.injectors.stop(&config.name);
             return None;
         };
-        let expected = ExpectedInjection { config_hash: hash.clone(), trust_roots: input.bundle().map(sha256) };
+        let expected = ExpectedInjection { injection_hash: hash.clone(), trust_roots: input.bundle().map(sha256) };
         let good = before.revisions.as_ref().and_then(|revisions| revisions.last_known_good_hash.as_ref());
         // A denial of a document with changes of other writers is not the resource's fault.
         let is_proven = matches!(plan.verdict, PlanVerdict::Restored | PlanVerdict::Drifted) || good == Some(hash);

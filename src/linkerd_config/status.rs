@@ -32,7 +32,7 @@ pub(super) struct ActiveStatusInput<'a> {
     pub(super) plan: &'a ConfigPlan,
     /// Whether workloads failed with the document of the plan. The next reconcile then writes the fallback document.
     pub(super) rolls_back: bool,
-    /// The injection hash of Pods without the config hash variable, unless the status has it already.
+    /// The injection hash of Pods without LINKERD_CONFIG_HASH, unless the status has it already.
     pub(super) baseline: Option<String>,
     /// The reason and the message, if the plan was not applied.
     pub(super) failure: Option<(&'static str, String)>,
@@ -222,7 +222,7 @@ fn inactive_status(
             .revisions
             .clone()
             .map(|known| RevisionsStatus { failed: failed_hashes(config, before).to_vec(), ..known }),
-        // The baseline of Pods without the config hash variable is computed only once, so it must not be lost.
+        // The baseline of Pods without LINKERD_CONFIG_HASH is computed only once, so it must not be lost.
         rollout: before.rollout.as_ref().map(|known| RolloutStatus {
             adopted_at: known.adopted_at.clone(),
             baseline_hash: known.baseline_hash.clone(),

@@ -200,7 +200,7 @@ impl ValueRows {
         let (Ok(overlay), Some(effective)) = (overlay, &plan.effective) else { return Self::default() };
         // A document that cannot be read is replaced as a whole.
         let text = input.live.as_ref().and_then(|live| live.values.as_deref()).unwrap_or_default();
-        let (live, _) = Document::parse(text).unwrap_or_default().split_config_hash();
+        let (live, _) = Document::parse(text).unwrap_or_default().split_injection_hash();
         let named: BTreeSet<Path> = overlay.paths().collect();
         let changed: BTreeSet<Path> = live.differences(effective).into_iter().collect();
         let row = |path: &Path, changes: bool| {
@@ -236,7 +236,7 @@ fn is_revert_suspended(status: &LinkerdConfigStatus) -> bool {
 
 fn would_change(changes: usize, plan: &ConfigPlan) -> String {
     if changes == 0 {
-        return format!("only the marker {CONFIG_HASH_ENV} would be written");
+        return format!("only the variable {CONFIG_HASH_ENV} would be written");
     }
     let revert = if plan.drift.is_some() { ", including changes by other field managers" } else { "" };
     format!("{} would change{revert}", counted(changes, "value"))

@@ -8,7 +8,7 @@ use super::*;
 use crate::{
     cli::explain::{
         print::text,
-        testing::{INSTALLED, config, config_map, input, with_config_hash},
+        testing::{INSTALLED, config, config_map, input, with_injection_hash},
     },
     cluster::kinds::linkerd_config::LinkerdConfig,
 };
@@ -18,7 +18,7 @@ const BUNDLE: &str = "-----BEGIN CERTIFICATE-----\nMIIA\n-----END CERTIFICATE---
 fn edited(keys: &[&str], value: Value) -> String {
     let mut document = Document::parse(INSTALLED).unwrap();
     document.set(&Path::from(keys), value);
-    with_config_hash(&document)
+    with_injection_hash(&document)
 }
 
 #[test]
@@ -31,7 +31,7 @@ fn changes_are_marked_and_each_value_has_its_source() {
     let input = ExplainInput { bundle: Some(BUNDLE.into()), ..input(&spec) };
     let output = ExplainOutput::new(&input, false);
     assert!(output.is_accepted());
-    let others = Document::parse(INSTALLED).unwrap().split_config_hash().0.leaves().count() - 5;
+    let others = Document::parse(INSTALLED).unwrap().split_injection_hash().0.leaves().count() - 5;
     let expected = format!(
         "\
 LinkerdConfig:  mesh
@@ -105,7 +105,7 @@ fn every_value_of_the_effective_document_counts_once() {
         &input(&json!({"proxy": {"logLevel": "debug"}, "values": {"proxy": {"await": false}}})),
         true,
     );
-    let total = Document::parse(INSTALLED).unwrap().split_config_hash().0.leaves().count();
+    let total = Document::parse(INSTALLED).unwrap().split_injection_hash().0.leaves().count();
     assert_eq!((output.values.len(), output.unmanaged, output.unmanaged_values.len()), (2, total - 2, total - 2));
     assert!(output.unmanaged_values.iter().all(|row| row.from == "base" && !row.changes));
     assert!(text(&output).lines().count() > total);
@@ -119,11 +119,11 @@ fn a_synced_config_map_has_the_message_of_the_status() {
 }
 
 #[test]
-fn a_missing_marker_is_the_only_change() {
+fn a_missing_injection_hash_is_the_only_change() {
     let input = ExplainInput { live: Some(config_map("helm", INSTALLED)), ..input(&json!({})) };
     let text = text(&ExplainOutput::new(&input, false));
     assert!(
-        text.contains("Verdict:        OutOfSync: only the marker LINKERD_CONFIG_HASH would be written\n"),
+        text.contains("Verdict:        OutOfSync: only the variable LINKERD_CONFIG_HASH would be written\n"),
         "{text}"
     );
 }

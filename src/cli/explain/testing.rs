@@ -43,7 +43,7 @@ pub(super) fn input(spec: &Value) -> ExplainInput {
         winner: Some(Arc::clone(&config)),
         config,
         applied: true,
-        live: Some(config_map("helm", &with_config_hash(&Document::parse(INSTALLED).unwrap()))),
+        live: Some(config_map("helm", &with_injection_hash(&Document::parse(INSTALLED).unwrap()))),
         base: Ok(Some(Base::new(1, INSTALLED, None).unwrap())),
         bundle: None,
         good: Vec::new(),
@@ -52,6 +52,6 @@ pub(super) fn input(spec: &Value) -> ExplainInput {
 }
 
 /// The document after the operator has written it.
-pub(super) fn with_config_hash(document: &Document) -> String {
-    document.with_config_hash(&document.injection_hash().to_string()).to_yaml()
+pub(super) fn with_injection_hash(document: &Document) -> String {
+    document.with_injection_hash(&document.injection_hash().to_string()).to_yaml()
 }

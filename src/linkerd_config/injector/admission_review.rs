@@ -24,7 +24,7 @@ const UID: &str = "linkerd-operator";
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(in crate::linkerd_config) struct ExpectedInjection {
     /// The value of [`CONFIG_HASH_ENV`].
-    pub(in crate::linkerd_config) config_hash: String,
+    pub(in crate::linkerd_config) injection_hash: String,
     /// The SHA-256 of the bundle; `None` if the mesh has none.
     pub(in crate::linkerd_config) trust_roots: Option<String>,
 }
@@ -156,8 +156,8 @@ pub(super) fn injected(pod: &Value, expected: &ExpectedInjection) -> ProbeAnswer
         .find(|container| name(container).as_deref() == Some(PROXY));
     let Some(proxy) = proxy else { return ProbeAnswer::Uninjected };
     let mut variables = proxy.get("env").and_then(Value::as_array).into_iter().flatten();
-    let config_hash = variables.find(|variable| name(variable).as_deref() == Some(CONFIG_HASH_ENV));
-    if config_hash.and_then(|it| it.get("value")).and_then(Value::as_str) != Some(&expected.config_hash) {
+    let injection_hash = variables.find(|variable| name(variable).as_deref() == Some(CONFIG_HASH_ENV));
+    if injection_hash.and_then(|it| it.get("value")).and_then(Value::as_str) != Some(&expected.injection_hash) {
         return ProbeAnswer::Stale(Stale::Configuration);
     }
     let trusted = pod.pointer(TRUST_ROOT_ANNOTATION).and_then(Value::as_str);
@@ -182,12 +182,11 @@ mod tests {
     use super::*;
 
     fn expected() -> ExpectedInjection {
-        ExpectedInjection { config_hash: "0123456789abcdef".to_owned(), trust_roots: Some("roots".to_owned()) }
+        ExpectedInjection { injection_hash: "0123456789abcdef".to_owned(), trust_roots: Some("roots".to_owned()) }
     }
 
-    fn patch(config_hash: &str, roots: &str) -> Value {
-        let env =
-            json!([{"name": "LINKERD2_PROXY_LOG", "value": "warn"}, {"name": CONFIG_HASH_ENV, "value": config_hash}]);
+    fn patch(injection_hash: &str, roots: &str) -> Value {
+        let env = json!([{"name": "LINKERD2_PROXY_LOG", "value": "warn"}, {"name": CONFIG_HASH_ENV, "value": injection_hash}]);
         json!([
             {"op": "add", "path": "/spec/initContainers", "value": []},
             {"op": "add", "path": "/spec/initContainers/0", "value": {"name": "linkerd-init"}},

@@ -146,11 +146,11 @@ pub(super) fn denies(answer: &ProbeAnswer) -> bool {
 mod tests {
     use super::*;
 
-    fn request(config_hash: &str) -> ProbeRequest {
+    fn request(injection_hash: &str) -> ProbeRequest {
         ProbeRequest {
             config: "mesh".into(),
             target: NamespacedName::new("linkerd", "linkerd-config"),
-            expected: ExpectedInjection { config_hash: config_hash.to_owned(), trust_roots: None },
+            expected: ExpectedInjection { injection_hash: injection_hash.to_owned(), trust_roots: None },
             written: None,
             replicas: vec![Replica { pod: Some("injector".into()), address: ([10, 0, 0, 1], 8443).into() }],
             spec: InjectorSyncSpec::default(),

@@ -287,12 +287,12 @@ impl Prober {
     async fn refresh_volume(&self, request: &ProbeRequest, replica: &Replica) {
         let Some(pod) = &replica.pod else { return };
         let pods: Api<Pod> = Api::namespaced(self.client.clone(), &request.target.namespace);
-        let ExpectedInjection { config_hash, trust_roots } = &request.expected;
+        let ExpectedInjection { injection_hash, trust_roots } = &request.expected;
         let roots = trust_roots.as_deref().and_then(|hash| hash.get(..8)).unwrap_or_default();
         // The value identifies the content, so that annotating again for the same content has no effect.
         let written = request.written.map(Timestamp::as_second).unwrap_or_default();
         let patch =
-            json!({"metadata": {"annotations": {REFRESH_ANNOTATION: format!("{config_hash}.{roots}.{written}")}}});
+            json!({"metadata": {"annotations": {REFRESH_ANNOTATION: format!("{injection_hash}.{roots}.{written}")}}});
         let params = PatchParams { field_manager: Some(FIELD_MANAGER.to_owned()), ..PatchParams::default() };
         match self.fence.send(async { pods.patch_metadata(pod, &params, &Patch::Merge(&patch)).await }).await {
             Ok(_) => self.answers.lock().note_refresh(request, replica),

@@ -1,4 +1,4 @@
-//! The config hash in the environment of proxies, and the fallback when injectors deny a document.
+//! Tests of the injection hash in the environment of proxies, and the fallback when injectors deny a document.
 
 use serde_json::json;
 
@@ -12,34 +12,34 @@ fn hash_of(document: &Document) -> Option<String> {
 }
 
 #[test]
-fn the_config_hash_is_the_injection_hash_and_comes_after_all_other_variables() {
+fn the_injection_hash_is_the_last_environment_variable() {
     let variables = json!([{"name": "A", "value": "1"}, {"name": "B", "value": "2"}]);
     let mut cluster = Cluster::new(&json!({"values": {"proxy": {"additionalEnv": variables}}}));
     let plan = cluster.reconcile();
     assert_eq!(plan.injection_hash, hash_of(&cluster.document()));
-    assert_eq!(cluster.config_hash(), plan.injection_hash);
+    assert_eq!(cluster.injection_hash(), plan.injection_hash);
     let written = Document::parse(cluster.live.as_ref().unwrap().values.as_deref().unwrap()).unwrap();
     let names: Vec<_> = written.get(&Path::from(&ENVIRONMENT[..])).unwrap().as_array().unwrap().to_vec();
     let names: Vec<_> = names.iter().map(|it| it["name"].as_str().unwrap()).collect();
     assert_eq!(names, ["A", "B", CONFIG_HASH_ENV]);
     assert!(cluster.is_settled());
-    // A value that only the control plane reads changes the document, but not the config hash.
-    let config_hash = cluster.config_hash();
+    // A value that only the control plane reads changes the document, but not the injection hash.
+    let injection_hash = cluster.injection_hash();
     cluster.spec.values = json!({"controllerReplicas": 3}).as_object().cloned();
     cluster.spec.values.as_mut().unwrap().insert("proxy".into(), json!({"additionalEnv": variables}));
     assert!(cluster.reconcile().write.is_some());
-    assert_eq!(cluster.config_hash(), config_hash);
+    assert_eq!(cluster.injection_hash(), injection_hash);
 }
 
 #[test]
-fn a_config_hash_that_is_removed_or_changed_is_restored_and_counts_as_a_revert() {
+fn an_injection_hash_that_is_removed_or_changed_is_restored_and_counts_as_a_revert() {
     for others in [json!(null), json!([{"name": CONFIG_HASH_ENV, "value": "0"}])] {
         let mut cluster = Cluster::new(&debug());
-        let config_hash = cluster.reconcile().injection_hash;
+        let injection_hash = cluster.reconcile().injection_hash;
         cluster.edit("kubectl-edit", &ENVIRONMENT, others);
         let plan = cluster.reconcile();
         assert!(plan.write.is_some_and(|write| write.overwrites_others) && plan.drift.is_none());
-        assert_eq!(cluster.config_hash(), config_hash);
+        assert_eq!(cluster.injection_hash(), injection_hash);
         assert!(cluster.is_settled());
     }
 }
@@ -48,8 +48,8 @@ fn a_config_hash_that_is_removed_or_changed_is_restored_and_counts_as_a_revert()
 fn a_variable_that_is_added_by_hand_is_drift_like_any_other_edit() {
     let mut cluster = Cluster::new(&debug());
     cluster.reconcile();
-    let config_hash = cluster.config_hash().unwrap();
-    let variables = json!([{"name": "A", "value": "1"}, {"name": CONFIG_HASH_ENV, "value": config_hash}]);
+    let injection_hash = cluster.injection_hash().unwrap();
+    let variables = json!([{"name": "A", "value": "1"}, {"name": CONFIG_HASH_ENV, "value": injection_hash}]);
     cluster.edit("kubectl-edit", &ENVIRONMENT, variables);
     let drift = cluster.reconcile().drift.unwrap();
     assert_eq!(drift.paths, [Path::from(&ENVIRONMENT[..])]);
@@ -57,12 +57,12 @@ fn a_variable_that_is_added_by_hand_is_drift_like_any_other_edit() {
 }
 
 #[test]
-fn with_drift_action_report_the_config_hash_is_kept_too() {
+fn with_drift_action_report_the_injection_hash_is_kept_too() {
     let mut cluster = Cluster::new(&json!({"proxy": {"logLevel": "debug"}, "drift": {"action": "Report"}}));
-    let config_hash = cluster.reconcile().injection_hash;
+    let injection_hash = cluster.reconcile().injection_hash;
     cluster.edit("kubectl-edit", &ACCESS_LOG, json!("apache"));
     let plan = cluster.reconcile();
-    assert_eq!((plan.verdict, plan.write.is_none(), plan.injection_hash), (PlanVerdict::Drifted, true, config_hash));
+    assert_eq!((plan.verdict, plan.write.is_none(), plan.injection_hash), (PlanVerdict::Drifted, true, injection_hash));
 }
 
 /// Returns a cluster with a declared document that the injectors deny, and the last good document.
@@ -71,9 +71,9 @@ fn denied() -> (Cluster, Document) {
     cluster.reconcile();
     let good = cluster.document();
     cluster.spec.proxy.access_log = Some("json".to_owned());
-    let config_hash = cluster.reconcile().injection_hash.unwrap();
+    let injection_hash = cluster.reconcile().injection_hash.unwrap();
     cluster.good = Some(good.clone());
-    cluster.failed = vec![config_hash];
+    cluster.failed = vec![injection_hash];
     (cluster, good)
 }
 
@@ -82,7 +82,7 @@ fn a_denied_document_is_rolled_back_to_the_last_good_one_and_not_retried() {
     let (mut cluster, good) = denied();
     let plan = cluster.reconcile();
     assert_eq!((plan.verdict, plan.injection_hash), (PlanVerdict::Restored, hash_of(&good)));
-    assert_eq!((cluster.document(), cluster.config_hash()), (good.clone(), hash_of(&good)));
+    assert_eq!((cluster.document(), cluster.injection_hash()), (good.clone(), hash_of(&good)));
     let again = cluster.plan();
     assert!(again.write.is_none() && again.new_base.is_none() && again.verdict == PlanVerdict::Restored);
     // Another document is tried.
@@ -111,8 +111,8 @@ fn without_a_good_document_the_installers_is_restored_unless_it_was_denied_too()
     assert_eq!(cluster.document(), installed);
 
     let mut cluster = Cluster::new(&json!({}));
-    let config_hash = cluster.reconcile().injection_hash.unwrap();
-    cluster.failed = vec![config_hash];
+    let injection_hash = cluster.reconcile().injection_hash.unwrap();
+    cluster.failed = vec![injection_hash];
     let plan = cluster.plan();
     assert!(plan.verdict == PlanVerdict::Synced && plan.write.is_none(), "no fallback is left");
 }

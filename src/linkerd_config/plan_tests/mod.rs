@@ -64,13 +64,13 @@ impl Cluster {
         self.write(manager, &document.to_yaml());
     }
 
-    /// The document without the config hash.
+    /// The document without the injection hash.
     fn document(&self) -> Document {
-        self.whole_document().split_config_hash().0
+        self.whole_document().split_injection_hash().0
     }
 
-    fn config_hash(&self) -> Option<String> {
-        self.whole_document().split_config_hash().1
+    fn injection_hash(&self) -> Option<String> {
+        self.whole_document().split_injection_hash().1
     }
 
     fn whole_document(&self) -> Document {
@@ -128,12 +128,12 @@ fn debug() -> Value {
 }
 
 #[test]
-fn a_resource_that_declares_nothing_saves_a_base_and_writes_only_the_config_hash() {
+fn a_resource_that_declares_nothing_saves_a_base_and_writes_only_the_injection_hash() {
     let mut cluster = Cluster::new(&json!({}));
     let plan = cluster.reconcile();
     assert_eq!(plan.verdict, PlanVerdict::Synced, "{:?}", plan.verdict);
     assert!(plan.write.is_some() && plan.drift.is_none());
-    let installed = Document::parse(INSTALLED).unwrap().split_config_hash().0;
+    let installed = Document::parse(INSTALLED).unwrap().split_injection_hash().0;
     assert_eq!(cluster.document(), installed);
     let base = plan.new_base.unwrap();
     assert_eq!((base.revision, &*base.text), (1, INSTALLED));
@@ -355,7 +355,7 @@ fn with_drift_scope_declared_only_declared_values_are_protected() {
     cluster.edit("kubectl-edit", &ACCESS_LOG, json!("apache"));
     let plan = cluster.reconcile();
     assert_eq!((plan.verdict, plan.drift), (PlanVerdict::Synced, None));
-    assert_eq!(cluster.config_hash(), plan.injection_hash, "the config hash covers the edit");
+    assert_eq!(cluster.injection_hash(), plan.injection_hash, "the injection hash covers the edit");
     assert_eq!(cluster.value(&ACCESS_LOG), Some(json!("apache")));
     assert_eq!(
         plan.base_change,

@@ -37,8 +37,8 @@ pub use {
 
 /// The maximum length of a document's text, in bytes.
 pub const LONGEST: usize = 512 << 10;
-/// The list of environment variables that has the config hash as an entry.
-const CONFIG_HASH_LIST: [&str; 2] = ["proxy", "additionalEnv"];
+/// The list of environment variables that has the injection hash as an entry.
+const INJECTION_HASH_LIST: [&str; 2] = ["proxy", "additionalEnv"];
 
 /// Parses any other YAML text, as kubectl reads it.
 ///
@@ -48,7 +48,7 @@ pub fn manifest(text: &str) -> Result<Map<String, Value>, InvalidDocument> {
     read::map(text)
 }
 
-/// The result of [`Document::read`]: the document without our config hash, and the config hash.
+/// The result of [`Document::read`]: the document without our injection hash, and that hash.
 pub type Reading = Result<(Document, Option<String>), InvalidDocument>;
 
 /// One values document.
@@ -70,15 +70,15 @@ impl Document {
         }
     }
 
-    /// Parses a text and splits off the config hash.
+    /// Parses a text and splits off the injection hash.
     pub fn read(text: &str) -> Reading {
-        Self::parse(text).map(Self::split_config_hash)
+        Self::parse(text).map(Self::split_injection_hash)
     }
 
-    /// Returns the document without our config hash, and the config hash. A list that becomes empty is removed, because
+    /// Returns the document without our injection hash, and that hash. A list that becomes empty is removed, because
     /// Linkerd treats an empty list like an absent one.
-    pub fn split_config_hash(mut self) -> (Self, Option<String>) {
-        let path = Path::from(&CONFIG_HASH_LIST[..]);
+    pub fn split_injection_hash(mut self) -> (Self, Option<String>) {
+        let path = Path::from(&INJECTION_HASH_LIST[..]);
         let mut variables = match self.remove(&path) {
             Some(Value::Array(variables)) => variables,
             None | Some(Value::Null) => return (self, None),
@@ -89,24 +89,24 @@ impl Document {
         };
         let is_ours = |it: &Value| it.get("name").and_then(Value::as_str) == Some(CONFIG_HASH_ENV);
         let value = variables.iter().find(|it| is_ours(it)).and_then(|it| it.get("value"));
-        let config_hash = value.and_then(Value::as_str).map(str::to_owned);
+        let injection_hash = value.and_then(Value::as_str).map(str::to_owned);
         variables.retain(|it| !is_ours(it));
         if !variables.is_empty() {
             self.set(&path, Value::Array(variables));
         }
-        (self, config_hash)
+        (self, injection_hash)
     }
 
-    /// Returns the document to write, with the config hash after all other environment variables. The injector adds
+    /// Returns the document to write, with the injection hash after all other environment variables. The injector adds
     /// these to proxies.
-    pub fn with_config_hash(&self, config_hash: &str) -> Self {
-        let (mut document, _) = self.clone().split_config_hash();
-        let path = Path::from(&CONFIG_HASH_LIST[..]);
+    pub fn with_injection_hash(&self, injection_hash: &str) -> Self {
+        let (mut document, _) = self.clone().split_injection_hash();
+        let path = Path::from(&INJECTION_HASH_LIST[..]);
         let mut variables = match document.get(&path) {
             Some(Value::Array(variables)) => variables.clone(),
             _ => Vec::new(),
         };
-        variables.push(json!({"name": CONFIG_HASH_ENV, "value": config_hash}));
+        variables.push(json!({"name": CONFIG_HASH_ENV, "value": injection_hash}));
         document.set(&path, Value::Array(variables));
         document
     }
@@ -180,7 +180,7 @@ impl Document {
         Hash::of(&self.0)
     }
 
-    /// The hash of the values that affect injection. Keys that only the control plane reads, the config hash itself,
+    /// The hash of the values that affect injection. Keys that only the control plane reads, LINKERD_CONFIG_HASH,
     /// and the difference between a key that is absent, null or Go's zero do not change it.
     pub fn injection_hash(&self) -> Hash {
         Hash::of(&injection_subset::injection_subset(&self.0))

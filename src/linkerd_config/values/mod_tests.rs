@@ -186,7 +186,7 @@ fn the_injection_hash_covers_exactly_the_values_that_affect_pods() {
 }
 
 #[test]
-fn the_injection_hash_ignores_nulls_zeros_and_the_config_hash() {
+fn the_injection_hash_ignores_nulls_zeros_and_itself() {
     let document = fixture();
     let mut other = document.clone();
     for (at, value) in document.leaves() {

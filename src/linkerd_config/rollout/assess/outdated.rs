@@ -4,10 +4,10 @@
 //! that is not part of the mesh. Always holds: only the injected values of a Pod and its creation time make it out of
 //! date; a Pod that lacks this information is not out of date.
 //!
-//! A proxy reads its configuration only when it starts, and has the hash of it: the injection hash, or marker. A marker
-//! is only as reliable as the document that it was in. So a Pod that was created while the document had changes by
-//! other writers is out of date with any marker. Pods from before the operator have no marker: they are assumed to run
-//! with the document of that time.
+//! A proxy reads its configuration only when it starts, and has the injection hash of it, the marker, in
+//! `LINKERD_CONFIG_HASH`. A marker is only as reliable as the document that it was in. So a Pod that was created while
+//! the document had changes by other writers is out of date with any marker. Pods from before the operator have no
+//! marker: they are assumed to run with the document of that time.
 
 use crate::{
     api::linkerd_config::RolloutTrigger,
