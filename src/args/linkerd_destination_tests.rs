@@ -8,8 +8,8 @@ use crate::args::{
     testing::{manager, run},
 };
 
-/// The arguments of Linkerd's chart with its default values (edge-26.8). With tracing, a log format or
-/// `destinationController.additionalArgs` the chart passes more.
+/// The arguments of Linkerd's chart with its default values (edge-26.8). The chart passes more with tracing or with
+/// `destinationController.additionalArgs`.
 const CHART: [&str; 13] = [
     "-addr=:8086",
     "-controller-namespace=linkerd",

@@ -100,8 +100,9 @@ pub async fn explain(args: ExplainArgs) -> ExitCode {
 async fn print_endpoints(args: EndpointsArgs) -> Result<ExitCode> {
     let authorities = without_repetitions(args.authorities);
     let destination = Connector::new(args.connect).await?.destination().await?;
-    let requests =
-        authorities.iter().map(|authority| streams::ask::<EndpointsState>(&destination, authority, &args.token));
+    let requests = authorities
+        .iter()
+        .map(|authority| streams::first_answer::<EndpointsState>(&destination, authority, &args.token));
     let answers = join_all(requests).await;
     let mut code = ExitCode::SUCCESS;
     let (mut found, mut answered) = (Vec::new(), false);
@@ -157,7 +158,7 @@ async fn watch_endpoints(args: EndpointsArgs) -> Result<ExitCode> {
 /// Prints the current profile.
 async fn print_profile(args: ProfileArgs) -> Result<ExitCode> {
     let destination = Connector::new(args.connect).await?.destination().await?;
-    match streams::ask::<ProfileState>(&destination, &args.authority, &args.token).await {
+    match streams::first_answer::<ProfileState>(&destination, &args.authority, &args.token).await {
         FirstAnswer::State(profile) => write(&profile.json()?)?,
         FirstAnswer::Silence => bail!(
             "received no profile of {} within {} s; \

@@ -80,12 +80,12 @@ enum WatchEnd {
 }
 
 /// Returns the first answer for an authority.
-pub(super) async fn ask<T: AuthorityState>(
+pub(super) async fn first_answer<T: AuthorityState>(
     destination: &DestinationClient,
     authority: &str,
     token: &str,
 ) -> FirstAnswer<T> {
-    match first_answer(destination, request(authority, token)).await {
+    match read_answer(destination, request(authority, token)).await {
         Ok(Some(state)) => FirstAnswer::State(state),
         Ok(None) => FirstAnswer::Silence,
         Err(status) => FirstAnswer::Refused(DestinationError(status)),
@@ -126,7 +126,7 @@ pub(super) async fn watch<T: AuthorityState>(
     anyhow::bail!("no authority to watch")
 }
 
-async fn first_answer<T: AuthorityState>(
+async fn read_answer<T: AuthorityState>(
     destination: &DestinationClient,
     request: GetDestination,
 ) -> Result<Option<T>, Status> {

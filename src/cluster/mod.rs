@@ -87,8 +87,8 @@ impl Cluster {
         self.watches_of(kinds).all(|watch| watch.borrow().is_followed())
     }
 
-    /// Whether an object of the kinds that the state does not have does not exist: each kind was listed once, or the
-    /// API server does not serve it.
+    /// Whether the state is complete for the kinds, so that an object that it lacks does not exist: each kind was listed
+    /// once, or is not served.
     pub fn knows(&self, kinds: &[Kind]) -> bool {
         self.watches_of(kinds).all(|watch| watch.borrow().is_known())
     }
@@ -103,9 +103,9 @@ impl Cluster {
         self.watches.iter().filter(|watch| kinds.contains(&watch.borrow().kind))
     }
 
-    async fn wait_until(&self, kinds: &[Kind], is: impl Fn(&watch::WatchStatus) -> bool) {
+    async fn wait_until(&self, kinds: &[Kind], holds: impl Fn(&watch::WatchStatus) -> bool) {
         for watch in self.watches_of(kinds) {
-            let ended = watch.clone().wait_for(&is).await.is_err();
+            let ended = watch.clone().wait_for(&holds).await.is_err();
             if ended {
                 // The process ends when a watch ends, so this wait need not end.
                 std::future::pending::<()>().await;

@@ -119,9 +119,9 @@ fn add_keys(keys: &mut Vec<DirtyKey>, state: &State, change: &Change) {
         Change::ServiceProfile(diff) => keys.push(DirtyKey::ServiceProfile(diff.latest().key.clone())),
         Change::Node(diff) => {
             let zone = |node: Option<&Arc<Node>>| node.and_then(|node| node.zone.clone());
-            let left = zone(diff.old());
-            if left != zone(diff.current()) {
-                keys.push(DirtyKey::Zone(left));
+            let old = zone(diff.old());
+            if old != zone(diff.current()) {
+                keys.push(DirtyKey::Zone(old));
             }
         }
         Change::ReplicaSet(diff) => add_owned_through(keys, state, diff),

@@ -74,7 +74,7 @@ trait Method {
         last: &Self::Answer,
     ) -> Self::Answer;
     /// The answer of an open stream if a new stream receives `new`; `None` if `new` does not determine it.
-    fn beside(new: Self::Answer, old: &Self::Answer) -> Option<Self::Answer>;
+    fn open_beside(new: Self::Answer, old: &Self::Answer) -> Option<Self::Answer>;
 }
 
 struct Get;
@@ -118,7 +118,7 @@ impl Method for Get {
         answer_while_open(objects, settings, request)
     }
 
-    fn beside(new: Answer, _: &Answer) -> Option<Answer> {
+    fn open_beside(new: Answer, _: &Answer) -> Option<Answer> {
         let is_deleted = matches!(&new, Answer::Refused(_, text) if text.starts_with("Service "));
         Some(if is_deleted { Answer::Endpoints(BTreeMap::new()) } else { new })
     }
@@ -183,7 +183,7 @@ impl Method for GetProfile {
         }
     }
 
-    fn beside(new: ProfileAnswer, old: &ProfileAnswer) -> Option<ProfileAnswer> {
+    fn open_beside(new: ProfileAnswer, old: &ProfileAnswer) -> Option<ProfileAnswer> {
         let is_deleted = match &new {
             ProfileAnswer::Refused(Code::Unknown, text) => text.starts_with("service "),
             ProfileAnswer::Profile(profile) => is_unknown(profile) && name(old).is_some(),
@@ -405,7 +405,7 @@ async fn history<M: Method>() {
                 let old = client.settle(&rig.views);
                 let new = Client::<M>::new(client.request.clone()).settle(&rig.views);
                 if client.stream.is_some()
-                    && let Some(expected) = M::beside(new, &old)
+                    && let Some(expected) = M::open_beside(new, &old)
                 {
                     let request = &client.request;
                     assert_eq!(old, expected, "seed {seed}, round {round}, an old and a new stream of {request:?}");

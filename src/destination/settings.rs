@@ -39,7 +39,7 @@ pub struct DestinationLimits {
     /// The maximum time that a request waits in the queue. After it the request is refused, because its client is about
     /// to time out and retry.
     pub stream_wait: Duration,
-    /// The maximum time that a client may accept no data while data waits for it.
+    /// The maximum time for which a client may accept none of its pending data.
     pub stream_stall_timeout: Duration,
 }
 

@@ -87,7 +87,7 @@ impl Server {
 }
 
 fn status(code: u16, reason: &str) -> Value {
-    json!({"kind": "Status", "status": "Failure", "code": code, "reason": reason, "message": format!("{reason}, it says")})
+    json!({"kind": "Status", "status": "Failure", "code": code, "reason": reason, "message": format!("injected {reason}")})
 }
 
 fn names(slice: &Value) -> Vec<String> {
@@ -182,7 +182,7 @@ async fn a_workload_whose_new_slice_is_refused_stays_in_its_slice_and_the_rest_i
         ]
     );
     assert_eq!(outcome.failures.len(), 2);
-    assert_eq!(outcome.failures[0].to_string(), "cannot create EndpointSlice ns/new: Forbidden, it says");
+    assert_eq!(outcome.failures[0].to_string(), "cannot create EndpointSlice ns/new: injected Forbidden");
 }
 
 #[tokio::test]

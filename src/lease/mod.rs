@@ -318,7 +318,7 @@ impl fmt::Display for Elector {
     }
 }
 
-/// Returns the step for a Lease (`None` if it does not exist), given its record and how long that has not changed.
+/// Returns the step for a Lease, given its record and the time since the record changed; `None` for a missing Lease.
 fn decide(seen: Option<(Option<&LeaseSpec>, Duration)>, settings: &ElectionSettings) -> ElectionStep {
     let Some((spec, unchanged)) = seen else { return ElectionStep::Create };
     match spec.and_then(|spec| spec.holder_identity.as_deref()).unwrap_or_default() {

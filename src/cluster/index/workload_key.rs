@@ -1,7 +1,7 @@
 //! The workload that a Pod belongs to, and the Pods of a workload.
 //!
-//! A Pod's workload is its owner. If that owner is a ReplicaSet or a Job that has an owner, of any kind, the workload
-//! is the latter. Owners are followed no further. Always holds: [`State::pods_of`] is the inverse of
+//! A Pod's workload is its owner. If that owner is a ReplicaSet or a Job that has an owner of any kind, this second
+//! owner is the workload. Owners are followed no further. Always holds: [`State::pods_of`] is the inverse of
 //! [`State::workload_of`], so each Pod belongs to one workload; a change that moves a Pod affects both the old and the
 //! new workload.
 
@@ -28,7 +28,7 @@ pub struct WorkloadKey {
     pub name: Arc<str>,
 }
 
-/// The owners of ReplicaSets and Jobs to which the Pods of these are attributed.
+/// The owners of ReplicaSets and Jobs that count as owners of their Pods.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum OwnerPolicy {
     /// Owners of any kind. Rollouts use this policy: a Pod is restarted through the object that creates its

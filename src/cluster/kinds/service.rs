@@ -98,7 +98,7 @@ impl Projected for Service {
     fn project(wire: ServiceObject, problems: &mut Problems) -> Self {
         let spec = wire.spec.unwrap_or_default();
         let key = NamespacedName::of(&wire.metadata);
-        // Both families where none is known, as Linkerd's controller does.
+        // If no family is known, both are used, as in Linkerd's controller.
         let mut families: Vec<Family> =
             spec.ip_families.iter().flatten().filter_map(|name| Family::from_address_type(name)).collect();
         if families.is_empty() {

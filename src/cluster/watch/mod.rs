@@ -79,7 +79,7 @@ enum WatchFailure {
     Unreachable(String),
 }
 
-/// What a watch needs from its cluster.
+/// The dependencies of a watch.
 #[derive(Clone)]
 pub(in crate::cluster) struct WatchContext {
     pub state: Arc<RwLock<State>>,
@@ -103,8 +103,8 @@ impl WatchStatus {
         self.synced && self.failure.is_none()
     }
 
-    /// Whether an object of the kind that the state does not have does not exist: the kind was listed, or is not
-    /// served.
+    /// Whether the state is complete for the kind, so that an object that it lacks does not exist: the kind was listed,
+    /// or is not served.
     pub(in crate::cluster) fn is_known(&self) -> bool {
         self.synced || self.absent
     }

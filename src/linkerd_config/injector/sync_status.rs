@@ -76,7 +76,7 @@ impl SyncStatus {
         Self::new(SyncReason::ProbeDisabled, "no injector reads this ConfigMap")
     }
 
-    /// Whether a rollout may proceed, as far as the injectors are concerned.
+    /// Whether the injectors allow a rollout to proceed.
     pub(in crate::linkerd_config) fn is_satisfied(&self, spec: &InjectorSyncSpec) -> bool {
         match self.reason {
             SyncReason::AllReplicasCurrent | SyncReason::ProbeDisabled => true,

@@ -5,7 +5,7 @@
 //! - a start that the clock skips moves to the end of the gap; of a start that the clock repeats, only the first
 //!   counts;
 //! - a denied period overrides every allowed window;
-//! - the search for the next change goes day by day through a bounded number of days, with any expressions.
+//! - for any expressions, the search for the next change visits a bounded number of days.
 
 mod cron;
 
