@@ -87,8 +87,8 @@ impl Cluster {
         self.watches_of(kinds).all(|watch| watch.borrow().is_followed())
     }
 
-    /// Whether the state is complete for the kinds, so that an object that it lacks does not exist: each kind was listed
-    /// once, or is not served.
+    /// Whether the state is complete for the kinds, so that an object that it lacks does not exist: each kind was
+    /// listed once, or is not served.
     pub fn knows(&self, kinds: &[Kind]) -> bool {
         self.watches_of(kinds).all(|watch| watch.borrow().is_known())
     }

@@ -34,7 +34,7 @@ impl LinkerdConfigReconciler {
             Ok(Some(base)) => self.writer.restore_base(config_map, &base).await,
             Ok(None) => Ok(false),
             Err(error) => {
-                warn!(%config_map, %error, "could not restore the installer's document");
+                warn!(%config_map, %error, "could not restore the installer's document; the LinkerdConfig is deleted anyway");
                 Ok(false)
             }
         }

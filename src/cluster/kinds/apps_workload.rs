@@ -80,7 +80,7 @@ pub struct Template {
 pub enum UpdateStrategy {
     /// A few at a time.
     Rolling,
-    /// All at once.
+    /// All Pods at the same time.
     Recreate,
     /// Only when the old ones are deleted by hand.
     OnDelete,

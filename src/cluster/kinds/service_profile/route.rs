@@ -226,7 +226,7 @@ fn retry_budget(spec: api::RetryBudgetSpec) -> Result<RetryBudget, Invalid> {
     })
 }
 
-/// The fields in the order in which Linkerd puts them; of several all have to match.
+/// Returns the match of the set fields, in the order of Linkerd. If several fields are set, all of them must match.
 fn request_match(spec: api::RequestMatchSpec, depth: usize) -> Result<RequestMatch, InvalidMatch> {
     if depth == DEEPEST {
         return Err(InvalidMatch::Deep);
