@@ -176,7 +176,7 @@ deploy: overlay ## Deploy the operator with the image IMAGE, and wait up to WAIT
 		$(KUBECTL) apply --server-side -k config/control-plane; \
 	else \
 		echo "Namespace $(LINKERD) does not exist, so the operator's permissions in it were not applied. The operator serves" \
-			"discovery; its controllers wait for the namespace and for: kubectl apply -k config/control-plane"; \
+			"discovery; its controllers wait for the namespace and for: kubectl apply --server-side -k config/control-plane"; \
 	fi
 	@$(KUBECTL) -n $(NAMESPACE) rollout status deployment/linkerd-operator --timeout=$(WAIT) || { \
 		$(KUBECTL) -n $(NAMESPACE) get pods -o wide; \

@@ -179,8 +179,8 @@ fn assert_generated(page: &str, text: &str) {
 #[test]
 fn the_page_of_flags_is_generated_from_the_command_line() {
     let mut text = "# Flags\n\n<!-- Generated: UPDATE_DOCS=1 cargo test --lib docs -->\n\n\
-        Each flag of `linkerd-operator manager` can also be set by the environment variable that is named with it; the flag takes\n\
-        precedence. Durations are written as `10s`, `1m30s` or `2h`.\n"
+        Each flag of `linkerd-operator manager` can also be set by the environment variable that is named with it; the flag\n\
+        takes precedence. Durations are written as `10s`, `1m30s` or `2h`.\n"
         .to_owned();
     let mut root = Args::command();
     root.build();

@@ -43,7 +43,7 @@ pub struct ManagerArgs {
     )]
     pub external_workload_concurrency: u16,
 
-    /// Serve discovery to Linkerd's proxies
+    /// Serve the Destination API, from which Linkerd's proxies receive endpoints
     #[arg(long, env = "LINKERD_OPERATOR_ENABLE_DESTINATION", default_value_t = true)]
     pub enable_destination: bool,
 
