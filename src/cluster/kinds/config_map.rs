@@ -193,6 +193,20 @@ mod tests {
     }
 
     #[test]
+    fn the_bundle_keeps_its_time_until_its_content_changes() {
+        let mut state = State::default();
+        let mut written_after = |time: &str, pem: &str| {
+            let fields = json!({"f:data": {"f:ca-bundle.crt": {}}});
+            let entry = json!({"manager": "m", "operation": "Update", "time": time, "fieldsV1": fields});
+            config_map(TRUST_ROOTS, &json!({"managedFields": [entry]}), &json!({BUNDLE: pem})).apply(&mut state);
+            state.config_maps.trust_roots("linkerd").unwrap().bundle_written.unwrap().to_string()
+        };
+        assert_eq!(written_after("2026-01-01T00:00:00Z", "old"), "2026-01-01T00:00:00Z");
+        assert_eq!(written_after("2026-01-02T00:00:00Z", "old"), "2026-01-01T00:00:00Z");
+        assert_eq!(written_after("2026-01-03T00:00:00Z", "new"), "2026-01-03T00:00:00Z");
+    }
+
+    #[test]
     fn a_new_version_alone_is_no_change_and_is_stored() {
         let mut state = State::default();
         let annotations = json!({"annotations": {"config.linkerd.io/config-hash": "h", "linkerd.io/created-by": "c", "x": "y"}, "resourceVersion": "1"});
@@ -200,7 +214,7 @@ mod tests {
         assert_eq!((first.annotations.len(), first.legacy, first.owned), (2, false, false));
         first.apply(&mut state);
         let touched = json!({"annotations": {"config.linkerd.io/config-hash": "h", "linkerd.io/created-by": "c", "x": "z"}, "resourceVersion": "2"});
-        config_map("linkerd-config", &touched, &json!({"values": "a: 1"})).apply(&mut state);
+        assert!(config_map("linkerd-config", &touched, &json!({"values": "a: 1"})).apply(&mut state).is_none());
         let key = NamespacedName::new("linkerd", "linkerd-config");
         assert_eq!(&*state.config_maps.get(&key).unwrap().version, "2", "a write is conditional on the latest version");
         let owner = json!({"ownerReferences": [{"apiVersion": "config.linkerd.io/v1alpha1", "kind": "LinkerdConfig", "name": "a", "uid": "u"}]});
