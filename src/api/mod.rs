@@ -45,6 +45,8 @@ pub const RESTARTED_FOR_ANNOTATION: &str = "config.linkerd.io/restarted-for";
 /// The environment variable with the hash of the configuration that a proxy was injected with. It is an entry of
 /// `proxy.additionalEnv`, and is not part of the hashed configuration.
 pub const CONFIG_HASH_ENV: &str = "LINKERD_CONFIG_HASH";
+/// The operator's name in `managedFields`.
+pub const FIELD_MANAGER: &str = "linkerd-config-operator";
 /// The ConfigMap that holds the trust anchors of a mesh.
 pub const TRUST_ROOTS: &str = "linkerd-identity-trust-roots";
 /// The ConfigMap that Linkerd's proxy injector reads.

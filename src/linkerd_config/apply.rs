@@ -11,14 +11,18 @@ use tracing::{info, warn};
 
 use super::{
     LinkerdConfigReconciler,
-    conditions::{INJECTOR_SYNCED, condition_reason},
+    conditions::condition_reason,
     dereference::ReconcileInput,
-    drift::{FIELD_MANAGER, with_drift_window},
+    drift::with_drift_window,
+    injector::INJECTOR_SYNCED,
     plan::{ConfigPlan, PlanVerdict},
     status::good_revisions,
 };
 use crate::{
-    api::linkerd_config::{DeletionPolicy, LinkerdConfigStatus, Mode, OnTimeout},
+    api::{
+        FIELD_MANAGER,
+        linkerd_config::{DeletionPolicy, LinkerdConfigStatus, Mode, OnTimeout},
+    },
     cluster::kinds::{config_map::ConfigMap, linkerd_config::LinkerdConfig},
     write::WriteError,
 };

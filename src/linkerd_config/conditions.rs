@@ -10,8 +10,8 @@ use k8s_openapi::{
 };
 
 use super::{
-    drift::Drift,
-    injector::{SyncReason, SyncStatus},
+    drift::{Drift, MAX_SHOWN},
+    injector::{INJECTOR_SYNCED, SyncReason, SyncStatus},
     plan::PlanVerdict,
     values::Problem,
 };
@@ -23,12 +23,9 @@ use crate::{
 
 pub(super) const ACCEPTED: &str = "Accepted";
 pub(super) const CONFIG_MAP_SYNCED: &str = "ConfigMapSynced";
-pub(super) const INJECTOR_SYNCED: &str = "InjectorSynced";
 pub(super) const READY: &str = "Ready";
 pub(super) const STALLED: &str = "Stalled";
 
-/// The maximum number of paths or problems in a message or a status.
-pub(super) const MAX_SHOWN: usize = 10;
 const MAX_MESSAGE_BYTES: usize = 2048;
 
 /// A condition without its time.

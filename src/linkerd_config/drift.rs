@@ -5,22 +5,21 @@ use k8s_openapi::{apimachinery::pkg::apis::meta::v1::Time, jiff::Timestamp};
 
 use super::{
     base::Base,
-    conditions::MAX_SHOWN,
     values::{Document, Path},
 };
 use crate::{
     api::{
-        CREATED_BY_ANNOTATION,
+        CREATED_BY_ANNOTATION, FIELD_MANAGER,
         linkerd_config::{DriftSpec, DriftStatus, DriftWindow, LinkerdConfigStatus},
     },
     cluster::kinds::config_map::ConfigMap,
 };
 
-/// The operator's name in `managedFields`.
-pub const FIELD_MANAGER: &str = "linkerd-config-operator";
 /// The hash of the document that was declared at our last write.
 pub const HASH_ANNOTATION: &str = "config.linkerd.io/config-hash";
 
+/// The maximum number of paths or problems in a message or a status.
+pub(super) const MAX_SHOWN: usize = 10;
 /// The maximum number of drift windows in the status: the periods in which Pods may have been injected with the changes
 /// of another writer.
 const MAX_DRIFT_WINDOWS: usize = 5;

@@ -3,9 +3,8 @@
 use k8s_openapi::api::core::v1::ObjectReference;
 
 use super::{
-    conditions::{
-        ACCEPTED, CONFIG_MAP_SYNCED, INJECTOR_SYNCED, READY, condition_message, condition_reason, drift_paths,
-    },
+    conditions::{ACCEPTED, CONFIG_MAP_SYNCED, READY, condition_message, condition_reason, drift_paths},
+    injector::INJECTOR_SYNCED,
     plan::{ConfigPlan, PlanVerdict},
     resolve_base::BaseChange,
 };

@@ -21,14 +21,14 @@ use serde_json::{Value, json};
 
 use super::{
     base::{Base, MAX_REVISIONS},
-    drift::{FIELD_MANAGER, HASH_ANNOTATION},
+    drift::HASH_ANNOTATION,
     plan::ConfigMapWrite,
     values::Document,
 };
 use crate::{
     api::{
-        CONFIG_GROUP, INJECTOR, LINKERD_CONFIG_KIND, LinkerdConfig, LinkerdConfigSpec, LinkerdConfigStatus,
-        RESTARTED_FOR_ANNOTATION, RESTORE_BASE_FINALIZER,
+        CONFIG_GROUP, FIELD_MANAGER, INJECTOR, LINKERD_CONFIG_KIND, LinkerdConfig, LinkerdConfigSpec,
+        LinkerdConfigStatus, RESTARTED_FOR_ANNOTATION, RESTORE_BASE_FINALIZER,
     },
     cluster::kinds::config_map::ConfigMap,
     lease::Fence,

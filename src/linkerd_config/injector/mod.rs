@@ -26,7 +26,6 @@ pub(super) use prober::Injectors;
 use sync_status::{SyncInput, evaluate};
 pub(super) use sync_status::{SyncReason, SyncStatus};
 
-use super::conditions::INJECTOR_SYNCED;
 use crate::{
     api::{INJECTOR, INJECTORS_CONFIG_MAP, LinkerdConfigStatus, NamespacedName, linkerd_config::InjectorSyncMethod},
     cluster::{
@@ -35,6 +34,8 @@ use crate::{
     },
 };
 
+/// The type of the condition that shows a [`SyncStatus`].
+pub(super) const INJECTOR_SYNCED: &str = "InjectorSynced";
 /// The name of the one port that injectors serve on.
 const PORT: &str = "proxy-injector";
 

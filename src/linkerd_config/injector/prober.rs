@@ -38,12 +38,13 @@ use super::{
 };
 use crate::{
     api::{
-        INJECTOR, INJECTOR_WEBHOOK, INJECTOR_WEBHOOK_CONFIGURATION, NamespacedName, linkerd_config::InjectorSyncMethod,
+        FIELD_MANAGER, INJECTOR, INJECTOR_WEBHOOK, INJECTOR_WEBHOOK_CONFIGURATION, NamespacedName,
+        linkerd_config::InjectorSyncMethod,
     },
     cluster::Cluster,
     controller::ControllerDeps,
     lease::{Fence, Leadership},
-    linkerd_config::{active, drift::FIELD_MANAGER},
+    linkerd_config::active,
     queue::WorkQueue,
     tasks::Tasks,
     write::WriteError,

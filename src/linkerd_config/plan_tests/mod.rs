@@ -9,9 +9,9 @@ use serde_json::{Value, json};
 
 use super::*;
 use crate::{
-    api::{CREATED_BY_ANNOTATION, NamespacedName},
+    api::{CREATED_BY_ANNOTATION, FIELD_MANAGER, NamespacedName},
     cluster::kinds::config_map::FieldManager,
-    linkerd_config::drift::{FIELD_MANAGER, HASH_ANNOTATION},
+    linkerd_config::drift::HASH_ANNOTATION,
 };
 
 /// A ConfigMap and its saved base, as an API server would hold them.

@@ -34,10 +34,9 @@ use super::{
 use strum::VariantArray;
 
 use crate::{
-    api::{RESTARTED_FOR_ANNOTATION, linkerd_config::RolloutMethod},
+    api::{FIELD_MANAGER, RESTARTED_FOR_ANNOTATION, linkerd_config::RolloutMethod},
     cluster::kinds::apps_workload::{AppsWorkload, WorkloadKind},
     lease::Fence,
-    linkerd_config::drift::FIELD_MANAGER,
     text::truncated,
     write::WriteError,
 };

@@ -11,8 +11,6 @@ pub struct RolloutTotals {
     pub suspects: i64,
     pub workloads: RolloutWorkloads,
     pub skipped: BTreeMap<SkipReason, i64>,
-    /// Selected workloads that are skipped.
-    pub left_alone: i64,
     pub blocked: i64,
     pub for_trust_roots: i64,
     pub uninjected: i64,
@@ -32,7 +30,6 @@ impl RolloutTotals {
             WorkloadState::Unsupported(skip) => Some(skip),
             WorkloadState::Skipped(skip) => {
                 workloads.selected += sign;
-                self.left_alone += sign;
                 self.blocked += sign * i64::from(*skip == SkipReason::BlockedByPDB);
                 Some(skip)
             }
