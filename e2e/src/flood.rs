@@ -24,7 +24,7 @@ const WINDOW: u32 = 65_535;
 /// Includes the request message if the connection's window has room: without room the server would close the connection
 /// for that.
 fn open_stream(client: &mut HostileClient) -> u32 {
-    if client.heard.room > 1000 { client.get() } else { client.begin() }
+    if client.received.room > 1000 { client.get() } else { client.begin() }
 }
 
 pub fn resets_at_once(client: &mut HostileClient) {
@@ -33,8 +33,8 @@ pub fn resets_at_once(client: &mut HostileClient) {
 }
 
 /// Keeps at most a hundred streams open, so that no stream waits to be accepted.
-pub fn resets_what_was_answered(client: &mut HostileClient) {
-    while let Some(stream) = client.heard.answered.pop_front() {
+pub fn resets_answered_streams(client: &mut HostileClient) {
+    while let Some(stream) = client.received.answered.pop_front() {
         client.put(&Frame::reset(stream, CANCEL));
         client.get();
     }

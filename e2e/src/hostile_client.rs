@@ -2,9 +2,9 @@
 //!
 //! * In: the address of a destination server, a path to request, frames of any kind. Out: bytes sent as fast as the
 //!   server takes them, and the server's response, in particular how it closes the connection.
-//! * Always: one task without an HTTP/2 library, so that the client does not throttle the flood. Unless the client is
-//!   deaf, it reads between two writes, also after the server has stopped reading. By default it behaves well: it
-//!   acknowledges SETTINGS and PING, and replenishes the connection's window.
+//! * Always: one task without an HTTP/2 library, so that the client does not throttle the flood. Unless `never_reads` is
+//!   set, the client reads between two writes, also after the server has stopped reading. By default it behaves well:
+//!   it acknowledges SETTINGS and PING, and replenishes the connection's window.
 
 use std::{
     collections::{BTreeMap, VecDeque},
@@ -54,13 +54,13 @@ pub struct HostileClient {
     unclaimed: usize,
     takes_no_more: bool,
     /// If set, the client never reads from its socket.
-    pub deaf: bool,
-    pub heard: Heard,
+    pub never_reads: bool,
+    pub received: Received,
 }
 
 /// The frames received from the server, counted by kind.
 #[derive(Clone, Debug)]
-pub struct Heard {
+pub struct Received {
     /// The bytes of DATA that the connection's window still allows. Floods ignore it.
     pub room: i64,
     /// Streams whose response headers have arrived, oldest first.
@@ -104,8 +104,8 @@ impl HostileClient {
             unread: BytesMut::new(),
             unclaimed: 0,
             takes_no_more: false,
-            deaf: false,
-            heard: Heard::initial(),
+            never_reads: false,
+            received: Received::initial(),
         };
         client.put(&Frame::settings(&[(INITIAL_WINDOW_SIZE, window)]));
         Ok(client)
@@ -114,7 +114,7 @@ impl HostileClient {
     /// Queues a frame, which is sent with the next bytes.
     pub fn put(&mut self, frame: &Frame) {
         if frame.kind == DATA {
-            self.heard.room -= i64::try_from(frame.payload.len()).unwrap_or(i64::MAX);
+            self.received.room -= i64::try_from(frame.payload.len()).unwrap_or(i64::MAX);
         }
         frame.put(&mut self.unsent);
     }
@@ -154,9 +154,9 @@ impl HostileClient {
     pub async fn flood(
         &mut self,
         mut more: impl FnMut(&mut Self),
-        mut turned: impl FnMut(usize, &Heard),
+        mut turned: impl FnMut(usize, &Received),
     ) -> Result<()> {
-        while !self.heard.ended {
+        while !self.received.ended {
             while self.unsent.len() < BATCH && !self.takes_no_more {
                 let before = self.unsent.len();
                 more(self);
@@ -165,7 +165,7 @@ impl HostileClient {
                 }
             }
             let bytes = self.turn().await?;
-            turned(bytes, &self.heard);
+            turned(bytes, &self.received);
             // The socket is always ready, so without this no other task would run on this thread.
             yield_now().await;
         }
@@ -176,13 +176,13 @@ impl HostileClient {
     ///
     /// # Errors
     /// Fails when that does not happen before the deadline.
-    pub async fn until(&mut self, what: &str, mut wanted: impl FnMut(&Heard) -> bool) -> Result<()> {
+    pub async fn until(&mut self, what: &str, mut wanted: impl FnMut(&Received) -> bool) -> Result<()> {
         let deadline = Instant::now() + DEADLINE;
-        while !(self.unsent.is_empty() && (self.heard.ended || wanted(&self.heard))) {
+        while !(self.unsent.is_empty() && (self.received.ended || wanted(&self.received))) {
             let turned = timeout_at(deadline, self.turn()).await;
-            turned.with_context(|| format!("not seen in time: {what}; received: {:?}", self.heard))??;
+            turned.with_context(|| format!("not seen in time: {what}; received: {:?}", self.received))??;
         }
-        ensure!(wanted(&self.heard), "the connection ended before {what}; received: {:?}", self.heard);
+        ensure!(wanted(&self.received), "the connection ended before {what}; received: {:?}", self.received);
         Ok(())
     }
 
@@ -203,14 +203,14 @@ impl HostileClient {
 
     /// Waits until the socket is ready, then sends and reads without blocking. Returns the number of bytes sent.
     async fn turn(&mut self) -> Result<usize> {
-        let interest = match (self.unsent.is_empty(), self.deaf) {
+        let interest = match (self.unsent.is_empty(), self.never_reads) {
             (true, _) => Interest::READABLE,
             (false, true) => Interest::WRITABLE,
             (false, false) => Interest::READABLE | Interest::WRITABLE,
         };
         let ready = self.socket.ready(interest).await?;
         // Reads first: when a server closes a connection with unread data, its last frames are lost.
-        if ready.is_readable() && !self.deaf {
+        if ready.is_readable() && !self.never_reads {
             self.read()?;
         }
         Ok(if ready.is_writable() { self.write() } else { 0 })
@@ -227,7 +227,7 @@ impl HostileClient {
             Err(_) => {
                 self.unsent.clear();
                 self.takes_no_more = true;
-                self.heard.ended |= self.deaf;
+                self.received.ended |= self.never_reads;
                 0
             }
         }
@@ -236,10 +236,10 @@ impl HostileClient {
     fn read(&mut self) -> Result<()> {
         self.unread.reserve(BATCH);
         match self.socket.try_read_buf(&mut self.unread) {
-            Ok(0) => self.heard.ended = true,
+            Ok(0) => self.received.ended = true,
             Ok(_) => {}
             Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
-            Err(_) => self.heard.ended = true,
+            Err(_) => self.received.ended = true,
         }
         while let Some(frame) = Frame::take(&mut self.unread)? {
             self.handle(&frame);
@@ -250,19 +250,19 @@ impl HostileClient {
     fn handle(&mut self, frame: &Frame) {
         match frame.kind {
             SETTINGS if !frame.has(ACK) => self.reply(&Frame::new(SETTINGS, ACK, 0, Bytes::new())),
-            PING if frame.has(ACK) => self.heard.pongs += 1,
+            PING if frame.has(ACK) => self.received.pongs += 1,
             PING => self.reply(&Frame::new(PING, ACK, 0, frame.payload.clone())),
-            HEADERS if frame.has(END_STREAM) => self.heard.ended_streams += 1,
-            HEADERS => self.heard.answered.push_back(frame.stream),
-            WINDOW_UPDATE if frame.stream == 0 => self.heard.room += i64::from(frame.code().unwrap_or_default()),
-            RST_STREAM => *self.heard.resets.entry(frame.code().unwrap_or_default()).or_default() += 1,
+            HEADERS if frame.has(END_STREAM) => self.received.ended_streams += 1,
+            HEADERS => self.received.answered.push_back(frame.stream),
+            WINDOW_UPDATE if frame.stream == 0 => self.received.room += i64::from(frame.code().unwrap_or_default()),
+            RST_STREAM => *self.received.resets.entry(frame.code().unwrap_or_default()).or_default() += 1,
             GOAWAY => {
                 let text = frame.payload.get(8..).unwrap_or_default();
                 let text = String::from_utf8_lossy(text).into_owned();
-                self.heard.go_away = Some(GoAway { code: frame.code().unwrap_or_default(), text });
+                self.received.go_away = Some(GoAway { code: frame.code().unwrap_or_default(), text });
             }
             DATA => {
-                self.heard.bytes_of_data += frame.payload.len() as u64;
+                self.received.bytes_of_data += frame.payload.len() as u64;
                 self.unclaimed += frame.payload.len();
                 if self.unclaimed >= UNCLAIMED {
                     let room = u32::try_from(std::mem::take(&mut self.unclaimed)).unwrap_or(u32::MAX);
@@ -281,9 +281,9 @@ impl HostileClient {
     }
 }
 
-// === impl Heard ===
+// === impl Received ===
 
-impl Heard {
+impl Received {
     fn initial() -> Self {
         Self {
             room: 65_535,

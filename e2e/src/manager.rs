@@ -38,7 +38,7 @@ pub struct ManagerOptions {
     /// Used instead of the control plane's admin kubeconfig.
     pub kubeconfig: Option<PathBuf>,
     /// Starts the manager with the subcommand and flags of the container in Linkerd's Deployment.
-    pub in_place_of_linkerds: bool,
+    pub as_linkerd_destination: bool,
 }
 
 pub struct Manager {
@@ -56,7 +56,7 @@ impl Manager {
         let number = STARTED.fetch_add(1, Ordering::Relaxed);
         let log = control_plane.directory().join(format!("manager-{number}.log"));
         let kubeconfig = options.kubeconfig.unwrap_or_else(|| control_plane.kubeconfig().to_owned());
-        let (subcommand, names) = match options.in_place_of_linkerds {
+        let (subcommand, names) = match options.as_linkerd_destination {
             true => ("destination", ["-kubeconfig", "-metrics-addr", "-addr", "-controller-namespace"]),
             false => ("manager", ["--kubeconfig", "--admin-addr", "--destination-addr", "--controller-namespace"]),
         };

@@ -201,7 +201,7 @@ impl Mesh {
     }
 
     /// Waits for an Event of the object with this reason.
-    pub async fn tells(&self, name: &str, reason: &str) -> Result<String> {
+    pub async fn expect_event(&self, name: &str, reason: &str) -> Result<String> {
         eventually(SOON, format_args!("an Event {reason} on {name}"), async || {
             let events = self.events_of(name).await?;
             let found = events.iter().find(|event| event.starts_with(&format!("{reason}: ")));

@@ -53,16 +53,16 @@ pub struct Windows {
 pub struct SlowClient {
     requests: SendRequest<Bytes>,
     connection: JoinHandle<Result<(), h2::Error>>,
-    deaf: Arc<AtomicBool>,
+    reads_disabled: Arc<AtomicBool>,
 }
 
 /// A requested stream; its response headers may not have arrived yet.
-pub struct Asked(ResponseFuture);
+pub struct PendingStream(ResponseFuture);
 
 /// A socket on which reads can be disabled.
 struct Socket {
     stream: TcpStream,
-    deaf: Arc<AtomicBool>,
+    reads_disabled: Arc<AtomicBool>,
 }
 
 /// A `Get` stream and the messages read from it.
@@ -100,21 +100,21 @@ impl Windows {
 impl SlowClient {
     pub async fn connect(address: SocketAddr, windows: Windows) -> Result<Self> {
         let stream = TcpStream::connect(address).await.with_context(|| format!("connecting to {address}"))?;
-        let deaf = Arc::<AtomicBool>::default();
-        let socket = Socket { stream, deaf: Arc::clone(&deaf) };
+        let reads_disabled = Arc::<AtomicBool>::default();
+        let socket = Socket { stream, reads_disabled: Arc::clone(&reads_disabled) };
         let mut builder = h2::client::Builder::new();
         builder.initial_window_size(windows.stream).initial_connection_window_size(windows.connection);
         let (requests, connection) = timeout(DEADLINE, builder.handshake(socket)).await??;
-        Ok(Self { requests, connection: tokio::spawn(connection), deaf })
+        Ok(Self { requests, connection: tokio::spawn(connection), reads_disabled })
     }
 
     /// Stops reading from the socket, including HTTP/2's own frames.
     pub fn stop_reading(&self) {
-        self.deaf.store(true, Ordering::SeqCst);
+        self.reads_disabled.store(true, Ordering::SeqCst);
     }
 
     /// Requests a stream without waiting for a response.
-    pub async fn ask(&self, path: &str) -> Result<Asked> {
+    pub async fn request(&self, path: &str) -> Result<PendingStream> {
         let message = GetDestination { path: path.to_owned(), ..GetDestination::default() }.encode_to_vec();
         let mut frame = BytesMut::with_capacity(PREFIX + message.len());
         frame.put_u8(0);
@@ -127,12 +127,12 @@ impl SlowClient {
         let mut requests = timeout(DEADLINE, self.requests.clone().ready()).await??;
         let (response, mut body) = requests.send_request(request, false)?;
         body.send_data(frame.freeze(), true)?;
-        Ok(Asked(response))
+        Ok(PendingStream(response))
     }
 
     /// Requests a stream and waits for its response headers. Fails when the request is refused.
     pub async fn get(&self, path: &str) -> Result<SlowStream> {
-        let Asked(response) = self.ask(path).await?;
+        let PendingStream(response) = self.request(path).await?;
         let response = timeout(DEADLINE, response).await.context("no response headers")??;
         if let Some(status) = status_of(response.headers()) {
             bail!("refused with grpc-status {status}");
@@ -175,7 +175,11 @@ impl Drop for SlowClient {
 impl AsyncRead for Socket {
     fn poll_read(mut self: Pin<&mut Self>, cx: &mut Context<'_>, buffer: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
         // No waker is registered, because this socket is never read again.
-        if self.deaf.load(Ordering::SeqCst) { Poll::Pending } else { Pin::new(&mut self.stream).poll_read(cx, buffer) }
+        if self.reads_disabled.load(Ordering::SeqCst) {
+            Poll::Pending
+        } else {
+            Pin::new(&mut self.stream).poll_read(cx, buffer)
+        }
     }
 }
 

@@ -281,12 +281,12 @@ impl Workload {
     }
 
     /// Waits for an Event with this reason, and returns it.
-    pub async fn tells(&self, reason: &str) -> Result<String> {
-        Mesh::new(&self.client, &self.namespace).tells(&self.name, reason).await
+    pub async fn expect_event(&self, reason: &str) -> Result<String> {
+        Mesh::new(&self.client, &self.namespace).expect_event(&self.name, reason).await
     }
 
     /// The number of Events with this reason.
-    pub async fn told(&self, reason: &str) -> Result<usize> {
+    pub async fn event_count(&self, reason: &str) -> Result<usize> {
         let events = self.events().await?;
         Ok(events.iter().filter(|event| event.starts_with(&format!("{reason}: "))).count())
     }

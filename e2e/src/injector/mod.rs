@@ -209,8 +209,8 @@ impl Injector {
     }
 
     /// Posts a body to the replica directly. Returns the status and body of the answer.
-    pub async fn ask(&self, replica: usize, body: impl Into<Bytes>) -> Result<(StatusCode, Bytes)> {
-        server::ask(self.address(replica)?, &self.certificates, body.into()).await
+    pub async fn post(&self, replica: usize, body: impl Into<Bytes>) -> Result<(StatusCode, Bytes)> {
+        server::post(self.address(replica)?, &self.certificates, body.into()).await
     }
 
     async fn new_replica(&self, lag: Duration, behaviour: Behaviour) -> Result<Arc<Replica>> {

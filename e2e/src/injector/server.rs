@@ -43,7 +43,7 @@ use crate::{
 };
 
 const TLS_DEADLINE: Duration = Duration::from_secs(10);
-const ASK_DEADLINE: Duration = Duration::from_secs(20);
+const POST_DEADLINE: Duration = Duration::from_secs(20);
 
 /// The reaction of a replica to a request.
 #[derive(Clone, Debug, Default, Eq, PartialEq)]
@@ -250,7 +250,7 @@ fn text(status: StatusCode, body: &str) -> Result<Response<Full<Bytes>>> {
 }
 
 /// Posts a body to a replica as the operator does: directly, with the name of the certificate.
-pub(super) async fn ask(address: SocketAddr, certificates: &Certificates, body: Bytes) -> Result<(StatusCode, Bytes)> {
+pub(super) async fn post(address: SocketAddr, certificates: &Certificates, body: Bytes) -> Result<(StatusCode, Bytes)> {
     let exchange = async {
         let stream = TcpStream::connect(address).await?;
         let name = ServerName::try_from(certificates.name.clone())?;
@@ -258,9 +258,9 @@ pub(super) async fn ask(address: SocketAddr, certificates: &Certificates, body: 
         let request = Request::post("/").header(header::HOST, &certificates.name).body(Full::new(body))?;
         exchanged(stream, request).await
     };
-    timeout(ASK_DEADLINE, exchange)
+    timeout(POST_DEADLINE, exchange)
         .await
-        .with_context(|| format!("the injector at {address} did not answer within {ASK_DEADLINE:?}"))?
+        .with_context(|| format!("the injector at {address} did not answer within {POST_DEADLINE:?}"))?
         .with_context(|| format!("calling the injector at {address}"))
 }
 

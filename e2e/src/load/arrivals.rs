@@ -77,7 +77,7 @@ impl Arrivals {
     }
 
     /// The number of streams that received this message for this port.
-    pub fn told(&self, what: What, port: u16) -> u64 {
+    pub fn received(&self, what: What, port: u16) -> u64 {
         self.received.get(&(what, port)).copied().unwrap_or_default()
     }
 }

@@ -20,7 +20,7 @@ use tokio::{
     time::{sleep, timeout},
 };
 
-use super::{Ask, arrivals::Arrivals, lock, streams::Streams};
+use super::{StreamRequest, arrivals::Arrivals, lock, streams::Streams};
 
 const CONNECT: Duration = Duration::from_secs(10);
 const READ: usize = 64 * 1024;
@@ -60,7 +60,7 @@ impl Connection {
     pub(super) async fn run(mut self, mut start: watch::Receiver<Option<Instant>>, arrivals: Arc<Mutex<Arrivals>>) {
         let began = start.wait_for(Option::is_some).await.ok().and_then(|began| *began);
         let Some(began) = began else { return };
-        self.streams.ask(began, &mut self.out);
+        self.streams.send_requests(began, &mut self.out);
         let why = match self.exchange(&arrivals).await {
             Ok(()) => "the connection was closed".to_owned(),
             Err(error) => format!("{error:#}"),
@@ -109,9 +109,9 @@ impl Connection {
 // === impl Unread ===
 
 impl Unread {
-    pub(super) async fn open(address: SocketAddr, asks: &[Ask]) -> Result<Self> {
-        let mut connection = Connection::open(address, Streams::unread(asks)).await?;
-        connection.streams.ask(Instant::now(), &mut connection.out);
+    pub(super) async fn open(address: SocketAddr, requests: &[StreamRequest]) -> Result<Self> {
+        let mut connection = Connection::open(address, Streams::unread(requests)).await?;
+        connection.streams.send_requests(Instant::now(), &mut connection.out);
         // The reason of the end is ignored: tests read the number of connections from the server.
         Ok(Self(tokio::spawn(async move { drop(connection.exchange(&Mutex::default()).await) })))
     }

@@ -49,7 +49,7 @@ const CONNECTING: usize = 64;
 
 /// The request of one stream.
 #[derive(Clone, Debug)]
-pub struct Ask {
+pub struct StreamRequest {
     pub method: Method,
     pub path: String,
     pub token: String,
@@ -106,20 +106,20 @@ impl Client {
         Cost::of_thread(std::process::id(), self.thread_id)
     }
 
-    /// Connects, and opens all streams at the same moment: `asks` are distributed to the connections in turn.
+    /// Connects, and opens all streams at the same moment: `requests` are distributed to the connections in turn.
     ///
     /// # Errors
     /// Fails when a connection cannot be opened.
-    pub async fn open(&self, address: SocketAddr, connections: usize, asks: Vec<Ask>) -> Result<Load> {
+    pub async fn open(&self, address: SocketAddr, connections: usize, requests: Vec<StreamRequest>) -> Result<Load> {
         ensure!(connections > 0, "a load needs a connection");
         let mut dealt = Vec::new();
         dealt.resize_with(connections, Vec::new);
-        for (number, ask) in asks.into_iter().enumerate() {
-            dealt.get_mut(number % connections).context("a connection")?.push(ask);
+        for (number, request) in requests.into_iter().enumerate() {
+            dealt.get_mut(number % connections).context("a connection")?.push(request);
         }
         let made: Vec<Connection> = stream::iter(dealt)
-            .map(|asks| async move {
-                let connecting = self.runtime.spawn(Connection::open(address, Streams::new(&asks)));
+            .map(|requests| async move {
+                let connecting = self.runtime.spawn(Connection::open(address, Streams::new(&requests)));
                 connecting.await?
             })
             .buffer_unordered(CONNECTING)
@@ -155,9 +155,9 @@ impl Client {
     ///
     /// # Errors
     /// Fails when the connection cannot be opened.
-    pub async fn open_unread(&self, address: SocketAddr, asks: &[Ask]) -> Result<Unread> {
-        let asks = asks.to_vec();
-        self.runtime.spawn(async move { Unread::open(address, &asks).await }).await?
+    pub async fn open_unread(&self, address: SocketAddr, requests: &[StreamRequest]) -> Result<Unread> {
+        let requests = requests.to_vec();
+        self.runtime.spawn(async move { Unread::open(address, &requests).await }).await?
     }
 }
 

@@ -18,7 +18,7 @@ use linkerd2_proxy_api::destination::GetDestination;
 use prost::Message as _;
 
 use super::{
-    Ask, Method,
+    Method, StreamRequest,
     arrivals::Arrivals,
     message::{Messages, PREFIX, What, last_endpoint, profile},
 };
@@ -107,18 +107,18 @@ impl Headers {
 // === impl Streams ===
 
 impl Streams {
-    pub(super) fn new(asks: &[Ask]) -> Self {
-        let request = |ask: &Ask| {
-            let (path, context_token) = (ask.path.clone(), ask.token.clone());
+    pub(super) fn new(requests: &[StreamRequest]) -> Self {
+        let encoded = |request: &StreamRequest| {
+            let (path, context_token) = (request.path.clone(), request.token.clone());
             let message = GetDestination { scheme: String::new(), path, context_token }.encode_to_vec();
-            Request { method: ask.method, message: grpc_message(&message), attempts: 0 }
+            Request { method: request.method, message: grpc_message(&message), attempts: 0 }
         };
         Self {
-            requests: asks.iter().map(request).collect(),
+            requests: requests.iter().map(encoded).collect(),
             takes: true,
             headers: Headers { get: grpc_request(GET), get_profile: grpc_request(GET_PROFILE) },
-            streams: Vec::with_capacity(asks.len()),
-            queue: (0..asks.len()).collect(),
+            streams: Vec::with_capacity(requests.len()),
+            queue: (0..requests.len()).collect(),
             room: 65_535,
             taken: 0,
             began: None,
@@ -130,8 +130,8 @@ impl Streams {
     }
 
     /// The streams of a client that never reads.
-    pub(super) fn unread(asks: &[Ask]) -> Self {
-        Self { takes: false, ..Self::new(asks) }
+    pub(super) fn unread(requests: &[StreamRequest]) -> Self {
+        Self { takes: false, ..Self::new(requests) }
     }
 
     /// Writes the first frames of a connection.
@@ -142,7 +142,7 @@ impl Streams {
     }
 
     /// Sends all requests for which the server has room.
-    pub(super) fn ask(&mut self, now: Instant, out: &mut BytesMut) {
+    pub(super) fn send_requests(&mut self, now: Instant, out: &mut BytesMut) {
         self.began.get_or_insert(now);
         while let Some(request) = self.queue.front().copied() {
             let Some(Request { method, message, .. }) = self.requests.get(request) else { return };
@@ -180,7 +180,7 @@ impl Streams {
                 WINDOW_UPDATE if frame.stream == 0 => {
                     self.room += usize::try_from(frame.code().unwrap_or_default())?;
                     if self.began.is_some() {
-                        self.ask(now, out);
+                        self.send_requests(now, out);
                     }
                 }
                 GOAWAY => self.goaway = frame.code(),
@@ -236,14 +236,14 @@ impl Streams {
             State::Waits => {
                 let request = stream.request;
                 self.arrivals.counts.refused += 1;
-                self.ask_again(request, now);
+                self.request_again(request, now);
             }
             State::Receives => self.arrivals.ended(why(), 1),
             State::Ended => {}
         }
     }
 
-    fn ask_again(&mut self, request: usize, now: Instant) {
+    fn request_again(&mut self, request: usize, now: Instant) {
         let Some(Request { attempts, .. }) = self.requests.get_mut(request) else { return };
         let back_off = FIRST_BACK_OFF.saturating_mul(1 << (*attempts).min(16)).min(LONGEST_BACK_OFF);
         *attempts += 1;
@@ -281,7 +281,7 @@ impl Streams {
                 let request = stream.request;
                 Frame::reset(number, CANCEL).put(out);
                 self.arrivals.counts.timed_out += 1;
-                self.ask_again(request, now);
+                self.request_again(request, now);
             }
         }
         while let Some(Reverse((when, request))) = self.again.peek().copied()
@@ -290,19 +290,19 @@ impl Streams {
             self.again.pop();
             self.queue.push_back(request);
         }
-        self.ask(now, out);
+        self.send_requests(now, out);
     }
 
     /// Counts the open streams as ended, because the connection has ended.
     pub(super) fn close(&mut self, why: &str) {
         let open = self.streams.iter().filter(|stream| stream.state != State::Ended).count();
-        let unasked = self.queue.len() + self.again.len();
+        let unsent = self.queue.len() + self.again.len();
         let why = match self.goaway {
             Some(code) => format!("{why}, after GOAWAY with code {code}"),
             None => why.to_owned(),
         };
-        if open + unasked > 0 {
-            self.arrivals.ended(why, (open + unasked) as u64);
+        if open + unsent > 0 {
+            self.arrivals.ended(why, (open + unsent) as u64);
         }
     }
 }

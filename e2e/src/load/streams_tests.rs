@@ -13,10 +13,10 @@ fn opened(count: usize) -> (Streams, Instant) {
 }
 
 fn opened_by(method: Method, count: usize) -> (Streams, Instant) {
-    let ask = Ask { method, path: "web.default.svc.cluster.local:80".to_owned(), token: String::new() };
-    let mut streams = Streams::new(&vec![ask; count]);
+    let request = StreamRequest { method, path: "web.default.svc.cluster.local:80".to_owned(), token: String::new() };
+    let mut streams = Streams::new(&vec![request; count]);
     let (now, mut out) = (Instant::now(), BytesMut::new());
-    streams.ask(now, &mut out);
+    streams.send_requests(now, &mut out);
     assert_eq!(frames(&mut out).len(), 2 * streams.streams.len());
     (streams, now)
 }
@@ -46,15 +46,15 @@ fn the_first_message_is_timed_and_later_ones_are_counted_by_content() {
     assert_eq!(streams.arrivals.changes.len(), 1);
     let mut all = Arrivals::default();
     all.absorb(&mut streams.arrivals);
-    assert_eq!((all.told(What::Remove, 80), all.told(What::Add, 80)), (2, 0));
+    assert_eq!((all.received(What::Remove, 80), all.received(What::Add, 80)), (2, 0));
     assert_eq!(streams.due(), None);
 }
 
 #[test]
 fn each_stream_is_requested_by_its_method() {
-    let ask = |method| Ask { method, path: "10.0.0.1:80".to_owned(), token: String::new() };
-    let (mut streams, mut out) = (Streams::new(&[ask(Method::GetProfile), ask(Method::Get)]), BytesMut::new());
-    streams.ask(Instant::now(), &mut out);
+    let request = |method| StreamRequest { method, path: "10.0.0.1:80".to_owned(), token: String::new() };
+    let (mut streams, mut out) = (Streams::new(&[request(Method::GetProfile), request(Method::Get)]), BytesMut::new());
+    streams.send_requests(Instant::now(), &mut out);
     let frames = std::iter::from_fn(|| Frame::take(&mut out).unwrap());
     let headers: Vec<Bytes> = frames.filter(|frame| frame.kind == HEADERS).map(|frame| frame.payload).collect();
     assert_eq!(headers, [grpc_request(GET_PROFILE), grpc_request(GET)]);
@@ -97,11 +97,11 @@ fn a_refused_or_late_stream_is_requested_again() {
     assert!((FIRST_BACK_OFF..=FIRST_BACK_OFF.mul_f64(1.1)).contains(&due), "{due:?}");
     let mut out = BytesMut::new();
     streams.tick(began + FIRST_MESSAGE, &mut out);
-    let asked = |number| [(HEADERS, END_HEADERS, number), (DATA, END_STREAM, number)];
-    assert_eq!(frames(&mut out), [&[(RST_STREAM, 0, 3)], &asked(5)[..]].concat());
+    let requested = |number| [(HEADERS, END_HEADERS, number), (DATA, END_STREAM, number)];
+    assert_eq!(frames(&mut out), [&[(RST_STREAM, 0, 3)], &requested(5)[..]].concat());
     assert_eq!((streams.arrivals.counts.refused, streams.arrivals.counts.timed_out), (1, 1));
     streams.tick(began + FIRST_MESSAGE * 2, &mut out);
-    assert_eq!(frames(&mut out), [&[(RST_STREAM, 0, 5)], &asked(7)[..]].concat());
+    assert_eq!(frames(&mut out), [&[(RST_STREAM, 0, 5)], &requested(7)[..]].concat());
 }
 
 #[test]

@@ -78,7 +78,7 @@ fn only_a_world_that_need_not_be_valid_has_invalid_addresses() {
 fn a_long_walk_covers_every_mutation_and_every_kind_of_answer() {
     let mut applied = BTreeSet::new();
     let mut covered = BTreeSet::new();
-    let (mut filled, mut asked) = (0, 0);
+    let (mut filled, mut requested) = (0, 0);
     for seed in 0..4 {
         let mut world = World::new(seed).unwrap();
         for step in 0..2000 {
@@ -96,7 +96,7 @@ fn a_long_walk_covers_every_mutation_and_every_kind_of_answer() {
                     covered.insert("the client's node affects the answer".to_owned());
                 }
                 let [answer, _] = answers;
-                asked += 1;
+                requested += 1;
                 filled += usize::from(matches!(&answer, Answer::Endpoints(endpoints) if !endpoints.is_empty()));
                 covered.extend(traits(answer));
             }
@@ -138,7 +138,7 @@ fn a_long_walk_covers_every_mutation_and_every_kind_of_answer() {
     ] {
         assert!(covered.contains(expected), "{expected} is not among {covered:?}");
     }
-    assert!(filled * 4 > asked, "only {filled} of {asked} answers have endpoints");
+    assert!(filled * 4 > requested, "only {filled} of {requested} answers have endpoints");
 }
 
 /// The properties of an answer, in words.

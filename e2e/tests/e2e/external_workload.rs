@@ -237,7 +237,7 @@ async fn a_workload_without_the_port_is_published_without_it_and_reported_d15() 
     mesh.put_workload("vm-1", "web", &["192.0.2.1"]).await?;
     mesh.put_workload_with("vm-2", "web", json!({"spec": {"workloadIPs": [{"ip": "192.0.2.2"}], "ports": []}})).await?;
     mesh.shows("web", &[("vm-1", true), ("vm-2", false)]).await?;
-    let note = mesh.tells("vm-2", "UnmatchedPort").await?;
+    let note = mesh.expect_event("vm-2", "UnmatchedPort").await?;
     assert!(note.contains("80/TCP"), "{note}");
     assert!(mesh.published("web").await?["vm-2"].1.is_empty());
     Ok(())
@@ -362,11 +362,11 @@ async fn an_invalid_address_is_left_out_and_reported_d22() -> Result<()> {
         ("zeros", "010.0.0.1"),
     ] {
         mesh.put_workload(name, "web", &[ip]).await?;
-        let note = mesh.tells(name, "InvalidWorkloadIP").await?;
+        let note = mesh.expect_event(name, "InvalidWorkloadIP").await?;
         assert!(note.contains(&format!("{ip:?}")), "{note}");
     }
     mesh.put_workload_with("no-ip", "web", json!({"spec": {"workloadIPs": [{}]}})).await?;
-    mesh.tells("no-ip", "InvalidWorkloadIP").await?;
+    mesh.expect_event("no-ip", "InvalidWorkloadIP").await?;
     mesh.put_workload_with("no-ips", "web", json!({})).await?;
     mesh.put_workload("also-good", "web", &["192.0.2.5"]).await?;
     mesh.shows("web", &[("also-good", true), ("good", true)]).await?;
@@ -406,7 +406,7 @@ async fn a_name_that_is_not_a_valid_hostname_is_published_without_one_d23() -> R
     assert_eq!(published["vm"].0.hostname.as_deref(), Some("vm"));
     for name in ["vm.example.com", &long] {
         assert_eq!(published[name].0.hostname, None);
-        mesh.tells(name, "InvalidHostname").await?;
+        mesh.expect_event(name, "InvalidHostname").await?;
     }
     Ok(())
 }
@@ -471,7 +471,7 @@ async fn a_service_that_stops_selecting_loses_our_slices_d35() -> Result<()> {
     mesh.patch_service("selectorless", json!({"spec": {"selector": null}})).await?;
     for name in ["external", "selectorless"] {
         mesh.shows(name, &[]).await?;
-        mesh.tells(&format!("vm-{name}"), "Unpublished").await?;
+        mesh.expect_event(&format!("vm-{name}"), "Unpublished").await?;
     }
     // The slices return when the selector is restored.
     mesh.patch_service("selectorless", json!({"spec": {"selector": {"app": "selectorless"}}})).await?;
@@ -489,12 +489,12 @@ async fn a_readiness_change_is_one_write_and_one_event_d36() -> Result<()> {
     mesh.set_ready("vm-2", false).await?;
     mesh.shows("web", &[("vm-1", true), ("vm-2", false)]).await?;
     assert_eq!(only_slice(&mesh, "web").await?.metadata.generation.unwrap(), generation + 1);
-    mesh.tells("vm-2", "BecameUnready").await?;
+    mesh.expect_event("vm-2", "BecameUnready").await?;
     mesh.set_ready("vm-2", true).await?;
     mesh.shows("web", &[("vm-1", true), ("vm-2", true)]).await?;
     mesh.delete_workload("vm-2").await?;
     mesh.shows("web", &[("vm-1", true)]).await?;
-    mesh.tells("vm-2", "Unpublished").await?;
+    mesh.expect_event("vm-2", "Unpublished").await?;
     Ok(())
 }
 
@@ -538,10 +538,10 @@ async fn a_published_workload_gets_one_event_for_each_change() -> Result<()> {
     let mesh = mesh("events").await?;
     mesh.put_service("web", json!({})).await?;
     mesh.put_workload_with("vm", "web", json!({"spec": {"workloadIPs": [{"ip": "192.0.2.4"}]}})).await?;
-    let note = mesh.tells("vm", "Published").await?;
+    let note = mesh.expect_event("vm", "Published").await?;
     assert!(note.contains("Service web") && note.contains("192.0.2.4") && note.contains("not ready"), "{note}");
     mesh.set_ready("vm", true).await?;
-    mesh.tells("vm", "BecameReady").await?;
+    mesh.expect_event("vm", "BecameReady").await?;
     let reasons: Vec<String> =
         mesh.events_of("vm").await?.iter().filter_map(|e| e.split(':').next().map(str::to_owned)).collect();
     assert_eq!(reasons, ["Published", "BecameReady"]);

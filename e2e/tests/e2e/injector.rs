@@ -80,7 +80,7 @@ impl Setup {
 
     /// The response of a replica to a review that is sent directly, as the operator does.
     async fn response(&self, replica: usize) -> Result<Value> {
-        let (status, body) = self.injector.ask(replica, review()).await?;
+        let (status, body) = self.injector.post(replica, review()).await?;
         ensure!(status == StatusCode::OK, "{status}");
         Ok(serde_json::from_slice(&body)?)
     }
@@ -274,7 +274,7 @@ async fn it_has_the_configured_behaviour() -> Result<()> {
     }
     let before = injector.requests(0);
     injector.set_behaviour(0, Behaviour::Garbage).await?;
-    let (status, body) = injector.ask(0, review()).await?;
+    let (status, body) = injector.post(0, review()).await?;
     assert!(status == StatusCode::OK && serde_json::from_slice::<Value>(&body).is_err());
     injector.set_behaviour(0, Behaviour::Breaks).await?;
     assert!(setup.response(0).await.is_err());
@@ -297,9 +297,9 @@ async fn it_has_the_configured_behaviour() -> Result<()> {
 #[tokio::test]
 async fn it_requires_a_review_with_a_uid() -> Result<()> {
     let setup = Setup::new(1).await?;
-    let (status, _) = setup.injector.ask(0, "{}").await?;
+    let (status, _) = setup.injector.post(0, "{}").await?;
     assert_eq!(status, StatusCode::BAD_REQUEST);
-    let (status, body) = setup.injector.ask(0, "").await?;
+    let (status, body) = setup.injector.post(0, "").await?;
     assert_eq!((status, body.as_ref()), (StatusCode::OK, &[][..]));
     Ok(())
 }

@@ -72,12 +72,12 @@ pub(crate) async fn act(control_plane: &ControlPlane, manager: &Manager) -> Resu
         "A third virtual machine has a typing error in its address. It is left out, an Event reports that, and the others stay.",
     );
     show.file("-f", "config/samples/bad-address.yaml").await?;
-    mesh.tells("vm-3", "InvalidWorkloadIP").await?;
+    mesh.expect_event("vm-3", "InvalidWorkloadIP").await?;
     mesh.shows("legacy", &[("vm-1", true), ("vm-2", true)]).await?;
     show.run(&SLICES).await?;
 
     say("The Events of the operator, as `kubectl describe` and `kubectl events` show them.");
-    mesh.tells("vm-2", "BecameUnready").await?;
+    mesh.expect_event("vm-2", "BecameUnready").await?;
     let columns = "-o=custom-columns=TYPE:.type,REASON:.reason,OBJECT:.regarding.name,NOTE:.note";
     show.run(&[
         "-n",

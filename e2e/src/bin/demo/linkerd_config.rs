@@ -61,7 +61,7 @@ pub(crate) async fn act(control_plane: &ControlPlane, manager: &Manager, injecto
     document.becomes("accessLog: apache").await?;
     document.shows("accessLog", "accessLog: apache").await?;
     show.run(&["-n", "linkerd", "get", "controllerrevisions"]).await?;
-    document.tells("LinkerdConfigUpdated").await?;
+    document.expect_event("LinkerdConfigUpdated").await?;
     eventually(SOON, "the LinkerdConfig to be ready", async || {
         let shown = control_plane.kubectl(&WIDE).await?;
         ensure!(shown.contains("true     True"), "{shown}");
@@ -86,7 +86,7 @@ pub(crate) async fn act(control_plane: &ControlPlane, manager: &Manager, injecto
     .await?;
     println!("reverted {} ms after kubectl was started", since.elapsed().as_millis());
     document.shows("accessLog|hickory", "accessLog: apache").await?;
-    document.tells("DriftReverted").await?;
+    document.expect_event("DriftReverted").await?;
     show.run(&EVENTS).await?;
 
     say(
@@ -98,7 +98,7 @@ pub(crate) async fn act(control_plane: &ControlPlane, manager: &Manager, injecto
         injector.set_behaviour(replica, Behaviour::Denies("proxy.logLevel: no such target".to_owned())).await?;
     }
     show.run(&["patch", "linkerdconfig", "mesh", "--type=merge", "-p", BAD]).await?;
-    document.tells("ConfigRolledBack").await?;
+    document.expect_event("ConfigRolledBack").await?;
     ensure!(document.values().await? == before, "the document was not rolled back");
     for replica in injector.replicas() {
         injector.set_behaviour(replica, Behaviour::Right).await?;
@@ -123,7 +123,7 @@ pub(crate) async fn act(control_plane: &ControlPlane, manager: &Manager, injecto
     println!("{}", document.install(&upgraded.display().to_string()).await?);
     document.becomes("linkerdVersion: edge-26.8.4").await?;
     document.becomes("accessLog: apache").await?;
-    document.tells("BaseUpdated").await?;
+    document.expect_event("BaseUpdated").await?;
     eventually(SOON, "the status to have the new version", async || {
         let shown = control_plane.kubectl(&WIDE).await?;
         ensure!(shown.contains("true     True    edge-26.8.4"), "{shown}");
@@ -219,7 +219,7 @@ impl Linkerd<'_> {
     }
 
     /// Waits for an Event with this reason.
-    async fn tells(&self, reason: &str) -> Result<()> {
+    async fn expect_event(&self, reason: &str) -> Result<()> {
         eventually(SOON, format_args!("an Event {reason}"), async || {
             let events = self.0.kubectl(&EVENTS).await?;
             ensure!(events.contains(reason), "{events}");

@@ -68,8 +68,8 @@ fn answer(query: &[u8], name: &[u8], is_at: Ipv4Addr) -> Option<Vec<u8>> {
     let id = query.get(..2)?;
     let rest = query.get(HEADER..)?;
     let end = rest.iter().position(|byte| *byte == 0)? + 1;
-    let (asked, question) = (rest.get(..end)?, rest.get(..end + 4)?);
-    let known = asked.eq_ignore_ascii_case(name);
+    let (queried, question) = (rest.get(..end)?, rest.get(..end + 4)?);
+    let known = queried.eq_ignore_ascii_case(name);
     let address = known && rest.get(end..end + 2)? == TYPE_A;
     let mut answer = id.to_vec();
     // A response with recursion desired and available; one question, at most one answer, no other records.
@@ -87,7 +87,7 @@ fn answer(query: &[u8], name: &[u8], is_at: Ipv4Addr) -> Option<Vec<u8>> {
 mod tests {
     use super::*;
 
-    fn asked(name: &str, kind: u8) -> Option<Vec<u8>> {
+    fn query(name: &str, kind: u8) -> Option<Vec<u8>> {
         let mut query = vec![7, 9, 1, 0, 0, 1, 0, 0, 0, 0, 0, 0];
         query.extend(labels(name));
         query.extend([0, kind, 0, 1]);
@@ -96,11 +96,11 @@ mod tests {
 
     #[test]
     fn only_the_configured_name_has_an_address() {
-        let answer = asked("Web.example", 1).unwrap();
+        let answer = query("Web.example", 1).unwrap();
         assert_eq!(answer[..4], [7, 9, 0x81, 0x80]);
         assert_eq!(answer[answer.len() - 4..], [10, 0, 0, 1]);
-        assert_eq!(asked("web.example", 28).unwrap()[3..8], [0x80, 0, 1, 0, 0], "known, without an IPv6 address");
-        assert_eq!(asked("other.example", 1).unwrap()[3], 0x83);
+        assert_eq!(query("web.example", 28).unwrap()[3..8], [0x80, 0, 1, 0, 0], "known, without an IPv6 address");
+        assert_eq!(query("other.example", 1).unwrap()[3], 0x83);
         assert_eq!(answer_to_an_invalid_query(), None);
     }
 

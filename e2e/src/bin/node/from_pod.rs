@@ -26,13 +26,13 @@ pub(crate) async fn resolves(
 ) -> Result<()> {
     control_plane.kubectl(&["create", "namespace", NAMESPACE]).await?;
     let pods = Api::namespaced(client.clone(), NAMESPACE);
-    let asks = Asks { control_plane, pods, reference };
+    let cli = Cli { control_plane, pods, reference };
 
     let server = NameServer::start(real_node::HOST, SERVICE, service).await?;
     let begun = Instant::now();
     let aliases = json!({"dnsPolicy": "None", "dnsConfig": {"nameservers": [real_node::HOST]},
         "hostAliases": [{"ip": service, "hostnames": [ALIAS]}]});
-    asks.prints_endpoints("by-hosts", ALIAS, aliases).await?;
+    cli.prints_endpoints("by-hosts", ALIAS, aliases).await?;
     crate::step("endpoints, in a pod: the Service is found through /etc/hosts", begun);
 
     let begun = Instant::now();
@@ -40,19 +40,19 @@ pub(crate) async fn resolves(
     let by_dns = json!({"dnsPolicy": "None", "dnsConfig": {"nameservers": [real_node::HOST],
         "searches": [format!("{NAMESPACE}.svc.cluster.local"), "svc.cluster.local", "cluster.local"],
         "options": [{"name": "ndots", "value": "5"}]}});
-    asks.prints_endpoints("by-dns", SHORT, by_dns).await?;
+    cli.prints_endpoints("by-dns", SHORT, by_dns).await?;
     ensure!(server.answered() > answered, "the name server received no query");
     crate::step("endpoints, in a pod: the Service is found through DNS and the search list", begun);
     Ok(())
 }
 
-struct Asks<'a> {
+struct Cli<'a> {
     control_plane: &'a ControlPlane,
     pods: Api<Pod>,
     reference: &'a str,
 }
 
-impl Asks<'_> {
+impl Cli<'_> {
     /// Runs the command in a Pod with this spec, and checks that it prints all endpoints.
     async fn prints_endpoints(&self, name: &str, host: &str, spec: Value) -> Result<()> {
         let authority = format!("legacy.{}.svc.cluster.local:80", jobs::NAMESPACE);

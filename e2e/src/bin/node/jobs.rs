@@ -29,7 +29,7 @@ pub(crate) async fn external_workload(
     mesh.put_workload("vm-1", "legacy", &["192.0.2.11"]).await?;
     mesh.put_workload("vm-2", "legacy", &["192.0.2.12"]).await?;
     mesh.shows("legacy", &[("vm-1", true), ("vm-2", true)]).await?;
-    mesh.tells("vm-1", "Published").await?;
+    mesh.expect_event("vm-1", "Published").await?;
     crate::step("ExternalWorkload: two workloads are in an EndpointSlice", begun);
 
     let begun = Instant::now();

@@ -146,8 +146,8 @@ impl Comparer {
         for _ in 0..CONNECTIONS {
             connections.push(manager.discovery().await?);
         }
-        let asked = self.requests.iter().zip(expected).zip(connections.iter().cycle());
-        let asked = asked.map(async |((request, expected), connection)| {
+        let comparisons = self.requests.iter().zip(expected).zip(connections.iter().cycle());
+        let comparisons = comparisons.map(async |((request, expected), connection)| {
             let mut seen = None;
             let right = eventually(DEADLINE, "", async || {
                 let answer = first_answer(connection, request).await?;
@@ -160,7 +160,7 @@ impl Comparer {
             let difference = || cut(difference(&expected.fresh, seen.as_ref()));
             failed.then(|| Mismatch { client: "a new stream", request: request.clone(), difference: difference() })
         });
-        Ok(stream::iter(asked).buffer_unordered(AT_A_TIME).filter_map(async |it| it).collect().await)
+        Ok(stream::iter(comparisons).buffer_unordered(AT_A_TIME).filter_map(async |it| it).collect().await)
     }
 }
 

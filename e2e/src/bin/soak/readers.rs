@@ -58,7 +58,7 @@ pub(crate) struct Reader {
     pub number: usize,
     request: Request,
     known: Mutex<Option<Answer>>,
-    ask_again: Notify,
+    request_again: Notify,
 }
 
 #[derive(Default)]
@@ -86,7 +86,7 @@ impl Readers {
     pub(crate) fn open(address: SocketAddr, requests: &[Request], copies: usize, connections: usize) -> Self {
         let reader = |(number, request): (usize, &Request)| {
             let request = request.clone();
-            Arc::new(Reader { number, request, known: Mutex::default(), ask_again: Notify::new() })
+            Arc::new(Reader { number, request, known: Mutex::default(), request_again: Notify::new() })
         };
         let all: Vec<_> = (0..copies).flat_map(|_| requests.iter().enumerate().map(reader)).collect();
         let counts = Arc::<Counts>::default();
@@ -142,7 +142,7 @@ impl Readers {
     /// Ends this number of single streams and opens them again.
     pub(crate) fn renew_streams(&self, count: usize) {
         for reader in self.all.iter().sample(&mut rand::rng(), count) {
-            reader.ask_again.notify_one();
+            reader.request_again.notify_one();
             self.counts.streams_renewed.fetch_add(1, Ordering::Relaxed);
         }
     }
@@ -181,7 +181,7 @@ impl Reader {
         loop {
             let pause = tokio::select! {
                 pause = self.read(client, counts) => pause,
-                () = self.ask_again.notified() => {
+                () = self.request_again.notified() => {
                     // The state belonged to the stream that has ended.
                     *self.known() = None;
                     Duration::ZERO

@@ -197,7 +197,7 @@ impl Report {
                     let Sample { descriptors, api_connections, subscribers, .. } = sample;
                     format!(
                         "{:.1} min: {descriptors} descriptors ({api_connections} to the API server), {} tasks, streams {}, \
-                         {subscribers} views' series, {} deaf connections closed",
+                         {subscribers} views' series, {} unread connections closed",
                         sample.seconds / 60.0,
                         tasks(sample),
                         streams(sample),
@@ -223,19 +223,19 @@ impl Report {
         self.row("healthy streams ended", healthy.ended.text(), healthy.ended.json());
         self.row("refusals", healthy.refused.text(), healthy.refused.json());
         self.row("messages against the contract", healthy.forbidden.text(), healthy.forbidden.json());
-        let (opened, left, deaf) = (number(&slow.opened), number(&slow.left), number(&slow.deaf));
+        let (opened, left, unread) = (number(&slow.opened), number(&slow.left), number(&slow.unread_connections));
         self.row(
             "slow readers' streams",
             format!(
-                "{opened} opened; ended {}; {left} not ended; {deaf} deaf connections; errors: {}",
+                "{opened} opened; ended {}; {left} not ended; {unread} unread connections; errors: {}",
                 slow.ended.text(),
                 slow.failed.text()
             ),
-            json!({"opened": opened, "ended": slow.ended.json(), "left": left, "deaf": deaf, "errors": slow.failed.json()}),
+            json!({"opened": opened, "ended": slow.ended.json(), "left": left, "deaf": unread, "errors": slow.failed.json()}),
         );
         let closed = self.samples.last().map_or(0.0, |sample| sample.closed_connections);
-        if (deaf as f64) > closed {
-            self.failure(format!("{deaf} connections were deaf, but only {closed} were closed for that"));
+        if (unread as f64) > closed {
+            self.failure(format!("{unread} connections were never read, but only {closed} were closed for that"));
         }
         if healthy.forbidden.total() > 0 {
             self.failure("streams received messages that the contract forbids");

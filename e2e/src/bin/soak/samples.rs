@@ -56,8 +56,8 @@ impl Sample {
             streams: streams.collect(),
             subscribers: of("endpoints_subscribers").count(),
             cpu_seconds: manager.cpu_time()?.as_secs_f64(),
-            // A deaf client does not answer PINGs either, so the reason is `stalled` or `gone`, depending on which
-            // timeout is first.
+            // A client that does not read its socket does not answer PINGs either, so the reason is `stalled` or `gone`,
+            // depending on which timeout is first.
             closed_connections: of("linkerd_operator_discovery_connections_ended_total")
                 .filter(|it| it.has(&[("reason", "stalled")]) || it.has(&[("reason", "gone")]))
                 .map(|it| it.value)

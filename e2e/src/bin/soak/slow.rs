@@ -30,12 +30,13 @@ enum Manner {
     /// It has a proxy's windows and never reads: a part of a long message is sent, and the rest is blocked.
     Unread,
     /// It never reads its socket, not even resets of its streams: the kernel's buffers fill up.
-    Deaf,
+    SocketUnread,
 }
 
 /// The number of clients, and of streams per client. HTTP/2 allows a hundred streams before the server's SETTINGS
 /// arrive.
-const CLIENTS: [(Manner, usize, usize); 3] = [(Manner::Closed, 4, 25), (Manner::Unread, 2, 20), (Manner::Deaf, 2, 100)];
+const CLIENTS: [(Manner, usize, usize); 3] =
+    [(Manner::Closed, 4, 25), (Manner::Unread, 2, 20), (Manner::SocketUnread, 2, 100)];
 /// The number of times an open connection is used again after all of its streams were ended.
 const GENERATIONS: usize = 3;
 const PAUSE: Duration = Duration::from_secs(1);
@@ -54,8 +55,8 @@ pub(crate) struct Counts {
     pub ended: Tally,
     /// Streams that the server did not end.
     pub left: AtomicU64,
-    /// Deaf clients whose connection the server should have closed by then.
-    pub deaf: AtomicU64,
+    /// Connections that the client did not read and that the server should have closed by then.
+    pub unread_connections: AtomicU64,
     pub failed: Tally,
 }
 
@@ -116,19 +117,20 @@ impl Client {
                 self.wait_for_ends(Windows { stream: 0, ..Windows::OF_PROXIES }, &paths).await
             }
             Manner::Unread => self.wait_for_ends(Windows::OF_PROXIES, &vec![&self.big; streams]).await,
-            Manner::Deaf => {
+            Manner::SocketUnread => {
                 // Far more than the kernel buffers for a connection.
                 let windows = Windows { stream: 1024 * 1024, connection: 512 * 1024 * 1024 };
                 let client = SlowClient::connect(self.address, windows).await?;
                 client.stop_reading();
-                let mut asked = Vec::with_capacity(streams);
+                let mut pending = Vec::with_capacity(streams);
                 for _ in 0..streams {
-                    asked.push(client.ask(&self.big).await?);
+                    pending.push(client.request(&self.big).await?);
                     self.counts.opened.fetch_add(1, Ordering::Relaxed);
                 }
-                // A deaf client cannot detect that the server has closed the connection; the server's metrics show it.
+                // A client that does not read cannot detect that the server has closed the connection; the server's metrics
+                // show it.
                 sleep(self.stall * 2 + GRACE / 2).await;
-                self.counts.deaf.fetch_add(1, Ordering::Relaxed);
+                self.counts.unread_connections.fetch_add(1, Ordering::Relaxed);
                 Ok(())
             }
         }
@@ -137,8 +139,8 @@ impl Client {
     async fn wait_for_ends(&self, windows: Windows, paths: &[impl AsRef<str>]) -> Result<()> {
         let client = SlowClient::connect(self.address, windows).await?;
         for _ in 0..GENERATIONS {
-            let asked = join_all(paths.iter().map(|path| client.get(path.as_ref()))).await;
-            let mut streams: Vec<_> = asked.into_iter().filter_map(Result::ok).collect();
+            let opened = join_all(paths.iter().map(|path| client.get(path.as_ref()))).await;
+            let mut streams: Vec<_> = opened.into_iter().filter_map(Result::ok).collect();
             self.counts.opened.fetch_add(streams.len() as u64, Ordering::Relaxed);
             let patience = self.stall * 2 + GRACE;
             for end in join_all(streams.iter_mut().map(|stream| stream.end(patience))).await {

@@ -49,7 +49,7 @@ pub enum ProfileAnswer {
 
 /// A requested Service, by name or by address.
 #[derive(Clone, Copy, Debug)]
-struct Asked<'a> {
+struct Requested<'a> {
     /// The requested name, or the name of the Service with the requested address.
     fully_qualified_name: &'a str,
     namespace: &'a str,
@@ -75,10 +75,10 @@ fn respond(state: &ApiState, settings: &Settings, request: &Request, open: bool)
     match authority::parse(&request.path, &settings.cluster_domain) {
         Err(text) => ProfileAnswer::Refused(Code::InvalidArgument, text.to_owned()),
         Ok(Target::Service { host, service, namespace, port }) => {
-            let asked = Asked { fully_qualified_name: host, namespace, name: service, port, client: &client };
+            let requested = Requested { fully_qualified_name: host, namespace, name: service, port, client: &client };
             match state.services.get(&(namespace.to_owned(), service.to_owned())) {
-                Some(service) => of_service(state, settings, asked, service, &request.path),
-                None if open => profile(state, settings, asked, None),
+                Some(service) => of_service(state, settings, requested, service, &request.path),
+                None if open => profile(state, settings, requested, None),
                 None => ProfileAnswer::Refused(Code::Unknown, format!("service \"{service}\" not found")),
             }
         }
@@ -90,8 +90,8 @@ fn respond(state: &ApiState, settings: &Settings, request: &Request, open: bool)
             [((namespace, name), service)] => {
                 let host = format!("{name}.{namespace}.svc.{}", settings.cluster_domain);
                 let port = address.port();
-                let asked = Asked { fully_qualified_name: &host, namespace, name, port, client: &client };
-                of_service(state, settings, asked, service, &request.path)
+                let requested = Requested { fully_qualified_name: &host, namespace, name, port, client: &client };
+                of_service(state, settings, requested, service, &request.path)
             }
             ref several => ProfileAnswer::Refused(
                 Code::FailedPrecondition,
@@ -113,41 +113,52 @@ fn services_at(state: &ApiState, ip: IpAddr) -> Vec<(&(String, String), &Service
 }
 
 /// A request for a port that the Service does not have gets an empty message.
-fn of_service(state: &ApiState, settings: &Settings, asked: Asked<'_>, service: &Service, path: &str) -> ProfileAnswer {
+fn of_service(
+    state: &ApiState,
+    settings: &Settings,
+    requested: Requested<'_>,
+    service: &Service,
+    path: &str,
+) -> ProfileAnswer {
     let spec = service.spec.as_ref();
     let mut ports = spec.and_then(|spec| spec.ports.as_deref()).unwrap_or_default().iter();
-    let has_port = ports.any(|port| port.port == i32::from(asked.port));
+    let has_port = ports.any(|port| port.port == i32::from(requested.port));
     let external = spec.and_then(|spec| spec.type_.as_deref()) == Some("ExternalName");
     match (has_port, external) {
         (false, _) => ProfileAnswer::Profile(Box::default()),
         (true, true) => ProfileAnswer::Refused(Code::InvalidArgument, format!("Invalid authority: {path}")),
-        (true, false) => profile(state, settings, asked, Some(service)),
+        (true, false) => profile(state, settings, requested, Some(service)),
     }
 }
 
 /// The message for a port of a Service; `None` is a deleted Service.
-fn profile(state: &ApiState, settings: &Settings, asked: Asked<'_>, service: Option<&Service>) -> ProfileAnswer {
-    let chosen = chosen(state, settings, asked);
+fn profile(
+    state: &ApiState,
+    settings: &Settings,
+    requested: Requested<'_>,
+    service: Option<&Service>,
+) -> ProfileAnswer {
+    let chosen = chosen(state, settings, requested);
     let found = chosen.is_some();
     let (namespace, content) = chosen.unwrap_or_default();
     let mut profile_ref = Resource { group: "linkerd.io".to_owned(), ..Resource::default() };
     if found {
         profile_ref.kind = "ServiceProfile".to_owned();
-        profile_ref.name = profile_name(settings, asked);
+        profile_ref.name = profile_name(settings, requested);
         profile_ref.namespace = namespace;
     }
     let parent_ref = Resource {
         group: "core".to_owned(),
         kind: "Service".to_owned(),
-        name: asked.name.to_owned(),
-        namespace: asked.namespace.to_owned(),
+        name: requested.name.to_owned(),
+        namespace: requested.namespace.to_owned(),
         section: String::new(),
-        port: asked.port.into(),
+        port: requested.port.into(),
     };
     let reference = |resource| Some(Metadata { kind: Some(Kind::Resource(resource)) });
     ProfileAnswer::Profile(Box::new(DestinationProfile {
-        fully_qualified_name: asked.fully_qualified_name.to_owned(),
-        opaque_protocol: is_opaque(settings, service, asked.port),
+        fully_qualified_name: requested.fully_qualified_name.to_owned(),
+        opaque_protocol: is_opaque(settings, service, requested.port),
         routes: content.routes,
         retry_budget: Some(content.retry_budget.unwrap_or_else(default_budget)),
         dst_overrides: content.overrides,
@@ -158,18 +169,18 @@ fn profile(state: &ApiState, settings: &Settings, asked: Asked<'_>, service: Opt
 }
 
 /// The valid ServiceProfile in the client's namespace, otherwise the one in the Service's namespace, and its namespace.
-fn chosen(state: &ApiState, settings: &Settings, asked: Asked<'_>) -> Option<(String, Content)> {
-    let name = profile_name(settings, asked);
+fn chosen(state: &ApiState, settings: &Settings, requested: Requested<'_>) -> Option<(String, Content)> {
+    let name = profile_name(settings, requested);
     let valid = |namespace: &str| {
         let found: &DynamicObject = state.profiles.get(&(namespace.to_owned(), name.clone()))?;
-        Some((namespace.to_owned(), service_profile::read(&found.data, asked.port)?))
+        Some((namespace.to_owned(), service_profile::read(&found.data, requested.port)?))
     };
-    let primary = Some(asked.client).filter(|client| !client.is_empty()).and_then(valid);
-    primary.or_else(|| valid(asked.namespace))
+    let primary = Some(requested.client).filter(|client| !client.is_empty()).and_then(valid);
+    primary.or_else(|| valid(requested.namespace))
 }
 
-fn profile_name(settings: &Settings, asked: Asked<'_>) -> String {
-    format!("{}.{}.svc.{}", asked.name, asked.namespace, settings.cluster_domain)
+fn profile_name(settings: &Settings, requested: Requested<'_>) -> String {
+    format!("{}.{}.svc.{}", requested.name, requested.namespace, settings.cluster_domain)
 }
 
 /// Only the Service's annotation counts, with the names of its ports; without the annotation the default applies.

@@ -12,7 +12,7 @@ use crate::oracle::{ProfileAnswer, answer_profile, answer_profile_while_open};
 #[test]
 fn a_long_walk_covers_every_kind_of_profile_and_most_are_not_refused() {
     let mut covered = BTreeSet::new();
-    let (mut profiles, mut asked) = (0, 0);
+    let (mut profiles, mut requested) = (0, 0);
     for seed in 0..4 {
         let mut world = World::new(seed).unwrap();
         for step in 0..1500 {
@@ -25,7 +25,7 @@ fn a_long_walk_covers_every_kind_of_profile_and_most_are_not_refused() {
                 if answer_profile_while_open(world.objects(), &settings(true), &request) != fresh {
                     covered.insert("an open stream outlives its Service".to_owned());
                 }
-                asked += 1;
+                requested += 1;
                 profiles += usize::from(matches!(fresh, ProfileAnswer::Profile(_)));
                 covered.extend(traits(fresh));
             }
@@ -69,7 +69,7 @@ fn a_long_walk_covers_every_kind_of_profile_and_most_are_not_refused() {
     ] {
         assert!(covered.contains(expected), "{expected} is not among {covered:?}");
     }
-    assert!(profiles * 4 > asked * 3, "only {profiles} of {asked} requests are answered with a profile");
+    assert!(profiles * 4 > requested * 3, "only {profiles} of {requested} requests are answered with a profile");
 }
 
 fn traits(answer: ProfileAnswer) -> Vec<String> {

@@ -15,7 +15,7 @@ use e2e::{
     discovery::Endpoints,
     eventually,
     flood::{self, Flood},
-    hostile_client::{ENDLESS, ENHANCE_YOUR_CALM, Heard, HostileClient},
+    hostile_client::{ENDLESS, ENHANCE_YOUR_CALM, HostileClient, Received},
     http2::{CANCEL, Frame},
     mesh::SOON,
 };
@@ -54,7 +54,7 @@ struct Attack {
 // === impl Attack ===
 
 impl Attack {
-    fn begin(crowd: &Crowd, flood: Flood, deaf: bool) -> Self {
+    fn begin(crowd: &Crowd, flood: Flood, never_reads: bool) -> Self {
         let (address, path) = (crowd.manager.destination_address(), crowd.path("small"));
         let tally = Arc::<Mutex<Tally>>::default();
         let mut task = JoinSet::new();
@@ -62,10 +62,10 @@ impl Attack {
         task.spawn(async move {
             loop {
                 let mut client = HostileClient::connect(address, &path, WINDOW).await?;
-                client.deaf = deaf;
+                client.never_reads = never_reads;
                 lock(&shared).connections += 1;
-                client.flood(flood, |bytes, heard| lock(&shared).turned(bytes, heard)).await?;
-                lock(&shared).ended(client.heard);
+                client.flood(flood, |bytes, received| lock(&shared).turned(bytes, received)).await?;
+                lock(&shared).ended(client.received);
             }
         });
         Self { tally, task }
@@ -86,13 +86,13 @@ impl Attack {
 // === impl Tally ===
 
 impl Tally {
-    fn turned(&mut self, bytes: usize, heard: &Heard) {
+    fn turned(&mut self, bytes: usize, received: &Received) {
         self.bytes += bytes as u64;
-        self.streams_ended.1 = heard.ended_streams + heard.resets.values().sum::<u64>();
+        self.streams_ended.1 = received.ended_streams + received.resets.values().sum::<u64>();
     }
 
-    fn ended(&mut self, heard: Heard) {
-        *self.ends.entry(heard.go_away.map(|last| (last.code, last.text))).or_default() += 1;
+    fn ended(&mut self, received: Received) {
+        *self.ends.entry(received.go_away.map(|last| (last.code, last.text))).or_default() += 1;
         self.streams_ended.0 += std::mem::take(&mut self.streams_ended.1);
     }
 
@@ -133,9 +133,15 @@ async fn propagate_changes(crowd: &Crowd, stream: &mut Endpoints) -> Result<Dura
 }
 
 /// Floods a manager while another client receives changes.
-async fn flooded(crowd: &mut Crowd, stream: &mut Endpoints, name: &str, flood: Flood, deaf: bool) -> Result<Tally> {
+async fn flooded(
+    crowd: &mut Crowd,
+    stream: &mut Endpoints,
+    name: &str,
+    flood: Flood,
+    never_reads: bool,
+) -> Result<Tally> {
     let before = reset_peak_memory(crowd)?;
-    let mut attack = Attack::begin(crowd, flood, deaf);
+    let mut attack = Attack::begin(crowd, flood, never_reads);
     let begin = Instant::now();
     let mut longest = propagate_changes(crowd, stream).await?;
     while !attack.tally().is_long_enough() {
@@ -194,7 +200,7 @@ async fn a_client_that_resets_its_own_requests_is_disconnected_and_others_are_se
 #[tokio::test(flavor = "multi_thread")]
 async fn a_client_that_resets_answered_streams_is_disconnected_and_others_are_served() -> Result<()> {
     let (mut crowd, mut stream) = bystander(&[]).await?;
-    let mut attack = Attack::begin(&crowd, flood::resets_what_was_answered, false);
+    let mut attack = Attack::begin(&crowd, flood::resets_answered_streams, false);
     eventually(SOON, "the flooder to receive ENHANCE_YOUR_CALM", async || {
         let tally = attack.tally();
         all_calmed_down(&tally)
@@ -204,7 +210,7 @@ async fn a_client_that_resets_answered_streams_is_disconnected_and_others_are_se
     drop(attack);
     let counted = crowd.manager.metric(ENDED, &[("reason", "flood")]).await;
     ensure!(counted.is_some_and(|count| count >= 1.0), "{counted:?} connections are counted as ended by a flood");
-    flooded(&mut crowd, &mut stream, "resets what was answered", flood::resets_what_was_answered, false).await.map(drop)
+    flooded(&mut crowd, &mut stream, "resets answered streams", flood::resets_answered_streams, false).await.map(drop)
 }
 
 /// A proxy that stops resets all its streams together, and a proxy with a thousand names may cancel recent requests.
@@ -218,22 +224,22 @@ async fn a_client_that_resets_thousands_of_older_streams_is_not_a_flooder() -> R
     let mut client = HostileClient::connect(address, &crowd.path("small"), WINDOW).await?;
     for (count, time) in [(STREAMS, WHILE), (SHORT, Duration::ZERO)] {
         for _ in 0..count {
-            client.until("room", |heard| heard.room > 1000).await?;
+            client.until("room", |received| received.room > 1000).await?;
             client.get();
         }
-        client.until("all answers", |heard| heard.answered.len() == count).await?;
+        client.until("all answers", |received| received.answered.len() == count).await?;
         tokio::time::sleep(time).await;
-        for stream in std::mem::take(&mut client.heard.answered) {
+        for stream in std::mem::take(&mut client.received.answered) {
             client.put(&Frame::reset(stream, CANCEL));
         }
         // The server answers the PING after it has handled the preceding frames.
-        let pongs = client.heard.pongs;
+        let pongs = client.received.pongs;
         flood::ping(&mut client);
-        client.until("a pong", |heard| heard.pongs > pongs).await?;
+        client.until("a pong", |received| received.pongs > pongs).await?;
     }
     client.get();
-    client.until("an answer", |heard| heard.answered.len() == 1).await?;
-    ensure!(client.heard.go_away.is_none(), "{:?}", client.heard);
+    client.until("an answer", |received| received.answered.len() == 1).await?;
+    ensure!(client.received.go_away.is_none(), "{:?}", client.received);
     propagate_change(&crowd, &mut stream).await.map(drop)
 }
 
@@ -251,12 +257,12 @@ async fn twenty_thousand_unfinished_requests_do_not_affect_others() -> Result<()
         client.begin();
     }
     flood::ping(&mut client);
-    let all = client.until("a pong", |heard| heard.pongs > 0);
+    let all = client.until("a pong", |received| received.pongs > 0);
     let (_, longest) = tokio::try_join!(all, propagate_changes(&crowd, &mut stream))?;
     let known = u32::try_from(stream.known.len())?;
     crowd.shows("small", 0..known).await.context("a new client")?;
     // The server ends the requests with a timeout.
-    client.until("all to be ended", |heard| heard.ended || heard.ended_streams == u64::from(STREAMS)).await?;
+    client.until("all to be ended", |received| received.ended || received.ended_streams == u64::from(STREAMS)).await?;
     let peak = crowd.manager.peak_memory_bytes()?.saturating_sub(before);
     eprintln!("{longest:?} at most for a change, {} KiB more at the peak", peak / 1024);
     ensure!(longest < LATE, "a change was late");

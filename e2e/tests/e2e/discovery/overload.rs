@@ -192,7 +192,7 @@ async fn idle_time_between_requests_is_not_counted_as_waiting() -> Result<()> {
     let mut streams = Vec::new();
     for count in 1..4 {
         bare.get();
-        bare.until("an answer", |heard| heard.answered.len() == count).await?;
+        bare.until("an answer", |received| received.answered.len() == count).await?;
         let mut stream = proxy.get(&path).await?;
         stream.next().await?;
         streams.push(stream);
@@ -201,7 +201,7 @@ async fn idle_time_between_requests_is_not_counted_as_waiting() -> Result<()> {
         bare.send().await?;
         sleep(WHILE).await;
     }
-    assert_eq!(bare.heard.ended_streams, 0, "{:?}", bare.heard);
+    assert_eq!(bare.received.ended_streams, 0, "{:?}", bare.received);
     assert_eq!(crowd.manager.metric(REFUSED, &WAITED).await, Some(0.0));
     Ok(())
 }
@@ -274,8 +274,10 @@ async fn a_connection_cannot_exceed_its_stream_limit() -> Result<()> {
     for _ in 0..6 {
         client.get();
     }
-    client.until("five streams and a refusal", |heard| heard.answered.len() == 5 && !heard.resets.is_empty()).await?;
-    assert_eq!(client.heard.resets.get(&REFUSED_STREAM), Some(&1), "{:?}", client.heard);
+    client
+        .until("five streams and a refusal", |received| received.answered.len() == 5 && !received.resets.is_empty())
+        .await?;
+    assert_eq!(client.received.resets.get(&REFUSED_STREAM), Some(&1), "{:?}", client.received);
     // Another connection has its own limit.
     let other = connect(&crowd).await?;
     let streams = other.get_many(&path, 5).await?;
@@ -284,7 +286,7 @@ async fn a_connection_cannot_exceed_its_stream_limit() -> Result<()> {
     assert!(timeout(Duration::from_millis(500), other.get(&path)).await.is_err());
     drop(streams);
     eventually(SOON, "a free stream", async || other.get(&path).await).await?.next().await?;
-    ensure!(!client.heard.ended && client.heard.go_away.is_none(), "{:?}", client.heard);
+    ensure!(!client.received.ended && client.received.go_away.is_none(), "{:?}", client.received);
     Ok(())
 }
 
@@ -349,8 +351,8 @@ async fn refused_requests_that_end_later_do_not_close_their_connection() -> Resu
         for stream in streams {
             client.put(&Frame::new(DATA, END_STREAM, stream, Vec::new()));
         }
-        client.until("all to be refused", |heard| heard.ended_streams == time * TOGETHER).await?;
+        client.until("all to be refused", |received| received.ended_streams == time * TOGETHER).await?;
     }
-    assert_eq!(client.heard.go_away, None);
+    assert_eq!(client.received.go_away, None);
     Ok(())
 }

@@ -60,7 +60,7 @@ impl Installed {
             args: CHART.iter().chain(more).map(|arg| (*arg).to_owned()).collect(),
             env: vec![("HOSTNAME".to_owned(), POD.to_owned())],
             kubeconfig: Some(account),
-            in_place_of_linkerds: true,
+            as_linkerd_destination: true,
             ..ManagerOptions::default()
         };
         Manager::start(&self.control_plane, options)

@@ -109,7 +109,7 @@ async fn a_write_is_not_repeated_when_the_manager_is_killed_right_after_it() -> 
     rig.mesh.shows("web", &[("vm", false)]).await?;
     let (before, writes) = (rig.versions().await?, rig.writes());
     let mut manager = rig.manager().await?;
-    rig.follows(&manager).await?;
+    rig.processes_changes(&manager).await?;
     assert_eq!(rig.versions().await?, before);
     assert_eq!(rig.writes(), writes);
     manager.kill().await

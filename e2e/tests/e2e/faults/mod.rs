@@ -105,7 +105,7 @@ impl Rig {
 
     /// Waits until a new change in another namespace reaches the slices and /ready reports no problem: then all watches
     /// work.
-    async fn follows(&self, manager: &Manager) -> Result<()> {
+    async fn processes_changes(&self, manager: &Manager) -> Result<()> {
         let elsewhere = new_mesh(&self.client).await?;
         elsewhere.put_service("canary", serde_json::json!({})).await?;
         elsewhere.put_workload("canary", "canary", &["192.0.2.250"]).await?;
@@ -131,7 +131,7 @@ fn ours() -> ListParams {
 
 /// Waits for an Event with this reason on an object, and fails if there is more than one. Returns its note.
 async fn expect_one_event(mesh: &Mesh, name: &str, reason: &str) -> Result<String> {
-    let note = mesh.tells(name, reason).await?;
+    let note = mesh.expect_event(name, reason).await?;
     let events = mesh.events_of(name).await?;
     let count = events.iter().filter(|event| event.starts_with(reason)).count();
     ensure!(count == 1, "{count} Events {reason} on {name}: {events:?}");

@@ -32,7 +32,7 @@ async fn others_are_published(rig: &Rig) -> Result<()> {
     elsewhere.put_service("web", json!({})).await?;
     elsewhere.put_workload("vm", "web", &["192.0.2.1"]).await?;
     elsewhere.shows("web", &[("vm", true)]).await?;
-    elsewhere.tells("vm", "Published").await.map(drop)
+    elsewhere.expect_event("vm", "Published").await.map(drop)
 }
 
 /// The requests of the manager for the namespace.
@@ -50,7 +50,7 @@ async fn in_a_terminating_namespace_possible_writes_succeed_and_others_are_not_r
         rig.mesh.put_service(service, json!({})).await?;
         rig.mesh.put_workload(&format!("vm-{service}"), service, &["192.0.2.1"]).await?;
         rig.mesh.shows(service, &[(&format!("vm-{service}"), true)]).await?;
-        rig.mesh.tells(&format!("vm-{service}"), "Published").await?;
+        rig.mesh.expect_event(&format!("vm-{service}"), "Published").await?;
     }
     terminating(&rig).await?;
     let before = requests(&rig).len();
@@ -167,5 +167,5 @@ async fn an_exhausted_quota_is_reported_and_writes_succeed_when_it_is_raised() -
     })
     .await?;
     expect_one_event(&rig.mesh, "web", "EndpointSliceWriteFailed").await?;
-    rig.mesh.tells("vm", "Published").await.map(drop)
+    rig.mesh.expect_event("vm", "Published").await.map(drop)
 }

@@ -81,10 +81,10 @@ async fn the_shipped_permissions_are_sufficient_d26() -> Result<()> {
     rig.mesh.put_service("web", json!({"ipFamilies": ["IPv4", "IPv6"], "ipFamilyPolicy": "RequireDualStack"})).await?;
     rig.mesh.put_workload("vm", "web", &["192.0.2.1", "2001:db8::1"]).await?;
     rig.mesh.shows("web", &[("vm", true)]).await?;
-    rig.mesh.tells("vm", "Published").await?;
+    rig.mesh.expect_event("vm", "Published").await?;
     rig.mesh.set_ready("vm", false).await?;
     rig.mesh.shows("web", &[("vm", false)]).await?;
-    rig.mesh.tells("vm", "BecameUnready").await?;
+    rig.mesh.expect_event("vm", "BecameUnready").await?;
     // The create conflicts with an existing slice, which is then read.
     let name = rig.mesh.our_slices("web").await?.first().map(kube::ResourceExt::name_any).context("a slice")?;
     rig.mesh.delete_workload("vm").await?;

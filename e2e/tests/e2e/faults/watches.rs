@@ -68,7 +68,7 @@ async fn survives_restarts(graceful: bool) -> Result<()> {
     for _ in 0..2 {
         let (before, writes) = (rig.versions().await?, rig.writes());
         rig.control_plane.restart_api_server(graceful).await?;
-        rig.follows(&manager).await?;
+        rig.processes_changes(&manager).await?;
         assert_eq!(rig.versions().await?, before);
         assert_eq!(rig.writes(), writes);
     }
@@ -116,7 +116,7 @@ async fn an_expired_watch_causes_one_list_of_each_kind_and_no_write() -> Result<
     let faults = expire();
     rig.proxy.cut_all();
     expired(faults).await?;
-    rig.follows(&manager).await?;
+    rig.processes_changes(&manager).await?;
     assert_eq!(rig.lists(), lists.map(|count| count + 1));
     assert_eq!(rig.versions().await?, before);
     assert_eq!(rig.writes(), writes);
@@ -185,7 +185,7 @@ async fn refused_lists_and_watches_are_retried_with_backoff() -> Result<()> {
     assert!(lines.count() <= 2, "{log}");
     assert!(!log.contains("failed with status"), "{log}");
     rig.proxy.clear();
-    rig.follows(&manager).await
+    rig.processes_changes(&manager).await
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -208,7 +208,7 @@ async fn a_manager_whose_first_lists_are_refused_waits_without_writing_and_repor
     assert_eq!((rig.versions().await?, rig.writes()), (before.clone(), writes));
     fault.remove();
     manager.ready(SOON).await?;
-    rig.follows(&manager).await?;
+    rig.processes_changes(&manager).await?;
     assert_eq!((rig.versions().await?, rig.writes()), (before, writes));
     Ok(())
 }
@@ -238,5 +238,5 @@ async fn silent_connections_are_detected_within_about_a_minute() -> Result<()> {
     .await?;
     ensure!(silent.elapsed() < Duration::from_secs(75), "after {:?}", silent.elapsed());
     assert_eq!(manager.get("/live").await?.0, StatusCode::OK);
-    rig.follows(&manager).await
+    rig.processes_changes(&manager).await
 }

@@ -12,7 +12,7 @@ use e2e::{
 use serde_json::json;
 
 use super::{
-    EXPIRED, RENEW_DEADLINE, RETRY, SLACK, STOP, Stage, follows, is_leading, leads, serves, slice_writes, writes,
+    EXPIRED, RENEW_DEADLINE, RETRY, SLACK, STOP, Stage, is_leading, leads, serves, slice_writes, stops_leading, writes,
 };
 
 /// How long the test waits for an unexpected write.
@@ -33,7 +33,7 @@ async fn a_leader_paused_past_its_lease_follows_and_can_lead_again_f16() -> Resu
     stage.mesh.shows("web", &[("vm", false), ("vm-3", true)]).await?;
 
     first.resume()?;
-    follows(&first, RETRY + SLACK).await?;
+    stops_leading(&first, RETRY + SLACK).await?;
     let tried = writes(&first).await?;
     holds(QUIET, "the resumed replica to follow", async || {
         serves(&first).await?;
@@ -108,7 +108,7 @@ async fn late_write(
     })
     .await?;
     first.resume()?;
-    follows(&first, RETRY + SLACK).await?;
+    stops_leading(&first, RETRY + SLACK).await?;
     holds(QUIET, "the slices to stay correct", async || {
         let shown = (stage.mesh.readiness("web").await?, stage.mesh.readiness("web-2").await?);
         ensure!(shown == ([("vm".to_owned(), true)].into(), [("vm-2".to_owned(), true)].into()), "{shown:?}");

@@ -131,7 +131,7 @@ async fn leads(manager: &Manager, deadline: Duration) -> Result<()> {
     .await
 }
 
-async fn follows(manager: &Manager, deadline: Duration) -> Result<()> {
+async fn stops_leading(manager: &Manager, deadline: Duration) -> Result<()> {
     eventually(deadline, "the replica to stop leading", async || {
         let leading = manager.metric("linkerd_operator_leader", &[]).await;
         ensure!(leading == Some(0.0), "{leading:?}");

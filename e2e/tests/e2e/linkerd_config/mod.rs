@@ -376,12 +376,12 @@ impl Installation {
 
     /// Waits for an Event of a LinkerdConfig with this reason, and returns it as `Reason: note`.
     async fn expect_event(&self, name: &str, reason: &str) -> Result<String> {
-        Mesh::new(&self.client, "default").tells(&self.full(name), reason).await
+        Mesh::new(&self.client, "default").expect_event(&self.full(name), reason).await
     }
 
     /// Waits for an Event of the ConfigMap with this reason, and returns it as `Reason: note`.
     async fn expect_config_map_event(&self, reason: &str) -> Result<String> {
-        Mesh::new(&self.client, &self.namespace).tells(CONFIG_MAP, reason).await
+        Mesh::new(&self.client, &self.namespace).expect_event(CONFIG_MAP, reason).await
     }
 
     /// The number of Events with this reason that a LinkerdConfig has.

@@ -10,7 +10,7 @@ use tokio::time::sleep;
 
 use super::{
     changing::{Changing, Kind},
-    cluster::asks,
+    cluster::stream_requests,
     rig::Rig,
 };
 use crate::{
@@ -32,7 +32,7 @@ pub(super) async fn changes(report: &mut Report, rig: &Rig) -> Result<()> {
     ] {
         let changing = Changing::prepare(&rig.client, SERVICE, Kind::Move).await?;
         let subject = rig.subject().await?;
-        let load = rig.loads.open(subject.address, connections, asks(count, 1)).await?;
+        let load = rig.loads.open(subject.address, connections, stream_requests(count, 1)).await?;
         load.first_messages(count).await?;
         sleep(SETTLED * 4).await;
         load.reset();
@@ -133,7 +133,7 @@ impl Churn {
     async fn run(&self, rig: &Rig) -> Result<Churned> {
         let changing = Changing::prepare(&rig.client, SERVICE, self.kind).await?;
         let subject = rig.subject().await?;
-        let load = rig.loads.open(subject.address, self.connections, asks(STREAMS, 1)).await?;
+        let load = rig.loads.open(subject.address, self.connections, stream_requests(STREAMS, 1)).await?;
         load.first_messages(STREAMS).await?;
         sleep(SETTLED * 4).await;
         load.reset();

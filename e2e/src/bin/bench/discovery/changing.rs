@@ -107,7 +107,7 @@ impl Changing {
     /// The number of streams that received the change.
     fn streams_with(&self, number: u16, load: &Load) -> u64 {
         let (what, port) = self.summary(number);
-        load.arrivals().told(what, port)
+        load.arrivals().received(what, port)
     }
 
     /// Makes a change, and waits until this number of streams has received it.

@@ -9,7 +9,7 @@
 use std::{collections::HashSet, net::Ipv4Addr, ops::Range};
 
 use anyhow::{Context, Result};
-use e2e::load::{Ask, Method};
+use e2e::load::{Method, StreamRequest};
 use futures::{StreamExt, TryStreamExt, stream};
 use k8s_openapi::api::core::v1::Pod;
 use kube::{
@@ -30,30 +30,30 @@ pub(super) const GIANT_ENDPOINTS: usize = 12_000;
 const SLICE: usize = 100;
 
 /// The requests of clients on three nodes, distributed over this number of Services.
-pub(super) fn asks(count: usize, services: usize) -> Vec<Ask> {
-    (0..count).map(|number| ask(path(number % services), number / services)).collect()
+pub(super) fn stream_requests(count: usize, services: usize) -> Vec<StreamRequest> {
+    (0..count).map(|number| stream_request(path(number % services), number / services)).collect()
 }
 
 /// The request of one client.
-pub(super) fn ask(path: String, number: usize) -> Ask {
+pub(super) fn stream_request(path: String, number: usize) -> StreamRequest {
     let node = number % 3;
     let token = format!("{{\"ns\":\"{NAMESPACE}\", \"nodeName\":\"node-{node}\", \"pod\":\"client-{number}\"}}\n");
-    Ask { method: Method::Get, path, token }
+    StreamRequest { method: Method::Get, path, token }
 }
 
 /// The requests of clients for profiles, each of another Pod as long as there are enough Pods.
-pub(super) fn profiles_of_pods(count: usize) -> Vec<Ask> {
+pub(super) fn profiles_of_pods(count: usize) -> Vec<StreamRequest> {
     let path = |number| format!("{}:{POD_PORT}", address(number % (SERVICES * PODS)));
     (0..count).map(|number| profile_of(path(number), number)).collect()
 }
 
-/// As [`asks`], for profiles.
-pub(super) fn profiles_of_services(count: usize) -> Vec<Ask> {
+/// As [`stream_requests`], for profiles.
+pub(super) fn profiles_of_services(count: usize) -> Vec<StreamRequest> {
     (0..count).map(|number| profile_of(path(number % SERVICES), number / SERVICES)).collect()
 }
 
-fn profile_of(path: String, number: usize) -> Ask {
-    Ask { method: Method::GetProfile, ..ask(path, number) }
+fn profile_of(path: String, number: usize) -> StreamRequest {
+    StreamRequest { method: Method::GetProfile, ..stream_request(path, number) }
 }
 
 pub(super) fn path(service: usize) -> String {

@@ -17,7 +17,7 @@ use tokio::time::sleep;
 
 use super::{
     changing::{Changing, Kind},
-    cluster::{GIANT, GIANT_ENDPOINTS, NAMESPACE, ask, path_of, populate_giant},
+    cluster::{GIANT, GIANT_ENDPOINTS, NAMESPACE, path_of, populate_giant, stream_request},
     rig::{PATIENCE, Rig, Subject, mebibytes},
 };
 use crate::{
@@ -42,8 +42,8 @@ pub(super) async fn giant(report: &mut Report, rig: &Rig) -> Result<()> {
     report.row(format!("a Service of {GIANT_ENDPOINTS} endpoints, to a client that decodes them"), text, "all", raw);
 
     let phase = rig.phase(&subject)?;
-    let asks = (0..STREAMS).map(|number| ask(path_of(GIANT), number)).collect();
-    let load = rig.loads.open(subject.address, CONNECTIONS, asks).await?;
+    let requests = (0..STREAMS).map(|number| stream_request(path_of(GIANT), number)).collect();
+    let load = rig.loads.open(subject.address, CONNECTIONS, requests).await?;
     load.first_messages(STREAMS).await?;
     let whole = STREAMS as u64 * messages as u64;
     eventually(PATIENCE, "all streams to have all endpoints", async || {
@@ -92,8 +92,8 @@ pub(super) async fn giant(report: &mut Report, rig: &Rig) -> Result<()> {
 /// Checks that a client receives all endpoints. Returns the duration and the number of messages.
 async fn is_whole(subject: &Subject) -> Result<(Duration, usize)> {
     let begun = Instant::now();
-    let asked = Discovery::connect(subject.address).await?.get(&path_of(GIANT), &token(NAMESPACE, "node-0")).await;
-    let mut endpoints = asked.context("requesting the giant")?;
+    let opened = Discovery::connect(subject.address).await?.get(&path_of(GIANT), &token(NAMESPACE, "node-0")).await;
+    let mut endpoints = opened.context("requesting the giant")?;
     // The endpoint that changes is not ready.
     endpoints.until("all endpoints", |known| known.len() == GIANT_ENDPOINTS - 1).await?;
     let addresses: BTreeSet<_> = endpoints.known.keys().collect();
@@ -109,7 +109,7 @@ pub(super) async fn unread(report: &mut Report, rig: &Rig) -> Result<()> {
     let args = ["--stream-stall-timeout", "600s"].map(str::to_owned).to_vec();
     let subject = rig.subject_with(ManagerOptions { args, ..ManagerOptions::default() }).await?;
     // Shows when the server has processed a version.
-    let load = rig.loads.open(subject.address, 1, vec![ask(path_of(GIANT), 0)]).await?;
+    let load = rig.loads.open(subject.address, 1, vec![stream_request(path_of(GIANT), 0)]).await?;
     load.first_messages(1).await?;
     let Some(before) = subject.memory_at_rest().await? else { return Ok(()) };
     load.reset();
@@ -117,8 +117,8 @@ pub(super) async fn unread(report: &mut Report, rig: &Rig) -> Result<()> {
     let mut readers = Vec::new();
     for number in 0..READERS {
         changing.change_and_wait(number, &load, 1).await?;
-        let ask = [ask(path_of(GIANT), 0)];
-        readers.push(rig.loads.open_unread(subject.address, &ask).await?);
+        let request = [stream_request(path_of(GIANT), 0)];
+        readers.push(rig.loads.open_unread(subject.address, &request).await?);
     }
     subject.has_streams(usize::from(READERS) + 1).await?;
     let spent = phase.end()?;

@@ -12,7 +12,7 @@ use serde_json::json;
 use tokio::time::sleep;
 
 use super::{
-    cluster::{SERVERS, SERVICES, asks, kind, populate_servers, server_kind, touch},
+    cluster::{SERVERS, SERVICES, kind, populate_servers, server_kind, stream_requests, touch},
     rig::{PATIENCE, Rig},
 };
 use crate::report::Report;
@@ -26,7 +26,7 @@ const QUIET: Duration = Duration::from_secs(3);
 pub(super) async fn noise(report: &mut Report, rig: &Rig) -> Result<()> {
     populate_servers(&rig.client).await?;
     let subject = rig.subject().await?;
-    let load = rig.loads.open(subject.address, 100, asks(STREAMS, SERVICES)).await?;
+    let load = rig.loads.open(subject.address, 100, stream_requests(STREAMS, SERVICES)).await?;
     load.first_messages(STREAMS).await?;
     let pods = (0..TOUCHED_PODS).map(|n| format!("web-{n}-0"));
     let servers = (0..SERVERS).map(|n| format!("server-{n}"));
@@ -62,7 +62,7 @@ pub(super) async fn relist(report: &mut Report, rig: &Rig) -> Result<()> {
     let proxy = FaultProxy::start(&rig.control_plane).await?;
     let options = ManagerOptions { kubeconfig: Some(proxy.kubeconfig().to_owned()), ..ManagerOptions::default() };
     let subject = rig.subject_with(options).await?;
-    let load = rig.loads.open(subject.address, 100, asks(STREAMS, SERVICES)).await?;
+    let load = rig.loads.open(subject.address, 100, stream_requests(STREAMS, SERVICES)).await?;
     load.first_messages(STREAMS).await?;
     load.reset();
     let phase = rig.phase(&subject)?;

@@ -123,7 +123,7 @@ async fn received(load: &Load, app: usize) -> Result<()> {
     loop {
         let count = {
             let arrivals = load.arrivals();
-            pods_of(app).filter(|pod| arrivals.told(opaque_of(address(*pod)), POD_PORT) > 0).count()
+            pods_of(app).filter(|pod| arrivals.received(opaque_of(address(*pod)), POD_PORT) > 0).count()
         };
         if count == PODS {
             return Ok(());
@@ -199,7 +199,7 @@ impl Servers {
                 _ => received.others += change.streams,
             }
         }
-        received.once = once.iter().filter(|what| arrivals.told(**what, POD_PORT) == 1).count();
+        received.once = once.iter().filter(|what| arrivals.received(**what, POD_PORT) == 1).count();
         Ok(received)
     }
 

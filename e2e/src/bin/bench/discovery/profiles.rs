@@ -30,7 +30,7 @@ pub(super) async fn profiles(report: &mut Report, rig: &Rig) -> Result<()> {
     let of_pods = Herd {
         what: format!("{STREAMS} profiles by Pod IP on {CONNECTIONS} connections"),
         connections: CONNECTIONS,
-        asks: profiles_of_pods(STREAMS),
+        requests: profiles_of_pods(STREAMS),
         first: "all < 1 s, none refused (Go: 0.92 s)",
         memory: Some("≤ 8 KiB"),
     };
@@ -38,7 +38,7 @@ pub(super) async fn profiles(report: &mut Report, rig: &Rig) -> Result<()> {
     let of_services = Herd {
         what: format!("{STREAMS} profiles of {SERVICES} Services on {CONNECTIONS} connections"),
         connections: CONNECTIONS,
-        asks: profiles_of_services(STREAMS),
+        requests: profiles_of_services(STREAMS),
         first: "all < 1 s, none refused",
         memory: Some(""),
     };
@@ -58,7 +58,7 @@ pub(super) async fn servers(report: &mut Report, rig: &Rig) -> Result<()> {
                 "{STREAMS} profiles by Pod IP on {CONNECTIONS} connections, with {SERVERS} Servers that each select {selecting}"
             ),
             connections: CONNECTIONS,
-            asks: profiles_of_pods(STREAMS),
+            requests: profiles_of_pods(STREAMS),
             first: "all < 1 s, none refused (Go: 13.4 s, p50 9.2 s)",
             memory: None,
         };

@@ -3,12 +3,12 @@
 use std::time::Duration;
 
 use anyhow::Result;
-use e2e::load::{Ask, Load};
+use e2e::load::{Load, StreamRequest};
 use serde_json::json;
 use tokio::time::sleep;
 
 use super::{
-    cluster::{SERVERS, SERVICES, asks, populate_servers},
+    cluster::{SERVERS, SERVICES, populate_servers, stream_requests},
     rig::{Rig, Subject, mebibytes},
 };
 use crate::{
@@ -29,7 +29,7 @@ const CONNECTIONS: usize = 2_000;
 pub(super) struct Herd {
     pub(super) what: String,
     pub(super) connections: usize,
-    pub(super) asks: Vec<Ask>,
+    pub(super) requests: Vec<StreamRequest>,
     /// The wanted time to the first messages.
     pub(super) first: &'static str,
     /// The wanted memory of a stream, if it is measured.
@@ -52,8 +52,8 @@ pub(super) async fn streams(report: &mut Report, rig: &Rig) -> Result<()> {
         for services in [SERVICES, 1] {
             let of = if services == 1 { "1 Service".to_owned() } else { format!("{services} Services") };
             let what = format!("{STREAMS} streams of {of} on {connections} connections");
-            let asks = asks(STREAMS, services);
-            Herd { what, connections, asks, first: AT_ONCE, memory: Some(limit) }.measure(report, rig).await?;
+            let requests = stream_requests(STREAMS, services);
+            Herd { what, connections, requests, first: AT_ONCE, memory: Some(limit) }.measure(report, rig).await?;
         }
     }
     Ok(())
@@ -63,8 +63,8 @@ pub(super) async fn streams(report: &mut Report, rig: &Rig) -> Result<()> {
 pub(super) async fn servers(report: &mut Report, rig: &Rig) -> Result<()> {
     populate_servers(&rig.client).await?;
     let what = format!("{STREAMS} streams of {SERVICES} Services on 100 connections, with {SERVERS} Servers");
-    let asks = asks(STREAMS, SERVICES);
-    Herd { what, connections: 100, asks, first: AT_ONCE, memory: None }.measure(report, rig).await
+    let requests = stream_requests(STREAMS, SERVICES);
+    Herd { what, connections: 100, requests, first: AT_ONCE, memory: None }.measure(report, rig).await
 }
 
 /// Connections without streams: whether all are accepted.
@@ -97,7 +97,7 @@ impl Herd {
                 sleep(SETTLED).await;
                 if let Some(after) = subject.memory("VmRSS:")? {
                     #[allow(clippy::cast_precision_loss, reason = "far below 2^52")]
-                    each.push(after.saturating_sub(before) as f64 / self.asks.len() as f64 / 1024.0);
+                    each.push(after.saturating_sub(before) as f64 / self.requests.len() as f64 / 1024.0);
                     raw.push((before, after));
                 }
             }
@@ -124,8 +124,8 @@ impl Herd {
 impl Opened {
     async fn open(&mut self, rig: &Rig, subject: &Subject, herd: &Herd) -> Result<Load> {
         let phase = rig.phase(subject)?;
-        let load = rig.loads.open(subject.address, herd.connections, herd.asks.clone()).await?;
-        let first = load.first_messages(herd.asks.len()).await?;
+        let load = rig.loads.open(subject.address, herd.connections, herd.requests.clone()).await?;
+        let first = load.first_messages(herd.requests.len()).await?;
         self.spent = Some(phase.end()?);
         first.into_iter().for_each(|first| self.first.push(first, 1));
         self.refused += load.counts().refused;

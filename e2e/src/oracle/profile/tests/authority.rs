@@ -27,7 +27,7 @@ fn an_invalid_authority_or_service_name_is_refused() {
         "[foo:80",
         "[fo]o]:80",
     ] {
-        assert_eq!(cluster().ask(path), refused(Code::InvalidArgument, "invalid authority"), "{path}");
+        assert_eq!(cluster().get(path), refused(Code::InvalidArgument, "invalid authority"), "{path}");
     }
     for path in [
         "",
@@ -49,7 +49,7 @@ fn an_invalid_authority_or_service_name_is_refused() {
         "ns.svc.mycluster.local",
         "a.b.web.ns.svc.mycluster.local",
     ] {
-        assert_eq!(cluster().ask(path), refused(Code::InvalidArgument, "invalid service"), "{path}");
+        assert_eq!(cluster().get(path), refused(Code::InvalidArgument, "invalid service"), "{path}");
     }
 }
 
@@ -91,12 +91,12 @@ fn a_service_is_found_by_name_and_by_every_spelling_of_its_addresses() {
 fn a_missing_service_is_an_unknown_error_and_a_shared_cluster_ip_is_a_conflict() {
     let mut cluster = cluster();
     let not_found = |name: &str| refused(Code::Unknown, format!("service \"{name}\" not found"));
-    assert_eq!(cluster.ask("api.ns.svc.mycluster.local:80"), not_found("api"));
-    assert_eq!(cluster.ask("web.other.svc.mycluster.local:80"), not_found("web"));
-    assert_eq!(cluster.ask(".ns.svc.mycluster.local:80"), not_found(""));
+    assert_eq!(cluster.get("api.ns.svc.mycluster.local:80"), not_found("api"));
+    assert_eq!(cluster.get("web.other.svc.mycluster.local:80"), not_found("web"));
+    assert_eq!(cluster.get(".ns.svc.mycluster.local:80"), not_found(""));
     cluster.put(service("api", &json!({"clusterIP": "10.96.0.1", "clusterIPs": ["10.96.0.1", "10.96.0.1"]})));
     let conflict = "found 2 services with conflicting cluster IP 10.96.0.1";
-    assert_eq!(cluster.ask("[::ffff:10.96.0.1]:1"), refused(Code::FailedPrecondition, conflict));
+    assert_eq!(cluster.get("[::ffff:10.96.0.1]:1"), refused(Code::FailedPrecondition, conflict));
     cluster.remove("Service/ns/web");
     assert_eq!(cluster.profile("10.96.0.1:80"), DestinationProfile::default(), "a repeated address counts once");
 }
@@ -106,18 +106,18 @@ fn a_port_that_the_service_does_not_have_gets_an_empty_message() {
     let mut cluster = cluster();
     let empty = ProfileAnswer::Profile(Box::default());
     for path in ["web.ns.svc.mycluster.local:81", "10.96.0.1:81", "external.ns.svc.mycluster.local:81"] {
-        assert_eq!(cluster.ask(path), empty);
+        assert_eq!(cluster.get(path), empty);
     }
     let path = "external.ns.svc.mycluster.local";
-    assert_eq!(cluster.ask(path), refused(Code::InvalidArgument, format!("Invalid authority: {path}")));
-    assert_eq!(cluster.ask_while_open(path), cluster.ask(path));
+    assert_eq!(cluster.get(path), refused(Code::InvalidArgument, format!("Invalid authority: {path}")));
+    assert_eq!(cluster.get_while_open(path), cluster.get(path));
     cluster.edit("Service/ns/web", json!({"spec": {"ports": [{"port": 8080, "targetPort": 80, "nodePort": 80}]}}));
-    assert_eq!(cluster.ask("web.ns.svc.mycluster.local:80"), empty);
-    assert_eq!(cluster.ask_while_open("web.ns.svc.mycluster.local:80"), empty);
+    assert_eq!(cluster.get("web.ns.svc.mycluster.local:80"), empty);
+    assert_eq!(cluster.get_while_open("web.ns.svc.mycluster.local:80"), empty);
     cluster.edit("Service/ns/web", json!({"spec": {"ports": [{"port": 80, "protocol": "UDP"}]}}));
-    assert_ne!(cluster.ask("web.ns.svc.mycluster.local:80"), empty);
+    assert_ne!(cluster.get("web.ns.svc.mycluster.local:80"), empty);
     cluster.edit("Service/ns/web", json!({"spec": {"ports": null}}));
-    assert_eq!(cluster.ask("web.ns.svc.mycluster.local:80"), empty);
+    assert_eq!(cluster.get("web.ns.svc.mycluster.local:80"), empty);
 }
 
 #[test]
@@ -142,7 +142,7 @@ fn the_namespace_is_read_from_valid_tokens_and_invalid_ones_are_no_error() {
         ("null", false),
         ("", false),
     ] {
-        let answer = cluster.ask_as(&settings(), "web.ns.svc.mycluster.local", token);
+        let answer = cluster.get_as(&settings(), "web.ns.svc.mycluster.local", token);
         let ProfileAnswer::Profile(profile) = answer else { panic!("{token}: {answer:?}") };
         assert_eq!(!profile.routes.is_empty(), has_namespace, "{token}");
     }

@@ -54,7 +54,7 @@ fn meshed(opaque: bool) -> WeightedAddr {
 
 /// The name of the Pod or ExternalWorkload at an address, or `unknown`; or the refusal.
 fn name_at(cluster: &Cluster, path: &str) -> String {
-    match cluster.ask(path) {
+    match cluster.get(path) {
         ProfileAnswer::Refused(code, text) => format!("{code:?} {text}"),
         ProfileAnswer::Profile(profile) => {
             let labels = profile.endpoint.unwrap().metric_labels;
@@ -244,7 +244,7 @@ fn a_workload_is_found_by_address_and_declared_port_and_is_meshed_with_any_flags
         protocol_hint: Some(ProtocolHint { protocol: Some(Protocol::H2(H2 {})), opaque_transport: None }),
         ..bare([200, 1, 1, 1], 8989)
     };
-    let ProfileAnswer::Profile(profile) = cluster.ask_as(&settings, "200.1.1.1:8989", "") else { panic!("refused") };
+    let ProfileAnswer::Profile(profile) = cluster.get_as(&settings, "200.1.1.1:8989", "") else { panic!("refused") };
     assert_eq!((profile.endpoint, profile.opaque_protocol), (Some(expected), false));
     let opaque = cluster.profile("200.1.1.1:4242");
     assert!(opaque.opaque_protocol);

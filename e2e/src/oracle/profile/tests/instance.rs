@@ -19,7 +19,7 @@ fn of_pod(name: &str) -> Value {
 
 /// The name of the endpoint's target and its address, as `pod-0 10.0.0.1:8989`; or the refusal.
 fn summary(cluster: &Cluster) -> String {
-    match cluster.ask(PATH) {
+    match cluster.get(PATH) {
         ProfileAnswer::Refused(code, text) => format!("{code:?} {text}"),
         ProfileAnswer::Profile(profile) => {
             assert_eq!((profile.fully_qualified_name.as_str(), profile.parent_ref), ("", None));
@@ -49,7 +49,7 @@ fn the_pod_with_a_hostname_is_sent_with_its_own_address() {
     ]);
     // The Service object and its ports are not required.
     assert_eq!(summary(&cluster), "pod-0 10.0.0.1:8989");
-    assert_eq!(cluster.ask_while_open(PATH), cluster.ask(PATH));
+    assert_eq!(cluster.get_while_open(PATH), cluster.get(PATH));
     cluster.edit("Pod/ns/pod-0", json!({"status": {"podIPs": null}}));
     assert_eq!(summary(&cluster), "pod-0 172.17.13.15:8989");
     cluster.edit("Pod/ns/pod-0", json!({"status": {"podIP": null}}));

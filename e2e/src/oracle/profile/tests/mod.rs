@@ -67,21 +67,21 @@ impl Cluster {
         state
     }
 
-    fn ask_as(&self, settings: &Settings, path: &str, token: &str) -> ProfileAnswer {
+    fn get_as(&self, settings: &Settings, path: &str, token: &str) -> ProfileAnswer {
         answer_profile(&self.state(), settings, &Request { path: path.to_owned(), token: token.to_owned() })
     }
 
-    fn ask(&self, path: &str) -> ProfileAnswer {
-        self.ask_as(&settings(), path, "")
+    fn get(&self, path: &str) -> ProfileAnswer {
+        self.get_as(&settings(), path, "")
     }
 
-    fn ask_while_open(&self, path: &str) -> ProfileAnswer {
+    fn get_while_open(&self, path: &str) -> ProfileAnswer {
         let request = Request { path: path.to_owned(), token: String::new() };
         answer_profile_while_open(&self.state(), &settings(), &request)
     }
 
     fn profile(&self, path: &str) -> DestinationProfile {
-        match self.ask(path) {
+        match self.get(path) {
             ProfileAnswer::Profile(profile) => *profile,
             refused => panic!("{path} was answered with {refused:?}"),
         }

@@ -49,7 +49,7 @@ fn labels(route: &str) -> HashMap<String, String> {
 /// The names of the routes that a client in this namespace receives.
 fn routes(cluster: &Cluster, client: &str) -> Vec<String> {
     let token = if client.is_empty() { String::new() } else { format!("{{\"ns\":\"{client}\"}}") };
-    match cluster.ask_as(&settings(), &format!("{NAME}:8989"), &token) {
+    match cluster.get_as(&settings(), &format!("{NAME}:8989"), &token) {
         ProfileAnswer::Profile(profile) => {
             profile.routes.iter().map(|route| route.metrics_labels["route"].clone()).collect()
         }
@@ -157,7 +157,7 @@ fn an_invalid_profile_counts_as_absent() {
     assert_eq!(routes(&cluster, "client-ns"), ["route1"]);
     cluster.edit("ServiceProfile/ns/name1.ns.svc.mycluster.local", json!({"spec": {"retryBudget": {"ttl": "soon"}}}));
     assert_eq!(routes(&cluster, "client-ns"), [""; 0]);
-    let ProfileAnswer::Profile(profile) = cluster.ask(&format!("{NAME}:8989")) else { panic!("refused") };
+    let ProfileAnswer::Profile(profile) = cluster.get(&format!("{NAME}:8989")) else { panic!("refused") };
     assert_eq!(profile.profile_ref, reference("linkerd.io", "", "", "", 0));
     assert_eq!(profile.retry_budget, budget());
 }
@@ -201,14 +201,14 @@ fn an_open_stream_for_a_name_survives_the_deletion_of_its_service() {
     cluster.edit("Service/ns/name1", json!({"metadata": {"annotations": {"config.linkerd.io/opaque-ports": "8989"}}}));
     let path = format!("{NAME}:8989");
     let before = cluster.profile(&path);
-    assert_eq!(cluster.ask_while_open(&path), cluster.ask(&path));
+    assert_eq!(cluster.get_while_open(&path), cluster.get(&path));
     cluster.remove("Service/ns/name1");
-    assert_eq!(cluster.ask(&path), refused(Code::Unknown, "service \"name1\" not found"));
-    let ProfileAnswer::Profile(open) = cluster.ask_while_open(&path) else { panic!("refused") };
+    assert_eq!(cluster.get(&path), refused(Code::Unknown, "service \"name1\" not found"));
+    let ProfileAnswer::Profile(open) = cluster.get_while_open(&path) else { panic!("refused") };
     assert_eq!(*open, DestinationProfile { opaque_protocol: false, ..before });
     // For any port, because no Service restricts it.
-    let ProfileAnswer::Profile(open) = cluster.ask_while_open(&format!("{NAME}:443")) else { panic!("refused") };
+    let ProfileAnswer::Profile(open) = cluster.get_while_open(&format!("{NAME}:443")) else { panic!("refused") };
     assert!(open.opaque_protocol && open.routes.len() == 1);
-    let ProfileAnswer::Profile(open) = cluster.ask_while_open("172.17.12.0:8989") else { panic!("refused") };
+    let ProfileAnswer::Profile(open) = cluster.get_while_open("172.17.12.0:8989") else { panic!("refused") };
     assert!(open.endpoint.is_some(), "the address is then unknown");
 }

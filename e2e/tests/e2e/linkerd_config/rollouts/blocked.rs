@@ -120,7 +120,7 @@ async fn each_skipped_workload_is_reported_with_its_reason_and_the_others_procee
     let events: [(&Workload, &str); 4] =
         [(&guarded, "PodDisruptionBudget"), (&paused, "paused"), (&manual, "OnDelete"), (&partial, "partition")];
     for (workload, why) in events {
-        let note = workload.tells("ProxyRolloutSkipped").await?;
+        let note = workload.expect_event("ProxyRolloutSkipped").await?;
         assert!(note.to_lowercase().contains(&why.to_lowercase()), "{note}");
     }
 

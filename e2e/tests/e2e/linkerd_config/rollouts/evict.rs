@@ -78,6 +78,6 @@ async fn pods_are_evicted_as_their_budgets_allow_and_no_template_is_changed() ->
     assert_eq!(mesh.is_complete().await?, marker);
     mesh.no_more_than(0).await?;
     assert_eq!(self::template(&web).await?, template);
-    web.tells("ProxyUpToDate").await?;
+    web.expect_event("ProxyUpToDate").await?;
     Ok(())
 }

@@ -28,7 +28,7 @@ async fn is_failed(workload: &Workload) -> Result<()> {
         ensure!(state.as_deref() == Some("failed"), "{state:?}");
         let why = workload.annotation("rollout-message").await?;
         ensure!(why.as_ref().is_some_and(|why| !why.is_empty()), "{why:?}");
-        ensure!(workload.told("ProxyRolloutFailed").await? == 1, "{:?}", workload.events().await?);
+        ensure!(workload.event_count("ProxyRolloutFailed").await? == 1, "{:?}", workload.events().await?);
         Ok(())
     })
     .await

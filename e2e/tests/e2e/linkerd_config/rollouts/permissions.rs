@@ -26,7 +26,7 @@ async fn the_shipped_permissions_are_sufficient_for_rollouts() -> Result<()> {
     web.has(2, &marker).await?;
     store.has(1, &marker).await?;
     agent.has(2, &marker).await?;
-    web.tells("ProxyUpToDate").await?;
+    web.expect_event("ProxyUpToDate").await?;
     assert_eq!(permissions::refused(&mesh.installation), []);
     Ok(())
 }

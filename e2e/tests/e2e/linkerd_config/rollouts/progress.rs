@@ -134,7 +134,7 @@ async fn is_reported(workload: &Workload, marker: &str, trust_roots: &str) -> Re
     let started = workload.annotation("rollout-started-at").await?.context("no rollout-started-at")?;
     ensure!(started.contains('T') && started.ends_with('Z'), "{started}");
     for reason in ["PodRestart", "ProxyUpToDate"] {
-        let count = workload.told(reason).await?;
+        let count = workload.event_count(reason).await?;
         ensure!(count == 1, "{count} Events {reason}: {:?}", workload.events().await?);
     }
     Ok(())
