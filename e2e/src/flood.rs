@@ -21,8 +21,8 @@ const PRIORITY: u8 = 0x2;
 const UNKNOWN: u8 = 0xfa;
 const WINDOW: u32 = 65_535;
 
-/// Includes the request message if the connection's window has room: without room the server would close the connection
-/// for that.
+/// Opens a stream, with the request message if the connection's window has room. Without room, the server would close
+/// the connection for the exceeded window, and not for the flood.
 fn open_stream(client: &mut HostileClient) -> u32 {
     if client.received.room > 1000 { client.get() } else { client.begin() }
 }

@@ -140,7 +140,7 @@ impl Injector {
         self.end(replica).await.map(drop)
     }
 
-    /// Replaces a replica by a ready one with a new Pod and the same number, lag and behaviour. It reads the ConfigMaps
+    /// Replaces a replica by a ready one with a new Pod and the same number, lag and behavior. It reads the ConfigMaps
     /// again, and its request count is 0.
     pub async fn restart_replica(&self, replica: usize) -> Result<()> {
         let old = self.end(replica).await?;
@@ -156,7 +156,7 @@ impl Injector {
         Ok(())
     }
 
-    /// Sets the behaviour from the next connection on.
+    /// Sets the behavior from the next connection on.
     pub async fn set_behaviour(&self, replica: usize, behaviour: Behaviour) -> Result<()> {
         self.replicas.get(replica)?.server.set_behaviour(behaviour).await
     }

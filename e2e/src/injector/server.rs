@@ -135,7 +135,7 @@ impl Server {
         Ok(server)
     }
 
-    /// Sets the behaviour. On return it applies to the next connection.
+    /// Sets the behavior. On return it applies to the next connection.
     pub(super) async fn set_behaviour(&self, behaviour: Behaviour) -> Result<()> {
         let mut accepting = self.accepting.lock().await;
         let listens = behaviour != Behaviour::Unreachable;
@@ -153,7 +153,7 @@ impl Server {
         Ok(())
     }
 
-    /// Stops the server and closes its connections; the behaviour is kept.
+    /// Stops the server and closes its connections; the behavior is kept.
     pub(super) async fn stop(&self) {
         if let Some(mut tasks) = self.accepting.lock().await.take() {
             tasks.shutdown().await;

@@ -112,7 +112,7 @@ impl Unread {
     pub(super) async fn open(address: SocketAddr, requests: &[StreamRequest]) -> Result<Self> {
         let mut connection = Connection::open(address, Streams::unread(requests)).await?;
         connection.streams.send_requests(Instant::now(), &mut connection.out);
-        // The reason of the end is ignored: tests read the number of connections from the server.
+        // The result is ignored: the bench reads the number of open streams from the server.
         Ok(Self(tokio::spawn(async move { drop(connection.exchange(&Mutex::default()).await) })))
     }
 }

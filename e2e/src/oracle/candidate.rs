@@ -67,7 +67,7 @@ pub(super) fn winners<'a>(
     let candidates = if local { on_node(candidates, node) } else { in_zone(candidates, state.zone(node)) };
     let candidates = of_family(candidates, settings.ipv6);
     let mut winners: BTreeMap<SocketAddr, Candidate<'a>> = BTreeMap::new();
-    // Candidates are sorted by slice name and position: of equal ranks the first wins.
+    // Candidates are sorted by slice name and position. Of two candidates with equal rank, the first wins.
     for candidate in candidates {
         match winners.get(&candidate.address) {
             Some(winner) if rank(winner) <= rank(&candidate) => {}

@@ -81,7 +81,8 @@ pub(super) fn service_account(pod: &Pod) -> &str {
     if name.is_empty() { "default" } else { name }
 }
 
-/// The lowercase kind and the name of the owner, as a user thinks of it: the Deployment, not the ReplicaSet.
+/// The lowercase kind and the name of the top owner: the Deployment, not the ReplicaSet; or the Pod itself if it has no
+/// single owner.
 fn pod_owner(state: &ApiState, namespace: &str, name: &str, pod: &Pod) -> (String, String) {
     let Some(owner) = only(pod.metadata.owner_references.as_deref()) else {
         return ("pod".to_owned(), name.to_owned());
@@ -101,7 +102,7 @@ fn pod_owner(state: &ApiState, namespace: &str, name: &str, pod: &Pod) -> (Strin
     (owner.kind.to_lowercase(), owner.name.clone())
 }
 
-/// The only owner; `None` if there are several.
+/// The only owner; `None` if there is none, or several.
 fn only(owners: Option<&[OwnerReference]>) -> Option<&OwnerReference> {
     match owners {
         Some([owner]) => Some(owner),

@@ -327,7 +327,7 @@ async fn without_an_address_the_port_of_a_ready_pod_is_forwarded() -> Result<()>
     let mut manager = manager(&control_plane, None).await?;
     let web = Web::put(&Mesh::new(&client, namespace.name()), &manager, &["192.0.2.11"]).await?;
 
-    // The kubelet forwards the Pod's port to the manager.
+    // The stand-in for the kubelet forwards the Pod's port to the manager.
     control_plane.add_node_without_kubelet("node").await?;
     let _kubelet = control_plane.start_kubelet("node", 8086, manager.destination_address())?;
     let pod = json!({

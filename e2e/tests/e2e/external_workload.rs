@@ -319,7 +319,7 @@ async fn a_changed_zone_and_a_changed_service_label_reach_the_slice_d19_d20() ->
 }
 
 #[tokio::test]
-async fn a_relabelled_slice_is_not_changed_and_replaced_d21() -> Result<()> {
+async fn a_relabelled_slice_stays_unchanged_and_a_new_one_replaces_it_d21() -> Result<()> {
     let mesh = mesh("d21").await?;
     mesh.put_service("web", json!({})).await?;
     mesh.put_service("other", json!({})).await?;

@@ -1,4 +1,5 @@
-//! The manager as a process: the conditions that it waits for, its readiness and logs meanwhile, and its exit codes.
+//! The manager as a process: the conditions that it waits for, its readiness and logs while it waits, and its exit
+//! codes.
 
 use std::{net::TcpListener, time::Duration};
 

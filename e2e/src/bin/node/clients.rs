@@ -23,7 +23,7 @@ use crate::churn::{NAMESPACE, SERVICE, Truth};
 
 /// Each client has a separate connection.
 const CLIENTS: usize = 24;
-/// A proxy's connect timeout.
+/// The timeout of one attempt to open a stream, which equals a proxy's connect timeout.
 const ATTEMPT: Duration = Duration::from_secs(1);
 const PAUSE: Duration = Duration::from_millis(50);
 /// A Remove may arrive while its workload becomes ready again.

@@ -203,7 +203,7 @@ mod tests {
     }
 
     #[test]
-    fn after_deletion_an_open_stream_must_be_empty_or_refused_as_a_new_one() {
+    fn after_a_deletion_an_open_stream_is_empty_and_a_refused_client_stays_refused() {
         let fresh = Answer::Refused(Code::NotFound, "Service web.world not found".to_owned());
         let expected = Expected { fresh: fresh.clone(), while_open: Answer::Endpoints(BTreeMap::new()) };
         assert!(expected.is(Some(&endpoints(&[]))));

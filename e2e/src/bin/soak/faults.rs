@@ -61,7 +61,7 @@ impl Faults {
                 met.await?;
             }
             _ => {
-                self.happened.count("times the API server unreachable for 3 s");
+                self.happened.count("times the API server was unreachable for 3 s");
                 self.proxy.inject(Rule::any(), Action::Cut);
                 self.proxy.cut_all();
                 sleep(AWAY).await;

@@ -231,7 +231,10 @@ impl Report {
                 slow.ended.text(),
                 slow.failed.text()
             ),
-            json!({"opened": opened, "ended": slow.ended.json(), "left": left, "deaf": unread, "errors": slow.failed.json()}),
+            json!({
+                "opened": opened, "ended": slow.ended.json(), "left": left, "deaf": unread,
+                "errors": slow.failed.json(),
+            }),
         );
         let closed = self.samples.last().map_or(0.0, |sample| sample.closed_connections);
         if (unread as f64) > closed {

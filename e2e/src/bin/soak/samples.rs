@@ -56,8 +56,8 @@ impl Sample {
             streams: streams.collect(),
             subscribers: of("endpoints_subscribers").count(),
             cpu_seconds: manager.cpu_time()?.as_secs_f64(),
-            // A client that does not read its socket does not answer PINGs either, so the reason is `stalled` or `gone`,
-            // depending on which timeout is first.
+            // A client that does not read its socket does not answer PINGs either, so the reason is `stalled` or
+            // `gone`, depending on which timeout is first.
             closed_connections: of("linkerd_operator_discovery_connections_ended_total")
                 .filter(|it| it.has(&[("reason", "stalled")]) || it.has(&[("reason", "gone")]))
                 .map(|it| it.value)
@@ -125,7 +125,7 @@ pub(crate) fn left_over(before: &Sample, after: &Sample) -> Vec<String> {
     left
 }
 
-/// The number of connections for metrics varies by one or two.
+/// The tolerated difference: the current connection for metrics, and the previous one, may or may not be open.
 const FEW: usize = 3;
 
 #[cfg(test)]

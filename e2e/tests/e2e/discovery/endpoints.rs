@@ -43,7 +43,7 @@ async fn a_service_of_any_type_is_served_from_its_slices() -> Result<()> {
 }
 
 #[tokio::test]
-async fn a_service_without_endpoints_starts_with_no_endpoints_and_is_later_emptied_by_remove() -> Result<()> {
+async fn a_service_without_endpoints_is_first_reported_as_empty_and_later_emptied_by_remove() -> Result<()> {
     let rig = Rig::start("empty").await?;
     rig.put(service("web")).await?;
     let mut first = rig.get("web:80").await?;

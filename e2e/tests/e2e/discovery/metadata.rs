@@ -117,7 +117,7 @@ async fn a_pod_of_a_deployment_is_sent_with_complete_metadata() -> Result<()> {
 }
 
 #[tokio::test]
-async fn a_pod_with_a_control_plane_label_is_meshed_and_has_an_identity_in_our_control_plane() -> Result<()> {
+async fn a_pod_with_a_control_plane_label_is_meshed_and_has_an_identity_if_the_label_names_ours() -> Result<()> {
     let rig = Rig::start("meshed").await?;
     let control_plane = |namespace: &str| meshed("").labelled("linkerd.io/control-plane-ns", namespace);
     check(

@@ -244,7 +244,7 @@ async fn a_set_that_fits_is_sent_in_one_message() -> Result<()> {
 }
 
 #[tokio::test]
-async fn a_service_without_endpoints_sends_no_endpoints_except_with_strict_parity() -> Result<()> {
+async fn a_service_without_endpoints_is_reported_as_empty_except_with_strict_parity() -> Result<()> {
     for (args, first) in [(&[][..], Some(Message::NoEndpoints { exists: true })), (&["--strict-upstream-parity"], None)]
     {
         let crowd = Crowd::start(args).await?;

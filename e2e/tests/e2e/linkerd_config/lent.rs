@@ -95,7 +95,7 @@ impl Lent {
             let name = config.name_any();
             let free = Patch::Merge(json!({"metadata": {"finalizers": null}}));
             configs.patch(&name, &PatchParams::default(), &free).await?;
-            // This fails if a deletion was waiting for the finalizers only.
+            // Fails if the object is already deleted, because its deletion waited only for the finalizers.
             let _ = configs.delete(&name, &DeleteParams::default()).await;
         }
         if self.has_nodes {

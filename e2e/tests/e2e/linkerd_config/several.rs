@@ -12,7 +12,7 @@ use super::{HELM, Installation, QUIET, WELL, message};
 const LOST: [&str; 2] = ["Accepted=False/Conflicted", "Ready=False/Conflicted"];
 
 #[tokio::test(flavor = "multi_thread")]
-async fn the_older_resource_is_active_until_the_other_has_a_higher_priority() -> Result<()> {
+async fn the_older_resource_is_active_unless_another_has_a_higher_priority() -> Result<()> {
     let installation = Installation::new().await?;
     let uid = installation.map().await?.uid();
     let manager = installation.manager().await?;

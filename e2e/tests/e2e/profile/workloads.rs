@@ -77,7 +77,7 @@ async fn a_workload_is_sent_with_all_fields() -> Result<()> {
 }
 
 #[tokio::test]
-async fn a_workload_is_meshed_with_all_flags() -> Result<()> {
+async fn a_workload_is_meshed_with_any_flags() -> Result<()> {
     for (settings, plain, opaque, port_3306) in [
         (Settings::Helm, "with h2 5143 identity http2", "with opaque 5143 identity http2", true),
         (Settings::Upstream, "with h2 identity http2", "with opaque 5143 identity http2", true),

@@ -175,7 +175,7 @@ mod tests {
     }
 
     #[test]
-    fn concurrent_restarts_have_begun_and_are_not_settled() {
+    fn restarts_that_have_begun_and_are_not_settled_count_as_concurrent() {
         let (start, second) = (Instant::now(), Duration::from_secs(1));
         let restart = |begun: u32, settled: Option<u32>| Restart {
             begun: start + second * begun,

@@ -77,7 +77,7 @@ async fn a_label_opts_in_and_the_more_specific_one_wins_but_some_workloads_are_n
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn with_opt_in_all_every_workload_is_restarted_that_does_not_opt_out() -> Result<()> {
+async fn with_opt_in_all_every_workload_that_does_not_opt_out_is_restarted() -> Result<()> {
     let mut mesh = Mesh::new().await?;
     let operator = format!("operator-of-{}", mesh.installation.namespace);
     put_workloads_that_are_never_restarted(&mesh, &operator).await?;
