@@ -2,9 +2,9 @@
 //!
 //! * In: the address of a destination server, a path to request, frames of any kind. Out: bytes sent as fast as the
 //!   server takes them, and the server's response, in particular how it closes the connection.
-//! * Always: one task without an HTTP/2 library, so that the client does not throttle the flood. Unless `never_reads` is
-//!   set, the client reads between two writes, also after the server has stopped reading. By default it behaves well:
-//!   it acknowledges SETTINGS and PING, and replenishes the connection's window.
+//! * Always: one task without an HTTP/2 library, so that the client does not throttle the flood. Unless `never_reads`
+//!   is set, the client reads between two writes, also after the server has stopped reading. By default it behaves
+//!   well: it acknowledges SETTINGS and PING, and replenishes the connection's window.
 
 use std::{
     collections::{BTreeMap, VecDeque},

@@ -127,8 +127,8 @@ impl Client {
                     pending.push(client.request(&self.big).await?);
                     self.counts.opened.fetch_add(1, Ordering::Relaxed);
                 }
-                // A client that does not read cannot detect that the server has closed the connection; the server's metrics
-                // show it.
+                // A client that does not read cannot detect that the server has closed the connection; the server's
+                // metrics show it.
                 sleep(self.stall * 2 + GRACE / 2).await;
                 self.counts.unread_connections.fetch_add(1, Ordering::Relaxed);
                 Ok(())
