@@ -39,13 +39,13 @@ fn markdown(directory: &Path, found: &mut Vec<PathBuf>) {
     }
 }
 
-/// The text outside of code blocks.
+/// The lines outside of fenced code blocks.
 fn prose(text: &str) -> impl Iterator<Item = &str> {
     let mut in_code = false;
     text.lines().filter(move |line| {
         let fence = line.trim_start().starts_with("```");
         in_code ^= fence;
-        !in_code && !fence && !line.starts_with("    ")
+        !in_code && !fence
     })
 }
 
