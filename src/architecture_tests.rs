@@ -8,6 +8,8 @@ use std::{
     path::{Path, PathBuf},
 };
 
+use crate::testing::{files, repository};
+
 /// The jobs of the architecture. No job imports another one.
 const JOBS: [&str; 3] = ["destination", "external_workload", "linkerd_config"];
 
@@ -75,26 +77,9 @@ const WIRE_AND_PROJECTION: &str =
 /// The maximum number of files in a folder.
 const FILES_IN_A_FOLDER: usize = 22;
 
-fn files() -> Vec<PathBuf> {
-    fn walk(folder: &Path, files: &mut Vec<PathBuf>) {
-        for entry in fs::read_dir(folder).unwrap() {
-            let path = entry.unwrap().path();
-            if path.is_dir() {
-                walk(&path, files);
-            } else if path.extension().is_some_and(|it| it == "rs") {
-                files.push(path);
-            }
-        }
-    }
-    let mut files = Vec::new();
-    walk(&Path::new(env!("CARGO_MANIFEST_DIR")).join("src"), &mut files);
-    files.sort();
-    files
-}
-
 /// Returns the path below `src`, and the code without comments; `None` for tests, fixtures and generated code.
 fn production(file: &Path) -> Option<(String, String)> {
-    let below = file.strip_prefix(Path::new(env!("CARGO_MANIFEST_DIR")).join("src")).unwrap();
+    let below = file.strip_prefix(repository().join("src")).unwrap();
     let below = below.to_str().unwrap().to_owned();
     let is_test = below.split('/').any(|part| {
         let part = part.trim_end_matches(".rs");
@@ -171,7 +156,7 @@ fn modules_import_only_modules_below_them() {
         }
     }
     let mut wrong = Vec::new();
-    for (below, code) in files().iter().filter_map(|file| production(file)) {
+    for (below, code) in files("src", "rs").iter().filter_map(|file| production(file)) {
         let module = module_of(&below);
         if ["lib", "main"].contains(&module) {
             continue;
@@ -189,7 +174,7 @@ fn modules_import_only_modules_below_them() {
 #[test]
 fn a_type_name_is_defined_once() {
     let mut defined: BTreeMap<String, Vec<String>> = BTreeMap::new();
-    for (below, code) in files().iter().filter_map(|file| production(file)) {
+    for (below, code) in files("src", "rs").iter().filter_map(|file| production(file)) {
         for line in code.lines() {
             // Types of functions and of traits' implementations are local.
             let line = match line.strip_prefix("pub") {
@@ -214,7 +199,7 @@ fn a_type_name_is_defined_once() {
 #[test]
 fn a_folder_does_not_have_too_many_files() {
     let mut folders: BTreeMap<PathBuf, usize> = BTreeMap::new();
-    for file in files() {
+    for file in files("src", "rs") {
         *folders.entry(file.parent().unwrap().to_owned()).or_default() += 1;
     }
     let full: Vec<_> = folders.iter().filter(|(_, count)| **count > FILES_IN_A_FOLDER).collect();

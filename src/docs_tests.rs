@@ -8,7 +8,7 @@ use std::{
     env,
     fmt::Write,
     fs,
-    path::{Path, PathBuf},
+    path::Path,
 };
 
 use clap::CommandFactory;
@@ -16,27 +16,16 @@ use kube::CustomResourceExt;
 use serde::Deserialize;
 use serde_json::Value;
 
-use crate::{api::LinkerdConfig, args::Args};
+use crate::{
+    api::LinkerdConfig,
+    args::Args,
+    testing::{files, repository},
+};
 
 const BOOK: &str = "docs/src";
 
-fn root() -> &'static Path {
-    Path::new(env!("CARGO_MANIFEST_DIR"))
-}
-
 fn read(path: &Path) -> String {
     fs::read_to_string(path).unwrap_or_else(|error| panic!("{}: {error}", path.display()))
-}
-
-fn markdown(directory: &Path, found: &mut Vec<PathBuf>) {
-    for entry in fs::read_dir(directory).unwrap() {
-        let path = entry.unwrap().path();
-        if path.is_dir() {
-            markdown(&path, found);
-        } else if path.extension().is_some_and(|extension| extension == "md") {
-            found.push(path);
-        }
-    }
 }
 
 /// The lines outside of fenced code blocks.
@@ -74,11 +63,8 @@ fn anchors(text: &str) -> BTreeSet<String> {
 
 #[test]
 fn every_link_leads_to_a_page_and_a_heading_that_exist() {
-    let mut pages = Vec::new();
-    for directory in [BOOK, ".github", "e2e", "proto"] {
-        markdown(&root().join(directory), &mut pages);
-    }
-    pages.extend(["README.md", "CONTRIBUTING.md", "CHANGELOG.md", "SECURITY.md"].map(|name| root().join(name)));
+    let mut pages: Vec<_> = [BOOK, ".github", "e2e", "proto"].iter().flat_map(|folder| files(folder, "md")).collect();
+    pages.extend(["README.md", "CONTRIBUTING.md", "CHANGELOG.md", "SECURITY.md"].map(|name| repository().join(name)));
     let mut broken = Vec::new();
     for page in &pages {
         for link in links(&read(page)).into_iter().filter(|link| !link.contains("://") && !link.starts_with("mailto:"))
@@ -87,7 +73,7 @@ fn every_link_leads_to_a_page_and_a_heading_that_exist() {
             let target = if path.is_empty() { page.clone() } else { page.parent().unwrap().join(path) };
             let exists = target.is_file() || (anchor.is_empty() && target.is_dir());
             if !exists || !(anchor.is_empty() || anchors(&read(&target)).contains(anchor)) {
-                broken.push(format!("{}: {link}", page.strip_prefix(root()).unwrap().display()));
+                broken.push(format!("{}: {link}", page.strip_prefix(repository()).unwrap().display()));
             }
         }
     }
@@ -97,11 +83,9 @@ fn every_link_leads_to_a_page_and_a_heading_that_exist() {
 
 #[test]
 fn the_summary_lists_every_page_once() {
-    let book = root().join(BOOK);
-    let mut pages = Vec::new();
-    markdown(&book, &mut pages);
+    let book = repository().join(BOOK);
     let mut pages: Vec<_> =
-        pages.iter().map(|page| page.strip_prefix(&book).unwrap().to_str().unwrap().to_owned()).collect();
+        files(BOOK, "md").iter().map(|page| page.strip_prefix(&book).unwrap().to_str().unwrap().to_owned()).collect();
     pages.retain(|page| page != "SUMMARY.md");
     pages.sort();
     let mut listed = links(&read(&book.join("SUMMARY.md")));
@@ -111,11 +95,11 @@ fn the_summary_lists_every_page_once() {
 
 #[test]
 fn the_page_of_permissions_agrees_with_the_roles_verb_by_verb() {
-    let page = read(&root().join(BOOK).join("reference/rbac.md"));
+    let page = read(&repository().join(BOOK).join("reference/rbac.md"));
     let mut roles = 0;
     for directory in ["config/rbac", "config/control-plane"] {
-        for entry in fs::read_dir(root().join(directory)).unwrap() {
-            for document in serde_yaml::Deserializer::from_str(&read(&entry.unwrap().path())) {
+        for manifest in files(directory, "yaml") {
+            for document in serde_yaml::Deserializer::from_str(&read(&manifest)) {
                 let role = Value::deserialize(document).unwrap();
                 let (Some(kind @ ("Role" | "ClusterRole")), Some(name)) =
                     (role["kind"].as_str(), role["metadata"]["name"].as_str())
@@ -169,7 +153,7 @@ fn granted_permissions(rules: &Value) -> BTreeSet<(String, String)> {
 
 /// Compares a page with its generated text, or writes it.
 fn assert_generated(page: &str, text: &str) {
-    let path = root().join(BOOK).join(page);
+    let path = repository().join(BOOK).join(page);
     if env::var_os("UPDATE_DOCS").is_some() {
         fs::write(&path, text).unwrap();
     }

@@ -39,6 +39,8 @@ pub mod queue;
 pub mod resources;
 pub mod retry;
 pub mod tasks;
+#[cfg(test)]
+mod testing;
 pub mod text;
 pub mod version;
 pub mod write;

@@ -1,6 +1,8 @@
 //! The page of metrics, the alerts and the dashboard name only existing metrics, and the page names all of them.
 
-use std::{collections::BTreeSet, fs, path::Path};
+use std::{collections::BTreeSet, fs, path::PathBuf};
+
+use crate::testing::{files, repository};
 
 const PAGE: &str = include_str!("../docs/src/reference/metrics.md");
 const RUNBOOKS: &str = "docs/src/operate/runbooks";
@@ -27,22 +29,14 @@ fn metric_of(series: &str) -> &str {
     ["_bucket", "_sum", "_count"].into_iter().find_map(|part| series.strip_suffix(part)).unwrap_or(series)
 }
 
-fn sources(directory: &Path, all: &mut String) {
-    for entry in fs::read_dir(directory).unwrap() {
-        let path = entry.unwrap().path();
-        let name = path.file_name().unwrap().to_string_lossy().into_owned();
-        if path.is_dir() {
-            sources(&path, all);
-        } else if name.ends_with(".rs") && !name.ends_with("tests.rs") {
-            all.push_str(&fs::read_to_string(&path).unwrap());
-        }
-    }
-}
-
 /// Returns the metrics that the sources have as literals, and those of the library's process collector.
 fn defined() -> BTreeSet<String> {
-    let mut text = String::new();
-    sources(&Path::new(env!("CARGO_MANIFEST_DIR")).join("src"), &mut text);
+    let is_source = |path: &PathBuf| !path.file_name().unwrap().to_string_lossy().ends_with("tests.rs");
+    let text: String = files("src", "rs")
+        .iter()
+        .filter(|path| is_source(path))
+        .map(|path| fs::read_to_string(path).unwrap())
+        .collect();
     let is_literal = |piece: &&str| is_metric(piece) && words(piece).count() == 1;
     let mut literals: BTreeSet<String> = text.split('"').filter(is_literal).map(str::to_owned).collect();
     let of_process = String::from_utf8(super::encode(&super::registry().unwrap()).unwrap()).unwrap();
@@ -101,11 +95,10 @@ fn every_alert_has_its_annotations_and_a_runbook() {
     }
     let runbooks: Vec<_> = alerts.iter().map(|alert| format!("{RUNBOOKS}/{alert}.md")).collect();
     assert_eq!(values("runbook: ").collect::<Vec<_>>(), runbooks);
-    let directory = Path::new(env!("CARGO_MANIFEST_DIR")).join(RUNBOOKS);
-    let pages = fs::read_dir(&directory).unwrap().map(|entry| entry.unwrap().file_name().into_string().unwrap());
+    let pages = files(RUNBOOKS, "md").into_iter().map(|page| page.file_name().unwrap().to_string_lossy().into_owned());
     let pages: BTreeSet<_> = pages.filter(|page| page != "README.md").collect();
     assert_eq!(pages, alerts.iter().map(|alert| format!("{alert}.md")).collect());
-    let index = fs::read_to_string(directory.join("README.md")).unwrap();
+    let index = fs::read_to_string(repository().join(RUNBOOKS).join("README.md")).unwrap();
     for alert in alerts {
         assert!(index.contains(&format!("({alert}.md)")), "the index of runbooks lacks {alert}");
     }

@@ -102,7 +102,7 @@ fn pod_owner(state: &ApiState, namespace: &str, name: &str, pod: &Pod) -> (Strin
     (owner.kind.to_lowercase(), owner.name.clone())
 }
 
-/// The only owner; `None` if there is none, or several.
+/// The only owner; `None` for an object without owners or with several.
 fn only(owners: Option<&[OwnerReference]>) -> Option<&OwnerReference> {
     match owners {
         Some([owner]) => Some(owner),

@@ -244,8 +244,8 @@ async fn applied_resources_are_explained_as_the_controller_evaluates_them() -> R
         output.stdout
     );
     assert!(output.stdout.contains("OutOfSync: 1 value would change, if it were in effect\n"), "{}", output.stdout);
-    let output = mesh.explain(&["nobody"]).await?;
-    assert_eq!((output.code, &*output.stderr), (Some(1), "error: LinkerdConfig nobody does not exist\n"));
+    let output = mesh.explain(&["absent"]).await?;
+    assert_eq!((output.code, &*output.stderr), (Some(1), "error: LinkerdConfig absent does not exist\n"));
 
     // A manifest of an existing resource is evaluated with that resource's age.
     let raised = mesh.manifest("mesh", &json!({"priority": 2, "proxy": {"accessLog": "json"}}))?;

@@ -147,7 +147,7 @@ async fn a_child_is_paused_and_ends_with_its_own_status() -> Result<()> {
 
 #[tokio::test]
 async fn a_private_control_plane_restarts_compacts_and_cleans_up() -> Result<()> {
-    let options = Options { users: vec![User { name: "nobody".into(), groups: vec![] }], ..Options::default() };
+    let options = Options { users: vec![User { name: "unprivileged".into(), groups: vec![] }], ..Options::default() };
     let started = Instant::now();
     let mut control_plane = ControlPlane::start(options).await?;
     eprintln!("etcd and kube-apiserver were ready after {:?}", started.elapsed());
@@ -161,7 +161,7 @@ async fn a_private_control_plane_restarts_compacts_and_cleans_up() -> Result<()>
         maps.create(&PostParams::default(), &map).await?;
     }
 
-    let unprivileged = e2e::kubeconfig::client(&control_plane.kubeconfig_for("nobody")?).await?;
+    let unprivileged = e2e::kubeconfig::client(&control_plane.kubeconfig_for("unprivileged")?).await?;
     let refused = Api::<ConfigMap>::namespaced(unprivileged, namespace.name()).list(&ListParams::default()).await;
     assert!(refused.is_err_and(|error| error.to_string().contains("forbidden")));
 

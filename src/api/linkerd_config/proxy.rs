@@ -87,7 +87,7 @@ pub struct ProxySpec {
     #[schemars(schema_with = "schema::ports")]
     pub opaque_ports: Option<Vec<String>>,
     /// Sets proxyInit.skipSubnets: the networks, in CIDR notation, whose traffic bypasses the proxy in both directions.
-    /// Linkerd's default is none.
+    /// By default, Linkerd lists no network.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schemars(schema_with = "schema::networks")]
     pub skip_subnets: Option<Vec<String>>,
@@ -159,12 +159,12 @@ pub struct ImageSpec {
 #[schemars(extend("x-kubernetes-validations" = schema::resource_rules()))]
 pub struct ResourceSpec {
     /// Sets the `request` of proxy.resources.cpu, proxy.resources.memory and proxy.resources.ephemeral-storage: the
-    /// resources that the scheduler reserves for the proxy. Linkerd's default is none.
+    /// resources that the scheduler reserves for the proxy. By default, Linkerd requests none.
     #[serde(skip_serializing_if = "schema::is_default")]
     pub requests: ResourceAmounts,
     /// Sets the `limit` of proxy.resources.cpu, proxy.resources.memory and proxy.resources.ephemeral-storage: the
-    /// maximum that the proxy may use. The CPU limit also determines the number of its threads. Linkerd's default is
-    /// none.
+    /// maximum that the proxy may use. The CPU limit also determines the number of its threads. By default,
+    /// Linkerd sets none.
     #[serde(skip_serializing_if = "schema::is_default")]
     pub limits: ResourceAmounts,
 }

@@ -34,7 +34,7 @@ pub struct RolloutSpec {
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schemars(schema_with = "schema::label_selector")]
     pub namespace_selector: Option<LabelSelector>,
-    /// Restricts restarts to workloads with matching labels of their own. Unset, which is the default, and empty select
+    /// Restricts restarts to workloads whose own labels match. Unset, which is the default, and empty select
     /// all.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schemars(schema_with = "schema::label_selector")]

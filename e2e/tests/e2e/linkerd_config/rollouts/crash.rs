@@ -46,10 +46,10 @@ async fn killed(mesh: &mut Mesh, number: u16, end: End) -> Result<()> {
     let rule = Rule::path("/deployments/").method("PATCH");
     let fault = (end != End::Known).then(|| mesh.installation.proxy.inject(rule.times(1), action));
     mesh.configure(number).await?;
-    eventually(SOON, "the restart to be under way", async || {
+    eventually(SOON, "the restart to begin", async || {
         match &fault {
-            Some(fault) => ensure!(fault.hits() == 1, "it is not"),
-            None => ensure!(!mesh.restarts.all()?.is_empty(), "there is none"),
+            Some(fault) => ensure!(fault.hits() == 1, "the fault must apply once"),
+            None => ensure!(!mesh.restarts.all()?.is_empty(), "no restart was recorded"),
         }
         Ok(())
     })
@@ -58,7 +58,7 @@ async fn killed(mesh: &mut Mesh, number: u16, end: End) -> Result<()> {
     if let Some(fault) = fault.as_ref().filter(|_| end == End::Unknown) {
         fault.release();
         eventually(SOON, "the patch to be executed", async || {
-            ensure!(!mesh.restarts.all()?.is_empty(), "it is not");
+            ensure!(!mesh.restarts.all()?.is_empty(), "the fault must apply once");
             Ok(())
         })
         .await?;
