@@ -77,6 +77,8 @@ pub const KUBE_SYSTEM: &str = "kube-system";
 pub const CONTROL_PLANE_NAMESPACE_LABEL: &str = "linkerd.io/control-plane-ns";
 /// The label of the Pods of a Linkerd control plane, which are not injected.
 pub const CONTROL_PLANE_COMPONENT_LABEL: &str = "linkerd.io/control-plane-component";
+/// The label of a Deployment of the control plane with Linkerd's version.
+pub const APP_VERSION_LABEL: &str = "app.kubernetes.io/version";
 /// The label of a namespace that belongs to an extension of Linkerd.
 pub const EXTENSION_LABEL: &str = "linkerd.io/extension";
 /// The label of a namespace whose value `disabled` exempts its objects from Linkerd's webhooks.

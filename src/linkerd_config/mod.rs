@@ -18,6 +18,7 @@ mod apply;
 pub mod base;
 mod collector;
 pub mod conditions;
+pub mod control_plane;
 mod dereference;
 pub mod drift;
 mod events;

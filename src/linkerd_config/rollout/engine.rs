@@ -33,7 +33,7 @@ use crate::{
     cluster::{Cluster, index::workload_key::WorkloadKey, kinds::pod::PodPhase},
     controller::ControllerDeps,
     lease::Leadership,
-    linkerd_config::active,
+    linkerd_config::{active, control_plane},
     queue::WorkQueue,
     retry::backoff,
     write::WriteError,
@@ -252,9 +252,8 @@ impl Engine {
             target.gates.closed.clone()
         } else if !self.cluster.follows(KINDS) {
             gate("WaitingForWatches", "a watch fails, so the state of the cluster is unknown: see /ready")
-        } else if self.waits_for_control_plane(target) {
-            let message = "the trust anchors changed: restart the control plane first";
-            gate("WaitingForControlPlane", message)
+        } else if let Some(message) = self.waits_for_control_plane(target) {
+            gate("WaitingForControlPlane", &message)
         } else if window.is_some_and(|window| !window.open) {
             gate(OUTSIDE_WINDOW, "the maintenance window is closed")
         } else {
@@ -263,18 +262,21 @@ impl Engine {
         (gate, changes)
     }
 
-    /// Whether the control plane has to be restarted first: proxies with new trust anchors reject peers with the old
-    /// ones.
-    fn waits_for_control_plane(&self, target: &RolloutTarget) -> bool {
-        let Some(written) = target.gates.trust_roots_written.filter(|_| self.schedule.totals.for_trust_roots > 0)
-        else {
-            return false;
-        };
+    /// Returns why the control plane has to be updated or restarted first: Linkerd supports proxies that are older than
+    /// the control plane, not newer ones, and proxies with new trust anchors reject peers with the old ones.
+    fn waits_for_control_plane(&self, target: &RolloutTarget) -> Option<String> {
+        let namespace = &target.config.config_map.namespace;
         let state = self.cluster.read();
-        state.pods.of_control_plane(&target.config.config_map.namespace).any(|pod| {
+        let version = target.proxies.proxy_version.as_deref();
+        if let Some(reason) = control_plane::not_ready_for(state.apps_workloads_in(namespace), version) {
+            return Some(reason);
+        }
+        let written = target.gates.trust_roots_written.filter(|_| self.schedule.totals.for_trust_roots > 0)?;
+        let is_older = state.pods.of_control_plane(namespace).any(|pod| {
             let is_old = pod.created.is_some_and(|created| created < written);
             is_old && pod.injected.is_some() && !pod.terminating && pod.phase != PodPhase::Finished
-        })
+        });
+        is_older.then(|| "the trust anchors changed: restart the control plane first".to_owned())
     }
 
     fn limits(&self, target: &RolloutTarget, gate: Option<&Gate>, now: Timestamp) -> RolloutLimits {

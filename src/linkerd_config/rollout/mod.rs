@@ -100,12 +100,10 @@ impl Rollouts {
         });
     }
 
-    /// Returns the progress of a target; `None` before the engine has assessed the workloads.
+    /// Returns the progress of a target; `None` before the engine has assessed the workloads for it. A change of only
+    /// the selection or the policy is another target, although its key is the same.
     pub(super) fn progress(&self, target: &RolloutTarget) -> Option<Arc<RolloutProgress>> {
-        let is_of_target = |progress: &Arc<RolloutProgress>| {
-            progress.target.config.name == target.config.name && progress.target.key == target.key
-        };
-        self.latest.get().filter(is_of_target)
+        self.latest.get().filter(|progress| progress.target.assesses_like(target))
     }
 
     /// Whether workloads failed with the configuration in effect, and the policy requires a rollback.

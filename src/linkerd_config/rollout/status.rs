@@ -1,8 +1,8 @@
 //! The rollout part of a LinkerdConfig's status. Pure.
 //!
 //! In: the progress, the previous status, and the rest of the new status. Out: `status.rollout`, the condition
-//! RolloutComplete, the last revision that was rolled out. Always holds: no result of another hash is reported for the
-//! current one.
+//! RolloutComplete, the last revision that was rolled out. Always holds: no result of another hash, and no success of
+//! another generation, is reported for the current one.
 
 use k8s_openapi::{apimachinery::pkg::apis::meta::v1::Time, jiff::Timestamp};
 
@@ -41,17 +41,16 @@ pub fn set_rollout_status(
         None => disabled(target),
     };
     let generation = after.observed_generation.unwrap_or_default();
+    let known_condition = before.conditions.iter().find(|it| it.type_ == TYPE && same.is_some());
+    // Until the engine has assessed the workloads for this target, the condition stays as another leader, or the
+    // previous generation, left it. It keeps its observedGeneration, and success of another generation is not kept.
+    let is_kept = known_condition.is_some_and(|it| it.observed_generation == Some(generation) || it.status != "True");
     let rollout_complete = match complete {
         Some(CompleteCondition { holds, reason, message }) => {
             to_condition(&ConditionRow::new(TYPE, Some(holds), reason, message), before, generation, now)
         }
-        None => match before.conditions.iter().find(|it| it.type_ == TYPE && same.is_some()) {
-            // Another replica led until now. Its condition stays until this replica has assessed the workloads.
-            Some(known) => {
-                let mut known = known.clone();
-                known.observed_generation = Some(generation);
-                known
-            }
+        None => match known_condition.filter(|_| is_kept) {
+            Some(known) => known.clone(),
             None => {
                 let message =
                     "the workloads are being assessed; if this persists, see /ready for failing watches".to_owned();
@@ -64,13 +63,18 @@ pub fn set_rollout_status(
     let phase = match progress {
         Some(progress) => progress.phase.as_str().to_owned(),
         None if target.gates.disabled().is_some() => RolloutPhase::Idle.as_str().to_owned(),
-        None => previous.phase.clone().unwrap_or_else(|| RolloutPhase::Waiting.as_str().to_owned()),
+        None => {
+            let kept = previous.phase.clone().filter(|_| is_kept);
+            kept.unwrap_or_else(|| RolloutPhase::Waiting.as_str().to_owned())
+        }
     };
     let is_progressing = progress.is_some_and(|progress| progress.workloads.updating > 0);
     let started_at = previous.started_at.clone().or_else(|| is_progressing.then_some(Time(now)));
     let is_complete = phase == RolloutPhase::Complete.as_str();
     let completed_at = match &started_at {
         Some(_) if is_complete => previous.completed_at.clone().or(Some(Time(now))),
+        // A rollout that turns out to be complete after the assessment does not complete a second time.
+        Some(_) if progress.is_none() => previous.completed_at.clone(),
         _ => None,
     };
     if phase == RolloutPhase::Halted.as_str() && !after.conditions.iter().any(|condition| condition.type_ == "Stalled")
@@ -91,7 +95,8 @@ pub fn set_rollout_status(
             next_window: progress.next_window.map(Time),
             ..RolloutStatus::default()
         },
-        None => previous,
+        None if is_kept => previous,
+        None => RolloutStatus::default(),
     };
     let RolloutStatus { adopted_at, baseline_hash, rolled_back, retry, .. } = rollout;
     after.rollout = Some(RolloutStatus {

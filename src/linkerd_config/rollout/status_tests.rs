@@ -72,6 +72,37 @@ fn results_of_another_hash_are_not_reported() {
 }
 
 #[test]
+fn success_of_another_generation_is_not_reported_before_the_workloads_are_assessed() {
+    let target = rollout_target(&json!({}));
+    let workloads = RolloutWorkloads { selected: 3, updated: 3, updating: 1, ..RolloutWorkloads::default() };
+    let of_generation =
+        |generation| LinkerdConfigStatus { observed_generation: Some(generation), ..Default::default() };
+    let status_of = |before: &LinkerdConfigStatus, generation, progress: Option<&RolloutProgress>, now| {
+        let mut after = LinkerdConfigStatus { rollout: before.rollout.clone(), ..of_generation(generation) };
+        set_rollout_status(&mut after, before, &target, progress, Some(7), time(now));
+        after
+    };
+    let generation = |status: &LinkerdConfigStatus| {
+        status.conditions.iter().find(|condition| condition.type_ == TYPE).unwrap().observed_generation
+    };
+    let done = progress(&target, RolloutPhase::Complete, "UpToDate", workloads);
+    let status = status_of(&of_generation(1), 1, Some(&done), "12:00:00");
+    let next = status_of(&status, 2, None, "12:01:00");
+    assert_eq!((complete(&next), generation(&next), summary(&next)), (("False", "Progressing"), Some(2), None));
+    let rollout = next.rollout.clone().unwrap();
+    assert_eq!((rollout.phase.as_deref(), next.revisions.clone()), (Some("Waiting"), None));
+    let assessed = status_of(&next, 2, Some(&done), "12:02:00");
+    assert_eq!((complete(&assessed), generation(&assessed)), (("True", "UpToDate"), Some(2)));
+    let completed = |status: &LinkerdConfigStatus| status.rollout.clone().unwrap().completed_at;
+    assert_eq!(completed(&assessed), completed(&status), "it does not complete a second time");
+
+    let paused = progress(&target, RolloutPhase::Paused, "Paused", workloads);
+    let status = status_of(&of_generation(1), 1, Some(&paused), "12:00:00");
+    let next = status_of(&status, 2, None, "12:01:00");
+    assert_eq!((complete(&next), generation(&next), summary(&next)), (("False", "Paused"), Some(1), Some("3/3")));
+}
+
+#[test]
 fn a_rollout_starts_once_and_completes_once() {
     let target = rollout_target(&json!({}));
     let workloads =

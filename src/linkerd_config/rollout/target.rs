@@ -129,10 +129,12 @@ impl RolloutTarget {
         }
     }
 
-    /// Whether every workload has the same assessment with both targets: only the gates may differ.
+    /// Whether every workload has the same assessment with both targets: only the gates, and the parts of the spec that
+    /// rollouts do not read, may differ.
     pub fn assesses_like(&self, other: &Self) -> bool {
-        let without_gates = |target: &Self| Self { gates: Gates::default(), ..target.clone() };
-        without_gates(self) == without_gates(other)
+        let comparable =
+            |target: &Self| Self { gates: Gates::default(), spec: Arc::clone(&self.spec), ..target.clone() };
+        self.rollout() == other.rollout() && comparable(self) == comparable(other)
     }
 
     pub fn rollout(&self) -> &RolloutSpec {

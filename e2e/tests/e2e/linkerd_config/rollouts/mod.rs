@@ -22,6 +22,7 @@ mod midway;
 mod opt_in;
 mod permissions;
 mod progress;
+mod scope;
 mod several;
 mod stand_in;
 mod trust_roots;
