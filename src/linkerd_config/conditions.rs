@@ -10,6 +10,7 @@ use k8s_openapi::{
 };
 
 use super::{
+    control_plane::skew::VersionSkew,
     drift::{Drift, MAX_SHOWN},
     injector::{INJECTOR_SYNCED, SyncReason, SyncStatus},
     plan::PlanVerdict,
@@ -114,6 +115,7 @@ fn verdict_row(target: &NamespacedName, verdict: &PlanVerdict, drift: Option<&Dr
             let message = format!("ConfigMap {target} has no values: Linkerd is older than stable-2.9, upgrade it");
             (ACCEPTED, false, "UnsupportedLayout", message)
         }
+        PlanVerdict::UnsupportedVersion(why) => (ACCEPTED, false, "UnsupportedVersion", why.clone()),
         PlanVerdict::Suspended => {
             (ACCEPTED, false, "Suspended", "mode is Suspend: the ConfigMap is neither checked nor written".to_owned())
         }
@@ -197,6 +199,11 @@ pub(super) fn add_injector_condition(
     let after = rows.iter().position(|row| row.type_ == CONFIG_MAP_SYNCED).map_or(0, |at| at + 1);
     rows.insert(after, injectors);
     rows
+}
+
+/// Returns the condition VersionSkew, which exists only while it is True.
+pub(super) fn version_skew_row(skew: &VersionSkew) -> ConditionRow {
+    ConditionRow::new("VersionSkew", Some(true), skew.reason, skew.message.as_str())
 }
 
 fn drift_sentence(drift: Option<&Drift>) -> String {

@@ -7,6 +7,7 @@
 
 use super::{
     base::Base,
+    control_plane::skew::{self, VersionSkew},
     drift::{Drift, HASH_ANNOTATION},
     overlay::{Overlay, ValueSource},
     resolve_base::{BaseChange, BaseInput, ResolvedBase, copy_paths, repair, resolve_base},
@@ -56,6 +57,8 @@ pub struct ConfigPlan {
     pub anchors: Option<ValueSource>,
     /// The injection hash of the document that the ConfigMap holds once the plan is applied, if that document is ours.
     pub injection_hash: Option<String>,
+    /// How the versions of the declared document differ from that of the control plane.
+    pub skew: Option<VersionSkew>,
 }
 
 #[derive(Debug)]
@@ -77,6 +80,8 @@ pub enum PlanVerdict {
     ValidationFailed(Vec<Problem>),
     TargetNotFound,
     UnsupportedLayout,
+    /// The installed Linkerd is too old; the text says why.
+    UnsupportedVersion(String),
     Immutable,
     /// The installer's document is unknown, so the present document is not overwritten.
     InvalidBase(String),
@@ -107,6 +112,7 @@ impl ConfigPlan {
             drift: None,
             anchors: None,
             injection_hash: None,
+            skew: None,
         }
     }
 }
@@ -187,8 +193,13 @@ fn plan_document(
     let ResolvedBase { mut base, base_change, drift, overwrites_others } = resolved;
     let (found, found_hash) = found.map_or((None, None), |(document, hash)| (Some(document), hash));
     let spec = input.spec;
+    if let Some(reason) = skew::unsupported_linkerd(&base.document) {
+        return ConfigPlan::only(PlanVerdict::UnsupportedVersion(reason));
+    }
     let effective = overlay.effective(&base.effective, &base.document);
     base.effective = effective.clone();
+    let version_problems = skew::problems(&effective, &base.document);
+    let version_skew = skew::version_skew(&effective, &base.document);
     let mut wanted = effective.clone();
     // With drift.action Report, the changes of other writers stay in the document.
     let reported = drift.as_ref().filter(|_| spec.drift.action == DriftAction::Report);
@@ -217,9 +228,10 @@ fn plan_document(
         effective: Some(effective.clone()),
         drift: drift.clone(),
         anchors: overlay.anchors_source(),
+        skew: version_skew.clone(),
         ..ConfigPlan::only(verdict)
     };
-    let problems = effective.problems();
+    let problems = [effective.problems(), version_problems].concat();
     if !problems.is_empty() {
         let is_declared = |problem: &Problem| overlay.source(&problem.path, &effective) != ValueSource::Base;
         return without_writes(match problems.iter().any(is_declared) {

@@ -6,7 +6,7 @@
 use k8s_openapi::{apimachinery::pkg::apis::meta::v1::Time, jiff::Timestamp};
 
 use super::{
-    conditions::{ConditionRow, add_injector_condition, condition_rows, not_accepted, to_conditions},
+    conditions::{ConditionRow, add_injector_condition, condition_rows, not_accepted, to_conditions, version_skew_row},
     drift::drift_status,
     injector::{SyncReason, SyncStatus},
     overlay,
@@ -59,7 +59,8 @@ pub(super) fn active_status(input: ActiveStatusInput<'_>) -> LinkerdConfigStatus
         .filter(|_| is_current(config, before))
         .or_else(|| Some(RolloutKey::of(rejected?, bundle_hash.as_deref(), None).to_string()));
     let rows = condition_rows(&config.target, &plan.verdict, plan.drift.as_ref(), input.failure);
-    let rows = add_injector_condition(rows, config, before, &plan.verdict, sync_status, rolled_back.as_deref());
+    let mut rows = add_injector_condition(rows, config, before, &plan.verdict, sync_status, rolled_back.as_deref());
+    rows.extend(plan.skew.as_ref().filter(|_| !matches!(plan.verdict, PlanVerdict::Invalid(_))).map(version_skew_row));
     let mut revisions = revisions_status(config, before, plan, input.base_revision, sync_status);
     if let Some(hash) = rejected {
         add_failed_hash(&mut revisions.failed, hash);

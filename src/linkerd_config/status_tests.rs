@@ -11,7 +11,8 @@ use crate::linkerd_config::rollout::{
 const CONDITIONS: &str = include_str!("../../docs/src/reference/conditions.md");
 const ROLLOUTS: &str = include_str!("../../docs/src/guides/rollouts.md");
 /// The files that contain reasons as literals.
-const SOURCES: [(&str, &str); 9] = [
+const SOURCES: [(&str, &str); 10] = [
+    ("control_plane/skew.rs", include_str!("control_plane/skew.rs")),
     ("conditions.rs", include_str!("conditions.rs")),
     ("status.rs", include_str!("status.rs")),
     ("reconcile.rs", include_str!("reconcile.rs")),

@@ -22,7 +22,7 @@ pub struct LinkerdConfigStatus {
     /// ConfigMapSynced: whether the ConfigMap holds the declared configuration. InjectorSynced: whether every replica
     /// of the proxy injector uses it. Ready: whether the configuration is in effect; if not, its reason is that of the
     /// first problem. RolloutComplete: whether every selected workload runs with it. Stalled: present while a problem
-    /// needs intervention.
+    /// needs intervention. VersionSkew: present while the declared versions differ from that of the control plane.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     #[schemars(schema_with = "schema::conditions")]
     pub conditions: Vec<Condition>,

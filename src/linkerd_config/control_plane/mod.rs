@@ -1,8 +1,10 @@
 //! The control plane that proxies depend on: its version and the progress of its update. Pure.
 //!
-//! In: the Deployments of the control plane, the version of new proxies. Out: why restarts have to wait for the control
-//! plane. Always holds: a version that cannot be parsed is unknown, and an unknown version does not block a restart.
+//! In: the Deployments of the control plane, the documents of the installer and of the resource. Out: why restarts have
+//! to wait for the control plane, and how declared versions differ from its version. Always holds: a version that cannot
+//! be parsed is unknown, and an unknown version neither blocks a restart nor refuses a resource.
 
+pub mod skew;
 pub mod version;
 
 use std::sync::Arc;

@@ -370,3 +370,32 @@ proptest! {
         prop_assert_eq!(cluster.value(&LOG_LEVEL), installed.get(&Path::from(&LOG_LEVEL[..])).cloned());
     }
 }
+
+#[test]
+fn versions_that_break_pods_are_refused_and_others_are_flagged() {
+    let of_2020 = json!({"global": {"version": "edge-19.12.3"}, "proxy": {"proxyVersion": "edge-19.12.3"}});
+    let plan = Cluster::new(&of_2020).plan();
+    let PlanVerdict::Invalid(problems) = &plan.verdict else { panic!("{:?}", plan.verdict) };
+    let paths: Vec<_> = problems.iter().map(|problem| problem.path.to_string()).collect();
+    assert_eq!(paths, ["linkerdVersion", "proxy.image.version"]);
+    assert!(plan.write.is_none() && plan.new_base.is_none());
+
+    let mut pinned = Cluster::new(&json!({"proxy": {"proxyVersion": "edge-26.8.3"}}));
+    assert_eq!(pinned.reconcile().skew, None);
+    let upgraded = INSTALLED.replace("linkerdVersion: edge-26.8.3", "linkerdVersion: edge-26.9.1");
+    pinned.write("helm", &upgraded);
+    let plan = pinned.reconcile();
+    assert_eq!((plan.verdict, plan.skew.unwrap().reason), (PlanVerdict::Synced, "ProxyOlder"));
+    assert!(pinned.is_settled());
+}
+
+#[test]
+fn nothing_is_written_for_a_linkerd_that_is_too_old() {
+    let mut cluster = Cluster::new(&json!({"proxy": {"accessLog": "json"}}));
+    let old = INSTALLED.replace("linkerdVersion: edge-26.8.3", "linkerdVersion: stable-2.14.10");
+    cluster.write("helm", &old);
+    let plan = cluster.plan();
+    let PlanVerdict::UnsupportedVersion(why) = &plan.verdict else { panic!("{:?}", plan.verdict) };
+    assert!(why.contains("stable-2.14.10") && why.contains("edge-24.2.3"), "{why}");
+    assert!(plan.write.is_none() && plan.new_base.is_none());
+}

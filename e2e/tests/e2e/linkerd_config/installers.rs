@@ -1,14 +1,14 @@
 //! Upgrades of Linkerd, which rewrite the document: a changed document is a new base, not drift.
 
 use anyhow::{Result, ensure};
-use e2e::Manager;
+use e2e::{Manager, eventually, mesh::SOON};
 use kube::{
     Api, ResourceExt,
     api::{DynamicObject, Patch, PatchParams},
 };
 use serde_json::{Value, json};
 
-use super::{CONFIG_MAP, CREATED_BY, HELM, Installation, OPERATOR, WELL};
+use super::{CONFIG_MAP, CREATED_BY, HELM, Installation, OPERATOR, WELL, message};
 
 const NEXT: &str = "linkerd/helm edge-26.9.1";
 
@@ -204,6 +204,47 @@ async fn a_malformed_upgrade_is_reported_and_kept_until_it_is_fixed() -> Result<
     let base = upgraded("edge-26.9.1");
     installation.rewrite("helm", &base).await?;
     installation.document_is(&declared(&installation, &base).await?).await?;
+    installation.reaches("mesh", &WELL).await?;
+    drop(manager);
+    Ok(())
+}
+
+/// A pinned version stays when the installer upgrades the control plane, and would otherwise be forgotten.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_proxy_version_that_stays_behind_an_upgrade_is_flagged() -> Result<()> {
+    let installation = Installation::new().await?;
+    let manager = installation.manager().await?;
+    installation.declare("mesh", json!({"proxy": {"proxyVersion": "edge-26.8.3"}})).await?;
+    installation.reaches("mesh", &WELL).await?;
+    installation.rewrite("helm", &upgraded("edge-26.9.1")).await?;
+    let status = installation.reaches("mesh", &[&WELL[..], &["VersionSkew=True/ProxyOlder"]].concat()).await?;
+    let why = message(&status, "VersionSkew")?;
+    assert!(why.contains("edge-26.8.3") && why.contains("edge-26.9.1"), "{why}");
+    installation.change("mesh", json!({"proxy": {"proxyVersion": null}})).await?;
+    eventually(SOON, "no condition VersionSkew", async || {
+        let status = installation.reaches("mesh", &WELL).await?;
+        ensure!(message(&status, "VersionSkew").is_err(), "{status}");
+        Ok(())
+    })
+    .await?;
+    drop(manager);
+    Ok(())
+}
+
+/// Its injector ignores proxy.additionalEnv, so no proxy would ever have the injection hash.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_linkerd_that_is_too_old_is_reported_at_once() -> Result<()> {
+    let installation = Installation::new().await?;
+    let old = upgraded("stable-2.14.10");
+    installation.rewrite("helm", &old).await?;
+    let manager = installation.manager().await?;
+    installation.declare("mesh", json!({"proxy": {"accessLog": "json"}})).await?;
+    let expected = ["Accepted=False/UnsupportedVersion", "Ready=False/UnsupportedVersion"];
+    let status = installation.reaches("mesh", &expected).await?;
+    let why = message(&status, "Accepted")?;
+    assert!(why.contains("stable-2.14.10") && why.contains("edge-24.2.3"), "{why}");
+    assert_eq!(installation.text().await?, old);
+    installation.rewrite("helm", HELM).await?;
     installation.reaches("mesh", &WELL).await?;
     drop(manager);
     Ok(())

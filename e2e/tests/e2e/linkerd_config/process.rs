@@ -9,7 +9,7 @@ use kube::{
 };
 use serde_json::{Value, json};
 
-use super::{CONFIG_MAP, HELM, Installation, QUIET, WELL, kind};
+use super::{CONFIG_MAP, HELM, Installation, QUIET, WELL, kind, message};
 
 #[tokio::test(flavor = "multi_thread")]
 async fn without_the_namespace_of_its_lease_the_manager_waits_and_reports_it() -> Result<()> {
@@ -142,9 +142,9 @@ async fn metrics_show_the_current_state_and_count_the_writes() -> Result<()> {
     .await
 }
 
-/// The sample from 2020, which users have in their repositories.
+/// The sample from 2020, which users have in their repositories. No Pod would start with the proxy that it declares.
 #[tokio::test(flavor = "multi_thread")]
-async fn a_resource_of_2020_works_and_its_status_lists_the_deprecated_fields() -> Result<()> {
+async fn a_resource_of_2020_is_refused_until_its_versions_are_removed() -> Result<()> {
     let installation = Installation::new().await?;
     let manager = installation.manager().await?;
     let file = format!("{}/../config/samples/linkerdconfig-2020.yaml", env!("CARGO_MANIFEST_DIR"));
@@ -153,6 +153,13 @@ async fn a_resource_of_2020_works_and_its_status_lists_the_deprecated_fields() -
     let pem = spec["global"]["identityContext"]["trustAnchorsPEM"].as_str().context("no trust anchors")?.to_owned();
     installation.set_trust_roots(&pem).await?;
     installation.declare("mesh", spec).await?;
+    let status = installation.reaches("mesh", &["Accepted=False/Invalid", "Ready=False/Invalid"]).await?;
+    let why = message(&status, "Accepted")?;
+    for part in ["linkerdVersion", "proxy.image.version", "edge-19.12.3"] {
+        assert!(why.contains(part), "{part} should be in {why}");
+    }
+    assert_eq!(installation.text().await?, HELM, "it was written");
+    installation.change("mesh", json!({"global": {"version": null}, "proxy": {"proxyVersion": null}})).await?;
     let status = installation.reaches("mesh", &WELL).await?;
     let mut deprecated = status["deprecatedFields"].as_array().cloned().context("no deprecatedFields")?;
     deprecated.sort_by_key(Value::to_string);
@@ -162,10 +169,10 @@ async fn a_resource_of_2020_works_and_its_status_lists_the_deprecated_fields() -
         ["global.omitWebhookSideEffects", "proxy.proxyInitImage", "proxy.proxyInitImageVersion"]
     );
     let patch = json!({
-        "linkerdVersion": "edge-19.12.3", "identityTrustAnchorsPEM": pem,
+        "identityTrustAnchorsPEM": pem,
         "identity": {"issuer": {"issuanceLifetime": "86400s", "clockSkewAllowance": "20s", "scheme": "linkerd.io/tls"}},
         "proxy": {
-            "image": {"name": "gcr.io/linkerd-io/proxy", "pullPolicy": "IfNotPresent", "version": "edge-19.12.3"},
+            "image": {"name": "gcr.io/linkerd-io/proxy", "pullPolicy": "IfNotPresent"},
             "logLevel": "warn,linkerd2_proxy=info", "enableExternalProfiles": true, "uid": 2102,
             "resources": {"cpu": {"limit": "1", "request": "100m"}, "memory": {"limit": "250Mi", "request": "20Mi"}},
         },
