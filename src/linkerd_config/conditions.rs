@@ -76,13 +76,17 @@ pub(super) fn condition_rows(
         Some((reason, message)) => ConditionRow::new(CONFIG_MAP_SYNCED, Some(false), reason, message),
         None => verdict_row(target, verdict, drift),
     };
-    if row.type_ == ACCEPTED {
-        return not_accepted(row.reason, row.message).into();
-    }
     let ready = match row.status {
         Some(true) => ConditionRow::new(READY, Some(true), "Reconciled", "the declared configuration is in effect"),
+        // These modes do what the resource requests.
+        _ if matches!(row.reason, "Observing" | "Suspended") => {
+            ConditionRow::new(READY, Some(true), row.reason, row.message.clone())
+        }
         _ => ConditionRow::new(READY, Some(false), row.reason, row.message.clone()),
     };
+    if row.type_ == ACCEPTED {
+        return vec![row, ready];
+    }
     let accepted = ConditionRow::new(ACCEPTED, Some(true), "Accepted", "the resource is in effect");
     let mut rows = vec![accepted, row, ready];
     match verdict {
@@ -95,6 +99,12 @@ pub(super) fn condition_rows(
         _ => {}
     }
     rows
+}
+
+/// Returns the only condition of a resource while another one is in effect. Ready is absent: `kubectl wait` waits for it,
+/// and tools that follow kstatus consider a resource without it current, which suits a resource that is kept in reserve.
+pub(super) fn conflicted(message: String) -> [ConditionRow; 1] {
+    [ConditionRow::new(ACCEPTED, Some(false), "Conflicted", message)]
 }
 
 /// Returns the conditions of a resource that is not applied.

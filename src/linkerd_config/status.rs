@@ -6,7 +6,9 @@
 use k8s_openapi::{apimachinery::pkg::apis::meta::v1::Time, jiff::Timestamp};
 
 use super::{
-    conditions::{ConditionRow, add_injector_condition, condition_rows, not_accepted, to_conditions, version_skew_row},
+    conditions::{
+        ConditionRow, add_injector_condition, condition_rows, conflicted, not_accepted, to_conditions, version_skew_row,
+    },
     drift::drift_status,
     injector::{SyncReason, SyncStatus},
     overlay,
@@ -191,7 +193,7 @@ pub(super) fn conflicted_status(
 ) -> LinkerdConfigStatus {
     let message =
         format!("LinkerdConfig {active} is in effect for {}: it has a higher priority, or is older", config.target);
-    inactive_status(config, before, &not_accepted("Conflicted", message), now)
+    inactive_status(config, before, &conflicted(message), now)
 }
 
 /// Returns the status of a resource with a ConfigMap in the namespace of another control plane.

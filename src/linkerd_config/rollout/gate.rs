@@ -9,7 +9,7 @@ use super::key::RolloutKey;
 use crate::{
     api::{
         INJECTORS_CONFIG_MAP, LinkerdConfigStatus,
-        linkerd_config::{Mode, OnTimeout, RolloutPolicy},
+        linkerd_config::{DriftAction, Mode, OnTimeout, RolloutPolicy},
     },
     cluster::kinds::linkerd_config::LinkerdConfig,
 };
@@ -60,7 +60,10 @@ pub(super) fn closed_gate(config: &LinkerdConfig, status: &LinkerdConfigStatus) 
     if *config.target.name != *INJECTORS_CONFIG_MAP {
         return gate(DISABLED, "no injector reads this ConfigMap".to_owned());
     }
-    if condition("ConfigMapSynced").is_none_or(|synced| synced.status != "True") {
+    // A change that is only reported stays in the document, which the injectors use.
+    let reports_drift = config.spec.drift.action == DriftAction::Report && condition("Stalled").is_none();
+    let has_document = |synced: &Condition| synced.status == "True" || synced.reason == "Drifted" && reports_drift;
+    if !condition("ConfigMapSynced").is_some_and(has_document) {
         return gate(
             "WaitingForConfigMap",
             "the ConfigMap does not have the declared configuration: see the condition ConfigMapSynced".to_owned(),

@@ -112,7 +112,9 @@ pub fn set_rollout_status(
     });
     let is_of_this =
         |progress: &&RolloutProgress| progress.target.rolled_back.is_none() && target.rolled_back.is_none();
-    if holds && progress.filter(is_of_this).is_some() && target.gates.closed.is_none() {
+    // With a reported change, workloads run with another document than the declared one.
+    let has_drift = after.conditions.iter().any(|it| it.type_ == "ConfigMapSynced" && it.status == "False");
+    if holds && progress.filter(is_of_this).is_some() && target.gates.closed.is_none() && !has_drift {
         let revisions = after.revisions.get_or_insert_default();
         revisions.last_rolled_out = revision.or(revisions.last_rolled_out);
     }

@@ -145,6 +145,27 @@ fn a_halted_or_rolled_back_rollout_does_not_update_the_last_revision() {
 }
 
 #[test]
+fn a_document_with_a_reported_change_is_not_the_last_revision_that_was_rolled_out() {
+    let target = rollout_target(&json!({}));
+    let done = progress(&target, RolloutPhase::Complete, "UpToDate", RolloutWorkloads::default());
+    let rolled_out = |synced: &str| {
+        let condition = json!({"type": "ConfigMapSynced", "status": synced, "reason": "Drifted", "message": "",
+            "lastTransitionTime": "2026-01-01T12:00:00Z"});
+        let mut after = serde_json::from_value(json!({"conditions": [condition]})).unwrap();
+        set_rollout_status(
+            &mut after,
+            &LinkerdConfigStatus::default(),
+            &target,
+            Some(&done),
+            Some(7),
+            time("12:00:00"),
+        );
+        after.revisions.and_then(|revisions| revisions.last_rolled_out)
+    };
+    assert_eq!((rolled_out("True"), rolled_out("False")), (Some(7), None));
+}
+
+#[test]
 fn a_drift_window_is_removed_when_no_pod_from_it_is_left() {
     let mut target = rollout_target(&json!({}));
     let window = json!({"from": "2026-01-01T12:00:00Z", "to": "2026-01-01T12:00:09Z"});

@@ -84,13 +84,13 @@ impl Rig {
         Ok(())
     }
 
-    /// Waits until the condition Ready of a LinkerdConfig has this reason.
+    /// Waits until a condition of a LinkerdConfig has this reason.
     async fn reaches(&self, name: &str, reason: &str) -> Result<()> {
         eventually(PATIENCE, format_args!("{name} to be {reason}"), async || {
             let object = self.configs.get(name).await?;
             let conditions = object.data.pointer("/status/conditions").and_then(Value::as_array);
-            let equals = |condition: &Value, key, text| condition.get(key).and_then(Value::as_str) == Some(text);
-            let matches = |it: &Value| equals(it, "type", "Ready") && equals(it, "reason", reason);
+            // Only one condition has each of these reasons: Ready or Accepted.
+            let matches = |it: &Value| it.get("reason").and_then(Value::as_str) == Some(reason);
             ensure!(conditions.is_some_and(|all| all.iter().any(matches)), "{conditions:?}");
             Ok(())
         })

@@ -7,8 +7,8 @@ use serde_json::json;
 
 use super::{HELM, Installation, QUIET, WELL, message};
 
-const OBSERVING: [&str; 3] = ["Accepted=True/Accepted", "ConfigMapSynced=False/Observing", "Ready=False/Observing"];
-const SUSPENDED: [&str; 2] = ["Accepted=False/Suspended", "Ready=False/Suspended"];
+const OBSERVING: [&str; 3] = ["Accepted=True/Accepted", "ConfigMapSynced=False/Observing", "Ready=True/Observing"];
+const SUSPENDED: [&str; 2] = ["Accepted=False/Suspended", "Ready=True/Suspended"];
 
 #[tokio::test(flavor = "multi_thread")]
 async fn observe_writes_nothing_and_names_the_values_that_would_change() -> Result<()> {

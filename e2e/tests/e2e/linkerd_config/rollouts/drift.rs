@@ -42,3 +42,23 @@ async fn only_the_workload_of_a_pod_that_was_created_during_an_edit_is_restarted
     // The edit causes no further restart.
     mesh.no_more_than(1).await
 }
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_change_that_is_only_reported_does_not_prevent_the_rollout_of_another_one() -> Result<()> {
+    let mut mesh = Mesh::new().await?;
+    let web = mesh.deployment("web", 1).await?;
+    mesh.adopt(json!({"drift": {"action": "Report"}})).await?;
+    let before = mesh.is_complete().await?;
+    mesh.installation.edit("kubectl-edit", json!({"proxy": {"accessLog": "json"}})).await?;
+    mesh.installation.reaches("mesh", &["ConfigMapSynced=False/Drifted"]).await?;
+    mesh.is_complete().await?;
+    mesh.no_more_than(0).await?;
+    mesh.configure(1).await?;
+    let marker = mesh.is_complete().await?;
+    assert_ne!(marker, before);
+    web.has(1, &marker).await?;
+    assert_eq!(mesh.counts([&web])?, [1]);
+    mesh.installation.reaches("mesh", &["ConfigMapSynced=False/Drifted"]).await?;
+    assert_eq!(mesh.installation.document().await?["proxy"]["accessLog"], "json");
+    Ok(())
+}
