@@ -7,6 +7,8 @@ use std::sync::Arc;
 use super::{
     LinkerdConfigReconciler, active,
     base::Base,
+    control_plane::denials::without_past_denials,
+    injector::ready_templates,
     status::{failed_hashes, good_revisions},
     values::{Document, Reading},
     writer::REVISION_ANNOTATION,
@@ -55,8 +57,10 @@ impl LinkerdConfigReconciler {
     pub(super) fn input(&self, name: &str) -> Option<ReconcileInput> {
         let state = self.gate.cluster.read();
         let config = Arc::clone(state.linkerd_configs.by_name(name)?);
+        let before = self.cache.last_status(&config).unwrap_or_else(|| Arc::clone(&config.status));
+        let ready = ready_templates(&state, &config.target.namespace);
         Some(ReconcileInput {
-            before: self.cache.last_status(&config).unwrap_or_else(|| Arc::clone(&config.status)),
+            before: without_past_denials(before, ready.as_ref()),
             active: active::of(&state.linkerd_configs, &config.target).cloned(),
             live: state.config_maps.get(&config.target).cloned(),
             trust_roots: state.config_maps.trust_roots(&config.target.namespace).cloned(),

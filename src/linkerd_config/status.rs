@@ -9,6 +9,7 @@ use super::{
     conditions::{
         ConditionRow, add_injector_condition, condition_rows, conflicted, not_accepted, to_conditions, version_skew_row,
     },
+    control_plane::denials::add_denial,
     drift::drift_status,
     injector::{SyncReason, SyncStatus},
     overlay,
@@ -120,12 +121,14 @@ fn revisions_status(
 ) -> RevisionsStatus {
     let mut failed = failed_hashes(config, before).to_vec();
     let known = before.revisions.as_ref();
+    let mut denied = known.map(|revisions| revisions.denied.clone()).unwrap_or_default();
     let mut last_known_good = known.and_then(|revisions| revisions.last_known_good);
     let mut last_known_good_hash = known.and_then(|revisions| revisions.last_known_good_hash.clone());
     let last_rolled_out = known.and_then(|revisions| revisions.last_rolled_out);
     if let (Some(sync_status), Some(hash)) = (sync_status, &plan.injection_hash) {
         if sync_status.is_denied {
             add_failed_hash(&mut failed, hash);
+            add_denial(&mut denied, hash, &sync_status.denied_by);
         }
         if sync_status.reason == SyncReason::AllReplicasCurrent {
             failed.retain(|failed| failed != hash);
@@ -136,7 +139,8 @@ fn revisions_status(
         }
     }
     let base = base_revision.or_else(|| known?.base);
-    RevisionsStatus { base, last_known_good, last_known_good_hash, last_rolled_out, failed }
+    denied.retain(|denial| failed.contains(&denial.hash));
+    RevisionsStatus { base, last_known_good, last_known_good_hash, last_rolled_out, failed, denied }
 }
 
 fn add_failed_hash(failed: &mut Vec<String>, hash: &String) {

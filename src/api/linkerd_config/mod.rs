@@ -32,7 +32,8 @@ pub use rollout_status::{
     RolloutFailure, RolloutPods, RolloutSkipped, RolloutStatus, RolloutWorkload, RolloutWorkloads,
 };
 pub use status::{
-    DriftStatus, DriftWindow, InjectorStatus, LinkerdConfigStatus, RevisionsStatus, TargetStatus, TrustAnchorsStatus,
+    DeniedDocument, DriftStatus, DriftWindow, InjectorStatus, LinkerdConfigStatus, RevisionsStatus, TargetStatus,
+    TrustAnchorsStatus,
 };
 
 /// The declared configuration, and how the operator enforces it.

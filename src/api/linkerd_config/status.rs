@@ -98,6 +98,23 @@ pub struct RevisionsStatus {
     #[serde(skip_serializing_if = "Vec::is_empty")]
     #[schemars(length(max = 5))]
     pub failed: Vec<String>,
+    /// The documents of failed that the proxy injector denied. One is retried when no ready replica of the injector has
+    /// a Pod template that denied it, for example after an upgrade of Linkerd.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    #[schemars(length(max = 5))]
+    pub denied: Vec<DeniedDocument>,
+}
+
+#[derive(Clone, Debug, Default, Deserialize, JsonSchema, PartialEq, Serialize)]
+#[serde(rename_all = "camelCase", default)]
+pub struct DeniedDocument {
+    /// The injection hash of the document.
+    #[serde(skip_serializing_if = "String::is_empty")]
+    pub hash: String,
+    /// The label pod-template-hash of the replicas that denied it, at most 5.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    #[schemars(length(max = 5))]
+    pub templates: Vec<String>,
 }
 
 #[derive(Clone, Debug, Default, Deserialize, JsonSchema, PartialEq, Serialize)]

@@ -4,6 +4,7 @@
 //! to wait for the control plane, and how declared versions differ from its version. Always holds: a version that cannot
 //! be parsed is unknown, and an unknown version neither blocks a restart nor refuses a resource.
 
+pub(super) mod denials;
 pub mod skew;
 pub mod version;
 

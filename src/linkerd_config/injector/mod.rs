@@ -16,7 +16,11 @@ mod prober;
 mod sync_status;
 mod webhook_client;
 
-use std::{collections::HashSet, net::SocketAddr, sync::Arc};
+use std::{
+    collections::{BTreeSet, HashSet},
+    net::SocketAddr,
+    sync::Arc,
+};
 
 use k8s_openapi::jiff::Timestamp;
 
@@ -27,7 +31,10 @@ use sync_status::{SyncInput, evaluate};
 pub(super) use sync_status::{SyncReason, SyncStatus};
 
 use crate::{
-    api::{INJECTOR, INJECTORS_CONFIG_MAP, LinkerdConfigStatus, NamespacedName, linkerd_config::InjectorSyncMethod},
+    api::{
+        INJECTOR, INJECTORS_CONFIG_MAP, LinkerdConfigStatus, NamespacedName, POD_TEMPLATE_HASH_LABEL,
+        linkerd_config::InjectorSyncMethod,
+    },
     cluster::{
         Cluster, State,
         kinds::{config_map::ConfigMap, linkerd_config::LinkerdConfig},
@@ -73,6 +80,27 @@ fn replicas(state: &State, namespace: &Arc<str>) -> Vec<Replica> {
     let mut seen = HashSet::new();
     replicas.retain(|replica| replica.pod.as_ref().is_none_or(|pod| seen.insert(Arc::clone(pod))));
     replicas
+}
+
+/// Returns the Pod templates of the ready replicas; `None` if one of them is unknown.
+pub(super) fn ready_templates(state: &State, namespace: &Arc<str>) -> Option<BTreeSet<Arc<str>>> {
+    templates(state, namespace, replicas(state, namespace).iter())
+}
+
+/// Returns the Pod templates of these replicas, by the label that Deployments set; `None` if one of them is unknown.
+fn templates<'a>(
+    state: &State,
+    namespace: &str,
+    mut replicas: impl Iterator<Item = &'a Replica>,
+) -> Option<BTreeSet<Arc<str>>> {
+    let template = |replica: &Replica| {
+        let pod = state.pods.find(namespace, replica.pod.as_ref()?)?;
+        pod.labels.get(POD_TEMPLATE_HASH_LABEL).cloned()
+    };
+    replicas.try_fold(BTreeSet::new(), |mut found, replica| {
+        found.insert(template(replica)?);
+        Some(found)
+    })
 }
 
 /// The inputs of the check whether the injectors use a configuration.
@@ -121,6 +149,12 @@ impl Injectors {
         let waiting = condition.map_or(now, |condition| condition.last_transition_time.0);
         let counted = before.injector.as_ref().and_then(|injector| Some(injector.last_probe_time.as_ref()?.0));
         let since = [written_at, counted].into_iter().flatten().fold(waiting, Timestamp::max);
-        evaluate(&SyncInput { spec, answers: &answers, since, now, is_proven })
+        let status = evaluate(&SyncInput { spec, answers: &answers, since, now, is_proven });
+        if !status.is_denied {
+            return status;
+        }
+        let denying = answers.iter().filter(|(_, answer)| answer.as_ref().is_some_and(answers::denies));
+        let denied_by = templates(&cluster.read(), &config.target.namespace, denying.map(|(replica, _)| replica));
+        SyncStatus { denied_by: denied_by.unwrap_or_default(), ..status }
     }
 }

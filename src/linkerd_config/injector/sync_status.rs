@@ -4,7 +4,7 @@
 //! InjectorSynced, and whether the document is denied. Always holds: one denial outweighs all other answers; a document
 //! that was accepted before is never blamed.
 
-use std::time::Duration;
+use std::{collections::BTreeSet, sync::Arc, time::Duration};
 
 use k8s_openapi::jiff::{SignedDuration, Timestamp};
 use strum::{IntoStaticStr, VariantNames};
@@ -41,6 +41,8 @@ pub(in crate::linkerd_config) struct SyncStatus {
     pub(in crate::linkerd_config) counts: Option<(usize, usize)>,
     /// Whether the injectors deny Pods because of the document, so that it must be rolled back.
     pub(in crate::linkerd_config) is_denied: bool,
+    /// The Pod templates of the replicas that deny Pods.
+    pub(in crate::linkerd_config) denied_by: BTreeSet<Arc<str>>,
     /// The delay after which the reason changes without a new answer.
     pub(in crate::linkerd_config) recheck_after: Option<Duration>,
 }
@@ -63,7 +65,14 @@ pub(in crate::linkerd_config) enum SyncReason {
 
 impl SyncStatus {
     fn new(reason: SyncReason, message: impl Into<String>) -> Self {
-        Self { reason, message: message.into(), counts: None, is_denied: false, recheck_after: None }
+        Self {
+            reason,
+            message: message.into(),
+            counts: None,
+            is_denied: false,
+            denied_by: BTreeSet::new(),
+            recheck_after: None,
+        }
     }
 
     /// The status right after a write.

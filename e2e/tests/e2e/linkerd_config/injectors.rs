@@ -11,6 +11,7 @@ use e2e::{
     injector::{Behaviour, Injector, unregister},
     mesh::SOON,
 };
+use kube::api::{Patch, PatchParams};
 use serde_json::{Value, json};
 
 use super::{Installation, QUIET, TRUST_ROOTS, document::put_over, permissions, trust_anchors::certificate};
@@ -186,6 +187,42 @@ async fn a_denied_document_is_rolled_back_and_not_retried() -> Result<()> {
     let status = mesh.reaches(&SYNCED).await?;
     assert_eq!(status["revisions"].get("failed"), None, "{status}");
     assert_eq!(mesh.installation.document().await?["proxy"]["accessLog"], "apache");
+    Ok(())
+}
+
+/// While Linkerd is upgraded, the new document may need new replicas.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_document_that_old_replicas_denied_is_retried_with_new_ones() -> Result<()> {
+    let mesh = Mesh::new(2).await?;
+    mesh.declare(json!({"proxy": {"accessLog": "json"}})).await?;
+    mesh.reaches(&SYNCED).await?;
+    for replica in [0, 1] {
+        mesh.set_template(replica, "old").await?;
+        mesh.injector.set_behaviour(replica, Behaviour::Denies("no such value".to_owned())).await?;
+    }
+    mesh.installation.change("mesh", json!({"proxy": {"accessLog": "apache"}})).await?;
+    let rolled_back = ["ConfigMapSynced=True/Restored", "InjectorSynced=False/Denied", "Stalled=True/RolledBack"];
+    let status = mesh.reaches(&rolled_back).await?;
+    assert_eq!(status["revisions"]["denied"][0]["templates"], json!(["old"]), "{status}");
+    assert_eq!(status["revisions"]["denied"][0]["hash"], status["revisions"]["failed"][0]);
+
+    // One old replica is left, and would deny it again.
+    for replica in [0, 1] {
+        mesh.injector.set_behaviour(replica, Behaviour::Right).await?;
+    }
+    let new = mesh.injector.add_replica().await?;
+    mesh.set_template(new, "new").await?;
+    mesh.injector.remove_replica(0).await?;
+    holds(Duration::from_secs(3), "the last good document", async || {
+        ensure!(mesh.installation.document().await?["proxy"]["accessLog"] == "json", "it was retried");
+        Ok(())
+    })
+    .await?;
+    mesh.reaches(&rolled_back).await?;
+    mesh.injector.remove_replica(1).await?;
+    let status = mesh.reaches(&SYNCED).await?;
+    assert_eq!(mesh.installation.document().await?["proxy"]["accessLog"], "apache");
+    assert_eq!((status["revisions"].get("failed"), status["revisions"].get("denied")), (None, None), "{status}");
     Ok(())
 }
 
@@ -498,6 +535,15 @@ async fn a_manager_killed_between_the_write_and_the_probe_leaves_no_bad_document
 }
 
 impl Mesh {
+    /// Labels the Pod of a replica as the controller of its Deployment does for a Pod template.
+    async fn set_template(&self, replica: usize, template: &str) -> Result<()> {
+        let pods: kube::Api<k8s_openapi::api::core::v1::Pod> =
+            kube::Api::namespaced(self.installation.client.clone(), &self.installation.namespace);
+        let patch = json!({"metadata": {"labels": {"pod-template-hash": template}}});
+        pods.patch(&self.injector.pod(replica)?, &PatchParams::default(), &Patch::Merge(patch)).await?;
+        Ok(())
+    }
+
     /// The Pod that the API server would create from one with injection enabled.
     async fn dry_run(&self) -> Result<Value> {
         let pods: kube::Api<k8s_openapi::api::core::v1::Pod> =
