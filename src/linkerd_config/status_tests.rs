@@ -11,7 +11,7 @@ use crate::linkerd_config::rollout::{
 const CONDITIONS: &str = include_str!("../../docs/src/reference/conditions.md");
 const ROLLOUTS: &str = include_str!("../../docs/src/guides/rollouts.md");
 /// The files that contain reasons as literals.
-const SOURCES: [(&str, &str); 10] = [
+const SOURCES: [(&str, &str); 11] = [
     ("control_plane/skew.rs", include_str!("control_plane/skew.rs")),
     ("conditions.rs", include_str!("conditions.rs")),
     ("status.rs", include_str!("status.rs")),
@@ -21,6 +21,7 @@ const SOURCES: [(&str, &str); 10] = [
     ("rollout/engine.rs", include_str!("rollout/engine.rs")),
     ("rollout/gate.rs", include_str!("rollout/gate.rs")),
     ("rollout/status.rs", include_str!("rollout/status.rs")),
+    ("rollout/no_progress.rs", include_str!("rollout/no_progress.rs")),
     ("rollout/progress.rs", include_str!("rollout/progress.rs")),
 ];
 /// Words that look like reasons: condition values and kinds.

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use prometheus::{
-    IntGaugeVec, Opts,
+    IntGauge, IntGaugeVec, Opts,
     core::{Collector, Desc},
     proto::MetricFamily,
 };
@@ -15,6 +15,7 @@ pub(super) struct RolloutCollector {
     latest: Arc<LatestProgress>,
     pods: IntGaugeVec,
     workloads: IntGaugeVec,
+    no_progress: IntGauge,
 }
 
 impl RolloutCollector {
@@ -35,18 +36,23 @@ impl RolloutCollector {
                 ),
                 &["state"],
             )?,
+            no_progress: IntGauge::new(
+                "linkerd_operator_linkerdconfig_rollout_no_progress",
+                "Whether a rollout that could continue has not advanced for too long: 1 or 0",
+            )?,
         })
     }
 }
 
 impl Collector for RolloutCollector {
     fn desc(&self) -> Vec<&Desc> {
-        [self.pods.desc(), self.workloads.desc()].concat()
+        [self.pods.desc(), self.workloads.desc(), self.no_progress.desc()].concat()
     }
 
     fn collect(&self) -> Vec<MetricFamily> {
         let progress = self.latest.get();
-        let (pods, workloads) = progress.map(|it| (it.pods, it.workloads)).unwrap_or_default();
+        let (pods, workloads, no_progress) =
+            progress.map(|it| (it.pods, it.workloads, it.no_progress)).unwrap_or_default();
         let RolloutPods { meshed: _, current, outdated, pinned, unknown, uninjected, completed } = pods;
         for (class, count) in [
             ("current", current),
@@ -68,6 +74,7 @@ impl Collector for RolloutCollector {
         ] {
             self.workloads.with_label_values(&[state]).set(count);
         }
-        [self.pods.collect(), self.workloads.collect()].concat()
+        self.no_progress.set(no_progress.into());
+        [self.pods.collect(), self.workloads.collect(), self.no_progress.collect()].concat()
     }
 }

@@ -20,6 +20,7 @@ use super::{
     assess_workload,
     events::WorkloadEvents,
     gate::{DISABLED, Gate, OUTSIDE_WINDOW, PAUSED},
+    no_progress::ProgressClock,
     observer::{KINDS, RolloutObserver},
     progress::{is_halted, rollout_progress},
     publisher::{LatestProgress, ProgressPublisher},
@@ -57,6 +58,7 @@ pub(super) struct Engine {
     known: HashSet<WorkloadKey>,
     schedule: RolloutSchedule,
     window: WindowCache,
+    progress_clock: ProgressClock,
     restarter: Restarter,
     events: WorkloadEvents,
     publisher: ProgressPublisher,
@@ -88,6 +90,7 @@ impl Engine {
             known: HashSet::new(),
             schedule: RolloutSchedule::default(),
             window: WindowCache::default(),
+            progress_clock: ProgressClock::default(),
             restarter,
             events: WorkloadEvents::new(&deps.events),
             publisher: ProgressPublisher::new(queue, latest),
@@ -233,9 +236,11 @@ impl Engine {
                 }
             }
         }
-        let progress = rollout_progress(&self.schedule, target, gate.as_ref(), next_window);
-        let publish_again = self.publisher.publish(progress);
         let now = Timestamp::now();
+        let mut progress = rollout_progress(&self.schedule, target, gate.as_ref(), next_window);
+        let check_again = self.progress_clock.check(&mut progress, &self.schedule, now);
+        let publish_again = self.publisher.publish(progress);
+        let next_run = [next_run, check_again].into_iter().flatten().min();
         let due = next_run.map(|at| Instant::now() + Duration::try_from(at.duration_since(now)).unwrap_or_default());
         [due, publish_again].into_iter().flatten().min()
     }
@@ -311,6 +316,7 @@ impl Engine {
         match self.restarter.apply(&resource, &step.action, &target.key, now).await {
             Ok(version) => {
                 self.schedule.record_sent(&step, &version, now);
+                self.progress_clock.note_step();
                 self.events.emit_step(&resource, target, &step.action);
             }
             Err(WriteError::NotLeading) => return false,

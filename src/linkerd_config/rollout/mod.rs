@@ -18,6 +18,7 @@ mod engine;
 mod events;
 pub mod gate;
 pub mod key;
+mod no_progress;
 mod observer;
 pub mod progress;
 mod publisher;

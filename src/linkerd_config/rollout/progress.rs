@@ -60,6 +60,8 @@ pub struct RolloutProgress {
     pub next_window: Option<Timestamp>,
     /// Whether Pods exist that were created while the document had changes by other writers.
     pub suspects: bool,
+    /// Whether the rollout could continue, and has not advanced for too long.
+    pub no_progress: bool,
     /// Whether too many workloads failed and the policy is to roll back the configuration.
     pub requires_rollback: bool,
 }
@@ -106,6 +108,7 @@ pub fn rollout_progress(
             .collect(),
         next_window: next_window.filter(|_| gate.is_some_and(|gate| gate.reason == OUTSIDE_WINDOW)),
         suspects: totals.suspects > 0,
+        no_progress: false,
         requires_rollback,
     }
 }

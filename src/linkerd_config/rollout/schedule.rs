@@ -105,6 +105,10 @@ impl RolloutSchedule {
         self.in_progress.iter()
     }
 
+    pub fn state(&self, workload: &WorkloadKey) -> Option<&WorkloadState> {
+        self.workloads.get(workload).map(|entry| &entry.assessment.state)
+    }
+
     /// Whether a pending workload could be restarted.
     pub fn is_startable(&self) -> bool {
         let is_refused =

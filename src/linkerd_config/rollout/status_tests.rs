@@ -29,6 +29,7 @@ fn progress(
         skipped: Vec::new(),
         next_window: None,
         suspects: false,
+        no_progress: false,
         requires_rollback: false,
     }
 }

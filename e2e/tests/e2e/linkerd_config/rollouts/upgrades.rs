@@ -95,6 +95,32 @@ async fn a_new_version_reaches_the_control_plane_first() -> Result<()> {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn a_rollout_that_waits_for_too_long_is_shown_by_a_metric() -> Result<()> {
+    let mut mesh = Mesh::new().await?;
+    injector_deployment(&mesh, "edge-26.8.3").await?;
+    mesh.deployment("web", 1).await?;
+    mesh.adopt(json!({"rollout": {"progressDeadline": "1s"}})).await?;
+    mesh.change(json!({"proxy": {"proxyVersion": "edge-26.9.1"}})).await?;
+    let status = mesh.rollout_is("False/WaitingForControlPlane").await?;
+    assert!(message(&status, "VersionSkew")?.contains("newer than the control plane"), "{status}");
+    let has_progress = async |expected: f64| {
+        eventually(DEADLINE, format_args!("a metric of {expected}"), async || {
+            let manager = mesh.manager.as_ref().context("no manager")?;
+            let seen = manager.metric("linkerd_operator_linkerdconfig_rollout_no_progress", &[]).await;
+            ensure!(seen == Some(expected), "{seen:?}");
+            Ok(())
+        })
+        .await
+    };
+    has_progress(1.0).await?;
+    // The reason that names the cause stays.
+    mesh.rollout_is("False/WaitingForControlPlane").await?;
+    mesh.change(json!({"proxy": {"proxyVersion": null}})).await?;
+    mesh.is_complete().await?;
+    has_progress(0.0).await
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn a_change_that_is_not_a_declared_trigger_restarts_nothing() -> Result<()> {
     let mut mesh = Mesh::new().await?;
     let web = mesh.deployment("web", 1).await?;
