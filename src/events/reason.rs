@@ -18,6 +18,8 @@ pub enum Reason {
     DriftDetected,
     DriftReverted,
     BaseUpdated,
+    BaseRestored,
+    BaseNotRestored,
     TrustAnchorsReused,
     TrustRootsChanged,
     Conflicted,
@@ -53,6 +55,7 @@ impl Reason {
             | Self::UnmatchedPort
             | Self::EndpointSliceWriteFailed
             | Self::DriftDetected
+            | Self::BaseNotRestored
             | Self::Conflicted
             | Self::ValidationFailed
             | Self::InjectorSyncTimeout

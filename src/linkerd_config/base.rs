@@ -57,15 +57,16 @@ impl Base {
         format!("{TARGET_LABEL}={}", label_value(config_map))
     }
 
+    /// Returns the name of the ControllerRevision.
+    pub(super) fn name(&self, config_map: &str) -> String {
+        format!("{config_map}-base-{}", self.revision)
+    }
+
     pub(super) fn to_object(&self, config_map: &str) -> ControllerRevision {
         let labels = BTreeMap::from([(TARGET_LABEL.to_owned(), label_value(config_map))]);
         let effective = (self.effective != self.document).then(|| self.effective.to_yaml());
         ControllerRevision {
-            metadata: ObjectMeta {
-                name: Some(format!("{config_map}-base-{}", self.revision)),
-                labels: Some(labels),
-                ..ObjectMeta::default()
-            },
+            metadata: ObjectMeta { name: Some(self.name(config_map)), labels: Some(labels), ..ObjectMeta::default() },
             data: Some(RawExtension(json!({
                 "values": *self.text,
                 "effective": effective,

@@ -53,12 +53,14 @@ pub enum Origin {
 /// Returns the origin of the document in a ConfigMap.
 pub fn origin(live: &ConfigMap, document: &Document, base: &Base, drift: &DriftSpec) -> Origin {
     let manager = last_writer(live);
-    if !base.uid.is_empty() && base.uid != live.uid {
-        return Origin::Installer { manager };
-    }
     let trusted = drift.trusted_managers.contains(&manager);
     let written = live.annotations.get(HASH_ANNOTATION);
-    if *document == base.effective || written == Some(&document.hash().to_string()) {
+    let has_our_hash = written == Some(&document.hash().to_string());
+    // A ConfigMap with another UID is a new installation, unless it was restored from a backup with our document.
+    if !base.uid.is_empty() && base.uid != live.uid && !has_our_hash {
+        return Origin::Installer { manager };
+    }
+    if *document == base.effective || has_our_hash {
         return Origin::Ours;
     }
     if *document == base.document {

@@ -176,6 +176,11 @@ fn add_updated_event(mut notices: Vec<Notice>, input: &EventInput<'_>) -> Vec<No
     notices
 }
 
+/// Returns the Event about the restore of the base for the deletion of a resource.
+pub(super) fn restore_event(config: &LinkerdConfig, reason: Reason, note: String) -> Notice {
+    Notice { reason, regarding: linkerd_config_reference(&config.name, &config.uid), related: None, note }
+}
+
 pub(super) fn linkerd_config_reference(name: &str, uid: &str) -> ObjectReference {
     object_reference(&format!("{CONFIG_GROUP}/v1alpha1"), LINKERD_CONFIG_KIND, &NamespacedName::new("", name), uid)
 }

@@ -1,42 +1,125 @@
 //! The deletion of a LinkerdConfig with our finalizer.
+//!
+//! Always holds: the finalizer is removed after a restore, after a rejection that a retry does not change, and after
+//! [`MAX_RETRIES`] of other failures. So a deletion never waits without limit.
 
-use std::sync::Arc;
+use std::time::Duration;
 
 use kube::runtime::controller::Action;
 use tracing::{info, warn};
 
-use super::LinkerdConfigReconciler;
-use crate::{cluster::kinds::linkerd_config::LinkerdConfig, write::WriteError};
+use super::{LinkerdConfigReconciler, base::Base, events::restore_event, writer::RestoreOutcome};
+use crate::{
+    api::linkerd_config::{DeletionPolicy, Mode},
+    cluster::kinds::linkerd_config::LinkerdConfig,
+    events::Reason,
+    write::WriteError,
+};
+
+/// How long this process retries a restore that fails.
+const MAX_RETRIES: Duration = Duration::from_secs(300);
 
 impl LinkerdConfigReconciler {
-    /// Restores the base and removes our finalizer. The ConfigMap is not changed if another resource is active for it.
-    /// A restore that the API server rejects as forbidden or invalid does not block the deletion.
+    /// Restores the base and removes our finalizer. The ConfigMap is not changed if another resource is active for it,
+    /// or if the resource was suspended, observed or retained the document when it was deleted.
     pub(super) async fn finalize(&self, config: &LinkerdConfig, is_taken_over: bool) -> Result<Action, WriteError> {
         if !config.finalized {
             return Ok(Action::await_change());
         }
-        if !is_taken_over {
-            match self.restore_base(&config.target.name).await {
-                Ok(true) => info!(config_map = %config.target, "restored the installer's document"),
-                Ok(false) => {}
-                Err(error @ WriteError::Refused(_)) if matches!(error.label(), "forbidden" | "invalid") => {
-                    warn!(config_map = %config.target, %error, "could not restore the installer's document; the LinkerdConfig is deleted anyway");
+        let restores = config.spec.mode == Mode::Enforce && config.spec.deletion_policy == DeletionPolicy::RestoreBase;
+        if restores && !is_taken_over {
+            let (reason, note) = match self.restore_base(config).await {
+                Ok(Some(outcome)) => outcome,
+                Ok(None) => return self.remove_finalizer(config).await,
+                Err(error) if lets_go(&error, || self.cache.restore_failing_for(&config.name)) => {
+                    let target = &config.target;
+                    let note = format!("Could not restore the installer's document in ConfigMap {target}: {error}");
+                    (Reason::BaseNotRestored, note)
                 }
                 Err(error) => return Err(error),
+            };
+            match reason {
+                Reason::BaseRestored => info!(config_map = %config.target, "{note}"),
+                _ => warn!(config_map = %config.target, "{note}; the LinkerdConfig is deleted anyway"),
             }
+            self.events.publish(restore_event(config, reason, note));
         }
+        self.remove_finalizer(config).await
+    }
+
+    async fn remove_finalizer(&self, config: &LinkerdConfig) -> Result<Action, WriteError> {
         self.writer.set_finalizer(&config.name, false).await?;
         Ok(Action::await_change())
     }
 
-    async fn restore_base(&self, config_map: &Arc<str>) -> Result<bool, WriteError> {
-        match self.writer.newest_base(config_map).await? {
-            Ok(Some(base)) => self.writer.restore_base(config_map, &base).await,
-            Ok(None) => Ok(false),
+    /// Restores the base. Returns the reason and the note of the Event; `None` if the ConfigMap has nothing to restore.
+    async fn restore_base(&self, config: &LinkerdConfig) -> Result<Option<(Reason, String)>, WriteError> {
+        let (target, config_map) = (&config.target, &config.target.name);
+        let base = match self.writer.newest_base(config_map).await? {
+            Ok(base) => base,
             Err(error) => {
-                warn!(%config_map, %error, "could not restore the installer's document; the LinkerdConfig is deleted anyway");
-                Ok(false)
+                let note = format!("Could not restore the installer's document in ConfigMap {target}: {error}");
+                return Ok(Some((Reason::BaseNotRestored, note)));
             }
+        };
+        let saved = base.as_ref().map(|base: &Base| base.name(config_map)).unwrap_or_default();
+        Ok(match self.writer.restore_base(config_map, base.as_ref()).await? {
+            RestoreOutcome::Nothing => None,
+            RestoreOutcome::Restored => {
+                Some((Reason::BaseRestored, format!("ConfigMap {target} has the installer's document again: {saved}")))
+            }
+            RestoreOutcome::Kept { manager } => {
+                let note = format!(
+                    "{manager} changed the document in ConfigMap {target} after the operator's last write, so it stays; \
+                     ControllerRevision {saved} has the installer's document from before"
+                );
+                Some((Reason::BaseNotRestored, note))
+            }
+            RestoreOutcome::NoBase => {
+                let note =
+                    format!("Could not restore the installer's document in ConfigMap {target}: no base is saved");
+                Some((Reason::BaseNotRestored, note))
+            }
+        })
+    }
+}
+
+/// Whether a failed restore no longer blocks the deletion. `failing_for` is how long restores of the resource have been
+/// failing.
+fn lets_go(error: &WriteError, failing_for: impl FnOnce() -> Duration) -> bool {
+    match error {
+        WriteError::NotLeading => false,
+        WriteError::Refused(status) if is_permanent(status.code) => true,
+        WriteError::Refused(_) | WriteError::TimedOut | WriteError::Transport(_) => failing_for() >= MAX_RETRIES,
+    }
+}
+
+/// Whether the same request would be rejected again. An expired token, a timeout, a conflict and a rate limit pass.
+fn is_permanent(code: u16) -> bool {
+    (400..500).contains(&code) && ![401, 408, 409, 429].contains(&code)
+}
+
+#[cfg(test)]
+mod tests {
+    use kube::core::Status;
+
+    use super::*;
+
+    fn is_let_go(error: &WriteError, minutes: u64) -> bool {
+        lets_go(error, || Duration::from_secs(60 * minutes))
+    }
+
+    #[test]
+    fn a_deletion_waits_for_a_restore_that_may_succeed_and_for_no_longer_than_five_minutes() {
+        let refused = |code| WriteError::Refused(Box::new(Status { code, ..Status::default() }));
+        for code in [400, 403, 404, 413, 415, 422] {
+            assert!(is_let_go(&refused(code), 0), "{code}");
         }
+        for code in [401, 408, 409, 429, 500, 503, 504] {
+            assert!(!is_let_go(&refused(code), 4), "{code}");
+            assert!(is_let_go(&refused(code), 5), "{code}");
+        }
+        assert!(!is_let_go(&WriteError::TimedOut, 4) && is_let_go(&WriteError::TimedOut, 5));
+        assert!(!is_let_go(&WriteError::NotLeading, 60), "another replica decides");
     }
 }

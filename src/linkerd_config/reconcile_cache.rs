@@ -39,6 +39,8 @@ pub(super) struct ReconcileCache {
 struct ResourceEntry {
     last_status: Option<LastStatus>,
     failures: u32,
+    /// The first failed restore of the base for the deletion of the resource.
+    restore_failed: Option<Instant>,
 }
 
 /// The status that was written last.
@@ -185,6 +187,11 @@ impl ReconcileCache {
         if let Some(entry) = self.resources.lock().get_mut(name) {
             entry.failures = 0;
         }
+    }
+
+    /// Notes that the restore of the base failed. Returns the time since the first failure.
+    pub(super) fn restore_failing_for(&self, name: &Arc<str>) -> Duration {
+        self.edit_resource(name, |entry| entry.restore_failed.get_or_insert_with(Instant::now).elapsed())
     }
 
     fn edit_target(&self, config_map: &Arc<str>, edit: impl FnOnce(&mut TargetEntry)) {

@@ -21,8 +21,9 @@ use serde_json::{Value, json};
 
 use super::{
     base::{Base, MAX_REVISIONS},
-    drift::HASH_ANNOTATION,
+    drift::{HASH_ANNOTATION, last_writer},
     plan::ConfigMapWrite,
+    revert::restore::{RestorePlan, restore_plan},
     values::Document,
 };
 use crate::{
@@ -30,7 +31,10 @@ use crate::{
         CONFIG_GROUP, FIELD_MANAGER, INJECTOR, LINKERD_CONFIG_KIND, LinkerdConfig, LinkerdConfigSpec,
         LinkerdConfigStatus, RESTARTED_FOR_ANNOTATION, RESTORE_BASE_FINALIZER,
     },
-    cluster::kinds::config_map::ConfigMap,
+    cluster::{
+        Problems, Projected,
+        kinds::config_map::{ConfigMap, ConfigMapObject},
+    },
     lease::Fence,
     write::WriteError,
 };
@@ -44,9 +48,25 @@ pub(super) struct ConfigWriter {
     fence: Fence,
     configs: Api<LinkerdConfig>,
     config_maps: Api<core::ConfigMap>,
+    /// The same ConfigMaps, for reads of what the operator projects.
+    projected: Api<ConfigMapObject>,
     revisions: Api<ControllerRevision>,
     deployments: Api<Deployment>,
     writes: IntCounterVec,
+}
+
+/// The outcome of the restore of a base.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) enum RestoreOutcome {
+    /// The ConfigMap does not exist, or has no annotation of ours.
+    Nothing,
+    Restored,
+    /// The text of another writer stays.
+    Kept {
+        manager: String,
+    },
+    /// The operator wrote the text, and no base was saved.
+    NoBase,
 }
 
 impl ConfigWriter {
@@ -66,6 +86,7 @@ impl ConfigWriter {
             fence,
             configs: Api::all(client.clone()),
             config_maps: Api::namespaced(client.clone(), namespace),
+            projected: Api::namespaced(client.clone(), namespace),
             revisions: Api::namespaced(client.clone(), namespace),
             deployments: Api::namespaced(client.clone(), namespace),
             writes,
@@ -95,10 +116,7 @@ impl ConfigWriter {
         self.fence.send(self.revisions.create(&post_params(), &base.to_object(config_map))).await?;
         revisions.sort_by_key(|object| std::cmp::Reverse(object.revision));
         for old in revisions.iter().skip(MAX_REVISIONS - 1).filter(|old| !good.contains(&old.revision)) {
-            match self.fence.send(self.revisions.delete(&old.name_any(), &DeleteParams::default())).await {
-                Err(WriteError::Refused(status)) if status.is_not_found() => {}
-                result => drop(result?),
-            }
+            self.delete_revision(old).await?;
         }
         Ok(base)
     }
@@ -120,35 +138,54 @@ impl ConfigWriter {
             HASH_ANNOTATION: write.hash,
             REVISION_ANNOTATION: revision.to_string(),
         });
-        self.patch_config_map(&live.key.name, &live.version, &write.values, annotations).await
+        self.patch_config_map(&live.key.name, &live.version, Some(&write.values), annotations).await
     }
 
-    /// Restores the text of the base byte for byte, and removes our annotations. Returns whether it wrote: a ConfigMap
-    /// with another UID, or without our hash annotation, is not changed.
-    pub(super) async fn restore_base(&self, config_map: &str, base: &Base) -> Result<bool, WriteError> {
-        // Read the current object: the watch may lag.
-        let Some(object) = self.fence.send(self.config_maps.get_opt(config_map)).await? else { return Ok(false) };
-        let is_same = object.uid().as_deref().unwrap_or_default() == &*base.uid;
-        if !object.annotations().contains_key(HASH_ANNOTATION) || !is_same {
-            return Ok(false);
+    async fn delete_revision(&self, revision: &ControllerRevision) -> Result<(), WriteError> {
+        match self.fence.send(self.revisions.delete(&revision.name_any(), &DeleteParams::default())).await {
+            Err(WriteError::Refused(status)) if status.is_not_found() => Ok(()),
+            result => result.map(drop),
         }
+    }
+
+    /// Restores the text of the base byte for byte if the operator wrote the present text, and removes our annotations.
+    pub(super) async fn restore_base(
+        &self,
+        config_map: &str,
+        base: Option<&Base>,
+    ) -> Result<RestoreOutcome, WriteError> {
+        // Read the current object: the watch may lag.
+        let Some(object) = self.fence.send(self.projected.get_opt(config_map)).await? else {
+            return Ok(RestoreOutcome::Nothing);
+        };
+        let live = ConfigMap::project(object, &mut Problems::default());
+        let plan = restore_plan(&live, base);
+        let values = match &plan {
+            RestorePlan::Nothing => return Ok(RestoreOutcome::Nothing),
+            RestorePlan::NoBase => return Ok(RestoreOutcome::NoBase),
+            RestorePlan::WriteBase => base.map(|base| &*base.text),
+            RestorePlan::RemoveAnnotations => None,
+            RestorePlan::KeepText { values } => values.as_deref(),
+        };
         let annotations = json!({ MANAGED_BY_ANNOTATION: null, HASH_ANNOTATION: null, REVISION_ANNOTATION: null });
-        let version = object.resource_version().unwrap_or_default();
-        self.patch_config_map(config_map, &version, &base.text, annotations).await?;
-        Ok(true)
+        self.patch_config_map(config_map, &live.version, values, annotations).await?;
+        Ok(match plan {
+            RestorePlan::KeepText { .. } => RestoreOutcome::Kept { manager: last_writer(&live) },
+            _ => RestoreOutcome::Restored,
+        })
     }
 
     async fn patch_config_map(
         &self,
         name: &str,
         version: &str,
-        values: &str,
+        values: Option<&str>,
         annotations: Value,
     ) -> Result<Arc<str>, WriteError> {
-        let patch = json!({
-            "metadata": {"resourceVersion": version, "annotations": annotations},
-            "data": {"values": values},
-        });
+        let mut patch = json!({"metadata": {"resourceVersion": version, "annotations": annotations}});
+        if let (Some(values), Some(patch)) = (values, patch.as_object_mut()) {
+            patch.insert("data".to_owned(), json!({ "values": values }));
+        }
         let request = async { self.config_maps.patch(name, &patch_params(), &Patch::Merge(&patch)).await };
         let result = self.fence.send(request).await;
         if let Some(label) = WriteError::result(&result) {

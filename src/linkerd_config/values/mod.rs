@@ -7,6 +7,7 @@
 mod canonical;
 mod go_types;
 mod hash;
+mod injection_hash_lines;
 mod injection_subset;
 mod invalid;
 mod path;
@@ -29,6 +30,7 @@ use serde_json::{Map, Value, json};
 pub use crate::api::CONFIG_HASH_ENV;
 pub use {
     hash::Hash,
+    injection_hash_lines::without_injection_hash_lines,
     invalid::InvalidDocument,
     path::Path,
     problems::{Problem, patch_problems},

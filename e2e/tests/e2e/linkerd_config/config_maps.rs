@@ -179,3 +179,29 @@ async fn a_legacy_owner_reference_is_removed_so_that_the_config_map_survives_its
     })
     .await
 }
+
+/// A backup tool creates the ConfigMap again with its annotations, and with another UID.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_config_map_that_is_restored_from_a_backup_keeps_its_base() -> Result<()> {
+    let (installation, mut manager) = over(json!({"data": {"values": HELM}})).await?;
+    installation.reaches("mesh", &WELL).await?;
+    let backup = installation.map().await?;
+    manager.kill().await?;
+    installation.maps.delete(CONFIG_MAP, &DeleteParams::default()).await?;
+    let annotations = backup.annotations();
+    let restored = installation.put_map(json!({"metadata": {"annotations": annotations}, "data": backup.data})).await?;
+    ensure!(restored.uid() != backup.uid(), "it was not created again");
+    let manager = installation.manager().await?;
+    let status = installation.reaches("mesh", &WELL).await?;
+    assert_eq!(status["target"]["uid"], json!(restored.uid()));
+    assert_eq!(installation.bases().await?, [HELM]);
+    // A value that is no longer declared is Helm's again.
+    installation.change("mesh", json!({"proxy": null, "deletionPolicy": "RestoreBase"})).await?;
+    installation.reaches("mesh", &WELL).await?;
+    installation.document_is(&installation.helm_with(json!({})).await?).await?;
+    installation.delete("mesh").await?;
+    installation.is_deleted("mesh").await?;
+    assert_eq!(installation.text().await?, HELM);
+    drop(manager);
+    Ok(())
+}
