@@ -31,6 +31,8 @@ use crate::{
 pub(super) struct ReconcileOutcome {
     pub(super) plan: ConfigPlan,
     pub(super) written: bool,
+    /// The reverted document of another writer; `None` if nothing was reverted.
+    pub(super) reverted: Option<RevertedDocument>,
     pub(super) base_revision: Option<i64>,
     /// The status, if it had to be written before the ConfigMap.
     pub(super) written_status: Option<Arc<LinkerdConfigStatus>>,
@@ -40,6 +42,17 @@ pub(super) struct ReconcileOutcome {
     pub(super) rolls_back: bool,
 }
 
+/// Whether the document that a revert overwrote was kept.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) enum RevertedDocument {
+    /// The name of its ControllerRevision.
+    Kept(String),
+    /// The ConfigMap had no text, or the text must not be kept.
+    NotKept,
+    /// The reason why the API server did not keep it.
+    Failed(String),
+}
+
 // === impl ReconcileOutcome ===
 
 impl Default for ReconcileOutcome {
@@ -47,6 +60,7 @@ impl Default for ReconcileOutcome {
         Self {
             plan: ConfigPlan::only(PlanVerdict::Unknown),
             written: false,
+            reverted: None,
             base_revision: None,
             written_status: None,
             baseline: None,
@@ -90,7 +104,18 @@ impl LinkerdConfigReconciler {
             && let Some(status) = with_drift_window(before, drift_began(live))
         {
             outcome.written_status = Some(Arc::new(status.clone()));
-            self.update_status(config, before, status).await?;
+            match self.update_status(config, before, status.clone()).await {
+                Ok(()) => {}
+                Err(WriteError::NotLeading) => return Err(WriteError::NotLeading),
+                // The document of another writer may prevent the creation of every Pod, so the revert does not wait.
+                Err(error) => {
+                    warn!(linkerd_config = %config.name, %error, "could not write the drift window into the status before the revert");
+                    self.cache.set_unwritten_status(&config.name, &config.uid, Arc::new(status));
+                }
+            }
+        }
+        if let Some(drift) = outcome.plan.drift.as_ref().filter(|_| outcome.plan.verdict != PlanVerdict::Drifted) {
+            outcome.reverted = Some(self.keep_reverted(live, &drift.manager).await?);
         }
         let version = self.writer.write_config_map(live, write, outcome.base_revision.unwrap_or_default()).await?;
         outcome.written = true;
@@ -102,14 +127,29 @@ impl LinkerdConfigReconciler {
         Ok(())
     }
 
-    /// Writes a status, unless it equals the previous one.
+    /// Keeps the document of another writer before it is overwritten. If the API server rejects that, the document is
+    /// reverted nevertheless: it may prevent the creation of every Pod.
+    async fn keep_reverted(&self, live: &ConfigMap, manager: &str) -> Result<RevertedDocument, WriteError> {
+        let Some(text) = &live.values else { return Ok(RevertedDocument::NotKept) };
+        match self.writer.keep_reverted(&live.key.name, text, manager).await {
+            Ok(Some(name)) => Ok(RevertedDocument::Kept(name)),
+            Ok(None) => Ok(RevertedDocument::NotKept),
+            Err(error @ WriteError::Refused(_)) => {
+                warn!(config_map = %live.key, %error, "could not keep the document of another writer; it is reverted nevertheless");
+                Ok(RevertedDocument::Failed(error.to_string()))
+            }
+            Err(error) => Err(error),
+        }
+    }
+
+    /// Writes a status, unless it equals the previous one and that one was written.
     pub(super) async fn update_status(
         &self,
         config: &LinkerdConfig,
         before: &LinkerdConfigStatus,
         after: LinkerdConfigStatus,
     ) -> Result<(), WriteError> {
-        if after == *before {
+        if after == *before && self.cache.unwritten_status(config).is_none() {
             return Ok(());
         }
         let known = self.cache.newest_version(config);

@@ -125,7 +125,7 @@ pub fn baseline(document: Option<&Reading>, base: Option<&Base>) -> Option<Strin
 }
 
 /// Returns the name as a label value. A name that is too long for a label is truncated, with a hash appended.
-fn label_value(config_map: &str) -> String {
+pub(super) fn label_value(config_map: &str) -> String {
     const LONGEST: usize = 63;
     const KEPT: usize = 46;
     if config_map.len() <= LONGEST {

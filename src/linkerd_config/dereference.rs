@@ -22,7 +22,7 @@ use crate::{
 /// The cached objects that one reconcile reads.
 pub(super) struct ReconcileInput {
     pub(super) config: Arc<LinkerdConfig>,
-    /// The status that was written last.
+    /// The last status. If it says that the document failed, it may not be written yet.
     pub(super) before: Arc<LinkerdConfigStatus>,
     /// The resource that is active for the ConfigMap.
     pub(super) active: Option<Arc<LinkerdConfig>>,
@@ -57,7 +57,8 @@ impl LinkerdConfigReconciler {
     pub(super) fn input(&self, name: &str) -> Option<ReconcileInput> {
         let state = self.gate.cluster.read();
         let config = Arc::clone(state.linkerd_configs.by_name(name)?);
-        let before = self.cache.last_status(&config).unwrap_or_else(|| Arc::clone(&config.status));
+        let known = self.cache.unwritten_status(&config).or_else(|| self.cache.last_status(&config));
+        let before = known.unwrap_or_else(|| Arc::clone(&config.status));
         let ready = ready_templates(&state, &config.target.namespace);
         Some(ReconcileInput {
             before: without_past_denials(before, ready.as_ref()),

@@ -3,6 +3,7 @@
 use k8s_openapi::api::core::v1::ObjectReference;
 
 use super::{
+    apply::RevertedDocument,
     conditions::{ACCEPTED, CONFIG_MAP_SYNCED, READY, condition_message, condition_reason, drift_paths},
     injector::INJECTOR_SYNCED,
     plan::{ConfigPlan, PlanVerdict},
@@ -23,10 +24,12 @@ pub(super) struct EventInput<'a> {
     /// `None` if the reconcile made no plan.
     pub(super) plan: Option<&'a ConfigPlan>,
     pub(super) written: bool,
+    /// The reverted document of another writer.
+    pub(super) reverted: Option<&'a RevertedDocument>,
 }
 
 pub(super) fn events_for(input: &EventInput<'_>) -> Vec<Notice> {
-    let EventInput { config, live, before, after, plan, written } = input;
+    let EventInput { config, live, before, after, plan, written, reverted } = input;
     let target = &config.target;
     let mut notices = Vec::new();
     let mut add = |reason, note: String| {
@@ -99,11 +102,19 @@ pub(super) fn events_for(input: &EventInput<'_>) -> Vec<Notice> {
             );
         }
         if drift.reverted && *written {
+            let kept = match reverted {
+                Some(RevertedDocument::Kept(name)) => format!("; ControllerRevision {name} has the reverted document"),
+                Some(RevertedDocument::Failed(why)) => format!("; the reverted document could not be kept: {why}"),
+                Some(RevertedDocument::NotKept) | None => String::new(),
+            };
             let note = match drift.paths.is_empty() {
                 true => {
-                    format!("Reverted a change by {}: the document was missing or could not be parsed", drift.manager)
+                    format!(
+                        "Reverted a change by {}: the document was missing or could not be parsed{kept}",
+                        drift.manager
+                    )
                 }
-                false => format!("Reverted changes by {} to {}", drift.manager, drift_paths(drift)),
+                false => format!("Reverted changes by {} to {}{kept}", drift.manager, drift_paths(drift)),
             };
             add(Reason::DriftReverted, note.clone());
             if let Some(live) = live {

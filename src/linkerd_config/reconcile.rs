@@ -5,9 +5,10 @@
 //!   └────▶ prepare ─▶ dereference ─▶ plan (pure) ─▶ apply ─▶ status (pure) ─▶ Events, metrics, PUT of the status
 //! ```
 //!
-//! Always holds: the status is written last, so that a reconcile after a crash repeats the other writes.
+//! Always holds: the status is written last, so that a reconcile after a crash repeats the other writes. A failed
+//! document is rolled back before the status says so: the rollback must not depend on a write of the status.
 
-use std::{slice, time::Duration};
+use std::{slice, sync::Arc, time::Duration};
 
 use k8s_openapi::jiff::Timestamp;
 use kube::runtime::controller::Action;
@@ -99,14 +100,14 @@ impl LinkerdConfigReconciler {
             Err(error) => Some(error),
         };
         if let Some(drift) = &mut outcome.plan.drift {
-            drift.reverted = outcome.written;
+            drift.reverted = outcome.written && outcome.plan.verdict != PlanVerdict::Drifted;
         }
         let before = outcome.written_status.clone().unwrap_or_else(|| input.before.clone());
         let now = Timestamp::now();
         let sync_status = self.sync_status(input, &before, &outcome, failure.as_ref(), now);
         let after = self.next_status(input, &before, &outcome, failure.as_ref(), sync_status.as_ref(), now);
         self.restart_late_injectors(config, &before, &after).await?;
-        let ReconcileOutcome { plan, written, .. } = &outcome;
+        let ReconcileOutcome { plan, written, reverted, .. } = &outcome;
         let event_input = EventInput {
             config,
             live: input.live.as_deref(),
@@ -114,6 +115,7 @@ impl LinkerdConfigReconciler {
             after: &after,
             plan: Some(plan),
             written: *written,
+            reverted: reverted.as_ref(),
         };
         for event in events_for(&event_input) {
             self.events.publish(event);
@@ -121,15 +123,16 @@ impl LinkerdConfigReconciler {
         self.count_drift(&before, &after, plan);
         let is_denied = sync_status.as_ref().is_some_and(|sync_status| sync_status.is_denied);
         let has_failed_now = failed_hashes(config, &before) != failed_hashes(config, &after);
+        if (outcome.rolls_back || is_denied) && has_failed_now {
+            // The next reconcile rolls the failed document back, and then writes the status.
+            self.cache.set_unwritten_status(&config.name, &config.uid, Arc::new(after));
+            return Ok(Action::requeue(Duration::ZERO));
+        }
         self.update_status(config, &before, after).await?;
         if let Some(error) = failure {
             return Err(error);
         }
         self.cache.note_success(&config.name);
-        if (outcome.rolls_back || is_denied) && has_failed_now {
-            // The status now names the failed document, so that the next leader rolls it back too.
-            return Ok(Action::requeue(Duration::ZERO));
-        }
         let revert_backoff = revert_backoff.filter(|_| plan.verdict == PlanVerdict::RepeatedDrift);
         let delay = revert_backoff.or_else(|| sync_status?.recheck_after);
         Ok(Action::requeue(delay.unwrap_or_else(|| backoff(0, RESYNC_INTERVAL, RESYNC_INTERVAL))))
@@ -235,7 +238,8 @@ impl LinkerdConfigReconciler {
         before: &LinkerdConfigStatus,
         after: LinkerdConfigStatus,
     ) -> Result<Action, WriteError> {
-        let event_input = EventInput { config, live: None, before, after: &after, plan: None, written: false };
+        let event_input =
+            EventInput { config, live: None, before, after: &after, plan: None, written: false, reverted: None };
         for event in events_for(&event_input) {
             self.events.publish(event);
         }

@@ -38,6 +38,8 @@ pub(super) struct ReconcileCache {
 #[derive(Default)]
 struct ResourceEntry {
     last_status: Option<LastStatus>,
+    /// The UID of the resource, and a status that a later one has to continue although it was not written.
+    unwritten_status: Option<(Arc<str>, Arc<LinkerdConfigStatus>)>,
     failures: u32,
     /// The first failed restore of the base for the deletion of the resource.
     restore_failed: Option<Instant>,
@@ -130,7 +132,21 @@ impl ReconcileCache {
     ) {
         self.edit_resource(name, |entry| {
             entry.last_status = Some(LastStatus { uid: Arc::clone(uid), version, status });
+            entry.unwritten_status = None;
         });
+    }
+
+    /// Notes a status that the next reconcile continues, before it is written: what it says must be acted upon even if
+    /// it cannot be written.
+    pub(super) fn set_unwritten_status(&self, name: &Arc<str>, uid: &Arc<str>, status: Arc<LinkerdConfigStatus>) {
+        self.edit_resource(name, |entry| entry.unwritten_status = Some((Arc::clone(uid), status)));
+    }
+
+    /// Returns the status that was noted and not written since.
+    pub(super) fn unwritten_status(&self, config: &LinkerdConfig) -> Option<Arc<LinkerdConfigStatus>> {
+        let resources = self.resources.lock();
+        let (uid, status) = resources.get(&config.name)?.unwritten_status.as_ref()?;
+        (*uid == config.uid).then(|| Arc::clone(status))
     }
 
     /// Notes our own write of a ConfigMap, with the resourceVersion that it returned.

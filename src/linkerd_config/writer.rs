@@ -23,7 +23,10 @@ use super::{
     base::{Base, MAX_REVISIONS},
     drift::{HASH_ANNOTATION, last_writer},
     plan::ConfigMapWrite,
-    revert::restore::{RestorePlan, restore_plan},
+    revert::{
+        kept::{self, MAX_REVERTED},
+        restore::{RestorePlan, restore_plan},
+    },
     values::Document,
 };
 use crate::{
@@ -139,6 +142,32 @@ impl ConfigWriter {
             REVISION_ANNOTATION: revision.to_string(),
         });
         self.patch_config_map(&live.key.name, &live.version, Some(&write.values), annotations).await
+    }
+
+    /// Keeps a reverted document, and deletes the oldest ones. Returns the name of its ControllerRevision; `None` if the
+    /// text must not be kept.
+    pub(super) async fn keep_reverted(
+        &self,
+        config_map: &str,
+        text: &str,
+        manager: &str,
+    ) -> Result<Option<String>, WriteError> {
+        if !kept::may_be_kept(text) {
+            return Ok(None);
+        }
+        let selector = ListParams::default().labels(&kept::selector(config_map));
+        let mut all = self.fence.send(self.revisions.list(&selector)).await?.items;
+        if let Some(same) = all.iter().find(|object| kept::has_text(object, text)) {
+            return Ok(Some(same.name_any()));
+        }
+        all.sort_by_key(|object| std::cmp::Reverse(object.revision));
+        let newest = all.first().map(|object| object.revision).unwrap_or_default();
+        let object = kept::to_object(config_map, newest.saturating_add(1), text, manager);
+        self.fence.send(self.revisions.create(&post_params(), &object)).await?;
+        for old in all.iter().skip(MAX_REVERTED - 1) {
+            self.delete_revision(old).await?;
+        }
+        Ok(Some(object.name_any()))
     }
 
     async fn delete_revision(&self, revision: &ControllerRevision) -> Result<(), WriteError> {

@@ -1,3 +1,4 @@
-//! Documents that are taken back: the base of a deleted resource. Pure.
+//! Documents that are taken back: the base of a deleted resource, reverted drift. Pure.
 
+pub(super) mod kept;
 pub(super) mod restore;

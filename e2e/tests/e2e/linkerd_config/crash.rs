@@ -18,7 +18,7 @@ enum Doing {
 }
 
 /// The write in flight: its method and a part of its path.
-const STEPS: [(Doing, &str, &str); 11] = [
+const STEPS: [(Doing, &str, &str); 12] = [
     (Doing::Adopting, "PATCH", "/linkerdconfigs/"),
     (Doing::Adopting, "POST", "/controllerrevisions"),
     (Doing::Adopting, "PATCH", "/configmaps/"),
@@ -26,6 +26,7 @@ const STEPS: [(Doing, &str, &str); 11] = [
     (Doing::FollowingAnUpgrade, "POST", "/controllerrevisions"),
     (Doing::FollowingAnUpgrade, "PATCH", "/configmaps/"),
     (Doing::FollowingAnUpgrade, "PUT", "/status"),
+    (Doing::Reverting, "POST", "/controllerrevisions"),
     (Doing::Reverting, "PATCH", "/configmaps/"),
     (Doing::Reverting, "PUT", "/status"),
     (Doing::Restoring, "PATCH", "/configmaps/"),

@@ -264,3 +264,86 @@ async fn an_edit_that_prevents_every_injection_is_reverted() -> Result<()> {
     drop(manager);
     Ok(())
 }
+
+/// The documents of others that were reverted and kept: the names of their ControllerRevisions, and their texts.
+async fn kept(installation: &Installation) -> Result<Vec<(String, String)>> {
+    let labels = format!("config.linkerd.io/reverted-of={}", super::CONFIG_MAP);
+    let mut kept = Vec::new();
+    for revision in installation.revisions.list(&kube::api::ListParams::default().labels(&labels)).await? {
+        let text = revision.data.as_ref().and_then(|data| data.0["values"].as_str()).unwrap_or_default().to_owned();
+        kept.push((revision.revision, revision.name_any(), text));
+    }
+    kept.sort();
+    Ok(kept.into_iter().map(|(_, name, text)| (name, text)).collect())
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_reverted_document_is_kept_in_a_controller_revision_that_the_event_names() -> Result<()> {
+    let (installation, manager, declared) = with_access_log(json!({})).await?;
+    let theirs = installation.text().await?.replace("accessLog: json", "accessLog: apache # on call, 3 a.m.");
+    installation.rewrite("kubectl-edit", &theirs).await?;
+    installation.document_is(&declared).await?;
+    let note = installation.expect_event("mesh", "DriftReverted").await?;
+    assert!(note.contains("ControllerRevision linkerd-config-reverted-1"), "{note}");
+    assert_eq!(kept(&installation).await?, [("linkerd-config-reverted-1".to_owned(), theirs.clone())]);
+    // The same document is kept once, and a document that cannot be parsed is kept, too.
+    installation.rewrite("kubectl-edit", &theirs).await?;
+    installation.document_is(&declared).await?;
+    let broken = "proxy: {logLevel: [unclosed\n";
+    installation.rewrite("kubectl-edit", broken).await?;
+    installation.document_is(&declared).await?;
+    let texts: Vec<String> = kept(&installation).await?.into_iter().map(|(_, text)| text).collect();
+    assert_eq!(texts, [theirs, broken.to_owned()]);
+    assert_eq!(installation.bases().await?, [HELM]);
+    // It is no base: a new manager continues with Helm's document.
+    drop(manager);
+    let manager = installation.manager().await?;
+    installation.change("mesh", json!({"proxy": {"accessLog": null}})).await?;
+    installation.document_is(&installation.helm_with(json!({})).await?).await?;
+    drop(manager);
+    Ok(())
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn at_most_five_reverted_documents_are_kept_and_none_with_a_private_key() -> Result<()> {
+    let (installation, manager, declared) = with_access_log(json!({})).await?;
+    let key = "-----BEGIN PRIVATE KEY-----\nMII\n-----END PRIVATE KEY-----\n";
+    for secret in [
+        json!({"identity": {"issuer": {"tls": {"keyPEM": key}}}}).to_string(),
+        format!("proxy: [unclosed\nkey: |\n  {}", key.replace('\n', "\n  ")),
+    ] {
+        installation.rewrite("kubectl-edit", &secret).await?;
+        installation.document_is(&declared).await?;
+    }
+    assert_eq!(kept(&installation).await?, []);
+    // Reverts pause after six within ten minutes; a new leader counts again.
+    drop(manager);
+    let manager = installation.manager().await?;
+    for number in 1..=6 {
+        installation.edit("kubectl-edit", json!({"controllerReplicas": 10 + number})).await?;
+        installation.document_is(&declared).await?;
+    }
+    eventually(REVERTED, "the oldest to be deleted", async || {
+        let names: Vec<String> = kept(&installation).await?.into_iter().map(|(name, _)| name).collect();
+        ensure!(names == [2, 3, 4, 5, 6].map(|number| format!("linkerd-config-reverted-{number}")), "{names:?}");
+        Ok(())
+    })
+    .await?;
+    assert_eq!(installation.bases().await?, [HELM]);
+    drop(manager);
+    Ok(())
+}
+
+/// The revert does not depend on the copy: the document may prevent the creation of every Pod.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_document_that_cannot_be_kept_is_reverted_nevertheless() -> Result<()> {
+    let (installation, manager, declared) = with_access_log(json!({})).await?;
+    let rejected = e2e::Action::Status { code: 403, retry_after: None };
+    installation.proxy.inject(e2e::Rule::path("/controllerrevisions").method("POST"), rejected);
+    installation.edit("kubectl-edit", json!({"proxy": {"accessLog": ""}})).await?;
+    installation.document_is(&declared).await?;
+    let note = installation.expect_event("mesh", "DriftReverted").await?;
+    assert!(note.contains("could not be kept"), "{note}");
+    drop(manager);
+    Ok(())
+}
