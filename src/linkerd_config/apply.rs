@@ -16,7 +16,7 @@ use super::{
     drift::with_drift_window,
     injector::INJECTOR_SYNCED,
     plan::{ConfigPlan, PlanVerdict},
-    status::good_revisions,
+    status::kept_revisions,
 };
 use crate::{
     api::{
@@ -38,8 +38,10 @@ pub(super) struct ReconcileOutcome {
     pub(super) written_status: Option<Arc<LinkerdConfigStatus>>,
     /// The injection hash of Pods without LINKERD_CONFIG_HASH, if the status does not have it yet.
     pub(super) baseline: Option<String>,
-    /// Whether workloads failed with the active document and a fallback document exists.
+    /// Whether workloads failed with the active document and the document before it is restored.
     pub(super) rolls_back: bool,
+    /// Why a required rollback restores nothing.
+    pub(super) rollback_refused: Option<&'static str>,
 }
 
 /// Whether the document that a revert overwrote was kept.
@@ -65,6 +67,7 @@ impl Default for ReconcileOutcome {
             written_status: None,
             baseline: None,
             rolls_back: false,
+            rollback_refused: None,
         }
     }
 }
@@ -92,7 +95,7 @@ impl LinkerdConfigReconciler {
         let ReconcileInput { config, before, live, .. } = input;
         let target = &config.target.name;
         if let Some(base) = &outcome.plan.new_base {
-            let saved = Arc::new(self.writer.save_base(base, target, &good_revisions(before)).await?);
+            let saved = Arc::new(self.writer.save_base(base, target, &kept_revisions(before)).await?);
             outcome.base_revision = Some(saved.revision);
             info!(config_map = %config.target, revision = saved.revision, "saved the installer's document and the declared document");
             self.cache.set_base(target, Some(saved));

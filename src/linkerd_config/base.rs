@@ -57,16 +57,20 @@ impl Base {
         format!("{TARGET_LABEL}={}", label_value(config_map))
     }
 
-    /// Returns the name of the ControllerRevision.
-    pub(super) fn name(&self, config_map: &str) -> String {
-        format!("{config_map}-base-{}", self.revision)
+    /// Returns the name of the ControllerRevision of a revision.
+    pub(super) fn name_at(config_map: &str, revision: i64) -> String {
+        format!("{config_map}-base-{revision}")
     }
 
     pub(super) fn to_object(&self, config_map: &str) -> ControllerRevision {
         let labels = BTreeMap::from([(TARGET_LABEL.to_owned(), label_value(config_map))]);
         let effective = (self.effective != self.document).then(|| self.effective.to_yaml());
         ControllerRevision {
-            metadata: ObjectMeta { name: Some(self.name(config_map)), labels: Some(labels), ..ObjectMeta::default() },
+            metadata: ObjectMeta {
+                name: Some(Self::name_at(config_map, self.revision)),
+                labels: Some(labels),
+                ..ObjectMeta::default()
+            },
             data: Some(RawExtension(json!({
                 "values": *self.text,
                 "effective": effective,
@@ -85,15 +89,9 @@ impl Base {
         revisions.iter().max_by_key(|object| object.revision).map(Self::from_object).transpose()
     }
 
-    /// Returns the documents that were declared at other revisions. Skips revisions that cannot be read, have another
-    /// base document, or belong to another ConfigMap: a configuration that worked with another version of Linkerd may
-    /// fail with this one.
-    pub fn effective_at(&self, revisions: &[ControllerRevision], wanted: &[i64]) -> Vec<Document> {
-        let declared = |revision: &i64| {
-            let base = Self::from_object(revisions.iter().find(|object| object.revision == *revision)?).ok()?;
-            (base.uid == self.uid && base.document == self.document).then_some(base.effective)
-        };
-        wanted.iter().filter_map(declared).collect()
+    /// Returns the base at a revision; `None` if the revision does not exist or cannot be read.
+    pub fn at(revisions: &[ControllerRevision], wanted: i64) -> Option<Self> {
+        Self::from_object(revisions.iter().find(|object| object.revision == wanted)?).ok()
     }
 
     fn from_object(object: &ControllerRevision) -> Result<Self, String> {

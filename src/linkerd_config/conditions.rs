@@ -82,6 +82,9 @@ pub(super) fn condition_rows(
         _ if matches!(row.reason, "Observing" | "Suspended") => {
             ConditionRow::new(READY, Some(true), row.reason, row.message.clone())
         }
+        _ if *verdict == PlanVerdict::Restored && row.reason == "Restored" => {
+            ConditionRow::new(READY, Some(false), "RolledBack", row.message.clone())
+        }
         _ => ConditionRow::new(READY, Some(false), row.reason, row.message.clone()),
     };
     if row.type_ == ACCEPTED {
@@ -136,8 +139,8 @@ fn verdict_row(target: &NamespacedName, verdict: &PlanVerdict, drift: Option<&Dr
             (CONFIG_MAP_SYNCED, true, "Synced", "the ConfigMap holds the declared configuration".to_owned())
         }
         PlanVerdict::Restored => {
-            let message = "the declared configuration failed: the last good document is restored";
-            (CONFIG_MAP_SYNCED, true, "Restored", message.to_owned())
+            let message = "the declared configuration failed: the ConfigMap has the document from before it";
+            (CONFIG_MAP_SYNCED, false, "Restored", message.to_owned())
         }
         PlanVerdict::ValidationFailed(problems) => {
             let message = format!("the proxy injector cannot use this configuration: {}", list_problems(problems));
@@ -204,7 +207,13 @@ pub(super) fn add_injector_condition(
     if *verdict == PlanVerdict::Restored {
         let failed = rolled_back.map(|hash| format!("workloads failed with {hash}"));
         let message = format!("{}; change the resource", failed.as_ref().unwrap_or(&injectors.message));
+        if let Some(ready) = rows.iter_mut().find(|row| row.type_ == READY) {
+            ready.message.clone_from(&message);
+        }
         rows.push(ConditionRow::new(STALLED, Some(true), "RolledBack", message));
+    } else if sync_status.is_denied {
+        let message = format!("{}; no document from before it can be restored: change the resource", injectors.message);
+        rows.push(ConditionRow::new(STALLED, Some(true), "Denied", message));
     }
     let after = rows.iter().position(|row| row.type_ == CONFIG_MAP_SYNCED).map_or(0, |at| at + 1);
     rows.insert(after, injectors);
@@ -262,6 +271,17 @@ pub(super) fn to_condition(
         message: truncated(message.clone(), MAX_MESSAGE_BYTES),
         observed_generation: Some(generation),
         last_transition_time: known.map_or(Time(now), |known| known.last_transition_time.clone()),
+    }
+}
+
+/// Adds the reason why nothing was rolled back to the conditions of a halted rollout.
+pub(super) fn explain_refused_rollback(status: &mut LinkerdConfigStatus, text: &str) {
+    for condition in &mut status.conditions {
+        let is_halted = ["Halted", "RolloutHalted"].contains(&&*condition.reason);
+        if is_halted && !condition.message.starts_with(text) {
+            let message = format!("{text}; {}", condition.message);
+            condition.message = truncated(message, MAX_MESSAGE_BYTES);
+        }
     }
 }
 

@@ -5,12 +5,8 @@
 use std::sync::Arc;
 
 use super::{
-    LinkerdConfigReconciler, active,
-    base::Base,
-    control_plane::denials::without_past_denials,
-    injector::ready_templates,
-    status::{failed_hashes, good_revisions},
-    values::{Document, Reading},
+    LinkerdConfigReconciler, active, base::Base, control_plane::denials::without_past_denials,
+    injector::ready_templates, revert::predecessor::Predecessor, status::failed_hashes, values::Reading,
     writer::REVISION_ANNOTATION,
 };
 use crate::{
@@ -37,8 +33,8 @@ pub(super) struct PlanDocuments {
     pub(super) live: Option<Arc<Reading>>,
     /// The saved base; `None` if no base was saved yet.
     pub(super) base: Option<Arc<Base>>,
-    /// The fallback documents, best first.
-    pub(super) good: Vec<Document>,
+    /// The document before the one in effect, if a rollback may restore it.
+    pub(super) predecessor: Option<Predecessor>,
 }
 
 // === impl ReconcileInput ===
@@ -84,16 +80,14 @@ impl LinkerdConfigReconciler {
     ) -> Result<PlanDocuments, WriteError> {
         let ReconcileInput { config, before, live, .. } = input;
         let target = &config.target.name;
-        let good = match &base {
-            // The fallback documents are rarely needed, and reading them takes an API request.
-            Some(base) if requires_rollback || !failed_hashes(config, before).is_empty() => {
-                self.writer.effective_at(&good_revisions(before), base, target).await?
-            }
-            _ => Vec::new(),
+        // The predecessor is rarely needed, and reading it takes an API request.
+        let predecessor = match requires_rollback || !failed_hashes(config, before).is_empty() {
+            true => self.writer.predecessor(before, target).await?,
+            false => None,
         };
         let text = live.as_ref().and_then(|live| live.values.as_ref());
         let live = text.map(|text| self.cache.read(target, text));
-        Ok(PlanDocuments { live, base, good })
+        Ok(PlanDocuments { live, base, predecessor })
     }
 
     /// Returns the saved base; the inner `Err` is the reason why it cannot be read.

@@ -13,6 +13,7 @@ use crate::{
         linkerd_config::{DriftSpec, DriftStatus, DriftWindow, LinkerdConfigStatus},
     },
     cluster::kinds::config_map::ConfigMap,
+    text::{truncate, truncated},
 };
 
 /// The hash of the document that was declared at our last write.
@@ -23,6 +24,10 @@ pub(super) const MAX_SHOWN: usize = 10;
 /// The maximum number of drift windows in the status: the periods in which Pods may have been injected with the changes
 /// of another writer.
 const MAX_DRIFT_WINDOWS: usize = 5;
+/// The maximum length of a path in the status.
+const MAX_PATH_BYTES: usize = 256;
+/// The maximum length of a manager's name; that of the API server.
+const MAX_MANAGER_BYTES: usize = 128;
 /// The manager of a change that `managedFields` no longer show.
 pub(super) const UNKNOWN: &str = "unknown";
 
@@ -81,7 +86,7 @@ pub fn origin(live: &ConfigMap, document: &Document, base: &Base, drift: &DriftS
 /// Returns the last writer of the document other than us.
 pub(super) fn last_writer(live: &ConfigMap) -> String {
     let writer = live.writers.iter().find(|writer| writer.manager != FIELD_MANAGER);
-    writer.map_or(UNKNOWN, |writer| &writer.manager).to_owned()
+    writer.map_or(UNKNOWN, |writer| truncate(&writer.manager, MAX_MANAGER_BYTES)).to_owned()
 }
 
 /// Whether the document is from another version of the installer, regardless of the manager that applied it.
@@ -113,7 +118,8 @@ pub(super) fn with_drift_window(before: &LinkerdConfigStatus, from: Timestamp) -
 
 /// Returns the status of a drift. A reported change that persists is counted once.
 pub(super) fn drift_status(drift: &Drift, before: Option<&DriftStatus>, now: Timestamp) -> DriftStatus {
-    let paths: Vec<String> = drift.paths.iter().take(MAX_SHOWN).map(ToString::to_string).collect();
+    let shown = drift.paths.iter().take(MAX_SHOWN);
+    let paths: Vec<String> = shown.map(|path| truncated(path.to_string(), MAX_PATH_BYTES)).collect();
     let is_theirs = |before: &&DriftStatus| drift.manager == UNKNOWN || before.manager.as_ref() == Some(&drift.manager);
     let same = before.filter(|before| !drift.reverted && before.paths == paths).filter(is_theirs);
     let count = before.and_then(|before| before.count).unwrap_or_default();

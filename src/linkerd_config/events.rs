@@ -129,7 +129,10 @@ pub(super) fn events_for(input: &EventInput<'_>) -> Vec<Notice> {
             }
         }
     } else if *written && plan.verdict == PlanVerdict::Restored {
-        add(Reason::ConfigRolledBack, format!("Restored the last good document in ConfigMap {target}"));
+        add(
+            Reason::ConfigRolledBack,
+            format!("Restored the document from before the declared one in ConfigMap {target}"),
+        );
     } else if *written {
         let hash = plan.write.as_ref().map(|write| write.hash.as_str()).unwrap_or_default();
         add(Reason::ConfigMapUpdated, format!("Wrote the declared configuration to ConfigMap {target}: hash {hash}"));

@@ -32,8 +32,13 @@ impl LinkerdConfigReconciler {
                 Ok(Some(outcome)) => outcome,
                 Ok(None) => return self.remove_finalizer(config).await,
                 Err(error) if lets_go(&error, || self.cache.restore_failing_for(&config.name)) => {
-                    let target = &config.target;
-                    let note = format!("Could not restore the installer's document in ConfigMap {target}: {error}");
+                    let saved = config.status.revisions.as_ref().and_then(|revisions| revisions.base);
+                    let saved = saved.map(|revision| Base::name_at(&config.target.name, revision));
+                    let note = format!(
+                        "Could not restore the installer's document in ConfigMap {}: {error}; ControllerRevision {} has it",
+                        config.target,
+                        saved.unwrap_or_default()
+                    );
                     (Reason::BaseNotRestored, note)
                 }
                 Err(error) => return Err(error),
@@ -62,7 +67,7 @@ impl LinkerdConfigReconciler {
                 return Ok(Some((Reason::BaseNotRestored, note)));
             }
         };
-        let saved = base.as_ref().map(|base: &Base| base.name(config_map)).unwrap_or_default();
+        let saved = base.as_ref().map(|base| Base::name_at(config_map, base.revision)).unwrap_or_default();
         Ok(match self.writer.restore_base(config_map, base.as_ref()).await? {
             RestoreOutcome::Nothing => None,
             RestoreOutcome::Restored => {

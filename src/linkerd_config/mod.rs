@@ -30,7 +30,7 @@ pub mod plan;
 mod reconcile;
 mod reconcile_cache;
 mod resolve_base;
-mod revert;
+pub mod revert;
 pub mod rollout;
 pub mod status;
 mod trust_anchors;

@@ -186,7 +186,7 @@ fn environment_path() -> Path {
     Path::from(&["proxy", "additionalEnv"][..])
 }
 
-fn anchors_path() -> Path {
+pub(super) fn anchors_path() -> Path {
     Path::from(&["identityTrustAnchorsPEM"][..])
 }
 

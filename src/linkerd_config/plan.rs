@@ -9,8 +9,9 @@ use super::{
     base::Base,
     control_plane::skew::{self, VersionSkew},
     drift::{Drift, HASH_ANNOTATION},
-    overlay::{Overlay, ValueSource},
+    overlay::{self, Overlay, ValueSource},
     resolve_base::{BaseChange, BaseInput, ResolvedBase, copy_paths, repair, resolve_base},
+    revert::predecessor::Predecessor,
     rollout,
     values::{Document, LONGEST, Path, Problem, Reading},
 };
@@ -36,9 +37,8 @@ pub struct PlanInput<'a> {
     pub revert_suspended: bool,
     /// The injection hashes of documents that the injectors denied, or that workloads failed with.
     pub failed: &'a [String],
-    /// The fallback documents, best first: the one that all workloads ran with, then the last one that all injectors
-    /// used.
-    pub good: &'a [Document],
+    /// The document before the one in effect, if a rollback may restore it.
+    pub predecessor: Option<&'a Predecessor>,
 }
 
 #[derive(Debug)]
@@ -59,6 +59,8 @@ pub struct ConfigPlan {
     pub injection_hash: Option<String>,
     /// How the versions of the declared document differ from that of the control plane.
     pub skew: Option<VersionSkew>,
+    /// The version of the proxy in the document that the ConfigMap holds once the plan is applied.
+    pub proxy_version: Option<String>,
 }
 
 #[derive(Debug)]
@@ -85,7 +87,7 @@ pub enum PlanVerdict {
     Immutable,
     /// The installer's document is unknown, so the present document is not overwritten.
     InvalidBase(String),
-    /// The declared document failed: the ConfigMap holds a fallback document.
+    /// The declared document failed: the ConfigMap holds the document before it.
     Restored,
     /// Changes of other writers are kept, because drift.action is Report.
     Drifted,
@@ -113,6 +115,7 @@ impl ConfigPlan {
             anchors: None,
             injection_hash: None,
             skew: None,
+            proxy_version: None,
         }
     }
 }
@@ -131,6 +134,13 @@ impl ConfigMapWrite {
 
 /// Plans the writes of one reconcile of the active resource.
 pub fn plan(input: &PlanInput<'_>) -> ConfigPlan {
+    let plan = plan_writes(input);
+    // Without a write, the document in the ConfigMap stays in force.
+    let found = || overlay::proxy_version(&input.document?.as_ref().ok()?.0);
+    ConfigPlan { proxy_version: plan.proxy_version.or_else(found), ..plan }
+}
+
+fn plan_writes(input: &PlanInput<'_>) -> ConfigPlan {
     if input.spec.mode == Mode::Suspend {
         return ConfigPlan::only(PlanVerdict::Suspended);
     }
@@ -139,8 +149,8 @@ pub fn plan(input: &PlanInput<'_>) -> ConfigPlan {
         Err(problems) => return ConfigPlan::only(PlanVerdict::Invalid(problems)),
     };
     let Some(live) = input.live else { return ConfigPlan::only(PlanVerdict::TargetNotFound) };
-    let PlanInput { spec, base, first_time, good, .. } = *input;
-    let base_input = BaseInput { live, base, drift: &spec.drift, first_time, good };
+    let PlanInput { spec, base, first_time, predecessor, .. } = *input;
+    let base_input = BaseInput { live, base, drift: &spec.drift, first_time, predecessor };
     let broken = match (live.values.as_deref(), input.document) {
         (Some(text), Some(Ok((document, injection_hash)))) => {
             let secrets = document.private_keys();
@@ -207,7 +217,10 @@ fn plan_document(
         copy_paths(&mut wanted, found, &drift.paths);
     }
     let is_reported = reported.is_some();
-    let fallback = fallback_document(input, &wanted, &base.document).cloned();
+    let has_failed = input.failed.contains(&wanted.injection_hash().to_string());
+    let predecessor = input.predecessor.filter(|_| has_failed);
+    // Without a usable predecessor, the failed document is kept.
+    let fallback = predecessor.and_then(|known| known.fallback(&base.document, &effective, input.failed));
     let is_restored = fallback.is_some();
     let wanted = fallback.unwrap_or(wanted);
     let affects_injection = found.is_some_and(|found| found.injection_hash() != wanted.injection_hash());
@@ -254,7 +267,13 @@ fn plan_document(
         (false, false) => PlanVerdict::Synced,
     };
     let new_base = is_new_base.then_some(base);
-    let plan = ConfigPlan { new_base, base_change, injection_hash: Some(injection_hash), ..without_writes(verdict) };
+    let plan = ConfigPlan {
+        new_base,
+        base_change,
+        injection_hash: Some(injection_hash),
+        proxy_version: overlay::proxy_version(&wanted),
+        ..without_writes(verdict)
+    };
     if is_synced {
         return plan;
     }
@@ -274,25 +293,6 @@ fn plan_document(
         return without_writes(PlanVerdict::ValidationFailed(vec![problem]));
     }
     ConfigPlan { write: Some(write), ..plan }
-}
-
-/// Returns the fallback to write if the wanted document has failed. Without a usable fallback, the failed document is
-/// kept.
-fn fallback_document<'a>(input: &PlanInput<'a>, wanted: &Document, installed: &'a Document) -> Option<&'a Document> {
-    let has_failed = input.failed.contains(&wanted.injection_hash().to_string());
-    has_failed.then(|| best_fallback(input.good, installed, input.failed)).flatten()
-}
-
-/// Returns the best fallback document that has not failed: a good one, otherwise the installer's.
-pub(super) fn best_fallback<'a>(
-    good: &'a [Document],
-    installed: &'a Document,
-    failed: &[String],
-) -> Option<&'a Document> {
-    let is_usable = |document: &&Document| {
-        !failed.contains(&document.injection_hash().to_string()) && document.problems().is_empty()
-    };
-    good.iter().chain([installed]).find(is_usable)
 }
 
 #[cfg(test)]

@@ -17,21 +17,25 @@ use super::{
     LinkerdConfigReconciler,
     apply::ReconcileOutcome,
     base::baseline,
+    conditions::explain_refused_rollback,
     dereference::{PlanDocuments, ReconcileInput},
     events::{EventInput, events_for},
     injector::{ExpectedInjection, SyncRequest, SyncStatus},
-    plan::{ConfigPlan, PlanInput, PlanVerdict, best_fallback, plan},
+    plan::{ConfigPlan, PlanInput, PlanVerdict, plan},
     rollout::{
         self,
         target::{RolloutContext, RolloutTarget},
     },
     sha256,
-    status::{ActiveStatusInput, active_status, conflicted_status, failed_hashes, foreign_namespace_status},
+    status::{
+        ActiveStatusInput, active_status, conflicted_status, failed_hashes, foreign_namespace_status, within_limit,
+    },
+    writer::REVISION_ANNOTATION,
 };
 use crate::{
     api::{
         INJECTORS_CONFIG_MAP,
-        linkerd_config::{LinkerdConfigStatus, Mode, TargetStatus},
+        linkerd_config::{LinkerdConfigStatus, Mode, RolloutPolicy, TargetStatus},
     },
     cluster::kinds::{config_map::ConfigMap, linkerd_config::LinkerdConfig},
     retry::backoff,
@@ -69,7 +73,7 @@ impl LinkerdConfigReconciler {
             if config.finalized {
                 self.writer.set_finalizer(&config.name, false).await?;
             }
-            let status = conflicted_status(config, before, &active.name, Timestamp::now());
+            let status = conflicted_status(config, before, active, Timestamp::now());
             return self.report_inactive(config, before, status).await;
         }
         if let Some(live) = live
@@ -212,6 +216,7 @@ impl LinkerdConfigReconciler {
             failure: failure.map(|error| (reason_of(error), error.to_string())),
             target: target_status(config, input.live.as_deref()),
             base_revision,
+            written_revision: written_revision(input.live.as_deref()),
             sync_status,
             bundle: input.bundle(),
             now,
@@ -225,10 +230,15 @@ impl LinkerdConfigReconciler {
             let target = RolloutTarget::of(config, &after, &context);
             let progress = self.rollouts.progress(&target);
             let progress = progress.as_deref();
-            rollout::status::set_rollout_status(&mut after, before, &target, progress, base_revision, now);
+            // Workloads that run with another document do not prove the declared one.
+            let declared = base_revision.filter(|_| outcome.plan.verdict == PlanVerdict::Synced);
+            rollout::status::set_rollout_status(&mut after, before, &target, progress, declared, now);
+            if let Some(why) = outcome.rollback_refused {
+                explain_refused_rollback(&mut after, why);
+            }
             self.rollouts.set_target(target);
         }
-        after
+        within_limit(after)
     }
 
     /// Publishes the Events and writes the status of a resource that is not active.
@@ -268,7 +278,7 @@ fn make_plan(
     outcome: &mut ReconcileOutcome,
 ) {
     let ReconcileInput { config, before, live, .. } = input;
-    let PlanDocuments { live: document, base, good } = documents;
+    let PlanDocuments { live: document, base, predecessor } = documents;
     let failed = failed_hashes(config, before);
     let plan = plan(&PlanInput {
         spec: &config.spec,
@@ -279,16 +289,43 @@ fn make_plan(
         first_time: before.revisions.is_none(),
         revert_suspended,
         failed,
-        good,
+        predecessor: predecessor.as_ref(),
     });
     if before.rollout.as_ref().is_none_or(|rollout| rollout.baseline_hash.is_none()) {
         outcome.baseline = baseline(document.as_deref(), base.as_deref());
     }
-    if let (true, Some(base), Some(hash)) = (requires_rollback, base, &plan.injection_hash) {
-        let fallback = best_fallback(good, &base.document, &[failed, slice::from_ref(hash)].concat());
-        outcome.rolls_back = plan.verdict == PlanVerdict::Synced && fallback.is_some();
+    if requires_rollback && plan.verdict == PlanVerdict::Synced {
+        let refused = rollback_refused(input, documents, &plan);
+        (outcome.rolls_back, outcome.rollback_refused) = (refused.is_none(), refused);
     }
     outcome.plan = plan;
+}
+
+/// Returns why the document of the plan is not rolled back, although workloads failed with it.
+fn rollback_refused(input: &ReconcileInput, documents: &PlanDocuments, plan: &ConfigPlan) -> Option<&'static str> {
+    let ReconcileInput { config, before, .. } = input;
+    if config.spec.rollout.policy == RolloutPolicy::Off {
+        return Some("not rolled back, because spec.rollout.policy is Off");
+    }
+    let base = plan.new_base.as_ref().or(documents.base.as_deref());
+    let rolled_out = before.revisions.as_ref().and_then(|revisions| revisions.last_rolled_out);
+    let is_rolled_out = rolled_out.is_some() && rolled_out == base.map(|base| base.revision);
+    let Some(predecessor) = documents.predecessor.as_ref().filter(|_| !is_rolled_out) else {
+        return Some("not rolled back, because the failed restart was not one for a new declared document");
+    };
+    let (Some(base), Some(effective), Some(hash)) = (base, &plan.effective, &plan.injection_hash) else {
+        return Some("not rolled back, because the document is unknown");
+    };
+    let failed = [failed_hashes(config, before), slice::from_ref(hash)].concat();
+    match predecessor.fallback(&base.document, effective, &failed) {
+        Some(_) => None,
+        None => Some("not rolled back, because the declared values did not change: only those of the installer did"),
+    }
+}
+
+/// Returns the revision in the annotation of the ConfigMap, which any writer may have changed.
+fn written_revision(live: Option<&ConfigMap>) -> Option<i64> {
+    live?.annotations.get(REVISION_ANNOTATION)?.parse().ok()
 }
 
 /// Whether the write failed because the cached object is stale.

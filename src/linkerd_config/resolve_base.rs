@@ -9,6 +9,7 @@ use super::{
     base::Base,
     drift::{Drift, HASH_ANNOTATION, Origin, last_writer, origin},
     overlay::{Overlay, ValueSource},
+    revert::predecessor::Predecessor,
     values::{Document, Path, Problem},
 };
 use crate::{
@@ -27,7 +28,7 @@ pub(super) struct BaseInput<'a> {
     pub(super) base: Option<&'a Base>,
     pub(super) drift: &'a DriftSpec,
     pub(super) first_time: bool,
-    pub(super) good: &'a [Document],
+    pub(super) predecessor: Option<&'a Predecessor>,
 }
 
 /// Why the base changed.
@@ -59,7 +60,7 @@ pub(super) fn resolve_base(
     text: &str,
     document: &Document,
 ) -> Result<ResolvedBase, String> {
-    let BaseInput { live, base, drift, first_time, good } = *input;
+    let BaseInput { live, base, drift, first_time, predecessor } = *input;
     let created_by = live.annotations.get(CREATED_BY_ANNOTATION).cloned();
     let from_document = |revision, base_change| {
         let base = Base {
@@ -97,8 +98,9 @@ pub(super) fn resolve_base(
         Origin::Foreign { manager } => {
             // Our last write may have been a fallback document.
             let written = live.annotations.get(HASH_ANNOTATION);
-            let good = good.iter().find(|good| written == Some(&good.hash().to_string()));
-            let changed = good.unwrap_or(&base.effective).differences(document);
+            let fallback = predecessor.and_then(|known| known.over(&base.document, &base.effective));
+            let fallback = fallback.filter(|fallback| written == Some(&fallback.hash().to_string()));
+            let changed = fallback.as_ref().unwrap_or(&base.effective).differences(document);
             let declared = base.document.differences(&base.effective);
             let is_declared = |path: &Path| {
                 let touches = |it: &Path| it.starts_with(path) || path.starts_with(it);

@@ -14,18 +14,27 @@ use super::{
     injector::{SyncReason, SyncStatus},
     overlay,
     plan::{ConfigPlan, PlanVerdict},
+    revert::predecessor::next_previous,
     rollout::key::{RETRY_ANNOTATION, RolloutKey},
     sha256, trust_anchors,
 };
 use crate::{
     api::linkerd_config::{
-        DriftStatus, InjectorStatus, LinkerdConfigStatus, RevisionsStatus, RolloutStatus, TargetStatus,
+        DriftStatus, InjectorStatus, LinkerdConfigStatus, Mode, RevisionsStatus, RolloutStatus, TargetStatus,
     },
     cluster::kinds::linkerd_config::LinkerdConfig,
+    text::truncated,
 };
 
 /// The maximum number of hashes of failed documents in the status.
 const MAX_FAILED_HASHES: usize = 5;
+
+/// The maximum length of a status as JSON. An object of the API server has at most 1.5 MiB.
+const MAX_STATUS_BYTES: usize = 512 << 10;
+/// The maximum length of the version of the proxy in the status.
+const MAX_VERSION_BYTES: usize = 256;
+/// The maximum length of the retry annotation in the status.
+const MAX_RETRY_BYTES: usize = 256;
 
 /// The inputs of the status of the active resource.
 pub(super) struct ActiveStatusInput<'a> {
@@ -41,6 +50,8 @@ pub(super) struct ActiveStatusInput<'a> {
     pub(super) failure: Option<(&'static str, String)>,
     pub(super) target: TargetStatus,
     pub(super) base_revision: Option<i64>,
+    /// The revision in the annotation of the ConfigMap before this reconcile.
+    pub(super) written_revision: Option<i64>,
     /// `None` if the injectors are not checked.
     pub(super) sync_status: Option<&'a SyncStatus>,
     /// The PEM bundle of the mesh's trust anchors.
@@ -61,10 +72,15 @@ pub(super) fn active_status(input: ActiveStatusInput<'_>) -> LinkerdConfigStatus
     let rolled_back = rolled_back
         .filter(|_| is_current(config, before))
         .or_else(|| Some(RolloutKey::of(rejected?, bundle_hash.as_deref(), None).to_string()));
+    let proxy_version = match &input.failure {
+        Some(_) => before.proxy_version.clone(),
+        None => plan.proxy_version.clone().map(|version| truncated(version, MAX_VERSION_BYTES)),
+    };
     let rows = condition_rows(&config.target, &plan.verdict, plan.drift.as_ref(), input.failure);
     let mut rows = add_injector_condition(rows, config, before, &plan.verdict, sync_status, rolled_back.as_deref());
     rows.extend(plan.skew.as_ref().filter(|_| !matches!(plan.verdict, PlanVerdict::Invalid(_))).map(version_skew_row));
     let mut revisions = revisions_status(config, before, plan, input.base_revision, sync_status);
+    revisions.previous = next_previous(before, plan, input.written_revision, bundle_hash.as_deref());
     if let Some(hash) = rejected {
         add_failed_hash(&mut revisions.failed, hash);
     }
@@ -74,7 +90,7 @@ pub(super) fn active_status(input: ActiveStatusInput<'_>) -> LinkerdConfigStatus
         adopted_at: known.adopted_at.clone().or_else(|| is_adopted.then_some(Time(now))),
         baseline_hash: known.baseline_hash.clone().or(input.baseline),
         rolled_back,
-        retry: retry(config).map(str::to_owned),
+        retry: retry(config),
         ..known
     };
     LinkerdConfigStatus {
@@ -84,7 +100,7 @@ pub(super) fn active_status(input: ActiveStatusInput<'_>) -> LinkerdConfigStatus
         target: Some(input.target),
         config_hash: effective.map(|document| document.hash().to_string()).or_else(|| before.config_hash.clone()),
         trust_roots_sha256: bundle_hash,
-        proxy_version: effective.and_then(overlay::proxy_version),
+        proxy_version,
         revisions: Some(revisions).filter(|revisions| *revisions != RevisionsStatus::default()),
         injection_hash: plan.injection_hash.clone().or_else(|| before.injection_hash.clone()),
         injector: sync_status.and_then(|sync_status| injector_status(sync_status, before.injector.as_ref(), now)),
@@ -93,6 +109,17 @@ pub(super) fn active_status(input: ActiveStatusInput<'_>) -> LinkerdConfigStatus
         deprecated_fields: overlay::deprecated(&config.spec),
         trust_anchors: anchors.or_else(|| before.trust_anchors.clone()),
     }
+}
+
+/// Returns the status without its lists of workloads if it is too large: the API server would reject it as a whole.
+pub(super) fn within_limit(mut status: LinkerdConfigStatus) -> LinkerdConfigStatus {
+    let is_too_large = serde_json::to_vec(&status).is_ok_and(|bytes| bytes.len() > MAX_STATUS_BYTES);
+    if let Some(rollout) = status.rollout.as_mut().filter(|_| is_too_large) {
+        rollout.updating.clear();
+        rollout.failures.clear();
+        rollout.skipped.clear();
+    }
+    status
 }
 
 /// Returns the drift status. Its open windows end once the injectors use our document again.
@@ -140,7 +167,7 @@ fn revisions_status(
     }
     let base = base_revision.or_else(|| known?.base);
     denied.retain(|denial| failed.contains(&denial.hash));
-    RevisionsStatus { base, last_known_good, last_known_good_hash, last_rolled_out, failed, denied }
+    RevisionsStatus { base, last_known_good, last_known_good_hash, last_rolled_out, failed, denied, previous: None }
 }
 
 fn add_failed_hash(failed: &mut Vec<String>, hash: &String) {
@@ -156,22 +183,22 @@ pub fn failed_hashes<'a>(config: &LinkerdConfig, status: &'a LinkerdConfigStatus
     revisions.map(|revisions| revisions.failed.as_slice()).unwrap_or_default()
 }
 
-/// Returns the revisions of the fallback documents, best first.
-pub fn good_revisions(before: &LinkerdConfigStatus) -> Vec<i64> {
-    let revisions = before.revisions.as_ref();
-    let rolled_out = revisions.and_then(|revisions| revisions.last_rolled_out);
-    let good = revisions.and_then(|revisions| revisions.last_known_good).filter(|good| Some(*good) != rolled_out);
-    rolled_out.into_iter().chain(good).collect()
+/// Returns the revisions in the status, which must not be deleted.
+pub(super) fn kept_revisions(before: &LinkerdConfigStatus) -> Vec<i64> {
+    let revisions = before.revisions.clone().unwrap_or_default();
+    [revisions.previous, revisions.last_rolled_out, revisions.last_known_good].into_iter().flatten().collect()
 }
 
 /// Whether the status belongs to the current generation and the current retry annotation of the resource.
 fn is_current(config: &LinkerdConfig, status: &LinkerdConfigStatus) -> bool {
-    let tried = status.rollout.as_ref().and_then(|rollout| rollout.retry.as_deref());
+    let tried = status.rollout.as_ref().and_then(|rollout| rollout.retry.clone());
     status.observed_generation == Some(config.generation) && tried == retry(config)
 }
 
-fn retry(config: &LinkerdConfig) -> Option<&str> {
-    config.annotations.get(RETRY_ANNOTATION).map(|retry| &**retry)
+/// Returns the retry annotation for the status. A text that is too long is replaced with its hash.
+fn retry(config: &LinkerdConfig) -> Option<String> {
+    let retry = config.annotations.get(RETRY_ANNOTATION)?;
+    Some(if retry.len() <= MAX_RETRY_BYTES { retry.to_string() } else { sha256(&**retry) })
 }
 
 fn injector_status(
@@ -192,11 +219,15 @@ fn injector_status(
 pub(super) fn conflicted_status(
     config: &LinkerdConfig,
     before: &LinkerdConfigStatus,
-    active: &str,
+    active: &LinkerdConfig,
     now: Timestamp,
 ) -> LinkerdConfigStatus {
-    let message =
-        format!("LinkerdConfig {active} is in effect for {}: it has a higher priority, or is older", config.target);
+    let LinkerdConfig { name, spec, .. } = active;
+    let is = match spec.mode {
+        Mode::Suspend => "is suspended and keeps its place",
+        Mode::Enforce | Mode::Observe => "is in effect",
+    };
+    let message = format!("LinkerdConfig {name} {is} for {}: it has a higher priority, or is older", config.target);
     inactive_status(config, before, &conflicted(message), now)
 }
 
@@ -233,13 +264,16 @@ fn inactive_status(
         rollout: before.rollout.as_ref().map(|known| RolloutStatus {
             adopted_at: known.adopted_at.clone(),
             baseline_hash: known.baseline_hash.clone(),
-            retry: retry(config).map(str::to_owned),
+            retry: retry(config),
             ..RolloutStatus::default()
         }),
         ..LinkerdConfigStatus::default()
     }
 }
 
+#[cfg(test)]
+#[path = "status_tests/size.rs"]
+mod size_tests;
 #[cfg(test)]
 #[path = "status_tests.rs"]
 mod tests;

@@ -25,9 +25,9 @@ use super::{
     plan::ConfigMapWrite,
     revert::{
         kept::{self, MAX_REVERTED},
+        predecessor::Predecessor,
         restore::{RestorePlan, restore_plan},
     },
-    values::Document,
 };
 use crate::{
     api::{
@@ -101,24 +101,23 @@ impl ConfigWriter {
         Ok(Base::newest(&self.list_revisions(config_map).await?))
     }
 
-    /// Returns the documents that were declared at other revisions over the same base, if the revisions still exist.
-    pub(super) async fn effective_at(
+    /// Returns the predecessor of the document in effect, if its revision still exists.
+    pub(super) async fn predecessor(
         &self,
-        revisions: &[i64],
-        base: &Base,
+        status: &LinkerdConfigStatus,
         config_map: &str,
-    ) -> Result<Vec<Document>, WriteError> {
-        Ok(base.effective_at(&self.list_revisions(config_map).await?, revisions))
+    ) -> Result<Option<Predecessor>, WriteError> {
+        Ok(Predecessor::find(status, &self.list_revisions(config_map).await?))
     }
 
-    /// Saves a base, and deletes the oldest revisions except the good ones. Returns the base with its revision.
-    pub(super) async fn save_base(&self, base: &Base, config_map: &str, good: &[i64]) -> Result<Base, WriteError> {
+    /// Saves a base, and deletes the oldest revisions except those to keep. Returns the base with its revision.
+    pub(super) async fn save_base(&self, base: &Base, config_map: &str, keep: &[i64]) -> Result<Base, WriteError> {
         let mut revisions = self.list_revisions(config_map).await?;
         let newest = revisions.iter().map(|object| object.revision).max().unwrap_or_default();
         let base = Base { revision: newest + 1, ..base.clone() };
         self.fence.send(self.revisions.create(&post_params(), &base.to_object(config_map))).await?;
         revisions.sort_by_key(|object| std::cmp::Reverse(object.revision));
-        for old in revisions.iter().skip(MAX_REVISIONS - 1).filter(|old| !good.contains(&old.revision)) {
+        for old in revisions.iter().skip(MAX_REVISIONS - 1).filter(|old| !keep.contains(&old.revision)) {
             self.delete_revision(old).await?;
         }
         Ok(base)

@@ -93,6 +93,11 @@ pub struct RevisionsStatus {
     /// The revision with the document that all selected workloads were last observed to run with.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub last_rolled_out: Option<i64>,
+    /// The revision with the document before the one in effect, which a rollback restores; 0 is the document of the
+    /// installer. Absent once all selected workloads run with the document in effect, and after a change of the trust
+    /// anchors: a later failure has another cause, and rolls back nothing.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub previous: Option<i64>,
     /// The injection hashes of documents that the proxy injector denied, or with which workloads failed, at most 5.
     /// They are not written again until the resource or its annotation config.linkerd.io/retry changes.
     #[serde(skip_serializing_if = "Vec::is_empty")]

@@ -111,7 +111,7 @@ pub(super) struct ShownValue {
 
 impl ExplainOutput {
     pub(super) fn new(input: &ExplainInput, all: bool) -> Self {
-        let ExplainInput { config, winner, applied, live, base, bundle, good, .. } = input;
+        let ExplainInput { config, winner, applied, live, base, bundle, predecessor, .. } = input;
         let document = live.as_ref().and_then(|live| live.values.as_deref()).map(Document::read);
         let kept = base.as_ref().ok().and_then(Option::as_ref);
         let plan = match base {
@@ -124,7 +124,7 @@ impl ExplainOutput {
                 first_time: config.status.revisions.is_none(),
                 revert_suspended: is_revert_suspended(&config.status),
                 failed: failed_hashes(config, &config.status),
-                good,
+                predecessor: predecessor.as_ref(),
             }),
             Err(unreadable) => ConfigPlan::only(PlanVerdict::InvalidBase(unreadable.clone())),
         };

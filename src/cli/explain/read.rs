@@ -26,12 +26,7 @@ use crate::{
             linkerd_config::LinkerdConfig,
         },
     },
-    linkerd_config::{
-        active,
-        base::Base,
-        status::good_revisions,
-        values::{Document, manifest},
-    },
+    linkerd_config::{active, base::Base, revert::predecessor::Predecessor, values::manifest},
 };
 
 /// The objects that `explain` works on.
@@ -45,8 +40,8 @@ pub(super) struct ExplainInput {
     /// `Err` is the reason why the newest base cannot be read.
     pub(super) base: Result<Option<Base>, String>,
     pub(super) bundle: Option<Arc<str>>,
-    /// The documents for a rollback, as far as they were saved.
-    pub(super) good: Vec<Document>,
+    /// The document that a rollback would restore.
+    pub(super) predecessor: Option<Predecessor>,
     /// Set with `--workloads`.
     pub(super) workloads: Option<WorkloadsInput>,
 }
@@ -91,10 +86,8 @@ pub(super) async fn read(client: &Client, name: Option<&str>, file: Option<&Path
     let bases = revisions.list(&ListParams::default().labels(&Base::selector(&target.name))).await.map_err(plain);
     let bases = bases.with_context(|| format!("cannot list ControllerRevisions in namespace {}", target.namespace))?;
     let base = Base::newest(&bases.items);
-    let good = good_revisions(&config.status);
-    let newest = base.as_ref().ok().and_then(Option::as_ref);
     Ok(ExplainInput {
-        good: newest.map(|base| base.effective_at(&bases.items, &good)).unwrap_or_default(),
+        predecessor: Predecessor::find(&config.status, &bases.items),
         winner: active::of(&state.linkerd_configs, target).cloned(),
         applied: file.is_none(),
         live,

@@ -46,7 +46,7 @@ pub(super) fn input(spec: &Value) -> ExplainInput {
         live: Some(config_map("helm", &with_injection_hash(&Document::parse(INSTALLED).unwrap()))),
         base: Ok(Some(Base::new(1, INSTALLED, None).unwrap())),
         bundle: None,
-        good: Vec::new(),
+        predecessor: None,
         workloads: None,
     }
 }

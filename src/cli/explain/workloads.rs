@@ -22,7 +22,7 @@ use crate::{
     cli::table::counted,
     cluster::{State, index::workload_key::WorkloadKey, kinds::inject::Inject},
     linkerd_config::{
-        baseline, overlay,
+        baseline,
         plan::ConfigPlan,
         rollout::{
             assess::{
@@ -154,7 +154,7 @@ fn status_once_in_effect(input: &ExplainInput, document: Option<&Reading>, plan:
     LinkerdConfigStatus {
         injection_hash: plan.injection_hash.clone(),
         trust_roots_sha256: input.bundle.as_deref().map(sha256),
-        proxy_version: plan.effective.as_ref().and_then(overlay::proxy_version),
+        proxy_version: plan.proxy_version.clone(),
         drift: known.drift.clone(),
         rollout: Some(RolloutStatus {
             adopted_at: rollout.adopted_at,

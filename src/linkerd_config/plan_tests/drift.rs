@@ -96,7 +96,7 @@ fn reverts_are_suspended_after_repeated_drift() {
             first_time: false,
             revert_suspended: true,
             failed: &[],
-            good: &[],
+            predecessor: None,
         };
         let plan = plan(&input);
         assert_eq!(plan.verdict, PlanVerdict::RepeatedDrift, "{manager}");

@@ -65,14 +65,14 @@ fn with_drift_action_report_the_injection_hash_is_kept_too() {
     assert_eq!((plan.verdict, plan.write.is_none(), plan.injection_hash), (PlanVerdict::Drifted, true, injection_hash));
 }
 
-/// Returns a cluster with a declared document that the injectors deny, and the last good document.
+/// Returns a cluster with a declared document that the injectors deny, and the document before it.
 fn denied() -> (Cluster, Document) {
     let mut cluster = Cluster::new(&debug());
     cluster.reconcile();
     let good = cluster.document();
+    cluster.predecessor = cluster.base.clone().map(|base| Predecessor::Declared(Box::new(base)));
     cluster.spec.proxy.access_log = Some("json".to_owned());
     let injection_hash = cluster.reconcile().injection_hash.unwrap();
-    cluster.good = Some(good.clone());
     cluster.failed = vec![injection_hash];
     (cluster, good)
 }
@@ -103,18 +103,49 @@ fn an_edit_of_a_restored_document_is_drift_from_the_restored_document() {
 }
 
 #[test]
-fn without_a_good_document_the_installers_is_restored_unless_it_was_denied_too() {
-    let (mut cluster, _) = denied();
-    cluster.good = None;
+fn the_first_declared_document_is_rolled_back_to_the_installers_and_no_later_one_is() {
+    let mut cluster = Cluster::new(&debug());
+    let injection_hash = cluster.reconcile().injection_hash.unwrap();
+    cluster.failed = vec![injection_hash];
+    cluster.predecessor = Some(Predecessor::Installer);
     let installed = cluster.base.as_ref().unwrap().document.clone();
     assert_eq!(cluster.reconcile().verdict, PlanVerdict::Restored);
     assert_eq!(cluster.document(), installed);
 
+    let (mut cluster, _) = denied();
+    cluster.predecessor = None;
+    let declared = cluster.document();
+    let plan = cluster.reconcile();
+    assert!(plan.verdict == PlanVerdict::Synced && plan.write.is_none(), "without a predecessor nothing is restored");
+    assert_eq!(cluster.document(), declared);
+}
+
+#[test]
+fn an_upgrade_that_fails_keeps_the_overlay_and_the_new_version() {
+    let (mut cluster, _) = denied();
+    cluster.failed.clear();
+    cluster.predecessor = cluster.base.clone().map(|base| Predecessor::Declared(Box::new(base)));
+    cluster.write("helm", &INSTALLED.replace("linkerdVersion: edge-26.8.3", "linkerdVersion: edge-26.9.1"));
+    cluster.failed = vec![cluster.reconcile().injection_hash.unwrap()];
+    let plan = cluster.reconcile();
+    assert!(plan.verdict == PlanVerdict::Synced && plan.write.is_none());
+    assert_eq!((cluster.value(&ACCESS_LOG), cluster.value(&LOG_LEVEL)), (Some(json!("json")), Some(json!("debug"))));
+    assert_eq!(plan.proxy_version.as_deref(), Some("edge-26.9.1"));
+}
+
+#[test]
+fn the_version_of_the_proxy_is_the_one_in_force() {
     let mut cluster = Cluster::new(&json!({}));
-    let injection_hash = cluster.reconcile().injection_hash.unwrap();
-    cluster.failed = vec![injection_hash];
-    let plan = cluster.plan();
-    assert!(plan.verdict == PlanVerdict::Synced && plan.write.is_none(), "no fallback is left");
+    cluster.reconcile();
+    cluster.predecessor = Some(Predecessor::Installer);
+    cluster.spec.proxy.proxy_version = Some("edge-99".to_owned());
+    let plan = cluster.reconcile();
+    assert_eq!(plan.proxy_version.as_deref(), Some("edge-99"));
+    cluster.failed = plan.injection_hash.into_iter().collect();
+    let plan = cluster.reconcile();
+    assert_eq!((plan.verdict, plan.proxy_version.as_deref()), (PlanVerdict::Restored, Some("edge-26.8.3")));
+    cluster.spec.mode = crate::api::linkerd_config::Mode::Observe;
+    assert_eq!(cluster.plan().proxy_version.as_deref(), Some("edge-26.8.3"));
 }
 
 #[test]

@@ -23,7 +23,7 @@ struct Cluster {
     first_time: bool,
     bundle: Option<&'static str>,
     failed: Vec<String>,
-    good: Option<Document>,
+    predecessor: Option<Predecessor>,
 }
 
 /// The document that Linkerd's chart renders.
@@ -32,8 +32,15 @@ const INSTALLED: &str = include_str!("../values/testdata/installed.yaml");
 impl Cluster {
     fn new(spec: &Value) -> Self {
         let spec = serde_json::from_value(spec.clone()).unwrap();
-        let mut cluster =
-            Self { live: None, base: None, spec, first_time: true, bundle: None, failed: Vec::new(), good: None };
+        let mut cluster = Self {
+            live: None,
+            base: None,
+            spec,
+            first_time: true,
+            bundle: None,
+            failed: Vec::new(),
+            predecessor: None,
+        };
         cluster.live = Some(ConfigMap {
             key: NamespacedName::new("linkerd", "linkerd-config"),
             uid: "uid".into(),
@@ -93,7 +100,7 @@ impl Cluster {
             first_time: self.first_time,
             revert_suspended: false,
             failed: &self.failed,
-            good: self.good.as_slice(),
+            predecessor: self.predecessor.as_ref(),
         })
     }
 

@@ -1,4 +1,5 @@
-//! Documents that are taken back: the base of a deleted resource, reverted drift. Pure.
+//! Documents that are taken back: failed configurations, the base of a deleted resource, reverted drift. Pure.
 
 pub(super) mod kept;
+pub mod predecessor;
 pub(super) mod restore;

@@ -60,9 +60,12 @@ pub(super) fn closed_gate(config: &LinkerdConfig, status: &LinkerdConfigStatus) 
     if *config.target.name != *INJECTORS_CONFIG_MAP {
         return gate(DISABLED, "no injector reads this ConfigMap".to_owned());
     }
-    // A change that is only reported stays in the document, which the injectors use.
+    // A change that is only reported stays in the document, which the injectors use. After a rollback, workloads return
+    // to the document that the ConfigMap has.
     let reports_drift = config.spec.drift.action == DriftAction::Report && condition("Stalled").is_none();
-    let has_document = |synced: &Condition| synced.status == "True" || synced.reason == "Drifted" && reports_drift;
+    let has_document = |synced: &Condition| {
+        synced.status == "True" || synced.reason == "Restored" || synced.reason == "Drifted" && reports_drift
+    };
     if !condition("ConfigMapSynced").is_some_and(has_document) {
         return gate(
             "WaitingForConfigMap",

@@ -4,7 +4,10 @@
 //! RolloutComplete, the last revision that was rolled out. Always holds: no result of another hash, and no success of
 //! another generation, is reported for the current one.
 
-use k8s_openapi::{apimachinery::pkg::apis::meta::v1::Time, jiff::Timestamp};
+use k8s_openapi::{
+    apimachinery::pkg::apis::meta::v1::{Condition, Time},
+    jiff::Timestamp,
+};
 
 use super::{
     key::RolloutKey,
@@ -117,6 +120,11 @@ pub fn set_rollout_status(
     if holds && progress.filter(is_of_this).is_some() && target.gates.closed.is_none() && !has_drift {
         let revisions = after.revisions.get_or_insert_default();
         revisions.last_rolled_out = revision.or(revisions.last_rolled_out);
+        let is_unproven = |it: &Condition| it.type_ == "InjectorSynced" && it.status == "False";
+        if revision.is_some() && !after.conditions.iter().any(is_unproven) {
+            // The document is proven: a later failure has another cause, so it must not take the document back.
+            revisions.previous = None;
+        }
     }
     if let (Some(drift), Some(progress)) = (&mut after.drift, progress.filter(|progress| !progress.suspects)) {
         let is_judged = |from: Option<Timestamp>, to: Option<Timestamp>| {

@@ -187,3 +187,23 @@ fn a_drift_window_is_removed_when_no_pod_from_it_is_left() {
     target.proxies.drift.clear();
     assert_eq!(left(false, &target), 2, "the progress does not cover these windows yet");
 }
+
+#[test]
+fn a_complete_rollout_proves_the_document_unless_injectors_do_not_use_it() {
+    let target = rollout_target(&json!({}));
+    let workloads = RolloutWorkloads { selected: 1, updated: 1, ..RolloutWorkloads::default() };
+    let done = progress(&target, RolloutPhase::Complete, "UpToDate", workloads);
+    let previous = |injectors: &str, revision| {
+        let condition = json!({"type": "InjectorSynced", "status": injectors, "reason": "", "message": "",
+            "lastTransitionTime": "2026-01-01T00:00:00Z"});
+        let before = json!({"revisions": {"previous": 3}, "conditions": [condition]});
+        let mut after: LinkerdConfigStatus = serde_json::from_value(before).unwrap();
+        let before = after.clone();
+        set_rollout_status(&mut after, &before, &target, Some(&done), revision, time("12:00:00"));
+        after.revisions.unwrap().previous
+    };
+    assert_eq!(previous("True", Some(7)), None);
+    assert_eq!(previous("Unknown", Some(7)), None);
+    assert_eq!(previous("False", Some(7)), Some(3));
+    assert_eq!(previous("True", None), Some(3), "workloads run with another document than the declared one");
+}

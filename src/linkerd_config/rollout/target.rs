@@ -119,8 +119,7 @@ impl RolloutTarget {
             },
             proxies: DesiredProxies {
                 injection_hash: injection_hash.map(Arc::from),
-                // The status has the declared version. After a rollback, Pods get another version.
-                proxy_version: status.proxy_version.as_deref().filter(|_| rollout.rolled_back.is_none()).map(Arc::from),
+                proxy_version: status.proxy_version.as_deref().map(Arc::from),
                 trust_roots: trust_roots.map(Arc::from),
                 baseline: rollout.baseline_hash.map(|hash| Baseline { hash: hash.into(), adopted }),
                 drift: windows.filter_map(range).collect(),

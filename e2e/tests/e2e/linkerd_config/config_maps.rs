@@ -192,8 +192,12 @@ async fn a_config_map_that_is_restored_from_a_backup_keeps_its_base() -> Result<
     let restored = installation.put_map(json!({"metadata": {"annotations": annotations}, "data": backup.data})).await?;
     ensure!(restored.uid() != backup.uid(), "it was not created again");
     let manager = installation.manager().await?;
-    let status = installation.reaches("mesh", &WELL).await?;
-    assert_eq!(status["target"]["uid"], json!(restored.uid()));
+    eventually(SOON, "the restored ConfigMap to be observed", async || {
+        let status = installation.reaches("mesh", &WELL).await?;
+        ensure!(status["target"]["uid"] == json!(restored.uid()), "{}", status["target"]);
+        Ok(())
+    })
+    .await?;
     assert_eq!(installation.bases().await?, [HELM]);
     // A value that is no longer declared is Helm's again.
     installation.change("mesh", json!({"proxy": null, "deletionPolicy": "RestoreBase"})).await?;

@@ -152,9 +152,9 @@ async fn a_denied_document_is_rolled_back_and_not_retried() -> Result<()> {
     mesh.installation.change("mesh", json!({"proxy": {"accessLog": "apache"}})).await?;
     mesh.installation.document_is(&good).await?;
     let rolled_back = [
-        "ConfigMapSynced=True/Restored",
+        "ConfigMapSynced=False/Restored",
         "InjectorSynced=False/Denied",
-        "Ready=False/Denied",
+        "Ready=False/RolledBack",
         "Stalled=True/RolledBack",
     ];
     let status = mesh.reaches(&rolled_back).await?;

@@ -165,3 +165,18 @@ async fn of_a_hundred_resources_one_is_active_and_the_others_cause_no_writes() -
     assert_eq!(installation.bases().await?, [HELM]);
     Ok(())
 }
+
+/// A user who suspends the resource in effect does not want another one to write instead.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_suspended_resource_keeps_its_place_and_the_others_say_so() -> Result<()> {
+    let installation = Installation::new().await?;
+    let manager = installation.manager().await?;
+    installation.declare("held", json!({"priority": 1, "mode": "Suspend"})).await?;
+    installation.declare("waiting", json!({"proxy": {"accessLog": "json"}})).await?;
+    let status = installation.reaches("waiting", &LOST).await?;
+    let why = message(&status, "Accepted")?;
+    assert!(why.contains(&format!("{} is suspended", installation.full("held"))), "{why}");
+    assert_eq!(installation.text().await?, HELM);
+    drop(manager);
+    Ok(())
+}

@@ -13,7 +13,10 @@ use kube::{
 };
 use serde_json::{Value, json};
 
-use super::{DEADLINE, Mesh, QUIET, put_over};
+use super::{
+    super::{HELM, trust_anchors::certificate},
+    DEADLINE, Mesh, QUIET, put_over,
+};
 
 /// A spec with a version of the proxy that cannot be pulled.
 fn bad(rollout: &Value) -> Value {
@@ -104,6 +107,10 @@ async fn a_rollout_is_rolled_back_to_the_last_good_configuration_if_declared() -
     .await?;
     mesh.expect_event("ConfigRolledBack").await?;
     mesh.shows(json!({"phase": "RolledBack"})).await?;
+    // The status is about the document in force, not about the declared one.
+    let conditions = ["ConfigMapSynced=False/Restored", "Ready=False/RolledBack", "Stalled=True/RolledBack"];
+    let status = mesh.installation.reaches("mesh", &conditions).await?;
+    assert_eq!(status["proxyVersion"], "edge-26.8.3");
     // The configuration is not retried until it changes.
     mesh.no_more_than(2).await?;
     mesh.installation.document_is(&document).await?;
@@ -112,6 +119,63 @@ async fn a_rollout_is_rolled_back_to_the_last_good_configuration_if_declared() -
     for workload in &three {
         workload.has(2, &marker).await?;
     }
+    Ok(())
+}
+
+/// The version of the proxy is Helm's, so the operator has nothing to take back: the overlay did not fail.
+#[tokio::test(flavor = "multi_thread")]
+async fn an_upgrade_that_fails_removes_neither_the_overlay_nor_the_version() -> Result<()> {
+    let mut mesh = Mesh::new().await?;
+    mesh.deployment("web", 1).await?;
+    let rollout = json!({"progressDeadline": "3s", "onFailure": "Rollback"});
+    mesh.adopt(json!({"proxy": {"accessLog": "json"}, "rollout": rollout})).await?;
+    mesh.is_quiet().await?;
+    let upgraded = HELM.replace("linkerdVersion: edge-26.8.3", &format!("linkerdVersion: {NEVER_READY}"));
+    mesh.installation.rewrite("helm", &upgraded).await?;
+    let status = mesh.rollout_is("False/Halted").await?;
+    let why = super::super::message(&status, "RolloutComplete")?;
+    assert!(why.contains("not rolled back"), "{why}");
+    let declared = json!({"linkerdVersion": NEVER_READY, "proxy": {"accessLog": "json"}});
+    let declared = mesh.installation.helm_with(declared).await?;
+    holds(QUIET, "the declared document", async || {
+        ensure!(mesh.installation.document().await? == declared, "it was rolled back");
+        Ok(())
+    })
+    .await?;
+    assert_eq!(mesh.installation.event_count("mesh", "ConfigRolledBack").await?, 0);
+    Ok(())
+}
+
+/// All workloads run with the document. Then one fails its restart for new trust anchors.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_failure_in_steady_state_rolls_back_nothing() -> Result<()> {
+    let mut mesh = Mesh::new().await?;
+    mesh.put(&mesh.other, Kind::Deployment, "stuck", 1, opted_in()).await?;
+    let rollout = json!({"progressDeadline": "3s", "onFailure": "Rollback"});
+    mesh.adopt(json!({"proxy": {"defaultInboundPolicy": "deny"}, "rollout": rollout})).await?;
+    let quotas: Api<ResourceQuota> = Api::namespaced(mesh.installation.client.clone(), &mesh.other);
+    let quota = json!({"metadata": {"name": "pods"}, "spec": {"hard": {"pods": "1"}}});
+    quotas.create(&PostParams::default(), &serde_json::from_value(quota)?).await?;
+    eventually(SOON, "the quota to be used up", async || {
+        let status = quotas.get("pods").await?.status.unwrap_or_default();
+        let used = status.used.unwrap_or_default().remove("pods");
+        ensure!(used.as_ref().is_some_and(|used| used.0 == "1"), "{used:?}");
+        Ok(())
+    })
+    .await?;
+    let anchors = mesh.installation.base_anchors().await?;
+    let both = format!("{anchors}\n{}", certificate("next.linkerd.cluster.local")?);
+    mesh.installation.set_trust_roots(&both).await?;
+    let status = mesh.rollout_is("False/Halted").await?;
+    let why = super::super::message(&status, "RolloutComplete")?;
+    assert!(why.contains("not rolled back"), "{why}");
+    holds(QUIET, "the declared policy", async || {
+        let policy = mesh.installation.document().await?["proxy"]["defaultInboundPolicy"].take();
+        ensure!(policy == "deny", "it is {policy}");
+        Ok(())
+    })
+    .await?;
+    assert_eq!(mesh.installation.event_count("mesh", "ConfigRolledBack").await?, 0);
     Ok(())
 }
 

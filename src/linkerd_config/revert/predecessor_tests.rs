@@ -1,0 +1,113 @@
+use serde_json::{Value, json};
+
+use super::*;
+use crate::linkerd_config::values::Path;
+
+const OLD: &str = "linkerdVersion: v1\nidentityTrustAnchorsPEM: old\nproxy: {logLevel: warn, opaquePorts: '25'}";
+const NEW: &str = "linkerdVersion: v2\nidentityTrustAnchorsPEM: old\nproxy: {logLevel: warn, opaquePorts: '25,26'}";
+/// The document in effect: it has newer trust anchors.
+const CURRENT: &str =
+    "linkerdVersion: v2\nidentityTrustAnchorsPEM: new\nproxy: {logLevel: trace, opaquePorts: '25,26'}";
+
+fn document(text: &str) -> Document {
+    Document::parse(text).unwrap()
+}
+
+/// A revision with these values declared over a base.
+fn declared(base: &str, values: &[(&[&str], Value)]) -> Predecessor {
+    let mut base = Base::new(1, base, None).unwrap();
+    for (keys, value) in values {
+        base.effective.set(&Path::from(*keys), value.clone());
+    }
+    Predecessor::Declared(Box::new(base))
+}
+
+#[test]
+fn only_declared_values_are_taken_back_and_the_installers_and_the_trust_anchors_stay() {
+    let debug = [(&["proxy", "logLevel"][..], json!("debug"))];
+    for base in [OLD, NEW] {
+        let document = declared(base, &debug).over(&document(NEW), &document(CURRENT)).unwrap();
+        let expected =
+            "linkerdVersion: v2\nidentityTrustAnchorsPEM: new\nproxy: {logLevel: debug, opaquePorts: '25,26'}";
+        assert_eq!(document, super::tests::document(expected));
+    }
+}
+
+#[test]
+fn a_version_is_taken_back_only_if_it_was_declared() {
+    let version = |predecessor: &Predecessor| {
+        let document = predecessor.over(&document(NEW), &document(CURRENT)).unwrap();
+        document.get(&Path::from(&["linkerdVersion"][..])).cloned()
+    };
+    assert_eq!(version(&declared(OLD, &[])), Some(json!("v2")));
+    assert_eq!(version(&declared(OLD, &[(&["linkerdVersion"], json!("v0"))])), Some(json!("v0")));
+    assert_eq!(version(&Predecessor::Installer), Some(json!("v2")));
+}
+
+#[test]
+fn a_list_over_another_base_is_not_restored_because_it_has_values_of_that_base() {
+    let list = [(&["proxy", "additionalEnv"][..], json!([{"name": "OF_BASE"}, {"name": "DECLARED"}]))];
+    let extended = "proxy: {additionalEnv: [{name: OF_BASE}]}";
+    let predecessor = declared(extended, &list);
+    assert!(predecessor.over(&document(extended), &document(extended)).is_some());
+    assert!(predecessor.over(&document("proxy: {}"), &document(extended)).is_none());
+}
+
+#[test]
+fn a_document_that_failed_is_not_restored() {
+    let installed = include_str!("../values/testdata/installed.yaml");
+    let base = document(installed);
+    let hash = base.injection_hash().to_string();
+    assert!(Predecessor::Installer.fallback(&base, &base, &[]).is_some());
+    assert!(Predecessor::Installer.fallback(&base, &base, &[hash]).is_none());
+    let invalid = declared(installed, &[(&["proxy", "uid"], json!("many"))]);
+    assert!(invalid.fallback(&base, &base, &[]).is_none());
+}
+
+/// Returns the revision of the predecessor after a plan for the document with this injection hash.
+fn next(before: &Value, hash: Option<&str>, change: impl FnOnce(&mut ConfigPlan), written: Option<i64>) -> Option<i64> {
+    let mut plan = ConfigPlan::only(PlanVerdict::Synced);
+    plan.injection_hash = hash.map(str::to_owned);
+    change(&mut plan);
+    next_previous(&serde_json::from_value(before.clone()).unwrap(), &plan, written, Some("roots"))
+}
+
+fn writes(plan: &mut ConfigPlan) {
+    use crate::linkerd_config::plan::ConfigMapWrite;
+    plan.write = Some(ConfigMapWrite { values: String::new(), hash: String::new(), overwrites_others: false });
+}
+
+#[test]
+fn the_predecessor_is_the_document_in_effect_before_the_new_one() {
+    let before = json!({"injectionHash": "a", "trustRootsSHA256": "roots", "revisions": {"base": 3}});
+    assert_eq!(next(&before, Some("b"), writes, Some(3)), Some(3));
+    assert_eq!(next(&before, Some("a"), |_| {}, Some(3)), None, "the same document");
+    // The first declared document replaces the installer's, or that of another resource.
+    assert_eq!(next(&json!({}), Some("b"), writes, None), Some(INSTALLER));
+    assert_eq!(next(&json!({}), Some("b"), writes, Some(7)), Some(7));
+    assert_eq!(next(&json!({}), Some("b"), |_| {}, Some(7)), None, "a former leader wrote it over an unknown document");
+}
+
+#[test]
+fn the_predecessor_stays_while_the_document_is_not_proven() {
+    let mut before =
+        json!({"injectionHash": "b", "trustRootsSHA256": "roots", "revisions": {"base": 4, "previous": 3}});
+    assert_eq!(next(&before, Some("b"), |_| {}, Some(4)), Some(3));
+    assert_eq!(next(&before, None, |_| {}, Some(4)), Some(3), "a plan without a document");
+    assert_eq!(next(&before, Some("a"), |plan| plan.verdict = PlanVerdict::Restored, Some(4)), Some(3));
+    // Workloads failed with b, so c has the same predecessor.
+    assert_eq!(next(&before, Some("c"), writes, Some(4)), Some(4));
+    before["rollout"] = json!({"workloads": {"failed": 1}});
+    assert_eq!(next(&before, Some("c"), writes, Some(4)), Some(3));
+    // Restarts for new trust anchors are not the document's.
+    before["trustRootsSHA256"] = json!("other roots");
+    assert_eq!(next(&before, Some("b"), |_| {}, Some(4)), None);
+}
+
+#[test]
+fn after_a_rollback_the_next_document_has_the_same_predecessor() {
+    let condition = json!({"type": "ConfigMapSynced", "status": "False", "reason": "Restored", "message": "",
+        "lastTransitionTime": "2026-01-01T00:00:00Z"});
+    let before = json!({"injectionHash": "a", "revisions": {"base": 4, "previous": 3}, "conditions": [condition]});
+    assert_eq!(next(&before, Some("c"), writes, Some(4)), Some(3));
+}
