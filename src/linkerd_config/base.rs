@@ -14,7 +14,10 @@ use k8s_openapi::{
 use serde_json::{Value, json};
 use sha2::{Digest, Sha256};
 
-use super::values::{Document, InvalidDocument, Reading};
+use super::{
+    trust_bundles::TrustBundles,
+    values::{Document, InvalidDocument, Reading},
+};
 use crate::text::{hex, truncate};
 
 /// The label that names the ConfigMap of a revision.
@@ -33,6 +36,8 @@ pub struct Base {
     pub created_by: Option<String>,
     /// The UID of the ConfigMap.
     pub uid: Arc<str>,
+    /// The bundles of trust anchors that Pods may carry.
+    pub trust_bundles: TrustBundles,
 }
 
 impl Base {
@@ -43,13 +48,15 @@ impl Base {
     pub fn new(revision: i64, text: &str, created_by: Option<&str>) -> Result<Self, InvalidDocument> {
         let (document, _) = Document::parse(text)?.split_injection_hash();
         let (created_by, uid) = (created_by.map(str::to_owned), Arc::from(""));
-        Ok(Self { revision, text: text.into(), effective: document.clone(), document, created_by, uid })
+        let (text, effective, trust_bundles) = (text.into(), document.clone(), TrustBundles::default());
+        Ok(Self { revision, text, effective, document, created_by, uid, trust_bundles })
     }
 
     /// Whether both have the same content, regardless of the revision.
     pub(super) fn eq_ignoring_version(&self, other: &Self) -> bool {
-        let Self { revision: _, text, document: _, effective, created_by, uid } = self;
+        let Self { revision: _, text, document: _, effective, created_by, uid, trust_bundles } = self;
         (text, effective, created_by, uid) == (&other.text, &other.effective, &other.created_by, &other.uid)
+            && *trust_bundles == other.trust_bundles
     }
 
     /// Returns the label selector of a ConfigMap's revisions.
@@ -76,6 +83,7 @@ impl Base {
                 "effective": effective,
                 "createdBy": self.created_by,
                 "uid": *self.uid,
+                "trustBundles": self.trust_bundles.to_json(),
             }))),
             revision: self.revision,
         }
@@ -107,6 +115,7 @@ impl Base {
                 Document::parse(effective).map_err(|error| unreadable(&error.to_string()))?.split_injection_hash().0;
         }
         base.uid = text("uid").unwrap_or_default().into();
+        base.trust_bundles = TrustBundles::from_json(data.get("trustBundles"));
         Ok(base)
     }
 }
@@ -142,6 +151,7 @@ mod tests {
         let mut base = Base::new(3, "proxy: {uid: 1}\n# as it was\n", Some("linkerd/helm 1")).unwrap();
         base.uid = "uid".into();
         base.effective = Document::parse("proxy: {uid: 2}").unwrap();
+        base.trust_bundles.observe(Some("pem"), None, None);
         let object = base.to_object("linkerd-config");
         let old = Base::new(2, "{}", None).unwrap().to_object("linkerd-config");
         let read = Base::newest(&[object.clone(), old.clone()]).unwrap().unwrap();

@@ -6,12 +6,15 @@ use std::sync::Arc;
 
 use super::{
     LinkerdConfigReconciler, active, base::Base, control_plane::denials::without_past_denials,
-    injector::ready_templates, revert::predecessor::Predecessor, status::failed_hashes, values::Reading,
-    writer::REVISION_ANNOTATION,
+    injector::ready_templates, revert::predecessor::Predecessor, status::failed_hashes, trust_bundles::TrustBundles,
+    values::Reading, writer::REVISION_ANNOTATION,
 };
 use crate::{
     api::linkerd_config::LinkerdConfigStatus,
-    cluster::kinds::{config_map::ConfigMap, linkerd_config::LinkerdConfig},
+    cluster::{
+        Kind,
+        kinds::{config_map::ConfigMap, linkerd_config::LinkerdConfig},
+    },
     write::WriteError,
 };
 
@@ -63,6 +66,21 @@ impl LinkerdConfigReconciler {
             trust_roots: state.config_maps.trust_roots(&config.target.namespace).cloned(),
             config,
         })
+    }
+
+    /// Returns the bundles of trust anchors that Pods may carry, with the present one.
+    pub(super) fn observe_trust_bundles(&self, input: &ReconcileInput, base: Option<&Base>) -> TrustBundles {
+        let target = &input.config.target.name;
+        let saved = || base.map(|base| base.trust_bundles.clone()).filter(|saved| !saved.is_empty());
+        let known = self.cache.trust_bundles(target).or_else(saved);
+        let mut bundles = known.unwrap_or_else(|| TrustBundles::from_status(&input.before));
+        let cluster = &self.gate.cluster;
+        let is_carried = |hash: &str| cluster.read().pods.carry_trust_roots(hash);
+        let written = input.trust_roots.as_ref().and_then(|roots| roots.bundle_written);
+        let are_pods_known = cluster.follows(&[Kind::Pod]);
+        bundles.observe(input.bundle(), written, are_pods_known.then_some(&is_carried as &dyn Fn(&str) -> bool));
+        self.cache.set_trust_bundles(target, bundles.clone());
+        bundles
     }
 
     /// Whether the resource is active now. Another resource may have become active since the reconcile began.

@@ -34,6 +34,7 @@ pub mod revert;
 pub mod rollout;
 pub mod status;
 mod trust_anchors;
+pub mod trust_bundles;
 pub mod values;
 mod writer;
 

@@ -13,6 +13,7 @@ use super::{
     resolve_base::{BaseChange, BaseInput, ResolvedBase, copy_paths, repair, resolve_base},
     revert::predecessor::Predecessor,
     rollout,
+    trust_bundles::TrustBundles,
     values::{Document, LONGEST, Path, Problem, Reading},
 };
 use crate::{
@@ -31,6 +32,8 @@ pub struct PlanInput<'a> {
     pub base: Option<&'a Base>,
     /// The PEM bundle of `linkerd-identity-trust-roots`.
     pub bundle: Option<&'a str>,
+    /// The bundles of trust anchors to save with the base.
+    pub trust_bundles: &'a TrustBundles,
     /// Whether the resource was never active before. Earlier changes are then not drift.
     pub first_time: bool,
     /// Whether reverts are suspended, because other writers keep undoing them.
@@ -210,6 +213,7 @@ fn plan_document(
     base.effective = effective.clone();
     let version_problems = skew::problems(&effective, &base.document);
     let version_skew = skew::version_skew(&effective, &base.document);
+    base.trust_bundles = input.trust_bundles.clone();
     let mut wanted = effective.clone();
     // With drift.action Report, the changes of other writers stay in the document.
     let reported = drift.as_ref().filter(|_| spec.drift.action == DriftAction::Report);

@@ -30,6 +30,7 @@ use super::{
     status::{
         ActiveStatusInput, active_status, conflicted_status, failed_hashes, foreign_namespace_status, within_limit,
     },
+    trust_bundles::TrustBundles,
     writer::REVISION_ANNOTATION,
 };
 use crate::{
@@ -161,8 +162,9 @@ impl LinkerdConfigReconciler {
             }
         };
         outcome.base_revision = base.as_ref().map(|base| base.revision);
+        let trust_bundles = self.observe_trust_bundles(input, base.as_deref());
         let documents = self.dereference(input, base, requires_rollback).await?;
-        make_plan(input, &documents, revert_suspended, requires_rollback, outcome);
+        make_plan(input, &documents, &trust_bundles, revert_suspended, requires_rollback, outcome);
         if !self.is_active(config) {
             return Err(WriteError::NotLeading);
         }
@@ -207,6 +209,8 @@ impl LinkerdConfigReconciler {
         let config = &input.config;
         let enforce = config.spec.mode == Mode::Enforce;
         let base_revision = outcome.base_revision.filter(|_| enforce);
+        let trust_bundles = self.cache.trust_bundles(&config.target.name).unwrap_or_default();
+        let trust_bundle = trust_bundles.in_effect(input.bundle());
         let mut after = active_status(ActiveStatusInput {
             config,
             before,
@@ -219,13 +223,15 @@ impl LinkerdConfigReconciler {
             written_revision: written_revision(input.live.as_deref()),
             sync_status,
             bundle: input.bundle(),
+            trust_key: trust_bundle.as_ref().map(|bundle| bundle.key.as_str()),
             now,
         });
         if *config.target.name == *INJECTORS_CONFIG_MAP {
             let context = RolloutContext {
                 term: self.gate.term(),
                 operator_namespace: self.namespaces.operator.clone(),
-                trust_roots_written: input.trust_roots.as_ref().and_then(|roots| roots.bundle_written),
+                trust_bundle,
+                trust_bundles,
             };
             let target = RolloutTarget::of(config, &after, &context);
             let progress = self.rollouts.progress(&target);
@@ -273,6 +279,7 @@ impl LinkerdConfigReconciler {
 fn make_plan(
     input: &ReconcileInput,
     documents: &PlanDocuments,
+    trust_bundles: &TrustBundles,
     revert_suspended: bool,
     requires_rollback: bool,
     outcome: &mut ReconcileOutcome,
@@ -286,6 +293,7 @@ fn make_plan(
         document: document.as_deref(),
         base: base.as_deref(),
         bundle: input.bundle(),
+        trust_bundles,
         first_time: before.revisions.is_none(),
         revert_suspended,
         failed,

@@ -10,6 +10,7 @@ use super::{
     drift::{Drift, HASH_ANNOTATION, Origin, last_writer, origin},
     overlay::{Overlay, ValueSource},
     revert::predecessor::Predecessor,
+    trust_bundles::TrustBundles,
     values::{Document, Path, Problem},
 };
 use crate::{
@@ -70,6 +71,7 @@ pub(super) fn resolve_base(
             document: document.clone(),
             created_by: created_by.clone(),
             uid: Arc::clone(&live.uid),
+            trust_bundles: TrustBundles::default(),
         };
         ResolvedBase { base, base_change: Some(base_change), drift: None, overwrites_others: false }
     };

@@ -56,6 +56,8 @@ pub(super) struct ActiveStatusInput<'a> {
     pub(super) sync_status: Option<&'a SyncStatus>,
     /// The PEM bundle of the mesh's trust anchors.
     pub(super) bundle: Option<&'a str>,
+    /// The trust anchors' part of the key of a rollout.
+    pub(super) trust_key: Option<&'a str>,
     pub(super) now: Timestamp,
 }
 
@@ -71,7 +73,7 @@ pub(super) fn active_status(input: ActiveStatusInput<'_>) -> LinkerdConfigStatus
     let rolled_back = before.rollout.as_ref().and_then(|rollout| rollout.rolled_back.clone());
     let rolled_back = rolled_back
         .filter(|_| is_current(config, before))
-        .or_else(|| Some(RolloutKey::of(rejected?, bundle_hash.as_deref(), None).to_string()));
+        .or_else(|| Some(RolloutKey::of(rejected?, input.trust_key, None).to_string()));
     let proxy_version = match &input.failure {
         Some(_) => before.proxy_version.clone(),
         None => plan.proxy_version.clone().map(|version| truncated(version, MAX_VERSION_BYTES)),

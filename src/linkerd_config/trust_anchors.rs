@@ -63,7 +63,8 @@ fn fingerprints(bundle: &str) -> Vec<String> {
     certificates.take(MAX_FINGERPRINTS).map(|certificate| sha256(&certificate)).collect()
 }
 
-/// Returns the status of the trust anchors. `replaced` is set if the bundle shares no certificate with the one before.
+/// Returns the status of the trust anchors. The progress of the rollout decides whether the bundle replaces all anchors
+/// of live Pods; until then the last decision about the same bundle stays.
 pub(super) fn status(
     source: Option<ValueSource>,
     bundle: Option<&str>,
@@ -75,11 +76,7 @@ pub(super) fn status(
     if !known.fingerprints.is_empty() && before.trust_roots_sha256.as_deref() == hash {
         return TrustAnchorsStatus { source, ..known };
     }
-    let fingerprints = fingerprints(bundle.unwrap_or_default());
-    let is_disjoint = !known.fingerprints.is_empty()
-        && !fingerprints.is_empty()
-        && !fingerprints.iter().any(|fingerprint| known.fingerprints.contains(fingerprint));
-    TrustAnchorsStatus { source, replaced: hash.filter(|_| is_disjoint).map(str::to_owned), fingerprints }
+    TrustAnchorsStatus { source, replaced: None, fingerprints: fingerprints(bundle.unwrap_or_default()) }
 }
 
 /// Returns the name of the source of the trust anchors.

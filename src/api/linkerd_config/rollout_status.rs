@@ -16,8 +16,8 @@ pub struct RolloutStatus {
     /// with it. Complete: every selected workload runs with the configuration.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub phase: Option<String>,
-    /// The hash that workloads are restarted for: the injection hash and the first 8 characters of the trust anchors'
-    /// hash. The annotation config.linkerd.io/restarted-for of their Pod templates begins with it.
+    /// The hash that workloads are restarted for: the injection hash and the first 8 characters of the hash of the first
+    /// observed bundle with the present trust anchors. The annotation config.linkerd.io/restarted-for of their Pod templates begins with it.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub hash: Option<String>,
     /// The time when the first workload was restarted for this hash.

@@ -186,8 +186,8 @@ pub struct TrustAnchorsStatus {
     #[serde(skip_serializing_if = "Vec::is_empty")]
     #[schemars(length(max = 50))]
     pub fingerprints: Vec<String>,
-    /// The SHA-256 of a bundle that contains none of the previous trust anchors. Proxies with different bundles cannot
-    /// connect to each other, so no workload is restarted for it until the annotation
+    /// The SHA-256 of the bundle, if it has none of the trust anchors of some running Pods. Proxies without a common
+    /// trust anchor cannot connect to each other, so no workload is restarted until the annotation
     /// config.linkerd.io/approve-trust-roots has this value.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub replaced: Option<String>,

@@ -114,6 +114,7 @@ impl ExplainOutput {
         let ExplainInput { config, winner, applied, live, base, bundle, predecessor, .. } = input;
         let document = live.as_ref().and_then(|live| live.values.as_deref()).map(Document::read);
         let kept = base.as_ref().ok().and_then(Option::as_ref);
+        let trust_bundles = input.trust_bundles();
         let plan = match base {
             Ok(base) => plan(&PlanInput {
                 spec: &config.spec,
@@ -121,6 +122,7 @@ impl ExplainOutput {
                 document: document.as_ref(),
                 base: base.as_ref(),
                 bundle: bundle.as_deref(),
+                trust_bundles: &trust_bundles,
                 first_time: config.status.revisions.is_none(),
                 revert_suspended: is_revert_suspended(&config.status),
                 failed: failed_hashes(config, &config.status),

@@ -26,7 +26,9 @@ use crate::{
             linkerd_config::LinkerdConfig,
         },
     },
-    linkerd_config::{active, base::Base, revert::predecessor::Predecessor, values::manifest},
+    linkerd_config::{
+        active, base::Base, revert::predecessor::Predecessor, trust_bundles::TrustBundles, values::manifest,
+    },
 };
 
 /// The objects that `explain` works on.
@@ -44,6 +46,20 @@ pub(super) struct ExplainInput {
     pub(super) predecessor: Option<Predecessor>,
     /// Set with `--workloads`.
     pub(super) workloads: Option<WorkloadsInput>,
+}
+
+// === impl ExplainInput ===
+
+impl ExplainInput {
+    /// Returns the saved bundles of trust anchors; without any, the present one.
+    pub(super) fn trust_bundles(&self) -> TrustBundles {
+        let saved = self.base.as_ref().ok().and_then(Option::as_ref).map(|base| base.trust_bundles.clone());
+        let mut bundles = saved.unwrap_or_default();
+        if bundles.is_empty() {
+            bundles.observe(self.bundle.as_deref(), None, None);
+        }
+        bundles
+    }
 }
 
 /// The objects that rollouts work on.

@@ -98,11 +98,13 @@ impl WorkloadsOutput {
             true => Arc::clone(&config.status),
             false => Arc::new(status_once_in_effect(input, document, plan)),
         };
+        let trust_bundles = input.trust_bundles();
         let context = RolloutContext {
             term: 0,
             operator_namespace: Arc::clone(operator_namespace),
             // The engine also compares the age of the control plane itself; the result is in its condition.
-            trust_roots_written: None,
+            trust_bundle: trust_bundles.in_effect(input.bundle.as_deref()),
+            trust_bundles,
         };
         let target = RolloutTarget::of(config, &status, &context);
         let known = |message: String, reason: Option<&str>| RolloutOutput {

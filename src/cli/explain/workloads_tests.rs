@@ -18,6 +18,7 @@ use crate::{
             namespace::Namespace, pod::Pod,
         },
     },
+    linkerd_config::trust_bundles::{TrustBundle, TrustBundles},
 };
 
 const RESTARTED: &str = "2026-11-21T10:00:00Z";
@@ -193,11 +194,13 @@ fn only_enabled_triggers_are_named_as_causes() {
     let mut input = with(state, &json!({}), &complete("Progressing", ""));
     let mut config = LinkerdConfig::clone(&input.config);
     let mut status = LinkerdConfigStatus::clone(&config.status);
-    status.trust_roots_sha256 = Some("0123456789".to_owned());
     let windows = json!({"windows": [{"from": "2026-11-21T09:59:00Z", "to": "2026-11-21T10:01:00Z"}]});
     status.drift = Some(serde_json::from_value(windows).unwrap());
     config.status = Arc::new(status);
     input.config = Arc::new(config);
+    let bundles = [TrustBundle::for_test("ff", &["a", "b"]), TrustBundle::for_test("0123456789", &["a"])];
+    let base = input.base.as_mut().unwrap().as_mut().unwrap();
+    base.trust_bundles = TrustBundles::for_test(bundles);
     let why =
         |input: &ExplainInput| ExplainOutput::new(input, false).workloads.unwrap().workloads.remove(0).decision.message;
     assert_eq!(

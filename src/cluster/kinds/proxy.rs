@@ -42,7 +42,11 @@ pub struct Injected {
 
 /// All [`Injected`], with the number of Pods that have each: thousands of Pods share a few.
 #[derive(Default)]
-pub(in crate::cluster) struct AllInjected(HashMap<Arc<Injected>, usize>);
+pub(in crate::cluster) struct AllInjected {
+    pods: HashMap<Arc<Injected>, usize>,
+    /// The number of different [`Injected`] with each hash of trust anchors.
+    by_trust_roots: HashMap<Box<str>, usize>,
+}
 
 /// The variables of a container that are kept.
 #[derive(Clone, Debug, Default)]
@@ -103,7 +107,7 @@ fn tag(image: &str) -> Option<&str> {
 impl AllInjected {
     /// Returns the shared value that equals the given one, and counts one more Pod.
     pub(in crate::cluster) fn share(&mut self, injected: Arc<Injected>) -> Arc<Injected> {
-        match self.0.entry(injected) {
+        match self.pods.entry(injected) {
             Entry::Occupied(mut known) => {
                 *known.get_mut() += 1;
                 Arc::clone(known.key())
@@ -111,6 +115,9 @@ impl AllInjected {
             Entry::Vacant(new) => {
                 let injected = Arc::clone(new.key());
                 new.insert(1);
+                if let Some(roots) = &injected.trust_roots {
+                    *self.by_trust_roots.entry(roots.clone()).or_default() += 1;
+                }
                 injected
             }
         }
@@ -118,17 +125,30 @@ impl AllInjected {
 
     /// Counts one Pod less.
     pub(in crate::cluster) fn release(&mut self, injected: &Injected) {
-        if let Some(count) = self.0.get_mut(injected) {
+        let Some(count) = self.pods.get_mut(injected) else { return };
+        *count -= 1;
+        if *count > 0 {
+            return;
+        }
+        self.pods.remove(injected);
+        if let Some(roots) = &injected.trust_roots
+            && let Some(count) = self.by_trust_roots.get_mut(roots)
+        {
             *count -= 1;
             if *count == 0 {
-                self.0.remove(injected);
+                self.by_trust_roots.remove(roots);
             }
         }
     }
 
+    /// Whether a Pod carries this hash of trust anchors.
+    pub(in crate::cluster) fn has_trust_roots(&self, hash: &str) -> bool {
+        self.by_trust_roots.contains_key(hash)
+    }
+
     #[cfg(test)]
     pub(in crate::cluster) fn len(&self) -> usize {
-        self.0.len()
+        self.pods.len() + self.by_trust_roots.len()
     }
 }
 
@@ -207,7 +227,7 @@ mod tests {
     fn equal_values_are_shared_until_the_last_pod_releases_them() {
         let injected = |marker: &str| {
             let marker = Some(marker.into());
-            Arc::new(Injected { marker, proxy_version: None, trust_roots: None, pinned: false })
+            Arc::new(Injected { marker, proxy_version: None, trust_roots: Some("roots".into()), pinned: false })
         };
         let mut all = AllInjected::default();
         let (a, b, other) = (all.share(injected("a")), all.share(injected("a")), all.share(injected("b")));
@@ -215,8 +235,10 @@ mod tests {
         all.release(&a);
         assert!(Arc::ptr_eq(&b, &all.share(injected("a"))));
         for released in [&b, &a, &other] {
+            assert!(all.has_trust_roots("roots") && !all.has_trust_roots("others"));
             all.release(released);
         }
+        assert!(!all.has_trust_roots("roots"));
         assert_eq!(all.len(), 0);
     }
 }

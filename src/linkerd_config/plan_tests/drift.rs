@@ -93,6 +93,7 @@ fn reverts_are_suspended_after_repeated_drift() {
             document: document.as_ref(),
             base: cluster.base.as_ref(),
             bundle: None,
+            trust_bundles: &TrustBundles::default(),
             first_time: false,
             revert_suspended: true,
             failed: &[],

@@ -253,6 +253,8 @@ impl Engine {
         let is_disabled = target.gates.disabled().is_some();
         let gate = if target.rollout().paused && !is_disabled {
             gate(PAUSED, "spec.rollout.paused is true")
+        } else if let Some(unapproved) = self.unapproved(target).filter(|_| !is_disabled) {
+            Some(unapproved)
         } else if target.gates.closed.is_some() {
             target.gates.closed.clone()
         } else if !self.cluster.follows(KINDS) {
@@ -284,13 +286,18 @@ impl Engine {
         is_older.then(|| "the trust anchors changed: restart the control plane first".to_owned())
     }
 
+    /// Returns the closed gate if live Pods trust none of the anchors of the bundle in effect.
+    fn unapproved(&self, target: &RolloutTarget) -> Option<Gate> {
+        target.proxies.trust.gate(&self.schedule.totals.trust)
+    }
+
     fn limits(&self, target: &RolloutTarget, gate: Option<&Gate>, now: Timestamp) -> RolloutLimits {
         let rollout = target.rollout();
         let selected = usize::try_from(self.schedule.totals.workloads.selected).unwrap_or_default();
         let is_ready = self.starts(target).is_none_or(|starts| now >= starts);
         RolloutLimits {
             may_start: gate.is_none() && is_ready && !is_halted(&self.schedule, target),
-            may_inject: target.gates.closed.is_none() && is_ready,
+            may_inject: target.gates.closed.is_none() && self.unapproved(target).is_none() && is_ready,
             at_once: rollout.max_concurrent(selected),
             at_once_in_namespace: rollout.max_concurrent_per_namespace(),
             interval: rollout.interval(),

@@ -14,8 +14,8 @@ use crate::{
     cluster::kinds::linkerd_config::LinkerdConfig,
 };
 
-/// Annotation of a LinkerdConfig. Its value is the hash of an approved bundle that shares no trust anchor with the
-/// previous one.
+/// Annotation of a LinkerdConfig. Its value is the hash of an approved bundle that has no trust anchor of some running
+/// Pods.
 pub const APPROVE_ANNOTATION: &str = "config.linkerd.io/approve-trust-roots";
 
 pub const OUTSIDE_WINDOW: &str = "OutsideWindow";
@@ -47,8 +47,8 @@ impl Gates {
     }
 }
 
-/// Returns the first closed gate.
-pub(super) fn closed_gate(config: &LinkerdConfig, status: &LinkerdConfigStatus) -> Option<Gate> {
+/// Returns the first closed gate. `trust` is the trust anchors' part of the key.
+pub(super) fn closed_gate(config: &LinkerdConfig, status: &LinkerdConfigStatus, trust: Option<&str>) -> Option<Gate> {
     let gate = |reason, message: String| Some(Gate { reason, message });
     let condition = |type_: &str| status.conditions.iter().find(|condition| condition.type_ == type_);
     if config.spec.mode != Mode::Enforce {
@@ -74,19 +74,8 @@ pub(super) fn closed_gate(config: &LinkerdConfig, status: &LinkerdConfigStatus) 
     }
     let rolled_back = status.rollout.as_ref().and_then(|rollout| rollout.rolled_back.as_deref());
     let injection_hash = status.injection_hash.as_deref().unwrap_or_default();
-    if rolled_back
-        .is_some_and(|key| *key == *RolloutKey::of(injection_hash, status.trust_roots_sha256.as_deref(), None).as_str())
-    {
+    if rolled_back.is_some_and(|key| *key == *RolloutKey::of(injection_hash, trust, None).as_str()) {
         return gate("WaitingForConfigMap", "the configuration is being rolled back".to_owned());
-    }
-    let approved = config.annotations.get(APPROVE_ANNOTATION).map(|hash| &**hash);
-    let replaced = status.trust_anchors.as_ref().and_then(|anchors| anchors.replaced.as_deref());
-    if let Some(replaced) = replaced.filter(|replaced| approved != Some(replaced)) {
-        let message = format!(
-            "the new bundle has none of the previous trust anchors, so restarted proxies could not connect to the others; \
-             to continue, annotate the resource with {APPROVE_ANNOTATION}: {replaced}"
-        );
-        return gate("AwaitingApproval", message);
     }
     let synced = condition("InjectorSynced");
     let proceeds = config.spec.injector_sync.on_timeout == OnTimeout::Proceed;

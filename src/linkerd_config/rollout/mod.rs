@@ -30,6 +30,7 @@ pub mod target;
 #[cfg(test)]
 mod testing;
 mod totals;
+pub mod trust;
 pub mod window;
 
 use std::sync::Arc;

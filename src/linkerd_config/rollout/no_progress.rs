@@ -149,6 +149,7 @@ mod tests {
             gate::Gate,
             progress::rollout_progress,
             testing::{rollout_target, time},
+            trust::TrustCounts,
         },
     };
 
@@ -178,7 +179,7 @@ mod tests {
     ) -> (&'static str, bool, String) {
         let mut schedule = RolloutSchedule::default();
         let pods = RolloutPods { meshed: 2, outdated, ..RolloutPods::default() };
-        let assessment = Assessment { pods, suspects: 0, state, rolling: None };
+        let assessment = Assessment { pods, suspects: 0, trust: TrustCounts::new(), state, rolling: None };
         schedule.set(&WorkloadKey::new("ns", "Deployment", "web"), Some(assessment), time("12:00:00"));
         let mut progress = rollout_progress(&schedule, &Arc::new(rollout_target(&rollout())), gate, None);
         clock.check(&mut progress, &schedule, time(now));

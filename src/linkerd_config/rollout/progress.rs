@@ -58,6 +58,8 @@ pub struct RolloutProgress {
     pub failures: Vec<RolloutFailure>,
     pub skipped: Vec<RolloutSkipped>,
     pub next_window: Option<Timestamp>,
+    /// The hash of the bundle in effect, if live Pods trust none of its anchors.
+    pub replaced: Option<String>,
     /// Whether Pods exist that were created while the document had changes by other writers.
     pub suspects: bool,
     /// Whether the rollout could continue, and has not advanced for too long.
@@ -107,6 +109,7 @@ pub fn rollout_progress(
             .map(|(skip, count)| RolloutSkipped { reason: skip.as_str().to_owned(), count: *count })
             .collect(),
         next_window: next_window.filter(|_| gate.is_some_and(|gate| gate.reason == OUTSIDE_WINDOW)),
+        replaced: target.proxies.trust.replaced(&totals.trust).map(|(hash, _)| hash.to_owned()),
         suspects: totals.suspects > 0,
         no_progress: false,
         requires_rollback,

@@ -9,6 +9,7 @@ use crate::{
             workload_state::{Assessment, Health, InProgress, SkipReason, Start, WorkloadFailure, WorkloadState},
         },
         testing::{rollout_target, time},
+        trust::TrustCounts,
     },
 };
 
@@ -16,7 +17,8 @@ fn schedule(states: &[WorkloadState]) -> RolloutSchedule {
     let mut schedule = RolloutSchedule::default();
     for (number, state) in states.iter().enumerate() {
         let pods = RolloutPods { meshed: 1, ..RolloutPods::default() };
-        let assessment = Assessment { pods, suspects: 0, state: state.clone(), rolling: None };
+        let assessment =
+            Assessment { pods, suspects: 0, trust: TrustCounts::new(), state: state.clone(), rolling: None };
         schedule.set(&WorkloadKey::new("ns", "Deployment", number.to_string()), Some(assessment), time("12:00:00"));
     }
     schedule

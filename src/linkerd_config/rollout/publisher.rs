@@ -54,7 +54,8 @@ impl ProgressPublisher {
             }
             let urgent = |it: &RolloutProgress| {
                 let reasons = (it.phase, it.complete.reason, it.no_progress);
-                (reasons, it.workloads.failed, it.suspects, it.requires_rollback, it.next_window)
+                let replaced = it.replaced.clone();
+                (reasons, it.workloads.failed, it.suspects, it.requires_rollback, it.next_window, replaced)
             };
             let restarts = progress.phase == RolloutPhase::Progressing || progress.workloads.updating > 0;
             let due = *at + if restarts { COUNTS_INTERVAL } else { COUNTS_INTERVAL_AT_REST };

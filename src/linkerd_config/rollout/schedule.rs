@@ -74,7 +74,7 @@ struct RefusedWrite {
 pub struct RolloutLimits {
     /// Whether restarts may begin at all.
     pub may_start: bool,
-    /// Whether injectors use the configuration of the target.
+    /// Whether injectors use the configuration of the target, and new proxies can connect to all others.
     pub may_inject: bool,
     pub at_once: usize,
     pub at_once_in_namespace: usize,
@@ -236,7 +236,7 @@ impl RolloutSchedule {
                             let message = missing.clone();
                             Some(StepAction::Fail { reason: "ProgressDeadlineExceeded", message })
                         }
-                        (false, Some(pod)) if has_lasted(EVICTION_PAUSE, &mut next) => {
+                        (false, Some(pod)) if limits.may_inject && has_lasted(EVICTION_PAUSE, &mut next) => {
                             Some(StepAction::Evict(Arc::clone(pod)))
                         }
                         (false, _) => None,

@@ -1,7 +1,10 @@
 use super::*;
 use crate::{
     api::linkerd_config::RolloutMethod,
-    linkerd_config::rollout::assess::workload_state::{SkipReason, Start},
+    linkerd_config::rollout::{
+        assess::workload_state::{SkipReason, Start},
+        trust::TrustCounts,
+    },
 };
 
 fn workload(namespace: &str, name: &str) -> WorkloadKey {
@@ -14,7 +17,7 @@ fn at(seconds: i64) -> Timestamp {
 
 fn of(state: WorkloadState) -> Option<Assessment> {
     let pods = RolloutPods { meshed: 1, ..RolloutPods::default() };
-    Some(Assessment { pods, suspects: 0, state, rolling: None })
+    Some(Assessment { pods, suspects: 0, trust: TrustCounts::new(), state, rolling: None })
 }
 
 fn pending() -> Option<Assessment> {

@@ -36,7 +36,7 @@ pub fn set_rollout_status(
         .proxies
         .injection_hash
         .as_deref()
-        .map(|hash| RolloutKey::of(hash, target.proxies.trust_roots.as_deref(), None).to_string());
+        .map(|hash| RolloutKey::of(hash, target.proxies.trust.key(), None).to_string());
     // The previous status, if it is about the same hash and retry.
     let same = Some(&known).filter(|known| known.hash == hash && known.retry == rollout.retry);
     let complete = match progress {
@@ -113,6 +113,9 @@ pub fn set_rollout_status(
         retry,
         ..counts
     });
+    if let (Some(anchors), Some(progress)) = (&mut after.trust_anchors, progress) {
+        anchors.replaced.clone_from(&progress.replaced);
+    }
     let is_of_this =
         |progress: &&RolloutProgress| progress.target.rolled_back.is_none() && target.rolled_back.is_none();
     // With a reported change, workloads run with another document than the declared one.

@@ -28,6 +28,7 @@ fn progress(
         failures: Vec::new(),
         skipped: Vec::new(),
         next_window: None,
+        replaced: None,
         suspects: false,
         no_progress: false,
         requires_rollback: false,

@@ -9,8 +9,9 @@ use k8s_openapi::{api::core::v1::ObjectReference, jiff::Timestamp};
 
 use super::{
     assess::selection::{LabelFilter, SelectionPolicy},
-    gate::{Gates, closed_gate},
+    gate::{APPROVE_ANNOTATION, Gates, closed_gate},
     key::{RETRY_ANNOTATION, RolloutKey},
+    trust::DesiredTrust,
 };
 use crate::{
     api::{
@@ -19,6 +20,7 @@ use crate::{
     },
     cluster::kinds::linkerd_config::LinkerdConfig,
     events::object_reference,
+    linkerd_config::trust_bundles::{TrustBundle, TrustBundles},
 };
 
 #[derive(Clone, Debug, PartialEq)]
@@ -46,13 +48,12 @@ pub struct ConfigReference {
 }
 
 /// The values that the proxy of a Pod is compared with.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq)]
 pub struct DesiredProxies {
     /// The injection hash that Pods must have; `None` if injectors do not set one.
     pub injection_hash: Option<Arc<str>>,
     pub proxy_version: Option<Arc<str>>,
-    /// SHA-256 of the bundle of trust anchors, in hexadecimal.
-    pub trust_roots: Option<Arc<str>>,
+    pub trust: DesiredTrust,
     pub baseline: Option<Baseline>,
     /// When injectors may have used a document that other writers changed.
     pub drift: Vec<TimeRange>,
@@ -80,8 +81,9 @@ pub struct RolloutContext {
     /// The term of leadership.
     pub term: u64,
     pub operator_namespace: Arc<str>,
-    /// When the bundle of trust anchors was written.
-    pub trust_roots_written: Option<Timestamp>,
+    /// The bundle of trust anchors in effect.
+    pub trust_bundle: Option<TrustBundle>,
+    pub trust_bundles: TrustBundles,
 }
 
 // === impl RolloutTarget ===
@@ -92,7 +94,13 @@ impl RolloutTarget {
         let rollout = status.rollout.clone().unwrap_or_default();
         let enforces = config.spec.mode == Mode::Enforce;
         let injection_hash = status.injection_hash.as_deref().filter(|_| enforces);
-        let trust_roots = status.trust_roots_sha256.as_deref();
+        let approved = config.annotations.get(APPROVE_ANNOTATION).map(|hash| &**hash);
+        let trust = DesiredTrust {
+            is_approved: context.trust_bundle.as_ref().is_some_and(|wanted| approved == Some(&wanted.hash)),
+            wanted: context.trust_bundle.clone(),
+            known: context.trust_bundles.clone(),
+        };
+        let trust_roots_written = trust.wanted.as_ref().and_then(|wanted| wanted.written.as_ref()).map(|time| time.0);
         let retry = config.annotations.get(RETRY_ANNOTATION).map(|retry| &**retry);
         let adopted = rollout.adopted_at.map(|time| time.0);
         let windows = status.drift.iter().flat_map(|drift| &drift.windows);
@@ -101,6 +109,7 @@ impl RolloutTarget {
             Some(TimeRange { from, to: window.to.as_ref().map(|to| to.0) })
         };
         let spec = &config.spec.rollout;
+        let gates = Gates { closed: closed_gate(config, status, trust.key()), trust_roots_written };
         Self {
             config: ConfigReference {
                 name: Arc::clone(&config.name),
@@ -108,7 +117,7 @@ impl RolloutTarget {
                 config_map: config.target.clone(),
             },
             term: context.term,
-            key: RolloutKey::of(injection_hash.unwrap_or("none"), trust_roots, retry),
+            key: RolloutKey::of(injection_hash.unwrap_or("none"), trust.key(), retry),
             rolled_back: rollout.rolled_back.as_deref().map(RolloutKey::from),
             spec: Arc::clone(&config.spec),
             selection: SelectionPolicy {
@@ -120,11 +129,11 @@ impl RolloutTarget {
             proxies: DesiredProxies {
                 injection_hash: injection_hash.map(Arc::from),
                 proxy_version: status.proxy_version.as_deref().map(Arc::from),
-                trust_roots: trust_roots.map(Arc::from),
                 baseline: rollout.baseline_hash.map(|hash| Baseline { hash: hash.into(), adopted }),
                 drift: windows.filter_map(range).collect(),
+                trust,
             },
-            gates: Gates { closed: closed_gate(config, status), trust_roots_written: context.trust_roots_written },
+            gates,
         }
     }
 

@@ -15,10 +15,12 @@ use super::{
     gate::Gates,
     key::RolloutKey,
     target::{Baseline, ConfigReference, DesiredProxies, RolloutTarget},
+    trust::DesiredTrust,
 };
 use crate::{
     api::{NamespacedName, linkerd_config::OptIn},
     cluster::{Kind, index::workload_key::WorkloadKey, testing::Feed},
+    linkerd_config::trust_bundles::{TrustBundle, TrustBundles},
 };
 
 /// The injection hash of the target, and the previous one.
@@ -100,6 +102,8 @@ pub(super) fn time(text: &str) -> Timestamp {
 /// Returns the target of a configuration that was adopted at noon; the previous document had the hash [`BEFORE`].
 pub(super) fn rollout_target(rollout: &Value) -> RolloutTarget {
     let spec = serde_json::from_value(json!({ "rollout": rollout })).unwrap();
+    let roots = TrustBundle::for_test("roots", &["a"]);
+    let others = TrustBundle::for_test("others", &["a", "b"]);
     let baseline = Baseline { hash: BEFORE.into(), adopted: Some(time("12:00:00")) };
     RolloutTarget {
         config: ConfigReference {
@@ -120,7 +124,11 @@ pub(super) fn rollout_target(rollout: &Value) -> RolloutTarget {
         proxies: DesiredProxies {
             injection_hash: Some(WANTED.into()),
             proxy_version: Some("edge-1".into()),
-            trust_roots: Some("roots".into()),
+            trust: DesiredTrust {
+                wanted: Some(roots.clone()),
+                known: TrustBundles::for_test([others, roots]),
+                is_approved: false,
+            },
             baseline: Some(baseline),
             drift: Vec::new(),
         },

@@ -1,14 +1,19 @@
 //! Sums over all workloads, for the status and for the gates. Pure.
 
-use std::collections::BTreeMap;
+use std::{collections::BTreeMap, sync::Arc};
 
-use super::assess::workload_state::{Assessment, SkipReason, WorkloadState};
+use super::{
+    assess::workload_state::{Assessment, SkipReason, WorkloadState},
+    trust::TrustCounts,
+};
 use crate::api::linkerd_config::{RolloutPods, RolloutWorkloads};
 
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct RolloutTotals {
     pub pods: RolloutPods,
     pub suspects: i64,
+    /// The number of meshed Pods with each observed hash of trust anchors.
+    pub trust: TrustCounts,
     pub workloads: RolloutWorkloads,
     pub skipped: BTreeMap<SkipReason, i64>,
     pub blocked: i64,
@@ -21,9 +26,16 @@ pub struct RolloutTotals {
 impl RolloutTotals {
     /// Adds the numbers of one workload, or subtracts them with a `sign` of -1.
     pub(super) fn add(&mut self, assessment: &Assessment, sign: i64) {
-        let Assessment { pods, suspects, state, rolling: _ } = assessment;
+        let Assessment { pods, suspects, trust, state, rolling: _ } = assessment;
         add_pods(&mut self.pods, pods, sign);
         self.suspects += sign * suspects;
+        for (hash, pods) in trust {
+            let count = self.trust.entry(Arc::clone(hash)).or_default();
+            *count += sign * pods;
+            if *count == 0 {
+                self.trust.remove(hash);
+            }
+        }
         let workloads = &mut self.workloads;
         let skipped = match state {
             WorkloadState::Unmeshed | WorkloadState::Unselected(_) | WorkloadState::Observed => return,

@@ -52,6 +52,7 @@ fn status_of(plan: &ConfigPlan, failure: Option<(&'static str, String)>) -> Link
         written_revision: Some(1),
         sync_status: None,
         bundle: Some(&certificate),
+        trust_key: Some("0123abcd"),
         now: Timestamp::UNIX_EPOCH,
     })
 }

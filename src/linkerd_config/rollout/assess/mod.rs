@@ -64,7 +64,8 @@ pub fn assess(facts: &WorkloadFacts<'_>, target: &RolloutTarget) -> Assessment {
         None => WorkloadState::Unmeshed,
     };
     let rolling = facts.resource.and_then(rolling);
-    Assessment { pods: pod_counts.counts, suspects: pod_counts.suspects, state, rolling }
+    let PodCounts { counts: pods, suspects, trust, .. } = pod_counts;
+    Assessment { pods, suspects, trust, state, rolling }
 }
 
 fn rolling(resource: &AppsWorkload) -> Option<Timestamp> {
@@ -195,6 +196,10 @@ fn selected_state(
     let is_out_of_reach = outdated.is_empty() && !lacks_proxies;
     if let Some(skip) = skip_reason(facts, resource, namespace, method, is_out_of_reach) {
         return WorkloadState::Skipped(skip);
+    }
+    // A restart could disconnect these Pods from each other, and only an approval of the bundle allows that.
+    if pod_counts.unknown_trust && !target.proxies.trust.is_approved {
+        return WorkloadState::Skipped(SkipReason::UnknownTrustRoots);
     }
     let attempt = attempt.max(target.key.attempt(resource.template.restarted_for.as_deref().unwrap_or_default()));
     if attempt >= ATTEMPTS {

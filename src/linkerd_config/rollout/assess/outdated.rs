@@ -15,7 +15,7 @@ use crate::{
         inject::Inject,
         pod::{Pod, PodPhase},
     },
-    linkerd_config::rollout::target::RolloutTarget,
+    linkerd_config::rollout::{target::RolloutTarget, trust::PodTrust},
 };
 
 /// How a Pod compares with the target.
@@ -78,7 +78,7 @@ pub fn classify(pod: &Pod, of_namespace: Inject, target: &RolloutTarget) -> Opti
         |wanted: Option<&str>, is: Option<&str>| matches!((wanted, is), (Some(wanted), Some(is)) if wanted != is);
     let is_another_version = differs(desired.proxy_version.as_deref(), injected.proxy_version.as_deref());
     let mut causes = OutdatedCauses {
-        trust_roots: differs(desired.trust_roots.as_deref(), injected.trust_roots.as_deref()),
+        trust_roots: desired.trust.compare(injected.trust_roots.as_deref()) != PodTrust::Current,
         ..OutdatedCauses::default()
     };
     let wanted = desired.injection_hash.as_deref();

@@ -9,7 +9,10 @@ use crate::{
         inject::Inject,
         pod::{Pod, PodPhase},
     },
-    linkerd_config::rollout::target::RolloutTarget,
+    linkerd_config::rollout::{
+        target::RolloutTarget,
+        trust::{PodTrust, TrustCounts},
+    },
 };
 
 #[derive(Default)]
@@ -20,6 +23,9 @@ pub(super) struct PodCounts<'a> {
     pub uninjected: Vec<&'a Arc<Pod>>,
     /// Whether an outdated Pod has trust anchors other than those of the mesh.
     pub other_trust_roots: bool,
+    pub trust: TrustCounts,
+    /// Whether a meshed Pod carries a hash of trust anchors that the operator has not observed.
+    pub unknown_trust: bool,
     /// The number of Pods that were created while the document had changes by other writers.
     pub suspects: i64,
     /// The number of Pods that are neither finished nor terminating.
@@ -40,6 +46,13 @@ impl<'a> PodCounts<'a> {
             counts.meshed += i64::from(meshed);
             pod_counts.suspects +=
                 i64::from(meshed && pod.created.is_some_and(|created| target.proxies.is_in_drift(created)));
+            if let Some(carried) = pod.injected.as_ref().and_then(|it| it.trust_roots.as_deref()).filter(|_| meshed) {
+                let trust = &target.proxies.trust;
+                if let Some(bundle) = trust.known.find(carried) {
+                    *pod_counts.trust.entry(Arc::clone(&bundle.hash)).or_default() += 1;
+                }
+                pod_counts.unknown_trust |= trust.compare(Some(carried)) == PodTrust::Unknown;
+            }
             match class {
                 PodClass::Current => counts.current += 1,
                 PodClass::Pinned => counts.pinned += 1,

@@ -6,7 +6,10 @@ use k8s_openapi::jiff::Timestamp;
 use strum::{EnumIter, IntoStaticStr};
 
 use super::{annotations::RolloutState, selection::NotSelected};
-use crate::api::linkerd_config::{RolloutMethod, RolloutPods};
+use crate::{
+    api::linkerd_config::{RolloutMethod, RolloutPods},
+    linkerd_config::rollout::trust::TrustCounts,
+};
 
 /// A workload, compared with the target.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -14,6 +17,8 @@ pub struct Assessment {
     pub pods: RolloutPods,
     /// The number of Pods that were created while the document had changes by other writers.
     pub suspects: i64,
+    /// The number of its meshed Pods with each observed hash of trust anchors.
+    pub trust: TrustCounts,
     pub state: WorkloadState,
     /// The start time of our restart that is not complete yet, for this target or another one.
     pub rolling: Option<Timestamp>,
@@ -98,6 +103,7 @@ pub enum SkipReason {
     NamespaceBreaksInjection,
     InjectionDisabled,
     Deleting,
+    UnknownTrustRoots,
 }
 
 // === impl SkipReason ===
@@ -130,6 +136,9 @@ impl SkipReason {
                 "its Pod template does not request a proxy: a restart would remove it from the mesh"
             }
             Self::Deleting => "it is being deleted",
+            Self::UnknownTrustRoots => {
+                "its Pods have a bundle of trust anchors that the operator has not observed: approve the present bundle, or restart it yourself"
+            }
         }
     }
 }
