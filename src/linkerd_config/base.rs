@@ -15,6 +15,7 @@ use serde_json::{Value, json};
 use sha2::{Digest, Sha256};
 
 use super::{
+    injection_hashes::InjectionHashes,
     trust_bundles::TrustBundles,
     values::{Document, InvalidDocument, Reading},
 };
@@ -38,6 +39,8 @@ pub struct Base {
     pub uid: Arc<str>,
     /// The bundles of trust anchors that Pods may carry.
     pub trust_bundles: TrustBundles,
+    /// The injection hashes of this document, and of those of earlier revisions.
+    pub injection_hashes: InjectionHashes,
 }
 
 impl Base {
@@ -49,12 +52,13 @@ impl Base {
         let (document, _) = Document::parse(text)?.split_injection_hash();
         let (created_by, uid) = (created_by.map(str::to_owned), Arc::from(""));
         let (text, effective, trust_bundles) = (text.into(), document.clone(), TrustBundles::default());
-        Ok(Self { revision, text, effective, document, created_by, uid, trust_bundles })
+        let injection_hashes = InjectionHashes::default();
+        Ok(Self { revision, text, effective, document, created_by, uid, trust_bundles, injection_hashes })
     }
 
     /// Whether both have the same content, regardless of the revision.
     pub(super) fn eq_ignoring_version(&self, other: &Self) -> bool {
-        let Self { revision: _, text, document: _, effective, created_by, uid, trust_bundles } = self;
+        let Self { revision: _, text, document: _, effective, created_by, uid, trust_bundles, .. } = self;
         (text, effective, created_by, uid) == (&other.text, &other.effective, &other.created_by, &other.uid)
             && *trust_bundles == other.trust_bundles
     }
@@ -84,6 +88,8 @@ impl Base {
                 "createdBy": self.created_by,
                 "uid": *self.uid,
                 "trustBundles": self.trust_bundles.to_json(),
+                "injectionHash": self.injection_hashes.of(&self.document),
+                "effectiveInjectionHash": self.injection_hashes.of(&self.effective),
             }))),
             revision: self.revision,
         }
@@ -94,7 +100,13 @@ impl Base {
     /// # Errors
     /// When the newest revision cannot be read. An older one would be the wrong base.
     pub fn newest(revisions: &[ControllerRevision]) -> Result<Option<Self>, String> {
-        revisions.iter().max_by_key(|object| object.revision).map(Self::from_object).transpose()
+        let Some(newest) = revisions.iter().max_by_key(|object| object.revision) else { return Ok(None) };
+        let mut base = Self::from_object(newest)?;
+        let others = revisions.iter().filter(|object| object.revision != newest.revision);
+        for other in others.filter_map(|object| Self::from_object(object).ok()) {
+            base.injection_hashes.extend(&other.injection_hashes);
+        }
+        Ok(Some(base))
     }
 
     /// Returns the base at a revision; `None` if the revision does not exist or cannot be read.
@@ -116,6 +128,9 @@ impl Base {
         }
         base.uid = text("uid").unwrap_or_default().into();
         base.trust_bundles = TrustBundles::from_json(data.get("trustBundles"));
+        for (document, field) in [(&base.effective, "effectiveInjectionHash"), (&base.document, "injectionHash")] {
+            base.injection_hashes.learn(document, text(field).unwrap_or_default());
+        }
         Ok(base)
     }
 }
@@ -128,7 +143,7 @@ pub fn baseline(document: Option<&Reading>, base: Option<&Base>) -> Option<Strin
         (Some(Ok((document, _))), None) => document,
         _ => return None,
     };
-    Some(document.injection_hash().to_string())
+    Some(base.map_or_else(InjectionHashes::default, |base| base.injection_hashes.clone()).of(document))
 }
 
 /// Returns the name as a label value. A name that is too long for a label is truncated, with a hash appended.
@@ -152,10 +167,13 @@ mod tests {
         base.uid = "uid".into();
         base.effective = Document::parse("proxy: {uid: 2}").unwrap();
         base.trust_bundles.observe(Some("pem"), None, None);
+        base.injection_hashes.learn(&base.effective, "v2_0123456789abcdef");
         let object = base.to_object("linkerd-config");
         let old = Base::new(2, "{}", None).unwrap().to_object("linkerd-config");
         let read = Base::newest(&[object.clone(), old.clone()]).unwrap().unwrap();
         assert!(read.eq_ignoring_version(&base) && read.revision == 3);
+        assert_eq!(read.injection_hashes.of(&base.effective), "v2_0123456789abcdef");
+        assert_eq!(read.injection_hashes.of(&base.document), base.document.injection_hash().to_string());
         assert!(Base::newest(&[]).unwrap().is_none());
         for data in
             [None, Some(json!({})), Some(json!({"values": "a: ["})), Some(json!({"values": "{}", "effective": "["}))]

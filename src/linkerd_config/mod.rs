@@ -23,6 +23,7 @@ mod dereference;
 pub mod drift;
 mod events;
 mod finalize;
+mod injection_hashes;
 mod injector;
 mod observer;
 pub mod overlay;

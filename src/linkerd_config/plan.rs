@@ -9,6 +9,7 @@ use super::{
     base::Base,
     control_plane::skew::{self, VersionSkew},
     drift::{Drift, HASH_ANNOTATION},
+    injection_hashes::InjectionHashes,
     overlay::{self, Overlay, ValueSource},
     resolve_base::{BaseChange, BaseInput, ResolvedBase, copy_paths, repair, resolve_base},
     revert::predecessor::Predecessor,
@@ -64,6 +65,8 @@ pub struct ConfigPlan {
     pub skew: Option<VersionSkew>,
     /// The version of the proxy in the document that the ConfigMap holds once the plan is applied.
     pub proxy_version: Option<String>,
+    /// The injection hash of the installer's document.
+    pub installed_hash: Option<String>,
 }
 
 #[derive(Debug)]
@@ -119,6 +122,7 @@ impl ConfigPlan {
             injection_hash: None,
             skew: None,
             proxy_version: None,
+            installed_hash: None,
         }
     }
 }
@@ -221,10 +225,11 @@ fn plan_document(
         copy_paths(&mut wanted, found, &drift.paths);
     }
     let is_reported = reported.is_some();
-    let has_failed = input.failed.contains(&wanted.injection_hash().to_string());
+    let mut hashes = injection_hashes(input.base, found, found_hash);
+    let has_failed = input.failed.contains(&hashes.of(&wanted));
     let predecessor = input.predecessor.filter(|_| has_failed);
     // Without a usable predecessor, the failed document is kept.
-    let fallback = predecessor.and_then(|known| known.fallback(&base.document, &effective, input.failed));
+    let fallback = predecessor.and_then(|known| known.fallback(&base.document, &effective, input.failed, &hashes));
     let is_restored = fallback.is_some();
     let wanted = fallback.unwrap_or(wanted);
     let affects_injection = found.is_some_and(|found| found.injection_hash() != wanted.injection_hash());
@@ -234,12 +239,18 @@ fn plan_document(
     let injection_hash = match found_hash {
         // A reported change may be one of the injection hash itself.
         Some(found_hash) if is_reported && is_equal => found_hash.clone(),
-        _ => wanted.injection_hash().to_string(),
+        _ => hashes.of(&wanted),
     };
+    let installed_hash = Some(hashes.of(&base.document));
     let is_synced = is_equal && found_hash == Some(&injection_hash);
     // Removing only the injection hash is reverted like any other change.
     let is_ours = live.annotations.get(HASH_ANNOTATION) == Some(&wanted.hash().to_string());
     let overwrites_others = overwrites_others || is_ours && is_equal && !is_synced;
+    for document in [&base.document, &effective] {
+        let hash = hashes.of(document);
+        hashes.learn(document, &hash);
+    }
+    base.injection_hashes = hashes;
     let is_new_base = input.base.is_none_or(|known| !known.eq_ignoring_version(&base));
     let without_writes = |verdict| ConfigPlan {
         effective: Some(effective.clone()),
@@ -275,6 +286,7 @@ fn plan_document(
         new_base,
         base_change,
         injection_hash: Some(injection_hash),
+        installed_hash,
         proxy_version: overlay::proxy_version(&wanted),
         ..without_writes(verdict)
     };
@@ -297,6 +309,18 @@ fn plan_document(
         return without_writes(PlanVerdict::ValidationFailed(vec![problem]));
     }
     ConfigPlan { write: Some(write), ..plan }
+}
+
+/// Returns the known injection hashes. Bases of earlier versions of the operator do not have them, but the ConfigMap has
+/// the hash of the document that the operator wrote.
+fn injection_hashes(known: Option<&Base>, found: Option<&Document>, found_hash: Option<&String>) -> InjectionHashes {
+    let mut hashes = known.map(|base| base.injection_hashes.clone()).unwrap_or_default();
+    if let (Some(found), Some(found_hash)) = (found, found_hash)
+        && known.is_none_or(|base| base.effective == *found)
+    {
+        hashes.learn_found(found, found_hash);
+    }
+    hashes
 }
 
 #[cfg(test)]

@@ -325,7 +325,7 @@ fn rollback_refused(input: &ReconcileInput, documents: &PlanDocuments, plan: &Co
         return Some("not rolled back, because the document is unknown");
     };
     let failed = [failed_hashes(config, before), slice::from_ref(hash)].concat();
-    match predecessor.fallback(&base.document, effective, &failed) {
+    match predecessor.fallback(&base.document, effective, &failed, &base.injection_hashes) {
         Some(_) => None,
         None => Some("not rolled back, because the declared values did not change: only those of the installer did"),
     }

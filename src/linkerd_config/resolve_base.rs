@@ -8,6 +8,7 @@ use std::sync::Arc;
 use super::{
     base::Base,
     drift::{Drift, HASH_ANNOTATION, Origin, last_writer, origin},
+    injection_hashes::InjectionHashes,
     overlay::{Overlay, ValueSource},
     revert::predecessor::Predecessor,
     trust_bundles::TrustBundles,
@@ -72,6 +73,7 @@ pub(super) fn resolve_base(
             created_by: created_by.clone(),
             uid: Arc::clone(&live.uid),
             trust_bundles: TrustBundles::default(),
+            injection_hashes: InjectionHashes::default(),
         };
         ResolvedBase { base, base_change: Some(base_change), drift: None, overwrites_others: false }
     };

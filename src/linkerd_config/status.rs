@@ -91,6 +91,7 @@ pub(super) fn active_status(input: ActiveStatusInput<'_>) -> LinkerdConfigStatus
     let rollout = RolloutStatus {
         adopted_at: known.adopted_at.clone().or_else(|| is_adopted.then_some(Time(now))),
         baseline_hash: known.baseline_hash.clone().or(input.baseline),
+        installed_hash: plan.installed_hash.clone().or_else(|| known.installed_hash.clone()),
         rolled_back,
         retry: retry(config),
         ..known

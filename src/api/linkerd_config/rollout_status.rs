@@ -40,6 +40,10 @@ pub struct RolloutStatus {
     /// are older than adoptedAt are assumed to run with it.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub baseline_hash: Option<String>,
+    /// The injection hash of the installer's document. Pods without a LINKERD_CONFIG_HASH that are newer than adoptedAt
+    /// are assumed to run with it.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub installed_hash: Option<String>,
     /// The hash that was rolled back.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub rolled_back: Option<String>,

@@ -161,6 +161,7 @@ fn status_once_in_effect(input: &ExplainInput, document: Option<&Reading>, plan:
         rollout: Some(RolloutStatus {
             adopted_at: rollout.adopted_at,
             baseline_hash: rollout.baseline_hash.or_else(|| baseline(document, base)),
+            installed_hash: plan.installed_hash.clone(),
             ..RolloutStatus::default()
         }),
         ..LinkerdConfigStatus::default()

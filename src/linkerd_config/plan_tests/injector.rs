@@ -159,3 +159,65 @@ fn an_upgrade_after_a_rollback_is_tried() {
     assert_eq!((plan.verdict, cluster.value(&ACCESS_LOG)), (PlanVerdict::Synced, Some(json!("json"))));
     assert!(cluster.live.as_ref().unwrap().writers.iter().any(|writer| writer.manager == FIELD_MANAGER));
 }
+
+/// Gives the ConfigMap and the base the hashes that another version of the operator would have computed.
+fn as_another_version(cluster: &mut Cluster, hash: &str, installed: &str) {
+    let base = cluster.base.as_mut().unwrap();
+    base.injection_hashes = InjectionHashes::default();
+    base.injection_hashes.learn(&base.effective.clone(), hash);
+    base.injection_hashes.learn(&base.document.clone(), installed);
+    let text = cluster.document().with_injection_hash(hash).to_yaml();
+    cluster.write(FIELD_MANAGER, &text);
+}
+
+#[test]
+fn another_version_of_the_operator_keeps_the_hash_of_an_unchanged_document() {
+    const GIVEN: &str = "v2_0123456789abcdef";
+    const INSTALLED_HASH: &str = "v2_fedcba9876543210";
+    // Whether the zero of a key counts depends on whether the version knows the key.
+    let spec = json!({"proxy": {"logLevel": "debug"}, "values": {"proxy": {"aNewFlag": false}}});
+    let mut cluster = Cluster::new(&spec);
+    cluster.reconcile();
+    as_another_version(&mut cluster, GIVEN, INSTALLED_HASH);
+    let plan = cluster.plan();
+    assert!(cluster.is_settled(), "nothing is written");
+    assert_eq!(plan.injection_hash.as_deref(), Some(GIVEN));
+    assert_eq!(plan.installed_hash.as_deref(), Some(INSTALLED_HASH));
+    assert_eq!(crate::linkerd_config::baseline(None, cluster.base.as_ref()).as_deref(), Some(INSTALLED_HASH));
+
+    // A revert gives the document the same hash again.
+    cluster.edit("kubectl-edit", &LOG_LEVEL, json!("trace"));
+    assert_eq!(cluster.reconcile().injection_hash.as_deref(), Some(GIVEN));
+    // Another document has a new hash, until the former one is declared again.
+    cluster.spec.proxy.log_level = Some("warn".to_owned());
+    let other = cluster.reconcile().injection_hash;
+    assert!(other == hash_of(&cluster.document()) && other.as_deref() != Some(GIVEN));
+    cluster.spec.proxy.log_level = Some("debug".to_owned());
+    assert_eq!(cluster.reconcile().injection_hash.as_deref(), Some(GIVEN));
+    cluster.spec = LinkerdConfigSpec::default();
+    assert_eq!(cluster.reconcile().injection_hash.as_deref(), Some(INSTALLED_HASH));
+}
+
+#[test]
+fn a_base_without_hashes_keeps_the_hash_that_the_config_map_has_from_another_version() {
+    let mut cluster = Cluster::new(&debug());
+    cluster.reconcile();
+    as_another_version(&mut cluster, "v2_0123456789abcdef", "v2_fedcba9876543210");
+    cluster.base.as_mut().unwrap().injection_hashes = InjectionHashes::default();
+    assert!(cluster.is_settled());
+    // The ControllerRevisions are lost, and the present document is adopted.
+    cluster.base = None;
+    cluster.live.as_mut().unwrap().annotations.remove(HASH_ANNOTATION);
+    assert_eq!(cluster.reconcile().injection_hash.as_deref(), Some("v2_0123456789abcdef"));
+}
+
+#[test]
+fn a_document_that_failed_before_an_upgrade_of_the_operator_is_not_retried_after_it() {
+    let (mut cluster, good) = denied();
+    let denied = cluster.document();
+    cluster.failed = vec!["v2_0123456789abcdef".to_owned()];
+    cluster.base.as_mut().unwrap().injection_hashes = InjectionHashes::default();
+    cluster.base.as_mut().unwrap().injection_hashes.learn(&denied, "v2_0123456789abcdef");
+    assert_eq!(cluster.reconcile().verdict, PlanVerdict::Restored);
+    assert_eq!(cluster.document(), good);
+}

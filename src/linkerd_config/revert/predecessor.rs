@@ -11,6 +11,7 @@ use crate::{
     linkerd_config::{
         base::Base,
         conditions::{CONFIG_MAP_SYNCED, condition_reason},
+        injection_hashes::InjectionHashes,
         overlay::anchors_path,
         plan::{ConfigPlan, PlanVerdict},
         resolve_base::copy_paths,
@@ -59,9 +60,15 @@ impl Predecessor {
     }
 
     /// Returns the document to restore, unless it failed or has problems.
-    pub fn fallback(&self, base: &Document, current: &Document, failed: &[String]) -> Option<Document> {
+    pub fn fallback(
+        &self,
+        base: &Document,
+        current: &Document,
+        failed: &[String],
+        hashes: &InjectionHashes,
+    ) -> Option<Document> {
         let document = self.over(base, current)?;
-        (!failed.contains(&document.injection_hash().to_string()) && document.problems().is_empty()).then_some(document)
+        (!failed.contains(&hashes.of(&document)) && document.problems().is_empty()).then_some(document)
     }
 }
 

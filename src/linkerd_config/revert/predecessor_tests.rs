@@ -58,10 +58,10 @@ fn a_document_that_failed_is_not_restored() {
     let installed = include_str!("../values/testdata/installed.yaml");
     let base = document(installed);
     let hash = base.injection_hash().to_string();
-    assert!(Predecessor::Installer.fallback(&base, &base, &[]).is_some());
-    assert!(Predecessor::Installer.fallback(&base, &base, &[hash]).is_none());
+    assert!(Predecessor::Installer.fallback(&base, &base, &[], &InjectionHashes::default()).is_some());
+    assert!(Predecessor::Installer.fallback(&base, &base, &[hash], &InjectionHashes::default()).is_none());
     let invalid = declared(installed, &[(&["proxy", "uid"], json!("many"))]);
-    assert!(invalid.fallback(&base, &base, &[]).is_none());
+    assert!(invalid.fallback(&base, &base, &[], &InjectionHashes::default()).is_none());
 }
 
 /// Returns the revision of the predecessor after a plan for the document with this injection hash.

@@ -101,7 +101,7 @@ pub fn set_rollout_status(
         None if is_kept => previous,
         None => RolloutStatus::default(),
     };
-    let RolloutStatus { adopted_at, baseline_hash, rolled_back, retry, .. } = rollout;
+    let RolloutStatus { adopted_at, baseline_hash, installed_hash, rolled_back, retry, .. } = rollout;
     after.rollout = Some(RolloutStatus {
         phase: Some(phase),
         hash,
@@ -109,6 +109,7 @@ pub fn set_rollout_status(
         completed_at,
         adopted_at,
         baseline_hash,
+        installed_hash,
         rolled_back,
         retry,
         ..counts

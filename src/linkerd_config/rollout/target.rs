@@ -59,10 +59,13 @@ pub struct DesiredProxies {
     pub drift: Vec<TimeRange>,
 }
 
-/// The injection hash that is assumed for Pods without one.
+/// The injection hashes that are assumed for Pods without one.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Baseline {
+    /// The hash of the document before the first write, for Pods from before the adoption.
     pub hash: Arc<str>,
+    /// The hash of the installer's present document, for later Pods: the installer wrote it over ours.
+    pub installed: Option<Arc<str>>,
     /// The time since which every injected Pod has a hash; `None` before.
     pub adopted: Option<Timestamp>,
 }
@@ -129,7 +132,11 @@ impl RolloutTarget {
             proxies: DesiredProxies {
                 injection_hash: injection_hash.map(Arc::from),
                 proxy_version: status.proxy_version.as_deref().map(Arc::from),
-                baseline: rollout.baseline_hash.map(|hash| Baseline { hash: hash.into(), adopted }),
+                baseline: rollout.baseline_hash.map(|hash| Baseline {
+                    hash: hash.into(),
+                    installed: rollout.installed_hash.map(Arc::from),
+                    adopted,
+                }),
                 drift: windows.filter_map(range).collect(),
                 trust,
             },

@@ -104,7 +104,7 @@ pub(super) fn rollout_target(rollout: &Value) -> RolloutTarget {
     let spec = serde_json::from_value(json!({ "rollout": rollout })).unwrap();
     let roots = TrustBundle::for_test("roots", &["a"]);
     let others = TrustBundle::for_test("others", &["a", "b"]);
-    let baseline = Baseline { hash: BEFORE.into(), adopted: Some(time("12:00:00")) };
+    let baseline = Baseline { hash: BEFORE.into(), installed: None, adopted: Some(time("12:00:00")) };
     RolloutTarget {
         config: ConfigReference {
             name: "mesh".into(),

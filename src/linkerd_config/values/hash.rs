@@ -7,27 +7,47 @@ use sha2::{Digest, Sha256};
 
 use crate::text::hex;
 
-/// Sixteen hex characters of a SHA-256 over canonical JSON.
+/// The version of the hashes. Increase it with each change of a function or a table that changes the hash of any
+/// document. Proxies keep the hash that they were given: see `injection_hashes.rs`.
+const VERSION: u8 = 1;
+
+/// The version, and sixteen hex characters of a SHA-256 over canonical JSON.
 #[derive(Clone, Copy, PartialEq, Eq, Hash)]
-pub struct Hash([u8; 8]);
+pub struct Hash {
+    version: u8,
+    digest: [u8; 8],
+}
 
 // === impl Hash ===
 
 impl Hash {
     pub(super) fn of(map: &Map<String, Value>) -> Self {
+        Self::of_version(map, VERSION)
+    }
+
+    fn of_version(map: &Map<String, Value>, version: u8) -> Self {
         let mut text = String::new();
         write_map(map, &mut text);
         let mut kept = [0; 8];
         for (kept, byte) in kept.iter_mut().zip(Sha256::digest(text)) {
             *kept = byte;
         }
-        Self(kept)
+        Self { version, digest: kept }
+    }
+
+    /// Whether two hashes, as texts, are of the same version. Hashes of different versions differ for equal documents.
+    pub fn is_comparable(one: &str, other: &str) -> bool {
+        version(one) == version(other)
     }
 }
 
 impl fmt::Display for Hash {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(&hex(self.0))
+        // The first version has no prefix.
+        if self.version > 1 {
+            write!(f, "v{}_", self.version)?;
+        }
+        f.write_str(&hex(self.digest))
     }
 }
 
@@ -35,6 +55,10 @@ impl fmt::Debug for Hash {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         fmt::Display::fmt(self, f)
     }
+}
+
+fn version(hash: &str) -> &str {
+    hash.split_once('_').map_or("v1", |(version, _)| version)
 }
 
 /// Sorts the keys, because whether a map of serde_json is sorted depends on features that other crates may enable.
@@ -67,5 +91,17 @@ fn write(value: &Value, text: &mut String) {
             text.push(']');
         }
         value => text.push_str(&value.to_string()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn hashes_of_different_versions_are_not_comparable() {
+        let [first, second] = [1, 2].map(|version| Hash::of_version(&Map::new(), version).to_string());
+        assert_eq!((&*first, &*second), ("44136fa355b3678a", "v2_44136fa355b3678a"));
+        assert!(Hash::is_comparable(&first, "0123456789abcdef") && !Hash::is_comparable(&first, &second));
     }
 }

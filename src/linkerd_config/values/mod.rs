@@ -188,6 +188,11 @@ impl Document {
         Hash::of(&injection_subset::injection_subset(&self.0))
     }
 
+    /// Returns the part of the document that affects injection: two documents inject the same if it is equal.
+    pub fn injection_subset(&self) -> Self {
+        Self(injection_subset::injection_subset(&self.0))
+    }
+
     /// Returns the paths of leaves that only one document has, or that differ, sorted.
     pub fn differences(&self, other: &Self) -> Vec<Path> {
         let mut found = Vec::new();

@@ -6,7 +6,7 @@ use crate::{
     cluster::Kind,
     linkerd_config::rollout::{
         key::RolloutKey,
-        target::TimeRange,
+        target::{Baseline, TimeRange},
         testing::{BEFORE, WANTED, World, time, with},
     },
 };
@@ -124,7 +124,7 @@ fn a_pod_without_a_marker_is_classified_by_the_adoption() {
     let mut class = |hash: &str, adopted: Option<&str>, version: &str| {
         let adopted = adopted.map(time);
         world.target.proxies.baseline =
-            Some(crate::linkerd_config::rollout::target::Baseline { hash: hash.into(), adopted });
+            Some(crate::linkerd_config::rollout::target::Baseline { hash: hash.into(), installed: None, adopted });
         world.target.proxies.proxy_version = Some(version.into());
         let RolloutPods { current, outdated, .. } = classes(&world);
         (current, outdated)
@@ -394,5 +394,32 @@ fn the_most_specific_label_decides_the_opt_in() {
             (if excluded == "linkerd" { "ns" } else { "linkerd" }.into(), "ns".into());
         let state = world.state("Deployment", "web");
         assert!(matches!(state, WorkloadState::Unselected(ExcludedNamespace) | WorkloadState::Unmeshed), "{state:?}");
+    }
+}
+
+#[test]
+fn a_pod_without_hash_is_compared_with_the_document_of_its_time() {
+    const OTHER_VERSION: &str = "v2_0123456789abcdef";
+    let current = RolloutPods { meshed: 1, current: 1, ..RolloutPods::default() };
+    let outdated = RolloutPods { meshed: 1, outdated: 1, ..RolloutPods::default() };
+    let unknown = RolloutPods { meshed: 1, unknown: 1, ..RolloutPods::default() };
+    let (before, after) = ("11:00:00", "12:00:01");
+    for (created, baseline, installed, expected, why) in [
+        (before, WANTED, None, current, "the document before the adoption"),
+        (before, BEFORE, Some(WANTED), outdated, "the document before the adoption"),
+        (after, BEFORE, Some(WANTED), current, "the installer's document"),
+        (after, WANTED, Some(BEFORE), outdated, "the installer's document"),
+        (after, WANTED, None, outdated, "an unknown document of the installer"),
+        (before, OTHER_VERSION, Some(WANTED), unknown, "a document whose hash cannot be compared"),
+        (before, OTHER_VERSION, Some(OTHER_VERSION), outdated, "the document of the base"),
+    ] {
+        let mut world = World::new(&json!({}));
+        let adopted = Some(time("12:00:00"));
+        let baseline = Baseline { hash: baseline.into(), installed: installed.map(Arc::from), adopted };
+        world.target.proxies.baseline = Some(baseline);
+        world.deployment("web", &json!({}));
+        let over = json!({"metadata": {"creationTimestamp": format!("2026-01-01T{created}Z")}});
+        world.pod("web-1", "web", None, &over);
+        assert_eq!(classes(&world), expected, "it was created with {why}");
     }
 }

@@ -6,8 +6,8 @@
 //!
 //! A proxy reads its configuration only when it starts, and has the injection hash of it, the marker, in
 //! `LINKERD_CONFIG_HASH`. A marker is only as reliable as the document that it was in. So a Pod that was created while
-//! the document had changes by other writers is out of date with any marker. Pods from before the operator have no
-//! marker: they are assumed to run with the document of that time.
+//! the document had changes by other writers is out of date with any marker. Pods without a marker are assumed to run
+//! with the document before the operator's first write, and later Pods with the installer's present document.
 
 use crate::{
     api::linkerd_config::RolloutTrigger,
@@ -15,7 +15,10 @@ use crate::{
         inject::Inject,
         pod::{Pod, PodPhase},
     },
-    linkerd_config::rollout::{target::RolloutTarget, trust::PodTrust},
+    linkerd_config::{
+        rollout::{target::RolloutTarget, trust::PodTrust},
+        values::Hash,
+    },
 };
 
 /// How a Pod compares with the target.
@@ -90,8 +93,16 @@ pub fn classify(pod: &Pod, of_namespace: Inject, target: &RolloutTarget) -> Opti
             None => return Some(if causes.any() { PodClass::Outdated(causes) } else { PodClass::Unknown }),
             // The Pod was created after the adoption, with an installer's document. Creation times are whole seconds:
             // the same second is not later.
-            Some(baseline) if baseline.adopted.is_some_and(|adopted| created > adopted) => true,
-            Some(baseline) => *baseline.hash != *wanted,
+            Some(baseline) if baseline.adopted.is_some_and(|adopted| created > adopted) => {
+                baseline.installed.as_deref() != Some(wanted)
+            }
+            Some(baseline) => {
+                if !Hash::is_comparable(&baseline.hash, wanted) && baseline.installed.as_ref() != Some(&baseline.hash) {
+                    // Another version of the operator computed the hash, of a document that is no longer saved.
+                    return Some(if causes.any() { PodClass::Outdated(causes) } else { PodClass::Unknown });
+                }
+                *baseline.hash != *wanted
+            }
         },
     };
     // A Pod with the marker has the declared version, even if another webhook rewrote its image.

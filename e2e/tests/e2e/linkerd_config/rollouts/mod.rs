@@ -19,6 +19,7 @@ mod faults;
 mod injectors;
 mod limits;
 mod midway;
+mod operator_upgrade;
 mod opt_in;
 mod permissions;
 mod progress;

@@ -1,0 +1,136 @@
+//! An upgrade of the operator, or a time without it, restarts no workload that runs with the declared configuration.
+
+use std::time::Duration;
+
+use anyhow::{Context, Result, ensure};
+use e2e::{eventually, workload::Workload};
+use kube::{
+    Api, ResourceExt,
+    api::{DeleteParams, ListParams, PostParams},
+};
+use serde_json::json;
+
+use super::{
+    super::{HELM, OPERATOR},
+    DEADLINE, Mesh,
+};
+
+/// A hash as a later version of the operator would compute it.
+const GIVEN: &str = "v2_0123456789abcdef";
+
+/// Gives the document and its saved base this hash, as if another version of the operator had computed it.
+async fn as_another_version(mesh: &Mesh, computed: &str) -> Result<()> {
+    let installation = &mesh.installation;
+    let text = installation.text().await?.replace(computed, GIVEN);
+    installation.rewrite(OPERATOR, &text).await?;
+    // The data of a ControllerRevision is immutable.
+    let revisions = installation.revisions.list(&ListParams::default()).await?.items;
+    let newest = revisions.into_iter().max_by_key(|it| it.revision).context("no base")?;
+    let mut object = serde_json::to_value(&newest)?;
+    ensure!(object["data"]["effectiveInjectionHash"] == computed, "{}", object["data"]);
+    for field in ["injectionHash", "effectiveInjectionHash"] {
+        object["data"][field] = json!(GIVEN);
+    }
+    object["metadata"] = json!({"name": newest.name_any(), "labels": newest.labels()});
+    installation.revisions.delete(&newest.name_any(), &DeleteParams::default()).await?;
+    installation.revisions.create(&PostParams::default(), &serde_json::from_value(object)?).await?;
+    Ok(())
+}
+
+/// Waits until the injectors give proxies this marker, then replaces the Pods of the workload as an eviction would.
+async fn reborn(mesh: &Mesh, workload: &Workload, marker: Option<&str>) -> Result<()> {
+    eventually(DEADLINE, format_args!("the injectors to use {marker:?}"), async || {
+        let seen = mesh.new_proxy().await?.context("no proxy")?.marker;
+        ensure!(seen.as_deref() == marker, "{seen:?}");
+        Ok(())
+    })
+    .await?;
+    let old = workload.uids().await?;
+    let pods: Api<k8s_openapi::api::core::v1::Pod> =
+        Api::namespaced(mesh.installation.client.clone(), workload.namespace());
+    for pod in workload.pods().await? {
+        pods.delete(&pod.name_any(), &DeleteParams::default().grace_period(0)).await?;
+    }
+    eventually(DEADLINE, "new Pods", async || {
+        let new = workload.uids().await?;
+        ensure!(!new.is_empty() && new.is_disjoint(&old), "{new:?}");
+        Ok(())
+    })
+    .await?;
+    workload.is_settled(old.len()).await
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn an_operator_with_another_hash_function_restarts_nothing_and_neither_does_the_next_one() -> Result<()> {
+    let mut mesh = Mesh::new().await?;
+    let web = mesh.deployment("web", 1).await?;
+    // This version does not know the key. Versions that know it ignore its zero.
+    mesh.adopt(json!({"values": {"proxy": {"aNewFlag": false}}})).await?;
+    let computed = mesh.is_complete().await?;
+    mesh.forget().await?;
+    mesh.manager.take().context("no manager")?.kill().await?;
+    as_another_version(&mesh, &computed).await?;
+    reborn(&mesh, &web, Some(GIVEN)).await?;
+
+    let text = mesh.installation.text().await?;
+    for _ in 0..2 {
+        let mut manager = mesh.installation.manager().await?;
+        eventually(DEADLINE, "the saved hash in the status", async || {
+            let status = mesh.status().await?.0;
+            ensure!(status["injectionHash"] == GIVEN, "{}", status["injectionHash"]);
+            Ok(())
+        })
+        .await?;
+        assert_eq!(mesh.is_complete().await?, GIVEN);
+        mesh.no_more_than(0).await?;
+        manager.kill().await?;
+    }
+    assert!(mesh.installation.text().await? == text, "the document was written");
+
+    // Another configuration is rolled out as before.
+    let _manager = mesh.installation.manager().await?;
+    mesh.configure(1).await?;
+    let next = eventually(DEADLINE, "a new hash", async || {
+        let status = mesh.status().await?.0;
+        let hash = status["injectionHash"].as_str().context("no hash")?.to_owned();
+        ensure!(hash != GIVEN, "{hash}");
+        Ok(hash)
+    })
+    .await?;
+    web.gets(1, &next).await?;
+    assert_eq!(mesh.counts([&web])?, [1]);
+    Ok(())
+}
+
+/// A resource that declares nothing: the Pod has the same configuration without a marker.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_pod_that_was_created_with_the_installers_equal_document_is_not_restarted() -> Result<()> {
+    let mut mesh = Mesh::new().await?;
+    let (web, api) = (mesh.deployment("web", 1).await?, mesh.deployment("api", 1).await?);
+    mesh.adopt(json!({})).await?;
+    mesh.manager.take().context("no manager")?.kill().await?;
+    let upgraded = HELM.replace("controllerReplicas: 1", "controllerReplicas: 3");
+    ensure!(upgraded != HELM, "the document has another form");
+    mesh.installation.rewrite("helm", &upgraded).await?;
+    // Creation times are whole seconds, and the Pod must be newer than the adoption.
+    tokio::time::sleep(Duration::from_millis(1100)).await;
+    reborn(&mesh, &web, None).await?;
+
+    let _manager = mesh.installation.manager().await?;
+    mesh.expect_event("BaseUpdated").await?;
+    mesh.is_complete().await?;
+    mesh.shows(json!({"pods": {"meshed": 2, "current": 2}})).await?;
+    mesh.no_more_than(0).await?;
+    assert_eq!(web.proxies().await?.into_iter().flatten().filter_map(|proxy| proxy.marker).count(), 0);
+
+    // With another declared configuration both are out of date.
+    mesh.configure(1).await?;
+    eventually(DEADLINE, "both restarts", async || {
+        let seen = mesh.counts([&web, &api])?;
+        ensure!(seen == [1, 1], "{seen:?}");
+        Ok(())
+    })
+    .await?;
+    mesh.is_complete().await?;
+    Ok(())
+}
