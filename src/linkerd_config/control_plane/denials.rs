@@ -18,7 +18,7 @@ pub(in crate::linkerd_config) fn add_denial(
     templates: &BTreeSet<Arc<str>>,
 ) {
     denied.retain(|denial| denial.hash != hash);
-    let templates: Vec<String> = templates.iter().take(MAX_TEMPLATES).map(|template| template.to_string()).collect();
+    let templates: Vec<String> = templates.iter().take(MAX_TEMPLATES).map(ToString::to_string).collect();
     if !templates.is_empty() {
         denied.push(DeniedDocument { hash: hash.to_owned(), templates });
     }

@@ -74,7 +74,15 @@ impl Predecessor {
 
 /// Returns the revision of the predecessor in a status.
 fn previous(status: &LinkerdConfigStatus) -> Option<i64> {
-    status.revisions.as_ref()?.previous
+    let revisions = status.revisions.as_ref()?;
+    // Operators before this field restored one of these. Without it, the next one would write the failed document again.
+    let restored = || revisions.last_rolled_out.or(revisions.last_known_good).unwrap_or(INSTALLER);
+    revisions.previous.or_else(|| is_restored(status).then(restored))
+}
+
+/// Whether the ConfigMap has a fallback document.
+fn is_restored(status: &LinkerdConfigStatus) -> bool {
+    condition_reason(status, CONFIG_MAP_SYNCED) == Some("Restored")
 }
 
 /// Returns the revision of the predecessor in the next status. `written` is the revision in the annotation of the
@@ -89,14 +97,13 @@ pub(in crate::linkerd_config) fn next_previous(
     let Some(hash) = plan.injection_hash.as_ref().filter(|_| plan.verdict != PlanVerdict::Restored) else {
         return known;
     };
-    let was_restored = condition_reason(before, CONFIG_MAP_SYNCED) == Some("Restored");
     match &before.injection_hash {
         // Restarts for new trust anchors are no restarts for the document.
         Some(was) if was == hash => {
             known.filter(|_| before.trust_roots_sha256.is_none() || before.trust_roots_sha256.as_deref() == trust_roots)
         }
         // The last document was a fallback, or workloads failed with it. The predecessor is still the better one.
-        Some(_) if known.is_some() && (was_restored || has_failures(before)) => known,
+        Some(_) if known.is_some() && (is_restored(before) || has_failures(before)) => known,
         Some(_) => before.revisions.as_ref()?.base,
         // This resource becomes active. The document before it may be that of another resource.
         None => plan.write.as_ref().map(|_| written.unwrap_or(INSTALLER)),

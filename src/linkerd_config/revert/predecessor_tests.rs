@@ -105,9 +105,15 @@ fn the_predecessor_stays_while_the_document_is_not_proven() {
 }
 
 #[test]
-fn after_a_rollback_the_next_document_has_the_same_predecessor() {
+fn after_a_rollback_the_predecessor_stays() {
     let condition = json!({"type": "ConfigMapSynced", "status": "False", "reason": "Restored", "message": "",
         "lastTransitionTime": "2026-01-01T00:00:00Z"});
-    let before = json!({"injectionHash": "a", "revisions": {"base": 4, "previous": 3}, "conditions": [condition]});
-    assert_eq!(next(&before, Some("c"), writes, Some(4)), Some(3));
+    let before = |revisions: Value| json!({"injectionHash": "a", "revisions": revisions, "conditions": [condition]});
+    let restored = |plan: &mut ConfigPlan| plan.verdict = PlanVerdict::Restored;
+    assert_eq!(next(&before(json!({"base": 4, "previous": 3})), Some("c"), writes, Some(4)), Some(3));
+    assert_eq!(next(&before(json!({"base": 4, "previous": 3})), Some("a"), restored, Some(4)), Some(3));
+    // The status of an older version of the operator.
+    let older = json!({"base": 4, "lastKnownGood": 2, "lastRolledOut": 1});
+    assert_eq!(next(&before(older), Some("a"), restored, Some(4)), Some(1));
+    assert_eq!(next(&before(json!({"base": 4})), Some("a"), restored, Some(4)), Some(INSTALLER));
 }

@@ -3,11 +3,14 @@
 //! A fake injector with several replicas is registered as Linkerd's is. Each replica reads the document when its
 //! kubelet updates it.
 
+mod replaced_replicas;
+mod unwritable_status;
+
 use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
 use e2e::{
-    Action, Manager, Rule, eventually, holds,
+    Manager, eventually, holds,
     injector::{Behaviour, Injector, unregister},
     mesh::SOON,
 };
@@ -187,76 +190,6 @@ async fn a_denied_document_is_rolled_back_and_not_retried() -> Result<()> {
     let status = mesh.reaches(&SYNCED).await?;
     assert_eq!(status["revisions"].get("failed"), None, "{status}");
     assert_eq!(mesh.installation.document().await?["proxy"]["accessLog"], "apache");
-    Ok(())
-}
-
-/// While Linkerd is upgraded, the new document may need new replicas.
-#[tokio::test(flavor = "multi_thread")]
-async fn a_document_that_old_replicas_denied_is_retried_with_new_ones() -> Result<()> {
-    let mesh = Mesh::new(2).await?;
-    mesh.declare(json!({"proxy": {"accessLog": "json"}})).await?;
-    mesh.reaches(&SYNCED).await?;
-    for replica in [0, 1] {
-        mesh.set_template(replica, "old").await?;
-        mesh.injector.set_behaviour(replica, Behaviour::Denies("no such value".to_owned())).await?;
-    }
-    mesh.installation.change("mesh", json!({"proxy": {"accessLog": "apache"}})).await?;
-    let rolled_back = ["ConfigMapSynced=True/Restored", "InjectorSynced=False/Denied", "Stalled=True/RolledBack"];
-    let status = mesh.reaches(&rolled_back).await?;
-    assert_eq!(status["revisions"]["denied"][0]["templates"], json!(["old"]), "{status}");
-    assert_eq!(status["revisions"]["denied"][0]["hash"], status["revisions"]["failed"][0]);
-
-    // One old replica is left, and would deny it again.
-    for replica in [0, 1] {
-        mesh.injector.set_behaviour(replica, Behaviour::Right).await?;
-    }
-    let new = mesh.injector.add_replica().await?;
-    mesh.set_template(new, "new").await?;
-    mesh.injector.remove_replica(0).await?;
-    holds(Duration::from_secs(3), "the last good document", async || {
-        ensure!(mesh.installation.document().await?["proxy"]["accessLog"] == "json", "it was retried");
-        Ok(())
-    })
-    .await?;
-    mesh.reaches(&rolled_back).await?;
-    mesh.injector.remove_replica(1).await?;
-    let status = mesh.reaches(&SYNCED).await?;
-    assert_eq!(mesh.installation.document().await?["proxy"]["accessLog"], "apache");
-    assert_eq!((status["revisions"].get("failed"), status["revisions"].get("denied")), (None, None), "{status}");
-    Ok(())
-}
-
-/// A denied document prevents the creation of every Pod, so its rollback must not wait for a status.
-#[tokio::test(flavor = "multi_thread")]
-async fn a_denied_document_is_rolled_back_although_the_status_cannot_be_written() -> Result<()> {
-    let mesh = Mesh::new(1).await?;
-    mesh.declare(json!({"proxy": {"accessLog": "json"}})).await?;
-    mesh.reaches(&SYNCED).await?;
-    let good = mesh.installation.document().await?;
-    let failed = Action::Status { code: 500, retry_after: None };
-    let fault = mesh.installation.proxy.inject(Rule::path("mesh/status").method("PUT"), failed);
-    mesh.injector.set_behaviour(0, Behaviour::Denies("bad".to_owned())).await?;
-    let writes = mesh.installation.writes("/configmaps/").len();
-    mesh.installation.change("mesh", json!({"proxy": {"accessLog": "apache"}})).await?;
-    eventually(SOON, "the write and the rollback", async || {
-        ensure!(mesh.installation.writes("/configmaps/").len() == writes + 2, "not yet");
-        Ok(())
-    })
-    .await?;
-    mesh.installation.document_is(&good).await?;
-    let hits = fault.hits();
-    eventually(SOON, "further attempts to write the status", async || {
-        ensure!(fault.hits() > hits + 1, "{} attempts", fault.hits());
-        Ok(())
-    })
-    .await?;
-    mesh.installation.document_is(&good).await?;
-    // The status that is written at last names the failed document, so that the next leader does not write it again.
-    fault.remove();
-    let status = mesh.reaches(&["InjectorSynced=False/Denied", "Stalled=True/RolledBack"]).await?;
-    assert!(message(&status, "InjectorSynced").contains("bad"), "{status}");
-    assert_eq!(status["revisions"]["failed"].as_array().map(Vec::len), Some(1), "{status}");
-    assert_eq!(mesh.installation.writes("/configmaps/").len(), writes + 2, "it was written again");
     Ok(())
 }
 
