@@ -66,9 +66,10 @@ pub struct RolloutSpec {
     /// The time in which a restarted workload must become ready; after that it counts as failed. The default is 10m.
     #[schemars(schema_with = "schema::some_time")]
     pub progress_deadline: String,
-    /// The number of failed workloads that triggers onFailure. The default is 1.
-    #[schemars(schema_with = "schema::count")]
-    pub max_failures: i64,
+    /// The number of failed workloads that triggers onFailure: a number, or a percentage of the selected workloads,
+    /// rounded up and at least 1. The default is 1: then one workload that fails holds up all others.
+    #[schemars(schema_with = "schema::number_or_percentage")]
+    pub max_failures: IntOrString,
     /// The action after maxFailures workloads failed. Halt restarts no other workload until the resource or its
     /// annotation config.linkerd.io/retry changes. Rollback also restores the last good configuration. Continue
     /// restarts the other workloads. The default is Halt.
@@ -209,7 +210,7 @@ impl Default for RolloutSpec {
             interval: INTERVAL.to_owned(),
             soak: SOAK.to_owned(),
             progress_deadline: PROGRESS_DEADLINE.to_owned(),
-            max_failures: 1,
+            max_failures: IntOrString::Int(1),
             on_failure: OnFailure::default(),
             respect_pdb: true,
             window: None,
@@ -220,21 +221,17 @@ impl Default for RolloutSpec {
 impl RolloutSpec {
     /// Returns the limit for this number of selected workloads; at least one.
     pub fn max_concurrent(&self, selected: usize) -> usize {
-        match &self.max_concurrent {
-            IntOrString::Int(number) => at_least_one((*number).into()),
-            IntOrString::String(text) => {
-                let percent = text.strip_suffix('%').and_then(|digits| digits.parse().ok()).unwrap_or(0usize).min(100);
-                selected.saturating_mul(percent).div_ceil(100).max(1)
-            }
-        }
+        number_of(&self.max_concurrent, selected)
     }
 
     pub fn max_concurrent_per_namespace(&self) -> usize {
         at_least_one(self.max_concurrent_per_namespace)
     }
 
-    pub fn max_failures(&self) -> usize {
-        at_least_one(self.max_failures)
+    /// Returns the number of failures that triggers the failure policy, for this number of selected workloads; at least
+    /// one.
+    pub fn max_failures(&self, selected: usize) -> usize {
+        number_of(&self.max_failures, selected)
     }
 
     pub fn interval(&self) -> Duration {
@@ -276,6 +273,17 @@ impl Default for WindowSpec {
     }
 }
 
+/// Returns a number, or a percentage of the selected workloads, rounded up; at least one.
+fn number_of(value: &IntOrString, selected: usize) -> usize {
+    match value {
+        IntOrString::Int(number) => at_least_one((*number).into()),
+        IntOrString::String(text) => {
+            let percent = text.strip_suffix('%').and_then(|digits| digits.parse().ok()).unwrap_or(0usize).min(100);
+            selected.saturating_mul(percent).div_ceil(100).max(1)
+        }
+    }
+}
+
 fn at_least_one(number: i64) -> usize {
     usize::try_from(number).unwrap_or_default().max(1)
 }
@@ -304,6 +312,7 @@ mod tests {
             [("10%", 100, 10), ("10%", 101, 11), ("1%", 3, 1), ("100%", 7, 7), ("50%", 0, 1), ("25%", 1000, 250)]
         {
             assert_eq!(of(json!({"maxConcurrent": percentage})).max_concurrent(selected), expected, "{percentage}");
+            assert_eq!(of(json!({"maxFailures": percentage})).max_failures(selected), expected, "{percentage}");
         }
         assert_eq!(of(json!({"maxConcurrent": 10})).max_concurrent(3), 10);
     }
@@ -316,7 +325,7 @@ mod tests {
         assert_eq!(of(json!({"maxConcurrent": "900%"})).max_concurrent(40), 40);
         let spec = of(json!({"maxFailures": 0, "maxConcurrentPerNamespace": -1, "interval": "soon", "soak": "-1s",
             "progressDeadline": "0s"}));
-        assert_eq!((spec.max_failures(), spec.max_concurrent_per_namespace()), (1, 1));
+        assert_eq!((spec.max_failures(40), spec.max_concurrent_per_namespace()), (1, 1));
         assert_eq!((spec.interval(), spec.soak()), (Duration::from_secs(10), Duration::from_secs(30)));
         assert_eq!(spec.progress_deadline(), Duration::from_secs(600));
     }
@@ -327,7 +336,7 @@ mod tests {
             "maxConcurrentPerNamespace": 2, "kinds": ["DaemonSet"], "respectPDB": false, "optIn": "All",
             "window": {"allow": [{"cron": "0 2 * * 1-5", "duration": "4h"}]}}));
         assert_eq!((spec.interval(), spec.soak()), (Duration::ZERO, Duration::from_secs(60)));
-        assert_eq!((spec.progress_deadline(), spec.max_failures()), (Duration::from_secs(5), 3));
+        assert_eq!((spec.progress_deadline(), spec.max_failures(40)), (Duration::from_secs(5), 3));
         assert_eq!((spec.max_concurrent_per_namespace(), spec.kinds.as_slice()), (2, &[RolloutKind::DaemonSet][..]));
         assert_eq!((spec.respect_pdb, spec.opt_in), (false, OptIn::All));
         assert_eq!(spec.window.unwrap().time_zone, "UTC");

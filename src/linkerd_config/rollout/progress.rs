@@ -71,7 +71,8 @@ pub struct RolloutProgress {
 /// Whether failures block new restarts.
 pub fn is_halted(schedule: &RolloutSchedule, target: &RolloutTarget) -> bool {
     // Pods without a proxy are worse than outdated ones, so they halt the rollout under every failure policy.
-    let failed = schedule.failed.len() >= target.rollout().max_failures();
+    let selected = usize::try_from(schedule.totals.workloads.selected).unwrap_or_default();
+    let failed = schedule.failed.len() >= target.rollout().max_failures(selected);
     schedule.totals.uninjected > 0 || failed && target.rollout().on_failure != OnFailure::Continue
 }
 

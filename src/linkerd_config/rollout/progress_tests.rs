@@ -87,6 +87,8 @@ fn the_failure_policy_applies_and_lost_proxies_always_halt() {
     for (rollout, expected, rolls_back) in [
         (json!({}), "Halted", false),
         (json!({"maxFailures": 2}), "Progressing", false),
+        (json!({"maxFailures": "50%"}), "Halted", false),
+        (json!({"maxFailures": "51%"}), "Progressing", false),
         (json!({"onFailure": "Continue"}), "Progressing", false),
         (json!({"onFailure": "Rollback"}), "Halted", true),
     ] {

@@ -40,7 +40,8 @@ async fn an_invalid_value_is_rejected_with_its_path_and_the_reason() -> Result<(
         (json!({"soak": "-30s"}), "soak", go),
         (json!({"progressDeadline": "soon"}), "progressDeadline", go),
         (json!({"progressDeadline": "0s"}), "progressDeadline", "must be greater than zero"),
-        (json!({"maxFailures": 0}), "maxFailures", "greater than or equal to 1"),
+        (json!({"maxFailures": 0}), "maxFailures", number),
+        (json!({"maxFailures": "0%"}), "maxFailures", number),
         (json!({"onFailure": "Ignore"}), "onFailure", r#""Halt", "Rollback", "Continue""#),
         (json!({"namespaceSelector": {"matchLabels": {"a": 1}}}), "namespaceSelector.matchLabels.a", "type string"),
     ];
