@@ -11,13 +11,14 @@ use crate::linkerd_config::rollout::{
 const CONDITIONS: &str = include_str!("../../docs/src/reference/conditions.md");
 const ROLLOUTS: &str = include_str!("../../docs/src/guides/rollouts.md");
 /// The files that contain reasons as literals.
-const SOURCES: [(&str, &str); 11] = [
+const SOURCES: [(&str, &str); 12] = [
     ("control_plane/skew.rs", include_str!("control_plane/skew.rs")),
     ("conditions.rs", include_str!("conditions.rs")),
     ("status.rs", include_str!("status.rs")),
     ("reconcile.rs", include_str!("reconcile.rs")),
     ("rollout/assess/mod.rs", include_str!("rollout/assess/mod.rs")),
-    ("rollout/schedule.rs", include_str!("rollout/schedule.rs")),
+    ("rollout/assess/failure.rs", include_str!("rollout/assess/failure.rs")),
+    ("rollout/scheduled_workload.rs", include_str!("rollout/scheduled_workload.rs")),
     ("rollout/engine.rs", include_str!("rollout/engine.rs")),
     ("rollout/gate.rs", include_str!("rollout/gate.rs")),
     ("rollout/status.rs", include_str!("rollout/status.rs")),

@@ -63,7 +63,8 @@ pub struct RolloutSpec {
     /// The time that a restarted workload must stay ready before it counts as updated. The default is 30s.
     #[schemars(schema_with = "schema::duration")]
     pub soak: String,
-    /// The time in which a restarted workload must become ready; after that it counts as failed. The default is 10m.
+    /// The time without progress after which a restarted workload counts as failed, as in a Deployment. Each Pod that is
+    /// updated or becomes ready is progress. The default is 10m.
     #[schemars(schema_with = "schema::some_time")]
     pub progress_deadline: String,
     /// The number of failed workloads that triggers onFailure: a number, or a percentage of the selected workloads,

@@ -250,7 +250,7 @@ fn listed(counts: &[(i64, &str)]) -> Vec<String> {
 /// Returns what the rollout of a workload waits for.
 fn progress(in_progress: &InProgress, target: &RolloutTarget) -> String {
     let missing = match &in_progress.health {
-        Health::Progressing(missing) => missing.clone(),
+        Health::Progressing(missing) | Health::WaitingForNodes(missing) => missing.clone(),
         Health::Healthy => format!("its Pods run with it, and must stay ready for {}", target.rollout().soak),
         Health::Evicting => "its Pods are evicted one by one".to_owned(),
         Health::StillOutdated => "its new Pods are out of date".to_owned(),
@@ -261,7 +261,7 @@ fn progress(in_progress: &InProgress, target: &RolloutTarget) -> String {
     match in_progress.state {
         RolloutState::Retrying => format!("second attempt: {missing}"),
         RolloutState::RolledBack => format!("its Pod template was rolled back: {missing}"),
-        RolloutState::Updating | RolloutState::Updated | RolloutState::Failed => missing,
+        RolloutState::Updating | RolloutState::Updated | RolloutState::Failed | RolloutState::Reverted => missing,
     }
 }
 

@@ -5,7 +5,7 @@
 
 use std::{collections::BTreeMap, fmt::Debug, marker::PhantomData, sync::Arc};
 
-use k8s_openapi::{api::apps::v1 as apps, apimachinery::pkg::apis::meta::v1::ObjectMeta};
+use k8s_openapi::{api::apps::v1 as apps, apimachinery::pkg::apis::meta::v1::ObjectMeta, jiff::Timestamp};
 use kube::Resource;
 use serde::Deserialize;
 
@@ -51,7 +51,10 @@ pub struct AppsWorkload {
     pub kind: WorkloadKind,
     pub uid: Arc<str>,
     pub version: Arc<str>,
+    pub created: Option<Timestamp>,
     pub deleting: bool,
+    /// Whether another object controls the workload.
+    pub controlled: bool,
     pub labels: Labels,
     /// The annotations of the LinkerdConfig group.
     pub annotations: BTreeMap<Box<str>, Box<str>>,
@@ -99,6 +102,8 @@ pub struct WorkloadProgress {
     pub updated: i64,
     pub ready: i64,
     pub available: i64,
+    /// Pods of a DaemonSet on nodes that it does not select anymore.
+    pub misscheduled: i64,
 }
 
 /// An [`AppsWorkload`] of the kind `K`.
@@ -186,6 +191,7 @@ pub struct WorkloadStatus {
     updated_number_scheduled: Option<i64>,
     number_ready: Option<i64>,
     number_available: Option<i64>,
+    number_misscheduled: Option<i64>,
     conditions: Option<Vec<WorkloadCondition>>,
 }
 
@@ -219,7 +225,9 @@ impl AppsWorkload {
             kind,
             uid: metadata.uid.unwrap_or_default().into(),
             version: metadata.resource_version.unwrap_or_default().into(),
+            created: metadata.creation_timestamp.map(|time| time.0),
             deleting: metadata.deletion_timestamp.is_some(),
+            controlled: metadata.owner_references.iter().flatten().any(|owner| owner.controller == Some(true)),
             labels: metadata.labels.iter().flatten().collect(),
             annotations: config_annotations(metadata.annotations),
             update: UpdateStrategy::of(kind, &spec),
@@ -233,11 +241,12 @@ impl AppsWorkload {
     /// Whether both are equal except for the resourceVersion.
     fn eq_ignoring_version(&self, other: &Self) -> bool {
         let Self { workload, kind, uid, version: _, deleting, labels, annotations, template, update, .. } = self;
-        let Self { paused, progress, failure, .. } = self;
+        let Self { paused, progress, failure, created, controlled, .. } = self;
         (workload, kind, uid, deleting, labels)
             == (&other.workload, &other.kind, &other.uid, &other.deleting, &other.labels)
             && (annotations, template, update) == (&other.annotations, &other.template, &other.update)
             && (paused, progress, failure) == (&other.paused, &other.progress, &other.failure)
+            && (created, controlled) == (&other.created, &other.controlled)
     }
 }
 
@@ -292,7 +301,8 @@ impl WorkloadProgress {
         }
         .map(Option::unwrap_or_default);
         let observed = status.observed_generation.unwrap_or_default() >= generation.unwrap_or_default();
-        Self { observed, wanted, total, updated, ready, available }
+        let misscheduled = status.number_misscheduled.unwrap_or_default();
+        Self { observed, wanted, total, updated, ready, available, misscheduled }
     }
 }
 

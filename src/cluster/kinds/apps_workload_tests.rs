@@ -95,7 +95,8 @@ fn progress_counts_only_for_the_observed_generation() {
     let replicas = json!({"observedGeneration": 3, "replicas": 5, "updatedReplicas": 4, "readyReplicas": 3, "availableReplicas": 2});
     let nodes = json!({"observedGeneration": 3, "desiredNumberScheduled": 6, "currentNumberScheduled": 5,
         "updatedNumberScheduled": 4, "numberReady": 3, "numberAvailable": 2});
-    let expected = WorkloadProgress { observed: true, wanted: 6, total: 5, updated: 4, ready: 3, available: 2 };
+    let expected =
+        WorkloadProgress { observed: true, wanted: 6, total: 5, updated: 4, ready: 3, available: 2, misscheduled: 0 };
     let six = json!({"replicas": 6});
     for (kind, status) in [(Deployment, &replicas), (StatefulSet, &replicas), (DaemonSet, &nodes)] {
         assert_eq!(workload(kind, &json!({}), &six, status).progress, expected, "{kind:?}");

@@ -164,7 +164,7 @@ impl Engine {
             self.cluster.recovered(KINDS).await;
             let now = Timestamp::now();
             self.term = ActiveTerm { number: after.term, starts: now.checked_add(signed(PREDECESSOR)).ok() };
-            self.schedule.begin_term();
+            self.schedule.begin_term(now);
         }
         let window = after.rollout().window.as_ref();
         if before.is_none_or(|before| before.rollout().window.as_ref() != window) {

@@ -55,13 +55,18 @@ impl WorkloadEvents {
                 info!(%workload, restarted_for = %key, "a workload is up to date");
                 (Reason::ProxyUpToDate, format!("All Pods run with configuration {key}"))
             }
-            StepAction::Fail { reason, message } => {
+            StepAction::Fail { reason, message, .. } => {
                 warn!(%workload, restarted_for = %key, reason, message, "a restart failed");
                 (Reason::ProxyRolloutFailed, format!("Failed with configuration {key}: {reason}: {message}"))
             }
             StepAction::Revert => {
                 info!(%workload, "rolling back the Pod template of a workload");
                 (Reason::PodRestart, "Rolled back the Pod template to the state before the restart".to_owned())
+            }
+            // The workload is skipped from now on, which has an Event.
+            StepAction::GiveUp => {
+                info!(%workload, "another client reverts the restart of a workload");
+                return;
             }
             StepAction::Evict(pod) => {
                 info!(%workload, pod = &**pod, "evicted a Pod that was out of date");

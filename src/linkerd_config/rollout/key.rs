@@ -50,6 +50,15 @@ impl RolloutKey {
         Self::from(hash).begins(&self.0)
     }
 
+    /// Whether an annotation value of this or another key has the same request for a retry, or none as well.
+    pub fn has_retry_of(&self, value: &str) -> bool {
+        let retry = |value: &str| {
+            let (value, _attempt) = value.split_once('.').unwrap_or((value, ""));
+            value.rsplit_once("-r").map(|(_, retry)| retry.to_owned())
+        };
+        retry(&self.0) == retry(value)
+    }
+
     /// Whether a value belongs to this key, or to a retry of it.
     pub fn begins(&self, value: &str) -> bool {
         value.strip_prefix(&*self.0).is_some_and(|rest| rest.is_empty() || rest.starts_with(['.', '-']))
@@ -90,5 +99,14 @@ mod tests {
         }
         assert!(key.begins(&again.value(2)) && key.begins(&key.value(3)) && !again.begins(key.as_str()));
         assert_eq!(RolloutKey::of("m", None, None).as_str(), "m-none");
+    }
+
+    #[test]
+    fn a_request_for_a_retry_is_compared_across_keys() {
+        let of = |hash: &str, retry| RolloutKey::of(hash, Some("aaaaaaaa"), retry);
+        assert!(of("old", None).has_retry_of(&of("new", None).value(2)));
+        assert!(of("old", Some("monday")).has_retry_of(&of("new", Some("monday")).value(2)));
+        assert!(!of("old", Some("monday")).has_retry_of(of("new", None).as_str()));
+        assert!(!of("old", None).has_retry_of(of("old", Some("tuesday")).as_str()));
     }
 }

@@ -117,9 +117,13 @@ impl Simulation {
         match disturbance {
             Disturbance::Target(wanted) => self.set_target(*wanted),
             Disturbance::Broken(index, broken) => self.edit(*index, |deployment| deployment.broken = *broken),
-            Disturbance::OptOut(index) => self.edit(*index, |deployment| {
-                deployment.object["metadata"]["labels"] = json!({"config.linkerd.io/reconcile": "disabled"});
-            }),
+            Disturbance::OptOut(index) => {
+                self.edit(*index, |deployment| {
+                    deployment.object["metadata"]["labels"] = json!({"config.linkerd.io/reconcile": "disabled"});
+                });
+                // A workload that is not opted in has no place.
+                self.rolling.remove(index);
+            }
             Disturbance::Budget(allows) => {
                 let allowed = i32::from(*allows);
                 let object = json!({"metadata": {"name": "all", "namespace": "ns", "generation": 1},

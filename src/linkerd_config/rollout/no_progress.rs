@@ -121,7 +121,7 @@ fn what_blocks(schedule: &RolloutSchedule) -> String {
 
 fn describe(health: &Health) -> &str {
     match health {
-        Health::Progressing(missing) => missing,
+        Health::Progressing(missing) | Health::WaitingForNodes(missing) => missing,
         Health::Healthy => "its Pods are available",
         Health::Evicting => "its Pods have to be evicted",
         Health::StillOutdated => "its new Pods are out of date",
@@ -144,7 +144,7 @@ mod tests {
         linkerd_config::rollout::{
             assess::{
                 annotations::RolloutState,
-                workload_state::{Assessment, InProgress, Start},
+                workload_state::{Assessment, FailureWeight, InProgress, ProgressMarks, Start},
             },
             gate::Gate,
             progress::rollout_progress,
@@ -161,7 +161,17 @@ mod tests {
     fn in_progress() -> WorkloadState {
         let health = Health::Progressing("1 of 2 Pods are updated, 1 are available".to_owned());
         let (state, retry) = (RolloutState::Updating, String::new());
-        WorkloadState::InProgress(InProgress { state, since: None, health, evict: None, retry })
+        WorkloadState::InProgress(InProgress {
+            state,
+            since: None,
+            health,
+            evict: None,
+            retry,
+            weight: FailureWeight::Counted,
+            marks: ProgressMarks::default(),
+            newest_pod: None,
+            controlled: false,
+        })
     }
 
     fn pending() -> WorkloadState {

@@ -10,7 +10,7 @@ use k8s_openapi::{apimachinery::pkg::apis::meta::v1::Time, jiff::Timestamp};
 use strum::{EnumIter, IntoStaticStr};
 
 use super::{
-    assess::workload_state::WorkloadFailure,
+    assess::workload_state::{FailureWeight, WorkloadFailure},
     gate::{DISABLED, Gate, OUTSIDE_WINDOW, PAUSED},
     schedule::RolloutSchedule,
     target::RolloutTarget,
@@ -71,9 +71,11 @@ pub struct RolloutProgress {
 /// Whether failures block new restarts.
 pub fn is_halted(schedule: &RolloutSchedule, target: &RolloutTarget) -> bool {
     // Pods without a proxy are worse than outdated ones, so they halt the rollout under every failure policy.
-    let selected = usize::try_from(schedule.totals.workloads.selected).unwrap_or_default();
-    let failed = schedule.failed.len() >= target.rollout().max_failures(selected);
-    schedule.totals.uninjected > 0 || failed && target.rollout().on_failure != OnFailure::Continue
+    let totals = &schedule.totals;
+    let selected = usize::try_from(totals.workloads.selected).unwrap_or_default();
+    let failures = usize::try_from(totals.counted_failures).unwrap_or_default();
+    let failed = failures >= target.rollout().max_failures(selected);
+    totals.uninjected > 0 || failed && target.rollout().on_failure != OnFailure::Continue
 }
 
 /// Returns the progress. `gate` is the closed gate; `next_window` is when the maintenance window opens.
@@ -103,7 +105,7 @@ pub fn rollout_progress(
         workloads: totals.workloads,
         pods: totals.pods,
         updating: schedule.in_progress().take(LISTED).map(reference).collect(),
-        failures: schedule.failed.iter().take(LISTED).map(failure).collect(),
+        failures: by_weight(schedule).take(LISTED).map(failure).collect(),
         skipped: totals
             .skipped
             .iter()
@@ -159,11 +161,13 @@ fn phase_and_condition(
         return because(phase, gate.reason, format!("{}; {so_far}", gate.message));
     }
     if updating > 0 || schedule.is_startable() {
-        return because(RolloutPhase::Progressing, "Progressing", so_far);
+        // Restarts that wait without progress are named, because they may hold up the others.
+        let blocked = refused(schedule).or_else(|| waiting_for_nodes(schedule)).map(|blocked| format!("{blocked}; "));
+        let message = format!("{}{so_far}", blocked.unwrap_or_default());
+        return because(RolloutPhase::Progressing, "Progressing", message);
     }
-    if let Some((workload, message)) = schedule.refused() {
-        let message = format!("could not update {workload}: {message}; retrying; {so_far}");
-        return because(RolloutPhase::Waiting, "WriteFailed", message);
+    if let Some(refused) = refused(schedule) {
+        return because(RolloutPhase::Waiting, "WriteFailed", format!("{refused}; {so_far}"));
     }
     if totals.blocked > 0 {
         let message = format!("workloads blocked by PodDisruptionBudgets: {}; {so_far}", totals.blocked);
@@ -174,13 +178,35 @@ fn phase_and_condition(
     }
     let reasons: Vec<String> =
         totals.skipped.iter().map(|(skip, count)| format!("{} {count}", skip.as_str())).collect();
-    because(RolloutPhase::Waiting, "WorkloadsSkipped", format!("skipped: {}; {so_far}", reasons.join(", ")))
+    let unhealthy = and_more(schedule.unhealthy.iter().take(NAMED), schedule.unhealthy.len(), ", ");
+    let unhealthy = if unhealthy.is_empty() { unhealthy } else { format!("; not healthy: {unhealthy}") };
+    let message = format!("skipped: {}{unhealthy}; {so_far}", reasons.join(", "));
+    because(RolloutPhase::Waiting, "WorkloadsSkipped", message)
 }
 
 fn failures(schedule: &RolloutSchedule) -> String {
-    let named = schedule.failed.iter().take(NAMED);
+    let named = by_weight(schedule).take(NAMED);
     let named = named.map(|(workload, failure)| format!("{workload}: {}: {}", failure.reason, failure.message));
     and_more(named, schedule.failed.len(), "; ")
+}
+
+/// Returns the failed workloads; those that only have the record of a failure come last.
+fn by_weight(schedule: &RolloutSchedule) -> impl Iterator<Item = (&WorkloadKey, &WorkloadFailure)> {
+    let of_weight = |is_reported: bool| {
+        let is = move |failure: &WorkloadFailure| (failure.weight == FailureWeight::Reported) == is_reported;
+        schedule.failed.iter().filter(move |(_, failure)| is(failure))
+    };
+    of_weight(false).chain(of_weight(true))
+}
+
+fn refused(schedule: &RolloutSchedule) -> Option<String> {
+    let (workload, message) = schedule.refused()?;
+    Some(format!("could not update {workload}: {message}; retrying"))
+}
+
+fn waiting_for_nodes(schedule: &RolloutSchedule) -> Option<String> {
+    let (workload, missing) = schedule.stalled.as_ref()?;
+    Some(format!("{workload} waits for nodes: {missing}; check for nodes that are not ready or have new taints"))
 }
 
 fn reference(workload: &WorkloadKey) -> RolloutWorkload {

@@ -6,7 +6,10 @@ use crate::{
     linkerd_config::rollout::{
         assess::{
             annotations::RolloutState,
-            workload_state::{Assessment, Health, InProgress, SkipReason, Start, WorkloadFailure, WorkloadState},
+            workload_state::{
+                Assessment, FailureWeight, Health, InProgress, ProgressMarks, SkipReason, Start, WorkloadFailure,
+                WorkloadState,
+            },
         },
         testing::{rollout_target, time},
         trust::TrustCounts,
@@ -30,11 +33,27 @@ fn pending() -> WorkloadState {
 
 fn in_progress() -> WorkloadState {
     let (state, retry) = (RolloutState::Updating, String::new());
-    WorkloadState::InProgress(InProgress { state, since: None, health: Health::Healthy, evict: None, retry })
+    WorkloadState::InProgress(InProgress {
+        state,
+        since: None,
+        health: Health::Healthy,
+        evict: None,
+        retry,
+        weight: FailureWeight::Counted,
+        marks: ProgressMarks::default(),
+        newest_pod: None,
+        controlled: false,
+    })
 }
 
 fn failed(reason: &str) -> WorkloadState {
-    WorkloadState::Failed(WorkloadFailure { reason: reason.to_owned(), message: "so".to_owned(), started: None })
+    let weight = if reason == "Uninjected" { FailureWeight::LostProxies } else { FailureWeight::Counted };
+    failure(reason, "so", weight)
+}
+
+fn failure(reason: &str, message: &str, weight: FailureWeight) -> WorkloadState {
+    let (reason, message) = (reason.to_owned(), message.to_owned());
+    WorkloadState::Failed(WorkloadFailure { reason, message, started: None, weight, recovered: false })
 }
 
 fn outcome(states: &[WorkloadState], rollout: &Value, gate: Option<&str>) -> (&'static str, &'static str, bool) {
@@ -107,4 +126,66 @@ fn lists_are_bounded_and_counts_are_not() {
     let progress = rollout_progress(&schedule(&many), &Arc::new(rollout_target(&json!({}))), None, None);
     assert_eq!((progress.failures.len(), progress.workloads.failed), (20, 30));
     assert!(progress.complete.message.contains("and 27 more"), "{}", progress.complete.message);
+}
+
+#[test]
+fn the_mere_record_of_a_failure_halts_nothing_and_is_listed_last() {
+    let forged = failure("Uninjected", "forged", FailureWeight::Reported);
+    let states = [vec![forged; 30], vec![failed("StillOutdated"), pending()]].concat();
+    let rollout = json!({"maxFailures": 2, "onFailure": "Rollback"});
+    let target = Arc::new(rollout_target(&rollout));
+    let progress = rollout_progress(&schedule(&states), &target, None, None);
+    assert_eq!((progress.phase, progress.requires_rollback), (RolloutPhase::Progressing, false));
+    assert_eq!((progress.workloads.failed, progress.failures.len()), (31, 20));
+    assert_eq!(progress.failures[0].reason, "StillOutdated");
+}
+
+#[test]
+fn what_is_not_healthy_or_blocks_a_restart_is_named() {
+    let message = |states: &[WorkloadState]| {
+        rollout_progress(&schedule(states), &Arc::new(rollout_target(&json!({}))), None, None).complete.message
+    };
+    assert_eq!(
+        message(&[WorkloadState::UpToDate, WorkloadState::Skipped(SkipReason::Unhealthy)]),
+        "skipped: Unhealthy 1; not healthy: ns/Deployment/1; 1 of 2 workloads run with the configuration"
+    );
+    let mut schedule = schedule(&[in_progress()]);
+    let workload = WorkloadKey::new("ns", "Deployment", "0");
+    for _ in 0..3 {
+        let why = "Cannot evict pod as it would violate the pod's disruption budget.".to_owned();
+        schedule.record_failure(&workload, why, false, time("12:00:00"), |_| std::time::Duration::ZERO);
+    }
+    let progress = rollout_progress(&schedule, &Arc::new(rollout_target(&json!({}))), None, None);
+    assert_eq!(
+        (progress.complete.reason, progress.complete.message.as_str()),
+        (
+            "Progressing",
+            "could not update ns/Deployment/0: Cannot evict pod as it would violate the pod's disruption budget.; \
+             retrying; 0 of 1 workloads run with the configuration"
+        )
+    );
+}
+
+#[test]
+fn the_largest_status_of_a_rollout_has_less_than_256_kib() {
+    // In JSON, each byte of this text is escaped with six.
+    let worst = |length| "\u{1}".repeat(length);
+    let mut schedule = RolloutSchedule::default();
+    for number in 0..100 {
+        let name = |length: usize| format!("{number}{}", worst(length - 2));
+        let workload = WorkloadKey::new(name(63), name(63), name(253));
+        let state = match number % 2 {
+            0 => failure(&worst(63), &worst(512), FailureWeight::Counted),
+            _ => in_progress(),
+        };
+        let assessment =
+            Assessment { pods: RolloutPods::default(), suspects: 0, trust: TrustCounts::new(), state, rolling: None };
+        schedule.set(&workload, Some(assessment), time("12:00:00"));
+        schedule.record_failure(&workload, worst(1 << 20), false, time("12:00:00"), |_| std::time::Duration::ZERO);
+    }
+    let progress = rollout_progress(&schedule, &Arc::new(rollout_target(&json!({}))), None, None);
+    let RolloutProgress { updating, failures, skipped, complete, .. } = progress;
+    let lists = json!({"updating": updating, "failures": failures, "skipped": skipped, "message": complete.message});
+    let bytes = serde_json::to_string(&lists).unwrap().len();
+    assert!((100_000..256 * 1024).contains(&bytes), "{bytes} bytes");
 }

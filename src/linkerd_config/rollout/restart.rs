@@ -25,8 +25,8 @@ use serde_json::{Value, json};
 
 use super::{
     assess::annotations::{
-        HASH_ANNOTATION, MESSAGE_ANNOTATION, PREVIOUS_ANNOTATION, RolloutAnnotations, RolloutState, STARTED_ANNOTATION,
-        STATE_ANNOTATION,
+        HASH_ANNOTATION, LONGEST_MESSAGE, MESSAGE_ANNOTATION, PREVIOUS_ANNOTATION, RolloutAnnotations, RolloutState,
+        STARTED_ANNOTATION, STATE_ANNOTATION, UID_ANNOTATION,
     },
     key::RolloutKey,
     step::StepAction,
@@ -40,9 +40,6 @@ use crate::{
     text::truncated,
     write::WriteError,
 };
-
-/// Maximum size in bytes of the annotation that explains a failed restart.
-const LONGEST_MESSAGE: usize = 512;
 
 pub(super) struct Restarter {
     client: Client,
@@ -62,7 +59,7 @@ impl Restarter {
             registry
         )?;
         for kind in WorkloadKind::VARIANTS {
-            for result in ["started", "retried", "updated", "failed", "reverted"] {
+            for result in ["started", "retried", "updated", "failed", "reverted", "skipped"] {
                 restarts.with_label_values(&[kind.as_str(), result]);
             }
         }
@@ -98,6 +95,7 @@ impl Restarter {
             StepAction::Retry(_) => "retried",
             StepAction::Finish { .. } => "updated",
             StepAction::Fail { .. } => "failed",
+            StepAction::GiveUp => "skipped",
             StepAction::Revert | StepAction::Evict(_) => "reverted",
         };
         self.restarts.with_label_values(&[resource.kind.as_str(), result]).inc();
@@ -134,7 +132,7 @@ pub(super) fn patch(resource: &AppsWorkload, action: &StepAction, key: &RolloutK
     let started = format!("{now:.0}");
     let in_template = resource.template.restarted_for.as_deref();
     let state = |state: RolloutState| state.as_str();
-    let (annotations, template) = match action {
+    let (mut annotations, template) = match action {
         StepAction::Start(start) => {
             let by_template = start.method == RolloutMethod::Restart;
             let annotations = json!({
@@ -155,7 +153,7 @@ pub(super) fn patch(resource: &AppsWorkload, action: &StepAction, key: &RolloutK
             (annotations, Some(json!(value)))
         }
         StepAction::Finish { .. } => (json!({ STATE_ANNOTATION: state(RolloutState::Updated) }), None),
-        StepAction::Fail { reason, message } => {
+        StepAction::Fail { reason, message, .. } => {
             let message = truncated(format!("{reason}: {message}"), LONGEST_MESSAGE);
             // A failed rollback counts as a failure of the current key.
             let of_key = key.attempt(annotated.hash) > 0;
@@ -167,6 +165,7 @@ pub(super) fn patch(resource: &AppsWorkload, action: &StepAction, key: &RolloutK
             });
             (annotations, None)
         }
+        StepAction::GiveUp => (json!({ STATE_ANNOTATION: state(RolloutState::Reverted) }), None),
         StepAction::Revert => {
             let annotations = json!({
                 STATE_ANNOTATION: state(RolloutState::RolledBack),
@@ -177,6 +176,9 @@ pub(super) fn patch(resource: &AppsWorkload, action: &StepAction, key: &RolloutK
         }
         StepAction::Evict(_) => (json!({}), None),
     };
+    if let Some(annotations) = annotations.as_object_mut() {
+        annotations.insert(UID_ANNOTATION.to_owned(), json!(*resource.uid));
+    }
     let mut patch = json!({"metadata": {"resourceVersion": *resource.version, "annotations": annotations}});
     if let (Some(value), Some(patch)) = (template, patch.as_object_mut()) {
         let annotations = json!({ RESTARTED_FOR_ANNOTATION: value });

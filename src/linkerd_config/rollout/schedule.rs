@@ -10,23 +10,22 @@ use std::{
     time::Duration,
 };
 
-use k8s_openapi::jiff::{SignedDuration, Timestamp};
+use k8s_openapi::jiff::Timestamp;
 
 use super::{
     assess::{
-        annotations::RolloutState,
-        workload_state::{Assessment, Health, InProgress, WorkloadFailure, WorkloadState},
+        annotations::{LONGEST_MESSAGE, RolloutState},
+        workload_state::{
+            Assessment, FailureWeight, Health, InProgress, ProgressMarks, SkipReason, WorkloadFailure, WorkloadState,
+        },
     },
+    progress_clock::{ProgressClock, age, later},
+    scheduled_workload::{ScheduledWorkload, SentWrite, health},
     step::{RolloutStep, StepAction},
     totals::RolloutTotals,
 };
-use crate::{api::linkerd_config::RolloutPods, cluster::index::workload_key::WorkloadKey};
+use crate::{api::linkerd_config::RolloutPods, cluster::index::workload_key::WorkloadKey, text::truncated};
 
-/// How long a contradiction between a workload and its Pods must last before it counts: they arrive through different
-/// watches.
-const SETTLED: Duration = Duration::from_secs(5);
-/// Delay between the start of a Pod and the next eviction.
-const EVICTION_PAUSE: Duration = Duration::from_secs(2);
 /// Number of consecutive failed writes that the status reports. Fewer are normal: a write fails if its workload has
 /// changed.
 const REPORTED_FAILURES: u32 = 3;
@@ -42,23 +41,15 @@ pub struct RolloutSchedule {
     /// Pending workloads by namespace, so that a namespace that has reached its limit is skipped as a whole.
     pending: BTreeMap<Arc<str>, BTreeSet<WorkloadKey>>,
     pub failed: BTreeMap<WorkloadKey, WorkloadFailure>,
+    /// Workloads that are skipped because they were not healthy before their restart.
+    pub unhealthy: BTreeSet<WorkloadKey>,
+    /// A DaemonSet that waits for nodes for longer than the deadline, and what is missing.
+    pub stalled: Option<(WorkloadKey, String)>,
     /// Writes that failed, and the times of their retries.
     refused: HashMap<WorkloadKey, RefusedWrite>,
     last_start: Option<Timestamp>,
-}
-
-struct ScheduledWorkload {
-    assessment: Assessment,
-    /// When the health of the workload last changed.
-    health_since: Timestamp,
-    sent: Option<SentWrite>,
-}
-
-/// One of our writes, and the resourceVersion that it created.
-#[derive(Clone, Copy)]
-struct SentWrite {
-    version: u64,
-    at: Timestamp,
+    /// When this term of leadership began.
+    term_began: Option<Timestamp>,
 }
 
 struct RefusedWrite {
@@ -134,16 +125,43 @@ impl RolloutSchedule {
     pub fn set(&mut self, workload: &WorkloadKey, assessment: Option<Assessment>, now: Timestamp) {
         let known = self.remove(workload);
         let of_interest = |it: &Assessment| it.state != WorkloadState::Unmeshed || it.pods != RolloutPods::default();
-        let Some(assessment) = assessment.filter(of_interest) else {
+        let Some(mut assessment) = assessment.filter(of_interest) else {
             self.refused.remove(workload);
             return;
         };
         let same_health = known.as_ref().filter(|known| health(&known.assessment) == health(&assessment));
         let health_since = same_health.map_or(now, |known| known.health_since.min(now));
-        if !matches!(assessment.state, WorkloadState::Pending(_) | WorkloadState::InProgress(_)) {
+        if health(&assessment).is_none() && !matches!(assessment.state, WorkloadState::Pending(_)) {
             self.refused.remove(workload);
         }
-        self.insert(workload, ScheduledWorkload { assessment, health_since, sent: None });
+        // Everyone who may change the workload can write these times: one in the future is ignored, and a later one does
+        // not replace one that is known.
+        let known_rolling = known.as_ref().and_then(|known| known.assessment.rolling);
+        let rolling = assessment.rolling.filter(|since| *since <= now);
+        assessment.rolling = rolling.map(|since| known_rolling.map_or(since, |known| known.min(since)));
+        let known_state = known.as_ref().map(|known| &known.assessment.state);
+        if let (Some(WorkloadState::Failed(before)), WorkloadState::Failed(failure)) =
+            (known_state, &mut assessment.state)
+            && failure.recovered
+        {
+            // The failure was real, so it counts until the workload has been healthy for its soak.
+            failure.weight = before.weight;
+        }
+        let clock = match &mut assessment.state {
+            WorkloadState::InProgress(in_progress) => {
+                in_progress.since = in_progress.since.filter(|since| *since <= now);
+                let known = known.and_then(|known| known.clock);
+                let mut clock = known.unwrap_or_else(|| ProgressClock::derive(in_progress, now));
+                clock.observe(in_progress, now);
+                Some(clock)
+            }
+            WorkloadState::Failed(failure) => {
+                failure.started = failure.started.filter(|started| *started <= now);
+                None
+            }
+            _ => None,
+        };
+        self.insert(workload, ScheduledWorkload { assessment, health_since, clock, sent: None });
     }
 
     /// Records a step that was written. The workload has the state after the step until the watch shows `version`.
@@ -152,7 +170,17 @@ impl RolloutSchedule {
         let Some(mut entry) = self.remove(&step.workload) else { return };
         let in_progress = |state, retry| {
             let health = Health::Progressing("the restart was just written".to_owned());
-            WorkloadState::InProgress(InProgress { state, since: Some(now), health, evict: None, retry })
+            WorkloadState::InProgress(InProgress {
+                state,
+                since: Some(now),
+                health,
+                evict: None,
+                retry,
+                weight: FailureWeight::Reported,
+                marks: ProgressMarks::default(),
+                newest_pod: None,
+                controlled: false,
+            })
         };
         entry.assessment.state = match &step.action {
             StepAction::Start(start) => {
@@ -162,14 +190,29 @@ impl RolloutSchedule {
             StepAction::Retry(value) => in_progress(RolloutState::Retrying, value.clone()),
             StepAction::Revert => in_progress(RolloutState::RolledBack, String::new()),
             StepAction::Finish { .. } => WorkloadState::UpToDate,
-            StepAction::Fail { reason, message } => {
+            StepAction::Fail { reason, message, weight } => {
                 let (reason, message) = ((*reason).to_owned(), message.clone());
-                WorkloadState::Failed(WorkloadFailure { reason, message, started: None })
+                WorkloadState::Failed(WorkloadFailure {
+                    reason,
+                    message,
+                    started: None,
+                    weight: *weight,
+                    recovered: false,
+                })
             }
+            StepAction::GiveUp => WorkloadState::Skipped(SkipReason::Reverted),
             StepAction::Evict(_) => entry.assessment.state.clone(),
         };
-        if let StepAction::Finish { .. } | StepAction::Fail { .. } = &step.action {
-            entry.assessment.rolling = None;
+        match &step.action {
+            StepAction::Start(_) | StepAction::Retry(_) | StepAction::Revert => {
+                entry.assessment.rolling = Some(now);
+                entry.clock = Some(ProgressClock::start(now));
+            }
+            StepAction::Finish { .. } | StepAction::Fail { .. } | StepAction::GiveUp => {
+                entry.assessment.rolling = None;
+                entry.clock = None;
+            }
+            StepAction::Evict(_) => entry.attempt_eviction(now),
         }
         entry.health_since = now;
         entry.sent = version.parse().ok().map(|version| SentWrite { version, at: now });
@@ -187,81 +230,56 @@ impl RolloutSchedule {
         now: Timestamp,
         backoff: impl Fn(u32) -> Duration,
     ) {
+        if let Some(entry) = self.workloads.get_mut(workload) {
+            entry.attempt_eviction(now);
+        }
+        let message = truncated(message, LONGEST_MESSAGE);
         let count = self.refused.get(workload).map_or(0, |refused| refused.count) + 1;
         let until = later(now, backoff(count - 1));
         self.refused.insert(workload.clone(), RefusedWrite { count, until, message, outcome_unknown });
     }
 
     /// Starts a term of leadership, and forgets the writes of earlier terms.
-    pub fn begin_term(&mut self) {
+    pub fn begin_term(&mut self, now: Timestamp) {
         for entry in self.workloads.values_mut() {
-            entry.sent = None;
+            (entry.sent, entry.clock, entry.assessment.rolling) = (None, None, None);
         }
+        self.term_began = Some(now);
         self.refused.clear();
         self.last_start = None;
     }
 
-    pub fn next(&self, limits: &RolloutLimits, now: Timestamp) -> NextSteps {
+    pub fn next(&mut self, limits: &RolloutLimits, now: Timestamp) -> NextSteps {
+        self.stalled = self.stalled(limits, now);
         let mut next = NextSteps::default();
-        for workload in &self.in_progress {
+        let recovered = self.failed.iter().filter(|(_, failure)| failure.recovered).map(|(workload, _)| workload);
+        for workload in self.in_progress.iter().chain(recovered) {
             let Some(entry) = self.workloads.get(workload).filter(|entry| entry.sent.is_none()) else { continue };
-            let WorkloadState::InProgress(in_progress) = &entry.assessment.state else { continue };
             if let Some(until) = self.refused.get(workload).map(|refused| refused.until).filter(|until| now < *until) {
                 next.wake(until);
                 continue;
             }
-            let has_lasted = |for_: Duration, next: &mut NextSteps| {
-                let due = later(entry.health_since, for_);
-                let is_over = now >= due;
-                if !is_over {
-                    next.wake(due);
-                }
-                is_over
-            };
-            let action = match &in_progress.health {
-                Health::Healthy => {
-                    has_lasted(limits.soak, &mut next).then_some(StepAction::Finish { since: in_progress.since })
-                }
-                Health::Evicting => match &in_progress.evict {
-                    Some(pod) if limits.may_inject && has_lasted(EVICTION_PAUSE, &mut next) => {
-                        Some(StepAction::Evict(Arc::clone(pod)))
-                    }
-                    _ => None,
-                },
-                Health::Progressing(missing) => {
-                    let due = later(in_progress.since.unwrap_or(entry.health_since), limits.deadline);
-                    next.wake(due);
-                    match (now >= due, &in_progress.evict) {
-                        (true, _) => {
-                            let message = missing.clone();
-                            Some(StepAction::Fail { reason: "ProgressDeadlineExceeded", message })
-                        }
-                        (false, Some(pod)) if limits.may_inject && has_lasted(EVICTION_PAUSE, &mut next) => {
-                            Some(StepAction::Evict(Arc::clone(pod)))
-                        }
-                        (false, _) => None,
-                    }
-                }
-                Health::Uninjected(pod) => {
-                    let message =
-                        format!("Pod {pod} started without a proxy: check the proxy injector and its webhook");
-                    Some(StepAction::Fail { reason: "Uninjected", message })
-                }
-                Health::StillOutdated | Health::Reverted if !has_lasted(SETTLED, &mut next) => None,
-                Health::StillOutdated | Health::Reverted if in_progress.state == RolloutState::Updating => {
-                    limits.may_inject.then(|| StepAction::Retry(in_progress.retry.clone()))
-                }
-                Health::StillOutdated | Health::Reverted => {
-                    let message =
-                        "its new Pods are out of date after two restarts: find what else creates or changes them";
-                    Some(StepAction::Fail { reason: "StillOutdated", message: message.to_owned() })
-                }
-                Health::ToBeReverted => limits.may_inject.then_some(StepAction::Revert),
-            };
+            let refusal = self.refused.get(workload).map(|refused| refused.message.as_str());
+            let action = entry.step(refusal, limits, now, &mut next);
             next.steps.extend(action.map(|action| RolloutStep { workload: workload.clone(), action }));
         }
         self.starts(limits, now, &mut next);
         next
+    }
+
+    /// Returns a DaemonSet that waits for nodes for longer than the deadline, and what is missing.
+    fn stalled(&self, limits: &RolloutLimits, now: Timestamp) -> Option<(WorkloadKey, String)> {
+        self.in_progress.iter().find_map(|workload| {
+            let entry = self.workloads.get(workload)?;
+            match &entry.assessment.state {
+                WorkloadState::InProgress(InProgress { health: Health::WaitingForNodes(missing), .. })
+                    if entry.due(limits) <= now =>
+                {
+                    Some((workload.clone(), missing.clone()))
+                }
+                _ => None,
+            }
+        })
     }
 
     fn starts(&self, limits: &RolloutLimits, now: Timestamp, next: &mut NextSteps) {
@@ -270,7 +288,7 @@ impl RolloutSchedule {
         }
         let places = self.places(limits, now);
         let mut taken = places.len();
-        let mut last_start = self.last_start.or_else(|| self.latest_start());
+        let mut last_start = self.last_start.or_else(|| self.latest_start(now));
         for (namespace, waiting) in &self.pending {
             let mut here = places.iter().filter(|workload| workload.namespace == *namespace).count();
             // A workload whose previous restart is not complete counts against the limits already.
@@ -302,20 +320,26 @@ impl RolloutSchedule {
         }
     }
 
-    /// Returns the workloads that count against the limits. A restart for an older target counts until its deadline.
+    /// Returns the workloads that count against the limits. A restart for an older target counts until its deadline, and
+    /// so does a DaemonSet that waits for nodes.
     fn places(&self, limits: &RolloutLimits, now: Timestamp) -> BTreeSet<&WorkloadKey> {
         let counts = |workload: &&WorkloadKey| {
-            let Some(Assessment { state, rolling, .. }) = self.workloads.get(*workload).map(|it| &it.assessment) else {
-                return false;
-            };
-            let is_late = || rolling.is_none_or(|since| later(since, limits.deadline) <= now);
-            matches!(state, WorkloadState::InProgress(_)) || !is_late()
+            let Some(entry) = self.workloads.get(*workload) else { return false };
+            match &entry.assessment.state {
+                WorkloadState::InProgress(InProgress { health: Health::WaitingForNodes(_), .. }) => {
+                    now < entry.due(limits)
+                }
+                WorkloadState::InProgress(_) => true,
+                _ => entry.assessment.rolling.is_some_and(|since| now < later(since, limits.deadline)),
+            }
         };
         let open = self.refused.iter().filter(|(_, refused)| refused.outcome_unknown).map(|(workload, _)| workload);
         self.in_progress.iter().filter(counts).chain(open).collect()
     }
 
-    fn latest_start(&self) -> Option<Timestamp> {
+    /// Returns the last start of earlier terms of leadership. It is not later than the begin of this term.
+    fn latest_start(&self, now: Timestamp) -> Option<Timestamp> {
+        let latest = self.term_began.unwrap_or(now);
         let since = |workload| {
             let assessment = &self.workloads.get(workload)?.assessment;
             match &assessment.state {
@@ -323,7 +347,7 @@ impl RolloutSchedule {
                 _ => assessment.rolling,
             }
         };
-        self.in_progress.iter().filter_map(since).max()
+        self.in_progress.iter().filter_map(since).filter(|since| *since <= latest).max()
     }
 
     fn insert(&mut self, workload: &WorkloadKey, entry: ScheduledWorkload) {
@@ -333,6 +357,7 @@ impl RolloutSchedule {
                 self.pending.entry(Arc::clone(&workload.namespace)).or_default().insert(workload.clone());
             }
             WorkloadState::Failed(failure) => _ = self.failed.insert(workload.clone(), failure.clone()),
+            WorkloadState::Skipped(SkipReason::Unhealthy) => _ = self.unhealthy.insert(workload.clone()),
             _ => {}
         }
         if matches!(entry.assessment.state, WorkloadState::InProgress(_)) || entry.assessment.rolling.is_some() {
@@ -345,6 +370,7 @@ impl RolloutSchedule {
         let entry = self.workloads.remove(workload)?;
         self.totals.add(&entry.assessment, -1);
         self.failed.remove(workload);
+        self.unhealthy.remove(workload);
         if let Some(waiting) = self.pending.get_mut(&workload.namespace) {
             waiting.remove(workload);
             if waiting.is_empty() {
@@ -356,25 +382,15 @@ impl RolloutSchedule {
     }
 }
 
-fn health(assessment: &Assessment) -> Option<std::mem::Discriminant<Health>> {
-    match &assessment.state {
-        WorkloadState::InProgress(in_progress) => Some(std::mem::discriminant(&in_progress.health)),
-        _ => None,
-    }
-}
-
-fn later(time: Timestamp, by: Duration) -> Timestamp {
-    let by = SignedDuration::try_from(by).unwrap_or(SignedDuration::MAX);
-    time.checked_add(by).unwrap_or(Timestamp::MAX)
-}
-
-fn age(since: Timestamp, now: Timestamp) -> Duration {
-    Duration::try_from(now.duration_since(since)).unwrap_or_default()
-}
-
 // === impl NextSteps ===
 
 impl NextSteps {
+    pub(super) fn wake_later(&mut self, at: Timestamp, now: Timestamp) {
+        if now < at {
+            self.wake(at);
+        }
+    }
+
     fn wake(&mut self, at: Timestamp) {
         self.look_again = Some(self.look_again.map_or(at, |known| known.min(at)));
     }

@@ -32,7 +32,35 @@ fn in_progress(state: RolloutState, health: Health) -> Option<Assessment> {
         health,
         evict: None,
         retry: "key.2".to_owned(),
+        weight: FailureWeight::Counted,
+        marks: ProgressMarks::default(),
+        newest_pod: None,
+        controlled: false,
     }))
+}
+
+/// Changes a restart in progress.
+fn but(assessment: Option<Assessment>, change: impl FnOnce(&mut InProgress)) -> Option<Assessment> {
+    let mut assessment = assessment.unwrap();
+    let WorkloadState::InProgress(in_progress) = &mut assessment.state else { panic!("{assessment:?}") };
+    change(in_progress);
+    Some(assessment)
+}
+
+fn progressing() -> Option<Assessment> {
+    in_progress(RolloutState::Updating, Health::Progressing("1 of 3".to_owned()))
+}
+
+fn updated(number: i64) -> Option<Assessment> {
+    but(progressing(), |it| it.marks.updated = number)
+}
+
+/// Returns the reason of the failure that is due.
+fn failure(schedule: &mut RolloutSchedule, now: i64) -> Option<&'static str> {
+    match &schedule.next(&LIMITS, at(now)).steps.first()?.action {
+        StepAction::Fail { reason, .. } => Some(*reason),
+        other => panic!("{other:?}"),
+    }
 }
 
 const LIMITS: RolloutLimits = RolloutLimits {
@@ -59,7 +87,7 @@ fn waiting(all: &[(&str, &str)]) -> RolloutSchedule {
 
 #[test]
 fn the_limits_apply_overall_and_per_namespace() {
-    let schedule = waiting(&[("a", "1"), ("a", "2"), ("a", "3"), ("b", "1"), ("c", "1")]);
+    let mut schedule = waiting(&[("a", "1"), ("a", "2"), ("a", "3"), ("b", "1"), ("c", "1")]);
     for (at_once, at_once_in_namespace, begin) in [
         (1, 10, vec!["a/1"]),
         (2, 10, vec!["a/1", "a/2"]),
@@ -123,7 +151,7 @@ fn a_workload_that_exceeds_its_deadline_fails_with_what_is_missing() {
     schedule.set(&name, in_progress(RolloutState::Updating, Health::Progressing("1 of 3".to_owned())), at(110));
     let next = schedule.next(&LIMITS, at(699));
     assert_eq!((next.steps.len(), next.look_again), (0, Some(at(700))));
-    let fails = |action: &StepAction| matches!(action, StepAction::Fail { reason: "ProgressDeadlineExceeded", message } if message == "1 of 3");
+    let fails = |action: &StepAction| matches!(action, StepAction::Fail { reason: "ProgressDeadlineExceeded", message, .. } if message == "1 of 3");
     let step = schedule.next(&LIMITS, at(700)).steps.remove(0);
     assert!(fails(&step.action));
     schedule.record_sent(&step, "7", at(700));
@@ -136,19 +164,25 @@ fn a_workload_that_exceeds_its_deadline_fails_with_what_is_missing() {
 }
 
 #[test]
-fn a_workload_with_outdated_pods_is_retried_once_and_then_fails() {
-    for (state, wanted) in [(RolloutState::Updating, "retry"), (RolloutState::Retrying, "fail")] {
-        for health in [Health::StillOutdated, Health::Reverted] {
-            let (mut schedule, name) = (RolloutSchedule::default(), workload("a", "1"));
-            schedule.set(&name, in_progress(state, health), at(110));
-            assert!(schedule.next(&LIMITS, at(114)).steps.is_empty(), "two watches may disagree for some seconds");
-            let is = match &schedule.next(&LIMITS, at(115)).steps[0].action {
-                StepAction::Retry(value) if value == "key.2" => "retry",
-                StepAction::Fail { reason: "StillOutdated", .. } => "fail",
-                other => panic!("{other:?}"),
-            };
-            assert_eq!(is, wanted);
-        }
+fn a_workload_with_outdated_pods_is_retried_once_and_then_fails_or_is_given_up() {
+    for (state, health, controlled, wanted) in [
+        (RolloutState::Updating, Health::StillOutdated, false, "retry"),
+        (RolloutState::Updating, Health::StillOutdated, true, "retry"),
+        (RolloutState::Retrying, Health::StillOutdated, false, "fail"),
+        (RolloutState::Updating, Health::Reverted, false, "retry"),
+        (RolloutState::Updating, Health::Reverted, true, "give up"),
+        (RolloutState::Retrying, Health::Reverted, false, "give up"),
+    ] {
+        let (mut schedule, name) = (RolloutSchedule::default(), workload("a", "1"));
+        schedule.set(&name, but(in_progress(state, health.clone()), |it| it.controlled = controlled), at(110));
+        assert!(schedule.next(&LIMITS, at(114)).steps.is_empty(), "two watches may disagree for some seconds");
+        let is = match &schedule.next(&LIMITS, at(115)).steps[0].action {
+            StepAction::Retry(value) if value == "key.2" => "retry",
+            StepAction::Fail { reason: "StillOutdated", .. } => "fail",
+            StepAction::GiveUp => "give up",
+            other => panic!("{other:?}"),
+        };
+        assert_eq!(is, wanted, "{state:?} {health:?} {controlled}");
     }
     // No retry while injectors use another configuration.
     let (mut schedule, name) = (RolloutSchedule::default(), workload("a", "1"));
@@ -195,13 +229,8 @@ fn a_workload_that_still_rolls_for_another_target_is_restarted_in_its_own_place(
 #[test]
 fn pods_are_evicted_one_after_the_other() {
     let (mut schedule, name) = (RolloutSchedule::default(), workload("a", "1"));
-    let evicting = |pod: &str| {
-        let Some(mut assessment) = in_progress(RolloutState::Updating, Health::Evicting) else { panic!() };
-        if let WorkloadState::InProgress(in_progress) = &mut assessment.state {
-            in_progress.evict = Some(pod.into());
-        }
-        Some(assessment)
-    };
+    let evicting =
+        |pod: &str| but(in_progress(RolloutState::Updating, Health::Evicting), |it| it.evict = Some(pod.into()));
     schedule.set(&name, evicting("web-2"), at(100));
     assert!(schedule.next(&LIMITS, at(101)).steps.is_empty());
     let step = schedule.next(&LIMITS, at(102)).steps.remove(0);
@@ -221,4 +250,153 @@ fn a_write_with_an_unknown_outcome_keeps_its_place_until_the_retry() {
     assert_eq!(names(&schedule.next(&LIMITS, at(10))), ["a/1"]);
     schedule.record_failure(&workload("a", "1"), "conflict".to_owned(), false, at(10), pause);
     assert_eq!(names(&schedule.next(&LIMITS, at(11))), ["a/2"]);
+}
+
+#[test]
+fn the_deadline_counts_from_the_last_progress() {
+    let (mut schedule, name) = (RolloutSchedule::default(), workload("a", "1"));
+    for (number, now) in [(1, 200), (2, 700), (3, 1200)] {
+        schedule.set(&name, updated(number), at(now));
+    }
+    assert_eq!(failure(&mut schedule, 1799), None);
+    assert_eq!(failure(&mut schedule, 1800), Some("ProgressDeadlineExceeded"));
+    // Counts that rise to an earlier height are no progress.
+    for (number, now) in [(0, 1300), (3, 1400), (1, 1500), (3, 1600)] {
+        schedule.set(&name, updated(number), at(now));
+    }
+    assert_eq!(failure(&mut schedule, 1800), Some("ProgressDeadlineExceeded"));
+}
+
+#[test]
+fn times_that_others_write_do_not_extend_a_deadline() {
+    let (mut schedule, name) = (RolloutSchedule::default(), workload("a", "1"));
+    for now in (100..700).step_by(100) {
+        schedule.set(&name, but(progressing(), |it| it.since = Some(at(now))), at(now));
+    }
+    assert_eq!(failure(&mut schedule, 700), Some("ProgressDeadlineExceeded"));
+    // A start in the future counts as now. The newest Pod is evidence of progress.
+    for (since, newest_pod, due) in [
+        (at(4_102_444_800), None, 1600),
+        (at(4_102_444_800), Some(at(900)), 1500),
+        (at(800), None, 1400),
+        (at(800), Some(at(900)), 1500),
+    ] {
+        let mut schedule = RolloutSchedule::default();
+        let seen = but(progressing(), |it| (it.since, it.newest_pod) = (Some(since), newest_pod));
+        schedule.set(&name, seen, at(1000));
+        assert_eq!(
+            (failure(&mut schedule, due - 1), failure(&mut schedule, due)),
+            (None, Some("ProgressDeadlineExceeded"))
+        );
+    }
+}
+
+#[test]
+fn an_interruption_of_a_long_soak_has_the_whole_deadline() {
+    let (mut schedule, name) = (RolloutSchedule::default(), workload("a", "1"));
+    let limits = RolloutLimits { soak: Duration::from_secs(10_000), ..LIMITS };
+    schedule.set(&name, progressing(), at(100));
+    schedule.set(&name, in_progress(RolloutState::Updating, Health::Healthy), at(600));
+    schedule.set(&name, progressing(), at(5000));
+    assert_eq!(schedule.next(&limits, at(5599)), NextSteps { steps: vec![], look_again: Some(at(5600)) });
+    assert_eq!(schedule.next(&limits, at(5600)).steps.len(), 1);
+    // A workload that is ready now and then fails as well: only the time that it is not ready counts.
+    schedule.set(&name, in_progress(RolloutState::Updating, Health::Healthy), at(5500));
+    schedule.set(&name, progressing(), at(6000));
+    assert_eq!(schedule.next(&limits, at(6099)).steps.len(), 0);
+    assert_eq!(schedule.next(&limits, at(6100)).steps.len(), 1);
+}
+
+#[test]
+fn restarts_of_others_in_the_future_or_without_end_delay_no_start() {
+    let limits = RolloutLimits { at_once: 100, interval: Duration::from_secs(10), ..LIMITS };
+    let mut schedule = waiting(&[("a", "1")]);
+    schedule.begin_term(at(100));
+    let started = |time| but(progressing(), |it| it.since = Some(time));
+    schedule.set(&workload("b", "1"), started(at(4_102_444_800)), at(100));
+    schedule.set(&workload("b", "2"), started(at(105)), at(106));
+    assert_eq!(names(&schedule.next(&limits, at(106))), ["a/1"]);
+    // An unfinished restart for an older target keeps its place until its first deadline, however often its start is
+    // written.
+    let mut schedule = waiting(&[("a", "1")]);
+    for now in (100..=700).step_by(100) {
+        let mut rolling = of(WorkloadState::UpToDate).unwrap();
+        rolling.rolling = Some(at(now));
+        schedule.set(&workload("b", "1"), Some(rolling), at(now));
+    }
+    assert_eq!(names(&schedule.next(&LIMITS, at(699))), Vec::<String>::new());
+    assert_eq!(names(&schedule.next(&LIMITS, at(700))), ["a/1"]);
+    let mut rolling = of(WorkloadState::UpToDate).unwrap();
+    rolling.rolling = Some(at(4_102_444_800));
+    let mut schedule = waiting(&[("a", "1")]);
+    schedule.set(&workload("b", "1"), Some(rolling), at(0));
+    assert_eq!(names(&schedule.next(&LIMITS, at(0))), ["a/1"]);
+}
+
+#[test]
+fn a_failure_is_lifted_after_the_soak() {
+    let failed = |recovered| {
+        let weight = if recovered { FailureWeight::Reported } else { FailureWeight::Counted };
+        let (reason, message) = ("ProgressDeadlineExceeded".to_owned(), "x".to_owned());
+        of(WorkloadState::Failed(WorkloadFailure { reason, message, started: Some(at(0)), weight, recovered }))
+    };
+    let (mut schedule, name) = (RolloutSchedule::default(), workload("a", "1"));
+    schedule.set(&name, failed(false), at(100));
+    assert_eq!(schedule.next(&LIMITS, at(500)), NextSteps::default());
+    schedule.set(&name, failed(true), at(500));
+    assert_eq!(schedule.totals.counted_failures, 1, "it counts during the soak");
+    assert_eq!(schedule.next(&LIMITS, at(529)), NextSteps { steps: vec![], look_again: Some(at(530)) });
+    let step = schedule.next(&LIMITS, at(530)).steps.remove(0);
+    assert_eq!(step.action, StepAction::Finish { since: Some(at(0)) });
+    schedule.record_sent(&step, "7", at(530));
+    assert_eq!((schedule.totals.counted_failures, schedule.totals.workloads.updated), (0, 1));
+    // A record that was never seen with its failure counts for nothing.
+    let mut schedule = RolloutSchedule::default();
+    schedule.set(&name, failed(true), at(500));
+    assert_eq!(schedule.totals.counted_failures, 0);
+}
+
+#[test]
+fn a_blocked_eviction_fails_with_the_last_refusal() {
+    let (mut schedule, name) = (RolloutSchedule::default(), workload("a", "1"));
+    let evicting = || but(in_progress(RolloutState::Updating, Health::Evicting), |it| it.evict = Some("web-1".into()));
+    schedule.set(&name, evicting(), at(100));
+    let refuse = |schedule: &mut RolloutSchedule, now| {
+        let next = schedule.next(&LIMITS, at(now));
+        assert!(matches!(next.steps[..], [RolloutStep { action: StepAction::Evict(_), .. }]), "{next:?}");
+        let why = "This pod has more than one PodDisruptionBudget".to_owned();
+        schedule.record_failure(&name, why, false, at(now), |_| Duration::from_secs(60));
+    };
+    for now in (110..=710).step_by(60) {
+        refuse(&mut schedule, now);
+    }
+    let next = schedule.next(&LIMITS, at(770));
+    let [RolloutStep { action: StepAction::Fail { reason, message, .. }, .. }] = &next.steps[..] else {
+        panic!("{next:?}")
+    };
+    assert_eq!(*reason, "EvictionBlocked");
+    assert_eq!(message, "could not evict Pod web-1: This pod has more than one PodDisruptionBudget");
+    // While a gate is closed, no Pod is evicted and the time does not count. A Pod that was replaced is progress.
+    let closed = RolloutLimits { may_inject: false, ..LIMITS };
+    assert!(schedule.next(&closed, at(5000)).steps.is_empty());
+    let mut schedule = RolloutSchedule::default();
+    schedule.set(&name, evicting(), at(100));
+    refuse(&mut schedule, 110);
+    refuse(&mut schedule, 10_000);
+    refuse(&mut schedule, 10_060);
+    schedule.set(&name, but(evicting(), |it| it.marks.current = 1), at(10_100));
+    for now in (10_200..10_800).step_by(60) {
+        refuse(&mut schedule, now);
+    }
+}
+
+#[test]
+fn a_daemon_set_that_waits_for_nodes_does_not_fail_and_loses_its_place_at_the_deadline() {
+    let mut schedule = waiting(&[("a", "2")]);
+    let name = workload("a", "1");
+    schedule.set(&name, in_progress(RolloutState::Updating, Health::WaitingForNodes("299 of 300".to_owned())), at(100));
+    assert_eq!(schedule.next(&LIMITS, at(699)), NextSteps { steps: vec![], look_again: Some(at(700)) });
+    assert_eq!(schedule.stalled, None);
+    assert_eq!(names(&schedule.next(&LIMITS, at(700))), ["a/2"]);
+    assert_eq!(schedule.stalled, Some((name, "299 of 300".to_owned())));
 }

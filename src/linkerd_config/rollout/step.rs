@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use k8s_openapi::jiff::Timestamp;
 
-use super::assess::workload_state::Start;
+use super::assess::workload_state::{FailureWeight, Start};
 use crate::cluster::index::workload_key::WorkloadKey;
 
 /// One write to one workload, or to one of its Pods.
@@ -26,7 +26,10 @@ pub enum StepAction {
     Fail {
         reason: &'static str,
         message: String,
+        weight: FailureWeight,
     },
+    /// Another client reverts the restart: the workload is skipped, also for later configurations.
+    GiveUp,
     /// Restores the previous value of the template annotation.
     Revert,
 }

@@ -3,7 +3,7 @@
 use std::{collections::BTreeMap, sync::Arc};
 
 use super::{
-    assess::workload_state::{Assessment, SkipReason, WorkloadState},
+    assess::workload_state::{Assessment, FailureWeight, SkipReason, WorkloadState},
     trust::TrustCounts,
 };
 use crate::api::linkerd_config::{RolloutPods, RolloutWorkloads};
@@ -18,6 +18,9 @@ pub struct RolloutTotals {
     pub skipped: BTreeMap<SkipReason, i64>,
     pub blocked: i64,
     pub for_trust_roots: i64,
+    /// Failed workloads that count towards `maxFailures`.
+    pub counted_failures: i64,
+    /// Failed workloads with a Pod that has no proxy.
     pub uninjected: i64,
 }
 
@@ -59,7 +62,8 @@ impl RolloutTotals {
             }
             WorkloadState::Failed(failure) => {
                 workloads.failed += sign;
-                self.uninjected += sign * i64::from(failure.reason == "Uninjected");
+                self.counted_failures += sign * i64::from(failure.weight != FailureWeight::Reported);
+                self.uninjected += sign * i64::from(failure.weight == FailureWeight::LostProxies);
             }
             _ => {}
         }

@@ -5,6 +5,8 @@
 //! restarted if all its Pods run with the target.
 
 pub mod annotations;
+mod completeness;
+mod failure;
 mod injection;
 pub mod outdated;
 mod pod_counts;
@@ -17,10 +19,12 @@ use k8s_openapi::jiff::Timestamp;
 
 use self::{
     annotations::{RolloutAnnotations, RolloutState},
+    completeness::{incomplete, is_complete, marks, missing, only_misscheduled, shows_all_pods},
+    failure::{failure_weight, new_uninjected, recorded_failure},
     injection::breaking_annotation,
     pod_counts::PodCounts,
     selection::{Selection, SelectionCandidate, selection},
-    workload_state::{Assessment, Health, InProgress, SkipReason, Start, WorkloadFailure, WorkloadState},
+    workload_state::{Assessment, Health, InProgress, SkipReason, Start, WorkloadState},
 };
 use super::target::RolloutTarget;
 use strum::VariantArray;
@@ -30,7 +34,7 @@ use crate::{
     cluster::{
         index::workload_key::WorkloadKey,
         kinds::{
-            apps_workload::{AppsWorkload, UpdateStrategy, WorkloadKind, WorkloadProgress},
+            apps_workload::{AppsWorkload, UpdateStrategy, WorkloadKind},
             inject::Inject,
             namespace::Namespace,
             pod::Pod,
@@ -63,15 +67,14 @@ pub fn assess(facts: &WorkloadFacts<'_>, target: &RolloutTarget) -> Assessment {
         // The watch has not delivered the namespace yet.
         None => WorkloadState::Unmeshed,
     };
-    let rolling = facts.resource.and_then(rolling);
+    let rolling = facts.resource.filter(|_| state.is_selected()).and_then(rolling);
     let PodCounts { counts: pods, suspects, trust, .. } = pod_counts;
     Assessment { pods, suspects, trust, state, rolling }
 }
 
 fn rolling(resource: &AppsWorkload) -> Option<Timestamp> {
     let annotated = RolloutAnnotations::of(resource);
-    let is_moving = matches!(annotated.state, Some(RolloutState::Updating | RolloutState::Retrying));
-    (is_moving && !is_complete(resource)).then(|| annotated.started.unwrap_or(Timestamp::MIN))
+    annotated.started.filter(|_| annotated.is_moving() && !is_complete(resource))
 }
 
 fn state(
@@ -107,8 +110,8 @@ fn state(
         (Selection::Selected, Some(resource)) => selected_state(facts, resource, namespace, pod_counts, target),
         (Selection::Selected, None) if pod_counts.outdated.is_empty() => WorkloadState::Unmeshed,
         (Selection::Selected, None) => WorkloadState::Unsupported(match &*workload.kind {
-            // Static Pods are owned by their node.
-            "Pod" | "Node" => SkipReason::NoController,
+            "Pod" => SkipReason::NoController,
+            "Node" => SkipReason::StaticPod,
             "Job" | "CronJob" => SkipReason::Job,
             _ => SkipReason::UnknownOwner,
         }),
@@ -126,13 +129,24 @@ fn selected_state(
     let attempt = target.key.attempt(annotated.hash);
     let outdated = reachable(resource, pod_counts);
     let is_complete = is_complete(resource);
-    let is_moving = matches!(annotated.state, Some(RolloutState::Updating | RolloutState::Retrying));
     let is_in_template = resource.template.restarted_for.as_deref() == Some(annotated.hash);
-    if target.rolled_back.as_ref().is_some_and(|key| key.begins(annotated.hash)) && annotated.previous.is_some() {
-        let in_progress = |health| in_progress(&annotated, target, 0, health);
+    let adopted = target.proxies.baseline.as_ref().and_then(|baseline| baseline.adopted);
+    let weight = failure_weight(resource, &annotated, pod_counts, adopted);
+    let in_progress = |attempt: u32, health| InProgress {
+        state: annotated.state.unwrap_or(RolloutState::Updating),
+        since: annotated.started,
+        health,
+        evict: None,
+        retry: target.key.value(attempt.saturating_add(1)),
+        weight,
+        marks: marks(resource, pod_counts),
+        newest_pod: pod_counts.newest,
+        controlled: resource.controlled,
+    };
+    if target.rolled_back.as_ref().is_some_and(|key| key.begins(annotated.hash)) && annotated.is_restart() {
         match annotated.state {
             Some(RolloutState::Updating | RolloutState::Retrying | RolloutState::Failed) if is_in_template => {
-                return WorkloadState::InProgress(in_progress(Health::ToBeReverted));
+                return WorkloadState::InProgress(in_progress(0, Health::ToBeReverted));
             }
             Some(RolloutState::RolledBack) if !is_complete => {
                 // The StatefulSet controller waits without limit for a Pod that does not become ready:
@@ -141,50 +155,42 @@ fn selected_state(
                 let evict = stuck.map(|pod| Arc::clone(&pod.key.name));
                 return WorkloadState::InProgress(InProgress {
                     evict,
-                    ..in_progress(Health::Progressing(missing(resource)))
+                    ..in_progress(0, Health::Progressing(missing(resource)))
                 });
             }
             _ => {}
         }
     }
-    if is_moving && attempt > 0 {
-        let is_restart = annotated.previous.is_some();
-        if is_restart && !is_in_template && annotated.state == Some(RolloutState::Retrying) {
-            return if pod_counts.outdated.is_empty() {
-                WorkloadState::UpToDate
-            } else {
-                WorkloadState::Skipped(SkipReason::Reverted)
-            };
-        }
-        let began = annotated.started.unwrap_or(Timestamp::MIN);
-        let is_new = |pod: &&&Arc<Pod>| is_complete || pod.created.is_some_and(|created| created >= began);
-        let health = if let Some(pod) = pod_counts.uninjected.iter().find(is_new) {
+    if annotated.is_moving() && attempt > 0 {
+        let is_done = is_complete && shows_all_pods(resource, pod_counts);
+        let health = if let Some(pod) = new_uninjected(resource, &annotated, pod_counts) {
             Health::Uninjected(Arc::clone(&pod.key.name))
-        } else if is_restart && !is_in_template {
-            Health::Reverted
-        } else if !is_complete || pod_counts.live != resource.progress.wanted {
-            Health::Progressing(missing(resource))
-        } else if outdated.is_empty() {
+        } else if is_done && outdated.is_empty() {
             Health::Healthy
-        } else if is_restart {
+        } else if annotated.is_restart() && !is_in_template {
+            Health::Reverted
+        } else if !is_done {
+            incomplete(resource, pod_counts)
+        } else if annotated.is_restart() && only_misscheduled(resource, outdated.len()) {
+            Health::WaitingForNodes(SkipReason::WaitingForNodes.why().to_owned())
+        } else if annotated.is_restart() {
             Health::StillOutdated
         } else {
             Health::Evicting
         };
-        let mut in_progress = in_progress(&annotated, target, attempt, health);
-        if !is_restart {
-            in_progress.since = facts.pods.iter().filter_map(|pod| pod.created).chain(in_progress.since).max();
+        let mut in_progress = in_progress(attempt, health);
+        if !annotated.is_restart() {
             in_progress.evict = outdated.last().map(|pod| Arc::clone(&pod.key.name));
         }
         return WorkloadState::InProgress(in_progress);
     }
-    if annotated.state == Some(RolloutState::Failed) && attempt > 0 {
-        let (reason, message) = annotated.message.split_once(": ").unwrap_or(("Failed", annotated.message));
-        let (reason, message) = (reason.to_owned(), message.to_owned());
-        return WorkloadState::Failed(WorkloadFailure { reason, message, started: annotated.started });
+    let has_pods = pod_counts.counts.meshed > 0 || !pod_counts.uninjected.is_empty();
+    if annotated.state == Some(RolloutState::Failed) && attempt > 0 && (has_pods || !is_complete) {
+        let is_current = outdated.is_empty() && pod_counts.uninjected.is_empty();
+        return WorkloadState::Failed(recorded_failure(resource, &annotated, is_current, weight));
     }
     // Our restart left Pods without a proxy, so this workload stays tracked until every Pod has one.
-    let has_failed = is_moving || annotated.state == Some(RolloutState::Failed);
+    let has_failed = annotated.is_moving() || annotated.state == Some(RolloutState::Failed);
     let lacks_proxies = has_failed && !pod_counts.uninjected.is_empty();
     if pod_counts.counts.meshed == 0 && !lacks_proxies {
         return WorkloadState::Unmeshed;
@@ -197,6 +203,13 @@ fn selected_state(
     if let Some(skip) = skip_reason(facts, resource, namespace, method, is_out_of_reach) {
         return WorkloadState::Skipped(skip);
     }
+    let is_reverted = annotated.state == Some(RolloutState::Reverted) && target.key.has_retry_of(annotated.hash);
+    if is_reverted && method == RolloutMethod::Restart {
+        return WorkloadState::Skipped(SkipReason::Reverted);
+    }
+    if method == RolloutMethod::Restart && only_misscheduled(resource, outdated.len()) && !lacks_proxies {
+        return WorkloadState::Skipped(SkipReason::WaitingForNodes);
+    }
     // A restart could disconnect these Pods from each other, and only an approval of the bundle allows that.
     if pod_counts.unknown_trust && !target.proxies.trust.is_approved {
         return WorkloadState::Skipped(SkipReason::UnknownTrustRoots);
@@ -205,24 +218,19 @@ fn selected_state(
     if attempt >= ATTEMPTS {
         return WorkloadState::Skipped(SkipReason::TooManyAttempts);
     }
+    // A workload that is unhealthy after our unfinished restart for another configuration may be repaired by this one.
+    let may_be_ours = has_failed || annotated.state == Some(RolloutState::RolledBack);
+    if !is_complete && !may_be_ours {
+        return WorkloadState::Skipped(SkipReason::Unhealthy);
+    }
     if facts.is_blocked && target.rollout().respect_pdb {
         return WorkloadState::Skipped(SkipReason::BlockedByPDB);
     }
     WorkloadState::Pending(Start {
-        value: target.key.value(attempt + 1),
+        value: target.key.value(attempt.saturating_add(1)),
         method,
         for_trust_roots: pod_counts.other_trust_roots,
     })
-}
-
-fn in_progress(annotated: &RolloutAnnotations<'_>, target: &RolloutTarget, attempt: u32, health: Health) -> InProgress {
-    InProgress {
-        state: annotated.state.unwrap_or(RolloutState::Updating),
-        since: annotated.started,
-        health,
-        evict: None,
-        retry: target.key.value(attempt + 1),
-    }
 }
 
 /// Returns the outdated Pods that a restart would replace. The last one is evicted first, as in a StatefulSet.
@@ -267,31 +275,10 @@ fn skip_reason(
     .find_map(|(applies, skip)| applies.then_some(skip))
 }
 
-/// Whether the controller of the workload has completed the rollout of its template.
-fn is_complete(resource: &AppsWorkload) -> bool {
-    let WorkloadProgress { observed, wanted, total, updated, available, .. } = resource.progress;
-    let to_update = match resource.update {
-        UpdateStrategy::Rolling | UpdateStrategy::Recreate => wanted,
-        UpdateStrategy::Partition(partition) => wanted - i64::from(partition),
-        // The controller updates a Pod only after a user deleted it.
-        UpdateStrategy::OnDelete => 0,
-    };
-    observed && total == wanted && available == wanted && updated >= to_update
-}
-
-/// Describes what is missing until the rollout is complete.
-fn missing(resource: &AppsWorkload) -> String {
-    let WorkloadProgress { observed, wanted, updated, available, .. } = resource.progress;
-    if !observed {
-        return "its controller has not observed the latest generation yet".to_owned();
-    }
-    let so_far = format!("{updated} of {wanted} Pods are updated, {available} are available");
-    match &resource.failure {
-        Some(failure) => format!("{so_far}: {failure}"),
-        None => so_far,
-    }
-}
-
 #[cfg(test)]
 #[path = "mod_tests.rs"]
 mod tests;
+
+#[cfg(test)]
+#[path = "record_tests.rs"]
+mod record_tests;

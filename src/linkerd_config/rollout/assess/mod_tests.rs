@@ -194,30 +194,29 @@ fn a_restart_in_progress_is_read_from_the_annotations() {
         world.deployment("web", &with(annotated(state, hash, template), &over));
         world.pod("web-1", "web", Some(marker), &json!({}));
         match world.state("Deployment", "web") {
-            WorkloadState::InProgress(in_progress) => Ok(in_progress.health),
-            other => Err(other),
+            WorkloadState::InProgress(in_progress) => in_progress.health,
+            other => panic!("{other:?}"),
         }
     };
     let (key, none) = (key(), json!({}));
     let now = Some(key.as_str());
-    assert_eq!(health("updating", &key, now, WANTED, none.clone()), Ok(Health::Healthy));
-    assert_eq!(health("updating", &key, now, BEFORE, none.clone()), Ok(Health::StillOutdated));
-    assert_eq!(health("updating", &key, None, BEFORE, none.clone()), Ok(Health::Reverted));
-    assert_eq!(health("retrying", &key, None, BEFORE, none.clone()), Err(WorkloadState::Skipped(SkipReason::Reverted)));
-    assert_eq!(health("retrying", &key, None, WANTED, none.clone()), Err(WorkloadState::UpToDate));
+    assert_eq!(health("updating", &key, now, WANTED, none.clone()), Health::Healthy);
+    assert_eq!(health("updating", &key, now, BEFORE, none.clone()), Health::StillOutdated);
+    assert_eq!(health("updating", &key, None, BEFORE, none.clone()), Health::Reverted);
+    assert_eq!(health("retrying", &key, None, BEFORE, none.clone()), Health::Reverted);
+    assert_eq!(health("retrying", &key, None, WANTED, none.clone()), Health::Healthy, "its Pods are up to date");
     let quota = json!([{"type": "ReplicaFailure", "status": "True", "message": "exceeded quota: small"}]);
     let missing = json!({"status": {"availableReplicas": 0, "conditions": quota}});
-    let Ok(Health::Progressing(text)) = health("updating", &key, now, WANTED, missing) else { panic!() };
+    let Health::Progressing(text) = health("updating", &key, now, WANTED, missing) else { panic!() };
     assert_eq!(text, "1 of 1 Pods are updated, 0 are available: exceeded quota: small");
     let scaled = json!({"spec": {"replicas": 2}});
-    assert!(matches!(health("updating", &key, now, WANTED, scaled), Ok(Health::Progressing(_))), "a Pod is missing");
+    assert!(matches!(health("updating", &key, now, WANTED, scaled), Health::Progressing(_)), "a Pod is missing");
     let unobserved = json!({"metadata": {"generation": 2}});
-    assert!(matches!(health("updating", &key, now, WANTED, unobserved), Ok(Health::Progressing(_))));
+    assert!(matches!(health("updating", &key, now, WANTED, unobserved), Health::Progressing(_)));
     // A workload that still rolls for another key is pending, and keeps its place.
-    let rolling = health("updating", "old", Some("old"), BEFORE, json!({"status": {"availableReplicas": 0}}));
-    assert!(matches!(rolling, Err(WorkloadState::Pending(_))), "{rolling:?}");
     let mut world =
         outdated(&with(annotated("updating", "old", Some("old")), &json!({"status": {"availableReplicas": 0}})));
+    assert!(matches!(world.state("Deployment", "web"), WorkloadState::Pending(_)));
     assert_eq!(world.assess("Deployment", "web").rolling, Some(time("12:00:00")));
     world.deployment("web", &annotated("updating", "old", Some("old")));
     assert_eq!(world.assess("Deployment", "web").rolling, None, "the rollout is complete");
@@ -287,7 +286,7 @@ fn a_workload_that_cannot_or_must_not_be_restarted_is_skipped_with_a_reason() {
     }
     for (kind, owner, skip) in [
         ("Job", "batch", SkipReason::Job),
-        ("Node", "node-1", SkipReason::NoController),
+        ("Node", "node-1", SkipReason::StaticPod),
         ("CloneSet", "set", SkipReason::UnknownOwner),
         ("ReplicaSet", "lonely", SkipReason::UnknownOwner),
     ] {
@@ -352,8 +351,9 @@ fn with_the_evict_method_pods_are_evicted_one_after_the_other() {
     let WorkloadState::InProgress(in_progress) = world.state("Deployment", "web") else { panic!() };
     assert_eq!(
         (in_progress.health, in_progress.evict.as_deref(), in_progress.since),
-        (Health::Evicting, Some("web-1"), Some(time("12:30:00")))
+        (Health::Evicting, Some("web-1"), Some(time("12:00:00")))
     );
+    assert_eq!((in_progress.newest_pod, in_progress.marks.current), (Some(time("12:30:00")), 1));
     world.pod("web-1", "web", Some(WANTED), &json!({}));
     let WorkloadState::InProgress(in_progress) = world.state("Deployment", "web") else { panic!() };
     assert_eq!(in_progress.health, Health::Healthy);

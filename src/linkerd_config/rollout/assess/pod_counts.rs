@@ -2,6 +2,8 @@
 
 use std::sync::Arc;
 
+use k8s_openapi::jiff::Timestamp;
+
 use super::outdated::{PodClass, classify};
 use crate::{
     api::linkerd_config::RolloutPods,
@@ -30,6 +32,10 @@ pub(super) struct PodCounts<'a> {
     pub suspects: i64,
     /// The number of Pods that are neither finished nor terminating.
     pub live: i64,
+    /// The creation time of the newest live Pod.
+    pub newest: Option<Timestamp>,
+    /// The creation time of the newest Pod that is up to date.
+    pub newest_current: Option<Timestamp>,
 }
 
 // === impl PodCounts ===
@@ -39,7 +45,10 @@ impl<'a> PodCounts<'a> {
     pub(super) fn of(pods: &'a [Arc<Pod>], of_namespace: Inject, target: &RolloutTarget) -> Self {
         let mut pod_counts = Self::default();
         for pod in pods {
-            pod_counts.live += i64::from(!pod.terminating && pod.phase != PodPhase::Finished);
+            if !pod.terminating && pod.phase != PodPhase::Finished {
+                pod_counts.live += 1;
+                pod_counts.newest = pod_counts.newest.max(pod.created);
+            }
             let Some(class) = classify(pod, of_namespace, target) else { continue };
             let counts = &mut pod_counts.counts;
             let meshed = !matches!(class, PodClass::Uninjected | PodClass::Completed);
@@ -54,8 +63,14 @@ impl<'a> PodCounts<'a> {
                 pod_counts.unknown_trust |= trust.compare(Some(carried)) == PodTrust::Unknown;
             }
             match class {
-                PodClass::Current => counts.current += 1,
-                PodClass::Pinned => counts.pinned += 1,
+                PodClass::Current => {
+                    counts.current += 1;
+                    pod_counts.newest_current = pod_counts.newest_current.max(pod.created);
+                }
+                PodClass::Pinned => {
+                    counts.pinned += 1;
+                    pod_counts.newest_current = pod_counts.newest_current.max(pod.created);
+                }
                 PodClass::Unknown => counts.unknown += 1,
                 PodClass::Completed => counts.completed += 1,
                 PodClass::Uninjected => {

@@ -20,7 +20,7 @@ pub struct Assessment {
     /// The number of its meshed Pods with each observed hash of trust anchors.
     pub trust: TrustCounts,
     pub state: WorkloadState,
-    /// The start time of our restart that is not complete yet, for this target or another one.
+    /// The start time of our restart of a selected workload that is not complete yet, for this target or another one.
     pub rolling: Option<Timestamp>,
 }
 
@@ -54,13 +54,30 @@ pub struct Start {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct InProgress {
     pub state: RolloutState,
-    /// When the restart began. If Pods are evicted: the creation time of the newest Pod, if that is later.
+    /// When the restart began, as recorded on the workload.
     pub since: Option<Timestamp>,
     pub health: Health,
     /// The next Pod to evict.
     pub evict: Option<Arc<str>>,
     /// The value of the template annotation for a retry.
     pub retry: String,
+    /// What a failure would count for now.
+    pub weight: FailureWeight,
+    pub marks: ProgressMarks,
+    /// The creation time of its newest Pod.
+    pub newest_pod: Option<Timestamp>,
+    /// Whether another object controls the workload. If such an owner reverts a restart, it does so every time.
+    pub controlled: bool,
+}
+
+/// Counts that increase while a workload makes progress.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct ProgressMarks {
+    pub updated: i64,
+    pub ready: i64,
+    pub available: i64,
+    /// Live Pods that are not out of date.
+    pub current: i64,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -71,6 +88,8 @@ pub enum Health {
     Healthy,
     /// All Pods are available, and some still have to be evicted.
     Evicting,
+    /// Only Pods of a DaemonSet on some nodes are missing, and the others run with the configuration.
+    WaitingForNodes(String),
     /// The controller has finished, but Pods are out of date.
     StillOutdated,
     /// Another client reverted our patch.
@@ -86,6 +105,21 @@ pub struct WorkloadFailure {
     pub reason: String,
     pub message: String,
     pub started: Option<Timestamp>,
+    pub weight: FailureWeight,
+    /// Whether all Pods are available and current by now.
+    pub recovered: bool,
+}
+
+/// What a failed workload counts for. The record of a failure alone counts for nothing, because everyone who may change
+/// the workload can write it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum FailureWeight {
+    /// The workload shows no sign of our restart: it is only reported.
+    Reported,
+    /// Our restart is on the workload, and the workload is not healthy: it counts towards `maxFailures`.
+    Counted,
+    /// In addition, a Pod has no proxy: this halts the rollout under every policy.
+    LostProxies,
 }
 
 /// Why a workload that is out of date is not restarted.
@@ -95,15 +129,49 @@ pub enum SkipReason {
     OnDelete,
     Partition,
     NoController,
+    StaticPod,
     Job,
     UnknownOwner,
     BlockedByPDB,
+    Unhealthy,
+    WaitingForNodes,
     Reverted,
     TooManyAttempts,
     NamespaceBreaksInjection,
     InjectionDisabled,
     Deleting,
     UnknownTrustRoots,
+}
+
+// === impl WorkloadState ===
+
+impl WorkloadState {
+    /// Whether the workload opted in and the operator can restart it.
+    pub fn is_selected(&self) -> bool {
+        match self {
+            Self::Unmeshed | Self::Unselected(_) | Self::Observed | Self::Unsupported(_) => false,
+            Self::UpToDate | Self::Pending(_) | Self::InProgress(_) | Self::Failed(_) | Self::Skipped(_) => true,
+        }
+    }
+}
+
+// === impl ProgressMarks ===
+
+impl ProgressMarks {
+    /// Whether any count is greater than before.
+    pub fn exceed(&self, before: &Self) -> bool {
+        self.higher(before) != *before
+    }
+
+    /// Returns the greater one of each count.
+    pub fn higher(&self, other: &Self) -> Self {
+        Self {
+            updated: self.updated.max(other.updated),
+            ready: self.ready.max(other.ready),
+            available: self.available.max(other.available),
+            current: self.current.max(other.current),
+        }
+    }
 }
 
 // === impl SkipReason ===
@@ -122,11 +190,18 @@ impl SkipReason {
             }
             Self::Partition => "all outdated Pods are below the partition of its update strategy: lower the partition",
             Self::NoController => "no controller would recreate these Pods: delete and recreate them yourself",
+            Self::StaticPod => "it is a static Pod: change its manifest on the node",
             Self::Job => "a restart would lose its work: the next run has the new configuration",
             Self::UnknownOwner => "the operator cannot restart Pods of this owner: restart them through the owner",
             Self::BlockedByPDB => "a PodDisruptionBudget for its Pods allows no disruption",
+            Self::Unhealthy => {
+                "not all of its Pods are available, and no restart by this operator is the cause: repair it; for a DaemonSet, check its nodes"
+            }
+            Self::WaitingForNodes => {
+                "its outdated Pods run on nodes that the DaemonSet does not select anymore: check their taints, or delete these Pods"
+            }
             Self::Reverted => {
-                "another client reverts the restart: annotate it with config.linkerd.io/rollout-method: evict"
+                "another client reverts the restart: annotate it with config.linkerd.io/rollout-method: evict, or correct that client and retry"
             }
             Self::TooManyAttempts => {
                 "its Pods are out of date again after each restart: find what else creates or changes them"

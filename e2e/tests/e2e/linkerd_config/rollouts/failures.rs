@@ -6,7 +6,7 @@ use e2e::{
     mesh::SOON,
     workload::{Kind, NEVER_READY, Workload, opted_in},
 };
-use k8s_openapi::api::core::v1::ResourceQuota;
+use k8s_openapi::api::core::v1::{ConfigMap, ResourceQuota};
 use kube::{
     Api,
     api::{Patch, PatchParams, PostParams},
@@ -271,5 +271,49 @@ async fn a_workload_whose_owner_removes_the_annotation_is_skipped() -> Result<()
         ensure!(mesh.restarts.all()?.len() == restarts, "{:?}", mesh.restarts.all()?);
         Ok(())
     })
-    .await
+    .await?;
+
+    // The next configuration restarts only the other workload.
+    mesh.configure(2).await?;
+    mesh.rollout_is("False/WorkloadsSkipped").await?;
+    assert_eq!((mesh.counts([&web])?, mesh.restarts.all()?.len()), ([2], restarts + 1));
+    // A retry of the resource restarts it again, and its owner accepts the annotation now.
+    mesh.annotate("retry", "the owner ignores the annotation").await?;
+    let marker = mesh.is_complete().await?;
+    owned.has(1, &marker).await
+}
+
+/// An owner that restores the template does so every time.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_workload_whose_controller_restores_the_template_is_restarted_once() -> Result<()> {
+    let mut mesh = Mesh::new().await?;
+    let maps: Api<ConfigMap> = Api::namespaced(mesh.installation.client.clone(), &mesh.app);
+    let owner = json!({"metadata": {"name": "owner", "labels": {"linkerd-operator-e2e": "workload"}}});
+    let owner = maps.create(&PostParams::default(), &serde_json::from_value(owner)?).await?;
+    let reference = json!({
+        "apiVersion": "v1", "kind": "ConfigMap", "name": "owner", "uid": owner.metadata.uid, "controller": true,
+    });
+    let over = json!({"metadata": {"ownerReferences": [reference]}, "spec": {"minReadySeconds": 5}});
+    let owned = mesh.deployment_with("owned", 1, over).await?;
+    mesh.adopt(json!({})).await?;
+    mesh.configure(1).await?;
+    let removal =
+        json!({"spec": {"template": {"metadata": {"annotations": {"config.linkerd.io/restarted-for": null}}}}});
+    let mut removals = 0;
+    eventually(DEADLINE, "the workload to be skipped", async || {
+        if owned.restarted_for().await?.is_some() {
+            owned.patch(removal.clone()).await?;
+            removals += 1;
+        }
+        let skipped = mesh.status().await?.0["rollout"]["skipped"].take();
+        ensure!(skipped == json!([{"reason": "Reverted", "count": 1}]), "{skipped}, {removals} times");
+        Ok(())
+    })
+    .await?;
+    assert_eq!(removals, 1);
+    let restarts = mesh.restarts.all()?.len();
+    mesh.configure(2).await?;
+    mesh.rollout_is("False/WorkloadsSkipped").await?;
+    assert_eq!(mesh.restarts.all()?.len(), restarts);
+    Ok(())
 }

@@ -12,10 +12,12 @@
 
 mod blocked;
 mod crash;
+mod deadline;
 mod drift;
 mod evict;
 mod failures;
 mod faults;
+mod hostile;
 mod injectors;
 mod limits;
 mod midway;

@@ -1,0 +1,86 @@
+//! What the record of a failed restart counts for. Pure.
+//!
+//! Everyone who may change a workload can write its record, so the record alone is no evidence. What counts is what the
+//! Pods and the template show now.
+
+use k8s_openapi::jiff::Timestamp;
+
+use super::{
+    annotations::RolloutAnnotations,
+    completeness::is_complete,
+    pod_counts::PodCounts,
+    workload_state::{FailureWeight, WorkloadFailure},
+};
+use crate::{
+    cluster::kinds::{
+        apps_workload::{AppsWorkload, UpdateStrategy},
+        pod::Pod,
+    },
+    text::truncate,
+};
+
+/// Maximum size in bytes of the reason in a record. Ours are shorter.
+const LONGEST_REASON: usize = 63;
+
+/// Returns what a failure of the restart in the record counts for now. `adopted` is when the operator adopted the
+/// configuration: it restarted no workload before.
+pub(super) fn failure_weight(
+    resource: &AppsWorkload,
+    annotated: &RolloutAnnotations<'_>,
+    pod_counts: &PodCounts<'_>,
+    adopted: Option<Timestamp>,
+) -> FailureWeight {
+    let uninjected = new_uninjected(resource, annotated, pod_counts);
+    if annotated.is_restart() {
+        // A template that carries our value was changed by our restart, or replaced its Pods as our restart would.
+        return match resource.template.restarted_for.as_deref() == Some(annotated.hash) {
+            false => FailureWeight::Reported,
+            true if uninjected.is_some() => FailureWeight::LostProxies,
+            true => FailureWeight::Counted,
+        };
+    }
+    // An eviction leaves no trace on the template. The evidence is its replacement: the newest Pod has no proxy, or Pods
+    // that are up to date are not available. A blocked eviction replaces no Pod, so it is only reported.
+    let earliest = annotated.started.max(adopted);
+    let is_new = |created: Option<Timestamp>| created.is_some() && earliest.is_some() && created >= earliest;
+    let is_newest = |pod: &Pod| pod.created == pod_counts.newest && is_new(pod.created);
+    if uninjected.is_some_and(is_newest) {
+        FailureWeight::LostProxies
+    } else if is_new(pod_counts.newest_current) && !is_complete(resource) {
+        FailureWeight::Counted
+    } else {
+        FailureWeight::Reported
+    }
+}
+
+/// Returns the failure in the record. `is_current` is whether a restart would replace no Pod.
+pub(super) fn recorded_failure(
+    resource: &AppsWorkload,
+    annotated: &RolloutAnnotations<'_>,
+    is_current: bool,
+    weight: FailureWeight,
+) -> WorkloadFailure {
+    let (reason, message) = annotated.message.split_once(": ").unwrap_or(("Failed", annotated.message));
+    let recovered = is_current && is_complete(resource);
+    WorkloadFailure {
+        reason: truncate(reason, LONGEST_REASON).to_owned(),
+        message: message.to_owned(),
+        started: annotated.started,
+        weight: if recovered { FailureWeight::Reported } else { weight },
+        recovered,
+    }
+}
+
+/// Returns the newest Pod that our restart left without a proxy.
+pub(super) fn new_uninjected<'a>(
+    resource: &AppsWorkload,
+    annotated: &RolloutAnnotations<'_>,
+    pod_counts: &PodCounts<'a>,
+) -> Option<&'a Pod> {
+    // After a complete restart every Pod is new. The clocks of the operator and of the API server may differ.
+    let all_are_new = annotated.is_restart()
+        && matches!(resource.update, UpdateStrategy::Rolling | UpdateStrategy::Recreate)
+        && is_complete(resource);
+    let is_new = |pod: &&Pod| all_are_new || annotated.started.is_none_or(|started| pod.created >= Some(started));
+    pod_counts.uninjected.iter().map(|pod| &***pod).filter(is_new).max_by_key(|pod| pod.created)
+}
