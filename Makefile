@@ -189,6 +189,7 @@ undeploy: ## Delete all LinkerdConfigs, then the objects that `make deploy` crea
 	@$(NO_CONFIGS)
 # The permissions are deleted last, so that the operator can release its Leases.
 	@$(KUBECTL) -n $(NAMESPACE) delete deployment linkerd-operator --ignore-not-found --cascade=foreground --timeout=$(WAIT)
+	@$(KUBECTL) -n $(LINKERD) delete lease linkerd-operator --ignore-not-found
 	@$(KUBECTL) delete -k config/control-plane --ignore-not-found --timeout=$(WAIT)
 	@$(KUBECTL) delete -k config/default --ignore-not-found --timeout=$(WAIT)
 

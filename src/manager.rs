@@ -88,7 +88,7 @@ pub async fn run(args: ManagerArgs) -> anyhow::Result<()> {
     let controls = args.enable_external_workload || args.enable_linkerd_config;
     let events = controls.then(|| events::spawn(&client, &identity, &registry, &mut support)).transpose()?;
     let elections = lease::ElectionMetrics::register(&registry)?;
-    let mut elect = |namespace: &str, name| {
+    let mut elect = |namespace: &str, name, required: Option<lease::Leadership>, metrics: &lease::ElectionMetrics| {
         let election = lease::ElectionSettings {
             namespace: namespace.to_owned(),
             name,
@@ -97,7 +97,7 @@ pub async fn run(args: ManagerArgs) -> anyhow::Result<()> {
             renew_deadline: args.leader_election_renew_deadline,
             retry_period: args.leader_election_retry_period,
         };
-        lease::spawn(&client, election, &elections, stop_leases.clone(), &mut support)
+        lease::spawn(&client, election, required, metrics, stop_leases.clone(), &mut support)
     };
     let mut leaderships = Vec::new();
     if let (Some(cluster), Some(events)) = (&cluster, &events) {
@@ -109,7 +109,7 @@ pub async fn run(args: ManagerArgs) -> anyhow::Result<()> {
             registry: registry.clone(),
         };
         if let Some(observer) = &external_workload_observer {
-            let leadership = elect(&args.controller_namespace, external_workload::LEASE);
+            let leadership = elect(&args.controller_namespace, external_workload::LEASE, None, &elections);
             let settings = external_workload::ExternalWorkloadSettings {
                 concurrency: args.external_workload_concurrency,
                 full_pass_interval: args.full_pass_interval,
@@ -118,7 +118,14 @@ pub async fn run(args: ManagerArgs) -> anyhow::Result<()> {
             leaderships.push(leadership);
         }
         if let Some((observer, rollout_observer)) = &linkerd_config_observers {
-            let leadership = elect(&operator_namespace, linkerd_config::LEASE);
+            // Earlier versions hold the Lease in the operator's namespace. During an upgrade they must not lead at the
+            // same time, so this one is acquired first. It decides nothing else, and has no metrics.
+            let former = (operator_namespace != args.controller_namespace)
+                .then(|| anyhow::Ok(lease::ElectionMetrics::register(&prometheus::Registry::new())?))
+                .transpose()?
+                .map(|metrics| elect(&operator_namespace, linkerd_config::LEASE, None, &metrics));
+            let leadership = elect(&args.controller_namespace, linkerd_config::LEASE, former.clone(), &elections);
+            leaderships.extend(former);
             let namespaces = linkerd_config::Namespaces {
                 control_plane: args.controller_namespace.as_str().into(),
                 operator: operator_namespace.as_str().into(),

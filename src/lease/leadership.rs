@@ -30,16 +30,40 @@ pub(super) struct LeaderTerm {
     pub(super) deadline: Instant,
 }
 
+// === impl LeaderTerm ===
+
+impl LeaderTerm {
+    /// Returns the part of this term that is within another one.
+    pub(super) fn within(self, other: Self) -> Self {
+        Self { writes_until: self.writes_until.min(other.writes_until), deadline: self.deadline.min(other.deadline) }
+    }
+}
+
 // === impl Leadership ===
 
 impl Leadership {
-    /// Returns the deadline of a write that starts now; `None` if it must not start.
-    pub fn write_deadline(&self) -> Option<Instant> {
+    /// Returns the term in which writes are allowed now.
+    pub(super) fn current(&self) -> Option<LeaderTerm> {
         let state = self.0.borrow();
-        let term = state.term?;
         // Compared while the state is borrowed, so that a writer that is refused here observes the next term as a new
         // one.
-        (Instant::now() < term.writes_until).then_some(term.deadline)
+        state.term.filter(|term| Instant::now() < term.writes_until)
+    }
+
+    /// Waits until writes are allowed.
+    pub(super) async fn held(&self) {
+        let mut state = self.0.clone();
+        while self.current().is_none() {
+            if state.changed().await.is_err() {
+                // The elector has ended, because the process is stopping.
+                std::future::pending::<()>().await;
+            }
+        }
+    }
+
+    /// Returns the deadline of a write that starts now; `None` if it must not start.
+    pub fn write_deadline(&self) -> Option<Instant> {
+        self.current().map(|term| term.deadline)
     }
 
     /// Returns the number of the term in which writes are allowed now.

@@ -5,7 +5,8 @@
 //!   clocks of two hosts are never compared;
 //! - a write starts only within the renew deadline after our last renewal, and its own deadline ends before the Lease
 //!   can expire for any other replica;
-//! - a missing namespace, an unreachable API server and a deleted Lease are retried without limit.
+//! - a missing namespace, an unreachable API server and a deleted Lease are retried without limit;
+//! - an election that [requires](spawn) another one takes part only while this process leads there.
 
 mod fence;
 mod leadership;
@@ -65,6 +66,8 @@ struct Elector {
     claimed: bool,
     /// When our last successful renewal was sent; `None` when we do not lead.
     renewed: Option<Instant>,
+    /// The election that this process must lead in first.
+    required: Option<Leadership>,
 }
 
 /// The metrics of all elections in which this process takes part.
@@ -84,9 +87,14 @@ enum ElectionStep {
 }
 
 /// Starts the election task of a Lease. When `stop` is cancelled, the task releases the Lease and ends.
+///
+/// With a `required` election, the task takes part only while this process leads in that one, and releases its Lease
+/// when it stops leading there. All processes acquire the two Leases in the same order, so no two of them wait for each
+/// other.
 pub fn spawn(
     client: &Client,
     settings: ElectionSettings,
+    required: Option<Leadership>,
     metrics: &ElectionMetrics,
     stop: CancellationToken,
     tasks: &mut crate::tasks::Tasks,
@@ -96,7 +104,8 @@ pub fn spawn(
     metrics.transitions.with_label_values(&[settings.name]);
     let (state, leadership) = watch::channel(LeaderState::default());
     let api = Api::namespaced(client.clone(), &settings.namespace);
-    let elector = Elector { settings, api, state, metrics, seen: None, stale: false, claimed: false, renewed: None };
+    let elector =
+        Elector { settings, api, state, metrics, seen: None, stale: false, claimed: false, renewed: None, required };
     tasks.spawn("lease", elector.run(stop));
     Leadership(leadership)
 }
@@ -107,18 +116,47 @@ impl Elector {
     async fn run(mut self, stop: CancellationToken) {
         let election = async {
             loop {
-                self.step().await;
-                sleep(jittered(self.pause())).await;
+                self.hold_required().await;
+                let required = self.required.clone();
+                let is_lost = async {
+                    match required {
+                        Some(required) => required.ended().await,
+                        None => std::future::pending().await,
+                    }
+                };
+                let attempt = async {
+                    self.step().await;
+                    sleep(jittered(self.pause())).await;
+                };
+                tokio::select! {
+                    () = is_lost => self.stale = true,
+                    () = attempt => {}
+                }
             }
         };
         tokio::select! {
             () = election => {}
             () = stop.cancelled() => {}
         }
+        self.give_up("the process is stopping").await;
+    }
+
+    /// Waits until this process leads in the required election. A Lease that we still hold is released first.
+    async fn hold_required(&mut self) {
+        let Some(required) = self.required.clone() else { return };
+        if required.term().is_none() {
+            self.give_up("the Lease that it requires was lost").await;
+            required.held().await;
+        }
+    }
+
+    /// Stops leading, and releases the Lease if we may hold it.
+    async fn give_up(&mut self, why: &'static str) {
+        self.lose(why);
         if !self.claimed {
             return;
         }
-        self.lose("the process is stopping");
+        self.stale = true;
         match timeout(RELEASE_TIMEOUT, self.release()).await {
             Ok(Ok(true)) => info!(lease = %self, "released the Lease"),
             Ok(Ok(false)) => {}
@@ -128,6 +166,8 @@ impl Elector {
             }
             Err(_) => warn!(lease = %self, "could not release the Lease in time; it will expire"),
         }
+        // Only now: a release that the end of the process interrupts is repeated.
+        self.claimed = false;
     }
 
     /// Tries once to acquire or renew the Lease, within half the renew deadline, so that there is time for a second
@@ -232,15 +272,21 @@ impl Elector {
 
     fn win(&mut self, sent: Instant) {
         let ElectionSettings { duration, renew_deadline, .. } = self.settings;
+        let mut term = LeaderTerm {
+            writes_until: sent + renew_deadline,
+            deadline: sent + duration - (duration - renew_deadline) / 4,
+        };
+        if let Some(required) = &self.required {
+            // If that term has ended, `run` releases our Lease.
+            let Some(limit) = required.current() else { return };
+            term = term.within(limit);
+        }
         let fresh = self.renewed.is_none();
         self.renewed = Some(sent);
         self.state.send_modify(|state| {
             let unbroken = state.term.is_some_and(|term| Instant::now() < term.writes_until);
             state.terms += u64::from(!unbroken);
-            state.term = Some(LeaderTerm {
-                writes_until: sent + renew_deadline,
-                deadline: sent + duration - (duration - renew_deadline) / 4,
-            });
+            state.term = Some(term);
         });
         if fresh {
             self.metrics.leading.with_label_values(&[self.settings.name]).set(1);
@@ -306,6 +352,11 @@ impl Elector {
             kube::Error::Api(status) if status.is_not_found() && self.seen.is_none() => {
                 format!("{self}: namespace {} does not exist; waiting for it", self.settings.namespace)
             }
+            // Without the namespace its Role is missing, too, so a request is forbidden instead of not found.
+            kube::Error::Api(status) if status.is_forbidden() => format!(
+                "{self}: {}; apply the operator's permissions again (make deploy), after Linkerd if namespace {} is missing",
+                status.message, self.settings.namespace
+            ),
             kube::Error::Api(status) => format!("{self}: {}", status.message),
             other => format!("{self}: {}", crate::client::describe(other)),
         }
@@ -435,6 +486,7 @@ mod tests {
             stale: false,
             claimed: false,
             renewed: None,
+            required: None,
         };
         (elector, Leadership(receiver))
     }
@@ -452,5 +504,22 @@ mod tests {
         assert_eq!(leadership.write_deadline(), None);
         elector.win(Instant::now());
         assert_eq!(leadership.next_term(1).await, 2);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_term_ends_with_the_term_of_the_required_election() {
+        let (mut elector, leadership) = elector();
+        let (former, required) = watch::channel(LeaderState::default());
+        elector.required = Some(Leadership(required));
+        elector.win(Instant::now());
+        assert_eq!(leadership.term(), None, "it leads without the required Lease");
+
+        let start = Instant::now();
+        let until = |seconds| start + Duration::from_secs(seconds);
+        former.send_modify(|state| state.term = Some(LeaderTerm { writes_until: until(4), deadline: until(20) }));
+        elector.win(start);
+        assert_eq!(leadership.write_deadline(), Some(until(20)));
+        tokio::time::advance(Duration::from_secs(4)).await;
+        assert_eq!(leadership.write_deadline(), None);
     }
 }

@@ -7,6 +7,7 @@ mod fence;
 mod handover;
 mod interop;
 mod lease;
+mod operators;
 
 use std::time::Duration;
 

@@ -161,6 +161,7 @@ pub(super) fn objects() -> Vec<Value> {
         object("apps/v1", "Deployment", linkerd, "linkerd-proxy-injector", workload),
         lease(linkerd, OBJECT),
         lease(linkerd, "linkerd-destination-endpoint-write"),
+        lease(linkerd, "linkerd-operator"),
         lease(operator, OBJECT),
         lease(operator, "linkerd-operator"),
         object("config.linkerd.io/v1alpha1", "LinkerdConfig", None, OBJECT, json!({"spec": {}})),

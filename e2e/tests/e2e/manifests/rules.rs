@@ -96,8 +96,8 @@ const TABLE: &[(&str, &[Line])] = &[
     (
         "Role/linkerd-operator-leader-election",
         &[
-            ("leases.coordination.k8s.io", "", "create", "the first election of the operator's own Lease"),
-            ("leases.coordination.k8s.io", "linkerd-operator", "get update", "leader election"),
+            ("leases.coordination.k8s.io", "", "create", "the first election in the Lease's former place"),
+            ("leases.coordination.k8s.io", "linkerd-operator", "get update", "no leader of an earlier version"),
         ],
     ),
     (
@@ -115,6 +115,8 @@ const TABLE: &[(&str, &[Line])] = &[
     (
         "Role/linkerd-operator-linkerd-config",
         &[
+            ("leases.coordination.k8s.io", "", "create", "the first election of the operator's own Lease"),
+            ("leases.coordination.k8s.io", "linkerd-operator", "get update", "leader election"),
             ("configmaps", "", "list watch", "the document, and the trust anchors"),
             ("configmaps", "linkerd-config", "get patch", "writing the document, and restoring it"),
             ("controllerrevisions.apps", "", "list create delete", "the saved documents of Linkerd's installer"),
