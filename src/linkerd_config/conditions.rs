@@ -14,7 +14,7 @@ use super::{
     drift::{Drift, MAX_SHOWN},
     injector::{INJECTOR_SYNCED, SyncReason, SyncStatus},
     plan::PlanVerdict,
-    values::Problem,
+    values::{Path, Problem},
 };
 use crate::{
     api::{NamespacedName, linkerd_config::LinkerdConfigStatus},
@@ -26,6 +26,7 @@ pub(super) const ACCEPTED: &str = "Accepted";
 pub(super) const CONFIG_MAP_SYNCED: &str = "ConfigMapSynced";
 pub(super) const READY: &str = "Ready";
 pub(super) const STALLED: &str = "Stalled";
+const CONTROL_PLANE_MISMATCH: &str = "ControlPlaneMismatch";
 
 const MAX_MESSAGE_BYTES: usize = 2048;
 
@@ -223,6 +224,21 @@ pub(super) fn add_injector_condition(
 /// Returns the condition VersionSkew, which exists only while it is True.
 pub(super) fn version_skew_row(skew: &VersionSkew) -> ConditionRow {
     ConditionRow::new("VersionSkew", Some(true), skew.reason, skew.message.as_str())
+}
+
+/// Returns the condition that is present while proxies get other values at these paths than the control plane uses.
+pub(super) fn mismatch_row(paths: &[Path]) -> Option<ConditionRow> {
+    Some(ConditionRow::new(CONTROL_PLANE_MISMATCH, Some(true), "ValuesDiffer", mismatch_warning(paths)?))
+}
+
+/// Returns the message of that condition; `None` without a path.
+pub fn mismatch_warning(paths: &[Path]) -> Option<String> {
+    let named = and_more(paths, paths.len(), ", ");
+    (!paths.is_empty()).then(|| {
+        format!(
+            "the control plane keeps the installer's values of {named}: set the same values with Helm, or remove them"
+        )
+    })
 }
 
 fn drift_sentence(drift: Option<&Drift>) -> String {

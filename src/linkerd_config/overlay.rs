@@ -164,9 +164,14 @@ impl Overlay {
 
 /// Returns the fields of the resource that are set but no longer have an effect.
 pub fn deprecated(spec: &LinkerdConfigSpec) -> Vec<String> {
+    let GlobalSpec { config_map, identity_context, omit_webhook_side_effects, .. } = &spec.global;
     let image = &spec.proxy.proxy_init_image;
     [
-        ("spec.global.omitWebhookSideEffects", spec.global.omit_webhook_side_effects.is_some()),
+        ("spec.global.configMap", config_map.is_some()),
+        ("spec.global.identityContext.clockSkewAllowance", identity_context.clock_skew_allowance.is_some()),
+        ("spec.global.identityContext.issuanceLifeTime", identity_context.issuance_life_time.is_some()),
+        ("spec.global.identityContext.scheme", identity_context.scheme.is_some()),
+        ("spec.global.omitWebhookSideEffects", omit_webhook_side_effects.is_some()),
         ("spec.proxy.proxyInitImage", image.name.is_some() || image.pull_policy.is_some()),
         ("spec.proxy.proxyInitImageVersion", spec.proxy.proxy_init_image_version.is_some()),
     ]
@@ -231,19 +236,13 @@ fn merge_env(known: Option<Value>, variables: &[EnvVar]) -> Value {
 }
 
 fn global_fields(global: &GlobalSpec) -> Vec<(Path, Value)> {
-    let context = &global.identity_context;
     let text = |value: &Option<String>| value.clone().map(Value::String);
     let flag = |value: Option<bool>| value.map(Value::Bool);
     paths([
         (&["linkerdVersion"], text(&global.version)),
         (&["clusterDomain"], text(&global.cluster_domain)),
-        (&["clusterNetworks"], list(global.cluster_networks.as_ref())),
         (&["cniEnabled"], flag(global.cni_enabled)),
-        (&["disableIPv6"], flag(global.disable_ipv6)),
-        (&["identityTrustDomain"], text(&context.trust_domain)),
-        (&["identity", "issuer", "issuanceLifetime"], text(&context.issuance_life_time)),
-        (&["identity", "issuer", "clockSkewAllowance"], text(&context.clock_skew_allowance)),
-        (&["identity", "issuer", "scheme"], text(&context.scheme)),
+        (&["identityTrustDomain"], text(&global.identity_context.trust_domain)),
     ])
 }
 
@@ -266,10 +265,8 @@ fn proxy_fields(proxy: &ProxySpec) -> Vec<(Path, Value)> {
         (&["proxyInit", "ignoreInboundPorts"], list(proxy.ignore_inbound_ports.as_ref())),
         (&["proxyInit", "ignoreOutboundPorts"], list(proxy.ignore_outbound_ports.as_ref())),
         (&["proxyInit", "skipSubnets"], list(proxy.skip_subnets.as_ref())),
-        (&["proxy", "opaquePorts"], list(proxy.opaque_ports.as_ref())),
         (&["proxy", "enableExternalProfiles"], flag(proxy.disable_external_profiles.map(|disabled| !disabled))),
         (&["proxy", "accessLog"], text(&proxy.access_log)),
-        (&["proxy", "defaultInboundPolicy"], text(&proxy.default_inbound_policy)),
         (&["proxy", "nativeSidecar"], flag(proxy.native_sidecar)),
         (&["proxy", "await"], flag(proxy.await_)),
         (&["proxy", "shutdownGracePeriod"], text(&proxy.shutdown_grace_period)),

@@ -19,16 +19,12 @@ fn each_typed_field_sets_its_path_and_no_other() {
     for (spec, expected) in [
         (json!({"global": {"version": "edge-26.8.3"}}), json!({"linkerdVersion": "edge-26.8.3"})),
         (
-            json!({"global": {"clusterNetworks": ["10.0.0.0/8", "fd00::/8"]}}),
-            json!({"clusterNetworks": "10.0.0.0/8,fd00::/8"}),
+            json!({"global": {"cniEnabled": true, "clusterDomain": "example"}}),
+            json!({"cniEnabled": true, "clusterDomain": "example"}),
         ),
         (
-            json!({"global": {"cniEnabled": true, "disableIPv6": false}}),
-            json!({"cniEnabled": true, "disableIPv6": false}),
-        ),
-        (
-            json!({"global": {"identityContext": {"trustDomain": "mesh.example", "issuanceLifeTime": "86400s", "scheme": "linkerd.io/tls"}}}),
-            json!({"identityTrustDomain": "mesh.example", "identity": {"issuer": {"issuanceLifetime": "86400s", "scheme": "linkerd.io/tls"}}}),
+            json!({"global": {"identityContext": {"trustDomain": "mesh.example"}}}),
+            json!({"identityTrustDomain": "mesh.example"}),
         ),
         (
             json!({"proxy": {"proxyImage": {"name": "proxy", "pullPolicy": "Always"}, "proxyVersion": "v1"}}),
@@ -51,10 +47,32 @@ fn each_typed_field_sets_its_path_and_no_other() {
             json!({"proxy": {"resource": {"requests": {"cpu": "100m"}, "limits": {"memory": "250Mi", "ephemeral-storage": "1Gi"}}}}),
             json!({"proxy": {"resources": {"cpu": {"request": "100m"}, "memory": {"limit": "250Mi"}, "ephemeral-storage": {"limit": "1Gi"}}}}),
         ),
-        (json!({"global": {"omitWebhookSideEffects": true}, "proxy": {"proxyInitImage": {"name": "x"}}}), json!({})),
     ] {
         assert_eq!(over(spec.clone(), "{}"), expected, "{spec}");
     }
+}
+
+#[test]
+fn a_deprecated_field_sets_no_path_and_is_listed() {
+    let spec = json!({
+        "global": {
+            "configMap": "linkerd-config", "omitWebhookSideEffects": true,
+            "identityContext": {"issuanceLifeTime": "48h", "clockSkewAllowance": "20s", "scheme": "linkerd.io/tls"},
+        },
+        "proxy": {"proxyInitImage": {"name": "x"}, "proxyInitImageVersion": "v1"},
+    });
+    assert_eq!(over(spec.clone(), "{}"), json!({}));
+    let listed = [
+        "spec.global.configMap",
+        "spec.global.identityContext.clockSkewAllowance",
+        "spec.global.identityContext.issuanceLifeTime",
+        "spec.global.identityContext.scheme",
+        "spec.global.omitWebhookSideEffects",
+        "spec.proxy.proxyInitImage",
+        "spec.proxy.proxyInitImageVersion",
+    ];
+    assert_eq!(deprecated(&serde_json::from_value(spec).unwrap()), listed);
+    assert_eq!(deprecated(&LinkerdConfigSpec::default()), [""; 0]);
 }
 
 #[test]

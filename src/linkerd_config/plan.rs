@@ -15,7 +15,7 @@ use super::{
     revert::predecessor::Predecessor,
     rollout,
     trust_bundles::TrustBundles,
-    values::{Document, LONGEST, Path, Problem, Reading},
+    values::{Document, LONGEST, Path, Problem, Reading, control_plane_mismatch},
 };
 use crate::{
     api::linkerd_config::{DriftAction, LinkerdConfigSpec, Mode},
@@ -57,6 +57,8 @@ pub struct ConfigPlan {
     pub effective: Option<Document>,
     /// The changes of another writer.
     pub drift: Option<Drift>,
+    /// The paths at which proxies get another value than the control plane uses.
+    pub control_plane_mismatch: Vec<Path>,
     /// Where the trust anchors of the document come from.
     pub anchors: Option<ValueSource>,
     /// The injection hash of the document that the ConfigMap holds once the plan is applied, if that document is ours.
@@ -118,6 +120,7 @@ impl ConfigPlan {
             verdict,
             effective: None,
             drift: None,
+            control_plane_mismatch: Vec::new(),
             anchors: None,
             injection_hash: None,
             skew: None,
@@ -252,9 +255,11 @@ fn plan_document(
     }
     base.injection_hashes = hashes;
     let is_new_base = input.base.is_none_or(|known| !known.eq_ignoring_version(&base));
+    let control_plane_mismatch = control_plane_mismatch(&base.document, &wanted);
     let without_writes = |verdict| ConfigPlan {
         effective: Some(effective.clone()),
         drift: drift.clone(),
+        control_plane_mismatch: control_plane_mismatch.clone(),
         anchors: overlay.anchors_source(),
         skew: version_skew.clone(),
         ..ConfigPlan::only(verdict)

@@ -7,7 +7,8 @@ use k8s_openapi::{apimachinery::pkg::apis::meta::v1::Time, jiff::Timestamp};
 
 use super::{
     conditions::{
-        ConditionRow, add_injector_condition, condition_rows, conflicted, not_accepted, to_conditions, version_skew_row,
+        ConditionRow, add_injector_condition, condition_rows, conflicted, mismatch_row, not_accepted, to_conditions,
+        version_skew_row,
     },
     control_plane::denials::add_denial,
     drift::drift_status,
@@ -81,6 +82,9 @@ pub(super) fn active_status(input: ActiveStatusInput<'_>) -> LinkerdConfigStatus
     let rows = condition_rows(&config.target, &plan.verdict, plan.drift.as_ref(), input.failure);
     let mut rows = add_injector_condition(rows, config, before, &plan.verdict, sync_status, rolled_back.as_deref());
     rows.extend(plan.skew.as_ref().filter(|_| !matches!(plan.verdict, PlanVerdict::Invalid(_))).map(version_skew_row));
+    if !matches!(plan.verdict, PlanVerdict::Invalid(_) | PlanVerdict::Observing(_)) {
+        rows.extend(mismatch_row(&plan.control_plane_mismatch));
+    }
     let mut revisions = revisions_status(config, before, plan, input.base_revision, sync_status);
     revisions.previous = next_previous(before, plan, input.written_revision, bundle_hash.as_deref());
     if let Some(hash) = rejected {
@@ -230,7 +234,10 @@ pub(super) fn conflicted_status(
         Mode::Suspend => "is suspended and keeps its place",
         Mode::Enforce | Mode::Observe => "is in effect",
     };
-    let message = format!("LinkerdConfig {name} {is} for {}: it has a higher priority, or is older", config.target);
+    let message = format!(
+        "LinkerdConfig {name} {is} for {}: it has a higher priority, is older, or is first by name",
+        config.target
+    );
     inactive_status(config, before, &conflicted(message), now)
 }
 

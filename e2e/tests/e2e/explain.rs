@@ -202,7 +202,8 @@ unmanaged: ";
     // own types follow below.
     let refused = [
         ("spec.proxy.logFormat", json!({"proxy": {"logFormat": "xml"}})),
-        ("spec.proxy.opaquePorts[0]", json!({"proxy": {"opaquePorts": ["high"]}})),
+        ("spec.proxy.ignoreInboundPorts[0]", json!({"proxy": {"ignoreInboundPorts": ["high"]}})),
+        ("unknown field \"spec.proxy.opaquePorts\"", json!({"proxy": {"opaquePorts": ["25"]}})),
         ("unknown field \"spec.proxy.logLevl\"", json!({"proxy": {"logLevl": "debug"}})),
     ];
     for (reason, spec) in refused {
@@ -231,7 +232,7 @@ async fn applied_resources_are_explained_as_the_controller_evaluates_them() -> R
     mesh.install().await?;
     mesh.apply(&mesh.manifest("high", &json!({"priority": 1, "proxy": {"logLevel": "debug"}}))?).await?;
     mesh.apply(&sample("linkerdconfig-minimal")).await?;
-    mesh.apply(&mesh.manifest("elsewhere", &json!({"priority": 9, "global": {"configMap": "other"}}))?).await?;
+    mesh.apply(&mesh.manifest("elsewhere", &json!({"priority": 9, "global": {"linkerdNamespace": "other"}}))?).await?;
 
     let output = mesh.explain(&["-o", "json"]).await?;
     let report = output.document()?;

@@ -20,7 +20,7 @@ async fn samples_are_accepted_unchanged_and_defaulted() -> Result<()> {
     control_plane.install_crds("crd").await?;
     let defaults = json!({
         "mode": "Enforce", "priority": 0, "deletionPolicy": "Retain",
-        "global": {"linkerdNamespace": "linkerd", "configMap": "linkerd-config"},
+        "global": {"linkerdNamespace": "linkerd"},
         "drift": {"scope": "Document", "action": "Revert", "trustedManagers": [
             "helm", "helm-controller", "argocd-controller", "kustomize-controller", "kubectl-client-side-apply",
         ]},
@@ -81,12 +81,13 @@ async fn an_invalid_value_is_rejected_with_its_path_and_the_reason() -> Result<(
             "spec.global.linkerdNamespace",
             "must be the name of a namespace",
         ),
-        (json!({"global": {"configMap": "A"}}), "spec.global.configMap", "must be the name of a ConfigMap"),
+        (json!({"global": {"configMap": "other"}}), "spec.global.configMap", r#"supported values: "linkerd-config""#),
         (json!({"global": {"version": ""}}), "spec.global.version", version),
         (json!({"global": {"version": "edge 26.8.3"}}), "spec.global.version", version),
         (json!({"global": {"clusterDomain": "Cluster.local"}}), "spec.global.clusterDomain", domain),
-        (json!({"global": {"clusterNetworks": ["10.0.0.0/8", "10.0.0.1"]}}), "spec.global.clusterNetworks[1]", cidr),
         (json!({"global": {"cniEnabled": "yes"}}), "spec.global.cniEnabled", "must be of type boolean"),
+        (json!({"injectorSync": {"timeout": "1d"}}), "spec.injectorSync.timeout", go),
+        (json!({"injectorSync": {"delay": "-20s"}}), "spec.injectorSync.delay", go),
         (identity(json!({"trustDomain": "a b"})), "spec.global.identityContext.trustDomain", domain),
         (
             identity(json!({"trustAnchorsPEM": "cm9vdA=="})),
@@ -108,10 +109,6 @@ async fn an_invalid_value_is_rejected_with_its_path_and_the_reason() -> Result<(
             "spec.global.identityContext.trustAnchorsPolicy",
             r#"supported values: "Reuse", "Verify""#,
         ),
-        (identity(json!({"issuanceLifeTime": "1d"})), "spec.global.identityContext.issuanceLifeTime", go),
-        (identity(json!({"clockSkewAllowance": "20"})), "spec.global.identityContext.clockSkewAllowance", go),
-        (identity(json!({"clockSkewAllowance": "-20s"})), "spec.global.identityContext.clockSkewAllowance", go),
-        (identity(json!({"scheme": "tls"})), "spec.global.identityContext.scheme", "supported values"),
         (proxy(json!({"proxyImage": {"name": "cr.l5d.io/linkerd /proxy"}})), "spec.proxy.proxyImage.name", image),
         (proxy(json!({"proxyImage": {"name": "cr.l5d.io/linkerd/proxy\n"}})), "spec.proxy.proxyImage.name", image),
         (proxy(json!({"proxyImage": {"name": ""}})), "spec.proxy.proxyImage.name", image),
@@ -124,7 +121,6 @@ async fn an_invalid_value_is_rejected_with_its_path_and_the_reason() -> Result<(
         (proxy(json!({"logLevel": ""})), "spec.proxy.logLevel", "at least 1 chars long"),
         (proxy(json!({"logFormat": "xml"})), "spec.proxy.logFormat", r#"supported values: "plain", "json""#),
         (proxy(json!({"accessLog": "nginx"})), "spec.proxy.accessLog", r#""apache", "json""#),
-        (proxy(json!({"defaultInboundPolicy": "allow"})), "spec.proxy.defaultInboundPolicy", r#""deny", "audit""#),
         (proxy(json!({"adminPort": 0})), "spec.proxy.adminPort", "greater than or equal to 1"),
         (proxy(json!({"inboundPort": 65536})), "spec.proxy.inboundPort", "less than or equal to 65535"),
         (proxy(json!({"controlPort": "4190"})), "spec.proxy.controlPort", "must be of type integer"),
@@ -150,11 +146,11 @@ async fn an_invalid_value_is_rejected_with_its_path_and_the_reason() -> Result<(
         (proxy(json!({"ignoreInboundPorts": ["65536"]})), "spec.proxy.ignoreInboundPorts[0]", port_or_range),
         (proxy(json!({"ignoreOutboundPorts": ["80-"]})), "spec.proxy.ignoreOutboundPorts[0]", port_or_range),
         (proxy(json!({"ignoreOutboundPorts": ["1-2-3"]})), "spec.proxy.ignoreOutboundPorts[0]", port_or_range),
-        (proxy(json!({"opaquePorts": ["mysql"]})), "spec.proxy.opaquePorts[0]", port_or_range),
-        (proxy(json!({"opaquePorts": ["80,81"]})), "spec.proxy.opaquePorts[0]", port_or_range),
+        (proxy(json!({"ignoreInboundPorts": ["mysql"]})), "spec.proxy.ignoreInboundPorts[0]", port_or_range),
+        (proxy(json!({"ignoreInboundPorts": ["80,81"]})), "spec.proxy.ignoreInboundPorts[0]", port_or_range),
         (
-            proxy(json!({"opaquePorts": ["90-80"]})),
-            "spec.proxy.opaquePorts[0]",
+            proxy(json!({"ignoreInboundPorts": ["90-80"]})),
+            "spec.proxy.ignoreInboundPorts[0]",
             "must be a range that does not end before its start",
         ),
         (proxy(json!({"skipSubnets": ["10.0.0.0/33"]})), "spec.proxy.skipSubnets[0]", cidr),
@@ -186,11 +182,16 @@ async fn an_invalid_value_is_rejected_with_its_path_and_the_reason() -> Result<(
     ];
     all_refused(&client, table).await?;
 
-    let spec = json!({"global": {"version": "a b"}, "proxy": {"opaquePorts": ["0", "9-1"], "skipSubnets": ["here"]}});
+    let spec =
+        json!({"global": {"version": "a b"}, "proxy": {"ignoreInboundPorts": ["0", "9-1"], "skipSubnets": ["here"]}});
     let mut found = causes(dry_run(&client, spec).await)?.into_iter().map(|(field, _)| field).collect::<Vec<_>>();
     found.sort();
-    let all =
-        ["spec.global.version", "spec.proxy.opaquePorts[0]", "spec.proxy.opaquePorts[1]", "spec.proxy.skipSubnets[0]"];
+    let all = [
+        "spec.global.version",
+        "spec.proxy.ignoreInboundPorts[0]",
+        "spec.proxy.ignoreInboundPorts[1]",
+        "spec.proxy.skipSubnets[0]",
+    ];
     assert_eq!(found, all, "all errors must be reported together");
     Ok(())
 }
@@ -202,10 +203,11 @@ async fn unusual_but_valid_values_are_accepted() -> Result<()> {
     let client = control_plane.client().await?;
     for spec in [
         identity(json!({"issuanceLifeTime": "1.5h30m", "clockSkewAllowance": "0"})),
+        json!({"injectorSync": {"timeout": "1.5h30m", "delay": "0"}}),
         identity(json!({"trustAnchorsPolicy": "Verify", "trustAnchorsPEM": "-----BEGIN CERTIFICATE-----\n"})),
-        json!({"global": {"clusterNetworks": ["fd00::/8", "0.0.0.0/0"]}}),
+        proxy(json!({"skipSubnets": ["fd00::/8", "0.0.0.0/0"]})),
         proxy(json!({"proxyImage": {"name": "registry.example:5000/linkerd/proxy@sha256"}, "proxyUID": 0})),
-        proxy(json!({"accessLog": "", "opaquePorts": [], "ignoreInboundPorts": ["1-65535", "80-80", "80"]})),
+        proxy(json!({"accessLog": "", "ignoreOutboundPorts": [], "ignoreInboundPorts": ["1-65535", "80-80", "80"]})),
         proxy(json!({"shutdownGracePeriod": "0s", "adminPort": 65535, "controlPort": 1})),
         resource(json!({"requests": {"cpu": 1, "memory": "0.5Gi"}, "limits": {"cpu": "1000m", "memory": "512Mi"}})),
         env(json!([{"name": "a.b-C_1", "value": ""}, {"name": "_"}])),
@@ -216,7 +218,7 @@ async fn unusual_but_valid_values_are_accepted() -> Result<()> {
     let nulls =
         json!({"mode": null, "proxy": {"adminPort": null}, "global": null, "values": {"proxy": {"accessLog": null}}});
     let taken = dry_run(&client, nulls).await?.data["spec"].take();
-    assert_eq!((&taken["mode"], &taken["global"]["configMap"]), (&json!("Enforce"), &json!("linkerd-config")));
+    assert_eq!((&taken["mode"], &taken["global"]["linkerdNamespace"]), (&json!("Enforce"), &json!("linkerd")));
     assert_eq!((&taken["proxy"], &taken["values"]), (&json!({}), &json!({"proxy": {"accessLog": null}})));
     Ok(())
 }
@@ -229,7 +231,7 @@ async fn kubectl_explain_shows_the_documentation() -> Result<()> {
         ("linkerdconfig", ["LinkerdConfig declares the configuration", "A value that a resource does not set stays"]),
         ("linkerdconfig.spec.drift.scope", ["The protected part of the document.", "The default is Document"]),
         ("linkerdconfig.spec.proxy.adminPort", ["Sets proxy.ports.admin", "Linkerd's default is 4191"]),
-        ("lcfg.spec.proxy.opaquePorts", ["Sets proxy.opaquePorts", "set the value with Helm as well"]),
+        ("lcfg.spec.global.clusterDomain", ["Deprecated: set it with Helm.", "the condition ControlPlaneMismatch"]),
         ("lcfg.spec.global.omitWebhookSideEffects", ["Deprecated: has no effect.", "status.deprecatedFields"]),
         ("lcfg.spec.proxy.resource.limits.cpu", ["CPU cores", "100m"]),
         ("lcfg.spec.rollout.maxConcurrent", ["a percentage of the selected workloads", "The default is 1"]),
@@ -258,21 +260,18 @@ async fn the_target_is_immutable_and_the_status_is_a_subresource() -> Result<()>
     let control_plane = ControlPlane::start(Options::default()).await?;
     control_plane.install_crds("crd").await?;
     let configs: Api<DynamicObject> = Api::all_with(control_plane.client().await?, &kind());
-    let target = json!({"linkerdNamespace": "mesh-system", "configMap": "mesh-config"});
+    let target = json!({"linkerdNamespace": "mesh-system"});
     let made = configs.create(&PostParams::default(), &object("mesh", json!({"global": target}))).await?;
 
     let merge = async |patch: Value| configs.patch("mesh", &PatchParams::default(), &Patch::Merge(patch)).await;
-    for (global, fields) in [
-        (json!({"linkerdNamespace": "linkerd"}), vec!["spec.global.linkerdNamespace"]),
-        (json!({"configMap": "linkerd-config"}), vec!["spec.global.configMap"]),
-        // Null would select the default, which is another target.
-        (json!({"linkerdNamespace": null}), vec!["spec.global.linkerdNamespace"]),
-        (json!(null), vec!["spec.global.configMap", "spec.global.linkerdNamespace"]),
-    ] {
-        let mut refused = causes(merge(json!({"spec": {"global": global}})).await)?;
-        refused.sort();
+    // Null would select the default, which is another target.
+    for global in [json!({"linkerdNamespace": "linkerd"}), json!({"linkerdNamespace": null}), json!(null)] {
+        let refused = causes(merge(json!({"spec": {"global": global}})).await)?;
         assert!(refused.iter().all(|(_, message)| message.contains("cannot be changed")), "{refused:?}");
-        assert_eq!(refused.iter().map(|(field, _)| field.as_str()).collect::<Vec<_>>(), fields);
+        assert_eq!(
+            refused.iter().map(|(field, _)| field.as_str()).collect::<Vec<_>>(),
+            ["spec.global.linkerdNamespace"]
+        );
     }
 
     // A write of the resource leaves the status, and a write of the status leaves the spec.
@@ -300,7 +299,7 @@ async fn the_target_is_immutable_and_the_status_is_a_subresource() -> Result<()>
     let refused = causes(apply_condition(&configs, "one", "Ready", "Perhaps").await)?;
     assert!(refused.iter().any(|(field, _)| field == "status.conditions[0].status"), "{refused:?}");
 
-    let found = json!({"status": {"proxyVersion": "edge-26.8.3", "configHash": "0123456789ab", "drift": {"count": 3},
+    let found = json!({"status": {"target": {"name": "linkerd-config"}, "proxyVersion": "edge-26.8.3", "configHash": "0123456789ab", "drift": {"count": 3},
         "rollout": {"summary": "12/40", "phase": "Progressing"}}});
     configs.patch_status("mesh", &PatchParams::default(), &Patch::Merge(found)).await?;
     let shown = control_plane.kubectl(&["get", "lcfg"]).await?;
@@ -310,7 +309,7 @@ async fn the_target_is_immutable_and_the_status_is_a_subresource() -> Result<()>
         ["NAME", "CONTROL PLANE NAMESPACE", "CONFIGMAP", "ACTIVE", "READY", "VERSION", "UPDATED", "PHASE", "AGE"],
         "{shown}"
     );
-    let row = ["mesh", "mesh-system", "mesh-config", "true", "False", "edge-26.8.3", "12/40", "Progressing"];
+    let row = ["mesh", "mesh-system", "linkerd-config", "true", "False", "edge-26.8.3", "12/40", "Progressing"];
     assert_eq!(lines[1][..8], row, "{shown}");
     let shown = control_plane.kubectl(&["get", "linkerdconfigs", "-o", "wide"]).await?;
     let lines = table(&shown);

@@ -11,37 +11,28 @@ pub struct GlobalSpec {
     /// The namespace of the control plane. Cannot be changed. The default is linkerd.
     #[schemars(schema_with = "schema::target_namespace")]
     pub linkerd_namespace: String,
-    /// The name of the ConfigMap with the control plane's configuration, in its key `values`. Cannot be changed. The
-    /// default is linkerd-config, the only name that Linkerd's installers use.
+    /// Deprecated: has no effect. The configured ConfigMap is linkerd-config, the only one that Linkerd reads; no other
+    /// name is accepted. Accepted for compatibility with older resources, and listed in status.deprecatedFields.
+    #[serde(skip_serializing_if = "Option::is_none")]
     #[schemars(schema_with = "schema::target_config_map")]
-    pub config_map: String,
+    pub config_map: Option<String>,
     /// Sets linkerdVersion: the version of the proxies, such as edge-26.8.3, unless proxy.proxyVersion is set. This
     /// does not upgrade the control plane: use its installer. If unset, the installer's version stays in effect, and an
     /// upgrade of the control plane changes the proxies too.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schemars(schema_with = "schema::version")]
     pub version: Option<String>,
-    /// Sets clusterDomain: the DNS domain of the cluster. Linkerd's default is cluster.local. This does not change the
-    /// destination and policy controllers: set the value with Helm as well, or proxies and controllers disagree.
+    /// Deprecated: set it with Helm. Sets clusterDomain: the DNS domain of the cluster. Linkerd's default is
+    /// cluster.local. This does not change the destination and policy controllers; the condition ControlPlaneMismatch
+    /// reports a difference.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schemars(schema_with = "schema::domain")]
     pub cluster_domain: Option<String>,
-    /// Sets clusterNetworks: the networks of the cluster's Pods and Services in CIDR notation. Proxies look up
-    /// addresses in these networks with the control plane, and use any other address as it is. Linkerd's default is
-    /// 10.0.0.0/8, 100.64.0.0/10, 172.16.0.0/12, 192.168.0.0/16 and fd00::/8. This does not change the policy
-    /// controller: set the value with Helm as well.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    #[schemars(schema_with = "schema::networks")]
-    pub cluster_networks: Option<Vec<String>>,
     /// Sets cniEnabled: whether Linkerd's CNI plugin redirects the traffic of Pods, instead of an init container with
     /// the capability to do so. Linkerd's default is false. If true, new Pods do not start on a node without the
     /// plugin.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub cni_enabled: Option<bool>,
-    /// Sets disableIPv6: whether proxies listen on IPv4 only. Linkerd's default is true. This does not change the
-    /// destination and policy controllers: set the value with Helm as well.
-    #[serde(rename = "disableIPv6", skip_serializing_if = "Option::is_none")]
-    pub disable_ipv6: Option<bool>,
     /// Deprecated: has no effect. Linkerd's webhooks have had no side effects since 2019. Accepted for compatibility
     /// with resources from that time, and listed in status.deprecatedFields.
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -55,9 +46,9 @@ pub struct GlobalSpec {
 #[serde(rename_all = "camelCase", default)]
 #[schemars(extend("x-kubernetes-validations" = schema::identity_rules()))]
 pub struct IdentityContextSpec {
-    /// Sets identityTrustDomain: the domain that the identities of workloads end in. Linkerd's default is
-    /// clusterDomain. This does not change the destination, identity and policy controllers: set the value with Helm as
-    /// well, or no proxy that starts afterwards gets a certificate.
+    /// Deprecated: set it with Helm. Sets identityTrustDomain: the domain that the identities of workloads end in.
+    /// Linkerd's default is clusterDomain. This does not change the destination, identity and policy controllers: with
+    /// a difference, no proxy that starts afterwards gets a certificate. The condition ControlPlaneMismatch reports it.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schemars(schema_with = "schema::domain")]
     pub trust_domain: Option<String>,
@@ -71,21 +62,20 @@ pub struct IdentityContextSpec {
     /// them as they are and keeps identityTrustAnchorsPEM equal to them; trustAnchorsPEM is then not needed. Verify
     /// requires that they equal trustAnchorsPEM, and reports a difference. The default is Reuse.
     pub trust_anchors_policy: TrustAnchorsPolicy,
-    /// Sets identity.issuer.issuanceLifetime: the lifetime of a proxy's certificate, as a Go duration. Linkerd's
-    /// default is 24h0m0s. This does not change the identity controller: set the value with Helm as well.
+    /// Deprecated: has no effect. The identity controller reads the lifetime of certificates from its own flags: set it
+    /// with Helm. Accepted for compatibility with older resources, and listed in status.deprecatedFields.
     #[serde(skip_serializing_if = "Option::is_none")]
-    #[schemars(schema_with = "schema::duration")]
+    #[schemars(schema_with = "schema::ignored_text")]
     pub issuance_life_time: Option<String>,
-    /// Sets identity.issuer.clockSkewAllowance: the tolerated clock skew when a certificate is checked, as a Go
-    /// duration. Linkerd's default is 20s. This does not change the identity controller: set the value with Helm as
-    /// well.
+    /// Deprecated: has no effect. The identity controller reads the tolerated clock skew from its own flags: set it
+    /// with Helm. Accepted for compatibility with older resources, and listed in status.deprecatedFields.
     #[serde(skip_serializing_if = "Option::is_none")]
-    #[schemars(schema_with = "schema::duration")]
+    #[schemars(schema_with = "schema::ignored_text")]
     pub clock_skew_allowance: Option<String>,
-    /// Sets identity.issuer.scheme: the type of the Secret with the issuer's certificate, linkerd.io/tls (Linkerd's
-    /// default) or kubernetes.io/tls. This does not change the identity controller: set the value with Helm as well.
+    /// Deprecated: has no effect. The identity controller reads the type of the issuer's Secret from its own flags: set
+    /// it with Helm. Accepted for compatibility with older resources, and listed in status.deprecatedFields.
     #[serde(skip_serializing_if = "Option::is_none")]
-    #[schemars(schema_with = "schema::issuer_scheme")]
+    #[schemars(schema_with = "schema::ignored_text")]
     pub scheme: Option<String>,
 }
 
@@ -102,12 +92,10 @@ impl Default for GlobalSpec {
     fn default() -> Self {
         Self {
             linkerd_namespace: "linkerd".to_owned(),
-            config_map: "linkerd-config".to_owned(),
+            config_map: None,
             version: None,
             cluster_domain: None,
-            cluster_networks: None,
             cni_enabled: None,
-            disable_ipv6: None,
             omit_webhook_side_effects: None,
             identity_context: IdentityContextSpec::default(),
         }

@@ -51,7 +51,7 @@ pub use status::{
 )]
 #[kube(
     printcolumn = r#"{"name": "Control Plane Namespace", "type": "string", "jsonPath": ".spec.global.linkerdNamespace", "description": "The namespace of the configured control plane"}"#,
-    printcolumn = r#"{"name": "ConfigMap", "type": "string", "jsonPath": ".spec.global.configMap", "description": "The configured ConfigMap"}"#,
+    printcolumn = r#"{"name": "ConfigMap", "type": "string", "jsonPath": ".status.target.name", "description": "The configured ConfigMap"}"#,
     printcolumn = r#"{"name": "Active", "type": "boolean", "jsonPath": ".status.active", "description": "Whether this resource is the one in effect for the ConfigMap"}"#,
     printcolumn = r#"{"name": "Ready", "type": "string", "jsonPath": ".status.conditions[?(@.type==\"Ready\")].status", "description": "Whether the declared configuration is in effect"}"#,
     printcolumn = r#"{"name": "Version", "type": "string", "jsonPath": ".status.proxyVersion", "description": "The version of the proxies that are injected now"}"#,

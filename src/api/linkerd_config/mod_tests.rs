@@ -74,8 +74,8 @@ fn an_undeclared_field_is_not_managed() {
     let set = ProxySpec { access_log: Some("apache".to_owned()), ..ProxySpec::default() };
     assert_eq!(config.spec, LinkerdConfigSpec { proxy: set, ..spec });
     // An empty list is not the same as an absent one.
-    let none: ProxySpec = serde_json::from_value(json!({"opaquePorts": []})).unwrap();
-    assert_eq!(none.opaque_ports.as_deref(), Some([].as_slice()));
+    let none: ProxySpec = serde_json::from_value(json!({"skipSubnets": []})).unwrap();
+    assert_eq!(none.skip_subnets.as_deref(), Some([].as_slice()));
 }
 
 #[test]

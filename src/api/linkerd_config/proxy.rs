@@ -78,14 +78,6 @@ pub struct ProxySpec {
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schemars(schema_with = "schema::ports")]
     pub ignore_outbound_ports: Option<Vec<String>>,
-    /// Sets proxy.opaquePorts: the ports for which the proxy skips protocol detection, because the server sends the
-    /// first bytes. Each entry is a port such as 3306, or a range such as 8000-8010. Linkerd's default is 25, 587,
-    /// 3306, 4444, 5432, 6379, 9300 and 11211. The list replaces the default; an empty list sets no port. This does not
-    /// change the destination and policy controllers: set the value with Helm as well. Existing Services keep their
-    /// annotation.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    #[schemars(schema_with = "schema::ports")]
-    pub opaque_ports: Option<Vec<String>>,
     /// Sets proxyInit.skipSubnets: the networks, in CIDR notation, whose traffic bypasses the proxy in both directions.
     /// By default, Linkerd lists no network.
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -100,12 +92,6 @@ pub struct ProxySpec {
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schemars(schema_with = "schema::access_log")]
     pub access_log: Option<String>,
-    /// Sets proxy.defaultInboundPolicy: the clients that may connect to a port without a Server. One of
-    /// all-unauthenticated (Linkerd's default), all-authenticated, cluster-unauthenticated, cluster-authenticated, deny
-    /// and audit. This does not change the policy controller: set the value with Helm as well.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    #[schemars(schema_with = "schema::inbound_policy")]
-    pub default_inbound_policy: Option<String>,
     /// Sets proxy.nativeSidecar: whether the proxy is an init container that keeps running. It then starts before the
     /// application and stops after it. Linkerd's default is true since edge-26.5.2.
     #[serde(skip_serializing_if = "Option::is_none")]

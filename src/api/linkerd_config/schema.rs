@@ -7,6 +7,8 @@ use kube::core::Rule;
 use schemars::{JsonSchema as _, Schema, SchemaGenerator, json_schema, transform::transform_subschemas};
 use serde_json::{Value, json};
 
+use crate::api::INJECTORS_CONFIG_MAP;
+
 const PORT_OR_RANGE: &str =
     "self.matches('^[0-9]{1,5}(-[0-9]{1,5})?$') && self.split('-').all(port, int(port) >= 1 && int(port) <= 65535)";
 const ORDERED: &str = "!self.matches('^[0-9]{1,5}-[0-9]{1,5}$') || int(self.split('-')[0]) <= int(self.split('-')[1])";
@@ -58,14 +60,9 @@ pub(super) fn namespace(_: &mut SchemaGenerator) -> Schema {
     json_schema!({"type": "string", "maxLength": 63, "x-kubernetes-validations": [namespace_rule()]})
 }
 
+/// The only ConfigMap that Linkerd reads.
 pub(super) fn target_config_map(_: &mut SchemaGenerator) -> Schema {
-    json_schema!({"type": "string", "maxLength": 253, "x-kubernetes-validations": [
-        immutable(),
-        rule(
-            "self.matches('^[a-z0-9]([-.a-z0-9]*[a-z0-9])?$')",
-            "must be the name of a ConfigMap: lower case letters, digits, '-' and '.'",
-        ),
-    ]})
+    one_of(&[INJECTORS_CONFIG_MAP])
 }
 
 pub(super) fn version(_: &mut SchemaGenerator) -> Schema {
@@ -99,10 +96,6 @@ pub(super) fn certificates(_: &mut SchemaGenerator) -> Schema {
             "reason": "FieldValueForbidden",
         },
     ]})
-}
-
-pub(super) fn issuer_scheme(_: &mut SchemaGenerator) -> Schema {
-    one_of(&["linkerd.io/tls", "kubernetes.io/tls"])
 }
 
 /// A Go duration that is not negative.
@@ -169,17 +162,6 @@ pub(super) fn log_format(_: &mut SchemaGenerator) -> Schema {
 
 pub(super) fn access_log(_: &mut SchemaGenerator) -> Schema {
     one_of(&["", "apache", "json"])
-}
-
-pub(super) fn inbound_policy(_: &mut SchemaGenerator) -> Schema {
-    one_of(&[
-        "all-unauthenticated",
-        "all-authenticated",
-        "cluster-unauthenticated",
-        "cluster-authenticated",
-        "deny",
-        "audit",
-    ])
 }
 
 pub(super) fn port(_: &mut SchemaGenerator) -> Schema {

@@ -21,8 +21,9 @@ pub struct LinkerdConfigStatus {
     /// The conditions of the resource. Accepted: whether the resource is valid and the one in effect for its ConfigMap.
     /// ConfigMapSynced: whether the ConfigMap holds the declared configuration. InjectorSynced: whether every replica
     /// of the proxy injector uses it. Ready: whether the operator does what the resource requests; if not, its reason is
-    /// that of the first problem. RolloutComplete: whether every selected workload runs with it. Stalled: present while a problem
-    /// needs intervention. VersionSkew: present while the declared versions differ from that of the control plane.
+    /// that of the first problem. RolloutComplete: whether every selected workload runs with it. ControlPlaneMismatch:
+    /// present while proxies get values that the control plane does not use. Stalled: present while a problem needs
+    /// intervention. VersionSkew: present while the declared versions differ from that of the control plane.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     #[schemars(schema_with = "schema::conditions")]
     pub conditions: Vec<Condition>,

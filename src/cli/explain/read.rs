@@ -18,7 +18,7 @@ use kube::{Api, Client, Error, Resource, api::ListParams, core::Status};
 use serde_json::{Value, json};
 
 use crate::{
-    api::{self, LINKERD_CONFIG_KIND, NamespacedName, TRUST_ROOTS, linkerd_config::GlobalSpec},
+    api::{self, INJECTORS_CONFIG_MAP, LINKERD_CONFIG_KIND, NamespacedName, TRUST_ROOTS, linkerd_config::GlobalSpec},
     cluster::{
         Problems, Projected, State, Watched,
         kinds::{
@@ -85,8 +85,7 @@ pub(super) async fn read(client: &Client, name: Option<&str>, file: Option<&Path
         }
         (None, Some(name)) => name.into(),
         (None, None) => {
-            let GlobalSpec { linkerd_namespace, config_map, .. } = GlobalSpec::default();
-            let target = NamespacedName::new(linkerd_namespace, config_map);
+            let target = NamespacedName::new(GlobalSpec::default().linkerd_namespace, INJECTORS_CONFIG_MAP);
             let winner = active::of(&state.linkerd_configs, &target).with_context(|| {
                 format!("no LinkerdConfig is in effect for {target}: pass the name of one, or a manifest with --file")
             })?;

@@ -6,7 +6,7 @@ use k8s_openapi::jiff::Timestamp;
 
 use super::config_annotations;
 use crate::{
-    api::{self, LinkerdConfigSpec, LinkerdConfigStatus, NamespacedName, RESTORE_BASE_FINALIZER},
+    api::{self, INJECTORS_CONFIG_MAP, LinkerdConfigSpec, LinkerdConfigStatus, NamespacedName, RESTORE_BASE_FINALIZER},
     cluster::{
         Problems, Projected,
         index::{
@@ -63,7 +63,10 @@ impl Projected for LinkerdConfig {
             deleting: metadata.deletion_timestamp.is_some(),
             finalized: metadata.finalizers.iter().flatten().any(|it| it == RESTORE_BASE_FINALIZER),
             annotations: Arc::new(config_annotations(metadata.annotations)),
-            target: NamespacedName::new(&*spec.global.linkerd_namespace, &*spec.global.config_map),
+            target: NamespacedName::new(
+                &*spec.global.linkerd_namespace,
+                spec.global.config_map.as_deref().unwrap_or(INJECTORS_CONFIG_MAP),
+            ),
             spec: Arc::new(spec),
             status: Arc::new(status.unwrap_or_default()),
         }

@@ -5,6 +5,7 @@
 //! document is bounded in size and depth; no error, problem or debug output shows the value of a secret.
 
 mod canonical;
+mod control_plane;
 mod go_types;
 mod hash;
 mod injection_hash_lines;
@@ -29,6 +30,7 @@ use serde_json::{Map, Value, json};
 
 pub use crate::api::CONFIG_HASH_ENV;
 pub use {
+    control_plane::control_plane_mismatch,
     hash::Hash,
     injection_hash_lines::without_injection_hash_lines,
     invalid::InvalidDocument,
@@ -198,6 +200,11 @@ impl Document {
         let mut found = Vec::new();
         differences(&Path::default(), &self.0, &other.0, &mut found);
         found
+    }
+
+    /// Returns the part that affects injected Pods.
+    pub fn injected(&self) -> Self {
+        Self(injection_subset::injection_subset(&self.0))
     }
 
     /// Returns the values that are not maps, and the empty maps. A list is one leaf.

@@ -1,7 +1,7 @@
 //! The declared values merged into Helm's document. Tests compare the whole document, as Go parses it.
 
 use anyhow::{Result, ensure};
-use e2e::holds;
+use e2e::{eventually, holds, mesh::SOON};
 use kube::ResourceExt;
 use serde_json::{Value, json};
 
@@ -40,17 +40,15 @@ async fn values_are_a_merge_patch() -> Result<()> {
 async fn typed_fields_set_their_paths() -> Result<()> {
     let spec = json!({
         "global": {
-            "version": "edge-26.9.1", "clusterDomain": "example.org", "cniEnabled": true, "disableIPv6": false,
-            "clusterNetworks": ["10.0.0.0/8", "fd00::/8"],
-            "identityContext": {"trustDomain": "mesh.example.org", "issuanceLifeTime": "48h", "clockSkewAllowance": "10s",
-                "scheme": "kubernetes.io/tls"},
+            "configMap": "linkerd-config", "version": "edge-26.9.1", "cniEnabled": true,
+            "identityContext": {"issuanceLifeTime": "48h", "clockSkewAllowance": "10s", "scheme": "kubernetes.io/tls"},
         },
         "proxy": {
             "proxyImage": {"name": "registry.example:5000/proxy", "pullPolicy": "Always"}, "proxyVersion": "edge-26.9.2",
             "logLevel": "info", "logFormat": "json", "adminPort": 14191, "controlPort": 14190, "inboundPort": 14143,
             "outboundPort": 14140, "proxyUID": 2200, "proxyGID": 2201, "ignoreInboundPorts": ["4567", "8000-8010"],
-            "ignoreOutboundPorts": [], "opaquePorts": ["25", "3306"], "skipSubnets": ["169.254.169.254/32"],
-            "disableExternalProfiles": false, "accessLog": "apache", "defaultInboundPolicy": "cluster-authenticated",
+            "ignoreOutboundPorts": [], "skipSubnets": ["169.254.169.254/32"],
+            "disableExternalProfiles": false, "accessLog": "apache",
             "nativeSidecar": false, "await": false, "shutdownGracePeriod": "60s", "inboundConnectTimeout": "200ms",
             "outboundConnectTimeout": "2s",
             "resource": {"requests": {"cpu": "100m", "memory": "20Mi"}, "limits": {"memory": "250Mi", "ephemeral-storage": "1Gi"}},
@@ -58,15 +56,13 @@ async fn typed_fields_set_their_paths() -> Result<()> {
         },
     });
     let patch = json!({
-        "linkerdVersion": "edge-26.9.1", "clusterDomain": "example.org", "cniEnabled": true, "disableIPv6": false,
-        "clusterNetworks": "10.0.0.0/8,fd00::/8", "identityTrustDomain": "mesh.example.org",
-        "identity": {"issuer": {"issuanceLifetime": "48h", "clockSkewAllowance": "10s", "scheme": "kubernetes.io/tls"}},
+        "linkerdVersion": "edge-26.9.1", "cniEnabled": true,
         "proxy": {
             "image": {"name": "registry.example:5000/proxy", "pullPolicy": "Always", "version": "edge-26.9.2"},
             "logLevel": "info", "logFormat": "json",
             "ports": {"admin": 14191, "control": 14190, "inbound": 14143, "outbound": 14140},
-            "uid": 2200, "gid": 2201, "opaquePorts": "25,3306", "enableExternalProfiles": true, "accessLog": "apache",
-            "defaultInboundPolicy": "cluster-authenticated", "nativeSidecar": false, "await": false,
+            "uid": 2200, "gid": 2201, "enableExternalProfiles": true, "accessLog": "apache",
+            "nativeSidecar": false, "await": false,
             "shutdownGracePeriod": "60s", "inboundConnectTimeout": "200ms", "outboundConnectTimeout": "2s",
             "resources": {
                 "cpu": {"request": "100m"}, "memory": {"request": "20Mi", "limit": "250Mi"}, "ephemeral-storage": {"limit": "1Gi"},
@@ -78,6 +74,43 @@ async fn typed_fields_set_their_paths() -> Result<()> {
     let installation = becomes(spec, patch).await?;
     let status = installation.reaches("mesh", &WELL).await?;
     assert_eq!(status["proxyVersion"], "edge-26.9.2", "proxyVersion must take precedence over version");
+    let deprecated = [
+        "configMap",
+        "identityContext.clockSkewAllowance",
+        "identityContext.issuanceLifeTime",
+        "identityContext.scheme",
+    ];
+    assert_eq!(status["deprecatedFields"], json!(deprecated.map(|field| format!("spec.global.{field}"))));
+    Ok(())
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn values_that_the_control_plane_does_not_use_are_reported_until_helm_sets_them() -> Result<()> {
+    let installation = Installation::new().await?;
+    let manager = installation.manager().await?;
+    let values = json!({"disableIPv6": false, "proxy": {"opaquePorts": "25,3306", "logFormat": "json"}});
+    installation.declare("mesh", json!({ "values": values })).await?;
+    let status =
+        installation.reaches("mesh", &[&WELL[..], &["ControlPlaneMismatch=True/ValuesDiffer"]].concat()).await?;
+    let message = |status: &Value| {
+        let mut conditions = status["conditions"].as_array().into_iter().flatten();
+        let warning = conditions.find(|condition| condition["type"] == "ControlPlaneMismatch");
+        warning.and_then(|warning| warning["message"].as_str()).map(str::to_owned)
+    };
+    let expected = "the control plane keeps the installer's values of disableIPv6, proxy.opaquePorts: \
+                    set the same values with Helm, or remove them";
+    assert_eq!(message(&status).as_deref(), Some(expected));
+
+    // Helm renders the flags of the control plane from the same values as its document.
+    let same = json!({"disableIPv6": false, "proxy": {"opaquePorts": "25,3306"}});
+    installation.rewrite("helm", &serde_json::to_string(&installation.helm_with(same).await?)?).await?;
+    eventually(SOON, "the warning to disappear", async || {
+        let status = installation.reaches("mesh", &WELL).await?;
+        ensure!(message(&status).is_none(), "{status}");
+        Ok(())
+    })
+    .await?;
+    drop(manager);
     Ok(())
 }
 

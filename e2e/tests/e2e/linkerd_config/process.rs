@@ -166,11 +166,18 @@ async fn a_resource_of_2020_is_refused_until_its_versions_are_removed() -> Resul
     let fields = deprecated.iter().filter_map(Value::as_str).map(|field| field.trim_start_matches("spec."));
     assert_eq!(
         fields.collect::<Vec<_>>(),
-        ["global.omitWebhookSideEffects", "proxy.proxyInitImage", "proxy.proxyInitImageVersion"]
+        [
+            "global.configMap",
+            "global.identityContext.clockSkewAllowance",
+            "global.identityContext.issuanceLifeTime",
+            "global.identityContext.scheme",
+            "global.omitWebhookSideEffects",
+            "proxy.proxyInitImage",
+            "proxy.proxyInitImageVersion",
+        ]
     );
     let patch = json!({
         "identityTrustAnchorsPEM": pem,
-        "identity": {"issuer": {"issuanceLifetime": "86400s", "clockSkewAllowance": "20s", "scheme": "linkerd.io/tls"}},
         "proxy": {
             "image": {"name": "gcr.io/linkerd-io/proxy", "pullPolicy": "IfNotPresent"},
             "logLevel": "warn,linkerd2_proxy=info", "enableExternalProfiles": true, "uid": 2102,
