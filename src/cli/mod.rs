@@ -33,6 +33,9 @@ use output::ChangeTable;
 use profile::ProfileState;
 use streams::{DestinationError, FIRST_ANSWER, FirstAnswer};
 
+/// The exit code of a command that failed.
+const FAILURE: u8 = 1;
+
 #[derive(Clone, Debug, ClapArgs)]
 pub struct EndpointsArgs {
     /// Authority that a proxy resolves, such as web.prod.svc.cluster.local:8080; the default port is 80
@@ -93,7 +96,8 @@ pub async fn profile(args: ProfileArgs) -> ExitCode {
 
 /// Runs `linkerd-operator explain`.
 pub async fn explain(args: ExplainArgs) -> ExitCode {
-    exit(explain::explain(args).await)
+    let failure = if args.exit_code { explain::FAILED } else { FAILURE };
+    exit_with(failure, explain::explain(args).await)
 }
 
 /// Prints the current endpoints of all authorities.
@@ -213,6 +217,11 @@ fn write(text: &str) -> Result<()> {
 }
 
 fn exit(result: Result<ExitCode>) -> ExitCode {
+    exit_with(FAILURE, result)
+}
+
+/// Prints an error, which ends the command with this code.
+fn exit_with(failure: u8, result: Result<ExitCode>) -> ExitCode {
     let error = match result {
         Ok(code) => return code,
         Err(error) => error,
@@ -225,7 +234,7 @@ fn exit(result: Result<ExitCode>) -> ExitCode {
         Some(refused) => eprintln!("{refused}"),
         None => eprintln!("error: {}", client::describe(&*error)),
     }
-    ExitCode::FAILURE
+    ExitCode::from(failure)
 }
 
 #[cfg(test)]

@@ -181,6 +181,7 @@ Mode:           Enforce
 In effect:      it would be
 Base:           revision 1, which would be saved first
 Verdict:        OutOfSync: 1 value would change
+New Pods:       every Pod that is created from now on gets: proxy.accessLog \"apache\"; spec.rollout cannot delay it
 
     PATH                      FROM          LIVE                   EFFECTIVE
     identityTrustAnchorsPEM   trust roots   (PEM, 1 certificate)   (PEM, 1 certificate)
@@ -189,6 +190,10 @@ Verdict:        OutOfSync: 1 value would change
 unmanaged: ";
     assert!(output.stdout.starts_with(expected), "{}{}", output.stdout, output.stderr);
     assert_eq!((output.code, &*output.stderr), (Some(0), ""));
+    assert_eq!(mesh.explain(&["-f", &minimal, "--exit-code"]).await?.code, Some(1));
+    let nothing = mesh.manifest("nothing", &json!({"values": {"proxy": {"accessLog": ""}}}))?;
+    assert_eq!(mesh.explain(&["-f", &nothing, "--exit-code"]).await?.code, Some(1), "the injection hash is missing");
+    assert_eq!(mesh.explain(&["absent", "--exit-code"]).await?.code, Some(2));
     let all = mesh.explain(&["-f", &minimal, "--all", "-o", "json"]).await?.document()?;
     let unmanaged = all["unmanagedValues"].as_array().context("no values")?;
     assert_eq!(json!(unmanaged.len()), all["unmanaged"]);
@@ -264,6 +269,10 @@ async fn applied_resources_are_explained_as_the_controller_evaluates_them() -> R
         Ok(())
     })
     .await?;
+    assert_eq!(mesh.explain(&["--exit-code"]).await?.code, Some(0));
+    assert_eq!(mesh.explain(&["-f", &raised, "--exit-code"]).await?.code, Some(1));
+    let refused = mesh.explain(&["mesh", "--exit-code"]).await?;
+    assert_eq!(refused.code, Some(2), "a resource that is not in effect: {}", refused.stdout);
     manager.terminate(SOON).await?;
     let edit = json!({"data": {"values": "proxy: ["}}).to_string();
     let patch = ["-n", "linkerd", "patch", "cm", "linkerd-config", "--field-manager=kubectl-edit", "-p", &edit];

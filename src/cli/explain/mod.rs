@@ -22,6 +22,9 @@ use self::{output::ExplainOutput, read::WorkloadsInput};
 use super::{OutputFormat, write};
 use crate::client;
 
+/// The exit code of a failure with `--exit-code`. As for `kubectl diff`, 1 is a difference.
+pub(super) const FAILED: u8 = 2;
+
 #[derive(Clone, Debug, ClapArgs)]
 pub struct ExplainArgs {
     /// Name of the LinkerdConfig; if absent, the one in effect for the ConfigMap linkerd-config in the namespace
@@ -41,6 +44,11 @@ pub struct ExplainArgs {
     /// Also list each workload with meshed Pods, the rollout's decision about it, and the reason
     #[arg(long)]
     pub workloads: bool,
+
+    /// Exit with 0 if the ConfigMap holds the declared configuration, with 1 if it differs, and with 2 after an error
+    /// or if the resource is not, or would not be, in effect
+    #[arg(long)]
+    pub exit_code: bool,
 
     /// With --workloads: namespace of the operator, in which no workload is restarted; if unset, the control plane's
     /// namespace
@@ -69,5 +77,45 @@ pub(super) async fn explain(args: ExplainArgs) -> Result<ExitCode> {
         OutputFormat::Table => print::text(&output),
         OutputFormat::Json => format!("{}\n", serde_json::to_string_pretty(&output)?),
     })?;
-    Ok(if output.is_accepted() { ExitCode::SUCCESS } else { ExitCode::FAILURE })
+    Ok(ExitCode::from(exit_code(&output, args.exit_code)))
+}
+
+fn exit_code(output: &ExplainOutput, shows_differences: bool) -> u8 {
+    match (shows_differences, output.is_accepted()) {
+        (true, true) => u8::from(output.is_different()),
+        (true, false) => FAILED,
+        (false, is_accepted) => u8::from(!is_accepted),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+    use crate::cli::explain::testing::{config, input};
+
+    #[test]
+    fn with_exit_code_a_difference_is_1_and_a_failure_is_2() {
+        let codes = |spec: &serde_json::Value, is_in_effect: bool| {
+            let mut input = input(spec);
+            if !is_in_effect {
+                input.winner = Some(config("other", &json!({})));
+            }
+            let output = ExplainOutput::new(&input, false);
+            (exit_code(&output, true), exit_code(&output, false))
+        };
+        let change = json!({"proxy": {"logLevel": "debug"}});
+        let observed = json!({"mode": "Observe", "proxy": {"logLevel": "debug"}});
+        for (spec, is_in_effect, expected) in [
+            (json!({}), true, (0, 0)),
+            (change.clone(), true, (1, 0)),
+            (observed, true, (1, 0)),
+            (change, false, (2, 1)),
+            (json!({"values": {"proxy": {"await": 1}}}), true, (2, 1)),
+            (json!({"mode": "Suspend"}), true, (2, 1)),
+        ] {
+            assert_eq!(codes(&spec, is_in_effect), expected, "{spec}");
+        }
+    }
 }

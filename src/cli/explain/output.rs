@@ -13,8 +13,9 @@ use super::{read::ExplainInput, workloads::WorkloadsOutput};
 use crate::{
     api::linkerd_config::{DriftAction, LinkerdConfigStatus, Mode},
     cli::table::counted,
+    cluster::kinds::config_map::ConfigMap,
     linkerd_config::{
-        conditions::verdict_condition,
+        conditions::{mismatch_warning, verdict_condition},
         overlay::{self, Overlay},
         plan::{ConfigPlan, PlanInput, PlanVerdict, plan},
         status::failed_hashes,
@@ -24,6 +25,8 @@ use crate::{
 
 /// The reason if something would be written. All other reasons are those of conditions.
 const OUT_OF_SYNC: &str = "OutOfSync";
+/// The reason if the ConfigMap holds the declared configuration.
+const SYNCED: &str = "Synced";
 /// The maximum length of a value in the text.
 const LONGEST: usize = 40;
 
@@ -48,6 +51,11 @@ pub(super) struct ExplainOutput {
     pub(super) drift: Option<DriftOutput>,
     pub(super) problems: Vec<ProblemOutput>,
     pub(super) deprecated_fields: Vec<String>,
+    /// What new Pods get from the write on.
+    pub(super) new_pods: NewPods,
+    /// A warning about values that the control plane does not use.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(super) control_plane_mismatch: Option<String>,
     /// The values that the resource names, and those that would change.
     pub(super) values: Vec<ValueRow>,
     /// The number of other values in the effective document.
@@ -69,6 +77,21 @@ pub(super) struct BaseRevision {
     pub(super) revision: i64,
     /// Whether it is saved already; if not, it would be saved before the first write.
     pub(super) kept: bool,
+}
+
+/// The changes that every new Pod gets at once, because no setting of the rollout delays them.
+#[derive(Default, Serialize)]
+pub(super) struct NewPods {
+    pub(super) changes: Vec<PodChange>,
+}
+
+/// A value that affects injected Pods; it is absent if it is removed.
+#[derive(Serialize)]
+pub(super) struct PodChange {
+    #[serde(serialize_with = "as_text")]
+    pub(super) path: Path,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(super) value: Option<ShownValue>,
 }
 
 #[derive(Serialize)]
@@ -165,6 +188,8 @@ impl ExplainOutput {
             }),
             problems: problems.iter().map(ProblemOutput::new).collect(),
             deprecated_fields: overlay::deprecated(&config.spec),
+            new_pods: NewPods::new(live.as_ref(), &plan),
+            control_plane_mismatch: mismatch_warning(&plan.control_plane_mismatch),
             values: values.named,
             unmanaged: values.others.len(),
             unmanaged_values: if all { values.others } else { Vec::new() },
@@ -176,6 +201,35 @@ impl ExplainOutput {
     /// Returns whether the resource is in effect, or would be, and has no problems.
     pub(super) fn is_accepted(&self) -> bool {
         self.in_effect && self.known && self.problems.is_empty()
+    }
+
+    /// Returns whether the ConfigMap differs from what the resource declares, also if that is not to be written.
+    pub(super) fn is_different(&self) -> bool {
+        self.reason != SYNCED
+    }
+}
+
+// === impl NewPods ===
+
+impl NewPods {
+    fn new(live: Option<&ConfigMap>, plan: &ConfigPlan) -> Self {
+        let Some(write) = &plan.write else { return Self::default() };
+        let injected = |text: &str| Document::parse(text).unwrap_or_default().split_injection_hash().0.injected();
+        let live = injected(live.and_then(|live| live.values.as_deref()).unwrap_or_default());
+        let written = injected(&write.values);
+        let changes = live
+            .differences(&written)
+            .into_iter()
+            .map(|path| PodChange { value: written.get(&path).map(|value| ShownValue::new(&path, value)), path });
+        Self { changes: changes.collect() }
+    }
+}
+
+// === impl ShownValue ===
+
+impl ShownValue {
+    fn new(path: &Path, value: &Value) -> Self {
+        Self { value: visible(path, value), text: shown(path, value, LONGEST) }
     }
 }
 
@@ -206,10 +260,7 @@ impl ValueRows {
         let named: BTreeSet<Path> = overlay.paths().collect();
         let changed: BTreeSet<Path> = live.differences(effective).into_iter().collect();
         let row = |path: &Path, changes: bool| {
-            let seen = |document: &Document| {
-                let value = document.get(path)?;
-                Some(ShownValue { value: visible(path, value), text: shown(path, value, LONGEST) })
-            };
+            let seen = |document: &Document| Some(ShownValue::new(path, document.get(path)?));
             let from = overlay.source(path, effective).into_str();
             ValueRow { path: path.clone(), from, live: seen(&live), effective: seen(effective), changes }
         };

@@ -40,6 +40,7 @@ Mode:           Enforce
 In effect:      yes
 Base:           revision 2, which would be saved first
 Verdict:        OutOfSync: 4 values would change
+New Pods:       every Pod that is created from now on gets: proxy.logLevel \"debug\"; spec.rollout cannot delay it
 Deprecated:     spec.global.omitWebhookSideEffects: without effect
 
     PATH                      FROM          LIVE                                EFFECTIVE
@@ -54,6 +55,44 @@ unmanaged: {others} other values stay as the installer wrote them
 "
     );
     assert_eq!(text(&output), expected);
+}
+
+#[test]
+fn new_pods_get_a_change_at_once_whatever_the_rollout_says() {
+    let line = |spec: Value| {
+        let output = ExplainOutput::new(&input(&spec), false);
+        let text = text(&output);
+        text.lines().find_map(|line| line.strip_prefix("New Pods:")).map(|line| line.trim().to_owned())
+    };
+    let halted = json!({"policy": "Off", "paused": true, "optIn": "Label"});
+    let spec = json!({
+        "rollout": halted, "proxy": {"logLevel": "debug", "additionalEnv": [{"name": "A", "value": "SECRET"}]},
+        "values": {"heartbeatSchedule": "0 0 * * *", "proxy": {"accessLog": null}},
+    });
+    let told = line(spec).unwrap();
+    assert!(told.starts_with("every Pod that is created from now on gets: proxy.additionalEnv"), "{told}");
+    assert!(told.ends_with(r#", proxy.logLevel "debug"; spec.rollout cannot delay it"#), "{told}");
+    assert!(!told.contains("SECRET") && !told.contains("heartbeatSchedule"), "{told}");
+    // A value of the control plane only, no change, a mode that writes nothing, and an unknown document.
+    assert_eq!(line(json!({"values": {"heartbeatSchedule": "0 0 * * *"}})).as_deref(), Some("no change"));
+    assert_eq!(line(json!({})).as_deref(), Some("no change"));
+    assert_eq!(line(json!({"mode": "Observe", "proxy": {"logLevel": "debug"}})).as_deref(), Some("no change"));
+    assert_eq!(line(json!({"mode": "Suspend"})), None);
+
+    let output = ExplainOutput::new(&input(&json!({"proxy": {"logLevel": "debug"}})), false);
+    let output = serde_json::to_value(&output).unwrap();
+    assert_eq!(output["newPods"], json!({"changes": [{"path": "proxy.logLevel", "value": "debug"}]}));
+}
+
+#[test]
+fn values_that_the_control_plane_does_not_use_are_a_warning() {
+    let spec = json!({"values": {"proxy": {"defaultInboundPolicy": "deny", "logLevel": "debug"}}});
+    let output = ExplainOutput::new(&input(&spec), false);
+    let line =
+        "Warning:        the control plane keeps the installer's values of proxy.defaultInboundPolicy: set the same";
+    assert!(text(&output).contains(line), "{}", text(&output));
+    let without = serde_json::to_value(ExplainOutput::new(&input(&json!({})), false)).unwrap();
+    assert_eq!(without.get("controlPlaneMismatch"), None);
 }
 
 #[test]
@@ -135,7 +174,10 @@ fn a_resource_with_lower_priority_shows_the_winner_and_its_own_changes() {
     let output = ExplainOutput::new(&input, false);
     assert!(!output.is_accepted());
     let text = text(&output);
-    assert!(text.contains("In effect:      no: LinkerdConfig other has a higher priority, or is older\n"), "{text}");
+    assert!(
+        text.contains("In effect:      no: LinkerdConfig other has a higher priority, is older, or is first by name\n"),
+        "{text}"
+    );
     assert!(text.contains("1 value would change, if it were in effect\n"), "{text}");
     assert_eq!(serde_json::to_value(&output).unwrap()["winner"], "other");
 }

@@ -4,18 +4,22 @@
 use std::iter::once;
 
 use super::{
-    output::{BaseRevision, ExplainOutput, ShownValue, ValueRow},
+    output::{BaseRevision, ExplainOutput, NewPods, ShownValue, ValueRow},
     workloads::{Decision, WorkloadRow, WorkloadsOutput},
 };
 use crate::{
     api::linkerd_config::{RolloutPods, RolloutWorkloads},
     cli::table::{counted, line, widen},
+    text::and_more,
 };
 
 /// The first column shows the change of a value: `+` it would be added, `-` removed, `~` changed.
 const HEADER: [&str; 5] = [" ", "PATH", "FROM", "LIVE", "EFFECTIVE"];
 /// PODS is the number of current Pods and of all meshed Pods.
 const WORKLOADS_HEADER: [&str; 6] = ["NAMESPACE", "KIND", "NAME", "PODS", "DECISION", "WHY"];
+
+/// The maximum number of changes in the line about new Pods.
+const MAX_SHOWN: usize = 10;
 
 pub(super) fn text(output: &ExplainOutput) -> String {
     let values = if output.known { values(output) } else { String::new() };
@@ -84,7 +88,9 @@ fn head(output: &ExplainOutput) -> String {
         _ if output.deleting => "no: it is being deleted".to_owned(),
         (_, true, true) => "yes".to_owned(),
         (_, true, false) => "it would be".to_owned(),
-        (Some(winner), ..) => format!("no: LinkerdConfig {winner} has a higher priority, or is older"),
+        (Some(winner), ..) => {
+            format!("no: LinkerdConfig {winner} has a higher priority, is older, or is first by name")
+        }
         (None, ..) => "no".to_owned(),
     };
     let base = match &output.base {
@@ -101,6 +107,12 @@ fn head(output: &ExplainOutput) -> String {
         ("Base", base),
         ("Verdict", format!("{}: {}{condition}", output.reason, output.verdict)),
     ];
+    if output.known {
+        lines.push(("New Pods", format!("{}{condition}", new_pods(&output.new_pods))));
+    }
+    if let Some(warning) = &output.control_plane_mismatch {
+        lines.push(("Warning", warning.clone()));
+    }
     if let Some(drift) = &output.drift {
         let what = if drift.paths.is_empty() { "the document" } else { &drift.paths.join(", ") };
         lines.push(("Drift", format!("{} changed {what}", drift.manager)));
@@ -122,6 +134,20 @@ fn head(output: &ExplainOutput) -> String {
         }));
     }
     text
+}
+
+/// Says what the write does at once, whatever the rollout does with the Pods that are running.
+fn new_pods(new_pods: &NewPods) -> String {
+    let changes = &new_pods.changes;
+    if changes.is_empty() {
+        return "no change".to_owned();
+    }
+    let shown = changes.iter().take(MAX_SHOWN).map(|change| match &change.value {
+        Some(value) => format!("{} {}", change.path, value.text),
+        None => format!("{} unset", change.path),
+    });
+    let shown = and_more(shown, changes.len(), ", ");
+    format!("every Pod that is created from now on gets: {shown}; spec.rollout cannot delay it")
 }
 
 fn cells(row: &ValueRow) -> [String; 5] {
