@@ -52,7 +52,8 @@ control-plane: build ## Run a Kubernetes control plane in the foreground until C
 
 .PHONY: run
 run: ## Run the manager against the current kubeconfig
-	$(CARGO) run --bin linkerd-operator -- manager
+	LINKERD_OPERATOR_OPERATOR_NAMESPACE=$${LINKERD_OPERATOR_OPERATOR_NAMESPACE:-$(NAMESPACE)} \
+		$(CARGO) run --bin linkerd-operator -- manager
 
 ##@ Test
 

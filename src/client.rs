@@ -77,6 +77,12 @@ fn read(named: Option<&Path>) -> anyhow::Result<Option<(Kubeconfig, String)>> {
     }
 }
 
+/// Returns the namespace of the Pod that this process runs in; `None` outside a Pod.
+pub fn pod_namespace() -> Option<String> {
+    let namespace = std::fs::read_to_string("/var/run/secrets/kubernetes.io/serviceaccount/namespace").ok()?;
+    Some(namespace.trim().to_owned()).filter(|namespace| !namespace.is_empty())
+}
+
 /// Returns a client of an API server.
 ///
 /// # Errors

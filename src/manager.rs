@@ -42,7 +42,13 @@ pub async fn run(args: ManagerArgs) -> anyhow::Result<()> {
     let mut interrupt = signal(SignalKind::interrupt()).context("cannot listen for SIGINT")?;
     let registry = metrics::registry()?;
     let config = client::config(args.kubeconfig.as_deref()).await?;
-    let operator_namespace = args.operator_namespace.clone().unwrap_or_else(|| config.default_namespace.clone());
+    let operator_namespace = match args.enable_linkerd_config {
+        true => Some(args.operator_namespace.clone().or_else(client::pod_namespace).context(
+            "the operator's namespace is unknown outside a pod: set --operator-namespace, for example to \
+             linkerd-operator-system, or --enable-linkerd-config=false",
+        )?),
+        false => None,
+    };
     let client = client::client(config, &registry)?;
     let admin_listener = listen(args.admin_addr, "probes and metrics", "--admin-addr")?;
     let destination_listener = match args.enable_destination {
@@ -117,7 +123,9 @@ pub async fn run(args: ManagerArgs) -> anyhow::Result<()> {
             external_workload::spawn(&deps(&leadership), observer, settings, stop.clone(), &mut writers)?;
             leaderships.push(leadership);
         }
-        if let Some((observer, rollout_observer)) = &linkerd_config_observers {
+        if let Some(((observer, rollout_observer), operator_namespace)) =
+            linkerd_config_observers.as_ref().zip(operator_namespace)
+        {
             // Earlier versions hold the Lease in the operator's namespace. During an upgrade they must not lead at the
             // same time, so this one is acquired first. It decides nothing else, and has no metrics.
             let former = (operator_namespace != args.controller_namespace)

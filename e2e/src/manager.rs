@@ -67,6 +67,10 @@ impl Manager {
             .args([subcommand])
             .args(flags)
             .args(["--log-format=plain", "--log-level=info"]);
+        if !options.as_linkerd_destination {
+            // Without a Pod it has no default.
+            spawn = spawn.args(["--operator-namespace=default"]);
+        }
         if let Some(identity) = options.identity {
             spawn = spawn.args(["--leader-election-identity".into(), identity]);
         }

@@ -32,7 +32,7 @@ fn parsed_in(environment: &[(&str, &str)], arguments: &[&str]) -> Result<Manager
     let command = LinkerdDestinationArgs::augment_args(clap::Command::new(COMMAND)).args_override_self(true);
     let matches = command.try_get_matches_from(with_double_dashes(arguments).split_off(1)).unwrap();
     let args = LinkerdDestinationArgs::from_arg_matches(&matches).unwrap();
-    args.manager(manager(&[]).unwrap(), |name| environment.get(name).map(|value| (*value).to_owned()))
+    args.manager(manager(&["manager"]).unwrap(), |name| environment.get(name).map(|value| (*value).to_owned()))
 }
 
 fn parsed(arguments: &[&str]) -> ManagerArgs {

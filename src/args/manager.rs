@@ -17,7 +17,7 @@ pub struct ManagerArgs {
     #[arg(long, env = "LINKERD_OPERATOR_ADMIN_ADDR", value_name = "IP:PORT", default_value = "[::]:9996")]
     pub admin_addr: SocketAddr,
 
-    /// Namespace of Linkerd's control plane, with its configuration and the Lease for EndpointSlice writes
+    /// Namespace of Linkerd's control plane, with its configuration and the Leases of both controllers
     #[arg(long, env = "LINKERD_OPERATOR_CONTROLLER_NAMESPACE", value_name = "NAME", default_value = "linkerd", value_parser = NonEmptyStringValueParser::new())]
     pub controller_namespace: String,
 
@@ -29,7 +29,8 @@ pub struct ManagerArgs {
     #[arg(long, env = "LINKERD_OPERATOR_ENABLE_LINKERD_CONFIG", default_value_t = true)]
     pub enable_linkerd_config: bool,
 
-    /// Namespace of the operator's own Lease, linkerd-operator; if unset, the namespace of the pod or of the kubeconfig
+    /// Namespace of the operator, in which no workload is restarted; if unset, the namespace of the pod. Outside a pod
+    /// it is required, unless LinkerdConfigs are disabled
     #[arg(long, env = "LINKERD_OPERATOR_OPERATOR_NAMESPACE", value_name = "NAME", value_parser = NonEmptyStringValueParser::new())]
     pub operator_namespace: Option<String>,
 
@@ -151,7 +152,7 @@ mod tests {
 
     #[test]
     fn the_defaults_of_the_lease_are_those_of_linkerd() {
-        let settings = settings(&[]).unwrap();
+        let settings = settings(&["manager"]).unwrap();
         assert_eq!(settings.leader_election_lease_duration, Duration::from_secs(30));
         assert_eq!(settings.leader_election_renew_deadline, Duration::from_secs(10));
         assert_eq!(settings.leader_election_retry_period, Duration::from_secs(2));

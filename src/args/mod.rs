@@ -7,7 +7,7 @@ mod manager;
 #[cfg(test)]
 mod testing;
 
-use std::{env, str::FromStr, time::Duration};
+use std::{env, ffi::OsString, str::FromStr, time::Duration};
 
 use clap::{Arg, ArgAction, Parser, Subcommand};
 use k8s_openapi::jiff::SignedDuration;
@@ -53,7 +53,7 @@ pub enum Task {
 
 #[derive(Clone, Debug, Subcommand)]
 enum Command {
-    /// Watches the cluster and runs the enabled jobs (the default)
+    /// Watches the cluster and runs the enabled jobs
     #[command(args_override_self = true)]
     Manager(Box<ManagerArgs>),
     /// Replaces Linkerd's container destination and accepts its flags
@@ -86,7 +86,7 @@ pub struct Exit {
 impl Args {
     /// Parses the command line and the environment of this process. Prints help and usage errors, and exits.
     pub fn from_process() -> Self {
-        Self::parse_from(linkerd_destination::with_double_dashes(env::args_os()))
+        Self::parse_from(rewritten(env::args_os()))
     }
 
     /// Returns the task of the process.
@@ -106,6 +106,15 @@ impl Args {
             Some(Command::Explain(args)) => Ok(Task::Explain(args)),
         }
     }
+}
+
+/// Rewrites the flags of `destination`, and prints help if there is no argument, as kubectl does.
+fn rewritten(arguments: impl IntoIterator<Item = OsString>) -> Vec<OsString> {
+    let mut arguments = linkerd_destination::with_double_dashes(arguments);
+    if arguments.len() < 2 {
+        arguments.push("--help".into());
+    }
+    arguments
 }
 
 // === impl Exit ===
@@ -151,7 +160,7 @@ fn positive_duration(text: &str) -> Result<Duration, String> {
 #[cfg(test)]
 mod tests {
     use super::{
-        testing::{manager, task},
+        testing::{manager, run, task},
         *,
     };
     use crate::cli::OutputFormat;
@@ -169,7 +178,15 @@ mod tests {
     }
 
     #[test]
-    fn manager_is_the_default_subcommand() {
+    fn without_arguments_help_is_printed_and_the_exit_code_is_0() {
+        let Err(help) = run(&[]) else { panic!("a task was started") };
+        assert_eq!((help.code, help.is_error), (0, false));
+        assert!(help.text.contains("Usage: linkerd-operator"), "{}", help.text);
+        assert!(help.text.contains("explain"), "{}", help.text);
+    }
+
+    #[test]
+    fn manager_is_the_subcommand_for_flags_alone() {
         assert_eq!(manager(&["--admin-addr", "127.0.0.1:1"]).unwrap().admin_addr.port(), 1);
         assert_eq!(manager(&["manager", "--admin-addr", "127.0.0.1:2"]).unwrap().admin_addr.port(), 2);
     }

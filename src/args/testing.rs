@@ -4,12 +4,12 @@ use std::ffi::OsString;
 
 use clap::Parser;
 
-use super::{Args, Exit, ManagerArgs, Task, linkerd_destination::with_double_dashes};
+use super::{Args, Exit, ManagerArgs, Task, rewritten};
 
 /// Returns the task of a process with these arguments, or its exit.
 pub(super) fn run(args: &[&str]) -> Result<Task, Exit> {
     let args = std::iter::once("linkerd-operator").chain(args.iter().copied());
-    match Args::try_parse_from(with_double_dashes(args.map(OsString::from))) {
+    match Args::try_parse_from(rewritten(args.map(OsString::from))) {
         Ok(args) => args.task(),
         Err(error) => Err(Exit {
             code: u8::try_from(error.exit_code()).unwrap(),

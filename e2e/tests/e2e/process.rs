@@ -5,8 +5,9 @@ use std::{net::TcpListener, time::Duration};
 
 use anyhow::{Context, Result, ensure};
 use e2e::{
-    ControlPlane, Manager, ManagerOptions, Options, TestNamespace, eventually, holds,
+    ControlPlane, Manager, ManagerOptions, Options, Process, Spawn, TestNamespace, eventually, holds,
     mesh::{Mesh, SOON},
+    process::beside_this_executable,
 };
 use hyper::StatusCode;
 use serde_json::json;
@@ -186,6 +187,23 @@ async fn bad_flags_an_unreadable_kubeconfig_and_a_taken_port_end_it_with_an_erro
     let taken = TcpListener::bind("127.0.0.1:0")?;
     let address = taken.local_addr()?;
     refused(args(&[&format!("--admin-addr={address}")]), 1, "choose another --admin-addr").await
+}
+
+#[tokio::test]
+async fn outside_a_pod_it_does_not_guess_the_operators_namespace() -> Result<()> {
+    let control_plane = bare().await?;
+    let log = control_plane.directory().join("without-namespace.log");
+    let kubeconfig = format!("--kubeconfig={}", control_plane.kubeconfig().display());
+    let binary = beside_this_executable("linkerd-operator", "LINKERD_OPERATOR_BIN")?;
+    let args = ["manager".to_owned(), kubeconfig, "--admin-addr=127.0.0.1:0".to_owned()];
+    let mut manager = Process::spawn(Spawn::new("manager", binary, log).args(args))?;
+    let status = manager.wait(SOON).await?;
+    let log = manager.log();
+    ensure!(status.code() == Some(1), "{status}: {log}");
+    ensure!(log.contains("set --operator-namespace, for example to linkerd-operator-system"), "{log}");
+    let leases = control_plane.kubectl(&["get", "leases", "--all-namespaces", "-o=name"]).await?;
+    ensure!(!leases.contains("linkerd-operator"), "{leases}");
+    Ok(())
 }
 
 #[tokio::test]
