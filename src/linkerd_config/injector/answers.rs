@@ -110,6 +110,12 @@ impl ProbeAnswers {
         true
     }
 
+    /// Forgets all answers. While no replica is probed, each may read a document that was not checked. So a later
+    /// denial does not count against the next document at once.
+    pub(super) fn forget(&mut self) {
+        *self = Self::default();
+    }
+
     /// Whether the volume of the replica must be refreshed: it injects an older document, or denies Pods because of
     /// one.
     pub(super) fn needs_refresh(&self, replica: &Replica) -> bool {
@@ -195,6 +201,17 @@ mod tests {
         assert_eq!(after(&mut answers, &last, denied("c")).0, still);
         tokio::time::advance(REFRESH).await;
         assert_eq!(after(&mut answers, &last, denied("c")).0, Some(denied("c")));
+    }
+
+    #[test]
+    fn after_a_pause_a_denial_does_not_count_at_once() {
+        let mut answers = ProbeAnswers::default();
+        let [good, corrected] = ["good", "corrected"].map(request);
+        after(&mut answers, &good, ProbeAnswer::Current);
+        // In the meantime the installer wrote a document with which the injector denies Pods.
+        answers.forget();
+        let answer = after(&mut answers, &corrected, denied("by the broken document")).0;
+        assert_eq!(answer, Some(ProbeAnswer::Stale(Stale::Denying)));
     }
 
     #[test]

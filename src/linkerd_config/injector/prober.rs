@@ -129,7 +129,10 @@ impl Injectors {
 
     /// Stops the probes for this LinkerdConfig.
     pub(in crate::linkerd_config) fn stop(&self, config: &str) {
-        self.request.send_if_modified(|current| current.take_if(|current| *current.config == *config).is_some());
+        let is_stopped = |current: &mut Option<ProbeRequest>| current.take_if(|it| *it.config == *config).is_some();
+        if self.request.send_if_modified(is_stopped) {
+            self.answers.lock().forget();
+        }
     }
 }
 

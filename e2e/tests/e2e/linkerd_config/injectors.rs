@@ -223,6 +223,28 @@ async fn a_replica_that_still_denies_the_last_document_does_not_roll_back_the_ne
     Ok(())
 }
 
+/// The replica's file may contain the installer's broken document for some time after its correction.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_corrected_document_of_the_installer_is_not_blamed_for_the_broken_one() -> Result<()> {
+    let mesh = Mesh::new(1).await?;
+    mesh.declare(json!({"proxy": {"accessLog": "json"}})).await?;
+    mesh.reaches(&SYNCED).await?;
+    let helm = async |patch: Value| {
+        let document = mesh.installation.helm_with(patch).await?;
+        mesh.installation.rewrite("helm", &serde_json::to_string(&document)?).await
+    };
+    helm(json!({"proxy": {"logHTTPHeaders": "all"}})).await?;
+    mesh.reaches(&["ConfigMapSynced=False/ValidationFailed"]).await?;
+    mesh.injector.set_behaviour(0, Behaviour::Denies("logHTTPHeaders must be one of".to_owned())).await?;
+    helm(json!({"linkerdVersion": "edge-26.8.4"})).await?;
+    mesh.injectors_are("InjectorSynced=False/Propagating", &["perhaps because of an older configuration"]).await?;
+    mesh.injector.set_behaviour(0, Behaviour::Right).await?;
+    mesh.reaches(&SYNCED).await?;
+    assert_eq!(mesh.installation.document().await?["proxy"]["accessLog"], "json");
+    assert_eq!(mesh.installation.event_count("mesh", "ConfigRolledBack").await?, 0);
+    Ok(())
+}
+
 /// Scenario 6: the schema accepts the value, and the template of the injector does not.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_value_that_only_the_injector_rejects_does_not_prevent_pods_for_long() -> Result<()> {
