@@ -5,14 +5,14 @@ use std::{
     time::{Duration, Instant},
 };
 
-use anyhow::{Context, Result, ensure};
+use anyhow::{Context, Result, bail, ensure};
 use e2e::{
     ControlPlane, Injector, Manager, Process, Spawn, holds, injector::Behaviour, mesh::SOON,
     process::beside_this_executable, wait::eventually,
 };
 use serde_json::{Value, json};
 
-use crate::{Kubectl, in_repository, metrics, say};
+use crate::{Kubectl, in_repository, metrics, say, shown};
 
 const INSTALLED: &str = "config/samples/linkerd.yaml";
 pub(crate) const DECLARED: &str = "config/samples/linkerdconfig-minimal.yaml";
@@ -32,14 +32,18 @@ const CONDITIONS: [&str; 4] = [
     "mesh",
     r#"-o=go-template={{range .status.conditions}}{{printf "%-16s%-8s%-20s%s\n" .type .status .reason .message}}{{end}}"#,
 ];
-const BAD: &str = r#"{"spec": {"proxy": {"logLevel": "warn,lnkerd=debug"}}}"#;
-const GOOD: &str = r#"[{"op": "remove", "path": "/spec/proxy/logLevel"}]"#;
+const BAD: &str = r#"{"spec": {"values": {"proxy": {"metrics": {"hostnameLabels": true}}}}}"#;
+const GOOD: &str = r#"[{"op": "remove", "path": "/spec/values"}]"#;
+/// The longest time until a kubelet refreshes the file of a replica.
+const LAG: Duration = Duration::from_secs(90);
+/// A Pod that is not created.
+const NEW_POD: [&str; 5] = ["run", "new", "--image=new", "--annotations=linkerd.io/inject=enabled", "--dry-run=server"];
 
 pub(crate) async fn act(control_plane: &ControlPlane, manager: &Manager, injector: &Injector) -> Result<()> {
     let show = Kubectl(control_plane);
     let document = Linkerd(control_plane);
     for replica in injector.replicas() {
-        injector.set_lag(replica, Duration::from_secs(90))?;
+        injector.set_lag(replica, LAG)?;
     }
 
     say("The second act. The ConfigMap of Linkerd's injector as Helm writes it, shortened.");
@@ -54,7 +58,7 @@ pub(crate) async fn act(control_plane: &ControlPlane, manager: &Manager, injecto
 
     say(
         "The resource is applied. The operator saves Helm's document as a ControllerRevision, and then writes that one value. Two\n\
-         replicas of a stand-in for Linkerd's injector read the ConfigMap from files that their kubelet refreshes within 90 s: the\n\
+         replicas of the demo's stand-in for Linkerd's injector read the ConfigMap from files that their kubelet refreshes within 90 s: the\n\
          operator probes each replica until it uses the new document, and nudges the kubelets of replicas that do not.",
     );
     show.file("-f", DECLARED).await?;
@@ -90,12 +94,13 @@ pub(crate) async fn act(control_plane: &ControlPlane, manager: &Manager, injecto
     show.run(&EVENTS).await?;
 
     say(
-        "The schema accepts a value that the injector rejects: it would deny every Pod. The operator probes the injector first,\n\
-         and rolls the document back.",
+        "The operator refuses the values that Linkerd's injector is known to deny. What it does not know, the probe finds. Staged:\n\
+         the demo's stand-in for the injector now denies every Pod, as another version of Linkerd may deny a value that this\n\
+         version accepts. The text is the demo's. The operator rolls the document back.",
     );
     let before = document.values().await?;
     for replica in injector.replicas() {
-        injector.set_behaviour(replica, Behaviour::Denies("proxy.logLevel: no such target".to_owned())).await?;
+        injector.set_behaviour(replica, Behaviour::Denies("denied by the demo's stand-in".to_owned())).await?;
     }
     show.run(&["patch", "linkerdconfig", "mesh", "--type=merge", "-p", BAD]).await?;
     document.expect_event("ConfigRolledBack").await?;
@@ -115,9 +120,42 @@ pub(crate) async fn act(control_plane: &ControlPlane, manager: &Manager, injecto
     show.run(&CONDITIONS).await?;
 
     say(
-        "helm upgrade is not drift: its document is the new base, and the operator writes the declared value into it again.",
+        "helm upgrade with a value that Linkerd's injector denies: its template accepts only insecure and off. From then on no Pod\n\
+         of the mesh can be created. The demo's stand-in for the injector has this rule and this text from Linkerd. The operator\n\
+         does not write over the installer's document, and its conditions name the value.",
     );
     let sample = std::fs::read_to_string(in_repository(INSTALLED))?;
+    let denied = sample.replace("logHTTPHeaders: 'off'", "logHTTPHeaders: all");
+    ensure!(denied != sample, "the sample does not contain the value to change");
+    let denied = document.file("denied.yaml", &denied)?;
+    for replica in injector.replicas() {
+        injector.set_lag(replica, Duration::ZERO)?;
+    }
+    println!("$ kubectl apply --server-side --field-manager=helm --force-conflicts -f denied.yaml");
+    println!("{}", document.install(&denied.display().to_string()).await?);
+    let denial = eventually(SOON, "the injector to deny a Pod", async || {
+        let Err(denial) = control_plane.kubectl(&NEW_POD).await else { bail!("it accepts the Pod") };
+        let denial = denial.to_string();
+        ensure!(denial.contains("logHTTPHeaders must be one of: insecure | off, not all"), "{denial}");
+        Ok(denial)
+    })
+    .await?;
+    println!("{}\n{}", shown(&NEW_POD), denial.split_once(": ").map_or(&*denial, |(_, denial)| denial));
+    for replica in injector.replicas() {
+        injector.set_lag(replica, LAG)?;
+    }
+    eventually(SOON, "the condition to name the value", async || {
+        let shown = control_plane.kubectl(&CONDITIONS).await?;
+        ensure!(shown.contains("ValidationFailed") && shown.contains("proxy.logHTTPHeaders"), "{shown}");
+        Ok(())
+    })
+    .await?;
+    show.run(&CONDITIONS).await?;
+
+    say(
+        "helm upgrade with a good value. It is not drift: the document is the new base, and the operator writes the declared value\n\
+         into it again.",
+    );
     let upgraded = document.file("upgraded.yaml", &sample.replace("edge-26.8.3", "edge-26.8.4"))?;
     println!("$ kubectl apply --server-side --field-manager=helm --force-conflicts -f upgraded.yaml");
     println!("{}", document.install(&upgraded.display().to_string()).await?);
