@@ -304,6 +304,10 @@ impl Prober {
             Err(WriteError::Refused(status)) if status.is_not_found() => {}
             Err(error) => {
                 info!(%pod, %error, "could not annotate a Pod of the injector; its kubelet refreshes the volume later");
+                // The permission is optional. Without it, each probe of a replica that lags would be denied again.
+                if matches!(&error, WriteError::Refused(status) if status.is_forbidden()) {
+                    self.answers.lock().note_refresh(request, replica);
+                }
             }
         }
     }

@@ -448,6 +448,21 @@ async fn the_shipped_permissions_are_sufficient_to_probe_and_to_nudge() -> Resul
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn without_the_permission_to_nudge_a_lagging_replica_becomes_current_later() -> Result<()> {
+    let installation = permissions::start().await?;
+    permissions::leave_out_nudge(&installation).await?;
+    let mesh = Mesh::on(installation, 1).await?;
+    mesh.injector.set_lag(0, Duration::from_secs(5))?;
+    mesh.declare(json!({"proxy": {"accessLog": "json"}})).await?;
+    mesh.reaches(&SYNCED).await?;
+    assert_eq!(mesh.injector.nudges(0), 0);
+    let refused = permissions::refused(&mesh.installation);
+    assert_eq!(refused.len(), 1, "one attempt for each configuration: {refused:?}");
+    assert!(refused[0].method == "PATCH" && refused[0].path.contains("/pods/"), "{refused:?}");
+    Ok(())
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn the_injectors_are_probed_for_new_trust_anchors_too() -> Result<()> {
     let mesh = Mesh::new(1).await?;
     mesh.declare(json!({})).await?;

@@ -54,6 +54,13 @@ async fn restricted_to(mut installation: Installation, cluster_roles: &[&str]) -
     Ok(installation)
 }
 
+/// Leaves out the optional Role for `injectorSync.nudge`.
+pub(super) async fn leave_out_nudge(installation: &Installation) -> Result<()> {
+    let namespace = format!("--namespace={}", installation.namespace);
+    installation.control_plane.kubectl(&["delete", "role,rolebinding", "linkerd-operator-nudge", &namespace]).await?;
+    in_force(installation, false, "pods", "patch").await
+}
+
 /// Removes a verb on a resource from the Role, and waits until the removal takes effect. Returns the original rules.
 async fn revoke(installation: &Installation, resource: &str, verb: &str) -> Result<Value> {
     let roles: Api<Role> = Api::namespaced(installation.client.clone(), &installation.namespace);

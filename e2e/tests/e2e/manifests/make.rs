@@ -152,7 +152,7 @@ async fn deploy_and_undeploy_do_not_change_linkerd() -> Result<()> {
     let roles = cluster
         .names(&["roles,rolebindings", "-n", "linkerd", "-l", "app.kubernetes.io/name=linkerd-operator"])
         .await?;
-    assert_eq!(roles.len(), 4, "{roles:?}");
+    assert_eq!(roles.len(), 6, "{roles:?}");
     let pods =
         cluster.names(&["pods", "-n", "linkerd-operator-system", "--field-selector=status.phase=Running"]).await?;
     assert_eq!(pods.len(), 2, "{pods:?}");

@@ -120,10 +120,10 @@ const TABLE: &[(&str, &[Line])] = &[
             ("configmaps", "", "list watch", "the document, and the trust anchors"),
             ("configmaps", "linkerd-config", "get patch", "writing the document, and restoring it"),
             ("controllerrevisions.apps", "", "list create delete", "the saved documents of Linkerd's installer"),
-            ("pods", "", "patch", "injectorSync.nudge"),
             ("deployments.apps", "linkerd-proxy-injector", "patch", "injectorSync.onTimeout: RestartInjector"),
         ],
     ),
+    ("Role/linkerd-operator-nudge", &[("pods", "", "patch", "injectorSync.nudge")]),
     (
         "ClusterRole/linkerd-operator-linkerdconfig-editor",
         &[(
