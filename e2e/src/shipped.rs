@@ -67,6 +67,30 @@ impl ControlPlane {
     }
 }
 
+/// The shipped admission policies that limit the operator, for an operator in the namespace of Linkerd's control plane.
+/// Their names contain the namespace, so that installations in one cluster have separate policies. The policy that
+/// keeps other users from writing the operator's annotations is not included, because it would apply to all of them.
+pub fn policies_for(namespace: &str, policies: Vec<Value>) -> Result<Vec<Value>> {
+    let mut limits = Vec::new();
+    for policy in policies {
+        let name = policy.pointer("/metadata/name").and_then(Value::as_str).context("a policy without a name")?;
+        if name.starts_with("linkerd-operator-rollout-annotations") {
+            continue;
+        }
+        let suffixed = format!("{name}-{namespace}");
+        let quoted = |namespace: &str| json!(format!("\"{namespace}\"")).to_string();
+        let text = policy.to_string().replace(OPERATOR_NAMESPACE, namespace);
+        let mut policy: Value = serde_json::from_str(&text.replace(&quoted("linkerd"), &quoted(namespace)))?;
+        for field in ["/metadata/name", "/spec/policyName"] {
+            if let Some(value) = policy.pointer_mut(field) {
+                *value = json!(suffixed);
+            }
+        }
+        limits.push(policy);
+    }
+    Ok(limits)
+}
+
 /// Returns whether the object has this name.
 pub fn is_named(object: &Value, name: &str) -> bool {
     object.pointer("/metadata/name").is_some_and(|it| it == name)

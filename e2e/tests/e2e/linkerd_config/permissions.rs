@@ -4,7 +4,7 @@ use anyhow::{Context, Result, ensure};
 use e2e::{
     Action, FaultProxy, Rule, eventually, holds,
     mesh::SOON,
-    shipped::{OPERATOR_ACCOUNT, is_named},
+    shipped::{OPERATOR_ACCOUNT, is_named, policies_for},
 };
 use k8s_openapi::api::rbac::v1::Role;
 use kube::{
@@ -19,8 +19,8 @@ const ROLE: &str = "linkerd-operator-linkerd-config";
 const EVENTS: &str = "linkerd-operator-events";
 const ROLLOUT: &str = "linkerd-operator-rollout";
 
-/// An installation whose managers have the operator's ServiceAccount and the shipped permissions. Its namespace is that
-/// of Linkerd and of the operator.
+/// An installation whose managers have the operator's ServiceAccount, the shipped permissions and the shipped admission
+/// policies. Its namespace is that of Linkerd and of the operator.
 pub(super) async fn start() -> Result<Installation> {
     restricted(Installation::new().await?).await
 }
@@ -49,9 +49,26 @@ async fn restricted_to(mut installation: Installation, cluster_roles: &[&str]) -
         }
     }
     control_plane.apply(&objects).await?;
+    let policies = policies_for(namespace, control_plane.shipped("config/admission-policy").await?)?;
+    control_plane.apply(&policies).await?;
+    policies_apply(&installation).await?;
     let token = control_plane.service_account_token(namespace, OPERATOR_ACCOUNT).await?;
     installation.proxy = FaultProxy::start_with_token(control_plane, OPERATOR_ACCOUNT, &token).await?;
     Ok(installation)
+}
+
+/// Waits until the admission policies apply to the operator's ServiceAccount.
+async fn policies_apply(installation: &Installation) -> Result<()> {
+    let namespace = &installation.namespace;
+    let account = format!("--as=system:serviceaccount:{namespace}:{OPERATOR_ACCOUNT}");
+    let patch = r#"{"metadata":{"labels":{"probe":"probe"}}}"#;
+    let map = ["patch", "configmap", CONFIG_MAP, "-n", namespace, "--dry-run=server", "-p", patch, &account];
+    eventually(SOON, "the admission policies to apply", async || {
+        let error = installation.control_plane.kubectl(&map).await.err().context("the policies do not apply yet")?;
+        ensure!(format!("{error:#}").contains("ValidatingAdmissionPolicy"), "{error:#}");
+        Ok(())
+    })
+    .await
 }
 
 /// Leaves out the optional Role for `injectorSync.nudge`.

@@ -81,7 +81,8 @@ impl Cluster {
     /// Checks that no object of the operator is left in the cluster.
     async fn has_no_operator(&self) -> Result<()> {
         let label = "app.kubernetes.io/part-of=linkerd-operator";
-        let kinds = "namespaces,clusterroles,clusterrolebindings,roles,rolebindings,deployments,services";
+        let kinds = "namespaces,clusterroles,clusterrolebindings,roles,rolebindings,deployments,services,\
+            validatingadmissionpolicies,validatingadmissionpolicybindings";
         let left = self.names(&[kinds, "--all-namespaces", "-l", label]).await?;
         ensure!(left.is_empty(), "{left:?}");
         Ok(())

@@ -1,7 +1,8 @@
-//! The shipped manifests: their content, their validation by an API server, the reason for each permission, and the
-//! targets of `make` that apply them.
+//! The shipped manifests: their content, their validation by an API server, the reason for each permission, the
+//! admission policies, and the targets of `make` that apply them.
 
 mod make;
+mod policies;
 mod probe;
 mod rules;
 
@@ -47,7 +48,8 @@ async fn only_roles_are_in_linkerds_namespace_and_no_object_has_linkerds_labels(
             None => {
                 let global =
                     ["Namespace/linkerd-operator-system", "CustomResourceDefinition/linkerdconfigs.config.linkerd.io"];
-                ensure!(id.starts_with("ClusterRole") || global.contains(&&*id), "{id} is in no namespace");
+                let is_global = ["ClusterRole", "ValidatingAdmissionPolicy"].iter().any(|kind| id.starts_with(kind));
+                ensure!(is_global || global.contains(&&*id), "{id} is in no namespace");
             }
         }
         // `linkerd prune` lists objects with these labels, and `linkerd check` examines them.

@@ -24,7 +24,11 @@ pub(super) struct Probe {
 
 impl Probe {
     pub(super) fn get(path: &str) -> Self {
-        Self { method: Method::GET, path: path.to_owned(), body: None }
+        Self::new(Method::GET, path.to_owned(), None)
+    }
+
+    pub(super) fn new(method: Method, path: String, body: Option<Value>) -> Self {
+        Self { method, path, body }
     }
 
     /// Returns a request that needs the permission, in the namespace of the role if it has one.
