@@ -34,6 +34,20 @@ impl ControlPlane {
         documents.collect::<Result<_, _>>().with_context(|| format!("kustomize printed invalid YAML for {folder}"))
     }
 
+    /// The output of kustomize for an overlay of a folder of the repository, which `lines` changes.
+    pub async fn shipped_with(&self, folder: &str, lines: &str) -> Result<Vec<Value>> {
+        let number = APPLIED.fetch_add(1, Ordering::Relaxed);
+        // Paths in a kustomization are relative.
+        let overlay = format!("dist/test-overlay-{}-{number}", std::process::id());
+        let directory = in_repository(&overlay);
+        tokio::fs::create_dir_all(&directory).await?;
+        let text = format!("resources: [../../{folder}]\n{lines}\n");
+        tokio::fs::write(format!("{directory}/kustomization.yaml"), text).await?;
+        let objects = self.shipped(&overlay).await;
+        tokio::fs::remove_dir_all(&directory).await?;
+        objects
+    }
+
     /// Applies a folder of the repository.
     pub async fn apply_folder(&self, folder: &str) -> Result<()> {
         self.kubectl(&["apply", "--server-side", "-k", &in_repository(folder)]).await.map(drop)

@@ -1,6 +1,7 @@
 //! The shipped manifests: their content, their validation by an API server, the reason for each permission, the
-//! admission policies, and the targets of `make` that apply them.
+//! admission policies, the components of overlays, and the targets of `make` that apply them.
 
+mod components;
 mod make;
 mod policies;
 mod probe;
@@ -119,11 +120,18 @@ async fn probes_and_services_name_ports_that_the_manager_listens_on() -> Result<
         &deployment["spec"]["selector"]["matchLabels"],
         &of_kind(&objects, "Service")[0]["spec"]["selector"],
         &of_kind(&objects, "PodDisruptionBudget")[0]["spec"]["selector"]["matchLabels"],
-        &of_kind(&objects, "PodMonitor")[0]["spec"]["selector"]["matchLabels"],
-        &of_kind(&objects, "NetworkPolicy")[0]["spec"]["podSelector"]["matchLabels"],
     ] {
         assert_eq!(*selector, own);
     }
+    // They also select a Deployment for discovery alone.
+    let all = json!({"app.kubernetes.io/part-of": "linkerd-operator"});
+    for selector in [
+        &of_kind(&objects, "PodMonitor")[0]["spec"]["selector"]["matchLabels"],
+        &of_kind(&objects, "NetworkPolicy")[0]["spec"]["podSelector"]["matchLabels"],
+    ] {
+        assert_eq!(*selector, all);
+    }
+    assert_eq!(pod["metadata"]["labels"]["app.kubernetes.io/part-of"], "linkerd-operator");
     for (key, value) in own.as_object().context("labels")? {
         assert_eq!(pod["metadata"]["labels"][key], *value);
     }

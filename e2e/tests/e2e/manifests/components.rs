@@ -1,0 +1,218 @@
+//! The components of overlays: which objects they change, and that the manager works with the permissions that remain.
+
+use std::collections::BTreeSet;
+
+use anyhow::{Context, Result, ensure};
+use e2e::{ControlPlane, Manager, ManagerOptions, Options, eventually, mesh::SOON, shipped::OPERATOR_NAMESPACE};
+use serde_json::{Value, json};
+
+use super::{id, of_kind};
+
+const ACCOUNT: &str = "linkerd-operator";
+const DESTINATION: &str = "linkerd-operator-destination";
+const EXTERNAL_WORKLOAD: &str = "linkerd-operator-external-workload";
+
+fn components(names: &[&str]) -> String {
+    let paths: Vec<_> = names.iter().map(|name| format!("../../config/components/{name}")).collect();
+    format!("components: [{}]", paths.join(", "))
+}
+
+fn ids(objects: &[Value]) -> BTreeSet<String> {
+    objects.iter().map(id).collect()
+}
+
+#[tokio::test]
+async fn each_component_leaves_out_the_roles_of_its_job_and_nothing_else() -> Result<()> {
+    let control_plane = e2e::shared().await?;
+    for (component, folder, roles) in [
+        ("without-rollouts", "config/default", &["ClusterRole/linkerd-operator-rollout"][..]),
+        ("without-nudge", "config/control-plane", &["Role/linkerd-operator-nudge"]),
+        ("without-external-workloads", "config/default", &["ClusterRole/linkerd-operator-external-workload"]),
+        ("without-external-workloads", "config/control-plane", &["Role/linkerd-operator-external-workload"]),
+        (
+            "without-linkerd-config",
+            "config/default",
+            &[
+                "ClusterRole/linkerd-operator-linkerd-config",
+                "ClusterRole/linkerd-operator-rollout",
+                "Role/linkerd-operator-leader-election",
+            ],
+        ),
+        (
+            "without-linkerd-config",
+            "config/control-plane",
+            &["Role/linkerd-operator-linkerd-config", "Role/linkerd-operator-nudge"],
+        ),
+    ] {
+        let whole = ids(&control_plane.shipped(folder).await?);
+        let rest = ids(&control_plane.shipped_with(folder, &components(&[component])).await?);
+        let bindings = roles.iter().map(|role| role.replacen("Role/", "RoleBinding/", 1));
+        let expected: BTreeSet<_> = roles.iter().map(|role| (*role).to_owned()).chain(bindings).collect();
+        let left_out: BTreeSet<_> = whole.difference(&rest).cloned().collect();
+        assert_eq!(left_out, expected, "{component} of {folder}");
+        ensure!(rest.is_subset(&whole), "{component} of {folder} adds objects");
+    }
+    Ok(())
+}
+
+/// The component for Linkerd's namespace that belongs to a component.
+fn in_linkerd(name: &str) -> Option<&str> {
+    match name {
+        "separate-destination" => None,
+        "separate-external-workloads" => Some("separate-external-workloads/control-plane"),
+        name => Some(name),
+    }
+}
+
+/// A cluster to which overlays of both folders with these components are applied, without the Deployments.
+struct Cluster {
+    control_plane: ControlPlane,
+    objects: Vec<Value>,
+}
+
+impl Cluster {
+    async fn start(names: &[&str]) -> Result<Self> {
+        let control_plane = ControlPlane::start(Options::default()).await?;
+        control_plane.install_crds("crd/linkerd").await?;
+        control_plane.kubectl(&["create", "namespace", "linkerd"]).await?;
+        let objects = control_plane.shipped_with("config/default", &components(names)).await?;
+        let mut applied: Vec<_> = objects.iter().filter(|object| object["kind"] != "Deployment").cloned().collect();
+        let in_linkerd: Vec<_> = names.iter().filter_map(|name| in_linkerd(name)).collect();
+        applied.extend(control_plane.shipped_with("config/control-plane", &components(&in_linkerd)).await?);
+        control_plane.apply(&applied).await?;
+        control_plane.install_crds("crd").await?;
+        Ok(Self { control_plane, objects })
+    }
+
+    /// Starts the manager of a Deployment, with its ServiceAccount and its environment.
+    async fn manager(&self, deployment: &str) -> Result<Manager> {
+        let deployments = of_kind(&self.objects, "Deployment");
+        let object = deployments.into_iter().find(|object| e2e::shipped::is_named(object, deployment));
+        let pod = &object.with_context(|| format!("no Deployment {deployment}"))?["spec"]["template"]["spec"];
+        let account = pod["serviceAccountName"].as_str().context("no ServiceAccount")?;
+        let text = |value: &Value| value.as_str().unwrap_or_default().to_owned();
+        let env = pod["containers"][0]["env"].as_array().into_iter().flatten();
+        let options = ManagerOptions {
+            args: vec![format!("--operator-namespace={OPERATOR_NAMESPACE}")],
+            env: env.map(|variable| (text(&variable["name"]), text(&variable["value"]))).collect(),
+            kubeconfig: Some(self.control_plane.kubeconfig_for_service_account(OPERATOR_NAMESPACE, account).await?),
+            ..ManagerOptions::default()
+        };
+        Manager::start(&self.control_plane, options)
+    }
+
+    async fn may(&self, account: &str, verb: &str, resource: &str) -> bool {
+        let account = format!("--as=system:serviceaccount:{OPERATOR_NAMESPACE}:{account}");
+        // kubectl exits with 1 for "no".
+        let question = ["auth", "can-i", verb, resource, "--all-namespaces", &account];
+        self.control_plane.kubectl(&question).await.is_ok()
+    }
+}
+
+/// Waits until the manager reports no missing permission, and checks that it was denied nothing.
+async fn lacks_nothing(manager: &mut Manager) -> Result<()> {
+    manager.ready(SOON).await?;
+    eventually(SOON, "/ready to report no problem", async || {
+        let (_, body) = manager.get("/ready").await?;
+        ensure!(body == "ready\n", "{body}");
+        Ok(())
+    })
+    .await?;
+    let log = manager.log();
+    let denied = log.lines().find(|line| line.contains("is forbidden: User"));
+    ensure!(denied.is_none(), "{denied:?}");
+    Ok(())
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_separate_destination_serves_proxies_with_an_account_that_writes_nothing() -> Result<()> {
+    let cluster = Cluster::start(&["separate-destination"]).await?;
+    let mut destination = cluster.manager(DESTINATION).await?;
+    let mut controllers = cluster.manager(ACCOUNT).await?;
+    lacks_nothing(&mut destination).await?;
+    lacks_nothing(&mut controllers).await?;
+    destination.discovery().await?.get("kubernetes.default.svc.cluster.local:443", "").await?;
+    ensure!(controllers.discovery().await.is_err(), "the controllers must not listen for proxies");
+    for (verb, resource) in [
+        ("patch", "deployments.apps"),
+        ("patch", "daemonsets.apps"),
+        ("create", "endpointslices.discovery.k8s.io"),
+        ("patch", "linkerdconfigs.config.linkerd.io"),
+        ("create", "events.events.k8s.io"),
+    ] {
+        ensure!(cluster.may(ACCOUNT, verb, resource).await, "the controllers may not {verb} {resource}");
+        ensure!(!cluster.may(DESTINATION, verb, resource).await, "the destination may {verb} {resource}");
+    }
+    ensure!(cluster.may(DESTINATION, "list", "nodes").await, "the destination may not list nodes");
+    ensure!(!cluster.may(ACCOUNT, "list", "nodes").await, "the controllers may list nodes");
+    let selector = json!({"app.kubernetes.io/name": DESTINATION});
+    assert_eq!(of_kind(&cluster.objects, "Service")[0]["spec"]["selector"], selector);
+    Ok(())
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn separate_external_workloads_are_written_by_an_account_that_restarts_nothing() -> Result<()> {
+    let cluster = Cluster::start(&["separate-destination", "separate-external-workloads"]).await?;
+    for deployment in [DESTINATION, EXTERNAL_WORKLOAD, ACCOUNT] {
+        lacks_nothing(&mut cluster.manager(deployment).await?).await.with_context(|| deployment.to_owned())?;
+    }
+    for (verb, resource, by) in [
+        ("create", "endpointslices.discovery.k8s.io", EXTERNAL_WORKLOAD),
+        ("delete", "endpointslices.discovery.k8s.io", EXTERNAL_WORKLOAD),
+        ("patch", "deployments.apps", ACCOUNT),
+        ("patch", "linkerdconfigs.config.linkerd.io", ACCOUNT),
+        ("list", "nodes", DESTINATION),
+    ] {
+        for account in [DESTINATION, EXTERNAL_WORKLOAD, ACCOUNT] {
+            let may = cluster.may(account, verb, resource).await;
+            ensure!(may == (account == by), "{account}: {verb} {resource} is {may}");
+        }
+    }
+    Ok(())
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn without_external_workloads_the_manager_lacks_no_permission() -> Result<()> {
+    let cluster = Cluster::start(&["without-external-workloads"]).await?;
+    lacks_nothing(&mut cluster.manager(ACCOUNT).await?).await?;
+    ensure!(!cluster.may(ACCOUNT, "create", "endpointslices.discovery.k8s.io").await, "it may write slices");
+    Ok(())
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn without_linkerd_config_the_manager_lacks_no_permission() -> Result<()> {
+    let cluster = Cluster::start(&["without-linkerd-config"]).await?;
+    lacks_nothing(&mut cluster.manager(ACCOUNT).await?).await?;
+    ensure!(!cluster.may(ACCOUNT, "patch", "deployments.apps").await, "it may patch workloads");
+    Ok(())
+}
+
+/// The policies name the operator's accounts by their namespace.
+#[tokio::test]
+async fn an_overlay_in_another_namespace_has_policies_for_its_own_accounts() -> Result<()> {
+    let control_plane = e2e::shared().await?;
+    // The lines that docs/src/install/manifests.md gives.
+    let lines = r#"
+namespace: mesh-operator
+replacements:
+  - source: {kind: ServiceAccount, name: linkerd-operator, fieldPath: metadata.namespace}
+    targets:
+      - select: {kind: ValidatingAdmissionPolicy}
+        fieldPaths: ["spec.matchConditions.[name=account].expression"]
+        options: {delimiter: ":", index: 2}
+"#;
+    let objects = control_plane.shipped_with("config/default", lines).await?;
+    let policies = of_kind(&objects, "ValidatingAdmissionPolicy");
+    ensure!(policies.len() >= 9, "{}", policies.len());
+    for policy in policies {
+        let expression = policy["spec"]["matchConditions"][0]["expression"].as_str().unwrap_or_default();
+        let account = r#"request.userInfo.username.startsWith("system:serviceaccount:mesh-operator:linkerd-operator")"#;
+        ensure!(expression.trim_start_matches('!') == account, "{expression}");
+    }
+    for binding in of_kind(&objects, "ClusterRoleBinding") {
+        assert_eq!(binding["subjects"][0]["namespace"], "mesh-operator", "{}", id(binding));
+    }
+    let page = tokio::fs::read_to_string(format!("{}/../docs/src/install/manifests.md", env!("CARGO_MANIFEST_DIR")));
+    ensure!(page.await?.contains(lines.trim()), "the page has other lines");
+    Ok(())
+}
