@@ -94,6 +94,22 @@ fn the_summary_lists_every_page_once() {
 }
 
 #[test]
+fn every_test_on_the_page_of_attackers_exists() {
+    let page = read(&repository().join(BOOK).join("operate/attackers.md"));
+    let sources: String =
+        ["src", "e2e"].iter().flat_map(|folder| files(folder, "rs")).map(|file| read(&file)).collect();
+    let named: BTreeSet<&str> = page.split('`').skip(1).step_by(2).filter(|code| is_test_name(code)).collect();
+    let missing: Vec<_> = named.iter().filter(|name| !sources.contains(&format!("fn {name}("))).collect();
+    assert!(named.len() > 20, "{named:?}");
+    assert!(missing.is_empty(), "attackers.md names tests that do not exist: {missing:?}");
+}
+
+/// Whether code on a page is the name of a test: the names of our tests are sentences.
+fn is_test_name(code: &str) -> bool {
+    code.matches('_').count() >= 3 && code.chars().all(|c| matches!(c, 'a'..='z' | '0'..='9' | '_'))
+}
+
+#[test]
 fn the_page_of_permissions_agrees_with_the_roles_verb_by_verb() {
     let page = read(&repository().join(BOOK).join("reference/rbac.md"));
     let mut roles = 0;
