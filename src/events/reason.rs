@@ -17,6 +17,7 @@ pub enum Reason {
     ConfigMapUpdated,
     DriftDetected,
     DriftReverted,
+    InstallerReverts,
     BaseUpdated,
     BaseRestored,
     BaseNotRestored,
@@ -56,6 +57,7 @@ impl Reason {
             | Self::EndpointSliceWriteFailed
             | Self::DriftDetected
             | Self::BaseNotRestored
+            | Self::InstallerReverts
             | Self::Conflicted
             | Self::ValidationFailed
             | Self::InjectorSyncTimeout

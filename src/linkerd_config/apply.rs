@@ -16,6 +16,7 @@ use super::{
     drift::with_drift_window,
     injector::INJECTOR_SYNCED,
     plan::{ConfigPlan, PlanVerdict},
+    resolve_base::BaseChange,
     status::kept_revisions,
 };
 use crate::{
@@ -124,7 +125,9 @@ impl LinkerdConfigReconciler {
         outcome.written = true;
         self.cache.note_own_write(target, version);
         if write.overwrites_others {
-            self.cache.note_revert(target);
+            let installed = matches!(outcome.plan.base_change, Some(BaseChange::Installed { .. }));
+            let installed = outcome.plan.new_base.as_ref().filter(|_| installed).map(|base| &*base.text);
+            self.cache.note_revert(target, installed);
         }
         info!(config_map = %config.target, linkerd_config = %config.name, hash = write.hash, over_others = write.overwrites_others, "wrote the mesh's configuration");
         Ok(())

@@ -13,6 +13,7 @@ use super::{
     control_plane::skew::VersionSkew,
     drift::{Drift, MAX_SHOWN},
     injector::{INJECTOR_SYNCED, SyncReason, SyncStatus},
+    installers::remedy,
     plan::PlanVerdict,
     values::{Path, Problem},
 };
@@ -27,6 +28,10 @@ pub(super) const CONFIG_MAP_SYNCED: &str = "ConfigMapSynced";
 pub(super) const READY: &str = "Ready";
 pub(super) const STALLED: &str = "Stalled";
 const CONTROL_PLANE_MISMATCH: &str = "ControlPlaneMismatch";
+
+/// The reasons of Stalled while another writer keeps undoing the operator's writes.
+pub(super) const CONTESTED: [&str; 2] = ["RepeatedDrift", INSTALLER_REVERTS];
+pub(super) const INSTALLER_REVERTS: &str = "InstallerReverts";
 
 const MAX_MESSAGE_BYTES: usize = 2048;
 
@@ -100,6 +105,9 @@ pub(super) fn condition_rows(
         PlanVerdict::RepeatedDrift => {
             rows.push(ConditionRow::new(STALLED, Some(true), "RepeatedDrift", drift_sentence(drift)));
         }
+        PlanVerdict::InstallerReverts(manager) => {
+            rows.push(ConditionRow::new(STALLED, Some(true), INSTALLER_REVERTS, installer_sentence(target, manager)));
+        }
         _ => {}
     }
     rows
@@ -109,6 +117,21 @@ pub(super) fn condition_rows(
 /// and tools that follow kstatus consider a resource without it current, which suits a resource that is kept in reserve.
 pub(super) fn conflicted(message: String) -> [ConditionRow; 1] {
     [ConditionRow::new(ACCEPTED, Some(false), "Conflicted", message)]
+}
+
+/// Keeps the condition Stalled of a contested ConfigMap between two writes of the other writer: the declared document
+/// is in place then, but not for long.
+pub(super) fn add_contest(
+    mut rows: Vec<ConditionRow>,
+    before: &LinkerdConfigStatus,
+    verdict: &PlanVerdict,
+) -> Vec<ConditionRow> {
+    let reason = CONTESTED.into_iter().find(|reason| condition_reason(before, STALLED) == Some(*reason));
+    let is_shown = *verdict != PlanVerdict::Synced || rows.iter().any(|row| row.type_ == STALLED);
+    if let Some(reason) = reason.filter(|_| !is_shown) {
+        rows.push(ConditionRow::new(STALLED, Some(true), reason, condition_message(before, STALLED)));
+    }
+    rows
 }
 
 /// Returns the conditions of a resource that is not applied.
@@ -164,6 +187,9 @@ fn verdict_row(target: &NamespacedName, verdict: &PlanVerdict, drift: Option<&Dr
             let message =
                 format!("{}; not reverted for now, because earlier reverts were undone", drift_sentence(drift));
             (CONFIG_MAP_SYNCED, false, "Drifted", message)
+        }
+        PlanVerdict::InstallerReverts(manager) => {
+            (CONFIG_MAP_SYNCED, false, INSTALLER_REVERTS, installer_sentence(target, manager))
         }
         PlanVerdict::Observing(paths) => {
             let shown = and_more(paths.iter().take(MAX_SHOWN), 0, ", ");
@@ -246,6 +272,14 @@ fn drift_sentence(drift: Option<&Drift>) -> String {
     format!("{} changed {}", drift.manager, drift_paths(drift))
 }
 
+fn installer_sentence(target: &NamespacedName, manager: &str) -> String {
+    format!(
+        "{manager} keeps writing its own document to ConfigMap {target}, so the declared values do not stay in effect: {}; \
+         see docs/src/install/gitops.md",
+        remedy(manager)
+    )
+}
+
 /// Lists the paths of a drift, never their values.
 pub(super) fn drift_paths(drift: &Drift) -> String {
     match drift.paths.len() {
@@ -314,3 +348,7 @@ pub(super) fn condition_message(status: &LinkerdConfigStatus, type_: &str) -> St
 fn find<'a>(status: &'a LinkerdConfigStatus, type_: &str) -> Option<&'a Condition> {
     status.conditions.iter().find(|condition| condition.type_ == type_)
 }
+
+#[cfg(test)]
+#[path = "installers/contest_tests.rs"]
+mod tests;

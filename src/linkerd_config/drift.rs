@@ -5,6 +5,7 @@ use k8s_openapi::{apimachinery::pkg::apis::meta::v1::Time, jiff::Timestamp};
 
 use super::{
     base::Base,
+    installers::{is_installation, replaces_base},
     values::{Document, Path},
 };
 use crate::{
@@ -58,7 +59,8 @@ pub enum Origin {
 /// Returns the origin of the document in a ConfigMap.
 pub fn origin(live: &ConfigMap, document: &Document, base: &Base, drift: &DriftSpec) -> Origin {
     let manager = last_writer(live);
-    let trusted = drift.trusted_managers.contains(&manager);
+    let trusted =
+        is_installation(drift, &manager, live.values.as_deref()) && replaces_base(&manager, document, &base.document);
     let written = live.annotations.get(HASH_ANNOTATION);
     let has_our_hash = written == Some(&document.hash().to_string());
     // A ConfigMap with another UID is a new installation, unless it was restored from a backup with our document.

@@ -4,7 +4,10 @@ use k8s_openapi::api::core::v1::ObjectReference;
 
 use super::{
     apply::RevertedDocument,
-    conditions::{ACCEPTED, CONFIG_MAP_SYNCED, READY, condition_message, condition_reason, drift_paths},
+    conditions::{
+        ACCEPTED, CONFIG_MAP_SYNCED, INSTALLER_REVERTS, READY, STALLED, condition_message, condition_reason,
+        drift_paths,
+    },
     injector::INJECTOR_SYNCED,
     plan::{ConfigPlan, PlanVerdict},
     resolve_base::BaseChange,
@@ -50,6 +53,9 @@ pub(super) fn events_for(input: &EventInput<'_>) -> Vec<Notice> {
         if ["Invalid", "ValidationFailed", "InvalidBase"].into_iter().any(|wanted| became(type_, wanted)) {
             add(Reason::ValidationFailed, condition_message(after, type_));
         }
+    }
+    if became(STALLED, INSTALLER_REVERTS) {
+        add(Reason::InstallerReverts, condition_message(after, STALLED));
     }
     let hash = after.injection_hash.as_deref().unwrap_or_default();
     for (sync_reason, reason, outcome) in [

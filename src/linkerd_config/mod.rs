@@ -25,6 +25,7 @@ mod events;
 mod finalize;
 mod injection_hashes;
 mod injector;
+mod installers;
 mod observer;
 pub mod overlay;
 pub mod plan;

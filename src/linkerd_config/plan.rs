@@ -101,6 +101,8 @@ pub enum PlanVerdict {
     Drifted,
     /// Changes of other writers are kept for now, because they recur after each revert.
     RepeatedDrift,
+    /// The document of this installer is kept for now, because the installer keeps writing.
+    InstallerReverts(String),
     /// Nothing is written, because mode is Observe; these paths would change.
     Observing(Vec<Path>),
     Suspended,
@@ -210,7 +212,7 @@ fn plan_document(
     resolved: ResolvedBase,
     found: Option<(&Document, Option<&String>)>,
 ) -> ConfigPlan {
-    let ResolvedBase { mut base, base_change, drift, overwrites_others } = resolved;
+    let ResolvedBase { mut base, base_change, drift, overwrites_others, installer } = resolved;
     let (found, found_hash) = found.map_or((None, None), |(document, hash)| (Some(document), hash));
     let spec = input.spec;
     if let Some(reason) = skew::unsupported_linkerd(&base.document) {
@@ -279,7 +281,7 @@ fn plan_document(
         });
     }
     if input.revert_suspended && overwrites_others {
-        return without_writes(PlanVerdict::RepeatedDrift);
+        return without_writes(installer.map_or(PlanVerdict::RepeatedDrift, PlanVerdict::InstallerReverts));
     }
     let verdict = match (is_restored, is_reported) {
         (true, _) => PlanVerdict::Restored,

@@ -138,9 +138,12 @@ impl LinkerdConfigReconciler {
             return Err(error);
         }
         self.cache.note_success(&config.name);
-        let revert_backoff = revert_backoff.filter(|_| plan.verdict == PlanVerdict::RepeatedDrift);
+        let revert_backoff = revert_backoff
+            .filter(|_| matches!(plan.verdict, PlanVerdict::RepeatedDrift | PlanVerdict::InstallerReverts(_)));
         let delay = revert_backoff.or_else(|| sync_status?.recheck_after);
-        Ok(Action::requeue(delay.unwrap_or_else(|| backoff(0, RESYNC_INTERVAL, RESYNC_INTERVAL))))
+        let delay = delay.unwrap_or_else(|| backoff(0, RESYNC_INTERVAL, RESYNC_INTERVAL));
+        let contested = self.cache.contested_for(&config.target.name);
+        Ok(Action::requeue(contested.map_or(delay, |left| delay.min(left))))
     }
 
     /// Runs the stages up to the write of the ConfigMap. After an error, `outcome` contains the results of the
@@ -222,6 +225,7 @@ impl LinkerdConfigReconciler {
             base_revision,
             written_revision: written_revision(input.live.as_deref()),
             sync_status,
+            is_contested: self.cache.contested_for(&config.target.name).is_some(),
             bundle: input.bundle(),
             trust_key: trust_bundle.as_ref().map(|bundle| bundle.key.as_str()),
             now,

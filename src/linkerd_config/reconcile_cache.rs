@@ -3,31 +3,22 @@
 //! The cache never affects the content of the document. A lost entry costs a read, a repeated reconcile, or an earlier
 //! revert.
 
-use std::{
-    collections::{HashMap, VecDeque},
-    sync::Arc,
-    time::Duration,
-};
+use std::{collections::HashMap, sync::Arc, time::Duration};
 
 use parking_lot::Mutex;
 use tokio::time::Instant;
 
 use super::{
     base::Base,
+    installers::revert_history::RevertHistory,
     trust_bundles::TrustBundles,
     values::{Document, Reading},
 };
-use crate::{api::LinkerdConfigStatus, cluster::kinds::linkerd_config::LinkerdConfig, retry::backoff};
+use crate::{api::LinkerdConfigStatus, cluster::kinds::linkerd_config::LinkerdConfig};
 
 /// The maximum wait for the watch to show our own write. After that the reconcile runs anyway: the precondition of the
 /// next write makes a stale read harmless.
 const OWN_WRITE_TIMEOUT: Duration = Duration::from_secs(5);
-/// More reverts than this within [`REVERT_WINDOW`] suspend further reverts. An installer that runs in a loop causes
-/// them too.
-const MAX_REVERTS: usize = 5;
-const REVERT_WINDOW: Duration = Duration::from_secs(600);
-const REVERT_BACKOFF_BASE: Duration = Duration::from_secs(10);
-const REVERT_BACKOFF_CAP: Duration = Duration::from_secs(300);
 
 #[derive(Default)]
 pub(super) struct ReconcileCache {
@@ -62,7 +53,7 @@ struct TargetEntry {
     trust_bundles: Option<TrustBundles>,
     /// The resourceVersion of our last write, and its time.
     own_write: Option<(Arc<str>, Instant)>,
-    reverts: VecDeque<Instant>,
+    reverts: RevertHistory,
     /// The last parsed text and its result, because parsing takes most of the time of a reconcile.
     reading: Option<(Arc<str>, Arc<Reading>)>,
 }
@@ -179,26 +170,19 @@ impl ReconcileCache {
         Some(left)
     }
 
-    /// Returns the remaining suspension of reverts, if other writers keep undoing them.
-    pub(super) fn revert_backoff(&self, config_map: &str) -> Option<Duration> {
-        let mut targets = self.targets.lock();
-        let reverts = &mut targets.get_mut(config_map)?.reverts;
-        while reverts.front().is_some_and(|first| first.elapsed() > REVERT_WINDOW) {
-            reverts.pop_front();
-        }
-        let more = reverts.len().checked_sub(MAX_REVERTS + 1)?;
-        let pause = backoff(u32::try_from(more).unwrap_or(u32::MAX), REVERT_BACKOFF_BASE, REVERT_BACKOFF_CAP);
-        pause.checked_sub(reverts.back()?.elapsed()).filter(|left| !left.is_zero())
+    /// Returns how long the ConfigMap still counts as contested by another writer.
+    pub(super) fn contested_for(&self, config_map: &str) -> Option<Duration> {
+        self.targets.lock().get_mut(config_map)?.reverts.contested_for()
     }
 
-    /// Notes that we overwrote a change of another writer.
-    pub(super) fn note_revert(&self, config_map: &Arc<str>) {
-        self.edit_target(config_map, |target| {
-            target.reverts.push_back(Instant::now());
-            if target.reverts.len() > 10 * MAX_REVERTS {
-                target.reverts.pop_front();
-            }
-        });
+    /// Returns the remaining suspension of reverts, if other writers keep undoing them.
+    pub(super) fn revert_backoff(&self, config_map: &str) -> Option<Duration> {
+        self.targets.lock().get_mut(config_map)?.reverts.backoff()
+    }
+
+    /// Notes that we overwrote another writer. `installed` is the document of an installer that differs from the base.
+    pub(super) fn note_revert(&self, config_map: &Arc<str>, installed: Option<&str>) {
+        self.edit_target(config_map, |target| target.reverts.note(installed));
     }
 
     /// Counts a failed reconcile. Returns the number of consecutive failures before it.
@@ -238,26 +222,6 @@ fn version_number(version: &str) -> u64 {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[tokio::test(start_paused = true)]
-    async fn six_reverts_in_ten_minutes_suspend_reverts_and_the_backoff_grows() {
-        let (cache, name) = (ReconcileCache::default(), Arc::<str>::from("a"));
-        for _ in 0..5 {
-            cache.note_revert(&name);
-            assert_eq!(cache.revert_backoff("a"), None);
-        }
-        cache.note_revert(&name);
-        let first = cache.revert_backoff("a").unwrap();
-        assert!(first <= REVERT_BACKOFF_BASE && first > REVERT_BACKOFF_BASE / 2, "{first:?}");
-        tokio::time::sleep(REVERT_BACKOFF_BASE).await;
-        assert_eq!(cache.revert_backoff("a"), None, "reverts are resumed");
-        cache.note_revert(&name);
-        assert!(cache.revert_backoff("a").unwrap() > first);
-        tokio::time::sleep(REVERT_WINDOW + REVERT_BACKOFF_BASE).await;
-        assert_eq!(cache.revert_backoff("a"), None);
-        cache.note_revert(&name);
-        assert_eq!(cache.revert_backoff("a"), None, "old reverts no longer count");
-    }
 
     #[tokio::test(start_paused = true)]
     async fn the_entry_of_a_config_map_is_dropped_with_the_last_resource_that_names_it() {

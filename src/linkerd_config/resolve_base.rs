@@ -9,6 +9,7 @@ use super::{
     base::Base,
     drift::{Drift, HASH_ANNOTATION, Origin, last_writer, origin},
     injection_hashes::InjectionHashes,
+    installers::is_installation,
     overlay::{Overlay, ValueSource},
     revert::predecessor::Predecessor,
     trust_bundles::TrustBundles,
@@ -50,6 +51,8 @@ pub(super) struct ResolvedBase {
     pub(super) base_change: Option<BaseChange>,
     pub(super) drift: Option<Drift>,
     pub(super) overwrites_others: bool,
+    /// The installer that wrote the document since our last write.
+    pub(super) installer: Option<String>,
 }
 
 /// Returns the current base and the drift, from the document in the ConfigMap and the saved base.
@@ -75,7 +78,7 @@ pub(super) fn resolve_base(
             trust_bundles: TrustBundles::default(),
             injection_hashes: InjectionHashes::default(),
         };
-        ResolvedBase { base, base_change: Some(base_change), drift: None, overwrites_others: false }
+        ResolvedBase { base, base_change: Some(base_change), drift: None, overwrites_others: false, installer: None }
     };
     let Some(base) = base else {
         if live.annotations.get(HASH_ANNOTATION) == Some(&document.hash().to_string()) {
@@ -92,13 +95,16 @@ pub(super) fn resolve_base(
         base_change: None,
         drift,
         overwrites_others,
+        installer: None,
     };
     Ok(match origin(live, document, base, drift) {
         Origin::Ours => unchanged(false, None),
-        Origin::Rewritten { .. } => unchanged(true, None),
-        Origin::Installer { manager } => {
-            ResolvedBase { overwrites_others: true, ..from_document(next, BaseChange::Installed { manager }) }
-        }
+        Origin::Rewritten { manager } => ResolvedBase { installer: Some(manager), ..unchanged(true, None) },
+        Origin::Installer { manager } => ResolvedBase {
+            overwrites_others: true,
+            installer: Some(manager.clone()),
+            ..from_document(next, BaseChange::Installed { manager })
+        },
         Origin::Foreign { manager } => {
             // Our last write may have been a fallback document.
             let written = live.annotations.get(HASH_ANNOTATION);
@@ -145,11 +151,11 @@ pub(super) fn resolve_base(
 pub(super) fn repair(input: &BaseInput<'_>, problems: &[Problem]) -> Option<ResolvedBase> {
     let BaseInput { live, base, drift, .. } = *input;
     let manager = last_writer(live);
-    let is_theirs = drift.trusted_managers.contains(&manager) || drift.action == DriftAction::Report;
+    let is_theirs = is_installation(drift, &manager, live.values.as_deref()) || drift.action == DriftAction::Report;
     let base = base.filter(|base| !is_theirs && base.uid == live.uid)?;
     let paths = problems.iter().map(|problem| problem.path.clone()).collect();
     let drift = Some(Drift { manager, paths, reverted: false, affects_injection: false });
-    Some(ResolvedBase { base: base.clone(), base_change: None, drift, overwrites_others: true })
+    Some(ResolvedBase { base: base.clone(), base_change: None, drift, overwrites_others: true, installer: None })
 }
 
 /// Copies the values at these paths from another document.

@@ -7,8 +7,8 @@ use k8s_openapi::{apimachinery::pkg::apis::meta::v1::Time, jiff::Timestamp};
 
 use super::{
     conditions::{
-        ConditionRow, add_injector_condition, condition_rows, conflicted, mismatch_row, not_accepted, to_conditions,
-        version_skew_row,
+        ConditionRow, add_contest, add_injector_condition, condition_rows, conflicted, mismatch_row, not_accepted,
+        to_conditions, version_skew_row,
     },
     control_plane::denials::add_denial,
     drift::drift_status,
@@ -55,6 +55,8 @@ pub(super) struct ActiveStatusInput<'a> {
     pub(super) written_revision: Option<i64>,
     /// `None` if the injectors are not checked.
     pub(super) sync_status: Option<&'a SyncStatus>,
+    /// Whether another writer keeps undoing our writes of the ConfigMap.
+    pub(super) is_contested: bool,
     /// The PEM bundle of the mesh's trust anchors.
     pub(super) bundle: Option<&'a str>,
     /// The trust anchors' part of the key of a rollout.
@@ -80,7 +82,8 @@ pub(super) fn active_status(input: ActiveStatusInput<'_>) -> LinkerdConfigStatus
         None => plan.proxy_version.clone().map(|version| truncated(version, MAX_VERSION_BYTES)),
     };
     let rows = condition_rows(&config.target, &plan.verdict, plan.drift.as_ref(), input.failure);
-    let mut rows = add_injector_condition(rows, config, before, &plan.verdict, sync_status, rolled_back.as_deref());
+    let rows = add_injector_condition(rows, config, before, &plan.verdict, sync_status, rolled_back.as_deref());
+    let mut rows = if input.is_contested { add_contest(rows, before, &plan.verdict) } else { rows };
     rows.extend(plan.skew.as_ref().filter(|_| !matches!(plan.verdict, PlanVerdict::Invalid(_))).map(version_skew_row));
     if !matches!(plan.verdict, PlanVerdict::Invalid(_) | PlanVerdict::Observing(_)) {
         rows.extend(mismatch_row(&plan.control_plane_mismatch));

@@ -22,7 +22,8 @@ async fn samples_are_accepted_unchanged_and_defaulted() -> Result<()> {
         "mode": "Enforce", "priority": 0, "deletionPolicy": "Retain",
         "global": {"linkerdNamespace": "linkerd"},
         "drift": {"scope": "Document", "action": "Revert", "trustedManagers": [
-            "helm", "helm-controller", "argocd-controller", "kustomize-controller", "kubectl-client-side-apply",
+            "helm*", "kustomize-controller", "argocd-*", "terraform-provider-helm*", "pulumi-*", "fleetagent", "fleet-agent",
+            "kubectl-client-side-apply", "kubectl",
         ]},
         "injectorSync": {
             "method": "Probe", "timeout": "3m", "onTimeout": "Hold", "nudge": true, "delay": "90s",

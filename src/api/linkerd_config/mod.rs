@@ -129,10 +129,11 @@ pub struct DriftSpec {
     /// repeatedly. Report leaves the change in place and names it in status and Events. The default is Revert.
     pub action: DriftAction,
     /// The field managers whose changes are not drift: they write new values of the installer, and this resource is
-    /// applied on top of them again. The default names the installers of Linkerd: helm, helm-controller (Flux),
-    /// argocd-controller, kustomize-controller and kubectl-client-side-apply, which is `linkerd upgrade | kubectl
-    /// apply`. A manual kubectl apply also uses kubectl-client-side-apply; remove it from the list if such changes are
-    /// to be drift.
+    /// applied on top of them again. In a name, * matches any number of characters. The default names the installers of
+    /// Linkerd: Helm and Flux (helm*, kustomize-controller), Argo CD (argocd-*), Terraform (terraform-provider-helm*),
+    /// Pulumi (pulumi-*), Fleet (fleetagent, fleet-agent), and `linkerd upgrade | kubectl apply`, client-side and
+    /// server-side (kubectl-client-side-apply, kubectl). A document of the last two is drift all the same if it is a
+    /// copy of what the operator wrote, or lacks a top-level key of the installer's document.
     #[schemars(schema_with = "schema::managers")]
     pub trusted_managers: Vec<String>,
 }
@@ -155,8 +156,17 @@ pub enum DriftAction {
 
 impl Default for DriftSpec {
     fn default() -> Self {
-        let installers =
-            ["helm", "helm-controller", "argocd-controller", "kustomize-controller", "kubectl-client-side-apply"];
+        let installers = [
+            "helm*",
+            "kustomize-controller",
+            "argocd-*",
+            "terraform-provider-helm*",
+            "pulumi-*",
+            "fleetagent",
+            "fleet-agent",
+            "kubectl-client-side-apply",
+            "kubectl",
+        ];
         Self {
             scope: DriftScope::default(),
             action: DriftAction::default(),

@@ -284,7 +284,8 @@ fn reported<'a>(input: &ExplainInput, plan: &'a ConfigPlan) -> impl Iterator<Ite
 
 /// Returns whether the operator has suspended the revert of drift, which only the status records.
 fn is_revert_suspended(status: &LinkerdConfigStatus) -> bool {
-    status.conditions.iter().any(|condition| condition.type_ == "Stalled" && condition.reason == "RepeatedDrift")
+    let is_suspended = |reason: &str| matches!(reason, "RepeatedDrift" | "InstallerReverts");
+    status.conditions.iter().any(|condition| condition.type_ == "Stalled" && is_suspended(&condition.reason))
 }
 
 fn would_change(changes: usize, plan: &ConfigPlan) -> String {

@@ -117,17 +117,22 @@ fn drift_is_shown_with_its_manager_and_the_restored_value() {
 
 #[test]
 fn drift_is_not_shown_as_reverted_while_the_revert_is_suspended() {
-    let live = Some(config_map("kubectl-edit", &edited(&["proxy", "accessLog"], json!("apache"))));
-    let mut input = ExplainInput { live, ..input(&json!({})) };
-    let status = json!({"revisions": {"base": 1}, "conditions": [{
-        "type": "Stalled", "status": "True", "reason": "RepeatedDrift", "message": "", "lastTransitionTime": "2026-11-21T10:00:00Z",
-    }]});
-    let mut config = LinkerdConfig::clone(&input.config);
-    config.status = Arc::new(serde_json::from_value(status).unwrap());
-    input.config = Arc::new(config);
-    let output = ExplainOutput::new(&input, false);
-    assert_eq!((output.reason, output.values.len()), ("Drifted", 1));
-    assert!(output.verdict.contains("not reverted for now"), "{}", output.verdict);
+    for (manager, stalled, reason, part) in [
+        ("kubectl-edit", "RepeatedDrift", "Drifted", "not reverted for now"),
+        ("argocd-controller", "InstallerReverts", "InstallerReverts", "argocd-controller keeps writing"),
+    ] {
+        let live = Some(config_map(manager, &edited(&["proxy", "accessLog"], json!("apache"))));
+        let mut input = ExplainInput { live, ..input(&json!({})) };
+        let status = json!({"revisions": {"base": 1}, "conditions": [{
+            "type": "Stalled", "status": "True", "reason": stalled, "message": "", "lastTransitionTime": "2026-11-21T10:00:00Z",
+        }]});
+        let mut config = LinkerdConfig::clone(&input.config);
+        config.status = Arc::new(serde_json::from_value(status).unwrap());
+        input.config = Arc::new(config);
+        let output = ExplainOutput::new(&input, false);
+        assert_eq!(output.reason, reason);
+        assert!(output.verdict.contains(part), "{}", output.verdict);
+    }
 }
 
 #[test]

@@ -80,26 +80,11 @@ fn an_edit_that_undoes_a_declared_value_is_drift_and_an_installers_is_overwritte
 fn reverts_are_suspended_after_repeated_drift() {
     let mut cluster = Cluster::new(&debug());
     cluster.reconcile();
-    for (manager, text) in [
-        ("helm", INSTALLED.to_owned()),
-        ("kubectl-edit", INSTALLED.to_owned()),
-        ("helm", INSTALLED.replace("cluster.local", "other.local")),
-    ] {
+    for (manager, text) in
+        [("kubectl-edit", INSTALLED.to_owned()), ("kubectl-patch", INSTALLED.replace("cluster.local", "other.local"))]
+    {
         cluster.write(manager, &text);
-        let document = cluster.live.as_ref().and_then(|live| live.values.as_deref()).map(Document::read);
-        let input = PlanInput {
-            spec: &cluster.spec,
-            live: cluster.live.as_ref(),
-            document: document.as_ref(),
-            base: cluster.base.as_ref(),
-            bundle: None,
-            trust_bundles: &TrustBundles::default(),
-            first_time: false,
-            revert_suspended: true,
-            failed: &[],
-            predecessor: None,
-        };
-        let plan = plan(&input);
+        let plan = cluster.plan_while_reverts_are_suspended();
         assert_eq!(plan.verdict, PlanVerdict::RepeatedDrift, "{manager}");
         assert!(plan.write.is_none() && plan.new_base.is_none());
     }
@@ -132,4 +117,45 @@ fn with_drift_scope_declared_only_declared_values_are_protected() {
         cluster.value(&LOG_LEVEL),
         Document::parse(INSTALLED).unwrap().get(&Path::from(&LOG_LEVEL[..])).cloned()
     );
+}
+
+#[test]
+fn an_installer_that_keeps_restoring_its_document_is_named_instead_of_repeated_drift() {
+    let mut cluster = Cluster::new(&debug());
+    cluster.reconcile();
+    for (manager, text, expected) in [
+        ("argocd-controller", INSTALLED.to_owned(), PlanVerdict::InstallerReverts("argocd-controller".into())),
+        (
+            "terraform-provider-helm_v2.17.0_x5",
+            INSTALLED.replace("cluster.local", "other.local"),
+            PlanVerdict::InstallerReverts("terraform-provider-helm_v2.17.0_x5".into()),
+        ),
+        ("kubectl-edit", INSTALLED.to_owned(), PlanVerdict::RepeatedDrift),
+    ] {
+        cluster.write(manager, &text);
+        let plan = cluster.plan_while_reverts_are_suspended();
+        assert_eq!(plan.verdict, expected, "{manager}");
+        assert!(plan.write.is_none() && plan.new_base.is_none(), "{manager}");
+    }
+}
+
+#[test]
+fn kubectl_apply_of_a_rendered_document_is_a_new_base_and_of_an_edited_copy_is_drift() {
+    for manager in ["kubectl-client-side-apply", "kubectl"] {
+        let mut cluster = Cluster::new(&debug());
+        cluster.reconcile();
+        cluster.write(manager, &INSTALLED.replace("cluster.local", "other.local"));
+        let plan = cluster.reconcile();
+        assert_eq!((plan.base_change, plan.drift), (Some(BaseChange::Installed { manager: manager.into() }), None));
+        assert!(cluster.is_settled());
+        // `kubectl get -o yaml`, an editor, `kubectl apply`.
+        cluster.edit(manager, &ACCESS_LOG, json!("apache"));
+        let plan = cluster.reconcile();
+        assert_eq!((plan.base_change, plan.drift.unwrap().paths), (None, vec![Path::from(&ACCESS_LOG[..])]));
+        assert!(cluster.is_settled());
+        // A fragment, as of a person who expects that values are merged.
+        cluster.write(manager, "proxy: {accessLog: apache}");
+        let plan = cluster.reconcile();
+        assert!(plan.base_change.is_none() && plan.drift.is_some() && cluster.is_settled(), "{manager}");
+    }
 }

@@ -90,6 +90,14 @@ impl Cluster {
     }
 
     fn plan(&self) -> ConfigPlan {
+        self.plan_with(false)
+    }
+
+    fn plan_while_reverts_are_suspended(&self) -> ConfigPlan {
+        self.plan_with(true)
+    }
+
+    fn plan_with(&self, revert_suspended: bool) -> ConfigPlan {
         let document = self.live.as_ref().and_then(|live| live.values.as_deref()).map(Document::read);
         plan(&PlanInput {
             spec: &self.spec,
@@ -99,7 +107,7 @@ impl Cluster {
             bundle: self.bundle,
             trust_bundles: &TrustBundles::default(),
             first_time: self.first_time,
-            revert_suspended: false,
+            revert_suspended,
             failed: &self.failed,
             predecessor: self.predecessor.as_ref(),
         })

@@ -12,6 +12,7 @@ use crate::{
         linkerd_config::{DriftAction, Mode, OnTimeout, RolloutPolicy},
     },
     cluster::kinds::linkerd_config::LinkerdConfig,
+    linkerd_config::conditions::CONTESTED,
 };
 
 /// Annotation of a LinkerdConfig. Its value is the hash of an approved bundle that has no trust anchor of some running
@@ -70,6 +71,13 @@ pub(super) fn closed_gate(config: &LinkerdConfig, status: &LinkerdConfigStatus, 
         return gate(
             "WaitingForConfigMap",
             "the ConfigMap does not have the declared configuration: see the condition ConfigMapSynced".to_owned(),
+        );
+    }
+    // Pods that are created while another writer keeps restoring its document would be out of date again.
+    if condition("Stalled").is_some_and(|stalled| CONTESTED.contains(&&*stalled.reason)) {
+        return gate(
+            "WaitingForConfigMap",
+            "another writer keeps changing the ConfigMap: see the condition Stalled".to_owned(),
         );
     }
     let rolled_back = status.rollout.as_ref().and_then(|rollout| rollout.rolled_back.as_deref());

@@ -12,6 +12,13 @@ use super::{BACKED_OFF, HELM, Installation, WELL};
 const STALLED: [&str; 4] =
     ["Accepted=True/Accepted", "ConfigMapSynced=False/Drifted", "Ready=False/Drifted", "Stalled=True/RepeatedDrift"];
 
+const REVERTED_BY_INSTALLER: [&str; 4] = [
+    "Accepted=True/Accepted",
+    "ConfigMapSynced=False/InstallerReverts",
+    "Ready=False/InstallerReverts",
+    "Stalled=True/InstallerReverts",
+];
+
 #[tokio::test(flavor = "multi_thread")]
 async fn a_persistent_competing_controller_is_named_and_reverted_with_backoff() -> Result<()> {
     let installation = Installation::new().await?;
@@ -87,5 +94,52 @@ async fn a_few_edits_are_reverted_without_a_pause() -> Result<()> {
     assert_eq!(status["drift"]["count"], 5, "{status}");
     assert_eq!(installation.map().await?.uid(), uid);
     drop(manager);
+    Ok(())
+}
+
+/// Argo CD with `selfHeal` restores the document in Git whenever the ConfigMap differs from it.
+#[tokio::test(flavor = "multi_thread")]
+async fn an_installer_that_keeps_restoring_its_document_is_named_with_the_remedy() -> Result<()> {
+    let installation = Installation::new().await?;
+    let manager = installation.manager().await?;
+    installation.declare("mesh", json!({"proxy": {"accessLog": "json"}})).await?;
+    installation.reaches("mesh", &WELL).await?;
+    heal_until_stalled(&installation, "argocd-controller").await?;
+    let status = installation.reaches("mesh", &REVERTED_BY_INSTALLER).await?;
+    for of in ["ConfigMapSynced", "Ready", "Stalled"] {
+        let why = super::message(&status, of)?;
+        assert!(why.contains("argocd-controller") && why.contains("ignoreDifferences"), "{of}: {why}");
+    }
+    let note = installation.expect_event("mesh", "InstallerReverts").await?;
+    assert!(note.contains("argocd-controller") && note.contains("ignoreDifferences"), "{note}");
+    assert_eq!(status["drift"], json!(null), "what an installer writes is not drift");
+    assert_eq!(installation.bases().await?, [HELM]);
+
+    // Argo CD ignores the field from now on. The resource stays stalled until no write was undone for ten minutes.
+    let declared = installation.helm_with(json!({"proxy": {"accessLog": "json"}})).await?;
+    installation.document_is_within(BACKED_OFF, &declared).await?;
+    installation.reaches("mesh", &["ConfigMapSynced=True/Synced", "Stalled=True/InstallerReverts"]).await?;
+    assert_eq!(installation.event_count("mesh", "InstallerReverts").await?, 1);
+    // With mode Suspend the resource is left alone, so it is not stalled.
+    installation.change("mesh", json!({"mode": "Suspend"})).await?;
+    installation.reaches("mesh", &["Accepted=False/Suspended"]).await?;
+    drop(manager);
+    Ok(())
+}
+
+/// Restores Helm's document as this manager whenever the operator has written, until the operator reports it.
+pub(super) async fn heal_until_stalled(installation: &Installation, manager: &str) -> Result<()> {
+    eventually(BACKED_OFF, "the operator to name the installer", async || {
+        if installation.text().await? != HELM {
+            installation.rewrite(manager, HELM).await?;
+        }
+        let status = &installation.configs.get(&installation.full("mesh")).await?.data["status"];
+        ensure!(status["conditions"].to_string().contains("InstallerReverts"), "{status}");
+        Ok(())
+    })
+    .await?;
+    if installation.text().await? != HELM {
+        installation.rewrite(manager, HELM).await?;
+    }
     Ok(())
 }

@@ -11,6 +11,7 @@
 
 mod adoption;
 mod bad_input;
+mod break_glass;
 mod config_maps;
 mod crash;
 mod deletion;

@@ -4,7 +4,10 @@ use anyhow::{Result, ensure};
 use e2e::{Action, Rule, eventually, mesh::SOON};
 use serde_json::json;
 
-use super::{Mesh, names};
+use super::{
+    super::{BACKED_OFF, fights::heal_until_stalled},
+    Mesh, names,
+};
 
 /// Scenario 3: the edit keeps our marker in the document, so that the new Pod seems to be up to date.
 #[tokio::test(flavor = "multi_thread")]
@@ -61,4 +64,29 @@ async fn a_change_that_is_only_reported_does_not_prevent_the_rollout_of_another_
     mesh.installation.reaches("mesh", &["ConfigMapSynced=False/Drifted"]).await?;
     assert_eq!(mesh.installation.document().await?["proxy"]["accessLog"], "json");
     Ok(())
+}
+
+/// While Argo CD restores its document again and again, each restart could create Pods that are out of date again.
+#[tokio::test(flavor = "multi_thread")]
+async fn no_workload_is_restarted_while_an_installer_keeps_restoring_its_document() -> Result<()> {
+    let mut mesh = Mesh::new().await?;
+    let web = mesh.deployment("web", 1).await?;
+    mesh.adopt(json!({"proxy": {"accessLog": "json"}})).await?;
+    mesh.is_complete().await?;
+    heal_until_stalled(&mesh.installation, "argocd-controller").await?;
+    mesh.forget().await?;
+    // A Pod gets the document of the installer.
+    web.scale(2).await?;
+    web.is_settled(2).await?;
+    // The operator writes the declared document after its pause, and all injectors use it. Argo CD may still undo it.
+    mesh.installation
+        .reaches_within(
+            BACKED_OFF,
+            "mesh",
+            &["ConfigMapSynced=True/Synced", "InjectorSynced=True/AllReplicasCurrent", "Stalled=True/InstallerReverts"],
+        )
+        .await?;
+    mesh.shows(json!({"pods": {"meshed": 2, "outdated": 1}})).await?;
+    mesh.rollout_is("False/WaitingForConfigMap").await?;
+    mesh.no_more_than(0).await
 }

@@ -1,0 +1,82 @@
+//! A ConfigMap that another writer keeps changing: the condition Stalled, and the gate of rollouts.
+
+use serde_json::json;
+
+use super::*;
+use crate::{
+    cluster::{Problems, Projected},
+    linkerd_config::{
+        rollout::target::{RolloutContext, RolloutTarget},
+        trust_bundles::TrustBundles,
+    },
+};
+
+const NOW: &str = "2026-01-01T00:00:00Z";
+
+/// The status with the conditions of a verdict, after a status with these conditions.
+fn status(before: &LinkerdConfigStatus, verdict: &PlanVerdict, is_contested: bool) -> LinkerdConfigStatus {
+    let target = NamespacedName::new("linkerd", "linkerd-config");
+    let mut rows = condition_rows(&target, verdict, None, None);
+    rows.insert(2, ConditionRow::new(INJECTOR_SYNCED, Some(true), "AllReplicasCurrent", ""));
+    let rows = if is_contested { add_contest(rows, before, verdict) } else { rows };
+    LinkerdConfigStatus {
+        conditions: to_conditions(&rows, before, 1, NOW.parse().unwrap()),
+        ..LinkerdConfigStatus::default()
+    }
+}
+
+fn gate(status: &LinkerdConfigStatus) -> Option<&'static str> {
+    let object = json!({"metadata": {"name": "mesh"}, "spec": {}});
+    let config = LinkerdConfig::project(serde_json::from_value(object).unwrap(), &mut Problems::default());
+    let context = RolloutContext {
+        term: 1,
+        operator_namespace: "operator".into(),
+        trust_bundle: None,
+        trust_bundles: TrustBundles::default(),
+    };
+    RolloutTarget::of(&config, status, &context).gates.closed.map(|gate| gate.reason)
+}
+
+#[test]
+fn a_contested_config_map_stays_stalled_and_restarts_wait_although_the_declared_document_is_in_place() {
+    let new = LinkerdConfigStatus::default();
+    for (verdict, reason) in [
+        (PlanVerdict::InstallerReverts("argocd-controller".into()), "InstallerReverts"),
+        (PlanVerdict::RepeatedDrift, "RepeatedDrift"),
+    ] {
+        let paused = status(&new, &verdict, true);
+        assert_eq!(condition_reason(&paused, STALLED), Some(reason));
+        assert_eq!(gate(&paused), Some("WaitingForConfigMap"));
+        let between = status(&paused, &PlanVerdict::Synced, true);
+        assert_eq!(condition_reason(&between, CONFIG_MAP_SYNCED), Some("Synced"));
+        assert_eq!(condition_reason(&between, STALLED), Some(reason));
+        assert_eq!(condition_message(&between, STALLED), condition_message(&paused, STALLED));
+        assert_eq!(gate(&between), Some("WaitingForConfigMap"));
+        let over = status(&between, &PlanVerdict::Synced, false);
+        assert_eq!((condition_reason(&over, STALLED), gate(&over)), (None, None));
+    }
+}
+
+#[test]
+fn a_contest_is_not_reported_for_another_reason_to_stall_or_another_mode() {
+    let paused = status(&LinkerdConfigStatus::default(), &PlanVerdict::InstallerReverts("helm".into()), true);
+    for verdict in [PlanVerdict::Suspended, PlanVerdict::Observing(Vec::new()), PlanVerdict::Drifted] {
+        assert_eq!(condition_reason(&status(&paused, &verdict, true), STALLED), None, "{verdict:?}");
+    }
+    let invalid = status(&paused, &PlanVerdict::InvalidBase("unreadable".into()), true);
+    assert_eq!(condition_reason(&invalid, STALLED), Some("InvalidBase"));
+    let other = status(&invalid, &PlanVerdict::Synced, true);
+    assert_eq!(condition_reason(&other, STALLED), None, "the reason before was another one");
+}
+
+#[test]
+fn the_condition_of_a_contest_names_the_installer_and_the_setting() {
+    let verdict = PlanVerdict::InstallerReverts("argocd-controller".into());
+    let message = condition_message(&status(&LinkerdConfigStatus::default(), &verdict, true), READY);
+    assert_eq!(
+        message,
+        "argocd-controller keeps writing its own document to ConfigMap linkerd/linkerd-config, so the declared values \
+         do not stay in effect: add /data/values of this ConfigMap to spec.ignoreDifferences of the Argo CD Application; \
+         see docs/src/install/gitops.md"
+    );
+}
