@@ -70,6 +70,7 @@ test: ## Run all tests of CI: check, then the end-to-end tests on a real control
 	@$(PHASE); phase check $(MAKE) check; \
 	phase build $(MAKE) build; \
 	phase "control plane" $(TARGET)/debug/control-plane build; \
+	phase helm $(TARGET)/debug/control-plane build-helm; \
 	phase "end-to-end tests" $(CARGO) test --locked --workspace --test e2e
 
 .PHONY: e2e-node

@@ -1,7 +1,9 @@
 //! Finds the Kubernetes binaries, or builds them once from `e2e/controlplane` into the user's cache. The node's
-//! binaries are a separate set, because most runs do not need them.
+//! binaries are a separate set, because most runs do not need them. Helm is built from `e2e/helm`, because it requires
+//! a newer version of Kubernetes' libraries.
 //!
 //! * In: `KUBEBUILDER_ASSETS` (by convention a directory with etcd, kube-apiserver and kubectl), or a Go toolchain.
+//!   Helm always needs a Go toolchain.
 //! * Out: a directory in which every tool is complete and executable.
 //! * Always: an interrupted build leaves no incomplete file under a tool's name, and two processes never build
 //!   concurrently.
@@ -26,6 +28,8 @@ const LOCK_DEADLINE: Duration = Duration::from_secs(45 * 60);
 #[derive(Debug)]
 struct Set {
     name: &'static str,
+    /// The directory of the Go module.
+    module: &'static str,
     /// The file name and the Go package of each tool. The tools that build fastest come last.
     tools: &'static [(&'static str, &'static str)],
     /// The kwok stage files to copy.
@@ -36,6 +40,7 @@ struct Set {
 
 const CONTROL_PLANE: Set = Set {
     name: "controlplane",
+    module: "controlplane",
     tools: &[
         ("etcd", "go.etcd.io/etcd/server/v3"),
         ("kube-apiserver", "k8s.io/kubernetes/cmd/kube-apiserver"),
@@ -50,9 +55,18 @@ const CONTROL_PLANE: Set = Set {
 
 const NODE: Set = Set {
     name: "node",
+    module: "controlplane",
     tools: &[("kubelet", "k8s.io/kubernetes/cmd/kubelet"), ("kube-proxy", "k8s.io/kubernetes/cmd/kube-proxy")],
     stages: &[],
     minutes: "two minutes after the control plane's",
+};
+
+const HELM: Set = Set {
+    name: "helm",
+    module: "helm",
+    tools: &[("helm4", "helm.sh/helm/v4/cmd/helm"), ("helm3", "helm.sh/helm/v3/cmd/helm")],
+    stages: &[],
+    minutes: "three minutes",
 };
 
 /// kwok's stage files, which describe the life cycle of Nodes and Pods; copied next to the binaries.
@@ -89,8 +103,13 @@ impl Binaries {
         Self::cached(&NODE)
     }
 
+    /// Finds or builds Helm 3 and 4, as `helm3` and `helm4`.
+    pub fn find_or_build_helm() -> Result<Self> {
+        Self::cached(&HELM)
+    }
+
     fn cached(set: &'static Set) -> Result<Self> {
-        let module = module_directory();
+        let module = Path::new(env!("CARGO_MANIFEST_DIR")).join(set.module);
         let directory = cache_directory(&module, set)?;
         fs::create_dir_all(&directory).with_context(|| format!("creating {}", directory.display()))?;
         let found = Self { set, directory };
@@ -207,10 +226,6 @@ fn check_go(module: &Path) -> Result<()> {
         }
         Err(error) => Err(error).context("running `go version`"),
     }
-}
-
-fn module_directory() -> PathBuf {
-    Path::new(env!("CARGO_MANIFEST_DIR")).join("controlplane")
 }
 
 /// The directory name contains a hash of the module files: other versions get another directory, so no binary is stale.

@@ -1,7 +1,8 @@
-//! `control-plane build | build-node | run | kubectl-path`: the Kubernetes of the tests, for manual use.
+//! `control-plane build | build-node | build-helm | run | kubectl-path`: the Kubernetes of the tests, for manual use.
 //!
 //! * `build`: builds the binaries, and prints the progress.
 //! * `build-node`: does the same for the kubelet and kube-proxy.
+//! * `build-helm`: does the same for Helm 3 and 4.
 //! * `run`: starts everything with three nodes, and runs until Ctrl-C.
 //! * `kubectl-path`: prints the path of its kubectl, for a Makefile on a host without kubectl.
 
@@ -22,13 +23,18 @@ async fn main() -> Result<()> {
             eprintln!("the kubelet and kube-proxy are in {}", binaries.directory().display());
             Ok(())
         }
+        Some("build-helm") => {
+            let binaries = tokio::task::spawn_blocking(Binaries::find_or_build_helm).await??;
+            eprintln!("Helm 3 and 4 are in {}", binaries.directory().display());
+            Ok(())
+        }
         Some("run") => run().await,
         Some("kubectl-path") => {
             let binaries = tokio::task::spawn_blocking(Binaries::find_or_build).await??;
             println!("{}", binaries.tool("kubectl")?.display());
             Ok(())
         }
-        _ => bail!("usage: control-plane build | build-node | run | kubectl-path"),
+        _ => bail!("usage: control-plane build | build-node | build-helm | run | kubectl-path"),
     }
 }
 

@@ -18,6 +18,7 @@ mod deletion;
 mod document;
 mod drift;
 mod fights;
+mod helm;
 mod injectors;
 mod installers;
 mod lent;
