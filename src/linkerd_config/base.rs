@@ -15,9 +15,8 @@ use serde_json::{Value, json};
 use sha2::{Digest, Sha256};
 
 use super::{
-    injection_hashes::InjectionHashes,
-    trust_bundles::TrustBundles,
-    values::{Document, InvalidDocument, Reading},
+    trust_anchors::bundles::TrustBundles,
+    values::{Document, InjectionHashes, InvalidDocument, Reading},
 };
 use crate::text::{hex, truncate};
 

@@ -6,8 +6,8 @@ use std::sync::Arc;
 
 use super::{
     LinkerdConfigReconciler, active, base::Base, control_plane::denials::without_past_denials,
-    injector::ready_templates, revert::predecessor::Predecessor, status::failed_hashes, trust_bundles::TrustBundles,
-    values::Reading, writer::REVISION_ANNOTATION,
+    injector::ready_templates, revert::predecessor::Predecessor, status::failed_hashes,
+    trust_anchors::bundles::TrustBundles, values::Reading, writer::REVISION_ANNOTATION,
 };
 use crate::{
     api::linkerd_config::LinkerdConfigStatus,

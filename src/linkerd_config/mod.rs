@@ -23,7 +23,6 @@ mod dereference;
 pub mod drift;
 mod events;
 mod finalize;
-mod injection_hashes;
 mod injector;
 mod installers;
 mod observer;
@@ -35,8 +34,7 @@ mod resolve_base;
 pub mod revert;
 pub mod rollout;
 pub mod status;
-mod trust_anchors;
-pub mod trust_bundles;
+pub mod trust_anchors;
 pub mod values;
 mod writer;
 

@@ -9,12 +9,12 @@ use super::{
     base::Base,
     control_plane::skew::{self, VersionSkew},
     drift::{Drift, HASH_ANNOTATION},
-    injection_hashes::InjectionHashes,
     overlay::{self, Overlay, ValueSource},
     resolve_base::{BaseChange, BaseInput, ResolvedBase, copy_paths, repair, resolve_base},
     revert::predecessor::Predecessor,
     rollout,
-    trust_bundles::TrustBundles,
+    trust_anchors::bundles::TrustBundles,
+    values::InjectionHashes,
     values::{Document, LONGEST, Path, Problem, Reading, control_plane_mismatch},
 };
 use crate::{

@@ -30,7 +30,7 @@ use super::{
     status::{
         ActiveStatusInput, active_status, conflicted_status, failed_hashes, foreign_namespace_status, within_limit,
     },
-    trust_bundles::TrustBundles,
+    trust_anchors::bundles::TrustBundles,
     writer::REVISION_ANNOTATION,
 };
 use crate::{

@@ -11,7 +11,7 @@ use tokio::time::Instant;
 use super::{
     base::Base,
     installers::revert_history::RevertHistory,
-    trust_bundles::TrustBundles,
+    trust_anchors::bundles::TrustBundles,
     values::{Document, Reading},
 };
 use crate::{api::LinkerdConfigStatus, cluster::kinds::linkerd_config::LinkerdConfig};

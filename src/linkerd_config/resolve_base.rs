@@ -8,11 +8,11 @@ use std::sync::Arc;
 use super::{
     base::Base,
     drift::{Drift, HASH_ANNOTATION, Origin, last_writer, origin},
-    injection_hashes::InjectionHashes,
     installers::is_installation,
     overlay::{Overlay, ValueSource},
     revert::predecessor::Predecessor,
-    trust_bundles::TrustBundles,
+    trust_anchors::bundles::TrustBundles,
+    values::InjectionHashes,
     values::{Document, Path, Problem},
 };
 use crate::{

@@ -27,7 +27,7 @@ use crate::{
         },
     },
     linkerd_config::{
-        active, base::Base, revert::predecessor::Predecessor, trust_bundles::TrustBundles, values::manifest,
+        active, base::Base, revert::predecessor::Predecessor, trust_anchors::bundles::TrustBundles, values::manifest,
     },
 };
 

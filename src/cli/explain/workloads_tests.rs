@@ -18,7 +18,7 @@ use crate::{
             namespace::Namespace, pod::Pod,
         },
     },
-    linkerd_config::trust_bundles::{TrustBundle, TrustBundles},
+    linkerd_config::trust_anchors::bundles::{TrustBundle, TrustBundles},
 };
 
 const RESTARTED: &str = "2026-11-21T10:00:00Z";

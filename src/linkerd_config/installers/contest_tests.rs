@@ -7,7 +7,7 @@ use crate::{
     cluster::{Problems, Projected},
     linkerd_config::{
         rollout::target::{RolloutContext, RolloutTarget},
-        trust_bundles::TrustBundles,
+        trust_anchors::bundles::TrustBundles,
     },
 };
 

@@ -11,11 +11,11 @@ use crate::{
     linkerd_config::{
         base::Base,
         conditions::{CONFIG_MAP_SYNCED, condition_reason},
-        injection_hashes::InjectionHashes,
         overlay::anchors_path,
         plan::{ConfigPlan, PlanVerdict},
         resolve_base::copy_paths,
         values::Document,
+        values::InjectionHashes,
     },
 };
 

@@ -20,7 +20,7 @@ use crate::{
     },
     cluster::kinds::linkerd_config::LinkerdConfig,
     events::object_reference,
-    linkerd_config::trust_bundles::{TrustBundle, TrustBundles},
+    linkerd_config::trust_anchors::bundles::{TrustBundle, TrustBundles},
 };
 
 #[derive(Clone, Debug, PartialEq)]

@@ -20,7 +20,7 @@ use super::{
 use crate::{
     api::{NamespacedName, linkerd_config::OptIn},
     cluster::{Kind, index::workload_key::WorkloadKey, testing::Feed},
-    linkerd_config::trust_bundles::{TrustBundle, TrustBundles},
+    linkerd_config::trust_anchors::bundles::{TrustBundle, TrustBundles},
 };
 
 /// The injection hash of the target, and the previous one.

@@ -8,7 +8,7 @@ use sha2::{Digest, Sha256};
 use crate::text::hex;
 
 /// The version of the hashes. Increase it with each change of a function or a table that changes the hash of any
-/// document. Proxies keep the hash that they were given: see `injection_hashes.rs`.
+/// document. Proxies keep the hash that they were given: see [`super::InjectionHashes`].
 const VERSION: u8 = 1;
 
 /// The version, and sixteen hex characters of a SHA-256 over canonical JSON.

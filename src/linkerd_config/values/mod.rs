@@ -9,6 +9,7 @@ mod control_plane;
 mod go_types;
 mod hash;
 mod injection_hash_lines;
+mod injection_hashes;
 mod injection_subset;
 mod invalid;
 mod path;
@@ -33,6 +34,7 @@ pub use {
     control_plane::control_plane_mismatch,
     hash::Hash,
     injection_hash_lines::without_injection_hash_lines,
+    injection_hashes::InjectionHashes,
     invalid::InvalidDocument,
     path::Path,
     problems::{Problem, patch_problems},

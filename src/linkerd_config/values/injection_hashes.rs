@@ -5,7 +5,7 @@
 //! it. So an upgrade of the operator restarts nothing: neither a new table of Linkerd's types nor a new hash function
 //! changes the hash of a document that proxies run with already.
 
-use super::values::{Document, Hash};
+use super::{Document, Hash};
 
 /// The maximum number of documents; more than the revisions that are kept.
 const MAX_DOCUMENTS: usize = 32;

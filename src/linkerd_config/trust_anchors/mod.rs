@@ -1,5 +1,7 @@
 //! The trust anchors of the mesh: the certificates to copy into the document, and their status. Pure.
 
+pub mod bundles;
+
 use std::collections::BTreeSet;
 
 use rustls::pki_types::{CertificateDer, pem::PemObject};

@@ -10,7 +10,7 @@
 use std::{collections::BTreeMap, sync::Arc};
 
 use super::gate::{APPROVE_ANNOTATION, Gate};
-use crate::linkerd_config::trust_bundles::{TrustBundle, TrustBundles};
+use crate::linkerd_config::trust_anchors::bundles::{TrustBundle, TrustBundles};
 
 /// The reason of the gate.
 const AWAITING_APPROVAL: &str = "AwaitingApproval";
@@ -91,5 +91,4 @@ impl DesiredTrust {
 }
 
 #[cfg(test)]
-#[path = "trust_tests.rs"]
 mod tests;

@@ -48,7 +48,7 @@ struct Mesh {
     /// The text in the ConfigMap.
     present: Option<String>,
     bundles: TrustBundles,
-    /// The numbers of the writes that the operator has observed, and their texts.
+    /// The numbers of the writes that the operator has observed, and their texts without white space at the ends.
     observed: BTreeSet<usize>,
     observed_texts: BTreeSet<String>,
     approved: Option<String>,
@@ -94,7 +94,7 @@ impl Mesh {
     fn reconcile(&mut self) {
         if self.present.is_some() {
             self.observed.insert(self.injected.write);
-            self.observed_texts.insert(self.injected.text.clone());
+            self.observed_texts.insert(self.injected.text.trim().to_owned());
         }
         let cluster = self.world.feed.cluster.clone();
         let is_carried = |hash: &str| cluster.read().pods.carry_trust_roots(hash);
@@ -132,7 +132,7 @@ impl Mesh {
             for ((other, pod), injected) in &self.pods {
                 let is_observed = self.observed.contains(&injected.write);
                 let is_connected = !injected.anchors.is_disjoint(&self.injected.anchors);
-                if *other == deployment && !self.observed_texts.contains(&injected.text) {
+                if *other == deployment && !self.observed_texts.contains(injected.text.trim()) {
                     return Err(format!("Pod {other}-{pod} is restarted with unknown anchors"));
                 }
                 if *other != deployment && is_observed && !is_connected && !injected.anchors.is_empty() {

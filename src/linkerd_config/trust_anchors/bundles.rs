@@ -14,8 +14,7 @@ use rustls::pki_types::{CertificateDer, pem::PemObject};
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 
-use super::sha256;
-use crate::api::linkerd_config::LinkerdConfigStatus;
+use crate::{api::linkerd_config::LinkerdConfigStatus, linkerd_config::sha256};
 
 /// The maximum number of bundles. If Pods carry this many, a new bundle is not kept, and needs an approval.
 const MAX_BUNDLES: usize = 20;
