@@ -18,7 +18,7 @@ const SOURCES: [(&str, &str); 12] = [
     ("reconcile.rs", include_str!("reconcile.rs")),
     ("rollout/assess/mod.rs", include_str!("rollout/assess/mod.rs")),
     ("rollout/assess/failure.rs", include_str!("rollout/assess/failure.rs")),
-    ("rollout/scheduled_workload.rs", include_str!("rollout/scheduled_workload.rs")),
+    ("rollout/schedule/scheduled_workload.rs", include_str!("rollout/schedule/scheduled_workload.rs")),
     ("rollout/engine.rs", include_str!("rollout/engine.rs")),
     ("rollout/gate.rs", include_str!("rollout/gate.rs")),
     ("rollout/status.rs", include_str!("rollout/status.rs")),

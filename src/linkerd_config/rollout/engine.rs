@@ -20,7 +20,7 @@ use super::{
     assess_workload,
     events::WorkloadEvents,
     gate::{DISABLED, Gate, OUTSIDE_WINDOW, PAUSED},
-    no_progress::ProgressClock,
+    no_progress::NoProgressTimer,
     observer::{KINDS, RolloutObserver},
     progress::{is_halted, rollout_progress},
     publisher::{LatestProgress, ProgressPublisher},
@@ -58,7 +58,7 @@ pub(super) struct Engine {
     known: HashSet<WorkloadKey>,
     schedule: RolloutSchedule,
     window: WindowCache,
-    progress_clock: ProgressClock,
+    no_progress_timer: NoProgressTimer,
     restarter: Restarter,
     events: WorkloadEvents,
     publisher: ProgressPublisher,
@@ -90,7 +90,7 @@ impl Engine {
             known: HashSet::new(),
             schedule: RolloutSchedule::default(),
             window: WindowCache::default(),
-            progress_clock: ProgressClock::default(),
+            no_progress_timer: NoProgressTimer::default(),
             restarter,
             events: WorkloadEvents::new(&deps.events),
             publisher: ProgressPublisher::new(queue, latest),
@@ -238,7 +238,7 @@ impl Engine {
         }
         let now = Timestamp::now();
         let mut progress = rollout_progress(&self.schedule, target, gate.as_ref(), next_window);
-        let check_again = self.progress_clock.check(&mut progress, &self.schedule, now);
+        let check_again = self.no_progress_timer.check(&mut progress, &self.schedule, now);
         let publish_again = self.publisher.publish(progress);
         let next_run = [next_run, check_again].into_iter().flatten().min();
         let due = next_run.map(|at| Instant::now() + Duration::try_from(at.duration_since(now)).unwrap_or_default());
@@ -323,7 +323,7 @@ impl Engine {
         match self.restarter.apply(&resource, &step.action, &target.key, now).await {
             Ok(version) => {
                 self.schedule.record_sent(&step, &version, now);
-                self.progress_clock.note_step();
+                self.no_progress_timer.note_step();
                 self.events.emit_step(&resource, target, &step.action);
             }
             Err(WriteError::NotLeading) => return false,

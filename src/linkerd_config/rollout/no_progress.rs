@@ -31,7 +31,7 @@ const DECIDED: [&str; 6] = [
 
 /// Since when a rollout has not advanced.
 #[derive(Default)]
-pub(super) struct ProgressClock {
+pub(super) struct NoProgressTimer {
     steps: u64,
     seen: Option<Seen>,
 }
@@ -45,9 +45,9 @@ struct Seen {
     since: Timestamp,
 }
 
-// === impl ProgressClock ===
+// === impl NoProgressTimer ===
 
-impl ProgressClock {
+impl NoProgressTimer {
     /// Counts a step that was written.
     pub(super) fn note_step(&mut self) {
         self.steps += 1;
@@ -181,7 +181,7 @@ mod tests {
 
     /// The reason, whether there is no progress, and the message, for one workload with this number of outdated Pods.
     fn check(
-        clock: &mut ProgressClock,
+        clock: &mut NoProgressTimer,
         state: WorkloadState,
         outdated: i64,
         gate: Option<&Gate>,
@@ -198,7 +198,7 @@ mod tests {
 
     #[test]
     fn a_rollout_that_does_not_advance_until_the_limit_says_so_and_names_what_blocks_it() {
-        let mut clock = ProgressClock::default();
+        let mut clock = NoProgressTimer::default();
         let mut at = |outdated, now| check(&mut clock, in_progress(), outdated, None, now);
         assert_eq!(at(2, "12:00:00").0, "Progressing");
         assert_eq!(at(2, "12:19:59").0, "Progressing");
@@ -218,7 +218,7 @@ mod tests {
 
     #[test]
     fn a_step_is_progress() {
-        let mut clock = ProgressClock::default();
+        let mut clock = NoProgressTimer::default();
         check(&mut clock, in_progress(), 2, None, "12:00:00");
         clock.note_step();
         assert_eq!(check(&mut clock, in_progress(), 2, None, "12:30:00").0, "Progressing");
@@ -228,7 +228,7 @@ mod tests {
     #[test]
     fn a_reason_that_names_the_cause_stays_and_a_decision_of_a_person_is_waited_for() {
         for (reason, no_progress) in [("WaitingForControlPlane", true), ("OutsideWindow", false), ("Paused", false)] {
-            let mut clock = ProgressClock::default();
+            let mut clock = NoProgressTimer::default();
             let gate = Gate { reason, message: "why".to_owned() };
             check(&mut clock, pending(), 2, Some(&gate), "12:00:00");
             let (found, is_stuck, _) = check(&mut clock, pending(), 2, Some(&gate), "13:00:00");

@@ -5,15 +5,19 @@ use std::{sync::Arc, time::Duration};
 use k8s_openapi::jiff::Timestamp;
 
 use super::{
-    assess::{
-        annotations::{LONGEST_MESSAGE, RolloutState},
-        workload_state::{Assessment, Health, InProgress, WorkloadFailure, WorkloadState},
-    },
+    NextSteps, RolloutLimits,
     progress_clock::{ProgressClock, later},
-    schedule::{NextSteps, RolloutLimits},
-    step::StepAction,
 };
-use crate::text::truncated;
+use crate::{
+    linkerd_config::rollout::{
+        assess::{
+            annotations::{LONGEST_MESSAGE, RolloutState},
+            workload_state::{Assessment, Health, InProgress, WorkloadFailure, WorkloadState},
+        },
+        step::StepAction,
+    },
+    text::truncated,
+};
 
 /// How long a contradiction between a workload and its Pods must last before it counts: they arrive through different
 /// watches.

@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use k8s_openapi::jiff::{SignedDuration, Timestamp};
 
-use super::assess::workload_state::{Health, InProgress, ProgressMarks};
+use crate::linkerd_config::rollout::assess::workload_state::{Health, InProgress, ProgressMarks};
 
 /// A longer pause between two evictions means that evictions were not allowed meanwhile. It exceeds the longest backoff
 /// of a write.

@@ -4,6 +4,9 @@
 //! exceeds the limits; the cost of a change is that of one workload; a write counts as done before the watch
 //! shows its version.
 
+mod progress_clock;
+mod scheduled_workload;
+
 use std::{
     collections::{BTreeMap, BTreeSet, HashMap},
     sync::Arc,
@@ -12,6 +15,10 @@ use std::{
 
 use k8s_openapi::jiff::Timestamp;
 
+use self::{
+    progress_clock::{ProgressClock, age, later},
+    scheduled_workload::{ScheduledWorkload, SentWrite, health},
+};
 use super::{
     assess::{
         annotations::{LONGEST_MESSAGE, RolloutState},
@@ -19,8 +26,6 @@ use super::{
             Assessment, FailureWeight, Health, InProgress, ProgressMarks, SkipReason, WorkloadFailure, WorkloadState,
         },
     },
-    progress_clock::{ProgressClock, age, later},
-    scheduled_workload::{ScheduledWorkload, SentWrite, health},
     step::{RolloutStep, StepAction},
     totals::RolloutTotals,
 };
@@ -397,5 +402,5 @@ impl NextSteps {
 }
 
 #[cfg(test)]
-#[path = "schedule_tests.rs"]
+#[path = "mod_tests.rs"]
 mod tests;
