@@ -69,10 +69,10 @@ fn new_pods_get_a_change_at_once_whatever_the_rollout_says() {
         "rollout": halted, "proxy": {"logLevel": "debug", "additionalEnv": [{"name": "A", "value": "SECRET"}]},
         "values": {"heartbeatSchedule": "0 0 * * *", "proxy": {"accessLog": null}},
     });
-    let told = line(spec).unwrap();
-    assert!(told.starts_with("every Pod that is created from now on gets: proxy.additionalEnv"), "{told}");
-    assert!(told.ends_with(r#", proxy.logLevel "debug"; spec.rollout cannot delay it"#), "{told}");
-    assert!(!told.contains("SECRET") && !told.contains("heartbeatSchedule"), "{told}");
+    let text = line(spec).unwrap();
+    assert!(text.starts_with("every Pod that is created from now on gets: proxy.additionalEnv"), "{text}");
+    assert!(text.ends_with(r#", proxy.logLevel "debug"; spec.rollout cannot delay it"#), "{text}");
+    assert!(!text.contains("SECRET") && !text.contains("heartbeatSchedule"), "{text}");
     // A value of the control plane only, no change, a mode that writes nothing, and an unknown document.
     assert_eq!(line(json!({"values": {"heartbeatSchedule": "0 0 * * *"}})).as_deref(), Some("no change"));
     assert_eq!(line(json!({})).as_deref(), Some("no change"));
