@@ -17,7 +17,7 @@ const DELAY: &str = "90s";
 pub struct InjectorSyncSpec {
     /// The method of verification. Probe sends each ready replica of the proxy injector an admission request for a Pod
     /// that is never created, until every replica injects the written configuration. If a replica denies the request,
-    /// the operator restores the last good document. DryRun sends dry runs through the API server, which chooses the
+    /// the operator restores the document from before it. DryRun sends dry runs through the API server, which chooses the
     /// replicas, until several answers agree. It is for networks in which the operator cannot reach the replicas, and
     /// may miss a replica that lags. Delay waits, and sends no request. The default is Probe.
     pub method: InjectorSyncMethod,

@@ -72,8 +72,8 @@ pub struct RolloutSpec {
     #[schemars(schema_with = "schema::number_or_percentage")]
     pub max_failures: IntOrString,
     /// The action after maxFailures workloads failed. Halt restarts no other workload until the resource or its
-    /// annotation config.linkerd.io/retry changes. Rollback also restores the last good configuration. Continue
-    /// restarts the other workloads. The default is Halt.
+    /// annotation config.linkerd.io/retry changes. Rollback also restores the declared values from before the failed
+    /// ones. Continue restarts the other workloads. The default is Halt.
     pub on_failure: OnFailure,
     /// Whether a workload waits while a PodDisruptionBudget allows no disruption of its Pods. The default is true.
     #[serde(rename = "respectPDB")]
