@@ -152,7 +152,8 @@ async fn a_failure_in_steady_state_rolls_back_nothing() -> Result<()> {
     let mut mesh = Mesh::new().await?;
     mesh.put(&mesh.other, Kind::Deployment, "stuck", 1, opted_in()).await?;
     let rollout = json!({"progressDeadline": "3s", "onFailure": "Rollback"});
-    mesh.adopt(json!({"proxy": {"defaultInboundPolicy": "deny"}, "rollout": rollout})).await?;
+    let values = json!({"proxy": {"defaultInboundPolicy": "deny"}});
+    mesh.adopt(json!({"values": values, "rollout": rollout})).await?;
     let quotas: Api<ResourceQuota> = Api::namespaced(mesh.installation.client.clone(), &mesh.other);
     let quota = json!({"metadata": {"name": "pods"}, "spec": {"hard": {"pods": "1"}}});
     quotas.create(&PostParams::default(), &serde_json::from_value(quota)?).await?;
