@@ -7,10 +7,10 @@
 
 pub(crate) mod guarded;
 pub(in crate::cluster) mod metrics;
+mod status;
 
 use std::{
     collections::{HashMap, HashSet},
-    fmt,
     hash::{DefaultHasher, Hash, Hasher},
     panic::{self, AssertUnwindSafe},
     sync::Arc,
@@ -28,7 +28,7 @@ use tokio::{
     sync::{Notify, watch as channel},
     time::{Instant, sleep, timeout},
 };
-use tracing::{info, warn};
+use tracing::warn;
 
 use super::{Change, Kind, Observer, Problems, Projected, State, WatchScope, Watched, kinds::KindVisitor};
 use crate::{
@@ -38,6 +38,9 @@ use crate::{
 };
 use guarded::{Guarded, PANICKED};
 pub(in crate::cluster) use metrics::WatchMetrics;
+use status::WatchFailure;
+pub use status::WatchProblem;
+pub(in crate::cluster) use status::WatchStatus;
 
 /// The timeout of a watch in seconds, after which the API server ends it and we resume it. kube drops a connection that
 /// was silent for five seconds longer; bookmarks keep an idle but healthy connection from being silent.
@@ -46,38 +49,6 @@ const WATCH_SECONDS: u32 = 60;
 /// A resumed watch delivers no event until an object changes. A watch that has not failed for this time, which is
 /// longer than any attempt and the pause before it, counts as healthy again.
 const QUIET: Duration = Duration::from_secs(25);
-
-/// A problem of a watch, for `/ready`.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct WatchProblem {
-    /// The problem and its remedy, for a person.
-    pub text: String,
-    /// Whether the problem keeps the process from being ready.
-    pub blocks_readiness: bool,
-}
-
-/// The status of a watch.
-#[derive(Clone, Debug)]
-pub(in crate::cluster) struct WatchStatus {
-    pub kind: Kind,
-    /// Whether an observer of the kind keeps the process from being ready until the kind is known.
-    blocks_readiness: bool,
-    pub synced: bool,
-    /// Whether the API server once responded that it does not serve the kind, and the kind is optional. A later outage
-    /// does not reset this.
-    absent: bool,
-    failure: Option<WatchFailure>,
-}
-
-/// The reason why a list or a watch failed.
-#[derive(Clone, Debug, PartialEq, Eq)]
-enum WatchFailure {
-    /// 404: the API server does not serve the kind.
-    KindMissing,
-    /// 401 and 403.
-    Denied(String),
-    Unreachable(String),
-}
 
 /// The dependencies of a watch.
 #[derive(Clone)]
@@ -88,74 +59,6 @@ pub(in crate::cluster) struct WatchContext {
     /// Makes a failing watch relist immediately instead of after its backoff.
     pub relist: Arc<Notify>,
     pub metrics: WatchMetrics,
-}
-
-// === impl WatchStatus ===
-
-impl WatchStatus {
-    fn new(kind: Kind, blocks_readiness: bool) -> Self {
-        Self { kind, blocks_readiness, synced: false, absent: false, failure: None }
-    }
-
-    /// Whether the kind has been listed and the watch is not failing. A connection that fell silent is detected only
-    /// after a minute.
-    pub(in crate::cluster) fn is_followed(&self) -> bool {
-        self.synced && self.failure.is_none()
-    }
-
-    /// Whether the state is complete for the kind, so that an object that it lacks does not exist: the kind was listed,
-    /// or is not served.
-    pub(in crate::cluster) fn is_known(&self) -> bool {
-        self.synced || self.absent
-    }
-
-    /// Returns the problem of the watch; `None` if the kind has been listed and the watch is not failing.
-    pub(in crate::cluster) fn problem(&self) -> Option<WatchProblem> {
-        let resource = self.kind.resource();
-        let text = match &self.failure {
-            None if self.synced => return None,
-            None => format!("the first list of {resource} has not completed yet"),
-            Some(WatchFailure::KindMissing) if self.kind.is_optional() => {
-                format!("the API server does not serve {resource}: install its CustomResourceDefinition (make install)")
-            }
-            Some(WatchFailure::KindMissing) => format!("the API server does not serve {resource}"),
-            Some(WatchFailure::Denied(message)) => {
-                format!("list and watch of {resource} are denied, grant them to this ServiceAccount: {message}")
-            }
-            Some(WatchFailure::Unreachable(message)) => format!("cannot list or watch {resource}: {message}"),
-        };
-        // A kind that is not served does not block readiness: discovery serves proxies while the controllers that read
-        // the kind wait for it.
-        Some(WatchProblem { text, blocks_readiness: self.blocks_readiness && !self.is_known() })
-    }
-}
-
-impl WatchFailure {
-    fn of(error: &watcher::Error) -> Self {
-        let cause = match error {
-            watcher::Error::InitialListFailed(cause)
-            | watcher::Error::WatchStartFailed(cause)
-            | watcher::Error::WatchFailed(cause) => cause,
-            watcher::Error::WatchError(status) => return Self::Unreachable(status.message.clone()),
-            watcher::Error::NoResourceVersion => return Self::Unreachable(error.to_string()),
-        };
-        match cause {
-            // Matched by code: the response for an API group that does not exist is plain text without a reason.
-            kube::Error::Api(status) if status.code == 404 => Self::KindMissing,
-            kube::Error::Api(status) if matches!(status.code, 401 | 403) => Self::Denied(status.message.clone()),
-            kube::Error::Api(status) => Self::Unreachable(status.message.clone()),
-            other => Self::Unreachable(crate::client::describe(other)),
-        }
-    }
-}
-
-impl fmt::Display for WatchFailure {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::KindMissing => f.write_str("the API server does not serve this kind"),
-            Self::Denied(message) | Self::Unreachable(message) => f.write_str(message),
-        }
-    }
 }
 
 /// Starts the watch of a kind in a separate task.
@@ -234,7 +137,7 @@ impl WatchContext {
                     // During a list, a timeout does not mean that the watch is healthy.
                     if !relist.under_way {
                         self.metrics.succeeded(T::KIND);
-                        status.send_if_modified(recovered);
+                        status.send_if_modified(WatchStatus::recovered);
                     }
                     continue;
                 }
@@ -250,11 +153,11 @@ impl WatchContext {
                     if responded {
                         self.metrics.succeeded(T::KIND);
                     }
-                    status.send_if_modified(|status| (responded && recovered(status)) | (done && listed(status)));
+                    status.send_if_modified(|status| (responded && status.recovered()) | (done && status.listed()));
                 }
                 Err(error) => {
                     self.metrics.failed(T::KIND);
-                    status.send_if_modified(|status| failed(status, WatchFailure::of(&error)));
+                    status.send_if_modified(|status| status.failed(WatchFailure::of(&error)));
                     let expired = is_expired(&error);
                     let pause = if expired { expirations.pause() } else { failures.pause() };
                     tokio::select! {
@@ -435,35 +338,6 @@ impl<T> Default for Relist<T> {
     fn default() -> Self {
         Self { under_way: false, seen: HashSet::new(), listed: Vec::new() }
     }
-}
-
-fn recovered(status: &mut WatchStatus) -> bool {
-    let failed = status.failure.take().is_some();
-    if failed {
-        info!(resource = status.kind.resource(), "watch recovered");
-    }
-    failed
-}
-
-fn listed(status: &mut WatchStatus) -> bool {
-    let first = !std::mem::replace(&mut status.synced, true);
-    if first {
-        info!(resource = status.kind.resource(), "completed the first list");
-    }
-    first
-}
-
-fn failed(status: &mut WatchStatus, failure: WatchFailure) -> bool {
-    // Every cluster serves the kinds that are not optional. A 404 for one of them most likely comes from a proxy in
-    // front of the API server.
-    status.absent |= failure == WatchFailure::KindMissing && status.kind.is_optional();
-    let changed = status.failure.as_ref() != Some(&failure);
-    if changed {
-        let resource = status.kind.resource();
-        warn!(resource, error = %failure, "list or watch failed, retrying");
-        status.failure = Some(failure);
-    }
-    changed
 }
 
 /// The backoff of consecutive failures. kube's backoff is not used: it resets with every `Init`, thus with every list

@@ -52,7 +52,7 @@ fn only_an_optional_kind_is_known_to_be_absent() {
         (Kind::Job, false),
     ] {
         let mut status = WatchStatus::new(kind, true);
-        failed(&mut status, WatchFailure::KindMissing);
+        status.failed(WatchFailure::KindMissing);
         assert_eq!(status.is_known(), known, "{kind:?}");
         assert_eq!(status.problem().map(|problem| problem.blocks_readiness), Some(!known), "{kind:?}");
     }
@@ -64,7 +64,7 @@ fn a_kind_blocks_readiness_only_if_one_of_its_observers_does() {
         let observers = observers.iter().map(|blocks| Arc::new(Reader(*blocks)) as Arc<dyn Observer>).collect();
         let context = WatchContext { observers, ..context() };
         let mut status = WatchStatus::new(Kind::Pod, context.blocks_readiness());
-        failed(&mut status, WatchFailure::Denied("no".to_owned()));
+        status.failed(WatchFailure::Denied("no".to_owned()));
         assert_eq!(status.problem().map(|problem| problem.blocks_readiness), Some(blocks));
     }
 }

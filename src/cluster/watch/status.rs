@@ -1,0 +1,143 @@
+//! The status of a watch: whether its kind is known, and why the watch fails.
+//!
+//! In: completed lists and failures. Out: [`WatchStatus`], for readiness and for writers that wait. Always holds: a
+//! kind that was once known stays known.
+
+use std::fmt;
+
+use kube::runtime::watcher;
+use tracing::{info, warn};
+
+use crate::cluster::Kind;
+
+/// A problem of a watch, for `/ready`.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct WatchProblem {
+    /// The problem and its remedy, for a person.
+    pub text: String,
+    /// Whether the problem keeps the process from being ready.
+    pub blocks_readiness: bool,
+}
+
+/// The status of a watch.
+#[derive(Clone, Debug)]
+pub(in crate::cluster) struct WatchStatus {
+    pub kind: Kind,
+    /// Whether an observer of the kind keeps the process from being ready until the kind is known.
+    blocks_readiness: bool,
+    pub synced: bool,
+    /// Whether the API server once responded that it does not serve the kind, and the kind is optional. A later outage
+    /// does not reset this.
+    pub(super) absent: bool,
+    pub(super) failure: Option<WatchFailure>,
+}
+
+/// The reason why a list or a watch failed.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) enum WatchFailure {
+    /// 404: the API server does not serve the kind.
+    KindMissing,
+    /// 401 and 403.
+    Denied(String),
+    Unreachable(String),
+}
+
+// === impl WatchStatus ===
+
+impl WatchStatus {
+    pub(super) fn new(kind: Kind, blocks_readiness: bool) -> Self {
+        Self { kind, blocks_readiness, synced: false, absent: false, failure: None }
+    }
+
+    /// Whether the kind has been listed and the watch is not failing. A connection that fell silent is detected only
+    /// after a minute.
+    pub(in crate::cluster) fn is_followed(&self) -> bool {
+        self.synced && self.failure.is_none()
+    }
+
+    /// Whether the state is complete for the kind, so that an object that it lacks does not exist: the kind was listed,
+    /// or is not served.
+    pub(in crate::cluster) fn is_known(&self) -> bool {
+        self.synced || self.absent
+    }
+
+    /// Returns the problem of the watch; `None` if the kind has been listed and the watch is not failing.
+    pub(in crate::cluster) fn problem(&self) -> Option<WatchProblem> {
+        let resource = self.kind.resource();
+        let text = match &self.failure {
+            None if self.synced => return None,
+            None => format!("the first list of {resource} has not completed yet"),
+            Some(WatchFailure::KindMissing) if self.kind.is_optional() => {
+                format!("the API server does not serve {resource}: install its CustomResourceDefinition (make install)")
+            }
+            Some(WatchFailure::KindMissing) => format!("the API server does not serve {resource}"),
+            Some(WatchFailure::Denied(message)) => {
+                format!("list and watch of {resource} are denied, grant them to this ServiceAccount: {message}")
+            }
+            Some(WatchFailure::Unreachable(message)) => format!("cannot list or watch {resource}: {message}"),
+        };
+        // A kind that is not served does not block readiness: discovery serves proxies while the controllers that read
+        // the kind wait for it.
+        Some(WatchProblem { text, blocks_readiness: self.blocks_readiness && !self.is_known() })
+    }
+
+    /// Records that the watch works. Returns whether it was failing.
+    pub(super) fn recovered(&mut self) -> bool {
+        let failed = self.failure.take().is_some();
+        if failed {
+            info!(resource = self.kind.resource(), "watch recovered");
+        }
+        failed
+    }
+
+    /// Records that a list is complete. Returns whether it was the first one.
+    pub(super) fn listed(&mut self) -> bool {
+        let first = !std::mem::replace(&mut self.synced, true);
+        if first {
+            info!(resource = self.kind.resource(), "completed the first list");
+        }
+        first
+    }
+
+    /// Records a failure. Returns whether it changed the status.
+    pub(super) fn failed(&mut self, failure: WatchFailure) -> bool {
+        // Every cluster serves the kinds that are not optional. A 404 for one of them most likely comes from a proxy in
+        // front of the API server.
+        self.absent |= failure == WatchFailure::KindMissing && self.kind.is_optional();
+        let changed = self.failure.as_ref() != Some(&failure);
+        if changed {
+            let resource = self.kind.resource();
+            warn!(resource, error = %failure, "list or watch failed, retrying");
+            self.failure = Some(failure);
+        }
+        changed
+    }
+}
+
+impl WatchFailure {
+    pub(super) fn of(error: &watcher::Error) -> Self {
+        let cause = match error {
+            watcher::Error::InitialListFailed(cause)
+            | watcher::Error::WatchStartFailed(cause)
+            | watcher::Error::WatchFailed(cause) => cause,
+            watcher::Error::WatchError(status) => return Self::Unreachable(status.message.clone()),
+            watcher::Error::NoResourceVersion => return Self::Unreachable(error.to_string()),
+        };
+        match cause {
+            // Matched by code: the response for an API group that does not exist is plain text without a reason.
+            kube::Error::Api(status) if status.code == 404 => Self::KindMissing,
+            kube::Error::Api(status) if matches!(status.code, 401 | 403) => Self::Denied(status.message.clone()),
+            kube::Error::Api(status) => Self::Unreachable(status.message.clone()),
+            other => Self::Unreachable(crate::client::describe(other)),
+        }
+    }
+}
+
+impl fmt::Display for WatchFailure {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::KindMissing => f.write_str("the API server does not serve this kind"),
+            Self::Denied(message) | Self::Unreachable(message) => f.write_str(message),
+        }
+    }
+}
