@@ -78,6 +78,11 @@ impl WatchMetrics {
     pub(in crate::cluster) fn succeeded(&self, kind: Kind) {
         self.failing_since.lock().remove(&kind);
     }
+
+    #[cfg(test)]
+    pub(super) fn is_failing(&self, kind: Kind) -> bool {
+        self.failing_since.lock().contains_key(&kind)
+    }
 }
 
 /// The number of objects of each kind in the state, measured at each scrape.

@@ -150,10 +150,12 @@ impl WatchContext {
                         self.metrics.events.with_label_values(&[T::KIND.resource()]).inc();
                     }
                     self.apply::<T>(event, &mut relist, &mut memory);
-                    if responded {
+                    // The pages of a list change the state only when the list is complete. Until then the state is as
+                    // old as the failure, and a new leader that decided on it would undo its predecessor's writes.
+                    if !relist.under_way {
                         self.metrics.succeeded(T::KIND);
+                        status.send_if_modified(|status| status.recovered() | (done && status.listed()));
                     }
-                    status.send_if_modified(|status| (responded && status.recovered()) | (done && status.listed()));
                 }
                 Err(error) => {
                     self.metrics.failed(T::KIND);

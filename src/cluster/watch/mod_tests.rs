@@ -1,6 +1,11 @@
 //! Failures of watches, incomplete lists, and objects that cannot be read.
 
-use serde_json::{from_value, json};
+use std::convert::Infallible;
+
+use http::{Request, Response};
+use kube::client::Body;
+use serde_json::{Value, from_value, json};
+use tokio::sync::{Mutex, mpsc};
 
 use super::*;
 use crate::cluster::kinds::{endpoint_slice::Slice, pod::PodObject};
@@ -37,6 +42,72 @@ async fn pauses_grow_with_failures_and_reset_after_two_minutes_without_one() {
     assert!(pauses[0] <= 0.2 && (9.0..=10.0).contains(&pauses[7]), "{pauses:?}");
     tokio::time::advance(Duration::from_secs(121)).await;
     assert!(failures.pause() <= Duration::from_millis(200));
+}
+
+/// The watch of a kind whose requests a test answers.
+struct Scripted {
+    responses: mpsc::UnboundedSender<Response<Body>>,
+    status: channel::Receiver<WatchStatus>,
+    metrics: WatchMetrics,
+    _tasks: Tasks,
+}
+
+// === impl Scripted ===
+
+impl Scripted {
+    fn start<T: Watched>() -> Self {
+        let (responses, received) = mpsc::unbounded_channel();
+        let received = Arc::new(Mutex::new(received));
+        // A request waits for its response for as long as the test takes.
+        let service = tower::service_fn(move |_: Request<Body>| {
+            let received = Arc::clone(&received);
+            async move {
+                match received.lock().await.recv().await {
+                    Some(response) => Ok::<_, Infallible>(response),
+                    None => std::future::pending().await,
+                }
+            }
+        });
+        let (context, mut tasks) = (context(), Tasks::default());
+        let api = Api::all(Client::new(service, "default"));
+        let status = context.spawn::<T>(api, watcher::Config::default(), &mut tasks);
+        Self { responses, status, metrics: context.metrics, _tasks: tasks }
+    }
+
+    /// Answers the next request, and waits until the watch has sent another one.
+    async fn answers(&self, code: u16, body: &Value) -> WatchStatus {
+        let response = Response::builder().status(code).body(Body::from(body.to_string().into_bytes())).unwrap();
+        self.responses.send(response).unwrap();
+        sleep(Duration::from_millis(500)).await;
+        self.status.borrow().clone()
+    }
+}
+
+/// The response to a list of slices; another page follows if there is a token.
+fn page(slices: &[&str], token: &str) -> Value {
+    let items: Vec<_> = slices
+        .iter()
+        .map(|name| json!({"metadata": {"name": name, "namespace": "ns"}, "addressType": "IPv4", "endpoints": []}))
+        .collect();
+    json!({"apiVersion": "discovery.k8s.io/v1", "kind": "EndpointSliceList",
+        "metadata": {"resourceVersion": "7", "continue": token}, "items": items})
+}
+
+fn refusal(code: u16) -> Value {
+    json!({"kind": "Status", "apiVersion": "v1", "status": "Failure", "message": "", "reason": "", "code": code})
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_kind_is_followed_again_only_after_its_last_page() {
+    let watch = Scripted::start::<Slice>();
+    assert!(watch.answers(200, &page(&["a"], "")).await.is_followed());
+    // The start of the watch fails, and the version of the list has expired.
+    assert!(!watch.answers(503, &refusal(503)).await.is_followed());
+    assert!(!watch.answers(410, &refusal(410)).await.is_followed());
+    assert!(!watch.answers(200, &page(&["a"], "next")).await.is_followed(), "followed after the first page");
+    assert!(watch.metrics.is_failing(Kind::EndpointSlice), "not stale after the first page");
+    assert!(watch.answers(200, &page(&["b"], "")).await.is_followed());
+    assert!(!watch.metrics.is_failing(Kind::EndpointSlice));
 }
 
 #[test]
