@@ -7,8 +7,8 @@ use kube::client::Body;
 use serde_json::{Value, from_value, json};
 use tokio::sync::{Mutex, mpsc};
 
-use super::*;
-use crate::cluster::kinds::{endpoint_slice::Slice, pod::PodObject};
+use super::{status::ABSENCE_CONFIRMED, *};
+use crate::cluster::kinds::{endpoint_slice::Slice, pod::PodObject, server::Server};
 
 /// Reads Pods. The field is whether it blocks readiness.
 struct Reader(bool);
@@ -110,8 +110,35 @@ async fn a_kind_is_followed_again_only_after_its_last_page() {
     assert!(!watch.metrics.is_failing(Kind::EndpointSlice));
 }
 
-#[test]
-fn only_an_optional_kind_is_known_to_be_absent() {
+#[tokio::test(start_paused = true)]
+async fn one_404_at_the_start_does_not_mean_that_an_optional_kind_is_absent() {
+    let watch = Scripted::start::<Server>();
+    let status = watch.answers(404, &refusal(404)).await;
+    assert!(!status.is_known(), "absent after one 404");
+    let servers = json!({"apiVersion": "policy.linkerd.io/v1beta3", "kind": "ServerList",
+        "metadata": {"resourceVersion": "7"}, "items": []});
+    let status = watch.answers(200, &servers).await;
+    assert!(status.is_followed() && !status.absent, "{status:?}");
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_404_that_lasts_means_that_an_optional_kind_is_absent() {
+    let mut status = WatchStatus::new(Kind::Server, true);
+    let mut is_known_after = async |millis, failure| {
+        sleep(Duration::from_millis(millis)).await;
+        status.failed(failure);
+        status.is_known()
+    };
+    assert!(!is_known_after(0, WatchFailure::KindMissing).await);
+    assert!(!is_known_after(900, WatchFailure::KindMissing).await);
+    assert!(!is_known_after(900, WatchFailure::Unreachable("503".to_owned())).await, "the 404 did not last");
+    assert!(!is_known_after(0, WatchFailure::KindMissing).await);
+    assert!(is_known_after(1_000, WatchFailure::KindMissing).await);
+    assert!(is_known_after(0, WatchFailure::Unreachable("503".to_owned())).await, "an outage does not install a CRD");
+}
+
+#[tokio::test(start_paused = true)]
+async fn only_an_optional_kind_is_known_to_be_absent() {
     for (kind, known) in [
         (Kind::Server, true),
         (Kind::ExternalWorkload, true),
@@ -123,6 +150,8 @@ fn only_an_optional_kind_is_known_to_be_absent() {
         (Kind::Job, false),
     ] {
         let mut status = WatchStatus::new(kind, true);
+        status.failed(WatchFailure::KindMissing);
+        tokio::time::advance(ABSENCE_CONFIRMED).await;
         status.failed(WatchFailure::KindMissing);
         assert_eq!(status.is_known(), known, "{kind:?}");
         assert_eq!(status.problem().map(|problem| problem.blocks_readiness), Some(!known), "{kind:?}");

@@ -3,12 +3,18 @@
 //! In: completed lists and failures. Out: [`WatchStatus`], for readiness and for writers that wait. Always holds: a
 //! kind that was once known stays known.
 
-use std::fmt;
+use std::{fmt, time::Duration};
 
 use kube::runtime::watcher;
+use tokio::time::Instant;
 use tracing::{info, warn};
 
 use crate::cluster::Kind;
+
+/// The time for which an optional kind must not be served before it counts as absent. An API server that is starting,
+/// or a proxy in front of it, may respond 404 for a kind that exists. On a cluster without the kind, discovery is ready
+/// only after this time.
+pub(super) const ABSENCE_CONFIRMED: Duration = Duration::from_secs(1);
 
 /// A problem of a watch, for `/ready`.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -26,8 +32,9 @@ pub(in crate::cluster) struct WatchStatus {
     /// Whether an observer of the kind keeps the process from being ready until the kind is known.
     blocks_readiness: bool,
     pub synced: bool,
-    /// Whether the API server once responded that it does not serve the kind, and the kind is optional. A later outage
-    /// does not reset this.
+    /// When the first of the consecutive 404 responses for an optional kind was received.
+    missing_since: Option<Instant>,
+    /// Whether an optional kind was confirmed as not served. A later outage does not reset this.
     pub(super) absent: bool,
     pub(super) failure: Option<WatchFailure>,
 }
@@ -46,7 +53,7 @@ pub(super) enum WatchFailure {
 
 impl WatchStatus {
     pub(super) fn new(kind: Kind, blocks_readiness: bool) -> Self {
-        Self { kind, blocks_readiness, synced: false, absent: false, failure: None }
+        Self { kind, blocks_readiness, synced: false, missing_since: None, absent: false, failure: None }
     }
 
     /// Whether the kind has been listed and the watch is not failing. A connection that fell silent is detected only
@@ -103,7 +110,12 @@ impl WatchStatus {
     pub(super) fn failed(&mut self, failure: WatchFailure) -> bool {
         // Every cluster serves the kinds that are not optional. A 404 for one of them most likely comes from a proxy in
         // front of the API server.
-        self.absent |= failure == WatchFailure::KindMissing && self.kind.is_optional();
+        if failure == WatchFailure::KindMissing && self.kind.is_optional() {
+            let since = self.missing_since.get_or_insert_with(Instant::now);
+            self.absent |= since.elapsed() >= ABSENCE_CONFIRMED;
+        } else {
+            self.missing_since = None;
+        }
         let changed = self.failure.as_ref() != Some(&failure);
         if changed {
             let resource = self.kind.resource();
