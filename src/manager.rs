@@ -182,10 +182,9 @@ pub async fn run(args: ManagerArgs) -> anyhow::Result<()> {
     }
 }
 
-/// Returns the pod's name, which Kubernetes sets as the host name. Outside a pod a random suffix makes the host's name
-/// unique.
+/// Returns a unique name of this process. The host's name is not unique, even in a pod: with `spec.hostname` or
+/// `hostNetwork` several replicas have the same one, and all of them would lead. client-go adds a suffix, too.
 fn identity() -> String {
     let host = gethostname::gethostname().to_string_lossy().into_owned();
-    let in_pod = std::path::Path::new("/var/run/secrets/kubernetes.io/serviceaccount").is_dir();
-    if in_pod { host } else { format!("{host}_{:08x}", rand::random::<u32>()) }
+    format!("{host}_{:016x}", rand::random::<u64>())
 }

@@ -192,9 +192,6 @@ impl LinkerdDestinationArgs {
             level(&self.log_level).map_err(|reason| invalid("log-level", &self.log_level, reason))?.to_owned();
         manager.log_format = <LogFormat as ValueEnum>::from_str(&self.log_format, false)
             .map_err(|_| invalid("log-format", &self.log_format, "it must be plain or json"))?;
-        // The Lease that both implementations share has the pod's name as its holder, as Linkerd's container writes it.
-        let pod = environment("HOSTNAME").filter(|name| !name.is_empty());
-        manager.leader_election_identity = manager.leader_election_identity.or(pod);
         manager.enable_destination = true;
         manager.enable_external_workload = true;
         // Linkerd's ServiceAccount has no permission to write the configuration; the operator's own Deployment does

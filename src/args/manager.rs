@@ -61,8 +61,8 @@ pub struct ManagerArgs {
     )]
     pub full_pass_interval: Duration,
 
-    /// Unique name of this replica in Leases and Events; if unset, the pod's name, or outside a pod the host's name
-    /// with a random suffix. Set it for pods with host network, because they share their node's name
+    /// Unique name of this replica in Leases and Events; if unset, the host's name with a random suffix. The shipped
+    /// Deployment sets it to the pod's name
     #[arg(long, env = "LINKERD_OPERATOR_LEADER_ELECTION_IDENTITY", value_name = "NAME")]
     pub leader_election_identity: Option<String>,
 

@@ -17,9 +17,10 @@ use serde_json::{Value, json};
 
 const LEASE: &str = "linkerd-destination-endpoint-write";
 const ACCOUNT: &str = "linkerd-destination";
+/// The host name that Kubernetes sets for all replicas of a Deployment with `spec.hostname`.
+const HOSTNAME: &str = "linkerd-destination";
 /// Maximum time until a new token is used; kube reads the token file once a minute.
 const REREAD: Duration = Duration::from_secs(100);
-const POD: &str = "linkerd-destination-7f9c6d5b8-x2x7k";
 /// The arguments in Linkerd's chart (edge-26.8), except addresses and the namespace.
 const CHART: [&str; 9] = [
     "-outbound-transport-mode=transport-header",
@@ -58,7 +59,7 @@ impl Installed {
     fn start_with(&self, account: PathBuf, more: &[&str]) -> Result<Manager> {
         let options = ManagerOptions {
             args: CHART.iter().chain(more).map(|arg| (*arg).to_owned()).collect(),
-            env: vec![("HOSTNAME".to_owned(), POD.to_owned())],
+            env: vec![("HOSTNAME".to_owned(), HOSTNAME.to_owned())],
             kubeconfig: Some(account),
             as_linkerd_destination: true,
             ..ManagerOptions::default()
@@ -91,7 +92,7 @@ async fn it_does_both_jobs_of_linkerds_container_with_its_permissions() -> Resul
     // The stream stays open, because some series are deleted with the last stream.
     let mut stream = manager.discovery().await?.get(&installed.path(), "").await?;
     stream.shows(&["192.0.2.4:80"]).await?;
-    assert_eq!(installed.holder().await?, POD, "the holder must be the Pod name, as for Linkerd's replicas");
+    assert!(manager.is_leading(LEASE).await && !installed.holder().await?.is_empty());
     for (path, text) in [("/ping", "pong\n"), ("/ready", "ready\n"), ("/live", "")] {
         let (status, body) = manager.get(path).await?;
         assert!(status == StatusCode::OK && body.starts_with(text), "{path}: {status} {body}");
@@ -144,8 +145,21 @@ async fn while_a_linkerd_replica_holds_the_lease_it_serves_but_does_not_write() 
     theirs.signal(Signal::TERM)?;
     theirs.wait(SOON).await?;
     installed.mesh.shows("web", &[("vm", true)]).await?;
-    assert_eq!(installed.holder().await?, POD);
+    assert!(manager.is_leading(LEASE).await && !installed.holder().await?.is_empty());
     Ok(())
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn of_two_replicas_with_one_host_name_exactly_one_leads() -> Result<()> {
+    let installed = Installed::start().await?;
+    let replicas = [installed.drop_in().await?, installed.drop_in().await?];
+    let one_leads = async || {
+        let leading = [replicas[0].is_leading(LEASE).await, replicas[1].is_leading(LEASE).await];
+        ensure!(leading[0] != leading[1], "leading: {leading:?}");
+        Ok(())
+    };
+    eventually(SOON, "a replica to lead", one_leads).await?;
+    holds(Duration::from_secs(5), "exactly one replica to lead", one_leads).await
 }
 
 /// Tokens of Pods are valid for 3607 seconds, and the kubelet writes a new token into the same file before that. This
