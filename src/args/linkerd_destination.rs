@@ -7,7 +7,11 @@
 //!   validated and named in the log. The operator's own settings come from `LINKERD_OPERATOR_…`, as for every
 //!   subcommand.
 
-use std::{ffi::OsString, net::SocketAddr, str::FromStr};
+use std::{
+    ffi::OsString,
+    net::{Ipv6Addr, SocketAddr, ToSocketAddrs},
+    str::FromStr,
+};
 
 use clap::{Arg, ArgAction, Args as ClapArgs, ValueEnum};
 
@@ -253,13 +257,24 @@ fn go_bool(text: &str) -> Result<bool, &'static str> {
     }
 }
 
-/// Parses an address. Go listens on all addresses if only a port is given.
+/// Parses an address. As Go, it listens on all addresses if only a port is given, and on one address of a host,
+/// preferably IPv4.
 fn address(text: &str) -> Result<SocketAddr, &'static str> {
-    let whole = match text.strip_prefix(':') {
-        Some(port) => format!("[::]:{port}"),
-        None => text.to_owned(),
-    };
-    whole.parse().map_err(|_| "it must be :PORT or IP:PORT")
+    const INVALID: &str = "it must be :PORT, IP:PORT or HOST:PORT";
+    let (host, port) = text.rsplit_once(':').ok_or(INVALID)?;
+    let port: u16 = port.parse().map_err(|_| INVALID)?;
+    if host.is_empty() {
+        return Ok((Ipv6Addr::UNSPECIFIED, port).into());
+    }
+    if let Ok(address) = text.parse() {
+        return Ok(address);
+    }
+    // An IPv6 address without brackets is not a host.
+    if host.contains([':', '[', ']']) {
+        return Err(INVALID);
+    }
+    let addresses: Vec<_> = (host, port).to_socket_addrs().map_err(|_| "its host cannot be resolved")?.collect();
+    addresses.iter().find(|it| it.is_ipv4()).or(addresses.first()).copied().ok_or("its host has no address")
 }
 
 /// Returns the operator's log level for a level of logrus.

@@ -163,13 +163,26 @@ fn values_that_linkerds_container_rejects_exit_with_code_1_and_a_reason() {
     for (argument, reason) in [
         ("-enable-endpoint-slices=false", "EndpointSlices"),
         ("-meshed-http2-client-params={", "-meshed-http2-client-params"),
-        ("-addr=nowhere", "IP:PORT"),
-        ("-metrics-addr=:many", "IP:PORT"),
+        ("-addr=nowhere", "HOST:PORT"),
+        ("-metrics-addr=:many", "HOST:PORT"),
         ("-log-level=loud", "panic"),
         ("-log-format=yaml", "json"),
     ] {
         let (code, text) = refused(&[argument]);
         assert!(code == 1 && text.contains(reason), "{argument}: {code} {text}");
+    }
+}
+
+#[test]
+fn an_address_may_have_a_host_name() {
+    let args = parsed(&["-addr=localhost:8086", "-metrics-addr=127.0.0.1:9996"]);
+    // Of several addresses Go prefers IPv4.
+    assert_eq!(args.destination.destination_addr, "127.0.0.1:8086".parse().unwrap());
+    assert_eq!(args.admin_addr, "127.0.0.1:9996".parse().unwrap());
+    assert_eq!(parsed(&["-addr=[::1]:8086"]).destination.destination_addr, "[::1]:8086".parse().unwrap());
+    for bad in ["-addr=localhost", "-addr=localhost:70000", "-addr=::1:8086", "-addr=[::1:8086", "-addr=localhost:"] {
+        let (code, text) = refused(&[bad]);
+        assert!(code == 1 && text.contains("HOST:PORT"), "{bad}: {code} {text}");
     }
 }
 

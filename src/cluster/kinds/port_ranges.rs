@@ -54,13 +54,9 @@ impl PortRanges {
 
 fn range(item: &str) -> Option<(u16, u16)> {
     let (low, high) = item.split_once('-').unwrap_or((item, item));
-    let (low, high) = (number(low)?, number(high)?);
+    // As Go's strconv.Atoi, this accepts a plus sign. A minus sign never gets here.
+    let (low, high): (u16, u16) = (low.parse().ok()?, high.parse().ok()?);
     (low <= high).then_some((low, high))
-}
-
-/// Accepts digits only: Rust's own parser accepts a sign.
-fn number(text: &str) -> Option<u16> {
-    text.bytes().all(|byte| byte.is_ascii_digit()).then(|| text.parse().ok())?
 }
 
 #[cfg(test)]
@@ -91,7 +87,9 @@ mod tests {
             ("65535,0", &[(0, 0), (65535, 65535)], 0),
             ("80,abc,-1,70000-1", &[(80, 80)], 3),
             ("80,,90", &[(80, 80), (90, 90)], 1),
-            ("30 - 40,+5,2-1,65536,0x10,1-2-3", &[], 6),
+            // Go's strconv.Atoi accepts a plus sign and leading zeros.
+            ("+80,+0090-+91", &[(80, 80), (90, 91)], 0),
+            ("30 - 40,++5,2-1,65536,0x10,1-2-3,+,1_0,-5", &[], 9),
         ] {
             let (ranges, found) = parse(text);
             assert_eq!((&*ranges.0, found), (ports, problems), "{text:?}");
