@@ -18,9 +18,11 @@ use tokio::{sync::mpsc, time::Instant};
 
 pub use self::reason::Reason;
 use self::{publisher::Publisher, rate_limit::RateLimits};
-use crate::{api::NamespacedName, tasks::Tasks};
+use crate::{api::NamespacedName, tasks::Tasks, text::truncate};
 
 const QUEUE: usize = 1024;
+/// The API server's limit for a note, in bytes.
+const NOTE_LIMIT: usize = 1024;
 
 /// An Event to be written.
 #[derive(Clone, Debug)]
@@ -28,7 +30,7 @@ pub struct Notice {
     pub reason: Reason,
     pub regarding: ObjectReference,
     pub related: Option<ObjectReference>,
-    /// One line of text; truncated at 1 KiB.
+    /// One line of text; [`Events::publish`] truncates it at 1 KiB.
     pub note: String,
 }
 
@@ -101,10 +103,35 @@ pub fn object_reference(api_version: &str, kind: &str, key: &NamespacedName, uid
 // === impl Events ===
 
 impl Events {
-    /// Queues an Event; never waits.
-    pub fn publish(&self, notice: Notice) {
+    /// Queues an Event; never waits. A long note is copied, so that the queue does not keep its allocation.
+    pub fn publish(&self, mut notice: Notice) {
+        if notice.note.len() > NOTE_LIMIT {
+            notice.note = truncate(&notice.note, NOTE_LIMIT).to_owned();
+        }
         if self.queue.try_send(notice).is_err() {
             self.dropped.with_label_values(&[<&str>::from(Cause::QueueFull)]).inc();
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use prometheus::Opts;
+
+    use super::*;
+
+    #[test]
+    fn a_queued_event_takes_at_most_one_kibibyte_for_its_note() {
+        let (queue, mut notices) = mpsc::channel(QUEUE);
+        let dropped = IntCounterVec::new(Opts::new("dropped", "dropped"), &["cause"]).unwrap();
+        let events = Events { queue, dropped };
+        let regarding = object_reference("v1", "Service", &NamespacedName::new("ns", "web"), "uid");
+        for note in ["x".repeat(1_000_000), "short".to_owned()] {
+            let regarding = regarding.clone();
+            events.publish(Notice { reason: Reason::UnmatchedPort, regarding, related: None, note });
+        }
+        let mut next = || notices.try_recv().unwrap().note;
+        let (long, short) = (next(), next());
+        assert_eq!((long.len(), long.capacity(), short.as_str()), (1024, 1024, "short"));
     }
 }

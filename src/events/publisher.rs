@@ -28,14 +28,11 @@ use tokio::{
 use tracing::{debug, info, warn};
 
 use super::{Cause, Notice, RateLimits, Reason};
-use crate::text::truncated;
 
 const CONTROLLER: &str = "linkerd-operator";
 const REQUEST_TIMEOUT: Duration = Duration::from_secs(5);
 /// A repetition after a longer time creates a new Event, as in client-go.
 const SERIES_TTL: Duration = Duration::from_secs(360);
-/// The API server's limit for a note, in bytes.
-const NOTE_LIMIT: usize = 1024;
 
 pub(super) struct Publisher {
     pub(super) client: Client,
@@ -141,7 +138,7 @@ impl Publisher {
             type_: Some(reason.type_().to_owned()),
             reason: Some(reason.as_str().to_owned()),
             action: Some("Reconcile".to_owned()),
-            note: Some(truncated(note, NOTE_LIMIT)),
+            note: Some(note),
             regarding: Some(regarding),
             related,
             reporting_controller: Some(CONTROLLER.to_owned()),
@@ -227,9 +224,9 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn an_event_has_the_fields_that_kubectl_shows_and_a_truncated_note() {
+    async fn an_event_has_the_fields_that_kubectl_shows() {
         let server = Server::default();
-        server.publisher().publish(notice("web", &"x".repeat(2000))).await.unwrap();
+        server.publisher().publish(notice("web", "one")).await.unwrap();
         let (method, event) = server.requests.lock().remove(0);
         assert_eq!(method, Method::POST);
         for (pointer, expected) in [
@@ -238,6 +235,7 @@ mod tests {
             ("/action", "Reconcile"),
             ("/metadata/namespace", "ns"),
             ("/regarding/name", "web"),
+            ("/note", "one"),
             ("/reportingController", "linkerd-operator"),
             ("/reportingInstance", "replica"),
         ] {
@@ -245,7 +243,6 @@ mod tests {
         }
         assert!(event["eventTime"].is_string() && event["series"].is_null());
         assert!(event["metadata"]["name"].as_str().unwrap().starts_with("web."));
-        assert_eq!(event["note"].as_str().unwrap().len(), NOTE_LIMIT);
     }
 
     #[tokio::test(start_paused = true)]

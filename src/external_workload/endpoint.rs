@@ -19,7 +19,15 @@ use crate::{
         service::{Service, ServicePort, TargetPort},
     },
     events::Reason,
+    text::{and_more, truncate},
 };
+
+/// The maximum length of an invalid address in a finding, in bytes. The longest address has 45 characters.
+const ADDRESS_SHOWN: usize = 64;
+/// The maximum number of invalid addresses in a finding.
+const ADDRESSES_SHOWN: usize = 3;
+/// The maximum number of missing ports in a finding.
+const PORTS_SHOWN: usize = 8;
 
 /// The ports of a slice. Their order has no meaning.
 pub(super) type Ports = BTreeSet<EndpointPort>;
@@ -79,15 +87,8 @@ pub(super) fn desired(
             endpoints.insert(Arc::clone(&workload.key.name), DesiredEndpoint { ports: ports.clone(), endpoint });
         }
         let mut find = |reason, text| findings.push(Finding::new(workload, reason, text));
-        for address in &workload.addresses {
-            if let Address::Invalid { text, reason } = address {
-                find(
-                    Reason::InvalidWorkloadIP,
-                    format!(
-                        "workloadIPs contains {text:?}, which is not a valid endpoint address: {reason}; it is skipped"
-                    ),
-                );
-            }
+        if let Some(text) = describe_invalid(&workload.addresses) {
+            find(Reason::InvalidWorkloadIP, text);
         }
         // A workload without an address of the Service's families is not an endpoint, so its ports and name do not
         // matter.
@@ -144,15 +145,25 @@ fn match_ports<'a>(service: &'a Service, workload: &ExternalWorkload) -> (Ports,
     (ports, unmatched)
 }
 
+/// Returns one text about all invalid addresses. They come from the tenant, in any number and length.
+fn describe_invalid(addresses: &[Address]) -> Option<String> {
+    let invalid = addresses.iter().filter_map(|address| match address {
+        Address::Invalid { text, reason } => Some((truncate(text, ADDRESS_SHOWN), reason)),
+        Address::Valid { .. } => None,
+    });
+    let shown = invalid.clone().take(ADDRESSES_SHOWN).map(|(text, reason)| {
+        format!("workloadIPs contains {text:?}, which is not a valid endpoint address: {reason}; it is skipped")
+    });
+    Some(and_more(shown, invalid.clone().count(), "; ")).filter(|text| !text.is_empty())
+}
+
 fn describe_unmatched(ports: &[&ServicePort]) -> String {
-    let targets: Vec<String> = ports
-        .iter()
-        .map(|port| match &port.target {
-            TargetPort::Number(number) => format!("{number}/{}", port.protocol),
-            TargetPort::Name(name) => format!("{name:?}/{}", port.protocol),
-        })
-        .collect();
-    format!("spec.ports has no {}, which the Service targets; missing ports are not published", targets.join(", "))
+    let shown = ports.iter().take(PORTS_SHOWN).map(|port| match &port.target {
+        TargetPort::Number(number) => format!("{number}/{}", port.protocol),
+        TargetPort::Name(name) => format!("{name:?}/{}", port.protocol),
+    });
+    let targets = and_more(shown, ports.len(), ", ");
+    format!("spec.ports has no {targets}, which the Service targets; missing ports are not published")
 }
 
 /// Whether the name is an RFC 1123 label, as the `hostname` of an endpoint must be. Workload names may be longer and

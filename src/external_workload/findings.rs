@@ -16,6 +16,7 @@ pub(super) struct Finding {
     workload: NamespacedName,
     uid: Arc<str>,
     reason: Reason,
+    /// A text of bounded length, whatever the workload contains.
     text: String,
 }
 

@@ -5,6 +5,7 @@
 
 use std::{
     collections::{HashMap, HashSet},
+    hash::{BuildHasher, BuildHasherDefault, DefaultHasher},
     time::Duration,
 };
 
@@ -37,7 +38,9 @@ struct CacheEntry {
     conflicts: u32,
     /// The category of the last failure for which an Event was emitted.
     reported: Option<&'static str>,
-    findings: HashSet<Finding>,
+    /// The hashes of the findings of the last plan. Their texts come from tenants' objects, and many Services may have
+    /// the same ones.
+    findings: HashSet<u64>,
     taken: HashSet<String>,
 }
 
@@ -89,8 +92,9 @@ impl ServiceReconcileCache {
             return Vec::new();
         }
         self.edit(service, |entry| {
-            let new = findings.iter().filter(|finding| !entry.findings.contains(*finding)).collect();
-            entry.findings = findings.iter().cloned().collect();
+            let hash = |finding: &Finding| BuildHasherDefault::<DefaultHasher>::default().hash_one(finding);
+            let new = findings.iter().filter(|finding| !entry.findings.contains(&hash(finding))).collect();
+            entry.findings = findings.iter().map(hash).collect();
             new
         })
     }
@@ -152,7 +156,8 @@ mod tests {
     use super::*;
     use crate::{
         api::{MANAGED_BY, MANAGED_BY_LABEL},
-        cluster::{Problems, Projected, State, Watched, kinds::endpoint_slice::Slice},
+        cluster::{Problems, Projected, State, Watched, kinds::endpoint_slice::Slice, testing::external_workload},
+        events::Reason,
     };
 
     fn service() -> NamespacedName {
@@ -217,5 +222,29 @@ mod tests {
         assert_eq!(cache.succeeded(&service()), 2);
         assert!(cache.is_new_failure(&service(), "forbidden"));
         assert!(cache.count_conflict(&service()) <= Duration::from_secs(1));
+    }
+
+    #[test]
+    fn a_finding_is_new_until_it_is_reported_and_again_after_it_was_corrected() {
+        let cache = ServiceReconcileCache::default();
+        let workload = external_workload("vm", true, &json!({}), &json!({}));
+        let finding = |text: &str| Finding::new(&workload, Reason::UnmatchedPort, text.to_owned());
+        let new = |findings: &[Finding]| cache.new_findings(&service(), findings).len();
+        assert_eq!([new(&[finding("a")]), new(&[finding("a")])], [1, 0]);
+        assert_eq!(new(&[finding("a"), finding("b")]), 1, "another text");
+        assert_eq!([new(&[finding("b")]), new(&[finding("a"), finding("b")])], [0, 1], "a was corrected, and recurs");
+    }
+
+    #[test]
+    fn eight_bytes_are_kept_of_a_finding_for_each_service() {
+        let cache = ServiceReconcileCache::default();
+        let workload = external_workload("vm", true, &json!({}), &json!({}));
+        let findings = [Finding::new(&workload, Reason::UnmatchedPort, "x".repeat(500))];
+        for number in 0..300 {
+            let service = NamespacedName::new("ns", format!("web-{number}").as_str());
+            assert_eq!(cache.new_findings(&service, &findings).len(), 1);
+        }
+        let kept: usize = cache.0.lock().values().flat_map(|entry| &entry.findings).map(std::mem::size_of_val).sum();
+        assert_eq!(kept, 2400);
     }
 }

@@ -6,6 +6,7 @@ use super::*;
 use crate::{cluster::testing, external_workload::transitions};
 
 mod content;
+mod hostile;
 mod placement;
 mod properties;
 
