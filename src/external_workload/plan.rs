@@ -175,22 +175,24 @@ fn arrange<'a>(
 /// Moves the endpoints that the slice already holds out of `desired`, in the order of the slice.
 fn keep<'a>(service: &Service, base: &'a Arc<EndpointSlice>, desired: &mut DesiredEndpoints) -> SliceDraft<'a> {
     let stored: Ports = base.ports.iter().cloned().collect();
-    let workloads: Vec<&str> = base.endpoints.iter().filter_map(|e| endpoint::workload(service, e)).collect();
+    let held: Vec<(&str, &Endpoint)> =
+        base.endpoints.iter().filter_map(|held| Some((endpoint::workload(service, held)?, held))).collect();
     // The ports that most of its endpoints now need, so that the fewest endpoints move. Its current ports win a tie.
     let mut votes: BTreeMap<&Ports, usize> = BTreeMap::new();
-    for workload in workloads.iter().filter_map(|name| desired.get(*name)) {
+    for workload in held.iter().filter_map(|(name, _)| desired.get(*name)) {
         *votes.entry(&workload.ports).or_default() += 1;
     }
     let ports =
         votes.into_iter().max_by_key(|(ports, votes)| (*votes, **ports == stored)).map_or(&stored, |(ports, _)| ports);
     let ports = ports.clone();
-    let mut endpoints = Vec::with_capacity(workloads.len());
-    for name in workloads {
+    let mut endpoints = Vec::with_capacity(held.len());
+    for (name, held) in held {
         // An endpoint that occurs twice in the slice is kept once.
         if desired.get(name).is_some_and(|desired| desired.ports == ports)
             && let Some(desired) = desired.remove(name)
         {
-            endpoints.push(desired.endpoint);
+            // We write no hints, so they belong to the client that wrote them.
+            endpoints.push(Endpoint { hints: held.hints.clone(), ..desired.endpoint });
         }
     }
     let unchanged = base.has_content(&endpoints, &ports) && base.metadata.labels.as_ref() == Some(&labels(service));

@@ -291,6 +291,21 @@ async fn edited_emptied_and_deleted_slices_are_restored_d17_d18_d24() -> Result<
 }
 
 #[tokio::test]
+async fn hints_that_another_client_writes_are_kept() -> Result<()> {
+    let mesh = mesh("hints").await?;
+    mesh.put_web_over_vm().await?;
+    let mut endpoints = serde_json::to_value(&only_slice(&mesh, "web").await?.endpoints)?;
+    endpoints[0]["hints"] = json!({"forZones": [{"name": "b"}]});
+    patch_slice(&mesh, &only_slice(&mesh, "web").await?, json!({ "endpoints": endpoints })).await?;
+    stays_untouched(&mesh, "web").await?;
+    mesh.set_ready("vm", false).await?;
+    mesh.shows("web", &[("vm", false)]).await?;
+    let kept = serde_json::to_value(&only_slice(&mesh, "web").await?.endpoints[0].hints)?;
+    assert_eq!(kept, json!({"forZones": [{"name": "b"}]}));
+    Ok(())
+}
+
+#[tokio::test]
 async fn a_changed_zone_and_a_changed_service_label_reach_the_slice_d19_d20() -> Result<()> {
     let mesh = mesh("d19").await?;
     mesh.put_web_over_vm().await?;

@@ -141,7 +141,6 @@ fn edited_endpoints_are_restored_d17() {
         (writes(0, 1, 0), |slice| slice.endpoints[0].conditions.ready = Some(false)),
         (writes(0, 1, 0), |slice| slice.endpoints[0].zone = Some("elsewhere".to_owned())),
         (writes(0, 1, 0), |slice| slice.endpoints[0].node_name = Some("node".to_owned())),
-        (writes(0, 1, 0), |slice| slice.endpoints[0].hints = Some(json!({"forZones": [{"name": "b"}]}))),
         (writes(0, 1, 0), |slice| slice.endpoints[0].target_ref = None),
         (writes(0, 1, 0), |slice| slice.ports.clear()),
         (writes(0, 1, 0), |slice| {
@@ -295,4 +294,18 @@ fn annotations_and_finalizers_survive_an_update() {
     world.workloads.extend(many(1..2));
     assert_eq!(world.settle(), writes(0, 1, 0));
     assert!(world.only().metadata.annotations.is_some() && world.only().metadata.finalizers.is_some());
+}
+
+#[test]
+fn hints_of_another_writer_cause_no_write_and_survive_an_update() {
+    let mut world = World::new(legacy(), many(0..2));
+    world.settle();
+    let name = world.only().name().to_owned();
+    let hints = Some(json!({"forZones": [{"name": "b"}]}));
+    world.edit_slice(&name, |slice| slice.endpoints[0].hints = hints.clone());
+    assert_eq!(world.settle(), writes(0, 0, 0));
+    world.workloads[1] = edit(&world.workloads[1], |workload| workload.ready = false);
+    assert_eq!(world.settle(), writes(0, 1, 0));
+    assert_eq!(world.only().endpoints[0].hints, hints);
+    assert_eq!(world.only().endpoints[1].hints, None);
 }
