@@ -3,20 +3,20 @@
 //! In: a Service and the workloads that it selects. Out: per family, each workload's endpoint and the ports that its
 //! slice must have; and the findings about workloads.
 
-use std::{
-    collections::{BTreeMap, BTreeSet},
-    sync::Arc,
-};
+use std::{collections::BTreeMap, sync::Arc};
 
-use super::findings::Finding;
+use super::{
+    findings::Finding,
+    ports::{PortMatches, Ports},
+};
 use crate::{
     api::{
         EXTERNAL_WORKLOAD_KIND,
-        endpoint_slice::{Endpoint, EndpointConditions, EndpointPort, Family, TargetRef},
+        endpoint_slice::{Endpoint, EndpointConditions, Family, TargetRef},
     },
     cluster::kinds::{
-        external_workload::{Address, ExternalWorkload, WorkloadPort},
-        service::{Service, ServicePort, TargetPort},
+        external_workload::{Address, ExternalWorkload},
+        service::Service,
     },
     events::Reason,
     text::{and_more, truncate},
@@ -26,11 +26,6 @@ use crate::{
 const ADDRESS_SHOWN: usize = 64;
 /// The maximum number of invalid addresses in a finding.
 const ADDRESSES_SHOWN: usize = 3;
-/// The maximum number of missing ports in a finding.
-const PORTS_SHOWN: usize = 8;
-
-/// The ports of a slice. Their order has no meaning.
-pub(super) type Ports = BTreeSet<EndpointPort>;
 
 /// The endpoint of a workload in one family, and the ports of its slice.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -50,8 +45,9 @@ pub(super) fn desired(
     let mut families: BTreeMap<Family, DesiredEndpoints> =
         service.families.iter().map(|family| (*family, BTreeMap::new())).collect();
     let mut findings = Vec::new();
+    let mut matches = PortMatches::new(&service.ports);
     for workload in workloads {
-        let (ports, unmatched) = match_ports(service, workload);
+        let matched = matches.of(&workload.ports);
         let hostname = service.headless.then(|| workload.key.name.to_string());
         let mut published = false;
         let hostname_invalid = hostname.as_deref().is_some_and(|name| !is_dns_label(name));
@@ -84,7 +80,8 @@ pub(super) fn desired(
                 ..Endpoint::default()
             };
             published = true;
-            endpoints.insert(Arc::clone(&workload.key.name), DesiredEndpoint { ports: ports.clone(), endpoint });
+            endpoints
+                .insert(Arc::clone(&workload.key.name), DesiredEndpoint { ports: matched.ports.clone(), endpoint });
         }
         let mut find = |reason, text| findings.push(Finding::new(workload, reason, text));
         if let Some(text) = describe_invalid(&workload.addresses) {
@@ -102,8 +99,8 @@ pub(super) fn desired(
                     .to_owned(),
             );
         }
-        if !unmatched.is_empty() {
-            find(Reason::UnmatchedPort, describe_unmatched(&unmatched));
+        if let Some(unmatched) = &matched.unmatched {
+            find(Reason::UnmatchedPort, unmatched.to_string());
         }
     }
     (families, findings)
@@ -117,34 +114,6 @@ pub(super) fn workload<'a>(service: &Service, endpoint: &'a Endpoint) -> Option<
     target.name.as_deref().filter(|_| is_workload && is_here)
 }
 
-/// Returns the ports of the slice for a workload, and the ports of the Service that the workload lacks. Unlike a Pod, a
-/// workload must also declare ports that the Service targets by number.
-fn match_ports<'a>(service: &'a Service, workload: &ExternalWorkload) -> (Ports, Vec<&'a ServicePort>) {
-    let mut ports = Ports::new();
-    let mut unmatched = Vec::new();
-    for port in &service.ports {
-        let targets = |candidate: &&WorkloadPort| {
-            candidate.protocol == port.protocol
-                && match &port.target {
-                    TargetPort::Number(number) => candidate.number == *number,
-                    TargetPort::Name(name) => candidate.name == *name,
-                }
-        };
-        match workload.ports.iter().find(targets) {
-            None => unmatched.push(port),
-            Some(found) => {
-                ports.insert(EndpointPort {
-                    name: port.name.clone(),
-                    port: Some(found.number),
-                    protocol: port.protocol.clone(),
-                    app_protocol: port.app_protocol.clone(),
-                });
-            }
-        }
-    }
-    (ports, unmatched)
-}
-
 /// Returns one text about all invalid addresses. They come from the tenant, in any number and length.
 fn describe_invalid(addresses: &[Address]) -> Option<String> {
     let invalid = addresses.iter().filter_map(|address| match address {
@@ -155,15 +124,6 @@ fn describe_invalid(addresses: &[Address]) -> Option<String> {
         format!("workloadIPs contains {text:?}, which is not a valid endpoint address: {reason}; it is skipped")
     });
     Some(and_more(shown, invalid.clone().count(), "; ")).filter(|text| !text.is_empty())
-}
-
-fn describe_unmatched(ports: &[&ServicePort]) -> String {
-    let shown = ports.iter().take(PORTS_SHOWN).map(|port| match &port.target {
-        TargetPort::Number(number) => format!("{number}/{}", port.protocol),
-        TargetPort::Name(name) => format!("{name:?}/{}", port.protocol),
-    });
-    let targets = and_more(shown, ports.len(), ", ");
-    format!("spec.ports has no {targets}, which the Service targets; missing ports are not published")
 }
 
 /// Whether the name is an RFC 1123 label, as the `hostname` of an endpoint must be. Workload names may be longer and
@@ -189,37 +149,6 @@ mod tests {
 
     use super::*;
     use crate::cluster::testing::{external_workload as workload, service};
-
-    fn ports(service_ports: &serde_json::Value, workload_ports: &serde_json::Value) -> (Vec<(String, i32)>, usize) {
-        let service = service(&json!({ "ports": service_ports }));
-        let workload = workload("vm", true, &json!({}), &json!({ "ports": workload_ports }));
-        let (ports, unmatched) = match_ports(&service, &workload);
-        let ports = ports.into_iter().map(|port| (port.name, port.port.unwrap())).collect();
-        (ports, unmatched.len())
-    }
-
-    #[test]
-    fn a_port_targeted_by_number_must_be_declared_by_the_workload_with_its_protocol() {
-        let target = json!([{"name": "dns", "port": 53, "protocol": "UDP"}]);
-        assert_eq!(ports(&target, &json!([{"port": 53, "protocol": "UDP"}])), (vec![("dns".into(), 53)], 0));
-        assert_eq!(ports(&target, &json!([{"port": 53}])), (vec![], 1));
-        assert_eq!(ports(&target, &json!([])), (vec![], 1));
-    }
-
-    #[test]
-    fn a_port_targeted_by_name_is_the_first_of_that_name_and_protocol() {
-        let target = json!([{"port": 80, "targetPort": "http"}]);
-        let workload = json!([{"name": "http", "port": 1, "protocol": "UDP"}, {"name": "http", "port": 8080}, {"name": "http", "port": 8081}]);
-        assert_eq!(ports(&target, &workload), (vec![(String::new(), 8080)], 0));
-    }
-
-    #[test]
-    fn the_application_protocol_of_the_service_is_passed_on() {
-        let service = service(&json!({"ports": [{"port": 80, "appProtocol": "kubernetes.io/h2c"}]}));
-        let workload = workload("vm", true, &json!({}), &json!({"ports": [{"port": 80}]}));
-        let (ports, _) = match_ports(&service, &workload);
-        assert_eq!(ports.first().unwrap().app_protocol.as_deref(), Some("kubernetes.io/h2c"));
-    }
 
     #[test]
     fn a_workload_that_is_not_an_endpoint_has_findings_only_for_its_invalid_addresses() {

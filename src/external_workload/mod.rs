@@ -15,6 +15,7 @@ mod endpoint;
 mod findings;
 mod observer;
 mod plan;
+mod ports;
 mod reconcile_cache;
 mod transitions;
 

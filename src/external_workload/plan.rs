@@ -11,7 +11,8 @@
 //! (`k8s.io/endpointslice`), so that either controller can take over the slices of the other without a write.
 
 use std::{
-    collections::{BTreeMap, BTreeSet, HashSet},
+    cmp::Reverse,
+    collections::{BTreeMap, BTreeSet, HashSet, VecDeque},
     sync::Arc,
 };
 
@@ -19,8 +20,9 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::{ObjectMeta, OwnerReference}
 use sha2::{Digest, Sha256};
 
 use super::{
-    endpoint::{self, DesiredEndpoint, DesiredEndpoints, Ports},
+    endpoint::{self, DesiredEndpoint, DesiredEndpoints},
     findings::Finding,
+    ports::Ports,
 };
 use crate::{
     api::{
@@ -128,48 +130,59 @@ fn arrange<'a>(
 ) -> Vec<SliceDraft<'a>> {
     let mut drafts: Vec<SliceDraft<'a>> = slices.map(|base| keep(service, base, &mut desired)).collect();
     // Endpoints without a slice, by the ports that their slice must have.
-    let mut groups: BTreeMap<Ports, Vec<Endpoint>> = BTreeMap::new();
+    let mut groups: BTreeMap<Ports, VecDeque<Endpoint>> = BTreeMap::new();
     for (_, DesiredEndpoint { ports, endpoint }) in desired {
-        groups.entry(ports).or_default().push(endpoint);
+        groups.entry(ports).or_default().push_back(endpoint);
     }
+    let mut dirty = by_ports(drafts.iter_mut().filter(|draft| draft.dirty));
     for (ports, rest) in &mut groups {
         // Slices that are written anyway, the fullest first.
-        let mut dirty: Vec<&mut SliceDraft<'_>> = drafts.iter_mut().filter(|d| d.dirty && d.ports == *ports).collect();
-        dirty.sort_by_key(|draft| std::cmp::Reverse(draft.endpoints.len()));
+        let mut dirty = dirty.remove(ports).unwrap_or_default();
+        dirty.sort_by_key(|draft| Reverse(draft.endpoints.len()));
         for draft in dirty {
             draft.fill(rest);
         }
     }
+    let mut new = Vec::new();
+    let (vacant, held): (Vec<_>, Vec<_>) = drafts.iter_mut().partition(|draft| draft.endpoints.is_empty());
+    let mut vacant = vacant.into_iter().filter(|draft| draft.dirty);
+    let mut held = by_ports(held);
     for (ports, mut rest) in groups {
+        let mut held = held.remove(&ports).unwrap_or_default();
         while !rest.is_empty() {
             // A slice that lost all its endpoints is reused: one write, instead of a create, an emptying write and a
             // delete.
-            let vacant = drafts.iter_mut().find(|draft| draft.dirty && draft.endpoints.is_empty());
-            if let Some(draft) = vacant {
+            if let Some(draft) = vacant.next() {
                 draft.ports = ports.clone();
                 draft.fill(&mut rest);
                 continue;
             }
             // The fullest slice that has room for all remaining endpoints. They are never split over several clean
             // slices.
-            let fits = |draft: &SliceDraft<'_>| draft.endpoints.len() + rest.len() <= MAX_ENDPOINTS;
-            let roomy = drafts
-                .iter_mut()
-                .filter(|draft| {
-                    draft.ports == ports && !draft.endpoints.is_empty() && draft.base.is_some() && fits(draft)
-                })
-                .max_by_key(|draft| draft.endpoints.len());
-            if let Some(draft) = roomy {
+            let roomy = held.iter_mut().filter(|draft| draft.endpoints.len() + rest.len() <= MAX_ENDPOINTS);
+            if let Some(draft) = roomy.max_by_key(|draft| draft.endpoints.len()) {
                 draft.dirty = true;
                 draft.fill(&mut rest);
                 continue;
             }
             let mut draft = SliceDraft { base: None, ports: ports.clone(), endpoints: Vec::new(), dirty: true };
             draft.fill(&mut rest);
-            drafts.push(draft);
+            new.push(draft);
         }
     }
+    drafts.extend(new);
     drafts
+}
+
+/// Groups drafts by their ports, so that no group of endpoints is compared with every draft.
+fn by_ports<'d, 'a>(
+    drafts: impl IntoIterator<Item = &'d mut SliceDraft<'a>>,
+) -> BTreeMap<Ports, Vec<&'d mut SliceDraft<'a>>> {
+    let mut groups: BTreeMap<Ports, Vec<_>> = BTreeMap::new();
+    for draft in drafts {
+        groups.entry(draft.ports.clone()).or_default().push(draft);
+    }
+    groups
 }
 
 /// Moves the endpoints that the slice already holds out of `desired`, in the order of the slice.
@@ -205,7 +218,7 @@ fn keep<'a>(service: &Service, base: &'a Arc<EndpointSlice>, desired: &mut Desir
 
 impl SliceDraft<'_> {
     /// Moves as many endpoints of `rest` into the slice as fit.
-    fn fill(&mut self, rest: &mut Vec<Endpoint>) {
+    fn fill(&mut self, rest: &mut VecDeque<Endpoint>) {
         let room = MAX_ENDPOINTS.saturating_sub(self.endpoints.len()).min(rest.len());
         self.endpoints.extend(rest.drain(..room));
     }

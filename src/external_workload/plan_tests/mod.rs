@@ -117,7 +117,7 @@ impl World {
         let (mut families, _) = endpoint::desired(&self.service, workloads);
         let desired = families.remove(&Family::IPv4).unwrap_or_default();
         let ports = desired.values().next().map_or_else(
-            || serde_json::from_value(json!([{"name": "one", "port": 80}])).unwrap(),
+            || serde_json::from_value::<Vec<_>>(json!([{"name": "one", "port": 80}])).unwrap().into_iter().collect(),
             |desired| desired.ports.clone(),
         );
         let endpoints = desired.into_values().map(|desired| desired.endpoint).collect();
