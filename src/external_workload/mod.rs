@@ -30,7 +30,7 @@ use prometheus::{
     proto::MetricFamily,
     register_histogram_vec_with_registry, register_int_counter_vec_with_registry,
 };
-use tokio::time::Instant;
+use tokio::{task::JoinError, time::Instant};
 use tokio_util::sync::CancellationToken;
 use tracing::{debug, info, warn};
 
@@ -184,7 +184,12 @@ impl ExternalWorkloadReconciler {
             (Arc::clone(service), selected.collect::<Vec<_>>(), state.slices.managed_of_service(key))
         };
         let taken = self.cache.taken(key);
-        let plan = plan(&SlicePlanInput { service: &service, workloads: &workloads, slices: &slices, taken: &taken });
+        let planned = (Arc::clone(&service), slices.clone());
+        let plan = compute(move || {
+            let (service, slices) = planned;
+            plan(&SlicePlanInput { service: &service, workloads: &workloads, slices: &slices, taken: &taken })
+        })
+        .await;
         for finding in self.cache.new_findings(key, &plan.findings) {
             self.events.publish(finding.notice(&service));
         }
@@ -258,6 +263,17 @@ impl ExternalWorkloadReconciler {
     }
 }
 
+/// Runs a computation on a thread for blocking work. The plan of a Service with many ports and workloads takes long, and
+/// the threads of the runtime also serve discovery, renew Leases and answer probes.
+async fn compute<T: Send + 'static>(work: impl FnOnce() -> T + Send + 'static) -> T {
+    match tokio::task::spawn_blocking(work).await.map_err(JoinError::try_into_panic) {
+        Ok(result) => result,
+        Err(Ok(panic)) => std::panic::resume_unwind(panic),
+        // The runtime shuts down, and drops this task too.
+        Err(Err(_)) => std::future::pending().await,
+    }
+}
+
 fn more(count: usize) -> String {
     if count > 1 { format!(" (and {} more)", count - 1) } else { String::new() }
 }
@@ -307,5 +323,16 @@ impl Collector for Endpoints {
         self.endpoints.with_label_values(&["true"]).set(ready as f64);
         self.endpoints.with_label_values(&["false"]).set(unready as f64);
         self.endpoints.collect()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test]
+    async fn a_plan_does_not_occupy_a_thread_of_the_runtime() {
+        let thread = compute(|| std::thread::current().id()).await;
+        assert_ne!(thread, std::thread::current().id());
     }
 }
