@@ -99,7 +99,7 @@ pub(super) fn desired(
                     .to_owned(),
             );
         }
-        if let Some(unmatched) = &matched.unmatched {
+        if let Some(unmatched) = matched.unmatched {
             find(Reason::UnmatchedPort, unmatched.to_string());
         }
     }

@@ -1,12 +1,12 @@
 //! The ports that ExternalWorkloads have in the slices of a Service. Pure.
 //!
 //! In: the ports of a Service and those of a workload. Out: the ports of the workload's slice, and the ports that it
-//! lacks. Always holds: workloads that need the same ports share one set in memory; the work for a workload is linear
-//! in its ports and those of the Service.
+//! lacks. Always holds: workloads that need the same ports share one set in memory, and the sets of a Service are
+//! bounded; the work for a workload is linear in its ports and those of the Service.
 
 use std::{
     cmp::Ordering,
-    collections::{BTreeSet, HashMap, HashSet},
+    collections::{BTreeSet, HashMap, HashSet, hash_map::Entry},
     ops::Deref,
     sync::Arc,
 };
@@ -22,6 +22,9 @@ use crate::{
 
 /// The maximum number of missing ports in a finding.
 const PORTS_SHOWN: usize = 8;
+/// The maximum number of ports in all sets of one Service, which take about 20 MB. Each workload may need a set of its
+/// own, so a few hundred small workloads would multiply the ports of a Service.
+const PORTS_LIMIT: usize = 100_000;
 
 /// The ports of a slice. Their order has no meaning. A clone shares the set, and a set equals its clones without a
 /// comparison of their content.
@@ -31,13 +34,18 @@ pub(super) struct Ports(Arc<BTreeSet<EndpointPort>>);
 /// The ports of the workloads that a Service selects.
 pub(super) struct PortMatches<'a> {
     service: &'a [ServicePort],
-    /// By the number of the workload's port for each port of the Service.
-    matches: HashMap<Box<[Option<i32>]>, PortMatch>,
+    matches: HashMap<Box<[Match]>, PortMatch>,
+    /// The number of ports that further sets may have.
+    left: usize,
 }
 
+/// The index of a port of the Service, and the number of the workload's port that it targets.
+type Match = (usize, i32);
+
+#[derive(Clone)]
 pub(super) struct PortMatch {
     pub ports: Ports,
-    /// The description of the ports that the workload lacks.
+    /// The description of the ports that are not published.
     pub unmatched: Option<Arc<str>>,
 }
 
@@ -83,38 +91,60 @@ impl Eq for Ports {}
 
 impl<'a> PortMatches<'a> {
     pub(super) fn new(service: &'a [ServicePort]) -> Self {
-        Self { service, matches: HashMap::new() }
+        Self { service, matches: HashMap::new(), left: PORTS_LIMIT }
     }
 
-    /// Returns the ports of a workload with these ports.
-    pub(super) fn of(&mut self, workload: &[WorkloadPort]) -> &PortMatch {
-        let service = self.service;
-        let numbers = match_ports(service.iter(), workload.iter());
-        self.matches.entry(numbers).or_insert_with_key(|numbers| PortMatch::new(service, numbers))
+    /// Returns the ports of a workload with these ports. Beyond the limit, a workload that needs a further set has no
+    /// ports; workloads must be passed in the same order each time.
+    pub(super) fn of(&mut self, workload: &[WorkloadPort]) -> PortMatch {
+        let matches = match_ports(self.service.iter(), workload.iter());
+        match self.matches.entry(matches) {
+            Entry::Occupied(known) => known.get().clone(),
+            Entry::Vacant(new) => {
+                let Some(left) = self.left.checked_sub(new.key().len()) else { return PortMatch::beyond_limit() };
+                self.left = left;
+                let matched = PortMatch::new(self.service, new.key());
+                new.insert(matched).clone()
+            }
+        }
     }
 }
 
 impl PortMatch {
-    fn new(service: &[ServicePort], numbers: &[Option<i32>]) -> Self {
-        let matched = service.iter().zip(numbers).filter(|(_, number)| number.is_some());
-        let ports = matched.map(|(port, number)| EndpointPort {
-            name: port.name.clone(),
-            port: *number,
-            protocol: port.protocol.clone(),
-            app_protocol: port.app_protocol.clone(),
-        });
-        let unmatched: Vec<_> =
-            service.iter().zip(numbers).filter(|(_, number)| number.is_none()).map(|(port, _)| port).collect();
-        Self { ports: ports.collect(), unmatched: (!unmatched.is_empty()).then(|| describe(&unmatched).into()) }
+    fn new(service: &[ServicePort], matches: &[Match]) -> Self {
+        let (mut ports, mut unmatched) = (BTreeSet::new(), Vec::new());
+        let mut matches = matches.iter().peekable();
+        for (index, port) in service.iter().enumerate() {
+            match matches.next_if(|(matched, _)| *matched == index) {
+                None => unmatched.push(port),
+                Some((_, number)) => {
+                    ports.insert(EndpointPort {
+                        name: port.name.clone(),
+                        port: Some(*number),
+                        protocol: port.protocol.clone(),
+                        app_protocol: port.app_protocol.clone(),
+                    });
+                }
+            }
+        }
+        Self { ports: Ports(Arc::new(ports)), unmatched: (!unmatched.is_empty()).then(|| describe(&unmatched).into()) }
+    }
+
+    fn beyond_limit() -> Self {
+        let text = format!(
+            "the Service has more than {PORTS_LIMIT} ports in total for workloads with different spec.ports; it is \
+             published without ports"
+        );
+        Self { ports: Ports::from_iter([]), unmatched: Some(text.into()) }
     }
 }
 
-/// Returns the number of the workload's port for each port of the Service. Unlike a Pod, a workload must also declare
-/// ports that the Service targets by number.
+/// Returns the matches of the Service's ports, in their order. Unlike a Pod, a workload must also declare ports that
+/// the Service targets by number.
 fn match_ports<'a>(
     service: impl Iterator<Item = &'a ServicePort>,
     workload: impl Iterator<Item = &'a WorkloadPort>,
-) -> Box<[Option<i32>]> {
+) -> Box<[Match]> {
     let mut names: HashMap<(&str, &str), i32> = HashMap::new();
     let mut numbers: HashSet<(&str, i32)> = HashSet::new();
     for port in workload {
@@ -126,7 +156,7 @@ fn match_ports<'a>(
         TargetPort::Number(number) => numbers.contains(&(port.protocol.as_str(), *number)).then_some(*number),
         TargetPort::Name(name) => names.get(&(port.protocol.as_str(), name.as_str())).copied(),
     };
-    service.map(number).collect()
+    service.enumerate().filter_map(|(index, port)| Some((index, number(port)?))).collect()
 }
 
 fn describe(unmatched: &[&ServicePort]) -> String {
@@ -180,7 +210,7 @@ pub(super) mod tests {
         let service = service(&json!({"ports": [{"port": 80, "appProtocol": "kubernetes.io/h2c"}]}));
         let workload = workload("vm", true, &json!({}), &json!({"ports": [{"port": 80}]}));
         let mut matches = PortMatches::new(&service.ports);
-        let ports = &matches.of(&workload.ports).ports;
+        let ports = matches.of(&workload.ports).ports;
         assert_eq!(ports.first().unwrap().app_protocol.as_deref(), Some("kubernetes.io/h2c"));
     }
 
@@ -194,7 +224,31 @@ pub(super) mod tests {
         let (read, asked) = (Cell::new(0), Cell::new(0));
         let service_ports = service.ports.iter().inspect(|_| asked.set(asked.get() + 1));
         let workload_ports = workload.ports.iter().inspect(|_| read.set(read.get() + 1));
-        assert!(match_ports(service_ports, workload_ports).iter().all(Option::is_none));
+        assert!(match_ports(service_ports, workload_ports).is_empty());
         assert_eq!((asked.get(), read.get()), (500, 500));
+    }
+
+    #[test]
+    fn all_sets_of_a_service_have_at_most_a_hundred_thousand_ports() {
+        let targets: Vec<Value> =
+            (1..=1000).map(|port| json!({"name": format!("p{port}"), "port": port, "targetPort": "http"})).collect();
+        let service = service(&json!({ "ports": targets }));
+        let mut matches = PortMatches::new(&service.ports);
+        let mut matched = |number: i32| {
+            let workload = workload("vm", true, &json!({}), &json!({"ports": [{"name": "http", "port": number}]}));
+            let PortMatch { ports, unmatched } = matches.of(&workload.ports);
+            (ports.len(), unmatched)
+        };
+        for number in 1..=100 {
+            assert_eq!(matched(number), (1000, None));
+        }
+        let (ports, unmatched) = matched(101);
+        assert_eq!(ports, 0);
+        assert_eq!(
+            &*unmatched.unwrap(),
+            "the Service has more than 100000 ports in total for workloads with different spec.ports; it is \
+             published without ports"
+        );
+        assert_eq!(matched(1), (1000, None), "it shares a set that exists");
     }
 }
