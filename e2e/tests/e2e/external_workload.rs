@@ -180,7 +180,15 @@ async fn both_families_are_published_and_removed_separately_d12() -> Result<()> 
     // The only spelling that the API server accepts.
     let v6 = ("IPv6", "fd08::5678:0:0:9abc:def0");
     expect("both families", &[("IPv4", "192.0.2.4"), v6]).await?;
-    mesh.shows("web", &[("vm", true)]).await?;
+    // The readiness of each family is a write of its own.
+    eventually(SOON, "both families to be ready", async || {
+        let slices = mesh.our_slices("web").await?;
+        let conditions = slices.iter().flat_map(|slice| &slice.endpoints).filter_map(|e| e.conditions.as_ref());
+        let ready = conditions.filter(|conditions| conditions.ready == Some(true)).count();
+        ensure!(ready == 2, "{ready} of the endpoints are ready");
+        Ok(())
+    })
+    .await?;
     stays_untouched(&mesh, "web").await?;
     mesh.patch_workload("vm", json!({"spec": {"workloadIPs": [{"ip": v6.1}]}})).await?;
     expect("IPv6 alone", &[v6]).await?;
