@@ -1,7 +1,7 @@
 //! Starts a dedicated Kubernetes control plane: etcd and kube-apiserver, and on request the controllers, the scheduler
 //! and kwok.
 //!
-//! * In: [`Options`] and the [`Binaries`](crate::binaries::Binaries). Or an existing cluster, with
+//! * In: [`Options`] and the [`Binaries`]. Or an existing cluster, with
 //!   `E2E_KUBECONFIG=<path>`, used unchanged.
 //! * Out: kubeconfigs, clients, and faults that only the owner of a control plane can inject.
 //! * Always: ready when `start` returns; stopped, and its directory removed, when dropped or when this process ends. It
