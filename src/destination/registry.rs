@@ -158,6 +158,8 @@ impl<K: ViewKind> Subscription<K> {
 
     /// Returns the latest state, and marks it as seen.
     pub(super) fn latest(&mut self) -> Published<K::Content> {
+        #[cfg(test)]
+        super::testing::interleave();
         self.receiver.borrow_and_update().clone()
     }
 

@@ -1,6 +1,6 @@
 //! Test fixtures of the destination server.
 
-use std::time::Duration;
+use std::{cell::RefCell, time::Duration};
 
 use kube::runtime::watcher::Event;
 use serde_json::{Value, json};
@@ -66,4 +66,26 @@ pub(super) fn slice(name: &str, ports: &Value, endpoints: &[Value]) -> (Kind, Va
 /// An endpoint with a targetRef.
 pub(super) fn endpoint(address: &str, kind: &str, name: &str) -> Value {
     json!({"addresses": [address], "targetRef": {"kind": kind, "name": name}})
+}
+
+thread_local! {
+    static INTERLEAVED: RefCell<Option<Box<dyn FnMut()>>> = RefCell::default();
+}
+
+/// Runs `body`. Meanwhile, `step` is called on this thread wherever a stream has read something that another thread may
+/// change before the stream reads the next thing.
+pub(super) fn interleaved<R>(step: impl FnMut() + 'static, body: impl FnOnce() -> R) -> R {
+    INTERLEAVED.set(Some(Box::new(step)));
+    let result = body();
+    INTERLEAVED.set(None);
+    result
+}
+
+/// A place where other threads may run between two reads of a stream.
+pub(super) fn interleave() {
+    // Taken while it runs: what the step calls is not interleaved itself.
+    if let Some(mut step) = INTERLEAVED.take() {
+        step();
+        INTERLEAVED.set(Some(step));
+    }
 }

@@ -44,16 +44,18 @@ impl EndpointUpdates {
         content.placement != self.placement
     }
 
-    /// Resolves the request again.
-    fn subscribe_again(&mut self) -> Result<(), EndReason> {
+    /// Resolves the request again. Returns whether it has a view now.
+    ///
+    /// # Errors
+    /// When the stream has to end.
+    fn subscribe_again(&mut self) -> Result<bool, EndReason> {
         match self.subscription.views().subscribe(&self.request) {
             Ok((subscription, placement)) => {
                 (self.subscription, self.placement) = (subscription, placement);
                 self.is_event = false;
-                Ok(())
+                Ok(true)
             }
-            // The Service was deleted in the meantime. The view is about to publish that.
-            Err(GetRefusal::NoService) => Ok(()),
+            Err(GetRefusal::NoService) => Ok(false),
             Err(GetRefusal::Stopping) => Err(EndReason::Shutdown),
             Err(_) => Err(EndReason::Rerouted),
         }
@@ -74,22 +76,26 @@ impl Updates for EndpointUpdates {
     }
 
     fn refresh(&mut self) -> Option<EndReason> {
-        let Published { mut content, end } = self.subscription.latest();
-        if end.is_some() {
-            return end;
-        }
         self.is_event = self.sent.is_some();
-        // A deleted Service has no endpoints and no other view. The stream stays open until the Service exists again.
-        if self.is_moved(&content) && content.exists {
-            if let Err(end) = self.subscribe_again() {
-                return Some(end);
+        // Whatever this loop reads, it also acts on: a state that is read counts as seen, so nothing would wake the
+        // stream for it again. The loop ends, because another turn needs another change of the placement.
+        let content = loop {
+            let Published { content, end } = self.subscription.latest();
+            if end.is_some() {
+                return end;
             }
-            content = self.subscription.latest().content;
-            if self.is_moved(&content) {
-                // The placement changed again in the meantime, so the next state of the view is already pending.
-                return None;
+            // A deleted Service has no endpoints and no other view. The stream stays open until the Service exists
+            // again.
+            if !self.is_moved(&content) || !content.exists() {
+                break content;
             }
-        }
+            match self.subscribe_again() {
+                Ok(true) => {}
+                // The Service was deleted after this content was published. The publication of that wakes the stream.
+                Ok(false) => return None,
+                Err(end) => return Some(end),
+            }
+        };
         let snapshot = content.snapshot;
         let views = self.subscription.views();
         self.frames = match &self.sent {
@@ -119,3 +125,7 @@ impl Updates for EndpointUpdates {
         Some(OutgoingFrames { frames, messages, received })
     }
 }
+
+#[cfg(test)]
+#[path = "updates_tests.rs"]
+mod tests;

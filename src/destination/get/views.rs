@@ -19,7 +19,7 @@ use super::{
 };
 use crate::{
     api::NamespacedName,
-    cluster::kinds::node::Zone,
+    cluster::kinds::{node::Zone, service::Service},
     destination::{
         registry::{Registry, Subscription, View, ViewIndex, ViewKind},
         settings::DestinationSettings,
@@ -38,10 +38,8 @@ pub(in crate::destination) struct EndpointsContent {
     pub(super) snapshot: Arc<Snapshot>,
     /// A counter. When it changes, streams have to resolve their requests again, maybe to another view.
     pub(super) placement: u64,
-    /// Whether the placement has changed since the last publication.
-    unsettled: bool,
-    /// Whether the Service exists.
-    pub(super) exists: bool,
+    /// The Service at the last publication; `None` if it did not exist.
+    service: Option<Arc<Service>>,
 }
 
 #[derive(Default)]
@@ -82,17 +80,15 @@ impl ViewKind for ServiceEndpoints {
 
     fn unpublished() -> EndpointsContent {
         let empty = Arc::new(Snapshot::new(BTreeMap::new(), EndpointSet::empty(), Instant::now()));
-        EndpointsContent { snapshot: empty, placement: 0, unsettled: false, exists: true }
+        EndpointsContent { snapshot: empty, placement: 0, service: None }
     }
 }
 
 // === impl EndpointsContent ===
 
 impl EndpointsContent {
-    /// Makes the streams check whether this view is still theirs.
-    fn unsettle(&mut self) {
-        self.placement += 1;
-        self.unsettled = true;
+    pub(super) fn exists(&self) -> bool {
+        self.service.is_some()
     }
 }
 
@@ -163,7 +159,7 @@ impl EndpointsIndex {
                     let content = &view.sender.borrow().content;
                     one.subscribers += view.clients();
                     one.pods = one.pods.max(content.snapshot.len());
-                    one.exists |= content.exists;
+                    one.exists |= content.exists();
                 }
                 series.extend(by_node.into_values());
             }
@@ -189,6 +185,8 @@ impl Views {
             let subscription = Subscription::<ServiceEndpoints>::new(self, key)?;
             // Read before the request is resolved again, so that the stream notices if the result changes from now on.
             let placement = subscription.view().sender.borrow().content.placement;
+            #[cfg(test)]
+            crate::destination::testing::interleave();
             key = request.resolve(&self.cluster.read())?;
             // The clients of this view may have moved to another view before this subscription.
             if key == subscription.view().key {
@@ -235,7 +233,7 @@ impl Views {
             index.views().filter(|view| view.key.location.zone == *zone).cloned().collect()
         };
         for view in views {
-            view.sender.send_modify(|published| published.content.unsettle());
+            view.sender.send_modify(|published| published.content.placement += 1);
         }
     }
 
@@ -263,8 +261,8 @@ impl View<ServiceEndpoints> {
         if !self.key.is_for(members.service.as_deref()) {
             *generation = None;
             self.sender.send_modify(|published| {
-                published.content.exists = true;
-                published.content.unsettle();
+                published.content.service.clone_from(&members.service);
+                published.content.placement += 1;
             });
             return false;
         }
@@ -273,19 +271,19 @@ impl View<ServiceEndpoints> {
         let ViewKey { service, query, location } = &self.key;
         let labels = set_labels(members, &service.name, &service.namespace);
         let endpoints = endpoints(members, query, location, settings, before.endpoints(), siblings);
-        let exists = members.service.is_some();
         let snapshot = Snapshot::new(labels, endpoints, received);
         let snapshot = if is_first { Some(snapshot) } else { snapshot.after(&before) }.map(Arc::new);
         let changed = snapshot.is_some();
         self.sender.send_if_modified(|published| {
             let content = &mut published.content;
-            // A stream that has to move, but found its Service deleted, retries after any change of the Service.
-            let retry = std::mem::take(&mut content.unsettled) || content.exists != exists;
-            content.exists = exists;
+            // A stream that has to move, but found its Service deleted, waits for another Service or for none. If the
+            // Service was deleted and created again since the last publication, it is another object.
+            let is_same = content.service.as_ref().map(Arc::as_ptr) == members.service.as_ref().map(Arc::as_ptr);
+            content.service.clone_from(&members.service);
             if let Some(snapshot) = snapshot {
                 content.snapshot = snapshot;
             }
-            changed || retry
+            changed || !is_same
         });
         changed
     }

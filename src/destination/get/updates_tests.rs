@@ -1,0 +1,193 @@
+//! A model of one stream, the watches and the publisher, which runs every order of their steps.
+//!
+//! The stream is the real one. Wherever it may be interrupted, any number of the next steps of the script run: an event
+//! is applied to the state, or the publisher publishes all marked keys, or the process stops.
+
+use std::{cell::RefCell, collections::VecDeque, pin::pin, rc::Rc};
+
+use futures::FutureExt;
+use kube::runtime::watcher::Event;
+use prometheus::Registry as Prometheus;
+use serde_json::{Value, json};
+
+use super::*;
+use crate::{
+    cluster::{Kind, Observer, testing::Feed},
+    destination::{
+        DestinationObserver,
+        authority::ServiceAuthority,
+        metrics::DiscoveryMetrics,
+        testing::{interleaved, settings},
+    },
+};
+
+#[derive(Clone)]
+enum Step {
+    Apply(Kind, Value),
+    Delete(Kind, Value),
+    Publish,
+    Close,
+}
+use Step::{Apply, Close, Delete, Publish};
+
+struct Rig {
+    feed: Feed,
+    observer: Arc<DestinationObserver>,
+    views: Arc<Views>,
+    script: VecDeque<Step>,
+    /// How many steps run at each interruption.
+    schedule: VecDeque<usize>,
+}
+
+impl Rig {
+    fn new(script: &[Step], schedule: &[usize]) -> Self {
+        let observer = DestinationObserver::new();
+        let feed = Feed::new([Arc::clone(&observer) as Arc<dyn Observer>]);
+        let metrics = DiscoveryMetrics::register(&Prometheus::new()).unwrap();
+        let views = Views::new(feed.cluster.clone(), settings(), metrics);
+        let (script, schedule) = (script.iter().cloned().collect(), schedule.iter().copied().collect());
+        let mut rig = Self { feed, observer, views, script, schedule };
+        for step in [web(false), slice(81), pod("a", "node-1"), pod("b", "node-2"), node("zone-1"), Publish] {
+            rig.run(step);
+        }
+        rig
+    }
+
+    fn run(&mut self, step: Step) {
+        match step {
+            Apply(kind, object) => self.feed.apply(kind, Event::Apply(object)),
+            Delete(kind, object) => self.feed.apply(kind, Event::Delete(object)),
+            Close => self.views.close(),
+            Publish => {
+                while let Some(batch) = self.observer.dirty.next().now_or_never() {
+                    let mut published = pin!(self.views.publish_batch(batch.into()));
+                    while published.as_mut().now_or_never().is_none() {}
+                }
+            }
+        }
+    }
+
+    fn run_next(&mut self) -> bool {
+        let step = self.script.pop_front();
+        step.map(|step| self.run(step)).is_some()
+    }
+
+    fn interrupt(&mut self) {
+        for _ in 0..self.schedule.pop_front().unwrap_or_default() {
+            self.run_next();
+        }
+    }
+}
+
+/// The Service, with or without `internalTrafficPolicy: Local`.
+fn web(local: bool) -> Step {
+    let policy = if local { "Local" } else { "Cluster" };
+    let metadata = json!({"name": "web", "namespace": "ns"});
+    Apply(Kind::Service, json!({"metadata": metadata, "spec": {"internalTrafficPolicy": policy}}))
+}
+
+fn deleted(step: Step) -> Step {
+    let Apply(kind, object) = step else { panic!("only an applied object can be deleted") };
+    Delete(kind, object)
+}
+
+/// The slice: Pod a is for clients in zone-1, Pod b for clients in zone-2.
+fn slice(port: u16) -> Step {
+    let endpoint = |address: &str, pod: &str, zone: &str| json!({"addresses": [address], "hints": {"forZones": [{"name": zone}]}, "targetRef": {"kind": "Pod", "name": pod}});
+    let endpoints = [endpoint("10.0.0.1", "a", "zone-1"), endpoint("10.0.0.2", "b", "zone-2")];
+    let labels = json!({"kubernetes.io/service-name": "web"});
+    let metadata = json!({"name": "web-1", "namespace": "ns", "labels": labels, "resourceVersion": port.to_string()});
+    Apply(Kind::EndpointSlice, json!({"metadata": metadata, "ports": [{"port": port}], "endpoints": endpoints}))
+}
+
+fn pod(name: &str, node: &str) -> Step {
+    Apply(Kind::Pod, json!({"metadata": {"name": name, "namespace": "ns"}, "spec": {"nodeName": node}}))
+}
+
+/// The client's node.
+fn node(zone: &str) -> Step {
+    Apply(Kind::Node, json!({"metadata": {"name": "node-1", "labels": {"topology.kubernetes.io/zone": zone}}}))
+}
+
+/// Returns the endpoints that a stream has after all steps, or the reason of its end.
+fn stream(rig: &Rc<RefCell<Rig>>) -> String {
+    let views = Arc::clone(&rig.borrow().views);
+    let domain = &settings().cluster_domain;
+    let request = GetRequest::new(ServiceAuthority::parse("web.ns.svc.mycluster.local:80", domain).unwrap(), "node-1");
+    let subscription = match views.subscribe(&request) {
+        Ok(subscription) => subscription,
+        Err(refusal) => return format!("{refusal:?}"),
+    };
+    let mut updates = EndpointUpdates::new(request, subscription);
+    let mut end = updates.refresh();
+    while end.is_none() {
+        while updates.next().is_some() {}
+        if updates.changed().now_or_never().is_some() {
+            end = updates.refresh();
+        } else if !rig.borrow_mut().run_next() {
+            break;
+        }
+    }
+    match (end, &updates.sent) {
+        (Some(end), _) => format!("{end:?}"),
+        (None, None) => "no message".to_owned(),
+        (None, Some(sent)) => {
+            let addresses: Vec<_> = sent.endpoints().iter().map(|it| it.address.ip().to_string()).collect();
+            if addresses.is_empty() { "none".to_owned() } else { addresses.join(" ") }
+        }
+    }
+}
+
+/// Returns every way to distribute up to `steps` steps over `places` interruptions.
+fn schedules(places: usize, steps: usize) -> Vec<Vec<usize>> {
+    if places == 0 {
+        return vec![Vec::new()];
+    }
+    let first = (0..=steps).map(|now| (now, schedules(places - 1, steps - now)));
+    first.flat_map(|(now, rest)| rest.into_iter().map(move |rest| [vec![now], rest].concat())).collect()
+}
+
+/// Checks the last state of a stream for every order of the script's steps and the stream's.
+fn always_ends_with(script: &[Step], expected: &[&str]) {
+    for schedule in schedules(5, script.len()) {
+        let rig = Rc::new(RefCell::new(Rig::new(script, &schedule)));
+        let interrupted = Rc::clone(&rig);
+        let last = interleaved(move || interrupted.borrow_mut().interrupt(), || stream(&rig));
+        assert!(expected.contains(&last.as_str()), "the stream has {last}, not {expected:?}, after {schedule:?}");
+    }
+}
+
+#[test]
+fn a_stream_that_has_to_move_while_its_service_is_deleted_loses_its_endpoints() {
+    let script = [node("zone-2"), Publish, deleted(web(false)), Publish];
+    always_ends_with(&script, &["none", "NoService"]);
+}
+
+#[test]
+fn a_stream_whose_service_changes_its_traffic_policy_twice_has_the_endpoints_of_the_last_policy() {
+    always_ends_with(&[web(true), Publish, web(false), Publish], &["10.0.0.1"]);
+    let away = node("zone-3");
+    always_ends_with(&[away, Publish, web(true), Publish, web(false), Publish], &["10.0.0.1 10.0.0.2"]);
+}
+
+#[test]
+fn a_stream_whose_node_changes_its_zone_twice_has_the_endpoints_of_the_last_zone() {
+    always_ends_with(&[node("zone-2"), Publish, node("zone-1"), Publish], &["10.0.0.1"]);
+    always_ends_with(&[node("zone-1"), Publish, node("zone-2"), Publish], &["10.0.0.2"]);
+    always_ends_with(&[node("zone-2"), Publish, node("zone-3"), Publish], &["10.0.0.1 10.0.0.2"]);
+}
+
+#[test]
+fn a_stream_that_has_to_move_follows_a_service_that_is_deleted_and_created_between_two_publications() {
+    let again = [deleted(web(false)), web(false), Publish];
+    always_ends_with(
+        &[&[node("zone-2"), Publish, slice(82), Publish][..], &again].concat(),
+        &["10.0.0.2", "NoService"],
+    );
+}
+
+#[test]
+fn a_stream_that_moves_while_the_process_stops_ends() {
+    always_ends_with(&[web(true), Publish, Close], &["Shutdown", "Stopping"]);
+    always_ends_with(&[node("zone-2"), Publish, deleted(web(false)), Close], &["Shutdown", "Stopping", "NoService"]);
+}
