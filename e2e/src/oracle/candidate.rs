@@ -15,7 +15,7 @@ use k8s_openapi::{
         core::v1::{ObjectReference, Pod, Service},
         discovery::v1::{Endpoint, EndpointSlice},
     },
-    apimachinery::pkg::apis::meta::v1::Time,
+    apimachinery::pkg::apis::meta::v1::{ObjectMeta, Time},
 };
 use kube::api::DynamicObject;
 
@@ -124,12 +124,25 @@ fn target<'a>(state: &'a ApiState, namespace: &str, reference: Option<&ObjectRef
     }
     let place = (namespace.to_owned(), reference.name.clone()?);
     match reference.kind.as_deref() {
-        Some("Pod") => state.pods.get_key_value(&place).map(|((_, name), pod)| Target::Pod { name, pod }),
+        Some("Pod") => {
+            let found = state.pods.get_key_value(&place).filter(|(_, pod)| is_referenced(reference, &pod.metadata));
+            found.map(|((_, name), pod)| Target::Pod { name, pod })
+        }
         Some("ExternalWorkload") => {
             let found = state.workloads.get_key_value(&place);
+            let found = found.filter(|(_, workload)| is_referenced(reference, &workload.metadata));
             found.map(|((_, name), workload)| Target::Workload { name, workload })
         }
         _ => None,
+    }
+}
+
+/// `targetRef.uid` is followed: an object with the same name and another uid is not the target.
+pub(super) fn is_referenced(reference: &ObjectReference, object: &ObjectMeta) -> bool {
+    let known = |uid: &Option<String>| uid.clone().filter(|uid| !uid.is_empty());
+    match (known(&reference.uid), known(&object.uid)) {
+        (Some(referenced), Some(uid)) => referenced == uid,
+        _ => true,
     }
 }
 

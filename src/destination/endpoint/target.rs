@@ -16,7 +16,7 @@ use crate::{
         State,
         index::{selector::Labels, workload_key::OwnerPolicy},
         kinds::{
-            endpoint_slice::ready::EndpointReference,
+            endpoint_slice::ready::{EndpointReference, ReadyEndpoint},
             external_workload::ExternalWorkload,
             owner::Owner,
             pod::Pod,
@@ -78,19 +78,24 @@ pub(in crate::destination) struct Precedence<'a> {
 // === impl EndpointTarget ===
 
 impl EndpointTarget {
-    /// Returns the target of a slice's reference, or `None` if the state does not have the object.
+    /// Returns the target of a slice's endpoint, or `None` if the state does not have the object. Another object of the
+    /// same name must not lend its identity to this address, and a meshed endpoint must not become a bare address.
     pub(in crate::destination) fn of<'a>(
         state: &'a State,
         namespace: &str,
-        reference: &EndpointReference,
+        endpoint: &ReadyEndpoint,
         cache: &mut SelectorCache<'a>,
     ) -> Option<Self> {
-        match reference {
+        let uid = &endpoint.target_uid;
+        match &endpoint.target {
             EndpointReference::Address => Some(Self::Address),
-            EndpointReference::Pod(name) => Some(Self::of_pod(state, state.pods.find(namespace, name)?, cache)),
+            EndpointReference::Pod(name) => {
+                let pod = state.pods.find(namespace, name).filter(|pod| uid.may_be(&pod.uid))?;
+                Some(Self::of_pod(state, pod, cache))
+            }
             EndpointReference::ExternalWorkload(name) => {
-                let workload = state.external_workloads.get(&NamespacedName::new(namespace, Arc::clone(name)))?;
-                Some(Self::of_workload(state, workload, cache))
+                let workload = state.external_workloads.get(&NamespacedName::new(namespace, Arc::clone(name)));
+                Some(Self::of_workload(state, workload.filter(|workload| uid.may_be(&workload.uid))?, cache))
             }
         }
     }

@@ -52,7 +52,7 @@ impl Members {
         let mut members = Vec::with_capacity(slices.iter().map(|slice| slice.endpoints.len()).sum());
         for (slice, content) in slices.iter().enumerate() {
             for (endpoint, it) in content.endpoints.iter().enumerate() {
-                if let Some(target) = EndpointTarget::of(state, &key.namespace, &it.target, &mut cache) {
+                if let Some(target) = EndpointTarget::of(state, &key.namespace, it, &mut cache) {
                     members.push(Member { slice, endpoint, target });
                 }
             }
@@ -80,6 +80,36 @@ mod tests {
     };
 
     #[test]
+    fn an_endpoint_is_no_member_while_its_target_is_another_object_of_the_same_name() {
+        let with_uid = |address: &str, kind: &str, name: &str, uid: &str| {
+            let mut endpoint = endpoint(address, kind, name);
+            endpoint["targetRef"]["uid"] = json!(uid);
+            endpoint
+        };
+        let endpoints = [
+            with_uid("10.0.0.1", "Pod", "db-0", "old"),
+            with_uid("10.0.0.2", "Pod", "db-0", "new"),
+            endpoint("10.0.0.3", "Pod", "db-0"),
+            with_uid("10.0.0.4", "Pod", "without-uid", "old"),
+            with_uid("10.0.0.5", "ExternalWorkload", "vm", "old"),
+            with_uid("10.0.0.6", "ExternalWorkload", "vm", "new"),
+            endpoint("10.0.0.7", "ExternalWorkload", "vm"),
+        ];
+        let members = members([
+            (Kind::Pod, json!({"metadata": {"name": "db-0", "uid": "new"}})),
+            (Kind::Pod, json!({"metadata": {"name": "without-uid"}})),
+            (Kind::ExternalWorkload, json!({"metadata": {"name": "vm", "uid": "new"}})),
+            slice("a", &json!([{"port": 80}]), &endpoints),
+        ]);
+        assert_eq!(addresses(&members), ["10.0.0.2", "10.0.0.3", "10.0.0.4", "10.0.0.6", "10.0.0.7"]);
+    }
+
+    fn addresses(members: &Members) -> Vec<String> {
+        let endpoints = members.members.iter().filter_map(|member| members.endpoint(member));
+        endpoints.map(|endpoint| endpoint.addresses[0].to_string()).collect()
+    }
+
+    #[test]
     fn an_endpoint_is_a_member_if_its_service_and_its_target_exist() {
         let ports = json!([{"port": 80}]);
         let endpoints = [
@@ -96,10 +126,6 @@ mod tests {
             (Kind::ExternalWorkload, json!({"metadata": {"name": "vm"}})),
             slice("a", &ports, &endpoints),
         ];
-        let addresses = |members: &Members| -> Vec<String> {
-            let endpoints = members.members.iter().filter_map(|member| members.endpoint(member));
-            endpoints.map(|endpoint| endpoint.addresses[0].to_string()).collect()
-        };
         assert_eq!(addresses(&members(objects.clone())), ["10.0.0.1", "10.0.0.3", "10.0.0.6"]);
         let without = members_of(objects);
         assert!(without.service.is_none() && without.slices.is_empty() && without.members.is_empty());

@@ -96,7 +96,7 @@ impl ProfileRequest {
                     Some(Instance::Address(ip)) => {
                         ProfileTarget::InstanceAt { service, hostname, address: SocketAddr::new(*ip, port) }
                     }
-                    Some(Instance::Pod(..)) | None => ProfileTarget::Instance { service, hostname, port },
+                    Some(Instance::Pod { .. }) | None => ProfileTarget::Instance { service, hostname, port },
                 })
             }
             ProfileAuthority::Address(address) => match state.services.at(address.ip()) {

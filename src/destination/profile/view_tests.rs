@@ -432,3 +432,18 @@ fn an_instance_is_found_by_its_hostname_whether_it_is_ready_or_not() {
     assert_eq!(found("deleted"), Err(ProfileRefusal::NoPod("deleted".into())));
     assert_eq!(found("none"), Err(ProfileRefusal::NoInstance(NamespacedName::new("ns", "db"), "none".into())));
 }
+
+#[test]
+fn an_instance_is_not_another_pod_of_the_same_name() {
+    let with_uid = |uid: &str| {
+        let target = json!({"kind": "Pod", "name": "db-0", "uid": uid});
+        let endpoints = json!([{"addresses": ["10.0.0.1"], "hostname": "db-0", "targetRef": target}]);
+        let metadata = json!({"name": "db", "labels": {"kubernetes.io/service-name": "db"}});
+        let slice = json!({"metadata": metadata, "addressType": "IPv4", "endpoints": endpoints});
+        let pod = pod("db-0", "10.0.0.2", &json!({"metadata": {"uid": "new"}}));
+        let feed = cluster([(Kind::EndpointSlice, slice), pod]);
+        new_stream(&feed, "db-0.db.ns.svc.mycluster.local:80", "").map(|profile| endpoint_name(Ok(profile)))
+    };
+    assert_eq!(with_uid("old"), Err(ProfileRefusal::NoPod("db-0".into())));
+    assert_eq!(with_uid("new"), Ok("db-0".to_owned()));
+}

@@ -22,6 +22,7 @@ use tonic::Code;
 use super::{
     super::{
         ApiState, Settings,
+        candidate::is_referenced,
         label::{self, Labels},
         opaque, render,
     },
@@ -167,7 +168,8 @@ fn behind(
         return Some(by_address(state, settings, SocketAddr::new(published, port)));
     };
     let place = (namespace.to_owned(), reference.name.clone().unwrap_or_default());
-    let Some((place, pod)) = state.pods.get_key_value(&place) else {
+    let found = state.pods.get_key_value(&place).filter(|(_, pod)| is_referenced(reference, &pod.metadata));
+    let Some((place, pod)) = found else {
         return Some(ProfileAnswer::Refused(Code::Unknown, format!("pod \"{}\" not found", place.1)));
     };
     let own = pod_addresses(pod).first().copied().and_then(ip);

@@ -66,6 +66,27 @@ fn an_endpoint_counts_when_it_is_ready_and_its_target_exists() {
 }
 
 #[test]
+fn an_endpoint_does_not_count_while_its_target_is_another_object_of_the_same_name() {
+    for (referenced, own, counts) in [
+        (json!("1"), json!("1"), true),
+        (json!("1"), json!("2"), false),
+        (json!("1"), Value::Null, true),
+        (Value::Null, json!("2"), true),
+        (json!(""), json!("2"), true),
+    ] {
+        for endpoint in [pod("web-0", "192.0.2.1"), workload("vm", "192.0.2.1")] {
+            let endpoint = with(endpoint, json!({"targetRef": { "uid": referenced }}));
+            let seen = after(|cluster| {
+                cluster.put_workload("vm", json!({"metadata": { "uid": own }}));
+                cluster.edit("Pod/web-0", json!({"metadata": { "uid": own }}));
+                cluster.put_slice("web-1", std::slice::from_ref(&endpoint), json!({}));
+            });
+            assert_eq!(seen.len(), usize::from(counts), "{endpoint} {own}");
+        }
+    }
+}
+
+#[test]
 fn a_pod_counts_in_any_phase_and_while_it_terminates() {
     let ending = json!({"metadata": {"deletionTimestamp": "2026-01-01T00:00:00Z"}, "status": {"phase": "Succeeded"}});
     assert_eq!(after(|cluster| cluster.edit("Pod/web-0", ending)), ["10.42.0.5:8080"]);

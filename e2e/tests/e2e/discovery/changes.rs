@@ -2,7 +2,7 @@
 
 use anyhow::{Context, Result};
 use e2e::discovery::{Endpoints, Message};
-use serde_json::json;
+use serde_json::{Value, json};
 
 use super::{
     QUIET, Rig, add, brings,
@@ -145,6 +145,28 @@ async fn a_recreated_pod_with_another_address_removes_the_old_address() -> Resul
     rig.set_endpoints("db", &[of_pod("192.0.2.3", "db-1")]).await?;
     received::wait_for(&mut stream, traits, [(C, String::new())]).await?;
     by_name.shows(&[]).await
+}
+
+#[tokio::test]
+async fn a_recreated_target_has_the_old_address_only_if_the_slice_has_no_uid() -> Result<()> {
+    let rig = Rig::start("uid").await?;
+    let uid = async |object| anyhow::Ok(rig.create(object).await?.metadata.uid);
+    let with_uid = |endpoint: Value, uid: &Option<String>| but(endpoint, json!({"targetRef": { "uid": uid }}));
+    let (pod, vm) = (uid(meshed("web-1")).await?, uid(workload("vm")).await?);
+    let endpoints = |pod, vm| {
+        let known = [with_uid(of_pod("192.0.2.1", "web-1"), pod), with_uid(of_workload("192.0.2.2", "vm"), vm)];
+        [&known[..], &[of_pod("192.0.2.3", "web-1")]].concat()
+    };
+    rig.put_all([service("web"), slice("web", "web", &endpoints(&pod, &vm))]).await?;
+    let mut stream = rig.shows("web:80", &[A, B, C]).await?;
+    rig.delete("Pod", "web-1").await?;
+    brings(&mut stream, &[remove(&[A, C])?]).await?;
+    rig.delete("ExternalWorkload", "vm").await?;
+    brings(&mut stream, &[remove(&[B])?]).await?;
+    let (pod, vm) = (uid(meshed("web-1")).await?, uid(workload("vm")).await?);
+    brings(&mut stream, &[add(&[C])?]).await?;
+    rig.set_endpoints("web", &endpoints(&pod, &vm)).await?;
+    stream.shows(&[A, B, C]).await
 }
 
 #[tokio::test]

@@ -148,6 +148,27 @@ async fn an_instance_without_its_pod_is_unknown() -> Result<()> {
 }
 
 #[tokio::test]
+async fn a_recreated_pod_is_unknown_until_the_slice_has_its_uid() -> Result<()> {
+    let rig = Rig::start("uid").await?;
+    let ip = ip();
+    let endpoint =
+        |uid: &Option<String>| named("web-0", target(&ip, json!({"kind": "Pod", "name": "web-0", "uid": uid})));
+    let uid = rig.create(meshed("web-0")).await?.metadata.uid;
+    rig.set_status("Pod", "web-0", running(&[&ip])).await?;
+    rig.put(slice("web", "web", &[endpoint(&uid)])).await?;
+    let path = rig.path("web-0.web:8080");
+    let open = rig.opens_with(&path, &format!("pod web-0 {MESHED}")).await?;
+    rig.delete("Pod", "web-0").await?;
+    open.ends_and_then_is_refused(Code::Unknown, "").await?;
+    let uid = rig.create(meshed("web-0")).await?.metadata.uid;
+    rig.set_status("Pod", "web-0", running(&[&ip])).await?;
+    rig.catches_up("Pod").await?;
+    rig.is_refused(&path, Code::Unknown, "").await?;
+    rig.set_endpoints("web", &[endpoint(&uid)]).await?;
+    rig.opens_with(&path, &format!("pod web-0 {MESHED}")).await.map(drop)
+}
+
+#[tokio::test]
 async fn an_instance_that_is_not_a_pod_is_its_address() -> Result<()> {
     let rig = Rig::start("other").await?;
     let (vm, bare) = (ip(), ip());

@@ -90,7 +90,7 @@ impl Slice {
         let endpoints = self.ready.iter().flat_map(|slice| &slice.endpoints);
         let instances = self.ready.iter().flat_map(|slice| slice.instances.values());
         let pods = instances.filter_map(|instance| match instance {
-            Instance::Pod(name, _) => Some(EndpointReference::Pod(Arc::clone(name))),
+            Instance::Pod { name, .. } => Some(EndpointReference::Pod(Arc::clone(name))),
             Instance::Address(_) => None,
         });
         let targets = endpoints.map(|endpoint| endpoint.target.clone());

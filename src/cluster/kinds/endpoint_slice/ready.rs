@@ -14,7 +14,7 @@ use crate::api::{
 use crate::{
     api::{
         LONGEST_LABEL, LONGEST_NAME, NamespacedName,
-        endpoint_slice::{Endpoint, SliceObject},
+        endpoint_slice::{Endpoint, SliceObject, TargetRef},
     },
     cluster::{Problems, index::address},
 };
@@ -45,6 +45,7 @@ pub struct ReadyEndpoint {
     /// Never empty.
     pub addresses: Box<[IpAddr]>,
     pub target: EndpointReference,
+    pub target_uid: TargetUid,
     pub hostname: Option<Arc<str>>,
     pub zone: Option<Arc<str>>,
     /// The zones whose clients should use the endpoint; empty without a hint.
@@ -54,8 +55,8 @@ pub struct ReadyEndpoint {
 /// An endpoint that clients may request by its hostname.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Instance {
-    /// The Pod, and its address in the slice.
-    Pod(Arc<str>, IpAddr),
+    /// A Pod, and its address in the slice.
+    Pod { name: Arc<str>, uid: TargetUid, address: IpAddr },
     /// An endpoint that refers to no Pod.
     Address(IpAddr),
 }
@@ -68,6 +69,10 @@ pub enum EndpointReference {
     Pod(Arc<str>),
     ExternalWorkload(Arc<str>),
 }
+
+/// The `uid` of the object that an endpoint refers to, if the slice has it.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct TargetUid(Option<Box<str>>);
 
 /// The Service in another cluster that a slice mirrors.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -86,6 +91,22 @@ impl EndpointReference {
             Self::Pod(name) => Some(name),
             Self::Address | Self::ExternalWorkload(_) => None,
         }
+    }
+}
+
+// === impl TargetUid ===
+
+impl TargetUid {
+    fn of(target: Option<&TargetRef>) -> Self {
+        let uid = target.and_then(|it| it.uid.as_deref());
+        // No object has an empty or a longer uid. The slice's text is not kept without limit.
+        Self(uid.filter(|uid| (1..=LONGEST_NAME).contains(&uid.len())).map(Box::from))
+    }
+
+    /// Returns whether the endpoint may refer to the object with this uid: false if both uids are known and differ. Then
+    /// the object was deleted and created again, and the endpoint's address is not the new object's.
+    pub fn may_be(&self, uid: &str) -> bool {
+        uid.is_empty() || self.0.as_deref().is_none_or(|own| own == uid)
     }
 }
 
@@ -147,7 +168,9 @@ impl Instance {
         }
         let address = endpoint.addresses.iter().find_map(|text| address::parse(text))?;
         let instance = match target.filter(|it| it.kind.as_deref() == Some("Pod")) {
-            Some(pod) => Self::Pod(pod.name.as_deref().unwrap_or_default().into(), address),
+            Some(pod) => {
+                Self::Pod { name: pod.name.as_deref().unwrap_or_default().into(), uid: TargetUid::of(target), address }
+            }
             None => Self::Address(address),
         };
         Some((hostname.into(), instance))
@@ -188,6 +211,7 @@ impl ReadyEndpoint {
         Some(Self {
             addresses: addresses.into(),
             target,
+            target_uid: TargetUid::of(endpoint.target_ref.as_ref()),
             hostname: endpoint.hostname.as_deref().filter(|hostname| !hostname.is_empty()).map(Arc::from),
             zone: name("zone", endpoint.zone.as_deref().filter(|zone| !zone.is_empty()), LONGEST_LABEL, problems),
             hints: zones(endpoint.hints.as_ref()),
@@ -292,12 +316,31 @@ mod tests {
             {"addresses": ["10.0.0.6"], "hostname": ""}]}));
         let address = |text: &str| text.parse().unwrap();
         let expected = [
-            ("db-0", Instance::Pod("db-0".into(), address("10.0.0.1"))),
+            ("db-0", Instance::Pod { name: "db-0".into(), uid: TargetUid::default(), address: address("10.0.0.1") }),
             ("db-1", Instance::Address(address("10.0.0.3"))),
             ("vm", Instance::Address(address("10.0.0.4"))),
         ];
         assert_eq!(slice.instances, expected.map(|(hostname, instance)| (Arc::from(hostname), instance)).into());
         assert_eq!(slice.endpoints.len(), 4, "only ready ones are members");
+    }
+
+    #[test]
+    fn an_endpoint_refers_to_an_object_unless_both_uids_are_known_and_differ() {
+        for (referenced, uid, refers) in [
+            (json!("1"), "1", true),
+            (json!("1"), "2", false),
+            (json!("1"), "", true),
+            (json!(""), "2", true),
+            (json!(null), "2", true),
+            (json!("x".repeat(254)), "2", true),
+        ] {
+            let target = json!({"kind": "Pod", "name": "db-0", "uid": referenced});
+            let endpoints = json!([{"addresses": ["10.0.0.1"], "hostname": "db-0", "targetRef": target}]);
+            let (slice, _) = ready_slice(&json!({ "endpoints": endpoints }));
+            let Instance::Pod { uid: of_instance, .. } = &slice.instances["db-0"] else { panic!() };
+            let found = (slice.endpoints[0].target_uid.may_be(uid), of_instance.may_be(uid));
+            assert_eq!(found, (refers, refers), "{referenced} {uid}");
+        }
     }
 
     #[test]

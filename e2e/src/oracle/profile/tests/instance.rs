@@ -109,3 +109,14 @@ fn an_endpoint_without_a_pod_is_looked_up_by_its_address() {
     cluster.put(slice("db-1", &[json!({"hostname": "pod-0", "addresses": ["host.example"]})]));
     assert_eq!(summary(&cluster), NOT_FOUND);
 }
+
+#[test]
+fn another_pod_with_the_name_of_the_endpoints_pod_is_not_sent() {
+    let target = json!({"kind": "Pod", "namespace": "ns", "name": "pod-0", "uid": "1"});
+    let own = |uid: &str| json!({"metadata": { "uid": uid }});
+    let mut cluster =
+        Cluster::new(&[slice("db-1", &[endpoint("pod-0", "10.0.0.7", &target)]), pod("pod-0", "10.0.0.1", own("1"))]);
+    assert_eq!(summary(&cluster), "pod-0 10.0.0.1:8989");
+    cluster.edit("Pod/ns/pod-0", own("2"));
+    assert_eq!(summary(&cluster), "Unknown pod \"pod-0\" not found");
+}
