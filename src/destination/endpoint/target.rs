@@ -5,6 +5,7 @@
 
 use std::{
     collections::{HashMap, HashSet},
+    net::SocketAddr,
     sync::Arc,
 };
 
@@ -14,7 +15,7 @@ use crate::{
     api::NamespacedName,
     cluster::{
         State,
-        index::{selector::Labels, workload_key::OwnerPolicy},
+        index::{address::NetworkAddress, selector::Labels, workload_key::OwnerPolicy},
         kinds::{
             endpoint_slice::ready::{EndpointReference, ReadyEndpoint},
             external_workload::ExternalWorkload,
@@ -174,6 +175,12 @@ impl PartialEq for PodTarget {
 impl Eq for PodTarget {}
 
 impl PodTarget {
+    /// Returns whether the address is a host port of the Pod, and the Pod is not in the network of the host.
+    pub(super) fn is_behind_host_port(&self, address: SocketAddr) -> bool {
+        let is_host_port = || self.pod.network_addresses().any(|it| it == NetworkAddress::Socket(address));
+        !self.pod.host_network && is_host_port()
+    }
+
     /// Returns whether proxies must not detect the protocol of this port.
     pub(super) fn is_opaque(&self, port: u16, settings: &DestinationSettings) -> bool {
         let annotated = self.pod.opaque_ports.as_ref().unwrap_or(&settings.default_opaque_ports);

@@ -81,6 +81,12 @@ pub(in crate::destination) fn profiled(
 ) -> WeightedAddr {
     let placed = Placed { address, zone: None, mirror: None };
     let mut endpoint = of_target(target, &placed, address.port(), settings);
+    // A host port forwards connections to one port of the Pod. Nothing forwards the inbound port of its proxy.
+    if let (EndpointTarget::Pod(target), Some(hint)) = (target, &mut endpoint.protocol_hint)
+        && target.is_behind_host_port(address)
+    {
+        hint.opaque_transport = None;
+    }
     if let Some(namespace) = target.namespace() {
         endpoint.metric_labels.insert("namespace".to_owned(), namespace.to_owned());
     }

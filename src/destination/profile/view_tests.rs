@@ -447,3 +447,31 @@ fn an_instance_is_not_another_pod_of_the_same_name() {
     assert_eq!(with_uid("old"), Err(ProfileRefusal::NoPod("db-0".into())));
     assert_eq!(with_uid("new"), Ok("db-0".to_owned()));
 }
+
+#[test]
+fn a_meshed_pod_at_its_host_port_has_no_opaque_transport_unless_its_network_is_the_hosts() {
+    let variable = |name: &str, port: u16| json!({"name": format!("LINKERD2_PROXY_{name}_LISTEN_ADDR"), "value": format!("0.0.0.0:{port}")});
+    let env = [variable("INBOUND", 4143), variable("ADMIN", 4191), variable("CONTROL", 4190)];
+    let meshed = |host_network: bool, address: &str| {
+        let ports = json!([{"containerPort": 80, "hostPort": 3306}]);
+        let containers = json!([{"name": "app", "ports": ports}, {"name": "linkerd-proxy", "env": env}]);
+        pod(
+            "web-1",
+            address,
+            &json!({"metadata": {"labels": {"linkerd.io/control-plane-ns": "linkerd"}},
+            "spec": {"hostNetwork": host_network, "containers": containers}, "status": {"hostIP": "192.0.2.1"}}),
+        )
+    };
+    // Port 3306 is opaque by default, so opaque transport is used where it is possible.
+    for (host_network, pod_ip, path, expected) in [
+        (false, "10.0.0.1", "10.0.0.1:3306", Some(4143)),
+        (false, "10.0.0.1", "192.0.2.1:3306", None),
+        (true, "192.0.2.1", "192.0.2.1:3306", Some(4143)),
+    ] {
+        let feed = cluster([meshed(host_network, pod_ip)]);
+        let endpoint = new_stream(&feed, path, "").unwrap().endpoint.unwrap();
+        let hint = endpoint.protocol_hint.unwrap();
+        assert!(hint.protocol.is_some() && endpoint.tls_identity.is_some(), "{path} is still meshed");
+        assert_eq!(hint.opaque_transport.map(|it| it.inbound_port), expected, "{path}, host network: {host_network}");
+    }
+}

@@ -183,10 +183,16 @@ fn of_pod(
     ((namespace, name), pod): Found<'_, Pod>,
     address: SocketAddr,
 ) -> ProfileAnswer {
-    let port = address.port();
     let labels = label::of_pod(state, namespace, name, pod, "", None);
-    let rendered = render::of_pod(state, settings, namespace, pod, port, with_namespace(labels, namespace));
-    profile(rendered, address, render::pod_is_opaque(state, settings, namespace, pod, port))
+    let mut rendered =
+        render::of_pod(state, settings, namespace, pod, address.port(), with_namespace(labels, namespace));
+    // A host port forwards connections to one container port. Nothing forwards the inbound port of the proxy, which is
+    // open at this address only if the Pod is in the host's network.
+    let is_on_host = pod.spec.as_ref().and_then(|spec| spec.host_network) == Some(true);
+    if let Some(hint) = rendered.protocol_hint.as_mut().filter(|_| !is_on_host && on_host_network(pod, address)) {
+        hint.opaque_transport = None;
+    }
+    profile(rendered, address, render::pod_is_opaque(state, settings, namespace, pod, address.port()))
 }
 
 fn of_workload(

@@ -3,12 +3,16 @@
 use anyhow::Result;
 use serde_json::{Value, json};
 
-use super::{MESHED, OPAQUE, at, ip, phase};
+use super::{MESHED, at, ip, phase};
 use crate::discovery::{
     Rig,
     objects::{KEPT, Object, field, meshed, pod, proxy, server},
 };
 
+/// A meshed Pod at a host port of its node, where nothing forwards the inbound port of the proxy.
+const FORWARDED: &str = "with h2 identity http2";
+/// The same on an opaque port.
+const OPAQUE_FORWARDED: &str = "with opaque identity http2";
 const OPAQUE_PORTS: &str = "config.linkerd.io/opaque-ports";
 
 /// Adds a container with port 80 and this host port.
@@ -81,13 +85,13 @@ async fn opaque_ports_are_matched_by_the_host_port() -> Result<()> {
     let rig = Rig::start("opaque").await?;
     let host = ip();
     for (name, port, annotation, expected) in [
-        ("plain", 7001, None, format!("pod plain {MESHED}")),
-        ("of-host", 7002, Some("7002"), format!("opaque pod of-host {OPAQUE}")),
-        ("of-container", 7003, Some("80"), format!("pod of-container {MESHED}")),
+        ("plain", 7001, None, format!("pod plain {FORWARDED}")),
+        ("of-host", 7002, Some("7002"), format!("opaque pod of-host {OPAQUE_FORWARDED}")),
+        ("of-container", 7003, Some("80"), format!("pod of-container {FORWARDED}")),
         // Port names refer to container ports.
-        ("named", 7004, Some("http"), format!("pod named {MESHED}")),
-        ("default", 3306, None, format!("opaque pod default {OPAQUE}")),
-        ("emptied", 9300, Some(""), format!("pod emptied {MESHED}")),
+        ("named", 7004, Some("http"), format!("pod named {FORWARDED}")),
+        ("default", 3306, None, format!("opaque pod default {OPAQUE_FORWARDED}")),
+        ("emptied", 9300, Some(""), format!("pod emptied {FORWARDED}")),
     ] {
         let object = with_port(meshed(name), port, "http");
         let object = annotation.iter().fold(object, |object, text| object.annotated(OPAQUE_PORTS, text));
@@ -107,12 +111,12 @@ async fn pod_phases_and_termination_are_followed_on_host_ports() -> Result<()> {
     let mut open = rig.opens_with(&at(&host, 7777), "address").await?;
     let object = with_port(meshed("web-1"), 7777, "http").with(json!({"metadata": {"finalizers": [KEPT]}}));
     rig.put_with_status(object, runs_on(&host)).await?;
-    open.becomes(&format!("pod web-1 {MESHED}")).await?;
+    open.becomes(&format!("pod web-1 {FORWARDED}")).await?;
     for name in ["Pending", "Succeeded", "Failed"] {
         rig.set_status("Pod", "web-1", phase(name)).await?;
         open.becomes("address").await?;
         rig.set_status("Pod", "web-1", phase("Running")).await?;
-        open.becomes(&format!("pod web-1 {MESHED}")).await?;
+        open.becomes(&format!("pod web-1 {FORWARDED}")).await?;
     }
     rig.terminate("web-1").await?;
     rig.catches_up("Pod").await?;

@@ -287,3 +287,20 @@ fn a_skipped_port_has_no_hint_or_identity_and_a_pod_without_proxy_no_transport()
     let endpoint = cluster.endpoint("172.17.0.15:80");
     assert_eq!((endpoint.protocol_hint, endpoint.tls_identity), (Some(hint), meshed(true).tls_identity));
 }
+
+#[test]
+fn a_meshed_pod_at_its_host_port_has_no_opaque_transport_unless_it_is_in_the_hosts_network() {
+    let patch = json!({"status": {"hostIP": "192.168.1.20"}});
+    let mut pod = pod("a", "10.0.0.1", patch);
+    pod["spec"]["containers"][0]["ports"] = json!([{"containerPort": 80, "hostPort": 3306}]);
+    let mut cluster = Cluster::new(&[pod]);
+    let hint = |cluster: &Cluster, path: &str| cluster.endpoint(path).protocol_hint.unwrap();
+    let opaque = |inbound_port: Option<u32>| ProtocolHint {
+        protocol: Some(Protocol::Opaque(Opaque {})),
+        opaque_transport: inbound_port.map(|inbound_port| OpaqueTransport { inbound_port }),
+    };
+    assert_eq!(hint(&cluster, "10.0.0.1:3306"), opaque(Some(4143)));
+    assert_eq!(hint(&cluster, "192.168.1.20:3306"), opaque(None));
+    cluster.edit("Pod/ns/a", json!({"spec": {"hostNetwork": true}}));
+    assert_eq!(hint(&cluster, "192.168.1.20:3306"), opaque(Some(4143)));
+}
