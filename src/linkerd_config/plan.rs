@@ -14,8 +14,7 @@ use super::{
     revert::predecessor::Predecessor,
     rollout,
     trust_anchors::bundles::TrustBundles,
-    values::InjectionHashes,
-    values::{Document, LONGEST, Path, Problem, Reading, control_plane_mismatch},
+    values::{Document, InjectionHashes, LONGEST, Path, Problem, Reading, control_plane_mismatch},
 };
 use crate::{
     api::linkerd_config::{DriftAction, LinkerdConfigSpec, Mode},

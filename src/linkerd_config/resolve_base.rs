@@ -12,8 +12,7 @@ use super::{
     overlay::{Overlay, ValueSource},
     revert::predecessor::Predecessor,
     trust_anchors::bundles::TrustBundles,
-    values::InjectionHashes,
-    values::{Document, Path, Problem},
+    values::{Document, InjectionHashes, Path, Problem},
 };
 use crate::{
     api::{

@@ -304,6 +304,13 @@ mod tests {
         let annotated = injected(annotated, json!({"containers": [container]}));
         let (proxy_version, trust_roots) = (Some("edge-2".into()), Some("ff".into()));
         assert_eq!(annotated, Some(Injected { proxy_version, trust_roots, ..bare.clone() }));
+        let long = "x".repeat(200_000);
+        let marker = json!({"name": "LINKERD_CONFIG_HASH", "value": long});
+        let hostile = json!({"containers": [{"name": "linkerd-proxy", "image": "proxy:1", "env": [marker]}]});
+        let annotations = json!({"linkerd.io/proxy-version": long, "linkerd.io/trust-root-sha256": long});
+        let Injected { marker, proxy_version, trust_roots, .. } = injected(annotations, hostile).unwrap();
+        let lengths = [marker, proxy_version, trust_roots].map(|text| text.map(|text| text.len()));
+        assert_eq!(lengths, [Some(128); 3], "a long text is cut");
         for key in ["config.linkerd.io/proxy-version", "config.linkerd.io/proxy-image"] {
             let pinned = injected(json!({key: "edge-1"}), json!({"containers": [container]}));
             assert_eq!(pinned, Some(Injected { pinned: true, ..bare.clone() }));

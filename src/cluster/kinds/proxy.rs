@@ -17,7 +17,14 @@ use serde::{
     de::{SeqAccess, Visitor},
 };
 
-use crate::api::{CONFIG_HASH_ENV, PINNING_ANNOTATIONS, PROXY_VERSION_ANNOTATION, TRUST_ROOT_ANNOTATION};
+use crate::{
+    api::{CONFIG_HASH_ENV, PINNING_ANNOTATIONS, PROXY_VERSION_ANNOTATION, TRUST_ROOT_ANNOTATION},
+    text::truncate,
+};
+
+/// The maximum length of a value that is kept of a Pod, in bytes: that of an image's tag. Hashes are shorter, and anyone
+/// who can change a Pod can write a longer text.
+const LONGEST_VALUE: usize = 128;
 
 /// The ports at which the proxy of a meshed Pod listens.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -84,11 +91,12 @@ impl Injected {
         annotations: Option<&BTreeMap<String, String>>,
     ) -> Self {
         let annotation = |key| annotations.and_then(|all| all.get(key)).map(String::as_str);
+        let kept = |text: &str| Box::from(truncate(text, LONGEST_VALUE));
         let version = annotation(PROXY_VERSION_ANNOTATION).filter(|version| !version.is_empty());
         Self {
-            marker: environment.get(Variable::Marker).map(Box::from),
-            proxy_version: version.or_else(|| tag(image?)).map(Box::from),
-            trust_roots: annotation(TRUST_ROOT_ANNOTATION).map(Box::from),
+            marker: environment.get(Variable::Marker).map(kept),
+            proxy_version: version.or_else(|| tag(image?)).map(kept),
+            trust_roots: annotation(TRUST_ROOT_ANNOTATION).map(kept),
             pinned: PINNING_ANNOTATIONS.into_iter().any(|key| annotation(key).is_some()),
         }
     }

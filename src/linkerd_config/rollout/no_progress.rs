@@ -144,11 +144,11 @@ mod tests {
         linkerd_config::rollout::{
             assess::{
                 annotations::RolloutState,
-                workload_state::{Assessment, FailureWeight, InProgress, ProgressMarks, Start},
+                workload_state::{Assessment, Start},
             },
             gate::Gate,
             progress::rollout_progress,
-            testing::{rollout_target, time},
+            testing::{self, rollout_target, time},
             trust::TrustCounts,
         },
     };
@@ -160,18 +160,7 @@ mod tests {
 
     fn in_progress() -> WorkloadState {
         let health = Health::Progressing("1 of 2 Pods are updated, 1 are available".to_owned());
-        let (state, retry) = (RolloutState::Updating, String::new());
-        WorkloadState::InProgress(InProgress {
-            state,
-            since: None,
-            health,
-            evict: None,
-            retry,
-            weight: FailureWeight::Counted,
-            marks: ProgressMarks::default(),
-            newest_pod: None,
-            controlled: false,
-        })
+        WorkloadState::InProgress(testing::in_progress(RolloutState::Updating, health))
     }
 
     fn pending() -> WorkloadState {

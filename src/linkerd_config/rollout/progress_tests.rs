@@ -6,12 +6,9 @@ use crate::{
     linkerd_config::rollout::{
         assess::{
             annotations::RolloutState,
-            workload_state::{
-                Assessment, FailureWeight, Health, InProgress, ProgressMarks, SkipReason, Start, WorkloadFailure,
-                WorkloadState,
-            },
+            workload_state::{Assessment, FailureWeight, Health, SkipReason, Start, WorkloadFailure, WorkloadState},
         },
-        testing::{rollout_target, time},
+        testing::{self, rollout_target, time},
         trust::TrustCounts,
     },
 };
@@ -32,18 +29,7 @@ fn pending() -> WorkloadState {
 }
 
 fn in_progress() -> WorkloadState {
-    let (state, retry) = (RolloutState::Updating, String::new());
-    WorkloadState::InProgress(InProgress {
-        state,
-        since: None,
-        health: Health::Healthy,
-        evict: None,
-        retry,
-        weight: FailureWeight::Counted,
-        marks: ProgressMarks::default(),
-        newest_pod: None,
-        controlled: false,
-    })
+    WorkloadState::InProgress(testing::in_progress(RolloutState::Updating, Health::Healthy))
 }
 
 fn failed(reason: &str) -> WorkloadState {

@@ -8,8 +8,9 @@ use serde_json::{Value, json};
 
 use super::{
     assess::{
+        annotations::RolloutState,
         selection::{LabelFilter, SelectionPolicy},
-        workload_state::{Assessment, WorkloadState},
+        workload_state::{Assessment, FailureWeight, Health, InProgress, ProgressMarks, WorkloadState},
     },
     assess_workload,
     gate::Gates,
@@ -26,6 +27,21 @@ use crate::{
 /// The injection hash of the target, and the previous one.
 pub(super) const WANTED: &str = "0123456789abcdef";
 pub(super) const BEFORE: &str = "fedcba9876543210";
+
+/// A restart in progress, without a start and without Pods.
+pub(super) fn in_progress(state: RolloutState, health: Health) -> InProgress {
+    InProgress {
+        state,
+        since: None,
+        health,
+        evict: None,
+        retry: String::new(),
+        weight: FailureWeight::Counted,
+        marks: ProgressMarks::default(),
+        newest_pod: None,
+        controlled: false,
+    }
+}
 
 pub(super) struct World {
     pub(super) feed: Feed,

@@ -3,6 +3,7 @@ use crate::{
     api::linkerd_config::RolloutMethod,
     linkerd_config::rollout::{
         assess::workload_state::{SkipReason, Start},
+        testing,
         trust::TrustCounts,
     },
 };
@@ -27,15 +28,9 @@ fn pending() -> Option<Assessment> {
 
 fn in_progress(state: RolloutState, health: Health) -> Option<Assessment> {
     of(WorkloadState::InProgress(InProgress {
-        state,
         since: Some(at(100)),
-        health,
-        evict: None,
         retry: "key.2".to_owned(),
-        weight: FailureWeight::Counted,
-        marks: ProgressMarks::default(),
-        newest_pod: None,
-        controlled: false,
+        ..testing::in_progress(state, health)
     }))
 }
 

@@ -3,10 +3,9 @@
 use anyhow::{Context, Result, ensure};
 use e2e::{
     eventually,
-    mesh::SOON,
     workload::{self, Kind, NEVER_READY, opted_in},
 };
-use k8s_openapi::api::{core::v1::ResourceQuota, policy::v1::PodDisruptionBudget};
+use k8s_openapi::api::policy::v1::PodDisruptionBudget;
 use kube::{
     Api,
     api::{Patch, PatchParams, PostParams},
@@ -33,16 +32,7 @@ async fn a_restart_that_makes_progress_may_take_longer_than_its_deadline() -> Re
 async fn a_failure_is_lifted_when_the_workload_becomes_ready() -> Result<()> {
     let mut mesh = Mesh::new().await?;
     let stuck = mesh.put(&mesh.other, Kind::Deployment, "stuck", 1, opted_in()).await?;
-    let quotas: Api<ResourceQuota> = Api::namespaced(mesh.installation.client.clone(), &mesh.other);
-    let quota = json!({"metadata": {"name": "pods"}, "spec": {"hard": {"pods": "1"}}});
-    quotas.create(&PostParams::default(), &serde_json::from_value(quota)?).await?;
-    eventually(SOON, "the quota to be used up", async || {
-        let status = quotas.get("pods").await?.status.unwrap_or_default();
-        let used = status.used.unwrap_or_default().remove("pods");
-        ensure!(used.as_ref().is_some_and(|used| used.0 == "1"), "{used:?}");
-        Ok(())
-    })
-    .await?;
+    let quotas = mesh.exhaust_quota(&mesh.other).await?;
     mesh.adopt(json!({"rollout": {"progressDeadline": "3s"}})).await?;
     mesh.configure(1).await?;
     mesh.rollout_is("False/Halted").await?;

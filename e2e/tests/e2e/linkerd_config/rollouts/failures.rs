@@ -6,7 +6,7 @@ use e2e::{
     mesh::SOON,
     workload::{Kind, NEVER_READY, Workload, opted_in},
 };
-use k8s_openapi::api::core::v1::{ConfigMap, ResourceQuota};
+use k8s_openapi::api::core::v1::ConfigMap;
 use kube::{
     Api,
     api::{Patch, PatchParams, PostParams},
@@ -154,16 +154,7 @@ async fn a_failure_in_steady_state_rolls_back_nothing() -> Result<()> {
     let rollout = json!({"progressDeadline": "3s", "onFailure": "Rollback"});
     let values = json!({"proxy": {"defaultInboundPolicy": "deny"}});
     mesh.adopt(json!({"values": values, "rollout": rollout})).await?;
-    let quotas: Api<ResourceQuota> = Api::namespaced(mesh.installation.client.clone(), &mesh.other);
-    let quota = json!({"metadata": {"name": "pods"}, "spec": {"hard": {"pods": "1"}}});
-    quotas.create(&PostParams::default(), &serde_json::from_value(quota)?).await?;
-    eventually(SOON, "the quota to be used up", async || {
-        let status = quotas.get("pods").await?.status.unwrap_or_default();
-        let used = status.used.unwrap_or_default().remove("pods");
-        ensure!(used.as_ref().is_some_and(|used| used.0 == "1"), "{used:?}");
-        Ok(())
-    })
-    .await?;
+    mesh.exhaust_quota(&mesh.other).await?;
     let anchors = mesh.installation.base_anchors().await?;
     let both = format!("{anchors}\n{}", certificate("next.linkerd.cluster.local")?);
     mesh.installation.set_trust_roots(&both).await?;
@@ -208,16 +199,7 @@ async fn a_workload_with_an_exhausted_quota_fails_with_the_reason_and_the_others
     let mut mesh = Mesh::new().await?;
     let stuck = mesh.put(&mesh.other, Kind::Deployment, "stuck", 1, opted_in()).await?;
     let (web, api) = (mesh.deployment("web", 1).await?, mesh.deployment("api", 1).await?);
-    let quotas: Api<ResourceQuota> = Api::namespaced(mesh.installation.client.clone(), &mesh.other);
-    let quota = json!({"metadata": {"name": "pods"}, "spec": {"hard": {"pods": "1"}}});
-    quotas.create(&PostParams::default(), &serde_json::from_value(quota)?).await?;
-    eventually(SOON, "the quota to be used up", async || {
-        let status = quotas.get("pods").await?.status.unwrap_or_default();
-        let used = status.used.unwrap_or_default().remove("pods");
-        ensure!(used.as_ref().is_some_and(|used| used.0 == "1"), "{used:?}");
-        Ok(())
-    })
-    .await?;
+    let quotas = mesh.exhaust_quota(&mesh.other).await?;
     mesh.adopt(json!({"rollout": {"progressDeadline": "3s", "onFailure": "Continue"}})).await?;
     mesh.configure(1).await?;
     let status = mesh.rollout_is("False/WorkloadsFailed").await?;
@@ -250,19 +232,7 @@ async fn a_workload_whose_owner_removes_the_annotation_is_skipped() -> Result<()
     let web = mesh.deployment("web", 1).await?;
     mesh.adopt(json!({})).await?;
     mesh.configure(1).await?;
-    let removal =
-        json!({"spec": {"template": {"metadata": {"annotations": {"config.linkerd.io/restarted-for": null}}}}});
-    let mut removals = 0;
-    eventually(DEADLINE, "the workload to be skipped", async || {
-        if owned.restarted_for().await?.is_some() {
-            owned.patch(removal.clone()).await?;
-            removals += 1;
-        }
-        let skipped = mesh.status().await?.0["rollout"]["skipped"].take();
-        ensure!(skipped == json!([{"reason": "Reverted", "count": 1}]), "{skipped}, {removals} times");
-        Ok(())
-    })
-    .await?;
+    let removals = mesh.remove_until_skipped(&owned).await?;
     assert!((1..=3).contains(&removals), "{removals} times");
     mesh.rollout_is("False/WorkloadsSkipped").await?;
     web.is_settled(1).await?;
@@ -298,23 +268,32 @@ async fn a_workload_whose_controller_restores_the_template_is_restarted_once() -
     let owned = mesh.deployment_with("owned", 1, over).await?;
     mesh.adopt(json!({})).await?;
     mesh.configure(1).await?;
-    let removal =
-        json!({"spec": {"template": {"metadata": {"annotations": {"config.linkerd.io/restarted-for": null}}}}});
-    let mut removals = 0;
-    eventually(DEADLINE, "the workload to be skipped", async || {
-        if owned.restarted_for().await?.is_some() {
-            owned.patch(removal.clone()).await?;
-            removals += 1;
-        }
-        let skipped = mesh.status().await?.0["rollout"]["skipped"].take();
-        ensure!(skipped == json!([{"reason": "Reverted", "count": 1}]), "{skipped}, {removals} times");
-        Ok(())
-    })
-    .await?;
+    let removals = mesh.remove_until_skipped(&owned).await?;
     assert_eq!(removals, 1);
     let restarts = mesh.restarts.all()?.len();
     mesh.configure(2).await?;
     mesh.rollout_is("False/WorkloadsSkipped").await?;
     assert_eq!(mesh.restarts.all()?.len(), restarts);
     Ok(())
+}
+
+impl Mesh {
+    /// Removes the annotation from the template as often as the operator sets it. Returns how often, once the workload is
+    /// skipped.
+    async fn remove_until_skipped(&self, owned: &Workload) -> Result<usize> {
+        let removal =
+            json!({"spec": {"template": {"metadata": {"annotations": {"config.linkerd.io/restarted-for": null}}}}});
+        let mut removals = 0;
+        eventually(DEADLINE, "the workload to be skipped", async || {
+            if owned.restarted_for().await?.is_some() {
+                owned.patch(removal.clone()).await?;
+                removals += 1;
+            }
+            let skipped = self.status().await?.0["rollout"]["skipped"].take();
+            ensure!(skipped == json!([{"reason": "Reverted", "count": 1}]), "{skipped}, {removals} times");
+            Ok(())
+        })
+        .await?;
+        Ok(removals)
+    }
 }

@@ -39,7 +39,7 @@ use e2e::{
     Injector, Manager, Restarts, TestNamespace, eventually, holds,
     workload::{self, Kind, Workload, opted_in},
 };
-use k8s_openapi::api::core::v1::{Namespace, Pod};
+use k8s_openapi::api::core::v1::{Namespace, Pod, ResourceQuota};
 use kube::{
     Api,
     api::{Patch, PatchParams, PostParams},
@@ -102,6 +102,21 @@ impl Mesh {
         let put = workload::put(&self.installation.client, namespace, kind, name, replicas, over).await?;
         put.is_settled(replicas).await?;
         Ok(put)
+    }
+
+    /// Creates a quota that permits one Pod, and waits until the Pod that exists uses it up.
+    async fn exhaust_quota(&self, namespace: &str) -> Result<Api<ResourceQuota>> {
+        let quotas: Api<ResourceQuota> = Api::namespaced(self.installation.client.clone(), namespace);
+        let quota = json!({"metadata": {"name": "pods"}, "spec": {"hard": {"pods": "1"}}});
+        quotas.create(&PostParams::default(), &serde_json::from_value(quota)?).await?;
+        eventually(DEADLINE, "the quota to be used up", async || {
+            let status = quotas.get("pods").await?.status.unwrap_or_default();
+            let used = status.used.unwrap_or_default().remove("pods");
+            ensure!(used.as_ref().is_some_and(|used| used.0 == "1"), "{used:?}");
+            Ok(())
+        })
+        .await?;
+        Ok(quotas)
     }
 
     async fn label_namespace(&self, namespace: &str, label: &str, value: &str) -> Result<()> {
