@@ -33,6 +33,7 @@ pub mod lease;
 pub mod linkerd_config;
 mod listen;
 pub mod manager;
+pub mod memory;
 pub mod metrics;
 pub mod proto;
 pub mod queue;

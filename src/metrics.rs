@@ -12,7 +12,7 @@ use prometheus::{
 };
 use tokio::runtime::Handle;
 
-use crate::version;
+use crate::{memory, version};
 
 /// Returns a registry with the metrics of the process as a whole.
 ///
@@ -28,28 +28,38 @@ pub fn registry() -> prometheus::Result<Registry> {
         registry
     )?;
     info.with_label_values(&[version::VERSION, version::COMMIT, version::BUILD_DATE]).set(1);
-    registry.register(Box::new(TaskCollector::new()?))?;
+    registry.register(Box::new(RuntimeCollector::new()?))?;
     Ok(registry)
 }
 
-/// Counts the tasks of the runtime at each scrape: a number that grows without limit is a leak.
-struct TaskCollector(IntGauge);
+/// Reads the number of tasks and the allocated memory at each scrape: a number that grows without limit is a leak.
+struct RuntimeCollector {
+    tasks: IntGauge,
+    allocated: IntGauge,
+}
 
-impl TaskCollector {
+impl RuntimeCollector {
     fn new() -> prometheus::Result<Self> {
-        IntGauge::new("linkerd_operator_runtime_tasks", "Number of runtime tasks that have not ended").map(Self)
+        Ok(Self {
+            tasks: IntGauge::new("linkerd_operator_runtime_tasks", "Number of runtime tasks that have not ended")?,
+            allocated: IntGauge::new(
+                "linkerd_operator_memory_allocated_bytes",
+                "Bytes that the process has allocated and not freed",
+            )?,
+        })
     }
 }
 
-impl Collector for TaskCollector {
+impl Collector for RuntimeCollector {
     fn desc(&self) -> Vec<&Desc> {
-        self.0.desc()
+        [self.tasks.desc(), self.allocated.desc()].concat()
     }
 
     fn collect(&self) -> Vec<MetricFamily> {
         let tasks = Handle::try_current().map_or(0, |handle| handle.metrics().num_alive_tasks());
-        self.0.set(i64::try_from(tasks).unwrap_or(i64::MAX));
-        self.0.collect()
+        self.tasks.set(i64::try_from(tasks).unwrap_or(i64::MAX));
+        self.allocated.set(i64::try_from(memory::allocated()).unwrap_or(i64::MAX));
+        [self.tasks.collect(), self.allocated.collect()].concat()
     }
 }
 

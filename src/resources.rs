@@ -1,10 +1,12 @@
 //! The memory and the file descriptors that this process may use.
 //!
-//! In: the files in which Linux reports the limits. Out: the default limits for connections and streams of the
-//! destination server. A client that exceeds them is refused. Without limits the kernel could kill the process, or the
+//! In: the files in which Linux reports the limits. Out: the memory budget, and the default limits for connections and
+//! streams of the destination server. A client that exceeds them is refused. Without limits the kernel could kill the process, or the
 //! process could run out of descriptors for its API server, and all clients would be affected.
 
 use std::fs::read_to_string;
+
+use crate::memory::MemoryBudget;
 
 /// The memory of a stream and its share of the connection. This is a generous estimate: 3 to 6 KiB were measured.
 const BYTES_OF_A_STREAM: u64 = 8 * 1024;
@@ -29,10 +31,19 @@ impl Resources {
     pub fn of_this_process() -> Self {
         // The process's own control group, as a container sees it: version 2, or 1.
         let memory = ["/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes"];
+        let container = memory.into_iter().find_map(|path| memory_limit(&read_to_string(path).ok()?));
+        let limits = read_to_string("/proc/self/limits").unwrap_or_default();
+        // Outside a container, `ulimit -d` sets the limit.
+        let data = soft_limit(&limits, "Max data size").and_then(memory_limit);
         Self {
-            memory_bytes: memory.into_iter().find_map(|path| memory_limit(&read_to_string(path).ok()?)),
-            descriptors: read_to_string("/proc/self/limits").ok().and_then(|text| descriptors(&text)),
+            memory_bytes: container.into_iter().chain(data).min(),
+            descriptors: soft_limit(&limits, "Max open files").and_then(|number| number.parse().ok()),
         }
+    }
+
+    /// Returns the budget for everything that the process allocates.
+    pub fn memory_budget(self) -> MemoryBudget {
+        self.memory_bytes.map_or(MemoryBudget::UNLIMITED, MemoryBudget::of_limit)
     }
 
     /// Returns the number of streams that fit in half of the memory.
@@ -59,10 +70,9 @@ fn memory_limit(text: &str) -> Option<u64> {
     text.trim().parse().ok().filter(|bytes| *bytes < NONE)
 }
 
-/// Parses the soft limit of open files: `Max open files   1024   524288   files`.
-fn descriptors(limits: &str) -> Option<usize> {
-    let line = limits.lines().find_map(|line| line.strip_prefix("Max open files"))?;
-    line.split_whitespace().next()?.parse().ok()
+/// Returns a soft limit of the process: `Max open files   1024   524288   files`. A number, or `unlimited`.
+fn soft_limit<'a>(limits: &'a str, name: &str) -> Option<&'a str> {
+    limits.lines().find_map(|line| line.strip_prefix(name))?.split_whitespace().next()
 }
 
 #[cfg(test)]
@@ -94,8 +104,10 @@ mod tests {
         assert_eq!(memory_limit("262144000\n"), Some(262_144_000));
         assert_eq!(memory_limit("max\n"), None);
         assert_eq!(memory_limit("9223372036854771712\n"), None, "no limit in version 1");
-        let limits = "Limit   Soft Limit   Hard Limit   Units\nMax open files            1024                 524288               files\n";
-        assert_eq!(descriptors(limits), Some(1024));
-        assert_eq!(descriptors("Max open files            unlimited            unlimited            files\n"), None);
+        let limits = "Limit   Soft Limit   Hard Limit   Units\n\
+            Max data size             262144000            unlimited            bytes\n\
+            Max open files            unlimited            524288               files\n";
+        assert_eq!(soft_limit(limits, "Max data size").and_then(memory_limit), Some(262_144_000));
+        assert_eq!(soft_limit(limits, "Max open files").and_then(memory_limit), None);
     }
 }

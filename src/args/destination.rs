@@ -138,6 +138,7 @@ impl DestinationArgs {
             meshed_http2_client_params: self.meshed_http2_client_params.clone(),
             strict_upstream_parity: self.strict_upstream_parity,
             limits: DestinationLimits {
+                memory: resources.memory_budget(),
                 connections: self.max_connections.map_or_else(|| resources.connections(), NonZeroUsize::get),
                 streams: self.max_streams.map_or_else(|| resources.streams(), NonZeroUsize::get),
                 streams_per_connection: self.max_streams_per_connection.get(),

@@ -8,6 +8,7 @@ use serde_json::Value;
 
 use crate::{
     cluster::kinds::port_ranges::PortRanges,
+    memory::MemoryBudget,
     proto::destination::{Http2ClientParams, http2_client_params},
 };
 
@@ -32,6 +33,7 @@ pub struct DestinationSettings {
 /// The limits for clients.
 #[derive(Clone, Debug)]
 pub struct DestinationLimits {
+    pub memory: MemoryBudget,
     pub connections: usize,
     /// Streams of all connections together.
     pub streams: usize,

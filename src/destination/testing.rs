@@ -12,6 +12,7 @@ use super::{
 use crate::{
     api::NamespacedName,
     cluster::{Kind, Problems, kinds::port_ranges::PortRanges, testing::Feed},
+    memory::MemoryBudget,
 };
 
 /// The settings of upstream's tests.
@@ -31,6 +32,7 @@ pub(super) fn settings() -> DestinationSettings {
             connections: 10,
             streams: 100,
             streams_per_connection: 100,
+            memory: MemoryBudget::UNLIMITED,
             stream_wait: Duration::from_millis(1_500),
             stream_stall_timeout: Duration::from_secs(60),
         },

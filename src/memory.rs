@@ -1,0 +1,95 @@
+//! The memory that the process has allocated, and the budget that clients may fill.
+//!
+//! In: every allocation, counted by the global allocator; the memory limit of the process. Out: whether there is room
+//! for more. Always holds: nothing is estimated that the allocator counts. Caches, views, frames, requests and pages of
+//! lists are all in one number, so whoever adds memory on behalf of a client compares that number with the budget.
+
+use std::alloc::System;
+
+use cap::Cap;
+
+/// Counts the allocated bytes. It sets no limit, because a failed allocation aborts the process.
+#[global_allocator]
+static ALLOCATOR: Cap<System> = Cap::new(System, usize::MAX);
+
+/// The part of the memory limit in percent up to which clients may add memory. The rest is for what the allocator
+/// does not count: its own fragmentation, stacks, code, and the buffers of sockets in the kernel.
+const ROOM_PERCENT: u64 = 60;
+/// The part of the memory limit in percent above which clients that hold memory lose their streams. It is higher than
+/// [`ROOM_PERCENT`], because existing streams have priority over new ones.
+const EXHAUSTED_PERCENT: u64 = 70;
+
+/// How much memory the process may allocate, in bytes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct MemoryBudget {
+    room: usize,
+    exhausted: usize,
+}
+
+/// Returns the number of bytes that are allocated now.
+pub fn allocated() -> usize {
+    ALLOCATOR.allocated()
+}
+
+// === impl MemoryBudget ===
+
+impl MemoryBudget {
+    /// The budget without a memory limit.
+    pub const UNLIMITED: Self = Self { room: usize::MAX, exhausted: usize::MAX };
+    /// A budget that has no room for anything.
+    #[cfg(test)]
+    pub(crate) const EXHAUSTED: Self = Self { room: 0, exhausted: 0 };
+
+    /// Returns the budget of a process with this memory limit in bytes.
+    pub fn of_limit(limit: u64) -> Self {
+        let percent = |percent| usize::try_from(limit / 100 * percent).unwrap_or(usize::MAX);
+        Self { room: percent(ROOM_PERCENT), exhausted: percent(EXHAUSTED_PERCENT) }
+    }
+
+    /// Returns whether a client may make the process allocate `bytes` more.
+    pub fn has_room_for(self, bytes: usize) -> bool {
+        allocated().saturating_add(bytes) <= self.room
+    }
+
+    /// Returns whether so much is allocated that memory must be taken from clients that do not read.
+    pub fn is_exhausted(self) -> bool {
+        allocated() > self.exhausted
+    }
+
+    /// Returns up to how many allocated bytes clients may add memory.
+    pub fn room(self) -> usize {
+        self.room
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const MIB: usize = 1024 * 1024;
+
+    #[test]
+    fn what_is_allocated_is_counted_until_it_is_freed() {
+        // Other tests allocate at the same time, but not this much.
+        let before = allocated();
+        let large = vec![1_u8; 512 * MIB];
+        assert!(allocated() > before + 256 * MIB);
+        drop(large);
+        assert!(allocated() < before + 256 * MIB);
+    }
+
+    #[test]
+    fn there_is_room_until_the_allocated_bytes_reach_the_budget() {
+        let budget = MemoryBudget { room: allocated() + 512 * MIB, exhausted: allocated() + 600 * MIB };
+        assert!(budget.has_room_for(128 * MIB) && !budget.has_room_for(1024 * MIB));
+        assert!(!budget.is_exhausted());
+        assert!(MemoryBudget::UNLIMITED.has_room_for(usize::MAX) && !MemoryBudget::UNLIMITED.is_exhausted());
+        assert!(!MemoryBudget::EXHAUSTED.has_room_for(0) && MemoryBudget::EXHAUSTED.is_exhausted());
+    }
+
+    #[test]
+    fn the_budget_follows_from_the_memory_limit() {
+        let budget = MemoryBudget::of_limit(250 * MIB as u64);
+        assert_eq!((budget.room / MIB, budget.exhausted / MIB), (150, 175));
+    }
+}
