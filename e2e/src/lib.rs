@@ -13,11 +13,13 @@
 //!   that process ends.
 
 pub mod answers;
+pub mod attack;
 pub mod binaries;
 mod certificate;
 mod component;
 pub mod control_plane;
 pub mod crd;
+pub mod create_all;
 pub mod discovery;
 mod etcd;
 pub mod fault_proxy;

@@ -39,6 +39,8 @@ pub struct ManagerOptions {
     pub kubeconfig: Option<PathBuf>,
     /// Starts the manager with the subcommand and flags of the container in Linkerd's Deployment.
     pub as_linkerd_destination: bool,
+    /// The memory limit in bytes, as of a container; see [`Spawn::memory_limit`].
+    pub memory_limit: Option<u64>,
 }
 
 pub struct Manager {
@@ -76,6 +78,7 @@ impl Manager {
         }
         spawn = spawn.args(options.args);
         spawn.env = options.env;
+        spawn.memory_limit = options.memory_limit;
         Ok(Self { process: Process::spawn(spawn)?, admin, destination })
     }
 

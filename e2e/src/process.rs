@@ -56,6 +56,8 @@ pub struct Spawn {
     pub grace: Duration,
     /// A directory to remove after the process was ended by a drop.
     pub remove: Option<PathBuf>,
+    /// The most memory in bytes that the process can allocate (`RLIMIT_DATA`). Beyond it, an allocation fails.
+    pub memory_limit: Option<u64>,
 }
 
 impl Spawn {
@@ -68,6 +70,7 @@ impl Spawn {
             log: log.into(),
             grace: Duration::from_secs(5),
             remove: None,
+            memory_limit: None,
         }
     }
 
@@ -101,7 +104,7 @@ pub struct Process {
 
 impl Process {
     pub fn spawn(spawn: Spawn) -> Result<Self> {
-        let Spawn { name, program, args, env, log, grace, remove } = spawn;
+        let Spawn { name, program, args, env, log, grace, remove, memory_limit } = spawn;
         let supervisor_path = beside_this_executable("supervisor", "E2E_SUPERVISOR")?;
         let open = || OpenOptions::new().create(true).append(true).open(&log);
         let output = open().with_context(|| format!("opening {}", log.display()))?;
@@ -109,6 +112,9 @@ impl Process {
         command.arg("--grace").arg(grace.as_secs_f64().to_string());
         if let Some(directory) = remove {
             command.arg("--remove").arg(directory);
+        }
+        if let Some(bytes) = memory_limit {
+            command.arg("--memory-limit").arg(bytes.to_string());
         }
         command.arg("--").arg(&program).args(args);
         for variable in NOT_INHERITED {

@@ -1,4 +1,4 @@
-//! `supervisor [--grace SECONDS] [--remove DIR] -- COMMAND [ARG]...`
+//! `supervisor [--grace SECONDS] [--remove DIR] [--memory-limit BYTES] -- COMMAND [ARG]...`
 //!
 //! Runs one command in a separate process group, and never outlives its parent: standard input is a pipe whose other
 //! end the parent holds. When it is closed, because the parent closed it or died in any way, the whole group is ended.
@@ -17,7 +17,7 @@ use std::{
 };
 
 use anyhow::{Context, Result, bail};
-use rustix::process::{Pid, Signal, kill_process_group};
+use rustix::process::{Pid, Resource, Rlimit, Signal, kill_process_group, setrlimit};
 use tokio::{
     process::{Child, Command},
     signal::unix::{SignalKind, signal},
@@ -28,6 +28,7 @@ use tokio::{
 struct Arguments {
     grace: Duration,
     remove: Option<PathBuf>,
+    memory_limit: Option<u64>,
     command: Vec<String>,
 }
 
@@ -52,7 +53,8 @@ fn run() -> Result<i32> {
 }
 
 fn parse(mut words: impl Iterator<Item = String>) -> Result<Arguments> {
-    let mut arguments = Arguments { grace: Duration::from_secs(5), remove: None, command: Vec::new() };
+    let mut arguments =
+        Arguments { grace: Duration::from_secs(5), remove: None, memory_limit: None, command: Vec::new() };
     while let Some(word) = words.next() {
         match word.as_str() {
             "--grace" => {
@@ -61,6 +63,9 @@ fn parse(mut words: impl Iterator<Item = String>) -> Result<Arguments> {
             }
             "--remove" => {
                 arguments.remove = Some(words.next().context("--remove needs a directory")?.into());
+            }
+            "--memory-limit" => {
+                arguments.memory_limit = Some(words.next().context("--memory-limit needs bytes")?.parse()?);
             }
             "--" => arguments.command = words.by_ref().collect(),
             other => bail!("unknown argument {other}"),
@@ -77,6 +82,11 @@ async fn supervise(arguments: &Arguments) -> Result<i32> {
     let parent_closed = watch_parent();
 
     let (program, rest) = arguments.command.split_first().context("no command after --")?;
+    if let Some(bytes) = arguments.memory_limit {
+        // The command inherits it. This process needs little memory.
+        let limit = Rlimit { current: Some(bytes), maximum: Some(bytes) };
+        setrlimit(Resource::Data, limit).context("limiting the memory")?;
+    }
     let mut command = std::process::Command::new(program);
     command.args(rest).process_group(0).stdin(std::process::Stdio::null());
     // The command's output goes to our standard error, because standard output contains only the process id.

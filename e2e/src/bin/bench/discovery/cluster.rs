@@ -9,12 +9,15 @@
 use std::{collections::HashSet, net::Ipv4Addr, ops::Range};
 
 use anyhow::{Context, Result};
-use e2e::load::{Method, StreamRequest};
+use e2e::{
+    create_all::create_all,
+    load::{Method, StreamRequest},
+};
 use futures::{StreamExt, TryStreamExt, stream};
 use k8s_openapi::api::core::v1::Pod;
 use kube::{
     Api, Client,
-    api::{ApiResource, DynamicObject, GroupVersionKind, ListParams, Patch, PatchParams, PostParams},
+    api::{ApiResource, DynamicObject, GroupVersionKind, ListParams, Patch, PatchParams},
 };
 use serde_json::{Value, json};
 
@@ -67,7 +70,8 @@ pub(super) fn path_of(service: &str) -> String {
 pub(super) async fn populate(client: &Client) -> Result<()> {
     eprintln!("{SERVICES} Services of {PODS} meshed Pods");
     let node = |n: usize| json!({"metadata": {"name": format!("node-{n}"), "labels": {"topology.kubernetes.io/zone": format!("zone-{n}")}}});
-    create_in(&Api::all_with(client.clone(), &kind("", "v1", "Node")), (0..3).map(node)).await?;
+    let nodes = kind("", "v1", "Node");
+    create_all(&Api::all_with(client.clone(), &nodes), &nodes, (0..3).map(node)).await?;
     let names = (0..SERVICES).map(|n| format!("web-{n}"));
     create(client, &kind("", "v1", "Service"), names.map(|name| service(&name))).await?;
     create(client, &kind("apps", "v1", "ReplicaSet"), (0..SERVICES).map(replica_set)).await?;
@@ -234,26 +238,5 @@ fn pod(number: usize) -> Value {
 }
 
 async fn create(client: &Client, kind: &ApiResource, objects: impl Iterator<Item = Value>) -> Result<()> {
-    // The API server derives built-in kinds from the path, but requires apiVersion and kind for custom resources.
-    let named = objects.map(|mut object| {
-        if let Some(fields) = object.as_object_mut() {
-            fields.insert("apiVersion".to_owned(), json!(kind.api_version));
-            fields.insert("kind".to_owned(), json!(kind.kind));
-        }
-        object
-    });
-    create_in(&Api::namespaced_with(client.clone(), NAMESPACE, kind), named).await
-}
-
-async fn create_in(api: &Api<DynamicObject>, objects: impl Iterator<Item = Value>) -> Result<()> {
-    stream::iter(objects)
-        .map(|object| async move {
-            match api.create(&PostParams::default(), &serde_json::from_value(object)?).await {
-                Err(kube::Error::Api(status)) if status.is_already_exists() => Ok(()),
-                created => created.map(drop).map_err(anyhow::Error::from),
-            }
-        })
-        .buffer_unordered(32)
-        .try_collect()
-        .await
+    create_all(&Api::namespaced_with(client.clone(), NAMESPACE, kind), kind, objects).await
 }

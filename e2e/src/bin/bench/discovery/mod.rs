@@ -6,6 +6,7 @@
 //!   for every row: memory that an earlier row has freed would hide the needs of a later one. A failed row does not
 //!   stop the others.
 
+mod attacks;
 mod change;
 mod changing;
 mod cluster;
@@ -23,7 +24,7 @@ use crate::report::Report;
 pub(crate) use rig::Other;
 use rig::Rig;
 
-pub(crate) const FIGURES: [&str; 13] = [
+pub(crate) const FIGURES: [&str; 14] = [
     "start",
     "connect",
     "streams",
@@ -37,11 +38,13 @@ pub(crate) const FIGURES: [&str; 13] = [
     "relist",
     "giant",
     "unread",
+    "attacks",
 ];
 
 pub(crate) async fn discovery(report: &mut Report, other: Option<Other>, wanted: impl Fn(&str) -> bool) -> Result<()> {
     let rig = Rig::start(report, other).await?;
-    // Ordered by the objects that each figure adds: none, Services and Pods, Pod addresses, Servers, the giant Service.
+    // Ordered by the objects that each figure adds: none, Services and Pods, Pod addresses, Servers, the giant Service,
+    // those of attackers.
     if wanted("start") {
         let result = rest::empty(report, &rig).await;
         keep(report, "start", result);
@@ -64,7 +67,8 @@ pub(crate) async fn discovery(report: &mut Report, other: Option<Other>, wanted:
             "profile-noise" => profiles::noise(report, &rig).await,
             "relist" => noise::relist(report, &rig).await,
             "giant" => giant::giant(report, &rig).await,
-            _ => giant::unread(report, &rig).await,
+            "unread" => giant::unread(report, &rig).await,
+            _ => attacks::attacks(report, &rig).await,
         };
         keep(report, figure, result);
     }
