@@ -12,6 +12,15 @@ use cap::Cap;
 #[global_allocator]
 static ALLOCATOR: Cap<System> = Cap::new(System, usize::MAX);
 
+/// The memory of an idle process without objects and clients. The measurements are in docs/src/operate/sizing.md.
+const BYTES_OF_THE_PROCESS: usize = 20 * 1024 * 1024;
+/// The memory of a stream.
+pub const BYTES_OF_A_STREAM: usize = 5 * 1024;
+/// The memory of a connection.
+const BYTES_OF_A_CONNECTION: usize = 40 * 1024;
+/// The streams of a client with one connection: fewer than proxies usually have.
+const STREAMS_OF_A_CLIENT: usize = 8;
+
 /// The part of the memory limit in percent up to which clients may add memory. The rest is for what the allocator
 /// does not count: its own fragmentation, stacks, code, and the buffers of sockets in the kernel.
 const ROOM_PERCENT: u64 = 60;
@@ -56,9 +65,12 @@ impl MemoryBudget {
         allocated() > self.exhausted
     }
 
-    /// Returns up to how many allocated bytes clients may add memory.
-    pub fn room(self) -> usize {
-        self.room
+    /// Returns how many clients with one connection and some streams fit into an idle process: their connections and
+    /// their streams. The caches are not part of it, so clients may be refused earlier, for want of memory.
+    pub fn clients(self) -> (usize, usize) {
+        let each = BYTES_OF_A_CONNECTION + STREAMS_OF_A_CLIENT * BYTES_OF_A_STREAM;
+        let connections = (self.room.saturating_sub(BYTES_OF_THE_PROCESS) / each).max(1);
+        (connections, connections.saturating_mul(STREAMS_OF_A_CLIENT))
     }
 }
 
@@ -91,5 +103,8 @@ mod tests {
     fn the_budget_follows_from_the_memory_limit() {
         let budget = MemoryBudget::of_limit(250 * MIB as u64);
         assert_eq!((budget.room / MIB, budget.exhausted / MIB), (150, 175));
+        // (150 - 20) MiB / (40 + 8 * 5) KiB
+        assert_eq!(budget.clients(), (1_664, 13_312));
+        assert_eq!(MemoryBudget::of_limit(MIB as u64).clients(), (1, 8), "not zero");
     }
 }

@@ -1,22 +1,18 @@
 //! The memory and the file descriptors that this process may use.
 //!
 //! In: the files in which Linux reports the limits. Out: the memory budget, and the default limits for connections and
-//! streams of the destination server. A client that exceeds them is refused. Without limits the kernel could kill the process, or the
-//! process could run out of descriptors for its API server, and all clients would be affected.
+//! streams of the destination server. A client that exceeds them is refused. Without limits the kernel could kill the
+//! process, or the process could run out of descriptors for its API server, and all clients would be affected.
 
 use std::fs::read_to_string;
 
 use crate::memory::MemoryBudget;
 
-/// The memory of a stream and its share of the connection. This is a generous estimate: 3 to 6 KiB were measured.
-const BYTES_OF_A_STREAM: u64 = 8 * 1024;
-/// The memory of a connection's buffers, and of messages in progress.
-const BYTES_OF_A_CONNECTION: u64 = 32 * 1024;
 /// The limits without a memory limit: what all proxies of a large mesh need if each has its own connection.
 const CONNECTIONS: usize = 20_000;
 const STREAMS: usize = 250_000;
-/// The descriptors that are not for clients' connections: watches, the admin port, files.
-const OTHER_DESCRIPTORS: usize = 128;
+/// The descriptors that are not for clients' connections: watches, the admin port, files, and handshakes.
+const OTHER_DESCRIPTORS: usize = 384;
 
 /// The limits of the process. `None` is no limit, or one that cannot be read.
 #[derive(Clone, Copy, Debug, Default)]
@@ -46,22 +42,16 @@ impl Resources {
         self.memory_bytes.map_or(MemoryBudget::UNLIMITED, MemoryBudget::of_limit)
     }
 
-    /// Returns the number of streams that fit in half of the memory.
+    /// Returns the number of streams for which there is memory.
     pub fn streams(self) -> usize {
-        self.memory_bytes.map_or(STREAMS, |bytes| share(bytes / 2, BYTES_OF_A_STREAM).min(STREAMS))
+        self.memory_budget().clients().1.min(STREAMS)
     }
 
-    /// Returns the number of connections that fit in a quarter of the memory and have a descriptor. The last quarter of
-    /// the memory is for the caches.
+    /// Returns the number of connections for which there are memory and descriptors.
     pub fn connections(self) -> usize {
-        let held = self.memory_bytes.map_or(CONNECTIONS, |bytes| share(bytes / 4, BYTES_OF_A_CONNECTION));
         let open = self.descriptors.map_or(CONNECTIONS, |all| all.saturating_sub(OTHER_DESCRIPTORS).max(1));
-        held.min(open).min(CONNECTIONS)
+        self.memory_budget().clients().0.min(open).min(CONNECTIONS)
     }
-}
-
-fn share(bytes: u64, each: u64) -> usize {
-    usize::try_from(bytes / each).unwrap_or(usize::MAX).max(1)
 }
 
 /// Parses a memory limit. No limit is `max` in version 2, and a number that no machine has in version 1.
@@ -82,13 +72,13 @@ mod tests {
     #[test]
     fn a_small_container_is_limited_by_its_memory() {
         let small = Resources { memory_bytes: Some(250 * 1024 * 1024), descriptors: Some(1_048_576) };
-        assert_eq!((small.streams(), small.connections()), (16_000, 2_000));
+        assert_eq!((small.streams(), small.connections()), (13_312, 1_664));
     }
 
     #[test]
     fn descriptors_are_reserved_for_the_watches() {
         let few = Resources { memory_bytes: None, descriptors: Some(1_024) };
-        assert_eq!((few.streams(), few.connections()), (STREAMS, 896));
+        assert_eq!((few.streams(), few.connections()), (STREAMS, 640));
     }
 
     #[test]

@@ -97,13 +97,13 @@ pub struct DestinationArgs {
     )]
     pub stream_stall_timeout: Duration,
 
-    /// Maximum number of connections; further connections wait to be accepted [default: derived from a quarter of the
-    /// container's memory limit and from the limit of open files, at most 20000]
+    /// Maximum number of connections; further connections wait for up to 10 s [default: derived from the container's
+    /// memory limit and from the limit of open files, at most 20000]
     #[arg(long, env = "LINKERD_OPERATOR_MAX_CONNECTIONS", value_name = "N")]
     pub max_connections: Option<NonZeroUsize>,
 
-    /// Maximum number of streams; further streams are refused [default: derived from half of the container's memory
-    /// limit, at most 250000]
+    /// Maximum number of streams; further streams are refused [default: derived from the container's memory limit, at
+    /// most 250000]
     #[arg(long, env = "LINKERD_OPERATOR_MAX_STREAMS", value_name = "N")]
     pub max_streams: Option<NonZeroUsize>,
 

@@ -13,8 +13,8 @@ use tokio::time::Instant;
 use tonic::Code;
 
 use super::{
+    call::{OverloadReason, RpcMethod, SERVICE},
     http2::connection::ConnectionEnd,
-    server::{OverloadReason, RpcMethod, SERVICE},
     stream::{EndReason, MessageCounts, StreamState},
 };
 

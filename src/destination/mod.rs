@@ -10,6 +10,7 @@
 //! stream and a new stream lead to the same state; a client that does not read does not delay other clients.
 
 mod authority;
+mod call;
 mod context_token;
 mod endpoint;
 mod frame;
@@ -20,6 +21,7 @@ mod multicluster;
 mod observer;
 #[cfg(test)]
 mod oracle_tests;
+mod places;
 mod profile;
 mod registry;
 mod request_body;

@@ -29,11 +29,11 @@ use prometheus::Registry;
 use prost::Message;
 use rand::{RngExt, SeedableRng, rngs::StdRng, seq::IndexedRandom};
 use serde_json::Value;
-use tokio::sync::Semaphore;
 use tonic::Code;
 
 use super::{
     authority::{ProfileAuthority, ServiceAuthority},
+    call::RpcMethod,
     context_token::ContextToken,
     get::{request::GetRequest, updates::EndpointUpdates},
     http2::{
@@ -42,8 +42,8 @@ use super::{
     },
     metrics::DiscoveryMetrics,
     observer::DestinationObserver,
+    places::Places,
     profile::{request::ProfileRequest, updates::ProfileUpdates},
-    server::RpcMethod,
     settings::{DestinationSettings, TransportMode},
     stream::{ResponseStream, Updates},
     testing::settings,
@@ -250,7 +250,7 @@ impl<M: Method> Client<M> {
     /// Opens the stream, as a proxy does after its last stream ended.
     fn open(&mut self, views: &Arc<Views>) -> Result<(), M::Answer> {
         let updates = M::subscribe(views, &self.request).map_err(|status| M::refused(&status))?;
-        let place = Arc::new(Semaphore::new(1)).try_acquire_owned().unwrap();
+        let place = Places::new(1).share().take().ok().unwrap();
         let call = views.metrics.observe(M::RPC);
         self.stream = Some(ResponseStream::new(updates, Arc::<StreamProgress>::default(), call, place));
         (self.known, self.first) = (M::Known::default(), true);

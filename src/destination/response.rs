@@ -3,12 +3,12 @@
 use http::{Response, StatusCode};
 use http_body::Body;
 use http_body_util::BodyExt;
-use tokio::sync::OwnedSemaphorePermit;
 use tonic::Status;
 
 use super::{
     get::updates::EndpointUpdates,
     http2::connection::{BodyFrame, ResponseBody},
+    places::HeldPlace,
     profile::updates::ProfileUpdates,
     stream::ResponseStream,
 };
@@ -21,7 +21,7 @@ const LONGEST_QUOTE: usize = 512;
 pub(super) enum CallBody {
     Get(Box<ResponseStream<EndpointUpdates>>),
     GetProfile(Box<ResponseStream<ProfileUpdates>>),
-    Health { body: tonic::body::Body, _permit: OwnedSemaphorePermit },
+    Health { body: tonic::body::Body, _place: HeldPlace },
     Empty,
 }
 

@@ -9,7 +9,7 @@ use std::{future::Future, sync::Arc};
 use bytes::Bytes;
 use http::{HeaderMap, HeaderName, HeaderValue};
 use strum::{IntoStaticStr, VariantArray};
-use tokio::{sync::OwnedSemaphorePermit, time::Instant};
+use tokio::time::Instant;
 
 use super::{
     http2::{
@@ -17,6 +17,7 @@ use super::{
         stall::StreamProgress,
     },
     metrics::RpcObserver,
+    places::HeldPlace,
     views::Views,
 };
 
@@ -76,6 +77,8 @@ pub(super) enum EndReason {
     Rerouted,
     /// The client accepted no data for too long.
     Stalled,
+    /// The client accepted no data while the server needed memory.
+    Memory,
 }
 
 /// The body of a streaming response. A hundred thousand of them may exist, so every field matters for memory.
@@ -89,8 +92,7 @@ pub(super) struct ResponseStream<U: Updates> {
     progress: Arc<StreamProgress>,
     /// Counts the sent messages, and the call when the stream is dropped.
     observer: RpcObserver,
-    /// The permit for one open stream.
-    _permit: OwnedSemaphorePermit,
+    _place: HeldPlace,
 }
 
 enum EndOfStream {
@@ -101,15 +103,10 @@ enum EndOfStream {
 // === impl ResponseStream ===
 
 impl<U: Updates> ResponseStream<U> {
-    pub(super) fn new(
-        updates: U,
-        progress: Arc<StreamProgress>,
-        observer: RpcObserver,
-        permit: OwnedSemaphorePermit,
-    ) -> Self {
+    pub(super) fn new(updates: U, progress: Arc<StreamProgress>, observer: RpcObserver, place: HeldPlace) -> Self {
         let state = StreamState::Opening;
         updates.views().metrics.streams(state).inc();
-        Self { updates, in_flight: None, end: None, state, progress, observer, _permit: permit }
+        Self { updates, in_flight: None, end: None, state, progress, observer, _place: place }
     }
 
     fn refresh(&mut self) {
@@ -170,6 +167,7 @@ impl<U: Updates> Drop for ResponseStream<U> {
         metrics.streams(self.state).dec();
         metrics.stream_ended(match self.end {
             Some(EndOfStream::Next(end) | EndOfStream::Sent(end)) => end,
+            None if self.progress.has_ended_for_memory() => EndReason::Memory,
             None if self.progress.is_stalled() => EndReason::Stalled,
             None => EndReason::Client,
         });

@@ -14,6 +14,8 @@ use std::{
 
 /// Bytes read in a turn: some hundred requests, or some thousand of the smallest frames.
 const READ_PER_TURN: usize = 64 * 1024;
+/// Bytes read in a turn while memory is short: some requests.
+const READ_IN_SHORTAGE: usize = 1024;
 /// Bytes read while the socket is full. A client may have to send data before it can read, but the amount is limited.
 const READ_WHILE_FULL: usize = 1024 * 1024;
 /// Bytes passed to h2 in a turn. The last frame may exceed the limit.
@@ -41,9 +43,14 @@ pub(super) struct Budget {
 // === impl Budget ===
 
 impl Budget {
-    /// Begins a turn of the connection's task, with or without a read budget.
-    pub(super) fn begin_turn(&self, may_read: bool) {
-        self.read.store(if may_read { 0 } else { READ_PER_TURN }, Relaxed);
+    /// Begins a turn of the connection's task, with or without a read budget, which is smaller while memory is short.
+    pub(super) fn begin_turn(&self, may_read: bool, has_memory: bool) {
+        let remaining = match (may_read, has_memory) {
+            (false, _) => 0,
+            (true, false) => READ_IN_SHORTAGE,
+            (true, true) => READ_PER_TURN,
+        };
+        self.read.store(READ_PER_TURN - remaining, Relaxed);
         self.sent.store(0, Relaxed);
     }
 
@@ -138,7 +145,7 @@ mod tests {
         let budget = Budget::default();
         for _ in 0..1_000 {
             budget.record_data(SMALL_FRAME);
-            budget.begin_turn(true);
+            budget.begin_turn(true, true);
         }
         assert!(budget.may_send() && !budget.needs_ping());
         while budget.may_send() {
@@ -155,9 +162,11 @@ mod tests {
         budget.record_data(SEND_PER_TURN);
         budget.record_read(READ_PER_TURN + 1);
         assert_eq!((budget.may_send(), budget.remaining_read()), (false, 0));
-        budget.begin_turn(true);
+        budget.begin_turn(true, true);
         assert_eq!((budget.may_send(), budget.remaining_read()), (true, READ_PER_TURN));
-        budget.begin_turn(false);
+        budget.begin_turn(true, false);
+        assert_eq!(budget.remaining_read(), READ_IN_SHORTAGE);
+        budget.begin_turn(false, true);
         assert_eq!((budget.may_send(), budget.remaining_read()), (true, 0));
     }
 

@@ -31,7 +31,10 @@ use h2::{
 };
 use http::{HeaderMap, Request, Response};
 use strum::{IntoStaticStr, VariantArray};
-use tokio::time::{Instant, timeout};
+use tokio::{
+    sync::watch,
+    time::{Instant, timeout},
+};
 use tokio_util::sync::CancellationToken;
 use tracing::debug;
 
@@ -39,7 +42,7 @@ use super::{
     budget::Budget,
     keepalive::Keepalive,
     reset_limit::{EARLY_RESET, ResetLimit},
-    stall::{CloseReason, StallDetector, StreamProgress},
+    stall::{CloseReason, Shortage, StallDetector, StreamProgress},
     transport::Transport,
     wake_time::WakeTime,
 };
@@ -60,6 +63,8 @@ const UNACCEPTED_RESETS: usize = 1_000;
 /// exceeds this budget. A request is such a frame, and one turn reads some hundred requests. h2's default of 32 KiB is
 /// too small for a client that opens many streams together.
 const DATA_FRAME_BUDGET: usize = 512 * 1024;
+/// The memory that the frames of one full read may become: h2 keeps some hundred bytes for a request of thirty.
+const MEMORY_OF_A_READ: usize = 2 * 1024 * 1024;
 /// The time for a client to receive GOAWAY.
 const GOAWAY_TIMEOUT: Duration = Duration::from_secs(2);
 
@@ -81,6 +86,10 @@ pub(in crate::destination) enum ConnectionEnd {
     Flood,
     /// The client violated the HTTP/2 protocol.
     Fault,
+    /// The server had no memory for the connection, or needed that of its unread data.
+    Memory,
+    /// The connection got no place in time.
+    Full,
 }
 
 /// A request, with the connection's data about its stream.
@@ -111,6 +120,7 @@ pub(in crate::destination) async fn serve<A, F, B>(
     wake_time: &WakeTime,
     limits: &DestinationLimits,
     stop: &CancellationToken,
+    shortage: watch::Receiver<Shortage>,
     answer: A,
 ) -> ConnectionEnd
 where
@@ -132,7 +142,7 @@ where
     };
     let mut keepalive = Keepalive::new(connection.ping_pong());
     let stall = Arc::<StallDetector>::default();
-    let mut close_reason = pin!(stall.close_reason(limits.stream_stall_timeout));
+    let mut close_reason = pin!(stall.close_reason(limits.stream_stall_timeout, shortage, &budget));
     let mut stop = pin!(stop.cancelled());
     let mut stopping = false;
     let mut reset_limit = ResetLimit::new(Instant::now());
@@ -143,7 +153,8 @@ where
     let mut backlog = false;
     let mut turn = |cx: &mut Context<'_>| -> Poll<ConnectionEnd> {
         // If h2 holds requests that can be answered, they are accepted before more data is read from the socket.
-        budget.begin_turn(!backlog || !budget.is_open());
+        let may_read = !backlog || !budget.is_open();
+        budget.begin_turn(may_read, limits.memory.has_room_for(MEMORY_OF_A_READ));
         if !stopping && stop.as_mut().poll(cx).is_ready() {
             connection.graceful_shutdown();
             stopping = true;
@@ -180,7 +191,7 @@ where
                 cx.waker().wake_by_ref();
             }
             while let Poll::Ready(Some(end)) = streams.poll_next_unpin(cx) {
-                if end == StreamEnd::ResetEarly && !reset_limit.allow(Instant::now()) {
+                if end == StreamEnd::ResetEarly && !reset_limit.allow(Instant::now(), streams.len()) {
                     return Poll::Ready(ConnectionEnd::Flood);
                 }
             }
@@ -193,6 +204,7 @@ where
             return Poll::Ready(match reason {
                 CloseReason::Stalled => ConnectionEnd::Stalled,
                 CloseReason::Idle => ConnectionEnd::Idle,
+                CloseReason::Memory => ConnectionEnd::Memory,
             });
         }
         keepalive.poll_dead(&budget, cx).map(|()| ConnectionEnd::Gone)
@@ -207,7 +219,7 @@ where
     _ = timeout(
         GOAWAY_TIMEOUT,
         poll_fn(|cx| {
-            budget.begin_turn(true);
+            budget.begin_turn(true, true);
             connection.poll_closed(cx)
         }),
     )

@@ -43,8 +43,8 @@ async fn connection(words: usize, ends: bool) -> (SendRequest<Bytes>, impl Futur
         let limits = DestinationLimits { streams_per_connection: 10_000, ..limits() };
         let answer = |_| async move { Response::new(Words { left: words, ends }) };
         let wake_time = WakeTime::new();
-        let stop = CancellationToken::new();
-        Arc::clone(&wake_time).track(serve(transport, &wake_time, &limits, &stop, answer)).await
+        let (stop, shortage) = (CancellationToken::new(), watch::Sender::default().subscribe());
+        Arc::clone(&wake_time).track(serve(transport, &wake_time, &limits, &stop, shortage, answer)).await
     });
     let socket = TcpStream::connect(address).await.unwrap();
     let (requests, connection) = h2::client::handshake(socket).await.unwrap();

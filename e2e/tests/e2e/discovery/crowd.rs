@@ -31,23 +31,30 @@ impl Crowd {
     pub(super) async fn start(args: &[&str]) -> Result<Self> {
         // The shared manager's setup installs Linkerd's CRDs.
         let (control_plane, _) = shared_manager().await?;
-        Self::start_with(control_plane, control_plane.kubeconfig(), args).await
+        Self::start_with(control_plane, discovery_only(control_plane.kubeconfig(), args)).await
     }
 
     /// Starts a manager that reaches the API server through a fault proxy.
     pub(super) async fn behind_proxy() -> Result<(Self, FaultProxy)> {
         let (control_plane, _) = shared_manager().await?;
         let proxy = FaultProxy::start(control_plane).await?;
-        Ok((Self::start_with(control_plane, proxy.kubeconfig(), &[]).await?, proxy))
+        Ok((Self::start_with(control_plane, discovery_only(proxy.kubeconfig(), &[])).await?, proxy))
     }
 
-    async fn start_with(control_plane: &'static ControlPlane, kubeconfig: &Path, args: &[&str]) -> Result<Self> {
+    /// Starts a manager with a memory limit in bytes.
+    pub(super) async fn with_memory(limit: u64) -> Result<Self> {
+        let (control_plane, _) = shared_manager().await?;
+        let options = ManagerOptions { memory_limit: Some(limit), ..discovery_only(control_plane.kubeconfig(), &[]) };
+        Self::start_with(control_plane, options).await
+    }
+
+    async fn start_with(control_plane: &'static ControlPlane, options: ManagerOptions) -> Result<Self> {
         let client = control_plane.client().await?;
         let namespace = TestNamespace::create(&client, "crowd").await?;
         let mesh = Mesh::new(&client, namespace.name());
         let identity = format!("spiffe://root.linkerd.cluster.local/{}", "long/".repeat(40));
         mesh.put_workload_with("vm", "vm", json!({"spec": {"meshTLS": {"identity": identity}}})).await?;
-        let mut manager = Manager::start(control_plane, discovery_only(kubeconfig, args))?;
+        let mut manager = Manager::start(control_plane, options)?;
         manager.ready(SOON).await?;
         Ok(Self { control_plane, mesh, manager })
     }

@@ -7,6 +7,7 @@ mod bad_input;
 mod changes;
 mod crowd;
 mod endpoints;
+mod fairness;
 mod families;
 mod floods;
 mod metadata;
