@@ -2,7 +2,7 @@
 //!
 //! ```text
 //! cluster ──observer──▶ DirtySet ──▶ views: get::views     State ─▶ Members ─▶ Snapshot    ──┐
-//!                                           profile::views State ─▶ ProfileInputs ─▶ frame ──┴─watch──▶ stream ─▶ http2 ─▶ proxy
+//!                                           profile::views State ─▶ EncodedProfile ──────────┴─watch──▶ stream ─▶ http2 ─▶ proxy
 //! ```
 //!
 //! In: the cluster's state, and requests. Out: `Get` and `GetProfile` streams of the Destination API. Always holds: the

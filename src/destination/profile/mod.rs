@@ -1,8 +1,8 @@
 //! The method `GetProfile`: the data that a proxy needs about an address or a name before it connects.
 //!
 //! ```text
-//! request ─▶ views: State ─▶ ProfileInputs ─▶ frame ──watch──▶ updates ─▶ stream
-//!                   (request, view: pure)
+//! request ─▶ views: State ─▶ ProfileInputs ─▶ EncodedProfile ──watch──▶ updates ─▶ stream
+//!                   (request, view, encoded: pure)
 //! ```
 //!
 //! In: the targets of clients. Out: complete profiles, each of which replaces the previous profile. Always holds: the
@@ -11,6 +11,7 @@
 //! client opens a new stream.
 
 pub(super) mod collector;
+mod encoded;
 pub(super) mod request;
 mod route;
 pub(super) mod updates;

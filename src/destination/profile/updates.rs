@@ -1,8 +1,11 @@
 //! The updates of one `GetProfile` stream: the latest profile, if it differs from the last sent profile.
 
-use bytes::Bytes;
+use tokio::time::Instant;
 
-use super::views::{EncodedProfile, Profiles};
+use super::{
+    encoded::{EncodedProfile, Pieces},
+    views::{Profiles, PublishedProfile},
+};
 use crate::destination::{
     registry::{Published, Subscription},
     stream::{EndReason, MessageCounts, OutgoingFrames, Updates},
@@ -12,8 +15,16 @@ use crate::destination::{
 pub(in crate::destination) struct ProfileUpdates {
     subscription: Subscription<Profiles>,
     /// The profile that the client has or is about to receive.
-    sent: Option<Bytes>,
-    next: Option<OutgoingFrames>,
+    sent: Option<EncodedProfile>,
+    /// The pieces of this profile that were not passed to the transport yet, until the last one was.
+    next: Option<Outgoing>,
+}
+
+struct Outgoing {
+    pieces: Pieces,
+    /// For the first piece; see [`OutgoingFrames`].
+    messages: MessageCounts,
+    received: Option<Instant>,
 }
 
 impl ProfileUpdates {
@@ -40,17 +51,23 @@ impl Updates for ProfileUpdates {
         if end.is_some() {
             return end;
         }
-        let EncodedProfile { frame, received } = content?;
-        if self.sent.as_ref() != Some(&frame) {
+        let PublishedProfile { profile, received } = content?;
+        if self.sent.as_ref() != Some(&profile) {
             let received = self.sent.is_some().then_some(received);
-            self.sent = Some(frame.clone());
+            self.sent = Some(profile.clone());
             let messages = MessageCounts { profile: 1, ..MessageCounts::default() };
-            self.next = Some(OutgoingFrames { frames: frame, messages, received });
+            self.next = Some(Outgoing { pieces: profile.pieces(), messages, received });
         }
         None
     }
 
     fn next(&mut self) -> Option<OutgoingFrames> {
-        self.next.take()
+        let Outgoing { pieces, messages, received } = self.next.as_mut()?;
+        let frames = pieces.next();
+        if frames.is_none() {
+            self.next = None;
+            return None;
+        }
+        Some(OutgoingFrames { frames: frames?, messages: std::mem::take(messages), received: received.take() })
     }
 }

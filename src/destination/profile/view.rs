@@ -1,7 +1,7 @@
 //! The profile of a target. Pure.
 //!
 //! In: the cluster's state, and a target. Out: the inputs of the profile, which are found under the state's lock; then
-//! the message, which is built without the lock. A field that Linkerd's destination leaves at its default has its
+//! the message, which is built without the lock. [`super::encoded`] adds the routes and overrides of a ServiceProfile. A field that Linkerd's destination leaves at its default has its
 //! default here too.
 
 use std::{net::SocketAddr, sync::Arc};
@@ -19,11 +19,10 @@ use crate::{
         kinds::{
             endpoint_slice::ready::Instance,
             pod::{Pod, PodPhase},
-            service_profile::route::{Override, ProfileContent},
+            service_profile::route::ProfileContent,
         },
     },
     destination::{
-        authority::split_host_port,
         endpoint::{
             target::{EndpointTarget, Precedence, SelectorCache},
             weighted_addr::profiled,
@@ -31,7 +30,7 @@ use crate::{
         settings::DestinationSettings,
     },
     proto::{
-        destination::{DestinationProfile, RetryBudget, WeightedDst},
+        destination::{DestinationProfile, RetryBudget},
         meta::{Metadata, Resource, metadata},
     },
 };
@@ -132,6 +131,15 @@ impl ProfileInputs {
         Ok(Self::Endpoint { address, endpoint: target_at(state, address)? })
     }
 
+    /// Returns the ServiceProfile that applies, and the port of the Service.
+    pub(super) fn content(&self) -> Option<(&Arc<ProfileContent>, u16)> {
+        match self {
+            Self::Service { target, profile: Some((_, content)), .. } => Some((content, target.port)),
+            Self::Service { .. } | Self::Empty | Self::Endpoint { .. } => None,
+        }
+    }
+
+    /// Returns the message without the routes and the overrides of the ServiceProfile.
     pub(super) fn message(&self, settings: &DestinationSettings) -> DestinationProfile {
         match self {
             Self::Empty => DestinationProfile::default(),
@@ -210,38 +218,18 @@ fn service_profile(
         let resource = Resource { group, kind, name, namespace, port, ..Resource::default() };
         Some(Metadata { kind: Some(metadata::Kind::Resource(resource)) })
     };
-    let (routes, retry_budget, overrides) = match profile {
-        Some((_, content)) => (
-            content.routes.iter().map(route::route).collect(),
-            content.retry_budget.as_ref().map(route::retry_budget),
-            &*content.overrides,
-        ),
-        None => (Vec::new(), None, &[][..]),
-    };
+    let retry_budget = profile.and_then(|(_, content)| content.retry_budget.as_ref()).map(route::retry_budget);
     DestinationProfile {
         fully_qualified_name: format!("{}{name}.{namespace}.svc.{cluster_domain}", if *dotted { "." } else { "" }),
         opaque_protocol: opaque,
-        routes,
         retry_budget: Some(retry_budget.unwrap_or(RETRY_BUDGET)),
-        dst_overrides: overrides.iter().map(|it| weighted(it, *port)).collect(),
-        endpoint: None,
         parent_ref: resource("core", "Service", name, namespace, u32::from(*port)),
         profile_ref: match profile {
             Some((key, _)) => resource("linkerd.io", "ServiceProfile", &key.name, &key.namespace, 0),
             None => resource("linkerd.io", "", "", "", 0),
         },
+        ..DestinationProfile::default()
     }
-}
-
-/// Converts an override. An authority without a port gets the requested port.
-fn weighted(it: &Override, port: u16) -> WeightedDst {
-    let authority = &it.authority;
-    let authority = match split_host_port(authority) {
-        Ok(_) => authority.to_string(),
-        Err(_) if authority.contains(':') => format!("[{authority}]:{port}"),
-        Err(_) => format!("{authority}:{port}"),
-    };
-    WeightedDst { authority, weight: it.weight, backend_ref: None }
 }
 
 #[cfg(test)]

@@ -5,7 +5,7 @@ use prost::Message;
 use serde_json::{Value, json};
 
 use super::*;
-use crate::destination::profile::request::ProfileRequest;
+use crate::destination::profile::{encoded::EncodedProfile, request::ProfileRequest};
 use crate::{
     cluster::{Kind, testing::Feed},
     destination::{authority::ProfileAuthority, testing::settings},
@@ -32,7 +32,8 @@ fn new_stream(feed: &Feed, path: &str, client_namespace: &str) -> Result<Destina
 
 /// The current profile of an open stream.
 fn open_stream(feed: &Feed, target: &ProfileTarget) -> Result<DestinationProfile, ProfileRefusal> {
-    Ok(ProfileInputs::of(&feed.cluster.read(), target, &settings())?.message(&settings()))
+    let inputs = ProfileInputs::of(&feed.cluster.read(), target, &settings())?;
+    Ok(EncodedProfile::of(&inputs, &settings()).decoded())
 }
 
 fn service(name: &str, annotations: &Value, spec: &Value) -> (Kind, Value) {

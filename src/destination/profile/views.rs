@@ -1,6 +1,6 @@
 //! The views of `GetProfile`: one view for each target, updated when the inputs of its profile change.
 //!
-//! In: marked keys; clients that subscribe. Out: complete frames. Always holds: the first message for a client matches
+//! In: marked keys; clients that subscribe. Out: encoded profiles. Always holds: the first message for a client matches
 //! the state at that time; a view never returns to an older generation; a view ends when its target needs another kind
 //! of profile, and no client subscribes to an ended view.
 
@@ -10,18 +10,16 @@ use std::{
     sync::{Arc, atomic::Ordering},
 };
 
-use bytes::Bytes;
 use tokio::time::Instant;
 
 use super::{
+    encoded::EncodedProfile,
     request::{ProfileRefusal, ProfileRequest, ProfileTarget, service_of},
     view::ProfileInputs,
 };
 use crate::{
     api::NamespacedName,
-    cluster::kinds::service_profile::route::ProfileContent,
     destination::{
-        frame,
         observer::Batch,
         registry::{Registry, Subscription, View, ViewIndex, ViewKind},
         stream::EndReason,
@@ -32,10 +30,10 @@ use crate::{
 /// The kind of the views of `GetProfile`.
 pub(in crate::destination) enum Profiles {}
 
-/// A complete message.
+/// A profile, and its cause.
 #[derive(Clone)]
-pub(in crate::destination) struct EncodedProfile {
-    pub(super) frame: Bytes,
+pub(in crate::destination) struct PublishedProfile {
+    pub(super) profile: EncodedProfile,
     /// When the event that led to this message was received.
     pub(super) received: Instant,
 }
@@ -55,39 +53,20 @@ enum Anchor {
     Address(IpAddr),
 }
 
-#[derive(Default)]
-struct ViewGroup {
-    views: HashMap<ProfileTarget, Arc<View<Profiles>>>,
-    /// The messages for a Service, which clients in many namespaces share.
-    frames: HashMap<FrameKey, CachedFrame>,
-}
-
-#[derive(Clone, PartialEq, Eq, Hash)]
-struct FrameKey {
-    port: u16,
-    dotted: bool,
-    profile: Option<NamespacedName>,
-}
-
-/// A message, and its inputs.
-struct CachedFrame {
-    opaque: bool,
-    content: Option<Arc<ProfileContent>>,
-    frame: Bytes,
-}
+type ViewGroup = HashMap<ProfileTarget, Arc<View<Profiles>>>;
 
 // === impl Profiles ===
 
 impl ViewKind for Profiles {
     type Key = ProfileTarget;
-    type Content = Option<EncodedProfile>;
+    type Content = Option<PublishedProfile>;
     type Index = ProfilesIndex;
 
     fn registry(views: &Views) -> &Registry<Self> {
         &views.profiles
     }
 
-    fn unpublished() -> Option<EncodedProfile> {
+    fn unpublished() -> Option<PublishedProfile> {
         None
     }
 }
@@ -96,13 +75,13 @@ impl ViewKind for Profiles {
 
 impl ViewIndex<Profiles> for ProfilesIndex {
     fn get_or_insert(&mut self, target: ProfileTarget) -> Arc<View<Profiles>> {
-        let mut known = target.anchors().filter_map(|anchor| self.groups.get(&anchor)?.views.get(&target).cloned());
+        let mut known = target.anchors().filter_map(|anchor| self.groups.get(&anchor)?.get(&target).cloned());
         if let Some(view) = known.next() {
             return view;
         }
         let view = Arc::new(View::<Profiles>::new(target));
         for anchor in view.key.anchors() {
-            self.groups.entry(anchor).or_default().views.insert(view.key.clone(), Arc::clone(&view));
+            self.groups.entry(anchor).or_default().insert(view.key.clone(), Arc::clone(&view));
         }
         view
     }
@@ -111,28 +90,28 @@ impl ViewIndex<Profiles> for ProfilesIndex {
     fn remove(&mut self, view: &Arc<View<Profiles>>) {
         for anchor in view.key.anchors() {
             let Some(group) = self.groups.get_mut(&anchor) else { continue };
-            if group.views.get(&view.key).is_some_and(|it| Arc::ptr_eq(it, view)) {
-                group.views.remove(&view.key);
+            if group.get(&view.key).is_some_and(|it| Arc::ptr_eq(it, view)) {
+                group.remove(&view.key);
             }
-            if group.views.is_empty() {
+            if group.is_empty() {
                 self.groups.remove(&anchor);
             }
         }
     }
 
     fn views(&self) -> impl Iterator<Item = &Arc<View<Profiles>>> {
-        self.groups.values().flat_map(|group| group.views.values())
+        self.groups.values().flat_map(ViewGroup::values)
     }
 }
 
 impl ProfilesIndex {
     fn at<'a>(&'a self, anchor: &Anchor) -> impl Iterator<Item = &'a Arc<View<Profiles>>> + use<'a> {
-        self.groups.get(anchor).into_iter().flat_map(|group| group.views.values())
+        self.groups.get(anchor).into_iter().flat_map(ViewGroup::values)
     }
 
     /// Returns each target, and its number of clients.
     pub(super) fn clients(&self) -> Vec<(ProfileTarget, usize)> {
-        let each = self.groups.iter().flat_map(|(anchor, group)| group.views.values().map(move |it| (anchor, it)));
+        let each = self.groups.iter().flat_map(|(anchor, group)| group.values().map(move |it| (anchor, it)));
         // A view with two anchors counts once.
         let once = each.filter(|(anchor, view)| view.key.anchors().next().as_ref() == Some(anchor));
         once.map(|(_, view)| (view.key.clone(), view.clients())).collect()
@@ -187,12 +166,11 @@ impl View<Profiles> {
             }
         })?;
         *generation = Some(of_state);
-        let frame = views.profile_frame(&inputs);
-        let differs = |known: &EncodedProfile| !std::ptr::eq(&*known.frame, &*frame) && known.frame != frame;
+        let profile = EncodedProfile::of(&inputs, &views.settings);
         Ok(self.sender.send_if_modified(|published| {
-            let changed = published.content.as_ref().is_none_or(differs);
+            let changed = published.content.as_ref().is_none_or(|known| known.profile != profile);
             if changed {
-                published.content = Some(EncodedProfile { frame: frame.clone(), received });
+                published.content = Some(PublishedProfile { profile, received });
             }
             changed
         }))
@@ -283,33 +261,6 @@ impl Views {
         if view.key.service().is_none() {
             self.endpoint_profile_updates.fetch_add(1, Ordering::Relaxed);
         }
-    }
-
-    /// Encodes a profile, or returns the message of another view of the same Service with the same inputs.
-    fn profile_frame(&self, inputs: &ProfileInputs) -> Bytes {
-        let encode = || frame::encode(&inputs.message(&self.settings));
-        let ProfileInputs::Service { target, opaque, profile } = inputs else { return encode() };
-        let anchor = Anchor::Service(target.service.clone());
-        let content = profile.as_ref().map(|(_, content)| content);
-        let profile = profile.as_ref().map(|(key, _)| key.clone());
-        let key = FrameKey { port: target.port, dotted: target.dotted, profile };
-        let known = |index: &ProfilesIndex| {
-            let cached = index.groups.get(&anchor)?.frames.get(&key)?;
-            let same = cached.opaque == *opaque && cached.content.as_ref().map(Arc::as_ptr) == content.map(Arc::as_ptr);
-            same.then(|| cached.frame.clone())
-        };
-        if let Some(frame) = known(&self.profiles.index()) {
-            return frame;
-        }
-        let frame = encode();
-        if let Some(group) = self.profiles.index().groups.get_mut(&anchor) {
-            // Limits the number of messages for ports and ServiceProfiles that no view uses any more.
-            if group.frames.len() > 2 * group.views.len() {
-                group.frames.clear();
-            }
-            group.frames.insert(key, CachedFrame { opaque: *opaque, content: content.cloned(), frame: frame.clone() });
-        }
-        frame
     }
 }
 

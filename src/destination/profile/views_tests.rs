@@ -3,13 +3,13 @@
 use futures::FutureExt;
 use kube::runtime::watcher::Event;
 use prometheus::Registry as Prometheus;
-use prost::Message;
 use serde_json::{Value, json};
 
 use super::*;
 use crate::{
     cluster::{Kind, Observer, testing::Feed},
     destination::{DestinationObserver, authority::ProfileAuthority, metrics::DiscoveryMetrics, testing::settings},
+    memory,
     proto::destination::DestinationProfile,
 };
 
@@ -67,12 +67,7 @@ fn pod(name: &str, labels: &Value) -> (Kind, Value) {
 const WEB: &str = "web.ns.svc.mycluster.local:80";
 
 fn profile(subscription: &mut Subscription<Profiles>) -> DestinationProfile {
-    let frame = subscription.latest().content.unwrap().frame;
-    DestinationProfile::decode(frame.slice(5..)).unwrap()
-}
-
-fn frame(subscription: &mut Subscription<Profiles>) -> Bytes {
-    subscription.latest().content.unwrap().frame
+    subscription.latest().content.unwrap().profile.decoded()
 }
 
 #[tokio::test]
@@ -99,16 +94,57 @@ async fn a_client_first_receives_the_latest_profile_even_before_it_is_published(
     assert!(new.changed().now_or_never().is_none(), "the new client has this profile already");
 }
 
+/// The routes are a regular expression of a megabyte.
+fn large_profile(letter: &str) -> (Kind, Value) {
+    let route = json!({"name": "r", "condition": {"pathRegex": letter.repeat(1_000_000)}});
+    (Kind::ServiceProfile, json!({"metadata": {"name": "web.ns.svc.mycluster.local"}, "spec": {"routes": [route]}}))
+}
+
 #[tokio::test]
-async fn clients_of_many_namespaces_share_one_message_before_and_after_a_change() {
-    let mut rig = Rig::new([web("80")]);
-    let mut clients: Vec<_> = (0..50).map(|n| rig.subscribe(WEB, &format!("client-{n}")).unwrap()).collect();
-    for annotation in ["80", "81"] {
-        rig.apply(web(annotation).0, web(annotation).1);
-        rig.publish().await;
-        let frames: Vec<Bytes> = clients.iter_mut().map(frame).collect();
-        assert!(frames.iter().all(|frame| std::ptr::eq(&**frame, &*frames[0])));
-    }
+async fn the_ports_of_a_service_and_its_clients_share_the_routes_of_a_large_service_profile() {
+    const PORTS: u16 = 250;
+    let ports: Vec<Value> = (1..=PORTS).map(|port| json!({ "port": port })).collect();
+    let service = (Kind::Service, json!({"metadata": {"name": "web"}, "spec": {"ports": ports}}));
+    let mut rig = Rig::new([service, large_profile("x")]);
+    let path = |port: u16| format!("web.ns.svc.mycluster.local:{port}");
+    // The first client makes the routes be encoded. The other tests allocate at the same time, but far less.
+    let mut clients = vec![rig.subscribe(&path(1), "").unwrap()];
+    let before = memory::allocated();
+    clients.extend((2..=PORTS).map(|port| rig.subscribe(&path(port), "").unwrap()));
+    clients.extend((0..PORTS).map(|client| rig.subscribe(&path(1), &format!("client-{client}")).unwrap()));
+    let first: Vec<_> = clients.iter_mut().map(|client| client.latest().content).collect();
+    let added = memory::allocated().saturating_sub(before);
+    assert!(added < 100_000_000, "{added} bytes for {} clients of a message of a megabyte", clients.len());
+
+    // None of the clients has read the first profile yet.
+    let (kind, object) = large_profile("y");
+    rig.apply(kind, object);
+    rig.publish().await;
+    let second: Vec<_> = clients.iter_mut().map(|client| client.latest().content).collect();
+    let added = memory::allocated().saturating_sub(before);
+    assert!(added < 100_000_000, "{added} bytes after the ServiceProfile was replaced");
+    assert!(first.into_iter().zip(second).all(|(first, second)| first.unwrap().profile != second.unwrap().profile));
+}
+
+#[tokio::test]
+async fn a_service_profile_that_is_applied_again_sends_nothing() {
+    let mut rig = Rig::new([web("80"), large_profile("x")]);
+    let mut client = rig.subscribe(WEB, "").unwrap();
+    client.latest();
+    let (kind, mut object) = large_profile("x");
+    object["metadata"]["annotations"] = json!({"touched": "yes"});
+    rig.apply(kind, object);
+    rig.publish().await;
+    // The Service changes too, but not in what its profile has.
+    let (kind, mut object) = web("80");
+    object["metadata"]["annotations"]["touched"] = "yes".into();
+    rig.apply(kind, object);
+    rig.publish().await;
+    assert!(client.changed().now_or_never().is_none());
+    let (kind, object) = large_profile("y");
+    rig.apply(kind, object);
+    rig.publish().await;
+    assert!(client.changed().now_or_never().is_some());
 }
 
 #[tokio::test]

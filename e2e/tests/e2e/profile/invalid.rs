@@ -93,6 +93,8 @@ async fn a_profile_that_becomes_invalid_is_replaced_by_the_next() -> Result<()> 
     let (valid, invalid) = (|name: &str| json!({"spec": routes(&[name])}), json!({"spec": route(json!({}))}));
     client.put(rig.profile("web", routes(&["primary"]))).await?;
     rig.put(rig.profile("web", routes(&["backup"]))).await?;
+    // Otherwise the first message may be older than the profiles.
+    rig.catches_up("ServiceProfile").await?;
     let mut open = rig.open_service_from(client.name(), "web").await?;
     open.becomes("service web with routes primary").await?;
     client.patch("ServiceProfile", &name, invalid.clone()).await?;

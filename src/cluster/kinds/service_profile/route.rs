@@ -3,6 +3,10 @@
 //! In: a decoded spec. Out: its routes, retry budget and overrides, or the reason why the whole is invalid, in the
 //! words of Linkerd's validator. Always holds: clients can decode the content as a message of the Destination API.
 
+use std::sync::OnceLock;
+
+use bytes::Bytes;
+
 use super::weight::weight;
 use crate::{
     api::{self, go_duration},
@@ -22,15 +26,19 @@ const AROUND_ROUTE: usize = 54;
 const AROUND_CLASS: usize = 12;
 /// The keys and lengths of the up to three messages of a match that is in another, in bytes.
 const AROUND_MATCH: usize = 15;
+/// The maximum length of an override's authority in bytes: more than any host name and port.
+const MAX_AUTHORITY_BYTES: usize = 1024;
 const STATUSES: std::ops::RangeInclusive<u32> = 100..=599;
 
 /// The content of a ServiceProfile that is the same for all ports of its Service.
-#[derive(Clone, Debug, PartialEq)]
+#[derive(Clone, Debug)]
 pub struct ProfileContent {
     pub routes: Vec<Route>,
     /// `None` for the default.
     pub retry_budget: Option<RetryBudget>,
     pub overrides: Vec<Override>,
+    /// The routes as the first client needed them encoded.
+    pub encoded_routes: OnceLock<Bytes>,
 }
 
 /// A class of requests, and the classification of its responses.
@@ -110,6 +118,8 @@ pub enum Invalid {
     NullOverride,
     #[error("the weight of override {0:?} is not a quantity")]
     Weight(String),
+    #[error("the authority of an override has {0} bytes, and the maximum is {MAX_AUTHORITY_BYTES}")]
+    LongAuthority(usize),
     #[error("it would be a message of up to {0} bytes, and clients refuse more than {MAX_MESSAGE_BYTES}")]
     Long(usize),
 }
@@ -142,6 +152,7 @@ impl ProfileContent {
             routes: routes.collect::<Result<_, _>>()?,
             retry_budget: spec.retry_budget.map(retry_budget).transpose()?,
             overrides: overrides.collect::<Result<_, _>>()?,
+            encoded_routes: OnceLock::new(),
         };
         let length = content.longest();
         if length > MAX_MESSAGE_BYTES { Err(Invalid::Long(length)) } else { Ok(content) }
@@ -152,6 +163,13 @@ impl ProfileContent {
         let routes: usize = self.routes.iter().map(Route::longest).sum();
         let overrides: usize = self.overrides.iter().map(|it| it.authority.len() + AROUND).sum();
         routes + overrides
+    }
+}
+
+impl PartialEq for ProfileContent {
+    fn eq(&self, other: &Self) -> bool {
+        let Self { routes, retry_budget, overrides, encoded_routes: _ } = self;
+        *routes == other.routes && *retry_budget == other.retry_budget && *overrides == other.overrides
     }
 }
 
@@ -188,6 +206,9 @@ impl Override {
     fn of(spec: api::WeightedDst) -> Result<Self, Invalid> {
         let authority = spec.authority.unwrap_or_default();
         let Some(weight) = weight(&spec.weight) else { return Err(Invalid::Weight(authority)) };
+        if authority.len() > MAX_AUTHORITY_BYTES {
+            return Err(Invalid::LongAuthority(authority.len()));
+        }
         Ok(Self { authority: authority.into(), weight })
     }
 }
