@@ -27,8 +27,13 @@ use prometheus::{
 use tokio::time::{Instant, timeout};
 use tower::{BoxError, Layer, Service};
 
+use crate::list_limit::ListLimitLayer;
+
 /// The timeout for the headers of a response. Nine seconds, to distinguish it from the many timeouts of ten seconds.
 const HEADER_TIMEOUT: Duration = Duration::from_secs(9);
+/// The same for a list or a watch. API Priority and Fairness may queue it for a quarter of the API server's request
+/// timeout, by default for 15 s. A request that is cancelled earlier returns to the end of the queue.
+const LIST_HEADER_TIMEOUT: Duration = Duration::from_secs(20);
 /// The timeout for the next byte of a response. It is longer than kube waits for an idle watch (65 s).
 const READ_TIMEOUT: Duration = Duration::from_secs(70);
 /// The buckets of Linkerd's histogram.
@@ -90,7 +95,8 @@ pub fn pod_namespace() -> Option<String> {
 pub fn client(config: Config, registry: &Registry) -> anyhow::Result<Client> {
     let builder =
         ClientBuilder::try_from(config).context("cannot create a client of the API server from its configuration")?;
-    Ok(builder.with_layer(&DeadlineLayer(RequestMetrics::register(registry)?)).build())
+    let deadlines = DeadlineLayer(RequestMetrics::register(registry)?);
+    Ok(builder.with_layer(&deadlines).with_layer(&ListLimitLayer::new()).build())
 }
 
 /// Describes an error and its causes, each once. kube's errors already include their source, hyper's do not.
@@ -156,13 +162,16 @@ where
     fn call(&mut self, request: Request<Body>) -> Self::Future {
         let metrics = self.metrics.clone();
         let method = method(request.method());
-        let response = timeout(HEADER_TIMEOUT, self.inner.call(request));
+        let query = request.uri().query().unwrap_or_default();
+        let is_list = query.split('&').any(|it| it.starts_with("limit=") || it == "watch=true");
+        let deadline = if is_list { LIST_HEADER_TIMEOUT } else { HEADER_TIMEOUT };
+        let response = timeout(deadline, self.inner.call(request));
         Box::pin(async move {
             let begun = Instant::now();
             let _in_flight = InFlight::new(&metrics.in_flight);
             let response = match response.await {
                 Ok(response) => response.map_err(Into::into),
-                Err(_) => Err(format!("no response within {} s", HEADER_TIMEOUT.as_secs()).into()),
+                Err(_) => Err(format!("no response within {} s", deadline.as_secs()).into()),
             };
             match &response {
                 Ok(response) => {

@@ -31,6 +31,7 @@ pub mod events;
 pub mod external_workload;
 pub mod lease;
 pub mod linkerd_config;
+mod list_limit;
 mod listen;
 pub mod manager;
 pub mod memory;

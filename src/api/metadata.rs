@@ -6,7 +6,7 @@ use k8s_openapi::{
     apimachinery::pkg::apis::meta::v1::{ManagedFieldsEntry, ObjectMeta, OwnerReference, Time},
     jiff::Timestamp,
 };
-use serde::{Deserialize, Deserializer};
+use serde::{Deserialize, Deserializer, de::IgnoredAny};
 
 use super::parameter_resource;
 
@@ -20,16 +20,60 @@ pub struct MetadataOf<K> {
     kind: PhantomData<fn() -> K>,
 }
 
+/// As [`MetadataOf`], without annotations.
+#[derive(Clone, Debug, Deserialize)]
+#[serde(bound = "")]
+pub struct BareMetadataOf<K> {
+    #[serde(deserialize_with = "metadata_without_annotations")]
+    pub metadata: ObjectMeta,
+    #[serde(skip)]
+    kind: PhantomData<fn() -> K>,
+}
+
 // === impl MetadataOf ===
 
 parameter_resource!(MetadataOf, metadata_api: true);
 
+// === impl BareMetadataOf ===
+
+parameter_resource!(BareMetadataOf, metadata_api: true);
+
 /// Decodes metadata and drops `managedFields`, often half of an object. One entry is kept, with only the time of the
 /// newest `Update`, which the lag metrics need.
 pub fn lean_metadata<'de, D: Deserializer<'de>>(deserializer: D) -> Result<ObjectMeta, D::Error> {
+    lean::<D, BTreeMap<String, String>>(deserializer)
+}
+
+/// As [`lean_metadata`], for kinds of which no annotation is read. Tenants may write 256 KiB of annotations.
+pub fn metadata_without_annotations<'de, D: Deserializer<'de>>(deserializer: D) -> Result<ObjectMeta, D::Error> {
+    lean::<D, IgnoredAny>(deserializer)
+}
+
+/// The annotations that are kept of an object.
+trait KeptAnnotations {
+    fn kept(self) -> Option<BTreeMap<String, String>>;
+}
+
+impl KeptAnnotations for BTreeMap<String, String> {
+    fn kept(self) -> Option<Self> {
+        Some(self)
+    }
+}
+
+impl KeptAnnotations for IgnoredAny {
+    fn kept(self) -> Option<BTreeMap<String, String>> {
+        None
+    }
+}
+
+fn lean<'de, D, A>(deserializer: D) -> Result<ObjectMeta, D::Error>
+where
+    D: Deserializer<'de>,
+    A: Deserialize<'de> + KeptAnnotations,
+{
     #[derive(Deserialize)]
-    #[serde(rename_all = "camelCase")]
-    struct Lean {
+    #[serde(rename_all = "camelCase", bound(deserialize = "A: Deserialize<'de>"))]
+    struct Lean<A> {
         name: Option<String>,
         generate_name: Option<String>,
         namespace: Option<String>,
@@ -39,7 +83,7 @@ pub fn lean_metadata<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Objec
         creation_timestamp: Option<Time>,
         deletion_timestamp: Option<Time>,
         labels: Option<BTreeMap<String, String>>,
-        annotations: Option<BTreeMap<String, String>>,
+        annotations: Option<A>,
         owner_references: Option<Vec<OwnerReference>>,
         finalizers: Option<Vec<String>>,
         #[serde(default)]
@@ -50,7 +94,7 @@ pub fn lean_metadata<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Objec
         operation: Option<String>,
         time: Option<Time>,
     }
-    let lean = Lean::deserialize(deserializer)?;
+    let lean = Lean::<A>::deserialize(deserializer)?;
     let newest = lean
         .managed_fields
         .into_iter()
@@ -68,7 +112,7 @@ pub fn lean_metadata<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Objec
         creation_timestamp: lean.creation_timestamp,
         deletion_timestamp: lean.deletion_timestamp,
         labels: lean.labels,
-        annotations: lean.annotations,
+        annotations: lean.annotations.and_then(KeptAnnotations::kept),
         owner_references: lean.owner_references,
         finalizers: lean.finalizers,
         managed_fields: newest
@@ -81,4 +125,20 @@ pub fn lean_metadata<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Objec
 pub fn last_update(metadata: &ObjectMeta) -> Option<Timestamp> {
     let newest = metadata.managed_fields.as_ref()?.first()?;
     Some(newest.time.as_ref()?.0)
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    #[test]
+    fn annotations_are_dropped_where_none_is_read_whatever_their_type() {
+        let object = json!({"name": "web", "labels": {"app": "web"}, "annotations": {"note": "text", "number": 7}});
+        let metadata = metadata_without_annotations(&object).unwrap();
+        assert_eq!((metadata.name.as_deref(), metadata.annotations), (Some("web"), None));
+        assert_eq!(metadata.labels.unwrap().len(), 1);
+        assert!(lean_metadata(&object).is_err(), "a number is not a valid annotation");
+    }
 }

@@ -6,12 +6,12 @@
 use k8s_openapi::apimachinery::pkg::{apis::meta::v1::ObjectMeta, util::intstr::IntOrString};
 use serde::Deserialize;
 
-use super::{LabelSelectorObject, lean_metadata, resource::namespaced_resource};
+use super::{LabelSelectorObject, metadata_without_annotations, resource::namespaced_resource};
 
 /// `servers.policy.linkerd.io/v1beta3`, as the API server sends it.
 #[derive(Clone, Debug, Deserialize)]
 pub struct Server {
-    #[serde(deserialize_with = "lean_metadata")]
+    #[serde(deserialize_with = "metadata_without_annotations")]
     pub metadata: ObjectMeta,
     #[serde(default)]
     pub spec: Option<ServerSpec>,

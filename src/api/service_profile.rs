@@ -14,12 +14,12 @@ use serde::{
 };
 use serde_json::{Value, value::RawValue};
 
-use super::{lean_metadata, resource::namespaced_resource};
+use super::{metadata_without_annotations, resource::namespaced_resource};
 
 /// `serviceprofiles.linkerd.io/v1alpha2`, as the API server sends it.
 #[derive(Clone, Debug, Deserialize)]
 pub struct ServiceProfile {
-    #[serde(deserialize_with = "lean_metadata")]
+    #[serde(deserialize_with = "metadata_without_annotations")]
     pub metadata: ObjectMeta,
     /// A [`ServiceProfileSpec`] that is not decoded yet. Any JSON is accepted, even if it is nested too deeply to be
     /// decoded.

@@ -6,7 +6,7 @@ use k8s_openapi::{api::policy::v1 as policy, apimachinery::pkg::apis::meta::v1::
 use serde::Deserialize;
 
 use crate::{
-    api::{LabelSelectorObject, NamespacedName, lean_metadata},
+    api::{LabelSelectorObject, NamespacedName, metadata_without_annotations},
     cluster::{
         Problems, Projected,
         index::{
@@ -31,7 +31,7 @@ pub struct DisruptionBudget {
 #[derive(Clone, Debug, Deserialize, kube::Resource)]
 #[resource(inherit = "policy::PodDisruptionBudget")]
 pub struct DisruptionBudgetObject {
-    #[serde(deserialize_with = "lean_metadata")]
+    #[serde(deserialize_with = "metadata_without_annotations")]
     metadata: ObjectMeta,
     #[serde(default)]
     spec: Option<DisruptionBudgetSpec>,

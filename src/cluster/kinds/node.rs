@@ -5,7 +5,7 @@ use std::sync::Arc;
 use k8s_openapi::api::core::v1 as core;
 
 use crate::{
-    api::{MetadataOf, NamespacedName, ZONE_LABEL},
+    api::{BareMetadataOf, NamespacedName, ZONE_LABEL},
     cluster::{
         Problems, Projected,
         index::store::{Store, Stored},
@@ -40,7 +40,7 @@ impl Stored for Node {
 // === impl Node ===
 
 impl Projected for Node {
-    type Wire = MetadataOf<core::Node>;
+    type Wire = BareMetadataOf<core::Node>;
 
     fn project(wire: Self::Wire, _: &mut Problems) -> Self {
         let mut labels = wire.metadata.labels.unwrap_or_default();

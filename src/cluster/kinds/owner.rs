@@ -6,7 +6,7 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use kube::Resource;
 
 use crate::{
-    api::{LONGEST_LABEL, LONGEST_NAME, MetadataOf, NamespacedName},
+    api::{BareMetadataOf, LONGEST_LABEL, LONGEST_NAME, NamespacedName},
     cluster::{
         Problems, Projected,
         index::{
@@ -56,9 +56,9 @@ impl<K> Projected for IntermediateOwner<K>
 where
     K: Resource<DynamicType = ()> + Clone + Debug + Send + Sync + 'static,
 {
-    type Wire = MetadataOf<K>;
+    type Wire = BareMetadataOf<K>;
 
-    fn project(wire: MetadataOf<K>, _: &mut Problems) -> Self {
+    fn project(wire: BareMetadataOf<K>, _: &mut Problems) -> Self {
         Self { key: NamespacedName::of(&wire.metadata), owner: Owner::only(&wire.metadata), kind: PhantomData }
     }
 }

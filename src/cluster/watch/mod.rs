@@ -28,11 +28,12 @@ use tokio::{
     sync::{Notify, watch as channel},
     time::{Instant, sleep, timeout},
 };
-use tracing::warn;
+use tracing::{debug, warn};
 
 use super::{Change, Kind, Observer, Problems, Projected, State, WatchScope, Watched, kinds::KindVisitor};
 use crate::{
     api::{NamespacedName, last_update},
+    list_limit::PageTooLarge,
     retry::backoff,
     tasks::Tasks,
 };
@@ -46,9 +47,12 @@ pub(in crate::cluster) use status::WatchStatus;
 /// was silent for five seconds longer; bookmarks keep an idle but healthy connection from being silent.
 const WATCH_SECONDS: u32 = 60;
 
+/// The number of objects in a page of a list. It is halved while a page is too large.
+const PAGE_SIZE: u32 = 250;
+
 /// A resumed watch delivers no event until an object changes. A watch that has not failed for this time, which is
 /// longer than any attempt and the pause before it, counts as healthy again.
-const QUIET: Duration = Duration::from_secs(25);
+const QUIET: Duration = Duration::from_secs(35);
 
 /// The dependencies of a watch.
 #[derive(Clone)]
@@ -112,8 +116,9 @@ impl WatchContext {
         status: channel::Sender<WatchStatus>,
     ) {
         let config = config.timeout(WATCH_SECONDS);
-        let watch = || Box::pin(watcher::watcher(api.clone(), config.clone()));
-        let mut events = watch();
+        let mut page_size = PAGE_SIZE;
+        let watch = |page_size| Box::pin(watcher::watcher(api.clone(), config.clone().page_size(page_size)));
+        let mut events = watch(page_size);
         let mut relist = Relist::<T>::default();
         let mut memory = WatchMemory::default();
         // After an outage the first error is often 410 Gone. It has a separate backoff, so that the relist is not
@@ -124,7 +129,7 @@ impl WatchContext {
                 event = timeout(QUIET, events.next()) => event,
                 () = self.relist.notified() => {
                     if status.borrow().failure.is_some() {
-                        events = watch();
+                        events = watch(page_size);
                     }
                     continue;
                 }
@@ -157,6 +162,12 @@ impl WatchContext {
                         status.send_if_modified(|status| status.recovered() | (done && status.listed()));
                     }
                 }
+                Err(error) if page_size > 1 && PageTooLarge::caused(&error) => {
+                    // The smaller size stays: the objects will be as large when they are listed again.
+                    page_size /= 2;
+                    debug!(resource = T::KIND.resource(), page_size, "listing smaller pages");
+                    events = watch(page_size);
+                }
                 Err(error) => {
                     self.metrics.failed(T::KIND);
                     status.send_if_modified(|status| status.failed(WatchFailure::of(&error)));
@@ -167,10 +178,10 @@ impl WatchContext {
                             if expired && matches!(error, watcher::Error::WatchStartFailed(_)) {
                                 // kube relists when a watch event reports 410. When the response to the watch request
                                 // is 410, kube would retry with the same version forever.
-                                events = watch();
+                                events = watch(page_size);
                             }
                         }
-                        () = self.relist.notified() => events = watch(),
+                        () = self.relist.notified() => events = watch(page_size),
                     }
                 }
             }

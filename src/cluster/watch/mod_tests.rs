@@ -6,9 +6,13 @@ use http::{Request, Response};
 use kube::client::Body;
 use serde_json::{Value, from_value, json};
 use tokio::sync::{Mutex, mpsc};
+use tower::Layer;
 
 use super::{status::ABSENCE_CONFIRMED, *};
-use crate::cluster::kinds::{endpoint_slice::Slice, pod::PodObject, server::Server};
+use crate::{
+    cluster::kinds::{endpoint_slice::Slice, pod::PodObject, server::Server},
+    list_limit::ListLimitLayer,
+};
 
 /// Reads Pods. The field is whether it blocks readiness.
 struct Reader(bool);
@@ -47,6 +51,8 @@ async fn pauses_grow_with_failures_and_reset_after_two_minutes_without_one() {
 /// The watch of a kind whose requests a test answers.
 struct Scripted {
     responses: mpsc::UnboundedSender<Response<Body>>,
+    /// The queries of the requests.
+    queries: Arc<parking_lot::Mutex<Vec<String>>>,
     status: channel::Receiver<WatchStatus>,
     metrics: WatchMetrics,
     _tasks: Tasks,
@@ -59,8 +65,11 @@ impl Scripted {
         let (responses, received) = mpsc::unbounded_channel();
         let received = Arc::new(Mutex::new(received));
         // A request waits for its response for as long as the test takes.
-        let service = tower::service_fn(move |_: Request<Body>| {
+        let queries = Arc::<parking_lot::Mutex<Vec<String>>>::default();
+        let seen = Arc::clone(&queries);
+        let service = tower::service_fn(move |request: Request<Body>| {
             let received = Arc::clone(&received);
+            seen.lock().push(request.uri().query().unwrap_or_default().to_owned());
             async move {
                 match received.lock().await.recv().await {
                     Some(response) => Ok::<_, Infallible>(response),
@@ -69,9 +78,9 @@ impl Scripted {
             }
         });
         let (context, mut tasks) = (context(), Tasks::default());
-        let api = Api::all(Client::new(service, "default"));
+        let api = Api::all(Client::new(ListLimitLayer::new().layer(service), "default"));
         let status = context.spawn::<T>(api, watcher::Config::default(), &mut tasks);
-        Self { responses, status, metrics: context.metrics, _tasks: tasks }
+        Self { responses, queries, status, metrics: context.metrics, _tasks: tasks }
     }
 
     /// Answers the next request, and waits until the watch has sent another one.
@@ -108,6 +117,34 @@ async fn a_kind_is_followed_again_only_after_its_last_page() {
     assert!(watch.metrics.is_failing(Kind::EndpointSlice), "not stale after the first page");
     assert!(watch.answers(200, &page(&["b"], "")).await.is_followed());
     assert!(!watch.metrics.is_failing(Kind::EndpointSlice));
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_list_whose_pages_are_too_large_is_repeated_with_smaller_pages() {
+    let watch = Scripted::start::<Slice>();
+    let mut large = page(&["a"], "");
+    large["items"][0]["metadata"]["annotations"] = json!({ "large": "x".repeat(9 * 1024 * 1024) });
+    sleep(Duration::from_millis(1)).await;
+    for objects in ["limit=250", "limit=125", "limit=62"] {
+        assert!(watch.queries.lock().last().unwrap().contains(objects), "{:?}", watch.queries.lock());
+        assert!(watch.answers(200, &large).await.failure.is_none(), "no failure: it is repeated at once");
+    }
+    assert!(watch.answers(200, &page(&["a"], "")).await.is_followed());
+    // The history has expired, so the kind is listed again.
+    watch.answers(410, &refusal(410)).await;
+    assert!(watch.queries.lock().last().unwrap().contains("limit=31"), "{:?}", watch.queries.lock());
+}
+
+#[tokio::test(start_paused = true)]
+async fn an_object_that_is_too_large_for_any_page_is_a_failure() {
+    let watch = Scripted::start::<Slice>();
+    let mut large = page(&["a"], "");
+    large["items"][0]["metadata"]["annotations"] = json!({ "large": "x".repeat(33 * 1024 * 1024) });
+    for _ in 0..7 {
+        assert!(watch.answers(200, &large).await.failure.is_none());
+    }
+    let failure = watch.answers(200, &large).await.failure;
+    assert!(format!("{failure:?}").contains("a page of the list has more than"), "{failure:?}");
 }
 
 #[tokio::test(start_paused = true)]

@@ -1,0 +1,66 @@
+//! Tests of the limit with an API server that answers with bodies of any size.
+
+use std::{convert::Infallible, error::Error};
+
+use futures::FutureExt;
+use http_body_util::Full;
+
+use super::*;
+
+/// A client of an API server that answers each request with this number of bytes.
+fn client(bytes: usize) -> impl AsyncFn(&str) -> Result<Response<LimitedBody>, BoxError> {
+    let answer = tower::service_fn(move |_: Request<Body>| async move {
+        Ok::<_, Infallible>(Response::new(Full::new(Bytes::from(vec![0; bytes]))))
+    });
+    let client = ListLimitLayer::new().layer(answer);
+    async move |path| client.clone().call(Request::get(path).body(Body::empty()).unwrap()).await
+}
+
+async fn read(response: Response<LimitedBody>) -> Result<usize, BoxError> {
+    Ok(response.into_body().collect().await?.to_bytes().len())
+}
+
+#[tokio::test]
+async fn a_page_that_is_too_large_fails_with_an_error_that_is_recognized() {
+    let client = client(PAGE_BYTES + 1);
+    let error = read(client("/pods?limit=250").await.unwrap()).await.unwrap_err();
+    let error: kube::Error = kube::Error::Service(error);
+    assert!(PageTooLarge::caused(&error), "{error}");
+    assert!(!PageTooLarge::caused(&kube::Error::Service("other".into())));
+    let read_whole = read(client("/pods?watch=true").await.unwrap()).await.unwrap();
+    assert_eq!(read_whole, PAGE_BYTES + 1, "a watch has no end");
+}
+
+#[tokio::test]
+async fn a_page_of_one_object_may_be_larger_than_other_pages() {
+    let client = client(2 * PAGE_BYTES);
+    assert_eq!(read(client("/pods?limit=1&resourceVersion=0").await.unwrap()).await.unwrap(), 2 * PAGE_BYTES);
+    assert!(read(client("/pods?limit=2").await.unwrap()).await.is_err());
+}
+
+#[tokio::test]
+async fn two_pages_are_received_at_the_same_time_and_a_third_waits() {
+    let client = client(10);
+    let first = client("/pods?limit=250").await.unwrap();
+    let _second = client("/nodes?limit=250").await.unwrap();
+    let mut third = Box::pin(client("/jobs?limit=250"));
+    assert!(third.as_mut().now_or_never().is_none());
+    assert!(client("/pods?watch=true").now_or_never().is_some(), "a watch does not wait");
+    assert!(client("/pods/web").now_or_never().is_some(), "a get does not wait");
+    drop(first);
+    third.await.unwrap();
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_page_that_never_ends_fails_and_frees_its_room() {
+    let endless = tower::service_fn(|_: Request<Body>| async {
+        let frames = futures::stream::pending::<Result<Frame<Bytes>, Box<dyn Error + Send + Sync>>>();
+        Ok::<_, Infallible>(Response::new(http_body_util::StreamBody::new(frames)))
+    });
+    let mut client = ListLimitLayer::new().layer(endless);
+    for _ in 0..3 {
+        let request = Request::get("/pods?limit=250").body(Body::empty()).unwrap();
+        let error = read(client.call(request).await.unwrap()).await.unwrap_err();
+        assert_eq!(error.to_string(), "the page was not complete within 60 s");
+    }
+}
