@@ -175,4 +175,20 @@ mod tests {
         feed.apply(Kind::Pod, Event::InitDone);
         assert_eq!(noted(&pods), [[("comes".to_owned(), 2), ("goes".to_owned(), 2)]]);
     }
+
+    #[test]
+    fn the_time_of_each_write_lock_is_measured_for_the_kind_of_the_change() {
+        for kind in Kind::ALL {
+            let mut feed = Feed::default();
+            let object = || json!({"metadata": {"name": "a", "namespace": "ns"}, "spec": {}});
+            for event in [Event::Apply(object()), Event::Init, Event::InitApply(object()), Event::InitDone] {
+                feed.apply(*kind, event);
+            }
+            feed.apply(*kind, Event::Delete(object()));
+            for other in Kind::ALL {
+                let expected = if other == kind { 3 } else { 0 };
+                assert_eq!(feed.metrics.write_locks(*other), expected, "{other:?} after three changes of {kind:?}");
+            }
+        }
+    }
 }

@@ -4,14 +4,17 @@ use std::{collections::HashMap, sync::Arc, time::Duration};
 
 use parking_lot::{Mutex, RwLock};
 use prometheus::{
-    Gauge, GaugeVec, Histogram, HistogramOpts, IntCounterVec, Opts, Registry,
+    Gauge, GaugeVec, Histogram, HistogramOpts, HistogramVec, IntCounterVec, Opts, Registry,
     core::{Collector, Desc},
     proto::MetricFamily,
-    register_histogram_with_registry, register_int_counter_vec_with_registry,
+    register_histogram_vec_with_registry, register_histogram_with_registry, register_int_counter_vec_with_registry,
 };
 use tokio::time::Instant;
 
 use crate::cluster::{Kind, State};
+
+/// From the duration of one change to that of a relist of a large cluster.
+const WRITE_LOCK_SECONDS: [f64; 10] = [0.0001, 0.0005, 0.001, 0.005, 0.01, 0.05, 0.1, 0.5, 1.0, 5.0];
 
 /// The buckets of Linkerd's informer lag metrics.
 const LAG_SECONDS: [f64; 10] = [0.5, 1.0, 2.5, 5.0, 10.0, 25.0, 50.0, 100.0, 250.0, 1000.0];
@@ -22,6 +25,7 @@ pub(in crate::cluster) struct WatchMetrics {
     pub unusable: IntCounterVec,
     pub failures: IntCounterVec,
     pub events: IntCounterVec,
+    write_lock: HistogramVec,
     lag: Arc<HashMap<&'static str, Histogram>>,
     failing_since: FailingSince,
 }
@@ -40,6 +44,11 @@ impl WatchMetrics {
             let opts = HistogramOpts::new(name, help).buckets(LAG_SECONDS.to_vec());
             lag.insert(name, register_histogram_with_registry!(opts, registry)?);
         }
+        let write_lock = HistogramOpts::new(
+            "linkerd_operator_state_write_lock_seconds",
+            "Time for which the cache was locked for a change or a whole list of a kind; discovery waits meanwhile",
+        );
+        let write_lock = write_lock.buckets(WRITE_LOCK_SECONDS.to_vec());
         let metrics = Self {
             undecodable: by_resource(
                 "linkerd_operator_undecodable_objects_total",
@@ -51,6 +60,7 @@ impl WatchMetrics {
             )?,
             failures: by_resource("linkerd_operator_watch_failures_total", "Failed lists and watches")?,
             events: by_resource("linkerd_operator_watch_events_total", "Objects received by list and watch")?,
+            write_lock: register_histogram_vec_with_registry!(write_lock, &["resource"], registry)?,
             lag: Arc::new(lag),
             failing_since: FailingSince::default(),
         };
@@ -58,6 +68,9 @@ impl WatchMetrics {
             for kind in Kind::ALL {
                 counter.with_label_values(&[kind.resource()]);
             }
+        }
+        for kind in Kind::ALL {
+            metrics.write_lock.with_label_values(&[kind.resource()]);
         }
         registry.register(Box::new(Sizes::new(state)?))?;
         registry.register(Box::new(Staleness::new(&metrics.failing_since)?))?;
@@ -68,6 +81,16 @@ impl WatchMetrics {
         if let Some(histogram) = kind.informer_lag().and_then(|name| self.lag.get(name)) {
             histogram.observe(seconds);
         }
+    }
+
+    pub(in crate::cluster) fn observe_write_lock(&self, kind: Kind, held: Duration) {
+        self.write_lock.with_label_values(&[kind.resource()]).observe(held.as_secs_f64());
+    }
+
+    /// Returns the number of times that the state was locked for a change of the kind.
+    #[cfg(test)]
+    pub(in crate::cluster) fn write_locks(&self, kind: Kind) -> u64 {
+        self.write_lock.with_label_values(&[kind.resource()]).get_sample_count()
     }
 
     pub(in crate::cluster) fn failed(&self, kind: Kind) {

@@ -12,6 +12,7 @@ mod status;
 use std::{
     collections::{HashMap, HashSet},
     hash::{DefaultHasher, Hash, Hasher},
+    ops::{Deref, DerefMut},
     panic::{self, AssertUnwindSafe},
     sync::Arc,
     time::Duration,
@@ -207,7 +208,7 @@ impl WatchContext {
             }
             Event::InitDone => {
                 let Relist { seen, listed, .. } = std::mem::take(relist);
-                let mut state = self.begin_change();
+                let mut state = self.begin_change(T::KIND);
                 let mut changes: Vec<Change> =
                     listed.into_iter().filter_map(|object| object.apply(&mut state)).collect();
                 let vanished: Vec<_> = T::store(&state).keys().filter(|key| !seen.contains(key)).collect();
@@ -215,7 +216,7 @@ impl WatchContext {
                     memory.forget(&vanished);
                     changes.extend(T::remove(&vanished, &mut state));
                 }
-                self.notify(&state, &changes, received);
+                self.notify(state, &changes, received);
             }
             Event::Apply(object) => {
                 if T::INFORMER_LAG.is_some()
@@ -225,32 +226,34 @@ impl WatchContext {
                     self.metrics.observe_lag(T::KIND, lag.max(0.0));
                 }
                 let Some(object) = self.project::<T>(T::KIND, object, memory) else { return };
-                let mut state = self.begin_change();
+                let mut state = self.begin_change(T::KIND);
                 let change = object.apply(&mut state);
-                self.notify(&state, change.as_slice(), received);
+                self.notify(state, change.as_slice(), received);
             }
             Event::Delete(object) => {
                 let key = NamespacedName::of(object.meta());
                 memory.forget(&key);
-                let mut state = self.begin_change();
+                let mut state = self.begin_change(T::KIND);
                 let change = T::remove(&key, &mut state);
-                self.notify(&state, change.as_slice(), received);
+                self.notify(state, change.as_slice(), received);
             }
         }
     }
 
-    fn begin_change(&self) -> RwLockWriteGuard<'_, State> {
+    fn begin_change(&self, kind: Kind) -> StateChange<'_> {
         let mut state = self.state.write();
         state.generation += 1;
-        state
+        StateChange { state, kind, locked: Instant::now(), metrics: &self.metrics }
     }
 
-    fn notify(&self, state: &State, changes: &[Change], received: Instant) {
+    /// Notifies the observers and releases the lock. The caller frees the old objects afterwards.
+    fn notify(&self, state: StateChange<'_>, changes: &[Change], received: Instant) {
         if !changes.is_empty() {
             for observer in self.observers.iter() {
-                observer.changed(state, changes, received);
+                observer.changed(&state, changes, received);
             }
         }
+        drop(state);
     }
 
     /// Reduces an object to the fields that the state holds. Returns `None` if the object cannot be read.
@@ -284,6 +287,34 @@ impl WatchContext {
                 None
             }
         }
+    }
+}
+
+/// The write lock of the state. Measures how long it is held.
+struct StateChange<'a> {
+    state: RwLockWriteGuard<'a, State>,
+    kind: Kind,
+    locked: Instant,
+    metrics: &'a WatchMetrics,
+}
+
+impl Deref for StateChange<'_> {
+    type Target = State;
+
+    fn deref(&self) -> &State {
+        &self.state
+    }
+}
+
+impl DerefMut for StateChange<'_> {
+    fn deref_mut(&mut self) -> &mut State {
+        &mut self.state
+    }
+}
+
+impl Drop for StateChange<'_> {
+    fn drop(&mut self) {
+        self.metrics.observe_write_lock(self.kind, self.locked.elapsed());
     }
 }
 
