@@ -12,6 +12,8 @@ use kube::{Resource, runtime::reflector::ObjectRef};
 pub const LONGEST_NAME: usize = 253;
 /// The maximum length of a label's value, and of a kind, in bytes.
 pub const LONGEST_LABEL: usize = 63;
+/// The maximum length of a label's key: a DNS subdomain, a slash and a name.
+pub const LONGEST_KEY: usize = LONGEST_NAME + 1 + LONGEST_LABEL;
 
 /// The key of an object, cheap to clone. The namespace of a cluster-scoped object is empty.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]

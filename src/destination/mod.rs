@@ -18,6 +18,7 @@ mod get;
 mod http2;
 mod metrics;
 mod multicluster;
+mod object_group;
 mod observer;
 #[cfg(test)]
 mod oracle_tests;

@@ -10,7 +10,12 @@ use crate::{
     api::NamespacedName,
     cluster::{
         Change, Diff, Kind, Observer, State,
-        index::address::NetworkAddress,
+        index::{
+            address::NetworkAddress,
+            label_selector::LabelSelector,
+            pods::{PodGroup, PodGroupMembers},
+            selector::Pair,
+        },
         kinds::{
             endpoint_slice::Slice,
             node::{Node, Zone},
@@ -46,6 +51,17 @@ pub(super) enum DirtyKey {
     ServiceProfile(NamespacedName),
     /// A zone that a node has left.
     Zone(Zone),
+    /// All keys that depend on some objects.
+    Group(ObjectGroup),
+}
+
+/// Objects that have not changed, but whose endpoints depend on an object that has. They may be all objects of a
+/// namespace, so they are looked up by the publisher and not under the lock.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub(super) enum ObjectGroup {
+    Pods(PodGroup),
+    /// The ExternalWorkloads of a namespace with a label; `None` for all.
+    ExternalWorkloads(Arc<str>, Option<Pair>),
 }
 
 /// Marks the keys that changes affect, for the publisher.
@@ -62,6 +78,7 @@ pub(super) struct Batch {
     pub(super) addresses: HashMap<NetworkAddress, Instant>,
     pub(super) profiles: HashMap<NamespacedName, Instant>,
     pub(super) zones: Vec<Zone>,
+    pub(super) groups: HashMap<ObjectGroup, Instant>,
 }
 
 // === impl DestinationObserver ===
@@ -115,7 +132,7 @@ fn add_keys(keys: &mut Vec<DirtyKey>, state: &State, change: &Change) {
             keys.extend(state.slices.services_with_pod(&diff.latest().key).map(DirtyKey::Endpoints));
             keys.extend(diff.both().flat_map(|pod| pod.network_addresses()).map(DirtyKey::Address));
         }
-        Change::Server(diff) => diff.both().for_each(|server| add_selected(keys, state, server)),
+        Change::Server(diff) => keys.extend(diff.both().flat_map(selected)),
         Change::ServiceProfile(diff) => keys.push(DirtyKey::ServiceProfile(diff.latest().key.clone())),
         Change::Node(diff) => {
             let zone = |node: Option<&Arc<Node>>| node.and_then(|node| node.zone.clone());
@@ -124,54 +141,34 @@ fn add_keys(keys: &mut Vec<DirtyKey>, state: &State, change: &Change) {
                 keys.push(DirtyKey::Zone(old));
             }
         }
-        Change::ReplicaSet(diff) => add_owned_through(keys, state, diff),
-        Change::Job(diff) => add_owned_through(keys, state, diff),
+        Change::ReplicaSet(diff) => keys.extend(owned_through(diff)),
+        Change::Job(diff) => keys.extend(owned_through(diff)),
         _ => {}
     }
 }
 
-/// Adds the Services with an endpoint that the Server selects or may select, and the addresses of the selected objects.
-fn add_selected(keys: &mut Vec<DirtyKey>, state: &State, server: &Server) {
-    let Some(selectors) = &server.opaque else { return };
-    let (pods, workloads) = (&selectors.pods, &selectors.workloads);
-    let namespace = &*server.key.namespace;
-    // A selector that requires no label value may select many objects. Looking up the Services of each one costs too
-    // much, so all Services of the namespace are added.
-    let any = [pods, workloads].into_iter().flatten().any(|selector| selector.equal().is_none());
-    if any {
-        keys.extend(state.slices.services(namespace).map(DirtyKey::Endpoints));
-    }
-    for pod in pods.iter().flat_map(|selector| state.pods.selected(namespace, selector)) {
-        keys.extend(pod.network_addresses().map(DirtyKey::Address));
-        if !any {
-            keys.extend(state.slices.services_with_pod(&pod.key).map(DirtyKey::Endpoints));
-        }
-    }
-    for workload in workloads.iter().flat_map(|selector| state.external_workloads.matched(namespace, selector)) {
-        keys.extend(workload.network_addresses().map(DirtyKey::Address));
-        if !any {
-            let services = state.slices.services_with_external_workload(&workload.key);
-            keys.extend(services.map(DirtyKey::Endpoints));
-        }
-    }
+/// Returns the groups that contain all objects that the Server selects. Its selectors are not evaluated.
+fn selected(server: &Arc<Server>) -> impl Iterator<Item = DirtyKey> {
+    let (namespace, selectors) = (&server.key.namespace, server.opaque.as_ref());
+    let pods = selectors.and_then(|selectors| selectors.pods.as_ref());
+    let pods = pods.map(|selector| ObjectGroup::Pods(PodGroup::selected(namespace, selector)));
+    let workloads =
+        selectors.and_then(|selectors| selectors.workloads.as_ref()).map(|selector: &Arc<LabelSelector>| {
+            ObjectGroup::ExternalWorkloads(Arc::clone(namespace), selector.pair().cloned())
+        });
+    pods.into_iter().chain(workloads).map(DirtyKey::Group)
 }
 
-/// Adds the addresses and the Services of the Pods that this ReplicaSet or Job owns, because their workload is found
-/// through it. The deletion of a ReplicaSet or Job without an owner does not change their workload.
-fn add_owned_through<K: Resource<DynamicType = ()>>(
-    keys: &mut Vec<DirtyKey>,
-    state: &State,
-    diff: &Diff<IntermediateOwner<K>>,
-) {
+/// Returns the Pods that this ReplicaSet or Job owns, because their workload is found through it. The deletion of a
+/// ReplicaSet or Job without an owner does not change their workload.
+fn owned_through<K: Resource<DynamicType = ()>>(diff: &Diff<IntermediateOwner<K>>) -> Option<DirtyKey> {
     if matches!(diff, Diff::Deleted(it) if it.owner.is_none()) {
-        return;
+        return None;
     }
-    let key = &diff.latest().key;
-    let itself = Owner { kind: K::kind(&()).into(), name: Arc::clone(&key.name) };
-    for pod in state.pods.owned(&key.namespace, &itself) {
-        keys.extend(state.slices.services_with_pod(&pod.key).map(DirtyKey::Endpoints));
-        keys.extend(pod.network_addresses().map(DirtyKey::Address));
-    }
+    let NamespacedName { namespace, name } = &diff.latest().key;
+    let itself = Owner { kind: K::kind(&()).into(), name: Arc::clone(name) };
+    let members = PodGroupMembers::OwnedBy(itself);
+    Some(DirtyKey::Group(ObjectGroup::Pods(PodGroup { namespace: Arc::clone(namespace), members })))
 }
 
 // === impl Batch ===
@@ -180,15 +177,22 @@ impl From<HashMap<DirtyKey, Instant>> for Batch {
     fn from(keys: HashMap<DirtyKey, Instant>) -> Self {
         let mut batch = Self::default();
         for (key, received) in keys {
-            match key {
-                DirtyKey::Endpoints(service) => _ = batch.endpoints.insert(service, received),
-                DirtyKey::Service(service) => _ = batch.services.insert(service, received),
-                DirtyKey::Address(address) => _ = batch.addresses.insert(address, received),
-                DirtyKey::ServiceProfile(profile) => _ = batch.profiles.insert(profile, received),
-                DirtyKey::Zone(zone) => batch.zones.push(zone),
-            }
+            batch.add(key, received);
         }
         batch
+    }
+}
+
+impl Batch {
+    pub(super) fn add(&mut self, key: DirtyKey, received: Instant) {
+        match key {
+            DirtyKey::Endpoints(service) => _ = self.endpoints.entry(service).or_insert(received),
+            DirtyKey::Service(service) => _ = self.services.entry(service).or_insert(received),
+            DirtyKey::Address(address) => _ = self.addresses.entry(address).or_insert(received),
+            DirtyKey::ServiceProfile(profile) => _ = self.profiles.entry(profile).or_insert(received),
+            DirtyKey::Zone(zone) => self.zones.push(zone),
+            DirtyKey::Group(group) => _ = self.groups.entry(group).or_insert(received),
+        }
     }
 }
 
@@ -201,7 +205,10 @@ mod tests {
     use serde_json::{Value, json};
 
     use super::*;
-    use crate::cluster::testing::Feed;
+    use crate::{
+        cluster::{index::label_selector::counters::counted, testing::Feed},
+        destination::object_group::GroupMembers,
+    };
 
     struct World {
         feed: Feed,
@@ -214,19 +221,28 @@ mod tests {
             Self { feed: Feed::new([Arc::clone(&observer) as Arc<dyn Observer>]), observer }
         }
 
-        /// Applies an event and returns the keys that it affects.
+        /// Applies an event and returns the keys that it affects, those of groups included.
         fn affected(&mut self, kind: Kind, event: Event<Value>) -> BTreeSet<String> {
             self.feed.apply(kind, event);
             let keys = self.observer.dirty.next().now_or_never().unwrap_or_default();
-            let text = |key: &DirtyKey| match key {
+            keys.keys().flat_map(|key| self.texts(key)).collect()
+        }
+
+        fn texts(&self, key: &DirtyKey) -> BTreeSet<String> {
+            let text = match key {
                 DirtyKey::Endpoints(service) => format!("endpoints of {}", service.name),
                 DirtyKey::Service(service) => format!("service {}", service.name),
                 DirtyKey::Address(NetworkAddress::Ip(ip)) => ip.to_string(),
                 DirtyKey::Address(NetworkAddress::Socket(address)) => address.to_string(),
                 DirtyKey::ServiceProfile(profile) => format!("profile {}", profile.name),
                 DirtyKey::Zone(zone) => format!("zone {}", zone.as_deref().unwrap_or("unknown")),
+                DirtyKey::Group(group) => {
+                    let mut members = GroupMembers::of(&self.feed.cluster, group);
+                    let steps = std::iter::from_fn(|| members.next_step(&self.feed.cluster));
+                    return steps.flatten().flat_map(|key| self.texts(&key)).collect();
+                }
             };
-            keys.keys().map(text).collect()
+            [text].into()
         }
     }
 
@@ -314,6 +330,12 @@ mod tests {
         assert_eq!(affected(workload(&["192.0.2.9"], &[53])), set(&moved));
     }
 
+    fn server(protocol: &str, selectors: &Value) -> Event<Value> {
+        let mut spec = json!({"port": 80, "proxyProtocol": protocol});
+        spec.as_object_mut().unwrap().extend(selectors.as_object().unwrap().clone());
+        Event::Apply(json!({"metadata": {"name": "s", "namespace": "ns"}, "spec": spec}))
+    }
+
     #[test]
     fn a_server_affects_the_objects_that_it_selected_before_and_selects_now() {
         let mut world = World::new();
@@ -323,16 +345,45 @@ mod tests {
             world.affected(Kind::Pod, Event::Apply(pod));
         }
         world.affected(Kind::EndpointSlice, slice("web", "1", &[("a", true), ("b", true)]));
-        let server = |selector: Value, protocol: &str| {
-            let spec = json!({"podSelector": selector, "port": 80, "proxyProtocol": protocol});
-            Event::Apply(json!({"metadata": {"name": "s", "namespace": "ns"}, "spec": spec}))
-        };
-        let labels = |app: &str| json!({"matchLabels": {"app": app}});
+        let metadata = json!({"name": "vm", "namespace": "ns", "labels": {"app": "vm"}});
+        let spec = json!({"workloadIPs": [{"ip": "192.0.2.1"}], "ports": [{"port": 53}]});
+        world.affected(Kind::ExternalWorkload, Event::Apply(json!({"metadata": metadata, "spec": spec})));
+        let app = |app: &str| json!({"podSelector": {"matchLabels": {"app": app}}});
         let mut affected = |event| world.affected(Kind::Server, event);
-        assert_eq!(affected(server(labels("a"), "HTTP/1")), set(&[]), "the Server makes no port opaque");
-        assert_eq!(affected(server(labels("a"), "opaque")), set(&["endpoints of web", "10.0.0.1"]));
-        assert_eq!(affected(server(labels("b"), "opaque")), set(&["endpoints of web", "10.0.0.1", "10.0.0.2"]));
-        assert_eq!(affected(server(json!({}), "opaque")), set(&["endpoints of web", "10.0.0.1", "10.0.0.2"]));
+        let both = set(&["endpoints of web", "10.0.0.1", "10.0.0.2"]);
+        assert_eq!(affected(server("HTTP/1", &app("a"))), set(&[]), "the Server makes no port opaque");
+        assert_eq!(affected(server("opaque", &app("a"))), set(&["endpoints of web", "10.0.0.1"]));
+        assert_eq!(affected(server("opaque", &app("b"))), both);
+        assert_eq!(affected(server("opaque", &json!({"podSelector": {}}))), both);
+        assert_eq!(affected(server("HTTP/1", &json!({"podSelector": {}}))), both);
+        let workloads = json!({"externalWorkloadSelector": {"matchLabels": {"app": "vm"}}});
+        assert_eq!(affected(server("opaque", &workloads)), set(&["192.0.2.1:53"]));
+        assert_eq!(affected(server("opaque", &json!({"externalWorkloadSelector": {}}))), set(&["192.0.2.1:53"]));
+    }
+
+    #[test]
+    fn a_change_of_a_server_or_a_replica_set_marks_one_key_and_evaluates_nothing_whatever_the_number_of_pods() {
+        let mut world = World::new();
+        let values: Vec<String> = (0..100_000).map(|number| format!("v{number}")).collect();
+        let expression = json!({"key": "app", "operator": "NotIn", "values": values});
+        for number in 0..1_000 {
+            world.feed.apply(Kind::Pod, pod(&format!("p{number}"), "10.0.0.1", Some("rs")));
+        }
+        let mut marks = |kind: Kind, event: Event<Value>| {
+            world.observer.dirty.next().now_or_never();
+            let ((), evaluations, _) = counted(|| world.feed.apply(kind, event));
+            (world.observer.dirty.next().now_or_never().unwrap_or_default().len(), evaluations)
+        };
+        for selector in [json!({"matchExpressions": [expression]}), json!({"matchLabels": {"app": "a"}})] {
+            marks(Kind::Server, server("opaque", &json!({"podSelector": selector})));
+            for port in [81, 82] {
+                let change = json!({"podSelector": selector, "port": port});
+                assert_eq!(marks(Kind::Server, server("opaque", &change)), (1, 0));
+            }
+        }
+        let owner = json!({"apiVersion": "apps/v1", "kind": "Deployment", "name": "web", "uid": "u"});
+        let metadata = json!({"name": "rs", "namespace": "ns", "ownerReferences": [owner]});
+        assert_eq!(marks(Kind::ReplicaSet, Event::Apply(json!({ "metadata": metadata }))), (1, 0));
     }
 
     #[test]

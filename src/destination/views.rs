@@ -3,6 +3,7 @@
 //! In: the keys that [`DestinationObserver`] marks. Out: new content of the views that depend on them.
 
 use std::{
+    collections::HashMap,
     sync::{Arc, atomic::AtomicU64},
     time::Duration,
 };
@@ -12,7 +13,8 @@ use tokio::time::Instant;
 use super::{
     get::views::ServiceEndpoints,
     metrics::DiscoveryMetrics,
-    observer::{Batch, DestinationObserver},
+    object_group::GroupMembers,
+    observer::{Batch, DestinationObserver, ObjectGroup},
     profile::views::Profiles,
     registry::Registry,
     settings::DestinationSettings,
@@ -52,7 +54,28 @@ impl Views {
         }
     }
 
-    pub(super) async fn publish_batch(&self, batch: Batch) {
+    pub(super) async fn publish_batch(&self, mut batch: Batch) {
+        let groups = std::mem::take(&mut batch.groups);
+        self.publish_keys(batch).await;
+        // Last, because a group may concern every Service of a namespace.
+        let concerned = self.look_up(groups).await;
+        self.publish_keys(concerned).await;
+    }
+
+    /// Returns the keys that depend on the objects of the groups.
+    pub(super) async fn look_up(&self, groups: HashMap<ObjectGroup, Instant>) -> Batch {
+        let mut keys = Batch::default();
+        for (group, received) in groups {
+            let mut members = GroupMembers::of(&self.cluster, &group);
+            while let Some(step) = members.next_step(&self.cluster) {
+                step.into_iter().for_each(|key| keys.add(key, received));
+                tokio::task::yield_now().await;
+            }
+        }
+        keys
+    }
+
+    async fn publish_keys(&self, batch: Batch) {
         let mut turn = Turn::new();
         for (view, received) in self.profiles_of(&batch) {
             self.publish_profile(&view, received);

@@ -6,4 +6,5 @@ pub mod names;
 pub mod pods;
 pub mod selector;
 pub mod store;
+pub mod text_set;
 pub mod workload_key;

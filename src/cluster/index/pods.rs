@@ -9,7 +9,7 @@ use super::{
     address::ByAddress,
     label_selector::LabelSelector,
     names::NamesBy,
-    selector::ByLabel,
+    selector::{ByLabel, Pair},
     store::{Store, Stored},
 };
 use crate::{
@@ -22,6 +22,23 @@ use crate::{
 pub struct PodsOfNamespace {
     by_label: ByLabel,
     by_owner: NamesBy<Owner>,
+}
+
+/// Pods of a namespace that a change of another object may concern. An observer marks the group under the lock of the
+/// state, and its consumer looks the Pods up in steps, because there may be ten thousand.
+#[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct PodGroup {
+    pub namespace: Arc<str>,
+    pub members: PodGroupMembers,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub enum PodGroupMembers {
+    All,
+    /// The Pods with this label.
+    Labeled(Pair),
+    /// The Pods that have this owner and no other.
+    OwnedBy(Owner),
 }
 
 /// All Pods by address, and the injected configurations that Pods share.
@@ -66,13 +83,27 @@ impl Stored for Pod {
     }
 }
 
+// === impl PodGroup ===
+
+impl PodGroup {
+    /// Returns a group with all Pods that the selector matches, and maybe others.
+    pub fn selected(namespace: &Arc<str>, selector: &LabelSelector) -> Self {
+        let members = selector.pair().map_or(PodGroupMembers::All, |pair| PodGroupMembers::Labeled(pair.clone()));
+        Self { namespace: Arc::clone(namespace), members }
+    }
+}
+
 impl Store<Pod> {
-    /// Returns the Pods of the namespace that the selector matches.
-    pub fn selected<'a>(&'a self, namespace: &str, selector: &'a LabelSelector) -> impl Iterator<Item = &'a Arc<Pod>> {
-        let by_label = selector.equal().map(|equal| self.select(namespace, |index| index.by_label.candidates(equal)));
-        let all = selector.equal().is_none().then(|| self.in_namespace(namespace));
-        let candidates = by_label.into_iter().flatten().chain(all.into_iter().flatten());
-        candidates.filter(|pod| selector.matches(&pod.labels))
+    /// Returns the Pods of the group. Their number is that of a namespace at most, so the caller must only copy them
+    /// under the lock.
+    pub fn in_group(&self, PodGroup { namespace, members }: &PodGroup) -> Vec<Arc<Pod>> {
+        match members {
+            PodGroupMembers::All => self.in_namespace(namespace).cloned().collect(),
+            PodGroupMembers::Labeled(pair) => {
+                self.select(namespace, |index| index.by_label.with(pair)).cloned().collect()
+            }
+            PodGroupMembers::OwnedBy(owner) => self.owned(namespace, owner).cloned().collect(),
+        }
     }
 
     /// Whether a Pod carries this hash of trust anchors. Pods that have ended count as well.
@@ -116,20 +147,24 @@ mod tests {
         let mut pods = Store::<Pod>::default();
         let owner = json!([{"apiVersion": "apps/v1", "kind": "ReplicaSet", "name": "web", "uid": "u"}]);
         pods.apply(pod(&json!({"labels": {"app": "web"}, "ownerReferences": owner}), &json!({})).0);
-        let selector = |value: Value| LabelSelector::parse(serde_json::from_value(value).unwrap()).unwrap();
-        let (all, web, db) = (
-            selector(json!({})),
-            selector(json!({"matchLabels": {"app": "web"}})),
-            selector(json!({"matchLabels": {"app": "db"}})),
-        );
-        let counts = |pods: &Store<Pod>| [&all, &web, &db].map(|it| pods.selected("ns", it).count());
+        let namespace: Arc<str> = "ns".into();
+        let selected = |value: Value| {
+            let selector = LabelSelector::parse(serde_json::from_value(value).unwrap()).unwrap();
+            PodGroup::selected(&namespace, &selector)
+        };
         let replica_set = Owner { kind: "ReplicaSet".into(), name: "web".into() };
-        assert_eq!(counts(&pods), [1, 1, 0]);
-        assert_eq!(pods.owned("ns", &replica_set).count(), 1);
-        assert_eq!(pods.selected("other", &all).count(), 0);
+        let groups = [
+            selected(json!({})),
+            selected(json!({"matchExpressions": [{"key": "app", "operator": "Exists"}]})),
+            selected(json!({"matchLabels": {"app": "web"}})),
+            selected(json!({"matchLabels": {"app": "db"}})),
+            PodGroup { namespace: Arc::clone(&namespace), members: PodGroupMembers::OwnedBy(replica_set) },
+            PodGroup { namespace: "other".into(), members: PodGroupMembers::All },
+        ];
+        let counts = |pods: &Store<Pod>| groups.each_ref().map(|group| pods.in_group(group).len());
+        assert_eq!(counts(&pods), [1, 1, 1, 0, 1, 0]);
         pods.apply(pod(&json!({"labels": {"app": "db"}}), &json!({})).0);
-        assert_eq!(counts(&pods), [1, 0, 1]);
-        assert_eq!(pods.owned("ns", &replica_set).count(), 0);
+        assert_eq!(counts(&pods), [1, 1, 0, 1, 0, 0]);
         pods.delete(&NamespacedName::new("ns", "web-1"));
         assert!(pods.is_empty());
     }

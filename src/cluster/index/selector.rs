@@ -17,7 +17,7 @@ pub struct Labels(Box<[Pair]>);
 
 /// A selector with at least one pair. An empty selector, which would match everything, cannot be constructed: a Service
 /// with an empty selector has endpoints that another controller or a user manages.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct Selector(Labels);
 
 /// The names of the objects of one namespace, by each of their labels.
@@ -38,6 +38,11 @@ impl Labels {
 
     pub fn iter(&self) -> impl Iterator<Item = &Pair> {
         self.0.iter()
+    }
+
+    /// Returns the labels with these keys. They share the texts.
+    pub fn only(&self, is_kept: impl Fn(&str) -> bool) -> Self {
+        Self(self.iter().filter(|(key, _)| is_kept(key)).cloned().collect())
     }
 }
 
@@ -63,7 +68,12 @@ impl Selector {
         self.0.iter().all(|(key, value)| labels.get(key) == Some(value))
     }
 
-    fn index_pair(&self) -> Option<&Pair> {
+    pub fn pairs(&self) -> impl Iterator<Item = &Pair> {
+        self.0.iter()
+    }
+
+    /// Returns the first pair by key.
+    pub fn first(&self) -> Option<&Pair> {
         self.0.0.first()
     }
 }
@@ -83,6 +93,11 @@ impl ByLabel {
         }
     }
 
+    /// Returns the names of the objects with this label, sorted.
+    pub fn with(&self, pair: &Pair) -> impl Iterator<Item = &Arc<str>> {
+        self.0.get(pair)
+    }
+
     /// Returns the names of the objects with the rarest pair of the selector. They include all matching objects; the
     /// caller must check each.
     pub fn candidates<'a>(&'a self, selector: &Selector) -> impl Iterator<Item = &'a Arc<str>> + use<'a> {
@@ -96,13 +111,13 @@ impl ByLabel {
 
 impl BySelector {
     pub fn insert(&mut self, selector: &Selector, name: &Arc<str>) {
-        if let Some(pair) = selector.index_pair() {
+        if let Some(pair) = selector.first() {
             self.0.insert(pair.clone(), name);
         }
     }
 
     pub fn remove(&mut self, selector: &Selector, name: &str) {
-        if let Some(pair) = selector.index_pair() {
+        if let Some(pair) = selector.first() {
             self.0.remove(pair, name);
         }
     }

@@ -15,12 +15,15 @@ use crate::{
         Problems, Projected,
         index::{
             address::{self, ByAddress, NetworkAddress},
-            label_selector::LabelSelector,
-            selector::{ByLabel, Labels, Selector},
+            selector::{ByLabel, Labels, Pair, Selector},
             store::{Store, Stored},
         },
     },
 };
+
+/// The number of ports up to which a change affects only clients of these ports. A workload may declare fifty thousand
+/// ports, and its changes are processed under the lock of the state.
+const FEW_PORTS: usize = 64;
 
 /// An ExternalWorkload, reduced to the fields that endpoints and clients depend on. Probe times, other conditions and
 /// most annotations are left out, so that their changes cause no work.
@@ -77,14 +80,19 @@ impl ExternalWorkload {
         })
     }
 
-    fn socket_addresses(&self) -> impl Iterator<Item = SocketAddr> {
-        let ports = self.ports.iter().filter_map(|port| u16::try_from(port.number).ok());
-        ports.flat_map(|port| self.ips().map(move |ip| SocketAddr::new(ip, port)))
+    fn has_port(&self, port: u16) -> bool {
+        self.ports.iter().any(|it| it.number == i32::from(port))
     }
 
-    /// The addresses at which clients reach the workload: each IP with each port.
+    /// The addresses at which clients reach the workload: each IP with each port. If it has many ports, each IP with all
+    /// ports.
     pub fn network_addresses(&self) -> impl Iterator<Item = NetworkAddress> {
-        self.socket_addresses().map(NetworkAddress::Socket)
+        let has_few_ports = self.ports.len() <= FEW_PORTS;
+        let each = self.ports.iter().take(if has_few_ports { FEW_PORTS } else { 0 });
+        let each = each.filter_map(|port| u16::try_from(port.number).ok());
+        let sockets = each.flat_map(|port| self.ips().map(move |ip| NetworkAddress::Socket(SocketAddr::new(ip, port))));
+        let ips = self.ips().filter(move |_| !has_few_ports).map(NetworkAddress::Ip);
+        sockets.chain(ips)
     }
 
     /// Whether both result in the same endpoints in slices.
@@ -130,20 +138,20 @@ impl Projected for ExternalWorkload {
 
 impl Stored for ExternalWorkload {
     type NamespaceIndex = ByLabel;
-    type ClusterIndex = ByAddress<SocketAddr, Self>;
+    type ClusterIndex = ByAddress<IpAddr, Self>;
 
     fn key(&self) -> NamespacedName {
         self.key.clone()
     }
 
-    fn index(self: &Arc<Self>, by_label: &mut ByLabel, by_port: &mut ByAddress<SocketAddr, Self>) {
+    fn index(self: &Arc<Self>, by_label: &mut ByLabel, by_ip: &mut ByAddress<IpAddr, Self>) {
         by_label.insert(&self.labels, &self.key.name);
-        by_port.insert(self.socket_addresses(), self);
+        by_ip.insert(self.ips(), self);
     }
 
-    fn unindex(self: &Arc<Self>, by_label: &mut ByLabel, by_port: &mut ByAddress<SocketAddr, Self>) {
+    fn unindex(self: &Arc<Self>, by_label: &mut ByLabel, by_ip: &mut ByAddress<IpAddr, Self>) {
         by_label.remove(&self.labels, &self.key.name);
-        by_port.remove(self.socket_addresses(), self);
+        by_ip.remove(self.ips(), self);
     }
 }
 
@@ -197,20 +205,17 @@ impl Store<ExternalWorkload> {
     }
 
     /// The workloads that declare the port at the address.
-    pub fn at(&self, address: SocketAddr) -> &[Arc<ExternalWorkload>] {
-        self.cluster_index().get(&address)
+    pub fn at(&self, address: SocketAddr) -> Vec<&Arc<ExternalWorkload>> {
+        let at_ip = self.cluster_index().get(&address.ip()).iter();
+        at_ip.filter(|workload| workload.has_port(address.port())).collect()
     }
 
-    /// The workloads of a namespace that a selector with expressions matches.
-    pub fn matched<'a>(
-        &'a self,
-        namespace: &str,
-        selector: &'a LabelSelector,
-    ) -> impl Iterator<Item = &'a Arc<ExternalWorkload>> {
-        let by_label = selector.equal().map(|equal| self.select(namespace, |index| index.candidates(equal)));
-        let all = selector.equal().is_none().then(|| self.in_namespace(namespace));
-        let candidates = by_label.into_iter().flatten().chain(all.into_iter().flatten());
-        candidates.filter(|workload| selector.matches(&workload.labels))
+    /// The workloads of a namespace that have the label, or all of them.
+    pub fn labeled(&self, namespace: &str, label: Option<&Pair>) -> Vec<Arc<ExternalWorkload>> {
+        match label {
+            Some(pair) => self.select(namespace, |index| index.with(pair)).cloned().collect(),
+            None => self.in_namespace(namespace).cloned().collect(),
+        }
     }
 }
 
@@ -297,5 +302,18 @@ mod tests {
         assert_eq!([at(&state, "192.0.2.1:53"), at(&state, "192.0.2.9:53")], [0, 1]);
         ExternalWorkload::remove(&NamespacedName::new("ns", "vm"), &mut state);
         assert!(state.external_workloads.cluster_index().is_empty());
+    }
+
+    #[test]
+    fn a_change_of_a_workload_with_many_ports_affects_its_addresses_and_not_each_port() {
+        let affected = |ports: u16| {
+            let ports: Vec<_> = (1..=ports).map(|port| json!({ "port": port })).collect();
+            let spec = json!({"workloadIPs": [{"ip": "192.0.2.1"}, {"ip": "2001:db8::1"}], "ports": ports});
+            workload("vm", false, &json!({}), &spec).network_addresses().collect::<Vec<_>>()
+        };
+        assert_eq!((affected(0).len(), affected(1).len(), affected(64).len()), (0, 2, 128));
+        let ips = ["192.0.2.1", "2001:db8::1"].map(|ip| NetworkAddress::Ip(ip.parse().unwrap()));
+        assert_eq!(affected(65), ips);
+        assert_eq!(affected(50_000), ips);
     }
 }

@@ -19,7 +19,7 @@ use crate::{
 /// The only owner of an object. Several owners count as none, because they do not identify one workload. An owner with
 /// a name or kind that is too long counts as none, too: the API server does not validate references, and every endpoint
 /// carries them.
-#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+#[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct Owner {
     pub kind: Arc<str>,
     pub name: Arc<str>,

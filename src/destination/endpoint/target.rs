@@ -1,12 +1,12 @@
 //! The target of an endpoint: a Pod or an ExternalWorkload with its Servers, or a bare address. Pure.
 //!
-//! In: the cluster's state. Out: only shared values, so that the state's lock is released before the endpoint is
-//! encoded.
+//! In: the cluster's state. Out: only shared values, so that the state's lock is released before the selectors of
+//! Servers are evaluated and the endpoint is encoded.
 
 use std::{
-    collections::{HashMap, HashSet},
+    fmt,
     net::SocketAddr,
-    sync::Arc,
+    sync::{Arc, LazyLock},
 };
 
 use k8s_openapi::jiff::Timestamp;
@@ -15,13 +15,13 @@ use crate::{
     api::NamespacedName,
     cluster::{
         State,
-        index::{address::NetworkAddress, selector::Labels, workload_key::OwnerPolicy},
+        index::{address::NetworkAddress, workload_key::OwnerPolicy},
         kinds::{
             endpoint_slice::ready::{EndpointReference, ReadyEndpoint},
             external_workload::ExternalWorkload,
             owner::Owner,
             pod::Pod,
-            server::{Server, ServerPort},
+            server::{OpaqueServers, ServerPorts},
         },
     },
     destination::settings::DestinationSettings,
@@ -36,34 +36,26 @@ pub(in crate::destination) enum EndpointTarget {
     Address,
 }
 
-#[derive(Clone, Debug)]
+#[derive(Debug)]
 pub(in crate::destination) struct PodTarget {
     pub(in crate::destination) pod: Arc<Pod>,
     /// The owner of the Pod, or the owner of its ReplicaSet or Job. `None` for a bare Pod.
     pub(in crate::destination) owner: Option<Owner>,
-    opaque: Arc<ServerPorts>,
+    opaque: OpaquePorts,
 }
 
-#[derive(Clone, Debug)]
+#[derive(Debug)]
 pub(in crate::destination) struct WorkloadTarget {
     pub(in crate::destination) workload: Arc<ExternalWorkload>,
-    opaque: Arc<ServerPorts>,
+    opaque: OpaquePorts,
 }
 
-/// The ports that Servers make opaque for every object with the same labels.
-#[derive(Debug, Default, PartialEq, Eq)]
-struct ServerPorts {
-    numbers: HashSet<u16>,
-    names: HashSet<Box<str>>,
-}
+/// The ports that Servers make opaque for a target. They are evaluated when they are read for the first time, which is
+/// after the state's lock was released. From then on, no Server is referenced.
+struct OpaquePorts(LazyLock<Arc<ServerPorts>, Box<dyn FnOnce() -> Arc<ServerPorts> + Send + Sync>>);
 
-/// The opaque ports by labels, for one pass over endpoints. The Pods of one workload have the same labels, and the
-/// cluster may have thousands of Servers.
-#[derive(Default)]
-pub(in crate::destination) struct SelectorCache<'a> {
-    pods: HashMap<&'a Labels, Arc<ServerPorts>>,
-    workloads: HashMap<&'a Labels, Arc<ServerPorts>>,
-}
+/// The ports in a namespace without Servers that make ports opaque.
+static NO_PORTS: LazyLock<Arc<ServerPorts>> = LazyLock::new(Arc::default);
 
 /// The order of targets that claim one address; the smallest wins. A Pod precedes an ExternalWorkload, which precedes a
 /// bare address. Among Pods, a Pod that is not terminating comes first, then the newest Pod, then the first by name.
@@ -81,44 +73,33 @@ pub(in crate::destination) struct Precedence<'a> {
 impl EndpointTarget {
     /// Returns the target of a slice's endpoint, or `None` if the state does not have the object. Another object of the
     /// same name must not lend its identity to this address, and a meshed endpoint must not become a bare address.
-    pub(in crate::destination) fn of<'a>(
-        state: &'a State,
-        namespace: &str,
-        endpoint: &ReadyEndpoint,
-        cache: &mut SelectorCache<'a>,
-    ) -> Option<Self> {
+    pub(in crate::destination) fn of(state: &State, namespace: &str, endpoint: &ReadyEndpoint) -> Option<Self> {
         let uid = &endpoint.target_uid;
         match &endpoint.target {
             EndpointReference::Address => Some(Self::Address),
             EndpointReference::Pod(name) => {
                 let pod = state.pods.find(namespace, name).filter(|pod| uid.may_be(&pod.uid))?;
-                Some(Self::of_pod(state, pod, cache))
+                Some(Self::of_pod(state, pod))
             }
             EndpointReference::ExternalWorkload(name) => {
                 let workload = state.external_workloads.get(&NamespacedName::new(namespace, Arc::clone(name)));
-                Some(Self::of_workload(state, workload.filter(|workload| uid.may_be(&workload.uid))?, cache))
+                Some(Self::of_workload(state, workload.filter(|workload| uid.may_be(&workload.uid))?))
             }
         }
     }
 
-    pub(in crate::destination) fn of_pod<'a>(
-        state: &'a State,
-        pod: &'a Arc<Pod>,
-        cache: &mut SelectorCache<'a>,
-    ) -> Self {
-        let select = || state.servers.opaque_for_pod(&pod.key.namespace, &pod.labels).collect();
-        let opaque = Arc::clone(cache.pods.entry(&pod.labels).or_insert_with(|| Arc::new(select())));
-        let owner = state.top_owner(pod, OwnerPolicy::LinkerdKinds).cloned();
-        Self::Pod(Arc::new(PodTarget { owner, pod: Arc::clone(pod), opaque }))
+    pub(in crate::destination) fn of_pod(state: &State, pod: &Arc<Pod>) -> Self {
+        let (servers, pod) = (state.servers.opaque_in(&pod.key.namespace), Arc::clone(pod));
+        let owner = state.top_owner(&pod, OwnerPolicy::LinkerdKinds).cloned();
+        let selected = Arc::clone(&pod);
+        let opaque = OpaquePorts::of(servers, move |servers| servers.for_pod(&selected.labels));
+        Self::Pod(Arc::new(PodTarget { owner, pod, opaque }))
     }
 
-    pub(in crate::destination) fn of_workload<'a>(
-        state: &'a State,
-        workload: &'a Arc<ExternalWorkload>,
-        cache: &mut SelectorCache<'a>,
-    ) -> Self {
-        let select = || state.servers.opaque_for_workload(&workload.key.namespace, &workload.labels).collect();
-        let opaque = Arc::clone(cache.workloads.entry(&workload.labels).or_insert_with(|| Arc::new(select())));
+    pub(in crate::destination) fn of_workload(state: &State, workload: &Arc<ExternalWorkload>) -> Self {
+        let servers = state.servers.opaque_in(&workload.key.namespace);
+        let selected = Arc::clone(workload);
+        let opaque = OpaquePorts::of(servers, move |servers| servers.for_workload(&selected.labels));
         Self::Workload(Arc::new(WorkloadTarget { workload: Arc::clone(workload), opaque }))
     }
 
@@ -181,12 +162,13 @@ impl PodTarget {
         !self.pod.host_network && is_host_port()
     }
 
-    /// Returns whether proxies must not detect the protocol of this port.
+    /// Returns whether proxies must not detect the protocol of this port. Servers are evaluated in any case, so that
+    /// the target no longer references them.
     pub(super) fn is_opaque(&self, port: u16, settings: &DestinationSettings) -> bool {
         let annotated = self.pod.opaque_ports.as_ref().unwrap_or(&settings.default_opaque_ports);
         let names =
             self.pod.ports.iter().filter(|it| it.number == port || it.host_port == Some(port)).map(|it| &*it.name);
-        annotated.contains(port) || self.opaque.has(port, names)
+        self.opaque.has(port, names) || annotated.contains(port)
     }
 }
 
@@ -201,34 +183,42 @@ impl PartialEq for WorkloadTarget {
 impl Eq for WorkloadTarget {}
 
 impl WorkloadTarget {
-    /// Returns whether proxies must not detect the protocol of this port.
+    /// Returns whether proxies must not detect the protocol of this port. Servers are evaluated in any case, so that
+    /// the target no longer references them.
     pub(super) fn is_opaque(&self, port: u16, settings: &DestinationSettings) -> bool {
         let annotated = self.workload.mesh.opaque_ports.as_ref().unwrap_or(&settings.default_opaque_ports);
         let names = self.workload.ports.iter().filter(|it| it.number == i32::from(port)).map(|it| &*it.name);
-        annotated.contains(port) || self.opaque.has(port, names)
+        self.opaque.has(port, names) || annotated.contains(port)
     }
 }
 
-// === impl ServerPorts ===
+// === impl OpaquePorts ===
 
-impl ServerPorts {
-    /// Returns whether the Servers name the port by its number, or by one of its names.
-    fn has<'a>(&self, port: u16, mut names: impl Iterator<Item = &'a str>) -> bool {
-        self.numbers.contains(&port) || names.any(|name| self.names.contains(name))
+impl OpaquePorts {
+    fn of(
+        servers: Option<Arc<OpaqueServers>>,
+        evaluate: impl FnOnce(&OpaqueServers) -> Arc<ServerPorts> + Send + Sync + 'static,
+    ) -> Self {
+        Self(match servers {
+            Some(servers) => LazyLock::new(Box::new(move || evaluate(&servers))),
+            None => LazyLock::new(Box::new(|| Arc::clone(&NO_PORTS))),
+        })
+    }
+
+    fn has<'a>(&self, port: u16, names: impl Iterator<Item = &'a str>) -> bool {
+        self.0.has(port, names)
     }
 }
 
-impl<'a> FromIterator<&'a Arc<Server>> for ServerPorts {
-    fn from_iter<I: IntoIterator<Item = &'a Arc<Server>>>(servers: I) -> Self {
-        let mut ports = Self::default();
-        for server in servers {
-            match &server.port {
-                ServerPort::Number(number) => _ = ports.numbers.insert(*number),
-                ServerPort::Name(name) => _ = ports.names.insert(name.clone()),
-                ServerPort::Invalid => {}
-            }
-        }
-        ports
+impl PartialEq for OpaquePorts {
+    fn eq(&self, other: &Self) -> bool {
+        *self.0 == *other.0
+    }
+}
+
+impl fmt::Debug for OpaquePorts {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.0.fmt(f)
     }
 }
 

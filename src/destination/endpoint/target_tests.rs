@@ -4,7 +4,7 @@ use serde_json::{Value, json};
 
 use super::*;
 use crate::{
-    cluster::Kind,
+    cluster::{Kind, index::label_selector::counters::counted},
     destination::{
         get::members::Member,
         testing::{endpoint, members, settings, slice},
@@ -186,21 +186,15 @@ fn an_annotation_replaces_the_defaults_and_servers_only_add_to_it() {
 }
 
 #[test]
-fn the_servers_of_the_pods_of_a_workload_are_looked_up_once() {
-    let pod = |name: &str, app: &str| (Kind::Pod, json!({"metadata": {"name": name, "labels": {"app": app}}}));
+fn servers_are_not_evaluated_while_the_members_of_a_service_are_looked_up() {
+    let pod = |name: &str| (Kind::Pod, json!({"metadata": {"name": name, "labels": {"app": name}}}));
     let endpoints = ["web-1", "web-2", "db-1"].map(|name| endpoint("10.0.0.1", "Pod", name));
-    let all = json!({"podSelector": {}, "port": 80, "proxyProtocol": "opaque"});
-    let members = members([
-        pod("web-1", "web"),
-        pod("web-2", "web"),
-        pod("db-1", "db"),
-        server("all", &all),
-        slice("a", &json!([{"port": 80}]), &endpoints),
-    ]);
-    let [one, twin, other] = &members.members[..] else { panic!("{members:?}") };
-    let opaque = |member: &Member| match &member.target {
-        EndpointTarget::Pod(pod) => Arc::clone(&pod.opaque),
-        target => panic!("{target:?}"),
-    };
-    assert!(Arc::ptr_eq(&opaque(one), &opaque(twin)) && !Arc::ptr_eq(&opaque(one), &opaque(other)));
+    let expression = json!({"key": "app", "operator": "In", "values": ["web-1", "web-2"]});
+    let spec = json!({"podSelector": {"matchExpressions": [expression]}, "port": 80, "proxyProtocol": "opaque"});
+    let objects = [pod("web-1"), pod("web-2"), pod("db-1"), server("s", &spec), slice("a", &json!([]), &endpoints)];
+    let (members, evaluations, _) = counted(|| members(objects));
+    assert_eq!((members.members.len(), evaluations), (3, 0));
+    let is_opaque = |member: &Member| member.target.is_opaque(80, &settings());
+    let (opaque, evaluations, _) = counted(|| members.members.iter().map(is_opaque).collect::<Vec<_>>());
+    assert_eq!((opaque, evaluations), (vec![true, true, false], 3));
 }

@@ -124,9 +124,10 @@ fn of_pod(base: WeightedAddr, target: &PodTarget, placed: &Placed<'_>, settings:
     let port = placed.address.port();
     let meshed = pod.control_plane_namespace().filter(|_| !pod.skipped_ports.contains(port));
     let mut endpoint = WeightedAddr { metric_labels: pod_labels(target, placed.zone), ..base };
+    // Also without a proxy: afterwards the target references no Servers.
+    let opaque = target.is_opaque(port, settings);
     // No hint and no identity: without a proxy on the other side, connections that use them fail.
     let Some(control_plane_namespace) = meshed else { return endpoint };
-    let opaque = target.is_opaque(port, settings);
     let transport = opaque || settings.outbound_transport_mode == TransportMode::TransportHeader;
     endpoint.http2 = settings.meshed_http2_client_params.0;
     endpoint.protocol_hint = Some(ProtocolHint {

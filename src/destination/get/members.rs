@@ -17,7 +17,7 @@ use crate::{
             service::Service,
         },
     },
-    destination::endpoint::target::{EndpointTarget, SelectorCache},
+    destination::endpoint::target::EndpointTarget,
 };
 
 /// The endpoints of a Service at one generation of the state.
@@ -48,11 +48,10 @@ impl Members {
         let service = state.services.get(key).cloned();
         let exists = service.is_some();
         let slices: Vec<_> = state.slices.ready_of_service(key).filter(|_| exists).cloned().collect();
-        let mut cache = SelectorCache::default();
         let mut members = Vec::with_capacity(slices.iter().map(|slice| slice.endpoints.len()).sum());
         for (slice, content) in slices.iter().enumerate() {
             for (endpoint, it) in content.endpoints.iter().enumerate() {
-                if let Some(target) = EndpointTarget::of(state, &key.namespace, it, &mut cache) {
+                if let Some(target) = EndpointTarget::of(state, &key.namespace, it) {
                     members.push(Member { slice, endpoint, target });
                 }
             }

@@ -11,7 +11,7 @@ use crate::{
 
 impl EncodedProfile {
     /// Decodes the message that a client receives.
-    pub(in crate::destination::profile) fn decoded(&self) -> DestinationProfile {
+    pub(in crate::destination) fn decoded(&self) -> DestinationProfile {
         let received: Vec<u8> = self.clone().pieces().flatten().collect();
         let (header, message) = received.split_at(5);
         assert_eq!(header[0], 0, "not compressed");

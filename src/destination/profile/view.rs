@@ -24,7 +24,7 @@ use crate::{
     },
     destination::{
         endpoint::{
-            target::{EndpointTarget, Precedence, SelectorCache},
+            target::{EndpointTarget, Precedence},
             weighted_addr::profiled,
         },
         settings::DestinationSettings,
@@ -170,9 +170,9 @@ fn target_at(state: &State, address: SocketAddr) -> Result<EndpointTarget, Profi
         let pod = holder(pods).map_err(|count| ProfileRefusal::HostPorts(count, address))?;
         return Ok(pod.map_or(EndpointTarget::Address, |pod| of_pod(state, pod)));
     }
-    match state.external_workloads.at(address) {
+    match state.external_workloads.at(address).as_slice() {
         [] => Ok(EndpointTarget::Address),
-        [workload] => Ok(EndpointTarget::of_workload(state, workload, &mut SelectorCache::default())),
+        [workload] => Ok(EndpointTarget::of_workload(state, workload)),
         several => Err(ProfileRefusal::ExternalWorkloads(several.len(), address)),
     }
 }
@@ -200,7 +200,7 @@ fn holder(pods: &[Arc<Pod>]) -> Result<Option<&Arc<Pod>>, usize> {
 /// either. Readiness does not matter, because peers have to find each other before they are ready.
 fn of_pod(state: &State, pod: &Arc<Pod>) -> EndpointTarget {
     match pod.phase {
-        PodPhase::Running => EndpointTarget::of_pod(state, pod, &mut SelectorCache::default()),
+        PodPhase::Running => EndpointTarget::of_pod(state, pod),
         PodPhase::Waiting | PodPhase::Finished => EndpointTarget::Address,
     }
 }

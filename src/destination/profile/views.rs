@@ -33,7 +33,7 @@ pub(in crate::destination) enum Profiles {}
 /// A profile, and its cause.
 #[derive(Clone)]
 pub(in crate::destination) struct PublishedProfile {
-    pub(super) profile: EncodedProfile,
+    pub(in crate::destination) profile: EncodedProfile,
     /// When the event that led to this message was received.
     pub(super) received: Instant,
 }
@@ -214,7 +214,7 @@ impl Views {
     /// Returns the views that a batch affects, without duplicates. Each view has the time of the first event that
     /// affects it.
     pub(in crate::destination) fn profiles_of(&self, batch: &Batch) -> Vec<(Arc<View<Profiles>>, Instant)> {
-        let Batch { endpoints, services, addresses, profiles, zones: _ } = batch;
+        let Batch { endpoints, services, addresses, profiles, zones: _, groups: _ } = batch;
         let index = self.profiles.index();
         let mut affected: HashMap<*const View<Profiles>, (Arc<View<Profiles>>, Instant)> = HashMap::new();
         let mut add = |view: &Arc<View<Profiles>>, received: Instant| {

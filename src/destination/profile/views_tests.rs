@@ -160,7 +160,8 @@ async fn only_affected_views_are_checked_and_no_client_receives_the_same_profile
     let before = rig.published();
     let server = |port: u16| json!({"metadata": {"name": "server"}, "spec": {"podSelector": {"matchLabels": {"app": "web"}}, "port": port, "proxyProtocol": "opaque"}});
     rig.apply(Kind::Server, server(80));
-    let batch = rig.observer.dirty.next().now_or_never().unwrap().into();
+    let batch: Batch = rig.observer.dirty.next().now_or_never().unwrap().into();
+    let batch = rig.views.look_up(batch.groups).await;
     let affected = rig.views.profiles_of(&batch);
     assert_eq!(affected.len(), 1, "only the view of the Pod is affected");
     rig.views.publish_batch(batch).await;

@@ -108,9 +108,11 @@ impl Engine {
         let mut recovery: Option<BoxFuture<'static, ()>> = None;
         loop {
             tokio::select! {
-                workloads = self.observer.dirty.next() => {
-                    for workload in workloads.into_keys() {
-                        self.assess(&workload, target.as_deref());
+                dirty = self.observer.dirty.next() => {
+                    for some in dirty.into_keys() {
+                        for workload in some.look_up(&self.cluster).await {
+                            self.assess(&workload, target.as_deref());
+                        }
                     }
                 }
                 changed = self.targets.changed() => {

@@ -7,8 +7,11 @@ use tokio::time::Instant;
 
 use crate::{
     cluster::{
-        Change, Diff, Kind, Observer, State,
-        index::workload_key::WorkloadKey,
+        Change, Cluster, Diff, Kind, Observer, State,
+        index::{
+            pods::{PodGroup, PodGroupMembers},
+            workload_key::WorkloadKey,
+        },
         kinds::{
             apps_workload::AppsWorkloadOf,
             disruption_budget::DisruptionBudget,
@@ -31,11 +34,52 @@ pub(super) const KINDS: &[Kind] = &[
     Kind::PodDisruptionBudget,
 ];
 
+/// The number of Pods whose workloads are looked up before the task yields.
+const AT_ONCE: usize = 256;
+
+/// Workloads that have to be assessed again.
+#[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub(super) enum DirtyWorkloads {
+    One(WorkloadKey),
+    /// The workloads of Pods. There may be as many as a namespace has, so they are not looked up under the lock.
+    OfPods(PodGroup),
+    InNamespace(Arc<str>),
+}
+
 /// Marks the workloads that changes affect, for the rollout engine.
 #[derive(Default)]
 pub struct RolloutObserver {
-    pub(super) dirty: DirtySet<WorkloadKey>,
+    pub(super) dirty: DirtySet<DirtyWorkloads>,
 }
+
+// === impl DirtyWorkloads ===
+
+impl DirtyWorkloads {
+    /// Returns the workloads. Yields, and releases the lock of the state, after a bounded number of Pods.
+    pub(super) async fn look_up(self, cluster: &Cluster) -> BTreeSet<WorkloadKey> {
+        let (pods, mut workloads) = {
+            let state = cluster.read();
+            match self {
+                Self::One(workload) => return [workload].into(),
+                Self::OfPods(group) => (state.pods.in_group(&group), BTreeSet::new()),
+                Self::InNamespace(namespace) => {
+                    let resources = state.apps_workloads_in(&namespace).map(|resource| resource.workload.clone());
+                    let resources = resources.collect();
+                    (state.pods.in_group(&PodGroup { namespace, members: PodGroupMembers::All }), resources)
+                }
+            }
+        };
+        for some in pods.chunks(AT_ONCE) {
+            workloads.extend(cluster.read().workloads_of(some));
+            if some.len() == AT_ONCE {
+                tokio::task::yield_now().await;
+            }
+        }
+        workloads
+    }
+}
+
+// === impl RolloutObserver ===
 
 impl RolloutObserver {
     pub fn new() -> Arc<Self> {
@@ -53,23 +97,24 @@ impl Observer for RolloutObserver {
     }
 
     fn changed(&self, state: &State, changes: &[Change], received: Instant) {
-        let workloads: BTreeSet<WorkloadKey> = changes.iter().flat_map(|change| affected(state, change)).collect();
+        let workloads: BTreeSet<DirtyWorkloads> = changes.iter().flat_map(|change| affected(state, change)).collect();
         self.dirty.mark(workloads, received);
     }
 }
 
-fn affected(state: &State, change: &Change) -> BTreeSet<WorkloadKey> {
-    match change {
+fn affected(state: &State, change: &Change) -> BTreeSet<DirtyWorkloads> {
+    let workloads: BTreeSet<WorkloadKey> = match change {
         Change::Pod(diff) => state.workloads_of(diff.both()).collect(),
         Change::ReplicaSet(diff) => owned_through(state, diff),
         Change::Job(diff) => owned_through(state, diff),
         Change::Deployment(diff) => itself(diff),
         Change::StatefulSet(diff) => itself(diff),
         Change::DaemonSet(diff) => itself(diff),
-        Change::Namespace(diff) => in_namespace(state, &diff.latest().name),
-        Change::PodDisruptionBudget(diff) => diff.both().flat_map(|budget| selected(state, budget)).collect(),
+        Change::Namespace(diff) => return [DirtyWorkloads::InNamespace(Arc::clone(&diff.latest().name))].into(),
+        Change::PodDisruptionBudget(diff) => return diff.both().filter_map(selected).collect(),
         _ => BTreeSet::new(),
-    }
+    };
+    workloads.into_iter().map(DirtyWorkloads::One).collect()
 }
 
 fn itself<K>(diff: &Diff<AppsWorkloadOf<K>>) -> BTreeSet<WorkloadKey> {
@@ -93,26 +138,23 @@ fn owned_through<K: Resource<DynamicType = ()>>(
     owners.map(|owner| WorkloadKey::of_owner(&key.namespace, owner)).collect()
 }
 
-fn in_namespace(state: &State, namespace: &str) -> BTreeSet<WorkloadKey> {
-    let resources = state.apps_workloads_in(namespace).map(|resource| resource.workload.clone());
-    state.workloads_of(state.pods.in_namespace(namespace)).chain(resources).collect()
-}
-
-/// The workloads of the Pods that a PodDisruptionBudget selects.
-fn selected(state: &State, budget: &DisruptionBudget) -> BTreeSet<WorkloadKey> {
-    let pods = budget.selector.iter().flat_map(|selector| state.pods.selected(&budget.key.namespace, selector));
-    state.workloads_of(pods).collect()
+/// The workloads of the Pods that a PodDisruptionBudget selects, and maybe of others.
+fn selected(budget: &Arc<DisruptionBudget>) -> Option<DirtyWorkloads> {
+    let selector = budget.selector.as_ref()?;
+    Some(DirtyWorkloads::OfPods(PodGroup::selected(&budget.key.namespace, selector)))
 }
 
 #[cfg(test)]
 mod tests {
+    use std::pin::pin;
+
     use futures::FutureExt;
     use kube::runtime::watcher::Event;
     use proptest::prelude::*;
     use serde_json::{Value, json};
 
     use super::*;
-    use crate::cluster::testing::Feed;
+    use crate::cluster::{index::label_selector::counters::counted, testing::Feed};
 
     struct World {
         feed: Feed,
@@ -128,7 +170,9 @@ mod tests {
         /// Applies an event and returns the workloads that it affects.
         fn affected(&mut self, kind: Kind, event: Event<Value>) -> BTreeSet<WorkloadKey> {
             self.feed.apply(kind, event);
-            self.observer.dirty.next().now_or_never().unwrap_or_default().into_keys().collect()
+            let dirty = self.observer.dirty.next().now_or_never().unwrap_or_default();
+            let look_up = |dirty: DirtyWorkloads| dirty.look_up(&self.feed.cluster).now_or_never().unwrap();
+            dirty.into_keys().flat_map(look_up).collect()
         }
     }
 
@@ -202,6 +246,40 @@ mod tests {
         assert_eq!(affected(Event::Apply(budget("web", 0))), workloads(&[("Pod", "web")]));
         assert_eq!(affected(Event::Apply(budget("db", 0))), workloads(&[("Pod", "web"), ("Pod", "db")]));
         assert_eq!(affected(Event::Delete(budget("db", 0))), workloads(&[("Pod", "db")]));
+    }
+
+    #[test]
+    fn a_change_of_a_budget_or_a_namespace_marks_one_key_and_evaluates_nothing_whatever_the_number_of_pods() {
+        let mut world = World::new();
+        for number in 0..1_000 {
+            world.feed.apply(Kind::Pod, owned(&format!("p{number}"), &[]));
+        }
+        let budget = |expression: Value| {
+            let selector = json!({"matchExpressions": [expression]});
+            json!({"metadata": {"name": "a", "namespace": "ns"}, "spec": {"selector": selector}})
+        };
+        let objects = [
+            (Kind::Namespace, json!({"metadata": {"name": "ns", "labels": {"config.linkerd.io/reconcile": "auto"}}})),
+            (Kind::PodDisruptionBudget, budget(json!({"key": "app", "operator": "Exists"}))),
+            (Kind::PodDisruptionBudget, budget(json!({"key": "app", "operator": "NotIn", "values": ["a"]}))),
+        ];
+        for (kind, object) in objects {
+            world.observer.dirty.next().now_or_never();
+            let ((), evaluations, _) = counted(|| world.feed.apply(kind, Event::Apply(object)));
+            let dirty = world.observer.dirty.next().now_or_never().unwrap();
+            assert_eq!((dirty.len(), evaluations), (1, 0), "{kind:?}");
+        }
+    }
+
+    #[tokio::test]
+    async fn the_workloads_of_a_thousand_pods_are_looked_up_in_steps() {
+        let mut world = World::new();
+        for number in 0..1_000 {
+            world.feed.apply(Kind::Pod, owned(&format!("p{number}"), &[]));
+        }
+        let mut look_up = pin!(DirtyWorkloads::InNamespace("ns".into()).look_up(&world.feed.cluster));
+        assert!(look_up.as_mut().now_or_never().is_none(), "the lock is released after a part of the Pods");
+        assert_eq!(look_up.await.len(), 1_000);
     }
 
     #[test]

@@ -174,13 +174,6 @@ impl Store<Slice> {
         self.ready_of_service(service).find_map(|slice| slice.instances.get(hostname))
     }
 
-    /// The Services of a namespace that have slices.
-    pub fn services(&self, namespace: &str) -> impl Iterator<Item = NamespacedName> {
-        let index = self.namespace_index(namespace).into_iter();
-        let names = index.flat_map(|(name, index)| index.by_service.values().map(move |service| (name, service)));
-        names.map(|(namespace, service)| NamespacedName::new(Arc::clone(namespace), Arc::clone(service)))
-    }
-
     /// The Services that have the Pod as an endpoint.
     pub fn services_with_pod(&self, pod: &NamespacedName) -> impl Iterator<Item = NamespacedName> {
         self.services_with(&pod.namespace, EndpointReference::Pod(Arc::clone(&pod.name)))
@@ -240,7 +233,6 @@ mod tests {
         assert!(slices.managed_of_service(&NamespacedName::new("ns", "left")).is_empty());
         assert_eq!(slices.managed_of_service(&NamespacedName::new("ns", "joined")).len(), 1);
         assert_eq!(slices.managed_endpoints_by_readiness(), (0, 1));
-        assert_eq!(names(slices.services("ns")), ["joined"]);
     }
 
     #[test]

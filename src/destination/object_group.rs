@@ -1,0 +1,176 @@
+//! The keys that depend on a group of objects, looked up in steps.
+//!
+//! In: a group that an observer marked. Out: the Services and addresses of its objects. Always holds: a step holds the
+//! lock of the state for a bounded time; an object that changes between two steps is marked for itself.
+
+use std::{sync::Arc, vec};
+
+use super::observer::{DirtyKey, ObjectGroup};
+use crate::cluster::{
+    Cluster,
+    kinds::{external_workload::ExternalWorkload, pod::Pod},
+};
+
+/// The number of keys after which a step ends.
+const STEP: usize = 256;
+
+/// The objects of a group whose keys have not been looked up yet.
+pub(super) enum GroupMembers {
+    Pods(vec::IntoIter<Arc<Pod>>),
+    ExternalWorkloads(vec::IntoIter<Arc<ExternalWorkload>>),
+}
+
+// === impl GroupMembers ===
+
+impl GroupMembers {
+    pub(super) fn of(cluster: &Cluster, group: &ObjectGroup) -> Self {
+        let state = cluster.read();
+        match group {
+            ObjectGroup::Pods(group) => Self::Pods(state.pods.in_group(group).into_iter()),
+            ObjectGroup::ExternalWorkloads(namespace, label) => {
+                Self::ExternalWorkloads(state.external_workloads.labeled(namespace, label.as_ref()).into_iter())
+            }
+        }
+    }
+
+    /// Returns the keys of the next objects, or `None` after the last object.
+    pub(super) fn next_step(&mut self, cluster: &Cluster) -> Option<Vec<DirtyKey>> {
+        let mut keys = Vec::new();
+        let state = cluster.read();
+        let mut any = false;
+        while keys.len() < STEP {
+            match self {
+                Self::Pods(pods) => {
+                    let Some(pod) = pods.next() else { break };
+                    keys.extend(state.slices.services_with_pod(&pod.key).map(DirtyKey::Endpoints));
+                    keys.extend(pod.network_addresses().map(DirtyKey::Address));
+                }
+                Self::ExternalWorkloads(workloads) => {
+                    let Some(workload) = workloads.next() else { break };
+                    let services = state.slices.services_with_external_workload(&workload.key);
+                    keys.extend(services.map(DirtyKey::Endpoints));
+                    keys.extend(workload.network_addresses().map(DirtyKey::Address));
+                }
+            }
+            any = true;
+        }
+        any.then_some(keys)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::pin::pin;
+
+    use futures::FutureExt;
+    use kube::runtime::watcher::Event;
+    use prometheus::Registry as Prometheus;
+    use serde_json::{Value, json};
+
+    use super::*;
+    use crate::{
+        cluster::{Kind, Observer, index::label_selector::counters::counted, testing::Feed},
+        destination::{
+            authority::ProfileAuthority,
+            metrics::DiscoveryMetrics,
+            observer::DestinationObserver,
+            profile::{request::ProfileRequest, views::Profiles},
+            registry::Subscription,
+            testing::settings,
+            views::Views,
+        },
+    };
+
+    struct Rig {
+        feed: Feed,
+        observer: Arc<DestinationObserver>,
+        views: Arc<Views>,
+    }
+
+    impl Rig {
+        fn new() -> Self {
+            let observer = DestinationObserver::new();
+            let feed = Feed::new([Arc::clone(&observer) as Arc<dyn Observer>]);
+            let metrics = DiscoveryMetrics::register(&Prometheus::new()).unwrap();
+            let views = Views::new(feed.cluster.clone(), settings(), metrics);
+            Self { feed, observer, views }
+        }
+
+        fn apply(&mut self, kind: Kind, object: Value) {
+            self.feed.apply(kind, Event::Apply(object));
+        }
+
+        fn subscribe(&self, path: &str) -> Subscription<Profiles> {
+            let authority = ProfileAuthority::parse(path, &settings().cluster_domain).unwrap();
+            self.views.subscribe_to_profile(&ProfileRequest::new(authority, "")).unwrap()
+        }
+    }
+
+    fn is_opaque(subscription: &mut Subscription<Profiles>) -> bool {
+        subscription.latest().content.unwrap().profile.decoded().opaque_protocol
+    }
+
+    fn web(opaque_ports: &str) -> Value {
+        let annotations = json!({ "config.linkerd.io/opaque-ports": opaque_ports });
+        let spec = json!({"clusterIP": "10.96.0.1", "ports": [{"port": 80}]});
+        json!({"metadata": {"name": "web", "namespace": "ns", "annotations": annotations}, "spec": spec})
+    }
+
+    /// A Server that selects all Pods but one, with a hundred thousand values.
+    fn server(port: u16) -> Value {
+        let names: Vec<String> =
+            (0..100_000).map(|number| format!("x-{number}")).chain(["p-9999".to_owned()]).collect();
+        let expression = json!({"key": "pod", "operator": "NotIn", "values": names});
+        let spec = json!({"podSelector": {"matchExpressions": [expression]}, "port": port, "proxyProtocol": "opaque"});
+        json!({"metadata": {"name": "s", "namespace": "hostile"}, "spec": spec})
+    }
+
+    #[tokio::test]
+    async fn other_services_are_published_while_a_server_of_ten_thousand_pods_and_values_is_edited() {
+        let mut rig = Rig::new();
+        rig.apply(Kind::Service, web("80"));
+        for number in 0..10_000_usize {
+            let (name, ip) = (format!("p-{number}"), format!("10.1.{}.{}", number / 256, number % 256));
+            let metadata = json!({"name": name, "namespace": "hostile", "labels": {"pod": name}});
+            rig.apply(Kind::Pod, json!({"metadata": metadata, "status": {"phase": "Running", "podIP": ip}}));
+        }
+        let mut other = rig.subscribe("web.ns.svc.mycluster.local:80");
+        let [mut first, mut last] = ["10.1.0.0:8080", "10.1.39.15:8080"].map(|path| rig.subscribe(path));
+        assert!(is_opaque(&mut other));
+        rig.observer.dirty.next().await;
+        for (ports, annotation) in [([8080, 81], "81"), ([82, 8080], "80")] {
+            for port in ports {
+                let server = server(port);
+                let ((), evaluations, _) = counted(|| rig.apply(Kind::Server, server));
+                assert_eq!(evaluations, 0, "no selector is evaluated while the state is locked");
+            }
+            rig.apply(Kind::Service, web(annotation));
+            let mut publish = pin!(rig.views.publish_batch(rig.observer.dirty.next().await.into()));
+            assert!(publish.as_mut().now_or_never().is_none(), "the Pods of the Server are looked up in steps");
+            assert_eq!(is_opaque(&mut other), annotation == "80", "published before the Pods are looked up");
+            let ((), evaluations, _) = counted(|| while publish.as_mut().now_or_never().is_none() {});
+            assert!(evaluations <= 2, "only the Pods with clients are evaluated: {evaluations}");
+            assert_eq!((is_opaque(&mut first), is_opaque(&mut last)), (ports[1] == 8080, false));
+        }
+    }
+
+    #[test]
+    fn a_step_ends_after_a_few_hundred_keys_and_all_steps_have_the_keys_of_all_objects() {
+        let mut rig = Rig::new();
+        for number in 0..1_000_usize {
+            let (name, ip) = (format!("p-{number}"), format!("10.1.{}.{}", number / 256, number % 256));
+            let metadata = json!({"name": name, "namespace": "ns"});
+            rig.apply(Kind::Pod, json!({"metadata": metadata, "status": {"phase": "Running", "podIP": ip}}));
+        }
+        let server = json!({"metadata": {"name": "s", "namespace": "ns"}, "spec": {"podSelector": {}, "proxyProtocol": "opaque"}});
+        rig.observer.dirty.next().now_or_never();
+        rig.apply(Kind::Server, server);
+        let marked = rig.observer.dirty.next().now_or_never().unwrap();
+        let [DirtyKey::Group(group)] = &marked.keys().collect::<Vec<_>>()[..] else { panic!("{marked:?}") };
+        let mut members = GroupMembers::of(&rig.feed.cluster, group);
+        let steps: Vec<_> = std::iter::from_fn(|| members.next_step(&rig.feed.cluster)).collect();
+        assert_eq!(steps.iter().map(Vec::len).collect::<Vec<_>>(), [256, 256, 256, 232]);
+        let keys: std::collections::HashSet<_> = steps.into_iter().flatten().collect();
+        assert_eq!(keys.len(), 1_000);
+    }
+}
