@@ -24,6 +24,7 @@ mod observer;
 mod oracle_tests;
 mod places;
 mod profile;
+mod publisher;
 mod registry;
 mod request_body;
 mod response;

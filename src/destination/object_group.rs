@@ -60,7 +60,7 @@ impl GroupMembers {
 
 #[cfg(test)]
 mod tests {
-    use std::pin::pin;
+    use std::time::Duration;
 
     use futures::FutureExt;
     use kube::runtime::watcher::Event;
@@ -75,6 +75,7 @@ mod tests {
             metrics::DiscoveryMetrics,
             observer::DestinationObserver,
             profile::{request::ProfileRequest, views::Profiles},
+            publisher::Rotation,
             registry::Subscription,
             testing::settings,
             views::Views,
@@ -145,10 +146,20 @@ mod tests {
                 assert_eq!(evaluations, 0, "no selector is evaluated while the state is locked");
             }
             rig.apply(Kind::Service, web(annotation));
-            let mut publish = pin!(rig.views.publish_batch(rig.observer.dirty.next().await.into()));
-            assert!(publish.as_mut().now_or_never().is_none(), "the Pods of the Server are looked up in steps");
-            assert_eq!(is_opaque(&mut other), annotation == "80", "published before the Pods are looked up");
-            let ((), evaluations, _) = counted(|| while publish.as_mut().now_or_never().is_none() {});
+            let mut rotation = Rotation::default();
+            rotation.join(&rig.views, rig.observer.dirty.next().await.into());
+            // One turn for the Service, and one for the Server.
+            rotation.turn(&rig.views, Duration::ZERO);
+            rotation.turn(&rig.views, Duration::ZERO);
+            assert_eq!(is_opaque(&mut other), annotation == "80", "published before all Pods are looked up");
+            let mut turns = 0;
+            let ((), evaluations, _) = counted(|| {
+                while !rotation.is_empty() {
+                    rotation.turn(&rig.views, Duration::ZERO);
+                    turns += 1;
+                }
+            });
+            assert!(turns >= 10_000 / 256, "the Pods of the Server are looked up in steps");
             assert!(evaluations <= 2, "only the Pods with clients are evaluated: {evaluations}");
             assert_eq!((is_opaque(&mut first), is_opaque(&mut last)), (ports[1] == 8080, false));
         }

@@ -6,7 +6,10 @@
 //!
 //! A member holds only shared values, so that the lock of the state is released before views are encoded.
 
-use std::sync::Arc;
+use std::{
+    collections::HashMap,
+    sync::{Arc, OnceLock},
+};
 
 use crate::{
     api::NamespacedName,
@@ -30,7 +33,12 @@ pub(in crate::destination) struct Members {
     /// The members, in the order of the slices and of their endpoints.
     pub(in crate::destination) members: Vec<Member>,
     pub(in crate::destination) generation: u64,
+    by_node: OnceLock<Buckets>,
+    by_hostname: OnceLock<Buckets>,
 }
+
+/// The indices of members by a name.
+type Buckets = HashMap<Arc<str>, Vec<usize>>;
 
 #[derive(Clone, Debug)]
 pub(in crate::destination) struct Member {
@@ -56,15 +64,69 @@ impl Members {
                 }
             }
         }
-        Self { service, slices, members, generation: state.generation }
+        let (by_node, by_hostname) = <(OnceLock<_>, OnceLock<_>)>::default();
+        Self { service, slices, members, generation: state.generation, by_node, by_hostname }
     }
 
     pub(in crate::destination) fn slice(&self, member: &Member) -> Option<&ReadySlice> {
         self.slices.get(member.slice).map(|slice| &**slice)
     }
 
+    /// Returns the members with a hostname and on a node, if these are given, in order. Many views of one Service are for
+    /// one node each, so a view looks only at its own members.
+    pub(in crate::destination) fn select(
+        &self,
+        hostname: Option<&str>,
+        node: Option<&str>,
+    ) -> impl Iterator<Item = &Member> {
+        let bucket = match (hostname, node) {
+            (Some(hostname), _) => Some(self.by_hostname().get(hostname)),
+            (None, Some(node)) => Some(self.by_node().get(node)),
+            (None, None) => None,
+        };
+        let all = if bucket.is_none() { self.members.as_slice() } else { &[] };
+        let some = bucket.flatten().into_iter().flatten().filter_map(|index| self.members.get(*index));
+        let is_on = move |member: &&Member| node.is_none_or(|node| !node.is_empty() && member.node() == Some(node));
+        all.iter().chain(some).filter(is_on)
+    }
+
+    fn by_node(&self) -> &Buckets {
+        self.by_node.get_or_init(|| {
+            self.buckets(|member| match &member.target {
+                EndpointTarget::Pod(target) => Some(&target.pod.node),
+                EndpointTarget::Workload(_) | EndpointTarget::Address => None,
+            })
+        })
+    }
+
+    fn by_hostname(&self) -> &Buckets {
+        self.by_hostname.get_or_init(|| self.buckets(|member| self.endpoint(member)?.hostname.as_ref()))
+    }
+
+    fn buckets<'a>(&'a self, name: impl Fn(&'a Member) -> Option<&'a Arc<str>>) -> Buckets {
+        let mut buckets = Buckets::new();
+        for (index, member) in self.members.iter().enumerate() {
+            if let Some(name) = name(member) {
+                buckets.entry(Arc::clone(name)).or_default().push(index);
+            }
+        }
+        buckets
+    }
+
     pub(in crate::destination) fn endpoint(&self, member: &Member) -> Option<&ReadyEndpoint> {
         self.slice(member)?.endpoints.get(member.endpoint)
+    }
+}
+
+// === impl Member ===
+
+impl Member {
+    /// Returns the node of a Pod.
+    fn node(&self) -> Option<&str> {
+        match &self.target {
+            EndpointTarget::Pod(target) => Some(&target.pod.node),
+            EndpointTarget::Workload(_) | EndpointTarget::Address => None,
+        }
     }
 }
 

@@ -126,19 +126,25 @@ fn choose<'a>(
     enable_ipv6: bool,
 ) -> Vec<(SocketAddr, EndpointCandidate<'a>)> {
     let port = port_selector(members.service.as_deref(), query.port);
+    // The members are in the order of their slices, so the port of a slice is looked up once for all its members.
+    let mut last: Option<(usize, Option<u16>)> = None;
+    let mut port_of = |member: &Member, slice: &ReadySlice| match last {
+        Some((of, port)) if of == member.slice => port,
+        _ => {
+            let port = port.in_slice(slice);
+            last = Some((member.slice, port));
+            port
+        }
+    };
     let mut candidates: Vec<EndpointCandidate<'a>> = members
-        .members
-        .iter()
+        .select(query.instance.as_deref(), location.node.as_deref())
         .filter_map(|member| {
             let (slice, endpoint) = (members.slice(member)?, members.endpoint(member)?);
-            let is_requested = query.instance.is_none() || query.instance == endpoint.hostname;
-            let port = port.in_slice(slice).filter(|_| is_requested)?;
-            Some(EndpointCandidate { member, slice, endpoint, port })
+            Some(EndpointCandidate { member, slice, endpoint, port: port_of(member, slice)? })
         })
         .collect();
-    match &location.node {
-        Some(node) => candidates.retain(|candidate| candidate.is_on(node)),
-        None => keep_hinted(&mut candidates, location.zone.as_ref()),
+    if location.node.is_none() {
+        keep_hinted(&mut candidates, location.zone.as_ref());
     }
     let with_ipv6: HashSet<&str> = candidates
         .iter()
@@ -201,10 +207,6 @@ impl<'a> EndpointCandidate<'a> {
             EndpointTarget::Pod(target) => Some(&target.pod.key.name),
             EndpointTarget::Workload(_) | EndpointTarget::Address => None,
         }
-    }
-
-    fn is_on(&self, node: &str) -> bool {
-        matches!(&self.member.target, EndpointTarget::Pod(target) if !node.is_empty() && *target.pod.node == *node)
     }
 
     fn precedence(&self) -> Precedence<'_> {

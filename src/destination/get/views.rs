@@ -23,7 +23,7 @@ use crate::{
     destination::{
         registry::{Registry, Subscription, View, ViewIndex, ViewKind},
         settings::DestinationSettings,
-        views::{Turn, Views},
+        views::Views,
     },
 };
 
@@ -53,6 +53,13 @@ struct ViewsOfPort {
     by_location: HashMap<Location, Arc<View<ServiceEndpoints>>>,
     /// How often the views were checked for changes to publish.
     updates: u64,
+}
+
+/// The views of a Service that are not updated yet, and the members to update them with.
+pub(in crate::destination) struct EndpointsPass {
+    members: Members,
+    views: Vec<Arc<View<ServiceEndpoints>>>,
+    received: Instant,
 }
 
 /// One time series of Linkerd's `endpoints_*` metrics.
@@ -203,27 +210,18 @@ impl Views {
         Ok((subscription, placement))
     }
 
-    /// Updates all views of a Service. Yields to the streams in between.
-    pub(in crate::destination) async fn publish_endpoints(
+    /// Begins to update all views of a Service; `None` if it has no views.
+    pub(in crate::destination) fn start_endpoints(
         &self,
         service: &NamespacedName,
         received: Instant,
-        turn: &mut Turn,
-    ) {
+    ) -> Option<EndpointsPass> {
         let views = self.endpoints.index().start_update(service);
         if views.is_empty() {
-            return;
+            return None;
         }
         self.metrics.applied(received);
-        let members = Members::of(&self.cluster.read(), service);
-        for view in views {
-            let siblings = self.siblings(&view);
-            if view.publish(&mut view.generation.lock(), &members, &self.settings, &siblings, received) {
-                self.metrics.published.inc();
-                self.metrics.encoded(received);
-            }
-            turn.yield_if_long().await;
-        }
+        Some(EndpointsPass { members: Members::of(&self.cluster.read(), service), views, received })
     }
 
     /// Makes the streams of a zone resolve their requests again, because a node has left the zone.
@@ -239,6 +237,21 @@ impl Views {
 
     fn siblings(&self, view: &View<ServiceEndpoints>) -> Vec<Arc<Snapshot>> {
         self.endpoints.index().siblings(view)
+    }
+}
+
+// === impl EndpointsPass ===
+
+impl EndpointsPass {
+    /// Updates the next view. Returns `false` if no view is left.
+    pub(in crate::destination) fn publish_next(&mut self, views: &Views) -> bool {
+        let Some(view) = self.views.pop() else { return false };
+        let siblings = views.siblings(&view);
+        if view.publish(&mut view.generation.lock(), &self.members, &views.settings, &siblings, self.received) {
+            views.metrics.published.inc();
+            views.metrics.encoded(self.received);
+        }
+        true
     }
 }
 

@@ -41,7 +41,7 @@ pub(in crate::destination) enum ProfileTarget {
 /// The port of a Service, for clients of a namespace.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub(in crate::destination) struct ServiceTarget {
-    pub(super) service: NamespacedName,
+    pub(in crate::destination) service: NamespacedName,
     pub(super) port: u16,
     /// The namespace of the client's own ServiceProfiles. `None` for clients without a namespace or in the Service's
     /// namespace.
@@ -120,7 +120,7 @@ impl ProfileRequest {
 // === impl ProfileTarget ===
 
 impl ProfileTarget {
-    pub(super) fn service(&self) -> Option<&ServiceTarget> {
+    pub(in crate::destination) fn service(&self) -> Option<&ServiceTarget> {
         match self {
             Self::Service(service) | Self::ClusterIp(_, service) => Some(service),
             Self::Instance { .. } | Self::InstanceAt { .. } | Self::Endpoint(_) => None,

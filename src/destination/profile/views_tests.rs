@@ -8,7 +8,10 @@ use serde_json::{Value, json};
 use super::*;
 use crate::{
     cluster::{Kind, Observer, testing::Feed},
-    destination::{DestinationObserver, authority::ProfileAuthority, metrics::DiscoveryMetrics, testing::settings},
+    destination::{
+        DestinationObserver, authority::ProfileAuthority, metrics::DiscoveryMetrics, object_group::GroupMembers,
+        testing::settings,
+    },
     memory,
     proto::destination::DestinationProfile,
 };
@@ -161,7 +164,12 @@ async fn only_affected_views_are_checked_and_no_client_receives_the_same_profile
     let server = |port: u16| json!({"metadata": {"name": "server"}, "spec": {"podSelector": {"matchLabels": {"app": "web"}}, "port": port, "proxyProtocol": "opaque"}});
     rig.apply(Kind::Server, server(80));
     let batch: Batch = rig.observer.dirty.next().now_or_never().unwrap().into();
-    let batch = rig.views.look_up(batch.groups).await;
+    let mut members = batch.groups.keys().map(|group| GroupMembers::of(&rig.feed.cluster, group));
+    let mut members = members.next().unwrap();
+    let mut batch = Batch::default();
+    for key in std::iter::from_fn(|| members.next_step(&rig.feed.cluster)).flatten() {
+        batch.add(key, Instant::now());
+    }
     let affected = rig.views.profiles_of(&batch);
     assert_eq!(affected.len(), 1, "only the view of the Pod is affected");
     rig.views.publish_batch(batch).await;
