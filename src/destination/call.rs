@@ -23,7 +23,10 @@ use tower::Service;
 use super::{
     authority::{ProfileAuthority, ServiceAuthority},
     context_token::ContextToken,
-    get::{request::GetRequest, updates::EndpointUpdates},
+    get::{
+        request::{GetRefusal, GetRequest},
+        updates::EndpointUpdates,
+    },
     http2::{connection::IncomingRequest, stall::StreamProgress},
     metrics::RpcObserver,
     observer,
@@ -229,7 +232,10 @@ impl Calls {
                 let authority = ServiceAuthority::parse(path, cluster_domain).map_err(invalid)?;
                 let request = GetRequest::new(authority, &token.node);
                 let subscription = self.views.subscribe(&request);
-                let subscription = subscription.map_err(|refusal| request.refused(&refusal, &quote(path)))?;
+                let subscription = subscription.map_err(|refusal| match refusal {
+                    GetRefusal::NoMemory => self.overloaded(OverloadReason::Memory),
+                    refusal => request.refused(&refusal, &quote(path)),
+                })?;
                 Ok(Subscribed::Get(EndpointUpdates::new(request, subscription)))
             }
             RpcMethod::GetProfile => {

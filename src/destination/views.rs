@@ -23,7 +23,7 @@ const TURN: Duration = Duration::from_millis(2);
 
 pub(super) struct Views {
     pub(super) cluster: Cluster,
-    pub(super) settings: DestinationSettings,
+    pub(super) settings: Arc<DestinationSettings>,
     pub(super) metrics: Arc<DiscoveryMetrics>,
     pub(super) endpoints: Registry<ServiceEndpoints>,
     pub(super) profiles: Registry<Profiles>,
@@ -36,6 +36,7 @@ pub(super) struct Views {
 impl Views {
     pub(super) fn new(cluster: Cluster, settings: DestinationSettings, metrics: Arc<DiscoveryMetrics>) -> Arc<Self> {
         let (endpoints, profiles) = (Registry::default(), Registry::default());
+        let settings = Arc::new(settings);
         Arc::new(Self { cluster, settings, metrics, endpoints, profiles, endpoint_profile_updates: AtomicU64::new(0) })
     }
 

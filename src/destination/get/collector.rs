@@ -63,9 +63,9 @@ impl Collector for EndpointsCollector {
         }
         self.updates.reset();
         let all = self.views.endpoints.index().series();
-        for EndpointsSeries { service, query, node, subscribers, updates, pods, exists } in all {
-            let port = query.port.to_string();
-            let instance = query.instance.as_deref().unwrap_or_default();
+        for EndpointsSeries { service, port, instance, node, subscribers, updates, pods, exists } in all {
+            let port = port.to_string();
+            let instance = instance.as_deref().unwrap_or_default();
             let labels = ["local", &*service.namespace, &*service.name, &port, instance, &*node];
             self.subscribers.with_label_values(&labels).set(subscribers as f64);
             self.updates.with_label_values(&labels).inc_by(updates as f64);

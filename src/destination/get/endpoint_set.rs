@@ -7,16 +7,18 @@
 
 use std::{net::SocketAddr, sync::Arc};
 
-use crate::destination::endpoint::target::EndpointTarget;
+use crate::{cluster::kinds::endpoint_slice::ready::Mirror, destination::endpoint::target::EndpointTarget};
 
 /// The maximum number of endpoints in a new chunk. A chunk that grows to more than twice as many is split.
 const CHUNK: usize = 64;
 
-/// An endpoint, encoded for the clients of one view.
+/// An endpoint of the clients of one view.
 #[derive(Debug)]
 pub(in crate::destination) struct EncodedEndpoint {
+    /// The port is 0 in a set that is encoded on demand: each client has the port that it requested.
     pub(in crate::destination) address: SocketAddr,
-    /// The `WeightedAddr`, encoded as a field of a set with its key and its length.
+    /// The `WeightedAddr`, encoded as a field of a set with its key and its length. Empty in a set that is encoded on
+    /// demand.
     pub(in crate::destination) field: Box<[u8]>,
     /// The source of the encoding; equal sources have equal encodings. `None` if comparing sources is not cheaper than
     /// encoding.
@@ -28,6 +30,8 @@ pub(in crate::destination) struct EncodedEndpoint {
 pub(in crate::destination) struct EndpointSource {
     pub(in crate::destination) target: EndpointTarget,
     pub(in crate::destination) zone: Option<Arc<str>>,
+    /// Only for a bare address.
+    pub(in crate::destination) mirror: Option<Arc<Mirror>>,
 }
 
 type Chunk = Arc<[Arc<EncodedEndpoint>]>;
@@ -46,6 +50,8 @@ struct Position {
 /// The position of a parallel walk over an older and a newer set.
 #[derive(Clone, Copy, Debug, Default)]
 pub(in crate::destination) struct Walk {
+    /// The port of the client.
+    port: u16,
     old: Position,
     new: Position,
 }
@@ -67,6 +73,13 @@ impl PartialEq for EncodedEndpoint {
 }
 
 impl Eq for EncodedEndpoint {}
+
+impl EncodedEndpoint {
+    /// Returns the address for clients that request this port.
+    pub(in crate::destination) fn address_at(&self, port: u16) -> SocketAddr {
+        if self.address.port() == 0 { SocketAddr::new(self.address.ip(), port) } else { self.address }
+    }
+}
 
 // === impl EndpointSet ===
 
@@ -131,6 +144,10 @@ impl EndpointSet {
 // === impl Walk ===
 
 impl Walk {
+    pub(in crate::destination) fn for_port(port: u16) -> Self {
+        Self { port, ..Self::default() }
+    }
+
     /// Returns the next address, in order. With `skip_shared`, chunks that both sets share are skipped.
     pub(in crate::destination) fn next<'a>(
         &mut self,
@@ -146,10 +163,11 @@ impl Walk {
             self.new.chunk += 1;
         }
         let (one, other) = (old.get(self.old), new.get(self.new));
+        let address = |endpoint: &EncodedEndpoint| endpoint.address_at(self.port);
         let step = match (one, other) {
             (None, None) => return None,
-            (Some(one), Some(other)) if one.address == other.address => WalkStep::Both(one, other),
-            (Some(one), Some(other)) if one.address < other.address => WalkStep::Old(one),
+            (Some(one), Some(other)) if address(one) == address(other) => WalkStep::Both(one, other),
+            (Some(one), Some(other)) if address(one) < address(other) => WalkStep::Old(one),
             (Some(one), None) => WalkStep::Old(one),
             (_, Some(other)) => WalkStep::New(other),
         };

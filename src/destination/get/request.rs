@@ -17,11 +17,19 @@ use crate::{
     destination::{authority::ServiceAuthority, registry::Stopping},
 };
 
-/// The part of a Service that a request names.
+/// The part of a Service that the clients of a view request.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub(in crate::destination) struct Query {
-    pub(in crate::destination) port: u16,
+    pub(in crate::destination) port: QueryPort,
     pub(in crate::destination) instance: Option<Arc<str>>,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(in crate::destination) enum QueryPort {
+    /// A number of a port of the Service.
+    Declared(u16),
+    /// Any other number, which the clients use unchanged. They share one view, because they choose the number.
+    Undeclared,
 }
 
 /// The part of a client's location that affects its endpoints.
@@ -44,7 +52,8 @@ pub(in crate::destination) struct ViewKey {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(in crate::destination) struct GetRequest {
     pub(in crate::destination) service: NamespacedName,
-    pub(in crate::destination) query: Query,
+    pub(in crate::destination) port: u16,
+    pub(in crate::destination) instance: Option<Arc<str>>,
     /// The client's node; empty if unknown.
     pub(in crate::destination) node: Arc<str>,
 }
@@ -57,13 +66,15 @@ pub(in crate::destination) enum GetRefusal {
     NoRemoteService,
     NoCluster(Box<str>),
     ExternalName,
+    /// The view of the request is new, and the memory budget has no room for it.
+    NoMemory,
     Stopping,
 }
 
 impl GetRequest {
     pub(in crate::destination) fn new(authority: ServiceAuthority, node: &str) -> Self {
         let ServiceAuthority { service, port, instance } = authority;
-        Self { service, query: Query { port, instance }, node: node.into() }
+        Self { service, port, instance, node: node.into() }
     }
 
     /// Returns the key of the view that the request resolves to now.
@@ -96,6 +107,9 @@ impl GetRequest {
             }
             GetRefusal::NoCluster(cluster) => Status::not_found(format!("Remote cluster not found: {cluster}")),
             GetRefusal::ExternalName => Status::invalid_argument(format!("Invalid authority: {path}")),
+            GetRefusal::NoMemory => Status::unavailable(
+                "this destination server has no memory for these endpoints: retry with another replica",
+            ),
             GetRefusal::Stopping => {
                 Status::unavailable("this destination server is stopping: retry with another replica")
             }
@@ -105,13 +119,14 @@ impl GetRequest {
     /// Replaces the names in the request with the shared names of its view, to save memory.
     pub(super) fn share_names(&mut self, ViewKey { service, query, .. }: &ViewKey) {
         self.service = service.clone();
-        self.query = query.clone();
+        self.instance.clone_from(&query.instance);
     }
 
     fn view(&self, service: &Service, state: &State) -> ViewKey {
         let location =
             Location { zone: state.nodes.zone(&self.node), node: service.local.then(|| Arc::clone(&self.node)) };
-        ViewKey { service: self.service.clone(), query: self.query.clone(), location }
+        let query = Query { port: QueryPort::of(Some(service), self.port), instance: self.instance.clone() };
+        ViewKey { service: self.service.clone(), query, location }
     }
 }
 
@@ -121,8 +136,22 @@ impl ViewKey {
         service.is_none_or(|service| {
             matches!(EndpointsSource::of(service), EndpointsSource::Slices)
                 && service.local == self.location.node.is_some()
+                && match self.query.port {
+                    QueryPort::Declared(port) => declares(service, port),
+                    QueryPort::Undeclared => true,
+                }
         })
     }
+}
+
+impl QueryPort {
+    pub(in crate::destination) fn of(service: Option<&Service>, port: u16) -> Self {
+        if service.is_some_and(|service| declares(service, port)) { Self::Declared(port) } else { Self::Undeclared }
+    }
+}
+
+pub(in crate::destination) fn declares(service: &Service, port: u16) -> bool {
+    service.ports.iter().any(|it| it.number == i32::from(port))
 }
 
 /// The source of a Service's endpoints.

@@ -6,6 +6,7 @@
 //! pieces, so that a slow client costs two snapshots, which share their common chunks, and one piece.
 
 use std::{
+    borrow::Cow,
     collections::BTreeMap,
     net::SocketAddr,
     sync::{
@@ -24,7 +25,13 @@ use tokio::time::Instant;
 
 use super::endpoint_set::{EncodedEndpoint, EndpointSet, EndpointSource, Walk, WalkStep};
 use crate::{
-    destination::{endpoint::weighted_addr::tcp_address, frame, stream::MessageCounts},
+    cluster::kinds::node::Zone,
+    destination::{
+        endpoint::weighted_addr::{ClientContext, Placed, tcp_address, weighted_addr},
+        frame,
+        settings::DestinationSettings,
+        stream::MessageCounts,
+    },
     proto::destination::{NoEndpoints, Update, WeightedAddrSet, update},
 };
 
@@ -47,12 +54,21 @@ pub(in crate::destination) struct Snapshot {
     /// The labels of the set, encoded as fields of `WeightedAddrSet`.
     labels: Box<[u8]>,
     endpoints: EndpointSet,
+    /// `None` if the bytes of the endpoints are stored.
+    on_demand: Option<OnDemand>,
     /// The first message of new streams, cached while any stream still sends it, because many streams open together.
     full: Mutex<Weak<CachedFull>>,
     /// The previous version, and the frames that lead from it to this snapshot.
     delta: Option<(u64, EncodedFrames)>,
     /// When the event that led to this snapshot was received.
     pub(in crate::destination) received: Instant,
+}
+
+/// How endpoints are encoded while a stream sends them, for the port that its client requested.
+#[derive(Debug)]
+pub(in crate::destination) struct OnDemand {
+    pub(in crate::destination) zone: Zone,
+    pub(in crate::destination) settings: Arc<DestinationSettings>,
 }
 
 /// Complete frames, and the number of messages that begin in them.
@@ -82,6 +98,8 @@ pub(in crate::destination) struct FrameEncoder {
     relabelled: bool,
     /// The position in both snapshots.
     at: Walk,
+    /// The port that the client requested.
+    port: u16,
     /// The remaining items of the current message.
     left: usize,
     /// The number of messages that began in the current piece.
@@ -125,9 +143,22 @@ impl Snapshot {
             version: VERSIONS.fetch_add(1, Ordering::Relaxed),
             labels: WeightedAddrSet { addrs: Vec::new(), metric_labels: labels }.encode_to_vec().into(),
             endpoints,
+            on_demand: None,
             full: Mutex::default(),
             delta: None,
             received,
+        }
+    }
+
+    /// Makes the streams encode the endpoints.
+    pub(in crate::destination) fn encoded_on_demand(self, on_demand: OnDemand) -> Self {
+        Self { on_demand: Some(on_demand), ..self }
+    }
+
+    fn field<'a>(&self, endpoint: &'a EncodedEndpoint, port: u16) -> Cow<'a, [u8]> {
+        match (&self.on_demand, &endpoint.source) {
+            (Some(on_demand), Some(source)) => Cow::Owned(on_demand.encode(endpoint.address_at(port), source).into()),
+            _ => Cow::Borrowed(&endpoint.field),
         }
     }
 
@@ -138,8 +169,11 @@ impl Snapshot {
         if (self.labels == before.labels || self.is_empty()) && same(&before.endpoints, &self.endpoints) {
             return None;
         }
+        if self.on_demand.is_some() {
+            return Some(self);
+        }
         let next = Arc::new(self);
-        let frames = encode_all(&mut FrameEncoder::new(Some(Arc::clone(before)), Arc::clone(&next)));
+        let frames = encode_all(&mut FrameEncoder::new(Some(Arc::clone(before)), Arc::clone(&next), 0));
         // No other reference exists yet.
         let mut next = Arc::into_inner(next)?;
         next.delta = frames.map(|frames| (before.version, frames));
@@ -163,19 +197,30 @@ impl Snapshot {
     }
 }
 
+// === impl OnDemand ===
+
+impl OnDemand {
+    fn encode(&self, address: SocketAddr, source: &EndpointSource) -> Box<[u8]> {
+        let EndpointSource { target, zone, mirror } = source;
+        let placed = Placed { address, zone: zone.as_deref(), mirror: mirror.as_deref() };
+        let client = ClientContext { zone: self.zone.as_deref(), port: address.port() };
+        field(ADDRS, &weighted_addr(target, &placed, &client, &self.settings).encode_to_vec())
+    }
+}
+
 // === impl Frames ===
 
 impl Frames {
     /// Returns the first message of a stream, with all endpoints. An empty snapshot needs [`Frames::no_endpoints`]
     /// instead.
-    pub(in crate::destination) fn first(to: &Arc<Snapshot>) -> Self {
+    pub(in crate::destination) fn first(to: &Arc<Snapshot>, port: u16) -> Self {
         let length: usize = to.endpoints.iter().map(|endpoint| endpoint.field.len()).sum();
-        if length + to.labels.len() > SHARED_BYTES {
-            return Self::Encoded(Box::new(FrameEncoder::new(None, Arc::clone(to))));
+        if to.on_demand.is_some() || length + to.labels.len() > SHARED_BYTES {
+            return Self::Encoded(Box::new(FrameEncoder::new(None, Arc::clone(to), port)));
         }
         let mut full = to.full.lock();
         let cached = full.upgrade().or_else(|| {
-            let cached = Arc::new(CachedFull(encode_all(&mut FrameEncoder::new(None, Arc::clone(to)))?));
+            let cached = Arc::new(CachedFull(encode_all(&mut FrameEncoder::new(None, Arc::clone(to), port))?));
             *full = Arc::downgrade(&cached);
             Some(cached)
         });
@@ -184,7 +229,7 @@ impl Frames {
                 let messages = cached.0.messages;
                 Self::Shared(Some(EncodedFrames { frames: Bytes::from_owner(FullOwner(cached)), messages }))
             }
-            None => Self::Encoded(Box::new(FrameEncoder::new(None, Arc::clone(to)))),
+            None => Self::Encoded(Box::new(FrameEncoder::new(None, Arc::clone(to), port))),
         }
     }
 
@@ -200,10 +245,10 @@ impl Frames {
     }
 
     /// Returns the frames that lead from one snapshot to another, which may be more than one version later.
-    pub(in crate::destination) fn between(from: &Arc<Snapshot>, to: &Arc<Snapshot>) -> Self {
+    pub(in crate::destination) fn between(from: &Arc<Snapshot>, to: &Arc<Snapshot>, port: u16) -> Self {
         match &to.delta {
             Some((version, frames)) if *version == from.version => Self::Shared(Some(frames.clone())),
-            _ => Self::Encoded(Box::new(FrameEncoder::new(Some(Arc::clone(from)), Arc::clone(to)))),
+            _ => Self::Encoded(Box::new(FrameEncoder::new(Some(Arc::clone(from)), Arc::clone(to), port))),
         }
     }
 
@@ -242,14 +287,15 @@ impl AsRef<[u8]> for FullOwner {
 // === impl FrameEncoder ===
 
 impl FrameEncoder {
-    fn new(from: Option<Arc<Snapshot>>, to: Arc<Snapshot>) -> Self {
+    fn new(from: Option<Arc<Snapshot>>, to: Arc<Snapshot>, port: u16) -> Self {
         let relabelled = from.as_ref().is_some_and(|from| from.labels != to.labels);
         Self {
             from,
             to,
             phase: EncodePhase::Add,
             relabelled,
-            at: Walk::default(),
+            at: Walk::for_port(port),
+            port,
             left: 0,
             begun: MessageCounts::default(),
         }
@@ -259,7 +305,7 @@ impl FrameEncoder {
         let mut piece = BytesMut::new();
         while self.phase != EncodePhase::Done {
             if self.left == 0 && !self.begin_message(&mut piece) {
-                (self.phase, self.at) = (self.phase.next(), Walk::default());
+                (self.phase, self.at) = (self.phase.next(), Walk::for_port(self.port));
                 continue;
             }
             let mut at = self.at;
@@ -300,6 +346,16 @@ impl FrameEncoder {
         count > 0
     }
 
+    /// Returns whether an endpoint of both snapshots has the same bytes.
+    fn is_unchanged(&self, old: &EncodedEndpoint, new: &EncodedEndpoint) -> bool {
+        let Some(from) = self.from.as_deref() else { return false };
+        match (&from.on_demand, &self.to.on_demand) {
+            (None, None) => old == new,
+            (Some(one), Some(other)) if one.zone == other.zone && old.source == new.source => true,
+            _ => from.field(old, self.port) == self.to.field(new, self.port),
+        }
+    }
+
     /// Returns the next endpoint to send in this phase, at or after the cursor, and moves the cursor past it.
     fn item(&self, at: &mut Walk) -> Option<Item<'_>> {
         static EMPTY: EndpointSet = EndpointSet::empty();
@@ -307,12 +363,12 @@ impl FrameEncoder {
         loop {
             let step = at.next(from, &self.to.endpoints, !self.relabelled)?;
             match (self.phase, step) {
-                (EncodePhase::Add, WalkStep::New(new)) => return Some(Item::Added(&new.field)),
-                (EncodePhase::Add, WalkStep::Both(old, new)) if self.relabelled || old != new => {
-                    return Some(Item::Added(&new.field));
+                (EncodePhase::Add, WalkStep::New(new)) => return Some(Item::Added(self.to.field(new, self.port))),
+                (EncodePhase::Add, WalkStep::Both(old, new)) if self.relabelled || !self.is_unchanged(old, new) => {
+                    return Some(Item::Added(self.to.field(new, self.port)));
                 }
                 (EncodePhase::Remove, WalkStep::Old(old)) => {
-                    return Some(Item::Removed(field(ADDRS, &tcp_address(old.address).encode_to_vec())));
+                    return Some(Item::Removed(field(ADDRS, &tcp_address(old.address_at(self.port)).encode_to_vec())));
                 }
                 _ => {}
             }
@@ -321,7 +377,7 @@ impl FrameEncoder {
 }
 
 enum Item<'a> {
-    Added(&'a [u8]),
+    Added(Cow<'a, [u8]>),
     Removed(Box<[u8]>),
 }
 
@@ -353,7 +409,10 @@ impl EncodePhase {
 /// Returns whether two sets are equal for clients.
 fn same(old: &EndpointSet, new: &EndpointSet) -> bool {
     let mut walk = Walk::default();
-    std::iter::from_fn(|| walk.next(old, new, true)).all(|step| matches!(step, WalkStep::Both(old, new) if old == new))
+    std::iter::from_fn(|| walk.next(old, new, true)).all(|step| {
+        // The bytes of endpoints that are encoded on demand are empty.
+        matches!(step, WalkStep::Both(old, new) if old == new && (!old.field.is_empty() || old.source == new.source))
+    })
 }
 
 fn field(tag: u32, content: &[u8]) -> Box<[u8]> {

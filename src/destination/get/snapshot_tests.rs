@@ -82,13 +82,13 @@ fn fold(held: &mut Held, frames: Frames) -> usize {
 
 fn held(snapshot: &Arc<Snapshot>) -> Held {
     let mut held = Held::new();
-    fold(&mut held, Frames::first(snapshot));
+    fold(&mut held, Frames::first(snapshot, 80));
     held
 }
 
 #[test]
 fn the_first_message_is_one_add_with_all_endpoints() {
-    let (messages, _) = messages(Frames::first(&snapshot("web", [endpoint(1, 7, 0), endpoint(2, 8, 0)])));
+    let (messages, _) = messages(Frames::first(&snapshot("web", [endpoint(1, 7, 0), endpoint(2, 8, 0)]), 80));
     let [Content::Add(set)] = &messages[..] else { panic!("{messages:?}") };
     assert_eq!((set.addrs.len(), set.metric_labels["service"].as_str()), (2, "web"));
 }
@@ -112,7 +112,7 @@ fn a_change_is_one_shared_message_with_the_changed_endpoints() {
     let before = snapshot("web", (0..1000).map(|host| endpoint(host, 7, 100)));
     let changed = (0..1000).map(|host| endpoint(host, if host == 500 { 8 } else { 7 }, 100));
     let after = next(&before, snapshot("web", changed)).unwrap();
-    let frames = Frames::between(&before, &after);
+    let frames = Frames::between(&before, &after, 80);
     assert!(frames.is_shared());
     let (messages, _) = messages(frames);
     let [Content::Add(set)] = &messages[..] else { panic!("{messages:?}") };
@@ -123,7 +123,7 @@ fn a_change_is_one_shared_message_with_the_changed_endpoints() {
 fn a_large_set_is_sent_in_pieces_and_a_huge_set_in_several_messages() {
     for (endpoints, expected) in [(1_000, 1), (12_000, 2)] {
         let all = snapshot("web", (0..endpoints).map(|host| endpoint(host, 7, 380)));
-        let frames = Frames::first(&all);
+        let frames = Frames::first(&all, 80);
         assert!(!frames.is_shared());
         let (messages, longest) = messages(frames);
         assert_eq!(messages.len(), expected);
@@ -136,7 +136,7 @@ fn a_large_set_is_sent_in_pieces_and_a_huge_set_in_several_messages() {
 fn many_removals_are_sent_in_pieces_too() {
     let before = snapshot("web", (0..12_000).map(|host| endpoint(host, 7, 0)));
     let after = next(&before, snapshot("web", [endpoint(0, 7, 0)])).unwrap();
-    let (messages, longest) = messages(Frames::between(&before, &after));
+    let (messages, longest) = messages(Frames::between(&before, &after, 80));
     let [Content::Remove(set)] = &messages[..] else { panic!("{} messages", messages.len()) };
     assert_eq!(set.addrs.len(), 11_999);
     assert!(longest <= 16 * 1024, "a piece of {longest} bytes");
@@ -165,7 +165,7 @@ proptest! {
             // A slow client skips states in between.
             let (.., reads) = state;
             if *reads {
-                let count = fold(&mut client, Frames::between(&sent, &latest));
+                let count = fold(&mut client, Frames::between(&sent, &latest, 80));
                 let old: BTreeSet<_> = held(&sent).into_iter().collect();
                 let new: BTreeSet<_> = held(&latest).into_iter().collect();
                 prop_assert_eq!(count == 0, old == new, "a message is sent if and only if the snapshots differ");

@@ -101,11 +101,11 @@ impl Updates for EndpointUpdates {
         self.frames = match &self.sent {
             Some(sent) if sent.is_version_of(&snapshot) => return None,
             Some(sent) => {
-                let frames = Frames::between(sent, &snapshot);
+                let frames = Frames::between(sent, &snapshot, self.request.port);
                 views.metrics.delta(frames.is_shared());
                 Some(frames)
             }
-            None if !snapshot.is_empty() => Some(Frames::first(&snapshot)),
+            None if !snapshot.is_empty() => Some(Frames::first(&snapshot, self.request.port)),
             // The API's message for a Service without endpoints. Upstream sends no message, so that proxies retry every
             // 3 s.
             None if !views.settings.strict_upstream_parity => Some(Frames::no_endpoints()),

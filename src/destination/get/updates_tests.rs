@@ -191,3 +191,41 @@ fn a_stream_that_moves_while_the_process_stops_ends() {
     always_ends_with(&[web(true), Publish, Close], &["Shutdown", "Stopping"]);
     always_ends_with(&[node("zone-2"), Publish, deleted(web(false)), Close], &["Shutdown", "Stopping", "NoService"]);
 }
+
+/// The Service, declaring these ports.
+fn declaring(ports: &[u16]) -> Step {
+    let ports: Vec<Value> = ports.iter().map(|port| json!({ "port": port })).collect();
+    Apply(Kind::Service, json!({"metadata": {"name": "web", "namespace": "ns"}, "spec": {"ports": ports}}))
+}
+
+/// The slice has no port with the name that the Service declares for port 80.
+#[test]
+fn a_stream_whose_port_is_declared_and_undeclared_again_has_the_endpoints_of_the_last_service() {
+    let named = |name: &str| {
+        let spec = json!({"ports": [{"name": name, "port": 80}]});
+        Apply(Kind::Service, json!({"metadata": {"name": "web", "namespace": "ns"}, "spec": spec}))
+    };
+    always_ends_with(&[named("none"), Publish], &["none", "no message"]);
+    always_ends_with(&[named("none"), Publish, declaring(&[443]), Publish], &["10.0.0.1"]);
+    always_ends_with(&[named("none"), declaring(&[443]), named("none"), Publish], &["none", "no message"]);
+}
+
+#[test]
+fn streams_of_undeclared_ports_share_one_view_and_have_no_series() {
+    let mut rig = Rig::new(&[declaring(&[80])], &[]);
+    rig.run_next();
+    rig.run(Publish);
+    let streams: Vec<_> = (10_000..13_000)
+        .map(|port| {
+            let path = format!("web.ns.svc.mycluster.local:{port}");
+            let request = GetRequest::new(ServiceAuthority::parse(&path, "mycluster.local").unwrap(), "");
+            let mut updates = EndpointUpdates::new(request.clone(), rig.views.subscribe(&request).unwrap());
+            updates.refresh();
+            let first = updates.next().unwrap();
+            assert_eq!(first.messages.add, 1);
+            updates
+        })
+        .collect();
+    let index = rig.views.endpoints.index();
+    assert_eq!((index.count(), index.series().len(), streams.len()), (1, 0, 3_000));
+}

@@ -16,7 +16,7 @@ use prost::Message;
 use super::{
     endpoint_set::{EncodedEndpoint, EndpointSet, EndpointSource},
     members::{Member, Members},
-    request::{Location, Query},
+    request::{Location, Query, QueryPort},
     snapshot::Snapshot,
 };
 use crate::{
@@ -59,28 +59,49 @@ pub(in crate::destination) fn endpoints(
     known: &EndpointSet,
     siblings: &[Arc<Snapshot>],
 ) -> EndpointSet {
-    let client = ClientContext { zone: location.zone.as_deref(), port: query.port };
+    let declared = match query.port {
+        QueryPort::Declared(port) => Some(port),
+        QueryPort::Undeclared => None,
+    };
     let chosen = choose(members, query, location, settings.enable_ipv6);
     let mut before = Lookup(known.iter().peekable());
     let mut others: Vec<_> = siblings.iter().map(|it| Lookup(it.endpoints().iter().peekable())).collect();
     let encode = |(address, candidate): &(SocketAddr, EndpointCandidate<'_>)| {
         let known = before.find(*address);
         let (target, zone) = (&candidate.member.target, &candidate.endpoint.zone);
+        let is_bare = matches!(target, EndpointTarget::Address);
+        let source = || EndpointSource {
+            target: target.clone(),
+            zone: zone.clone(),
+            mirror: candidate.slice.mirror.clone().filter(|_| is_bare),
+        };
         // The encoding of a bare address also depends on its mirror, and encoding is as cheap as comparing.
-        let has_source = !matches!(target, EndpointTarget::Address);
-        let unchanged =
-            |known: &EncodedEndpoint| known.source.as_ref().is_some_and(|it| it.target == *target && it.zone == *zone);
+        let has_source = declared.is_none() || !is_bare;
+        let unchanged = |known: &EncodedEndpoint| {
+            let is_same = |it: &EndpointSource| {
+                it.target == *target && it.zone == *zone && (!is_bare || it.mirror == candidate.slice.mirror)
+            };
+            known.source.as_ref().is_some_and(is_same)
+        };
         if let Some(known) = known.filter(|known| unchanged(known)) {
             return Arc::clone(known);
         }
+        let mut same_address = others.iter_mut().filter_map(|it| it.find(*address));
+        let Some(port) = declared else {
+            let source = Some(source());
+            return match same_address.find(|other| other.source == source) {
+                Some(shared) => Arc::clone(shared),
+                None => Arc::new(EncodedEndpoint { address: *address, field: Box::default(), source }),
+            };
+        };
+        let client = ClientContext { zone: location.zone.as_deref(), port };
         let placed = Placed { address: *address, zone: zone.as_deref(), mirror: candidate.slice.mirror.as_deref() };
         let encoded = weighted_addr(target, &placed, &client, settings).encode_to_vec();
         if let Some(known) = known.filter(|known| known.is_encoded_as(&encoded)) {
             return Arc::clone(known);
         }
-        let source = has_source.then(|| EndpointSource { target: target.clone(), zone: zone.clone() });
+        let source = has_source.then(source);
         // The source must be equal too, because another source may be encoded differently for this location.
-        let mut same_address = others.iter_mut().filter_map(|it| it.find(*address));
         match same_address.find(|other| other.source == source && other.is_encoded_as(&encoded)) {
             Some(shared) => Arc::clone(shared),
             None => Arc::new(EncodedEndpoint::new(*address, &encoded, source)),
@@ -180,8 +201,9 @@ fn keep_hinted(candidates: &mut Vec<EndpointCandidate<'_>>, zone: Option<&Arc<st
 }
 
 /// Selects by the name of the first Service port with this number, for any protocol. A number that the Service does not
-/// declare is used unchanged.
-fn port_selector(service: Option<&Service>, port: u16) -> PortSelector<'_> {
+/// declare is used unchanged by each client; in the shared set it is 0.
+fn port_selector(service: Option<&Service>, port: QueryPort) -> PortSelector<'_> {
+    let QueryPort::Declared(port) = port else { return PortSelector::Number(0) };
     let declared = service.and_then(|service| service.ports.iter().find(|it| it.number == i32::from(port)));
     declared.map_or(PortSelector::Number(port), |port| PortSelector::Named(&port.name))
 }

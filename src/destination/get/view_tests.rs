@@ -22,18 +22,34 @@ fn on_node(node: &str) -> Location {
     Location { zone: Some("a".into()), node: Some(node.into()) }
 }
 
+struct Query {
+    port: u16,
+    instance: Option<Arc<str>>,
+}
+
+impl Query {
+    fn of(&self, members: &Members) -> super::Query {
+        let port = QueryPort::of(members.service.as_deref(), self.port);
+        super::Query { port, instance: self.instance.clone() }
+    }
+}
+
 fn query(port: u16) -> Query {
     Query { port, instance: None }
 }
 
 fn addresses(members: &Members, query: &Query, location: &Location, settings: &DestinationSettings) -> Vec<String> {
-    let endpoints = endpoints(members, query, location, settings, &EndpointSet::empty(), &[]);
-    endpoints.iter().map(|endpoint| endpoint.address.to_string()).collect()
+    let endpoints = endpoints(members, &query.of(members), location, settings, &EndpointSet::empty(), &[]);
+    endpoints.iter().map(|endpoint| endpoint.address_at(query.port).to_string()).collect()
 }
 
 /// The endpoints at a port for clients without a location.
 fn at(members: &Members, port: u16) -> Vec<String> {
     addresses(members, &query(port), &anywhere(), &settings())
+}
+
+fn declaring_80() -> (Kind, Value) {
+    (Kind::Service, json!({"metadata": {"name": "web"}, "spec": {"ports": [{"port": 80}]}}))
 }
 
 fn pod(name: &str) -> (Kind, Value) {
@@ -302,7 +318,7 @@ fn the_first_claimant_in_precedence_has_the_address() {
             let two = [slice("a", &json!([]), &endpoints[..1]), slice("b", &json!([]), &endpoints[1..])];
             for slices in [two.to_vec(), vec![slice("a", &json!([]), &endpoints)]] {
                 let members = members(objects.clone().into_iter().chain(slices));
-                let chosen = choose(&members, &query(80), &anywhere(), true);
+                let chosen = choose(&members, &query(80).of(&members), &anywhere(), true);
                 let [(_, candidate)] = &chosen[..] else { panic!("one address") };
                 let name = match &candidate.member.target {
                     EndpointTarget::Pod(it) => &*it.pod.key.name,
@@ -319,11 +335,16 @@ fn the_first_claimant_in_precedence_has_the_address() {
 fn an_endpoint_with_an_unchanged_encoding_is_the_same_object() {
     let slices = |zone: &str| {
         let moved = with(endpoint("10.0.0.2", "Pod", "web-2"), &json!({ "zone": zone }));
-        members([pod("web-1"), pod("web-2"), slice("a", &json!([]), &[endpoint("10.0.0.1", "Pod", "web-1"), moved])])
+        members_of([
+            declaring_80(),
+            pod("web-1"),
+            pod("web-2"),
+            slice("a", &json!([{"port": 80}]), &[endpoint("10.0.0.1", "Pod", "web-1"), moved]),
+        ])
     };
     let (query, location) = (query(80), anywhere());
-    let before = endpoints(&slices("a"), &query, &location, &settings(), &EndpointSet::empty(), &[]);
-    let after = endpoints(&slices("b"), &query, &location, &settings(), &before, &[]);
+    let before = endpoints(&slices("a"), &query.of(&slices("a")), &location, &settings(), &EndpointSet::empty(), &[]);
+    let after = endpoints(&slices("b"), &query.of(&slices("b")), &location, &settings(), &before, &[]);
     let same: Vec<bool> = before.iter().zip(after.iter()).map(|(one, other)| Arc::ptr_eq(one, other)).collect();
     assert_eq!(same, [true, false]);
 }
@@ -333,10 +354,16 @@ fn an_endpoint_with_an_unchanged_encoding_is_the_same_object() {
 fn an_endpoint_with_the_same_encoding_at_another_location_is_shared_with_it() {
     let placed = |name: &str, ip: &str, zone: &str| with(endpoint(ip, "Pod", name), &json!({ "zone": zone }));
     let placed = [placed("web-1", "10.0.0.1", "a"), placed("web-2", "10.0.0.2", "b"), placed("web-3", "10.0.0.3", "c")];
-    let members = members([pod("web-1"), pod("web-2"), pod("web-3"), slice("a", &json!([]), &placed)]);
+    let members = members_of([
+        declaring_80(),
+        pod("web-1"),
+        pod("web-2"),
+        pod("web-3"),
+        slice("a", &json!([{"port": 80}]), &placed),
+    ]);
     let snapshot = |zone: &str, siblings: &[Arc<Snapshot>]| {
         let (query, empty) = (query(80), EndpointSet::empty());
-        let endpoints = endpoints(&members, &query, &in_zone(zone), &settings(), &empty, siblings);
+        let endpoints = endpoints(&members, &query.of(&members), &in_zone(zone), &settings(), &empty, siblings);
         Arc::new(Snapshot::new(BTreeMap::new(), endpoints, tokio::time::Instant::now()))
     };
     let (a, b) = (snapshot("a", &[]), snapshot("b", &[]));
@@ -374,8 +401,12 @@ fn the_set_has_labels_for_its_service_and_for_the_mirrored_service() {
 
 #[test]
 fn the_encoding_is_the_weighted_address_of_the_endpoint() {
-    let members = members([pod("web-1"), slice("a", &json!([]), &[endpoint("10.0.0.1", "Pod", "web-1")])]);
-    let endpoints = endpoints(&members, &query(80), &anywhere(), &settings(), &EndpointSet::empty(), &[]);
+    let members = members_of([
+        declaring_80(),
+        pod("web-1"),
+        slice("a", &json!([{"port": 80}]), &[endpoint("10.0.0.1", "Pod", "web-1")]),
+    ]);
+    let endpoints = endpoints(&members, &query(80).of(&members), &anywhere(), &settings(), &EndpointSet::empty(), &[]);
     let client = ClientContext { zone: None, port: 80 };
     let placed = Placed { address: "10.0.0.1:80".parse().unwrap(), zone: None, mirror: None };
     let expected: WeightedAddr = weighted_addr(&members.members[0].target, &placed, &client, &settings());

@@ -13,8 +13,8 @@ use tokio::time::Instant;
 use super::{
     endpoint_set::EndpointSet,
     members::Members,
-    request::{GetRefusal, GetRequest, Location, Query, ViewKey},
-    snapshot::Snapshot,
+    request::{GetRefusal, GetRequest, Location, Query, QueryPort, ViewKey, declares},
+    snapshot::{OnDemand, Snapshot},
     view::{endpoints, set_labels},
 };
 use crate::{
@@ -30,6 +30,10 @@ use crate::{
 /// The number of views whose endpoints a new view may share.
 const SIBLINGS: usize = 3;
 
+/// About how many bytes an endpoint takes whose bytes are stored, and one that is encoded on demand.
+const ENCODED_BYTES: usize = 700;
+const SOURCE_BYTES: usize = 250;
+
 /// The kind of the views of `Get`.
 pub(in crate::destination) enum ServiceEndpoints {}
 
@@ -40,6 +44,9 @@ pub(in crate::destination) struct EndpointsContent {
     pub(super) placement: u64,
     /// The Service at the last publication; `None` if it did not exist.
     service: Option<Arc<Service>>,
+    /// Only for undeclared ports: the last Service that existed at a publication. When its ports change, streams of this
+    /// view may belong to another view.
+    declaring: Option<Arc<Service>>,
 }
 
 #[derive(Default)]
@@ -66,7 +73,8 @@ pub(in crate::destination) struct EndpointsPass {
 #[derive(Debug, PartialEq, Eq)]
 pub(in crate::destination) struct EndpointsSeries {
     pub(super) service: NamespacedName,
-    pub(super) query: Query,
+    pub(super) port: u16,
+    pub(super) instance: Option<Arc<str>>,
     pub(super) node: Arc<str>,
     pub(super) subscribers: usize,
     pub(super) updates: u64,
@@ -87,7 +95,7 @@ impl ViewKind for ServiceEndpoints {
 
     fn unpublished() -> EndpointsContent {
         let empty = Arc::new(Snapshot::new(BTreeMap::new(), EndpointSet::empty(), Instant::now()));
-        EndpointsContent { snapshot: empty, placement: 0, service: None }
+        EndpointsContent { snapshot: empty, placement: 0, service: None, declaring: None }
     }
 }
 
@@ -145,18 +153,28 @@ impl EndpointsIndex {
         others.take(SIBLINGS).map(|it| Arc::clone(&it.sender.borrow().content.snapshot)).collect()
     }
 
-    /// Returns the series of Linkerd's metrics: one for each Service, port, hostname and, where it matters, node.
+    /// Returns all views, for tests.
+    #[cfg(test)]
+    pub(in crate::destination) fn count(&self) -> usize {
+        self.views().count()
+    }
+
+    /// Returns the series of Linkerd's metrics: one for each Service, declared port, hostname and, where it matters,
+    /// node.
     pub(in crate::destination) fn series(&self) -> Vec<EndpointsSeries> {
         let mut series = Vec::new();
         for (service, ports) in &self.services {
             for (query, port) in ports {
                 // The zone is not a label, so the views of several zones form one series.
                 let mut by_node: HashMap<Arc<str>, EndpointsSeries> = HashMap::new();
+                // A client can choose any undeclared port, and a series lives in every Prometheus.
+                let QueryPort::Declared(number) = query.port else { continue };
                 for view in port.by_location.values() {
                     let node = view.key.location.node.clone().unwrap_or_default();
                     let one = by_node.entry(Arc::clone(&node)).or_insert_with(|| EndpointsSeries {
                         service: service.clone(),
-                        query: query.clone(),
+                        port: number,
+                        instance: query.instance.clone(),
                         node,
                         subscribers: 0,
                         updates: port.updates,
@@ -195,18 +213,26 @@ impl Views {
             #[cfg(test)]
             crate::destination::testing::interleave();
             key = request.resolve(&self.cluster.read())?;
+            let view = subscription.view();
             // The clients of this view may have moved to another view before this subscription.
-            if key == subscription.view().key {
+            if key != view.key {
+                continue;
+            }
+            let mut generation = view.generation.lock();
+            if generation.is_none() || view.contradicts(request) {
+                let members = Members::of(&self.cluster.read(), &view.key.service);
+                if generation.is_none() && !self.settings.limits.memory.has_room_for(view.size(&members)) {
+                    return Err(GetRefusal::NoMemory);
+                }
+                view.publish(&mut generation, &members, &self.settings, &self.siblings(view), Instant::now());
+            }
+            drop(generation);
+            // The Service has declared the port since the request was resolved.
+            if !view.contradicts(request) {
                 break (subscription, placement);
             }
+            key = request.resolve(&self.cluster.read())?;
         };
-        let view = subscription.view();
-        let mut generation = view.generation.lock();
-        if generation.is_none() {
-            let members = Members::of(&self.cluster.read(), &view.key.service);
-            view.publish(&mut generation, &members, &self.settings, &self.siblings(view), Instant::now());
-        }
-        drop(generation);
         Ok((subscription, placement))
     }
 
@@ -258,12 +284,27 @@ impl EndpointsPass {
 // === impl View ===
 
 impl View<ServiceEndpoints> {
+    /// Returns whether the view is for undeclared ports, but the Service at its last publication declares the port of
+    /// the request. Streams of this view rely on that publication: it moves them if a later one declares their ports.
+    fn contradicts(&self, request: &GetRequest) -> bool {
+        let published = self.sender.borrow();
+        let declaring = published.content.declaring.as_ref().filter(|_| self.key.query.port == QueryPort::Undeclared);
+        declaring.is_some_and(|service| declares(service, request.port))
+    }
+
+    /// Returns about how many bytes the endpoints of the view take.
+    fn size(&self, members: &Members) -> usize {
+        let ViewKey { query, location, .. } = &self.key;
+        let endpoints = members.select(query.instance.as_deref(), location.node.as_deref()).count();
+        endpoints * if query.port == QueryPort::Undeclared { SOURCE_BYTES } else { ENCODED_BYTES }
+    }
+
     /// Computes the snapshot from the members and wakes the streams if it differs. Returns whether it differs.
     fn publish(
         &self,
         generation: &mut Option<u64>,
         members: &Members,
-        settings: &DestinationSettings,
+        settings: &Arc<DestinationSettings>,
         siblings: &[Arc<Snapshot>],
         received: Instant,
     ) -> bool {
@@ -285,6 +326,9 @@ impl View<ServiceEndpoints> {
         let labels = set_labels(members, &service.name, &service.namespace);
         let endpoints = endpoints(members, query, location, settings, before.endpoints(), siblings);
         let snapshot = Snapshot::new(labels, endpoints, received);
+        let is_shared = query.port == QueryPort::Undeclared;
+        let on_demand = || OnDemand { zone: location.zone.clone(), settings: Arc::clone(settings) };
+        let snapshot = if is_shared { snapshot.encoded_on_demand(on_demand()) } else { snapshot };
         let snapshot = if is_first { Some(snapshot) } else { snapshot.after(&before) }.map(Arc::new);
         let changed = snapshot.is_some();
         self.sender.send_if_modified(|published| {
@@ -293,11 +337,21 @@ impl View<ServiceEndpoints> {
             // Service was deleted and created again since the last publication, it is another object.
             let is_same = content.service.as_ref().map(Arc::as_ptr) == members.service.as_ref().map(Arc::as_ptr);
             content.service.clone_from(&members.service);
+            let mut may_move = false;
+            if let (true, Some(service)) = (is_shared, &members.service) {
+                may_move = content.declaring.as_ref().is_some_and(|before| !has_same_ports(before, service));
+                content.declaring = Some(Arc::clone(service));
+                content.placement += u64::from(may_move);
+            }
             if let Some(snapshot) = snapshot {
                 content.snapshot = snapshot;
             }
-            changed || !is_same
+            changed || !is_same || may_move
         });
         changed
     }
+}
+
+fn has_same_ports(one: &Arc<Service>, other: &Arc<Service>) -> bool {
+    Arc::ptr_eq(one, other) || one.ports.iter().map(|port| port.number).eq(other.ports.iter().map(|port| port.number))
 }

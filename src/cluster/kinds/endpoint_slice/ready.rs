@@ -29,7 +29,7 @@ pub struct ReadySlice {
     /// The endpoints with a hostname, ready or not, by hostname. The first endpoint with a hostname is used.
     pub instances: HashMap<Arc<str>, Instance>,
     /// The labels and annotations of a multicluster mirror.
-    pub mirror: Option<Box<Mirror>>,
+    pub mirror: Option<Arc<Mirror>>,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -151,7 +151,7 @@ impl ReadySlice {
             ports,
             endpoints: ready.filter_map(|endpoint| ReadyEndpoint::of(endpoint, &key.namespace, problems)).collect(),
             instances,
-            mirror: (mirror != Mirror::default()).then(|| Box::new(mirror)),
+            mirror: (mirror != Mirror::default()).then(|| Arc::new(mirror)),
             service: NamespacedName::new(key.namespace, service),
             name: key.name,
         })
@@ -371,7 +371,7 @@ mod tests {
             let object = json!({"metadata": {"name": "a", "namespace": "ns", "labels": {"kubernetes.io/service-name": "web"},
                 "annotations": {"mirror.linkerd.io/remote-gateway-identity": name, "mirror.linkerd.io/remote-svc-fq-name": name}}});
             let slice = ReadySlice::of(&serde_json::from_value(object).unwrap(), &mut problems).unwrap();
-            let mirror = slice.mirror.map(|it| *it).unwrap_or_default();
+            let mirror = slice.mirror.map(Arc::unwrap_or_clone).unwrap_or_default();
             (mirror.service.is_some(), mirror.gateway_identity.is_some(), problems.len())
         };
         assert_eq!(mirror(253), (true, true, 0));
