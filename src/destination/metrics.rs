@@ -66,7 +66,7 @@ impl DiscoveryMetrics {
         )?;
         let deltas = register_int_counter_vec_with_registry!(
             "linkerd_operator_discovery_deltas_total",
-            "Changes sent to streams, encoded once for all streams of a view or for one stream that had fallen behind",
+            "Changes sent to streams, encoded once for all streams of a view or alone for one stream",
             &["encoded"],
             registry
         )?;
@@ -112,7 +112,7 @@ impl DiscoveryMetrics {
             taken: latency.with_label_values(&["taken"]),
             refused: register_int_counter_vec_with_registry!(
                 "linkerd_operator_discovery_streams_refused_total",
-                "Streams refused with UNAVAILABLE because the request had waited too long or too many streams were open",
+                "Streams refused with UNAVAILABLE because a limit for clients was reached",
                 &["reason"],
                 registry
             )?,

@@ -1,6 +1,7 @@
 //! The store of Pods, with lookups by name, selector, owner and address.
 
 use std::{
+    collections::{HashMap, hash_map::Entry},
     net::{IpAddr, SocketAddr},
     sync::Arc,
 };
@@ -41,11 +42,12 @@ pub enum PodGroupMembers {
     OwnedBy(Owner),
 }
 
-/// All Pods by address, and the injected configurations that Pods share.
+/// All Pods by address, the number of Pods by node, and the injected configurations that Pods share.
 #[derive(Default)]
 pub struct PodsOfCluster {
     by_ip: ByAddress<IpAddr, Pod>,
     by_host_port: ByAddress<SocketAddr, Pod>,
+    by_node: HashMap<Arc<str>, usize>,
     injected: AllInjected,
 }
 
@@ -64,6 +66,7 @@ impl Stored for Pod {
     fn index(self: &Arc<Self>, namespace: &mut PodsOfNamespace, cluster: &mut PodsOfCluster) {
         cluster.by_ip.insert(self.own_addresses().iter().copied(), self);
         cluster.by_host_port.insert(self.host_ports(), self);
+        *cluster.by_node.entry(Arc::clone(&self.node)).or_default() += 1;
         namespace.by_label.insert(&self.labels, &self.key.name);
         if let Some(owner) = &self.owner {
             namespace.by_owner.insert(owner.clone(), &self.key.name);
@@ -80,6 +83,12 @@ impl Stored for Pod {
         }
         cluster.by_ip.remove(self.own_addresses().iter().copied(), self);
         cluster.by_host_port.remove(self.host_ports(), self);
+        if let Entry::Occupied(mut count) = cluster.by_node.entry(Arc::clone(&self.node)) {
+            *count.get_mut() -= 1;
+            if *count.get() == 0 {
+                count.remove();
+            }
+        }
     }
 }
 
@@ -124,6 +133,11 @@ impl Store<Pod> {
     /// Returns the Pods that are reachable at the address in the Pod network.
     pub fn at(&self, address: IpAddr) -> &[Arc<Pod>] {
         self.cluster_index().by_ip.get(&address)
+    }
+
+    /// Returns whether a node has Pods. Pods that have ended count as well.
+    pub fn have_any_on(&self, node: &str) -> bool {
+        !node.is_empty() && self.cluster_index().by_node.contains_key(node)
     }
 
     /// Returns the Pods that are reachable at the address of their node, through a host port of a container.
@@ -221,5 +235,24 @@ mod tests {
         pods.apply(pod_with_status(&spec(false), &status("Running")));
         pods.delete(&NamespacedName::new("ns", "web-1"));
         assert!(pods.cluster_index().by_ip.is_empty() && pods.cluster_index().by_host_port.is_empty());
+    }
+
+    #[test]
+    fn a_node_has_pods_until_its_last_pod_is_deleted_or_replaced_by_one_on_another_node() {
+        let mut pods = Store::<Pod>::default();
+        let on = |name: &str, node: &str| pod(&json!({ "name": name }), &json!({ "nodeName": node })).0;
+        pods.apply(on("a", "node-1"));
+        pods.apply(on("b", "node-1"));
+        pods.apply(on("unscheduled", ""));
+        let known = |pods: &Store<Pod>| ["node-1", "node-2", ""].map(|node| pods.have_any_on(node));
+        assert_eq!(known(&pods), [true, false, false]);
+        pods.apply(on("a", "node-2"));
+        assert_eq!(known(&pods), [true, true, false]);
+        pods.delete(&NamespacedName::new("ns", "b"));
+        assert_eq!(known(&pods), [false, true, false]);
+        for name in ["a", "unscheduled"] {
+            pods.delete(&NamespacedName::new("ns", name));
+        }
+        assert!(pods.cluster_index().by_node.is_empty());
     }
 }

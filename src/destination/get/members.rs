@@ -90,6 +90,15 @@ impl Members {
         all.iter().chain(some).filter(is_on)
     }
 
+    pub(super) fn hostnames(&self) -> impl Iterator<Item = &Arc<str>> {
+        self.by_hostname().keys()
+    }
+
+    /// Returns the nodes of the Pods.
+    pub(super) fn nodes(&self) -> impl Iterator<Item = &Arc<str>> {
+        self.by_node().keys().filter(|node| !node.is_empty())
+    }
+
     fn by_node(&self) -> &Buckets {
         self.by_node.get_or_init(|| {
             self.buckets(|member| match &member.target {

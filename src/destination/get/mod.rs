@@ -2,7 +2,7 @@
 //!
 //! ```text
 //! request ─▶ views: State ─▶ Members ─▶ EndpointSet ─▶ Snapshot ──watch──▶ updates ─▶ stream
-//!                   (request, members, view, endpoint_set, snapshot: pure)
+//!                   (request, premise, members, view, endpoint_set, snapshot: pure)
 //! ```
 //!
 //! In: a Service, a port, optionally a hostname, and the location of the client. Out: the endpoints of the Service,
@@ -11,6 +11,7 @@
 pub(super) mod collector;
 mod endpoint_set;
 pub(super) mod members;
+mod premise;
 pub(super) mod request;
 mod snapshot;
 pub(super) mod updates;

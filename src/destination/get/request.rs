@@ -33,6 +33,10 @@ pub(in crate::destination) enum QueryPort {
 }
 
 /// The part of a client's location that affects its endpoints.
+///
+/// A client without endpoints is [nowhere](Location::nowhere): it requests a hostname that no endpoint has, or it is on a
+/// node without Pods and the Service has local endpoints only. Clients choose these names, so all such clients of a
+/// Service share one view.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub(in crate::destination) struct Location {
     pub(in crate::destination) zone: Zone,
@@ -119,13 +123,23 @@ impl GetRequest {
     /// Replaces the names in the request with the shared names of its view, to save memory.
     pub(super) fn share_names(&mut self, ViewKey { service, query, .. }: &ViewKey) {
         self.service = service.clone();
-        self.instance.clone_from(&query.instance);
+        if query.instance.is_some() {
+            self.instance.clone_from(&query.instance);
+        }
     }
 
     fn view(&self, service: &Service, state: &State) -> ViewKey {
-        let location =
-            Location { zone: state.nodes.zone(&self.node), node: service.local.then(|| Arc::clone(&self.node)) };
-        let query = Query { port: QueryPort::of(Some(service), self.port), instance: self.instance.clone() };
+        let hostname = self.instance.as_deref();
+        let has_none = hostname.is_some_and(|hostname| state.slices.instance(&self.service, hostname).is_none())
+            || service.local && !state.pods.have_any_on(&self.node);
+        let (query, location) = if has_none {
+            (Query { port: QueryPort::Undeclared, instance: None }, Location::nowhere())
+        } else {
+            let node = service.local.then(|| Arc::clone(&self.node));
+            let port = QueryPort::of(service, self.port);
+            let location = Location { zone: state.nodes.zone(&self.node), node };
+            (Query { port, instance: self.instance.clone() }, location)
+        };
         ViewKey { service: self.service.clone(), query, location }
     }
 }
@@ -135,7 +149,7 @@ impl ViewKey {
     pub(in crate::destination) fn is_for(&self, service: Option<&Service>) -> bool {
         service.is_none_or(|service| {
             matches!(EndpointsSource::of(service), EndpointsSource::Slices)
-                && service.local == self.location.node.is_some()
+                && (self.location.is_nowhere() || service.local == self.location.node.is_some())
                 && match self.query.port {
                     QueryPort::Declared(port) => declares(service, port),
                     QueryPort::Undeclared => true,
@@ -144,9 +158,19 @@ impl ViewKey {
     }
 }
 
+impl Location {
+    pub(in crate::destination) fn nowhere() -> Self {
+        Self { zone: None, node: Some(Arc::default()) }
+    }
+
+    pub(in crate::destination) fn is_nowhere(&self) -> bool {
+        self.node.as_deref() == Some("")
+    }
+}
+
 impl QueryPort {
-    pub(in crate::destination) fn of(service: Option<&Service>, port: u16) -> Self {
-        if service.is_some_and(|service| declares(service, port)) { Self::Declared(port) } else { Self::Undeclared }
+    pub(in crate::destination) fn of(service: &Service, port: u16) -> Self {
+        if declares(service, port) { Self::Declared(port) } else { Self::Undeclared }
     }
 }
 

@@ -81,6 +81,7 @@ fn the_view_has_the_zone_of_the_node_and_has_the_node_only_under_the_local_polic
         (json!("Local"), "node-1", (Some("a"), Some("node-1"))),
         (json!("local"), "node-1", (Some("a"), None)),
         (json!("Local"), "", (None, Some(""))),
+        (json!("Local"), "node-without-pods", (None, Some(""))),
         (json!(null), "", (None, None)),
         (json!("Local"), "node-2", (None, Some("node-2"))),
         (json!(null), "no-such-node", (None, None)),
@@ -89,6 +90,12 @@ fn the_view_has_the_zone_of_the_node_and_has_the_node_only_under_the_local_polic
         let labels = json!({"topology.kubernetes.io/zone": "a"});
         feed.apply(Watched::Node, Event::Apply(json!({"metadata": {"name": "node-1", "labels": labels}})));
         feed.apply(Watched::Node, Event::Apply(json!({"metadata": {"name": "node-2"}})));
+        let labels = json!({"topology.kubernetes.io/zone": "b"});
+        feed.apply(Watched::Node, Event::Apply(json!({"metadata": {"name": "node-without-pods", "labels": labels}})));
+        for node in ["node-1", "node-2"] {
+            let pod = json!({"metadata": {"name": node, "namespace": "other"}, "spec": {"nodeName": node}});
+            feed.apply(Watched::Pod, Event::Apply(pod));
+        }
         let view = request(node).resolve(&feed.cluster.read()).unwrap();
         assert_eq!((view.location.zone.as_deref(), view.location.node.as_deref()), expected, "{policy} on {node:?}");
         let state = feed.cluster.read();

@@ -17,8 +17,10 @@ use crate::{
         DestinationObserver,
         authority::ServiceAuthority,
         metrics::DiscoveryMetrics,
+        settings::DestinationSettings,
         testing::{interleaved, settings},
     },
+    memory::MemoryBudget,
 };
 
 #[derive(Clone)]
@@ -41,10 +43,14 @@ struct Rig {
 
 impl Rig {
     fn new(script: &[Step], schedule: &[usize]) -> Self {
+        Self::with(script, schedule, settings())
+    }
+
+    fn with(script: &[Step], schedule: &[usize], settings: DestinationSettings) -> Self {
         let observer = DestinationObserver::new();
         let feed = Feed::new([Arc::clone(&observer) as Arc<dyn Observer>]);
         let metrics = DiscoveryMetrics::register(&Prometheus::new()).unwrap();
-        let views = Views::new(feed.cluster.clone(), settings(), metrics);
+        let views = Views::new(feed.cluster.clone(), settings, metrics);
         let (script, schedule) = (script.iter().cloned().collect(), schedule.iter().copied().collect());
         let mut rig = Self { feed, observer, views, script, schedule };
         for step in [web(false), slice(81), pod("a", "node-1"), pod("b", "node-2"), node("zone-1"), Publish] {
@@ -93,7 +99,16 @@ fn deleted(step: Step) -> Step {
 
 /// The slice: Pod a is for clients in zone-1, Pod b for clients in zone-2.
 fn slice(port: u16) -> Step {
-    let endpoint = |address: &str, pod: &str, zone: &str| json!({"addresses": [address], "hints": {"forZones": [{"name": zone}]}, "targetRef": {"kind": "Pod", "name": pod}});
+    slice_with(port, ["", ""])
+}
+
+/// The slice, with these hostnames of Pods a and b.
+fn slice_with(port: u16, hostnames: [&str; 2]) -> Step {
+    let endpoint = |address: &str, pod: &str, zone: &str| {
+        let hostname = hostnames[usize::from(pod == "b")];
+        json!({"addresses": [address], "hostname": hostname, "hints": {"forZones": [{"name": zone}]},
+            "targetRef": {"kind": "Pod", "name": pod}})
+    };
     let endpoints = [endpoint("10.0.0.1", "a", "zone-1"), endpoint("10.0.0.2", "b", "zone-2")];
     let labels = json!({"kubernetes.io/service-name": "web"});
     let metadata = json!({"name": "web-1", "namespace": "ns", "labels": labels, "resourceVersion": port.to_string()});
@@ -110,10 +125,8 @@ fn node(zone: &str) -> Step {
 }
 
 /// Returns the endpoints that a stream has after all steps, or the reason of its end.
-fn stream(rig: &Rc<RefCell<Rig>>) -> String {
+fn stream(rig: &Rc<RefCell<Rig>>, request: GetRequest) -> String {
     let views = Arc::clone(&rig.borrow().views);
-    let domain = &settings().cluster_domain;
-    let request = GetRequest::new(ServiceAuthority::parse("web.ns.svc.mycluster.local:80", domain).unwrap(), "node-1");
     let subscription = match views.subscribe(&request) {
         Ok(subscription) => subscription,
         Err(refusal) => return format!("{refusal:?}"),
@@ -147,12 +160,22 @@ fn schedules(places: usize, steps: usize) -> Vec<Vec<usize>> {
     first.flat_map(|(now, rest)| rest.into_iter().map(move |rest| [vec![now], rest].concat())).collect()
 }
 
+/// A request of a client on node-1.
+fn request(authority: &str) -> GetRequest {
+    let path = format!("{authority}.ns.svc.mycluster.local:80");
+    GetRequest::new(ServiceAuthority::parse(&path, &settings().cluster_domain).unwrap(), "node-1")
+}
+
 /// Checks the last state of a stream for every order of the script's steps and the stream's.
 fn always_ends_with(script: &[Step], expected: &[&str]) {
+    always_ends_for(&request("web"), script, expected);
+}
+
+fn always_ends_for(request: &GetRequest, script: &[Step], expected: &[&str]) {
     for schedule in schedules(5, script.len()) {
         let rig = Rc::new(RefCell::new(Rig::new(script, &schedule)));
         let interrupted = Rc::clone(&rig);
-        let last = interleaved(move || interrupted.borrow_mut().interrupt(), || stream(&rig));
+        let last = interleaved(move || interrupted.borrow_mut().interrupt(), || stream(&rig, request.clone()));
         assert!(expected.contains(&last.as_str()), "the stream has {last}, not {expected:?}, after {schedule:?}");
     }
 }
@@ -208,6 +231,52 @@ fn a_stream_whose_port_is_declared_and_undeclared_again_has_the_endpoints_of_the
     always_ends_with(&[named("none"), Publish], &["none", "no message"]);
     always_ends_with(&[named("none"), Publish, declaring(&[443]), Publish], &["10.0.0.1"]);
     always_ends_with(&[named("none"), declaring(&[443]), named("none"), Publish], &["none", "no message"]);
+}
+
+#[test]
+fn a_stream_whose_hostname_is_given_to_an_endpoint_and_taken_away_has_the_last_endpoints() {
+    let named = |port, hostnames| slice_with(port, hostnames);
+    let ends = |script: &[Step], expected: &[&str]| always_ends_for(&request("db-0.web"), script, expected);
+    ends(&[slice(82), Publish], &["none"]);
+    ends(&[named(82, ["db-0", ""]), Publish], &["10.0.0.1"]);
+    ends(&[named(82, ["", "other"]), named(83, ["other", "db-0"]), Publish], &["10.0.0.2"]);
+    ends(&[named(82, ["db-0", ""]), Publish, slice(83), Publish], &["none"]);
+    // Between two publications, the name is away for a moment.
+    ends(&[named(82, ["db-0", ""]), Publish, slice(83), named(84, ["", "db-0"]), Publish], &["10.0.0.2"]);
+}
+
+#[test]
+fn a_stream_on_a_node_without_pods_has_local_endpoints_once_the_node_has_a_pod() {
+    let local = [web(true), pod("a", "node-3"), Publish];
+    let ends = |script: &[Step], expected: &[&str]| always_ends_with(&[&local[..], script].concat(), expected);
+    ends(&[pod("b", "node-2"), Publish], &["none"]);
+    ends(&[pod("a", "node-1"), Publish], &["10.0.0.1"]);
+    ends(&[pod("b", "node-1"), Publish, pod("b", "node-2"), Publish], &["none"]);
+    ends(&[pod("b", "node-1"), Publish, pod("b", "node-2"), pod("b", "node-1"), Publish], &["10.0.0.2"]);
+    ends(&[web(false), Publish], &["10.0.0.1"]);
+}
+
+#[test]
+fn streams_of_unknown_hostnames_and_unknown_nodes_share_one_view_without_series() {
+    let mut rig = Rig::new(&[web(true)], &[]);
+    rig.run_next();
+    rig.run(Publish);
+    let made_up = (0..1_000).flat_map(|number| {
+        let on_node = |authority: &str, node: &str| GetRequest { node: node.into(), ..request(authority) };
+        [on_node(&format!("db-{number}.web"), "node-1"), on_node("web", &format!("node-{}", number + 10))]
+    });
+    let streams: Vec<_> = made_up.map(|request| rig.views.subscribe(&request).unwrap()).collect();
+    let index = rig.views.endpoints.index();
+    assert_eq!((index.count(), index.series().len(), streams.len()), (1, 0, 2_000));
+}
+
+#[test]
+fn a_view_is_refused_if_its_endpoints_exceed_the_memory_budget_and_removed() {
+    let mut settings = settings();
+    settings.limits.memory = MemoryBudget::EXHAUSTED;
+    let rig = Rig::with(&[], &[], settings);
+    assert_eq!(rig.views.subscribe(&request("web")).err(), Some(GetRefusal::NoMemory));
+    assert_eq!(rig.views.endpoints.index().count(), 0);
 }
 
 #[test]

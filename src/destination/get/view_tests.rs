@@ -29,7 +29,7 @@ struct Query {
 
 impl Query {
     fn of(&self, members: &Members) -> super::Query {
-        let port = QueryPort::of(members.service.as_deref(), self.port);
+        let port = members.service.as_ref().map_or(QueryPort::Undeclared, |it| QueryPort::of(it, self.port));
         super::Query { port, instance: self.instance.clone() }
     }
 }

@@ -13,7 +13,8 @@ use tokio::time::Instant;
 use super::{
     endpoint_set::EndpointSet,
     members::Members,
-    request::{GetRefusal, GetRequest, Location, Query, QueryPort, ViewKey, declares},
+    premise::Premise,
+    request::{GetRefusal, GetRequest, Location, Query, QueryPort, ViewKey},
     snapshot::{OnDemand, Snapshot},
     view::{endpoints, set_labels},
 };
@@ -44,9 +45,9 @@ pub(in crate::destination) struct EndpointsContent {
     pub(super) placement: u64,
     /// The Service at the last publication; `None` if it did not exist.
     service: Option<Arc<Service>>,
-    /// Only for undeclared ports: the last Service that existed at a publication. When its ports change, streams of this
-    /// view may belong to another view.
-    declaring: Option<Arc<Service>>,
+    /// The premise of the last publication while the Service existed. When it changes, streams may belong to another
+    /// view.
+    premise: Option<Arc<Premise>>,
 }
 
 #[derive(Default)]
@@ -95,7 +96,7 @@ impl ViewKind for ServiceEndpoints {
 
     fn unpublished() -> EndpointsContent {
         let empty = Arc::new(Snapshot::new(BTreeMap::new(), EndpointSet::empty(), Instant::now()));
-        EndpointsContent { snapshot: empty, placement: 0, service: None, declaring: None }
+        EndpointsContent { snapshot: empty, placement: 0, service: None, premise: None }
     }
 }
 
@@ -219,7 +220,7 @@ impl Views {
                 continue;
             }
             let mut generation = view.generation.lock();
-            if generation.is_none() || view.contradicts(request) {
+            if generation.is_none() || view.excludes(request) {
                 let members = Members::of(&self.cluster.read(), &view.key.service);
                 if generation.is_none() && !self.settings.limits.memory.has_room_for(view.size(&members)) {
                     return Err(GetRefusal::NoMemory);
@@ -227,8 +228,8 @@ impl Views {
                 view.publish(&mut generation, &members, &self.settings, &self.siblings(view), Instant::now());
             }
             drop(generation);
-            // The Service has declared the port since the request was resolved.
-            if !view.contradicts(request) {
+            // Else the Service has declared the port, or an endpoint has had the name, since the request was resolved.
+            if !view.excludes(request) {
                 break (subscription, placement);
             }
             key = request.resolve(&self.cluster.read())?;
@@ -284,12 +285,10 @@ impl EndpointsPass {
 // === impl View ===
 
 impl View<ServiceEndpoints> {
-    /// Returns whether the view is for undeclared ports, but the Service at its last publication declares the port of
-    /// the request. Streams of this view rely on that publication: it moves them if a later one declares their ports.
-    fn contradicts(&self, request: &GetRequest) -> bool {
-        let published = self.sender.borrow();
-        let declaring = published.content.declaring.as_ref().filter(|_| self.key.query.port == QueryPort::Undeclared);
-        declaring.is_some_and(|service| declares(service, request.port))
+    /// Returns whether the request did not belong to this view at the last publication. A stream must not begin with such
+    /// a publication, because only a change of its premise moves the stream.
+    fn excludes(&self, request: &GetRequest) -> bool {
+        self.sender.borrow().content.premise.as_ref().is_some_and(|premise| premise.excludes(request))
     }
 
     /// Returns about how many bytes the endpoints of the view take.
@@ -331,6 +330,7 @@ impl View<ServiceEndpoints> {
         let snapshot = if is_shared { snapshot.encoded_on_demand(on_demand()) } else { snapshot };
         let snapshot = if is_first { Some(snapshot) } else { snapshot.after(&before) }.map(Arc::new);
         let changed = snapshot.is_some();
+        let premise = Premise::of(&self.key, members);
         self.sender.send_if_modified(|published| {
             let content = &mut published.content;
             // A stream that has to move, but found its Service deleted, waits for another Service or for none. If the
@@ -338,9 +338,9 @@ impl View<ServiceEndpoints> {
             let is_same = content.service.as_ref().map(Arc::as_ptr) == members.service.as_ref().map(Arc::as_ptr);
             content.service.clone_from(&members.service);
             let mut may_move = false;
-            if let (true, Some(service)) = (is_shared, &members.service) {
-                may_move = content.declaring.as_ref().is_some_and(|before| !has_same_ports(before, service));
-                content.declaring = Some(Arc::clone(service));
+            if let Some(premise) = premise {
+                may_move = content.premise.as_ref().is_some_and(|before| **before != premise);
+                content.premise = Some(Arc::new(premise));
                 content.placement += u64::from(may_move);
             }
             if let Some(snapshot) = snapshot {
@@ -350,8 +350,4 @@ impl View<ServiceEndpoints> {
         });
         changed
     }
-}
-
-fn has_same_ports(one: &Arc<Service>, other: &Arc<Service>) -> bool {
-    Arc::ptr_eq(one, other) || one.ports.iter().map(|port| port.number).eq(other.ports.iter().map(|port| port.number))
 }
