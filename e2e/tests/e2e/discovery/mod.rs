@@ -4,6 +4,7 @@
 //! the resulting endpoints, not the messages that led to them, except where the order of messages matters.
 
 mod bad_input;
+mod budget;
 mod changes;
 mod crowd;
 mod endpoints;

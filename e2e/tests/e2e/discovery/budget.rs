@@ -1,0 +1,162 @@
+//! The memory budget: a manager with the shipped memory limit survives every attack, and serves others meanwhile.
+//!
+//! * In: a dedicated control plane, whose attackers may write to one namespace, and a manager with all jobs and
+//!   250 MiB. Out: the streams of a bystander, each change of whose endpoints arrives; what was refused; the memory.
+//! * `LINKERD_OPERATOR_ATTACKS` selects attacks by their names, separated by spaces.
+//!   `LINKERD_OPERATOR_ATTACK_SECONDS` sets their duration.
+
+use std::time::Duration;
+
+use anyhow::{Context, Result, ensure};
+use e2e::{
+    ControlPlane, Manager, ManagerOptions, Options, TestNamespace,
+    attack::{Attack, Target},
+    discovery::Endpoints,
+    eventually,
+    mesh::SOON,
+};
+use kube::api::{Api, DynamicObject, Patch, PatchParams};
+use serde_json::json;
+use tokio::time::{Instant, sleep};
+
+use super::{
+    create,
+    objects::{address, resource, service, slice},
+};
+
+/// The memory limit of the shipped Deployment.
+const LIMIT: u64 = 250 * 1024 * 1024;
+const MIB: u64 = 1024 * 1024;
+const CHANGE_EVERY: Duration = Duration::from_millis(200);
+/// How long the attacks last by default.
+const SECONDS: u64 = 20;
+
+struct World {
+    _control_plane: ControlPlane,
+    manager: Manager,
+    target: Target,
+    bystander: Bystander,
+}
+
+/// A client of a Service that no attacker may write.
+struct Bystander {
+    namespace: TestNamespace,
+    stream: Endpoints,
+    changes: u8,
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_manager_with_the_shipped_memory_limit_survives_all_attacks_and_serves_others() -> Result<()> {
+    let selected = std::env::var("LINKERD_OPERATOR_ATTACKS").ok();
+    let is_selected = |attack: &Attack| {
+        selected.as_ref().is_none_or(|names| names.split(' ').any(|name| name == format!("{attack:?}")))
+    };
+    let attacks: Vec<Attack> = Attack::ALL.into_iter().filter(is_selected).collect();
+    let seconds = std::env::var("LINKERD_OPERATOR_ATTACK_SECONDS").ok().and_then(|text| text.parse().ok());
+    let mut world = World::with_objects_of(&attacks).await?;
+    let mut running = Vec::new();
+    for attack in &attacks {
+        running.push(attack.begin(world.target.clone())?);
+    }
+    let end = Instant::now() + Duration::from_secs(seconds.unwrap_or(SECONDS));
+    let mut slowest = Duration::ZERO;
+    while Instant::now() < end {
+        let late = world.bystander.change().await;
+        ensure!(world.manager.is_running(), "the manager has ended");
+        slowest = slowest.max(late?);
+        world.bystander.is_served(&world.manager).await?;
+        sleep(CHANGE_EVERY).await;
+    }
+    for (attack, running) in attacks.iter().zip(&mut running) {
+        running.is_running().with_context(|| format!("{attack:?}"))?;
+    }
+    let refused = world.manager.metric("linkerd_operator_discovery_streams_refused_total", &[]).await;
+    let allocated = world.manager.metric("linkerd_operator_memory_allocated_bytes", &[]).await;
+    let peak = world.manager.peak_memory_bytes()?;
+    println!(
+        "{attacks:?}: {} MiB at the peak, {:.0} MiB allocated now, {refused:?} streams refused, a change after {slowest:?} at most",
+        peak / MIB,
+        allocated.unwrap_or_default() / 1024.0 / 1024.0,
+    );
+    ensure!(peak < LIMIT, "{} MiB at the peak", peak / MIB);
+    ensure!(selected.is_some() || refused.is_some_and(|refused| refused > 0.0), "nothing was refused");
+    drop(running);
+    // Whatever the attackers held is free again.
+    eventually(SOON, "the streams of the attackers to end", async || {
+        let open = world.manager.metric("linkerd_operator_discovery_streams", &[]).await;
+        ensure!(open == Some(1.0), "{open:?} streams");
+        Ok(())
+    })
+    .await
+}
+
+// === impl World ===
+
+impl World {
+    /// Starts a manager that finds the objects of the attacks.
+    async fn with_objects_of(attacks: &[Attack]) -> Result<Self> {
+        let control_plane = ControlPlane::start(Options::default()).await?;
+        for crds in ["crd/linkerd", "crd"] {
+            control_plane.install_crds(crds).await?;
+        }
+        control_plane.kubectl(&["create", "namespace", "linkerd"]).await?;
+        let client = control_plane.client().await?;
+        let attackers = TestNamespace::create(&client, "attackers").await?;
+        for attack in attacks {
+            attack.prepare(&client, attackers.name()).await?;
+        }
+        let namespace = TestNamespace::create(&client, "bystander").await?;
+        create(&client, namespace.name(), service("web")).await?;
+        create(&client, namespace.name(), slice("web-0", "web", &[address("10.0.0.0")])).await?;
+        let options = ManagerOptions { memory_limit: Some(LIMIT), ..ManagerOptions::default() };
+        let mut manager = Manager::start(&control_plane, options)?;
+        manager.ready(SOON).await?;
+        let path = path(&namespace);
+        let stream = eventually(SOON, "the bystander to be served", async || {
+            Ok(manager.discovery().await?.get(&path, "").await?)
+        });
+        let bystander = Bystander { stream: stream.await?, namespace, changes: 0 };
+        let target = Target { client, namespace: attackers.name().to_owned(), server: manager.destination_address() };
+        Ok(Self { _control_plane: control_plane, manager, target, bystander })
+    }
+}
+
+// === impl Bystander ===
+
+impl Bystander {
+    /// Moves the endpoint, and returns the time until the stream shows its new address.
+    async fn change(&mut self) -> Result<Duration> {
+        self.changes = self.changes.wrapping_add(1);
+        let endpoints = json!({"endpoints": [address(&self.address())]});
+        let slices = Api::<DynamicObject>::namespaced_with(
+            self.namespace.client().clone(),
+            self.namespace.name(),
+            &resource("EndpointSlice"),
+        );
+        slices.patch("web-0", &PatchParams::default(), &Patch::Merge(endpoints)).await?;
+        let changed = Instant::now();
+        self.stream.shows(&[&self.socket()]).await?;
+        Ok(changed.elapsed())
+    }
+
+    /// Waits until a new stream has the endpoint. Like a proxy, it asks again after a refusal.
+    async fn is_served(&self, manager: &Manager) -> Result<()> {
+        eventually(SOON, "a new stream", async || {
+            let mut stream = manager.discovery().await?.get(&path(&self.namespace), "").await?;
+            stream.shows(&[&self.socket()]).await
+        })
+        .await
+    }
+
+    fn address(&self) -> String {
+        format!("10.0.0.{}", self.changes)
+    }
+
+    fn socket(&self) -> String {
+        format!("{}:8080", self.address())
+    }
+}
+
+fn path(namespace: &TestNamespace) -> String {
+    format!("web.{}.svc.cluster.local:80", namespace.name())
+}
