@@ -50,7 +50,7 @@ pub(super) fn endpoint(
     let mut rendered = match candidate.target {
         Target::Pod { name, pod } => {
             let labels = label::of_pod(state, &authority.namespace, name, pod, zone, Some(locality));
-            of_pod(state, settings, &authority.namespace, pod, address.port(), labels)
+            of_pod(state, settings, &authority.namespace, pod, &[address.port()], labels)
         }
         Target::Workload { name, workload } => {
             let labels = label::of_workload(name, workload, zone, Some(locality));
@@ -64,31 +64,33 @@ pub(super) fn endpoint(
     rendered
 }
 
-/// The endpoint of a Pod, without address and weight.
+/// The endpoint of a Pod that receives connections at these ports, without address and weight.
 pub(super) fn of_pod(
     state: &ApiState,
     settings: &Settings,
     namespace: &str,
     pod: &Pod,
-    port: u16,
+    ports: &[u16],
     metric_labels: Labels,
 ) -> WeightedAddr {
     let labels = pod.metadata.labels.clone().unwrap_or_default();
     let annotations = pod.metadata.annotations.clone().unwrap_or_default();
     let control_plane = labels.get(CONTROL_PLANE).map_or("", String::as_str);
-    let skipped = annotations.get(SKIPPED_PORTS).is_some_and(|list| opaque::lists(list, &[], port));
+    let skips = |list: &String| ports.iter().any(|port| opaque::lists(list, &[], *port));
+    let skipped = annotations.get(SKIPPED_PORTS).is_some_and(skips);
     let mut rendered = WeightedAddr { metric_labels, ..WeightedAddr::default() };
     if control_plane.is_empty() || skipped {
         return rendered;
     }
-    let opaque = pod_is_opaque(state, settings, namespace, pod, port);
+    let opaque = pod_is_opaque(state, settings, namespace, pod, ports);
     let protocol = match (opaque, settings.h2_upgrade) {
         (true, _) => Some(Protocol::Opaque(Opaque {})),
         (false, true) => Some(Protocol::H2(H2 {})),
         (false, false) => None,
     };
     let transported = opaque || settings.transport_header;
-    let inbound = proxy_ports(pod).filter(|ports| transported && !ports.own.contains(&port));
+    let of_proxy = |own: &[u16]| ports.iter().any(|port| own.contains(port));
+    let inbound = proxy_ports(pod).filter(|proxy| transported && !of_proxy(&proxy.own));
     let opaque_transport = inbound.map(|ports| OpaqueTransport { inbound_port: ports.inbound.into() });
     rendered.protocol_hint = Some(ProtocolHint { opaque_transport, protocol });
     rendered.http2 = settings.http2;
@@ -135,13 +137,14 @@ pub(super) fn of_workload(
     }
 }
 
-/// Returns whether the Pod's annotation, the default or a Server makes the port opaque.
-pub(super) fn pod_is_opaque(state: &ApiState, settings: &Settings, namespace: &str, pod: &Pod, port: u16) -> bool {
+/// Returns whether the Pod's annotation, the default or a Server makes one of the ports opaque.
+pub(super) fn pod_is_opaque(state: &ApiState, settings: &Settings, namespace: &str, pod: &Pod, ports: &[u16]) -> bool {
     let labels = pod.metadata.labels.clone().unwrap_or_default();
     let annotations = pod.metadata.annotations.clone().unwrap_or_default();
     let names = opaque::pod_ports(pod);
     let default = &settings.default_opaque_ports;
-    opaque::is_opaque(state, default, namespace, Selector::Pod, (&labels, &annotations), &names, port)
+    let metadata = (&labels, &annotations);
+    ports.iter().any(|port| opaque::is_opaque(state, default, namespace, Selector::Pod, metadata, &names, *port))
 }
 
 /// Returns whether a workload's annotation, the default or a Server makes the port opaque.

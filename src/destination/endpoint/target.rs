@@ -119,7 +119,21 @@ impl EndpointTarget {
         }
     }
 
-    /// Returns whether proxies must not detect the protocol of this port.
+    /// Returns the port of an address of the target. If it is a host port of a Pod, the container ports behind it follow,
+    /// because the Pod's own proxy receives the connections there.
+    pub(in crate::destination) fn ports_at(&self, address: SocketAddr) -> Vec<u16> {
+        let own = address.port();
+        let pod = match self {
+            Self::Pod(it) if !it.pod.host_network => Some(&it.pod),
+            Self::Pod(_) | Self::Workload(_) | Self::Address => None,
+        };
+        let pod = pod.filter(|pod| pod.network_addresses().any(|it| it == NetworkAddress::Socket(address)));
+        let ports = pod.into_iter().flat_map(|pod| &pod.ports).filter(|port| port.host_port == Some(own));
+        [own].into_iter().chain(ports.map(|port| port.number)).collect()
+    }
+
+    /// Returns whether proxies must not detect the protocol of this port. Servers are evaluated in any case, so that
+    /// the target no longer references them.
     pub(in crate::destination) fn is_opaque(&self, port: u16, settings: &DestinationSettings) -> bool {
         match self {
             Self::Pod(it) => it.is_opaque(port, settings),
@@ -156,15 +170,7 @@ impl PartialEq for PodTarget {
 impl Eq for PodTarget {}
 
 impl PodTarget {
-    /// Returns whether the address is a host port of the Pod, and the Pod is not in the network of the host.
-    pub(super) fn is_behind_host_port(&self, address: SocketAddr) -> bool {
-        let is_host_port = || self.pod.network_addresses().any(|it| it == NetworkAddress::Socket(address));
-        !self.pod.host_network && is_host_port()
-    }
-
-    /// Returns whether proxies must not detect the protocol of this port. Servers are evaluated in any case, so that
-    /// the target no longer references them.
-    pub(super) fn is_opaque(&self, port: u16, settings: &DestinationSettings) -> bool {
+    fn is_opaque(&self, port: u16, settings: &DestinationSettings) -> bool {
         let annotated = self.pod.opaque_ports.as_ref().unwrap_or(&settings.default_opaque_ports);
         let names =
             self.pod.ports.iter().filter(|it| it.number == port || it.host_port == Some(port)).map(|it| &*it.name);
@@ -183,9 +189,7 @@ impl PartialEq for WorkloadTarget {
 impl Eq for WorkloadTarget {}
 
 impl WorkloadTarget {
-    /// Returns whether proxies must not detect the protocol of this port. Servers are evaluated in any case, so that
-    /// the target no longer references them.
-    pub(super) fn is_opaque(&self, port: u16, settings: &DestinationSettings) -> bool {
+    fn is_opaque(&self, port: u16, settings: &DestinationSettings) -> bool {
         let annotated = self.workload.mesh.opaque_ports.as_ref().unwrap_or(&settings.default_opaque_ports);
         let names = self.workload.ports.iter().filter(|it| it.number == i32::from(port)).map(|it| &*it.name);
         self.opaque.has(port, names) || annotated.contains(port)

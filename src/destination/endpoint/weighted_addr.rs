@@ -1,6 +1,6 @@
 //! The `WeightedAddr` of one endpoint for one kind of client. Pure.
 //!
-//! In: a target, its address and port, and the client's zone. Out: the message. destination.proto specifies the fields.
+//! In: a target, its address and port, what its slice has about it, and the client's zone. Out: the message. destination.proto specifies the fields.
 //! A field that it does not specify has the value that Linkerd's destination sends.
 
 use std::{
@@ -31,10 +31,9 @@ const WEIGHT_IN_ZONE: u32 = 10 * WEIGHT;
 /// The inbound port of an ExternalWorkload's proxy, unless the workload declares another port.
 const WORKLOAD_INBOUND_PORT: u16 = 4143;
 
-/// The address of an endpoint, and the data of its slice.
-#[derive(Clone, Copy, Debug)]
-pub(in crate::destination) struct Placed<'a> {
-    pub(in crate::destination) address: SocketAddr,
+/// What a slice has about an endpoint, besides its address.
+#[derive(Clone, Copy, Debug, Default)]
+pub(in crate::destination) struct SliceContext<'a> {
     pub(in crate::destination) zone: Option<&'a str>,
     pub(in crate::destination) mirror: Option<&'a Mirror>,
 }
@@ -47,9 +46,19 @@ pub(in crate::destination) struct ClientContext<'a> {
     pub(in crate::destination) port: u16,
 }
 
-#[derive(Clone, Copy, PartialEq, Eq, IntoStaticStr)]
+/// The properties of a port of a target. Endpoints at ports with the same properties differ only in their addresses, and
+/// behind a mirror in their authority.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(in crate::destination) struct PortTraits {
+    skipped: bool,
+    opaque: bool,
+    /// Whether it is a port of the proxy itself, which accepts no transport header.
+    of_proxy: bool,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, IntoStaticStr)]
 #[strum(serialize_all = "snake_case", const_into_str)]
-enum Locality {
+pub(in crate::destination) enum Locality {
     Local,
     Remote,
     Unknown,
@@ -58,14 +67,27 @@ enum Locality {
 /// Returns the endpoint for the client.
 pub(in crate::destination) fn weighted_addr(
     target: &EndpointTarget,
-    placed: &Placed<'_>,
+    address: SocketAddr,
+    slice: SliceContext<'_>,
     client: &ClientContext<'_>,
     settings: &DestinationSettings,
 ) -> WeightedAddr {
-    // The zone of a bare address is ignored.
-    let zone = placed.zone.filter(|_| !matches!(target, EndpointTarget::Address));
-    let locality = Locality::between(client.zone, zone);
-    let mut endpoint = of_target(target, placed, client.port, settings);
+    let traits = PortTraits::of(target, address.port(), settings);
+    let locality = Locality::of(client.zone, target, slice.zone);
+    let addr = Some(tcp_address(address));
+    WeightedAddr { addr, ..without_address(target, slice, client.port, traits, locality, settings) }
+}
+
+/// Returns the endpoint without its address. `port` is that of the Service.
+pub(in crate::destination) fn without_address(
+    target: &EndpointTarget,
+    slice: SliceContext<'_>,
+    port: u16,
+    traits: PortTraits,
+    locality: Locality,
+    settings: &DestinationSettings,
+) -> WeightedAddr {
+    let mut endpoint = of_target(target, slice, port, traits, settings);
     if settings.ext_endpoint_zone_weights && locality == Locality::Local {
         endpoint.weight = WEIGHT_IN_ZONE;
     }
@@ -79,12 +101,12 @@ pub(in crate::destination) fn profiled(
     address: SocketAddr,
     settings: &DestinationSettings,
 ) -> WeightedAddr {
-    let placed = Placed { address, zone: None, mirror: None };
-    let mut endpoint = of_target(target, &placed, address.port(), settings);
+    let ports = target.ports_at(address);
+    let traits = PortTraits::of_any(target, &ports, settings);
+    let endpoint = of_target(target, SliceContext::default(), address.port(), traits, settings);
+    let mut endpoint = WeightedAddr { addr: Some(tcp_address(address)), ..endpoint };
     // A host port forwards connections to one port of the Pod. Nothing forwards the inbound port of its proxy.
-    if let (EndpointTarget::Pod(target), Some(hint)) = (target, &mut endpoint.protocol_hint)
-        && target.is_behind_host_port(address)
-    {
+    if let (true, Some(hint)) = (ports.len() > 1, &mut endpoint.protocol_hint) {
         hint.opaque_transport = None;
     }
     if let Some(namespace) = target.namespace() {
@@ -93,13 +115,19 @@ pub(in crate::destination) fn profiled(
     endpoint
 }
 
-/// Returns the fields that do not depend on the client's zone.
-fn of_target(target: &EndpointTarget, placed: &Placed<'_>, port: u16, settings: &DestinationSettings) -> WeightedAddr {
-    let base = WeightedAddr { addr: Some(tcp_address(placed.address)), weight: WEIGHT, ..WeightedAddr::default() };
+/// Returns the fields that depend neither on the address nor on the client's zone.
+fn of_target(
+    target: &EndpointTarget,
+    slice: SliceContext<'_>,
+    port: u16,
+    traits: PortTraits,
+    settings: &DestinationSettings,
+) -> WeightedAddr {
+    let base = WeightedAddr { weight: WEIGHT, ..WeightedAddr::default() };
     match target {
-        EndpointTarget::Pod(pod) => of_pod(base, pod, placed, settings),
-        EndpointTarget::Workload(workload) => of_workload(base, workload, placed, settings),
-        EndpointTarget::Address => of_address(base, placed, port, settings),
+        EndpointTarget::Pod(pod) => of_pod(base, pod, traits, slice.zone, settings),
+        EndpointTarget::Workload(workload) => of_workload(base, workload, traits, slice.zone, settings),
+        EndpointTarget::Address => of_address(base, slice, port, settings),
     }
 }
 
@@ -119,24 +147,26 @@ fn halves(bits: u128) -> [u64; 2] {
     [bits >> 64, low].map(|half| u64::try_from(half).unwrap_or_default())
 }
 
-fn of_pod(base: WeightedAddr, target: &PodTarget, placed: &Placed<'_>, settings: &DestinationSettings) -> WeightedAddr {
+fn of_pod(
+    base: WeightedAddr,
+    target: &PodTarget,
+    PortTraits { skipped, opaque, of_proxy }: PortTraits,
+    zone: Option<&str>,
+    settings: &DestinationSettings,
+) -> WeightedAddr {
     let pod = &target.pod;
-    let port = placed.address.port();
-    let meshed = pod.control_plane_namespace().filter(|_| !pod.skipped_ports.contains(port));
-    let mut endpoint = WeightedAddr { metric_labels: pod_labels(target, placed.zone), ..base };
-    // Also without a proxy: afterwards the target references no Servers.
-    let opaque = target.is_opaque(port, settings);
+    let meshed = pod.control_plane_namespace().filter(|_| !skipped);
+    let mut endpoint = WeightedAddr { metric_labels: pod_labels(target, zone), ..base };
     // No hint and no identity: without a proxy on the other side, connections that use them fail.
     let Some(control_plane_namespace) = meshed else { return endpoint };
     let transport = opaque || settings.outbound_transport_mode == TransportMode::TransportHeader;
     endpoint.http2 = settings.meshed_http2_client_params.0;
     endpoint.protocol_hint = Some(ProtocolHint {
         protocol: protocol(opaque, settings.enable_h2_upgrade),
-        // The proxy's admin and control ports accept no transport header. If the inbound port is unknown, proxies open
-        // a plain connection, which the Pod redirects, instead of a connection to a port that does not exist.
+        // If the inbound port is unknown, proxies open a plain connection, which the Pod redirects, instead of a connection to a port that does not exist.
         opaque_transport: pod
             .proxy
-            .filter(|proxy| transport && ![proxy.admin, proxy.control].contains(&port))
+            .filter(|_| transport && !of_proxy)
             .map(|proxy| OpaqueTransport { inbound_port: proxy.inbound.into() }),
     });
     let ours = *control_plane_namespace == *settings.controller_namespace;
@@ -176,11 +206,11 @@ fn pod_labels(target: &PodTarget, zone: Option<&str>) -> BTreeMap<String, String
 fn of_workload(
     base: WeightedAddr,
     target: &WorkloadTarget,
-    placed: &Placed<'_>,
+    PortTraits { opaque, .. }: PortTraits,
+    zone: Option<&str>,
     settings: &DestinationSettings,
 ) -> WeightedAddr {
     let workload = &target.workload;
-    let opaque = target.is_opaque(placed.address.port(), settings);
     let transport = opaque || settings.outbound_transport_mode == TransportMode::TransportHeader;
     let inbound = workload.ports.iter().find(|port| port.name == PROXY_NAME);
     let inbound = inbound.map_or(Some(WORKLOAD_INBOUND_PORT), |port| u16::try_from(port.number).ok());
@@ -188,7 +218,7 @@ fn of_workload(
     if let Some(owner) = &workload.mesh.owner {
         labels.insert(owner.kind.to_lowercase(), owner.name.to_string());
     }
-    labels.insert("zone".to_owned(), placed.zone.unwrap_or_default().to_owned());
+    labels.insert("zone".to_owned(), zone.unwrap_or_default().to_owned());
     WeightedAddr {
         metric_labels: labels,
         http2: settings.meshed_http2_client_params.0,
@@ -208,8 +238,8 @@ fn of_workload(
 }
 
 /// Returns the endpoint of a bare address, or of a gateway in front of a Service in another cluster.
-fn of_address(base: WeightedAddr, placed: &Placed<'_>, port: u16, settings: &DestinationSettings) -> WeightedAddr {
-    let Some(mirror) = placed.mirror else { return base };
+fn of_address(base: WeightedAddr, slice: SliceContext<'_>, port: u16, settings: &DestinationSettings) -> WeightedAddr {
+    let Some(mirror) = slice.mirror else { return base };
     let mut endpoint = base;
     if let Some(identity) = &mirror.gateway_identity {
         let identity = DnsLikeIdentity { name: identity.to_string() };
@@ -236,9 +266,31 @@ fn protocol(opaque: bool, h2: bool) -> Option<Protocol> {
     }
 }
 
+// === impl PortTraits ===
+
+impl PortTraits {
+    pub(in crate::destination) fn of(target: &EndpointTarget, port: u16, settings: &DestinationSettings) -> Self {
+        Self::of_any(target, &[port], settings)
+    }
+
+    /// Returns the properties of a target that receives the same connections at several ports.
+    fn of_any(target: &EndpointTarget, ports: &[u16], settings: &DestinationSettings) -> Self {
+        let opaque = ports.iter().any(|port| target.is_opaque(*port, settings));
+        let EndpointTarget::Pod(target) = target else { return Self { skipped: false, opaque, of_proxy: false } };
+        let skipped = ports.iter().any(|port| target.pod.skipped_ports.contains(*port));
+        let of_proxy = target.pod.proxy.is_some_and(|it| ports.contains(&it.admin) || ports.contains(&it.control));
+        Self { skipped, opaque, of_proxy }
+    }
+}
+
 // === impl Locality ===
 
 impl Locality {
+    /// Returns the locality of an endpoint. The zone of a bare address is ignored.
+    pub(in crate::destination) fn of(client: Option<&str>, target: &EndpointTarget, zone: Option<&str>) -> Self {
+        Self::between(client, zone.filter(|_| !matches!(target, EndpointTarget::Address)))
+    }
+
     fn between(client: Option<&str>, endpoint: Option<&str>) -> Self {
         match (client, endpoint) {
             (Some(client), Some(endpoint)) if client == endpoint => Self::Local,

@@ -55,12 +55,9 @@ fn encoded(objects: Vec<(Kind, Value)>, port: u16, zone: Option<&str>, settings:
     let members = members(objects);
     let [member] = &members.members[..] else { panic!("{members:?}") };
     let ip = members.endpoint(member).unwrap().addresses[0];
-    let placed = Placed {
-        address: SocketAddr::new(ip, port),
-        zone,
-        mirror: members.slice(member).and_then(|slice| slice.mirror.as_deref()),
-    };
-    weighted_addr(&member.target, &placed, &ClientContext { zone: Some("a"), port: 80 }, settings)
+    let slice = SliceContext { zone, mirror: members.slice(member).and_then(|slice| slice.mirror.as_deref()) };
+    let client = ClientContext { zone: Some("a"), port: 80 };
+    weighted_addr(&member.target, SocketAddr::new(ip, port), slice, &client, settings)
 }
 
 fn labels<const N: usize>(pairs: [(&str, &str); N]) -> BTreeMap<String, String> {

@@ -5,34 +5,12 @@
 //! differ. If a thousand clients stop reading at a thousand versions of a Service with ten thousand endpoints, they
 //! hold a thousand small differences, not ten million pointers.
 
-use std::{net::SocketAddr, sync::Arc};
+use std::sync::Arc;
 
-use crate::{cluster::kinds::endpoint_slice::ready::Mirror, destination::endpoint::target::EndpointTarget};
+use super::encoded_endpoint::EncodedEndpoint;
 
 /// The maximum number of endpoints in a new chunk. A chunk that grows to more than twice as many is split.
 const CHUNK: usize = 64;
-
-/// An endpoint of the clients of one view.
-#[derive(Debug)]
-pub(in crate::destination) struct EncodedEndpoint {
-    /// The port is 0 in a set that is encoded on demand: each client has the port that it requested.
-    pub(in crate::destination) address: SocketAddr,
-    /// The `WeightedAddr`, encoded as a field of a set with its key and its length. Empty in a set that is encoded on
-    /// demand.
-    pub(in crate::destination) field: Box<[u8]>,
-    /// The source of the encoding; equal sources have equal encodings. `None` if comparing sources is not cheaper than
-    /// encoding.
-    pub(in crate::destination) source: Option<EndpointSource>,
-}
-
-/// Everything that the encoding of an endpoint depends on, other than its address and the view.
-#[derive(Debug, PartialEq, Eq)]
-pub(in crate::destination) struct EndpointSource {
-    pub(in crate::destination) target: EndpointTarget,
-    pub(in crate::destination) zone: Option<Arc<str>>,
-    /// Only for a bare address.
-    pub(in crate::destination) mirror: Option<Arc<Mirror>>,
-}
 
 type Chunk = Arc<[Arc<EncodedEndpoint>]>;
 
@@ -61,24 +39,6 @@ pub(in crate::destination) enum WalkStep<'a> {
     Old(&'a Arc<EncodedEndpoint>),
     Both(&'a Arc<EncodedEndpoint>, &'a Arc<EncodedEndpoint>),
     New(&'a Arc<EncodedEndpoint>),
-}
-
-// === impl EncodedEndpoint ===
-
-/// Endpoints are equal if clients receive the same bytes for the same address.
-impl PartialEq for EncodedEndpoint {
-    fn eq(&self, other: &Self) -> bool {
-        std::ptr::eq(self, other) || (self.address == other.address && self.field == other.field)
-    }
-}
-
-impl Eq for EncodedEndpoint {}
-
-impl EncodedEndpoint {
-    /// Returns the address for clients that request this port.
-    pub(in crate::destination) fn address_at(&self, port: u16) -> SocketAddr {
-        if self.address.port() == 0 { SocketAddr::new(self.address.ip(), port) } else { self.address }
-    }
 }
 
 // === impl EndpointSet ===
@@ -183,7 +143,7 @@ impl Walk {
 
 #[cfg(test)]
 mod tests {
-    use std::collections::BTreeMap;
+    use std::{collections::BTreeMap, net::SocketAddr};
 
     use proptest::prelude::*;
 
@@ -191,7 +151,7 @@ mod tests {
 
     fn endpoint(host: u32) -> Arc<EncodedEndpoint> {
         let address = SocketAddr::from((host.to_be_bytes(), 80));
-        Arc::new(EncodedEndpoint { address, field: Box::default(), source: None })
+        Arc::new(EncodedEndpoint::new(address, &[], None))
     }
 
     fn walked(old: &EndpointSet, new: &EndpointSet, skip_shared: bool) -> usize {

@@ -9,6 +9,7 @@
 //! then the added and removed endpoints.
 
 pub(super) mod collector;
+mod encoded_endpoint;
 mod endpoint_set;
 pub(super) mod members;
 mod premise;

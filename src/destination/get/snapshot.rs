@@ -6,9 +6,7 @@
 //! pieces, so that a slow client costs two snapshots, which share their common chunks, and one piece.
 
 use std::{
-    borrow::Cow,
     collections::BTreeMap,
-    net::SocketAddr,
     sync::{
         Arc, OnceLock, Weak,
         atomic::{AtomicU64, Ordering},
@@ -19,19 +17,16 @@ use bytes::{Bytes, BytesMut};
 use parking_lot::Mutex;
 use prost::{
     Message,
-    encoding::{WireType, encode_key, encode_varint, encoded_len_varint},
+    encoding::{WireType, encode_key, encode_varint},
 };
 use tokio::time::Instant;
 
-use super::endpoint_set::{EncodedEndpoint, EndpointSet, EndpointSource, Walk, WalkStep};
+use super::{
+    encoded_endpoint::{ADDRS, EncodedEndpoint, Field, field, field_length},
+    endpoint_set::{EndpointSet, Walk, WalkStep},
+};
 use crate::{
-    cluster::kinds::node::Zone,
-    destination::{
-        endpoint::weighted_addr::{ClientContext, Placed, tcp_address, weighted_addr},
-        frame,
-        settings::DestinationSettings,
-        stream::MessageCounts,
-    },
+    destination::{endpoint::weighted_addr::tcp_address, frame, stream::MessageCounts},
     proto::destination::{NoEndpoints, Update, WeightedAddrSet, update},
 };
 
@@ -43,8 +38,6 @@ const PIECE_BYTES: usize = 16 * 1024;
 /// The fields of `Update`.
 const ADD: u32 = 1;
 const REMOVE: u32 = 2;
-/// The field of `WeightedAddrSet` and `AddrSet` that holds addresses.
-const ADDRS: u32 = 1;
 
 /// The content of a view at one time.
 #[derive(Debug)]
@@ -54,21 +47,12 @@ pub(in crate::destination) struct Snapshot {
     /// The labels of the set, encoded as fields of `WeightedAddrSet`.
     labels: Box<[u8]>,
     endpoints: EndpointSet,
-    /// `None` if the bytes of the endpoints are stored.
-    on_demand: Option<OnDemand>,
     /// The first message of new streams, cached while any stream still sends it, because many streams open together.
     full: Mutex<Weak<CachedFull>>,
     /// The previous version, and the frames that lead from it to this snapshot.
     delta: Option<(u64, EncodedFrames)>,
     /// When the event that led to this snapshot was received.
     pub(in crate::destination) received: Instant,
-}
-
-/// How endpoints are encoded while a stream sends them, for the port that its client requested.
-#[derive(Debug)]
-pub(in crate::destination) struct OnDemand {
-    pub(in crate::destination) zone: Zone,
-    pub(in crate::destination) settings: Arc<DestinationSettings>,
 }
 
 /// Complete frames, and the number of messages that begin in them.
@@ -113,23 +97,6 @@ enum EncodePhase {
     Done,
 }
 
-// === impl EncodedEndpoint ===
-
-impl EncodedEndpoint {
-    pub(in crate::destination) fn new(
-        address: SocketAddr,
-        weighted_address: &[u8],
-        source: Option<EndpointSource>,
-    ) -> Self {
-        Self { address, field: field(ADDRS, weighted_address), source }
-    }
-
-    /// Returns whether the endpoint has this encoding.
-    pub(in crate::destination) fn is_encoded_as(&self, weighted_address: &[u8]) -> bool {
-        self.field.ends_with(weighted_address) && self.field.len() == field_length(ADDRS, weighted_address.len())
-    }
-}
-
 // === impl Snapshot ===
 
 impl Snapshot {
@@ -143,23 +110,15 @@ impl Snapshot {
             version: VERSIONS.fetch_add(1, Ordering::Relaxed),
             labels: WeightedAddrSet { addrs: Vec::new(), metric_labels: labels }.encode_to_vec().into(),
             endpoints,
-            on_demand: None,
             full: Mutex::default(),
             delta: None,
             received,
         }
     }
 
-    /// Makes the streams encode the endpoints.
-    pub(in crate::destination) fn encoded_on_demand(self, on_demand: OnDemand) -> Self {
-        Self { on_demand: Some(on_demand), ..self }
-    }
-
-    fn field<'a>(&self, endpoint: &'a EncodedEndpoint, port: u16) -> Cow<'a, [u8]> {
-        match (&self.on_demand, &endpoint.source) {
-            (Some(on_demand), Some(source)) => Cow::Owned(on_demand.encode(endpoint.address_at(port), source).into()),
-            _ => Cow::Borrowed(&endpoint.field),
-        }
+    /// Returns whether the frames depend on the port that a client requests.
+    fn depends_on_port(&self) -> bool {
+        self.endpoints.iter().next().is_some_and(|endpoint| endpoint.depends_on_port())
     }
 
     /// Returns this snapshot as the successor of another, with the frames between them. `None` if clients receive no
@@ -169,7 +128,7 @@ impl Snapshot {
         if (self.labels == before.labels || self.is_empty()) && same(&before.endpoints, &self.endpoints) {
             return None;
         }
-        if self.on_demand.is_some() {
+        if self.depends_on_port() || before.depends_on_port() {
             return Some(self);
         }
         let next = Arc::new(self);
@@ -197,25 +156,14 @@ impl Snapshot {
     }
 }
 
-// === impl OnDemand ===
-
-impl OnDemand {
-    fn encode(&self, address: SocketAddr, source: &EndpointSource) -> Box<[u8]> {
-        let EndpointSource { target, zone, mirror } = source;
-        let placed = Placed { address, zone: zone.as_deref(), mirror: mirror.as_deref() };
-        let client = ClientContext { zone: self.zone.as_deref(), port: address.port() };
-        field(ADDRS, &weighted_addr(target, &placed, &client, &self.settings).encode_to_vec())
-    }
-}
-
 // === impl Frames ===
 
 impl Frames {
     /// Returns the first message of a stream, with all endpoints. An empty snapshot needs [`Frames::no_endpoints`]
     /// instead.
     pub(in crate::destination) fn first(to: &Arc<Snapshot>, port: u16) -> Self {
-        let length: usize = to.endpoints.iter().map(|endpoint| endpoint.field.len()).sum();
-        if to.on_demand.is_some() || length + to.labels.len() > SHARED_BYTES {
+        let length = || -> usize { to.endpoints.iter().map(|endpoint| endpoint.field(port).len()).sum() };
+        if to.depends_on_port() || length() + to.labels.len() > SHARED_BYTES {
             return Self::Encoded(Box::new(FrameEncoder::new(None, Arc::clone(to), port)));
         }
         let mut full = to.full.lock();
@@ -348,12 +296,7 @@ impl FrameEncoder {
 
     /// Returns whether an endpoint of both snapshots has the same bytes.
     fn is_unchanged(&self, old: &EncodedEndpoint, new: &EncodedEndpoint) -> bool {
-        let Some(from) = self.from.as_deref() else { return false };
-        match (&from.on_demand, &self.to.on_demand) {
-            (None, None) => old == new,
-            (Some(one), Some(other)) if one.zone == other.zone && old.source == new.source => true,
-            _ => from.field(old, self.port) == self.to.field(new, self.port),
-        }
+        old == new || (old.depends_on_port() || new.depends_on_port()) && old.field(self.port) == new.field(self.port)
     }
 
     /// Returns the next endpoint to send in this phase, at or after the cursor, and moves the cursor past it.
@@ -363,9 +306,9 @@ impl FrameEncoder {
         loop {
             let step = at.next(from, &self.to.endpoints, !self.relabelled)?;
             match (self.phase, step) {
-                (EncodePhase::Add, WalkStep::New(new)) => return Some(Item::Added(self.to.field(new, self.port))),
+                (EncodePhase::Add, WalkStep::New(new)) => return Some(Item::Added(new.field(self.port))),
                 (EncodePhase::Add, WalkStep::Both(old, new)) if self.relabelled || !self.is_unchanged(old, new) => {
-                    return Some(Item::Added(self.to.field(new, self.port)));
+                    return Some(Item::Added(new.field(self.port)));
                 }
                 (EncodePhase::Remove, WalkStep::Old(old)) => {
                     return Some(Item::Removed(field(ADDRS, &tcp_address(old.address_at(self.port)).encode_to_vec())));
@@ -377,7 +320,7 @@ impl FrameEncoder {
 }
 
 enum Item<'a> {
-    Added(Cow<'a, [u8]>),
+    Added(Field<'a>),
     Removed(Box<[u8]>),
 }
 
@@ -391,7 +334,7 @@ impl Item<'_> {
 
     fn put(&self, piece: &mut BytesMut) {
         match self {
-            Self::Added(field) => piece.extend_from_slice(field),
+            Self::Added(field) => field.parts().into_iter().for_each(|part| piece.extend_from_slice(part)),
             Self::Removed(field) => piece.extend_from_slice(field),
         }
     }
@@ -409,22 +352,7 @@ impl EncodePhase {
 /// Returns whether two sets are equal for clients.
 fn same(old: &EndpointSet, new: &EndpointSet) -> bool {
     let mut walk = Walk::default();
-    std::iter::from_fn(|| walk.next(old, new, true)).all(|step| {
-        // The bytes of endpoints that are encoded on demand are empty.
-        matches!(step, WalkStep::Both(old, new) if old == new && (!old.field.is_empty() || old.source == new.source))
-    })
-}
-
-fn field(tag: u32, content: &[u8]) -> Box<[u8]> {
-    let mut field = Vec::with_capacity(field_length(tag, content.len()));
-    encode_key(tag, WireType::LengthDelimited, &mut field);
-    encode_varint(content.len() as u64, &mut field);
-    field.extend_from_slice(content);
-    field.into()
-}
-
-fn field_length(tag: u32, content: usize) -> usize {
-    prost::encoding::key_len(tag) + encoded_len_varint(content as u64) + content
+    std::iter::from_fn(|| walk.next(old, new, true)).all(|step| matches!(step, WalkStep::Both(old, new) if old == new))
 }
 
 #[cfg(test)]

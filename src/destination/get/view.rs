@@ -14,7 +14,8 @@ use std::{
 use prost::Message;
 
 use super::{
-    endpoint_set::{EncodedEndpoint, EndpointSet, EndpointSource},
+    encoded_endpoint::{EncodedEndpoint, EndpointSource},
+    endpoint_set::EndpointSet,
     members::{Member, Members},
     request::{Location, Query, QueryPort},
     snapshot::Snapshot,
@@ -27,7 +28,7 @@ use crate::{
     destination::{
         endpoint::{
             target::{EndpointTarget, Precedence},
-            weighted_addr::{ClientContext, Placed, weighted_addr},
+            weighted_addr::{ClientContext, Locality, SliceContext, weighted_addr},
         },
         settings::DestinationSettings,
     },
@@ -55,7 +56,7 @@ pub(in crate::destination) fn endpoints(
     members: &Members,
     query: &Query,
     location: &Location,
-    settings: &DestinationSettings,
+    settings: &Arc<DestinationSettings>,
     known: &EndpointSet,
     siblings: &[Arc<Snapshot>],
 ) -> EndpointSet {
@@ -75,34 +76,32 @@ pub(in crate::destination) fn endpoints(
             zone: zone.clone(),
             mirror: candidate.slice.mirror.clone().filter(|_| is_bare),
         };
-        // The encoding of a bare address also depends on its mirror, and encoding is as cheap as comparing.
-        let has_source = declared.is_none() || !is_bare;
-        let unchanged = |known: &EncodedEndpoint| {
-            let is_same = |it: &EndpointSource| {
-                it.target == *target && it.zone == *zone && (!is_bare || it.mirror == candidate.slice.mirror)
+        let mut same_address = others.iter_mut().filter_map(|it| it.find(*address));
+        let Some(port) = declared else {
+            let (source, client_zone) = (source(), location.zone.as_deref());
+            let locality = Locality::of(client_zone, target, zone.as_deref());
+            return match known.into_iter().chain(same_address).find(|it| it.is_of_any_port(&source, locality)) {
+                Some(shared) => Arc::clone(shared),
+                None => Arc::new(EncodedEndpoint::of_any_port(*address, source, locality, settings)),
             };
-            known.source.as_ref().is_some_and(is_same)
+        };
+        // The encoding of a bare address also depends on its mirror, and encoding is as cheap as comparing.
+        let has_source = !is_bare;
+        let unchanged = |known: &EncodedEndpoint| {
+            known.source().is_some_and(|source| source.target == *target && source.zone == *zone)
         };
         if let Some(known) = known.filter(|known| unchanged(known)) {
             return Arc::clone(known);
         }
-        let mut same_address = others.iter_mut().filter_map(|it| it.find(*address));
-        let Some(port) = declared else {
-            let source = Some(source());
-            return match same_address.find(|other| other.source == source) {
-                Some(shared) => Arc::clone(shared),
-                None => Arc::new(EncodedEndpoint { address: *address, field: Box::default(), source }),
-            };
-        };
         let client = ClientContext { zone: location.zone.as_deref(), port };
-        let placed = Placed { address: *address, zone: zone.as_deref(), mirror: candidate.slice.mirror.as_deref() };
-        let encoded = weighted_addr(target, &placed, &client, settings).encode_to_vec();
+        let slice = SliceContext { zone: zone.as_deref(), mirror: candidate.slice.mirror.as_deref() };
+        let encoded = weighted_addr(target, *address, slice, &client, settings).encode_to_vec();
         if let Some(known) = known.filter(|known| known.is_encoded_as(&encoded)) {
             return Arc::clone(known);
         }
         let source = has_source.then(source);
         // The source must be equal too, because another source may be encoded differently for this location.
-        match same_address.find(|other| other.source == source && other.is_encoded_as(&encoded)) {
+        match same_address.find(|other| other.source() == source.as_ref() && other.is_encoded_as(&encoded)) {
             Some(shared) => Arc::clone(shared),
             None => Arc::new(EncodedEndpoint::new(*address, &encoded, source)),
         }

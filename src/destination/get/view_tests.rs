@@ -39,7 +39,8 @@ fn query(port: u16) -> Query {
 }
 
 fn addresses(members: &Members, query: &Query, location: &Location, settings: &DestinationSettings) -> Vec<String> {
-    let endpoints = endpoints(members, &query.of(members), location, settings, &EndpointSet::empty(), &[]);
+    let settings = Arc::new(settings.clone());
+    let endpoints = endpoints(members, &query.of(members), location, &settings, &EndpointSet::empty(), &[]);
     endpoints.iter().map(|endpoint| endpoint.address_at(query.port).to_string()).collect()
 }
 
@@ -343,8 +344,9 @@ fn an_endpoint_with_an_unchanged_encoding_is_the_same_object() {
         ])
     };
     let (query, location) = (query(80), anywhere());
-    let before = endpoints(&slices("a"), &query.of(&slices("a")), &location, &settings(), &EndpointSet::empty(), &[]);
-    let after = endpoints(&slices("b"), &query.of(&slices("b")), &location, &settings(), &before, &[]);
+    let before =
+        endpoints(&slices("a"), &query.of(&slices("a")), &location, &settings().into(), &EndpointSet::empty(), &[]);
+    let after = endpoints(&slices("b"), &query.of(&slices("b")), &location, &settings().into(), &before, &[]);
     let same: Vec<bool> = before.iter().zip(after.iter()).map(|(one, other)| Arc::ptr_eq(one, other)).collect();
     assert_eq!(same, [true, false]);
 }
@@ -363,7 +365,7 @@ fn an_endpoint_with_the_same_encoding_at_another_location_is_shared_with_it() {
     ]);
     let snapshot = |zone: &str, siblings: &[Arc<Snapshot>]| {
         let (query, empty) = (query(80), EndpointSet::empty());
-        let endpoints = endpoints(&members, &query.of(&members), &in_zone(zone), &settings(), &empty, siblings);
+        let endpoints = endpoints(&members, &query.of(&members), &in_zone(zone), &settings().into(), &empty, siblings);
         Arc::new(Snapshot::new(BTreeMap::new(), endpoints, tokio::time::Instant::now()))
     };
     let (a, b) = (snapshot("a", &[]), snapshot("b", &[]));
@@ -406,9 +408,10 @@ fn the_encoding_is_the_weighted_address_of_the_endpoint() {
         pod("web-1"),
         slice("a", &json!([{"port": 80}]), &[endpoint("10.0.0.1", "Pod", "web-1")]),
     ]);
-    let endpoints = endpoints(&members, &query(80).of(&members), &anywhere(), &settings(), &EndpointSet::empty(), &[]);
+    let endpoints =
+        endpoints(&members, &query(80).of(&members), &anywhere(), &settings().into(), &EndpointSet::empty(), &[]);
     let client = ClientContext { zone: None, port: 80 };
-    let placed = Placed { address: "10.0.0.1:80".parse().unwrap(), zone: None, mirror: None };
-    let expected: WeightedAddr = weighted_addr(&members.members[0].target, &placed, &client, &settings());
+    let (address, slice) = (([10, 0, 0, 1], 80).into(), SliceContext::default());
+    let expected: WeightedAddr = weighted_addr(&members.members[0].target, address, slice, &client, &settings());
     assert!(endpoints.iter().next().unwrap().is_encoded_as(&expected.encode_to_vec()));
 }

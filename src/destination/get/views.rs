@@ -15,7 +15,7 @@ use super::{
     members::Members,
     premise::Premise,
     request::{GetRefusal, GetRequest, Location, Query, QueryPort, ViewKey},
-    snapshot::{OnDemand, Snapshot},
+    snapshot::Snapshot,
     view::{endpoints, set_labels},
 };
 use crate::{
@@ -31,9 +31,8 @@ use crate::{
 /// The number of views whose endpoints a new view may share.
 const SIBLINGS: usize = 3;
 
-/// About how many bytes an endpoint takes whose bytes are stored, and one that is encoded on demand.
-const ENCODED_BYTES: usize = 700;
-const SOURCE_BYTES: usize = 250;
+/// About how many bytes an encoded endpoint takes, with its source.
+const ENCODED_BYTES: usize = 1024;
 
 /// The kind of the views of `Get`.
 pub(in crate::destination) enum ServiceEndpoints {}
@@ -294,8 +293,7 @@ impl View<ServiceEndpoints> {
     /// Returns about how many bytes the endpoints of the view take.
     fn size(&self, members: &Members) -> usize {
         let ViewKey { query, location, .. } = &self.key;
-        let endpoints = members.select(query.instance.as_deref(), location.node.as_deref()).count();
-        endpoints * if query.port == QueryPort::Undeclared { SOURCE_BYTES } else { ENCODED_BYTES }
+        members.select(query.instance.as_deref(), location.node.as_deref()).count() * ENCODED_BYTES
     }
 
     /// Computes the snapshot from the members and wakes the streams if it differs. Returns whether it differs.
@@ -325,9 +323,6 @@ impl View<ServiceEndpoints> {
         let labels = set_labels(members, &service.name, &service.namespace);
         let endpoints = endpoints(members, query, location, settings, before.endpoints(), siblings);
         let snapshot = Snapshot::new(labels, endpoints, received);
-        let is_shared = query.port == QueryPort::Undeclared;
-        let on_demand = || OnDemand { zone: location.zone.clone(), settings: Arc::clone(settings) };
-        let snapshot = if is_shared { snapshot.encoded_on_demand(on_demand()) } else { snapshot };
         let snapshot = if is_first { Some(snapshot) } else { snapshot.after(&before) }.map(Arc::new);
         let changed = snapshot.is_some();
         let premise = Premise::of(&self.key, members);

@@ -149,7 +149,7 @@ impl ProfileInputs {
             }
             Self::Endpoint { address, endpoint } => DestinationProfile {
                 retry_budget: Some(RETRY_BUDGET),
-                opaque_protocol: endpoint.is_opaque(address.port(), settings),
+                opaque_protocol: endpoint.ports_at(*address).iter().any(|port| endpoint.is_opaque(*port, settings)),
                 endpoint: Some(profiled(endpoint, *address, settings)),
                 ..DestinationProfile::default()
             },

@@ -365,17 +365,38 @@ fn an_unknown_endpoint_has_only_its_address() {
 }
 
 #[test]
+fn a_host_port_is_skipped_if_the_pods_proxy_skips_it_or_the_container_port_behind_it() {
+    let skips = |skipped: &str, path: &str| {
+        let ports = json!([{"containerPort": 80, "hostPort": 8080}]);
+        let meshed = pod(
+            "web-1",
+            "10.0.0.1",
+            &json!({"metadata": {"labels": {"linkerd.io/control-plane-ns": "linkerd"},
+                "annotations": {"config.linkerd.io/skip-inbound-ports": skipped}},
+            "spec": {"containers": [{"name": "app", "ports": ports}]}, "status": {"hostIP": "192.0.2.1"}}),
+        );
+        new_stream(&cluster([meshed]), path, "").unwrap().endpoint.unwrap().tls_identity.is_none()
+    };
+    let addresses = ["10.0.0.1:80", "10.0.0.1:8080", "192.0.2.1:8080"];
+    for (skipped, expected) in
+        [("80", [true, false, true]), ("8080", [false, true, true]), ("81", [false, false, false])]
+    {
+        assert_eq!(addresses.map(|path| skips(skipped, path)), expected, "{skipped}");
+    }
+}
+
+#[test]
 fn a_port_is_opaque_by_annotation_by_default_or_by_server_and_servers_never_remove_opacity() {
     let annotated = |text: &str| json!({"metadata": {"annotations": {"config.linkerd.io/opaque-ports": text}}});
     let ports = json!([{"name": "http", "containerPort": 80, "hostPort": 8080}]);
     for (server, annotations, expected) in [
         (None, json!({}), [false, true, false]),
-        (None, annotated("80"), [true, false, false]),
-        (None, annotated("http"), [true, false, false]),
+        (None, annotated("80"), [true, false, true]),
+        (None, annotated("http"), [true, false, true]),
         (None, annotated(""), [false, false, false]),
         (None, annotated("8080"), [false, false, true]),
-        (Some(json!(80)), json!({}), [true, true, false]),
-        (Some(json!(80)), annotated(""), [true, false, false]),
+        (Some(json!(80)), json!({}), [true, true, true]),
+        (Some(json!(80)), annotated(""), [true, false, true]),
         (Some(json!("http")), json!({}), [true, true, true]),
         (Some(json!("80")), json!({}), [false, true, false]),
         (Some(json!(8080)), json!({}), [false, true, true]),

@@ -184,15 +184,20 @@ fn of_pod(
     address: SocketAddr,
 ) -> ProfileAnswer {
     let labels = label::of_pod(state, namespace, name, pod, "", None);
-    let mut rendered =
-        render::of_pod(state, settings, namespace, pod, address.port(), with_namespace(labels, namespace));
+    let is_on_host = pod.spec.as_ref().and_then(|spec| spec.host_network) == Some(true);
+    let is_forwarded = !is_on_host && on_host_network(pod, address);
+    // The Pod's proxy receives forwarded connections at the container port, so the lists of both ports apply.
+    let mut ports = vec![address.port()];
+    let containers = opaque::containers(pod).into_iter().flat_map(|container| container.ports.iter().flatten());
+    let behind = containers.filter(|port| is_forwarded && port.host_port == Some(address.port().into()));
+    ports.extend(behind.filter_map(|port| u16::try_from(port.container_port).ok()));
+    let mut rendered = render::of_pod(state, settings, namespace, pod, &ports, with_namespace(labels, namespace));
     // A host port forwards connections to one container port. Nothing forwards the inbound port of the proxy, which is
     // open at this address only if the Pod is in the host's network.
-    let is_on_host = pod.spec.as_ref().and_then(|spec| spec.host_network) == Some(true);
-    if let Some(hint) = rendered.protocol_hint.as_mut().filter(|_| !is_on_host && on_host_network(pod, address)) {
+    if let Some(hint) = rendered.protocol_hint.as_mut().filter(|_| is_forwarded) {
         hint.opaque_transport = None;
     }
-    profile(rendered, address, render::pod_is_opaque(state, settings, namespace, pod, address.port()))
+    profile(rendered, address, render::pod_is_opaque(state, settings, namespace, pod, &ports))
 }
 
 fn of_workload(

@@ -48,8 +48,8 @@ async fn open_streams_follow_pods_on_a_host_port() -> Result<()> {
     let spec = json!({"podSelector": selector, "port": "nginx-7777", "proxyProtocol": "opaque"});
     rig.put(server("nginx", spec)).await?;
     open.becomes("opaque pod hostport-mapping-2").await?;
-    // A Server matches the port number on the host.
-    for (port, opaque) in [(80, false), (7777, true), (1, false)] {
+    // A Server matches the port number on the host, and that of the container.
+    for (port, opaque) in [(1, false), (80, true), (2, false), (7777, true), (3, false)] {
         rig.patch("Server", "nginx", json!({"spec": { "port": port }})).await?;
         let expected = if opaque { "opaque pod hostport-mapping-2" } else { "pod hostport-mapping-2" };
         open.becomes(expected).await?;
@@ -57,7 +57,7 @@ async fn open_streams_follow_pods_on_a_host_port() -> Result<()> {
     rig.delete("Server", "nginx").await?;
     rig.catches_up("Server").await?;
     open.matches_new_stream().await?;
-    open.has_received(7).await
+    open.has_received(9).await
 }
 
 #[tokio::test]
@@ -81,15 +81,16 @@ async fn host_ports_of_all_containers_and_protocols_count() -> Result<()> {
 }
 
 #[tokio::test]
-async fn opaque_ports_are_matched_by_the_host_port() -> Result<()> {
+async fn opaque_and_skipped_ports_are_matched_by_the_host_port_and_by_the_container_port() -> Result<()> {
     let rig = Rig::start("opaque").await?;
     let host = ip();
     for (name, port, annotation, expected) in [
         ("plain", 7001, None, format!("pod plain {FORWARDED}")),
         ("of-host", 7002, Some("7002"), format!("opaque pod of-host {OPAQUE_FORWARDED}")),
-        ("of-container", 7003, Some("80"), format!("pod of-container {FORWARDED}")),
+        ("of-container", 7003, Some("80"), format!("opaque pod of-container {OPAQUE_FORWARDED}")),
+        ("of-another", 7006, Some("81"), format!("pod of-another {FORWARDED}")),
         // Port names refer to container ports.
-        ("named", 7004, Some("http"), format!("pod named {FORWARDED}")),
+        ("named", 7004, Some("http"), format!("opaque pod named {OPAQUE_FORWARDED}")),
         ("default", 3306, None, format!("opaque pod default {OPAQUE_FORWARDED}")),
         ("emptied", 9300, Some(""), format!("pod emptied {FORWARDED}")),
     ] {
@@ -98,10 +99,13 @@ async fn opaque_ports_are_matched_by_the_host_port() -> Result<()> {
         rig.put_with_status(object, runs_on(&host)).await?;
         rig.opens_with(&at(&host, port), &expected).await?;
     }
-    let skipping = with_port(meshed("skipping"), 7005, "http");
-    let skipping = skipping.annotated("config.linkerd.io/skip-inbound-ports", "7005");
-    rig.put_with_status(skipping, runs_on(&host)).await?;
-    rig.opens_with(&at(&host, 7005), "pod skipping").await.map(drop)
+    for (name, port, skipped) in [("skips-host", 7005, "7005"), ("skips-container", 7007, "80")] {
+        let skipping = with_port(meshed(name), port, "http");
+        let skipping = skipping.annotated("config.linkerd.io/skip-inbound-ports", skipped);
+        rig.put_with_status(skipping, runs_on(&host)).await?;
+        rig.opens_with(&at(&host, port), &format!("pod {name}")).await?;
+    }
+    Ok(())
 }
 
 #[tokio::test]

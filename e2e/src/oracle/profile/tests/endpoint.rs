@@ -142,10 +142,12 @@ fn a_host_port_belongs_to_the_container_that_declares_it() {
     assert_eq!(name_at(&cluster, "192.168.1.20:80"), "unknown");
     assert!(cluster.profile("192.168.1.20:3306").opaque_protocol);
     assert!(!cluster.profile("192.168.1.20:7777").opaque_protocol);
-    // In an annotation a name means the container port, which is not the requested port; in a Server it means either
-    // port.
-    cluster.edit("Pod/ns/a", json!({"metadata": {"annotations": {"config.linkerd.io/opaque-ports": "nginx-7777"}}}));
-    assert!(!cluster.profile("192.168.1.20:7777").opaque_protocol);
+    // The Pod's proxy receives the connections at the container port, which a name in an annotation means; in a Server
+    // it means either port.
+    for (list, expected) in [("nginx-7777", true), ("80", true), ("7777", true), ("81", false)] {
+        cluster.edit("Pod/ns/a", json!({"metadata": {"annotations": {"config.linkerd.io/opaque-ports": list}}}));
+        assert_eq!(cluster.profile("192.168.1.20:7777").opaque_protocol, expected, "{list}");
+    }
     cluster.put(json!({"kind": "Server", "metadata": {"name": "all", "namespace": "ns"},
         "spec": {"podSelector": {}, "port": "nginx-7777", "proxyProtocol": "opaque"}}));
     assert!(cluster.profile("192.168.1.20:7777").opaque_protocol);
