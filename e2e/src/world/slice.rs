@@ -1,10 +1,13 @@
 //! EndpointSlices: overlapping, incomplete, moved between Services, with references to missing objects.
 
-use k8s_openapi::api::discovery::v1::{Endpoint, EndpointHints, EndpointSlice, ForZone};
+use k8s_openapi::api::{
+    core::v1::ObjectReference,
+    discovery::v1::{Endpoint, EndpointHints, EndpointSlice, ForZone},
+};
 use serde_json::{Map, Value, json};
 
 use super::{
-    Draft, ELSEWHERE, Kind, Mutation, NAMESPACE, World, mutation, owner, pod, service, with_metadata, workload,
+    Draft, ELSEWHERE, Key, Kind, Mutation, NAMESPACE, World, mutation, owner, pod, service, with_metadata, workload,
 };
 
 pub(super) const MUTATIONS: &[Mutation] = &[
@@ -118,7 +121,26 @@ fn target(world: &mut World, namespace: &str, endpoint: &mut Endpoint) -> Option
         _ => (json!({"namespace": namespace, "name": pod::name(pod)}), Some(pod)),
     };
     endpoint.target_ref = serde_json::from_value(reference).ok().flatten();
+    // An API server chooses its own uids.
+    if let Some(reference) = endpoint.target_ref.as_mut().filter(|_| !world.valid)
+        && world.dice.chance(40)
+    {
+        reference.uid = Some(if world.dice.chance(80) { uid_of(world, reference) } else { "stale".to_owned() });
+    }
     number
+}
+
+/// The uid of the object now; empty if there is none.
+fn uid_of(world: &World, reference: &ObjectReference) -> String {
+    let kind = match reference.kind.as_deref() {
+        Some("Pod") => Kind::Pod,
+        Some("ExternalWorkload") => Kind::ExternalWorkload,
+        _ => return String::new(),
+    };
+    let namespace = reference.namespace.clone().unwrap_or_else(|| NAMESPACE.to_owned());
+    let key = Key { kind, namespace, name: reference.name.clone().unwrap_or_default() };
+    let uid = world.objects.get(&key).and_then(|object| object.pointer("/metadata/uid")?.as_str());
+    uid.unwrap_or_default().to_owned()
 }
 
 /// The usual address of a Pod, or of a workload, whose numbers follow those of the Pods.

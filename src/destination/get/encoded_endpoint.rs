@@ -65,7 +65,8 @@ pub(super) struct EndpointSource {
     pub(super) mirror: Option<Arc<Mirror>>,
 }
 
-/// The bytes after the address, for each combination of properties that was requested: a list that only grows.
+/// The bytes after the address, for each combination of properties that was requested: a list that only grows, to at
+/// most eight.
 #[derive(Debug, Default)]
 struct Tails(OnceLock<Box<Tail>>);
 

@@ -227,7 +227,7 @@ impl Views {
                 view.publish(&mut generation, &members, &self.settings, &self.siblings(view), Instant::now());
             }
             drop(generation);
-            // Else the Service has declared the port, or an endpoint has had the name, since the request was resolved.
+            // Otherwise, since the request was resolved, the Service has declared its port, or an endpoint got its name.
             if !view.excludes(request) {
                 break (subscription, placement);
             }

@@ -62,7 +62,7 @@ async fn a_manager_with_the_shipped_memory_limit_survives_all_attacks_and_serves
     let mut slowest = Duration::ZERO;
     while Instant::now() < end {
         let late = world.bystander.change().await;
-        ensure!(world.manager.is_running(), "the manager has ended");
+        ensure!(world.manager.is_running(), "the manager has ended; its log:\n{}", world.manager.log());
         slowest = slowest.max(late?);
         world.bystander.is_served(&world.manager).await?;
         sleep(CHANGE_EVERY).await;

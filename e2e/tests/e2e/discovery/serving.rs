@@ -144,7 +144,10 @@ async fn the_series_of_a_service_exist_as_long_as_its_streams() -> Result<()> {
     let shown = ["192.0.2.1:8080", "192.0.2.2:8080"];
     let (first, second) = (rig.shows("web:80", &shown).await?, rig.shows("web:80", &shown).await?);
     let instance = rig.shows("web-2.web:80", &shown[1..]).await?;
-    let empty = rig.get("empty:8080").await?;
+    let empty = rig.get("empty:80").await?;
+    // Clients can make these up.
+    let invented =
+        (rig.shows("web:9999", &["192.0.2.1:9999", "192.0.2.2:9999"]).await?, rig.get("unknown.web:80").await?);
     let gauge = async |name: &str, labels: &[(&str, &str)], expected: Option<f64>| {
         eventually(SOON, format_args!("{name}{labels:?} to be {expected:?}"), async || {
             let seen = rig.manager.metric(name, labels).await;
@@ -156,7 +159,7 @@ async fn the_series_of_a_service_exist_as_long_as_its_streams() -> Result<()> {
     let of_all = [&of_web[..], &[("hostname", "")]].concat();
     let of_one = [&of_web[..], &[("hostname", "web-2")]].concat();
     let of_empty =
-        [("cluster", "local"), ("namespace", rig.name()), ("service", "empty"), ("port", "8080"), ("hostname", "")];
+        [("cluster", "local"), ("namespace", rig.name()), ("service", "empty"), ("port", "80"), ("hostname", "")];
     for (labels, subscribers, pods, exists) in
         [(&of_all[..], 2.0, 2.0, 1.0), (&of_one, 1.0, 1.0, 1.0), (&of_empty, 1.0, 0.0, 1.0)]
     {
@@ -164,6 +167,9 @@ async fn the_series_of_a_service_exist_as_long_as_its_streams() -> Result<()> {
         gauge("endpoints_pods", labels, Some(pods)).await?;
         gauge("endpoints_exists", labels, Some(exists)).await?;
         ensure!(rig.manager.metric("endpoints_updates", labels).await.is_some(), "no endpoints_updates{labels:?}");
+    }
+    for labels in [("port", "9999"), ("hostname", "unknown")] {
+        gauge("endpoints_subscribers", &[("namespace", rig.name()), labels], None).await?;
     }
     // The Service exists and is empty. After its deletion it does not exist.
     rig.delete("Service", "empty").await?;
@@ -177,7 +183,7 @@ async fn the_series_of_a_service_exist_as_long_as_its_streams() -> Result<()> {
     );
     drop(first);
     gauge("endpoints_subscribers", &of_all, Some(1.0)).await?;
-    drop((second, instance, empty));
+    drop((second, instance, empty, invented));
     for name in ["endpoints_subscribers", "endpoints_pods", "endpoints_exists", "endpoints_updates"] {
         gauge(name, &[("namespace", rig.name())], None).await?;
     }
