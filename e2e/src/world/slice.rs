@@ -130,7 +130,7 @@ fn target(world: &mut World, namespace: &str, endpoint: &mut Endpoint) -> Option
     number
 }
 
-/// The uid of the object now; empty if there is none.
+/// Returns the current uid of the object, or an empty one if the object does not exist.
 fn uid_of(world: &World, reference: &ObjectReference) -> String {
     let kind = match reference.kind.as_deref() {
         Some("Pod") => Kind::Pod,
