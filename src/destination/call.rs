@@ -232,9 +232,11 @@ impl Calls {
                 let authority = ServiceAuthority::parse(path, cluster_domain).map_err(invalid)?;
                 let request = GetRequest::new(authority, &token.node);
                 let subscription = self.views.subscribe(&request);
-                let subscription = subscription.map_err(|refusal| match refusal {
-                    GetRefusal::NoMemory => self.overloaded(OverloadReason::Memory),
-                    refusal => request.refused(&refusal, &quote(path)),
+                let subscription = subscription.map_err(|refusal| {
+                    if refusal == GetRefusal::NoMemory {
+                        self.views.metrics.stream_refused(OverloadReason::Memory);
+                    }
+                    request.refused(&refusal, &quote(path))
                 })?;
                 Ok(Subscribed::Get(EndpointUpdates::new(request, subscription)))
             }

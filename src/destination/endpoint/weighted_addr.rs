@@ -1,7 +1,8 @@
 //! The `WeightedAddr` of one endpoint for one kind of client. Pure.
 //!
-//! In: a target, its address and port, what its slice has about it, and the client's zone. Out: the message. destination.proto specifies the fields.
-//! A field that it does not specify has the value that Linkerd's destination sends.
+//! In: a target, its address and port, what its slice says about it, and the client's zone. Out: the message.
+//! destination.proto specifies the fields. A field that it does not specify has the value that Linkerd's destination
+//! sends.
 
 use std::{
     collections::BTreeMap,
@@ -31,7 +32,7 @@ const WEIGHT_IN_ZONE: u32 = 10 * WEIGHT;
 /// The inbound port of an ExternalWorkload's proxy, unless the workload declares another port.
 const WORKLOAD_INBOUND_PORT: u16 = 4143;
 
-/// What a slice has about an endpoint, besides its address.
+/// What a slice says about an endpoint, besides its address.
 #[derive(Clone, Copy, Debug, Default)]
 pub(in crate::destination) struct SliceContext<'a> {
     pub(in crate::destination) zone: Option<&'a str>,
