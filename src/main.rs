@@ -10,6 +10,10 @@ use linkerd_operator::{
 use tokio::runtime::Builder;
 use tracing_subscriber::{EnvFilter, filter::ParseError};
 
+/// The threads for plans of EndpointSlices and for names that are resolved. What more would do at once, waits: each
+/// thread has a stack, and memory that the allocator keeps for it.
+const BLOCKING_THREADS: usize = 8;
+
 fn main() -> ExitCode {
     let task = match Args::from_process().task() {
         Ok(task) => task,
@@ -62,7 +66,7 @@ fn terminal(command: impl Future<Output = ExitCode>) -> ExitCode {
 }
 
 fn run(runtime: &mut Builder, task: impl Future<Output = ExitCode>) -> io::Result<ExitCode> {
-    Ok(runtime.enable_all().build()?.block_on(task))
+    Ok(runtime.enable_all().max_blocking_threads(BLOCKING_THREADS).build()?.block_on(task))
 }
 
 fn log(level: &str, format: LogFormat) -> Result<(), ParseError> {

@@ -1,10 +1,14 @@
 //! The memory and the file descriptors that this process may use.
 //!
-//! In: the files in which Linux reports the limits. Out: the memory budget, and the default limits for connections and
-//! streams of the destination server. A client that exceeds them is refused. Without limits the kernel could kill the
-//! process, or the process could run out of descriptors for its API server, and all clients would be affected.
+//! In: the files in which Linux reports the limits of the process and of its control groups. Out: the memory budget,
+//! and the default limits for connections and streams of the destination server. A client that exceeds them is
+//! refused. Without limits the kernel could kill the process, or the process could run out of descriptors for its API
+//! server, and all clients would be affected.
 
-use std::fs::read_to_string;
+use std::{
+    fs::read_to_string,
+    path::{Path, PathBuf},
+};
 
 use crate::memory::MemoryBudget;
 
@@ -25,14 +29,14 @@ pub struct Resources {
 
 impl Resources {
     pub fn of_this_process() -> Self {
-        // The process's own control group, as a container sees it: version 2, or 1.
-        let memory = ["/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes"];
-        let container = memory.into_iter().find_map(|path| memory_limit(&read_to_string(path).ok()?));
+        let groups = read_to_string("/proc/self/cgroup").unwrap_or_default();
+        let files = memory_limit_files(&groups);
+        let groups = files.iter().filter_map(|path| memory_limit(&read_to_string(path).ok()?));
         let limits = read_to_string("/proc/self/limits").unwrap_or_default();
-        // Outside a container, `ulimit -d` sets the limit.
+        // `ulimit -d` sets it.
         let data = soft_limit(&limits, "Max data size").and_then(memory_limit);
         Self {
-            memory_bytes: container.into_iter().chain(data).min(),
+            memory_bytes: groups.chain(data).min(),
             descriptors: soft_limit(&limits, "Max open files").and_then(|number| number.parse().ok()),
         }
     }
@@ -52,6 +56,28 @@ impl Resources {
         let open = self.descriptors.map_or(CONNECTIONS, |all| all.saturating_sub(OTHER_DESCRIPTORS).max(1));
         self.memory_budget().clients().0.min(open).min(CONNECTIONS)
     }
+}
+
+/// Returns the files with the memory limits of the process, from the lines of `/proc/self/cgroup`:
+/// `<hierarchy>:<controllers>:<path>`, where version 2 of control groups has no controllers.
+///
+/// A group is also limited by the groups around it. A file may be missing: in a container, the path may be the host's,
+/// and only the root of the hierarchy is there, which is the container's own group. So the roots are always included.
+fn memory_limit_files(groups: &str) -> Vec<PathBuf> {
+    let roots = ["/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes"];
+    let mut files = Vec::from(roots.map(PathBuf::from));
+    for line in groups.lines() {
+        let mut parts = line.splitn(3, ':').skip(1);
+        let (Some(controllers), Some(group)) = (parts.next(), parts.next()) else { continue };
+        let (root, file) = match controllers {
+            "" => ("/sys/fs/cgroup", "memory.max"),
+            "memory" => ("/sys/fs/cgroup/memory", "memory.limit_in_bytes"),
+            _ => continue,
+        };
+        let around = Path::new(group.trim_start_matches('/')).ancestors().filter(|group| *group != Path::new(""));
+        files.extend(around.map(|group| Path::new(root).join(group).join(file)));
+    }
+    files
 }
 
 /// Parses a memory limit. No limit is `max` in version 2, and a number that no machine has in version 1.
@@ -87,6 +113,20 @@ mod tests {
         assert_eq!((machine.streams(), machine.connections()), (STREAMS, CONNECTIONS));
         let huge = Resources { memory_bytes: Some(1 << 50), descriptors: None };
         assert_eq!((huge.streams(), huge.connections()), (STREAMS, CONNECTIONS));
+    }
+
+    #[test]
+    fn the_limits_of_all_control_groups_around_the_process_count() {
+        let roots = ["/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes"].map(PathBuf::from);
+        let version_1 = memory_limit_files("5:devices:/a\n4:memory:/kubepods/pod-1\n0::/\n");
+        let groups = [
+            "/sys/fs/cgroup/memory/kubepods/pod-1/memory.limit_in_bytes",
+            "/sys/fs/cgroup/memory/kubepods/memory.limit_in_bytes",
+        ];
+        assert_eq!(version_1, [roots.clone(), groups.map(PathBuf::from)].concat());
+        let version_2 = memory_limit_files("0::/system.slice\n");
+        assert_eq!(version_2, [&roots[..], &["/sys/fs/cgroup/system.slice/memory.max".into()]].concat());
+        assert_eq!(memory_limit_files("no group"), roots);
     }
 
     #[test]

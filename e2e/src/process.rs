@@ -56,7 +56,8 @@ pub struct Spawn {
     pub grace: Duration,
     /// A directory to remove after the process was ended by a drop.
     pub remove: Option<PathBuf>,
-    /// The most memory in bytes that the process can allocate (`RLIMIT_DATA`). Beyond it, an allocation fails.
+    /// The most memory in bytes that the process can use: beyond it, the kernel kills it, as in a container. Where this
+    /// process may not make control groups, it is the most that it can map (`RLIMIT_DATA`).
     pub memory_limit: Option<u64>,
 }
 

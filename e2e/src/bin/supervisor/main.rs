@@ -17,13 +17,17 @@ use std::{
 };
 
 use anyhow::{Context, Result, bail};
-use rustix::process::{Pid, Resource, Rlimit, Signal, kill_process_group, setrlimit};
+use rustix::process::{Pid, Signal, kill_process_group};
 use tokio::{
     process::{Child, Command},
     signal::unix::{SignalKind, signal},
     sync::oneshot,
     time::{sleep, timeout},
 };
+
+use crate::memory::MemoryLimit;
+
+mod memory;
 
 struct Arguments {
     grace: Duration,
@@ -82,16 +86,16 @@ async fn supervise(arguments: &Arguments) -> Result<i32> {
     let parent_closed = watch_parent();
 
     let (program, rest) = arguments.command.split_first().context("no command after --")?;
-    if let Some(bytes) = arguments.memory_limit {
-        // The command inherits it. This process needs little memory.
-        let limit = Rlimit { current: Some(bytes), maximum: Some(bytes) };
-        setrlimit(Resource::Data, limit).context("limiting the memory")?;
-    }
+    // The command inherits it. It is dropped when no process of the command is left.
+    let mut limit = arguments.memory_limit.map(MemoryLimit::enter).transpose().context("limiting the memory")?;
     let mut command = std::process::Command::new(program);
     command.args(rest).process_group(0).stdin(std::process::Stdio::null());
     // The command's output goes to our standard error, because standard output contains only the process id.
     command.stdout(std::io::stderr());
     let mut child = Command::from(command).spawn().with_context(|| format!("starting {program}"))?;
+    if let Some(limit) = &mut limit {
+        limit.leave().context("leaving the control group of the command")?;
+    }
     let group = child
         .id()
         .and_then(|id| i32::try_from(id).ok())
