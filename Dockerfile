@@ -27,13 +27,14 @@ COPY . .
 ARG LINKERD_OPERATOR_COMMIT
 ARG LINKERD_OPERATOR_BUILD_DATE
 # The binary is static, because the image has no libc. With --target the flags do not apply to procedural macros, which
-# cannot be static. The cache mounts keep compiled dependencies, so that a change of our sources does not recompile
-# them.
+# cannot be static. On arm64, kernels have pages of up to 64 KiB (2^16), and jemalloc ends the process if its own pages
+# are smaller. The cache mounts keep compiled dependencies, so that a change of our sources does not recompile them.
 RUN --mount=type=cache,target=/usr/local/cargo/registry,sharing=locked \
     --mount=type=cache,target=/source/target,id=linkerd-operator-$TARGETARCH,sharing=locked \
     triple="$(cat /triple)" target="$(cat /triple)-unknown-linux-gnu" \
     && export "CC_${triple}_unknown_linux_gnu=$triple-linux-gnu-gcc" \
     && export "CARGO_TARGET_$(echo "$target" | tr a-z- A-Z_)_LINKER=$triple-linux-gnu-gcc" \
+    && if [ "$TARGETARCH" = arm64 ]; then export JEMALLOC_SYS_WITH_LG_PAGE=16; fi \
     && export RUSTFLAGS="-C target-feature=+crt-static" CARGO_PROFILE_RELEASE_STRIP=symbols \
     && cargo build --locked --release --target "$target" --package linkerd-operator --bin linkerd-operator \
     && cp "target/$target/release/linkerd-operator" /linkerd-operator

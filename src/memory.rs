@@ -4,13 +4,12 @@
 //! for more. Always holds: nothing is estimated that the allocator counts. Caches, views, frames, requests and pages of
 //! lists are all in one number, so whoever adds memory on behalf of a client compares that number with the budget.
 
-use std::alloc::System;
-
 use cap::Cap;
+use tikv_jemallocator::Jemalloc;
 
 /// Counts the allocated bytes. It sets no limit, because a failed allocation aborts the process.
 #[global_allocator]
-static ALLOCATOR: Cap<System> = Cap::new(System, usize::MAX);
+static ALLOCATOR: Cap<Jemalloc> = Cap::new(Jemalloc, usize::MAX);
 
 /// The memory of an idle process without objects and clients. The measurements are in docs/src/operate/sizing.md.
 const BYTES_OF_THE_PROCESS: usize = 20 * 1024 * 1024;

@@ -206,6 +206,23 @@ async fn outside_a_pod_it_does_not_guess_the_operators_namespace() -> Result<()>
     Ok(())
 }
 
+/// Cargo compiles the settings in, if it reads its configuration.
+#[tokio::test]
+async fn its_allocator_has_two_arenas_and_returns_memory_after_a_second() -> Result<()> {
+    let binary = beside_this_executable("linkerd-operator", "LINKERD_OPERATOR_BIN")?;
+    let mut command = tokio::process::Command::new(binary);
+    // jemalloc prints its settings when the process ends.
+    let output = command.arg("--version").env("_RJEM_MALLOC_CONF", "stats_print:true").kill_on_drop(true).output();
+    let output = tokio::time::timeout(SOON, output).await.context("the process to end")??;
+    let settings = String::from_utf8_lossy(&output.stderr);
+    for setting in
+        ["narenas: 2\n", "dirty_decay_ms: 1000 ", "muzzy_decay_ms: 0 ", "retain: false\n", "background_thread: true "]
+    {
+        ensure!(settings.contains(&format!("opt.{setting}")), "{setting}: {settings}");
+    }
+    Ok(())
+}
+
 #[tokio::test]
 async fn logs_in_json_have_stable_fields() -> Result<()> {
     let control_plane = bare().await?;
