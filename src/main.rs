@@ -10,8 +10,8 @@ use linkerd_operator::{
 use tokio::runtime::Builder;
 use tracing_subscriber::{EnvFilter, filter::ParseError};
 
-/// The threads for plans of EndpointSlices and for names that are resolved. What more would do at once, waits: each
-/// thread has a stack, and memory that the allocator keeps for it.
+/// The threads that plan EndpointSlices and resolve host names. A plan or a name waits until one is free. They are few,
+/// because the allocator keeps memory for each thread.
 const BLOCKING_THREADS: usize = 8;
 
 fn main() -> ExitCode {

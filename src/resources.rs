@@ -29,8 +29,7 @@ pub struct Resources {
 
 impl Resources {
     pub fn of_this_process() -> Self {
-        let groups = read_to_string("/proc/self/cgroup").unwrap_or_default();
-        let files = memory_limit_files(&groups);
+        let files = memory_limit_files(&read_to_string("/proc/self/cgroup").unwrap_or_default());
         let groups = files.iter().filter_map(|path| memory_limit(&read_to_string(path).ok()?));
         let limits = read_to_string("/proc/self/limits").unwrap_or_default();
         // `ulimit -d` sets it.

@@ -87,13 +87,13 @@ async fn supervise(arguments: &Arguments) -> Result<i32> {
 
     let (program, rest) = arguments.command.split_first().context("no command after --")?;
     // The command inherits it. It is dropped when no process of the command is left.
-    let mut limit = arguments.memory_limit.map(MemoryLimit::enter).transpose().context("limiting the memory")?;
+    let limit = arguments.memory_limit.map(MemoryLimit::enter).transpose().context("limiting the memory")?;
     let mut command = std::process::Command::new(program);
     command.args(rest).process_group(0).stdin(std::process::Stdio::null());
     // The command's output goes to our standard error, because standard output contains only the process id.
     command.stdout(std::io::stderr());
     let mut child = Command::from(command).spawn().with_context(|| format!("starting {program}"))?;
-    if let Some(limit) = &mut limit {
+    if let Some(limit) = &limit {
         limit.leave().context("leaving the control group of the command")?;
     }
     let group = child

@@ -55,7 +55,7 @@ impl MemoryLimit {
 
     /// Takes this process out of the group in which its child stays. A limit of the process itself remains: it needs
     /// little memory.
-    pub(crate) fn leave(&mut self) -> io::Result<()> {
+    pub(crate) fn leave(&self) -> io::Result<()> {
         match self {
             Self::ControlGroup { own, .. } => join(own),
             Self::Data => Ok(()),
@@ -77,7 +77,7 @@ impl Hierarchy {
     /// Makes a group with this limit, and joins it. `None` if this hierarchy does not limit memory, or if this process
     /// may not make groups.
     fn enter(&self, groups: &str, bytes: u64) -> Option<MemoryLimit> {
-        let line = |line: &'_ str| {
+        let line = |line: &str| {
             let (controllers, group) = line.split_once(':')?.1.split_once(':')?;
             (controllers == self.controllers).then(|| group.trim_start_matches('/').to_owned())
         };
