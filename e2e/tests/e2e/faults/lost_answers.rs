@@ -44,10 +44,15 @@ async fn one_slice(rig: &Rig) -> Result<String> {
 async fn writes_with_lost_responses_are_not_repeated() -> Result<()> {
     let rig = Rig::start(Options::default()).await?;
     let _manager = rig.manager().await?;
-    let lose = |method: &str| rig.proxy.inject(Rule::path("/endpointslices").method(method).times(1), Action::After);
+    let lose = |method: &str, path: &str| rig.proxy.inject(Rule::path(path).method(method).times(1), Action::After);
+    let slice_of_web = "/endpointslices/linkerd-external-web-";
 
-    let create = lose("POST");
+    // The manager knows that the workload is ready before the slice of `web` is created, so only a repetition would
+    // update the slice.
     rig.mesh.put_workload("vm", "web", &["192.0.2.1"]).await?;
+    rig.mesh.put_service("other", json!({"selector": {"app": "web"}})).await?;
+    rig.mesh.shows("other", &[("vm", true)]).await?;
+    let create = lose("POST", "/endpointslices");
     rig.mesh.put_service("web", json!({})).await?;
     intercepted(&create).await?;
     rig.mesh.shows("web", &[("vm", true)]).await?;
@@ -55,14 +60,14 @@ async fn writes_with_lost_responses_are_not_repeated() -> Result<()> {
     let slice = rig.mesh.slices.get(&name).await?;
     assert_eq!(slice.metadata.generation, Some(1), "the slice must not be updated");
 
-    let update = lose("PUT");
+    let update = lose("PUT", slice_of_web);
     rig.mesh.set_ready("vm", false).await?;
     intercepted(&update).await?;
     rig.mesh.shows("web", &[("vm", false)]).await?;
     assert_eq!(one_slice(&rig).await?, name);
     assert_eq!(rig.mesh.slices.get(&name).await?.metadata.generation, Some(2));
 
-    let (empty, delete) = (lose("PUT"), lose("DELETE"));
+    let (empty, delete) = (lose("PUT", slice_of_web), lose("DELETE", slice_of_web));
     rig.mesh.delete_workload("vm").await?;
     intercepted(&empty).await?;
     intercepted(&delete).await?;
