@@ -14,6 +14,7 @@ mod admission_review;
 mod answers;
 mod prober;
 mod sync_status;
+mod webhook_certificate;
 mod webhook_client;
 
 use std::{

@@ -11,13 +11,15 @@ use http_body_util::{BodyExt, Full, Limited};
 use hyper::client::conn::http1;
 use hyper_util::rt::TokioIo;
 use rustls::{
-    ClientConfig, RootCertStore,
+    ClientConfig,
     crypto::ring,
     pki_types::{CertificateDer, ServerName, pem::PemObject},
     version,
 };
 use tokio::net::TcpStream;
 use tokio_rustls::TlsConnector;
+
+use super::webhook_certificate::WebhookVerifier;
 
 /// The maximum length of an answer, which is much longer than the patch of any Pod.
 const MAX_ANSWER_BYTES: usize = 4 << 20;
@@ -44,19 +46,17 @@ impl WebhookClient {
     /// When the name or the certificate authority is invalid.
     pub(super) fn new(service: &str, namespace: &str, path: &str, ca_bundle: &[u8]) -> Result<Self, String> {
         let server_name = ServerName::try_from(format!("{service}.{namespace}.svc"));
-        let mut roots = RootCertStore::empty();
-        for certificate in CertificateDer::pem_slice_iter(ca_bundle) {
-            let certificate = certificate.map_err(|error| format!("its caBundle is not valid PEM: {error}"))?;
-            roots.add(certificate).map_err(|error| format!("its caBundle has an invalid certificate: {error}"))?;
-        }
-        if roots.is_empty() {
-            return Err("its caBundle has no certificate".to_owned());
-        }
+        let bundle = CertificateDer::pem_slice_iter(ca_bundle)
+            .collect::<Result<Vec<_>, _>>()
+            .map_err(|error| format!("its caBundle is not valid PEM: {error}"))?;
+        let provider = Arc::new(ring::default_provider());
+        let verifier = WebhookVerifier::new(bundle, &provider)?;
         // Linkerd's webhooks accept no older version.
-        let tls = ClientConfig::builder_with_provider(Arc::new(ring::default_provider()))
+        let tls = ClientConfig::builder_with_provider(provider)
             .with_protocol_versions(&[&version::TLS13])
             .map_err(|error| error.to_string())?
-            .with_root_certificates(roots)
+            .dangerous()
+            .with_custom_certificate_verifier(Arc::new(verifier))
             .with_no_client_auth();
         Ok(Self {
             server_name: server_name
