@@ -252,6 +252,22 @@ pub(super) fn version_skew_row(skew: &VersionSkew) -> ConditionRow {
     ConditionRow::new("VersionSkew", Some(true), skew.reason, skew.message.as_str())
 }
 
+/// Returns the condition that is present while the installer's document has values that the operator considers wrong.
+pub(super) fn suspect_base_row(problems: &[Problem]) -> Option<ConditionRow> {
+    let message = suspect_base_warning(problems)?;
+    Some(ConditionRow::new("SuspectBase", Some(true), "UnexpectedValues", message))
+}
+
+/// Returns the message of that condition; `None` without a problem.
+pub fn suspect_base_warning(problems: &[Problem]) -> Option<String> {
+    (!problems.is_empty()).then(|| {
+        format!(
+            "the installer's document has values that seem wrong; they are kept, and the injectors decide: {}",
+            list_problems(problems)
+        )
+    })
+}
+
 /// Returns the condition that is present while proxies get other values at these paths than the control plane uses.
 pub(super) fn mismatch_row(paths: &[Path]) -> Option<ConditionRow> {
     Some(ConditionRow::new(CONTROL_PLANE_MISMATCH, Some(true), "ValuesDiffer", mismatch_warning(paths)?))

@@ -2,7 +2,7 @@
 //!
 //! In: the resource, the ConfigMap, the saved base, the mesh's trust anchors. Out: a base to save, a document to write,
 //! a verdict. Always holds: a document that cannot be parsed exactly is overwritten only from a saved base; a document
-//! with problems is not written; drift is computed against the configuration that was in force at our last write, not
+//! with problems is not written, unless they are the installer's and the injectors are asked about it; drift is computed against the configuration that was in force at our last write, not
 //! against the current one; after a plan was applied, planning again writes nothing.
 
 use super::{
@@ -17,7 +17,7 @@ use super::{
     values::{Document, InjectionHashes, LONGEST, Path, Problem, Reading, control_plane_mismatch},
 };
 use crate::{
-    api::linkerd_config::{DriftAction, LinkerdConfigSpec, Mode},
+    api::linkerd_config::{DriftAction, InjectorSyncMethod, LinkerdConfigSpec, Mode},
     cluster::kinds::config_map::ConfigMap,
 };
 
@@ -64,6 +64,8 @@ pub struct ConfigPlan {
     pub injection_hash: Option<String>,
     /// How the versions of the declared document differ from that of the control plane.
     pub skew: Option<VersionSkew>,
+    /// The problems of the installer's own document that do not prevent a write, because the injectors are asked.
+    pub base_problems: Vec<Problem>,
     /// The version of the proxy in the document that the ConfigMap holds once the plan is applied.
     pub proxy_version: Option<String>,
     /// The injection hash of the installer's document.
@@ -125,6 +127,7 @@ impl ConfigPlan {
             anchors: None,
             injection_hash: None,
             skew: None,
+            base_problems: Vec::new(),
             proxy_version: None,
             installed_hash: None,
         }
@@ -257,15 +260,24 @@ fn plan_document(
     base.injection_hashes = hashes;
     let is_new_base = input.base.is_none_or(|known| !known.eq_ignoring_version(&base));
     let control_plane_mismatch = control_plane_mismatch(&base.document, &wanted);
+    // A rule may be wrong about an installer's document. The injectors are asked about every document that is written.
+    let (base_problems, problems): (Vec<_>, Vec<_>) = match spec.injector_sync.method {
+        InjectorSyncMethod::Probe | InjectorSyncMethod::DryRun => {
+            let known = base.document.problems();
+            effective.problems().into_iter().partition(|problem| known.contains(problem))
+        }
+        InjectorSyncMethod::Delay => (Vec::new(), effective.problems()),
+    };
+    let problems = [problems, version_problems].concat();
     let without_writes = |verdict| ConfigPlan {
         effective: Some(effective.clone()),
         drift: drift.clone(),
         control_plane_mismatch: control_plane_mismatch.clone(),
         anchors: overlay.anchors_source(),
         skew: version_skew.clone(),
+        base_problems: base_problems.clone(),
         ..ConfigPlan::only(verdict)
     };
-    let problems = [effective.problems(), version_problems].concat();
     if !problems.is_empty() {
         let is_declared = |problem: &Problem| overlay.source(&problem.path, &effective) != ValueSource::Base;
         return without_writes(match problems.iter().any(is_declared) {

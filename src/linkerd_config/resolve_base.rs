@@ -123,9 +123,10 @@ pub(super) fn resolve_base(
             let mut edited = base.document.clone();
             copy_paths(&mut edited, document, &theirs);
             // Allowed changes that make the document unusable are drift.
-            let (edited, protected) = match overlay.apply_to(&edited).problems().is_empty() || theirs.is_empty() {
-                true => (edited, protected),
-                false => (base.document.clone(), [protected, theirs].concat()),
+            let is_unusable = !theirs.is_empty() && overlay.apply_to(&edited).adds_problems_to(&base.document);
+            let (edited, protected) = match is_unusable {
+                false => (edited, protected),
+                true => (base.document.clone(), [protected, theirs].concat()),
             };
             let drift = (!protected.is_empty()).then(|| Drift {
                 manager: manager.clone(),

@@ -8,7 +8,7 @@ use k8s_openapi::{apimachinery::pkg::apis::meta::v1::Time, jiff::Timestamp};
 use super::{
     conditions::{
         ConditionRow, add_contest, add_injector_condition, condition_rows, conflicted, mismatch_row, not_accepted,
-        to_conditions, version_skew_row,
+        suspect_base_row, to_conditions, version_skew_row,
     },
     control_plane::denials::add_denial,
     drift::drift_status,
@@ -88,6 +88,7 @@ pub(super) fn active_status(input: ActiveStatusInput<'_>) -> LinkerdConfigStatus
     if !matches!(plan.verdict, PlanVerdict::Invalid(_) | PlanVerdict::Observing(_)) {
         rows.extend(mismatch_row(&plan.control_plane_mismatch));
     }
+    rows.extend(suspect_base_row(&plan.base_problems));
     let mut revisions = revisions_status(config, before, plan, input.base_revision, sync_status);
     revisions.previous = next_previous(before, plan, input.written_revision, bundle_hash.as_deref());
     if let Some(hash) = rejected {

@@ -23,7 +23,7 @@ pub struct LinkerdConfigStatus {
     /// of the proxy injector uses it. Ready: whether the operator does what the resource requests; if not, its reason is
     /// that of the first problem. RolloutComplete: whether every selected workload runs with it. ControlPlaneMismatch:
     /// present while proxies get values that the control plane does not use. Stalled: present while a problem needs
-    /// intervention. VersionSkew: present while the declared versions differ from that of the control plane.
+    /// intervention. SuspectBase: present while the installer's document has values that seem wrong. VersionSkew: present while the declared versions differ from that of the control plane.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     #[schemars(schema_with = "schema::conditions")]
     pub conditions: Vec<Condition>,

@@ -15,7 +15,7 @@ use crate::{
     cli::table::counted,
     cluster::kinds::config_map::ConfigMap,
     linkerd_config::{
-        conditions::{mismatch_warning, verdict_condition},
+        conditions::{mismatch_warning, suspect_base_warning, verdict_condition},
         overlay::{self, Overlay},
         plan::{ConfigPlan, PlanInput, PlanVerdict, plan},
         status::failed_hashes,
@@ -56,6 +56,9 @@ pub(super) struct ExplainOutput {
     /// A warning about values that the control plane does not use.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(super) control_plane_mismatch: Option<String>,
+    /// A warning about values of the installer.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(super) suspect_base: Option<String>,
     /// The values that the resource names, and those that would change.
     pub(super) values: Vec<ValueRow>,
     /// The number of other values in the effective document.
@@ -190,6 +193,7 @@ impl ExplainOutput {
             deprecated_fields: overlay::deprecated(&config.spec),
             new_pods: NewPods::new(live.as_ref(), &plan),
             control_plane_mismatch: mismatch_warning(&plan.control_plane_mismatch),
+            suspect_base: suspect_base_warning(&plan.base_problems),
             values: values.named,
             unmanaged: values.others.len(),
             unmanaged_values: if all { values.others } else { Vec::new() },

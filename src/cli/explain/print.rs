@@ -110,7 +110,7 @@ fn head(output: &ExplainOutput) -> String {
     if output.known {
         lines.push(("New Pods", format!("{}{condition}", new_pods(&output.new_pods))));
     }
-    if let Some(warning) = &output.control_plane_mismatch {
+    for warning in [&output.control_plane_mismatch, &output.suspect_base].into_iter().flatten() {
         lines.push(("Warning", warning.clone()));
     }
     if let Some(drift) = &output.drift {

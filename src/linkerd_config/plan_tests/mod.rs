@@ -296,6 +296,32 @@ fn a_document_that_linkerd_cannot_use_is_not_written() {
 }
 
 #[test]
+fn a_suspect_value_of_the_installer_is_kept_with_a_warning_if_the_injectors_are_asked() {
+    let suspect = ["proxy", "logHTTPHeaders"];
+    let of_installer = |spec: &Value| {
+        let mut cluster = Cluster::new(spec);
+        cluster.edit("helm", &suspect, json!("all"));
+        cluster
+    };
+    let mut cluster = of_installer(&debug());
+    let plan = cluster.reconcile();
+    assert_eq!((plan.verdict, plan.write.is_some()), (PlanVerdict::Synced, true));
+    assert_eq!(plan.base_problems.len(), 1, "{:?}", plan.base_problems);
+    assert_eq!(plan.base_problems[0].path, Path::from(&suspect[..]));
+    assert_eq!((cluster.value(&suspect), cluster.value(&LOG_LEVEL)), (Some(json!("all")), Some(json!("debug"))));
+    assert!(cluster.is_settled());
+
+    // What the resource declares is still refused, and so is a suspect value if no injector is asked.
+    let mut values = debug();
+    values["values"] = json!({"proxy": {"uid": "text"}});
+    assert!(matches!(of_installer(&values).plan().verdict, PlanVerdict::Invalid(problems) if problems.len() == 1));
+    let mut delay = debug();
+    delay["injectorSync"] = json!({"method": "Delay"});
+    let plan = of_installer(&delay).plan();
+    assert!(matches!(plan.verdict, PlanVerdict::ValidationFailed(_)) && plan.write.is_none(), "{:?}", plan.verdict);
+}
+
+#[test]
 fn nothing_is_written_with_mode_observe_or_suspend_or_without_a_writable_config_map() {
     let spec = |mode: &str| json!({"mode": mode, "proxy": {"logLevel": "debug"}});
     let mut cluster = Cluster::new(&spec("Observe"));

@@ -59,7 +59,7 @@ impl Predecessor {
         Some(document)
     }
 
-    /// Returns the document to restore, unless it failed or has problems.
+    /// Returns the document to restore, unless it failed or has problems that the installer's does not have.
     pub fn fallback(
         &self,
         base: &Document,
@@ -68,7 +68,7 @@ impl Predecessor {
         hashes: &InjectionHashes,
     ) -> Option<Document> {
         let document = self.over(base, current)?;
-        (!failed.contains(&hashes.of(&document)) && document.problems().is_empty()).then_some(document)
+        (!failed.contains(&hashes.of(&document)) && !document.adds_problems_to(base)).then_some(document)
     }
 }
 

@@ -45,7 +45,8 @@ pub(super) static VALUES: GoType = Struct(&[
     is("configs", Struct(&[is("global", Text), is("proxy", Text), is("install", Text)])),
     is(
         "controller",
-        Struct(&[is("podDisruptionBudget", Struct(&[is("maxUnavailable", INT)])), is("tracing", TRACING)]),
+        // A number in earlier releases and a string in later ones, so it is neither checked nor converted.
+        Struct(&[is("podDisruptionBudget", Struct(&[is("maxUnavailable", Any)])), is("tracing", TRACING)]),
     ),
     is("controllerGID", INT),
     is("controllerImage", Text),
@@ -238,12 +239,12 @@ const PROXY_INJECTOR: GoType = Struct(&[
 ]);
 
 const POD_MONITOR: GoType = Struct(&[
-    is("controller", Struct(&[is("enabled", Bool), is("namespaceSelector", Text)])),
+    is("controller", Struct(&[is("enabled", Bool), is("honorTimestamps", Bool), is("namespaceSelector", Text)])),
     is("enabled", Bool),
-    is("proxy", Struct(&[is("enabled", Bool)])),
+    is("proxy", Struct(&[is("enabled", Bool), is("honorTimestamps", Bool)])),
     is("scrapeInterval", Text),
     is("scrapeTimeout", Text),
-    is("serviceMirror", Struct(&[is("enabled", Bool)])),
+    is("serviceMirror", Struct(&[is("enabled", Bool), is("honorTimestamps", Bool)])),
 ]);
 
 const POLICY_CONTROLLER: GoType =
@@ -259,6 +260,7 @@ const TRACING: GoType = Struct(&[
     ),
     is("enabled", Bool),
     is("labels", TEXTS),
+    is("protocol", Text),
     is("traceServiceName", Text),
 ]);
 

@@ -176,6 +176,12 @@ impl Document {
         problems::problems(self)
     }
 
+    /// Returns whether the document has a problem that the other one does not have.
+    pub fn adds_problems_to(&self, other: &Self) -> bool {
+        let known = other.problems();
+        self.problems().iter().any(|problem| !known.contains(problem))
+    }
+
     /// Returns the private keys in the document. A document with private keys must not even be copied.
     pub fn private_keys(&self) -> Vec<Problem> {
         problems::private_keys(self)

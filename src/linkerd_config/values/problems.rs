@@ -245,6 +245,8 @@ mod tests {
             ("proxy.accessLog", json!(true), true),
             ("proxy.accessLog", json!([]), false),
             ("proxy.await", json!("true"), false),
+            ("controller.podDisruptionBudget.maxUnavailable", json!(1), true),
+            ("controller.podDisruptionBudget.maxUnavailable", json!("25%"), true),
             ("proxy.await", json!(1), false),
             ("proxy.uid", json!(1200.0), true),
             ("proxy.uid", json!(1.5), false),

@@ -122,7 +122,7 @@ pub(crate) async fn act(control_plane: &ControlPlane, manager: &Manager, injecto
     say(
         "helm upgrade with a value that Linkerd's injector denies: its template accepts only insecure and off. From then on no Pod\n\
          of the mesh can be created. The demo's stand-in for the injector has this rule and this text from Linkerd. The operator\n\
-         does not write over the installer's document, and its conditions name the value.",
+         keeps the installer's value, and its conditions name it and quote the injector.",
     );
     let sample = std::fs::read_to_string(in_repository(INSTALLED))?;
     let denied = sample.replace("logHTTPHeaders: 'off'", "logHTTPHeaders: all");
@@ -146,7 +146,8 @@ pub(crate) async fn act(control_plane: &ControlPlane, manager: &Manager, injecto
     }
     eventually(SOON, "the condition to name the value", async || {
         let shown = control_plane.kubectl(&CONDITIONS).await?;
-        ensure!(shown.contains("ValidationFailed") && shown.contains("proxy.logHTTPHeaders"), "{shown}");
+        ensure!(shown.contains("SuspectBase") && shown.contains("proxy.logHTTPHeaders"), "{shown}");
+        ensure!(shown.contains("Denied"), "{shown}");
         Ok(())
     })
     .await?;

@@ -99,8 +99,9 @@ async fn a_corrected_document_of_the_installer_is_not_blamed_for_the_broken_one(
         let document = mesh.installation.helm_with(patch).await?;
         mesh.installation.rewrite("helm", &serde_json::to_string(&document)?).await
     };
+    // The stand-in denies it, too.
     helm(json!({"proxy": {"logHTTPHeaders": "all"}})).await?;
-    mesh.reaches(&["ConfigMapSynced=False/ValidationFailed"]).await?;
+    mesh.reaches(&["SuspectBase=True/UnexpectedValues", "InjectorSynced=False/Denied", "Ready=False/Denied"]).await?;
     mesh.injector.set_behaviour(0, Behaviour::Denies("logHTTPHeaders must be one of".to_owned())).await?;
     helm(json!({"linkerdVersion": "edge-26.8.4"})).await?;
     mesh.injectors_are("InjectorSynced=False/Propagating", &["perhaps because of an older configuration"]).await?;
