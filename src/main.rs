@@ -31,6 +31,7 @@ fn main() -> ExitCode {
         Task::Manager(args) => manager(*args),
         Task::Endpoints(args) => terminal(cli::endpoints(*args)),
         Task::Profile(args) => terminal(cli::profile(*args)),
+        Task::Compare(args) => terminal(cli::compare(*args)),
         Task::Explain(args) => terminal(cli::explain(*args)),
     }
 }

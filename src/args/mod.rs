@@ -18,7 +18,7 @@ pub use self::{
     manager::{LogFormat, ManagerArgs},
 };
 use crate::{
-    cli::{EndpointsArgs, ExplainArgs, ProfileArgs},
+    cli::{CompareArgs, EndpointsArgs, ExplainArgs, ProfileArgs},
     version,
 };
 
@@ -48,6 +48,7 @@ pub enum Task {
     Manager(Box<ManagerArgs>),
     Endpoints(Box<EndpointsArgs>),
     Profile(Box<ProfileArgs>),
+    Compare(Box<CompareArgs>),
     Explain(Box<ExplainArgs>),
 }
 
@@ -65,6 +66,10 @@ enum Command {
     /// Prints the profile that a proxy receives, as linkerd diagnostics profile does
     #[command(args_override_self = true)]
     Profile(Box<ProfileArgs>),
+    /// Compares the endpoints and profiles that two servers send, such as the operator and Linkerd before a replacement;
+    /// exits with 0 if they are equal, with 1 if they differ, and with 2 if an answer is missing
+    #[command(args_override_self = true)]
+    Compare(Box<CompareArgs>),
     /// Prints the changes that a LinkerdConfig would make, and the source of each value of the mesh's configuration;
     /// writes nothing
     #[command(args_override_self = true)]
@@ -103,6 +108,7 @@ impl Args {
             }
             Some(Command::Endpoints(args)) => Ok(Task::Endpoints(args)),
             Some(Command::Profile(args)) => Ok(Task::Profile(args)),
+            Some(Command::Compare(args)) => Ok(Task::Compare(args)),
             Some(Command::Explain(args)) => Ok(Task::Explain(args)),
         }
     }
@@ -238,6 +244,22 @@ mod tests {
         assert_eq!(args.connect.addr.as_deref(), Some("localhost:8086"));
         for bad in [&[][..], &["a", "b"], &["a", "-o", "json"]] {
             assert!(profile(bad).is_err(), "{bad:?}");
+        }
+    }
+
+    #[test]
+    fn compare_accepts_two_addresses_and_authorities_or_all() {
+        let compare = |args: &[&str]| match task(&[&["compare"], args].concat())? {
+            Task::Compare(args) => Ok(*args),
+            other => Err(format!("{other:?}")),
+        };
+        let args = compare(&["--addr=a:1", "--addr", "b:2", "web.prod:80", "10.0.0.1:80"]).unwrap();
+        assert_eq!((args.addresses, args.all), (vec!["a:1".to_owned(), "b:2".to_owned()], false));
+        assert_eq!(args.authorities, ["web.prod:80", "10.0.0.1:80"]);
+        let args = compare(&["--all", "-o", "json"]).unwrap();
+        assert_eq!((args.all, args.output), (true, OutputFormat::Json));
+        for bad in [&[][..], &["--all", "a"], &["a", "--addr", "localhost"]] {
+            assert!(compare(bad).is_err(), "{bad:?}");
         }
     }
 

@@ -290,7 +290,7 @@ impl Service<Request<Body>> for Http2 {
 }
 
 /// Parses a host name or an IP address, and a port, in the form that the resolver accepts.
-fn host_and_port(text: &str) -> Result<String, String> {
+pub(super) fn host_and_port(text: &str) -> Result<String, String> {
     let (host, port) = text.rsplit_once(':').ok_or("it has no port: write HOST:PORT")?;
     if host.is_empty() {
         return Err("it has no host: write HOST:PORT".to_owned());

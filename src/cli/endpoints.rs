@@ -192,7 +192,7 @@ impl EndpointRow {
     }
 
     /// Returns the JSON names of the fields in which two endpoints with the same address differ.
-    fn differs(&self, other: &Self) -> Vec<&'static str> {
+    pub(super) fn differs(&self, other: &Self) -> Vec<&'static str> {
         [
             ("service", self.service != other.service),
             ("pod", self.pod != other.pod),

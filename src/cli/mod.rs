@@ -1,10 +1,11 @@
-//! The terminal commands. They print the endpoints and profiles that the Destination API sends to a proxy, and the
-//! changes that a LinkerdConfig would make.
+//! The terminal commands. They print the endpoints and profiles that the Destination API sends to a proxy, the
+//! differences between two servers, and the changes that a LinkerdConfig would make.
 //!
 //! * In: arguments. Out: the result on standard output, everything else on standard error, an exit code.
 //! * Always: one thread; a result or an error in bounded time, except with `--watch`. A refused authority is printed as
 //!   `Destination API error: <message>`, with exit code 1.
 
+mod compare;
 mod connect;
 mod endpoints;
 mod explain;
@@ -25,6 +26,7 @@ use futures::future::join_all;
 use k8s_openapi::jiff::Timestamp;
 
 use crate::client;
+pub use compare::CompareArgs;
 pub use connect::ConnectArgs;
 use connect::Connector;
 use endpoints::EndpointsState;
@@ -98,6 +100,11 @@ pub async fn profile(args: ProfileArgs) -> ExitCode {
 pub async fn explain(args: ExplainArgs) -> ExitCode {
     let failure = if args.exit_code { explain::FAILED } else { FAILURE };
     exit_with(failure, explain::explain(args).await)
+}
+
+/// Runs `linkerd-operator compare`.
+pub async fn compare(args: CompareArgs) -> ExitCode {
+    exit_with(compare::FAILED, compare::compare(args).await)
 }
 
 /// Prints the current endpoints of all authorities.

@@ -24,6 +24,11 @@ pub(super) struct ProfileChange {
 // === impl ProfileState ===
 
 impl ProfileState {
+    /// Returns the profile, after the first message.
+    pub(super) fn known(&self) -> Option<&DestinationProfile> {
+        self.known.as_ref()
+    }
+
     /// Returns the profile as one JSON document over several lines.
     pub(super) fn json(&self) -> serde_json::Result<String> {
         Ok(format!("{}\n", serde_json::to_string_pretty(&self.known)?))

@@ -30,7 +30,7 @@ const PAUSE: Duration = Duration::from_secs(1);
 /// The status with which the server refuses a request.
 #[derive(Debug, thiserror::Error)]
 #[error("Destination API error: {}", text(.0))]
-pub(super) struct DestinationError(Status);
+pub(super) struct DestinationError(#[from] Status);
 
 /// The state of one authority that the messages of its streams add up to.
 pub(super) trait AuthorityState: Default {
@@ -155,6 +155,23 @@ async fn read_answer<T: AuthorityState>(
 fn request(authority: &str, token: &str) -> GetDestination {
     // The server ignores the scheme. Linkerd's command for endpoints sends this one.
     GetDestination { scheme: "http:".to_owned(), path: authority.to_owned(), context_token: token.to_owned() }
+}
+
+// === impl DestinationError ===
+
+impl DestinationError {
+    /// Returns whether the server might answer the same request later, as when it restarts.
+    pub(super) fn is_temporary(&self) -> bool {
+        matches!(
+            self.0.code(),
+            Code::Aborted | Code::Cancelled | Code::DeadlineExceeded | Code::ResourceExhausted | Code::Unavailable
+        )
+    }
+
+    /// Returns the code and the message.
+    pub(super) fn code_and_message(&self) -> String {
+        format!("{:?}: {}", self.0.code(), text(&self.0))
+    }
 }
 
 // === impl AuthorityWatch ===

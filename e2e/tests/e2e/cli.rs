@@ -301,6 +301,69 @@ async fn a_watch_of_a_profile_prints_one_document_for_each_change() -> Result<()
     Ok(())
 }
 
+/// Two managers with different opaque ports, one Service with and one without endpoints.
+#[tokio::test]
+async fn two_servers_are_compared_and_the_exit_code_says_whether_they_differ() -> Result<()> {
+    let web = Web::shared(&["192.0.2.11"]).await?;
+    let (control_plane, manager) = e2e::shared_manager().await?;
+    let mesh = &web.mesh;
+    let namespace = mesh.namespace();
+    mesh.put_service("empty", json!({ "selector": null })).await?;
+    let start = async |args: &[&str]| {
+        let args = ["--enable-external-workload=false", "--enable-linkerd-config=false"].iter().chain(args);
+        let args = args.map(|&arg| arg.to_owned()).collect();
+        let mut other = Manager::start(control_plane, ManagerOptions { args, ..ManagerOptions::default() })?;
+        other.ready(SOON).await?;
+        anyhow::Ok(other)
+    };
+    let compare = async |other: &Manager, args: &[&str]| {
+        let servers = [manager, other].map(|server| format!("--addr={}", server.destination_address()));
+        run(&[&["compare", &servers[0], &servers[1]], args].concat()).await
+    };
+    let names = ["web", "empty", "unknown"].map(|name| format!("{name}.{namespace}.svc.cluster.local:80"));
+    let authorities: Vec<&str> = names.iter().map(String::as_str).chain(["192.0.2.11:80"]).collect();
+
+    let same = start(&[]).await?;
+    let equal = compare(&same, &authorities).await?;
+    assert_eq!((equal.code, equal.stdout.as_str()), (Some(0), ""), "{}", equal.stderr);
+    assert!(equal.stderr.ends_with(": 7 requests, 0 with different answers.\n"), "{}", equal.stderr);
+
+    let opaque = start(&["--default-opaque-ports=80,8080"]).await?;
+    let different = compare(&opaque, &authorities).await?;
+    assert_eq!(different.code, Some(1), "{}", different.stderr);
+    let rows: Vec<Vec<&str>> = different.stdout.lines().map(|line| line.split_whitespace().collect()).collect();
+    assert_eq!(rows[0], ["REQUEST", "AUTHORITY", "DIFFERENCE"]);
+    let differs = |request: &str, authority: &str| rows.iter().any(|row| row[0] == request && row[1] == authority);
+    assert!(differs("profile", &names[0]) && differs("profile", "192.0.2.11:80"), "{}", different.stdout);
+    assert!(!differs("endpoints", &names[2]) && !differs("profile", &names[2]), "{}", different.stdout);
+
+    let document = compare(&opaque, &[&authorities[..], &["-o", "json"]].concat()).await?;
+    let document: Value = serde_json::from_str(&document.stdout)?;
+    assert_eq!(document["compared"], 7);
+    assert_eq!(document["servers"][0], manager.destination_address().to_string());
+
+    let kubeconfig = format!("--kubeconfig={}", control_plane.kubeconfig().display());
+    let all = compare(&opaque, &["--all", &kubeconfig]).await?;
+    assert_eq!(all.code, Some(1), "{}", all.stderr);
+    assert!(all.stdout.contains(&names[0]), "{}", all.stdout);
+    Ok(())
+}
+
+#[tokio::test]
+async fn a_comparison_without_an_answer_exits_with_2() -> Result<()> {
+    let web = Web::shared(&["192.0.2.11"]).await?;
+    let served = format!("--addr={}", web.destination);
+    let one = run(&["compare", &served, &web.authority]).await?;
+    assert_eq!((one.code, one.stdout.as_str()), (Some(2), ""));
+    assert!(one.stderr.contains("give --addr twice"), "{}", one.stderr);
+
+    let free = format!("--addr={}", std::net::TcpListener::bind("127.0.0.1:0")?.local_addr()?);
+    let closed = run(&["compare", &served, &free, &web.authority]).await?;
+    assert_eq!((closed.code, closed.stdout.as_str()), (Some(2), ""));
+    assert!(closed.stderr.contains("cannot connect to"), "{}", closed.stderr);
+    Ok(())
+}
+
 #[tokio::test]
 async fn without_a_server_the_error_names_what_the_command_looked_for() -> Result<()> {
     let control_plane = e2e::shared().await?;

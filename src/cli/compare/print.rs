@@ -1,0 +1,163 @@
+//! The differences as text and as JSON.
+//!
+//! * In: comparisons. Out: whole lines. Always: equal answers are only counted.
+
+use serde::Serialize;
+
+use super::{
+    difference::{Comparison, Verdict},
+    questions::RequestKind,
+};
+use crate::cli::table::{counted, line, widen};
+
+const HEADER: [&str; 3] = ["REQUEST", "AUTHORITY", "DIFFERENCE"];
+/// The number of lines that the table has for one question. JSON has all of them.
+const MAX_LINES: usize = 10;
+
+/// The output of `-o json`.
+#[derive(Serialize)]
+struct CompareOutput<'a> {
+    servers: &'a [String; 2],
+    compared: usize,
+    differences: Vec<DifferenceOutput<'a>>,
+}
+
+#[derive(Serialize)]
+struct DifferenceOutput<'a> {
+    request: RequestKind,
+    authority: &'a str,
+    #[serde(flatten)]
+    verdict: &'a Verdict,
+}
+
+/// Returns a row for each difference; an empty text if there is none.
+pub(super) fn table(comparisons: &[Comparison]) -> String {
+    let mut rows = Vec::new();
+    for Comparison { question, verdict } in comparisons {
+        let request = match question.request {
+            RequestKind::Endpoints => "endpoints",
+            RequestKind::Profile => "profile",
+        };
+        let row = |text: String| [request.to_owned(), question.authority.clone(), text];
+        match verdict {
+            Verdict::Equal => {}
+            Verdict::Failed(why) => rows.push(row(format!("no answer: {why}"))),
+            Verdict::Different(lines) => {
+                rows.extend(lines.iter().take(MAX_LINES).map(|line| row(line.clone())));
+                if lines.len() > MAX_LINES {
+                    rows.push(row(format!("and {} more", lines.len() - MAX_LINES)));
+                }
+            }
+        }
+    }
+    if rows.is_empty() {
+        return String::new();
+    }
+    let mut widths = HEADER.map(str::len);
+    for row in &rows {
+        widen(&mut widths, row);
+    }
+    let header = line(&HEADER.map(str::to_owned), &widths);
+    std::iter::once(header).chain(rows.iter().map(|row| line(row, &widths))).collect()
+}
+
+/// Returns one JSON document.
+pub(super) fn json(comparisons: &[Comparison], servers: &[String; 2]) -> serde_json::Result<String> {
+    let differences = comparisons.iter().filter(|comparison| comparison.verdict != Verdict::Equal);
+    let output = CompareOutput {
+        servers,
+        compared: comparisons.len(),
+        differences: differences
+            .map(|Comparison { question, verdict }| DifferenceOutput {
+                request: question.request,
+                authority: &question.authority,
+                verdict,
+            })
+            .collect(),
+    };
+    Ok(format!("{}\n", serde_json::to_string_pretty(&output)?))
+}
+
+/// Returns the line for standard error.
+pub(super) fn summary(comparisons: &[Comparison], [one, other]: &[String; 2]) -> String {
+    let count = |wanted: fn(&Verdict) -> bool| comparisons.iter().filter(|it| wanted(&it.verdict)).count();
+    let different = count(|verdict| matches!(verdict, Verdict::Different(_)));
+    let failed = count(|verdict| matches!(verdict, Verdict::Failed(_)));
+    let requests = counted(comparisons.len(), "request");
+    let missing =
+        if failed == 0 { String::new() } else { format!(", {} without an answer", counted(failed, "request")) };
+    format!("Compared {one} with {other}: {requests}, {different} with different answers{missing}.\n")
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::{Value, json};
+
+    use super::*;
+    use crate::cli::compare::questions::Question;
+
+    fn comparison(request: RequestKind, authority: &str, verdict: Verdict) -> Comparison {
+        Comparison { question: Question { request, authority: authority.to_owned() }, verdict }
+    }
+
+    fn servers() -> [String; 2] {
+        ["ours:1", "theirs:2"].map(str::to_owned)
+    }
+
+    fn comparisons() -> Vec<Comparison> {
+        let lines = ["10.0.0.1:80 only from ours:1", "10.0.0.2:80 differs in weight (1, 2)"].map(str::to_owned);
+        vec![
+            comparison(RequestKind::Endpoints, "web.prod.svc.cluster.local:80", Verdict::Different(lines.to_vec())),
+            comparison(RequestKind::Profile, "web.prod.svc.cluster.local:80", Verdict::Equal),
+            comparison(RequestKind::Profile, "10.9.0.1:80", Verdict::Failed("theirs:2: it restarts".to_owned())),
+        ]
+    }
+
+    #[test]
+    fn each_difference_is_a_row_and_equal_answers_are_counted() {
+        let expected = "\
+REQUEST     AUTHORITY                       DIFFERENCE
+endpoints   web.prod.svc.cluster.local:80   10.0.0.1:80 only from ours:1
+endpoints   web.prod.svc.cluster.local:80   10.0.0.2:80 differs in weight (1, 2)
+profile     10.9.0.1:80                     no answer: theirs:2: it restarts
+";
+        assert_eq!(table(&comparisons()), expected);
+        assert_eq!(
+            summary(&comparisons(), &servers()),
+            "Compared ours:1 with theirs:2: 3 requests, 1 with different answers, 1 request without an answer.\n"
+        );
+    }
+
+    #[test]
+    fn without_a_difference_there_is_no_table() {
+        let equal = [comparison(RequestKind::Profile, "10.9.0.1:80", Verdict::Equal)];
+        assert_eq!(table(&equal), "");
+        let expected = "Compared ours:1 with theirs:2: 1 request, 0 with different answers.\n";
+        assert_eq!(summary(&equal, &servers()), expected);
+    }
+
+    #[test]
+    fn many_differences_of_one_request_are_shortened_in_the_table() {
+        let lines = (0..12).map(|at| format!("10.0.0.{at}:80 only from ours:1")).collect();
+        let text = table(&[comparison(RequestKind::Endpoints, "a:1", Verdict::Different(lines))]);
+        assert_eq!(text.lines().count(), 12);
+        assert!(text.ends_with("and 2 more\n"), "{text}");
+    }
+
+    #[test]
+    fn json_has_the_servers_the_count_and_all_differences() {
+        let document: Value = serde_json::from_str(&json(&comparisons(), &servers()).unwrap()).unwrap();
+        let expected = json!({
+            "servers": ["ours:1", "theirs:2"],
+            "compared": 3,
+            "differences": [
+                {
+                    "request": "endpoints", "authority": "web.prod.svc.cluster.local:80",
+                    "different": ["10.0.0.1:80 only from ours:1", "10.0.0.2:80 differs in weight (1, 2)"],
+                },
+                {"request": "profile", "authority": "10.9.0.1:80", "failed": "theirs:2: it restarts"},
+            ],
+        });
+        assert_eq!(document, expected);
+    }
+}
