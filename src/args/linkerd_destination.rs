@@ -4,8 +4,8 @@
 //! * In: the arguments after the subcommand `destination`, the container's environment. Out: the settings of a manager
 //!   with the two jobs of that container, discovery and EndpointSlices of ExternalWorkloads, and messages to log once.
 //! * Always: flags, defaults and exit codes are those of Linkerd's `destination` (edge-26.8). A flag without effect is
-//!   validated and named in the log. The operator's own settings come from `LINKERD_OPERATOR_…`, as for every
-//!   subcommand.
+//!   validated and named in the log; so is an unknown one, because a newer chart may have it. The operator's own
+//!   settings come from `LINKERD_OPERATOR_…`, as for every subcommand.
 
 use std::{
     ffi::OsString,
@@ -26,6 +26,8 @@ use crate::{
 const COMMAND: &str = "destination";
 const LOCAL: &str = "cluster.local";
 const STREAM_QUEUE_CAPACITY: i64 = 100;
+/// The flag with which an unknown one is passed to clap, which would exit.
+const UNKNOWN_FLAG: &str = "unknown-flag";
 
 /// The flags of Linkerd's container. Values for which that container exits with 1 are strings here, because clap exits
 /// with 2.
@@ -108,9 +110,17 @@ pub(super) struct LinkerdDestinationArgs {
     #[arg(long, value_name = "FORMAT", default_value = "plain")]
     log_format: String,
 
+    /// Exit with 2 if a flag is unknown, as Linkerd's container does; otherwise it is named in the log and ignored
+    #[arg(long, default_value_t = false)]
+    strict_flags: bool,
+
     /// Print the version and exit
     #[arg(long, default_value_t = false)]
     version: bool,
+
+    /// The names of unknown flags.
+    #[arg(long = UNKNOWN_FLAG, hide = true)]
+    unknown: Vec<String>,
 
     /// Ignored: in Go, the first argument that is not a flag ends the flags.
     #[arg(hide = true, trailing_var_arg = true)]
@@ -130,6 +140,10 @@ impl LinkerdDestinationArgs {
         mut manager: ManagerArgs,
         environment: impl Fn(&str) -> Option<String>,
     ) -> Result<ManagerArgs, Exit> {
+        if let Some(flag) = self.unknown.first().filter(|_| self.strict_flags) {
+            let usage = LinkerdDestinationArgs::augment_args(clap::Command::new(COMMAND)).render_usage();
+            return Err(Exit::failure(2, format!("error: unexpected argument '-{flag}' found\n\n{usage}\n")));
+        }
         if self.version {
             let version = environment("LINKERD_CONTAINER_VERSION_OVERRIDE").filter(|text| !text.is_empty());
             return Err(Exit::success(version.unwrap_or_else(|| version::whole().to_owned()) + "\n"));
@@ -146,7 +160,8 @@ impl LinkerdDestinationArgs {
             return Err(invalid("stream-queue-capacity", &value, "it must be greater than 0"));
         }
 
-        let mut notices = Vec::new();
+        let unknown = self.unknown.iter().map(|flag| format!("-{flag} is unknown to linkerd-operator and is ignored"));
+        let mut notices: Vec<String> = unknown.collect();
         for (flag, is_given) in [
             ("enable-pprof", self.enable_pprof),
             ("export-queue-metrics", !self.export_queue_metrics),
@@ -208,16 +223,13 @@ impl LinkerdDestinationArgs {
 
 /// Rewrites Go's `-flag` and `-flag value` to `--flag` and `--flag=value` after the subcommand `destination`: clap
 /// accepts long flags only with two dashes, and would parse a separate value that begins with a dash as a flag. The
-/// first argument that is not a flag ends the flags, as in Go.
+/// first argument that is not a flag ends the flags, as in Go. The argument after an unknown flag counts as its value,
+/// unless it begins with a dash.
 pub(super) fn with_double_dashes(arguments: impl IntoIterator<Item = OsString>) -> Vec<OsString> {
-    let mut arguments = arguments.into_iter();
+    let mut arguments = arguments.into_iter().peekable();
     let mut rewritten: Vec<OsString> = arguments.by_ref().take(2).collect();
     if rewritten.get(1).is_some_and(|command| command == COMMAND) {
         let command = LinkerdDestinationArgs::augment_args(clap::Command::new(COMMAND));
-        let takes_value = |name: &str| {
-            let mut flags = command.get_arguments();
-            flags.any(|it| it.get_long() == Some(name) && !it.is_require_equals_set())
-        };
         while let Some(argument) = arguments.next() {
             // A text that is not UTF-8 is a value or an unknown flag, which clap reports.
             let name = argument.to_str().and_then(|text| text.strip_prefix("--").or_else(|| text.strip_prefix('-')));
@@ -228,11 +240,23 @@ pub(super) fn with_double_dashes(arguments: impl IntoIterator<Item = OsString>) 
                 if is_flag { continue } else { break }
             };
             let mut flag = OsString::from(format!("--{name}"));
-            if takes_value(name)
-                && let Some(value) = arguments.next()
-            {
-                flag.push("=");
-                flag.push(value);
+            let (bare, has_value) = name.split_once('=').map_or((name, false), |(bare, _)| (bare, true));
+            match command.get_arguments().find(|known| known.get_long() == Some(bare) && !known.is_hide_set()) {
+                Some(known) if !has_value && !known.is_require_equals_set() => {
+                    if let Some(value) = arguments.next() {
+                        flag.push("=");
+                        flag.push(value);
+                    }
+                }
+                Some(_) => {}
+                // clap's own flag, or bad syntax.
+                None if bare == "help" || bare.is_empty() || bare.starts_with('-') => {}
+                None => {
+                    flag = format!("--{UNKNOWN_FLAG}={bare}").into();
+                    if !has_value {
+                        arguments.next_if(|next| !next.as_encoded_bytes().starts_with(b"-"));
+                    }
+                }
             }
             rewritten.push(flag);
         }

@@ -88,10 +88,27 @@ fn flags_without_effect_are_validated_and_named() {
 }
 
 #[test]
-fn an_unknown_flag_exits_with_the_usage_and_code_2() {
-    let (code, text) = refused(&["-addr=:8086", "-no-such-flag"]);
-    assert_eq!(code, 2);
-    assert!(text.contains("-no-such-flag") && text.contains("Usage: "), "{text}");
+fn an_unknown_flag_of_a_newer_chart_is_named_and_ignored() {
+    let domains = ["-cluster-domain=a", "-identity-trust-domain=b"];
+    let newer = ["-new-switch", "--new-text=some=text", "-new-number", "7", "-new-last", "-addr", ":2", "-new-end"];
+    let args = parsed(&[&domains[..], &newer].concat());
+    assert_eq!(args.destination.destination_addr.port(), 2);
+    let named = ["-new-switch", "-new-text", "-new-number", "-new-last", "-new-end"];
+    assert_eq!(args.notices, named.map(|flag| format!("{flag} is unknown to linkerd-operator and is ignored")));
+}
+
+#[test]
+fn with_strict_flags_an_unknown_flag_exits_with_the_usage_and_code_2() {
+    for arguments in
+        [&["-strict-flags", "-addr=:8086", "-no-such-flag"][..], &["-no-such-flag=1", "-version", "-strict-flags=true"]]
+    {
+        let (code, text) = refused(arguments);
+        assert_eq!(code, 2);
+        assert!(text.contains("'-no-such-flag'") && text.contains("Usage: "), "{text}");
+    }
+    assert_eq!(run(&[COMMAND, "-strict-flags", "-addr=:1", "-version"]).unwrap_err().code, 0);
+    assert_eq!(parsed(&["-strict-flags=false", "-no-such-flag"]).notices.len(), 3);
+    assert_eq!(refused(&["-unknown-flag=a", "-strict-flags"]).0, 2, "the operator's own way to pass it is no flag");
 }
 
 #[test]
