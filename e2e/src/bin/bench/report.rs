@@ -153,7 +153,10 @@ impl Report {
             }
         }
         let rows: Vec<Value> = self.rows.iter().map(Row::json).collect();
-        let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../target/bench.json");
+        let directory = Path::new(env!("CARGO_MANIFEST_DIR")).join("../target");
+        // Cargo's own directory may be another one.
+        std::fs::create_dir_all(&directory).with_context(|| format!("creating {}", directory.display()))?;
+        let path = directory.join("bench.json");
         let text = serde_json::to_string(&json!({ "machine": self.machine, "figures": rows }))?;
         std::fs::write(&path, text).with_context(|| format!("writing {}", path.display()))?;
         println!("\nAll samples are in target/bench.json.");
