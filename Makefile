@@ -91,6 +91,13 @@ e2e-node-packages: ## Install the Debian packages that e2e-node needs, with apt-
 	DEBIAN_FRONTEND=noninteractive apt-get install --yes --no-install-recommends \
 		containerd runc containernetworking-plugins nftables iproute2
 
+# Linkerd's programs are not part of this repository: give the paths of your own builds. A part whose program is not
+# given is left out, and the report says so.
+.PHONY: e2e-linkerd
+e2e-linkerd: build ## Compare the operator with Linkerd's own programs: LINKERD_CONTROLLER=PATH of the Go controller (SEEDS="1 2 3" of the random clusters)
+	@$(PHASE); phase "control plane" $(TARGET)/debug/control-plane build; \
+	phase "against Linkerd" $(TARGET)/debug/linkerd
+
 # To measure another server of the Destination API on this host: SERVER=IP:PORT, PID= of its process to measure memory
 # and CPU, E2E_KUBECONFIG= of the cluster that it watches (by default a cluster is started, and its kubeconfig is
 # printed).

@@ -29,6 +29,7 @@ pub mod http2;
 pub mod image;
 pub mod injector;
 pub mod kubeconfig;
+pub mod linkerd_controller;
 pub mod load;
 pub mod manager;
 pub mod mesh;

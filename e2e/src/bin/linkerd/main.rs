@@ -1,0 +1,52 @@
+//! `make e2e-linkerd`: holds the operator against Linkerd itself.
+//!
+//! * In: paths of Linkerd's own programs, as environment variables: `LINKERD_CONTROLLER` (the Go controller),
+//!   `SEEDS="1 2 3"` of the random clusters. Out: a report in Markdown, on standard output.
+//! * Always: a part runs where its programs are given, and the report says which parts were left out. A difference that
+//!   no row of the documentation explains is a failure.
+
+mod answers;
+mod differences;
+mod leases;
+mod report;
+
+use std::{env, path::PathBuf, process::ExitCode};
+
+use anyhow::{Context, Result};
+
+#[tokio::main]
+async fn main() -> ExitCode {
+    match run().await {
+        Ok(true) => ExitCode::SUCCESS,
+        Ok(false) => ExitCode::FAILURE,
+        Err(error) => {
+            eprintln!("e2e-linkerd: {error:#}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+/// Runs all parts whose programs are given. Returns whether every difference is explained.
+async fn run() -> Result<bool> {
+    let seeds = env::var("SEEDS").unwrap_or_else(|_| "1 2 3".to_owned());
+    let seeds = seeds.split_whitespace().map(|seed| seed.parse().context("SEEDS must be numbers"));
+    let seeds: Vec<u64> = seeds.collect::<Result<_>>()?;
+    let mut is_explained = true;
+    match program("LINKERD_CONTROLLER")? {
+        Some(controller) => {
+            let answers = answers::compare(&controller, &seeds).await?;
+            print!("{}", report::answers(&answers));
+            is_explained &= answers.is_explained();
+            print!("{}", report::turns(&leases::take_turns(&controller).await?));
+        }
+        None => println!("## Answers and Leases\n\nLeft out: LINKERD_CONTROLLER is not set.\n"),
+    }
+    Ok(is_explained)
+}
+
+/// Returns the path in a variable of the environment.
+fn program(variable: &str) -> Result<Option<PathBuf>> {
+    let Some(path) = env::var_os(variable).filter(|path| !path.is_empty()) else { return Ok(None) };
+    let path = PathBuf::from(path);
+    path.canonicalize().map(Some).with_context(|| format!("{variable}={}", path.display()))
+}

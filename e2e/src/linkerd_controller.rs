@@ -1,0 +1,93 @@
+//! Linkerd's own controller, for comparisons with it: the Go binary that Linkerd's containers `destination`,
+//! `proxy-injector` and others run. It is never part of this repository; the caller gives its path.
+//!
+//! * In: the path of the binary, a [`ControlPlane`], flags. Out: a running server.
+//! * Always: it ends with the test.
+
+use std::{
+    net::{Ipv4Addr, SocketAddr},
+    path::Path,
+    sync::atomic::{AtomicUsize, Ordering},
+    time::Duration,
+};
+
+use anyhow::{Context, Result, ensure};
+use hyper::{Method, StatusCode};
+
+use crate::{
+    control_plane::ControlPlane,
+    discovery::Discovery,
+    plain_http, port,
+    process::{Process, Signal, Spawn},
+    wait::eventually,
+};
+
+const ADMIN_DEADLINE: Duration = Duration::from_secs(2);
+
+static STARTED: AtomicUsize = AtomicUsize::new(0);
+
+/// The controller's subcommand `destination`.
+pub struct LinkerdDestination {
+    process: Process,
+    admin: SocketAddr,
+    address: SocketAddr,
+}
+
+// === impl LinkerdDestination ===
+
+impl LinkerdDestination {
+    /// Starts the server with these further flags, in Go's syntax, and waits until it is ready.
+    pub async fn start(controller: &Path, control_plane: &ControlPlane, flags: &[String]) -> Result<Self> {
+        let (admin, address) = (loopback()?, loopback()?);
+        let number = STARTED.fetch_add(1, Ordering::Relaxed);
+        let log = control_plane.directory().join(format!("linkerd-destination-{number}.log"));
+        let mut spawn = Spawn::new(format!("Linkerd's destination {number}"), controller, log)
+            .args(["destination".to_owned(), format!("-kubeconfig={}", control_plane.kubeconfig().display())])
+            .args([format!("-addr={address}"), format!("-metrics-addr={admin}")])
+            .args(["-controller-namespace=linkerd"])
+            .args(flags);
+        // The identity in the Lease. Without it, the server does not start.
+        spawn.env = vec![("HOSTNAME".to_owned(), format!("linkerd-destination-{number}"))];
+        spawn.grace = Duration::ZERO;
+        let server = Self { process: Process::spawn(spawn)?, admin, address };
+        server.ready().await?;
+        Ok(server)
+    }
+
+    async fn ready(&self) -> Result<()> {
+        let ready = eventually(Duration::from_secs(60), "Linkerd's destination to be ready", async || {
+            let (status, _) = plain_http::request(self.admin, Method::GET, "/ready", "", ADMIN_DEADLINE).await?;
+            ensure!(status == StatusCode::OK, "/ready: {status}");
+            Ok(())
+        });
+        ready.await.with_context(|| format!("its log ends with:\n{}", self.process.log_tail(20)))
+    }
+
+    pub fn address(&self) -> SocketAddr {
+        self.address
+    }
+
+    pub async fn discovery(&self) -> Result<Discovery> {
+        Discovery::connect(self.address).await
+    }
+
+    pub fn log(&self) -> String {
+        self.process.log()
+    }
+
+    /// Sends SIGTERM and waits for the exit.
+    pub async fn terminate(&mut self, timeout: Duration) -> Result<()> {
+        self.process.signal(Signal::TERM)?;
+        self.process.wait(timeout).await.map(drop)
+    }
+
+    /// Sends SIGKILL, as when the node dies.
+    pub async fn kill(&mut self) -> Result<()> {
+        self.process.signal(Signal::KILL)?;
+        self.process.wait(Duration::from_secs(10)).await.map(drop)
+    }
+}
+
+fn loopback() -> Result<SocketAddr> {
+    Ok(SocketAddr::from((Ipv4Addr::LOCALHOST, port::free()?)))
+}
