@@ -64,6 +64,8 @@ pub struct World {
     dice: Dice,
     /// If set, all objects are such that an API server accepts them.
     valid: bool,
+    /// If set, all ServiceProfiles are such that Linkerd's server decodes them.
+    for_linkerd: bool,
     /// Seconds since the beginning.
     clock: i64,
     /// The last resourceVersion.
@@ -130,7 +132,7 @@ impl World {
     /// # Errors
     /// Fails when an object cannot be decoded as its kind.
     pub fn new(seed: u64) -> Result<Self> {
-        Self::begin(seed, false)
+        Self::begin(seed, false, false)
     }
 
     /// Creates a world that contains only objects that an API server accepts.
@@ -138,13 +140,22 @@ impl World {
     /// # Errors
     /// Fails when an object cannot be decoded as its kind.
     pub fn valid(seed: u64) -> Result<Self> {
-        Self::begin(seed, true)
+        Self::begin(seed, true, false)
     }
 
-    fn begin(seed: u64, valid: bool) -> Result<Self> {
+    /// Creates a world that contains only objects that an API server accepts and that Linkerd's server decodes.
+    ///
+    /// # Errors
+    /// Fails when an object cannot be decoded as its kind.
+    pub fn for_linkerd(seed: u64) -> Result<Self> {
+        Self::begin(seed, true, true)
+    }
+
+    fn begin(seed: u64, valid: bool, for_linkerd: bool) -> Result<Self> {
         let mut world = Self {
             dice: Dice::new(seed),
             valid,
+            for_linkerd,
             clock: 0,
             version: 0,
             objects: BTreeMap::new(),

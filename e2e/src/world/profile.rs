@@ -44,7 +44,8 @@ fn spec(world: &mut World) -> Option<Value> {
     if world.dice.chance(40) {
         fields.insert("dstOverrides".to_owned(), overrides(world));
     }
-    if world.dice.chance(10) {
+    if world.dice.chance(10) && !world.for_linkerd {
+        // Linkerd's schema requires a list, and its server a map.
         fields.insert("opaquePorts".to_owned(), json!(["80", "443"]));
     }
     if !world.valid && world.dice.chance(10) {

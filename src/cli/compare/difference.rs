@@ -90,13 +90,13 @@ fn verdict<T: PartialEq>(
         [Answer::Content(one), Answer::Content(other)] if one == other => Verdict::Equal,
         [Answer::Content(one), Answer::Content(other)] => Verdict::Different(lines(&one, &other, names)),
         [Answer::Refused(one), Answer::Refused(other)] if one == other => Verdict::Equal,
-        [Answer::Refused(one), Answer::Refused(other)] => different(names, one, other),
-        [Answer::Content(one), Answer::Refused(other)] => different(names, summary(&one), other),
-        [Answer::Refused(one), Answer::Content(other)] => different(names, one, summary(&other)),
+        [Answer::Refused(one), Answer::Refused(other)] => different(names, &one, &other),
+        [Answer::Content(one), Answer::Refused(other)] => different(names, &summary(&one), &other),
+        [Answer::Refused(one), Answer::Content(other)] => different(names, &one, &summary(&other)),
     }
 }
 
-fn different([one_name, other_name]: &[String; 2], one: String, other: String) -> Verdict {
+fn different([one_name, other_name]: &[String; 2], one: &str, other: &str) -> Verdict {
     Verdict::Different(vec![format!("{one_name}: {one}"), format!("{other_name}: {other}")])
 }
 

@@ -102,7 +102,7 @@ pub(crate) enum Told {
 pub(crate) async fn compare(controller: &Path, seeds: &[u64]) -> Result<Answers> {
     let mut answers = Answers::default();
     for &seed in seeds {
-        let mut world = World::valid(seed)?;
+        let mut world = World::for_linkerd(seed)?;
         let control_plane = ControlPlane::start(Options::default()).await?;
         control_plane.kubectl(&["create", "namespace", "linkerd"]).await?;
         control_plane.install_crds("crd/linkerd").await?;
