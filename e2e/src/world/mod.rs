@@ -249,6 +249,9 @@ impl World {
             }
         };
         let key = Key::of(&object)?;
+        if self.for_linkerd && key.kind == Kind::ServiceProfile {
+            profile::keep_what_linkerd_decodes(&mut object);
+        }
         let before = self.objects.get(&key).and_then(|before| before.get("metadata"));
         let kept = |field: &str| before.and_then(|before| before.get(field)).cloned();
         let uid = kept("uid").unwrap_or_else(|| json!(format!("00000000-0000-4000-8000-{:012x}", self.version)));

@@ -44,8 +44,7 @@ fn spec(world: &mut World) -> Option<Value> {
     if world.dice.chance(40) {
         fields.insert("dstOverrides".to_owned(), overrides(world));
     }
-    if world.dice.chance(10) && !world.for_linkerd {
-        // Linkerd's schema requires a list, and its server a map.
+    if world.dice.chance(10) {
         fields.insert("opaquePorts".to_owned(), json!(["80", "443"]));
     }
     if !world.valid && world.dice.chance(10) {
@@ -79,6 +78,18 @@ fn duration(world: &mut World, may_fail: bool) -> &'static str {
         return world.dice.one_of(["", "5", "1d", "1S", " 1s", "soon", "9223372037s"]);
     }
     world.dice.one_of(["10s", "200ms", "1h30m", "1.5s", "-1.5s", "0s", "0", "0.5ns", "+.5s", "7µs", "60m0.000001s"])
+}
+
+/// Removes the fields for which Linkerd's schema requires a list, and its server another type.
+pub(super) fn keep_what_linkerd_decodes(value: &mut Value) {
+    match value {
+        Value::Object(fields) => {
+            fields.retain(|field, value| !(value.is_array() && matches!(field.as_str(), "not" | "opaquePorts")));
+            fields.values_mut().for_each(keep_what_linkerd_decodes);
+        }
+        Value::Array(items) => items.iter_mut().for_each(keep_what_linkerd_decodes),
+        _ => {}
+    }
 }
 
 /// The condition of a route. The CRD requires a list for `not` at this level only, and accepts any value below.

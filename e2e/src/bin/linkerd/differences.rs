@@ -1,12 +1,15 @@
 //! The differences between an answer of ours and one of Linkerd's, and their numbers in the documentation.
 //!
-//! * In: a request, both answers, all objects. Out: each difference: what differs, and the row of
+//! * In: both answers. Out: each difference: what differs, and the row of
 //!   `docs/src/reference/differences.md` that describes it.
+
+use std::collections::BTreeSet;
 
 use e2e::{
     answers::profile_difference,
-    oracle::{Answer, ApiState, ProfileAnswer, Request},
+    oracle::{Answer, ProfileAnswer},
 };
+use linkerd2_proxy_api::destination::WeightedAddr;
 
 use crate::answers::Told;
 
@@ -19,14 +22,14 @@ pub(crate) struct Difference {
 }
 
 /// Returns each difference with a description of this case. Equal answers have none.
-pub(crate) fn of(request: &Request, ours: &Told, theirs: &Told, state: &ApiState) -> Vec<(Difference, String)> {
+pub(crate) fn of(ours: &Told, theirs: &Told) -> Vec<(Difference, String)> {
     let found = match (ours, theirs) {
         (Told::Endpoints(ours), Told::Endpoints(theirs)) => of_endpoints(ours.as_ref(), theirs.as_ref()),
         (Told::Profile(ours), Told::Profile(theirs)) => of_profiles(ours.as_ref(), theirs.as_ref()),
         _ => Vec::new(),
     };
     let numbered = found.into_iter().map(|(what, example)| {
-        let number = number(&what, request, state);
+        let number = number(&what);
         (Difference { number, what }, example)
     });
     numbered.collect()
@@ -57,8 +60,11 @@ fn of_endpoints(ours: Option<&Answer>, theirs: Option<&Answer>) -> Vec<(String, 
                     ("http2", endpoint.http2 != other.http2),
                     ("resource_ref", endpoint.resource_ref != other.resource_ref),
                 ];
-                let fields: Vec<&str> = fields.iter().filter(|(_, differs)| *differs).map(|(name, _)| *name).collect();
-                let what = format!("Get: an endpoint differs in {}", fields.join(", "));
+                let fields = fields.iter().filter(|(_, differs)| *differs).map(|(name, _)| match *name {
+                    "metric_labels" => format!("labels {}", differing_labels(endpoint, other)),
+                    name => name.to_owned(),
+                });
+                let what = format!("Get: an endpoint differs in {}", fields.collect::<Vec<_>>().join(", "));
                 found.push((what, format!("{address}: ours {endpoint:?}, theirs {other:?}")));
             }
         }
@@ -67,6 +73,13 @@ fn of_endpoints(ours: Option<&Answer>, theirs: Option<&Answer>) -> Vec<(String, 
         found.push(("Get: an endpoint only from them".to_owned(), format!("{address}: {endpoint:?}")));
     }
     found
+}
+
+/// Returns the names of the labels that differ.
+fn differing_labels(ours: &WeightedAddr, theirs: &WeightedAddr) -> String {
+    let names: BTreeSet<&String> = ours.metric_labels.keys().chain(theirs.metric_labels.keys()).collect();
+    let differing = names.into_iter().filter(|name| ours.metric_labels.get(*name) != theirs.metric_labels.get(*name));
+    differing.map(String::as_str).collect::<Vec<_>>().join(" ")
 }
 
 fn of_profiles(ours: Option<&ProfileAnswer>, theirs: Option<&ProfileAnswer>) -> Vec<(String, String)> {
@@ -79,6 +92,9 @@ fn of_profiles(ours: Option<&ProfileAnswer>, theirs: Option<&ProfileAnswer>) -> 
             let lines = profile_difference(theirs, Some(ours));
             let fields: Vec<&str> = lines.lines().filter_map(|line| line.split(':').next()).collect();
             vec![(format!("GetProfile: differs in {}", fields.join(", ")), lines.replace('\n', "; "))]
+        }
+        (Some(ProfileAnswer::Refused(ours, text)), Some(ProfileAnswer::Refused(theirs, other))) if ours == theirs => {
+            vec![(format!("GetProfile: another text of {ours:?}"), format!("ours {text:?}, theirs {other:?}"))]
         }
         (ours, theirs) => {
             let shown = |answer: Option<&ProfileAnswer>| match answer {
@@ -101,9 +117,14 @@ fn shown(answer: Option<&Answer>) -> String {
 }
 
 /// Returns the row of the documentation that describes a difference.
-fn number(what: &str, _request: &Request, _state: &ApiState) -> Option<u32> {
+fn number(what: &str) -> Option<u32> {
     match what {
         "Get: NoEndpoints, they send nothing" => Some(1),
-        _ => None,
+        "GetProfile: a profile, they send nothing" => Some(11),
+        "GetProfile: differs in profile_ref" => Some(36),
+        "GetProfile: another text of InvalidArgument" => Some(38),
+        _ => what.strip_prefix("Get: an endpoint differs in labels ").and_then(|labels| {
+            labels.split(' ').all(|label| label.starts_with("target_")).then_some(37)
+        }),
     }
 }

@@ -237,15 +237,24 @@ async fn services_of_other_clusters_are_counted_and_logged_once() -> Result<()> 
 #[tokio::test]
 async fn it_exits_with_the_codes_of_linkerds_container() -> Result<()> {
     let installed = Installed::start().await?;
-    let ended = async |flag: &str| -> Result<(ExitStatus, String)> {
-        let mut manager = installed.unready(&[flag]).await?;
+    let ended = async |flags: &[&str]| -> Result<(ExitStatus, String)> {
+        let mut manager = installed.unready(flags).await?;
         Ok((manager.wait(SOON).await?, manager.log()))
     };
-    let (status, log) = ended("-no-such-flag=1").await?;
+    let (status, log) = ended(&["-strict-flags", "-no-such-flag=1"]).await?;
     assert!(status.code() == Some(2) && log.contains("-no-such-flag") && log.contains("Usage: "), "{log}");
-    let (status, log) = ended("-version").await?;
+    let (status, log) = ended(&["-version"]).await?;
     assert!(status.success() && log.starts_with(env!("CARGO_PKG_VERSION")), "{status} {log}");
-    let (status, log) = ended("-enable-endpoint-slices=false").await?;
+    let (status, log) = ended(&["-enable-endpoint-slices=false"]).await?;
     assert!(status.code() == Some(1) && log.contains("EndpointSlices"), "{status} {log}");
+    Ok(())
+}
+
+#[tokio::test]
+async fn it_runs_with_a_flag_of_a_newer_chart_and_names_it_in_the_log() -> Result<()> {
+    let installed = Installed::start().await?;
+    let mut manager = installed.unready(&["-no-such-flag=1"]).await?;
+    manager.ready(SOON).await?;
+    assert!(manager.log().contains("-no-such-flag is unknown to linkerd-operator and is ignored"), "{}", manager.log());
     Ok(())
 }
