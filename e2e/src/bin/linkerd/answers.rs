@@ -131,7 +131,10 @@ pub(crate) async fn compare(controller: &Path, seeds: &[u64]) -> Result<Answers>
                 let context = format!("seed {seed}, {changes} changes, flags: {name}");
                 answers.add(&servers, &questions, &context).await;
                 if let Some(panic) = theirs.log().split("panic: ").nth(1) {
-                    eprintln!("{context}: Linkerd's server panicked: {}", panic.lines().take(30).collect::<Vec<_>>().join("\n"));
+                    eprintln!(
+                        "{context}: Linkerd's server panicked: {}",
+                        panic.lines().take(30).collect::<Vec<_>>().join("\n")
+                    );
                 }
                 ours.kill().await.context("stopping our server")?;
             }

@@ -123,8 +123,8 @@ fn number(what: &str) -> Option<u32> {
         "GetProfile: a profile, they send nothing" => Some(11),
         "GetProfile: differs in profile_ref" => Some(36),
         "GetProfile: another text of InvalidArgument" => Some(38),
-        _ => what.strip_prefix("Get: an endpoint differs in labels ").and_then(|labels| {
-            labels.split(' ').all(|label| label.starts_with("target_")).then_some(37)
-        }),
+        _ => what
+            .strip_prefix("Get: an endpoint differs in labels ")
+            .and_then(|labels| labels.split(' ').all(|label| label.starts_with("target_")).then_some(37)),
     }
 }

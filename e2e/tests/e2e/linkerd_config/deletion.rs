@@ -188,7 +188,7 @@ async fn a_newer_document_that_the_operator_cannot_read_is_not_overwritten_by_th
     let (installation, manager) = restoring().await?;
     let newer = format!("{HELM}clusterDomain: twice\n");
     installation.rewrite("helm", &newer).await?;
-    installation.reaches("mesh", &["ConfigMapSynced=False/InvalidBase"]).await?;
+    installation.reaches("mesh", &["ConfigMapSynced=False/InvalidBase", "Stalled=True/InvalidBase"]).await?;
     installation.delete("mesh").await?;
     installation.is_deleted("mesh").await?;
     assert_eq!(installation.text().await?, newer);

@@ -101,7 +101,8 @@ async fn a_corrected_document_of_the_installer_is_not_blamed_for_the_broken_one(
     };
     // The stand-in denies it, too.
     helm(json!({"proxy": {"logHTTPHeaders": "all"}})).await?;
-    mesh.reaches(&["SuspectBase=True/UnexpectedValues", "InjectorSynced=False/Denied", "Ready=False/Denied"]).await?;
+    let denied = ["InjectorSynced=False/Denied", "Ready=False/Denied", "Stalled=True/Denied"];
+    mesh.reaches(&[&denied[..], &["SuspectBase=True/UnexpectedValues"]].concat()).await?;
     mesh.injector.set_behaviour(0, Behaviour::Denies("logHTTPHeaders must be one of".to_owned())).await?;
     helm(json!({"linkerdVersion": "edge-26.8.4"})).await?;
     mesh.injectors_are("InjectorSynced=False/Propagating", &["perhaps because of an older configuration"]).await?;
