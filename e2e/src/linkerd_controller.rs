@@ -22,6 +22,18 @@ use crate::{
     wait::eventually,
 };
 
+/// The arguments in Linkerd's chart (edge-26.8), except addresses and the namespace.
+pub const CHART_FLAGS: [&str; 9] = [
+    "-outbound-transport-mode=transport-header",
+    "-enable-h2-upgrade=true",
+    "-enable-endpoint-slices=true",
+    "-cluster-domain=cluster.local",
+    "-identity-trust-domain=cluster.local",
+    "-default-opaque-ports=25,587,3306,4444,5432,6379,9300,11211",
+    "-enable-ipv6=false",
+    "-enable-pprof=false",
+    r#"--meshed-http2-client-params={"keep_alive":{"interval":{"seconds":10},"timeout":{"seconds":3},"while_idle":true}}"#,
+];
 const ADMIN_DEADLINE: Duration = Duration::from_secs(2);
 
 static STARTED: AtomicUsize = AtomicUsize::new(0);

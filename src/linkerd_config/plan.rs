@@ -2,8 +2,9 @@
 //!
 //! In: the resource, the ConfigMap, the saved base, the mesh's trust anchors. Out: a base to save, a document to write,
 //! a verdict. Always holds: a document that cannot be parsed exactly is overwritten only from a saved base; a document
-//! with problems is not written, unless they are the installer's and the injectors are asked about it; drift is computed against the configuration that was in force at our last write, not
-//! against the current one; after a plan was applied, planning again writes nothing.
+//! with problems is not written, unless they are the installer's and the injectors are probed; drift is computed against
+//! the configuration that was in force at our last write, not against the current one; after a plan was applied,
+//! planning again writes nothing.
 
 use super::{
     base::Base,
@@ -64,7 +65,7 @@ pub struct ConfigPlan {
     pub injection_hash: Option<String>,
     /// How the versions of the declared document differ from that of the control plane.
     pub skew: Option<VersionSkew>,
-    /// The problems of the installer's own document that do not prevent a write, because the injectors are asked.
+    /// The problems of the installer's own document that do not prevent a write, because the injectors are probed.
     pub base_problems: Vec<Problem>,
     /// The version of the proxy in the document that the ConfigMap holds once the plan is applied.
     pub proxy_version: Option<String>,
@@ -260,7 +261,7 @@ fn plan_document(
     base.injection_hashes = hashes;
     let is_new_base = input.base.is_none_or(|known| !known.eq_ignoring_version(&base));
     let control_plane_mismatch = control_plane_mismatch(&base.document, &wanted);
-    // A rule may be wrong about an installer's document. The injectors are asked about every document that is written.
+    // A rule may be wrong about an installer's document. The injectors are probed after every write.
     let (base_problems, problems): (Vec<_>, Vec<_>) = match spec.injector_sync.method {
         InjectorSyncMethod::Probe | InjectorSyncMethod::DryRun => {
             let known = base.document.problems();

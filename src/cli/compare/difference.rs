@@ -1,4 +1,4 @@
-//! How two answers to one question differ. Pure.
+//! How two answers to one request differ. Pure.
 //!
 //! * In: two first answers, the names of their servers. Out: a verdict, with a line for each difference.
 //! * Always: silence, and a message without endpoints, are the same answer: a proxy has no endpoint after both.
@@ -11,7 +11,7 @@ use std::{
 use serde::Serialize;
 use serde_json::Value;
 
-use super::questions::Question;
+use super::requests::CompareRequest;
 use crate::cli::{
     endpoints::{EndpointRow, EndpointsState},
     profile::ProfileState,
@@ -29,10 +29,10 @@ pub(super) enum Verdict {
     Failed(String),
 }
 
-/// A question, and how the answers to it compare.
+/// A request, and how its two answers compare.
 #[derive(Debug)]
 pub(super) struct Comparison {
-    pub(super) question: Question,
+    pub(super) request: CompareRequest,
     pub(super) verdict: Verdict,
 }
 

@@ -1,12 +1,12 @@
-//! `linkerd-operator compare` asks two Destination APIs the same questions and prints where their answers differ.
+//! `linkerd-operator compare` sends the same requests to two Destination APIs, and prints where their answers differ.
 //!
 //! * In: two servers; authorities, or all Services of the cluster. Out: a table or JSON, and an exit code.
-//! * Always: a difference is printed only if it is still there after the servers were asked again, because endpoints
-//!   change between two requests. The requests at one time are bounded.
+//! * Always: a difference is printed only if it persists after the request was repeated, because endpoints change between
+//!   two requests. The number of concurrent requests is bounded.
 
 mod difference;
 mod print;
-mod questions;
+mod requests;
 
 use std::{path::PathBuf, process::ExitCode, time::Duration};
 
@@ -17,7 +17,7 @@ use tokio::{join, time::sleep};
 
 use self::{
     difference::{Comparison, Verdict, of_endpoints, of_profiles},
-    questions::{Question, RequestKind},
+    requests::{CompareRequest, RequestKind},
 };
 use super::{
     OutputFormat,
@@ -32,10 +32,10 @@ use super::{
 const DIFFERENT: u8 = 1;
 /// The exit code if an answer is missing.
 pub(super) const FAILED: u8 = 2;
-/// The number of questions at one time. Linkerd's server does not answer for a Service without endpoints, so each of
-/// those takes the whole deadline.
+/// The number of concurrent requests. Linkerd's server sends nothing for a Service without endpoints, so such a request
+/// takes the whole deadline.
 const AT_ONE_TIME: usize = 64;
-/// How often a question is asked again before its difference is printed, and the pause before that.
+/// How often a request is repeated before its difference is printed, and the pause before each repetition.
 const REPETITIONS: usize = 2;
 const PAUSE: Duration = Duration::from_secs(1);
 
@@ -87,13 +87,13 @@ struct Servers {
 }
 
 pub(super) async fn compare(args: CompareArgs) -> Result<ExitCode> {
-    let questions = match args.all {
-        true => questions::of_all_services(args.kubeconfig.as_deref(), &args.cluster_domain).await?,
-        false => questions::of_authorities(&args.authorities),
+    let requests = match args.all {
+        true => requests::of_all_services(args.kubeconfig.as_deref(), &args.cluster_domain).await?,
+        false => requests::of_authorities(&args.authorities),
     };
     let servers = Servers::connect(&args).await?;
-    let mut comparisons: Vec<(usize, Comparison)> = stream::iter(questions.into_iter().enumerate())
-        .map(async |(at, question)| (at, servers.compare(question, &args.token).await))
+    let mut comparisons: Vec<(usize, Comparison)> = stream::iter(requests.into_iter().enumerate())
+        .map(async |(at, request)| (at, servers.compare(request, &args.token).await))
         .buffer_unordered(AT_ONE_TIME)
         .collect()
         .await;
@@ -107,7 +107,7 @@ pub(super) async fn compare(args: CompareArgs) -> Result<ExitCode> {
     Ok(ExitCode::from(exit_code(&comparisons)))
 }
 
-/// A missing answer is worse than a difference: nobody knows what it would have been.
+/// A missing answer counts more than a difference, because it may hide one.
 fn exit_code(comparisons: &[Comparison]) -> u8 {
     let any = |wanted: fn(&Verdict) -> bool| comparisons.iter().any(|comparison| wanted(&comparison.verdict));
     if any(|verdict| matches!(verdict, Verdict::Failed(_))) {
@@ -146,22 +146,22 @@ impl Servers {
         Ok(Self { names, clients })
     }
 
-    async fn compare(&self, question: Question, token: &str) -> Comparison {
-        let mut asked_again = 0;
+    async fn compare(&self, request: CompareRequest, token: &str) -> Comparison {
+        let mut repetitions = 0;
         loop {
-            let verdict = self.ask(&question, token).await;
-            if verdict == Verdict::Equal || asked_again == REPETITIONS {
-                return Comparison { question, verdict };
+            let verdict = self.send(&request, token).await;
+            if verdict == Verdict::Equal || repetitions == REPETITIONS {
+                return Comparison { request, verdict };
             }
-            asked_again += 1;
+            repetitions += 1;
             sleep(PAUSE).await;
         }
     }
 
-    async fn ask(&self, question: &Question, token: &str) -> Verdict {
+    async fn send(&self, request: &CompareRequest, token: &str) -> Verdict {
         let [one, other] = &self.clients;
-        let authority = &question.authority;
-        match question.request {
+        let authority = &request.authority;
+        match request.method {
             RequestKind::Endpoints => {
                 let (one, other) = join!(
                     first_answer::<EndpointsState>(one, authority, token),
@@ -188,7 +188,7 @@ mod tests {
     fn the_exit_code_is_0_without_a_difference_1_with_one_and_2_if_an_answer_is_missing() {
         let of = |verdicts: &[Verdict]| {
             let comparison = |verdict: &Verdict| Comparison {
-                question: Question { request: RequestKind::Profile, authority: "a:1".to_owned() },
+                request: CompareRequest { method: RequestKind::Profile, authority: "a:1".to_owned() },
                 verdict: verdict.clone(),
             };
             exit_code(&verdicts.iter().map(comparison).collect::<Vec<_>>())

@@ -6,12 +6,12 @@ use serde::Serialize;
 
 use super::{
     difference::{Comparison, Verdict},
-    questions::RequestKind,
+    requests::RequestKind,
 };
 use crate::cli::table::{counted, line, widen};
 
 const HEADER: [&str; 3] = ["REQUEST", "AUTHORITY", "DIFFERENCE"];
-/// The number of lines that the table has for one question. JSON has all of them.
+/// The number of lines that the table has for one request. JSON has all of them.
 const MAX_LINES: usize = 10;
 
 /// The output of `-o json`.
@@ -30,15 +30,15 @@ struct DifferenceOutput<'a> {
     verdict: &'a Verdict,
 }
 
-/// Returns a row for each difference; an empty text if there is none.
+/// Returns a row for each difference. Without a difference, the text is empty.
 pub(super) fn table(comparisons: &[Comparison]) -> String {
     let mut rows = Vec::new();
-    for Comparison { question, verdict } in comparisons {
-        let request = match question.request {
+    for Comparison { request, verdict } in comparisons {
+        let method = match request.method {
             RequestKind::Endpoints => "endpoints",
             RequestKind::Profile => "profile",
         };
-        let row = |text: String| [request.to_owned(), question.authority.clone(), text];
+        let row = |text: String| [method.to_owned(), request.authority.clone(), text];
         match verdict {
             Verdict::Equal => {}
             Verdict::Failed(why) => rows.push(row(format!("no answer: {why}"))),
@@ -68,9 +68,9 @@ pub(super) fn json(comparisons: &[Comparison], servers: &[String; 2]) -> serde_j
         servers,
         compared: comparisons.len(),
         differences: differences
-            .map(|Comparison { question, verdict }| DifferenceOutput {
-                request: question.request,
-                authority: &question.authority,
+            .map(|Comparison { request, verdict }| DifferenceOutput {
+                request: request.method,
+                authority: &request.authority,
                 verdict,
             })
             .collect(),
@@ -94,10 +94,10 @@ mod tests {
     use serde_json::{Value, json};
 
     use super::*;
-    use crate::cli::compare::questions::Question;
+    use crate::cli::compare::requests::CompareRequest;
 
-    fn comparison(request: RequestKind, authority: &str, verdict: Verdict) -> Comparison {
-        Comparison { question: Question { request, authority: authority.to_owned() }, verdict }
+    fn comparison(method: RequestKind, authority: &str, verdict: Verdict) -> Comparison {
+        Comparison { request: CompareRequest { method, authority: authority.to_owned() }, verdict }
     }
 
     fn servers() -> [String; 2] {

@@ -1,9 +1,9 @@
-//! Asks our server and Linkerd's the same questions about random clusters at rest.
+//! Sends the same requests to our server and to Linkerd's, for random clusters at rest.
 //!
 //! * In: the path of Linkerd's controller, seeds. Out: how often the answers were equal, and each kind of difference
 //!   with its number in the documentation, if it has one.
-//! * Always: both servers have the same flags, and are started anew for each state of a cluster, so that the answers
-//!   depend on the objects alone and not on their history.
+//! * Always: both servers have the same flags, and are restarted for each state of a cluster. The answers therefore
+//!   depend only on the objects, and not on their history.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -16,7 +16,7 @@ use e2e::{
     ControlPlane, Manager, ManagerOptions, Options,
     answers::refusal,
     discovery::Discovery,
-    linkerd_controller::LinkerdDestination,
+    linkerd_controller::{CHART_FLAGS, LinkerdDestination},
     oracle::{Answer, ApiState, ProfileAnswer, Request},
     world::{World, api, cluster_ip_requests},
 };
@@ -33,25 +33,14 @@ const SILENCE: Duration = Duration::from_millis(1_500);
 /// A stream without a further message for this time has sent its whole answer.
 const QUIET: Duration = Duration::from_millis(200);
 const AT_ONE_TIME: usize = 100;
-/// How often a difference is asked for again: the servers may have observed the last write at different times.
+/// How often a request is repeated while the answers differ: the servers may observe the last write at
+/// different times.
 const REPETITIONS: usize = 3;
 const READY: Duration = Duration::from_secs(30);
 
 /// The sets of flags: those of Linkerd's chart, and two others that turn each of them around.
 const FLAGS: [(&str, &[&str]); 3] = [
-    (
-        "the chart's",
-        &[
-            "-outbound-transport-mode=transport-header",
-            "-enable-h2-upgrade=true",
-            "-enable-endpoint-slices=true",
-            "-cluster-domain=cluster.local",
-            "-identity-trust-domain=cluster.local",
-            "-default-opaque-ports=25,587,3306,4444,5432,6379,9300,11211",
-            "-enable-ipv6=false",
-            r#"-meshed-http2-client-params={"keep_alive":{"interval":{"seconds":10},"timeout":{"seconds":3},"while_idle":true}}"#,
-        ],
-    ),
+    ("the chart's", &CHART_FLAGS),
     (
         "IPv6, zone weights, transparent",
         &[
@@ -90,15 +79,15 @@ pub(crate) struct Examples {
     pub(crate) first: String,
 }
 
-/// A request to one of the two methods, and its answer; `None` is silence.
-enum Question {
+/// A request to one of the two methods.
+enum Query {
     Get(Request),
     Profile(Request),
 }
 
-/// An answer to a question.
+/// What a client received after a request; `None` if it received no message.
 #[derive(Clone, Debug, PartialEq)]
-pub(crate) enum Told {
+pub(crate) enum Received {
     Endpoints(Option<Answer>),
     Profile(Option<ProfileAnswer>),
 }
@@ -124,12 +113,12 @@ pub(crate) async fn compare(controller: &Path, seeds: &[u64]) -> Result<Answers>
                 let theirs = LinkerdDestination::start(controller, &control_plane, &flags).await?;
                 ours.ready(READY).await?;
                 let state = api::list(&client).await?;
-                let questions = questions(&world, &state);
+                let queries = queries(&world, &state);
                 let servers = [ours.discovery().await?, theirs.discovery().await?];
                 answers.states += 1;
-                eprintln!("seed {seed}, {changes} changes, {name}: {} questions", questions.len());
+                eprintln!("seed {seed}, {changes} changes, {name}: {} queries", queries.len());
                 let context = format!("seed {seed}, {changes} changes, flags: {name}");
-                answers.add(&servers, &questions, &context).await;
+                answers.add(&servers, &queries, &context).await;
                 if let Some(panic) = theirs.log().split("panic: ").nth(1) {
                     eprintln!(
                         "{context}: Linkerd's server panicked: {}",
@@ -144,13 +133,13 @@ pub(crate) async fn compare(controller: &Path, seeds: &[u64]) -> Result<Answers>
 }
 
 /// Without profiles of hostnames whose endpoints are not Pods (row 20).
-fn questions(world: &World, state: &ApiState) -> Vec<Question> {
+fn queries(world: &World, state: &ApiState) -> Vec<Query> {
     let endpoints = state.slices.values().flat_map(|slice| &slice.endpoints);
     let others = endpoints.filter(|it| it.target_ref.as_ref().and_then(|to| to.kind.as_deref()) != Some("Pod"));
     let hostnames: BTreeSet<&str> = others.filter_map(|endpoint| endpoint.hostname.as_deref()).collect();
-    let is_asked = |request: &Request| !request.path.split('.').next().is_some_and(|host| hostnames.contains(host));
-    let profiles = world.profile_requests().into_iter().filter(is_asked).chain(cluster_ip_requests(state));
-    world.requests().into_iter().map(Question::Get).chain(profiles.map(Question::Profile)).collect()
+    let is_requested = |request: &Request| !request.path.split('.').next().is_some_and(|host| hostnames.contains(host));
+    let profiles = world.profile_requests().into_iter().filter(is_requested).chain(cluster_ip_requests(state));
+    world.requests().into_iter().map(Query::Get).chain(profiles.map(Query::Profile)).collect()
 }
 
 // === impl Answers ===
@@ -161,19 +150,18 @@ impl Answers {
         self.differences.keys().all(|difference| difference.number.is_some())
     }
 
-    async fn add(&mut self, servers: &[Discovery; 2], questions: &[Question], context: &str) {
-        let told = stream::iter(questions).map(|question| ask_both(servers, question)).buffered(AT_ONE_TIME);
-        let told: Vec<[Told; 2]> = told.collect().await;
-        for (question, [ours, theirs]) in questions.iter().zip(told) {
+    async fn add(&mut self, servers: &[Discovery; 2], queries: &[Query], context: &str) {
+        let requested = stream::iter(queries).map(|query| request_both(servers, query)).buffered(AT_ONE_TIME);
+        let received: Vec<[Received; 2]> = requested.collect().await;
+        for (query, [ours, theirs]) in queries.iter().zip(received) {
             self.compared += 1;
-            let request = question.request();
+            let request = query.request();
             let found = differences::of(&ours, &theirs);
             if found.is_empty() {
                 self.equal += 1;
             }
             for (difference, example) in found {
-                let first =
-                    || format!("{context}: {} {} {:?}: {example}", question.method(), request.path, request.token);
+                let first = || format!("{context}: {} {} {:?}: {example}", query.method(), request.path, request.token);
                 let examples =
                     self.differences.entry(difference).or_insert_with(|| Examples { count: 0, first: first() });
                 examples.count += 1;
@@ -182,22 +170,22 @@ impl Answers {
     }
 }
 
-/// Asks both servers until their answers are equal, or still differ after some repetitions.
-async fn ask_both([ours, theirs]: &[Discovery; 2], question: &Question) -> [Told; 2] {
+/// Sends a request to both servers, and repeats it while the answers differ.
+async fn request_both([ours, theirs]: &[Discovery; 2], query: &Query) -> [Received; 2] {
     let mut repetitions = 0;
     loop {
-        let told: [Told; 2] = tokio::join!(question.ask(ours), question.ask(theirs)).into();
-        if told[0] == told[1] || repetitions == REPETITIONS {
-            return told;
+        let received: [Received; 2] = tokio::join!(query.send(ours), query.send(theirs)).into();
+        if received[0] == received[1] || repetitions == REPETITIONS {
+            return received;
         }
         repetitions += 1;
         sleep(QUIET).await;
     }
 }
 
-// === impl Question ===
+// === impl Query ===
 
-impl Question {
+impl Query {
     fn request(&self) -> &Request {
         match self {
             Self::Get(request) | Self::Profile(request) => request,
@@ -211,7 +199,7 @@ impl Question {
         }
     }
 
-    async fn ask(&self, server: &Discovery) -> Told {
+    async fn send(&self, server: &Discovery) -> Received {
         match self {
             Self::Get(Request { path, token }) => {
                 // Linkerd's server sends its headers with the first message.
@@ -220,7 +208,7 @@ impl Question {
                     stream.next().await.map_err(status)?;
                     Ok(stream)
                 });
-                Told::Endpoints(match first.await {
+                Received::Endpoints(match first.await {
                     Err(_) => None,
                     Ok(Err(status)) => Some(refusal(&status)),
                     Ok(Ok(mut stream)) => match stream.settle(QUIET).await.map_err(status) {
@@ -236,7 +224,7 @@ impl Question {
                     Ok(stream)
                 });
                 let refused = |status: &Status| ProfileAnswer::Refused(status.code(), status.message().to_owned());
-                Told::Profile(match first.await {
+                Received::Profile(match first.await {
                     Err(_) => None,
                     Ok(Err(status)) => Some(refused(&status)),
                     Ok(Ok(mut stream)) => match stream.settle(QUIET).await.map_err(status) {

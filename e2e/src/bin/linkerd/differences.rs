@@ -11,7 +11,7 @@ use e2e::{
 };
 use linkerd2_proxy_api::destination::WeightedAddr;
 
-use crate::answers::Told;
+use crate::answers::Received;
 
 /// What differs.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -22,10 +22,10 @@ pub(crate) struct Difference {
 }
 
 /// Returns each difference with a description of this case. Equal answers have none.
-pub(crate) fn of(ours: &Told, theirs: &Told) -> Vec<(Difference, String)> {
+pub(crate) fn of(ours: &Received, theirs: &Received) -> Vec<(Difference, String)> {
     let found = match (ours, theirs) {
-        (Told::Endpoints(ours), Told::Endpoints(theirs)) => of_endpoints(ours.as_ref(), theirs.as_ref()),
-        (Told::Profile(ours), Told::Profile(theirs)) => of_profiles(ours.as_ref(), theirs.as_ref()),
+        (Received::Endpoints(ours), Received::Endpoints(theirs)) => of_endpoints(ours.as_ref(), theirs.as_ref()),
+        (Received::Profile(ours), Received::Profile(theirs)) => of_profiles(ours.as_ref(), theirs.as_ref()),
         _ => Vec::new(),
     };
     let numbered = found.into_iter().map(|(what, example)| {

@@ -10,6 +10,7 @@ use std::{
 use anyhow::{Context, Result, ensure};
 use e2e::{
     ControlPlane, Manager, ManagerOptions, Options, Signal, eventually, holds,
+    linkerd_controller::CHART_FLAGS,
     mesh::{Mesh, SOON},
 };
 use hyper::StatusCode;
@@ -21,18 +22,6 @@ const ACCOUNT: &str = "linkerd-destination";
 const HOSTNAME: &str = "linkerd-destination";
 /// Maximum time until a new token is used; kube reads the token file once a minute.
 const REREAD: Duration = Duration::from_secs(100);
-/// The arguments in Linkerd's chart (edge-26.8), except addresses and the namespace.
-const CHART: [&str; 9] = [
-    "-outbound-transport-mode=transport-header",
-    "-enable-h2-upgrade=true",
-    "-enable-endpoint-slices=true",
-    "-cluster-domain=cluster.local",
-    "-identity-trust-domain=cluster.local",
-    "-default-opaque-ports=25,587,3306,4444,5432,6379,9300,11211",
-    "-enable-ipv6=false",
-    "-enable-pprof=false",
-    r#"--meshed-http2-client-params={"keep_alive":{"interval":{"seconds":10},"timeout":{"seconds":3},"while_idle":true}}"#,
-];
 
 /// A control plane with Linkerd's CRDs, namespace, and the ServiceAccount of its destination.
 struct Installed {
@@ -58,7 +47,7 @@ impl Installed {
 
     fn start_with(&self, account: PathBuf, more: &[&str]) -> Result<Manager> {
         let options = ManagerOptions {
-            args: CHART.iter().chain(more).map(|arg| (*arg).to_owned()).collect(),
+            args: CHART_FLAGS.iter().chain(more).map(|arg| (*arg).to_owned()).collect(),
             env: vec![("HOSTNAME".to_owned(), HOSTNAME.to_owned())],
             kubeconfig: Some(account),
             as_linkerd_destination: true,

@@ -1,7 +1,7 @@
-//! What both servers are asked.
+//! The requests that are sent to both servers.
 //!
-//! * In: authorities, or the Services of the cluster. Out: questions, each one once. Always: names are asked for
-//!   endpoints and for the profile, addresses for the profile only, as proxies do.
+//! * In: authorities, or the Services of the cluster. Out: requests, each one once. Always: for a name, the
+//!   endpoints and the profile are requested; for an address, only the profile, as by a proxy.
 
 use std::{
     net::{IpAddr, SocketAddr},
@@ -30,12 +30,12 @@ pub(super) enum RequestKind {
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
-pub(super) struct Question {
-    pub(super) request: RequestKind,
+pub(super) struct CompareRequest {
+    pub(super) method: RequestKind,
     pub(super) authority: String,
 }
 
-pub(super) fn of_authorities(authorities: &[String]) -> Vec<Question> {
+pub(super) fn of_authorities(authorities: &[String]) -> Vec<CompareRequest> {
     without_repetitions(authorities.to_vec()).into_iter().flat_map(of_authority).collect()
 }
 
@@ -43,7 +43,7 @@ pub(super) fn of_authorities(authorities: &[String]) -> Vec<Question> {
 ///
 /// # Errors
 /// Fails without a usable kubeconfig, or if the API server refuses the list.
-pub(super) async fn of_all_services(kubeconfig: Option<&Path>, cluster_domain: &str) -> Result<Vec<Question>> {
+pub(super) async fn of_all_services(kubeconfig: Option<&Path>, cluster_domain: &str) -> Result<Vec<CompareRequest>> {
     let services: Api<Service> = Api::all(client::client(client::config(kubeconfig).await?, &Registry::new())?);
     let mut pages = ListParams::default().limit(PAGE);
     let mut authorities = Vec::new();
@@ -75,12 +75,12 @@ fn authorities_of(service: &Service, cluster_domain: &str) -> Vec<String> {
     ports.iter().flat_map(|port| hosts.iter().map(move |host| format!("{host}:{port}"))).collect()
 }
 
-fn of_authority(authority: String) -> Vec<Question> {
-    let profile = Question { request: RequestKind::Profile, authority: authority.clone() };
+fn of_authority(authority: String) -> Vec<CompareRequest> {
+    let profile = CompareRequest { method: RequestKind::Profile, authority: authority.clone() };
     if authority.parse::<SocketAddr>().is_ok() {
         return vec![profile];
     }
-    vec![Question { request: RequestKind::Endpoints, authority }, profile]
+    vec![CompareRequest { method: RequestKind::Endpoints, authority }, profile]
 }
 
 #[cfg(test)]
@@ -95,7 +95,7 @@ mod tests {
     }
 
     #[test]
-    fn a_service_is_asked_for_by_its_name_and_its_addresses_with_each_port() {
+    fn a_service_is_requested_by_its_name_and_its_addresses_with_each_port() {
         let spec = json!({
             "clusterIPs": ["10.0.0.1", "fd00::1"],
             "ports": [{"port": 80}, {"port": 443}],
@@ -114,7 +114,7 @@ mod tests {
     }
 
     #[test]
-    fn a_service_without_addresses_or_ports_is_asked_for_by_name() {
+    fn a_service_without_addresses_or_ports_is_requested_by_name() {
         let headless = json!({"clusterIPs": ["None"], "ports": [{"port": 80}]});
         assert_eq!(authorities(&headless), ["web.prod.svc.cluster.test:80"]);
         let external = json!({"type": "ExternalName", "externalName": "example.org"});
@@ -122,16 +122,16 @@ mod tests {
     }
 
     #[test]
-    fn a_name_has_two_questions_and_an_address_one() {
-        let question = |request, authority: &str| Question { request, authority: authority.to_owned() };
+    fn a_name_has_two_requests_and_an_address_one() {
+        let request = |method, authority: &str| CompareRequest { method, authority: authority.to_owned() };
         let authorities = ["web.prod.svc:80", "10.0.0.1:80", "web.prod.svc:80", "[fd00::1]:80"].map(str::to_owned);
         assert_eq!(
             of_authorities(&authorities),
             [
-                question(RequestKind::Endpoints, "web.prod.svc:80"),
-                question(RequestKind::Profile, "web.prod.svc:80"),
-                question(RequestKind::Profile, "10.0.0.1:80"),
-                question(RequestKind::Profile, "[fd00::1]:80"),
+                request(RequestKind::Endpoints, "web.prod.svc:80"),
+                request(RequestKind::Profile, "web.prod.svc:80"),
+                request(RequestKind::Profile, "10.0.0.1:80"),
+                request(RequestKind::Profile, "[fd00::1]:80"),
             ]
         );
     }
