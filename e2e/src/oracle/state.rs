@@ -114,7 +114,7 @@ impl ApiState {
     }
 
     /// The slices of a Service, sorted by name. Only the label assigns a slice to a Service.
-    pub(super) fn slices_of(&self, namespace: &str, service: &str) -> Vec<&EndpointSlice> {
+    pub fn slices_of(&self, namespace: &str, service: &str) -> Vec<&EndpointSlice> {
         let of_service = |slice: &&EndpointSlice| {
             let labels = slice.metadata.labels.as_ref();
             labels.and_then(|labels| labels.get("kubernetes.io/service-name")).is_some_and(|name| name == service)

@@ -64,7 +64,7 @@ pub struct World {
     dice: Dice,
     /// If set, all objects are such that an API server accepts them.
     valid: bool,
-    /// If set, all ServiceProfiles are such that Linkerd's server decodes them.
+    /// If set, ServiceProfiles and slices have only what Linkerd's server reads, too.
     for_linkerd: bool,
     /// Seconds since the beginning.
     clock: i64,
@@ -143,7 +143,9 @@ impl World {
         Self::begin(seed, true, false)
     }
 
-    /// Creates a world that contains only objects that an API server accepts and that Linkerd's server decodes.
+    /// Creates a world for a comparison with Linkerd's server: it contains only objects that an API server accepts,
+    /// without ServiceProfiles and ports that Linkerd's server does not read (rows 10 and 12 of
+    /// `docs/src/reference/differences.md`).
     ///
     /// # Errors
     /// Fails when an object cannot be decoded as its kind.
@@ -249,8 +251,10 @@ impl World {
             }
         };
         let key = Key::of(&object)?;
-        if self.for_linkerd && key.kind == Kind::ServiceProfile {
-            profile::keep_what_linkerd_decodes(&mut object);
+        match key.kind {
+            Kind::ServiceProfile if self.for_linkerd => profile::keep_what_linkerd_decodes(&mut object),
+            Kind::EndpointSlice if self.for_linkerd => slice::keep_numbered_ports(&mut object),
+            _ => {}
         }
         let before = self.objects.get(&key).and_then(|before| before.get("metadata"));
         let kept = |field: &str| before.and_then(|before| before.get(field)).cloned();

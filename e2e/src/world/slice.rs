@@ -91,6 +91,13 @@ fn ports(world: &mut World) -> Value {
     }
 }
 
+/// Removes the ports without a number.
+pub(super) fn keep_numbered_ports(slice: &mut Value) {
+    if let Some(ports) = slice.get_mut("ports").and_then(Value::as_array_mut) {
+        ports.retain(|port| port.get("port").is_some_and(Value::is_number));
+    }
+}
+
 fn endpoint(world: &mut World, namespace: &str, family: &str) -> Endpoint {
     let mut endpoint = Endpoint { zone: owner::zone(world).map(str::to_owned), ..Endpoint::default() };
     flip_readiness(world, &mut endpoint, family);

@@ -5,33 +5,26 @@
 //! * Always: both servers have the same flags, and are restarted for each state of a cluster. The answers therefore
 //!   depend only on the objects, and not on their history.
 
-use std::{
-    collections::{BTreeMap, BTreeSet},
-    path::Path,
-    time::Duration,
-};
+use std::{collections::BTreeMap, path::Path, time::Duration};
 
 use anyhow::{Context, Result};
 use e2e::{
     ControlPlane, Manager, ManagerOptions, Options,
-    answers::refusal,
     discovery::Discovery,
     linkerd_controller::{CHART_FLAGS, LinkerdDestination},
-    oracle::{Answer, ApiState, ProfileAnswer, Request},
-    world::{World, api, cluster_ip_requests},
+    oracle::ApiState,
+    world::{World, api},
 };
 use futures::{StreamExt, stream};
-use tokio::time::{sleep, timeout};
-use tonic::Status;
+use tokio::time::sleep;
 
-use crate::differences::{self, Difference};
+use crate::{
+    differences::{self, Difference},
+    query::{QUIET, Query, Received, queries},
+};
 
 /// The number of changes before each comparison.
 const BURSTS: [usize; 4] = [0, 20, 60, 120];
-/// A server without a message for this time has none.
-const SILENCE: Duration = Duration::from_millis(1_500);
-/// A stream without a further message for this time has sent its whole answer.
-const QUIET: Duration = Duration::from_millis(200);
 const AT_ONE_TIME: usize = 100;
 /// How often a request is repeated while the answers differ: the servers may observe the last write at
 /// different times.
@@ -79,19 +72,6 @@ pub(crate) struct Examples {
     pub(crate) first: String,
 }
 
-/// A request to one of the two methods.
-enum Query {
-    Get(Request),
-    Profile(Request),
-}
-
-/// What a client received after a request; `None` if it received no message.
-#[derive(Clone, Debug, PartialEq)]
-pub(crate) enum Received {
-    Endpoints(Option<Answer>),
-    Profile(Option<ProfileAnswer>),
-}
-
 pub(crate) async fn compare(controller: &Path, seeds: &[u64]) -> Result<Answers> {
     let mut answers = Answers::default();
     for &seed in seeds {
@@ -118,7 +98,7 @@ pub(crate) async fn compare(controller: &Path, seeds: &[u64]) -> Result<Answers>
                 answers.states += 1;
                 eprintln!("seed {seed}, {changes} changes, {name}: {} queries", queries.len());
                 let context = format!("seed {seed}, {changes} changes, flags: {name}");
-                answers.add(&servers, &queries, &context).await;
+                answers.add(&state, &servers, &queries, &context).await;
                 if let Some(panic) = theirs.log().split("panic: ").nth(1) {
                     eprintln!(
                         "{context}: Linkerd's server panicked: {}",
@@ -132,16 +112,6 @@ pub(crate) async fn compare(controller: &Path, seeds: &[u64]) -> Result<Answers>
     Ok(answers)
 }
 
-/// Without profiles of hostnames whose endpoints are not Pods (row 20).
-fn queries(world: &World, state: &ApiState) -> Vec<Query> {
-    let endpoints = state.slices.values().flat_map(|slice| &slice.endpoints);
-    let others = endpoints.filter(|it| it.target_ref.as_ref().and_then(|to| to.kind.as_deref()) != Some("Pod"));
-    let hostnames: BTreeSet<&str> = others.filter_map(|endpoint| endpoint.hostname.as_deref()).collect();
-    let is_requested = |request: &Request| !request.path.split('.').next().is_some_and(|host| hostnames.contains(host));
-    let profiles = world.profile_requests().into_iter().filter(is_requested).chain(cluster_ip_requests(state));
-    world.requests().into_iter().map(Query::Get).chain(profiles.map(Query::Profile)).collect()
-}
-
 // === impl Answers ===
 
 impl Answers {
@@ -150,13 +120,13 @@ impl Answers {
         self.differences.keys().all(|difference| difference.number.is_some())
     }
 
-    async fn add(&mut self, servers: &[Discovery; 2], queries: &[Query], context: &str) {
+    async fn add(&mut self, state: &ApiState, servers: &[Discovery; 2], queries: &[Query], context: &str) {
         let requested = stream::iter(queries).map(|query| request_both(servers, query)).buffered(AT_ONE_TIME);
         let received: Vec<[Received; 2]> = requested.collect().await;
         for (query, [ours, theirs]) in queries.iter().zip(received) {
             self.compared += 1;
             let request = query.request();
-            let found = differences::of(&ours, &theirs);
+            let found = differences::of(state, request, &ours, &theirs);
             if found.is_empty() {
                 self.equal += 1;
             }
@@ -181,64 +151,4 @@ async fn request_both([ours, theirs]: &[Discovery; 2], query: &Query) -> [Receiv
         repetitions += 1;
         sleep(QUIET).await;
     }
-}
-
-// === impl Query ===
-
-impl Query {
-    fn request(&self) -> &Request {
-        match self {
-            Self::Get(request) | Self::Profile(request) => request,
-        }
-    }
-
-    fn method(&self) -> &'static str {
-        match self {
-            Self::Get(_) => "Get",
-            Self::Profile(_) => "GetProfile",
-        }
-    }
-
-    async fn send(&self, server: &Discovery) -> Received {
-        match self {
-            Self::Get(Request { path, token }) => {
-                // Linkerd's server sends its headers with the first message.
-                let first = timeout(SILENCE, async {
-                    let mut stream = server.get(path, token).await?;
-                    stream.next().await.map_err(status)?;
-                    Ok(stream)
-                });
-                Received::Endpoints(match first.await {
-                    Err(_) => None,
-                    Ok(Err(status)) => Some(refusal(&status)),
-                    Ok(Ok(mut stream)) => match stream.settle(QUIET).await.map_err(status) {
-                        Ok(_) => Some(Answer::Endpoints(stream.known)),
-                        Err(status) => Some(refusal(&status)),
-                    },
-                })
-            }
-            Self::Profile(Request { path, token }) => {
-                let first = timeout(SILENCE, async {
-                    let mut stream = server.get_profile(path, token).await?;
-                    stream.next().await.map_err(status)?;
-                    Ok(stream)
-                });
-                let refused = |status: &Status| ProfileAnswer::Refused(status.code(), status.message().to_owned());
-                Received::Profile(match first.await {
-                    Err(_) => None,
-                    Ok(Err(status)) => Some(refused(&status)),
-                    Ok(Ok(mut stream)) => match stream.settle(QUIET).await.map_err(status) {
-                        Ok(_) => stream.messages.pop().map(|profile| ProfileAnswer::Profile(Box::new(profile))),
-                        Err(status) => Some(refused(&status)),
-                    },
-                })
-            }
-        }
-    }
-}
-
-/// Returns the status in an error of a stream.
-fn status(error: anyhow::Error) -> Status {
-    let text = format!("{error:#}");
-    error.downcast::<Status>().unwrap_or_else(|_| Status::internal(text))
 }

@@ -1,17 +1,17 @@
 //! The differences between an answer of ours and one of Linkerd's, and their numbers in the documentation.
 //!
-//! * In: both answers. Out: each difference: what differs, and the row of
+//! * In: both answers, and the objects they were given about. Out: each field that differs, with the row of
 //!   `docs/src/reference/differences.md` that describes it.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 
 use e2e::{
     answers::profile_difference,
-    oracle::{Answer, ProfileAnswer},
+    oracle::{Answer, ApiState, ProfileAnswer, Request},
 };
-use linkerd2_proxy_api::destination::WeightedAddr;
+use linkerd2_proxy_api::destination::{DestinationProfile, WeightedAddr};
 
-use crate::answers::Received;
+use crate::{query::Received, rows};
 
 /// What differs.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -22,89 +22,122 @@ pub(crate) struct Difference {
 }
 
 /// Returns each difference with a description of this case. Equal answers have none.
-pub(crate) fn of(ours: &Received, theirs: &Received) -> Vec<(Difference, String)> {
-    let found = match (ours, theirs) {
-        (Received::Endpoints(ours), Received::Endpoints(theirs)) => of_endpoints(ours.as_ref(), theirs.as_ref()),
-        (Received::Profile(ours), Received::Profile(theirs)) => of_profiles(ours.as_ref(), theirs.as_ref()),
+pub(crate) fn of(state: &ApiState, request: &Request, ours: &Received, theirs: &Received) -> Vec<(Difference, String)> {
+    match (ours, theirs) {
+        (Received::Endpoints(ours), Received::Endpoints(theirs)) => of_endpoints(state, ours.as_ref(), theirs.as_ref()),
+        (Received::Profile(ours), Received::Profile(theirs)) => {
+            of_profiles(state, request, ours.as_ref(), theirs.as_ref())
+        }
         _ => Vec::new(),
-    };
-    let numbered = found.into_iter().map(|(what, example)| {
-        let number = number(&what);
-        (Difference { number, what }, example)
-    });
-    numbered.collect()
+    }
 }
 
-fn of_endpoints(ours: Option<&Answer>, theirs: Option<&Answer>) -> Vec<(String, String)> {
-    let (ours, theirs) = match (ours, theirs) {
-        (ours, theirs) if ours == theirs => return Vec::new(),
+fn of_endpoints(state: &ApiState, ours: Option<&Answer>, theirs: Option<&Answer>) -> Vec<(Difference, String)> {
+    match (ours, theirs) {
+        (ours, theirs) if ours == theirs => Vec::new(),
         (Some(Answer::Endpoints(ours)), None) if ours.is_empty() => {
-            return vec![("Get: NoEndpoints, they send nothing".to_owned(), String::new())];
+            vec![difference(Some(1), "Get: NoEndpoints, they send nothing", "")]
         }
-        (Some(Answer::Endpoints(ours)), Some(Answer::Endpoints(theirs))) => (ours, theirs),
-        (ours, theirs) => return vec![(format!("Get: {} against {}", shown(ours), shown(theirs)), String::new())],
-    };
+        (Some(Answer::Endpoints(ours)), Some(Answer::Endpoints(theirs))) => of_sets(state, ours, theirs),
+        (ours, theirs) => vec![difference(None, &format!("Get: {} against {}", shown(ours), shown(theirs)), "")],
+    }
+}
+
+fn of_sets<K: Ord + std::fmt::Display>(
+    state: &ApiState,
+    ours: &BTreeMap<K, WeightedAddr>,
+    theirs: &BTreeMap<K, WeightedAddr>,
+) -> Vec<(Difference, String)> {
     let mut found = Vec::new();
     for (address, endpoint) in ours {
         match theirs.get(address) {
-            None => found.push(("Get: an endpoint only from us".to_owned(), format!("{address}: {endpoint:?}"))),
-            Some(other) if other == endpoint => {}
+            None => {
+                let row = rows::of_endpoint(state, endpoint);
+                found.push(difference(row, "Get: an endpoint only from us", &format!("{address}: {endpoint:?}")));
+            }
             Some(other) => {
-                let fields = [
-                    ("addr", endpoint.addr != other.addr),
-                    ("weight", endpoint.weight != other.weight),
-                    ("metric_labels", endpoint.metric_labels != other.metric_labels),
-                    ("tls_identity", endpoint.tls_identity != other.tls_identity),
-                    ("protocol_hint", endpoint.protocol_hint != other.protocol_hint),
-                    ("authority_override", endpoint.authority_override != other.authority_override),
-                    ("http2", endpoint.http2 != other.http2),
-                    ("resource_ref", endpoint.resource_ref != other.resource_ref),
-                ];
-                let fields = fields.iter().filter(|(_, differs)| *differs).map(|(name, _)| match *name {
-                    "metric_labels" => format!("labels {}", differing_labels(endpoint, other)),
-                    name => name.to_owned(),
-                });
-                let what = format!("Get: an endpoint differs in {}", fields.collect::<Vec<_>>().join(", "));
-                found.push((what, format!("{address}: ours {endpoint:?}, theirs {other:?}")));
+                let example = format!("{address}: ours {endpoint:?}, theirs {other:?}");
+                for (row, field) in differing_fields(state, endpoint, other) {
+                    found.push(difference(row, &format!("Get: an endpoint differs in {field}"), &example));
+                }
             }
         }
     }
     for (address, endpoint) in theirs.iter().filter(|(address, _)| !ours.contains_key(address)) {
-        found.push(("Get: an endpoint only from them".to_owned(), format!("{address}: {endpoint:?}")));
+        let row = rows::of_endpoint(state, endpoint);
+        found.push(difference(row, "Get: an endpoint only from them", &format!("{address}: {endpoint:?}")));
     }
     found
 }
 
-/// Returns the names of the labels that differ.
-fn differing_labels(ours: &WeightedAddr, theirs: &WeightedAddr) -> String {
-    let names: BTreeSet<&String> = ours.metric_labels.keys().chain(theirs.metric_labels.keys()).collect();
-    let differing = names.into_iter().filter(|name| ours.metric_labels.get(*name) != theirs.metric_labels.get(*name));
-    differing.map(String::as_str).collect::<Vec<_>>().join(" ")
+/// Returns the name of each field and label that differs, with its row.
+fn differing_fields(state: &ApiState, ours: &WeightedAddr, theirs: &WeightedAddr) -> Vec<(Option<u32>, String)> {
+    let fields = [
+        ("addr", ours.addr != theirs.addr),
+        ("weight", ours.weight != theirs.weight),
+        ("tls_identity", ours.tls_identity != theirs.tls_identity),
+        ("protocol_hint", ours.protocol_hint != theirs.protocol_hint),
+        ("authority_override", ours.authority_override != theirs.authority_override),
+        ("http2", ours.http2 != theirs.http2),
+        ("resource_ref", ours.resource_ref != theirs.resource_ref),
+    ];
+    let fields = fields.into_iter().filter(|(_, differs)| *differs).map(|(field, _)| field.to_owned());
+    let labels: BTreeSet<&String> = ours.metric_labels.keys().chain(theirs.metric_labels.keys()).collect();
+    let labels = labels.into_iter().filter(|label| ours.metric_labels.get(*label) != theirs.metric_labels.get(*label));
+    let all = fields.chain(labels.map(|label| format!("the label {label}")));
+    all.map(|field| (rows::of_endpoint_field(state, &field, ours, theirs), field)).collect()
 }
 
-fn of_profiles(ours: Option<&ProfileAnswer>, theirs: Option<&ProfileAnswer>) -> Vec<(String, String)> {
+fn of_profiles(
+    state: &ApiState,
+    request: &Request,
+    ours: Option<&ProfileAnswer>,
+    theirs: Option<&ProfileAnswer>,
+) -> Vec<(Difference, String)> {
     match (ours, theirs) {
         (ours, theirs) if ours == theirs => Vec::new(),
-        (Some(ProfileAnswer::Profile(_)), None) => {
-            vec![("GetProfile: a profile, they send nothing".to_owned(), format!("{ours:?}"))]
+        (Some(ProfileAnswer::Profile(ours)), None) => {
+            let row = rows::of_missing_profile(state, ours);
+            vec![difference(row, "GetProfile: a profile, they send nothing", &format!("{ours:?}"))]
         }
-        (Some(ours @ ProfileAnswer::Profile(_)), Some(theirs @ ProfileAnswer::Profile(_))) => {
-            let lines = profile_difference(theirs, Some(ours));
-            let fields: Vec<&str> = lines.lines().filter_map(|line| line.split(':').next()).collect();
-            vec![(format!("GetProfile: differs in {}", fields.join(", ")), lines.replace('\n', "; "))]
+        (Some(ProfileAnswer::Profile(ours)), Some(ProfileAnswer::Profile(theirs))) => {
+            of_profile_fields(state, ours, theirs)
         }
         (Some(ProfileAnswer::Refused(ours, text)), Some(ProfileAnswer::Refused(theirs, other))) if ours == theirs => {
-            vec![(format!("GetProfile: another text of {ours:?}"), format!("ours {text:?}, theirs {other:?}"))]
+            let row = rows::of_refusal(*ours);
+            let example = format!("ours {text:?}, theirs {other:?}");
+            vec![difference(row, &format!("GetProfile: another text of {ours:?}"), &example)]
         }
         (ours, theirs) => {
             let shown = |answer: Option<&ProfileAnswer>| match answer {
                 None => "nothing".to_owned(),
-                Some(ProfileAnswer::Refused(code, text)) => format!("{code:?} {text:?}"),
+                Some(ProfileAnswer::Refused(code, _)) => format!("{code:?}"),
                 Some(ProfileAnswer::Profile(_)) => "a profile".to_owned(),
             };
-            vec![(format!("GetProfile: {} against {}", shown(ours), shown(theirs)), String::new())]
+            let row = rows::of_hostname(state, request, ours, theirs);
+            let example = format!("ours {ours:?}, theirs {theirs:?}");
+            vec![difference(row, &format!("GetProfile: {} against {}", shown(ours), shown(theirs)), &example)]
         }
     }
+}
+
+fn of_profile_fields(
+    state: &ApiState,
+    ours: &DestinationProfile,
+    theirs: &DestinationProfile,
+) -> Vec<(Difference, String)> {
+    let [left, right] = [ours, theirs].map(|profile| ProfileAnswer::Profile(Box::new(profile.clone())));
+    let lines = profile_difference(&right, Some(&left));
+    let fields = lines.lines().filter_map(|line| Some((line.split_once(':')?.0, line)));
+    let found = fields.map(|(field, line)| {
+        let row = rows::of_profile_field(state, field, ours, theirs);
+        difference(row, &format!("GetProfile: differs in {field}"), line)
+    });
+    found.collect()
+}
+
+fn difference(number: Option<u32>, what: &str, example: &str) -> (Difference, String) {
+    (Difference { number, what: what.to_owned() }, example.to_owned())
 }
 
 fn shown(answer: Option<&Answer>) -> String {
@@ -113,18 +146,5 @@ fn shown(answer: Option<&Answer>) -> String {
         Some(Answer::Refused(code, text)) => format!("{code:?} {text:?}"),
         Some(Answer::Endpoints(endpoints)) if endpoints.is_empty() => "no endpoints".to_owned(),
         Some(Answer::Endpoints(_)) => "endpoints".to_owned(),
-    }
-}
-
-/// Returns the row of the documentation that describes a difference.
-fn number(what: &str) -> Option<u32> {
-    match what {
-        "Get: NoEndpoints, they send nothing" => Some(1),
-        "GetProfile: a profile, they send nothing" => Some(11),
-        "GetProfile: differs in profile_ref" => Some(36),
-        "GetProfile: another text of InvalidArgument" => Some(38),
-        _ => what
-            .strip_prefix("Get: an endpoint differs in labels ")
-            .and_then(|labels| labels.split(' ').all(|label| label.starts_with("target_")).then_some(37)),
     }
 }

@@ -3,12 +3,15 @@
 //! * In: paths of Linkerd's own programs, as environment variables: `LINKERD_CONTROLLER` (the Go controller),
 //!   `SEEDS="1 2 3"` of the random clusters. Out: a report in Markdown, on standard output.
 //! * Always: a part runs where its programs are given, and the report says which parts were left out. A difference that
-//!   no row of the documentation explains is a failure.
+//!   no row of the documentation explains is a failure, and so is an open stream of ours that differs from a new one.
 
 mod answers;
 mod differences;
 mod leases;
+mod live;
+mod query;
 mod report;
+mod rows;
 
 use std::{env, path::PathBuf, process::ExitCode};
 
@@ -37,9 +40,12 @@ async fn run() -> Result<bool> {
             let answers = answers::compare(&controller, &seeds).await?;
             print!("{}", report::answers(&answers));
             is_explained &= answers.is_explained();
+            let live = live::compare(&controller, &seeds).await?;
+            print!("{}", report::live(&live));
+            is_explained &= live[0].stale.is_empty();
             print!("{}", report::turns(&leases::take_turns(&controller).await?));
         }
-        None => println!("## Answers and Leases\n\nLeft out: LINKERD_CONTROLLER is not set.\n"),
+        None => println!("## Answers, open streams and Leases\n\nLeft out: LINKERD_CONTROLLER is not set.\n"),
     }
     Ok(is_explained)
 }

@@ -1,0 +1,203 @@
+//! The rows of `docs/src/reference/differences.md` that describe a difference at rest.
+//!
+//! * In: what differs, both answers, and the objects they were given about. Out: the number of the row.
+//! * Always: a row is returned only if the objects are such as it describes. Any other difference has none, and the
+//!   comparison fails.
+
+use std::net::SocketAddr;
+
+use e2e::oracle::{ApiState, ProfileAnswer, Request};
+use k8s_openapi::api::{
+    core::v1::Pod,
+    discovery::v1::{Endpoint, EndpointSlice},
+};
+use linkerd2_proxy_api::{
+    destination::{DestinationProfile, WeightedAddr},
+    meta::{Metadata, Resource, metadata::Kind},
+};
+use tonic::Code;
+
+const CLUSTER_NAME: &str = "mirror.linkerd.io/cluster-name";
+const OPAQUE_PORTS: &str = "config.linkerd.io/opaque-ports";
+const INBOUND_LISTEN_ADDR: &str = "LINKERD2_PROXY_INBOUND_LISTEN_ADDR";
+/// The largest `inbound_port` that a proxy accepts is one less.
+const REFUSED_INBOUND_PORT: u32 = 65_535;
+
+/// Returns the row for an endpoint that only one of the servers sends.
+pub(crate) fn of_endpoint(state: &ApiState, endpoint: &WeightedAddr) -> Option<u32> {
+    match has_unreadable_proxy(state, endpoint) {
+        true => Some(9),
+        false => (entries(state, endpoint) > 1).then_some(39),
+    }
+}
+
+/// Returns the row for a field of an endpoint that both servers send.
+pub(crate) fn of_endpoint_field(
+    state: &ApiState,
+    field: &str,
+    ours: &WeightedAddr,
+    theirs: &WeightedAddr,
+) -> Option<u32> {
+    let inbound_port = |endpoint: &WeightedAddr| {
+        endpoint.protocol_hint.as_ref().and_then(|hint| hint.opaque_transport).map(|transport| transport.inbound_port)
+    };
+    match field {
+        "the label target_cluster" | "the label target_service" | "the label target_service_namespace" => {
+            is_partly_mirrored(state, ours).then_some(37)
+        }
+        "the label zone" | "the label zone_locality" | "weight" => (entries(state, ours) > 1).then_some(39),
+        "protocol_hint" if inbound_port(theirs) == Some(REFUSED_INBOUND_PORT) => {
+            inbound_port(ours).is_none().then_some(40)
+        }
+        _ => None,
+    }
+}
+
+/// Returns the row for a profile that only our server sends.
+pub(crate) fn of_missing_profile(state: &ApiState, ours: &DestinationProfile) -> Option<u32> {
+    if let Some(endpoint) = &ours.endpoint {
+        return has_unreadable_proxy(state, endpoint).then_some(9);
+    }
+    let service = resource(ours.parent_ref.as_ref())?;
+    let name = format!("{}.{}.svc.cluster.local", service.name, service.namespace);
+    state.profiles.keys().any(|(_, profile)| *profile == name).then_some(11)
+}
+
+/// Returns the row for a field of a profile.
+pub(crate) fn of_profile_field(
+    state: &ApiState,
+    field: &str,
+    ours: &DestinationProfile,
+    theirs: &DestinationProfile,
+) -> Option<u32> {
+    match field {
+        "profile_ref" => {
+            let (ours, theirs) = (resource(ours.profile_ref.as_ref())?, resource(theirs.profile_ref.as_ref())?);
+            let is_equal_otherwise = Resource { kind: String::new(), ..ours.clone() } == *theirs;
+            (ours.kind == "ServiceProfile" && is_equal_otherwise).then_some(36)
+        }
+        "endpoint" => {
+            let (ours, theirs) = (ours.endpoint.as_ref()?, theirs.endpoint.as_ref()?);
+            match with_lower_case_labels(theirs) == *ours {
+                true => Some(44),
+                false => is_being_deleted(state, ours).then_some(16),
+            }
+        }
+        "opaque_protocol" => {
+            if ours.endpoint.as_ref().is_some_and(|endpoint| is_being_deleted(state, endpoint)) {
+                return Some(16);
+            }
+            let service = resource(ours.parent_ref.as_ref())?;
+            let service = state.services.get(&(service.namespace.clone(), service.name.clone()))?;
+            service.metadata.annotations.as_ref()?.contains_key(OPAQUE_PORTS).then_some(18)
+        }
+        "dst_overrides" => {
+            let is_largest = ours.dst_overrides.iter().any(|override_| override_.weight == u32::MAX);
+            is_largest.then_some(41)
+        }
+        _ => None,
+    }
+}
+
+/// Returns the row for another text of the same refusal.
+pub(crate) fn of_refusal(code: Code) -> Option<u32> {
+    (code == Code::InvalidArgument).then_some(38)
+}
+
+/// Returns the row for a hostname for which only one of the servers sends a profile.
+pub(crate) fn of_hostname(
+    state: &ApiState,
+    request: &Request,
+    ours: Option<&ProfileAnswer>,
+    theirs: Option<&ProfileAnswer>,
+) -> Option<u32> {
+    let [hostname, service, namespace, _] = request.path.splitn(4, '.').collect::<Vec<_>>().try_into().ok()?;
+    let endpoints = endpoints(state, namespace, service);
+    let named: Vec<_> = endpoints.filter(|(_, endpoint)| endpoint.hostname.as_deref() == Some(hostname)).collect();
+    match (ours?, theirs?) {
+        (ProfileAnswer::Profile(_), ProfileAnswer::Refused(..)) => {
+            let is_missing = |(_, endpoint): &(&EndpointSlice, &Endpoint)| {
+                endpoint.target_ref.as_ref().is_some_and(|target| {
+                    let place = (target.namespace.clone().unwrap_or_default(), target.name.clone().unwrap_or_default());
+                    !state.pods.contains_key(&place)
+                })
+            };
+            (named.len() > 1 && named.iter().any(is_missing)).then_some(42)
+        }
+        (ProfileAnswer::Refused(..), ProfileAnswer::Profile(_)) => {
+            let is_left_out = |(slice, endpoint): &(&EndpointSlice, &Endpoint)| {
+                let target = endpoint.target_ref.as_ref().and_then(|target| target.namespace.as_deref());
+                slice.address_type == "FQDN" || target.is_some_and(|target| target != namespace)
+            };
+            (!named.is_empty() && named.iter().all(is_left_out)).then_some(43)
+        }
+        _ => None,
+    }
+}
+
+/// Returns how many addresses of the endpoint's workload are in the slices of its Service.
+fn entries(state: &ApiState, endpoint: &WeightedAddr) -> usize {
+    let label = |name: &str| endpoint.metric_labels.get(name).map(String::as_str);
+    let (Some(namespace), Some(service)) = (label("namespace"), label("service")) else { return 0 };
+    let (kind, name) = match (label("pod"), label("external_workload")) {
+        (Some(pod), _) => ("Pod", pod),
+        (None, Some(workload)) => ("ExternalWorkload", workload),
+        (None, None) => return 0,
+    };
+    let of_workload = endpoints(state, namespace, service).filter(|(_, endpoint)| {
+        let target = endpoint.target_ref.as_ref();
+        target.is_some_and(|target| target.kind.as_deref() == Some(kind) && target.name.as_deref() == Some(name))
+    });
+    of_workload.map(|(_, endpoint)| endpoint.addresses.len()).sum()
+}
+
+/// Returns whether some slices of the endpoint's Service are those of a mirrored Service, and others are not.
+fn is_partly_mirrored(state: &ApiState, endpoint: &WeightedAddr) -> bool {
+    let label = |name: &str| endpoint.metric_labels.get(name).map_or("", String::as_str);
+    let slices = state.slices_of(label("namespace"), label("service"));
+    let clusters =
+        slices.iter().map(|slice| slice.metadata.labels.as_ref().and_then(|labels| labels.get(CLUSTER_NAME)));
+    let clusters: Vec<_> = clusters.collect();
+    clusters.iter().any(|cluster| Some(cluster) != clusters.first())
+}
+
+/// Returns whether the endpoint is a Pod that is being deleted.
+fn is_being_deleted(state: &ApiState, endpoint: &WeightedAddr) -> bool {
+    pod(state, endpoint).is_some_and(|pod| pod.metadata.deletion_timestamp.is_some())
+}
+
+/// Returns whether the endpoint is a meshed Pod whose containers do not say where its proxy listens.
+fn has_unreadable_proxy(state: &ApiState, endpoint: &WeightedAddr) -> bool {
+    let is_meshed = endpoint.metric_labels.contains_key("control_plane_ns");
+    let Some(spec) = pod(state, endpoint).and_then(|pod| pod.spec.as_ref()).filter(|_| is_meshed) else { return false };
+    let containers = spec.init_containers.iter().flatten().chain(&spec.containers);
+    let variables = containers.filter(|it| it.name == "linkerd-proxy").flat_map(|it| it.env.iter().flatten());
+    let mut listens = variables.filter(|variable| variable.name == INBOUND_LISTEN_ADDR);
+    !listens.any(|variable| variable.value.as_deref().is_some_and(|value| value.parse::<SocketAddr>().is_ok()))
+}
+
+fn pod<'a>(state: &'a ApiState, endpoint: &WeightedAddr) -> Option<&'a Pod> {
+    let label = |name: &str| endpoint.metric_labels.get(name).cloned().unwrap_or_default();
+    state.pods.get(&(label("namespace"), label("pod")))
+}
+
+fn with_lower_case_labels(endpoint: &WeightedAddr) -> WeightedAddr {
+    let labels = endpoint.metric_labels.iter().map(|(name, value)| (name.to_lowercase(), value.clone()));
+    WeightedAddr { metric_labels: labels.collect(), ..endpoint.clone() }
+}
+
+fn endpoints<'a>(
+    state: &'a ApiState,
+    namespace: &str,
+    service: &str,
+) -> impl Iterator<Item = (&'a EndpointSlice, &'a Endpoint)> {
+    let slices = state.slices_of(namespace, service).into_iter();
+    slices.flat_map(|slice| slice.endpoints.iter().map(move |endpoint| (slice, endpoint)))
+}
+
+fn resource(metadata: Option<&Metadata>) -> Option<&Resource> {
+    match metadata?.kind.as_ref()? {
+        Kind::Resource(resource) => Some(resource),
+        Kind::Default(_) => None,
+    }
+}
