@@ -41,6 +41,7 @@ mod plain_http;
 mod port;
 pub mod process;
 pub mod profile;
+pub mod query;
 pub mod real_node;
 pub mod restarts;
 mod shared;

@@ -124,6 +124,16 @@ fn mutations() -> impl Iterator<Item = &'static Mutation> {
     OF_ANY.iter().chain(of_kinds.into_iter().flatten())
 }
 
+// === impl Change ===
+
+impl Change {
+    pub fn key(&self) -> &Key {
+        match self {
+            Self::Applied { key, .. } | Self::Deleted { key, .. } => key,
+        }
+    }
+}
+
 // === impl World ===
 
 impl World {

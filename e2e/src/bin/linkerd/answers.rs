@@ -13,15 +13,13 @@ use e2e::{
     discovery::Discovery,
     linkerd_controller::{CHART_FLAGS, LinkerdDestination},
     oracle::ApiState,
+    query::{QUIET, Query, Received, queries},
     world::{World, api},
 };
 use futures::{StreamExt, stream};
 use tokio::time::sleep;
 
-use crate::{
-    differences::{self, Difference},
-    query::{QUIET, Query, Received, queries},
-};
+use crate::differences::{self, Difference};
 
 /// The number of changes before each comparison.
 const BURSTS: [usize; 4] = [0, 20, 60, 120];

@@ -3,15 +3,22 @@
 //! * In: both answers, and the objects they were given about. Out: each field that differs, with the row of
 //!   `docs/src/reference/differences.md` that describes it.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    net::SocketAddr,
+};
 
 use e2e::{
     answers::profile_difference,
     oracle::{Answer, ApiState, ProfileAnswer, Request},
+    query::Received,
 };
 use linkerd2_proxy_api::destination::{DestinationProfile, WeightedAddr};
 
-use crate::{query::Received, rows};
+use crate::rows;
+
+/// The beginning of the client's error about a message with two endpoints for one address.
+const REPEATED_ADDRESS: &str = "an Add contains an address twice";
 
 /// What differs.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -39,14 +46,21 @@ fn of_endpoints(state: &ApiState, ours: Option<&Answer>, theirs: Option<&Answer>
             vec![difference(Some(1), "Get: NoEndpoints, they send nothing", "")]
         }
         (Some(Answer::Endpoints(ours)), Some(Answer::Endpoints(theirs))) => of_sets(state, ours, theirs),
+        (Some(Answer::Endpoints(ours)), Some(Answer::Refused(_, text))) if text.starts_with(REPEATED_ADDRESS) => {
+            vec![difference(
+                rows::of_repeated_address(state, ours),
+                "Get: their message contains an address twice",
+                text,
+            )]
+        }
         (ours, theirs) => vec![difference(None, &format!("Get: {} against {}", shown(ours), shown(theirs)), "")],
     }
 }
 
-fn of_sets<K: Ord + std::fmt::Display>(
+fn of_sets(
     state: &ApiState,
-    ours: &BTreeMap<K, WeightedAddr>,
-    theirs: &BTreeMap<K, WeightedAddr>,
+    ours: &BTreeMap<SocketAddr, WeightedAddr>,
+    theirs: &BTreeMap<SocketAddr, WeightedAddr>,
 ) -> Vec<(Difference, String)> {
     let mut found = Vec::new();
     for (address, endpoint) in ours {

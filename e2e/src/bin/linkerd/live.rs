@@ -3,7 +3,8 @@
 //! * In: the path of Linkerd's controller, seeds. Out: for each server, how many open streams had another answer than a
 //!   new stream once the changes had settled, and how many streams the server ended.
 //! * Always: a client repeats its request when it is refused or its stream ends, as a proxy does. An open stream that
-//!   has received that there are no endpoints equals a new one that receives nothing.
+//!   has received that there are no endpoints equals a new one that receives nothing. A stream of a deleted Service
+//!   may stay open, while a new one is refused.
 
 use std::{
     collections::BTreeMap,
@@ -18,13 +19,12 @@ use e2e::{
     discovery::Discovery,
     linkerd_controller::{CHART_FLAGS, LinkerdDestination},
     oracle::{Answer, ProfileAnswer},
+    query::{QUIET, Query, Received, queries},
     world::{World, api},
 };
 use futures::{StreamExt, stream};
 use tokio::{sync::watch, task::JoinSet, time::sleep};
 use tonic::{Code, Status};
-
-use crate::query::{QUIET, Query, Received, queries};
 
 /// The number of changes before each comparison.
 const BURSTS: [usize; 5] = [1, 3, 10, 40, 80];
@@ -173,7 +173,17 @@ fn are_equal(open: &Received, new: &Received) -> bool {
         Received::Endpoints(Some(Answer::Endpoints(endpoints))) => endpoints.is_empty(),
         _ => false,
     };
-    open == new || is_empty(open) && is_empty(new)
+    let is_deleted = match (open, new) {
+        (_, Received::Endpoints(Some(Answer::Refused(Code::NotFound, text)))) => {
+            is_empty(open) && text.starts_with("Service ")
+        }
+        (
+            Received::Profile(Some(ProfileAnswer::Profile(_))),
+            Received::Profile(Some(ProfileAnswer::Refused(Code::Unknown, text))),
+        ) => text.starts_with("service "),
+        _ => false,
+    };
+    open == new || is_empty(open) && is_empty(new) || is_deleted
 }
 
 // === impl Live ===

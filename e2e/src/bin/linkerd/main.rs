@@ -9,7 +9,6 @@ mod answers;
 mod differences;
 mod leases;
 mod live;
-mod query;
 mod report;
 mod rows;
 

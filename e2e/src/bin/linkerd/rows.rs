@@ -4,7 +4,10 @@
 //! * Always: a row is returned only if the objects are such as it describes. Any other difference has none, and the
 //!   comparison fails.
 
-use std::net::SocketAddr;
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    net::{IpAddr, SocketAddr},
+};
 
 use e2e::oracle::{ApiState, ProfileAnswer, Request};
 use k8s_openapi::api::{
@@ -12,7 +15,7 @@ use k8s_openapi::api::{
     discovery::v1::{Endpoint, EndpointSlice},
 };
 use linkerd2_proxy_api::{
-    destination::{DestinationProfile, WeightedAddr},
+    destination::{DestinationProfile, WeightedAddr, WeightedDst},
     meta::{Metadata, Resource, metadata::Kind},
 };
 use tonic::Code;
@@ -80,23 +83,44 @@ pub(crate) fn of_profile_field(
             let (ours, theirs) = (ours.endpoint.as_ref()?, theirs.endpoint.as_ref()?);
             match with_lower_case_labels(theirs) == *ours {
                 true => Some(44),
-                false => is_being_deleted(state, ours).then_some(16),
+                false => of_unknown_endpoint(state, ours, theirs),
             }
         }
         "opaque_protocol" => {
-            if ours.endpoint.as_ref().is_some_and(|endpoint| is_being_deleted(state, endpoint)) {
-                return Some(16);
+            if let (Some(ours), Some(theirs)) = (&ours.endpoint, &theirs.endpoint) {
+                return of_unknown_endpoint(state, ours, theirs);
             }
             let service = resource(ours.parent_ref.as_ref())?;
             let service = state.services.get(&(service.namespace.clone(), service.name.clone()))?;
             service.metadata.annotations.as_ref()?.contains_key(OPAQUE_PORTS).then_some(18)
         }
         "dst_overrides" => {
-            let is_largest = ours.dst_overrides.iter().any(|override_| override_.weight == u32::MAX);
-            is_largest.then_some(41)
+            let is_a_bound = |override_: &WeightedDst| [0, u32::MAX].contains(&override_.weight);
+            ours.dst_overrides.iter().any(is_a_bound).then_some(41)
         }
         _ => None,
     }
+}
+
+/// Returns the row for an endpoint of a profile that only our server finds an object for.
+fn of_unknown_endpoint(state: &ApiState, ours: &WeightedAddr, theirs: &WeightedAddr) -> Option<u32> {
+    match theirs.metric_labels.is_empty() {
+        true if is_being_deleted(state, ours) => Some(16),
+        true => has_unusual_address(state, ours).then_some(45),
+        false => None,
+    }
+}
+
+/// Returns the row for a message of Linkerd's that contains an address twice.
+pub(crate) fn of_repeated_address(state: &ApiState, ours: &BTreeMap<SocketAddr, WeightedAddr>) -> Option<u32> {
+    let is_claimed_twice = |(address, endpoint): (&SocketAddr, &WeightedAddr)| {
+        let label = |name: &str| endpoint.metric_labels.get(name).map_or("", String::as_str);
+        let endpoints = endpoints(state, label("namespace"), label("service"));
+        let targets = endpoints.filter(|(_, it)| it.addresses.iter().any(|it| it.parse() == Ok(address.ip())));
+        let names: BTreeSet<_> = targets.filter_map(|(_, it)| it.target_ref.as_ref()?.name.clone()).collect();
+        names.len() > 1
+    };
+    ours.iter().any(is_claimed_twice).then_some(8)
 }
 
 /// Returns the row for another text of the same refusal.
@@ -174,6 +198,16 @@ fn has_unreadable_proxy(state: &ApiState, endpoint: &WeightedAddr) -> bool {
     let variables = containers.filter(|it| it.name == "linkerd-proxy").flat_map(|it| it.env.iter().flatten());
     let mut listens = variables.filter(|variable| variable.name == INBOUND_LISTEN_ADDR);
     !listens.any(|variable| variable.value.as_deref().is_some_and(|value| value.parse::<SocketAddr>().is_ok()))
+}
+
+/// Returns whether the endpoint is an ExternalWorkload with an address that is not in canonical form.
+fn has_unusual_address(state: &ApiState, endpoint: &WeightedAddr) -> bool {
+    let label = |name: &str| endpoint.metric_labels.get(name).cloned().unwrap_or_default();
+    let workload = state.workloads.get(&(label("namespace"), label("external_workload")));
+    let listed = workload.and_then(|workload| workload.data.pointer("/spec/workloadIPs")?.as_array());
+    let addresses = listed.into_iter().flatten().filter_map(|it| it.pointer("/ip")?.as_str());
+    let is_unusual = |text: &str| text.parse::<IpAddr>().is_ok_and(|address| address.to_string() != text);
+    addresses.into_iter().any(is_unusual)
 }
 
 fn pod<'a>(state: &'a ApiState, endpoint: &WeightedAddr) -> Option<&'a Pod> {

@@ -1,72 +1,78 @@
-//! Random clusters on a real API server: the responses of `Get` are compared with those of the oracle.
+//! Random clusters on a real API server: the answers of `Get` and `GetProfile` are compared with those of the oracle.
 //!
-//! After each burst of changes, three responses are compared: those of streams that were open throughout, those of new
+//! After each burst of changes, three answers are compared: those of streams that were open throughout, those of new
 //! streams, and those of the oracle for the objects that the API server lists. The control plane runs no controllers,
 //! so only the test changes objects.
 
-use std::time::Duration;
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    net::{IpAddr, SocketAddr},
+    time::Duration,
+};
 
 use anyhow::{Context, Result, bail, ensure};
 use e2e::{
     ControlPlane, Manager, ManagerOptions, Options,
-    answers::{difference, first_answer, refusal, settings},
-    discovery::{Discovery, Endpoints},
+    answers::{difference, profile_difference, settings},
+    discovery::Discovery,
     eventually,
     mesh::SOON,
-    oracle::{Answer, Request, answer, answer_while_open},
-    world::{World, api},
+    oracle::{
+        ApiState, Kind, ProfileAnswer, Request, Settings, answer, answer_profile, answer_profile_while_open,
+        answer_while_open,
+    },
+    query::{Query, Received, Stream},
+    world::{World, api, cluster_ip_requests},
 };
-use futures::future::try_join_all;
+use futures::future::{join_all, try_join_all};
 use tokio::time::{sleep, timeout};
-use tonic::Status;
 
 /// The number of changes in each burst.
 const BURSTS: [usize; 6] = [1, 3, 10, 40, 40, 80];
-/// A stream without a message for this time has settled.
-const QUIET: Duration = Duration::from_millis(150);
+/// The pause before a refused request is repeated.
+const PAUSE: Duration = Duration::from_millis(150);
 
-/// The state of a client of one request.
-enum Known {
-    Stream(Box<Endpoints>),
-    Refused(Status),
-}
+/// The names of the Services that have had an address, with their namespaces.
+type Holders = BTreeMap<IpAddr, BTreeSet<(String, String)>>;
 
 /// A client that repeats its request when its stream ends.
 struct Client {
     discovery: Discovery,
-    request: Request,
-    known: Known,
+    query: Query,
+    /// The stream, or the refusal.
+    known: Result<Stream, Received>,
 }
 
 impl Client {
-    async fn open(discovery: &Discovery, request: Request) -> Self {
-        let known = request_stream(discovery, &request).await;
-        Self { discovery: discovery.clone(), request, known }
+    async fn open(discovery: &Discovery, query: Query) -> Self {
+        let known = open(discovery, &query).await;
+        Self { discovery: discovery.clone(), query, known }
     }
 
-    /// Reads messages, and repeats the request after a refusal or the end of the stream, until the response is as
-    /// expected: `while_open` for an open stream, `fresh` for a refusal.
-    async fn reaches(&mut self, while_open: &Answer, fresh: &Answer) -> Result<()> {
+    /// Reads messages, and repeats the request after a refusal or the end of the stream, until the answer is one of
+    /// `while_open` for an open stream, or `fresh` for a refusal.
+    async fn reaches(&mut self, while_open: &[Received], fresh: &Received) -> Result<()> {
         let result = timeout(SOON, async {
             loop {
                 match &mut self.known {
-                    Known::Stream(stream) if &Answer::Endpoints(stream.known.clone()) == while_open => {
-                        if stream.settle(QUIET).await? {
-                            if &Answer::Endpoints(stream.known.clone()) == while_open {
-                                return anyhow::Ok(());
-                            }
+                    Ok(stream) if while_open.contains(&stream.received()) => {
+                        let is_open = stream.settle().await?;
+                        if is_open && while_open.contains(&stream.received()) {
+                            return anyhow::Ok(());
+                        }
+                        if is_open {
                             continue;
                         }
                     }
-                    Known::Stream(stream) => {
-                        if stream.next().await?.is_some() {
+                    Ok(stream) => {
+                        if stream.next().await? {
                             continue;
                         }
                     }
-                    Known::Refused(status) if &refusal(status) == fresh => return Ok(()),
-                    Known::Refused(_) => sleep(QUIET).await,
+                    Err(refused) if refused == fresh => return Ok(()),
+                    Err(_) => sleep(PAUSE).await,
                 }
-                self.known = request_stream(&self.discovery, &self.request).await;
+                self.known = open(&self.discovery, &self.query).await;
             }
         });
         let missed = match result.await {
@@ -75,17 +81,71 @@ impl Client {
             Err(_) => format!("not within {SOON:?}"),
         };
         let seen = match &self.known {
-            Known::Stream(stream) => Answer::Endpoints(stream.known.clone()),
-            Known::Refused(status) => refusal(status),
+            Ok(stream) => stream.received(),
+            Err(refused) => refused.clone(),
         };
-        bail!("{:?}: {missed}; {}", self.request, difference(while_open, Some(&seen)))
+        let wanted = while_open.first().unwrap_or(fresh);
+        bail!("open stream of {:?}: {missed}; {}", self.query, described(wanted, &seen))
     }
 }
 
-async fn request_stream(discovery: &Discovery, request: &Request) -> Known {
-    match discovery.get(&request.path, &request.token).await {
-        Ok(stream) => Known::Stream(Box::new(stream)),
-        Err(status) => Known::Refused(status),
+async fn open(discovery: &Discovery, query: &Query) -> Result<Stream, Received> {
+    query.open(discovery).await.map_err(|status| without_details(query.refused(&status)))
+}
+
+/// Returns the answer of the oracle to a new stream.
+fn fresh(state: &ApiState, settings: &Settings, query: &Query) -> Received {
+    match query {
+        Query::Get(request) => Received::Endpoints(Some(answer(state, settings, request))),
+        Query::Profile(request) => Received::Profile(Some(answer_profile(state, settings, request))),
+    }
+}
+
+/// Returns the possible answers of an open stream. A stream for the address of a deleted Service may still have the
+/// answer for its name, as long as no other object has the address.
+fn while_open(state: &ApiState, settings: &Settings, query: &Query, holders: &Holders) -> Vec<Received> {
+    let request = match query {
+        Query::Get(request) => return vec![Received::Endpoints(Some(answer_while_open(state, settings, request)))],
+        Query::Profile(request) => request,
+    };
+    let answer = answer_profile_while_open(state, settings, request);
+    let mut possible = Vec::new();
+    if let ProfileAnswer::Profile(profile) = &answer
+        && profile.endpoint.as_ref().is_some_and(|endpoint| endpoint.metric_labels.is_empty())
+        && let Ok(address) = request.path.parse::<SocketAddr>()
+    {
+        let deleted = holders.get(&address.ip()).into_iter().flatten().filter(|it| !state.services.contains_key(*it));
+        let named = deleted.map(|(namespace, name)| Request {
+            path: format!("{name}.{namespace}.svc.{}:{}", settings.cluster_domain, address.port()),
+            token: request.token.clone(),
+        });
+        possible.extend(named.map(|named| answer_profile_while_open(state, settings, &named)));
+    }
+    [answer].into_iter().chain(possible).map(|answer| Received::Profile(Some(answer))).collect()
+}
+
+/// Cuts the details of an authority that cannot be parsed, because the oracle has no parser's text.
+fn without_details(received: Received) -> Received {
+    let Received::Profile(Some(ProfileAnswer::Refused(code, text))) = received else { return received };
+    let reason = ["invalid authority", "invalid service"].into_iter().find(|reason| text.starts_with(reason));
+    Received::Profile(Some(ProfileAnswer::Refused(code, reason.map_or(text, str::to_owned))))
+}
+
+fn described(expected: &Received, seen: &Received) -> String {
+    match (expected, seen) {
+        (Received::Endpoints(Some(expected)), Received::Endpoints(seen)) => difference(expected, seen.as_ref()),
+        (Received::Profile(Some(expected)), Received::Profile(seen)) => profile_difference(expected, seen.as_ref()),
+        (expected, seen) => format!("expected {expected:?}, saw {seen:?}"),
+    }
+}
+
+fn hold(holders: &mut Holders, state: &ApiState) {
+    for (name, service) in &state.services {
+        let spec = service.spec.iter();
+        let addresses = spec.flat_map(|spec| spec.cluster_ips.iter().flatten().chain(&spec.cluster_ip));
+        for address in addresses.filter_map(|address| address.parse().ok()) {
+            holders.entry(address).or_default().insert(name.clone());
+        }
     }
 }
 
@@ -109,21 +169,29 @@ async fn old_and_new_streams_of_a_random_cluster_match_the_oracle() -> Result<()
     let (settings, args) = settings();
     let mut manager = Manager::start(&control_plane, ManagerOptions { args, ..ManagerOptions::default() })?;
     manager.ready(SOON).await?;
-    let discovery = manager.discovery().await?;
-    let open = world.requests().into_iter().map(|request| Client::open(&discovery, request));
-    let mut clients: Vec<Client> = futures::future::join_all(open).await;
+    let (mut holders, state) = (Holders::new(), api::list(&api_client).await?);
+    hold(&mut holders, &state);
+    let queries: Vec<Query> = (world.requests().into_iter().map(Query::Get))
+        .chain(world.profile_requests().into_iter().chain(cluster_ip_requests(&state)).map(Query::Profile))
+        .collect();
+    let (old, new) = (manager.discovery().await?, manager.discovery().await?);
+    let mut clients: Vec<Client> = join_all(queries.into_iter().map(|query| Client::open(&old, query))).await;
     for (burst, changes) in [0].into_iter().chain(BURSTS).enumerate() {
         for _ in 0..changes {
-            api::apply(&api_client, &world.mutate()?).await?;
+            let change = world.mutate()?;
+            api::apply(&api_client, &change).await?;
+            if change.key().kind == Kind::Service {
+                hold(&mut holders, &api::list(&api_client).await?);
+            }
         }
         let state = api::list(&api_client).await?;
         let compared = clients.iter_mut().map(async |client| {
-            let request = client.request.clone();
-            let fresh = answer(&state, &settings, &request);
-            client.reaches(&answer_while_open(&state, &settings, &request), &fresh).await?;
-            eventually(SOON, format_args!("a new stream for {request:?}"), async || {
-                let seen = first_answer(&discovery, &request).await?;
-                ensure!(seen == fresh, "{}", difference(&fresh, Some(&seen)));
+            let query = client.query.clone();
+            let expected = fresh(&state, &settings, &query);
+            client.reaches(&while_open(&state, &settings, &query, &holders), &expected).await?;
+            eventually(SOON, format_args!("a new stream for {query:?}"), async || {
+                let seen = without_details(query.send(&new).await);
+                ensure!(seen == expected, "{}", described(&expected, &seen));
                 Ok(())
             })
             .await

@@ -7,43 +7,44 @@
 use std::{collections::BTreeSet, time::Duration};
 
 use anyhow::Error;
-use e2e::{
+use tokio::time::{error::Elapsed, timeout};
+use tonic::Status;
+
+use crate::{
     answers::refusal,
     discovery::{Discovery, Endpoints},
     oracle::{Answer, ApiState, ProfileAnswer, Request},
     profile::Profiles,
     world::{World, cluster_ip_requests},
 };
-use tokio::time::{error::Elapsed, timeout};
-use tonic::Status;
 
 /// A server without a message for this time has none.
 const SILENCE: Duration = Duration::from_millis(1_500);
 /// A stream without a further message for this time has sent its whole answer.
-pub(crate) const QUIET: Duration = Duration::from_millis(200);
+pub const QUIET: Duration = Duration::from_millis(200);
 
 /// A request to one of the two methods.
-#[derive(Clone)]
-pub(crate) enum Query {
+#[derive(Clone, Debug)]
+pub enum Query {
     Get(Request),
     Profile(Request),
 }
 
 /// What a client received after a request; `None` if it received no message.
 #[derive(Clone, Debug, PartialEq)]
-pub(crate) enum Received {
+pub enum Received {
     Endpoints(Option<Answer>),
     Profile(Option<ProfileAnswer>),
 }
 
 /// An open stream of one of the two methods.
-pub(crate) enum Stream {
+pub enum Stream {
     Endpoints(Box<Endpoints>),
     Profile(Box<Profiles>),
 }
 
 /// Returns the requests about a cluster, without profiles of hostnames whose endpoints are not Pods (row 20).
-pub(crate) fn queries(world: &World, state: &ApiState) -> Vec<Query> {
+pub fn queries(world: &World, state: &ApiState) -> Vec<Query> {
     let endpoints = state.slices.values().flat_map(|slice| &slice.endpoints);
     let others = endpoints.filter(|it| it.target_ref.as_ref().and_then(|to| to.kind.as_deref()) != Some("Pod"));
     let hostnames: BTreeSet<&str> = others.filter_map(|endpoint| endpoint.hostname.as_deref()).collect();
@@ -55,13 +56,13 @@ pub(crate) fn queries(world: &World, state: &ApiState) -> Vec<Query> {
 // === impl Query ===
 
 impl Query {
-    pub(crate) fn request(&self) -> &Request {
+    pub fn request(&self) -> &Request {
         match self {
             Self::Get(request) | Self::Profile(request) => request,
         }
     }
 
-    pub(crate) fn method(&self) -> &'static str {
+    pub fn method(&self) -> &'static str {
         match self {
             Self::Get(_) => "Get",
             Self::Profile(_) => "GetProfile",
@@ -69,14 +70,14 @@ impl Query {
     }
 
     /// Returns the answer of a server that sends nothing.
-    pub(crate) fn silence(&self) -> Received {
+    pub fn silence(&self) -> Received {
         match self {
             Self::Get(_) => Received::Endpoints(None),
             Self::Profile(_) => Received::Profile(None),
         }
     }
 
-    pub(crate) fn refused(&self, status: &Status) -> Received {
+    pub fn refused(&self, status: &Status) -> Received {
         match self {
             Self::Get(_) => Received::Endpoints(Some(refusal(status))),
             Self::Profile(_) => {
@@ -89,7 +90,7 @@ impl Query {
     ///
     /// # Errors
     /// Returns the status with which the server refuses the request.
-    pub(crate) async fn open(&self, server: &Discovery) -> Result<Stream, Status> {
+    pub async fn open(&self, server: &Discovery) -> Result<Stream, Status> {
         let Request { path, token } = self.request();
         Ok(match self {
             Self::Get(_) => Stream::Endpoints(Box::new(server.get(path, token).await?)),
@@ -98,7 +99,7 @@ impl Query {
     }
 
     /// Opens a stream, and returns its whole answer.
-    pub(crate) async fn send(&self, server: &Discovery) -> Received {
+    pub async fn send(&self, server: &Discovery) -> Received {
         let first = timeout(SILENCE, async {
             let mut stream = self.open(server).await?;
             stream.next().await?;
@@ -107,7 +108,7 @@ impl Query {
         let settled = match first.await {
             Err(_) => return self.silence(),
             Ok(Err(status)) => Err(status),
-            Ok(Ok(mut stream)) => stream.settle().await.map(|()| stream.received()),
+            Ok(Ok(mut stream)) => stream.settle().await.map(|_| stream.received()),
         };
         settled.unwrap_or_else(|status| self.refused(&status))
     }
@@ -120,7 +121,7 @@ impl Stream {
     ///
     /// # Errors
     /// Returns the status with which the stream ends.
-    pub(crate) async fn next(&mut self) -> Result<bool, Status> {
+    pub async fn next(&mut self) -> Result<bool, Status> {
         match self {
             Self::Endpoints(stream) => stream.next().await.map(|message| message.is_some()),
             Self::Profile(stream) => stream.next().await.map(|message| message.is_some()),
@@ -128,18 +129,20 @@ impl Stream {
         .map_err(status)
     }
 
-    /// Reads until no message has arrived for [`QUIET`].
-    async fn settle(&mut self) -> Result<(), Status> {
+    /// Reads until no message has arrived for [`QUIET`]. Returns false at the end of the stream.
+    ///
+    /// # Errors
+    /// Returns the status with which the stream ends.
+    pub async fn settle(&mut self) -> Result<bool, Status> {
         match self {
             Self::Endpoints(stream) => stream.settle(QUIET).await,
             Self::Profile(stream) => stream.settle(QUIET).await,
         }
-        .map(drop)
         .map_err(status)
     }
 
     /// Returns the answer of all messages so far.
-    pub(crate) fn received(&self) -> Received {
+    pub fn received(&self) -> Received {
         match self {
             Self::Endpoints(stream) => Received::Endpoints(Some(Answer::Endpoints(stream.known.clone()))),
             Self::Profile(stream) => {
