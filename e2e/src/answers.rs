@@ -56,6 +56,14 @@ pub async fn first_answer(discovery: &Discovery, request: &Request) -> Result<An
     }
 }
 
+/// Returns the refusal of `GetProfile`. The details about an invalid path are dropped, because they differ between
+/// parsers.
+pub fn profile_refusal(status: &Status) -> ProfileAnswer {
+    let mut reasons = ["invalid authority", "invalid service"].into_iter();
+    let reason = reasons.find(|reason| status.message().starts_with(reason));
+    ProfileAnswer::Refused(status.code(), reason.unwrap_or(status.message()).to_owned())
+}
+
 /// Describes the missing, the unexpected and the differing endpoints, one per line.
 pub fn difference(expected: &Answer, seen: Option<&Answer>) -> String {
     let (wanted, known) = match (expected, seen) {

@@ -99,7 +99,7 @@ impl Query {
     }
 
     /// Opens a stream, and returns its whole answer.
-    pub async fn send(&self, server: &Discovery) -> Received {
+    pub async fn send(&self, server: &Discovery, refused: impl Fn(&Status) -> Received) -> Received {
         let first = timeout(SILENCE, async {
             let mut stream = self.open(server).await?;
             stream.next().await?;
@@ -110,7 +110,7 @@ impl Query {
             Ok(Err(status)) => Err(status),
             Ok(Ok(mut stream)) => stream.settle().await.map(|_| stream.received()),
         };
-        settled.unwrap_or_else(|status| self.refused(&status))
+        settled.unwrap_or_else(|status| refused(&status))
     }
 }
 

@@ -28,7 +28,7 @@ use k8s_openapi::api::core::v1::Service;
 use linkerd2_proxy_api::destination::{Http2ClientParams, WeightedAddr};
 use tonic::Code;
 
-pub use profile::{ProfileAnswer, answer_profile, answer_profile_while_open};
+pub use profile::{Holders, ProfileAnswer, answer_profile, answer_profile_while_open};
 pub use state::{ApiState, Key, Kind};
 
 use authority::Authority;

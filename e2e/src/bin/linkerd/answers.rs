@@ -18,6 +18,7 @@ use e2e::{
 };
 use futures::{StreamExt, stream};
 use tokio::time::sleep;
+use tonic::Status;
 
 use crate::differences::{self, Difference};
 
@@ -142,7 +143,8 @@ impl Answers {
 async fn request_both([ours, theirs]: &[Discovery; 2], query: &Query) -> [Received; 2] {
     let mut repetitions = 0;
     loop {
-        let received: [Received; 2] = tokio::join!(query.send(ours), query.send(theirs)).into();
+        let refused = |status: &Status| query.refused(status);
+        let received: [Received; 2] = tokio::join!(query.send(ours, refused), query.send(theirs, refused)).into();
         if received[0] == received[1] || repetitions == REPETITIONS {
             return received;
         }

@@ -126,7 +126,7 @@ impl Client {
     async fn stale(&self, server: &Discovery) -> Option<[Received; 2]> {
         let mut looks = 0;
         loop {
-            let new = self.query.send(server).await;
+            let new = self.query.send(server, |status| self.query.refused(status)).await;
             let open = self.latest.borrow().clone();
             if are_equal(&open, &new) {
                 return None;

@@ -17,6 +17,7 @@ mod condition;
 mod duration;
 mod endpoint;
 mod field;
+mod holders;
 mod quantity;
 mod service_profile;
 #[cfg(test)]
@@ -40,6 +41,8 @@ use super::{
 use authority::Target;
 use service_profile::Content;
 
+pub use holders::Holders;
+
 /// The result for a client: an immediate error, or the final message of a stream.
 #[derive(Clone, Debug, PartialEq)]
 pub enum ProfileAnswer {
@@ -57,6 +60,16 @@ struct Requested<'a> {
     port: u16,
     /// The client's namespace; "" if unknown.
     client: &'a str,
+}
+
+// === impl ProfileAnswer ===
+
+impl ProfileAnswer {
+    /// Returns whether it is the profile of an address that no object has.
+    pub fn is_of_unknown_address(&self) -> bool {
+        let Self::Profile(profile) = self else { return false };
+        profile.endpoint.as_ref().is_some_and(|endpoint| endpoint.metric_labels.is_empty())
+    }
 }
 
 /// Computes the answer to a new stream.

@@ -4,36 +4,27 @@
 //! streams, and those of the oracle for the objects that the API server lists. The control plane runs no controllers,
 //! so only the test changes objects.
 
-use std::{
-    collections::{BTreeMap, BTreeSet},
-    net::{IpAddr, SocketAddr},
-    time::Duration,
-};
+use std::time::Duration;
 
 use anyhow::{Context, Result, bail, ensure};
 use e2e::{
     ControlPlane, Manager, ManagerOptions, Options,
-    answers::{difference, profile_difference, settings},
+    answers::{difference, profile_difference, profile_refusal, settings},
     discovery::Discovery,
     eventually,
     mesh::SOON,
-    oracle::{
-        ApiState, Kind, ProfileAnswer, Request, Settings, answer, answer_profile, answer_profile_while_open,
-        answer_while_open,
-    },
+    oracle::{ApiState, Holders, Kind, Settings, answer, answer_profile, answer_while_open},
     query::{Query, Received, Stream},
     world::{World, api, cluster_ip_requests},
 };
 use futures::future::{join_all, try_join_all};
 use tokio::time::{sleep, timeout};
+use tonic::Status;
 
 /// The number of changes in each burst.
 const BURSTS: [usize; 6] = [1, 3, 10, 40, 40, 80];
 /// The pause before a refused request is repeated.
 const PAUSE: Duration = Duration::from_millis(150);
-
-/// The names of the Services that have had an address, with their namespaces.
-type Holders = BTreeMap<IpAddr, BTreeSet<(String, String)>>;
 
 /// A client that repeats its request when its stream ends.
 struct Client {
@@ -90,7 +81,7 @@ impl Client {
 }
 
 async fn open(discovery: &Discovery, query: &Query) -> Result<Stream, Received> {
-    query.open(discovery).await.map_err(|status| without_details(query.refused(&status)))
+    query.open(discovery).await.map_err(|status| refusal(query, &status))
 }
 
 /// Returns the answer of the oracle to a new stream.
@@ -101,34 +92,23 @@ fn fresh(state: &ApiState, settings: &Settings, query: &Query) -> Received {
     }
 }
 
-/// Returns the possible answers of an open stream. A stream for the address of a deleted Service may still have the
-/// answer for its name, as long as no other object has the address.
+/// Returns the possible answers of an open stream.
 fn while_open(state: &ApiState, settings: &Settings, query: &Query, holders: &Holders) -> Vec<Received> {
-    let request = match query {
-        Query::Get(request) => return vec![Received::Endpoints(Some(answer_while_open(state, settings, request)))],
-        Query::Profile(request) => request,
-    };
-    let answer = answer_profile_while_open(state, settings, request);
-    let mut possible = Vec::new();
-    if let ProfileAnswer::Profile(profile) = &answer
-        && profile.endpoint.as_ref().is_some_and(|endpoint| endpoint.metric_labels.is_empty())
-        && let Ok(address) = request.path.parse::<SocketAddr>()
-    {
-        let deleted = holders.get(&address.ip()).into_iter().flatten().filter(|it| !state.services.contains_key(*it));
-        let named = deleted.map(|(namespace, name)| Request {
-            path: format!("{name}.{namespace}.svc.{}:{}", settings.cluster_domain, address.port()),
-            token: request.token.clone(),
-        });
-        possible.extend(named.map(|named| answer_profile_while_open(state, settings, &named)));
+    match query {
+        Query::Get(request) => vec![Received::Endpoints(Some(answer_while_open(state, settings, request)))],
+        Query::Profile(request) => {
+            let answers = holders.answers_while_open(state, settings, request).into_iter();
+            answers.map(|answer| Received::Profile(Some(answer))).collect()
+        }
     }
-    [answer].into_iter().chain(possible).map(|answer| Received::Profile(Some(answer))).collect()
 }
 
-/// Cuts the details of an authority that cannot be parsed, because the oracle has no parser's text.
-fn without_details(received: Received) -> Received {
-    let Received::Profile(Some(ProfileAnswer::Refused(code, text))) = received else { return received };
-    let reason = ["invalid authority", "invalid service"].into_iter().find(|reason| text.starts_with(reason));
-    Received::Profile(Some(ProfileAnswer::Refused(code, reason.map_or(text, str::to_owned))))
+/// Returns a refusal without the details of an authority that cannot be parsed, because the oracle has no parser's text.
+fn refusal(query: &Query, status: &Status) -> Received {
+    match query {
+        Query::Get(_) => query.refused(status),
+        Query::Profile(_) => Received::Profile(Some(profile_refusal(status))),
+    }
 }
 
 fn described(expected: &Received, seen: &Received) -> String {
@@ -136,16 +116,6 @@ fn described(expected: &Received, seen: &Received) -> String {
         (Received::Endpoints(Some(expected)), Received::Endpoints(seen)) => difference(expected, seen.as_ref()),
         (Received::Profile(Some(expected)), Received::Profile(seen)) => profile_difference(expected, seen.as_ref()),
         (expected, seen) => format!("expected {expected:?}, saw {seen:?}"),
-    }
-}
-
-fn hold(holders: &mut Holders, state: &ApiState) {
-    for (name, service) in &state.services {
-        let spec = service.spec.iter();
-        let addresses = spec.flat_map(|spec| spec.cluster_ips.iter().flatten().chain(&spec.cluster_ip));
-        for address in addresses.filter_map(|address| address.parse().ok()) {
-            holders.entry(address).or_default().insert(name.clone());
-        }
     }
 }
 
@@ -169,8 +139,8 @@ async fn old_and_new_streams_of_a_random_cluster_match_the_oracle() -> Result<()
     let (settings, args) = settings();
     let mut manager = Manager::start(&control_plane, ManagerOptions { args, ..ManagerOptions::default() })?;
     manager.ready(SOON).await?;
-    let (mut holders, state) = (Holders::new(), api::list(&api_client).await?);
-    hold(&mut holders, &state);
+    let (mut holders, state) = (Holders::default(), api::list(&api_client).await?);
+    holders.observe(&state);
     let queries: Vec<Query> = (world.requests().into_iter().map(Query::Get))
         .chain(world.profile_requests().into_iter().chain(cluster_ip_requests(&state)).map(Query::Profile))
         .collect();
@@ -181,7 +151,7 @@ async fn old_and_new_streams_of_a_random_cluster_match_the_oracle() -> Result<()
             let change = world.mutate()?;
             api::apply(&api_client, &change).await?;
             if change.key().kind == Kind::Service {
-                hold(&mut holders, &api::list(&api_client).await?);
+                holders.observe(&api::list(&api_client).await?);
             }
         }
         let state = api::list(&api_client).await?;
@@ -190,7 +160,7 @@ async fn old_and_new_streams_of_a_random_cluster_match_the_oracle() -> Result<()
             let expected = fresh(&state, &settings, &query);
             client.reaches(&while_open(&state, &settings, &query, &holders), &expected).await?;
             eventually(SOON, format_args!("a new stream for {query:?}"), async || {
-                let seen = without_details(query.send(&new).await);
+                let seen = query.send(&new, |status| refusal(&query, status)).await;
                 ensure!(seen == expected, "{}", described(&expected, &seen));
                 Ok(())
             })

@@ -1,5 +1,7 @@
 //! Test fixtures of the destination server.
 
+pub(super) mod rig;
+
 use std::{cell::RefCell, time::Duration};
 
 use kube::runtime::watcher::Event;
