@@ -41,6 +41,7 @@ static STARTED: AtomicUsize = AtomicUsize::new(0);
 /// The controller's subcommand `destination`.
 pub struct LinkerdDestination {
     process: Process,
+    identity: String,
     admin: SocketAddr,
     address: SocketAddr,
 }
@@ -59,9 +60,10 @@ impl LinkerdDestination {
             .args(["-controller-namespace=linkerd"])
             .args(flags);
         // The identity in the Lease. Without it, the server does not start.
-        spawn.env = vec![("HOSTNAME".to_owned(), format!("linkerd-destination-{number}"))];
+        let identity = format!("linkerd-destination-{number}");
+        spawn.env = vec![("HOSTNAME".to_owned(), identity.clone())];
         spawn.grace = Duration::ZERO;
-        let server = Self { process: Process::spawn(spawn)?, admin, address };
+        let server = Self { process: Process::spawn(spawn)?, identity, admin, address };
         server.ready().await?;
         Ok(server)
     }
@@ -77,6 +79,11 @@ impl LinkerdDestination {
 
     pub fn address(&self) -> SocketAddr {
         self.address
+    }
+
+    /// The holder in the Lease when this server leads.
+    pub fn identity(&self) -> &str {
+        &self.identity
     }
 
     pub async fn discovery(&self) -> Result<Discovery> {

@@ -16,7 +16,7 @@ use tokio::{
     time::timeout,
 };
 
-pub(crate) async fn request(
+pub async fn request(
     address: SocketAddr,
     method: Method,
     path: &str,
@@ -40,7 +40,7 @@ pub(crate) async fn request(
 }
 
 /// Sends one request on the stream, without reusing it, and returns the answer.
-pub(crate) async fn exchanged(
+pub async fn exchanged(
     stream: impl AsyncRead + AsyncWrite + Unpin + Send + 'static,
     request: Request<Full<Bytes>>,
 ) -> Result<(StatusCode, Bytes)> {

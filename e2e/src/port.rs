@@ -14,12 +14,12 @@ const FIRST: u64 = 12_000;
 const COUNT: u64 = 20_000;
 
 /// A free port on loopback.
-pub(crate) fn free() -> Result<u16> {
+pub fn free() -> Result<u16> {
     free_at(Ipv4Addr::LOCALHOST.into())
 }
 
 /// A free port on an address of this host.
-pub(crate) fn free_at(address: IpAddr) -> Result<u16> {
+pub fn free_at(address: IpAddr) -> Result<u16> {
     let random = RandomState::new();
     (0..200u64)
         .map(|attempt| FIRST + random.hash_one(attempt) % COUNT)

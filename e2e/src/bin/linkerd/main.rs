@@ -1,7 +1,8 @@
 //! `make e2e-linkerd`: holds the operator against Linkerd itself.
 //!
 //! * In: paths of Linkerd's own programs, as environment variables: `LINKERD_CONTROLLER` (the Go controller),
-//!   `SEEDS="1 2 3"` of the random clusters. Out: a report in Markdown, on standard output.
+//!   `LINKERD_PROXY`, `LINKERD_POLICY_CONTROLLER`; `SEEDS="1 2 3"` of the random clusters;
+//!   `PARTS="answers traffic"` to run only these. Out: a report in Markdown, on standard output.
 //! * Always: a part runs where its programs are given, and the report says which parts were left out. A difference that
 //!   no row of the documentation explains is a failure, and so is an open stream of ours that differs from a new one.
 
@@ -11,6 +12,7 @@ mod leases;
 mod live;
 mod report;
 mod rows;
+mod traffic;
 
 use std::{env, path::PathBuf, process::ExitCode};
 
@@ -34,7 +36,7 @@ async fn run() -> Result<bool> {
     let seeds = seeds.split_whitespace().map(|seed| seed.parse().context("SEEDS must be numbers"));
     let seeds: Vec<u64> = seeds.collect::<Result<_>>()?;
     let mut is_explained = true;
-    match program("LINKERD_CONTROLLER")? {
+    match program("LINKERD_CONTROLLER")?.filter(|_| is_wanted("answers")) {
         Some(controller) => {
             let answers = answers::compare(&controller, &seeds).await?;
             print!("{}", report::answers(&answers));
@@ -44,9 +46,35 @@ async fn run() -> Result<bool> {
             is_explained &= live[0].stale.is_empty();
             print!("{}", report::turns(&leases::take_turns(&controller).await?));
         }
-        None => println!("## Answers, open streams and Leases\n\nLeft out: LINKERD_CONTROLLER is not set.\n"),
+        None => println!("## Answers, open streams and Leases\n\nLeft out.\n"),
+    }
+    if is_wanted("traffic") {
+        is_explained &= traffic().await?;
     }
     Ok(is_explained)
+}
+
+/// Observes traffic through Linkerd's proxies. Returns whether no request failed.
+async fn traffic() -> Result<bool> {
+    let programs = ["LINKERD_CONTROLLER", "LINKERD_PROXY", "LINKERD_POLICY_CONTROLLER"];
+    let [Some(controller), Some(proxy), Some(policy)] =
+        [program(programs[0])?, program(programs[1])?, program(programs[2])?]
+    else {
+        println!("## Traffic\n\nLeft out: not all of {} are set.\n", programs.join(", "));
+        return Ok(true);
+    };
+    if let Some(missing) = traffic::missing() {
+        println!("## Traffic\n\nLeft out: {missing}.\n");
+        return Ok(true);
+    }
+    let traffic = traffic::run(&traffic::Programs { controller, proxy, policy }).await?;
+    print!("{}", report::traffic(&traffic));
+    Ok(traffic.is_good())
+}
+
+/// Returns whether `PARTS` names this part, or is not set.
+fn is_wanted(part: &str) -> bool {
+    env::var("PARTS").map_or(true, |parts| parts.trim().is_empty() || parts.split_whitespace().any(|it| it == part))
 }
 
 /// Returns the path in a variable of the environment.

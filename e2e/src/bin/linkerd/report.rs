@@ -1,8 +1,8 @@
 //! The report in Markdown.
 
-use std::fmt::Write;
+use std::{fmt::Write, time::Duration};
 
-use crate::{answers::Answers, leases::HandOver, live::Live};
+use crate::{answers::Answers, leases::HandOver, live::Live, traffic::Traffic};
 
 pub(crate) fn answers(answers: &Answers) -> String {
     let Answers { states, compared, equal, differences } = answers;
@@ -48,4 +48,64 @@ pub(crate) fn turns(turns: &[HandOver]) -> String {
     }
     text.push('\n');
     text
+}
+
+pub(crate) fn traffic(traffic: &Traffic) -> String {
+    let Traffic { operations, clients, encrypted, plain } = traffic;
+    let mut text = format!(
+        "## Traffic\n\n{clients} clients. Responses from the server's identity over TLS: {encrypted}; others: {plain}.\n\n\
+         | operation | server | requests | failed | changes | p50 | p99 | longest |\n|---|---|---|---|---|---|---|---|\n"
+    );
+    for operation in operations {
+        let mut followed = operation.followed.clone();
+        followed.sort_unstable();
+        let quantile = |share| milliseconds(at_quantile(&followed, share));
+        let avoidable = operation.failed();
+        let failed = match operation.unavoidable {
+            0 => avoidable.to_string(),
+            unavoidable => format!("{avoidable} ({unavoidable} while empty)"),
+        };
+        let _ = writeln!(
+            text,
+            "| {} | {} | {} | {failed} | {} | {} | {} | {} |",
+            operation.name,
+            operation.server,
+            operation.counts.requests,
+            followed.len(),
+            quantile(50),
+            quantile(99),
+            quantile(100)
+        );
+    }
+    text.push('\n');
+    for operation in operations {
+        for (reason, count) in &operation.counts.reasons {
+            let _ = writeln!(text, "- {}, {}: {count} times {reason}", operation.name, operation.server);
+        }
+    }
+    text.push('\n');
+    text
+}
+
+/// The smallest of the sorted values that is at least as large as this percentage of them.
+fn at_quantile(sorted: &[Duration], percent: usize) -> Option<Duration> {
+    sorted.get((sorted.len() * percent).div_ceil(100).checked_sub(1)?).copied()
+}
+
+fn milliseconds(duration: Option<Duration>) -> String {
+    duration.map_or_else(String::new, |duration| format!("{:.0} ms", duration.as_secs_f64() * 1000.0))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn quantiles_are_values_that_were_measured() {
+        let values: Vec<Duration> = (1..=200).map(Duration::from_millis).collect();
+        let at = |percent| at_quantile(&values, percent).map(|value| value.as_millis());
+        assert_eq!([at(50), at(99), at(100)], [Some(100), Some(198), Some(200)]);
+        assert_eq!(at_quantile(&[], 99), None);
+        assert_eq!(at_quantile(&values[..1], 50), Some(Duration::from_millis(1)));
+    }
 }
