@@ -10,7 +10,10 @@ pub(super) enum GoType {
     /// Whole numbers, with the bounds of the Go type.
     Int(i64, i64),
     Uint,
-    Float,
+    /// The largest number of the Go type.
+    Float(f64),
+    /// A string in some releases of Linkerd and a number in others, so it is not converted.
+    Scalar,
     List(&'static GoType),
     /// A map with any keys.
     Map(&'static GoType),
@@ -31,7 +34,7 @@ const fn is(name: &'static str, holds: GoType) -> GoField {
     GoField { name, holds }
 }
 
-use GoType::{Any, Bool, Embedded, Float, List, Map, Struct, Text, Uint};
+use GoType::{Any, Bool, Embedded, Float, List, Map, Scalar, Struct, Text, Uint};
 
 const INT: GoType = GoType::Int(i64::MIN, i64::MAX);
 const INT32: GoType = GoType::Int(i32::MIN as i64, i32::MAX as i64);
@@ -45,8 +48,7 @@ pub(super) static VALUES: GoType = Struct(&[
     is("configs", Struct(&[is("global", Text), is("proxy", Text), is("install", Text)])),
     is(
         "controller",
-        // A number in earlier releases and a string in later ones, so it is neither checked nor converted.
-        Struct(&[is("podDisruptionBudget", Struct(&[is("maxUnavailable", Any)])), is("tracing", TRACING)]),
+        Struct(&[is("podDisruptionBudget", Struct(&[is("maxUnavailable", Scalar)])), is("tracing", TRACING)]),
     ),
     is("controllerGID", INT),
     is("controllerImage", Text),
@@ -149,8 +151,8 @@ const PROXY: GoType = Struct(&[
             Struct(&[
                 is("maximum", INT),
                 // The name in the first releases with this field.
-                is("maximumByRatioOfAvailableCPUs", Float),
-                is("maximumCPURatio", Float),
+                is("maximumByRatioOfAvailableCPUs", Float(f64::MAX)),
+                is("maximumCPURatio", Float(f64::MAX)),
                 is("minimum", INT),
             ]),
         )]),
@@ -210,7 +212,7 @@ const IDENTITY: GoType = Struct(&[
             is("tls", Struct(&[is("crtPEM", Text), is("keyPEM", Text)])),
         ]),
     ),
-    is("kubeAPI", Struct(&[is("clientBurst", INT), is("clientQPS", Float)])),
+    is("kubeAPI", Struct(&[is("clientBurst", INT), is("clientQPS", Float(f32::MAX as f64))])),
     is("podAnnotations", TEXTS),
     is("serviceAccountTokenProjection", Bool),
 ]);
@@ -282,6 +284,10 @@ const ENV: GoType = List(&Struct(&[
         "valueFrom",
         Struct(&[
             is("configMapKeyRef", Struct(KEY_OF_AN_OBJECT)),
+            is(
+                "fileKeyRef",
+                Struct(&[is("key", Text), is("optional", Bool), is("path", Text), is("volumeName", Text)]),
+            ),
             is("fieldRef", Struct(&[is("apiVersion", Text), is("fieldPath", Text)])),
             is("resourceFieldRef", Struct(&[is("containerName", Text), is("divisor", Any), is("resource", Text)])),
             is("secretKeyRef", Struct(KEY_OF_AN_OBJECT)),

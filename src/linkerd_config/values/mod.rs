@@ -269,5 +269,8 @@ fn differences(above: &Path, one: &Map<String, Value>, other: &Map<String, Value
 #[path = "properties_tests.rs"]
 mod properties;
 #[cfg(test)]
+#[path = "recorded_tests.rs"]
+mod recorded;
+#[cfg(test)]
 #[path = "mod_tests.rs"]
 mod tests;

@@ -178,7 +178,13 @@ fn check(path: &Path, value: &Value, holds: &GoType, problems: &mut Findings) {
         (GoType::Any, _) | (_, Value::Null) | (GoType::Text, Value::String(_)) | (GoType::Bool, Value::Bool(_)) => {
             return;
         }
-        (GoType::Float, Value::Number(_)) => return,
+        (GoType::Float(most), Value::Number(number)) => {
+            if number.as_f64().is_some_and(|it| it.abs() <= *most) {
+                return;
+            }
+            format!("a number of at most {most:e}")
+        }
+        (GoType::Scalar, Value::String(_) | Value::Number(_) | Value::Bool(_)) => return,
         (GoType::Embedded(inner), _) => return check(path, value, inner, problems),
         (GoType::Struct(_) | GoType::Map(_), Value::Object(map)) => return check_map(path, map, holds, problems),
         (GoType::List(item), Value::Array(items)) => {
@@ -198,7 +204,8 @@ fn check(path: &Path, value: &Value, holds: &GoType, problems: &mut Findings) {
         (GoType::Bool, _) => "true or false".to_owned(),
         (GoType::Int(..), _) => "a whole number".to_owned(),
         (GoType::Uint, _) => "a whole number, not less than 0".to_owned(),
-        (GoType::Float, _) => "a number".to_owned(),
+        (GoType::Float(_), _) => "a number".to_owned(),
+        (GoType::Scalar, _) => "a string or a number".to_owned(),
         (GoType::List(_), _) => "a list".to_owned(),
         (GoType::Struct(_) | GoType::Map(_), _) => "a map".to_owned(),
     };
@@ -247,6 +254,9 @@ mod tests {
             ("proxy.await", json!("true"), false),
             ("controller.podDisruptionBudget.maxUnavailable", json!(1), true),
             ("controller.podDisruptionBudget.maxUnavailable", json!("25%"), true),
+            ("controller.podDisruptionBudget.maxUnavailable", json!({}), false),
+            ("identity.kubeAPI.clientQPS", json!(1e38), true),
+            ("identity.kubeAPI.clientQPS", json!(-1e39), false),
             ("proxy.await", json!(1), false),
             ("proxy.uid", json!(1200.0), true),
             ("proxy.uid", json!(1.5), false),

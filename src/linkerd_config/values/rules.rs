@@ -229,9 +229,11 @@ fn check_together(document: &DocumentView<'_>, problems: &mut Findings) {
         problems.add(&Path::from(&keys[..]), document.at(&keys), "requires proxyInit.runAsRoot");
     }
     if document.is_true(&["proxy", "tracing", "enabled"]) {
-        let collector = ["proxy", "tracing", "collector", "endpoint"];
-        if document.is_empty(&collector) {
-            problems.add(&Path::from(&collector[..]), None, "is missing: proxy.tracing.enabled requires it");
+        for required in [&["endpoint"][..], &["meshIdentity", "namespace"], &["meshIdentity", "serviceAccountName"]] {
+            let keys = [&["proxy", "tracing", "collector"], required].concat();
+            if document.is_empty(&keys) {
+                problems.add(&Path::from(&keys[..]), None, "is missing: proxy.tracing.enabled requires it");
+            }
         }
     }
 }
@@ -336,7 +338,15 @@ mod tests {
                 &[json!({"request": "1k", "limit": "1Ki"}), json!({"request": "1Ei"})],
             ),
             ("proxy.gid", &[json!(0), json!(2102)]),
-            ("proxy.tracing", &[json!(null), json!({"enabled": true, "collector": {"endpoint": "a:4317"}})]),
+            (
+                "proxy.tracing",
+                &[
+                    json!(null),
+                    json!({"enabled": true, "collector": {
+                        "endpoint": "a:4317", "meshIdentity": {"namespace": "a", "serviceAccountName": "b"},
+                    }}),
+                ],
+            ),
         ] {
             for value in values {
                 assert_eq!(paths(&[(at, value.clone())]), [""; 0], "{at}: {value}");
@@ -394,7 +404,12 @@ mod tests {
                 assert_eq!(paths(&[(&at, given)]), [format!("{at}.request")], "{request} {limit}");
             }
         }
-        assert_eq!(paths(&[("proxy.tracing.enabled", json!(true))]), ["proxy.tracing.collector.endpoint"]);
+        let missing = [
+            "proxy.tracing.collector.endpoint",
+            "proxy.tracing.collector.meshIdentity.namespace",
+            "proxy.tracing.collector.meshIdentity.serviceAccountName",
+        ];
+        assert_eq!(paths(&[("proxy.tracing.enabled", json!(true))]), missing);
     }
 
     #[test]
