@@ -26,6 +26,16 @@ pub(crate) fn for_names(names: &[&str]) -> Result<ServingCertificate> {
     signed(leaf)
 }
 
+/// A certificate for this name that is its own certificate authority.
+pub(crate) fn self_signed_authority(name: &str) -> Result<ServingCertificate> {
+    let key = KeyPair::generate()?;
+    let mut own = CertificateParams::new(vec![name.to_owned()])?;
+    own.distinguished_name.push(DnType::CommonName, name);
+    own.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
+    let pem = own.self_signed(&key)?.pem();
+    Ok(ServingCertificate { ca_pem: pem.clone(), certificate_pem: pem, key_pem: key.serialize_pem() })
+}
+
 /// A client certificate for a Kubernetes user and group.
 pub(crate) fn for_client(user: &str, group: &str) -> Result<ServingCertificate> {
     let mut leaf = CertificateParams::new(Vec::new())?;

@@ -1,7 +1,8 @@
 //! Linkerd's own controller, for comparisons with it: the Go binary that Linkerd's containers `destination`,
 //! `proxy-injector` and others run. It is never part of this repository; the caller gives its path.
 //!
-//! * In: the path of the binary, a [`ControlPlane`], flags. Out: a running server.
+//! * In: the path of the binary, a [`ControlPlane`], flags. Out: a running server; of the proxy injector see
+//!   [`Injector`](crate::Injector).
 //! * Always: it ends with the test.
 
 use std::{
@@ -34,16 +35,57 @@ pub const CHART_FLAGS: [&str; 9] = [
     "-enable-pprof=false",
     r#"--meshed-http2-client-params={"keep_alive":{"interval":{"seconds":10},"timeout":{"seconds":3},"while_idle":true}}"#,
 ];
+const READY_DEADLINE: Duration = Duration::from_secs(60);
 const ADMIN_DEADLINE: Duration = Duration::from_secs(2);
 
 static STARTED: AtomicUsize = AtomicUsize::new(0);
 
+/// A running subcommand of the controller.
+pub(crate) struct LinkerdController {
+    process: Process,
+    admin: SocketAddr,
+}
+
 /// The controller's subcommand `destination`.
 pub struct LinkerdDestination {
-    process: Process,
+    controller: LinkerdController,
     identity: String,
-    admin: SocketAddr,
     address: SocketAddr,
+}
+
+// === impl LinkerdController ===
+
+impl LinkerdController {
+    /// Starts a subcommand with this address of its admin server, and waits until it is ready.
+    pub(crate) async fn start(mut spawn: Spawn, admin: SocketAddr) -> Result<Self> {
+        spawn = spawn.args([format!("-metrics-addr={admin}")]);
+        spawn.grace = Duration::ZERO;
+        let name = spawn.name.clone();
+        let controller = Self { process: Process::spawn(spawn)?, admin };
+        let ready = eventually(READY_DEADLINE, format!("{name} to be ready"), async || {
+            let (status, _) = plain_http::request(controller.admin, Method::GET, "/ready", "", ADMIN_DEADLINE).await?;
+            ensure!(status == StatusCode::OK, "/ready: {status}");
+            Ok(())
+        });
+        ready.await.with_context(|| format!("its log ends with:\n{}", controller.process.log_tail(20)))?;
+        Ok(controller)
+    }
+
+    pub(crate) fn log(&self) -> String {
+        self.process.log()
+    }
+
+    /// Sends SIGTERM and waits for the exit.
+    async fn terminate(&mut self, timeout: Duration) -> Result<()> {
+        self.process.signal(Signal::TERM)?;
+        self.process.wait(timeout).await.map(drop)
+    }
+
+    /// Sends SIGKILL, as when the node dies.
+    pub(crate) async fn kill(&mut self) -> Result<()> {
+        self.process.signal(Signal::KILL)?;
+        self.process.wait(Duration::from_secs(10)).await.map(drop)
+    }
 }
 
 // === impl LinkerdDestination ===
@@ -56,25 +98,12 @@ impl LinkerdDestination {
         let log = control_plane.directory().join(format!("linkerd-destination-{number}.log"));
         let mut spawn = Spawn::new(format!("Linkerd's destination {number}"), controller, log)
             .args(["destination".to_owned(), format!("-kubeconfig={}", control_plane.kubeconfig().display())])
-            .args([format!("-addr={address}"), format!("-metrics-addr={admin}")])
-            .args(["-controller-namespace=linkerd"])
+            .args([format!("-addr={address}"), "-controller-namespace=linkerd".to_owned()])
             .args(flags);
         // The identity in the Lease. Without it, the server does not start.
         let identity = format!("linkerd-destination-{number}");
         spawn.env = vec![("HOSTNAME".to_owned(), identity.clone())];
-        spawn.grace = Duration::ZERO;
-        let server = Self { process: Process::spawn(spawn)?, identity, admin, address };
-        server.ready().await?;
-        Ok(server)
-    }
-
-    async fn ready(&self) -> Result<()> {
-        let ready = eventually(Duration::from_secs(60), "Linkerd's destination to be ready", async || {
-            let (status, _) = plain_http::request(self.admin, Method::GET, "/ready", "", ADMIN_DEADLINE).await?;
-            ensure!(status == StatusCode::OK, "/ready: {status}");
-            Ok(())
-        });
-        ready.await.with_context(|| format!("its log ends with:\n{}", self.process.log_tail(20)))
+        Ok(Self { controller: LinkerdController::start(spawn, admin).await?, identity, address })
     }
 
     pub fn address(&self) -> SocketAddr {
@@ -91,22 +120,20 @@ impl LinkerdDestination {
     }
 
     pub fn log(&self) -> String {
-        self.process.log()
+        self.controller.log()
     }
 
     /// Sends SIGTERM and waits for the exit.
     pub async fn terminate(&mut self, timeout: Duration) -> Result<()> {
-        self.process.signal(Signal::TERM)?;
-        self.process.wait(timeout).await.map(drop)
+        self.controller.terminate(timeout).await
     }
 
     /// Sends SIGKILL, as when the node dies.
     pub async fn kill(&mut self) -> Result<()> {
-        self.process.signal(Signal::KILL)?;
-        self.process.wait(Duration::from_secs(10)).await.map(drop)
+        self.controller.kill().await
     }
 }
 
-fn loopback() -> Result<SocketAddr> {
+pub(crate) fn loopback() -> Result<SocketAddr> {
     Ok(SocketAddr::from((Ipv4Addr::LOCALHOST, port::free()?)))
 }

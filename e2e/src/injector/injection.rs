@@ -4,7 +4,8 @@
 //! * Always: the files are validated before the object, so that an invalid document denies everything, including
 //!   Services.
 //! * Only the Pod's own annotation enables injection, not that of its namespace: the operator's probe sets it on the
-//!   Pod. Annotations that override ports, volumes and probes are not supported.
+//!   Pod. Of the annotations that override values, those in [`overrides`] are supported.
+//! * `make e2e-linkerd` compares the verdicts with those of Linkerd's injector.
 
 use std::io;
 
@@ -13,6 +14,7 @@ use sha2::{Digest, Sha256};
 
 use super::{
     admission::Review,
+    overrides,
     values::{Unfit, Values},
 };
 
@@ -40,7 +42,7 @@ pub(super) fn decide(review: &Review, mounts: Mounts, namespace: &str) -> Verdic
         Ok(text) => Values::read(&String::from_utf8_lossy(&text)),
         Err(error) => return Verdict::Deny(unreadable("/var/run/linkerd/config/values", &error)),
     };
-    let values = match read {
+    let mut values = match read {
         Ok(values) => values,
         Err(Unfit::Unreadable(text)) => return Verdict::Deny(text),
         Err(Unfit::Panics) => return Verdict::Panic,
@@ -51,18 +53,15 @@ pub(super) fn decide(review: &Review, mounts: Mounts, namespace: &str) -> Verdic
             return Verdict::Deny(unreadable("/var/run/linkerd/identity/trust-roots/ca-bundle.crt", &error));
         }
     };
-    if !review.is_about_a_pod() || !needs_a_proxy(review.object()) {
+    if !review.is_about_a_pod() || !needs_a_proxy(review.object(), &values) {
         return Verdict::Leave;
     }
-    let headers = values.proxy.log_http_headers.as_str();
-    if !["off", "insecure", ""].contains(&headers) {
-        return Verdict::Deny(format!(
-            "template: linkerd2/templates/patch.json:1:1: executing \"linkerd2/templates/patch.json\" at <include \
-             \"partials.proxy\" .>: error calling include: error calling fail: logHTTPHeaders must be one of: \
-             insecure | off, not {headers}"
-        ));
+    overrides::apply(&mut values, review.object());
+    match values.unfit_to_inject() {
+        Some(Unfit::Unreadable(text)) => Verdict::Deny(text),
+        Some(Unfit::Panics) => Verdict::Panic,
+        None => Verdict::Patch(patch(review, &values, &trust_roots, namespace)),
     }
-    Verdict::Patch(patch(review, &values, &trust_roots, namespace))
 }
 
 /// An error in Go's format.
@@ -73,11 +72,36 @@ fn unreadable(path: &str, error: &io::Error) -> String {
     }
 }
 
-fn needs_a_proxy(pod: &Value) -> bool {
+fn needs_a_proxy(pod: &Value, values: &Values) -> bool {
     let annotation = pod.pointer("/metadata/annotations/linkerd.io~1inject").and_then(Value::as_str);
-    let containers = ["/spec/containers", "/spec/initContainers"].into_iter();
-    let mut names = containers.flat_map(|at| array(pod, at)).filter_map(|container| container.get("name"));
-    matches!(annotation, Some("enabled" | "ingress")) && !names.any(|name| name == "linkerd-proxy")
+    let is_on_host = pod.pointer("/spec/hostNetwork") == Some(&json!(true));
+    matches!(annotation, Some("enabled" | "ingress")) && !is_on_host && !has_a_sidecar(pod) && has_a_token(pod, values)
+}
+
+fn has_a_sidecar(pod: &Value) -> bool {
+    let is = |container: &Value, names: &[&str], images: &[&str]| {
+        let text = |key: &str| container.get(key).and_then(Value::as_str).unwrap_or_default();
+        names.contains(&text("name")) || images.iter().any(|image| text("image").starts_with(image))
+    };
+    let proxy = |container: &Value| {
+        let images = ["cr.l5d.io/linkerd/proxy:", "gcr.io/istio-release/proxyv2:"];
+        is(container, &["linkerd-proxy", "istio-proxy"], &images)
+    };
+    let init = |container: &Value| {
+        let images = ["cr.l5d.io/linkerd/proxy-init:", "gcr.io/istio-release/proxy_init:"];
+        is(container, &["linkerd-init", "istio-init"], &images)
+    };
+    let inits = || array(pod, "/spec/initContainers");
+    inits().chain(array(pod, "/spec/containers")).any(proxy) || inits().any(init)
+}
+
+/// Whether the proxy can read a token: a projected one, or the one of the first container.
+fn has_a_token(pod: &Value, values: &Values) -> bool {
+    let mut mounts = array(pod, "/spec/containers/0/volumeMounts");
+    let path = "/var/run/secrets/kubernetes.io/serviceaccount";
+    let is_mounted = pod.pointer("/spec/automountServiceAccountToken") != Some(&json!(false))
+        && mounts.any(|mount| mount.get("mountPath").and_then(Value::as_str) == Some(path));
+    values.identity.service_account_token_projection == Some(true) || is_mounted
 }
 
 fn patch(review: &Review, values: &Values, trust_roots: &[u8], namespace: &str) -> Vec<Value> {
@@ -96,14 +120,15 @@ fn patch(review: &Review, values: &Values, trust_roots: &[u8], namespace: &str) 
     if pod.pointer("/spec/initContainers").is_none_or(Value::is_null) {
         put("/spec/initContainers", json!([]));
     }
-    let proxy = proxy(values, trust_roots, namespace);
-    if values.proxy.native_sidecar == Some(true) {
-        put("/spec/initContainers/0", init(values));
-        put("/spec/initContainers/1", proxy);
-    } else {
-        put("/spec/initContainers/-", init(values));
-        put("/spec/containers/0", proxy);
-    }
+    let (init, proxy) = (init(values), proxy(values, trust_roots, namespace));
+    let is_native = values.proxy.native_sidecar == Some(true);
+    put(if is_native { "/spec/initContainers/0" } else { "/spec/initContainers/-" }, init);
+    let place = match (is_native, values.proxy.wait) {
+        (true, _) => "/spec/initContainers/1",
+        (false, Some(true)) => "/spec/containers/0",
+        (false, _) => "/spec/containers/-",
+    };
+    put(place, proxy);
     patch
 }
 
@@ -133,9 +158,10 @@ fn init(values: &Values) -> Value {
 fn proxy(values: &Values, trust_roots: &[u8], namespace: &str) -> Value {
     let Values { proxy, cluster_domain, .. } = values;
     let service = |name: &str, port: u16| format!("{name}.{namespace}.svc.{}:{port}", cluster_domain.as_str());
+    let headers = if proxy.log_http_headers.as_str() == "insecure" { "" } else { ",[{headers}]=off,[{request}]=off" };
     let variables = [
         ("_l5d_ns", namespace.to_owned()),
-        ("LINKERD2_PROXY_LOG", proxy.log_level.as_str().to_owned()),
+        ("LINKERD2_PROXY_LOG", format!("{}{headers}", proxy.log_level.as_str())),
         ("LINKERD2_PROXY_LOG_FORMAT", proxy.log_format.as_str().to_owned()),
         ("LINKERD2_PROXY_CONTROL_LISTEN_ADDR", format!("0.0.0.0:{}", number(proxy.ports.control))),
         ("LINKERD2_PROXY_ADMIN_LISTEN_ADDR", format!("0.0.0.0:{}", number(proxy.ports.admin))),
@@ -145,7 +171,7 @@ fn proxy(values: &Values, trust_roots: &[u8], namespace: &str) -> Value {
         ("LINKERD2_PROXY_IDENTITY_TRUST_ANCHORS", String::from_utf8_lossy(trust_roots).into_owned()),
     ];
     let env = variables.into_iter().map(|(name, value)| json!({"name": name, "value": value}));
-    let more = proxy.additional_env.iter().flatten().cloned().map(Value::Object);
+    let more = proxy.additional_env.iter().chain(&proxy.experimental_env).flatten().cloned().map(Value::Object);
     let mut container = json!({
         "name": "linkerd-proxy",
         "image": image(values),
@@ -168,7 +194,8 @@ fn proxy(values: &Values, trust_roots: &[u8], namespace: &str) -> Value {
 fn security_context(values: &Values) -> Map<String, Value> {
     let mut context = Map::from_iter([("runAsUser".to_owned(), json!(values.proxy.uid.unwrap_or_default()))]);
     // A negative gid is ignored.
-    if let Some(gid) = values.proxy.gid.filter(|gid| *gid >= 0) {
+    let gid = values.proxy.gid.unwrap_or_default();
+    if gid >= 0 {
         context.insert("runAsGroup".to_owned(), json!(gid));
     }
     context
@@ -252,16 +279,107 @@ mod tests {
         assert!(!paths(&operations).iter().any(|path| path.ends_with("/labels") || path.ends_with("/initContainers")));
     }
 
-    #[test]
-    fn only_a_pod_with_the_annotation_and_without_a_proxy_is_injected() {
-        let disabled = json!({"metadata": {"annotations": {"linkerd.io/inject": "disabled"}}});
-        let done = json!({
-            "metadata": {"annotations": {"linkerd.io/inject": "enabled"}},
-            "spec": {"initContainers": [{"name": "linkerd-proxy"}]},
-        });
-        for (kind, object) in [("Pod", json!({})), ("Pod", disabled), ("Pod", done), ("Service", json!({}))] {
-            assert_eq!(judge(&review(kind, &object), CHART), Verdict::Leave);
+    /// The verdict in short: the place of the proxy, or why there is none.
+    fn verdict(pod: &Value, values: &str) -> String {
+        match judge(&review("Pod", pod), values) {
+            Verdict::Leave => "left".to_owned(),
+            Verdict::Deny(_) => "denied".to_owned(),
+            Verdict::Panic => "broken".to_owned(),
+            Verdict::Patch(operations) => {
+                let proxy = operations.iter().find(|operation| operation["value"]["name"] == "linkerd-proxy").unwrap();
+                format!("{} {}", proxy["path"].as_str().unwrap(), proxy["value"]["image"].as_str().unwrap())
+            }
         }
+    }
+
+    const IMAGE: &str = "cr.l5d.io/linkerd/proxy:edge-26.8.3";
+
+    /// Each verdict is that of Linkerd's injector at b24cd405.
+    #[test]
+    fn the_shape_of_a_pod_decides_as_in_linkerds_injector() {
+        let native = &*format!("/spec/initContainers/1 {IMAGE}");
+        let pod = |spec: Value| json!({"metadata": {"annotations": {"linkerd.io/inject": "enabled"}}, "spec": spec});
+        let named = |list: &str, name: &str| pod(json!({list: [{"name": name, "image": "a"}]}));
+        let image = |image: &str| pod(json!({"containers": [{"name": "a", "image": image}]}));
+        let inject = |value: &str| json!({"metadata": {"annotations": {"linkerd.io/inject": value}}});
+        for (pod, expected) in [
+            (json!({}), "left"),
+            (inject("disabled"), "left"),
+            (inject("Enabled"), "left"),
+            (inject(""), "left"),
+            (inject("ingress"), native),
+            (pod(json!({"hostNetwork": true})), "left"),
+            (pod(json!({"automountServiceAccountToken": false})), native),
+            (named("containers", "linkerd-proxy"), "left"),
+            (named("containers", "istio-proxy"), "left"),
+            (named("containers", "linkerd-init"), native),
+            (named("initContainers", "linkerd-proxy"), "left"),
+            (named("initContainers", "linkerd-init"), "left"),
+            (named("initContainers", "istio-init"), "left"),
+            (image("cr.l5d.io/linkerd/proxy:edge-1"), "left"),
+            (image("cr.l5d.io/linkerd/proxy@sha256:1"), native),
+        ] {
+            assert_eq!(verdict(&pod, CHART), expected, "{pod}");
+        }
+    }
+
+    /// Each verdict is that of Linkerd's injector at b24cd405.
+    #[test]
+    fn annotations_override_values_as_in_linkerds_injector() {
+        let pod = |name: &str, value: &str| {
+            let annotations = json!({"linkerd.io/inject": "enabled", format!("config.{name}"): value});
+            json!({"metadata": {"annotations": annotations}})
+        };
+        let native = |image: &str| format!("/spec/initContainers/1 {image}");
+        for (name, value, expected) in [
+            ("linkerd.io/proxy-version", "edge-1", native("cr.l5d.io/linkerd/proxy:edge-1")),
+            ("linkerd.io/proxy-version", "", native(IMAGE)),
+            ("linkerd.io/proxy-image", "example.com/proxy", native("example.com/proxy:edge-26.8.3")),
+            ("linkerd.io/proxy-enable-native-sidecar", "false", format!("/spec/containers/0 {IMAGE}")),
+            ("beta.linkerd.io/proxy-enable-native-sidecar", "false", format!("/spec/containers/0 {IMAGE}")),
+            ("linkerd.io/proxy-enable-native-sidecar", "no", native(IMAGE)),
+            ("linkerd.io/proxy-await", "disabled", native(IMAGE)),
+            ("linkerd.io/proxy-log-http-headers", "loud", "denied".to_owned()),
+        ] {
+            assert_eq!(verdict(&pod(name, value), CHART), expected, "{name}: {value}");
+        }
+    }
+
+    /// Each verdict is that of Linkerd's injector at b24cd405, about a Pod that mounts a token.
+    #[test]
+    fn a_document_decides_as_in_linkerds_injector() {
+        let mount = json!([{"name": "token", "mountPath": "/var/run/secrets/kubernetes.io/serviceaccount"}]);
+        let pod = json!({
+            "metadata": {"annotations": {"linkerd.io/inject": "enabled"}},
+            "spec": {"containers": [{"name": "a", "image": "a", "volumeMounts": mount}]},
+        });
+        let native = &*format!("/spec/initContainers/1 {IMAGE}");
+        let (first, last) = (&*format!("/spec/containers/0 {IMAGE}"), format!("/spec/containers/- {IMAGE}"));
+        for (pointer, value, expected) in [
+            ("/proxy", json!(null), "broken"),
+            ("/proxy/image", json!(null), "broken"),
+            ("/proxyInit", json!(null), "broken"),
+            ("/proxy/ports", json!(null), "denied"),
+            ("/proxy/resources", json!(null), "denied"),
+            ("/identity", json!(null), "denied"),
+            ("/debugContainer", json!(null), native),
+            ("/identity/serviceAccountTokenProjection", json!(false), native),
+            ("/clusterNetworks", json!("ten"), "denied"),
+            ("/proxyInit/iptablesMode", json!("ipvs"), "denied"),
+            ("/proxyInit/closeWaitTimeoutSecs", json!(7), "denied"),
+            ("/proxy/logHTTPHeaders", json!("loud"), "denied"),
+            ("/proxy/uid", json!("2102"), "denied"),
+            ("/proxy/nativeSidecar", json!(false), first),
+        ] {
+            let mut document: Value = serde_yaml::from_str(CHART).unwrap();
+            *document.pointer_mut(pointer).unwrap() = value.clone();
+            assert_eq!(verdict(&pod, &document.to_string()), expected, "{pointer}: {value}");
+        }
+        let document =
+            CHART.replace("nativeSidecar: true", "nativeSidecar: false").replace("await: true", "await: false");
+        assert_eq!(verdict(&pod, &document), last);
+        let unprojected = CHART.replace("serviceAccountTokenProjection: true", "serviceAccountTokenProjection: false");
+        assert_eq!(verdict(&json!({"metadata": pod["metadata"]}), &unprojected), "left");
     }
 
     #[test]

@@ -1,7 +1,7 @@
 //! The kubelet of one replica: it mounts two ConfigMaps as files, with a delay.
 //!
 //! ```text
-//!   ConfigMaps ─watch─▶ Published ─lag─▶ Kubelet ─▶ <directory>/config/values, <directory>/trust-roots/ca-bundle.crt
+//!   ConfigMaps ─watch─▶ Published ─lag─▶ Kubelet ─▶ <directory>/config/values, <directory>/identity/trust-roots/ca-bundle.crt
 //!                           ▲               ▲
 //!                           └──── GET ──────┴─ nudge: an annotation of its Pod changed
 //! ```
@@ -38,8 +38,9 @@ use tokio::{
 
 use super::injection::Mounts;
 
-/// The ConfigMaps and their mount directories.
-const MOUNTED: [(&str, &str); 2] = [("linkerd-config", "config"), ("linkerd-identity-trust-roots", "trust-roots")];
+/// The ConfigMaps and their mount directories, below `/var/run/linkerd` in Linkerd's containers.
+const MOUNTED: [(&str, &str); 2] =
+    [("linkerd-config", "config"), ("linkerd-identity-trust-roots", "identity/trust-roots")];
 
 pub(super) type Annotations = BTreeMap<String, String>;
 
@@ -190,7 +191,7 @@ impl Kubelet {
     pub(super) fn read(&self) -> Mounts {
         Mounts {
             values: fs::read(self.directory.join("config/values")),
-            trust_roots: fs::read(self.directory.join("trust-roots/ca-bundle.crt")),
+            trust_roots: fs::read(self.directory.join("identity/trust-roots/ca-bundle.crt")),
         }
     }
 

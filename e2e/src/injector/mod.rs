@@ -13,19 +13,22 @@
 //!   replica. Only the Pod's own annotation `linkerd.io/inject` enables injection, not that of its namespace.
 //! * Always: each replica has separate files and reads them for every request. A restarted replica has a new Pod, port
 //!   and directory. Everything ends on drop, except the objects in the API server: see [`unregister`].
+//! * The same replicas can run [Linkerd's own injector](Injector::start_linkerd), which only answers rightly.
 //! * For a replica number that does not exist, changes fail, and request counts are 0.
 
 mod admission;
 mod injection;
 mod kubelet;
+mod overrides;
 mod registration;
 mod server;
+mod serving;
 mod values;
 
 use std::{
     collections::BTreeMap,
     net::{IpAddr, SocketAddr},
-    path::PathBuf,
+    path::{Path, PathBuf},
     sync::{
         Arc, Mutex, MutexGuard, PoisonError,
         atomic::{AtomicUsize, Ordering},
@@ -33,7 +36,7 @@ use std::{
     time::Duration,
 };
 
-use anyhow::{Context, Result};
+use anyhow::{Context, Error, Result};
 use bytes::Bytes;
 use futures::StreamExt;
 use http::StatusCode;
@@ -47,15 +50,17 @@ use tempfile::TempDir;
 use tokio::task::JoinSet;
 
 pub use registration::{FailurePolicy, WEBHOOK, unregister};
-pub use server::{Behaviour, NOT_A_PATCH, NOT_BASE64};
+pub use server::{Behaviour, CertificateKind, NOT_A_PATCH, NOT_BASE64};
 
 use crate::{control_plane::ControlPlane, port};
 use kubelet::{Kubelet, Published};
 use registration::{COMPONENT, Registration};
-use server::{Certificates, Server};
+use server::Certificates;
+use serving::{Program, Serving};
 
 pub struct Injector {
     registration: Registration,
+    program: Program,
     certificates: Certificates,
     namespaces: Vec<String>,
     published: Arc<Published>,
@@ -73,16 +78,42 @@ struct Replicas(Mutex<BTreeMap<usize, Arc<Replica>>>);
 struct Replica {
     pod: String,
     uid: String,
-    server: Server,
+    server: Serving,
     kubelet: Arc<Kubelet>,
     _syncs: JoinSet<()>,
-    _directory: TempDir,
+    directory: TempDir,
 }
 
 impl Injector {
     /// Starts this number of replicas, numbered from 0, as the injector of the control plane in `namespace`, and waits
     /// until the API server calls them. They are called for Pods and Services of `namespace` and of `others`.
     pub async fn start(
+        control_plane: &ControlPlane,
+        namespace: &str,
+        others: &[&str],
+        replicas: usize,
+    ) -> Result<Self> {
+        let certificates = Certificates::make(namespace, CertificateKind::SignedByAuthority)?;
+        Self::start_program(Program::StandIn, certificates, control_plane, namespace, others, replicas).await
+    }
+
+    /// As [`Injector::start`], but the replicas run Linkerd's own injector, from this binary of its controller.
+    pub async fn start_linkerd(
+        controller: &Path,
+        certificate: CertificateKind,
+        control_plane: &ControlPlane,
+        namespace: &str,
+        others: &[&str],
+        replicas: usize,
+    ) -> Result<Self> {
+        let certificates = Certificates::make(namespace, certificate)?;
+        let program = Program::linkerd(controller, control_plane);
+        Self::start_program(program, certificates, control_plane, namespace, others, replicas).await
+    }
+
+    async fn start_program(
+        program: Program,
+        certificates: Certificates,
         control_plane: &ControlPlane,
         namespace: &str,
         others: &[&str],
@@ -101,7 +132,8 @@ impl Injector {
         });
         watches.spawn(follow_pods(registration.pods.clone(), shared.clone()));
         let injector = Self {
-            certificates: Certificates::make(namespace)?,
+            program,
+            certificates,
             namespaces: std::iter::once(&namespace).chain(others).map(|&name| name.to_owned()).collect(),
             registration,
             published,
@@ -198,6 +230,11 @@ impl Injector {
         self.replicas.get(replica).ok()?.server.last_review()
     }
 
+    /// The directory that its kubelet fills: `/var/run/linkerd` in Linkerd's container.
+    pub fn directory(&self, replica: usize) -> Result<PathBuf> {
+        Ok(self.replicas.get(replica)?.directory.path().to_owned())
+    }
+
     /// The number of observed changes of its Pod's annotations.
     pub fn nudges(&self, replica: usize) -> usize {
         self.replicas.get(replica).map_or(0, |replica| replica.kubelet.nudges())
@@ -220,18 +257,19 @@ impl Injector {
         let (name, uid) = (pod.name_any(), pod.uid().context("a Pod without uid")?);
         let kubelet = Arc::new(Kubelet::new(directory.path(), pod.annotations().clone(), lag));
         let mounted = kubelet.mount(&self.published).await?;
-        let server = Server::start(address, &self.certificates, kubelet.clone(), &self.registration.namespace).await?;
+        let (certificates, namespace) = (&self.certificates, &self.registration.namespace);
+        let server = self.program.start(address, certificates, kubelet.clone(), directory.path(), namespace).await?;
         server.set_behaviour(behaviour).await?;
         self.registration.put_slice(&name, &uid, address).await?;
         let mut syncs = JoinSet::new();
         syncs.spawn(kubelet.clone().run(self.published.clone(), mounted));
-        Ok(Arc::new(Replica { pod: name, uid, server, kubelet, _syncs: syncs, _directory: directory }))
+        Ok(Arc::new(Replica { pod: name, uid, server, kubelet, _syncs: syncs, directory }))
     }
 
     /// Stops a replica. On return its port is closed.
     async fn end(&self, number: usize) -> Result<Arc<Replica>> {
         let replica = self.replicas.get(number)?;
-        replica.server.stop().await;
+        replica.server.stop().await?;
         self.replicas.remove(number);
         self.registration.remove(&replica.pod).await?;
         Ok(replica)
@@ -271,6 +309,17 @@ impl Replicas {
     fn locked(&self) -> MutexGuard<'_, BTreeMap<usize, Arc<Replica>>> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
+}
+
+/// Answers the body of a request as the stand-in does, with these files, for a control plane in `namespace`. `None` if
+/// it breaks the connection.
+///
+/// # Errors
+/// When the body is not an AdmissionReview.
+pub fn stand_in_answer(body: &[u8], values: &str, trust_roots: &str, namespace: &str) -> Result<Option<Value>> {
+    let review = admission::Review::parse(body).map_err(Error::msg)?.context("an empty body")?;
+    let mounts = injection::Mounts { values: Ok(values.into()), trust_roots: Ok(trust_roots.into()) };
+    Ok(server::answer(review, mounts, namespace))
 }
 
 /// Passes the Pods' annotations to the kubelets of the replicas, forever.

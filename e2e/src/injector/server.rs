@@ -33,7 +33,7 @@ use tokio_rustls::TlsAcceptor;
 
 use super::{
     admission::Review,
-    injection::{Verdict, decide},
+    injection::{Mounts, Verdict, decide},
     kubelet::Kubelet,
 };
 use crate::{
@@ -73,6 +73,15 @@ pub const NOT_BASE64: &str = "this is no base64!";
 /// `{}`
 pub const NOT_A_PATCH: &str = "e30=";
 
+/// How the certificate of the replicas is signed.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub enum CertificateKind {
+    /// By an authority, whose certificate is the webhook's `caBundle`.
+    SignedByAuthority,
+    /// By itself, as a certificate authority: what `openssl req -x509` makes. It is also the `caBundle`.
+    SelfSignedAuthority,
+}
+
 /// The certificate of all replicas, and an untrusted one.
 pub(super) struct Certificates {
     name: String,
@@ -100,10 +109,22 @@ struct Shared {
 // === impl Certificates ===
 
 impl Certificates {
-    pub(super) fn make(namespace: &str) -> Result<Self> {
+    pub(super) fn make(namespace: &str, kind: CertificateKind) -> Result<Self> {
         let name = format!("linkerd-proxy-injector.{namespace}.svc");
-        let (right, wrong) = (certificate::for_names(&[&name])?, certificate::for_names(&[&name])?);
+        let right = match kind {
+            CertificateKind::SignedByAuthority => certificate::for_names(&[&name])?,
+            CertificateKind::SelfSignedAuthority => certificate::self_signed_authority(&name)?,
+        };
+        let wrong = certificate::for_names(&[&name])?;
         Ok(Self { name, right, wrong })
+    }
+
+    pub(super) fn certificate_pem(&self) -> &str {
+        &self.right.certificate_pem
+    }
+
+    pub(super) fn key_pem(&self) -> &str {
+        &self.right.key_pem
     }
 
     pub(super) fn ca_pem(&self) -> &str {
@@ -233,15 +254,20 @@ impl Shared {
             Behaviour::Denies(message) => review.denied(&message),
             Behaviour::BadPatch(patch) => review.with_patch(&json!(patch)),
             Behaviour::Unpatched => review.allowed(),
-            _ => match decide(&review, self.kubelet.read(), &self.namespace) {
-                Verdict::Leave => review.allowed(),
-                Verdict::Patch(operations) => review.patched(&operations),
-                Verdict::Deny(message) => review.denied(&message),
-                Verdict::Panic => bail!("a nil pointer"),
-            },
+            _ => answer(review, self.kubelet.read(), &self.namespace).context("a nil pointer")?,
         };
         let response = Response::builder().header(header::CONTENT_TYPE, "application/json");
         Ok(response.body(Full::new(serde_json::to_vec(&answer)?.into()))?)
+    }
+}
+
+/// Answers as Linkerd's injector does. `None` if it breaks the connection.
+pub(super) fn answer(review: Review, mounts: Mounts, namespace: &str) -> Option<Value> {
+    match decide(&review, mounts, namespace) {
+        Verdict::Leave => Some(review.allowed()),
+        Verdict::Patch(operations) => Some(review.patched(&operations)),
+        Verdict::Deny(message) => Some(review.denied(&message)),
+        Verdict::Panic => None,
     }
 }
 
