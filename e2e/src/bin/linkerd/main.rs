@@ -1,22 +1,27 @@
 //! `make e2e-linkerd`: holds the operator against Linkerd itself.
 //!
 //! * In: paths of Linkerd's own programs, as environment variables: `LINKERD_CONTROLLER` (the Go controller),
-//!   `LINKERD_PROXY`, `LINKERD_POLICY_CONTROLLER`; `SEEDS="1 2 3"` of the random clusters;
-//!   `PARTS="answers traffic"` to run only these. Out: a report in Markdown, on standard output.
+//!   `LINKERD_CLI`, `LINKERD_CHARTS` (the directory of the charts), `LINKERD_PROXY`, `LINKERD_POLICY_CONTROLLER`;
+//!   `SEEDS="1 2 3"` of the random clusters; `PARTS="answers traffic injector reviews cli"` to run only these. Out: a
+//!   report in Markdown, on standard output.
 //! * Always: a part runs where its programs are given, and the report says which parts were left out. A difference that
 //!   no row of the documentation explains is a failure, and so is an open stream of ours that differs from a new one.
 
 mod answers;
+mod cli;
 mod differences;
+mod injector;
 mod leases;
 mod live;
 mod report;
 mod rows;
 mod traffic;
 
-use std::{env, path::PathBuf, process::ExitCode};
+use std::{env, fs, path::PathBuf, process::ExitCode};
 
 use anyhow::{Context, Result};
+
+const LEFT_OUT: &str = "Left out: the path of a program is not set, or PARTS does not name this part.";
 
 #[tokio::main]
 async fn main() -> ExitCode {
@@ -46,10 +51,34 @@ async fn run() -> Result<bool> {
             is_explained &= live[0].stale.is_empty();
             print!("{}", report::turns(&leases::take_turns(&controller).await?));
         }
-        None => println!("## Answers, open streams and Leases\n\nLeft out.\n"),
+        None => println!("## Answers, open streams and Leases\n\n{LEFT_OUT}\n"),
     }
     if is_wanted("traffic") {
         is_explained &= traffic().await?;
+    }
+    match program("LINKERD_CONTROLLER")?.filter(|_| is_wanted("injector")) {
+        Some(controller) => {
+            let (charts, cli) = (program("LINKERD_CHARTS")?, program("LINKERD_CLI")?);
+            print!("{}", report::steps(&injector::run(&controller, charts.as_deref(), cli.as_deref()).await?));
+        }
+        None => println!("## Injector\n\n{LEFT_OUT}\n"),
+    }
+    match program("LINKERD_CONTROLLER")?.filter(|_| is_wanted("reviews")) {
+        Some(controller) => {
+            let reviews = injector::compare(&controller).await?;
+            print!("{}", report::reviews(&reviews));
+            is_explained &= reviews.is_equal();
+            if let Some(file) = env::var_os("LINKERD_RECORDING").filter(|file| !file.is_empty()) {
+                fs::write(&file, &reviews.fields.recording).context("writing LINKERD_RECORDING")?;
+            }
+        }
+        None => println!("## Reviews\n\n{LEFT_OUT}\n"),
+    }
+    match (program("LINKERD_CLI")?, program("LINKERD_CONTROLLER")?) {
+        (Some(cli), Some(controller)) if is_wanted("cli") => {
+            print!("{}", report::cli(&cli::compare(&cli, &controller).await?))
+        }
+        _ => println!("## CLI\n\n{LEFT_OUT}\n"),
     }
     Ok(is_explained)
 }

@@ -2,7 +2,14 @@
 
 use std::{fmt::Write, time::Duration};
 
-use crate::{answers::Answers, leases::HandOver, live::Live, traffic::Traffic};
+use crate::{
+    answers::Answers,
+    cli::Printed,
+    injector::{Reviews, Step, Steps},
+    leases::HandOver,
+    live::Live,
+    traffic::Traffic,
+};
 
 pub(crate) fn answers(answers: &Answers) -> String {
     let Answers { states, compared, equal, differences } = answers;
@@ -45,6 +52,64 @@ pub(crate) fn turns(turns: &[HandOver]) -> String {
     for HandOver { what, taken, rewritten, followed } in turns {
         let _ =
             writeln!(text, "| {what} | {:.1} s | {:.1} s | {rewritten} |", taken.as_secs_f64(), followed.as_secs_f64());
+    }
+    text.push('\n');
+    text
+}
+
+pub(crate) fn steps(steps: &Steps) -> String {
+    let Steps { document, steps, .. } = steps;
+    let mut text = format!("## Injector\n\nFirst document: {document}.\n\n| step | seen | after |\n|---|---|---|\n");
+    for Step { what, seen, took } in steps {
+        let _ = writeln!(text, "| {what} | {seen} | {:.1} s |", took.as_secs_f64());
+    }
+    text.push('\n');
+    text
+}
+
+pub(crate) fn reviews(Reviews { compared, fields }: &Reviews) -> String {
+    let mut text = "## Reviews\n\n".to_owned();
+    let different: Vec<_> = compared.iter().filter(|it| it.stand_in != it.linkerd).collect();
+    let _ =
+        writeln!(text, "{} reviews; the stand-in answered {} of them differently.\n", compared.len(), different.len());
+    for it in different {
+        let _ = writeln!(text, "- {}: the stand-in {:?}, Linkerd {:?}", it.name, it.stand_in, it.linkerd);
+    }
+    let _ = writeln!(
+        text,
+        "{} fields, {} documents: {} were refused. {} fields have other answers than at {}.\n",
+        fields.fields,
+        fields.asked,
+        fields.refused,
+        fields.changed.len(),
+        fields.linkerd
+    );
+    for (field, now, before) in &fields.changed {
+        let _ = writeln!(text, "- `{field}` refuses {now:?} instead of {before:?}");
+    }
+    text.push('\n');
+    text
+}
+
+pub(crate) fn cli(commands: &[Printed]) -> String {
+    let mut text = "## CLI\n\n| command | exit code | lines | equal |\n|---|---|---|---|\n".to_owned();
+    for printed in commands {
+        let Printed { command, theirs, .. } = printed;
+        let code = theirs.code.map_or("none".to_owned(), |code| code.to_string());
+        let equal = if printed.is_equal() { "yes" } else { "no" };
+        let _ = writeln!(text, "| `linkerd {command} | {code} | {} | {equal} |", theirs.lines.len());
+    }
+    text.push('\n');
+    for Printed { command, ours, theirs } in commands.iter().filter(|printed| !printed.is_equal()) {
+        let only = |one: &[String], other: &[String]| -> Vec<String> {
+            one.iter().filter(|line| !other.contains(line)).cloned().collect()
+        };
+        let (of_ours, of_theirs) = (only(&ours.lines, &theirs.lines), only(&theirs.lines, &ours.lines));
+        let _ = writeln!(
+            text,
+            "- `linkerd {command}: only ours ({:?}) {of_ours:?}, only Linkerd's {of_theirs:?}",
+            ours.code
+        );
     }
     text.push('\n');
     text
