@@ -64,6 +64,20 @@ pub fn profile_refusal(status: &Status) -> ProfileAnswer {
     ProfileAnswer::Refused(status.code(), reason.unwrap_or(status.message()).to_owned())
 }
 
+/// Returns the first message of a new stream of `GetProfile`, or its refusal.
+///
+/// # Errors
+/// Fails when the stream ends without a first message.
+pub async fn first_profile_answer(discovery: &Discovery, request: &Request) -> Result<ProfileAnswer> {
+    match discovery.get_profile(&request.path, &request.token).await {
+        Err(status) => Ok(profile_refusal(&status)),
+        Ok(mut stream) => {
+            let first = stream.next().await?.context("the stream ended before its first message")?;
+            Ok(ProfileAnswer::Profile(Box::new(first)))
+        }
+    }
+}
+
 /// Describes the missing, the unexpected and the differing endpoints, one per line.
 pub fn difference(expected: &Answer, seen: Option<&Answer>) -> String {
     let (wanted, known) = match (expected, seen) {

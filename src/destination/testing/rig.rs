@@ -270,6 +270,11 @@ impl<M: Method> Client<M> {
         Self { request, stream: None, known: M::Known::default(), first: true }
     }
 
+    /// Returns whether the open stream has sent no message.
+    pub(in crate::destination) fn is_silent(&self) -> bool {
+        self.stream.is_some() && self.first
+    }
+
     /// Opens the stream, as a proxy does after its last stream ended.
     pub(in crate::destination) fn open(&mut self, views: &Arc<Views>) -> Result<(), M::Answer> {
         let updates = M::subscribe(views, &self.request).map_err(|status| M::refused(&status))?;
