@@ -15,6 +15,7 @@
 pub mod answers;
 pub mod attack;
 pub mod binaries;
+pub mod cases;
 mod certificate;
 mod component;
 pub mod control_plane;

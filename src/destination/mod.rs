@@ -11,6 +11,8 @@
 
 mod authority;
 mod call;
+#[cfg(test)]
+mod cases_tests;
 mod context_token;
 mod endpoint;
 mod frame;

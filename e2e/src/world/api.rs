@@ -60,7 +60,8 @@ pub async fn list(client: &Client) -> Result<ApiState> {
     Ok(state)
 }
 
-async fn put(client: &Client, key: &Key, object: &Value) -> Result<()> {
+/// Creates an object with its status, or replaces it.
+pub(crate) async fn put(client: &Client, key: &Key, object: &Value) -> Result<()> {
     let failed = || format!("writing {key:?}: {object}");
     let mut wanted: DynamicObject = serde_json::from_value(object.clone()).with_context(failed)?;
     let api = api(client, key);
