@@ -183,14 +183,14 @@ fn is_unused(state: &State, address: SocketAddr) -> bool {
 }
 
 /// Returns the Pod that an address belongs to. A terminating Pod keeps the address until another Pod has it. Among
-/// several terminating Pods, the first in [`Precedence`] wins.
+/// several terminating Pods, a running one wins, then the first in [`Precedence`].
 ///
 /// # Errors
 /// When several Pods that are not terminating claim the address; the error is their number.
 fn holder(pods: &[Arc<Pod>]) -> Result<Option<&Arc<Pod>>, usize> {
     let mut staying = pods.iter().filter(|pod| !pod.terminating);
     match (staying.next(), staying.count()) {
-        (None, _) => Ok(pods.iter().min_by_key(|pod| Precedence::of_pod(pod))),
+        (None, _) => Ok(pods.iter().min_by_key(|pod| (pod.phase != PodPhase::Running, Precedence::of_pod(pod)))),
         (one, 0) => Ok(one),
         (_, others) => Err(others + 1),
     }

@@ -306,6 +306,7 @@ fn an_address_of_several_pods_belongs_to_one_of_them_or_is_a_conflict() {
         (vec![("a", phase("Pending")), ("b", terminating())], "unknown"),
         (vec![("a", created("2026-01-01T00:00:00Z")), ("b", created("2026-01-02T00:00:00Z"))], "b"),
         (vec![("b", terminating()), ("a", terminating())], "a"),
+        (vec![("a", terminating_in("Pending")), ("b", terminating())], "b"),
         (vec![("a", json!({})), ("b", json!({}))], "Pods(2, 10.0.0.1)"),
         (
             vec![("a", json!({})), ("b", phase("Pending")), ("c", phase("Failed")), ("d", terminating())],
