@@ -98,6 +98,17 @@ e2e-linkerd: build ## Compare the operator with Linkerd's own programs: LINKERD_
 	@$(PHASE); phase "control plane" $(TARGET)/debug/control-plane build; \
 	phase "against Linkerd" $(TARGET)/debug/linkerd
 
+# The tests that depend most on the API server: its validation, defaults, CEL rules, Leases, watches and permissions.
+KUBERNETES ?= 1.34
+.PHONY: e2e-kubernetes
+e2e-kubernetes: build ## Run end-to-end tests on another version of Kubernetes: KUBERNETES=1.34 (the first build takes minutes)
+	@$(PHASE); export E2E_KUBERNETES=$(KUBERNETES); \
+	phase "control plane" $(TARGET)/debug/control-plane build; \
+	phase "Kubernetes $(KUBERNETES)" $(CARGO) test --locked --workspace --test e2e -- $(KUBERNETES_TESTS)
+KUBERNETES_TESTS := crd:: external_workload:: placement:: leadership:: manifests:: linkerd_config_crd:: linkerd_config::adoption \
+	linkerd_config::drift linkerd_config::rollouts::crash linkerd_config::rollouts::evict discovery::serving \
+	discovery::changes discovery::oracle discovery::bad_input profile::services faults:: harness::
+
 # To measure another server of the Destination API on this host: SERVER=IP:PORT, PID= of its process to measure memory
 # and CPU, E2E_KUBECONFIG= of the cluster that it watches (by default a cluster is started, and its kubeconfig is
 # printed).

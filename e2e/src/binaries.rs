@@ -2,8 +2,8 @@
 //! binaries are a separate set, because most runs do not need them. Helm is built from `e2e/helm`, because it requires
 //! a newer version of Kubernetes' libraries.
 //!
-//! * In: `KUBEBUILDER_ASSETS` (by convention a directory with etcd, kube-apiserver and kubectl), or a Go toolchain.
-//!   Helm always needs a Go toolchain.
+//! * In: `KUBEBUILDER_ASSETS` (by convention a directory with etcd, kube-apiserver and kubectl), or a Go toolchain and
+//!   `E2E_KUBERNETES`, which selects another version of Kubernetes. Helm always needs a Go toolchain.
 //! * Out: a directory in which every tool is complete and executable.
 //! * Always: an interrupted build leaves no incomplete file under a tool's name, and two processes never build
 //!   concurrently.
@@ -20,7 +20,8 @@ use anyhow::{Context, Result, bail, ensure};
 use sha2::{Digest, Sha256};
 
 const KUBERNETES_VERSION: &str = "v1.36.3";
-const KUBERNETES_MINOR: &str = "36";
+/// The variable that selects another version of Kubernetes, such as 1.34.
+const SELECTION: &str = "E2E_KUBERNETES";
 /// Longer than any build, so that it only ends the wait for a process that hangs.
 const LOCK_DEADLINE: Duration = Duration::from_secs(45 * 60);
 
@@ -30,6 +31,8 @@ struct Set {
     name: &'static str,
     /// The directory of the Go module.
     module: &'static str,
+    /// The version that Kubernetes' programs report.
+    kubernetes: &'static str,
     /// The file name and the Go package of each tool. The tools that build fastest come last.
     tools: &'static [(&'static str, &'static str)],
     /// The kwok stage files to copy.
@@ -41,6 +44,7 @@ struct Set {
 const CONTROL_PLANE: Set = Set {
     name: "controlplane",
     module: "controlplane",
+    kubernetes: KUBERNETES_VERSION,
     tools: &[
         ("etcd", "go.etcd.io/etcd/server/v3"),
         ("kube-apiserver", "k8s.io/kubernetes/cmd/kube-apiserver"),
@@ -53,9 +57,25 @@ const CONTROL_PLANE: Set = Set {
     minutes: "eight minutes",
 };
 
+/// The oldest tested version of Kubernetes. etcd and kwok are those of [`CONTROL_PLANE`].
+const KUBERNETES_1_34: Set = Set {
+    name: "controlplane-1.34",
+    module: "controlplane-1.34",
+    kubernetes: "v1.34.4",
+    tools: &[
+        ("kube-apiserver", "k8s.io/kubernetes/cmd/kube-apiserver"),
+        ("kube-controller-manager", "k8s.io/kubernetes/cmd/kube-controller-manager"),
+        ("kube-scheduler", "k8s.io/kubernetes/cmd/kube-scheduler"),
+        ("kubectl", "k8s.io/kubernetes/cmd/kubectl"),
+    ],
+    stages: &[],
+    minutes: "seven minutes",
+};
+
 const NODE: Set = Set {
     name: "node",
     module: "controlplane",
+    kubernetes: KUBERNETES_VERSION,
     tools: &[("kubelet", "k8s.io/kubernetes/cmd/kubelet"), ("kube-proxy", "k8s.io/kubernetes/cmd/kube-proxy")],
     stages: &[],
     minutes: "two minutes after the control plane's",
@@ -64,6 +84,7 @@ const NODE: Set = Set {
 const HELM: Set = Set {
     name: "helm",
     module: "helm",
+    kubernetes: KUBERNETES_VERSION,
     tools: &[("helm4", "helm.sh/helm/v4/cmd/helm"), ("helm3", "helm.sh/helm/v3/cmd/helm")],
     stages: &[],
     minutes: "three minutes",
@@ -83,19 +104,26 @@ const STAGES: [&str; 5] = [
 pub struct Binaries {
     set: &'static Set,
     directory: PathBuf,
+    /// The directory of the tools that the set does not have.
+    others: Option<PathBuf>,
 }
 
 impl Binaries {
     /// Finds the control plane's binaries, building what is missing. Blocks; the first build takes minutes.
     pub fn find_or_build() -> Result<Self> {
         if let Some(assets) = std::env::var_os("KUBEBUILDER_ASSETS").filter(|value| !value.is_empty()) {
-            let found = Self { set: &CONTROL_PLANE, directory: assets.into() };
+            let found = Self { set: &CONTROL_PLANE, directory: assets.into(), others: None };
             for required in ["etcd", "kube-apiserver", "kubectl"] {
                 found.tool(required)?;
             }
             return Ok(found);
         }
-        Self::cached(&CONTROL_PLANE)
+        let current = Self::cached(&CONTROL_PLANE)?;
+        match std::env::var(SELECTION).unwrap_or_default().as_str() {
+            "" | "1.36" => Ok(current),
+            "1.34" => Ok(Self { others: Some(current.directory), ..Self::cached(&KUBERNETES_1_34)? }),
+            other => bail!("{SELECTION} is {other:?}: it must be 1.34 or 1.36"),
+        }
     }
 
     /// Finds or builds the kubelet and kube-proxy. `KUBEBUILDER_ASSETS` is ignored, because it never contains them.
@@ -112,7 +140,7 @@ impl Binaries {
         let module = Path::new(env!("CARGO_MANIFEST_DIR")).join(set.module);
         let directory = cache_directory(&module, set)?;
         fs::create_dir_all(&directory).with_context(|| format!("creating {}", directory.display()))?;
-        let found = Self { set, directory };
+        let found = Self { set, directory, others: None };
         if !found.complete() {
             let _lock = lock(&found.directory)?;
             found.build(&module)?;
@@ -122,13 +150,14 @@ impl Binaries {
 
     /// The path of one tool.
     pub fn tool(&self, name: &str) -> Result<PathBuf> {
-        let path = self.directory.join(name);
-        ensure!(
-            path.is_file(),
+        let directories = [Some(&self.directory), self.others.as_ref()].into_iter().flatten();
+        let found = directories.map(|directory| directory.join(name)).find(|path| path.is_file());
+        found.with_context(|| {
+            format!(
             "{name} is missing in {}: add it there, or unset KUBEBUILDER_ASSETS and run `make control-plane` to have it built",
             self.directory.display()
-        );
-        Ok(path)
+            )
+        })
     }
 
     /// kwok's stage files, to be passed with `--config`.
@@ -160,7 +189,7 @@ impl Binaries {
             // Built under a temporary name and then renamed, so that a file with the tool's name is always complete.
             let unfinished = self.directory.join(format!(".{name}.unfinished"));
             let status = go(module)
-                .args(["build", "-trimpath", "-ldflags", &linker_flags(), "-o"])
+                .args(["build", "-trimpath", "-ldflags", &linker_flags(self.set.kubernetes), "-o"])
                 .arg(&unfinished)
                 .arg(package)
                 .stdin(Stdio::null())
@@ -199,9 +228,10 @@ fn stage_file(stage: &str) -> String {
     format!("kwok-{}", stage.rsplit('/').next().unwrap_or(stage))
 }
 
-fn linker_flags() -> String {
+fn linker_flags(kubernetes: &str) -> String {
     let version = "-X k8s.io/component-base/version.git";
-    format!("-s -w {version}Version={KUBERNETES_VERSION} {version}Major=1 {version}Minor={KUBERNETES_MINOR}")
+    let minor = kubernetes.split('.').nth(1).unwrap_or_default();
+    format!("-s -w {version}Version={kubernetes} {version}Major=1 {version}Minor={minor}")
 }
 
 fn go(module: &Path) -> Command {
@@ -274,9 +304,34 @@ mod tests {
     #[test]
     fn the_error_for_a_missing_tool_names_it_and_how_to_get_it() {
         let empty = tempfile::tempdir().unwrap();
-        let binaries = Binaries { set: &CONTROL_PLANE, directory: empty.path().to_owned() };
+        let binaries = Binaries { set: &CONTROL_PLANE, directory: empty.path().to_owned(), others: None };
         let error = binaries.tool("kwok").unwrap_err().to_string();
         assert!(error.starts_with("kwok is missing"), "{error}");
         assert!(error.contains("make control-plane"), "{error}");
+    }
+
+    #[test]
+    fn a_tool_that_another_version_of_kubernetes_does_not_have_is_the_current_one() {
+        let (old, current) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
+        fs::write(old.path().join("kubectl"), "").unwrap();
+        for name in ["kubectl", "etcd"] {
+            fs::write(current.path().join(name), "").unwrap();
+        }
+        let others = Some(current.path().to_owned());
+        let binaries = Binaries { set: &KUBERNETES_1_34, directory: old.path().to_owned(), others };
+        assert_eq!(binaries.tool("kubectl").unwrap(), old.path().join("kubectl"));
+        assert_eq!(binaries.tool("etcd").unwrap(), current.path().join("etcd"));
+        assert!(binaries.tool("kwok").is_err());
+    }
+
+    #[test]
+    fn the_binaries_report_the_version_of_their_module() {
+        for set in [&CONTROL_PLANE, &KUBERNETES_1_34] {
+            let file = Path::new(env!("CARGO_MANIFEST_DIR")).join(set.module).join("go.mod");
+            let module = fs::read_to_string(file).unwrap();
+            assert!(module.contains(&format!("k8s.io/kubernetes {}", set.kubernetes)), "{}", set.name);
+        }
+        assert!(linker_flags("v1.34.4").contains("gitVersion=v1.34.4 "));
+        assert!(linker_flags("v1.34.4").ends_with("gitMinor=34"));
     }
 }
