@@ -98,6 +98,26 @@ e2e-linkerd: build ## Compare the operator with Linkerd's own programs: LINKERD_
 	@$(PHASE); phase "control plane" $(TARGET)/debug/control-plane build; \
 	phase "against Linkerd" $(TARGET)/debug/linkerd
 
+OTHER_VERSION = $(abspath $(TARGET)/other-version)
+
+# It is not part of `make test`: a second build of the operator takes about as long as all unit tests, and an older
+# revision is not in a shallow clone.
+.PHONY: e2e-versions
+e2e-versions: ## Run two versions of the operator against each other: OTHER=REVISION, built in target/other-version
+	@[ -n '$(OTHER)' ] || { echo "OTHER is not set: make e2e-versions OTHER=REVISION, for example a release's tag" >&2; exit 1; }
+	@$(PHASE); phase build $(MAKE) build; \
+	phase "build of $(OTHER)" $(MAKE) other-version; \
+	phase "control plane" $(TARGET)/debug/control-plane build; \
+	phase "two versions" env E2E_OTHER_VERSION=$(OTHER_VERSION) $(CARGO) test --locked --workspace --test e2e versions::
+
+# A worktree keeps the times of unchanged files, so that cargo compiles only what differs from the last OTHER.
+.PHONY: other-version
+other-version:
+	@revision=$$(git rev-parse --verify --quiet '$(OTHER)^{commit}') || { echo "OTHER=$(OTHER) is not a revision of this repository" >&2; exit 1; }; \
+	if [ -e '$(OTHER_VERSION)/.git' ]; then git -C '$(OTHER_VERSION)' checkout --quiet --force --detach "$$revision"; \
+	else git worktree add --quiet --force --detach '$(OTHER_VERSION)' "$$revision"; fi
+	@cd '$(OTHER_VERSION)'; env -u CARGO_TARGET_DIR $(CARGO) build --locked --workspace --bin linkerd-operator
+
 # The tests that depend most on the API server: its validation, defaults, CEL rules, Leases, watches and permissions.
 KUBERNETES ?= 1.34
 .PHONY: e2e-kubernetes

@@ -1,6 +1,6 @@
 //! Installs CustomResourceDefinitions from the repository, with the same command as a user.
 //!
-//! * In: a folder of the repository with a `kustomization.yaml`. Out: CRDs whose served versions all answer.
+//! * In: a folder of the repository, or an absolute path, with a `kustomization.yaml`. Out: CRDs whose served versions all answer.
 
 use std::{path::Path, time::Duration};
 

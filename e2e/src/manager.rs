@@ -41,6 +41,8 @@ pub struct ManagerOptions {
     pub as_linkerd_destination: bool,
     /// The memory limit in bytes, as of a container; see [`Spawn::memory_limit`].
     pub memory_limit: Option<u64>,
+    /// The binary of another version, instead of the one that was built with the tests.
+    pub binary: Option<PathBuf>,
 }
 
 pub struct Manager {
@@ -52,7 +54,10 @@ pub struct Manager {
 impl Manager {
     /// Starts the manager without waiting; see [`Manager::ready`].
     pub fn start(control_plane: &ControlPlane, options: ManagerOptions) -> Result<Self> {
-        let binary = beside_this_executable("linkerd-operator", "LINKERD_OPERATOR_BIN")?;
+        let binary = match options.binary {
+            Some(binary) => binary,
+            None => beside_this_executable("linkerd-operator", "LINKERD_OPERATOR_BIN")?,
+        };
         let admin = SocketAddr::from((Ipv4Addr::LOCALHOST, port::free()?));
         let destination = SocketAddr::from((Ipv4Addr::LOCALHOST, port::free()?));
         let number = STARTED.fetch_add(1, Ordering::Relaxed);

@@ -23,6 +23,7 @@ mod linkerd_config_crd;
     reason = "a panic reports its location; indexing JSON by an absent field returns null"
 )]
 mod manifests;
+mod other_version;
 mod placement;
 mod process;
 mod profile;

@@ -8,8 +8,9 @@ mod handover;
 mod interop;
 mod lease;
 mod operators;
+mod versions;
 
-use std::time::Duration;
+use std::{path::PathBuf, time::Duration};
 
 use anyhow::{Context, Result, ensure};
 use e2e::{
@@ -69,11 +70,23 @@ impl Stage {
 
     /// Starts a replica with these arguments, and waits until it is ready with synced caches.
     async fn start(&self, identity: &str, args: &[String], proxy: Option<&FaultProxy>) -> Result<Manager> {
+        self.start_binary(None, identity, args, proxy).await
+    }
+
+    /// Starts a replica with this binary; `None` is the one that was built with the tests.
+    async fn start_binary(
+        &self,
+        binary: Option<PathBuf>,
+        identity: &str,
+        args: &[String],
+        proxy: Option<&FaultProxy>,
+    ) -> Result<Manager> {
         let options = ManagerOptions {
             // The LinkerdConfig job uses another Lease.
             args: [&["--enable-linkerd-config=false".to_owned()], args].concat(),
             identity: Some(identity.to_owned()),
             kubeconfig: proxy.map(|proxy| proxy.kubeconfig().to_owned()),
+            binary,
             ..ManagerOptions::default()
         };
         let mut manager = Manager::start(&self.control_plane, options)?;

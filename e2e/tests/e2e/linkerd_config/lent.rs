@@ -7,6 +7,7 @@
 
 use std::{
     ops::Deref,
+    path::Path,
     sync::{
         Mutex, MutexGuard, PoisonError,
         atomic::{AtomicU64, Ordering},
@@ -84,6 +85,13 @@ impl Lent {
         let lent = Self { control_plane, has_nodes: false, turn: None };
         lent.clear().await?;
         Ok(lent)
+    }
+
+    /// Starts a control plane with the CRDs in this folder, for one test only.
+    pub(super) async fn with_crds(folder: &Path) -> Result<Self> {
+        let control_plane = ControlPlane::start(Options::default()).await?;
+        control_plane.install_crds(&folder.display().to_string()).await?;
+        Ok(Self { control_plane: Some(control_plane), has_nodes: false, turn: None })
     }
 
     async fn clear(&self) -> Result<()> {

@@ -30,8 +30,10 @@ mod quiet;
 mod rollouts;
 mod several;
 mod trust_anchors;
+mod versions;
 
 use std::{
+    path::PathBuf,
     sync::{
         Arc,
         atomic::{AtomicUsize, Ordering},
@@ -136,6 +138,17 @@ impl Installation {
 
     /// Starts a manager. With the identity of a killed one it leads immediately.
     fn start_manager(&self, identity: &str, proxy: &FaultProxy, args: &[&str]) -> Result<Manager> {
+        self.start_binary(None, identity, proxy, args)
+    }
+
+    /// Starts a manager with this binary; `None` is the one that was built with the tests.
+    fn start_binary(
+        &self,
+        binary: Option<PathBuf>,
+        identity: &str,
+        proxy: &FaultProxy,
+        args: &[&str],
+    ) -> Result<Manager> {
         let namespace = &self.namespace;
         let own = [
             "--enable-external-workload=false".to_owned(),
@@ -147,6 +160,7 @@ impl Installation {
             args: own.into_iter().chain(args.iter().map(|arg| (*arg).to_owned())).collect(),
             identity: Some(identity.to_owned()),
             kubeconfig: Some(proxy.kubeconfig().to_owned()),
+            binary,
             ..ManagerOptions::default()
         };
         Manager::start(&self.control_plane, options)

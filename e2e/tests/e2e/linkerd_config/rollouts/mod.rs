@@ -30,6 +30,7 @@ mod several;
 mod stand_in;
 mod trust_roots;
 mod upgrades;
+mod versions;
 mod window;
 
 use std::{collections::BTreeSet, sync::Arc, time::Duration};
