@@ -71,7 +71,8 @@ test: ## Run all tests of CI: check, then the end-to-end tests on a real control
 	phase build $(MAKE) build; \
 	phase "control plane" $(TARGET)/debug/control-plane build; \
 	phase helm $(TARGET)/debug/control-plane build-helm; \
-	phase "end-to-end tests" $(CARGO) test --locked --workspace --test e2e
+	phase "end-to-end tests" $(CARGO) test --locked --workspace --test e2e; \
+	phase "soak for a minute" $(TARGET)/debug/soak 1
 
 .PHONY: e2e-node
 e2e-node: build ## Test the image and the manifests on a real node, as root: kubelet, kube-proxy and Debian's containerd (make e2e-node-packages)

@@ -3,12 +3,13 @@
 //! ```text
 //!   World 0 ─┐                      ┌─▶ pause() while an answer is compared
 //!   World 1 ─┼─▶ one writer each ─▶ gate ─▶ kube-apiserver
-//!   big      ┘
+//!   big     ─┤
+//!   Jobs    ─┘
 //! ```
 //!
-//! * In: a client with all permissions, a seed. Out: [`WORLDS`] random worlds and one big Service, their requests, and
-//!   changes at a fixed rate, independent of the readers (an open loop).
-//! * Always: each world has separate namespaces and nodes, so that no world influences the answers for another one.
+//! * In: a client with all permissions, a seed. Out: [`WORLDS`] random worlds, one big Service and the objects of the
+//!   [`Jobs`], their requests, and changes at a fixed rate, independent of the readers (an open loop).
+//! * Always: each world has separate namespaces, nodes and addresses, so that no world influences the answers for another one.
 //!   While the churn is paused, nothing is written. A failed write is counted, and the next one follows.
 
 use std::{
@@ -21,7 +22,7 @@ use std::{
 
 use anyhow::{Context, Result};
 use e2e::{
-    oracle::{Key, Request},
+    oracle::{Key, Request, Settings},
     world::{Change, ELSEWHERE, NAMESPACE, World, api},
 };
 use k8s_openapi::api::{
@@ -39,7 +40,12 @@ use tokio::{
     time::{Instant, sleep_until, timeout},
 };
 
-use crate::tally::Tally;
+use crate::{
+    call::{Call, Method},
+    history::History,
+    jobs::{BETWEEN_CONFIGS, BETWEEN_WORKLOADS, Jobs},
+    tally::Tally,
+};
 
 const WORLDS: usize = 6;
 /// For all worlds together. Kubernetes' load tests make 20 changes per second in the steady state of a large cluster.
@@ -55,8 +61,15 @@ const WRITE_DEADLINE: Duration = Duration::from_secs(20);
 pub(crate) struct Churn {
     client: Client,
     worlds: Vec<World>,
+    /// One for each world.
+    histories: Vec<Arc<History>>,
+    jobs: Jobs,
     shared: Arc<Shared>,
 }
+
+/// A call, and the place of its history: the world, and the number of the call in it. A call without a history has one
+/// kind of reply forever.
+pub(crate) type Tracked = (Call, Option<(Arc<History>, usize)>);
 
 /// The running writers. Dropping it stops them.
 pub(crate) struct Writers(JoinSet<Result<()>>);
@@ -81,8 +94,9 @@ pub(crate) struct Written {
 
 impl Churn {
     /// Creates the objects, without starting the changes.
-    pub(crate) async fn prepare(client: Client, seed: u64) -> Result<Self> {
-        let mut worlds = Vec::new();
+    pub(crate) async fn prepare(client: Client, settings: &Settings, seed: u64) -> Result<Self> {
+        let jobs = Jobs::prepare(&client).await?;
+        let (mut worlds, mut histories) = (Vec::new(), Vec::new());
         for number in 0..WORLDS {
             let world = World::valid(seed + number as u64)?;
             for name in [NAMESPACE, ELSEWHERE] {
@@ -92,6 +106,7 @@ impl Churn {
                 let change = Change::Applied { key: key.clone(), object: object.clone() };
                 api::apply(&client, &moved(&change, number)?).await?;
             }
+            histories.push(History::new(settings, calls(&world), &world)?);
             worlds.push(world);
         }
         namespace(&client, BIG).await?;
@@ -106,33 +121,49 @@ impl Churn {
             });
             slices.create(&PostParams::default(), &serde_json::from_value(slice)?).await?;
         }
-        Ok(Self { client, worlds, shared: Arc::default() })
+        Ok(Self { client, worlds, histories, jobs, shared: Arc::default() })
     }
 
-    /// All interesting requests, for every world.
-    pub(crate) fn requests(&self) -> Vec<Request> {
-        let of_worlds = self.worlds.iter().enumerate().flat_map(|(number, world)| {
-            let moved = move |request: Request| Request {
-                path: renamed(&request.path, number),
-                token: renamed(&request.token, number),
-            };
-            world.requests().into_iter().map(moved)
-        });
-        of_worlds.chain([Request { path: big_path(), token: String::new() }]).collect()
+    /// All interesting calls, for every world.
+    pub(crate) fn calls(&self) -> Vec<Tracked> {
+        let mut tracked: Vec<Tracked> = Vec::new();
+        for (number, (world, history)) in self.worlds.iter().zip(&self.histories).enumerate() {
+            for (place, Call { method, request }) in calls(world).into_iter().enumerate() {
+                let request = Request { path: renamed(&request.path, number), token: renamed(&request.token, number) };
+                let call = Call { method, request };
+                // Some calls are for addresses that no world has.
+                if method == Method::Get || !tracked.iter().any(|(known, _)| known == &call) {
+                    tracked.push((call, Some((Arc::clone(history), place))));
+                }
+            }
+        }
+        let big = Call { method: Method::Get, request: Request { path: big_path(), token: String::new() } };
+        tracked.push((big, None));
+        tracked
+    }
+
+    pub(crate) fn jobs(&self) -> &Jobs {
+        &self.jobs
     }
 
     /// Starts the changes.
     pub(crate) fn begin(&mut self) -> Writers {
         let mut writers = JoinSet::new();
         let period = Duration::from_secs(1) * WORLDS as u32 / CHANGES_A_SECOND;
-        for (number, mut world) in std::mem::take(&mut self.worlds).into_iter().enumerate() {
-            let (client, shared) = (self.client.clone(), Arc::clone(&self.shared));
+        let worlds = std::mem::take(&mut self.worlds).into_iter().zip(&self.histories);
+        for (number, (mut world, history)) in worlds.enumerate() {
+            let (client, shared, history) = (self.client.clone(), Arc::clone(&self.shared), Arc::clone(history));
             writers.spawn(async move {
                 // The worlds start at different moments.
                 let mut pace = Pace::new(period, period * number as u32 / WORLDS as u32);
                 loop {
-                    let change = moved(&world.mutate()?, number)?;
-                    shared.write(&mut pace, async || api::apply(&client, &change).await).await;
+                    let change = world.mutate()?;
+                    let moved = moved(&change, number)?;
+                    let write = async || {
+                        history.record(&change)?;
+                        api::apply(&client, &moved).await
+                    };
+                    shared.write(&mut pace, write).await;
                 }
             });
         }
@@ -146,6 +177,22 @@ impl Churn {
                 let name = format!("{BIG}-{number}");
                 let write = async || Ok(slices.patch(&name, &PatchParams::default(), &patch).await.map(drop)?);
                 shared.write(&mut pace, write).await;
+            }
+            Ok(())
+        });
+        let (jobs, shared) = (self.jobs.clone(), Arc::clone(&self.shared));
+        writers.spawn(async move {
+            let mut pace = Pace::new(BETWEEN_WORKLOADS, Duration::ZERO);
+            for number in 0.. {
+                shared.write(&mut pace, async || jobs.change_workload(number).await).await;
+            }
+            Ok(())
+        });
+        let (jobs, shared) = (self.jobs.clone(), Arc::clone(&self.shared));
+        writers.spawn(async move {
+            let mut pace = Pace::new(BETWEEN_CONFIGS, BETWEEN_CONFIGS / 2);
+            for number in 1.. {
+                shared.write(&mut pace, async || jobs.change_config(number).await).await;
             }
             Ok(())
         });
@@ -245,10 +292,29 @@ async fn namespace(client: &Client, name: &str) -> Result<()> {
     Ok(())
 }
 
-/// Replaces names of a world by those of world `number`: its two namespaces, and its nodes, whose names contain one of
-/// them.
+/// The calls of one world, in its own names. The API server assigns the cluster IPs, so the calls for those are left
+/// out.
+fn calls(world: &World) -> Vec<Call> {
+    let of = |method: Method, requests: Vec<Request>| requests.into_iter().map(move |request| Call { method, request });
+    let is_cluster_ip = |path: &str| path.starts_with("10.96.") || path.starts_with("[fd00:10:96:");
+    let profiles = of(Method::GetProfile, world.profile_requests());
+    of(Method::Get, world.requests()).chain(profiles.filter(|call| !is_cluster_ip(&call.request.path))).collect()
+}
+
+/// Replaces names and addresses of a world by those of world `number`: its two namespaces, its nodes, whose names
+/// contain one of them, and its networks.
 fn renamed(text: &str, number: usize) -> String {
-    text.replace(NAMESPACE, &format!("w{number}-{NAMESPACE}")).replace(ELSEWHERE, &format!("w{number}-{ELSEWHERE}"))
+    let networks = [
+        ("10.42.0.", format!("10.42.{number}.")),
+        ("172.18.0.", format!("172.18.{number}.")),
+        ("192.0.2.", format!("192.0.{}.", 2 + number)),
+        ("2001:db8:1::", format!("2001:db8:a{number}::")),
+        ("2001:db8::", format!("2001:db8:b{number}::")),
+        ("2001:DB8::", format!("2001:DB8:B{number}::")),
+    ];
+    let text = text.replace(NAMESPACE, &format!("w{number}-{NAMESPACE}"));
+    let text = text.replace(ELSEWHERE, &format!("w{number}-{ELSEWHERE}"));
+    networks.iter().fold(text, |text, (network, own)| text.replace(network, own))
 }
 
 /// Converts a change into one of world `number`.

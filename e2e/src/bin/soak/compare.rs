@@ -1,10 +1,10 @@
 //! Compares what clients received with the oracle, in rounds.
 //!
 //! ```text
-//!   watches settled ─▶ churn paused ─▶ objects listed ─▶ oracle ─▶ every open stream, and a new one for each request
+//!   watches settled ─▶ churn paused ─▶ controllers idle ─▶ objects listed ─▶ oracle ─▶ every open stream, and a new one for each call
 //! ```
 //!
-//! * In: requests, the readers that follow them, an API server whose objects can be frozen. Out: the differences that
+//! * In: calls, the readers that follow them, an API server whose objects can be frozen. Out: the differences that
 //!   did not disappear within [`DEADLINE`].
 //! * Always: nothing is written between the list and the last check. An answer must be correct in two checks, a moment
 //!   apart, so that a temporarily correct answer does not pass.
@@ -16,16 +16,15 @@ use std::{
 
 use anyhow::{Context, Result, ensure};
 use e2e::{
-    Manager,
-    answers::{difference, first_answer},
-    eventually,
-    oracle::{Answer, ApiState, Request, Settings, answer, answer_while_open},
+    Manager, eventually,
+    oracle::{ApiState, Settings},
     world::api,
 };
 use futures::{StreamExt, stream};
 use tokio::time::{sleep, timeout};
 
 use crate::{
+    call::{Call, Reply, reply_difference},
     churn::Churn,
     readers::{Reader, Readers},
 };
@@ -44,7 +43,7 @@ const LONGEST: usize = 1500;
 pub(crate) struct Comparer {
     pub client: kube::Client,
     pub settings: Settings,
-    pub requests: Arc<[Request]>,
+    pub calls: Arc<[Call]>,
 }
 
 pub(crate) struct Round {
@@ -58,14 +57,15 @@ pub(crate) struct Round {
 /// A wrong answer of one client.
 pub(crate) struct Mismatch {
     pub client: &'static str,
-    pub request: Request,
+    /// `None` for what the controllers wrote.
+    pub call: Option<Call>,
     pub difference: String,
 }
 
-/// The oracle's answers to one request.
+/// The oracle's replies to one call.
 struct Expected {
-    fresh: Answer,
-    while_open: Answer,
+    fresh: Reply,
+    while_open: Reply,
 }
 
 // === impl Comparer ===
@@ -83,6 +83,7 @@ impl Comparer {
         .await?;
         let paused = Instant::now();
         let _silence = churn.pause().await;
+        let written = self.controllers(manager, churn).await?;
         let state = timeout(LISTED, api::list(&self.client)).await.context("listing took too long")??;
         let expected = self.expected(state).await?;
         let open = self.open_streams(readers.all(), &expected);
@@ -90,19 +91,41 @@ impl Comparer {
         let (open, new) = tokio::join!(open, new);
         let mut mismatches = open;
         mismatches.extend(new?);
-        let compared = readers.all().len() + self.requests.len();
+        mismatches.extend(written);
+        let compared = readers.all().len() + self.calls.len();
         Ok(Round { compared, took: paused.elapsed(), mismatches })
     }
 
-    /// Scans all objects for each request, in a thread, because streams must be read at the same time.
+    /// Waits until the controllers have written what follows from the objects, and write no more.
+    ///
+    /// # Errors
+    /// Fails when they still write.
+    async fn controllers(&self, manager: &Manager, churn: &Churn) -> Result<Option<Mismatch>> {
+        let right = eventually(DEADLINE, "the controllers", async || churn.jobs().check(manager).await).await;
+        eventually(DEADLINE, "the controllers to write nothing", async || {
+            let before = writes(manager).await?;
+            sleep(2 * QUIET).await;
+            let after = writes(manager).await?;
+            ensure!(before == after, "{before:?} writes, then {after:?}");
+            Ok(())
+        })
+        .await?;
+        let mismatch = |error: anyhow::Error| {
+            let difference = cut(format!("{error:#}"));
+            Mismatch { client: "a controller", call: None, difference }
+        };
+        Ok(right.err().map(mismatch))
+    }
+
+    /// Scans all objects for each call, in a thread, because streams must be read at the same time.
     async fn expected(&self, state: ApiState) -> Result<Vec<Expected>> {
-        let (settings, requests) = (self.settings.clone(), Arc::clone(&self.requests));
+        let (settings, calls) = (self.settings.clone(), Arc::clone(&self.calls));
         let work = tokio::task::spawn_blocking(move || {
-            let of = |request: &Request| Expected {
-                fresh: answer(&state, &settings, request),
-                while_open: answer_while_open(&state, &settings, request),
+            let of = |call: &Call| Expected {
+                fresh: call.fresh(&state, &settings),
+                while_open: call.while_open(&state, &settings),
             };
-            requests.iter().map(of).collect()
+            calls.iter().map(of).collect()
         });
         Ok(work.await?)
     }
@@ -129,15 +152,14 @@ impl Comparer {
 
     fn mismatch(&self, reader: &Reader, expected: &Expected) -> Mismatch {
         let known = reader.known().clone();
-        let difference = match known {
+        // A refused client is compared with the reply to a new stream.
+        let difference = match &known {
             None => "it received no answer".to_owned(),
-            // A refused client is compared with the answer to a new stream.
-            Some(Answer::Refused(..)) => difference(&expected.fresh, known.as_ref()),
-            Some(Answer::Endpoints(_)) => difference(&expected.while_open, known.as_ref()),
+            Some(refused) if refused.is_refusal() => reply_difference(&expected.fresh, known.as_ref()),
+            Some(_) => reply_difference(&expected.while_open, known.as_ref()),
         };
-        let request = self.requests.get(reader.number).cloned();
-        let request = request.unwrap_or_else(|| Request { path: String::new(), token: String::new() });
-        Mismatch { client: "an open stream", request, difference: cut(difference) }
+        let call = self.calls.get(reader.number).cloned();
+        Mismatch { client: "an open stream", call, difference: cut(difference) }
     }
 
     /// Opens new streams on new connections.
@@ -146,19 +168,19 @@ impl Comparer {
         for _ in 0..CONNECTIONS {
             connections.push(manager.discovery().await?);
         }
-        let comparisons = self.requests.iter().zip(expected).zip(connections.iter().cycle());
-        let comparisons = comparisons.map(async |((request, expected), connection)| {
+        let comparisons = self.calls.iter().zip(expected).zip(connections.iter().cycle());
+        let comparisons = comparisons.map(async |((call, expected), connection)| {
             let mut seen = None;
             let right = eventually(DEADLINE, "", async || {
-                let answer = first_answer(connection, request).await?;
-                let right = answer == expected.fresh;
-                seen = Some(answer);
+                let reply = call.first_reply(connection).await?;
+                let right = reply == expected.fresh;
+                seen = Some(reply);
                 ensure!(right, "the answer differs");
                 Ok(())
             });
             let failed = right.await.is_err();
-            let difference = || cut(difference(&expected.fresh, seen.as_ref()));
-            failed.then(|| Mismatch { client: "a new stream", request: request.clone(), difference: difference() })
+            let difference = || cut(reply_difference(&expected.fresh, seen.as_ref()));
+            failed.then(|| Mismatch { client: "a new stream", call: Some(call.clone()), difference: difference() })
         });
         Ok(stream::iter(comparisons).buffer_unordered(AT_A_TIME).filter_map(async |it| it).collect().await)
     }
@@ -168,13 +190,22 @@ impl Comparer {
 
 impl Expected {
     /// Returns whether the client's last state is correct.
-    fn is(&self, known: Option<&Answer>) -> bool {
+    fn is(&self, known: Option<&Reply>) -> bool {
         match known {
             None => false,
-            Some(refused @ Answer::Refused(..)) => refused == &self.fresh,
-            Some(current @ Answer::Endpoints(_)) => current == &self.while_open,
+            Some(refused) if refused.is_refusal() => refused == &self.fresh,
+            Some(current) => current == &self.while_open,
         }
     }
+}
+
+/// The number of writes that the controllers have sent.
+async fn writes(manager: &Manager) -> Result<f64> {
+    let samples = manager.metrics().await?;
+    let names =
+        ["linkerd_operator_endpointslice_writes_total", "linkerd_operator_linkerdconfig_configmap_writes_total"];
+    let writes = samples.iter().filter(|sample| names.contains(&sample.name.as_str()));
+    writes.map(|sample| sample.value).reduce(|sum, more| sum + more).context("the manager has no metric of writes")
 }
 
 /// Limits the text to about a screenful.
@@ -189,27 +220,28 @@ fn cut(text: String) -> String {
 mod tests {
     use std::collections::BTreeMap;
 
+    use e2e::oracle::Answer;
     use linkerd2_proxy_api::destination::WeightedAddr;
     use tonic::Code;
 
     use super::*;
 
-    fn endpoints(weights: &[(u8, u32)]) -> Answer {
+    fn endpoints(weights: &[(u8, u32)]) -> Reply {
         let endpoint = |(last, weight): &(u8, u32)| {
             let address = std::net::SocketAddr::from(([10, 0, 0, *last], 80));
             (address, WeightedAddr { weight: *weight, ..WeightedAddr::default() })
         };
-        Answer::Endpoints(weights.iter().map(endpoint).collect())
+        Reply::Get(Answer::Endpoints(weights.iter().map(endpoint).collect()))
     }
 
     #[test]
     fn after_a_deletion_an_open_stream_is_empty_and_a_refused_client_stays_refused() {
-        let fresh = Answer::Refused(Code::NotFound, "Service web.world not found".to_owned());
-        let expected = Expected { fresh: fresh.clone(), while_open: Answer::Endpoints(BTreeMap::new()) };
+        let fresh = Reply::Get(Answer::Refused(Code::NotFound, "Service web.world not found".to_owned()));
+        let expected = Expected { fresh: fresh.clone(), while_open: Reply::Get(Answer::Endpoints(BTreeMap::new())) };
         assert!(expected.is(Some(&endpoints(&[]))));
         assert!(expected.is(Some(&fresh)));
         assert!(!expected.is(Some(&endpoints(&[(1, 1)]))));
-        assert!(!expected.is(Some(&Answer::Refused(Code::Unavailable, String::new()))));
+        assert!(!expected.is(Some(&Reply::Get(Answer::Refused(Code::Unavailable, String::new())))));
         assert!(!expected.is(None), "a client without an answer is not correct");
     }
 

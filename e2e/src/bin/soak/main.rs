@@ -1,21 +1,25 @@
-//! `make soak MINUTES=30`: runs a manager under load and faults for any time, and checks that its answers stay correct
-//! and its memory bounded.
+//! `make soak MINUTES=30`: runs a manager with its three jobs under load and faults for any time, and checks that its
+//! answers and writes stay correct and its memory bounded.
 //!
 //! ```text
 //!   churn ──▶ kube-apiserver ──(faults)──▶ manager ──▶ readers, in waves   ◀── compared with the oracle, in rounds
-//!                                             └──────▶ slow readers
+//!                   ▲─────── slices, ConfigMap ┘ └────▶ slow readers
 //! ```
 //!
 //! * In: minutes, by default 5; `E2E_SEED` for other worlds. Out: one line per minute, a table, `target/soak.json`;
-//!   exit code 1 when an answer stayed wrong, the manager ended, a stalled stream was not ended, or clients left
-//!   resources behind.
+//!   exit code 1 when an answer or a write stayed wrong, a healthy stream ended without need, the manager ended, a
+//!   stalled stream was not ended, the allocated memory grew, or clients left resources behind.
 //! * Always: ends about ten seconds after the given time; if the final checks have to wait for their deadlines, up to
-//!   five minutes later. Memory and output do not grow with the duration, except for one line per minute.
+//!   five minutes later. In less than four minutes, each part still happens at least once, but growth is not judged. Memory and output do not grow with the duration, except for one line per minute.
 //! * Everything runs on one host: API server, etcd, manager and clients share its cores.
 
+mod call;
 mod churn;
 mod compare;
 mod faults;
+mod growth;
+mod history;
+mod jobs;
 mod readers;
 mod report;
 mod samples;
@@ -26,6 +30,7 @@ mod tally;
 use std::{process::ExitCode, sync::Arc, time::Duration};
 
 use anyhow::{Context, Result, bail, ensure};
+use call::Method;
 use churn::Churn;
 use compare::Comparer;
 use e2e::{ControlPlane, FaultProxy, Manager, ManagerOptions, Options, answers::settings, eventually};
@@ -41,9 +46,11 @@ const CONNECTIONS: usize = 36;
 /// Far below the default of a minute, so that stalled readers are replaced often in a short run; far above the delay of
 /// a healthy reader on a loaded host.
 const STALL: Duration = Duration::from_secs(10);
+/// The longest pauses; a short run has shorter ones.
 const BETWEEN_ROUNDS: Duration = Duration::from_secs(15);
 const BETWEEN_WAVES: Duration = Duration::from_secs(60);
 const BETWEEN_FAULTS: Duration = Duration::from_secs(45);
+const SHORTEST_PARTS: u32 = 5;
 const STREAMS_RENEWED_A_SECOND: usize = 5;
 /// For operations that normally take moments.
 const PATIENCE: Duration = Duration::from_secs(60);
@@ -99,10 +106,13 @@ async fn soak(time: Duration) -> Result<bool> {
     let control_plane = ControlPlane::start(Options::default()).await?;
     control_plane.kubectl(&["create", "namespace", "linkerd"]).await?;
     control_plane.install_crds("crd/linkerd").await?;
+    control_plane.install_crds("crd").await?;
     let client = control_plane.client().await?;
     let proxy = Arc::new(FaultProxy::start(&control_plane).await?);
-    let mut churn = Churn::prepare(client.clone(), seed).await?;
     let (settings, mut args) = settings();
+    let mut churn = Churn::prepare(client.clone(), &settings, seed).await?;
+    // The last occurrence of a flag wins.
+    args.push("--enable-external-workload=true".to_owned());
     args.push(format!("--stream-stall-timeout={}s", STALL.as_secs()));
     let kubeconfig = Some(proxy.kubeconfig().to_owned());
     let mut manager = Manager::start(&control_plane, ManagerOptions { args, kubeconfig, ..ManagerOptions::default() })?;
@@ -113,24 +123,25 @@ async fn soak(time: Duration) -> Result<bool> {
     sleep(Duration::from_secs(2)).await;
     report.before = Sample::take(&manager, &proxy, 0.0).await?;
 
-    let requests = churn.requests();
-    let paths: Vec<String> = requests.iter().map(|request| request.path.clone()).collect();
+    let calls = churn.calls();
+    let of_get = calls.iter().filter(|(call, _)| call.method == Method::Get);
+    let paths: Vec<String> = of_get.map(|(call, _)| call.request.path.clone()).collect();
     let address = manager.destination_address();
-    let readers = Readers::open(address, &requests, COPIES, CONNECTIONS);
+    let readers = Readers::open(address, &calls, COPIES, CONNECTIONS);
     readers.all_answered(PATIENCE).await?;
     let slow = SlowReaders::begin(address, &paths, &churn::big_path(), STALL);
     println!(
-        "{} requests, {} healthy streams on {CONNECTIONS} connections, {} connections of slow readers, {} changes per second, \
+        "{} calls, {} healthy streams on {CONNECTIONS} connections, {} connections of slow readers, {} changes per second, \
          for {:.1} minutes (seed {seed})",
-        requests.len(),
+        calls.len(),
         readers.all().len(),
         SlowReaders::connections(),
         churn::CHANGES_A_SECOND,
         time.as_secs_f64() / 60.0,
     );
-    let mut faults = Faults::new(Arc::clone(&proxy));
+    let mut faults = Faults::new(Arc::clone(&proxy))?;
     let mut writers = churn.begin();
-    let comparer = Comparer { client, settings, requests: requests.into() };
+    let comparer = Comparer { client, settings, calls: calls.into_iter().map(|(call, _)| call).collect() };
     let mut soak = Soak { time, manager, proxy, churn, comparer, readers, slow, begun: Instant::now() };
 
     let ended = tokio::select! {
@@ -207,24 +218,27 @@ impl Soak {
         let mut seconds = interval(Duration::from_secs(1));
         seconds.set_missed_tick_behavior(MissedTickBehavior::Delay);
         let now = Instant::now();
-        let (mut round, mut wave, mut fault) = (now + BETWEEN_ROUNDS, now + BETWEEN_WAVES, now + BETWEEN_FAULTS);
+        let pause = |longest: Duration| longest.min(self.time / SHORTEST_PARTS);
+        let (between_rounds, between_waves, between_faults) =
+            (pause(BETWEEN_ROUNDS), pause(BETWEEN_WAVES), pause(BETWEEN_FAULTS));
+        let (mut round, mut wave, mut fault) = (now + between_rounds, now + between_waves, now + between_faults);
         loop {
             seconds.tick().await;
             self.readers.renew_streams(STREAMS_RENEWED_A_SECOND);
             let now = Instant::now();
             if now >= wave {
-                wave = now + BETWEEN_WAVES;
+                wave = now + between_waves;
                 self.readers.reconnect(self.readers.connections() / 4).await;
             }
             if now >= fault {
-                fault = now + BETWEEN_FAULTS;
+                fault = now + between_faults;
                 if let Err(error) = faults.happen().await {
                     report.lock().await.missed(&error);
                 }
             }
             if now >= round {
                 self.compare(report).await?;
-                round = Instant::now() + BETWEEN_ROUNDS;
+                round = Instant::now() + between_rounds;
             }
         }
     }

@@ -1,9 +1,10 @@
-//! Healthy proxies: `Get` streams that read everything immediately and store the current state.
+//! Healthy proxies: `Get` and `GetProfile` streams that read everything immediately and store the current state.
 //!
-//! * In: the address of a destination server, requests. Out: the current, folded state of each stream; how streams
+//! * In: the address of a destination server, calls. Out: the current, folded state of each stream; how streams
 //!   ended.
-//! * Always: the number of readers is constant: a reader whose stream has ended or was refused requests it again, after
-//!   a pause unless the stream ended with OK. A reader stores only its current state, so memory does not grow with the
+//! * Always: an end that neither the client nor a change of the target explains is counted as one. The number of
+//!   readers is constant: a reader whose stream has ended or was refused requests it again, after a pause unless the
+//!   stream ended with OK. A reader stores only its current state, so memory does not grow with the
 //!   duration.
 
 use std::{
@@ -16,23 +17,31 @@ use std::{
     time::Duration,
 };
 
-use anyhow::{Result, ensure};
+use anyhow::{Result, bail, ensure};
 use e2e::{
-    answers::refusal,
     discovery::fold,
     eventually,
-    oracle::{Answer, Request},
+    oracle::{Answer, ProfileAnswer},
 };
-use linkerd2_proxy_api::destination::{GetDestination, destination_client::DestinationClient};
+use linkerd2_proxy_api::destination::{
+    DestinationProfile, GetDestination, Update, destination_client::DestinationClient,
+};
 use rand::{seq::IteratorRandom, seq::SliceRandom};
 use tokio::{
     sync::Notify,
     task::JoinHandle,
     time::{sleep, timeout},
 };
-use tonic::transport::{Channel, Endpoint};
+use tonic::{
+    Response, Status, Streaming,
+    transport::{Channel, Endpoint},
+};
 
-use crate::tally::Tally;
+use crate::{
+    call::{Call, Method, Reply},
+    churn::Tracked,
+    tally::Tally,
+};
 
 /// The windows of Linkerd's proxies.
 const STREAM_WINDOW: u32 = 65_535;
@@ -52,12 +61,12 @@ pub(crate) struct Readers {
     counts: Arc<Counts>,
 }
 
-/// One client of one request.
+/// One client of one call.
 pub(crate) struct Reader {
-    /// The index of its request.
+    /// The index of its call.
     pub number: usize,
-    request: Request,
-    known: Mutex<Option<Answer>>,
+    tracked: Tracked,
+    known: Mutex<Option<Reply>>,
     request_again: Notify,
 }
 
@@ -67,8 +76,10 @@ pub(crate) struct Counts {
     /// Streams and connections that the client ended and opened again.
     pub streams_renewed: AtomicU64,
     pub connections_renewed: AtomicU64,
-    /// Stream ends that the client did not cause.
-    pub ended: Tally,
+    /// Ends of streams whose target now has another kind of reply.
+    pub explained: AtomicU64,
+    /// Other ends that the client did not cause, by method and status.
+    pub unexplained: Tally,
     pub refused: Tally,
     /// Violations of the contract: a Remove as the first message, a Remove of an unknown address, and so on.
     pub forbidden: Tally,
@@ -82,13 +93,16 @@ struct Connection {
 // === impl Readers ===
 
 impl Readers {
-    /// Opens `copies` streams for each request, distributed over the connections.
-    pub(crate) fn open(address: SocketAddr, requests: &[Request], copies: usize, connections: usize) -> Self {
-        let reader = |(number, request): (usize, &Request)| {
-            let request = request.clone();
-            Arc::new(Reader { number, request, known: Mutex::default(), request_again: Notify::new() })
-        };
-        let all: Vec<_> = (0..copies).flat_map(|_| requests.iter().enumerate().map(reader)).collect();
+    /// Opens `copies` streams for each `Get`, and one for each `GetProfile`, distributed over the connections.
+    pub(crate) fn open(address: SocketAddr, calls: &[Tracked], copies: usize, connections: usize) -> Self {
+        let all: Vec<_> = (0..copies)
+            .flat_map(|copy| calls.iter().enumerate().map(move |(number, tracked)| (copy, number, tracked)))
+            .filter(|(copy, _, (call, _))| *copy == 0 || call.method == Method::Get)
+            .map(|(_, number, tracked)| {
+                let tracked = tracked.clone();
+                Arc::new(Reader { number, tracked, known: Mutex::default(), request_again: Notify::new() })
+            })
+            .collect();
         let counts = Arc::<Counts>::default();
         let count = connections;
         let connections: Vec<Connection> = (0..connections)
@@ -173,7 +187,7 @@ impl Counts {
 
 impl Reader {
     /// The current state of its open stream, or its refusal; `None` before the first answer.
-    pub(crate) fn known(&self) -> MutexGuard<'_, Option<Answer>> {
+    pub(crate) fn known(&self) -> MutexGuard<'_, Option<Reply>> {
         self.known.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -193,43 +207,79 @@ impl Reader {
 
     /// Runs one stream, from its request to its end. Returns the pause before the next one.
     async fn read(&self, client: &DestinationClient<Channel>, counts: &Counts) -> Duration {
-        let Request { path, token } = self.request.clone();
-        let request = GetDestination { scheme: String::new(), path, context_token: token };
+        let Call { method, request } = &self.tracked.0;
+        let (path, context_token) = (request.path.clone(), request.token.clone());
+        let request = GetDestination { scheme: String::new(), path, context_token };
         let mut client = client.clone();
-        let mut updates = match timeout(PATIENCE, client.get(request)).await {
-            Ok(Ok(response)) => response.into_inner(),
-            Ok(Err(status)) => {
-                counts.refused.count(&format!("{:?}", status.code()));
-                *self.known() = Some(refusal(&status));
+        match method {
+            Method::Get => {
+                let response = timeout(PATIENCE, client.get(request)).await.ok();
+                self.messages(response, counts, |known, update: Update| {
+                    let is_first = known.is_none();
+                    match known.get_or_insert(Reply::Get(Answer::Endpoints(BTreeMap::new()))) {
+                        Reply::Get(Answer::Endpoints(endpoints)) => fold(endpoints, is_first, update).map(drop),
+                        other => bail!("a message after {other:?}"),
+                    }
+                })
+                .await
+            }
+            Method::GetProfile => {
+                let response = timeout(PATIENCE, client.get_profile(request)).await.ok();
+                self.messages(response, counts, |known, profile: DestinationProfile| {
+                    let profile = Reply::GetProfile(ProfileAnswer::Profile(Box::new(profile)));
+                    ensure!(known.as_ref() != Some(&profile), "a profile without a change");
+                    *known = Some(profile);
+                    Ok(())
+                })
+                .await
+            }
+        }
+    }
+
+    /// Folds the messages of a stream into the current state, until it ends. `None` is a request without response
+    /// headers.
+    async fn messages<T>(
+        &self,
+        response: Option<Result<Response<Streaming<T>>, Status>>,
+        counts: &Counts,
+        fold: impl Fn(&mut Option<Reply>, T) -> Result<()>,
+    ) -> Duration {
+        let (call, history) = &self.tracked;
+        let unexplained =
+            |what: &str| counts.unexplained.count(&format!("{:?} {}: {what}", call.method, call.request.path));
+        let mut messages = match response {
+            Some(Ok(response)) => response.into_inner(),
+            Some(Err(status)) => {
+                counts.refused.count(&format!("{:?} with {:?}", call.method, status.code()));
+                *self.known() = Some(call.refused(&status));
                 return AFTER_REFUSAL;
             }
-            Err(_) => {
-                counts.ended.count("no response headers in time");
+            None => {
+                unexplained("no response headers in time");
                 *self.known() = None;
                 return AFTER_ERROR;
             }
         };
         *self.known() = None;
         let pause = loop {
-            match updates.message().await {
-                Ok(Some(update)) => {
+            match messages.message().await {
+                Ok(Some(message)) => {
                     counts.messages.fetch_add(1, Ordering::Relaxed);
-                    let mut known = self.known();
-                    let is_first = known.is_none();
-                    let Answer::Endpoints(endpoints) = known.get_or_insert(Answer::Endpoints(BTreeMap::new())) else {
-                        break AFTER_ERROR;
-                    };
-                    if let Err(error) = fold(endpoints, is_first, update) {
-                        counts.forbidden.count(&error.to_string());
+                    if let Err(error) = fold(&mut self.known(), message) {
+                        counts.forbidden.count(&format!("{:?}: {error}", call.method));
                         break AFTER_ERROR;
                     }
                 }
                 Ok(None) => {
-                    counts.ended.count("OK");
+                    if history.as_ref().is_some_and(|(history, place)| history.explains_end_of(*place)) {
+                        counts.explained.fetch_add(1, Ordering::Relaxed);
+                    } else {
+                        unexplained("OK");
+                    }
                     break Duration::ZERO;
                 }
                 Err(status) => {
-                    counts.ended.count(&format!("{:?}", status.code()));
+                    unexplained(&format!("{:?}", status.code()));
                     break AFTER_ERROR;
                 }
             }
@@ -247,7 +297,7 @@ async fn serve(address: SocketAddr, readers: Vec<Arc<Reader>>, counts: Arc<Count
                 futures::future::join_all(readers.iter().map(|reader| reader.follow(&client, &counts))).await;
             }
             Err(error) => {
-                counts.ended.count(&format!("connection failed: {error:#}"));
+                counts.unexplained.count(&format!("connection failed: {error:#}"));
                 sleep(AFTER_ERROR).await;
             }
         }

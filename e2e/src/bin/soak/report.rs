@@ -9,9 +9,11 @@ use anyhow::{Context, Result};
 use serde_json::{Value, json};
 
 use crate::{
+    call::Call,
     churn::Churn,
     compare::{Mismatch, Round},
     faults::Faults,
+    growth::Growth,
     readers::{self, Readers},
     samples::{Sample, slope},
     settled::Settled,
@@ -38,7 +40,7 @@ pub(crate) struct Report {
     compared: u64,
     longest: Duration,
     mismatches: u64,
-    /// The first mismatch of each client and request.
+    /// The first mismatch of each client and call.
     shown: Vec<Mismatch>,
     rows: Vec<(&'static str, String)>,
     raw: serde_json::Map<String, Value>,
@@ -57,12 +59,11 @@ impl Report {
         self.compared += round.compared as u64;
         self.longest = self.longest.max(round.took);
         self.mismatches += round.mismatches.len() as u64;
-        for Mismatch { client, request, difference } in round.mismatches {
-            let namespace = namespace(&request.path);
-            let known = self.shown.iter().any(|shown| shown.client == client && shown.request == request);
+        for Mismatch { client, call, difference } in round.mismatches {
+            let known = self.shown.iter().any(|shown| shown.client == client && shown.call == call);
             if self.shown.len() < SHOWN && !known {
-                println!("MISMATCH in namespace {namespace}, {client} for {request:?}:\n{difference}");
-                self.shown.push(Mismatch { client, request, difference });
+                println!("MISMATCH in namespace {}, {client} for {call:?}:\n{difference}", namespace(call.as_ref()));
+                self.shown.push(Mismatch { client, call, difference });
             }
         }
     }
@@ -87,17 +88,18 @@ impl Report {
         let Some(sample) = self.samples.last() else { return };
         let (healthy, slow) = (readers.counts(), slow.counts());
         println!(
-            "{:5.1} min: {:.1} MiB, {} descriptors, {} tasks, streams {}, {} messages, {} rounds, {} mismatches, \
-             {} streams ended, {} of slow readers, {:.1} % of a core",
+            "{:5.1} min: {:.1} MiB, {:.1} MiB allocated, {} descriptors, {} tasks, streams {}, {} messages, {} rounds, {} mismatches, \
+             {} streams ended without need, {} of slow readers, {:.1} % of a core",
             sample.seconds / 60.0,
             sample.memory_kib / 1024.0,
+            sample.allocated_kib.unwrap_or_default() / 1024.0,
             sample.descriptors,
             tasks(sample),
             streams(sample),
             readers::Counts::number(&healthy.messages),
             self.rounds,
             self.mismatches,
-            healthy.ended.total(),
+            healthy.unexplained.total(),
             slow.ended.total(),
             self.cpu_percent(sample),
         );
@@ -126,7 +128,8 @@ impl Report {
             format!("{}, the latest {:?} late; errors: {}", written.changes, written.latest, failed.text()),
             json!({"changes": written.changes, "latest_seconds": written.latest.as_secs_f64(), "errors": failed.json()}),
         );
-        self.row("faults of the watches", faults.happened.text(), faults.happened.json());
+        let text = format!("{}; {} watches", faults.happened.text(), faults.watches());
+        self.row("faults of the watches", text, json!({"faults": faults.happened.json(), "watches": faults.watches()}));
         let text = format!(
             "{} in {} rounds, {} answers compared; the longest round {:.1} s",
             self.mismatches,
@@ -140,6 +143,9 @@ impl Report {
         self.row("mismatches", text, raw);
         if self.mismatches > 0 {
             self.failure(format!("{} mismatches", self.mismatches));
+        }
+        if self.rounds == 0 {
+            self.failure("no round was possible, so nothing was compared");
         }
         if self.missed.total() > 0 {
             self.failure(format!("rounds that were not possible, faults that had no effect: {}", self.missed.text()));
@@ -179,8 +185,37 @@ impl Report {
         let share = self.cpu_percent(&last);
         self.row("memory", text, raw);
         self.row("slope of the memory", slope, raw_slope);
+        self.growth();
         self.row("slope of our own memory", format!("{own_slope}, {own_end} at the end"), raw_own);
         self.row("CPU", format!("{share:.1} % of a core"), json!({"seconds": cpu, "percent": share}));
+    }
+
+    /// Judges the allocated memory: unlike the resident memory, it does not depend on what the allocator keeps.
+    fn growth(&mut self) {
+        let points: Option<Vec<(f64, f64)>> =
+            self.samples.iter().map(|sample| Some((sample.seconds, sample.allocated_kib?))).collect();
+        let Some(points) = points else {
+            self.failure("the manager has no metric of its allocated memory");
+            return;
+        };
+        let Some(growth) = Growth::of(&points) else {
+            let text = "not judged, because the time was too short";
+            self.row("growth of the allocated memory", text.to_owned(), Value::Null);
+            return;
+        };
+        let Growth { early_kib, late_kib, minutes } = growth;
+        let text = format!(
+            "{:+.1} KiB per minute: the floor of the first half is {:.2} MiB, that of the second half {:.2} MiB, \
+             {minutes:.1} minutes later",
+            growth.kib_per_minute(),
+            early_kib / 1024.0,
+            late_kib / 1024.0,
+        );
+        let raw = json!({"early_kib": early_kib, "late_kib": late_kib, "minutes": minutes});
+        self.row("growth of the allocated memory", text.clone(), raw);
+        if !growth.is_tolerated() {
+            self.failure(format!("the allocated memory grows: {text}"));
+        }
     }
 
     fn resources(&mut self) {
@@ -220,7 +255,13 @@ impl Report {
             format!("{connections} connections, {streams} single streams"),
             json!({"connections": connections, "streams": streams}),
         );
-        self.row("healthy streams ended", healthy.ended.text(), healthy.ended.json());
+        let explained = number(&healthy.explained);
+        let text = format!("{explained} because of their target; without need: {}", healthy.unexplained.text());
+        let raw = json!({"explained": explained, "unexplained": healthy.unexplained.json()});
+        self.row("healthy streams ended", text, raw);
+        if healthy.unexplained.total() > 0 {
+            self.failure(format!("healthy streams ended without need: {}", healthy.unexplained.text()));
+        }
         self.row("refusals", healthy.refused.text(), healthy.refused.json());
         self.row("messages against the contract", healthy.forbidden.text(), healthy.forbidden.json());
         let (opened, left, unread) = (number(&slow.opened), number(&slow.left), number(&slow.unread_connections));
@@ -286,13 +327,16 @@ fn streams(sample: &Sample) -> String {
 }
 
 fn mismatch(of: &Mismatch) -> Value {
-    let Mismatch { client, request, difference } = of;
-    json!({"client": client, "namespace": namespace(&request.path), "path": request.path, "token": request.token,
-        "difference": difference})
+    let Mismatch { client, call, difference } = of;
+    let request = call.as_ref().map(|call| &call.request);
+    json!({"client": client, "namespace": namespace(call.as_ref()), "path": request.map(|request| &request.path),
+        "method": call.as_ref().map(|call| format!("{:?}", call.method)),
+        "token": request.map(|request| &request.token), "difference": difference})
 }
 
-/// The namespace of the Service in a path, which may begin with an instance.
-fn namespace(path: &str) -> &str {
+/// The namespace of the Service in the path of a call, which may begin with an instance.
+fn namespace(call: Option<&Call>) -> &str {
+    let path = call.map_or("", |call| &call.request.path);
     let name = path.split_once(".svc").map_or(path, |(name, _)| name);
     name.rsplit('.').next().unwrap_or_default()
 }
@@ -314,12 +358,16 @@ pub(crate) fn machine(kubernetes: &str, operator: &str) -> Value {
 
 #[cfg(test)]
 mod tests {
+    use e2e::oracle::Request;
+
     use super::*;
+    use crate::call::Method;
 
     #[test]
     fn the_namespace_is_found_with_and_without_an_instance() {
         for path in ["web.w0-world.svc.cluster.local:80", "host-0.web.w0-world.svc.cluster.local", "web.w0-world"] {
-            assert_eq!(namespace(path), "w0-world");
+            let request = Request { path: path.to_owned(), token: String::new() };
+            assert_eq!(namespace(Some(&Call { method: Method::Get, request })), "w0-world");
         }
     }
 }

@@ -17,6 +17,8 @@ pub(crate) struct Sample {
     /// Seconds since clients connected.
     pub seconds: f64,
     pub memory_kib: f64,
+    /// The bytes that the manager has allocated and not freed.
+    pub allocated_kib: Option<f64>,
     /// The memory of this process.
     pub own_memory_kib: f64,
     pub descriptors: usize,
@@ -49,6 +51,7 @@ impl Sample {
         Ok(Self {
             seconds,
             memory_kib: memory as f64 / KIB,
+            allocated_kib: of("linkerd_operator_memory_allocated_bytes").map(|sample| sample.value / KIB).next(),
             own_memory_kib: own_memory_kib()?,
             descriptors,
             api_connections: proxy.open_connections(),
@@ -71,7 +74,8 @@ impl Sample {
 
     pub(crate) fn json(&self) -> Value {
         json!({
-            "seconds": self.seconds, "memory_kib": self.memory_kib, "own_memory_kib": self.own_memory_kib,
+            "seconds": self.seconds, "memory_kib": self.memory_kib, "allocated_kib": self.allocated_kib,
+            "own_memory_kib": self.own_memory_kib,
             "descriptors": self.descriptors, "api_connections": self.api_connections, "tasks": self.tasks,
             "streams": self.streams, "subscribers": self.subscribers, "cpu_seconds": self.cpu_seconds,
             "closed_connections": self.closed_connections,
@@ -115,12 +119,15 @@ pub(crate) fn left_over(before: &Sample, after: &Sample) -> Vec<String> {
     if own(after) > own(before) + FEW {
         left.push(format!("{} descriptors instead of {}", own(after), own(before)));
     }
-    if let (Some(is), Some(was)) = (after.tasks, before.tasks) {
-        // A connection to the API server has a task, and its body has another one while it is read.
-        let connections = after.api_connections.saturating_sub(before.api_connections);
-        if is > was + (2 * connections + FEW) as f64 {
-            left.push(format!("{is} tasks instead of {was}"));
+    match (after.tasks, before.tasks) {
+        (Some(is), Some(was)) => {
+            // A connection to the API server has a task, and its body has another one while it is read.
+            let connections = after.api_connections.saturating_sub(before.api_connections);
+            if is > was + (2 * connections + FEW) as f64 {
+                left.push(format!("{is} tasks instead of {was}"));
+            }
         }
+        _ => left.push("an unknown number of tasks".to_owned()),
     }
     left
 }
@@ -163,6 +170,10 @@ mod tests {
         let left = Sample { descriptors: 40, tasks: Some(60.0), subscribers: 1, streams, ..before.clone() };
         assert_eq!(left_over(&before, &left).len(), 4);
         let unknown = Sample { tasks: None, ..before.clone() };
-        assert_eq!(left_over(&unknown, &Sample { tasks: None, ..before.clone() }), Vec::<String>::new());
+        assert_eq!(
+            left_over(&before, &unknown),
+            ["an unknown number of tasks"],
+            "a metric that is missing proves nothing"
+        );
     }
 }
