@@ -2,7 +2,7 @@
 //!
 //! * In: a probe that returns an error until the condition holds. Out: the probe's value, or an error with the
 //!   condition and the last error of the probe.
-//! * Always: a probe that hangs cannot exceed the deadline either.
+//! * Always: a probe that hangs is an error, and no wait succeeds without a completed probe.
 
 use std::{
     fmt::{Debug, Display},
@@ -14,6 +14,8 @@ use tokio::time::{Instant, sleep, timeout, timeout_at};
 
 const FIRST_PAUSE: Duration = Duration::from_millis(10);
 const LONGEST_PAUSE: Duration = Duration::from_millis(200);
+/// The longest time of one probe of [`holds`]. A probe is a few requests, which take long only on a starved machine.
+const PROBE_DEADLINE: Duration = Duration::from_secs(30);
 
 /// Probes until success. A failed probe means "not yet"; its error is reported when the deadline passes.
 pub async fn eventually<T, F>(deadline: Duration, what: impl Display, mut probe: F) -> Result<T>
@@ -37,21 +39,28 @@ where
     }
 }
 
-/// Probes for the whole duration and returns the first failure. For conditions that must hold all the time.
-pub async fn holds<F>(duration: Duration, what: impl Display, mut probe: F) -> Result<()>
+/// Probes for the whole duration and returns the first failure. For conditions that must hold all the time. The last
+/// probe begins after the duration.
+pub async fn holds<F>(duration: Duration, what: impl Display, probe: F) -> Result<()>
+where
+    F: AsyncFnMut() -> Result<()>,
+{
+    holds_with(PROBE_DEADLINE, duration, what, probe).await
+}
+
+async fn holds_with<F>(probe_deadline: Duration, duration: Duration, what: impl Display, mut probe: F) -> Result<()>
 where
     F: AsyncFnMut() -> Result<()>,
 {
     let end = Instant::now() + duration;
     loop {
-        let probed = timeout_at(end + LONGEST_PAUSE, probe()).await;
-        if let Ok(Err(error)) = probed {
-            return Err(anyhow!("{what} did not hold: {error:#}"));
+        let is_last = Instant::now() >= end;
+        match timeout(probe_deadline, probe()).await {
+            Ok(Ok(())) if is_last => return Ok(()),
+            Ok(Ok(())) => sleep(FIRST_PAUSE * 5).await,
+            Ok(Err(error)) => return Err(anyhow!("{what} did not hold: {error:#}")),
+            Err(_) => bail!("{what} is unknown: a probe did not return within {probe_deadline:?}"),
         }
-        if Instant::now() >= end {
-            return Ok(());
-        }
-        sleep(FIRST_PAUSE * 5).await;
     }
 }
 
@@ -79,6 +88,8 @@ fn missed(deadline: Duration, what: impl Display, seen: &anyhow::Error) -> anyho
 
 #[cfg(test)]
 mod tests {
+    use anyhow::ensure;
+
     use super::*;
 
     #[tokio::test]
@@ -102,5 +113,41 @@ mod tests {
                 .unwrap_err()
                 .to_string();
         assert!(error.contains("the first probe did not return"), "{error}");
+    }
+
+    #[tokio::test]
+    async fn a_condition_does_not_hold_if_its_probe_hangs() {
+        let hangs = async || std::future::pending::<Result<()>>().await;
+        let error = holds_with(Duration::from_millis(20), Duration::from_millis(1), "the peace", hangs)
+            .await
+            .unwrap_err()
+            .to_string();
+        assert_eq!(error, "the peace is unknown: a probe did not return within 20ms");
+    }
+
+    #[tokio::test]
+    async fn a_condition_is_probed_at_the_beginning_and_after_the_duration() {
+        let (duration, begun, mut probes) = (Duration::from_millis(120), Instant::now(), Vec::new());
+        holds(duration, "the peace", async || {
+            probes.push(begun.elapsed());
+            Ok(())
+        })
+        .await
+        .unwrap();
+        assert!(probes.len() >= 2 && probes.iter().any(|at| *at >= duration), "{probes:?}");
+    }
+
+    #[tokio::test]
+    async fn the_first_failed_probe_is_an_error() {
+        let mut probes = 0;
+        let error = holds(Duration::from_secs(60), "the peace", async || {
+            probes += 1;
+            ensure!(probes < 2, "a shot");
+            Ok(())
+        })
+        .await
+        .unwrap_err()
+        .to_string();
+        assert_eq!(error, "the peace did not hold: a shot");
     }
 }
