@@ -23,6 +23,7 @@ pub mod crd;
 pub mod create_all;
 pub mod discovery;
 mod etcd;
+pub mod executable;
 pub mod fault_proxy;
 pub mod flood;
 pub mod hostile_client;

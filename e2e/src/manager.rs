@@ -18,9 +18,10 @@ use hyper::{Method, StatusCode};
 use crate::{
     control_plane::ControlPlane,
     discovery::Discovery,
+    executable::operator_binary,
     metric::{self, Sample},
     plain_http, port,
-    process::{Process, Signal, Spawn, beside_this_executable},
+    process::{Process, Signal, Spawn},
     wait::eventually,
 };
 
@@ -56,7 +57,7 @@ impl Manager {
     pub fn start(control_plane: &ControlPlane, options: ManagerOptions) -> Result<Self> {
         let binary = match options.binary {
             Some(binary) => binary,
-            None => beside_this_executable("linkerd-operator", "LINKERD_OPERATOR_BIN")?,
+            None => operator_binary()?,
         };
         let admin = SocketAddr::from((Ipv4Addr::LOCALHOST, port::free()?));
         let destination = SocketAddr::from((Ipv4Addr::LOCALHOST, port::free()?));

@@ -23,6 +23,8 @@ use rustix::{
     thread::{CpuSet, sched_setaffinity},
 };
 
+use crate::executable::beside_this_executable;
+
 pub use rustix::process::Signal;
 
 const START_DEADLINE: Duration = Duration::from_secs(45);
@@ -222,29 +224,6 @@ impl Drop for Process {
     fn drop(&mut self) {
         self.end();
     }
-}
-
-/// The path of a binary of this workspace: from the variable, or next to the current executable.
-pub fn beside_this_executable(name: &str, variable: &str) -> Result<PathBuf> {
-    if let Some(path) = std::env::var_os(variable).filter(|value| !value.is_empty()) {
-        let path = PathBuf::from(path);
-        ensure!(path.is_file(), "{variable} is {}, which is not a file", path.display());
-        return Ok(path);
-    }
-    let current = std::env::current_exe().context("finding this executable")?;
-    // Tests run from `deps`, one directory below the binaries.
-    current
-        .ancestors()
-        .skip(1)
-        .take(2)
-        .map(|directory| directory.join(name))
-        .find(|path| path.is_file())
-        .ok_or_else(|| {
-            anyhow!(
-                "the binary `{name}` was not found next to {}: build it with `cargo build --workspace --bins`, or set {variable}",
-                current.display()
-            )
-        })
 }
 
 /// Reads the first line. A thread is required, because reads from a pipe have no timeout.

@@ -9,8 +9,8 @@ use std::{
 use anyhow::{Context, Result, ensure};
 use e2e::{
     ControlPlane, Manager, ManagerOptions, Options, Process, Signal, Spawn, TestNamespace, eventually,
+    executable::operator_binary,
     mesh::{Mesh, SOON},
-    process::beside_this_executable,
 };
 use k8s_openapi::api::{core::v1::Pod, discovery::v1::EndpointSlice};
 use kube::api::{Patch, PatchParams, PostParams};
@@ -85,7 +85,7 @@ impl Web {
 
     /// Starts a command with `--watch`. Its output is the log of the process.
     fn watch_with(&self, command: &str, directory: &TempDir, args: &[&str]) -> Result<Process> {
-        let binary = beside_this_executable("linkerd-operator", "LINKERD_OPERATOR_BIN")?;
+        let binary = operator_binary()?;
         let spawn = Spawn::new(format!("{command} --watch"), binary, directory.path().join("log"))
             .args([command, "--watch", "--addr", &self.destination.to_string(), &self.authority])
             .args(args.iter().copied());
@@ -99,7 +99,7 @@ fn endpoints(addresses: &[&str]) -> Value {
 }
 
 async fn run(args: &[&str]) -> Result<Ended> {
-    let binary = beside_this_executable("linkerd-operator", "LINKERD_OPERATOR_BIN")?;
+    let binary = operator_binary()?;
     let mut command = Command::new(binary);
     command.args(args).env_remove("KUBECONFIG").stdin(Stdio::null()).kill_on_drop(true);
     let output = timeout(Duration::from_secs(30), command.output()).await.context("the command did not end")??;

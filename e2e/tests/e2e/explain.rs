@@ -9,9 +9,7 @@ use std::{
 };
 
 use anyhow::{Context, Result, ensure};
-use e2e::{
-    ControlPlane, Manager, ManagerOptions, Options, User, eventually, mesh::SOON, process::beside_this_executable,
-};
+use e2e::{ControlPlane, Manager, ManagerOptions, Options, User, eventually, executable::operator_binary, mesh::SOON};
 use serde_json::{Value, json};
 use tokio::{process::Command, time::timeout};
 
@@ -79,7 +77,7 @@ impl Explained {
     }
 
     async fn explain(&self, args: &[&str]) -> Result<Output> {
-        let mut command = Command::new(beside_this_executable("linkerd-operator", "LINKERD_OPERATOR_BIN")?);
+        let mut command = Command::new(operator_binary()?);
         command.arg("explain").args(args).arg("--kubeconfig").arg(&self.kubeconfig);
         command.env_remove("KUBECONFIG").stdin(Stdio::null()).kill_on_drop(true);
         let output = timeout(Duration::from_secs(30), command.output()).await.context("the command did not end")??;

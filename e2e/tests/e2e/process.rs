@@ -5,9 +5,10 @@ use std::{net::TcpListener, time::Duration};
 
 use anyhow::{Context, Result, ensure};
 use e2e::{
-    ControlPlane, Manager, ManagerOptions, Options, Process, Spawn, TestNamespace, eventually, holds,
+    ControlPlane, Manager, ManagerOptions, Options, Process, Spawn, TestNamespace, eventually,
+    executable::operator_binary,
+    holds,
     mesh::{Mesh, SOON},
-    process::beside_this_executable,
 };
 use hyper::StatusCode;
 use serde_json::json;
@@ -194,7 +195,7 @@ async fn outside_a_pod_it_does_not_guess_the_operators_namespace() -> Result<()>
     let control_plane = bare().await?;
     let log = control_plane.directory().join("without-namespace.log");
     let kubeconfig = format!("--kubeconfig={}", control_plane.kubeconfig().display());
-    let binary = beside_this_executable("linkerd-operator", "LINKERD_OPERATOR_BIN")?;
+    let binary = operator_binary()?;
     let args = ["manager".to_owned(), kubeconfig, "--admin-addr=127.0.0.1:0".to_owned()];
     let mut manager = Process::spawn(Spawn::new("manager", binary, log).args(args))?;
     let status = manager.wait(SOON).await?;
@@ -209,7 +210,7 @@ async fn outside_a_pod_it_does_not_guess_the_operators_namespace() -> Result<()>
 /// Cargo compiles the settings in, if it reads its configuration.
 #[tokio::test]
 async fn its_allocator_has_two_arenas_and_returns_memory_after_a_second() -> Result<()> {
-    let binary = beside_this_executable("linkerd-operator", "LINKERD_OPERATOR_BIN")?;
+    let binary = operator_binary()?;
     let mut command = tokio::process::Command::new(binary);
     // jemalloc prints its settings when the process ends.
     let output = command.arg("--version").env("_RJEM_MALLOC_CONF", "stats_print:true").kill_on_drop(true).output();

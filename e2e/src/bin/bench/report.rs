@@ -12,7 +12,7 @@ use std::{
 };
 
 use anyhow::{Context, Result};
-use e2e::process::beside_this_executable;
+use e2e::executable::operator_binary;
 use serde_json::{Map, Value, json};
 
 use crate::spent::Spent;
@@ -203,7 +203,7 @@ fn machine() -> Map<String, Value> {
 
 /// The version of the measured binary, which may be from another build.
 fn operator() -> Option<String> {
-    let binary = beside_this_executable("linkerd-operator", "LINKERD_OPERATOR_BIN").ok()?;
+    let binary = operator_binary().ok()?;
     let output = Command::new(binary).arg("--version").output().ok()?;
     Some(String::from_utf8_lossy(&output.stdout).trim().to_owned())
 }

@@ -3,8 +3,8 @@
 use anyhow::{Result, ensure};
 use e2e::{
     ControlPlane, Manager, Process, Spawn,
+    executable::operator_binary,
     mesh::{Mesh, SOON},
-    process::beside_this_executable,
     wait::eventually,
 };
 
@@ -110,7 +110,7 @@ pub(crate) async fn act(control_plane: &ControlPlane, manager: &Manager) -> Resu
 fn proxy(control_plane: &ControlPlane, manager: &Manager, authority: &str) -> Result<Watcher> {
     let address = manager.destination_address().to_string();
     println!("$ linkerd-operator endpoints --watch --addr {address} {authority}");
-    let binary = beside_this_executable("linkerd-operator", "LINKERD_OPERATOR_BIN")?;
+    let binary = operator_binary()?;
     let log = control_plane.directory().join("endpoints.log");
     let args = ["endpoints", "--watch", "--addr", &address, authority];
     Ok(Watcher::of(Process::spawn(Spawn::new("endpoints --watch", binary, log).args(args))?))
@@ -120,7 +120,7 @@ fn proxy(control_plane: &ControlPlane, manager: &Manager, authority: &str) -> Re
 async fn profile(control_plane: &ControlPlane, manager: &Manager, authority: &str) -> Result<String> {
     let address = manager.destination_address().to_string();
     println!("$ linkerd-operator profile --addr {address} {authority}");
-    let binary = beside_this_executable("linkerd-operator", "LINKERD_OPERATOR_BIN")?;
+    let binary = operator_binary()?;
     let log = control_plane.directory().join("profile.log");
     let mut process =
         Process::spawn(Spawn::new("profile", binary, log).args(["profile", "--addr", &address, authority]))?;

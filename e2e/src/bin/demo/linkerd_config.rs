@@ -7,8 +7,8 @@ use std::{
 
 use anyhow::{Context, Result, bail, ensure};
 use e2e::{
-    ControlPlane, Injector, Manager, Process, Spawn, holds, injector::Behaviour, mesh::SOON,
-    process::beside_this_executable, wait::eventually,
+    ControlPlane, Injector, Manager, Process, Spawn, executable::operator_binary, holds, injector::Behaviour,
+    mesh::SOON, wait::eventually,
 };
 use serde_json::{Value, json};
 
@@ -270,7 +270,7 @@ impl Linkerd<'_> {
     /// Prints the output of `explain` for the resource in effect, or for a manifest in the repository.
     async fn explain(&self, args: &[&str]) -> Result<String> {
         println!("$ linkerd-operator {}", [&["explain"], args].concat().join(" "));
-        let binary = beside_this_executable("linkerd-operator", "LINKERD_OPERATOR_BIN")?;
+        let binary = operator_binary()?;
         let kubeconfig = self.0.kubeconfig().display().to_string();
         let paths = args.iter().map(|arg| if arg.starts_with('-') { (*arg).to_owned() } else { in_repository(arg) });
         let args = ["explain".to_owned(), "--kubeconfig".to_owned(), kubeconfig].into_iter().chain(paths);
