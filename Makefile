@@ -65,13 +65,16 @@ check: ## Check format, lints and documentation links, and run unit and property
 		$(CARGO) doc --workspace --lib --no-deps --document-private-items --locked --quiet; \
 	phase "unit tests" $(CARGO) test --locked --workspace --lib --bins
 
+# At most two tests at a time have dedicated control planes, so further threads would only wait for these.
+TEST_THREADS = $(or $(RUST_TEST_THREADS),$(shell cores=$$(nproc); echo $$((cores < 8 ? cores : 8))))
+
 .PHONY: test
 test: ## Run all tests of CI: check, then the end-to-end tests on a real control plane
 	@$(PHASE); phase check $(MAKE) check; \
 	phase build $(MAKE) build; \
 	phase "control plane" $(TARGET)/debug/control-plane build; \
 	phase helm $(TARGET)/debug/control-plane build-helm; \
-	phase "end-to-end tests" $(CARGO) test --locked --workspace --test e2e; \
+	phase "end-to-end tests" env RUST_TEST_THREADS=$(TEST_THREADS) $(CARGO) test --locked --workspace --test e2e; \
 	phase "soak for a minute" $(TARGET)/debug/soak 1
 
 .PHONY: e2e-node

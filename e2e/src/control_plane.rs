@@ -35,13 +35,15 @@ use crate::{
     etcd, kubeconfig,
     process::{Process, Signal, Spawn},
     wait::eventually,
+    watchdog,
 };
 
 /// A limit, because each control plane of `make test` takes a few hundred MiB, and a full core while it starts.
 static PRIVATE: Semaphore = Semaphore::const_new(2);
 /// The number of background kubectl processes started so far; names their logs.
 static STARTED: AtomicUsize = AtomicUsize::new(0);
-const PERMIT_DEADLINE: Duration = Duration::from_secs(15 * 60);
+/// How long a test waits for the control planes of others.
+pub const PERMIT_DEADLINE: Duration = Duration::from_secs(15 * 60);
 const READY_DEADLINE: Duration = Duration::from_secs(90);
 const STOP_DEADLINE: Duration = Duration::from_secs(90);
 const KUBECTL_DEADLINE: Duration = Duration::from_secs(60);
@@ -103,6 +105,7 @@ struct Own {
 impl ControlPlane {
     /// Starts a control plane for the caller. At most two exist in a process; a third call waits.
     pub async fn start(options: Options) -> Result<Self> {
+        watchdog::watch_this_test();
         let permit = timeout(PERMIT_DEADLINE, PRIVATE.acquire())
             .await
             .context("other tests held their control planes for too long")??;

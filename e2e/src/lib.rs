@@ -51,6 +51,7 @@ pub mod shipped;
 pub mod slow_client;
 mod tls;
 pub mod wait;
+mod watchdog;
 pub mod workload;
 pub mod world;
 

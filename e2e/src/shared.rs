@@ -11,12 +11,14 @@ use crate::{
     manager::{Manager, ManagerOptions},
     mesh::SOON,
     shipped::{CLUSTER_ROLES, OPERATOR_ACCOUNT, OPERATOR_NAMESPACE},
+    watchdog,
 };
 
 static SHARED: OnceCell<ControlPlane> = OnceCell::const_new();
 
 /// A full control plane with the nodes `node-a` (zone `zone-a`), `node-b` and `node-c`. Tests must not restart it.
 pub async fn shared() -> Result<&'static ControlPlane> {
+    watchdog::watch_this_test();
     SHARED
         .get_or_try_init(async || {
             let control_plane = ControlPlane::launch(Options::full()).await?;

@@ -4,7 +4,9 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
 use e2e::{
-    Injector, TestNamespace, eventually, holds,
+    Injector, TestNamespace,
+    control_plane::PERMIT_DEADLINE,
+    eventually, holds,
     injector::{Behaviour, FailurePolicy, NOT_A_PATCH, NOT_BASE64, unregister},
 };
 use http::StatusCode;
@@ -45,7 +47,8 @@ struct Setup {
 impl Setup {
     /// Starts an injector with the document [`HELM`], marked `a`, and the trust roots [`ROOTS`].
     async fn new(replicas: usize) -> Result<Self> {
-        let turn = TURN.lock().await;
+        let turn =
+            timeout(PERMIT_DEADLINE, TURN.lock()).await.context("other tests held the injectors for too long")?;
         let control_plane = e2e::shared().await?;
         let client = control_plane.client().await?;
         let namespace = TestNamespace::create(&client, "injector").await?;

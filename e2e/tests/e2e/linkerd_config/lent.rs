@@ -15,14 +15,17 @@ use std::{
     time::Duration,
 };
 
-use anyhow::Result;
-use e2e::{ControlPlane, Options, injector::unregister, workload};
+use anyhow::{Context, Result};
+use e2e::{ControlPlane, Options, control_plane::PERMIT_DEADLINE, injector::unregister, workload};
 use kube::{
     Api, ResourceExt,
     api::{DeleteParams, DynamicObject, ListParams, Patch, PatchParams},
 };
 use serde_json::json;
-use tokio::sync::{Semaphore, SemaphorePermit};
+use tokio::{
+    sync::{Semaphore, SemaphorePermit},
+    time::timeout,
+};
 
 use super::kind;
 
@@ -56,7 +59,9 @@ impl Lent {
     }
 
     async fn take_one(has_nodes: bool) -> Result<Self> {
-        let turn = LENT.acquire().await?;
+        let turn = timeout(PERMIT_DEADLINE, LENT.acquire())
+            .await
+            .context("other tests held the lent control planes for too long")??;
         let waiting = {
             let mut idle = idle();
             let place = idle.iter().position(|idle| idle.has_nodes == has_nodes);
