@@ -181,10 +181,8 @@ impl Load {
         let all = async {
             loop {
                 {
+                    self.none_ended()?;
                     let arrivals = self.arrivals();
-                    if let Some((why, count)) = arrivals.ended.first_key_value() {
-                        bail!("{count} streams ended: {why}");
-                    }
                     if arrivals.first.len() >= streams {
                         let mut first = arrivals.first.clone();
                         first.sort();
@@ -197,6 +195,15 @@ impl Load {
         timeout(PATIENCE, all)
             .await
             .with_context(|| format!("{} of {streams} first messages arrived", self.arrivals().first.len()))?
+    }
+
+    /// # Errors
+    /// Fails if a stream has ended since the last reset.
+    pub fn none_ended(&self) -> Result<()> {
+        match self.arrivals().ended.first_key_value() {
+            Some((why, count)) => bail!("{count} streams ended: {why}"),
+            None => Ok(()),
+        }
     }
 
     /// Everything received so far. It is a lock: while it is held, nothing is received, and a second call deadlocks.

@@ -327,14 +327,19 @@ fn compare(report: &mut Report, mut ours: Vec<Duration>, mut bare: Vec<Duration>
 /// Counts slice writes at rest, and while the annotations of every Service are changed.
 async fn rest(report: &mut Report, client: &Client) -> Result<()> {
     let services: Api<Service> = Api::namespaced(client.clone(), NAMESPACE);
-    let quiet = writes_during(client, tokio::time::sleep(Duration::from_secs(10))).await?;
+    let quiet = writes_during(client, async {
+        tokio::time::sleep(Duration::from_secs(10)).await;
+        Ok(())
+    })
+    .await?;
     report.row("slice writes in 10 s at rest", quiet.to_string(), "0", json!(quiet));
     let touch = async {
         for number in 0..SERVICES {
             let patch = Patch::Merge(json!({"metadata": {"annotations": {"bench": "touched"}}}));
-            let _ = services.patch(&service_name(number), &PatchParams::default(), &patch).await;
+            services.patch(&service_name(number), &PatchParams::default(), &patch).await?;
         }
         tokio::time::sleep(Duration::from_secs(3)).await;
+        Ok(())
     };
     let touched = writes_during(client, touch).await?;
     report.row(
@@ -346,7 +351,7 @@ async fn rest(report: &mut Report, client: &Client) -> Result<()> {
     Ok(())
 }
 
-async fn writes_during(client: &Client, work: impl Future<Output = ()>) -> Result<usize> {
+async fn writes_during(client: &Client, work: impl Future<Output = Result<()>>) -> Result<usize> {
     let slices: Api<EndpointSlice> = Api::namespaced(client.clone(), NAMESPACE);
     let labels = "endpointslice.kubernetes.io/managed-by";
     let version = slices.list(&ListParams::default().limit(1)).await?.metadata.resource_version.unwrap_or_default();
@@ -358,7 +363,7 @@ async fn writes_during(client: &Client, work: impl Future<Output = ()>) -> Resul
     });
     tokio::select! {
         ended = count => { ended?; bail!("the watch of slices ended") }
-        () = work => {}
+        worked = work => worked?,
     }
     Ok(writes)
 }

@@ -1,4 +1,5 @@
-//! Changes that no client can observe must cause no message: touched objects, and relists.
+//! Changes that no client can observe must cause no message: touched objects, and relists. A change that clients can
+//! observe follows each of them, to show that the streams still work.
 
 use std::time::Duration;
 
@@ -12,6 +13,7 @@ use serde_json::json;
 use tokio::time::sleep;
 
 use super::{
+    changing::{Changing, Kind},
     cluster::{SERVERS, SERVICES, kind, populate_servers, server_kind, stream_requests, touch},
     rig::{PATIENCE, Rig},
 };
@@ -19,12 +21,16 @@ use crate::report::Report;
 
 const STREAMS: usize = 10_000;
 const TOUCHED_PODS: usize = 1_000;
+/// The Service with the change that clients can observe, and the number of its streams.
+const CONTROL: &str = "web-0";
+const CONTROL_STREAMS: u64 = (STREAMS / SERVICES) as u64;
 /// The time in which no message may arrive.
 const QUIET: Duration = Duration::from_secs(3);
 
 /// Edits annotations of all Servers, and of one Pod of each Service.
 pub(super) async fn noise(report: &mut Report, rig: &Rig) -> Result<()> {
     populate_servers(&rig.client).await?;
+    let control = Changing::prepare(&rig.client, CONTROL, Kind::Flip).await?;
     let subject = rig.subject().await?;
     let load = rig.loads.open(subject.address, 100, stream_requests(STREAMS, SERVICES)).await?;
     load.first_messages(STREAMS).await?;
@@ -34,13 +40,15 @@ pub(super) async fn noise(report: &mut Report, rig: &Rig) -> Result<()> {
         (format!("{SERVERS} Servers"), server_kind(), servers.collect()),
         (format!("the annotations of {TOUCHED_PODS} Pods"), kind("", "v1", "Pod"), pods.collect()),
     ];
-    for (what, kind, names) in touches {
+    for (number, (what, kind, names)) in (0..).zip(touches) {
         load.reset();
         let phase = rig.phase(&subject)?;
         touch(&rig.client, &kind, names.into_iter()).await?;
         sleep(QUIET).await;
         let spent = phase.end()?;
         let messages = load.counts().messages;
+        control.change_and_wait(number, &load, CONTROL_STREAMS).await?;
+        load.none_ended()?;
         report.row(
             format!("messages to {STREAMS} streams after touching {what}"),
             messages.to_string(),
@@ -61,6 +69,7 @@ pub(super) async fn relist(report: &mut Report, rig: &Rig) -> Result<()> {
     }
     let proxy = FaultProxy::start(&rig.control_plane).await?;
     let options = ManagerOptions { kubeconfig: Some(proxy.kubeconfig().to_owned()), ..ManagerOptions::default() };
+    let control = Changing::prepare(&rig.client, CONTROL, Kind::Flip).await?;
     let subject = rig.subject_with(options).await?;
     let load = rig.loads.open(subject.address, 100, stream_requests(STREAMS, SERVICES)).await?;
     load.first_messages(STREAMS).await?;
@@ -80,6 +89,8 @@ pub(super) async fn relist(report: &mut Report, rig: &Rig) -> Result<()> {
     sleep(QUIET * 2).await;
     let spent = phase.end()?;
     let messages = load.counts().messages;
+    control.change_and_wait(0, &load, CONTROL_STREAMS).await?;
+    load.none_ended()?;
     // From the last 410 on.
     let log = proxy.log();
     let after = log.iter().rposition(|request| request.status == Some(410)).unwrap_or_default();

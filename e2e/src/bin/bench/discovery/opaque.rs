@@ -73,6 +73,18 @@ pub(super) async fn opaque(report: &mut Report, rig: &Rig) -> Result<()> {
     measured
 }
 
+/// Makes the profiles of one app's Pods opaque, and waits until their streams have received it.
+pub(super) async fn change_and_wait(client: &Client, load: &Load) -> Result<()> {
+    let servers = Servers::prepare(client).await?;
+    let changed = async {
+        servers.create(0).await?;
+        received(load, 0).await
+    }
+    .await;
+    servers.delete().await?;
+    changed
+}
+
 async fn measure(report: &mut Report, rig: &Rig, servers: &Servers) -> Result<()> {
     let subject = rig.subject().await?;
     let load = rig.loads.open(subject.address, CONNECTIONS, profiles_of_pods(STREAMS)).await?;

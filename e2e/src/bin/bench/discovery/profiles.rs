@@ -86,6 +86,9 @@ pub(super) async fn noise(report: &mut Report, rig: &Rig) -> Result<()> {
     sleep(QUIET).await;
     let spent = phase.end()?;
     let messages = load.counts().messages;
+    // The streams still work.
+    opaque::change_and_wait(&rig.client, &load).await?;
+    load.none_ended()?;
     report.row(
         format!("messages to {STREAMS} profiles by Pod IP after {TOUCHES} touches of Servers"),
         messages.to_string(),
