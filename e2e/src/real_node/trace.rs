@@ -12,7 +12,7 @@ use std::{
 
 use anyhow::{Context, Result, ensure};
 
-/// Prefixes of process names, because the kernel truncates names.
+/// Prefixes of the names of a node's processes, because the kernel truncates names.
 const PROGRAMS: [&str; 6] = ["containerd", "kubelet", "kube-proxy", "runc", "pause", "bridge"];
 const SYSCTLS: [&str; 7] = [
     "vm/overcommit_memory",
@@ -96,7 +96,15 @@ fn processes() -> BTreeMap<String, String> {
     let named = names("/proc").filter(|name| name.bytes().all(|byte| byte.is_ascii_digit()));
     let named = named.filter_map(|id| Some((fs::read_to_string(format!("/proc/{id}/comm")).ok()?, id)));
     let ours = named.filter(|(name, _)| PROGRAMS.iter().any(|program| name.starts_with(program)));
+    let ours = ours.filter(|(_, id)| is_of_a_node(id));
     ours.map(|(name, id)| (id, name.trim().to_owned())).collect()
+}
+
+/// Returns whether the process belongs to a node of the harness and not to other containers on this host. The node's
+/// programs have its directory in their arguments or mounts, and the containers are in its cgroup.
+fn is_of_a_node(id: &str) -> bool {
+    let files = ["cmdline", "mountinfo", "cgroup"].map(|file| format!("/proc/{id}/{file}"));
+    files.iter().any(|file| fs::read(file).is_ok_and(|text| String::from_utf8_lossy(&text).contains(super::PREFIX)))
 }
 
 /// Without the ids of the mount and its parent, which are not stable.
@@ -113,4 +121,38 @@ fn rules() -> Result<String> {
     let output = Command::new("nft").args(["list", "tables"]).output().context("running nft")?;
     ensure!(output.status.success(), "nft list tables: {}", String::from_utf8_lossy(&output.stderr).trim());
     Ok(String::from_utf8_lossy(&output.stdout).into_owned())
+}
+
+#[cfg(test)]
+mod tests {
+    use std::process::{Child, Stdio};
+
+    use super::*;
+
+    /// Runs a shell with this name, which ends when its input is closed.
+    fn run(directory: &Path, name: &str) -> Child {
+        let program = directory.join(name);
+        fs::copy("/bin/sh", &program).unwrap();
+        let mut command = Command::new(program);
+        command.args(["-c", "echo; read line"]).stdin(Stdio::piped()).stdout(Stdio::piped());
+        let mut child = command.spawn().unwrap();
+        // The name of a process is its program's only after the exec.
+        std::io::Read::read_exact(child.stdout.as_mut().unwrap(), &mut [0]).unwrap();
+        child
+    }
+
+    #[test]
+    fn only_processes_of_a_node_are_traces() {
+        let ours = tempfile::Builder::new().prefix(super::super::PREFIX).tempdir().unwrap();
+        let others = tempfile::Builder::new().prefix("others-").tempdir().unwrap();
+        let [mut runc, mut of_others, mut no_program] =
+            [run(ours.path(), "runc-test"), run(others.path(), "runc-test"), run(ours.path(), "other-test")];
+        let found = processes();
+        for child in [&mut runc, &mut of_others, &mut no_program] {
+            drop(child.stdin.take());
+            child.wait().unwrap();
+        }
+        let name = |child: &Child| found.get(&child.id().to_string()).map(String::as_str);
+        assert_eq!([name(&runc), name(&of_others), name(&no_program)], [Some("runc-test"), None, None]);
+    }
 }

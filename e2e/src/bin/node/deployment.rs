@@ -177,7 +177,7 @@ impl<'a> Deployment<'a> {
         .await
     }
 
-    /// Checks that the shipped roles allow all requests of the operator.
+    /// Checks in the logs of the present replicas that the shipped roles allow all requests of the operator.
     pub(crate) async fn was_never_forbidden(&self) -> Result<()> {
         let logs =
             self.control_plane.kubectl(&["-n", NAMESPACE, "logs", "-l", SELECTOR, "--tail=-1", "--prefix"]).await?;

@@ -112,6 +112,8 @@ async fn scenario(node: &RealNode, control_plane: &ControlPlane, reference: &str
     jobs::external_workload(control_plane, &client, outside).await?;
     jobs::linkerd_config(control_plane).await?;
     from_pod::resolves(control_plane, &client, reference, deployment.cluster_address().await?).await?;
+    // The roll deletes the replicas, with their logs.
+    deployment.was_never_forbidden().await?;
     roll::under_load(control_plane, &deployment, &client, outside).await?;
     deployment.was_never_forbidden().await?;
 

@@ -34,6 +34,7 @@ pub(crate) async fn under_load(
 
     let begun = Instant::now();
     deployment.roll().await?;
+    deployment.was_never_forbidden().await?;
     crate::step("kubectl rollout restart: both replicas were replaced", begun);
 
     let begun = Instant::now();
