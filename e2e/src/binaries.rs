@@ -35,8 +35,6 @@ struct Set {
     kubernetes: &'static str,
     /// The file name and the Go package of each tool. The tools that build fastest come last.
     tools: &'static [(&'static str, &'static str)],
-    /// The kwok stage files to copy.
-    stages: &'static [&'static str],
     /// The duration of the first build on two cores.
     minutes: &'static str,
 }
@@ -53,7 +51,6 @@ const CONTROL_PLANE: Set = Set {
         ("kubectl", "k8s.io/kubernetes/cmd/kubectl"),
         ("kwok", "sigs.k8s.io/kwok/cmd/kwok"),
     ],
-    stages: &STAGES,
     minutes: "eight minutes",
 };
 
@@ -77,7 +74,6 @@ const NODE: Set = Set {
     module: "controlplane",
     kubernetes: KUBERNETES_VERSION,
     tools: &[("kubelet", "k8s.io/kubernetes/cmd/kubelet"), ("kube-proxy", "k8s.io/kubernetes/cmd/kube-proxy")],
-    stages: &[],
     minutes: "two minutes after the control plane's",
 };
 
@@ -86,18 +82,8 @@ const HELM: Set = Set {
     module: "helm",
     kubernetes: KUBERNETES_VERSION,
     tools: &[("helm4", "helm.sh/helm/v4/cmd/helm"), ("helm3", "helm.sh/helm/v3/cmd/helm")],
-    stages: &[],
     minutes: "three minutes",
 };
-
-/// kwok's stage files, which describe the life cycle of Nodes and Pods; copied next to the binaries.
-const STAGES: [&str; 5] = [
-    "node/fast/node-initialize.yaml",
-    "node/heartbeat-with-lease/node-heartbeat-with-lease.yaml",
-    "pod/fast/pod-ready.yaml",
-    "pod/fast/pod-complete.yaml",
-    "pod/fast/pod-delete.yaml",
-];
 
 /// The directory of the tools. [`Binaries::tool`] fails with instructions when a tool is missing.
 #[derive(Clone, Debug)]
@@ -160,18 +146,12 @@ impl Binaries {
         })
     }
 
-    /// kwok's stage files, to be passed with `--config`.
-    pub fn kwok_stages(&self) -> Result<Vec<PathBuf>> {
-        STAGES.iter().map(|stage| self.tool(&stage_file(stage))).collect()
-    }
-
     pub fn directory(&self) -> &Path {
         &self.directory
     }
 
     fn complete(&self) -> bool {
         self.set.tools.iter().all(|(name, _)| self.directory.join(name).is_file())
-            && self.set.stages.iter().all(|stage| self.directory.join(stage_file(stage)).is_file())
     }
 
     fn build(&self, module: &Path) -> Result<()> {
@@ -199,33 +179,8 @@ impl Binaries {
             ensure!(status.success(), "go build {package} failed ({status}); its output is above");
             fs::rename(&unfinished, &output).with_context(|| format!("moving {name} into place"))?;
         }
-        self.copy_stages(module)
-    }
-
-    fn copy_stages(&self, module: &Path) -> Result<()> {
-        if self.set.stages.is_empty() {
-            return Ok(());
-        }
-        let listed = go(module)
-            .args(["list", "-m", "-f", "{{.Dir}}", "sigs.k8s.io/kwok"])
-            .stdin(Stdio::null())
-            .output()
-            .context("reading kwok's directory from go list")?;
-        ensure!(listed.status.success(), "go list: {}", String::from_utf8_lossy(&listed.stderr).trim());
-        let kwok = PathBuf::from(String::from_utf8_lossy(&listed.stdout).trim());
-        for stage in self.set.stages {
-            let source = kwok.join("kustomize/stage").join(stage);
-            let text = fs::read(&source).with_context(|| format!("reading {}", source.display()))?;
-            let unfinished = self.directory.join(".stage.unfinished");
-            fs::write(&unfinished, text)?;
-            fs::rename(&unfinished, self.directory.join(stage_file(stage)))?;
-        }
         Ok(())
     }
-}
-
-fn stage_file(stage: &str) -> String {
-    format!("kwok-{}", stage.rsplit('/').next().unwrap_or(stage))
 }
 
 fn linker_flags(kubernetes: &str) -> String {

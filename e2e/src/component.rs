@@ -10,18 +10,22 @@ use std::{
     time::Duration,
 };
 
-use anyhow::{Result, ensure};
+use anyhow::Result;
 use serde_json::json;
 
-use crate::{
-    binaries::Binaries, certificate, control_plane::Options, kubeconfig, port, process::Spawn, workload::NEVER_READY,
-};
+use crate::{binaries::Binaries, certificate, control_plane::Options, kubeconfig, port, process::Spawn};
 
 const SERVICE_RANGE: &str = "10.96.0.0/16,fd00:10:96::/112";
 const ISSUER: &str = "https://kubernetes.default.svc";
-/// kwok's stage that makes a Pod ready, and the line in it after which its match expressions begin.
-const POD_READY: &str = "kwok-pod-ready.yaml";
-const EXPRESSIONS: &str = "    matchExpressions:\n";
+/// kwok's stages, which describe the life cycle of Nodes and Pods.
+const STAGES: [&str; 5] = [
+    include_str!("../kwok/node-initialize.yaml"),
+    include_str!("../kwok/node-heartbeat-with-lease.yaml"),
+    include_str!("../kwok/pod-ready.yaml"),
+    include_str!("../kwok/pod-complete.yaml"),
+    include_str!("../kwok/pod-delete.yaml"),
+];
+const STAGE_FILE: &str = "kwok-stages.yaml";
 
 pub(crate) struct Layout {
     directory: PathBuf,
@@ -59,6 +63,7 @@ impl Layout {
             tokens += &format!("{},{},{},\"{}\"\n", user.token(), user.name, user.name, user.groups.join(","));
         }
         write("tokens.csv", &tokens)?;
+        write(STAGE_FILE, &STAGES.join("---\n"))?;
         let layout = Self {
             directory: directory.to_owned(),
             binaries,
@@ -182,17 +187,13 @@ impl Layout {
     }
 
     pub(crate) fn kwok(&self) -> Result<Spawn> {
-        let mut args = vec![
+        let mut spawn = self.spawn("kwok")?.args([
             format!("--kubeconfig={}", self.kubeconfig.display()),
             "--manage-nodes-with-annotation-selector=kwok.x-k8s.io/node=fake".into(),
             "--node-lease-duration-seconds=40".into(),
             "--cidr=10.244.0.0/24".into(),
-        ];
-        for stage in self.binaries.kwok_stages()? {
-            let stage = if stage.ends_with(POD_READY) { self.except_never_ready_images(&stage)? } else { stage };
-            args.push(format!("--config={}", stage.display()));
-        }
-        let mut spawn = self.spawn("kwok")?.args(args);
+            format!("--config={}", self.file(STAGE_FILE)),
+        ]);
         // kwok reads a configuration from the home directory if it exists.
         spawn.env.push(("HOME".into(), self.directory.display().to_string()));
         Ok(spawn)
@@ -218,25 +219,12 @@ impl Layout {
             format!("--tls-cert-file={}", self.file("server.crt")),
             format!("--tls-private-key-file={}", self.file("server.key")),
             format!("--config={config}"),
+            format!("--config={}", self.file(STAGE_FILE)),
         ]);
-        spawn = spawn.args(self.binaries.kwok_stages()?.iter().map(|stage| format!("--config={}", stage.display())));
         spawn.name = format!("kubelet {node}");
         spawn.log = self.directory.join(format!("kubelet-{node}.log"));
         spawn.env.push(("HOME".into(), self.directory.display().to_string()));
         Ok(spawn)
-    }
-
-    /// Returns a copy of the stage that skips Pods with an image tagged [`NEVER_READY`], as if it could not be pulled.
-    fn except_never_ready_images(&self, stage: &Path) -> Result<PathBuf> {
-        let text = std::fs::read_to_string(stage)?;
-        let image =
-            format!(r#".spec | (.containers, .initContainers) | .[]? | .image | select(endswith(":{NEVER_READY}"))"#);
-        let unless = format!("    - key: '{image}'\n      operator: 'DoesNotExist'\n");
-        let (before, expressions) = text.split_once(EXPRESSIONS).unwrap_or_default();
-        ensure!(!before.is_empty(), "kwok's stage has an unexpected format: {text}");
-        let path = self.directory.join(POD_READY);
-        std::fs::write(&path, format!("{before}{EXPRESSIONS}{unless}{expressions}"))?;
-        Ok(path)
     }
 
     pub(crate) fn kubectl(&self) -> Result<PathBuf> {
@@ -253,5 +241,28 @@ impl Layout {
 
     fn file(&self, name: &str) -> String {
         self.directory.join(name).display().to_string()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::workload::NEVER_READY;
+
+    #[test]
+    fn the_stages_are_those_of_the_kwok_that_is_built() {
+        let module = include_str!("../controlplane/go.mod");
+        let version = module.lines().find_map(|line| line.trim().strip_prefix("sigs.k8s.io/kwok v")).unwrap();
+        let version = version.split_whitespace().next().unwrap();
+        for stage in STAGES {
+            let origin = stage.lines().next().unwrap();
+            assert!(origin.ends_with(&format!(" of sigs.k8s.io/kwok v{version}.")), "{origin}");
+        }
+    }
+
+    #[test]
+    fn one_stage_leaves_out_the_images_that_are_never_ready() {
+        let excepting = STAGES.iter().filter(|stage| stage.contains(&format!("endswith(\":{NEVER_READY}\")"))).count();
+        assert_eq!(excepting, 1);
     }
 }
