@@ -86,13 +86,14 @@ pub(super) async fn figure(report: &mut Report) -> Result<()> {
         "script_seconds": [before.took.as_secs_f64(), after.took.as_secs_f64()],
         "most_at_once": {"ours": most_at_once(&ours.restarts), "script": most_at_once(&after.restarts)},
     });
-    report.row(figure, text, "", raw);
+    report.row(figure, text, "≤ 1.2 times the script", raw);
     let took = |restart: &Restart| Some(restart.settled? - restart.begun);
     let own = ours.restarts.iter().filter_map(took).sum::<Duration>().div_f64(f64::from(u32::try_from(AT_ONCE)?));
     let times = ours.took.as_secs_f64() / own.as_secs_f64();
     let text = format!("{:.1} s; {times:.2} times", own.as_secs_f64());
     let figure = format!("the same, against the workloads' own time to be complete, {AT_ONCE} at a time");
-    report.row(figure, text, "≤ 1.2 times", json!({ "own_readiness_seconds": own.as_secs_f64() }));
+    // No target: the slower the operator makes each restart, the better this ratio is.
+    report.row(figure, text, "", json!({ "own_readiness_seconds": own.as_secs_f64() }));
     let ready = |round: &Round| round.restarts.iter().filter_map(took).collect();
     report.distribution("a restart by the script, until its Deployment is complete (before)", ready(&before), "");
     report.distribution("the same (after)", ready(&after), "");
