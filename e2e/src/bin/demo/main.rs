@@ -1,9 +1,9 @@
 //! `make demo`: virtual machines become endpoints of a Service, one resource owns the proxy configuration of the mesh,
 //! and running workloads are restarted for it; step by step.
 //!
-//! Everything is real: etcd, kube-apiserver, kube-controller-manager, and our manager as a separate process. Each step
-//! is announced, executed with kubectl and checked; the first failed check ends the demo with an error. Everything is
-//! removed at the end, except with `--keep`.
+//! The API server, its controllers and the manager are real. kwok sets the status of the Pods, which have no containers,
+//! and a stand-in of the harness plays Linkerd's proxy injector. Each step is announced, executed with kubectl and
+//! checked; the first failed check ends the demo with an error. Everything is removed at the end, except with `--keep`.
 
 mod external_workload;
 mod linkerd_config;
@@ -29,7 +29,8 @@ async fn main() -> ExitCode {
 
 async fn demo(keep: bool) -> Result<()> {
     say(
-        "A Kubernetes control plane: etcd, kube-apiserver, kube-controller-manager, kube-scheduler. No containers needed.",
+        "A Kubernetes control plane: etcd, kube-apiserver, kube-controller-manager, kube-scheduler. The Pods have no containers: kwok\n\
+         sets their status.",
     );
     let control_plane = ControlPlane::start(Options::full()).await?;
     control_plane.add_node("node-1", "zone-a").await?;
@@ -56,8 +57,8 @@ async fn demo(keep: bool) -> Result<()> {
     linkerd_config::act(&control_plane, &manager, &injector).await?;
     rollout::act(&control_plane, &manager).await?;
 
-    let failed: f64 = manager.metric("linkerd_operator_reconcile_errors_total", &[]).await.unwrap_or(0.0);
-    ensure!(failed == 0.0, "{failed} reconciles failed:\n{}", manager.log());
+    let failed = manager.metric("linkerd_operator_reconcile_errors_total", &[]).await;
+    ensure!(failed == Some(0.0), "{failed:?} reconciles failed:\n{}", manager.log());
     if keep {
         let kubeconfig = control_plane.kubeconfig().display();
         let namespace = external_workload::NAMESPACE;
