@@ -65,7 +65,6 @@ const KUBERNETES_1_34: Set = Set {
         ("kube-scheduler", "k8s.io/kubernetes/cmd/kube-scheduler"),
         ("kubectl", "k8s.io/kubernetes/cmd/kubectl"),
     ],
-    stages: &[],
     minutes: "seven minutes",
 };
 

@@ -81,7 +81,7 @@ pub(crate) async fn compare(cli: &Path, controller: &Path) -> Result<Vec<Printed
         printed.push(Printed { command: format!("{} --api-addr=…`", command.join(" ")), ours, theirs });
     }
     let _other = put_pod_of_theirs(&control_plane, theirs.address()).await?;
-    for command in [&commands[0], &commands[2]] {
+    for command in [commands.first(), commands.get(2)].into_iter().flatten() {
         let by_name = [command.clone(), vec![format!("--destination-pod={THEIRS}")]].concat();
         let (ours, theirs) = (cli.forwarded(command).await?, cli.forwarded(&by_name).await?);
         printed.push(Printed { command: format!("{}` by a port-forward", command.join(" ")), ours, theirs });

@@ -76,7 +76,7 @@ async fn run() -> Result<bool> {
     }
     match (program("LINKERD_CLI")?, program("LINKERD_CONTROLLER")?) {
         (Some(cli), Some(controller)) if is_wanted("cli") => {
-            print!("{}", report::cli(&cli::compare(&cli, &controller).await?))
+            print!("{}", report::cli(&cli::compare(&cli, &controller).await?));
         }
         _ => println!("## CLI\n\n{LEFT_OUT}\n"),
     }

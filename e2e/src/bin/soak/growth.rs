@@ -79,7 +79,7 @@ mod tests {
 
     #[test]
     fn bursts_and_the_warm_up_are_not_growth() {
-        let burst = |at: u32| if at % 10 == 0 && at > 300 { 50_000.0 } else { f64::from(at % 7) * 100.0 };
+        let burst = |at: u32| if at.is_multiple_of(10) && at > 300 { 50_000.0 } else { f64::from(at % 7) * 100.0 };
         assert!(is_tolerated(&points(10, 0.0, burst)));
         let warm_up = |at: u32| f64::from(at.min(120)) * 100.0;
         assert!(is_tolerated(&points(10, 0.0, warm_up)));

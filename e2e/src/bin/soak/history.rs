@@ -111,14 +111,14 @@ mod tests {
         };
         let calls = vec![call(Method::Get), call(Method::GetProfile)];
         let history = History::new(&settings().0, calls, &World::valid(1).unwrap()).unwrap();
-        history.record(&service(json!({"ports": [{"port": 80}]}))).unwrap();
+        history.record(&service(&json!({"ports": [{"port": 80}]}))).unwrap();
         let mut state = history.lock();
         state.kinds.iter_mut().for_each(|(_, changed)| *changed = None);
         drop(state);
         history
     }
 
-    fn service(spec: Value) -> Change {
+    fn service(spec: &Value) -> Change {
         let object = json!({"kind": "Service", "apiVersion": "v1", "metadata": {"namespace": "world", "name": "web"},
             "spec": spec});
         Change::Applied { key: Key::of(&object).unwrap(), object }
@@ -127,9 +127,9 @@ mod tests {
     #[test]
     fn a_change_of_ports_or_a_deletion_explains_no_end() {
         let history = history();
-        history.record(&service(json!({"ports": [{"port": 81}]}))).unwrap();
+        history.record(&service(&json!({"ports": [{"port": 81}]}))).unwrap();
         assert!(!history.explains_end_of(0) && !history.explains_end_of(1));
-        let Change::Applied { key, object } = service(json!({})) else { panic!("not an applied change") };
+        let Change::Applied { key, object } = service(&json!({})) else { panic!("not an applied change") };
         history.record(&Change::Deleted { key, object }).unwrap();
         assert!(!history.explains_end_of(0) && !history.explains_end_of(1));
         assert!(!history.explains_end_of(2), "an unknown call");
@@ -138,8 +138,9 @@ mod tests {
     #[test]
     fn an_external_name_explains_the_end_also_when_it_was_reverted() {
         let history = history();
-        history.record(&service(json!({"type": "ExternalName", "externalName": "example.com"}))).unwrap();
-        history.record(&service(json!({"ports": [{"port": 80}]}))).unwrap();
+        let external = json!({"type": "ExternalName", "externalName": "example.com", "ports": [{"port": 80}]});
+        history.record(&service(&external)).unwrap();
+        history.record(&service(&json!({"ports": [{"port": 80}]}))).unwrap();
         assert!(history.explains_end_of(0) && history.explains_end_of(1));
     }
 }

@@ -152,7 +152,7 @@ pub(super) fn seen(answer: &Value, object: &Value) -> Result<Seen> {
 pub(super) fn probe() -> Value {
     pod(
         &[("linkerd.io/inject", "enabled")],
-        json!({
+        &json!({
             "containers": [{
                 "name": "probe", "image": "pause",
                 "volumeMounts": [{"name": "token", "mountPath": "/var/run/secrets/kubernetes.io/serviceaccount"}],
@@ -163,7 +163,7 @@ pub(super) fn probe() -> Value {
 }
 
 /// A Pod with these annotations, and this merged into its spec.
-fn pod(annotations: &[(&str, &str)], spec: Value) -> Value {
+fn pod(annotations: &[(&str, &str)], spec: &Value) -> Value {
     let annotations: BTreeMap<_, _> = annotations.iter().copied().collect();
     let mut pod = json!({
         "apiVersion": "v1", "kind": "Pod",
@@ -175,17 +175,17 @@ fn pod(annotations: &[(&str, &str)], spec: Value) -> Value {
 }
 
 fn meshed(annotation: &str, value: &str) -> Value {
-    pod(&[("linkerd.io/inject", "enabled"), (annotation, value)], json!({}))
+    pod(&[("linkerd.io/inject", "enabled"), (annotation, value)], &json!({}))
 }
 
 fn containers(containers: &Value) -> Value {
-    pod(&[("linkerd.io/inject", "enabled")], json!({ "containers": containers }))
+    pod(&[("linkerd.io/inject", "enabled")], &json!({ "containers": containers }))
 }
 
 fn reviews() -> Result<Vec<Review>> {
-    let enabled = || pod(&[("linkerd.io/inject", "enabled")], json!({}));
-    let inject = |value: &str| pod(&[("linkerd.io/inject", value)], json!({}));
-    let enabled_with = |spec: Value| pod(&[("linkerd.io/inject", "enabled")], spec);
+    let enabled = || pod(&[("linkerd.io/inject", "enabled")], &json!({}));
+    let inject = |value: &str| pod(&[("linkerd.io/inject", value)], &json!({}));
+    let enabled_with = |spec: Value| pod(&[("linkerd.io/inject", "enabled")], &spec);
     let mut without_annotations = enabled();
     merge(&mut without_annotations, json!({"metadata": {"annotations": null}}));
     let mut labelled = enabled();
