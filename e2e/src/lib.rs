@@ -63,5 +63,5 @@ pub use namespace::TestNamespace;
 pub use process::{Process, Signal, Spawn};
 pub use real_node::RealNode;
 pub use restarts::Restarts;
-pub use shared::{shared, shared_manager};
+pub use shared::{SharedManager, shared, shared_manager, shared_manager_in};
 pub use wait::{eventually, holds};

@@ -1,9 +1,11 @@
-//! The control plane that the tests of one process share; each test has its own namespace.
+//! The control plane and the managers that the tests of one process share; each test has its own namespace.
 //!
 //! * Always: started by the first caller; ended, and its directory removed, when the process ends, because the
 //!   supervisors detect that.
 
-use anyhow::{Result, ensure};
+use std::{ops::Deref, thread};
+
+use anyhow::Result;
 use tokio::sync::OnceCell;
 
 use crate::{
@@ -33,38 +35,85 @@ pub async fn shared() -> Result<&'static ControlPlane> {
         .await
 }
 
-/// The shared control plane with Linkerd's CRDs, and one manager that leads and has the permissions of the manifests.
-///
-/// # Errors
-/// Fails also when a request of this manager has been denied so far, during any test.
-pub async fn shared_manager() -> Result<(&'static ControlPlane, &'static Manager)> {
+/// A manager that several tests use, with the permissions of the manifests. Its drop at the end of a test fails the test
+/// if a request of this manager has been denied so far, during any test.
+pub struct SharedManager(&'static Manager);
+
+/// The shared control plane with Linkerd's CRDs, and one manager that leads.
+pub async fn shared_manager() -> Result<(&'static ControlPlane, SharedManager)> {
     static MANAGER: OnceCell<Manager> = OnceCell::const_new();
+    shared_manager_in(&MANAGER, &[]).await
+}
+
+/// Another manager on the shared control plane. The first use of the cell starts it with these arguments.
+pub async fn shared_manager_in(
+    cell: &'static OnceCell<Manager>,
+    args: &[&str],
+) -> Result<(&'static ControlPlane, SharedManager)> {
+    static INSTALLED: OnceCell<()> = OnceCell::const_new();
     let control_plane = shared().await?;
-    let manager = MANAGER
-        .get_or_try_init(async || {
-            control_plane.install_crds("crd/linkerd").await?;
-            // The namespace may exist on an existing cluster.
-            if control_plane.kubectl(&["get", "namespace", "linkerd"]).await.is_err() {
-                control_plane.kubectl(&["create", "namespace", "linkerd"]).await?;
-            }
-            let mut options = ManagerOptions::default();
-            // On an existing cluster the manager runs with the permissions of the caller's kubeconfig.
-            if control_plane.ca_pem().is_ok() {
-                control_plane.deploy_without_manager(&CLUSTER_ROLES).await?;
-                control_plane.install_crds("crd").await?;
-                let account =
-                    control_plane.kubeconfig_for_service_account(OPERATOR_NAMESPACE, OPERATOR_ACCOUNT).await?;
-                options.kubeconfig = Some(account);
-                options.args = vec![format!("--operator-namespace={OPERATOR_NAMESPACE}")];
-            }
-            let mut manager = Manager::start(control_plane, options)?;
-            manager.ready(SOON).await?;
-            anyhow::Ok(manager)
-        })
-        .await?;
-    // A terminating namespace also rejects new objects with "is forbidden", but that message contains no user.
-    let log = manager.log();
-    let denied = log.lines().find(|line| line.contains("is forbidden: User"));
-    ensure!(denied.is_none(), "{denied:?}");
-    Ok((control_plane, manager))
+    INSTALLED.get_or_try_init(|| install(control_plane)).await?;
+    let manager = cell.get_or_try_init(async || {
+        let mut options = ManagerOptions::default();
+        // On an existing cluster the manager runs with the permissions of the caller's kubeconfig.
+        if control_plane.ca_pem().is_ok() {
+            let account = control_plane.kubeconfig_for_service_account(OPERATOR_NAMESPACE, OPERATOR_ACCOUNT).await?;
+            options.kubeconfig = Some(account);
+            options.args = vec![format!("--operator-namespace={OPERATOR_NAMESPACE}")];
+        }
+        options.args.extend(args.iter().map(|arg| (*arg).to_owned()));
+        let mut manager = Manager::start(control_plane, options)?;
+        manager.ready(SOON).await?;
+        anyhow::Ok(manager)
+    });
+    Ok((control_plane, SharedManager(manager.await?)))
+}
+
+async fn install(control_plane: &ControlPlane) -> Result<()> {
+    control_plane.install_crds("crd/linkerd").await?;
+    // The namespace may exist on an existing cluster.
+    if control_plane.kubectl(&["get", "namespace", "linkerd"]).await.is_err() {
+        control_plane.kubectl(&["create", "namespace", "linkerd"]).await?;
+    }
+    if control_plane.ca_pem().is_ok() {
+        control_plane.deploy_without_manager(&CLUSTER_ROLES).await?;
+        control_plane.install_crds("crd").await?;
+    }
+    Ok(())
+}
+
+impl Deref for SharedManager {
+    type Target = Manager;
+
+    fn deref(&self) -> &Manager {
+        self.0
+    }
+}
+
+impl Drop for SharedManager {
+    fn drop(&mut self) {
+        let log = self.log();
+        let denied = denied(&log);
+        // A second panic would abort the process.
+        assert!(denied.is_none() || thread::panicking(), "the API server denied a request of a manager: {denied:?}");
+    }
+}
+
+/// The first line about a denied request. A terminating namespace also rejects new objects with "is forbidden", but that
+/// message contains no user.
+fn denied(log: &str) -> Option<&str> {
+    log.lines().find(|line| line.contains("is forbidden: User"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_denied_request_is_found_and_a_terminating_namespace_is_not_one() {
+        let terminating = r#"slices.discovery.k8s.io "a" is forbidden: unable to create new content in namespace b"#;
+        let refused = r#"events.events.k8s.io is forbidden: User "operator" cannot create resource "events""#;
+        assert_eq!(denied(&format!("ready\n{terminating}\n")), None);
+        assert_eq!(denied(&format!("ready\n{terminating}\n{refused}\n")), Some(refused));
+    }
 }

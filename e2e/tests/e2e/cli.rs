@@ -37,7 +37,7 @@ impl Web {
     async fn shared(addresses: &[&str]) -> Result<Self> {
         let (control_plane, manager) = e2e::shared_manager().await?;
         let namespace = TestNamespace::create(&control_plane.client().await?, "cli").await?;
-        Self::put(&Mesh::new(namespace.client(), namespace.name()), manager, addresses).await
+        Self::put(&Mesh::new(namespace.client(), namespace.name()), &manager, addresses).await
     }
 
     async fn put(mesh: &Mesh, manager: &Manager, addresses: &[&str]) -> Result<Self> {
@@ -317,7 +317,7 @@ async fn two_servers_are_compared_and_the_exit_code_says_whether_they_differ() -
         anyhow::Ok(other)
     };
     let compare = async |other: &Manager, args: &[&str]| {
-        let servers = [manager, other].map(|server| format!("--addr={}", server.destination_address()));
+        let servers = [&*manager, other].map(|server| format!("--addr={}", server.destination_address()));
         run(&[&["compare", &servers[0], &servers[1]], args].concat()).await
     };
     let names = ["web", "empty", "unknown"].map(|name| format!("{name}.{namespace}.svc.cluster.local:80"));

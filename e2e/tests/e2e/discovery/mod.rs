@@ -34,11 +34,11 @@ use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
 use e2e::{
-    ControlPlane, Manager, ManagerOptions, TestNamespace,
+    ControlPlane, Manager, SharedManager, TestNamespace,
     discovery::{Discovery, Endpoints, Message},
     eventually,
     mesh::SOON,
-    shared_manager,
+    shared_manager, shared_manager_in,
 };
 use kube::{
     Api, Client,
@@ -66,7 +66,7 @@ pub(crate) enum Settings {
 pub(crate) struct Rig {
     pub(crate) client: Client,
     pub(crate) namespace: TestNamespace,
-    pub(crate) manager: &'static Manager,
+    pub(crate) manager: SharedManager,
     pub(crate) discovery: Discovery,
     pub(crate) domain: &'static str,
 }
@@ -98,7 +98,7 @@ impl Settings {
     }
 
     /// The only manager with these flags, started on first use. Only the shared manager writes slices.
-    pub(crate) async fn manager(self) -> Result<(&'static ControlPlane, &'static Manager)> {
+    pub(crate) async fn manager(self) -> Result<(&'static ControlPlane, SharedManager)> {
         static UPSTREAM: OnceCell<Manager> = OnceCell::const_new();
         static CONTRARY: OnceCell<Manager> = OnceCell::const_new();
         let (control_plane, shared) = shared_manager().await?;
@@ -107,14 +107,8 @@ impl Settings {
             Self::Upstream => &UPSTREAM,
             Self::Contrary => &CONTRARY,
         };
-        let manager = own.get_or_try_init(async || {
-            let args = ["--enable-external-workload=false", "--enable-linkerd-config=false"].iter().chain(self.args());
-            let args = args.map(|arg| (*arg).to_owned()).collect();
-            let mut manager = Manager::start(control_plane, ManagerOptions { args, ..ManagerOptions::default() })?;
-            manager.ready(SOON).await?;
-            anyhow::Ok(manager)
-        });
-        Ok((control_plane, manager.await?))
+        let no_writes = ["--enable-external-workload=false", "--enable-linkerd-config=false"];
+        shared_manager_in(own, &[&no_writes, self.args()].concat()).await
     }
 }
 

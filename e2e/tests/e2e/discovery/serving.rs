@@ -194,7 +194,7 @@ async fn the_series_of_a_service_exist_as_long_as_its_streams() -> Result<()> {
 async fn calls_are_counted_by_status_code() -> Result<()> {
     let rig = Rig::start("calls").await?;
     rig.put_all([service("web"), slice("web", "web", &[address("192.0.2.1")])]).await?;
-    counts_calls(rig.manager, "Get", &["OK", "InvalidArgument", "NotFound"], async || {
+    counts_calls(&rig.manager, "Get", &["OK", "InvalidArgument", "NotFound"], async || {
         rig.discovery.refusal("linkerd.io", "").await?;
         rig.discovery.refusal(&rig.path("missing"), "").await?;
         drop(rig.shows("web:80", &["192.0.2.1:8080"]).await?);

@@ -5,11 +5,11 @@
 
 mod slices;
 
-use std::{collections::BTreeMap, time::Duration};
+use std::{collections::BTreeMap, ops::Deref, time::Duration};
 
 use anyhow::{Context, Result, ensure};
 use e2e::{
-    TestNamespace, eventually, holds,
+    SharedManager, TestNamespace, eventually, holds,
     mesh::{MANAGED_BY, Mesh, SOON},
     shared_manager,
 };
@@ -23,11 +23,25 @@ use serde_json::json;
 /// How long a test waits for an unexpected write.
 const QUIET: Duration = Duration::from_millis(1500);
 
-async fn mesh(prefix: &str) -> Result<Mesh> {
-    let (control_plane, _) = shared_manager().await?;
+/// The objects of a namespace that the shared manager watches.
+struct Watched {
+    mesh: Mesh,
+    _manager: SharedManager,
+}
+
+impl Deref for Watched {
+    type Target = Mesh;
+
+    fn deref(&self) -> &Mesh {
+        &self.mesh
+    }
+}
+
+async fn mesh(prefix: &str) -> Result<Watched> {
+    let (control_plane, manager) = shared_manager().await?;
     let client = control_plane.client().await?;
     let namespace = TestNamespace::create(&client, prefix).await?;
-    Ok(Mesh::new(&client, namespace.name()))
+    Ok(Watched { mesh: Mesh::new(&client, namespace.name()), _manager: manager })
 }
 
 /// The resourceVersion of each slice, by name: every write changes it.

@@ -24,7 +24,7 @@ async fn has(manager: &Manager, name: &str, labels: &[(&str, &str)], expected: O
 
 /// Waits until a Service has this number of subscribers; `None` means that it has no series.
 pub(super) async fn service_has(rig: &Rig, service: &str, subscribers: Option<f64>) -> Result<()> {
-    has(rig.manager, "service_subscribers", &[("namespace", rig.name()), ("name", service)], subscribers).await
+    has(&rig.manager, "service_subscribers", &[("namespace", rig.name()), ("name", service)], subscribers).await
 }
 
 #[tokio::test]
@@ -57,8 +57,8 @@ async fn a_profile_counts_its_subscribers_and_updates() -> Result<()> {
     let mut with = rig.open_service_from(client.name(), "web").await?;
     with.becomes("service web").await?;
     // Clients can name any namespace, so a profile that does not exist has no series.
-    has(rig.manager, "profile_subscribers", &own, Some(2.0)).await?;
-    has(rig.manager, "profile_subscribers", &clients, None).await?;
+    has(&rig.manager, "profile_subscribers", &own, Some(2.0)).await?;
+    has(&rig.manager, "profile_subscribers", &clients, None).await?;
     rig.put(rig.profile("web", routes(&["a"]))).await?;
     with.becomes("service web with routes a").await?;
     let updates =
@@ -67,7 +67,7 @@ async fn a_profile_counts_its_subscribers_and_updates() -> Result<()> {
     for (count, route) in [(1.0, "b"), (2.0, "c")] {
         rig.patch("ServiceProfile", &name, json!({"spec": routes(&[route])})).await?;
         with.becomes(&format!("service web with routes {route}")).await?;
-        has(rig.manager, "profile_updates", &own, Some(before + count)).await?;
+        has(&rig.manager, "profile_updates", &own, Some(before + count)).await?;
     }
     rig.delete("ServiceProfile", &name).await?;
     with.becomes("service web").await?;
@@ -77,8 +77,8 @@ async fn a_profile_counts_its_subscribers_and_updates() -> Result<()> {
     ensure!(updates(&clients).await == 0.0, "an update of a profile that does not exist");
     client.put(rig.profile("web", routes(&["d"]))).await?;
     with.becomes("service web with routes d").await?;
-    has(rig.manager, "profile_subscribers", &own, Some(2.0)).await?;
-    has(rig.manager, "profile_subscribers", &clients, Some(1.0)).await?;
+    has(&rig.manager, "profile_subscribers", &own, Some(2.0)).await?;
+    has(&rig.manager, "profile_subscribers", &clients, Some(1.0)).await?;
     drop((without, with));
     eventually(SOON, "no subscriber to be counted", async || {
         for labels in [&own, &clients] {
@@ -100,9 +100,9 @@ async fn a_profile_without_subscribers_counts_its_updates() -> Result<()> {
     let before = rig.manager.metric("profile_updates", &labels).await.unwrap_or_default();
     for (count, route) in [(1.0, "b"), (2.0, "c")] {
         rig.patch("ServiceProfile", &name, json!({"spec": routes(&[route])})).await?;
-        has(rig.manager, "profile_updates", &labels, Some(before + count)).await?;
+        has(&rig.manager, "profile_updates", &labels, Some(before + count)).await?;
     }
-    has(rig.manager, "profile_subscribers", &labels, Some(0.0)).await
+    has(&rig.manager, "profile_subscribers", &labels, Some(0.0)).await
 }
 
 #[tokio::test]
@@ -187,7 +187,7 @@ async fn queue_overflows_are_zero_and_the_cache_and_its_lag_are_exported() -> Re
 async fn calls_are_counted_by_status_code() -> Result<()> {
     let rig = Rig::start("calls").await?;
     let codes = ["InvalidArgument", "Unknown", "NotFound", "FailedPrecondition", "OK"];
-    counts_calls(rig.manager, "GetProfile", &codes, async || {
+    counts_calls(&rig.manager, "GetProfile", &codes, async || {
         let ip = ip();
         rig.put_all([service("web"), external_name("away")]).await?;
         rig.run(meshed("web-1"), &[&ip]).await?;
