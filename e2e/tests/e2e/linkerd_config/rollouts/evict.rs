@@ -1,8 +1,11 @@
 //! The method Evict: Pods are evicted, and templates are not changed.
 
-use std::sync::{
-    Arc,
-    atomic::{AtomicI64, Ordering},
+use std::{
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering},
+    },
+    time::Duration,
 };
 
 use anyhow::{Context, Result, ensure};
@@ -16,24 +19,20 @@ use kube::{
     api::{DeleteParams, PostParams},
 };
 use serde_json::{Value, json};
-use tokio::task::JoinSet;
+use tokio::time::timeout;
 
 use super::{DEADLINE, Mesh, opted_in, put_over};
 
-/// Records the lowest number of available replicas from now on, until the task is dropped.
-fn fewest(workload: &Workload) -> (Arc<AtomicI64>, JoinSet<()>) {
-    let (fewest, mut task) = (Arc::new(AtomicI64::new(i64::MAX)), JoinSet::new());
-    let (seen, workload) = (fewest.clone(), workload.clone());
-    task.spawn(async move {
-        loop {
-            if let Ok(object) = workload.object().await {
-                let available = object.data.pointer("/status/availableReplicas").and_then(Value::as_i64);
-                seen.fetch_min(available.unwrap_or_default(), Ordering::SeqCst);
-            }
-            tokio::time::sleep(std::time::Duration::from_millis(20)).await;
-        }
-    });
-    (fewest, task)
+/// Looks at the number of available replicas until `stop` is set. Returns the number of looks and the lowest number.
+async fn fewest(workload: &Workload, stop: &AtomicBool) -> Result<(usize, i64)> {
+    let (mut looks, mut fewest) = (0, i64::MAX);
+    while !stop.load(Ordering::SeqCst) {
+        let available = workload.object().await?.data.pointer("/status/availableReplicas").and_then(Value::as_i64);
+        fewest = fewest.min(available.unwrap_or_default());
+        looks += 1;
+        tokio::time::sleep(Duration::from_millis(20)).await;
+    }
+    Ok((looks, fewest))
 }
 
 async fn template(workload: &Workload) -> Result<Option<Value>> {
@@ -62,7 +61,11 @@ async fn pods_are_evicted_as_their_budgets_allow_and_no_template_is_changed() ->
     .await?;
     mesh.adopt(json!({"rollout": {"method": "Evict"}})).await?;
     let template = template(&web).await?;
-    let (fewest, _task) = fewest(&web);
+    let stop = Arc::new(AtomicBool::new(false));
+    let looking = tokio::spawn({
+        let (web, stop) = (web.clone(), stop.clone());
+        async move { fewest(&web, &stop).await }
+    });
     mesh.configure(1).await?;
     let status = mesh.rollout_is("False/BlockedByPDB").await?;
     let marker = status["injectionHash"].as_str().context("no hash")?;
@@ -70,7 +73,10 @@ async fn pods_are_evicted_as_their_budgets_allow_and_no_template_is_changed() ->
     // Only an eviction can update a workload with the strategy OnDelete.
     store.has(2, marker).await?;
     assert!(guarded.is_marked(marker).await.is_err());
-    ensure!(fewest.load(Ordering::SeqCst) >= 2, "down to {} of 3", fewest.load(Ordering::SeqCst));
+    stop.store(true, Ordering::SeqCst);
+    let (looks, fewest) = timeout(DEADLINE, looking).await.context("the looks did not end")???;
+    // Each of the three Pods was replaced and then not available for a second.
+    ensure!(looks >= 3 && fewest == 2, "down to {fewest} of 3, in {looks} looks");
     assert_eq!(mesh.restarts.all()?.len(), 0);
 
     budgets.delete("guarded", &DeleteParams::default()).await?;
