@@ -19,6 +19,8 @@ IMAGE_TAR := dist/linkerd-operator-image.tar
 NAMESPACE := linkerd-operator-system
 LINKERD := linkerd
 OVERLAY := dist/overlay
+# The path from the overlay to this directory.
+OVERLAY_BASE := ../..
 WAIT ?= 120s
 KIND_CLUSTER ?= linkerd-operator
 CERT_MANAGER ?= v1.18.2
@@ -248,7 +250,7 @@ build-installer: overlay ## Write all objects that `make deploy` applies to one 
 .PHONY: overlay
 overlay:
 	@mkdir -p $(OVERLAY)
-	@printf '%s\n' 'resources: [../../config/default]' 'patches:' '  - target: {kind: Deployment, name: linkerd-operator}' \
+	@printf '%s\n' 'resources: [$(OVERLAY_BASE)/config/default]' 'patches:' '  - target: {kind: Deployment, name: linkerd-operator}' \
 		'    patch: |-' '      - {op: replace, path: /spec/template/spec/containers/0/image, value: "$(IMAGE)"}' \
 		> $(OVERLAY)/kustomization.yaml
 

@@ -3,7 +3,10 @@
 //! * In: a folder with a `kustomization.yaml`. Out: its objects, applied or returned.
 //! * Always: tests use the output of kustomize, not the files of the folder.
 
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::{
+    path::Path,
+    sync::atomic::{AtomicUsize, Ordering},
+};
 
 use anyhow::{Context, Result};
 use serde::Deserialize;
@@ -29,23 +32,23 @@ static APPLIED: AtomicUsize = AtomicUsize::new(0);
 impl ControlPlane {
     /// The output of kustomize for a folder of the repository.
     pub async fn shipped(&self, folder: &str) -> Result<Vec<Value>> {
-        let text = self.kubectl(&["kustomize", &in_repository(folder)]).await?;
-        let documents = serde_yaml::Deserializer::from_str(&text).map(Value::deserialize);
-        documents.collect::<Result<_, _>>().with_context(|| format!("kustomize printed invalid YAML for {folder}"))
+        self.kustomize(&in_repository(folder)).await
     }
 
-    /// The output of kustomize for an overlay of a folder of the repository, which `lines` changes.
+    /// The output of kustomize for an overlay of a folder of the repository, which `lines` changes. Paths in `lines` begin
+    /// with `../..`, the repository.
     pub async fn shipped_with(&self, folder: &str, lines: &str) -> Result<Vec<Value>> {
-        let number = APPLIED.fetch_add(1, Ordering::Relaxed);
-        // Paths in a kustomization are relative.
-        let overlay = format!("dist/test-overlay-{}-{number}", std::process::id());
-        let directory = in_repository(&overlay);
-        tokio::fs::create_dir_all(&directory).await?;
-        let text = format!("resources: [../../{folder}]\n{lines}\n");
-        tokio::fs::write(format!("{directory}/kustomization.yaml"), text).await?;
-        let objects = self.shipped(&overlay).await;
-        tokio::fs::remove_dir_all(&directory).await?;
-        objects
+        let overlay = tempfile::Builder::new().prefix("overlay-").tempdir_in(self.directory())?;
+        let repository = path_to_repository(overlay.path())?;
+        let text = format!("resources: [../../{folder}]\n{lines}\n").replace("../..", &repository);
+        tokio::fs::write(overlay.path().join("kustomization.yaml"), text).await?;
+        self.kustomize(&overlay.path().display().to_string()).await
+    }
+
+    async fn kustomize(&self, folder: &str) -> Result<Vec<Value>> {
+        let text = self.kubectl(&["kustomize", folder]).await?;
+        let documents = serde_yaml::Deserializer::from_str(&text).map(Value::deserialize);
+        documents.collect::<Result<_, _>>().with_context(|| format!("kustomize printed invalid YAML for {folder}"))
     }
 
     /// Applies a folder of the repository.
@@ -108,6 +111,14 @@ pub fn policies_for(namespace: &str, policies: Vec<Value>) -> Result<Vec<Value>>
 /// Returns whether the object has this name.
 pub fn is_named(object: &Value, name: &str) -> bool {
     object.pointer("/metadata/name").is_some_and(|it| it == name)
+}
+
+/// The relative path from a directory to the repository, because a kustomization has no absolute paths.
+pub fn path_to_repository(directory: &Path) -> Result<String> {
+    let real = |path: &Path| path.canonicalize().with_context(|| format!("resolving {}", path.display()));
+    let (directory, repository) = (real(directory)?, real(Path::new(&in_repository("")))?);
+    let up = "../".repeat(directory.components().count().saturating_sub(1));
+    Ok(format!("{up}{}", repository.strip_prefix("/")?.display()))
 }
 
 fn in_repository(folder: &str) -> String {

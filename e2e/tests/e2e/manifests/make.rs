@@ -3,7 +3,7 @@
 use std::{collections::BTreeMap, path::PathBuf, process::Stdio, time::Duration};
 
 use anyhow::{Context, Result, ensure};
-use e2e::{ControlPlane, Options, eventually, mesh::SOON};
+use e2e::{ControlPlane, Options, eventually, mesh::SOON, shipped::path_to_repository};
 use serde_json::{Value, json};
 use tokio::{process::Command, time::timeout};
 
@@ -13,8 +13,6 @@ const RESTORING: &str = "restoring";
 
 struct Cluster {
     control_plane: ControlPlane,
-    /// The folder into which make writes the deployed kustomization; each test has a separate one.
-    overlay: &'static str,
 }
 
 impl Cluster {
@@ -24,7 +22,7 @@ impl Cluster {
         for node in ["node-a", "node-b"] {
             control_plane.add_node(node, node).await?;
         }
-        Ok(Self { control_plane, overlay: "dist/test-deploy" })
+        Ok(Self { control_plane })
     }
 
     /// Runs make. Returns whether it succeeded, and its output.
@@ -32,7 +30,11 @@ impl Cluster {
         let mut command = Command::new("make");
         command.current_dir(PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("..")).args(args);
         command.arg(format!("KUBECTL={}", self.control_plane.kubectl_path()?.display()));
-        command.arg(format!("OVERLAY={}", self.overlay));
+        // The deployed kustomization must not be in the checkout, which other runs may use.
+        let overlay = self.control_plane.directory().join("overlay");
+        tokio::fs::create_dir_all(&overlay).await?;
+        command.arg(format!("OVERLAY={}", overlay.display()));
+        command.arg(format!("OVERLAY_BASE={}", path_to_repository(&overlay)?));
         // If make runs the tests, its variables must not apply to this run.
         for variable in ["MAKEFLAGS", "MFLAGS", "MAKELEVEL", "MAKEOVERRIDES"] {
             command.env_remove(variable);
@@ -195,7 +197,7 @@ async fn deploy_and_undeploy_do_not_change_linkerd() -> Result<()> {
 #[tokio::test(flavor = "multi_thread")]
 async fn targets_name_a_missing_prerequisite() -> Result<()> {
     let control_plane = ControlPlane::start(Options::default()).await?;
-    let cluster = Cluster { control_plane, overlay: "dist/test-missing" };
+    let cluster = Cluster { control_plane };
     let (success, output) = cluster.make(&["deploy", "WAIT=1s", "IMAGE=example.com/operator:1"]).await?;
     ensure!(!success && output.contains("Does the cluster have the image example.com/operator:1?"), "{output}");
     let nowhere = "CERT_MANAGER_URL=http://127.0.0.1:9/cert-manager.yaml";
