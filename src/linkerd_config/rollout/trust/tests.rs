@@ -305,7 +305,7 @@ fn any_step() -> impl Strategy<Value = Step> {
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig { cases: 256, failure_persistence: None, ..ProptestConfig::default() })]
+    #![proptest_config(ProptestConfig { cases: 256, ..ProptestConfig::default() })]
 
     /// No sequence of changes of the bundle lets the operator restart a Pod with a bundle that has none of the anchors
     /// of another live Pod, unless a user approved this bundle.
