@@ -164,6 +164,9 @@ async fn a_private_key_in_the_document_is_never_shown_either() -> Result<()> {
     assert_eq!(installation.bases().await?, [HELM]);
     let output = installation.all_output("mesh", &manager).await?;
     assert!(!output.contains(KEY_BYTES), "{output}");
+    // Without the key, the declared document is written again.
+    installation.rewrite("helm", HELM).await?;
+    installation.document_is(&installation.helm_with(json!({"proxy": {"accessLog": "json"}})).await?).await?;
     Ok(())
 }
 
@@ -231,6 +234,9 @@ async fn an_upgrade_that_conflicts_with_the_overlay_is_not_changed() -> Result<(
         Ok(())
     })
     .await?;
+    // The controller still works: with the previous document, the declared one is valid again.
+    installation.rewrite("helm", &rooted).await?;
+    installation.reaches("mesh", &WELL).await?;
     drop(manager);
     Ok(())
 }

@@ -159,6 +159,9 @@ async fn a_deleted_resource_with_another_finalizer_is_not_reconciled_again() -> 
     let free = json!({"metadata": {"finalizers": null}});
     installation.configs.patch(&installation.full("mesh"), &params, &patch(free)).await?;
     installation.is_deleted("mesh").await?;
+    // The controller still works.
+    installation.declare("next", json!({"proxy": {"logFormat": "json"}})).await?;
+    installation.document_is(&installation.helm_with(json!({"proxy": {"logFormat": "json"}})).await?).await?;
     drop(manager);
     Ok(())
 }

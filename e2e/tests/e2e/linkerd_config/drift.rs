@@ -230,7 +230,7 @@ async fn a_server_side_apply_by_another_manager_is_reverted() -> Result<()> {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn edits_of_other_keys_labels_and_annotations_are_kept() -> Result<()> {
-    let (installation, manager, _) = with_access_log(json!({})).await?;
+    let (installation, manager, declared) = with_access_log(json!({})).await?;
     let writes = installation.writes("/configmaps/");
     let patch = json!({"metadata": {"labels": {"a": "b"}, "annotations": {"c": "d"}}, "data": {"other": "x"}});
     let edited = installation.patch_map("kubectl-edit", patch).await?;
@@ -242,6 +242,11 @@ async fn edits_of_other_keys_labels_and_annotations_are_kept() -> Result<()> {
     assert_eq!(installation.writes("/configmaps/"), writes);
     assert_eq!(installation.event_count("mesh", "DriftDetected").await?, 0);
     installation.reaches("mesh", &WELL).await?;
+    // The next edit is reverted, so the controller still works.
+    installation.edit("kubectl-edit", json!({"proxy": {"accessLog": ""}})).await?;
+    installation.document_is(&declared).await?;
+    let map = installation.map().await?;
+    assert_eq!(map.data.unwrap_or_default().get("other").map(String::as_str), Some("x"));
     drop(manager);
     Ok(())
 }

@@ -240,6 +240,9 @@ async fn a_text_with_the_same_values_is_not_rewritten() -> Result<()> {
     assert_eq!(installation.writes(&format!("/configmaps/{CONFIG_MAP}")).len(), 1);
     assert_eq!(installation.event_count("mesh", "DriftDetected").await?, 0);
     assert_eq!(installation.bases().await?.len(), 1);
+    // An edit of a value is reverted, so the controller still works.
+    installation.edit("kubectl-edit", json!({"proxy": {"accessLog": ""}})).await?;
+    installation.document_is(&expected).await?;
     drop(manager);
     Ok(())
 }

@@ -65,6 +65,14 @@ async fn changes_of_metadata_cause_no_reconcile() -> Result<()> {
         ensure!(now == before, "{before} reconciles, then {now}");
         Ok(())
     })
+    .await?;
+    // The controller still watches: it reads annotations with this prefix.
+    let touched = json!({"metadata": {"annotations": {"config.linkerd.io/touched": "last"}}});
+    installation.patch_map("kubectl-annotate", touched).await?;
+    eventually(SOON, "a reconcile", async || {
+        ensure!(reconciles(&manager).await > before, "no reconcile yet");
+        Ok(())
+    })
     .await
 }
 

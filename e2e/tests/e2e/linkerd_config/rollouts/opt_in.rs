@@ -113,5 +113,9 @@ async fn with_opt_in_all_every_workload_that_does_not_opt_out_is_restarted() -> 
     mesh.label_namespace(&app, "config.linkerd.io/reconcile", "disabled").await?;
     mesh.configure_with(3, json!({"workloadSelector": null, "namespaceSelector": null})).await?;
     mesh.rollout_is("True/NothingSelected").await?;
-    mesh.no_more_than(0).await
+    mesh.no_more_than(0).await?;
+    mesh.patch_namespace(&app, json!({"metadata": {"labels": {"config.linkerd.io/reconcile": null}}})).await?;
+    mesh.is_complete().await?;
+    assert_eq!(mesh.restarted()?, names(["front", "plain"]));
+    Ok(())
 }

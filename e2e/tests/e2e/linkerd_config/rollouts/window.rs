@@ -45,5 +45,9 @@ async fn a_restart_that_has_begun_is_finished_when_the_window_closes() -> Result
     let status = mesh.rollout_is("False/OutsideWindow").await?;
     first.gets(1, status["injectionHash"].as_str().context("no hash")?).await?;
     mesh.shows(json!({"summary": "1/2", "workloads": {"updated": 1, "pending": 1}})).await?;
-    mesh.no_more_than(1).await
+    mesh.no_more_than(1).await?;
+    mesh.change(json!({"rollout": {"window": null}})).await?;
+    mesh.is_complete().await?;
+    assert_eq!(mesh.counts(two.each_ref())?, [1, 1]);
+    Ok(())
 }
