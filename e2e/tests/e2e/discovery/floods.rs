@@ -27,8 +27,9 @@ use super::crowd::{Crowd, shows};
 const WINDOW: u32 = 65_535;
 /// Maximum memory above the manager's usage before the flood. An unbounded flood exceeds it within a second.
 const MEMORY: u64 = 48 * 1024 * 1024;
-/// Maximum time for a change to reach another client, even while all other tests run.
-const LATE: Duration = Duration::from_secs(2);
+/// Maximum time for a change to reach another client. A change that waits for the end of the flood takes longer. Not less,
+/// because all other tests run on the same cores.
+const LATE: Duration = Duration::from_secs(10);
 const CHANGES: u32 = 10;
 /// Bytes after which a flood is long enough to show unbounded memory.
 const FLOOD_BYTES: u64 = 4 * 1024 * 1024;
@@ -144,6 +145,7 @@ async fn flooded(
     let mut attack = Attack::begin(crowd, flood, never_reads);
     let begin = Instant::now();
     let mut longest = propagate_changes(crowd, stream).await?;
+    attack.still_running()?;
     while !attack.tally().is_long_enough() {
         longest = longest.max(propagate_change(crowd, stream).await?);
         attack.still_running()?;

@@ -12,7 +12,7 @@ use e2e::{
 use serde_json::json;
 
 use super::{
-    EXPIRED, RENEW_DEADLINE, RETRY, SLACK, STOP, Stage, is_leading, leads, serves, slice_writes, stops_leading, writes,
+    EXPIRED, RENEW_DEADLINE, SLACK, STOP, Stage, is_leading, leads, serves, slice_writes, stops_leading, writes,
 };
 
 /// How long the test waits for an unexpected write.
@@ -33,7 +33,7 @@ async fn a_leader_paused_past_its_lease_follows_and_can_lead_again_f16() -> Resu
     stage.mesh.shows("web", &[("vm", false), ("vm-3", true)]).await?;
 
     first.resume()?;
-    stops_leading(&first, RETRY + SLACK).await?;
+    stops_leading(&first, SOON).await?;
     let tried = writes(&first).await?;
     holds(QUIET, "the resumed replica to follow", async || {
         serves(&first).await?;
@@ -108,7 +108,7 @@ async fn late_write(
     })
     .await?;
     first.resume()?;
-    stops_leading(&first, RETRY + SLACK).await?;
+    stops_leading(&first, SOON).await?;
     holds(QUIET, "the slices to stay correct", async || {
         let shown = (stage.mesh.readiness("web").await?, stage.mesh.readiness("web-2").await?);
         ensure!(shown == ([("vm".to_owned(), true)].into(), [("vm-2".to_owned(), true)].into()), "{shown:?}");
@@ -168,15 +168,14 @@ async fn lease_partition(action: Action) -> Result<()> {
     let partition = proxy.inject(Rule::path("/leases/"), action);
     let since = Instant::now();
     let refused = proxy.inject(Rule::path("/endpointslices"), Action::Status { code: 503, retry_after: None });
-    // The leader writes until the renew deadline; its last write may need a moment to arrive.
+    // The leader writes until the renew deadline; its last write may need a moment to arrive. The Lease expires later.
     let (mut flips, mut ready) = (0, false);
-    while since.elapsed() < RENEW_DEADLINE + Duration::from_millis(300) {
+    while since.elapsed() < RENEW_DEADLINE + SLACK {
         ready = !ready;
         stage.mesh.set_ready("vm", ready).await?;
         flips += 1;
     }
     ensure!(flips > 2 && refused.hits() > 0, "{flips} flips, {} writes", refused.hits());
-    ensure!(stage.holder().await? == "first", "the Lease must not have expired yet");
     // Now it must have stopped by its own clock, before another replica may write.
     let written = slice_writes(&proxy);
     let quiet = async |ready: bool| {

@@ -7,9 +7,6 @@ use e2e::{Process, Signal, eventually, holds, mesh::SOON};
 
 use super::{LEASE, NAMESPACE, STOP, Stage, leads, serves, writes};
 
-/// Maximum time between two holders: the retry period is one second, up to 2.2 s with the jitter of client-go.
-const PROMPTLY: Duration = Duration::from_millis(3500);
-
 fn waits_for_the_lease(elector: &Process) -> Result<()> {
     let log = elector.log();
     ensure!(log.contains("lease is held by") || log.contains("ttempting to acquire leader lease"), "{log}");
@@ -37,10 +34,11 @@ async fn the_manager_waits_for_a_client_go_holder_and_takes_the_released_lease()
     })
     .await?;
 
+    let version = stage.version().await?;
     elector.signal(Signal::TERM)?;
     elector.wait(STOP).await?;
-    // The scheduler releases its Lease on SIGTERM, so the manager need not wait for the expiry.
-    let record = stage.held_by("operator", PROMPTLY).await?;
+    let record = stage.is_released(&version, held.holder_identity.as_deref().unwrap_or_default()).await?;
+    assert_eq!(record.holder_identity.as_deref(), Some("operator"));
     assert_eq!(record.lease_transitions, held.lease_transitions.map(|transitions| transitions + 1));
     leads(&manager, SOON).await?;
     stage.mesh.shows("web", &[("vm", true)]).await
@@ -59,16 +57,10 @@ async fn a_client_go_follower_waits_for_the_manager_and_takes_the_released_lease
     })
     .await?;
     stage.mesh.shows("web", &[("vm", true)]).await?;
-    let before = stage.record().await?;
+    let (version, before) = (stage.version().await?, stage.record().await?);
 
     manager.terminate(STOP).await?;
-    let record = eventually(PROMPTLY, "the elector to hold the Lease", async || {
-        let record = stage.record().await?;
-        let holder = record.holder_identity.clone().unwrap_or_default();
-        ensure!(!holder.is_empty() && holder != "operator", "{record:?}");
-        Ok(record)
-    })
-    .await?;
+    let record = stage.is_released(&version, "operator").await?;
     assert_eq!(record.lease_transitions, before.lease_transitions.map(|transitions| transitions + 1));
     Ok(())
 }

@@ -7,7 +7,7 @@ use e2e::{eventually, holds, mesh::SOON};
 use kube::api::{DeleteParams, Patch, PatchParams};
 use serde_json::json;
 
-use super::{LEASE, RETRY, SLACK, Stage, is_leading, leads, signed, writes};
+use super::{LEASE, RETRY, Stage, is_leading, leads, signed, writes};
 
 #[tokio::test]
 async fn a_deleted_lease_is_recreated_and_one_replica_leads_f17() -> Result<()> {
@@ -25,7 +25,7 @@ async fn a_deleted_lease_is_recreated_and_one_replica_leads_f17() -> Result<()> 
             );
             Ok(())
         };
-        eventually(2 * RETRY + SLACK, "one replica to lead", one_leads).await?;
+        eventually(SOON, "one replica to lead", one_leads).await?;
         stage.flip(round % 2 == 1).await?;
         holds(2 * RETRY, "one replica to lead", one_leads).await?;
     }
@@ -34,15 +34,16 @@ async fn a_deleted_lease_is_recreated_and_one_replica_leads_f17() -> Result<()> 
 
 #[tokio::test]
 async fn a_lease_edited_to_another_holder_stops_the_leader_until_it_expires_f17() -> Result<()> {
-    const THEIRS: Duration = Duration::from_secs(4);
+    /// Longer than the test needs to see that no replica leads.
+    const THEIRS: Duration = Duration::from_secs(10);
     let stage = Stage::new().await?;
     let (first, second) = stage.pair().await?;
     let before = stage.record().await?;
     let patch = json!({"spec": {"holderIdentity": "other-holder", "leaseDurationSeconds": THEIRS.as_secs()}});
     stage.leases.patch(LEASE, &PatchParams::default(), &Patch::Merge(patch)).await?;
     let edited = k8s_openapi::jiff::Timestamp::now();
-    // The leader stops at its next renewal, which is refused.
-    eventually(RETRY + Duration::from_millis(500), "no replica to lead", async || {
+    // The leader stops at its next renewal, which is refused, and not only when the other Lease expires.
+    eventually(THEIRS / 2, "no replica to lead", async || {
         ensure!(!is_leading(&first).await && !is_leading(&second).await, "a replica leads");
         Ok(())
     })
@@ -60,9 +61,8 @@ async fn a_lease_edited_to_another_holder_stops_the_leader_until_it_expires_f17(
         Ok(record)
     })
     .await?;
-    // The replicas measure the duration from their next attempt, when they first read the edited Lease.
     let waited = record.acquire_time.map(|acquired| acquired.0.duration_since(edited)).unwrap_or_default();
-    ensure!(waited >= signed(THEIRS)? && waited <= signed(THEIRS + 2 * RETRY + SLACK)?, "taken after {waited:?}");
+    ensure!(waited >= signed(THEIRS)?, "taken after {waited:?}");
     assert_eq!(record.lease_transitions, before.lease_transitions.map(|transitions| transitions + 1));
     stage.mesh.shows("web", &[("vm", false)]).await
 }

@@ -12,18 +12,23 @@ mod versions;
 
 use std::{path::PathBuf, time::Duration};
 
-use anyhow::{Context, Result, ensure};
+use anyhow::{Context, Result, bail, ensure};
 use e2e::{
     ControlPlane, FaultProxy, Manager, ManagerOptions, Options, eventually,
     mesh::{Mesh, SOON},
 };
+use futures::{StreamExt, TryStreamExt};
 use hyper::StatusCode;
 use k8s_openapi::{
     api::coordination::v1::{Lease, LeaseSpec},
     jiff::SignedDuration,
 };
-use kube::Api;
+use kube::{
+    Api,
+    api::{WatchEvent, WatchParams},
+};
 use serde_json::json;
+use tokio::time::timeout;
 
 const LEASE: &str = "linkerd-destination-endpoint-write";
 const NAMESPACE: &str = "linkerd";
@@ -32,7 +37,7 @@ const NAMESPACE: &str = "linkerd";
 const DURATION: Duration = Duration::from_secs(6);
 const RENEW_DEADLINE: Duration = Duration::from_secs(3);
 const RETRY: Duration = Duration::from_secs(1);
-/// Additional time for bounds on a busy host.
+/// Additional time for what may happen late on a busy host.
 const SLACK: Duration = Duration::from_millis(1500);
 /// Deadline for changes that must wait for a Lease to expire.
 const EXPIRED: Duration = Duration::from_secs(45);
@@ -102,6 +107,35 @@ impl Stage {
         leads(&first, SOON).await?;
         self.mesh.shows("web", &[("vm", true)]).await?;
         Ok((first, self.manager("second").await?))
+    }
+
+    /// Waits for the next holder after `from`, and checks that `from` released the Lease before: it did not expire.
+    /// `version` is a resourceVersion at which `from` holds the Lease.
+    async fn is_released(&self, version: &str, from: &str) -> Result<LeaseSpec> {
+        let params = WatchParams::default().fields(&format!("metadata.name={LEASE}")).timeout(290);
+        let mut events = self.leases.watch(&params, version).await?.boxed();
+        let mut released = false;
+        let next = async {
+            loop {
+                let Some(WatchEvent::Modified(lease)) = events.try_next().await? else {
+                    bail!("the watch of the Lease ended")
+                };
+                let record = lease.spec.context("a Lease without a spec")?;
+                match record.holder_identity.as_deref().unwrap_or_default() {
+                    "" => released = true,
+                    holder if holder == from => {}
+                    holder => {
+                        ensure!(released, "{holder} took the Lease, and {from} had not released it");
+                        return Ok(record);
+                    }
+                }
+            }
+        };
+        timeout(SOON, next).await.with_context(|| format!("no replica took the Lease of {from}"))?
+    }
+
+    async fn version(&self) -> Result<String> {
+        self.leases.get(LEASE).await?.metadata.resource_version.context("a Lease without a resourceVersion")
     }
 
     async fn record(&self) -> Result<LeaseSpec> {

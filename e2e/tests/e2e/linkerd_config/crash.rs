@@ -6,7 +6,7 @@ use e2e::{Action, FaultProxy, Rule, eventually, holds, mesh::SOON};
 use kube::ResourceExt;
 use serde_json::{Value, json};
 
-use super::{CONFIG_MAP, HELM, Installation, QUIET, WELL};
+use super::{CONFIG_MAP, HELM, Installation, LONG_LEASE, QUIET, WELL};
 
 /// The operation during which the manager is killed.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -166,7 +166,7 @@ async fn a_write_that_outlives_its_manager_does_not_undo_the_work_of_the_next_on
 #[tokio::test(flavor = "multi_thread")]
 async fn a_follower_writes_nothing_until_it_leads() -> Result<()> {
     let installation = Installation::new().await?;
-    let mut first = installation.manager().await?;
+    let mut first = installation.manager_with(&[LONG_LEASE]).await?;
     installation.declare("mesh", json!({"proxy": {"accessLog": "json"}})).await?;
     installation.reaches("mesh", &WELL).await?;
     let second_proxy = FaultProxy::start(&installation.control_plane).await?;

@@ -72,6 +72,8 @@ const WELL: [&str; 4] = [
 ];
 /// How long tests wait for a write that must not happen.
 const QUIET: Duration = Duration::from_secs(1);
+/// A Lease that does not expire during a test: another replica can only lead after its release.
+const LONG_LEASE: &str = "--leader-election-lease-duration=600s";
 /// Longer than any backoff that a test reaches.
 const BACKED_OFF: Duration = Duration::from_secs(70);
 

@@ -4,7 +4,7 @@ use anyhow::{Context, Result, ensure};
 use e2e::{Action, FaultProxy, Rule, eventually, mesh::SOON};
 use serde_json::json;
 
-use super::{DEADLINE, Mesh};
+use super::{super::LONG_LEASE, COMPLETE, DEADLINE, Mesh};
 
 /// The outcome of the patch in flight when the manager is killed.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -86,7 +86,9 @@ async fn a_rollout_that_is_handed_over_is_finished_by_the_next_manager() -> Resu
         mesh.deployment_with("b", 1, slow.clone()).await?,
         mesh.deployment_with("c", 1, slow).await?,
     ];
-    mesh.adopt(json!({})).await?;
+    mesh.manager = Some(mesh.installation.manager_with(&[LONG_LEASE]).await?);
+    mesh.declare(json!({})).await?;
+    mesh.rollout_is(COMPLETE).await?;
     let second_proxy = FaultProxy::start(&mesh.installation.control_plane).await?;
     let mut second = mesh.installation.start_manager("second", &second_proxy, &[])?;
     second.ready(SOON).await?;
