@@ -114,6 +114,8 @@ pub enum Invalid {
     ResponseCondition(String, InvalidMatch),
     #[error("the ttl of its retryBudget is not a duration: {0:?}")]
     Ttl(String),
+    #[error("the retryRatio of its retryBudget is too large")]
+    RetryRatio,
     #[error("a null override")]
     NullOverride,
     #[error("the weight of override {0:?} is not a quantity")]
@@ -240,8 +242,13 @@ fn response_class(class: Option<api::ResponseClassSpec>, route: &str) -> Result<
 fn retry_budget(spec: api::RetryBudgetSpec) -> Result<RetryBudget, Invalid> {
     let ttl = spec.ttl.unwrap_or_default();
     let Some(nanoseconds) = go_duration::parse(&ttl) else { return Err(Invalid::Ttl(ttl)) };
+    let retry_ratio = spec.retry_ratio.unwrap_or_default();
+    // A JSON number that is too large for the wire becomes infinite.
+    if !retry_ratio.is_finite() {
+        return Err(Invalid::RetryRatio);
+    }
     Ok(RetryBudget {
-        retry_ratio: spec.retry_ratio.unwrap_or_default(),
+        retry_ratio,
         min_retries_per_second: spec.min_retries_per_second.unwrap_or_default(),
         ttl: Nanoseconds::new(nanoseconds),
     })

@@ -14,7 +14,8 @@ pub(super) fn weight(quantity: &Value) -> Option<u32> {
     let quantity: Quantity = match quantity {
         Value::Null => return Some(0),
         Value::Number(number) => number.to_string().parse().ok()?,
-        Value::String(text) => text.parse().ok()?,
+        // Go's decoder accepts blanks around it.
+        Value::String(text) => text.trim().parse().ok()?,
         _ => return None,
     };
     let weight = quantity.milli_value().saturating_mul(OF_A_THOUSANDTH).max(0);
@@ -63,6 +64,7 @@ mod tests {
             (json!("1e300"), u32::MAX),
             (json!("99999999999999999999999999999999999999999999999999"), u32::MAX),
             (json!(-1), 0),
+            (json!(" 1 "), 10_000),
         ] {
             assert_eq!(weight(&quantity), Some(expected), "{quantity}");
         }
@@ -71,7 +73,7 @@ mod tests {
             json!("-"),
             json!("."),
             json!("x"),
-            json!("1 "),
+            json!("1 k"),
             json!("1x"),
             json!("1KI"),
             json!("1ki"),
