@@ -1,5 +1,6 @@
 //! The end-to-end tests, one module per topic. They are one binary, so that they share one control plane.
 
+mod cases;
 mod cli;
 mod crd;
 mod discovery;

@@ -1,0 +1,51 @@
+//! The table of cases over the wire: all objects on one API server, and a manager for each set of flags.
+
+use std::collections::BTreeMap;
+
+use anyhow::{Result, ensure};
+use e2e::{
+    ControlPlane, Manager, ManagerOptions, Options,
+    cases::{Case, cases_side_by_side, write},
+    discovery::Discovery,
+    mesh::SOON,
+};
+use futures::{StreamExt, TryStreamExt, stream};
+
+/// The number of concurrent requests.
+const REQUESTS: usize = 64;
+
+/// A manager that is ready has read all objects, so the first answer to each request is final.
+#[tokio::test]
+async fn the_server_gives_the_expected_answer_to_every_case_over_the_wire() -> Result<()> {
+    let cases = cases_side_by_side()?;
+    let cases: Vec<Case> = cases.into_iter().filter(|case| case.in_process_only.is_none()).collect();
+    let control_plane = ControlPlane::start(Options::default()).await?;
+    control_plane.kubectl(&["create", "namespace", "linkerd"]).await?;
+    control_plane.install_crds("crd/linkerd").await?;
+    write(&control_plane.client().await?, &cases).await?;
+
+    let mut by_flags: BTreeMap<&[String], Vec<&Case>> = BTreeMap::new();
+    for case in &cases {
+        by_flags.entry(&case.flags).or_default().push(case);
+    }
+    let mut failed = Vec::new();
+    for (flags, cases) in by_flags {
+        let only_discovery = ["--enable-external-workload=false", "--enable-linkerd-config=false"].map(str::to_owned);
+        let args = [&only_discovery, flags].concat();
+        let mut manager = Manager::start(&control_plane, ManagerOptions { args, ..ManagerOptions::default() })?;
+        manager.ready(SOON).await?;
+        let discovery = manager.discovery().await?;
+        let checks = cases.into_iter().map(|case| check(&discovery, case));
+        let differences: Vec<Option<String>> = stream::iter(checks).buffered(REQUESTS).try_collect().await?;
+        failed.extend(differences.into_iter().flatten());
+    }
+    ensure!(failed.is_empty(), "{} of {} cases:\n{}", failed.len(), cases.len(), failed.join("\n"));
+    Ok(())
+}
+
+/// Describes how the answer differs; `None` if it does not.
+async fn check(discovery: &Discovery, case: &Case) -> Result<Option<String>> {
+    let difference = case.expected.difference(&case.answer_of(discovery).await?);
+    let request = &case.request;
+    Ok(difference.map(|difference| format!("{}\n  {} {:?}\n  {difference}", case.name, request.path, request.token)))
+}
