@@ -7,40 +7,11 @@ use serde_json::{Value, json};
 
 use super::{
     QUIET, Rig, Settings, add,
-    objects::{
-        Object, address, but, external_name, meshed, of_pod, of_workload, pod, service, slice, slice_v6, target,
-        workload,
-    },
+    objects::{Object, address, but, external_name, meshed, of_pod, of_workload, pod, service, slice, workload},
     received, remove,
 };
 
 const EMPTY: Message = Message::NoEndpoints { exists: true };
-
-#[tokio::test]
-async fn a_service_of_any_type_is_served_from_its_slices() -> Result<()> {
-    let rig = Rig::start("kinds").await?;
-    let kinds = [
-        ("cluster-ip", json!({})),
-        ("node-port", json!({"type": "NodePort"})),
-        ("load-balancer", json!({"type": "LoadBalancer"})),
-        ("headless", json!({"clusterIP": "None"})),
-        ("publishing", json!({"clusterIP": "None", "publishNotReadyAddresses": true})),
-        ("portless", json!({"clusterIP": "None", "ports": null})),
-    ];
-    rig.put_all([meshed("web-1"), pod("web-2")]).await?;
-    for (name, spec) in kinds {
-        let endpoints = [of_pod("192.0.2.1", "web-1"), of_pod("192.0.2.2", "web-2"), address("192.0.2.3")];
-        rig.put_all([service(name).with(json!({ "spec": spec })), slice(name, name, &endpoints)]).await?;
-        let port = if name == "portless" { 8989 } else { 80 };
-        let number = if name == "portless" { 8989 } else { 8080 };
-        let all = [1, 2, 3].map(|host| format!("192.0.2.{host}:{number}"));
-        let all = all.each_ref().map(String::as_str);
-        let authority = format!("{name}:{port}");
-        rig.shows(&authority, &all).await?;
-        rig.begins_with(&authority, "", &all).await?;
-    }
-    Ok(())
-}
 
 #[tokio::test]
 async fn a_service_without_endpoints_is_first_reported_as_empty_and_later_emptied_by_remove() -> Result<()> {
@@ -73,29 +44,10 @@ async fn with_strict_parity_no_message_is_sent_before_the_first_endpoint() -> Re
 }
 
 #[tokio::test]
-async fn only_endpoints_that_are_not_ready_are_left_out() -> Result<()> {
+async fn an_endpoint_of_any_kind_that_becomes_unready_is_removed_until_it_is_ready() -> Result<()> {
     let rig = Rig::start("ready").await?;
-    rig.put_all([service("web"), pod("web-1"), workload("vm")]).await?;
+    rig.put_all([pod("web-1"), workload("vm")]).await?;
     let with = |endpoint: Value, conditions: Value| but(endpoint, json!({ "conditions": conditions }));
-    let succeeded = json!({"status": {"phase": "Succeeded"}});
-    let statuses = rig.api("Pod");
-    let patch = kube::api::Patch::Merge(&succeeded);
-    statuses.patch_status("web-1", &kube::api::PatchParams::default(), &patch).await?;
-    let endpoints = [
-        with(address("192.0.2.1"), json!({"ready": true})),
-        with(address("192.0.2.2"), json!({"ready": false})),
-        with(address("192.0.2.3"), json!({"ready": null})),
-        with(address("192.0.2.4"), json!(null)),
-        with(address("192.0.2.5"), json!({"ready": false, "serving": true, "terminating": true})),
-        with(address("192.0.2.6"), json!({"ready": true, "serving": false, "terminating": true})),
-        with(address("192.0.2.7"), json!({"serving": false})),
-        with(of_pod("192.0.2.8", "web-1"), json!({"ready": true})),
-        with(of_workload("192.0.2.9", "vm"), json!({"ready": false})),
-    ];
-    rig.put(slice("web", "web", &endpoints)).await?;
-    let shown = [1, 3, 4, 6, 7, 8].map(|host| format!("192.0.2.{host}:8080"));
-    let mut stream = rig.shows("web:80", &shown.each_ref().map(String::as_str)).await?;
-    // Endpoints of each kind of target become unready and then ready again.
     rig.put_all([
         service("flip"),
         slice("flip", "flip", &[address("192.0.2.1"), of_pod("192.0.2.8", "web-1"), of_workload("192.0.2.9", "vm")]),
@@ -110,69 +62,11 @@ async fn only_endpoints_that_are_not_ready_are_left_out() -> Result<()> {
     let back = [address("192.0.2.1"), of_pod("192.0.2.8", "web-1"), of_workload("192.0.2.9", "vm")];
     rig.set_endpoints("flip", &back).await?;
     assert_eq!(flip.next().await?, Some(add(&all[1..])?));
-    stream.is_quiet_for(QUIET).await
+    flip.is_quiet_for(QUIET).await
 }
 
 #[tokio::test]
-async fn a_target_must_exist_and_have_a_supported_kind() -> Result<()> {
-    let rig = Rig::start("targets").await?;
-    let elsewhere = Rig::start("elsewhere").await?;
-    elsewhere.put_all([pod("theirs"), workload("theirs")]).await?;
-    rig.put_all([service("web"), pod("web-1"), workload("vm")]).await?;
-    let of = |ip: &str, kind: &str, name: &str| target(ip, json!({"kind": kind, "name": name}));
-    let foreign =
-        |ip: &str, kind: &str| target(ip, json!({"kind": kind, "name": "theirs", "namespace": elsewhere.name()}));
-    let endpoints = [
-        of("192.0.2.1", "Pod", "web-1"),
-        of("192.0.2.2", "ExternalWorkload", "vm"),
-        address("192.0.2.3"),
-        of("192.0.2.11", "Pod", "missing"),
-        of("192.0.2.12", "ExternalWorkload", "missing"),
-        of("192.0.2.13", "Pod", "vm"),
-        of("192.0.2.14", "ExternalWorkload", "web-1"),
-        of("192.0.2.15", "Node", "node-a"),
-        of("192.0.2.16", "pod", "web-1"),
-        of("192.0.2.17", "VirtualMachine", "web-1"),
-        target("192.0.2.18", json!({"name": "web-1"})),
-        target("192.0.2.19", json!({"kind": "Pod"})),
-        target("192.0.2.20", json!({"namespace": null})),
-        foreign("192.0.2.21", "Pod"),
-        foreign("192.0.2.22", "ExternalWorkload"),
-        // The Pod `theirs` exists only in the other namespace.
-        of("192.0.2.23", "Pod", "theirs"),
-    ];
-    rig.put(slice("web", "web", &endpoints)).await?;
-    let mut stream = rig.shows("web:80", &["192.0.2.1:8080", "192.0.2.2:8080", "192.0.2.3:8080"]).await?;
-    stream.is_quiet_for(QUIET).await
-}
-
-#[tokio::test]
-async fn a_slice_belongs_to_the_service_that_its_label_names() -> Result<()> {
-    let rig = Rig::start("label").await?;
-    let elsewhere = Rig::start("label-elsewhere").await?;
-    let service_object = rig.create(service("web")).await?;
-    rig.put(service("other")).await?;
-    let owner = json!({"apiVersion": "v1", "kind": "Service", "name": "web", "uid": service_object.metadata.uid});
-    let mut unlabelled = slice("unlabelled", "web", &[address("192.0.2.9")]);
-    unlabelled.value["metadata"]["labels"] = json!({});
-    elsewhere.put_all([service("web"), slice("web", "web", &[address("192.0.2.8")])]).await?;
-    rig.put_all([
-        unlabelled.clone().with(json!({"metadata": {"name": "owned", "ownerReferences": [owner]}})),
-        unlabelled,
-        slice("other", "other", &[address("192.0.2.7")]),
-        slice("web-1", "web", &[address("192.0.2.1")]),
-        slice("web-2", "web", &[address("192.0.2.2")]).with(json!({"addressType": "IPv4"})),
-        slice("another-name", "web", &[address("192.0.2.3")]),
-    ])
-    .await?;
-    let mut stream = rig.shows("web:80", &["192.0.2.1:8080", "192.0.2.2:8080", "192.0.2.3:8080"]).await?;
-    stream.is_quiet_for(QUIET).await?;
-    rig.begins_with("other:80", "", &["192.0.2.7:8080"]).await?;
-    elsewhere.begins_with("web:80", "", &["192.0.2.8:8080"]).await
-}
-
-#[tokio::test]
-async fn every_address_of_an_endpoint_is_served() -> Result<()> {
+async fn one_of_several_addresses_of_an_endpoint_is_removed() -> Result<()> {
     let rig = Rig::start("addresses").await?;
     rig.put_all([service("web"), meshed("web-1"), workload("vm")]).await?;
     let many = |endpoint: Value, addresses: [&str; 2]| but(endpoint, json!({ "addresses": addresses }));
@@ -263,25 +157,6 @@ async fn of_two_running_pods_with_one_address_the_newest_wins_then_the_first_by_
     .await?;
     rig.set_endpoints("web", &[of_pod("192.0.2.1", "web-d"), of_pod("192.0.2.1", "web-c")]).await?;
     received::wait_for_only(&mut stream, name, "web-c".into()).await
-}
-
-#[tokio::test]
-async fn a_pod_is_served_in_one_family_but_addresses_and_workloads_in_both() -> Result<()> {
-    for (settings, prefix, shown_of_pod) in
-        [(Settings::Helm, "v4", "192.0.2.1:8080"), (Settings::Upstream, "v6", "[2001:db8::1]:8080")]
-    {
-        let rig = Rig::with(settings, prefix).await?;
-        rig.put_all([service("web"), pod("web-1"), workload("vm")]).await?;
-        let (v4, v6) = (["192.0.2.1", "192.0.2.2", "192.0.2.3"], ["2001:db8::1", "2001:db8::2", "2001:db8::3"]);
-        let of =
-            |[pod, workload, plain]: [&str; 3]| [of_pod(pod, "web-1"), of_workload(workload, "vm"), address(plain)];
-        rig.put_all([slice("v4", "web", &of(v4)), slice_v6("v6", "web", &of(v6))]).await?;
-        let others = ["192.0.2.2:8080", "192.0.2.3:8080", "[2001:db8::2]:8080", "[2001:db8::3]:8080"];
-        let all: Vec<&str> = others.into_iter().chain([shown_of_pod]).collect();
-        rig.shows("web:80", &all).await?;
-        rig.begins_with("web:80", "", &all).await?;
-    }
-    Ok(())
 }
 
 #[tokio::test]

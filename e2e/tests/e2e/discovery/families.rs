@@ -7,7 +7,7 @@ use serde_json::json;
 
 use super::{
     QUIET, Rig, Settings, add, brings,
-    objects::{Object, hinted, meshed, node, of_pod, service, slice, slice_v6},
+    objects::{Object, meshed, of_pod, service, slice, slice_v6},
     remove,
 };
 
@@ -76,25 +76,4 @@ async fn with_ipv6_disabled_a_service_with_only_ipv6_endpoints_is_empty() -> Res
     brings(&mut stream, &[add(&[V4])?]).await?;
     rig.delete("EndpointSlice", "v6").await?;
     stream.is_quiet_for(QUIET).await
-}
-
-#[tokio::test]
-async fn the_family_is_chosen_after_the_hints_are_applied() -> Result<()> {
-    let rig = Rig::with(Settings::Upstream, "hints").await?;
-    let client = format!("{}-client", rig.name());
-    let of = |name: &str, v4_zone: &str, v6_zone: &str| {
-        [
-            service(name),
-            slice(&format!("{name}-v4"), name, &[hinted(of_pod("172.17.0.19", "web-1"), &[v4_zone])]),
-            slice_v6(&format!("{name}-v6"), name, &[hinted(of_pod("2001:db8::94", "web-1"), &[v6_zone])]),
-        ]
-    };
-    rig.put_all([node(&client, Some("west-1a")), meshed("web-1")]).await?;
-    rig.put_all(of("both", "west-1a", "west-1a").into_iter().chain(of("v4", "west-1a", "west-1b"))).await?;
-    rig.put_all(of("neither", "west-1b", "west-1b")).await?;
-    let token = e2e::discovery::token("", &client);
-    rig.begins_with("both", &token, &[V6]).await?;
-    rig.begins_with("v4", &token, &[V4]).await?;
-    rig.begins_with("neither", &token, &[V6]).await?;
-    rig.begins_with("v4", "", &[V6]).await
 }

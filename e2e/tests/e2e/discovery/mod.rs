@@ -28,7 +28,6 @@ mod streams;
 mod topology;
 mod watches;
 mod wire;
-mod workloads;
 
 use std::time::Duration;
 
