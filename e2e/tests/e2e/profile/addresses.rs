@@ -4,7 +4,7 @@ use anyhow::{Context, Result};
 use serde_json::{Value, json};
 use tonic::Code;
 
-use super::{MESHED, at, ip, phase, routes, running, summary, workload_at};
+use super::{MESHED, at, ip, phase, routes, workload_at};
 use crate::discovery::{
     Rig,
     objects::{KEPT, Object, but, pod, service},
@@ -84,22 +84,6 @@ async fn a_service_has_the_same_profile_by_address_as_by_name() -> Result<()> {
 }
 
 #[tokio::test]
-async fn external_addresses_of_services_are_not_resolved() -> Result<()> {
-    let rig = Rig::start("outside").await?;
-    let (external, balanced) = (ip(), ip());
-    rig.put_with_status(
-        service("web").with(json!({"spec": {"type": "LoadBalancer", "externalIPs": [external]}})),
-        json!({"loadBalancer": {"ingress": [{ "ip": balanced }]}}),
-    )
-    .await?;
-    rig.catches_up("Service").await?;
-    for ip in [external, balanced] {
-        rig.opens_with(&at(&ip, 80), "address").await?;
-    }
-    Ok(())
-}
-
-#[tokio::test]
 async fn ended_pods_have_no_address() -> Result<()> {
     let rig = Rig::start("ended").await?;
     let ip = ip();
@@ -119,36 +103,6 @@ async fn ended_pods_have_no_address() -> Result<()> {
     rig.catches_up("Pod").await?;
     open.matches_new_stream().await?;
     open.is_quiet().await
-}
-
-#[tokio::test]
-async fn a_host_network_pod_is_found_by_its_declared_ports() -> Result<()> {
-    let rig = Rig::start("host-network").await?;
-    let ip = ip();
-    let object = pod("agent").with(json!({"spec": {"hostNetwork": true}}));
-    rig.put_with_status(object, but(running(&[&ip]), host(&ip))).await?;
-    rig.opens_with(&at(&ip, 8080), "pod agent").await?;
-    rig.opens_with(&at(&ip, 80), "address").await?;
-    // Several Pods on the host network share its address.
-    let other = pod("other").with(json!({"spec": {"hostNetwork": true, "containers": [
-        {"name": "app", "image": "app", "ports": [{"containerPort": 9090}]}]}}));
-    rig.put_with_status(other, but(running(&[&ip]), host(&ip))).await?;
-    rig.opens_with(&at(&ip, 9090), "pod other").await?;
-    rig.opens_with(&at(&ip, 8080), "pod agent").await.map(drop)
-}
-
-#[tokio::test]
-async fn a_workload_is_found_by_its_declared_ports() -> Result<()> {
-    let rig = Rig::start("workload").await?;
-    let ip = ip();
-    let ports = json!({"spec": {"ports": [{"name": "http", "port": 8080}, {"name": "linkerd-proxy", "port": 4143}]}});
-    rig.put(workload_at("vm", &[&ip]).with(ports)).await?;
-    for (port, expected) in [(8080, true), (4143, true), (80, false), (8081, false)] {
-        let mut open = rig.open(&at(&ip, port)).await?;
-        let found = |profile: &_| summary(profile).starts_with("external_workload vm") == expected;
-        open.shows(&format!("{port}"), found).await?;
-    }
-    Ok(())
 }
 
 #[tokio::test]

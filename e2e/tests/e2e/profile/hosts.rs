@@ -1,4 +1,4 @@
-//! Host ports: Pods that are reached at the address of their node.
+//! Changes of Pods that are reached at a port of their node, on open streams.
 
 use anyhow::Result;
 use serde_json::{Value, json};
@@ -11,9 +11,6 @@ use crate::discovery::{
 
 /// A meshed Pod at a host port of its node, where nothing forwards the inbound port of the proxy.
 const FORWARDED: &str = "with h2 identity http2";
-/// The same on an opaque port.
-const OPAQUE_FORWARDED: &str = "with opaque identity http2";
-const OPAQUE_PORTS: &str = "config.linkerd.io/opaque-ports";
 
 /// Adds a container with port 80 and this host port.
 fn with_port(object: Object, host_port: u16, name: &str) -> Object {
@@ -58,54 +55,6 @@ async fn open_streams_follow_pods_on_a_host_port() -> Result<()> {
     rig.catches_up("Server").await?;
     open.matches_new_stream().await?;
     open.has_received(9).await
-}
-
-#[tokio::test]
-async fn host_ports_of_all_containers_and_protocols_count() -> Result<()> {
-    let rig = Rig::start("containers").await?;
-    let host = ip();
-    let port = |number: u16, protocol: &str| json!({"containerPort": number, "hostPort": number, "protocol": protocol});
-    let container = |name: &str, ports: Value| json!({"name": name, "image": name, "ports": ports});
-    let pinned = json!({"containerPort": 9, "hostPort": 22348, "hostIP": "192.0.2.1"});
-    let object = pod("all").with(json!({"spec": {
-        "initContainers": [container("init", json!([port(22344, "TCP")]))],
-        "containers": [container("one", json!([port(22345, "TCP"), port(22346, "UDP")])),
-            container("two", json!([port(22347, "TCP"), pinned]))],
-    }}));
-    rig.put_with_status(object, runs_on(&host)).await?;
-    for number in 22344..=22348 {
-        rig.opens_with(&at(&host, number), "pod all").await?;
-    }
-    rig.opens_with(&at(&host, 12347), "address").await?;
-    rig.opens_with(&at(&host, 9), "address").await.map(drop)
-}
-
-#[tokio::test]
-async fn opaque_and_skipped_ports_are_matched_by_the_host_port_and_by_the_container_port() -> Result<()> {
-    let rig = Rig::start("opaque").await?;
-    let host = ip();
-    for (name, port, annotation, expected) in [
-        ("plain", 7001, None, format!("pod plain {FORWARDED}")),
-        ("of-host", 7002, Some("7002"), format!("opaque pod of-host {OPAQUE_FORWARDED}")),
-        ("of-container", 7003, Some("80"), format!("opaque pod of-container {OPAQUE_FORWARDED}")),
-        ("of-another", 7006, Some("81"), format!("pod of-another {FORWARDED}")),
-        // Port names refer to container ports.
-        ("named", 7004, Some("http"), format!("opaque pod named {OPAQUE_FORWARDED}")),
-        ("default", 3306, None, format!("opaque pod default {OPAQUE_FORWARDED}")),
-        ("emptied", 9300, Some(""), format!("pod emptied {FORWARDED}")),
-    ] {
-        let object = with_port(meshed(name), port, "http");
-        let object = annotation.iter().fold(object, |object, text| object.annotated(OPAQUE_PORTS, text));
-        rig.put_with_status(object, runs_on(&host)).await?;
-        rig.opens_with(&at(&host, port), &expected).await?;
-    }
-    for (name, port, skipped) in [("skips-host", 7005, "7005"), ("skips-container", 7007, "80")] {
-        let skipping = with_port(meshed(name), port, "http");
-        let skipping = skipping.annotated("config.linkerd.io/skip-inbound-ports", skipped);
-        rig.put_with_status(skipping, runs_on(&host)).await?;
-        rig.opens_with(&at(&host, port), &format!("pod {name}")).await?;
-    }
-    Ok(())
 }
 
 #[tokio::test]

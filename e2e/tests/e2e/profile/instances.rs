@@ -1,4 +1,4 @@
-//! Instance names: single Pods of a Service, such as `web-0.web`.
+//! Changes of single Pods of a Service that are requested by hostname, such as `web-0.web`, on open streams.
 
 use anyhow::Result;
 use serde_json::{Value, json};
@@ -13,53 +13,6 @@ use crate::discovery::{
 /// Sets the hostname of an endpoint.
 fn named(hostname: &str, endpoint: Value) -> Value {
     but(endpoint, json!({ "hostname": hostname }))
-}
-
-async fn not_found(rig: &Rig, instance: &str, service: &str) -> Result<()> {
-    let text = format!("no pod found in EndpointSlices of Service {}/{service} for hostname {instance}", rig.name());
-    rig.is_refused(&rig.path(&format!("{instance}.{service}:80")), Code::NotFound, &text).await
-}
-
-#[tokio::test]
-async fn an_instance_is_the_pod_with_its_hostname_at_the_requested_port() -> Result<()> {
-    let rig = Rig::start("instance").await?;
-    let ips = [ip(), ip()];
-    let endpoints = [plain(&ip()), named("web-0", of_pod(&ips[0], "web-0")), named("web-1", of_pod(&ips[1], "web-1"))];
-    rig.put_all([service("web"), slice("web", "web", &endpoints)]).await?;
-    for (name, ip) in ["web-0", "web-1"].iter().zip(&ips) {
-        rig.run(meshed(name), &[ip]).await?;
-        // The ports of the Service do not matter.
-        for port in [80, 8080, 9999] {
-            let mut open =
-                rig.opens_with(&rig.path(&format!("{name}.web:{port}")), &format!("pod {name} {MESHED}")).await?;
-            assert_eq!(address(open.stream.last()?)?, at(ip, port));
-            assert_eq!(open.stream.last()?.fully_qualified_name, "");
-            if port == 80 {
-                open.has_received(1).await?;
-            }
-        }
-        rig.opens_with(&rig.path(&format!("{name}.web:3306")), &format!("opaque pod {name} {OPAQUE}")).await?;
-    }
-    not_found(&rig, "web-2", "web").await?;
-    not_found(&rig, "WEB-0", "web").await
-}
-
-#[tokio::test]
-async fn an_instance_needs_neither_the_service_nor_readiness() -> Result<()> {
-    let rig = Rig::start("neither").await?;
-    let (ip, other) = (ip(), ip());
-    let unready = but(named("web-0", of_pod(&ip, "web-0")), json!({"conditions": {"ready": false, "serving": false}}));
-    let ending =
-        but(named("web-1", of_pod(&other, "web-1")), json!({"conditions": {"ready": false, "terminating": true}}));
-    // The Service does not exist, and the slice has no ports.
-    rig.put(slice("missing", "missing", &[unready, ending]).with(json!({"ports": []}))).await?;
-    rig.run(meshed("web-0"), &[&ip]).await?;
-    rig.run(meshed("web-1"), &[&other]).await?;
-    rig.terminate("web-1").await?;
-    for name in ["web-0", "web-1"] {
-        rig.opens_with(&rig.path(&format!("{name}.missing:80")), &format!("pod {name} {MESHED}")).await?;
-    }
-    not_found(&rig, "web-0", "other").await
 }
 
 #[tokio::test]
@@ -166,26 +119,6 @@ async fn a_recreated_pod_is_unknown_until_the_slice_has_its_uid() -> Result<()> 
     rig.is_refused(&path, Code::Unknown, "").await?;
     rig.set_endpoints("web", &[endpoint(&uid)]).await?;
     rig.opens_with(&path, &format!("pod web-0 {MESHED}")).await.map(drop)
-}
-
-#[tokio::test]
-async fn an_instance_that_is_not_a_pod_is_its_address() -> Result<()> {
-    let rig = Rig::start("other").await?;
-    let (vm, bare) = (ip(), ip());
-    let endpoints = [
-        named("vm-0", of_workload(&vm, "vm")),
-        named("bare-0", plain(&bare)),
-        named("node-0", target(&bare, json!({"kind": "Node", "name": "node-a"}))),
-    ];
-    rig.put_all([workload_at("vm", &[&vm]), slice("web", "web", &endpoints)]).await?;
-    for (instance, ip, expected) in
-        [("vm-0", &vm, "external_workload vm"), ("bare-0", &bare, "address"), ("node-0", &bare, "address")]
-    {
-        let mut open = rig.open_service(&format!("{instance}.web:8080")).await?;
-        open.shows(expected, |profile| super::summary(profile).starts_with(expected)).await?;
-        assert_eq!(address(open.stream.last()?)?, at(ip, 8080));
-    }
-    rig.opens_with(&rig.path("bare-0.web:3306"), "opaque address").await.map(drop)
 }
 
 #[tokio::test]

@@ -20,45 +20,16 @@ fn class(condition: Value) -> Value {
     json!({"routes": [{"name": "r", "condition": {"method": "GET"}, "responseClasses": classes}]})
 }
 
-/// Specs that the API server accepts but that cannot be converted for clients.
+/// Invalid specs, one for each part. The table of cases has all of them.
 fn invalid_specs() -> Vec<Value> {
-    let status = |min: i32, max: i32| json!({"status": {"min": min, "max": max}});
     let budget = |ttl: &str, retries: i32| json!({"retryBudget": {"retryRatio": 0.5, "minRetriesPerSecond": retries, "ttl": ttl}});
     vec![
-        // Request conditions without any field, at any depth.
         route(json!({})),
-        route(json!({"method": ""})),
-        route(json!({"pathRegex": "", "method": ""})),
-        route(json!({"all": [{}]})),
-        route(json!({"any": [{"method": "GET"}, {}]})),
-        route(json!({"all": [{"not": {}}]})),
-        route(json!({"all": [{"all": [{"any": [{"pathRegex": ""}]}]}]})),
-        route(json!({"all": [{"any": [null]}]})),
-        route(json!({"all": [{"not": {"all": [null]}}]})),
-        // Response conditions.
-        class(json!({})),
-        class(json!({"not": {}})),
-        class(json!({"all": [{}]})),
-        class(json!({"any": [{"status": {"min": 200}}, {"not": {"any": [null]}}]})),
-        class(status(201, 200)),
-        class(status(99, 200)),
-        class(status(200, 600)),
-        class(status(1, 0)),
-        class(status(0, 99)),
-        class(json!({"not": {"status": {"min": 300, "max": 200}}})),
-        class(json!({"all": [{"not": {"status": {"min": 1}}}]})),
-        // Retry budgets.
-        budget("", 10),
-        budget("foo", 10),
-        budget("10", 10),
-        budget("1d", 10),
-        // Values of a wrong type or range.
-        budget("10s", -5),
         route(json!({"all": [{"pathRegex": 5}]})),
-        route(json!({"any": [{"method": ["GET"]}]})),
-        route(json!({"all": [{"all": {"method": "GET"}}]})),
-        class(json!({"not": {"status": {"min": -200}}})),
-        class(json!({"any": [{"status": "200"}]})),
+        class(json!({})),
+        class(json!({"status": {"min": 201, "max": 200}})),
+        budget("foo", 10),
+        budget("10s", -5),
     ]
 }
 
@@ -148,24 +119,6 @@ async fn an_undecodable_profile_does_not_affect_others() -> Result<()> {
     rig.opens_with(&rig.path("web"), DEFAULT).await?;
     rig.patch("ServiceProfile", &rig.full_name("web"), json!({"spec": routes(&["fixed"])})).await?;
     rig.opens_with(&rig.path("web"), "service web with routes fixed").await.map(drop)
-}
-
-#[tokio::test]
-async fn a_route_with_an_invalid_timeout_is_sent_without_it() -> Result<()> {
-    let rig = Rig::start("timeout").await?;
-    let bad = ["5", "1d", "1S", "1e3s", " 1s", "one-second", "1s ", ".s", "-", "9223372037s", "1m1"];
-    let routes: Vec<Value> = bad
-        .iter()
-        .enumerate()
-        .map(|(row, timeout)| json!({"name": format!("r{row}"), "timeout": timeout, "condition": {"method": "GET"}}))
-        .collect();
-    rig.put_all([service("web"), rig.profile("web", json!({ "routes": routes }))]).await?;
-    let mut open = rig.open_service("web").await?;
-    open.shows("all routes", |profile| profile.routes.len() == bad.len()).await?;
-    for (route, timeout) in open.stream.last()?.routes.iter().zip(bad) {
-        assert_eq!(route.timeout, None, "{timeout:?}");
-    }
-    Ok(())
 }
 
 #[tokio::test]

@@ -8,7 +8,6 @@ mod families;
 mod hosts;
 mod instances;
 mod invalid;
-mod matches;
 mod metadata;
 mod opaque_ports;
 mod pods;

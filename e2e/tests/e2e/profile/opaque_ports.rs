@@ -1,11 +1,11 @@
-//! The opaque ports of a Service: those of its annotation, otherwise the default ones.
+//! Changes of the opaque ports of a Service, on open streams.
 
 use anyhow::{Context, Result};
 use serde_json::{Value, json};
 
 use super::{ip, routes, running};
 use crate::discovery::{
-    Rig, Settings,
+    Rig,
     objects::{Object, meshed, of_pod, server, service, slice},
 };
 
@@ -19,82 +19,6 @@ fn with_ports(name: &str, ports: &[u16]) -> Object {
 
 fn expected(service: &str, opaque: bool) -> String {
     if opaque { format!("opaque service {service}") } else { format!("service {service}") }
-}
-
-#[tokio::test]
-async fn an_annotation_replaces_the_default_and_its_invalid_items_are_ignored() -> Result<()> {
-    let rig = Rig::start("annotation").await?;
-    let ports = [25, 80, 443, 446, 3306];
-    let rows: [(Option<&str>, &[u16]); 22] = [
-        (None, &[25, 3306]),
-        // An empty annotation means no opaque ports.
-        (Some(""), &[]),
-        (Some("80"), &[80]),
-        (Some("80,3306"), &[80, 3306]),
-        (Some(" 80 , 443"), &[80, 443]),
-        (Some("80,"), &[80]),
-        (Some("443-446"), &[443, 446]),
-        (Some("25,443-447,3306"), &[25, 443, 446, 3306]),
-        (Some("23-25"), &[25]),
-        (Some("0-65535"), &[25, 80, 443, 446, 3306]),
-        (Some("0,80"), &[80]),
-        (Some("p-80"), &[80]),
-        (Some("p-80, p-3306,25"), &[25, 80, 3306]),
-        (Some("P-80,80x,80"), &[80]),
-        // Invalid items are ignored.
-        (Some("notanumber"), &[]),
-        (Some("80,notanumber,-23,-23-25,26-23,65536,443"), &[80, 443]),
-        (Some("20 - 90"), &[]),
-        (Some("443 -446,80"), &[80]),
-        (Some("1000"), &[]),
-        (Some(" "), &[]),
-        (Some("25,,"), &[25]),
-        (Some("*"), &[]),
-    ];
-    for (row, (annotation, opaque)) in rows.into_iter().enumerate() {
-        let name = format!("row-{row}");
-        let object = with_ports(&name, &ports);
-        rig.put(annotation.iter().fold(object, |object, text| object.annotated(OPAQUE_PORTS, text))).await?;
-        for port in ports {
-            let open =
-                rig.opens_with(&rig.path(&format!("{name}:{port}")), &expected(&name, opaque.contains(&port))).await;
-            open.with_context(|| format!("port {port} with {annotation:?}"))?;
-        }
-    }
-    Ok(())
-}
-
-#[tokio::test]
-async fn a_blank_item_does_not_match_an_unnamed_port() -> Result<()> {
-    let rig = Rig::start("blank").await?;
-    let unnamed = |name: &str| service(name).with(json!({"spec": {"ports": [{"port": 80}]}}));
-    for (name, ports) in [("space", " "), ("commas", "25,,"), ("comma", ",")] {
-        rig.put(unnamed(name).annotated(OPAQUE_PORTS, ports)).await?;
-        rig.opens_with(&rig.path(name), &expected(name, false)).await?;
-    }
-    // An item that matches a port name is a name, even if it is also a range.
-    let ports = json!({"spec": {"ports": [{"name": "1-2", "port": 80}, {"name": "b", "port": 2}]}});
-    rig.put(service("range").with(ports).annotated(OPAQUE_PORTS, "1-2")).await?;
-    rig.opens_with(&rig.path("range:80"), &expected("range", true)).await?;
-    rig.opens_with(&rig.path("range:2"), &expected("range", false)).await.map(drop)
-}
-
-#[tokio::test]
-async fn the_default_is_set_by_the_flag() -> Result<()> {
-    for (settings, opaque) in
-        [(Settings::Helm, &[25, 3306, 6379][..]), (Settings::Upstream, &[25, 443, 3306]), (Settings::Contrary, &[])]
-    {
-        let rig = Rig::with(settings, "flag").await?;
-        let ports = [25, 80, 443, 3306, 6379];
-        rig.put(with_ports("web", &ports)).await?;
-        for port in ports {
-            rig.opens_with(&rig.path(&format!("web:{port}")), &expected("web", opaque.contains(&port))).await?;
-            let ip = ip();
-            let address = if opaque.contains(&port) { "opaque address" } else { "address" };
-            rig.opens_with(&super::at(&ip, port), address).await?;
-        }
-    }
-    Ok(())
 }
 
 #[tokio::test]

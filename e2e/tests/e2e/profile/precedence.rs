@@ -4,10 +4,7 @@ use anyhow::Result;
 use serde_json::json;
 
 use super::{at, routes};
-use crate::discovery::{
-    Rig, create,
-    objects::{service, service_profile},
-};
+use crate::discovery::{Rig, objects::service};
 
 const DEFAULT: &str = "service web";
 const PRIMARY: &str = "service web with routes primary";
@@ -18,35 +15,6 @@ async fn rigs() -> Result<(Rig, Rig)> {
     let (rig, client) = (Rig::start("service").await?, Rig::start("client").await?);
     rig.put(service("web")).await?;
     Ok((rig, client))
-}
-
-#[tokio::test]
-async fn the_first_and_only_message_has_the_effective_profile() -> Result<()> {
-    for (primary, backup, with_token, without) in [
-        (true, true, PRIMARY, BACKUP),
-        (true, false, PRIMARY, DEFAULT),
-        (false, true, BACKUP, BACKUP),
-        (false, false, DEFAULT, DEFAULT),
-    ] {
-        let (rig, client) = rigs().await?;
-        if primary {
-            client.put(rig.profile("web", routes(&["primary"]))).await?;
-        }
-        if backup {
-            rig.put(rig.profile("web", routes(&["backup"]))).await?;
-        }
-        rig.catches_up("ServiceProfile").await?;
-        rig.catches_up("Service").await?;
-        let bystander = Rig::start("bystander").await?;
-        for (namespace, expected) in
-            [("", without), (client.name(), with_token), (rig.name(), without), (bystander.name(), without)]
-        {
-            let mut open = rig.open_service_from(namespace, "web").await?;
-            open.becomes(expected).await?;
-            open.has_received(1).await?;
-        }
-    }
-    Ok(())
 }
 
 #[tokio::test]
@@ -126,25 +94,6 @@ async fn clients_in_two_namespaces_have_separate_profiles() -> Result<()> {
     one.delete("ServiceProfile", &rig.full_name("web")).await?;
     of_one.becomes(DEFAULT).await?;
     of_two.is_quiet().await
-}
-
-#[tokio::test]
-async fn profiles_with_other_names_or_namespaces_are_ignored() -> Result<()> {
-    let (rig, client) = rigs().await?;
-    create(&rig.client, "linkerd", rig.profile("web", routes(&["of-linkerd"]))).await?;
-    rig.put_all([
-        // The name must be the full name of the Service.
-        service_profile("web", routes(&["short"])),
-        service_profile(&format!("web.{}", rig.name()), routes(&["shorter"])),
-        service_profile(&format!("web.{}.svc", rig.name()), routes(&["short"])),
-        service_profile(&format!("web.{}.svc.other.domain", rig.name()), routes(&["other"])),
-        rig.profile("other", routes(&["other"])),
-    ])
-    .await?;
-    rig.catches_up("ServiceProfile").await?;
-    rig.opens_with(&rig.path("web"), DEFAULT).await?;
-    rig.open_service_from(client.name(), "web").await?.becomes(DEFAULT).await?;
-    rig.open_service_from("linkerd", "web").await?.becomes("service web with routes of-linkerd").await
 }
 
 #[tokio::test]

@@ -14,14 +14,6 @@ use crate::discovery::{
     objects::{external_name, pod, service},
 };
 
-/// The Service in `parent_ref`.
-pub(super) fn parent(profile: &DestinationProfile) -> Result<&Resource> {
-    match profile.parent_ref.as_ref().and_then(|parent| parent.kind.as_ref()) {
-        Some(Kind::Resource(resource)) => Ok(resource),
-        other => anyhow::bail!("the parent is {other:?}"),
-    }
-}
-
 /// The message for a Service without a ServiceProfile. Its `profile_ref` is not compared.
 fn default_profile(rig: &Rig, service: &str, port: u32) -> DestinationProfile {
     let parent = Resource {
