@@ -169,6 +169,11 @@ fn proxy(values: &Values, trust_roots: &[u8], namespace: &str) -> Value {
         ("LINKERD2_PROXY_INBOUND_LISTEN_ADDR", format!("0.0.0.0:{}", number(proxy.ports.inbound))),
         ("LINKERD2_PROXY_DESTINATION_SVC_ADDR", service("linkerd-dst-headless", 8086)),
         ("LINKERD2_PROXY_IDENTITY_TRUST_ANCHORS", String::from_utf8_lossy(trust_roots).into_owned()),
+        ("LINKERD2_PROXY_POLICY_SVC_ADDR", service("linkerd-policy", 8090)),
+        (
+            "LINKERD2_PROXY_POLICY_SVC_NAME",
+            format!("linkerd-destination.{namespace}.serviceaccount.identity.{namespace}"),
+        ),
     ];
     let env = variables.into_iter().map(|(name, value)| json!({"name": name, "value": value}));
     let more = proxy.additional_env.iter().chain(&proxy.experimental_env).flatten().cloned().map(Value::Object);
@@ -340,6 +345,8 @@ mod tests {
             ("linkerd.io/proxy-enable-native-sidecar", "no", native(IMAGE)),
             ("linkerd.io/proxy-await", "disabled", native(IMAGE)),
             ("linkerd.io/proxy-log-http-headers", "loud", "denied".to_owned()),
+            ("linkerd.io/close-wait-timeout", "10s", "denied".to_owned()),
+            ("linkerd.io/close-wait-timeout", "soon", native(IMAGE)),
         ] {
             assert_eq!(verdict(&pod(name, value), CHART), expected, "{name}: {value}");
         }

@@ -2,7 +2,7 @@
 //!
 //! * In: the values, the annotations of the Pod. Out: the values for this Pod.
 //! * Always: a value that cannot be parsed is ignored, as in Linkerd's injector. Annotations that only change ports,
-//!   probes, resources and timeouts are not supported.
+//!   probes, resources and the timeouts of the proxy are not supported.
 
 use serde_json::{Map, Value};
 
@@ -40,6 +40,10 @@ pub(super) fn apply(values: &mut Values, pod: &Value) {
         Some("disabled") => proxy.wait = Some(false),
         _ => {}
     }
+    // A duration in Go's syntax, of which only seconds are supported here.
+    let close_wait =
+        annotation("config.linkerd.io/close-wait-timeout").and_then(|text| text.strip_suffix('s')?.parse().ok());
+    values.proxy_init.close_wait_timeout_secs = close_wait.or(values.proxy_init.close_wait_timeout_secs);
     let native = NATIVE_SIDECAR.into_iter().find_map(annotation).and_then(go_bool);
     proxy.native_sidecar = native.or(proxy.native_sidecar);
     let more = annotation("config.linkerd.io/proxy-additional-env").and_then(|list| serde_json::from_str(list).ok());

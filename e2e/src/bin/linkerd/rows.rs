@@ -9,13 +9,16 @@ use std::{
     net::{IpAddr, SocketAddr},
 };
 
-use e2e::oracle::{ApiState, ProfileAnswer, Request};
+use e2e::{
+    discovery::socket_address,
+    oracle::{ApiState, ProfileAnswer, Request},
+};
 use k8s_openapi::api::{
     core::v1::Pod,
     discovery::v1::{Endpoint, EndpointSlice},
 };
 use linkerd2_proxy_api::{
-    destination::{DestinationProfile, WeightedAddr, WeightedDst},
+    destination::{DestinationProfile, ProtocolHint, WeightedAddr, WeightedDst},
     meta::{Metadata, Resource, metadata::Kind},
 };
 use tonic::Code;
@@ -79,16 +82,10 @@ pub(crate) fn of_profile_field(
             let is_equal_otherwise = Resource { kind: String::new(), ..ours.clone() } == *theirs;
             (ours.kind == "ServiceProfile" && is_equal_otherwise).then_some(36)
         }
-        "endpoint" => {
-            let (ours, theirs) = (ours.endpoint.as_ref()?, theirs.endpoint.as_ref()?);
-            match with_lower_case_labels(theirs) == *ours {
-                true => Some(44),
-                false => of_unknown_endpoint(state, ours, theirs),
-            }
-        }
+        "endpoint" => of_endpoint_of_profile(state, ours.endpoint.as_ref()?, theirs.endpoint.as_ref()?),
         "opaque_protocol" => {
             if let (Some(ours), Some(theirs)) = (&ours.endpoint, &theirs.endpoint) {
-                return of_unknown_endpoint(state, ours, theirs);
+                return of_endpoint_of_profile(state, ours, theirs);
             }
             let service = resource(ours.parent_ref.as_ref())?;
             let service = state.services.get(&(service.namespace.clone(), service.name.clone()))?;
@@ -102,13 +99,24 @@ pub(crate) fn of_profile_field(
     }
 }
 
-/// Returns the row for an endpoint of a profile that only our server finds an object for.
-fn of_unknown_endpoint(state: &ApiState, ours: &WeightedAddr, theirs: &WeightedAddr) -> Option<u32> {
-    match theirs.metric_labels.is_empty() {
-        true if is_being_deleted(state, ours) => Some(16),
-        true => has_unusual_address(state, ours).then_some(45),
-        false => None,
+/// Returns the row for the endpoint of a profile.
+fn of_endpoint_of_profile(state: &ApiState, ours: &WeightedAddr, theirs: &WeightedAddr) -> Option<u32> {
+    if with_lower_case_labels(theirs) == *ours {
+        return Some(44);
     }
+    if is_being_deleted(state, ours) {
+        return Some(16);
+    }
+    if theirs.metric_labels.is_empty() {
+        return has_unusual_address(state, ours).then_some(45);
+    }
+    is_at_host_port(state, ours).then(|| {
+        let hint = ours.protocol_hint.map(|hint| ProtocolHint {
+            opaque_transport: theirs.protocol_hint.and_then(|hint| hint.opaque_transport),
+            ..hint
+        });
+        if (WeightedAddr { protocol_hint: hint, ..ours.clone() }) == *theirs { 34 } else { 35 }
+    })
 }
 
 /// Returns the row for a message of Linkerd's that contains an address twice.
@@ -198,6 +206,17 @@ fn has_unreadable_proxy(state: &ApiState, endpoint: &WeightedAddr) -> bool {
     let variables = containers.filter(|it| it.name == "linkerd-proxy").flat_map(|it| it.env.iter().flatten());
     let mut listens = variables.filter(|variable| variable.name == INBOUND_LISTEN_ADDR);
     !listens.any(|variable| variable.value.as_deref().is_some_and(|value| value.parse::<SocketAddr>().is_ok()))
+}
+
+/// Returns whether the endpoint is a Pod with a network of its own, at an address of its node.
+fn is_at_host_port(state: &ApiState, endpoint: &WeightedAddr) -> bool {
+    let Some(pod) = pod(state, endpoint) else { return false };
+    let is_in_host_network = pod.spec.as_ref().and_then(|spec| spec.host_network).unwrap_or_default();
+    let address = endpoint.addr.as_ref().and_then(|address| socket_address(address).ok()).map(|it| it.ip().to_string());
+    let status = pod.status.as_ref();
+    let own = status.and_then(|status| status.pod_ip.as_ref());
+    let of_node = status.and_then(|status| status.host_ip.as_ref());
+    !is_in_host_network && of_node == address.as_ref() && own != address.as_ref()
 }
 
 /// Returns whether the endpoint is an ExternalWorkload with an address that is not in canonical form.
