@@ -68,7 +68,7 @@ impl World {
                     .into_iter()
                     .map(|family| match family {
                         Family::IPv4 => json!({"ip": format!("10.0.{}.{}", number / 250, 1 + number % 250)}),
-                        Family::IPv6 => json!({"ip": format!("fd00::{number:x}")}),
+                        Family::IPv6 => json!({"ip": format!("fd00::1:{number:x}")}),
                     })
                     .collect();
                 let spec = json!({"workloadIPs": ips, "ports": [{"name": "http", "port": port}]});
@@ -138,7 +138,7 @@ impl Model {
         for (number, (ready, port, families)) in &self.workloads {
             let name = format!("vm-{number}");
             let v4 = format!("10.0.{}.{}", number / 250, 1 + number % 250);
-            for (bit, family, ip) in [(1, "IPv4", v4), (2, "IPv6", format!("fd00::{number:x}"))] {
+            for (bit, family, ip) in [(1, "IPv4", v4), (2, "IPv6", format!("fd00::1:{number:x}"))] {
                 if families & self.families & bit != 0 {
                     let uid = format!("uid-{name}");
                     let endpoint = json!({

@@ -123,18 +123,19 @@ impl Answers {
         let requested = stream::iter(queries).map(|query| request_both(servers, query)).buffered(AT_ONE_TIME);
         let received: Vec<[Received; 2]> = requested.collect().await;
         for (query, [ours, theirs]) in queries.iter().zip(received) {
-            self.compared += 1;
             let request = query.request();
             let found = differences::of(state, request, &ours, &theirs);
-            if found.is_empty() {
-                self.equal += 1;
-            }
-            for (difference, example) in found {
-                let first = || format!("{context}: {} {} {:?}: {example}", query.method(), request.path, request.token);
-                let examples =
-                    self.differences.entry(difference).or_insert_with(|| Examples { count: 0, first: first() });
-                examples.count += 1;
-            }
+            self.count(found, || format!("{context}: {} {} {:?}", query.method(), request.path, request.token));
+        }
+    }
+
+    /// Counts one comparison, which found these differences.
+    pub(crate) fn count(&mut self, found: Vec<(Difference, String)>, what_was_compared: impl Fn() -> String) {
+        self.compared += 1;
+        self.equal += usize::from(found.is_empty());
+        for (difference, example) in found {
+            let first = || Examples { count: 0, first: format!("{}: {example}", what_was_compared()) };
+            self.differences.entry(difference).or_insert_with(first).count += 1;
         }
     }
 }

@@ -2,7 +2,7 @@
 //!
 //! * In: paths of Linkerd's own programs, as environment variables: `LINKERD_CONTROLLER` (the Go controller),
 //!   `LINKERD_CLI`, `LINKERD_CHARTS` (the directory of the charts), `LINKERD_PROXY`, `LINKERD_POLICY_CONTROLLER`;
-//!   `SEEDS="1 2 3"` of the random clusters; `PARTS="answers traffic injector reviews cli"` to run only these. Out: a
+//!   `SEEDS="1 2 3"` of the random clusters; `PARTS="answers table traffic injector reviews cli"` to run only these. Out: a
 //!   report in Markdown, on standard output.
 //! * Always: a part runs where its programs are given, and the report says which parts were left out. A difference that
 //!   no row of the documentation explains is a failure, and so is an open stream of ours that differs from a new one.
@@ -15,6 +15,7 @@ mod leases;
 mod live;
 mod report;
 mod rows;
+mod table;
 mod traffic;
 
 use std::{env, fs, path::PathBuf, process::ExitCode};
@@ -52,6 +53,14 @@ async fn run() -> Result<bool> {
             print!("{}", report::turns(&leases::take_turns(&controller).await?));
         }
         None => println!("## Answers, open streams and Leases\n\n{LEFT_OUT}\n"),
+    }
+    match program("LINKERD_CONTROLLER")?.filter(|_| is_wanted("table")) {
+        Some(controller) => {
+            let answers = table::compare(&controller).await?;
+            print!("{}", report::table(&answers));
+            is_explained &= answers.is_explained();
+        }
+        None => println!("## Table of cases\n\n{LEFT_OUT}\n"),
     }
     if is_wanted("traffic") {
         is_explained &= traffic().await?;

@@ -12,10 +12,18 @@ use crate::{
 };
 
 pub(crate) fn answers(answers: &Answers) -> String {
-    let Answers { states, compared, equal, differences } = answers;
+    let of_states = format!("{} states of random clusters, each with newly started servers", answers.states);
+    compared("Answers", &of_states, answers)
+}
+
+pub(crate) fn table(answers: &Answers) -> String {
+    compared("Table of cases", &format!("{} sets of flags", answers.states), answers)
+}
+
+fn compared(title: &str, what: &str, Answers { compared, equal, differences, .. }: &Answers) -> String {
     let mut text = format!(
-        "## Answers\n\n{states} states of random clusters, each with newly started servers: {compared} requests, {equal} \
-         answers equal.\n\n| difference | row | seen | first seen |\n|---|---|---|---|\n"
+        "## {title}\n\n{what}: {compared} requests, {equal} answers equal.\n\n\
+         | difference | row | seen | first seen |\n|---|---|---|---|\n"
     );
     for (difference, examples) in differences {
         let row = difference.number.map_or("**none**".to_owned(), |number| number.to_string());
