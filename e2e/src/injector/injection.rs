@@ -284,7 +284,7 @@ mod tests {
         assert!(!paths(&operations).iter().any(|path| path.ends_with("/labels") || path.ends_with("/initContainers")));
     }
 
-    /// The verdict in short: the place of the proxy, or why there is none.
+    /// The verdict in short: the place of the proxy, or the reason why no proxy is injected.
     fn verdict(pod: &Value, values: &str) -> String {
         match judge(&review("Pod", pod), values) {
             Verdict::Leave => "left".to_owned(),

@@ -145,7 +145,10 @@ fn of_profile_fields(
     let fields = lines.lines().filter_map(|line| Some((line.split_once(':')?.0, line)));
     let found = fields.map(|(field, line)| {
         let row = rows::of_profile_field(state, field, ours, theirs);
-        difference(row, &format!("GetProfile: differs in {field}"), line)
+        // The endpoint shows why a profile is opaque.
+        let endpoints = || format!("{line}; endpoint: ours {:?}, theirs {:?}", ours.endpoint, theirs.endpoint);
+        let example = if field == "opaque_protocol" { endpoints() } else { line.to_owned() };
+        difference(row, &format!("GetProfile: differs in {field}"), &example)
     });
     found.collect()
 }

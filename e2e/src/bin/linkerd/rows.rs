@@ -44,17 +44,12 @@ pub(crate) fn of_endpoint_field(
     ours: &WeightedAddr,
     theirs: &WeightedAddr,
 ) -> Option<u32> {
-    let inbound_port = |endpoint: &WeightedAddr| {
-        endpoint.protocol_hint.as_ref().and_then(|hint| hint.opaque_transport).map(|transport| transport.inbound_port)
-    };
     match field {
         "the label target_cluster" | "the label target_service" | "the label target_service_namespace" => {
             is_partly_mirrored(state, ours).then_some(37)
         }
         "the label zone" | "the label zone_locality" | "weight" => (entries(state, ours) > 1).then_some(39),
-        "protocol_hint" if inbound_port(theirs) == Some(REFUSED_INBOUND_PORT) => {
-            inbound_port(ours).is_none().then_some(40)
-        }
+        "protocol_hint" => has_refused_port(ours, theirs).then_some(40),
         _ => None,
     }
 }
@@ -106,6 +101,9 @@ fn of_endpoint_of_profile(state: &ApiState, ours: &WeightedAddr, theirs: &Weight
     }
     if is_being_deleted(state, ours) {
         return Some(16);
+    }
+    if has_refused_port(ours, theirs) {
+        return Some(40);
     }
     if theirs.metric_labels.is_empty() {
         return has_unusual_address(state, ours).then_some(45);
@@ -206,6 +204,15 @@ fn has_unreadable_proxy(state: &ApiState, endpoint: &WeightedAddr) -> bool {
     let variables = containers.filter(|it| it.name == "linkerd-proxy").flat_map(|it| it.env.iter().flatten());
     let mut listens = variables.filter(|variable| variable.name == INBOUND_LISTEN_ADDR);
     !listens.any(|variable| variable.value.as_deref().is_some_and(|value| value.parse::<SocketAddr>().is_ok()))
+}
+
+/// Returns whether only Linkerd's server sends the inbound port, which proxies refuse.
+fn has_refused_port(ours: &WeightedAddr, theirs: &WeightedAddr) -> bool {
+    let [ours, theirs] = [ours, theirs].map(|endpoint| {
+        let transport = endpoint.protocol_hint.and_then(|hint| hint.opaque_transport);
+        transport.map(|transport| transport.inbound_port)
+    });
+    (ours, theirs) == (None, Some(REFUSED_INBOUND_PORT))
 }
 
 /// Returns whether the endpoint is a Pod with a network of its own, at an address of its node.
