@@ -17,6 +17,7 @@ use e2e::{
     world::{World, api},
 };
 use futures::{StreamExt, stream};
+use kube::Client;
 use tokio::time::sleep;
 use tonic::Status;
 
@@ -71,15 +72,21 @@ pub(crate) struct Examples {
     pub(crate) first: String,
 }
 
+/// Starts an API server that has the objects of a random cluster.
+pub(crate) async fn begin(world: &World) -> Result<(ControlPlane, Client)> {
+    let control_plane = ControlPlane::start(Options::default()).await?;
+    control_plane.kubectl(&["create", "namespace", "linkerd"]).await?;
+    control_plane.install_crds("crd/linkerd").await?;
+    let client = control_plane.client().await?;
+    api::begin(&client, world).await?;
+    Ok((control_plane, client))
+}
+
 pub(crate) async fn compare(controller: &Path, seeds: &[u64]) -> Result<Answers> {
     let mut answers = Answers::default();
     for &seed in seeds {
         let mut world = World::for_linkerd(seed)?;
-        let control_plane = ControlPlane::start(Options::default()).await?;
-        control_plane.kubectl(&["create", "namespace", "linkerd"]).await?;
-        control_plane.install_crds("crd/linkerd").await?;
-        let client = control_plane.client().await?;
-        api::begin(&client, &world).await?;
+        let (control_plane, client) = begin(&world).await?;
         for changes in BURSTS {
             for _ in 0..changes {
                 api::apply(&client, &world.mutate()?).await?;

@@ -15,7 +15,7 @@ use std::{
 
 use anyhow::Result;
 use e2e::{
-    ControlPlane, Manager, ManagerOptions, Options,
+    Manager, ManagerOptions,
     discovery::Discovery,
     linkerd_controller::{CHART_FLAGS, LinkerdDestination},
     oracle::{Answer, ProfileAnswer},
@@ -25,6 +25,8 @@ use e2e::{
 use futures::{StreamExt, stream};
 use tokio::{sync::watch, task::JoinSet, time::sleep};
 use tonic::{Code, Status};
+
+use crate::answers::begin;
 
 /// The number of changes before each comparison.
 const BURSTS: [usize; 5] = [1, 3, 10, 40, 80];
@@ -67,11 +69,7 @@ pub(crate) async fn compare(controller: &Path, seeds: &[u64]) -> Result<[Live; 2
     let flags: Vec<String> = CHART_FLAGS.iter().map(|&flag| flag.to_owned()).collect();
     for &seed in seeds {
         let mut world = World::for_linkerd(seed)?;
-        let control_plane = ControlPlane::start(Options::default()).await?;
-        control_plane.kubectl(&["create", "namespace", "linkerd"]).await?;
-        control_plane.install_crds("crd/linkerd").await?;
-        let client = control_plane.client().await?;
-        api::begin(&client, &world).await?;
+        let (control_plane, client) = begin(&world).await?;
         let options = ManagerOptions { as_linkerd_destination: true, args: flags.clone(), ..ManagerOptions::default() };
         let mut ours = Manager::start(&control_plane, options)?;
         let theirs = LinkerdDestination::start(controller, &control_plane, &flags).await?;
