@@ -35,7 +35,7 @@ impl Cost {
         parse(&text).with_context(|| format!("{path} has an unexpected format: {text:?}"))
     }
 
-    /// The cost of all current threads of a process.
+    /// The cost of all current threads of a process. It falls when a thread ends.
     ///
     /// # Errors
     /// Fails when the process does not exist.
@@ -116,6 +116,8 @@ impl AddAssign for CoreTime {
 
 #[cfg(test)]
 mod tests {
+    use std::time::Instant;
+
     use super::*;
 
     #[test]
@@ -125,14 +127,32 @@ mod tests {
         assert!(parse("").is_none());
     }
 
+    /// The test measures its own thread: the cost of a process falls when one of its threads ends, as those of other
+    /// tests do.
     #[test]
-    fn a_busy_process_has_a_cost() {
-        let before = Cost::of_process(std::process::id()).unwrap();
+    fn a_busy_thread_has_a_cost() {
+        let path = fs::read_link("/proc/thread-self").unwrap();
+        let thread: u32 = path.file_name().unwrap().to_str().unwrap().parse().unwrap();
+        let ran = || Cost::of_thread(std::process::id(), thread).unwrap().ran;
+        let (before, deadline) = (ran(), Instant::now() + Duration::from_secs(30));
+        while ran() - before < Duration::from_millis(5) {
+            assert!(Instant::now() < deadline, "a busy thread ran for {:?} in 30 s", ran() - before);
+        }
+    }
+
+    #[test]
+    fn a_process_costs_at_least_what_its_threads_cost() {
+        let (process, mut threads) = (std::process::id(), fs::read_dir("/proc/self/task").unwrap());
+        let first = threads.next().unwrap().unwrap().file_name().to_str().unwrap().parse().unwrap();
+        let thread = Cost::of_thread(process, first).unwrap();
+        assert!(Cost::of_process(process).unwrap().ran >= thread.ran);
+    }
+
+    #[test]
+    fn a_core_is_busy_for_a_share_of_its_time() {
         let core = CoreTime::of(0).unwrap();
-        let end = std::time::Instant::now() + Duration::from_millis(50);
-        while std::time::Instant::now() < end {}
-        let after = Cost::of_process(std::process::id()).unwrap() - before;
-        assert!(after.ran > Duration::from_millis(5), "{after:?}");
-        assert!((0.0..=1.0).contains(&(CoreTime::of(0).unwrap() - core).busy_share()));
+        assert!(core.all >= core.busy && core.busy > 0, "{core:?}");
+        assert!((CoreTime { busy: 1, all: 4 }.busy_share() - 0.25).abs() < f64::EPSILON);
+        assert!(CoreTime::default().busy_share().abs() < f64::EPSILON);
     }
 }
