@@ -1,8 +1,8 @@
 //! The profile of a target. Pure.
 //!
 //! In: the cluster's state, and a target. Out: the inputs of the profile, which are found under the state's lock; then
-//! the message, which is built without the lock. [`super::encoded`] adds the routes and overrides of a ServiceProfile. A field that Linkerd's destination leaves at its default has its
-//! default here too.
+//! the message, which is built without the lock. [`super::encoded`] adds the routes and overrides of a ServiceProfile.
+//! A field that Linkerd's destination leaves at its default has its default here too.
 
 use std::{net::SocketAddr, sync::Arc};
 
@@ -158,20 +158,20 @@ impl ProfileInputs {
 }
 
 /// Returns the target at an address that is not a ClusterIP: a Pod by its IP, else a Pod by its host port, else an
-/// ExternalWorkload.
+/// ExternalWorkload. A terminating Pod keeps the address until another object has it.
 fn target_at(state: &State, address: SocketAddr) -> Result<EndpointTarget, ProfileRefusal> {
-    let pods = state.pods.at(address.ip());
-    if !pods.is_empty() {
-        let pod = holder(pods).map_err(|count| ProfileRefusal::Pods(count, address.ip()))?;
-        return Ok(pod.map_or(EndpointTarget::Address, |pod| of_pod(state, pod)));
-    }
-    let pods = state.pods.at_host(address);
-    if !pods.is_empty() {
-        let pod = holder(pods).map_err(|count| ProfileRefusal::HostPorts(count, address))?;
-        return Ok(pod.map_or(EndpointTarget::Address, |pod| of_pod(state, pod)));
+    let (own, hosted) = (state.pods.at(address.ip()), state.pods.at_host(address));
+    let pod = match staying(own).map_err(|count| ProfileRefusal::Pods(count, address.ip()))? {
+        Some(pod) => Some(pod),
+        None => staying(hosted).map_err(|count| ProfileRefusal::HostPorts(count, address))?,
+    };
+    if let Some(pod) = pod {
+        return Ok(of_pod(state, pod));
     }
     match state.external_workloads.at(address).as_slice() {
-        [] => Ok(EndpointTarget::Address),
+        [] => Ok(terminating(own)
+            .or_else(|| terminating(hosted))
+            .map_or(EndpointTarget::Address, |pod| of_pod(state, pod))),
         [workload] => Ok(EndpointTarget::of_workload(state, workload)),
         several => Err(ProfileRefusal::ExternalWorkloads(several.len(), address)),
     }
@@ -182,18 +182,22 @@ fn is_unused(state: &State, address: SocketAddr) -> bool {
     pods.iter().all(|pods| pods.is_empty()) && state.external_workloads.at(address).is_empty()
 }
 
-/// Returns the Pod that an address belongs to. A terminating Pod keeps the address until another Pod has it. Among
-/// several terminating Pods, a running one wins, then the first in [`Precedence`].
+/// Returns the Pod that is not terminating.
 ///
 /// # Errors
 /// When several Pods that are not terminating claim the address; the error is their number.
-fn holder(pods: &[Arc<Pod>]) -> Result<Option<&Arc<Pod>>, usize> {
+fn staying(pods: &[Arc<Pod>]) -> Result<Option<&Arc<Pod>>, usize> {
     let mut staying = pods.iter().filter(|pod| !pod.terminating);
     match (staying.next(), staying.count()) {
-        (None, _) => Ok(pods.iter().min_by_key(|pod| (pod.phase != PodPhase::Running, Precedence::of_pod(pod)))),
         (one, 0) => Ok(one),
         (_, others) => Err(others + 1),
     }
+}
+
+/// Among several terminating Pods, a running one wins, then the first in [`Precedence`].
+fn terminating(pods: &[Arc<Pod>]) -> Option<&Arc<Pod>> {
+    let terminating = pods.iter().filter(|pod| pod.terminating);
+    terminating.min_by_key(|pod| (pod.phase != PodPhase::Running, Precedence::of_pod(pod)))
 }
 
 /// Returns the target for a Pod. A Pod that is not running counts as a bare address, because its proxy is not running

@@ -281,64 +281,6 @@ fn an_address_belongs_to_a_service_else_a_pod_else_a_host_port_else_an_external_
 }
 
 #[test]
-fn an_address_of_several_pods_belongs_to_one_of_them_or_is_a_conflict() {
-    let phase = |phase: &str| json!({"status": {"phase": phase}});
-    let created = |created: &str| {
-        let mut changes = terminating();
-        changes["metadata"]["creationTimestamp"] = json!(created);
-        changes
-    };
-    let terminating_in = |phase: &str| {
-        let mut changes = terminating();
-        changes["status"] = json!({ "phase": phase });
-        changes
-    };
-    for (pods, expected) in [
-        (vec![("a", json!({}))], "a"),
-        (vec![("a", phase("Pending"))], "unknown"),
-        (vec![("a", phase("Unknown"))], "unknown"),
-        (vec![("a", phase("Succeeded"))], "vm"),
-        (vec![("a", phase("Failed"))], "vm"),
-        (vec![("a", terminating())], "a"),
-        (vec![("a", terminating_in("Pending"))], "unknown"),
-        (vec![("a", json!({})), ("b", phase("Succeeded"))], "a"),
-        (vec![("a", json!({})), ("b", terminating())], "a"),
-        (vec![("a", phase("Pending")), ("b", terminating())], "unknown"),
-        (vec![("a", created("2026-01-01T00:00:00Z")), ("b", created("2026-01-02T00:00:00Z"))], "b"),
-        (vec![("b", terminating()), ("a", terminating())], "a"),
-        (vec![("a", terminating_in("Pending")), ("b", terminating())], "b"),
-        (vec![("a", json!({})), ("b", json!({}))], "Pods(2, 10.0.0.1)"),
-        (
-            vec![("a", json!({})), ("b", phase("Pending")), ("c", phase("Failed")), ("d", terminating())],
-            "Pods(2, 10.0.0.1)",
-        ),
-    ] {
-        let all = pods.iter().map(|(name, changes)| pod(name, "10.0.0.1", changes));
-        let feed = cluster(all.chain([workload("vm", "10.0.0.1", 80)]));
-        assert_eq!(endpoint_name(new_stream(&feed, "10.0.0.1:80", "")), expected, "{pods:?}");
-    }
-    let host = |name: &str| {
-        let ports =
-            json!([{"containerPort": 1, "hostPort": 80}, {"containerPort": 2, "hostPort": 80, "protocol": "UDP"}]);
-        pod(
-            name,
-            "10.0.0.9",
-            &json!({"spec": {"hostNetwork": true, "containers": [{"name": "a", "ports": ports}]}, "status": {"hostIP": "192.0.2.1"}}),
-        )
-    };
-    assert_eq!(
-        endpoint_name(new_stream(&cluster([host("a")]), "192.0.2.1:80", "")),
-        "a",
-        "a Pod does not conflict with itself"
-    );
-    let conflict = new_stream(&cluster([host("a"), host("b")]), "192.0.2.1:80", "");
-    assert_eq!(conflict, Err(ProfileRefusal::HostPorts(2, "192.0.2.1:80".parse().unwrap())));
-    let conflict =
-        new_stream(&cluster([workload("a", "192.0.2.1", 80), workload("b", "192.0.2.1", 80)]), "192.0.2.1:80", "");
-    assert_eq!(conflict, Err(ProfileRefusal::ExternalWorkloads(2, "192.0.2.1:80".parse().unwrap())));
-}
-
-#[test]
 fn the_endpoint_of_a_pod_has_the_pods_namespace_and_no_locality() {
     let labels = json!({"metadata": {"labels": {"linkerd.io/control-plane-ns": "linkerd"}}});
     let profile = new_stream(&cluster([pod("web-1", "172.17.0.12", &labels)]), "172.17.0.12:8989", "").unwrap();

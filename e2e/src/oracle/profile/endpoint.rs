@@ -1,8 +1,8 @@
 //! The endpoint at an address: a Pod, a host port of a Pod, an ExternalWorkload, or an unknown address.
 //!
 //! * In: an address and a port, or the hostname of an endpoint. Out: a message with an endpoint, or a refusal.
-//! * Order: Pods by Pod IP, then Pods by host port, then ExternalWorkloads. The first step with a candidate decides,
-//!   even if that Pod must not be named because it is not running.
+//! * Order: Pods by Pod IP, then Pods by host port, then ExternalWorkloads, then terminating Pods in the same order. The
+//!   first step with a candidate decides, even if that Pod must not be named because it is not running.
 //! * Always: an unknown address has an endpoint, too.
 
 use std::{
@@ -34,63 +34,52 @@ use super::{
 /// The namespace and name of an object, and the object.
 type Found<'a, T> = (&'a (String, String), &'a T);
 
-/// The result of all candidates for one address.
-enum Claim<'a> {
-    Unclaimed,
-    /// A Pod that is not running: the answer is the same as for an unknown address.
-    NotRunning,
-    Pod(Found<'a, Pod>),
-    Conflict(usize),
-}
-
 /// Answers for an address that is not a cluster IP.
 pub(super) fn by_address(state: &ApiState, settings: &Settings, address: SocketAddr) -> ProfileAnswer {
     let (ip, port) = (address.ip(), address.port());
+    let on_pod_network = |pod: &Pod| on_pod_network(pod, ip);
+    let on_host_network = |pod: &Pod| on_host_network(pod, address);
     let conflict =
         |count: usize, what: String| ProfileAnswer::Refused(Code::FailedPrecondition, format!("found {count} {what}"));
-    let claims = [
-        (claim(state, |pod| on_pod_network(pod, ip)), format!("pods with a conflicting pod network IP {ip}")),
-        (
-            claim(state, |pod| on_host_network(pod, address)),
-            format!("pods with a conflicting host network endpoint {ip}:{port}"),
-        ),
-    ];
-    for (claim, conflicting) in claims {
-        match claim {
-            Claim::Unclaimed => {}
-            Claim::NotRunning => return bare(settings, address),
-            Claim::Pod(found) => return of_pod(state, settings, found, address),
-            Claim::Conflict(count) => return conflict(count, conflicting),
+    match lasting(state, on_pod_network)[..] {
+        [] => {}
+        [found] => return of_running_pod(state, settings, found, address),
+        ref several => return conflict(several.len(), format!("pods with a conflicting pod network IP {ip}")),
+    }
+    match lasting(state, on_host_network)[..] {
+        [] => {}
+        [found] => return of_running_pod(state, settings, found, address),
+        ref several => {
+            return conflict(several.len(), format!("pods with a conflicting host network endpoint {ip}:{port}"));
         }
     }
     let declares = |(_, workload): &Found<'_, DynamicObject>| workload_has(workload, address);
     match state.workloads.iter().filter(declares).collect::<Vec<_>>()[..] {
-        [] => bare(settings, address),
-        [found] => of_workload(state, settings, found, address),
-        ref several => conflict(several.len(), format!("externalworkloads with a conflicting ip {ip}:{port}")),
+        [] => {}
+        [found] => return of_workload(state, settings, found, address),
+        ref several => return conflict(several.len(), format!("externalworkloads with a conflicting ip {ip}:{port}")),
+    }
+    match ending(state, on_pod_network).or_else(|| ending(state, on_host_network)) {
+        Some(found) => of_running_pod(state, settings, found, address),
+        None => bare(settings, address),
     }
 }
 
-/// Terminating Pods do not conflict with others, and keep the address while no other Pod has it.
-fn claim<'a>(state: &'a ApiState, has: impl Fn(&Pod) -> bool) -> Claim<'a> {
-    let ended = |pod: &Pod| matches!(phase(pod), "Succeeded" | "Failed");
-    let candidates = state.pods.iter().filter(|(_, pod)| !ended(pod) && has(pod));
-    let (ending, lasting): (Vec<_>, Vec<_>) =
-        candidates.partition(|(_, pod)| pod.metadata.deletion_timestamp.is_some());
-    let newest = |((namespace, name), pod): &Found<'a, Pod>| {
-        (Reverse(pod.metadata.creation_timestamp.clone()), name.clone(), namespace.clone())
-    };
-    match lasting[..] {
-        [found] if is_running(found.1) => Claim::Pod(found),
-        [_] => Claim::NotRunning,
-        [] if ending.is_empty() => Claim::Unclaimed,
-        [] => ending
-            .into_iter()
-            .filter(|(_, pod)| is_running(pod))
-            .min_by_key(newest)
-            .map_or(Claim::NotRunning, Claim::Pod),
-        ref several => Claim::Conflict(several.len()),
-    }
+/// The Pods with an address that are not terminating: several of them conflict.
+fn lasting(state: &ApiState, has: impl Fn(&Pod) -> bool) -> Vec<Found<'_, Pod>> {
+    candidates(state, has).filter(|(_, pod)| pod.metadata.deletion_timestamp.is_none()).collect()
+}
+
+/// The terminating Pod that keeps an address. They never conflict: a running Pod precedes others, then the newest.
+fn ending(state: &ApiState, has: impl Fn(&Pod) -> bool) -> Option<Found<'_, Pod>> {
+    let ending = candidates(state, has).filter(|(_, pod)| pod.metadata.deletion_timestamp.is_some());
+    ending.min_by_key(|((namespace, name), pod)| {
+        (!is_running(pod), Reverse(pod.metadata.creation_timestamp.clone()), name.clone(), namespace.clone())
+    })
+}
+
+fn candidates(state: &ApiState, has: impl Fn(&Pod) -> bool) -> impl Iterator<Item = Found<'_, Pod>> {
+    state.pods.iter().filter(move |(_, pod)| !matches!(phase(pod), "Succeeded" | "Failed") && has(pod))
 }
 
 fn phase(pod: &Pod) -> &str {
@@ -174,7 +163,12 @@ fn behind(
     };
     let own = pod_addresses(pod).first().copied().and_then(ip);
     let address = SocketAddr::new(own.unwrap_or(published), port);
-    Some(if is_running(pod) { of_pod(state, settings, (place, pod), address) } else { bare(settings, address) })
+    Some(of_running_pod(state, settings, (place, pod), address))
+}
+
+/// The answer for a Pod that is not running is the same as for an unknown address.
+fn of_running_pod(state: &ApiState, settings: &Settings, found: Found<'_, Pod>, address: SocketAddr) -> ProfileAnswer {
+    if is_running(found.1) { of_pod(state, settings, found, address) } else { bare(settings, address) }
 }
 
 fn of_pod(
