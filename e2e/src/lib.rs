@@ -34,6 +34,7 @@ pub mod kubeconfig;
 pub mod linkerd_controller;
 pub mod load;
 pub mod manager;
+pub mod memory;
 pub mod mesh;
 pub mod metric;
 pub mod namespace;

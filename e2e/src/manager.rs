@@ -19,6 +19,7 @@ use crate::{
     control_plane::ControlPlane,
     discovery::Discovery,
     executable::operator_binary,
+    memory::Memory,
     metric::{self, Sample},
     plain_http, port,
     process::{Process, Signal, Spawn},
@@ -192,15 +193,10 @@ impl Manager {
         self.process.signal(Signal::CONT)
     }
 
-    pub fn resident_memory_bytes(&self) -> Result<u64> {
-        let status = std::fs::read_to_string(format!("/proc/{}/status", self.pid()))?;
-        status_bytes(&status, "VmRSS:").context("/proc has no VmRSS: the process has ended")
-    }
-
-    /// The peak resident memory.
-    pub fn peak_memory_bytes(&self) -> Result<u64> {
-        let status = std::fs::read_to_string(format!("/proc/{}/status", self.pid()))?;
-        status_bytes(&status, "VmHWM:").context("/proc has no VmHWM: the process has ended")
+    /// # Errors
+    /// The process has ended.
+    pub fn memory(&self) -> Result<Memory> {
+        Memory::of_process(self.pid())
     }
 
     /// The CPU time used so far.
@@ -225,12 +221,6 @@ async fn get(admin: SocketAddr, path: &str) -> Result<(StatusCode, String)> {
     Ok((status, String::from_utf8_lossy(&body).into_owned()))
 }
 
-fn status_bytes(status: &str, name: &str) -> Option<u64> {
-    let line = status.lines().find_map(|line| line.strip_prefix(name))?;
-    let kibibytes: u64 = line.split_whitespace().next()?.parse().ok()?;
-    Some(kibibytes * 1024)
-}
-
 /// User plus system time. They follow the process name in parentheses, which may contain any character.
 fn cpu_ticks(stat: &str) -> Option<u64> {
     let (_, fields) = stat.rsplit_once(')')?;
@@ -242,12 +232,6 @@ fn cpu_ticks(stat: &str) -> Option<u64> {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn resident_memory_is_read_in_bytes() {
-        assert_eq!(status_bytes("Name:\tx\nVmRSS:\t    2048 kB\n", "VmRSS:"), Some(2 * 1024 * 1024));
-        assert_eq!(status_bytes("Name:\tx\n", "VmRSS:"), None);
-    }
 
     #[test]
     fn the_cpu_time_of_a_process_is_read_for_any_process_name() {

@@ -24,7 +24,7 @@ use kube::{
 use serde_json::{Value, json};
 use tokio::time::timeout;
 
-use crate::report::Report;
+use crate::report::{Report, in_control_group};
 
 const SERVICES: usize = 500;
 const WORKLOADS: usize = 10_000;
@@ -43,7 +43,7 @@ pub(crate) async fn steady(report: &mut Report, wanted: impl Fn(&str) -> bool) -
     eprintln!("a control plane with {SERVICES} Services and {WORKLOADS} ExternalWorkloads");
     let control_plane = start().await?;
     let client = control_plane.client().await?;
-    let empty = Manager::start(&control_plane, ManagerOptions::default())?;
+    let empty = Manager::start(&control_plane, in_control_group())?;
     settle(&empty).await?;
     if wanted("memory") {
         tokio::time::sleep(Duration::from_secs(5)).await;
@@ -53,7 +53,7 @@ pub(crate) async fn steady(report: &mut Report, wanted: impl Fn(&str) -> bool) -
 
     populate(&client).await?;
     hold_lease(&client).await?;
-    let manager = Manager::start(&control_plane, ManagerOptions::default())?;
+    let manager = Manager::start(&control_plane, in_control_group())?;
     settle(&manager).await?;
     if wanted("converge") {
         let (mut ours, mut bare) = (Vec::new(), Vec::new());
@@ -145,10 +145,7 @@ async fn leads(manager: &Manager) -> Result<()> {
 }
 
 fn memory(report: &mut Report, figure: &str, manager: &Manager, wanted: &'static str) -> Result<()> {
-    let bytes = manager.resident_memory_bytes()?;
-    #[allow(clippy::cast_precision_loss, reason = "for people")]
-    let mebibytes = bytes as f64 / 1024.0 / 1024.0;
-    report.row(figure, format!("{mebibytes:.1} MiB"), wanted, json!({ "bytes": bytes }));
+    report.memory(figure, &[manager.memory()?], wanted);
     Ok(())
 }
 

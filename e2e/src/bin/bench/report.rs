@@ -12,10 +12,17 @@ use std::{
 };
 
 use anyhow::{Context, Result};
-use e2e::executable::operator_binary;
+use e2e::{
+    ManagerOptions,
+    executable::operator_binary,
+    memory::{Memory, mebibytes},
+};
 use serde_json::{Map, Value, json};
 
 use crate::spent::Spent;
+
+/// The memory limit of the measured processes. It is larger than the shipped one, so that it limits no row.
+pub(crate) const CONTAINER: u64 = 1024 * 1024 * 1024;
 
 pub(crate) struct Report {
     machine: Map<String, Value>,
@@ -127,6 +134,25 @@ impl Report {
         self.row(figure, samples.text(), wanted, samples.histogram());
     }
 
+    /// Adds a row with the memory of one process or several.
+    pub(crate) fn memory(&mut self, figure: &str, all: &[Memory], wanted: &'static str) {
+        let of = |bytes: fn(&Memory) -> Option<u64>| -> Option<(f64, f64)> {
+            let known: Vec<f64> = all.iter().filter_map(bytes).map(mebibytes).collect();
+            Some((median(known.clone()), known.into_iter().reduce(f64::max)?))
+        };
+        let text = |name: &str, figures: Option<(f64, f64)>| match figures {
+            Some((only, _)) if all.len() == 1 => format!("{name} {only:.1} MiB"),
+            Some((middle, most)) => format!("{name} {middle:.1} MiB (median of {}, max {most:.1})", all.len()),
+            None => format!("{name} unknown"),
+        };
+        let parts = [
+            text("resident", of(|memory| Some(memory.resident))),
+            text("peak", of(|memory| Some(memory.peak))),
+            text("container", of(|memory| memory.container)),
+        ];
+        self.row(figure, parts.join("; "), wanted, json!(all.iter().map(json_of).collect::<Vec<_>>()));
+    }
+
     /// Adds a row for a figure that could not be measured.
     pub(crate) fn failed(&mut self, figure: &str, error: &anyhow::Error) {
         self.failures += 1;
@@ -183,6 +209,16 @@ pub(crate) fn median(mut numbers: Vec<f64>) -> f64 {
     numbers.get(numbers.len() / 2).copied().unwrap_or_default()
 }
 
+pub(crate) fn json_of(memory: &Memory) -> Value {
+    let Memory { resident, peak, container } = memory;
+    json!({"resident_bytes": resident, "peak_bytes": peak, "container_bytes": container})
+}
+
+/// A manager whose control group is measured beside its resident memory.
+pub(crate) fn in_control_group() -> ManagerOptions {
+    ManagerOptions { memory_limit: Some(CONTAINER), ..ManagerOptions::default() }
+}
+
 fn machine() -> Map<String, Value> {
     let cpu = std::fs::read_to_string("/proc/cpuinfo").unwrap_or_default();
     let model = cpu
@@ -196,9 +232,17 @@ fn machine() -> Map<String, Value> {
     machine.insert("cpu".to_owned(), json!(model.unwrap_or("unknown")));
     machine.insert("cores".to_owned(), json!(cores));
     machine.insert("kernel".to_owned(), json!(kernel.trim()));
+    machine.insert("date".to_owned(), json!(k8s_openapi::jiff::Timestamp::now().strftime("%Y-%m-%d").to_string()));
+    machine.insert("commit".to_owned(), json!(commit().unwrap_or_else(|| "unknown".to_owned())));
     machine.insert("operator".to_owned(), json!(operator().unwrap_or_else(|| "unknown".to_owned())));
     machine.insert("profile of the bench".to_owned(), json!(if cfg!(debug_assertions) { "debug" } else { "release" }));
     machine
+}
+
+/// The checked-out commit, with `-dirty` if the working tree differs from it.
+fn commit() -> Option<String> {
+    let output = Command::new("git").args(["describe", "--always", "--exclude=*", "--dirty"]).output().ok()?;
+    output.status.success().then(|| String::from_utf8_lossy(&output.stdout).trim().to_owned())
 }
 
 /// The version of the measured binary, which may be from another build.

@@ -201,7 +201,7 @@ impl Soak {
     /// Takes one sample. Retries, because a manager may be slow to answer; fails immediately when it has ended.
     async fn take_sample(&self, elapsed: f64) -> Result<Sample> {
         let sample = eventually(PATIENCE / 4, "a sample of the manager", async || {
-            if self.manager.resident_memory_bytes().is_err() {
+            if self.manager.memory().is_err() {
                 return Ok(None);
             }
             Sample::take(&self.manager, &self.proxy, elapsed).await.map(Some)

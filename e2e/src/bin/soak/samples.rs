@@ -5,8 +5,8 @@
 
 use std::{collections::BTreeMap, time::Duration};
 
-use anyhow::{Context, Result};
-use e2e::{FaultProxy, Manager};
+use anyhow::Result;
+use e2e::{FaultProxy, Manager, memory::Memory};
 use serde_json::{Value, json};
 
 const MOST: u32 = 720;
@@ -40,7 +40,7 @@ impl Sample {
     /// # Errors
     /// Fails when the manager has ended or does not answer.
     pub(crate) async fn take(manager: &Manager, proxy: &FaultProxy, seconds: f64) -> Result<Self> {
-        let memory = manager.resident_memory_bytes()?;
+        let memory = manager.memory()?.resident;
         let descriptors = std::fs::read_dir(format!("/proc/{}/fd", manager.pid()))?.count();
         let metrics = manager.metrics().await?;
         let of = |name: &'static str| metrics.iter().filter(move |sample| sample.name == name);
@@ -52,7 +52,7 @@ impl Sample {
             seconds,
             memory_kib: memory as f64 / KIB,
             allocated_kib: of("linkerd_operator_memory_allocated_bytes").map(|sample| sample.value / KIB).next(),
-            own_memory_kib: own_memory_kib()?,
+            own_memory_kib: Memory::of_process(std::process::id())?.resident as f64 / KIB,
             descriptors,
             api_connections: proxy.open_connections(),
             tasks: of("linkerd_operator_runtime_tasks").map(|sample| sample.value).next(),
@@ -81,13 +81,6 @@ impl Sample {
             "closed_connections": self.closed_connections,
         })
     }
-}
-
-fn own_memory_kib() -> Result<f64> {
-    let status = std::fs::read_to_string("/proc/self/status")?;
-    let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:"));
-    let number = line.and_then(|line| line.split_whitespace().next());
-    number.context("/proc/self/status has no VmRSS")?.parse().context("VmRSS is not a number")
 }
 
 /// One second, or longer if that would result in too many samples.

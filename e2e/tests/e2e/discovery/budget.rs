@@ -72,7 +72,7 @@ async fn a_manager_with_the_shipped_memory_limit_survives_all_attacks_and_serves
     }
     let refused = world.manager.metric("linkerd_operator_discovery_streams_refused_total", &[]).await;
     let allocated = world.manager.metric("linkerd_operator_memory_allocated_bytes", &[]).await;
-    let peak = world.manager.peak_memory_bytes()?;
+    let peak = world.manager.memory()?.peak;
     println!(
         "{attacks:?}: {} MiB at the peak, {:.0} MiB allocated now, {refused:?} streams refused, a change after {slowest:?} at most",
         peak / MIB,

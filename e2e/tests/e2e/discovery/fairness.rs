@@ -144,7 +144,7 @@ async fn ten_thousand_streams_of_many_identities_are_served_with_the_shipped_mem
     for reason in ["full", "share", "memory"] {
         crowd.counts(REFUSED, &[("reason", reason)], 0.0).await?;
     }
-    let peak = crowd.manager.peak_memory_bytes()?;
+    let peak = crowd.manager.memory()?.peak;
     ensure!(peak < LIMIT, "{} MiB at the peak", peak / 1024 / 1024);
     Ok(())
 }

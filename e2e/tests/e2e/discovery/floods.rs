@@ -153,7 +153,7 @@ async fn flooded(
     }
     let tally = attack.tally();
     drop(attack);
-    let peak = crowd.manager.peak_memory_bytes()?.saturating_sub(before);
+    let peak = crowd.manager.memory()?.peak.saturating_sub(before);
     eprintln!("{name}: {longest:?} at most for a change, {} KiB more at the peak, {tally:?}", peak / 1024);
     ensure!(longest < LATE, "a change took {longest:?}; {tally:?}");
     ensure!(peak < MEMORY, "{} KiB more; {tally:?}", peak / 1024);
@@ -166,7 +166,7 @@ async fn flooded(
 /// Resets the manager's peak memory, and returns its current usage in bytes.
 fn reset_peak_memory(crowd: &Crowd) -> Result<u64> {
     std::fs::write(format!("/proc/{}/clear_refs", crowd.manager.pid()), "5")?;
-    crowd.manager.resident_memory_bytes()
+    Ok(crowd.manager.memory()?.resident)
 }
 
 /// Fails unless the server ended at least one connection with GOAWAY, and every GOAWAY was ENHANCE_YOUR_CALM.
@@ -265,7 +265,7 @@ async fn twenty_thousand_unfinished_requests_do_not_affect_others() -> Result<()
     crowd.shows("small", 0..known).await.context("a new client")?;
     // The server ends the requests with a timeout.
     client.until("all to be ended", |received| received.ended || received.ended_streams == u64::from(STREAMS)).await?;
-    let peak = crowd.manager.peak_memory_bytes()?.saturating_sub(before);
+    let peak = crowd.manager.memory()?.peak.saturating_sub(before);
     eprintln!("{longest:?} at most for a change, {} KiB more at the peak", peak / 1024);
     ensure!(longest < LATE, "a change was late");
     ensure!(peak < MEMORY, "{} KiB more", peak / 1024);
@@ -358,7 +358,7 @@ async fn a_thousand_streams_on_an_unread_socket_take_little_memory_and_end() -> 
     let longest = propagate_changes(&crowd, &mut stream).await?;
     crowd.counts(ENDED, &[("reason", "stalled")], 1.0).await?;
     let longest = longest.max(propagate_changes(&crowd, &mut stream).await?);
-    let peak = crowd.manager.peak_memory_bytes()?.saturating_sub(before);
+    let peak = crowd.manager.memory()?.peak.saturating_sub(before);
     eprintln!("{longest:?} at most for a change, {} KiB more at the peak", peak / 1024);
     ensure!(peak < MEMORY, "{} KiB more", peak / 1024);
     ensure!(longest < LATE, "a change took {longest:?}");

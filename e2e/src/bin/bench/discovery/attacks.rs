@@ -9,6 +9,7 @@ use anyhow::{Context, Result};
 use e2e::{
     ManagerOptions,
     attack::{Attack, Target},
+    memory::mebibytes,
 };
 use serde_json::json;
 use tokio::time::sleep;
@@ -16,7 +17,7 @@ use tokio::time::sleep;
 use super::{
     changing::{Changing, Kind},
     cluster::stream_requests,
-    rig::{Rig, Subject, mebibytes},
+    rig::{Rig, Subject},
 };
 use crate::report::Report;
 
@@ -68,7 +69,7 @@ async fn attacked(report: &mut Report, rig: &Rig, attack: Attack, figure: String
     running.is_running()?;
     let server = percentile_99(&before, &taken(&subject).await?);
     let late = changing.lateness(&load)?;
-    let peak = subject.memory("VmHWM:")?.unwrap_or_default();
+    let peak = subject.memory()?.unwrap_or_default().peak;
     let text = format!(
         "at the client {}; at the server p99 ≤ {:.1} ms; {:.0} MiB at the peak",
         late.since_seen.text(),

@@ -10,6 +10,7 @@ use anyhow::{Context, Result, ensure};
 use e2e::{
     ManagerOptions,
     discovery::{Discovery, token},
+    memory::{Memory, mebibytes},
     wait::eventually,
 };
 use serde_json::json;
@@ -18,7 +19,7 @@ use tokio::time::sleep;
 use super::{
     changing::{Changing, Kind},
     cluster::{GIANT, GIANT_ENDPOINTS, NAMESPACE, path_of, populate_giant, stream_request},
-    rig::{PATIENCE, Rig, Subject, mebibytes},
+    rig::{PATIENCE, Rig, Subject},
 };
 use crate::{
     report::{Report, milliseconds},
@@ -53,7 +54,8 @@ pub(super) async fn giant(report: &mut Report, rig: &Rig) -> Result<()> {
     })
     .await?;
     let spent = phase.end()?;
-    let (bytes, late, resident) = (load.counts().bytes, load.counts().timed_out, subject.memory("VmRSS:")?);
+    let (bytes, late, resident) =
+        (load.counts().bytes, load.counts().timed_out, subject.memory()?.map(|memory| memory.resident));
     let took = milliseconds(&spent.took);
     let text = format!("{took:.0} ms, {:.0} MiB in total, {late} late and requested again", mebibytes(bytes));
     let raw = json!({"milliseconds": took, "bytes": bytes, "resident_bytes": resident, "timed_out": late});
@@ -111,7 +113,7 @@ pub(super) async fn unread(report: &mut Report, rig: &Rig) -> Result<()> {
     // Shows when the server has processed a version.
     let load = rig.loads.open(subject.address, 1, vec![stream_request(path_of(GIANT), 0)]).await?;
     load.first_messages(1).await?;
-    let Some(before) = subject.memory_at_rest().await? else { return Ok(()) };
+    let Some(Memory { resident: before, .. }) = subject.memory_at_rest().await? else { return Ok(()) };
     load.reset();
     let phase = rig.phase(&subject)?;
     let mut readers = Vec::new();
@@ -123,8 +125,7 @@ pub(super) async fn unread(report: &mut Report, rig: &Rig) -> Result<()> {
     subject.has_streams(usize::from(READERS) + 1).await?;
     let spent = phase.end()?;
     sleep(Duration::from_secs(2)).await;
-    let after = subject.memory("VmRSS:")?.context("the server's memory is unknown")?;
-    let peak = subject.memory("VmHWM:")?.context("the server's peak memory is unknown")?;
+    let Memory { resident: after, peak, container } = subject.memory()?.context("the server's memory is unknown")?;
     subject.has_streams(usize::from(READERS) + 1).await.context("a client was disconnected before the end")?;
     let text = format!(
         "{:.0} MiB more than {:.0} (peak {:.0}), opened in {:.0} s",
@@ -133,7 +134,7 @@ pub(super) async fn unread(report: &mut Report, rig: &Rig) -> Result<()> {
         mebibytes(peak),
         spent.took.as_secs_f64()
     );
-    let raw = json!({"before_bytes": before, "after_bytes": after, "peak_bytes": peak, "readers": readers.len()});
+    let raw = json!({"before_bytes": before, "after_bytes": after, "peak_bytes": peak, "container_bytes": container, "readers": readers.len()});
     let figure = format!("{READERS} clients that never read, at different versions of {GIANT_ENDPOINTS} endpoints");
     report.row(figure, text, "megabytes, not gigabytes", raw);
     report.spent(&spent);

@@ -43,14 +43,15 @@ pub(crate) const FIGURES: [&str; 14] = [
 
 pub(crate) async fn discovery(report: &mut Report, other: Option<Other>, wanted: impl Fn(&str) -> bool) -> Result<()> {
     let rig = Rig::start(report, other).await?;
-    // Ordered by the objects that each figure adds: none, Services and Pods, Pod addresses, Servers, the giant Service,
-    // those of attackers.
+    // Ordered by the objects that each figure adds: none, Services and Pods, Servers, the giant Service, those of
+    // attackers.
     if wanted("start") {
         let result = rest::empty(report, &rig).await;
         keep(report, "start", result);
     }
     // Without these objects nothing can be measured, so an error ends the run.
     cluster::populate(&rig.client).await?;
+    cluster::run_pods(&rig.client).await?;
     rig.answers().await?;
     for figure in FIGURES.into_iter().filter(|figure| wanted(figure)) {
         eprintln!("{figure}");

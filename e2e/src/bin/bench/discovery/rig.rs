@@ -2,18 +2,19 @@
 //!
 //! * In: the address of another server, or none. Out: a [`Rig`], which provides a [`Subject`] for every row: a new
 //!   process of ours, or the other server unchanged.
-//! * Always: the server runs on one core, and everything else on another.
+//! * Always: the server runs on one core, in a control group with a memory limit, and everything else on another core.
 
 use std::{
     net::SocketAddr,
     time::{Duration, Instant},
 };
 
-use anyhow::{Context, Result, bail, ensure};
+use anyhow::{Result, bail, ensure};
 use e2e::{
     ControlPlane, Manager, ManagerOptions, Options,
     discovery::{Discovery, token},
     load,
+    memory::Memory,
     process::pin_to_core,
     wait::eventually,
 };
@@ -22,7 +23,7 @@ use tokio::time::sleep;
 
 use super::cluster::{PODS, SERVICES, path};
 use crate::{
-    report::Report,
+    report::{CONTAINER, Report},
     spent::{CLIENTS_CORE, Phase, SERVERS_CORE},
 };
 
@@ -105,7 +106,8 @@ impl Rig {
             return Ok(Subject { address, pid, manager: None, ready: Duration::ZERO });
         }
         let begun = Instant::now();
-        options.env.push(("TOKIO_WORKER_THREADS".to_owned(), "1".to_owned()));
+        // On one core, the runtime has one worker thread, unless a row sets another number.
+        options.memory_limit.get_or_insert(CONTAINER);
         let mut manager = Manager::start(&self.control_plane, options)?;
         pin_to_core(manager.pid(), SERVERS_CORE)?;
         manager.ready(PATIENCE).await?;
@@ -126,19 +128,14 @@ impl Rig {
 // === impl Subject ===
 
 impl Subject {
-    /// The resident memory at rest; `None` if the process is unknown.
-    pub(super) async fn memory_at_rest(&self) -> Result<Option<u64>> {
+    /// The memory at rest; `None` if the process is unknown.
+    pub(super) async fn memory_at_rest(&self) -> Result<Option<Memory>> {
         sleep(REST).await;
-        self.memory("VmRSS:")
+        self.memory()
     }
 
-    /// The resident memory (`VmRSS:`), or its peak (`VmHWM:`).
-    pub(super) fn memory(&self, name: &str) -> Result<Option<u64>> {
-        let Some(pid) = self.pid else { return Ok(None) };
-        let status = std::fs::read_to_string(format!("/proc/{pid}/status"))?;
-        let line = status.lines().find_map(|line| line.strip_prefix(name)).context("the process has ended")?;
-        let kibibytes: u64 = line.split_whitespace().next().context("a number")?.parse()?;
-        Ok(Some(kibibytes * 1024))
+    pub(super) fn memory(&self) -> Result<Option<Memory>> {
+        self.pid.map(Memory::of_process).transpose()
     }
 
     /// Waits until the server has this number of streams.
@@ -159,9 +156,4 @@ impl Subject {
         })
         .await
     }
-}
-
-#[allow(clippy::cast_precision_loss, reason = "for people")]
-pub(super) fn mebibytes(bytes: u64) -> f64 {
-    bytes as f64 / 1024.0 / 1024.0
 }

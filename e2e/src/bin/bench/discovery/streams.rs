@@ -3,16 +3,19 @@
 use std::time::Duration;
 
 use anyhow::Result;
-use e2e::load::{Load, StreamRequest};
+use e2e::{
+    load::{Load, StreamRequest},
+    memory::mebibytes,
+};
 use serde_json::json;
 use tokio::time::sleep;
 
 use super::{
     cluster::{SERVERS, SERVICES, populate_servers, stream_requests},
-    rig::{Rig, Subject, mebibytes},
+    rig::{Rig, Subject},
 };
 use crate::{
-    report::{Report, Samples, median},
+    report::{Report, Samples, json_of, median},
     spent::Spent,
 };
 
@@ -86,18 +89,26 @@ pub(super) async fn connect(report: &mut Report, rig: &Rig) -> Result<()> {
 // === impl Herd ===
 
 impl Herd {
+    /// The KiB of each stream.
+    #[allow(clippy::cast_precision_loss, reason = "far below 2^52")]
+    fn for_each_stream(&self, bytes: u64) -> f64 {
+        bytes as f64 / self.requests.len() as f64 / 1024.0
+    }
+
     /// Measures several rounds, each with a new server.
     pub(super) async fn measure(&self, report: &mut Report, rig: &Rig) -> Result<()> {
-        let (mut opened, mut each, mut raw) = (Opened::default(), Vec::new(), Vec::new());
+        let (mut opened, mut raw) = (Opened::default(), Vec::new());
+        let (mut each, mut charges) = (Vec::new(), Vec::new());
         for _ in 0..ROUNDS {
             let subject = rig.subject().await?;
             let before = if self.memory.is_some() { subject.memory_at_rest().await? } else { None };
             let load = opened.open(rig, &subject, self).await?;
             if let Some(before) = before {
                 sleep(SETTLED).await;
-                if let Some(after) = subject.memory("VmRSS:")? {
-                    #[allow(clippy::cast_precision_loss, reason = "far below 2^52")]
-                    each.push(after.saturating_sub(before) as f64 / self.requests.len() as f64 / 1024.0);
+                if let Some(after) = subject.memory()? {
+                    each.push(self.for_each_stream(after.resident.saturating_sub(before.resident)));
+                    let charged = before.container.zip(after.container);
+                    charges.extend(charged.map(|(before, after)| self.for_each_stream(after.saturating_sub(before))));
                     raw.push((before, after));
                 }
             }
@@ -106,13 +117,15 @@ impl Herd {
         }
         opened.row(report, self);
         if let (Some(limit), Some((before, after))) = (self.memory, raw.last()) {
+            let charged = if charges.is_empty() { "unknown".to_owned() } else { format!("{:.1} KiB", median(charges)) };
             let text = format!(
-                "{:.1} KiB (of {ROUNDS}; the last from {:.1} to {:.1} MiB)",
+                "{:.1} KiB (median of {ROUNDS}; the last from {:.1} to {:.1} MiB); container {charged}",
                 median(each),
-                mebibytes(*before),
-                mebibytes(*after)
+                mebibytes(before.resident),
+                mebibytes(after.resident)
             );
-            let raw = json!({"before_and_after_bytes": raw});
+            let raw: Vec<_> = raw.iter().map(|(before, after)| [json_of(before), json_of(after)]).collect();
+            let raw = json!({ "before_and_after": raw });
             report.row(format!("memory of a stream, {}", self.what), text, limit, raw);
         }
         Ok(())

@@ -18,7 +18,7 @@ use kube::{
 use serde_json::{Value, json};
 use tokio::time::timeout;
 
-use crate::linkerd_config::kind;
+use crate::{linkerd_config::kind, report::in_control_group};
 
 /// The namespace in which Pods are injected.
 pub(super) const NAMESPACE: &str = "mesh";
@@ -52,7 +52,7 @@ impl Mesh {
     /// Starts a manager and waits until it is ready. All its controllers run unless these arguments disable them.
     pub(super) async fn manager(&self, args: &[&str]) -> Result<Manager> {
         let args = ["--operator-namespace=linkerd"].iter().chain(args).map(|arg| (*arg).to_owned()).collect();
-        let mut manager = Manager::start(&self.control_plane, ManagerOptions { args, ..ManagerOptions::default() })?;
+        let mut manager = Manager::start(&self.control_plane, ManagerOptions { args, ..in_control_group() })?;
         manager.ready(PATIENCE).await?;
         Ok(manager)
     }

@@ -89,10 +89,6 @@ async fn end(mut manager: Manager) -> Result<()> {
 
 async fn rest(report: &mut Report, manager: &Manager, crowd: &Crowd, workloads: usize) -> Result<()> {
     sleep(AT_REST).await;
-    #[allow(clippy::cast_precision_loss, reason = "for people")]
-    let mebibytes = |bytes: u64| bytes as f64 / 1024.0 / 1024.0;
-    let (resident, peak) = (manager.resident_memory_bytes()?, manager.peak_memory_bytes()?);
-    let text = format!("{:.1} MiB, peak {:.1} MiB since the start", mebibytes(resident), mebibytes(peak));
     let (whole, without) = crowd.pod_bytes().await?;
     let figure = format!(
         "resident memory of the whole manager, {} meshed Pods of {} KiB ({} with managedFields) in {workloads} workloads",
@@ -100,7 +96,7 @@ async fn rest(report: &mut Report, manager: &Manager, crowd: &Crowd, workloads: 
         without / 1024,
         whole / 1024,
     );
-    report.row(figure, text, "≤ 80 MiB", json!({"resident_bytes": resident, "peak_bytes": peak}));
+    report.memory(&figure, &[manager.memory()?], "≤ 80 MiB");
     Ok(())
 }
 
