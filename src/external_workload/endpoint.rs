@@ -148,19 +148,40 @@ mod tests {
     use serde_json::json;
 
     use super::*;
-    use crate::cluster::testing::{external_workload as workload, service};
+    use crate::cluster::testing::{external_workload, service};
 
     #[test]
     fn a_workload_that_is_not_an_endpoint_has_findings_only_for_its_invalid_addresses() {
         let service = service(&json!({"ipFamilies": ["IPv4"], "clusterIP": "None", "ports": [{"port": 80}]}));
         let findings = |ips: &[&str]| {
             let ips: Vec<_> = ips.iter().map(|ip| json!({"ip": ip})).collect();
-            let workload = Arc::new(workload("vm.example", true, &json!({}), &json!({"workloadIPs": ips})));
+            let workload = Arc::new(external_workload("vm.example", true, &json!({}), &json!({"workloadIPs": ips})));
             desired(&service, &[workload]).1.len()
         };
         assert_eq!(findings(&["192.0.2.1"]), 2, "its name and its ports");
         assert_eq!(findings(&["2001:db8::1"]), 0);
         assert_eq!(findings(&["bogus"]), 1);
+    }
+
+    #[test]
+    fn an_endpoint_refers_to_a_workload_in_the_namespace_of_the_service_only() {
+        let service = service(&json!({}));
+        let found = |target: serde_json::Value| {
+            let endpoint: Endpoint =
+                serde_json::from_value(json!({"addresses": ["192.0.2.1"], "targetRef": target})).unwrap();
+            workload(&service, &endpoint).map(str::to_owned)
+        };
+        let known = Some("vm".to_owned());
+        assert_eq!(found(json!({"kind": "ExternalWorkload", "name": "vm", "namespace": "ns"})), known);
+        assert_eq!(found(json!({"kind": "ExternalWorkload", "name": "vm"})), known);
+        for other in [
+            json!({"kind": "ExternalWorkload", "name": "vm", "namespace": "other"}),
+            json!({"kind": "Pod", "name": "vm", "namespace": "ns"}),
+            json!({"kind": "ExternalWorkload"}),
+            json!(null),
+        ] {
+            assert_eq!(found(other.clone()), None, "{other}");
+        }
     }
 
     #[test]

@@ -227,5 +227,29 @@ impl fmt::Debug for OpaquePorts {
 }
 
 #[cfg(test)]
-#[path = "target_tests.rs"]
-mod tests;
+mod tests {
+    use serde_json::json;
+
+    use crate::{
+        cluster::{Kind, index::label_selector::counters::counted},
+        destination::{
+            get::members::Member,
+            testing::{endpoint, members, settings, slice},
+        },
+    };
+
+    #[test]
+    fn servers_are_not_evaluated_while_the_members_of_a_service_are_looked_up() {
+        let pod = |name: &str| (Kind::Pod, json!({"metadata": {"name": name, "labels": {"app": name}}}));
+        let endpoints = ["web-1", "web-2", "db-1"].map(|name| endpoint("10.0.0.1", "Pod", name));
+        let expression = json!({"key": "app", "operator": "In", "values": ["web-1", "web-2"]});
+        let spec = json!({"podSelector": {"matchExpressions": [expression]}, "port": 80, "proxyProtocol": "opaque"});
+        let server = (Kind::Server, json!({"metadata": {"name": "s", "namespace": "ns"}, "spec": spec}));
+        let objects = [pod("web-1"), pod("web-2"), pod("db-1"), server, slice("a", &json!([]), &endpoints)];
+        let (members, evaluations, _) = counted(|| members(objects));
+        assert_eq!((members.members.len(), evaluations), (3, 0));
+        let is_opaque = |member: &Member| member.target.is_opaque(80, &settings());
+        let (opaque, evaluations, _) = counted(|| members.members.iter().map(is_opaque).collect::<Vec<_>>());
+        assert_eq!((opaque, evaluations), (vec![true, true, false], 3));
+    }
+}

@@ -302,5 +302,32 @@ impl Locality {
 }
 
 #[cfg(test)]
-#[path = "weighted_addr_tests.rs"]
-mod tests;
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_ipv6_address_is_sent_in_two_halves() {
+        let ip = tcp_address("[2001:db8::94]:8989".parse().unwrap());
+        let halves = IPv6 { first: 0x2001_0db8_0000_0000, last: 0x94 };
+        assert_eq!(ip, TcpAddress { ip: Some(IpAddress { ip: Some(ip_address::Ip::Ipv6(halves)) }), port: 8989 });
+        let mapped = tcp_address("[::ffff:10.0.0.1]:80".parse().unwrap());
+        let halves = IPv6 { first: 0, last: 0xffff_0a00_0001 };
+        assert_eq!(
+            mapped.ip,
+            Some(IpAddress { ip: Some(ip_address::Ip::Ipv6(halves)) }),
+            "an IPv4-mapped address stays an IPv6 address"
+        );
+    }
+
+    #[test]
+    fn the_locality_is_unknown_unless_both_zones_are_known() {
+        for (client, endpoint, expected) in [
+            (None, Some("a"), "unknown"),
+            (None, None, "unknown"),
+            (Some("a"), None, "unknown"),
+            (Some("A"), Some("a"), "remote"),
+        ] {
+            assert_eq!(Locality::between(client, endpoint).into_str(), expected);
+        }
+    }
+}

@@ -26,43 +26,6 @@ fn service(labels: &Value, annotations: &Value, spec: &Value) -> Value {
 }
 
 #[test]
-fn each_kind_of_service_has_its_result_and_the_first_of_several_marks_wins() {
-    let (none, external) = (json!({}), json!({"type": "ExternalName", "externalName": "web.example"}));
-    let federated = |key: &str| json!({format!("multicluster.linkerd.io/{key}"): ""});
-    let remote =
-        json!({"multicluster.linkerd.io/remote-discovery": "east", "multicluster.linkerd.io/remote-service": "web"});
-    let nameless = json!({"multicluster.linkerd.io/remote-discovery": "east"});
-    let only_name = json!({"multicluster.linkerd.io/remote-service": "web"});
-    let not_federated = Some((Code::Unknown, "service ns/web is not a federated service".to_owned()));
-    let no_cluster = Some((Code::NotFound, "Remote cluster not found: east".to_owned()));
-    let no_name = format!("Remote discovery service missing remote service name {PATH}");
-    let no_name = Some((Code::FailedPrecondition, no_name));
-    let is_external = Some((Code::InvalidArgument, format!("Invalid authority: {PATH}")));
-    for (labels, annotations, spec, expected) in [
-        (&none, &none, &none, &None),
-        (&none, &none, &json!({"type": "ClusterIP", "clusterIP": "10.0.0.1"}), &None),
-        (&none, &none, &json!({"type": "ClusterIP", "clusterIP": "None"}), &None),
-        (&none, &none, &json!({"type": "NodePort"}), &None),
-        (&none, &none, &json!({"type": "LoadBalancer"}), &None),
-        (&only_name, &none, &none, &None),
-        (&none, &none, &external, &is_external),
-        (&nameless, &none, &none, &no_name),
-        (&nameless, &none, &external, &no_name),
-        (&remote, &none, &none, &no_cluster),
-        (&remote, &none, &external, &no_cluster),
-        (&none, &federated("remote-discovery"), &none, &not_federated),
-        (&none, &federated("local-discovery"), &none, &not_federated),
-        (&remote, &federated("local-discovery"), &external, &not_federated),
-    ] {
-        let feed = feed([service(labels, annotations, spec)]);
-        let request = request("");
-        let refused = request.resolve(&feed.cluster.read()).err().map(|refusal| request.refused(&refusal, PATH));
-        let refused = refused.map(|status| (status.code(), status.message().to_owned()));
-        assert_eq!(refused, *expected, "labels {labels}, annotations {annotations}, spec {spec}");
-    }
-}
-
-#[test]
 fn an_absent_service_is_not_found_even_if_another_namespace_has_one_with_its_name() {
     let elsewhere = json!({"metadata": {"name": "web", "namespace": "other"}, "spec": {}});
     let feed = feed([elsewhere]);

@@ -1,5 +1,4 @@
 use serde_json::json;
-use tonic::Code;
 
 use super::*;
 use crate::cluster::{Watched, testing::service};
@@ -59,44 +58,5 @@ fn the_clients_own_profile_precedes_the_services_profile_and_both_are_found_by_n
     assert_eq!(service_of("legacy.ns.svc.cluster.local", "cluster.local"), Some(NamespacedName::new("ns", "legacy")));
     for name in ["legacy.ns.svc.other", "legacy.ns", "nssvc.cluster.local", "ns.svc.cluster.local"] {
         assert_eq!(service_of(name, "cluster.local"), None, "{name}");
-    }
-}
-
-#[test]
-fn refusals_have_upstreams_codes_and_messages() {
-    let (ip, address) = ("10.0.0.1".parse().unwrap(), "10.0.0.1:80".parse().unwrap());
-    let service = NamespacedName::new("ns", "db");
-    for (refusal, code, text) in [
-        (ProfileRefusal::NoService("web".into()), Code::Unknown, "service \"web\" not found"),
-        (ProfileRefusal::ExternalName, Code::InvalidArgument, "Invalid authority: PATH"),
-        (
-            ProfileRefusal::Services(2, ip),
-            Code::FailedPrecondition,
-            "found 2 services with conflicting cluster IP 10.0.0.1",
-        ),
-        (
-            ProfileRefusal::Pods(2, ip),
-            Code::FailedPrecondition,
-            "found 2 pods with a conflicting pod network IP 10.0.0.1",
-        ),
-        (
-            ProfileRefusal::HostPorts(2, address),
-            Code::FailedPrecondition,
-            "found 2 pods with a conflicting host network endpoint 10.0.0.1:80",
-        ),
-        (
-            ProfileRefusal::ExternalWorkloads(3, address),
-            Code::FailedPrecondition,
-            "found 3 externalworkloads with a conflicting ip 10.0.0.1:80",
-        ),
-        (
-            ProfileRefusal::NoInstance(service, "db-0".into()),
-            Code::NotFound,
-            "no pod found in EndpointSlices of Service ns/db for hostname db-0",
-        ),
-        (ProfileRefusal::NoPod("db-0".into()), Code::Unknown, "pod \"db-0\" not found"),
-    ] {
-        let status = refusal.status("PATH");
-        assert_eq!((status.code(), status.message()), (code, text));
     }
 }

@@ -1,7 +1,6 @@
 use serde_json::{Value, json};
 
 use super::*;
-use request_match::Match;
 
 use crate::cluster::{
     Problems,
@@ -27,67 +26,6 @@ fn response(condition: &Value) -> Result<ResponseMatch, String> {
     let route = json!({"name": "r", "condition": {"method": "GET"}, "responseClasses": [class]});
     let content = content(json!({"routes": [route]}))?;
     Ok(routes(&content)[0].response_classes[0].condition.clone().unwrap())
-}
-
-fn registered(method: http_method::Registered) -> RequestMatch {
-    let r#type = Some(http_method::Type::Registered(method.into()));
-    RequestMatch { r#match: Some(Match::Method(HttpMethod { r#type })) }
-}
-
-fn path(regex: &str) -> RequestMatch {
-    RequestMatch { r#match: Some(Match::Path(PathMatch { regex: regex.to_owned() })) }
-}
-
-fn not(it: RequestMatch) -> RequestMatch {
-    RequestMatch { r#match: Some(Match::Not(Box::new(it))) }
-}
-
-fn all(matches: Vec<RequestMatch>) -> RequestMatch {
-    RequestMatch { r#match: Some(Match::All(request_match::Seq { matches })) }
-}
-
-fn any(matches: Vec<RequestMatch>) -> RequestMatch {
-    RequestMatch { r#match: Some(Match::Any(request_match::Seq { matches })) }
-}
-
-#[test]
-fn one_field_becomes_the_match_and_several_fields_are_wrapped_in_linkerds_order() {
-    use http_method::Registered::{Get, Post};
-    for (written, expected) in [
-        (json!({"method": "GET"}), registered(Get)),
-        (json!({"pathRegex": "/a/.*"}), path("/a/.*")),
-        (json!({"method": "", "pathRegex": "/a"}), path("/a")),
-        (json!({"pathRegex": "/a", "method": "post"}), all(vec![registered(Post), path("/a")])),
-        (json!({"not": {"pathRegex": "/a"}, "method": "GET"}), all(vec![registered(Get), not(path("/a"))])),
-        (json!({"all": []}), all(vec![])),
-        (json!({"any": []}), any(vec![])),
-        (json!({"all": [{"method": "GET"}]}), all(vec![registered(Get)])),
-        (
-            json!({"pathRegex": "/a", "not": {"method": "GET"}, "any": [{"method": "GET"}], "all": [{"pathRegex": "/b"}], "method": "POST"}),
-            all(vec![
-                all(vec![path("/b")]),
-                any(vec![registered(Get)]),
-                registered(Post),
-                not(registered(Get)),
-                path("/a"),
-            ]),
-        ),
-    ] {
-        assert_eq!(condition(&written), Ok(expected), "{written}");
-    }
-}
-
-#[test]
-fn http_methods_are_registered_and_all_other_methods_are_sent_in_upper_case() {
-    for (number, method) in
-        ["GET", "POST", "PUT", "DELETE", "PATCH", "OPTIONS", "CONNECT", "HEAD", "TRACE"].into_iter().enumerate()
-    {
-        let r#type = Some(http_method::Type::Registered(i32::try_from(number).unwrap()));
-        let it = condition(&json!({"method": method.to_lowercase()})).unwrap();
-        assert_eq!(it.r#match, Some(Match::Method(HttpMethod { r#type })));
-    }
-    let unregistered = HttpMethod { r#type: Some(http_method::Type::Unregistered("PURGE".to_owned())) };
-    assert_eq!(condition(&json!({"method": "purge"})).unwrap().r#match, Some(Match::Method(unregistered)));
 }
 
 #[test]
@@ -118,54 +56,6 @@ fn a_match_without_fields_or_with_a_null_makes_the_profile_invalid() {
     };
     assert_eq!(classes(json!([null])).unwrap_err(), "route \"r\" has a null response class");
     assert_eq!(classes(json!([{}])).unwrap_err(), "route \"r\" has a response class with no condition");
-}
-
-#[test]
-fn response_ranges_may_be_open_and_status_precedes_not() {
-    use response_match::{Match, Seq};
-    let is = |it| ResponseMatch { r#match: Some(it) };
-    let status = |min, max| is(Match::Status(HttpStatusRange { min, max }));
-    for (written, expected) in [
-        (json!({"status": {"min": 500, "max": 599}}), status(500, 599)),
-        (json!({"status": {"min": 200}}), status(200, 0)),
-        (json!({"status": {"max": 200}}), status(0, 200)),
-        (json!({"status": {}}), status(0, 0)),
-        (json!({"any": [{"status": {"min": 420}}]}), is(Match::Any(Seq { matches: vec![status(420, 0)] }))),
-        (
-            json!({"not": {"status": {"min": 404}}, "status": {"min": 400, "max": 499}}),
-            is(Match::All(Seq { matches: vec![status(400, 499), is(Match::Not(Box::new(status(404, 0))))] })),
-        ),
-    ] {
-        assert_eq!(response(&written), Ok(expected), "{written}");
-    }
-}
-
-#[test]
-fn a_route_without_a_name_has_an_empty_label_and_routes_keep_their_fields() {
-    let written = json!([{"condition": {"method": "GET"}},
-        {"name": "a", "condition": {"method": "GET"}, "isRetryable": true, "timeout": "-1.5s"},
-        {"name": "b", "condition": {"method": "GET"}, "timeout": "0s"}]);
-    let content = content(json!({ "routes": written })).unwrap();
-    let routes = routes(&content);
-    let names: Vec<_> = routes.iter().map(|route| route.metrics_labels["route"].as_str()).collect();
-    assert_eq!(names, ["", "a", "b"]);
-    assert!(routes[1].is_retryable && !routes[0].is_retryable);
-    let timeouts: Vec<_> = routes.iter().map(|route| route.timeout).collect();
-    assert_eq!(timeouts, [None, Some(Duration { seconds: -1, nanos: -500_000_000 }), None]);
-}
-
-#[test]
-fn a_retry_budget_that_is_set_has_no_defaults() {
-    let budget =
-        |budget: Value| content(json!({ "retryBudget": budget })).map(|it| it.retry_budget.as_ref().map(retry_budget));
-    let expected =
-        RetryBudget { retry_ratio: 0.0, min_retries_per_second: 0, ttl: Some(Duration { seconds: 60, nanos: 0 }) };
-    assert_eq!(budget(json!({"ttl": "1m"})), Ok(Some(expected)));
-    assert_eq!(budget(json!(null)), Ok(None));
-    assert_eq!(budget(json!({"ttl": "0s", "retryRatio": 0.5})).unwrap().unwrap().ttl, None);
-    for ttl in [json!(null), json!(""), json!("foo"), json!("10")] {
-        assert!(budget(json!({"retryRatio": 0.2, "ttl": ttl})).unwrap_err().contains("ttl"), "{ttl}");
-    }
 }
 
 #[test]

@@ -252,11 +252,16 @@ fn a_workload_without_addresses_is_not_an_endpoint_and_has_no_finding() {
 
 #[test]
 fn the_slices_of_a_service_that_no_longer_selects_are_deleted_d35() {
-    for change in [(|service| service.external_name = true) as fn(&mut Service), |service| service.selector = None] {
+    // An ExternalName keeps its selector, and the workloads that it selects.
+    let external: fn(&mut World) = |world| world.service.external_name = true;
+    let without_selector: fn(&mut World) = |world| {
+        world.service.selector = None;
+        world.workloads.clear();
+    };
+    for change in [external, without_selector] {
         let mut world = World::new(legacy(), many(0..2));
         world.settle();
-        change(&mut world.service);
-        world.workloads.clear();
+        change(&mut world);
         assert_eq!(world.plan().retires.len(), 1);
         assert_eq!(world.transitions().len(), 2);
         assert!(world.plan().is_empty() && world.slices.is_empty());

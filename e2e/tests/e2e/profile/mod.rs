@@ -19,7 +19,6 @@ mod routes;
 mod series;
 mod servers;
 mod services;
-mod upstream;
 mod watches;
 mod workloads;
 

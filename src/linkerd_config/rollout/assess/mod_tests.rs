@@ -300,6 +300,40 @@ fn a_workload_that_cannot_or_must_not_be_restarted_is_skipped_with_a_reason() {
 }
 
 #[test]
+fn a_restart_is_complete_only_when_the_old_pods_are_gone() {
+    for (replicas, is_complete) in [(1, true), (2, false)] {
+        let over = with(annotated("updating", &key(), Some(&key())), &json!({"status": {"replicas": replicas}}));
+        let mut world = World::new(&json!({}));
+        world.deployment("web", &over);
+        world.pod("web-1", "web", Some(WANTED), &json!({}));
+        let WorkloadState::InProgress(in_progress) = world.state("Deployment", "web") else { panic!("{replicas}") };
+        assert_eq!(in_progress.health == Health::Healthy, is_complete, "{replicas}: {:?}", in_progress.health);
+    }
+}
+
+#[test]
+fn a_workload_whose_pods_request_a_proxy_by_another_webhook_is_restarted_unless_its_template_refuses_one() {
+    for (inject, is_skipped) in [(json!(null), false), (json!("disabled"), true)] {
+        let over = json!({"spec": {"template": {"metadata": {"annotations": {"linkerd.io/inject": inject}}}}});
+        let state = outdated(&over).state("Deployment", "web");
+        assert_eq!(state == WorkloadState::Skipped(SkipReason::InjectionDisabled), is_skipped, "{inject}: {state:?}");
+    }
+}
+
+#[test]
+fn a_restart_of_a_stateful_set_replaces_the_pods_from_the_partition_on() {
+    for (partition, is_skipped) in [(0, false), (1, false), (2, true)] {
+        let over =
+            json!({"spec": {"updateStrategy": {"type": "RollingUpdate", "rollingUpdate": {"partition": partition}}}});
+        let mut world = World::new(&json!({}));
+        world.workload(Kind::StatefulSet, "web", &over);
+        world.pod_of("StatefulSet", "web", "web-1", Some(BEFORE), &json!({}));
+        let state = world.state("StatefulSet", "web");
+        assert_eq!(state == WorkloadState::Skipped(SkipReason::Partition), is_skipped, "{partition}: {state:?}");
+    }
+}
+
+#[test]
 fn a_namespace_that_breaks_injection_and_an_exhausted_budget_block_a_restart() {
     let mut world = outdated(&json!({}));
     world.namespace("ns", &json!({"annotations": {"config.linkerd.io/proxy-additional-env": "[]"}}));
@@ -407,6 +441,7 @@ fn a_pod_without_hash_is_compared_with_the_document_of_its_time() {
     for (created, baseline, installed, expected, why) in [
         (before, WANTED, None, current, "the document before the adoption"),
         (before, BEFORE, Some(WANTED), outdated, "the document before the adoption"),
+        ("12:00:00", BEFORE, Some(WANTED), outdated, "the document before the adoption, in the second of the adoption"),
         (after, BEFORE, Some(WANTED), current, "the installer's document"),
         (after, WANTED, Some(BEFORE), outdated, "the installer's document"),
         (after, WANTED, None, outdated, "an unknown document of the installer"),

@@ -237,6 +237,28 @@ fn pods_are_evicted_one_after_the_other() {
 }
 
 #[test]
+fn a_new_leader_does_not_wait_for_the_retries_of_an_earlier_term() {
+    let mut schedule = waiting(&[("a", "1")]);
+    schedule.record_failure(&workload("a", "1"), "refused".to_owned(), true, at(0), |_| Duration::from_secs(60));
+    assert!(schedule.next(&LIMITS, at(1)).steps.is_empty());
+    schedule.begin_term(at(1));
+    assert_eq!(names(&schedule.next(&LIMITS, at(1))), ["a/1"]);
+}
+
+#[test]
+fn a_later_start_that_others_write_does_not_replace_that_of_our_own_write() {
+    let mut schedule = waiting(&[("a", "1"), ("a", "2")]);
+    let step = schedule.next(&LIMITS, at(100)).steps.remove(0);
+    schedule.record_sent(&step, "7", at(100));
+    // The restart is not complete, and the workload waits for another one.
+    schedule.set(&step.workload, Some(Assessment { rolling: Some(at(500)), ..pending().unwrap() }), at(500));
+    assert_eq!(names(&schedule.next(&LIMITS, at(699))), ["a/1"], "it has the only place");
+    assert_eq!(schedule.next(&RolloutLimits { at_once: 2, ..LIMITS }, at(699)).steps.len(), 2);
+    schedule.set(&step.workload, None, at(700));
+    assert_eq!(names(&schedule.next(&LIMITS, at(700))), ["a/2"]);
+}
+
+#[test]
 fn a_write_with_an_unknown_outcome_keeps_its_place_until_the_retry() {
     let mut schedule = waiting(&[("a", "1"), ("a", "2")]);
     let pause = |_| Duration::from_secs(10);
