@@ -17,6 +17,9 @@ pub enum WriteError {
     Transport(#[source] kube::Error),
 }
 
+/// The metric label of a write that was not sent.
+const NOT_LEADING: &str = "not_leading";
+
 /// The result of a write that was sent, as a metric label.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, IntoStaticStr, VariantNames)]
 #[strum(serialize_all = "snake_case")]
@@ -48,9 +51,16 @@ impl WriteError {
         result.map(Into::into)
     }
 
+    /// The metric labels of all errors. A counter exposes each of them from the start: Prometheus computes no increase
+    /// for a series that begins with 1.
+    pub fn labels() -> impl Iterator<Item = &'static str> {
+        let ok: &str = WriteResult::Ok.into();
+        Self::RESULTS.iter().copied().filter(move |result| *result != ok).chain([NOT_LEADING])
+    }
+
     /// Returns the metric label of this error.
     pub fn label(&self) -> &'static str {
-        self.category().map_or("not_leading", Into::into)
+        self.category().map_or(NOT_LEADING, Into::into)
     }
 
     fn category(&self) -> Option<WriteResult> {

@@ -282,6 +282,15 @@ fn more(count: usize) -> String {
 
 impl ReconcileMetrics {
     fn register(registry: &Registry) -> prometheus::Result<Self> {
+        let errors = register_int_counter_vec_with_registry!(
+            "linkerd_operator_reconcile_errors_total",
+            "Failed reconciles, by the reason of the first failure",
+            &["reason"],
+            registry
+        )?;
+        for reason in WriteError::labels() {
+            errors.with_label_values(&[reason]);
+        }
         Ok(Self {
             duration: register_histogram_vec_with_registry!(
                 "linkerd_operator_reconcile_duration_seconds",
@@ -290,12 +299,7 @@ impl ReconcileMetrics {
                 exponential_buckets(0.000_1, 4.0, 9)?,
                 registry
             )?,
-            errors: register_int_counter_vec_with_registry!(
-                "linkerd_operator_reconcile_errors_total",
-                "Failed reconciles, by the reason of the first failure",
-                &["reason"],
-                registry
-            )?,
+            errors,
         })
     }
 }
