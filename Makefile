@@ -71,13 +71,15 @@ check: ## Check format, lints and documentation links, and run unit and property
 TEST_THREADS = $(or $(RUST_TEST_THREADS),$(shell cores=$$(nproc); echo $$((cores < 8 ? cores : 8))))
 
 .PHONY: test
-test: ## Run all tests of CI: check, then the end-to-end tests on a real control plane
+test: ## Run all tests of CI: check, the end-to-end tests on a real control plane, and short forms of soak, demo and bench
 	@$(PHASE); phase check $(MAKE) check; \
 	phase build $(MAKE) build; \
 	phase "control plane" $(TARGET)/debug/control-plane build; \
 	phase helm $(TARGET)/debug/control-plane build-helm; \
 	phase "end-to-end tests" env RUST_TEST_THREADS=$(TEST_THREADS) $(CARGO) test --locked --workspace --test e2e; \
-	phase "soak for a minute" $(TARGET)/debug/soak 1
+	phase "soak for a minute" $(TARGET)/debug/soak 1; \
+	phase demo $(TARGET)/debug/demo; \
+	phase "one benchmark" $(TARGET)/debug/bench revert
 
 .PHONY: e2e-node
 e2e-node: build ## Test the image and the manifests on a real node, as root: kubelet, kube-proxy and Debian's containerd (make e2e-node-packages)
