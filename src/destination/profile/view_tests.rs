@@ -73,6 +73,15 @@ fn a_stream_of_a_deleted_service_falls_back_to_the_defaults_and_keeps_the_servic
 }
 
 #[test]
+fn a_stream_of_an_address_ends_when_its_service_has_another_address() {
+    let mut feed = cluster([(Kind::Service, web("10.96.0.1"))]);
+    let target = target(&feed, "10.96.0.1:80");
+    assert!(open_stream(&feed, &target).unwrap().opaque_protocol);
+    put(&mut feed, Kind::Service, web("10.96.0.9"));
+    assert_eq!(open_stream(&feed, &target), Err(ProfileRefusal::Moved));
+}
+
+#[test]
 fn a_stream_of_an_address_ends_when_a_service_has_the_address() {
     let mut feed = cluster([(Kind::Pod, pod("10.96.0.1"))]);
     let target = target(&feed, "10.96.0.1:80");

@@ -252,10 +252,10 @@ fn a_later_start_that_others_write_does_not_replace_that_of_our_own_write() {
     schedule.record_sent(&step, "7", at(100));
     // The restart is not complete, and the workload waits for another one.
     schedule.set(&step.workload, Some(Assessment { rolling: Some(at(500)), ..pending().unwrap() }), at(500));
-    assert_eq!(names(&schedule.next(&LIMITS, at(699))), ["a/1"], "it has the only place");
-    assert_eq!(schedule.next(&RolloutLimits { at_once: 2, ..LIMITS }, at(699)).steps.len(), 2);
-    schedule.set(&step.workload, None, at(700));
-    assert_eq!(names(&schedule.next(&LIMITS, at(700))), ["a/2"]);
+    assert_eq!(names(&schedule.next(&LIMITS, at(600))), ["a/1"], "it has the only place");
+    schedule.record_failure(&step.workload, "refused".to_owned(), false, at(600), |_| Duration::from_secs(900));
+    assert!(schedule.next(&LIMITS, at(699)).steps.is_empty());
+    assert_eq!(names(&schedule.next(&LIMITS, at(700))), ["a/2"], "its place is free 600 s after our write");
 }
 
 #[test]
