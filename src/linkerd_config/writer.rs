@@ -154,10 +154,28 @@ impl ConfigWriter {
         if !kept::may_be_kept(text) {
             return Ok(None);
         }
-        let selector = ListParams::default().labels(&kept::selector(config_map));
-        let mut all = self.fence.send(self.revisions.list(&selector)).await?.items;
+        let latest = ListParams::default().labels(&kept::selector(config_map));
+        // The latest list may take 100 ms: the API server waits until its cache has reached etcd's revision, and asks
+        // for it at that interval. The revert should not wait for it, so the list may be older at first.
+        match self.keep_among(&latest.clone().match_any(), config_map, text, manager).await {
+            Err(WriteError::Refused(status)) if status.is_already_exists() => {
+                self.keep_among(&latest, config_map, text, manager).await
+            }
+            result => result,
+        }
+        .map(Some)
+    }
+
+    async fn keep_among(
+        &self,
+        list: &ListParams,
+        config_map: &str,
+        text: &str,
+        manager: &str,
+    ) -> Result<String, WriteError> {
+        let mut all = self.fence.send(self.revisions.list(list)).await?.items;
         if let Some(same) = all.iter().find(|object| kept::has_text(object, text)) {
-            return Ok(Some(same.name_any()));
+            return Ok(same.name_any());
         }
         all.sort_by_key(|object| std::cmp::Reverse(object.revision));
         let newest = all.first().map(|object| object.revision).unwrap_or_default();
@@ -166,7 +184,7 @@ impl ConfigWriter {
         for old in all.iter().skip(MAX_REVERTED - 1) {
             self.delete_revision(old).await?;
         }
-        Ok(Some(object.name_any()))
+        Ok(object.name_any())
     }
 
     async fn delete_revision(&self, revision: &ControllerRevision) -> Result<(), WriteError> {
@@ -410,5 +428,29 @@ mod tests {
         let server = FakeApiServer::new("b", "5");
         assert_eq!(server.writer().update_status("mesh", "a", "5", &status).await.unwrap(), None);
         assert_eq!((server.status(), server.lines.lock().unwrap().len()), (Value::Null, 2));
+    }
+
+    #[tokio::test]
+    async fn a_reverted_document_that_an_older_list_lacks_is_kept_once() {
+        let kept = serde_json::to_value(kept::to_object("linkerd-config", 1, "a: 1", "helm")).unwrap();
+        let requests = Arc::new(Mutex::new(Vec::new()));
+        let log = Arc::clone(&requests);
+        let service = tower::service_fn(move |request: Request<Body>| {
+            let is_older = request.uri().query().unwrap_or_default().contains("resourceVersion=0");
+            log.lock().unwrap().push(format!("{} {}", request.method(), if is_older { "older" } else { "latest" }));
+            let list = |items: &[&Value]| json!({"metadata": {}, "items": items});
+            let (code, answer) = match (request.method(), is_older) {
+                (&Method::GET, true) => (200, list(&[])),
+                (&Method::GET, false) => (200, list(&[&kept])),
+                _ => (409, json!({"kind": "Status", "status": "Failure", "code": 409, "reason": "AlreadyExists"})),
+            };
+            let response = Response::builder().status(code).body(Body::from(answer.to_string().into_bytes()));
+            async move { response }
+        });
+        let fence = Fence::new(Leadership::for_test(), CancellationToken::new());
+        let writer = ConfigWriter::new(&Client::new(service, "default"), "linkerd", fence, &Registry::new()).unwrap();
+        let name = writer.keep_reverted("linkerd-config", "a: 1", "helm").await.unwrap();
+        assert_eq!(name.as_deref(), Some("linkerd-config-reverted-1"));
+        assert_eq!(*requests.lock().unwrap(), ["GET older", "POST latest", "GET latest"]);
     }
 }
