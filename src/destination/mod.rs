@@ -17,6 +17,7 @@ mod context_token;
 mod endpoint;
 mod frame;
 mod get;
+mod handshakes;
 mod http2;
 mod metrics;
 mod multicluster;

@@ -8,12 +8,12 @@
 //! its client has sent the HTTP/2 preface; when the process stops, streams end with OK and the server waits for all its
 //! tasks, up to a timeout.
 
-use std::{collections::VecDeque, net::SocketAddr, sync::Arc, time::Duration};
+use std::{net::SocketAddr, sync::Arc, time::Duration};
 
 use tokio::{
     net::{TcpListener, TcpStream},
     sync::watch,
-    task::{AbortHandle, unconstrained},
+    task::unconstrained,
     time::{interval, sleep, timeout},
 };
 use tokio_util::{sync::CancellationToken, task::TaskTracker};
@@ -22,6 +22,7 @@ use tracing::{debug, warn};
 
 use super::{
     call::{Calls, SERVICE},
+    handshakes::Handshakes,
     http2::{
         connection::{self, ConnectionEnd},
         stall::Shortage,
@@ -35,9 +36,6 @@ use super::{
 /// The names of the services that the health service reports.
 pub(super) const HEALTH_SERVICES: [&str; 2] = ["", SERVICE];
 
-/// The maximum number of connections without a place: those whose clients have not sent the preface, and those that
-/// wait for a place. A further one closes the oldest.
-const HANDSHAKES: usize = 256;
 /// How long a connection waits for a place before it is closed.
 const PLACE_TIMEOUT: Duration = Duration::from_secs(10);
 const PLACE_RETRY: Duration = Duration::from_millis(100);
@@ -88,8 +86,7 @@ impl DestinationServer {
 
     /// Accepts connections without end.
     async fn accept(self: &Arc<Self>, listener: &TcpListener, tasks: &TaskTracker, stop: &CancellationToken) {
-        // The connections without a place, oldest first.
-        let mut handshakes = VecDeque::<AbortHandle>::new();
+        let mut handshakes = Handshakes::default();
         loop {
             let (stream, peer) = match listener.accept().await {
                 Ok(accepted) => accepted,
@@ -100,16 +97,10 @@ impl DestinationServer {
                     continue;
                 }
             };
-            if handshakes.len() >= HANDSHAKES {
-                handshakes.retain(|handshake| !handshake.is_finished());
-            }
-            if handshakes.len() >= HANDSHAKES
-                && let Some(oldest) = handshakes.pop_front()
-            {
-                oldest.abort();
-            }
+            handshakes.make_room().await;
+            let local = stream.local_addr().ok().map(|local| local.ip());
             let handshake = Arc::clone(self).handshake(stream, peer, tasks.clone(), stop.clone());
-            handshakes.push_back(tasks.spawn(handshake).abort_handle());
+            handshakes.push(peer.ip(), local, tasks.spawn(handshake));
         }
     }
 

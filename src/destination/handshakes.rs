@@ -1,0 +1,135 @@
+//! The connections that have no place yet: their clients have not sent the preface, or wait for a place.
+//!
+//! In: the tasks of these connections, and the addresses of their clients. Out: room for another one. Always holds:
+//! there are at most [`MAX_HANDSHAKES`]; a further one closes the oldest of the client that has several and has most of
+//! them; if no client has several, each has [`MIN_TIME`] before the oldest is closed.
+
+use std::{
+    collections::{HashMap, VecDeque},
+    net::IpAddr,
+    time::Duration,
+};
+
+use tokio::{
+    task::JoinHandle,
+    time::{Instant, timeout_at},
+};
+
+const MAX_HANDSHAKES: usize = 256;
+/// When many clients reconnect at once, those that were just accepted must not be closed before their preface can
+/// arrive. Further connections wait in the kernel's queue meanwhile.
+const MIN_TIME: Duration = Duration::from_millis(500);
+
+/// The connections without a place, oldest first.
+#[derive(Default)]
+pub(super) struct Handshakes(VecDeque<Handshake>);
+
+struct Handshake {
+    /// `None` for the Pod's own address: behind it is a proxy with the connections of many clients.
+    client: Option<IpAddr>,
+    task: JoinHandle<()>,
+    until: Instant,
+}
+
+impl Handshakes {
+    /// Waits until there is room for another one.
+    pub(super) async fn make_room(&mut self) {
+        if self.0.len() >= MAX_HANDSHAKES {
+            self.0.retain(|handshake| !handshake.task.is_finished());
+        }
+        if self.0.len() < MAX_HANDSHAKES {
+            return;
+        }
+        if let Some(greedy) = self.of_greedy_client().and_then(|index| self.0.remove(index)) {
+            greedy.task.abort();
+        } else if let Some(mut oldest) = self.0.pop_front()
+            && timeout_at(oldest.until, &mut oldest.task).await.is_err()
+        {
+            oldest.task.abort();
+        }
+    }
+
+    /// `local` is the address of this process on the connection.
+    pub(super) fn push(&mut self, client: IpAddr, local: Option<IpAddr>, task: JoinHandle<()>) {
+        let client = Some(client).filter(|client| !client.is_loopback() && Some(*client) != local);
+        self.0.push_back(Handshake { client, task, until: Instant::now() + MIN_TIME });
+    }
+
+    /// Returns the index of the oldest one of the client with most of them, if that are several.
+    fn of_greedy_client(&self) -> Option<usize> {
+        let mut counts: HashMap<IpAddr, usize> = HashMap::new();
+        for client in self.0.iter().filter_map(|handshake| handshake.client) {
+            *counts.entry(client).or_default() += 1;
+        }
+        let most = counts.values().copied().max().filter(|most| *most > 1)?;
+        self.0.iter().position(|handshake| handshake.client.is_some_and(|client| counts.get(&client) == Some(&most)))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::net::Ipv4Addr;
+
+    use tokio::{task::AbortHandle, time::sleep};
+
+    use super::*;
+
+    fn client(number: usize) -> IpAddr {
+        Ipv4Addr::from_bits(0x0a00_0000 + u32::try_from(number).unwrap()).into()
+    }
+
+    /// Adds one that takes this time. Returns its handle.
+    fn add(handshakes: &mut Handshakes, client: IpAddr, time: Duration) -> AbortHandle {
+        let task = tokio::spawn(sleep(time));
+        let handle = task.abort_handle();
+        handshakes.push(client, None, task);
+        handle
+    }
+
+    const LONG: Duration = Duration::from_secs(60);
+
+    #[tokio::test(start_paused = true)]
+    async fn connections_whose_prefaces_arrive_in_time_are_not_closed() {
+        let (mut handshakes, begun) = (Handshakes::default(), Instant::now());
+        for number in 0..MAX_HANDSHAKES {
+            add(&mut handshakes, client(number), Duration::from_millis(400));
+        }
+        handshakes.make_room().await;
+        assert_eq!(begun.elapsed(), Duration::from_millis(400), "a further one waits for the oldest");
+        for handshake in handshakes.0 {
+            handshake.task.await.unwrap();
+        }
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn the_oldest_silent_connection_is_closed_after_its_time() {
+        for address in [None, Some(Ipv4Addr::LOCALHOST.into())] {
+            let (mut handshakes, begun) = (Handshakes::default(), Instant::now());
+            let all: Vec<_> = (0..MAX_HANDSHAKES)
+                .map(|number| add(&mut handshakes, address.unwrap_or(client(number)), LONG))
+                .collect();
+            handshakes.make_room().await;
+            assert_eq!(begun.elapsed(), Duration::from_millis(500), "{address:?}");
+            tokio::task::yield_now().await;
+            assert!(all[0].is_finished() && !all[1].is_finished());
+            assert_eq!(handshakes.0.len(), MAX_HANDSHAKES - 1);
+        }
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_client_with_many_silent_connections_delays_no_other() {
+        let (mut handshakes, begun) = (Handshakes::default(), Instant::now());
+        let other = add(&mut handshakes, client(1), LONG);
+        let greedy: Vec<_> = (1..MAX_HANDSHAKES).map(|_| add(&mut handshakes, client(0), LONG)).collect();
+        for closed in 1..=10 {
+            handshakes.make_room().await;
+            // An aborted task ends when the runtime gets to it.
+            for _ in 0..MAX_HANDSHAKES {
+                tokio::task::yield_now().await;
+            }
+            assert!(greedy[closed - 1].is_finished() && !greedy[closed].is_finished());
+            add(&mut handshakes, client(0), LONG);
+        }
+        assert!(begun.elapsed().is_zero() && !other.is_finished());
+    }
+}
