@@ -81,8 +81,8 @@ pub(super) async fn relist(report: &mut Report, rig: &Rig) -> Result<()> {
         let hits: Vec<usize> = faults.iter().map(Fault::hits).collect();
         ensure!(hits.iter().all(|hits| *hits > 0), "{WATCHED:?}: {hits:?}");
         let manager = subject.manager.as_ref().context("no manager")?;
-        let (_, answer) = manager.get("/ready").await?;
-        ensure!(answer == "ready\n", "{answer}");
+        let (status, answer) = manager.get("/ready").await?;
+        ensure!(status.is_success(), "{status} {answer}");
         Ok(())
     })
     .await?;
