@@ -90,14 +90,18 @@ async fn resets_of_one_client_do_not_close_the_connection_that_it_shares_with_ot
     const SHARED: usize = 1_000;
     /// More than a connection of one client may reset: a thousand, and a hundred in each second.
     const RESETS: usize = 3_000;
+    /// Less than the shared connection may reset: a thousand in each second.
+    const PACE: Duration = Duration::from_micros(1250);
     let crowd = crowd(&[]).await?;
     let mut client = HostileClient::connect(crowd.manager.destination_address(), &crowd.path("small"), WINDOW).await?;
     let mut open = 0;
     for (count, resets) in [(SHARED, false), (RESETS, true)] {
+        let mut pace = tokio::time::interval(PACE);
         for _ in 0..count {
             client.until("room", |received| received.room > 1000).await?;
             client.get();
             if resets {
+                pace.tick().await;
                 client.until("an answer", |received| received.answered.len() > open).await?;
                 let stream = client.received.answered.pop_back().context("an answered stream")?;
                 client.put(&Frame::reset(stream, CANCEL));
