@@ -11,6 +11,9 @@ use std::{
 
 use anyhow::{Context, Result};
 
+/// The begin of the name of a control group that is made for one process.
+pub const CONTROL_GROUP: &str = "linkerd-operator-e2e-";
+
 /// The memory of a process, in bytes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Memory {
@@ -69,7 +72,7 @@ fn own_group(groups: &str) -> Option<(PathBuf, &'static str, &'static str)> {
             _ => return None,
         };
         let group = Path::new(group.trim_start_matches('/'));
-        let is_own = group.file_name()?.to_string_lossy().starts_with("linkerd-operator-e2e-");
+        let is_own = group.file_name()?.to_string_lossy().starts_with(CONTROL_GROUP);
         is_own.then(|| (Path::new(root).join(group), usage, inactive))
     })
 }

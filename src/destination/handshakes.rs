@@ -25,7 +25,6 @@ const MIN_TIME: Duration = Duration::from_millis(500);
 pub(super) struct Handshakes(VecDeque<Handshake>);
 
 struct Handshake {
-    /// `None` for the Pod's own address: behind it is a proxy with the connections of many clients.
     client: Option<IpAddr>,
     task: JoinHandle<()>,
     until: Instant,
@@ -49,9 +48,8 @@ impl Handshakes {
         }
     }
 
-    /// `local` is the address of this process on the connection.
-    pub(super) fn push(&mut self, client: IpAddr, local: Option<IpAddr>, task: JoinHandle<()>) {
-        let client = Some(client).filter(|client| !client.is_loopback() && Some(*client) != local);
+    /// `client` is its [`limited_peer`](super::places::limited_peer).
+    pub(super) fn push(&mut self, client: Option<IpAddr>, task: JoinHandle<()>) {
         self.0.push_back(Handshake { client, task, until: Instant::now() + MIN_TIME });
     }
 
@@ -74,15 +72,15 @@ mod tests {
 
     use super::*;
 
-    fn client(number: usize) -> IpAddr {
-        Ipv4Addr::from_bits(0x0a00_0000 + u32::try_from(number).unwrap()).into()
+    fn client(number: usize) -> Option<IpAddr> {
+        Some(Ipv4Addr::from_bits(0x0a00_0000 + u32::try_from(number).unwrap()).into())
     }
 
     /// Adds one that takes this time. Returns its handle.
-    fn add(handshakes: &mut Handshakes, client: IpAddr, time: Duration) -> AbortHandle {
+    fn add(handshakes: &mut Handshakes, client: Option<IpAddr>, time: Duration) -> AbortHandle {
         let task = tokio::spawn(sleep(time));
         let handle = task.abort_handle();
-        handshakes.push(client, None, task);
+        handshakes.push(client, task);
         handle
     }
 
@@ -103,13 +101,12 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn the_oldest_silent_connection_is_closed_after_its_time() {
-        for address in [None, Some(Ipv4Addr::LOCALHOST.into())] {
+        // Each of another client, or all of the Pod's own address.
+        for of in [client, |_| None] {
             let (mut handshakes, begun) = (Handshakes::default(), Instant::now());
-            let all: Vec<_> = (0..MAX_HANDSHAKES)
-                .map(|number| add(&mut handshakes, address.unwrap_or(client(number)), LONG))
-                .collect();
+            let all: Vec<_> = (0..MAX_HANDSHAKES).map(|number| add(&mut handshakes, of(number), LONG)).collect();
             handshakes.make_room().await;
-            assert_eq!(begun.elapsed(), Duration::from_millis(500), "{address:?}");
+            assert_eq!(begun.elapsed(), Duration::from_millis(500));
             tokio::task::yield_now().await;
             assert!(all[0].is_finished() && !all[1].is_finished());
             assert_eq!(handshakes.0.len(), MAX_HANDSHAKES - 1);

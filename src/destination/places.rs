@@ -89,21 +89,24 @@ impl Drop for HeldPlace {
 
 // === impl ConnectionPlaces ===
 
+/// Returns the address by which the connections of a peer are limited. `None` for connections from this host: behind the
+/// Pod's proxy, those of all clients come from it.
+pub(super) fn limited_peer(peer: IpAddr, local: IpAddr) -> Option<IpAddr> {
+    let (peer, local) = (peer.to_canonical(), local.to_canonical());
+    (!peer.is_loopback() && peer != local).then_some(peer)
+}
+
 impl ConnectionPlaces {
     pub(super) fn new(max: usize) -> Self {
         Self { places: Places::new(max), shares: Mutex::default() }
     }
 
-    /// Takes a place for a connection between these addresses. Connections from this host are not limited by address:
-    /// behind the Pod's proxy, those of all clients come from it.
+    /// Takes a place for a connection between these addresses.
     ///
     /// # Errors
     /// When all places are held, or too many of them by this peer.
     pub(super) fn take(&self, peer: IpAddr, local: IpAddr) -> Result<HeldPlace, NoPlace> {
-        let (peer, local) = (peer.to_canonical(), local.to_canonical());
-        if peer.is_loopback() || peer == local {
-            return self.places.share().take();
-        }
+        let Some(peer) = limited_peer(peer, local) else { return self.places.share().take() };
         let mut shares = self.shares.lock();
         if shares.len() > 2 * self.places.max {
             shares.retain(|_, share| share.strong_count() > 0);

@@ -29,7 +29,7 @@ use super::{
         transport::Transport,
         wake_time::WakeTime,
     },
-    places::{ConnectionPlaces, HeldPlace},
+    places::{ConnectionPlaces, HeldPlace, limited_peer},
     views::Views,
 };
 
@@ -98,9 +98,9 @@ impl DestinationServer {
                 }
             };
             handshakes.make_room().await;
-            let local = stream.local_addr().ok().map(|local| local.ip());
+            let client = stream.local_addr().ok().and_then(|local| limited_peer(peer.ip(), local.ip()));
             let handshake = Arc::clone(self).handshake(stream, peer, tasks.clone(), stop.clone());
-            handshakes.push(peer.ip(), local, tasks.spawn(handshake));
+            handshakes.push(client, tasks.spawn(handshake));
         }
     }
 

@@ -166,6 +166,7 @@ impl ConfigWriter {
         .map(Some)
     }
 
+    /// Keeps a document unless the listed ones contain it. Returns the name of its ControllerRevision.
     async fn keep_among(
         &self,
         list: &ListParams,

@@ -47,7 +47,7 @@ pub(crate) async fn steady(report: &mut Report, wanted: impl Fn(&str) -> bool) -
     settle(&empty).await?;
     if wanted("memory") {
         tokio::time::sleep(Duration::from_secs(5)).await;
-        memory(report, "resident memory, empty cluster", &empty, "≤ 20 MiB")?;
+        report.memory("memory, empty cluster", &[empty.memory()?], "≤ 20 MiB");
     }
     drop(empty);
 
@@ -70,7 +70,7 @@ pub(crate) async fn steady(report: &mut Report, wanted: impl Fn(&str) -> bool) -
     }
     if wanted("memory") {
         tokio::time::sleep(Duration::from_secs(5)).await;
-        memory(report, &format!("resident memory, {WORKLOADS} workloads"), &manager, "≤ 48 MiB")?;
+        report.memory(&format!("memory, {WORKLOADS} workloads"), &[manager.memory()?], "≤ 48 MiB");
     }
     if wanted("rest") {
         rest(report, &client).await?;
@@ -142,11 +142,6 @@ async fn leads(manager: &Manager) -> Result<()> {
         Ok(())
     })
     .await
-}
-
-fn memory(report: &mut Report, figure: &str, manager: &Manager, wanted: &'static str) -> Result<()> {
-    report.memory(figure, &[manager.memory()?], wanted);
-    Ok(())
 }
 
 fn service_name(number: usize) -> String {

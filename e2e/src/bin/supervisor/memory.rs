@@ -10,6 +10,7 @@ use std::{
     process,
 };
 
+use e2e::memory::CONTROL_GROUP;
 use rustix::process::{Resource, Rlimit, setrlimit};
 
 /// A limit under which this process starts its next child.
@@ -85,7 +86,7 @@ impl Hierarchy {
         let root = Path::new(self.root);
         // In version 2, a group with processes has no limited groups inside, but one around it may have.
         own.ancestors().find_map(|around| {
-            let group = root.join(around).join(format!("linkerd-operator-e2e-{}", process::id()));
+            let group = root.join(around).join(format!("{CONTROL_GROUP}{}", process::id()));
             fs::create_dir(&group).ok()?;
             let limit = MemoryLimit::ControlGroup { group: group.clone(), own: root.join(&own) };
             set(&group, self.limit, bytes).ok()?;

@@ -91,7 +91,7 @@ async fn rest(report: &mut Report, manager: &Manager, crowd: &Crowd, workloads: 
     sleep(AT_REST).await;
     let (whole, without) = crowd.pod_bytes().await?;
     let figure = format!(
-        "resident memory of the whole manager, {} meshed Pods of {} KiB ({} with managedFields) in {workloads} workloads",
+        "memory of the whole manager, {} meshed Pods of {} KiB ({} with managedFields) in {workloads} workloads",
         workloads * PODS_EACH,
         without / 1024,
         whole / 1024,
